@@ -84,7 +84,7 @@ pub struct Config {
     pub futex_address: u32,
     /// Byte offset of `op` there.
     pub futex_op: u32,
-    /// Byte offset of `pid` in the kernel's `task_struct`; 0: what the scheduler does with threads is not told.
+    /// Byte offset of `pid` in the kernel's `task_struct`; 0: what the scheduler does with threads is not seen.
     pub task_pid: u32,
     /// Byte offset of `__state` (`state` before Linux 5.14) there.
     pub task_state: u32,

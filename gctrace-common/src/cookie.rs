@@ -1,7 +1,7 @@
 //! The attach cookie: what the kernel hands back at every hit of a probe (`bpf_get_attach_cookie`, Linux 5.15).
 //!
 //! Bit layout: 63..52 image id, 51..48 register that holds the objspace pointer, 47..0 stated virtual address of
-//! the probed instruction. The point (GC start, end of marking …) is told by the program, not by the cookie.
+//! the probed instruction. The point (GC start, end of marking …) follows from the program, not from the cookie.
 
 /// Largest image id a cookie can carry.
 pub const MAX_IMAGE: u16 = 0xfff;

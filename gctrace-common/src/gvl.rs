@@ -98,7 +98,7 @@ pub const fn bucket_most(bucket: usize) -> Option<u64> {
     Some((1 << power) + ((part + 1) << (power - SUB_BITS)) - 1)
 }
 
-/// Holds of a GVL that are remembered. A wait in which more threads held it is not told completely.
+/// Holds of a GVL that are remembered. A wait in which more threads held it is not reported completely.
 pub const HOLDS: usize = 16;
 
 /// One time that a thread held a GVL.
@@ -227,8 +227,8 @@ pub struct GvlThread {
     pub aways: u64,
     /// How long they took together, nanoseconds.
     pub away_ns: u64,
-    /// Up to when `split` is told, nanoseconds; 0: it is not told any more, because its native thread has ended.
-    pub told_ns: u64,
+    /// Up to when `split` is reported, nanoseconds; 0: it is not reported any more, because its native thread has ended.
+    pub reported_ns: u64,
     /// Clocks of its native thread then.
     pub clocks: Clocks,
     /// What its native thread did, by [`GvlState`], nanoseconds.
@@ -277,7 +277,7 @@ impl GvlThread {
             hold_max_ns: 0,
             aways: 0,
             away_ns: 0,
-            told_ns: 0,
+            reported_ns: 0,
             clocks: [0; 3],
             split: [[0; 3]; 4],
             buckets: [0; BUCKETS],
@@ -287,10 +287,10 @@ impl GvlThread {
     /// Adds up what its native thread did in the state that it is in. `clocks` are those of the native thread now; `None`: it
     /// has none of its own, so it does nothing.
     #[inline]
-    pub fn told(&mut self, clocks: Option<Clocks>, now_ns: u64) {
+    pub fn report(&mut self, clocks: Option<Clocks>, now_ns: u64) {
         let parts = match clocks {
             Some(now) => elapsed(&self.clocks, &now),
-            None => [0, 0, now_ns.saturating_sub(self.told_ns)],
+            None => [0, 0, now_ns.saturating_sub(self.reported_ns)],
         };
         let rows: *mut Clocks = (&raw mut self.split).cast();
         // SAFETY: the index is masked to the array.
@@ -298,7 +298,7 @@ impl GvlThread {
         row[0] += parts[0];
         row[1] += parts[1];
         row[2] += parts[2];
-        self.told_ns = now_ns;
+        self.reported_ns = now_ns;
     }
 
     /// The gate was closed at that time, and what it did since is not known. What it was doing then counts up to then.
@@ -524,17 +524,17 @@ mod tests {
         assert_eq!((t.waits, t.holds), (2, 2));
     }
 
-    /// What a native thread does is told by what its thread does with the GVL, and the parts add up.
+    /// What a native thread does follows from what its thread does with the GVL, and the parts add up.
     #[test]
     fn parts() {
         let mut task = GvlTask { since_ns: 100, ..GvlTask::default() };
         let mut t = GvlThread::blank();
-        (t.told_ns, t.state) = (100, GvlState::Running as u32);
+        (t.reported_ns, t.state) = (100, GvlState::Running as u32);
         task.enter(GvlTask::RUNNABLE, 130);
         task.enter(GvlTask::CPU, 140);
         let tell = |t: &mut GvlThread, task: Option<&GvlTask>, now| {
             let clocks = task.map(|task| task.clocks_at(now));
-            t.told(clocks, now);
+            t.report(clocks, now);
             t.clocks = clocks.unwrap_or(t.clocks);
         };
         tell(&mut t, Some(&task), 200);

@@ -97,6 +97,10 @@ pub struct JobEvent {
     pub gvl_ns: u64,
     /// See [`RequestEvent::clocks`](crate::request::RequestEvent::clocks).
     pub clocks: Clocks,
+    /// See [`RequestEvent::alloc_slots`](crate::request::RequestEvent::alloc_slots).
+    pub alloc_slots: u64,
+    /// See [`RequestEvent::alloc_bytes`](crate::request::RequestEvent::alloc_bytes).
+    pub alloc_bytes: u64,
     /// Bytes of the reply.
     pub total: u64,
     /// 1: its thread connected to the port of Redis meanwhile, so it may have waited for Redis before it asked for the next one.
@@ -116,4 +120,4 @@ pub struct JobEvent {
 }
 
 const _: () = assert!(size_of::<Fetcher>() == 16 + 32 + HEAD_BYTES + 2 * TAIL_BYTES);
-const _: () = assert!(size_of::<JobEvent>() == 40 + 56 + 16 + HEAD_BYTES + 2 * TAIL_BYTES);
+const _: () = assert!(size_of::<JobEvent>() == 40 + 56 + 16 + 16 + HEAD_BYTES + 2 * TAIL_BYTES);

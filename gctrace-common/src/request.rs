@@ -203,6 +203,10 @@ pub struct Serving {
     pub phase: u32,
     /// The descriptor of an accepted connection on which it wrote a response while the application ran, plus 1; 0: none.
     pub early: u32,
+    /// Slots of heap pages that it has taken since then to allocate objects in them; [`ALLOC_UNKNOWN`]: not all was seen.
+    pub alloc_slots: u64,
+    /// Their bytes.
+    pub alloc_bytes: u64,
 }
 
 impl Serving {
@@ -232,6 +236,8 @@ impl Serving {
 
 /// Not all waits for the GVL were seen.
 pub const GVL_UNKNOWN: u64 = u64::MAX;
+/// Not all slots that were taken were seen.
+pub const ALLOC_UNKNOWN: u64 = u64::MAX;
 /// When the thread had a CPU was not seen.
 pub const CLOCKS_UNKNOWN: Clocks = [u64::MAX; 3];
 
@@ -303,6 +309,10 @@ pub struct RequestEvent {
     pub gvl_ns: u64,
     /// For how long its native thread had a CPU, could have run, and could not; [`CLOCKS_UNKNOWN`]: that was not seen.
     pub clocks: Clocks,
+    /// Slots of heap pages that its thread took to allocate objects in them; [`ALLOC_UNKNOWN`]: not all was seen.
+    pub alloc_slots: u64,
+    /// Their bytes.
+    pub alloc_bytes: u64,
     /// Begin of its status line, or zeros.
     pub status: [u8; STATUS_BYTES],
     /// Bytes of `line`; 0: the request was not seen when it was parsed.
@@ -337,7 +347,7 @@ pub struct UnitEvent {
 }
 
 const _: () = assert!(size_of::<UnitEvent>() == 48 + size_of::<MemoryPages>() + 2 * SNAPSHOT_BYTES);
-const _: () = assert!(size_of::<Serving>() == 32 + 24 + 12 + 4 + 8 + 32 + 24);
+const _: () = assert!(size_of::<Serving>() == 32 + 24 + 12 + 4 + 8 + 32 + 24 + 16);
 const _: () = assert!(size_of::<Parsed>() == 24 + 16 + 56 + 16 + LINE_BYTES);
 const _: () = assert!(size_of::<ParserKey>() == 16);
-const _: () = assert!(size_of::<RequestEvent>() == 40 + 64 + 24 + 16 + LINE_BYTES + 8 + 56);
+const _: () = assert!(size_of::<RequestEvent>() == 40 + 64 + 24 + 16 + 16 + LINE_BYTES + 8 + 56);

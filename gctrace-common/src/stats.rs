@@ -134,7 +134,7 @@ counters! {
     Gc lost: PhaseRingFull = "phase_ring_full",
     /// Of those, without a begin that we saw on the thread.
     Gc: PhaseOrphan = "phase_orphan",
-    /// Processes (met at a hit, or forked from a selected one) that could not be entered because the `PROCESSES` map was
+    /// Processes (seen at a hit, or forked from a selected one) that could not be entered because the `PROCESSES` map was
     /// full; their hits are `no_image` or `filtered`.
     Life lost: ProcessMapFull = "process_map_full",
     /// Ticks of the sampling clock in threads that kept none waiting for the GVL, where only those are looked at that do.
@@ -200,7 +200,7 @@ counters! {
     Gvl: GvlShed = "gvl_shed",
     /// Of those, of processes that are not selected, or whose image is closed or not known.
     Gvl: GvlFiltered = "gvl_filtered",
-    /// Of those, without a thread that could be told.
+    /// Of those, hits whose thread could not be identified.
     Gvl lost: GvlNoThread = "gvl_no_thread",
     /// Of those, of threads that the `GVL_THREADS` map had no room for.
     Gvl lost: GvlThreadMapFull = "gvl_thread_map_full",
@@ -238,9 +238,9 @@ counters! {
     Gvl lost: GvlEdgesFull = "gvl_edges_full",
     /// Times that a holder was not noted because the `GVL_LOCKS` map was full.
     Gvl lost: GvlLocksFull = "gvl_locks_full",
-    /// Waits whose holder is not told because for too much of them it is not known who held the GVL.
+    /// Waits reported without a holder, because the holder is unknown for too much of their time.
     Gvl: GvlHoldersLost = "gvl_holders_lost",
-    /// Times that a thread's GVL could not be told, so that its holder is not known.
+    /// Times that a thread's GVL could not be identified, so that its holder is not known.
     Gvl: GvlNoLock = "gvl_no_lock",
     /// Waits that took at least the threshold.
     Gvl: GvlLongWaits = "gvl_long_waits",
@@ -264,7 +264,7 @@ counters! {
     Gvl lost: GvlSpanRingFull = "gvl_span_ring_full",
     /// Of those, not reported because the GVL probes had cost too much.
     Gvl: GvlSpanShed = "gvl_span_shed",
-    /// Times that a thread was met of which nothing is known since the GVL probes were stopped for a while.
+    /// Times that a thread was seen of which nothing is known since the GVL probes were stopped for a while.
     Gvl: GvlInterrupted = "gvl_interrupted",
     /// Native threads of which it is not known whether they have a CPU because the `GVL_TASKS` map was full.
     Gvl lost: GvlTasksFull = "gvl_tasks_full",

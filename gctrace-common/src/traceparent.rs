@@ -12,7 +12,7 @@ pub mod pieces;
 pub const CHUNK_BYTES: usize = CHUNK_WORDS * 8;
 /// The same in words of 8 bytes, little-endian.
 pub const CHUNK_WORDS: usize = 16;
-/// Of those, bytes at which a line can end whose successor is told: enough bytes follow each.
+/// Of those, bytes at which a line can end whose successor is known: enough bytes follow each.
 pub const SEARCHED_BYTES: usize = SEARCHED_WORDS * 8;
 const SEARCHED_WORDS: usize = CHUNK_WORDS - 2;
 /// Bytes behind the CR of a line that are needed to tell whether the next one is the header: LF, `traceparent:`.

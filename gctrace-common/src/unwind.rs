@@ -82,7 +82,7 @@ impl UnwindRow {
 
     /// In `rbp`: it has not changed.
     pub const RBP_SAME: i8 = 0;
-    /// In `rbp`: it cannot be told.
+    /// In `rbp`: it cannot be determined.
     pub const RBP_LOST: i8 = 1;
     /// In `rbp`: where `rbp` points.
     pub const RBP_AT_RBP: i8 = 2;

@@ -15,7 +15,7 @@ use crate::{
     family::Probe,
     filter::{Admitted, admit},
     maps::{STACK_RING, add_one, closed, count, takes_alloc_stacks},
-    rubies,
+    request, rubies,
     stack::{Occasion, capture},
     usermem,
 };
@@ -35,7 +35,10 @@ pub fn refill(ctx: &ProbeContext) {
         return count(Counter::RefillNoPage);
     }
     count(Counter::Refills);
-    let Some(ruby) = rubies::known(admitted.tgid) else { return count(Counter::RefillUnread) };
+    let Some(ruby) = rubies::known(admitted.tgid) else {
+        request::took_slots(admitted.tgid, admitted.tid, None);
+        return count(Counter::RefillUnread);
+    };
     // Add, then read: a thread holds the GVL of its Ractor here. Where two Ractors come at the same time, the number of one record is
     // too high by one, and the last one is right.
     // SAFETY: a map value pointer, valid while the program runs, 8-byte aligned.
@@ -44,7 +47,9 @@ pub fn refill(ctx: &ProbeContext) {
         add_one(cell);
         (cell.read_volatile(), (*ruby).execs)
     };
-    let Some((slots, slot_size)) = taken(&admitted) else { return count(Counter::RefillUnread) };
+    let taken = taken(&admitted);
+    request::took_slots(admitted.tgid, admitted.tid, taken);
+    let Some((slots, slot_size)) = taken else { return count(Counter::RefillUnread) };
     let Some(mut entry) = STACK_RING.reserve::<RefillEvent>(0) else {
         return count(Counter::RefillRingFull);
     };

@@ -92,7 +92,13 @@ fn enter(ctx: &ProbeContext, admitted: &Admitted, now: u64) {
         let gc_count: u64 = usermem::read(objspace.wrapping_add(u64::from(image.count)))?;
         Some((objspace, flags, gc_count))
     });
-    let Some((objspace, flags, gc_count)) = state else { return count(Counter::EnterReadFailed) };
+    let Some((objspace, flags, gc_count)) = state else {
+        if let Some(scope) = existing {
+            // SAFETY: as above. The pause before was abandoned: the exit of this one must not end it.
+            unsafe { (*scope).depth = 0 };
+        }
+        return count(Counter::EnterReadFailed);
+    };
     let opened = Scope {
         sp,
         begin_ns: now,
@@ -163,5 +169,10 @@ fn in_pause(admitted: &Admitted, begin_ns: u64) {
 
 #[inline(always)]
 fn key(admitted: &Admitted) -> u64 {
-    u64::from(admitted.tgid) << 32 | u64::from(admitted.tid)
+    thread_key(admitted.tgid, admitted.tid)
+}
+
+#[inline(always)]
+pub fn thread_key(tgid: u32, tid: u32) -> u64 {
+    u64::from(tgid) << 32 | u64::from(tid)
 }

@@ -89,7 +89,7 @@ fn event(ctx: &ProbeContext, point: GvlPoint, hit: &Hit, now: u64) {
     if thread.epoch != gate.epoch {
         count(Counter::GvlInterrupted);
         thread.interrupted(gvl_closed(thread.epoch), now, gate.epoch);
-        thread.told_ns = now;
+        thread.reported_ns = now;
     }
     // A thread can be made ready or started by another thread.
     let own = match point {
@@ -193,7 +193,7 @@ pub fn entry(hit: &Hit, now: u64) -> Option<*mut GvlThread> {
         (*entry).id = now ^ u64::from(bpf_get_smp_processor_id()) << 56;
         (*entry).born_ns = now;
         (*entry).since_ns = now;
-        (*entry).told_ns = now;
+        (*entry).reported_ns = now;
         (*entry).epoch = hit.gate.epoch;
         (*entry).header = Header {
             kind: Kind::GvlThread as u32,

@@ -9,8 +9,8 @@ use gctrace_common::{config::ProcessEntry, event::Kind, stats::Counter};
 use crate::{
     emit,
     filter::tgid_tid,
-    futex, gvl,
-    maps::{PROCESSES, config, count, signal_offsets, watches_requests},
+    futex, gc, gvl,
+    maps::{PHASES, PROCESSES, SCOPES, config, count, signal_offsets, watches_requests},
     request, rubies,
 };
 
@@ -78,11 +78,14 @@ pub fn exited(ctx: &TracePointContext) -> u32 {
     if watches_requests() {
         request::thread_ended(tgid, tid);
     }
+    // SAFETY: the value is copied out at once.
+    let Some(entry) = (unsafe { PROCESSES.get(&tgid).copied() }) else { return 0 };
+    // A thread that is killed in the middle of a collection leaves it open, and its number may be given again.
+    let key = gc::thread_key(tgid, tid);
+    let _was_not_there = (SCOPES.remove(&key), PHASES.remove(&key));
     if !is_last(tgid == tid) {
         return 0;
     }
-    // SAFETY: the value is copied out at once.
-    let Some(entry) = (unsafe { PROCESSES.get(&tgid).copied() }) else { return 0 };
     // Threads that end at the same time on two CPUs both see that none lives.
     if PROCESSES.remove(&tgid).is_err() {
         return 0;

@@ -88,6 +88,10 @@ static REQUESTS: Global<u32> = Global::new(0);
 #[unsafe(no_mangle)]
 static UNIT_STATES: Global<u32> = Global::new(0);
 
+/// 1 where refills are watched.
+#[unsafe(no_mangle)]
+static ALLOC: Global<u32> = Global::new(0);
+
 /// 1 where stacks are taken at refills.
 #[unsafe(no_mangle)]
 static ALLOC_STACKS: Global<u32> = Global::new(0);
@@ -201,7 +205,7 @@ pub static RETURN_STAGES: ProgramArray = ProgramArray::with_max_entries(STAGES, 
 #[map]
 pub static PROBE_STAGES: ProgramArray = ProgramArray::with_max_entries(STAGES, 0);
 
-/// Keyed by `tgid << 32 | tid`. LRU, because entries stay when their threads are gone.
+/// Keyed by `tgid << 32 | tid`. LRU, because entries of threads whose end is not seen stay.
 #[map]
 pub static SCOPES: LruHashMap<u64, Scope> = LruHashMap::with_max_entries(MAX_SCOPES, 0);
 
@@ -347,6 +351,12 @@ pub fn watches_requests() -> bool {
 #[inline(always)]
 pub fn copies_states() -> bool {
     UNIT_STATES.load() != 0
+}
+
+/// Whether refills are watched, as a constant for the verifier.
+#[inline(always)]
+pub fn watches_alloc() -> bool {
+    ALLOC.load() != 0
 }
 
 /// Whether stacks are taken at refills.

@@ -20,8 +20,8 @@ use gctrace_common::{
     gvl::{Clocks, GvlGate, Step, elapsed},
     job::JOB,
     request::{
-        CLOCKS_UNKNOWN, GVL_UNKNOWN, LINE_BYTES, ParserKey, RequestEnd, RequestPoint, SERVES_HTTP,
-        STATUS_BYTES, Serving,
+        ALLOC_UNKNOWN, CLOCKS_UNKNOWN, GVL_UNKNOWN, LINE_BYTES, ParserKey, RequestEnd, RequestPoint,
+        SERVES_HTTP, STATUS_BYTES, Serving,
     },
     stats::Counter,
     traceparent::Traceparent,
@@ -31,9 +31,9 @@ use crate::{
     filter::tgid_tid,
     maps::{
         BLANK_PARSER, BLANK_SERVING, CONNECTIONS, FETCHERS, PARSERS, SERVERS, SERVING, closed, copies_states,
-        count, gvl_gate, watches_requests,
+        count, gvl_gate, watches_alloc, watches_requests,
     },
-    socket, tasks, usermem,
+    rubies, socket, tasks, usermem,
 };
 
 /// `IPPROTO_TCP` (include/uapi/linux/in.h).
@@ -122,6 +122,35 @@ pub fn got_gvl(tgid: u32, tid: u32, step: Step, epoch: u32) {
         Step::Paired(ns) => serving.gvl_ns.wrapping_add(ns),
         Step::Continued | Step::Orphan => GVL_UNKNOWN,
     };
+}
+
+/// A thread took free slots of the heap, so many of that size; `None`: of how many is not known. They count in the request that it serves,
+/// if any.
+#[inline(always)]
+pub fn took_slots(tgid: u32, tid: u32, taken: Option<(u32, u32)>) {
+    if !watches_requests() || SERVERS.get_ptr(&tgid).is_none() {
+        return;
+    }
+    let Some(serving) = serving(tgid, tid) else { return };
+    if serving.begin_ns == 0 || serving.alloc_slots == ALLOC_UNKNOWN {
+        return;
+    }
+    match taken {
+        Some((slots, size)) => {
+            serving.alloc_slots = serving.alloc_slots.wrapping_add(u64::from(slots));
+            serving.alloc_bytes = serving.alloc_bytes.wrapping_add(u64::from(slots) * u64::from(size));
+        }
+        None => serving.alloc_slots = ALLOC_UNKNOWN,
+    }
+}
+
+/// Slots that a thread has taken which takes a request: none, if the probe at refills is known to be there, because a refill of its process
+/// was seen.
+#[inline(always)]
+pub fn no_slots_yet(tgid: u32) -> u64 {
+    // SAFETY: a map value pointer, valid while the program runs.
+    let seen = watches_alloc() && rubies::known(tgid).is_some_and(|ruby| unsafe { (*ruby).refills } != 0);
+    if seen { 0 } else { ALLOC_UNKNOWN }
 }
 
 /// Whether waits of the thread for the GVL are added up, since it was last seen to get it at the latest.
@@ -301,17 +330,26 @@ fn take(at: &At<'_>) -> bool {
     }
     let fd = first(at) as u32;
     let Some(serving) = entry(at.tgid, at.tid) else { return false };
+    // SAFETY: the value is copied out at once.
+    let parser = unsafe { CONNECTIONS.get(&connection(at.tgid, fd)).copied() }.unwrap_or(0);
     if serving.begin_ns != 0 {
-        if serving.fd == fd {
+        if serving.fd == fd && !arrived_since(at.tgid, parser, serving.begin_ns) {
             // Puma 6 and later call it again before they answer.
             return false;
         }
         end(at.tgid, at.tid, serving, RequestEnd::Left, at.now);
     }
-    // SAFETY: the value is copied out at once.
-    let parser = unsafe { CONNECTIONS.get(&connection(at.tgid, fd)).copied() }.unwrap_or(0);
     begin(at, serving, fd, parser);
     copies_states()
+}
+
+/// Whether the first bytes of what a parser has were parsed after that. A request is taken when it has been parsed, so they are of another
+/// one: the connection of the one before was handed over to the application and closed by another thread, and its number was given again.
+#[inline(always)]
+fn arrived_since(tgid: u32, parser: u64, begin_ns: u64) -> bool {
+    let key = ParserKey { parser, tgid, reserved: 0 };
+    // SAFETY: a map value pointer, valid while the program runs.
+    PARSERS.get_ptr(&key).is_some_and(|parsed| unsafe { (*parsed).first_ns } > begin_ns)
 }
 
 /// A thread takes a request on a connection.
@@ -323,6 +361,7 @@ fn begin(at: &At<'_>, serving: &mut Serving, fd: u32, parser: u64) {
     serving.last_write_ns = 0;
     serving.status = [0; STATUS_BYTES];
     serving.gvl_ns = if sees_gvl(serving) { 0 } else { GVL_UNKNOWN };
+    (serving.alloc_slots, serving.alloc_bytes) = (no_slots_yet(at.tgid), 0);
     (serving.clocks, serving.clocks_epoch) = match tasks::own_clocks(at.tid, at.now) {
         Some((clocks, epoch)) => (clocks, epoch.wrapping_add(1)),
         None => (CLOCKS_UNKNOWN, 0),

@@ -131,13 +131,13 @@ pub fn sync_task(hit: &Hit, thread: &mut GvlThread, own: bool, now: u64) {
         let known = held && thread.header.tid == tid;
         if known {
             let clocks = clocks(task, now);
-            thread.told(Some(clocks), now);
+            thread.report(Some(clocks), now);
             thread.clocks = clocks;
             return;
         }
     }
     // It had no native thread since it was last seen, or has another one now.
-    thread.told(None, now);
+    thread.report(None, now);
     if !own {
         return;
     }
@@ -218,8 +218,8 @@ pub fn ended(tid: u32, now: u64) {
             && any_image(thread.header.image)
                 .is_some_and(|image| image.gvl.by == GvlPath::BY_TID && image.gvl.thread_ractor == 0);
         if thread.id == owner && thread.header.tid == tid && !kept {
-            thread.told(Some(clocks(task, now)), now);
-            thread.told_ns = 0;
+            thread.report(Some(clocks(task, now)), now);
+            thread.reported_ns = 0;
         }
     }
     let _was_there = GVL_TASKS.remove(&tid);

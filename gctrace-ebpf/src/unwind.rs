@@ -63,12 +63,12 @@ pub fn native<F: Unwinds, C: EbpfContext>(ctx: &C, registers: impl FnOnce() -> O
             }
         }
     } else {
-        end = told(NativeEnd::NoRegisters);
+        end = cut_by(NativeEnd::NoRegisters);
     }
     if end == MORE {
         // SAFETY: nothing is left to be dropped.
         unsafe { F::stages().tail_call(ctx, NATIVE) };
-        end = told(NativeEnd::Truncated);
+        end = cut_by(NativeEnd::Truncated);
     }
     // SAFETY: the scratch is still this program's.
     let (native, head) = unsafe { (&mut (*scratch).native, &mut (*scratch).head) };
@@ -123,7 +123,7 @@ const MORE: u64 = 0;
 
 /// How a walk ended, where 0 means that it did not.
 #[inline(always)]
-fn told(end: NativeEnd) -> u64 {
+fn cut_by(end: NativeEnd) -> u64 {
     end as u64 + 1
 }
 
@@ -131,7 +131,7 @@ fn told(end: NativeEnd) -> u64 {
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn verified_once_tick_native(slot: u64) -> u64 {
-    let Some(scratch) = TICK_SCRATCH.get_ptr_mut(slot as u32) else { return told(NativeEnd::NoRegisters) };
+    let Some(scratch) = TICK_SCRATCH.get_ptr_mut(slot as u32) else { return cut_by(NativeEnd::NoRegisters) };
     // SAFETY: the caller has claimed it.
     some_frames(unsafe { &mut (*scratch).native })
 }
@@ -140,7 +140,7 @@ extern "C" fn verified_once_tick_native(slot: u64) -> u64 {
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn verified_once_probe_native(slot: u64) -> u64 {
-    let Some(scratch) = PROBE_SCRATCH.get_ptr_mut(slot as u32) else { return told(NativeEnd::NoRegisters) };
+    let Some(scratch) = PROBE_SCRATCH.get_ptr_mut(slot as u32) else { return cut_by(NativeEnd::NoRegisters) };
     // SAFETY: the caller has claimed it.
     some_frames(unsafe { &mut (*scratch).native })
 }
@@ -149,10 +149,10 @@ extern "C" fn verified_once_probe_native(slot: u64) -> u64 {
 fn some_frames(native: &mut Native) -> u64 {
     for _ in 0..FRAMES_PER_CALL {
         if let Some(end) = frame(native) {
-            return told(end);
+            return cut_by(end);
         }
     }
-    if native.event.count as usize >= MAX_NATIVE_FRAMES { told(NativeEnd::Truncated) } else { MORE }
+    if native.event.count as usize >= MAX_NATIVE_FRAMES { cut_by(NativeEnd::Truncated) } else { MORE }
 }
 
 /// Records the frame and goes to its caller.

@@ -95,7 +95,7 @@ pub fn run(settings: &Settings) -> Result<Outcome, Failure> {
         preflight::drop_privileges(writes, user.is_some(), settings.requests.is_some());
     }
     let clock = WallClock::measure();
-    let mut exporters = outputs::exporters(settings, clock)?;
+    let mut exporters = outputs::exporters(settings, clock, settings.requests.is_some())?;
     if let (Some(page), Some(live)) = (&mut page, &settings.live) {
         exporters.extend(page.start(live, outputs::header(settings, clock))?);
     }

@@ -275,7 +275,7 @@ impl Pipeline {
         }
     }
 
-    /// So many hits of tracepoints were skipped by the kernel.
+    /// How many hits of tracepoints the kernel skipped.
     pub fn tracepoints_skipped(&mut self, hits: u64) {
         self.counts.tracepoints_skipped = hits;
     }
@@ -285,7 +285,7 @@ impl Pipeline {
         self.outputs.tell(|exporter| exporter.dump_requested());
     }
 
-    /// Tells the exporters what has been counted so far.
+    /// Reports to the exporters what has been counted so far.
     pub fn account(&mut self, kernel: Option<Vec<u64>>) {
         let ledger = Ledger { kernel, user: self.counts(), ..Ledger::default() };
         self.outputs.tell(|exporter| exporter.account(&ledger));
@@ -296,7 +296,7 @@ impl Pipeline {
         self.export(|exporter| exporter.finish(ledger));
     }
 
-    /// Tells the last account, with what became of the last uploads.
+    /// Reports the last account, with what became of the last uploads.
     pub fn settle(&mut self, ledger: &Ledger) {
         self.export(|exporter| exporter.settled(ledger));
     }
@@ -432,8 +432,8 @@ impl Pipeline {
             traced.cycles += 1;
             self.see(&traced.process, Seen::Cycle(&cycle));
         }
-        let (before, untold) = traced.beginning.ended(traced.lost > 0);
-        if untold {
+        let (before, is_new) = traced.beginning.ended(traced.lost > 0);
+        if is_new {
             self.count_before(before);
         }
         let TracedProcess { cycles, lost, since_ns, outside_ns, .. } = traced;

@@ -402,6 +402,10 @@ impl Stacks {
 
     fn comm(&mut self, pid: u32, comm: &[u8; 16]) -> Arc<str> {
         let comms = self.comms.entry(pid).or_default();
+        // Programs may number their threads for as long as they run.
+        if comms.len() >= COMMS && !comms.contains_key(comm) {
+            comms.clear();
+        }
         comms.entry(*comm).or_insert_with(|| model::comm(comm).into()).clone()
     }
 }
@@ -411,6 +415,9 @@ impl Default for Stacks {
         Self::new(None, None)
     }
 }
+
+/// Names of threads of a process that are remembered, so that samples share them.
+const COMMS: usize = 1024;
 
 /// What a thread did while it was off its CPU, in order, each with its begin and end: it slept or waited, then for the GVL if it waited for
 /// that, then for a CPU from `runnable` on. A part may be empty.

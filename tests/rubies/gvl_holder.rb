@@ -18,6 +18,8 @@ Report.run do |extra|
   sleepers = 2.times.map do |number|
     Thread.new do
       Thread.current.name = "sleeper#{number}"
+      # Until here it waited for its first CPU, and for the GVL.
+      born = [0, GvlWitness.now, GvlWitness.run_delay]
       slept = []
       late = 0
       while late < Integer(ENV.fetch("GCTRACE_TEST_SLEEPS", "8"))
@@ -28,7 +30,7 @@ Report.run do |extra|
         slept << [begun, ended, GvlWitness.run_delay - delay]
         late += 1 if ended - begun - slept.last[2] > 40_000_000
       end
-      { "tid" => GvlWitness.tid, "slept" => slept }
+      { "tid" => GvlWitness.tid, "born" => born, "slept" => slept }
     end
   end
   extra["sleepers"] = sleepers.map(&:value)

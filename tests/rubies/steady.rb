@@ -1,5 +1,6 @@
 # Collects garbage without end; "stop" on its standard input makes it print a checksum and exit with status 7. With the
-# argument "lazy" it leaves all collections to the VM, and is in the middle of one at almost any time.
+# argument "lazy" it leaves all collections to the VM, and is in the middle of one at almost any time; with "slow" it collects
+# some dozen times a second.
 require_relative "support"
 
 stop = false
@@ -21,7 +22,7 @@ Report.run(wait: false) do |extra|
     next Thread.pass if ARGV[0] == "lazy"
 
     GC.start(full_mark: (rounds % 4).zero?) if (rounds % 3).zero?
-    sleep 0.001
+    sleep(ARGV[0] == "slow" ? 0.02 : 0.001)
   end
   extra["rounds"] = rounds
 end

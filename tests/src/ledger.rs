@@ -166,10 +166,10 @@ pub fn check(report: &Report) -> Result<()> {
     ensure!(counter(kernel, "gvl_threads")? == threads, "threads are missing: {kernel:?}, {user:?}");
     let waits = counter(user, "gvl_thread_waits")? + counter(kernel, "gvl_waits_lost")?;
     ensure!(counter(kernel, "gvl_waits")? == waits, "waits are missing: {kernel:?}, {user:?}");
-    let told = (report.gvl_waits.len() as u64, report.gvl_threads.len() as u64);
+    let reported = (report.gvl_waits.len() as u64, report.gvl_threads.len() as u64);
     ensure!(
-        told == (counter(user, "gvl_waits")?, counter(user, "gvl_threads")?),
-        "{told:?} gvl lines: {user:?}"
+        reported == (counter(user, "gvl_waits")?, counter(user, "gvl_threads")?),
+        "{reported:?} gvl lines: {user:?}"
     );
     let cycles = counter(user, "cycles")?;
     ensure!(cycles == report.gcs.len() as u64, "cycles = {cycles}, but {} gc lines", report.gcs.len());

@@ -16,13 +16,14 @@
 //! * [`tunemygc`], [`pprof`], [`stack_log`]: independent readers of the output files
 //! * [`collector`]: a running collector and sets for it; [`http`]: its clients' side, byte by byte
 //! * [`receiver`]: a server that is pushed to; [`python`]: packages that decode the pushes; [`postgres`]: a database
-//! * [`screen`]: a terminal
+//! * [`screen`]: a terminal; [`browser`]: a browser
 //! * [`memory`]: whether a process's code is what its file says
 //!
 //! Environment: `GCTRACE_BIN` (the binary to test; default: the one built beside the tests) and `GCTRACE_RUBIES`
 //! (colon-separated Ruby executables, those in a root of `cargo xtask lab` among them; default: `ruby` and all of these),
 //! `GCTRACE_SLOWNESS` (see [`slowness`]), `GCTRACE_WITNESSES` (a folder of witnesses compiled elsewhere: `LABEL/witness.so`).
 
+pub mod browser;
 pub mod child;
 pub mod collector;
 pub mod compare;

@@ -88,30 +88,33 @@ impl LockStep {
     }
 
     /// Compares with what gctrace reports of the same process.
-    pub fn agrees(&self, ruby: &Ruby, pid: u32, told: &[GvlWaitLine]) -> Result<()> {
+    pub fn agrees(&self, ruby: &Ruby, pid: u32, reported: &[GvlWaitLine]) -> Result<()> {
         let waits = self.waits(ruby);
         let of = |tid, begin: u64, end: u64| -> u64 {
-            let own = told.iter().filter(|wait| (wait.pid, wait.tid) == (pid, tid));
+            let own = reported.iter().filter(|wait| (wait.pid, wait.tid) == (pid, tid));
             own.map(|wait| (wait.begin_ns + wait.wait_ns).min(end).saturating_sub(wait.begin_ns.max(begin)))
                 .sum()
         };
-        let (mut least_ns, mut told_ns) = (0, 0);
+        let (mut least_ns, mut reported_ns) = (0, 0);
         for wait in &waits {
             let ns = of(wait.tid, wait.begin_ns, wait.end_ns);
             ensure_times!(
                 ns + SLACK_NS + self.stolen_ns >= wait.least_ns,
-                "{ns} ns told of {wait:?}, {} ns stolen; all: {:?}",
+                "{ns} ns reported of {wait:?}, {} ns stolen; all: {:?}",
                 self.stolen_ns,
-                told.iter().filter(|told| (told.pid, told.tid) == (pid, wait.tid)).collect::<Vec<_>>()
+                reported
+                    .iter()
+                    .filter(|reported| (reported.pid, reported.tid) == (pid, wait.tid))
+                    .collect::<Vec<_>>()
             );
-            (least_ns, told_ns) = (least_ns + wait.least_ns, told_ns + ns);
+            (least_ns, reported_ns) = (least_ns + wait.least_ns, reported_ns + ns);
         }
         // Four threads of 1.5 s each, all but one of which wait at any time. On a busy host most of that is not known to be more than the
         // delays of the others.
         ensure_times!(least_ns > 300_000_000, "the threads waited {least_ns} ns only: {self:?}");
         ensure_times!(
-            told_ns + least_ns / 50 + self.stolen_ns >= least_ns,
-            "{told_ns} ns told, at least {least_ns} ns true, {} ns stolen",
+            reported_ns + least_ns / 50 + self.stolen_ns >= least_ns,
+            "{reported_ns} ns reported, at least {least_ns} ns true, {} ns stolen",
             self.stolen_ns
         );
         // A thread that reads the clock does not wait.
@@ -120,16 +123,17 @@ impl LockStep {
                 let ns = of(life.tid, from, to);
                 ensure_times!(
                     ns <= SLACK_NS,
-                    "thread {} ran from {from} to {to}; {ns} ns of waits are told",
+                    "thread {} ran from {from} to {to}; {ns} ns of waits are reported",
                     life.tid
                 );
             }
         }
         // A wait is one wait, however often its thread wakes up in between. One of which it cannot be known that it went on is two.
         let whole = |wait: &&Wait| {
-            let own = told.iter().filter(|told| (told.pid, told.tid) == (pid, wait.tid));
-            let mut inside = own.filter(|told| wait.begin_ns <= told.begin_ns && told.begin_ns < wait.end_ns);
-            inside.any(|told| told.wait_ns + SLACK_NS + self.stolen_ns >= wait.least_ns)
+            let own = reported.iter().filter(|reported| (reported.pid, reported.tid) == (pid, wait.tid));
+            let mut inside =
+                own.filter(|reported| wait.begin_ns <= reported.begin_ns && reported.begin_ns < wait.end_ns);
+            inside.any(|reported| reported.wait_ns + SLACK_NS + self.stolen_ns >= wait.least_ns)
         };
         let wholes = waits.iter().filter(whole).count();
         ensure_times!(wholes * 4 >= waits.len() * 3, "{wholes} of {} waits are whole", waits.len());

@@ -127,6 +127,13 @@ impl Profile {
         let index = self.index(name)?;
         Ok(self.samples.iter().map(|sample| sample.values[index]).sum())
     }
+
+    /// The same of a process.
+    pub fn total_of(&self, pid: u32, name: &str) -> Result<u64> {
+        let (index, pid) = (self.index(name)?, pid.to_string());
+        let its = self.samples.iter().filter(|sample| sample.label("pid") == Some(&pid));
+        Ok(its.map(|sample| sample.values[index]).sum())
+    }
 }
 
 /// The locations of a profile by their ids.

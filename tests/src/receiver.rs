@@ -33,7 +33,14 @@ pub struct Receiver {
 impl Receiver {
     /// A server on a free port; `answer` gets the request (its code is 0) and the number of requests before it.
     pub fn start(answer: impl Fn(&Push, usize) -> Answer + Send + Sync + 'static) -> Result<Self> {
-        let listener = TcpListener::bind("127.0.0.1:0")?;
+        Self::on(TcpListener::bind("127.0.0.1:0")?, answer)
+    }
+
+    /// The same on a port that is bound already.
+    pub fn on(
+        listener: TcpListener,
+        answer: impl Fn(&Push, usize) -> Answer + Send + Sync + 'static,
+    ) -> Result<Self> {
         let address = listener.local_addr()?;
         let pushes = Arc::new(Mutex::new(Vec::new()));
         let (known, answer) = (Arc::clone(&pushes), Arc::new(answer));

@@ -253,6 +253,10 @@ pub struct RequestLine {
     pub runnable_ns: Option<u64>,
     /// For how long it waited for something.
     pub blocked_ns: Option<u64>,
+    /// Slots of the heap that its thread took, if known.
+    pub alloc_objects: Option<u64>,
+    /// Their bytes.
+    pub alloc_bytes: Option<u64>,
 }
 
 impl RequestLine {

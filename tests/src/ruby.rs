@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::ffi::{OsStr, OsString};
+use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
@@ -79,7 +80,10 @@ impl Ruby {
         for ruby in rubies {
             let resident = ruby.resident()?;
             if let Err(error) = timing::settled(|| test(&ruby)) {
-                failures.push(format!("Ruby {} ({}): {error:?}", ruby.version(), ruby.label()));
+                let failure = format!("Ruby {} ({}): {error:?}", ruby.version(), ruby.label());
+                // At once, whatever happens to the run. What macros print is shown with the other failures at the end.
+                writeln!(std::io::stderr(), "{failure}")?;
+                failures.push(failure);
             }
             drop(resident);
         }

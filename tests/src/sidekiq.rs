@@ -200,7 +200,7 @@ impl Sidekiq {
     }
 }
 
-/// Waits until there are so many.
+/// Waits until there are this many.
 fn wait(what: &str, wanted: usize, there: impl Fn() -> Result<usize>) -> Result<()> {
     let since = Instant::now();
     loop {

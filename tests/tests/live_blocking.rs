@@ -278,7 +278,7 @@ fn webrick() -> Result<()> {
 /// One that is interrupted by gctrace, which shares its only CPU, as soon as it shows that it listens.
 #[test]
 fn webrick_on_a_busy_cpu() -> Result<()> {
-    let live = Live::beside_others()?;
+    let live = Live::begin()?;
     let ruby = Ruby::main()?;
     let own = sched_getaffinity(None)?;
     let first = (0..CpuSet::MAX_CPU).find(|cpu| own.is_set(*cpu)).context("no CPU")?;

@@ -87,7 +87,7 @@ const PAIRS: &str = "GCTRACE_PAIRS";
 /// How often pairs of equal programs may be called different (docs/diff.md).
 const DECLARED: f64 = 0.05;
 
-/// The probability of at most so many of `of` that each have this probability.
+/// The probability of at most this many of `of` that each have this probability.
 fn at_most(hits: u64, of: u64, probability: f64) -> f64 {
     let (mut term, mut sum) = ((1.0 - probability).powf(of as f64), 0.0);
     for at in 0..=hits {

@@ -120,7 +120,7 @@ fn field(line: &str, key: &str) -> Result<f64> {
     line[key].as_f64().with_context(|| format!("no {key} in {line}"))
 }
 
-/// One long pause after a quiet time is written once, with the quiet time before it, line by line what the run has told; what is
+/// One long pause after a quiet time is written once, with the quiet time before it, line by line what the run has reported; what is
 /// older than was asked for is not there, and all counts are of the file.
 #[test]
 fn planted() -> Result<()> {
@@ -147,7 +147,7 @@ fn planted() -> Result<()> {
     let why = "written because of gc.pause > 200ms: ";
     ensure!(replayed.errors().contains(why), "{}", replayed.errors());
     ensure!(finished.errors().contains(&format!("wrote {}", file.display())), "{}", finished.errors());
-    // What is in the file is a part of what the run told, without a gap.
+    // What is in the file is a part of what the run reported, without a gap.
     let (all, some) = (cycles(&finished), cycles(&replayed));
     let begin = all.iter().position(|line| Some(line) == some.first()).context("no cycle of the run")?;
     ensure!(all[begin..].starts_with(&some), "other cycles than those of the run");

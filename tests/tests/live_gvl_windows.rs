@@ -47,7 +47,7 @@ fn groups(begins: &[u64]) -> Vec<(u64, u64, usize)> {
     groups
 }
 
-/// Waits until gctrace has told of waits of this process in so many separate times. How long that takes depends on what hand-overs
+/// Waits until gctrace has reported waits of this process in this number of separate times. How long that takes depends on what hand-overs
 /// cost on this machine.
 fn wait_for_groups(gctrace: &Gctrace, pid: u32) -> Result<()> {
     let since = Instant::now();

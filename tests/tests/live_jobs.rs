@@ -160,7 +160,7 @@ fn every_job_is_there_and_true(live: &Live, ruby: &Ruby, sidekiq: &Sidekiq) -> R
     // Every thread has its connection.
     sidekiq.run(&["Shop::WaitJob=20"])?;
     let sets = live.path(&format!("sets-{}", ruby.label()));
-    let gctrace = watch(sidekiq, &["--gvl", "--tunemygc", &sets.to_string_lossy()])?;
+    let gctrace = watch(sidekiq, &["--gvl", "--alloc", "--tunemygc", &sets.to_string_lossy()])?;
     let before = sidekiq.truths()?;
     for _ in 0..2 {
         sidekiq.run(&["HardJob=24", "Shop::WaitJob=24", "BadJob=6"])?;
@@ -194,6 +194,12 @@ fn every_job_is_there_and_true(live: &Live, ruby: &Ruby, sidekiq: &Sidekiq) -> R
     let threads_end = ruby.is_at_least(3, 3);
     ensure!(!threads_end || without("BadJob", true) == 0, "{} have none", without("BadJob", true));
     ensure!(threads_end || without("BadJob", true) >= 12, "an end that nobody knows");
+    // A job makes two strings in each of 60 000 rounds; five at a time use each other's pages.
+    let hard = lines.iter().filter(|line| line.path.as_deref() == Some("HardJob"));
+    let taken: Vec<u64> = hard.filter_map(|line| line.alloc_objects).collect();
+    let (sum, count) = (taken.iter().sum::<u64>(), taken.len() as u64);
+    println!("{sum} objects of {count} jobs");
+    ensure!(count >= 40 && sum.abs_diff(count * 120_000) <= count * 12_000, "{sum} of {count}");
     for line in lines.iter().filter(|line| line.duration_ns.is_some()) {
         ensure!(line.gcs.is_some() && line.gc_other_ns.is_some(), "{line:?}");
     }

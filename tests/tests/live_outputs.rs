@@ -1,5 +1,6 @@
 //! The output files: they contain the same as the lines, in the format that their readers expect.
 
+#[path = "product/mod.rs"]
 mod product;
 
 use std::path::Path;

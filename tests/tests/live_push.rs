@@ -104,7 +104,7 @@ fn allocated(report: &Report) -> Result<(u64, u64)> {
 /// Everything decodes by the official definition, obeys its rules, and equals the lines and the program's report.
 #[test]
 fn otlp() -> Result<()> {
-    let live = Live::begin()?;
+    let live = Live::beside_others()?;
     Ruby::first_and_last(|ruby| {
         let receiver = Receiver::start(|_, _| OK)?;
         let url = format!("http://{}/", receiver.address);
@@ -157,7 +157,7 @@ fn otlp() -> Result<()> {
 /// useful, nothing is delivered twice, and everything is counted.
 #[test]
 fn otlp_trouble() -> Result<()> {
-    let live = Live::begin()?;
+    let live = Live::beside_others()?;
     let ruby = Ruby::main()?;
     let profiles = AtomicUsize::new(0);
     let receiver = Receiver::start(move |push, before| match push.path.as_str() {
@@ -242,7 +242,7 @@ impl GrpcReceiver {
 /// the run goes on.
 #[test]
 fn otlp_gvl() -> Result<()> {
-    let live = Live::begin()?;
+    let live = Live::beside_others()?;
     Ruby::first_and_last(|ruby| {
         let receiver = Receiver::start(|_, _| OK)?;
         let url = format!("http://{}", receiver.address);
@@ -293,7 +293,7 @@ const LARGE: usize = 64 << 20;
 /// gRPC over TLS delivers the same as HTTP; an authority that the host does not know is not trusted.
 #[test]
 fn otlp_grpc() -> Result<()> {
-    let live = Live::begin()?;
+    let live = Live::beside_others()?;
     let ruby = Ruby::main()?;
     let dir = live.dir("tls")?;
     let program = rubies_dir().join("tunemygc_agent.rb");
@@ -330,7 +330,7 @@ fn otlp_grpc() -> Result<()> {
 /// after any other it is not. Nothing waits in the last account.
 #[test]
 fn otlp_grpc_trouble() -> Result<()> {
-    let live = Live::begin()?;
+    let live = Live::beside_others()?;
     let ruby = Ruby::main()?;
     // Fewer requests wait while the server fails than may wait.
     let plan = "unavailable,later,exhausted,invalid,partly*";
@@ -367,7 +367,7 @@ fn otlp_grpc_trouble() -> Result<()> {
 /// A gRPC server that only accepts small messages receives small ones, all of them.
 #[test]
 fn otlp_grpc_too_large() -> Result<()> {
-    let live = Live::begin()?;
+    let live = Live::beside_others()?;
     let ruby = Ruby::main()?;
     // One window, so one message if it is not halved.
     let push = |name: &str, limit: usize| -> Result<_> {
@@ -397,7 +397,7 @@ fn otlp_grpc_too_large() -> Result<()> {
 /// No server: tracing continues, ends soon, and reports what was not delivered.
 #[test]
 fn nobody_there() -> Result<()> {
-    let live = Live::begin()?;
+    let live = Live::beside_others()?;
     let ruby = Ruby::main()?;
     let options =
         ["--otlp", "http://127.0.0.1:9", "--pyroscope", "http://127.0.0.1:9", "--push-interval", "200ms"];
@@ -444,7 +444,7 @@ fn fields(mut message: &[u8], wanted: u64) -> Result<Vec<&[u8]>> {
 /// Pyroscope receives profiles that `go tool pprof` reads, with the labels that it expects, and all windows together are the run.
 #[test]
 fn pyroscope() -> Result<()> {
-    let live = Live::begin()?;
+    let live = Live::beside_others()?;
     let ruby = Ruby::main()?;
     let receiver = Receiver::start(|_, _| OK)?;
     let url = format!("http://{}", receiver.address);

@@ -75,7 +75,7 @@ fn contents(dir: &Path) -> Result<Vec<(OsString, Vec<u8>)>> {
 /// All outputs of a run at once, and the same from its recording: equal byte for byte, the ledger included.
 #[test]
 fn every_output() -> Result<()> {
-    let live = Live::begin()?;
+    let live = Live::beside_others()?;
     Ruby::each(|ruby| {
         let (run, again) = (live.dir("run")?, live.dir("again")?);
         live.dir("run/sets")?;
@@ -116,7 +116,7 @@ fn every_output() -> Result<()> {
 /// Lines for people are the same, too, including those of intervals, which depend on time.
 #[test]
 fn text() -> Result<()> {
-    let live = Live::begin()?;
+    let live = Live::beside_others()?;
     let ruby = Ruby::main()?;
     for (flags, of_report) in [
         (&["--wall"][..], &["--lines"][..]),
@@ -268,7 +268,7 @@ fn killed_at_50_moments() -> Result<()> {
 /// On a full disk the recording keeps what it has, gctrace continues, and reports it in its exit status.
 #[test]
 fn full_disk() -> Result<()> {
-    let live = Live::begin()?;
+    let live = Live::beside_others()?;
     let disk = live.dir("disk")?;
     let mount = |args: &[&str]| -> Result<()> {
         let done = std::process::Command::new(args[0]).args(&args[1..]).arg(&disk).status()?;
@@ -344,7 +344,7 @@ impl Exporter for Anonymous {
     }
 }
 
-/// Writes the recordings that host tests replay: `live_record golden -- --ignored`. The expected outputs are written by
+/// Writes the recordings that host tests replay: `live_record::golden -- --ignored`. The expected outputs are written by
 /// `GCTRACE_WRITE_DOCS=1 cargo test -p gctrace-user golden`.
 #[test]
 #[ignore = "it replaces files of the repository"]

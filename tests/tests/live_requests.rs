@@ -318,6 +318,43 @@ fn every_request(live: &Live, ruby: &Ruby) -> Result<()> {
     Ok(())
 }
 
+/// A connection that was handed over is closed by another thread, and its number is given to the next one: a request there is another one,
+/// even if its bytes come late, so that the thread that takes it did not read them.
+#[test]
+fn a_number_of_a_connection_that_was_handed_over() -> Result<()> {
+    let live = Live::begin()?;
+    for ruby in Puma::rubies()? {
+        let server = Server::start_on(&live, &ruby)?;
+        let gctrace = watch(&server, &[])?;
+        let mut answered = Vec::new();
+        for at in 0..12 {
+            let mut handed_over = server.connect()?;
+            handed_over.write_all(get("hijack", "handed-over").as_bytes())?;
+            handed_over.read_to_end(&mut Vec::new())?;
+            std::thread::sleep(Duration::from_millis(30));
+            let mut stream = server.connect()?;
+            for second in [false, true] {
+                std::thread::sleep(Duration::from_millis(30));
+                answered.push(name(at * 2 + usize::from(second)));
+                stream.write_all(get("plain", &answered[answered.len() - 1]).as_bytes())?;
+                responses(&mut stream, 1)?;
+            }
+        }
+        gctrace.wait_requests(answered.len())?;
+        let report = gctrace.stop()?;
+        ledger::check_lossless(&report)?;
+        let truths = server.truths()?;
+        all_true(&report, &truths)?;
+        let lines = by_name(&report);
+        for name in &answered {
+            let found = lines.get(name.as_str()).with_context(|| format!("{name} is not there"))?;
+            let truth = &truths[name];
+            ensure!(truth.begin_ns - found.begin_ns < 20_000_000, "begins too early: {found:?} {truth:?}");
+        }
+    }
+    Ok(())
+}
+
 /// Lost records in the middle make requests unknown, and none wrong.
 #[test]
 fn lost_records_make_nothing_wrong() -> Result<()> {

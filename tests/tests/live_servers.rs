@@ -10,14 +10,15 @@ use anyhow::{Context as _, Result, ensure};
 use gctrace_tests::child::Guarded;
 use gctrace_tests::gctrace::{Invocation, read};
 use gctrace_tests::live::{Live, rubies_dir};
+use gctrace_tests::perfetto::Trace;
 use gctrace_tests::report::{GcLine, Report};
 use gctrace_tests::ruby::Ruby;
 use gctrace_tests::script::Script;
 use gctrace_tests::tunemygc::Set;
 use gctrace_tests::witness::{self, Log};
-use gctrace_tests::{PATIENCE, compare, ledger};
+use gctrace_tests::{PATIENCE, compare, http, ledger};
 use rustix::process::Signal;
-use serde_json::json;
+use serde_json::{Value, json};
 
 /// A worker's own report.
 #[derive(Clone, Debug)]
@@ -318,25 +319,44 @@ const WRITER: &str = "$stdout.sync = true
       gets
     end)";
 
-/// The copied memory of a child is in the line of its next collection, as the child reads it itself.
+/// The copied memory of a child is in the line of its next collection, as the child reads it itself, and profiles and metrics have what
+/// the lines have.
 #[test]
 fn copied_on_write() -> Result<()> {
     const SLACK: i64 = 8 << 20;
-    let _live = Live::begin()?;
+    let live = Live::begin()?;
     let mut command = Ruby::main()?.command()?;
-    let gctrace = Invocation::jsonl(["--all-ruby", "--shares"])?.start_ready()?;
+    let (firefox, perfetto) = (live.path("firefox.json"), live.path("perfetto"));
+    let path = |path: &Path| path.to_str().map(str::to_owned).context("a path");
+    let mut gctrace = Invocation::jsonl([
+        "--all-ruby",
+        "--shares",
+        "--prometheus=127.0.0.1:0",
+        "--prometheus-pid",
+        &format!("--firefox={}", path(&firefox)?),
+        &format!("--perfetto={}", path(&perfetto)?),
+    ])?
+    .start()?;
+    let told = gctrace.wait_error("metrics on")?;
+    let address = told.split("http://").nth(1).and_then(|rest| rest.split('/').next());
+    let address = address.context(told.clone())?.parse()?;
+    gctrace.wait_ready()?;
     let mut writer = Guarded::start("writer", command.args(["--disable-gems", "-e", WRITER]))?;
     let said = |writer: &mut Guarded, word: &str| {
-        let line = writer.wait_stdout(PATIENCE, word, |line| line.starts_with(word));
-        line.map(|line| line[word.len() + 1..].to_owned())
+        let told = writer.wait_stdout(PATIENCE, word, |line| line.starts_with(word));
+        told.map(|line| line[word.len() + 1..].to_owned())
     };
     let pid: u32 = said(&mut writer, "pid")?.parse()?;
-    let dirty = || -> Vec<i64> {
+    let readings = || -> Vec<Value> {
         let lines = gctrace.stdout_so_far();
-        let values = lines.iter().filter_map(|line| serde_json::from_str::<serde_json::Value>(line).ok());
+        let values = lines.iter().filter_map(|line| serde_json::from_str::<Value>(line).ok());
         let its = values.filter(|value| value["type"] == "gc" && value["pid"].as_u64() == Some(pid.into()));
-        its.filter_map(|value| value["private_dirty_end"].as_i64()).collect()
+        its.filter(|value| value["private_dirty_end"].is_i64()).collect()
     };
+    let of = |readings: &[Value], key: &str| -> Vec<i64> {
+        readings.iter().filter_map(|value| value[key].as_i64()).collect()
+    };
+    let dirty = || of(&readings(), "private_dirty_end");
     let wait = |number: usize| -> Result<()> {
         let since = Instant::now();
         while dirty().len() < number {
@@ -351,10 +371,47 @@ fn copied_on_write() -> Result<()> {
     writer.say("go")?;
     let own = said(&mut writer, "dirty")?;
     wait(2)?;
+    // The gauges are those of the last cycle.
+    let since = Instant::now();
+    for (name, key) in [("private_dirty", "private_dirty_end"), ("proportional", "pss_end")] {
+        let last = of(&readings(), key).last().copied().context("no reading")?;
+        let is_its = |line: &str| {
+            line.starts_with(&format!("cruby_{name}_memory_bytes{{"))
+                && line.contains(&format!("pid=\"{pid}\""))
+                && line.ends_with(&format!(" {last}"))
+        };
+        loop {
+            let text = http::get(address, "/metrics")?.text();
+            if text.lines().any(is_its) {
+                break;
+            }
+            ensure!(since.elapsed() < PATIENCE, "no {name} of {last}:\n{text}");
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
     writer.say("end")?;
     let own: Vec<i64> = own.split(' ').map(str::parse).collect::<Result<_, _>>()?;
+    let all = readings();
     let seen = dirty();
     gctrace.stop()?;
+    let trace = Trace::open(&perfetto)?;
+    let markers = markers(&firefox)?;
+    for (key, counter, field) in [("private_dirty_end", "private dirty", "dirty"), ("pss_end", "PSS", "pss")]
+    {
+        let drawn = trace.counters.get(counter).context("no counter")?;
+        let mut times = Vec::new();
+        for (reading, value) in all.iter().zip(of(&all, key)) {
+            let at = drawn.iter().find(|point| i64::try_from(point.1) == Ok(value));
+            let (ts_ns, _) = at.with_context(|| format!("no {counter} of {value}: {drawn:?}"))?;
+            let said = reading["shares_ts"].as_f64().context("no time")?;
+            let end = reading["end_ts"].as_f64().context("no end")?;
+            ensure!(said > end && said < end + 1.0, "{said} is not right after {end}");
+            times.push((*ts_ns as f64 / 1e9, said));
+            ensure!(markers.iter().any(|data| data[field] == value), "no marker of {value}: {markers:?}");
+        }
+        let apart = |of: fn(&(f64, f64)) -> f64| times.last().map_or(0.0, of) - times.first().map_or(0.0, of);
+        ensure!((apart(|at| at.0) - apart(|at| at.1)).abs() < 1e-5, "drawn at other times: {times:?}");
+    }
     let ([before, after], [seen_before, seen_after]) = (&own[..], &seen[..]) else {
         anyhow::bail!("{own:?}, {seen:?}")
     };
@@ -365,4 +422,12 @@ fn copied_on_write() -> Result<()> {
         "{own:?}, {seen:?}"
     );
     Ok(())
+}
+
+/// The data of all markers that show how memory is shared.
+fn markers(firefox: &Path) -> Result<Vec<Value>> {
+    let file: Value = serde_json::from_slice(&std::fs::read(firefox)?)?;
+    let threads = file["threads"].as_array().context("no threads")?;
+    let all = threads.iter().filter_map(|thread| thread["markers"]["data"].as_array()).flatten();
+    Ok(all.filter(|data| data["type"] == "Shares").cloned().collect())
 }

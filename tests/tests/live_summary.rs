@@ -4,6 +4,7 @@ use anyhow::{Context as _, Result, ensure};
 use gctrace_tests::ensure_times;
 use gctrace_tests::gctrace::Invocation;
 use gctrace_tests::live::Live;
+use gctrace_tests::puma::Puma;
 use gctrace_tests::ruby::Ruby;
 use serde_json::Value;
 
@@ -166,5 +167,36 @@ fn fewer_lines() -> Result<()> {
             .any(|line| line.contains(" newobj ") && line.contains('#') && !line.contains("worst")),
         "{intervals:?}"
     );
+    Ok(())
+}
+
+/// Of a server whose requests were not watched the summary says what would show them; of one whose requests were it does not, and neither
+/// for another program. A report says what the live run said.
+#[test]
+fn server_without_requests() -> Result<()> {
+    const HINT: &str = "not watched: requests and jobs of puma; --requests shows them (docs/requests.md)";
+    let live = Live::begin()?;
+    let puma = Puma::start(&live, "requests.ru", "0")?;
+    let file = live.path("puma.gctrace");
+    let pid = puma.process.pid().to_string();
+    let file = file.to_str().context("a path")?;
+    let text = |args: &[&str]| -> Result<String> {
+        let finished = Invocation::new(args)?.run()?;
+        ensure!(finished.status.success(), "{args:?}: {}", finished.errors());
+        Ok(finished.stdout.join("\n"))
+    };
+    let (watch, record) = (["--pid", &pid, "--duration", "1s"], ["record", "-o", file]);
+    for (more, hints) in [(&[][..], true), (&["--requests"], false)] {
+        let live = text(&[&watch[..], more].concat())?;
+        ensure!(live.contains(HINT) == hints, "{more:?}:\n{live}");
+        text(&[&record[..], &watch, more].concat())?;
+        let report = text(&["report", "--lines", file])?;
+        ensure!(report.contains(HINT) == hints, "the report of {more:?}:\n{report}");
+    }
+    let mut other = vec!["--".into()];
+    other.extend(Ruby::main()?.argv()?);
+    other.extend(["-e".into(), WORK.into(), "puma".into()]);
+    let other = Invocation::new(other)?.run()?.stdout.join("\n");
+    ensure!(other.contains("cycles") && !other.contains("not watched"), "{other}");
     Ok(())
 }

@@ -145,17 +145,17 @@ mod tests {
         let text = |at: u32| strings[at as usize..].split(|byte| *byte == 0).next().unwrap();
         // After the number and the prototypes.
         let first = HEADER as usize + 16 + 12 + 20 + 28 + 36 + 44 + 52;
-        let told: Vec<_> = (0..5)
+        let found: Vec<_> = (0..5)
             .map(|index| {
                 let at = first + index * 12;
                 (text(word(types, at)), word(types, at + 4) & 0xffff, word(types, at + 8))
             })
             .collect();
-        assert_eq!(told[0], (b"memset".as_slice(), 0, NO_ARGUMENT));
-        assert_eq!(told[1], (b"verified_once_walk".as_slice(), 1, NO_ARGUMENT + 1));
-        assert_eq!(told[2].0.len(), LONGEST_NAME);
-        assert_eq!(told[3], (b"verified_once_3_x".as_slice(), 1, NO_ARGUMENT + 3));
-        assert_eq!(told[4], (b"gc_start".as_slice(), 0, NO_ARGUMENT));
+        assert_eq!(found[0], (b"memset".as_slice(), 0, NO_ARGUMENT));
+        assert_eq!(found[1], (b"verified_once_walk".as_slice(), 1, NO_ARGUMENT + 1));
+        assert_eq!(found[2].0.len(), LONGEST_NAME);
+        assert_eq!(found[3], (b"verified_once_3_x".as_slice(), 1, NO_ARGUMENT + 3));
+        assert_eq!(found[4], (b"gc_start".as_slice(), 0, NO_ARGUMENT));
 
         let infos = &sections.functions[HEADER as usize..];
         assert_eq!(word(&sections.functions, 12) as usize, infos.len());

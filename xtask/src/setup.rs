@@ -26,7 +26,7 @@ pub enum Purpose {
     /// The demonstration: Ruby.
     Demo,
     /// The tests: Ruby with headers, a C compiler, make, Go's pprof, containers, web servers, Sidekiq with Redis, and the export targets:
-    /// Prometheus, PostgreSQL, Python.
+    /// Prometheus, PostgreSQL, Python; a browser for the pages.
     Test,
     /// The application of `cargo xtask bench --tune --app`: Puma, Sinatra, SQLite, wrk.
     App,
@@ -80,6 +80,9 @@ const GRAPE: Need = package("ruby-grape");
 const SQLITE: Need = package("ruby-sqlite3");
 const WRK: Need = command("wrk", "wrk");
 const TMUX: Need = command("tmux", "tmux");
+const CHROMIUM: Need = command("chromium", "chromium");
+// Text in a page has no size without a font.
+const FONTS: Need = package("fonts-dejavu-core");
 const MMDEBSTRAP: Need = command("mmdebstrap", "mmdebstrap");
 const QEMU: Need = command("qemu-system-x86", "qemu-system-x86_64");
 const QEMU_ARM: Need = command("qemu-system-arm", "qemu-system-aarch64");
@@ -98,7 +101,8 @@ impl Purpose {
             Self::Demo => &[CC, LIBC, RUBY],
             Self::Test => &[
                 CC, LIBC, MAKE, RUBY, RUBY_DEV, GO, BINUTILS, DWZ, XZ, PODMAN, RUNC, CONMON, PUMA, UNICORN,
-                SIDEKIQ, REDIS, WRK, PROMETHEUS, POSTGRES, VENV, TMUX, SINATRA, RAILS, GRAPE,
+                SIDEKIQ, REDIS, WRK, PROMETHEUS, POSTGRES, VENV, TMUX, SINATRA, RAILS, GRAPE, CHROMIUM,
+                FONTS,
             ],
             Self::App => &[CC, LIBC, RUBY, PUMA, SINATRA, SQLITE, WRK],
             Self::Lab => &[MMDEBSTRAP],

@@ -1,6 +1,7 @@
 //! `cargo xtask test`: everything a change must pass.
 
 mod built;
+mod kernels;
 
 use std::{
     ffi::OsString,
@@ -31,6 +32,9 @@ pub(crate) struct Args {
     /// restrict it to these suites.
     #[arg(long, value_name = "SUITE", num_args = 0.., conflicts_with = "filter")]
     built: Option<Vec<String>>,
+    /// Run the tests on other kernels beside the live ones, with the CPU time that those leave (see `cargo xtask vm`).
+    #[arg(long, conflicts_with_all = ["filter", "built"])]
+    kernels: bool,
     /// Arguments for the test programs, such as `--nocapture`.
     #[arg(last = true, value_name = "ARGS")]
     rest: Vec<String>,
@@ -65,12 +69,19 @@ pub(crate) fn run_tests(args: &Args) -> Result<ExitCode> {
 
     let mut live = root_tests()?;
     live.args(LIVE).env("GCTRACE_RUBIES", rubies);
-    let live_passed = status(finish(&mut live, args, &["--test-threads=3"]))?.success();
+    let mut run_live = || status(finish(&mut live, args, &["--test-threads=3"]));
+    let (live_passed, kernels_passed) =
+        if args.kernels { kernels::beside(run_live)? } else { (run_live()?.success(), true) };
 
-    if !(host_passed && servers_passed) {
-        progress("test: tests before the live ones failed, see above");
+    for (passed, which) in [
+        (host_passed && servers_passed, "tests before the live ones"),
+        (kernels_passed, "tests on other kernels"),
+    ] {
+        if !passed {
+            progress(format!("test: {which} failed, see above"));
+        }
     }
-    let passed = host_passed && servers_passed && live_passed;
+    let passed = host_passed && servers_passed && live_passed && kernels_passed;
     Ok(if passed { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
@@ -89,7 +100,7 @@ const END_TO_END: [&str; 2] = ["--package", "gctrace-tests"];
 /// Of those, the ones that do not load BPF programs.
 const WAITING: [&str; 5] = ["--lib", "--test", "host_*", "--test", "collector_*"];
 /// The ones that do. Probes are a machine-wide resource: each test waits for its turn, most of them to be alone.
-const LIVE: [&str; 2] = ["--test", "live_*"];
+const LIVE: [&str; 2] = ["--test", "live"];
 
 /// A command for tests on real Rubies, as root.
 fn root_tests() -> Result<Command> {
@@ -157,7 +168,9 @@ mod tests {
     /// No file of tests is left out.
     #[test]
     fn all_test_files_are_run() {
-        let chosen: Vec<_> = WAITING.iter().chain(&LIVE).filter_map(|name| name.strip_suffix('*')).collect();
+        let waiting: Vec<_> = WAITING.iter().filter_map(|name| name.strip_suffix('*')).collect();
+        let read = |path: &str| fs::read_to_string(root().join("tests").join(path)).unwrap();
+        let (manifest, live) = (read("Cargo.toml"), read("tests/live.rs"));
         let files = fs::read_dir(root().join("tests/tests")).unwrap().map(|file| file.unwrap().path());
         let tests: Vec<_> = files
             .filter(|path| path.extension().is_some_and(|extension| extension == "rs"))
@@ -165,7 +178,14 @@ mod tests {
             .collect();
         assert!(tests.len() > 50, "{tests:?}");
         for name in tests {
-            assert!(chosen.iter().any(|prefix| name.starts_with(prefix)), "{name} is not run");
+            let is_program =
+                manifest.contains(&format!("[[test]]\nname = \"{name}\"\npath = \"tests/{name}.rs\"\n"));
+            let is_run = if name.starts_with("live_") {
+                live.contains(&format!("\nmod {name};\n"))
+            } else {
+                is_program && (name == "live" || waiting.iter().any(|prefix| name.starts_with(prefix)))
+            };
+            assert!(is_run, "{name} is not run");
         }
     }
 

@@ -115,7 +115,7 @@ impl TracedRuby {
     fn turn(&mut self, length: Duration) -> Result<Turn> {
         let before = self.queued_ns();
         let input = self.process.child().stdin.as_mut().context("no pipe to the script")?;
-        writeln!(input, "{}", length.as_secs()).context("cannot tell the script to begin")?;
+        writeln!(input, "{}", length.as_secs()).context("cannot start the script")?;
         let mut line = String::new();
         self.answers.read_line(&mut line).context("cannot read what the script says")?;
         let gaps = Gaps::read(&line)

@@ -68,7 +68,7 @@ pub(super) fn run(binaries: &[PathBuf], rounds: u32, as_json: bool) -> Result<()
         println!(
             "{}",
             Value::Object(
-                SETS.iter().zip(&all).map(|((name, _), took)| told(name, took)).collect::<Map<_, _>>()
+                SETS.iter().zip(&all).map(|((name, _), took)| entry(name, took)).collect::<Map<_, _>>()
             )
         );
     } else {
@@ -120,7 +120,7 @@ fn spreads(took: &[Vec<Took>]) -> (Vec<(Spread, Spread)>, Option<Spread>) {
     (each, ratio)
 }
 
-fn told(name: &str, took: &[Vec<Took>]) -> (String, Value) {
+fn entry(name: &str, took: &[Vec<Took>]) -> (String, Value) {
     let spread = |s: &Spread| json!({"median": s.median, "min": s.min, "max": s.max});
     let (each, ratio) = spreads(took);
     let each: Vec<Value> =

@@ -5,6 +5,7 @@ pub mod gvl;
 pub mod gvl_so_far;
 pub mod request;
 pub mod seen;
+mod server;
 pub mod source;
 pub mod stack;
 pub mod trace;
@@ -184,6 +185,8 @@ pub struct Shares {
     pub pss: u64,
     /// Pages that only this process has and has written to: what copy on write has cost, and its own garbage.
     pub private_dirty: u64,
+    /// When it was read, `CLOCK_MONOTONIC` nanoseconds: later than the event. `None` in recordings that do not say so.
+    pub read_ns: Option<u64>,
 }
 
 /// The VM's state at one GC event, or at the begin or end of a request.

@@ -108,7 +108,7 @@ impl<C: Fold> Over<C> {
         }
     }
 
-    /// From a time on, without an end: old ones are to be forgotten before there are so many.
+    /// From a time on, without an end: old ones are to be removed before the number reaches the limit.
     pub(crate) fn rolling(from_ns: u64, width_ns: u64, most: usize) -> Self {
         Self { width_ns: width_ns.max(1), most, forgets: true, ..Self::new(from_ns, None) }
     }
@@ -140,7 +140,7 @@ impl<C: Fold> Over<C> {
         Self { from_ns, width_ns: self.width_ns.saturating_mul(each as u64), cells, ..self.clone() }
     }
 
-    /// The last so many that had ended by a time, together, and how many these are.
+    /// The last N that had ended by a time, together, and how many these are.
     pub(crate) fn latest(&self, until_ns: u64, most: usize) -> (C, usize) {
         let ended = ((until_ns.saturating_sub(self.from_ns) / self.width_ns) as usize).min(self.cells.len());
         let last = &self.cells[ended.saturating_sub(most)..ended];

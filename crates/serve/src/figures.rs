@@ -34,7 +34,7 @@ use crate::{
 
 /// Pauses that are listed, the longest.
 const WORST: usize = 15;
-/// Processes that are told apart.
+/// Processes that are distinguished.
 const PROCESSES: usize = 5000;
 /// Threads.
 const THREADS: usize = 20_000;

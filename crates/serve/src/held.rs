@@ -1,4 +1,4 @@
-//! What processes hold, as each of them told last: memory and the slots of their heaps.
+//! What processes hold, as each of them reported last: memory and the slots of their heaps.
 
 use std::collections::HashMap;
 
@@ -24,8 +24,8 @@ impl Held {
     /// `GC.stat[:oldmalloc_increase_bytes]`.
     pub(crate) const MALLOC: usize = 3;
 
-    /// A process told this; what it did not tell stays. Returns the sums.
-    pub(crate) fn told(
+    /// A process reported this; values that it did not report stay. Returns the sums.
+    pub(crate) fn reported(
         &mut self,
         pid: u32,
         values: [Option<u64>; Self::KINDS],
@@ -62,18 +62,18 @@ impl Held {
 mod tests {
     use super::*;
 
-    /// Sums are of the last values of those that are there, whatever these are; what nobody told is not zero.
+    /// Sums are of the last values of those that are there, whatever these are; what was not reported is not zero.
     #[test]
     fn sums() {
         let mut held = Held::default();
-        assert_eq!(held.told(1, [Some(5), None, None, None]), [Some(5), None, None, None]);
-        assert_eq!(held.told(2, [Some(7), Some(1), None, None]), [Some(12), Some(1), None, None]);
+        assert_eq!(held.reported(1, [Some(5), None, None, None]), [Some(5), None, None, None]);
+        assert_eq!(held.reported(2, [Some(7), Some(1), None, None]), [Some(12), Some(1), None, None]);
         assert_eq!(
-            held.told(1, [None, Some(0), None, Some(u64::MAX)]),
+            held.reported(1, [None, Some(0), None, Some(u64::MAX)]),
             [Some(12), Some(1), None, Some(u64::MAX)]
         );
         assert_eq!(
-            held.told(2, [Some(u64::MAX), None, None, Some(3)]),
+            held.reported(2, [Some(u64::MAX), None, None, Some(3)]),
             [Some(u64::MAX), Some(1), None, Some(u64::MAX)]
         );
         held.gone(1);

@@ -14,7 +14,7 @@ use crate::{
 pub(crate) struct Lanes {
     pub(crate) columns: Columns,
     held: Held,
-    /// The Ruby that told last, and where its `GC.stat` has what is looked for.
+    /// The Ruby that reported last, and where its `GC.stat` has what is looked for.
     keys: Option<(Arc<Image>, [Option<usize>; 3])>,
 }
 
@@ -39,14 +39,14 @@ impl Lanes {
     fn state(&mut self, process: &Process, state: &GcState) {
         let [live, free, malloc] =
             self.keys(&process.image).map(|at| at.and_then(|at| state.stat.get(at)).copied());
-        let mut told = [None; Held::KINDS];
-        told[Held::RSS] = state.memory.map(|memory| memory.rss);
-        (told[Held::LIVE], told[Held::FREE], told[Held::MALLOC]) = (live, free, malloc);
-        let sums = self.held.told(process.pid, told);
+        let mut reported = [None; Held::KINDS];
+        reported[Held::RSS] = state.memory.map(|memory| memory.rss);
+        (reported[Held::LIVE], reported[Held::FREE], reported[Held::MALLOC]) = (live, free, malloc);
+        let sums = self.held.reported(process.pid, reported);
         if let Some(cell) = self.columns.at(state.ts_ns) {
             for (at, sum) in sums.into_iter().enumerate() {
-                // Only what was told now is of this time.
-                if told[at].is_some() {
+                // Only what was reported now is of this time.
+                if reported[at].is_some() {
                     cell.held[at] = cell.held[at].max(sum);
                 }
             }

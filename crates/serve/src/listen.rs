@@ -24,7 +24,7 @@ const CONNECTIONS: usize = 64;
 const HEAD: Duration = Duration::from_secs(30);
 /// Bytes of a request's head.
 const MAX_HEAD: usize = 16 << 10;
-/// How long a small recording may take before its address is there: what is wrong with it is told instead.
+/// How long to wait for a small recording before its address is printed: if it cannot be read, the error is printed instead.
 const FIRST: Duration = Duration::from_millis(500);
 
 /// Serves a recording, which is read meanwhile, until a signal ends it.
@@ -45,7 +45,7 @@ pub(crate) async fn serve(
     });
     let mut is_read = false;
     if let Ok(result) = timeout(FIRST, &mut reading).await {
-        told(result)?;
+        checked(result)?;
         is_read = true;
     }
     ready();
@@ -55,7 +55,7 @@ pub(crate) async fn serve(
             accepted = accept(&listener, &slots) => serve_one(accepted, &shared).await,
             result = &mut reading, if !is_read => {
                 // Its address is known by now: the page says what is wrong.
-                if let Err(error) = told(result) {
+                if let Err(error) = checked(result) {
                     say(&format!("gctrace: {error}"));
                     source.failed(&error.to_string());
                 }
@@ -89,7 +89,7 @@ async fn serve_one(accepted: Option<(TcpStream, OwnedSemaphorePermit)>, shared: 
 }
 
 /// The result of reading the recording.
-fn told(result: Result<Result<(), ReadError>, tokio::task::JoinError>) -> Result<(), ServeError> {
+fn checked(result: Result<Result<(), ReadError>, tokio::task::JoinError>) -> Result<(), ServeError> {
     match result {
         Ok(result) => result.map_err(ServeError::from),
         Err(error) => Err(ServeError::System(std::io::Error::other(error))),

@@ -150,7 +150,7 @@ pub(crate) fn failed(source: &Source, why: &str) -> String {
     page_with(head(), &printable(&source.name()), &[], &content)
 }
 
-/// What the header tells.
+/// What the header shows.
 fn about(source: &Source) -> Markup {
     let Header { gctrace, clock, subjects, host, .. } = &source.header;
     let begun = utc(clock.epoch_nanos(source.begins_ns()).div_euclid(1_000_000_000));

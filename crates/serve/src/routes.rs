@@ -25,7 +25,7 @@ use crate::{
     wanted::Wanted,
 };
 
-/// How long a page waits for the recording before it tells how far that is.
+/// How long a page waits for the recording before it shows the progress.
 const PATIENCE: Duration = Duration::from_millis(600);
 /// Characters of a query.
 const QUERY: usize = 4096;

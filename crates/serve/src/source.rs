@@ -38,7 +38,7 @@ use crate::{
 const PARTS: usize = 6;
 /// How often what has been read so far is shown.
 const SO_FAR: Duration = Duration::from_millis(500);
-/// A copy of the figures is made so many times as seldom as it takes long: those of thousands of processes are large.
+/// The interval between copies of the figures, as a multiple of the time that a copy takes: the figures of thousands of processes are large.
 const SO_FAR_SHARE: u32 = 50;
 /// What is kept in memory is called this, where recordings have the names of their files.
 pub const LIVE: &str = "live";
@@ -199,15 +199,15 @@ impl Source {
 
     fn read_whole(&self) -> Result<Whole, ReadError> {
         let mut index = Index::default();
-        let (mut told, mut pause) = (Instant::now(), SO_FAR);
+        let (mut copied, mut pause) = (Instant::now(), SO_FAR);
         let by = |recording: &mut Reading, outputs: &mut Outputs, figures: &RefCell<Figures>| {
             let passed = |end| {
                 self.passed.store(end, Ordering::Relaxed);
-                if told.elapsed() >= pause {
+                if copied.elapsed() >= pause {
                     let began = Instant::now();
                     *lock(&self.so_far) = Some(Arc::new(figures.borrow().clone()));
-                    told = Instant::now();
-                    pause = SO_FAR.max((told - began) * SO_FAR_SHARE);
+                    copied = Instant::now();
+                    pause = SO_FAR.max((copied - began) * SO_FAR_SHARE);
                 }
             };
             let (readable, found) = trace_file::replay_whole(recording, outputs, passed);
@@ -358,7 +358,7 @@ impl Source {
         Ok(view)
     }
 
-    /// Hands the first so many bytes of it to what makes a view. Returns what was replayed, and how many bytes could be read.
+    /// Passes the first bytes of it, up to a length, to what makes a view. Returns what was replayed, and how many bytes could be read.
     fn replay(
         &self,
         window: &Window,

@@ -1,22 +1,22 @@
-//! Where the GVL of an image is found, and what its probes are told.
+//! Where the GVL of an image is found, and what its probes need to know.
 
 #[cfg(feature = "user")]
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
-/// How the threads of an image are told apart and their GVL is found.
+/// How the threads of an image are distinguished and their GVL is found.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[cfg_attr(feature = "user", derive(FromBytes, Immutable, IntoBytes, KnownLayout))]
 #[repr(C)]
 pub struct GvlPath {
     /// One of the constants.
     pub by: u32,
-    /// Byte offset of `ractor` in `rb_thread_t`; 0: the GVL is told at the probe.
+    /// Byte offset of `ractor` in `rb_thread_t`; 0: the GVL is an argument at the probe.
     pub thread_ractor: u32,
     /// Where the condition variable is on which a thread waits for the GVL. Zero unless futexes are looked at.
     pub futex: FutexPath,
 }
 
-/// How a wait for the GVL is told by the futex that the thread waits on. Offsets are in `rb_thread_t` where nothing else is said.
+/// How a wait for the GVL is recognised by the futex that the thread waits on. Offsets are in `rb_thread_t` where nothing else is said.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[cfg_attr(feature = "user", derive(FromBytes, Immutable, IntoBytes, KnownLayout))]
 #[repr(C)]

@@ -99,15 +99,15 @@ mod tests {
         *,
     };
 
-    /// A native thread that was not seen to get its CPU has had it for as long as the kernel has charged it. What was told before
-    /// that showed is not told again, and all parts are still the whole.
+    /// A native thread that was not seen to get its CPU has had it for as long as the kernel has charged it. What was reported before
+    /// that showed is not reported again, and all parts are still the whole.
     #[test]
     fn unseen() {
         let mut task = GvlTask { since_ns: 100, charged_ns: 7, ..GvlTask::default() };
         let mut t = GvlThread::blank();
-        (t.told_ns, t.state) = (100, GvlState::Running as u32);
+        (t.reported_ns, t.state) = (100, GvlState::Running as u32);
         let tell = |t: &mut GvlThread, task: &GvlTask, now| {
-            t.told(Some(task.clocks_at(now)), now);
+            t.report(Some(task.clocks_at(now)), now);
             t.clocks = task.clocks_at(now);
         };
         task.enter(GvlTask::RUNNABLE, 200);
@@ -126,7 +126,7 @@ mod tests {
         task.unseen(0, 350);
         assert_eq!(task.clocks_at(350), [230, 0, 20]);
         // A clock that was read too late does not go back either.
-        t.told(Some([0; 3]), 360);
+        t.report(Some([0; 3]), 360);
         assert_eq!(t.split[2], [130, 80, 0]);
     }
 }

@@ -11,7 +11,7 @@ use super::{END, NAME_BYTES, NOTHING, ONES, RETURN, zeros};
 pub const CHUNK_BYTES: usize = CHUNK_WORDS * 8;
 /// The same in words of 8 bytes, little-endian.
 pub const CHUNK_WORDS: usize = 8;
-/// Of those, bytes at which a line can end whose successor is told.
+/// Of those, bytes at which a line can end whose successor is known.
 pub const SEARCHED_BYTES: usize = CHUNK_BYTES - 16;
 
 /// What a part of a head has first, beside those of the [parent](super): a LF that ends no line.
@@ -101,7 +101,7 @@ pub const fn is_version(word: u64) -> bool {
     word == u64::from_le_bytes(*b"HTTP/1.1") || word == u64::from_le_bytes(*b"HTTP/1.0")
 }
 
-/// Looks for an end of a line that lies in the last bytes of what came before, `tail`, and is told by the first 16 bytes of a new piece; zeros
+/// Looks for an end of a line that lies in the last bytes of what came before, `tail`, and is decided by the first 16 bytes of a new piece; zeros
 /// where fewer have come. Else [`LONE`] if the piece begins with a lone LF. What is found is a number from 3 on: the value of the header begins at
 /// the same number of the new piece less [`VALUE_BEFORE`].
 #[inline(always)]
@@ -135,7 +135,7 @@ pub fn tail_after(tail: [u64; TAIL_WORDS], piece: [u64; 2], len: u64) -> [u64; T
     [first & UNDECIDED, second]
 }
 
-/// The bytes of the first word of a tail at which a line can end whose successor is not told yet.
+/// The bytes of the first word of a tail at which a line can end whose successor is not known yet.
 const UNDECIDED: u64 = u64::MAX << (8 * (TAIL_BYTES - NAME_BYTES));
 
 /// The eight bytes that begin at this one of two words, 0 to 7.
@@ -278,7 +278,7 @@ mod tests {
         }
     }
 
-    /// What is not told by the first piece, or by its line ends, is given up.
+    /// What is not decided by the first piece, or by its line ends, is given up.
     #[test]
     fn given_up() {
         for head in [

@@ -16,7 +16,8 @@ use gctrace_common::{
 };
 
 use super::{
-    FIRST, NO_EXIST, NO_WAKEUP, SECOND, THIRD, elapsed_clocks, end, entry, is_server, sees_gvl, unit,
+    FIRST, NO_EXIST, NO_WAKEUP, SECOND, THIRD, elapsed_clocks, end, entry, is_server, no_slots_yet, sees_gvl,
+    unit,
 };
 use crate::{
     filter::tgid_tid,
@@ -263,6 +264,7 @@ fn begin(at: &At<'_>, fetcher: &mut Fetcher, reply: u64, len: u64) -> bool {
     }
     serving.parser = JOB;
     serving.gvl_ns = if sees_gvl(serving) { 0 } else { GVL_UNKNOWN };
+    (serving.alloc_slots, serving.alloc_bytes) = (no_slots_yet(at.tgid), 0);
     (serving.clocks, serving.clocks_epoch) = match tasks::own_clocks(at.tid, at.now) {
         Some((clocks, epoch)) => (clocks, epoch.wrapping_add(1)),
         None => (CLOCKS_UNKNOWN, 0),
@@ -300,6 +302,7 @@ pub fn emit(tgid: u32, tid: u32, serving: &Serving, how: RequestEnd, now: u64) {
         (*record).pause_ns = PROCESSES.get(&tgid).map_or(0, |process| process.pause_ns);
         (*record).gvl_ns = if sees_gvl(serving) { serving.gvl_ns } else { GVL_UNKNOWN };
         (*record).clocks = elapsed_clocks(tid, serving, now);
+        ((*record).alloc_slots, (*record).alloc_bytes) = (serving.alloc_slots, serving.alloc_bytes);
         (*record).total = (*fetcher).total;
         (*record).reconnected = (*fetcher).reconnected;
         let head = bpf_probe_read_kernel_buf((*fetcher).head.as_ptr(), &mut (*record).head);

@@ -42,7 +42,7 @@ pub fn look(parser: u64, parsed: &Parsed, head: u64, there: u64) {
     if parsed.traceparent == Traceparent::Unread as u32 && parsed.searched < MAX_HEAD_BYTES {
         let value = verified_once_3_search_head(parser, head, there);
         if value != 0 {
-            let _told_by_the_entry = verified_once_2_copy_value(parser, value);
+            let _in_the_entry = verified_once_2_copy_value(parser, value);
         }
     }
 }

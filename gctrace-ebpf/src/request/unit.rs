@@ -27,7 +27,7 @@ pub fn settle(tgid: u32, tid: u32, now: u64) {
         return;
     }
     if copies_states() {
-        let _told_by_counters = verified_once_unit_state(now);
+        let _counted = verified_once_unit_state(now);
     }
     serving.step = Serving::NOTHING;
     if step != Serving::TAKEN {

@@ -51,8 +51,12 @@ pub(super) fn header(settings: &Settings, clock: WallClock) -> Header {
     Header { gctrace: VERSION.to_owned(), clock, begun_ns: monotonic_ns(), subjects, host, dump: None }
 }
 
-/// The exporters that were asked for, in the order in which they see things and end.
-pub(super) fn exporters(settings: &Settings, clock: WallClock) -> Result<Vec<Box<dyn Exporter>>, Failure> {
+/// The exporters that were asked for, in the order in which they see things and end, of a run that watches requests or not.
+pub(super) fn exporters(
+    settings: &Settings,
+    clock: WallClock,
+    requests: bool,
+) -> Result<Vec<Box<dyn Exporter>>, Failure> {
     let sink = Sink::open(settings.output.as_deref())?;
     let lines = || BufWriter::with_capacity(64 << 10, sink.clone());
     let mut exporters: Vec<Box<dyn Exporter>> = vec![Box::new(Environment::new(say))];
@@ -104,7 +108,9 @@ pub(super) fn exporters(settings: &Settings, clock: WallClock) -> Result<Vec<Box
     let watched = (settings.gvl.is_some(), wall);
     exporters.extend(profile::exporters(&settings.profiles, &settings.filter, hottest, watched, clock)?);
     if summary {
-        exporters.push(Box::new(Summary::new(lines(), clock, screen, which.min_pause_ns).by(by)));
+        exporters.push(Box::new(
+            Summary::new(lines(), clock, screen, which.min_pause_ns).by(by).requests(requests),
+        ));
     }
     if settings.memory_account {
         exporters.push(Box::new(Accounts::new(lines(), settings.cache_dir.clone())?));
@@ -112,7 +118,9 @@ pub(super) fn exporters(settings: &Settings, clock: WallClock) -> Result<Vec<Box
     if settings.output.is_some() && settings.selection.command.is_none() {
         // The lines are in a file: the answer is on standard output nevertheless, unless that is the command's.
         let out = BufWriter::new(Sink::Stdout);
-        exporters.push(Box::new(Summary::new(out, clock, Screen::stdout(), which.min_pause_ns).by(by)));
+        exporters.push(Box::new(
+            Summary::new(out, clock, Screen::stdout(), which.min_pause_ns).by(by).requests(requests),
+        ));
     }
     if let Some(prometheus) = &settings.prometheus {
         exporters.push(Box::new(Prometheus::start(prometheus.address, prometheus.by_pid, say)?));

@@ -30,7 +30,11 @@ pub fn report(args: ReportFileArgs) -> Result<Outcome, Failure> {
         export::belong_to(user.uid, user.gid);
     }
     let clock = recording.header().clock;
-    let outputs = Rc::new(RefCell::new(Outputs::new(outputs::exporters(&settings, clock)?)));
+    let outputs = Rc::new(RefCell::new(Outputs::new(outputs::exporters(
+        &settings,
+        clock,
+        recording.header().subjects.requests,
+    )?)));
     let tally = Rc::new(RefCell::new(Tally::default()));
     let part = Windowed::new(window.clone(), outputs.clone(), tally.clone());
     let replayed = trace_file::replay(&mut recording, &mut Outputs::new(vec![Box::new(part)]))?;

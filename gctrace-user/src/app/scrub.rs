@@ -1,4 +1,4 @@
-//! `gctrace scrub`: a copy of a recording without names that tell whose it is.
+//! `gctrace scrub`: a copy of a recording without names that identify its owner.
 
 #[cfg(test)]
 mod tests;

@@ -142,7 +142,7 @@ impl Alone {
         Some((self.stacks.take()?, self.unwind.take()))
     }
 
-    /// Tells the programs how the Ruby stacks of the process are walked. Its image has the index 0.
+    /// Configures how the programs walk the Ruby stacks of the process. Its image has the index 0.
     pub(super) fn set_ruby(&mut self, pid: u32, bias: u64, config: &ImageConfig) -> Result<(), AttachError> {
         let closed = ImageConfig { open: 0, ..*config };
         self.images.set(0, closed, 0).map_err(|source| written("IMAGES", source))?;
@@ -150,7 +150,7 @@ impl Alone {
         self.rubies.insert(pid, entry, 0).map_err(|source| written("RUBIES", source))
     }
 
-    /// Attaches the program at these places of a file (offset, cookie), for one process where the kernel can tell it.
+    /// Attaches the program at these places of a file (offset, cookie), for one process where the kernel can filter by it.
     pub(super) fn attach(
         &mut self,
         places: &[(u64, u64)],

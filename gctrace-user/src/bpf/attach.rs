@@ -216,7 +216,7 @@ impl Probes {
         Ok(self.next_image - 1)
     }
 
-    /// Tells the programs of an image whose probes are not attached yet: the stacks of its processes can be walked.
+    /// Makes an image known to the programs whose probes are not attached yet: the stacks of its processes can be walked.
     pub fn add_image(&mut self, index: u32, config: &ImageConfig) -> Result<(), AttachError> {
         self.open_image(index, &ImageConfig { open: 0, ..*config })
     }
@@ -383,7 +383,7 @@ impl Probes {
         })
     }
 
-    /// Tells the programs where a process has its image, so that its stacks can be walked before its first GC.
+    /// Stores for the programs where a process has its image, so that its stacks can be walked before its first GC.
     /// What has been passed before stays until the process replaces its program.
     pub fn set_ruby(&mut self, pid: u32, image: u32, bias: u64) -> Result<(), AttachError> {
         let error = |source| AttachError::Map { map: "RUBIES", source: Box::new(source) };

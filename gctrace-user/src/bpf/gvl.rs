@@ -324,7 +324,7 @@ impl GvlReader {
             .collect()
     }
 
-    /// Tells the programs what to do at a hit.
+    /// Configures what the programs do at a hit.
     pub fn gate(&mut self, gate: GvlGate) -> Result<(), MapError> {
         self.gate.set(0, gate.pack(), 0)
     }

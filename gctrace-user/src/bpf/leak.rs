@@ -53,7 +53,7 @@ impl LeakProbes {
         self.alone.take_stacks().map(|(ring, _)| ring)
     }
 
-    /// Attaches all sites of a file, for one process where the kernel can tell it, and opens the gate. `config` says how its Ruby stacks
+    /// Attaches all sites of a file, for one process where the kernel can filter by it, and opens the gate. `config` says how its Ruby stacks
     /// are walked.
     ///
     /// # Errors

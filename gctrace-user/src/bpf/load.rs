@@ -418,6 +418,8 @@ fn load_programs(
     gvl::size_maps(&mut loader, config.gvl != 0);
     let watches_requests = u32::from(requests.is_some());
     loader.override_global("REQUESTS", &watches_requests, true);
+    let watches_alloc = u32::from(alloc.is_some());
+    loader.override_global("ALLOC", &watches_alloc, true);
     let alloc_stacks = u32::from(alloc.is_some_and(|alloc| alloc.stacks));
     loader.override_global("ALLOC_STACKS", &alloc_stacks, true);
     let signal = kernel_types::task_signal().unwrap_or_else(|error| {

@@ -89,7 +89,7 @@ impl MallocProbes {
         self.alone.take_stacks()
     }
 
-    /// Tells the programs how the Ruby stacks of the process are walked. Its image has the index 0.
+    /// Configures how the programs walk the Ruby stacks of the process. Its image has the index 0.
     ///
     /// # Errors
     ///
@@ -98,7 +98,7 @@ impl MallocProbes {
         self.alone.set_ruby(pid, bias, config)
     }
 
-    /// Attaches all sites of a file, for one process where the kernel can tell it; the program looks at this process only.
+    /// Attaches all sites of a file, for one process where the kernel can filter by it; the program looks at this process only.
     ///
     /// # Errors
     ///

@@ -200,7 +200,7 @@ pub enum Subcommand {
     Info(super::diff::InfoArgs),
     /// Write several recordings as one
     Merge(super::copies::MergeArgs),
-    /// Copy a recording without names that tell whose it is
+    /// Copy a recording without names that identify its owner
     Scrub(super::copies::ScrubArgs),
     /// Recommend GC settings from TuneMyGC sample sets
     Tune(TuneArgs),

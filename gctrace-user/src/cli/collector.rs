@@ -66,7 +66,7 @@ pub struct CollectorArgs {
     #[arg(long, value_name = "N")]
     pub per_address: Option<u32>,
 
-    /// Tell agents of the TuneMyGC gem below this version to be updated
+    /// Ask agents of the TuneMyGC gem below this version to be updated
     #[arg(long, value_name = "VERSION", default_value = "1.0.15")]
     pub min_agent: String,
 }

@@ -113,7 +113,7 @@ const COMMANDS: [(&str, &str); 14] = [
     ("serve", "A recording, or a live run, as a web page on this host"),
     ("info", "What a recording holds"),
     ("merge", "Write several recordings as one"),
-    ("scrub", "Copy a recording without names that tell whose it is"),
+    ("scrub", "Copy a recording without names that identify its owner"),
     ("tune", "Recommend GC settings from TuneMyGC sample sets"),
     ("collector", "Receive sample sets over HTTP and answer with recommendations"),
     ("completions", "Write a completion script for a shell"),

@@ -71,8 +71,8 @@ pub struct LookArgs {
     #[arg(long, hide_short_help = true)]
     pub alloc: bool,
 
-    /// (JSON lines only) Report PSS and private dirty memory after a cycle, at most once per second and process: what collections
-    /// cost the workers of a server that forks
+    /// (JSON lines, metrics, --firefox, --perfetto, recordings) Report PSS and private dirty memory after a cycle, at most once per second
+    /// and process: what collections cost the workers of a server that forks
     #[arg(long)]
     pub shares: bool,
 

@@ -52,7 +52,7 @@ pub struct MallocArgs {
     #[arg(long, value_name = "PERCENT", default_value = "10", value_parser = parse::percent)]
     pub budget: u64,
 
-    /// Take the stack of a call per so many bytes on average, such as 64KiB; 0: of none
+    /// Take the stack of a call per this many bytes on average, such as 64KiB; 0: of none
     #[arg(long, value_name = "BYTES", default_value = "64KiB", value_parser = parse::malloc_period)]
     pub sample: u64,
 

@@ -110,6 +110,8 @@ pub(super) struct Idle {
     pub(super) wall: bool,
     pub(super) no_native: bool,
     pub(super) root: RootArg,
+    /// Whether any output shows how memory is shared.
+    pub(super) shows_shares: bool,
     /// Whether any output shows time off the CPU.
     pub(super) shows_wall: bool,
     /// Whether any output shows native frames.
@@ -129,8 +131,8 @@ impl Idle {
     pub(super) fn notes(self) -> Vec<&'static str> {
         [
             (
-                self.text && self.shares,
-                "--shares adds fields to JSON lines and changes nothing else: add --format jsonl",
+                self.shares && !self.shows_shares,
+                "--shares changes none of these outputs: add --format jsonl, --prometheus, --otlp, --firefox or --perfetto",
             ),
             (
                 !self.text && self.memory_account,

@@ -343,6 +343,11 @@ impl Settings {
             graph_of: profile.flamegraph_of.is_some(),
             filters: profile.filter().is_any(),
             shows_profiles: !profiles.is_empty() || push.wants_stacks() || rate.is_some(),
+            shows_shares: !text
+                || record.is_some()
+                || prometheus.is_some()
+                || (push.otlp.is_some() && push.metrics)
+                || has(|format| format.has_memory()),
             shows_wall: shows_stacks,
             shows_native: shows_stacks,
             shows_graphs: has(|format| {

@@ -232,7 +232,7 @@ pub(super) struct Control {
     /// Processes that are traced.
     processes: usize,
     /// Refusals already reported; forgotten when there are very many.
-    refused_told: HashSet<(u32, ImageKey)>,
+    refused_said: HashSet<(u32, ImageKey)>,
     images: Images,
     /// Images probed.
     attached: usize,
@@ -250,7 +250,7 @@ pub(super) struct Control {
     servers: Servers,
 }
 
-/// Runs until told to stop. Returns (and so detaches) only then.
+/// Runs until it is asked to stop. Returns (and so detaches) only then.
 pub fn run(start: Start) {
     let Start {
         probes,
@@ -289,7 +289,7 @@ pub fn run(start: Start) {
         verdicts: HashMap::new(),
         libraries: HashMap::new(),
         processes: 0,
-        refused_told: HashSet::new(),
+        refused_said: HashSet::new(),
         images,
         attached: 0,
         native,
@@ -447,12 +447,12 @@ impl Control {
         }
     }
 
-    /// Tells that a process is not traced for what its image is, once.
+    /// Reports, once, that a process is not traced because of its image.
     pub(super) fn refuse(&mut self, pid: u32, key: ImageKey, mapping: &ExecutableMapping, reason: &str) {
-        if self.refused_told.len() > REFUSALS_REMEMBERED {
-            self.refused_told.clear();
+        if self.refused_said.len() > REFUSALS_REMEMBERED {
+            self.refused_said.clear();
         }
-        if self.wants(pid) && self.refused_told.insert((pid, key)) {
+        if self.wants(pid) && self.refused_said.insert((pid, key)) {
             self.tell(ControlEvent::Refused {
                 pid: Some(pid),
                 path: mapping.path.clone(),

@@ -363,8 +363,8 @@ mod tests {
                 assert_eq!(essence(&own), essence(&whole), "{image}: --layout-from {args:?}");
                 assert!(!committed(&own) && committed(&whole), "{image}");
                 let version = whole.plan.analysis.version;
-                let told = read(version, &File::open(&by_id).unwrap(), None, "test").unwrap();
-                assert_eq!(told.differences(Table::of(version).unwrap()), Vec::<String>::new());
+                let found = read(version, &File::open(&by_id).unwrap(), None, "test").unwrap();
+                assert_eq!(found.differences(Table::of(version).unwrap()), Vec::<String>::new());
             }
             std::fs::remove_file(&by_id).unwrap();
 

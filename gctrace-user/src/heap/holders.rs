@@ -13,9 +13,12 @@ use super::{jsonl::Address, target::Target};
 use crate::{
     host::mem::ProcessMemory,
     model::source::last_two,
-    ruby::heap::{
-        ClassNames, Environment, HeapError, HeapLayout, ObjectType, Procs, References, Referred, Slot,
-        each_object,
+    ruby::{
+        frames::Memory as _,
+        heap::{
+            ClassNames, Environment, HeapError, HeapLayout, ObjectType, Procs, References, Referred, Slot,
+            each_object,
+        },
     },
 };
 
@@ -25,6 +28,8 @@ const SAMPLES: usize = 64;
 const MOST_HOLDERS: usize = 4096;
 /// Steps from a sample towards the roots.
 const STEPS: usize = 8;
+/// How often an object is read again that the program has changed meanwhile.
+const LOOKS: usize = 4;
 
 /// An object that holds others.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -161,10 +166,14 @@ enum OfClass {
     Variable(u64, Arc<str>),
 }
 
-/// An object whose references were read.
-struct Read {
-    /// Address of the code that it has, if any.
-    code: Option<u64>,
+/// What was found of an object.
+enum Found {
+    /// It holds some of the objects.
+    Holds(HeapObject),
+    /// It holds none, or what it holds cannot be read.
+    Nothing,
+    /// The program changed it while it was read.
+    Changed,
 }
 
 /// What refers to the objects of one step.
@@ -210,6 +219,26 @@ impl<'t> Search<'t> {
         if known || step.found.len() >= MOST_HOLDERS {
             return;
         }
+        let mut found = self.held(slot, step);
+        let mut bytes = Vec::new();
+        for _ in 0..LOOKS {
+            if !matches!(found, Found::Changed) {
+                break;
+            }
+            // Its page was read some time ago, and what grows is moved now and then.
+            bytes.resize(slot.bytes.len(), 0);
+            if !self.target.memory.read(slot.address, &mut bytes) {
+                return;
+            }
+            found = self.held(&Slot { address: slot.address, bytes: &bytes, marks: slot.marks }, step);
+        }
+        if let Found::Holds(object) = found {
+            step.found.insert(slot.address, object);
+        }
+    }
+
+    /// Which of the objects a slot holds.
+    fn held(&mut self, slot: &Slot<'_>, step: &mut Step<'_>) -> Found {
         let Step { wanted, held, .. } = step;
         held.clear();
         let mut refers = 0;
@@ -219,25 +248,35 @@ impl<'t> Search<'t> {
                 held.insert(value);
             }
         });
-        let Some(Read { code }) = read.filter(|_| !step.held.is_empty()) else { return };
+        let code = match read {
+            Ok(code) => code,
+            Err(Referred::Changed) => return Found::Changed,
+            Err(_) => return Found::Nothing,
+        };
+        if held.is_empty() {
+            return Found::Nothing;
+        }
         // What internal objects have in the place of a class is something else.
         let class = if slot.kind().is_internal() { 0 } else { slot.class() };
-        let object = HeapObject { kind: slot.kind(), class, refers, holds: step.held.len(), code };
-        step.found.insert(slot.address, object);
+        Found::Holds(HeapObject { kind: slot.kind(), class, refers, holds: held.len(), code })
     }
 
-    /// Hands what an object refers to to `visit`. `None`: its references cannot be read.
-    fn references(&mut self, slot: &Slot<'_>, visit: &mut dyn FnMut(u64)) -> Option<Read> {
+    /// Hands what an object refers to to `visit`, and returns the address of the code that it has, if any; or why its references cannot be
+    /// read.
+    fn references(&mut self, slot: &Slot<'_>, visit: &mut dyn FnMut(u64)) -> Result<Option<u64>, Referred> {
         let memory = &self.target.memory;
         if let Some(environment) = Environment::of(slot, self.target.plan.analysis.version) {
-            return environment.each(memory, visit).map(|()| Read { code: Some(environment.code) });
+            let read = environment.each(memory, visit);
+            return read.map(|()| Some(environment.code)).ok_or(Referred::Changed);
         }
         if let Some(closure) = self.procs.as_mut().and_then(|procs| procs.closure(memory, slot)) {
             closure.each(visit);
-            return Some(Read { code: Some(closure.code) });
+            return Ok(Some(closure.code));
         }
-        let referred = self.references.each(memory, slot, visit);
-        (referred == Referred::Exactly).then_some(Read { code: None })
+        match self.references.each(memory, slot, visit) {
+            Referred::Exactly => Ok(None),
+            other => Err(other),
+        }
     }
 
     /// A constant or a variable of a class that is one of the objects. Where they cannot be read, the path goes on as if there were none.

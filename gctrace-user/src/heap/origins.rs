@@ -54,7 +54,7 @@ pub(super) type Lines = Vec<(Option<Line>, u64)>;
 pub(super) struct Account {
     /// Hits of the probe at refills, also those without a page.
     hits: u64,
-    /// Refills of which one in so many was drawn in the end. What was drawn before was thinned out alike.
+    /// Refills, of which one in this number was drawn in the end. What was drawn before was thinned out alike.
     one_in: u64,
     drawn: u64,
     followed: u64,

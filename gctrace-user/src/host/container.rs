@@ -51,8 +51,8 @@ impl Cgroups {
     /// What the paths show. On a hybrid host the v2 path may be the root while the v1 ones have the container.
     pub fn container(&self) -> Container {
         let path = self.paths().find(|path| *path != "/").unwrap_or("/");
-        let told = self.paths().map(parse).find(|told| told.id.is_some()).unwrap_or_else(|| parse(path));
-        Container { cgroup: Some(path.to_owned()), ..told }
+        let named = self.paths().map(parse).find(|named| named.id.is_some()).unwrap_or_else(|| parse(path));
+        Container { cgroup: Some(path.to_owned()), ..named }
     }
 }
 
@@ -132,7 +132,7 @@ mod tests {
     const B: &str = "00112233445566778899aabbccddeeff00112233445566778899aabbccddeeff";
     const UID: &str = "0f9a2b1c-4d5e-6f70-8192-a3b4c5d6e7f8";
 
-    fn told(path: &str) -> (Option<String>, Option<Runtime>, Option<String>, Option<String>) {
+    fn named(path: &str) -> (Option<String>, Option<Runtime>, Option<String>, Option<String>) {
         let Container { id, runtime, pod_uid, unit, .. } = parse(path);
         (id, runtime, pod_uid, unit)
     }
@@ -198,7 +198,7 @@ mod tests {
         for (path, runtime, pod) in cases {
             let pod = if path.contains(":cri-containerd:") { Some(UID) } else { pod };
             let expected = (Some(A.to_owned()), runtime, pod.map(ToOwned::to_owned), None);
-            assert_eq!(told(&path), expected, "{path}");
+            assert_eq!(named(&path), expected, "{path}");
         }
     }
 
@@ -206,7 +206,7 @@ mod tests {
     #[test]
     fn static_pod() {
         let hash = "8d3e5c6a7f8091a2b3c4d5e6f7081920";
-        let (_, _, pod, _) = told(&format!("/kubepods/burstable/pod{hash}/{A}"));
+        let (_, _, pod, _) = named(&format!("/kubepods/burstable/pod{hash}/{A}"));
         assert_eq!(pod.as_deref(), Some(hash));
     }
 
@@ -229,14 +229,14 @@ mod tests {
             (format!("/docker/f{A}"), None),
             ("/libpod_parent/conmon".to_owned(), None),
         ] {
-            assert_eq!(told(&path), (None, None, None, unit.map(ToOwned::to_owned)), "{path}");
+            assert_eq!(named(&path), (None, None, None, unit.map(ToOwned::to_owned)), "{path}");
         }
     }
 
     /// A unit inside a container is that of the container's systemd; one that the container's cgroup lies in is not its.
     #[test]
     fn unit_inside() {
-        let (id, _, _, unit) = told(&format!("/system.slice/docker-{A}.scope/system.slice/puma.service"));
+        let (id, _, _, unit) = named(&format!("/system.slice/docker-{A}.scope/system.slice/puma.service"));
         assert_eq!((id.as_deref(), unit.as_deref()), (Some(A), Some("puma.service")));
     }
 

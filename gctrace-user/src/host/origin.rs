@@ -166,7 +166,7 @@ mod tests {
         }
     }
 
-    /// What the SDK publishes comes before the environment, but for a name that is none; pids of the process's own namespace are not told.
+    /// What the SDK publishes comes before the environment, but for a name that is none; pids of the process's own namespace are not shown.
     #[test]
     fn published() {
         let environ = b"OTEL_SERVICE_NAME=web\0OTEL_RESOURCE_ATTRIBUTES=a=1,b=2\0";

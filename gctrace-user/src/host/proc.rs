@@ -82,7 +82,8 @@ pub fn at_event(pages: &MemoryPages) -> Option<Memory> {
 /// map memory: not something to do often.
 pub fn shares(pid: u32) -> Option<Shares> {
     let text = fs::read_to_string(proc_root::path(pid, "smaps_rollup")).ok()?;
-    Some(Shares { pss: kib(&text, "Pss:")?, private_dirty: kib(&text, "Private_Dirty:")? })
+    let (pss, private_dirty) = (kib(&text, "Pss:")?, kib(&text, "Private_Dirty:")?);
+    Some(Shares { pss, private_dirty, read_ns: Some(monotonic_ns()) })
 }
 
 /// Whether the processor keeps a second copy of the process's return addresses and compares them (`x86_Thread_features` of

@@ -29,7 +29,7 @@ pub(super) enum Ended {
     Signal,
     /// The process has ended.
     Process,
-    /// It had cost more than so many millionths of the time of one CPU.
+    /// Its cost exceeded this many millionths of the time of one CPU.
     Budget {
         /// The budget.
         ppm: u64,

@@ -7,7 +7,7 @@ use crate::{
     heap::{HeapFailure, looked_at},
 };
 
-/// So many processes at a time: each has maps and programs of its own in the kernel.
+/// How many processes at a time: each has maps and programs of its own in the kernel.
 const MOST: usize = 16;
 
 /// The Ruby processes that are selected and run now, and why named ones are not among them.

@@ -15,7 +15,7 @@ use crate::{
     words::{file_size, plural},
 };
 
-/// Writes what it was, sizes, ages, so many places at most, and what is missing.
+/// Writes what it was, sizes, ages, a limited number of places, and what is missing.
 pub(super) fn write(out: &mut impl Write, report: &Report, top: usize) -> io::Result<()> {
     head(out, report)?;
     if report.sums.sizes.is_empty() {

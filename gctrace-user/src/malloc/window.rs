@@ -41,7 +41,7 @@ const STACK_NS: u64 = 25_000;
 const SHORTEST: Duration = Duration::from_secs(1);
 
 /// Counts the calls of each process until the time, the process or its budget ends, with one profile of all. Of those that cannot be
-/// counted among several, `fail` is told why.
+/// counted among several, `fail` is called with the reason.
 pub(super) fn watch(
     settings: &MallocSettings,
     mut fail: impl FnMut(&MallocFailure),

@@ -132,7 +132,7 @@ impl Pipeline {
         match point {
             Point::GcStart => {
                 self.counts.cycles_started += 1;
-                let told = traced.beginning.reported(count, traced.lost > 0);
+                let missed = traced.beginning.reported(count, traced.lost > 0);
                 let before = traced.fold.counts().cut_short;
                 let folded = traced.fold.start(model::comm(&event.comm), count, state);
                 traced.fold.of_request(request);
@@ -143,7 +143,7 @@ impl Pipeline {
                     self.counts.triggers += 1;
                 }
                 self.counts.cycles_cut_short += traced.fold.counts().cut_short - before;
-                if let Some(before) = told {
+                if let Some(before) = missed {
                     self.count_before(before);
                 }
                 self.report(pid, folded);

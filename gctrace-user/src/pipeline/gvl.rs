@@ -392,6 +392,15 @@ impl Gvl {
         self.summary(thread, end_ns, false)
     }
 
+    /// A program that was not reported has become another one: nobody asks what its threads did.
+    pub(super) fn refuse(&mut self, read: &GvlRead) {
+        for thread in &read.threads {
+            self.counts.gvl_threads_read += 1;
+            self.counts.gvl_thread_waits += thread.waits;
+            self.counts.gvl_refused += 1;
+        }
+    }
+
     fn summary(&mut self, thread: Box<GvlThread>, end_ns: u64, ended: bool) -> Report {
         self.counts.gvl_thread_waits += thread.waits;
         let header = thread.header;

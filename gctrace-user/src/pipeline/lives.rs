@@ -90,6 +90,10 @@ impl Pipeline {
             if !self.traced.contains_key(&event.header.tgid) {
                 self.beginnings.execed(event.header.tgid);
             }
+            // Nobody else takes what the old program's threads left in the kernel: the end of the new one takes its own.
+            if let Some(read) = self.gvl.take_out(Some((event.header.tgid, event.header.execs))) {
+                self.gvl.refuse(&read);
+            }
             return;
         }
         self.stacks.stacks_are_lost(Some(event.header.tgid));
@@ -133,7 +137,7 @@ impl Pipeline {
     }
 
     /// Whether what is known of a process is of the program that it became by an exec at this time, or nothing is: records of
-    /// other rings may come before that of the exec. What threads did with the GVL is then left to the end of the new one.
+    /// other rings may come before that of the exec.
     fn is_new_program(&self, pid: u32, exec_ns: u64) -> bool {
         self.traced.get(&pid).map_or(!self.refused.contains_key(&pid), |traced| traced.seen_ns > exec_ns)
     }

@@ -4,7 +4,7 @@ use gctrace_common::{
     event::PauseEvent,
     gvl::Clocks,
     job::JobEvent,
-    request::{CLOCKS_UNKNOWN, GVL_UNKNOWN, RequestEnd, RequestEvent},
+    request::{ALLOC_UNKNOWN, CLOCKS_UNKNOWN, GVL_UNKNOWN, RequestEnd, RequestEvent},
     traceparent::Traceparent,
 };
 
@@ -20,7 +20,7 @@ use crate::{
     clock::monotonic_ns,
     decode::{self, Event},
     model::{
-        request::{Request, States},
+        request::{Allocated, Request, States},
         seen::Seen,
         trace::Trace,
     },
@@ -34,6 +34,11 @@ const BATCH: usize = 4096;
 fn states(clocks: Clocks) -> Option<States> {
     let [cpu_ns, runnable_ns, blocked_ns] = clocks;
     (clocks != CLOCKS_UNKNOWN).then_some(States { cpu_ns, runnable_ns, blocked_ns })
+}
+
+/// What a thread took of the heap in it.
+fn allocated(slots: u64, bytes: u64) -> Option<Allocated> {
+    (slots != ALLOC_UNKNOWN).then_some(Allocated { slots, bytes })
 }
 
 /// From this Ruby on a native thread ends with its Ruby thread. Before, it may stay for some seconds, in which another one may come.
@@ -105,6 +110,7 @@ impl Pipeline {
             last_byte_ns: since(event.last_write_ns),
             gvl_wait_ns: (event.gvl_ns != GVL_UNKNOWN).then_some(event.gvl_ns),
             states: states(event.clocks),
+            alloc: allocated(event.alloc_slots, event.alloc_bytes),
             pause_ns: (event.pause_ns != 0).then_some(event.pause_ns),
             trace: (event.traceparent == Traceparent::Valid as u32)
                 .then(|| Trace::parse(&event.value))
@@ -152,6 +158,7 @@ impl Pipeline {
             gvl_wait_ns: (event.gvl_ns != GVL_UNKNOWN).then_some(event.gvl_ns),
             pause_ns: (event.pause_ns != 0).then_some(event.pause_ns),
             states: states(event.clocks),
+            alloc: allocated(event.alloc_slots, event.alloc_bytes),
             trace,
             job: Some(fetched.job),
             gc_states,
@@ -228,6 +235,7 @@ impl Pipeline {
             let all_waits = traced.image.image.gvl.is_some_and(|coverage| !coverage.only_blocked);
             request.gvl_wait_ns = request.gvl_wait_ns.filter(|_| all_waits && request.end_ns.is_some());
             request.states = request.states.filter(|_| request.end_ns.is_some());
+            request.alloc = request.alloc.filter(|_| request.end_ns.is_some());
             request.gc_states = request.gc_states.filter(|_| request.end_ns.is_some());
             if self.unit_states.are_copied() && request.gc_states.is_none() {
                 self.request_counts.requests_without_states += 1;

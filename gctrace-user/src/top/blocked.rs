@@ -97,9 +97,9 @@ mod tests {
             blocked.see(&wait(tid, 100 * SECOND, ns, holder));
         }
         let pairs = blocked.pairs(101 * SECOND);
-        let told: Vec<_> = pairs.iter().map(|(pair, waited)| (pair.waiter.tid, *waited)).collect();
+        let found: Vec<_> = pairs.iter().map(|(pair, waited)| (pair.waiter.tid, *waited)).collect();
         let waited = |count, ns, max_ns| Waited { count, ns, max_ns };
-        assert_eq!(told, [(2, waited(1, 40, 40)), (1, waited(2, 12, 7))]);
+        assert_eq!(found, [(2, waited(1, 40, 40)), (1, waited(2, 12, 7))]);
         assert_eq!(pairs[1].0.holder, Some(who(9, "holder")));
         assert!(blocked.pairs(170 * SECOND).is_empty());
         for _ in 0..MOST * 2 {

@@ -157,7 +157,7 @@ impl Board {
         }
     }
 
-    /// So many requests were lost since the beginning, of whatever process.
+    /// How many requests were lost since the beginning, of all processes.
     pub(super) fn requests_lost(&mut self, lost: u64, now_ns: u64) {
         if lost > self.requests_lost.0 {
             self.requests_lost = (lost, Some(now_ns / SECOND));

@@ -98,7 +98,7 @@ pub(super) fn process(body: Rect, view: &View) -> Process {
     Process { facts, sparks, methods, cycles, histogram, panels }
 }
 
-/// What is at this place of a screen with so many rows.
+/// What is at this place of a screen with this number of rows.
 pub(super) fn spot(screen: Rect, view: &View, rows: usize, (x, y): (u16, u16)) -> Spot {
     let [_, body, _] = page(screen);
     let inside = |area: Rect| area.contains((x, y).into());

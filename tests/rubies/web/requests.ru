@@ -14,6 +14,17 @@ tid = lambda do
   end
 end
 
+# Connections that were handed over are answered, and closed, by another thread.
+handed_over = Thread::Queue.new
+Thread.new do
+  while (io = handed_over.pop)
+    sleep 0.02
+    body = "SECRETBODY" * 3
+    io.write("HTTP/1.1 200 OK\r\nContent-Length: #{body.size}\r\n\r\n#{body}")
+    io.close
+  end
+end
+
 run lambda { |env|
   native = tid.call
   begin_ns = now.call
@@ -27,6 +38,10 @@ run lambda { |env|
   status = kind == "missing" ? 404 : 200
   status = 201 if body && !body.empty?
   line = "#{name} #{native} #{begin_ns} #{now.call} #{env["REQUEST_METHOD"]} #{status}\n"
+  if kind == "hijack"
+    handed_over << env["rack.hijack"].call
+    next [-1, {}, []]
+  end
   TRUTH.syswrite(line)
   [status, { "content-type" => "text/plain", "set-cookie" => "a=SECRETCOOKIE" }, ["SECRETBODY" * 3]]
 }

@@ -270,7 +270,7 @@ pub(crate) fn ensure_in(lab: &Path, architecture: &str, names: &[String]) -> Res
     each_in(lab, architecture, names)?.into_iter().collect()
 }
 
-/// So many roots are made at a time: one waits for the network while another is unpacked.
+/// How many roots are made at a time: one waits for the network while another is unpacked.
 const AT_ONCE: usize = 3;
 
 /// The Ruby in each of these roots, in their order, or why there is none.

@@ -41,8 +41,8 @@ pub(crate) struct Args {
     /// Which kernels. Default: all.
     #[arg(value_parser = KERNELS.iter().map(|kernel| kernel.name).collect::<Vec<_>>())]
     kernels: Vec<String>,
-    /// Run these tests (program and name, such as `live_gc::fork`) instead of the usual ones.
-    #[arg(long = "test", value_name = "PROGRAM::NAME")]
+    /// Run these tests (file and name, such as `live_gc::fork`) instead of the usual ones.
+    #[arg(long = "test", value_name = "FILE::NAME")]
     tests: Vec<String>,
     /// Run this shell command instead of tests, with `$GCTRACE_BIN` and `$GCTRACE_RUBIES` set.
     #[arg(long = "command", value_name = "COMMAND", conflicts_with = "tests")]
@@ -57,6 +57,9 @@ pub(crate) struct Args {
     /// Let KVM run the guest.
     #[arg(long, conflicts_with = "arch")]
     kvm: bool,
+    /// Take the witnesses that the tests before have built, so that no Ruby runs on this machine, where others count what Rubies do.
+    #[arg(long, conflicts_with = "arch")]
+    witnesses_built: bool,
 }
 
 /// The tests that run in a guest: a bit of everything that depends on the kernel.
@@ -76,7 +79,7 @@ const TESTS: &[&str] = &[
     "live_gvl_futex::waits_add_up_in_lock_step",
 ];
 
-/// Programs of tests that a kernel cannot pass: gctrace does not watch the GVL without attach cookies (Linux 5.15).
+/// Files of tests that a kernel cannot pass: gctrace does not watch the GVL without attach cookies (Linux 5.15).
 const WITHOUT: &[(&str, &str)] = &[("5.10", "live_gvl")];
 /// The tests on aarch64, where neither stacks are walked nor lines shown.
 const TESTS_AARCH64: &[&str] = &[
@@ -210,16 +213,24 @@ fn guest(args: &Args, archive: &Path) -> Result<()> {
         files.add_program(program)?;
     }
     // The witness is compiled here: a guest has no compiler.
-    progress("vm: building the witness");
     let build = programs.get("host_witness").context("there is no test program host_witness")?;
-    let mut witness = Command::new(build);
-    run(witness
-        .args(["--quiet", "--exact", "witness_agrees_with_the_program", "gvl_witness_is_built"])
-        .env("GCTRACE_RUBIES", rubies)
-        .current_dir(root().join("tests")))?;
-    files.add_tree(
-        &build.parent().and_then(Path::parent).context("no target folder")?.join("tmp/gctrace-tests"),
-    )?;
+    if !args.witnesses_built {
+        progress("vm: building the witness");
+        let mut witness = Command::new(build);
+        run(witness
+            .args(["--quiet", "--exact", "witness_agrees_with_the_program", "gvl_witness_is_built"])
+            .env("GCTRACE_RUBIES", rubies)
+            .current_dir(root().join("tests")))?;
+    }
+    let results =
+        build.parent().and_then(Path::parent).context("no target folder")?.join("tmp/gctrace-tests");
+    for entry in fs::read_dir(&results).with_context(|| format!("cannot read {}", results.display()))? {
+        let name = entry?.file_name();
+        // Beside witnesses there is scratch of tests that run meanwhile.
+        if name.to_string_lossy().starts_with("witness") {
+            files.add_tree(&results.join(name))?;
+        }
+    }
     let busybox = Path::new("/bin/busybox");
     files.add(busybox)?;
     files.pack(&(init + VERDICT), None, archive)
@@ -227,8 +238,8 @@ fn guest(args: &Args, archive: &Path) -> Result<()> {
 
 /// Packs what the guests of another processor run: the same, but compiled for it, on a small root of its packages.
 fn foreign_guest(args: &Args, archive: &Path) -> Result<()> {
-    let mut wanted: Vec<&str> =
-        args.tests().iter().filter_map(|test| Some(test.split_once("::")?.0)).collect();
+    let tests = args.tests();
+    let mut wanted = tests.iter().map(|test| Ok(program_of(test)?.1)).collect::<Result<Vec<_>>>()?;
     wanted.dedup();
     let built = cross::build(args.arch, &wanted)?;
     let rubies = cross::rubies(args.arch, &args.rubies())?;
@@ -289,14 +300,15 @@ impl Args {
         }
         let mut run = Vec::new();
         for test in self.tests() {
-            let (program, name) =
-                test.split_once("::").with_context(|| format!("{test} is not of the form PROGRAM::NAME"))?;
+            let (file, program, name) = program_of(test)?;
             let path =
                 programs.get(program).with_context(|| format!("there is no test program {program}"))?;
-            run.push(path);
+            if !run.contains(&path) {
+                run.push(path);
+            }
             let without: Vec<_> = WITHOUT
                 .iter()
-                .filter(|(_, other)| *other == program)
+                .filter(|(_, other)| *other == file)
                 .map(|(series, _)| format!("{series}.*"))
                 .collect();
             writeln!(
@@ -310,7 +322,14 @@ impl Args {
     }
 }
 
-/// The test programs by name, built. Cargo names each as `Executable tests/live_gc.rs (target/debug/deps/live_gc-…)`.
+/// The file of a test, its program, and its name there: files of live tests are modules of one program.
+fn program_of(test: &str) -> Result<(&str, &str, &str)> {
+    let (file, name) =
+        test.split_once("::").with_context(|| format!("{test} is not of the form FILE::NAME"))?;
+    Ok(if file.starts_with("live_") { (file, "live", test) } else { (file, file, name) })
+}
+
+/// The test programs by name, built. Cargo names each as `Executable tests/live.rs (target/debug/deps/live-…)`.
 fn test_programs() -> Result<BTreeMap<String, PathBuf>> {
     let mut tests = cargo();
     tests.args(["test", "--no-run", "--package", "gctrace-tests"]).env("CARGO_TERM_COLOR", "never");

@@ -21,7 +21,7 @@ pub(super) struct Ledger {
     /// Time in the programs, nanoseconds.
     pub(super) program_ns: u64,
     /// Waits that were reported one by one.
-    pub(super) told: u64,
+    pub(super) reported: u64,
     /// For how long the GVL was watched, and for how long not, nanoseconds.
     pub(super) watched_ns: u64,
     pub(super) unwatched_ns: u64,
@@ -62,7 +62,7 @@ impl Ledger {
             shed: counter("kernel", "gvl_shed")?,
             resumed: counter("kernel", "gvl_resumed")?,
             program_ns: counter("kernel", "gvl_ns")?,
-            told: counter("kernel", "gvl_wait_submitted")?,
+            reported: counter("kernel", "gvl_wait_submitted")?,
             watched_ns: counter("user", "gvl_watched_ns")?,
             unwatched_ns: counter("user", "gvl_unwatched_ns")?,
             waits,
@@ -77,7 +77,7 @@ impl Ledger {
             shed: sum.shed + run.shed,
             resumed: sum.resumed + run.resumed,
             program_ns: sum.program_ns + run.program_ns,
-            told: sum.told + run.told,
+            reported: sum.reported + run.reported,
             watched_ns: sum.watched_ns + run.watched_ns,
             unwatched_ns: sum.unwatched_ns + run.unwatched_ns,
             waits: sum.waits + run.waits,
@@ -172,7 +172,7 @@ mod tests {
             r#"{"type":"gvl","what":"process","wait_histogram":[[900,2],[10000,1],[12288,3],[5000000,4]]}"#;
         let wait = r#"{"type":"gvl","what":"wait","wait_ns":5}"#;
         let run = Ledger::of(&format!("{wait}\n{wait}\n{process}\n{ledger}\n")).unwrap();
-        assert_eq!((run.hits, run.shed, run.resumed, run.program_ns, run.told), (30, 3, 10, 12_000, 2));
+        assert_eq!((run.hits, run.shed, run.resumed, run.program_ns, run.reported), (30, 3, 10, 12_000, 2));
         assert_eq!((run.waits, run.held), (10, 7));
         let sum = Ledger::sum([run, run]);
         for run in [run, sum] {

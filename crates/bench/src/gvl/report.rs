@@ -105,7 +105,7 @@ fn print_costs(costs: &[Cost]) {
         "hand-overs",
         "hits",
         ">10 µs %",
-        "told",
+        "reported",
         "ns/hit",
         "gctrace's",
         "kernel's",
@@ -123,7 +123,7 @@ fn print_costs(costs: &[Cost]) {
             ledger.resumed,
             number(share(ledger.hits, ledger.resumed), 2),
             number(ledger.held_percent(), 1),
-            ledger.told,
+            ledger.reported,
             number(ledger.ns_per_hit(), 0),
             number(ledger.us_per_hand_over(), 2),
             number(us(kernel.points_ns + kernel.others_ns), 2),
@@ -137,7 +137,7 @@ fn print_costs(costs: &[Cost]) {
     }
     println!(
         ">10 µs: waits of more than 10 µs: the GVL was held; where a wait was shorter, it may have been free\n\
-         told: waits that came out one by one, each with a stack, which is in the kernel's figure and not in gctrace's\n\
+         reported: waits that came out one by one, each with a stack, which is in the kernel's figure and not in gctrace's\n\
          gctrace's: the programs' own clock, at GVL points and where the scheduler meets a watched thread (gvl_ns)\n\
          kernel's: run statistics, in a run of their own: at GVL points, and on tracepoints for all threads of the host\n\
          runs: runs of programs at GVL points for each hit that gctrace counted; 1 if none is missing"
@@ -160,7 +160,7 @@ fn kernel_us(kernel: Kernel, run: Ledger) -> Option<f64> {
 
 fn ledger_json(ledger: &Ledger) -> Value {
     json!({
-        "gvl_hits": ledger.hits, "gvl_shed": ledger.shed, "gvl_resumed": ledger.resumed, "gvl_ns": ledger.program_ns, "gvl_wait_submitted": ledger.told,
+        "gvl_hits": ledger.hits, "gvl_shed": ledger.shed, "gvl_resumed": ledger.resumed, "gvl_ns": ledger.program_ns, "gvl_wait_submitted": ledger.reported,
         "gvl_watched_ns": ledger.watched_ns, "gvl_unwatched_ns": ledger.unwatched_ns, "waits": ledger.waits,
         "waits_over_10us": ledger.held,
     })

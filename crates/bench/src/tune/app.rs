@@ -22,7 +22,7 @@ const WARM_UP_SECONDS: u32 = 6;
 /// Of a traced run, from its first request on.
 const TRACED_SECONDS: u32 = 20;
 const MEASURED_SECONDS: u32 = 12;
-/// Advice that is followed reaches a fixed point within so many steps.
+/// Advice that is followed reaches a fixed point within this number of steps.
 const STEPS: usize = 4;
 
 type Settings = BTreeMap<String, String>;
@@ -34,7 +34,7 @@ struct Turn {
     peak_kib: f64,
 }
 
-/// Runs it with so many turns for each kind of work.
+/// Runs it with this many turns for each kind of work.
 pub(in super::super) fn run(turns: u32, json: bool) -> Result<()> {
     load::check()?;
     let gctrace = target_dir()?.join("release/gctrace");
@@ -109,8 +109,8 @@ fn trace(gctrace: &Path, live: &Live, shape: &str, settings: &Settings, sets: &P
 fn advised(gctrace: &Path, sets: &Path, pid: u32, settings: &Settings) -> Result<Settings> {
     let output = Command::new(gctrace).args(["tune", "--format", "json"]).arg(sets).output()?;
     ensure!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    let told: Value = serde_json::from_slice(&output.stdout)?;
-    let programs = told["programs"].as_array().context("programs")?;
+    let report: Value = serde_json::from_slice(&output.stdout)?;
+    let programs = report["programs"].as_array().context("programs")?;
     let program = programs.iter().find(|program| program["pid"] == pid);
     let program =
         program.with_context(|| format!("process {pid} is not among the programs of {}", sets.display()))?;

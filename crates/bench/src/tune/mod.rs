@@ -20,7 +20,7 @@ use gctrace_tests::{
 use serde_json::{Value, json};
 
 use super::Spread;
-use prices::{Foretold, Turn};
+use prices::{Predicted, Turn};
 use xtask::util::{progress, target_dir};
 
 /// Scripts, each with the name of what it counts.
@@ -94,9 +94,9 @@ fn program(gctrace: &Path, ruby: &Ruby, script: &str, unit: &str, turns: u32, js
         progress(format!("bench: {name} {turn}/{turns}: {before}; as advised {after}"));
         found.push((before, after));
     }
-    let foretold: Foretold =
+    let predicted: Predicted =
         serde_json::from_value(plan["price"].clone()).context("the price of the plan")?;
-    prices::report(&name, &text, &foretold, &found, json);
+    prices::report(&name, &text, &predicted, &found, json);
     Ok(())
 }
 
@@ -132,8 +132,8 @@ fn plan(binary: &Path, sets: &Path, pid: u32) -> Result<Value> {
     for entry in fs::read_dir(sets)? {
         fs::remove_file(entry?.path())?;
     }
-    let told: Value = serde_json::from_slice(&output.stdout)?;
-    let programs = told["programs"].as_array().context("programs")?;
+    let report: Value = serde_json::from_slice(&output.stdout)?;
+    let programs = report["programs"].as_array().context("programs")?;
     let program = programs.iter().find(|program| program["pid"] == pid);
     let program = program.with_context(|| format!("process {pid} is not among the programs"))?;
     Ok(program["report"]["plans"][0].clone())

@@ -334,7 +334,7 @@ fn environment_name(environment: &str) -> String {
     }
 }
 
-/// The column of a time, of a chart that begins `since` and spans so many seconds.
+/// The column of a time, of a chart that begins `since` and spans this number of seconds.
 fn column(at: i64, since: i64, span: f64) -> usize {
     (((at - since) as f64 / span * COLUMNS as f64).max(0.0) as usize).min(COLUMNS - 1)
 }

@@ -418,12 +418,12 @@ mod tests {
     /// Names of stores are shown without their passwords, and wrong ones give one clear error.
     #[test]
     fn names() {
-        for (name, told) in [
+        for (name, expected) in [
             ("postgres://me:secr@et@db:5432/gc?password=secret", "postgres://me@db:5432/gc"),
             ("postgres://db/gc", "postgres://db/gc"),
             ("sqlite:/a/b", "sqlite:/a/b"),
         ] {
-            assert_eq!(shown(name), told);
+            assert_eq!(shown(name), expected);
         }
         for name in ["", "sqlite:", "mysql://me:secret@db"] {
             let Err(error) = open(name) else { panic!("{name} is not a store") };

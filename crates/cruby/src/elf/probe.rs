@@ -34,7 +34,7 @@ const MAX_TABLE: u64 = 16 << 20;
 /// Symbols are read in pieces of this many bytes (a multiple of the size of a symbol).
 const CHUNK: u64 = 2048 * size_of::<elf::Sym64<LE>>() as u64;
 
-/// Tells whether a file is, or loads, a CRuby interpreter. Files that are not ELF, or ELF for other machines, are
+/// Decides whether a file is, or loads, a CRuby interpreter. Files that are not ELF, or ELF for other machines, are
 /// `None`. Takes well under a millisecond for ordinary files.
 pub fn probe_ruby(source: &(impl ReadAt + ?Sized)) -> Result<Option<RubyPresence>, ElfError> {
     let headers = match Headers::read(source) {

@@ -363,9 +363,9 @@ fn usdt_ends(ends: &[UsdtEnd], findings: &Findings) -> Outcome {
         }
     }
     for site in findings.sites.iter().filter(|site| site.point == Point::GcEnter) {
-        let mut told = ends.iter().filter(|end| end.point == site.point && end.owner == site.owner);
+        let mut matching = ends.iter().filter(|end| end.point == site.point && end.owner == site.owner);
         let fits = |end: &UsdtEnd| site.pause.is_none() || end.pause.is_none() || end.pause == site.pause;
-        if !told.any(fits) {
+        if !matching.any(fits) {
             return Outcome::Failed(format!(
                 "the pause at {} is another one by its USDT probe",
                 site.address

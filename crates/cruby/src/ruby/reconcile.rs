@@ -224,7 +224,7 @@ impl Evidence<'_> {
     /// Fields of other structures that the code shows: name, structure and members in a table, place.
     fn around(&self) -> [Around; 7] {
         let pointer = |offset: Option<u32>| offset.map(|offset| Piece::direct(offset, 8));
-        let told = |offset: &Result<u32, NotDerived>| pointer(offset.as_ref().ok().copied());
+        let derived = |offset: &Result<u32, NotDerived>| pointer(offset.as_ref().ok().copied());
         let thread = self.derived.thread.as_ref().ok();
         let ec = &self.derived.ec;
         let (execution_context, rb_thread) = ("rb_execution_context_struct", "rb_thread_struct");
@@ -234,10 +234,10 @@ impl Evidence<'_> {
                 ("rb_vm_struct", &["objspace", "gc.objspace"]),
                 pointer(Some(self.vm.vm_objspace)),
             ),
-            ("ec.thread_ptr", (execution_context, &["thread_ptr"]), told(&ec.thread_ptr)),
-            ("ec.cfp", (execution_context, &["cfp"]), told(&ec.cfp)),
-            ("ec.errinfo", (execution_context, &["errinfo"]), told(&ec.errinfo)),
-            ("thread.self", (rb_thread, &["self"]), told(&ec.thread_self)),
+            ("ec.thread_ptr", (execution_context, &["thread_ptr"]), derived(&ec.thread_ptr)),
+            ("ec.cfp", (execution_context, &["cfp"]), derived(&ec.cfp)),
+            ("ec.errinfo", (execution_context, &["errinfo"]), derived(&ec.errinfo)),
+            ("thread.self", (rb_thread, &["self"]), derived(&ec.thread_self)),
             ("thread.ractor", (rb_thread, &["ractor"]), pointer(thread.map(|its| its.thread_ractor))),
             (
                 "ractor.newobj_cache",

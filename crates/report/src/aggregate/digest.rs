@@ -23,7 +23,7 @@ use crate::model::{
 
 /// Pauses that are kept, the longest.
 pub const PAUSES: usize = 3;
-/// Processes that are told apart; of the rest there are only sums.
+/// Processes that are distinguished; of the rest there are only sums.
 const PROCESSES: usize = 4096;
 /// Pairs of threads that are kept of each process.
 const PAIRS: usize = 2;

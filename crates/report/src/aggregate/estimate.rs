@@ -83,9 +83,9 @@ mod tests {
             variance += all.bytes.variance;
         }
         let runs = f64::from(RUNS);
-        let (spread, told) = (squares / runs, variance / runs);
-        // Five standard errors of a mean of so many runs; the variance of a variance of something nearly normal is 2/n of its square.
-        assert!((sum / runs - truth).abs() < 5.0 * (told / runs).sqrt(), "{} {truth}", sum / runs);
-        assert!((spread / told - 1.0).abs() < 5.0 * (2.0 / runs).sqrt() + 0.02, "{spread} {told}");
+        let (spread, estimated) = (squares / runs, variance / runs);
+        // Five standard errors of a mean of that number of runs; the variance of a variance of something nearly normal is 2/n of its square.
+        assert!((sum / runs - truth).abs() < 5.0 * (estimated / runs).sqrt(), "{} {truth}", sum / runs);
+        assert!((spread / estimated - 1.0).abs() < 5.0 * (2.0 / runs).sqrt() + 0.02, "{spread} {estimated}");
     }
 }

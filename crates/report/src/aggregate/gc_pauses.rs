@@ -64,7 +64,7 @@ impl GcPauses {
         self.gaps.add(from_ns.min(last_ns), until_ns);
     }
 
-    /// Whether the pause that began then has ended, or is too old to tell.
+    /// Whether the pause that began then has ended, or is too old to know.
     pub(super) fn has(&self, begin_ns: u64) -> bool {
         begin_ns < self.forgotten_ns || self.last.iter().rev().any(|pause| pause.begin_ns == begin_ns)
     }

@@ -268,21 +268,21 @@ mod tests {
         one.resumed(1300);
         times.close(1500);
         let coverage = GvlCoverage { holds: true, ends: true, ..GvlCoverage::default() };
-        let told = GvlFold::new(coverage).thread(&one, 2000, false, &times);
-        assert_eq!((told.sums.wall_ns, told.sums.watched_ns, told.last), (1000, 500, None));
-        assert_eq!((told.sums.wait.ns, told.sums.hold.unwrap().ns), (300, 200));
+        let summary = GvlFold::new(coverage).thread(&one, 2000, false, &times);
+        assert_eq!((summary.sums.wall_ns, summary.sums.watched_ns, summary.last), (1000, 500, None));
+        assert_eq!((summary.sums.wait.ns, summary.sums.hold.unwrap().ns), (300, 200));
         times.open(1800);
         one.interrupted(1500, 1900, times.epoch());
-        let told = GvlFold::new(coverage).thread(&one, 2000, false, &times);
-        assert_eq!((told.sums.wall_ns, told.sums.watched_ns), (1000, 700));
+        let summary = GvlFold::new(coverage).thread(&one, 2000, false, &times);
+        assert_eq!((summary.sums.wall_ns, summary.sums.watched_ns), (1000, 700));
         assert_eq!(
-            (told.sums.wait.ns, told.sums.hold.unwrap().ns, told.sums.away.unwrap().ns),
+            (summary.sums.wait.ns, summary.sums.hold.unwrap().ns, summary.sums.away.unwrap().ns),
             (300, 200, 0)
         );
         // It releases a GVL that it was not seen to acquire.
         one.suspended(1950);
-        let told = GvlFold::new(coverage).thread(&one, 2000, false, &times);
-        assert_eq!((told.sums.hold.unwrap().ns, told.sums.away.unwrap().ns), (200, 50));
+        let summary = GvlFold::new(coverage).thread(&one, 2000, false, &times);
+        assert_eq!((summary.sums.hold.unwrap().ns, summary.sums.away.unwrap().ns), (200, 50));
     }
 
     /// Where ends of threads are not seen, a thread without the GVL may have ended already.
@@ -292,11 +292,11 @@ mod tests {
         let mut one = thread(1, b"one");
         one.ready(1000);
         one.resumed(1300);
-        let told = GvlFold::new(coverage).thread(&one, 2000, false, &OpenTimes::default());
-        assert_eq!((told.end_ns, told.sums.wall_ns, told.sums.hold.unwrap().ns), (2000, 1000, 700));
+        let summary = GvlFold::new(coverage).thread(&one, 2000, false, &OpenTimes::default());
+        assert_eq!((summary.end_ns, summary.sums.wall_ns, summary.sums.hold.unwrap().ns), (2000, 1000, 700));
         one.suspended(1400);
-        let told = GvlFold::new(coverage).thread(&one, 2000, false, &OpenTimes::default());
-        assert_eq!((told.end_ns, told.sums.wall_ns, told.sums.away.unwrap().ns), (1400, 400, 0));
+        let summary = GvlFold::new(coverage).thread(&one, 2000, false, &OpenTimes::default());
+        assert_eq!((summary.end_ns, summary.sums.wall_ns, summary.sums.away.unwrap().ns), (1400, 400, 0));
     }
 
     /// Where yields are not seen, holds are not reported.
@@ -306,8 +306,8 @@ mod tests {
         one.ready(1000);
         one.resumed(1300);
         let mut fold = GvlFold::new(GvlCoverage { ends: true, ..GvlCoverage::default() });
-        let told = fold.thread(&one, 2000, true, &OpenTimes::default());
-        assert_eq!((told.sums.wait.ns, told.sums.hold, told.sums.away), (300, None, None));
+        let summary = fold.thread(&one, 2000, true, &OpenTimes::default());
+        assert_eq!((summary.sums.wait.ns, summary.sums.hold, summary.sums.away), (300, None, None));
         let all = fold.finish(&[], 2000, &GcAndWaits::default(), &OpenTimes::default());
         assert_eq!(all.sums.hold, None);
     }

@@ -341,7 +341,7 @@ impl OpenTimes {
     /// Adds what the native thread of a thread has done since it was last seen. If the probes were stopped meanwhile, only up to that
     /// time.
     pub fn tell_rest(&self, thread: &mut GvlThread, task: Option<&GvlTask>, now_ns: u64) {
-        if thread.told_ns == 0 {
+        if thread.reported_ns == 0 {
             return;
         }
         let task = task.filter(|task| task.owner == thread.id);
@@ -350,8 +350,8 @@ impl OpenTimes {
             return;
         }
         // It may have been seen after that time.
-        let now_ns = self.end_of(thread.epoch).unwrap_or(now_ns).max(thread.told_ns);
-        thread.told(task.map(|task| task.clocks_at(now_ns)), now_ns);
+        let now_ns = self.end_of(thread.epoch).unwrap_or(now_ns).max(thread.reported_ns);
+        thread.report(task.map(|task| task.clocks_at(now_ns)), now_ns);
     }
 
     pub(super) fn close(&mut self, now_ns: u64) {

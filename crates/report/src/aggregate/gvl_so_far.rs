@@ -102,10 +102,10 @@ mod tests {
             sums.thread(&thread(1, 1, waits).1);
             sums
         };
-        let mut told = GvlSoFar::default();
-        assert_eq!(sums(&[1000, 2000]).growth(&mut told), sums(&[1000, 2000]));
-        assert_eq!(sums(&[1000]).growth(&mut told), GvlSoFar::default());
-        assert_eq!(sums(&[1000, 2000, 2000]).growth(&mut told), sums(&[2000]));
-        assert_eq!(told, sums(&[1000, 2000, 2000]));
+        let mut reported = GvlSoFar::default();
+        assert_eq!(sums(&[1000, 2000]).growth(&mut reported), sums(&[1000, 2000]));
+        assert_eq!(sums(&[1000]).growth(&mut reported), GvlSoFar::default());
+        assert_eq!(sums(&[1000, 2000, 2000]).growth(&mut reported), sums(&[2000]));
+        assert_eq!(reported, sums(&[1000, 2000, 2000]));
     }
 }

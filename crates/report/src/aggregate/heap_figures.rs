@@ -103,8 +103,8 @@ mod tests {
         assert_eq!((of.live_slots, of.free_slots, of.malloc_increase), (Some(7), None, None));
         let with_tomb = [&counted[..], &["heap_tomb_slots"]].concat();
         assert_eq!(*figures(&with_tomb, vec![vec![40, 100, 70, 10, 5]]).pools, [pool(40, 60, 45)]);
-        let told = ["slot_size", "heap_live_slots", "heap_free_slots", "heap_final_slots", "heap_eden_slots"];
-        assert_eq!(*figures(&told, vec![vec![40, 5, 3, 2, 10]]).pools, [pool(40, 7, 3)]);
+        let keys = ["slot_size", "heap_live_slots", "heap_free_slots", "heap_final_slots", "heap_eden_slots"];
+        assert_eq!(*figures(&keys, vec![vec![40, 5, 3, 2, 10]]).pools, [pool(40, 7, 3)]);
         // 3.2 does not count objects by size; and a pool cannot have more objects than slots.
         assert!(figures(&counted[..2], vec![vec![40, 100]]).pools.is_empty());
         assert!(figures(&counted, vec![vec![40, 100, 70, 10], vec![80, 8, 9, 0]]).pools.is_empty());

@@ -112,7 +112,7 @@ pub struct SampleKey {
     pub gc: GcActivity,
     /// The endpoint of the request that it served; `None`: it served none, or that is not known.
     pub endpoint: Option<EndpointIndex>,
-    /// The trace that this request belonged to, if one is known and told apart.
+    /// The trace that this request belonged to, if one is known and distinguished.
     pub trace: Option<TraceIndex>,
 }
 
@@ -387,7 +387,7 @@ impl Recording {
         self.traces.get(index)
     }
 
-    /// Samples, cycles and stacks of allocation whose trace is known and not told, because there were too many different sums or traces.
+    /// Samples, cycles and stacks of allocation whose trace is known and not shown, because there were too many different sums or traces.
     pub fn traces_left_out(&self) -> u64 {
         self.traces.left_out
     }

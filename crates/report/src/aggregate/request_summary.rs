@@ -3,9 +3,13 @@
 use std::{collections::BTreeMap, sync::Arc};
 
 use super::{endpoint::OTHER, gc_summary::Distribution};
-use crate::model::{Process, request::Request, stack::Frame};
+use crate::model::{
+    Process,
+    request::{Allocated, Request},
+    stack::Frame,
+};
 
-/// Groups that are told apart; the rest is one.
+/// Groups that are distinguished; the rest is one.
 const MAX_GROUPS: usize = 500;
 
 /// What requests are put together by.
@@ -24,7 +28,7 @@ pub enum By {
 pub struct Group {
     /// Their service; empty where all are of one process.
     pub service: String,
-    /// What tells them apart in it; empty where nothing does.
+    /// What distinguishes them in it; empty where nothing does.
     pub name: String,
 }
 
@@ -57,6 +61,10 @@ pub struct GroupSummary {
     pub gcs: u64,
     /// Of how many requests it is.
     pub gcs_known: u64,
+    /// What they took of the heap, where that is known.
+    pub alloc: Allocated,
+    /// Of how many requests it is.
+    pub alloc_known: u64,
     /// What handled them, where that was seen.
     pub handlers: Handlers,
 }
@@ -122,6 +130,8 @@ impl GroupSummary {
         self.failed += u64::from(request.status.is_some_and(|status| status >= 500));
         self.gcs += u64::from(request.gcs.unwrap_or_default());
         self.gcs_known += u64::from(request.gcs.is_some());
+        self.alloc.add(request.alloc.unwrap_or_default());
+        self.alloc_known += u64::from(request.alloc.is_some());
         self.handlers.add(request.handler.as_ref());
         if let Some(ns) = request.queue_ns {
             self.queues.add(ns);
@@ -190,6 +200,18 @@ impl RequestSummary {
         all
     }
 
+    /// Groups that took slots of the heap, those with most bytes first.
+    pub fn by_alloc(&self) -> Vec<(&Group, &GroupSummary)> {
+        let mut all = self.sorted(|of| of.alloc.bytes);
+        all.retain(|(_, of)| of.alloc.bytes > 0);
+        all
+    }
+
+    /// Whether it is known of any what it took of the heap.
+    pub fn has_alloc(&self) -> bool {
+        self.groups.values().any(|of| of.alloc_known > 0)
+    }
+
     /// Whether waits for the GVL are known of any.
     pub fn has_gvl(&self) -> bool {
         self.groups.values().any(|of| of.gvl.of_ns > 0)
@@ -245,6 +267,7 @@ mod tests {
             gc_other: Some(GcTime { pauses: 2, ns: 30 }),
             gvl_wait_ns: None,
             states: None,
+            alloc: None,
             job: None,
             handler: None,
             gc_states: None,

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::{endpoint::OTHER, services::Times};
-use crate::model::request::Request;
+use crate::model::request::{Allocated, Request};
 
 /// Upper bounds of the buckets of durations, nanoseconds: those of OpenTelemetry's HTTP conventions, and some below and above.
 pub const REQUEST_BOUNDS: [u64; 17] = [
@@ -77,6 +77,8 @@ pub struct RequestFigures {
     pub gvl_wait_ns: Option<u64>,
     /// GC cycles that they started, where known.
     pub gcs: u64,
+    /// What their threads took of the heap, where known; `None`: of none so far.
+    pub alloc: Option<Allocated>,
 }
 
 /// The requests of one service.
@@ -100,6 +102,7 @@ impl ServiceRequests {
             gc_other_ns: 0,
             gvl_wait_ns: None,
             gcs: 0,
+            alloc: None,
         });
         of.count += 1;
         of.gc_ns = of.gc_ns.saturating_add(request.gc_ns.unwrap_or_default());
@@ -107,6 +110,9 @@ impl ServiceRequests {
         of.gc_other_ns = of.gc_other_ns.saturating_add(request.gc_other.map_or(0, |other| other.ns));
         if let Some(ns) = request.gvl_wait_ns {
             of.gvl_wait_ns = Some(of.gvl_wait_ns.unwrap_or_default().saturating_add(ns));
+        }
+        if let Some(alloc) = request.alloc {
+            of.alloc.get_or_insert_default().add(alloc);
         }
         if let Some(ns) = request.queue_ns {
             of.queues.add(ns);
@@ -174,6 +180,7 @@ pub(crate) mod tests {
             gc_other: Some(GcTime { pauses: 4, ns: 50 }),
             gvl_wait_ns: None,
             states: None,
+            alloc: None,
             job: None,
             handler: None,
             gc_states: None,

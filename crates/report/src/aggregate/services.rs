@@ -8,7 +8,7 @@ use std::{
 
 use super::{heap_figures::HeapFigures, service_requests::ServiceRequests};
 use crate::model::{
-    GcCycle, GcState, GcWork, Image, Origin, Process,
+    GcCycle, GcState, GcWork, Image, Origin, Process, Shares,
     gvl::GvlWait,
     gvl_so_far::GvlSoFar,
     request::Request,
@@ -142,6 +142,8 @@ pub struct Gauges {
     pub pools: BTreeMap<u64, (u64, u64)>,
     /// Resident memory, bytes.
     pub rss: u64,
+    /// How it is shared, in sums; `None` unless it was read of each process.
+    pub shares: Option<Shares>,
 }
 
 impl Gauges {
@@ -158,6 +160,11 @@ impl Gauges {
             *sum = (sum.0 + used, sum.1 + free);
         }
         self.rss += other.rss;
+        self.shares = self.shares.zip(other.shares).map(|(one, other)| Shares {
+            pss: one.pss + other.pss,
+            private_dirty: one.private_dirty + other.private_dirty,
+            read_ns: one.read_ns.min(other.read_ns),
+        });
     }
 }
 
@@ -360,7 +367,10 @@ impl Services {
     pub fn iter(&self) -> impl Iterator<Item = (&ServiceKey, &Service, Gauges)> {
         let mut gauges: HashMap<&ServiceKey, Gauges> = HashMap::new();
         for running in self.running.values() {
-            gauges.entry(&running.service).or_default().add(&running.gauges);
+            gauges
+                .entry(&running.service)
+                .and_modify(|sum| sum.add(&running.gauges))
+                .or_insert_with(|| running.gauges.clone());
         }
         self.known
             .iter()
@@ -418,6 +428,7 @@ impl Services {
             pools: pools.iter().map(|pool| (pool.slot_size, (pool.used, pool.free))).collect(),
             // The last known memory is kept once the process is gone.
             rss: state.memory.map_or(running.gauges.rss, |memory| memory.rss),
+            shares: state.memory.and_then(|memory| memory.shares).or(running.gauges.shares),
         };
         let Some(totals) = get("total_allocated_objects").zip(get("total_freed_objects")) else { return };
         let before = running.totals.replace(totals).unwrap_or(totals);
@@ -435,6 +446,28 @@ pub(crate) mod tests {
         model::{Memory, Pause},
         ruby::{RubyVersion, fallback::Method, stat::GcInfo},
     };
+
+    /// What is shared is known of a service once it was read of each of its processes, and from then on.
+    #[test]
+    fn shares() {
+        let mut services = Services::new(false);
+        let with = |pss| {
+            let mut state = state(10, 100);
+            let shares = Shares { pss, private_dirty: pss / 2, read_ns: Some(pss) };
+            state.memory = Some(Memory { shares: Some(shares), ..Memory::default() });
+            state
+        };
+        let of = |services: &Services| services.iter().next().unwrap().2.shares;
+        services.process(&process(1, "web"), Some(&with(100)), 1);
+        assert_eq!(of(&services).map(|shares| (shares.pss, shares.private_dirty)), Some((100, 50)));
+        services.process(&process(2, "web"), Some(&state(10, 100)), 2);
+        assert_eq!(of(&services), None);
+        services.state(&process(2, "web"), &with(30));
+        assert_eq!(of(&services).map(|shares| (shares.pss, shares.private_dirty)), Some((130, 65)));
+        // Between two readings the last one holds.
+        services.state(&process(1, "web"), &state(10, 100));
+        assert_eq!(of(&services).map(|shares| shares.pss), Some(130));
+    }
 
     /// A process of a service.
     pub(crate) fn process(pid: u32, service: &str) -> Process {

@@ -15,7 +15,7 @@ use super::{
     gc_pauses::{GcPauses, OwnAndOther, PauseAt},
 };
 use crate::model::{
-    request::{GcTime, Job, Request, States, UnitStates},
+    request::{Allocated, GcTime, Job, Request, States, UnitStates},
     stack::Frame,
     trace::Trace,
 };
@@ -72,6 +72,8 @@ pub struct Facts {
     pub gvl_wait_ns: Option<u64>,
     /// See [`Request::states`].
     pub states: Option<States>,
+    /// See [`Request::alloc`].
+    pub alloc: Option<Allocated>,
     /// See [`Request::trace`].
     pub trace: Option<Trace>,
     /// See [`Request::job`].
@@ -248,6 +250,7 @@ impl Units {
             last_byte_ns,
             gvl_wait_ns,
             states,
+            alloc,
             trace,
             job,
             gc_states,
@@ -270,6 +273,7 @@ impl Units {
             gc_other: other,
             gvl_wait_ns,
             states,
+            alloc,
             handler,
             trace,
             job,

@@ -183,7 +183,7 @@ impl Times {
         self.buckets.entry(bucket(ns)).or_default().add(bin, count as f64);
     }
 
-    /// The time that this share of all does not exceed, each block taken so many times.
+    /// The time that this share of all does not exceed, each block taken that number of times.
     fn quantile_of(&self, quantile: f64, weights: &[Vec<(usize, f64)>], taken: &[u32]) -> Option<f64> {
         let weight = |blocks: &Vec<(usize, f64)>| -> f64 {
             blocks.iter().map(|(block, count)| count * f64::from(taken[*block])).sum()

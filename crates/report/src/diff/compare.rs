@@ -220,7 +220,7 @@ impl Both<'_> {
             if !gvl.has_blocks() {
                 return Measured::bare(value);
             }
-            // The sums of threads are the value; how it varies is seen in what was told each second.
+            // The sums of threads are the value; how it varies is seen in what was reported each second.
             let estimate = one.per_time(&gvl.waited, &gvl.time).estimate;
             let scaled = estimate.zip(value).map(|(estimate, value)| {
                 let factor = if estimate.value > 0.0 { value / estimate.value } else { 1.0 };
@@ -228,8 +228,8 @@ impl Both<'_> {
             });
             scaled.map_or(Measured::bare(value), Measured::of)
         });
-        let told = self.a.side.gvl.has_blocks() && self.b.side.gvl.has_blocks();
-        let why = if told { SHORT } else { NO_TIMES };
+        let reported = self.a.side.gvl.has_blocks() && self.b.side.gvl.has_blocks();
+        let why = if reported { SHORT } else { NO_TIMES };
         let mut figures = vec![Figure::new(
             "gvl.wait.share",
             "share of threads' time",
@@ -238,7 +238,7 @@ impl Both<'_> {
             LEAST_SHARE,
             why,
         )];
-        if told {
+        if reported {
             figures
                 .push(self.rate("gvl.wait.rate", "waits a second", Unit::PerSecond, |side| &side.gvl.waits));
         }

@@ -21,7 +21,7 @@ use crate::{
     ruby::fallback::Method as Tracing,
 };
 
-/// Endpoints that are told apart.
+/// Endpoints that are distinguished.
 const ENDPOINTS: usize = 500;
 
 /// What was looked at, for what a recording lacks.
@@ -98,10 +98,10 @@ impl Requests {
 /// A process that runs.
 #[derive(Clone, Debug, Default)]
 struct Running {
-    /// Until when its GVL sums were told.
+    /// Until when its GVL sums were reported.
     gvl_ns: u64,
     /// Those sums, which only grow.
-    told: GvlSoFar,
+    reported: GvlSoFar,
 }
 
 /// One recording.
@@ -160,13 +160,13 @@ pub(super) struct Gvl {
     pub(super) gap_ns: u64,
     /// Kinds of what is seen of waits.
     pub(super) only_blocked: BTreeSet<bool>,
-    told: bool,
+    reported: bool,
 }
 
 impl Gvl {
     /// Whether waits have times.
     pub(super) fn has_blocks(&self) -> bool {
-        self.told
+        self.reported
     }
 }
 
@@ -305,11 +305,11 @@ impl Side {
         let Some(running) = self.running.get_mut(&process.pid) else { return };
         let from_ns = std::mem::replace(&mut running.gvl_ns, now_ns);
         // What is new is of the time since then.
-        let so_far = so_far.growth(&mut running.told);
+        let so_far = so_far.growth(&mut running.reported);
         let length = now_ns.saturating_sub(from_ns) as f64;
         let waits: u64 = so_far.waits().map(|(_, count)| count).sum();
         let gvl = &mut self.gvl;
-        gvl.told = true;
+        gvl.reported = true;
         if length <= 0.0 {
             if let Some(bin) = self.grid.bin(now_ns) {
                 gvl.waited.add(bin, so_far.wait_ns as f64);

@@ -5,7 +5,7 @@ use std::{collections::HashMap, sync::Arc};
 use super::blocks::{Bin, Series};
 use crate::model::stack::{Frame, FrameKind};
 
-/// Methods that are told apart.
+/// Methods that are distinguished.
 const MOST: usize = 1 << 16;
 /// Frames that are known by their address before that table is emptied.
 const KNOWN: usize = 1 << 18;

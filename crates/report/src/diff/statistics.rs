@@ -4,7 +4,7 @@
 const RESAMPLES: usize = 200;
 /// What is repeated in each run of the program, so that the same files always give the same answer.
 const SEED: u64 = 0x9e37_79b9_7f4a_7c15;
-/// Largest correlation of neighbouring blocks that is reckoned with.
+/// Largest correlation of neighbouring blocks that is taken into account.
 const MOST_CORRELATED: f64 = 0.8;
 
 /// A figure of one recording.

@@ -233,7 +233,7 @@ fn gvl(side: &mut Side, process: &Process, program: Program, random: &mut Random
             side.see(process, Seen::GvlSoFar(&so_far));
         }
     }
-    // Each told all of it so far.
+    // Each reported all of it so far.
     let told = side.gvl.waited.total();
     assert!((told / wait_ns as f64 - 1.0).abs() < 1e-6, "{told} of {wait_ns}");
     let sums = GvlSums {
@@ -312,6 +312,7 @@ fn requests(side: &mut Side, process: &Process, program: Program, random: &mut R
             gc_other: None,
             gvl_wait_ns: None,
             states: None,
+            alloc: None,
             job: None,
             handler: None,
             gc_states: None,

@@ -63,7 +63,7 @@ pub struct Found {
 pub enum End {
     /// With its last chunk.
     Complete,
-    /// It was cut off: so many bytes of an incomplete chunk follow.
+    /// It was cut off: the number of bytes of the incomplete chunk that follows.
     CutOff(u64),
     /// It is damaged from some place on.
     Damaged(String),

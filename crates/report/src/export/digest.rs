@@ -22,6 +22,7 @@ use crate::{
     model::{
         Process,
         seen::{Observer as _, Seen},
+        stack::StackSample,
     },
     terminal::{Colour, Screen},
     words::{date_time, percent, plural, span},
@@ -39,7 +40,7 @@ const PAIRS: usize = 2;
 const WIDTH: usize = 100;
 /// Columns of the labels.
 const LABEL: usize = 10;
-/// A method with this share of the CPU time, of so many samples at least, stands out.
+/// A method with this share of the CPU time, and at least this number of samples, stands out.
 const HOT: (f64, u64) = (0.2, 100);
 
 /// What holds for the whole recording.
@@ -87,9 +88,10 @@ impl<W: Write> OneScreen<W> {
 impl<W: Write> Exporter for OneScreen<W> {
     fn see(&mut self, process: &Process, seen: Seen<'_>) -> Result<(), ExportError> {
         self.digest.see(process, seen);
-        // Of the rest there are sums above.
-        if let Seen::Stack(_) = seen {
-            self.recording.see(process, seen);
+        // Of the rest there are sums above. Endpoints are not shown: a sample does not wait for the end of its request.
+        if let Seen::Stack(sample) = seen {
+            let sample = StackSample { request: None, ..sample.clone() };
+            self.recording.see(process, Seen::Stack(&sample));
         }
         Ok(())
     }
@@ -424,4 +426,57 @@ impl<W: Write> OneScreen<W> {
 /// A share in few columns.
 fn share(part: u64, whole: u64) -> String {
     percent(part, whole).replace("below ", "<")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::{
+        EndReason,
+        seen::{CyclesBefore, ProcessEnd},
+    };
+
+    /// Samples within requests are among the methods, whether the end of the request was seen or not.
+    #[test]
+    fn methods_in_requests() {
+        let clock = WallClock::with_offsets(0, 0);
+        let of = Recorded {
+            path: "x".into(),
+            host: None,
+            clock,
+            begun_ns: 0,
+            samples: true,
+            gvl: false,
+            lacking: vec![],
+        };
+        let (process, sample) = profile::a_sample(5);
+        let text = |requests: bool| {
+            let mut out = Vec::new();
+            let mut screen = OneScreen::new(&mut out, Screen::none(), of.clone());
+            screen.began(0);
+            screen.see(&process, Seen::Process { state: None, now_ns: 0 }).unwrap();
+            for n in 0..100 {
+                let request = (requests && n % 10 != 0).then_some(7);
+                let sample = StackSample { ts_ns: 10 + n, request, cpu_ns: 1000, ..sample.clone() };
+                screen.see(&process, Seen::Stack(&sample)).unwrap();
+            }
+            let end = ProcessEnd {
+                reason: EndReason::Exited,
+                ts_ns: 1_000_000,
+                since_ns: 0,
+                outside_ns: 0,
+                shutdown: None,
+                cycles: 0,
+                before: CyclesBefore::Unknown,
+                lost: 0,
+            };
+            screen.see(&process, Seen::Ended(&end)).unwrap();
+            screen.finish(&Ledger::default()).unwrap();
+            drop(screen);
+            String::from_utf8(out).unwrap()
+        };
+        let without = text(false);
+        assert!(without.contains("100.0 %"), "{without}");
+        assert_eq!(text(true), without);
+    }
 }

@@ -15,11 +15,11 @@ use crate::{
 };
 
 /// Services and variables that are remembered; after that many, nothing more is reported.
-const MAX_TOLD: usize = 1000;
+const MAX_SHOWN: usize = 1000;
 
 /// Reports variables without effect.
 pub struct Environment {
-    told: HashSet<(String, String)>,
+    shown: HashSet<(String, String)>,
     /// Variables that were refused.
     refused: u64,
     say: fn(&str),
@@ -28,7 +28,7 @@ pub struct Environment {
 impl Environment {
     /// Reports through `say`.
     pub fn new(say: fn(&str)) -> Self {
-        Self { told: HashSet::new(), refused: 0, say }
+        Self { shown: HashSet::new(), refused: 0, say }
     }
 }
 
@@ -39,7 +39,7 @@ impl Exporter for Environment {
         let series = Series::parse(&process.image.version.to_string());
         for found in series.map_or_else(Vec::new, |series| unheeded(&process.gc_env, series)) {
             let key = (process.origin.service.clone(), found.variable.clone());
-            if self.told.len() >= MAX_TOLD || !self.told.insert(key) {
+            if self.shown.len() >= MAX_SHOWN || !self.shown.insert(key) {
                 continue;
             }
             // This text comes from outside.
@@ -49,7 +49,7 @@ impl Exporter for Environment {
         }
         if let Some(first) = process.gc_env_refused.first() {
             let key = (process.origin.service.clone(), String::new());
-            if self.told.len() < MAX_TOLD && self.told.insert(key) {
+            if self.shown.len() < MAX_SHOWN && self.shown.insert(key) {
                 let (pid, service, count) =
                     (process.pid, &process.origin.service, process.gc_env_refused.len());
                 let first = printable_part(first, 60);

@@ -4,9 +4,12 @@ use std::borrow::Cow;
 
 use Kind::{Counter, Gauge, Histogram};
 
-use crate::aggregate::{
-    service_requests::{RequestFigures, RequestKey},
-    services::{Gauges, Service, Times},
+use crate::{
+    aggregate::{
+        service_requests::{RequestFigures, RequestKey},
+        services::{Gauges, Service, Times},
+    },
+    model::Shares,
 };
 
 /// What a figure is.
@@ -116,6 +119,7 @@ pub(super) fn of(service: &Service, gauges: &Gauges) -> Vec<Figure> {
     let times = |times: &Times| gvl.map(|_| one(&[], Value::Times(Box::new(times.clone()))));
     let (long_waits, waits) = (times(&service.gvl_long_waits), times(&service.gvl_waits));
     let held = gvl.filter(|gvl| gvl.holds).map(|_| one(&[], Value::Time(service.gvl_held_ns)));
+    let shares = |part: fn(&Shares) -> u64| gauges.shares.as_ref().map(part).map_or_else(Vec::new, number);
     vec![
         figure(
             "cruby_gc_collections",
@@ -238,6 +242,22 @@ pub(super) fn of(service: &Service, gauges: &Gauges) -> Vec<Figure> {
             number(gauges.rss),
         ),
         figure(
+            "cruby_proportional_memory",
+            "cruby.memory.proportional",
+            "By",
+            Gauge,
+            "With --shares: proportional memory (PSS), last read after a GC event of each running process",
+            shares(|shares| shares.pss),
+        ),
+        figure(
+            "cruby_private_dirty_memory",
+            "cruby.memory.private_dirty",
+            "By",
+            Gauge,
+            "With --shares: memory that only one process has and has written to, last read after a GC event of each running process",
+            shares(|shares| shares.private_dirty),
+        ),
+        figure(
             "cruby_processes",
             "cruby.processes",
             "{process}",
@@ -336,6 +356,22 @@ pub(super) fn of(service: &Service, gauges: &Gauges) -> Vec<Figure> {
             Counter,
             "Garbage collections that requests started",
             by_endpoint(service, |of| Some(Value::Number(of.gcs))),
+        ),
+        figure(
+            "cruby_request_allocated_objects",
+            "cruby.request.objects.allocated",
+            "{object}",
+            Counter,
+            "Slots of the heap that threads took to allocate objects while they served a request",
+            by_endpoint(service, |of| of.alloc.map(|alloc| Value::Number(alloc.slots))),
+        ),
+        figure(
+            "cruby_request_allocated",
+            "cruby.request.allocated",
+            "By",
+            Counter,
+            "Bytes of these slots",
+            by_endpoint(service, |of| of.alloc.map(|alloc| Value::Number(alloc.bytes))),
         ),
         figure(
             "cruby_gc_records_lost",

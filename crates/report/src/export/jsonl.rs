@@ -488,6 +488,7 @@ impl<W: Write> Jsonl<W> {
             memory_end: memory_end.map(Parts::of),
             pss_end: shares.map(|shares| shares.pss),
             private_dirty_end: shares.map(|shares| shares.private_dirty),
+            shares_ts: shares.and_then(|shares| shares.read_ns).map(|ns| self.clock.epoch_seconds(ns)),
             request: cycle.request,
             stack: cycle.trigger.as_deref().map(frame_texts),
             lost: cycle.lost,

@@ -43,6 +43,9 @@ pub(super) struct Gc<'a> {
     pub(super) pss_end: Option<u64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) private_dirty_end: Option<u64>,
+    /// When these two were read.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) shares_ts: Option<f64>,
     pub(super) request: Option<u64>,
     pub(super) stack: Option<Vec<String>>,
     pub(super) lost: u64,

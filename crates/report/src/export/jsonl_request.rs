@@ -42,6 +42,8 @@ pub(super) struct RequestLine<'a> {
     cpu_ns: Option<u64>,
     runnable_ns: Option<u64>,
     blocked_ns: Option<u64>,
+    alloc_objects: Option<u64>,
+    alloc_bytes: Option<u64>,
 }
 
 impl<'a> RequestLine<'a> {
@@ -81,6 +83,8 @@ impl<'a> RequestLine<'a> {
             cpu_ns: request.states.map(|states| states.cpu_ns),
             runnable_ns: request.states.map(|states| states.runnable_ns),
             blocked_ns: request.states.map(|states| states.blocked_ns),
+            alloc_objects: request.alloc.map(|alloc| alloc.slots),
+            alloc_bytes: request.alloc.map(|alloc| alloc.bytes),
         }
     }
 }

@@ -17,7 +17,7 @@ use crate::{
         seen::Seen,
         source::ruby_frame,
     },
-    words::{percent, plural},
+    words::{file_size, percent, plural},
 };
 
 /// Cycles, and as many waits, that are kept for requests that have not ended.
@@ -163,6 +163,10 @@ impl<W: Write> SlowRequests<W> {
             let share = |ns: u64| format!("{} ({})", duration(ns), percent(ns, next.ns));
             let (cpu, runnable, blocked) = (share(cpu_ns), share(runnable_ns), share(blocked_ns));
             writeln!(self.out, "  CPU: {cpu}, ready {runnable}, waiting {blocked}")?;
+        }
+        if let Some(alloc) = request.alloc {
+            let objects = plural(alloc.slots, "object");
+            writeln!(self.out, "  allocated: {objects}, {}", file_size(alloc.bytes))?;
         }
         self.write_gc(&next)?;
         if next.gvl { self.write_waits(&next) } else { Ok(()) }

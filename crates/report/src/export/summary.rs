@@ -108,6 +108,8 @@ pub struct Summary<W: Write> {
     hidden: u64,
     /// Requests of all processes, if they are put together by something.
     all: Option<(By, RequestSummary)>,
+    /// Servers that were traced without their requests: programs, in the order in which they were seen first.
+    without_requests: Option<Vec<&'static str>>,
     running: Summaries,
     done: Vec<Done>,
     rest: Rest,
@@ -117,7 +119,14 @@ impl<W: Write> Summary<W> {
     /// Writes to `out`, which is this screen. Cycles without a stop of at least `min_pause_ns` had no lines.
     pub fn new(out: W, clock: WallClock, screen: Screen, min_pause_ns: u64) -> Self {
         let (running, done, rest) = (Summaries::default(), Vec::new(), Rest::default());
-        Self { out, clock, screen, min_pause_ns, hidden: 0, all: None, running, done, rest }
+        let (all, without_requests) = (None, None);
+        Self { out, clock, screen, min_pause_ns, hidden: 0, all, without_requests, running, done, rest }
+    }
+
+    /// The same, of a run that looks for requests or not: if not, the summary says of which program `--requests` would show some.
+    #[must_use]
+    pub fn requests(self, watched: bool) -> Self {
+        Self { without_requests: (!watched).then(Vec::new), ..self }
     }
 
     /// The same, with the requests of all processes put together, in place of those of each process by endpoint.
@@ -136,6 +145,16 @@ impl<W: Write> Summary<W> {
             self.rest.processes += 1;
             self.rest.cycles += last.gc.count(None);
             self.rest.stopped_ns += last.stopped_ns();
+        }
+    }
+
+    /// Notes what kind of server a process is, if requests are not watched.
+    fn server(&mut self, process: &Process) {
+        if let Some(servers) = &mut self.without_requests
+            && let Some(server) = process.server()
+            && !servers.contains(&server)
+        {
+            servers.push(server);
         }
     }
 
@@ -165,6 +184,13 @@ impl<W: Write> Summary<W> {
                 plural(self.hidden, "cycle")
             )?;
         }
+        if let Some(servers @ [_, ..]) = self.without_requests.as_deref() {
+            let servers = servers.join(", ");
+            writeln!(
+                self.out,
+                "\nnot watched: requests and jobs of {servers}; --requests shows them (docs/requests.md)"
+            )?;
+        }
         self.out.flush()
     }
 }
@@ -179,6 +205,7 @@ impl<W: Write> Exporter for Summary<W> {
                     all.add_by(*by, process, request);
                 }
             }
+            Seen::Cycle(_) | Seen::Process { .. } => self.server(process),
             _ => {}
         }
         self.running.see(process, seen);

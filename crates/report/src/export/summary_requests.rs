@@ -12,12 +12,12 @@ use crate::{
         gc_summary::Distribution,
         request_summary::{By, Group, GroupSummary, Part, RequestSummary},
     },
-    words::{percent, plural},
+    words::{file_size, percent, plural},
 };
 
 /// Groups that are shown, those with most time.
 const SHOWN: usize = 10;
-/// Groups that are named for their GC.
+/// Groups that are named for their GC, and for what they allocate.
 const SHOWN_GC: usize = 3;
 /// Columns in front of the names.
 const INDENT: usize = 12;
@@ -31,6 +31,8 @@ const LONGEST: usize = 300;
 const GVL: &str = "GVL";
 /// The column of time on a CPU, where that is known.
 const CPU: &str = "CPU";
+/// The column of what a request took of the heap on average, where that is known.
+const ALLOC: &str = "alloc/req";
 /// The column of waits for a thread, where these are known.
 const QUEUE: &str = "queue95";
 
@@ -44,7 +46,7 @@ struct Column {
 }
 
 /// The figures of a group, with the time of all groups.
-const COLUMNS: [Column; 13] = [
+const COLUMNS: [Column; 14] = [
     Column { head: "count", width: 7, worth: 9, text: |of, _| of.count.to_string() },
     Column { head: "p50", width: 8, worth: 8, text: |of, _| time(of, 0.5) },
     Column { head: "p95", width: 8, worth: 5, text: |of, _| time(of, 0.95) },
@@ -56,6 +58,7 @@ const COLUMNS: [Column; 13] = [
     Column { head: "own GC", width: 8, worth: 6, text: |of, _| share(of.own) },
     Column { head: "other GC", width: 9, worth: 6, text: |of, _| share(of.other) },
     Column { head: GVL, width: 8, worth: 6, text: |of, _| share(of.gvl) },
+    Column { head: ALLOC, width: 11, worth: 6, text: |of, _| allocated(of) },
     Column { head: "GCs/req", width: 8, worth: 1, text: |of, _| each(of) },
     Column { head: "5xx", width: 5, worth: 2, text: |of, _| of.failed.to_string() },
 ];
@@ -88,12 +91,21 @@ fn each(of: &GroupSummary) -> String {
     }
 }
 
+/// Bytes that a request took of the heap, on average.
+fn allocated(of: &GroupSummary) -> String {
+    match of.alloc_known {
+        0 => "?".to_owned(),
+        known => file_size(of.alloc.bytes / known),
+    }
+}
+
 /// The columns that fit into the room, and of which something is known.
 fn columns(room: usize, requests: &RequestSummary) -> Vec<&'static Column> {
     let known = |column: &&Column| match column.head {
         GVL => requests.has_gvl(),
         QUEUE => requests.has_queues(),
         CPU => requests.has_cpu(),
+        ALLOC => requests.has_alloc(),
         _ => true,
     };
     let mut columns: Vec<&Column> = COLUMNS.iter().filter(known).collect();
@@ -176,6 +188,15 @@ fn table(out: &mut impl Write, width: usize, requests: &RequestSummary, by: By) 
         let room = width.saturating_sub(INDENT + figures.len());
         row(out, width, label, &format!("{figures}{}", clip(&group_name(group, services), room)))?;
     }
+    let groups = requests.by_alloc();
+    let all: u64 = groups.iter().map(|(_, of)| of.alloc.bytes).sum();
+    for (at, (group, of)) in groups.into_iter().take(SHOWN_GC).enumerate() {
+        let label = if at == 0 { "allocated" } else { "" };
+        let (bytes, share) = (file_size(of.alloc.bytes), percent(of.alloc.bytes, all));
+        let figures = format!("{bytes:>9} ({share}) for {}: ", plural(of.alloc.slots, "object"));
+        let room = width.saturating_sub(INDENT + figures.len());
+        row(out, width, label, &format!("{figures}{}", clip(&group_name(group, services), room)))?;
+    }
     Ok(())
 }
 
@@ -193,7 +214,7 @@ mod tests {
     use super::*;
     use crate::{
         aggregate::{service_requests::tests::request, services::tests::process},
-        model::request::{GcTime, Request, States},
+        model::request::{Allocated, GcTime, Request, States},
     };
 
     const MS: u64 = 1_000_000;
@@ -249,6 +270,32 @@ mod tests {
             "{text}"
         );
         assert!(text.contains(" 100.0 %  25.0 %  10.0 %"), "{text}");
+    }
+
+    /// So has allocation, and the endpoints that allocate most are named.
+    #[test]
+    fn of_allocation() {
+        let mut summary = RequestSummary::default();
+        let alloc = |slots| Some(Allocated { slots, bytes: 40 * slots });
+        summary.add(&Request { alloc: alloc(75_000), ..some().remove(0) });
+        summary.add(&Request { alloc: alloc(0), ..some().remove(1) });
+        summary.add(&Request { alloc: alloc(25_000), ..some().remove(3) });
+        summary.add(&some()[2]);
+        let mut out = Vec::new();
+        write(&mut out, 130, &summary).unwrap();
+        let text = String::from_utf8(out).unwrap();
+        assert!(text.contains("other GC  alloc/req GCs/req"), "{text}");
+        assert!(
+            text.contains("  15.0 %     1.5 MB    1.50") && text.contains("       ?          ?       ?"),
+            "{text}"
+        );
+        assert!(
+            text.ends_with(
+                "  allocated    3.0 MB (75.0 %) for 75000 objects: GET /a
+               1.0 MB (25.0 %) for 25000 objects: GET /a/path/that/is/long/:id\n"
+            ),
+            "{text}"
+        );
     }
 
     /// So have waits for a thread: of those requests of which they are known.

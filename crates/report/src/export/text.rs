@@ -356,7 +356,12 @@ impl<W: Write> Exporter for Text<W> {
             }
             Seen::Ended(end) if end.before.missed() > 0 => {
                 let cycles = plural(end.before.missed(), "cycle");
-                writeln!(self.out, "{} ({}): {cycles} before tracing began", process.comm, process.pid)
+                writeln!(
+                    self.out,
+                    "{} ({}): {cycles} before tracing began",
+                    clip(&process.comm, 16),
+                    process.pid
+                )
             }
             _ => Ok(()),
         };
@@ -419,6 +424,37 @@ pub(super) fn clip(text: &str, width: usize) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::{
+        export::profile,
+        model::{
+            EndReason,
+            seen::{CyclesBefore, ProcessEnd},
+        },
+    };
+
+    /// Names come from outside: they cannot move the cursor, or begin a line.
+    #[test]
+    fn names_are_escaped() {
+        let mut out = Vec::new();
+        let mut text = Text::new(&mut out, WallClock::with_offsets(0, 0), Screen::none(), Lines::default());
+        let (mut process, _) = profile::a_sample(5);
+        process.comm = "\u{1b}[2J\nforged".into();
+        let end = ProcessEnd {
+            reason: EndReason::Detached,
+            ts_ns: 1,
+            since_ns: 0,
+            outside_ns: 0,
+            shutdown: None,
+            cycles: 0,
+            before: CyclesBefore::Missed(3),
+            lost: 0,
+        };
+        text.see(&process, Seen::Ended(&end)).unwrap();
+        drop(text);
+        let out = String::from_utf8(out).unwrap();
+        assert!(out.contains("3 cycles before tracing began"), "{out:?}");
+        assert!(out.lines().count() == 1 && !out.contains('\u{1b}'), "{out:?}");
+    }
 
     /// Units change where the numbers get long.
     #[test]

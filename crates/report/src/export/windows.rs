@@ -61,7 +61,7 @@ pub(super) struct Windows {
     early: (u64, u64),
     /// What was in earlier windows of requests that had not ended.
     unresolved: u64,
-    /// What in earlier windows has a trace that is not told.
+    /// What in earlier windows has a trace that is not shown.
     traces_left_out: u64,
     /// What was recorded and filtered in earlier windows.
     filtered: FilterAccount,
@@ -70,7 +70,7 @@ pub(super) struct Windows {
 }
 
 impl Windows {
-    /// Windows of this length for these servers. `wall`: threads off their CPU are looked at. `traces`: a server is told the traces. They
+    /// Windows of this length for these servers. `wall`: threads off their CPU are looked at. `traces`: a server is sent the traces. They
     /// contain what the filter lets through.
     pub(super) fn new(
         sinks: Vec<(Rc<Uploader>, Make)>,

@@ -333,9 +333,9 @@ mod tests {
             times.sort_unstable();
             let longest = *times.last().unwrap();
             let exact = times[(times.len() as u64 * percent).div_ceil(100) as usize - 1];
-            let told = histogram.quantile(percent, longest);
-            prop_assert!(told >= exact && told <= longest, "{exact} {told} {longest}");
-            prop_assert!(told <= exact + exact / 8 + 1024, "{exact} {told}");
+            let reported = histogram.quantile(percent, longest);
+            prop_assert!(reported >= exact && reported <= longest, "{exact} {reported} {longest}");
+            prop_assert!(reported <= exact + exact / 8 + 1024, "{exact} {reported}");
         }
     }
 }

@@ -38,20 +38,20 @@ impl GvlSoFar {
         self.hold_ns += thread.hold_ns;
     }
 
-    /// The growth since what was reported (`told`), which is raised to this. Reported sums are never reduced: a thread that has just
+    /// The growth since what was reported (`reported`), which is raised to this. Reported sums are never reduced: a thread that has just
     /// ended may be missing in both places for a moment.
     #[must_use]
-    pub fn growth(&self, told: &mut Self) -> Self {
+    pub fn growth(&self, reported: &mut Self) -> Self {
         let mut grown = Self::default();
-        let grow = |now: u64, told: &mut u64, grown: &mut u64| {
-            *grown = now.saturating_sub(*told);
-            *told += *grown;
+        let grow = |now: u64, reported: &mut u64, grown: &mut u64| {
+            *grown = now.saturating_sub(*reported);
+            *reported += *grown;
         };
         for (at, count) in grown.waits.iter_mut().enumerate() {
-            grow(self.waits[at], &mut told.waits[at], count);
+            grow(self.waits[at], &mut reported.waits[at], count);
         }
-        grow(self.wait_ns, &mut told.wait_ns, &mut grown.wait_ns);
-        grow(self.hold_ns, &mut told.hold_ns, &mut grown.hold_ns);
+        grow(self.wait_ns, &mut reported.wait_ns, &mut grown.wait_ns);
+        grow(self.hold_ns, &mut reported.hold_ns, &mut grown.hold_ns);
         grown
     }
 

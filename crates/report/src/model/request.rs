@@ -40,6 +40,8 @@ pub struct Request {
     pub gvl_wait_ns: Option<u64>,
     /// How its time divides by the states of its native thread; not known where these were not watched all the time.
     pub states: Option<States>,
+    /// What its thread took of the heap to allocate objects; not known where that was not watched all the time.
+    pub alloc: Option<Allocated>,
     /// The method or block of the application that handled it, with the line at which it begins. Not known where no stack was taken while
     /// its thread was in it.
     pub handler: Option<Arc<Frame>>,
@@ -73,6 +75,24 @@ pub struct States {
     pub blocked_ns: u64,
 }
 
+/// What a thread took of the heap: the free slots of a page at once. The threads of a Ractor allocate in the same page, so another one may use
+/// slots that this one took: it is what was allocated, give or take a page each time that another thread gets the GVL.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Allocated {
+    /// Slots, each for an object.
+    pub slots: u64,
+    /// Their bytes.
+    pub bytes: u64,
+}
+
+impl Allocated {
+    /// Adds that of another request.
+    pub fn add(&mut self, other: Self) {
+        self.slots = self.slots.saturating_add(other.slots);
+        self.bytes = self.bytes.saturating_add(other.bytes);
+    }
+}
+
 /// What only jobs have.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Job {
@@ -80,7 +100,7 @@ pub struct Job {
     pub queue: Option<String>,
     /// The number that Sidekiq gave it.
     pub jid: Option<String>,
-    /// When it was put into its queue, by the clock of whoever did: microseconds since the epoch.
+    /// When it was put into its queue, by the clock of the process that did: microseconds since the epoch.
     pub enqueued_us: Option<u64>,
 }
 

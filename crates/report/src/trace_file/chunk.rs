@@ -238,7 +238,7 @@ impl<R: Read> Chunks<R> {
         Err(ChunkError::Damaged("bytes follow the end".to_owned()))
     }
 
-    /// Goes over a whole chunk of so many bytes, which has been read before.
+    /// Skips a whole chunk of this length in bytes, which has been read before.
     pub(super) fn skip(&mut self, bytes: u64) -> io::Result<()>
     where
         R: Seek,

@@ -71,7 +71,7 @@ impl Place {
                     place.first_ns = place.first_ns.min(ts_ns);
                     place.last_ns = place.last_ns.max(ts_ns);
                 }
-                // Accounts replace each other, and flushes only tell that time has passed.
+                // Accounts replace each other, and flushes only mark that time has passed.
                 Recorded::Account(_) | Recorded::Flushed(_) => {}
             }
         }
@@ -90,7 +90,7 @@ fn bit(pid: u32) -> u64 {
     1 << (pid % 64)
 }
 
-/// Hands a whole recording to outputs, or as much of it as can be read, and remembers where what is. `passed` is told where each chunk
+/// Hands a whole recording to outputs, or as much of it as can be read, and remembers where what is. `passed` is called with where each chunk
 /// ends.
 pub fn replay_whole<R: Read + Send>(
     recording: &mut Recording<R>,

@@ -79,7 +79,7 @@ pub struct Header {
     pub begun_ns: u64,
     /// What was looked at.
     pub subjects: Subjects,
-    /// Where; recordings of older versions do not tell.
+    /// Where; recordings of older versions do not have it.
     pub host: Host,
     /// Why it was written, if it is a dump of a flight recorder.
     pub dump: Option<Dump>,
@@ -94,11 +94,11 @@ pub struct Dump {
     pub at_ns: u64,
     /// Since when it has everything, `CLOCK_MONOTONIC` nanoseconds.
     pub from_ns: u64,
-    /// So many entries at its beginning tell how things stood then; 0: the run had not lasted longer.
+    /// The number of entries at its beginning that describe the state at that time; 0: the run had not lasted longer.
     pub carried: u64,
 }
 
-/// The host of a recording, as far as it is told.
+/// The host of a recording, as far as it is known.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Host {
     /// Its name.

@@ -110,7 +110,7 @@ impl<R: Read> Recording<R> {
         self.chunks.offset()
     }
 
-    /// Goes over a whole chunk of so many bytes, which has been read before.
+    /// Skips a whole chunk of this length in bytes, which has been read before.
     pub(super) fn skip(&mut self, bytes: u64) -> Result<(), ReadError>
     where
         R: Seek,

@@ -100,7 +100,7 @@ struct Running {
 }
 
 impl Running {
-    /// Its end, as far as the recording has told.
+    /// Its end, as far as the recording has it.
     fn end(&self, reason: EndReason, ts_ns: u64) -> ProcessEnd {
         ProcessEnd {
             reason,
@@ -118,6 +118,8 @@ impl Running {
 /// What a dump says of the time before it.
 #[derive(Default)]
 struct Before {
+    /// When the dump begins.
+    from_ns: u64,
     /// Entries that are still to come of what it says.
     left: u64,
     /// Processes that were traced then, and are still: what is counted of them from their beginning on is not of the dump.
@@ -180,7 +182,11 @@ impl<O: DerefMut<Target = Outputs>> Replay<O> {
         let dump = header.dump.as_ref();
         Self {
             outputs,
-            before: dump.map(|dump| Before { left: dump.carried, ..Before::default() }),
+            before: dump.map(|dump| Before {
+                from_ns: dump.from_ns,
+                left: dump.carried,
+                ..Before::default()
+            }),
             last_ns: dump.map_or(header.begun_ns, |dump| dump.from_ns),
             processes: 0,
             running: BTreeMap::new(),
@@ -257,8 +263,9 @@ impl<O: DerefMut<Target = Outputs>> Replay<O> {
             return self.outputs.hand(|exporter| exporter.see(process, owned.seen()));
         };
         match owned {
-            // Its sums are of more than the dump, and cannot be told apart.
+            // Their sums are of more than the dump, and cannot be separated.
             Owned::GvlProcess(_) => {}
+            Owned::GvlThread(thread) if thread.begin_ns < before.from_ns => {}
             Owned::GvlSoFar(so_far) => {
                 if let Some(since) = before.gvl_since(process.pid, so_far) {
                     self.outputs.hand(|exporter| exporter.see(process, Seen::GvlSoFar(&since)));

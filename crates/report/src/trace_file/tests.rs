@@ -313,11 +313,18 @@ fn bounds() {
         let slots = [(40, 7)].into();
         wire::What::Alloc(Box::new(wire::Alloc { begin_ns, end_ns: begin_ns, slots, refills, lost: 0 }))
     };
+    let slots = |slots, end_ns| {
+        let slots = [(40, slots)].into();
+        wire::What::Alloc(Box::new(wire::Alloc { begin_ns: 10, end_ns, slots, refills: 1, lost: 0 }))
+    };
     assert!(with(alloc(1 << 61, 1 << 39)).is_ok());
+    assert!(with(slots(1 << 39, 10)).is_ok());
     for (what, why) in [
         (wire::What::Closed(u64::MAX), "18446744073709551615 is not possible as a time"),
         (alloc(1 << 62, 1), "4611686018427387904 is not possible as a time"),
         (alloc(0, 1 << 40), "1099511627776 is not possible as a count"),
+        (slots(1 << 40, 10), "1099511627776 is not possible as a count"),
+        (slots(1, 9), "10 is not possible as a begin of an interval"),
     ] {
         let error = with(what).unwrap_err().to_string();
         assert!(error.contains(why), "{error}");

@@ -179,6 +179,7 @@ fn request(request: &mut Request, with: &mut impl Visit) {
         gc_other: _,
         gvl_wait_ns: _,
         states: _,
+        alloc: _,
         handler,
         trace,
         job,

@@ -71,7 +71,7 @@ pub(in crate::trace_file) struct Dump {
     /// Since when it has everything, `CLOCK_MONOTONIC` nanoseconds.
     #[prost(uint64, tag = "3")]
     pub from_ns: u64,
-    /// So many entries at its beginning tell how things stood then.
+    /// The number of entries at its beginning that describe the state at that time.
     #[prost(uint64, tag = "4")]
     pub carried: u64,
 }

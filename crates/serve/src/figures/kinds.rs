@@ -65,7 +65,7 @@ impl OneThread {
 pub(crate) struct Did {
     /// It served a request, or ran a job.
     pub(crate) request: u64,
-    /// It ran on a CPU, as samples tell.
+    /// It ran on a CPU, according to samples.
     pub(crate) cpu: u64,
     /// It was in a GC pause of its own.
     pub(crate) gc: u64,

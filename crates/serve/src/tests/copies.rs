@@ -210,6 +210,7 @@ fn request(id: u64, tid: u32, begin_ns: u64) -> Request {
             runnable_ns: 250_000,
             blocked_ns: 630_000,
         }),
+        alloc: None,
         job: None,
         handler: Some(Arc::new(Frame {
             kind: FrameKind::Ruby,
@@ -224,7 +225,7 @@ fn request(id: u64, tid: u32, begin_ns: u64) -> Request {
     }
 }
 
-/// Writes a recording of so many copies of the committed one, one after the other.
+/// Writes a recording of N copies of the committed one, one after the other.
 pub(super) fn write(path: &Path, copies: u64, name: Option<&'static str>) {
     let mut header = Recording::open(Path::new(GOLDEN)).unwrap().header().clone();
     if let Some(name) = name {

@@ -97,8 +97,8 @@ mod tests {
             values.sort_unstable();
             for share in [0.0, 0.1, 0.5, 0.9, 1.0] {
                 let rank = ((values.len() as f64 * share).ceil() as usize).max(1);
-                let (truth, told) = (values[rank - 1], whole.quantile(share).unwrap());
-                prop_assert!(told >= truth && told - truth <= truth / 64, "{truth} told as {told}");
+                let (truth, reported) = (values[rank - 1], whole.quantile(share).unwrap());
+                prop_assert!(reported >= truth && reported - truth <= truth / 64, "{truth} reported as {reported}");
             }
             prop_assert_eq!(whole.n(), values.len() as u64);
         }

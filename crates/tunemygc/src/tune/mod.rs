@@ -157,12 +157,12 @@ pub struct Price {
     /// The likely factor on all of the time in the GC.
     pub likely_gc_time: Option<f64>,
     /// What is likely saved and spent, if both are known.
-    pub bargain: Option<Bargain>,
+    pub trade_off: Option<TradeOff>,
 }
 
 /// Time against memory, as shares of what there is now; negative: time spent, memory saved.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
-pub struct Bargain {
+pub struct TradeOff {
     /// Time saved, of all the time of the program.
     pub time_saved: f64,
     /// Memory added, of the peak of resident memory.

@@ -8,7 +8,7 @@ use serde_json::{Map, Value, json};
 use crate::printable::printable_part;
 
 use super::{
-    Advice, Bargain, Comparison, Evidence, InForce, Plan, Price, State, Strategy, environment::Unheeded,
+    Advice, Comparison, Evidence, InForce, Plan, Price, State, Strategy, TradeOff, environment::Unheeded,
     in_force::shown, ruby::Series, trend::Leak,
 };
 
@@ -253,10 +253,10 @@ fn write_price(f: &mut fmt::Formatter<'_>, price: &Price) -> fmt::Result {
     if let Some([low, high]) = price.majors {
         writeln!(f, "      majors: × {low:.2} to {high:.2}")?;
     }
-    if let Some(Bargain { time_saved, memory_added }) = price.bargain {
+    if let Some(TradeOff { time_saved, memory_added }) = price.trade_off {
         writeln!(
             f,
-            "      bargain: {:+.1} % of the program's time, {:+.0} % of its memory",
+            "      trade-off: {:+.1} % of the program's time, {:+.0} % of its memory",
             -time_saved * 100.0,
             memory_added * 100.0
         )?;

@@ -365,18 +365,18 @@ pub(super) fn follow(program: &Program, series: Series, strategy: Strategy, roun
         let withdrawn = report.plan(strategy).withdrawal.is_some();
         let _ = report.to_string();
         history.push(now);
-        let told = story.get_or_insert_with(|| Story {
+        let entry = story.get_or_insert_with(|| Story {
             rounds: vec![in_force.clone()],
             report: report.clone(),
             withdrawn: false,
             cost: [cost, cost],
             peak: [peak, peak],
         });
-        told.rounds.push(state.set.clone());
-        told.withdrawn |= withdrawn;
-        told.cost[1] = cost;
-        told.peak[1] = peak;
-        told.report = report;
+        entry.rounds.push(state.set.clone());
+        entry.withdrawn |= withdrawn;
+        entry.cost[1] = cost;
+        entry.peak[1] = peak;
+        entry.report = report;
         in_force = state.set;
     }
     story.unwrap()

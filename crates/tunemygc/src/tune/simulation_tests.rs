@@ -44,7 +44,7 @@ fn shapes() -> [(&'static str, Program, Option<&'static str>); 14] {
         ("no write barriers", Program { shady: 5, ..base.clone() }, None),
         ("fat heap", Program { live: 900_000.0, rate: 2e5, ..base.clone() }, None),
         ("both heaps", Program { small: 0.2, live: 300_000.0, rate: 6e6, ..base.clone() }, None),
-        ("a poor bargain", Program { rate: 1.1e6, other: 5e6, ..base.clone() }, None),
+        ("a poor trade-off", Program { rate: 1.1e6, other: 5e6, ..base.clone() }, None),
         ("healthy", Program { rate: 1e5, live: 100_000.0, ..base.clone() }, None),
         ("leaking", Program { leaked: 0.01, rate: 3e6, ..base.clone() }, None),
         ("asks for it", Program { explicit: 2, rate: 1e5, ..base }, None),

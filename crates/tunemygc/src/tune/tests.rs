@@ -186,7 +186,7 @@ fn units() {
 /// A program that would save little of its time for much memory is left as it is, with both figures; the same program is advised
 /// where it spends more of its time in the GC, or with less of it.
 #[test]
-fn poor_bargains() {
+fn poor_trade_offs() {
     let program = |share: u64, mib: u64| {
         let mut evidence = everything();
         evidence.intervals = distribution::Distribution::default();
@@ -216,7 +216,7 @@ fn poor_bargains() {
         );
         assert!(refusal.ends_with(" % more memory; at least 2.0 % must be"), "{refusal}");
         let advice = rule(&recommend(series, &program(35, 30)), 0, "free-slots").unwrap();
-        let Bargain { time_saved, memory_added } = advice.effect.price.bargain.unwrap();
+        let TradeOff { time_saved, memory_added } = advice.effect.price.trade_off.unwrap();
         assert!(
             time_saved > 0.02 && memory_added <= 10.0 * time_saved,
             "{series}: {time_saved} {memory_added}"
@@ -241,7 +241,7 @@ fn poor_bargains() {
         );
         assert!(rule(&recommend(series, &program(1, 20)), 1, "return-memory").is_ok(), "{series}");
         let text = recommend(series, &program(35, 30)).to_string();
-        assert!(text.contains("      bargain: -") && text.contains(" of the program's time, +"), "{text}");
+        assert!(text.contains("      trade-off: -") && text.contains(" of the program's time, +"), "{text}");
     }
 }
 
@@ -382,11 +382,11 @@ proptest::proptest! {
                     );
                     // No rule spends memory without enough time for it.
                     let price = &advice.effect.price;
-                    if let Some(bargain) = price.bargain
+                    if let Some(trade_off) = price.trade_off
                         && plan.strategy == Strategy::Speed
                     {
-                        proptest::prop_assert!(bargain.memory_added <= (bargain.time_saved * 10.0).max(0.05), "{}: {bargain:?}", advice.rule);
-                        proptest::prop_assert!(bargain.memory_added <= 0.05 || bargain.time_saved >= 0.02, "{}: {bargain:?}", advice.rule);
+                        proptest::prop_assert!(trade_off.memory_added <= (trade_off.time_saved * 10.0).max(0.05), "{}: {trade_off:?}", advice.rule);
+                        proptest::prop_assert!(trade_off.memory_added <= 0.05 || trade_off.time_saved >= 0.02, "{}: {trade_off:?}", advice.rule);
                     }
                     let known = |range: Option<[f64; 2]>| range.is_some_and(|[low, high]| low <= high && low >= 0.0);
                     for range in [price.peak_rss, price.gc_time, price.majors] {

@@ -22,7 +22,7 @@ use crate::{filter::tgid_tid, maps::PARSERS, usermem};
 const MAX_CHUNKS: u32 = MAX_HEAD_BYTES / (SEARCHED_BYTES as u32 - 1) + 16;
 /// In the state of a search, beside what the [parent](super) has: the first line has not ended,
 const FIRST_LINE: u64 = 1 << 42;
-/// or what follows cannot be told.
+/// or what follows cannot be determined.
 const GIVEN_UP: u64 = 1 << 43;
 /// [`Parsed::searched`] of a head in which nothing is searched any more.
 pub const DONE: u32 = u32::MAX;
@@ -32,7 +32,7 @@ pub const DONE: u32 = u32::MAX;
 pub fn look(parser: u64, parsed: &Parsed, piece: u64, len: u64, is_webrick: bool) {
     let longest = if is_webrick { MAX_WEBRICK_HEAD } else { MAX_HEAD_BYTES };
     if parsed.searched < longest {
-        let _told_by_the_entry = verified_once_4_search_piece(parser, piece, len, u64::from(longest));
+        let _in_the_entry = verified_once_4_search_piece(parser, piece, len, u64::from(longest));
     }
 }
 
@@ -80,7 +80,7 @@ extern "C" fn verified_once_4_search_piece(parser: u64, piece: u64, len: u64, lo
         parsed.searched = DONE;
     } else {
         parsed.searched = before.wrapping_add(there) as u32;
-        let _told_by_the_entry = verified_once_3_keep_tail(parser, piece, there);
+        let _in_the_entry = verified_once_3_keep_tail(parser, piece, there);
     }
     0
 }

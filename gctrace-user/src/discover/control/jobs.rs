@@ -73,6 +73,6 @@ impl Control {
         for before in self.servers.job_runners.insert(pid, links).unwrap_or_default() {
             self.probes.detach_requests(before);
         }
-        self.probes.add_server(pid, RUNS_JOBS).map_err(|error| brief(&error))
+        self.add_if_running(pid, RUNS_JOBS)
     }
 }

@@ -23,7 +23,7 @@ use super::{
 use crate::{
     bpf::{ArrivalsLink, RequestLinks, Scope, brief},
     console::say,
-    host::{called, listens, proc_root},
+    host::{called, listens, proc::is_running, proc_root},
     ruby::{
         jobs::JobSite,
         requests::{RequestFile, RequestSite, local_sites, request_sites},
@@ -52,7 +52,7 @@ pub(super) struct Servers {
     pub(super) job_runners: HashMap<u32, Vec<RequestLinks>>,
     /// By the id of a cgroup.
     arrivals: HashMap<u64, ArrivalsLink>,
-    told: HashSet<String>,
+    said: HashSet<String>,
 }
 
 /// What is probed for one server only.
@@ -170,10 +170,10 @@ impl Control {
 
     /// Whether this has not been said yet.
     fn is_new(&mut self, text: &str) -> bool {
-        if self.servers.told.len() > REFUSALS_REMEMBERED {
-            self.servers.told.clear();
+        if self.servers.said.len() > REFUSALS_REMEMBERED {
+            self.servers.said.clear();
         }
-        self.servers.told.insert(text.to_owned())
+        self.servers.said.insert(text.to_owned())
     }
 
     fn probe_server(
@@ -228,7 +228,18 @@ impl Control {
         for links in self.servers.processes.insert(pid, own).map(|own| own.links).unwrap_or_default() {
             self.probes.detach_requests(links);
         }
-        self.probes.add_server(pid, kind).map_err(|error| brief(&error))
+        self.add_if_running(pid, kind)
+    }
+
+    /// Enters a server for the programs, whose probes are set. The kernel removes those that end; one that has ended before would stay, with
+    /// its probes, and the next process with its number would be taken for it.
+    pub(super) fn add_if_running(&mut self, pid: u32, kind: u32) -> Result<(), String> {
+        self.probes.add_server(pid, kind).map_err(|error| brief(&error))?;
+        if !is_running(pid) {
+            self.probes.remove_server(pid);
+            self.forget_ended_servers();
+        }
+        Ok(())
     }
 
     /// Has the packets of a server's cgroup looked at; returns the cgroup's id.

@@ -168,7 +168,7 @@ impl Control {
         }
     }
 
-    /// Tells, once, that the last selected process has ended, where no other can be selected any more.
+    /// Reports, once, that the last selected process has ended, where no other can be selected any more.
     pub(super) fn tell_end(&mut self) {
         if self.listed.ended || self.selection.is_open() || self.listed.roots.is_empty() {
             return;

@@ -47,7 +47,7 @@ impl Control {
         self.tell(ControlEvent::GvlProbes { attached });
     }
 
-    /// Handles new mappings and answers until told to stop, which gives `false`, or until nothing waits for an answer.
+    /// Handles new mappings and answers until asked to stop, which gives `false`, or until nothing waits for an answer.
     pub(super) fn watch(&mut self, watch: &mut MappingWatch, stop: &OwnedFd, until: Until) -> bool {
         let mut lost = watch.lost();
         loop {

@@ -31,6 +31,8 @@ mod symbol;
 #[cfg(test)]
 mod tests;
 mod variables;
+#[cfg(test)]
+pub(crate) mod words;
 
 use std::sync::Arc;
 

@@ -56,7 +56,7 @@ struct Checked<T> {
 
 /// An instruction sequence.
 struct Code {
-    /// Tells it from everything else that was ever read.
+    /// Distinguishes it from everything else that was ever read.
     number: u64,
     body: Body,
     label: Label,

@@ -106,22 +106,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::address::Svma;
-
-    /// Words from address 0x10000 on.
-    struct Words(Vec<u64>);
-
-    impl Memory for Words {
-        fn read(&self, address: u64, buffer: &mut [u8]) -> bool {
-            let bytes: Vec<u8> = self.0.iter().flat_map(|word| word.to_le_bytes()).collect();
-            let at = address.checked_sub(0x10000).and_then(|at| usize::try_from(at).ok());
-            let Some(bytes) = at.and_then(|at| bytes.get(at..at.checked_add(buffer.len())?)) else {
-                return false;
-            };
-            buffer.copy_from_slice(bytes);
-            true
-        }
-    }
+    use crate::{address::Svma, ruby::frames::words::Words};
 
     const LIST: ShapeList = ShapeList { variable: Svma(0), field: None, size: 32 };
     const SHAPE: ShapeLayout = ShapeLayout { size: 32, name: 8, next_index: 16, kind: 24, parent: 28 };

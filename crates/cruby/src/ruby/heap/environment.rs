@@ -1,6 +1,9 @@
 //! Local variables that outlive their method or block because a closure uses them (`rb_env_t`, `vm_core.h`).
 
-use super::{Slot, walk::word};
+use super::{
+    Slot,
+    walk::{is_still, word},
+};
 use crate::ruby::{RubyVersion, frames::Memory};
 
 /// `imemo_env` (`internal/imemo.h`) and where the kind of an internal object is in its flags.
@@ -28,6 +31,8 @@ const MOST: u64 = 1 << 16;
 pub struct Environment {
     /// Address of the code of the method or block.
     pub code: u64,
+    /// Of the object itself.
+    address: u64,
     pointer: u64,
     values: u64,
     count: u64,
@@ -43,6 +48,7 @@ impl Environment {
         let count = slot.word(COUNT) & 0xffff_ffff;
         (is_environment && count <= MOST).then(|| Self {
             code: slot.word(CODE),
+            address: slot.address,
             pointer: slot.word(POINTER),
             values: slot.word(VALUES),
             count,
@@ -61,13 +67,15 @@ impl Environment {
         (found.pointer == pointer).then_some(address)
     }
 
-    /// Hands what the collector marks through it to `visit`, without its code; `None` if it is not there any more.
+    /// Hands what the collector marks through it to `visit`, without its code; `None` if it is not there any more: then what was handed out
+    /// may be of something else, which got its memory.
     pub fn each<M: Memory>(&self, memory: &M, visit: &mut dyn FnMut(u64)) -> Option<()> {
         let mut bytes = vec![0; self.count as usize * 8];
         if !memory.read(self.values, &mut bytes) {
             return None;
         }
         let outer = self.outer(memory)?;
+        is_still(memory, self.address.checked_add(VALUES as u64)?, self.values)?;
         let values = bytes.chunks_exact(8).map(|value| word(value, 0));
         values.chain([outer]).filter(|value| value.is_multiple_of(8) && *value > 0x1000).for_each(visit);
         Some(())
@@ -77,6 +85,9 @@ impl Environment {
     /// any more.
     fn outer<M: Memory>(&self, memory: &M) -> Option<u64> {
         let own = of_pointer(memory, self.pointer)?;
+        if own[ITSELF] != self.address {
+            return None;
+        }
         if own[FLAGS] & LOCAL != 0 {
             return Some(0);
         }
@@ -95,21 +106,7 @@ fn of_pointer<M: Memory>(memory: &M, pointer: u64) -> Option<[u64; 3]> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    /// Words from address 0x10000 on.
-    struct Words(Vec<u64>);
-
-    impl Memory for Words {
-        fn read(&self, address: u64, buffer: &mut [u8]) -> bool {
-            let bytes: Vec<u8> = self.0.iter().flat_map(|word| word.to_le_bytes()).collect();
-            let at = address.checked_sub(0x10000).and_then(|at| usize::try_from(at).ok());
-            let Some(bytes) = at.and_then(|at| bytes.get(at..at.checked_add(buffer.len())?)) else {
-                return false;
-            };
-            buffer.copy_from_slice(bytes);
-            true
-        }
-    }
+    use crate::ruby::frames::words::Words;
 
     const IMEMO: u64 = 0x1a;
     const VERSION: RubyVersion = RubyVersion { major: 3, minor: 1, teeny: 0 };
@@ -118,13 +115,25 @@ mod tests {
     const POINTER_TO_OWN: u64 = 0x10000 + 5 * 8;
 
     fn of(memory: &[u64], head: [u64; 4], version: RubyVersion) -> Option<Result<Vec<u64>, &'static str>> {
-        let [flags, pointer, values, count] = head;
-        let bytes: Vec<u8> =
-            [flags, 0x5000, pointer, values, count].iter().flat_map(|word| word.to_le_bytes()).collect();
-        let slot = Slot { address: 0x9000, bytes: &bytes, marks: None };
+        later(memory, head, head, version)
+    }
+
+    /// The environment as it was, and as it is when its values are read: behind the other memory, at the address that is 0x9000 there.
+    fn later(
+        memory: &[u64],
+        before: [u64; 4],
+        now: [u64; 4],
+        version: RubyVersion,
+    ) -> Option<Result<Vec<u64>, &'static str>> {
+        let address = 0x10000 + memory.len() as u64 * 8;
+        let words = |[flags, pointer, values, count]: [u64; 4]| [flags, 0x5000, pointer, values, count];
+        let bytes: Vec<u8> = words(before).iter().flat_map(|word| word.to_le_bytes()).collect();
+        let slot = Slot { address, bytes: &bytes, marks: None };
         let environment = Environment::of(&slot, version)?;
+        let itself = |word: &u64| if *word == 0x9000 { address } else { *word };
+        let memory = memory.iter().map(itself).chain(words(now)).collect();
         let mut found = Vec::new();
-        let read = environment.each(&Words(memory.to_vec()), &mut |value| found.push(value));
+        let read = environment.each(&Words(memory), &mut |value| found.push(value));
         Some(read.map(|()| found).ok_or("gone"))
     }
 
@@ -137,12 +146,28 @@ mod tests {
         assert_eq!(of(IMEMO, 0x10000, 4, VERSION), Some(Ok(vec![0x20000, 0x20008])));
         // The upper half of the word is no part of the count.
         assert_eq!(of(IMEMO, 0x10000, 7 << 32 | 1, VERSION), Some(Ok(vec![0x20000])));
-        assert_eq!(of(IMEMO, 0x10000, 8, VERSION), Some(Err("gone")), "not there");
+        assert_eq!(of(IMEMO, 0x10000, 1 << 10, VERSION), Some(Err("gone")), "not there");
         assert_eq!(of(IMEMO, u64::MAX, 4, VERSION), Some(Err("gone")));
         assert_eq!(of(IMEMO, 0x10000, MOST + 1, VERSION), None);
         assert_eq!(of(IMEMO | 1 << KIND_SHIFT, 0x10000, 4, VERSION), None, "another kind");
         assert_eq!(of(0x7, 0x10000, 4, VERSION), None, "an array");
         assert_eq!(of(IMEMO, 0x10000, 4, RubyVersion { major: 4, minor: 1, teeny: 0 }), None);
+    }
+
+    /// Memory that another object has by now is not read as this one's.
+    #[test]
+    fn reused() {
+        let head = [IMEMO, POINTER_TO_OWN, 0x10000, 4];
+        assert_eq!(later(&OWN, head, head, VERSION), Some(Ok(vec![0x20000, 0x20008])));
+        let swept = [0, 0, 0, 0];
+        assert_eq!(later(&OWN, head, swept, VERSION), Some(Err("gone")), "the slot is free");
+        let mut of_another = OWN;
+        of_another[6] = 0x34000;
+        assert_eq!(
+            later(&of_another, head, head, VERSION),
+            Some(Err("gone")),
+            "the values are of another one"
+        );
     }
 
     /// That of a block refers to that of what is around it.

@@ -2,7 +2,10 @@
 
 use std::collections::HashMap;
 
-use super::{Environment, HeapLayout, Slot, walk::word};
+use super::{
+    Environment, HeapLayout, Slot,
+    walk::{unchanged, word},
+};
 use crate::ruby::{RubyVersion, frames::Memory};
 
 /// Byte offsets in `struct RTypedData` (include/ruby/internal/core/rtypeddata.h; ruby/ruby.h in 2.7; up to 3.4).
@@ -80,6 +83,9 @@ impl Procs {
             return None;
         }
         let environment = Environment::at(memory, word(&block, POINTER), self.version)?;
+        if !embedded {
+            unchanged(memory, slot, DATA as u64)?;
+        }
         Some(Closure { code: word(&block, CODE), own_self: word(&block, OWN_SELF), environment })
     }
 
@@ -103,21 +109,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-
-    /// Words from address 0x10000 on.
-    struct Words(Vec<u64>);
-
-    impl Memory for Words {
-        fn read(&self, address: u64, buffer: &mut [u8]) -> bool {
-            let bytes: Vec<u8> = self.0.iter().flat_map(|word| word.to_le_bytes()).collect();
-            let at = address.checked_sub(0x10000).and_then(|at| usize::try_from(at).ok());
-            let Some(bytes) = at.and_then(|at| bytes.get(at..at.checked_add(buffer.len())?)) else {
-                return false;
-            };
-            buffer.copy_from_slice(bytes);
-            true
-        }
-    }
+    use crate::ruby::frames::words::Words;
 
     const DATA_TYPE: u64 = 0xc;
     const OLD: RubyVersion = RubyVersion { major: 3, minor: 1, teeny: 2 };
@@ -137,9 +129,16 @@ mod tests {
     }
 
     fn find(version: RubyVersion, memory: Vec<u64>, slot: &[u64]) -> Option<Closure> {
+        later(version, memory, slot, slot)
+    }
+
+    /// The slot as it was, and as it is when the data is read.
+    fn later(version: RubyVersion, memory: Vec<u64>, slot: &[u64], now: &[u64]) -> Option<Closure> {
         let layout = HeapLayout::of(version).ok()?;
         let bytes: Vec<u8> = slot.iter().flat_map(|word| word.to_le_bytes()).collect();
-        let slot = Slot { address: 0x9000, bytes: &bytes, marks: None };
+        let slot_at = at(memory.len() as u64);
+        let memory = [memory, now.to_vec()].concat();
+        let slot = Slot { address: slot_at, bytes: &bytes, marks: None };
         Procs::of(version, &layout)?.closure(&Words(memory), &slot)
     }
 
@@ -153,6 +152,8 @@ mod tests {
         let mut found = Vec::new();
         expected.each(&mut |value| found.push(value));
         assert_eq!(found, [0x7000, at(9)]);
+
+        assert_eq!(later(OLD, memory(), &slot, &[0; 5]), None, "swept meanwhile");
 
         let mut embedded = [DATA_TYPE, 0x8000, at(0), 3, 0, 0, 0, 0];
         embedded[4..].copy_from_slice(&memory()[2..6]);

@@ -8,7 +8,7 @@
 use super::{
     HeapLayout, Shapes, Slot,
     shapes::Variables,
-    walk::{USER1, word},
+    walk::{USER1, is_still, unchanged, word},
 };
 use crate::ruby::{RubyVersion, frames::Memory};
 
@@ -36,7 +36,8 @@ pub enum Referred {
     Exactly,
     /// What objects of its kind refer to cannot be read in this release.
     Unknown,
-    /// It has changed meanwhile: what it points to is not there.
+    /// It has changed meanwhile: what it points to is not there, or it points to something else now. What was visited may be of another
+    /// object, which got the memory.
     Changed,
 }
 
@@ -133,20 +134,25 @@ impl References {
                 found(slot.word(24));
                 Some(())
             }
-            "T_ARRAY" => self.values(memory, slot.word(32), slot.word(16), &mut found),
+            "T_ARRAY" => self
+                .values(memory, slot.word(32), slot.word(16), &mut found)
+                .and_then(|()| unchanged(memory, slot, 32)),
             "T_STRUCT" => {
                 let mask = if self.release == Release::Embedded { 0x7f } else { 3 };
                 match flags >> (USER + 1) & mask {
-                    0 => self.values(memory, slot.word(24), slot.word(16), &mut found),
+                    0 => self
+                        .values(memory, slot.word(24), slot.word(16), &mut found)
+                        .and_then(|()| unchanged(memory, slot, 24)),
                     len => embedded(slot, len, &mut found),
                 }
             }
-            "T_HASH" => self.hash(memory, slot, &mut found),
+            "T_HASH" => self.hash(memory, slot, &mut found).and_then(|()| unchanged(memory, slot, 16)),
             "T_OBJECT" if self.release == Release::Variables => {
                 if flags & USER1 != 0 {
                     embedded(slot, 3, &mut found)
                 } else {
                     self.values(memory, slot.word(24), slot.word(16) & 0xffff_ffff, &mut found)
+                        .and_then(|()| unchanged(memory, slot, 24))
                 }
             }
             "T_OBJECT" => {
@@ -154,8 +160,12 @@ impl References {
                 match shapes.variables(memory, slot, self.version) {
                     Some(Variables::Unknown) => return Referred::Unknown,
                     Some(Variables::Embedded(count)) => embedded(slot, count, &mut found),
-                    Some(Variables::At(first, count)) => self.values(memory, first, count, &mut found),
-                    Some(Variables::Table(table)) => self.variables(memory, table, &mut found),
+                    Some(Variables::At(first, count)) => self
+                        .values(memory, first, count, &mut found)
+                        .and_then(|()| unchanged(memory, slot, 16)),
+                    Some(Variables::Table(table)) => {
+                        self.variables(memory, table, &mut found).and_then(|()| unchanged(memory, slot, 16))
+                    }
                     None => None,
                 }
             }
@@ -170,13 +180,8 @@ impl References {
         found(slot.word(if inside { 16 } else { 24 }));
         let table = slot.word(16);
         if flags & HASH_IN_TABLE != 0 {
-            let mut bytes = [0; TABLE.3];
-            if inside {
-                bytes.copy_from_slice(slot.bytes.get(24..24 + TABLE.3)?);
-            } else if !memory.read(table, &mut bytes) {
-                return None;
-            }
-            return self.table(memory, &bytes, &mut |key, value| {
+            let at = if inside { slot.address.checked_add(24)? } else { table };
+            return self.table(memory, at, &mut |key, value| {
                 found(key);
                 found(value);
             });
@@ -202,28 +207,24 @@ impl References {
 
     /// Instance variables in a `struct st_table`, whose keys are ids.
     fn variables<M: Memory>(&mut self, memory: &M, table: u64, found: &mut dyn FnMut(u64)) -> Option<()> {
-        let mut bytes = [0; TABLE.3];
-        if !memory.read(table, &mut bytes) {
-            return None;
-        }
-        self.table(memory, &bytes, &mut |_, value| found(value))
+        self.table(memory, table, &mut |_, value| found(value))
     }
 
-    /// The pairs of a `struct st_table`.
-    fn table<M: Memory>(
-        &mut self,
-        memory: &M,
-        table: &[u8; TABLE.3],
-        pair: &mut dyn FnMut(u64, u64),
-    ) -> Option<()> {
-        let word = |at| word(table, at);
+    /// The pairs of a `struct st_table` at this address.
+    fn table<M: Memory>(&mut self, memory: &M, at: u64, pair: &mut dyn FnMut(u64, u64)) -> Option<()> {
+        let mut table = [0; TABLE.3];
+        if !memory.read(at, &mut table) {
+            return None;
+        }
+        let word = |at| word(&table, at);
         let count = word(TABLE.1).checked_sub(word(TABLE.0))?;
         let first = word(TABLE.2).checked_add(word(TABLE.0).checked_mul(24)?)?;
         self.entries::<_, 24>(memory, first, count, &mut |entry| {
             if entry[0] != DELETED {
                 pair(entry[1], entry[2]);
             }
-        })
+        })?;
+        is_still(memory, at.checked_add(TABLE.2 as u64)?, word(TABLE.2))
     }
 
     fn values<M: Memory>(

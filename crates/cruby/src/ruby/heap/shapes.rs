@@ -15,7 +15,7 @@ const HEAP: u64 = 1 << 16;
 pub(super) enum Variables {
     /// In its slot.
     Embedded(u64),
-    /// So many at this address.
+    /// How many are at this address.
     At(u64, u64),
     /// In a hash table at this address (`rb_shape_obj_too_complex`).
     Table(u64),

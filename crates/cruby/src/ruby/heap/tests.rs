@@ -244,12 +244,18 @@ fn references() {
         let words = |words: &[u64]| words.iter().flat_map(|word| word.to_le_bytes()).collect::<Vec<u8>>();
         memory.put(0x6000_0000, words(&[one, 7, CLASS, two, 0]));
         memory.put(0x6100_0000, words(&[1, one, two, u64::MAX, three, three, 1, 3, 5]));
-        let mut of = |slot: &[u64]| {
+        let mut of_changed = |slot: &[u64], now: &[u64]| {
             let (bytes, mut found) = (words(slot), Vec::new());
+            memory.put(SLOTS, words(now));
             let slot = Slot { address: SLOTS, bytes: &bytes, marks: None };
             let fate = references.each(&memory, &slot, &mut |value| found.push(value));
             (fate, found)
         };
+        // What was read of an array that was moved meanwhile may be of another one; one that grew where it is has its elements.
+        let array = [0x7, CLASS, 5, 5, 0x6000_0000];
+        assert_eq!(of_changed(&array, &[0x7, CLASS, 5, 5, 0x6300_0000]).0, Referred::Changed, "{version}");
+        assert_eq!(of_changed(&array, &[0x7, CLASS, 6, 9, 0x6000_0000]).0, Referred::Exactly, "{version}");
+        let mut of = |slot: &[u64]| of_changed(slot, slot);
         let exactly = |found: &[u64]| (Referred::Exactly, found.to_vec());
         assert_eq!(of(&[0x7, CLASS, 5, 5, 0x6000_0000]), exactly(&[one, two]), "{version}");
         assert_eq!(of(&[0x7 | 1 << 13 | 2 << 15, CLASS, one, 9, two]), exactly(&[one]), "{version}");
@@ -266,6 +272,7 @@ fn references() {
             memory_of_table.put(0x6200_0000, words(&table));
             memory_of_table.put(0x6100_0000, words(&[1, one, two, u64::MAX, three, three, 1, 3, 5]));
             let (bytes, mut found) = (words(&[hash, CLASS, 0x6200_0000, three, 0]), Vec::new());
+            memory_of_table.put(SLOTS, bytes.clone());
             let slot = Slot { address: SLOTS, bytes: &bytes, marks: None };
             let mut references = References::of(version, &layout, None).unwrap();
             let fate = references.each(&memory_of_table, &slot, &mut |value| found.push(value));
@@ -309,6 +316,7 @@ fn variables_of_objects() {
             let flag = if new { u64::from(elsewhere) << 16 } else { u64::from(!elsewhere) << 13 };
             let bytes = words(&[&[id << 32 | flag | 1, CLASS][..], slot].concat());
             let mut found = Vec::new();
+            memory.put(SLOTS, bytes.clone());
             let slot = Slot { address: SLOTS, bytes: &bytes, marks: None };
             let fate = references.each(&memory, &slot, &mut |value| found.push(value));
             (fate, found)

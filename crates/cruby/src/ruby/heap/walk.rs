@@ -245,3 +245,15 @@ pub fn each_object<M: Memory>(
     }
     Ok(())
 }
+
+/// Whether a word of a slot is what it was. While what it points to is read, a program that runs may move that, and give the memory to
+/// another object.
+pub(super) fn unchanged<M: Memory>(memory: &M, slot: &Slot<'_>, at: u64) -> Option<()> {
+    is_still(memory, slot.address.checked_add(at)?, slot.word(usize::try_from(at).ok()?))
+}
+
+/// Whether this word is at an address.
+pub(super) fn is_still<M: Memory>(memory: &M, address: u64, expected: u64) -> Option<()> {
+    let mut bytes = [0; 8];
+    (memory.read(address, &mut bytes) && u64::from_le_bytes(bytes) == expected).then_some(())
+}

@@ -24,7 +24,7 @@ const MAX_DEPTH: usize = 4;
 /// Functions visited in one walk over calls.
 const MAX_FUNCTIONS: usize = 256;
 
-/// Tells the kind of each pause. `None` where nothing proves it, and where all kinds share one `gc_enter`.
+/// Finds the kind of each pause. `None` where nothing proves it, and where all kinds share one `gc_enter`.
 pub(super) fn tell_pauses(code: &Code<'_>, version: RubyVersion, vm: &VmPath, sites: &mut [Site]) {
     let mut walk = Walk { code, bodies: HashMap::new() };
     let all = sites.to_vec();

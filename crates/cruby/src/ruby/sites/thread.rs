@@ -98,8 +98,8 @@ pub(in crate::ruby) fn find(code: &mut Code<'_>, version: RubyVersion) -> Thread
     }
 }
 
-/// `told`: whether the hooks receive the thread.
-fn find_sites(code: &mut Code<'_>, told: bool) -> Result<(Vec<ThreadSite>, Outcome), &'static str> {
+/// `passed`: whether the hooks receive the thread.
+fn find_sites(code: &mut Code<'_>, passed: bool) -> Result<(Vec<ThreadSite>, Outcome), &'static str> {
     let image = code.image;
     let export = |name| {
         let address = image.symbol(name).map(|symbol| symbol.address);
@@ -122,7 +122,7 @@ fn find_sites(code: &mut Code<'_>, told: bool) -> Result<(Vec<ThreadSite>, Outco
             return Err("very many references to the hooks");
         }
     }
-    Ok(assemble(code, tests, told))
+    Ok(assemble(code, tests, passed))
 }
 
 /// The variable that both functions refer to and that others read: the list of hooks. (The other one both refer to is
@@ -403,7 +403,7 @@ fn follow_constants(constants: &mut HashMap<Register, ThreadEvent>, instruction:
     };
 }
 
-fn assemble(code: &Code<'_>, tests: Vec<Test>, told: bool) -> (Vec<ThreadSite>, Outcome) {
+fn assemble(code: &Code<'_>, tests: Vec<Test>, passed: bool) -> (Vec<ThreadSite>, Outcome) {
     let executors: BTreeSet<usize> = tests
         .iter()
         .filter_map(|test| code.owner_of(test.event?.1?))
@@ -421,7 +421,7 @@ fn assemble(code: &Code<'_>, tests: Vec<Test>, told: bool) -> (Vec<ThreadSite>, 
             continue;
         };
         if is_emulated_at(code.image, jump) {
-            let (thread, owner) = (test.thread.filter(|_| told), code.start(test.owner));
+            let (thread, owner) = (test.thread.filter(|_| passed), code.start(test.owner));
             sites.push(ThreadSite { event, address: jump, thread, owner });
         } else {
             open.push(jump.to_string());

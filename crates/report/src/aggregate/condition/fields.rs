@@ -106,6 +106,8 @@ pub enum Field {
     RequestStatus,
     /// For how long its data had been there.
     RequestQueue,
+    /// Bytes of slots that its thread took of the heap.
+    RequestAlloc,
     /// A wait for the GVL.
     GvlWait,
 }
@@ -134,7 +136,7 @@ pub(super) enum Value<'a> {
 
 impl Field {
     /// All of them.
-    pub const ALL: [Self; 13] = [
+    pub const ALL: [Self; 14] = [
         Self::Pid,
         Self::Service,
         Self::Thread,
@@ -147,6 +149,7 @@ impl Field {
         Self::RequestDuration,
         Self::RequestStatus,
         Self::RequestQueue,
+        Self::RequestAlloc,
         Self::GvlWait,
     ];
 
@@ -165,13 +168,14 @@ impl Field {
             Self::RequestDuration => "request.duration",
             Self::RequestStatus => "request.status",
             Self::RequestQueue => "request.queue",
+            Self::RequestAlloc => "request.alloc",
             Self::GvlWait => "gvl.wait",
         }
     }
 
     pub(super) fn of_type(self) -> Type {
         match self {
-            Self::Pid | Self::RequestStatus => Type::Number,
+            Self::Pid | Self::RequestStatus | Self::RequestAlloc => Type::Number,
             Self::Service | Self::Endpoint | Self::Handler | Self::GcKind | Self::GcReason => Type::Text,
             Self::Thread => Type::Thread,
             Self::GcPause | Self::GcTotal | Self::RequestDuration | Self::RequestQueue | Self::GvlWait => {
@@ -198,7 +202,8 @@ impl Field {
             | Self::Handler
             | Self::RequestDuration
             | Self::RequestStatus
-            | Self::RequestQueue => &[Kind::Request],
+            | Self::RequestQueue
+            | Self::RequestAlloc => &[Kind::Request],
             Self::GcKind | Self::GcReason | Self::GcPause | Self::GcTotal => &[Kind::Cycle],
             Self::GvlWait => &[Kind::GvlWait],
         }
@@ -228,6 +233,7 @@ impl Field {
             (Self::RequestDuration, Seen::Request(request)) => number(request.duration_ns()),
             (Self::RequestStatus, Seen::Request(request)) => number(request.status.map(u64::from)),
             (Self::RequestQueue, Seen::Request(request)) => number(request.queue_ns),
+            (Self::RequestAlloc, Seen::Request(request)) => number(request.alloc.map(|alloc| alloc.bytes)),
             (Self::GvlWait, Seen::GvlWait(wait)) => Value::Number(wait.ns),
             _ => Value::Absent,
         }

@@ -51,6 +51,8 @@ fn fields() {
         ("request.duration < 4ns", Kind::Request, True),
         ("request.status = 418", Kind::Request, True),
         ("request.queue <= 6ns", Kind::Request, False),
+        ("request.alloc = 600", Kind::Request, True),
+        ("request.alloc > 600", Kind::Request, False),
         ("gvl.wait = 4ns", Kind::GvlWait, True),
         ("gvl.wait < 4ns", Kind::GvlWait, False),
         ("thread = worker", Kind::Sample, True),
@@ -101,12 +103,14 @@ fn unknown() {
         gc_other: None,
         gvl_wait_ns: None,
         states: None,
+        alloc: None,
         job: None,
         handler: None,
         gc_states: None,
         trace: None,
     };
     for (text, expected) in [
+        ("request.alloc > 0", Verdict::Unknown),
         ("request.duration > 1s", Verdict::Unknown),
         ("not request.duration > 1s", Verdict::Unknown),
         ("request.status != 200", Verdict::Unknown),

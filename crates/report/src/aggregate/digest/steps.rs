@@ -8,7 +8,7 @@ pub const GC_SHARE: f64 = 0.1;
 const CYCLES: u64 = 10;
 /// A pause of this length is one that users feel, nanoseconds.
 pub const PAUSE_NS: u64 = 100_000_000;
-/// From so many threads on that wait for the GVL at a time, on average, threads are in each other's way.
+/// From this average number of threads that wait for the GVL at a time, the GVL is reported as contended.
 pub const WAITING: f64 = 0.5;
 /// Growth of resident memory in a recording, bytes, and as a share of what there was at first; in this time at least, nanoseconds.
 pub const GROWTH_BYTES: u64 = 32 << 20;

@@ -147,11 +147,11 @@ fn asleep_all_the_time() {
     times.close(500);
     times.open(700);
     let mut thread =
-        GvlThread { state: GvlState::Away as u32, told_ns: 100, since_ns: 100, ..GvlThread::blank() };
+        GvlThread { state: GvlState::Away as u32, reported_ns: 100, since_ns: 100, ..GvlThread::blank() };
     times.tell_rest(&mut thread, None, 1_000);
     assert_eq!(thread.split[GvlState::Away as usize], [0, 0, 400]);
     // A thread that was seen again: its earlier clocks are gone.
-    let mut thread = GvlThread { id: 5, told_ns: 100, ..GvlThread::blank() };
+    let mut thread = GvlThread { id: 5, reported_ns: 100, ..GvlThread::blank() };
     let task = GvlTask { owner: 5, epoch: 1, ..GvlTask::default() };
     times.tell_rest(&mut thread, Some(&task), 1_000);
     assert_eq!(thread.split, [[0; 3]; 4]);

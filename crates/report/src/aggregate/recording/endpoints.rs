@@ -14,7 +14,7 @@ pub type EndpointIndex = u32;
 /// The endpoint of requests of which it is not known.
 pub(super) const UNKNOWN: EndpointIndex = 0;
 
-/// Endpoints that are told apart; the rest is one.
+/// Endpoints that are distinguished; the rest is one.
 const MAX_ENDPOINTS: usize = 1000;
 /// Requests that are remembered when they have ended: stacks of theirs may come later.
 const MAX_ENDED: usize = 1 << 14;

@@ -51,7 +51,7 @@ pub struct GvlFacts {
     /// The thread under its last name.
     pub thread: ThreadIndex,
     /// Waits that were reported one by one.
-    pub told: GvlTimes,
+    pub reported: GvlTimes,
     /// All of its waits; `None` until it is read for the last time.
     pub waits: Option<GvlTimes>,
     /// Times for which it held it, where that is seen.
@@ -67,9 +67,9 @@ impl GvlFacts {
     }
 
     /// Number and time of the waits that were not reported one by one: they were shorter than the threshold, lost, or not over.
-    pub fn untold(&self) -> (u64, u64) {
-        let all = self.waits.unwrap_or(self.told);
-        (all.count.saturating_sub(self.told.count), all.ns.saturating_sub(self.told.ns))
+    pub fn unreported(&self) -> (u64, u64) {
+        let all = self.waits.unwrap_or(self.reported);
+        (all.count.saturating_sub(self.reported.count), all.ns.saturating_sub(self.reported.ns))
     }
 }
 
@@ -128,7 +128,7 @@ impl Recording {
             }
         };
         sum.add(&times);
-        self.gvl_facts(thread, wait.id).told.add(&times);
+        self.gvl_facts(thread, wait.id).reported.add(&times);
         let moment = GvlMoment {
             thread,
             id: wait.id,

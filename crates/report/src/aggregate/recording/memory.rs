@@ -3,7 +3,7 @@
 use super::{ProcessIndex, Recording};
 use crate::{
     aggregate::heap_figures::HeapFigures,
-    model::{GcState, Process},
+    model::{GcState, Process, Shares},
 };
 
 /// Memory of a process at a GC event.
@@ -15,6 +15,8 @@ pub struct MemoryMoment {
     pub ts_ns: u64,
     /// Resident set size, bytes, if it is known.
     pub rss: Option<u64>,
+    /// How it is shared, and when that was read, if it was.
+    pub shares: Option<(u64, Shares)>,
     /// What its VM counts.
     pub heap: HeapFigures,
 }
@@ -25,6 +27,8 @@ impl Recording {
         if self.timeline.is_none() || !self.has_begun(state.ts_ns) {
             return;
         }
+        let shares = state.memory.and_then(|memory| memory.shares);
+        let shares = shares.and_then(|shares| Some((shares.read_ns?, shares)));
         let (rss, heap) = (state.memory.map(|memory| memory.rss), HeapFigures::of(&process.image, state));
         if rss.is_none() && !heap.is_any() {
             return;
@@ -33,7 +37,7 @@ impl Recording {
         if let Some(timeline) = &mut self.timeline
             && timeline.admit(1 + heap.pools.len(), &self.limits)
         {
-            timeline.memory.push(MemoryMoment { process: index, ts_ns: state.ts_ns, rss, heap });
+            timeline.memory.push(MemoryMoment { process: index, ts_ns: state.ts_ns, rss, shares, heap });
         }
     }
 }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use super::{ProcessIndex, Recording};
 use crate::model::{
     Process,
-    request::{GcTime, Request},
+    request::{Allocated, GcTime, Request},
     trace::Trace,
 };
 
@@ -36,6 +36,8 @@ pub struct RequestMoment {
     pub gc_ns: Option<u64>,
     /// GC pauses of other threads of its process meanwhile, if they are known.
     pub gc_other: Option<GcTime>,
+    /// What its thread took of the heap, if that is known.
+    pub alloc: Option<Allocated>,
     /// The trace that it belongs to, if one is known.
     pub trace: Option<Trace>,
 }
@@ -89,6 +91,7 @@ impl Recording {
             gcs: request.gcs,
             gc_ns: request.gc_ns,
             gc_other: request.gc_other,
+            alloc: request.alloc,
             trace: request.trace,
         });
     }

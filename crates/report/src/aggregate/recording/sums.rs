@@ -156,7 +156,7 @@ impl Recording {
         }
     }
 
-    /// The number of a trace. Sums are told apart by trace as long as half of the room for sums is free, so that the rest is not merged for
+    /// The number of a trace. Sums are distinguished by trace as long as half of the room for sums is free, so that the rest is not merged for
     /// it.
     fn trace_index(&mut self, trace: Trace) -> Option<TraceIndex> {
         let sums = self.samples.len().max(self.pauses.len()).max(self.allocs.len());

@@ -7,13 +7,13 @@ use crate::model::trace::Trace;
 /// Number of a trace in a recording.
 pub type TraceIndex = u32;
 
-/// Traces that are told apart; of the rest none is told.
+/// Traces that are distinguished; of the rest none is reported.
 const MAX_TRACES: usize = 1 << 16;
 
 /// The traces of a recording that have something.
 #[derive(Debug, Default)]
 pub(super) struct Traces {
-    /// Whether traces are told apart at all.
+    /// Whether traces are distinguished at all.
     pub(super) wanted: bool,
     all: Vec<Trace>,
     numbers: HashMap<Trace, TraceIndex>,

@@ -38,7 +38,7 @@ struct MetricsSnapshot {
 
 /// Metrics of some services at one time; gctrace itself counts as one more service, the last.
 pub(super) struct Metrics {
-    told: Arc<MetricsSnapshot>,
+    snapshot: Arc<MetricsSnapshot>,
     from: usize,
     to: usize,
 }
@@ -57,7 +57,7 @@ impl Metrics {
             services.iter().map(|(_, service, gauges)| (service.clone(), gauges)).collect();
         let to = services.len() + 1;
         Self {
-            told: Arc::new(MetricsSnapshot { services, ledger, clock, own_pid, began_ns, now_ns }),
+            snapshot: Arc::new(MetricsSnapshot { services, ledger, clock, own_pid, began_ns, now_ns }),
             from: 0,
             to,
         }
@@ -77,11 +77,11 @@ impl Payload for Metrics {
     }
 
     fn encode(&self) -> Vec<u8> {
-        let told = &self.told;
+        let snapshot = &self.snapshot;
         let resource_metrics = (self.from..self.to)
-            .map(|at| match told.services.get(at) {
-                Some((service, gauges)) => told.service(service, gauges),
-                None => told.own(),
+            .map(|at| match snapshot.services.get(at) {
+                Some((service, gauges)) => snapshot.service(service, gauges),
+                None => snapshot.own(),
             })
             .collect();
         ExportMetricsServiceRequest { resource_metrics }.encode_to_vec()
@@ -89,7 +89,8 @@ impl Payload for Metrics {
 
     fn halves(&self) -> Option<[Box<dyn Payload>; 2]> {
         let middle = self.from.midpoint(self.to);
-        let part = |from, to| Box::new(Self { told: Arc::clone(&self.told), from, to }) as Box<dyn Payload>;
+        let part =
+            |from, to| Box::new(Self { snapshot: Arc::clone(&self.snapshot), from, to }) as Box<dyn Payload>;
         (middle > self.from).then(|| [part(self.from, middle), part(middle, self.to)])
     }
 

@@ -146,7 +146,7 @@ fn subtitle(recording: &Recording, of: Measure, context: &Context<'_>) -> String
         }
         Measure::GvlWait => {
             let single: u64 = recording.gvl_waits.values().map(|times| times.count).sum();
-            let others: u64 = recording.gvl_threads.values().map(|facts| facts.untold().0).sum();
+            let others: u64 = recording.gvl_threads.values().map(|facts| facts.unreported().0).sum();
             parts.push(format!("{}, measured", plural(single + others, "wait")));
         }
     }

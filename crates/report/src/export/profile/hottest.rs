@@ -78,7 +78,7 @@ pub struct HotMethod {
     pub total_ns: u64,
 }
 
-/// The hottest methods of all processes together, at most so many, and how many more there are.
+/// The hottest methods of all processes together, up to a number, and how many more there are.
 pub(in crate::export) fn of_all(recording: &Recording, most: usize) -> (Vec<HotMethod>, usize) {
     let running = |(key, sum): &(&SampleKey, &SampleSum)| key.state == ThreadState::Running && sum.cpu_ns > 0;
     let samples: Vec<_> = recording.samples.iter().filter(running).collect();

@@ -111,7 +111,7 @@ impl Kept {
         write(format, true, recording, &context, out).map(drop)
     }
 
-    /// The methods with most CPU time, at most so many, and how many more there are.
+    /// The methods with most CPU time, up to a number, and how many more there are.
     pub fn hottest(&self, most: usize) -> (Vec<HotMethod>, usize) {
         hottest::of_all(&self.recording, most)
     }

@@ -31,7 +31,7 @@ pub struct MallocProfile {
 }
 
 impl MallocProfile {
-    /// A profile from `began_ns` (`CLOCK_MONOTONIC`) on, with a stack per so many bytes on average.
+    /// A profile from `began_ns` (`CLOCK_MONOTONIC`) on, with a stack per this many bytes on average.
     pub fn new(clock: WallClock, began_ns: u64, period: u64) -> Self {
         let mut recording = Recording::new(false, Limits::default(), Filter::default());
         recording.began_ns = Some(began_ns);

@@ -95,7 +95,7 @@ impl Measure {
             Self::MallocLive => recording.mallocs.iter().map(|(key, sum)| malloc(*key, &sum.left)).collect(),
             Self::GvlWait => {
                 let waits = recording.gvl_waits.iter().map(|(key, times)| wait(recording, key, times.ns));
-                waits.chain(recording.gvl_threads.values().filter_map(untold)).collect()
+                waits.chain(recording.gvl_threads.values().filter_map(unreported)).collect()
             }
         }
     }
@@ -159,8 +159,8 @@ fn wait(recording: &Recording, key: &WaitKey, ns: u64) -> Entry {
 }
 
 /// The waits of a thread that were not reported one by one.
-fn untold(facts: &GvlFacts) -> Option<Entry> {
-    let (_, ns) = facts.untold();
+fn unreported(facts: &GvlFacts) -> Option<Entry> {
+    let (_, ns) = facts.unreported();
     let rows = vec![("(GVL waits, only totals known)".to_owned(), Class::GvlWait)];
     let (thread, node, state) = (facts.thread, NodeId::ROOT, ThreadState::Running);
     (ns > 0).then_some(Entry { thread, node, endpoint: None, state, rows, weight: ns })

@@ -117,6 +117,11 @@ impl Format {
         }
     }
 
+    /// Whether it shows memory over time.
+    pub fn has_memory(self) -> bool {
+        matches!(self, Self::Firefox | Self::Perfetto)
+    }
+
     /// Whether it shows what each thread does with the GVL at each time.
     pub fn has_gvl_states(self) -> bool {
         matches!(self, Self::Firefox | Self::Perfetto)

@@ -400,7 +400,7 @@ impl<'a> Builder<'a> {
     fn gvl_thread(&mut self, facts: &GvlFacts) -> Vec<proto::Sample> {
         let (thread, process) = self.recording.thread_facts(facts.thread);
         let mapping = self.ruby_mapping(process);
-        let (count, ns) = facts.untold();
+        let (count, ns) = facts.unreported();
         let rests = [
             ("(GVL waits, only totals known)", [0, 0, 0, 0, 0, count, ns, 0, 0, 0]),
             ("(GVL held, only totals known)", [0, 0, 0, 0, 0, 0, 0, facts.held_besides(), 0, 0]),

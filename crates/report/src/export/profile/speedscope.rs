@@ -168,7 +168,7 @@ pub(super) fn write(recording: &Recording, context: &Context<'_>, out: &mut dyn 
     Ok(left_out + allocs_left_out)
 }
 
-/// The first ones whose frames together are not more than so many, and how many frames are left for others.
+/// The first ones whose frames together do not exceed a limit, and how many frames are left for others.
 fn within_frames<T>(all: &[T], most: usize, frames: impl Fn(&T) -> usize) -> (&[T], usize) {
     let mut left = most;
     let fits = all.iter().position(|one| match left.checked_sub(frames(one)) {

@@ -85,7 +85,7 @@ impl Exporter for Prometheus {
 mod tests {
     use super::*;
 
-    /// Whoever lets others reach the figures is told what that means; on loopback there is nothing to tell.
+    /// A warning for an address that other hosts can reach; none for loopback.
     #[test]
     fn open_to_others() {
         static SAID: Mutex<Vec<String>> = Mutex::new(Vec::new());

@@ -190,7 +190,10 @@ mod tests {
     use super::*;
     use crate::{
         aggregate::{service_requests::tests::request, services::tests::process},
-        model::seen::{Observer as _, Seen},
+        model::{
+            request::Allocated,
+            seen::{Observer as _, Seen},
+        },
     };
 
     /// Requests by endpoint and class of status.
@@ -203,6 +206,7 @@ mod tests {
             let mut request = request(Some("/orders/:id"), ns, status);
             if status == Some(200) {
                 (request.queue_ns, request.gvl_wait_ns) = (Some(2_000_000), Some(3_000));
+                request.alloc = Some(Allocated { slots: 15, bytes: 600 });
             }
             services.see(&web, Seen::Request(&request));
         }
@@ -243,6 +247,11 @@ cruby_request_gvl_wait_seconds_total{service="web",container="",method="GET",pat
 # TYPE cruby_request_gc_collections counter
 cruby_request_gc_collections_total{service="web",container="",method="GET",path="/orders/:id",status="2xx"} 4
 cruby_request_gc_collections_total{service="web",container="",method="GET",path="/orders/:id",status="unknown"} 2
+# TYPE cruby_request_allocated_objects counter
+cruby_request_allocated_objects_total{service="web",container="",method="GET",path="/orders/:id",status="2xx"} 15
+# TYPE cruby_request_allocated_bytes counter
+# UNIT cruby_request_allocated_bytes bytes
+cruby_request_allocated_bytes_total{service="web",container="",method="GET",path="/orders/:id",status="2xx"} 600
 "#;
         assert_eq!(of.join("\n"), expected.trim_end());
     }

@@ -8,6 +8,7 @@ use crate::{
     model::{
         GcState, Pause,
         gvl::{GvlBlocker, GvlCoverage, GvlDoing, GvlSpan, GvlWho},
+        request::Allocated,
         stack::{Frame, FrameKind, Stack},
     },
 };
@@ -40,6 +41,7 @@ fn request(id: u64, begin_ms: u64, ms: u64, (gcs, gc_ms): (u32, u64)) -> Request
         gc_other: Some(GcTime::default()),
         gvl_wait_ns: None,
         states: None,
+        alloc: None,
         job: None,
         handler: None,
         gc_states: None,
@@ -160,13 +162,14 @@ fn what_made_it_slow() {
     assert!(expected.lines().all(|line| line.chars().count() <= WIDTH));
     // All waits together, where they are known, and how the time divides.
     let states = Some(States { cpu_ns: 150 * MS, runnable_ns: 6 * MS, blocked_ns: 444 * MS });
-    let slow = Request { gvl_wait_ns: Some(60 * MS), states, ..slow };
+    let alloc = Some(Allocated { slots: 12_000, bytes: 480_000 });
+    let slow = Request { gvl_wait_ns: Some(60 * MS), states, alloc, ..slow };
     let text = text(&web(true), 500, &[Seen::GvlWait(&waits[0]), Seen::Request(&slow)]);
     let both = "\n  GVL: waited 60.00ms (10.0 %) for it in all\n       1 long wait seen, 30.00ms (5.0 %)\n";
     assert!(text.contains(both), "{text}");
-    let time = "\n  CPU: 150.0ms (25.0 %), ready 6.00ms (1.0 %), waiting 444.0ms (74.0 %)\n";
+    let time = "\n  CPU: 150.0ms (25.0 %), ready 6.00ms (1.0 %), waiting 444.0ms (74.0 %)\n  allocated: 12000 objects, 480 kB\n";
     assert!(text.contains(time), "{text}");
-    assert!(time.trim().len() <= WIDTH, "{time}");
+    assert!(time.lines().all(|line| line.len() <= WIDTH), "{time}");
 }
 
 /// GC that is not known is no number; that of other threads alone is listed, too.

@@ -17,8 +17,8 @@ use ureq::{
     http::{HeaderMap, header},
 };
 
-use super::journal::Journal;
-use super::spool::Spool;
+use super::journal::{Draft, Journal};
+use super::spool::{Handed, Spool};
 use super::tokens::Tokens;
 use crate::{
     export::upload::{
@@ -93,7 +93,7 @@ impl Target {
 
 /// The sending thread, as tracing sees it.
 pub(super) struct Client {
-    engine: Engine<String>,
+    engine: Engine<Handed>,
     say: fn(&str),
 }
 
@@ -129,10 +129,10 @@ impl Client {
         Ok(Self { engine, say })
     }
 
-    /// Hands a set over. Never waits: if too much is in the queue the set is dropped and counted.
-    pub(super) fn send(&self, text: String) {
+    /// Hands a set over, with its draft. Never waits: if too much is in the queue the set is dropped and counted.
+    pub(super) fn send(&self, text: String, draft: Option<Draft>) {
         let size = text.len();
-        self.engine.send(text, size);
+        self.engine.send(Handed { text, draft }, size);
     }
 
     /// Adds what became of its sets.

@@ -1,18 +1,24 @@
-//! Sets that are still growing, in the spool: a gctrace that is killed loses less than a minute of them.
+//! Sets that are not in the spool yet, on disk: a gctrace that is killed loses less than a minute of them.
 //!
-//! A draft is a text file: a line with the header, then one for each sample. It is locked as long as its set grows, and removed
-//! when the set is handed over whole. A draft that is not locked was left by a run that was killed: the next run sends it.
+//! A draft is a text file: a line with the header, then one for each sample. It is locked until its set is in the spool, whole, and
+//! then removed. A draft that is not locked was left by a run that was killed: the next run sends it. In the spool a set has the name of
+//! its draft: of a set of which a killed run left both, the draft is no other set.
 
 use std::{
     fs::File,
     io::{self, Write as _},
     os::unix::fs::MetadataExt as _,
     path::Path,
+    sync::Arc,
+    time::{SystemTime, UNIX_EPOCH},
 };
 
 use gctrace_tunemygc::printable::printable_json;
 
-use super::{SampleSet, spool::MAX_SET};
+use super::{
+    SampleSet,
+    spool::{MAX_SET, WHOLE},
+};
 use crate::private_dir::PrivateDir;
 
 /// The extension of drafts.
@@ -23,16 +29,18 @@ const MOST_USED: u32 = 1000;
 /// Where drafts are written.
 #[derive(Debug)]
 pub(super) struct Journal {
-    dir: PrivateDir,
+    dir: Arc<PrivateDir>,
     made: u64,
 }
 
 /// A set on disk, as far as it is there.
 #[derive(Debug)]
 pub(super) struct Draft {
+    dir: Arc<PrivateDir>,
     /// Locked.
     file: File,
-    name: String,
+    /// Name without extension.
+    stem: String,
     /// Samples in it.
     samples: usize,
 }
@@ -40,7 +48,7 @@ pub(super) struct Draft {
 impl Journal {
     /// In the directory of a spool.
     pub(super) fn new(dir: PrivateDir) -> Self {
-        Self { dir, made: 0 }
+        Self { dir: Arc::new(dir), made: 0 }
     }
 
     /// Writes what is new in a set to its draft, which is made if there is none. After an error the draft is gone.
@@ -59,7 +67,7 @@ impl Journal {
             lines.push('\n');
         }
         if let Err(error) = current.file.write_all(lines.as_bytes()) {
-            self.discard(current);
+            current.discard();
             return Err(error);
         }
         current.samples = set.samples.len();
@@ -68,61 +76,86 @@ impl Journal {
     }
 
     fn begin(&mut self, set: &SampleSet) -> io::Result<Draft> {
-        let (mut file, name) = self.unused()?;
+        let (mut file, stem) = self.unused()?;
         let header = format!("[{}\n", printable_json(&set.header.to_json()));
         if let Err(error) = file.write_all(header.as_bytes()) {
-            self.dir.remove(name.as_ref());
+            self.dir.remove(draft_name(&stem).as_ref());
             return Err(error);
         }
-        Ok(Draft { file, name, samples: 0 })
+        Ok(Draft { dir: Arc::clone(&self.dir), file, stem, samples: 0 })
     }
 
-    /// A new draft, locked. A run of our pid that was killed a moment ago may have left some that were still locked when
-    /// this run looked for them (in a container every run has the pid 1): those are for the next run.
+    /// A new draft, locked, and the name without extension. A run of our pid that was killed a moment ago may have left some that were
+    /// still locked when this run looked for them (in a container every run has the pid 1): those are for the next run.
     fn unused(&mut self) -> io::Result<(File, String)> {
         for _ in 0..MOST_USED {
             self.made += 1;
-            let name = format!("{}-{}.{DRAFT}", std::process::id(), self.made);
-            let file = self.dir.lock_file(&name)?;
+            let stem = unique_stem(self.made);
+            let file = self.dir.lock_file(&draft_name(&stem))?;
             if file.try_lock().is_err() {
                 continue;
             }
             let there = file.metadata()?;
             // Another run removed it as an abandoned draft.
             if there.len() == 0 && there.nlink() > 0 {
-                return Ok((file, name));
+                return Ok((file, stem));
             }
         }
         Err(io::Error::other(format!("{MOST_USED} names of drafts are in use")))
     }
+}
 
-    /// Removes a draft.
-    pub(super) fn discard(&self, draft: Draft) {
+impl Draft {
+    /// The name that its set has in the spool, without extension.
+    pub(super) fn stem(&self) -> &str {
+        &self.stem
+    }
+
+    /// Removes it.
+    pub(super) fn discard(self) {
         // Before its lock is gone.
-        self.dir.remove(draft.name.as_ref());
-        drop(draft.file);
+        self.dir.remove(draft_name(&self.stem).as_ref());
+        drop(self.file);
     }
 }
 
-/// Takes the drafts that a killed run left, as sets. What was being written when it was killed is cut off.
-pub(super) fn left(dir: &PrivateDir) -> io::Result<Vec<String>> {
-    let mut sets = Vec::new();
-    for (name, _) in dir.files()? {
+/// The name of a set without extension, which no other run of any pid uses; in the order of time.
+pub(super) fn unique_stem(made: u64) -> String {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_nanos();
+    format!("{now:020}-{}-{made}", std::process::id())
+}
+
+fn draft_name(stem: &str) -> String {
+    format!("{stem}.{DRAFT}")
+}
+
+/// Passes on the drafts that a killed run left, as sets: their name without extension, and their text. What was being written when it was
+/// killed is cut off. A draft is removed once its set was kept.
+pub(super) fn left(dir: &PrivateDir, mut keep: impl FnMut(&str, &str) -> io::Result<()>) -> io::Result<()> {
+    let files = dir.files()?;
+    for (name, _) in &files {
         let path = Path::new(&name);
         if path.extension().is_none_or(|extension| extension != DRAFT) {
             continue;
         }
-        let Some(text) = name.to_str() else { continue };
-        let Ok(file) = dir.lock_file(text) else { continue };
+        let Some(stem) = name.to_str().and_then(|name| name.strip_suffix(DRAFT)?.strip_suffix('.')) else {
+            continue;
+        };
+        let Ok(file) = dir.lock_file(&draft_name(stem)) else { continue };
         if file.try_lock().is_err() {
             continue;
         }
-        if let Ok(Some(bytes)) = dir.read(&name, MAX_SET) {
-            sets.extend(set(&bytes));
+        let whole = format!("{stem}.{WHOLE}");
+        let is_whole = dir.read(&whole, 0).is_ok_and(|there| there.is_some());
+        if !is_whole
+            && let Ok(Some(bytes)) = dir.read(name, MAX_SET)
+            && let Some(set) = set(&bytes)
+        {
+            keep(stem, &set)?;
         }
-        dir.remove(&name);
+        dir.remove(name);
     }
-    Ok(sets)
+    Ok(())
 }
 
 /// The set of a draft, with its samples in the order of their times; `None` if there is no sample in it.
@@ -192,6 +225,16 @@ mod tests {
         count.0
     }
 
+    fn sets_left(dir: &PrivateDir) -> Vec<String> {
+        let mut sets = Vec::new();
+        left(dir, |_, set| {
+            sets.push(set.to_owned());
+            Ok(())
+        })
+        .unwrap();
+        sets
+    }
+
     /// What a killed run had written is sent by the next one; what another run still writes, and what was handed over, is not.
     #[test]
     fn killed() {
@@ -206,7 +249,7 @@ mod tests {
         journal.append(&set_of(2), &mut sent).unwrap();
         journal.append(&set_of(0), &mut empty).unwrap();
         assert!(empty.is_none());
-        journal.discard(sent.unwrap());
+        sent.unwrap().discard();
         // It was killed while it wrote.
         let mut cut = killed.unwrap();
         cut.file.write_all(b",[5.0,nu").unwrap();
@@ -221,7 +264,7 @@ mod tests {
         assert_eq!(spool.len(), 2);
         spool.pop();
         assert_eq!(samples(&spool.front().unwrap()), 2);
-        assert!(left(&dir()).unwrap().is_empty());
+        assert!(sets_left(&dir()).is_empty());
     }
 
     /// A run with the pid of one that was killed and is not gone yet leaves its draft alone, before and after it is gone.
@@ -233,15 +276,42 @@ mod tests {
         Journal::new(dir()).append(&set_of(4), &mut before).unwrap();
         let (mut first, mut second) = (None, None);
         let mut journal = Journal::new(dir());
-        assert!(left(&dir()).unwrap().is_empty());
+        assert!(sets_left(&dir()).is_empty());
         journal.append(&set_of(1), &mut first).unwrap();
         drop(before);
         let mut journal = Journal { made: 0, ..journal };
         journal.append(&set_of(2), &mut second).unwrap();
         drop((first, second));
-        let mut all: Vec<usize> = left(&dir()).unwrap().iter().map(|set| samples(set.as_bytes())).collect();
+        let mut all: Vec<usize> = sets_left(&dir()).iter().map(|set| samples(set.as_bytes())).collect();
         all.sort_unstable();
         assert_eq!(all, [1, 2, 4]);
+    }
+
+    /// A draft is there until its set was kept; if a run was killed in between, the set is sent once.
+    #[test]
+    fn kept_once() {
+        let base = tempfile::tempdir().unwrap();
+        let dir = PrivateDir::create(base.path()).unwrap();
+        let mut draft = None;
+        Journal::new(PrivateDir::create(base.path()).unwrap()).append(&set_of(4), &mut draft).unwrap();
+        drop(draft);
+        let full = left(&dir, |_, _| Err(io::Error::other("full")));
+        assert_eq!(full.unwrap_err().to_string(), "full");
+        let mut kept = Vec::new();
+        left(&dir, |stem, set| {
+            kept.push((stem.to_owned(), samples(set.as_bytes())));
+            Ok(())
+        })
+        .unwrap();
+        let [(stem, 4)] = &kept[..] else { panic!("{kept:?}") };
+        assert_eq!(dir.files().unwrap().len(), 0);
+        // Killed after the set was whole, and before its draft was removed.
+        for extension in [WHOLE, DRAFT] {
+            dir.write(&format!("{stem}.{extension}"), b"[h\n,[1.0]\n").unwrap();
+        }
+        assert!(sets_left(&dir).is_empty());
+        let names: Vec<_> = dir.files().unwrap().into_iter().map(|(name, _)| name).collect();
+        assert_eq!(names, [format!("{stem}.{WHOLE}").as_str()]);
     }
 
     /// Drafts are whatever is there.

@@ -155,6 +155,7 @@ impl TuneMyGc {
 
     /// Writes what there is of the set of a process; `last` ends it, else its next part begins.
     fn write(&mut self, pid: u32, last: bool) -> Result<(), ExportError> {
+        self.draft_of(pid);
         let Some(open) = self.open.get_mut(&pid) else { return Ok(()) };
         let (text, stem) = open.take(last);
         let draft = open.draft.take();
@@ -169,11 +170,8 @@ impl TuneMyGc {
                     .map(drop)
                     .map_err(|source| ExportError::File { path: path.join(format!("{stem}.json")), source })
             }
-            To::Collector { client, journal, .. } => {
-                client.send(text);
-                if let (Some(journal), Some(draft)) = (journal, draft) {
-                    journal.discard(draft);
-                }
+            To::Collector { client, .. } => {
+                client.send(text, draft);
                 Ok(())
             }
         }
@@ -181,20 +179,33 @@ impl TuneMyGc {
 
     /// Puts what is new in the sets on disk, if it is time.
     fn draft(&mut self) {
-        let To::Collector { journal: journal @ Some(_), drafted_ns, .. } = &mut self.to else { return };
+        let To::Collector { journal, drafted_ns, .. } = &mut self.to else { return };
         let now = monotonic_ns();
         if now.saturating_sub(*drafted_ns) < DRAFT_NS {
             return;
         }
         *drafted_ns = now;
-        let Some(writes) = journal else { return };
         for open in self.open.values_mut() {
-            if let Err(error) = writes.append(&open.set, &mut open.draft) {
-                log::warn!("sample sets that are not complete are in memory only from now on: {error}");
-                *journal = None;
-                return;
-            }
+            append(journal, open);
         }
+    }
+
+    /// Puts what is new in the set of a process on disk: it is handed over, and the sending thread may be busy with a collector that
+    /// does not answer.
+    fn draft_of(&mut self, pid: u32) {
+        let To::Collector { journal, .. } = &mut self.to else { return };
+        if let Some(open) = self.open.get_mut(&pid) {
+            append(journal, open);
+        }
+    }
+}
+
+/// Puts what is new in a set on disk. After an error that ends.
+fn append(journal: &mut Option<Journal>, open: &mut Open) {
+    let Some(writes) = journal else { return };
+    if let Err(error) = writes.append(&open.set, &mut open.draft) {
+        log::warn!("sample sets that are not complete are in memory only from now on: {error}");
+        *journal = None;
     }
 }
 

@@ -1,15 +1,8 @@
 //! Sets that wait to be sent, on disk: bounded, oldest dropped first, and still there after a restart.
 
-use std::{
-    collections::VecDeque,
-    ffi::OsString,
-    fs::File,
-    io,
-    path::Path,
-    time::{SystemTime, UNIX_EPOCH},
-};
+use std::{collections::VecDeque, ffi::OsString, fs::File, io, path::Path, sync::Arc};
 
-use super::journal;
+use super::journal::{self, Draft, unique_stem};
 use crate::{
     export::upload::engine::{Backlog, Gone, Room},
     private_dir::{DirError, PrivateDir},
@@ -17,6 +10,25 @@ use crate::{
 
 /// A larger file was not written by gctrace.
 pub(super) const MAX_SET: usize = 256 << 20;
+
+/// The extension of whole sets.
+pub(super) const WHOLE: &str = "json";
+
+/// A set on its way to the spool. As long as it is not there, it is in its draft.
+#[derive(Debug)]
+pub(super) struct Handed {
+    pub(super) text: String,
+    pub(super) draft: Option<Draft>,
+}
+
+impl Drop for Handed {
+    /// It is in the spool, or it was dropped and counted. A run that is killed drops nothing.
+    fn drop(&mut self) {
+        if let Some(draft) = self.draft.take() {
+            draft.discard();
+        }
+    }
+}
 
 /// A set that waits.
 #[derive(Debug)]
@@ -30,7 +42,7 @@ struct Entry {
 /// Sets that wait.
 #[derive(Debug)]
 pub(super) struct Spool {
-    dir: PrivateDir,
+    dir: Arc<PrivateDir>,
     waiting: VecDeque<Entry>,
     bytes: u64,
     limit: u64,
@@ -54,7 +66,7 @@ impl Spool {
         let lock = dir.lock_file("lock")?;
         let mine = lock.try_lock().is_ok();
         let mut spool = Self {
-            dir,
+            dir: Arc::new(dir),
             waiting: VecDeque::new(),
             bytes: 0,
             limit,
@@ -67,26 +79,24 @@ impl Spool {
                 .dir
                 .files()?
                 .into_iter()
-                .filter(|(name, _)| Path::new(name).extension().is_some_and(|extension| extension == "json"))
+                .filter(|(name, _)| Path::new(name).extension().is_some_and(|extension| extension == WHOLE))
                 .map(|(name, stat)| Entry { name, size: stat.st_size.unsigned_abs(), attempts: 0 })
                 .collect();
             left.sort_by(|one, other| one.name.cmp(&other.name));
             spool.bytes = left.iter().map(|entry| entry.size).sum();
             spool.waiting = left.into();
             spool.shed(0);
-            for set in journal::left(&spool.dir)? {
-                spool.add(&set)?;
-            }
+            // The directory cannot be borrowed while sets are added to it.
+            let dir = Arc::clone(&spool.dir);
+            journal::left(&dir, |stem, set| spool.add(stem, set))?;
         }
         Ok(spool)
     }
 
-    fn add(&mut self, text: &str) -> io::Result<()> {
+    fn add(&mut self, stem: &str, text: &str) -> io::Result<()> {
         let size = text.len() as u64;
         self.shed(size);
-        self.made += 1;
-        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_nanos();
-        let name = format!("{now:020}-{}-{}.json", std::process::id(), self.made);
+        let name = format!("{stem}.{WHOLE}");
         self.dir.write(&name, text.as_bytes())?;
         self.waiting.push_back(Entry { name: name.into(), size, attempts: 0 });
         self.bytes += size;
@@ -114,11 +124,14 @@ impl Spool {
 }
 
 impl Backlog for Spool {
-    type Job = String;
+    type Job = Handed;
     type Item<'a> = Vec<u8>;
 
-    fn push(&mut self, text: String, _in_memory: Room) -> io::Result<()> {
-        self.add(&text)
+    fn push(&mut self, set: Handed, _in_memory: Room) -> io::Result<()> {
+        self.made += 1;
+        let own = unique_stem(self.made);
+        let stem = set.draft.as_ref().map_or(own.as_str(), Draft::stem);
+        self.add(stem, &set.text)
     }
 
     fn front(&mut self) -> Option<Vec<u8>> {
@@ -184,6 +197,11 @@ mod tests {
         of.map(|bytes| String::from_utf8(bytes).unwrap())
     }
 
+    fn add(spool: &mut Spool, set: &str) {
+        spool.made += 1;
+        spool.add(&unique_stem(spool.made), set).unwrap();
+    }
+
     /// First in, first out, over restarts, and only one run takes what was left.
     #[test]
     fn survives() {
@@ -191,12 +209,12 @@ mod tests {
         let path = dir.path().join("spool");
         let mut spool = Spool::open(dir.path(), "spool", 1000).unwrap();
         for set in ["first", "second"] {
-            spool.add(set).unwrap();
+            add(&mut spool, set);
         }
         assert_eq!(Spool::open(dir.path(), "spool", 1000).unwrap().len(), 0, "another run has them");
         drop(spool);
         let mut spool = Spool::open(dir.path(), "spool", 1000).unwrap();
-        spool.add("third").unwrap();
+        add(&mut spool, "third");
         for set in ["first", "second", "third"] {
             assert_eq!(text(spool.front()).as_deref(), Some(set));
             spool.pop();
@@ -213,7 +231,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let mut spool = Spool::open(dir.path(), "spool", 10).unwrap();
         for set in ["aaaa", "bbbb", "cccc"] {
-            spool.add(set).unwrap();
+            add(&mut spool, set);
         }
         assert_eq!(
             (text(spool.front()).as_deref(), spool.len(), spool.take_gone().dropped),

@@ -92,7 +92,7 @@ fn one_that_fails() {
     let server = server(listener, vec![busy, busy, busy, accepted, accepted, accepted, busy]);
     let client = Client::start(&target(address, dir.path()), say).unwrap();
     for n in 0..4 {
-        client.send(format!("[set {n}]"));
+        client.send(format!("[set {n}]"), None);
     }
     let begun = Instant::now();
     // All are on disk before one has gone.
@@ -142,7 +142,7 @@ fn answers() {
     let client = Client::start(&target(address, dir.path()), say).unwrap();
     let sets: Vec<String> = (0..8).map(|n| format!("[set {n}]")).collect();
     for set in &sets {
-        client.send(set.clone());
+        client.send(set.clone(), None);
     }
     // The pause after the 500 must be over before the end is near: then each set has one chance only.
     let begun = Instant::now();
@@ -185,8 +185,8 @@ fn restarts() {
     let (listener, address) = local();
     drop(listener);
     let client = Client::start(&target(address, dir.path()), say).unwrap();
-    client.send("[1]".to_owned());
-    client.send("[2]".to_owned());
+    client.send("[1]".to_owned(), None);
+    client.send("[2]".to_owned(), None);
     let begun = Instant::now();
     client.finish();
     assert!(begun.elapsed() < Duration::from_secs(10), "no collector is there: {:?}", begun.elapsed());
@@ -198,7 +198,7 @@ fn restarts() {
     assert!(other.accept().is_err());
     let server = server(TcpListener::bind(address).unwrap(), vec![(200, "", "x"); 3]);
     let client = Client::start(&target(address, dir.path()), say).unwrap();
-    client.send("[3]".to_owned());
+    client.send("[3]".to_owned(), None);
     client.finish();
     let texts: Vec<String> = server.join().unwrap().into_iter().map(|(_, text)| text).collect();
     assert_eq!(texts, ["[1]", "[2]", "[3]"]);
@@ -219,13 +219,13 @@ fn never_waits() {
     let dir = tempfile::tempdir().unwrap();
     let (listener, address) = local();
     let client = Client::start(&target(address, dir.path()), |_| {}).unwrap();
-    client.send("[0]".to_owned());
+    client.send("[0]".to_owned(), None);
     let (silent, _) = listener.accept().unwrap();
     // The thread waits for the answer now: nothing is taken out of the queue.
     let large = "x".repeat(1 << 20);
     let begun = Instant::now();
     for _ in 0..100 {
-        client.send(large.clone());
+        client.send(large.clone(), None);
     }
     assert!(begun.elapsed() < Duration::from_secs(2), "{:?}", begun.elapsed());
     let counted = |client: &Client| {
@@ -241,7 +241,7 @@ fn never_waits() {
     assert_eq!(counted(&client), (101, 0, 0, 36, 65));
 }
 
-/// A set is sent after so many units of work, whole: the begin and the end of each are in the same set.
+/// A set is sent after a number of units of work, whole: the begin and the end of each are in the same set.
 #[test]
 fn sync_units() {
     let dir = tempfile::tempdir().unwrap();

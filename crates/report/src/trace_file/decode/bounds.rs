@@ -112,6 +112,7 @@ impl Bounds {
                 ];
                 self.lasts(lengths.into_iter().flatten().chain(states.into_iter().flatten()));
                 self.lasts(request.duration_ns());
+                self.counts(request.alloc.iter().flat_map(|alloc| [alloc.slots, alloc.bytes]));
             }
             Owned::Stack(sample) => {
                 self.at([sample.ts_ns]);
@@ -142,9 +143,14 @@ impl Bounds {
             }
             Owned::Alloc(sum) => {
                 self.at([sum.begin_ns, sum.end_ns]);
+                self.check("begin of an interval", [sum.begin_ns], sum.end_ns.saturating_add(1));
                 self.counts([sum.refills, sum.lost]);
+                self.counts(sum.slots.values().copied());
             }
-            Owned::AllocStack(alloc) => self.at([alloc.ts_ns]),
+            Owned::AllocStack(alloc) => {
+                self.at([alloc.ts_ns]);
+                self.counts([alloc.slots]);
+            }
             Owned::Ended(end) => {
                 self.at([end.ts_ns, end.since_ns]);
                 self.lasts([end.outside_ns]);

@@ -118,7 +118,7 @@ fn sevens(word: u64) -> u64 {
     (of_28 & 0x0000_0000_0fff_ffff) | ((of_28 & 0x0fff_ffff_0000_0000) >> 4)
 }
 
-/// So many bytes from the beginning.
+/// This number of bytes from the beginning.
 fn take<'a>(bytes: &mut &'a [u8], length: u64) -> Result<&'a [u8], Invalid> {
     let length = usize::try_from(length).ok().filter(|length| *length <= bytes.len()).ok_or_else(cut_off)?;
     let (taken, rest) = bytes.split_at(length);

@@ -13,7 +13,7 @@ use crate::{
         GcCycle, GcState, GcWork, Memory, Pause, Shares,
         gvl::{GvlProcessSummary, GvlSpan, GvlThreadSummary, GvlWait},
         gvl_so_far::GvlSoFar,
-        request::{GcTime, Job, Request, States, UnitStates},
+        request::{Allocated, GcTime, Job, Request, States, UnitStates},
         seen::{AllocStack, AllocSum, CyclesBefore, ProcessEnd, Seen},
         stack::StackSample,
         trace::Trace,
@@ -216,6 +216,8 @@ impl Tables {
             gc_end,
             handler_stack,
             trace,
+            alloc_slots,
+            alloc_bytes,
         } = request;
         let handler = match self.optional_stack(handler_stack)?.as_deref() {
             None => None,
@@ -253,6 +255,7 @@ impl Tables {
                 runnable_ns,
                 blocked_ns,
             }),
+            alloc: alloc_slots.zip(alloc_bytes).map(|(slots, bytes)| Allocated { slots, bytes }),
             handler,
             job: match job {
                 0 => None,
@@ -330,7 +333,8 @@ pub(super) fn gc_state(state: &[u8]) -> Result<wire::GcState, Invalid> {
 
 fn memory_of(memory: wire::Memory) -> Result<Memory, Invalid> {
     let wire::Memory { rss, peak_rss, anon, file, shmem, swap, source, shares } = memory;
-    let shares = shares.map(|wire::Shares { pss, private_dirty }| Shares { pss, private_dirty });
+    let shares =
+        shares.map(|wire::Shares { pss, private_dirty, read_ns }| Shares { pss, private_dirty, read_ns });
     Ok(Memory { rss, peak_rss, anon, file, shmem, swap, source: Code::of(source)?, shares })
 }
 

@@ -93,6 +93,7 @@ impl Filling {
             gc_other,
             gvl_wait_ns,
             states,
+            alloc,
             handler,
             trace,
             job,
@@ -134,6 +135,8 @@ impl Filling {
                 parent_span_id,
                 sampled,
             }),
+            alloc_slots: alloc.map(|alloc| alloc.slots),
+            alloc_bytes: alloc.map(|alloc| alloc.bytes),
         }
     }
 
@@ -193,7 +196,8 @@ pub(in crate::trace_file) fn alloc(sum: &AllocSum) -> wire::Alloc {
 
 fn memory_of(memory: &Memory) -> wire::Memory {
     let &Memory { rss, peak_rss, anon, file, shmem, swap, source, shares } = memory;
-    let shares = shares.map(|Shares { pss, private_dirty }| wire::Shares { pss, private_dirty });
+    let shares =
+        shares.map(|Shares { pss, private_dirty, read_ns }| wire::Shares { pss, private_dirty, read_ns });
     wire::Memory { rss, peak_rss, anon, file, shmem, swap, source: source.code(), shares }
 }
 

@@ -70,20 +70,20 @@ impl Stops {
 /// Waits of a process for the GVL, from sums that grow about once a second.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Waits {
-    told: GvlSoFar,
-    /// When each was told, and by how much the numbers of waits had grown.
+    reported: GvlSoFar,
+    /// When each was reported, and by how much the numbers of waits had grown.
     grown: VecDeque<(u64, Box<Counts>)>,
 }
 
 impl Waits {
     /// The sums are these now. Returns what the time that 99 % of the waits of the window did not exceed is at least, nanoseconds.
     pub(super) fn add(&mut self, so_far: &GvlSoFar, now_ns: u64) -> u64 {
-        let growth = so_far.growth(&mut self.told);
+        let growth = so_far.growth(&mut self.reported);
         let mut counts = Box::new([0; BUCKETS]);
         counts.iter_mut().zip(growth.counts()).for_each(|(count, grown)| *count = grown);
         self.grown.push_back((now_ns, counts));
         let oldest = now_ns.saturating_sub(WINDOW_S * SECOND_NS);
-        // The first one that is kept began when the one before it was told.
+        // The first one that is kept began when the one before it was reported.
         while self.grown.front().is_some_and(|(at, _)| *at <= oldest)
             || self.grown.len() as u64 > 2 * WINDOW_S
         {

@@ -139,7 +139,7 @@ fn joined(mut wholes: Vec<Whole>, merged: &mut Merged) -> Result<Vec<Whole>, Mer
         let (one, other) = (before.path.display().to_string(), whole.path.display());
         if !before.join(&whole) {
             return Err(MergeError::Refused(format!(
-                "{one} and {other} are of one run and of the same time, and what they have in common cannot be told apart"
+                "{one} and {other} are of one run and of the same time, and what they have in common cannot be separated"
             )));
         }
         merged.notes.push(format!("{one} and {other} are of one run; what both have is there once"));
@@ -171,7 +171,7 @@ fn placed(wholes: &[Whole], merged: &mut Merged) -> Result<(Vec<Renumbering>, He
         let survey = Survey::of(&mut Source::open(&whole.path, &whole.pieces)?)?;
         if survey.has_gap && wholes.len() > 1 {
             return Err(MergeError::Refused(format!(
-                "{} has times without single waits for the GVL (--gvl-budget); a merged recording cannot tell whose times these are",
+                "{} has times without single waits for the GVL (--gvl-budget); a merged recording cannot attribute these times to a process",
                 whole.path.display()
             )));
         }

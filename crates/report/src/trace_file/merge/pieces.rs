@@ -63,7 +63,7 @@ pub(super) struct Whole {
     /// The first file.
     pub(super) path: PathBuf,
     pub(super) header: Header,
-    /// Since when, and until when it has everything, as far as its header and its last account tell.
+    /// Since when, and until when it has everything, according to its header and its last account.
     pub(super) from_ns: u64,
     pub(super) to_ns: u64,
     pub(super) pieces: Vec<Piece>,

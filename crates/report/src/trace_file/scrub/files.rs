@@ -3,7 +3,7 @@
 use super::{Kind, pseudonym::Pseudonyms};
 use crate::model::source::Source;
 
-/// Files of code that everybody has: their names, and those of functions in them, tell nothing.
+/// Files of code that everybody has: their names, and those of functions in them, identify nobody.
 const PUBLIC: [&str; 9] =
     ["libruby", "libc.", "libc-", "libm.", "libm-", "libpthread", "ld-linux", "libjemalloc", "ruby"];
 /// Longest path that Linux has.

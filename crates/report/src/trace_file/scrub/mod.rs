@@ -1,4 +1,4 @@
-//! Copies a recording without what tells whose it is: names from outside are replaced by pseudonyms; times, counts, the shape of
+//! Copies a recording without what identifies its owner: names from outside are replaced by pseudonyms; times, counts, the shape of
 //! stacks and the account stay.
 
 mod files;

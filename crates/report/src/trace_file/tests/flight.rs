@@ -11,7 +11,7 @@ use crate::{
     ledger::Extent,
     model::{
         GcCycle, Pause,
-        gvl::GvlProcessSummary,
+        gvl::{GvlProcessSummary, GvlSums, GvlThreadSummary, GvlTimes, GvlWho},
         gvl_so_far::GvlSoFar,
         seen::{CyclesBefore, ProcessEnd},
     },
@@ -394,4 +394,39 @@ fn damaged() {
         let (result, _) = replayed(&[&chunk::beginning(), &head, rest].concat());
         assert_eq!(result.unwrap().ending, Ending::Complete);
     }
+}
+
+/// Sums of a thread that began before the file are of another time, and left out; those of one that began in it are not.
+#[test]
+fn threads_from_before() {
+    let mut flight = Flight::new(keep(3, &[]));
+    let one = process_with(1);
+    flight.outputs.tell(|exporter| exporter.began(50));
+    flight.see(&one, Seen::Process { state: None, now_ns: 60 });
+    for at in 0..60 {
+        flight.see(&one, Seen::Cycle(&cycle(at * S, 1000)));
+        flight.second((at + 1) * S);
+    }
+    for (tid, begin_ns) in [(1, 60), (2, 59 * S)] {
+        let wall_ns = 60 * S - begin_ns;
+        let wait = GvlTimes { count: 10, ns: wall_ns / 2, max_ns: S };
+        flight.see(
+            &one,
+            Seen::GvlThread(&GvlThreadSummary {
+                coverage: crate::model::gvl::GvlCoverage::default(),
+                who: GvlWho { tid, comm: "puma".into() },
+                id: u64::from(tid),
+                last: None,
+                thread: None,
+                begin_ns,
+                end_ns: 60 * S,
+                ended: false,
+                sums: GvlSums { wall_ns, watched_ns: wall_ns, wait, ..GvlSums::default() },
+            }),
+        );
+    }
+    flight.second(61 * S);
+    let (_, lines) = replayed(&flight.dump());
+    let threads: Vec<_> = lines.iter().filter(|line| line.contains("GvlThread")).collect();
+    assert!(threads.len() == 1 && threads[0].contains("tid: 2"), "{threads:?}");
 }

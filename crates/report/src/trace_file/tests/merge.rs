@@ -170,7 +170,7 @@ fn dumps() {
     for second in 0..8_u64 {
         other.second((second + 1) * S);
     }
-    assert!(refusal(&[one, &other.dump()]).contains("cannot be told apart"));
+    assert!(refusal(&[one, &other.dump()]).contains("cannot be separated"));
 }
 
 /// Another boot: times by the time of day, and numbers of its own where they are the same.
@@ -210,7 +210,7 @@ fn other_hosts() {
     assert!(error.contains("both have process 10"), "{error}");
 }
 
-/// What a merged recording could not tell is refused.
+/// What a merged recording could not distinguish is refused.
 #[test]
 fn not_exact() {
     let one = run(&header(), 10, 0..3);

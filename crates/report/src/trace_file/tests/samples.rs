@@ -13,7 +13,7 @@ use crate::{
             GvlSums, GvlTaskTimes, GvlThreadSummary, GvlTimes, GvlWait, GvlWho, Histogram,
         },
         gvl_so_far::GvlSoFar,
-        request::{GcTime, Job, Request, States, UnitStates},
+        request::{Allocated, GcTime, Job, Request, States, UnitStates},
         seen::{AllocStack, AllocSum, CyclesBefore, ProcessEnd, Seen},
         stack::{Frame, FrameKind, GcActivity, Stack, StackSample, ThreadState},
         trace::Trace,
@@ -110,7 +110,7 @@ pub(crate) fn state(at: u64) -> GcState {
             shmem: 5,
             swap: 6,
             source: MemorySource::KernelApproximate,
-            shares: Some(Shares { pss: 7, private_dirty: 8 }),
+            shares: Some(Shares { pss: 7, private_dirty: 8, read_ns: Some(9) }),
         }),
     }
 }
@@ -247,6 +247,7 @@ pub(crate) fn request(at: u64) -> Request {
         gc_other: Some(GcTime { pauses: 8, ns: 9 }),
         gvl_wait_ns: Some(10),
         states: Some(States { cpu_ns: 11, runnable_ns: 12, blocked_ns: 13 }),
+        alloc: Some(Allocated { slots: 14, bytes: 15 * 40 }),
         handler: Some(frame(2)),
         job: None,
         gc_states: Some(Box::new(UnitStates { begin: state(at), end: state(at + 3) })),
@@ -281,6 +282,7 @@ pub(crate) fn all(at: u64, see: &mut dyn FnMut(&Process, Seen<'_>)) {
             gc_other: None,
             gvl_wait_ns: None,
             states: None,
+            alloc: Some(Allocated { slots: 15, bytes: 600 }),
             handler: None,
             gc_states: None,
             trace: None,
@@ -298,7 +300,7 @@ pub(crate) fn all(at: u64, see: &mut dyn FnMut(&Process, Seen<'_>)) {
     let sum = AllocSum {
         begin_ns: at,
         end_ns: at + 1,
-        slots: BTreeMap::from([(40, 5), (640, u64::MAX)]),
+        slots: BTreeMap::from([(40, 5), (640, (1 << 40) - 1)]),
         refills: 2,
         lost: 1,
     };
@@ -308,7 +310,7 @@ pub(crate) fn all(at: u64, see: &mut dyn FnMut(&Process, Seen<'_>)) {
         tid: 7,
         comm: Arc::from("worker"),
         slot_size: 640,
-        slots: u64::MAX,
+        slots: (1 << 40) - 1,
         request: None,
         stack: stack(2),
     };

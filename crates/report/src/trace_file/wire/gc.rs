@@ -72,6 +72,8 @@ pub(in crate::trace_file) struct Shares {
     pub pss: u64,
     #[prost(uint64, tag = "2")]
     pub private_dirty: u64,
+    #[prost(uint64, optional, tag = "3")]
+    pub read_ns: Option<u64>,
 }
 
 #[derive(Clone, PartialEq, prost::Message)]
@@ -189,6 +191,11 @@ pub(in crate::trace_file) struct Request {
     pub handler_stack: Option<u32>,
     #[prost(message, optional, tag = "28")]
     pub trace: Option<Trace>,
+    /// Slots that its thread took of the heap, and their bytes: both or none.
+    #[prost(uint64, optional, tag = "30")]
+    pub alloc_slots: Option<u64>,
+    #[prost(uint64, optional, tag = "31")]
+    pub alloc_bytes: Option<u64>,
 }
 
 /// The trace of a request.

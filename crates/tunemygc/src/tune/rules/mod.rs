@@ -12,10 +12,10 @@ use super::{
     trend::Leak,
 };
 
-mod bargain;
 mod heap;
 mod price;
 mod room;
+mod trade_off;
 mod triggers;
 
 /// Fewest cycles in the sets for any advice.
@@ -186,7 +186,7 @@ pub(super) fn recommend(series: Series, now: &Episode, others: &[Episode]) -> Re
                     others.len()
                 )),
                 None => decide(&case)
-                    .and_then(|advice| bargain::worth(&case, advice))
+                    .and_then(|advice| trade_off::worth(&case, advice))
                     .and_then(|advice| compatible(advice, &plan))
                     .and_then(|advice| untried(advice, &tried, strategy))
                     .and_then(changing),

@@ -2,7 +2,7 @@
 //!
 //! Measured: six programs on 2.7 to 3.4, and a web application (docs/collector.md, "How good are the predictions?").
 
-use super::{Case, bargain::bargain, share};
+use super::{Case, share, trade_off::trade_off};
 use crate::tune::{Advice, Evidence, Price, Series};
 
 /// Bytes of the smallest slot.
@@ -179,9 +179,9 @@ pub(super) fn together(advice: &[Advice], share: Option<f64>) -> Option<Price> {
         gc_time: pair(time(&|price| Some(price.gc_time?[0])), time(&|price| Some(price.gc_time?[1]))),
         likely_peak_rss: memory(&|price| price.likely_peak_rss),
         likely_gc_time: time(&|price| price.likely_gc_time),
-        bargain: None,
+        trade_off: None,
     };
-    sum.bargain = bargain(&sum, share);
+    sum.trade_off = trade_off(&sum, share);
     (!advice.is_empty()).then_some(sum)
 }
 

@@ -1,11 +1,10 @@
 //! Room in the heap for more objects between two cycles.
 
 use super::{
-    Case, GC_GOAL, GC_SHARE, MIN_UNITS, RATIOS, Verdict,
-    bargain::worth,
-    enough,
+    Case, GC_GOAL, GC_SHARE, MIN_UNITS, RATIOS, Verdict, enough,
     heap::{initial_sizes, is_other},
     hundredths, percent, price, quantile, share,
+    trade_off::worth,
 };
 use crate::tune::{Advice, Change, Effect, Evidence, Measure, Series, Setting, heaps::Heap};
 

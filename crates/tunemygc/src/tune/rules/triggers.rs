@@ -1,6 +1,6 @@
 //! Causes of cycles other than a full heap.
 
-use super::{Case, GC_SHARE, Verdict, bargain::worth, enough, hundredths, percent, price, quantile, share};
+use super::{Case, GC_SHARE, Verdict, enough, hundredths, percent, price, quantile, share, trade_off::worth};
 use crate::tune::{Advice, Effect, Measure, Price, Setting, Strategy};
 
 /// How many old objects are allowed before all of them are marked.

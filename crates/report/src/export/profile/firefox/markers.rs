@@ -139,6 +139,8 @@ pub(super) fn schema() -> Value {
                 field("gcs", "GC cycles started", "integer"),
                 field("gc", "GC pauses of the thread", "duration"),
                 field("gcOther", "GC pauses of other threads", "duration"),
+                field("allocObjects", "Objects allocated", "integer"),
+                field("allocBytes", "Bytes of their slots", "bytes"),
                 field("trace", "Trace", "string"),
                 field("parentSpan", "Span of the caller", "string"),
             ],
@@ -247,6 +249,10 @@ pub(super) fn of(view: View<'_>, tables: &mut Tables<'_>, parts: &ThreadParts<'_
         }
         if let Some(ns) = request.first_byte_ns {
             data["firstByte"] = json!(ms(ns));
+        }
+        if let Some(alloc) = request.alloc {
+            data["allocObjects"] = json!(alloc.slots);
+            data["allocBytes"] = json!(alloc.bytes);
         }
         if let Some(trace) = &request.trace {
             data["trace"] = json!(trace.trace_id_text());

@@ -80,6 +80,14 @@ pub(super) fn schema() -> Vec<Value> {
             json!([line("old", "orange"), line("increase", "blue")]),
         ),
         kind(
+            "Shares",
+            "Memory of the process, read after a GC event: its share of what it has with others (PSS), and pages that it has for \
+             itself and has written to.",
+            "PSS {marker.data.pss}, private dirty {marker.data.dirty}",
+            &[("pss", "PSS", "bytes"), ("dirty", "Private dirty", "bytes")],
+            json!([line("pss", "purple"), line("dirty", "red")]),
+        ),
+        kind(
             "Allocated",
             "Slots that were handed out for objects in this time, by all threads.",
             "{marker.data.objects} objects, {marker.data.bytes}",
@@ -107,6 +115,10 @@ pub(super) fn mark(view: View<'_>, tables: &mut Tables<'_>, parts: &ThreadParts<
         if let Some((increase, old)) = heap.malloc_increase.zip(heap.oldmalloc_increase) {
             push("malloc", json!({"type": "Malloc", "increase": increase, "old": old}));
         }
+    }
+    for (read_ns, shares) in parts.memory.iter().filter_map(|memory| memory.shares) {
+        let data = json!({"type": "Shares", "pss": shares.pss, "dirty": shares.private_dirty});
+        markers.push_at(Category::Memory, tables.string("Shared memory"), view.ms(read_ns), data);
     }
     for sum in &parts.allocated {
         let data = json!({"type": "Allocated", "objects": sum.slots, "bytes": sum.bytes});

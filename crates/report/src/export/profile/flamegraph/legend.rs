@@ -9,7 +9,7 @@ use crate::model::stack::{FrameKind, ThreadState};
 
 /// Height of a row.
 const ROW: usize = 18;
-/// So many fit beside each other on a narrow screen, too.
+/// Entries that fit beside each other on a narrow screen, too.
 const COLUMNS: usize = 3;
 /// Of the squares.
 const SQUARE: usize = 12;

@@ -35,6 +35,11 @@ impl Figures {
         let mut figures = Self::default();
         let rss = memory().filter_map(|of| Some((of.ts_ns, of.rss?)));
         figures.add("RSS", CounterDescriptor::BYTES, rss.collect());
+        let shares = || memory().filter_map(|of| of.shares);
+        let pss = shares().map(|(read_ns, shares)| (read_ns, shares.pss));
+        figures.add("PSS", CounterDescriptor::BYTES, pss.collect());
+        let private = shares().map(|(read_ns, shares)| (read_ns, shares.private_dirty));
+        figures.add("private dirty", CounterDescriptor::BYTES, private.collect());
         // By the places of names: their order is that of `named`.
         let mut named: BTreeMap<(usize, &str), Points> = BTreeMap::new();
         let mut pools: BTreeMap<u64, [Points; 2]> = BTreeMap::new();

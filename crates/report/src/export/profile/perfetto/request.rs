@@ -12,6 +12,8 @@ pub(super) fn slice(request: &RequestMoment) -> Slice {
         ("gcs", request.gcs.map(u64::from)),
         ("gc_ns", request.gc_ns),
         ("gc_other_ns", request.gc_other.map(|other| other.ns)),
+        ("alloc_objects", request.alloc.map(|alloc| alloc.slots)),
+        ("alloc_bytes", request.alloc.map(|alloc| alloc.bytes)),
     ];
     let known = numbers.into_iter().filter_map(|(name, number)| Some((name, Note::Number(number?))));
     let mut notes: Vec<_> = known.collect();

@@ -1,4 +1,4 @@
-//! The Firefox Profiler: tables that fit together, and processes told apart.
+//! The Firefox Profiler: tables that fit together, and processes that can be distinguished.
 
 use super::*;
 use crate::model::seen::{CyclesBefore, ProcessEnd};

@@ -75,9 +75,9 @@ fn gvl_in_pprof() {
     let told: Vec<_> = told.into_iter().filter(|sample| sample.location_id.len() == 3).collect();
     let [told] = told.as_slice() else { panic!("{told:?}") };
     assert_eq!((of(told, "thread id"), of(told, "blocked by id")), (Some("4".into()), Some("3".into())));
-    let untold: Vec<i64> =
+    let unreported: Vec<i64> =
         profile.sample.iter().filter(|s| s.location_id.len() == 1).map(|sample| sample.value[6]).collect();
-    assert_eq!(untold.iter().sum::<i64>(), 1040);
+    assert_eq!(unreported.iter().sum::<i64>(), 1040);
 
     // A run without --gvl has the same types: `go tool pprof -diff_base` refuses profiles with different ones. Without --wall
     // no wall time was measured, and the CPU time is not put in its place.

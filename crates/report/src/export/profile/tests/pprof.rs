@@ -1,4 +1,4 @@
-//! pprof: sums of every value, numbers that lead somewhere, functions told apart.
+//! pprof: sums of every value, numbers that lead somewhere, functions that can be distinguished.
 
 use std::collections::HashSet;
 

@@ -1,7 +1,7 @@
 //! Whether an advice is worth its price: time in the GC against memory, both as shares of what the program takes now.
 
 use super::{Case, Verdict, percent};
-use crate::tune::{Advice, Bargain, Price, Strategy};
+use crate::tune::{Advice, Price, Strategy, TradeOff};
 
 /// Less memory than this, more or less, is not weighed: two runs of the same program differ by as much.
 const FREE_MEMORY: f64 = 0.05;
@@ -13,17 +13,17 @@ const MEMORY_FOR_TIME: f64 = 10.0;
 const TIME_FOR_MEMORY: f64 = 1.0;
 
 /// What is likely saved and spent; `None` if either is not known. `share` is the GC's share of the time.
-pub(super) fn bargain(price: &Price, share: Option<f64>) -> Option<Bargain> {
+pub(super) fn trade_off(price: &Price, share: Option<f64>) -> Option<TradeOff> {
     let now = price.peak_rss_now.filter(|now| *now > 0.0)?;
     let (time_saved, memory_added) = (time_saved(price, share)?, price.likely_peak_rss? / now - 1.0);
-    Some(Bargain { time_saved, memory_added })
+    Some(TradeOff { time_saved, memory_added })
 }
 
 fn time_saved(price: &Price, share: Option<f64>) -> Option<f64> {
     Some(share? * (1.0 - price.likely_gc_time?))
 }
 
-/// The advice with what it saves and costs, or why it is a poor bargain. Where the time in the GC
+/// The advice with what it saves and costs, or why it is a poor trade-off. Where the time in the GC
 /// is not counted, or sets have no memory, there is nothing to weigh.
 pub(super) fn worth(case: &Case<'_>, mut advice: Advice) -> Verdict {
     let price = &advice.effect.price;
@@ -39,8 +39,8 @@ pub(super) fn worth(case: &Case<'_>, mut advice: Advice) -> Verdict {
             percent(LEAST_TIME)
         ));
     }
-    let Some(bargain) = bargain(price, share) else { return Ok(advice) };
-    let Bargain { time_saved, memory_added } = bargain;
+    let Some(trade_off) = trade_off(price, share) else { return Ok(advice) };
+    let TradeOff { time_saved, memory_added } = trade_off;
     let now = share.map_or_else(String::new, |share| format!(" of the {} in the GC", percent(share)));
     match case.strategy {
         Strategy::Speed if memory_added > FREE_MEMORY => {
@@ -69,6 +69,6 @@ pub(super) fn worth(case: &Case<'_>, mut advice: Advice) -> Verdict {
         }
         _ => {}
     }
-    advice.effect.price.bargain = Some(bargain);
+    advice.effect.price.trade_off = Some(trade_off);
     Ok(advice)
 }

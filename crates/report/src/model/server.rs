@@ -1,0 +1,49 @@
+//! Programs that do work for others in units that `--requests` finds, by their command line. Pure.
+
+use super::Process;
+
+/// The programs, by the name of their script, which is also how their titles begin.
+const KNOWN: [&str; 4] = ["puma", "unicorn", "unicorn_rails", "sidekiq"];
+/// The interpreter, `bundle exec` and the script come first.
+const WORDS: usize = 4;
+
+impl Process {
+    /// The program whose requests or jobs `--requests` would find, if its command line names one.
+    pub fn server(&self) -> Option<&'static str> {
+        let words = self.cmdline.as_deref()?.iter();
+        // Words after `-e CODE` are arguments of the code.
+        words.take_while(|word| *word != "-e").take(WORDS).find_map(|word| {
+            // A title is one word: `puma 6.4.2 (tcp://0.0.0.0:9292) [shop]`, `puma: cluster worker 0: 4711 [shop]`.
+            let name = word.split([' ', ':']).next()?;
+            let name = name.rsplit('/').next()?;
+            KNOWN.into_iter().find(|known| *known == name)
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::aggregate::services::tests::process;
+
+    #[test]
+    fn command_lines() {
+        let server = |words: &[&str]| {
+            let mut of = process(1, "shop");
+            of.cmdline = Some(words.iter().map(|word| (*word).to_owned()).collect());
+            of.server()
+        };
+        for title in
+            ["puma 5.6.5 (tcp://0.0.0.0:9292) [shop]", "puma: cluster worker 0: 4711 [shop]", "/usr/bin/puma"]
+        {
+            assert_eq!(server(&[title]), Some("puma"), "{title}");
+        }
+        assert_eq!(server(&["/usr/bin/ruby", "/usr/bin/unicorn", "-p", "80"]), Some("unicorn"));
+        assert_eq!(server(&["unicorn_rails worker[0] -c x"]), Some("unicorn_rails"));
+        assert_eq!(server(&["sidekiq 6.5.7 shop [0 of 5 busy]"]), Some("sidekiq"));
+        assert_eq!(server(&["ruby", "-W0", "bin/sidekiq"]), Some("sidekiq"));
+        let others: [&[&str]; 4] = [&[], &["ruby", "puma.rb"], &["ruby", "-e", "1", "puma"], &["puma-dev"]];
+        for words in others {
+            assert_eq!(server(words), None, "{words:?}");
+        }
+    }
+}

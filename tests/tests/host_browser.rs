@@ -1,0 +1,246 @@
+//! The pages of the collector and of `gctrace serve` in Chromium: light, dark, narrow, at 200 % zoom and by keyboard, with hostile names.
+
+#[path = "product/hostile.rs"]
+mod hostile;
+#[expect(dead_code, reason = "others read pages by themselves")]
+#[path = "product/served.rs"]
+mod served;
+
+use std::fmt::Write as _;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context as _, Result, ensure};
+use gctrace_tests::browser::{Browser, View};
+use gctrace_tests::collector::{Collector, Cycle, apps, cycles, set};
+use gctrace_tests::live::{Live, gctrace_binary, work_dir};
+use gctrace_user::{
+    export::Outputs,
+    trace_file::{self, Recorder, Recording},
+};
+use hostile::{HOSTILE, Hostile};
+use serde_json::{Value, json};
+use served::{Served, harmless};
+
+const VIEWS: [View; 4] = [
+    View { name: "light", width: 1280, scale: 1, dark: false },
+    View { name: "dark", width: 1280, scale: 1, dark: true },
+    View { name: "narrow", width: 530, scale: 1, dark: false },
+    // What is left of 1280 pixels.
+    View { name: "zoom", width: 640, scale: 2, dark: false },
+];
+
+/// Elements that reach beyond the right edge of the window, if the page can be scrolled there; text in charts that is smaller than 9
+/// pixels, or that covers other text; and the contrast of text to what is behind it, where that is below WCAG's 4.5.
+const LOOK: &str = r"(() => {
+  const found = [], root = document.documentElement, wide = root.clientWidth;
+  const name = e => `${e.tagName} ${e.getAttribute('class') || ''} ${(e.textContent || '').trim().slice(0, 40)}`;
+  if (root.scrollWidth > wide) {
+    found.push(`${root.scrollWidth} pixels in a window of ${wide}`);
+    for (const e of document.body.querySelectorAll('*'))
+      if (e.getBoundingClientRect().right > wide + 1) found.push('too wide: ' + name(e));
+  }
+  for (const svg of document.querySelectorAll('svg')) {
+    const texts = [...svg.querySelectorAll('text')].filter(t => t.textContent.trim() && t.getClientRects().length);
+    const boxes = texts.map(t => t.getBoundingClientRect());
+    texts.forEach((t, i) => {
+      const scale = svg.getScreenCTM().a, size = parseFloat(getComputedStyle(t).fontSize) * scale;
+      if (size < 9) found.push(`text of ${size} pixels: ` + name(t));
+      boxes.forEach((b, j) => {
+        const a = boxes[i];
+        const across = Math.min(a.right, b.right) - Math.max(a.left, b.left);
+        const down = Math.min(a.bottom, b.bottom) - Math.max(a.top, b.top);
+        if (j > i && across > 1 && down > 4) found.push(`covered: ${name(t)} by ${name(texts[j])}`);
+      });
+    });
+  }
+  // The browser shows plain text in colours of its own.
+  if (document.contentType === 'text/plain') return found;
+  const numbers = c => (c.match(/[\d.]+/g) || []).map(Number);
+  const light = c => { const [r, g, b] = c.map(v => (v /= 255) <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4);
+    return 0.2126 * r + 0.7152 * g + 0.0722 * b; };
+  for (const e of document.body.querySelectorAll('*')) {
+    if (e.closest('svg') || ![...e.childNodes].some(n => n.nodeType === 3 && n.data.trim())) continue;
+    if (!e.getClientRects().length) continue;
+    let behind = e, colour = [];
+    for (; behind; behind = behind.parentElement) {
+      colour = numbers(getComputedStyle(behind).backgroundColor);
+      if (colour.length === 3 || colour[3] === 1) break;
+    }
+    if (!behind) { found.push('no background behind ' + name(e)); continue; }
+    const [a, b] = [numbers(getComputedStyle(e).color), colour].map(c => light(c.slice(0, 3)));
+    const contrast = (Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05);
+    if (contrast < 4.5) found.push(`contrast ${contrast.toFixed(2)}: ` + name(e));
+  }
+  return found;
+})()";
+
+/// What can be reached by keyboard: of the radio buttons of a group one, and nothing that is folded.
+const REACHABLE: &str = r"(() => {
+  window.left = new Set([...document.querySelectorAll('a[href], button, input:not([type=hidden]), select, textarea, summary')]
+    .filter(e => e.getClientRects().length && !e.disabled && !(e.type === 'radio')));
+  return window.left.size;
+})()";
+
+/// Notes what has the focus; returns whether it is the page itself, and what is wrong with how it looks.
+const FOCUSED: &str = r"(() => {
+  const e = document.activeElement;
+  if (!e || e === document.body) return [true, null];
+  window.left.delete(e);
+  const s = getComputedStyle(e), box = e.getBoundingClientRect();
+  const seen = s.outlineStyle !== 'none' && parseFloat(s.outlineWidth) > 0 || s.boxShadow !== 'none' || e.tagName === 'IFRAME';
+  const inside = box.bottom > 0 && box.top < innerHeight;
+  return [false, seen && inside ? null : `${e.outerHTML.slice(0, 80)}: ${seen ? 'out of sight' : 'no mark'}`];
+})()";
+
+/// Where the pictures are.
+fn pictures(of: &str) -> Result<PathBuf> {
+    let dir = work_dir()?.join("pages").join(of);
+    std::fs::create_dir_all(&dir)?;
+    eprintln!("pictures of the pages: {}", dir.display());
+    Ok(dir)
+}
+
+/// Looks at a page in all views, and goes through it by keyboard; adds what is wrong.
+fn look(browser: &mut Browser, dir: &Path, name: &str, url: &str, wrong: &mut Vec<String>) -> Result<()> {
+    for view in VIEWS {
+        let said = browser.load(url, view)?;
+        let mut found: Vec<String> = said;
+        let of_page = browser.evaluate(LOOK)?;
+        found.extend(of_page.as_array().context("a list")?.iter().map(Value::to_string));
+        let foreign = browser.evaluate("document.querySelectorAll('img, script:not([src])').length")?;
+        ensure!(foreign == 0, "{url}: {foreign} elements that names made");
+        browser.picture(&dir.join(format!("{name}-{}.png", view.name)))?;
+        wrong.extend(found.into_iter().map(|what| format!("{name}, {}: {what}", view.name)));
+    }
+    browser.load(url, VIEWS[0])?;
+    let all = browser.evaluate(REACHABLE)?.as_u64().context("a number")?;
+    let mut steps = 0;
+    loop {
+        browser.press("Tab", 9)?;
+        let state = browser.evaluate(FOCUSED)?;
+        if let Some(what) = state[1].as_str() {
+            wrong.push(format!("{name}, keyboard: {what}"));
+        }
+        steps += 1;
+        // Behind the last one comes the window itself.
+        if state[0] == true || steps > all + 200 {
+            break;
+        }
+    }
+    let left = browser.evaluate("[...window.left].map(e => e.outerHTML.slice(0, 80))")?;
+    if left != json!([]) {
+        wrong.push(format!("{name}, keyboard: not reached in {steps} of {all} steps: {left}"));
+    }
+    wrong.extend(browser.wrong()?.into_iter().map(|what| format!("{name}, keyboard: {what}")));
+    Ok(())
+}
+
+fn nothing(wrong: &[String]) -> Result<()> {
+    ensure!(wrong.is_empty(), "{} things:\n{}", wrong.len(), wrong.join("\n"));
+    Ok(())
+}
+
+/// The browser sees what is looked for: a page with everything that a page must not have.
+#[test]
+fn what_is_wrong_is_seen() -> Result<()> {
+    let mut browser = Browser::start()?;
+    let page = "<!DOCTYPE html><meta http-equiv=Content-Security-Policy content=\"script-src 'none'\">\
+        <body style='background:white'><script>document.title='ran'</script><p style='width:3000px'>wide</p>\
+        <p style='color:silver'>pale</p><a href='/' style='outline:none'>unmarked</a>\
+        <svg width=100 height=40 viewBox='0 0 400 160'><text x=0 y=80>one</text><text x=2 y=80>two</text></svg>";
+    let mut url = "data:text/html,".to_owned();
+    for byte in page.bytes() {
+        write!(url, "%{byte:02x}")?;
+    }
+    let said = browser.load(&url, VIEWS[0])?.join("\n");
+    ensure!(said.contains("Content Security Policy"), "{said}");
+    let found = browser.evaluate(LOOK)?.to_string();
+    for words in ["in a window of 1280", "too wide: P", "text of 4 pixels", "covered: text", "contrast 1.8"] {
+        ensure!(found.contains(words), "no {words} in {found}");
+    }
+    browser.evaluate(REACHABLE)?;
+    browser.press("Tab", 9)?;
+    let focused = browser.evaluate(FOCUSED)?;
+    ensure!(focused[1].as_str().is_some_and(|what| what.contains("no mark")), "{focused}");
+    let alert = "data:text/html,<script>alert(1)</script>";
+    let said = browser.load(alert, VIEWS[0]);
+    let said = format!("{said:?}");
+    ensure!(said.contains("javascriptDialogOpening") || said.contains("no answer"), "{said}");
+    Ok(())
+}
+
+#[test]
+fn collector() -> Result<()> {
+    let live = Live::without_gctrace()?;
+    let path = live.path("sets.db");
+    let collector = Collector::start(&path, &[])?;
+    let store = format!("sqlite:{}", path.display());
+    let token = apps(&store, &["add", HOSTILE])?.trim().to_owned();
+    apps(&store, &["add", "empty"])?;
+    let cycle = |by, major| Cycle { by, major, old_after: 99_000 };
+    let mixed = cycles(&[(cycle("newobj", None), 300), (cycle("newobj", Some("oldgen")), 40)]);
+    // The charts show the last days.
+    let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH)?.as_secs();
+    let mut id = String::new();
+    for (hours, ruby, environment, host) in [
+        (20, "3.3.5", json!({}), HOSTILE),
+        (9, "3.3.5", json!({}), "web-1"),
+        (3, "3.4.1", json!({"RUBY_GC_HEAP_INIT_SLOTS": "10000"}), "web-1"),
+    ] {
+        let mut set = set(&token, ruby, &environment, &mixed);
+        set[0][8] = json!(host);
+        for sample in set.as_array_mut().context("a set")?.iter_mut().skip(1) {
+            let ts = sample[0].as_f64().context("a time")? - 1_700_000_000.0;
+            sample[0] = json!((now - hours * 3600) as f64 + ts);
+        }
+        let answer = collector.send(&set.to_string())?;
+        ensure!(answer.code == 200, "{answer:?}");
+        id = answer.text().trim().rsplit('/').next().unwrap_or_default().to_owned();
+    }
+    let (dir, mut browser, mut wrong) = (pictures("collector")?, Browser::start()?, Vec::new());
+    let host = "compare=host&a=web-1&b=%3Cscript%3Ealert(2)%3C/script%3E";
+    let environment = "compare=env&a=&b=RUBY_GC_HEAP_INIT_SLOTS%3D10000";
+    for (name, path) in [
+        ("list", "/".to_owned()),
+        ("application", "/app/1".to_owned()),
+        ("month", "/app/1?days=30".to_owned()),
+        ("compared", format!("/app/1?days=7&{environment}")),
+        ("unknown", format!("/app/1?days=7&{host}")),
+        ("empty", "/app/2".to_owned()),
+        ("advice", format!("/configs/{id}")),
+    ] {
+        let url = format!("http://{}{path}", collector.address);
+        look(&mut browser, &dir, name, &url, &mut wrong)?;
+        if name == "list" {
+            let text = browser.evaluate("document.body.innerText")?;
+            ensure!(text.as_str().is_some_and(|text| text.contains("<script>alert(1)</script>")), "{text}");
+        }
+    }
+    nothing(&wrong)
+}
+
+#[test]
+fn recording() -> Result<()> {
+    let live = Live::without_gctrace()?;
+    let file = live.path("x.gctrace");
+    let golden = Path::new(env!("CARGO_MANIFEST_DIR")).join("fixtures/recordings/3.4.gctrace");
+    let mut recording = Recording::open(&golden)?;
+    let hostile = Hostile(Recorder::create(&file, recording.header())?);
+    trace_file::replay(&mut recording, &mut Outputs::new(vec![Box::new(hostile)]))?;
+    let (dir, mut browser, mut wrong) = (pictures("serve")?, Browser::start()?, Vec::new());
+    for (name, file) in [("golden", &golden), ("hostile", &file)] {
+        let served = Served::with(Command::new(gctrace_binary()?).arg("serve").arg(file))?;
+        harmless("", &served.get("")?)?;
+        let url = format!("http://{}{}", served.address, served.base);
+        look(&mut browser, &dir, name, &url, &mut wrong)?;
+        if name == "hostile" {
+            let text = browser.evaluate("document.body.textContent")?;
+            let shown = text.as_str().is_some_and(|text| text.contains(&HOSTILE[..40]));
+            ensure!(shown, "{text}");
+        }
+        // Cut to a part of the time, and of allocations.
+        look(&mut browser, &dir, &format!("{name}-alloc"), &format!("{url}?of=alloc"), &mut wrong)?;
+    }
+    nothing(&wrong)
+}

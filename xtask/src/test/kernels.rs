@@ -1,0 +1,65 @@
+//! The tests on other kernels, beside the live ones on this kernel: those mostly wait, and guests are emulated.
+
+use std::{
+    fs::{self, File},
+    path::PathBuf,
+    process::{Command, ExitStatus},
+    thread,
+};
+
+use anyhow::{Context as _, Result, ensure};
+
+use crate::util::{line, progress, status, target_dir};
+
+/// The guests, one command after the other. Live tests count what all Rubies of this machine do: none may run for a guest.
+const GUESTS: [&[&str]; 2] = [
+    // The oldest kernel and the newest; one Ruby, for the sake of time.
+    &["vm", "--witnesses-built", "--ruby", "trixie", "5.10", "newest"],
+    // The oldest one with attach cookies, whose verifier allows the least stack. It only loads the programs.
+    &[
+        "vm",
+        "--witnesses-built",
+        "--ruby",
+        "trixie",
+        "--test",
+        "live_kernel::verifier_is_far_from_its_limit",
+        "6.1",
+    ],
+];
+
+/// Runs the live tests, and the guests beside them. They get the CPU that nothing else wants: a test on this machine does not wait for
+/// them. Returns whether the live tests and the guests passed. What the guests print follows at the end, but not if only the live tests
+/// failed: then the end is where cargo lists those.
+pub(super) fn beside(live: impl FnOnce() -> Result<ExitStatus>) -> Result<(bool, bool)> {
+    let log = target_dir()?.join("xtask").join("kernels.log");
+    fs::create_dir_all(log.with_file_name("")).with_context(|| format!("cannot create {}", log.display()))?;
+    progress(format!("test: other kernels run beside the live tests, into {}", log.display()));
+    let (ran, guests) = thread::scope(|scope| {
+        let guests = scope.spawn(|| guests(&log));
+        let ran = live();
+        progress("test: waiting for the other kernels");
+        (ran, guests.join().map_err(|_| anyhow::anyhow!("the thread of the guests has panicked")))
+    });
+    let passed = guests?;
+    let live_passed = ran?.success();
+    if live_passed || passed.is_err() {
+        let text = fs::read(&log).with_context(|| format!("cannot read {}", log.display()))?;
+        eprintln!("{}", String::from_utf8_lossy(&text));
+    }
+    if let Err(error) = &passed {
+        progress(format!("test: {error:#}"));
+    }
+    Ok((live_passed, passed.is_ok()))
+}
+
+fn guests(log: &PathBuf) -> Result<()> {
+    let xtask = std::env::current_exe().context("cannot find the path of this program")?;
+    let file = File::create(log).with_context(|| format!("cannot create {}", log.display()))?;
+    for args in GUESTS {
+        let mut command = Command::new("chrt");
+        command.args(["--idle", "0"]).arg(&xtask).args(args);
+        command.stdout(file.try_clone()?).stderr(file.try_clone()?);
+        ensure!(status(&mut command)?.success(), "`{}` failed", line(&command));
+    }
+    Ok(())
+}

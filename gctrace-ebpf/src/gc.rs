@@ -78,10 +78,15 @@ fn enter(ctx: &ProbeContext, admitted: &Admitted, now: u64) {
     let existing = SCOPES.get_ptr_mut(&key);
     if let Some(scope) = existing {
         // SAFETY: a map value pointer; only this thread uses this key.
-        match unsafe { (*scope).reenter(sp) } {
+        let scope = unsafe { &mut *scope };
+        match scope.reenter(sp) {
             Reenter::Fresh => {}
             Reenter::Nested => return count(Counter::ScopeNested),
-            Reenter::Stale => count(Counter::ScopeStale),
+            Reenter::Stale => {
+                // It was abandoned. Should this enter be unreadable, its exit must not end the old pause.
+                scope.depth = 0;
+                count(Counter::ScopeStale);
+            }
         }
     }
     let image = admitted.image;
@@ -92,13 +97,7 @@ fn enter(ctx: &ProbeContext, admitted: &Admitted, now: u64) {
         let gc_count: u64 = usermem::read(objspace.wrapping_add(u64::from(image.count)))?;
         Some((objspace, flags, gc_count))
     });
-    let Some((objspace, flags, gc_count)) = state else {
-        if let Some(scope) = existing {
-            // SAFETY: as above. The pause before was abandoned: the exit of this one must not end it.
-            unsafe { (*scope).depth = 0 };
-        }
-        return count(Counter::EnterReadFailed);
-    };
+    let Some((objspace, flags, gc_count)) = state else { return count(Counter::EnterReadFailed) };
     let opened = Scope {
         sp,
         begin_ns: now,

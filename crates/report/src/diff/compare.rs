@@ -230,19 +230,27 @@ impl Both<'_> {
         });
         let reported = self.a.side.gvl.has_blocks() && self.b.side.gvl.has_blocks();
         let why = if reported { SHORT } else { NO_TIMES };
-        let mut figures = vec![Figure::new(
-            "gvl.wait.share",
-            "share of threads' time",
-            Unit::Share,
-            share,
-            LEAST_SHARE,
-            why,
-        )];
+        let lacks = self.lacks(Side::without_gvl_sums);
+        let mut figures = Vec::new();
+        if lacks.is_empty() {
+            figures.push(Figure::new(
+                "gvl.wait.share",
+                "share of threads' time",
+                Unit::Share,
+                share,
+                LEAST_SHARE,
+                why,
+            ));
+        }
         if reported {
             figures
                 .push(self.rate("gvl.wait.rate", "waits a second", Unit::PerSecond, |side| &side.gvl.waits));
         }
-        Table::of("gvl", "WAITING FOR THE GVL", figures)
+        if figures.is_empty() {
+            return Table::absent("gvl", "WAITING FOR THE GVL", lacks);
+        }
+        let notes = lacks.iter().map(|why| format!("share of threads' time: {why}")).collect();
+        Table { notes, ..Table::of("gvl", "WAITING FOR THE GVL", figures) }
     }
 
     fn alloc(&self) -> Table {

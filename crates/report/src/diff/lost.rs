@@ -3,7 +3,7 @@
 use gctrace_common::stats::Family;
 
 use super::gather::Side;
-use crate::words::plural;
+use crate::{ledger::Extent, words::plural};
 
 /// Part of all stacks that may be lost, because shares are shown in tenths of a percent: more would show.
 const STACKS: f64 = 0.001;
@@ -81,6 +81,15 @@ impl Side {
             return Some(self.lacks("was recorded without --gvl"));
         }
         self.lost_of(Family::Gvl, 0, "GVL event")
+    }
+
+    /// Sums of a thread are written when it ends, or when the run does: others do not have those of threads that ran on.
+    pub(super) fn without_gvl_sums(&self) -> Lack {
+        match self.ledger.extent {
+            Extent::Run => None,
+            Extent::CutOff => Some(self.lacks("was cut off: it lacks the sums of threads that still ran")),
+            Extent::Part => Some(self.lacks("is a part of a run: it lacks the sums of threads that ran on")),
+        }
     }
 
     pub(super) fn without_holders(&self) -> Lack {

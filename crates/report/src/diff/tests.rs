@@ -6,7 +6,7 @@ use gctrace_common::{gvl::BUCKETS, stats::Counter};
 
 use super::*;
 use crate::{
-    ledger::Ledger,
+    ledger::{Extent, Ledger},
     model::{
         Container, EndReason, GcCycle, GcState, Image, Origin, Pause, Process,
         gvl::{GvlBlocker, GvlDoing, GvlGap, GvlSpan, GvlSums, GvlThreadSummary, GvlTimes, GvlWait, GvlWho},
@@ -518,6 +518,25 @@ fn absent() {
     let comparison = Comparison::of(&mut a, &mut record("B", AS_EVER, 2));
     assert_eq!(absent(&comparison, "holders"), "A did not report single waits for 2.0 s (CPU budget)");
     assert_eq!(absent(&comparison, "gvl"), "");
+    let kernel = Some(vec![0; Counter::ALL.len()]);
+    for (extent, why) in [
+        (Extent::CutOff, "B was cut off: it lacks the sums of threads that still ran"),
+        (Extent::Part, "B is a part of a run: it lacks the sums of threads that ran on"),
+    ] {
+        let (mut a, mut b) = (record("A", AS_EVER, 1), record("B", AS_EVER, 2));
+        b.account(&Ledger { kernel: kernel.clone(), extent, ..Ledger::default() });
+        let comparison = Comparison::of(&mut a, &mut b);
+        let table = comparison.tables.iter().find(|table| table.key == "gvl").unwrap();
+        let metrics: Vec<&str> =
+            table.rows.iter().flat_map(|row| &row.figures).map(|figure| figure.metric).collect();
+        assert_eq!(metrics, ["gvl.wait.rate"]);
+        assert_eq!(table.notes, [format!("share of threads' time: {why}")]);
+        let judged = "gvl.wait.share > +20%".parse::<Condition>().unwrap().judge(&comparison);
+        assert_eq!(
+            (judged.outcome, judged.why),
+            (Outcome::Unknown, format!("share of threads' time: {why}"))
+        );
+    }
     b.account(&Ledger::default());
     let comparison = Comparison::of(&mut a, &mut b);
     assert_eq!(absent(&comparison, "gc"), "B has no account of what was lost: it was cut off too early");

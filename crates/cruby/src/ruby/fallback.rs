@@ -44,6 +44,11 @@ impl Method {
         }
     }
 
+    /// Whether all time in the GC is known. Functions and the old USDT probes time parts of it, which may lie within each other.
+    pub fn times_pauses(self) -> bool {
+        matches!(self, Self::Sites | Self::UsdtPauses)
+    }
+
     /// The data that it lacks.
     pub fn misses(self) -> Option<&'static str> {
         match self {

@@ -8,17 +8,22 @@ use std::{
     sync::Arc,
 };
 
+use gctrace_common::event::Phase as WorkPhase;
+
 use super::{
     gc_summary::{Distribution, Rss},
     request_summary::RequestSummary,
     services::CycleKey,
 };
-use crate::model::{
-    GcCycle, GcState, Process,
-    gvl::{GvlProcessSummary, GvlWho},
-    seen::{Observer, ProcessEnd, Seen},
-    source::{app_frame, ruby_frame},
-    stack::Frame,
+use crate::{
+    model::{
+        GcCycle, GcState, Process,
+        gvl::{GvlProcessSummary, GvlWho},
+        seen::{Observer, ProcessEnd, Seen},
+        source::{app_frame, ruby_frame},
+        stack::Frame,
+    },
+    ruby::fallback::Method,
 };
 
 /// Pauses that are kept, the longest.
@@ -34,8 +39,8 @@ pub struct Digest {
     running: HashMap<u32, ProcessDigest>,
     /// Processes whose tracing has ended, in that order.
     pub processes: Vec<ProcessDigest>,
-    /// Processes beyond the limit, with their cycles.
-    pub more: (u64, u64),
+    /// Processes beyond the limit.
+    pub more: More,
     /// Programs by name, with the number of their processes.
     pub services: BTreeMap<String, u64>,
     /// Single stops.
@@ -50,6 +55,26 @@ pub struct Digest {
     pub began_ns: Option<u64>,
 }
 
+/// Processes of which there are only sums.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct More {
+    /// How many.
+    pub processes: u64,
+    /// Their GC cycles.
+    pub cycles: u64,
+    /// Whether cycles of some of them are not known.
+    pub unknown: bool,
+}
+
+impl More {
+    /// Adds a process.
+    pub fn add(&mut self, digest: &ProcessDigest) {
+        self.processes += 1;
+        self.cycles += digest.cycles;
+        self.unknown |= !digest.has_cycles();
+    }
+}
+
 /// What is known of a process.
 #[derive(Clone, Debug)]
 pub struct ProcessDigest {
@@ -57,6 +82,8 @@ pub struct ProcessDigest {
     pub process: Process,
     /// For how long it was traced, nanoseconds.
     pub span_ns: u64,
+    /// For how long of this it could be sampled.
+    pub sampled_ns: u64,
     /// GC cycles.
     pub cycles: u64,
     /// Major ones of them.
@@ -110,6 +137,7 @@ impl ProcessDigest {
         Self {
             process: process.clone(),
             span_ns: 0,
+            sampled_ns: 0,
             cycles: 0,
             majors: 0,
             stopped_ns: 0,
@@ -139,6 +167,17 @@ impl ProcessDigest {
         self.stopped_ns += cycle.pause_ns();
         self.longest_ns = self.longest_ns.max(cycle.max_pause_ns());
         self.lost += cycle.lost;
+    }
+
+    /// A pause of a Ruby whose cycles are not known.
+    fn pause(&mut self, ns: u64) {
+        self.stopped_ns += ns;
+        self.longest_ns = self.longest_ns.max(ns);
+    }
+
+    /// Whether its GC cycles are known. Of a Ruby without event sites they are not.
+    pub fn has_cycles(&self) -> bool {
+        self.process.image.method == Method::Sites
     }
 
     /// Share of its time in the GC, 0 to 1.
@@ -193,14 +232,15 @@ impl Digest {
         }
         digest.process = process.clone();
         digest.span_ns = end.ts_ns.saturating_sub(end.since_ns);
+        let sampled_since = self.began_ns.map(|began_ns| began_ns.max(end.since_ns));
+        digest.sampled_ns = sampled_since.map_or(0, |since_ns| end.ts_ns.saturating_sub(since_ns));
         digest.stopped_ns += end.outside_ns;
         digest.over = end.reason != crate::model::EndReason::Detached;
         if self.processes.len() < PROCESSES {
             *self.services.entry(process.origin.service.clone()).or_default() += 1;
             self.processes.push(digest);
         } else {
-            self.more.0 += 1;
-            self.more.1 += digest.cycles;
+            self.more.add(&digest);
         }
     }
 }
@@ -216,7 +256,8 @@ impl Observer for Digest {
                 self.running.insert(process.pid, digest);
             }
             Seen::Cycle(cycle) => self.cycle(process, cycle),
-            Seen::Work(work) => self.process(process).stopped_ns += work.ns,
+            Seen::Work(work) if work.phase == WorkPhase::Pause => self.process(process).pause(work.ns),
+            Seen::Work(_) => {}
             Seen::Request(request) => self.requests.add(request),
             Seen::Stack(sample) => {
                 let begun = self.began_ns.is_some_and(|began_ns| sample.ts_ns >= began_ns);

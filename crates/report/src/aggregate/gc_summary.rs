@@ -167,6 +167,17 @@ impl GcSummary {
         *ns += work.ns;
     }
 
+    /// A pause of a Ruby whose cycles are not known.
+    pub fn pause(&mut self, ns: u64) {
+        self.stops.add(ns);
+        self.stopped_ns += ns;
+    }
+
+    /// Whether nothing was seen of the GC.
+    pub fn is_empty(&self) -> bool {
+        self.cycles.is_empty() && self.stops.count() == 0 && self.work.is_empty()
+    }
+
     /// Cycles of this kind, or all.
     pub fn count(&self, kind: Option<&str>) -> u64 {
         let of_kind = self.cycles.iter().filter(|(key, _)| kind.is_none_or(|kind| key.kind == kind));

@@ -35,6 +35,7 @@ use super::call_tree::{CallTree, NodeId};
 use crate::model::{
     Container, GcState, GcWork, Image, Origin, Pause, Phase, Process,
     gvl::{GvlGap, GvlTimes},
+    request::Request,
     seen::{Observer, Seen},
     stack::{Frame, FrameKind, GcActivity, Stack, ThreadState},
     trace::Trace,
@@ -308,6 +309,11 @@ impl Observer for Recording {
 }
 
 impl Recording {
+    /// A request that is not in the recording. What is in it may be of the request, and is named after its endpoint.
+    pub fn request_outside(&mut self, request: &Request) {
+        self.request_ended(request.id, request.endpoint(), request.trace);
+    }
+
     /// Records sums of what this filter lets through, and a timeline if `timeline`.
     pub fn new(timeline: bool, limits: Limits, filter: Filter) -> Self {
         Self {

@@ -171,7 +171,7 @@ impl<W: Write> OneScreen<W> {
             "{}{host}, {}: {} of {}, Ruby {}",
             date_time(self.clock().epoch_seconds(began)),
             span(longest),
-            plural(digest.processes.len() as u64 + digest.more.0, "process"),
+            plural(digest.processes.len() as u64 + digest.more.processes, "process"),
             services.join(", "),
             versions.join(", "),
         )
@@ -189,10 +189,12 @@ impl<W: Write> OneScreen<W> {
             ),
         ];
         for of in all.iter().take(PROCESSES) {
-            let cpus = match (self.of.samples, of.span_ns) {
+            let cpus = match (self.of.samples, of.sampled_ns) {
                 (false, _) | (_, 0) => "-".to_owned(),
-                (true, span_ns) => format!("{:.2}", of.cpu.0 as f64 / span_ns as f64),
+                (true, sampled_ns) => format!("{:.2}", of.cpu.0 as f64 / sampled_ns as f64),
             };
+            let known = |is_known: bool, text: String| if is_known { text } else { "-".to_owned() };
+            let has_pauses = of.process.image.method.times_pauses();
             let gvl = of.gvl.as_ref().filter(|gvl| gvl.watched_ns > 0);
             let gvl = gvl.map_or_else(|| "-".to_owned(), |gvl| share(gvl.wait_ns, gvl.watched_ns));
             let rss = of.rss.map_or_else(
@@ -202,19 +204,24 @@ impl<W: Write> OneScreen<W> {
             let lost = if of.lost > 0 { ", GC events lost" } else { "" };
             rows.push(format!(
                 "{:>7} {:>8} {:>8} {cpus:>6} {gvl:>9}  {rss:<22} {} (pid {}{}{lost})",
-                share(of.stopped_ns, of.span_ns),
-                of.cycles,
-                if of.cycles == 0 { "-".to_owned() } else { duration(of.longest_ns) },
+                known(has_pauses, share(of.stopped_ns, of.span_ns)),
+                known(of.has_cycles(), of.cycles.to_string()),
+                known(of.longest_ns > 0, duration(of.longest_ns)),
                 program(&of.process),
                 of.process.pid,
                 if of.over { ", ended" } else { "" },
             ));
         }
-        let rest = all.len().saturating_sub(PROCESSES) as u64 + self.digest.more.0;
-        if rest > 0 {
-            let cycles: u64 = all.iter().skip(PROCESSES).map(|of| of.cycles).sum();
-            let cycles = plural(cycles + self.digest.more.1, "cycle");
-            rows.push(format!("{:LABEL$}and {} more: {cycles}", "", plural(rest, "process")));
+        let mut rest = self.digest.more;
+        all.iter().skip(PROCESSES).for_each(|of| rest.add(of));
+        if rest.processes > 0 {
+            let cycles = plural(rest.cycles, "cycle");
+            let least = if rest.unknown { "at least " } else { "" };
+            rows.push(format!(
+                "{:LABEL$}and {} more: {least}{cycles}",
+                "",
+                plural(rest.processes, "process")
+            ));
         }
         rows
     }
@@ -430,53 +437,100 @@ fn share(part: u64, whole: u64) -> String {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
+    use gctrace_common::event::Phase;
+
     use super::*;
-    use crate::model::{
-        EndReason,
-        seen::{CyclesBefore, ProcessEnd},
+    use crate::{
+        model::{
+            EndReason, GcWork,
+            seen::{CyclesBefore, ProcessEnd},
+        },
+        ruby::fallback::Method,
     };
 
-    /// Samples within requests are among the methods, whether the end of the request was seen or not.
-    #[test]
-    fn methods_in_requests() {
-        let clock = WallClock::with_offsets(0, 0);
+    const END: ProcessEnd = ProcessEnd {
+        reason: EndReason::Exited,
+        ts_ns: 1_000_000,
+        since_ns: 0,
+        outside_ns: 0,
+        shutdown: None,
+        cycles: 0,
+        before: CyclesBefore::Unknown,
+        lost: 0,
+    };
+
+    /// The screen of a process that lives for a millisecond, in which sampling began at this time.
+    fn screen(process: &Process, began_ns: u64, seen: &[Seen<'_>]) -> String {
         let of = Recorded {
             path: "x".into(),
             host: None,
-            clock,
+            clock: WallClock::with_offsets(0, 0),
             begun_ns: 0,
             samples: true,
             gvl: false,
             lacking: vec![],
         };
+        let mut out = Vec::new();
+        let mut screen = OneScreen::new(&mut out, Screen::none(), of);
+        screen.see(process, Seen::Process { state: None, now_ns: 0 }).unwrap();
+        screen.began(began_ns);
+        for seen in seen {
+            screen.see(process, *seen).unwrap();
+        }
+        screen.see(process, Seen::Ended(&END)).unwrap();
+        screen.finish(&Ledger::default()).unwrap();
+        drop(screen);
+        String::from_utf8(out).unwrap()
+    }
+
+    /// The columns of the only process, up to the peak of its memory.
+    fn columns(text: &str) -> Vec<&str> {
+        let row = text.lines().find(|line| line.contains("(pid 1")).unwrap_or_else(|| panic!("{text}"));
+        row.split_whitespace().take(6).collect()
+    }
+
+    /// Samples within requests are among the methods, whether the end of the request was seen or not.
+    #[test]
+    fn methods_in_requests() {
         let (process, sample) = profile::a_sample(5);
         let text = |requests: bool| {
-            let mut out = Vec::new();
-            let mut screen = OneScreen::new(&mut out, Screen::none(), of.clone());
-            screen.began(0);
-            screen.see(&process, Seen::Process { state: None, now_ns: 0 }).unwrap();
-            for n in 0..100 {
-                let request = (requests && n % 10 != 0).then_some(7);
-                let sample = StackSample { ts_ns: 10 + n, request, cpu_ns: 1000, ..sample.clone() };
-                screen.see(&process, Seen::Stack(&sample)).unwrap();
-            }
-            let end = ProcessEnd {
-                reason: EndReason::Exited,
-                ts_ns: 1_000_000,
-                since_ns: 0,
-                outside_ns: 0,
-                shutdown: None,
-                cycles: 0,
-                before: CyclesBefore::Unknown,
-                lost: 0,
-            };
-            screen.see(&process, Seen::Ended(&end)).unwrap();
-            screen.finish(&Ledger::default()).unwrap();
-            drop(screen);
-            String::from_utf8(out).unwrap()
+            let samples: Vec<StackSample> = (0..100)
+                .map(|n| {
+                    let request = (requests && n % 10 != 0).then_some(7);
+                    StackSample { ts_ns: 10 + n, request, cpu_ns: 1000, ..sample.clone() }
+                })
+                .collect();
+            screen(&process, 0, &samples.iter().map(Seen::Stack).collect::<Vec<_>>())
         };
         let without = text(false);
         assert!(without.contains("100.0 %"), "{without}");
         assert_eq!(text(true), without);
+    }
+
+    /// CPUs are of the time in which there were samples.
+    #[test]
+    fn cpus_since_sampling_began() {
+        let (process, sample) = profile::a_sample(5);
+        let sample = StackSample { ts_ns: 900_000, cpu_ns: 250_000, ..sample };
+        let of = |began_ns| screen(&process, began_ns, &[Seen::Stack(&sample)]);
+        assert_eq!(columns(&of(0))[4], "0.25");
+        assert_eq!(columns(&of(500_000))[4], "0.50");
+    }
+
+    /// Of a Ruby without event sites nothing is shown that is not known: parts of pauses may lie within each other.
+    #[test]
+    fn without_event_sites() {
+        let (mut process, _) = profile::a_sample(5);
+        let work = |phase, begin_ns, ns| GcWork { phase, tid: 1, comm: "ruby".into(), begin_ns, ns };
+        let mut of = |method, work: &GcWork| {
+            Arc::make_mut(&mut process.image).method = method;
+            screen(&process, 0, &[Seen::Work(work)])
+        };
+        let text = of(Method::Functions, &work(Phase::Rest, 10, 100_000));
+        assert_eq!(columns(&text)[..3], ["-", "-", "-"], "{text}");
+        let text = of(Method::UsdtPauses, &work(Phase::Pause, 10, 100_000));
+        assert_eq!(columns(&text)[..5], ["10.0", "%", "-", "100µs", "0.00"], "{text}");
     }
 }

@@ -7,7 +7,7 @@ use std::{
 
 use crate::{
     ledger::{Ledger, UserCounts},
-    model::{Process, gvl::GvlGap, seen::Seen},
+    model::{Process, gvl::GvlGap, request::Request, seen::Seen},
 };
 
 pub mod contents;
@@ -136,6 +136,8 @@ pub trait Exporter {
     fn forked(&mut self, _pid: u32) {}
     /// A forked process has ended or replaced its program, whether it was traced or not.
     fn left(&mut self, _pid: u32) {}
+    /// A request that is not shown. What is shown may be of it, and is named after its endpoint.
+    fn request_outside(&mut self, _request: &Request) {}
     /// A process (or an image) is not traced.
     fn refused(&mut self, _pid: Option<u32>, _path: &str, _reason: &str) -> Result<(), ExportError> {
         Ok(())

@@ -21,6 +21,7 @@ use crate::{
         gvl::GvlSums,
         seen::{ProcessEnd, Seen},
     },
+    ruby::fallback::Method,
     terminal::Screen,
     words::{percent, plural},
 };
@@ -84,9 +85,9 @@ impl Summaries {
 }
 
 impl Done {
-    /// All time in the GC that was seen.
+    /// Time in the GC that was seen. Parts of pauses may lie within each other: the longest sum of them is no more than what there was.
     fn stopped_ns(&self) -> u64 {
-        let work: u64 = self.gc.work.values().map(|(_, ns)| ns).sum();
+        let work = self.gc.work.values().map(|(_, ns)| *ns).max().unwrap_or_default();
         self.gc.stopped_ns + self.end.outside_ns + work
     }
 }
@@ -97,6 +98,8 @@ struct Rest {
     processes: u64,
     cycles: u64,
     stopped_ns: u64,
+    /// Whether the cycles of some are not known.
+    unknown: bool,
 }
 
 /// Writes the summary.
@@ -145,6 +148,7 @@ impl<W: Write> Summary<W> {
             self.rest.processes += 1;
             self.rest.cycles += last.gc.count(None);
             self.rest.stopped_ns += last.stopped_ns();
+            self.rest.unknown |= last.process.image.method != Method::Sites;
         }
     }
 
@@ -163,12 +167,13 @@ impl<W: Write> Summary<W> {
         for done in &self.done {
             write_process(&mut self.out, self.clock, width, done, self.all.is_none())?;
         }
-        let Rest { processes, cycles, stopped_ns } = self.rest;
+        let Rest { processes, cycles, stopped_ns, unknown } = self.rest;
         if processes > 0 {
             writeln!(
                 self.out,
-                "\n{} more with less: {}, {} in GC",
+                "\n{} more with less: {}{}, {} in GC",
                 plural(processes, "process"),
+                if unknown { "at least " } else { "" },
                 plural(cycles, "cycle"),
                 duration(stopped_ns)
             )?;

@@ -2,6 +2,8 @@
 
 use std::{collections::BTreeMap, io::Write};
 
+use gctrace_common::event::Phase as WorkPhase;
+
 use super::{
     place::{place_within, program},
     text::{bytes, clip, duration, time_of_day},
@@ -10,6 +12,7 @@ use crate::{
     aggregate::gc_summary::GcSummary,
     clock::WallClock,
     model::{Process, seen::Seen},
+    ruby::fallback::Method,
     terminal::{Colour, Screen},
 };
 
@@ -27,6 +30,8 @@ pub(super) struct Intervals {
 
 struct Interval {
     name: String,
+    /// What is known of its GC.
+    method: Method,
     rss: Option<u64>,
     gc: GcSummary,
     ended: bool,
@@ -42,7 +47,8 @@ impl Intervals {
     pub(super) fn see(&mut self, process: &Process, seen: Seen<'_>) {
         if let Seen::Process { state, now_ns } = seen {
             let rss = state.and_then(|state| state.memory).map(|memory| memory.rss);
-            let interval = Interval { name: program(process), rss, gc: GcSummary::default(), ended: false };
+            let (name, method, gc) = (program(process), process.image.method, GcSummary::default());
+            let interval = Interval { name, method, rss, gc, ended: false };
             self.processes.insert(process.pid, interval);
             self.began_ns.get_or_insert(now_ns);
         }
@@ -52,6 +58,8 @@ impl Intervals {
                 interval.gc.cycle(cycle);
                 interval.rss = interval.gc.rss.map_or(interval.rss, |rss| Some(rss.last));
             }
+            Seen::Work(work) if work.phase == WorkPhase::Pause => interval.gc.pause(work.ns),
+            Seen::Work(work) => interval.gc.work(work),
             Seen::Ended(_) => interval.ended = true,
             _ => {}
         }
@@ -73,7 +81,7 @@ impl Intervals {
         for (pid, interval) in &mut self.processes {
             let gc = std::mem::take(&mut interval.gc);
             // A single process always has a line, as in `vmstat`; in a fleet only processes that collected have one.
-            if gc.count(None) == 0 && self.lines > 0 {
+            if gc.is_empty() && self.lines > 0 {
                 quiet += 1;
                 continue;
             }
@@ -110,14 +118,17 @@ fn line(
         writeln!(out, "{}", screen.paint(heading, Some(Colour::Dim)))?;
     }
     *lines += 1;
+    let known = |is_known: bool, text: String| if is_known { text } else { "-".to_owned() };
+    let (has_cycles, has_pauses) = (interval.method == Method::Sites, interval.method.times_pauses());
+    let share = format!("{:.1}%", gc.stopped_ns as f64 * 100.0 / span_ns.max(1) as f64);
     let columns = format!(
-        "{at:<9} {pid:>7} {:<10} {:>6} {:>5} {:>5.1}% {:>8} {:>8} {:>8}",
+        "{at:<9} {pid:>7} {:<10} {:>6} {:>5} {:>6} {:>8} {:>8} {:>8}",
         clip(&interval.name, 10),
-        gc.count(None),
-        gc.count(Some("major")),
-        gc.stopped_ns as f64 * 100.0 / span_ns.max(1) as f64,
-        duration(gc.stopped_ns),
-        duration(gc.stops.max_ns()),
+        known(has_cycles, gc.count(None).to_string()),
+        known(has_cycles, gc.count(Some("major")).to_string()),
+        known(has_pauses, share),
+        known(has_pauses, duration(gc.stopped_ns)),
+        known(has_pauses, duration(gc.stops.max_ns())),
         interval.rss.map_or_else(|| "-".to_owned(), bytes),
     );
     let room = screen.width().map_or(usize::MAX, |width| width.saturating_sub(columns.chars().count() + 1));

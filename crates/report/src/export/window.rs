@@ -127,6 +127,13 @@ impl Windowed {
         self.outputs.borrow_mut().hand(|exporter| exporter.see(process, seen));
     }
 
+    /// Something of the chosen processes is not handed on.
+    fn leave_out(&self, seen: Seen<'_>) {
+        if let Seen::Request(request) = seen {
+            self.outputs.borrow_mut().tell(|exporter| exporter.request_outside(request));
+        }
+    }
+
     /// A process is there from now on.
     fn show(&mut self, process: &Process, seen: Seen<'_>) {
         self.tally.borrow_mut().processes += 1;
@@ -202,6 +209,7 @@ impl Exporter for Windowed {
                 verdict => self.tally.borrow_mut().keeps(Kind::of(&seen), verdict),
             };
             if !keeps {
+                self.leave_out(seen);
                 return Ok(());
             }
         } else if !self.window.cuts_time() {
@@ -234,7 +242,7 @@ impl Exporter for Windowed {
                 }
                 self.hand(process, seen);
             }
-            _ => {}
+            _ => self.leave_out(seen),
         }
         Ok(())
     }
@@ -287,5 +295,48 @@ impl Exporter for Windowed {
         }
         self.outputs.borrow_mut().hand(|exporter| exporter.flush(now_ns));
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        aggregate::service_requests::tests::request,
+        clock::WallClock,
+        export::profile::{Format, Keeper, a_sample},
+        model::{request::Request, stack::StackSample},
+    };
+
+    /// A sample in the window is of its request where that is outside: it began before, or the condition drops it.
+    #[test]
+    fn samples_of_requests_outside() {
+        let text = "request.status = 500";
+        for (from_ns, condition) in [(Some(450), None), (None, Some(text))] {
+            let keeper = Keeper::new(false, (false, false), WallClock::with_offsets(0, 0));
+            let outputs = Rc::new(RefCell::new(Outputs::new(keeper.exporters())));
+            let condition = condition.map(|text| text.parse::<Condition>().unwrap());
+            let window = Window { from_ns, condition, ..Window::default() };
+            let mut windowed = Windowed::new(window, outputs.clone(), Rc::default());
+            let (process, sample) = a_sample(500);
+            windowed.began(0);
+            windowed.see(&process, Seen::Process { state: None, now_ns: 0 }).unwrap();
+            let sample = StackSample { request: Some(7), cpu_ns: 1000, ..sample };
+            windowed.see(&process, Seen::Stack(&sample)).unwrap();
+            let request = Request { id: 7, ..request(Some("/orders/:id"), Some(800), Some(200)) };
+            windowed.see(&process, Seen::Request(&request)).unwrap();
+            windowed.finish(&Ledger::default()).unwrap();
+            let mut counts = UserCounts::default();
+            windowed.add_counts(&mut counts);
+            drop((windowed, outputs));
+            assert_eq!(counts.profiles.profile_endpoints_unknown, 0);
+            let mut bytes = Vec::new();
+            keeper.kept().unwrap().write(Format::Pprof, &mut bytes).unwrap();
+            let mut profile = Vec::new();
+            std::io::Read::read_to_end(&mut flate2::read::GzDecoder::new(bytes.as_slice()), &mut profile)
+                .unwrap();
+            let name = b"GET /orders/:id";
+            assert!(profile.windows(name.len()).any(|at| at == name), "{from_ns:?} {text}");
+        }
     }
 }

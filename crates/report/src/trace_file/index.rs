@@ -7,9 +7,12 @@ use super::{
     decode::{Owned, Recorded, Tables},
     replay::{Readable, replay_by},
 };
-use crate::export::{
-    Outputs,
-    window::{Window, time},
+use crate::{
+    export::{
+        Outputs,
+        window::{Window, time},
+    },
+    model::seen::Seen,
 };
 
 /// A chunk with entries.
@@ -70,6 +73,10 @@ impl Place {
                     let Some(ts_ns) = time(&owned.seen()) else { continue };
                     place.first_ns = place.first_ns.min(ts_ns);
                     place.last_ns = place.last_ns.max(ts_ns);
+                    // What was sampled within a request is named after it, also where the request is not in the part.
+                    if let Seen::Request(request) = owned.seen() {
+                        place.last_ns = place.last_ns.max(request.end_ns.unwrap_or(0));
+                    }
                 }
                 // Accounts replace each other, and flushes only mark that time has passed.
                 Recorded::Account(_) | Recorded::Flushed(_) => {}

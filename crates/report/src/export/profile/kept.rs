@@ -15,6 +15,7 @@ use crate::{
     model::{
         Process,
         gvl::GvlGap,
+        request::Request,
         seen::{Observer as _, Seen},
     },
 };
@@ -61,6 +62,10 @@ impl Exporter for Filler {
     fn see(&mut self, process: &Process, seen: Seen<'_>) -> Result<(), ExportError> {
         self.0.borrow_mut().recording.see(process, seen);
         Ok(())
+    }
+
+    fn request_outside(&mut self, request: &Request) {
+        self.0.borrow_mut().recording.request_outside(request);
     }
 
     fn began(&mut self, ts_ns: u64) {

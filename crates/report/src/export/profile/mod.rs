@@ -17,6 +17,7 @@ use crate::{
     model::{
         Process,
         gvl::GvlGap,
+        request::Request,
         seen::{Observer as _, Seen},
     },
     words::file_size,
@@ -205,6 +206,10 @@ impl Exporter for Recorder {
     fn see(&mut self, process: &Process, seen: Seen<'_>) -> Result<(), ExportError> {
         self.recording.borrow_mut().see(process, seen);
         Ok(())
+    }
+
+    fn request_outside(&mut self, request: &Request) {
+        self.recording.borrow_mut().request_outside(request);
     }
 
     fn began(&mut self, ts_ns: u64) {

@@ -5,8 +5,7 @@ use crate::{aggregate::service_requests::tests::request, export::profile::perfet
 
 fn seen(recorder: &mut Recorder, tid: u32, begin_ns: u64, path: &str, ns: Option<u64>, status: Option<u16>) {
     let end_ns = ns.map(|ns| begin_ns + ns);
-    let request =
-        crate::model::request::Request { tid, begin_ns, end_ns, ..request(Some(path), None, status) };
+    let request = Request { tid, begin_ns, end_ns, ..request(Some(path), None, status) };
     recorder.see(&process(2), Seen::Request(&request)).unwrap();
 }
 

@@ -396,6 +396,17 @@ pub struct RubyEntry {
     pub reserved: u32,
 }
 
+impl RubyEntry {
+    /// The image is there, as one of its probes has shown. Of another image, such as the library of a GC beside that of the VM, nothing is
+    /// known here.
+    #[inline]
+    pub const fn place(&mut self, image: u32, bias: u64) {
+        if self.image == image {
+            self.bias = bias;
+        }
+    }
+}
+
 /// Bytes of slots between two stacks that are taken at refills, on average.
 pub const ALLOC_INTERVAL: u64 = 512 << 10;
 
@@ -432,6 +443,16 @@ mod tests {
             state ^= state << 17;
             (state >> 32) as u32
         }
+    }
+
+    /// A probe of the same image shows where it is now; one of another image says nothing of it.
+    #[test]
+    fn place_of_an_image() {
+        let mut entry = RubyEntry { image: 1, bias: 0x1000, known: 1, ..RubyEntry::default() };
+        entry.place(2, 0x2000);
+        assert_eq!(entry.bias, 0x1000);
+        entry.place(1, 0x3000);
+        assert_eq!((entry.image, entry.bias), (1, 0x3000));
     }
 
     /// As long as there are no more than the quota, all are taken.

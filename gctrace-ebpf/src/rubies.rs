@@ -5,14 +5,15 @@ use gctrace_common::{config::RubyEntry, stats::Counter};
 
 use crate::maps::{RUBIES, UNWOUND, add_one, count};
 
-/// A process hit a probe of an image.
+/// A process hit a probe of an image, which is where the hit says. User space may have read an entry's place before an exec and
+/// stored it after.
 #[inline(always)]
 pub fn add(tgid: u32, image: u32, bias: u64) {
-    let entry = RUBIES.get_ptr_mut(&tgid);
     // SAFETY: a map value pointer, valid while the program runs. Counters of an unknown entry are not used.
+    let entry = RUBIES.get_ptr_mut(&tgid).map(|entry| unsafe { &mut *entry });
     let execs = match entry {
-        Some(entry) if unsafe { (*entry).known } != 0 => return,
-        Some(entry) => unsafe { (*entry).execs },
+        Some(entry) if entry.known != 0 => return entry.place(image, bias),
+        Some(entry) => entry.execs,
         None => 0,
     };
     insert(tgid, &RubyEntry { image, bias, execs, known: 1, ..RubyEntry::default() });

@@ -257,7 +257,6 @@ impl Observer for Digest {
             }
             Seen::Cycle(cycle) => self.cycle(process, cycle),
             Seen::Work(work) if work.phase == WorkPhase::Pause => self.process(process).pause(work.ns),
-            Seen::Work(_) => {}
             Seen::Request(request) => self.requests.add(request),
             Seen::Stack(sample) => {
                 let begun = self.began_ns.is_some_and(|began_ns| sample.ts_ns >= began_ns);
@@ -270,7 +269,8 @@ impl Observer for Digest {
             Seen::GvlProcess(summary) => self.process(process).gvl = Some(GvlDigest::of(summary)),
             Seen::Alloc(sum) => self.objects += sum.objects(),
             Seen::Ended(end) => self.ended(process, end),
-            Seen::AllocStack(_)
+            Seen::Work(_)
+            | Seen::AllocStack(_)
             | Seen::GvlWait(_)
             | Seen::GvlSpan(_)
             | Seen::GvlThread(_)

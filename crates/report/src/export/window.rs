@@ -316,7 +316,7 @@ mod tests {
             let keeper = Keeper::new(false, (false, false), WallClock::with_offsets(0, 0));
             let outputs = Rc::new(RefCell::new(Outputs::new(keeper.exporters())));
             let condition = condition.map(|text| text.parse::<Condition>().unwrap());
-            let window = Window { from_ns, condition, ..Window::default() };
+            let window = Window { condition, from_ns, ..Window::default() };
             let mut windowed = Windowed::new(window, outputs.clone(), Rc::default());
             let (process, sample) = a_sample(500);
             windowed.began(0);

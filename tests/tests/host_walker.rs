@@ -130,7 +130,7 @@ fn golden() -> Result<()> {
         let on_stack = STACK + 0x100;
         let frames = [
             // A C function; a method; a block in it, two deep; a C function without an entry; code that is being set up; a block of C;
-            // a method behind an svar; one whose environment is gone.
+            // a method behind an svar; one whose environment is gone; one whose outer environment is at no address of a program.
             Control { pc: 1, iseq: 0, ep: env(0), jit: 0 },
             Control { pc: 0x51, iseq: 0x5000, ep: on_stack, jit: 0 },
             Control { pc: 0x61, iseq: 0x6000, ep: env(1), jit: 9 },
@@ -139,6 +139,7 @@ fn golden() -> Result<()> {
             Control { pc: 3, iseq: 0, ep: env(4), jit: 0 },
             Control { pc: 0x81, iseq: 0x8000, ep: env(5), jit: 0 },
             Control { pc: 0x91, iseq: 0x9000, ep: NOWHERE, jit: 0 },
+            Control { pc: 0xa1, iseq: 0xa000, ep: STACK + 0x2100, jit: 0 },
         ];
         let (mut words, first) = stacked(&plan, &frames);
         let entry = ENTRIES;
@@ -151,6 +152,9 @@ fn golden() -> Result<()> {
         words.put(env(3) - 16, &[0, 0, CFUNC | LOCAL]);
         words.put(env(4) - 16, &[0, 0, 0x6666_0001 | LOCAL]);
         words.put(env(5) - 16, &[ENTRIES + 0x100, 0, 0]);
+        words.put(STACK + 0x2100 - 16, &[0, 4, 0]);
+        // Where that would be if addresses began again after the last one.
+        words.put(STACK + 0x1ff0, &[0, 0, LOCAL]);
         let jit = if plan.config.stack.frame_jit == 0 { 0 } else { RubyFrame::JIT };
         let raw = RubyFrame::METHOD_RAW;
         let expected = [
@@ -161,10 +165,11 @@ fn golden() -> Result<()> {
             // An svar is only followed in the environment of a method itself, and this one is of a block without an outer environment.
             RubyFrame { iseq: 0x8000, pc: 0x81, method: RubyFrame::METHOD_LOST },
             RubyFrame { iseq: 0x9000, pc: 0x91, method: RubyFrame::METHOD_LOST },
+            RubyFrame { iseq: 0xa000, pc: 0xa1, method: RubyFrame::METHOD_LOST },
         ];
         let sent = sent(&plan, &words, first);
         assert_eq!(sent.frames, expected, "{}", plan.analysis.version);
-        assert_eq!((sent.flags, sent.counts), (0, [("method_lost", 2)].into()));
+        assert_eq!((sent.flags, sent.counts), (0, [("method_lost", 3)].into()));
         assert_eq!(walked(&plan, &words), Walked { frames: expected.to_vec(), flags: 0 });
     }
     Ok(())

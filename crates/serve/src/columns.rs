@@ -55,6 +55,8 @@ pub(crate) struct Cell {
     pub(crate) allocated: u64,
     /// Requests that began.
     pub(crate) requests: u64,
+    /// Requests that ended.
+    pub(crate) served: u64,
     /// Pauses by class.
     pub(crate) pauses: [u64; CLASSES],
     /// Long waits for the GVL by class.
@@ -71,6 +73,7 @@ impl Fold for Cell {
         self.held.iter_mut().zip(other.held).for_each(|(mine, more)| *mine = (*mine).max(more));
         self.allocated = self.allocated.saturating_add(other.allocated);
         self.requests += other.requests;
+        self.served += other.served;
         for (mine, more) in [(&mut self.pauses, &other.pauses), (&mut self.waits, &other.waits)] {
             mine.iter_mut().zip(more).for_each(|(mine, more)| *mine += more);
         }
@@ -149,6 +152,18 @@ impl<C: Fold> Over<C> {
             sum.add(cell);
         }
         (sum, last.len())
+    }
+
+    /// How much of each column is before a time, nanoseconds: the last one may end after it. What begins after it is whole.
+    pub(crate) fn lengths(&self, end_ns: u64) -> impl Iterator<Item = f64> {
+        let length = move |at: usize| {
+            let begin_ns = self.from_ns.saturating_add((at as u64).saturating_mul(self.width_ns));
+            match end_ns.saturating_sub(begin_ns) {
+                0 => self.width_ns as f64,
+                left => left.min(self.width_ns) as f64,
+            }
+        };
+        (0..self.cells.len()).map(length)
     }
 
     /// Columns of the same time for something else.
@@ -363,6 +378,18 @@ mod tests {
         columns.forget(u64::MAX);
         assert!(columns.cells.is_empty() && columns.together(7, u64::MAX, 602).cells.is_empty());
         assert_eq!(Columns::rolling(5, S, 10).latest(3, 4), (Cell::default(), 0));
+    }
+
+    /// The last column counts as far as there is time.
+    #[test]
+    fn lengths() {
+        let mut columns = Columns::new(100, Some(100 + COLUMNS as u64 * 10));
+        columns.reach(135);
+        let lengths = |end_ns| columns.lengths(end_ns).collect::<Vec<_>>();
+        assert_eq!(lengths(133), [10.0, 10.0, 10.0, 3.0]);
+        assert_eq!(lengths(140), [10.0; 4]);
+        assert_eq!(lengths(500), [10.0; 4]);
+        assert_eq!(lengths(0), [10.0; 4]);
     }
 
     /// Bounds belong to the class above.

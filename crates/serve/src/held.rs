@@ -24,11 +24,12 @@ impl Held {
     /// `GC.stat[:oldmalloc_increase_bytes]`.
     pub(crate) const MALLOC: usize = 3;
 
-    /// A process reported this; values that it did not report stay. Returns the sums.
-    pub(crate) fn reported(
+    /// A process reported this; values that it did not report stay. Returns the sums that are of so many processes.
+    pub(crate) fn of_all(
         &mut self,
         pid: u32,
         values: [Option<u64>; Self::KINDS],
+        processes: usize,
     ) -> [Option<u64>; Self::KINDS] {
         let mine = self.of.entry(pid).or_default();
         for (kind, value) in values.into_iter().enumerate() {
@@ -40,7 +41,8 @@ impl Held {
             }
             self.sums[kind] += u128::from(value);
         }
-        self.sums()
+        let sums = self.sums();
+        std::array::from_fn(|kind| sums[kind].filter(|_| self.known[kind] as usize == processes))
     }
 
     /// A process holds nothing any more.
@@ -66,14 +68,18 @@ mod tests {
     #[test]
     fn sums() {
         let mut held = Held::default();
-        assert_eq!(held.reported(1, [Some(5), None, None, None]), [Some(5), None, None, None]);
-        assert_eq!(held.reported(2, [Some(7), Some(1), None, None]), [Some(12), Some(1), None, None]);
+        let reported = |held: &mut Held, pid, values| {
+            held.of_all(pid, values, 2);
+            held.sums()
+        };
+        assert_eq!(reported(&mut held, 1, [Some(5), None, None, None]), [Some(5), None, None, None]);
+        assert_eq!(reported(&mut held, 2, [Some(7), Some(1), None, None]), [Some(12), Some(1), None, None]);
         assert_eq!(
-            held.reported(1, [None, Some(0), None, Some(u64::MAX)]),
+            reported(&mut held, 1, [None, Some(0), None, Some(u64::MAX)]),
             [Some(12), Some(1), None, Some(u64::MAX)]
         );
         assert_eq!(
-            held.reported(2, [Some(u64::MAX), None, None, Some(3)]),
+            reported(&mut held, 2, [Some(u64::MAX), None, None, Some(3)]),
             [Some(u64::MAX), Some(1), None, Some(u64::MAX)]
         );
         held.gone(1);
@@ -81,5 +87,15 @@ mod tests {
         assert_eq!(held.sums(), [Some(u64::MAX), Some(1), None, Some(3)]);
         held.gone(2);
         assert_eq!(held.sums(), [None; 4]);
+    }
+
+    /// A sum of some of the processes is not shown as one of all.
+    #[test]
+    fn of_all() {
+        let mut held = Held::default();
+        assert_eq!(held.of_all(1, [Some(5), Some(1), None, None], 2), [None; 4]);
+        assert_eq!(held.of_all(2, [Some(7), None, None, None], 2), [Some(12), None, None, None]);
+        held.gone(1);
+        assert_eq!(held.of_all(2, [None, Some(3), None, None], 1), [Some(7), Some(3), None, None]);
     }
 }

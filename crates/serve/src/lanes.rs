@@ -1,6 +1,6 @@
 //! What is drawn over time: figures by column. Pure; of bounded memory.
 
-use std::sync::Arc;
+use std::{collections::HashSet, sync::Arc};
 
 use gctrace_report::model::{GcCycle, GcState, Image, Process, seen::Seen, stack::ThreadState};
 
@@ -14,13 +14,15 @@ use crate::{
 pub(crate) struct Lanes {
     pub(crate) columns: Columns,
     held: Held,
+    /// The processes that are there. Sums are of all of them, or not known.
+    present: HashSet<u32>,
     /// The Ruby that reported last, and where its `GC.stat` has what is looked for.
     keys: Option<(Arc<Image>, [Option<usize>; 3])>,
 }
 
 impl Lanes {
     pub(crate) fn new(columns: Columns) -> Self {
-        Self { columns, held: Held::default(), keys: None }
+        Self { columns, held: Held::default(), present: HashSet::new(), keys: None }
     }
 
     /// Where `GC.stat` of a Ruby has what is looked for.
@@ -42,7 +44,8 @@ impl Lanes {
         let mut reported = [None; Held::KINDS];
         reported[Held::RSS] = state.memory.map(|memory| memory.rss);
         (reported[Held::LIVE], reported[Held::FREE], reported[Held::MALLOC]) = (live, free, malloc);
-        let sums = self.held.reported(process.pid, reported);
+        self.present.insert(process.pid);
+        let sums = self.held.of_all(process.pid, reported, self.present.len());
         if let Some(cell) = self.columns.at(state.ts_ns) {
             for (at, sum) in sums.into_iter().enumerate() {
                 // Only what was reported now is of this time.
@@ -77,6 +80,7 @@ impl Lanes {
             Seen::Process { state, .. } => {
                 // An earlier process with this pid is another one.
                 self.held.gone(process.pid);
+                self.present.insert(process.pid);
                 if let Some(state) = state {
                     self.state(process, state);
                 }
@@ -97,6 +101,9 @@ impl Lanes {
                 if let Some(cell) = self.columns.at(request.begin_ns) {
                     cell.requests += 1;
                 }
+                if let Some(cell) = request.end_ns.and_then(|end_ns| self.columns.at(end_ns)) {
+                    cell.served += 1;
+                }
             }
             Seen::Alloc(sum) => {
                 self.columns.spread(sum.begin_ns, sum.end_ns, sum.bytes(), |cell| &mut cell.allocated);
@@ -106,6 +113,7 @@ impl Lanes {
                     self.state(process, state);
                 }
                 self.held.gone(process.pid);
+                self.present.remove(&process.pid);
             }
             _ => {}
         }

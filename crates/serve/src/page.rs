@@ -293,7 +293,7 @@ fn both(links: &Links<'_>, whole: &Whole, wanted: &Wanted, ends: (u64, u64)) -> 
     let columns = &whole.view.figures.lanes.columns;
     let from = links.seconds(columns.from_ns);
     let to = from + columns.width_ns as f64 * columns.cells.len() as f64 / 1e9;
-    let lanes = charts::lanes(columns, links.header.subjects, Kind::Shape);
+    let lanes = charts::lanes(columns, links.header.subjects, Kind::Shape, ends.1, charts::Counted::Begun);
     timeline_with(
         "All of the recording, with A and B",
         Span { from, to },
@@ -426,6 +426,9 @@ pub(crate) fn page(
         @if empty {
             p.note role="alert" {
                 @if live.is_some() { "Nothing was seen of a process in this time." }
+                @else if view.window.is_all() && view.processes > 0 {
+                    (plural(view.processes, "process")) " of this recording did nothing that was seen: no GC, no sample, no wait."
+                }
                 @else if view.window.is_all() { "This recording contains nothing that was seen of a process." }
                 @else { "This part of the recording contains nothing." }
             }

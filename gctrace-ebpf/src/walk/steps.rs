@@ -153,8 +153,8 @@ fn load(s: &mut Scratch, path: &StackPath) -> bool {
 fn environment(s: &mut Scratch) -> Option<[u64; 3]> {
     let first = s.ep.wrapping_sub(16);
     let room = u64::from(ENVIRONMENT);
-    let mut inside =
-        first >= s.window_at && first.wrapping_add(room) <= s.window_at.wrapping_add(s.window_len);
+    // An environment at one of the first addresses begins at one of the last, and is not inside for it.
+    let mut inside = first.wrapping_sub(s.window_at) <= s.window_len.wrapping_sub(room);
     if (s.window_len == 0 || !inside) && s.hops == 0 && first >= s.stack && s.ep < s.end {
         let past = first.wrapping_add(room);
         let lowest = past.wrapping_sub(u64::from(WINDOW));

@@ -34,6 +34,8 @@ pub(super) struct Waited {
 #[derive(Debug, Default)]
 pub(super) struct Blocked {
     waits: VecDeque<(u64, u64, Pair)>,
+    /// When the latest one ended that had to make room.
+    dropped_ns: u64,
 }
 
 impl Blocked {
@@ -48,7 +50,18 @@ impl Blocked {
                 blocker.ran.first().map(|(_, stack)| stack).or(blocker.until.as_ref()).and_then(place)
             }),
         };
+        if self.waits.len() >= MOST
+            && let Some((end_ns, ..)) = self.waits.front()
+        {
+            self.dropped_ns = self.dropped_ns.max(*end_ns);
+        }
         bounded(&mut self.waits, (wait.begin_ns + wait.ns, wait.ns, pair), MOST);
+    }
+
+    /// How many waits there are at most, if there were more in the last minute.
+    pub(super) fn most(&self, now_ns: u64) -> Option<usize> {
+        let from = now_ns.saturating_sub(WINDOW as u64 * SECOND);
+        (self.dropped_ns > 0 && self.dropped_ns >= from).then_some(MOST)
     }
 
     /// Who waited for whom, the longest sum first.
@@ -102,9 +115,11 @@ mod tests {
         assert_eq!(found, [(2, waited(1, 40, 40)), (1, waited(2, 12, 7))]);
         assert_eq!(pairs[1].0.holder, Some(who(9, "holder")));
         assert!(blocked.pairs(170 * SECOND).is_empty());
+        assert_eq!(blocked.most(101 * SECOND), None);
         for _ in 0..MOST * 2 {
             blocked.see(&wait(3, 101 * SECOND, 1, None));
         }
+        assert_eq!((blocked.most(101 * SECOND), blocked.most(170 * SECOND)), (Some(MOST), None));
         assert_eq!(
             blocked.pairs(101 * SECOND),
             [(

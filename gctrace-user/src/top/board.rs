@@ -8,7 +8,7 @@ use std::{
 use super::{
     blocked::{Blocked, Pair, Waited},
     requests::{self, Figures, Requests, Times},
-    rows::{Group, Row},
+    rows::{Group, ON_HOST, Row},
 };
 use crate::{
     host::origin,
@@ -56,6 +56,8 @@ struct Second {
     at: u64,
     pause_ns: u64,
     gvl_wait_ns: u64,
+    /// Pauses that ended in it by their length ([`BARS`]).
+    bars: [u32; BARS.len()],
 }
 
 /// A cycle in the list of the last ones.
@@ -127,6 +129,8 @@ pub(super) struct Detail {
     pub uncounted: (u64, u64),
     /// Who waited for whom in the last minute, the longest first.
     pub blocked: Vec<(Pair, Waited)>,
+    /// Of how many waits that is, if there were more.
+    pub blocked_most: Option<usize>,
 }
 
 /// All processes.
@@ -219,7 +223,7 @@ impl Board {
         for (&pid, known) in &self.processes {
             let row = self.row(pid, known, now_ns);
             let key = match group {
-                Group::Container => row.container.clone().unwrap_or_else(|| "(host)".to_owned()),
+                Group::Container => row.container.clone().unwrap_or_else(|| ON_HOST.to_owned()),
                 Group::Service | Group::Process | Group::Endpoint => row.service.clone(),
             };
             groups.entry(key).or_default().push((row, known));
@@ -236,10 +240,11 @@ impl Board {
         }
         let mut methods: Vec<(Arc<str>, u64)> = methods.into_iter().collect();
         methods.sort_by(|one, two| two.1.cmp(&one.1).then_with(|| one.0.cmp(&two.0)));
+        let now = now_ns / SECOND;
+        let minute = known.seconds.iter().filter(|s| s.at <= now && s.at + WINDOW as u64 > now);
         let mut bars = [0; BARS.len()];
-        for (_, ns) in recent(&known.pauses, now_ns) {
-            let at = BARS.iter().position(|&end| ns < end).unwrap_or(BARS.len() - 1);
-            bars[at] += 1;
+        for second in minute {
+            bars.iter_mut().zip(second.bars).for_each(|(all, count)| *all += u64::from(count));
         }
         let whole = self.requests_whole(now_ns);
         let endpoint = |(name, times): (&Arc<str>, &Times)| {
@@ -258,20 +263,21 @@ impl Board {
             endpoints,
             uncounted: (known.requests.unended, known.requests.no_room),
             blocked: known.blocked.pairs(now_ns),
+            blocked_most: known.blocked.most(now_ns),
         })
     }
 
     fn row(&self, pid: u32, known: &ProcessState, now_ns: u64) -> Row {
-        let traced = now_ns.saturating_sub(known.since_ns);
-        // The second that runs is not over.
+        // The second that runs is not over, and of the first one only a part was traced.
         let now = now_ns / SECOND;
-        let whole = (traced / SECOND).min(SHARES as u64);
+        let first = known.since_ns.div_ceil(SECOND).max(now.saturating_sub(SHARES as u64));
+        let whole = now.saturating_sub(first);
         let served = (known.requests.seen > 0).then(|| {
             requests::figures(&[(known.requests.all(), known.since_ns)], now_ns, self.requests_whole(now_ns))
         });
         let served = served.unwrap_or_default();
         let share = |of: fn(&Second) -> u64| {
-            let sum: u64 = known.seconds.iter().filter(|s| s.at < now && s.at + whole >= now).map(of).sum();
+            let sum: u64 = known.seconds.iter().filter(|s| (first..now).contains(&s.at)).map(of).sum();
             (whole > 0).then(|| sum as f64 * 100.0 / (whole * SECOND) as f64)
         };
         let shed = self.gvl_shed.is_some_and(|at| at + SHARES as u64 > now);
@@ -486,7 +492,10 @@ impl ProcessState {
         self.cycles += 1;
         for pause in &cycle.pauses {
             let end = pause.begin_ns + pause.ns;
-            self.second(end).pause_ns += pause.ns;
+            let second = self.second(end);
+            second.pause_ns += pause.ns;
+            let bar = BARS.iter().position(|&end| pause.ns < end).unwrap_or(BARS.len() - 1);
+            second.bars[bar] = second.bars[bar].saturating_add(1);
             bounded(&mut self.pauses, (end, pause.ns), MOST_PAUSES);
         }
         let key = |name: &str| process.image.stat_keys.iter().position(|key| *key == name);

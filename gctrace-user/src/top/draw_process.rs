@@ -197,7 +197,9 @@ fn requests_of(detail: &Detail, area: Rect) -> (String, Vec<Line<'static>>) {
 
 /// A title, and a line for each pair of threads.
 fn blocked_of(detail: &Detail, area: Rect) -> (String, Vec<Line<'static>>) {
-    let title = "WHO WAITED LONG FOR THE GVL, AND FOR WHOM, LAST MINUTE".to_owned();
+    let of =
+        detail.blocked_most.map_or_else(|| "LAST MINUTE".to_owned(), |most| format!("LAST {most} WAITS"));
+    let title = format!("WHO WAITED LONG FOR THE GVL, AND FOR WHOM, {of}");
     if detail.blocked.is_empty() {
         return (title, vec![Line::from("nobody")]);
     }

@@ -262,13 +262,20 @@ pub(super) fn sort(rows: &mut [Row], by: Column, reversed: bool) {
     });
 }
 
+/// What processes outside of containers are grouped under.
+pub(super) const ON_HOST: &str = "(host)";
+
 /// Whether a row has the text in its name, service, container, version, pid or endpoints.
 pub(super) fn matches(row: &Row, filter: &str) -> bool {
     let filter = filter.to_lowercase();
     let pid = row.pid.map(|pid| pid.to_string());
     let texts = [Some(&row.name), Some(&row.service), row.container.as_ref(), Some(&row.ruby), pid.as_ref()];
     let has = |text: &str| text.to_lowercase().contains(&filter);
-    texts.into_iter().flatten().any(|text| has(text)) || row.endpoints.iter().any(|endpoint| has(endpoint))
+    // The name of the group of those that are in none.
+    let on_host = row.container.is_none() && filter == ON_HOST;
+    on_host
+        || texts.into_iter().flatten().any(|text| has(text))
+        || row.endpoints.iter().any(|endpoint| has(endpoint))
 }
 
 /// A share in percent: `7.3`, `100`.
@@ -281,7 +288,7 @@ pub(super) fn rate(number: f64) -> String {
     if number < 99.95 { format!("{number:.1}") } else { count(number) }
 }
 
-/// A time in three digits: `870us`, `12.3ms`, `1.20s`.
+/// A time in three digits or more, six characters at most up to 27 hours: `870us`, `12.3ms`, `1.20s`, `234.6s`.
 pub(super) fn time(ns: u64) -> String {
     let us = ns as f64 / 1e3;
     match us {
@@ -290,7 +297,9 @@ pub(super) fn time(ns: u64) -> String {
         ..9_995.0 => format!("{:.2}ms", us / 1e3),
         ..99_950.0 => format!("{:.1}ms", us / 1e3),
         ..999_500.0 => format!("{:.0}ms", us / 1e3),
-        _ => format!("{:.2}s", us / 1e6),
+        ..99_995_000.0 => format!("{:.2}s", us / 1e6),
+        ..999_950_000.0 => format!("{:.1}s", us / 1e6),
+        _ => format!("{:.0}s", us / 1e6),
     }
 }
 
@@ -312,6 +321,14 @@ pub(super) fn count(number: f64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// A long time keeps its first digit.
+    #[test]
+    fn long_times() {
+        let seconds = [88.888, 99.994, 99.995, 234.56, 999.94, 999.95, 86_400.0];
+        let texts = seconds.map(|seconds: f64| time((seconds * 1e9) as u64));
+        assert_eq!(texts, ["88.89s", "99.99s", "100.0s", "234.6s", "999.9s", "1000s", "86400s"]);
+    }
 
     /// Every number fits its column; what is not known is a dash.
     #[test]

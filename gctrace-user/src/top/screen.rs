@@ -22,7 +22,7 @@ use rustix::{
 };
 
 use super::{
-    board::{Board, Sample},
+    board::{Board, Detail, Sample},
     draw::{Shown, draw},
     looker::Looker,
     place,
@@ -150,6 +150,7 @@ fn run(
     let mut due = true;
     let mut rows: Vec<Row> = Vec::new();
     let mut held = None;
+    let mut detail: Option<(u32, Option<Detail>)> = None;
     let mut message: Option<(String, Instant)> = None;
     while !stop.load(Relaxed) {
         if ticked.is_none_or(|last| last.elapsed() >= EVERY) {
@@ -163,12 +164,16 @@ fn run(
             if !view.paused {
                 held = None;
             }
-            let (detail, processes, dropped) = {
+            let (processes, dropped) = {
                 let board = board();
                 if !view.paused || rows.is_empty() {
                     rows = board.rows(now_ns, view.group);
                 }
-                (view.detail.and_then(|pid| board.detail(pid, now_ns)), board.len(), board.dropped)
+                // What is held stays, unless another process is looked at.
+                if !view.paused || view.detail != detail.as_ref().map(|(pid, _)| *pid) {
+                    detail = view.detail.map(|pid| (pid, board.detail(pid, now_ns)));
+                }
+                (board.len(), board.dropped)
             };
             let arranged = view.arranged(rows.clone());
             if let Some(pid) = view.detail.filter(|_| !view.paused) {
@@ -189,7 +194,7 @@ fn run(
                     dropped,
                     message: message.map(|(text, _)| text.as_str()),
                     now_ns,
-                    detail: detail.as_ref(),
+                    detail: detail.as_ref().and_then(|(_, detail)| detail.as_ref()),
                     threads: threads.map(|(_, dump)| dump),
                     colour: colours(),
                 };

@@ -61,7 +61,9 @@ pub(super) fn of(shared: &Shared, advice: &Advice) -> Result<Vec<Event>, StoreEr
         let evidence = shared.sums.get(store, &environment)?;
         let in_force = InForce::parse(&environment.key, group.series);
         let now = Episode { in_force, evidence, seen: environment.seen };
-        let taken_back = given.iter().any(|given| given.withdrawal && given.settings == environment.key);
+        let taken_back = given.iter().any(|given| {
+            given.withdrawal && given.settings == environment.key && given.first <= environment.first
+        });
         let is_own = |before: &Episode| {
             let mut differences = now.in_force.differences(&before.in_force);
             taken_back

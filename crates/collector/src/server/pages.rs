@@ -438,6 +438,8 @@ fn environments(slots: &[Slot], wanted: &Wanted, now: f64) -> Markup {
         [Column::Text("Environment"), Column::Text("Ruby")].into_iter().chain(FIGURES).collect();
     html! {
         (table("Of the whole application, the latest environment first", &columns, &rows))
+        @let left = sums.len().saturating_sub(MAX_ENVIRONMENTS);
+        @if left > 0 { p.soft { (left) " earlier ones are not shown." } }
         @if let [(new, after), (old, before), ..] = sums.as_slice() { (change(new, after, old, before)) }
     }
 }

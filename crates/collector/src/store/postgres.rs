@@ -281,6 +281,8 @@ impl Store for Postgres {
         self.with(Retry::Yes, |client| {
             let mut transaction = client.transaction()?;
             let environment = environments::id_of(&mut transaction, set.group, set.in_force, set.received)?;
+            // Numbers of an application's sets are in the order in which these are there for others: sums go on after a number.
+            transaction.query_opt("SELECT id FROM gctrace_app WHERE id = $1 FOR NO KEY UPDATE", &[&app])?;
             let rows = transaction.execute(
                 insert,
                 &[&id, &app, &major, &minor, &set.received, &samples, &evidence, &set.body, &environment],
@@ -288,7 +290,6 @@ impl Store for Postgres {
             if rows == 0 {
                 return Ok(Inserted::default());
             }
-            // Last of all: it blocks the other sets of the application until all of this is on the disk.
             let row = transaction.query_one(count, &[&app, &size])?;
             let of = |at| row.try_get::<_, i64>(at).map(i64::unsigned_abs);
             let (sets, bytes) = (of(0)?, of(1)?);

@@ -64,6 +64,8 @@ impl Sqlite {
         }
         let mut writer = connect(path).map_err(|error| foreign(path, error))?;
         migrate(&mut writer, path)?;
+        // It stays in the file, so it comes when this is known to be ours.
+        writer.pragma_update(None, "journal_mode", "WAL")?;
         let reader = connect(path)?;
         Ok(Self { writer: Mutex::new(writer), reader: Mutex::new(reader) })
     }
@@ -81,7 +83,6 @@ impl Sqlite {
 fn connect(path: &Path) -> Result<Connection, rusqlite::Error> {
     let connection = Connection::open(path)?;
     connection.busy_timeout(BUSY)?;
-    connection.pragma_update(None, "journal_mode", "WAL")?;
     // Data is on the disk before the answer is sent: a power failure loses nothing either.
     connection.pragma_update(None, "synchronous", "FULL")?;
     connection.pragma_update(None, "foreign_keys", true)?;
@@ -98,16 +99,17 @@ fn foreign(path: &Path, error: rusqlite::Error) -> StoreError {
 }
 
 fn migrate(connection: &mut Connection, path: &Path) -> Result<(), StoreError> {
-    let foreign = |what: String| StoreError::Foreign { path: path.to_owned(), what };
-    let transaction = Transaction::new(connection, TransactionBehavior::Immediate)?;
+    let refused = |what: String| StoreError::Foreign { path: path.to_owned(), what };
+    let transaction =
+        Transaction::new(connection, TransactionBehavior::Immediate).map_err(|error| foreign(path, error))?;
     let pragma = |name: &str| transaction.pragma_query_value(None, name, |row| row.get::<_, i32>(0));
     let version = usize::try_from(pragma("user_version")?).unwrap_or(usize::MAX);
     let tables: u64 = transaction.query_row("SELECT count(*) FROM sqlite_schema", [], |row| row.get(0))?;
     if pragma("application_id")? != APPLICATION_ID && tables > 0 {
-        return Err(foreign("is a database of another program".to_owned()));
+        return Err(refused("is a database of another program".to_owned()));
     }
     let Some(steps) = MIGRATIONS.get(version..) else {
-        return Err(foreign(format!("was written by a later gctrace (version {version} of its tables)")));
+        return Err(refused(format!("was written by a later gctrace (version {version} of its tables)")));
     };
     for step in steps {
         transaction.execute_batch(step)?;

@@ -18,10 +18,35 @@ use crate::{
 /// Rows of the table beside the time line.
 const ROWS: usize = 24;
 
-/// The lanes of a time line, bars drawn in this way.
-pub(super) fn lanes(columns: &Columns, subjects: Subjects, bars: Kind) -> Vec<Lane<'static>> {
-    let width_ns = columns.width_ns as f64;
+/// Whose requests are counted in a column.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Counted {
+    /// Those that began in it: of what is over, all of them are known.
+    Begun,
+    /// Those that ended in it: of what goes on, others are not known yet.
+    Ended,
+}
+
+/// The lanes of a time line that ends at a time, bars drawn in this way.
+pub(super) fn lanes(
+    columns: &Columns,
+    subjects: Subjects,
+    bars: Kind,
+    end_ns: u64,
+    counted: Counted,
+) -> Vec<Lane<'static>> {
     let values = |of: &dyn Fn(&Cell) -> Option<f64>| columns.cells.iter().map(of).collect::<Vec<_>>();
+    // What there is of a sum in each nanosecond.
+    let shares = |of: &dyn Fn(&Cell) -> u64| -> Vec<Option<f64>> {
+        columns
+            .cells
+            .iter()
+            .zip(columns.lengths(end_ns))
+            .map(|(cell, ns)| Some(of(cell) as f64 / ns))
+            .collect()
+    };
+    let per_second =
+        |of: &dyn Fn(&Cell) -> u64| shares(of).into_iter().map(|rate| Some(rate? * 1e9)).collect::<Vec<_>>();
     let mut lanes = vec![
         Lane {
             name: "GC: longest pause",
@@ -32,7 +57,7 @@ pub(super) fn lanes(columns: &Columns, subjects: Subjects, bars: Kind) -> Vec<La
         Lane {
             name: "GC: share of the time, all processes together",
             kind: bars,
-            values: values(&|cell| Some(cell.pause_ns as f64 / width_ns)),
+            values: shares(&|cell| cell.pause_ns),
             shown: percent,
         },
     ];
@@ -40,21 +65,26 @@ pub(super) fn lanes(columns: &Columns, subjects: Subjects, bars: Kind) -> Vec<La
         lanes.push(Lane {
             name: "CPUs in use",
             kind: bars,
-            values: values(&|cell| Some(cell.cpu_ns as f64 / width_ns)),
+            values: shares(&|cell| cell.cpu_ns),
             shown: |cpus| format!("{cpus:.2}"),
         });
     }
+    let resident = values(&|cell| cell.held[Held::RSS].map(|rss| rss as f64));
     lanes.push(Lane {
-        name: "Resident memory at GC events, all processes together",
+        name: if resident.iter().any(Option::is_some) {
+            "Resident memory at GC events, all processes together"
+        } else {
+            "Resident memory of all processes together (it was not read of each)"
+        },
         kind: Kind::Line,
-        values: values(&|cell| cell.held[Held::RSS].map(|rss| rss as f64)),
+        values: resident,
         shown: |rss| bytes(rss as u64),
     });
     if subjects.alloc {
         lanes.push(Lane {
             name: "Allocated per second",
             kind: bars,
-            values: values(&|cell| Some(cell.allocated as f64 * 1e9 / width_ns)),
+            values: per_second(&|cell| cell.allocated),
             shown: |rate| bytes(rate as u64),
         });
     }
@@ -62,7 +92,10 @@ pub(super) fn lanes(columns: &Columns, subjects: Subjects, bars: Kind) -> Vec<La
         lanes.push(Lane {
             name: "Requests per second",
             kind: bars,
-            values: values(&|cell| Some(cell.requests as f64 * 1e9 / width_ns)),
+            values: match counted {
+                Counted::Begun => per_second(&|cell| cell.requests),
+                Counted::Ended => per_second(&|cell| cell.served),
+            },
             shown: |rate| format!("{rate:.1}"),
         });
     }
@@ -78,37 +111,46 @@ pub(super) fn over_time(
 ) -> Markup {
     let columns = &figures.lanes.columns;
     let width_ns = columns.width_ns as f64;
-    let lanes = lanes(columns, subjects, Kind::Bars);
+    let end_ns = end_ns(columns, (from, to));
+    let lanes = lanes(columns, subjects, Kind::Bars, end_ns, Counted::Begun);
     // Columns end where the time ends, or after it.
     let last = from + width_ns * columns.cells.len() as f64 / 1e9;
     html! {
         (timeline_with("Time line", Span { from, to: last.max(to) }, &lanes, marks))
         details {
             summary { "The time line as a table" }
-            (as_table(figures, subjects, from))
+            (as_table(figures, subjects, from, end_ns))
         }
     }
 }
 
-fn as_table(figures: &Figures, subjects: Subjects, from: f64) -> Markup {
+/// Where the time ends that columns are of, from these seconds to those.
+fn end_ns(columns: &Columns, (from, to): (f64, f64)) -> u64 {
+    columns.from_ns.saturating_add(((to - from).max(0.0) * 1e9).round() as u64)
+}
+
+fn as_table(figures: &Figures, subjects: Subjects, from: f64, end_ns: u64) -> Markup {
     let columns = &figures.lanes.columns;
     let each = columns.cells.len().div_ceil(ROWS).max(1);
     let width_ns = columns.width_ns as f64 * each as f64;
+    let lengths: Vec<f64> = columns.lengths(end_ns).collect();
     let rows: Vec<Vec<Markup>> = columns
         .cells
         .chunks(each)
+        .zip(lengths.chunks(each))
         .enumerate()
-        .map(|(at, cells)| {
+        .map(|(at, (cells, lengths))| {
+            let length_ns = lengths.iter().sum::<f64>();
             let most = |of: fn(&Cell) -> Option<u64>| cells.iter().filter_map(of).max();
             let sum = |of: fn(&Cell) -> u64| cells.iter().map(of).sum::<u64>();
             let mut row = vec![
                 html! { (after(round(from + width_ns * at as f64 / 1e9))) },
                 html! { (time(most(|cell| Some(cell.longest_ns)).unwrap_or(0))) },
-                html! { (percent(sum(|cell| cell.pause_ns) as f64 / width_ns)) },
+                html! { (percent(sum(|cell| cell.pause_ns) as f64 / length_ns)) },
                 html! { (most(|cell| cell.held[Held::RSS]).map_or_else(|| "–".to_owned(), bytes)) },
             ];
             if subjects.samples {
-                row.push(html! { (format!("{:.2}", sum(|cell| cell.cpu_ns) as f64 / width_ns)) });
+                row.push(html! { (format!("{:.2}", sum(|cell| cell.cpu_ns) as f64 / length_ns)) });
             }
             row
         })

@@ -60,7 +60,7 @@ fn glance(now: &Now, subjects: Subjects) -> Markup {
         all.push(("Long waits for the GVL", html! { (count(last.waits.iter().sum())) }));
     }
     if subjects.requests {
-        all.push(("Requests per second", html! { (format!("{:.1}", last.requests as f64 * 1e9 / length)) }));
+        all.push(("Requests per second", html! { (format!("{:.1}", last.served as f64 * 1e9 / length)) }));
     }
     if subjects.alloc {
         all.push(("Allocated per second", html! { (bytes((last.allocated as f64 * 1e9 / length) as u64)) }));
@@ -84,6 +84,7 @@ pub(crate) fn section(header: &Header, now: &Now, wanted: &Wanted) -> Markup {
     let since = |ns: u64| ns.saturating_sub(now.begun_ns);
     let shown = if wanted.other.is_some() { "B" } else { "shown below" };
     let marks = marks(&links, wanted, (now.begun_ns, now.at_ns), shown);
+    let lanes = charts::lanes(columns, subjects, Kind::Shape, now.at_ns, charts::Counted::Ended);
     html! {
         section.now #live aria-labelledby="now" data-state=(if now.state.ended { "ended" } else { "live" })
             data-kept-from=(since(now.state.from_ns)) data-until=(since(now.at_ns)) data-dropped=(now.state.expired + now.state.displaced)
@@ -95,7 +96,7 @@ pub(crate) fn section(header: &Header, now: &Now, wanted: &Wanted) -> Markup {
             (kept(header, now))
             (glance(now, subjects))
             @if !columns.cells.is_empty() {
-                (timeline_with("All processes, as far as is kept", Span { from, to }, &charts::lanes(columns, subjects, Kind::Shape), &marks))
+                (timeline_with("All processes, as far as is kept", Span { from, to }, &lanes, &marks))
             }
         }
     }

@@ -16,7 +16,10 @@ use gctrace_report::{
 use maud::{Markup, html};
 
 use super::{Links, name, time};
-use crate::{figures::OneThread, source::View};
+use crate::{
+    figures::{OneProcess, OneThread},
+    source::View,
+};
 
 /// Rows of methods.
 const METHODS: usize = 20;
@@ -196,16 +199,18 @@ pub(super) fn blocked(view: &View) -> Markup {
             ]
         })
         .collect();
-    let sums: Vec<Vec<Markup>> = figures
-        .processes
+    let of_process = |process: &OneProcess| {
+        let blocked = process.gvl.iter().flat_map(|gvl| &gvl.blocked);
+        blocked.map(|blocked| (process.pid, blocked.clone())).collect::<Vec<_>>()
+    };
+    let mut whole: Vec<_> = figures.processes.iter().flat_map(of_process).collect();
+    whole.sort_by_key(|(pid, blocked)| (Reverse(blocked.times.ns), *pid));
+    let sums: Vec<Vec<Markup>> = whole
         .iter()
-        .flat_map(|process| {
-            process.gvl.iter().flat_map(|gvl| &gvl.blocked).map(|blocked| (process.pid, blocked))
-        })
         .take(ROWS)
         .map(|(pid, blocked)| {
             vec![
-                html! { (pid) " " (of_thread(blocked.waiter.as_ref())) },
+                html! { (*pid) " " (of_thread(blocked.waiter.as_ref())) },
                 of_thread(blocked.holder.as_ref()),
                 html! { (count(blocked.times.count)) },
                 html! { (time(blocked.times.ns)) },
@@ -227,6 +232,7 @@ pub(super) fn blocked(view: &View) -> Markup {
             details {
                 summary { "All waits, added up over whole lives of threads" }
                 (table("Who waited while whom held the GVL", &of_sums, &sums))
+                (more(whole.len().saturating_sub(ROWS) as u64, "pairs"))
             }
         }
     };

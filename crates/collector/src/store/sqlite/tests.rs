@@ -288,7 +288,9 @@ fn foreign_files() {
     assert!(error.ends_with("is not an SQLite database"), "{error}");
     let other = dir.path().join("other.db");
     Connection::open(&other).unwrap().execute_batch("CREATE TABLE theirs (x)").unwrap();
+    let before = fs::read(&other).unwrap();
     let error = Sqlite::open(&other).unwrap_err().to_string();
+    assert!(fs::read(&other).unwrap() == before, "it is changed");
     assert!(error.ends_with("is a database of another program"), "{error}");
     let later = dir.path().join("later.db");
     drop(Sqlite::open(&later).unwrap());

@@ -232,9 +232,13 @@ impl Pipeline {
         let taken = rings.drain_gc(BATCH, |bytes, life| match decode::decode(bytes) {
             Ok(event) => {
                 // A child that was forked meanwhile may have collected and ended by now: only its fork says whose child it is.
+                // What it emitted before it ended is taken with its end, or it would be a new process.
                 if event.ts_ns() >= lives_until {
                     lives_until = monotonic_ns();
                     self.take_lives(life);
+                    stacks_until = monotonic_ns();
+                    self.take_stacks();
+                    self.take_requests();
                 }
                 // Before a GC record comes every stack that was taken before it.
                 if event.ts_ns() >= stacks_until {
@@ -379,7 +383,7 @@ impl Pipeline {
         seen_ns: u64,
     ) {
         // The same pid with another image: an exec whose record we have not seen (lost, or still to come).
-        self.end(pid, EndReason::Execed, state.as_ref().map_or(0, |(ts, _)| *ts));
+        self.end(pid, EndReason::Execed, seen_ns);
         let mut process = proc::describe(pid, comm, known.image.clone(), self.names.place(pid));
         // It is gone, but the kernel has reported its fork.
         process.ppid = process.ppid.or_else(|| self.parents.get(&pid).copied());

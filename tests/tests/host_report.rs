@@ -115,3 +115,40 @@ fn hostile_name() -> Result<()> {
     ensure!(printed.contains(r"a b'\''\u{1b}[31m.gctrace'"), "{printed}");
     Ok(())
 }
+
+/// A recording is not overwritten by what is made of it, whatever name it has.
+#[test]
+fn itself() -> Result<()> {
+    let dir = tempfile::tempdir()?;
+    let path = dir.path().join("run.gctrace");
+    fs::copy(recordings().join("3.4.gctrace"), &path)?;
+    let other = dir.path().join("other.csv");
+    std::os::unix::fs::symlink(&path, &other)?;
+    let before = fs::read(&path)?;
+    let (path, other) = (path.display().to_string(), other.display().to_string());
+    for words in [["-o", &path], ["--csv", &other], ["--pprof", &path], ["--flamegraph", &other]] {
+        let finished = run(&[[path.as_str()].as_slice(), &words].concat())?;
+        ensure!(!finished.status.success(), "{words:?}");
+        ensure!(
+            finished.errors().contains("is the recording that is read"),
+            "{words:?}: {}",
+            finished.errors()
+        );
+        ensure!(fs::read(&path)? == before, "{words:?} changed it");
+    }
+    Ok(())
+}
+
+/// Filters do not change the screen, and that is said.
+#[test]
+fn filters() -> Result<()> {
+    let finished = run(&["3.4.gctrace", "--thread", "worker"])?;
+    ensure!(
+        finished.status.success() && finished.errors().contains("change profiles only"),
+        "{}",
+        finished.errors()
+    );
+    let finished = run(&["3.4.gctrace"])?;
+    ensure!(!finished.errors().contains("change profiles only"), "{}", finished.errors());
+    Ok(())
+}

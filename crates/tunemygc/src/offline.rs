@@ -1,7 +1,7 @@
 //! Recommendations from sample sets in files.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, HashSet},
     fs::{self, File},
     io::{self, BufReader},
     os::unix::fs::OpenOptionsExt as _,
@@ -94,6 +94,9 @@ pub fn recommend(paths: &[PathBuf], together: bool) -> Recommendations {
             Err(why) => failures.push(Failure { path: path.clone(), why }),
         }
     }
+    // One file under two names, as of its directory, is one set.
+    let mut seen = HashSet::new();
+    files.retain(|path| seen.insert(fs::canonicalize(path).unwrap_or_else(|_| path.clone())));
     let mut programs: BTreeMap<(String, u64, Series), Sum> = BTreeMap::new();
     for path in files {
         match fold(&path) {
@@ -278,6 +281,10 @@ mod tests {
         assert!(found.failures[0].to_string().contains("broken.json: is not a TuneMyGC sample set: payload"));
         let all = recommend(&[dir.path().to_owned()], true);
         assert_eq!((all.programs.len(), all.programs[0].report.evidence.sets), (1, 4));
+        // A set that is named twice is one set.
+        let twice =
+            recommend(&[dir.path().to_owned(), dir.path().join("./b.json"), dir.path().join(".")], true);
+        assert_eq!((twice.programs[0].report.evidence.sets, twice.failures.len()), (4, 1));
         assert!(serde_json::from_str::<serde_json::Value>(&all.to_json()).is_ok());
         let fifo = dir.path().join("pipe\x1b.json");
         let mode = rustix::fs::Mode::RUSR | rustix::fs::Mode::WUSR;

@@ -5,7 +5,7 @@ use std::{cell::RefCell, rc::Rc};
 use super::{Failure, Outcome, outputs};
 use crate::{
     aggregate::condition::{Condition, Kind},
-    cli::{self, ReportFileArgs},
+    cli::{self, ReportFileArgs, UsageError},
     console::say,
     export::{
         self, Outputs,
@@ -25,7 +25,18 @@ pub fn report(args: ReportFileArgs) -> Result<Outcome, Failure> {
     let mut recording = Recording::open(&args.file)?;
     let path = args.file.display().to_string();
     let window = args.window(recording.header())?;
+    let file = args.file.clone();
     let settings = cli::report(args, recording.header())?;
+    let outputs = settings.output.iter().chain(&settings.csv).chain(&settings.stack_log);
+    let outputs = outputs.chain(settings.profiles.iter().map(|(path, _)| path));
+    for output in outputs {
+        if trace_file::is_same_file(&file, output) {
+            return Err(UsageError::Recording(output.clone()).into());
+        }
+    }
+    for note in &settings.notes {
+        say(&format!("gctrace: {note}"));
+    }
     if let Some(user) = User::of_sudo().map_err(Failure::Control)? {
         export::belong_to(user.uid, user.gid);
     }

@@ -11,6 +11,7 @@ use super::{
     look_args::LookArgs,
     output_args::OutputArgs,
     parse::{self, Moment, Pids},
+    reports::FILTERS,
     select_args::SelectArgs,
     settings::Format,
 };
@@ -211,7 +212,17 @@ pub fn report(args: ReportFileArgs, header: &Header) -> Result<Settings, UsageEr
     let hottest = samples && run.outputs.format == FormatArg::Text && one_screen.is_none();
     // No process has pid 0: gctrace itself is not looked for.
     let settings = Settings::resolve(run, 0)?;
-    Ok(Settings { hottest, one_screen, notes: Vec::new(), ..settings })
+    let mut notes = settings.notes;
+    // Whether threads off their CPU are in it is a fact of the recording, not a flag.
+    notes.retain(|note| !note.starts_with("--wall"));
+    if one_screen.is_some()
+        && settings.filter.is_any()
+        && settings.profiles.is_empty()
+        && !notes.contains(&FILTERS)
+    {
+        notes.push(FILTERS);
+    }
+    Ok(Settings { hottest, one_screen, notes, ..settings })
 }
 
 #[cfg(test)]

@@ -96,6 +96,9 @@ impl Reports {
     }
 }
 
+/// What is said of filters where nothing is filtered.
+pub(super) const FILTERS: &str = "--thread, --focus, --endpoint, --hide and --app-only change profiles only: add --flamegraph, --pprof or another one";
+
 /// Flags that change nothing in this run.
 #[derive(Clone, Copy, Debug)]
 #[expect(clippy::struct_excessive_bools, reason = "each is a flag, or what it needs")]
@@ -166,7 +169,7 @@ impl Idle {
             ),
             (
                 self.filters && !self.shows_profiles,
-                "--thread, --focus, --endpoint, --hide and --app-only change profiles only: add --flamegraph, --pprof or another one",
+                FILTERS,
             ),
         ]
         .into_iter()

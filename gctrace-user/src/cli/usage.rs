@@ -16,6 +16,9 @@ pub enum UsageError {
     /// Two outputs would overwrite each other.
     #[error("{} is named for two outputs; give each its own file", .0.display())]
     SameFile(PathBuf),
+    /// An output would overwrite the recording that is read.
+    #[error("{} is the recording that is read; give the output a file of its own", .0.display())]
+    Recording(PathBuf),
     /// `--from` and `--to` the wrong way round.
     #[error("there is no time between --from and --to: --to must be later")]
     NoTime,

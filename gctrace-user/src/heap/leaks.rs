@@ -64,6 +64,19 @@ struct Watched {
     majors: u64,
     lasted: Duration,
     ended: bool,
+    /// Whether it has replaced its program: the one that was watched has ended.
+    replaced: bool,
+}
+
+impl Watched {
+    /// Why nothing more can be read.
+    fn end(&self) -> Option<&'static str> {
+        match (self.ended, self.replaced) {
+            (_, true) => Some("the process has replaced its program"),
+            (true, _) => Some("the process has ended"),
+            (false, false) => None,
+        }
+    }
 }
 
 struct Suspect {
@@ -95,8 +108,12 @@ pub(super) fn watch(target: &Target, time: Duration, settings: &HeapSettings) ->
     let mut suspects = suspects(&watched.censuses);
     let origins = match following {
         Err(why) => Origins::missing(why),
-        Ok(_) if watched.ended => Origins::missing("the process has ended".to_owned()),
-        Ok(following) => origins(target, following, &suspects)?,
+        Ok(following) => match watched.end() {
+            Some(end) => Origins::missing(end.to_owned()),
+            None => {
+                origins(target, following, &suspects).unwrap_or_else(|why| Origins::missing(why.to_string()))
+            }
+        },
     };
     for suspect in suspects.iter_mut().take(PATHS) {
         suspect.path = path(target, &suspect.name);
@@ -140,6 +157,12 @@ fn watched(
                 }
             }
             Err(HeapFailure::NotRuby { denied: false, .. }) if first.is_some() => watched.ended = true,
+            // The memory that was opened is that of a program that is gone.
+            Err(HeapFailure::Heap { .. })
+                if first.is_some() && target.state().is_err() && target.is_there() =>
+            {
+                (watched.ended, watched.replaced) = (true, true);
+            }
             // Pages come and go while they are read. What fails each time is an error.
             Err(failure @ HeapFailure::Heap { .. }) => {
                 watched.discarded += 1;

@@ -60,6 +60,16 @@ fn reported(settings: &HeapSettings) -> Result<(), HeapFailure> {
     for path in settings.svg.iter().chain(&settings.dump) {
         export::check_path(path).map_err(|error| file_failure(path, io::Error::other(error)))?;
     }
+    if settings.every.is_some() && matches!(settings.by, By::Size | By::Page | By::Age) {
+        return Err(HeapFailure::Usage(
+            "--every counts by type, class or memory: give another --by".to_owned(),
+        ));
+    }
+    if settings.svg.is_some() && settings.by == By::Memory {
+        return Err(HeapFailure::Usage(
+            "--svg draws pages, which --by memory does not count: give another --by".to_owned(),
+        ));
+    }
     let target = Target::find(pid, settings.cache_dir.as_deref())?;
     if settings.by == By::Class {
         target.needs_names()?;

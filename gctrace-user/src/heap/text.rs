@@ -4,7 +4,7 @@ use std::io::{self, Write};
 
 use gctrace_tunemygc::printable::printable;
 
-use super::report::Report;
+use super::report::{Report, Row};
 use crate::cli::By;
 use crate::words::{file_size, percent, plural};
 
@@ -117,6 +117,13 @@ fn slots(out: &mut impl Write, report: &Report, top: usize) -> io::Result<()> {
             row.bytes,
             row.name
         )?;
+    }
+    let rest = report.rows.get(top..).unwrap_or_default();
+    if !rest.is_empty() {
+        let sum = |of: fn(&Row) -> u64| rest.iter().map(of).sum::<u64>();
+        let (count, free, bytes) =
+            (sum(|row| row.count), sum(|row| row.free.unwrap_or_default()), sum(|row| row.bytes));
+        writeln!(out, "{count:>12}{free:>12}{bytes:>14}  ({} more; --top N shows more)", rest.len())?;
     }
     Ok(())
 }

@@ -19,7 +19,8 @@ use crate::{
 pub(super) fn write(out: &mut impl Write, report: &Report, top: usize) -> io::Result<()> {
     head(out, report)?;
     if report.sums.sizes.is_empty() {
-        return writeln!(out, "\nNothing was allocated.");
+        writeln!(out, "\nNothing was allocated.")?;
+        return missing(out, report);
     }
     sizes(out, &report.sums)?;
     ages(out, &report.sums)?;
@@ -108,7 +109,7 @@ fn ages(out: &mut impl Write, sums: &Sums) -> io::Result<()> {
 fn places(out: &mut impl Write, report: &Report, top: usize) -> io::Result<()> {
     let Some(sampled) = &report.sampled else { return Ok(()) };
     if sampled.rows.is_empty() {
-        return Ok(());
+        return stacks_lost(out, report);
     }
     writeln!(
         out,
@@ -136,6 +137,11 @@ fn places(out: &mut impl Write, report: &Report, top: usize) -> io::Result<()> {
         plural(sampled.stacks, "stack"),
         sampled.period
     )?;
+    stacks_lost(out, report)
+}
+
+/// What the places lack.
+fn stacks_lost(out: &mut impl Write, report: &Report) -> io::Result<()> {
     let lost = report.stacks_lost();
     if lost.calls > 0 {
         let (stacks, bytes) = (plural(lost.calls, "stack"), file_size(lost.bytes));

@@ -227,6 +227,8 @@ impl Window {
         let after = match after {
             Ok((now, _)) if now != self.objspace => return Err(MallocFailure::Replaced(self.target.pid)),
             Ok((_, data)) => self.target.plan.layout.count.read(&data),
+            // The memory that was opened is that of a program that is gone.
+            Err(_) if self.target.is_there() => return Err(MallocFailure::Replaced(self.target.pid)),
             Err(_) => None,
         };
         let Target { pid, command, .. } = &self.target;

@@ -89,6 +89,10 @@ impl Pipeline {
             self.execed(event.header.tgid, event.header.ts_ns);
             if !self.traced.contains_key(&event.header.tgid) {
                 self.beginnings.execed(event.header.tgid);
+                self.export(|exporter| {
+                    exporter.left(event.header.tgid);
+                    Ok(())
+                });
             }
             // Nobody else takes what the old program's threads left in the kernel: the end of the new one takes its own.
             if let Some(read) = self.gvl.take_out(Some((event.header.tgid, event.header.execs))) {

@@ -173,6 +173,14 @@ fn values() {
     let mut fresh = Board::default();
     fresh.see(&process(1, "x"), Seen::Process { state: None, now_ns: 100 * S });
     assert_eq!(fresh.rows(100 * S + S / 2, Group::Process)[0].gc, None);
+    // Nor of a second of which a part was traced.
+    let mut late = Board::default();
+    late.see(&process(1, "x"), Seen::Process { state: None, now_ns: 100 * S + 900 * MS });
+    for second in [100, 101] {
+        late.see(&process(1, "x"), Seen::Cycle(&cycle(second * S + 400 * MS, 500 * MS, 0)));
+    }
+    let gc = |now_ns| late.rows(now_ns, Group::Process)[0].gc;
+    assert_eq!([101 * S + 950 * MS, 102 * S + MS].map(gc), [None, Some(50.0)]);
     // A minute later its pauses are forgotten.
     let later = board.rows(170 * S, Group::Process);
     assert_eq!((later[0].max_ns, later[0].gc, later[0].spark.iter().sum::<u64>()), (None, Some(0.0), 0));
@@ -211,7 +219,8 @@ fn bounds() {
     }
     let detail = board.detail(7, 106 * S).unwrap();
     assert_eq!(detail.cycles.len(), 50);
-    assert_eq!(detail.bars.iter().sum::<u64>(), 4096);
+    // Each of them is counted, with the three before, however few are kept.
+    assert_eq!(detail.bars.iter().sum::<u64>(), 20_003);
     for pid in 0..10_000 {
         board.see(&process(pid, "many"), Seen::Process { state: None, now_ns: 106 * S });
     }

@@ -167,7 +167,7 @@ impl Invalid {
 }
 
 /// Whether both are names of one file that is there.
-fn is_same_file(one: &Path, other: &Path) -> bool {
+pub fn is_same_file(one: &Path, other: &Path) -> bool {
     let id = |path: &Path| std::fs::metadata(path).ok().map(|file| (file.dev(), file.ino()));
     id(one).is_some_and(|found| id(other) == Some(found))
 }

@@ -177,8 +177,8 @@ impl Found<'_> {
         let majors = plural(watched.majors, "major GC");
         let seconds = watched.lasted.as_secs_f64();
         let counted = plural(watched.censuses.len() as u64, "census");
-        if watched.ended {
-            writeln!(out, "the process has ended after {seconds:.1} s")?;
+        if let Some(end) = watched.end() {
+            writeln!(out, "{end} after {seconds:.1} s")?;
         }
         match self.verdict() {
             Verdict::TooFewMajors => {
@@ -225,7 +225,7 @@ impl Found<'_> {
         self.memory(out)?;
         if watched.discarded > 0 {
             let discarded = plural(watched.discarded, "census");
-            writeln!(out, "{discarded} discarded, because a GC ran meanwhile")?;
+            writeln!(out, "{discarded} discarded, because a GC ran or pages could not be read meanwhile")?;
         }
         Ok(())
     }

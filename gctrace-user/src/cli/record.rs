@@ -222,7 +222,7 @@ pub fn report(args: ReportFileArgs, header: &Header) -> Result<Settings, UsageEr
     {
         notes.push(FILTERS);
     }
-    Ok(Settings { hottest, one_screen, notes, ..settings })
+    Ok(Settings { one_screen, notes, hottest, ..settings })
 }
 
 #[cfg(test)]

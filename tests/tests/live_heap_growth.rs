@@ -379,3 +379,29 @@ fn what_is_not_known() -> Result<()> {
     idle.finish()?;
     Ok(())
 }
+
+/// A program that is replaced has ended, and its last counts are not taken for those of a GC.
+#[test]
+fn a_program_that_is_replaced() -> Result<()> {
+    let live = Live::begin()?;
+    let mut script = Script::unwitnessed(&live, &Ruby::main()?, "replaced.rb")?.start()?;
+    script.wait_for("ready")?;
+    let (pid, cache) = (script.pid().to_string(), live.path("cache").to_string_lossy().into_owned());
+    let flags = ["--leaks", "1m", "--no-sites", "--format", "jsonl"];
+    let args = ["heap", "--pid", &pid, "--cache-dir", &cache].into_iter().chain(flags);
+    let mut gctrace = Invocation::new(args)?.start()?;
+    gctrace.wait_error("watching the objects")?;
+    std::thread::sleep(Duration::from_secs(1));
+    script.say("now")?;
+    script.wait_for("replaced")?;
+    let since = Instant::now();
+    let finished = gctrace.wait()?;
+    ensure!(since.elapsed() < Duration::from_secs(30), "it watched on");
+    ensure!(finished.status.success(), "{}", finished.errors());
+    let head: Value = serde_json::from_str(finished.stdout.first().context("no line")?)?;
+    ensure!(head["ended"] == true && head["majors"].as_u64() > Some(0), "{head}");
+    ensure!(head["discarded"].as_u64() < Some(500), "{head}");
+    script.say("end")?;
+    script.finish()?;
+    Ok(())
+}

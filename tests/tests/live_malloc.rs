@@ -309,6 +309,28 @@ fn budget_ends_the_window() -> Result<()> {
     Ok(())
 }
 
+/// The calls of two programs are not added up.
+#[test]
+fn a_program_that_is_replaced() -> Result<()> {
+    let live = Live::begin()?;
+    let mut script = Script::unwitnessed(&live, &Ruby::main()?, "replaced.rb")?.start()?;
+    script.wait_for("ready")?;
+    let gctrace = malloc(&live, script.pid(), "100", &[])?;
+    script.say("now")?;
+    script.wait_for("replaced")?;
+    let finished = gctrace.interrupt()?;
+    ensure!(
+        finished.status.code() == Some(2) && finished.errors().contains("it replaced its program"),
+        "{:?}: {:?} {}",
+        finished.status,
+        finished.stdout,
+        finished.errors()
+    );
+    script.say("end")?;
+    script.finish()?;
+    Ok(())
+}
+
 /// A process that is no Ruby gives one clear line and status 1.
 #[test]
 fn others_are_refused() -> Result<()> {

@@ -96,6 +96,9 @@ impl Reports {
     }
 }
 
+/// What is said of accounts of memory where no text is written.
+pub(super) const MEMORY_ACCOUNT: &str =
+    "--memory-account changes text only: gctrace heap --by memory --format jsonl has it";
 /// What is said of filters where nothing is filtered.
 pub(super) const FILTERS: &str = "--thread, --focus, --endpoint, --hide and --app-only change profiles only: add --flamegraph, --pprof or another one";
 
@@ -111,6 +114,7 @@ pub(super) struct Idle {
     pub(super) slower_than: bool,
     pub(super) by: bool,
     pub(super) wall: bool,
+    pub(super) rate: bool,
     pub(super) no_native: bool,
     pub(super) root: RootArg,
     /// Whether any output shows how memory is shared.
@@ -139,7 +143,7 @@ impl Idle {
             ),
             (
                 !self.text && self.memory_account,
-                "--memory-account changes text only: gctrace heap --by memory --format jsonl has it",
+                MEMORY_ACCOUNT,
             ),
             (
                 self.text && self.brief,
@@ -154,6 +158,10 @@ impl Idle {
             (
                 self.wall && !self.shows_wall,
                 "--wall: no output shows time off the CPU; add --flamegraph, --pprof, --firefox, --folded or --speedscope",
+            ),
+            (
+                self.rate && !self.text && !self.shows_native,
+                "--rate: no output shows samples; add --flamegraph, --pprof or another profile, or leave out --format",
             ),
             (
                 self.no_native && !self.shows_native,

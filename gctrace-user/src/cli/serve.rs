@@ -7,7 +7,7 @@ use gctrace_serve::{Asked, Options};
 
 use super::{
     Args, Settings, UsageError, args::CacheArgs, keep_args::DEFAULT_BYTES, look_args::LookArgs, parse,
-    record::part, select_args::SelectArgs, settings::Live,
+    record::part, reports::MEMORY_ACCOUNT, select_args::SelectArgs, settings::Live,
 };
 use crate::{export::window::Window, trace_file::Header};
 
@@ -123,7 +123,11 @@ pub fn live(args: ServeArgs, own_pid: u32) -> Result<Settings, UsageError> {
     let settings = Settings::resolve(run, own_pid)?;
     let keep_ns = u64::try_from(keep.unwrap_or(DEFAULT_KEEP).as_nanos()).unwrap_or(u64::MAX);
     let live = Live { listen, open, keep_ns, keep_bytes: keep_size.unwrap_or(DEFAULT_BYTES) };
-    Ok(Settings { live: Some(live), record: None, hottest: false, ..settings })
+    let mut notes = settings.notes;
+    if settings.memory_account {
+        notes.push(MEMORY_ACCOUNT);
+    }
+    Ok(Settings { live: Some(live), memory_account: false, notes, hottest: false, record: None, ..settings })
 }
 
 /// The part of a recording that a request asks for.
@@ -186,6 +190,7 @@ mod tests {
             .unwrap();
         assert_eq!((some.selection.all, &some.selection.pids[..]), (false, &[17][..]));
         assert!(some.gvl.is_some_and(|gvl| gvl.spans) && some.selection.command.is_some());
+        assert!(some.notes.is_empty() && run(&["--live", "--memory-account"]).unwrap().notes.len() == 1);
         let of = some.live.unwrap();
         assert!(of.open && of.keep_ns == 30_000_000_000 && of.keep_bytes == 4 << 20);
         assert_eq!(run(&["--live", "x.gctrace"]).unwrap_err(), UsageError::Word("x.gctrace".to_owned()));

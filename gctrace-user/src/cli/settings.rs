@@ -338,6 +338,7 @@ impl Settings {
             slower_than: reports.slower_than.is_some(),
             by: reports.by.is_some(),
             wall,
+            rate: rate.is_some(),
             no_native,
             root: stack_root,
             graph_of: profile.flamegraph_of.is_some(),

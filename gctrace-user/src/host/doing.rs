@@ -148,7 +148,7 @@ impl Call {
 impl Doing {
     /// Reads the state of a thread. Parts that are not permitted to be read are absent.
     pub fn look(pid: u32, tid: u32) -> Self {
-        let read = |name: &str| fs::read_to_string(proc_root::path(pid, &format!("task/{tid}/{name}"))).ok();
+        let read = |name: &str| proc_root::text(pid, &format!("task/{tid}/{name}")).ok();
         let wchan = read("wchan").filter(|name| !name.is_empty() && name != "0");
         Self {
             state: read("stat").as_deref().and_then(state),
@@ -162,7 +162,7 @@ impl Doing {
 impl Doing {
     /// State and place alone: what the kernel says even where it does not let the memory of the process be read.
     pub fn look_briefly(pid: u32, tid: u32) -> Self {
-        let read = |name: &str| fs::read_to_string(proc_root::path(pid, &format!("task/{tid}/{name}"))).ok();
+        let read = |name: &str| proc_root::text(pid, &format!("task/{tid}/{name}")).ok();
         Self { state: read("stat").as_deref().and_then(state), wchan: read("wchan"), ..Self::default() }
     }
 }

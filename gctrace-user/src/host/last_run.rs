@@ -37,8 +37,7 @@ pub struct LastRun {
 impl LastRun {
     /// Looks at a thread; `None`: it has run since it was looked at as `task`, or the kernel does not say.
     pub fn of(pid: u32, task: Task) -> Option<Self> {
-        let read =
-            |name: &str| fs::read_to_string(proc_root::path(pid, &format!("task/{}/{name}", task.tid))).ok();
+        let read = |name: &str| proc_root::text(pid, &format!("task/{}/{name}", task.tid)).ok();
         let left_ns = exec_start(&read("sched")?)?;
         let cpu = processor(&read("stat")?)?;
         let seen = Instant::now();

@@ -36,7 +36,7 @@ impl MemoryReader {
     pub fn read(&self) -> Option<Memory> {
         let mut buffer = [0; 4096];
         let len = self.status.read_at(&mut buffer, 0).ok()?;
-        parse_memory(std::str::from_utf8(&buffer[..len]).ok()?)
+        parse_memory(&String::from_utf8_lossy(&buffer[..len]))
     }
 }
 
@@ -81,7 +81,7 @@ pub fn at_event(pages: &MemoryPages) -> Option<Memory> {
 /// Reads how the memory of a process is shared. The kernel walks its page tables for that, during which the process cannot
 /// map memory: not something to do often.
 pub fn shares(pid: u32) -> Option<Shares> {
-    let text = fs::read_to_string(proc_root::path(pid, "smaps_rollup")).ok()?;
+    let text = proc_root::text(pid, "smaps_rollup").ok()?;
     let (pss, private_dirty) = (kib(&text, "Pss:")?, kib(&text, "Private_Dirty:")?);
     Some(Shares { pss, private_dirty, read_ns: Some(monotonic_ns()) })
 }
@@ -89,7 +89,7 @@ pub fn shares(pid: u32) -> Option<Shares> {
 /// Whether the processor keeps a second copy of the process's return addresses and compares them (`x86_Thread_features` of
 /// `/proc/PID/status`, Linux 6.6: arch/x86/kernel/shstk.c). A call that the kernel emulates need not be on it.
 pub(crate) fn has_shadow_stack(pid: u32) -> bool {
-    fs::read_to_string(proc_root::path(pid, "status")).is_ok_and(|status| lists_shadow_stack(&status))
+    proc_root::text(pid, "status").is_ok_and(|status| lists_shadow_stack(&status))
 }
 
 fn lists_shadow_stack(status: &str) -> bool {

@@ -46,6 +46,16 @@ pub fn path(pid: u32, name: &str) -> PathBuf {
     path
 }
 
+/// The text of a file of a process. The names in it (of threads, of files) are bytes of any kind: the kernel cuts the name of a thread to 15 of
+/// them, also within a character.
+///
+/// # Errors
+///
+/// It is gone, or must not be read.
+pub fn text(pid: u32, name: &str) -> io::Result<String> {
+    Ok(String::from_utf8_lossy(&fs::read(path(pid, name))?).into_owned())
+}
+
 /// A process.
 ///
 /// # Errors

@@ -20,7 +20,7 @@ pub struct Task {
 impl Task {
     /// Looks at a thread; `None` if it is gone.
     pub fn look(pid: u32, tid: u32) -> Option<Self> {
-        let status = fs::read_to_string(proc_root::path(pid, &format!("task/{tid}/status"))).ok()?;
+        let status = proc_root::text(pid, &format!("task/{tid}/status")).ok()?;
         Self::parse(tid, &status)
     }
 
@@ -87,6 +87,8 @@ mod tests {
         let (wake, woken) = std::sync::mpsc::channel::<()>();
         let (say, said) = std::sync::mpsc::channel();
         let thread = std::thread::Builder::new().name("a-sleeper".to_owned()).spawn(move || {
+            // Cut within a character, as the kernel does it.
+            rustix::thread::set_name(c"\xd0\x9e\xd0\xb1\xd1").unwrap();
             while woken.recv().is_ok() {
                 say.send(rustix::thread::gettid().as_raw_nonzero().get() as u32).unwrap();
             }
@@ -100,7 +102,7 @@ mod tests {
             }
         };
         assert!(asleep.still_sleeps(pid));
-        assert_eq!(&comm(pid, tid), b"a-sleeper\0\0\0\0\0\0\0");
+        assert_eq!(&comm(pid, tid), b"\xd0\x9e\xd0\xb1\xd1\0\0\0\0\0\0\0\0\0\0\0");
         assert!(tids(pid).unwrap().contains(&tid));
         wake.send(()).unwrap();
         said.recv().unwrap();

@@ -14,6 +14,8 @@ use crate::address::Svma;
 const MAX_FUNCTIONS: usize = 1 << 20;
 /// Compilers share a handful of common information entries among all functions.
 const MAX_CACHED_CIES: usize = 1 << 12;
+/// Bytes of what functions begin with in common, which is executed for each of them. Compilers write some twenty.
+pub(super) const MAX_CIE: usize = 512;
 /// What the stack looks like at the entry of a function: the DWARF number of the stack pointer, and how far it is from the
 /// canonical frame address. On x86-64 the caller has pushed the return address.
 const fn at_entry(machine: Machine) -> (gimli::Register, i64) {
@@ -79,6 +81,9 @@ pub fn function_ranges<'a>(
                 Ok(cie)
             };
         let fde = partial.parse(get_cie).map_err(malformed)?;
+        if fde.cie().entry_len() > MAX_CIE {
+            return Err(ElfError::malformed(".eh_frame", "instructions of many functions are too long"));
+        }
         let start = fde.initial_address();
         let Some(end) = start.checked_add(fde.len()) else { continue };
         if start < text.start || end > text.end || start == end {

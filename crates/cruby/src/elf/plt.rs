@@ -4,7 +4,7 @@ use object::LittleEndian as LE;
 use object::elf;
 
 use super::headers::{Headers, Machine};
-use super::raw::records;
+use super::raw::{Section, records};
 use super::source::read_bytes;
 use super::{ElfError, ReadAt};
 use crate::address::Svma;
@@ -58,28 +58,44 @@ pub(crate) fn relocations(
     headers: &Headers,
 ) -> Result<Vec<(Svma, Relocation)>, ElfError> {
     let mut slots = Vec::new();
-    for section in headers.sections.iter().filter(|s| s.kind == elf::SHT_RELA && s.is_allocated()) {
+    for section in of_kind(headers, elf::SHT_RELA, "relocations", MAX_RELOCATIONS)? {
         let bytes = section.read(source, "relocations", MAX_RELOCATIONS)?;
         slots.extend(
             records::<elf::Rela64<LE>>(&bytes).iter().filter_map(|rela| relocation(rela, headers.machine)),
         );
     }
-    for section in headers.sections.iter().filter(|s| s.kind == elf::SHT_RELR && s.is_allocated()) {
-        let bytes = section.read(source, "packed relocations", MAX_PACKED)?;
-        slots.extend(packed_relocations(source, headers, &bytes)?);
+    let mut packed = Vec::new();
+    for section in of_kind(headers, elf::SHT_RELR, "packed relocations", MAX_PACKED)? {
+        packed_slots(&section.read(source, "packed relocations", MAX_PACKED)?, &mut packed)?;
     }
+    slots.extend(packed_relocations(source, headers, packed)?);
     slots.sort_by_key(|&(slot, _)| slot);
     Ok(slots)
 }
 
-/// `SHT_RELR`: relative relocations whose slots hold the stated address itself.
+/// The allocated sections of a kind. Several of a hostile file may be the same bytes, so that the limit is that of all together.
+fn of_kind<'a>(
+    headers: &'a Headers,
+    kind: elf::SectionType,
+    what: &'static str,
+    limit: u64,
+) -> Result<Vec<&'a Section>, ElfError> {
+    let sections: Vec<_> = headers.sections.iter().filter(|s| s.kind == kind && s.is_allocated()).collect();
+    let size = sections.iter().fold(0_u64, |sum, section| sum.saturating_add(section.size));
+    if size > limit {
+        return Err(ElfError::TooLarge { what, size, limit });
+    }
+    Ok(sections)
+}
+
+/// `SHT_RELR`: relative relocations whose slots hold the stated address itself. Each is in one segment.
 fn packed_relocations(
     source: &(impl ReadAt + ?Sized),
     headers: &Headers,
-    packed: &[u8],
+    mut slots: Vec<u64>,
 ) -> Result<Vec<(Svma, Relocation)>, ElfError> {
-    let slots = packed_slots(packed)?;
     let mut found = Vec::with_capacity(slots.len());
+    let mut left = MAX_DATA;
     for segment in headers.segments.iter().filter(|s| s.writable) {
         let holds = |slot: u64| {
             let at = slot.checked_sub(segment.address.0)?;
@@ -88,20 +104,23 @@ fn packed_relocations(
         if !slots.iter().any(|&slot| holds(slot).is_some()) {
             continue;
         }
-        let data = read_bytes(source, "relocated data", segment.offset.0, segment.file_size, MAX_DATA)?;
-        for (slot, at) in slots.iter().filter_map(|&slot| Some((slot, holds(slot)?))) {
-            let Some(value) = data.get(at..at + 8).and_then(|bytes| bytes.try_into().ok()) else { continue };
-            found.push((Svma(slot), Relocation::Image(Svma(u64::from_le_bytes(value)))));
-        }
+        let data = read_bytes(source, "relocated data", segment.offset.0, segment.file_size, left)?;
+        left = left.saturating_sub(segment.file_size);
+        slots.retain(|&slot| {
+            let Some(at) = holds(slot) else { return true };
+            if let Some(value) = data.get(at..at + 8).and_then(|bytes| bytes.try_into().ok()) {
+                found.push((Svma(slot), Relocation::Image(Svma(u64::from_le_bytes(value)))));
+            }
+            false
+        });
     }
     Ok(found)
 }
 
-/// The slots of a `SHT_RELR` table: an even word is the address of a slot, an odd one a bit map of the 63 slots behind
+/// Adds the slots of a `SHT_RELR` table: an even word is the address of a slot, an odd one a bit map of the 63 slots behind
 /// the last.
-fn packed_slots(packed: &[u8]) -> Result<Vec<u64>, ElfError> {
+fn packed_slots(packed: &[u8], slots: &mut Vec<u64>) -> Result<(), ElfError> {
     const SLOTS_PER_MAP: u64 = 63;
-    let mut slots = Vec::new();
     let mut next = 0_u64;
     for entry in packed.as_chunks::<8>().0 {
         let entry = u64::from_le_bytes(*entry);
@@ -117,7 +136,7 @@ fn packed_slots(packed: &[u8]) -> Result<Vec<u64>, ElfError> {
             return Err(ElfError::malformed("packed relocations", "too many slots"));
         }
     }
-    Ok(slots)
+    Ok(())
 }
 
 fn relocation(rela: &elf::Rela64<LE>, machine: Machine) -> Option<(Svma, Relocation)> {
@@ -238,8 +257,13 @@ mod tests {
     #[test]
     fn packed() {
         let table = [0x1000_u64, 0b1011, 1 << 63 | 1].map(u64::to_le_bytes).concat();
-        assert_eq!(packed_slots(&table).unwrap(), [0x1000, 0x1008, 0x1018, 0x1008 + 63 * 8 + 62 * 8]);
-        assert!(packed_slots(&vec![0xff; 1 << 18]).is_err());
+        let mut slots = Vec::new();
+        packed_slots(&table, &mut slots).unwrap();
+        assert_eq!(slots, [0x1000, 0x1008, 0x1018, 0x1008 + 63 * 8 + 62 * 8]);
+        // The limit is that of all tables together.
+        let some = vec![0xff; 1 << 16];
+        assert!(packed_slots(&some, &mut slots).is_ok() && packed_slots(&some, &mut slots).is_ok());
+        assert!(packed_slots(&some, &mut slots).is_err());
     }
 
     /// Lazy, IBT (`endbr64; bnd jmp`) and `.plt.got` stubs are recognised, the resolver entry is not.

@@ -10,6 +10,7 @@ use gimli::{
     RegisterRule, UnwindContext, UnwindExpression, UnwindSection, UnwindTableRow,
 };
 
+use super::frames::MAX_CIE;
 use super::headers::{Headers, Machine};
 use super::{ElfError, ReadAt};
 use crate::address::Svma;
@@ -117,6 +118,9 @@ impl<'a> Compiler<'a> {
                     Ok(cie)
                 })
                 .map_err(malformed)?;
+            if fde.cie().entry_len() > MAX_CIE {
+                return Err(ElfError::malformed(WHAT, "instructions of many functions are too long"));
+            }
             let start = fde.initial_address();
             let Some(end) = start.checked_add(fde.len()) else { continue };
             if start == end || !code.iter().any(|range| range.start <= start && end <= range.end) {

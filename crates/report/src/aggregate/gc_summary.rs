@@ -147,7 +147,10 @@ impl GcSummary {
         }
         let stopped_ns = cycle.pause_ns();
         self.stopped_ns += stopped_ns;
-        self.totals.add(stopped_ns);
+        // Of one that was cut off in its first pause no time is known.
+        if !cycle.pauses.is_empty() {
+            self.totals.add(stopped_ns);
+        }
         let by = started_by(cycle);
         if self.worst.as_ref().is_none_or(|worst| worst.stopped_ns < stopped_ns) {
             let (count, max_ns, ts_ns) = (cycle.count, cycle.max_pause_ns(), cycle.start.ts_ns);

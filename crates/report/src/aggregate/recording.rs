@@ -403,6 +403,8 @@ impl Recording {
     pub fn go_on(&mut self) -> Self {
         self.settle(None);
         let mut next = Self::new(self.timeline.is_some(), self.limits, self.filter().clone());
+        // Processes are reported once, with their Rubies.
+        next.images.clone_from(&self.images);
         next.endpoints = self.endpoints.go_on();
         next.traces.wanted = self.traces.wanted;
         next.began_ns = self.began_ns;

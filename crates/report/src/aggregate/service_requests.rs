@@ -69,14 +69,14 @@ pub struct RequestFigures {
     pub times: Times,
     /// How long they had waited for a thread, where that is known.
     pub queues: Times,
-    /// GC pauses of their threads meanwhile, nanoseconds, where known.
-    pub gc_ns: u64,
-    /// GC pauses of other threads of their processes meanwhile, nanoseconds, where known.
-    pub gc_other_ns: u64,
+    /// GC pauses of their threads meanwhile, nanoseconds, where known; `None`: of none so far.
+    pub gc_ns: Option<u64>,
+    /// GC pauses of other threads of their processes meanwhile, nanoseconds, where known; `None`: of none so far.
+    pub gc_other_ns: Option<u64>,
     /// Waits of their threads for the GVL, nanoseconds, where known; `None`: of none so far.
     pub gvl_wait_ns: Option<u64>,
-    /// GC cycles that they started, where known.
-    pub gcs: u64,
+    /// GC cycles that they started, where known; `None`: of none so far.
+    pub gcs: Option<u64>,
     /// What their threads took of the heap, where known; `None`: of none so far.
     pub alloc: Option<Allocated>,
 }
@@ -98,18 +98,22 @@ impl ServiceRequests {
             count: 0,
             times: Times::within(&REQUEST_BOUNDS),
             queues: Times::within(&QUEUE_BOUNDS),
-            gc_ns: 0,
-            gc_other_ns: 0,
+            gc_ns: None,
+            gc_other_ns: None,
             gvl_wait_ns: None,
-            gcs: 0,
+            gcs: None,
             alloc: None,
         });
         of.count += 1;
-        of.gc_ns = of.gc_ns.saturating_add(request.gc_ns.unwrap_or_default());
-        of.gcs += u64::from(request.gcs.unwrap_or_default());
-        of.gc_other_ns = of.gc_other_ns.saturating_add(request.gc_other.map_or(0, |other| other.ns));
-        if let Some(ns) = request.gvl_wait_ns {
-            of.gvl_wait_ns = Some(of.gvl_wait_ns.unwrap_or_default().saturating_add(ns));
+        for (sum, of_one) in [
+            (&mut of.gc_ns, request.gc_ns),
+            (&mut of.gcs, request.gcs.map(u64::from)),
+            (&mut of.gc_other_ns, request.gc_other.map(|other| other.ns)),
+            (&mut of.gvl_wait_ns, request.gvl_wait_ns),
+        ] {
+            if let Some(of_one) = of_one {
+                *sum = Some(sum.unwrap_or_default().saturating_add(of_one));
+            }
         }
         if let Some(alloc) = request.alloc {
             of.alloc.get_or_insert_default().add(alloc);
@@ -228,7 +232,13 @@ pub(crate) mod tests {
             ]
         );
         let (_, ok) = requests.iter().nth(2).unwrap();
-        assert_eq!((ok.times.buckets[0], ok.times.buckets[1], ok.gcs, ok.gc_ns), (1, 1, 4, 20));
+        assert_eq!((ok.times.buckets[0], ok.times.buckets[1], ok.gcs, ok.gc_ns), (1, 1, Some(4), Some(20)));
+        // Where GC records were lost nothing is known, which is not zero.
+        let unknown =
+            Request { gcs: None, gc_ns: None, gc_other: None, ..request(Some("/b"), Some(1), None) };
+        requests.add(&unknown, true);
+        let (_, lost) = requests.iter().find(|(key, _)| key.path == "/b").unwrap();
+        assert_eq!((lost.gcs, lost.gc_ns, lost.gc_other_ns), (None, None, None));
         let (_, failed) = requests.iter().nth(3).unwrap();
         assert_eq!(failed.times.buckets[REQUEST_BOUNDS.len()], 1);
     }

@@ -49,7 +49,7 @@ const MAX_ENDPOINTS: usize = 10_000;
 /// Services kept apart.
 const MAX_SERVICES: usize = 200;
 /// Name of the sum of the services beyond that limit.
-const BEYOND: &str = "(beyond gctrace's limit of services)";
+pub(crate) const BEYOND: &str = "(beyond gctrace's limit of services)";
 
 /// The key that processes are added up by.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -140,8 +140,8 @@ pub struct Gauges {
     pub oldmalloc_increase: u64,
     /// Slots by their size in bytes: those in use, and free ones. Of Rubies that do not count objects by size there are none.
     pub pools: BTreeMap<u64, (u64, u64)>,
-    /// Resident memory, bytes.
-    pub rss: u64,
+    /// Resident memory, bytes, where it was read.
+    pub rss: Option<u64>,
     /// How it is shared, in sums; `None` unless it was read of each process.
     pub shares: Option<Shares>,
 }
@@ -159,7 +159,10 @@ impl Gauges {
             let sum = self.pools.entry(*size).or_default();
             *sum = (sum.0 + used, sum.1 + free);
         }
-        self.rss += other.rss;
+        self.rss = match (self.rss, other.rss) {
+            (Some(one), Some(other)) => Some(one + other),
+            (one, other) => one.or(other),
+        };
         self.shares = self.shares.zip(other.shares).map(|(one, other)| Shares {
             pss: one.pss + other.pss,
             private_dirty: one.private_dirty + other.private_dirty,
@@ -240,7 +243,8 @@ impl Service {
 #[derive(Clone, Debug)]
 struct Running {
     service: ServiceKey,
-    gauges: Gauges,
+    /// `None`: its VM has not been read yet.
+    gauges: Option<Gauges>,
     /// `total_allocated_objects` and `total_freed_objects`, once they are known.
     totals: Option<(u64, u64)>,
     /// The part of its threads' GVL sums that has been added already.
@@ -283,12 +287,20 @@ impl Services {
     fn process(&mut self, process: &Process, state: Option<&GcState>, now_ns: u64) {
         self.gone(process.pid);
         let key = self.key(process);
-        let service = self.known.entry(key.clone()).or_insert_with(|| Service::new(process, now_ns));
+        let service = self.known.entry(key.clone()).or_insert_with(|| {
+            let service = Service::new(process, now_ns);
+            if key.service != BEYOND {
+                return service;
+            }
+            // It is none of the services in it.
+            let origin = Arc::new(Origin { service: BEYOND.to_owned(), ..Origin::default() });
+            Service { origin, hostname: None, ..service }
+        });
         service.seen += 1;
         service.running += 1;
         service.image = Some(process.image.clone());
-        let (gauges, gvl) = (Gauges::default(), GvlSoFar::default());
-        self.running.insert(process.pid, Running { service: key, gauges, totals: None, gvl });
+        let gvl = GvlSoFar::default();
+        self.running.insert(process.pid, Running { service: key, gauges: None, totals: None, gvl });
         if let Some(state) = state {
             self.state(process, state);
         }
@@ -303,7 +315,10 @@ impl Services {
         let Some(service) = self.of(process.pid) else { return };
         *service.cycles.entry(CycleKey::of(cycle)).or_default() += 1;
         service.lost += cycle.lost;
-        service.cycle_pauses[usize::from(cycle.is_major())].add(cycle.pause_ns());
+        // Of one that was cut off in its first pause no time is known.
+        if !cycle.pauses.is_empty() {
+            service.cycle_pauses[usize::from(cycle.is_major())].add(cycle.pause_ns());
+        }
         for pause in &cycle.pauses {
             service.pauses[usize::from(cycle.is_major())].add(pause.ns);
             for (sum, ns) in service.phases.iter_mut().zip([pause.mark_ns, pause.sweep_ns, pause.other_ns]) {
@@ -363,18 +378,24 @@ impl Services {
         self.gone(process.pid);
     }
 
-    /// The services with what they add up to.
-    pub fn iter(&self) -> impl Iterator<Item = (&ServiceKey, &Service, Gauges)> {
-        let mut gauges: HashMap<&ServiceKey, Gauges> = HashMap::new();
+    /// The services with what their processes that are known add up to; `None`: none of those that run is known.
+    pub fn iter(&self) -> impl Iterator<Item = (&ServiceKey, &Service, Option<Gauges>)> {
+        let mut gauges: HashMap<&ServiceKey, (Option<Gauges>, bool)> = HashMap::new();
         for running in self.running.values() {
-            gauges
-                .entry(&running.service)
-                .and_modify(|sum| sum.add(&running.gauges))
-                .or_insert_with(|| running.gauges.clone());
+            let (sum, unknown) = gauges.entry(&running.service).or_default();
+            match (sum.as_mut(), &running.gauges) {
+                (_, None) => *unknown = true,
+                (Some(sum), Some(gauges)) => sum.add(gauges),
+                (None, Some(gauges)) => *sum = Some(gauges.clone()),
+            }
         }
-        self.known
-            .iter()
-            .map(move |(key, service)| (key, service, gauges.get(key).cloned().unwrap_or_default()))
+        let sum = move |key: &ServiceKey| match gauges.get(key) {
+            // Where nothing runs nothing is held.
+            None => Some(Gauges { rss: Some(0), ..Gauges::default() }),
+            Some((Some(sum), true)) => Some(Gauges { shares: None, ..sum.clone() }),
+            Some((sum, _)) => sum.clone(),
+        };
+        self.known.iter().map(move |(key, service)| (key, service, sum(key)))
     }
 
     fn of(&mut self, pid: u32) -> Option<&mut Service> {
@@ -417,7 +438,8 @@ impl Services {
         };
         let value = |name: &str| get(name).unwrap_or_default();
         let pools = HeapFigures::of(&process.image, state).pools;
-        running.gauges = Gauges {
+        let before = running.gauges.as_ref();
+        running.gauges = Some(Gauges {
             live_slots: value("heap_live_slots"),
             free_slots: value("heap_free_slots"),
             final_slots: value("heap_final_slots"),
@@ -427,9 +449,9 @@ impl Services {
             oldmalloc_increase: value("oldmalloc_increase_bytes"),
             pools: pools.iter().map(|pool| (pool.slot_size, (pool.used, pool.free))).collect(),
             // The last known memory is kept once the process is gone.
-            rss: state.memory.map_or(running.gauges.rss, |memory| memory.rss),
-            shares: state.memory.and_then(|memory| memory.shares).or(running.gauges.shares),
-        };
+            rss: state.memory.map(|memory| memory.rss).or(before.and_then(|before| before.rss)),
+            shares: state.memory.and_then(|memory| memory.shares).or(before.and_then(|before| before.shares)),
+        });
         let Some(totals) = get("total_allocated_objects").zip(get("total_freed_objects")) else { return };
         let before = running.totals.replace(totals).unwrap_or(totals);
         if let Some(service) = self.known.get_mut(&running.service) {
@@ -457,7 +479,7 @@ pub(crate) mod tests {
             state.memory = Some(Memory { shares: Some(shares), ..Memory::default() });
             state
         };
-        let of = |services: &Services| services.iter().next().unwrap().2.shares;
+        let of = |services: &Services| services.iter().next().unwrap().2.unwrap().shares;
         services.process(&process(1, "web"), Some(&with(100)), 1);
         assert_eq!(of(&services).map(|shares| (shares.pss, shares.private_dirty)), Some((100, 50)));
         services.process(&process(2, "web"), Some(&state(10, 100)), 2);
@@ -536,24 +558,47 @@ pub(crate) mod tests {
         let (a, b) = (process(1, "web"), process(2, "web"));
         services.process(&a, Some(&state(10, 100)), 5);
         services.process(&b, None, 6);
+        // What is not known of one of them is not in the sum.
+        assert_eq!(services.iter().next().unwrap().2.unwrap().live_slots, 10);
         services.cycle(&a, &cycle(1, 20, 150, 50_000));
         services.cycle(&b, &cycle(1, 30, 1000, 50_001));
         services.cycle(&b, &cycle(2, 40, 1500, u64::MAX / 2));
         {
             let (key, web, gauges) = services.iter().next().unwrap();
+            let gauges = gauges.unwrap();
             assert_eq!((key.service.as_str(), web.running, web.since_ns), ("web", 2, 5));
-            assert_eq!((web.allocated, gauges.live_slots, gauges.rss), (550, 60, 2000));
+            assert_eq!((web.allocated, gauges.live_slots, gauges.rss), (550, 60, Some(2000)));
             assert_eq!(web.cycles.values().sum::<u64>(), 3);
             assert_eq!(
                 (web.pauses[0].buckets[0], web.pauses[0].buckets[1], web.pauses[0].buckets[15]),
                 (1, 1, 1)
             );
         }
+        // Of a cycle that was cut off in its first pause no time is known.
+        services.cycle(&b, &GcCycle { pauses: Vec::new(), ..cycle(3, 40, 1500, 0) });
+        {
+            let (_, web, _) = services.iter().next().unwrap();
+            assert_eq!((web.cycles.values().sum::<u64>(), web.cycle_pauses[0].count()), (4, 3));
+        }
         services.ended(&b, None);
         // The same pid again is another process: its totals begin anew.
         services.process(&process(1, "web"), Some(&state(7, 3)), 9);
         let (_, web, gauges) = services.iter().next().unwrap();
-        assert_eq!((web.seen, web.running, web.allocated, gauges.live_slots), (3, 1, 550, 7));
+        assert_eq!((web.seen, web.running, web.allocated, gauges.unwrap().live_slots), (3, 1, 550, 7));
+    }
+
+    /// Of processes that have not been read nothing is known; where none runs nothing is held.
+    #[test]
+    fn unknown_is_not_zero() {
+        let mut services = Services::new(false);
+        let gauges = |services: &Services| services.iter().next().unwrap().2;
+        services.process(&process(1, "web"), None, 1);
+        assert_eq!(gauges(&services), None);
+        services.process(&process(2, "web"), Some(&GcState { memory: None, ..state(5, 0) }), 1);
+        assert_eq!(gauges(&services).map(|sum| (sum.live_slots, sum.rss)), Some((5, None)));
+        services.ended(&process(1, "web"), None);
+        services.ended(&process(2, "web"), None);
+        assert_eq!(gauges(&services).map(|sum| (sum.live_slots, sum.rss)), Some((0, Some(0))));
     }
 
     /// The number of services is bounded: those without processes are dropped first, and the rest are added up as one.
@@ -573,5 +618,6 @@ pub(crate) mod tests {
         assert!(services.iter().all(|(key, _, _)| key.service != names(3) && key.service != "newer"));
         let beyond = services.iter().find(|(key, _, _)| key.service == BEYOND).unwrap();
         assert_eq!((beyond.1.running, services.iter().count()), (2, MAX_SERVICES + 1));
+        assert_eq!((beyond.1.origin.service.as_str(), &beyond.1.hostname), (BEYOND, &None));
     }
 }

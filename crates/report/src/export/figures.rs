@@ -83,7 +83,7 @@ fn by_endpoint(service: &Service, value: impl Fn(&RequestFigures) -> Option<Valu
 }
 
 /// All figures of a service; the same ones in the same order for every service.
-pub(super) fn of(service: &Service, gauges: &Gauges) -> Vec<Figure> {
+pub(super) fn of(service: &Service, gauges: Option<&Gauges>) -> Vec<Figure> {
     let figure =
         |prometheus, otlp, unit, kind, help, points| Figure { prometheus, otlp, unit, kind, help, points };
     let cycles = service.cycles.iter().map(|(key, count)| {
@@ -102,14 +102,18 @@ pub(super) fn of(service: &Service, gauges: &Gauges) -> Vec<Figure> {
     let phases = ["mark", "sweep", "other"].iter().zip(service.phases);
     let phases = phases.map(|(phase, ns)| one(&[("phase", phase)], Value::Time(ns)));
     let work = service.work.iter().map(|(phase, (_, ns))| one(&[("phase", phase)], Value::Time(*ns)));
-    let slots = [("live", gauges.live_slots), ("free", gauges.free_slots), ("final", gauges.final_slots)];
-    let slots = slots.map(|(state, slots)| one(&[("state", state)], Value::Number(slots)));
+    // Before the first GC event of a process nothing is known of its heap, which is not zero.
+    let slots = gauges.into_iter().flat_map(|gauges| {
+        [("live", gauges.live_slots), ("free", gauges.free_slots), ("final", gauges.final_slots)]
+            .map(|(state, slots)| one(&[("state", state)], Value::Number(slots)))
+    });
+    let gauge = |of: fn(&Gauges) -> Option<u64>| gauges.and_then(of).map_or_else(Vec::new, number);
     let of_size = |size: String, state: Option<&'static str>, value: u64| {
         let size = ("slot_size", Cow::Owned(size));
         let state = state.map(|state| ("state", Cow::Borrowed(state)));
         Point { labels: std::iter::once(size).chain(state).collect(), value: Value::Number(value) }
     };
-    let pools = gauges.pools.iter().flat_map(|(size, (used, free))| {
+    let pools = gauges.into_iter().flat_map(|gauges| &gauges.pools).flat_map(|(size, (used, free))| {
         [("used", used), ("free", free)]
             .map(|(state, slots)| of_size(size.to_string(), Some(state), slots.saturating_mul(*size)))
     });
@@ -119,7 +123,9 @@ pub(super) fn of(service: &Service, gauges: &Gauges) -> Vec<Figure> {
     let times = |times: &Times| gvl.map(|_| one(&[], Value::Times(Box::new(times.clone()))));
     let (long_waits, waits) = (times(&service.gvl_long_waits), times(&service.gvl_waits));
     let held = gvl.filter(|gvl| gvl.holds).map(|_| one(&[], Value::Time(service.gvl_held_ns)));
-    let shares = |part: fn(&Shares) -> u64| gauges.shares.as_ref().map(part).map_or_else(Vec::new, number);
+    let shares = |part: fn(&Shares) -> u64| {
+        gauges.and_then(|gauges| gauges.shares.as_ref()).map(part).map_or_else(Vec::new, number)
+    };
     vec![
         figure(
             "cruby_gc_collections",
@@ -167,7 +173,7 @@ pub(super) fn of(service: &Service, gauges: &Gauges) -> Vec<Figure> {
             "{slot}",
             Gauge,
             "Slots of the heap at the last GC event of each running process",
-            slots.into_iter().collect(),
+            slots.collect(),
         ),
         figure(
             "cruby_heap_pool",
@@ -183,7 +189,7 @@ pub(super) fn of(service: &Service, gauges: &Gauges) -> Vec<Figure> {
             "{page}",
             Gauge,
             "Pages of the heap at the last GC event of each running process",
-            number(gauges.pages),
+            gauge(|gauges| Some(gauges.pages)),
         ),
         figure(
             "cruby_old_objects",
@@ -191,7 +197,7 @@ pub(super) fn of(service: &Service, gauges: &Gauges) -> Vec<Figure> {
             "{object}",
             Gauge,
             "Objects of the old generation at the last GC event of each running process",
-            number(gauges.old_objects),
+            gauge(|gauges| Some(gauges.old_objects)),
         ),
         figure(
             "cruby_allocated_objects",
@@ -223,7 +229,7 @@ pub(super) fn of(service: &Service, gauges: &Gauges) -> Vec<Figure> {
             "By",
             Gauge,
             "Bytes allocated by malloc since the last collection, at the last GC event of each running process",
-            number(gauges.malloc_increase),
+            gauge(|gauges| Some(gauges.malloc_increase)),
         ),
         figure(
             "cruby_oldmalloc_increase",
@@ -231,7 +237,7 @@ pub(super) fn of(service: &Service, gauges: &Gauges) -> Vec<Figure> {
             "By",
             Gauge,
             "Bytes that malloc gave since a major collection began, at the last GC event of each running process",
-            number(gauges.oldmalloc_increase),
+            gauge(|gauges| Some(gauges.oldmalloc_increase)),
         ),
         figure(
             "cruby_resident_memory",
@@ -239,7 +245,7 @@ pub(super) fn of(service: &Service, gauges: &Gauges) -> Vec<Figure> {
             "By",
             Gauge,
             "Resident memory at the last GC event of each running process; shared pages count in each",
-            number(gauges.rss),
+            gauge(|gauges| gauges.rss),
         ),
         figure(
             "cruby_proportional_memory",
@@ -331,7 +337,7 @@ pub(super) fn of(service: &Service, gauges: &Gauges) -> Vec<Figure> {
             "s",
             Counter,
             "Time in garbage collection pauses of threads that served a request",
-            by_endpoint(service, |of| Some(Value::Time(of.gc_ns))),
+            by_endpoint(service, |of| of.gc_ns.map(Value::Time)),
         ),
         figure(
             "cruby_request_gc_of_others",
@@ -339,7 +345,7 @@ pub(super) fn of(service: &Service, gauges: &Gauges) -> Vec<Figure> {
             "s",
             Counter,
             "Time in garbage collection pauses of other threads of the process while a request was served",
-            by_endpoint(service, |of| Some(Value::Time(of.gc_other_ns))),
+            by_endpoint(service, |of| of.gc_other_ns.map(Value::Time)),
         ),
         figure(
             "cruby_request_gvl_wait",
@@ -355,7 +361,7 @@ pub(super) fn of(service: &Service, gauges: &Gauges) -> Vec<Figure> {
             "{collection}",
             Counter,
             "Garbage collections that requests started",
-            by_endpoint(service, |of| Some(Value::Number(of.gcs))),
+            by_endpoint(service, |of| of.gcs.map(Value::Number)),
         ),
         figure(
             "cruby_request_allocated_objects",

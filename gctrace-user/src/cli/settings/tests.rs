@@ -48,6 +48,9 @@ fn profiles() {
     assert!(filtered.notes.is_empty() && filtered.filter.app_only && filtered.filter == filtered.push.filter);
     assert_eq!((filtered.filter.focus.len(), filtered.filter.threads[0].text()), (2, "puma"));
     assert_eq!(run(&filters).unwrap().notes.len(), 1);
+    let notes = |flags: &[&str]| run(flags).unwrap().notes.len();
+    assert_eq!([notes(&["--rate=99"]), notes(&["--rate=99", "--format=jsonl"])], [0, 1]);
+    assert_eq!(notes(&["--rate=99", "--format=jsonl", "--pprof=a"]), 0);
     assert!(Args::try_parse_from(["gctrace", "--all-ruby", "--focus", "/(/"]).is_err());
     assert!(run(&["-o", "-"]).unwrap().data_on_stdout() && !run(&["-o", "a"]).unwrap().data_on_stdout());
 }

@@ -165,7 +165,11 @@ impl Control {
             return self.look_again();
         }
         for AttributedMapping { pid, mapping, file } in unattributed.find() {
-            let holds_none = matches!(self.verdict(pid, &mapping), Some((_, Verdict::NotRuby)));
+            let verdict = self.verdict(pid, &mapping);
+            // A file that could not be opened says nothing of the image, and its verdict is not kept.
+            let holds_none = verdict.is_some_and(|(key, verdict)| {
+                matches!(verdict, Verdict::NotRuby) && self.verdicts.contains_key(&key)
+            });
             if let (true, Some(file), Some(unattributed)) = (holds_none, file, &mut self.unattributed) {
                 unattributed.no_ruby(file);
             }

@@ -14,7 +14,7 @@ use prost::Message as _;
 
 use super::{SCHEMA_URL, resource, scope, text};
 use crate::{
-    aggregate::services::{Gauges, Service, Services, Times},
+    aggregate::services::{BEYOND, Gauges, Service, Services, Times},
     clock::WallClock,
     export::{
         VERSION,
@@ -28,7 +28,7 @@ use crate::{
 const CUMULATIVE: i32 = AggregationTemporality::Cumulative as i32;
 
 struct MetricsSnapshot {
-    services: Vec<(Service, Gauges)>,
+    services: Vec<(Service, Option<Gauges>)>,
     ledger: Ledger,
     clock: WallClock,
     own_pid: u32,
@@ -80,7 +80,7 @@ impl Payload for Metrics {
         let snapshot = &self.snapshot;
         let resource_metrics = (self.from..self.to)
             .map(|at| match snapshot.services.get(at) {
-                Some((service, gauges)) => snapshot.service(service, gauges),
+                Some((service, gauges)) => snapshot.service(service, gauges.as_ref()),
                 None => snapshot.own(),
             })
             .collect();
@@ -108,8 +108,10 @@ impl MetricsSnapshot {
         (epoch(since_ns), epoch(self.now_ns))
     }
 
-    fn service(&self, service: &Service, gauges: &Gauges) -> ResourceMetrics {
-        let resource = resource(&service.origin, service.hostname.as_deref(), service.image.as_deref(), None);
+    fn service(&self, service: &Service, gauges: Option<&Gauges>) -> ResourceMetrics {
+        // The sum of services beyond the limit has no Ruby of its own.
+        let image = service.image.as_deref().filter(|_| service.origin.service != BEYOND);
+        let resource = resource(&service.origin, service.hostname.as_deref(), image, None);
         let times = self.times(service.since_ns);
         let figures = figures::of(service, gauges).into_iter().filter(|figure| !figure.points.is_empty());
         ResourceMetrics {

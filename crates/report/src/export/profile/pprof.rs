@@ -474,7 +474,7 @@ impl<'a> Builder<'a> {
 
     fn ruby_mapping(&mut self, process: &ProcessFacts) -> u64 {
         let Some(image) = &process.image else { return 0 };
-        self.mapping(&image.path.to_string_lossy(), "")
+        self.mapping(&image.path.to_string_lossy(), image.build_id.as_deref().unwrap_or_default())
     }
 
     fn mapping(&mut self, file: &str, build_id: &str) -> u64 {

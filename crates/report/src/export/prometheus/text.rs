@@ -73,7 +73,7 @@ impl Collector for View {
         let services: Vec<(Labels, Vec<Figure>)> = self
             .services
             .iter()
-            .map(|(key, service, gauges)| (labels(key), figures::of(service, &gauges)))
+            .map(|(key, service, gauges)| (labels(key), figures::of(service, gauges.as_ref())))
             .collect();
         let count = services.first().map_or(0, |(_, figures)| figures.len());
         for at in 0..count {

@@ -24,7 +24,8 @@ impl Held {
     /// `GC.stat[:oldmalloc_increase_bytes]`.
     pub(crate) const MALLOC: usize = 3;
 
-    /// A process reported this; values that it did not report stay. Returns the sums that are of so many processes.
+    /// A process reported this; values that it did not report stay. Returns the sums that are of this number of
+    /// processes.
     pub(crate) fn of_all(
         &mut self,
         pid: u32,

@@ -77,7 +77,7 @@ impl Rolling {
         self.lanes.see(process, seen);
     }
 
-    /// It is so late.
+    /// Time has come to this.
     pub(crate) fn reach(&mut self, now_ns: u64) {
         self.now_ns = self.now_ns.max(now_ns);
         let columns = &mut self.lanes.columns;

@@ -576,24 +576,6 @@ impl Timeline {
     }
 }
 
-impl SampleSum {
-    /// The time that a stack in this state represents: on a CPU its CPU time, else wall time. Nanoseconds.
-    pub fn time_ns(&self, state: ThreadState) -> u64 {
-        time_ns(state, self.cpu_ns, self.wall_ns)
-    }
-}
-
-impl Moment {
-    /// As [`SampleSum::time_ns`].
-    pub fn time_ns(&self) -> u64 {
-        time_ns(self.key.state, self.cpu_ns, self.wall_ns)
-    }
-}
-
-fn time_ns(state: ThreadState, cpu_ns: u64, wall_ns: u64) -> u64 {
-    if state == ThreadState::Running { cpu_ns } else { wall_ns }
-}
-
 /// The reason of a cycle as one text, such as `newobj, nofree`.
 pub fn reason_text((gc_by, major_by): (Option<&'static str>, Option<&'static str>)) -> String {
     match (gc_by, major_by) {

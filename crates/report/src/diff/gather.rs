@@ -213,7 +213,7 @@ impl Side {
         self.closed_ns = ts_ns;
     }
 
-    /// It is so late.
+    /// Time has come to this.
     pub fn now(&mut self, now_ns: u64) {
         self.now_ns = self.now_ns.max(now_ns);
     }

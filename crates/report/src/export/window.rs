@@ -141,7 +141,7 @@ impl Windowed {
         self.hand(process, seen);
     }
 
-    /// It is so late: what ran when the window began is shown.
+    /// Time has come to this: what ran when the window began is shown.
     fn reach(&mut self, ts_ns: u64) {
         if ts_ns < self.window.from() {
             return;

@@ -6,7 +6,7 @@ use super::{
     AllocKey, AllocMoment, CycleMoment, Moment, NodeId, PauseKey, Recording, SampleKey, SampleSum,
     TraceIndex,
     endpoints::{At, EndpointIndex, Of, UNKNOWN},
-    named, time_ns,
+    named,
 };
 use crate::model::{
     GcCycle, Pause, Process,
@@ -211,6 +211,24 @@ impl Recording {
             timeline.cycles.push(moment);
         }
     }
+}
+
+impl SampleSum {
+    /// The time that a stack in this state represents: on a CPU its CPU time, else wall time. Nanoseconds.
+    pub fn time_ns(&self, state: ThreadState) -> u64 {
+        time_ns(state, self.cpu_ns, self.wall_ns)
+    }
+}
+
+impl Moment {
+    /// As [`SampleSum::time_ns`].
+    pub fn time_ns(&self) -> u64 {
+        time_ns(self.key.state, self.cpu_ns, self.wall_ns)
+    }
+}
+
+fn time_ns(state: ThreadState, cpu_ns: u64, wall_ns: u64) -> u64 {
+    if state == ThreadState::Running { cpu_ns } else { wall_ns }
 }
 
 #[cfg(test)]

@@ -1,0 +1,159 @@
+//! Figures add up, memory is bounded, and what is not known is not zero.
+
+use super::*;
+use crate::{
+    model::{Memory, Pause},
+    ruby::{RubyVersion, fallback::Method, stat::GcInfo},
+};
+
+/// What is shared is known of a service once it was read of each of its processes, and from then on.
+#[test]
+fn shares() {
+    let mut services = Services::new(false);
+    let with = |pss| {
+        let mut state = state(10, 100);
+        let shares = Shares { pss, private_dirty: pss / 2, read_ns: Some(pss) };
+        state.memory = Some(Memory { shares: Some(shares), ..Memory::default() });
+        state
+    };
+    let of = |services: &Services| services.iter().next().unwrap().2.unwrap().shares;
+    services.process(&process(1, "web"), Some(&with(100)), 1);
+    assert_eq!(of(&services).map(|shares| (shares.pss, shares.private_dirty)), Some((100, 50)));
+    services.process(&process(2, "web"), Some(&state(10, 100)), 2);
+    assert_eq!(of(&services), None);
+    services.state(&process(2, "web"), &with(30));
+    assert_eq!(of(&services).map(|shares| (shares.pss, shares.private_dirty)), Some((130, 65)));
+    // Between two readings the last one holds.
+    services.state(&process(1, "web"), &state(10, 100));
+    assert_eq!(of(&services).map(|shares| shares.pss), Some(130));
+}
+
+/// A process of a service.
+pub(crate) fn process(pid: u32, service: &str) -> Process {
+    let image = Image {
+        index: 0,
+        path: "/ruby".into(),
+        version: RubyVersion { major: 3, minor: 3, teeny: 0 },
+        build_id: None,
+        stat_keys: vec!["heap_live_slots", "total_allocated_objects", "total_freed_objects"],
+        heap_keys: Vec::new(),
+        method: Method::Sites,
+        probes: 0,
+        gvl: None,
+        has_symbols: false,
+    };
+    Process {
+        pid,
+        ns_pid: None,
+        ppid: None,
+        comm: "ruby".to_owned(),
+        cmdline: None,
+        start_ts: None,
+        uid: None,
+        hostname: None,
+        container: crate::model::Container::default(),
+        gc_env: BTreeMap::new(),
+        gc_env_refused: Vec::new(),
+        origin: Arc::new(Origin { service: service.to_owned(), ..Origin::default() }),
+        image: Arc::new(image),
+    }
+}
+
+pub(crate) fn state(live: u64, allocated: u64) -> GcState {
+    let info = GcInfo {
+        major_by: None,
+        need_major_by: None,
+        gc_by: Some("newobj"),
+        have_finalizer: false,
+        immediate_sweep: false,
+        state: "none",
+        weak_references: None,
+    };
+    let memory = Some(Memory { rss: 1000, peak_rss: 1000, ..Memory::default() });
+    GcState { ts_ns: 1, tid: 1, stat: vec![live, allocated, 0], heaps: Vec::new(), info, memory }
+}
+
+fn cycle(count: u64, live: u64, allocated: u64, ns: u64) -> GcCycle {
+    let pause = Pause { tid: 1, begin_ns: 1, ns, kind: None, mark_ns: ns, sweep_ns: 0, other_ns: 0 };
+    let start = state(live, allocated);
+    GcCycle {
+        comm: "ruby".into(),
+        count,
+        start,
+        end: None,
+        pauses: vec![pause],
+        trigger: None,
+        request: None,
+        lost: 0,
+    }
+}
+
+/// Counters outlive processes and never shrink; gauges are of running processes only; each pause is in its bucket.
+#[test]
+fn adds_up() {
+    let mut services = Services::new(false);
+    let (a, b) = (process(1, "web"), process(2, "web"));
+    services.process(&a, Some(&state(10, 100)), 5);
+    services.process(&b, None, 6);
+    // What is not known of one of them is not in the sum.
+    assert_eq!(services.iter().next().unwrap().2.unwrap().live_slots, 10);
+    services.cycle(&a, &cycle(1, 20, 150, 50_000));
+    services.cycle(&b, &cycle(1, 30, 1000, 50_001));
+    services.cycle(&b, &cycle(2, 40, 1500, u64::MAX / 2));
+    {
+        let (key, web, gauges) = services.iter().next().unwrap();
+        let gauges = gauges.unwrap();
+        assert_eq!((key.service.as_str(), web.running, web.since_ns), ("web", 2, 5));
+        assert_eq!((web.allocated, gauges.live_slots, gauges.rss), (550, 60, Some(2000)));
+        assert_eq!(web.cycles.values().sum::<u64>(), 3);
+        assert_eq!(
+            (web.pauses[0].buckets[0], web.pauses[0].buckets[1], web.pauses[0].buckets[15]),
+            (1, 1, 1)
+        );
+    }
+    // Of a cycle that was cut off in its first pause no time is known.
+    services.cycle(&b, &GcCycle { pauses: Vec::new(), ..cycle(3, 40, 1500, 0) });
+    {
+        let (_, web, _) = services.iter().next().unwrap();
+        assert_eq!((web.cycles.values().sum::<u64>(), web.cycle_pauses[0].count()), (4, 3));
+    }
+    services.ended(&b, None);
+    // The same pid again is another process: its totals begin anew.
+    services.process(&process(1, "web"), Some(&state(7, 3)), 9);
+    let (_, web, gauges) = services.iter().next().unwrap();
+    assert_eq!((web.seen, web.running, web.allocated, gauges.unwrap().live_slots), (3, 1, 550, 7));
+}
+
+/// Of processes that have not been read nothing is known; where none runs nothing is held.
+#[test]
+fn unknown_is_not_zero() {
+    let mut services = Services::new(false);
+    let gauges = |services: &Services| services.iter().next().unwrap().2;
+    services.process(&process(1, "web"), None, 1);
+    assert_eq!(gauges(&services), None);
+    services.process(&process(2, "web"), Some(&GcState { memory: None, ..state(5, 0) }), 1);
+    assert_eq!(gauges(&services).map(|sum| (sum.live_slots, sum.rss)), Some((5, None)));
+    services.ended(&process(1, "web"), None);
+    services.ended(&process(2, "web"), None);
+    assert_eq!(gauges(&services).map(|sum| (sum.live_slots, sum.rss)), Some((0, Some(0))));
+}
+
+/// The number of services is bounded: those without processes are dropped first, and the rest are added up as one.
+#[test]
+fn bounded() {
+    let mut services = Services::new(false);
+    let names = |n: usize| format!("s{n}");
+    for n in 0..MAX_SERVICES {
+        services.process(&process(n as u32, &names(n)), None, n as u64);
+    }
+    services.ended(&process(3, &names(3)), None);
+    services.process(&process(1000, "new"), None, 1000);
+    assert_eq!(services.beyond, 0);
+    services.process(&process(1001, "newer"), None, 1001);
+    services.process(&process(1002, "newest"), None, 1002);
+    assert_eq!(services.beyond, 2);
+    assert!(services.iter().all(|(key, _, _)| key.service != names(3) && key.service != "newer"));
+    let beyond = services.iter().find(|(key, _, _)| key.service == BEYOND).unwrap();
+    assert_eq!((beyond.1.running, services.iter().count()), (2, MAX_SERVICES + 1));
+    assert_eq!((beyond.1.origin.service.as_str(), &beyond.1.hostname), (BEYOND, &None));
+}

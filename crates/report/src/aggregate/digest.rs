@@ -17,7 +17,7 @@ use super::{
 };
 use crate::{
     model::{
-        GcCycle, GcState, Process,
+        GcCycle, GcState, GcWork, Process,
         gvl::{GvlProcessSummary, GvlWho},
         seen::{Observer, ProcessEnd, Seen},
         source::{app_frame, ruby_frame},
@@ -86,7 +86,9 @@ pub struct ProcessDigest {
     pub sampled_ns: u64,
     /// GC cycles.
     pub cycles: u64,
-    /// Major ones of them.
+    /// GC pauses of a Ruby whose cycles are not known.
+    pub pauses: u64,
+    /// Major ones of the cycles.
     pub majors: u64,
     /// GC pauses and GC work together, nanoseconds.
     pub stopped_ns: u64,
@@ -126,8 +128,8 @@ pub struct LongPause {
     pub begin_ns: u64,
     /// Its process.
     pub pid: u32,
-    /// Kind and reason of its cycle.
-    pub key: CycleKey,
+    /// Kind and reason of its cycle; `None` for a Ruby whose cycles are not known.
+    pub key: Option<CycleKey>,
     /// The line that started the cycle: the application's own, or where there is none any.
     pub by: Option<Arc<Frame>>,
 }
@@ -139,6 +141,7 @@ impl ProcessDigest {
             span_ns: 0,
             sampled_ns: 0,
             cycles: 0,
+            pauses: 0,
             majors: 0,
             stopped_ns: 0,
             longest_ns: 0,
@@ -171,6 +174,7 @@ impl ProcessDigest {
 
     /// A pause of a Ruby whose cycles are not known.
     fn pause(&mut self, ns: u64) {
+        self.pauses += 1;
         self.stopped_ns += ns;
         self.longest_ns = self.longest_ns.max(ns);
     }
@@ -212,16 +216,27 @@ impl Digest {
         let stack = cycle.trigger.as_deref();
         let by = stack.and_then(|stack| app_frame(stack).or_else(|| ruby_frame(stack)));
         for pause in &cycle.pauses {
-            self.stops.add(pause.ns);
-            if self.worst.len() == PAUSES && self.worst.last().is_some_and(|last| last.ns >= pause.ns) {
-                continue;
-            }
             let (ns, begin_ns) = (pause.ns, pause.begin_ns);
-            let (pid, key) = (process.pid, CycleKey::of(cycle));
-            self.worst.push(LongPause { ns, begin_ns, pid, key, by: by.cloned() });
-            self.worst.sort_by_key(|pause| Reverse(pause.ns));
-            self.worst.truncate(PAUSES);
+            let (pid, key) = (process.pid, Some(CycleKey::of(cycle)));
+            self.stop(LongPause { ns, begin_ns, pid, key, by: by.cloned() });
         }
+    }
+
+    fn stop(&mut self, pause: LongPause) {
+        self.stops.add(pause.ns);
+        if self.worst.len() == PAUSES && self.worst.last().is_some_and(|last| last.ns >= pause.ns) {
+            return;
+        }
+        self.worst.push(pause);
+        self.worst.sort_by_key(|pause| Reverse(pause.ns));
+        self.worst.truncate(PAUSES);
+    }
+
+    /// A pause of a Ruby whose cycles are not known.
+    fn other_pause(&mut self, process: &Process, work: &GcWork) {
+        self.process(process).pause(work.ns);
+        let &GcWork { begin_ns, ns, .. } = work;
+        self.stop(LongPause { ns, begin_ns, pid: process.pid, key: None, by: None });
     }
 
     fn ended(&mut self, process: &Process, end: &ProcessEnd) {
@@ -256,7 +271,7 @@ impl Observer for Digest {
                 self.running.insert(process.pid, digest);
             }
             Seen::Cycle(cycle) => self.cycle(process, cycle),
-            Seen::Work(work) if work.phase == WorkPhase::Pause => self.process(process).pause(work.ns),
+            Seen::Work(work) if work.phase == WorkPhase::Pause => self.other_pause(process, work),
             Seen::Request(request) => self.requests.add(request),
             Seen::Stack(sample) => {
                 let begun = self.began_ns.is_some_and(|began_ns| sample.ts_ns >= began_ns);

@@ -152,7 +152,7 @@ impl GcSummary {
             self.totals.add(stopped_ns);
         }
         let by = started_by(cycle);
-        if self.worst.as_ref().is_none_or(|worst| worst.stopped_ns < stopped_ns) {
+        if !cycle.pauses.is_empty() && self.worst.as_ref().is_none_or(|worst| worst.stopped_ns < stopped_ns) {
             let (count, max_ns, ts_ns) = (cycle.count, cycle.max_pause_ns(), cycle.start.ts_ns);
             self.worst = Some(Notable { count, key, ts_ns, stopped_ns, max_ns, by: by.cloned() });
         }
@@ -232,6 +232,15 @@ mod tests {
         let trigger = file.map(|file| Arc::from([library, frame(file)].as_slice()));
         let pauses = pauses.iter().map(pause).collect();
         GcCycle { comm: "ruby".into(), count, start, end: None, pauses, trigger, request: None, lost: 0 }
+    }
+
+    /// A cycle of which no pause was seen is counted, and is nothing else: it is not the worst one.
+    #[test]
+    fn without_pauses() {
+        let mut summary = GcSummary::default();
+        summary.cycle(&cycle(1, &[], None, 1));
+        assert_eq!((summary.count(None), summary.stops.count(), summary.totals.count()), (1, 0, 0));
+        assert!(summary.worst.is_none(), "{:?}", summary.worst);
     }
 
     /// Sums are exact, quantiles within one percent, and lines are those of the application.

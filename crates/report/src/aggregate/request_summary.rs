@@ -39,6 +39,8 @@ pub struct GroupSummary {
     pub count: u64,
     /// Requests with a status from 500 on.
     pub failed: u64,
+    /// Requests whose status is known.
+    pub status_known: u64,
     /// How long they took, where that was seen.
     pub times: Distribution,
     /// The sum of that, nanoseconds.
@@ -128,6 +130,7 @@ impl GroupSummary {
     fn add(&mut self, request: &Request) {
         self.count += 1;
         self.failed += u64::from(request.status.is_some_and(|status| status >= 500));
+        self.status_known += u64::from(request.status.is_some());
         self.gcs += u64::from(request.gcs.unwrap_or_default());
         self.gcs_known += u64::from(request.gcs.is_some());
         self.alloc.add(request.alloc.unwrap_or_default());
@@ -205,6 +208,11 @@ impl RequestSummary {
         let mut all = self.sorted(|of| of.alloc.bytes);
         all.retain(|(_, of)| of.alloc.bytes > 0);
         all
+    }
+
+    /// Whether the status of any is known.
+    pub fn has_status(&self) -> bool {
+        self.groups.values().any(|of| of.status_known > 0)
     }
 
     /// Whether it is known of any what it took of the heap.

@@ -1,6 +1,7 @@
 //! What a recording lacks, by name: figures that lack something are not shown.
 
 use gctrace_common::stats::Family;
+use gctrace_tunemygc::printable::printable;
 
 use super::gather::Side;
 use crate::{ledger::Extent, words::plural};
@@ -39,6 +40,7 @@ impl Side {
 
     pub(super) fn without_gc(&self) -> Lack {
         if let Some(program) = self.without_cycles.first() {
+            let program = printable(program);
             return Some(
                 self.lacks(&format!("has no GC events of {program}: its Ruby was traced by functions")),
             );

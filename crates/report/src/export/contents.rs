@@ -7,6 +7,7 @@ use std::{
     rc::Rc,
 };
 
+use gctrace_tunemygc::printable::printable_json;
 use serde::Serialize;
 
 use super::{ExportError, Exporter, place::program, text::clip};
@@ -366,7 +367,7 @@ impl Contents {
             kernel_counters: not_zero(counted.ledger.kernel_counters()),
             user_counters: not_zero(counted.ledger.user_counters()),
         };
-        serde_json::to_writer_pretty(&mut *out, &document).map_err(io::Error::from)?;
-        writeln!(out)
+        let text = serde_json::to_string_pretty(&document).map_err(io::Error::from)?;
+        writeln!(out, "{}", printable_json(&text))
     }
 }

@@ -243,7 +243,8 @@ impl<W: Write> OneScreen<W> {
         ];
         for pause in &self.digest.worst {
             let at = time_of_day(self.clock().epoch_seconds(pause.begin_ns));
-            let head = format!("{:>9}  {at}Z pid {}, {}", duration(pause.ns), pause.pid, cause(&pause.key));
+            let cause = pause.key.as_ref().map_or_else(String::new, |key| format!(", {}", cause(key)));
+            let head = format!("{:>9}  {at}Z pid {}{cause}", duration(pause.ns), pause.pid);
             let room = width.saturating_sub(head.len() + 4).max(20);
             let by = pause.by.as_deref().map(|frame| format!(" by {}", place_within(frame, room)));
             rows.push(head + by.as_deref().unwrap_or_default());
@@ -532,5 +533,11 @@ mod tests {
         assert_eq!(columns(&text)[..3], ["-", "-", "-"], "{text}");
         let text = of(Method::UsdtPauses, &work(Phase::Pause, 10, 100_000));
         assert_eq!(columns(&text)[..5], ["10.0", "%", "-", "100µs", "0.00"], "{text}");
+        let text = of(Method::UsdtPauses, &work(Phase::Pause, 10, 500_000_000));
+        assert!(
+            text.contains("1 GC pauses, p50 500.0ms") && text.contains("500.0ms  00:00:00.000Z pid 1\n"),
+            "{text}"
+        );
+        assert!(text.contains("A GC pause of 500.0ms (pid 1). What was around it:"), "{text}");
     }
 }

@@ -439,6 +439,8 @@ impl<W: Write> Jsonl<W> {
             phases.sweep_ns += sweep_ns;
             phases.other_ns += other_ns;
         }
+        // Of a program that was killed in its first pause, or where the records of all pauses were lost, no time is known.
+        let seen = !cycle.pauses.is_empty();
         let start = &cycle.start;
         let end = cycle.end.as_ref();
         let memory_end = end.and_then(|state| state.memory);
@@ -455,9 +457,9 @@ impl<W: Write> Jsonl<W> {
             gc_by: start.info.gc_by,
             major_by: start.info.major_by,
             compacting: cycle.compacted(process),
-            pause_ns: cycle.pause_ns(),
-            max_pause_ns: cycle.max_pause_ns(),
-            phases,
+            pause_ns: seen.then(|| cycle.pause_ns()),
+            max_pause_ns: seen.then(|| cycle.max_pause_ns()),
+            phases: seen.then_some(phases),
             steps: cycle.pauses.len(),
             mark_steps: cycle.pauses.iter().filter(|pause| pause.mark_ns > 0).count(),
             sweep_steps: cycle.pauses.iter().filter(|pause| pause.sweep_ns > 0).count(),

@@ -21,9 +21,10 @@ pub(super) struct Gc<'a> {
     pub(super) gc_by: Option<&'static str>,
     pub(super) major_by: Option<&'static str>,
     pub(super) compacting: Option<bool>,
-    pub(super) pause_ns: u64,
-    pub(super) max_pause_ns: u64,
-    pub(super) phases: Phases,
+    /// This and the next two: `None` if no pause of it was seen.
+    pub(super) pause_ns: Option<u64>,
+    pub(super) max_pause_ns: Option<u64>,
+    pub(super) phases: Option<Phases>,
     pub(super) steps: usize,
     pub(super) mark_steps: usize,
     pub(super) sweep_steps: usize,

@@ -53,19 +53,20 @@ struct Cause {
     cycles: u64,
 }
 
-/// Quantiles are at most 1 % too high, the largest is exact.
+/// Quantiles are at most 1 % too high, the largest is exact. `None` where there is none.
 #[derive(Serialize)]
 struct Times {
     count: u64,
-    p50_ns: u64,
-    p99_ns: u64,
-    max_ns: u64,
+    p50_ns: Option<u64>,
+    p99_ns: Option<u64>,
+    max_ns: Option<u64>,
 }
 
 impl Times {
     fn of(times: &Distribution) -> Self {
-        let (p50_ns, p99_ns) = (times.quantile_ns(0.5), times.quantile_ns(0.99));
-        Self { count: times.count(), p50_ns, p99_ns, max_ns: times.max_ns() }
+        let known = |ns: u64| (times.count() > 0).then_some(ns);
+        let (p50_ns, p99_ns) = (known(times.quantile_ns(0.5)), known(times.quantile_ns(0.99)));
+        Self { count: times.count(), p50_ns, p99_ns, max_ns: known(times.max_ns()) }
     }
 }
 

@@ -317,11 +317,13 @@ fn write_cycles(
     let share = percent(total_ns, span_ns);
     let rate = gc.count(None) as f64 * 1e9 / span_ns.max(1) as f64;
     let (minor, major) = (gc.count(Some("minor")), gc.count(Some("major")));
-    let text = format!(
-        "{share} of the time: {} in {} ({rate:.1} a second)",
-        duration(total_ns),
-        plural(gc.count(None), "cycle")
-    );
+    let cycles = plural(gc.count(None), "cycle");
+    let has_times = gc.stops.count() > 0;
+    let text = if has_times || gc.is_empty() || done.end.outside_ns > 0 {
+        format!("{share} of the time: {} in {cycles} ({rate:.1} a second)", duration(total_ns))
+    } else {
+        format!("{cycles} ({rate:.1} a second), whose pauses were not seen")
+    };
     row(out, width, "GC", &text)?;
     for (kind, count) in [("minor", minor), ("major", major)] {
         if count > 0 {
@@ -329,6 +331,9 @@ fn write_cycles(
         }
     }
     for (label, times) in [("stops", &gc.stops), ("per cycle", &gc.totals)] {
+        if times.count() == 0 {
+            continue;
+        }
         let text = format!(
             "longest {}, p99 {}, p50 {}  ({}, within 1 %)",
             duration(times.max_ns()),

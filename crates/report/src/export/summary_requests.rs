@@ -33,6 +33,8 @@ const GVL: &str = "GVL";
 const CPU: &str = "CPU";
 /// The column of what a request took of the heap on average, where that is known.
 const ALLOC: &str = "alloc/req";
+/// The column of failed requests, where statuses are known.
+const STATUS: &str = "5xx";
 /// The column of waits for a thread, where these are known.
 const QUEUE: &str = "queue95";
 
@@ -60,8 +62,16 @@ const COLUMNS: [Column; 14] = [
     Column { head: GVL, width: 8, worth: 6, text: |of, _| share(of.gvl) },
     Column { head: ALLOC, width: 11, worth: 6, text: |of, _| allocated(of) },
     Column { head: "GCs/req", width: 8, worth: 1, text: |of, _| each(of) },
-    Column { head: "5xx", width: 5, worth: 2, text: |of, _| of.failed.to_string() },
+    Column { head: STATUS, width: 5, worth: 2, text: |of, _| failed(of) },
 ];
+
+/// Requests that failed, of those whose status is known.
+fn failed(of: &GroupSummary) -> String {
+    match of.status_known {
+        0 => "?".to_owned(),
+        _ => of.failed.to_string(),
+    }
+}
 
 fn time(of: &GroupSummary, quantile: f64) -> String {
     at(&of.times, quantile)
@@ -106,6 +116,7 @@ fn columns(room: usize, requests: &RequestSummary) -> Vec<&'static Column> {
         QUEUE => requests.has_queues(),
         CPU => requests.has_cpu(),
         ALLOC => requests.has_alloc(),
+        STATUS => requests.has_status(),
         _ => true,
     };
     let mut columns: Vec<&Column> = COLUMNS.iter().filter(known).collect();
@@ -183,7 +194,8 @@ fn table(out: &mut impl Write, width: usize, requests: &RequestSummary, by: By) 
     }
     for (at, (group, of)) in requests.by_gc().into_iter().take(SHOWN_GC).enumerate() {
         let label = if at == 0 { "most GC" } else { "" };
-        let (own, other) = (duration(of.own.ns), duration(of.other.ns));
+        let known = |part: Part| if part.of_ns == 0 { "?".to_owned() } else { duration(part.ns) };
+        let (own, other) = (known(of.own), known(of.other));
         let figures = format!("{own:>8} own, {other:>8} of other threads: ");
         let room = width.saturating_sub(INDENT + figures.len());
         row(out, width, label, &format!("{figures}{}", clip(&group_name(group, services), room)))?;
@@ -252,6 +264,33 @@ mod tests {
   most GC    60.00ms own,  120.0ms of other threads: GET /a
 ";
         assert_eq!(text(110), expected);
+    }
+
+    /// Where a figure is known of no request of an endpoint, none is shown.
+    #[test]
+    fn unknown_figures() {
+        let text = |requests: &[Request]| {
+            let mut summary = RequestSummary::default();
+            for request in requests {
+                summary.add(request);
+            }
+            let mut out = Vec::new();
+            write(&mut out, 150, &summary).unwrap();
+            String::from_utf8(out).unwrap()
+        };
+        let first = some().swap_remove(0);
+        let own = text(&[Request { gc_other: None, ..first.clone() }]);
+        assert!(own.contains("60.00ms own,        ? of other threads: GET /a"), "{own}");
+        let other = text(&[Request { gc_ns: None, ..first.clone() }]);
+        assert!(other.contains("       ? own,  20.00ms of other threads: GET /a"), "{other}");
+        // Jobs have no status.
+        let job = Request { status: None, path: Some("/b".to_owned()), ..first.clone() };
+        assert!(!text(std::slice::from_ref(&job)).contains("5xx"));
+        let both = text(&[first, job]);
+        assert!(
+            both.contains("5xx") && both.lines().any(|line| line.contains("GET /b") && line.ends_with('?')),
+            "{both}"
+        );
     }
 
     /// Waits for the GVL have a column where they are known.

@@ -39,6 +39,7 @@ pub struct Text<W: Write> {
     layout: Option<Layout>,
     gvl: GvlTable,
     intervals: Option<Intervals>,
+    closed_ns: Option<u64>,
 }
 
 /// The heading is repeated after this many lines, as in `vmstat`.
@@ -153,7 +154,17 @@ impl<W: Write> Text<W> {
     /// Writes lines to `out`, which is this screen.
     pub fn new(out: W, clock: WallClock, screen: Screen, lines: Lines) -> Self {
         let intervals = lines.interval_ns.filter(|_| !lines.none).map(Intervals::new);
-        Self { out, clock, screen, lines, written: 0, layout: None, gvl: GvlTable::default(), intervals }
+        Self {
+            out,
+            clock,
+            screen,
+            lines,
+            written: 0,
+            layout: None,
+            gvl: GvlTable::default(),
+            intervals,
+            closed_ns: None,
+        }
     }
 
     /// Whether lines of single events are written.
@@ -368,7 +379,16 @@ impl<W: Write> Exporter for Text<W> {
         written.map_err(ExportError::Stdout)
     }
 
+    fn closed(&mut self, ts_ns: u64) {
+        self.closed_ns = Some(ts_ns);
+    }
+
     fn finish(&mut self, _: &Ledger) -> Result<(), ExportError> {
+        if let (Some(intervals), Some(closed_ns)) = (&mut self.intervals, self.closed_ns) {
+            intervals
+                .write_rest(&mut self.out, self.clock, self.screen, closed_ns)
+                .map_err(ExportError::Stdout)?;
+        }
         self.out.flush().map_err(ExportError::Stdout)
     }
 

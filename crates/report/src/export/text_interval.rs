@@ -22,9 +22,13 @@ const HEADING_EVERY: u64 = 50;
 /// What happened in each process since the last lines.
 pub(super) struct Intervals {
     every_ns: u64,
-    /// When the interval began; `None`: no process has been seen yet.
+    /// When the interval began, by the schedule; `None`: no process has been seen yet.
     began_ns: Option<u64>,
+    /// Up to when there are lines: what came later is of the next ones, which may be late.
+    written_ns: u64,
     processes: BTreeMap<u32, Interval>,
+    /// Programs that were replaced by others in their process since then.
+    replaced: Vec<(u32, Interval)>,
     lines: u64,
 }
 
@@ -40,7 +44,14 @@ struct Interval {
 impl Intervals {
     /// Intervals of this length.
     pub(super) fn new(every_ns: u64) -> Self {
-        Self { every_ns, began_ns: None, processes: BTreeMap::new(), lines: 0 }
+        Self {
+            every_ns,
+            began_ns: None,
+            written_ns: 0,
+            processes: BTreeMap::new(),
+            replaced: Vec::new(),
+            lines: 0,
+        }
     }
 
     /// Something was seen of a process.
@@ -49,8 +60,15 @@ impl Intervals {
             let rss = state.and_then(|state| state.memory).map(|memory| memory.rss);
             let (name, method, gc) = (program(process), process.image.method, GcSummary::default());
             let interval = Interval { name, method, rss, gc, ended: false };
-            self.processes.insert(process.pid, interval);
-            self.began_ns.get_or_insert(now_ns);
+            if let Some(before) = self.processes.insert(process.pid, interval)
+                && !before.gc.is_empty()
+            {
+                self.replaced.push((process.pid, before));
+            }
+            if self.began_ns.is_none() {
+                self.began_ns = Some(now_ns);
+                self.written_ns = now_ns;
+            }
         }
         let Some(interval) = self.processes.get_mut(&process.pid) else { return };
         match seen {
@@ -65,6 +83,41 @@ impl Intervals {
         }
     }
 
+    /// Writes what came after the last lines, when tracing has ended: processes that collected in this time, shorter than an interval.
+    pub(super) fn write_rest(
+        &mut self,
+        out: &mut impl Write,
+        clock: WallClock,
+        screen: Screen,
+        now: u64,
+    ) -> std::io::Result<()> {
+        let at = format!("{}Z", &time_of_day(clock.epoch_seconds(now))[..8]);
+        self.write_replaced(out, &at, screen, now)?;
+        let span_ns = now.saturating_sub(self.written_ns);
+        for (pid, interval) in std::mem::take(&mut self.processes) {
+            if !interval.gc.is_empty() {
+                line(out, screen, &mut self.lines, &at, pid, &interval, &interval.gc, span_ns)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Writes the lines of programs that are there no more; returns whether there were any.
+    fn write_replaced(
+        &mut self,
+        out: &mut impl Write,
+        at: &str,
+        screen: Screen,
+        now: u64,
+    ) -> std::io::Result<bool> {
+        let replaced = std::mem::take(&mut self.replaced);
+        let span_ns = now.saturating_sub(self.written_ns);
+        for (pid, interval) in &replaced {
+            line(out, screen, &mut self.lines, at, *pid, interval, &interval.gc, span_ns)?;
+        }
+        Ok(!replaced.is_empty())
+    }
+
     /// Writes the lines of the interval if it is over. A cycle counts where it ends.
     pub(super) fn write_due(
         &mut self,
@@ -77,6 +130,7 @@ impl Intervals {
             return Ok(());
         };
         let at = format!("{}Z", &time_of_day(clock.epoch_seconds(now))[..8]);
+        let has_lines = self.write_replaced(out, &at, screen, now)?;
         let mut quiet = 0_u64;
         for (pid, interval) in &mut self.processes {
             let gc = std::mem::take(&mut interval.gc);
@@ -85,13 +139,15 @@ impl Intervals {
                 quiet += 1;
                 continue;
             }
-            line(out, screen, &mut self.lines, &at, *pid, interval, &gc, now - began)?;
+            let span_ns = now.saturating_sub(self.written_ns);
+            line(out, screen, &mut self.lines, &at, *pid, interval, &gc, span_ns)?;
         }
-        let alone = quiet == self.processes.len() as u64;
+        let alone = quiet == self.processes.len() as u64 && !has_lines;
         if alone && quiet > 0 {
             writeln!(out, "{at:<9} no cycles")?;
         }
         self.processes.retain(|_, interval| !interval.ended);
+        self.written_ns = now;
         // Late lines do not shift those that follow, unless a whole interval was missed.
         let next = began + self.every_ns;
         self.began_ns = Some(if now - next < self.every_ns { next } else { now });
@@ -136,4 +192,95 @@ fn line(
     let top = lines.first().and_then(|line| line.frame.as_ref()).filter(|_| room > 3);
     let top = top.map_or_else(String::new, |frame| place_within(frame, room));
     writeln!(out, "{}", format!("{columns} {top}").trim_end())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        export::profile,
+        model::{
+            EndReason, GcWork,
+            seen::{CyclesBefore, ProcessEnd},
+        },
+    };
+
+    const S: u64 = 1_000_000_000;
+
+    struct Lines {
+        intervals: Intervals,
+        out: Vec<u8>,
+    }
+
+    impl Lines {
+        /// A process that is seen at second 1.
+        fn new(process: &Process) -> Self {
+            let mut intervals = Intervals::new(S);
+            intervals.see(process, Seen::Process { state: None, now_ns: S });
+            Self { intervals, out: Vec::new() }
+        }
+
+        fn pause(&mut self, process: &Process, ns: u64) {
+            let work = GcWork { phase: WorkPhase::Pause, tid: 1, comm: "ruby".into(), begin_ns: 1, ns };
+            self.intervals.see(process, Seen::Work(&work));
+        }
+
+        /// Lines that were written at this time: share of GC and its sum.
+        fn at(&mut self, now: u64, last: bool) -> Vec<String> {
+            let (clock, screen) = (WallClock::with_offsets(0, 0), Screen::none());
+            if last {
+                self.intervals.write_rest(&mut self.out, clock, screen, now).unwrap();
+            } else {
+                self.intervals.write_due(&mut self.out, clock, screen, now).unwrap();
+            }
+            let text = String::from_utf8(std::mem::take(&mut self.out)).unwrap();
+            let of = |line: &str| line.split_whitespace().skip(5).take(2).collect::<Vec<_>>().join(" ");
+            text.lines().filter(|line| !line.starts_with("TIME")).map(of).collect()
+        }
+    }
+
+    fn process() -> Process {
+        let (mut process, _) = profile::a_sample(5);
+        process.comm = "app".into();
+        std::sync::Arc::make_mut(&mut process.image).method = Method::UsdtPauses;
+        process
+    }
+
+    /// A share is of the time since the last lines, which may have been late, and the rest has its own length.
+    #[test]
+    fn late_lines() {
+        let process = process();
+        let mut lines = Lines::new(&process);
+        lines.pause(&process, S / 5);
+        assert!(lines.at(S + S / 2, false).is_empty());
+        // Half a second late.
+        assert_eq!(lines.at(2 * S + S / 2, false), ["13.3% 200.0ms"]);
+        lines.pause(&process, S / 4);
+        assert_eq!(lines.at(3 * S, false), ["50.0% 250.0ms"]);
+        lines.pause(&process, S / 8);
+        assert_eq!(lines.at(3 * S + S / 4, true), ["50.0% 125.0ms"]);
+        assert!(lines.at(4 * S, true).is_empty());
+    }
+
+    /// What a program did before another one replaced it has a line of its own.
+    #[test]
+    fn replaced() {
+        let process = process();
+        let mut lines = Lines::new(&process);
+        lines.pause(&process, S / 10);
+        let end = ProcessEnd {
+            reason: EndReason::Execed,
+            ts_ns: S,
+            since_ns: 0,
+            outside_ns: 0,
+            shutdown: None,
+            cycles: 0,
+            before: CyclesBefore::Unknown,
+            lost: 0,
+        };
+        lines.intervals.see(&process, Seen::Ended(&end));
+        lines.intervals.see(&process, Seen::Process { state: None, now_ns: S + 1 });
+        lines.pause(&process, S / 2);
+        assert_eq!(lines.at(2 * S, false), ["10.0% 100.0ms", "50.0% 500.0ms"]);
+    }
 }

@@ -96,12 +96,13 @@ impl Uploader {
 
     /// Adds what became of its payloads.
     pub(super) fn add_counts(&self, to: &mut UserCounts) {
-        let Counts { made, sent, partial, refused, dropped, waiting } = self.0.counts();
+        let Counts { made, sent, partial, refused, dropped, empty, waiting } = self.0.counts();
         to.uploads.uploads += made;
         to.uploads.uploads_sent += sent;
         to.uploads.uploads_partial += partial;
         to.uploads.uploads_refused += refused;
         to.uploads.uploads_dropped += dropped;
+        to.uploads.uploads_empty += empty;
         to.uploads.uploads_waiting += waiting;
     }
 

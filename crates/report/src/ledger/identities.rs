@@ -185,11 +185,17 @@ pub(super) const ALL: &[Sum] = &[
         },
     },
     Sum {
-        text: "requests = sent + refused + dropped + waiting",
+        text: "uploads = sent + refused + dropped + empty + waiting",
         left: Side { kernel: &[], user: &[U::uploads] },
         right: Side {
             kernel: &[],
-            user: &[U::uploads_sent, U::uploads_refused, U::uploads_dropped, U::uploads_waiting],
+            user: &[
+                U::uploads_sent,
+                U::uploads_refused,
+                U::uploads_dropped,
+                U::uploads_empty,
+                U::uploads_waiting,
+            ],
         },
     },
     Sum {

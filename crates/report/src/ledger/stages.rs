@@ -381,6 +381,8 @@ user_counters! {
         uploads_refused,
         /// Uploads dropped, because too many waited or the server could not be reached.
         uploads_dropped,
+        /// Uploads that held nothing once they were made, such as those of a time whose samples were all filtered; they are not sent.
+        uploads_empty,
         /// Uploads still waiting.
         uploads_waiting,
     }

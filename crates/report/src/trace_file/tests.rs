@@ -97,7 +97,7 @@ pub(super) fn process_with(pid: u32) -> Process {
     Process { pid, cmdline: None, ..samples::process() }
 }
 
-fn header() -> Header {
+pub(super) fn header() -> Header {
     Header {
         gctrace: "1.2.3".to_owned(),
         clock: WallClock::with_offsets(1_700_000_000_123_456_789, -5),

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use super::decode::Owned;
 use crate::model::{
-    GcCycle, GcState, GcWork, Pause,
+    GcCycle, GcState, GcWork, Memory, Pause, Shares,
     gvl::{GvlBlocked, GvlBlocker, GvlProcessSummary, GvlSpan, GvlThreadSummary, GvlWait, GvlWho},
     request::{Job, Request, UnitStates},
     seen::{AllocStack, AllocSum, ProcessEnd},
@@ -138,9 +138,15 @@ fn number(request: &mut Option<u64>, with: &mut impl Visit) {
 }
 
 fn state(state: &mut GcState, with: &mut impl Visit) {
-    let GcState { ts_ns, tid, stat: _, heaps: _, info: _, memory: _ } = state;
+    let GcState { ts_ns, tid, stat: _, heaps: _, info: _, memory } = state;
     with.time(ts_ns);
     with.tid(tid);
+    if let Some(memory) = memory {
+        let Memory { rss: _, peak_rss: _, anon: _, file: _, shmem: _, swap: _, source: _, shares } = memory;
+        if let Some(Shares { pss: _, private_dirty: _, read_ns: Some(read_ns) }) = shares {
+            with.time(read_ns);
+        }
+    }
 }
 
 fn cycle(cycle: &mut GcCycle, with: &mut impl Visit) {

@@ -48,7 +48,7 @@ impl Digest {
     }
 
     fn gc(&self) -> Option<Step<'_>> {
-        let much = |of: &&ProcessDigest| of.cycles >= CYCLES && of.gc_share() >= GC_SHARE;
+        let much = |of: &&ProcessDigest| of.cycles.max(of.pauses) >= CYCLES && of.gc_share() >= GC_SHARE;
         self.most(much, ProcessDigest::gc_share).map(Step::Gc)
     }
 

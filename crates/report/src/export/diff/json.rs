@@ -2,6 +2,7 @@
 
 use std::io::{self, Write};
 
+use gctrace_tunemygc::printable::printable_json;
 use serde::Serialize;
 
 use super::{Compared, text::method_name};
@@ -175,6 +176,6 @@ pub fn write(out: &mut dyn Write, compared: &Compared<'_>) -> io::Result<()> {
         tables: comparison.tables.iter().map(OneTable::of).collect(),
         conditions: conditions.collect(),
     };
-    serde_json::to_writer_pretty(&mut *out, &document).map_err(io::Error::from)?;
-    writeln!(out)
+    let text = serde_json::to_string_pretty(&document).map_err(io::Error::from)?;
+    writeln!(out, "{}", printable_json(&text))
 }

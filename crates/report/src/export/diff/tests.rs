@@ -58,6 +58,8 @@ fn compared(conditions: &[&str]) -> (String, Value) {
             let (mut text, mut json) = (Vec::new(), Vec::new());
             write_text(&mut text, &compared).unwrap();
             write_json(&mut json, &compared).unwrap();
+            let shown = std::str::from_utf8(&json).unwrap();
+            assert!(!shown.contains(['\u{202e}', '\u{1b}', '\u{9b}']), "{shown}");
             (String::from_utf8(text).unwrap(), serde_json::from_slice(&json).unwrap())
         })
     })

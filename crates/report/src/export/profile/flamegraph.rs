@@ -68,11 +68,25 @@ pub(super) fn write(
     options.factor = factor;
     options.min_width = MIN_PART * 100.0;
     "Frame:".clone_into(&mut options.name_type);
-    options.notes = context.account();
+    options.notes = comment(&context.account());
     let mut svg = Vec::new();
     flamegraph::from_lines(&mut options, lines.iter().map(String::as_str), &mut svg)?;
     let svg = String::from_utf8(svg).map_err(io::Error::other)?;
     out.write_all(theme::added(&legend::added(&svg, &classes)).as_bytes())
+}
+
+/// A text as XML allows it in a comment, in which the notes are: without two hyphens in a row, and with none at its end.
+fn comment(text: &str) -> String {
+    let mut comment = String::with_capacity(text.len());
+    for c in text.chars() {
+        // A hyphen at which no line breaks, which looks the same.
+        let follows = c == '-' && comment.ends_with('-');
+        comment.push(if follows { '\u{2011}' } else { c });
+    }
+    if comment.ends_with('-') {
+        comment.push(' ');
+    }
+    comment
 }
 
 /// A picture that says that there is nothing to show.

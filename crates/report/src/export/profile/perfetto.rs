@@ -198,8 +198,15 @@ pub(super) fn write(recording: &Recording, context: &Context<'_>, out: &mut dyn 
         for (tid, tracks) in of {
             // To Perfetto, thread 0 is an idle CPU.
             if tid == 0 {
-                let track = packets.child(process, &format!("allocation {}", tracks.name))?;
-                memory::stacks(&mut packets, recording, track, tracks.allocs)?;
+                if !tracks.allocs.is_empty() {
+                    let track = packets.child(process, &format!("allocation {}", tracks.name))?;
+                    memory::stacks(&mut packets, recording, track, tracks.allocs)?;
+                }
+                // Threads that have waited since they began: no native thread of them was seen.
+                for (name, slices) in tracks.gvl.into_values() {
+                    let track = packets.child(process, &name)?;
+                    packets.slices(track, slices)?;
+                }
                 continue;
             }
             let thread = packets.track(proto::TrackDescriptor {
@@ -222,7 +229,7 @@ pub(super) fn write(recording: &Recording, context: &Context<'_>, out: &mut dyn 
                 let track = packets.child(thread, "allocation")?;
                 memory::stacks(&mut packets, recording, track, tracks.allocs)?;
             }
-            for slices in tracks.gvl.into_values() {
+            for (_, slices) in tracks.gvl.into_values() {
                 let track = packets.child(thread, &format!("{} {tid}", tracks.name))?;
                 packets.slices(track, slices)?;
             }
@@ -353,8 +360,8 @@ struct ThreadTracks {
     pauses: Vec<Slice>,
     /// Its stacks of allocation.
     allocs: Vec<AllocMoment>,
-    /// What it did with the GVL; of several Ruby threads that ran on it one after the other, by their numbers.
-    gvl: BTreeMap<u64, Vec<Slice>>,
+    /// What it did with the GVL; of several Ruby threads that ran on it one after the other, by their numbers, with their names.
+    gvl: BTreeMap<u64, (String, Vec<Slice>)>,
 }
 
 impl ThreadTracks {
@@ -434,8 +441,11 @@ fn gvl(recording: &Recording, timeline: &Timeline, threads: &mut Threads) {
         let (thread, _) = recording.thread_facts(moment.thread);
         let tid = tids.get(&(thread.process, moment.id)).copied().unwrap_or(thread.tid);
         let tracks = threads.entry(thread.process).or_default().entry(tid).or_default();
-        tracks.name = label::text(&thread.name);
-        let slices = tracks.gvl.entry(moment.id).or_default();
+        let name = label::text(&thread.name);
+        if tid != 0 {
+            tracks.name.clone_from(&name);
+        }
+        let (_, slices) = tracks.gvl.entry(moment.id).or_insert_with(|| (name, Vec::new()));
         let mut notes = vec![("tid", Note::Number(thread.tid.into()))];
         if let Some((holder, ..)) = moment.holder {
             let (holder, _) = recording.thread_facts(holder);

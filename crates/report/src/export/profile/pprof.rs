@@ -19,7 +19,7 @@
 //! The profile is written in pieces: messages of one type that follow each other are one message (protobuf encoding).
 
 use std::{
-    collections::{BTreeMap, HashMap, HashSet},
+    collections::{BTreeMap, BTreeSet, HashMap, HashSet},
     io::{self, Write},
     ops::Range,
     sync::Arc,
@@ -238,7 +238,10 @@ struct Builder<'a> {
     strings: Vec<String>,
     string_ids: HashMap<String, i64>,
     mappings: Vec<proto::Mapping>,
-    mapping_ids: HashMap<String, u64>,
+    /// By path and build id: containers may have other files at the same path.
+    mapping_ids: HashMap<(String, String), u64>,
+    /// The mapping of native code, by path.
+    native_ids: HashMap<String, u64>,
     locations: Vec<proto::Location>,
     /// By mapping and frame.
     location_ids: HashMap<(u64, FrameId), u64>,
@@ -260,6 +263,7 @@ impl<'a> Builder<'a> {
             string_ids: HashMap::new(),
             mappings: Vec::new(),
             mapping_ids: HashMap::new(),
+            native_ids: HashMap::new(),
             locations: Vec::new(),
             location_ids: HashMap::new(),
             made_up_ids: HashMap::new(),
@@ -478,20 +482,39 @@ impl<'a> Builder<'a> {
     }
 
     fn mapping(&mut self, file: &str, build_id: &str) -> u64 {
-        if let Some(&id) = self.mapping_ids.get(file) {
+        let key = (file.to_owned(), build_id.to_owned());
+        if let Some(&id) = self.mapping_ids.get(&key) {
             return id;
         }
         let id = self.mappings.len() as u64 + 1;
         let (filename, build_id) = (self.text(file), self.text(build_id));
         self.mappings.push(proto::Mapping { id, filename, build_id, has_functions: true });
-        self.mapping_ids.insert(file.to_owned(), id);
+        self.mapping_ids.insert(key, id);
+        id
+    }
+
+    /// The mapping of native code in a file, of which the frame has only the path: that of the image with this path, if there is one.
+    /// Where files of several builds have the path, the code is of an unknown one of them.
+    fn native_mapping(&mut self, file: &str) -> u64 {
+        if let Some(&id) = self.native_ids.get(file) {
+            return id;
+        }
+        let images = self.recording.images.iter().filter(|image| image.path.to_string_lossy() == file);
+        let builds: BTreeSet<&str> =
+            images.map(|image| image.build_id.as_deref().unwrap_or_default()).collect();
+        let build = match builds.len() {
+            1 => builds.first().copied().unwrap_or_default(),
+            _ => "",
+        };
+        let id = self.mapping(file, build);
+        self.native_ids.insert(file.to_owned(), id);
         id
     }
 
     fn location(&mut self, ruby: u64, id: FrameId, frame: &Frame) -> u64 {
         let mapping_id = match (frame.kind, &frame.file) {
             (FrameKind::Kernel, _) => self.mapping(KERNEL, ""),
-            (FrameKind::Native, Some(file)) => self.mapping(file, ""),
+            (FrameKind::Native, Some(file)) => self.native_mapping(file),
             _ => ruby,
         };
         if let Some(&location) = self.location_ids.get(&(mapping_id, id)) {

@@ -137,7 +137,7 @@ impl Client {
 
     /// Adds what became of its sets.
     pub(super) fn add_counts(&self, to: &mut UserCounts) {
-        let Counts { made, sent, partial: _, refused, dropped, waiting } = self.engine.counts();
+        let Counts { made, sent, partial: _, refused, dropped, empty: _, waiting } = self.engine.counts();
         to.sets.sets += made;
         to.sets.sets_sent += sent;
         to.sets.sets_refused += refused;

@@ -1,6 +1,13 @@
 //! Sets that wait to be sent, on disk: bounded, oldest dropped first, and still there after a restart.
 
-use std::{collections::VecDeque, ffi::OsString, fs::File, io, path::Path, sync::Arc};
+use std::{
+    collections::VecDeque,
+    ffi::OsString,
+    fs::{File, TryLockError},
+    io,
+    path::Path,
+    sync::Arc,
+};
 
 use super::journal::{self, Draft, unique_stem};
 use crate::{
@@ -49,20 +56,23 @@ pub(super) struct Spool {
     /// Sets dropped because there was no room or they could not be read, not reported yet.
     gone: u64,
     made: u64,
-    /// Held as long as this run sends what earlier ones left.
-    _lock: Option<File>,
+    /// Shared by all runs that send what is here.
+    lock: Option<File>,
 }
 
 impl Spool {
     /// Opens the spool `name` in a directory. Both are made if they are not there, for their owner only: sets carry tokens, and
-    /// what lies there is sent. Directories of others, and links, are refused. What an earlier run left is sent first, unless
-    /// another run is already sending it.
+    /// what lies there is sent. Directories of others, and links, are refused. What earlier runs left is sent first, unless
+    /// another run is sending: which sets are its own cannot be seen.
     pub(super) fn open(base: &Path, name: &str, limit: u64) -> io::Result<Self> {
         let refused = |error| match error {
             DirError::Io(error) => error,
             unsafe_to_use => io::Error::other(unsafe_to_use.to_string()),
         };
         let dir = PrivateDir::create(base).and_then(|base| base.child(name)).map_err(refused)?;
+        // Of runs that begin at the same time one looks after the other: a lock that becomes a shared one is free for a moment.
+        let turn = dir.lock_file("turn")?;
+        turn.lock()?;
         let lock = dir.lock_file("lock")?;
         let mine = lock.try_lock().is_ok();
         let mut spool = Self {
@@ -72,7 +82,7 @@ impl Spool {
             limit,
             gone: 0,
             made: 0,
-            _lock: mine.then_some(lock),
+            lock: None,
         };
         if mine {
             let mut left: Vec<Entry> = spool
@@ -89,6 +99,12 @@ impl Spool {
             // The directory cannot be borrowed while sets are added to it.
             let dir = Arc::clone(&spool.dir);
             journal::left(&dir, |stem, set| spool.add(stem, set))?;
+        }
+        match lock.try_lock_shared() {
+            Ok(()) => spool.lock = Some(lock),
+            // An earlier version, which holds it alone.
+            Err(TryLockError::WouldBlock) => {}
+            Err(TryLockError::Error(error)) => return Err(error),
         }
         Ok(spool)
     }
@@ -220,9 +236,26 @@ mod tests {
             spool.pop();
         }
         assert_eq!((spool.front(), spool.take_gone()), (None, Gone::default()));
-        assert_eq!(fs::read_dir(&path).unwrap().count(), 1, "only the lock");
+        assert_eq!(fs::read_dir(&path).unwrap().count(), 2, "only the locks");
         let mode = std::os::unix::fs::MetadataExt::mode(&fs::metadata(&path).unwrap());
         assert_eq!(mode & 0o777, 0o700);
+    }
+
+    /// What a run is still sending is not taken from it, although the one that began before it has ended.
+    #[test]
+    fn several_runs() {
+        let dir = tempfile::tempdir().unwrap();
+        let open = || Spool::open(dir.path(), "spool", 1000).unwrap();
+        let first = open();
+        let mut second = open();
+        add(&mut second, "of the second");
+        drop(first);
+        let third = open();
+        assert_eq!(third.len(), 0);
+        drop(third);
+        assert_eq!(second.len(), 1);
+        drop(second);
+        assert_eq!(open().len(), 1);
     }
 
     /// It never takes more room than it may; the oldest go first and are counted.

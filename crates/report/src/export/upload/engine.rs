@@ -131,7 +131,7 @@ pub(in crate::export) struct Policy {
     pub(in crate::export) finish: Duration,
 }
 
-/// What became of jobs: `made` is the sum of the others, without `partial`, which is a part of `sent`.
+/// What became of jobs, all of which only grow but `waiting`: `made` is the sum of the others, without `partial`, which is a part of `sent`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(in crate::export) struct Counts {
     /// Handed over, or left by an earlier run; halves count as one more.
@@ -144,6 +144,8 @@ pub(in crate::export) struct Counts {
     pub(in crate::export) refused: u64,
     /// Dropped: no room, not readable, or too many failures.
     pub(in crate::export) dropped: u64,
+    /// Had nothing to send after all.
+    pub(in crate::export) empty: u64,
     /// Not yet sent.
     pub(in crate::export) waiting: u64,
 }
@@ -365,7 +367,7 @@ impl<B: Backlog, P: Peer<B>> Worker<B, P> {
         let mut counts = lock(&self.counts);
         counts.waiting -= dropped + empty;
         counts.dropped += dropped;
-        counts.made -= empty;
+        counts.empty += empty;
     }
 
     /// A job has come to its end.

@@ -45,6 +45,7 @@ impl Bounds {
             let all = [memory.rss, memory.peak_rss, memory.anon, memory.file, memory.shmem, memory.swap];
             let shares = memory.shares.into_iter().flat_map(|shares| [shares.pss, shares.private_dirty]);
             self.check("amount of memory", all.into_iter().chain(shares), LARGEST);
+            self.at(memory.shares.and_then(|shares| shares.read_ns));
         }
     }
 

@@ -5,7 +5,7 @@ mod source;
 mod survey;
 
 use std::{
-    collections::VecDeque,
+    collections::{BTreeSet, VecDeque},
     io::{self, Write},
     path::{Path, PathBuf},
     sync::Arc,
@@ -180,6 +180,7 @@ fn placed(wholes: &[Whole], merged: &mut Merged) -> Result<(Vec<Renumbering>, He
     let Some(base) = wholes.iter().min_by_key(|whole| whole.header.clock.offsets().0) else {
         return Err(MergeError::Refused("there is no recording".to_owned()));
     };
+    let numbers = numbered(wholes, &surveys)?;
     let mut places: Vec<Renumbering> = Vec::new();
     let mut requests = 0_u64;
     for (at, (whole, survey)) in wholes.iter().zip(&surveys).enumerate() {
@@ -188,17 +189,14 @@ fn placed(wholes: &[Whole], merged: &mut Merged) -> Result<(Vec<Renumbering>, He
         let is_same = is_same_boot(&base.header, &whole.header);
         let (base_ns, own_ns) = (base.header.clock.offsets().0, whole.header.clock.offsets().0);
         let later_ns = if is_same { 0 } else { own_ns.saturating_sub(base_ns).unsigned_abs() };
-        let mut collide = false;
         for (before, other) in wholes[..at].iter().zip(&surveys) {
-            if is_same_boot(&before.header, &whole.header) || before.header.clock == whole.header.clock {
-                if let Some(pid) = survey.shared(other) {
-                    return Err(MergeError::Refused(format!(
-                        "{} and {name} both have process {pid} at the same time: it would count twice",
-                        before.path.display()
-                    )));
-                }
-            } else {
-                collide |= other.tids.intersection(&survey.tids).any(|tid| *tid != 0);
+            if (is_same_boot(&before.header, &whole.header) || before.header.clock == whole.header.clock)
+                && let Some(pid) = survey.shared(other)
+            {
+                return Err(MergeError::Refused(format!(
+                    "{} and {name} both have process {pid} at the same time: it would count twice",
+                    before.path.display()
+                )));
             }
         }
         if !is_same {
@@ -207,16 +205,7 @@ fn placed(wholes: &[Whole], merged: &mut Merged) -> Result<(Vec<Renumbering>, He
                 base.path.display()
             ));
         }
-        // One boot has one numbering.
-        let before = wholes
-            .iter()
-            .zip(&places)
-            .find(|(before, place)| place.pids > 0 && is_same_boot(&before.header, &whole.header));
-        let pids = match before {
-            Some((_, place)) => place.pids,
-            None if collide => PIDS * at as u32,
-            None => 0,
-        };
+        let pids = numbers[at];
         if pids > 0 {
             merged
                 .notes
@@ -238,6 +227,42 @@ fn placed(wholes: &[Whole], merged: &mut Merged) -> Result<(Vec<Renumbering>, He
         dump: None,
     };
     Ok((places, header))
+}
+
+/// By how much the pids and thread ids of each recording become higher, so that those of several boots are distinct. One boot has one
+/// numbering. A recording that was merged before may have numbers that are higher already.
+fn numbered(wholes: &[Whole], surveys: &[Survey]) -> Result<Vec<u32>, MergeError> {
+    let boot_of =
+        |at: usize| (0..at).find(|before| is_same_boot(&wholes[*before].header, &wholes[at].header));
+    let boots: Vec<usize> = (0..wholes.len()).map(|at| boot_of(at).unwrap_or(at)).collect();
+    let mut taken: BTreeSet<u32> = BTreeSet::new();
+    let mut numbers = vec![0; wholes.len()];
+    for at in (0..wholes.len()).filter(|at| boots[*at] == *at) {
+        let of_boot = |other: &usize| boots[*other] == at;
+        let members: Vec<usize> = (at..wholes.len()).filter(of_boot).collect();
+        let own: BTreeSet<u32> = members
+            .iter()
+            .flat_map(|member| &surveys[*member].tids)
+            .copied()
+            .filter(|tid| *tid != 0)
+            .collect();
+        let highest = |of: &BTreeSet<u32>| of.last().copied().unwrap_or_default();
+        let mut higher = 0;
+        if !own.is_disjoint(&taken) {
+            let next = (highest(&taken) / PIDS + 1).checked_mul(PIDS);
+            higher = next.filter(|next| next.checked_add(highest(&own)).is_some()).ok_or_else(|| {
+                MergeError::Refused(format!(
+                    "there are no pids left for those of {}: too many recordings of other boots have the same",
+                    wholes[at].path.display()
+                ))
+            })?;
+        }
+        taken.extend(own.iter().map(|tid| tid + higher));
+        for member in members {
+            numbers[member] = higher;
+        }
+    }
+    Ok(numbers)
 }
 
 /// What was looked at must be the same: else what is missing of one looks as if it were none.

@@ -322,6 +322,23 @@ fn paths() {
     assert_eq!(without_program("acme (shop)"), "a trigger");
 }
 
+/// The name of a program in a trigger may come of its title or its thread: it stays only if all of these do.
+#[test]
+fn triggers() {
+    let why = "gc.pause > 1ms: 2.0 ms, pid 7 (puma[acme-shop])";
+    let header = Header {
+        dump: Some(Dump { why: why.to_owned(), at_ns: 2, from_ns: 1, carried: 0 }),
+        ..crate::trace_file::tests::header()
+    };
+    let kept = |keep: &[Kind]| {
+        let mut scrubber = Scrubber::new(keep.iter().copied().collect()).unwrap();
+        scrubber.header(&header).dump.unwrap().why
+    };
+    assert_eq!(kept(&[Kind::Services]), "gc.pause > 1ms: 2.0 ms, pid 7");
+    assert_eq!(kept(&[Kind::Services, Kind::Threads]), "gc.pause > 1ms: 2.0 ms, pid 7");
+    assert_eq!(kept(&[Kind::Services, Kind::Threads, Kind::Arguments]), why);
+}
+
 proptest! {
     /// Whose code a file is remains visible, and files that differ stay different.
     #[test]

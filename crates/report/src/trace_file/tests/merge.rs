@@ -41,6 +41,11 @@ fn cycles(bytes: &[u8]) -> Vec<String> {
     lines.iter().filter_map(of).collect()
 }
 
+/// Pids are below this.
+const PIDS: u32 = 1 << 22;
+/// How long after the begin of a cycle the memory was read.
+const READ_LATER_NS: u64 = 17;
+
 /// A run on a host: a process from a second on, with a cycle in each second.
 fn run(header: &Header, pid: u32, seconds: std::ops::Range<u64>) -> Vec<u8> {
     let dir = tempfile::tempdir().unwrap();
@@ -57,7 +62,9 @@ fn run(header: &Header, pid: u32, seconds: std::ops::Range<u64>) -> Vec<u8> {
     see(&mut outputs, Seen::Process { state: None, now_ns: seconds.start * S });
     ledger.user.pipeline.processes = 1;
     for second in seconds.clone() {
-        let cycle = GcCycle { count: second, ..cycle(second * S + u64::from(pid), 1000) };
+        let mut cycle = GcCycle { count: second, ..cycle(second * S + u64::from(pid), 1000) };
+        let shares = cycle.start.memory.as_mut().and_then(|memory| memory.shares.as_mut()).unwrap();
+        shares.read_ns = Some(cycle.start.ts_ns + READ_LATER_NS);
         see(&mut outputs, Seen::Cycle(&cycle));
         ledger.user.pipeline.cycles += 1;
         if let Some(kernel) = &mut ledger.kernel {
@@ -204,6 +211,26 @@ fn other_hosts() {
     expected.sort_unstable();
     found.sort_unstable();
     assert_eq!(found, expected);
+    // What was read later than an event was so on the clock of the result.
+    let later =
+        regex_lite::Regex::new("start: GcState \\{ ts_ns: ([0-9]+),.*?read_ns: Some\\(([0-9]+)\\)").unwrap();
+    let lines = replayed(&bytes).1;
+    let later: Vec<_> = lines.iter().filter_map(|line| later.captures(line)).collect();
+    assert_eq!(later.len(), 6);
+    for found in later {
+        let number = |at: usize| found[at].parse::<u64>().unwrap();
+        assert_eq!(number(2) - number(1), READ_LATER_NS, "{found:?}");
+    }
+    // What was merged before has higher numbers already.
+    let third = Header {
+        clock: WallClock::with_offsets(offset_ns + 2_200_000_000, suspended_ns),
+        host: host("third"),
+        ..here.clone()
+    };
+    let (bytes, _) = merged(&[&run(&third, 10, 0..3), &bytes]).unwrap();
+    let found = cycles(&bytes);
+    let of = |pid: u32| found.iter().filter(|cycle| cycle.starts_with(&format!("{pid}#"))).count();
+    assert_eq!((of(10), of(PIDS + 10), of(2 * PIDS + 10)), (3, 3, 3), "{found:?}");
     // Without a boot id the name of the host and the time of the boot decide.
     let old = Header { host: Host { boot: None, ..here.host.clone() }, ..here.clone() };
     let error = refusal(&[&run(&old, 10, 0..3), &run(&old, 10, 1..2)]);

@@ -77,6 +77,18 @@ pub(in crate::export::profile) fn described(
     (processes, threads)
 }
 
+/// Names of tracks, and when slices with a name begin.
+pub(in crate::export::profile) fn slices(bytes: &[u8], name: &str) -> (Vec<String>, Vec<u64>) {
+    let trace = proto::Trace::decode(bytes).unwrap();
+    let is_one = |packet: &proto::TracePacket| {
+        packet.track_event.as_ref().is_some_and(|event| event.name.as_deref() == Some(name))
+    };
+    let begins =
+        trace.packet.iter().filter(|packet| is_one(packet)).filter_map(|packet| packet.timestamp).collect();
+    let names = trace.packet.into_iter().filter_map(|packet| packet.track_descriptor?.name).collect();
+    (names, begins)
+}
+
 /// Counters by process (its number among the tracks) and name, with their values.
 pub(in crate::export::profile) fn counters(bytes: &[u8]) -> BTreeMap<(i32, String), Vec<(u64, i64)>> {
     let trace = proto::Trace::decode(bytes).unwrap();

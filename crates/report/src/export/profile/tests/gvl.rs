@@ -99,6 +99,30 @@ fn gvl_in_pprof() {
     assert!(profile.sample.iter().all(|sample| sample.value.len() == 10 && sample.value[2] == 0));
 }
 
+/// A thread that waits until tracing ends and never ran has no native thread that was seen: its wait is on a track of its own.
+#[test]
+fn never_ran() {
+    let mut recorder = recorded(&[], Limits::default());
+    let summary = GvlThreadSummary {
+        coverage: GvlCoverage { holds: true, ends: true, woken: true, only_blocked: false },
+        who: GvlWho { tid: 0, comm: Arc::from("starved") },
+        id: 50,
+        last: Some((GvlDoing::Waiting, 700)),
+        thread: None,
+        begin_ns: 700,
+        end_ns: 4000,
+        ended: false,
+        sums: GvlSums { wall_ns: 3300, ..GvlSums::default() },
+    };
+    recorder.see(&process(2), Seen::GvlThread(&summary)).unwrap();
+    let (bytes, left) = written(&recorder, Format::Perfetto, "x");
+    assert_eq!(left, 0);
+    let (names, begins) = perfetto::tests::slices(&bytes, "waiting for the GVL");
+    assert!(names.iter().any(|name| name == "starved"), "{names:?}");
+    assert!(!names.iter().any(|name| name.starts_with("allocation")), "{names:?}");
+    assert_eq!(begins, [700]);
+}
+
 /// Both timelines have each interval once, on its thread.
 #[test]
 fn gvl_in_timelines() {

@@ -2,10 +2,14 @@ use std::collections::VecDeque;
 
 use super::*;
 
+/// A job of which nothing is left once it is to be sent.
+const EMPTY: u32 = 0;
+
 /// Jobs in memory, as a spool would keep them.
 #[derive(Default)]
 struct Jobs {
     waiting: VecDeque<(u32, u32)>,
+    empty: u64,
 }
 
 impl Backlog for Jobs {
@@ -21,6 +25,10 @@ impl Backlog for Jobs {
     }
 
     fn front(&mut self) -> Option<u32> {
+        while self.waiting.front().is_some_and(|job| job.0 == EMPTY) {
+            self.pop();
+            self.empty += 1;
+        }
         self.waiting.front().map(|job| job.0)
     }
 
@@ -53,7 +61,7 @@ impl Backlog for Jobs {
     }
 
     fn take_gone(&mut self) -> Gone {
-        Gone::default()
+        Gone { dropped: 0, empty: std::mem::take(&mut self.empty) }
     }
 
     fn keeps_in(&self) -> Option<String> {
@@ -104,8 +112,8 @@ fn run(failing: Failing, jobs: &[u32], answer: fn(u32) -> Outcome<Receipt>) -> (
     }
     engine.finish(|| {});
     let counts = engine.counts();
-    let Counts { made, sent, refused, dropped, waiting, .. } = counts;
-    assert_eq!(made, sent + refused + dropped + waiting, "{counts:?}");
+    let Counts { made, sent, refused, dropped, empty, waiting, .. } = counts;
+    assert_eq!(made, sent + refused + dropped + empty + waiting, "{counts:?}");
     (std::mem::take(&mut got.lock().unwrap()), counts)
 }
 
@@ -162,6 +170,9 @@ fn accounted() {
     let (_, counts) = run(Failing::Drop(2), &[u32::MAX, 1], |_| ACCEPTED);
     assert_eq!((counts.made, counts.sent, counts.dropped), (2, 1, 1));
     assert_eq!(run(Failing::Drop(2), &[], |_| ACCEPTED).1, Counts::default());
+    // Of what was handed over nothing is taken back: it is a counter of a server that is scraped.
+    let (got, counts) = run(Failing::Drop(2), &[EMPTY, 7, EMPTY], |_| ACCEPTED);
+    assert_eq!((got, counts.made, counts.sent, counts.empty), (vec![7], 3, 1, 2));
     let engine = Engine::start(
         policy(Failing::Drop(1)),
         Jobs::default(),

@@ -28,7 +28,7 @@ use gctrace_common::{
 };
 
 use crate::{
-    filter::tgid_tid,
+    filter::{still_selected, tgid_tid},
     maps::{
         BLANK_PARSER, BLANK_SERVING, CONNECTIONS, FETCHERS, PARSERS, SERVERS, SERVING, closed, copies_states,
         count, gvl_gate, watches_alloc, watches_requests,
@@ -88,11 +88,11 @@ pub fn hit(ctx: &ProbeContext) {
     }
 }
 
-/// Whether a process is a server of this kind.
+/// Whether a process is a server of this kind, and selected: it may have left its cgroup since.
 #[inline(always)]
 pub fn is_server(tgid: u32, kind: u32) -> bool {
     // SAFETY: the value is copied out at once.
-    unsafe { SERVERS.get(&tgid).copied() }.is_some_and(|kinds| kinds & kind != 0)
+    unsafe { SERVERS.get(&tgid).copied() }.is_some_and(|kinds| kinds & kind != 0) && still_selected(tgid)
 }
 
 /// Time at which the current thread took its request, if its parser is known; 0 if it serves none.

@@ -383,6 +383,7 @@ impl Pipeline {
         seen_ns: u64,
     ) {
         // The same pid with another image: an exec whose record we have not seen (lost, or still to come).
+        self.gvl_replaced(pid);
         self.end(pid, EndReason::Execed, seen_ns);
         let mut process = proc::describe(pid, comm, known.image.clone(), self.names.place(pid));
         // It is gone, but the kernel has reported its fork.

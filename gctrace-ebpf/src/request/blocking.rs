@@ -20,7 +20,7 @@ use super::{
     traceparent::pieces, unit, write,
 };
 use crate::{
-    filter::tgid_tid,
+    filter::{still_selected, tgid_tid},
     maps::{BLANK_PARSER, CONNECTIONS, LISTEN_RING, PARSERS, SERVERS, closed, copies_states, count},
     usermem,
 };
@@ -52,7 +52,7 @@ pub fn hit(ctx: &ProbeContext) {
         }
         return;
     }
-    if kinds & (SERVES_UNICORN | MAY_BE_WEBRICK) == 0 {
+    if kinds & (SERVES_UNICORN | MAY_BE_WEBRICK) == 0 || !still_selected(tgid) {
         return;
     }
     let unicorn = kinds & SERVES_UNICORN != 0;

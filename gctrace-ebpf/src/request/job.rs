@@ -25,6 +25,10 @@ use crate::{
     rubies, socket, tasks, usermem,
 };
 
+/// From the end of the first line of a `BRPOP` to its arguments: `\r\n$5\r\nbrpop\r\n`.
+const ARGUMENTS: u64 = 13;
+/// Bytes of its arguments that are looked at.
+const KEY_BYTES: usize = 64;
 /// Hardware number of the register of what a function has returned.
 const RESULT: u8 = 0;
 
@@ -93,7 +97,11 @@ fn new_fetcher(at: &At<'_>) -> Option<&'static mut Fetcher> {
 #[inline(always)]
 fn send(at: &At<'_>) -> bool {
     let fd = usermem::register(at.ctx, FIRST) as u32;
-    if !is_fetch(usermem::register(at.ctx, SECOND), usermem::register(at.ctx, THIRD)) {
+    let command = usermem::register(at.ctx, SECOND);
+    let fetched = fetch(command, usermem::register(at.ctx, THIRD));
+    // A job may wait for something else in Redis.
+    let fetches = fetched != 0 && (!runs_job(at) || names_queue(command.wrapping_add(fetched)));
+    if !fetches {
         if let Some(fetcher) = fetcher(at)
             && fetcher.fd == fd
         {
@@ -154,17 +162,51 @@ fn named(at: &At<'_>) {
     }
 }
 
-/// Whether a command is `BRPOP`: `*3\r\n$5\r\nbrpop\r\n` with one to three digits in the first line.
+/// Whether the current thread runs a job.
 #[inline(always)]
-fn is_fetch(command: u64, len: u64) -> bool {
+fn runs_job(at: &At<'_>) -> bool {
+    entry(at.tgid, at.tid).is_some_and(|serving| serving.begin_ns != 0)
+}
+
+/// Where the arguments of a command begin if it is `BRPOP`: `*3\r\n$5\r\nbrpop\r\n` with one to three digits in the first line. 0 if it
+/// is another one.
+#[inline(always)]
+fn fetch(command: u64, len: u64) -> u64 {
     if len < COMMAND_BYTES as u64 + 2 {
-        return false;
+        return 0;
     }
-    let Some(bytes) = usermem::read::<[u8; COMMAND_BYTES]>(command) else { return false };
-    if bytes[0] != b'*' {
-        return false;
+    let Some(bytes) = usermem::read::<[u8; COMMAND_BYTES]>(command) else { return 0 };
+    match bytes[0] {
+        b'*' if is_fetch_at(&bytes, 2) => 2 + ARGUMENTS,
+        b'*' if is_fetch_at(&bytes, 3) => 3 + ARGUMENTS,
+        b'*' if is_fetch_at(&bytes, 4) => 4 + ARGUMENTS,
+        _ => 0,
     }
-    is_fetch_at(&bytes, 2) || is_fetch_at(&bytes, 3) || is_fetch_at(&bytes, 4)
+}
+
+/// Whether the first key of a `BRPOP` is that of a queue of Sidekiq: `$13\r\nqueue:default\r\n`, maybe with a namespace before it. A key of
+/// which the end cannot be seen is taken for one.
+#[inline(always)]
+fn names_queue(arguments: u64) -> bool {
+    /// `queue:`.
+    const QUEUE: u64 = u64::from_be_bytes(*b"\0\0queue:");
+    let Some(bytes) = usermem::read::<[u8; KEY_BYTES]>(arguments) else { return true };
+    let (mut window, mut ends, mut at) = (0_u64, 0_u32, 0_usize);
+    while at < KEY_BYTES {
+        window = (window << 8 | u64::from(bytes[at])) & 0xffff_ffff_ffff;
+        if window == QUEUE {
+            return true;
+        }
+        if bytes[at] == b'\r' {
+            // Of its length, then its own.
+            ends += 1;
+            if ends == 2 {
+                return false;
+            }
+        }
+        at += 1;
+    }
+    true
 }
 
 /// The same, where the first line has `at` bytes.

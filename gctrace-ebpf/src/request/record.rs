@@ -59,8 +59,10 @@ pub fn emit(tgid: u32, tid: u32, serving: &Serving, how: RequestEnd, now: u64) {
         (*record).len = 0;
         (*record).traceparent = Traceparent::Unread as u32;
         (*record).reserved = 0;
+        // What came later is of another request: after a connection was handed over, its parser's memory may be that of a new one.
         if let Some(parsed) = PARSERS.get_ptr(&key)
             && (*parsed).first_ns != 0
+            && (*parsed).first_ns <= serving.begin_ns
         {
             (*record).first_ns = (*parsed).first_ns;
             (*record).parsed_ns = (*parsed).last_ns;

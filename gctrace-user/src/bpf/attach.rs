@@ -398,6 +398,19 @@ impl Probes {
         self.rubies.insert(pid, entry, 0).map_err(error)
     }
 
+    /// Takes back what [`Probes::set_ruby`] stored of a program that the process has replaced meanwhile.
+    pub fn unset_ruby(&mut self, pid: u32, image: u32, bias: u64) {
+        // An exec after it was stored has cleared it, and the program may be known by a hit of its own.
+        let Ok(entry) = self.rubies.get(&pid, 0) else { return };
+        if entry.known == 0 || (entry.image, entry.bias) != (image, bias) {
+            return;
+        }
+        let entry = RubyEntry { execs: entry.execs, ..RubyEntry::default() };
+        if let Err(error) = self.rubies.insert(pid, entry, 0) {
+            log::warn!("pid {pid}: {error}");
+        }
+    }
+
     fn update(&mut self, pid: u32, change: impl FnOnce(&mut ProcessEntry)) -> Result<(), AttachError> {
         let error = |source| AttachError::Map { map: "PROCESSES", source: Box::new(source) };
         let mut entry = match self.processes.get(&pid, 0) {

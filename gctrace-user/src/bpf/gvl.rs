@@ -358,7 +358,10 @@ impl GvlReader {
             match self.threads.get(&key, 0) {
                 Ok(thread) => {
                     let tid = thread.header.tid;
-                    if let Ok(task) = self.tasks.get(&tid, 0) {
+                    // After an exec it may be that of the next program's first thread, which has the same number.
+                    if let Ok(task) = self.tasks.get(&tid, 0)
+                        && task.owner == thread.id
+                    {
                         read.tasks.insert(tid, task);
                         if of.is_some() {
                             gone(self.tasks.remove(&tid))?;

@@ -394,10 +394,15 @@ fn gives_cookies() -> bool {
     is_helper_supported(ProgramType::KProbe, BpfHelper::BPF_FUNC_get_attach_cookie).unwrap_or(false)
 }
 
-/// Whether uprobes can query the ancestors of a cgroup. A kernel without cookies is treated as an old one.
+/// Whether uprobes can query the ancestors of a cgroup. A kernel without cookies is treated as an old one. The kernel counts levels from
+/// the root of the hierarchy, and in a namespace of cgroups that cannot be seen.
 fn asks_ancestors(cookies: bool) -> bool {
+    /// The first namespace (`PROC_CGROUP_INIT_INO`, `include/linux/proc_ns.h`).
+    const FIRST: &str = "cgroup:[4026531835]";
+    let own = std::fs::read_link("/proc/self/ns/cgroup");
+    let sees_root = own.map_or(true, |namespace| namespace == std::path::Path::new(FIRST));
     let helper = BpfHelper::BPF_FUNC_get_current_ancestor_cgroup_id;
-    cookies && is_helper_supported(ProgramType::KProbe, helper).unwrap_or(false)
+    cookies && sees_root && is_helper_supported(ProgramType::KProbe, helper).unwrap_or(false)
 }
 
 fn load_programs(

@@ -7,10 +7,10 @@ use std::path::{Path, PathBuf};
 use object::LittleEndian as LE;
 use object::U32;
 use object::pod;
-use rustix::fs::{CWD, Mode, OFlags, ResolveFlags, openat2};
 
 use super::{Origin, Reject, Search, same_build};
 use crate::elf::{BuildId, ElfError, Headers, ReadAt, dwarf, string_at};
+use crate::host::root_file;
 
 /// Where distributions install separate debug files.
 const DEBUG: &str = "/usr/lib/debug";
@@ -102,23 +102,10 @@ pub(super) fn alt_of(file: &File, root: &Path, path: &Path) -> Result<Option<Fil
 
 /// Opens a regular file below a root folder; links never lead out of it, and nothing that blocks is opened.
 fn open_below(root: &Path, path: &Path) -> Result<File, Reject> {
-    let folder =
-        rustix::fs::openat(CWD, root, OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty());
-    let folder = folder.map_err(absent)?;
-    let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY;
-    let file: File =
-        openat2(&folder, path, flags, Mode::empty(), ResolveFlags::IN_ROOT).map_err(absent)?.into();
-    if !file.metadata()?.is_file() {
-        return Err(io::Error::other("not a regular file").into());
-    }
-    Ok(file)
-}
-
-fn absent(error: rustix::io::Errno) -> Reject {
-    match error {
-        rustix::io::Errno::NOENT | rustix::io::Errno::NOTDIR => Reject::Absent,
-        error => Reject::Io(error.into()),
-    }
+    root_file::open_below(root, path).map_err(|error| match error.kind() {
+        io::ErrorKind::NotFound | io::ErrorKind::NotADirectory => Reject::Absent,
+        _ => Reject::Io(error),
+    })
 }
 
 /// The CRC-32 of a whole file, as `.gnu_debuglink` has it.

@@ -37,7 +37,7 @@ use super::{
     identity::ImageKey,
     image_file::ImageFile,
     installed,
-    mappings::ExecutableMapping,
+    mappings::{self, ExecutableMapping},
     resolve,
     selection::Selection,
     state::{VmState, read_state},
@@ -45,6 +45,7 @@ use super::{
     unattributed::UnattributedMappings,
 };
 use crate::{
+    address::FileOffset,
     bpf::{GvlOptions, MappingWatch, Probes, Scope},
     cache::Cache,
     clock::monotonic_ns,
@@ -180,6 +181,8 @@ pub(super) struct ProbedImage {
     pub(super) index: u32,
     /// `None` where there are only fallback probes.
     pub(super) plan: Option<AttachPlan>,
+    /// File offsets of the probes that every process of it has.
+    pub(super) probes: Vec<FileOffset>,
     pub(super) segments: Vec<LoadSegment>,
 }
 
@@ -525,6 +528,10 @@ impl Control {
             // Its exit may have been reported before it was followed, and then nothing else removes it.
             return self.probes.forget(pid);
         }
+        if !still_maps(pid, mapping) {
+            // It has replaced its program since its mappings were read. Those of the new one are looked at by themselves.
+            return self.probes.unset_ruby(pid, traced.index, bias);
+        }
         if let Some(native) = &mut self.native {
             native.refresh(pid);
         }
@@ -545,6 +552,9 @@ impl Control {
             if !is_running(pid) {
                 return self.probes.forget(pid);
             }
+            if !still_maps(pid, mapping) {
+                return self.probes.unset_ruby(pid, traced.index, bias);
+            }
         }
         let state = match state {
             None => None,
@@ -554,4 +564,13 @@ impl Control {
         self.processes += 1;
         self.tell(ControlEvent::Process { pid, image: traced.index, state });
     }
+}
+
+/// Whether a process still has a mapping. One that has replaced its program may have the same file elsewhere.
+fn still_maps(pid: u32, mapping: &ExecutableMapping) -> bool {
+    let same = |other: &ExecutableMapping| {
+        (other.start, other.offset) == (mapping.start, mapping.offset)
+            && (mapping.inode == 0 || other.inode == mapping.inode)
+    };
+    mappings::of_process(pid).is_ok_and(|now| now.iter().any(same))
 }

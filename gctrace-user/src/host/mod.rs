@@ -3,6 +3,7 @@
 pub mod called;
 pub mod container;
 pub mod doing;
+pub mod environ;
 pub mod identity;
 pub mod last_run;
 pub mod listens;
@@ -14,5 +15,6 @@ pub mod proc;
 pub mod proc_root;
 mod process_context;
 pub mod residency;
+pub mod root_file;
 pub mod sharing;
 pub mod tasks;

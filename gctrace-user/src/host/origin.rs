@@ -1,11 +1,11 @@
 //! What a process belongs to: its service, by what its OpenTelemetry SDK publishes, its initial environment, its systemd unit or its
 //! command line, and where it runs.
 
-use std::{collections::BTreeMap, fs, path::Path};
+use std::{collections::BTreeMap, path::Path};
 
 use gctrace_tunemygc::printable::printable;
 
-use super::{proc_root, process_context};
+use super::{environ, process_context, root_file};
 use crate::{
     model::{Container, Origin},
     words::percent_decoded,
@@ -22,13 +22,11 @@ const NAMESPACE: &str = "var/run/secrets/kubernetes.io/serviceaccount/namespace"
 
 /// Reads it; what cannot be read is not there. `container`: where the process runs.
 pub fn read(pid: u32, comm: &str, cmdline: &[String], container: &Container) -> Origin {
-    let environ = fs::read(proc_root::path(pid, "environ")).unwrap_or_default();
+    let environ = environ::read(pid).unwrap_or_default();
     let published = process_context::read(pid).unwrap_or_default();
     let mut origin = tell(&published, &environ, container, comm, cmdline);
     if origin.pod.is_some() && origin.namespace.is_none() {
-        let path = proc_root::path(pid, "root").join(NAMESPACE);
-        let name = fs::read_to_string(path).map(|name| clean(name.trim()));
-        origin.namespace = name.ok().filter(|name| !name.is_empty());
+        origin.namespace = root_file::line(pid, NAMESPACE).map(|name| clean(&name));
     }
     origin
 }

@@ -11,7 +11,7 @@ use std::{
 use gctrace_common::memory::{MM_ANON, MM_FILE, MM_SHMEM, MM_SWAP, MemoryPages};
 use gctrace_tunemygc::{printable::printable, tune::environment::is_name};
 
-use super::{origin, proc_root};
+use super::{environ, origin, proc_root, root_file};
 use crate::{
     clock::{boottime_ns, monotonic_ns},
     model::{Container, Image, Memory, MemorySource, Process, Shares},
@@ -197,8 +197,7 @@ type GcEnv = (BTreeMap<String, String>, Vec<String>);
 
 /// The token is a secret and is not kept.
 fn gc_env(pid: u32) -> Option<GcEnv> {
-    let bytes = fs::read(proc_root::path(pid, "environ")).ok()?;
-    Some(parse_gc_env(&bytes))
+    environ::read(pid).map(|bytes| parse_gc_env(&bytes))
 }
 
 fn parse_gc_env(environ: &[u8]) -> GcEnv {
@@ -227,9 +226,7 @@ fn hostname(pid: u32) -> Option<String> {
     if theirs == ours {
         return Some(rustix::system::uname().nodename().to_string_lossy().into_owned());
     }
-    let text = fs::read_to_string(proc_root::path(pid, "root/etc/hostname")).ok()?;
-    let name = text.trim();
-    (!name.is_empty()).then(|| name.to_owned())
+    root_file::line(pid, "etc/hostname")
 }
 
 #[cfg(test)]

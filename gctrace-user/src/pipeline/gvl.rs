@@ -507,6 +507,13 @@ impl Gvl {
         (so_far, Some(summary))
     }
 
+    /// What was summed up of a program's threads is dropped: it is not the whole.
+    pub(super) fn abandon(&mut self, pid: u32) {
+        self.look.ended(pid);
+        self.gc.remove(&pid);
+        self.folds.remove(&pid);
+    }
+
     /// For how long the GVL was watched, and for how long not.
     fn count_watched(&mut self, now_ns: u64) {
         if self.reader.is_some() {

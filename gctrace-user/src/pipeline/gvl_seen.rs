@@ -53,6 +53,17 @@ impl Pipeline {
         }
     }
 
+    /// Records of another program have come before that of the exec, if any comes. What threads and who blocked whom did is not known
+    /// whole then: the kernel side's part of it is taken, and refused, with the record of the exec.
+    pub(super) fn gvl_replaced(&mut self, pid: u32) {
+        if !self.traced.contains_key(&pid) {
+            return;
+        }
+        let reports = self.gvl.gone(pid);
+        self.gvl_report(reports);
+        self.gvl.abandon(pid);
+    }
+
     /// Tracing ends.
     pub(super) fn gvl_detach(&mut self, now_ns: u64) {
         let reports = self.gvl.close();

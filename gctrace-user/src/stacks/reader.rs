@@ -418,7 +418,13 @@ impl Naming {
         if ruby.is_empty() {
             return frames;
         }
-        let Some(namer) = Self::namer(&mut self.namers, &self.images, event) else { return frames };
+        let Some(namer) = Self::namer(&mut self.namers, &self.images, event) else {
+            // The process is gone, or its memory must not be read: as many frames as the walk found.
+            self.counts.frames += ruby.len() as u64;
+            self.counts.frames_unreadable += ruby.len() as u64;
+            frames.resize(ruby.len(), Arc::clone(&self.frames.unreadable));
+            return frames;
+        };
         let before = namer.counts();
         namer.name(ruby, event.epoch, &mut frames);
         let after = namer.counts();

@@ -16,6 +16,7 @@ pub(super) struct SyntheticFrames {
     major: Arc<Frame>,
     pub(super) not_taken: Stack,
     pub(super) no_frames: Arc<Frame>,
+    pub(super) unreadable: Arc<Frame>,
     missing: [(u32, Arc<Frame>); 5],
 }
 
@@ -32,6 +33,7 @@ impl SyntheticFrames {
             minor: vm("(minor GC)"),
             major: vm("(major GC)"),
             no_frames: synthetic_frame(FrameKind::Missing, "(no Ruby frames)"),
+            unreadable: synthetic_frame(FrameKind::Missing, "(unreadable)"),
             not_taken: [synthetic_frame(FrameKind::Missing, "(no stack: sampling limit)")].into(),
             missing: [
                 missing(StackEvent::TRUNCATED, "(truncated)"),

@@ -241,7 +241,8 @@ impl Control {
             took.as_secs_f64() * 1e3,
             begun.elapsed().as_secs_f64() * 1e3
         );
-        Ok(Verdict::Traced(Arc::new(ProbedImage { index, plan: Some(plan), segments })))
+        let probes = plan.sites.iter().map(|site| site.file_offset).collect();
+        Ok(Verdict::Traced(Arc::new(ProbedImage { index, plan: Some(plan), probes, segments })))
     }
 
     /// Leaves the rest of an image for when nothing else is to be done.
@@ -346,7 +347,8 @@ impl Control {
         let config = ImageConfig { open: 1, ..ImageConfig::default() };
         self.probes.open_image(index, &config).map_err(|e| e.to_string())?;
         self.attached += 1;
-        Ok(Verdict::Traced(Arc::new(ProbedImage { index, plan: None, segments: head.segments })))
+        let probes = last.probes.iter().map(|probe| probe.file_offset).collect();
+        Ok(Verdict::Traced(Arc::new(ProbedImage { index, plan: None, probes, segments: head.segments })))
     }
 }
 

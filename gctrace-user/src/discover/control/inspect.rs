@@ -11,7 +11,7 @@ use super::{
     },
     Control, Verdict,
 };
-use crate::{host::proc_root, ruby::plan::AttachPlan};
+use crate::{address::FileOffset, host::proc_root};
 
 /// What an image is to a process that maps it.
 pub(in crate::discover) fn role(known: Option<&(ImageKey, Verdict)>) -> Role<'_> {
@@ -111,10 +111,10 @@ impl Control {
     fn alias(&self, pid: u32, mapping: &ExecutableMapping, file: &Path, key: &ImageKey) -> Option<Verdict> {
         let known = self.verdicts.iter().filter(|(other, _)| key.may_be(other));
         let mut probed = known.filter_map(|(_, verdict)| match verdict {
-            Verdict::Traced(traced) => Some((traced, traced.plan.as_ref()?)),
+            Verdict::Traced(traced) => Some(traced),
             _ => None,
         });
-        let has_probes = |plan: &AttachPlan| {
+        let has_probes = |probes: &[FileOffset]| {
             let memory = File::open(proc_root::path(pid, "mem")).ok()?;
             let file = File::open(file).ok()?;
             let differs = |offset: u64| {
@@ -124,12 +124,9 @@ impl Control {
                 file.read_exact_at(&mut stated, offset).ok()?;
                 (address < mapping.end).then_some(now != stated)
             };
-            Some(
-                !plan.sites.is_empty()
-                    && plan.sites.iter().all(|site| differs(site.file_offset.0) == Some(true)),
-            )
+            Some(!probes.is_empty() && probes.iter().all(|offset| differs(offset.0) == Some(true)))
         };
-        let (traced, _) = probed.find(|(_, plan)| has_probes(plan) == Some(true))?;
+        let traced = probed.find(|traced| has_probes(&traced.probes) == Some(true))?;
         log::info!("{} is a file that has probes already", mapping.path.display());
         Some(Verdict::Traced(Arc::clone(traced)))
     }

@@ -1,7 +1,9 @@
 //! The beginning of every live test.
 
 use std::fs::File;
+use std::io::Write as _;
 use std::path::{Path, PathBuf};
+use std::time::Instant;
 
 use anyhow::{Context as _, Result, bail, ensure};
 use tempfile::TempDir;
@@ -11,8 +13,35 @@ use tempfile::TempDir;
 #[derive(Debug)]
 pub struct Live {
     scratch: TempDir,
+    _turn: Turn,
     /// Unlocked by closing. Declared after the directory, so that it is dropped last.
     _lock: Option<File>,
+}
+
+/// A test's turn. When it ends, it adds a line to the file that `GCTRACE_TEST_TIMES` names, of which `cargo xtask test` makes its
+/// account of where time went: milliseconds, whether the test had the machine for itself (`alone`, `beside`), and its name.
+#[derive(Debug)]
+struct Turn {
+    begun: Instant,
+    kind: &'static str,
+}
+
+impl Turn {
+    fn begin(kind: &'static str) -> Self {
+        Self { begun: Instant::now(), kind }
+    }
+}
+
+impl Drop for Turn {
+    fn drop(&mut self) {
+        let Some(path) = std::env::var_os("GCTRACE_TEST_TIMES") else { return };
+        let name = std::thread::current().name().unwrap_or("?").to_owned();
+        let line = format!("{} {} {name}\n", self.begun.elapsed().as_millis(), self.kind);
+        let added = File::options().create(true).append(true).open(&path);
+        if let Err(error) = added.and_then(|mut file| file.write_all(line.as_bytes())) {
+            eprintln!("the time of {name} is not in {}: {error}", path.display());
+        }
+    }
 }
 
 impl Live {
@@ -20,7 +49,7 @@ impl Live {
     pub fn begin() -> Result<Self> {
         let lock = lock_file()?;
         lock.lock().context("cannot lock the live tests")?;
-        Ok(Self { scratch: scratch()?, _lock: Some(lock) })
+        Ok(Self { scratch: scratch()?, _turn: Turn::begin("alone"), _lock: Some(lock) })
     }
 
     /// The same for a test that compares no times, looks at no process but its own (no `--all-ruby`) and leaves no probes behind that
@@ -28,12 +57,12 @@ impl Live {
     pub fn beside_others() -> Result<Self> {
         let lock = lock_file()?;
         lock.lock_shared().context("cannot lock the live tests")?;
-        Ok(Self { scratch: scratch()?, _lock: Some(lock) })
+        Ok(Self { scratch: scratch()?, _turn: Turn::begin("beside"), _lock: Some(lock) })
     }
 
     /// For tests that run Ruby but not gctrace: no preconditions, no waiting.
     pub fn without_gctrace() -> Result<Self> {
-        Ok(Self { scratch: scratch()?, _lock: None })
+        Ok(Self { scratch: scratch()?, _turn: Turn::begin("beside"), _lock: None })
     }
 
     /// A path in the scratch directory.

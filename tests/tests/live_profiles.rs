@@ -219,7 +219,7 @@ fn filters() -> Result<()> {
             }
             let svg = std::fs::read_to_string(&files.svg)?;
             ensure!(
-                kept == 0 || svg.contains("dropped by --") || svg.contains("hidden by --app-only"),
+                kept == 0 || svg.contains("dropped by -\u{2011}") || svg.contains("hidden by --app-only"),
                 "not said"
             );
         }

@@ -2,6 +2,7 @@
 
 mod built;
 mod kernels;
+mod times;
 
 use std::{
     ffi::OsString,
@@ -68,11 +69,13 @@ pub(crate) fn run_tests(args: &Args) -> Result<ExitCode> {
     let servers_passed = status(finish(&mut servers, args, &["--test-threads=4"]))?.success();
 
     let mut live = root_tests()?;
-    live.args(LIVE).env("GCTRACE_RUBIES", rubies);
+    let times = times::Times::begin()?;
+    live.args(LIVE).env("GCTRACE_RUBIES", rubies).env(times::VARIABLE, times.path());
     let mut run_live = || status(finish(&mut live, args, &["--test-threads=3"]));
     let (live_passed, kernels_passed) =
         if args.kernels { kernels::beside(run_live)? } else { (run_live()?.success(), true) };
 
+    times.print();
     for (passed, which) in [
         (host_passed && servers_passed, "tests before the live ones"),
         (kernels_passed, "tests on other kernels"),

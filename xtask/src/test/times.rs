@@ -1,0 +1,105 @@
+//! Where the time of the live tests goes.
+
+use std::{
+    fmt::Write as _,
+    fs, io,
+    path::{Path, PathBuf},
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context as _, Result};
+
+use crate::util::{progress, target_dir};
+
+/// Names the file to which a live test adds a line when it ends (`Turn` in tests/src/live.rs).
+pub(super) const VARIABLE: &str = "GCTRACE_TEST_TIMES";
+/// How many of the slowest tests are listed.
+const LISTED: usize = 10;
+
+/// The account of a run.
+pub(super) struct Times {
+    path: PathBuf,
+    begun: Instant,
+}
+
+impl Times {
+    /// Begins an empty one.
+    pub(super) fn begin() -> Result<Self> {
+        let path = target_dir()?.join("xtask").join("live-times.txt");
+        fs::create_dir_all(path.with_file_name(""))
+            .with_context(|| format!("cannot create the directory of {}", path.display()))?;
+        match fs::remove_file(&path) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                return Err(error).with_context(|| format!("cannot remove {}", path.display()));
+            }
+            _ => {}
+        }
+        Ok(Self { path, begun: Instant::now() })
+    }
+
+    /// The file.
+    pub(super) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Prints the sums and the slowest tests. No test has ended if the file is not there.
+    pub(super) fn print(&self) {
+        match fs::read_to_string(&self.path) {
+            Ok(lines) => progress(text(&lines, self.begun.elapsed())),
+            Err(error) => progress(format!("test: no times of live tests: {}: {error}", self.path.display())),
+        }
+    }
+}
+
+/// A line of the file: how long, whether alone, which test.
+fn line(line: &str) -> Option<(Duration, bool, &str)> {
+    let mut words = line.splitn(3, ' ');
+    let took = Duration::from_millis(words.next()?.parse().ok()?);
+    let alone = match words.next()? {
+        "alone" => true,
+        "beside" => false,
+        _ => return None,
+    };
+    Some((took, alone, words.next()?))
+}
+
+fn text(lines: &str, took: Duration) -> String {
+    let mut tests: Vec<_> = lines.lines().filter_map(line).collect();
+    let sum = |which: bool| -> (usize, Duration) {
+        let of: Vec<Duration> =
+            tests.iter().filter(|(_, alone, _)| *alone == which).map(|(took, ..)| *took).collect();
+        (of.len(), of.iter().sum())
+    };
+    let ((alone, alone_took), (beside, beside_took)) = (sum(true), sum(false));
+    let mut text = format!(
+        "test: live tests took {} s: {alone} tests that have the machine for themselves {} s, {beside} beside each other {} s. The slowest:",
+        took.as_secs(),
+        alone_took.as_secs(),
+        beside_took.as_secs(),
+    );
+    tests.sort_by_key(|(took, ..)| std::cmp::Reverse(*took));
+    for (took, alone, name) in tests.iter().take(LISTED) {
+        let alone = if *alone { "" } else { " (beside others)" };
+        let _infallible = write!(text, "\n  {:5.1} s  {name}{alone}", took.as_secs_f64());
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Sums of both kinds, and the slowest first; what is no line of a test is passed over.
+    #[test]
+    fn account() {
+        let lines = "1500 alone live_gc::a\n63000 beside live_killed::b\n\n12 other x\nx alone y\n20500 alone live_diff::c\n";
+        let text = text(lines, Duration::from_secs(80));
+        let expected = [
+            "test: live tests took 80 s: 2 tests that have the machine for themselves 22 s, 1 beside each other 63 s. The slowest:",
+            "   63.0 s  live_killed::b (beside others)",
+            "   20.5 s  live_diff::c",
+            "    1.5 s  live_gc::a",
+        ];
+        assert_eq!(text.lines().collect::<Vec<_>>(), expected);
+    }
+}

@@ -1,7 +1,7 @@
 //! gctrace's jsonl.
 
 use anyhow::{Context as _, Result, bail, ensure};
-use serde::Deserialize;
+use serde::{Deserialize, Deserializer};
 use serde_json::{Map, Value};
 
 /// A `process` line.
@@ -64,8 +64,13 @@ pub enum PauseKind {
     Finalizer,
 }
 
+/// What is `null` where nothing was seen, as the value that sums have there.
+fn or_default<'de, D: Deserializer<'de>, T: Default + Deserialize<'de>>(value: D) -> Result<T, D::Error> {
+    Option::deserialize(value).map(Option::unwrap_or_default)
+}
+
 /// Where the pauses of a cycle went.
-#[derive(Clone, Copy, Debug, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, Deserialize)]
 pub struct Phases {
     /// Marking, nanoseconds.
     pub mark_ns: u64,
@@ -141,11 +146,13 @@ pub struct GcLine {
     pub major_by: Option<String>,
     /// Whether it compacts the heap, where that is known.
     pub compacting: Option<bool>,
-    /// Sum of its pauses, nanoseconds.
+    /// Sum of its pauses, nanoseconds; here 0 if none was seen.
+    #[serde(deserialize_with = "or_default")]
     pub pause_ns: u64,
     /// Its pauses in order.
     pub pauses: Vec<PauseEntry>,
     /// Where the pauses went.
+    #[serde(deserialize_with = "or_default")]
     pub phases: Phases,
     /// Number of pauses.
     pub steps: u64,

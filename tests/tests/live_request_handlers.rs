@@ -104,7 +104,7 @@ fn known(report: &Report) -> Result<BTreeMap<&'static str, (usize, usize)>> {
 fn with_samples() -> Result<()> {
     let live = Live::begin()?;
     let folded = live.path("run.folded").to_string_lossy().into_owned();
-    let report = traced(&live, &["--rate", "499", "--folded", &folded])?;
+    let report = traced(&live, &["--rate", "997", "--folded", &folded])?;
     let known = known(&report)?;
     println!("{known:?}");
     ensure!(known.len() == HANDLED.len(), "{known:?}");

@@ -27,8 +27,8 @@ use crate::{
 
 /// From the end of the first line of a `BRPOP` to its arguments: `\r\n$5\r\nbrpop\r\n`.
 const ARGUMENTS: u64 = 13;
-/// Bytes of its arguments that are looked at.
-const KEY_BYTES: usize = 64;
+/// How many times eight bytes of its arguments are looked at.
+const KEY_PIECES: u64 = 8;
 /// Hardware number of the register of what a function has returned.
 const RESULT: u8 = 0;
 
@@ -190,21 +190,28 @@ fn fetch(command: u64, len: u64) -> u64 {
 fn names_queue(arguments: u64) -> bool {
     /// `queue:`.
     const QUEUE: u64 = u64::from_be_bytes(*b"\0\0queue:");
-    let Some(bytes) = usermem::read::<[u8; KEY_BYTES]>(arguments) else { return true };
-    let (mut window, mut ends, mut at) = (0_u64, 0_u32, 0_usize);
-    while at < KEY_BYTES {
-        window = (window << 8 | u64::from(bytes[at])) & 0xffff_ffff_ffff;
-        if window == QUEUE {
-            return true;
-        }
-        if bytes[at] == b'\r' {
-            // Of its length, then its own.
-            ends += 1;
-            if ends == 2 {
-                return false;
+    let (mut window, mut ends, mut piece) = (0_u64, 0_u32, 0_u64);
+    // In pieces: "combined stack size of 2 calls is 544. Too large" (Linux 6.1).
+    while piece < KEY_PIECES {
+        let Some(mut bytes) = usermem::read::<u64>(arguments.wrapping_add(8 * piece)) else { return true };
+        let mut left = 8;
+        while left > 0 {
+            let byte = bytes & 0xff;
+            window = (window << 8 | byte) & 0xffff_ffff_ffff;
+            if window == QUEUE {
+                return true;
             }
+            if byte == u64::from(b'\r') {
+                // Of its length, then its own.
+                ends += 1;
+                if ends == 2 {
+                    return false;
+                }
+            }
+            bytes >>= 8;
+            left -= 1;
         }
-        at += 1;
+        piece += 1;
     }
     true
 }

@@ -60,6 +60,11 @@ module Shop
         # Nobody listens there; it is not Redis.
       end
       Sidekiq.redis { |redis| redis.get("nothing") }
+      # As a lock does it. It is no queue of Sidekiq.
+      Sidekiq.redis do |redis|
+        redis.lpush("gctrace:lock", "free")
+        redis.brpop("gctrace:lock", 1)
+      end
       5_000.times { "x" * 60 }
     end
   end

@@ -41,7 +41,7 @@ fn resources(live: &Live, pid: u32) -> Result<Vec<Value>> {
 /// processes have no instance. What the process publishes later is what the next run reads.
 #[test]
 fn published_contexts_name_the_service() -> Result<()> {
-    let live = Live::begin()?;
+    let live = Live::beside_others()?;
     Ruby::each(|ruby| {
         let first = [
             "service.name=till",

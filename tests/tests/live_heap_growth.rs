@@ -16,7 +16,7 @@ use serde_json::{Value, json};
 /// The growth between two censuses is what the program made: from two files, against the process, and while it is watched.
 #[test]
 fn growth() -> Result<()> {
-    let live = Live::begin()?;
+    let live = Live::beside_others()?;
     let ruby = Ruby::main()?;
     let mut script = Script::unwitnessed(&live, &ruby, "heap_grow.rb")?.start()?;
     script.wait_for("ready")?;
@@ -304,7 +304,7 @@ fn fragmented(live: &Live, ruby: &Ruby) -> Result<()> {
 /// Ruby. All at once: most of the time is waited for.
 #[test]
 fn what_grows_and_what_holds_it() -> Result<()> {
-    let live = Live::begin()?;
+    let live = Live::beside_others()?;
     let rubies = Ruby::all()?;
     let mut failures = Vec::new();
     let live = &live;
@@ -339,7 +339,7 @@ fn what_grows_and_what_holds_it() -> Result<()> {
 /// Variables of classes and modules, and Procs, are holders on every Ruby. All at once: most of the time is waited for.
 #[test]
 fn variables_of_classes_and_procs() -> Result<()> {
-    let live = Live::begin()?;
+    let live = Live::beside_others()?;
     let rubies = Ruby::all()?;
     let live = &live;
     let mut failures = Vec::new();
@@ -365,7 +365,7 @@ fn variables_of_classes_and_procs() -> Result<()> {
 /// Nothing is said of a program that never collects. Objects are not followed where that is not wanted, and the reason is there.
 #[test]
 fn what_is_not_known() -> Result<()> {
-    let live = Live::begin()?;
+    let live = Live::beside_others()?;
     let ruby = Ruby::main()?;
     let mut idle = Script::unwitnessed(&live, &ruby, "heap_leaks.rb")?.arg("idle").start()?;
     idle.wait_for("ready")?;
@@ -383,7 +383,7 @@ fn what_is_not_known() -> Result<()> {
 /// A program that is replaced has ended, and its last counts are not taken for those of a GC.
 #[test]
 fn a_program_that_is_replaced() -> Result<()> {
-    let live = Live::begin()?;
+    let live = Live::beside_others()?;
     let mut script = Script::unwitnessed(&live, &Ruby::main()?, "replaced.rb")?.start()?;
     script.wait_for("ready")?;
     let (pid, cache) = (script.pid().to_string(), live.path("cache").to_string_lossy().into_owned());

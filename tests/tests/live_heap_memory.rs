@@ -13,7 +13,7 @@ use serde_json::Value;
 /// A large heap takes no more memory of gctrace than a small one: it is read page by page.
 #[test]
 fn memory_is_bounded() -> Result<()> {
-    let live = Live::begin()?;
+    let live = Live::beside_others()?;
     let ruby = Ruby::main()?;
     let peak = |objects: &str| -> Result<(u64, u64)> {
         let mut script = Script::unwitnessed(&live, &ruby, "heap_large.rb")?.arg(objects).start()?;
@@ -48,7 +48,7 @@ fn memory_is_bounded() -> Result<()> {
 /// The parts of the memory add up to the resident memory of the kernel, and a large heap is in the pages of objects.
 #[test]
 fn memory_adds_up() -> Result<()> {
-    let live = Live::begin()?;
+    let live = Live::beside_others()?;
     Ruby::first_and_last(|ruby| {
         let mut script = Script::unwitnessed(&live, ruby, "heap_large.rb")?.arg("400000").start()?;
         script.wait_for("running")?;
@@ -75,7 +75,7 @@ fn memory_adds_up() -> Result<()> {
 /// objects are those that Ruby counts. From glibc 2.42 on guards are inside of mappings; the rest has what cannot be separated then.
 #[test]
 fn parts_of_memory() -> Result<()> {
-    let live = Live::begin()?;
+    let live = Live::beside_others()?;
     let told_apart = Cell::new(0);
     Ruby::each(|ruby| {
         let mut script = Script::unwitnessed(&live, ruby, "heap_memory.rb")?.start()?;

@@ -89,7 +89,7 @@ fn whole(lines: &[String]) -> Result<(Value, u64, u64)> {
 /// none; one that collects has what the kernel's sums say.
 #[test]
 fn written_pages_became_private() -> Result<()> {
-    let live = Live::begin()?;
+    let live = Live::beside_others()?;
     Ruby::each(|ruby| {
         let mut script = forked(&live, ruby)?;
         script.say("fork")?;
@@ -167,7 +167,7 @@ fn written_pages_became_private() -> Result<()> {
 /// The account at the end of a run says it of workers that were forked meanwhile, since they were first seen.
 #[test]
 fn account_of_workers() -> Result<()> {
-    let live = Live::begin()?;
+    let live = Live::beside_others()?;
     Ruby::first_and_last(|ruby| {
         let mut script = forked(&live, ruby)?;
         let pid = script.pid().to_string();

@@ -113,6 +113,12 @@ impl PrivateDir {
         Ok(File::from(openat(&self.fd, name, flags, OWNER_ONLY)?))
     }
 
+    /// The directory itself, to be locked.
+    pub fn folder(&self) -> io::Result<File> {
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        Ok(File::from(openat(&self.fd, ".", flags, Mode::empty())?))
+    }
+
     /// Reads a file; `None` if it is not there. More than `limit` bytes are cut off.
     pub fn read(&self, name: impl AsRef<OsStr>, limit: usize) -> io::Result<Option<Vec<u8>>> {
         // If another user put a pipe there, opening it does not block.

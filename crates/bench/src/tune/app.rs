@@ -20,7 +20,7 @@ const SHAPES: [(&str, &str); 3] =
 /// Before a measurement, so that caches are full and the heap has grown.
 const WARM_UP_SECONDS: u32 = 6;
 /// Of a traced run, from its first request on.
-const TRACED_SECONDS: u32 = 20;
+const TRACED_SECONDS: u32 = 40;
 const MEASURED_SECONDS: u32 = 12;
 /// Advice that is followed reaches a fixed point within this number of steps.
 const STEPS: usize = 4;
@@ -78,8 +78,9 @@ fn follow(gctrace: &Path, live: &Live, shape: &str) -> Result<(Settings, usize)>
     let mut settings = Settings::new();
     for step in 0..=STEPS {
         let pid = trace(gctrace, live, shape, &settings, &sets)?;
-        let next = advised(gctrace, &sets, pid, &settings)?;
+        let (next, refusal) = advised(gctrace, &sets, pid, &settings)?;
         if next == settings {
+            progress(format!("bench: {shape}: no more is advised; room in the heap: {refusal}"));
             return Ok((settings, step));
         }
         if step == STEPS {
@@ -105,8 +106,8 @@ fn trace(gctrace: &Path, live: &Live, shape: &str, settings: &Settings, sets: &P
     Ok(pid)
 }
 
-/// Everything that should be set, by what was seen of this process.
-fn advised(gctrace: &Path, sets: &Path, pid: u32, settings: &Settings) -> Result<Settings> {
+/// Everything that should be set, by what was seen of this process, and why the rule that helps most says nothing, if it does not.
+fn advised(gctrace: &Path, sets: &Path, pid: u32, settings: &Settings) -> Result<(Settings, String)> {
     let output = Command::new(gctrace).args(["tune", "--format", "json"]).arg(sets).output()?;
     ensure!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     let report: Value = serde_json::from_slice(&output.stdout)?;
@@ -114,7 +115,11 @@ fn advised(gctrace: &Path, sets: &Path, pid: u32, settings: &Settings) -> Result
     let program = programs.iter().find(|program| program["pid"] == pid);
     let program =
         program.with_context(|| format!("process {pid} is not among the programs of {}", sets.display()))?;
-    state(&program["report"]["plans"][0], settings)
+    let plan = &program["report"]["plans"][0];
+    let refusals = plan["refusals"].as_array().context("refusals")?;
+    let refusal = refusals.iter().find(|refusal| refusal["rule"] == "free-slots");
+    let why = refusal.and_then(|refusal| refusal["reason"].as_str()).unwrap_or("advised");
+    Ok((state(plan, settings)?, why.to_owned()))
 }
 
 /// Settings of a plan on top of those in force.

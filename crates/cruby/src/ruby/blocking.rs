@@ -208,11 +208,15 @@ fn libc_sites(image: &ElfImage) -> Vec<BlockingSite> {
         let symbol = image.dynamic_symbols().find(name)?;
         Some((symbol.address, code.body(image.function_index(symbol.address)?)))
     };
+    // Several functions mean the same: what is seen of one of them only is not seen.
+    let mut unseen = Vec::new();
     for (name, point, count) in begins {
         let Some((start, body)) = body(name) else { continue };
         let (address, emulated) = entry_with_arguments(&body, start, &arguments[..count]);
         if emulated {
             add(point, address);
+        } else {
+            unseen.push(point);
         }
     }
     for (name, point) in results {
@@ -221,6 +225,7 @@ fn libc_sites(image: &ElfImage) -> Vec<BlockingSite> {
             add(point, address);
         }
     }
+    sites.retain(|site| !unseen.contains(&site.point));
     sites
 }
 

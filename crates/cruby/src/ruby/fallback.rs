@@ -147,7 +147,8 @@ impl FallbackProbes {
             }
             for address in bodies(symbols, name) {
                 let function = image.function_index(address)?;
-                if image.functions().get(function)?.start != address {
+                // A return probe anywhere but at the entry of a function would replace something else than the return address.
+                if !image.functions().get(function).is_some_and(|of| of.start == address && of.entry) {
                     return None;
                 }
                 let (address, emulated) = entry(&code.body(function), address);
@@ -216,9 +217,13 @@ fn bodies(symbols: &SymbolTable, name: &str) -> Vec<Svma> {
     let mut parts = Vec::new();
     for symbol in symbols.iter() {
         let Some(rest) = symbol.name.strip_prefix(name) else { continue };
+        // A part that is rarely run, to which the others jump: it is no function.
+        if rest.contains(".cold") {
+            continue;
+        }
         if rest.is_empty() || rest.starts_with(".isra.") || rest.starts_with(".constprop.") {
             plain.push(symbol.address);
-        } else if rest.starts_with(".part.") && !rest.contains(".cold") {
+        } else if rest.starts_with(".part.") {
             parts.push(symbol.address);
         }
     }
@@ -234,4 +239,38 @@ fn in_file(segments: &[LoadSegment], address: Svma, executable: bool) -> Option<
             && address.0.checked_sub(segment.address.0).is_some_and(|at| at < segment.file_size)
     })?;
     Some(FileOffset(segment.offset.0 + (address.0 - segment.address.0)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Parts of a function that are rarely run are jumped to: the word on the stack is no return address there.
+    #[test]
+    fn cold_parts() {
+        let names = [
+            "gc_start",
+            "gc_start.cold",
+            "gc_start.isra.0.cold",
+            "gc_marks.constprop.0",
+            "gc_marks.constprop.0.cold",
+            "gc_rest",
+            "gc_rest.part.0",
+            "gc_rest.part.0.cold",
+        ];
+        let (mut strings, mut records) = (vec![0_u8], Vec::new());
+        for (name, address) in names.iter().zip((0x1000_u64..).step_by(0x100)) {
+            records.extend_from_slice(&(strings.len() as u32).to_le_bytes());
+            // A local function, in section 1.
+            records.extend_from_slice(&[2, 0, 1, 0]);
+            records.extend_from_slice(&address.to_le_bytes());
+            records.extend_from_slice(&16_u64.to_le_bytes());
+            strings.extend_from_slice(name.as_bytes());
+            strings.push(0);
+        }
+        let symbols = SymbolTable::parse(&records, strings);
+        assert_eq!(bodies(&symbols, "gc_start"), [Svma(0x1000)]);
+        assert_eq!(bodies(&symbols, "gc_marks"), [Svma(0x1300)]);
+        assert_eq!(bodies(&symbols, "gc_rest"), [Svma(0x1600)]);
+    }
 }

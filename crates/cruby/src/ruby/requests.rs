@@ -106,15 +106,23 @@ pub fn request_sites(image: &ElfImage, file: RequestFile) -> Result<Vec<RequestS
     if image.machine() != Machine::X86_64 {
         return Err(RequestRefusal::Machine);
     }
-    let sites = match file {
-        RequestFile::Puma | RequestFile::Socket => call_sites(image, file.calls()),
-        RequestFile::Libc => entries(image, file.calls()),
+    let (sites, entered) = match file {
+        RequestFile::Puma | RequestFile::Socket => (call_sites(image, file.calls()), None),
+        RequestFile::Libc => {
+            let (sites, names) = entries(image, file.calls());
+            (sites, Some(names))
+        }
     };
     if sites.len() > MAX_SITES {
         return Err(RequestRefusal::TooMany);
     }
     for &(name, point, needed) in file.calls() {
-        if needed && !sites.iter().any(|site| site.point == point) {
+        // Several functions of libc mean the same.
+        let is_there = match &entered {
+            Some(names) => names.contains(&name),
+            None => sites.iter().any(|site| site.point == point),
+        };
+        if needed && !is_there {
             return Err(RequestRefusal::NoCall(name));
         }
     }
@@ -181,9 +189,13 @@ fn call_sites(image: &ElfImage, calls: &[(&'static str, RequestPoint, bool)]) ->
 }
 
 /// Beginnings of exported functions: the first instruction there that the kernel emulates, with the arguments as they came.
-fn entries(image: &ElfImage, functions: &[(&'static str, RequestPoint, bool)]) -> Vec<RequestSite> {
+fn entries(
+    image: &ElfImage,
+    functions: &[(&'static str, RequestPoint, bool)],
+) -> (Vec<RequestSite>, Vec<&'static str>) {
     let code = Code::new(image);
     let mut sites: Vec<RequestSite> = Vec::new();
+    let mut names = Vec::new();
     for &(name, point, _) in functions {
         let Some(symbol) = image.dynamic_symbols().find(name) else { continue };
         let Some(function) = image.function_index(symbol.address) else { continue };
@@ -191,11 +203,17 @@ fn entries(image: &ElfImage, functions: &[(&'static str, RequestPoint, bool)]) -
         // `close` has one.
         let arguments = if point == RequestPoint::Close { &arguments[..1] } else { &arguments };
         let (address, emulated) = entry_with_arguments(&code.body(function), symbol.address, arguments);
-        if emulated && !sites.iter().any(|site| site.address == address) {
+        if !emulated {
+            continue;
+        }
+        if !sites.iter().any(|site| site.address == address) {
             sites.extend(site(image, point, address));
         }
+        if sites.iter().any(|site| site.address == address) {
+            names.push(name);
+        }
     }
-    sites
+    (sites, names)
 }
 
 #[cfg(test)]

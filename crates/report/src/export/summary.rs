@@ -169,11 +169,11 @@ impl<W: Write> Summary<W> {
         }
         let Rest { processes, cycles, stopped_ns, unknown } = self.rest;
         if processes > 0 {
+            let least = if unknown { "at least " } else { "" };
             writeln!(
                 self.out,
-                "\n{} more with less: {}{}, {} in GC",
+                "\n{} more with less: {least}{}, {least}{} in GC",
                 plural(processes, "process"),
-                if unknown { "at least " } else { "" },
                 plural(cycles, "cycle"),
                 duration(stopped_ns)
             )?;

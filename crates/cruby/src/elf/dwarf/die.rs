@@ -11,6 +11,8 @@ use crate::elf::ElfError;
 const WHAT: &str = "an entry in .debug_info";
 /// Entries that may be read for one question: a whole libruby has about three million.
 const MAX_ENTRIES: u64 = 24_000_000;
+/// Children of one entry that are kept at a time: the largest unit of a libruby has some ten thousand.
+const MAX_CHILDREN: usize = 1 << 19;
 
 /// Where an entry is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -103,6 +105,9 @@ impl<'a> Dies<'a> {
             self.spend()?;
             if cursor.read_entry(&mut entry).map_err(&malformed)? {
                 if depth == 1 {
+                    if children.len() >= MAX_CHILDREN {
+                        return Err(DwarfError::TooMuch("the children of an entry"));
+                    }
                     let position = Position { offset: entry.offset(), ..position };
                     children.push(self.extract(position, &header, &entry)?);
                 }

@@ -19,8 +19,12 @@ pub(super) type Slice<'a> = EndianSlice<'a, LittleEndian>;
 const MAX_UNITS: usize = 1 << 20;
 const MAX_ABBREV: u64 = 64 << 20;
 const MAX_UNIT: u64 = 64 << 20;
+/// A longer table of abbreviations is not a compiler's: each of its bytes takes ten or more in memory.
+const MAX_TABLE: u64 = 4 << 20;
 /// Loaded units that are kept, in bytes.
 const CACHE: usize = 16 << 20;
+/// Tables of abbreviations that are kept, in bytes.
+const TABLES: u64 = 4 << 20;
 
 /// `.gnu_debugaltlink`: the supplementary file that dwz moved common parts to.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -58,7 +62,7 @@ struct Span {
 /// A unit in memory.
 pub(super) struct Unit {
     bytes: Vec<u8>,
-    pub(super) abbreviations: gimli::Abbreviations,
+    pub(super) abbreviations: Rc<gimli::Abbreviations>,
     /// `DW_AT_str_offsets_base`.
     pub(super) str_offsets_base: Cell<Option<u64>>,
 }
@@ -83,6 +87,9 @@ pub(super) struct DwarfFile<'a> {
     units: Vec<Span>,
     loaded: RefCell<HashMap<usize, Rc<Unit>>>,
     cached: Cell<usize>,
+    /// Tables of abbreviations by their offset: many units may have the same.
+    tables: RefCell<HashMap<u64, Rc<gimli::Abbreviations>>>,
+    tables_len: Cell<u64>,
     /// Bytes that may still be loaded: bounds the work on files whose references jump to and fro.
     budget: Cell<u64>,
 }
@@ -119,6 +126,8 @@ impl<'a> DwarfFile<'a> {
             units,
             loaded: RefCell::default(),
             cached: Cell::new(0),
+            tables: RefCell::default(),
+            tables_len: Cell::new(0),
             budget,
         })
     }
@@ -142,16 +151,43 @@ impl<'a> DwarfFile<'a> {
             return Ok(Rc::clone(unit));
         }
         let span = self.units.get(index).ok_or(DwarfError::TooMuch("references between units"))?;
-        let budget = self.budget.get().checked_sub(span.len.max(64));
-        self.budget.set(budget.ok_or(DwarfError::TooMuch("references between units"))?);
+        self.spend(span.len.max(64))?;
         let bytes = self.info.read(span.start, span.len)?;
-        let table = &self.abbrev[span.abbrev as usize..span.abbrev_end as usize];
-        let abbreviations = DebugAbbrev::new(table, LittleEndian)
-            .abbreviations(DebugAbbrevOffset(0))
-            .map_err(DwarfError::malformed(".debug_abbrev"))?;
+        let abbreviations = self.table(*span)?;
         let unit = Rc::new(Unit { bytes, abbreviations, str_offsets_base: Cell::new(None) });
         self.keep(index, &unit, span.len as usize);
         Ok(unit)
+    }
+
+    /// Takes it from what may still be loaded.
+    fn spend(&self, bytes: u64) -> Result<(), DwarfError> {
+        let budget = self.budget.get().checked_sub(bytes);
+        self.budget.set(budget.ok_or(DwarfError::TooMuch("references between units"))?);
+        Ok(())
+    }
+
+    /// The abbreviations of a unit.
+    fn table(&self, span: Span) -> Result<Rc<gimli::Abbreviations>, DwarfError> {
+        if let Some(table) = self.tables.borrow().get(&span.abbrev) {
+            return Ok(Rc::clone(table));
+        }
+        let len = span.abbrev_end - span.abbrev;
+        if len > MAX_TABLE {
+            return Err(DwarfError::TooMuch("the abbreviations of a unit"));
+        }
+        self.spend(len)?;
+        let bytes = &self.abbrev[span.abbrev as usize..span.abbrev_end as usize];
+        let table = DebugAbbrev::new(bytes, LittleEndian)
+            .abbreviations(DebugAbbrevOffset(0))
+            .map_err(DwarfError::malformed(".debug_abbrev"))?;
+        let (table, mut tables) = (Rc::new(table), self.tables.borrow_mut());
+        if self.tables_len.get() + len > TABLES {
+            tables.clear();
+            self.tables_len.set(0);
+        }
+        self.tables_len.set(self.tables_len.get() + len);
+        tables.insert(span.abbrev, Rc::clone(&table));
+        Ok(table)
     }
 
     fn keep(&self, index: usize, unit: &Rc<Unit>, len: usize) {

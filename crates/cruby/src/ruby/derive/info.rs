@@ -166,7 +166,7 @@ impl Decoder<'_> {
             value.for_each_load(&mut |base, offset, size| {
                 if *base == self.session.objspace {
                     words.insert(offset & !3);
-                    words.insert((offset + i64::from(size) - 1) & !3);
+                    words.insert(offset.saturating_add(i64::from(size) - 1) & !3);
                 }
             });
         }

@@ -162,7 +162,7 @@ impl Assumptions {
             _ => {
                 let aligned = offset & !3;
                 let word = |at| self.words.get(&at).copied().map(u64::from);
-                match (word(aligned), word(aligned + 4)) {
+                match (word(aligned), word(aligned.saturating_add(4))) {
                     (None, None) => self.field,
                     (low, high) => {
                         let both = low.unwrap_or(0) | high.unwrap_or(0) << 32;

@@ -49,7 +49,7 @@ impl Memory {
         let end = offset.saturating_add(size.into());
         let mut overlapping = overlapping(words, offset, end);
         let Some((start, (stored, value))) = overlapping.next() else { return Content::Untouched };
-        if start > offset || start + i64::from(*stored) < end || overlapping.next().is_some() {
+        if start > offset || start.saturating_add((*stored).into()) < end || overlapping.next().is_some() {
             return Content::Mixed;
         }
         let part = match (offset - start) * 8 {

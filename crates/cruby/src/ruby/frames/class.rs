@@ -175,7 +175,7 @@ impl Class {
                 if !is_object(extension) {
                     return Err(Failure::Stale);
                 }
-                let table = reader.word(extension + u64::from(variables))?;
+                let table = reader.word(extension.wrapping_add(variables.into()))?;
                 if table == 0 { Ok(None) } else { in_table(reader, table, &mut is_wanted) }
             }
             ClassPath::Shapes { variables, list, shape } => {
@@ -186,7 +186,7 @@ impl Class {
                 let Some(index) = in_shape(reader, shapes, id, &shape, &mut is_wanted)? else {
                     return Ok(None);
                 };
-                let values = reader.word(self.address + u64::from(variables))?;
+                let values = reader.word(self.address.wrapping_add(variables.into()))?;
                 reader.word(values.wrapping_add(u64::from(index) * 8)).map(Some)
             }
             ClassPath::Member { .. } | ClassPath::Unknown => Ok(None),

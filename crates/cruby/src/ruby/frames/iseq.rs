@@ -143,7 +143,7 @@ impl Body {
             return Err(Failure::Stale);
         }
         let Some(position) = position.checked_sub(IMMEDIATE) else {
-            let word = reader.word(self.index + u64::from(position / 9 * 8))?;
+            let word = reader.word(self.index.wrapping_add(u64::from(position / 9 * 8)))?;
             return Ok((word >> (position % 9 * 7) & 0x7f) as u32);
         };
         // Blocks of 512 positions, in eight words of bits.

@@ -30,7 +30,7 @@ pub struct HeapLayout {
     /// How strings and arrays say what they own.
     pub(super) owned: OwnedLayout,
     /// Of the flags, what is set if instance variables are not in the slot. `FL_EXIVAR` (`include/ruby/internal/fl_type.h`), from 4.0 on
-    /// `SHAPE_ID_HAS_IVAR_MASK` of the shape's id, which is the upper half (shape.h).
+    /// The bits of the shape's id, which is the upper half, that `rb_shape_has_fields` tests (shape.h): an object id is a field, too.
     pub(super) variables: u64,
     /// Whether the layout is that of this very release. Else it is that of the newest known one of its series, and what is
     /// read by it must prove itself: the slots of all pages add up to `heap_available_slots` of `GC.stat`.
@@ -94,7 +94,7 @@ impl HeapLayout {
                 array_root: if version.at_least(3, 2) { 1 << 24 } else { 1 << 17 },
                 shared: if version.at_least(3, 4) { 1 << 12 } else { 1 << 14 },
             },
-            variables: if version.at_least(3, 5) { 0x0807_fffe << 32 } else { 1 << 10 },
+            variables: if version.at_least(3, 5) { 0x0807_ffff << 32 } else { 1 << 10 },
             exact: own.is_some(),
         };
         let last = [

@@ -92,8 +92,12 @@ pub(in crate::ruby) fn find(
         let body = code.body(owner);
         candidates.extend(candidates_in(&body, code.start(owner), free_slots));
         if candidates.len() > MAX_CANDIDATES {
-            candidates.truncate(MAX_CANDIDATES);
-            break;
+            return RefillSites {
+                sites: Vec::new(),
+                page: None,
+                dropped: Vec::new(),
+                outcome: Outcome::Failed("very many candidates".to_owned()),
+            };
         }
     }
     let slot_size = (version >= FIRST_SIZED).then_some(SLOT_SIZE);

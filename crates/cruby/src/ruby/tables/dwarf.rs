@@ -86,13 +86,17 @@ fn place(found: &mut Struct, path: &'static str, member: &Member, whole: u64) ->
         MemberKind::Bits { first, bits } => {
             let size = u8::try_from(member.size).ok()?;
             let (first, bits) = (u8::try_from(first).ok()?, u8::try_from(bits).ok()?);
-            if u64::from(first) + u64::from(bits) > u64::from(size) * 8 {
+            // What is read of a bit field is a word of 32 bits.
+            if u64::from(first) + u64::from(bits) > (u64::from(size) * 8).min(32) {
                 return None;
             }
             found.bits.push(BitField { name: path, offset, size, first, bits });
         }
         MemberKind::Array { stride, count } => {
             let (stride, count) = (u32::try_from(stride).ok()?, u32::try_from(count).ok()?);
+            if u64::from(stride) * u64::from(count) > member.size {
+                return None;
+            }
             found.arrays.push(Array { name: path, offset, stride, count, fields: Vec::new() });
         }
     }

@@ -147,10 +147,17 @@ fn tables_from_dwarf() {
         member("flags.dont_gc", 16, 4, MemberKind::Bits { first: 31, bits: 2 }),
         member("heaps[].total_slots", 39, 2, MemberKind::Scalar),
         member("heaps[].total_slots", 8, 2, MemberKind::Scalar),
+        // Beyond the word that is read.
+        member("flags.dont_gc", 16, 8, MemberKind::Bits { first: 32, bits: 1 }),
     ];
     for wrong in impossible {
         let error = of(vec![mode.clone(), heaps.clone(), wrong]).unwrap_err();
         assert!(matches!(error, FromDwarfError::Impossible { .. }), "{error}");
+    }
+    // More elements than there is room for.
+    for (stride, count) in [(16, 3), (12, 0xffff_ffff)] {
+        let error = of(vec![mode.clone(), member("heaps", 24, 32, MemberKind::Array { stride, count })]);
+        assert!(matches!(error, Err(FromDwarfError::Impossible { .. })), "{error:?}");
     }
 }
 

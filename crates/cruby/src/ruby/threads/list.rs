@@ -2,7 +2,7 @@
 
 use super::{Lists, Memory, Native, ThreadsLayout, word};
 
-/// Ractors and threads that are followed at most: lists that change while they are read may not end.
+/// Ractors and threads that are followed at most, together: lists that change while they are read may not end.
 const MOST: usize = 1 << 16;
 /// Byte offset of `tid` in glibc's `struct pthread` on x86-64 (nptl/descr.h: behind a header of 704 bytes and a list node).
 const GLIBC_TID: u32 = 720;
@@ -16,25 +16,34 @@ pub(super) fn threads(
     bias: u64,
 ) -> Option<Vec<(u64, Option<u32>)>> {
     let vm = word(memory, bias.wrapping_add(layout.vm_ptr.0), 0).filter(|&vm| vm != 0)?;
+    let mut left = MOST;
     let addresses = match layout.lists {
-        Lists::Vm { head, node } => nodes(memory, vm, head, node)?,
+        Lists::Vm { head, node } => nodes(memory, vm, head, node, &mut left)?,
         Lists::Ractors { head, node, threads, thread_node } => {
-            let ractors = nodes(memory, vm, head, node)?;
-            // A Ractor that ends meanwhile has none any more.
-            let of = |ractor| nodes(memory, ractor, threads, thread_node).unwrap_or_default();
-            ractors.into_iter().flat_map(of).collect()
+            let ractors = nodes(memory, vm, head, node, &mut left)?;
+            let mut all = Vec::new();
+            for ractor in ractors {
+                // A Ractor that ends meanwhile has none any more.
+                all.extend(nodes(memory, ractor, threads, thread_node, &mut left).unwrap_or_default());
+                if left == 0 {
+                    return None;
+                }
+            }
+            all
         }
     };
     Some(addresses.into_iter().map(|address| (address, tid(memory, layout.native, address))).collect())
 }
 
-/// The structures of a list (ccan/list): `head` is in `owner`, the nodes are `node` bytes inside the structures.
-fn nodes(memory: &impl Memory, owner: u64, head: u32, node: u32) -> Option<Vec<u64>> {
+/// The structures of a list (ccan/list): `head` is in `owner`, the nodes are `node` bytes inside the structures. `left`: how many nodes may
+/// still be followed.
+fn nodes(memory: &impl Memory, owner: u64, head: u32, node: u32, left: &mut usize) -> Option<Vec<u64>> {
     let head = owner.checked_add(u64::from(head))?;
     let mut found = Vec::new();
     let mut next = word(memory, head, 0)?;
     while next != head {
-        if next == 0 || found.len() >= MOST {
+        *left = left.checked_sub(1)?;
+        if next == 0 {
             return None;
         }
         found.push(next.checked_sub(u64::from(node))?);

@@ -78,6 +78,34 @@ fn lists() {
     assert_eq!(layout().threads(&broken, 0x800), None);
 }
 
+/// Memory that counts what is read of it.
+struct Counted(Words, std::cell::Cell<usize>);
+
+impl Memory for Counted {
+    fn read(&self, address: u64, buffer: &mut [u8]) -> bool {
+        self.1.set(self.1.get() + 1);
+        self.0.read(address, buffer)
+    }
+}
+
+/// Many Ractors whose lists of threads never end: the work is bounded for all of them together.
+#[test]
+fn endless_lists() {
+    let mut words = vm();
+    let ractors = 2_000_u64;
+    let ractor = |number: u64| 0x100_000 + number * 0x100;
+    words.0.insert(VM + 8, ractor(0) + 16);
+    for number in 0..ractors {
+        let next = if number + 1 < ractors { ractor(number + 1) + 16 } else { VM + 8 };
+        words.0.insert(ractor(number) + 16, next);
+        let node = ractor(number) + 64;
+        words.0.extend([(ractor(number) + 32, node), (node, node)]);
+    }
+    let counted = Counted(words, std::cell::Cell::new(0));
+    assert_eq!(layout().threads(&counted, 0x800), None);
+    assert!(counted.1.get() < 1 << 18, "{} reads", counted.1.get());
+}
+
 /// A thread with a block in a method (whose environment is reached through that of the block), called by a C function.
 fn stacked() -> Words {
     let mut words = vm();

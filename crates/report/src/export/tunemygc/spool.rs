@@ -71,7 +71,7 @@ impl Spool {
         };
         let dir = PrivateDir::create(base).and_then(|base| base.child(name)).map_err(refused)?;
         // Of runs that begin at the same time one looks after the other: a lock that becomes a shared one is free for a moment.
-        let turn = dir.lock_file("turn")?;
+        let turn = dir.folder()?;
         turn.lock()?;
         let lock = dir.lock_file("lock")?;
         let mine = lock.try_lock().is_ok();
@@ -236,7 +236,7 @@ mod tests {
             spool.pop();
         }
         assert_eq!((spool.front(), spool.take_gone()), (None, Gone::default()));
-        assert_eq!(fs::read_dir(&path).unwrap().count(), 2, "only the locks");
+        assert_eq!(fs::read_dir(&path).unwrap().count(), 1, "only the lock");
         let mode = std::os::unix::fs::MetadataExt::mode(&fs::metadata(&path).unwrap());
         assert_eq!(mode & 0o777, 0o700);
     }

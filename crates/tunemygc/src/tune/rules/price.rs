@@ -20,8 +20,8 @@ const MAJORS: [f64; 2] = [0.3, 7.0];
 const MAJORS_WITH_ROOM: [f64; 2] = [0.0, 2.5];
 /// The likely one.
 const LIKELY_MAJORS: f64 = 0.4;
-/// Malloc starts one of so many cycles, or more.
-const MALLOC_PART: u64 = 20;
+/// Malloc starts one of this many cycles, or more.
+const MALLOC_PART: u64 = 4;
 /// How much of the time of a minor cycle is saved with it: the least, what is likely, and the most. Sweeping stays the same work for the
 /// same garbage, what survives is marked in fewer cycles as well, and a larger heap misses the caches of the CPU more often.
 const MINOR: [f64; 3] = [-0.3, 0.33, 0.95];

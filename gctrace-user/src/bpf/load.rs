@@ -103,7 +103,9 @@ pub enum LoadError {
     #[error("listing the CPUs: {0}")]
     Cpus(#[source] std::io::Error),
     /// The sampling clock of a CPU could not be started.
-    #[error("sampling CPU {cpu} (perf_event_open): {source} (needs CAP_PERFMON or root)")]
+    #[error(
+        "sampling CPU {cpu} (perf_event_open): {source} (run gctrace as root; a security policy such as seccomp may refuse it, too)"
+    )]
     Clock {
         /// The CPU.
         cpu: u32,

@@ -62,7 +62,9 @@ pub enum Watched {
 #[derive(Debug, thiserror::Error)]
 pub enum WatchError {
     /// The kernel refused the event.
-    #[error("watching for new mappings on CPU {cpu} (perf_event_open): {source} (needs CAP_PERFMON or root)")]
+    #[error(
+        "watching for new mappings on CPU {cpu} (perf_event_open): {source} (run gctrace as root; a security policy such as seccomp may refuse it, too)"
+    )]
     Open {
         /// The CPU.
         cpu: u32,

@@ -16,11 +16,13 @@ pub fn completions(shell: Shell) -> Vec<u8> {
 }
 
 /// Ways to call it.
-const SYNOPSIS: [(&str, &str); 16] = [
+const SYNOPSIS: [(&str, &str); 18] = [
     ("", "[SELECTION...] [OPTIONS] [-- COMMAND ARGS...]"),
     ("doctor", "[OPTIONS] [FILE...]"),
     ("top", "[OPTIONS]"),
-    ("dump", "[OPTIONS] --pid PID|--all-ruby"),
+    ("dump", "[OPTIONS] --pid PID|--all-ruby|--name NAME|--unit UNIT|--cgroup PATH|--container ID"),
+    ("heap", "[OPTIONS] --pid PID|--diff FILE..."),
+    ("malloc", "[OPTIONS] --pid PID|--all-ruby|--name NAME|--unit UNIT|--cgroup PATH|--container ID"),
     ("record", "[SELECTION...] [OPTIONS] -o FILE [-- COMMAND ARGS...]"),
     ("report", "[OPTIONS] FILE"),
     ("diff", "[OPTIONS] A B"),
@@ -30,7 +32,7 @@ const SYNOPSIS: [(&str, &str); 16] = [
     ("scrub", "[OPTIONS] FILE -o FILE"),
     ("tune", "[OPTIONS] DIR|FILE..."),
     ("collector", "[OPTIONS] --store STORE"),
-    ("apps", "--store STORE list|add|delete|prune"),
+    ("apps", "--store STORE list|add|tokens|token|operator|rotate|revoke|delete|prune"),
     ("completions", "SHELL"),
     ("man", ""),
 ];

@@ -10,7 +10,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Context as _, Result, anyhow, bail};
 use rustix::process::Signal;
 
 use crate::{
@@ -106,8 +106,7 @@ fn watch(command: &mut Command) -> Result<Vec<String>> {
         }
     }
     for reader in readers.into_iter().flatten() {
-        // A reader ends with its pipe and cannot fail.
-        let _ = reader.join();
+        reader.join().map_err(|_| anyhow!("reading the lines of gctrace panicked"))?;
     }
     let status = gctrace.wait(Duration::from_secs(10))?;
     if !status.success() {

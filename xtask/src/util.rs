@@ -197,9 +197,10 @@ impl Running {
 impl Drop for Running {
     fn drop(&mut self) {
         if matches!(self.child.try_wait(), Ok(None)) {
-            // A child that cannot be killed or waited for cannot be handled here.
-            let _ = self.child.kill();
-            let _ = self.child.wait();
+            let ended = self.child.kill().and_then(|()| self.child.wait());
+            if let Err(error) = ended {
+                progress(format!("{} (pid {}) may run on: {error}", self.name, self.child.id()));
+            }
         }
     }
 }

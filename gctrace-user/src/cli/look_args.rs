@@ -56,9 +56,9 @@ pub struct LookArgs {
     #[arg(long, value_name = "PERCENT", requires = "gvl", value_parser = parse::percent)]
     pub gvl_budget: Option<u64>,
 
-    /// Trace the HTTP requests of Puma and Unicorn (TCP or Unix socket) and WEBrick (TCP) and the jobs of Sidekiq: endpoint or class, controller
-    /// or route where a stack shows it, status, duration, trace id, and the GC cycles and pauses of each. Reports the path
-    /// without ids, and never query, other headers, bodies or arguments. Adds about 8 µs to each request
+    /// Trace the HTTP requests of Puma and Unicorn (TCP or Unix socket) and WEBrick (TCP) and the jobs of Sidekiq: endpoint
+    /// or class, controller or route where a stack shows it, status, duration, trace id, and the GC cycles and pauses of each.
+    /// Reports the path without ids, and never query, other headers, bodies or arguments. Adds about 8 µs to each request
     #[arg(long)]
     pub requests: bool,
 

@@ -566,11 +566,13 @@ impl Control {
     }
 }
 
-/// Whether a process still has a mapping. One that has replaced its program may have the same file elsewhere.
+/// Whether a process still has a mapping, as far as that can be read. One that has replaced its program may have the same file elsewhere.
 fn still_maps(pid: u32, mapping: &ExecutableMapping) -> bool {
-    let same = |other: &ExecutableMapping| {
-        (other.start, other.offset) == (mapping.start, mapping.offset)
+    let has = |other: &ExecutableMapping| {
+        let inside = (other.start..other.end).contains(&mapping.start);
+        inside
+            && mapping.start - other.start + other.offset == mapping.offset
             && (mapping.inode == 0 || other.inode == mapping.inode)
     };
-    mappings::of_process(pid).is_ok_and(|now| now.iter().any(same))
+    mappings::of_process(pid).map_or(true, |now| now.iter().any(has))
 }

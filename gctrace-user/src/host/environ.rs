@@ -19,6 +19,11 @@ fn is_whole(environ: &[u8]) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use std::{
+        io::{BufRead as _, BufReader, Write as _},
+        process::{Command, Stdio},
+    };
+
     use super::*;
 
     /// What a title has left of an environment is none.
@@ -30,10 +35,27 @@ mod tests {
         }
     }
 
-    /// Of a process that has a long title nothing is known.
+    /// The environment of a Ruby is known until it gives itself a long title.
     #[test]
     fn of_a_process() {
-        let own = read(proc_root::own_pid());
-        assert!(own.is_some_and(|environ| environ.windows(5).any(|word| word == b"PATH=")));
+        let program = "puts 1; $stdin.gets; $0 = 'x' * 9000; puts 2; $stdin.gets";
+        let mut ruby = Command::new("ruby")
+            .args(["-e", &format!("$stdout.sync = true; {program}")])
+            .env("RUBY_GC_HEAP_GROWTH_FACTOR", "1.5")
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let (mut orders, mut said) =
+            (ruby.stdin.take().unwrap(), BufReader::new(ruby.stdout.take().unwrap()));
+        let mut next = || said.read_line(&mut String::new()).unwrap();
+        next();
+        let before = read(ruby.id()).unwrap();
+        assert!(before.split(|&byte| byte == 0).any(|entry| entry == b"RUBY_GC_HEAP_GROWTH_FACTOR=1.5"));
+        writeln!(orders).unwrap();
+        next();
+        assert_eq!(read(ruby.id()), None);
+        writeln!(orders).unwrap();
+        assert!(ruby.wait().unwrap().success());
     }
 }

@@ -140,7 +140,7 @@ impl Reader {
     /// Starts the thread. Without `native`, records of native frames are thrown away.
     pub fn start(ring: StackRing, images: Images, native: bool) -> std::io::Result<Self> {
         let fd = ring.fd()?;
-        let stage = Arc::new(Mutex::new(Stage { ring, naming: Naming::new(images, native) }));
+        let stage = Arc::new(Mutex::new(Stage { ring, naming: Naming::new(images, native), came: false }));
         let stop = Arc::new(AtomicBool::new(false));
         let (its_stage, its_stop) = (stage.clone(), stop.clone());
         let thread = std::thread::Builder::new()
@@ -196,39 +196,35 @@ fn read(fd: &OwnedFd, stage: &Mutex<Stage>, stop: &AtomicBool) {
         {
             return log::error!("waiting for stacks: {error}; they are named later, and fewer of them");
         }
-        let drained = lock(stage).drain();
-        period = if drained == Drained::Nothing { IDLE } else { BUSY };
-        if drained == Drained::Full {
+        let (full, came) = {
+            let mut stage = lock(stage);
+            let full = stage.drain();
+            (full, std::mem::take(&mut stage.came))
+        };
+        // Records come, whoever of the two threads has read the last ones.
+        period = if came { BUSY } else { IDLE };
+        if full {
             std::thread::sleep(FULL);
         }
     }
-}
-
-/// What reading the ring came to.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Drained {
-    Nothing,
-    Some,
-    /// There is no room for more.
-    Full,
 }
 
 /// The ring and what is made of it.
 struct Stage {
     ring: StackRing,
     naming: Naming,
+    /// Whether there were records since the thread has looked.
+    came: bool,
 }
 
 impl Stage {
-    /// Reads what is in the ring.
-    fn drain(&mut self) -> Drained {
-        let Self { ring, naming } = self;
+    /// Reads what is in the ring. Returns whether there is no room for more.
+    fn drain(&mut self) -> bool {
+        let Self { ring, naming, came } = self;
         let room = MAX_TAKEN.saturating_sub(naming.taken.len());
-        match ring.drain(room, |bytes| naming.record(bytes)) {
-            read if read == room => Drained::Full,
-            0 => Drained::Nothing,
-            _ => Drained::Some,
-        }
+        let read = ring.drain(room, |bytes| naming.record(bytes));
+        *came |= read > 0;
+        read == room
     }
 }
 

@@ -155,7 +155,7 @@ mod tests {
         assert_eq!(status(&["--pid-a", "1"]), UNKNOWN);
         let error = parsed(&recording, &recording, &["--fail-if", "gc.time > +20%"]).unwrap_err();
         assert_eq!(error.exit_code(), 2);
-        assert!(error.to_string().contains("`gc.time` is no metric; there are gc.share, "), "{error}");
+        assert!(error.to_string().contains("`gc.time` is not a metric; there are gc.share, "), "{error}");
         let dir = tempfile::tempdir().unwrap();
         let bytes = std::fs::read(&recording).unwrap();
         let other = dir.path().join("other");

@@ -252,7 +252,7 @@ mod tests {
             assert_eq!((service("golden"), service("gold")), (Outcome::Done, Outcome::NothingMatched));
             let words = ["gctrace", "report", "x", "--where", "gc.paus > 1ms"];
             let error = Args::try_parse_from(words).unwrap_err().to_string();
-            assert!(error.contains("`gc.paus` is no field"), "{error}");
+            assert!(error.contains("`gc.paus` is not a field"), "{error}");
         }
     }
 

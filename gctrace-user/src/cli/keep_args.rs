@@ -129,7 +129,7 @@ mod tests {
             (&["record", "4", "-o", "x", "--keep", "0"], "give a time above zero"),
             (
                 &[&recorded[..], &["--dump-on", "gc.pauses > 1s"]].concat(),
-                "`gc.pauses` is no metric; give `METRIC",
+                "`gc.pauses` is not a metric; give `METRIC",
             ),
             (
                 &[&recorded[..], &["--dump-on", "gvl.wait.p99 > 1s"]].concat(),

@@ -28,13 +28,13 @@ pub const METRICS: [(&str, Unit, &str); 14] = [
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ConditionError {
     /// It has another form.
-    #[error("`{0}` is no condition; write METRIC > BOUND, e.g. 'gc.share > +20%' or 'gc.pause.p99 > 50ms'")]
+    #[error("`{0}` is not a condition; write METRIC > BOUND, e.g. 'gc.share > +20%' or 'gc.pause.p99 > 50ms'")]
     Form(String),
     /// It names something else.
-    #[error("`{0}` is no metric; there are {names}", names = METRICS.map(|(name, ..)| name).join(", "))]
+    #[error("`{0}` is not a metric; there are {names}", names = METRICS.map(|(name, ..)| name).join(", "))]
     Metric(String),
     /// Its bound does not fit.
-    #[error("`{bound}` is no bound for {metric}; write {examples}")]
+    #[error("`{bound}` is not a bound for {metric}; write {examples}")]
     Bound {
         /// The bound.
         bound: String,
@@ -204,7 +204,7 @@ mod tests {
         }
         let error = of("gc.shares > +20%").unwrap_err().to_string();
         assert!(
-            error.starts_with("`gc.shares` is no metric; there are gc.share, gc.minor.rate, "),
+            error.starts_with("`gc.shares` is not a metric; there are gc.share, gc.minor.rate, "),
             "{error}"
         );
         assert!(METRICS.iter().all(|(name, ..)| error.contains(name)));

@@ -149,7 +149,7 @@ impl<'a> Parser<'a> {
             Field::ALL.into_iter().find(|field| matches!(name, Token::Word(word) if word == field.name()));
         let field = known.ok_or_else(|| {
             let names: Vec<&str> = Field::ALL.iter().map(|field| field.name()).collect();
-            format!("{} is no field; fields are {}", name.shown(), names.join(", "))
+            format!("{} is not a field; fields are {}", name.shown(), names.join(", "))
         })?;
         let Token::Operator(operator) = self.next("an operator")? else {
             return Err(format!("after {} an operator is expected: > >= < <= = != ~ !~", field.name()));
@@ -185,11 +185,11 @@ fn test(field: Field, operator: &str, value: &str) -> Result<Node, String> {
         Type::Time => Test::Number(
             order,
             time(value).ok_or_else(|| {
-                format!("{name}: `{value}` is no time: give a number and ns, us, ms, s, m or h, such as 10ms")
+                format!("{name}: `{value}` is not a time: give a number and ns, us, ms, s, m or h, such as 10ms")
             })?,
         ),
         Type::Number => {
-            Test::Number(order, value.parse().map_err(|_| format!("{name}: `{value}` is no whole number"))?)
+            Test::Number(order, value.parse().map_err(|_| format!("{name}: `{value}` is not a whole number"))?)
         }
         Type::Text | Type::Thread if matches => pattern()?,
         Type::Thread if value.parse::<u64>().is_ok() => {

@@ -178,11 +178,11 @@ impl FromStr for Trigger {
         };
         let name = name.trim();
         let Some(metric) = Metric::ALL.into_iter().find(|metric| metric.name() == name) else {
-            return Err(format!("`{name}` is no metric; {}", usage()));
+            return Err(format!("`{name}` is not a metric; {}", usage()));
         };
         let unit = metric.unit();
         let value = value.trim();
-        let wrong = || format!("`{value}` is no value of {name}; give {}; {}", unit.usage(), usage());
+        let wrong = || format!("`{value}` is not a value of {name}; give {}; {}", unit.usage(), usage());
         let split = value.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(value.len());
         let (number, named) = (&value[..split], value[split..].trim_start());
         let size = unit.names().iter().find(|(name, _)| *name == named).map(|(_, size)| *size);
@@ -245,19 +245,19 @@ mod tests {
             ("", "there is no `>`"),
             ("gc.pause", "there is no `>`"),
             ("gc.pause < 3ms", "there is no `>`"),
-            ("gc.pauses > 200ms", "`gc.pauses` is no metric"),
-            ("end > 2s", "`end` is no metric"),
-            ("> 200ms", "`` is no metric"),
-            ("gc.pause > 200", "`200` is no value of gc.pause"),
-            ("gc.pause >= 200ms", "`= 200ms` is no value"),
-            ("gc.pause > 200MiB", "`200MiB` is no value of gc.pause; give a time"),
-            ("gc.pause > -1ms", "`-1ms` is no value"),
-            ("gc.pause > 1.ms", "`1.ms` is no value"),
-            ("gc.pause > .5s", "`.5s` is no value"),
-            ("gc.pause > 1.2.3s", "`1.2.3s` is no value"),
-            ("gc.pause > 99999999999999999999s", "is no value"),
-            ("rss > 1G", "`1G` is no value of rss; give a size"),
-            ("gc.share > 0.3", "`0.3` is no value of gc.share; give a share"),
+            ("gc.pauses > 200ms", "`gc.pauses` is not a metric"),
+            ("end > 2s", "`end` is not a metric"),
+            ("> 200ms", "`` is not a metric"),
+            ("gc.pause > 200", "`200` is not a value of gc.pause"),
+            ("gc.pause >= 200ms", "`= 200ms` is not a value"),
+            ("gc.pause > 200MiB", "`200MiB` is not a value of gc.pause; give a time"),
+            ("gc.pause > -1ms", "`-1ms` is not a value"),
+            ("gc.pause > 1.ms", "`1.ms` is not a value"),
+            ("gc.pause > .5s", "`.5s` is not a value"),
+            ("gc.pause > 1.2.3s", "`1.2.3s` is not a value"),
+            ("gc.pause > 99999999999999999999s", "is not a value"),
+            ("rss > 1G", "`1G` is not a value of rss; give a size"),
+            ("gc.share > 0.3", "`0.3` is not a value of gc.share; give a share"),
             ("gc.share > 100%", "give a share below 100%"),
         ] {
             let error = text.parse::<Trigger>().unwrap_err();

@@ -103,18 +103,20 @@ fn no_terminal() -> Result<()> {
     Ok(())
 }
 
-/// A terminal that goes away ends it, such as a window that crashes; also where the signal that says so is ignored.
+/// A terminal that goes away ends it in order, such as a window that crashes; also where the signal that says so is ignored.
 #[test]
 fn terminal_goes_away() -> Result<()> {
     let live = Live::begin()?;
-    let (told, cache) = (live.path("pid"), live.path("cache"));
+    let (told, cache, ended) = (live.path("pid"), live.path("cache"), live.path("status"));
     let gctrace = gctrace_binary()?;
-    for before in ["", "trap \"\" HUP; "] {
+    // The outer shell stays to see how it ends.
+    for (outer, before) in [("trap : HUP; ", ""), ("trap \"\" HUP; ", "trap \"\" HUP; ")] {
         let command = format!(
-            "{before}sh -c '{before}echo $$ > {}; exec {} top --cache-dir {}'",
+            "{outer}sh -c '{before}echo $$ > {}; exec {} top --cache-dir {}'; echo $? > {}",
             told.display(),
             gctrace.display(),
-            cache.display()
+            cache.display(),
+            ended.display()
         );
         let screen = Screen::start(&live, (80, 24), &command)?;
         screen.wait("screen", |shown| shown.contains("Ruby process"))?;
@@ -129,6 +131,15 @@ fn terminal_goes_away() -> Result<()> {
             ensure!(since.elapsed() < PATIENCE, "{before}it is still there without a terminal");
             thread::sleep(Duration::from_millis(20));
         }
+        let mut status = String::new();
+        while !status.ends_with('\n') {
+            ensure!(since.elapsed() < PATIENCE, "{before}no exit status");
+            thread::sleep(Duration::from_millis(20));
+            status = std::fs::read_to_string(&ended).unwrap_or_default();
+        }
+        // 1: no Ruby ran meanwhile.
+        ensure!(["0\n", "1\n"].contains(&status.as_str()), "{before}exit status {status}");
+        std::fs::remove_file(&ended)?;
     }
     Ok(())
 }

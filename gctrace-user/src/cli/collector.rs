@@ -209,7 +209,10 @@ pub fn collector(args: CollectorArgs) -> Result<(), CollectorError> {
 
 /// Works on a store. What it prints; `None`: there is no such application or token.
 pub fn apps(args: &AppsArgs) -> Result<Option<String>, StoreError> {
-    let store = store::open(&args.store)?;
+    let store = match args.action {
+        AppsAction::Add { .. } | AppsAction::Operator => store::open(&args.store)?,
+        _ => store::open_existing(&args.store)?,
+    };
     let store = store.as_ref();
     match &args.action {
         AppsAction::List => admin::list(store).map(Some),

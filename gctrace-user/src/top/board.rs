@@ -294,7 +294,7 @@ impl Board {
             p99_ns,
             max_ns,
             gvl: share(|second| second.gvl_wait_ns).filter(|_| known.gvl && !shed),
-            alloc: known.alloc_rate(),
+            alloc: known.alloc_rate(now_ns),
             rss: known.rss,
             live: known.heap.map(|(live, _)| live),
             free: known.heap.map(|(_, free)| free),
@@ -529,11 +529,13 @@ impl ProcessState {
         }
     }
 
-    /// Objects allocated per second between the first and the last of the readings that are kept.
-    fn alloc_rate(&self) -> Option<f64> {
+    /// Objects allocated per second between the first and the last of the readings that are kept; `None` once the last one is older than
+    /// these are apart: a process that has stopped allocating starts no cycle that says so.
+    fn alloc_rate(&self, now_ns: u64) -> Option<f64> {
         let (first, last) = (self.allocated.front()?, self.allocated.back()?);
         let wall = last.0 - first.0;
-        (wall > 0).then(|| (last.1 - first.1) as f64 * 1e9 / wall as f64)
+        let recent = now_ns.saturating_sub(last.0) <= wall.max(ALLOC_WINDOW);
+        (wall > 0 && recent).then(|| (last.1 - first.1) as f64 * 1e9 / wall as f64)
     }
 
     fn stack(&mut self, sample: &StackSample) {

@@ -92,6 +92,9 @@ fn header(frame: &mut Frame<'_>, area: Rect, shown: &Shown<'_>) {
         text.extend([", ", &shown.dropped.to_string(), " more not shown"]);
     }
     let view = shown.view;
+    if let Some((group, name)) = &view.within {
+        text.extend(["  ", group.singular(), ": ", &printable(name)]);
+    }
     if !view.filter.is_empty() || view.editing {
         text.extend(["  filter: ", &printable(&view.filter), if view.editing { "_" } else { "" }]);
     }
@@ -117,7 +120,7 @@ fn nothing(frame: &mut Frame<'_>, area: Rect, shown: &Shown<'_>) {
     let text = if shown.processes == 0 {
         "\n  No selected Ruby process runs. New ones appear here."
     } else {
-        "\n  No row matches the filter (Esc clears it)."
+        "\n  No row matches (Esc shows all)."
     };
     frame.render_widget(Paragraph::new(text), area);
 }

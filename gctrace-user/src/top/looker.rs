@@ -34,8 +34,8 @@ impl Looker {
         Ok(Self { ask, answers, busy: false, last: None })
     }
 
-    /// Takes what was found, and asks for the process again unless that is under way.
-    pub(super) fn look(&mut self, pid: u32) {
+    /// Takes what was found, and asks for the process unless that is under way; `again`: also if its threads are known.
+    pub(super) fn look(&mut self, pid: u32, again: bool) {
         while let Ok(found) = self.answers.try_recv() {
             self.busy = false;
             self.last = Some(found);
@@ -43,8 +43,13 @@ impl Looker {
         if self.last.as_ref().is_some_and(|(last, _)| *last != pid) {
             self.last = None;
         }
-        if !self.busy {
+        if !self.busy && (again || self.last.is_none()) {
             self.busy = self.ask.send(pid).is_ok();
         }
+    }
+
+    /// Whether the threads of a process are known.
+    pub(super) fn knows(&self, pid: u32) -> bool {
+        self.last.as_ref().is_some_and(|(last, _)| *last == pid)
     }
 }

@@ -36,6 +36,16 @@ impl Group {
         }
     }
 
+    /// One of it.
+    pub(super) fn singular(self) -> &'static str {
+        match self {
+            Self::Process => "process",
+            Self::Service => "service",
+            Self::Container => "container",
+            Self::Endpoint => "endpoint",
+        }
+    }
+
     /// Its word.
     pub(super) fn name(self) -> &'static str {
         match self {
@@ -265,17 +275,23 @@ pub(super) fn sort(rows: &mut [Row], by: Column, reversed: bool) {
 /// What processes outside of containers are grouped under.
 pub(super) const ON_HOST: &str = "(host)";
 
+/// Whether the row of a process belongs to a group: that of its service, its container, or an endpoint that it serves.
+pub(super) fn belongs(row: &Row, (group, name): &(Group, String)) -> bool {
+    match group {
+        Group::Process => row.name == *name,
+        Group::Service => row.service == *name,
+        Group::Container => row.container.as_deref().unwrap_or(ON_HOST) == name,
+        Group::Endpoint => row.endpoints.iter().any(|endpoint| **endpoint == **name),
+    }
+}
+
 /// Whether a row has the text in its name, service, container, version, pid or endpoints.
 pub(super) fn matches(row: &Row, filter: &str) -> bool {
     let filter = filter.to_lowercase();
     let pid = row.pid.map(|pid| pid.to_string());
     let texts = [Some(&row.name), Some(&row.service), row.container.as_ref(), Some(&row.ruby), pid.as_ref()];
     let has = |text: &str| text.to_lowercase().contains(&filter);
-    // The name of the group of those that are in none.
-    let on_host = row.container.is_none() && filter == ON_HOST;
-    on_host
-        || texts.into_iter().flatten().any(|text| has(text))
-        || row.endpoints.iter().any(|endpoint| has(endpoint))
+    texts.into_iter().flatten().any(|text| has(text)) || row.endpoints.iter().any(|endpoint| has(endpoint))
 }
 
 /// A share in percent: `7.3`, `100`.

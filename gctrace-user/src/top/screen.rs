@@ -1,9 +1,9 @@
 //! The terminal while `gctrace top` has it, and the thread that draws.
 
 use std::{
-    io,
+    io, panic,
     sync::{
-        Arc, Mutex, PoisonError,
+        Arc, Mutex, Once, PoisonError,
         atomic::{AtomicBool, Ordering::Relaxed},
     },
     thread::JoinHandle,
@@ -13,9 +13,13 @@ use std::{
 use crossterm::{
     event::{self, DisableMouseCapture, EnableMouseCapture, Event, KeyEventKind},
     execute,
+    terminal::{EnterAlternateScreen, enable_raw_mode},
 };
-
-use ratatui::layout::{Position, Rect};
+use ratatui::{
+    DefaultTerminal, Terminal,
+    backend::CrosstermBackend,
+    layout::{Position, Rect},
+};
 use rustix::{
     event::{PollFd, PollFlags, Timespec},
     io::Errno,
@@ -55,13 +59,8 @@ impl Screen {
     ) -> io::Result<Self> {
         let stop = Arc::new(AtomicBool::new(false));
         let stopped = stop.clone();
-        // A panic anywhere gives the terminal back, too.
-        let mut terminal = ratatui::try_init()?;
+        let mut terminal = take(mouse).inspect_err(|_| give_back())?;
         console::divert();
-        if mouse && let Err(error) = execute!(io::stdout(), EnableMouseCapture) {
-            give_back();
-            return Err(error);
-        }
         let thread = std::thread::Builder::new().name("gctrace-screen".to_owned()).spawn(move || {
             let ended = run(&mut terminal, &board, &mut looker, view, &stopped);
             give_back();
@@ -83,10 +82,30 @@ impl Screen {
     }
 }
 
+/// Takes the terminal. A panic anywhere gives it back, too, before it is reported.
+fn take(mouse: bool) -> io::Result<DefaultTerminal> {
+    static HOOK: Once = Once::new();
+    HOOK.call_once(|| {
+        let report = panic::take_hook();
+        panic::set_hook(Box::new(move |info| {
+            give_back();
+            report(info);
+        }));
+    });
+    enable_raw_mode()?;
+    execute!(io::stdout(), EnterAlternateScreen)?;
+    if mouse {
+        execute!(io::stdout(), EnableMouseCapture)?;
+    }
+    Terminal::new(CrosstermBackend::new(io::stdout()))
+}
+
+/// Gives the terminal back, if it is there. `ratatui::restore` prints where it is not, which panics where standard error was that terminal;
+/// and the hook of `ratatui::init` is called by that panic, which ends the program by SIGABRT.
 fn give_back() {
-    // A terminal that is gone has no mouse either.
+    // A terminal that is gone has no mouse and no other screen.
     let _gone = execute!(io::stdout(), DisableMouseCapture);
-    ratatui::restore();
+    let _gone = ratatui::try_restore();
     console::revert();
 }
 
@@ -139,7 +158,7 @@ fn wait_for_terminal(patience: Duration) -> io::Result<()> {
 }
 
 fn run(
-    terminal: &mut ratatui::DefaultTerminal,
+    terminal: &mut DefaultTerminal,
     board: &Mutex<Board>,
     looker: &mut Looker,
     mut view: View,
@@ -160,10 +179,12 @@ fn run(
         }
         if due {
             due = false;
-            let now_ns = if view.paused { *held.get_or_insert_with(monotonic_ns) } else { monotonic_ns() };
-            if !view.paused {
+            let opened = view.detail.is_some() && view.detail != detail.as_ref().map(|(pid, _)| *pid);
+            if !view.paused || opened {
+                // Of the time that is held, no more is kept than the rows.
                 held = None;
             }
+            let now_ns = *held.get_or_insert_with(monotonic_ns);
             let (processes, dropped) = {
                 let board = board();
                 if !view.paused || rows.is_empty() {
@@ -176,8 +197,8 @@ fn run(
                 (board.len(), board.dropped)
             };
             let arranged = view.arranged(rows.clone());
-            if let Some(pid) = view.detail.filter(|_| !view.paused) {
-                looker.look(pid);
+            if let Some(pid) = view.detail.filter(|&pid| !view.paused || !looker.knows(pid)) {
+                looker.look(pid, !view.paused);
             }
             let threads = looker.last.as_ref().filter(|(pid, _)| Some(*pid) == view.detail);
             if let Some(said) = console::diverted()

@@ -4,7 +4,7 @@ use crossterm::event::{KeyCode, KeyModifiers, MouseButton, MouseEventKind};
 
 use super::{
     place::Spot,
-    rows::{Column, Group, Row, Traced, matches, sort},
+    rows::{Column, Group, Row, Traced, belongs, matches, sort},
 };
 
 /// Characters of a filter at most.
@@ -35,6 +35,8 @@ pub(super) struct View {
     pub reversed: bool,
     /// What a row represents.
     pub group: Group,
+    /// Only processes of this group, which was opened.
+    pub within: Option<(Group, String)>,
     /// Only rows that have this.
     pub filter: String,
     /// Whether keys go into the filter.
@@ -67,13 +69,17 @@ pub(super) enum Answer {
 impl View {
     /// The rows as they are shown.
     pub(super) fn arranged(&self, rows: Vec<Row>) -> Vec<Row> {
-        let mut rows: Vec<Row> = rows.into_iter().filter(|row| matches(row, &self.filter)).collect();
+        let shown = |row: &Row| {
+            self.within.as_ref().is_none_or(|within| belongs(row, within)) && matches(row, &self.filter)
+        };
+        let mut rows: Vec<Row> = rows.into_iter().filter(shown).collect();
         sort(&mut rows, self.sort, self.reversed);
         rows
     }
 
     /// A key was pressed, while these rows were shown.
     pub(super) fn key(&mut self, code: KeyCode, modifiers: KeyModifiers, rows: &[Row]) -> Answer {
+        self.stay(rows.len());
         if modifiers.contains(KeyModifiers::CONTROL) {
             return if code == KeyCode::Char('c') { Answer::Quit } else { Answer::Draw };
         }
@@ -108,7 +114,10 @@ impl View {
             KeyCode::Char('r') => self.reversed = !self.reversed,
             KeyCode::Char('g') => self.regroup(),
             KeyCode::Char('/') => self.editing = true,
-            KeyCode::Esc => self.filter.clear(),
+            KeyCode::Esc => {
+                self.filter.clear();
+                self.within = None;
+            }
             KeyCode::Char('c') => self.sort = Column::Cpu,
             KeyCode::Char('x') => self.sort = Column::Max,
             KeyCode::Char('m') => self.sort = Column::Rss,
@@ -121,6 +130,7 @@ impl View {
 
     /// The mouse did something at this place, while these rows were shown. True: there is something to draw.
     pub(super) fn mouse(&mut self, did: MouseEventKind, spot: Spot, rows: &[Row]) -> bool {
+        self.stay(rows.len());
         match (did, spot) {
             (MouseEventKind::ScrollDown, _) => self.moved(WHEEL, rows.len()),
             (MouseEventKind::ScrollUp, _) => self.moved(-WHEEL, rows.len()),
@@ -149,6 +159,7 @@ impl View {
 
     fn regroup(&mut self) {
         self.group = self.group.next(self.traced);
+        self.within = None;
         if !self.sortable().contains(&self.sort) {
             (self.sort, self.reversed) = (Column::Requests, false);
         }
@@ -177,6 +188,11 @@ impl View {
         self.cursor = 0;
     }
 
+    /// Rows may have gone from below the cursor, which is drawn on the last one then.
+    fn stay(&mut self, rows: usize) {
+        self.cursor = self.cursor.min(rows.saturating_sub(1));
+    }
+
     fn moved(&mut self, by: isize, rows: usize) {
         if self.detail.is_some() {
             self.scroll = self.scroll.saturating_add_signed(by).min(1 << 16);
@@ -192,7 +208,8 @@ impl View {
         if let Some(pid) = row.pid {
             self.detail = Some(pid);
         } else {
-            self.filter.clone_from(&row.name);
+            self.within = Some((self.group, row.name.clone()));
+            self.filter.clear();
             self.group = Group::Process;
             self.cursor = 0;
         }
@@ -297,9 +314,18 @@ mod tests {
         assert_eq!((view.group, view.sort), (Group::Endpoint, Column::Requests));
         let row = Row { name: "GET /orders".into(), processes: 1, ..Row::default() };
         view.key(KeyCode::Enter, none, &[row]);
-        assert_eq!((view.group, view.filter.as_str()), (Group::Process, "GET /orders"));
-        let serving = Row { pid: Some(5), endpoints: vec!["GET /orders".into()], ..Row::default() };
-        let shown = view.arranged(vec![serving, Row { pid: Some(6), ..Row::default() }]);
+        assert_eq!(
+            (view.group, view.within.clone()),
+            (Group::Process, Some((Group::Endpoint, "GET /orders".into())))
+        );
+        let serving =
+            |pid, endpoint: &str| Row { pid: Some(pid), endpoints: vec![endpoint.into()], ..Row::default() };
+        let all = vec![
+            serving(5, "GET /orders"),
+            serving(7, "GET /orders/:id"),
+            Row { pid: Some(6), ..Row::default() },
+        ];
+        let shown = view.arranged(all);
         assert_eq!(shown.iter().map(|row| row.pid).collect::<Vec<_>>(), [Some(5)]);
     }
 
@@ -311,6 +337,27 @@ mod tests {
         assert_eq!(view.group, Group::Service);
         let rows = [Row { name: "shop".into(), processes: 3, ..Row::default() }];
         view.key(KeyCode::Enter, KeyModifiers::NONE, &rows);
-        assert_eq!((view.group, view.filter.as_str()), (Group::Process, "shop"));
+        assert_eq!(view.group, Group::Process);
+        let of = |pid, service: &str| Row { pid: Some(pid), service: service.into(), ..Row::default() };
+        let all = || vec![of(1, "shop-admin"), of(2, "shop"), Row { name: "shop".into(), ..of(3, "other") }];
+        let pids = |view: &View| view.arranged(all()).iter().map(|row| row.pid).collect::<Vec<_>>();
+        assert_eq!(pids(&view), [Some(2)]);
+        // A filter besides, and both gone.
+        view.filter = "x".to_owned();
+        assert!(pids(&view).is_empty());
+        view.key(KeyCode::Esc, KeyModifiers::NONE, &[]);
+        assert_eq!(pids(&view).len(), 3);
+        // What is in no container is a group, too.
+        view.within = Some((Group::Container, "(host)".to_owned()));
+        assert_eq!(pids(&view).len(), 3);
+    }
+
+    /// The cursor is where it is drawn when rows have gone from below it.
+    #[test]
+    fn fewer_rows() {
+        let mut view = View { cursor: 29, ..View::default() };
+        let shown = view.arranged(rows());
+        view.key(KeyCode::Enter, KeyModifiers::NONE, &shown);
+        assert_eq!((view.cursor, view.detail), (2, Some(3)));
     }
 }

@@ -2,7 +2,8 @@
 //!
 //! The first [`FIRST`] bytes of a body are free: connections are limited, and so is the sum of these bytes. Memory beyond
 //! them is only for senders with a known token, and comes from one of two shares: large bodies cannot
-//! take the memory of small ones.
+//! take the memory of small ones. A body whose size is announced gets all of its memory at once: where bodies get more and more of it, those
+//! that came together hold all of it, and each waits for the others.
 
 use std::{sync::Arc, time::Duration};
 
@@ -25,10 +26,12 @@ pub(super) const UNIT: usize = 64 << 10;
 pub(super) const FIRST: usize = UNIT;
 /// Timeout for a whole body.
 const TOTAL: Duration = Duration::from_mins(1);
-/// A body that is not complete must have brought [`LEAST`] bytes in each of these.
+/// A body that is not complete must have brought [`LEAST`] bytes in each of these, and half of what brings its announced size in time.
 const WINDOW: Duration = Duration::from_secs(10);
 /// See [`WINDOW`].
 const LEAST: usize = 64 << 10;
+/// The part of an announced size that must come in each [`WINDOW`].
+const PART: usize = 12;
 /// Timeout for memory, while other bodies occupy it.
 const MEMORY: Duration = Duration::from_secs(15);
 /// A body that is refused is read to its end up to this size, so that its sender reads the answer.
@@ -74,6 +77,8 @@ pub(super) enum BodyError {
 pub(super) struct Reader {
     incoming: Incoming,
     limit: usize,
+    /// Its size, if the head says it. No more bytes come then.
+    announced: Option<usize>,
     bytes: Vec<u8>,
     /// Received, but not yet in `bytes`.
     pending: Bytes,
@@ -96,6 +101,7 @@ impl Reader {
         let mut reader = Self {
             incoming,
             limit,
+            announced: announced.and_then(|size| size.try_into().ok()),
             bytes: Vec::new(),
             pending: Bytes::new(),
             whole: false,
@@ -148,7 +154,9 @@ impl Reader {
         loop {
             let until = self.deadline.min(self.window + WINDOW);
             match timeout_at(until, self.incoming.frame()).await {
-                Err(_) if until == self.deadline || self.in_window < LEAST => return Err(BodyError::Late),
+                Err(_) if until == self.deadline || self.in_window < self.least() => {
+                    return Err(BodyError::Late);
+                }
                 Err(_) => self.open_window(),
                 Ok(None) => {
                     self.whole = true;
@@ -164,18 +172,24 @@ impl Reader {
         }
     }
 
+    /// What the present [`WINDOW`] must bring.
+    fn least(&self) -> usize {
+        self.announced.map_or(LEAST, |size| LEAST.max(size / PART))
+    }
+
     fn open_window(&mut self) {
         self.window = Instant::now();
         self.in_window = 0;
     }
 
-    /// Makes room for this many more bytes, with memory that is available.
+    /// Makes room for this many more bytes, and for all of them where it is known how many they are, with memory that is available.
     async fn reserve(&mut self, more: usize, memory: &Memory) -> Result<(), BodyError> {
         let (len, capacity) = (self.bytes.len(), self.bytes.capacity());
         if len + more <= capacity {
             return Ok(());
         }
-        let wanted = (len + more).max(2 * capacity).min(self.limit).next_multiple_of(UNIT);
+        let size = self.announced.unwrap_or(2 * capacity);
+        let wanted = (len + more).max(size).min(self.limit).next_multiple_of(UNIT);
         let mut units = wanted / UNIT - self.memory.as_ref().map_or(0, OwnedSemaphorePermit::num_permits);
         if wanted > LARGE && !self.large && self.memory.is_some() {
             // Once it has memory for large bodies, it gives back that for small ones.

@@ -228,6 +228,32 @@ fn crowds() {
     runtime.block_on(world.still_works(&[200, 400, 500]));
 }
 
+/// Bodies that have all arrived in part before there is memory for the rest of any are all judged: none holds memory while it waits for more.
+#[test]
+fn crowds_of_announced_sizes() {
+    const CROWD: usize = 20;
+    // Memory for two of them.
+    let world = Arc::new(World::new(16, |store| store));
+    runtime().block_on(async {
+        let mut tasks = JoinSet::new();
+        for _ in 0..CROWD {
+            let world = Arc::clone(&world);
+            tasks.spawn(async move {
+                let mut body = format!("[[\"{TOKEN}\"").into_bytes();
+                body.resize(500_000, b' ');
+                let received = world
+                    .talk(&request("Connection: close\r\n", &body), &[50_000], 1 << 16, Then::Wait)
+                    .await;
+                assert_eq!(world.judged(&received, Then::Wait), [400]);
+            });
+        }
+        while let Some(done) = tasks.join_next().await {
+            done.unwrap();
+        }
+        world.still_works(&[400]).await;
+    });
+}
+
 /// A set whose sender has disconnected is processed to its end, and occupies its place until then: a client that comes and goes cannot
 /// make the server work on more sets, or on more large ones, than its limits allow.
 #[test]

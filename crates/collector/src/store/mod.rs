@@ -254,6 +254,9 @@ pub enum StoreError {
         #[source]
         source: std::io::Error,
     },
+    /// There is no such file, and it is not to be made.
+    #[error("{}: there is no such store; `gctrace collector` makes it, and so does `gctrace apps add`", .0.display())]
+    Missing(PathBuf),
     /// The file is something else, or of a later version.
     #[error("{} {what}", path.display())]
     Foreign {
@@ -383,6 +386,16 @@ pub fn open(name: &str) -> Result<Box<dyn Store>, StoreError> {
         Some(path) if !path.is_empty() => Ok(Box::new(Sqlite::open(path.as_ref())?)),
         _ => Err(StoreError::Name(shown(name))),
     }
+}
+
+/// The same of a store that must be there: a wrong path makes no store.
+pub fn open_existing(name: &str) -> Result<Box<dyn Store>, StoreError> {
+    if let Some(path) = name.strip_prefix("sqlite:").filter(|path| !path.is_empty())
+        && std::fs::symlink_metadata(path).is_err_and(|error| error.kind() == std::io::ErrorKind::NotFound)
+    {
+        return Err(StoreError::Missing(path.into()));
+    }
+    open(name)
 }
 
 fn is_postgres(name: &str) -> bool {

@@ -63,6 +63,10 @@ impl Sqlite {
             file.set_permissions(fs::Permissions::from_mode(0o600)).map_err(failed)?;
         }
         let mut writer = connect(path).map_err(|error| foreign(path, error))?;
+        // Sums over many rows need files of their own for a moment. /tmp may be small, or not there: a container may write to its volume only.
+        let directory =
+            path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
+        writer.pragma_update(None, "temp_store_directory", directory.to_string_lossy())?;
         migrate(&mut writer, path)?;
         // It stays in the file, so it comes when this is known to be ours.
         writer.pragma_update(None, "journal_mode", "WAL")?;

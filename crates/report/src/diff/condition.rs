@@ -28,7 +28,9 @@ pub const METRICS: [(&str, Unit, &str); 14] = [
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ConditionError {
     /// It has another form.
-    #[error("`{0}` is not a condition; write METRIC > BOUND, e.g. 'gc.share > +20%' or 'gc.pause.p99 > 50ms'")]
+    #[error(
+        "`{0}` is not a condition; write METRIC > BOUND, e.g. 'gc.share > +20%' or 'gc.pause.p99 > 50ms'"
+    )]
     Form(String),
     /// It names something else.
     #[error("`{0}` is not a metric; there are {names}", names = METRICS.map(|(name, ..)| name).join(", "))]

@@ -469,3 +469,15 @@ fn tokens_and_parts() {
     let left: Vec<_> = store.tokens().unwrap().iter().map(|token| (token.app, token.rights)).collect();
     assert_eq!(left, [(Some(mail), Rights::Both), (None, Rights::Operator)]);
 }
+
+/// A wrong path makes no store where one must be there.
+#[test]
+fn no_store() {
+    let (_dir, path) = store();
+    let name = format!("sqlite:{}", path.display());
+    let error = crate::store::open_existing(&name).err().unwrap().to_string();
+    assert!(error.contains("there is no such store"), "{error}");
+    assert!(!path.exists());
+    drop(crate::store::open(&name).unwrap());
+    assert!(crate::store::open_existing(&name).is_ok());
+}

@@ -185,12 +185,15 @@ fn test(field: Field, operator: &str, value: &str) -> Result<Node, String> {
         Type::Time => Test::Number(
             order,
             time(value).ok_or_else(|| {
-                format!("{name}: `{value}` is not a time: give a number and ns, us, ms, s, m or h, such as 10ms")
+                format!(
+                    "{name}: `{value}` is not a time: give a number and ns, us, ms, s, m or h, such as 10ms"
+                )
             })?,
         ),
-        Type::Number => {
-            Test::Number(order, value.parse().map_err(|_| format!("{name}: `{value}` is not a whole number"))?)
-        }
+        Type::Number => Test::Number(
+            order,
+            value.parse().map_err(|_| format!("{name}: `{value}` is not a whole number"))?,
+        ),
         Type::Text | Type::Thread if matches => pattern()?,
         Type::Thread if value.parse::<u64>().is_ok() => {
             Test::Number(order, value.parse().unwrap_or_default())

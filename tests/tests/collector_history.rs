@@ -46,13 +46,16 @@ fn history() -> Result<()> {
     each_store(|store| {
         let collector = Collector::with_store("127.0.0.1:0", store, &[])?;
         let token = collector.register()?;
-        let send = |env: &Value, permille: u64, pids: std::ops::Range<u64>| -> Result<()> {
-            for pid in pids {
-                ensure!([200, 412].contains(&collector.send(&spending(&token, env, permille, pid)?)?.code));
-            }
-            Ok(())
-        };
-        send(&json!({}), 300, 0..4)?;
+        let send =
+            |collector: &Collector, env: &Value, permille: u64, pids: std::ops::Range<u64>| -> Result<()> {
+                for pid in pids {
+                    ensure!(
+                        [200, 412].contains(&collector.send(&spending(&token, env, permille, pid)?)?.code)
+                    );
+                }
+                Ok(())
+            };
+        send(&collector, &json!({}), 300, 0..4)?;
         let first = state(&collector, &token)?;
         let environment = |state: &Value| -> Result<Value> {
             let set = state["set"].as_object().context("settings")?.iter();
@@ -63,11 +66,11 @@ fn history() -> Result<()> {
         };
         let followed = environment(&first)?;
         ensure!(followed["RUBY_GC_MALLOC_LIMIT"].is_string(), "{first}");
-        send(&followed, 100, 10..14)?;
+        send(&collector, &followed, 100, 10..14)?;
         let second = state(&collector, &token)?;
         let mut chosen = followed.clone();
         chosen["RUBY_GC_MALLOC_LIMIT"] = json!("3000000");
-        send(&chosen, 600, 20..24)?;
+        send(&collector, &chosen, 600, 20..24)?;
         for _ in 0..5 {
             state(&collector, &token)?;
             ensure!(collector.get("/app/1")?.code == 200);
@@ -108,6 +111,22 @@ fn history() -> Result<()> {
             }
         }
         let page = collector.get("/app/1")?.text();
+        // What was taken back is in force again, and what follows is compared with that.
+        send(&collector, &followed, 100, 30..34)?;
+        send(&collector, &json!({}), 300, 40..44)?;
+        let mut other = followed.clone();
+        other["RUBY_GC_MALLOC_LIMIT"] = json!("40000000");
+        send(&collector, &other, 100, 50..54)?;
+        let again = state(&collector, &token)?;
+        let mut events = again["history"].as_array().context("a history")?.iter();
+        let latest = events.rfind(|event| event["event"] != "advised").context("settings")?;
+        let share = |figures: &Value| -> Result<Value> {
+            let figures = figures.as_array().context("figures")?;
+            let share = figures.iter().find(|figure| figure["metric"] == "time in GC, %");
+            Ok(share.context("the share")?["before"].clone())
+        };
+        let before = share(&latest["brought"]["figures"])?.as_f64().context("a number")?;
+        ensure!((before / 30.0 - 1.0).abs() < 0.02, "{before}: {latest}");
         for words in [
             "in force, as advised",
             "advised for speed: go back",

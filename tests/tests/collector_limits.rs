@@ -1,10 +1,12 @@
 //! What a collector accepts from whom, and for how long it keeps it.
 
+use std::io::Write as _;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
 use gctrace_tests::child::Guarded;
 use gctrace_tests::collector::{Collector, apps, example};
+use gctrace_tests::http;
 use gctrace_tests::live::{Live, gctrace_binary};
 use gctrace_tests::postgres::Postgres;
 
@@ -26,6 +28,31 @@ fn registration() -> Result<()> {
         let answer = collector.form("/accounts", FORM)?;
         ensure!(answer.code == code, "{listen} {args:?}: {answer:?}");
     }
+    // Listening on loopback is not enough: a proxy brings everybody, and a browser the pages of other sites.
+    let public = Collector::start(&path, &["--public-url", "https://gc.example"])?;
+    ensure!(public.form("/accounts", FORM)?.code == 422);
+    let local = Collector::start(&path, &[])?;
+    let opened = Collector::on("0.0.0.0:0", &path, &["--registration"])?;
+    for (collector, header, code) in [
+        (&local, ("X-Forwarded-For", "192.0.2.1"), 422),
+        (&local, ("Origin", "https://evil.example"), 422),
+        (&local, ("Sec-Fetch-Site", "cross-site"), 422),
+        (&local, ("Sec-Fetch-Site", "none"), 200),
+        (&opened, ("X-Forwarded-For", "192.0.2.1"), 200),
+        (&opened, ("Origin", "null"), 422),
+    ] {
+        let headers = [("Content-Type", "application/x-www-form-urlencoded"), header];
+        let answer = http::post(collector.address, "/accounts", &headers, FORM.as_bytes())?;
+        ensure!(answer.code == code, "{header:?}: {answer:?}");
+    }
+    let mut stream = http::connect(local.address)?;
+    let length = FORM.len();
+    write!(
+        stream,
+        "POST /accounts HTTP/1.1\r\nHost: evil.example\r\nConnection: close\r\nContent-Length: {length}\r\n\r\n{FORM}"
+    )?;
+    ensure!(http::read(&stream)?.code == 422, "another name of this address");
+    drop((public, local, opened));
     let collector = Collector::on("0.0.0.0:0", &path, &[])?;
     let token = apps(&store, &["add", "mail", "--email", "me@example.com"])?;
     let token = token.trim();

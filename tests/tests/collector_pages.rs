@@ -187,6 +187,12 @@ fn sign_in() -> Result<()> {
     ensure!(http::read(&stream)?.code == 401, "a page from elsewhere may ask by its own name");
     let public = Collector::start(&path, &["--public-url", "https://gc.example"])?;
     ensure!(public.get("/")?.code == 401);
+    // Browsers reach it by TLS, which the proxy has.
+    let answer = public.form("/sign-in", &format!("token={shop}"))?;
+    let cookie = &answer.headers["set-cookie"];
+    ensure!(cookie.starts_with("__Host-gctrace=") && cookie.ends_with("; Secure"), "{cookie}");
+    let cookie = cookie.split(';').next().context("a cookie")?;
+    ensure!(get(&public, "/app/1", &[("Cookie", cookie)])?.code == 200);
 
     let open = Collector::on("0.0.0.0:0", &path, &[])?;
     let answer = open.get("/app/1")?;

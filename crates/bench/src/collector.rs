@@ -243,7 +243,7 @@ fn post(address: SocketAddr, path: &str, fields: &str, body: &[&[u8]]) -> Result
     stream.set_nodelay(true)?;
     let length: usize = body.iter().map(|piece| piece.len()).sum();
     let head = format!(
-        "POST {path} HTTP/1.1\r\nHost: x\r\n{fields}\r\nContent-Length: {length}\r\nConnection: close\r\n\r\n"
+        "POST {path} HTTP/1.1\r\nHost: localhost\r\n{fields}\r\nContent-Length: {length}\r\nConnection: close\r\n\r\n"
     );
     stream.write_all(head.as_bytes())?;
     for piece in body {

@@ -17,6 +17,13 @@ pub const CLASSES: usize = BOUNDS.len() + 1;
 const MAX_TEXT: usize = 1000;
 /// A set's own times are used if they are this near to its arrival, seconds; agents may send times of another clock.
 const NEAR: f64 = 86_400.0;
+/// And if they are this old at most, seconds, and no time since a machine was started: a set may have waited for the collector.
+const OLDEST: f64 = 30.0 * 86_400.0;
+/// No machine runs for as many seconds, and no set is older.
+const EPOCH: f64 = 1e9;
+/// From this age on, figures are added up to this many seconds: at most a column of the chart of a week, or of a month. A set may arrive a
+/// day after it was made, and its ten minutes must still be there.
+pub const WIDTHS: [(i64, i64); 2] = [(25 * 3600, 2 * 3600), (8 * 86_400, 6 * 3600)];
 
 /// Figures that can be added up.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -136,9 +143,12 @@ impl Digest {
 
     /// The slot of a set that arrived at this time, in epoch seconds.
     pub fn slot(&self, received: f64) -> i64 {
-        let own = (self.last_ts - received).abs() < NEAR;
+        let age = received - self.last_ts;
+        let own = age.abs() < NEAR || (self.last_ts > EPOCH && (0.0..OLDEST).contains(&age));
         let at = if own { self.last_ts.min(received) } else { received };
-        (at as i64).div_euclid(SLOT) * SLOT
+        let age = (received - at) as i64;
+        let width = WIDTHS.iter().rev().find(|(old, _)| age >= *old).map_or(SLOT, |(_, width)| *width);
+        (at as i64).div_euclid(width) * width
     }
 }
 
@@ -167,6 +177,14 @@ mod tests {
         assert_eq!((sum.share(), sum.p99(), sum.gc_ms), (Some(0.05), Some(2), 1000));
         let digest = Digest { last_ts: 5.0, ..Digest::default() };
         assert_eq!((digest.slot(1_000_000_000.0), digest.slot(700.0)), (999_999_600, 0));
+        // Sets that have waited are of their own time, in figures as wide as those of that time are by now.
+        let received = 1_700_000_000.0;
+        let slot = |age: f64| Digest { last_ts: received - age, ..Digest::default() }.slot(received);
+        assert_eq!(slot(3.0 * 86_400.0), (1_700_000_000 - 3 * 86_400) / 7200 * 7200);
+        assert_eq!(slot(9.0 * 86_400.0), (1_700_000_000 - 9 * 86_400) / 21_600 * 21_600);
+        for arrival in [0.0, -86_401.0, 31.0 * 86_400.0] {
+            assert_eq!(slot(arrival), 1_699_999_800, "{arrival}");
+        }
         assert_eq!(cut(&"é".repeat(600)).len(), 1000);
     }
 }

@@ -42,7 +42,7 @@ pub struct CollectorArgs {
     #[arg(long, value_name = "URL")]
     pub public_url: Option<String>,
 
-    /// Let everybody register applications (POST /accounts) [default: on loopback only]
+    /// Let everybody register applications (POST /accounts) [default: for requests of this machine only]
     #[arg(long, conflicts_with = "no_registration")]
     pub registration: bool,
 

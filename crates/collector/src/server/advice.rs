@@ -7,7 +7,7 @@ use std::{
 
 use super::{Shared, history, now};
 use crate::{
-    store::{Environment, Group, Store, StoreError},
+    store::{BATCH, Environment, Group, Store, StoreError},
     tune::{self, Episode, Evidence, InForce, Plan, Report, history::FORGOTTEN, in_force::shown},
 };
 
@@ -15,6 +15,8 @@ use crate::{
 const SETS: u32 = 500;
 /// Most environments of a group that are used.
 pub(super) const ENVIRONMENTS: u32 = 16;
+/// Environments of a group that are kept without sets: as many as history shows, and more.
+const MOST_SUMMARIES: u32 = 64;
 /// Sums that are kept in memory.
 const MOST_SUMS: usize = 256;
 /// Most settings advised to a group that are remembered.
@@ -96,10 +98,27 @@ impl Sum {
 /// Keeps the evidence of environments that are no longer in force: their sets will be deleted, and the effect of the change must still
 /// be known then.
 pub(super) fn summarize(shared: &Shared) -> Result<(), StoreError> {
-    for environment in shared.store.unsummarized()? {
-        let evidence = shared.sums.add_up(&*shared.store, &environment)?;
-        shared.store.summarize(&environment, &evidence)?;
-        shared.metrics.summarized.fetch_add(1, Ordering::Relaxed);
+    loop {
+        let environments = shared.store.unsummarized()?;
+        let mut kept = 0;
+        for environment in &environments {
+            let summarized = shared
+                .sums
+                .add_up(&*shared.store, environment)
+                .and_then(|evidence| shared.store.summarize(environment, &evidence));
+            match summarized {
+                Ok(()) => kept += 1,
+                // It does not keep the others from theirs.
+                Err(error) => log::warn!("keeping the evidence of environment {}: {error}", environment.id),
+            }
+        }
+        shared.metrics.summarized.fetch_add(kept, Ordering::Relaxed);
+        if environments.len() < BATCH as usize || kept == 0 {
+            break;
+        }
+    }
+    for info in shared.store.apps()? {
+        shared.store.forget_environments(info.app, MOST_SUMMARIES)?;
     }
     Ok(())
 }
@@ -122,8 +141,15 @@ impl Advice {
         let store = &*shared.store;
         let mut all = store.environments(group, ENVIRONMENTS)?;
         let at = environment.map_or(Some(0), |id| all.iter().position(|known| known.id == id));
-        let Some(at) = at.filter(|at| *at < all.len()) else { return Ok(None) };
-        let now = all.remove(at);
+        let now = match (at.filter(|at| *at < all.len()), environment) {
+            (Some(at), _) => all.remove(at),
+            // Many others were in force since.
+            (None, Some(id)) => match store.environment(id)? {
+                Some(known) => known,
+                None => return Ok(None),
+            },
+            (None, None) => return Ok(None),
+        };
         all.retain(|other| other.seen >= now.seen - FORGOTTEN);
         all.reverse();
         let episode = |environment: &Environment| {

@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, mpsc};
 
 use proptest::{prelude::*, sample::select};
 use tokio::{
-    io::{AsyncWriteExt as _, duplex},
+    io::{AsyncReadExt as _, AsyncWriteExt as _, duplex},
     sync::Notify,
     task::JoinSet,
 };
@@ -251,6 +251,25 @@ fn crowds_of_announced_sizes() {
             done.unwrap();
         }
         world.still_works(&[400]).await;
+    });
+}
+
+/// A connection that is kept open between requests is not broken when it is closed; one that stops in the middle of a head is.
+#[test]
+fn idle_connections() {
+    let world = World::new(SMALL_UNITS, |store| store);
+    let whole = request("", &world.set_as(false));
+    runtime().block_on(async {
+        for (sent, good) in [(&whole[..], true), (&whole[..20], false)] {
+            let (ours, theirs) = duplex(1 << 16);
+            let client = async {
+                let (mut reader, mut writer) = tokio::io::split(ours);
+                writer.write_all(sent).await.unwrap();
+                reader.read_to_end(&mut Vec::new()).await.unwrap();
+            };
+            let (complete, ()) = tokio::join!(world.serve(theirs), client);
+            assert_eq!(complete, good, "{} bytes", sent.len());
+        }
     });
 }
 

@@ -56,7 +56,7 @@ pub(super) fn of(shared: &Shared, advice: &Advice) -> Result<Vec<Event>, StoreEr
     let mut events: Vec<Event> = given.iter().map(|given| event(given, advice)).collect();
     let mut environments = store.environments(group, ENVIRONMENTS)?;
     environments.sort_by(|a, b| a.first.total_cmp(&b.first));
-    let mut before: Option<Episode> = None;
+    let mut known: Vec<Episode> = Vec::new();
     for environment in environments {
         let evidence = shared.sums.get(store, &environment)?;
         let in_force = InForce::parse(&environment.key, group.series);
@@ -69,11 +69,15 @@ pub(super) fn of(shared: &Shared, advice: &Advice) -> Result<Vec<Event>, StoreEr
             taken_back
                 || differences.all(|variable| advice.is_own(variable.name, now.in_force.value(variable)))
         };
-        let advised = before.as_ref().map(is_own);
-        let brought = before.as_ref().map(|before| Box::new(Comparison::of(before, &now)));
+        // Settings that were taken back were in force again: those before are the ones that were in force last until then.
+        let before = known
+            .iter()
+            .max_by(|a, b| a.seen.min(environment.first).total_cmp(&b.seen.min(environment.first)));
+        let advised = before.map(is_own);
+        let brought = before.map(|before| Box::new(Comparison::of(before, &now)));
         let what = What::InForce { settings: now.in_force.clone(), advised, brought };
         events.push(Event { at: environment.first, until: environment.seen, what });
-        before = Some(now);
+        known.push(now);
     }
     events.sort_by(|a, b| a.at.total_cmp(&b.at));
     Ok(events)

@@ -1,6 +1,12 @@
 //! Sockets and connections.
 
-use std::{sync::Arc, sync::atomic::Ordering, time::Duration};
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
 
 use hyper::{server::conn::http1, service::service_fn};
 use hyper_util::rt::{TokioIo, TokioTimer};
@@ -101,16 +107,24 @@ pub(super) async fn serve(
     Ok(())
 }
 
-/// Serves a connection to its end; false if it ended early.
+/// Serves a connection to its end; false if it ended early. One that is kept open between requests is closed after a while, which is no
+/// such end.
 pub(super) async fn connection<S: AsyncRead + AsyncWrite + Unpin + Send + 'static>(
     shared: &Arc<Shared>,
     stream: S,
     scheme: &'static str,
     mut stopped: watch::Receiver<()>,
 ) -> bool {
+    let answered = AtomicBool::new(false);
     let service = service_fn(|request| {
         let shared = Arc::clone(shared);
-        async move { Ok::<_, std::convert::Infallible>(routes::answer(shared, request, scheme).await) }
+        answered.store(false, Ordering::Relaxed);
+        let answered = &answered;
+        async move {
+            let answer = routes::answer(shared, request, scheme).await;
+            answered.store(true, Ordering::Relaxed);
+            Ok::<_, std::convert::Infallible>(answer)
+        }
     });
     let connection = http1::Builder::new()
         .timer(TokioTimer::new())
@@ -129,5 +143,9 @@ pub(super) async fn connection<S: AsyncRead + AsyncWrite + Unpin + Send + 'stati
         connection.as_mut().graceful_shutdown();
         connection.await
     };
-    matches!(timeout(LIFE, served).await, Ok(Ok(())))
+    match timeout(LIFE, served).await {
+        Ok(Ok(())) => true,
+        Ok(Err(error)) => error.is_timeout() && answered.load(Ordering::Relaxed),
+        Err(_) => false,
+    }
 }

@@ -41,6 +41,9 @@ const SMALL_UNITS: usize = 768;
 /// See [`SMALL_UNITS`].
 const LARGE_UNITS: usize = 1280;
 
+/// Pages of applications at a time.
+const PAGES: usize = 2;
+
 /// How a collector runs.
 #[derive(Clone, Debug)]
 pub struct Options {
@@ -52,7 +55,7 @@ pub struct Options {
     pub tls: Option<(PathBuf, PathBuf)>,
     /// The beginning of addresses in answers, where that is not the address of the request.
     pub public_url: Option<String>,
-    /// Whether `POST /accounts` makes applications. `None`: on loopback only.
+    /// Whether `POST /accounts` makes applications. `None`: for requests of this machine only.
     pub registration: Option<bool>,
     /// What is kept of an application at most.
     pub quota: Quota,
@@ -65,9 +68,9 @@ pub struct Options {
 }
 
 impl Options {
-    /// Whether `POST /accounts` makes applications.
-    fn registers(&self) -> bool {
-        self.registration.unwrap_or_else(|| self.listen.ip().is_loopback())
+    /// By what browsers reach pages, if the listener has this scheme: a proxy may have TLS.
+    fn pages_scheme(&self, scheme: &'static str) -> &'static str {
+        if self.public_url.as_ref().is_some_and(|url| url.starts_with("https://")) { "https" } else { scheme }
     }
 }
 
@@ -100,6 +103,8 @@ struct Shared {
     workers: Arc<Semaphore>,
     /// One of those may be large.
     large: Arc<Semaphore>,
+    /// Pages of applications that are made at a time: each reads up to 200 000 rows.
+    pages: Semaphore,
 }
 
 /// Runs until SIGINT or SIGTERM. `say` reports progress, line by line.
@@ -123,6 +128,7 @@ pub fn run(options: Options, say: fn(&str)) -> Result<(), CollectorError> {
         memory: body::Memory::new(SMALL_UNITS, LARGE_UNITS),
         workers: Arc::new(Semaphore::new(cpus)),
         large: Arc::new(Semaphore::new(1)),
+        pages: Semaphore::new(PAGES),
     });
     runtime.spawn(retention::run(Arc::clone(&shared)));
     runtime.block_on(listen::serve(shared, tls, say))

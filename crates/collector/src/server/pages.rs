@@ -18,7 +18,7 @@ use super::{
 use crate::{
     digest::{BOUNDS, CLASSES, Figures},
     printable::printable,
-    store::{AppInfo, MAX_SLOTS, Slot, StoreError, TokenHash},
+    store::{AppInfo, BATCH, MAX_SLOTS, Slot, StoreError, TokenHash},
     tune::Series,
 };
 
@@ -58,23 +58,35 @@ pub(super) enum Visitor {
     Unknown,
 }
 
+/// Whether a request is of this machine: to a collector that listens on loopback, by a name of loopback (a page from elsewhere could use
+/// another name) and through no proxy.
+pub(super) fn is_local(shared: &Shared, headers: &header::HeaderMap) -> bool {
+    if !shared.options.listen.ip().is_loopback() || shared.options.public_url.is_some() {
+        return false;
+    }
+    let host = headers.get(header::HOST).and_then(|host| host.to_str().ok()).unwrap_or_default();
+    let name = host.rsplit_once(':').filter(|(_, port)| port.bytes().all(|byte| byte.is_ascii_digit()));
+    let name = name.map_or(host, |(name, _)| name);
+    let local = ["localhost", "[::1]"].contains(&name)
+        || name.parse::<std::net::Ipv4Addr>().is_ok_and(|address| address.is_loopback());
+    let proxied =
+        ["forwarded", "via", "x-forwarded-for", "x-real-ip"].iter().any(|name| headers.contains_key(*name));
+    local && !proxied
+}
+
+/// Whether a browser sent a request for a page of another site.
+pub(super) fn is_foreign(headers: &header::HeaderMap) -> bool {
+    let text = |name: &str| headers.get(name).map(|value| value.to_str().unwrap_or("?"));
+    let host = text("host").unwrap_or_default();
+    let same = |origin: &str| origin.split_once("://").is_some_and(|(_, origin)| origin == host);
+    text("origin").is_some_and(|origin| !same(origin))
+        || text("sec-fetch-site").is_some_and(|site| !["same-origin", "none"].contains(&site))
+}
+
 impl Visitor {
-    /// By the headers of a request. No sign-in is needed only for requests to a collector that listens on loopback, by a
-    /// name of loopback (a page from elsewhere could use another name) and through no proxy.
+    /// By the headers of a request. Those of this machine need no sign-in.
     pub(super) fn of(shared: &Shared, headers: &header::HeaderMap, scheme: &str) -> Self {
-        let host = headers.get(header::HOST).and_then(|host| host.to_str().ok()).unwrap_or_default();
-        let name = host.rsplit_once(':').filter(|(_, port)| port.bytes().all(|byte| byte.is_ascii_digit()));
-        let name = name.map_or(host, |(name, _)| name);
-        let local = ["localhost", "[::1]"].contains(&name)
-            || name.parse::<std::net::Ipv4Addr>().is_ok_and(|address| address.is_loopback());
-        let proxied = ["forwarded", "via", "x-forwarded-for", "x-real-ip"]
-            .iter()
-            .any(|name| headers.contains_key(*name));
-        if local
-            && !proxied
-            && shared.options.listen.ip().is_loopback()
-            && shared.options.public_url.is_none()
-        {
+        if is_local(shared, headers) {
             return Self::Local;
         }
         let name = cookie_name(scheme);
@@ -272,7 +284,8 @@ fn application(shared: &Shared, info: &AppInfo, title: &str, wanted: &Wanted) ->
     let now = now();
     let since = now as i64 - i64::from(wanted.days) * 86_400;
     let all = shared.store.slots(info.app, since)?;
-    let full = all.len() == MAX_SLOTS as usize;
+    // At the limit, the oldest are deleted in batches.
+    let full = all.len() + BATCH as usize >= MAX_SLOTS as usize;
     let since = if full { all.last().map_or(since, |slot| slot.at) } else { since };
     let taken: Vec<&Slot> = all.iter().filter(|slot| wanted.takes(slot)).collect();
     let advice = recommended(shared, info.app)?;
@@ -291,7 +304,7 @@ fn application(shared: &Shared, info: &AppInfo, title: &str, wanted: &Wanted) ->
             p { "Host " strong { (named(host)) } @if let Some(pid) = wanted.pid { ", process " strong { (pid) } } }
         }
         @if let Some(environment) = &wanted.environment { p { "With " strong { (environment_name(environment)) } } }
-        @if full { p.soft { "There is more than can be shown: older figures are left out." } }
+        @if full { p.soft { "There is about as much as is kept and shown: older figures may be left out." } }
         @if taken.is_empty() {
             p { "No sample set arrived in this time. On the host of the program, with this application's token:" }
             (lines("sudo RUBY_GC_TOKEN=… gctrace --all-ruby --quiet --tunemygc-url URL"))

@@ -8,16 +8,12 @@ use std::{
 use tokio::time::{MissedTickBehavior, interval, sleep};
 
 use super::{Shared, advice, now};
-use crate::store::BATCH;
+use crate::{digest::WIDTHS, store::BATCH};
 
 /// Time between two searches for old sets.
 const EVERY: Duration = Duration::from_mins(10);
 /// Time between two batches, in which sets can be stored.
 const PAUSE: Duration = Duration::from_millis(50);
-
-/// From this age on, figures are added up to this many seconds: at most a column of the chart of a week, or of a month. A set may arrive a
-/// day after it was made, and its ten minutes must still be there.
-const WIDTHS: [(i64, i64); 2] = [(25 * 3600, 2 * 3600), (8 * 86_400, 6 * 3600)];
 
 /// Deletes old sets and adds up figures, from time to time, as long as the collector runs.
 pub(super) async fn run(shared: Arc<Shared>) {

@@ -122,12 +122,15 @@ pub(super) async fn answer(
     } else if path == "/style.css" && get {
         ("/style.css", Answer::style())
     } else if get && pages::is_page(&path) {
+        let scheme = shared.options.pages_scheme(scheme);
         let (visitor, query) = (Visitor::of(&shared, request.headers(), scheme), request.uri().query());
         let query = query.unwrap_or_default().to_owned();
         let page = path.clone();
+        // Never closed: permits always come.
+        let _place = if page == "/" { None } else { shared.pages.acquire().await.ok() };
         ("pages", blocking(&shared, move |shared| pages::show(shared, &visitor, &page, &query)).await)
     } else if path == "/sign-in" && post {
-        ("/sign-in", sign_in(&shared, request, scheme).await)
+        ("/sign-in", sign_in(&shared, request, shared.options.pages_scheme(scheme)).await)
     } else if path == "/healthz" && get {
         let check =
             |shared: &Shared| shared.store.latest_group(App(0)).map(|_| Answer::new(StatusCode::OK, "ok\n"));
@@ -313,14 +316,20 @@ async fn sign_in(shared: &Arc<Shared>, request: Request<Incoming>, scheme: &'sta
 /// `POST /accounts`.
 async fn account(shared: &Arc<Shared>, request: Request<Incoming>) -> Answer {
     let refused = |text: &str| Answer::new(StatusCode::UNPROCESSABLE_ENTITY, text);
+    let headers = request.headers();
+    let open = shared.options.registration.unwrap_or_else(|| pages::is_local(shared, headers));
+    let foreign = pages::is_foreign(headers);
     let body = match form(request).await {
         Ok(body) => body,
         Err(error) => return no_body(error, MAX_FORM),
     };
-    if !shared.options.registers() {
+    if !open {
         return refused(
             "this collector takes no registrations; its operator adds applications (gctrace apps add)",
         );
+    }
+    if foreign {
+        return refused("a page of another site cannot register applications");
     }
     let (mut email, mut name) = (None, None);
     for (key, value) in form_urlencoded::parse(&body) {

@@ -319,6 +319,10 @@ pub trait Store: Send + Sync {
     fn latest_group(&self, app: App) -> Result<Option<Group>, StoreError>;
     /// The environments of a group that have sets or a summary, at most `most`; that of the latest set is first.
     fn environments(&self, group: Group, most: u32) -> Result<Vec<Environment>, StoreError>;
+    /// An environment that has sets or a summary.
+    fn environment(&self, id: i64) -> Result<Option<Environment>, StoreError>;
+    /// Deletes the environments of an application that have no sets, but for the latest `most` of each group that have a summary.
+    fn forget_environments(&self, app: App, most: u32) -> Result<(), StoreError>;
     /// The evidence of the sets of an environment after a number: the latest `most`, in the order of arrival.
     fn evidence(&self, environment: i64, after: i64, most: u32) -> Result<Vec<Numbered>, StoreError>;
     /// Environments with sets that are not in their summary, and with later sets of others in their group; at most [`BATCH`].

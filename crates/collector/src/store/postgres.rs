@@ -226,14 +226,15 @@ fn delete(
     // In the order of their ids: two collectors that do this at the same time wait for each other, but cannot deadlock.
     let delete = format!(
         "WITH gone AS (DELETE FROM gctrace_sample_set WHERE number IN ({numbers})
-             RETURNING app, octet_length(body) + octet_length(evidence) AS bytes)
-         SELECT app, count(*), sum(bytes)::BIGINT FROM gone GROUP BY app ORDER BY app"
+             RETURNING app, samples, octet_length(body) + octet_length(evidence) AS bytes)
+         SELECT app, count(*), sum(bytes)::BIGINT, sum(samples)::BIGINT FROM gone GROUP BY app ORDER BY app"
     );
     let mut deleted = 0;
     for row in transaction.query(&delete, params)? {
-        let (app, sets, bytes): (i64, i64, i64) = (row.try_get(0)?, row.try_get(1)?, row.try_get(2)?);
-        let count = "UPDATE gctrace_app SET sets = sets - $2, bytes = bytes - $3 WHERE id = $1";
-        transaction.execute(count, &[&app, &sets, &bytes])?;
+        let (app, sets): (i64, i64) = (row.try_get(0)?, row.try_get(1)?);
+        let (bytes, samples): (i64, i64) = (row.try_get(2)?, row.try_get(3)?);
+        let count = "UPDATE gctrace_app SET sets = sets - $2, bytes = bytes - $3, samples = samples - $4 WHERE id = $1";
+        transaction.execute(count, &[&app, &sets, &bytes, &samples])?;
         deleted += sets.unsigned_abs();
     }
     Ok(deleted)
@@ -274,15 +275,15 @@ impl Store for Postgres {
         let samples = set.evidence.samples as i64;
         let insert = "INSERT INTO gctrace_sample_set (id, app, ruby_major, ruby_minor, received, samples, evidence, body, environment)
              VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9) ON CONFLICT (id) DO NOTHING";
-        let count =
-            "UPDATE gctrace_app SET sets = sets + 1, bytes = bytes + $2 WHERE id = $1 RETURNING sets, bytes";
+        let count = "UPDATE gctrace_app SET sets = sets + 1, bytes = bytes + $2, samples = samples + $3 WHERE id = $1 RETURNING sets, bytes";
         let size = (set.body.len() + evidence.len()) as i64;
         let id = set.id.as_str();
         self.with(Retry::Yes, |client| {
             let mut transaction = client.transaction()?;
-            let environment = environments::id_of(&mut transaction, set.group, set.in_force, set.received)?;
-            // Numbers of an application's sets are in the order in which these are there for others: sums go on after a number.
+            // Numbers of an application's sets are in the order in which these are there for others: sums go on after a number. And an
+            // environment that is found now is not deleted before it has this set.
             transaction.query_opt("SELECT id FROM gctrace_app WHERE id = $1 FOR NO KEY UPDATE", &[&app])?;
+            let environment = environments::id_of(&mut transaction, set.group, set.in_force, set.received)?;
             let rows = transaction.execute(
                 insert,
                 &[&id, &app, &major, &minor, &set.received, &samples, &evidence, &set.body, &environment],
@@ -290,7 +291,7 @@ impl Store for Postgres {
             if rows == 0 {
                 return Ok(Inserted::default());
             }
-            let row = transaction.query_one(count, &[&app, &size])?;
+            let row = transaction.query_one(count, &[&app, &size, &samples])?;
             let of = |at| row.try_get::<_, i64>(at).map(i64::unsigned_abs);
             let (sets, bytes) = (of(0)?, of(1)?);
             let deleted = if quota.exceeded(sets, bytes) {
@@ -360,6 +361,14 @@ impl Store for Postgres {
         environments::evidence(self, environment, after, most)
     }
 
+    fn environment(&self, id: i64) -> Result<Option<Environment>, StoreError> {
+        environments::find(self, id)
+    }
+
+    fn forget_environments(&self, app: App, most: u32) -> Result<(), StoreError> {
+        environments::forget(self, app, most)
+    }
+
     fn unsummarized(&self) -> Result<Vec<Environment>, StoreError> {
         environments::unsummarized(self)
     }
@@ -389,8 +398,7 @@ impl Store for Postgres {
     }
 
     fn totals(&self) -> Result<Totals, StoreError> {
-        let query = "SELECT (SELECT count(*) FROM gctrace_app), count(*), coalesce(sum(samples), 0)::BIGINT
-             FROM gctrace_sample_set";
+        let query = "SELECT count(*), coalesce(sum(sets), 0)::BIGINT, coalesce(sum(samples), 0)::BIGINT FROM gctrace_app";
         let row = self.with(Retry::Yes, |client| client.query_one(query, &[]))?;
         let count = |at| row.try_get::<_, i64>(at).map(i64::unsigned_abs);
         Ok(Totals { apps: count(0)?, sets: count(1)?, samples: count(2)? })

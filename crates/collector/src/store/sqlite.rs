@@ -160,21 +160,23 @@ fn delete(
     params: &[&dyn rusqlite::ToSql],
 ) -> Result<u64, rusqlite::Error> {
     let mut delete = transaction.prepare_cached(&format!(
-        "DELETE FROM sample_set WHERE number IN ({numbers}) RETURNING app, length(body) + octet_length(evidence)"
+        "DELETE FROM sample_set WHERE number IN ({numbers}) RETURNING app, length(body) + octet_length(evidence), samples"
     ))?;
     let mut rows = delete.query(params)?;
-    let mut gone: BTreeMap<i64, (u64, u64)> = BTreeMap::new();
+    let mut gone: BTreeMap<i64, (u64, u64, u64)> = BTreeMap::new();
     while let Some(row) = rows.next()? {
-        let (sets, bytes) = gone.entry(row.get(0)?).or_default();
+        let (sets, bytes, samples) = gone.entry(row.get(0)?).or_default();
         *sets += 1;
         *bytes += row.get::<_, u64>(1)?;
+        *samples += row.get::<_, u64>(2)?;
     }
-    let mut count =
-        transaction.prepare_cached("UPDATE app SET sets = sets - ?2, bytes = bytes - ?3 WHERE id = ?1")?;
-    for (app, (sets, bytes)) in &gone {
-        count.execute(params![app, sets, bytes])?;
+    let mut count = transaction.prepare_cached(
+        "UPDATE app SET sets = sets - ?2, bytes = bytes - ?3, samples = samples - ?4 WHERE id = ?1",
+    )?;
+    for (app, (sets, bytes, samples)) in &gone {
+        count.execute(params![app, sets, bytes, samples])?;
     }
-    Ok(gone.values().map(|(sets, _)| sets).sum())
+    Ok(gone.values().map(|(sets, ..)| sets).sum())
 }
 
 impl Store for Sqlite {
@@ -232,11 +234,12 @@ impl Store for Sqlite {
                 return Ok(Inserted::default());
             }
             let mut count = transaction.prepare_cached(
-                "UPDATE app SET sets = sets + 1, bytes = bytes + ?2 WHERE id = ?1 RETURNING sets, bytes",
+                "UPDATE app SET sets = sets + 1, bytes = bytes + ?2, samples = samples + ?3 WHERE id = ?1 RETURNING sets, bytes",
             )?;
             let size = (set.body.len() + evidence.len()) as u64;
-            let (sets, bytes) =
-                count.query_row(params![app.0, size], |row| Ok((row.get(0)?, row.get(1)?)))?;
+            let (sets, bytes) = count.query_row(params![app.0, size, set.evidence.samples], |row| {
+                Ok((row.get(0)?, row.get(1)?))
+            })?;
             let deleted = if quota.exceeded(sets, bytes) {
                 make_room(&transaction, app, quota, sets, bytes)?
             } else {
@@ -302,6 +305,14 @@ impl Store for Sqlite {
         environments::evidence(&self.reader(), environment, after, most)
     }
 
+    fn environment(&self, id: i64) -> Result<Option<Environment>, StoreError> {
+        environments::find(&self.reader(), id)
+    }
+
+    fn forget_environments(&self, app: App, most: u32) -> Result<(), StoreError> {
+        environments::forget(&self.writer(), app, most)
+    }
+
     fn unsummarized(&self) -> Result<Vec<Environment>, StoreError> {
         environments::unsummarized(&self.reader())
     }
@@ -332,9 +343,8 @@ impl Store for Sqlite {
 
     fn totals(&self) -> Result<Totals, StoreError> {
         let reader = self.reader();
-        let mut query = reader.prepare_cached(
-            "SELECT (SELECT count(*) FROM app), count(*), coalesce(sum(samples), 0) FROM sample_set",
-        )?;
+        let mut query = reader
+            .prepare_cached("SELECT count(*), coalesce(sum(sets), 0), coalesce(sum(samples), 0) FROM app")?;
         Ok(query
             .query_row([], |row| Ok(Totals { apps: row.get(0)?, sets: row.get(1)?, samples: row.get(2)? }))?)
     }

@@ -94,6 +94,7 @@ impl World {
             memory: Memory::new(units, units),
             workers: Arc::new(Semaphore::new(WORKERS)),
             large: Arc::new(Semaphore::new(1)),
+            pages: Semaphore::new(1),
         });
         let set = EXAMPLE.trim_end().as_bytes();
         let address = format!("{URL}/configs/{}", SetId::of(&Sha256::digest(set).into()).as_str());
@@ -295,6 +296,14 @@ impl Store for Slow {
     fn evidence(&self, environment: i64, after: i64, most: u32) -> Result<Vec<Numbered>, StoreError> {
         self.inner.evidence(environment, after, most)
     }
+    fn environment(&self, id: i64) -> Result<Option<Environment>, StoreError> {
+        self.inner.environment(id)
+    }
+
+    fn forget_environments(&self, app: App, most: u32) -> Result<(), StoreError> {
+        self.inner.forget_environments(app, most)
+    }
+
     fn unsummarized(&self) -> Result<Vec<Environment>, StoreError> {
         self.inner.unsummarized()
     }

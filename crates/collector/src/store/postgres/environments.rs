@@ -3,7 +3,7 @@
 use postgres::{GenericClient, Row, Transaction};
 
 use super::{
-    super::{BATCH, Environment, Given, Group, Numbered, StoreError, in_force_of},
+    super::{App, BATCH, Environment, Given, Group, Numbered, StoreError, in_force_of},
     Postgres, Retry, group, of_group,
 };
 use crate::tune::{Evidence, Strategy};
@@ -81,6 +81,31 @@ pub(super) fn list(store: &Postgres, group: Group, most: u32) -> Result<Vec<Envi
     store.with(Retry::Yes, |client| {
         let rows = client.query(&query, &[&app, &major, &minor, &i64::from(most)])?;
         rows.iter().map(environment).collect()
+    })
+}
+
+/// See [`Store::environment`](super::super::Store::environment).
+pub(super) fn find(store: &Postgres, id: i64) -> Result<Option<Environment>, StoreError> {
+    let query = format!(
+        "SELECT {ENVIRONMENT} FROM gctrace_environment e LEFT JOIN {LATEST}
+         WHERE e.id = $1 AND coalesce(s.number, e.summarized) IS NOT NULL"
+    );
+    store.with(Retry::Yes, |client| client.query_opt(&query, &[&id])?.as_ref().map(environment).transpose())
+}
+
+/// See [`Store::forget_environments`](super::super::Store::forget_environments).
+pub(super) fn forget(store: &Postgres, app: App, most: u32) -> Result<(), StoreError> {
+    let forget = "DELETE FROM gctrace_environment WHERE id IN (SELECT id FROM (
+             SELECT id, seen, row_number() OVER (PARTITION BY ruby_major, ruby_minor ORDER BY seen DESC NULLS LAST) AS place
+             FROM gctrace_environment e
+             WHERE app = $1 AND NOT EXISTS (SELECT 1 FROM gctrace_sample_set s WHERE s.environment = e.id)
+         ) AS without WHERE seen IS NULL OR place > $2)";
+    store.with(Retry::Yes, |client| {
+        let mut transaction = client.transaction()?;
+        // A set that is being stored may be the first one of an environment again.
+        transaction.query_opt("SELECT id FROM gctrace_app WHERE id = $1 FOR NO KEY UPDATE", &[&app.0])?;
+        transaction.execute(forget, &[&app.0, &i64::from(most)])?;
+        transaction.commit()
     })
 }
 

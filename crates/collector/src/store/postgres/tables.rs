@@ -1,7 +1,7 @@
 //! The tables, and their migrations.
 
 /// Steps from each version of the tables to the next one; a step that was released is never changed.
-pub(super) const MIGRATIONS: [&str; 7] = [
+pub(super) const MIGRATIONS: [&str; 8] = [
     "
     CREATE TABLE gctrace_app (
         id BIGINT GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
@@ -110,5 +110,10 @@ pub(super) const MIGRATIONS: [&str; 7] = [
     "
     ALTER TABLE gctrace_environment ADD COLUMN summary TEXT, ADD COLUMN summarized BIGINT,
         ADD COLUMN seen DOUBLE PRECISION;
+",
+    "
+    ALTER TABLE gctrace_app ADD COLUMN samples BIGINT NOT NULL DEFAULT 0;
+    UPDATE gctrace_app SET samples =
+        (SELECT coalesce(sum(s.samples), 0)::BIGINT FROM gctrace_sample_set AS s WHERE s.app = gctrace_app.id);
 ",
 ];

@@ -3,7 +3,7 @@
 use rusqlite::{Connection, OptionalExtension as _, Row, params};
 
 use super::{
-    super::{BATCH, Environment, Given, Group, Numbered, StoreError, in_force_of},
+    super::{App, BATCH, Environment, Given, Group, Numbered, StoreError, in_force_of},
     group,
 };
 use crate::tune::{Evidence, Series, Strategy};
@@ -77,6 +77,27 @@ pub(super) fn list(reader: &Connection, group: Group, most: u32) -> Result<Vec<E
     let Series(major, minor) = group.series;
     let rows = query.query_map(params![group.app.0, major, minor, most], environment)?;
     Ok(rows.collect::<Result<_, _>>()?)
+}
+
+/// See [`Store::environment`](super::super::Store::environment).
+pub(super) fn find(reader: &Connection, id: i64) -> Result<Option<Environment>, StoreError> {
+    let mut query = reader.prepare_cached(&format!(
+        "SELECT {ENVIRONMENT} FROM environment e LEFT JOIN sample_set s ON s.number = {LATEST}
+         WHERE e.id = ?1 AND coalesce(s.number, e.summarized) IS NOT NULL"
+    ))?;
+    Ok(query.query_row([id], environment).optional()?)
+}
+
+/// See [`Store::forget_environments`](super::super::Store::forget_environments).
+pub(super) fn forget(writer: &Connection, app: App, most: u32) -> Result<(), StoreError> {
+    writer.execute(
+        "DELETE FROM environment WHERE id IN (SELECT id FROM (
+             SELECT id, seen, row_number() OVER (PARTITION BY ruby_major, ruby_minor ORDER BY seen DESC NULLS LAST) AS place
+             FROM environment e WHERE app = ?1 AND NOT EXISTS (SELECT 1 FROM sample_set s WHERE s.environment = e.id)
+         ) WHERE seen IS NULL OR place > ?2)",
+        params![app.0, most],
+    )?;
+    Ok(())
 }
 
 /// See [`Store::unsummarized`](super::super::Store::unsummarized).

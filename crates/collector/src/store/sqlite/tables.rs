@@ -1,7 +1,7 @@
 //! The tables, and their migrations.
 
 /// Steps from each version of the tables to the next one; a step that was released is never changed.
-pub(super) const MIGRATIONS: [&str; 7] = [
+pub(super) const MIGRATIONS: [&str; 8] = [
     "
     CREATE TABLE app (
         id INTEGER PRIMARY KEY,
@@ -109,5 +109,10 @@ pub(super) const MIGRATIONS: [&str; 7] = [
     ALTER TABLE environment ADD COLUMN summary TEXT;
     ALTER TABLE environment ADD COLUMN summarized INTEGER;
     ALTER TABLE environment ADD COLUMN seen REAL;
+",
+    "
+    ALTER TABLE app ADD COLUMN samples INTEGER NOT NULL DEFAULT 0;
+    UPDATE app SET samples =
+        (SELECT coalesce(sum(s.samples), 0) FROM sample_set AS s WHERE s.app = app.id);
 ",
 ];

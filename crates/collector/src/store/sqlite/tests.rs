@@ -132,11 +132,14 @@ fn deletes() {
     let before = "UPDATE app SET token_hash = (SELECT hash FROM token WHERE app = app.id); DROP TABLE token;
         ALTER TABLE app DROP COLUMN parent; DROP TABLE given; DROP TABLE environment; DROP TABLE advised; DROP INDEX sample_set_environment;
         ALTER TABLE sample_set DROP COLUMN environment; DROP INDEX sample_set_app; DROP INDEX sample_set_received;
-        DROP TABLE slot; ALTER TABLE app DROP COLUMN slots; ALTER TABLE app DROP COLUMN sets; ALTER TABLE app DROP COLUMN bytes; PRAGMA user_version = 1";
+        DROP TABLE slot; ALTER TABLE app DROP COLUMN slots; ALTER TABLE app DROP COLUMN sets; ALTER TABLE app DROP COLUMN bytes;
+        ALTER TABLE app DROP COLUMN samples; PRAGMA user_version = 1";
+    let totals = store.totals().unwrap();
     store.writer().execute_batch(before).unwrap();
     drop(store);
     let store = Sqlite::open(&path).unwrap();
     assert_eq!(counted(&store), [(10, 10 * each), (1, each)]);
+    assert_eq!(store.totals().unwrap(), totals);
     let token = store.token(TokenHash::of("shop")).unwrap().unwrap();
     assert_eq!((token.app, token.rights, token.ends), (Some(shop), Rights::Both, None));
     assert!(store.delete_app(shop).unwrap() && !store.delete_app(shop).unwrap());
@@ -480,4 +483,39 @@ fn no_store() {
     assert!(!path.exists());
     drop(crate::store::open(&name).unwrap());
     assert!(crate::store::open_existing(&name).is_ok());
+}
+
+/// Environments without sets go, but for the latest that have a summary; those with sets stay, and totals follow.
+#[test]
+fn forgotten_environments() {
+    let (_dir, path) = store();
+    let store = Sqlite::open(&path).unwrap();
+    let group = Group { app: register(&store, "shop", None), series: Series(3, 4) };
+    for byte in 1..=9_u8 {
+        let set = NewSet {
+            id: &SetId::of(&[byte; 32]),
+            group,
+            in_force: &format!("A={byte}"),
+            received: f64::from(byte),
+            evidence: &Evidence { samples: 10, ..Evidence::default() },
+            digest: &Digest::default(),
+            body: b"",
+        };
+        store.insert(&set, Quota::NONE).unwrap();
+    }
+    assert_eq!(store.totals().unwrap(), Totals { apps: 1, sets: 9, samples: 90 });
+    for environment in store.unsummarized().unwrap().iter().filter(|known| known.seen > 3.0) {
+        store.summarize(environment, &Evidence::default()).unwrap();
+    }
+    store.prune(8.0, None).unwrap();
+    assert_eq!(store.totals().unwrap(), Totals { apps: 1, sets: 2, samples: 20 });
+    let first = store.environments(group, 20).unwrap().pop().unwrap();
+    assert_eq!(store.environment(first.id).unwrap().as_ref(), Some(&first));
+    store.forget_environments(group.app, 2).unwrap();
+    let kept = store.environments(group, 20).unwrap();
+    let rows = "SELECT count(*) FROM environment";
+    let rows: usize = store.reader().query_row(rows, [], |row| row.get(0)).unwrap();
+    let seen: Vec<f64> = kept.iter().map(|environment| environment.seen).collect();
+    assert_eq!((seen, rows), (vec![9.0, 8.0, 7.0, 6.0], 4));
+    assert_eq!(store.environment(first.id).unwrap(), None);
 }

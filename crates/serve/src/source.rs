@@ -36,6 +36,8 @@ use crate::{
 
 /// Parts that are kept.
 const PARTS: usize = 6;
+/// Why a part cannot be read, or not whole.
+const SHORTER: &str = "the file is shorter than it was when it was read first";
 /// How often what has been read so far is shown.
 const SO_FAR: Duration = Duration::from_millis(500);
 /// The interval between copies of the figures, as a multiple of the time that a copy takes: the figures of thousands of processes are large.
@@ -308,6 +310,9 @@ impl Source {
         if let Some(error) = read.damage {
             return Err(error);
         }
+        if whole.damage.is_none() && read.replayed.ending != whole.ending {
+            return Err(ReadError::Unreadable { path: self.path.clone(), why: SHORTER.to_owned() });
+        }
         let cut_off = whole.ending != Ending::Complete || whole.damage.is_some();
         let about = compare::about(&side, &self.header, self.part_name(window), cut_off);
         Ok((side, about))
@@ -337,7 +342,7 @@ impl Source {
             self.replay(window, timeline, whole.readable, |recording, outputs, _| {
                 trace_file::replay_part(recording, outputs, &whole.index, window)
             })?;
-        let shorter = "the file is shorter than it was when it was read first".to_owned();
+        let shorter = SHORTER.to_owned();
         view.damage = match damage {
             Some(error) => Some(described(&error)),
             None => (whole.damage.is_none() && replayed.ending != whole.ending).then_some(shorter),

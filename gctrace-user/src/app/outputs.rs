@@ -95,7 +95,12 @@ pub(super) fn exporters(
         Format::Jsonl => exporters.push(Box::new(Jsonl::new(lines(), clock, which, brief))),
     }
     if let Some(dir) = &settings.tunemygc {
-        exporters.push(Box::new(TuneMyGc::new(dir, settings.tunemygc_dialect, clock)?));
+        exporters.push(Box::new(TuneMyGc::new(
+            dir,
+            settings.tunemygc_most,
+            settings.tunemygc_dialect,
+            clock,
+        )?));
     }
     if let Some(path) = &settings.csv {
         exporters.push(Box::new(Csv::new(path, clock)?));

@@ -92,6 +92,7 @@ const GROUPS: [(&str, &[Entry]); 5] = [
             ("tunemygc_tokens", ""),
             ("tunemygc_sync_cycles", ""),
             ("tunemygc_sync_units", ""),
+            ("tunemygc_mib", ""),
             ("tunemygc_dialect", ""),
             ("tunemygc_spool", ""),
         ],

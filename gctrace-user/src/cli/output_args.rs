@@ -1,6 +1,6 @@
 //! Flags about what is written: of a run, and of `gctrace report`, which writes the same from a recording.
 
-use std::path::PathBuf;
+use std::{num::NonZeroU64, path::PathBuf};
 
 use clap::Args as ClapArgs;
 
@@ -28,6 +28,10 @@ pub struct OutputArgs {
     /// Write a TuneMyGC sample set per process to this directory
     #[arg(long, value_name = "DIR")]
     pub tunemygc: Option<PathBuf>,
+
+    /// Delete the oldest sample sets in DIR beyond this many MiB [default: they are all kept]
+    #[arg(long, value_name = "MIB", requires = "tunemygc", hide_short_help = true)]
+    pub tunemygc_mib: Option<NonZeroU64>,
 
     /// Header variant of sample sets: `spec` (11 elements) or `agent` (12, as the gem sends)
     #[arg(long, value_enum, value_name = "WHICH", default_value_t = DialectArg::Spec, hide_short_help = true)]

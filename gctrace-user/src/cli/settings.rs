@@ -1,6 +1,11 @@
 //! Flags resolved to what the run does.
 
-use std::{collections::HashSet, num::NonZeroU32, path::PathBuf, time::Duration};
+use std::{
+    collections::HashSet,
+    num::{NonZeroU32, NonZeroU64},
+    path::PathBuf,
+    time::Duration,
+};
 
 use super::reports::{Idle, Reports};
 use super::{
@@ -27,6 +32,9 @@ use crate::{
     ruby::fallback::{METHODS, Method, USDT_METHODS},
     trace_file::Keep,
 };
+
+/// Bytes.
+const MIB: NonZeroU64 = NonZeroU64::new(1 << 20).unwrap();
 
 /// Ticks per second and CPU where nothing else is said: no multiple of the frequencies at which programs do things.
 const DEFAULT_RATE: u32 = 99;
@@ -118,6 +126,8 @@ pub struct Settings {
     pub hottest: bool,
     /// Directory for sample sets.
     pub tunemygc: Option<PathBuf>,
+    /// Bytes of sample sets in that directory.
+    pub tunemygc_most: Option<NonZeroU64>,
     /// Where sample sets are sent.
     pub tunemygc_target: Option<Target>,
     /// How the headers of sample sets are written.
@@ -221,6 +231,7 @@ impl Settings {
                     output,
                     reports,
                     tunemygc,
+                    tunemygc_mib,
                     tunemygc_dialect,
                     pprof,
                     flamegraph,
@@ -376,6 +387,7 @@ impl Settings {
             hottest: text && (rate.is_some() || (reports.streams() && wants_stacks)),
             reports,
             tunemygc,
+            tunemygc_most: tunemygc_mib.map(|mib| mib.saturating_mul(MIB)),
             tunemygc_target: target(
                 tunemygc_url,
                 tunemygc_token,

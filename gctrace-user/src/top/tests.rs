@@ -149,6 +149,9 @@ fn allocation_rate() {
     assert_eq!(rate(130 * S, 14_000 + 18_000), Some(1_000.0));
     assert_eq!(rate(131 * S, 10), None);
     assert_eq!(rate(132 * S, 20), Some(10.0));
+    // No cycle says that it allocates no more.
+    let at = |now_ns: u64| board.rows(now_ns, Group::Process)[0].alloc;
+    assert_eq!((at(137 * S), at(137 * S + 1)), (Some(10.0), None));
 }
 
 /// Shares, rates and quantiles are what was put in; nothing is known of a process of which nothing was seen.

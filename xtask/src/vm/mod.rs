@@ -133,9 +133,16 @@ pub(crate) fn run_matrix(args: &Args) -> Result<ExitCode> {
             named => named.iter().any(|name| name == kernel.name),
         })
         .collect();
-    let images = chosen.iter().map(|kernel| kernel.image(args.arch)).collect::<Result<Vec<_>>>()?;
     let dir = target_dir()?.join("xtask/vm").join(args.arch.folder());
     fs::create_dir_all(&dir).with_context(|| format!("cannot create {}", dir.display()))?;
+    // Two at once would boot each other's guests, and read each other's verdicts.
+    let lock = dir.join(".lock");
+    let lock = fs::File::create(&lock).with_context(|| format!("cannot create {}", lock.display()))?;
+    if lock.try_lock().is_err() {
+        progress("vm: waiting for another run in this checkout");
+        lock.lock().context("cannot lock the guests")?;
+    }
+    let images = chosen.iter().map(|kernel| kernel.image(args.arch)).collect::<Result<Vec<_>>>()?;
     let archive = dir.join("initramfs.cpio");
     match args.arch {
         Arch::X86_64 => guest(args, &archive)?,

@@ -400,6 +400,8 @@ user_counters! {
         sets_waiting,
         /// Processes whose sets are not sent, because their service has no token.
         sets_without_token,
+        /// Sample sets deleted from their directory, to make room for later ones.
+        sets_deleted,
     }
     /// Environment variables of traced processes.
     environment: EnvironmentCounts {

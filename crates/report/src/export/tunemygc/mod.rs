@@ -4,7 +4,7 @@
 use std::{
     collections::HashMap,
     io,
-    num::NonZeroU32,
+    num::{NonZeroU32, NonZeroU64},
     os::fd::{AsFd as _, AsRawFd as _, OwnedFd},
     path::{Path, PathBuf},
 };
@@ -13,6 +13,7 @@ use serde_json::{Map, json};
 
 mod client;
 mod journal;
+mod kept;
 mod open;
 mod spool;
 #[cfg(test)]
@@ -25,6 +26,7 @@ pub use tokens::Tokens;
 
 use client::Client;
 use journal::Journal;
+use kept::Kept;
 use open::{Open, Origin};
 
 use super::{ExportError, Exporter, VERSION, file};
@@ -80,6 +82,8 @@ enum To {
         path: PathBuf,
         /// Files go to the directory that the path named at the start, even if the path changes.
         open: OwnedFd,
+        /// What is there, if that is bounded.
+        kept: Option<Kept>,
     },
     Collector {
         client: Box<Client>,
@@ -94,8 +98,13 @@ enum To {
 }
 
 impl TuneMyGc {
-    /// Sets go to files in `dir`, which is made if it is not there.
-    pub fn new(dir: &Path, dialect: Dialect, clock: WallClock) -> Result<Self, ExportError> {
+    /// Sets go to files in `dir`, which is made if it is not there. Beyond `most` bytes of them the oldest are deleted.
+    pub fn new(
+        dir: &Path,
+        most: Option<NonZeroU64>,
+        dialect: Dialect,
+        clock: WallClock,
+    ) -> Result<Self, ExportError> {
         let error = |source| ExportError::Unwritable { path: dir.to_owned(), source };
         let is_new = !dir.exists();
         // A link at the end must not be replaced by a directory, nor followed if another user owns it.
@@ -112,7 +121,8 @@ impl TuneMyGc {
             file::give_to_owner(open.as_fd());
         }
         file::check_writable(&opened(&open)).map_err(error)?;
-        let to = To::Dir { path: dir.to_owned(), open };
+        let kept = most.map(|most| Kept::new(&opened(&open), most)).transpose().map_err(error)?;
+        let to = To::Dir { path: dir.to_owned(), open, kept };
         Ok(Self { to, clock, dialect, open: HashMap::new(), without_token: 0 })
     }
 
@@ -163,12 +173,17 @@ impl TuneMyGc {
             self.open.remove(&pid);
         }
         let Some(text) = text else { return Ok(()) };
-        match &self.to {
-            To::Dir { path, open } => {
+        match &mut self.to {
+            To::Dir { path, open, kept } => {
                 let dir = opened(open);
-                file::write_new(&dir, &stem, ".json", file::PUBLIC, |out| out.write_all(text.as_bytes()))
-                    .map(drop)
-                    .map_err(|source| ExportError::File { path: path.join(format!("{stem}.json")), source })
+                let written =
+                    file::write_new(&dir, &stem, ".json", file::PUBLIC, |out| out.write_all(text.as_bytes()))
+                        .map_err(|source| ExportError::File {
+                            path: path.join(format!("{stem}.json")),
+                            source,
+                        })?;
+                let Some(kept) = kept else { return Ok(()) };
+                kept.add(written).map_err(|source| ExportError::File { path: path.clone(), source })
             }
             To::Collector { client, .. } => {
                 client.send(text, draft);
@@ -230,8 +245,9 @@ impl Exporter for TuneMyGc {
 
     fn add_counts(&self, counts: &mut UserCounts) {
         counts.sets.sets_without_token += self.without_token;
-        if let To::Collector { client, .. } = &self.to {
-            client.add_counts(counts);
+        match &self.to {
+            To::Collector { client, .. } => client.add_counts(counts),
+            To::Dir { kept, .. } => counts.sets.sets_deleted += kept.as_ref().map_or(0, |kept| kept.deleted),
         }
     }
 

@@ -56,7 +56,8 @@ impl<W: Write> Accounts<W> {
         let target = Target::find(pid, self.cache_dir.as_deref())?;
         let counted = count::count(&target).map_err(|source| target.failure(source))?;
         let account = account(&target, &counted)?;
-        Ok((Report::of(&target, By::Memory, &counted), account))
+        let report = Report::of(&target, By::Memory, &counted).map_err(|source| target.failure(source))?;
+        Ok((report, account))
     }
 
     /// What has become of what it shared when it was first seen, if it shared something.

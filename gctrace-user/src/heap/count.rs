@@ -22,15 +22,26 @@ pub(super) struct Counted {
     pub(super) sweeping: bool,
     /// Whether age, write barriers and death of objects are known.
     pub(super) knows_bits: bool,
-    /// Whether a collection has compacted, so that it is known which objects it found pinned.
-    pub(super) compacted: bool,
+    /// Whether it is known which objects the last compacting collection found pinned: a later major one has not forgotten it.
+    pub(super) knows_pins: bool,
+    /// See [`Moment::still`].
+    still: bool,
 }
 
 impl Counted {
     /// Whether the sums belong to one moment: no GC ran and nothing was allocated while the heap was read.
     pub(super) fn consistent(&self) -> bool {
-        let Self { gc_count, allocated, sweeping, .. } = *self;
-        Moment { gc_count, allocated, sweeping }.consistent()
+        self.moment().consistent()
+    }
+
+    /// See [`Moment::words`].
+    pub(super) fn words(&self) -> &'static str {
+        self.moment().words()
+    }
+
+    fn moment(&self) -> Moment {
+        let Self { gc_count, allocated, sweeping, still, .. } = *self;
+        Moment { gc_count, allocated, sweeping, still }
     }
 }
 
@@ -42,12 +53,25 @@ pub(super) struct Moment {
     pub(super) allocated: Option<u64>,
     /// Whether a cycle was being swept after it.
     pub(super) sweeping: bool,
+    /// Whether no collection began, went on or ended, and no slot was freed by a finalizer.
+    pub(super) still: bool,
 }
 
 impl Moment {
     /// Whether what was read between them belongs to one moment.
     pub(super) fn consistent(&self) -> bool {
-        self.gc_count[0] == self.gc_count[1] && self.allocated == Some(0) && !self.sweeping
+        self.gc_count[0] == self.gc_count[1] && self.allocated == Some(0) && !self.sweeping && self.still
+    }
+
+    /// What is said of what does not belong to one moment, as far as that is known.
+    pub(super) fn words(&self) -> &'static str {
+        if self.gc_count[0] == self.gc_count[1] && self.allocated.is_none() && self.still && !self.sweeping {
+            return "perhaps not of one moment: how many objects this Ruby has allocated is not known";
+        }
+        if self.sweeping && self.allocated == Some(0) {
+            return "not of one moment: a collection has not swept all pages yet";
+        }
+        "not of one moment: the program continued while its heap was read"
     }
 }
 
@@ -55,7 +79,10 @@ impl Moment {
 pub(super) fn same_moment(plan: &AttachPlan, before: &[u8], after: &[u8]) -> Moment {
     let allocated = [before, after].map(|data| key(plan, "total_allocated_objects", data));
     let flags = plan.layout.flags.read(after).unwrap_or_default() as u32;
+    let freed = [before, after].map(|data| key(plan, "total_freed_objects", data));
     Moment {
+        still: live_check::no_gc_between(&plan.layout, before, after)
+            && (freed[0] == freed[1] || plan.layout.per_thread),
         gc_count: [before, after].map(|data| plan.layout.count.read(data).unwrap_or_default()),
         allocated: allocated[0]
             .zip(allocated[1])
@@ -106,13 +133,16 @@ pub(super) fn count(target: &Target) -> Result<Counted, HeapError> {
         }
         let moment = same_moment(plan, &before, &after);
         let compactions = key(plan, "compact_count", &after);
+        // Each major collection begins with no pins, and one that compacts finds some: those of stacks. A slot that was freed keeps its pin.
+        let pinned = census.live().pinned > 0;
         let counted = Counted {
             census,
             gc_count: moment.gc_count,
             allocated: moment.allocated,
             sweeping: moment.sweeping,
             knows_bits: layout.knows_bits(),
-            compacted: compactions.is_some_and(|count| count > 0),
+            knows_pins: pinned && compactions.is_some_and(|count| count > 0),
+            still: moment.still,
         };
         if same {
             return Ok(counted);

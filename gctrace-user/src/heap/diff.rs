@@ -83,7 +83,7 @@ impl Pair<'_> {
         if !self.consistent() {
             writeln!(
                 out,
-                "the program continued while its heap was read: the counts may be off by its changes"
+                "the program continued while its heap was read, or may have: the counts may be off by its changes"
             )?;
         }
         if changes.is_empty() {
@@ -158,12 +158,15 @@ pub(super) fn compare(settings: &HeapSettings) -> Result<(), HeapFailure> {
     pair.write(&changes(&before, &after), settings).map(|_| ())
 }
 
+/// Censuses that fail one after the other, at which a watch ends.
+const MOST_FAILURES: u32 = 3;
+
 /// Counts again and again, and reports what grew, until the process ends or the output is no longer read.
 pub(super) fn watch(target: &Target, every: Duration, settings: &HeapSettings) -> Result<(), HeapFailure> {
     let by = if settings.by == By::Class { By::Class } else { By::Type };
     let mut at = Instant::now();
     let mut before = Saved::of(&look(target, by)?);
-    let mut rounds = 0_u64;
+    let (mut rounds, mut failures) = (0_u64, 0);
     loop {
         thread::sleep(every.saturating_sub(at.elapsed()));
         let now = Instant::now();
@@ -174,8 +177,15 @@ pub(super) fn watch(target: &Target, every: Duration, settings: &HeapSettings) -
                 say(&format!("pid {} has ended; it was counted {} times", target.pid, rounds + 1));
                 return Ok(());
             }
+            // Pages come and go. It may be another time that its heap holds still for long enough.
+            Err(failure @ HeapFailure::Heap { .. }) if rounds > 0 && failures < MOST_FAILURES => {
+                say(&format!("{failure}; trying again in {} s", every.as_secs_f64()));
+                failures += 1;
+                continue;
+            }
             Err(failure) => return Err(failure),
         };
+        failures = 0;
         rounds += 1;
         let mut grown = changes(&before, &after);
         grown.retain(|change| change.count() > 0);
@@ -192,5 +202,5 @@ fn look(target: &Target, by: By) -> Result<Report, HeapFailure> {
         target.needs_names()?;
     }
     let counted = count::count(target).map_err(|source| target.failure(source))?;
-    Ok(Report::of(target, by, &counted))
+    Report::of(target, by, &counted).map_err(|source| target.failure(source))
 }

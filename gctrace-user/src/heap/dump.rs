@@ -42,6 +42,16 @@ pub(super) struct Dumped {
     references_unknown: BTreeMap<&'static str, u64>,
     /// Objects that changed while they were read.
     changed: u64,
+    /// What is said if it is not consistent.
+    #[serde(skip)]
+    inconsistent: &'static str,
+}
+
+impl Dumped {
+    /// Whether no GC ran while it was written.
+    fn without_gc(&self) -> bool {
+        self.gc_count == self.gc_count_after
+    }
 }
 
 #[derive(Serialize)]
@@ -84,12 +94,13 @@ struct End<'a> {
 
 /// Writes the heap of the process to a file.
 pub(super) fn write(target: &Target, path: &Path) -> Result<Dumped, HeapFailure> {
-    let mut last = Dumped::default();
+    let mut last: Option<Dumped> = None;
+    let mut unread = None;
     for _ in 0..TRIES {
         let mut failed = None;
         let written = export::write_atomically(path, |out| match dump(target, out) {
             Ok(dumped) => {
-                last = dumped;
+                last = Some(dumped);
                 Ok(())
             }
             Err(Stopped::Output(error)) => Err(error),
@@ -99,13 +110,14 @@ pub(super) fn write(target: &Target, path: &Path) -> Result<Dumped, HeapFailure>
             }
         });
         match (written, failed) {
-            (Ok(()), _) if last.gc_count == last.gc_count_after => break,
+            (Ok(()), _) if last.as_ref().is_some_and(Dumped::without_gc) => break,
             (Ok(()), _) => {}
-            (Err(_), Some(source)) => return Err(target.failure(source)),
+            // A page may have been given back. What was written before is still there.
+            (Err(_), Some(source)) => unread = Some(source),
             (Err(source), None) => return Err(HeapFailure::File { path: path.to_owned(), source }),
         }
     }
-    Ok(last)
+    last.ok_or_else(|| target.failure(unread.unwrap_or(HeapError::Layout)))
 }
 
 enum Stopped {
@@ -176,7 +188,7 @@ fn dump(target: &Target, out: &mut dyn Write) -> Result<Dumped, Stopped> {
     failed.map_err(Stopped::Output)?;
     let (_, after) = target.state()?;
     let moment = same_moment(&target.plan, &before, &after);
-    dumped.consistent = moment.consistent();
+    (dumped.consistent, dumped.inconsistent) = (moment.consistent(), moment.words());
     [dumped.gc_count, dumped.gc_count_after] = moment.gc_count;
     dumped.allocated_meanwhile = moment.allocated;
     let end = End { r#type: "ROOT", root: "gctrace", references: [], dumped: &dumped };
@@ -198,7 +210,7 @@ fn short(kind: ObjectType) -> &'static str {
 pub(super) fn summary(path: &Path, dumped: &Dumped) -> Vec<String> {
     let mut lines = vec![format!("{} written to {}", plural(dumped.objects, "object"), path.display())];
     if !dumped.consistent {
-        lines.push("not of one moment: the program continued while its heap was read".to_owned());
+        lines.push(dumped.inconsistent.to_owned());
     }
     let unknown: u64 = dumped.references_unknown.values().sum();
     if unknown > 0 {

@@ -9,7 +9,7 @@ use std::{
 
 use serde::Serialize;
 
-use super::{jsonl::Address, target::Target};
+use super::{count::key, jsonl::Address, target::Target};
 use crate::{
     host::mem::ProcessMemory,
     model::source::last_two,
@@ -62,6 +62,8 @@ pub(super) enum End {
     ClassVariable,
     /// There are more steps than are followed.
     Bounded,
+    /// A collection moved objects, or what was found last had changed when it was read again.
+    Changed,
     /// The references of no object of this release are read.
     Release,
 }
@@ -74,6 +76,7 @@ impl End {
             Self::Constant => "held by a constant",
             Self::ClassVariable => "held by a variable of a class",
             Self::Bounded => "held by further objects (not followed)",
+            Self::Changed => "held by objects that changed while they were read",
             Self::Release => "their holders cannot be read in this Ruby",
         }
     }
@@ -111,6 +114,9 @@ struct HeapObject {
     class: u64,
     refers: u64,
     holds: usize,
+    old: bool,
+    /// Bytes of its slot.
+    size: usize,
     /// Of variables that a closure keeps, and of a Proc: the address of the code.
     code: Option<u64>,
 }
@@ -124,7 +130,8 @@ pub(super) fn path(
     let Some(mut search) = Search::of(target, layout) else {
         return Ok(Path::new(Vec::new(), End::Release));
     };
-    let (objspace, _) = target.state()?;
+    let (objspace, state) = target.state()?;
+    let compactions = key(&target.plan, "compact_count", &state);
     let mut samples = Samples::default();
     each_object(&target.memory, objspace, &layout, |slot| {
         if slot.marks.is_some_and(|marks| marks.is_old() && !marks.dead) && is_suspect(slot) {
@@ -141,7 +148,12 @@ pub(super) fn path(
         let mut step = Step::new(&wanted, &seen);
         each_object(&target.memory, objspace, &layout, |slot| search.see(slot, &mut step))?;
         let Step { found, of_class, .. } = step;
-        let best = found.iter().max_by_key(|(_, found)| (found.holds, found.refers));
+        // Objects may have moved, and others may be in their places.
+        if key(&target.plan, "compact_count", &target.state()?.1) != compactions {
+            return Ok(Path::new(holders, End::Changed));
+        }
+        // Of several that hold as much, not one that may be gone soon.
+        let best = found.iter().max_by_key(|(_, found)| (found.holds, found.old, found.refers));
         // A constant or a variable holds one object, and holds it for ever; what holds more of the samples is the better answer.
         if best.is_none_or(|(_, best)| best.holds <= 1)
             && let Some(path) = of_class.and_then(|of_class| search.ends_at(of_class, &holders))
@@ -151,6 +163,9 @@ pub(super) fn path(
         let Some((&address, best)) = best else {
             return Ok(Path::new(holders, End::NotReadable));
         };
+        if !search.still_holds(address, best, Step::new(&wanted, &seen)) {
+            return Ok(Path::new(holders, End::Changed));
+        }
         holders.push(search.holder(address, best, wanted.len()));
         seen.extend(&wanted);
         wanted = BTreeSet::from([address]);
@@ -237,6 +252,17 @@ impl<'t> Search<'t> {
         }
     }
 
+    /// Whether an object that was found is still there, and holds as many of the objects.
+    fn still_holds(&mut self, address: u64, found: &HeapObject, mut step: Step<'_>) -> bool {
+        let mut bytes = vec![0; found.size];
+        if !self.target.memory.read(address, &mut bytes) {
+            return false;
+        }
+        let again = self.held(&Slot { address, bytes: &bytes, marks: None }, &mut step);
+        matches!(again, Found::Holds(again)
+            if (again.kind, again.class) == (found.kind, found.class) && again.holds >= found.holds)
+    }
+
     /// Which of the objects a slot holds.
     fn held(&mut self, slot: &Slot<'_>, step: &mut Step<'_>) -> Found {
         let Step { wanted, held, .. } = step;
@@ -258,7 +284,16 @@ impl<'t> Search<'t> {
         }
         // What internal objects have in the place of a class is something else.
         let class = if slot.kind().is_internal() { 0 } else { slot.class() };
-        Found::Holds(HeapObject { kind: slot.kind(), class, refers, holds: held.len(), code })
+        let old = slot.marks.is_some_and(|marks| marks.is_old());
+        Found::Holds(HeapObject {
+            kind: slot.kind(),
+            class,
+            refers,
+            holds: held.len(),
+            old,
+            size: slot.bytes.len(),
+            code,
+        })
     }
 
     /// Hands what an object refers to to `visit`, and returns the address of the code that it has, if any; or why its references cannot be
@@ -312,7 +347,7 @@ impl<'t> Search<'t> {
     }
 
     fn holder(&mut self, address: u64, object: &HeapObject, of: usize) -> Holder {
-        let HeapObject { kind, class, refers, holds, code } = *object;
+        let HeapObject { kind, class, refers, holds, code, .. } = *object;
         let mut names = self.names.as_mut();
         let class = names.as_mut().filter(|_| class != 0).and_then(|names| names.name(class));
         let code = code.and_then(|code| {

@@ -206,7 +206,7 @@ fn look(target: &Target, known: Option<u64>, due: bool) -> Result<Look, HeapFail
         return Ok(look);
     }
     let counted = count::count(target).map_err(|source| target.failure(source))?;
-    let report = Report::of(target, By::Class, &counted);
+    let report = Report::of(target, By::Class, &counted).map_err(|source| target.failure(source))?;
     look.major = majors(target)?.0;
     if look.major != before || counted.sweeping || counted.gc_count[0] != counted.gc_count[1] {
         look.discarded = true;

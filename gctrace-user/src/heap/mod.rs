@@ -91,7 +91,7 @@ fn reported(settings: &HeapSettings) -> Result<(), HeapFailure> {
         return Ok(());
     }
     let counted = count::count(&target).map_err(|source| target.failure(source))?;
-    let report = Report::of(&target, settings.by, &counted);
+    let report = Report::of(&target, settings.by, &counted).map_err(|source| target.failure(source))?;
     if settings.by == By::Memory {
         let account = account(&target, &counted)?;
         let mut out = BufWriter::new(io::stdout());

@@ -8,7 +8,7 @@ use std::{
 use super::{count::Counted, target::Target};
 use crate::{
     cli::By,
-    ruby::heap::{ByClass, Keeper, ObjectType, Page, Tally},
+    ruby::heap::{ByClass, HeapError, Keeper, ObjectType, Page, Tally},
 };
 
 /// Whose heap it is, and how it is to be reported.
@@ -57,6 +57,8 @@ pub(super) struct Report {
     pub(super) allocated: Option<u64>,
     pub(super) sweeping: bool,
     pub(super) consistent: bool,
+    /// What is said if it is not.
+    pub(super) inconsistent: &'static str,
     pub(super) known: ObjectBits,
 }
 
@@ -71,10 +73,18 @@ pub(super) struct ObjectBits {
 
 impl Report {
     /// Reports what was counted.
-    pub(super) fn of(target: &Target, by: By, counted: &Counted) -> Self {
+    ///
+    /// # Errors
+    ///
+    /// The process ended, or became another program, before the names of classes were read.
+    pub(super) fn of(target: &Target, by: By, counted: &Counted) -> Result<Self, HeapError> {
         let who = Who { pid: target.pid, command: target.command.clone(), ruby: target.ruby(), by };
-        let mut names = target.names();
-        Self::with(who, counted, |class| names.as_mut().and_then(|names| names.name(class)))
+        let report = match target.names() {
+            Some(mut names) => Self::with(who, counted, |class| names.name(class)),
+            None => Self::with(who, counted, |class| Some(format!("(class at {class:#x})").into())),
+        };
+        target.state()?;
+        Ok(report)
     }
 
     fn with(who: Who, counted: &Counted, class_name: impl FnMut(u64) -> Option<Arc<str>>) -> Self {
@@ -105,7 +115,8 @@ impl Report {
             allocated: counted.allocated,
             sweeping: counted.sweeping,
             consistent: counted.consistent(),
-            known: ObjectBits { bits: counted.knows_bits, pins: counted.knows_bits && counted.compacted },
+            inconsistent: counted.words(),
+            known: ObjectBits { bits: counted.knows_bits, pins: counted.knows_bits && counted.knows_pins },
             who,
         }
     }

@@ -164,7 +164,8 @@ fn header(out: &mut dyn Write, report: &Report, per_cell: usize) -> io::Result<(
         plural(report.nearly_empty, "page"),
     );
     if !report.consistent {
-        line += "; the program continued meanwhile";
+        line += "; ";
+        line += report.inconsistent;
     }
     label(out, MARGIN, 60, 12, "#444444", &line)?;
     let mut x = MARGIN;

@@ -95,7 +95,8 @@ impl HeapLayout {
                 shared: if version.at_least(3, 4) { 1 << 12 } else { 1 << 14 },
             },
             variables: if version.at_least(3, 5) { 0x0807_ffff << 32 } else { 1 << 10 },
-            exact: own.is_some(),
+            // Tables of structures are of fewer releases than those of the objspace.
+            exact: own.is_some_and(|own| own.structure("heap_page").is_some()),
         };
         let last = [
             Some(layout.start + 8),

@@ -104,7 +104,7 @@ fn pins_are_of_the_last_compaction() -> Result<()> {
     let live = Live::beside_others()?;
     for (arguments, known) in [(&["compact"][..], true), (&["compact", "forget"], false)] {
         let script = Script::unwitnessed(&live, &Ruby::main()?, "heap_census.rb")?;
-        let mut script = arguments.iter().fold(script, |script, argument| script.arg(argument)).start()?;
+        let mut script = arguments.iter().copied().fold(script, Script::arg).start()?;
         script.wait_for("counting")?;
         let (head, _) = census(&live, script.pid(), "type")?;
         script.say("go")?;

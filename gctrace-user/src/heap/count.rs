@@ -14,35 +14,12 @@ const TRIES: u32 = 5;
 /// A census with what was true before and after it.
 pub(super) struct Counted {
     pub(super) census: Census,
-    /// `GC.count` before and after.
-    pub(super) gc_count: [u64; 2],
-    /// Objects that the program allocated meanwhile, if that is known.
-    pub(super) allocated: Option<u64>,
-    /// Whether a cycle was being swept, so that dead objects are among those that were counted.
-    pub(super) sweeping: bool,
+    /// What happened meanwhile.
+    pub(super) moment: Moment,
     /// Whether age, write barriers and death of objects are known.
     pub(super) knows_bits: bool,
     /// Whether it is known which objects the last compacting collection found pinned: a later major one has not forgotten it.
     pub(super) knows_pins: bool,
-    /// See [`Moment::still`].
-    still: bool,
-}
-
-impl Counted {
-    /// Whether the sums belong to one moment: no GC ran and nothing was allocated while the heap was read.
-    pub(super) fn consistent(&self) -> bool {
-        self.moment().consistent()
-    }
-
-    /// See [`Moment::words`].
-    pub(super) fn words(&self) -> &'static str {
-        self.moment().words()
-    }
-
-    fn moment(&self) -> Moment {
-        let Self { gc_count, allocated, sweeping, still, .. } = *self;
-        Moment { gc_count, allocated, sweeping, still }
-    }
 }
 
 /// What happened between two states of an objspace.
@@ -137,12 +114,9 @@ pub(super) fn count(target: &Target) -> Result<Counted, HeapError> {
         let pinned = census.live().pinned > 0;
         let counted = Counted {
             census,
-            gc_count: moment.gc_count,
-            allocated: moment.allocated,
-            sweeping: moment.sweeping,
+            moment,
             knows_bits: layout.knows_bits(),
             knows_pins: pinned && compactions.is_some_and(|count| count > 0),
-            still: moment.still,
         };
         if same {
             return Ok(counted);

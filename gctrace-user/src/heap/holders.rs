@@ -16,8 +16,8 @@ use crate::{
     ruby::{
         frames::Memory as _,
         heap::{
-            ClassNames, Environment, HeapError, HeapLayout, ObjectType, Procs, References, Referred, Slot,
-            each_object,
+            ClassNames, Environment, HeapError, HeapLayout, Marks, ObjectType, Procs, References, Referred,
+            Slot, each_object,
         },
     },
 };
@@ -284,7 +284,7 @@ impl<'t> Search<'t> {
         }
         // What internal objects have in the place of a class is something else.
         let class = if slot.kind().is_internal() { 0 } else { slot.class() };
-        let old = slot.marks.is_some_and(|marks| marks.is_old());
+        let old = slot.marks.is_some_and(Marks::is_old);
         Found::Holds(HeapObject {
             kind: slot.kind(),
             class,

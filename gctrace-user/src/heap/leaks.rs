@@ -208,7 +208,10 @@ fn look(target: &Target, known: Option<u64>, due: bool) -> Result<Look, HeapFail
     let counted = count::count(target).map_err(|source| target.failure(source))?;
     let report = Report::of(target, By::Class, &counted).map_err(|source| target.failure(source))?;
     look.major = majors(target)?.0;
-    if look.major != before || counted.sweeping || counted.gc_count[0] != counted.gc_count[1] {
+    if look.major != before
+        || counted.moment.sweeping
+        || counted.moment.gc_count[0] != counted.moment.gc_count[1]
+    {
         look.discarded = true;
         return Ok(look);
     }

@@ -192,7 +192,7 @@ fn look_once(target: &Target) -> Result<Look, HeapFailure> {
     let counted = count::count(target).map_err(|source| target.failure(source))?;
     let places = account(target, &counted)?.places;
     let pages = SharedPages::read(target.pid, &places.mappings).map_err(|error| unknown(target, error))?;
-    Ok(Look { pages, places, gc_count: counted.gc_count[1] })
+    Ok(Look { pages, places, gc_count: counted.moment.gc_count[1] })
 }
 
 fn unknown(target: &Target, error: SharingError) -> HeapFailure {

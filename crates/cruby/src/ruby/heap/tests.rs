@@ -193,12 +193,19 @@ fn keepers() {
     assert_eq!((of(8).tally.count, of(8).pages, of(8).alone), (1, 1, 0));
 }
 
-/// A release without a table is read as the newest of its series, and must prove itself; a series without one is refused.
+/// A release without a table, or whose table has no pages, is read as the newest of its series, and must prove itself; a series without one is
+/// refused.
 #[test]
 fn unknown_releases() {
     let unknown = HeapLayout::of(RubyVersion::new(3, 4, 99)).unwrap();
     assert!(!unknown.exact);
-    assert!(layouts().iter().all(|(_, layout)| layout.exact));
+    for (version, layout) in layouts() {
+        let own = tables::Table::of(version).unwrap().structure("heap_page");
+        assert_eq!(layout.exact, own.is_some(), "{version}");
+    }
+    // Its objspace is in the table, its pages are not.
+    let exact = |patch| HeapLayout::of(RubyVersion::new(3, 4, patch)).unwrap().exact;
+    assert_eq!([exact(9), exact(11)], [true, false]);
     assert_eq!(HeapLayout::of(RubyVersion::new(9, 9, 0)), Err(HeapError::Layout));
 }
 

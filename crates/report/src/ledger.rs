@@ -39,6 +39,11 @@ pub enum Extent {
     Part,
 }
 
+/// Whether a counter of user space counts what has happened. The others are what waits or is kept now, and are no counters for those that scrape.
+pub fn only_grows(name: &str) -> bool {
+    !name.ends_with("_waiting") && name != "recorded_kept"
+}
+
 impl Ledger {
     /// What was counted since an earlier account of the same run. What the recording counts of itself stays that of the run: it has
     /// numbers that go up and down.
@@ -138,6 +143,17 @@ mod tests {
         assert_eq!((part.kernel(Counter::Hits), part.user), (10, ledger(0, 30, 3).user));
         assert_eq!(ledger(70, 50, 3).since(&Ledger::default()).kernel(Counter::Hits), 70);
         assert_eq!(ledger(70, 50, 3).since(&ledger(80, 0, 0)).kernel(Counter::Hits), 0);
+    }
+
+    /// What is kept or waits now is no counter.
+    #[test]
+    fn levels() {
+        let all = UserCounts::default().named();
+        let levels: Vec<_> = all.iter().map(|(name, _)| *name).filter(|name| !only_grows(name)).collect();
+        assert_eq!(
+            levels,
+            ["recorded_waiting", "recorded_kept", "dumps_waiting", "uploads_waiting", "sets_waiting"]
+        );
     }
 
     /// A lost record shows as a broken identity, and an empty run balances.

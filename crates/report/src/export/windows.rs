@@ -24,13 +24,14 @@ use crate::{
 /// A window is short; what is beyond these limits goes into sums that say so.
 const LIMITS: Limits = Limits { nodes: 1 << 18, sums: 1 << 18, threads: 1 << 14, timeline: 0 };
 
-/// Most windows that wait to be sent; more would be memory without bound while a server is away.
+/// Most windows that wait to be sent to a server; more would be memory without bound while a server is away.
 const WAITING: usize = 4;
 
 /// What was recorded in a window of time.
+#[derive(Clone)]
 pub(super) struct Window {
     /// What was recorded.
-    pub(super) recording: Recording,
+    pub(super) recording: Arc<Recording>,
     /// The clock of the run.
     pub(super) clock: WallClock,
     /// `CLOCK_MONOTONIC` nanoseconds.
@@ -46,9 +47,17 @@ pub(super) struct Window {
 /// Makes payloads of some processes of a window.
 pub(super) type Make = fn(Arc<Window>, Vec<ProcessIndex>) -> Box<dyn Payload>;
 
+/// Where windows are sent. A server that is away keeps no window from another one.
+struct Sink {
+    uploader: Rc<Uploader>,
+    make: Make,
+    /// Those handed over for it, as long as a payload has them.
+    waiting: Vec<Weak<Window>>,
+}
+
 /// Records, and hands windows over.
 pub(super) struct Windows {
-    sinks: Vec<(Rc<Uploader>, Make)>,
+    sinks: Vec<Sink>,
     interval: Duration,
     clock: WallClock,
     wall: bool,
@@ -66,7 +75,6 @@ pub(super) struct Windows {
     /// What was recorded and filtered in earlier windows.
     filtered: FilterAccount,
     account: String,
-    waiting: Vec<Weak<Window>>,
 }
 
 impl Windows {
@@ -79,8 +87,9 @@ impl Windows {
         (wall, traces): (bool, bool),
         filter: &Filter,
     ) -> Self {
+        let sink = |(uploader, make)| Sink { uploader, make, waiting: Vec::new() };
         Self {
-            sinks,
+            sinks: sinks.into_iter().map(sink).collect(),
             interval,
             clock,
             wall,
@@ -93,7 +102,6 @@ impl Windows {
             traces_left_out: 0,
             filtered: FilterAccount::default(),
             account: String::new(),
-            waiting: Vec::new(),
         }
     }
 
@@ -121,21 +129,22 @@ impl Windows {
         let filtered = recording.filtered().text(recording.filter());
         let account = self.account.clone() + &filtered.map_or_else(String::new, |text| format!("; {text}"));
         let (clock, wall) = (self.clock, self.wall);
-        let window = Arc::new(Window { recording, clock, began_ns, ended_ns, account, wall });
-        self.waiting.retain(|window| window.strong_count() > 0);
-        let full = self.waiting.len() >= WAITING;
-        self.waiting.push(Arc::downgrade(&window));
+        let window = Window { recording: Arc::new(recording), clock, began_ns, ended_ns, account, wall };
         let mut services: BTreeMap<_, Vec<ProcessIndex>> = BTreeMap::new();
         for (index, facts) in window.recording.processes.iter().enumerate() {
             services.entry((&facts.origin.service, &facts.origin.container)).or_default().push(index);
         }
-        for (uploader, make) in &self.sinks {
+        for Sink { uploader, make, waiting } in &mut self.sinks {
+            waiting.retain(|window| window.strong_count() > 0);
+            let full = waiting.len() >= WAITING;
+            let its = Arc::new(window.clone());
+            waiting.push(Arc::downgrade(&its));
             for processes in services.values() {
                 if full {
                     uploader.give_up();
                     continue;
                 }
-                uploader.send(make(Arc::clone(&window), processes.clone()));
+                uploader.send(make(Arc::clone(&its), processes.clone()));
             }
         }
     }
@@ -243,6 +252,53 @@ mod tests {
         SPANS.lock().unwrap().push((window.began_ns, window.ended_ns));
         drop(window);
         Box::new(Nothing)
+    }
+
+    /// Windows that a server does not take keep none from another server, and are bounded.
+    #[test]
+    fn servers_are_apart() {
+        static MADE: Mutex<[usize; 2]> = Mutex::new([0; 2]);
+        struct Keeps(#[expect(dead_code, reason = "it is kept")] Arc<Window>);
+        impl Payload for Keeps {
+            fn path(&self, _: Protocol) -> &'static str {
+                "/"
+            }
+
+            fn content_type(&self) -> &'static str {
+                "text/plain"
+            }
+
+            fn encode(&self) -> Vec<u8> {
+                Vec::new()
+            }
+        }
+        fn keeping(window: Arc<Window>, _: Vec<ProcessIndex>) -> Box<dyn Payload> {
+            MADE.lock().unwrap()[0] += 1;
+            Box::new(Keeps(window))
+        }
+        fn dropping(window: Arc<Window>, _: Vec<ProcessIndex>) -> Box<dyn Payload> {
+            MADE.lock().unwrap()[1] += 1;
+            drop(window);
+            Box::new(Nothing)
+        }
+        let nobody = || {
+            let address = super::super::upload::Address {
+                url: "http://127.0.0.1:1".to_owned(),
+                protocol: Protocol::Http,
+            };
+            let headers = super::super::upload::headers("GCTRACE_NO_SUCH_VARIABLE").unwrap();
+            Rc::new(Uploader::start("test", &address, headers, |_| {}).unwrap())
+        };
+        let sinks: Vec<(Rc<Uploader>, Make)> = vec![(nobody(), keeping), (nobody(), dropping)];
+        let clock = WallClock::measure();
+        let mut windows = Windows::new(sinks, Duration::ZERO, clock, (false, false), &Filter::default());
+        let (process, sample) = crate::export::profile::a_sample(7_000_000_500);
+        windows.began(7_000_000_000);
+        for _ in 0..10 {
+            windows.see(&process, Seen::Stack(&sample)).unwrap();
+            windows.hand_over();
+        }
+        assert_eq!(*MADE.lock().unwrap(), [WAITING, 10]);
     }
 
     /// The first window begins when tracing does, not when gctrace was started; the last ends when tracing does.

@@ -21,7 +21,7 @@ use crate::{
         figures::{self, Figure, Kind, Value},
         upload::{Payload, Protocol, Reason},
     },
-    ledger::Ledger,
+    ledger::{Ledger, only_grows},
     model::Origin,
 };
 
@@ -152,7 +152,7 @@ impl MetricsSnapshot {
             }
         };
         let mut user = self.ledger.user_counters();
-        user.retain(|(name, _)| !name.ends_with("_waiting"));
+        user.retain(|(name, _)| only_grows(name));
         ResourceMetrics {
             resource: Some(resource(&origin, Some(&hostname), None, Some(self.own_pid))),
             scope_metrics: vec![ScopeMetrics {

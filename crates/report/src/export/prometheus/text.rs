@@ -16,7 +16,7 @@ use crate::{
         VERSION,
         figures::{self, Figure, Kind, Value},
     },
-    ledger::Ledger,
+    ledger::{Ledger, only_grows},
 };
 
 /// A label set.
@@ -126,7 +126,7 @@ impl View {
         counters("gctrace_probe_hits", "Probe hits of traced processes, by probe", "probe", &probes)?;
         counters("gctrace_kernel_events", "What the kernel side counts", "counter", &kernel)?;
         let user = self.ledger.user_counters();
-        let user: Vec<_> = user.into_iter().filter(|(name, _)| !name.ends_with("_waiting")).collect();
+        let user: Vec<_> = user.into_iter().filter(|(name, _)| only_grows(name)).collect();
         counters("gctrace_user_events", "What user space counts", "counter", &user)?;
         let beyond = [("", self.services.beyond)];
         counters(

@@ -421,6 +421,8 @@ impl<B: Backlog, P: Peer<B>> Worker<B, P> {
         self.notices.because(&format!("{url}: a {job} is tried again"), &reason);
         let doubled = 2_u32.saturating_pow(self.failures.min(16));
         let pause = (self.policy.first_pause * doubled).min(self.policy.last_pause);
+        // Some servers round what they ask for down to whole seconds: 0 is no request to be asked again and again.
+        let after = after.filter(|asked| !asked.is_zero());
         self.next = Instant::now() + after.unwrap_or(pause + jitter(pause)).min(self.policy.last_pause);
         self.failures += 1;
         let attempts = self.backlog.failed();

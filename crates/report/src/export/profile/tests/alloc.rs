@@ -201,7 +201,14 @@ fn pushed_to_pyroscope() {
     let recording = Rc::try_unwrap(recorder.recording).unwrap().into_inner();
     let processes: Vec<ProcessIndex> = (0..recording.processes.len()).collect();
     let (clock, account) = (WallClock::measure(), String::new());
-    let window = Window { recording, clock, began_ns: 1_000, ended_ns: 9_000, account, wall: false };
+    let window = Window {
+        recording: Arc::new(recording),
+        clock,
+        began_ns: 1_000,
+        ended_ns: 9_000,
+        account,
+        wall: false,
+    };
     let sent = pyroscope::make(Arc::new(window), processes).encode();
     let series = pyroscope::tests::series(&sent);
     let names: Vec<&str> = series.iter().map(|(name, _)| name.as_str()).collect();
@@ -225,7 +232,14 @@ fn labels_of_pyroscope() {
         change(&mut recording.processes);
         let processes: Vec<ProcessIndex> = (0..recording.processes.len()).collect();
         let (clock, account) = (WallClock::measure(), String::new());
-        let window = Window { recording, clock, began_ns: 1_000, ended_ns: 9_000, account, wall: false };
+        let window = Window {
+            recording: Arc::new(recording),
+            clock,
+            began_ns: 1_000,
+            ended_ns: 9_000,
+            account,
+            wall: false,
+        };
         let mut all = pyroscope::tests::labels(&pyroscope::make(Arc::new(window), processes).encode());
         assert_eq!(all.len(), 1);
         all.remove(0)
@@ -269,7 +283,14 @@ fn pushed_by_otlp() {
     let recording = Rc::try_unwrap(recorder.recording).unwrap().into_inner();
     let processes: Vec<ProcessIndex> = (0..recording.processes.len()).collect();
     let (clock, account) = (WallClock::measure(), String::new());
-    let window = Window { recording, clock, began_ns: 1_000, ended_ns: 9_000, account, wall: false };
+    let window = Window {
+        recording: Arc::new(recording),
+        clock,
+        began_ns: 1_000,
+        ended_ns: 9_000,
+        account,
+        wall: false,
+    };
     let sent = otlp::profiles(Arc::new(window), processes).encode();
     let [objects, bytes] = &*otlp::sent_profiles(&sent) else { panic!("not two profiles") };
     assert_eq!((objects.kind.as_str(), bytes.kind.as_str()), ("alloc_objects/count", "alloc_space/bytes"));

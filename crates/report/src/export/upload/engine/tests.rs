@@ -145,6 +145,26 @@ fn others_pass() {
     assert_eq!((counts.sent, counts.waiting), (2, 1));
 }
 
+/// A peer that asks for no pause gets the usual one: it would be asked again and again.
+#[test]
+fn no_pause_is_not_none() {
+    let got = Arc::new(Mutex::new(Vec::new()));
+    let peer =
+        Scripted(|_| Outcome::Again(Reason::new("answered 503"), Some(Duration::ZERO)), Arc::clone(&got));
+    let slow = Policy {
+        first_pause: Duration::from_millis(100),
+        last_pause: Duration::from_millis(100),
+        finish: Duration::ZERO,
+        ..policy(Failing::Requeue(u32::MAX))
+    };
+    let engine = Engine::start(slow, Jobs::default(), peer, |_| {}).unwrap();
+    engine.send(1, 1);
+    std::thread::sleep(Duration::from_millis(250));
+    let asked = got.lock().unwrap().len();
+    assert!((1..=3).contains(&asked), "asked {asked} times in 250 ms");
+    engine.finish(|| {});
+}
+
 /// Without a peer, the end is not spent on every job; no kept job is lost.
 #[test]
 fn nobody() {

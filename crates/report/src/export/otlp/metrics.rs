@@ -1,6 +1,9 @@
 //! Metrics: one resource per service, one for gctrace itself. Sums and histograms are cumulative.
 
-use std::{borrow::Cow, sync::Arc};
+use std::{
+    borrow::Cow,
+    sync::{Arc, Weak},
+};
 
 use opentelemetry_proto::tonic::{
     collector::metrics::v1::{ExportMetricsServiceRequest, ExportMetricsServiceResponse},
@@ -27,7 +30,8 @@ use crate::{
 
 const CUMULATIVE: i32 = AggregationTemporality::Cumulative as i32;
 
-struct MetricsSnapshot {
+/// What all services had at one time.
+pub(super) struct MetricsSnapshot {
     services: Vec<(Service, Option<Gauges>)>,
     ledger: Ledger,
     clock: WallClock,
@@ -61,6 +65,11 @@ impl Metrics {
             from: 0,
             to,
         }
+    }
+
+    /// What it is made of, as long as it, or a part of it, is not sent.
+    pub(super) fn snapshot(&self) -> Weak<MetricsSnapshot> {
+        Arc::downgrade(&self.snapshot)
     }
 }
 

@@ -3,6 +3,7 @@
 
 use std::{
     rc::Rc,
+    sync::Weak,
     time::{Duration, Instant},
 };
 
@@ -29,6 +30,9 @@ mod profiles;
 pub(super) use profiles::make as profiles;
 #[cfg(test)]
 pub(super) use profiles::tests::read as sent_profiles;
+
+/// Most metrics that wait to be sent: more would be memory without bound while the server is away.
+const WAITING: usize = 4;
 
 /// The semantic conventions whose names are used.
 const SCHEMA_URL: &str = "https://opentelemetry.io/schemas/1.37.0";
@@ -99,6 +103,8 @@ pub(super) struct OtlpMetrics {
     last: Instant,
     services: Services,
     ledger: Ledger,
+    /// Those that were handed over, as long as they are not sent.
+    waiting: Vec<Weak<metrics::MetricsSnapshot>>,
 }
 
 impl OtlpMetrics {
@@ -114,22 +120,24 @@ impl OtlpMetrics {
             last: Instant::now(),
             services: Services::new(false),
             ledger: Ledger::default(),
+            waiting: Vec::new(),
         }
     }
 
-    fn hand_over(&mut self) {
+    /// Hands over what there is now. If too many wait, a later one has all that this one has; only the `last` has none after it.
+    fn hand_over(&mut self, last: bool) {
         self.last = Instant::now();
+        self.waiting.retain(|snapshot| snapshot.strong_count() > 0);
+        if self.waiting.len() >= WAITING && !last {
+            return self.uploader.give_up();
+        }
         let ledger = self.ledger.clone();
         let now_ns = self.closed_ns.unwrap_or_else(monotonic_ns);
         let began_ns = *self.began_ns.get_or_insert(now_ns);
-        self.uploader.send(Box::new(metrics::Metrics::new(
-            &self.services,
-            ledger,
-            self.clock,
-            self.own_pid,
-            began_ns,
-            now_ns,
-        )));
+        let metrics =
+            metrics::Metrics::new(&self.services, ledger, self.clock, self.own_pid, began_ns, now_ns);
+        self.waiting.push(metrics.snapshot());
+        self.uploader.send(Box::new(metrics));
     }
 }
 
@@ -157,14 +165,44 @@ impl Exporter for OtlpMetrics {
 
     fn finish(&mut self, ledger: &Ledger) -> Result<(), ExportError> {
         self.account(ledger);
-        self.hand_over();
+        self.hand_over(true);
         Ok(())
     }
 
     fn flush(&mut self, _now_ns: u64) -> Result<(), ExportError> {
         if self.began_ns.is_some() && self.last.elapsed() >= self.interval {
-            self.hand_over();
+            self.hand_over(false);
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        export::upload::{Address, Protocol, headers},
+        ledger::UserCounts,
+    };
+
+    /// While a server is away, a few metrics wait for it, and the last ones are among them.
+    #[test]
+    fn few_wait() {
+        let nobody = Address { url: "http://127.0.0.1:1".to_owned(), protocol: Protocol::Http };
+        let headers = headers("GCTRACE_NO_SUCH_VARIABLE").unwrap();
+        let uploader = Rc::new(Uploader::start("test", &nobody, headers, |_| {}).unwrap());
+        let counts = || {
+            let mut counts = UserCounts::default();
+            uploader.add_counts(&mut counts);
+            (counts.uploads.uploads, counts.uploads.uploads_dropped, counts.uploads.uploads_waiting)
+        };
+        let mut metrics = OtlpMetrics::new(Rc::clone(&uploader), Duration::ZERO, WallClock::measure(), 1);
+        metrics.began(1);
+        for _ in 0..100 {
+            metrics.flush(0).unwrap();
+        }
+        assert_eq!(counts(), (100, 96, 4));
+        metrics.finish(&Ledger::default()).unwrap();
+        assert_eq!(counts(), (101, 96, 5));
     }
 }

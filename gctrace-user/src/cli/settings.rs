@@ -33,9 +33,6 @@ use crate::{
     trace_file::Keep,
 };
 
-/// Bytes.
-const MIB: NonZeroU64 = NonZeroU64::new(1 << 20).unwrap();
-
 /// Ticks per second and CPU where nothing else is said: no multiple of the frequencies at which programs do things.
 const DEFAULT_RATE: u32 = 99;
 /// How long a thread must be off its CPU to be reported where nothing else is said.
@@ -387,7 +384,7 @@ impl Settings {
             hottest: text && (rate.is_some() || (reports.streams() && wants_stacks)),
             reports,
             tunemygc,
-            tunemygc_most: tunemygc_mib.map(|mib| mib.saturating_mul(MIB)),
+            tunemygc_most: tunemygc_mib.and_then(|mib| NonZeroU64::new(mib.get().saturating_mul(1 << 20))),
             tunemygc_target: target(
                 tunemygc_url,
                 tunemygc_token,

@@ -232,7 +232,8 @@ mod tests {
 
     static SPANS: Mutex<Vec<(u64, u64)>> = Mutex::new(Vec::new());
 
-    struct Nothing;
+    /// A payload without contents, which may keep its window.
+    struct Nothing(#[expect(dead_code, reason = "it is kept")] Option<Arc<Window>>);
 
     impl Payload for Nothing {
         fn path(&self, _: Protocol) -> &'static str {
@@ -251,35 +252,21 @@ mod tests {
     fn make(window: Arc<Window>, _: Vec<ProcessIndex>) -> Box<dyn Payload> {
         SPANS.lock().unwrap().push((window.began_ns, window.ended_ns));
         drop(window);
-        Box::new(Nothing)
+        Box::new(Nothing(None))
     }
 
     /// Windows that a server does not take keep none from another server, and are bounded.
     #[test]
     fn servers_are_apart() {
         static MADE: Mutex<[usize; 2]> = Mutex::new([0; 2]);
-        struct Keeps(#[expect(dead_code, reason = "it is kept")] Arc<Window>);
-        impl Payload for Keeps {
-            fn path(&self, _: Protocol) -> &'static str {
-                "/"
-            }
-
-            fn content_type(&self) -> &'static str {
-                "text/plain"
-            }
-
-            fn encode(&self) -> Vec<u8> {
-                Vec::new()
-            }
-        }
         fn keeping(window: Arc<Window>, _: Vec<ProcessIndex>) -> Box<dyn Payload> {
             MADE.lock().unwrap()[0] += 1;
-            Box::new(Keeps(window))
+            Box::new(Nothing(Some(window)))
         }
         fn dropping(window: Arc<Window>, _: Vec<ProcessIndex>) -> Box<dyn Payload> {
             MADE.lock().unwrap()[1] += 1;
             drop(window);
-            Box::new(Nothing)
+            Box::new(Nothing(None))
         }
         let nobody = || {
             let address = super::super::upload::Address {

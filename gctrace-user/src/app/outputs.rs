@@ -45,10 +45,16 @@ pub(super) fn header(settings: &Settings, clock: WallClock) -> Header {
         name: text(system.nodename()),
         kernel: text(system.release()),
         machine: text(system.machine()),
-        boot: std::fs::read_to_string("/proc/sys/kernel/random/boot_id").ok().map(|id| id.trim().to_owned()),
+        boot: boot_id(),
         cpus: std::thread::available_parallelism().ok().and_then(|cpus| u32::try_from(cpus.get()).ok()),
     };
     Header { gctrace: VERSION.to_owned(), clock, begun_ns: monotonic_ns(), subjects, host, dump: None }
+}
+
+/// Which of the host's boots this is.
+fn boot_id() -> Option<String> {
+    let id = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").ok()?;
+    Some(id.trim().to_owned())
 }
 
 /// The exporters that were asked for, in the order in which they see things and end, of a run that watches requests or not.
@@ -130,7 +136,8 @@ pub(super) fn exporters(
     if let Some(prometheus) = &settings.prometheus {
         exporters.push(Box::new(Prometheus::start(prometheus.address, prometheus.by_pid, say)?));
     }
-    exporters.extend(push::exporters(&settings.push, clock, proc_root::own_pid(), say)?);
+    let agent = push::Agent { pid: proc_root::own_pid(), boot: boot_id() };
+    exporters.extend(push::exporters(&settings.push, clock, &agent, say)?);
     // Last of all: the files are complete before anybody waits for a collector.
     if let Some(target) = &settings.tunemygc_target {
         exporters.push(Box::new(TuneMyGc::sending(target, settings.tunemygc_dialect, clock, say)?));

@@ -12,7 +12,7 @@ use crate::model::{
     gvl::GvlWait,
     gvl_so_far::GvlSoFar,
     request::Request,
-    seen::{AllocSum, Observer, Seen},
+    seen::{AllocSum, Observer, ProcessEnd, Seen},
 };
 
 /// Upper bounds of the buckets of pauses, nanoseconds.
@@ -249,6 +249,8 @@ struct Running {
     totals: Option<(u64, u64)>,
     /// The part of its threads' GVL sums that has been added already.
     gvl: GvlSoFar,
+    /// GC records that were lost before one of its cycles.
+    lost: u64,
 }
 
 /// Figures by service.
@@ -271,7 +273,7 @@ impl Observer for Services {
             Seen::GvlWait(wait) => self.gvl_wait(process, wait),
             Seen::GvlSoFar(so_far) => self.gvl_so_far(process, so_far),
             Seen::Alloc(sum) => self.handed_out(process, sum),
-            Seen::Ended(end) => self.ended(process, end.shutdown.as_ref()),
+            Seen::Ended(end) => self.ended(process, end),
             _ => {}
         }
     }
@@ -300,7 +302,7 @@ impl Services {
         service.running += 1;
         service.image = Some(process.image.clone());
         let gvl = GvlSoFar::default();
-        self.running.insert(process.pid, Running { service: key, gauges: None, totals: None, gvl });
+        self.running.insert(process.pid, Running { service: key, gauges: None, totals: None, gvl, lost: 0 });
         if let Some(state) = state {
             self.state(process, state);
         }
@@ -311,6 +313,9 @@ impl Services {
         self.state(process, &cycle.start);
         if let Some(end) = &cycle.end {
             self.state(process, end);
+        }
+        if let Some(running) = self.running.get_mut(&process.pid) {
+            running.lost += cycle.lost;
         }
         let Some(service) = self.of(process.pid) else { return };
         *service.cycles.entry(CycleKey::of(cycle)).or_default() += 1;
@@ -371,9 +376,15 @@ impl Services {
     }
 
     /// Tracing of a process ended.
-    fn ended(&mut self, process: &Process, last: Option<&GcState>) {
-        if let Some(state) = last {
+    fn ended(&mut self, process: &Process, end: &ProcessEnd) {
+        if let Some(state) = &end.shutdown {
             self.state(process, state);
+        }
+        // Those after its last cycle.
+        if let Some(running) = self.running.get(&process.pid)
+            && let Some(service) = self.known.get_mut(&running.service)
+        {
+            service.lost += end.lost.saturating_sub(running.lost);
         }
         self.gone(process.pid);
     }

@@ -9,6 +9,8 @@ use super::{
 };
 use crate::{aggregate::recording::Filter, clock::WallClock};
 
+pub use otlp::Agent;
+
 /// Servers to push to.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Servers {
@@ -40,11 +42,11 @@ impl Servers {
     }
 }
 
-/// The exporters that push there, to be used together, in this order. `own_pid` is gctrace's pid in the host's namespace.
+/// The exporters that push there, to be used together, in this order.
 pub fn exporters(
     servers: &Servers,
     clock: WallClock,
-    own_pid: u32,
+    agent: &Agent,
     say: fn(&str),
 ) -> Result<Vec<Box<dyn Exporter>>, ExportError> {
     let mut exporters: Vec<Box<dyn Exporter>> = Vec::new();
@@ -61,7 +63,7 @@ pub fn exporters(
                 Rc::clone(&uploader),
                 servers.interval,
                 clock,
-                own_pid,
+                agent.clone(),
             )));
         }
         if servers.profiles {
@@ -78,7 +80,7 @@ pub fn exporters(
         // Pyroscope gets no traces: it would make a series of each.
         let traces = servers.otlp.is_some() && servers.profiles;
         let shown = (servers.wall, traces);
-        exporters.push(Box::new(Windows::new(sinks, servers.interval, clock, shown, &servers.filter)));
+        exporters.push(Box::new(Windows::new(sinks, servers.interval, shown, &servers.filter)));
     }
     if !uploaders.is_empty() {
         exporters.push(Box::new(LastUploads::new(uploaders)));

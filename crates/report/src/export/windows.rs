@@ -32,7 +32,7 @@ const WAITING: usize = 4;
 pub(super) struct Window {
     /// What was recorded.
     pub(super) recording: Arc<Recording>,
-    /// The clock of the run.
+    /// The clock when it ended: the host's may have been set since the run began.
     pub(super) clock: WallClock,
     /// `CLOCK_MONOTONIC` nanoseconds.
     pub(super) began_ns: u64,
@@ -59,7 +59,6 @@ struct Sink {
 pub(super) struct Windows {
     sinks: Vec<Sink>,
     interval: Duration,
-    clock: WallClock,
     wall: bool,
     recording: Recording,
     began: Instant,
@@ -83,7 +82,6 @@ impl Windows {
     pub(super) fn new(
         sinks: Vec<(Rc<Uploader>, Make)>,
         interval: Duration,
-        clock: WallClock,
         (wall, traces): (bool, bool),
         filter: &Filter,
     ) -> Self {
@@ -91,7 +89,6 @@ impl Windows {
         Self {
             sinks: sinks.into_iter().map(sink).collect(),
             interval,
-            clock,
             wall,
             recording: Recording::new(false, LIMITS, filter.clone()).with_traces(traces),
             began: Instant::now(),
@@ -128,7 +125,7 @@ impl Windows {
         }
         let filtered = recording.filtered().text(recording.filter());
         let account = self.account.clone() + &filtered.map_or_else(String::new, |text| format!("; {text}"));
-        let (clock, wall) = (self.clock, self.wall);
+        let (clock, wall) = (WallClock::measure(), self.wall);
         let window = Window { recording: Arc::new(recording), clock, began_ns, ended_ns, account, wall };
         let mut services: BTreeMap<_, Vec<ProcessIndex>> = BTreeMap::new();
         for (index, facts) in window.recording.processes.iter().enumerate() {
@@ -232,8 +229,8 @@ mod tests {
 
     static SPANS: Mutex<Vec<(u64, u64)>> = Mutex::new(Vec::new());
 
-    /// A payload without contents, which may keep its window.
-    struct Nothing(#[expect(dead_code, reason = "it is kept")] Option<Arc<Window>>);
+    /// A payload without contents, or one of a byte, which keeps its window until it is sent.
+    struct Nothing(Option<Arc<Window>>);
 
     impl Payload for Nothing {
         fn path(&self, _: Protocol) -> &'static str {
@@ -245,7 +242,7 @@ mod tests {
         }
 
         fn encode(&self) -> Vec<u8> {
-            Vec::new()
+            self.0.iter().map(|_| b'x').collect()
         }
     }
 
@@ -277,8 +274,7 @@ mod tests {
             Rc::new(Uploader::start("test", &address, headers, |_| {}).unwrap())
         };
         let sinks: Vec<(Rc<Uploader>, Make)> = vec![(nobody(), keeping), (nobody(), dropping)];
-        let clock = WallClock::measure();
-        let mut windows = Windows::new(sinks, Duration::ZERO, clock, (false, false), &Filter::default());
+        let mut windows = Windows::new(sinks, Duration::ZERO, (false, false), &Filter::default());
         let (process, sample) = crate::export::profile::a_sample(7_000_000_500);
         windows.began(7_000_000_000);
         for _ in 0..10 {
@@ -295,9 +291,8 @@ mod tests {
             super::super::upload::Address { url: "http://127.0.0.1:1".to_owned(), protocol: Protocol::Http };
         let headers = super::super::upload::headers("GCTRACE_NO_SUCH_VARIABLE").unwrap();
         let uploader = Rc::new(Uploader::start("test", &nobody, headers, |_| {}).unwrap());
-        let clock = WallClock::measure();
         let mut windows =
-            Windows::new(vec![(uploader, make)], Duration::ZERO, clock, (false, false), &Filter::default());
+            Windows::new(vec![(uploader, make)], Duration::ZERO, (false, false), &Filter::default());
         let (process, sample) = crate::export::profile::a_sample(7_000_000_500);
         // The start may take longer than a window.
         windows.flush(0).unwrap();

@@ -2,8 +2,19 @@
 
 use super::*;
 use crate::{
-    model::{Memory, Pause},
+    model::{EndReason, Memory, Pause, seen::CyclesBefore},
     ruby::{RubyVersion, fallback::Method, stat::GcInfo},
+};
+
+const END: ProcessEnd = ProcessEnd {
+    reason: EndReason::Exited,
+    ts_ns: 10,
+    since_ns: 0,
+    outside_ns: 0,
+    shutdown: None,
+    cycles: 0,
+    before: CyclesBefore::Unknown,
+    lost: 0,
 };
 
 /// What is shared is known of a service once it was read of each of its processes, and from then on.
@@ -117,10 +128,15 @@ fn adds_up() {
         let (_, web, _) = services.iter().next().unwrap();
         assert_eq!((web.cycles.values().sum::<u64>(), web.cycle_pauses[0].count()), (4, 3));
     }
-    services.ended(&b, None);
+    // Its counts of what was lost are of the whole process: 2 before a cycle, and 3 after the last one.
+    services.cycle(&b, &GcCycle { lost: 2, ..cycle(4, 40, 1500, 1) });
+    let end = ProcessEnd { lost: 5, ..END };
+    services.ended(&b, &end);
+    services.ended(&b, &end);
     // The same pid again is another process: its totals begin anew.
     services.process(&process(1, "web"), Some(&state(7, 3)), 9);
     let (_, web, gauges) = services.iter().next().unwrap();
+    assert_eq!(web.lost, 5);
     assert_eq!((web.seen, web.running, web.allocated, gauges.unwrap().live_slots), (3, 1, 550, 7));
 }
 
@@ -133,8 +149,8 @@ fn unknown_is_not_zero() {
     assert_eq!(gauges(&services), None);
     services.process(&process(2, "web"), Some(&GcState { memory: None, ..state(5, 0) }), 1);
     assert_eq!(gauges(&services).map(|sum| (sum.live_slots, sum.rss)), Some((5, None)));
-    services.ended(&process(1, "web"), None);
-    services.ended(&process(2, "web"), None);
+    services.ended(&process(1, "web"), &END);
+    services.ended(&process(2, "web"), &END);
     assert_eq!(gauges(&services).map(|sum| (sum.live_slots, sum.rss)), Some((0, Some(0))));
 }
 
@@ -146,7 +162,7 @@ fn bounded() {
     for n in 0..MAX_SERVICES {
         services.process(&process(n as u32, &names(n)), None, n as u64);
     }
-    services.ended(&process(3, &names(3)), None);
+    services.ended(&process(3, &names(3)), &END);
     services.process(&process(1000, "new"), None, 1000);
     assert_eq!(services.beyond, 0);
     services.process(&process(1001, "newer"), None, 1001);

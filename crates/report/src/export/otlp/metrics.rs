@@ -15,9 +15,9 @@ use opentelemetry_proto::tonic::{
 };
 use prost::Message as _;
 
-use super::{SCHEMA_URL, resource, scope, text};
+use super::{Agent, INSTANCE, SCHEMA_URL, resource, scope, text};
 use crate::{
-    aggregate::services::{BEYOND, Gauges, Service, Services, Times},
+    aggregate::services::{Gauges, Service, Services, Times},
     clock::WallClock,
     export::{
         VERSION,
@@ -34,8 +34,11 @@ const CUMULATIVE: i32 = AggregationTemporality::Cumulative as i32;
 pub(super) struct MetricsSnapshot {
     services: Vec<(Service, Option<Gauges>)>,
     ledger: Ledger,
+    /// The run's, for when something began.
     clock: WallClock,
-    own_pid: u32,
+    /// That of this moment: the host's clock may have been set since.
+    clock_now: WallClock,
+    agent: Agent,
     began_ns: u64,
     now_ns: u64,
 }
@@ -53,7 +56,7 @@ impl Metrics {
         services: &Services,
         ledger: Ledger,
         clock: WallClock,
-        own_pid: u32,
+        agent: Agent,
         began_ns: u64,
         now_ns: u64,
     ) -> Self {
@@ -61,7 +64,15 @@ impl Metrics {
             services.iter().map(|(_, service, gauges)| (service.clone(), gauges)).collect();
         let to = services.len() + 1;
         Self {
-            snapshot: Arc::new(MetricsSnapshot { services, ledger, clock, own_pid, began_ns, now_ns }),
+            snapshot: Arc::new(MetricsSnapshot {
+                services,
+                ledger,
+                clock,
+                clock_now: WallClock::measure(),
+                agent,
+                began_ns,
+                now_ns,
+            }),
             from: 0,
             to,
         }
@@ -113,14 +124,17 @@ impl Payload for Metrics {
 
 impl MetricsSnapshot {
     fn times(&self, since_ns: u64) -> (u64, u64) {
-        let epoch = |ns| u64::try_from(self.clock.epoch_nanos(ns)).unwrap_or_default();
-        (epoch(since_ns), epoch(self.now_ns))
+        let epoch = |clock: WallClock, ns| u64::try_from(clock.epoch_nanos(ns)).unwrap_or_default();
+        // A start that moved would be a sum that began anew. No sum ends before it begins, even if the clock was set back.
+        let since = epoch(self.clock, since_ns);
+        (since, epoch(self.clock_now, self.now_ns).max(since))
     }
 
     fn service(&self, service: &Service, gauges: Option<&Gauges>) -> ResourceMetrics {
-        // The sum of services beyond the limit has no Ruby of its own.
-        let image = service.image.as_deref().filter(|_| service.origin.service != BEYOND);
-        let resource = resource(&service.origin, service.hostname.as_deref(), image, None);
+        let mut resource = resource(&service.origin, service.hostname.as_deref(), None, None);
+        let container = service.origin.container.as_deref().unwrap_or_default();
+        let instance = self.agent.instance(&[&service.origin.service, container]);
+        resource.attributes.extend(instance.map(|id| text(INSTANCE, id)));
         let times = self.times(service.since_ns);
         let figures = figures::of(service, gauges).into_iter().filter(|figure| !figure.points.is_empty());
         ResourceMetrics {
@@ -136,11 +150,11 @@ impl MetricsSnapshot {
 
     /// What gctrace counts of itself.
     fn own(&self) -> ResourceMetrics {
-        let origin = Origin {
-            service: "gctrace".to_owned(),
-            attributes: vec![("service.version".to_owned(), VERSION.to_owned())],
-            ..Origin::default()
-        };
+        let pid = self.agent.pid;
+        let instance = self.agent.instance(&["gctrace", &pid.to_string()]);
+        let mut attributes = vec![("service.version".to_owned(), VERSION.to_owned())];
+        attributes.extend(instance.map(|id| (INSTANCE.to_owned(), id)));
+        let origin = Origin { service: "gctrace".to_owned(), attributes, ..Origin::default() };
         let hostname = rustix::system::uname().nodename().to_string_lossy().into_owned();
         let times = self.times(self.began_ns);
         let counters = |name: &str, description: &str, counters: &[(&'static str, u64)]| {
@@ -163,7 +177,7 @@ impl MetricsSnapshot {
         let mut user = self.ledger.user_counters();
         user.retain(|(name, _)| only_grows(name));
         ResourceMetrics {
-            resource: Some(resource(&origin, Some(&hostname), None, Some(self.own_pid))),
+            resource: Some(resource(&origin, Some(&hostname), None, Some(pid))),
             scope_metrics: vec![ScopeMetrics {
                 scope: Some(scope()),
                 metrics: vec![
@@ -260,10 +274,75 @@ mod tests {
         model::seen::{Observer as _, Seen},
     };
 
+    fn agent() -> Agent {
+        Agent { pid: 1, boot: Some("4c2a".to_owned()) }
+    }
+
     fn of(services: &Services) -> Vec<Metric> {
-        let metrics = Metrics::new(services, Ledger::default(), WallClock::measure(), 1, 0, 10);
+        let metrics = Metrics::new(services, Ledger::default(), WallClock::measure(), agent(), 0, 10);
         let sent = ExportMetricsServiceRequest::decode(&*metrics.encode()).unwrap();
         sent.resource_metrics.into_iter().next().unwrap().scope_metrics.into_iter().next().unwrap().metrics
+    }
+
+    /// A sum has an instance: the same as long as the host runs, and another one on another host, in another container and of another
+    /// service. It has nothing that belongs to one process.
+    #[test]
+    fn instances() {
+        let resource = |boot: Option<&str>, service: &str, container: Option<&str>| {
+            let mut process = process(1, service);
+            let mut origin = Origin::clone(&process.origin);
+            origin.container = container.map(str::to_owned);
+            let own = [("service.instance.id", "mine"), ("service.version", "7"), ("deployment.id", "d")];
+            origin.attributes = own.map(|(key, value)| (key.to_owned(), value.to_owned())).to_vec();
+            process.origin = origin.into();
+            let mut services = Services::new(false);
+            services.see(&process, Seen::Process { state: None, now_ns: 5 });
+            let agent = Agent { pid: 1, boot: boot.map(str::to_owned) };
+            let metrics = Metrics::new(&services, Ledger::default(), WallClock::measure(), agent, 0, 10);
+            let sent = ExportMetricsServiceRequest::decode(&*metrics.encode()).unwrap();
+            let [of_service, own] = &*sent.resource_metrics else { panic!("{sent:?}") };
+            let attributes = |of: &ResourceMetrics| of.resource.clone().unwrap().attributes;
+            let value = |of: &[KeyValue], key: &str| {
+                let all: Vec<_> = of.iter().filter(|attribute| attribute.key == key).cloned().collect();
+                assert!(all.len() <= 1, "{all:?}");
+                all.into_iter().next()
+            };
+            let (of_service, own) = (attributes(of_service), attributes(own));
+            assert_eq!(value(&of_service, "deployment.id"), Some(text("deployment.id", "d")));
+            for of_one in ["service.version", "process.pid", "process.runtime.version"] {
+                assert_eq!(value(&of_service, of_one), None);
+            }
+            assert_eq!(value(&own, "service.version"), Some(text("service.version", VERSION)));
+            (value(&of_service, INSTANCE), value(&own, INSTANCE))
+        };
+        let (one, own) = resource(Some("4c2a"), "web", None);
+        assert_eq!(resource(Some("4c2a"), "web", None), (one.clone(), own.clone()));
+        let others = [
+            one.clone(),
+            own.clone(),
+            resource(Some("4c2b"), "web", None).0,
+            resource(Some("4c2b"), "web", None).1,
+            resource(Some("4c2a"), "api", None).0,
+            resource(Some("4c2a"), "web", Some("c1")).0,
+        ];
+        for (at, other) in others.iter().enumerate() {
+            assert!(other.is_some() && !others[..at].contains(other), "{others:?}");
+            assert_ne!(*other, Some(text(INSTANCE, "mine")));
+        }
+        assert_eq!(resource(None, "web", None), (None, None));
+    }
+
+    /// The host's clock may be set while gctrace runs: what is now has the new time, a start stays where it was, and never comes after.
+    #[test]
+    fn clock_is_set() {
+        let times = |step_ns: i64| {
+            let clock = WallClock::with_offsets(1_000, 0);
+            let mut metrics = Metrics::new(&Services::new(false), Ledger::default(), clock, agent(), 5, 10);
+            let snapshot = Arc::get_mut(&mut metrics.snapshot).unwrap();
+            snapshot.clock_now = WallClock::with_offsets(1_000 + step_ns, 0);
+            snapshot.times(5)
+        };
+        assert_eq!([times(0), times(100), times(-100)], [(1005, 1010), (1005, 1110), (1005, 1005)]);
     }
 
     /// Requests have the attributes of the conventions; a service without requests has no request metrics.

@@ -55,7 +55,28 @@ fn attribute(key: &str, value: Value) -> KeyValue {
 
 /// Whether an attribute is of one process: where several are added up, that of any of them would be wrong.
 fn of_one_process(key: &str) -> bool {
-    key == "service.instance.id" || key.starts_with("process.")
+    matches!(key, INSTANCE | "service.version") || key.starts_with("process.")
+}
+
+const INSTANCE: &str = "service.instance.id";
+/// The namespace of instances that are named after something (semantic conventions, "service.instance.id").
+const INSTANCES: uuid::Uuid = uuid::uuid!("4d63009a-8d0f-11ee-aad7-4c796ed8e320");
+
+/// gctrace, as receivers tell it from others.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Agent {
+    /// Its pid in the host's namespace.
+    pub pid: u32,
+    /// Which boot of which host this is (`/proc/sys/kernel/random/boot_id`), if that could be read.
+    pub boot: Option<String>,
+}
+
+impl Agent {
+    /// An instance on this host that has this name: the same until the host is booted, and no other host's.
+    fn instance(&self, name: &[&str]) -> Option<String> {
+        let name = [&[self.boot.as_deref()?], name].concat().join("\0");
+        Some(uuid::Uuid::new_v5(&INSTANCES, name.as_bytes()).to_string())
+    }
 }
 
 /// The resource of metrics and profiles; `pid` where it is of one process. Its own attributes come first, and no attribute comes twice.
@@ -95,8 +116,7 @@ pub(super) struct OtlpMetrics {
     uploader: Rc<Uploader>,
     interval: Duration,
     clock: WallClock,
-    /// gctrace's own pid in the host's namespace.
-    own_pid: u32,
+    agent: Agent,
     /// When counting began.
     began_ns: Option<u64>,
     closed_ns: Option<u64>,
@@ -109,12 +129,12 @@ pub(super) struct OtlpMetrics {
 
 impl OtlpMetrics {
     /// Metrics for this server, at this interval.
-    pub(super) fn new(uploader: Rc<Uploader>, interval: Duration, clock: WallClock, own_pid: u32) -> Self {
+    pub(super) fn new(uploader: Rc<Uploader>, interval: Duration, clock: WallClock, agent: Agent) -> Self {
         Self {
             uploader,
             interval,
             clock,
-            own_pid,
+            agent,
             began_ns: None,
             closed_ns: None,
             last: Instant::now(),
@@ -135,7 +155,7 @@ impl OtlpMetrics {
         let now_ns = self.closed_ns.unwrap_or_else(monotonic_ns);
         let began_ns = *self.began_ns.get_or_insert(now_ns);
         let metrics =
-            metrics::Metrics::new(&self.services, ledger, self.clock, self.own_pid, began_ns, now_ns);
+            metrics::Metrics::new(&self.services, ledger, self.clock, self.agent.clone(), began_ns, now_ns);
         self.waiting.push(metrics.snapshot());
         self.uploader.send(Box::new(metrics));
     }
@@ -196,7 +216,8 @@ mod tests {
             uploader.add_counts(&mut counts);
             (counts.uploads.uploads, counts.uploads.uploads_dropped, counts.uploads.uploads_waiting)
         };
-        let mut metrics = OtlpMetrics::new(Rc::clone(&uploader), Duration::ZERO, WallClock::measure(), 1);
+        let agent = Agent { pid: 1, boot: None };
+        let mut metrics = OtlpMetrics::new(Rc::clone(&uploader), Duration::ZERO, WallClock::measure(), agent);
         metrics.began(1);
         for _ in 0..100 {
             metrics.flush(0).unwrap();

@@ -5,6 +5,7 @@ use std::{fmt::Write as _, io, time::Duration};
 use bytes::{Buf as _, BufMut as _, Bytes};
 use hyper_util::rt::TokioIo;
 use prost::Message as _;
+use rustix::net::sockopt;
 use rustls::pki_types::ServerName;
 use tokio::{
     io::{AsyncRead, AsyncWrite},
@@ -85,6 +86,10 @@ async fn connect(uri: Uri, tls: Option<TlsConnector>) -> io::Result<TokioIo<Box<
     let port = uri.port_u16().unwrap_or(if tls.is_some() { 443 } else { 80 });
     let stream = TcpStream::connect((host, port)).await?;
     stream.set_nodelay(true)?;
+    // What is sent into a connection whose other end is gone without a word is otherwise sent again for a quarter of an hour
+    // (tcp(7), `tcp_retries2`), and each call meanwhile ends in its timeout.
+    let unanswered_ms = u32::try_from(TIMEOUT.as_millis()).map_err(io::Error::other)?;
+    sockopt::set_tcp_user_timeout(&stream, unanswered_ms)?;
     let stream: Box<dyn Stream> = match tls {
         None => Box::new(stream),
         Some(tls) => {

@@ -263,8 +263,8 @@ pub struct LifeEvent {
     pub header: Header,
     /// The child's tgid for a fork, else 0.
     pub other: u32,
-    /// Zero.
-    pub reserved: u32,
+    /// 1 for the end of a program whose GVL was watched: there may be entries of its threads.
+    pub gvl: u32,
     /// `comm` of the thread, NUL padded.
     pub comm: [u8; 16],
 }

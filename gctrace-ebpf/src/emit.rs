@@ -11,7 +11,9 @@ use gctrace_common::{
 use crate::{
     filter::Admitted,
     maps::{GC_RING, LIFE_RING, add_one, closed, count},
-    memory, request, spans,
+    memory, request,
+    rubies::Program,
+    spans,
 };
 
 /// Submit without waking the reader: it drains on its own timer.
@@ -125,7 +127,7 @@ pub fn phase(admitted: &Admitted, phase: u32, begin_ns: u64, ts_ns: u64) {
 
 /// Emits a lifecycle record of a followed process and wakes the reader.
 #[inline(always)]
-pub fn life(kind: Kind, tgid: u32, tid: u32, entry: ProcessEntry, execs: u32, other: u32) {
+pub fn life(kind: Kind, tgid: u32, tid: u32, entry: ProcessEntry, program: Program, other: u32) {
     if closed() {
         return;
     }
@@ -144,10 +146,10 @@ pub fn life(kind: Kind, tgid: u32, tid: u32, entry: ProcessEntry, execs: u32, ot
             ts_ns: unsafe { bpf_ktime_get_ns() },
             seq: entry.seq,
             image: entry.image,
-            execs,
+            execs: program.execs,
         },
         other,
-        reserved: 0,
+        gvl: u32::from(program.gvl),
         comm: aya_ebpf::helpers::bpf_get_current_comm().unwrap_or_default(),
     });
     slot.submit(0);

@@ -44,13 +44,13 @@ pub fn forked(ctx: &TracePointContext) -> u32 {
         count(Counter::ProcessMapFull);
     }
     rubies::forked(tgid, child);
-    emit::life(Kind::Fork, tgid, tid, parent, 0, child);
+    emit::life(Kind::Fork, tgid, tid, parent, rubies::Program::default(), child);
     0
 }
 
 /// The program is replaced: selection stays, the data of the image are removed.
 #[inline(always)]
-pub fn execed() -> u32 {
+pub fn execed(ctx: &TracePointContext) -> u32 {
     let (tgid, tid) = tgid_tid();
     // SAFETY: the value is copied out at once.
     let Some(entry) = (unsafe { PROCESSES.get(&tgid).copied() }) else { return 0 };
@@ -58,11 +58,14 @@ pub fn execed() -> u32 {
     let kept = ProcessEntry { flags, ..ProcessEntry::default() };
     let _cannot_fail_for_an_existing_key = PROCESSES.insert(&tgid, &kept, 0);
     if watches_requests() {
-        request::execed(tgid, tid);
+        // A thread that is not the leader has taken the leader's number over (`de_thread`, fs/exec.c).
+        // SAFETY: the offset comes from the tracepoint's own format file.
+        let before = unsafe { ctx.read_at::<u32>(config().exec_old_pid as usize) };
+        request::execed(tgid, before.unwrap_or(tid));
     }
-    let execs = rubies::execs(tgid);
+    let program = rubies::program(tgid);
     rubies::execed(tgid);
-    emit::life(Kind::Exec, tgid, tid, entry, execs, 0);
+    emit::life(Kind::Exec, tgid, tid, entry, program, 0);
     0
 }
 
@@ -90,9 +93,9 @@ pub fn exited(ctx: &TracePointContext) -> u32 {
     if PROCESSES.remove(&tgid).is_err() {
         return 0;
     }
-    let execs = rubies::execs(tgid);
+    let program = rubies::program(tgid);
     rubies::exited(tgid);
-    emit::life(Kind::Exit, tgid, tid, entry, execs, 0);
+    emit::life(Kind::Exit, tgid, tid, entry, program, 0);
     0
 }
 

@@ -277,8 +277,8 @@ pub fn task_newtask(ctx: TracePointContext) -> u32 {
 
 /// `sched:sched_process_exec`: the current process replaced its program.
 #[tracepoint]
-pub fn sched_process_exec(_ctx: TracePointContext) -> u32 {
-    lifecycle::execed()
+pub fn sched_process_exec(ctx: TracePointContext) -> u32 {
+    lifecycle::execed(&ctx)
 }
 
 /// `sched:sched_process_exit`: the current thread ends.

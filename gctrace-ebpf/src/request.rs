@@ -174,6 +174,10 @@ pub fn elapsed_clocks(tid: u32, serving: &Serving, now: u64) -> Clocks {
 /// A thread ended.
 #[inline(always)]
 pub fn thread_ended(tgid: u32, tid: u32) {
+    // Requests that are open when the run ends are counted by user space.
+    if closed() {
+        return;
+    }
     if let Some(serving) = serving(tgid, tid) {
         if serving.begin_ns != 0 {
             // SAFETY: a plain helper call.
@@ -187,7 +191,8 @@ pub fn thread_ended(tgid: u32, tid: u32) {
     }
 }
 
-/// A process replaced its program: the entries of its connections are not used any more.
+/// A process replaced its program: the entries of its connections are not used any more. `tid`: which of its threads did, by the number
+/// that it had until then.
 #[inline(always)]
 pub fn execed(tgid: u32, tid: u32) {
     thread_ended(tgid, tid);

@@ -36,11 +36,21 @@ pub fn execed(tgid: u32) {
     insert(tgid, &RubyEntry { execs: entry.execs.wrapping_add(1), ..RubyEntry::default() });
 }
 
-/// How often a process has replaced its program.
+/// The program that a process runs.
+#[derive(Clone, Copy, Default)]
+pub struct Program {
+    /// How often the process has replaced its program.
+    pub execs: u32,
+    /// Whether its GVL was watched.
+    pub gvl: bool,
+}
+
+/// The program that a process runs.
 #[inline(always)]
-pub fn execs(tgid: u32) -> u32 {
+pub fn program(tgid: u32) -> Program {
     // SAFETY: the value is read at once.
-    unsafe { RUBIES.get(&tgid) }.map_or(0, |entry| entry.execs)
+    let entry = unsafe { RUBIES.get(&tgid) };
+    entry.map_or_else(Program::default, |entry| Program { execs: entry.execs, gvl: entry.gvl_ns != 0 })
 }
 
 /// A process ended.

@@ -21,6 +21,19 @@ pub struct KnownImage {
     pub frames: Option<Arc<FrameLayout>>,
     /// How the threads of its VM are found; `None` where that is not known.
     pub threads: Option<Arc<ThreadsLayout>>,
+    /// Which other images its processes have records of.
+    pub gc: GcOf,
+}
+
+/// Where the GC of an image's processes is: records of the GC name the image that holds it, those of the GVL that of the Ruby.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum GcOf {
+    /// In the image.
+    Itself,
+    /// In the image, or in a library that each process chooses: a Ruby built `--with-modular-gc`.
+    Chosen,
+    /// The image is such a library, of the Ruby with this index.
+    LibraryOf(u32),
 }
 
 /// How the events of an image are read.

@@ -21,7 +21,7 @@ use crate::{
         names::Names,
         proc::{self, MemoryReader},
     },
-    images::{Images, KnownImage},
+    images::{GcOf, Images, KnownImage},
     ledger::{Ledger, PipelineCounts, RequestCounts, UserCounts},
     model::{
         EndReason, Process,
@@ -69,6 +69,8 @@ pub struct Pipeline {
     parents: HashMap<u32, u32>,
     /// When a process last replaced its program, monotonic nanoseconds.
     execs: HashMap<u32, u64>,
+    /// When processes ended whose records could still come, monotonic nanoseconds.
+    ended: HashMap<u32, u64>,
     /// Since when events of an image can be seen, monotonic nanoseconds: the first process of it was seen then, or tracing
     /// began with the image probed.
     probed_since: HashMap<u32, u64>,
@@ -108,6 +110,7 @@ impl Pipeline {
             waiting: HashMap::new(),
             parents: HashMap::new(),
             execs: HashMap::new(),
+            ended: HashMap::new(),
             probed_since: HashMap::new(),
             beginnings: Beginnings::new(),
             lives: VecDeque::new(),
@@ -191,9 +194,16 @@ impl Pipeline {
     /// A process runs a probed image.
     pub fn add_process(&mut self, pid: u32, image: u32, state: Option<(u64, Vec<u8>)>) {
         let Some(known) = self.images.get(image) else { return };
-        let already = self.traced.get(&pid).is_some_and(|traced| traced.process.image.index == image);
+        if let Some(traced) = self.traced.get_mut(&pid)
+            && traced.process.image.index == image
+        {
+            // A sample was first.
+            traced.beginning.count =
+                traced.beginning.count.or_else(|| count_of(&known, state.as_ref().map(|(_, data)| data)));
+            return;
+        }
         // The finding may be older than the exit that has already been handled.
-        if already || self.refused.contains_key(&pid) || !proc::is_running(pid) {
+        if self.refused.contains_key(&pid) || !proc::is_running(pid) {
             return;
         }
         let seen_ns = state.as_ref().map_or_else(monotonic_ns, |(ts_ns, _)| *ts_ns);
@@ -353,8 +363,7 @@ impl Pipeline {
     /// Hands waiting samples over: those of a process up to a time, or all.
     fn report_stacks(&mut self, of: Option<(u32, u64)>) {
         for ReadySample { pid, image, request_ns, mut sample } in self.stacks.take_ready(of) {
-            self.trace_known(pid, image, &sample.comm, sample.ts_ns);
-            let Some(process) = self.traced.get(&pid).map(|traced| traced.process.clone()) else {
+            let Some(process) = self.process_of(pid, image, &sample.comm, sample.ts_ns) else {
                 self.counts.refused_stacks += 1;
                 continue;
             };
@@ -364,14 +373,33 @@ impl Pipeline {
         }
     }
 
-    /// Traces a process of which a record has come that does not prove its VM.
-    fn trace_known(&mut self, pid: u32, image: u32, comm: &str, seen_ns: u64) {
-        if self.traced.get(&pid).is_none_or(|traced| traced.process.image.index != image)
-            && !self.refused.contains_key(&pid)
-            && let Some(known) = self.images.get(image)
-        {
-            self.trace(pid, comm, &known, None, seen_ns);
+    /// The process of a record that does not prove its VM, if it is traced.
+    fn process_of(&mut self, pid: u32, image: u32, comm: &str, seen_ns: u64) -> Option<Process> {
+        if !self.is_traced(pid, image, comm, seen_ns) {
+            return None;
         }
+        self.traced.get(&pid).map(|traced| traced.process.clone())
+    }
+
+    /// Whether the process of a record that does not prove its VM is traced: from now on if it was not.
+    fn is_traced(&mut self, pid: u32, image: u32, comm: &str, seen_ns: u64) -> bool {
+        if let Some(traced) = self.traced.get(&pid)
+            && (traced.process.image.index == image || traced.image.gc == GcOf::LibraryOf(image))
+        {
+            return true;
+        }
+        let Some(known) = self.images.get(image) else { return false };
+        // Which GC the process runs is seen by its state or by a record of the GC.
+        if self.refused.contains_key(&pid) || self.has_ended(pid, seen_ns) || known.gc == GcOf::Chosen {
+            return false;
+        }
+        self.trace(pid, comm, &known, None, seen_ns);
+        true
+    }
+
+    /// Whether a record is of a process that ended after it, and whose end has been handled.
+    fn has_ended(&self, pid: u32, ts_ns: u64) -> bool {
+        self.ended.get(&pid).is_some_and(|end_ns| ts_ns <= *end_ns)
     }
 
     fn trace(
@@ -389,8 +417,7 @@ impl Pipeline {
         // It is gone, but the kernel has reported its fork.
         process.ppid = process.ppid.or_else(|| self.parents.get(&pid).copied());
         let memory = MemoryReader::open(pid).ok();
-        let count = state.as_ref().zip(known.reading.as_ref());
-        let count = count.and_then(|((_, data), reading)| reading.layout.count.read(data));
+        let count = count_of(known, state.as_ref().map(|(_, data)| data));
         let traced = TracedProcess {
             process: process.clone(),
             image: known.clone(),
@@ -473,6 +500,11 @@ impl Pipeline {
     fn export(&mut self, hand: impl FnMut(&mut dyn Exporter) -> Result<(), ExportError>) {
         self.outputs.hand(hand);
     }
+}
+
+/// `GC.count` in the state of a process that was read when it was found.
+fn count_of(known: &KnownImage, state: Option<&Vec<u8>>) -> Option<u64> {
+    known.reading.as_ref()?.layout.count.read(state?)
 }
 
 #[cfg(test)]

@@ -10,7 +10,7 @@ use std::{
 };
 
 use gctrace_common::{
-    config::AwayEntry,
+    config::{AwayEntry, MAX_AWAY},
     event::{Header, Kind},
     stack::{Cause, GcActivity, NativeEnd, OffCpuEvent},
 };
@@ -202,6 +202,9 @@ impl Stacks {
     /// The stack with which a thread has left its CPU.
     fn left(&mut self, header: &Header, gc: GcActivity, stack: Stack) {
         let away = Away { pid: header.tgid, begin_ns: header.ts_ns, gc, stack };
+        if self.away.len() >= MAX_AWAY as usize {
+            self.forget_oldest();
+        }
         // The last one was back so soon that its time is not reported.
         self.counts.off_cpu_unused += u64::from(self.away.insert(header.tid, away).is_some());
         let its = |event: &OffCpuEvent| event.header.tgid == header.tgid && event.begin_ns == header.ts_ns;
@@ -210,6 +213,17 @@ impl Stacks {
         {
             self.back(&event);
         }
+    }
+
+    /// Forgets the older half of the stacks with which threads left their CPU. Those of threads that ended after a time too short to be
+    /// reported are never claimed.
+    fn forget_oldest(&mut self) {
+        let mut begins: Vec<u64> = self.away.values().map(|away| away.begin_ns).collect();
+        let middle = begins.len() / 2;
+        let (_, &mut middle, _) = begins.select_nth_unstable(middle);
+        let before = self.away.len();
+        self.away.retain(|_, away| away.begin_ns > middle);
+        self.counts.off_cpu_unused += (before - self.away.len()) as u64;
     }
 
     /// A thread is back on a CPU: where it was meanwhile becomes one sample, or two if it had to wait for its CPU.

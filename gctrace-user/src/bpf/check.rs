@@ -11,9 +11,9 @@ use gctrace_common::{
 
 use super::{
     GvlOptions, MappingWatch, Probes, RequestOptions, Scope, kernel_types,
-    load::{LoadError, LoadOptions, Select, TRACEPOINTS, TRIED_NEWTASK, Verified, verified},
+    load::{LoadError, LoadOptions, Select, TRACEPOINTS, Verified, verified},
     sample::{self, StackOptions},
-    tracepoint::newtask_offsets,
+    tracepoint::LifeOffsets,
 };
 use crate::{
     address::{FileOffset, Svma},
@@ -98,7 +98,7 @@ pub fn check(tracefs: Option<&Path>, own_code: Option<u64>, cookies: bool) -> Ke
 /// The programs of a run, loaded and gated.
 fn probes(tracefs: Option<&Path>, cookies: bool) -> Result<Probes, LoadError> {
     // Without tracefs the offsets only have to satisfy the verifier.
-    let newtask = tracefs.map_or(Ok(TRIED_NEWTASK), newtask_offsets)?;
+    let lives = tracefs.map_or(Ok(LifeOffsets::TRIED), LifeOffsets::read)?;
     // Of time off the CPU the programs must know the records' fields, which tracefs describes.
     let stacks = StackOptions {
         rate: 99,
@@ -127,7 +127,7 @@ fn probes(tracefs: Option<&Path>, cookies: bool) -> Result<Probes, LoadError> {
             budget_ppm: 0,
         }),
     };
-    let wanted = Verified { options, newtask, everything: true };
+    let wanted = Verified { options, lives, everything: true };
     let (mut programs, config) = verified(&wanted)?;
     let stages = sample::link_stages(&mut programs, Some(stacks), options.gvl)?;
     let mut probes = Probes::new(programs, &config, false, stages)?;

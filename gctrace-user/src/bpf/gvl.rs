@@ -22,7 +22,7 @@ use gctrace_common::{
 };
 
 use super::{
-    AttachError, Probes, Scope, kernel_types,
+    AttachError, Probes, Scope, gone, kernel_types,
     load::LoadError,
     tracepoint::TracepointFormat,
     uprobes::{Link, Uprobe},
@@ -135,10 +135,13 @@ impl Probes {
         file: File,
         scope: Scope,
     ) -> Result<(), AttachError> {
-        let links =
-            if self.gvl_paused { Vec::new() } else { self.attach_gvl_plan(image, plan, &file, scope)? };
+        let mut links = Vec::new();
         if !self.gvl_paused {
-            self.attach_gvl_tracepoints(plan.path.by == GvlPath::BY_FUTEX)?;
+            links = self.attach_gvl_plan(image, plan, &file, scope)?;
+            if let Err(error) = self.attach_gvl_tracepoints(plan.path.by == GvlPath::BY_FUTEX) {
+                self.detach_uprobes(links);
+                return Err(error);
+            }
         }
         self.attached += plan.probes.len();
         self.gvl.push(GvlAttached { image, plan: plan.clone(), file, scope, links });
@@ -188,23 +191,24 @@ impl Probes {
         Ok(())
     }
 
-    /// Attaches them again.
-    pub fn resume_gvl(&mut self) {
+    /// Attaches them again, or none.
+    pub fn resume_gvl(&mut self) -> Result<(), AttachError> {
         self.gvl_paused = false;
         let mut all = std::mem::take(&mut self.gvl);
-        for gvl in &mut all {
-            match self.attach_gvl_plan(gvl.image, &gvl.plan, &gvl.file, gvl.scope) {
-                Ok(links) => gvl.links = links,
-                Err(error) => log::warn!("the GVL probes of an image are not attached again: {error}"),
-            }
-        }
-        let futex = all.iter().any(|gvl| gvl.plan.path.by == GvlPath::BY_FUTEX);
-        if !all.is_empty()
-            && let Err(error) = self.attach_gvl_tracepoints(futex)
-        {
-            log::warn!("the states of waiting threads are not checked again: {error}");
-        }
+        let attached = self.attach_all_gvl(&mut all);
         self.gvl = all;
+        // Processes of an image without probes would seem not to wait.
+        attached.inspect_err(|_| self.pause_gvl())
+    }
+
+    fn attach_all_gvl(&mut self, all: &mut [GvlAttached]) -> Result<(), AttachError> {
+        for gvl in all.iter_mut() {
+            gvl.links = self.attach_gvl_plan(gvl.image, &gvl.plan, &gvl.file, gvl.scope)?;
+        }
+        if all.is_empty() {
+            return Ok(());
+        }
+        self.attach_gvl_tracepoints(all.iter().any(|gvl| gvl.plan.path.by == GvlPath::BY_FUTEX))
     }
 
     fn attach_gvl_plan(
@@ -392,13 +396,6 @@ pub(super) fn shared(ebpf: &Ebpf, map: &'static str) -> Result<Map, LoadError> {
     let Some(Map::HashMap(data)) = ebpf.map(map) else { return Err(LoadError::Missing(map)) };
     let fd = data.fd().as_fd().try_clone_to_owned().map_err(|source| error(MapError::IoError(source)))?;
     Ok(Map::HashMap(MapData::from_fd(fd).map_err(error)?))
-}
-
-fn gone(removed: Result<(), MapError>) -> Result<(), MapError> {
-    match removed {
-        Err(MapError::KeyNotFound) => Ok(()),
-        other => other,
-    }
 }
 
 /// The keys that are wanted. A map that changes meanwhile may show some of them again, from the beginning.

@@ -23,7 +23,7 @@ use super::{
     requests::{self, RequestOptions, RequestReader},
     rings::{AwayMap, CounterReader, Rings, StackRing},
     sample::{self, StackOptions},
-    tracepoint::newtask_offsets,
+    tracepoint::LifeOffsets,
     unwind::UnwindMaps,
 };
 use crate::elf;
@@ -237,8 +237,8 @@ pub struct Loaded {
 
 /// Loads the object and the programs that the options need, and attaches the lifecycle tracepoints.
 pub fn load(options: &LoadOptions<'_>) -> Result<Loaded, LoadError> {
-    let newtask = newtask_offsets(options.tracefs)?;
-    let wanted = Verified { options: *options, newtask, everything: false };
+    let lives = LifeOffsets::read(options.tracefs)?;
+    let wanted = Verified { options: *options, lives, everything: false };
     let (mut programs, config) = verified(&wanted)?;
     for (program, category, name) in TRACEPOINTS {
         let Some(Program::TracePoint(tracepoint)) = programs.ebpf.program_mut(program) else {
@@ -268,13 +268,10 @@ pub fn load(options: &LoadOptions<'_>) -> Result<Loaded, LoadError> {
     Ok(Loaded { probes, rings, stacks, counters, away, unwind, gvl, requests: reader })
 }
 
-/// Offsets in `task:task_newtask` that the verifier accepts, for loading where nothing is attached.
-pub(super) const TRIED_NEWTASK: (u32, u32) = (8, 32);
-
 /// What loading needs beyond the options.
 pub(super) struct Verified<'a> {
     pub(super) options: LoadOptions<'a>,
-    pub(super) newtask: (u32, u32),
+    pub(super) lives: LifeOffsets,
     /// Programs, too, that are left until something needs them ([`LATE`]).
     pub(super) everything: bool,
 }
@@ -328,7 +325,7 @@ pub(super) fn verified(wanted: &Verified<'_>) -> Result<(Programs, Config), Load
                 requests,
                 alloc,
             },
-        newtask,
+        lives,
         everything,
     } = *wanted;
     check_abi(object())?;
@@ -341,8 +338,10 @@ pub(super) fn verified(wanted: &Verified<'_>) -> Result<(Programs, Config), Load
         select: select.bits(),
         own_tgid: own_pid,
         has_cookie: u32::from(cookies),
-        newtask_pid: newtask.0,
-        newtask_clone_flags: newtask.1,
+        newtask_pid: lives.newtask_pid,
+        newtask_clone_flags: lives.newtask_clone_flags,
+        exec_old_pid: lives.exec_old_pid,
+        reserved: 0,
         task_thread_pointer,
         tick_ns: 0,
         task_stack: kernel_types::task_stack().unwrap_or(0),

@@ -22,6 +22,10 @@ mod tracepoint;
 mod unwind;
 mod uprobes;
 
+use std::io::ErrorKind;
+
+use aya::maps::MapError;
+
 pub use alone::ProbeStacks;
 pub use attach::{AttachError, Probes};
 pub use check::{CheckResult, KernelCheck, brief, check};
@@ -35,3 +39,13 @@ pub use rings::{AwayMap, CounterReader, LifeRing, Rings, StackRing};
 pub use sample::StackOptions;
 pub use unwind::UnwindMaps;
 pub use uprobes::Scope;
+
+/// The outcome of removing an entry of a map that the programs may have removed already.
+fn gone(removed: Result<(), MapError>) -> Result<(), MapError> {
+    match removed {
+        Err(MapError::KeyNotFound) => Ok(()),
+        // Aya's `HashMap::remove` does not distinguish it.
+        Err(MapError::SyscallError(error)) if error.io_error.kind() == ErrorKind::NotFound => Ok(()),
+        other => other,
+    }
+}

@@ -32,10 +32,31 @@ impl TracepointFormat {
     }
 }
 
-/// Byte offsets of `pid` and `clone_flags` in the `task:task_newtask` record of the running kernel.
-pub(super) fn newtask_offsets(tracefs: &Path) -> Result<(u32, u32), LoadError> {
-    let format = TracepointFormat::read(tracefs, "task", "task_newtask")?;
-    Ok((format.offset("pid")?, format.offset("clone_flags")?))
+/// Byte offsets in the records of forks and execs.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct LifeOffsets {
+    /// Of `pid` in that of `task:task_newtask`.
+    pub(super) newtask_pid: u32,
+    /// Of `clone_flags` there.
+    pub(super) newtask_clone_flags: u32,
+    /// Of `old_pid` in that of `sched:sched_process_exec`.
+    pub(super) exec_old_pid: u32,
+}
+
+impl LifeOffsets {
+    /// Offsets that the verifier accepts, for loading where nothing is attached.
+    pub(super) const TRIED: Self = Self { newtask_pid: 8, newtask_clone_flags: 32, exec_old_pid: 16 };
+
+    /// Those of the running kernel.
+    pub(super) fn read(tracefs: &Path) -> Result<Self, LoadError> {
+        let newtask = TracepointFormat::read(tracefs, "task", "task_newtask")?;
+        let exec = TracepointFormat::read(tracefs, "sched", "sched_process_exec")?;
+        Ok(Self {
+            newtask_pid: newtask.offset("pid")?,
+            newtask_clone_flags: newtask.offset("clone_flags")?,
+            exec_old_pid: exec.offset("old_pid")?,
+        })
+    }
 }
 
 /// Finds the offset of a `field:` line in a tracepoint's format file.

@@ -6,7 +6,7 @@ use aya::{
 };
 use gctrace_common::unwind::Chunk;
 
-use super::load::LoadError;
+use super::{gone, load::LoadError};
 
 /// Where the programs look for unwind tables.
 pub struct UnwindMaps {
@@ -51,12 +51,6 @@ impl UnwindMaps {
 
     /// Forgets a process.
     pub fn forget(&mut self, pid: u32) -> Result<(), MapError> {
-        match self.processes.remove(&pid) {
-            Err(MapError::KeyNotFound) => Ok(()),
-            Err(MapError::SyscallError(error)) if error.io_error.raw_os_error() == Some(libc::ENOENT) => {
-                Ok(())
-            }
-            other => other,
-        }
+        gone(self.processes.remove(&pid))
     }
 }

@@ -16,6 +16,7 @@ use super::{
     state::{has_loaded_library, is_linked_with},
     tracing_method::{Choice, TracingMethod, choose_library},
 };
+use crate::images::GcOf;
 
 impl Control {
     /// Finds out which GC the process runs, and has it traced with the image that holds it.
@@ -122,7 +123,9 @@ impl Control {
         let Choice { method, refusals } =
             choose_library(&file, &plan.analysis, self.methods, abilities, around);
         match method {
-            Some(TracingMethod::Sites(planned)) => self.open_sites(&file, &image.shown, *planned),
+            Some(TracingMethod::Sites(planned)) => {
+                self.open_sites(&file, &image.shown, *planned, GcOf::LibraryOf(ruby.index))
+            }
             _ => Err(refusals.iter().map(ToString::to_string).collect::<Vec<_>>().join("; ")),
         }
     }

@@ -21,7 +21,7 @@ use crate::{
     bpf::{self, AttachError, LeakProbes, Scope},
     discover::site_image,
     host::proc_root,
-    images::{Images, KnownImage},
+    images::{GcOf, Images, KnownImage},
     preflight,
     ruby::heap::{HeapError, Slot, each_object},
     stacks::{Reader, Record, StackOf, Stacks},
@@ -124,6 +124,7 @@ impl Following {
             reading: None,
             frames: plan.frames.as_ref().ok().cloned(),
             threads: None,
+            gc: GcOf::Itself,
         });
         let reader = Reader::start(ring, images, false)
             .map_err(|error| format!("starting the thread that reads stacks: {error}"))?;

@@ -10,6 +10,7 @@ use std::{
 
 use gctrace_common::memory::{MM_ANON, MM_FILE, MM_SHMEM, MM_SWAP, MemoryPages};
 use gctrace_tunemygc::{printable::printable, tune::environment::is_name};
+use procfs::process::StatFlags;
 
 use super::{environ, origin, proc_root, root_file};
 use crate::{
@@ -127,13 +128,32 @@ pub fn cpu_ns(pid: u32) -> Option<u64> {
     Some((stat.utime + stat.stime) * (1_000_000_000 / procfs::ticks_per_second()))
 }
 
-/// When a process started, nanoseconds since boot: the beginning of a tick of 10 ms.
-pub fn start_ns(pid: u32) -> Option<u64> {
-    let stat = proc_root::process(pid).and_then(|process| process.stat()).ok()?;
-    Some(stat.starttime * (1_000_000_000 / procfs::ticks_per_second()))
+/// How the program of a process began.
+#[derive(Clone, Copy, Debug)]
+pub struct ProgramStart {
+    /// When the process started, nanoseconds since boot: the beginning of a tick of 10 ms.
+    pub process_ns: u64,
+    /// Whether the process has replaced its program since, so that this one is not its parent's: `PF_FORKNOEXEC`
+    /// (include/linux/sched.h), which `copy_process` sets and `begin_new_exec` (fs/exec.c) clears.
+    pub by_exec: bool,
 }
 
-/// Now, on the clock of [`start_ns`].
+/// How the program of a process began.
+pub fn program_start(pid: u32) -> Option<ProgramStart> {
+    let stat = proc_root::process(pid).and_then(|process| process.stat()).ok()?;
+    Some(ProgramStart {
+        process_ns: stat.starttime * (1_000_000_000 / procfs::ticks_per_second()),
+        // Newer kernels have flags that `Stat::flags` refuses.
+        by_exec: stat.flags & StatFlags::PF_FORKNOEXEC.bits() == 0,
+    })
+}
+
+/// [`ProgramStart::process_ns`].
+pub fn start_ns(pid: u32) -> Option<u64> {
+    program_start(pid).map(|start| start.process_ns)
+}
+
+/// Now, on the clock of [`ProgramStart::process_ns`].
 pub fn boot_ns() -> Option<u64> {
     let now = rustix::time::clock_gettime(rustix::time::ClockId::Boottime);
     Some(u64::try_from(now.tv_sec).ok()? * 1_000_000_000 + u64::try_from(now.tv_nsec).ok()?)

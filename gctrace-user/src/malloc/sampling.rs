@@ -21,7 +21,7 @@ use crate::{
     export::profile::MallocProfile,
     heap::Target,
     host::{names::Names, proc::describe, proc_root},
-    images::{Images, KnownImage},
+    images::{GcOf, Images, KnownImage},
     model::Process,
     native::Tables,
     stacks::{Finished, Reader, Record, StackOf, Stacks},
@@ -97,6 +97,7 @@ impl Sampling {
             reading: None,
             frames: plan.frames.as_ref().ok().cloned(),
             threads: None,
+            gc: GcOf::Itself,
         });
         let mut tables = unwind.map(Tables::new);
         if let Some(tables) = &mut tables {

@@ -128,9 +128,7 @@ impl Pipeline {
     /// A thread took free slots.
     pub(super) fn refill(&mut self, event: &RefillEvent) {
         let header = &event.header;
-        self.trace_known(header.tgid, header.image, "", header.ts_ns);
-        let traced = self.traced.get(&header.tgid);
-        let its = traced.is_some_and(|traced| traced.process.image.index == header.image);
+        let its = self.is_traced(header.tgid, header.image, "", header.ts_ns);
         if its && self.allocs.add(event) {
             self.allocs.counts.refills += 1;
         } else {

@@ -4,7 +4,7 @@
 use std::collections::{HashMap, HashSet};
 
 use crate::{
-    host::proc::{boot_ns, start_ns},
+    host::proc::{boot_ns, program_start},
     model::seen::CyclesBefore,
 };
 
@@ -16,17 +16,27 @@ const REMEMBERED: usize = 1 << 16;
 pub(super) struct Beginnings {
     /// When the run began, nanoseconds since boot.
     run_ns: Option<u64>,
-    /// `GC.count` of the parent at the fork.
-    forked: HashMap<u32, u64>,
+    /// `GC.count` of the parent at the fork, where it was known.
+    forked: HashMap<u32, Option<u64>>,
     /// Processes that have replaced their program since.
     execed: HashSet<u32>,
+}
+
+/// What `GC.count` of a program began with.
+#[derive(Clone, Copy, Debug)]
+enum Base {
+    /// With the cycles of its parent, or none.
+    Count(u64),
+    /// The program is older than the run.
+    BeforeRun,
+    /// Some cycles may be those of a parent that was not seen.
+    Unknown,
 }
 
 /// What is known of one program.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Beginning {
-    /// Cycles that are its parent's; `None`: any number of unseen cycles may have preceded.
-    base: Option<u64>,
+    base: Base,
     /// `GC.count` as seen last.
     pub(super) count: Option<u64>,
     before: Option<CyclesBefore>,
@@ -43,9 +53,7 @@ impl Beginnings {
         if self.forked.len() > REMEMBERED {
             self.forked.clear();
         }
-        if let Some(count) = count {
-            self.forked.insert(child, count);
-        }
+        self.forked.insert(child, count);
     }
 
     /// A process has replaced its program: the next one begins from nothing.
@@ -64,12 +72,23 @@ impl Beginnings {
 
     /// A program is traced from now on; its `GC.count` if it could be read.
     pub(super) fn of(&self, pid: u32, count: Option<u64>) -> Beginning {
-        let began_later = || start_ns(pid).zip(self.run_ns).is_some_and(|(start, run)| start > run);
         let base = match self.forked.get(&pid) {
-            Some(&base) => Some(base),
-            None => (self.execed.contains(&pid) || began_later()).then_some(0),
+            Some(Some(count)) => Base::Count(*count),
+            Some(None) => Base::Unknown,
+            None if self.execed.contains(&pid) => Base::Count(0),
+            None => self.unseen(pid),
         };
         Beginning { base, count, before: None }
+    }
+
+    /// The same of a process of which neither fork nor exec was seen: the kernel reports those of followed processes only.
+    fn unseen(&self, pid: u32) -> Base {
+        match program_start(pid).zip(self.run_ns) {
+            Some((start, run_ns)) if start.process_ns <= run_ns => Base::BeforeRun,
+            Some((start, _)) if start.by_exec => Base::Count(0),
+            // A forked child, or a process that is gone.
+            _ => Base::Unknown,
+        }
     }
 }
 
@@ -95,8 +114,9 @@ impl Beginning {
 
     fn judge(&self, behind: u64) -> CyclesBefore {
         match self.base {
-            Some(base) => CyclesBefore::Missed(behind.saturating_sub(base)),
-            None => CyclesBefore::Earlier(behind),
+            Base::Count(base) => CyclesBefore::Missed(behind.saturating_sub(base)),
+            Base::BeforeRun => CyclesBefore::Earlier(behind),
+            Base::Unknown => CyclesBefore::Unknown,
         }
     }
 }
@@ -124,8 +144,19 @@ mod tests {
         beginnings.forked(5, Some(12));
         assert_eq!(beginnings.of(5, None).reported(13, false), Some(CyclesBefore::Missed(0)));
         assert_eq!(beginnings.of(5, None).reported(15, false), Some(CyclesBefore::Missed(2)));
-        beginnings.exited(5);
-        assert_eq!(beginnings.of(5, None).reported(15, false), Some(CyclesBefore::Earlier(14)));
+    }
+
+    /// A child's count begins with its parent's. Where that is not known, nothing is said of the child's.
+    #[test]
+    fn children_of_unseen_parents() {
+        let mut beginnings = Beginnings { run_ns: Some(0), ..Beginnings::new() };
+        beginnings.forked(7, None);
+        assert_eq!(beginnings.of(7, Some(70)).reported(71, false), Some(CyclesBefore::Unknown));
+        beginnings.execed(7);
+        assert_eq!(beginnings.of(7, None).reported(71, false), Some(CyclesBefore::Missed(70)));
+        // Without any record: this process has begun by an exec, and a process that is gone says nothing.
+        assert_eq!(beginnings.of(std::process::id(), None).reported(2, false), Some(CyclesBefore::Missed(1)));
+        assert_eq!(beginnings.of(1 << 23, None).reported(2, false), Some(CyclesBefore::Unknown));
     }
 
     /// Without a cycle the count that was read shows it; where records were lost nothing does.

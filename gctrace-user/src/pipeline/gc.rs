@@ -48,6 +48,10 @@ impl Pipeline {
         };
         let comm = model::comm(&event.comm);
         if self.traced.get(&pid).is_none_or(|traced| traced.process.image.index != header.image) {
+            if self.has_ended(pid, header.ts_ns) {
+                self.counts.refused_records += 1;
+                return;
+            }
             self.trace(pid, &comm, &known, None, header.ts_ns);
         }
         self.sequence(header);
@@ -86,6 +90,10 @@ impl Pipeline {
             return self.refuse_process(pid, header.image, &path, &failed.to_string(), header.ts_ns);
         }
         if self.traced.get(&pid).is_none_or(|traced| traced.process.image.index != header.image) {
+            if self.has_ended(pid, header.ts_ns) {
+                self.counts.refused_records += 1;
+                return;
+            }
             self.trace(pid, &model::comm(&event.comm), known, None, header.ts_ns);
         }
         self.sequence(header);
@@ -184,7 +192,7 @@ impl Pipeline {
         let pid = event.header.tgid;
         // A process is traced from its first snapshot on; a pause before it belongs to a cycle that had begun earlier.
         if !self.traced.contains_key(&pid) {
-            if self.refused.contains_key(&pid) {
+            if self.refused.contains_key(&pid) || self.has_ended(pid, event.header.ts_ns) {
                 self.counts.refused_records += 1;
             } else {
                 self.waiting.insert(pid, event.header.seq);

@@ -1,5 +1,7 @@
 //! Hands over what there is to report of the GVL.
 
+use gctrace_common::event::{Header, LifeEvent};
+
 use super::{
     Pipeline,
     gvl::{Gvl, Report},
@@ -27,8 +29,7 @@ impl Pipeline {
 
     pub(super) fn gvl_report(&mut self, reports: impl IntoIterator<Item = Report>) {
         for report in reports {
-            self.trace_known(report.pid, report.image, &report.comm, report.ts_ns);
-            let process = self.process(report.pid);
+            let process = self.process_of(report.pid, report.image, &report.comm, report.ts_ns);
             if let Some((shown, process)) = self.gvl.shown(report, process.as_ref()).zip(process) {
                 self.see(&process, shown.seen());
             }
@@ -44,12 +45,16 @@ impl Pipeline {
         }
     }
 
-    /// A process is gone or has become another program, before which it had been `execs` others.
-    pub(super) fn gvl_process(&mut self, pid: u32, execs: u32, end_ns: u64) {
+    /// A process is gone or has become another program.
+    pub(super) fn gvl_process(&mut self, end: &LifeEvent) {
+        let Header { tgid: pid, execs, ts_ns, .. } = end.header;
         let reports = self.gvl.gone(pid);
         self.gvl_report(reports);
-        if let Some(read) = self.gvl.take_out(Some((pid, execs))) {
-            self.gvl_finish(pid, &read, end_ns);
+        // The kernel side has entries of all processes: looking for those of one takes a while.
+        let read =
+            if end.gvl == 0 { Some(GvlRead::default()) } else { self.gvl.take_out(Some((pid, execs))) };
+        if let Some(read) = read {
+            self.gvl_finish(pid, &read, ts_ns);
         }
     }
 

@@ -12,6 +12,10 @@ use crate::{
 
 /// Most parents that are remembered.
 const PARENTS: usize = 1 << 16;
+/// So many ends are remembered, whenever they were.
+const ENDED: usize = 1 << 12;
+/// A record that comes so long after it was written is not expected, nanoseconds.
+const LATE_NS: u64 = 10_000_000_000;
 /// How long an end waits for the last record of its process, nanoseconds.
 const AWAIT_LAST_RECORD_NS: u64 = 1_000_000_000;
 
@@ -64,7 +68,7 @@ impl Pipeline {
         came.or_else(|| self.waiting.get(&pid).copied()).unwrap_or_default() >= event.header.seq
     }
 
-    fn life(&mut self, kind: Kind, event: &LifeEvent) {
+    pub(super) fn life(&mut self, kind: Kind, event: &LifeEvent) {
         let reason = match kind {
             Kind::Exec => EndReason::Execed,
             Kind::Exit => EndReason::Exited,
@@ -76,6 +80,8 @@ impl Pipeline {
                 }
                 self.parents.insert(event.other, event.header.tgid);
                 let parent = self.traced.get(&event.header.tgid);
+                // Where records of the parent are missing, its count is not the one that the child began with.
+                let parent = parent.filter(|traced| traced.fold.last_seq() >= event.header.seq);
                 self.beginnings.forked(event.other, parent.and_then(|traced| traced.beginning.count));
                 self.export(|exporter| {
                     exporter.forked(event.other);
@@ -95,7 +101,9 @@ impl Pipeline {
                 });
             }
             // Nobody else takes what the old program's threads left in the kernel: the end of the new one takes its own.
-            if let Some(read) = self.gvl.take_out(Some((event.header.tgid, event.header.execs))) {
+            if event.gvl != 0
+                && let Some(read) = self.gvl.take_out(Some((event.header.tgid, event.header.execs)))
+            {
                 self.gvl.refuse(&read);
             }
             return;
@@ -103,7 +111,7 @@ impl Pipeline {
         self.stacks.stacks_are_lost(Some(event.header.tgid));
         self.report_stacks(Some((event.header.tgid, event.header.ts_ns)));
         self.stacks.forget(event.header.tgid);
-        self.gvl_process(event.header.tgid, event.header.execs, event.header.ts_ns);
+        self.gvl_process(event);
         if kind == Kind::Exec {
             self.stacks.execed(event.header.tgid, event.header.ts_ns);
             self.execed(event.header.tgid, event.header.ts_ns);
@@ -122,6 +130,7 @@ impl Pipeline {
             Ok(())
         });
         if kind == Kind::Exit {
+            self.ended(event.header.tgid, event.header.ts_ns);
             self.parents.remove(&event.header.tgid);
             self.execs.remove(&event.header.tgid);
             self.beginnings.exited(event.header.tgid);
@@ -130,6 +139,14 @@ impl Pipeline {
         }
         self.refused.remove(&event.header.tgid);
         self.waiting.remove(&event.header.tgid);
+    }
+
+    /// Remembers when a process ended, as long as records of it may be under way.
+    fn ended(&mut self, pid: u32, ts_ns: u64) {
+        if self.ended.len() > ENDED {
+            self.ended.retain(|_, end_ns| ts_ns.saturating_sub(*end_ns) < LATE_NS);
+        }
+        self.ended.insert(pid, ts_ns);
     }
 
     /// Remembers when a process became another program.

@@ -90,9 +90,9 @@ impl Pipeline {
     fn request(&mut self, end: RequestEnd, event: &RequestEvent) {
         let header = &event.header;
         let (pid, tid, begin_ns) = (header.tgid, header.tid, event.begin_ns);
-        self.trace_known(pid, header.image, "", begin_ns);
+        let is_traced = self.is_traced(pid, header.image, "", begin_ns);
         let gc_states = self.unit_states.take(UnitKey { pid, tid, begin_ns });
-        if !self.traced.contains_key(&pid) {
+        if !is_traced {
             self.request_counts.requests_refused += 1;
             return;
         }
@@ -124,13 +124,14 @@ impl Pipeline {
     fn job(&mut self, end: RequestEnd, event: &JobEvent) {
         let header = &event.header;
         let (pid, tid, begin_ns) = (header.tgid, header.tid, event.begin_ns);
-        self.trace_known(pid, header.image, "", begin_ns);
+        let is_traced = self.is_traced(pid, header.image, "", begin_ns);
         let gc_states = self.unit_states.take(UnitKey { pid, tid, begin_ns });
         let head = event.head.get(..event.head_len as usize).unwrap_or_default();
         let before = event.before.get(..event.before_len as usize).unwrap_or_default();
         let tail = event.tail.get(..event.tail_len as usize).unwrap_or_default();
         let fetched = job::fetched(&job::Reply { head, before, tail, total: event.total });
-        let (Some(traced), Some(fetched)) = (self.traced.get(&pid), fetched) else {
+        let traced = self.traced.get(&pid).filter(|_| is_traced);
+        let (Some(traced), Some(fetched)) = (traced, fetched) else {
             self.request_counts.requests_refused += 1;
             return;
         };

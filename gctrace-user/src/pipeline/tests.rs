@@ -54,7 +54,8 @@ fn pipeline() -> (Pipeline, Rc<RefCell<Vec<&'static str>>>, ObjspaceLayout) {
     };
     let images = Images::default();
     let reading = Reading { layout: layout.clone(), during_gc: DURING_GC, pause_kinds: HashMap::new() };
-    images.add(KnownImage { image: Arc::new(image), reading: Some(reading), frames: None, threads: None });
+    let (image, gc) = (Arc::new(image), GcOf::Itself);
+    images.add(KnownImage { image, reading: Some(reading), frames: None, threads: None, gc });
     let notes = Rc::new(RefCell::new(Vec::new()));
     (Pipeline::new(vec![Box::new(Notes(notes.clone()))], images, None, None, None), notes, layout)
 }
@@ -193,9 +194,47 @@ fn detaching_handles_every_end() {
     assert_eq!(pipeline.counts.lost_records, 1);
 }
 
+/// A record that comes after the end of its process, but is older, does not make it a process again.
+#[test]
+fn a_late_record_revives_nothing() {
+    let (mut pipeline, notes, layout) = pipeline();
+    pipeline.snapshot(Point::GcStart, &snapshot(&layout, 1, 0));
+    pipeline.life(Kind::Exit, &exit(1, 10));
+    pipeline.snapshot(Point::GcStart, &snapshot(&layout, 2, 0));
+    assert!(pipeline.process_of(PID, 0, "ruby", 9).is_none());
+    assert_eq!(*notes.borrow(), ["process", "cycle", "ended"]);
+    assert_eq!((pipeline.counts.refused_records, pipeline.counts.processes), (1, 1));
+    // The next process with its number.
+    assert!(pipeline.process_of(PID, 0, "ruby", 11).is_some());
+}
+
+/// The records of a process that has chosen a GC library name two images; it is one process, traced by the library.
+#[test]
+fn two_images_of_one_process() {
+    let (mut pipeline, notes, layout) = pipeline();
+    let image = |index, gc| {
+        let known = pipeline.images.get(0).unwrap();
+        let (image, reading) = (known.image.clone(), known.reading.as_ref().unwrap());
+        let reading =
+            Reading { layout: reading.layout.clone(), pause_kinds: HashMap::new(), during_gc: DURING_GC };
+        let image = Arc::new(Image { index, ..(*image).clone() });
+        pipeline.images.add(KnownImage { image, reading: Some(reading), frames: None, threads: None, gc });
+    };
+    image(1, GcOf::Chosen);
+    image(2, GcOf::LibraryOf(1));
+    assert!(pipeline.process_of(PID, 1, "ruby", 1).is_none(), "the GC of the process is not known yet");
+    let mut event = snapshot(&layout, 1, 0);
+    event.header.image = 2;
+    pipeline.snapshot(Point::GcStart, &event);
+    assert_eq!(pipeline.process_of(PID, 1, "ruby", 2).unwrap().image.index, 2);
+    event.header.seq = 2;
+    pipeline.snapshot(Point::GcStart, &event);
+    assert_eq!(*notes.borrow(), ["process", "cycle"]);
+}
+
 /// The end of the process after this many records.
 fn exit(seq: u64, ts_ns: u64) -> LifeEvent {
     let header =
         Header { kind: Kind::Exit as u32, point: 0, tgid: PID, tid: PID, ts_ns, seq, image: 0, execs: 0 };
-    LifeEvent { header, other: 0, reserved: 0, comm: [0; 16] }
+    LifeEvent { header, other: 0, gvl: 0, comm: [0; 16] }
 }

@@ -83,7 +83,7 @@ impl Pipeline {
         let header = &event.header;
         let (pid, tid) = (header.tgid, header.tid);
         self.request_counts.decoded_unit_states += 1;
-        self.trace_known(pid, header.image, "", event.begin_ns);
+        self.is_traced(pid, header.image, "", event.begin_ns);
         let traced = self.traced.get(&pid).filter(|traced| traced.process.image.index == header.image);
         let reading = traced.and_then(|traced| traced.image.reading.as_ref());
         let state = reading.ok_or(Unusable::Refused).and_then(|reading| proven(reading, event));

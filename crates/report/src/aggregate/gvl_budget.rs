@@ -304,9 +304,9 @@ impl Governor {
         &[]
     }
 
-    /// The probes are detached.
+    /// The probes are detached, or could not be attached.
     pub fn detached(&mut self) {
-        if self.stage == Stage::Slices(Slice::Detaching) {
+        if matches!(self.stage, Stage::Slices(Slice::Detaching | Slice::Attaching)) {
             self.stage = Stage::Slices(Slice::Waiting);
         }
     }

@@ -85,7 +85,7 @@ user_counters! {
         decoded_lives,
         /// Stacks handed to the exporters.
         stacks,
-        /// Stacks of processes that are refused or whose image is no longer known.
+        /// Stacks of processes that are refused or had ended, or whose image is not known.
         refused_stacks,
         /// Threads of `sleeper_stacks` that have been watched since.
         sleepers,
@@ -97,7 +97,7 @@ user_counters! {
         undecodable,
         /// Stacks of GC starts that went with their cycle.
         triggers,
-        /// Records of processes that are refused or whose image is no longer known.
+        /// Records of processes that are refused or had ended, or whose image is not known.
         refused_records,
         /// Snapshots that started a cycle.
         cycles_started,
@@ -237,7 +237,7 @@ user_counters! {
         gvl_threads,
         /// Waits for the GVL of all threads.
         gvl_thread_waits,
-        /// Waits, holds and threads of processes that are refused or whose image is no longer known.
+        /// Waits, holds and threads of processes that are refused or had ended, or whose image is not known.
         gvl_refused,
         /// Changes of how the GVL is watched, made because of its cost.
         gvl_steps,

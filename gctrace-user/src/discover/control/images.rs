@@ -29,7 +29,7 @@ use crate::{
     bpf::brief,
     cache::Cache,
     console::say,
-    images::KnownImage,
+    images::{GcOf, KnownImage},
     model::{Image, gvl::GvlCoverage},
     ruby::{RubyAnalysis, fallback::FallbackProbes, plan::AttachPlan},
 };
@@ -168,7 +168,10 @@ impl Control {
     pub(super) fn open(&mut self, file: &File, shown: &Path, choice: Choice) -> Result<Verdict, String> {
         let Choice { method, refusals } = choice;
         match method {
-            Some(TracingMethod::Sites(planned)) => self.open_sites(file, shown, *planned),
+            Some(TracingMethod::Sites(planned)) => {
+                let gc = if planned.plan.analysis.modular.is_some() { GcOf::Chosen } else { GcOf::Itself };
+                self.open_sites(file, shown, *planned, gc)
+            }
             Some(TracingMethod::Fallback(head, mut last)) => {
                 if let Some(fault) = self.fault {
                     fault.inject_last(&mut last);
@@ -195,20 +198,27 @@ impl Control {
         file: &File,
         shown: &Path,
         mut planned: Planned,
+        gc: GcOf,
     ) -> Result<Verdict, String> {
         if self.gvl.is_some() || self.alloc {
             planned.complete();
         }
         // What the image is, whatever becomes of the plan.
         let later = planned.later.take().map(|later| (later, planned.plan.analysis.clone()));
-        let verdict = self.attach_sites(file, shown, planned);
+        let verdict = self.attach_sites(file, shown, planned, gc);
         if let Some((later, analysis)) = later {
             self.put_off(file, later, analysis);
         }
         verdict
     }
 
-    fn attach_sites(&mut self, file: &File, shown: &Path, planned: Planned) -> Result<Verdict, String> {
+    fn attach_sites(
+        &mut self,
+        file: &File,
+        shown: &Path,
+        planned: Planned,
+        gc: GcOf,
+    ) -> Result<Verdict, String> {
         let begun = Instant::now();
         let Planned { mut plan, segments, took, .. } = planned;
         if let Some(fault) = self.fault {
@@ -229,6 +239,7 @@ impl Control {
             reading: Some(reading(&plan)),
             frames: plan.frames.as_ref().ok().cloned(),
             threads: plan.threads.clone(),
+            gc,
         });
         self.probes.add_image(index, &plan.config).map_err(|e| e.to_string())?;
         self.probes.attach(index, &plan.sites, &reopened(file), self.scope()).map_err(|e| brief(&e))?;
@@ -341,7 +352,13 @@ impl Control {
             gvl: None,
             has_symbols: head.has_symbols,
         };
-        self.images.add(KnownImage { image: Arc::new(image), reading: None, frames: None, threads: None });
+        self.images.add(KnownImage {
+            image: Arc::new(image),
+            reading: None,
+            frames: None,
+            threads: None,
+            gc: GcOf::Itself,
+        });
         let scope = self.scope();
         self.probes.attach_phases(index, &last.probes, &reopened(file), scope).map_err(|e| brief(&e))?;
         let config = ImageConfig { open: 1, ..ImageConfig::default() };

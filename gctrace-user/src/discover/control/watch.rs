@@ -13,7 +13,7 @@ use super::{
     Control, ControlEvent, GVL_ATTACH, GVL_DETACH, Verdict,
     select::END_INTERVAL,
 };
-use crate::bpf::{MappingWatch, Watched};
+use crate::bpf::{MappingWatch, Watched, brief};
 
 /// How long nothing must happen before an image is finished, or an installed one is prepared.
 const PREPARING: Duration = Duration::from_millis(20);
@@ -34,10 +34,14 @@ impl Control {
         // Nothing there is an error, too.
         let taken = self.gvl_orders.read(&mut orders).unwrap_or(0);
         let attached = match orders[..taken].last() {
-            Some(&GVL_ATTACH) => {
-                self.probes.resume_gvl();
-                true
-            }
+            Some(&GVL_ATTACH) => match self.probes.resume_gvl() {
+                Ok(()) => true,
+                Err(error) => {
+                    let error = brief(&error);
+                    log::warn!("the GVL is not watched until the next attempt: {error}");
+                    false
+                }
+            },
             Some(&GVL_DETACH) => {
                 self.probes.pause_gvl();
                 false

@@ -23,13 +23,15 @@ use crate::{
     cli::{DumpSettings, Format},
     console::say,
     discover::{
-        Abilities, DebugInfo, ProcessFound, Selection, Subjects, Survey, descendants, present, survey,
+        Abilities, DebugInfo, ProcessFound, Selection, Subject, Subjects, Survey, descendants, present,
+        survey,
     },
     host::{
         doing::Doing,
         proc::{is_running, start_ns},
         tasks,
     },
+    words::plural,
 };
 
 /// How long the next thing may take to be read. The kernel makes readers wait while a thread of the process changes its memory map,
@@ -52,6 +54,18 @@ pub enum DumpFailure {
     /// Nothing was selected.
     #[error("no running Ruby process is selected ({0})")]
     Nobody(String),
+    /// Processes that are selected could not be looked at, so they may be Rubies.
+    #[error("{} cannot be inspected, and may be Ruby; the first is pid {first}: {reason}", plural(*count as u64, "process"))]
+    Unseen {
+        /// How many.
+        count: usize,
+        /// One of them.
+        first: u32,
+        /// Why that one.
+        reason: String,
+        /// Whether there is a dump of others.
+        others: bool,
+    },
     /// What is selected cannot be found out.
     #[error("{0}")]
     Selection(String),
@@ -66,8 +80,10 @@ pub enum DumpFailure {
 impl DumpFailure {
     fn exit_status(&self) -> u8 {
         match self {
-            Self::NotRuby { denied: true, .. } => 3,
+            Self::NotRuby { denied: true, .. } | Self::Unseen { others: false, .. } => 3,
             Self::NotRuby { .. } | Self::Nobody(_) => 1,
+            // What could be read was read.
+            Self::Unseen { others: true, .. } => 0,
             Self::Selection(_) | Self::Hangs(_) | Self::Output(_) => 2,
         }
     }
@@ -160,25 +176,44 @@ fn read(settings: &DumpSettings, send: &Sender<Result<Dump, DumpFailure>>) {
     };
     let mut cache = settings.cache_dir.as_deref().map_or_else(Cache::none, Cache::at);
     let found = surveyed(pids.into_iter().collect(), &mut cache);
+    let mut dumped = false;
     for process in &found.processes {
         let result = of(&found, process, Wanted { native: settings.native, not_run: true });
+        dumped |= result.is_ok();
         if send.send(result).is_err() {
             return;
         }
     }
-    if selection.is_open() && found.processes.is_empty() {
-        let _gone = send.send(Err(DumpFailure::Nobody(selection.sought())));
+    for failure in missed(&found, selection, dumped) {
+        let _gone = send.send(Err(failure));
     }
-    // Of a tree that has a Ruby in it, the others are not missed.
-    for miss in found.misses {
-        let crate::discover::Subject::Pid(pid) = miss.subject else { continue };
-        let tree: BTreeSet<u32> = descendants(pid).into_iter().collect();
-        if selection.pids.contains(&pid) && !found.processes.iter().any(|process| tree.contains(&process.pid))
-        {
-            let failure = DumpFailure::NotRuby { pid, reason: miss.reason, denied: miss.denied };
-            let _gone = send.send(Err(failure));
+}
+
+/// What is to be said of processes that were selected and are not among those that were found. `dumped`: whether there is a dump.
+fn missed(found: &Survey, selection: &Selection, dumped: bool) -> Vec<DumpFailure> {
+    let mut failures = Vec::new();
+    let mut unseen = Vec::new();
+    for miss in &found.misses {
+        let Subject::Pid(pid) = miss.subject else { continue };
+        let (reason, denied) = (miss.reason.clone(), miss.denied);
+        // Of a tree that has a Ruby in it, those that are none are not missed.
+        let has_ruby = || {
+            let tree: BTreeSet<u32> = descendants(pid).into_iter().collect();
+            found.processes.iter().any(|process| tree.contains(&process.pid))
+        };
+        if selection.pids.contains(&pid) && !has_ruby() {
+            failures.push(DumpFailure::NotRuby { pid, reason, denied });
+        } else if denied && is_running(pid) {
+            unseen.push((pid, reason));
         }
     }
+    let count = unseen.len();
+    if let Some((first, reason)) = unseen.into_iter().next() {
+        failures.push(DumpFailure::Unseen { count, first, reason, others: dumped });
+    } else if selection.is_open() && found.processes.is_empty() {
+        failures.insert(0, DumpFailure::Nobody(selection.sought()));
+    }
+    failures
 }
 
 /// Looks at one process again and again.
@@ -254,4 +289,42 @@ fn gathered(found: &Survey, process: &ProcessFound, wanted: Wanted) -> Result<Du
         let denied = error.kind() == io::ErrorKind::PermissionDenied;
         not_ruby(format!("its memory cannot be read: {error}"), denied)
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::discover::Miss;
+
+    /// Processes that cannot be looked at are counted, whoever selected them; with nothing else they are missing privilege.
+    #[test]
+    fn processes_that_cannot_be_inspected() {
+        let own = std::process::id();
+        let miss = |pid, denied| Miss {
+            subject: Subject::Pid(pid),
+            reason: "it is another user's".to_owned(),
+            denied,
+        };
+        // One is no Ruby, one has ended, and one that runs is denied.
+        let found = Survey {
+            misses: vec![miss(own, false), miss(u32::MAX, true), miss(own, true)],
+            ..Survey::default()
+        };
+        let all = Selection { all: true, ..Selection::default() };
+        let [failure] = &missed(&found, &all, false)[..] else { panic!("{:?}", missed(&found, &all, false)) };
+        assert_eq!(failure.exit_status(), 3);
+        let said = failure.to_string();
+        assert!(
+            said.starts_with("1 process cannot be inspected") && said.contains(&own.to_string()),
+            "{said}"
+        );
+        let beside = missed(&found, &all, true);
+        assert!(matches!(&beside[..], [DumpFailure::Unseen { count: 1, .. }]), "{beside:?}");
+        assert_eq!(beside[0].exit_status(), 0);
+        let none = Survey { misses: vec![miss(own, false)], ..Survey::default() };
+        assert!(matches!(&missed(&none, &all, false)[..], [DumpFailure::Nobody(_)]));
+        let named = Selection { pids: vec![own], ..Selection::default() };
+        let named = missed(&Survey { misses: vec![miss(own, true)], ..Survey::default() }, &named, false);
+        assert!(matches!(&named[..], [DumpFailure::NotRuby { denied: true, .. }]), "{named:?}");
+    }
 }

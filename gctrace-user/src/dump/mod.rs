@@ -10,7 +10,7 @@ use std::{
     collections::BTreeSet,
     io::{self, BufWriter, Write as _},
     sync::mpsc::{self, RecvTimeoutError, Sender},
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 pub use found::{Dump, Gvl, LockWait, NativeRead, NativeSide, RubySide, StackRead, State, Thread};
@@ -29,14 +29,19 @@ use crate::{
     host::{
         doing::Doing,
         proc::{is_running, start_ns},
-        tasks,
+        proc_root,
+        tasks::{self, Task},
     },
     words::plural,
 };
 
-/// How long the next thing may take to be read. The kernel makes readers wait while a thread of the process changes its memory map,
-/// and that thread may hang on a file system.
+/// How long the kernel may block one read. It makes readers wait while a thread of the process changes its memory map, and that thread may
+/// hang on a file system.
 const PATIENCE: Duration = Duration::from_secs(20);
+/// How often it is looked whether the reader is blocked.
+const LOOK: Duration = Duration::from_secs(1);
+/// How many threads are named at most.
+const NAMED: usize = 8;
 
 /// Why there is no dump of a process.
 #[derive(Clone, Debug, thiserror::Error)]
@@ -127,40 +132,63 @@ pub fn run(settings: &DumpSettings) -> u8 {
 fn started(settings: &DumpSettings) -> impl Iterator<Item = Result<Dump, DumpFailure>> {
     let (send, receive) = mpsc::channel();
     let (settings, pids) = (settings.clone(), settings.selection.pids.clone());
-    std::thread::spawn(move || read(&settings, &send));
+    let (say_id, id) = mpsc::channel();
+    std::thread::spawn(move || {
+        let _gone = say_id.send(proc_root::own_tid());
+        read(&settings, &send);
+    });
+    let own = proc_root::own_pid();
+    let reader = id.recv().ok();
+    let mut wait = Wait::default();
     let mut over = false;
     std::iter::from_fn(move || {
-        if over {
-            return None;
-        }
-        match receive.recv_timeout(PATIENCE) {
-            Ok(result) => Some(result),
-            Err(RecvTimeoutError::Disconnected) => None,
-            Err(RecvTimeoutError::Timeout) => {
+        while !over {
+            match receive.recv_timeout(LOOK) {
+                Ok(result) => return Some(result),
+                Err(RecvTimeoutError::Disconnected) => return None,
+                Err(RecvTimeoutError::Timeout) => {}
+            }
+            let now = reader.and_then(|tid| Task::look(own, tid));
+            if wait.for_how_long(now, Instant::now()) >= PATIENCE {
                 over = true;
-                Some(Err(DumpFailure::Hangs(hangs(&pids))))
+                return Some(Err(DumpFailure::Hangs(hangs(own, reader, &pids))));
             }
         }
+        None
     })
 }
 
-/// Why a process cannot be read, for people: the thread that hangs, if there is one.
-fn hangs(pids: &[u32]) -> String {
-    let waited = format!("the kernel has blocked reading it for {} s", PATIENCE.as_secs());
-    for &pid in pids {
-        for tid in tasks::tids(pid).unwrap_or_default() {
-            let doing = Doing::look_briefly(pid, tid);
-            if doing.state == Some('D') {
-                let at = doing.wchan.as_deref().unwrap_or("an unknown place");
-                return format!(
-                    "pid {pid}: {waited}: its thread {tid} hangs in the kernel (state D, in {at})"
-                );
-            }
+/// How long a thread has slept in one place. One that reads much, or waits for a short time now and then, is not blocked.
+#[derive(Default)]
+struct Wait(Option<(Task, Instant)>);
+
+impl Wait {
+    /// The thread is seen as this now.
+    fn for_how_long(&mut self, task: Option<Task>, now: Instant) -> Duration {
+        match (self.0, task.filter(|task| task.asleep)) {
+            (Some((before, since)), Some(task)) if before == task => return now.duration_since(since),
+            (_, task) => self.0 = task.map(|task| (task, now)),
         }
+        Duration::ZERO
     }
-    match pids {
-        [pid] => format!("pid {pid}: {waited}"),
-        _ => format!("a process: {waited}; name processes one by one with --pid"),
+}
+
+/// Why a process cannot be read, for people: where the reader is blocked, and which threads hang as well, if there are any.
+fn hangs(own: u32, reader: Option<u32>, pids: &[u32]) -> String {
+    let at = |doing: Doing| doing.wchan.filter(|at| at != "0").map(|at| format!(" in {at}"));
+    let blocked = reader.and_then(|tid| at(Doing::look_briefly(own, tid))).unwrap_or_default();
+    let waited = format!("the kernel has blocked reading it for {} s{blocked}", PATIENCE.as_secs());
+    let [pid] = pids else {
+        return format!("a process: {waited}; name processes one by one with --pid");
+    };
+    let stuck = tasks::tids(*pid).unwrap_or_default().into_iter().filter_map(|tid| {
+        let doing = Doing::look_briefly(*pid, tid);
+        (doing.state == Some('D')).then(|| format!("{tid}{}", at(doing).unwrap_or_default()))
+    });
+    // Any of them can be the one that holds the memory map, and none has to be.
+    match stuck.take(NAMED).collect::<Vec<_>>().as_slice() {
+        [] => format!("pid {pid}: {waited}"),
+        stuck => format!("pid {pid}: {waited}; threads of it in state D: {}", stuck.join(", ")),
     }
 }
 
@@ -258,7 +286,8 @@ fn surveyed(pids: Vec<u32>, cache: &mut Cache) -> Survey {
         files: Vec::new(),
         // What the kernel can do matters to events only; stacks are planned where threads are read.
         abilities: Abilities { reads_threads: true, cookies: true },
-        debug: DebugInfo::of_servers(std::env::var("DEBUGINFOD_URLS").ok().as_deref()),
+        // A look at what happens now does not wait for a server.
+        debug: DebugInfo::default(),
     };
     survey(&subjects, cache)
 }
@@ -295,6 +324,34 @@ fn gathered(found: &Survey, process: &ProcessFound, wanted: Wanted) -> Result<Du
 mod tests {
     use super::*;
     use crate::discover::Miss;
+
+    /// Only one sleep that lasts is a block: not one that begins anew, and not a thread that runs.
+    #[test]
+    fn blocked() {
+        let begin = Instant::now();
+        let at = |seconds| begin + Duration::from_secs(seconds);
+        let task = |asleep, switches| Some(Task { tid: 7, own_tid: 7, asleep, switches: (switches, 0) });
+        let mut wait = Wait::default();
+        assert_eq!(wait.for_how_long(task(true, 1), at(0)), Duration::ZERO);
+        assert_eq!(wait.for_how_long(task(true, 1), at(19)), Duration::from_secs(19));
+        assert_eq!(wait.for_how_long(task(true, 2), at(30)), Duration::ZERO);
+        assert_eq!(wait.for_how_long(task(true, 2), at(31)), Duration::from_secs(1));
+        assert_eq!(wait.for_how_long(task(false, 2), at(60)), Duration::ZERO);
+        assert_eq!(wait.for_how_long(task(true, 3), at(61)), Duration::ZERO);
+        assert_eq!(wait.for_how_long(None, at(90)), Duration::ZERO);
+    }
+
+    /// Threads of a process that sleep in another state are not named, and a kernel that does not say where hides nothing else.
+    #[test]
+    fn words_for_a_block() {
+        let own = std::process::id();
+        let said = hangs(own, None, &[own]);
+        assert!(
+            said.starts_with(&format!("pid {own}: the kernel has blocked reading it for 20 s")),
+            "{said}"
+        );
+        assert!(hangs(own, None, &[]).starts_with("a process: the kernel"));
+    }
 
     /// Processes that cannot be looked at are counted, whoever selected them; with nothing else they are missing privilege.
     #[test]

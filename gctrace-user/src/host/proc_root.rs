@@ -82,6 +82,13 @@ pub fn own_pid() -> u32 {
     link.and_then(|link| link.to_str()?.parse().ok()).unwrap_or_else(std::process::id)
 }
 
+/// The same of the calling thread.
+pub fn own_tid() -> u32 {
+    let link = fs::read_link(root().join("thread-self")).ok();
+    let tid = link.and_then(|link| link.file_name()?.to_str()?.parse().ok());
+    tid.unwrap_or_else(|| rustix::thread::gettid().as_raw_nonzero().get() as u32)
+}
+
 /// The root of the host's files: that of a first process, where gctrace has mounts of its own, as in a container.
 pub fn file_root() -> PathBuf {
     let own = fs::read_link("/proc/self/ns/mnt").ok();

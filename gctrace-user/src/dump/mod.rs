@@ -28,10 +28,12 @@ use crate::{
     },
     host::{
         doing::Doing,
+        mem::ProcessMemory,
         proc::{is_running, start_ns},
         proc_root,
         tasks::{self, Task},
     },
+    ruby::{frames::Memory as _, plan::AttachPlan},
     words::plural,
 };
 
@@ -247,8 +249,41 @@ fn missed(found: &Survey, selection: &Selection, dumped: bool) -> Vec<DumpFailur
 /// Looks at one process again and again.
 pub struct Looker {
     cache: Cache,
-    /// What was found of the process that was looked at last, and when that was started.
-    known: Option<(u32, Option<u64>, Survey)>,
+    /// The process that was looked at last.
+    known: Option<Known>,
+}
+
+/// What was found of a process.
+struct Known {
+    pid: u32,
+    /// When it was started.
+    started: Option<u64>,
+    /// Its memory, opened before.
+    memory: io::Result<ProcessMemory>,
+    found: Survey,
+}
+
+impl Known {
+    fn read(pid: u32, cache: &mut Cache) -> Self {
+        let (started, memory) = (start_ns(pid), ProcessMemory::open(pid));
+        Self { pid, started, memory, found: surveyed(vec![pid], cache) }
+    }
+
+    /// The process, and how it is read.
+    fn process(&self) -> Option<(&ProcessFound, Option<&AttachPlan>)> {
+        let process = self.found.processes.first()?;
+        Some((process, self.found.images[process.image].plan()))
+    }
+
+    /// Whether this is the process, and it still runs the same program: with another one it has other memory.
+    fn is(&self, pid: u32) -> bool {
+        let runs = || {
+            let (process, plan) = self.process()?;
+            let at = process.bias?.wrapping_add(plan?.analysis.vm.vm_ptr.0);
+            Some(self.memory.as_ref().ok()?.read(at, &mut [0; 8]))
+        };
+        self.pid == pid && self.started == start_ns(pid) && runs() == Some(true)
+    }
 }
 
 impl Looker {
@@ -263,18 +298,22 @@ impl Looker {
     ///
     /// It is no Ruby process, or cannot be read.
     pub fn look(&mut self, pid: u32) -> Result<Dump, DumpFailure> {
-        let started = start_ns(pid);
-        if self.known.as_ref().is_none_or(|known| (known.0, known.1) != (pid, started)) {
-            self.known = Some((pid, started, surveyed(vec![pid], &mut self.cache)));
-        }
-        let gone = || DumpFailure::NotRuby { pid, reason: "it has ended".to_owned(), denied: false };
-        let found = &self.known.as_ref().ok_or_else(gone)?.2;
-        let result = found.processes.first().map_or_else(
-            || Err(gone()),
-            |process| of(found, process, Wanted { native: false, not_run: false }),
-        );
-        if result.is_err() {
-            self.known = None;
+        let known = match self.known.take().filter(|known| known.is(pid)) {
+            Some(known) => known,
+            None => Known::read(pid, &mut self.cache),
+        };
+        let Some((process, plan)) = known.process() else {
+            let ended = || ("it has ended".to_owned(), false);
+            let miss = known.found.misses.first();
+            let (reason, denied) = miss.map_or_else(ended, |miss| (miss.reason.clone(), miss.denied));
+            return Err(DumpFailure::NotRuby { pid, reason, denied });
+        };
+        let result = of(&known.found, process, Wanted { native: false, not_run: false });
+        let walks = plan.is_some_and(|plan| plan.frames.is_ok());
+        // A list of threads that cannot be read may be that of another program.
+        let lists = |dump: &Dump| dump.no_stacks.is_none() || !walks;
+        if result.as_ref().is_ok_and(lists) {
+            self.known = Some(known);
         }
         result
     }
@@ -324,6 +363,34 @@ fn gathered(found: &Survey, process: &ProcessFound, wanted: Wanted) -> Result<Du
 mod tests {
     use super::*;
     use crate::discover::Miss;
+
+    /// A process that replaces its program, here by the same one, is shown with the threads of the new one.
+    #[test]
+    fn replaced_program() {
+        let (ruby, again) =
+            ("/usr/bin/ruby", "exec $0, '--disable-gems', '-e', 'Thread.new { sleep }; sleep'");
+        let mut command = std::process::Command::new(ruby);
+        command.args(["--disable-gems", "-e", &format!("gets; $0 = '{ruby}'; {again}")]);
+        let mut child = command.stdin(std::process::Stdio::piped()).spawn().unwrap();
+        let mut looker = Looker::new(None);
+        let mut until = |count: usize| {
+            let deadline = Instant::now() + Duration::from_secs(30);
+            loop {
+                let dump = looker.look(child.id());
+                let ruby = |dump: &Dump| dump.threads.iter().filter(|thread| thread.ruby.is_some()).count();
+                if dump.as_ref().is_ok_and(|dump| ruby(dump) == count) {
+                    return;
+                }
+                assert!(Instant::now() < deadline, "{dump:?}");
+                std::thread::sleep(Duration::from_millis(20));
+            }
+        };
+        until(1);
+        writeln!(child.stdin.as_ref().unwrap(), "go").unwrap();
+        until(2);
+        child.kill().unwrap();
+        child.wait().unwrap();
+    }
 
     /// Only one sleep that lasts is a block: not one that begins anew, and not a thread that runs.
     #[test]

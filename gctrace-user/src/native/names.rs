@@ -1,9 +1,9 @@
 //! Names of native frames.
 
 use std::collections::HashMap;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
-use super::code::{Book, Mapped};
+use super::code::{Book, CodeImage, Mapped};
 use crate::address::Svma;
 use crate::aggregate::mix::NativeFrame;
 use crate::ledger::{NativeCounts, UserCounts};
@@ -12,11 +12,29 @@ use crate::model::stack::{Frame, FrameKind};
 /// Frames remembered at most; beyond, all are forgotten.
 const MAX_FRAMES: usize = 1 << 16;
 
+/// Where a frame is: process, address, and whether that is a return address.
+type Place = (u32, u64, bool);
+
+/// A frame that was named before.
+struct Named {
+    frame: Arc<Frame>,
+    /// Whether a symbol names it.
+    by_symbol: bool,
+    /// Of what, and where that lay: another library may lie there by now. Its file is not kept open by this.
+    image: Weak<CodeImage>,
+    bias: u64,
+}
+
+impl Named {
+    fn is_of(&self, mapped: &Mapped) -> bool {
+        self.bias == mapped.bias && std::ptr::eq(self.image.as_ptr(), Arc::as_ptr(&mapped.image))
+    }
+}
+
 /// Names frames by their addresses.
 pub struct NativeNamer {
     book: Book,
-    /// Frames of processes, and whether a symbol names them.
-    frames: HashMap<(u32, u64), (Arc<Frame>, bool)>,
+    frames: HashMap<Place, Named>,
     /// When a process replaced its program, nanoseconds.
     execs: HashMap<u32, u64>,
     counts: NativeCounts,
@@ -39,13 +57,13 @@ impl NativeNamer {
 
     /// A process replaced its program at that time: addresses have other meanings after that.
     pub fn execed(&mut self, pid: u32, ts_ns: u64) {
-        self.frames.retain(|(of, _), _| *of != pid);
+        self.frames.retain(|(of, ..), _| *of != pid);
         self.execs.insert(pid, ts_ns);
     }
 
     /// A process ended.
     pub fn exited(&mut self, pid: u32) {
-        self.frames.retain(|(of, _), _| *of != pid);
+        self.frames.retain(|(of, ..), _| *of != pid);
         self.execs.remove(&pid);
     }
 
@@ -57,10 +75,11 @@ impl NativeNamer {
         let map = self.book.get(pid).filter(|map| ts_ns >= exec || map.read_ns < exec);
         let mut leaf = true;
         let one = |&address: &u64| {
+            let returns = !std::mem::take(&mut leaf);
             // A return address may be the first behind a function that ends with a call.
-            let code = address - u64::from(!std::mem::take(&mut leaf)).min(address);
+            let code = address - u64::from(returns).min(address);
             let mapped = map.as_deref().and_then(|map| map.find(code));
-            let (frame, named) = self.frame(pid, address, code, mapped);
+            let (frame, named) = self.frame((pid, address, returns), code, mapped);
             let of_ruby = mapped.filter(|mapped| mapped.bias == ruby);
             let interpreter = of_ruby.and_then(|mapped| mapped.image.interpreter());
             let stated = Svma(code.wrapping_sub(ruby));
@@ -74,7 +93,8 @@ impl NativeNamer {
         addresses.iter().map(one).collect()
     }
 
-    fn frame(&mut self, pid: u32, address: u64, code: u64, mapped: Option<&Mapped>) -> (Arc<Frame>, bool) {
+    fn frame(&mut self, place: Place, code: u64, mapped: Option<&Mapped>) -> (Arc<Frame>, bool) {
+        let (_, address, _) = place;
         self.counts.native_frames += 1;
         let Some(mapped) = mapped else {
             self.counts.native_frames_unmapped += 1;
@@ -82,15 +102,17 @@ impl NativeNamer {
             let name = "(native)".into();
             return (Arc::new(Frame { kind, name, file: None, line: 0, first_line: 0, address }), false);
         };
-        let key = (pid, code);
-        let (frame, named) = if let Some((frame, named)) = self.frames.get(&key) {
-            (Arc::clone(frame), *named)
+        let known = self.frames.get(&place).filter(|known| known.is_of(mapped));
+        let (frame, named) = if let Some(known) = known {
+            (Arc::clone(&known.frame), known.by_symbol)
         } else {
-            let (name, named) = name(mapped, code);
+            let (name, by_symbol) = name(mapped, code);
             let file = Some(Arc::clone(&mapped.image.path));
             let kind = FrameKind::Native;
             let frame = Arc::new(Frame { kind, name, file, line: 0, first_line: 0, address });
-            (self.remember(key, frame, named), named)
+            let (image, bias) = (Arc::downgrade(&mapped.image), mapped.bias);
+            self.remember(place, Named { frame: Arc::clone(&frame), by_symbol, image, bias });
+            (frame, by_symbol)
         };
         if named {
             self.counts.native_frames_named += 1;
@@ -100,12 +122,11 @@ impl NativeNamer {
         (frame, named)
     }
 
-    fn remember(&mut self, key: (u32, u64), frame: Arc<Frame>, named: bool) -> Arc<Frame> {
+    fn remember(&mut self, place: Place, named: Named) {
         if self.frames.len() >= MAX_FRAMES {
             self.frames.clear();
         }
-        self.frames.insert(key, (Arc::clone(&frame), named));
-        frame
+        self.frames.insert(place, named);
     }
 }
 
@@ -124,4 +145,37 @@ fn name(mapped: &Mapped, address: u64) -> (Arc<str>, bool) {
 /// Names of Rust functions as they are written; of others as they are.
 fn demangled(name: &str) -> Arc<str> {
     name.into()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::code::{CodeMap, Source};
+    use super::*;
+
+    /// Names follow what is mapped: another library at the same address has its own, and so has the same one elsewhere. A return address is
+    /// not the same frame as an instruction there.
+    #[test]
+    fn another_library() {
+        let book = Book::default();
+        let mut namer = NativeNamer::new(book.clone());
+        let image =
+            |path: &str| Arc::new(CodeImage::new(path.as_ref(), Source::Bytes(Vec::new()), Vec::new()));
+        let (a, b) = (image("/lib/a.so"), image("/lib/b.so"));
+        let mut shown = |image: &Arc<CodeImage>, bias, addresses: &[u64]| {
+            let mapped = Mapped { start: 0x1000, end: 0x2000, bias, image: Arc::clone(image) };
+            book.set(7, Arc::new(CodeMap { read_ns: 1, mappings: vec![mapped] }));
+            let frames = namer.stack(7, 1, 0, addresses);
+            frames
+                .iter()
+                .map(|native| (native.frame.name.to_string(), native.frame.address))
+                .collect::<Vec<_>>()
+        };
+        let as_in = |name: &str, address| (name.to_owned(), address);
+        let stack = [0x1010, 0x1021];
+        assert_eq!(shown(&a, 0x1000, &stack), [as_in("a.so+0x10", 0x1010), as_in("a.so+0x20", 0x1021)]);
+        assert_eq!(shown(&b, 0x1000, &stack), [as_in("b.so+0x10", 0x1010), as_in("b.so+0x20", 0x1021)]);
+        assert_eq!(shown(&b, 0x800, &stack), [as_in("b.so+0x810", 0x1010), as_in("b.so+0x820", 0x1021)]);
+        assert_eq!(shown(&b, 0x800, &[0x1020]), [as_in("b.so+0x820", 0x1020)]);
+        assert_eq!(Arc::strong_count(&a), 1, "a library that is gone is kept open");
+    }
 }

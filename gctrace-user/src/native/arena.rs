@@ -29,16 +29,26 @@ impl Arena {
 
     /// Takes a run of `count` chunks.
     pub(super) fn take(&mut self, count: u32, now: Instant) -> Option<Run> {
+        let (first, len) = self.find(count, now)?;
+        self.free.remove(&first);
+        self.add(Run { first: first + count, count: len - count });
+        Some(Run { first, count })
+    }
+
+    /// Whether there is a run of `count` chunks.
+    pub(super) fn has(&mut self, count: u32, now: Instant) -> bool {
+        self.find(count, now).is_some()
+    }
+
+    /// First number and length of a free run that is long enough.
+    fn find(&mut self, count: u32, now: Instant) -> Option<(u32, u32)> {
         while let Some(&(since, run)) = self.resting.front()
             && now.duration_since(since) >= REST
         {
             self.resting.pop_front();
             self.add(run);
         }
-        let (&first, &len) = self.free.iter().find(|(_, len)| **len >= count)?;
-        self.free.remove(&first);
-        self.add(Run { first: first + count, count: len - count });
-        Some(Run { first, count })
+        self.free.iter().find(|(_, len)| **len >= count).map(|(&first, &len)| (first, len))
     }
 
     /// Gives a run back, to which nothing refers any more.
@@ -93,7 +103,8 @@ mod tests {
                     arena.give_back(run, now);
                     resting.push((now, run));
                 }
-                let _rested = arena.take(0, now);
+                let longest = arena.has(0, now).then(|| arena.free.values().copied().max()).flatten().unwrap_or(0);
+                prop_assert!((1..9).all(|count| arena.has(count, now) == (count <= longest)));
                 let taken = used.iter().chain(resting.iter().map(|(_, run)| run)).map(|run| run.count).sum::<u32>();
                 prop_assert_eq!(63 - arena.free.values().sum::<u32>(), taken);
             }

@@ -1,11 +1,12 @@
 //! Which code lies where in a process. Written by the thread that watches mappings, read by the one that names frames.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::fs::File;
 use std::ops::Range;
 use std::os::unix::fs::FileExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::{Duration, Instant};
 
 use crate::address::Svma;
 use crate::debuginfo::FunctionNames;
@@ -177,5 +178,59 @@ impl Book {
 
     pub(super) fn counts(&self) -> TableCounts {
         self.lock().counts
+    }
+}
+
+/// How long the code of a process that ended is remembered: stacks of it may still be waiting to be named.
+const REMEMBERED: Duration = Duration::from_secs(10);
+
+/// Processes that ended and whose code is still in the book, oldest first.
+#[derive(Debug, Default)]
+pub(super) struct Ended(VecDeque<(Instant, u32, Arc<CodeMap>)>);
+
+impl Ended {
+    /// A process ended.
+    pub(super) fn left(&mut self, pid: u32, book: &Book, now: Instant) {
+        if let Some(map) = book.get(pid) {
+            self.0.push_back((now, pid, map));
+        }
+    }
+
+    /// Forgets the code of those that ended long ago. `lives`: whether a process with this pid has a table.
+    pub(super) fn expire(&mut self, book: &Book, now: Instant, lives: impl Fn(u32) -> bool) {
+        while let Some((since, ..)) = self.0.front()
+            && now.duration_since(*since) > REMEMBERED
+            && let Some((_, pid, map)) = self.0.pop_front()
+        {
+            // Another process may have the pid by now, and then other code, or that of its parent.
+            if !lives(pid) && book.get(pid).is_some_and(|now| Arc::ptr_eq(&now, &map)) {
+                book.forget(pid);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The code of a process is forgotten some time after its end, whether it had a table or not; but not that of another one that has its pid.
+    #[test]
+    fn code_of_ended_processes() {
+        let (book, mut ended) = (Book::default(), Ended::default());
+        let map = || Arc::new(CodeMap { read_ns: 1, mappings: Vec::new() });
+        for pid in [1, 2, 3] {
+            book.set(pid, map());
+        }
+        let begin = Instant::now();
+        for pid in [1, 1, 2, 3, 4] {
+            ended.left(pid, &book, begin);
+        }
+        book.set(2, map());
+        let known = |book: &Book| [1, 2, 3].map(|pid| book.get(pid).is_some());
+        ended.expire(&book, begin + REMEMBERED, |_| false);
+        assert_eq!(known(&book), [true; 3]);
+        ended.expire(&book, begin + REMEMBERED + Duration::from_millis(1), |pid| pid == 3);
+        assert_eq!((known(&book), ended.0.len()), ([false, true, true], 0));
     }
 }

@@ -1,7 +1,7 @@
 //! Keeps the kernel side's unwind tables: one per image file, one list of mappings per process. Used by the thread that
 //! watches mappings.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::HashMap;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use gctrace_common::unwind::{CHUNK_MAPPINGS, UnwindMapping};
 
 use super::arena::{Arena, Run};
-use super::code::{Book, CodeImage, CodeMap, Mapped, of_file, of_vdso};
+use super::code::{Book, CodeImage, CodeMap, Ended, Mapped, of_file, of_vdso};
 use super::{NativeNamer, layout};
 use crate::bpf::{ExecMapping, UnwindMaps};
 use crate::clock::monotonic_ns;
@@ -19,8 +19,8 @@ use crate::host::{
     mappings::{CodeMapping, code_of, load_bias},
 };
 
-/// How long the code of a process that ended is remembered: stacks of it may still be waiting to be named.
-const REMEMBERED: Duration = Duration::from_secs(10);
+/// How long what found no room waits at least until it is tried again.
+const AGAIN: Duration = Duration::from_secs(5);
 
 /// What the code of a mapping belongs to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -35,6 +35,8 @@ struct Image {
     /// The chunks of its table; none: there is no table.
     run: Run,
     pages: u32,
+    /// How many chunks there was no room for; 0: it has all that it needs.
+    lacks: u32,
     /// Stated address that the table counts from.
     base: u64,
     segments: Vec<LoadSegment>,
@@ -56,8 +58,11 @@ pub struct Tables {
     arena: Arena,
     images: HashMap<Key, Arc<Image>>,
     processes: HashMap<u32, Arc<Shared>>,
-    /// Processes that ended, oldest first.
-    ended: VecDeque<(Instant, u32)>,
+    ended: Ended,
+    /// Processes for which something found no room, and how many chunks that is.
+    starved: HashMap<u32, u32>,
+    /// When it was last looked whether there is room for them.
+    looked: Option<Instant>,
     book: Book,
 }
 
@@ -69,7 +74,9 @@ impl Tables {
             maps,
             images: HashMap::new(),
             processes: HashMap::new(),
-            ended: VecDeque::new(),
+            ended: Ended::default(),
+            starved: HashMap::new(),
+            looked: None,
             book: Book::default(),
         }
     }
@@ -95,6 +102,25 @@ impl Tables {
         pids.dedup();
         for pid in pids {
             self.refresh(pid);
+        }
+        self.try_again();
+    }
+
+    /// Reads the processes again for which there was no room, if there is some now.
+    fn try_again(&mut self) {
+        let now = Instant::now();
+        let lately = self.looked.is_some_and(|looked| now.duration_since(looked) < AGAIN);
+        if self.starved.is_empty() || lately {
+            return;
+        }
+        self.looked = Some(now);
+        let starved: Vec<(u32, u32)> = self.starved.iter().map(|(&pid, &chunks)| (pid, chunks)).collect();
+        for (pid, chunks) in starved {
+            if self.arena.has(chunks, now) {
+                self.refresh(pid);
+            } else {
+                self.give_up_unmapped(now);
+            }
         }
     }
 
@@ -132,6 +158,11 @@ impl Tables {
         }
         let (images, mapped): (Vec<_>, Vec<_>) =
             found.into_iter().map(|(image, mapped, _)| (image, mapped)).unzip();
+        // Of several, any is worth another try.
+        match images.iter().map(|image| image.lacks).filter(|&lacks| lacks > 0).min() {
+            Some(lacks) => self.starved.insert(pid, lacks),
+            None => self.starved.remove(&pid),
+        };
         // ImageTables here, so that the thread that names frames does not wait for it while others leave.
         for code in &mapped {
             code.image.names();
@@ -143,6 +174,7 @@ impl Tables {
         }
         let Some(run) = self.room(1) else {
             self.book.count(|counts| &mut counts.full, 1);
+            self.starved.insert(pid, 1);
             return self.drop_table(pid);
         };
         let shared = Arc::new(Shared { run, mappings, code, _images: images });
@@ -169,6 +201,9 @@ impl Tables {
             self.book.count(|counts| &mut counts.full, 1);
             return;
         }
+        if let Some(&chunks) = self.starved.get(&parent) {
+            self.starved.insert(child, chunks);
+        }
         let before = self.processes.insert(child, shared);
         self.release(before);
     }
@@ -176,18 +211,11 @@ impl Tables {
     /// A process ended or is no longer traced. Its frames can be named for a while yet.
     pub fn forget(&mut self, pid: u32) {
         let now = Instant::now();
-        if self.processes.contains_key(&pid) {
-            self.ended.push_back((now, pid));
-        }
+        self.starved.remove(&pid);
+        // Also one whose mappings found no room: its code is in the book.
+        self.ended.left(pid, &self.book, now);
         self.drop_table(pid);
-        while let Some(&(since, pid)) = self.ended.front()
-            && now.duration_since(since) > REMEMBERED
-        {
-            self.ended.pop_front();
-            if !self.processes.contains_key(&pid) {
-                self.book.forget(pid);
-            }
-        }
+        self.ended.expire(&self.book, now, |pid| self.processes.contains_key(&pid));
     }
 
     fn drop_table(&mut self, pid: u32) {
@@ -241,21 +269,33 @@ impl Tables {
         key: Key,
         read: impl FnOnce() -> Result<(Vec<LoadSegment>, CodeImage), ElfError>,
     ) -> Option<Arc<Image>> {
-        if let Some(image) = self.images.get(&key) {
-            return Some(Arc::clone(image));
-        }
-        // What cannot be read now may be readable for another process: nothing is remembered.
-        let (segments, code) = read().inspect_err(|error| log::debug!("unwind table: {error}")).ok()?;
+        let known = self.images.get(&key).map(Arc::clone);
+        let (segments, code) = match known {
+            Some(image) if image.lacks == 0 || !self.arena.has(image.lacks, Instant::now()) => {
+                return Some(image);
+            }
+            // What was read of it serves again.
+            Some(image) => (image.segments.clone(), Arc::clone(&image.code)),
+            None => {
+                // What cannot be read now may be readable for another process: nothing is remembered.
+                let read = read().inspect_err(|error| log::debug!("unwind table: {error}")).ok()?;
+                (read.0, Arc::new(read.1))
+            }
+        };
         let table = code.table();
-        let mut image = Image { run: Run::default(), pages: 0, base: 0, segments, code: Arc::new(code) };
+        let mut image = Image { run: Run::default(), pages: 0, lacks: 0, base: 0, segments, code };
         let table = table
             .inspect_err(|error| log::debug!("unwind table of {}: {error}", image.code.path))
             .ok()
             .and_then(|table| Some((table.base.0, layout::table(&table.rows)?)));
         if let Some((base, layout)) = table {
-            let Some(run) = self.room(layout.chunks.len() as u32) else {
+            let chunks = layout.chunks.len() as u32;
+            let Some(run) = self.room(chunks) else {
                 self.book.count(|counts| &mut counts.full, 1);
-                return Some(Arc::new(image));
+                image.lacks = chunks;
+                let image = Arc::new(image);
+                self.images.insert(key, Arc::clone(&image));
+                return Some(image);
             };
             for (number, chunk) in (run.first..).zip(&layout.chunks) {
                 if let Err(error) = self.maps.write(number, chunk) {
@@ -279,15 +319,20 @@ impl Tables {
         let now = Instant::now();
         let taken = self.arena.take(count, now);
         if taken.is_none() {
-            let arena = &mut self.arena;
-            self.images.retain(|_, image| {
-                let kept = Arc::strong_count(image) > 1;
-                if !kept && image.run.count > 0 {
-                    arena.give_back(image.run, now);
-                }
-                kept
-            });
+            self.give_up_unmapped(now);
         }
         taken
+    }
+
+    /// Images that no process maps any longer return their chunks.
+    fn give_up_unmapped(&mut self, now: Instant) {
+        let arena = &mut self.arena;
+        self.images.retain(|_, image| {
+            let kept = Arc::strong_count(image) > 1;
+            if !kept && image.run.count > 0 {
+                arena.give_back(image.run, now);
+            }
+            kept
+        });
     }
 }

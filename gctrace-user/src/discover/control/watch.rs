@@ -1,6 +1,6 @@
 //! Watching: new mappings, answers of servers, cgroups and orders about the GVL, until the run ends.
 
-use std::{io::Read as _, os::fd::OwnedFd, time::Duration};
+use std::{collections::HashSet, io::Read as _, os::fd::OwnedFd, time::Duration};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
@@ -13,7 +13,10 @@ use super::{
     Control, ControlEvent, GVL_ATTACH, GVL_DETACH, Verdict,
     select::END_INTERVAL,
 };
-use crate::bpf::{MappingWatch, Watched, brief};
+use crate::{
+    bpf::{MappingWatch, Watched, brief},
+    host::proc::is_running,
+};
 
 /// How long nothing must happen before an image is finished, or an installed one is prepared.
 const PREPARING: Duration = Duration::from_millis(20);
@@ -25,6 +28,27 @@ pub(super) enum Until {
     Stopped,
     /// Nothing waits for a server.
     Answered,
+}
+
+/// Forks and ends of processes. Each CPU has records of its own, which are read one CPU after the other: the end of a process can be
+/// read before its fork, but not earlier than in the round before.
+#[derive(Default)]
+struct Lives {
+    /// Processes whose end was read in the round before.
+    before: Vec<u32>,
+}
+
+impl Lives {
+    /// Which processes have ended, after all forks of a round were handled.
+    fn ended(&mut self, forks: &[(u32, u32)], exits: Vec<u32>, runs: impl Fn(u32) -> bool) -> Vec<u32> {
+        let forked: HashSet<u32> = forks.iter().map(|&(_, child)| child).collect();
+        // Of a pid that was forked and has ended, either can be the last: pids are used again.
+        let of_before = self.before.iter().filter(|pid| forked.contains(pid));
+        let ended = exits.iter().chain(of_before).copied();
+        let ended = ended.filter(|pid| !forked.contains(pid) || !runs(*pid)).collect();
+        self.before = exits;
+        ended
+    }
 }
 
 impl Control {
@@ -54,6 +78,7 @@ impl Control {
     /// Handles new mappings and answers until asked to stop, which gives `false`, or until nothing waits for an answer.
     pub(super) fn watch(&mut self, watch: &mut MappingWatch, stop: &OwnedFd, until: Until) -> bool {
         let mut lost = watch.lost();
+        let mut lives = Lives::default();
         loop {
             if until == Until::Answered && self.waiting.is_empty() {
                 return true;
@@ -109,17 +134,20 @@ impl Control {
             }
             let mut new = Vec::new();
             let mut forks = Vec::new();
-            watch.drain(|watched| match (watched, &mut self.native) {
-                (Watched::Mapping(mapping), _) => new.push(mapping),
-                (Watched::Fork { parent, child }, native) => {
-                    forks.push((parent, child));
-                    if let Some(native) = native {
-                        native.forked(parent, child);
-                    }
-                }
-                (Watched::Exit { pid }, Some(native)) => native.forget(pid),
-                (_, None) => {}
+            let mut exits = Vec::new();
+            watch.drain(|watched| match watched {
+                Watched::Mapping(mapping) => new.push(mapping),
+                Watched::Fork { parent, child } => forks.push((parent, child)),
+                Watched::Exit { pid } => exits.push(pid),
             });
+            if let Some(native) = &mut self.native {
+                for &(parent, child) in &forks {
+                    native.forked(parent, child);
+                }
+                for pid in lives.ended(&forks, exits, is_running) {
+                    native.forget(pid);
+                }
+            }
             if watch.lost() != lost {
                 lost = watch.lost();
                 log::info!("{lost} mapping records lost so far; scanning /proc");
@@ -179,5 +207,22 @@ impl Control {
             }
             self.mapped_code(pid, mapping);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A child whose end is read before its fork is forgotten all the same; a pid that was used again is not.
+    #[test]
+    fn ends_before_forks() {
+        let mut lives = Lives::default();
+        let dead = |_| false;
+        assert_eq!(lives.ended(&[], vec![5, 6], |_| true), [5, 6]);
+        assert_eq!(lives.ended(&[(1, 5)], vec![], dead), [5]);
+        assert!(lives.ended(&[(1, 5)], vec![], dead).is_empty());
+        assert_eq!(lives.ended(&[(1, 7), (1, 8)], vec![8, 7, 9], |pid| pid == 7), [8, 9]);
+        assert!(lives.ended(&[(1, 9)], vec![], |_| true).is_empty());
     }
 }

@@ -163,8 +163,16 @@ fn caller(memory: &impl Memory, at: At, row: UnwindRow) -> Result<At, NativeEnd>
 
 /// Why the callers of the last frame are not known, in words; `None`: there are none.
 pub fn missing(end: NativeEnd) -> Option<&'static str> {
+    reason(end, cfg!(target_arch = "x86_64"))
+}
+
+/// The same. `tables`: whether the unwind tables of this processor's programs are read.
+fn reason(end: NativeEnd, tables: bool) -> Option<&'static str> {
     Some(match end {
         NativeEnd::Complete => return None,
+        NativeEnd::NoTable | NativeEnd::NoRow | NativeEnd::Unsupported if !tables => {
+            "native stacks are walked on x86-64 only"
+        }
         NativeEnd::Truncated => "the native stack is deeper than gctrace reads",
         NativeEnd::NoTable => "code without an unwind table, such as that of a just-in-time compiler",
         NativeEnd::NoRow => "code that the unwind table of its file does not cover",
@@ -224,6 +232,16 @@ mod tests {
         let endless = Words(vec![0x100; 4096]);
         let (addresses, end) = walk(&endless, begin, |_| Ok(row(UnwindRow::RSP, 1, 0)));
         assert_eq!((addresses.len(), end), (MAX_NATIVE_FRAMES, NativeEnd::Truncated));
+    }
+
+    /// Where no unwind table is read, the code has none to blame.
+    #[test]
+    fn reasons() {
+        let of = |end, tables| reason(end, tables).unwrap_or_default();
+        assert!(of(NativeEnd::NoTable, true).contains("just-in-time"));
+        assert!(of(NativeEnd::NoTable, false).contains("x86-64"));
+        assert!(of(NativeEnd::NoRegisters, false).contains("where it sleeps"));
+        assert_eq!(reason(NativeEnd::Complete, false), None);
     }
 
     /// A program of C that sleeps has the functions of the C library on its stack, up to where it began.

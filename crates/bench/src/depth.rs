@@ -83,7 +83,12 @@ fn measure(depth: u32, native: bool) -> Result<Cost> {
     fs::remove_file(&pprof).with_context(|| format!("cannot remove {}", pprof.display()))?;
     // The script used no CPU time before, so all stacks are from the time that was measured.
     let stacks = stacks_taken(&said)?;
-    Ok(Cost { depth, native, stacks, ns: ns / u64::max(stacks, 1) })
+    Ok(Cost { depth, native, stacks, ns: each(ns, stacks)? })
+}
+
+/// The time of one stack.
+fn each(ns: u64, stacks: u64) -> Result<u64> {
+    ns.checked_div(stacks).context("gctrace took no stack, so there is nothing to measure")
 }
 
 fn expect(said: &mut impl std::io::BufRead, word: &str) -> Result<()> {
@@ -98,4 +103,16 @@ fn expect(said: &mut impl std::io::BufRead, word: &str) -> Result<()> {
 /// Nanoseconds of the programs of a process on perf events.
 fn on_ticks(pid: u32) -> Result<u64> {
     Ok(programs(pid)?.iter().filter(|program| program.kind == PERF_EVENT).map(|program| program.ns).sum())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Without a stack there is no cost of one.
+    #[test]
+    fn no_stacks() {
+        assert_eq!(each(900, 3).unwrap(), 300);
+        assert!(each(900, 0).unwrap_err().to_string().contains("no stack"));
+    }
 }

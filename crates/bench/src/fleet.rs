@@ -77,9 +77,9 @@ pub(super) fn run(json: bool) -> Result<()> {
     gctrace.signal(Signal::INT)?;
     // With --verbose: `gctrace: counted in the kernel: hits 42, …`, then `gctrace: counted by gctrace: …, cycles 7, …`.
     let kernel = wait(&lines, "counted in the kernel:")?;
-    let hits = counter(&kernel, "hits").with_context(|| kernel.clone())?;
+    let hits = counted(&kernel, "hits")?;
     let user = wait(&lines, "counted by gctrace:")?;
-    let cycles = counter(&user, "cycles").unwrap_or(0);
+    let cycles = counted(&user, "cycles")?;
     gctrace.wait(PATIENCE)?;
     for mut process in fleet {
         // The program ends with its input.
@@ -129,21 +129,63 @@ fn wait(lines: &Receiver<String>, wanted: &str) -> Result<String> {
     }
 }
 
+/// What gctrace counted: processes that collect garbage cannot leave it at nothing.
+fn counted(line: &str, name: &str) -> Result<u64> {
+    let count = counter(line, name).filter(|&count| count > 0);
+    count.with_context(|| format!("gctrace counted no {name}, so nothing was measured: {line}"))
+}
+
+/// Microseconds of a hit; `None`: the work did not show in the CPU time.
+fn hit_us(figures: &Figures) -> Option<f64> {
+    let seconds = (figures.busy_cpu - figures.idle_cpu) * WINDOW.as_secs_f64();
+    (seconds > 0.0 && figures.hits > 0).then(|| seconds * 1e6 / figures.hits as f64)
+}
+
 fn print(figures: &Figures, json: bool) {
+    let per_hit_us = hit_us(figures).map(|us| format!("{us:.2}"));
     let Figures { first_s, ready_s, idle_cpu, busy_cpu, hits, cycles, peak_rss_kib } = *figures;
-    let per_hit_us = (busy_cpu - idle_cpu).max(0.0) * WINDOW.as_secs_f64() * 1e6 / hits.max(1) as f64;
     if json {
+        let per_hit_us = per_hit_us.as_deref().unwrap_or("null");
         println!(
-            r#"{{"idle":{IDLE},"busy":{BUSY},"first_ready_s":{first_s:.3},"ready_s":{ready_s:.3},"idle_cpu":{idle_cpu:.5},"busy_cpu":{busy_cpu:.5},"hits":{hits},"cycles":{cycles},"hit_us":{per_hit_us:.2},"peak_rss_kib":{peak_rss_kib}}}"#
+            r#"{{"idle":{IDLE},"busy":{BUSY},"first_ready_s":{first_s:.3},"ready_s":{ready_s:.3},"idle_cpu":{idle_cpu:.5},"busy_cpu":{busy_cpu:.5},"hits":{hits},"cycles":{cycles},"hit_us":{per_hit_us},"peak_rss_kib":{peak_rss_kib}}}"#
         );
         return;
     }
     println!("{IDLE} idle and {BUSY} working Ruby processes");
     println!("ready after        {ready_s:.2} s; the first time, with its images analysed, {first_s:.2} s");
     println!("CPU, all idle      {:.2} % of a core", idle_cpu * 100.0);
+    let per_hit_us = per_hit_us.as_deref().unwrap_or("-");
     println!(
-        "CPU, some working  {:.2} % of a core: {cycles} cycles, {hits} probe hits, {per_hit_us:.1} µs each",
+        "CPU, some working  {:.2} % of a core: {cycles} cycles, {hits} probe hits, {per_hit_us} µs each",
         busy_cpu * 100.0
     );
     println!("peak RSS           {:.1} MiB", peak_rss_kib as f64 / 1024.0);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What was not measured is absent, or an error.
+    #[test]
+    fn nothing_measured() {
+        let line = "gctrace: counted by gctrace: records 9, cycles 7, lost 0";
+        assert_eq!(counted(line, "cycles").unwrap(), 7);
+        for name in ["lost", "hits"] {
+            let error = counted(line, name).unwrap_err().to_string();
+            assert!(error.contains("nothing was measured"), "{error}");
+        }
+        let busy = |busy_cpu, hits| Figures {
+            first_s: 2.0,
+            ready_s: 1.0,
+            idle_cpu: 0.01,
+            busy_cpu,
+            hits,
+            cycles: 1,
+            peak_rss_kib: 1,
+        };
+        assert!(hit_us(&busy(0.02, 100_000)).is_some_and(|us| (1.9..2.1).contains(&us)));
+        assert_eq!(hit_us(&busy(0.01, 100_000)), None);
+        assert_eq!(hit_us(&busy(0.02, 0)), None);
+    }
 }

@@ -34,8 +34,8 @@ const SETS: [(&str, &[&str]); 6] = [
 struct Took {
     /// Time until it was ready, seconds; for doctor, until its end.
     wall: f64,
-    /// User and system time so far, seconds. Not known for doctor.
-    cpu: f64,
+    /// User and system time so far, seconds; `None`: not measured, as of doctor, which has ended by then.
+    cpu: Option<f64>,
 }
 
 /// Runs the measurement with these binaries, or with the one that was built. The second is compared with the first.
@@ -91,12 +91,12 @@ fn start(binary: &Path, options: &[&str], pid: &str, scratch: &Path) -> Result<T
     if options.first() == Some(&"doctor") {
         let mut doctor = Running::start(&mut command)?;
         doctor.wait(Duration::from_mins(1))?;
-        return Ok(Took { wall: begin.elapsed().as_secs_f64(), cpu: 0.0 });
+        return Ok(Took { wall: begin.elapsed().as_secs_f64(), cpu: None });
     }
     let mut gctrace = Running::start(command.args(["--pid", pid, "--quiet"]))?;
     let mut said = until_ready(&mut gctrace)?;
     let wall = begin.elapsed().as_secs_f64();
-    let cpu = Agent::read(gctrace.pid())?.cpu;
+    let cpu = Some(Agent::read(gctrace.pid())?.cpu);
     gctrace.signal(Signal::INT)?;
     let mut rest = String::new();
     said.read_to_string(&mut rest).context("cannot read what gctrace says")?;
@@ -105,14 +105,13 @@ fn start(binary: &Path, options: &[&str], pid: &str, scratch: &Path) -> Result<T
     Ok(Took { wall, cpu })
 }
 
-/// Spreads per binary, and the ratios of the second to the first by rounds.
-fn spreads(took: &[Vec<Took>]) -> (Vec<(Spread, Spread)>, Option<Spread>) {
-    let each = took
-        .iter()
-        .map(|took| {
-            (Spread::of(took.iter().map(|took| took.wall)), Spread::of(took.iter().map(|took| took.cpu)))
-        })
-        .collect();
+/// Spreads per binary, of CPU time where it was measured, and the ratios of the second to the first by rounds.
+fn spreads(took: &[Vec<Took>]) -> (Vec<(Spread, Option<Spread>)>, Option<Spread>) {
+    let cpu = |took: &[Took]| {
+        let times: Option<Vec<f64>> = took.iter().map(|took| took.cpu).collect();
+        times.map(|times| Spread::of(times.into_iter()))
+    };
+    let each = took.iter().map(|took| (Spread::of(took.iter().map(|took| took.wall)), cpu(took))).collect();
     let ratio = match took {
         [first, second] => Some(Spread::of(first.iter().zip(second).map(|(a, b)| b.wall / a.wall))),
         _ => None,
@@ -123,8 +122,10 @@ fn spreads(took: &[Vec<Took>]) -> (Vec<(Spread, Spread)>, Option<Spread>) {
 fn entry(name: &str, took: &[Vec<Took>]) -> (String, Value) {
     let spread = |s: &Spread| json!({"median": s.median, "min": s.min, "max": s.max});
     let (each, ratio) = spreads(took);
-    let each: Vec<Value> =
-        each.iter().map(|(wall, cpu)| json!({"wall_s": spread(wall), "cpu_s": spread(cpu)})).collect();
+    let each: Vec<Value> = each
+        .iter()
+        .map(|(wall, cpu)| json!({"wall_s": spread(wall), "cpu_s": cpu.as_ref().map(spread)}))
+        .collect();
     (name.to_owned(), json!({"binaries": each, "ratio": ratio.as_ref().map(spread)}))
 }
 
@@ -133,10 +134,8 @@ fn print(all: &[Vec<Vec<Took>>]) {
     for ((name, _), took) in SETS.iter().zip(all) {
         let (each, ratio) = spreads(took);
         for (index, (wall, cpu)) in each.iter().enumerate() {
-            println!(
-                "{name:<8}{index:>8}{:>8.2}{:>8.2}{:>8.2}{:>8.2}",
-                wall.median, wall.min, wall.max, cpu.median
-            );
+            let cpu = cpu.as_ref().map_or_else(|| "-".to_owned(), |cpu| format!("{:.2}", cpu.median));
+            println!("{name:<8}{index:>8}{:>8.2}{:>8.2}{:>8.2}{cpu:>8}", wall.median, wall.min, wall.max);
         }
         if let Some(Spread { median, min, max }) = ratio {
             println!("{name:<8}{:>8}{median:>8.2}{min:>8.2}{max:>8.2}   by rounds", "ratio");
@@ -151,10 +150,18 @@ mod tests {
     /// The ratio is that of the rounds, not of the medians.
     #[test]
     fn ratio_by_rounds() {
-        let took = |walls: [f64; 3]| walls.map(|wall| Took { wall, cpu: 0.5 }).to_vec();
+        let took = |walls: [f64; 3]| walls.map(|wall| Took { wall, cpu: Some(0.5) }).to_vec();
         let (each, ratio) = spreads(&[took([2.0, 4.0, 8.0]), took([1.0, 2.0, 2.0])]);
         assert_eq!(each[0].0, Spread { median: 4.0, min: 2.0, max: 8.0 });
         assert_eq!(ratio, Some(Spread { median: 0.5, min: 0.25, max: 0.5 }));
         assert_eq!(spreads(&[took([1.0, 2.0, 3.0])]).1, None);
+    }
+
+    /// CPU time that was not measured is absent.
+    #[test]
+    fn no_cpu_time() {
+        let (_, entry) = entry("doctor", &[vec![Took { wall: 2.0, cpu: None }]]);
+        assert_eq!(entry["binaries"][0]["cpu_s"], Value::Null);
+        assert_eq!(entry["binaries"][0]["wall_s"]["median"], 2.0);
     }
 }

@@ -223,6 +223,52 @@ fn running_threads() -> Result<()> {
     })
 }
 
+/// Threads of Ractors that change their native threads all the time are shown once in each dump.
+#[test]
+fn threads_that_move() -> Result<()> {
+    const RACTORS: usize = 4;
+    let live = Live::begin()?;
+    let ruby =
+        Ruby::all()?.into_iter().rfind(|ruby| ruby.is_at_least(3, 3)).context("no Ruby with M:N threads")?;
+    let methods = (0..RACTORS).map(|n| format!("def works_{n} = loop {{ sleep 0.0002 }}\n"));
+    let methods = methods.collect::<Vec<_>>().concat();
+    let program = format!(
+        "{methods}{RACTORS}.times {{ |n| Ractor.new(n) {{ |n| __send__(\"works_#{{n}}\") }} }}; sleep"
+    );
+    let mut child = ruby.command()?.args(["-W0", "--disable-gems", "-e", &program]).spawn()?;
+    let looked = dumps_of_ractors(&live, child.id(), RACTORS).with_context(|| ruby.label());
+    child.kill()?;
+    child.wait()?;
+    looked
+}
+
+fn dumps_of_ractors(live: &Live, pid: u32, ractors: usize) -> Result<()> {
+    let mut begun = false;
+    for _ in 0..LOOKS {
+        let finished = dump(live, pid, &[])?;
+        let lines: Vec<Value> =
+            finished.stdout.iter().map(|line| serde_json::from_str(line)).collect::<Result<_, _>>()?;
+        let threads: Vec<&Value> = lines.iter().filter(|line| line["ruby"] == true).collect();
+        let works = |thread: &Value, name: &str| {
+            let stack = thread["stack"].as_array().into_iter().flatten();
+            stack.filter_map(|frame| frame["name"].as_str()).any(|frame| frame.ends_with(name))
+        };
+        let shown: Vec<usize> = (0..ractors)
+            .map(|n| threads.iter().filter(|thread| works(thread, &format!("works_{n}"))).count())
+            .collect();
+        begun |= shown.iter().all(|&times| times == 1);
+        ensure!(shown.iter().all(|&times| times <= 1), "shown {shown:?} times: {threads:#?}");
+        ensure!(
+            !begun || threads.len() == ractors + 1,
+            "{} of {} threads: {threads:#?}",
+            threads.len(),
+            ractors + 1
+        );
+    }
+    ensure!(begun, "the Ractors were never seen");
+    Ok(())
+}
+
 /// The clock that the programs under test read, nanoseconds.
 fn now_ns() -> u64 {
     let now = clock_gettime(ClockId::Monotonic);

@@ -34,6 +34,8 @@ pub struct Dump {
 pub struct Thread {
     /// Host pid namespace; `None`: a Ruby thread that is on no native thread now (M:N).
     pub tid: Option<u32>,
+    /// Whether it is a Ruby thread that went from one native thread to another each time that it was read (M:N): what it does is not known.
+    pub moved: bool,
     /// In its own pid namespace.
     pub own_tid: Option<u32>,
     /// Its name in the kernel.
@@ -234,6 +236,7 @@ impl Thread {
     pub fn state(&self) -> State {
         let ruby = self.ruby.as_ref();
         match self.doing.state {
+            _ if self.moved => State::Unknown,
             _ if self.tid.is_none() => State::Detached,
             Some('R') if self.cpu_ns.is_some_and(|ns| ns > 0) => State::Running,
             Some('R') => State::Runnable,
@@ -343,5 +346,6 @@ mod tests {
         assert_eq!(thread('D', Some(0), false, false).state(), State::Uninterruptible);
         assert_eq!(Thread { tid: None, ..thread('S', None, false, false) }.state(), State::Detached);
         assert_eq!(Thread { tid: Some(7), ..Thread::default() }.state(), State::Unknown);
+        assert_eq!(Thread { moved: true, ..Thread::default() }.state(), State::Unknown);
     }
 }

@@ -2,8 +2,11 @@
 //!
 //! The stack of a thread that sleeps is exact: its counts of context switches show that it has not run meanwhile. That of a thread that
 //! runs is read until two reads in a row agree.
+//!
+//! Ruby threads may change their native threads meanwhile (M:N). One is shown at a native thread only if it is still there after it was
+//! read; those that are not shown then are looked for again.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 use gctrace_common::stack::{NativeEnd, StackEvent};
 
@@ -29,6 +32,8 @@ use crate::{
 
 /// How often the list of threads is read when it changes meanwhile.
 const LIST_TRIES: u32 = 3;
+/// How often Ruby threads are looked for that have changed their native threads.
+const MOVED_TRIES: u32 = 3;
 /// How often a thread is looked at that sleeps and wakes.
 const SLEEP_TRIES: u32 = 4;
 /// How often the stack of a thread that runs is read.
@@ -57,7 +62,11 @@ pub(super) struct Wanted {
 /// Addresses of a native stack, and how its walk ended.
 type NativeWalk = (Vec<u64>, NativeEnd);
 
+/// A thread, and what relates it to others if it is a Ruby thread.
+type Entry = (Thread, Option<Reading>);
+
 /// A Ruby thread while its process is being read.
+#[derive(Default)]
 struct Reading {
     address: u64,
     state: Option<ThreadState>,
@@ -81,9 +90,8 @@ pub(super) fn gather(subject: &Subject<'_>) -> std::io::Result<Dump> {
         tids.iter().filter_map(|&tid| Some((tid, doing::cpu_ns(pid, tid)?))).collect();
     let before = collecting(subject, &memory);
     let mut reader = Reader::new(subject, memory);
-    let mut found: Vec<(Thread, Option<Reading>)> =
-        tids.iter().filter_map(|&tid| reader.thread(pid, tid)).collect();
-    found.extend(reader.detached());
+    let mut found: Vec<Entry> = tids.iter().filter_map(|&tid| reader.thread(pid, tid)).collect();
+    reader.find_others(pid, &mut found);
     found.sort_by_key(|(thread, _)| {
         let ruby = thread.ruby.as_ref();
         (ruby.is_none(), !ruby.is_some_and(|ruby| ruby.main), thread.tid)
@@ -122,7 +130,7 @@ fn collecting(subject: &Subject<'_>, memory: &ProcessMemory) -> Option<bool> {
 }
 
 /// Enters who holds what and who waits for whom; returns the circles of threads that have slept all the time.
-fn relate(pid: u32, found: &mut [(Thread, Option<Reading>)]) -> Vec<Vec<usize>> {
+fn relate(pid: u32, found: &mut [Entry]) -> Vec<Vec<usize>> {
     let state = |reading: &Option<Reading>| reading.as_ref().and_then(|reading| reading.state.clone());
     let mut by_address = HashMap::new();
     let mut by_mutex = HashMap::new();
@@ -154,6 +162,13 @@ fn relate(pid: u32, found: &mut [(Thread, Option<Reading>)]) -> Vec<Vec<usize>> 
         .map(|(at, (thread, _))| thread.ruby.as_ref()?.wants?.holder.filter(|_| sleeps(at)))
         .collect();
     circles(&waits_for)
+}
+
+/// The Ruby threads that are not among what was found.
+fn not_shown(all: Vec<(u64, Option<u32>)>, found: &[Entry]) -> Vec<(u64, Option<u32>)> {
+    let shown: HashSet<u64> =
+        found.iter().filter_map(|(_, reading)| Some(reading.as_ref()?.address)).collect();
+    all.into_iter().filter(|(address, _)| !shown.contains(address)).collect()
 }
 
 struct Reader<'a> {
@@ -189,7 +204,7 @@ impl<'a> Reader<'a> {
     }
 
     /// Reads a native thread; `None`: it is gone.
-    fn thread(&mut self, pid: u32, tid: u32) -> Option<(Thread, Option<Reading>)> {
+    fn thread(&mut self, pid: u32, tid: u32) -> Option<Entry> {
         let mut task = Task::look(pid, tid)?;
         let mut doing = Doing::look(pid, tid);
         let mut claims = self.threads.iter().filter(|thread| thread.tid == task.own_tid);
@@ -198,13 +213,15 @@ impl<'a> Reader<'a> {
         let read = self.layout.zip(ruby).map(|(layout, ruby)| {
             for _ in 0..SLEEP_TRIES {
                 if let Some(read) = self.asleep(layout, ruby, pid, task, &doing) {
-                    return read;
+                    return Some(read);
                 }
                 let Some(next) = Task::look(pid, tid) else { break };
                 (task, doing) = (next, Doing::look(pid, tid));
             }
-            self.awake(layout, ruby)
+            let read = self.awake(layout, ruby);
+            self.is_at(layout, ruby).then_some(read)
         });
+        let read = read.flatten();
         let last_run = LastRun::of(pid, task);
         let open_on = doing.call.and_then(|call| doing::open_on(pid, call.descriptor()?));
         let comm = tasks::comm(pid, tid);
@@ -290,6 +307,10 @@ impl<'a> Reader<'a> {
         let futex = doing.call.and_then(|call| call.futex());
         let waits = futex.and_then(|at| layout.waits_for_gvl(&self.memory, ruby, at)) == Some(true);
         let native = self.native_walk(doing);
+        // A thread that sleeps does not leave its native thread, so one that is there now was there all the time.
+        if !self.is_at(layout, ruby) {
+            return None;
+        }
         let reading = Reading { address: ruby.address, state, waits, slept: Some(task), native };
         task.still_sleeps(pid).then_some((walked, StackRead::Slept, reading))
     }
@@ -302,17 +323,63 @@ impl<'a> Reader<'a> {
         (walked, how, Reading { address: ruby.address, state, waits: false, slept: None, native: None })
     }
 
-    /// Ruby threads that are on no native thread.
-    fn detached(&mut self) -> Vec<(Thread, Option<Reading>)> {
-        let Some(layout) = self.layout else { return Vec::new() };
-        let addresses = (0..LIST_TRIES).find_map(|_| layout.detached(&self.memory, self.bias));
-        let mut found = Vec::new();
-        for address in addresses.unwrap_or_default() {
-            let (walked, how, reading) = self.awake(layout, RubyThread { address, tid: 0 });
-            let ruby = Some(self.side(&walked, how, &reading));
-            found.push((Thread { ruby, ..Thread::default() }, Some(reading)));
+    /// Whether a Ruby thread is on its native thread now.
+    fn is_at(&self, layout: &ThreadsLayout, ruby: RubyThread) -> bool {
+        layout.native(&self.memory, ruby.address) == Some(ruby.tid)
+    }
+
+    /// All Ruby threads and their native threads.
+    fn all(&self) -> Vec<(u64, Option<u32>)> {
+        let all = self.layout.and_then(|l| (0..LIST_TRIES).find_map(|_| l.all(&self.memory, self.bias)));
+        all.unwrap_or_default()
+    }
+
+    /// Adds Ruby threads that are on no native thread, or have come to another one.
+    fn find_others(&mut self, pid: u32, found: &mut Vec<Entry>) {
+        let Some(layout) = self.layout else { return };
+        for _ in 0..MOVED_TRIES {
+            let others = not_shown(self.all(), found);
+            let (on, off): (Vec<_>, Vec<_>) = others.into_iter().partition(|(_, tid)| tid.is_some());
+            let mut stayed = on.is_empty();
+            for (address, _) in off {
+                let entry = self.off_threads(layout, address);
+                let still_off = layout.native(&self.memory, address).is_none();
+                found.extend(still_off.then_some(entry));
+                stayed &= still_off;
+            }
+            if stayed {
+                return;
+            }
+            self.threads =
+                on.into_iter().filter_map(|(address, tid)| Some(RubyThread { address, tid: tid? })).collect();
+            // The native thread may be one that had another Ruby thread, none, or did not exist.
+            for tid in tasks::tids(pid).unwrap_or_default() {
+                let at = found.iter().position(|(thread, _)| thread.tid == Some(tid));
+                if at.is_some_and(|at| found[at].1.is_some()) {
+                    continue;
+                }
+                let own_tid = at.and_then(|at| found[at].0.own_tid);
+                if own_tid.is_some_and(|own| !self.threads.iter().any(|ruby| ruby.tid == own)) {
+                    continue;
+                }
+                match (at, self.thread(pid, tid).filter(|(_, reading)| reading.is_some())) {
+                    (Some(at), Some(entry)) => found[at] = entry,
+                    (None, Some(entry)) => found.push(entry),
+                    (_, None) => {}
+                }
+            }
         }
-        found
+        for (address, tid) in not_shown(self.all(), found) {
+            let (thread, reading) = self.off_threads(layout, address);
+            found.push((Thread { moved: tid.is_some(), ..thread }, reading));
+        }
+    }
+
+    /// A Ruby thread without its native thread.
+    fn off_threads(&mut self, layout: &ThreadsLayout, address: u64) -> Entry {
+        let (walked, how, reading) = self.awake(layout, RubyThread { address, tid: 0 });
+        let ruby = Some(self.side(&walked, how, &reading));
+        (Thread { ruby, ..Thread::default() }, Some(reading))
     }
 
     /// What the VM says of a thread.
@@ -340,4 +407,18 @@ fn missing(flags: u32) -> Option<std::sync::Arc<Frame>> {
     };
     let kind = FrameKind::Missing;
     Some(Frame { kind, name: name.into(), file: None, line: 0, first_line: 0, address: 0 }.into())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What was shown is not shown again, wherever it is by now; what was not is left.
+    #[test]
+    fn others() {
+        let entry = |address| (Thread::default(), Some(Reading { address, ..Reading::default() }));
+        let found = [entry(1), (Thread::default(), None), entry(3)];
+        let all = vec![(1, Some(70)), (2, Some(71)), (3, None), (4, None)];
+        assert_eq!(not_shown(all, &found), [(2, Some(71)), (4, None)]);
+    }
 }

@@ -53,7 +53,7 @@ fn nodes(memory: &impl Memory, owner: u64, head: u32, node: u32, left: &mut usiz
 }
 
 /// The id of the native thread. The C library's own is preferred: a fork changes it at once.
-fn tid(memory: &impl Memory, native: Native, thread: u64) -> Option<u32> {
+pub(super) fn tid(memory: &impl Memory, native: Native, thread: u64) -> Option<u32> {
     let at = match native.nt {
         Some(nt) => word(memory, thread, nt).filter(|&at| at != 0)?,
         None => thread,

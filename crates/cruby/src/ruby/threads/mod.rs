@@ -113,15 +113,19 @@ impl ThreadsLayout {
     /// The threads of the VM in the process behind `memory`, whose image has this load bias. Threads that come and go meanwhile may be
     /// missing. `None`: the VM is not set up, or cannot be read.
     pub fn threads(&self, memory: &impl Memory, bias: u64) -> Option<Vec<RubyThread>> {
-        let all = list::threads(self, memory, bias)?;
+        let all = self.all(memory, bias)?;
         Some(all.into_iter().filter_map(|(address, tid)| Some(RubyThread { address, tid: tid? })).collect())
     }
 
-    /// The `rb_thread_t *` of threads that are on no native thread at the moment: those of Ractors other than the main one share some
-    /// (M:N, from 3.3 on). `None`: as of [`ThreadsLayout::threads`].
-    pub fn detached(&self, memory: &impl Memory, bias: u64) -> Option<Vec<u64>> {
-        let all = list::threads(self, memory, bias)?;
-        Some(all.into_iter().filter_map(|(address, tid)| tid.is_none().then_some(address)).collect())
+    /// The `rb_thread_t *` of all threads, and their native threads as [`ThreadsLayout::native`]. `None`: as of [`ThreadsLayout::threads`].
+    pub fn all(&self, memory: &impl Memory, bias: u64) -> Option<Vec<(u64, Option<u32>)>> {
+        list::threads(self, memory, bias)
+    }
+
+    /// The native thread of a thread at the moment, in the pid namespace of the process. `None`: it has none (those of Ractors other than
+    /// the main one share some and change them: M:N, from 3.3 on), or it cannot be read.
+    pub fn native(&self, memory: &impl Memory, address: u64) -> Option<u32> {
+        list::tid(memory, self.native, address)
     }
 
     /// What a thread does, as the VM keeps it at this moment; `None`: it cannot be read, or the release is not known.

@@ -71,6 +71,9 @@ fn lists() {
     let found = layout().threads(&vm(), 0x800).unwrap();
     let expected = [(0x10_000, 41), (0x20_000, 42)].map(|(address, tid)| RubyThread { address, tid });
     assert_eq!(found, expected);
+    let all = layout().all(&vm(), 0x800).unwrap();
+    assert_eq!(all, [(0x10_000, Some(41)), (0x20_000, Some(42)), (0x30_000, None)]);
+    assert!(all.iter().all(|&(address, tid)| layout().native(&vm(), address) == tid));
     // Not set up, or being changed: no list at all rather than half of one.
     assert_eq!(layout().threads(&Words::default(), 0x800), None);
     let mut broken = vm();

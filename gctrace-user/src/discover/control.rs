@@ -5,6 +5,7 @@ mod images;
 mod inspect;
 mod jobs;
 mod requests;
+mod retries;
 mod select;
 mod site_cache;
 mod watch;
@@ -27,7 +28,7 @@ use std::{
 };
 
 pub(super) use self::inspect::role;
-use self::{requests::Servers, select::Listed, watch::Until};
+use self::{requests::Servers, retries::Retries, select::Listed, watch::Until};
 use super::{
     Fault,
     cgroups::Groups,
@@ -168,7 +169,7 @@ pub struct Start {
 #[derive(Clone)]
 pub(super) enum Verdict {
     NotRuby,
-    /// Servers are being asked about it.
+    /// Servers are being asked about it, or it is tried again.
     Waiting,
     Traced(Arc<ProbedImage>),
     Refused(Arc<str>),
@@ -229,6 +230,7 @@ pub(super) struct Control {
     lookup: Option<Lookup>,
     /// Who waits for it.
     waiting: HashMap<ImageKey, Waiting>,
+    retries: Retries,
     verdicts: HashMap<ImageKey, Verdict>,
     /// GC libraries, each with the Rubies that have loaded it.
     pub(super) libraries: HashMap<(ImageKey, ImageKey), Verdict>,
@@ -289,6 +291,7 @@ pub fn run(start: Start) {
         debug: Arc::new(debug),
         lookup: None,
         waiting: HashMap::new(),
+        retries: Retries::default(),
         verdicts: HashMap::new(),
         libraries: HashMap::new(),
         processes: 0,

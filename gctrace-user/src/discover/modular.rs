@@ -124,7 +124,8 @@ impl Control {
             choose_library(&file, &plan.analysis, self.methods, abilities, around);
         match method {
             Some(TracingMethod::Sites(planned)) => {
-                self.open_sites(&file, &image.shown, *planned, GcOf::LibraryOf(ruby.index))
+                let gc = GcOf::LibraryOf(ruby.index);
+                self.open_sites(&file, &image.shown, *planned, gc).map_err(|error| error.reason)
             }
             _ => Err(refusals.iter().map(ToString::to_string).collect::<Vec<_>>().join("; ")),
         }

@@ -24,6 +24,7 @@ use super::{
         },
     },
     Control, ControlEvent, ProbedImage, Verdict, Waiting,
+    retries::{NotOpened, passes},
 };
 use crate::{
     bpf::brief,
@@ -48,10 +49,8 @@ impl Control {
                 return Verdict::NotRuby;
             }
         };
-        let verdict = match self.judge_file(key, &file, image) {
-            Ok(verdict) => verdict,
-            Err(reason) => Verdict::Refused(reason.into()),
-        };
+        let judged = self.judge_file(key, &file, image);
+        let verdict = self.settle(key, &image.shown, judged);
         self.verdicts.insert(key, verdict.clone());
         if let Verdict::Traced(traced) = &verdict {
             if let Some(native) = &mut self.native {
@@ -62,23 +61,52 @@ impl Control {
         verdict
     }
 
+    /// What a try to open an image comes to. One that failed for a reason that may pass waits for another try.
+    fn settle(&mut self, key: ImageKey, shown: &Path, opened: Result<Verdict, NotOpened>) -> Verdict {
+        match opened {
+            Ok(Verdict::Waiting) => Verdict::Waiting,
+            Ok(verdict) => {
+                self.retries.opened(&key);
+                verdict
+            }
+            Err(NotOpened { reason, passes: true })
+                if self.retries.failed(key, shown, &reason, Instant::now()) =>
+            {
+                log::info!("{}: {reason}; it is tried again", shown.display());
+                Verdict::Waiting
+            }
+            Err(NotOpened { reason, .. }) => Verdict::Refused(reason.into()),
+        }
+    }
+
+    /// Tries images again whose time has come, for the processes that map them.
+    pub(super) fn try_again(&mut self) {
+        for (key, pids) in self.retries.due(Instant::now()) {
+            self.verdicts.remove(&key);
+            for pid in pids {
+                self.inspect(pid);
+            }
+        }
+    }
+
     pub(super) fn judge_file(
         &mut self,
         key: ImageKey,
         file: &File,
         image: &ImageFile,
-    ) -> Result<Verdict, String> {
+    ) -> Result<Verdict, NotOpened> {
         match Content::of(file, &image.shown) {
             Content::Interpreter => {}
             Content::GcLibrary => return Ok(Verdict::GcLibrary),
             Content::Other => return Ok(Verdict::NotRuby),
-            Content::Damaged(reason) => return Err(reason),
+            Content::Damaged(reason) => return Err(reason.into()),
         }
         let later = Cell::new(false);
         let around = Around { info: &self.debug, image, later: Some(&later) };
         let choice = choose_first(file, self.methods, self.abilities(), &mut self.cache, around);
         if later.get() {
-            let file = file.try_clone().map_err(|error| format!("keeping it open: {error}"))?;
+            let kept = file.try_clone();
+            let file = kept.map_err(|error| NotOpened::by(&error, format!("keeping it open: {error}")))?;
             let request = Request { key, file, image: image.clone() };
             return self.ask(request).map(|()| Verdict::Waiting);
         }
@@ -90,7 +118,7 @@ impl Control {
     }
 
     /// Has the servers asked about an image.
-    pub(super) fn ask(&mut self, request: Request) -> Result<(), String> {
+    pub(super) fn ask(&mut self, request: Request) -> Result<(), NotOpened> {
         let lookup = if let Some(lookup) = self.lookup.take() {
             lookup
         } else {
@@ -101,13 +129,15 @@ impl Control {
                 abilities: self.abilities(),
             };
             Lookup::start(context).map_err(|error| {
-                format!("starting a thread that asks the servers in DEBUGINFOD_URLS: {error}")
+                let what = "starting a thread that asks the servers in DEBUGINFOD_URLS";
+                NotOpened::by(&error, format!("{what}: {error}"))
             })?
         };
         let lookup = self.lookup.insert(lookup);
         let (key, shown) = (request.key, request.image.shown.clone());
         if !lookup.request(request) {
-            return Err("too many images wait for the servers in DEBUGINFOD_URLS; unset it".to_owned());
+            let reason = "too many images wait for the servers in DEBUGINFOD_URLS; unset it".to_owned();
+            return Err(NotOpened { reason, passes: true });
         }
         say(&format!(
             "gctrace: {}: the servers in DEBUGINFOD_URLS are asked for its symbols; it is traced when they have \
@@ -136,7 +166,7 @@ impl Control {
                     for key in keys {
                         let reason = "the thread that asks the servers in DEBUGINFOD_URLS has ended; please \
                                       report this, and unset it until then";
-                        self.conclude(key, Err(reason.to_owned()));
+                        self.conclude(key, Err(reason.to_owned().into()));
                     }
                 }
             }
@@ -144,14 +174,16 @@ impl Control {
     }
 
     /// An image has its verdict: those that waited for it are looked at again.
-    pub(super) fn conclude(&mut self, key: ImageKey, verdict: Result<Verdict, String>) {
-        self.verdicts.insert(key, verdict.unwrap_or_else(|reason| Verdict::Refused(reason.into())));
-        for pid in self.waiting.remove(&key).map(|waiting| waiting.pids).unwrap_or_default() {
+    pub(super) fn conclude(&mut self, key: ImageKey, opened: Result<Verdict, NotOpened>) {
+        let Some(Waiting { shown, pids }) = self.waiting.remove(&key) else { return };
+        let verdict = self.settle(key, &shown, opened);
+        self.verdicts.insert(key, verdict);
+        for pid in pids {
             self.inspect(pid);
         }
     }
 
-    /// The run ends before the servers have answered: who waited was not traced.
+    /// The run ends before the servers have answered, or before another try: who waited was not traced.
     pub(super) fn give_up_waiting(&mut self) {
         for Waiting { shown, pids } in std::mem::take(&mut self.waiting).into_values() {
             for pid in pids.into_iter().filter(|&pid| self.wants(pid)) {
@@ -162,10 +194,16 @@ impl Control {
                 self.tell(ControlEvent::Refused { pid: Some(pid), path: shown.clone(), reason });
             }
         }
+        for (path, reason, pids) in self.retries.left() {
+            for pid in pids.into_iter().filter(|&pid| self.wants(pid)) {
+                let (path, reason) = (path.clone(), reason.clone());
+                self.tell(ControlEvent::Refused { pid: Some(pid), path, reason });
+            }
+        }
     }
 
     /// Attaches what was chosen.
-    pub(super) fn open(&mut self, file: &File, shown: &Path, choice: Choice) -> Result<Verdict, String> {
+    pub(super) fn open(&mut self, file: &File, shown: &Path, choice: Choice) -> Result<Verdict, NotOpened> {
         let Choice { method, refusals } = choice;
         match method {
             Some(TracingMethod::Sites(planned)) => {
@@ -177,9 +215,12 @@ impl Control {
                     fault.inject_last(&mut last);
                 }
                 let refusals = refusals.iter().map(ToString::to_string).collect::<Vec<_>>();
-                let verdict = self
-                    .open_fallback(file, shown, head, &last)
-                    .map_err(|error| [vec![error], refusals.clone()].concat().join("; "))?;
+                let verdict = self.open_fallback(file, shown, head, &last).map_err(
+                    |NotOpened { reason, passes }| {
+                        let reason = [vec![reason], refusals.clone()].concat().join("; ");
+                        NotOpened { reason, passes }
+                    },
+                )?;
                 let misses = last.method.misses().unwrap_or_default();
                 let path = shown.display();
                 say(&format!("gctrace: {path} is probed by {}: {misses}", last.method.name()));
@@ -188,7 +229,10 @@ impl Control {
                 }
                 Ok(verdict)
             }
-            None => Err(refusals.iter().map(ToString::to_string).collect::<Vec<_>>().join("; ")),
+            None => {
+                let reason = refusals.iter().map(ToString::to_string).collect::<Vec<_>>().join("; ");
+                Err(NotOpened { reason, passes: refusals.iter().any(|why| passes(why)) })
+            }
         }
     }
 
@@ -199,7 +243,7 @@ impl Control {
         shown: &Path,
         mut planned: Planned,
         gc: GcOf,
-    ) -> Result<Verdict, String> {
+    ) -> Result<Verdict, NotOpened> {
         if self.gvl.is_some() || self.alloc {
             planned.complete();
         }
@@ -218,7 +262,7 @@ impl Control {
         shown: &Path,
         planned: Planned,
         gc: GcOf,
-    ) -> Result<Verdict, String> {
+    ) -> Result<Verdict, NotOpened> {
         let begun = Instant::now();
         let Planned { mut plan, segments, took, .. } = planned;
         if let Some(fault) = self.fault {
@@ -242,7 +286,12 @@ impl Control {
             gc,
         });
         self.probes.add_image(index, &plan.config).map_err(|e| e.to_string())?;
-        self.probes.attach(index, &plan.sites, &reopened(file), self.scope()).map_err(|e| brief(&e))?;
+        let attached = self.probes.attach(index, &plan.sites, &reopened(file), self.scope());
+        if let Err(error) = attached {
+            // Another try attaches its own, and threads would be counted twice.
+            self.probes.detach_gvl(index);
+            return Err(NotOpened::by(&error, brief(&error)));
+        }
         self.count_allocation(index, file, shown, &plan);
         self.probes.open_image(index, &plan.config).map_err(|e| e.to_string())?;
         self.attached += 1;
@@ -338,7 +387,7 @@ impl Control {
         shown: &Path,
         head: ImageFacts,
         last: &FallbackProbes,
-    ) -> Result<Verdict, String> {
+    ) -> Result<Verdict, NotOpened> {
         let index = self.probes.reserve_image().map_err(|e| e.to_string())?;
         let image = Image {
             index,
@@ -360,7 +409,8 @@ impl Control {
             gc: GcOf::Itself,
         });
         let scope = self.scope();
-        self.probes.attach_phases(index, &last.probes, &reopened(file), scope).map_err(|e| brief(&e))?;
+        let attached = self.probes.attach_phases(index, &last.probes, &reopened(file), scope);
+        attached.map_err(|error| NotOpened::by(&error, brief(&error)))?;
         let config = ImageConfig { open: 1, ..ImageConfig::default() };
         self.probes.open_image(index, &config).map_err(|e| e.to_string())?;
         self.attached += 1;

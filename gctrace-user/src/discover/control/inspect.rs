@@ -51,6 +51,7 @@ impl Control {
                     if let Some(waiting) = self.waiting.get_mut(key) {
                         waiting.pids.insert(pid);
                     }
+                    self.retries.wait_for(key, pid);
                 }
                 Verdict::GcLibrary => chosen = true,
                 Verdict::Traced(traced) => chosen |= traced.modular().is_some(),

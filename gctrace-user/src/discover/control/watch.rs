@@ -1,6 +1,11 @@
 //! Watching: new mappings, answers of servers, cgroups and orders about the GVL, until the run ends.
 
-use std::{collections::HashSet, io::Read as _, os::fd::OwnedFd, time::Duration};
+use std::{
+    collections::HashSet,
+    io::Read as _,
+    os::fd::OwnedFd,
+    time::{Duration, Instant},
+};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
@@ -103,7 +108,8 @@ impl Control {
                 let ending = (!self.watches_others()).then_some(END_INTERVAL);
                 let more = !(self.put_off.is_empty() && self.installed.is_empty());
                 let preparing = more.then_some(PREPARING);
-                let timeout = [listing, looking, ending, preparing].into_iter().flatten().min();
+                let trying = self.retries.wait(Instant::now());
+                let timeout = [listing, looking, ending, preparing, trying].into_iter().flatten().min();
                 let timeout = timeout.unwrap_or(Duration::from_secs(1));
                 let timeout =
                     Timespec { tv_sec: timeout.as_secs() as i64, tv_nsec: timeout.subsec_nanos().into() };
@@ -121,6 +127,7 @@ impl Control {
             }
             self.take_gvl_orders();
             self.take_responses();
+            self.try_again();
             if idle && !self.finish_one() {
                 self.prepare_one();
             }

@@ -1,0 +1,172 @@
+//! Images that could not be opened for a reason that may pass: each is tried again a few times before it is refused.
+
+use std::{
+    collections::{BTreeSet, HashMap},
+    error::Error,
+    io,
+    path::{Path, PathBuf},
+    time::{Duration, Instant},
+};
+
+use super::super::identity::ImageKey;
+
+/// How often an image is tried at most.
+const TRIES: u32 = 5;
+/// How long the second try waits; each further one waits twice as long as the one before.
+const FIRST_WAIT: Duration = Duration::from_secs(1);
+
+/// Why an image could not be opened.
+#[derive(Debug, PartialEq, Eq)]
+pub(in crate::discover) struct NotOpened {
+    pub(in crate::discover) reason: String,
+    /// Whether the same may succeed a little later.
+    pub(in crate::discover) passes: bool,
+}
+
+impl NotOpened {
+    /// The reason in these words; whether it passes says the error, or what caused it.
+    pub(super) fn by(error: &(dyn Error + 'static), reason: String) -> Self {
+        Self { reason, passes: passes(error) }
+    }
+}
+
+/// A reason that stays.
+impl From<String> for NotOpened {
+    fn from(reason: String) -> Self {
+        Self { reason, passes: false }
+    }
+}
+
+/// Whether the kernel was short of something (`errno(3)`).
+pub(super) fn passes(error: &(dyn Error + 'static)) -> bool {
+    let mut cause = Some(error);
+    while let Some(error) = cause {
+        let code = error.downcast_ref::<io::Error>().and_then(io::Error::raw_os_error);
+        if matches!(code, Some(libc::EMFILE | libc::ENFILE | libc::ENOMEM | libc::EAGAIN | libc::EINTR)) {
+            return true;
+        }
+        cause = error.source();
+    }
+    false
+}
+
+/// An image that is tried again.
+struct Retry {
+    tries: u32,
+    /// `None`: the next process that maps it is the next try.
+    at: Option<Instant>,
+    shown: PathBuf,
+    reason: String,
+    /// Who maps it.
+    pids: BTreeSet<u32>,
+}
+
+/// All such images.
+#[derive(Default)]
+pub(super) struct Retries(HashMap<ImageKey, Retry>);
+
+impl Retries {
+    /// An image was not opened. Returns whether it will be tried again.
+    pub(super) fn failed(&mut self, key: ImageKey, shown: &Path, reason: &str, now: Instant) -> bool {
+        let retry = self.0.entry(key).or_insert_with(|| Retry {
+            tries: 0,
+            at: None,
+            shown: shown.to_owned(),
+            reason: String::new(),
+            pids: BTreeSet::new(),
+        });
+        retry.tries += 1;
+        if retry.tries >= TRIES {
+            self.0.remove(&key);
+            return false;
+        }
+        retry.at = Some(now + FIRST_WAIT * (1 << (retry.tries - 1)));
+        reason.clone_into(&mut retry.reason);
+        true
+    }
+
+    /// What is to be done about an image is done.
+    pub(super) fn opened(&mut self, key: &ImageKey) {
+        self.0.remove(key);
+    }
+
+    /// A process maps an image that is tried again.
+    pub(super) fn wait_for(&mut self, key: &ImageKey, pid: u32) {
+        if let Some(retry) = self.0.get_mut(key) {
+            retry.pids.insert(pid);
+        }
+    }
+
+    /// How long until the next one is tried.
+    pub(super) fn wait(&self, now: Instant) -> Option<Duration> {
+        let next = self.0.values().filter_map(|retry| retry.at).min();
+        next.map(|at| at.saturating_duration_since(now))
+    }
+
+    /// Images whose time has come, and the processes that map them.
+    pub(super) fn due(&mut self, now: Instant) -> Vec<(ImageKey, BTreeSet<u32>)> {
+        let due = self.0.iter_mut().filter(|(_, retry)| retry.at.is_some_and(|at| at <= now));
+        let take = |(key, retry): (&ImageKey, &mut Retry)| {
+            retry.at = None;
+            (*key, std::mem::take(&mut retry.pids))
+        };
+        due.map(take).collect()
+    }
+
+    /// The run ends: what was not opened, why, and who maps it.
+    pub(super) fn left(&mut self) -> impl Iterator<Item = (PathBuf, String, BTreeSet<u32>)> + use<> {
+        std::mem::take(&mut self.0)
+            .into_values()
+            .map(|Retry { shown, reason, pids, .. }| (shown, reason, pids))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What the kernel is short of may come back; what it forbids or does not have will not.
+    #[test]
+    fn reasons_that_pass() {
+        #[derive(Debug, thiserror::Error)]
+        #[error("attaching")]
+        struct Attaching(#[source] Box<dyn Error + Send + Sync>);
+        let error = |code| Attaching(io::Error::from_raw_os_error(code).into());
+        for code in [libc::EMFILE, libc::ENFILE, libc::ENOMEM, libc::EAGAIN] {
+            assert!(passes(&error(code)), "{code}");
+            assert!(NotOpened::by(&error(code), String::new()).passes);
+        }
+        for code in [libc::EPERM, libc::EINVAL, libc::ENOENT, libc::ENOSPC] {
+            assert!(!passes(&error(code)), "{code}");
+        }
+        assert!(!NotOpened::from("too many images".to_owned()).passes);
+    }
+
+    /// An image is tried a few times, later and later, for the processes that map it; then it is refused. Success begins anew.
+    #[test]
+    fn tries() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let key = ImageKey::of(file.path()).unwrap();
+        let (begin, shown) = (Instant::now(), Path::new("/ruby"));
+        let mut now = begin;
+        let mut retries = Retries::default();
+        assert_eq!(retries.wait(now), None);
+        for wait in [1, 2, 4, 8] {
+            assert!(retries.failed(key, shown, "short", now));
+            retries.wait_for(&key, 7);
+            assert_eq!(retries.wait(now), Some(Duration::from_secs(wait)));
+            assert!(retries.due(now).is_empty());
+            now += Duration::from_secs(wait);
+            assert_eq!(retries.due(now), [(key, BTreeSet::from([7]))]);
+            assert!(retries.due(now).is_empty() && retries.wait(now).is_none());
+        }
+        assert!(!retries.failed(key, shown, "short", now));
+        assert!(retries.failed(key, shown, "short", now));
+        retries.opened(&key);
+        assert!(retries.failed(key, shown, "short", now));
+        assert_eq!(retries.wait(now), Some(Duration::from_secs(1)));
+        retries.wait_for(&key, 8);
+        let left: Vec<_> = retries.left().collect();
+        assert_eq!(left, [(shown.to_owned(), "short".to_owned(), BTreeSet::from([8]))]);
+    }
+}

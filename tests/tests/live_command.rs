@@ -311,6 +311,40 @@ fn forked_children_miss_nothing() -> Result<()> {
     Ok(())
 }
 
+/// A child whose parent was not seen has the parent's cycles in its count, and nobody knows how many: nothing is said of cycles before its
+/// first one. The parent's own are counted.
+#[test]
+fn children_of_unseen_parents() -> Result<()> {
+    let live = Live::begin()?;
+    let root = live.dir("hidden")?;
+    copied(&root)?;
+    let (root, flag) = (root.display().to_string(), live.path("flag"));
+    let wait = format!("sleep 0.01 until File.exist?({:?})", flag.display().to_string());
+    // Without gems it has forked long before its image is probed.
+    let program = format!(
+        "3.times {{ GC.start }}; child = fork {{ {wait}; 5.times {{ GC.start }} }}; \
+         warn \"pids #{{$$}} #{{child}}\"; Process.wait(child); warn \"collected #{{GC.count}}\""
+    );
+    let hidden = "root=$1; LD_LIBRARY_PATH=$root/lib exec $root/b''in/ru''by --disable-gems -e \"$2\"";
+    let args = ["--no-cache", "--", "sh", "-c", hidden, "sh", &root, &program];
+    let mut gctrace = Invocation::jsonl(args)?.start()?;
+    let pids = gctrace.wait_error("pids ")?;
+    let mut pids = pids.trim_start_matches("pids ").split(' ').map(str::parse);
+    let parent: u32 = pids.next().context("no pid")??;
+    let child: u32 = pids.next().context("no child")??;
+    gctrace.wait_line("process", child)?;
+    std::fs::write(&flag, "")?;
+    let (report, finished) = gctrace.done()?;
+    let printed = finished.stderr.iter().find_map(|line| line.strip_prefix("collected "));
+    let collected: u64 = printed.context("it printed no number")?.parse()?;
+    let (_, behind, missed) = before(&report, child)?;
+    ensure!((behind, missed) == (None, None), "{behind:?} {missed:?}");
+    let exit = report.exits.iter().find(|line| line.pid == parent).context("no exit line")?;
+    ensure!(exit.cycles_missed == Some(collected), "{:?}, {collected} in all", exit.cycles_missed);
+    ensure!(ledger::user(&report, "cycles_missed")? == collected);
+    Ok(())
+}
+
 /// A shim of a version manager, which starts one of the Rubies in the user's home, and a program behind a `#!` line with `env`.
 #[test]
 fn first_cycles_behind_a_shim() -> Result<()> {

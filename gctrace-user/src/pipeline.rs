@@ -272,8 +272,14 @@ impl Pipeline {
         let reports = self.gvl.without_stacks(monotonic_ns(), None);
         self.gvl_report(reports);
         self.report_allocs(monotonic_ns());
-        self.export(|exporter| exporter.flush(monotonic_ns()));
+        self.flush();
         more
+    }
+
+    /// What was taken is handed on. At the same moment to all: a recording has it, and replays what the others made of it.
+    fn flush(&mut self) {
+        let now_ns = monotonic_ns();
+        self.export(|exporter| exporter.flush(now_ns));
     }
 
     /// Tracing ends: reports what is still running.

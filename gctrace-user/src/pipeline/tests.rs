@@ -238,3 +238,27 @@ fn exit(seq: u64, ts_ns: u64) -> LifeEvent {
         Header { kind: Kind::Exit as u32, point: 0, tgid: PID, tid: PID, ts_ns, seq, image: 0, execs: 0 };
     LifeEvent { header, other: 0, gvl: 0, comm: [0; 16] }
 }
+
+/// Notes when it was flushed.
+struct Flushes(Rc<RefCell<Vec<u64>>>);
+
+impl Exporter for Flushes {
+    fn see(&mut self, _: &Process, _: Seen<'_>) -> Result<(), ExportError> {
+        Ok(())
+    }
+    fn flush(&mut self, now_ns: u64) -> Result<(), ExportError> {
+        self.0.borrow_mut().push(now_ns);
+        Ok(())
+    }
+}
+
+/// A recording replays a flush with its own moment: the outputs beside it must have had the same.
+#[test]
+fn all_are_flushed_at_the_same_moment() {
+    let moments = Rc::new(RefCell::new(Vec::new()));
+    let outputs: Vec<Box<dyn Exporter>> = (0..100).map(|_| Box::new(Flushes(moments.clone())) as _).collect();
+    let mut pipeline = Pipeline::new(outputs, Images::default(), None, None, None);
+    pipeline.flush();
+    let moments = moments.borrow();
+    assert!(moments.len() == 100 && moments.iter().all(|moment| *moment == moments[0]), "{moments:?}");
+}

@@ -1,13 +1,17 @@
 //! The work of the kernel's verifier, and how the kernel attaches.
 
 use std::collections::BTreeMap;
-use std::path::Path;
+use std::path::{Path, PathBuf};
+use std::process::Command;
 
 use anyhow::{Context as _, Result, ensure};
+use gctrace_tests::PATIENCE;
+use gctrace_tests::child::Guarded;
 use gctrace_tests::doctor::{self, diagnose};
-use gctrace_tests::gctrace::Invocation;
+use gctrace_tests::gctrace::{Gctrace, Invocation};
 use gctrace_tests::ledger;
 use gctrace_tests::live::Live;
+use gctrace_tests::pprof::Profile;
 use gctrace_tests::ruby::Ruby;
 use gctrace_tests::script::Script;
 
@@ -161,6 +165,69 @@ fn links_have_many_probes() -> Result<()> {
         let report = gctrace.stop()?;
         ledger::check_lossless(&report)?;
         ensure!(report.gcs_of(done.pid).count() > 0, "no cycles of {}", done.pid);
+    }
+    Ok(())
+}
+
+/// Takes a CPU offline, and brings it back when dropped.
+struct Offline(PathBuf);
+
+impl Offline {
+    fn cpu(number: usize) -> Result<Self> {
+        let path = PathBuf::from(format!("/sys/devices/system/cpu/cpu{number}/online"));
+        std::fs::write(&path, "0").with_context(|| format!("cannot write {}", path.display()))?;
+        Ok(Self(path))
+    }
+}
+
+impl Drop for Offline {
+    fn drop(&mut self) {
+        if let Err(error) = std::fs::write(&self.0, "1") {
+            eprintln!("CPU stays offline: {}: {error}", self.0.display());
+        }
+    }
+}
+
+/// The samples of a program that computes for a second on CPU 1 from its first instruction on: nanoseconds.
+fn sampled_on_cpu_1(ruby: &Ruby, gctrace: Gctrace, profile: &Path) -> Result<u64> {
+    let mut command = Command::new("taskset");
+    let argv = ruby.argv()?;
+    command.args(["-c", "1"]).args(&argv);
+    command.args(["-e", "nil until Process.clock_gettime(Process::CLOCK_PROCESS_CPUTIME_ID) > 1; puts $$"]);
+    let done = Guarded::start("computes", &mut command)?.finish(PATIENCE)?;
+    ensure!(done.status.success(), "{}", done.errors());
+    ledger::check_lossless(&gctrace.stop()?)?;
+    let profile = Profile::open(profile)?;
+    let (index, pid) = (profile.index("cpu/nanoseconds")?, done.stdout.first().context("no pid")?.as_str());
+    let of_program = profile.samples.iter().filter(|sample| sample.label("pid") == Some(pid));
+    Ok(of_program.map(|sample| sample.values[index]).sum())
+}
+
+/// A CPU that comes online while gctrace runs is watched for new Rubies, and sampled; one that leaves and comes back, too.
+#[test]
+#[ignore = "takes a CPU of the machine offline; `cargo xtask vm` runs it in its guests"]
+fn cpus_that_come_online() -> Result<()> {
+    let live = Live::begin()?;
+    let ruby = Ruby::main()?;
+    for away_at_first in [true, false] {
+        let profile = live.path(&format!("{away_at_first}.pb.gz"));
+        let away = away_at_first.then(|| Offline::cpu(1)).transpose()?;
+        let args = ["--all-ruby", "--rate", "199", "--pprof"].map(AsRef::as_ref);
+        let gctrace = Invocation::jsonl(args.into_iter().chain([profile.as_os_str()]))?
+            .with(|command| drop(command.env("RUST_LOG", "info")));
+        let mut gctrace = gctrace.start_ready()?;
+        let away = match away {
+            Some(away) => away,
+            None => {
+                let away = Offline::cpu(1)?;
+                gctrace.wait_error("CPU 1 has gone offline")?;
+                away
+            }
+        };
+        drop(away);
+        gctrace.wait_error("CPU 1 has come online: sampled")?;
+        let sampled = sampled_on_cpu_1(&ruby, gctrace, &profile)?;
+        ensure!((800_000_000..1_500_000_000).contains(&sampled), "{sampled} ns of about a second");
     }
     Ok(())
 }

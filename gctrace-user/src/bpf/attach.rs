@@ -18,7 +18,7 @@ use super::load::{GC_PROGRAMS, LoadError, Programs, REFILL_PROGRAM};
 use super::multi::{self, Multi};
 use super::phases::Semaphore;
 use super::requests::Servers;
-use super::sample::Stages;
+use super::sample::{Clocks, Stages};
 use super::uprobes::{Link, Scope, Uprobe};
 use crate::ruby::plan::{ProbeSite, RefillProbe};
 
@@ -117,6 +117,8 @@ pub struct Probes {
     pub(super) servers: Option<Servers>,
     /// Kept, or the programs could not jump to them.
     _stages: Stages,
+    /// What says when a CPU's stack is taken, where that is.
+    clocks: Option<Clocks>,
     has_cookie: bool,
     reads_threads: bool,
     next_image: u32,
@@ -146,7 +148,7 @@ impl Probes {
         programs: Programs,
         config: &Config,
         requests: bool,
-        stages: Stages,
+        (stages, clocks): (Stages, Option<Clocks>),
     ) -> Result<Self, LoadError> {
         let Programs { mut ebpf, multi } = programs;
         let map = |ebpf: &mut Ebpf, name: &'static str| ebpf.take_map(name).ok_or(LoadError::Missing(name));
@@ -176,6 +178,7 @@ impl Probes {
             gate,
             servers,
             _stages: stages,
+            clocks,
             has_cookie: config.has_cookie != 0,
             reads_threads: config.task_thread_pointer != 0,
             next_image: 0,
@@ -185,6 +188,11 @@ impl Probes {
             tracepoints: Vec::new(),
             gvl_paused: false,
         })
+    }
+
+    /// Starts the clocks of CPUs that have come online, looking at most once a second.
+    pub fn look_at_cpus(&mut self) -> Result<(), LoadError> {
+        self.clocks.as_mut().map_or(Ok(()), |clocks| clocks.look(&mut self.ebpf))
     }
 
     pub(super) fn program_mut(&mut self, name: &str) -> Option<&mut Program> {

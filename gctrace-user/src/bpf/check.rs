@@ -130,7 +130,7 @@ fn probes(tracefs: Option<&Path>, cookies: bool) -> Result<Probes, LoadError> {
     let wanted = Verified { options, lives, everything: true };
     let (mut programs, config) = verified(&wanted)?;
     let stages = sample::link_stages(&mut programs, Some(stacks), options.gvl)?;
-    let mut probes = Probes::new(programs, &config, false, stages)?;
+    let mut probes = Probes::new(programs, &config, false, (stages, None))?;
     probes.close().map_err(|error| LoadError::Gate(Box::new(error)))?;
     Ok(probes)
 }

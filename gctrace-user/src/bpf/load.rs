@@ -253,7 +253,7 @@ pub fn load(options: &LoadOptions<'_>) -> Result<Loaded, LoadError> {
     let native = options.native();
     let stages = sample::link_stages(&mut programs, options.stacks, options.gvl)?;
     let ebpf = &mut programs.ebpf;
-    sample::start(ebpf, options.stacks)?;
+    let clocks = sample::start(ebpf, options.stacks)?;
     let rings = Rings::take(ebpf)?;
     let stacks = StackRing::take(ebpf)?;
     let counters = CounterReader::take(ebpf)?;
@@ -264,7 +264,7 @@ pub fn load(options: &LoadOptions<'_>) -> Result<Loaded, LoadError> {
     let gvl = gvl.map(|options| GvlReader::take(ebpf, options)).transpose()?;
     let requests = options.requests.is_some() && config.has_cookie != 0;
     let reader = requests.then(|| RequestReader::take(ebpf)).transpose()?;
-    let probes = Probes::new(programs, &config, requests, stages)?;
+    let probes = Probes::new(programs, &config, requests, (stages, clocks))?;
     Ok(Loaded { probes, rings, stacks, counters, away, unwind, gvl, requests: reader })
 }
 

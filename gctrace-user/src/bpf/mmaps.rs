@@ -2,11 +2,11 @@
 //! at which a Ruby image enters a process. Where native stacks are walked, also forks and exits, which decide what code a
 //! process has.
 
-use std::os::fd::BorrowedFd;
+use std::{collections::BTreeMap, os::fd::BorrowedFd};
 
 use perf_event::{Builder, Sampler, data::Record, events::Software};
 
-use super::raw;
+use super::{brief, cpus::OnlineCpus, raw};
 
 /// Bytes of one CPU's buffer; a mapping record is about 100 bytes.
 const BUFFER_BYTES: usize = 64 << 10;
@@ -79,37 +79,51 @@ pub enum WatchError {
 
 /// Mapping records of all CPUs.
 pub struct MappingWatch {
-    samplers: Vec<Sampler>,
+    /// By CPU.
+    samplers: BTreeMap<u32, Sampler>,
+    /// Those of CPUs that had gone at the last look; they may have records until they are drained.
+    gone: Vec<Sampler>,
+    cpus: OnlineCpus,
+    tasks: bool,
     lost: u64,
 }
 
 impl MappingWatch {
     /// Starts watching on every online CPU; `tasks`: forks and exits, too.
     pub fn start(tasks: bool) -> Result<Self, WatchError> {
-        let cpus = aya::util::online_cpus().map_err(|(_, source)| WatchError::Cpus(source))?;
-        let mut samplers = Vec::with_capacity(cpus.len());
-        for cpu in cpus {
-            let open = |source| WatchError::Open { cpu, source };
-            let mut counter = Builder::new(Software::DUMMY)
-                .any_pid()
-                .one_cpu(cpu as usize)
-                .mmap(true)
-                .mmap2(true)
-                .task(tasks)
-                .exclude_kernel(true)
-                .exclude_hv(true)
-                .wakeup_watermark(1)
-                .build()
-                .map_err(open)?;
-            counter.enable().map_err(open)?;
-            samplers.push(counter.sampled(BUFFER_BYTES).map_err(open)?);
+        let cpus = OnlineCpus::now().map_err(WatchError::Cpus)?;
+        let samplers = cpus.known().map(|cpu| Ok((cpu, sampler(cpu, tasks)?)));
+        let samplers = samplers.collect::<Result<_, WatchError>>()?;
+        Ok(Self { samplers, gone: Vec::new(), cpus, tasks, lost: 0 })
+    }
+
+    /// Starts watching on CPUs that have come online since, looking at most once a second. Returns whether there are any: what was
+    /// mapped on them until now has no records, so the caller scans `/proc`.
+    pub fn look_at_cpus(&mut self) -> Result<bool, WatchError> {
+        let Some(change) = self.cpus.change().map_err(WatchError::Cpus)? else { return Ok(false) };
+        self.gone = change.gone.iter().filter_map(|cpu| self.samplers.remove(cpu)).collect();
+        let mut come = false;
+        for cpu in change.come {
+            match sampler(cpu, self.tasks) {
+                Ok(sampler) => {
+                    come = true;
+                    self.samplers.insert(cpu, sampler);
+                }
+                Err(error) if self.cpus.retry(cpu) => {
+                    log::warn!(
+                        "{}; Ruby is not seen where it begins on it, until an attempt succeeds",
+                        brief(&error)
+                    );
+                }
+                Err(_) => {}
+            }
         }
-        Ok(Self { samplers, lost: 0 })
+        Ok(come)
     }
 
     /// Descriptors that become readable when there are records.
     pub fn fds(&self) -> Vec<BorrowedFd<'_>> {
-        self.samplers.iter().map(raw::borrow_fd).collect()
+        self.samplers.values().map(raw::borrow_fd).collect()
     }
 
     /// Mapping records lost because they were not read in time; each may hide an image, so the caller scans `/proc`.
@@ -119,7 +133,7 @@ impl MappingWatch {
 
     /// Takes all waiting records.
     pub fn drain(&mut self, mut sink: impl FnMut(Watched)) {
-        for sampler in &mut self.samplers {
+        for sampler in self.samplers.values_mut().chain(&mut self.gone) {
             while let Some(record) = sampler.next_record() {
                 match record.parse_record() {
                     Ok(Record::Mmap2(map)) => sink(Watched::Mapping(ExecMapping {
@@ -148,4 +162,22 @@ impl MappingWatch {
             }
         }
     }
+}
+
+/// Mapping records of one CPU; `tasks`: forks and exits, too.
+fn sampler(cpu: u32, tasks: bool) -> Result<Sampler, WatchError> {
+    let open = |source| WatchError::Open { cpu, source };
+    let mut counter = Builder::new(Software::DUMMY)
+        .any_pid()
+        .one_cpu(cpu as usize)
+        .mmap(true)
+        .mmap2(true)
+        .task(tasks)
+        .exclude_kernel(true)
+        .exclude_hv(true)
+        .wakeup_watermark(1)
+        .build()
+        .map_err(open)?;
+    counter.enable().map_err(open)?;
+    counter.sampled(BUFFER_BYTES).map_err(open)
 }

@@ -3,6 +3,7 @@
 mod alone;
 mod attach;
 mod check;
+mod cpus;
 mod gvl;
 mod kernel_types;
 mod leak;

@@ -1,19 +1,21 @@
 //! Taking stacks: the stages that walk them, and the clock that says when.
 
-use std::{os::fd::AsFd as _, path::Path, sync::LazyLock, time::Duration};
+use std::{collections::BTreeMap, os::fd::AsFd as _, path::Path, sync::LazyLock, time::Duration};
 
 use aya::{
     Ebpf, EbpfLoader,
     maps::{MapData, MapError, ProgramArray},
     programs::{
-        Program,
-        perf_event::{PerfEventConfig, PerfEventScope, SamplePolicy, SoftwareEvent},
+        PerfEvent, Program,
+        perf_event::{PerfEventConfig, PerfEventLink, PerfEventScope, SamplePolicy, SoftwareEvent},
     },
 };
 
 use gctrace_common::config::{Config, MAX_AWAY, OFF_CPU_WINDOW_NS, PROBE_SLOTS};
 
 use super::{
+    brief,
+    cpus::OnlineCpus,
     gvl::GvlOptions,
     kernel_types,
     load::{LoadError, Programs},
@@ -207,11 +209,11 @@ pub(super) fn stages_for(gvl: Option<GvlOptions>) -> Vec<&'static str> {
 }
 
 /// Starts whatever the options say.
-pub(super) fn start(ebpf: &mut Ebpf, options: Option<StackOptions>) -> Result<(), LoadError> {
-    let Some(options) = options else { return Ok(()) };
-    attach(ebpf, options.tick_ns())?;
+pub(super) fn start(ebpf: &mut Ebpf, options: Option<StackOptions>) -> Result<Option<Clocks>, LoadError> {
+    let Some(options) = options else { return Ok(None) };
+    let clocks = Clocks::start(ebpf, options.tick_ns())?;
     if !options.wall {
-        return Ok(());
+        return Ok(Some(clocks));
     }
     for (program, name) in SWITCH_PROGRAMS {
         let Some(Program::TracePoint(tracepoint)) = ebpf.program_mut(program) else {
@@ -222,7 +224,7 @@ pub(super) fn start(ebpf: &mut Ebpf, options: Option<StackOptions>) -> Result<()
             .map_err(|source| LoadError::Tracepoint { tracepoint: format!("sched:{name}"), source })?;
     }
     if !tells_returns() {
-        return Ok(());
+        return Ok(Some(clocks));
     }
     let program = RETURN_PROGRAMS[0];
     let Some(Program::RawTracePoint(tracepoint)) = ebpf.program_mut(program) else {
@@ -230,26 +232,66 @@ pub(super) fn start(ebpf: &mut Ebpf, options: Option<StackOptions>) -> Result<()
     };
     tracepoint
         .attach(RETURN_TRACEPOINT)
-        .map(drop)
-        .map_err(|source| LoadError::Tracepoint { tracepoint: RETURN_TRACEPOINT.to_owned(), source })
+        .map_err(|source| LoadError::Tracepoint { tracepoint: RETURN_TRACEPOINT.to_owned(), source })?;
+    Ok(Some(clocks))
 }
 
-/// Starts the clock of every CPU that is online.
-fn attach(ebpf: &mut Ebpf, tick_ns: u64) -> Result<(), LoadError> {
-    let name = TICK_PROGRAMS[0];
-    let cpus = aya::util::online_cpus().map_err(|(_, source)| LoadError::Cpus(source))?;
-    let Some(Program::PerfEvent(program)) = ebpf.program_mut(name) else {
-        return Err(LoadError::Missing(name));
-    };
-    for cpu in cpus {
-        program
-            .attach(
-                PerfEventConfig::Software(SoftwareEvent::CpuClock),
-                PerfEventScope::AllProcessesOneCpu { cpu },
-                SamplePolicy::Period(tick_ns),
-                false,
-            )
-            .map_err(|source| LoadError::Clock { cpu, source })?;
+/// The clocks of the CPUs that are online.
+pub(super) struct Clocks {
+    tick_ns: u64,
+    cpus: OnlineCpus,
+    links: BTreeMap<u32, PerfEventLink>,
+}
+
+impl Clocks {
+    /// Starts the clock of every CPU that is online.
+    fn start(ebpf: &mut Ebpf, tick_ns: u64) -> Result<Self, LoadError> {
+        let cpus = OnlineCpus::now().map_err(LoadError::Cpus)?;
+        let program = program(ebpf)?;
+        let links = cpus.known().map(|cpu| Ok((cpu, attach(program, tick_ns, cpu)?)));
+        let links = links.collect::<Result<_, LoadError>>()?;
+        Ok(Self { tick_ns, cpus, links })
     }
-    Ok(())
+
+    /// Starts the clocks of CPUs that have come online since.
+    pub(super) fn look(&mut self, ebpf: &mut Ebpf) -> Result<(), LoadError> {
+        let Some(change) = self.cpus.change().map_err(LoadError::Cpus)? else { return Ok(()) };
+        for cpu in change.gone {
+            log::info!("CPU {cpu} has gone offline");
+            self.links.remove(&cpu);
+        }
+        for cpu in change.come {
+            match attach(program(ebpf)?, self.tick_ns, cpu) {
+                Ok(link) => {
+                    log::info!("CPU {cpu} has come online: sampled from now on");
+                    self.links.insert(cpu, link);
+                }
+                Err(error) if self.cpus.retry(cpu) => {
+                    log::warn!("{}; no stacks of this CPU until an attempt succeeds", brief(&error));
+                }
+                Err(_) => {}
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The program of the clocks.
+fn program(ebpf: &mut Ebpf) -> Result<&mut PerfEvent, LoadError> {
+    let name = TICK_PROGRAMS[0];
+    match ebpf.program_mut(name) {
+        Some(Program::PerfEvent(program)) => Ok(program),
+        _ => Err(LoadError::Missing(name)),
+    }
+}
+
+/// Starts the clock of one CPU.
+fn attach(program: &mut PerfEvent, tick_ns: u64, cpu: u32) -> Result<PerfEventLink, LoadError> {
+    let link = program.attach(
+        PerfEventConfig::Software(SoftwareEvent::CpuClock),
+        PerfEventScope::AllProcessesOneCpu { cpu },
+        SamplePolicy::Period(tick_ns),
+        false,
+    );
+    link.and_then(|link| program.take_link(link)).map_err(|source| LoadError::Clock { cpu, source })
 }

@@ -139,6 +139,7 @@ impl Control {
                 self.tell(ControlEvent::Fatal(reason));
                 return false;
             }
+            self.look_at_cpus(watch);
             let mut new = Vec::new();
             let mut forks = Vec::new();
             let mut exits = Vec::new();
@@ -158,10 +159,7 @@ impl Control {
             if watch.lost() != lost {
                 lost = watch.lost();
                 log::info!("{lost} mapping records lost so far; scanning /proc");
-                self.look_again();
-                if let Some(native) = &mut self.native {
-                    native.refresh_all();
-                }
+                self.read_all_again();
             }
             if let Some(native) = &mut self.native {
                 native.mapped(new.iter());
@@ -181,6 +179,29 @@ impl Control {
                     }
                 }
             }
+        }
+    }
+
+    /// Watches and samples CPUs that have come online, too.
+    fn look_at_cpus(&mut self, watch: &mut MappingWatch) {
+        match watch.look_at_cpus() {
+            Ok(false) => {}
+            Ok(true) => {
+                log::info!("a CPU has come online; scanning /proc");
+                self.read_all_again();
+            }
+            Err(error) => log::debug!("CPUs that have come online: {error}"),
+        }
+        if let Err(error) = self.probes.look_at_cpus() {
+            log::debug!("CPUs that have come online: {}", brief(&error));
+        }
+    }
+
+    /// Mappings were made of which there are no records: reads them all again.
+    fn read_all_again(&mut self) {
+        self.look_again();
+        if let Some(native) = &mut self.native {
+            native.refresh_all();
         }
     }
 

@@ -281,10 +281,6 @@ fn what_is_kept() -> Result<()> {
     let kept: Value = serde_json::from_str(&text)?;
     sent[0][0] = Value::Null;
     sent[0][3]["RUBY_GC_TOKEN"] = json!("(redacted)");
-    for sample in sent.as_array_mut().context("a list")?.iter_mut().skip(1) {
-        // Seven elements: there is no thread id.
-        sample.as_array_mut().context("a list")?.push(Value::Null);
-    }
     ensure!(kept == sent, "kept is {kept}");
     Ok(())
 }

@@ -230,9 +230,9 @@ impl wire::Sink for Folding {
         Ok(())
     }
 
-    fn sample(&mut self, sample: wire::Sample) -> Result<(), String> {
+    fn sample(&mut self, sample: &wire::Sample) -> Result<(), String> {
         self.last = self.last.max(sample.ts);
-        self.fold.iter_mut().for_each(|fold| fold.add(&sample));
+        self.fold.iter_mut().for_each(|fold| fold.add(sample));
         Ok(())
     }
 }

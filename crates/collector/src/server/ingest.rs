@@ -16,7 +16,7 @@ use crate::{
     digest::Digest,
     store::{App, Group, NewSet, SetId, StoreError, TokenHash},
     tune::{Fold, InForce, environment::is_name},
-    wire::{self, Header, Sample, Sink},
+    wire::{self, Header, Sample, Sink, gzip},
 };
 
 /// A body to be processed.
@@ -74,17 +74,20 @@ pub(super) fn token(beginning: &[u8], gzip: bool) -> Result<TokenHash, Answer> {
 
 /// Takes in a set.
 pub(super) fn set(shared: &Shared, work: &Work) -> Result<Answer, StoreError> {
-    let mut intake = Intake { shared, work, judged: None, refusal: None };
+    let mut intake = Intake { shared, work, judged: None, refusal: None, rewrites: false };
     let bytes = work.body.bytes.as_slice();
+    let split = if work.gzip && work.size <= LARGE { gzip::split(bytes, work.size) } else { None };
     // From memory it is read in half the time that it takes from a stream.
-    let text = match work.gzip {
-        true if work.size > LARGE => None,
-        true => expanded(bytes, work.size).map(Cow::Owned),
-        false => Some(Cow::Borrowed(bytes)),
+    let text = match &split {
+        Some(split) => Some(Cow::Borrowed(split.text.as_slice())),
+        None if !work.gzip => Some(Cow::Borrowed(bytes)),
+        None if work.size > LARGE => None,
+        None => expanded(bytes, work.size).map(Cow::Owned),
     };
-    let (read, hash) = if let Some(text) = text {
-        (wire::read_slice(&text, &mut intake), Sha256::digest(&text))
+    let (read, hash) = if let Some(text) = &text {
+        (wire::read_slice(text, &mut intake), Sha256::digest(text))
     } else {
+        intake.rewrites = true;
         let mut stream =
             Stream { inner: GzDecoder::new(bytes).take(work.size as u64 + 1), hash: Sha256::new() };
         let read = wire::read(io::BufReader::with_capacity(64 << 10, &mut stream), &mut intake);
@@ -99,7 +102,8 @@ pub(super) fn set(shared: &Shared, work: &Work) -> Result<Answer, StoreError> {
     if let Some(refusal) = refusal {
         return refusal;
     }
-    let Some(Judged { app, fold, digest, body, variables }) = judged.filter(|_| read.is_ok()) else {
+    let Some(Judged { app, fold, digest, header, rewritten, variables }) = judged.filter(|_| read.is_ok())
+    else {
         return Ok(Answer::bad(match read {
             Err(error) => error.to_string(),
             Ok(_) => "payload: has no header".to_owned(),
@@ -109,7 +113,16 @@ pub(super) fn set(shared: &Shared, work: &Work) -> Result<Answer, StoreError> {
     let id = SetId::of(&hash.into());
     let group = Group { app, series: fold.series() };
     let evidence = fold.finish();
-    let Ok(body) = complete(body) else {
+    let body = match (&split, &text) {
+        (Some(split), _) => Some(split.with_header(header.as_bytes())),
+        (None, Some(text)) => {
+            let mut body = begun(&header);
+            gzip::after_header(text)
+                .and_then(|samples| body.write_all(samples).and_then(|()| body.into_inner()?.finish()).ok())
+        }
+        (None, None) => rewritten.and_then(|body| complete(body).ok()),
+    };
+    let Some(body) = body else {
         // Writing to memory does not fail.
         return Ok(Answer::new(StatusCode::INTERNAL_SERVER_ERROR, "compressing the set failed"));
     };
@@ -139,7 +152,16 @@ pub(super) fn set(shared: &Shared, work: &Work) -> Result<Answer, StoreError> {
     Ok(Answer::new(StatusCode::OK, format!("{}/configs/{}", work.base, id.as_str())))
 }
 
-/// Finishes the rewritten set.
+/// The beginning of a set that is compressed anew.
+fn begun(header: &str) -> BufWriter<GzEncoder<Vec<u8>>> {
+    // Each write into an encoder costs, however small it is.
+    let mut body = BufWriter::with_capacity(64 << 10, GzEncoder::new(Vec::new(), Compression::fast()));
+    // Writing to memory does not fail.
+    let _infallible = body.write_all(header.as_bytes());
+    body
+}
+
+/// Finishes a set that was rewritten.
 fn complete(mut body: BufWriter<GzEncoder<Vec<u8>>>) -> io::Result<Vec<u8>> {
     body.write_all(b"]")?;
     body.into_inner()?.finish()
@@ -204,8 +226,10 @@ struct Judged {
     app: App,
     fold: Fold,
     digest: Digest,
-    /// The set without its token.
-    body: BufWriter<GzEncoder<Vec<u8>>>,
+    /// The bracket of the set, and its header without the token.
+    header: String,
+    /// The set without its token, if its text is not in memory.
+    rewritten: Option<BufWriter<GzEncoder<Vec<u8>>>>,
     /// `RUBY_GC_*` of its environment.
     variables: Map<String, Value>,
 }
@@ -216,6 +240,8 @@ struct Intake<'a> {
     work: &'a Work,
     judged: Option<Judged>,
     refusal: Option<Result<Answer, StoreError>>,
+    /// Whether samples are written as they are read; else their text is there afterwards.
+    rewrites: bool,
 }
 
 impl Intake<'_> {
@@ -239,12 +265,10 @@ impl Intake<'_> {
         if let Some(token) = kept.gc_env.get_mut("RUBY_GC_TOKEN") {
             *token = "(redacted)".into();
         }
-        // Each write into an encoder costs, however small it is.
-        let mut body = BufWriter::with_capacity(64 << 10, GzEncoder::new(Vec::new(), Compression::fast()));
-        // Writing to memory does not fail.
-        let _infallible = write!(body, "[{}", kept.to_json());
         let (digest, variables) = (Digest::new(header), variables(header));
-        Ok(Ok(Judged { app, fold, digest, body, variables }))
+        let header = format!("[{}", kept.to_json());
+        let rewritten = self.rewrites.then(|| begun(&header));
+        Ok(Ok(Judged { app, fold, digest, header, rewritten, variables }))
     }
 }
 
@@ -261,12 +285,12 @@ impl Sink for Intake<'_> {
         Err("is refused".to_owned())
     }
 
-    fn sample(&mut self, sample: Sample) -> Result<(), String> {
+    fn sample(&mut self, sample: &Sample) -> Result<(), String> {
         let Some(judged) = &mut self.judged else { return Ok(()) };
-        judged.fold.add(&sample);
-        judged.digest.add(&sample);
-        let written =
-            judged.body.write_all(b",").and_then(|()| Ok(serde_json::to_writer(&mut judged.body, &sample)?));
+        judged.fold.add(sample);
+        judged.digest.add(sample);
+        let Some(body) = &mut judged.rewritten else { return Ok(()) };
+        let written = body.write_all(b",").and_then(|()| Ok(serde_json::to_writer(body, sample)?));
         written.map_err(|error| error.to_string())
     }
 }

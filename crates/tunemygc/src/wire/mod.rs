@@ -12,6 +12,8 @@ use std::fmt::Write as _;
 use serde::{Serialize, ser::SerializeTuple as _};
 use serde_json::{Map, Number, Value, json, value::RawValue};
 
+mod fields;
+pub mod gzip;
 mod read;
 #[cfg(test)]
 mod tests;
@@ -176,8 +178,8 @@ impl Sink for Samples {
         Ok(())
     }
 
-    fn sample(&mut self, sample: Sample) -> Result<(), String> {
-        self.0.push(sample);
+    fn sample(&mut self, sample: &Sample) -> Result<(), String> {
+        self.0.push(sample.clone());
         Ok(())
     }
 }
@@ -237,6 +239,20 @@ impl Serialize for Sample {
 }
 
 impl Sample {
+    /// Room for a sample that has not been read.
+    fn blank() -> Self {
+        Self {
+            ts: 0.0,
+            peak_rss: None,
+            current_rss: None,
+            event: EventName::Booted,
+            stat: Vec::new(),
+            latest_gc_info: Map::new(),
+            meta: None,
+            thread_id: None,
+        }
+    }
+
     /// The sample on the wire.
     pub fn to_json(&self) -> String {
         // Numbers, strings and maps with string keys: nothing that can fail.

@@ -2,10 +2,13 @@
 
 use std::{cell::RefCell, fmt, io::Read, marker::PhantomData};
 
-use serde::de::{DeserializeSeed, Deserializer, Error as _, IgnoredAny, MapAccess, SeqAccess, Visitor};
-use serde_json::{Map, Number, Value, value::RawValue};
+use serde::de::{DeserializeSeed, Deserializer, Error as _, IgnoredAny, SeqAccess, Visitor};
+use serde_json::{Number, Value, value::RawValue};
 
-use super::{EventName, Header, MAX_ENTRIES, MAX_KEYS, MAX_META, MAX_STRING, ProtocolError, Sample};
+use super::{
+    Header, MAX_ENTRIES, MAX_KEYS, MAX_META, ProtocolError, Sample,
+    fields::{Event, Hash, Info, Optional, Real, Strings, Text, TextOrWhole, Whole, Wholes, seed},
+};
 
 /// How far time may go backwards between samples, seconds: agents queue them from several threads.
 const BACKWARDS: f64 = 1.0;
@@ -14,8 +17,8 @@ const BACKWARDS: f64 = 1.0;
 pub trait Sink {
     /// The header, before any sample.
     fn header(&mut self, header: &Header) -> Result<(), String>;
-    /// The next sample.
-    fn sample(&mut self, sample: Sample) -> Result<(), String>;
+    /// The next sample; the reader uses its memory for those after it.
+    fn sample(&mut self, sample: &Sample) -> Result<(), String>;
 }
 
 /// Reads a set from memory.
@@ -92,33 +95,22 @@ impl<'de, S: Sink> Visitor<'de> for Set<'_, S> {
         };
         self.sink.header(&header).map_err(A::Error::custom)?;
         let mut last = f64::NEG_INFINITY;
+        let mut sample = Sample::blank();
         for at in 0.. {
             place.at(Some(at), "tuple");
-            let seed = SampleSeed { place, keys: header.stat_keys.len() };
-            let Some(sample) = seq.next_element_seed(seed)? else { break };
+            let seed = SampleSeed { place, keys: header.stat_keys.len(), sample: &mut sample };
+            let Some(()) = seq.next_element_seed(seed)? else { break };
             place.field("timestamp");
             if sample.ts < last - BACKWARDS {
                 return Err(A::Error::custom("is before that of an earlier sample"));
             }
             last = last.max(sample.ts);
             place.field("sample");
-            self.sink.sample(sample).map_err(A::Error::custom)?;
+            self.sink.sample(&sample).map_err(A::Error::custom)?;
         }
         place.field("");
         Ok(header)
     }
-}
-
-/// Makes a seed from a function on deserialisers.
-macro_rules! seed {
-    ($name:ident $(<$lt:lifetime>)?, $value:ty) => {
-        impl<'de $(, $lt)?> DeserializeSeed<'de> for $name $(<$lt>)? {
-            type Value = $value;
-            fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<$value, D::Error> {
-                deserializer.deserialize_seq(self)
-            }
-        }
-    };
 }
 
 struct HeaderSeed<'a>(&'a Position);
@@ -193,48 +185,50 @@ impl<'de> Visitor<'de> for HeaderSeed<'_> {
     }
 }
 
+/// Reads a sample in the place of the one before it: most of them have the same strings, and all as many numbers.
 struct SampleSeed<'a> {
     place: &'a Position,
     keys: usize,
+    sample: &'a mut Sample,
 }
-seed!(SampleSeed<'a>, Sample);
+seed!(SampleSeed<'a>, ());
 
 impl<'de> Visitor<'de> for SampleSeed<'_> {
-    type Value = Sample;
+    type Value = ();
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("an array of 8 elements")
     }
 
-    fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<Sample, A::Error> {
-        let Self { place, keys } = self;
+    fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<(), A::Error> {
+        let Self { place, keys, sample } = self;
         place.field("timestamp");
-        let ts = element(&mut seq, place, Real)?;
-        if !(0.0..1e11).contains(&ts) {
-            return Err(A::Error::custom(format!("{ts} is not a time in seconds")));
+        sample.ts = element(&mut seq, place, Real)?;
+        if !(0.0..1e11).contains(&sample.ts) {
+            return Err(A::Error::custom(format!("{} is not a time in seconds", sample.ts)));
         }
         place.field("peak RSS");
-        let peak_rss = element(&mut seq, place, Optional(Whole))?;
+        sample.peak_rss = element(&mut seq, place, Optional(Whole))?;
         place.field("current RSS");
-        let current_rss = element(&mut seq, place, Optional(Whole))?;
+        sample.current_rss = element(&mut seq, place, Optional(Whole))?;
         place.field("event");
-        let event = element(&mut seq, place, Event)?;
+        sample.event = element(&mut seq, place, Event)?;
         place.field("GC.stat values");
-        let stat = element(&mut seq, place, Wholes(keys))?;
+        element(&mut seq, place, Wholes { list: &mut sample.stat, count: keys })?;
         place.field("latest_gc_info");
-        let latest_gc_info = element(&mut seq, place, Hash { strings: false })?;
+        element(&mut seq, place, Info(&mut sample.latest_gc_info))?;
         place.field("meta");
-        let meta = element(&mut seq, place, Optional(PhantomData::<Box<RawValue>>))?;
-        if meta.as_ref().is_some_and(|meta| meta.get().len() > MAX_META) {
+        sample.meta = element(&mut seq, place, Optional(PhantomData::<Box<RawValue>>))?;
+        if sample.meta.as_ref().is_some_and(|meta| meta.get().len() > MAX_META) {
             return Err(A::Error::custom(format!("has more than {MAX_META} bytes")));
         }
         place.field("thread id");
-        let thread_id = seq.next_element_seed(Optional(PhantomData::<Number>))?.flatten();
+        sample.thread_id = seq.next_element_seed(Optional(PhantomData::<Number>))?.flatten();
         place.field("tuple");
         if seq.next_element::<IgnoredAny>()?.is_some() {
             return Err(A::Error::custom("has more than 8 elements"));
         }
-        Ok(Sample { ts, peak_rss, current_rss, event, stat, latest_gc_info, meta, thread_id })
+        Ok(())
     }
 }
 
@@ -251,208 +245,4 @@ fn element<'de, A: SeqAccess<'de>, T: DeserializeSeed<'de>>(
     let (tuple, length) = if sample.is_some() { ("tuple", "8") } else { ("(tuple)", "11 or 12") };
     place.field(tuple);
     Err(A::Error::custom(format!("ends before {missing}; it must have {length} elements")))
-}
-
-/// A value or null.
-struct Optional<T>(T);
-
-impl<'de, T: DeserializeSeed<'de>> DeserializeSeed<'de> for Optional<T> {
-    type Value = Option<T::Value>;
-
-    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<Self::Value, D::Error> {
-        deserializer.deserialize_option(self)
-    }
-}
-
-impl<'de, T: DeserializeSeed<'de>> Visitor<'de> for Optional<T> {
-    type Value = Option<T::Value>;
-
-    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("a value or null")
-    }
-
-    fn visit_none<E>(self) -> Result<Self::Value, E> {
-        Ok(None)
-    }
-
-    fn visit_unit<E>(self) -> Result<Self::Value, E> {
-        Ok(None)
-    }
-
-    fn visit_some<D: Deserializer<'de>>(self, deserializer: D) -> Result<Self::Value, D::Error> {
-        self.0.deserialize(deserializer).map(Some)
-    }
-}
-
-/// A seed for scalars: its name, and the value for each kind of JSON value.
-macro_rules! scalar {
-    ($name:ident, $value:ty, $call:ident, $expects:literal, { $($visit:item)* }) => {
-        struct $name;
-        impl<'de> DeserializeSeed<'de> for $name {
-            type Value = $value;
-            fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<$value, D::Error> {
-                deserializer.$call(self)
-            }
-        }
-        impl<'de> Visitor<'de> for $name {
-            type Value = $value;
-            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str($expects)
-            }
-            $($visit)*
-        }
-    };
-}
-
-scalar!(Whole, u64, deserialize_u64, "a non-negative integer", {
-    fn visit_u64<E>(self, value: u64) -> Result<u64, E> {
-        Ok(value)
-    }
-});
-
-scalar!(Real, f64, deserialize_f64, "a number", {
-    fn visit_f64<E>(self, value: f64) -> Result<f64, E> {
-        Ok(value)
-    }
-    fn visit_u64<E>(self, value: u64) -> Result<f64, E> {
-        Ok(value as f64)
-    }
-    fn visit_i64<E>(self, value: i64) -> Result<f64, E> {
-        Ok(value as f64)
-    }
-});
-
-scalar!(Event, EventName, deserialize_str, "the name of an event", {
-    fn visit_str<E: serde::de::Error>(self, value: &str) -> Result<EventName, E> {
-        EventName::parse(value).ok_or_else(|| E::custom("is not one of the protocol's names"))
-    }
-});
-
-scalar!(Text, Option<String>, deserialize_any, "a string", {
-    fn visit_str<E: serde::de::Error>(self, value: &str) -> Result<Option<String>, E> {
-        short(value).map(Some)
-    }
-    fn visit_unit<E>(self) -> Result<Option<String>, E> {
-        Ok(None)
-    }
-});
-
-scalar!(TextOrWhole, Value, deserialize_any, "a string or a non-negative integer", {
-    fn visit_str<E: serde::de::Error>(self, value: &str) -> Result<Value, E> {
-        short(value).map(Value::String)
-    }
-    fn visit_u64<E>(self, value: u64) -> Result<Value, E> {
-        Ok(value.into())
-    }
-});
-
-scalar!(Scalar, Value, deserialize_any, "a string, number, boolean or null", {
-    fn visit_str<E: serde::de::Error>(self, value: &str) -> Result<Value, E> {
-        short(value).map(Value::String)
-    }
-    fn visit_bool<E>(self, value: bool) -> Result<Value, E> {
-        Ok(value.into())
-    }
-    fn visit_u64<E>(self, value: u64) -> Result<Value, E> {
-        Ok(value.into())
-    }
-    fn visit_i64<E>(self, value: i64) -> Result<Value, E> {
-        Ok(value.into())
-    }
-    fn visit_f64<E>(self, value: f64) -> Result<Value, E> {
-        Ok(value.into())
-    }
-    fn visit_unit<E>(self) -> Result<Value, E> {
-        Ok(Value::Null)
-    }
-});
-
-fn short<E: serde::de::Error>(value: &str) -> Result<String, E> {
-    if value.len() > MAX_STRING {
-        return Err(E::custom(format!("has a string of more than {MAX_STRING} bytes")));
-    }
-    Ok(value.to_owned())
-}
-
-/// A list of at most this many strings.
-struct Strings(usize);
-seed!(Strings, Vec<String>);
-
-impl<'de> Visitor<'de> for Strings {
-    type Value = Vec<String>;
-
-    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "an array of at most {} strings", self.0)
-    }
-
-    fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<Vec<String>, A::Error> {
-        let mut list = Vec::new();
-        while let Some(text) = seq.next_element_seed(Text)? {
-            if list.len() == self.0 {
-                return Err(A::Error::custom(format!("has more than {} entries", self.0)));
-            }
-            list.push(text.ok_or_else(|| A::Error::custom("has a null where a string should be"))?);
-        }
-        Ok(list)
-    }
-}
-
-/// Exactly this many integers.
-struct Wholes(usize);
-seed!(Wholes, Vec<u64>);
-
-impl<'de> Visitor<'de> for Wholes {
-    type Value = Vec<u64>;
-
-    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "an array of {} non-negative integers", self.0)
-    }
-
-    fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<Vec<u64>, A::Error> {
-        let other = |than| A::Error::custom(format!("has {than} the header's {} keys", self.0));
-        let mut list = Vec::with_capacity(self.0);
-        while let Some(value) = seq.next_element_seed(Whole)? {
-            if list.len() == self.0 {
-                return Err(other("more values than"));
-            }
-            list.push(value);
-        }
-        if list.len() < self.0 { Err(other("fewer values than")) } else { Ok(list) }
-    }
-}
-
-/// A hash of scalars, or only of strings.
-struct Hash {
-    strings: bool,
-}
-
-impl<'de> DeserializeSeed<'de> for Hash {
-    type Value = Map<String, Value>;
-
-    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<Self::Value, D::Error> {
-        deserializer.deserialize_map(self)
-    }
-}
-
-impl<'de> Visitor<'de> for Hash {
-    type Value = Map<String, Value>;
-
-    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("an object")
-    }
-
-    fn visit_map<A: MapAccess<'de>>(self, mut access: A) -> Result<Self::Value, A::Error> {
-        let mut map = Map::new();
-        while let Some(key) = access.next_key_seed(Text)? {
-            if map.len() == MAX_ENTRIES {
-                return Err(A::Error::custom(format!("has more than {MAX_ENTRIES} entries")));
-            }
-            let value = access.next_value_seed(Scalar)?;
-            if self.strings && !value.is_string() {
-                return Err(A::Error::custom("has a value that is not a string"));
-            }
-            map.insert(key.unwrap_or_default(), value);
-        }
-        Ok(map)
-    }
 }

@@ -8,6 +8,7 @@ use std::{
     time::Duration,
 };
 
+use gctrace_tunemygc::wire::gzip;
 use signal_hook::{
     consts::{SIGHUP, SIGINT, SIGTERM},
     flag::register_conditional_shutdown,
@@ -217,7 +218,7 @@ impl Collector {
             .header(header::CONTENT_TYPE, "application/json")
             .header(header::ACCEPT, "application/json");
         let mut response = if self.gzip {
-            request.header(header::CONTENT_ENCODING, "gzip").send(&upload::gzip(bytes))?
+            request.header(header::CONTENT_ENCODING, "gzip").send(&gzip::compress(bytes))?
         } else {
             request.send(bytes)?
         };

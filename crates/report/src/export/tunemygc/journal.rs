@@ -213,7 +213,7 @@ mod tests {
         fn header(&mut self, _: &Header) -> Result<(), String> {
             Ok(())
         }
-        fn sample(&mut self, _: Sample) -> Result<(), String> {
+        fn sample(&mut self, _: &Sample) -> Result<(), String> {
             self.0 += 1;
             Ok(())
         }

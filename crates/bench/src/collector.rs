@@ -63,18 +63,13 @@ pub(super) fn run(json: bool) -> Result<()> {
         fs::remove_dir_all(&scratch).with_context(|| format!("cannot remove {}", scratch.display()))?;
         anyhow::Ok(measured)
     };
-    let mut all = vec![sqlite("SQLite", false)?, sqlite("SQLite, gzip", true)?];
+    let show = |measured: Measured| println!("{}", if json { measured.json() } else { measured.text() });
+    show(sqlite("SQLite", false)?);
+    show(sqlite("SQLite, gzip", true)?);
     let server = Postgres::start()?;
-    all.push(measure("PostgreSQL", false, &server.address(), || {
+    show(measure("PostgreSQL", false, &server.address(), || {
         Ok(server.query("SELECT pg_total_relation_size('gctrace_sample_set')")?.parse()?)
     })?);
-    for measured in all {
-        if json {
-            println!("{}", measured.json());
-        } else {
-            println!("{}", measured.text());
-        }
-    }
     Ok(())
 }
 

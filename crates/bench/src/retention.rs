@@ -34,13 +34,16 @@ pub(super) struct Simulated {
     /// For how many days.
     #[arg(long, default_value_t = 30, requires = "retention")]
     days: u32,
+    /// Sets kept of an application, as the collector's option; its default
+    #[arg(long, default_value_t = 100_000, requires = "retention")]
+    app_sets: u64,
 }
 
 const TICK: u64 = 600;
 const DAY: u64 = 86_400;
 const SERIES: Series = Series(3, 4);
 /// The collector's default.
-const QUOTA: Quota = Quota { sets: 100_000, bytes: 1 << 30 };
+const APP_BYTES: u64 = 1 << 30;
 /// Settings of the first, second and third part of the time.
 const ENVIRONMENTS: [&str; 3] =
     ["", "RUBY_GC_MALLOC_LIMIT=33554432", "RUBY_GC_MALLOC_LIMIT=33554432 RUBY_GC_MALLOC_LIMIT_MAX=67108864"];
@@ -81,6 +84,7 @@ fn fill(path: &Path, options: &Simulated) -> Result<Vec<String>> {
     let store = Sqlite::open(path)?;
     let evidence = evidence()?;
     let body = vec![0xaa; 1000];
+    let quota = Quota { sets: options.app_sets, bytes: APP_BYTES };
     let now = SystemTime::now().duration_since(UNIX_EPOCH)?.as_secs() / TICK * TICK;
     let (mut tokens, mut groups) = (Vec::new(), Vec::new());
     for number in 0..options.apps {
@@ -114,7 +118,7 @@ fn fill(path: &Path, options: &Simulated) -> Result<Vec<String>> {
                 digest: &digest,
                 body: &body,
             };
-            store.insert(&new, QUOTA)?;
+            store.insert(&new, quota)?;
         }
         if (tick + 1) % (DAY / TICK) == 0 {
             // As the collector does it.

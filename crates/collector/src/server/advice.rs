@@ -184,3 +184,47 @@ impl Advice {
 fn setting(name: &str, value: f64) -> String {
     format!("{name}={}", shown(name, value))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        digest::Digest,
+        store::{NewApp, NewSet, Quota, Rights, SetId, Sqlite, TokenHash},
+        tune::Series,
+    };
+
+    /// Of an environment that is known, only the new sets are read and added.
+    #[test]
+    fn sums_grow() {
+        let dir = tempfile::tempdir().unwrap();
+        let store = Sqlite::open(&dir.path().join("sets.db")).unwrap();
+        let app = NewApp { name: "shop", email: "a@b", parent: None, created: 1.0 };
+        let app = store.register(&app, TokenHash::of("t"), Rights::Both).unwrap();
+        let group = Group { app, series: Series(3, 4) };
+        let insert = |byte: u8| {
+            let set = NewSet {
+                id: &SetId::of(&[byte; 32]),
+                group,
+                in_force: "",
+                received: f64::from(byte),
+                evidence: &Evidence { sets: 1, samples: 10, ..Evidence::default() },
+                digest: &Digest::default(),
+                body: b"body",
+            };
+            assert!(store.insert(&set, Quota::NONE).unwrap().new);
+        };
+        let sums = Sums::default();
+        let samples = || {
+            let environment = store.environments(group, 1).unwrap().remove(0);
+            sums.get(&store, &environment).unwrap().samples
+        };
+        (1..=3).for_each(insert);
+        assert_eq!(samples(), 30);
+        // Were the sets added up again, this would be gone.
+        sums.sums().values_mut().for_each(|sum| sum.evidence.samples += 1000);
+        assert_eq!(samples(), 1030);
+        insert(4);
+        assert_eq!(samples(), 1040);
+    }
+}

@@ -320,3 +320,40 @@ fn permille(part: u64, whole: u64) -> u64 {
 fn thread(sample: &Sample) -> String {
     sample.thread_id.as_ref().map_or_else(String::new, ToString::to_string)
 }
+
+#[cfg(test)]
+mod tests {
+    use std::time::{Duration, Instant};
+
+    use super::*;
+    use crate::wire::SampleSet;
+
+    /// Time of units of work on one thread while so many others are open.
+    fn units_beside(open: u64) -> Duration {
+        let header = r#"["t","3.4.1","0.0",{},"2",[],{},["count","heap_available_slots","heap_live_slots","total_allocated_objects","old_objects"],"h",1,2]"#;
+        let sample =
+            |event: &str, thread: u64| format!(r#"[1,1,1,"{event}",[1,2,1,1,1],{{}},null,{thread}]"#);
+        let set = format!("[{header},{},{}]", sample("PROCESSING_STARTED", 1), sample("PROCESSING_ENDED", 1));
+        let SampleSet { header, samples } = SampleSet::from_json(&set).unwrap();
+        let mut fold = Fold::new(&header).unwrap();
+        for thread in 2..2 + open {
+            fold.add(&Sample { thread_id: Some(thread.into()), ..samples[0].clone() });
+        }
+        let begin = Instant::now();
+        for _ in 0..20_000 {
+            samples.iter().for_each(|sample| fold.add(sample));
+        }
+        let took = begin.elapsed();
+        assert_eq!(fold.finish().units, 20_000);
+        took
+    }
+
+    /// What a unit of work costs does not depend on how many others are open: small sets cannot make much work.
+    #[test]
+    fn many_open_units() {
+        let least = |open| (0..5).map(|_| units_beside(open)).min().unwrap_or_default();
+        let (few, many) = (least(1), least(MAX_OPEN_UNITS as u64 - 1));
+        // Going through all of them would take hundreds of times as long.
+        assert!(many < few * 10, "{few:?}, {many:?}");
+    }
+}

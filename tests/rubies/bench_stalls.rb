@@ -1,9 +1,10 @@
 # Measures what stops or interrupts a running thread: reads the clock in a loop and adds up the gaps between two readings that are
 # longer than the argument, nanoseconds. Each line of standard input is a number of seconds for which to do so; the
 # answer is one line, for `cargo xtask bench --stalls`. Nothing is allocated in the loop, so disabled GC costs no memory, and no
-# collection counts as a stall.
-GC.disable
+# collection counts as a stall. With a second argument it has so many objects.
 LONGER_THAN = Integer(ARGV.fetch(0))
+KEPT = Array.new(Integer(ARGV.fetch(1, 0))) { |i| "kept #{i}" }
+GC.disable
 
 def now = Process.clock_gettime(Process::CLOCK_MONOTONIC, :nanosecond)
 
@@ -26,7 +27,9 @@ def read_clock(seconds)
   "wall_ns=#{last - first} gap_ns=#{gap_time} gaps=#{gaps} longest_ns=#{longest}"
 end
 
+turn = 0
 while (seconds = $stdin.gets)
-  $stdout.puts read_clock(Float(seconds))
+  turn += 1
+  $stdout.puts "#{read_clock(Float(seconds))} turn=#{turn}"
   $stdout.flush
 end

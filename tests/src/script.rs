@@ -229,6 +229,11 @@ impl Running {
         self.process.wait_stdout(PATIENCE, line, |text| text.trim_end() == line).map(drop)
     }
 
+    /// Waits until it has printed a line that ends like this, and returns that.
+    pub fn wait_for_end(&mut self, end: &str) -> Result<String> {
+        self.process.wait_stdout(PATIENCE, end, |text| text.trim_end().ends_with(end))
+    }
+
     /// Writes a line to it.
     pub fn say(&mut self, line: &str) -> Result<()> {
         self.process.say(line)

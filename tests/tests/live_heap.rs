@@ -3,14 +3,18 @@
 use std::cell::Cell;
 use std::collections::{BTreeSet, HashMap};
 use std::os::unix::process::CommandExt as _;
+use std::process::Command;
+use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
+use gctrace_tests::ensure_times;
 use gctrace_tests::gctrace::Invocation;
 use gctrace_tests::heap::{census, count, heap, parsed, sum};
 use gctrace_tests::ledger;
 use gctrace_tests::live::{Live, gctrace_binary};
 use gctrace_tests::ruby::Ruby;
-use gctrace_tests::script::Script;
+use gctrace_tests::script::{Running, Script};
+use gctrace_tests::timing::settled;
 use rustix::process::Signal;
 use serde_json::Value;
 
@@ -29,7 +33,7 @@ fn equals_object_space() -> Result<()> {
         // It counts again after that line and then allocates nothing, which two equal censuses in a row show.
         let mut looks = vec![census(&live, script.pid(), "type")?];
         for _ in 0..50 {
-            std::thread::sleep(std::time::Duration::from_millis(20));
+            std::thread::sleep(Duration::from_millis(20));
             looks.push(census(&live, script.pid(), "type")?);
             let [.., one, two] = looks.as_slice() else { continue };
             if one == two {
@@ -217,6 +221,78 @@ fn nobody_is_stopped() -> Result<()> {
     Ok(())
 }
 
+/// A program that reads the clock on the CPU that gctrace is on, and how often it was asked for its gaps.
+struct Clock(Running, u32);
+
+impl Clock {
+    /// Its gaps above a millisecond in four seconds, while `meanwhile` runs.
+    fn gaps(&mut self, meanwhile: impl FnOnce() -> Result<()>) -> Result<u64> {
+        let Self(script, turn) = self;
+        *turn += 1;
+        script.say("4")?;
+        meanwhile()?;
+        let said = script.wait_for_end(&format!(" turn={turn}"))?;
+        let gaps = said.split(' ').find_map(|word| word.strip_prefix("gaps=")).context("no gaps")?;
+        Ok(gaps.parse()?)
+    }
+}
+
+/// A thread of the program that shares its CPU with gctrace does not wait for it as it would for any other program: gctrace leaves the CPU
+/// before the thread would notice.
+#[test]
+fn work_is_done_in_bursts() -> Result<()> {
+    let live = Live::begin()?;
+    let ruby = Ruby::main()?;
+    let objects = "6000000";
+    let script = Script::unwitnessed(&live, &ruby, "bench_stalls.rb")?.arg("1000000").arg(objects).start()?;
+    let (process, pid) = (script.pid(), script.pid().to_string());
+    let mut clock = Clock(script, 0);
+    // It has its objects, and what is read of its Ruby is in the cache.
+    clock.gaps(|| Ok(()))?;
+    census(&live, process, "type")?;
+    pin(process)?;
+    let (cache, file) = (live.path("cache"), live.path("heap.json"));
+    let (cache, file) = (cache.to_string_lossy(), file.to_string_lossy());
+    settled(|| {
+        // What else runs on this machine.
+        let alone = clock.gaps(|| Ok(()))?;
+        for what in [&["--by", "class"][..], &["--dump", &file]] {
+            let other = clock.gaps(|| {
+                let mut spin = Command::new("sh").args(["-c", "while :; do :; done"]).spawn()?;
+                let pinned = pin(spin.id());
+                std::thread::sleep(Duration::from_millis(3800));
+                spin.kill()?;
+                spin.wait()?;
+                pinned
+            })?;
+            let mut finished = None;
+            let ours = clock.gaps(|| {
+                let mut args = vec!["heap", "--pid", &pid, "--cache-dir", &cache];
+                args.extend(what);
+                let gctrace = Invocation::new(args)?.start()?;
+                pin(gctrace.pid())?;
+                finished = Some(gctrace.wait()?);
+                Ok(())
+            })?;
+            let finished = finished.context("not run")?;
+            ensure!(finished.status.success(), "{}", finished.errors());
+            let more = |gaps: u64| gaps.saturating_sub(alone);
+            ensure_times!(
+                more(ours) * 4 < more(other),
+                "{what:?}: {ours} gaps, {other} beside another program, {alone} alone"
+            );
+        }
+        Ok(())
+    })
+}
+
+/// Keeps a process on the first CPU.
+fn pin(pid: u32) -> Result<()> {
+    let done = Command::new("taskset").args(["-a", "-c", "-p", "0", &pid.to_string()]).output()?;
+    ensure!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
+    Ok(())
+}
+
 /// The picture has a cell for each page, and its text is of the same heap as the rows.
 #[test]
 fn picture() -> Result<()> {
@@ -360,7 +436,7 @@ fn a_process_that_ends() -> Result<()> {
             let (pid, cache) = (script.pid().to_string(), live.path("cache").to_string_lossy().into_owned());
             let args = ["heap", "--pid", &pid, "--by", by, "--format", "jsonl", "--cache-dir", &cache];
             let gctrace = Invocation::new(args)?.start()?;
-            std::thread::sleep(std::time::Duration::from_millis(delay));
+            std::thread::sleep(Duration::from_millis(delay));
             script.signal(Signal::KILL)?;
             let finished = gctrace.wait()?;
             if finished.status.success() {
@@ -388,7 +464,7 @@ fn a_process_that_ends() -> Result<()> {
     script.wait_for("running")?;
     let pid = script.pid().to_string();
     for by in ["memory", "type"] {
-        let mut command = std::process::Command::new(gctrace_binary()?);
+        let mut command = Command::new(gctrace_binary()?);
         command
             .args(["heap", "--pid", &pid, "--by", by, "--no-cache"])
             .uid(NOBODY)

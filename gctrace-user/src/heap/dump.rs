@@ -19,6 +19,7 @@ use super::{
 };
 use crate::{
     export,
+    host::rest::Restful,
     ruby::heap::{HeapError, ObjectType, Referred, each_object},
     words::plural,
 };
@@ -132,6 +133,14 @@ impl From<HeapError> for Stopped {
 }
 
 fn dump(target: &Target, out: &mut dyn Write) -> Result<Dumped, Stopped> {
+    let mut restful;
+    let out: &mut dyn Write = match target.memory.bursts() {
+        Some(bursts) => {
+            restful = Restful::new(out, bursts);
+            &mut restful
+        }
+        None => out,
+    };
     let layout = target.layout()?;
     let mut names = target.names();
     let mut references = target.references(&layout);
@@ -183,7 +192,13 @@ fn dump(target: &Target, out: &mut dyn Write) -> Result<Dumped, Stopped> {
                 age: marks.age,
             }),
         };
-        failed = jsonl::line(out, &line);
+        failed = match line.name {
+            Some(_) => jsonl::line(out, &line),
+            // Nothing in it is from outside; and what has a million references is not held as a text.
+            None => serde_json::to_writer(&mut *out, &line)
+                .map_err(io::Error::from)
+                .and_then(|()| out.write_all(b"\n")),
+        };
     })?;
     failed.map_err(Stopped::Output)?;
     let (_, after) = target.state()?;

@@ -68,7 +68,7 @@ impl Target {
         if let Some(Err(failed)) = &process.state {
             return Err(not_ruby(format!("this Ruby cannot be read: {failed}"), false));
         }
-        let memory = ProcessMemory::open(pid).map_err(|error| {
+        let memory = ProcessMemory::open_in_bursts(pid).map_err(|error| {
             let denied = error.kind() == io::ErrorKind::PermissionDenied;
             not_ruby(format!("its memory cannot be read: {error}"), denied)
         })?;

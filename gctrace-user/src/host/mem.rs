@@ -2,7 +2,7 @@
 
 use std::{fs::File, io, os::unix::fs::FileExt};
 
-use super::proc_root;
+use super::{proc_root, rest::Bursts};
 use crate::ruby::frames::Memory;
 
 /// Reads the memory of one process through one open file. The process is neither stopped nor disturbed.
@@ -12,6 +12,8 @@ use crate::ruby::frames::Memory;
 #[derive(Debug)]
 pub struct ProcessMemory {
     file: File,
+    /// Where much is read: what divides that.
+    bursts: Option<Bursts>,
 }
 
 impl ProcessMemory {
@@ -22,12 +24,29 @@ impl ProcessMemory {
     /// The process is gone, or the kernel does not let gctrace read it (it takes what `ptrace` takes: the same user and a
     /// dumpable process, or `CAP_SYS_PTRACE`).
     pub fn open(pid: u32) -> io::Result<Self> {
-        Ok(Self { file: File::open(proc_root::path(pid, "mem"))? })
+        Ok(Self { file: File::open(proc_root::path(pid, "mem"))?, bursts: None })
+    }
+
+    /// The same, to read all of it: in bursts, so that a thread of the process that needs the CPU does not wait for it.
+    ///
+    /// # Errors
+    ///
+    /// As of [`ProcessMemory::open`].
+    pub fn open_in_bursts(pid: u32) -> io::Result<Self> {
+        Ok(Self { bursts: Some(Bursts::default()), ..Self::open(pid)? })
+    }
+
+    /// Into what reading is divided, if it is.
+    pub fn bursts(&self) -> Option<&Bursts> {
+        self.bursts.as_ref()
     }
 }
 
 impl Memory for ProcessMemory {
     fn read(&self, address: u64, buffer: &mut [u8]) -> bool {
+        if let Some(bursts) = &self.bursts {
+            bursts.pause();
+        }
         self.file.read_exact_at(buffer, address).is_ok()
     }
 }

@@ -15,6 +15,7 @@ pub mod proc;
 pub mod proc_root;
 mod process_context;
 pub mod residency;
+pub mod rest;
 pub mod root_file;
 pub mod sharing;
 pub mod tasks;

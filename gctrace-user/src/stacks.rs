@@ -279,20 +279,13 @@ impl Stacks {
         }
     }
 
-    /// A thread is off its CPU when tracing ends.
-    pub fn still_away(&mut self, tid: u32, entry: &AwayEntry, now_ns: u64) {
+    /// A thread is off its CPU when tracing ends. `gvl_ns`: as in an [`OffCpuEvent`].
+    pub fn still_away(&mut self, tid: u32, entry: &AwayEntry, gvl_ns: u64, now_ns: u64) {
         let &AwayEntry { begin_ns, wakeup_ns, tgid, image, execs, why, comm, .. } = entry;
         let (kind, ts_ns) = (Kind::OffCpu as u32, now_ns);
         let header = Header { kind, point: why, tgid, tid, ts_ns, seq: 0, image, execs };
         // Since when it serves a request is not read: tracing ends, and so would that request unseen.
-        self.back(&OffCpuEvent {
-            header,
-            begin_ns,
-            wakeup_ns,
-            request_ns: 0,
-            gvl_ns: OffCpuEvent::GVL_UNKNOWN,
-            comm,
-        });
+        self.back(&OffCpuEvent { header, begin_ns, wakeup_ns, request_ns: 0, gvl_ns, comm });
     }
 
     /// Threads that are back on a CPU, whose stacks will not come any more: those of a process, or all.

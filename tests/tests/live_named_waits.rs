@@ -1,6 +1,7 @@
 //! What threads off their CPU wait for, by name.
 
 use std::fs;
+use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
 use gctrace_tests::ensure_times;
@@ -11,6 +12,7 @@ use gctrace_tests::pprof::{Profile, Sample};
 use gctrace_tests::report::GvlSplitLine;
 use gctrace_tests::ruby::Ruby;
 use gctrace_tests::script::Script;
+use gctrace_tests::witness;
 
 const GVL: &str = "(GVL wait)";
 const BLOCKED: &str = "(blocked)";
@@ -140,6 +142,48 @@ fn waits_have_names() -> Result<()> {
                 "{name} waited {elsewhere} ns, {named} have a name, {unknown} no stack"
             );
         }
+        Ok(())
+    })
+}
+
+/// A thread's first wait for the GVL is one, and so is a wait that is not over when tracing ends.
+#[test]
+fn first_and_last_waits() -> Result<()> {
+    let live = Live::begin()?;
+    Ruby::each(|ruby| {
+        if !ruby.tells_holds() {
+            return Ok(());
+        }
+        let path = live.path(&format!("unfinished-{}.folded", ruby.label()));
+        let flags =
+            ["--all-ruby", "--gvl", "--gvl-budget", "100", "--wall", "--stack-root", "thread", "--folded"];
+        let words = flags.iter().map(AsRef::as_ref).chain([path.as_os_str()]);
+        let script = Script::unwitnessed(&live, ruby, "gvl_unfinished.rb")?;
+        let mut script = script.env("GCTRACE_TEST_GVL_WITNESS", witness::gvl_extension(ruby)?).start()?;
+        script.wait_for("ready")?;
+        let gctrace = Invocation::jsonl(words)?.start_ready()?;
+        script.say("go")?;
+        script.wait_for("holding")?;
+        std::thread::sleep(Duration::from_millis(1_500));
+        let report = gctrace.stop()?;
+        ledger::check_lossless(&report)?;
+        let folded = fs::read_to_string(&path)?;
+        let waits = waits(&folded, script.pid())?;
+        let sum = |of: &dyn Fn(&Wait<'_>) -> bool| -> u64 {
+            waits.iter().filter(|wait| of(wait)).map(|wait| wait.ns).sum()
+        };
+        let last = sum(&|wait| wait.thread == "late" && wait.row == GVL);
+        ensure_times!(last > 1_000_000_000, "{}: the last wait has {last} ns: {folded}", ruby.label());
+        let first = sum(&|wait| wait.thread != "late" && wait.row == GVL);
+        // From 3.2 on a native thread has no context before it has the GVL, and nothing else says which thread it is.
+        let told = !ruby.is_at_least(3, 2);
+        ensure_times!(
+            !told || first > 1_000_000_000,
+            "{}: first waits have {first} ns: {folded}",
+            ruby.label()
+        );
+        let blocked = sum(&|wait| wait.row == BLOCKED);
+        ensure_times!(!told || blocked < 100_000_000, "{}: {blocked} ns: {folded}", ruby.label());
         Ok(())
     })
 }

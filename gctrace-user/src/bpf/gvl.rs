@@ -16,9 +16,10 @@ use aya::{
 use gctrace_common::{
     config::{Config, MAX_PROCESSES, RubyEntry},
     gvl::{
-        GvlCookie, GvlEdge, GvlEdgeKey, GvlGate, GvlKey, GvlLock, GvlPath, GvlTask, GvlThread, MAX_GVL_EDGES,
-        MAX_GVL_EPOCHS, MAX_GVL_LOCKS, MAX_GVL_TASKS, MAX_GVL_THREADS,
+        GvlCookie, GvlEdge, GvlEdgeKey, GvlGate, GvlKey, GvlLock, GvlPath, GvlState, GvlTask, GvlThread,
+        MAX_GVL_EDGES, MAX_GVL_EPOCHS, MAX_GVL_LOCKS, MAX_GVL_TASKS, MAX_GVL_THREADS,
     },
+    stack::OffCpuEvent,
 };
 
 use super::{
@@ -348,6 +349,16 @@ impl GvlReader {
         self.gate(GvlGate { level: GvlGate::CLOSED, epoch })
     }
 
+    /// Since when a native thread that is off its CPU has been waiting for its GVL: `gvl_ns` of an [`OffCpuEvent`], as the programs say it of
+    /// a thread that is back.
+    pub fn waits_since(&self, tid: u32) -> u64 {
+        let gate = self.gate.get(&0, 0).map(GvlGate::unpack);
+        let (Ok(gate), Ok(task)) = (gate, self.tasks.get(&tid, 0)) else { return OffCpuEvent::GVL_UNKNOWN };
+        self.threads
+            .get(&task.key, 0)
+            .map_or(OffCpuEvent::GVL_UNKNOWN, |thread| waits_since(gate, &task, &thread))
+    }
+
     /// What threads have done so far; they go on meanwhile.
     pub fn look(&self) -> Result<Vec<(GvlKey, GvlThread)>, MapError> {
         let mut read = Vec::new();
@@ -399,6 +410,18 @@ impl GvlReader {
     }
 }
 
+/// The same decision as in `gvl::locks::waits_since` of the programs.
+fn waits_since(gate: GvlGate, task: &GvlTask, thread: &GvlThread) -> u64 {
+    if gate.level != GvlGate::EVENTS || thread.id != task.owner || thread.epoch != gate.epoch {
+        return OffCpuEvent::GVL_UNKNOWN;
+    }
+    match GvlState::from_raw(thread.state) {
+        Some(GvlState::Ready) => thread.since_ns,
+        Some(GvlState::Running | GvlState::Away) => OffCpuEvent::GVL_OTHER,
+        Some(GvlState::Unknown) | None => OffCpuEvent::GVL_UNKNOWN,
+    }
+}
+
 /// Another handle of a map that another part takes.
 pub(super) fn shared(ebpf: &Ebpf, map: &'static str) -> Result<Map, LoadError> {
     let error = |source| LoadError::Map { map, source };
@@ -421,4 +444,30 @@ fn keys<K: Pod + Ord, V: Pod>(
         }
     }
     Ok(found)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What is known of a thread is of the native thread that runs it, and of the time since the gate was opened.
+    #[test]
+    fn waits() {
+        let gate = GvlGate { level: GvlGate::EVENTS, epoch: 3 };
+        let task = GvlTask { owner: 7, epoch: 3, ..GvlTask::default() };
+        let thread = |state: GvlState| {
+            let mut thread = GvlThread::blank();
+            (thread.id, thread.epoch, thread.since_ns, thread.state) = (7, 3, 100, state as u32);
+            thread
+        };
+        assert_eq!(waits_since(gate, &task, &thread(GvlState::Ready)), 100);
+        assert_eq!(waits_since(gate, &task, &thread(GvlState::Away)), OffCpuEvent::GVL_OTHER);
+        assert_eq!(waits_since(gate, &task, &thread(GvlState::Running)), OffCpuEvent::GVL_OTHER);
+        assert_eq!(waits_since(gate, &task, &thread(GvlState::Unknown)), OffCpuEvent::GVL_UNKNOWN);
+        let other = GvlTask { owner: 8, ..task };
+        assert_eq!(waits_since(gate, &other, &thread(GvlState::Ready)), OffCpuEvent::GVL_UNKNOWN);
+        for gate in [GvlGate { epoch: 4, ..gate }, GvlGate { level: GvlGate::SUMS, ..gate }] {
+            assert_eq!(waits_since(gate, &task, &thread(GvlState::Ready)), OffCpuEvent::GVL_UNKNOWN);
+        }
+    }
 }

@@ -166,7 +166,8 @@ impl Pipeline {
                 && !asleep.doubtful.contains(&(tid, entry.begin_ns))
             {
                 self.counts.off_cpu_still += 1;
-                self.stacks.still_away(tid, &entry, now_ns);
+                let gvl_ns = self.gvl.waits_since(tid);
+                self.stacks.still_away(tid, &entry, gvl_ns, now_ns);
             }
         }
     }

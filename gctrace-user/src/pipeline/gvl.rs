@@ -10,6 +10,7 @@ use std::{
 use gctrace_common::{
     event::Header,
     gvl::{GvlGate, GvlHold, GvlSpanEvent, GvlState, GvlThread, GvlWaitEvent},
+    stack::OffCpuEvent,
 };
 
 use crate::{
@@ -252,6 +253,12 @@ impl Gvl {
         let took = begun.elapsed();
         self.next_look = Some(begun + took.saturating_mul(LOOK_SELDOM).min(Duration::from_mins(1)));
         so_far
+    }
+
+    /// Since when a native thread that is off its CPU has been waiting for its GVL, when no program runs any more: `gvl_ns` of an
+    /// [`OffCpuEvent`].
+    pub(super) fn waits_since(&self, tid: u32) -> u64 {
+        self.reader.as_ref().map_or(OffCpuEvent::GVL_UNKNOWN, |reader| reader.waits_since(tid))
     }
 
     /// A GC pause.

@@ -30,8 +30,11 @@ use xtask::{
     util::{Running, progress, target_dir},
 };
 
-/// Until a recording's budget for the GVL has settled; the server is warm long before.
+/// The server is warm long before.
 const WARM_S: u32 = 2;
+/// Until gctrace does what it does from then on: its budget for the GVL has settled, and the first 1,024 stacks of the process, each of which
+/// wakes it at once, have been taken.
+const SETTLED_S: u32 = 14;
 const MEASURED_S: u32 = 6;
 /// The request that costs a server least.
 const PATH: &str = "hello";
@@ -87,6 +90,8 @@ struct Turn {
     cpu_us: f64,
     /// CPU time of gctrace's user space, percent of a core.
     agent_percent: f64,
+    /// CPU time of gctrace's user space before that, with its start, seconds.
+    agent_before: f64,
     /// Growth of the recording, bytes a minute.
     recorded: f64,
 }
@@ -151,11 +156,10 @@ impl Bench {
     fn turn(&mut self, arm: Option<Arm>) -> Result<Turn> {
         let file = self.live.path("puma.gctrace");
         let mut tracer = arm.map(|arm| self.start(arm, &file)).transpose()?;
-        self.puma.load_from(self.connections, PATH, WARM_S)?;
+        let warm = if arm.is_some() { SETTLED_S } else { WARM_S };
+        self.puma.load_from(self.connections, PATH, warm)?;
         let used = |tracer: &Option<(Running, BufReader<ChildStderr>)>| {
-            tracer
-                .as_ref()
-                .map_or(Ok(0.0), |(process, _)| Ok::<_, anyhow::Error>(Agent::read(process.pid())?.cpu))
+            tracer.as_ref().map_or(Ok(0.0), |(process, _)| cpu_of_threads(process.pid()))
         };
         let size =
             || if arm.is_some_and(Arm::records) { fs::metadata(&file).map(|file| file.len()) } else { Ok(0) };
@@ -175,6 +179,7 @@ impl Bench {
             load,
             cpu_us: (after.0 - before.0) * 1e6 / load.requests as f64,
             agent_percent: (after.1 - before.1) * 100.0 / seconds,
+            agent_before: before.1,
             recorded: (after.2 - before.2) as f64 * 60.0 / seconds,
         })
     }
@@ -195,6 +200,17 @@ impl Bench {
         let errors = until_ready(&mut process)?;
         Ok((process, errors))
     }
+}
+
+/// CPU time of the threads of a process, seconds, as the scheduler counts it; `/proc/PID/stat` has it in ticks of 10 ms.
+fn cpu_of_threads(pid: u32) -> Result<f64> {
+    let mut ns = 0;
+    for thread in fs::read_dir(format!("/proc/{pid}/task"))? {
+        let text = fs::read_to_string(thread?.path().join("schedstat"))?;
+        let ran = text.split_whitespace().next().and_then(|ran| ran.parse::<u64>().ok());
+        ns += ran.with_context(|| format!("schedstat has an unknown form: {text:?}"))?;
+    }
+    Ok(ns as f64 / 1e9)
 }
 
 /// The interval that has the median in at least 95 of 100 cases, by ranks (the sign test); of fewer than six values all.
@@ -248,30 +264,32 @@ fn report(all: &[Vec<Pair>], json: bool) {
             base.median, base.min, base.max, speed.median,
         );
         println!(
-            "{:<31}{:>28}{:>28}{:>12}{:>14}",
-            "", "CPU of a request", "throughput", "gctrace", "recording"
+            "{:<31}{:>28}{:>28}{:>24}{:>10}{:>14}",
+            "", "CPU of a request", "throughput", "gctrace", "before", "recording"
         );
     }
     for (arm, pairs) in ARMS.iter().zip(all) {
         let cpu = Ratio::of(pairs, |turn| turn.cpu_us);
         let throughput = Ratio::of(pairs, |turn| turn.load.per_second);
         let agent = Spread::of(pairs.iter().map(|pair| pair.with.agent_percent));
+        let before = Spread::of(pairs.iter().map(|pair| pair.with.agent_before));
         let recorded = Spread::of(pairs.iter().map(|pair| pair.with.recorded));
         if json {
             let row = json!({
                 "cpu_ratio": cpu.json(), "throughput_ratio": throughput.json(), "agent_percent_of_core": spread(&agent),
-                "recorded_bytes_per_minute": spread(&recorded),
+                "agent_seconds_before": spread(&before), "recorded_bytes_per_minute": spread(&recorded),
             });
             rows.insert(arm.name().to_owned(), row);
             continue;
         }
         let size = if arm.records() { format!("{:.1} MB/min", recorded.median / 1e6) } else { String::new() };
         println!(
-            "{:<31}{:>28}{:>28}{:>10.2} %{:>14}",
+            "{:<31}{:>28}{:>28}{:>24}{:>8.2} s{:>14}",
             arm.name(),
             cpu.text(),
             throughput.text(),
-            agent.median,
+            format!("{:.2} % ({:.2} to {:.2})", agent.median, agent.min, agent.max),
+            before.median,
             size
         );
     }

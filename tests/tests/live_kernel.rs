@@ -214,15 +214,14 @@ fn cpus_that_come_online() -> Result<()> {
         let away = away_at_first.then(|| Offline::cpu(1)).transpose()?;
         let args = ["--all-ruby", "--rate", "199", "--pprof"].map(AsRef::as_ref);
         let gctrace = Invocation::jsonl(args.into_iter().chain([profile.as_os_str()]))?
-            .with(|command| drop(command.env("RUST_LOG", "info")));
+            .envs(vec![("RUST_LOG".into(), "info".into())]);
         let mut gctrace = gctrace.start_ready()?;
-        let away = match away {
-            Some(away) => away,
-            None => {
-                let away = Offline::cpu(1)?;
-                gctrace.wait_error("CPU 1 has gone offline")?;
-                away
-            }
+        let away = if let Some(away) = away {
+            away
+        } else {
+            let away = Offline::cpu(1)?;
+            gctrace.wait_error("CPU 1 has gone offline")?;
+            away
         };
         drop(away);
         gctrace.wait_error("CPU 1 has come online: sampled")?;

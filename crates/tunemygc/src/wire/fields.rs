@@ -294,7 +294,7 @@ impl<'de> DeserializeSeed<'de> for Expected<'_> {
     }
 }
 
-impl<'de> Visitor<'de> for Expected<'_> {
+impl Visitor<'_> for Expected<'_> {
     type Value = Option<String>;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -317,7 +317,7 @@ impl<'de> DeserializeSeed<'de> for InPlace<'_> {
     }
 }
 
-impl<'de> Visitor<'de> for InPlace<'_> {
+impl Visitor<'_> for InPlace<'_> {
     type Value = ();
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

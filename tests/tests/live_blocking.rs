@@ -20,6 +20,8 @@ use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 const SECRET: &str = "SECRET";
 /// Of Debian, in Rubies that have it.
 const UNICORN: &str = "/usr/bin/unicorn";
+/// Of Debian, for its own Ruby.
+const THIN: &str = "/usr/bin/thin";
 
 struct Server {
     process: Guarded,
@@ -37,6 +39,12 @@ impl Server {
         Self::start(live, "unicorn", &mut command, |port| {
             vec!["-l".into(), format!("127.0.0.1:{port}"), web("requests.ru")]
         })
+    }
+
+    fn thin(live: &Live, ruby: &Ruby) -> Result<Self> {
+        let mut command = ruby.command()?;
+        command.arg(THIN).args(["-a", "127.0.0.1", "-R", &web("requests.ru")]);
+        Self::start(live, "thin", &mut command, |port| vec!["-p".into(), port.to_string(), "start".into()])
     }
 
     fn webrick(live: &Live, ruby: &Ruby) -> Result<Self> {
@@ -295,6 +303,36 @@ fn webrick_on_a_busy_cpu() -> Result<()> {
         let (report, _) = gctrace.stop_by(Signal::INT)?;
         let seen = report.requests.iter().filter(|line| line.pid == server.process.pid()).count();
         ensure!(seen == 1, "{seen} of 1 request");
+    }
+    Ok(())
+}
+
+/// Of a server whose requests are not seen gctrace says so, once, whether it ran before or begins meanwhile; its cycles are seen. Where nobody
+/// asked for requests it says nothing.
+#[test]
+fn other_servers_are_named() -> Result<()> {
+    let live = Live::begin()?;
+    let ruby = Ruby::main()?;
+    ensure!(ruby.host_path(THIN).is_file(), "no Thin: run `cargo xtask setup --for test`");
+    let server = Server::thin(&live, &ruby)?.wait_until_it_listens()?;
+    for (requests, expected) in [(true, 1), (false, 0)] {
+        let flags = ["--all-ruby", "--requests"];
+        let gctrace = Invocation::jsonl(flags.iter().take(1 + usize::from(requests)))?.start_ready()?;
+        let second = Server::thin(&live, &ruby)?.wait_until_it_listens()?;
+        for server in [&server, &second] {
+            for name in ["gm", "gn"] {
+                Server::ask(&mut server.connect()?, &format!("GET /gc/{name} HTTP/1.0\r\n\r\n"), None)?;
+            }
+        }
+        let (report, finished) = gctrace.stop_by(Signal::INT)?;
+        ledger::check_lossless(&report)?;
+        let errors = finished.errors();
+        let said = errors.lines().filter(|line| line.starts_with("gctrace: requests to Thin are not seen"));
+        ensure!(said.count() == expected, "{errors}");
+        ensure!(report.requests.is_empty(), "{:?}", report.requests);
+        for server in [&server, &second] {
+            ensure!(report.gcs_of(server.process.pid()).count() > 0, "no cycles");
+        }
     }
     Ok(())
 }

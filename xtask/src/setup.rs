@@ -72,6 +72,7 @@ const RUNC: Need = command("runc", "runc");
 const CONMON: Need = package("conmon");
 const PUMA: Need = command("puma", "puma");
 const UNICORN: Need = command("unicorn", "unicorn");
+const THIN: Need = command("thin", "thin");
 const SIDEKIQ: Need = command("ruby-sidekiq", "sidekiq");
 const REDIS: Need = command("redis-server", "redis-server");
 const SINATRA: Need = package("ruby-sinatra");
@@ -101,7 +102,7 @@ impl Purpose {
             Self::Demo => &[CC, LIBC, RUBY],
             Self::Test => &[
                 CC, LIBC, MAKE, RUBY, RUBY_DEV, GO, BINUTILS, DWZ, XZ, PODMAN, RUNC, CONMON, PUMA, UNICORN,
-                SIDEKIQ, REDIS, WRK, PROMETHEUS, POSTGRES, VENV, TMUX, SINATRA, RAILS, GRAPE, CHROMIUM,
+                THIN, SIDEKIQ, REDIS, WRK, PROMETHEUS, POSTGRES, VENV, TMUX, SINATRA, RAILS, GRAPE, CHROMIUM,
                 FONTS,
             ],
             Self::App => &[CC, LIBC, RUBY, PUMA, SINATRA, SQLITE, WRK],

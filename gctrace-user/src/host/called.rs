@@ -30,7 +30,18 @@ fn is(name: &str, comm: &str, cmdline: &[String]) -> bool {
 /// Programs that run Sidekiq's jobs.
 const SIDEKIQ: [&str; 2] = ["sidekiq", "sidekiqswarm"];
 /// How many words of a command line are looked at for one of them: `ruby -W0 /usr/bin/bundle exec sidekiq`.
-const SIDEKIQ_WORDS: usize = 6;
+const WORDS: usize = 6;
+/// Programs that serve requests or run jobs in a way that gctrace does not see: what they are called, and in words what is not seen.
+const UNSEEN: [(&str, &str); 8] = [
+    ("falcon", "requests to Falcon"),
+    ("resque:work", "jobs of Resque"),
+    ("resque", "jobs of Resque"),
+    ("good_job", "jobs of Good Job"),
+    ("delayed_job", "jobs of Delayed Job"),
+    ("jobs:work", "jobs of Delayed Job"),
+    ("solid_queue:start", "jobs of Solid Queue"),
+    ("solid-queue", "jobs of Solid Queue"),
+];
 
 /// Whether a process is a Sidekiq by the title that it sets, or is about to be one by its command line.
 pub fn is_sidekiq(pid: u32) -> bool {
@@ -38,13 +49,30 @@ pub fn is_sidekiq(pid: u32) -> bool {
     cmdline.is_ok_and(|cmdline| names_sidekiq(&cmdline))
 }
 
+/// What a process does that is not seen, by its title or its command line: `requests to Falcon`.
+pub fn unseen_work(pid: u32) -> Option<&'static str> {
+    names_unseen(&proc_root::process(pid).ok()?.cmdline().ok()?)
+}
+
+fn names_unseen(cmdline: &[String]) -> Option<&'static str> {
+    let known = |word: &str| UNSEEN.into_iter().find(|(name, _)| *name == word).map(|(_, work)| work);
+    // `resque-2.4.0: Waiting for default`, `solid-queue-worker(1.1.0): waiting for jobs`
+    let title = cmdline.first()?;
+    let titled = UNSEEN.into_iter().find(|(name, _)| {
+        title.strip_prefix(name).is_some_and(|rest| rest.starts_with(['-', ' ']) && rest.contains(' '))
+    });
+    titled.map(|(_, work)| work).or_else(|| cmdline.iter().take(WORDS).find_map(|word| known(name(word)?)))
+}
+
+/// The name of the file that a word of a command line is the path of.
+fn name(word: &str) -> Option<&str> {
+    Path::new(word).file_name()?.to_str()
+}
+
 fn names_sidekiq(cmdline: &[String]) -> bool {
-    let is_one = |word: &str| {
-        let name = Path::new(word).file_name().and_then(|name| name.to_str());
-        name.is_some_and(|name| SIDEKIQ.contains(&name))
-    };
+    let is_one = |word: &str| name(word).is_some_and(|name| SIDEKIQ.contains(&name));
     let title = cmdline.first().and_then(|first| first.split([' ', ':']).next());
-    title.is_some_and(is_one) || cmdline.iter().take(SIDEKIQ_WORDS).any(|word| is_one(word))
+    title.is_some_and(is_one) || cmdline.iter().take(WORDS).any(|word| is_one(word))
 }
 
 /// Whether Ruby threads of a process may change from one native thread to another (`RUBY_MN_THREADS`, from Ruby 3.3 on).
@@ -76,6 +104,27 @@ mod tests {
         }
         for words in [&["ruby", "sidekiq.rb"][..], &["puma: cluster sidekiq"], &["sidekiqmon"], &[]] {
             assert!(!is(words), "{words:?}");
+        }
+    }
+
+    /// By title, script or task; what only sounds so is nothing.
+    #[test]
+    fn unseen() {
+        let work =
+            |words: &[&str]| names_unseen(&words.iter().map(|word| (*word).to_owned()).collect::<Vec<_>>());
+        for (words, expected) in [
+            (&["ruby", "/usr/local/bin/falcon", "serve"][..], Some("requests to Falcon")),
+            (&["resque-2.4.0: Waiting for default"], Some("jobs of Resque")),
+            (&["ruby", "/usr/bin/rake", "resque:work"], Some("jobs of Resque")),
+            (&["solid-queue-worker(1.1.0): waiting for jobs"], Some("jobs of Solid Queue")),
+            (&["ruby", "bin/delayed_job", "run"], Some("jobs of Delayed Job")),
+            (&["ruby", "-W0", "/usr/bin/bundle", "exec", "good_job", "start"], Some("jobs of Good Job")),
+            (&["ruby", "falconry.rb"], None),
+            (&["resque-scheduler"], None),
+            (&["ruby", "-e", "puts 1"], None),
+            (&[], None),
+        ] {
+            assert_eq!(work(words), expected, "{words:?}");
         }
     }
 

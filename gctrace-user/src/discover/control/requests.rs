@@ -33,6 +33,14 @@ use crate::{
 /// Bounds the memory for not telling a refusal twice.
 const REFUSALS_REMEMBERED: usize = 1024;
 
+/// Servers whose requests are not seen, by the library that they alone have.
+const UNSEEN: [(&str, &str); 4] = [
+    ("thin_parser.so", "requests to Thin"),
+    ("passenger_native_support.so", "requests to Passenger"),
+    ("iodine.so", "requests to Iodine"),
+    ("agoo.so", "requests to Agoo"),
+];
+
 /// What is known of servers.
 #[derive(Default)]
 pub(super) struct Servers {
@@ -70,11 +78,19 @@ fn file_of(mapping: &ExecutableMapping) -> Option<RequestFile> {
     RequestFile::of_name(mapping.path.file_name()?.to_str()?)
 }
 
+/// What is not seen of a server that has this mapping.
+fn unseen(mapping: &ExecutableMapping) -> Option<&'static str> {
+    let name = mapping.path.file_name()?.to_str()?;
+    UNSEEN.into_iter().find(|(library, _)| *library == name).map(|(_, what)| what)
+}
+
 impl Control {
     /// Looks whether a process is a server, if it maps what one has.
     pub(super) fn look_for_server(&mut self, pid: u32, seen: &[ExecutableMapping]) {
         let may_be = |mapping| {
-            matches!(file_of(mapping), Some(RequestFile::Puma | RequestFile::Socket)) || is_unicorn(mapping)
+            matches!(file_of(mapping), Some(RequestFile::Puma | RequestFile::Socket))
+                || is_unicorn(mapping)
+                || unseen(mapping).is_some()
         };
         if self.probes.sees_requests() && seen.iter().any(may_be) {
             self.servers.blocking.forget(pid);
@@ -110,6 +126,9 @@ impl Control {
         }
         let find = |wanted| mappings.iter().find(|mapping| file_of(mapping) == Some(wanted));
         if find(RequestFile::Puma).is_none() {
+            if let Some(what) = mappings.iter().find_map(unseen).or_else(|| called::unseen_work(pid)) {
+                self.say_once(&format!("gctrace: {what} are not seen (docs/requests.md lists what is)"));
+            }
             if known.is_none() {
                 self.look_for_webrick(pid, &mappings);
             }

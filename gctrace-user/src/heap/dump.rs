@@ -195,9 +195,7 @@ fn dump(target: &Target, out: &mut dyn Write) -> Result<Dumped, Stopped> {
         failed = match line.name {
             Some(_) => jsonl::line(out, &line),
             // Nothing in it is from outside; and what has a million references is not held as a text.
-            None => serde_json::to_writer(&mut *out, &line)
-                .map_err(io::Error::from)
-                .and_then(|()| out.write_all(b"\n")),
+            None => jsonl::plain_line(out, &line),
         };
     })?;
     failed.map_err(Stopped::Output)?;

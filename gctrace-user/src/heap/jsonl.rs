@@ -140,6 +140,12 @@ pub(super) fn line(out: &mut (impl Write + ?Sized), line: &impl Serialize) -> io
     writeln!(out, "{}", gctrace_tunemygc::printable::printable_json(&text))
 }
 
+/// Writes a line that has no text from outside, as it is made: it may be long.
+pub(super) fn plain_line(mut out: &mut (impl Write + ?Sized), line: &impl Serialize) -> io::Result<()> {
+    serde_json::to_writer(&mut out, line)?;
+    out.write_all(b"\n")
+}
+
 /// Reads a line that was saved.
 pub(super) fn parsed<T: DeserializeOwned>(line: &str) -> io::Result<T> {
     Ok(serde_json::from_str(line)?)

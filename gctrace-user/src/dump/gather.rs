@@ -23,7 +23,7 @@ use crate::{
     model::stack::{Frame, FrameKind},
     native::Sleepers,
     ruby::{
-        frames::{Memory as _, Namer, Taken},
+        frames::{Memory as _, Namer},
         live_check,
         plan::AttachPlan,
         threads::{Agreed, RubyThread, ThreadState, ThreadsLayout, Walked, loops},
@@ -39,7 +39,7 @@ const SLEEP_TRIES: u32 = 4;
 /// How often the stack of a thread that runs is read.
 const RUN_TRIES: u32 = 200;
 /// Each process is read once, so that nothing is remembered from one GC to the next.
-const TAKEN: Taken = Taken { epoch: 0, batch: 0 };
+const EPOCH: u64 = 0;
 
 /// What reading a process takes.
 pub(super) struct Subject<'a> {
@@ -273,7 +273,7 @@ impl<'a> Reader<'a> {
         if let (Some(namer), Some(ruby)) = (&mut self.namer, ruby) {
             for frames in loops(&ruby.frames) {
                 let mut group = Vec::new();
-                namer.name(frames, TAKEN, &mut group);
+                namer.name(frames, EPOCH, &mut group);
                 groups.push(group);
             }
         }
@@ -388,7 +388,7 @@ impl<'a> Reader<'a> {
         let mut frames = Vec::new();
         let mut name = None;
         if let Some(namer) = &mut self.namer {
-            namer.name(&walked.frames, TAKEN, &mut frames);
+            namer.name(&walked.frames, EPOCH, &mut frames);
             name = state.and_then(|state| namer.text(state.name));
         }
         frames.extend(missing(walked.flags));

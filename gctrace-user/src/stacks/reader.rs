@@ -24,14 +24,13 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use super::synthetic::SyntheticFrames;
 use crate::{
     bpf::StackRing,
-    clock::monotonic_ns,
     decode::{self, Event, StackRecord},
     host::mem::ProcessMemory,
     images::Images,
     ledger::StackCounts,
     model::stack::Frame,
     ruby::{
-        frames::{FrameLayout, Namer, Taken},
+        frames::{FrameLayout, Namer},
         threads::{Walked, loops},
     },
 };
@@ -40,15 +39,10 @@ use crate::{
 const MAX_TAKEN: usize = 1 << 15;
 /// Native records that wait for their stack at most: each CPU can have one under way.
 const MAX_PENDING: usize = 4096;
-/// How long records that do not wake may lie in the ring while others come whose code is not known yet, or many.
+/// How long records that do not wake may lie in the ring while others come.
 const BUSY: Timespec = Timespec { tv_sec: 0, tv_nsec: 5_000_000 };
-/// The same otherwise. What is known of code is only compared with what is there; and each time that the thread wakes costs some tens of
-/// microseconds.
+/// The same after a time without any.
 const IDLE: Timespec = Timespec { tv_sec: 0, tv_nsec: 50_000_000 };
-/// After so many stacks without anything new, what a program runs is known.
-const SETTLED: u64 = 64;
-/// Records between two looks that are many.
-const MANY: usize = 256;
 /// How long the thread sleeps when its results are not taken.
 const FULL: Duration = Duration::from_millis(2);
 
@@ -146,7 +140,7 @@ impl Reader {
     /// Starts the thread. Without `native`, records of native frames are thrown away.
     pub fn start(ring: StackRing, images: Images, native: bool) -> std::io::Result<Self> {
         let fd = ring.fd()?;
-        let stage = Arc::new(Mutex::new(Stage { ring, naming: Naming::new(images, native), came: 0 }));
+        let stage = Arc::new(Mutex::new(Stage { ring, naming: Naming::new(images, native), came: false }));
         let stop = Arc::new(AtomicBool::new(false));
         let (its_stage, its_stop) = (stage.clone(), stop.clone());
         let thread = std::thread::Builder::new()
@@ -202,30 +196,25 @@ fn read(fd: &OwnedFd, stage: &Mutex<Stage>, stop: &AtomicBool) {
         {
             return log::error!("waiting for stacks: {error}; they are named later, and fewer of them");
         }
-        let full = {
+        let (full, came) = {
             let mut stage = lock(stage);
             let full = stage.drain();
-            // Records come, whoever of the two threads has read the last ones.
-            period = pause(std::mem::take(&mut stage.came), stage.naming.known);
-            full
+            (full, std::mem::take(&mut stage.came))
         };
+        // Records come, whoever of the two threads has read the last ones.
+        period = if came { BUSY } else { IDLE };
         if full {
             std::thread::sleep(FULL);
         }
     }
 }
 
-/// How long the next records may lie in the ring after so many since the last look, the last `known` stacks without anything new.
-fn pause(came: usize, known: u64) -> Timespec {
-    if came > MANY || (came > 0 && known < SETTLED) { BUSY } else { IDLE }
-}
-
 /// The ring and what is made of it.
 struct Stage {
     ring: StackRing,
     naming: Naming,
-    /// Records since the thread has looked.
-    came: usize,
+    /// Whether there were records since the thread has looked.
+    came: bool,
 }
 
 impl Stage {
@@ -233,9 +222,8 @@ impl Stage {
     fn drain(&mut self) -> bool {
         let Self { ring, naming, came } = self;
         let room = MAX_TAKEN.saturating_sub(naming.taken.len());
-        naming.begin();
         let read = ring.drain(room, |bytes| naming.record(bytes));
-        *came += read;
+        *came |= read > 0;
         read == room
     }
 }
@@ -248,10 +236,6 @@ struct Naming {
     /// Native frames whose stack record has not come yet. It follows at once, unless it was lost.
     pending: VecDeque<Pending>,
     taken: Vec<Record>,
-    /// Number of the batch that is being read, and when that was begun.
-    batch: (u64, u64),
-    /// Stacks since the last one with something new.
-    known: u64,
     counts: StackCounts,
 }
 
@@ -280,23 +264,8 @@ impl Naming {
             frames: SyntheticFrames::new(),
             pending: VecDeque::new(),
             taken: Vec::new(),
-            batch: (0, 0),
-            known: 0,
             counts: StackCounts::default(),
         }
-    }
-
-    /// The ring is about to be read.
-    fn begin(&mut self) {
-        self.batch = (self.batch.0 + 1, monotonic_ns());
-    }
-
-    /// When a stack of the ring was taken. The code that a thread runs at that time is there at least until then, so what is read after it
-    /// is not older.
-    fn taken(&self, event: &StackEvent) -> Taken {
-        let (number, begun_ns) = self.batch;
-        let batch = if event.header.ts_ns < begun_ns { number } else { 0 };
-        Taken { epoch: event.epoch, batch }
     }
 
     fn record(&mut self, bytes: &[u8]) {
@@ -383,8 +352,6 @@ impl Naming {
             kernel_frames: [0; MAX_KERNEL_FRAMES],
         };
         let (cause, gc) = (Cause::OffCpu, GcActivity::None);
-        // Its frames were read now, and not before the ring was read last.
-        self.batch.0 += 1;
         let record = StackRecord { cause, gc, event: &event, kernel: &[], ruby: &walked.frames };
         self.counts.sleeper_stacks += 1;
         let taken = self.stack(&record);
@@ -444,7 +411,6 @@ impl Naming {
 
     fn named(&mut self, event: &StackEvent, ruby: &[RubyFrame]) -> Vec<Arc<Frame>> {
         let mut frames = Vec::new();
-        let taken = self.taken(event);
         if ruby.is_empty() {
             return frames;
         }
@@ -455,10 +421,9 @@ impl Naming {
             frames.resize(ruby.len(), Arc::clone(&self.frames.unreadable));
             return frames;
         };
-        let (before, read) = (namer.counts(), namer.read());
-        namer.name(ruby, taken, &mut frames);
+        let before = namer.counts();
+        namer.name(ruby, event.epoch, &mut frames);
         let after = namer.counts();
-        self.known = if namer.read() == read { self.known + 1 } else { 0 };
         let counts = &mut self.counts;
         counts.frames += after.asked - before.asked;
         counts.frames_named += after.named - before.named;
@@ -502,18 +467,5 @@ fn as_gc_event<'a>(record: &StackRecord<'a>) -> Cow<'a, [RubyFrame]> {
             frames.into()
         }
         _ => record.ruby.into(),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// The ring is read often while code comes that is not known, and while much comes.
-    #[test]
-    fn pauses() {
-        let busy = |came, known| pause(came, known) == BUSY;
-        assert!(busy(1, 0) && busy(1, SETTLED - 1) && busy(MANY + 1, SETTLED));
-        assert!(!busy(0, 0) && !busy(MANY, SETTLED));
     }
 }

@@ -63,23 +63,6 @@ pub struct NameCounts {
     pub no_symbols: u64,
 }
 
-/// When a stack was taken, as far as names need it: what was read for one stack holds for another one, too, if no object was freed between
-/// them, or if both had been taken before it was read.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Taken {
-    /// The epoch of the process ([`gctrace_common::stack::StackEvent::epoch`]).
-    pub epoch: u64,
-    /// What stacks have in common that were all taken before the first of them is named; 0: nothing.
-    pub batch: u64,
-}
-
-impl Taken {
-    /// Whether what was read for a stack taken then holds for another one.
-    fn serves(self, other: Self) -> bool {
-        self.epoch == other.epoch || (self.batch != 0 && self.batch == other.batch)
-    }
-}
-
 /// Names the frames of one process; remembers them.
 pub struct Namer<M> {
     names: namer::Names<M>,
@@ -97,10 +80,11 @@ impl<M: Memory> Namer<M> {
         }
     }
 
-    /// Names a stack, leaf first. As many frames come out as Ruby's own `caller` would show.
-    pub fn name(&mut self, frames: &[RubyFrame], taken: Taken, out: &mut Vec<Arc<Frame>>) {
+    /// Names a stack that was taken in this epoch ([`gctrace_common::stack::StackEvent::epoch`]) of the process, leaf
+    /// first. As many frames come out as Ruby's own `caller` would show.
+    pub fn name(&mut self, frames: &[RubyFrame], epoch: u64, out: &mut Vec<Arc<Frame>>) {
         self.shown.clear();
-        self.names.stack(frames, taken, &mut self.shown);
+        self.names.stack(frames, epoch, &mut self.shown);
         for shown in self.shown.drain(..) {
             self.counts.asked += 1;
             match shown.fate {
@@ -111,11 +95,6 @@ impl<M: Memory> Namer<M> {
             }
             out.push(shown.frame);
         }
-    }
-
-    /// How much was read that was not known yet.
-    pub fn read(&self) -> u64 {
-        self.names.numbers()
     }
 
     /// The name of the class that `Object#class` gives for an object with this class pointer.

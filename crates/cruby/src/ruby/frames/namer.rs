@@ -8,7 +8,7 @@ use std::{
 use gctrace_common::stack::RubyFrame;
 
 use super::{
-    Frame, FrameKind, Memory, Taken,
+    Frame, FrameKind, Memory,
     cache::Cache,
     class::{self, Owner},
     constants,
@@ -48,9 +48,9 @@ impl From<Failure> for Unnamed {
     }
 }
 
-/// Something that was read, and the last stack for which it was found to be still the same.
+/// Something that was read, and the last epoch in which it was found to be still the same.
 struct Checked<T> {
-    of: Taken,
+    epoch: u64,
     known: Arc<T>,
 }
 
@@ -176,7 +176,7 @@ impl<M: Memory> Names<M> {
     /// Label, file and first line of the code at an address.
     pub(super) fn code_place(&mut self, iseq: u64) -> Option<(String, Arc<str>, u32)> {
         self.lately.clear();
-        let code = self.code(iseq, Taken::default()).ok()?;
+        let code = self.code(iseq, 0).ok()?;
         let Label { prefix, base, .. } = &code.label;
         Some((format!("{prefix}{base}"), Arc::clone(&code.path), code.body.first_line))
     }
@@ -187,7 +187,7 @@ impl<M: Memory> Names<M> {
     }
 
     /// The frames that a backtrace shows (`rb_ec_partial_backtrace_object`, `vm_backtrace.c`).
-    pub(super) fn stack(&mut self, frames: &[RubyFrame], taken: Taken, out: &mut Vec<Shown>) {
+    pub(super) fn stack(&mut self, frames: &[RubyFrame], epoch: u64, out: &mut Vec<Shown>) {
         let rules = self.layout.rules;
         self.lately.clear();
         let mut hidden = false;
@@ -195,14 +195,14 @@ impl<M: Memory> Names<M> {
         let mut as_c = 0;
         for frame in frames {
             if frame.iseq & RubyFrame::CFUNC != 0 {
-                out.push(self.c_function(frame, taken));
+                out.push(self.c_function(frame, epoch));
                 as_c += 1;
                 continue;
             }
             if frame.pc == 0 {
                 continue;
             }
-            match self.ruby(frame, taken) {
+            match self.ruby(frame, epoch) {
                 Ok((named, code)) => {
                     if !hidden {
                         let internal = rules.as_c == AsC::Internal && code.as_c;
@@ -252,16 +252,16 @@ impl<M: Memory> Names<M> {
         frame
     }
 
-    fn c_function(&mut self, frame: &RubyFrame, taken: Taken) -> Shown {
-        match self.c_function_name(frame, taken) {
+    fn c_function(&mut self, frame: &RubyFrame, epoch: u64) -> Shown {
+        match self.c_function_name(frame, epoch) {
             Ok(name) => Shown { frame: self.intern(c_frame(name)), fate: Ok(()) },
             Err(why) => self.unnamed(why),
         }
     }
 
-    fn c_function_name(&mut self, frame: &RubyFrame, taken: Taken) -> std::result::Result<Arc<str>, Unnamed> {
+    fn c_function_name(&mut self, frame: &RubyFrame, epoch: u64) -> std::result::Result<Arc<str>, Unnamed> {
         let address = frame.method & !RubyFrame::METHOD_FLAGS;
-        let method = self.method(address, taken)?;
+        let method = self.method(address, epoch)?;
         if frame.method & RubyFrame::METHOD_LOST != 0
             || !matches!(method.entry.kind, method::Kind::C(_))
             || method.entry.definition != frame.pc
@@ -273,11 +273,11 @@ impl<M: Memory> Names<M> {
     }
 
     /// A frame of Ruby code, and the code.
-    fn ruby(&mut self, frame: &RubyFrame, taken: Taken) -> Result<(Arc<Frame>, Arc<Code>)> {
+    fn ruby(&mut self, frame: &RubyFrame, epoch: u64) -> Result<(Arc<Frame>, Arc<Code>)> {
         let iseq = frame.iseq & !RubyFrame::FLAGS;
-        let code = self.code(iseq, taken)?;
+        let code = self.code(iseq, epoch)?;
         let position = code.body.position(frame.pc).ok_or(Failure::Stale)?;
-        let method = self.method_around(frame.method, taken)?;
+        let method = self.method_around(frame.method, epoch)?;
         let key = (code.number, method.as_ref().map_or(0, |method| method.number), position);
         if let Some(known) = self.frames.get(&key) {
             return Ok((known.clone(), code));
@@ -322,22 +322,22 @@ impl<M: Memory> Names<M> {
 
     /// The method of a frame of Ruby code: what its environment holds, or the entry that an `svar` there precedes
     /// (`check_method_entry`, `vm_insnhelper.c`).
-    fn method_around(&mut self, method: u64, taken: Taken) -> Result<Option<Arc<Method>>> {
+    fn method_around(&mut self, method: u64, epoch: u64) -> Result<Option<Arc<Method>>> {
         let address = method & !RubyFrame::METHOD_FLAGS;
         if address == 0 || method & RubyFrame::METHOD_LOST != 0 {
             return Ok(None);
         }
         if let Some(cached) = self.behind.get(&address)
-            && cached.of.serves(taken)
+            && cached.epoch == epoch
         {
             let behind = *cached.known;
-            return behind.map(|entry| self.method(entry, taken)).transpose();
+            return behind.map(|entry| self.method(entry, epoch)).transpose();
         }
-        match self.method(address, taken) {
+        match self.method(address, epoch) {
             Err(Failure::Stale) if method & RubyFrame::METHOD_RAW != 0 => {
                 let behind = method::behind(&self.reader, address)?;
-                self.behind.insert(address, Checked { of: taken, known: Arc::new(behind) });
-                behind.map(|entry| self.method(entry, taken)).transpose()
+                self.behind.insert(address, Checked { epoch, known: Arc::new(behind) });
+                behind.map(|entry| self.method(entry, epoch)).transpose()
             }
             found => found.map(Some),
         }
@@ -367,21 +367,16 @@ impl<M: Memory> Names<M> {
         }
     }
 
-    /// How many of them have been given.
-    pub(super) fn numbers(&self) -> u64 {
-        self.numbers
-    }
-
     fn number(&mut self) -> u64 {
         self.numbers += 1;
         self.numbers
     }
 
-    /// The instruction sequence at an address, read again if that was not done yet for such a stack.
-    fn code(&mut self, iseq: u64, taken: Taken) -> Result<Arc<Code>> {
+    /// The instruction sequence at an address, read again if it was not yet in this epoch.
+    fn code(&mut self, iseq: u64, epoch: u64) -> Result<Arc<Code>> {
         let cached = self.codes.get(&iseq);
         if let Some(cached) = &cached
-            && cached.of.serves(taken)
+            && cached.epoch == epoch
         {
             return Ok(cached.known.clone());
         }
@@ -389,7 +384,7 @@ impl<M: Memory> Names<M> {
         if let Some(cached) = cached
             && cached.known.body == body
         {
-            cached.of = taken;
+            cached.epoch = epoch;
             return Ok(cached.known.clone());
         }
         let layout = self.layout.clone();
@@ -415,15 +410,15 @@ impl<M: Memory> Names<M> {
         };
         let (as_c, local_as_c) = (as_c(&body), as_c(&local));
         let known = Arc::new(Code { number: self.number(), body, label, path, as_c, local_as_c });
-        self.codes.insert(iseq, Checked { of: taken, known: known.clone() });
+        self.codes.insert(iseq, Checked { epoch, known: known.clone() });
         Ok(known)
     }
 
-    /// The method entry at an address, read again if that was not done yet for such a stack.
-    fn method(&mut self, address: u64, taken: Taken) -> Result<Arc<Method>> {
+    /// The method entry at an address, read again if it was not yet in this epoch.
+    fn method(&mut self, address: u64, epoch: u64) -> Result<Arc<Method>> {
         let cached = self.methods.get(&address);
         if let Some(cached) = &cached
-            && cached.of.serves(taken)
+            && cached.epoch == epoch
         {
             return Ok(cached.known.clone());
         }
@@ -445,7 +440,7 @@ impl<M: Memory> Names<M> {
             && cached.known.entry == entry
             && cached.known.owner == owner
         {
-            cached.of = taken;
+            cached.epoch = epoch;
             return Ok(cached.known.clone());
         }
         // The names of its class and of itself were read behind it.
@@ -453,7 +448,7 @@ impl<M: Memory> Names<M> {
             return Err(Failure::Stale);
         }
         let known = Arc::new(Method { number: self.number(), entry, owner, name });
-        self.methods.insert(address, Checked { of: taken, known: known.clone() });
+        self.methods.insert(address, Checked { epoch, known: known.clone() });
         Ok(known)
     }
 }

@@ -209,7 +209,7 @@ fn sampled_on_cpu_1(ruby: &Ruby, gctrace: Gctrace, profile: &Path) -> Result<(u6
 
 /// A CPU that comes online while gctrace runs is watched for new Rubies, and sampled; one that leaves and comes back, too.
 #[test]
-#[ignore = "takes a CPU of the machine offline; `cargo xtask vm` runs it in its guests"]
+#[ignore = "takes a CPU of the machine offline; ask for it where that does no harm, or in a guest (`cargo xtask vm --test`)"]
 fn cpus_that_come_online() -> Result<()> {
     let live = Live::begin()?;
     let ruby = Ruby::main()?;

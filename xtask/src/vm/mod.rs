@@ -73,7 +73,6 @@ const TESTS: &[&str] = &[
     "live_profile::triggers_are_the_allocating_lines",
     "live_containers::cgroup_v2",
     "live_kernel::verifier_is_far_from_its_limit",
-    "live_kernel::cpus_that_come_online",
     "live_memory::memory_equals_the_witness",
     "live_memory::short_programs_have_memory",
     "live_gvl::waits_add_up_in_lock_step",

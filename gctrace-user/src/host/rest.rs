@@ -17,25 +17,38 @@ use crate::clock::monotonic_ns;
 const BURST: Duration = Duration::from_micros(150);
 /// For so long, and for as long as the kernel combines timers (50 µs).
 const REST: Duration = Duration::from_micros(20);
+/// Where others have the CPU when it wakes up, it works for this part of the time that it waited for them. Short bursts there would be no
+/// help to a program that waits for its turn anyway, and the work would take many times as long, or not end at all.
+const PART_OF_WAIT: u32 = 8;
+/// But not for longer than the kernel would leave it the CPU, a tick of 250 Hz.
+const LONGEST: Duration = Duration::from_millis(4);
 /// After so many bytes it is looked whether that is due.
 const PIECE: usize = 4096;
 
-/// When the work was begun or resumed.
+/// The burst that is under way.
 #[derive(Debug, Default)]
-pub struct Bursts(AtomicU64);
+pub struct Bursts {
+    /// When its work is to end. 0: before the first.
+    until_ns: AtomicU64,
+}
 
 impl Bursts {
     /// Between two short pieces of work: sleeps if that is due.
     pub fn pause(&self) {
-        if is_due(self.0.load(Relaxed), monotonic_ns()) {
-            std::thread::sleep(REST);
-            self.0.store(monotonic_ns(), Relaxed);
+        let now = monotonic_ns();
+        if now < self.until_ns.load(Relaxed) {
+            return;
         }
+        std::thread::sleep(REST);
+        let awake = monotonic_ns();
+        let next = burst_after(Duration::from_nanos(awake.saturating_sub(now)));
+        self.until_ns.store(awake + next.as_nanos() as u64, Relaxed);
     }
 }
 
-fn is_due(since_ns: u64, now_ns: u64) -> bool {
-    u128::from(now_ns.saturating_sub(since_ns)) >= BURST.as_nanos()
+/// How long to work after a rest that took so long.
+fn burst_after(rest: Duration) -> Duration {
+    (rest / PART_OF_WAIT).clamp(BURST, LONGEST)
 }
 
 /// Writes in bursts.
@@ -75,10 +88,13 @@ mod tests {
 
     use super::*;
 
+    /// Short, unless others have the CPU: then a ninth of the time, up to a tick at once.
     #[test]
-    fn due() {
-        assert!(is_due(0, 150_000) && is_due(1_000, 151_000));
-        assert!(!is_due(1_000, 150_999) && !is_due(1_000, 0));
+    fn lengths() {
+        assert_eq!(burst_after(Duration::from_micros(70)), BURST);
+        assert_eq!(burst_after(Duration::from_micros(1_200)), BURST);
+        assert_eq!(burst_after(Duration::from_millis(4)), Duration::from_micros(500));
+        assert_eq!(burst_after(Duration::from_secs(1)), LONGEST);
     }
 
     /// Work is cut into bursts, and what is written is written.
@@ -88,9 +104,9 @@ mod tests {
         let begun = Instant::now();
         let mut rests = 0;
         while begun.elapsed() < Duration::from_millis(20) {
-            let before = bursts.0.load(Relaxed);
+            let before = bursts.until_ns.load(Relaxed);
             bursts.pause();
-            rests += u32::from(bursts.0.load(Relaxed) != before);
+            rests += u32::from(bursts.until_ns.load(Relaxed) != before);
         }
         assert!(rests > 2, "{rests} rests");
         let mut out = Vec::new();

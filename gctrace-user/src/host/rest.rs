@@ -20,7 +20,7 @@ const REST: Duration = Duration::from_micros(20);
 /// Where others have the CPU when it wakes up, it works for this part of the time that it waited for them. Short bursts there would be no
 /// help to a program that waits for its turn anyway, and the work would take many times as long, or not end at all.
 const PART_OF_WAIT: u32 = 8;
-/// But not for longer than the kernel would leave it the CPU, a tick of 250 Hz.
+/// But not for longer than the kernel would leave it the CPU, a tick at 250 Hz.
 const LONGEST: Duration = Duration::from_millis(4);
 /// After so many bytes it is looked whether that is due.
 const PIECE: usize = 4096;

@@ -15,7 +15,7 @@ end
 
 # By a thread that is about to sleep.
 def note(times)
-  times[Thread.current] = Process.clock_gettime(Process::CLOCK_MONOTONIC, :nanosecond)
+  times[Thread.current] = Process.clock_gettime(Process::CLOCK_MONOTONIC_RAW, :nanosecond)
 end
 
 def reading(input, times)

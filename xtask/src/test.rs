@@ -117,6 +117,11 @@ fn root_tests() -> Result<Command> {
     }
     live.args(["--config", &format!("target.'cfg(all())'.runner = {runner:?}")]);
     live.env("GCTRACE_BIN", target_dir()?.join("debug/gctrace"));
+    // A machine that wants backtraces of panics gets thirty lines of the test harness below each error, and what keeps only the end of
+    // an output then loses the error.
+    if std::env::var_os("RUST_LIB_BACKTRACE").is_none() {
+        live.env("RUST_LIB_BACKTRACE", "0");
+    }
     Ok(live)
 }
 

@@ -47,21 +47,23 @@ pub struct Reading {
     pub pause_kinds: HashMap<u64, PauseKind>,
 }
 
-/// The images probed so far, by index. The control thread adds an image before it attaches the first probe, so every
+/// The images probed so far, by index. One that is not probed any more stays until another has its index. The control thread adds an image before it attaches the first probe, so every
 /// record finds its image here.
 #[derive(Clone, Debug, Default)]
 pub struct Images(Arc<RwLock<Vec<Arc<KnownImage>>>>);
 
 impl Images {
-    /// Adds an image.
+    /// Adds an image, in the place of the one that had its index before, if there was one.
     pub fn add(&self, image: KnownImage) {
-        self.0.write().unwrap_or_else(PoisonError::into_inner).push(Arc::new(image));
+        let mut images = self.0.write().unwrap_or_else(PoisonError::into_inner);
+        images.retain(|known| known.image.index != image.image.index);
+        images.push(Arc::new(image));
     }
 
-    /// The indices of all.
-    pub fn indices(&self) -> Vec<u32> {
+    /// What exporters receive about each.
+    pub fn all(&self) -> Vec<Arc<Image>> {
         let images = self.0.read().unwrap_or_else(PoisonError::into_inner);
-        images.iter().map(|known| known.image.index).collect()
+        images.iter().map(|known| known.image.clone()).collect()
     }
 
     /// The image with this index.

@@ -24,7 +24,7 @@ use crate::{
     images::{GcOf, Images, KnownImage},
     ledger::{Ledger, PipelineCounts, RequestCounts, UserCounts},
     model::{
-        EndReason, Process,
+        EndReason, Image, Process,
         seen::{CyclesBefore, ProcessEnd, Seen},
         stack::Stack,
     },
@@ -72,8 +72,8 @@ pub struct Pipeline {
     /// When processes ended whose records could still come, monotonic nanoseconds.
     ended: HashMap<u32, u64>,
     /// Since when events of an image can be seen, monotonic nanoseconds: the first process of it was seen then, or tracing
-    /// began with the image probed.
-    probed_since: HashMap<u32, u64>,
+    /// began with the image probed. Indices are used again.
+    probed_since: HashMap<u32, (Arc<Image>, u64)>,
     beginnings: Beginnings,
     lives: VecDeque<(Kind, LifeEvent)>,
     stacks: Stacks,
@@ -176,8 +176,8 @@ impl Pipeline {
     /// beginning.
     pub fn begun(&mut self) {
         let now = monotonic_ns();
-        for index in self.images.indices() {
-            self.probed_since.entry(index).or_insert(now);
+        for image in self.images.all() {
+            self.probed_since.entry(image.index).or_insert((image, now));
         }
     }
 
@@ -434,7 +434,7 @@ impl Pipeline {
             cycles: 0,
             lost: 0,
             last_ns: 0,
-            since_ns: self.traced_since(pid, known.image.index),
+            since_ns: self.traced_since(pid, &known.image),
             seen_ns,
             outside_ns: 0,
             beginning: self.beginnings.of(pid, count),
@@ -448,9 +448,13 @@ impl Pipeline {
     }
 
     /// Since when the events of a process with this image can have been seen.
-    fn traced_since(&mut self, pid: u32, image: u32) -> u64 {
+    fn traced_since(&mut self, pid: u32, image: &Arc<Image>) -> u64 {
         let now = monotonic_ns();
-        let probed = *self.probed_since.entry(image).or_insert(now);
+        let since = self.probed_since.entry(image.index).or_insert_with(|| (image.clone(), now));
+        if !Arc::ptr_eq(&since.0, image) {
+            *since = (image.clone(), now);
+        }
+        let probed = since.1;
         // Of one that is gone already it is not known how old it became.
         let Some(started) = proc::started_ns(pid) else { return now };
         let execed = self.execs.get(&pid).copied().unwrap_or_default();

@@ -68,3 +68,4 @@ mod live_summary;
 mod live_top;
 mod live_unix_requests;
 mod live_untrusted;
+mod live_unused;

@@ -1,6 +1,10 @@
 //! Attaching probes to images and telling the programs which processes are selected.
 
-use std::path::{Path, PathBuf};
+use std::{
+    collections::{HashMap as Map, VecDeque},
+    path::{Path, PathBuf},
+    thread::JoinHandle,
+};
 
 use aya::{
     Ebpf,
@@ -16,8 +20,8 @@ use gctrace_common::{
 use super::gvl::{GvlAttached, TracepointLink};
 use super::load::{GC_PROGRAMS, LoadError, Programs, REFILL_PROGRAM};
 use super::multi::{self, Multi};
-use super::phases::Semaphore;
 use super::requests::Servers;
+use super::retire::ImageLinks;
 use super::sample::{Clocks, Stages};
 use super::uprobes::{Link, Scope, Uprobe};
 use crate::ruby::plan::{ProbeSite, RefillProbe};
@@ -25,8 +29,10 @@ use crate::ruby::plan::{ProbeSite, RefillProbe};
 /// Why an image could not be probed.
 #[derive(Debug, thiserror::Error)]
 pub enum AttachError {
-    /// More images than the object has room for.
-    #[error("more than {MAX_IMAGES} different Ruby images on this host; the further ones are not traced")]
+    /// More images at one time than the object has room for.
+    #[error(
+        "more than {MAX_IMAGES} different Ruby images are in use on this host; the further ones are not traced"
+    )]
     TooManyImages,
     /// A site does not fit the attach cookie.
     #[error("the {point} site at {address:#x} of {path} does not fit an attach cookie")]
@@ -104,9 +110,9 @@ pub struct Probes {
     pub(super) ebpf: Ebpf,
     /// The uprobes, where many are attached by one link.
     pub(super) multi: Option<Multi>,
-    /// What keeps the probes of GC attached that Aya does not keep itself.
-    links: Vec<Link>,
-    images: Array<MapData, ImageConfig>,
+    /// What keeps the probes of each image attached, but those of the GVL.
+    pub(super) links: Map<u32, ImageLinks>,
+    pub(super) images: Array<MapData, ImageConfig>,
     processes: HashMap<MapData, u32, ProcessEntry>,
     rubies: HashMap<MapData, u32, RubyEntry>,
     cgroups: HashMap<MapData, u64, u32>,
@@ -121,10 +127,10 @@ pub struct Probes {
     clocks: Option<Clocks>,
     has_cookie: bool,
     reads_threads: bool,
-    next_image: u32,
+    pub(super) next_image: u32,
+    /// Indices that images had that are not probed any more, oldest first, with the threads that detach their probes.
+    pub(super) free_images: VecDeque<(u32, Option<JoinHandle<()>>)>,
     pub(super) attached: usize,
-    /// Probes with semaphores, attached as long as they are here.
-    pub(super) semaphores: Vec<Semaphore>,
     pub(super) gvl: Vec<GvlAttached>,
     /// What looks at futexes or at the scheduler for the GVL.
     pub(super) tracepoints: Vec<(&'static str, TracepointLink)>,
@@ -168,7 +174,7 @@ impl Probes {
         Ok(Self {
             ebpf,
             multi,
-            links: Vec::new(),
+            links: Map::new(),
             images,
             processes,
             rubies,
@@ -182,8 +188,8 @@ impl Probes {
             has_cookie: config.has_cookie != 0,
             reads_threads: config.task_thread_pointer != 0,
             next_image: 0,
+            free_images: VecDeque::new(),
             attached: 0,
-            semaphores: Vec::new(),
             gvl: Vec::new(),
             tracepoints: Vec::new(),
             gvl_paused: false,
@@ -213,15 +219,6 @@ impl Probes {
     /// Probes attached so far.
     pub fn attached(&self) -> usize {
         self.attached
-    }
-
-    /// Reserves the next image index.
-    pub fn reserve_image(&mut self) -> Result<u32, AttachError> {
-        if self.next_image >= MAX_IMAGES {
-            return Err(AttachError::TooManyImages);
-        }
-        self.next_image += 1;
-        Ok(self.next_image - 1)
     }
 
     /// Makes an image known to the programs whose probes are not attached yet: the stacks of its processes can be walked.
@@ -256,8 +253,7 @@ impl Probes {
         let probes =
             order.into_iter().map(|site| self.uprobe(image, site, path)).collect::<Result<Vec<_>, _>>()?;
         let links = self.attach_uprobes(&probes, path, scope)?;
-        self.links.extend(links);
-        self.attached += sites.len();
+        self.keep(image, sites.len(), links);
         Ok(())
     }
 
@@ -281,8 +277,7 @@ impl Probes {
         };
         let uprobes = probes.iter().map(uprobe).collect::<Result<Vec<_>, _>>()?;
         let links = self.attach_uprobes(&uprobes, path, scope)?;
-        self.links.extend(links);
-        self.attached += probes.len();
+        self.keep(image, probes.len(), links);
         Ok(())
     }
 
@@ -439,7 +434,8 @@ impl Drop for Probes {
     /// Links of many are closed at the same time, those of the GVL among them; Aya closes the others.
     fn drop(&mut self) {
         let gvl = self.gvl.iter_mut().flat_map(|gvl| std::mem::take(&mut gvl.links));
-        let all = std::mem::take(&mut self.links).into_iter().chain(gvl);
+        let others = std::mem::take(&mut self.links).into_values().flat_map(|image| image.links);
+        let all = others.chain(gvl);
         let many = all.filter_map(|link| match link {
             Link::Many(link) => Some(link),
             Link::One(..) => None,

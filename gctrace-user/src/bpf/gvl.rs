@@ -149,13 +149,13 @@ impl Probes {
         Ok(())
     }
 
-    /// Detaches the GVL probes of an image for good.
-    pub fn detach_gvl(&mut self, image: u32) {
+    /// Takes out what keeps the GVL probes of an image attached.
+    pub(super) fn take_gvl(&mut self, image: u32) -> Vec<Link> {
         let (own, others) = std::mem::take(&mut self.gvl).into_iter().partition(|gvl| gvl.image == image);
         self.gvl = others;
         let own: Vec<GvlAttached> = own;
         self.attached -= own.iter().map(|gvl| gvl.plan.probes.len()).sum::<usize>();
-        self.detach_uprobes(own.into_iter().flat_map(|gvl| gvl.links).collect());
+        own.into_iter().flat_map(|gvl| gvl.links).collect()
     }
 
     /// Detaches the GVL probes of all images.

@@ -17,6 +17,7 @@ mod phases;
 #[expect(unsafe_code, reason = "system calls that no library wraps safely")]
 mod raw;
 mod requests;
+mod retire;
 mod rings;
 mod sample;
 mod tracepoint;

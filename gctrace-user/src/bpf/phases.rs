@@ -22,7 +22,7 @@ use perf_event::{
 };
 use perf_event_open_sys::bindings::perf_event_attr;
 
-use super::{AttachError, Probes, Scope, load::load_late, raw};
+use super::{AttachError, Probes, Scope, load::load_late, raw, uprobes::Link};
 use crate::ruby::fallback::PhaseProbe;
 
 /// Programs of the phases, by [`Edge`](crate::ruby::fallback::Edge).
@@ -61,12 +61,14 @@ impl Probes {
                 }
             }
         }
-        self.attached += probes.len();
+        let mut links = Vec::new();
         for attached in done {
-            if let Attached::Semaphore(semaphore) = attached {
-                self.semaphores.push(semaphore);
+            match attached {
+                Attached::Link(name, link) => links.push(Link::One(name, link)),
+                Attached::Semaphore(semaphore) => self.keep_semaphore(image, semaphore),
             }
         }
+        self.keep(image, probes.len(), links);
         Ok(())
     }
 

@@ -8,6 +8,7 @@ mod requests;
 mod retries;
 mod select;
 mod site_cache;
+mod unused;
 mod watch;
 
 pub(crate) use select::descendants;
@@ -28,7 +29,7 @@ use std::{
 };
 
 pub(super) use self::inspect::role;
-use self::{requests::Servers, retries::Retries, select::Listed, watch::Until};
+use self::{requests::Servers, retries::Retries, select::Listed, unused::Unused, watch::Until};
 use super::{
     Fault,
     cgroups::Groups,
@@ -185,6 +186,8 @@ pub(super) struct ProbedImage {
     /// File offsets of the probes that every process of it has.
     pub(super) probes: Vec<FileOffset>,
     pub(super) segments: Vec<LoadSegment>,
+    /// Its file, which says whether it was deleted.
+    file: File,
 }
 
 impl ProbedImage {
@@ -253,6 +256,7 @@ pub(super) struct Control {
     /// Where mapping records have no pids.
     unattributed: Option<UnattributedMappings>,
     servers: Servers,
+    unused: Unused,
 }
 
 /// Runs until it is asked to stop. Returns (and so detaches) only then.
@@ -305,6 +309,7 @@ pub fn run(start: Start) {
         groups: None,
         unattributed: UnattributedMappings::expected(),
         servers: Servers::default(),
+        unused: Unused::default(),
     };
     // Watching starts before the scan, so that nothing falls between the two.
     let mut watch = match MappingWatch::start(control.native.is_some() || control.probes.sees_requests()) {
@@ -483,9 +488,13 @@ impl Control {
         if self.verdicts.contains_key(&key) || self.verdicts.keys().any(|known| key.may_be(known)) {
             return;
         }
-        if let Verdict::Refused(reason) = self.judge(key, &ImageFile::on_host(path)) {
+        match self.judge(key, &ImageFile::on_host(path)) {
             // No process runs it yet; it is reported when one does.
-            log::info!("{} is installed and would not be traced: {reason}", path.display());
+            Verdict::Refused(reason) => {
+                log::info!("{} is installed and would not be traced: {reason}", path.display());
+            }
+            Verdict::Traced(image) => self.unused.is_installed(image.index),
+            Verdict::NotRuby | Verdict::Waiting | Verdict::GcLibrary => {}
         }
     }
 
@@ -505,6 +514,7 @@ impl Control {
         traced: &ProbedImage,
         sure: impl FnOnce(&Result<VmState, FailedProof>) -> Sure,
     ) {
+        self.unused.used(traced.index, pid);
         if !self.wants(pid) {
             // It may come into a selected cgroup, and on such kernels nothing but this identifies its image then.
             if self.groups.is_some() && !self.probes.has_cookie() {

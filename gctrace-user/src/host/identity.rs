@@ -42,6 +42,13 @@ impl ImageKey {
         let same = |key: &Self| (key.inode, key.size, key.modified);
         same(self) == same(other) && (self.device.is_none() || other.device.is_none())
     }
+
+    /// Whether this may have been the identity of the same file: times and size of a file change while it is mapped, the numbers of its
+    /// inode and device do not.
+    pub fn may_have_been(&self, other: &Self) -> bool {
+        let unknown = self.device.is_none() || other.device.is_none();
+        self.inode == other.inode && (unknown || self.device == other.device)
+    }
 }
 
 #[cfg(test)]
@@ -58,5 +65,21 @@ mod tests {
         std::fs::copy(&file, &copy).unwrap();
         assert_eq!(ImageKey::of(&file).unwrap(), ImageKey::of(&link).unwrap());
         assert_ne!(ImageKey::of(&file).unwrap(), ImageKey::of(&copy).unwrap());
+    }
+
+    /// A file that has changed is the same one; a copy is not.
+    #[test]
+    fn changed_files() {
+        let dir = tempfile::tempdir().unwrap();
+        let (file, copy) = (dir.path().join("a"), dir.path().join("b"));
+        std::fs::write(&file, "x").unwrap();
+        std::fs::copy(&file, &copy).unwrap();
+        let before = ImageKey::of(&file).unwrap();
+        std::fs::write(&file, "longer").unwrap();
+        let after = ImageKey::of(&file).unwrap();
+        assert!(before != after && before.may_have_been(&after));
+        assert!(!before.may_have_been(&ImageKey::of(&copy).unwrap()));
+        let elsewhere = |device| ImageKey { device, ..after };
+        assert!(before.may_have_been(&elsewhere(None)) && !before.may_have_been(&elsewhere(Some(0))));
     }
 }

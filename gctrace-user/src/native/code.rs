@@ -3,7 +3,7 @@
 use std::collections::{HashMap, VecDeque};
 use std::fs::File;
 use std::ops::Range;
-use std::os::unix::fs::FileExt as _;
+use std::os::unix::fs::{FileExt as _, MetadataExt as _};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
@@ -41,6 +41,11 @@ impl CodeImage {
             names: OnceLock::new(),
             interpreter: OnceLock::new(),
         }
+    }
+
+    /// Whether its file was deleted: no further process can map it then.
+    pub(super) fn is_deleted(&self) -> bool {
+        matches!(&self.source, Source::File(file) if file.metadata().is_ok_and(|file| file.nlink() == 0))
     }
 
     /// How its callers are found.

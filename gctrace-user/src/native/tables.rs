@@ -119,7 +119,7 @@ impl Tables {
             if self.arena.has(chunks, now) {
                 self.refresh(pid);
             } else {
-                self.give_up_unmapped(now);
+                self.give_up_unmapped(now, |_| true);
             }
         }
     }
@@ -319,16 +319,23 @@ impl Tables {
         let now = Instant::now();
         let taken = self.arena.take(count, now);
         if taken.is_none() {
-            self.give_up_unmapped(now);
+            self.give_up_unmapped(now, |_| true);
         }
         taken
     }
 
-    /// Images that no process maps any longer return their chunks.
-    fn give_up_unmapped(&mut self, now: Instant) {
+    /// Forgets images that no process maps any longer; with `only_deleted` not those that another may map. Each keeps its file open.
+    pub fn give_back_unused(&mut self, only_deleted: bool) {
+        let now = Instant::now();
+        self.ended.expire(&self.book, now, |pid| self.processes.contains_key(&pid));
+        self.give_up_unmapped(now, |code| !only_deleted || code.is_deleted());
+    }
+
+    /// Images that no process maps any longer return their chunks, if they may be forgotten.
+    fn give_up_unmapped(&mut self, now: Instant, may: impl Fn(&CodeImage) -> bool) {
         let arena = &mut self.arena;
         self.images.retain(|_, image| {
-            let kept = Arc::strong_count(image) > 1;
+            let kept = Arc::strong_count(image) > 1 || !may(&image.code);
             if !kept && image.run.count > 0 {
                 arena.give_back(image.run, now);
             }

@@ -366,7 +366,8 @@ impl Recording {
     /// A process is traced from now on. An earlier process with its pid is another one.
     fn process(&mut self, process: &Process, state: Option<&GcState>) {
         self.current.remove(&process.pid);
-        if self.images.iter().all(|known| known.index != process.image.index) {
+        // Indices are used again for other images.
+        if !self.images.contains(&process.image) {
             self.images.push(process.image.clone());
         }
         if let Some(state) = state {

@@ -276,7 +276,13 @@ impl Control {
                 log::info!("{path}: its Ruby stacks are not read: {why}");
             }
         }
-        let index = self.probes.reserve_image().map_err(|e| e.to_string())?;
+        let kept = match gc {
+            GcOf::LibraryOf(ruby) => Some(ruby),
+            GcOf::Itself | GcOf::Chosen => None,
+        };
+        let open =
+            file.try_clone().map_err(|error| NotOpened::by(&error, format!("keeping it open: {error}")))?;
+        let index = self.reserve_image(kept).map_err(|e| e.to_string())?;
         let watched = self.watch_gvl(index, file, shown, &mut plan);
         self.images.add(KnownImage {
             image: Arc::new(Image { gvl: watched, ..site_image(index, shown, &plan) }),
@@ -289,7 +295,7 @@ impl Control {
         let attached = self.probes.attach(index, &plan.sites, &reopened(file), self.scope());
         if let Err(error) = attached {
             // Another try attaches its own, and threads would be counted twice.
-            self.probes.detach_gvl(index);
+            self.probes.retire_image(index);
             return Err(NotOpened::by(&error, brief(&error)));
         }
         self.count_allocation(index, file, shown, &plan);
@@ -302,7 +308,7 @@ impl Control {
             begun.elapsed().as_secs_f64() * 1e3
         );
         let probes = plan.sites.iter().map(|site| site.file_offset).collect();
-        Ok(Verdict::Traced(Arc::new(ProbedImage { index, plan: Some(plan), probes, segments })))
+        Ok(Verdict::Traced(Arc::new(ProbedImage { index, plan: Some(plan), probes, segments, file: open })))
     }
 
     /// Leaves the rest of an image for when nothing else is to be done.
@@ -388,7 +394,9 @@ impl Control {
         head: ImageFacts,
         last: &FallbackProbes,
     ) -> Result<Verdict, NotOpened> {
-        let index = self.probes.reserve_image().map_err(|e| e.to_string())?;
+        let open =
+            file.try_clone().map_err(|error| NotOpened::by(&error, format!("keeping it open: {error}")))?;
+        let index = self.reserve_image(None).map_err(|e| e.to_string())?;
         let image = Image {
             index,
             path: shown.to_owned(),
@@ -410,12 +418,16 @@ impl Control {
         });
         let scope = self.scope();
         let attached = self.probes.attach_phases(index, &last.probes, &reopened(file), scope);
-        attached.map_err(|error| NotOpened::by(&error, brief(&error)))?;
+        if let Err(error) = attached {
+            self.probes.retire_image(index);
+            return Err(NotOpened::by(&error, brief(&error)));
+        }
         let config = ImageConfig { open: 1, ..ImageConfig::default() };
         self.probes.open_image(index, &config).map_err(|e| e.to_string())?;
         self.attached += 1;
         let probes = last.probes.iter().map(|probe| probe.file_offset).collect();
-        Ok(Verdict::Traced(Arc::new(ProbedImage { index, plan: None, probes, segments: head.segments })))
+        let segments = head.segments;
+        Ok(Verdict::Traced(Arc::new(ProbedImage { index, plan: None, probes, segments, file: open })))
     }
 }
 

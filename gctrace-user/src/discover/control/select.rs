@@ -37,7 +37,7 @@ pub(super) struct Listed {
 }
 
 /// Whether an interval has passed; it begins anew then.
-fn due(last: &mut Option<Instant>, interval: Duration) -> bool {
+pub(super) fn due(last: &mut Option<Instant>, interval: Duration) -> bool {
     let now = Instant::now();
     let due = last.is_none_or(|last| now - last >= interval);
     if due {

@@ -19,7 +19,7 @@
 //! The profile is written in pieces: messages of one type that follow each other are one message (protobuf encoding).
 
 use std::{
-    collections::{BTreeMap, BTreeSet, HashMap, HashSet},
+    collections::{BTreeSet, HashMap, HashSet},
     io::{self, Write},
     ops::Range,
     sync::Arc,
@@ -273,9 +273,9 @@ impl<'a> Builder<'a> {
         builder.text("");
         // The first mapping is what viewers call the main binary, and what their pages are named after.
         builder.mapping(&program(recording, wanted), "");
-        let images: BTreeMap<u32, &Arc<Image>> =
-            recording.images.iter().map(|image| (image.index, image)).collect();
-        for image in images.values() {
+        let mut images: Vec<&Arc<Image>> = recording.images.iter().collect();
+        images.sort_by_key(|image| image.index);
+        for image in images {
             builder.mapping(&image.path.to_string_lossy(), image.build_id.as_deref().unwrap_or_default());
         }
         builder

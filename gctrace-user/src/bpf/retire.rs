@@ -1,0 +1,109 @@
+//! Images and what keeps their probes attached: from the reservation of an index until it is given back.
+
+use std::{collections::VecDeque, thread::JoinHandle};
+
+use aya::programs::Program;
+use gctrace_common::config::{ImageConfig, MAX_IMAGES};
+
+use super::{AttachError, Probes, phases::Semaphore, uprobes::Link};
+
+/// What keeps the probes of an image attached.
+#[derive(Default)]
+pub(super) struct ImageLinks {
+    /// All but those with semaphores.
+    pub(super) links: Vec<Link>,
+    /// Probes with semaphores.
+    semaphores: Vec<Semaphore>,
+    /// How many probes that is.
+    sites: usize,
+}
+
+impl Probes {
+    /// Reserves an index: one that no image has had, as long as there are any, and then the one that was given back first. So what was
+    /// recorded of the image before has long been read. Its probes are detached by then.
+    pub fn reserve_image(&mut self) -> Result<u32, AttachError> {
+        let reserved = reserve(&mut self.next_image, &mut self.free_images);
+        let (index, detaching) = reserved.ok_or(AttachError::TooManyImages)?;
+        if let Some(Err(panic)) = detaching.map(JoinHandle::join) {
+            std::panic::resume_unwind(panic);
+        }
+        Ok(index)
+    }
+
+    /// How many more images there can be.
+    pub fn spare_images(&self) -> usize {
+        (MAX_IMAGES - self.next_image) as usize + self.free_images.len()
+    }
+
+    /// Closes an image to events, detaches its probes and gives its index back. The probes are detached by another thread: the kernel takes
+    /// its time for each (see [`Probes::detach_uprobes`]).
+    pub fn retire_image(&mut self, index: u32) {
+        let closed = self.images.set(index, ImageConfig::default(), 0);
+        let ImageLinks { mut links, semaphores, sites } = self.links.remove(&index).unwrap_or_default();
+        self.attached -= sites;
+        links.extend(self.take_gvl(index));
+        let mut detached_when_dropped: Vec<Box<dyn Send>> = vec![Box::new(semaphores)];
+        for link in links {
+            match link {
+                Link::Many(link) => detached_when_dropped.push(Box::new(link)),
+                Link::One(name, link) => {
+                    let Some(Program::UProbe(program)) = self.ebpf.program_mut(name) else { continue };
+                    match program.take_link(link) {
+                        Ok(link) => detached_when_dropped.push(Box::new(link)),
+                        Err(error) => log::warn!("detaching a probe: {error}"),
+                    }
+                }
+            }
+        }
+        // Without a thread they are dropped with the closure, here.
+        let detaching = std::thread::Builder::new()
+            .name("gctrace-detach".to_owned())
+            .spawn(move || drop(detached_when_dropped));
+        match closed {
+            Ok(()) => self.free_images.push_back((index, detaching.ok())),
+            Err(error) => log::warn!("closing an image: {error}; its index is not used again"),
+        }
+    }
+
+    /// Keeps probes of an image attached.
+    pub(super) fn keep(&mut self, image: u32, sites: usize, links: Vec<Link>) {
+        let kept = self.links.entry(image).or_default();
+        kept.sites += sites;
+        kept.links.extend(links);
+        self.attached += sites;
+    }
+
+    /// The same of a probe with a semaphore, which is counted with the others.
+    pub(super) fn keep_semaphore(&mut self, image: u32, semaphore: Semaphore) {
+        self.links.entry(image).or_default().semaphores.push(semaphore);
+    }
+}
+
+/// An index, and what is to be waited for.
+fn reserve<T>(next: &mut u32, free: &mut VecDeque<(u32, Option<T>)>) -> Option<(u32, Option<T>)> {
+    if *next < MAX_IMAGES {
+        *next += 1;
+        return Some((*next - 1, None));
+    }
+    free.pop_front()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// An index is used again only when all have been used, and the one first that was given back first, with what is to be waited for.
+    #[test]
+    fn indices() {
+        let (mut next, mut free) = (0, VecDeque::new());
+        assert_eq!(reserve(&mut next, &mut free), Some((0, None)));
+        free.push_back((0, Some('a')));
+        let rest: Vec<_> = (1..MAX_IMAGES).map(|_| reserve(&mut next, &mut free).unwrap()).collect();
+        assert!(rest.into_iter().eq((1..MAX_IMAGES).map(|index| (index, None))));
+        free.push_back((7, None));
+        assert_eq!(
+            [0; 3].map(|_| reserve(&mut next, &mut free)),
+            [Some((0, Some('a'))), Some((7, None)), None]
+        );
+    }
+}

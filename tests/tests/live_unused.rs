@@ -1,0 +1,118 @@
+//! Images that no process uses any more hold nothing: neither disk space nor a file system, nor an index.
+
+use std::{
+    ffi::OsString,
+    path::Path,
+    process::{Command, Stdio},
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context as _, Result, ensure};
+use gctrace_tests::{child::Guarded, gctrace::Invocation, ledger, live::Live, ruby::Ruby};
+
+/// How long gctrace may take to notice.
+const PATIENCE: Duration = Duration::from_mins(1);
+
+/// Copies the main Ruby; returns the program.
+fn copied(root: &Path) -> Result<()> {
+    let ruby = Ruby::main()?;
+    std::fs::create_dir_all(root)?;
+    std::fs::copy(std::fs::canonicalize(ruby.exe())?, root.join("program"))?;
+    let library = ruby.library()?;
+    let name = library.file_name().context("no name")?.to_string_lossy().into_owned();
+    std::fs::copy(&library, root.join(&name))?;
+    let soname = &name[..name.rfind('.').context("no release")?];
+    Ok(std::os::unix::fs::symlink(&name, root.join(soname))?)
+}
+
+/// A program of that copy, which collects when it is asked to.
+fn started(root: &Path) -> Result<Guarded> {
+    const PROGRAM: &str =
+        "$stdout.sync = true; puts 'up'; gets; 5.times { GC.start }; puts \"collected #{GC.count}\"; gets";
+    let mut command = Command::new(root.join("program"));
+    command.args(["--disable-gems", "-e", PROGRAM]).env("LD_LIBRARY_PATH", root);
+    let mut child = Guarded::start("a copy of Ruby", &mut command)?;
+    child.wait_stdout(PATIENCE, "up", |line| line == "up")?;
+    Ok(child)
+}
+
+/// Runs it; returns its pid and how often it collected.
+fn run(root: &Path) -> Result<(u32, u64)> {
+    let mut child = started(root)?;
+    let pid = child.pid();
+    // Its Ruby must be probed.
+    std::thread::sleep(Duration::from_secs(1));
+    child.say("go")?;
+    let line = child.wait_stdout(PATIENCE, "collected", |line| line.starts_with("collected "))?;
+    child.say("end")?;
+    ensure!(child.finish(PATIENCE)?.status.success());
+    Ok((pid, line.trim_start_matches("collected ").parse()?))
+}
+
+fn waits_until(what: &str, mut is: impl FnMut() -> Result<bool>) -> Result<()> {
+    let begin = Instant::now();
+    while !is()? {
+        ensure!(begin.elapsed() < PATIENCE, "{what}: not within {PATIENCE:?}");
+        std::thread::sleep(Duration::from_millis(100));
+    }
+    Ok(())
+}
+
+/// A Ruby on a file system of its own is traced, ends and is deleted: its disk space is free and the file system can be unmounted, while gctrace runs on;
+/// twice, with what has the same path, and the same numbers of device and inode as far as the kernel gives them out again. One that still runs is
+/// traced on although it was deleted.
+#[test]
+fn deleted_images_are_given_back() -> Result<()> {
+    let live = Live::beside_others()?;
+    let disk = live.dir("disk")?;
+    let mount = |args: &[&str]| -> Result<bool> {
+        Ok(Command::new(args[0]).args(&args[1..]).arg(&disk).stderr(Stdio::null()).status()?.success())
+    };
+    let used = || -> Result<u64> {
+        let state = rustix::fs::statvfs(&disk)?;
+        Ok((state.f_blocks - state.f_bfree) * state.f_frsize)
+    };
+    let root = disk.join("ruby");
+    // Its profile has native stacks: whose tables are of the same files.
+    let profile = live.path("profile.pb.gz").into_os_string();
+    let flags = ["--all-ruby", "--gvl", "--pprof"].map(OsString::from);
+    let gctrace = Invocation::jsonl([&flags[..], &[profile]].concat())?.start_ready()?;
+    let mut expected = Vec::new();
+    for kept_on in [true, false] {
+        ensure!(mount(&["mount", "-t", "tmpfs", "tmpfs"])?, "mount");
+        let found = (|| {
+            copied(&root)?;
+            let full = used()?;
+            let kept = kept_on.then(|| started(&root)).transpose()?;
+            expected.push(run(&root)?);
+            std::fs::remove_dir_all(&root)?;
+            if let Some(mut kept) = kept {
+                std::thread::sleep(Duration::from_secs(11));
+                ensure!(used()? * 2 > full, "{} of {full} bytes are in use while it runs", used()?);
+                kept.say("go")?;
+                let collected =
+                    kept.wait_stdout(PATIENCE, "collected", |line| line.starts_with("collected "))?;
+                expected.push((kept.pid(), collected.trim_start_matches("collected ").parse()?));
+                ensure!(!mount(&["umount"])?, "it was unmounted below a program");
+                kept.say("end")?;
+                ensure!(kept.finish(PATIENCE)?.status.success());
+            }
+            waits_until("its disk space is free", || Ok(used()? * 20 < full))?;
+            waits_until("it is unmounted", || mount(&["umount"]))
+        })();
+        if found.is_err() {
+            mount(&["umount", "--lazy"])?;
+        }
+        found?;
+    }
+    let report = gctrace.stop()?;
+    for (pid, collected) in expected {
+        let counts: Vec<u64> = report.gcs_of(pid).map(|line| line.count).collect();
+        ensure!(
+            counts.len() >= 5 && counts.last() == Some(&collected),
+            "{pid}: {counts:?}, {collected} in all"
+        );
+        ensure!(counts.windows(2).all(|two| two[1] == two[0] + 1), "{pid}: {counts:?}");
+    }
+    ledger::check(&report)
+}

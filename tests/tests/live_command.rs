@@ -319,7 +319,11 @@ fn children_of_unseen_parents() -> Result<()> {
     let root = live.dir("hidden")?;
     copied(&root)?;
     let (root, flag) = (root.display().to_string(), live.path("flag"));
-    let wait = format!("sleep 0.01 until File.exist?({:?})", flag.display().to_string());
+    // It is seen at its first collection after its image was probed, so it needs some.
+    let wait = format!(
+        "(sleep 0.01; Array.new(1000) {{ +'' }}) until File.exist?({:?})",
+        flag.display().to_string()
+    );
     // Without gems it has forked long before its image is probed.
     let program = format!(
         "3.times {{ GC.start }}; child = fork {{ {wait}; 5.times {{ GC.start }} }}; \

@@ -12,7 +12,7 @@ use aya::{
     programs::{Program, ProgramError},
 };
 use gctrace_common::{
-    config::{Config, ImageConfig, MAX_IMAGES, ProcessEntry, RubyEntry, SELECT_CGROUP_IDS},
+    config::{Config, ImageConfig, MAX_IMAGES, MAX_PROCESSES, ProcessEntry, RubyEntry, SELECT_CGROUP_IDS},
     cookie::{Cookie, NO_REGISTER},
     event::Point,
 };
@@ -399,6 +399,13 @@ impl Probes {
         };
         let entry = RubyEntry { image, bias, execs, known: 1, ..RubyEntry::default() };
         self.rubies.insert(pid, entry, 0).map_err(error)
+    }
+
+    /// The processes that the programs know by this image, with its load bias.
+    pub fn rubies_with(&self, image: u32) -> Vec<(u32, u64)> {
+        let entries = self.rubies.iter().take(2 * MAX_PROCESSES as usize).flatten();
+        let its = entries.filter(|(_, entry)| entry.known != 0 && entry.image == image);
+        its.map(|(pid, entry)| (pid, entry.bias)).collect()
     }
 
     /// Takes back what [`Probes::set_ruby`] stored of a program that the process has replaced meanwhile.

@@ -485,7 +485,11 @@ impl Control {
         let Ok(key) = ImageKey::of(path) else { return };
         // A file on an overlay and the same one below it: probing both would count every hit twice. Only the memory of a
         // process shows whether it is the same, so it is looked at again when one maps it.
-        if self.verdicts.contains_key(&key) || self.verdicts.keys().any(|known| key.may_be(known)) {
+        let same = |known: &ImageKey| *known == key || key.may_be(known);
+        if let Some((_, verdict)) = self.verdicts.iter().find(|(known, _)| same(known)) {
+            if let Verdict::Traced(image) = verdict {
+                self.unused.is_installed(image.index);
+            }
             return;
         }
         match self.judge(key, &ImageFile::on_host(path)) {
@@ -514,7 +518,7 @@ impl Control {
         traced: &ProbedImage,
         sure: impl FnOnce(&Result<VmState, FailedProof>) -> Sure,
     ) {
-        self.unused.used(traced.index, pid);
+        self.used(traced, pid);
         if !self.wants(pid) {
             // It may come into a selected cgroup, and on such kernels nothing but this identifies its image then.
             if self.groups.is_some() && !self.probes.has_cookie() {

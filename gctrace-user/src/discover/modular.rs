@@ -43,6 +43,7 @@ impl Control {
         };
         let Some((ruby_key, Verdict::Traced(traced))) = &verdicts[ruby] else { return };
         let Some(modular) = traced.modular() else { return };
+        self.used(traced, pid);
         let Some(library) = library else {
             return self.found_at(pid, &mappings[ruby], ruby_bias, traced, |state| {
                 decision::built_in(state, || has_loaded_library(pid, ruby_bias, modular))

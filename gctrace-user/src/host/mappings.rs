@@ -85,6 +85,11 @@ pub(crate) fn of_process(pid: u32) -> Result<Vec<ExecutableMapping>, ProcError> 
     Ok(maps.iter().filter_map(executable).collect())
 }
 
+/// Whether a process's mappings must not be read.
+pub(crate) fn is_denied(error: &ProcError) -> bool {
+    matches!(error, ProcError::PermissionDenied(_))
+}
+
 /// The mapping, if it is one of code in a file.
 fn executable(map: &MemoryMap) -> Option<ExecutableMapping> {
     let MMapPath::Path(path) = &map.pathname else { return None };

@@ -75,6 +75,29 @@ pub fn pids() -> Result<impl Iterator<Item = u32>, ProcError> {
     Ok(processes.flatten().map(|process| process.pid as u32))
 }
 
+/// The pids of all processes, without opening any: nothing is left out, however few descriptors there are.
+///
+/// # Errors
+///
+/// The folder cannot be listed as a whole.
+pub fn listed() -> io::Result<Vec<u32>> {
+    let mut pids = Vec::new();
+    for entry in fs::read_dir(root())? {
+        pids.extend(entry?.file_name().to_str().and_then(|name| name.parse::<u32>().ok()));
+    }
+    Ok(pids)
+}
+
+/// Whether a process is certainly gone, not a zombie either.
+pub fn is_gone(pid: u32) -> bool {
+    fs::metadata(root().join(pid.to_string())).is_err_and(|error| error.kind() == io::ErrorKind::NotFound)
+}
+
+/// Whether a process has one thread, or none any more.
+pub fn is_single(pid: u32) -> bool {
+    fs::read_dir(path(pid, "task")).map_or_else(|_| is_gone(pid), |tasks| tasks.count() <= 1)
+}
+
 /// gctrace's own pid as the kernel's events have it: `self` is a link to the pid that the reader has in the namespace that
 /// is shown there.
 pub fn own_pid() -> u32 {

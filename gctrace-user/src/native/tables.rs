@@ -119,7 +119,7 @@ impl Tables {
             if self.arena.has(chunks, now) {
                 self.refresh(pid);
             } else {
-                self.give_up_unmapped(now, |_| true);
+                self.give_up_unmapped(now, |_, _| true);
             }
         }
     }
@@ -319,23 +319,27 @@ impl Tables {
         let now = Instant::now();
         let taken = self.arena.take(count, now);
         if taken.is_none() {
-            self.give_up_unmapped(now, |_| true);
+            self.give_up_unmapped(now, |_, _| true);
         }
         taken
     }
 
-    /// Forgets images that no process maps any longer; with `only_deleted` not those that another may map. Each keeps its file open.
-    pub fn give_back_unused(&mut self, only_deleted: bool) {
+    /// Forgets images that no process maps any longer: those that none can map again, as their file was deleted, and those that are not to be
+    /// kept. Each keeps its file open.
+    pub fn give_back_unused(&mut self, kept: impl Fn(&ImageKey) -> bool) {
         let now = Instant::now();
         self.ended.expire(&self.book, now, |pid| self.processes.contains_key(&pid));
-        self.give_up_unmapped(now, |code| !only_deleted || code.is_deleted());
+        self.give_up_unmapped(now, |key, code| match key {
+            Key::File(file) => !kept(file) || code.is_deleted(),
+            Key::Vdso(_) => false,
+        });
     }
 
     /// Images that no process maps any longer return their chunks, if they may be forgotten.
-    fn give_up_unmapped(&mut self, now: Instant, may: impl Fn(&CodeImage) -> bool) {
+    fn give_up_unmapped(&mut self, now: Instant, may: impl Fn(&Key, &CodeImage) -> bool) {
         let arena = &mut self.arena;
-        self.images.retain(|_, image| {
-            let kept = Arc::strong_count(image) > 1 || !may(&image.code);
+        self.images.retain(|key, image| {
+            let kept = Arc::strong_count(image) > 1 || !may(key, &image.code);
             if !kept && image.run.count > 0 {
                 arena.give_back(image.run, now);
             }

@@ -366,8 +366,10 @@ impl Recording {
     /// A process is traced from now on. An earlier process with its pid is another one.
     fn process(&mut self, process: &Process, state: Option<&GcState>) {
         self.current.remove(&process.pid);
-        // Indices are used again for other images.
-        if !self.images.contains(&process.image) {
+        // An image that is probed anew has another index, and indices are used again for other images.
+        let image = &process.image;
+        let is_it = |known: &Arc<Image>| Image { index: image.index, ..(**known).clone() } == **image;
+        if !self.images.iter().any(is_it) {
             self.images.push(process.image.clone());
         }
         if let Some(state) = state {

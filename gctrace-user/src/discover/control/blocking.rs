@@ -13,6 +13,7 @@ use super::{
     Control,
     images::reopened,
     site_cache::SiteCache,
+    unused::Probed,
 };
 use crate::{
     bpf::{RequestLinks, Scope, brief},
@@ -26,7 +27,7 @@ pub(super) struct Blocking {
     /// Sites by file.
     sites: SiteCache<BlockingSite>,
     /// Files whose calls of `listen` are probed for all processes that have them.
-    listen: HashMap<ImageKey, RequestLinks>,
+    pub(super) listen: HashMap<ImageKey, (File, RequestLinks)>,
     /// Processes that listen, and are taken for WEBrick until they have shown that they are something else.
     candidates: HashSet<u32>,
     /// Processes that have.
@@ -84,8 +85,9 @@ impl Control {
         if !self.servers.blocking.listen.contains_key(&key) {
             let sites = listen_sites(&sites).map_err(|refusal| refusal.to_string())?;
             let links = self.probes.attach_blocking(&sites, &reopened(&file), Scope::All);
-            self.servers.blocking.listen.insert(key, links.map_err(|error| brief(&error))?);
+            self.servers.blocking.listen.insert(key, (file, links.map_err(|error| brief(&error))?));
         }
+        self.unused.has_user(Probed::Library(key), pid);
         Ok(())
     }
 

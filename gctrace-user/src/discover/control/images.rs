@@ -27,7 +27,7 @@ use super::{
     retries::{NotOpened, passes},
 };
 use crate::{
-    bpf::brief,
+    bpf::{AttachError, brief},
     cache::Cache,
     console::say,
     images::{GcOf, KnownImage},
@@ -282,7 +282,7 @@ impl Control {
         };
         let open =
             file.try_clone().map_err(|error| NotOpened::by(&error, format!("keeping it open: {error}")))?;
-        let index = self.reserve_image(kept).map_err(|e| e.to_string())?;
+        let index = self.reserve_image(kept).map_err(|error| full(&error))?;
         let watched = self.watch_gvl(index, file, shown, &mut plan);
         self.images.add(KnownImage {
             image: Arc::new(Image { gvl: watched, ..site_image(index, shown, &plan) }),
@@ -396,7 +396,7 @@ impl Control {
     ) -> Result<Verdict, NotOpened> {
         let open =
             file.try_clone().map_err(|error| NotOpened::by(&error, format!("keeping it open: {error}")))?;
-        let index = self.reserve_image(None).map_err(|e| e.to_string())?;
+        let index = self.reserve_image(None).map_err(|error| full(&error))?;
         let image = Image {
             index,
             path: shown.to_owned(),
@@ -429,6 +429,11 @@ impl Control {
         let segments = head.segments;
         Ok(Verdict::Traced(Arc::new(ProbedImage { index, plan: None, probes, segments, file: open })))
     }
+}
+
+/// There is no index for an image: there may be one when others are not used any more.
+fn full(error: &AttachError) -> NotOpened {
+    NotOpened { passes: matches!(error, AttachError::TooManyImages), reason: error.to_string() }
 }
 
 /// A path to the file through our own descriptor: the process whose mapping it is may exit at any moment.

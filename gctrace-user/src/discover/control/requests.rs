@@ -19,6 +19,7 @@ use super::{
     blocking::{Blocking, is_unicorn},
     images::reopened,
     site_cache::SiteCache,
+    unused::Probed,
 };
 use crate::{
     bpf::{ArrivalsLink, RequestLinks, Scope, brief},
@@ -47,7 +48,7 @@ pub(super) struct Servers {
     /// Sites by file.
     sites: SiteCache<RequestSite>,
     /// Files probed for all processes that have them.
-    probed: HashMap<ImageKey, RequestLinks>,
+    probed: HashMap<ImageKey, (File, RequestLinks)>,
     /// What each server has of its own.
     pub(super) processes: HashMap<u32, OwnProbes>,
     /// Sites in interpreters, by file.
@@ -71,6 +72,13 @@ pub(super) struct OwnProbes {
     cgroup: Option<u64>,
     /// Calls of its application are probed, or cannot be: by them requests on Unix sockets are seen.
     sees_calls: bool,
+}
+
+impl Servers {
+    /// What is probed for all processes that map it.
+    pub(super) fn libraries(&self) -> impl Iterator<Item = (ImageKey, &File)> {
+        self.probed.iter().chain(&self.blocking.listen).map(|(key, (file, _))| (*key, file))
+    }
 }
 
 /// Which of the files a mapping is of.
@@ -218,8 +226,9 @@ impl Control {
                 let links = self.probes.attach_requests(&sites, &reopened(&file), Scope::All);
                 let links =
                     links.map_err(|error| format!("{}: {}", mapping.path.display(), brief(&error)))?;
-                self.servers.probed.insert(key, links);
+                self.servers.probed.insert(key, (file, links));
             }
+            self.unused.has_user(Probed::Library(key), pid);
         }
         // It may listen on a Unix socket later.
         if let Err(why) = self.probe_listen(pid, socket) {
@@ -275,6 +284,14 @@ impl Control {
             entry.insert(link);
         }
         Ok(id)
+    }
+
+    /// Detaches the probes of a library that no process maps.
+    pub(super) fn retire_library(&mut self, key: &ImageKey) {
+        let links = [self.servers.probed.remove(key), self.servers.blocking.listen.remove(key)];
+        for (_, links) in links.into_iter().flatten() {
+            self.probes.detach_requests(links);
+        }
     }
 
     /// Detaches the probes in a process.

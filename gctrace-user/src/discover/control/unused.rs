@@ -6,6 +6,8 @@
 
 use std::{
     collections::{BTreeMap, HashMap},
+    fs::File,
+    io::ErrorKind,
     os::unix::fs::MetadataExt as _,
     sync::Arc,
     thread::JoinHandle,
@@ -13,14 +15,12 @@ use std::{
 };
 
 use super::{super::identity::ImageKey, Control, ProbedImage, Verdict, select::due};
-use crate::{
-    bpf::AttachError,
-    discover::mappings,
-    host::{proc::is_running, proc_root},
-};
+use crate::{bpf::AttachError, discover::mappings, host::proc_root};
 
 /// How often images are looked at.
 const LOOK: Duration = Duration::from_secs(5);
+/// How often it is looked in the memory of a process that used an image, which may have become another program.
+const CHECKED: Duration = Duration::from_mins(1);
 /// How long no process must have used an image: a program that is started every minute is seen from its beginning.
 const UNUSED: Duration = Duration::from_mins(5);
 /// With fewer spare indices, images do not wait to be given back.
@@ -35,6 +35,8 @@ const OTHERS_REMEMBERED: usize = 65_536;
 struct Use {
     /// A process that uses it.
     user: Option<u32>,
+    /// When it was last looked whether that process still does, if it is the same.
+    checked: Option<Instant>,
     /// Since when no process is known that does.
     since: Option<Instant>,
     /// Found where programs are installed, and probed for those that will run it.
@@ -44,6 +46,16 @@ struct Use {
 }
 
 impl Use {
+    /// Whether the process that was known to use it may still do so.
+    fn still_has_user(&mut self, keys: &[ImageKey], now: Instant) -> bool {
+        let Some(pid) = self.user.filter(|&pid| !proc_root::is_gone(pid)) else { return false };
+        if self.checked.is_some_and(|checked| now.saturating_duration_since(checked) < CHECKED) {
+            return true;
+        }
+        self.checked = Some(now);
+        mapped(pid).map_or(true, |mapped| is_any(&mapped, keys))
+    }
+
     /// Whether an image without a known user is to be looked for in all processes, and given back if none uses it.
     fn is_over(&self, deleted: bool, wait: Duration, now: Instant) -> bool {
         let Some(since) = self.since else { return false };
@@ -52,67 +64,90 @@ impl Use {
     }
 }
 
-/// Images, each with all identities of its file.
-type Files = Vec<(u32, Vec<ImageKey>)>;
-/// A process that uses each image, where there is one; `None`: not all processes could be looked at.
-type Users = Option<HashMap<u32, u32>>;
+/// What is probed for all processes that map it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub(super) enum Probed {
+    /// An image. Libraries with a GC go with their Ruby, which those who use them use, too.
+    Image(u32),
+    /// A library of servers.
+    Library(ImageKey),
+}
+
+/// What is probed, each with all identities of its file.
+type Files = Vec<(Probed, Vec<ImageKey>)>;
+/// A process that uses each, where there is one; `None`: not all processes could be looked at.
+type Users = Option<HashMap<Probed, u32>>;
 
 /// What is known of the use of images.
 #[derive(Default)]
 pub(super) struct Unused {
-    images: HashMap<u32, Use>,
+    probed: HashMap<Probed, Use>,
     looked: Option<Instant>,
-    search: Option<(Vec<u32>, JoinHandle<Users>)>,
+    search: Option<(Vec<Probed>, JoinHandle<Users>)>,
 }
 
 impl Unused {
     /// A process uses an image.
     pub(super) fn used(&mut self, image: u32, pid: u32) {
-        let known = self.images.entry(image).or_default();
-        (known.user, known.since) = (Some(pid), None);
+        self.has_user(Probed::Image(image), pid);
+    }
+
+    /// A process maps what is probed.
+    pub(super) fn has_user(&mut self, probed: Probed, pid: u32) {
+        let known = self.probed.entry(probed).or_default();
+        (known.user, known.checked, known.since) = (Some(pid), None, None);
     }
 
     /// An image is probed although no process may use it yet.
     pub(super) fn is_installed(&mut self, image: u32) {
-        self.images.entry(image).or_default().installed = true;
+        self.probed.entry(Probed::Image(image)).or_default().installed = true;
     }
 }
 
 impl Control {
+    /// A process uses an image.
+    pub(in crate::discover) fn used(&mut self, traced: &ProbedImage, pid: u32) {
+        self.unused.used(traced.index, pid);
+    }
+
     /// Reserves an index for an image; where all are taken, some images that nobody uses give theirs back first. `kept` does not: it is
     /// about to be used.
     pub(super) fn reserve_image(&mut self, kept: Option<u32>) -> Result<u32, AttachError> {
         let reserved = self.probes.reserve_image();
         let Err(AttachError::TooManyImages) = reserved else { return reserved };
-        let files: Files = self.probed_files().into_iter().map(|(index, (_, keys))| (index, keys)).collect();
+        let files: Files =
+            self.probed_images().into_iter().map(|(probed, (_, keys))| (probed, keys)).collect();
         let Some(users) = users(&files, &self.probes.followed()) else { return reserved };
         let mut unused = Vec::new();
-        for (index, _) in files {
-            match users.get(&index) {
-                Some(&pid) => self.unused.used(index, pid),
-                None if Some(index) == kept => {}
-                None => unused.push(index),
+        for (probed, _) in files {
+            match users.get(&probed) {
+                Some(&pid) => self.unused.has_user(probed, pid),
+                None if kept.map(Probed::Image) == Some(probed) => {}
+                None => unused.push(probed),
             }
         }
         // Those that are installed last, and of the others first what has not been used for longest.
-        unused.sort_by_key(|index| {
-            let known = self.unused.images.get(index);
+        unused.sort_by_key(|probed| {
+            let known = self.unused.probed.get(probed);
             known.map(|known| (known.installed, known.since.is_none(), known.since))
         });
-        for index in unused.into_iter().take(GIVEN_BACK) {
-            self.retire(index);
+        for probed in unused.into_iter().take(GIVEN_BACK) {
+            self.retire(probed);
         }
         self.probes.reserve_image()
     }
 
     /// Gives back what no process has used for a while, and at once what cannot be used again because its file was deleted.
     pub(super) fn give_back_unused(&mut self) {
-        if !self.watches_others() {
+        // Of mappings that are not looked at yet one may be of such an image.
+        if !self.watches_others()
+            || self.unattributed.as_ref().is_some_and(|records| records.wait().is_some())
+        {
             return;
         }
-        if let Some((images, search)) = self.unused.search.take_if(|(_, search)| search.is_finished()) {
+        if let Some((all, search)) = self.unused.search.take_if(|(_, search)| search.is_finished()) {
             let users = search.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
-            self.conclude_search(images, &users);
+            self.conclude_search(all, &users);
         }
         if self.unused.search.is_some() || !due(&mut self.unused.looked, LOOK) {
             return;
@@ -120,92 +155,142 @@ impl Control {
         if self.verdicts.len() > OTHERS_REMEMBERED {
             self.verdicts.retain(|_, verdict| !matches!(verdict, Verdict::NotRuby));
         }
-        if let Some(native) = &mut self.native {
-            native.give_back_unused(true);
-        }
+        self.give_back_tables(|_| true);
         let now = Instant::now();
-        let wait = if self.probes.spare_images() < SPARE { Duration::ZERO } else { UNUSED };
+        let few = self.probes.spare_images() < SPARE;
         let mut files = Files::new();
-        for (index, (image, keys)) in self.probed_files() {
-            let known = self.unused.images.entry(index).or_default();
-            if known.user.is_some_and(|pid| is_running(pid) && maps(pid, &keys) != Some(false)) {
+        let deleted = |file: &File| file.metadata().is_ok_and(|file| file.nlink() == 0);
+        let images = self.probed_images().into_iter();
+        let images = images.map(|(probed, (image, keys))| (probed, deleted(&image.file), keys));
+        let libraries = self.servers.libraries();
+        let libraries = libraries.map(|(key, file)| (Probed::Library(key), deleted(file), vec![key]));
+        for (probed, deleted, keys) in images.chain(libraries).collect::<Vec<_>>() {
+            let known = self.unused.probed.entry(probed).or_default();
+            if known.still_has_user(&keys, now) {
                 continue;
             }
             known.user = None;
             known.since.get_or_insert(now);
-            let deleted = image.file.metadata().is_ok_and(|file| file.nlink() == 0);
-            if known.is_over(deleted, wait, now) {
-                files.push((index, keys));
+            let waits = !few || matches!(probed, Probed::Library(_));
+            if known.is_over(deleted, if waits { UNUSED } else { Duration::ZERO }, now) {
+                files.push((probed, keys));
             }
         }
         if files.is_empty() {
             return;
         }
-        let images = files.iter().map(|(index, _)| *index).collect();
+        let all = files.iter().map(|(probed, _)| *probed).collect();
         let followed = self.probes.followed();
         // A host may have thousands of processes, and new ones must not wait for their probes meanwhile.
         let search = std::thread::Builder::new().name("gctrace-unused".to_owned());
         match search.spawn(move || users(&files, &followed)) {
-            Ok(search) => self.unused.search = Some((images, search)),
+            Ok(search) => self.unused.search = Some((all, search)),
             Err(error) => log::debug!("starting a thread that looks for processes: {error}"),
         }
     }
 
-    fn conclude_search(&mut self, images: Vec<u32>, users: &Users) {
+    fn conclude_search(&mut self, all: Vec<Probed>, users: &Users) {
         let mut unused = Vec::new();
-        for index in images {
-            let Some(known) = self.unused.images.get_mut(&index) else { continue };
+        for probed in all {
+            let Some(known) = self.unused.probed.get_mut(&probed) else { continue };
             match users {
                 None => known.not_before = Some(Instant::now() + UNUSED),
-                Some(users) => match users.get(&index) {
-                    Some(&pid) => self.unused.used(index, pid),
+                Some(users) => match users.get(&probed) {
+                    Some(&pid) => self.unused.has_user(probed, pid),
                     // It may have been used since.
-                    None if known.user.is_none() => unused.push(index),
+                    None if known.user.is_none() => unused.push(probed),
                     None => {}
                 },
             }
         }
         // The rest next time.
-        for index in unused.into_iter().take(GIVEN_BACK) {
-            self.retire(index);
+        for probed in unused.into_iter().take(GIVEN_BACK) {
+            self.retire(probed);
         }
     }
 
-    /// The images that are probed by themselves. Libraries with a GC go with their Ruby, which those who use them use, too.
-    fn probed_files(&self) -> BTreeMap<u32, (Arc<ProbedImage>, Vec<ImageKey>)> {
+    /// Images that are probed by themselves.
+    fn probed_images(&self) -> BTreeMap<Probed, (Arc<ProbedImage>, Vec<ImageKey>)> {
         let mut found = BTreeMap::new();
         for (key, verdict) in &self.verdicts {
             if let Verdict::Traced(image) = verdict {
-                let (_, keys) = found.entry(image.index).or_insert_with(|| (Arc::clone(image), Vec::new()));
+                let probed = Probed::Image(image.index);
+                let (_, keys) = found.entry(probed).or_insert_with(|| (Arc::clone(image), Vec::new()));
                 keys.push(*key);
             }
         }
         found
     }
 
-    fn retire(&mut self, index: u32) {
-        let is_it = |verdict: &Verdict| matches!(verdict, Verdict::Traced(image) if image.index == index);
-        let keys: Vec<ImageKey> =
-            self.verdicts.iter().filter(|(_, verdict)| is_it(verdict)).map(|(key, _)| *key).collect();
-        self.verdicts.retain(|_, verdict| !is_it(verdict));
-        let libraries = self.libraries.extract_if(|(_, ruby), _| keys.contains(ruby));
-        let libraries: Vec<u32> = libraries
-            .filter_map(|(_, verdict)| match verdict {
-                Verdict::Traced(library) => Some(library.index),
-                _ => None,
-            })
-            .collect();
+    fn retire(&mut self, probed: Probed) {
+        if let Probed::Image(index) = probed
+            && self.has_hits(index)
+        {
+            return;
+        }
+        self.unused.probed.remove(&probed);
+        if let Some((all, _)) = &mut self.unused.search {
+            // Another image may have its index when the search ends.
+            all.retain(|other| *other != probed);
+        }
+        match probed {
+            Probed::Image(index) => self.retire_image(index),
+            Probed::Library(key) => self.retire_library(&key),
+        }
+        self.give_back_tables(|verdict| matches!(verdict, Some(Verdict::Traced(_))));
+    }
+
+    /// Whether a process that has hit a probe of an image, or was forked by one that had, still uses it. It may have begun after the search, or
+    /// have been forked while that went on.
+    fn has_hits(&mut self, index: u32) -> bool {
+        let keys = self.keys_of(index);
+        for own in [self.libraries_of(&keys), vec![index]].concat() {
+            for (pid, bias) in self.probes.rubies_with(own) {
+                if mapped(pid).map_or(true, |mapped| is_any(&mapped, &keys)) {
+                    self.unused.used(index, pid);
+                    return true;
+                }
+                // The next image with that index is another one.
+                self.probes.unset_ruby(pid, own, bias);
+            }
+        }
+        false
+    }
+
+    /// The identities of a probed image.
+    fn keys_of(&self, index: u32) -> Vec<ImageKey> {
+        self.probed_images().remove(&Probed::Image(index)).map(|(_, keys)| keys).unwrap_or_default()
+    }
+
+    /// The probed libraries with a GC of a Ruby.
+    fn libraries_of(&self, ruby: &[ImageKey]) -> Vec<u32> {
+        let its = self.libraries.iter().filter(|((_, of), _)| ruby.contains(of));
+        its.filter_map(|(_, verdict)| match verdict {
+            Verdict::Traced(library) => Some(library.index),
+            _ => None,
+        })
+        .collect()
+    }
+
+    /// Unwind tables hold on to their files, too. Those of files with such verdicts are kept while the files are there.
+    fn give_back_tables(&mut self, kept: impl Fn(Option<&Verdict>) -> bool) {
+        if let Some(native) = &mut self.native {
+            native.give_back_unused(|key| kept(self.verdicts.get(key)));
+        }
+    }
+
+    fn retire_image(&mut self, index: u32) {
+        let keys = self.keys_of(index);
+        let libraries = self.libraries_of(&keys);
+        self.libraries.retain(|(_, ruby), _| !keys.contains(ruby));
+        self.verdicts.retain(|key, _| !keys.contains(key));
         for index in libraries.into_iter().chain([index]) {
             if let Some(known) = self.images.get(index) {
                 log::info!("{}: no process uses it; it is not probed any more", known.image.path.display());
             }
-            self.unused.images.remove(&index);
+            self.unused.probed.remove(&Probed::Image(index));
             self.probes.retire_image(index);
             self.attached -= 1;
-        }
-        // They hold on to their files, too.
-        if let Some(native) = &mut self.native {
-            native.give_back_unused(false);
         }
     }
 }
@@ -214,37 +299,50 @@ impl Control {
 /// are followed.
 fn users(files: &Files, followed: &[u32]) -> Users {
     let mut found = HashMap::new();
-    for pid in proc_root::pids().ok()? {
-        for (index, keys) in files {
-            if found.contains_key(index) {
-                continue;
+    for pid in proc_root::listed().ok()? {
+        match mapped(pid) {
+            Ok(mapped) => {
+                let its = files.iter().filter(|(_, keys)| is_any(&mapped, keys));
+                found.extend(its.map(|(probed, _)| (*probed, pid)));
             }
-            match maps(pid, keys) {
-                Some(true) => _ = found.insert(*index, pid),
-                None if followed.contains(&pid) => return None,
-                Some(false) | None => {}
-            }
+            Err(Unreadable { denied: true }) if !followed.contains(&pid) => {}
+            Err(_) => return None,
         }
     }
     Some(found)
 }
 
-/// Whether a process maps a file; `None`: it runs, and its memory cannot be looked at.
-fn maps(pid: u32, keys: &[ImageKey]) -> Option<bool> {
-    let or_gone = |known: Option<bool>| known.or_else(|| (!is_running(pid)).then_some(false));
-    let Ok(mappings) = mappings::of_process(pid) else { return or_gone(None) };
-    let mut all_known = true;
+/// A process whose memory cannot be looked at.
+struct Unreadable {
+    /// It must not be; else gctrace is short of something.
+    denied: bool,
+}
+
+/// The identities of the files that a process maps; none if it is gone.
+fn mapped(pid: u32) -> Result<Vec<ImageKey>, Unreadable> {
+    let mappings = match mappings::of_process(pid) {
+        Ok(mappings) => mappings,
+        Err(_) if proc_root::is_gone(pid) => return Ok(Vec::new()),
+        Err(error) => return Err(Unreadable { denied: mappings::is_denied(&error) }),
+    };
+    // The first thread has ended, and others may go on: then its maps show nothing.
+    if mappings.is_empty() && !proc_root::is_single(pid) {
+        return Err(Unreadable { denied: true });
+    }
+    let mut keys = Vec::new();
     for mapping in mappings {
-        let file = mapping.file(pid);
-        match ImageKey::of(&file) {
-            Ok(key) if keys.iter().any(|known| known.may_have_been(&key)) => return Some(true),
-            Ok(_) => {}
+        match ImageKey::of(&mapping.file(pid)) {
+            Ok(key) => keys.push(key),
             // The mapping is gone.
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
-            Err(_) => all_known = false,
+            Err(error) if error.kind() == ErrorKind::NotFound => {}
+            Err(error) => return Err(Unreadable { denied: error.kind() == ErrorKind::PermissionDenied }),
         }
     }
-    or_gone(all_known.then_some(false))
+    Ok(keys)
+}
+
+fn is_any(mapped: &[ImageKey], keys: &[ImageKey]) -> bool {
+    mapped.iter().any(|key| keys.iter().any(|known| known.may_have_been(key)))
 }
 
 #[cfg(test)]
@@ -274,15 +372,14 @@ mod tests {
         let own = std::process::id();
         let key = ImageKey::of(&std::env::current_exe().unwrap()).unwrap();
         let other = ImageKey::of("/etc/passwd".as_ref()).unwrap();
-        assert_eq!(maps(own, &[other, key]), Some(true));
-        assert_eq!(maps(own, &[other]), Some(false));
-        assert_eq!(
-            users(&vec![(3, vec![other]), (5, vec![key])], &[]).map(|users| users.contains_key(&3)),
-            Some(false)
-        );
+        let its = mapped(own).ok().unwrap();
+        assert!(is_any(&its, &[other, key]) && !is_any(&its, &[other]));
+        let files = vec![(Probed::Image(3), vec![other]), (Probed::Library(key), vec![key])];
+        let found = users(&files, &[]).unwrap();
+        assert!(found.contains_key(&Probed::Library(key)) && !found.contains_key(&Probed::Image(3)));
         let mut child = std::process::Command::new("true").spawn().unwrap();
         let pid = child.id();
         child.wait().unwrap();
-        assert_eq!(maps(pid, &[key]), Some(false));
+        assert!(mapped(pid).is_ok_and(|mapped| mapped.is_empty()));
     }
 }

@@ -140,7 +140,6 @@ impl Control {
                 return false;
             }
             self.look_at_cpus(watch);
-            self.give_back_unused();
             let mut new = Vec::new();
             let mut forks = Vec::new();
             let mut exits = Vec::new();
@@ -180,6 +179,7 @@ impl Control {
                     }
                 }
             }
+            self.give_back_unused();
         }
     }
 

@@ -400,6 +400,52 @@ pub struct RubyEntry {
     pub reserved: u32,
 }
 
+/// Where the threads of a process keep the variable by which a tracing library publishes the active span: `otel_thread_ctx_v1`, a pointer
+/// to a [`ThreadContextRecord`] (OTEP 4947).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[cfg_attr(feature = "user", derive(FromBytes, Immutable, IntoBytes, KnownLayout))]
+#[repr(C)]
+pub struct ThreadContext {
+    /// Number of the TLS module; 0: the offset counts from the thread pointer.
+    pub module: u64,
+    /// Byte offset in the module's TLS block, or from the thread pointer.
+    pub offset: i64,
+    /// Bytes from entry to entry of the dynamic thread vector: 16 with glibc, 8 with musl.
+    pub dtv_entry: u32,
+    /// Zero.
+    pub reserved: u32,
+}
+
+/// The part of fixed size of what the variable points to (OTEP 4947, "Thread Local Context Record"). Attributes follow, which are not read.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(C)]
+pub struct ThreadContextRecord {
+    /// Zeros: no trace.
+    pub trace_id: [u32; 4],
+    /// Zeros: no span.
+    pub span_id: [u32; 2],
+    /// The first byte is 1 if the record is complete, 0 while it is being written. Flags and the size of the attributes follow.
+    pub valid: u32,
+}
+
+impl ThreadContextRecord {
+    /// Trace and span, as words in the order of their bytes, if the record is complete and has both.
+    #[inline]
+    pub const fn span(&self) -> Option<([u64; 2], u64)> {
+        let trace = [word(self.trace_id[0], self.trace_id[1]), word(self.trace_id[2], self.trace_id[3])];
+        let span = word(self.span_id[0], self.span_id[1]);
+        let complete = self.valid & 0xff == 1;
+        if complete && trace[0] | trace[1] != 0 && span != 0 { Some((trace, span)) } else { None }
+    }
+}
+
+const fn word(low: u32, high: u32) -> u64 {
+    low as u64 | (high as u64) << 32
+}
+
+const _: () = assert!(size_of::<ThreadContext>() == 24);
+const _: () = assert!(size_of::<ThreadContextRecord>() == 28);
+
 impl RubyEntry {
     /// The image is there, as one of its probes has shown. Of another image, such as the library of a GC beside that of the VM, nothing is
     /// known here.

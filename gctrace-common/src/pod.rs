@@ -3,7 +3,7 @@
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
 use crate::{
-    config::{AwayEntry, Config, ImageConfig, ProcessEntry, RubyEntry, Span},
+    config::{AwayEntry, Config, ImageConfig, ProcessEntry, RubyEntry, Span, ThreadContext},
     gvl::{GvlEdge, GvlEdgeKey, GvlKey, GvlLock, GvlTask, GvlThread},
     leak::{LeakPage, LeakTarget},
     malloc::{MallocBlock, MallocPending, MallocTally, MallocTarget},
@@ -30,6 +30,7 @@ pod!(
     ProcessEntry,
     Span,
     RubyEntry,
+    ThreadContext,
     AwayEntry,
     GvlKey,
     GvlThread,

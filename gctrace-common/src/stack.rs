@@ -135,6 +135,10 @@ pub struct StackEvent {
     pub epoch: u64,
     /// Since when the thread serves a request, nanoseconds as in the header; 0: none that is known.
     pub request_ns: u64,
+    /// With [`StackEvent::SPAN`]: the trace that the thread worked for, in the order of its bytes.
+    pub trace_id: [u64; 2],
+    /// With [`StackEvent::SPAN`]: the span that was active on it, in the order of its bytes.
+    pub span_id: u64,
     /// `comm` of the thread, NUL padded.
     pub comm: [u8; 16],
     /// The `flags` constants.
@@ -170,6 +174,8 @@ impl StackEvent {
     pub const MAJOR: u32 = 256;
     /// The same in a minor one. Neither: it did none of these, or the kind is not known.
     pub const MINOR: u32 = 512;
+    /// The thread's tracing library had published an active span ([`ThreadContext`](crate::config::ThreadContext)).
+    pub const SPAN: u32 = 1024;
 }
 
 /// Why the walk of a native stack ended.
@@ -256,6 +262,6 @@ impl OffCpuEvent {
 }
 
 const _: () = assert!(size_of::<RubyFrame>() == 24);
-const _: () = assert!(size_of::<StackEvent>() == 40 + 48 + 16 + 8 * MAX_KERNEL_FRAMES);
+const _: () = assert!(size_of::<StackEvent>() == 40 + 72 + 16 + 8 * MAX_KERNEL_FRAMES);
 const _: () = assert!(size_of::<NativeEvent>() == 48);
 const _: () = assert!(size_of::<OffCpuEvent>() == 88);

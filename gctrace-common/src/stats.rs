@@ -182,6 +182,12 @@ counters! {
     Stacks: StackNoContext = "stack_no_context",
     /// Stacks of threads whose execution context did not fit together.
     Stacks: StackBadContext = "stack_bad_context",
+    /// Stacks of processes with a variable by which a tracing library publishes the active span.
+    Stacks: StackSpansSought = "stack_spans_sought",
+    /// Of those, with a span.
+    Stacks: StackSpans = "stack_spans",
+    /// Of those, whose variable, or what it points to, could not be read: they have no span.
+    Stacks: StackSpansUnread = "stack_spans_unread",
     /// Stacks of images whose Ruby stacks cannot be walked.
     Stacks: StackNoLayout = "stack_no_layout",
     /// Frames whose method entry could not be read or was too far away.

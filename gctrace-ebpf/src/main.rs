@@ -15,6 +15,7 @@ use aya_ebpf::{
 use gctrace_common::{event::Point, gvl::GvlPoint};
 
 mod alloc;
+mod context;
 mod emit;
 mod family;
 mod filter;

@@ -13,6 +13,7 @@ use gctrace_common::{
     config::{
         AwayEntry, Config, GC_RING_BYTES, ImageConfig, LIFE_RING_BYTES, MAX_CGROUPS, MAX_IMAGES,
         MAX_PROCESSES, MAX_SCOPES, ProcessEntry, Returning, RubyEntry, STACK_RING_BYTES, StackShare,
+        ThreadContext,
     },
     event::Phase,
     gvl::{
@@ -164,6 +165,10 @@ pub static CHUNKS: Array<Chunk> = Array::with_max_entries(MAX_CHUNKS, 0);
 /// Keyed by tgid: the chunk with the mappings of the process.
 #[map]
 pub static UNWOUND: HashMap<u32, u32> = HashMap::with_max_entries(MAX_UNWOUND, 0);
+
+/// Keyed by tgid: where the threads of the process publish the active span. Only of processes with a library that does.
+#[map]
+pub static THREAD_CONTEXTS: HashMap<u32, ThreadContext> = HashMap::with_max_entries(MAX_UNWOUND, 0);
 
 /// Where the stack of a tick is put together: one entry per CPU (the loader sets the number). Families of programs that
 /// can interrupt each other on a CPU have separate scratches. An array, because the values of per-CPU maps are

@@ -3,7 +3,7 @@
 
 use gctrace_common::{config::RubyEntry, stats::Counter};
 
-use crate::maps::{RUBIES, UNWOUND, add_one, count};
+use crate::maps::{RUBIES, THREAD_CONTEXTS, UNWOUND, add_one, count};
 
 /// A process hit a probe of an image, which is where the hit says. User space may have read an entry's place before an exec and
 /// stored it after.
@@ -31,6 +31,7 @@ pub fn forked(parent: u32, child: u32) {
 #[inline(always)]
 pub fn execed(tgid: u32) {
     let _was_not_there = UNWOUND.remove(&tgid);
+    let _was_not_there = THREAD_CONTEXTS.remove(&tgid);
     // SAFETY: the value is copied out at once.
     let Some(entry) = (unsafe { RUBIES.get(&tgid).copied() }) else { return };
     insert(tgid, &RubyEntry { execs: entry.execs.wrapping_add(1), ..RubyEntry::default() });
@@ -57,6 +58,7 @@ pub fn program(tgid: u32) -> Program {
 #[inline(always)]
 pub fn exited(tgid: u32) {
     let _was_not_there = UNWOUND.remove(&tgid);
+    let _was_not_there = THREAD_CONTEXTS.remove(&tgid);
     let _was_not_there = RUBIES.remove(&tgid);
 }
 

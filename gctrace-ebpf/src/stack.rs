@@ -12,6 +12,7 @@ use gctrace_common::{
 };
 
 use crate::{
+    context,
     family::Family,
     maps::{SCOPES, add_one, any_image, count},
     request,
@@ -74,6 +75,7 @@ pub fn capture<F: Family, C: EbpfContext>(ctx: &C, occasion: &Occasion) {
         let (gc, kind) = gc_activity(image, bias, occasion);
         (*head).gc = gc as u32;
         (*head).flags |= kind;
+        context::note(head, occasion.tgid);
         if occasion.in_kernel {
             (*head).flags |= StackEvent::IN_KERNEL;
             kernel_frames(ctx, scratch);

@@ -58,12 +58,17 @@ pub fn local(admitted: &Admitted, block: u64) -> Option<u64> {
 /// yet (glibc makes it then; musl makes it for all threads when it loads the library).
 #[inline(always)]
 fn lazy_block(admitted: &Admitted, slot: u64) -> Option<u64> {
+    let module: u64 = usermem::read(slot)?;
+    block_of(pointer()?, module, admitted.image.thread.dtv_entry)
+}
+
+/// The block of a TLS module of the thread with that thread pointer; 0 if there is none yet.
+#[inline(always)]
+fn block_of(pointer: u64, module: u64, stride: u32) -> Option<u64> {
     /// `TLS_DTV_UNALLOCATED` (glibc, sysdeps/generic/dl-dtv.h).
     const UNALLOCATED: u64 = u64::MAX;
     const GLIBC_ENTRY: u32 = 16;
-    let module: u64 = usermem::read(slot)?;
-    let vector: u64 = usermem::read(pointer()?.wrapping_add(8))?;
-    let stride = admitted.image.thread.dtv_entry;
+    let vector: u64 = usermem::read(pointer.wrapping_add(8))?;
     if stride == GLIBC_ENTRY {
         // The number of entries is before the first; a thread's vector grows when the thread needs it.
         let entries: u64 = usermem::read(vector.wrapping_sub(u64::from(GLIBC_ENTRY)))?;
@@ -73,6 +78,14 @@ fn lazy_block(admitted: &Admitted, slot: u64) -> Option<u64> {
     }
     let block = usermem::read(vector.wrapping_add(module.wrapping_mul(u64::from(stride))))?;
     Some(if block == UNALLOCATED { 0 } else { block })
+}
+
+/// Address of the current thread's block of a TLS module, or its thread pointer for the module 0; 0 where the thread has no block yet.
+/// `dtv_entry`: see [`tls_block`].
+#[inline(always)]
+pub fn module_block(module: u64, dtv_entry: u32) -> Option<u64> {
+    let pointer = pointer()?;
+    if module == 0 { Some(pointer) } else { block_of(pointer, module, dtv_entry) }
 }
 
 /// Address of the object cache of the Ractor that the current thread runs.

@@ -27,6 +27,7 @@ use crate::{
         EndReason, Image, Process,
         seen::{CyclesBefore, ProcessEnd, Seen},
         stack::Stack,
+        trace::Span,
     },
     native::NativeNamer,
     stacks::{Finished, OwnedEvent, Reader, ReadySample, Record, StackOf, Stacks},
@@ -337,9 +338,11 @@ impl Pipeline {
             Record::Event(OwnedEvent::Gvl(record)) => return self.gvl_record(record),
             Record::Event(OwnedEvent::Refill(event)) => return self.refill(&event),
         };
-        let Some(Finished { of, pid, tid, comm, ts_ns, request_ns, stack, .. }) = finished else { return };
+        let Some(Finished { of, pid, tid, comm, ts_ns, request_ns, span, stack, .. }) = finished else {
+            return;
+        };
         match of {
-            StackOf::Trigger => self.trigger(pid, ts_ns, stack),
+            StackOf::Trigger => self.trigger(pid, ts_ns, stack, span),
             StackOf::Waiter => {
                 let report = self.gvl.stack(pid, tid, ts_ns, stack);
                 self.gvl_report(report);
@@ -348,7 +351,7 @@ impl Pipeline {
             StackOf::Blocker => self.gvl.ran(pid, tid, ts_ns, stack),
             StackOf::Refill => {
                 let request = self.request_of_stack(pid, tid, request_ns);
-                self.refill_stack(pid, tid, AllocOf { comm, ts_ns, request }, stack);
+                self.refill_stack(pid, tid, AllocOf { comm, ts_ns, request, span }, stack);
             }
             // Runs do not load its program.
             StackOf::Malloc => {}
@@ -356,13 +359,11 @@ impl Pipeline {
     }
 
     /// The stack that started a cycle, whose snapshot may have come already or not.
-    fn trigger(&mut self, pid: u32, ts_ns: u64, stack: Stack) {
-        match self.traced.get_mut(&pid).and_then(|traced| traced.fold.trigger(ts_ns)) {
-            Some(trigger) => {
-                *trigger = Some(stack);
-                self.counts.triggers += 1;
-            }
-            None => self.stacks.keep_trigger(pid, ts_ns, stack),
+    fn trigger(&mut self, pid: u32, ts_ns: u64, stack: Stack, span: Option<Span>) {
+        if self.traced.get_mut(&pid).is_some_and(|traced| traced.fold.trigger(ts_ns, &stack, span)) {
+            self.counts.triggers += 1;
+        } else {
+            self.stacks.keep_trigger(pid, ts_ns, stack, span);
         }
     }
 

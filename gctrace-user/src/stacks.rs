@@ -23,6 +23,7 @@ use crate::{
     model::{
         self,
         stack::{Frame, Stack, StackSample, ThreadState},
+        trace::Span,
     },
     native::{KernelNamer, NativeNamer},
     ruby::threads::Walked,
@@ -61,6 +62,8 @@ pub struct Finished {
     pub ts_ns: u64,
     /// Since when its thread serves a request, nanoseconds; 0: none that is known.
     pub request_ns: u64,
+    /// The span that was active on its thread.
+    pub span: Option<Span>,
     /// What its record says that it stands for: bytes of [`StackOf::Malloc`].
     pub weight: u64,
     /// The native frames above the innermost interpreter loop, leaf first, also where the others do not fit the Ruby frames. Of
@@ -91,7 +94,7 @@ pub enum StackOf {
 pub struct Stacks {
     reader: Option<Reader>,
     ready: VecDeque<ReadySample>,
-    triggers: VecDeque<(u32, u64, Stack)>,
+    triggers: VecDeque<Trigger>,
     /// Threads off their CPU, by tid.
     away: HashMap<u32, Away>,
     /// Threads that are back on a CPU, whose stack follows, by tid.
@@ -104,11 +107,23 @@ pub struct Stacks {
     counts: StackCounts,
 }
 
+/// The stack that started a cycle.
+#[derive(Clone, Debug)]
+pub struct Trigger {
+    pid: u32,
+    ts_ns: u64,
+    /// The stack.
+    pub stack: Stack,
+    /// The span that was active on its thread.
+    pub span: Option<Span>,
+}
+
 /// The stack with which a thread has left its CPU.
 struct Away {
     pid: u32,
     begin_ns: u64,
     gc: GcActivity,
+    span: Option<Span>,
     stack: Stack,
 }
 
@@ -155,7 +170,7 @@ impl Stacks {
     /// Finishes a stack. Returns it unless it stays in the stage: as a sample, which waits for its turn, or as that of a thread that
     /// has left its CPU, which waits for its return.
     pub fn finish(&mut self, named: NamedStack) -> Option<Finished> {
-        let NamedStack { header, cause, gc, comm, weight_ns, blocks, request_ns, stack } = named;
+        let NamedStack { header, cause, gc, comm, weight_ns, blocks, request_ns, span, stack } = named;
         let (stack, above) = self.mixed(&header, stack);
         let comm = self.comm(header.tgid, &comm);
         let of = match cause {
@@ -165,7 +180,7 @@ impl Stacks {
             Cause::Refill => StackOf::Refill,
             Cause::Malloc => StackOf::Malloc,
             Cause::OffCpu => {
-                self.left(&header, gc, stack);
+                self.left(&header, (gc, span), stack);
                 return None;
             }
             Cause::CpuClock if weight_ns == 0 => {
@@ -186,6 +201,7 @@ impl Stacks {
                         wall_ns: weight_ns,
                         gc,
                         request: None,
+                        span,
                         stack: stack.clone(),
                     },
                 });
@@ -196,12 +212,12 @@ impl Stacks {
             }
         };
         let (pid, tid, ts_ns) = (header.tgid, header.tid, header.ts_ns);
-        Some(Finished { of, pid, tid, comm, ts_ns, request_ns, weight: weight_ns, above, stack })
+        Some(Finished { of, pid, tid, comm, ts_ns, request_ns, span, weight: weight_ns, above, stack })
     }
 
     /// The stack with which a thread has left its CPU.
-    fn left(&mut self, header: &Header, gc: GcActivity, stack: Stack) {
-        let away = Away { pid: header.tgid, begin_ns: header.ts_ns, gc, stack };
+    fn left(&mut self, header: &Header, (gc, span): (GcActivity, Option<Span>), stack: Stack) {
+        let away = Away { pid: header.tgid, begin_ns: header.ts_ns, gc, span, stack };
         if self.away.len() >= MAX_AWAY as usize {
             self.forget_oldest();
         }
@@ -239,9 +255,9 @@ impl Stacks {
         let taken = claimed.is_some();
         counts.off_cpu_stacks += u64::from(taken);
         counts.off_cpu_without_stack += u64::from(!taken);
-        let (gc, stack) = match claimed {
-            Some(away) => (away.gc, away.stack),
-            None => (GcActivity::None, self.frames.not_taken.clone()),
+        let (gc, span, stack) = match claimed {
+            Some(away) => (away.gc, away.span, away.stack),
+            None => (GcActivity::None, None, self.frames.not_taken.clone()),
         };
         let end = header.ts_ns.max(event.begin_ns);
         counts.off_cpu_ns += end - event.begin_ns;
@@ -266,6 +282,7 @@ impl Stacks {
                     wall_ns: end - begin,
                     gc,
                     request: None,
+                    span,
                     stack: stack.clone(),
                 },
             });
@@ -309,18 +326,18 @@ impl Stacks {
     }
 
     /// Keeps a trigger whose cycle is not open yet.
-    pub fn keep_trigger(&mut self, pid: u32, ts_ns: u64, stack: Stack) {
+    pub fn keep_trigger(&mut self, pid: u32, ts_ns: u64, stack: Stack, span: Option<Span>) {
         if self.triggers.len() >= MAX_TRIGGERS {
             self.triggers.pop_front();
             self.counts.triggers_unclaimed += 1;
         }
-        self.triggers.push_back((pid, ts_ns, stack));
+        self.triggers.push_back(Trigger { pid, ts_ns, stack, span });
     }
 
     /// The trigger of the cycle whose snapshot was taken at that time.
-    pub fn take_trigger(&mut self, pid: u32, ts_ns: u64) -> Option<Stack> {
-        let at = self.triggers.iter().position(|(p, ts, _)| (*p, *ts) == (pid, ts_ns))?;
-        self.triggers.remove(at).map(|(_, _, stack)| stack)
+    pub fn take_trigger(&mut self, pid: u32, ts_ns: u64) -> Option<Trigger> {
+        let at = self.triggers.iter().position(|trigger| (trigger.pid, trigger.ts_ns) == (pid, ts_ns))?;
+        self.triggers.remove(at)
     }
 
     /// Samples of a process up to a time, in the order of their records; of all processes without one.
@@ -343,7 +360,7 @@ impl Stacks {
             native.exited(pid);
         }
         let before = self.triggers.len();
-        self.triggers.retain(|(p, ..)| *p != pid);
+        self.triggers.retain(|trigger| trigger.pid != pid);
         self.counts.triggers_unclaimed += (before - self.triggers.len()) as u64;
         let before = self.away.len();
         self.away.retain(|_, away| away.pid != pid);
@@ -495,7 +512,7 @@ mod tests {
 
     fn away(stage: &mut Stacks, begin_ns: u64) {
         let stack: Stack = [synthetic_frame(FrameKind::Ruby, "taken")].into();
-        stage.away.insert(2, Away { pid: 1, begin_ns, gc: GcActivity::None, stack });
+        stage.away.insert(2, Away { span: None, pid: 1, begin_ns, gc: GcActivity::None, stack });
     }
 
     /// Time off the CPU is divided at the wake-up, adds up, and has the stack with which the thread left.

@@ -16,24 +16,29 @@ use crate::ruby::Ruby;
 /// or newer versions lack. It is built once per source, Ruby and compiler flags; processes that
 /// build it at the same time each build their own and the last one wins.
 pub fn extension(ruby: &Ruby) -> Result<PathBuf> {
-    build(ruby, "witness")
+    build(ruby, "witness", &[])
 }
 
 /// The same of the witness of the GVL.
 pub fn gvl_extension(ruby: &Ruby) -> Result<PathBuf> {
-    build(ruby, "gvl_witness")
+    build(ruby, "gvl_witness", &[])
 }
 
 /// The same of the extension that calls allocation functions.
 pub fn malloc_extension(ruby: &Ruby) -> Result<PathBuf> {
-    build(ruby, "malloc_witness")
+    build(ruby, "malloc_witness", &[])
+}
+
+/// The extension that publishes spans, built with these flags, which say how its thread-local variable is found.
+pub fn spans_extension(ruby: &Ruby, flags: &[&str]) -> Result<PathBuf> {
+    build(ruby, "spans", flags)
 }
 
 /// The folder of witnesses that were compiled elsewhere, for a machine without a compiler. It is in [`work_dir`], because
 /// Rubies with separate roots see nothing else.
 const READY: &str = "GCTRACE_WITNESSES";
 
-fn build(ruby: &Ruby, name: &str) -> Result<PathBuf> {
+fn build(ruby: &Ruby, name: &str, more: &[&str]) -> Result<PathBuf> {
     if let Some(dir) = std::env::var_os(READY) {
         let library = Path::new(&dir).join(ruby.label()).join(name).with_extension(ruby.config("DLEXT"));
         ensure!(library.is_file(), "no {} ({READY} says that it is there)", library.display());
@@ -48,7 +53,7 @@ fn build(ruby: &Ruby, name: &str) -> Result<PathBuf> {
     let includes = includes.map(|dir| format!("-I{}", dir.display()));
 
     let mut hash = DefaultHasher::new();
-    (&text, &compiler, flags, &includes, ruby.version(), ruby.exe()).hash(&mut hash);
+    (&text, &compiler, flags, more, &includes, ruby.version(), ruby.exe()).hash(&mut hash);
     let dir = work_dir()?.join(format!("witness-{:016x}", hash.finish()));
     // The name of the file is the name of its Init function.
     let library = dir.join(name).with_extension(ruby.config("DLEXT"));
@@ -62,6 +67,7 @@ fn build(ruby: &Ruby, name: &str) -> Result<PathBuf> {
     let output = Command::new(program)
         .args(arguments)
         .args(flags)
+        .args(more)
         .args(&includes)
         .arg("-o")
         .args([built.path(), &source])

@@ -63,6 +63,7 @@ mod live_requests;
 mod live_select;
 mod live_serve;
 mod live_servers;
+mod live_spans;
 mod live_stacks;
 mod live_summary;
 mod live_top;

@@ -297,6 +297,8 @@ pub struct GcCycle {
     pub trigger: Option<stack::Stack>,
     /// The request that its thread was serving, by number; `None` where it served none, or that is not known.
     pub request: Option<u64>,
+    /// The span that was active on its thread, where its program publishes that and its stack was seen.
+    pub span: Option<trace::Span>,
     /// GC records of this process that the kernel lost before this cycle was reported, since the last report.
     pub lost: u64,
 }

@@ -24,7 +24,7 @@ use super::{
     requests,
     rings::StackRing,
     sample::{self, Stages},
-    unwind::UnwindMaps,
+    unwind::NativeMaps,
     uprobes::Scope,
 };
 
@@ -68,7 +68,7 @@ pub(super) struct Alone {
     /// Kept, or the program could not jump to them.
     _stages: Stages,
     stacks: Option<StackRing>,
-    unwind: Option<UnwindMaps>,
+    unwind: Option<NativeMaps>,
     images: Array<MapData, ImageConfig>,
     rubies: HashMap<MapData, u32, RubyEntry>,
     links: Vec<OwnedFd>,
@@ -93,7 +93,7 @@ impl Alone {
         gvl::size_maps(&mut loader, false);
         requests::size_maps(&mut loader, None);
         let native = options.stacks && options.native;
-        for map in UnwindMaps::NAMES.into_iter().filter(|_| !native) {
+        for map in NativeMaps::NAMES.into_iter().filter(|_| !native) {
             loader.map_max_entries(map, 1);
         }
         for ring in ["GC_RING", "LIFE_RING"].into_iter().chain((!options.stacks).then_some("STACK_RING")) {
@@ -125,7 +125,7 @@ impl Alone {
         let mut alone = Self {
             own,
             stacks: options.stacks.then(|| StackRing::take(ebpf)).transpose()?,
-            unwind: native.then(|| UnwindMaps::take(ebpf)).transpose()?,
+            unwind: native.then(|| NativeMaps::take(ebpf)).transpose()?,
             images: map(ebpf, "IMAGES")?,
             rubies: map(ebpf, "RUBIES")?,
             gate: map(ebpf, "GATE")?,
@@ -138,7 +138,7 @@ impl Alone {
     }
 
     /// Where stacks come, and where unwind tables go; once.
-    pub(super) fn take_stacks(&mut self) -> Option<(StackRing, Option<UnwindMaps>)> {
+    pub(super) fn take_stacks(&mut self) -> Option<(StackRing, Option<NativeMaps>)> {
         Some((self.stacks.take()?, self.unwind.take()))
     }
 

@@ -24,7 +24,7 @@ use super::{
     rings::{AwayMap, CounterReader, Rings, StackRing},
     sample::{self, StackOptions},
     tracepoint::LifeOffsets,
-    unwind::UnwindMaps,
+    unwind::NativeMaps,
 };
 use crate::elf;
 
@@ -228,7 +228,7 @@ pub struct Loaded {
     /// Who is off its CPU, if that is looked at.
     pub away: Option<AwayMap>,
     /// Where unwind tables go, if native stacks are walked.
-    pub unwind: Option<UnwindMaps>,
+    pub unwind: Option<NativeMaps>,
     /// What threads did with the GVL, if it is watched.
     pub gvl: Option<GvlReader>,
     /// Requests, if they are seen.
@@ -259,7 +259,7 @@ pub fn load(options: &LoadOptions<'_>) -> Result<Loaded, LoadError> {
     let counters = CounterReader::take(ebpf)?;
     let wall = options.stacks.is_some_and(|stacks| stacks.wall);
     let away = wall.then(|| AwayMap::take(ebpf)).transpose()?;
-    let unwind = native.then(|| UnwindMaps::take(ebpf)).transpose()?;
+    let unwind = native.then(|| NativeMaps::take(ebpf)).transpose()?;
     let gvl = options.gvl.filter(|_| config.gvl != 0);
     let gvl = gvl.map(|options| GvlReader::take(ebpf, options)).transpose()?;
     let requests = options.requests.is_some() && config.has_cookie != 0;
@@ -439,7 +439,7 @@ fn load_programs(
     loader.override_global("UNIT_STATES", &copies_states, true);
     requests::size_maps(&mut loader, requests);
     if !stacks.is_some_and(|stacks| stacks.native) {
-        for map in UnwindMaps::NAMES {
+        for map in NativeMaps::NAMES {
             loader.map_max_entries(map, 1);
         }
     }

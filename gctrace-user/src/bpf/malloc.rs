@@ -16,7 +16,7 @@ use super::{
     alone::{Alone, Own, ProbeStacks, map, read, written},
     load::LoadError,
     rings::StackRing,
-    unwind::UnwindMaps,
+    unwind::NativeMaps,
     uprobes::Scope,
 };
 use crate::ruby::malloc::MallocSite;
@@ -85,7 +85,7 @@ impl MallocProbes {
     }
 
     /// Where stacks come, and where unwind tables go; once.
-    pub fn take_stacks(&mut self) -> Option<(StackRing, Option<UnwindMaps>)> {
+    pub fn take_stacks(&mut self) -> Option<(StackRing, Option<NativeMaps>)> {
         self.alone.take_stacks()
     }
 

@@ -39,7 +39,7 @@ pub use mmaps::{ExecMapping, FileId, MappingWatch, WatchError, Watched};
 pub use requests::{ArrivalsLink, RequestLinks, RequestOptions, RequestReader};
 pub use rings::{AwayMap, CounterReader, LifeRing, Rings, StackRing};
 pub use sample::StackOptions;
-pub use unwind::UnwindMaps;
+pub use unwind::{NativeMaps, ThreadContexts, UnwindMaps};
 pub use uprobes::Scope;
 
 /// The outcome of removing an entry of a map that the programs may have removed already.

@@ -1,12 +1,20 @@
-//! The maps with unwind tables.
+//! The maps that belong to native code: unwind tables, and where libraries publish spans.
 
 use aya::{
     Ebpf,
     maps::{Array, HashMap, MapData, MapError},
 };
-use gctrace_common::unwind::Chunk;
+use gctrace_common::{config::ThreadContext, unwind::Chunk};
 
 use super::{gone, load::LoadError};
+
+/// All of them.
+pub struct NativeMaps {
+    /// Where the programs look for unwind tables.
+    pub unwind: UnwindMaps,
+    /// Where they look for the variables by which spans are published.
+    pub contexts: ThreadContexts,
+}
 
 /// Where the programs look for unwind tables.
 pub struct UnwindMaps {
@@ -14,21 +22,41 @@ pub struct UnwindMaps {
     processes: HashMap<MapData, u32, u32>,
 }
 
-impl UnwindMaps {
-    /// Names of the maps: chunks, processes.
-    pub(super) const NAMES: [&str; 2] = ["CHUNKS", "UNWOUND"];
+/// Where the programs look for the variables by which spans are published.
+pub struct ThreadContexts(HashMap<MapData, u32, ThreadContext>);
+
+impl NativeMaps {
+    /// Names of the maps: chunks, processes, thread contexts.
+    pub(super) const NAMES: [&str; 3] = ["CHUNKS", "UNWOUND", "THREAD_CONTEXTS"];
 
     /// Takes the maps out of a loaded object.
     pub fn take(ebpf: &mut Ebpf) -> Result<Self, LoadError> {
-        let [chunks, processes] = Self::NAMES;
+        let [chunks, processes, contexts] = Self::NAMES;
         let mut map = |name| ebpf.take_map(name).ok_or(LoadError::Missing(name));
+        let error = |map| move |source| LoadError::Map { map, source };
         Ok(Self {
-            chunks: Array::try_from(map(chunks)?).map_err(|source| LoadError::Map { map: chunks, source })?,
-            processes: HashMap::try_from(map(processes)?)
-                .map_err(|source| LoadError::Map { map: processes, source })?,
+            unwind: UnwindMaps {
+                chunks: Array::try_from(map(chunks)?).map_err(error(chunks))?,
+                processes: HashMap::try_from(map(processes)?).map_err(error(processes))?,
+            },
+            contexts: ThreadContexts(HashMap::try_from(map(contexts)?).map_err(error(contexts))?),
         })
     }
+}
 
+impl ThreadContexts {
+    /// Says where the threads of a process publish spans.
+    pub fn set(&mut self, pid: u32, place: ThreadContext) -> Result<(), MapError> {
+        self.0.insert(pid, place, 0)
+    }
+
+    /// Forgets a process. The programs do so, too, when it ends or replaces its program.
+    pub fn forget(&mut self, pid: u32) -> Result<(), MapError> {
+        gone(self.0.remove(&pid))
+    }
+}
+
+impl UnwindMaps {
     /// Chunks that there are.
     pub fn chunks(&self) -> u32 {
         self.chunks.len()

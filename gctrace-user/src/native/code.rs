@@ -8,9 +8,10 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
+use super::context;
 use crate::address::Svma;
 use crate::debuginfo::FunctionNames;
-use crate::elf::{ElfError, ElfImage, ImageHead, LoadSegment, UnwindTable};
+use crate::elf::{ElfError, ElfImage, ImageHead, LoadSegment, ThreadLocal, UnwindTable};
 use crate::host::proc_root;
 use crate::ruby::interpreter;
 
@@ -22,6 +23,8 @@ pub(super) struct CodeImage {
     pub source: Source,
     /// Where debug files are looked for.
     pub roots: Vec<PathBuf>,
+    /// The variable by which it publishes spans, if it does.
+    pub published: Option<ThreadLocal>,
     names: OnceLock<Option<FunctionNames>>,
     interpreter: OnceLock<Option<Range<Svma>>>,
 }
@@ -38,6 +41,7 @@ impl CodeImage {
             path: path.to_string_lossy().into(),
             source,
             roots,
+            published: None,
             names: OnceLock::new(),
             interpreter: OnceLock::new(),
         }
@@ -99,7 +103,11 @@ pub(super) fn of_file(
     let head = ImageHead::read(&file)?;
     let of_process = pid.map(|pid| proc_root::path(pid, "root"));
     let roots = of_process.into_iter().chain([PathBuf::from("/")]).collect();
-    Ok((head.segments, CodeImage::new(shown, Source::File(file), roots)))
+    let published = ThreadLocal::find(&file, context::VARIABLE)
+        .inspect_err(|error| log::debug!("thread-local variables of {}: {error}", shown.display()))
+        .unwrap_or_default();
+    let code = CodeImage::new(shown, Source::File(file), roots);
+    Ok((head.segments, CodeImage { published, ..code }))
 }
 
 /// The kernel's own image in a process.

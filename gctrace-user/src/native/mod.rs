@@ -7,6 +7,7 @@
 mod arena;
 mod asleep;
 mod code;
+mod context;
 mod kernel;
 mod layout;
 mod names;

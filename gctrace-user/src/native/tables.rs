@@ -10,8 +10,8 @@ use gctrace_common::unwind::{CHUNK_MAPPINGS, UnwindMapping};
 
 use super::arena::{Arena, Run};
 use super::code::{Book, CodeImage, CodeMap, Ended, Mapped, of_file, of_vdso};
-use super::{NativeNamer, layout};
-use crate::bpf::{ExecMapping, UnwindMaps};
+use super::{NativeNamer, context::Contexts, layout};
+use crate::bpf::{ExecMapping, NativeMaps, UnwindMaps};
 use crate::clock::monotonic_ns;
 use crate::elf::{ElfError, LoadSegment};
 use crate::host::{
@@ -64,12 +64,15 @@ pub struct Tables {
     /// When it was last looked whether there is room for them.
     looked: Option<Instant>,
     book: Book,
+    contexts: Contexts,
 }
 
 impl Tables {
     /// No tables yet.
-    pub fn new(maps: UnwindMaps) -> Self {
+    pub fn new(maps: NativeMaps) -> Self {
+        let NativeMaps { unwind: maps, contexts } = maps;
         Self {
+            contexts: Contexts::new(contexts),
             arena: Arena::new(maps.chunks()),
             maps,
             images: HashMap::new(),
@@ -104,6 +107,12 @@ impl Tables {
             self.refresh(pid);
         }
         self.try_again();
+        self.contexts.try_again();
+    }
+
+    /// For how long to wait until [`Tables::mapped`] is to be called, whether anything is mapped or not.
+    pub fn wait(&self) -> Option<Duration> {
+        self.contexts.wait()
     }
 
     /// Reads the processes again for which there was no room, if there is some now.
@@ -167,6 +176,7 @@ impl Tables {
         for code in &mapped {
             code.image.names();
         }
+        self.contexts.mapped(pid, &mapped);
         let code = Arc::new(CodeMap { read_ns, mappings: mapped });
         self.book.set(pid, Arc::clone(&code));
         if self.processes.get(&pid).is_some_and(|shared| shared.mappings == mappings) && self.maps.has(pid) {
@@ -194,6 +204,7 @@ impl Tables {
 
     /// A process was forked from a known one: it has the same mappings.
     pub fn forked(&mut self, parent: u32, child: u32) {
+        self.contexts.forked(parent, child);
         let Some(shared) = self.processes.get(&parent).map(Arc::clone) else { return };
         self.book.set(child, Arc::clone(&shared.code));
         if let Err(error) = self.maps.set(child, shared.run.first) {
@@ -212,6 +223,7 @@ impl Tables {
     pub fn forget(&mut self, pid: u32) {
         let now = Instant::now();
         self.starved.remove(&pid);
+        self.contexts.forget(pid);
         // Also one whose mappings found no room: its code is in the book.
         self.ended.left(pid, &self.book, now);
         self.drop_table(pid);

@@ -13,6 +13,7 @@ use crate::{
     model::{
         seen::{AllocStack, AllocSum, Seen},
         stack::Stack,
+        trace::Span,
     },
 };
 
@@ -39,6 +40,7 @@ pub(super) struct AllocOf {
     pub(super) comm: Arc<str>,
     pub(super) ts_ns: u64,
     pub(super) request: Option<u64>,
+    pub(super) span: Option<Span>,
 }
 
 struct Allocated {
@@ -138,7 +140,7 @@ impl Pipeline {
 
     /// A stack was taken at the refill of that time.
     pub(super) fn refill_stack(&mut self, pid: u32, tid: u32, of: AllocOf, stack: Stack) {
-        let AllocOf { comm, ts_ns, request } = of;
+        let AllocOf { comm, ts_ns, request, span } = of;
         let process = self.traced.get(&pid).map(|traced| traced.process.clone());
         let (Some(process), Some((slot_size, slots))) = (process, self.allocs.stand_for(pid, tid, ts_ns))
         else {
@@ -146,7 +148,7 @@ impl Pipeline {
             return;
         };
         self.allocs.counts.alloc_stacks += 1;
-        let alloc = AllocStack { ts_ns, tid, comm, slot_size, slots, request, stack };
+        let alloc = AllocStack { ts_ns, tid, comm, slot_size, slots, request, span, stack };
         self.see(&process, Seen::AllocStack(&alloc));
     }
 
@@ -155,8 +157,8 @@ impl Pipeline {
         let Some(process) = self.traced.get(&pid).map(|traced| traced.process.clone()) else { return };
         for (slot_size, slots) in self.allocs.without_stack(pid).into_iter().filter(|(_, slots)| *slots > 0) {
             let comm = Arc::from("(any thread)");
-            let alloc =
-                AllocStack { ts_ns, tid: 0, comm, slot_size, slots, request: None, stack: Stack::default() };
+            let (request, span, stack) = (None, None, Stack::default());
+            let alloc = AllocStack { ts_ns, tid: 0, comm, slot_size, slots, request, span, stack };
             self.see(&process, Seen::AllocStack(&alloc));
         }
     }

@@ -13,6 +13,7 @@ use crate::{
         live_check,
         stat::{GcInfo, Mode},
     },
+    stacks::Trigger,
 };
 
 /// A cycle starts inside a pause. One that was entered before the probes were attached, or whose entry was evicted from
@@ -144,10 +145,9 @@ impl Pipeline {
                 let before = traced.fold.counts().cut_short;
                 let folded = traced.fold.start(model::comm(&event.comm), count, state);
                 traced.fold.of_request(request);
-                if let Some(stack) = self.stacks.take_trigger(pid, header.ts_ns)
-                    && let Some(trigger) = traced.fold.trigger(header.ts_ns)
+                if let Some(Trigger { stack, span, .. }) = self.stacks.take_trigger(pid, header.ts_ns)
+                    && traced.fold.trigger(header.ts_ns, &stack, span)
                 {
-                    *trigger = Some(stack);
                     self.counts.triggers += 1;
                 }
                 self.counts.cycles_cut_short += traced.fold.counts().cut_short - before;

@@ -262,7 +262,8 @@ impl Pipeline {
     pub(super) fn handler_of(&mut self, stack: &NamedStack) {
         let (pid, tid, begin_ns) = stack.unit();
         if self.requests.is_some() && begin_ns != 0 && self.traced.contains_key(&pid) {
-            self.units.stack(UnitKey { pid, tid, begin_ns }, || handler(stack.ruby_frames()));
+            let key = UnitKey { pid, tid, begin_ns };
+            self.units.stack(key, stack.span(), || handler(stack.ruby_frames()));
         }
     }
 

@@ -28,7 +28,7 @@ use crate::{
     host::mem::ProcessMemory,
     images::Images,
     ledger::StackCounts,
-    model::stack::Frame,
+    model::{stack::Frame, trace::Span},
     ruby::{
         frames::{FrameLayout, Namer},
         threads::{Walked, loops},
@@ -90,6 +90,8 @@ pub struct NamedStack {
     pub(super) blocks: bool,
     /// Since when its thread serves a request, nanoseconds; 0: none that is known.
     pub(super) request_ns: u64,
+    /// The span that was active on it.
+    pub(super) span: Option<Span>,
     pub(super) stack: Unmixed,
 }
 
@@ -97,6 +99,11 @@ impl NamedStack {
     /// The process, the thread, and since when it serves a request, nanoseconds; 0: none that is known.
     pub fn unit(&self) -> (u32, u32, u64) {
         (self.header.tgid, self.header.tid, self.request_ns)
+    }
+
+    /// The span that was active on its thread.
+    pub fn span(&self) -> Option<Span> {
+        self.span
     }
 
     /// The frames of Ruby methods, leaf first, with the mark of missing ones.
@@ -344,6 +351,8 @@ impl Naming {
             epoch: ruby.epoch,
             // It slept before its process was found.
             request_ns: 0,
+            trace_id: [0; 2],
+            span_id: 0,
             comm: away.comm,
             flags: walked.flags,
             gc: GcActivity::None as u32,
@@ -405,6 +414,9 @@ impl Naming {
             weight_ns,
             blocks,
             request_ns: event.request_ns,
+            span: (event.flags & StackEvent::SPAN != 0)
+                .then(|| Span::of_words(event.trace_id, event.span_id))
+                .flatten(),
             stack,
         }
     }

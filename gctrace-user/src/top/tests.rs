@@ -86,6 +86,7 @@ fn cycle(ts_ns: u64, pause_ns: u64, allocated: u64) -> GcCycle {
     };
     let trigger = Some(Arc::from([frame("Shop#render")]));
     GcCycle {
+        span: None,
         comm: "ruby".to_owned(),
         request: None,
         count: 3,
@@ -112,6 +113,7 @@ fn board() -> Board {
         board.see(&shop, Seen::Cycle(&cycle(at * S, pause * MS, allocated)));
     }
     let sample = StackSample {
+        span: None,
         ts_ns: 104 * S,
         tid: 1,
         comm: Arc::from("ruby"),

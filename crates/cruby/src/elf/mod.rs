@@ -20,6 +20,7 @@ mod source;
 mod symbols;
 #[cfg(test)]
 pub(crate) mod tests;
+mod thread_local;
 mod unwind;
 mod usdt;
 
@@ -33,5 +34,6 @@ pub use probe::{RubyPresence, probe_ruby, read_symbol_u64};
 pub use raw::{LoadSegment, Section, string_at};
 pub use source::ReadAt;
 pub use symbols::{Symbol, SymbolTable};
+pub use thread_local::{ThreadLocal, TlsSlot};
 pub use unwind::UnwindTable;
 pub use usdt::UsdtProbe;

@@ -103,6 +103,17 @@ impl SymbolTable {
             .find(|symbol| symbol.name == name)
     }
 
+    /// The defined thread-local variable of that name.
+    pub(crate) fn thread_local(&self, name: &str) -> Option<Symbol<'_>> {
+        let wanted = hash(name);
+        let first = self.by_name.partition_point(|&(hash, _)| hash < wanted);
+        let is_it = |&&(_, i): &&(u32, u32)| {
+            self.records[i as usize].kind == RecordKind::ThreadLocal && self.name(i) == Some(name)
+        };
+        let found = self.by_name[first..].iter().take_while(|&&(hash, _)| hash == wanted).find(is_it)?;
+        self.symbol(found.1)
+    }
+
     /// All defined symbols that have an address in memory, in the order of their addresses.
     pub fn iter(&self) -> impl Iterator<Item = Symbol<'_>> {
         self.by_address.iter().filter_map(|&i| self.symbol(i))

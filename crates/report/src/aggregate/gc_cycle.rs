@@ -3,7 +3,7 @@
 use gctrace_common::event::PauseEvent;
 
 use crate::{
-    model::{GcCycle, GcState, Pause, stack::Stack},
+    model::{GcCycle, GcState, Pause, stack::Stack, trace::Span},
     ruby::{PauseKind, stat::Mode},
 };
 
@@ -93,14 +93,18 @@ impl CycleFold {
             pauses: Vec::new(),
             trigger: None,
             request: None,
+            span: None,
             lost: 0,
         });
         folded
     }
 
-    /// Where to put the stack that started the open cycle, if the cycle's snapshot was taken at that time.
-    pub fn trigger(&mut self, ts_ns: u64) -> Option<&mut Option<Stack>> {
-        self.open.as_mut().filter(|cycle| cycle.start.ts_ns == ts_ns).map(|cycle| &mut cycle.trigger)
+    /// The stack that started the open cycle, if the cycle's snapshot was taken at that time, and the span that was active then; `false`: it
+    /// is of another one.
+    pub fn trigger(&mut self, ts_ns: u64, stack: &Stack, span: Option<Span>) -> bool {
+        let Some(cycle) = self.open.as_mut().filter(|cycle| cycle.start.ts_ns == ts_ns) else { return false };
+        (cycle.trigger, cycle.span) = (Some(Stack::clone(stack)), span);
+        true
     }
 
     /// The open cycle was started in this request.

@@ -231,7 +231,17 @@ mod tests {
         let library = frame("/usr/lib/ruby/3.1.0/set.rb");
         let trigger = file.map(|file| Arc::from([library, frame(file)].as_slice()));
         let pauses = pauses.iter().map(pause).collect();
-        GcCycle { comm: "ruby".into(), count, start, end: None, pauses, trigger, request: None, lost: 0 }
+        GcCycle {
+            span: None,
+            comm: "ruby".into(),
+            count,
+            start,
+            end: None,
+            pauses,
+            trigger,
+            request: None,
+            lost: 0,
+        }
     }
 
     /// A cycle of which no pause was seen is counted, and is nothing else: it is not the worst one.

@@ -5,7 +5,10 @@
 //! Sidekiq has written. Of a long one only the beginning and the end are there. The end is read backwards from the last brace: so it is
 //! known which members are those of the job and not of an argument.
 
-use crate::model::{request::Job, trace::Trace};
+use crate::model::{
+    request::Job,
+    trace::{Trace, TraceOrigin},
+};
 
 /// Longest name of a class.
 const MAX_CLASS: usize = 200;
@@ -177,6 +180,7 @@ impl<'a> Members<'a> {
                 .known()
                 .and_then(text)
                 .and_then(Trace::of_text)
+                .map(|trace| Trace { origin: TraceOrigin::Job, ..trace })
                 .map_or(JobTrace::Invalid, JobTrace::Known),
         }
     }
@@ -437,7 +441,8 @@ mod tests {
             read("queue:q", &json).unwrap().trace
         };
         let member = |value: &str| format!(",\"traceparent\":{value}");
-        let known = JobTrace::Known(Trace::of_text(VALUE.as_bytes()).unwrap());
+        let value = Trace::of_text(VALUE.as_bytes()).unwrap();
+        let known = JobTrace::Known(Trace { origin: TraceOrigin::Job, ..value });
         let quoted = format!("\"{VALUE}\"");
         let inner = format!("[{{\"traceparent\":{quoted}}}]");
         let long = |len: usize| format!("[\"{}\",{{\"traceparent\":{quoted}}}]", "x".repeat(len));

@@ -38,7 +38,7 @@ use crate::model::{
     request::Request,
     seen::{Observer, Seen},
     stack::{Frame, FrameKind, GcActivity, Stack, ThreadState},
-    trace::Trace,
+    trace::Link,
 };
 
 /// How much is kept.
@@ -113,7 +113,7 @@ pub struct SampleKey {
     pub gc: GcActivity,
     /// The endpoint of the request that it served; `None`: it served none, or that is not known.
     pub endpoint: Option<EndpointIndex>,
-    /// The trace that this request belonged to, if one is known and distinguished.
+    /// The span that was active, or else that of the caller of the request; if one is known and distinguished.
     pub trace: Option<TraceIndex>,
 }
 
@@ -392,7 +392,7 @@ impl Recording {
     }
 
     /// A trace.
-    pub fn trace(&self, index: TraceIndex) -> Option<&Trace> {
+    pub fn trace(&self, index: TraceIndex) -> Option<&Link> {
         self.traces.get(index)
     }
 

@@ -17,7 +17,7 @@ use super::{
 use crate::model::{
     request::{Allocated, GcTime, Job, Request, States, UnitStates},
     stack::Frame,
-    trace::Trace,
+    trace::{Span, Trace},
 };
 
 /// Units that are open at one time, over all processes.
@@ -45,6 +45,8 @@ struct Open {
     gcs: u32,
     gc: GcTime,
     handler: Option<Arc<Frame>>,
+    /// The trace that its thread published in it; `Some(None)`: several.
+    published: Option<Option<u128>>,
     /// Its end has been seen.
     sealed: bool,
 }
@@ -135,15 +137,19 @@ impl Units {
         closed.or_else(|| self.has_room(key).then(|| self.enter(key).map(|open| open.id)).flatten())
     }
 
-    /// A stack was taken in a unit, which shows this handler, or none. That of the first stack that shows one is kept.
-    pub fn stack(&mut self, key: UnitKey, handler: impl FnOnce() -> Option<Arc<Frame>>) {
+    /// A stack was taken in a unit, which shows this handler, or none, and this active span, if any. The handler of the first stack that shows
+    /// one is kept, and the trace of the spans if they have the same.
+    pub fn stack(&mut self, key: UnitKey, span: Option<Span>, handler: impl FnOnce() -> Option<Arc<Frame>>) {
         if self.closed.contains_key(&key) || !self.has_room(key) {
             return;
         }
-        if let Some(open) = self.enter(key)
-            && open.handler.is_none()
-        {
+        let Some(open) = self.enter(key) else { return };
+        if open.handler.is_none() {
             open.handler = handler();
+        }
+        if let Some(Span { trace_id, .. }) = span {
+            let before = open.published.unwrap_or(Some(trace_id));
+            open.published = Some(before.filter(|before| *before == trace_id));
         }
     }
 
@@ -225,7 +231,7 @@ impl Units {
     }
 
     fn request(&mut self, key: UnitKey, facts: Facts) -> Option<Request> {
-        let Open { id, gcs, gc, handler, .. } = self.close(key)?;
+        let Open { id, gcs, gc, handler, published, sealed: _ } = self.close(key)?;
         let UnitKey { pid, tid, begin_ns } = key;
         let lost =
             self.gaps.get(&pid).is_some_and(|gaps| gaps.meet(begin_ns, facts.end_ns.unwrap_or(u64::MAX)));
@@ -275,7 +281,10 @@ impl Units {
             states,
             alloc,
             handler,
-            trace,
+            trace: match published.flatten() {
+                Some(trace_id) => Some(Trace::published(trace_id, trace)),
+                None => trace,
+            },
             job,
             gc_states,
         })
@@ -318,6 +327,7 @@ impl Units {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::model::trace::TraceOrigin;
 
     fn key(tid: u32, begin_ns: u64) -> UnitKey {
         UnitKey { pid: 1, tid, begin_ns }
@@ -334,6 +344,26 @@ mod tests {
 
     fn take(units: &mut Units) -> Vec<Request> {
         units.take(0).into_iter().map(|(_, request)| request).collect()
+    }
+
+    /// The trace that a unit's stacks show comes before what its caller said, unless they show several.
+    #[test]
+    fn published_traces() {
+        let said = Trace { trace_id: 7, caller: None, origin: TraceOrigin::Traceparent };
+        let published = |trace_ids: &[u128], said: Option<Trace>| {
+            let mut units = Units::default();
+            for trace_id in trace_ids {
+                units.stack(key(1, 10), Some(Span { trace_id: *trace_id, span_id: 1 }), || None);
+                units.stack(key(1, 10), None, || None);
+            }
+            units.seal(key(1, 10), Facts { trace: said, ..facts("/a") });
+            take(&mut units)[0].trace
+        };
+        let own = Trace { trace_id: 8, caller: None, origin: TraceOrigin::Thread };
+        assert_eq!((published(&[], None), published(&[], Some(said))), (None, Some(said)));
+        assert_eq!((published(&[8, 8], None), published(&[8], Some(said))), (Some(own), Some(own)));
+        assert_eq!(published(&[7], Some(said)), Some(said));
+        assert_eq!((published(&[8, 9, 8], Some(said)), published(&[8, 9], None)), (Some(said), None));
     }
 
     /// Events that come before and after the end, which travels in another ring, are all in it.

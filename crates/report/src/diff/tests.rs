@@ -176,6 +176,7 @@ fn samples(side: &mut Side, process: &Process, program: Program, random: &mut Ra
         }
         let period = SECOND / program.rate;
         let sample = StackSample {
+            span: None,
             ts_ns: BEGAN + tick * period,
             tid: 7,
             comm: Arc::from("worker"),
@@ -201,6 +202,7 @@ fn cycles(side: &mut Side, process: &Process, program: Program, random: &mut Ran
         let pause = Pause { tid: 7, begin_ns: ts_ns, ns, kind: None, mark_ns: ns, sweep_ns: 0, other_ns: 0 };
         let trigger = if random.part() < 0.5 { "Order#tax" } else { "Cart#render" };
         let cycle = GcCycle {
+            span: None,
             comm: "worker".to_owned(),
             count: 1,
             start: state(ts_ns),
@@ -268,6 +270,7 @@ fn allocation(side: &mut Side, process: &Process, program: Program, random: &mut
             let taken = random.around(mean);
             slots += taken;
             let alloc = AllocStack {
+                span: None,
                 ts_ns: BEGAN + second * SECOND + at * 25 * MS,
                 tid: 7,
                 comm: Arc::from("worker"),
@@ -373,6 +376,7 @@ fn rare_method() {
         let mut b = record("B", AS_EVER, 2);
         for at in 0..times {
             let sample = StackSample {
+                span: None,
                 ts_ns: BEGAN + SECOND + at * 100 * MS,
                 tid: 7,
                 comm: Arc::from("worker"),

@@ -16,6 +16,7 @@ use crate::{
         request::{GcTime, Request, States},
         seen::Seen,
         source::ruby_frame,
+        trace::Caller,
     },
     words::{file_size, percent, plural},
 };
@@ -155,9 +156,11 @@ impl<W: Write> SlowRequests<W> {
             writeln!(out, "  handled by {}", place(handler))?;
         }
         if let Some(trace) = &request.trace {
-            let sampled = if trace.sampled { "" } else { " (not sampled)" };
-            let (id, parent) = (trace.trace_id_text(), trace.parent_span_id_text());
-            writeln!(out, "  trace {id}, parent span {parent}{sampled}")?;
+            let caller = trace.caller.map_or_else(String::new, |Caller { span_id, sampled }| {
+                let sampled = if sampled { "" } else { " (not sampled)" };
+                format!(", parent span {span_id:016x}{sampled}")
+            });
+            writeln!(out, "  trace {}{caller}", trace.trace_id_text())?;
         }
         if let Some(States { cpu_ns, runnable_ns, blocked_ns }) = request.states {
             let share = |ns: u64| format!("{} ({})", duration(ns), percent(ns, next.ns));

@@ -45,8 +45,8 @@ pub struct Request {
     /// The method or block of the application that handled it, with the line at which it begins. Not known where no stack was taken while
     /// its thread was in it.
     pub handler: Option<Arc<Frame>>,
-    /// The trace that it belongs to. Not known where it has no header `traceparent` (a job: no such member), one that is not valid, or more than
-    /// one, or where that was not looked at.
+    /// The trace that it belongs to. Not known where its program did not publish it while a stack was taken, and it has no header `traceparent`
+    /// (a job: no such member), one that is not valid, or more than one, or where that was not looked at.
     pub trace: Option<Trace>,
     /// If it is a job: what only jobs have.
     pub job: Option<Job>,
@@ -124,9 +124,9 @@ impl Request {
         if self.job.is_some() { "job" } else { "http" }
     }
 
-    /// Where its trace is known from, if it is: the header `traceparent`, or the `job`.
+    /// Where its trace is known from, if it is: a `thread`'s tracing library, the header `traceparent`, or the `job`.
     pub fn trace_origin(&self) -> Option<&'static str> {
-        self.trace.map(|_| if self.job.is_some() { "job" } else { "traceparent" })
+        self.trace.map(|trace| trace.origin.name())
     }
 
     /// Method and path as one text, such as `GET /orders/:id`; the class of a job.

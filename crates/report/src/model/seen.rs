@@ -8,6 +8,7 @@ use super::{
     gvl_so_far::GvlSoFar,
     request::Request,
     stack::{Stack, StackSample},
+    trace::Span,
 };
 
 /// Something that was seen of a process.
@@ -93,6 +94,8 @@ pub struct AllocStack {
     pub slots: u64,
     /// The request that the thread was serving, as in [`StackSample`].
     pub request: Option<u64>,
+    /// The span that was active on the thread, as in [`StackSample`].
+    pub span: Option<Span>,
     /// The stack, leaf first; empty for what came after the last one.
     pub stack: Stack,
 }

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 pub use gctrace_common::stack::GcActivity;
 
+use super::trace::Span;
 pub use crate::ruby::frames::{Frame, FrameKind};
 
 /// A stack, leaf first.
@@ -55,6 +56,8 @@ pub struct StackSample {
     pub gc: GcActivity,
     /// The request that the thread was serving, by number; 0: one whose number is not known. `None`: it served none, or that is not known.
     pub request: Option<u64>,
+    /// The span that was active on the thread, where its program publishes that.
+    pub span: Option<Span>,
     /// Kernel, native and Ruby frames, leaf first. The root end of an incomplete stack is a [`FrameKind::Missing`] frame.
     pub stack: Stack,
 }

@@ -2,15 +2,84 @@
 
 use gctrace_common::traceparent::{VALUE_BYTES, VALUE_WORDS, is_valid, words};
 
-/// What a request says of its trace (W3C Trace Context, 3.2.2). The span of the request itself is not known: it is the application that
-/// makes it, if anyone does.
+/// Where a trace is known from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum TraceOrigin {
+    /// The tracing library of the program, which publishes what each thread works for (OTEP 4947).
+    Thread,
+    /// The header `traceparent` of the request.
+    Traceparent,
+    /// The member `traceparent` of the job.
+    Job,
+}
+
+impl TraceOrigin {
+    /// The word for it in outputs.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Thread => "thread",
+            Self::Traceparent => "traceparent",
+            Self::Job => "job",
+        }
+    }
+}
+
+/// A span that was active on a thread, as its tracing library published it (OTEP 4947).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Span {
+    /// Its trace; not zero.
+    pub trace_id: u128,
+    /// Itself; not zero.
+    pub span_id: u64,
+}
+
+impl Span {
+    /// Of the bytes of both, in words.
+    pub fn of_words(trace_id: [u64; 2], span_id: u64) -> Option<Self> {
+        let [high, low] = trace_id.map(|word| u128::from(word.swap_bytes()));
+        let span = Self { trace_id: high << 64 | low, span_id: span_id.swap_bytes() };
+        (span.trace_id != 0 && span.span_id != 0).then_some(span)
+    }
+}
+
+/// The span that something belongs to: it, or the span of the caller that made its request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Link {
+    /// The span.
+    pub span: Span,
+    /// Where it is known from. Only of [`TraceOrigin::Thread`] it is the span in which something happened; else that of the caller.
+    pub origin: TraceOrigin,
+}
+
+impl Link {
+    /// The trace as it is written: 32 hexadecimal digits.
+    pub fn trace_id_text(&self) -> String {
+        format!("{:032x}", self.span.trace_id)
+    }
+
+    /// The span as it is written: 16 hexadecimal digits.
+    pub fn span_id_text(&self) -> String {
+        format!("{:016x}", self.span.span_id)
+    }
+}
+
+/// The trace of a request. The span of the request itself is not known: it is the application that makes it, if anyone does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Trace {
     /// The trace; not zero.
     pub trace_id: u128,
-    /// The span of the caller that made the request; not zero.
-    pub parent_span_id: u64,
-    /// Whether the caller may have recorded the trace.
+    /// The caller that made the request, if the trace is known from it.
+    pub caller: Option<Caller>,
+    /// Where it is known from.
+    pub origin: TraceOrigin,
+}
+
+/// What a request says of its caller (W3C Trace Context, 3.2.2).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Caller {
+    /// Its span; not zero.
+    pub span_id: u64,
+    /// Whether it may have recorded the trace.
     pub sampled: bool,
 }
 
@@ -25,9 +94,19 @@ impl Trace {
         let flags = u8::from_str_radix(&text[53..55], 16).ok()?;
         Some(Self {
             trace_id: u128::from_str_radix(&text[3..35], 16).ok()?,
-            parent_span_id: u64::from_str_radix(&text[36..52], 16).ok()?,
-            sampled: flags & 1 != 0,
+            caller: Some(Caller {
+                span_id: u64::from_str_radix(&text[36..52], 16).ok()?,
+                sampled: flags & 1 != 0,
+            }),
+            origin: TraceOrigin::Traceparent,
         })
+    }
+
+    /// What is known where the threads of a request published this trace: what its caller said counts if that is the same trace.
+    #[must_use]
+    pub fn published(trace_id: u128, said: Option<Self>) -> Self {
+        let same = said.filter(|said| said.trace_id == trace_id);
+        same.unwrap_or(Self { trace_id, caller: None, origin: TraceOrigin::Thread })
     }
 
     /// Reads a value, all of it.
@@ -47,8 +126,14 @@ impl Trace {
     }
 
     /// The span of the caller as it is written: 16 hexadecimal digits.
-    pub fn parent_span_id_text(&self) -> String {
-        format!("{:016x}", self.parent_span_id)
+    pub fn parent_span_id_text(&self) -> Option<String> {
+        self.caller.map(|caller| format!("{:016x}", caller.span_id))
+    }
+
+    /// What belongs to the request is linked to the span of its caller.
+    pub fn link(&self) -> Option<Link> {
+        let span_id = self.caller?.span_id;
+        Some(Link { span: Span { trace_id: self.trace_id, span_id }, origin: self.origin })
     }
 }
 
@@ -63,12 +148,39 @@ mod tests {
     fn parsed() {
         let trace = Trace::parse(&words(VALUE)).unwrap();
         assert_eq!(trace.trace_id_text(), "0af7651916cd43dd8448eb211c80319c");
-        assert_eq!((trace.parent_span_id_text().as_str(), trace.sampled), ("00f067aa0ba902b7", true));
+        let caller = trace.caller.unwrap();
+        assert_eq!(
+            (trace.parent_span_id_text().unwrap().as_str(), caller.sampled),
+            ("00f067aa0ba902b7", true)
+        );
+        assert_eq!(trace.link().unwrap().span_id_text(), "00f067aa0ba902b7");
         let mut other = *VALUE;
         other[54] = b'2';
-        assert!(!Trace::parse(&words(&other)).unwrap().sampled);
+        assert!(!Trace::parse(&words(&other)).unwrap().caller.unwrap().sampled);
         other[54] = b'A';
         assert_eq!(Trace::parse(&words(&other)), None);
+    }
+
+    /// The words are those of the bytes in memory (OTEP 4947: both ids in network byte order).
+    #[test]
+    fn spans() {
+        let word = |bytes: [u8; 8]| u64::from_le_bytes(bytes);
+        let ids = [word([1, 2, 3, 4, 5, 6, 7, 8]), word([9, 10, 11, 12, 13, 14, 15, 16])];
+        let span = Span::of_words(ids, word([0xa1, 2, 3, 4, 5, 6, 7, 0xb8])).unwrap();
+        let link = Link { span, origin: TraceOrigin::Thread };
+        assert_eq!(link.trace_id_text(), "0102030405060708090a0b0c0d0e0f10");
+        assert_eq!(link.span_id_text(), "a1020304050607b8");
+        assert_eq!((Span::of_words([0; 2], 1), Span::of_words([0, 1], 0)), (None, None));
+    }
+
+    /// What the program says counts before what its caller says.
+    #[test]
+    fn published() {
+        let said = Trace::parse(&words(VALUE)).unwrap();
+        assert_eq!(Trace::published(said.trace_id, Some(said)), said);
+        let other = Trace { trace_id: 7, caller: None, origin: TraceOrigin::Thread };
+        assert_eq!((Trace::published(7, Some(said)), Trace::published(7, None)), (other, other));
+        assert_eq!(other.link(), None);
     }
 
     proptest! {
@@ -80,9 +192,9 @@ mod tests {
             changed[at] = byte;
             for value in [bytes, changed] {
                 if let Some(trace) = Trace::parse(&words(&value)) {
-                    let again = format!("-{}-{}-", trace.trace_id_text(), trace.parent_span_id_text());
+                    let again = format!("-{}-{}-", trace.trace_id_text(), trace.parent_span_id_text().unwrap());
                     prop_assert_eq!(again.as_bytes(), &value[2..53]);
-                    prop_assert!(trace.trace_id != 0 && trace.parent_span_id != 0);
+                    prop_assert!(trace.trace_id != 0 && trace.caller.unwrap().span_id != 0);
                 }
             }
         }

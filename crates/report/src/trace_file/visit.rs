@@ -11,7 +11,7 @@ use crate::model::{
     request::{Job, Request, UnitStates},
     seen::{AllocStack, AllocSum, ProcessEnd},
     stack::{Stack, StackSample},
-    trace::Trace,
+    trace::{Span, Trace},
 };
 
 /// Changes what it wants to.
@@ -30,6 +30,8 @@ pub(super) trait Visit {
     fn time(&mut self, _ns: &mut u64) {}
     /// Number of a thread.
     fn tid(&mut self, _tid: &mut u32) {}
+    /// The span that was active on a thread.
+    fn span(&mut self, _span: &mut Option<Span>) {}
     /// Number of a request.
     fn request(&mut self, _id: &mut u64) {}
 }
@@ -52,8 +54,19 @@ pub(super) fn visit(owned: &mut Owned, with: &mut impl Visit) {
         }
         Owned::Request(request) => self::request(request, with),
         Owned::Stack(sample) => {
-            let StackSample { ts_ns, tid, comm, state: _, cpu_ns: _, wall_ns: _, gc: _, request, stack } =
-                sample;
+            let StackSample {
+                ts_ns,
+                tid,
+                comm,
+                state: _,
+                cpu_ns: _,
+                wall_ns: _,
+                gc: _,
+                request,
+                span,
+                stack,
+            } = sample;
+            with.span(span);
             with.time(ts_ns);
             with.tid(tid);
             with.thread_name(comm);
@@ -97,7 +110,8 @@ pub(super) fn visit(owned: &mut Owned, with: &mut impl Visit) {
             with.time(end_ns);
         }
         Owned::AllocStack(alloc) => {
-            let AllocStack { ts_ns, tid, comm, slot_size: _, slots: _, request, stack } = alloc;
+            let AllocStack { ts_ns, tid, comm, slot_size: _, slots: _, request, span, stack } = alloc;
+            with.span(span);
             with.time(ts_ns);
             with.tid(tid);
             with.thread_name(comm);
@@ -150,7 +164,8 @@ fn state(state: &mut GcState, with: &mut impl Visit) {
 }
 
 fn cycle(cycle: &mut GcCycle, with: &mut impl Visit) {
-    let GcCycle { comm, count: _, start, end, pauses, trigger, request, lost: _ } = cycle;
+    let GcCycle { comm, count: _, start, end, pauses, trigger, request, span, lost: _ } = cycle;
+    with.span(span);
     name(comm, with);
     state(start, with);
     if let Some(end) = end {

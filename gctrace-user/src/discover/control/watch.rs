@@ -21,6 +21,7 @@ use super::{
 use crate::{
     bpf::{MappingWatch, Watched, brief},
     host::proc::is_running,
+    native::Tables,
 };
 
 /// How long nothing must happen before an image is finished, or an installed one is prepared.
@@ -109,7 +110,9 @@ impl Control {
                 let more = !(self.put_off.is_empty() && self.installed.is_empty());
                 let preparing = more.then_some(PREPARING);
                 let trying = self.retries.wait(Instant::now());
-                let timeout = [listing, looking, ending, preparing, trying].into_iter().flatten().min();
+                let spans = self.native.as_ref().and_then(Tables::wait);
+                let timeout =
+                    [listing, looking, ending, preparing, trying, spans].into_iter().flatten().min();
                 let timeout = timeout.unwrap_or(Duration::from_secs(1));
                 let timeout =
                     Timespec { tv_sec: timeout.as_secs() as i64, tv_nsec: timeout.subsec_nanos().into() };

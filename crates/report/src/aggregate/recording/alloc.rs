@@ -89,7 +89,7 @@ impl Recording {
         let thread = self.thread(process, alloc.tid, &alloc.comm, alloc.ts_ns);
         let key = AllocKey { thread, node, slot_size: alloc.slot_size, endpoint: None, trace: None };
         let moment = AllocMoment { ts_ns: alloc.ts_ns, key, slots: alloc.slots };
-        self.place(process, alloc.request, alloc.ts_ns, Kept::Alloc(moment));
+        self.place(process, alloc.request, alloc.ts_ns, Kept::Alloc(moment, alloc.span));
     }
 
     pub(super) fn add_alloc(&mut self, moment: AllocMoment) {

@@ -165,7 +165,7 @@ impl Endpoints {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::aggregate::recording::sums::tests::sample;
+    use crate::{aggregate::recording::sums::tests::sample, model::trace::TraceOrigin};
 
     /// What comes before the end of a request and what comes after it have its endpoint.
     #[test]
@@ -176,7 +176,7 @@ mod tests {
         assert_eq!(endpoints.of(Some(7)), At::Waits(7));
         assert!(endpoints.wait(7, 1, 100, sample(1)).is_empty());
         assert!(endpoints.wait(8, 1, 110, sample(2)).is_empty());
-        let trace = Some(Trace { trace_id: 1, parent_span_id: 2, sampled: true });
+        let trace = Some(Trace { trace_id: 1, caller: None, origin: TraceOrigin::Thread });
         let (of, kept) = endpoints.ended(7, "GET /a".to_owned(), trace);
         assert_eq!((endpoints.name(of.endpoint), kept.len(), endpoints.count), ("GET /a", 1, 1));
         assert_eq!((endpoints.of(Some(7)), of.trace), (At::Known(of), trace));

@@ -11,18 +11,28 @@ use super::{
 use crate::model::{
     GcCycle, Pause, Process,
     stack::{StackSample, ThreadState},
-    trace::Trace,
+    trace::{Link, Span, Trace, TraceOrigin},
 };
 
 /// What the other filters have let through.
 #[derive(Clone, Debug)]
 pub(super) enum Kept {
     /// A sample.
-    Sample(Moment),
+    Sample(Moment, Option<Span>),
     /// A cycle, with the time of its pauses.
-    Cycle(Box<(CycleMoment, u64)>),
+    Cycle(Box<(CycleMoment, u64, Option<Span>)>),
     /// Slots under a stack.
-    Alloc(AllocMoment),
+    Alloc(AllocMoment, Option<Span>),
+}
+
+impl Kept {
+    /// The span that was active on its thread.
+    fn span(&self) -> Option<Span> {
+        match self {
+            Self::Sample(_, span) | Self::Alloc(_, span) => *span,
+            Self::Cycle(cycle) => cycle.2,
+        }
+    }
 }
 
 impl Recording {
@@ -55,7 +65,7 @@ impl Recording {
         let thread = self.thread(process, sample.tid, &sample.comm, ts_ns);
         let key = SampleKey { thread, node, state: sample.state, gc: sample.gc, endpoint: None, trace: None };
         let moment = Moment { ts_ns, key, cpu_ns: sample.cpu_ns, wall_ns };
-        self.place(process, sample.request, ts_ns, Kept::Sample(moment));
+        self.place(process, sample.request, ts_ns, Kept::Sample(moment, sample.span));
     }
 
     /// A cycle with its pauses.
@@ -88,7 +98,7 @@ impl Recording {
             end_ns,
             pauses: cycle.pauses.as_slice().into(),
         };
-        self.place(process, cycle.request, start.ts_ns, Kept::Cycle(Box::new((moment, ns))));
+        self.place(process, cycle.request, start.ts_ns, Kept::Cycle(Box::new((moment, ns, cycle.span))));
     }
 
     /// Adds something if the endpoint of its request is known, or keeps it until it is.
@@ -131,23 +141,24 @@ impl Recording {
     fn add(&mut self, kept: Kept, of: Option<Of>) {
         let endpoint = of.map(|of| of.endpoint);
         let dropped = self.filter.drops_endpoint(endpoint.map(|index| self.endpoints.name(index)));
-        let known = of.and_then(|of| of.trace).filter(|_| dropped.is_none());
-        let trace = known.and_then(|trace| self.trace_index(trace));
+        let own = kept.span().map(|span| Link { span, origin: TraceOrigin::Thread });
+        let link = own.or_else(|| of.and_then(|of| of.trace)?.link()).filter(|_| dropped.is_none());
+        let trace = link.and_then(|link| self.trace_index(link));
         let account = &mut self.filter.account;
         match kept {
-            Kept::Sample(moment) => {
+            Kept::Sample(moment, _) => {
                 if account.samples.keeps(dropped, moment.time_ns()) {
                     let key = SampleKey { endpoint, trace, ..moment.key };
                     self.add_sample(Moment { key, ..moment });
                 }
             }
             Kept::Cycle(cycle) => {
-                let (moment, ns) = *cycle;
+                let (moment, ns, _) = *cycle;
                 if account.cycles.keeps(dropped, ns) {
                     self.add_cycle(moment, endpoint, trace);
                 }
             }
-            Kept::Alloc(moment) => {
+            Kept::Alloc(moment, _) => {
                 if account.allocs.keeps(dropped, moment.bytes()) {
                     let key = AllocKey { endpoint, trace, ..moment.key };
                     self.add_alloc(AllocMoment { key, ..moment });
@@ -156,9 +167,9 @@ impl Recording {
         }
     }
 
-    /// The number of a trace. Sums are distinguished by trace as long as half of the room for sums is free, so that the rest is not merged for
+    /// The number of a span. Sums are distinguished by span as long as half of the room for sums is free, so that the rest is not merged for
     /// it.
-    fn trace_index(&mut self, trace: Trace) -> Option<TraceIndex> {
+    fn trace_index(&mut self, trace: Link) -> Option<TraceIndex> {
         let sums = self.samples.len().max(self.pauses.len()).max(self.allocs.len());
         self.traces.index(trace, sums < self.limits.sums / 2)
     }
@@ -247,6 +258,6 @@ pub(super) mod tests {
             endpoint: None,
             trace: None,
         };
-        Kept::Sample(Moment { ts_ns, key, cpu_ns: 1, wall_ns: 1 })
+        Kept::Sample(Moment { ts_ns, key, cpu_ns: 1, wall_ns: 1 }, None)
     }
 }

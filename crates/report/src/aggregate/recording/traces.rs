@@ -1,10 +1,10 @@
-//! The traces that sums of a recording belong to.
+//! The traces and spans that sums of a recording belong to.
 
 use std::collections::HashMap;
 
-use crate::model::trace::Trace;
+use crate::model::trace::Link;
 
-/// Number of a trace in a recording.
+/// Number of a span and its trace in a recording.
 pub type TraceIndex = u32;
 
 /// Traces that are distinguished; of the rest none is reported.
@@ -15,20 +15,20 @@ const MAX_TRACES: usize = 1 << 16;
 pub(super) struct Traces {
     /// Whether traces are distinguished at all.
     pub(super) wanted: bool,
-    all: Vec<Trace>,
-    numbers: HashMap<Trace, TraceIndex>,
+    all: Vec<Link>,
+    numbers: HashMap<Link, TraceIndex>,
     /// How often a trace had no room.
     pub(super) left_out: u64,
 }
 
 impl Traces {
     /// A trace by its number.
-    pub(super) fn get(&self, index: TraceIndex) -> Option<&Trace> {
+    pub(super) fn get(&self, index: TraceIndex) -> Option<&Link> {
         self.all.get(index as usize)
     }
 
     /// The number of a trace; `None`, counted, without `room`, or where there are too many.
-    pub(super) fn index(&mut self, trace: Trace, room: bool) -> Option<TraceIndex> {
+    pub(super) fn index(&mut self, trace: Link, room: bool) -> Option<TraceIndex> {
         if !self.wanted {
             return None;
         }
@@ -38,7 +38,7 @@ impl Traces {
         index
     }
 
-    fn enter(&mut self, trace: Trace) -> TraceIndex {
+    fn enter(&mut self, trace: Link) -> TraceIndex {
         let index = self.all.len() as TraceIndex;
         self.all.push(trace);
         self.numbers.insert(trace, index);
@@ -49,11 +49,15 @@ impl Traces {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::model::trace::{Span, TraceOrigin};
 
     /// However many there are, memory is bounded, and what has no room is counted.
     #[test]
     fn bounded() {
-        let trace = |id: usize| Trace { trace_id: id as u128 + 1, parent_span_id: 1, sampled: false };
+        let trace = |id: usize| {
+            let span = Span { trace_id: id as u128 + 1, span_id: 1 };
+            Link { span, origin: TraceOrigin::Traceparent }
+        };
         let mut traces = Traces { wanted: true, ..Traces::default() };
         for id in 0..MAX_TRACES {
             assert_eq!(traces.index(trace(id), true), Some(id as u32));

@@ -88,6 +88,7 @@ fn cycle(count: u64, live: u64, allocated: u64, ns: u64) -> GcCycle {
     let pause = Pause { tid: 1, begin_ns: 1, ns, kind: None, mark_ns: ns, sweep_ns: 0, other_ns: 0 };
     let start = state(live, allocated);
     GcCycle {
+        span: None,
         comm: "ruby".into(),
         count,
         start,

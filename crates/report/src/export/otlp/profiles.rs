@@ -329,13 +329,14 @@ impl<'a> Builder<'a> {
         sums
     }
 
-    /// The link to the span that made the request which something belongs to: the request's own span is not known.
+    /// The link to the span in which something happened, where the program publishes that, else to the one that made the request which it
+    /// belongs to.
     fn link(&mut self, trace: Option<TraceIndex>) -> i32 {
         let trace = trace.and_then(|index| self.recording().trace(index));
         trace.map_or(NO_LINK, |trace| {
             self.links.index(Link {
-                trace_id: trace.trace_id.to_be_bytes().to_vec(),
-                span_id: trace.parent_span_id.to_be_bytes().to_vec(),
+                trace_id: trace.span.trace_id.to_be_bytes().to_vec(),
+                span_id: trace.span.span_id.to_be_bytes().to_vec(),
             })
         })
     }

@@ -424,7 +424,7 @@ impl<'a> Builder<'a> {
         endpoint.map(|index| self.label("endpoint", &label::text(recording.endpoint(index))))
     }
 
-    /// The labels of what belongs to a trace: its id, and the span that made the request.
+    /// The labels of what belongs to a trace: its id, a span, and where both are known from, which says what span it is.
     fn trace(&mut self, trace: Option<TraceIndex>) -> Vec<proto::Label> {
         let recording = self.recording;
         let Some(trace) = trace.filter(|_| self.traces).and_then(|index| recording.trace(index)) else {
@@ -432,7 +432,8 @@ impl<'a> Builder<'a> {
         };
         vec![
             self.label("trace_id", &trace.trace_id_text()),
-            self.label("span_id", &trace.parent_span_id_text()),
+            self.label("span_id", &trace.span_id_text()),
+            self.label("trace_origin", trace.origin.name()),
         ]
     }
 

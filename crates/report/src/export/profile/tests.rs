@@ -103,6 +103,7 @@ fn process(pid: u32) -> Process {
 /// A sample at that time, and its process.
 pub(in crate::export) fn a_sample(ts_ns: u64) -> (Process, StackSample) {
     let sample = StackSample {
+        span: None,
         ts_ns,
         tid: 1,
         comm: Arc::from("ruby"),
@@ -159,6 +160,7 @@ impl Input {
     fn record(&self, recorder: &mut Recorder) {
         let process = process(self.pid);
         let sample = StackSample {
+            span: None,
             ts_ns: self.ts_ns,
             tid: self.tid,
             comm: Arc::from(NAMES[self.tid as usize % NAMES.len()]),
@@ -183,6 +185,7 @@ impl Input {
             other_ns,
         });
         let cycle = GcCycle {
+            span: None,
             comm: "ruby".to_owned(),
             count: 7,
             start: state(self.ts_ns, self.tid, 1 << 20),

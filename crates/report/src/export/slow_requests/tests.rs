@@ -71,6 +71,7 @@ fn cycle(count: u64, request: Option<u64>, begin_ms: u64, pauses: &[(u32, u64, u
         other_ns: 0,
     };
     GcCycle {
+        span: None,
         comm: "puma".into(),
         count,
         start: GcState { ts_ns: begin_ms * MS, ..state(1, 1) },

@@ -16,7 +16,7 @@ use crate::{
         request::{Allocated, GcTime, Job, Request, States, UnitStates},
         seen::{AllocStack, AllocSum, CyclesBefore, ProcessEnd, Seen},
         stack::StackSample,
-        trace::Trace,
+        trace::{Caller, Span, Trace, TraceOrigin},
     },
     ruby::stat::GcInfo,
 };
@@ -156,7 +156,7 @@ impl Tables {
     /// Numbers of fields are those of [`wire::Cycle`].
     fn cycle(&mut self, cycle: &[u8]) -> Result<GcCycle, Invalid> {
         let (mut comm_text, mut count, mut lost) = (0, 0, 0);
-        let (mut start, mut end, mut trigger_stack, mut request) = (None, None, None, None);
+        let (mut start, mut end, mut trigger_stack, mut request, mut span) = (None, None, None, None, None);
         let mut pauses = Vec::new();
         for field in Fields::of(cycle) {
             match field? {
@@ -168,6 +168,7 @@ impl Tables {
                 (6, value) => trigger_stack = Some(value.number()? as u32),
                 (7, value) => request = Some(value.number()?),
                 (8, value) => lost = value.number()?,
+                (9, value) => span = Some(value.message()?),
                 _ => {}
             }
         }
@@ -179,6 +180,7 @@ impl Tables {
             pauses,
             trigger: self.optional_stack(trigger_stack)?,
             request,
+            span: span.map(span_of).transpose()?,
             lost,
         })
     }
@@ -262,12 +264,13 @@ impl Tables {
                 _ => Some(Job { queue: self.optional(job_queue_text)?, jid, enqueued_us }),
             },
             gc_states,
-            trace: trace.map(trace_of),
+            trace: trace.map(|trace| trace_of(trace, job != 0)).transpose()?,
         })
     }
 
     fn sample(&mut self, sample: &wire::Sample) -> Result<StackSample, Invalid> {
-        let &wire::Sample { ts_ns, tid, comm_text, state, cpu_ns, wall_ns, gc, stack, request } = sample;
+        let &wire::Sample { ts_ns, tid, comm_text, state, cpu_ns, wall_ns, gc, stack, request, span } =
+            sample;
         Ok(StackSample {
             ts_ns,
             tid,
@@ -277,14 +280,16 @@ impl Tables {
             wall_ns,
             gc: Code::of(gc)?,
             request,
+            span: span.map(span_of).transpose()?,
             stack: self.stack(stack)?,
         })
     }
 
     fn alloc_stack(&mut self, alloc: &wire::AllocStack) -> Result<AllocStack, Invalid> {
-        let &wire::AllocStack { ts_ns, tid, comm_text, slot_size, slots, stack, request } = alloc;
+        let &wire::AllocStack { ts_ns, tid, comm_text, slot_size, slots, stack, request, span } = alloc;
         let comm = Arc::clone(self.text(comm_text)?);
-        Ok(AllocStack { ts_ns, tid, comm, slot_size, slots, request, stack: self.stack(stack)? })
+        let span = span.map(span_of).transpose()?;
+        Ok(AllocStack { ts_ns, tid, comm, slot_size, slots, request, span, stack: self.stack(stack)? })
     }
 
     fn ended(&self, end: wire::Ended) -> Result<ProcessEnd, Invalid> {
@@ -346,7 +351,21 @@ fn pause_of(pause: &wire::Pause) -> Result<Pause, Invalid> {
     Ok(Pause { tid, begin_ns, ns, kind: kind.map(Code::of).transpose()?, mark_ns, sweep_ns, other_ns })
 }
 
-fn trace_of(trace: wire::Trace) -> Trace {
-    let wire::Trace { id_high, id_low, parent_span_id, sampled } = trace;
-    Trace { trace_id: u128::from(id_high) << 64 | u128::from(id_low), parent_span_id, sampled }
+fn trace_of(trace: wire::Trace, of_job: bool) -> Result<Trace, Invalid> {
+    let wire::Trace { id_high, id_low, parent_span_id, sampled, origin } = trace;
+    let origin = match (origin, of_job) {
+        (0, false) => TraceOrigin::Traceparent,
+        (0, true) => TraceOrigin::Job,
+        (1, _) => TraceOrigin::Thread,
+        _ => return Err(Invalid::new(format!("origin {origin} of a trace is not known"))),
+    };
+    let caller = (parent_span_id != 0).then_some(Caller { span_id: parent_span_id, sampled });
+    Ok(Trace { trace_id: u128::from(id_high) << 64 | u128::from(id_low), caller, origin })
+}
+
+fn span_of(span: wire::Span) -> Result<Span, Invalid> {
+    let wire::Span { trace_high, trace_low, id } = span;
+    let span = Span { trace_id: u128::from(trace_high) << 64 | u128::from(trace_low), span_id: id };
+    let whole = span.trace_id != 0 && span.span_id != 0;
+    whole.then_some(span).ok_or_else(|| Invalid::new("a span without an id".to_owned()))
 }

@@ -9,7 +9,7 @@ use crate::{
         request::{Request, States},
         seen::{AllocStack, AllocSum, CyclesBefore, ProcessEnd},
         stack::StackSample,
-        trace::Trace,
+        trace::{Span, Trace, TraceOrigin},
     },
     ruby::stat::GcInfo,
 };
@@ -51,7 +51,7 @@ impl Filling {
     }
 
     pub(in crate::trace_file) fn cycle(&mut self, cycle: &GcCycle) -> wire::Cycle {
-        let GcCycle { comm, count, start, end, pauses, trigger, request, lost } = cycle;
+        let GcCycle { comm, count, start, end, pauses, trigger, request, span, lost } = cycle;
         wire::Cycle {
             comm_text: self.text(comm),
             count: *count,
@@ -61,6 +61,7 @@ impl Filling {
             trigger_stack: trigger.as_ref().map(|stack| self.stack(stack)),
             request: *request,
             lost: *lost,
+            span: span.map(span_of),
         }
     }
 
@@ -129,19 +130,14 @@ impl Filling {
             gc_begin: gc_states.map(|states| self.state(&states.begin)),
             gc_end: gc_states.map(|states| self.state(&states.end)),
             handler_stack: handler.as_ref().map(|frame| self.stack(&[Arc::clone(frame)].into())),
-            trace: trace.map(|Trace { trace_id, parent_span_id, sampled }| wire::Trace {
-                id_high: (trace_id >> 64) as u64,
-                id_low: trace_id as u64,
-                parent_span_id,
-                sampled,
-            }),
+            trace: trace.map(trace_of),
             alloc_slots: alloc.map(|alloc| alloc.slots),
             alloc_bytes: alloc.map(|alloc| alloc.bytes),
         }
     }
 
     pub(in crate::trace_file) fn sample(&mut self, sample: &StackSample) -> wire::Sample {
-        let StackSample { ts_ns, tid, comm, state, cpu_ns, wall_ns, gc, request, stack } = sample;
+        let StackSample { ts_ns, tid, comm, state, cpu_ns, wall_ns, gc, request, span, stack } = sample;
         wire::Sample {
             ts_ns: *ts_ns,
             tid: *tid,
@@ -152,11 +148,12 @@ impl Filling {
             gc: gc.code(),
             stack: self.stack(stack),
             request: *request,
+            span: span.map(span_of),
         }
     }
 
     pub(in crate::trace_file) fn alloc_stack(&mut self, alloc: &AllocStack) -> wire::AllocStack {
-        let AllocStack { ts_ns, tid, comm, slot_size, slots, request, stack } = alloc;
+        let AllocStack { ts_ns, tid, comm, slot_size, slots, request, span, stack } = alloc;
         wire::AllocStack {
             ts_ns: *ts_ns,
             tid: *tid,
@@ -165,6 +162,7 @@ impl Filling {
             slots: *slots,
             stack: self.stack(stack),
             request: *request,
+            span: span.map(span_of),
         }
     }
 
@@ -199,6 +197,23 @@ fn memory_of(memory: &Memory) -> wire::Memory {
     let shares =
         shares.map(|Shares { pss, private_dirty, read_ns }| wire::Shares { pss, private_dirty, read_ns });
     wire::Memory { rss, peak_rss, anon, file, shmem, swap, source: source.code(), shares }
+}
+
+fn trace_of(trace: Trace) -> wire::Trace {
+    let Trace { trace_id, caller, origin } = trace;
+    wire::Trace {
+        id_high: (trace_id >> 64) as u64,
+        id_low: trace_id as u64,
+        parent_span_id: caller.map_or(0, |caller| caller.span_id),
+        sampled: caller.is_some_and(|caller| caller.sampled),
+        // Whether it is a job says the request.
+        origin: u32::from(origin == TraceOrigin::Thread),
+    }
+}
+
+fn span_of(span: Span) -> wire::Span {
+    let Span { trace_id, span_id } = span;
+    wire::Span { trace_high: (trace_id >> 64) as u64, trace_low: trace_id as u64, id: span_id }
 }
 
 fn pause_of(pause: &Pause) -> wire::Pause {

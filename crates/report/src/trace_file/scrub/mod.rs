@@ -29,7 +29,7 @@ use crate::{
     model::{
         Container, Image, Origin, Process, request,
         stack::{Frame, Stack},
-        trace::Trace,
+        trace::{Span, Trace},
     },
 };
 use pseudonym::Pseudonyms;
@@ -480,6 +480,12 @@ impl Visit for Scrubber {
         // Its only use is to look it up elsewhere.
         if self.replaces(Kind::Endpoints) {
             *trace = None;
+        }
+    }
+
+    fn span(&mut self, span: &mut Option<Span>) {
+        if self.replaces(Kind::Endpoints) {
+            *span = None;
         }
     }
 

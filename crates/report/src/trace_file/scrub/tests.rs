@@ -41,14 +41,18 @@ fn blanked(bytes: &[u8]) -> Vec<String> {
     let mut recording = Recording::read(bytes, Path::new("test")).unwrap();
     let replayed = replay(&mut recording, &mut outputs).unwrap();
     let quoted = regex_lite::Regex::new(r#""([^"\\]|\\.)*""#).unwrap();
-    let traces = regex_lite::Regex::new(r"trace: (None|Some\(Trace \{[^}]*\}\))").unwrap();
+    let traces = r"trace: (None|Some\(Trace \{ trace_id: \d+, caller: (None|Some\(Caller \{[^}]*\}\)), origin: \w+ \}\))";
+    let traces = regex_lite::Regex::new(traces).unwrap();
+    let spans = regex_lite::Regex::new(r"span: (None|Some\(Span \{[^}]*\}\))").unwrap();
     let mut lines: Vec<String> =
         log.lines().iter().filter(|line| !line.starts_with("refused")).cloned().collect();
     lines.push(format!("{replayed:?} {:?}", recording.header()));
     // Counters are named in maps.
     lines
         .iter()
-        .map(|line| traces.replace_all(&quoted.replace_all(line, "\"\""), "trace: _").into_owned())
+        .map(|line| quoted.replace_all(line, "\"\"").into_owned())
+        .map(|line| traces.replace_all(&line, "trace: _").into_owned())
+        .map(|line| spans.replace_all(&line, "span: _").into_owned())
         .collect()
 }
 
@@ -109,8 +113,8 @@ impl Visit for Frames<'_> {
     }
 }
 
-/// The traces of a recording's requests.
-fn traces(bytes: &[u8]) -> Vec<Option<Trace>> {
+/// The traces of a recording's requests, and of its stacks.
+fn traces(bytes: &[u8]) -> Vec<Option<u128>> {
     let mut recording = Recording::read(bytes, Path::new("test")).unwrap();
     let mut found = Vec::new();
     while let Ok((_, entries)) = recording.next().unwrap() {
@@ -123,11 +127,15 @@ fn traces(bytes: &[u8]) -> Vec<Option<Trace>> {
     found
 }
 
-struct Traces<'a>(&'a mut Vec<Option<Trace>>);
+struct Traces<'a>(&'a mut Vec<Option<u128>>);
 
 impl Visit for Traces<'_> {
     fn trace(&mut self, trace: &mut Option<Trace>) {
-        self.0.push(*trace);
+        self.0.push(trace.map(|trace| trace.trace_id));
+    }
+
+    fn span(&mut self, span: &mut Option<Span>) {
+        self.0.push(span.map(|span| span.trace_id));
     }
 }
 

@@ -16,7 +16,7 @@ use crate::{
         request::{Allocated, GcTime, Job, Request, States, UnitStates},
         seen::{AllocStack, AllocSum, CyclesBefore, ProcessEnd, Seen},
         stack::{Frame, FrameKind, GcActivity, Stack, StackSample, ThreadState},
-        trace::Trace,
+        trace::{Caller, Span, Trace, TraceOrigin},
     },
     ruby::{PauseKind, RubyVersion, fallback::Method, stat, stat::GcInfo},
 };
@@ -142,8 +142,14 @@ fn sums() -> GvlSums {
     }
 }
 
+/// With every second number, a span.
+fn span_at(at: u64) -> Option<Span> {
+    at.is_multiple_of(2).then(|| Span { trace_id: u128::MAX - u128::from(at), span_id: u64::MAX - at })
+}
+
 pub(super) fn sample(at: u64, stack: Stack) -> StackSample {
     StackSample {
+        span: span_at(at),
         ts_ns: at,
         tid: 12,
         comm: Arc::from("worker"),
@@ -171,6 +177,7 @@ pub(super) fn cycle(at: u64) -> GcCycle {
         other_ns: 30,
     };
     GcCycle {
+        span: span_at(at + 1),
         comm: "starter".to_owned(),
         count: 5,
         start: state(at),
@@ -253,8 +260,8 @@ pub(crate) fn request(at: u64) -> Request {
         gc_states: Some(Box::new(UnitStates { begin: state(at), end: state(at + 3) })),
         trace: Some(Trace {
             trace_id: u128::MAX - u128::from(at),
-            parent_span_id: at + 1,
-            sampled: at.is_multiple_of(2),
+            caller: Some(Caller { span_id: at + 1, sampled: at.is_multiple_of(2) }),
+            origin: TraceOrigin::Traceparent,
         }),
     }
 }
@@ -291,8 +298,11 @@ pub(crate) fn all(at: u64, see: &mut dyn FnMut(&Process, Seen<'_>)) {
     );
     let job = Job { queue: Some("low".to_owned()), jid: Some("1f".to_owned()), enqueued_us: Some(17) };
     for job in [job, Job::default()] {
-        see(&process, Seen::Request(&Request { job: Some(job), ..request.clone() }));
+        let trace = request.trace.map(|trace| Trace { origin: TraceOrigin::Job, ..trace });
+        see(&process, Seen::Request(&Request { job: Some(job), trace, ..request.clone() }));
     }
+    let published = Trace { trace_id: 9, caller: None, origin: TraceOrigin::Thread };
+    see(&process, Seen::Request(&Request { trace: Some(published), ..request.clone() }));
     see(&process, Seen::Stack(&sample(at, stack(3))));
     gvl(at, see);
     // Its name may change, and other processes share its image.
@@ -306,6 +316,7 @@ pub(crate) fn all(at: u64, see: &mut dyn FnMut(&Process, Seen<'_>)) {
     };
     see(&renamed, Seen::Alloc(&sum));
     let alloc = AllocStack {
+        span: span_at(at),
         ts_ns: at,
         tid: 7,
         comm: Arc::from("worker"),

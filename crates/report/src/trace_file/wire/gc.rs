@@ -120,6 +120,8 @@ pub(in crate::trace_file) struct Cycle {
     pub request: Option<u64>,
     #[prost(uint64, tag = "8")]
     pub lost: u64,
+    #[prost(message, optional, tag = "9")]
+    pub span: Option<Span>,
 }
 
 #[derive(Clone, Copy, PartialEq, prost::Message)]
@@ -207,10 +209,27 @@ pub(in crate::trace_file) struct Trace {
     /// The lower half.
     #[prost(fixed64, tag = "2")]
     pub id_low: u64,
+    /// 0: the caller is not known.
     #[prost(fixed64, tag = "3")]
     pub parent_span_id: u64,
     #[prost(bool, tag = "4")]
     pub sampled: bool,
+    /// 0: the request or the job says it. 1: its threads published it.
+    #[prost(uint32, tag = "5")]
+    pub origin: u32,
+}
+
+/// The span that was active on a thread.
+#[derive(Clone, Copy, PartialEq, prost::Message)]
+pub(in crate::trace_file) struct Span {
+    /// The upper half of the id of its trace.
+    #[prost(fixed64, tag = "1")]
+    pub trace_high: u64,
+    /// The lower half.
+    #[prost(fixed64, tag = "2")]
+    pub trace_low: u64,
+    #[prost(fixed64, tag = "3")]
+    pub id: u64,
 }
 
 #[derive(Clone, Copy, PartialEq, prost::Message)]
@@ -244,6 +263,8 @@ pub(in crate::trace_file) struct Sample {
     pub stack: u32,
     #[prost(uint64, optional, tag = "9")]
     pub request: Option<u64>,
+    #[prost(message, optional, tag = "10")]
+    pub span: Option<Span>,
 }
 
 #[derive(Clone, PartialEq, prost::Message)]
@@ -276,6 +297,8 @@ pub(in crate::trace_file) struct AllocStack {
     pub stack: u32,
     #[prost(uint64, optional, tag = "7")]
     pub request: Option<u64>,
+    #[prost(message, optional, tag = "8")]
+    pub span: Option<Span>,
 }
 
 #[derive(Clone, PartialEq, prost::Message)]

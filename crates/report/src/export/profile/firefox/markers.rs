@@ -256,7 +256,9 @@ pub(super) fn of(view: View<'_>, tables: &mut Tables<'_>, parts: &ThreadParts<'_
         }
         if let Some(trace) = &request.trace {
             data["trace"] = json!(trace.trace_id_text());
-            data["parentSpan"] = json!(trace.parent_span_id_text());
+            if let Some(span) = trace.parent_span_id_text() {
+                data["parentSpan"] = json!(span);
+            }
         }
         let end = request.end_ns.map(|end_ns| view.ms(end_ns));
         markers.push_as(Category::Request, name, view.ms(request.begin_ns), end, data);

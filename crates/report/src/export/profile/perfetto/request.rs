@@ -19,7 +19,7 @@ pub(super) fn slice(request: &RequestMoment) -> Slice {
     let mut notes: Vec<_> = known.collect();
     if let Some(trace) = &request.trace {
         notes.push(("trace_id", Note::Text(trace.trace_id_text())));
-        notes.push(("parent_span_id", Note::Text(trace.parent_span_id_text())));
+        notes.extend(trace.parent_span_id_text().map(|span| ("parent_span_id", Note::Text(span))));
     }
     if request.end_ns.is_none() {
         notes.push(("note", Note::Text("its end was not seen".to_owned())));

@@ -26,8 +26,16 @@ type ByMethod = BTreeMap<String, (u64, u64)>;
 
 fn seen(recorder: &mut Recorder, ts_ns: u64, slot_size: u32, slots: u64, stack: &[usize]) {
     let stack = stack.iter().map(|&at| frame(at, 1)).collect();
-    let alloc =
-        AllocStack { ts_ns, tid: 9, comm: Arc::from("worker"), slot_size, slots, request: None, stack };
+    let alloc = AllocStack {
+        span: None,
+        ts_ns,
+        tid: 9,
+        comm: Arc::from("worker"),
+        slot_size,
+        slots,
+        request: None,
+        stack,
+    };
     recorder.see(&process(2), Seen::AllocStack(&alloc)).unwrap();
 }
 
@@ -68,7 +76,7 @@ fn sums() {
 fn seen_of(recorder: &mut Recorder, tid: u32, ts_ns: u64, (slot_size, slots): (u32, u64), stack: &[usize]) {
     let stack = stack.iter().map(|&at| frame(at, 1)).collect();
     let comm = Arc::from(format!("thread {tid}"));
-    let alloc = AllocStack { ts_ns, tid, comm, slot_size, slots, request: None, stack };
+    let alloc = AllocStack { span: None, ts_ns, tid, comm, slot_size, slots, request: None, stack };
     recorder.see(&process(2), Seen::AllocStack(&alloc)).unwrap();
 }
 

@@ -56,6 +56,7 @@ fn some(endpoints: &[&str]) -> Recorder {
     for (id, ns) in [(1, 3), (2, 30), (3, 300)] {
         let pause = Pause { tid: 1, begin_ns: 6_000, ns, kind: None, mark_ns: ns, sweep_ns: 0, other_ns: 0 };
         let cycle = GcCycle {
+            span: None,
             comm: "ruby".to_owned(),
             count: id,
             start: state(6_000, 1, 1 << 20),
@@ -67,6 +68,7 @@ fn some(endpoints: &[&str]) -> Recorder {
         };
         recorder.see(&process(1), Seen::Cycle(&cycle)).unwrap();
         let alloc = AllocStack {
+            span: None,
             ts_ns: 6_000,
             tid: 1,
             comm: Arc::from("ruby"),

@@ -50,6 +50,7 @@ fn filtered(filter: Filter) -> Recorder {
         recorder.see(&process, Seen::Stack(&sample)).unwrap();
         let pause = Pause { tid: 7, begin_ns: 6_000, ns, kind: None, mark_ns: ns, sweep_ns: 0, other_ns: 0 };
         let cycle = GcCycle {
+            span: None,
             comm: sample.comm.to_string(),
             count: 1,
             start: state(6_000, sample.tid, 1 << 20),

@@ -23,6 +23,7 @@ fn hottest_methods() {
     ] {
         let cpu_ns = if state == ThreadState::Running { ms * 1_000_000 } else { 0 };
         let sample = StackSample {
+            span: None,
             ts_ns: ms,
             tid: 14,
             comm: Arc::from("worker"),

@@ -17,6 +17,7 @@ fn perfetto_has_threads() {
     let pause =
         |tid, begin_ns| Pause { tid, begin_ns, ns: 10, kind: None, mark_ns: 10, sweep_ns: 0, other_ns: 0 };
     let cycle = GcCycle {
+        span: None,
         comm: "b".to_owned(),
         count: 7,
         start: state(100, 9, 1),

@@ -17,8 +17,15 @@ const MODELS: [&str; 3] = ["-mtls-dialect=gnu2", "-ftls-model=initial-exec", "-m
 /// For how long the program works, and then its child for half of it, seconds.
 const SECONDS: &str = "1.2";
 
-/// What the script does in the method `in_…` that is in a stack: in which span, and whether in one.
-fn truth(sample: &Sample) -> Option<Option<u32>> {
+/// In which span the script calls a method.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Truth {
+    In(u32),
+    Outside,
+}
+
+/// In which span the script calls the method `in_…` that is in a stack.
+fn truth(sample: &Sample) -> Option<Truth> {
     // From 3.3 on an evaluated method is `Object#in_1 (eval at …`.
     let mut names = sample
         .stack
@@ -26,9 +33,9 @@ fn truth(sample: &Sample) -> Option<Option<u32>> {
         .filter_map(|frame| frame.name.rsplit('#').next()?.strip_prefix("in_")?.split(' ').next());
     // The kernel has such names, too.
     names.find_map(|doing| match doing {
-        "sleep" => Some(Some(0)),
-        "none" | "torn" | "nowhere" => Some(None),
-        number => number.parse().ok().map(Some),
+        "sleep" => Some(Truth::In(0)),
+        "none" | "torn" | "nowhere" => Some(Truth::Outside),
+        number => number.parse().ok().map(Truth::In),
     })
 }
 
@@ -88,7 +95,11 @@ fn traced(live: &Live, ruby: &Ruby, model: &str) -> Result<()> {
         let label = label.map(|(trace, span)| (trace.to_owned(), span.to_owned()));
         ensure!(sample.label("trace_origin") == label.as_ref().map(|_| "thread"), "{sample:?}");
         if let Some(truth) = truth(sample) {
-            ensure!(label == truth.map(ids), "in {truth:?}: {sample:?}");
+            let expected = match truth {
+                Truth::In(number) => Some(ids(number)),
+                Truth::Outside => None,
+            };
+            ensure!(label == expected, "{truth:?}: {sample:?}");
             without += u64::from(label.is_none());
         }
         let Some((trace, span)) = label else { continue };

@@ -129,7 +129,9 @@ impl Contexts {
             }
         }
         if left == 0 {
-            missing.iter().for_each(|(path, why)| self.refuse(path, why));
+            for (path, why) in &missing {
+                self.refuse(path, why);
+            }
         }
     }
 
@@ -195,7 +197,7 @@ fn locate(
 /// Whether the function of a descriptor returns its argument: then that is the variable's offset from the thread pointer.
 fn is_static(memory: &impl Memory, function: u64) -> Option<bool> {
     const ENDBR64: &[u8] = &[0xf3, 0x0f, 0x1e, 0xfa];
-    /// `mov 0x8(%rax),%rax; ret` (glibc, sysdeps/x86_64/dl-tlsdesc.S `_dl_tlsdesc_return`; musl, src/ldso/x86_64/tlsdesc.s).
+    /// `mov 0x8(%rax),%rax; ret` (glibc, `sysdeps/x86_64/dl-tlsdesc.S`; musl, `src/ldso/x86_64/tlsdesc.s`).
     const RETURNS: &[u8] = &[0x48, 0x8b, 0x40, 0x08, 0xc3];
     let mut code = [0; 9];
     memory.read(function, &mut code).then(|| code.strip_prefix(ENDBR64).unwrap_or(&code).starts_with(RETURNS))

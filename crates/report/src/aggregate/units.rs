@@ -45,10 +45,28 @@ struct Open {
     gcs: u32,
     gc: GcTime,
     handler: Option<Arc<Frame>>,
-    /// The trace that its thread published in it; `Some(None)`: several.
-    published: Option<Option<u128>>,
+    published: Published,
     /// Its end has been seen.
     sealed: bool,
+}
+
+/// The traces of the spans that a unit's stacks show.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum Published {
+    #[default]
+    None,
+    One(u128),
+    Several,
+}
+
+impl Published {
+    fn add(&mut self, trace_id: u128) {
+        *self = match *self {
+            Self::None => Self::One(trace_id),
+            Self::One(before) if before == trace_id => Self::One(before),
+            Self::One(_) | Self::Several => Self::Several,
+        };
+    }
 }
 
 /// What the end of a unit reports.
@@ -148,8 +166,7 @@ impl Units {
             open.handler = handler();
         }
         if let Some(Span { trace_id, .. }) = span {
-            let before = open.published.unwrap_or(Some(trace_id));
-            open.published = Some(before.filter(|before| *before == trace_id));
+            open.published.add(trace_id);
         }
     }
 
@@ -281,9 +298,9 @@ impl Units {
             states,
             alloc,
             handler,
-            trace: match published.flatten() {
-                Some(trace_id) => Some(Trace::published(trace_id, trace)),
-                None => trace,
+            trace: match published {
+                Published::One(trace_id) => Some(Trace::published(trace_id, trace)),
+                Published::None | Published::Several => trace,
             },
             job,
             gc_states,

@@ -239,12 +239,13 @@ impl wire::Sink for Folding {
 
 /// The path without the part number of one process's sets (`-partN.json`).
 fn process_of(path: &Path) -> String {
-    let text = path.to_string_lossy();
-    let stem = text.strip_suffix(".json").unwrap_or(&text);
-    match stem.rsplit_once("-part") {
-        Some((process, part)) if part.starts_with(|first: char| first.is_ascii_digit()) => process.to_owned(),
-        _ => stem.to_owned(),
-    }
+    let name = path.file_name().unwrap_or_default().to_string_lossy();
+    let stem = name.strip_suffix(".json").unwrap_or(&name);
+    let stem = match stem.rsplit_once("-part") {
+        Some((process, part)) if part.starts_with(|first: char| first.is_ascii_digit()) => process,
+        _ => stem,
+    };
+    path.with_file_name(stem).to_string_lossy().into_owned()
 }
 
 fn part_of(path: &Path) -> u64 {
@@ -281,6 +282,14 @@ mod tests {
         assert!(found.failures[0].to_string().contains("broken.json: is not a TuneMyGC sample set: payload"));
         let all = recommend(&[dir.path().to_owned()], true);
         assert_eq!((all.programs.len(), all.programs[0].report.evidence.sets), (1, 4));
+        // Names of folders are no part numbers.
+        let folder = dir.path().join("web-part2");
+        fs::create_dir(&folder).unwrap();
+        for name in ["shop.json", "jobs.json"] {
+            fs::write(folder.join(name), set).unwrap();
+        }
+        assert_eq!(recommend(std::slice::from_ref(&folder), false).programs.len(), 2);
+        fs::remove_dir_all(&folder).unwrap();
         // A set that is named twice is one set.
         let twice =
             recommend(&[dir.path().to_owned(), dir.path().join("./b.json"), dir.path().join(".")], true);

@@ -181,7 +181,8 @@ pub(super) fn together(advice: &[Advice], share: Option<f64>) -> Option<Price> {
     let now = prices().find_map(|price| price.peak_rss_now);
     let memory = |of: &dyn Fn(&Price) -> Option<f64>| -> Option<f64> {
         let now = now?;
-        prices().try_fold(now, |sum, price| Some(sum + of(price)? - now))
+        // What several save together can be more than there is.
+        prices().try_fold(now, |sum, price| Some(sum + of(price)? - now)).map(|sum| sum.max(0.0))
     };
     let time = |of: &dyn Fn(&Price) -> Option<f64>| -> Option<f64> {
         let known = prices().any(|price| of(price).is_some());

@@ -5,6 +5,8 @@ use std::{
     sync::Arc,
 };
 
+use gctrace_common::event::Phase;
+
 use super::{
     blocked::{Blocked, Pair, Waited},
     requests::{self, Figures, Requests, Times},
@@ -422,6 +424,8 @@ impl Observer for Board {
         let Some(known) = self.processes.get_mut(&process.pid) else { return };
         match seen {
             Seen::Cycle(cycle) => known.cycle(process, cycle),
+            // Of a Ruby whose cycles are not known. Other phases lie within pauses.
+            Seen::Work(work) if work.phase == Phase::Pause => known.pause(work.begin_ns, work.ns),
             Seen::Stack(sample) => known.stack(sample),
             Seen::Request(request) => known.requests.see(request),
             Seen::GvlWait(wait) => known.blocked.see(wait),
@@ -488,15 +492,19 @@ impl ProcessState {
         second
     }
 
+    fn pause(&mut self, begin_ns: u64, ns: u64) {
+        let end = begin_ns + ns;
+        let second = self.second(end);
+        second.pause_ns += ns;
+        let bar = BARS.iter().position(|&end| ns < end).unwrap_or(BARS.len() - 1);
+        second.bars[bar] = second.bars[bar].saturating_add(1);
+        bounded(&mut self.pauses, (end, ns), MOST_PAUSES);
+    }
+
     fn cycle(&mut self, process: &Process, cycle: &GcCycle) {
         self.cycles += 1;
         for pause in &cycle.pauses {
-            let end = pause.begin_ns + pause.ns;
-            let second = self.second(end);
-            second.pause_ns += pause.ns;
-            let bar = BARS.iter().position(|&end| pause.ns < end).unwrap_or(BARS.len() - 1);
-            second.bars[bar] = second.bars[bar].saturating_add(1);
-            bounded(&mut self.pauses, (end, pause.ns), MOST_PAUSES);
+            self.pause(pause.begin_ns, pause.ns);
         }
         let key = |name: &str| process.image.stat_keys.iter().position(|key| *key == name);
         let last = cycle.end.as_ref().unwrap_or(&cycle.start);

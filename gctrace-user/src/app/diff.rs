@@ -4,7 +4,7 @@ use std::{io::Write as _, path::Path};
 
 use super::Failure;
 use crate::{
-    cli::{DiffArgs, DocumentArg},
+    cli::{DiffArgs, DocumentArg, UsageError},
     console::say,
     diff::{Chosen, Judged, Looked, Outcome},
     export::{
@@ -54,6 +54,9 @@ fn gather(
 /// A recording cannot be read or is damaged, or an output cannot be written.
 pub fn diff(args: &DiffArgs) -> Result<u8, Failure> {
     if let Some(path) = &args.flamegraph {
+        if [&args.a, &args.b].iter().any(|recording| trace_file::is_same_file(recording, path)) {
+            return Err(UsageError::Recording(path.clone()).into());
+        }
         export::check_path(path)?;
         if let Some(user) = User::of_sudo().map_err(Failure::Control)? {
             export::belong_to(user.uid, user.gid);

@@ -76,7 +76,12 @@ pub enum Moment {
 
 /// A time in a recording: `10s`, `1m30s` after its begin, `0`, or `2026-11-23T14:00:00Z` (RFC 3339).
 pub(super) fn moment(text: &str) -> Result<Moment, String> {
-    if text.trim() == "0" {
+    // `0` and `0.0s`.
+    let number = text.trim().trim_end_matches(|c: char| c.is_ascii_alphabetic());
+    if !number.is_empty()
+        && number.bytes().all(|byte| matches!(byte, b'0' | b'.'))
+        && duration(&text.replacen('0', "1", 1)).is_ok()
+    {
         return Ok(Moment::After(Duration::ZERO));
     }
     if text.contains('T') {
@@ -255,7 +260,9 @@ mod tests {
         assert_eq!(moment("2024-02-29T23:59:59-00:30"), at(1_709_252_999, 0));
         assert_eq!(moment("1970-01-01T00:00:00Z"), at(0, 0));
         assert_eq!(moment("1m30s"), Ok(Moment::After(Duration::from_secs(90))));
-        assert_eq!(moment("0"), Ok(Moment::After(Duration::ZERO)));
+        for zero in ["0", "0s", "0.0s", " 0m "] {
+            assert_eq!(moment(zero), Ok(Moment::After(Duration::ZERO)), "{zero}");
+        }
         for wrong in [
             "2026-11-23T14:00:00",
             "2026-13-01T00:00:00Z",
@@ -268,6 +275,9 @@ mod tests {
             "yesterday",
             "",
             "-5s",
+            "0y",
+            "0..0s",
+            ".",
         ] {
             assert!(moment(wrong).is_err(), "{wrong}");
         }

@@ -2,8 +2,9 @@
 
 use std::{
     collections::HashSet,
+    fs,
     num::{NonZeroU32, NonZeroU64},
-    path::PathBuf,
+    path::{Path, PathBuf},
     time::Duration,
 };
 
@@ -351,7 +352,7 @@ impl Settings {
             root: stack_root,
             graph_of: profile.flamegraph_of.is_some(),
             filters: profile.filter().is_any(),
-            shows_profiles: !profiles.is_empty() || push.wants_stacks() || rate.is_some(),
+            shows_profiles: !profiles.is_empty() || push.wants_stacks() || (rate.is_some() && text),
             shows_shares: !text
                 || record.is_some()
                 || prometheus.is_some()
@@ -486,11 +487,18 @@ fn differ<'a>(files: impl Iterator<Item = &'a PathBuf>) -> Result<(), UsageError
         if path.as_os_str() == "-" {
             return Err(UsageError::Dash);
         }
-        if !seen.insert(path) {
+        if !seen.insert(identity(path)) {
             return Err(UsageError::SameFile(path.clone()));
         }
     }
     Ok(())
+}
+
+/// The same for all names of a file, whether it is there or not.
+fn identity(path: &Path) -> PathBuf {
+    let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let beside = || Some(fs::canonicalize(parent).ok()?.join(path.file_name()?));
+    fs::canonicalize(path).ok().or_else(beside).unwrap_or_else(|| path.to_owned())
 }
 
 /// Where sample sets are sent, if anywhere.

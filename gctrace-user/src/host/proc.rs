@@ -187,6 +187,7 @@ pub fn describe(pid: u32, comm: &str, image: Arc<Image>, container: Container) -
     let start_ts = stat.as_ref().and_then(|stat| start_seconds(stat.starttime));
     let comm = stat.as_ref().map_or_else(|| comm.to_owned(), |stat| stat.comm.clone());
     let cmdline = process.as_ref().and_then(|p| p.cmdline().ok()).filter(|args| !args.is_empty());
+    let cmdline = cmdline.map(shortened);
     let (gc_env, gc_env_refused) = gc_env(pid).unwrap_or_default();
     let origin = Arc::new(origin::read(pid, &comm, cmdline.as_deref().unwrap_or_default(), &container));
     Process {
@@ -206,6 +207,28 @@ pub fn describe(pid: u32, comm: &str, image: Arc<Image>, container: Container) -
     }
 }
 
+/// Arguments, of which a program can have megabytes, up to a limit. What is left out is said in their place.
+fn shortened(mut args: Vec<String>) -> Vec<String> {
+    const BYTES: usize = 32 << 10;
+    const ARGUMENTS: usize = 4096;
+    let mut left = BYTES;
+    let fits = |arg: &&mut String| match left.checked_sub(arg.len()) {
+        Some(rest) => {
+            left = rest;
+            true
+        }
+        None => false,
+    };
+    let kept = args.iter_mut().take(ARGUMENTS).take_while(fits).count();
+    if kept == args.len() {
+        return args;
+    }
+    let cut = args.len() - kept;
+    let rest: usize = args.drain(kept..).map(|arg| arg.len()).sum();
+    args.push(format!("... ({cut} more arguments, {rest} bytes)"));
+    args
+}
+
 /// Epoch seconds of a start time in ticks since boot.
 fn start_seconds(ticks: u64) -> Option<f64> {
     let boot = procfs::boot_time_secs().ok()?;
@@ -220,6 +243,10 @@ fn gc_env(pid: u32) -> Option<GcEnv> {
     environ::read(pid).map(|bytes| parse_gc_env(&bytes))
 }
 
+/// Variables `RUBY_GC_*` that are kept, and bytes of a name or a value of one: Ruby knows some twenty, which are numbers.
+const VARIABLES: usize = 256;
+const LONGEST_VARIABLE: usize = 1024;
+
 fn parse_gc_env(environ: &[u8]) -> GcEnv {
     let (mut kept, mut refused) = GcEnv::default();
     for entry in environ.split(|&byte| byte == 0) {
@@ -228,7 +255,12 @@ fn parse_gc_env(environ: &[u8]) -> GcEnv {
         else {
             continue;
         };
-        if is_name(name) {
+        if kept.len() + refused.len() >= VARIABLES {
+            break;
+        }
+        if name.len() > LONGEST_VARIABLE || value.len() > LONGEST_VARIABLE {
+            refused.push(name.chars().take(LONGEST_VARIABLE).collect());
+        } else if is_name(name) {
             let value = if name == "RUBY_GC_TOKEN" { REDACTED } else { value };
             kept.insert(name.to_owned(), value.to_owned());
         } else {
@@ -252,6 +284,24 @@ fn hostname(pid: u32) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// However long the arguments and variables of a program are, what is kept of them is not.
+    #[test]
+    fn long_ones() {
+        let args =
+            |lengths: &[usize]| -> Vec<String> { lengths.iter().map(|len| "x".repeat(*len)).collect() };
+        for short in [&[][..], &[0, 0], &[5, 32_000, 763]] {
+            assert_eq!(shortened(args(short)), args(short));
+        }
+        assert_eq!(shortened(args(&[4, 32_768, 1])), ["xxxx", "... (2 more arguments, 32769 bytes)"]);
+        assert_eq!(shortened(args(&[1 << 20])), ["... (1 more arguments, 1048576 bytes)"]);
+        assert_eq!(shortened(args(&vec![0; 5000])).len(), 4097);
+        let environ: Vec<u8> = (0..1000).flat_map(|n| format!("RUBY_GC_{n}=1\0").into_bytes()).collect();
+        assert_eq!(parse_gc_env(&environ).0.len(), VARIABLES);
+        let (kept, refused) =
+            parse_gc_env(format!("RUBY_GC_A={}\0RUBY_GC_B=1\0", "1".repeat(5000)).as_bytes());
+        assert_eq!((kept.len(), refused), (1, vec!["RUBY_GC_A".to_owned()]));
+    }
 
     /// Only GC variables are kept, and the token never is.
     #[test]

@@ -250,6 +250,8 @@ impl Digest {
         let sampled_since = self.began_ns.map(|began_ns| began_ns.max(end.since_ns));
         digest.sampled_ns = sampled_since.map_or(0, |since_ns| end.ts_ns.saturating_sub(since_ns));
         digest.stopped_ns += end.outside_ns;
+        // Those after its last cycle, too.
+        digest.lost = digest.lost.max(end.lost);
         digest.over = end.reason != crate::model::EndReason::Detached;
         if self.processes.len() < PROCESSES {
             *self.services.entry(process.origin.service.clone()).or_default() += 1;

@@ -170,6 +170,11 @@ impl GcSummary {
         *ns += work.ns;
     }
 
+    /// Tracing of the process ended: of it so many records were lost in all, those after its last cycle among them.
+    pub fn ended(&mut self, lost: u64) {
+        self.lost = self.lost.max(lost);
+    }
+
     /// A pause of a Ruby whose cycles are not known.
     pub fn pause(&mut self, ns: u64) {
         self.stops.add(ns);

@@ -80,6 +80,7 @@ impl Summaries {
         if let Some(state) = &end.shutdown {
             gc.state(state);
         }
+        gc.ended(end.lost);
         Done { process: process.clone(), gc, gvl, requests, end: end.clone() }
     }
 }

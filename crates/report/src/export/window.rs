@@ -265,7 +265,14 @@ impl Exporter for Windowed {
     }
 
     fn gvl_gap(&mut self, gap: GvlGap) {
-        self.outputs.borrow_mut().tell(|exporter| exporter.gvl_gap(gap));
+        let gap = GvlGap {
+            from_ns: gap.from_ns.max(self.window.from()),
+            to_ns: gap.to_ns.min(self.window.to()),
+            ..gap
+        };
+        if gap.from_ns < gap.to_ns {
+            self.outputs.borrow_mut().tell(|exporter| exporter.gvl_gap(gap));
+        }
     }
 
     fn account(&mut self, ledger: &Ledger) {

@@ -7,6 +7,7 @@ mod gvl;
 mod known;
 
 use std::{
+    cell::Cell,
     collections::{HashMap, HashSet},
     ffi::OsString,
     os::unix::ffi::OsStringExt as _,
@@ -19,7 +20,7 @@ use self::{
     fields::{Fields, Value},
     known::Text,
 };
-use super::{Invalid, STACK_FRAMES, codes::Code, wire};
+use super::{CHUNK_WORDS, Invalid, codes::Code, text_words, wire};
 use crate::{
     aggregate::endpoint::METHODS,
     ledger::{Ledger, UserCounts},
@@ -68,13 +69,13 @@ pub(super) struct Tables {
     stacks: Vec<Option<Stack>>,
     images: Vec<Arc<Image>>,
     processes: Vec<Process>,
-    /// How many frames its entries may still have.
-    frames_left: usize,
+    /// How many words its tables and entries may still become.
+    words_left: Cell<usize>,
 }
 
 /// Reads a chunk: its tables and its entries. Numbers of fields are those of [`wire::Chunk`].
 pub(super) fn chunk(bytes: &[u8], known: &mut Known) -> Result<(Tables, Vec<Recorded>), Invalid> {
-    let mut tables = Tables { frames_left: STACK_FRAMES, ..Tables::default() };
+    let mut tables = Tables { words_left: Cell::new(CHUNK_WORDS), ..Tables::default() };
     let (mut frames, mut images, mut processes) = (Vec::new(), Vec::new(), Vec::new());
     let mut entries = 0;
     for field in Fields::of(bytes) {
@@ -143,7 +144,18 @@ impl Tables {
     }
 
     fn owned(&self, index: u32) -> Result<String, Invalid> {
-        Ok(self.text(index)?.to_string())
+        let text = self.text(index)?;
+        self.takes(text_words(text))?;
+        Ok(text.to_string())
+    }
+
+    /// Something becomes so many words.
+    fn takes(&self, words: usize) -> Result<(), Invalid> {
+        let left = self.words_left.get().checked_sub(words);
+        self.words_left.set(left.ok_or_else(|| {
+            Invalid::new(format!("its stacks, texts and histograms become more than {CHUNK_WORDS} words"))
+        })?);
+        Ok(())
     }
 
     fn optional(&self, index: Option<u32>) -> Result<Option<String>, Invalid> {
@@ -202,10 +214,7 @@ impl Tables {
     fn stack(&mut self, number: u32) -> Result<Stack, Invalid> {
         let Some(mut at) = (number as usize).checked_sub(1) else { return Ok(Arc::from([])) };
         let depth = *self.depths.get(at).ok_or_else(|| beyond("stack", number))?;
-        self.frames_left = self
-            .frames_left
-            .checked_sub(depth)
-            .ok_or_else(|| Invalid::new(format!("stacks have more than {STACK_FRAMES} frames together")))?;
+        self.takes(depth)?;
         let index = at;
         if let Some(stack) = &self.stacks[index] {
             return Ok(Arc::clone(stack));

@@ -12,7 +12,7 @@ use std::{collections::HashMap, os::unix::ffi::OsStrExt as _, sync::Arc};
 
 use prost::Message as _;
 
-use super::{CHUNK_BYTES, STACK_FRAMES, codes::Code, wire};
+use super::{CHUNK_BYTES, CHUNK_WORDS, codes::Code, text_words, wire};
 use crate::{
     ledger::Ledger,
     model::{
@@ -35,8 +35,8 @@ pub(super) struct Filling {
     processes: HashMap<u32, (Process, u32)>,
     /// About how many bytes the chunk has.
     bytes: usize,
-    /// Frames of all stacks of all entries.
-    depth: usize,
+    /// Words that its tables and entries become beside themselves, when they are read.
+    words: usize,
 }
 
 /// Bytes of a message in a list: its own, its tag and its length.
@@ -45,9 +45,9 @@ fn listed(message: &impl prost::Message) -> usize {
 }
 
 impl Filling {
-    /// Whether the chunk has as much as one is to have. Half of the most frames, because one entry can have many stacks.
+    /// Whether the chunk has as much as one is to have. Half of the most words, because one entry can have many stacks.
     pub(super) fn is_full(&self) -> bool {
-        self.bytes >= CHUNK_BYTES || self.depth >= STACK_FRAMES / 2
+        self.bytes >= CHUNK_BYTES || self.words >= CHUNK_WORDS / 2
     }
 
     /// How many entries it has.
@@ -73,6 +73,7 @@ impl Filling {
     }
 
     pub(super) fn text(&mut self, text: &str) -> u32 {
+        self.words += text_words(text);
         if let Some(&index) = self.texts.get(text) {
             return index;
         }
@@ -117,7 +118,7 @@ impl Filling {
 
     /// Number of a stack.
     fn stack(&mut self, stack: &Stack) -> u32 {
-        self.depth += stack.len();
+        self.words += stack.len();
         let mut caller = 0;
         for frame in stack.iter().rev() {
             let leaf = self.frame(frame);

@@ -47,8 +47,14 @@ pub const FORMAT: u32 = 1;
 const CHUNK_BYTES: usize = 256 << 10;
 /// Largest chunk, before and after compression. One entry may be larger than [`CHUNK_BYTES`].
 const MAX_CHUNK_BYTES: usize = 4 << 20;
-/// Frames that the stacks of all entries of a chunk have at most together.
-const STACK_FRAMES: usize = 8 << 20;
+/// Words of 8 bytes that the tables and entries of a chunk become at most, beside themselves: frames of stacks, texts that are copied, histograms.
+/// Without a limit a small file could become any amount of memory, as entries can name the same stack or text.
+const CHUNK_WORDS: usize = 8 << 20;
+
+/// Words of a text that is copied.
+fn text_words(text: &str) -> usize {
+    text.len() / 8 + 3
+}
 /// Nanoseconds after which a chunk is closed: what is lost at most if gctrace is killed.
 const CHUNK_NS: u64 = 1_000_000_000;
 

@@ -19,6 +19,7 @@ use crate::{
     },
     model::{
         EndReason, Process,
+        gvl::GvlGap,
         gvl_so_far::GvlSoFar,
         seen::{CyclesBefore, ProcessEnd, Seen},
     },
@@ -233,7 +234,13 @@ impl<O: DerefMut<Target = Outputs>> Replay<O> {
             }
             Recorded::Began(ts_ns) => self.outputs.tell(|exporter| exporter.began(*ts_ns)),
             Recorded::Closed(ts_ns) => self.close(*ts_ns),
-            Recorded::GvlGap(gap) => self.outputs.tell(|exporter| exporter.gvl_gap(*gap)),
+            Recorded::GvlGap(gap) => {
+                // One that was over before a dump begins is not of it.
+                let from_ns = gap.from_ns.max(self.before.as_ref().map_or(0, |before| before.from_ns));
+                if from_ns < gap.to_ns {
+                    self.outputs.tell(|exporter| exporter.gvl_gap(GvlGap { from_ns, ..*gap }));
+                }
+            }
             Recorded::Account(ledger) => {
                 let ledger = self.account(ledger);
                 self.outputs.tell(|exporter| exporter.account(&ledger));

@@ -4,6 +4,7 @@ use std::{cell::RefCell, path::Path, rc::Rc, sync::Arc};
 
 use gctrace_common::stats::Counter;
 use proptest::prelude::*;
+use prost::Message as _;
 
 use super::{
     chunk::{Kind, stored},
@@ -78,7 +79,7 @@ fn hand(outputs: &mut Outputs) {
         outputs.hand(|exporter| exporter.refused(Some(9), "/opt/\u{fffd}ruby", "why not"));
         outputs.hand(|exporter| exporter.refused(None, "/opt/ruby", ""));
         outputs.tell(|exporter| exporter.began(at + 1));
-        outputs.tell(|exporter| exporter.gvl_gap(GvlGap { from_ns: at, to_ns: u64::MAX, summed: true }));
+        outputs.tell(|exporter| exporter.gvl_gap(GvlGap { from_ns: at + 42, to_ns: u64::MAX, summed: true }));
         ledger.user.pipeline.cycles = 17 + round;
         ledger.user.requests.decoded_requests = u64::MAX;
         if let Some(kernel) = &mut ledger.kernel {
@@ -319,6 +320,12 @@ fn bounds() {
     };
     assert!(with(alloc(1 << 61, 1 << 39)).is_ok());
     assert!(with(slots(1 << 39, 10)).is_ok());
+    // A job that has allocated for hours, and a thousand threads that have waited for days.
+    let job =
+        wire::Request { alloc_slots: Some(1 << 36), alloc_bytes: Some(1 << 45), ..wire::Request::default() };
+    assert!(with(wire::What::Request(Box::new(job))).is_ok());
+    let so_far = wire::GvlSoFar { waits: vec![1], wait_ns: 1000 * 10 * 86_400 * 1_000_000_000, hold_ns: 1 };
+    assert!(with(wire::What::GvlSoFar(Box::new(so_far))).is_ok());
     for (what, why) in [
         (wire::What::Closed(u64::MAX), "18446744073709551615 is not possible as a time"),
         (alloc(1 << 62, 1), "4611686018427387904 is not possible as a time"),
@@ -329,6 +336,35 @@ fn bounds() {
         let error = with(what).unwrap_err().to_string();
         assert!(error.contains(why), "{error}");
     }
+}
+
+/// Few bytes that would become much memory are damage: many names of one text, and many histograms.
+#[test]
+fn small_chunks_of_much() {
+    let (bytes, _) = recorded_once();
+    let head = &bytes[..boundaries(bytes)[1]];
+    let read = |chunk: &wire::Chunk| {
+        replayed(&[head, &stored(Kind::Entries, &chunk.encode_to_vec()).unwrap()].concat()).0
+    };
+    let refused = |chunk: &wire::Chunk| {
+        let error = read(chunk).unwrap_err().to_string();
+        assert!(error.contains("become more than"), "{error}");
+    };
+    let mut filling = encode::Filling::default();
+    let process = filling.process(&samples::process());
+    let plain = wire::Chunk::decode(&filling.take()[..]).unwrap();
+    let text = plain.texts.len() as u32;
+    let mut texts = plain.clone();
+    texts.texts.push("x".repeat(1 << 20));
+    texts.processes[process as usize].cmdline = Some(wire::Texts { texts: vec![text; 10] });
+    assert!(read(&texts).is_ok());
+    texts.processes[process as usize].cmdline = Some(wire::Texts { texts: vec![text; 100_000] });
+    refused(&texts);
+    let entry = wire::Entry { process: Some(process), what: Some(wire::What::GvlSoFar(Box::default())) };
+    let mut histograms = wire::Chunk { entries: vec![entry.clone(); 1000], ..plain };
+    assert!(read(&histograms).is_ok());
+    histograms.entries = vec![entry; 100_000];
+    refused(&histograms);
 }
 
 fn recorded_once() -> &'static (Vec<u8>, Vec<String>) {

@@ -8,8 +8,10 @@ use crate::model::{
 
 /// Nanoseconds that no clock shows: 146 years.
 const LATEST_NS: u64 = 1 << 62;
-/// Nanoseconds that nothing takes, all threads of a process together: 4.5 years.
+/// Nanoseconds that nothing takes: 4.5 years.
 const LONGEST_NS: u64 = 1 << 57;
+/// Nanoseconds that all threads of a process do not take together: 36 years.
+const LONGEST_SUM_NS: u64 = 1 << 60;
 /// How often nothing happens.
 const MOST: u64 = 1 << 40;
 /// Bytes that no memory has.
@@ -59,17 +61,22 @@ impl Bounds {
         self.counts(blocker.ran.iter().map(|(count, _)| *count));
     }
 
+    fn adds_up(&mut self, values: impl IntoIterator<Item = u64>) {
+        self.check("sum of times", values, LONGEST_SUM_NS);
+    }
+
     fn times(&mut self, times: &GvlTimes) {
         self.counts([times.count]);
-        self.lasts([times.ns, times.max_ns]);
+        self.adds_up([times.ns]);
+        self.lasts([times.max_ns]);
     }
 
     fn task(&mut self, times: &GvlTaskTimes) {
-        self.lasts([times.cpu_ns, times.runnable_ns, times.blocked_ns]);
+        self.adds_up([times.cpu_ns, times.runnable_ns, times.blocked_ns]);
     }
 
     fn sums(&mut self, sums: &GvlSums) {
-        self.lasts([sums.wall_ns, sums.watched_ns]);
+        self.adds_up([sums.wall_ns, sums.watched_ns]);
         [Some(&sums.wait), sums.hold.as_ref(), sums.away.as_ref()]
             .into_iter()
             .flatten()
@@ -113,7 +120,8 @@ impl Bounds {
                 ];
                 self.lasts(lengths.into_iter().flatten().chain(states.into_iter().flatten()));
                 self.lasts(request.duration_ns());
-                self.counts(request.alloc.iter().flat_map(|alloc| [alloc.slots, alloc.bytes]));
+                self.counts(request.alloc.map(|alloc| alloc.slots));
+                self.check("amount of memory", request.alloc.map(|alloc| alloc.bytes), LARGEST);
             }
             Owned::Stack(sample) => {
                 self.at([sample.ts_ns]);
@@ -131,7 +139,7 @@ impl Bounds {
                 self.sums(&thread.sums);
             }
             Owned::GvlSoFar(so_far) => {
-                self.lasts([so_far.wait_ns, so_far.hold_ns]);
+                self.adds_up([so_far.wait_ns, so_far.hold_ns]);
                 self.counts(so_far.counts());
             }
             Owned::GvlProcess(process) => {
@@ -139,7 +147,7 @@ impl Bounds {
                 self.lasts([process.span_ns]);
                 self.counts([process.threads]);
                 self.sums(&process.sums);
-                self.lasts(process.gc.iter().flat_map(|gc| [Some(gc.pause_ns), gc.wait_ns]).flatten());
+                self.adds_up(process.gc.iter().flat_map(|gc| [Some(gc.pause_ns), gc.wait_ns]).flatten());
                 process.blocked.iter().for_each(|blocked| self.times(&blocked.times));
             }
             Owned::Alloc(sum) => {

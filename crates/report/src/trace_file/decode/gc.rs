@@ -6,7 +6,7 @@ use super::{
     super::codes::Code,
     Invalid, Tables,
     fields::{Fields, Value},
-    gvl, required, wire,
+    required, wire,
 };
 use crate::{
     model::{
@@ -116,7 +116,7 @@ impl Tables {
             7 => Owned::GvlWait(self.gvl_wait(&seen.message()?)?),
             8 => Owned::GvlSpan(self.gvl_span(&seen.message()?)?),
             9 => Owned::GvlThread(Box::new(self.gvl_thread(&seen.message()?)?)),
-            10 => Owned::GvlSoFar(gvl::so_far(&seen.message()?)?),
+            10 => Owned::GvlSoFar(self.so_far(&seen.message()?)?),
             11 => Owned::GvlProcess(Box::new(self.gvl_process(&seen.message()?)?)),
             12 => {
                 let wire::Alloc { begin_ns, end_ns, slots, refills, lost } = seen.message()?;

@@ -23,10 +23,6 @@ pub(super) fn gap(gap: wire::GvlGap) -> GvlGap {
     GvlGap { from_ns, to_ns, summed }
 }
 
-pub(super) fn so_far(so_far: &wire::GvlSoFar) -> Result<GvlSoFar, Invalid> {
-    Ok(GvlSoFar::of_counts(buckets(&so_far.waits)?, so_far.wait_ns, so_far.hold_ns))
-}
-
 /// As many counts as there are buckets; zeros at the end are left out.
 fn buckets(counts: &[u64]) -> Result<Box<[u64; BUCKETS]>, Invalid> {
     let mut buckets = Box::new([0; BUCKETS]);
@@ -50,20 +46,26 @@ fn split(split: wire::Split) -> Result<GvlSplit, Invalid> {
     Ok(GvlSplit { waiting: times(split.waiting)?, holding: times(split.holding)?, away: times(split.away)? })
 }
 
-fn sums(sums: Option<&wire::Sums>) -> Result<GvlSums, Invalid> {
-    let sums = required(sums, "sums of the GVL")?;
-    Ok(GvlSums {
-        wall_ns: sums.wall_ns,
-        watched_ns: sums.watched_ns,
-        wait: times(required(sums.wait, "times of waits")?),
-        hold: sums.hold.map(times),
-        away: sums.away.map(times),
-        split: sums.split.map(split).transpose()?,
-        waits: Histogram::of_counts(buckets(&sums.waits)?),
-    })
-}
-
 impl Tables {
+    pub(super) fn so_far(&self, so_far: &wire::GvlSoFar) -> Result<GvlSoFar, Invalid> {
+        self.takes(BUCKETS)?;
+        Ok(GvlSoFar::of_counts(buckets(&so_far.waits)?, so_far.wait_ns, so_far.hold_ns))
+    }
+
+    fn sums(&self, sums: Option<&wire::Sums>) -> Result<GvlSums, Invalid> {
+        let sums = required(sums, "sums of the GVL")?;
+        self.takes(BUCKETS)?;
+        Ok(GvlSums {
+            wall_ns: sums.wall_ns,
+            watched_ns: sums.watched_ns,
+            wait: times(required(sums.wait, "times of waits")?),
+            hold: sums.hold.map(times),
+            away: sums.away.map(times),
+            split: sums.split.map(split).transpose()?,
+            waits: Histogram::of_counts(buckets(&sums.waits)?),
+        })
+    }
+
     fn who(&self, who: Option<wire::Who>) -> Result<GvlWho, Invalid> {
         let wire::Who { tid, comm_text } = required(who, "a thread")?;
         Ok(GvlWho { tid, comm: Arc::clone(self.text(comm_text)?) })
@@ -108,7 +110,7 @@ impl Tables {
             begin_ns: thread.begin_ns,
             end_ns: thread.end_ns,
             ended: thread.ended,
-            sums: sums(thread.sums.as_ref())?,
+            sums: self.sums(thread.sums.as_ref())?,
         })
     }
 
@@ -126,7 +128,7 @@ impl Tables {
             threads: process.threads,
             span_ns: process.span_ns,
             end_ns: process.end_ns,
-            sums: sums(process.sums.as_ref())?,
+            sums: self.sums(process.sums.as_ref())?,
             gc: process.gc.map(|wire::GcOfGvl { pause_ns, wait_ns }| GvlGc { pause_ns, wait_ns }),
             blocked: blocked.collect::<Result<_, Invalid>>()?,
         })

@@ -1,5 +1,7 @@
 //! What is seen of a process, as an entry: the one table of what a recording has of each [`Seen`].
 
+use gctrace_common::gvl::BUCKETS;
+
 use super::{Filling, alloc, so_far, wire};
 use crate::{
     model::{Process, seen::Seen},
@@ -28,6 +30,9 @@ impl Filling {
             Seen::AllocStack(stack) => What::AllocStack(Box::new(self.alloc_stack(stack))),
             Seen::Ended(end) => What::Ended(Box::new(self.ended(end))),
         };
+        if matches!(what, What::GvlThread(_) | What::GvlSoFar(_) | What::GvlProcess(_)) {
+            self.words += BUCKETS;
+        }
         self.push(Some(index), what);
     }
 

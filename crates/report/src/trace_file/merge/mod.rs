@@ -16,7 +16,7 @@ use prost::Message as _;
 use super::{
     Header, Host, ReadError, Subjects,
     chunk::{self, Kind},
-    encode::Filling,
+    encode::{self, Filling},
     visit::{Visit, visit},
     wire::{self, What},
 };
@@ -24,7 +24,7 @@ use crate::{
     clock::WallClock,
     export::{ExportError, check_path, write_private},
     ledger::Ledger,
-    model::{Image, Process},
+    model::{Image, Process, gvl::GvlGap},
 };
 use pieces::Whole;
 use source::{Batch, Event, Source};
@@ -415,8 +415,14 @@ impl Writing {
             }
             Event::Closed(ts_ns) => self.closed_ns = self.closed_ns.max(later(ts_ns)),
             Event::Flushed(now_ns) => self.filling.push(None, What::Flushed(later(now_ns))),
-            // Refused before, and added up by the caller.
-            Event::GvlGap | Event::Account(_) => {}
+            // Of several recordings they have been refused.
+            Event::GvlGap(gap) => {
+                let (from_ns, to_ns) = (later(gap.from_ns), later(gap.to_ns));
+                let gap = GvlGap { from_ns, to_ns, ..gap };
+                self.filling.push(None, What::GvlGap(Box::new(encode::gap(gap))));
+            }
+            // Added up by the caller.
+            Event::Account(_) => {}
         }
     }
 

@@ -16,7 +16,7 @@ pub(super) enum Event {
     Refused(Option<u32>, String, String),
     Began(u64),
     Closed(u64),
-    GvlGap,
+    GvlGap(GvlGap),
     Account(Box<Ledger>),
     Flushed(u64),
 }
@@ -50,8 +50,8 @@ impl Exporter for Queue {
         self.push(Event::Closed(ts_ns));
     }
 
-    fn gvl_gap(&mut self, _: GvlGap) {
-        self.push(Event::GvlGap);
+    fn gvl_gap(&mut self, gap: GvlGap) {
+        self.push(Event::GvlGap(gap));
     }
 
     fn account(&mut self, ledger: &Ledger) {

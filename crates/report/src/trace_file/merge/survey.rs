@@ -46,7 +46,7 @@ impl Survey {
             for event in batch.events {
                 let (process, mut owned) = match event {
                     Event::Seen(process, owned) => (process, owned),
-                    Event::GvlGap => {
+                    Event::GvlGap(_) => {
                         survey.has_gap = true;
                         continue;
                     }

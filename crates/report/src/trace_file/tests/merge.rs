@@ -180,6 +180,37 @@ fn dumps() {
     assert!(refusal(&[one, &other.dump()]).contains("cannot be separated"));
 }
 
+/// A dump has the times of its own in which single waits for the GVL were not watched, and so has what is merged of dumps of one run.
+#[test]
+fn gaps_of_dumps() {
+    let mut flight = Flight::new(keep(4, &[]));
+    let process = samples::process();
+    flight.see(&process, Seen::Process { state: None, now_ns: 1 });
+    let mut dumps = Vec::new();
+    for second in 0..9_u64 {
+        flight.see(&process, Seen::Cycle(&GcCycle { count: second, ..cycle(second * S + 7, 1000) }));
+        if second == 8 {
+            // As at the end of a run.
+            for (from, to) in [(1, 2), (7, 8)] {
+                let gap = GvlGap { from_ns: from * S, to_ns: to * S, summed: true };
+                flight.outputs.tell(|exporter| exporter.gvl_gap(gap));
+            }
+        }
+        flight.second((second + 1) * S);
+        if [6, 8].contains(&second) {
+            dumps.push(flight.dump());
+        }
+    }
+    let [one, later] = &dumps[..] else { panic!("{}", dumps.len()) };
+    let (both, _) = merged(&[one, later]).unwrap();
+    let gaps = |bytes: &[u8]| -> Vec<String> {
+        replayed(bytes).1.into_iter().filter(|line| line.contains("summed: true")).collect()
+    };
+    let expected = [format!("{:?}", GvlGap { from_ns: 7 * S, to_ns: 8 * S, summed: true })];
+    assert!(gaps(one).is_empty());
+    assert_eq!((&gaps(later)[..], &gaps(&both)[..]), (&expected[..], &expected[..]));
+}
+
 /// Another boot: times by the time of day, and numbers of its own where they are the same.
 #[test]
 fn other_hosts() {

@@ -75,7 +75,10 @@ pub fn capture<F: Family, C: EbpfContext>(ctx: &C, occasion: &Occasion) {
         let (gc, kind) = gc_activity(image, bias, occasion);
         (*head).gc = gc as u32;
         (*head).flags |= kind;
-        context::note(head, occasion.tgid);
+        // Profiles of malloc have no spans.
+        if !matches!(occasion.cause, Cause::Malloc) {
+            context::note(head, occasion.tgid);
+        }
         if occasion.in_kernel {
             (*head).flags |= StackEvent::IN_KERNEL;
             kernel_frames(ctx, scratch);

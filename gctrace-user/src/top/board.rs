@@ -423,9 +423,9 @@ impl Observer for Board {
         let now_ns = self.now_ns;
         let Some(known) = self.processes.get_mut(&process.pid) else { return };
         match seen {
-            Seen::Cycle(cycle) => known.cycle(process, cycle),
+            Seen::Cycle(cycle) => known.cycle(process, cycle, now_ns),
             // Of a Ruby whose cycles are not known. Other phases lie within pauses.
-            Seen::Work(work) if work.phase == Phase::Pause => known.pause(work.begin_ns, work.ns),
+            Seen::Work(work) if work.phase == Phase::Pause => known.pause(work.begin_ns, work.ns, now_ns),
             Seen::Stack(sample) => known.stack(sample),
             Seen::Request(request) => known.requests.see(request),
             Seen::GvlWait(wait) => known.blocked.see(wait),
@@ -492,19 +492,23 @@ impl ProcessState {
         second
     }
 
-    fn pause(&mut self, begin_ns: u64, ns: u64) {
-        let end = begin_ns + ns;
-        let second = self.second(end);
-        second.pause_ns += ns;
+    /// A pause, which is known when its cycle is complete: a lazy sweep can take minutes. Its time is that of the second in which it ended, if
+    /// that is shown. Among the pauses of the last minute it is from when it is known.
+    fn pause(&mut self, begin_ns: u64, ns: u64, now_ns: u64) {
+        let (end, now_ns) = (begin_ns + ns, now_ns.max(begin_ns + ns));
+        if now_ns / SECOND - end / SECOND < WINDOW as u64 {
+            self.second(end).pause_ns += ns;
+        }
+        let second = self.second(now_ns);
         let bar = BARS.iter().position(|&end| ns < end).unwrap_or(BARS.len() - 1);
         second.bars[bar] = second.bars[bar].saturating_add(1);
-        bounded(&mut self.pauses, (end, ns), MOST_PAUSES);
+        bounded(&mut self.pauses, (now_ns, ns), MOST_PAUSES);
     }
 
-    fn cycle(&mut self, process: &Process, cycle: &GcCycle) {
+    fn cycle(&mut self, process: &Process, cycle: &GcCycle, now_ns: u64) {
         self.cycles += 1;
         for pause in &cycle.pauses {
-            self.pause(pause.begin_ns, pause.ns);
+            self.pause(pause.begin_ns, pause.ns, now_ns);
         }
         let key = |name: &str| process.image.stat_keys.iter().position(|key| *key == name);
         let last = cycle.end.as_ref().unwrap_or(&cycle.start);

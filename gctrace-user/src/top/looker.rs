@@ -3,23 +3,36 @@
 use std::{
     path::PathBuf,
     sync::mpsc::{Receiver, Sender, channel},
+    time::{Duration, Instant},
 };
 
 use crate::dump::{Dump, Looker as Threads};
 
-/// The thread, and what it has found.
-pub(super) struct Looker {
+/// For how long the kernel may make the thread wait until that is said, and until another process gets a thread of its own.
+const PATIENCE: Duration = Duration::from_secs(5);
+/// Threads that wait at most: one for each process that cannot be read.
+const MOST_WAITING: u32 = 8;
+
+/// What a thread is asked, and what it has found.
+struct Worker {
     ask: Sender<u32>,
     answers: Receiver<(u32, Result<Dump, String>)>,
-    /// Whether it is looking.
-    busy: bool,
-    /// What it found last, and of which process.
+    /// What it is looking at, and since when.
+    busy: Option<(u32, Instant)>,
+}
+
+/// The thread, and what it has found.
+pub(super) struct Looker {
+    cache_dir: Option<PathBuf>,
+    worker: Worker,
+    /// Threads that were left waiting.
+    waiting: u32,
+    /// What was found last, and of which process.
     pub(super) last: Option<(u32, Result<Dump, String>)>,
 }
 
-impl Looker {
-    /// Starts the thread.
-    pub(super) fn start(cache_dir: Option<PathBuf>) -> std::io::Result<Self> {
+impl Worker {
+    fn start(cache_dir: Option<PathBuf>) -> std::io::Result<Self> {
         let (ask, asked) = channel::<u32>();
         let (answer, answers) = channel();
         std::thread::Builder::new().name("gctrace-looker".to_owned()).spawn(move || {
@@ -31,20 +44,51 @@ impl Looker {
                 }
             }
         })?;
-        Ok(Self { ask, answers, busy: false, last: None })
+        Ok(Self { ask, answers, busy: None })
+    }
+}
+
+impl Looker {
+    /// Starts the thread.
+    pub(super) fn start(cache_dir: Option<PathBuf>) -> std::io::Result<Self> {
+        let worker = Worker::start(cache_dir.clone())?;
+        Ok(Self { cache_dir, worker, waiting: 0, last: None })
     }
 
     /// Takes what was found, and asks for the process unless that is under way; `again`: also if its threads are known.
     pub(super) fn look(&mut self, pid: u32, again: bool) {
-        while let Ok(found) = self.answers.try_recv() {
-            self.busy = false;
+        while let Ok(found) = self.worker.answers.try_recv() {
+            self.worker.busy = None;
             self.last = Some(found);
         }
         if self.last.as_ref().is_some_and(|(last, _)| *last != pid) {
             self.last = None;
         }
-        if !self.busy && (again || self.last.is_none()) {
-            self.busy = self.ask.send(pid).is_ok();
+        if let Some((asked, since)) = self.worker.busy.filter(|(_, since)| since.elapsed() >= PATIENCE) {
+            let blocked = |pid: u32| {
+                let seconds = since.elapsed().as_secs();
+                Err(format!(
+                    "the kernel has blocked reading pid {pid} for {seconds} s: a thread of it may be in state D"
+                ))
+            };
+            if asked == pid || self.waiting >= MOST_WAITING {
+                self.last = Some((pid, blocked(asked)));
+                return;
+            }
+            // The one that waits ends when the kernel lets it go.
+            match Worker::start(self.cache_dir.clone()) {
+                Ok(worker) => {
+                    self.worker = worker;
+                    self.waiting += 1;
+                }
+                Err(error) => {
+                    self.last = Some((pid, Err(format!("cannot start a thread that reads it: {error}"))));
+                    return;
+                }
+            }
+        }
+        if self.worker.busy.is_none() && (again || self.last.is_none()) && self.worker.ask.send(pid).is_ok() {
+            self.worker.busy = Some((pid, Instant::now()));
         }
     }
 

@@ -2,6 +2,7 @@
 
 use std::{collections::BTreeMap, sync::Arc};
 
+use gctrace_common::event::Phase;
 use ratatui::{Terminal, backend::TestBackend, layout::Rect};
 
 use super::{
@@ -14,7 +15,7 @@ use super::{
 };
 use crate::{
     model::{
-        Container, GcCycle, GcState, Image, Origin, Pause, Process,
+        Container, GcCycle, GcState, GcWork, Image, Origin, Pause, Process,
         gvl_so_far::GvlSoFar,
         request::{GcTime, Request},
         seen::{Observer as _, Seen},
@@ -194,6 +195,30 @@ fn values() {
     let shop = groups.iter().find(|row| row.name == "shop").unwrap();
     assert_eq!((shop.processes, shop.cpu, shop.gc), (2, Some(50.0), Some(1.0)));
     assert_eq!((shop.max_ns, shop.alloc, shop.rss), (Some(50 * MS), None, Some(2 << 20)));
+}
+
+/// Pauses of a cycle that was swept for minutes are among those of the minute in which that is known, and take no place of newer times. GC work of a
+/// Ruby whose cycles are not known counts, too.
+#[test]
+fn late_pauses() {
+    let mut board = board();
+    let shop = process(7, "shop");
+    let mut late = GvlSoFar::default();
+    late.wait_ns = S / 4;
+    board.now(220 * S);
+    board.see(&shop, Seen::GvlSoFar(&late));
+    // In the same place as the second 220.
+    board.see(&shop, Seen::Cycle(&cycle(160 * S - 300 * MS, 300 * MS, 9000)));
+    board.see(&shop, Seen::Cycle(&cycle(100 * S + 1, 200 * MS, 9000)));
+    let row = board.rows(222 * S, Group::Process).into_iter().find(|row| row.pid == Some(7)).unwrap();
+    assert_eq!((row.max_ns, row.gc, row.gvl), (Some(300 * MS), Some(0.0), Some(2.5)));
+    assert_eq!(board.detail(7, 222 * S).unwrap().bars.iter().sum::<u64>(), 2);
+    let work = |phase, begin_ns| GcWork { phase, tid: 1, comm: "ruby".to_owned(), begin_ns, ns: 100 * MS };
+    for phase in [Phase::Pause, Phase::Continue] {
+        board.see(&shop, Seen::Work(&work(phase, 220 * S)));
+    }
+    let row = board.rows(222 * S, Group::Process).into_iter().find(|row| row.pid == Some(7)).unwrap();
+    assert_eq!(row.gc, Some(1.0));
 }
 
 /// Waits for the GVL come as a sum since the beginning; a share is of what was added, and none where not all were seen.

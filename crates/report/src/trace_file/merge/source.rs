@@ -81,11 +81,16 @@ pub(super) struct Batch {
     pub(super) events: Vec<Event>,
 }
 
+/// Events of a batch at most. Runs flush several times a second; a file may say anything.
+const MOST: usize = 1 << 18;
+
 /// A recording that is being read.
 pub(super) struct Source {
     recording: Recording<Reader>,
     replay: Option<Replay<Box<Outputs>>>,
     queue: Queue,
+    /// Events at the front of the queue at which outputs were not flushed.
+    scanned: usize,
     last_ns: u64,
 }
 
@@ -97,15 +102,19 @@ impl Source {
         let queue = Queue::default();
         let outputs = Box::new(Outputs::new(vec![Box::new(queue.clone())]));
         let replay = Some(Replay::new(recording.header(), outputs));
-        Ok(Self { recording, replay, queue, last_ns: 0 })
+        Ok(Self { recording, replay, queue, scanned: 0, last_ns: 0 })
     }
 
     /// The next batch; `None`: there is no more.
     pub(super) fn next(&mut self) -> Result<Option<Batch>, ReadError> {
         loop {
             let mut queue = self.queue.0.borrow_mut();
-            let flushed = queue.iter().position(|event| matches!(event, Event::Flushed(_)));
-            if let Some(at) = flushed {
+            let flushed =
+                queue.iter().skip(self.scanned).position(|event| matches!(event, Event::Flushed(_)));
+            let whole = flushed.map(|at| self.scanned + at);
+            self.scanned = if whole.is_some() { 0 } else { queue.len() };
+            if let Some(at) = whole.or_else(|| queue.len().checked_sub(1).filter(|_| queue.len() >= MOST)) {
+                self.scanned = 0;
                 let events: Vec<Event> = queue.drain(..=at).collect();
                 if let Some(Event::Flushed(now_ns)) = events.last() {
                     self.last_ns = self.last_ns.max(*now_ns);
@@ -113,6 +122,7 @@ impl Source {
                 return Ok(Some(Batch { at_ns: self.last_ns, events }));
             }
             let Some(mut replay) = self.replay.take() else {
+                self.scanned = 0;
                 let events: Vec<Event> = queue.drain(..).collect();
                 return Ok((!events.is_empty()).then_some(Batch { at_ns: self.last_ns, events }));
             };

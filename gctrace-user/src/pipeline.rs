@@ -480,7 +480,8 @@ impl Pipeline {
             self.count_before(before);
         }
         let TracedProcess { cycles, lost, since_ns, outside_ns, .. } = traced;
-        let end = ProcessEnd { reason, ts_ns, since_ns, outside_ns, shutdown, cycles, before, lost };
+        let end =
+            ProcessEnd { reason, ts_ns, since_ns, outside_ns, beyond_ns: 0, shutdown, cycles, before, lost };
         self.see(&traced.process, Seen::Ended(&end));
     }
 

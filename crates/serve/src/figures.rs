@@ -67,7 +67,8 @@ pub(crate) struct Figures {
     pub(crate) pairs: HashMap<Pair, GvlTimes>,
     pub(crate) more_pairs: u64,
     pub(crate) requests: RequestSummary,
-    pub(crate) allocated: u64,
+    /// Bytes; `None`: no sum of a whole second was seen.
+    pub(crate) allocated: Option<u64>,
     pub(crate) began_ns: Option<u64>,
     pub(crate) closed_ns: u64,
 }
@@ -95,7 +96,7 @@ impl Figures {
             pairs: HashMap::new(),
             more_pairs: 0,
             requests: RequestSummary::default(),
-            allocated: 0,
+            allocated: None,
             began_ns: None,
             closed_ns: 0,
         }
@@ -108,7 +109,7 @@ impl Figures {
             && self.samples == 0
             && self.waits.count == 0
             && self.requests.count() == 0
-            && self.allocated == 0
+            && self.allocated.is_none()
             && self.threads.is_empty()
     }
 
@@ -129,6 +130,7 @@ impl Figures {
             cpu_ns: 0,
             span_ns: None,
             outside_ns: 0,
+            beyond_ns: 0,
             gvl: None,
         });
         self.processes.last_mut()
@@ -309,11 +311,13 @@ impl Figures {
                     }
                 }
             }
-            Seen::Alloc(sum) => self.allocated = self.allocated.saturating_add(sum.bytes()),
+            Seen::Alloc(sum) => {
+                self.allocated = Some(self.allocated.unwrap_or(0).saturating_add(sum.bytes()));
+            }
             Seen::Ended(end) => {
                 if let Some(of) = self.process(process) {
                     of.span_ns = Some(end.ts_ns.saturating_sub(end.since_ns));
-                    of.outside_ns = end.outside_ns;
+                    (of.outside_ns, of.beyond_ns) = (end.outside_ns, end.beyond_ns);
                 }
             }
             Seen::GvlSoFar(_) | Seen::AllocStack(_) => {}

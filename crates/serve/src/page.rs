@@ -348,7 +348,14 @@ fn glance(figures: &Figures, processes: u64, subjects: Subjects, length: f64) ->
         all.push(("Requests", html! { (count(figures.requests.count())) }));
     }
     if subjects.alloc {
-        all.push(("Allocated", html! { (bytes(figures.allocated)) }));
+        // It is added up about once a second; what is not wholly in the chosen time is not counted.
+        all.push((
+            "Allocated, in whole seconds",
+            html! {
+                @if let Some(allocated) = figures.allocated { (bytes(allocated)) }
+                @else { "not known: no whole second of it" }
+            },
+        ));
     }
     facts(&all)
 }

@@ -249,7 +249,7 @@ impl Digest {
         digest.span_ns = end.ts_ns.saturating_sub(end.since_ns);
         let sampled_since = self.began_ns.map(|began_ns| began_ns.max(end.since_ns));
         digest.sampled_ns = sampled_since.map_or(0, |since_ns| end.ts_ns.saturating_sub(since_ns));
-        digest.stopped_ns += end.outside_ns;
+        digest.stopped_ns = digest.stopped_ns.saturating_add(end.outside_ns).saturating_sub(end.beyond_ns);
         // Those after its last cycle, too.
         digest.lost = digest.lost.max(end.lost);
         digest.over = end.reason != crate::model::EndReason::Detached;

@@ -142,6 +142,7 @@ fn record(name: &'static str, program: Program, seed: u64) -> Side {
         ts_ns: ended,
         since_ns: BEGAN - SECOND,
         outside_ns: 0,
+        beyond_ns: 0,
         shutdown: None,
         cycles: 0,
         before: CyclesBefore::Unknown,

@@ -456,6 +456,7 @@ mod tests {
         ts_ns: 1_000_000,
         since_ns: 0,
         outside_ns: 0,
+        beyond_ns: 0,
         shutdown: None,
         cycles: 0,
         before: CyclesBefore::Unknown,

@@ -139,7 +139,7 @@ impl SummaryLine {
             causes: causes.collect(),
             pause_ns: gc.stopped_ns,
             outside_pause_ns: end.outside_ns,
-            gc_share: share(gc.stopped_ns + end.outside_ns, traced_ns),
+            gc_share: share((gc.stopped_ns + end.outside_ns).saturating_sub(end.beyond_ns), traced_ns),
             pauses: Times::of(&gc.stops),
             cycle_pauses: Times::of(&gc.totals),
             worst: gc.worst.as_ref().map(|worst| Worst::of(worst, clock)),

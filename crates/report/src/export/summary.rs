@@ -89,7 +89,7 @@ impl Done {
     /// Time in the GC that was seen. Parts of pauses may lie within each other: the longest sum of them is no more than what there was.
     fn stopped_ns(&self) -> u64 {
         let work = self.gc.work.values().map(|(_, ns)| *ns).max().unwrap_or_default();
-        self.gc.stopped_ns + self.end.outside_ns + work
+        (self.gc.stopped_ns + self.end.outside_ns + work).saturating_sub(self.end.beyond_ns)
     }
 }
 
@@ -314,7 +314,7 @@ fn write_cycles(
     span_ns: u64,
 ) -> std::io::Result<()> {
     let gc = &done.gc;
-    let total_ns = gc.stopped_ns + done.end.outside_ns;
+    let total_ns = (gc.stopped_ns + done.end.outside_ns).saturating_sub(done.end.beyond_ns);
     let share = percent(total_ns, span_ns);
     let rate = gc.count(None) as f64 * 1e9 / span_ns.max(1) as f64;
     let (minor, major) = (gc.count(Some("minor")), gc.count(Some("major")));

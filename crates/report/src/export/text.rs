@@ -464,6 +464,7 @@ mod tests {
             ts_ns: 1,
             since_ns: 0,
             outside_ns: 0,
+            beyond_ns: 0,
             shutdown: None,
             cycles: 0,
             before: CyclesBefore::Missed(3),

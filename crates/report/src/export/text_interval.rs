@@ -273,6 +273,7 @@ mod tests {
             ts_ns: S,
             since_ns: 0,
             outside_ns: 0,
+            beyond_ns: 0,
             shutdown: None,
             cycles: 0,
             before: CyclesBefore::Unknown,

@@ -75,6 +75,15 @@ struct Shown {
     lost: u64,
 }
 
+/// GC pauses of a process at the ends of a window, nanoseconds.
+#[derive(Clone, Copy, Debug, Default)]
+struct AtEnds {
+    /// Those in the window of cycles that are not.
+    outside_ns: u64,
+    /// Those after the window of cycles that are in it.
+    beyond_ns: u64,
+}
+
 /// Hands on what is in a window. What is known of a whole life only, such as the GVL sums of a thread, is in no part of it.
 pub struct Windowed {
     window: Window,
@@ -82,6 +91,7 @@ pub struct Windowed {
     /// Processes that were seen before the window begins.
     before: BTreeMap<u32, Process>,
     shown: BTreeMap<u32, Shown>,
+    at_ends: BTreeMap<u32, AtEnds>,
     tally: Rc<RefCell<Tally>>,
 }
 
@@ -120,7 +130,14 @@ impl Tally {
 impl Windowed {
     /// Hands on to these outputs, and counts there.
     pub fn new(window: Window, outputs: Rc<RefCell<Outputs>>, tally: Rc<RefCell<Tally>>) -> Self {
-        Self { window, outputs, before: BTreeMap::new(), shown: BTreeMap::new(), tally }
+        Self {
+            window,
+            outputs,
+            before: BTreeMap::new(),
+            shown: BTreeMap::new(),
+            at_ends: BTreeMap::new(),
+            tally,
+        }
     }
 
     fn hand(&self, process: &Process, seen: Seen<'_>) {
@@ -131,6 +148,22 @@ impl Windowed {
     fn leave_out(&self, seen: Seen<'_>) {
         if let Seen::Request(request) = seen {
             self.outputs.borrow_mut().tell(|exporter| exporter.request_outside(request));
+        }
+    }
+
+    /// A cycle is reported as a whole or not at all; what its pauses take of the window's time is known all the same.
+    fn divide(&mut self, process: &Process, seen: Seen<'_>) {
+        let (Seen::Cycle(cycle), Some(begin_ns)) = (seen, time(&seen)) else { return };
+        let is_in = self.window.has(begin_ns);
+        let at_ends = self.at_ends.entry(process.pid).or_default();
+        for pause in &cycle.pauses {
+            let end_ns = pause.begin_ns.saturating_add(pause.ns);
+            let after_ns = end_ns.saturating_sub(self.window.to().max(pause.begin_ns));
+            let before_ns = self.window.from().min(end_ns).saturating_sub(pause.begin_ns);
+            let within_ns = pause.ns.saturating_sub(after_ns).saturating_sub(before_ns);
+            let (sum, ns) =
+                if is_in { (&mut at_ends.beyond_ns, after_ns) } else { (&mut at_ends.outside_ns, within_ns) };
+            *sum = sum.saturating_add(ns);
         }
     }
 
@@ -156,6 +189,7 @@ impl Windowed {
             self.before.remove(&process.pid);
         }
         self.reach(end.ts_ns);
+        let at_ends = self.at_ends.remove(&process.pid).unwrap_or_default();
         let Some(shown) = self.shown.remove(&process.pid) else { return };
         let within = end.ts_ns < self.window.to();
         let (ts_ns, since_ns) = (end.ts_ns.min(self.window.to()), end.since_ns.max(self.window.from()));
@@ -164,7 +198,8 @@ impl Windowed {
             reason: if within { end.reason } else { EndReason::Detached },
             ts_ns,
             since_ns,
-            outside_ns: if cuts { 0 } else { end.outside_ns },
+            outside_ns: if cuts { at_ends.outside_ns } else { end.outside_ns },
+            beyond_ns: at_ends.beyond_ns,
             shutdown: end.shutdown.clone().filter(|_| within),
             cycles: shown.cycles,
             before: if cuts { CyclesBefore::Unknown } else { end.before },
@@ -218,6 +253,9 @@ impl Exporter for Windowed {
             }
             self.hand(process, seen);
             return Ok(());
+        }
+        if self.window.cuts_time() {
+            self.divide(process, seen);
         }
         match (seen, time(&seen)) {
             (_, None) if self.window.cuts_time() => {}
@@ -309,11 +347,83 @@ impl Exporter for Windowed {
 mod tests {
     use super::*;
     use crate::{
-        aggregate::service_requests::tests::request,
+        aggregate::{
+            service_requests::tests::request,
+            services::tests::{END, cycle, process},
+        },
         clock::WallClock,
         export::profile::{Format, Keeper, a_sample},
-        model::{request::Request, stack::StackSample},
+        model::{GcCycle, Pause, request::Request, stack::StackSample},
     };
+    use proptest::prelude::*;
+
+    /// Adds up the GC time of a process as summaries do.
+    #[derive(Clone, Default)]
+    struct GcTime(Rc<RefCell<(u64, u64)>>);
+
+    impl Exporter for GcTime {
+        fn see(&mut self, _: &Process, seen: Seen<'_>) -> Result<(), ExportError> {
+            let (sum, span) = &mut *self.0.borrow_mut();
+            match seen {
+                Seen::Cycle(cycle) => *sum += cycle.pause_ns(),
+                Seen::Ended(end) => {
+                    *sum = *sum + end.outside_ns - end.beyond_ns;
+                    *span = end.ts_ns - end.since_ns;
+                }
+                _ => {}
+            }
+            Ok(())
+        }
+
+        fn finish(&mut self, _: &Ledger) -> Result<(), ExportError> {
+            Ok(())
+        }
+    }
+
+    proptest! {
+        /// The time in the GC of any part is that of the pauses in it, never more than the part, and neighbouring parts have that of both together.
+        #[test]
+        fn gc_time_of_parts(
+            lengths in proptest::collection::vec((0_u64..40, 0_u64..40, 0_u64..3), 1..20),
+            cuts in proptest::collection::vec(0_u64..1000, 2),
+        ) {
+            let (mut at, mut cycles, mut all) = (10, Vec::new(), Vec::new());
+            for (count, (gap, ns, more)) in lengths.into_iter().enumerate() {
+                let mut one = GcCycle { pauses: Vec::new(), ..cycle(count as u64, 1, 1, 0) };
+                at += gap;
+                one.start.ts_ns = at;
+                for _ in 0..=more {
+                    one.pauses.push(Pause { tid: 1, begin_ns: at, ns, kind: None, mark_ns: ns, sweep_ns: 0, other_ns: 0 });
+                    all.push(at..at + ns);
+                    at += ns + gap;
+                }
+                cycles.push(one);
+            }
+            let last = at + 10;
+            let part = |from: u64, to: u64| {
+                let sum = GcTime::default();
+                let outputs = Rc::new(RefCell::new(Outputs::new(vec![Box::new(sum.clone())])));
+                let window = Window { from_ns: Some(from), to_ns: Some(to), ..Window::default() };
+                let mut windowed = Windowed::new(window, outputs, Rc::default());
+                let process = process(1, "web");
+                windowed.see(&process, Seen::Process { state: None, now_ns: 1 }).unwrap();
+                for cycle in &cycles {
+                    windowed.see(&process, Seen::Cycle(cycle)).unwrap();
+                }
+                windowed.see(&process, Seen::Ended(&ProcessEnd { ts_ns: last, since_ns: 1, ..END })).unwrap();
+                drop(windowed);
+                sum.0.take()
+            };
+            let (from, to) = (1 + cuts[0].min(cuts[1]) % last, 2 + cuts[0].max(cuts[1]) % last);
+            prop_assume!(from < to && to <= last);
+            let within: u64 = all.iter().map(|pause| pause.end.min(to).saturating_sub(pause.start.max(from))).sum();
+            let (sum, span) = part(from, to);
+            prop_assert_eq!((sum, span), (within, to - from));
+            prop_assert!(sum <= span);
+            let middle = from.midpoint(to);
+            prop_assert_eq!(part(from, middle).0 + part(middle, to).0, sum);
+        }
+    }
 
     /// A sample in the window is of its request where that is outside: it began before, or the condition drops it.
     #[test]

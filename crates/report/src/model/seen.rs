@@ -145,6 +145,8 @@ pub struct ProcessEnd {
     pub since_ns: u64,
     /// GC pauses of cycles that are not reported, because they had begun before tracing, nanoseconds.
     pub outside_ns: u64,
+    /// The part of the pauses of reported cycles that lies after `ts_ns`, nanoseconds: of a part of a recording.
+    pub beyond_ns: u64,
     /// The VM's state when it began to shut down, if it did.
     pub shutdown: Option<GcState>,
     /// Cycles reported.

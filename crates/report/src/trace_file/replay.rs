@@ -108,6 +108,7 @@ impl Running {
             ts_ns,
             since_ns: self.since_ns,
             outside_ns: 0,
+            beyond_ns: 0,
             shutdown: None,
             cycles: self.cycles,
             before: CyclesBefore::Unknown,

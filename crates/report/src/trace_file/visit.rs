@@ -124,6 +124,7 @@ pub(super) fn visit(owned: &mut Owned, with: &mut impl Visit) {
                 ts_ns,
                 since_ns,
                 outside_ns: _,
+                beyond_ns: _,
                 shutdown,
                 cycles: _,
                 before: _,

@@ -20,15 +20,18 @@ pub(crate) struct OneProcess {
     pub(crate) span_ns: Option<u64>,
     /// Pauses of cycles that had begun before, nanoseconds.
     pub(crate) outside_ns: u64,
+    /// The part of the pauses of its cycles that lies after the chosen time, nanoseconds.
+    pub(crate) beyond_ns: u64,
     /// Waits of its threads for the GVL, over whole lives.
     pub(crate) gvl: Option<GvlProcessSummary>,
 }
 
 impl OneProcess {
-    /// All of its time in the GC that was seen.
+    /// All of its time in the GC that was seen, in the chosen time.
     pub(crate) fn gc_ns(&self) -> u64 {
         let work = self.gc.work.values().map(|(_, ns)| *ns).fold(0, u64::saturating_add);
-        self.gc.stopped_ns.saturating_add(self.outside_ns).saturating_add(work)
+        let all_ns = self.gc.stopped_ns.saturating_add(self.outside_ns).saturating_add(work);
+        all_ns.saturating_sub(self.beyond_ns)
     }
 }
 

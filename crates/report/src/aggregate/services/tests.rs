@@ -6,11 +6,12 @@ use crate::{
     ruby::{RubyVersion, fallback::Method, stat::GcInfo},
 };
 
-const END: ProcessEnd = ProcessEnd {
+pub(crate) const END: ProcessEnd = ProcessEnd {
     reason: EndReason::Exited,
     ts_ns: 10,
     since_ns: 0,
     outside_ns: 0,
+    beyond_ns: 0,
     shutdown: None,
     cycles: 0,
     before: CyclesBefore::Unknown,
@@ -84,7 +85,7 @@ pub(crate) fn state(live: u64, allocated: u64) -> GcState {
     GcState { ts_ns: 1, tid: 1, stat: vec![live, allocated, 0], heaps: Vec::new(), info, memory }
 }
 
-fn cycle(count: u64, live: u64, allocated: u64, ns: u64) -> GcCycle {
+pub(crate) fn cycle(count: u64, live: u64, allocated: u64, ns: u64) -> GcCycle {
     let pause = Pause { tid: 1, begin_ns: 1, ns, kind: None, mark_ns: ns, sweep_ns: 0, other_ns: 0 };
     let start = state(live, allocated);
     GcCycle {

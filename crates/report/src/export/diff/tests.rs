@@ -28,6 +28,7 @@ fn compared(conditions: &[&str]) -> (String, Value) {
             ts_ns: 6_000_000_000,
             since_ns: 0,
             outside_ns: 0,
+            beyond_ns: 0,
             shutdown: None,
             cycles: 0,
             before: crate::model::seen::CyclesBefore::Unknown,

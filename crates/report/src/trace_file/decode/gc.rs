@@ -298,6 +298,7 @@ impl Tables {
             ts_ns: end.ts_ns,
             since_ns: end.since_ns,
             outside_ns: end.outside_ns,
+            beyond_ns: 0,
             shutdown: end.shutdown.map(|state| self.state(state)).transpose()?,
             cycles: end.cycles,
             before: match end.cycles_before_kind {

@@ -167,7 +167,9 @@ impl Filling {
     }
 
     pub(in crate::trace_file) fn ended(&mut self, end: &ProcessEnd) -> wire::Ended {
-        let ProcessEnd { reason, ts_ns, since_ns, outside_ns, shutdown, cycles, before, lost } = end;
+        // Recordings are of whole times.
+        let ProcessEnd { reason, ts_ns, since_ns, outside_ns, beyond_ns: _, shutdown, cycles, before, lost } =
+            end;
         let (cycles_before_kind, cycles_before) = match *before {
             CyclesBefore::Unknown => (0, 0),
             CyclesBefore::Earlier(cycles) => (1, cycles),

@@ -172,6 +172,7 @@ fn carried() {
                 ts_ns: 8 * S,
                 since_ns: 60,
                 outside_ns: 5,
+                beyond_ns: 0,
                 shutdown: None,
                 cycles: 900,
                 before: CyclesBefore::Earlier(3),
@@ -199,7 +200,7 @@ fn carried() {
     assert_eq!(waited, [107, 215, 324], "since the dump begins");
     let ended = found("Ended(");
     assert_eq!(ended.len(), 2);
-    let of_two = "reason: Exited, ts_ns: 8000000000, since_ns: 7000000000, outside_ns: 0, shutdown: None, cycles: 0, before: Unknown, lost: 0";
+    let of_two = "reason: Exited, ts_ns: 8000000000, since_ns: 7000000000, outside_ns: 0, beyond_ns: 0, shutdown: None, cycles: 0, before: Unknown, lost: 0";
     assert!(ended[0].contains(of_two), "{}", ended[0]);
     assert!(ended[1].contains("reason: Detached") && ended[1].contains("cycles: 3,"), "{}", ended[1]);
     let ledger = result.unwrap().ledger;

@@ -78,6 +78,7 @@ fn run(header: &Header, pid: u32, seconds: std::ops::Range<u64>) -> Vec<u8> {
         ts_ns: seconds.end * S,
         since_ns: seconds.start * S,
         outside_ns: 0,
+        beyond_ns: 0,
         shutdown: None,
         cycles: seconds.end - seconds.start,
         before: crate::model::seen::CyclesBefore::Unknown,

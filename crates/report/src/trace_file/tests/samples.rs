@@ -333,6 +333,7 @@ pub(crate) fn all(at: u64, see: &mut dyn FnMut(&Process, Seen<'_>)) {
         ts_ns: at,
         since_ns: 1,
         outside_ns: 2,
+        beyond_ns: 0,
         shutdown,
         cycles: 3,
         before,

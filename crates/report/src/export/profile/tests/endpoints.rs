@@ -23,6 +23,7 @@ fn end(reason: crate::model::EndReason) -> ProcessEnd {
         ts_ns: 9,
         since_ns: 1,
         outside_ns: 0,
+        beyond_ns: 0,
         shutdown: None,
         cycles: 0,
         before: crate::model::seen::CyclesBefore::Unknown,

@@ -59,6 +59,7 @@ fn after_exec() {
             ts_ns: rss,
             since_ns: 0,
             outside_ns: 0,
+            beyond_ns: 0,
             shutdown: None,
             cycles: 0,
             before: CyclesBefore::Unknown,

@@ -36,7 +36,7 @@ pub(super) struct Contexts {
     known: HashMap<u32, ThreadContext>,
     waiting: HashMap<u32, Waiting>,
     looked: Instant,
-    /// Libraries of which it was said that their variable cannot be found.
+    /// Libraries and processes of which it was said that their variable cannot be found.
     said: HashSet<String>,
 }
 
@@ -121,10 +121,12 @@ impl Contexts {
             [place] => self.set(pid, place),
             [] => self.forget_place(pid),
             [..] => {
-                log::warn!(
-                    "pid {pid} has several libraries with a variable {VARIABLE}, each its own: which of them publishes the active span is not \
-                     known, so its stacks have none"
-                );
+                if self.says(format!("several {pid}")) {
+                    log::warn!(
+                        "pid {pid} has several libraries with a variable {VARIABLE}, each its own: which of them publishes the active span is \
+                         not known, so its stacks have none"
+                    );
+                }
                 self.forget_place(pid);
             }
         }
@@ -148,11 +150,16 @@ impl Contexts {
 
     /// Says once of a library that its variable cannot be found.
     fn refuse(&mut self, path: &str, why: &str) {
-        /// Bounds the memory.
-        const MAX: usize = 1024;
-        if self.said.len() < MAX && self.said.insert(path.to_owned()) {
+        if self.says(path.to_owned()) {
             log::warn!("{path} exports {VARIABLE}, but {why}: stacks have no spans of its processes");
         }
+    }
+
+    /// Whether something is to be said: once, and not of too many.
+    fn says(&mut self, what: String) -> bool {
+        /// Bounds the memory.
+        const MAX: usize = 1024;
+        self.said.len() < MAX && self.said.insert(what)
     }
 }
 

@@ -21,13 +21,30 @@ pub(super) const VARIABLE: &str = "otel_thread_ctx_v1";
 
 /// The dynamic linker stores where a variable is some time after it has mapped the code of the library: when that is looked for again.
 const SOON: Duration = Duration::from_millis(20);
-/// How often, which takes two seconds.
+/// How often, which takes two seconds; then that it is not there is said. Some dynamic linkers store it at the first use of the variable, so it is
+/// looked for on.
 const TRIES: u32 = 100;
+/// When it is looked for then, for the first minute and later.
+const LATER: Duration = Duration::from_secs(1);
+const MUCH_LATER: Duration = Duration::from_mins(1);
 
 /// A process whose variable was not there yet.
+#[derive(Clone)]
 struct Waiting {
-    left: u32,
+    /// How often it was looked for.
+    tries: u32,
+    /// When it is looked for next.
+    next: Instant,
     mapped: Vec<Mapped>,
+}
+
+/// For how long to wait after so many tries.
+fn pause(tries: u32) -> Duration {
+    match tries.checked_sub(TRIES) {
+        None => SOON,
+        Some(more) if more < 60 => LATER,
+        Some(_) => MUCH_LATER,
+    }
 }
 
 /// The processes with such a library.
@@ -35,7 +52,6 @@ pub(super) struct Contexts {
     map: ThreadContexts,
     known: HashMap<u32, ThreadContext>,
     waiting: HashMap<u32, Waiting>,
-    looked: Instant,
     /// Libraries and processes of which it was said that their variable cannot be found.
     said: HashSet<String>,
 }
@@ -43,33 +59,28 @@ pub(super) struct Contexts {
 impl Contexts {
     /// None yet.
     pub(super) fn new(map: ThreadContexts) -> Self {
-        Self {
-            map,
-            known: HashMap::new(),
-            waiting: HashMap::new(),
-            looked: Instant::now(),
-            said: HashSet::new(),
-        }
+        Self { map, known: HashMap::new(), waiting: HashMap::new(), said: HashSet::new() }
     }
 
     /// A process has mapped this code.
     pub(super) fn mapped(&mut self, pid: u32, mapped: &[Mapped]) {
-        self.look(pid, mapped, TRIES);
+        self.look(pid, mapped, 0);
     }
 
     /// For how long to wait until it is looked again for what was not there yet; `None`: there is nothing.
     pub(super) fn wait(&self) -> Option<Duration> {
-        (!self.waiting.is_empty()).then(|| SOON.saturating_sub(self.looked.elapsed()))
+        self.waiting.values().map(|waiting| waiting.next.saturating_duration_since(Instant::now())).min()
     }
 
     /// Looks again for what was not there yet, from time to time.
     pub(super) fn try_again(&mut self) {
-        if self.waiting.is_empty() || self.looked.elapsed() < SOON {
-            return;
-        }
-        self.looked = Instant::now();
-        for (pid, Waiting { left, mapped }) in std::mem::take(&mut self.waiting) {
-            self.look(pid, &mapped, left);
+        let now = Instant::now();
+        let due = |(pid, waiting): (&u32, &Waiting)| (waiting.next <= now).then_some(*pid);
+        let pids: Vec<u32> = self.waiting.iter().filter_map(due).collect();
+        for pid in pids {
+            if let Some(Waiting { tries, mapped, .. }) = self.waiting.remove(&pid) {
+                self.look(pid, &mapped, tries);
+            }
         }
     }
 
@@ -77,6 +88,10 @@ impl Contexts {
     pub(super) fn forked(&mut self, parent: u32, child: u32) {
         if let Some(&place) = self.known.get(&parent) {
             self.set(child, place);
+        }
+        // It has a copy of what the dynamic linker has stored so far.
+        if let Some(waiting) = self.waiting.get(&parent).cloned() {
+            self.waiting.insert(child, waiting);
         }
     }
 
@@ -94,7 +109,7 @@ impl Contexts {
         }
     }
 
-    fn look(&mut self, pid: u32, mapped: &[Mapped], left: u32) {
+    fn look(&mut self, pid: u32, mapped: &[Mapped], tries: u32) {
         let publishers: Vec<&Mapped> = mapped.iter().filter(|code| code.image.published.is_some()).collect();
         if publishers.is_empty() {
             return self.forget(pid);
@@ -114,8 +129,9 @@ impl Contexts {
         }
         places.dedup();
         self.waiting.remove(&pid);
-        if !missing.is_empty() && left > 0 {
-            self.waiting.insert(pid, Waiting { left: left - 1, mapped: mapped.to_vec() });
+        if !missing.is_empty() {
+            let (tries, next) = (tries.saturating_add(1), Instant::now() + pause(tries));
+            self.waiting.insert(pid, Waiting { tries, next, mapped: mapped.to_vec() });
         }
         match places[..] {
             [place] => self.set(pid, place),
@@ -130,7 +146,7 @@ impl Contexts {
                 self.forget_place(pid);
             }
         }
-        if left == 0 {
+        if tries == TRIES {
             for (path, why) in &missing {
                 self.refuse(path, why);
             }
@@ -163,9 +179,11 @@ impl Contexts {
     }
 }
 
-/// Whether a file is musl's dynamic linker, which is its C library, too.
+/// Whether a file is musl's dynamic linker, which is its C library, too. As its authors install it, it is `libc.so`; that of glibc is a text.
 fn is_musl(path: &str) -> bool {
-    path.rsplit('/').next().is_some_and(|name| name.starts_with("ld-musl-") || name.starts_with("libc.musl-"))
+    let is_its =
+        |name: &str| name == "libc.so" || ["ld-musl-", "libc.musl-"].iter().any(|of| name.starts_with(of));
+    path.rsplit('/').next().is_some_and(is_its)
 }
 
 /// Finds where the variable is, in a process in which its image lies with this load bias, or why that is not known. `dtv_entry`: see
@@ -297,7 +315,9 @@ mod tests {
 
     #[test]
     fn c_libraries() {
-        assert!(is_musl("/lib/ld-musl-x86_64.so.1") && is_musl("/lib/libc.musl-x86_64.so.1"));
+        for path in ["/lib/ld-musl-x86_64.so.1", "/lib/libc.musl-x86_64.so.1", "/usr/lib/musl/lib/libc.so"] {
+            assert!(is_musl(path), "{path}");
+        }
         assert!(!is_musl("/lib/x86_64-linux-gnu/libc.so.6") && !is_musl("[vdso]"));
     }
 

@@ -2,7 +2,7 @@
 
 use std::{
     path::PathBuf,
-    sync::mpsc::{Receiver, Sender, channel},
+    sync::mpsc::{Receiver, Sender, TryRecvError, channel},
     time::{Duration, Instant},
 };
 
@@ -11,7 +11,7 @@ use crate::dump::{Dump, Looker as Threads};
 /// For how long the kernel may make the thread wait until that is said, and until another process gets a thread of its own.
 const PATIENCE: Duration = Duration::from_secs(5);
 /// Threads that wait at most: one for each process that cannot be read.
-const MOST_WAITING: u32 = 8;
+const MOST_WAITING: usize = 8;
 
 /// What a thread is asked, and what it has found.
 struct Worker {
@@ -25,8 +25,8 @@ struct Worker {
 pub(super) struct Looker {
     cache_dir: Option<PathBuf>,
     worker: Worker,
-    /// Threads that were left waiting.
-    waiting: u32,
+    /// Those that were left waiting.
+    waiting: Vec<Worker>,
     /// What was found last, and of which process.
     pub(super) last: Option<(u32, Result<Dump, String>)>,
 }
@@ -48,11 +48,16 @@ impl Worker {
     }
 }
 
+fn blocked(pid: u32, since: Instant) -> Result<Dump, String> {
+    let seconds = since.elapsed().as_secs();
+    Err(format!("the kernel has blocked reading pid {pid} for {seconds} s: a thread of it may be in state D"))
+}
+
 impl Looker {
     /// Starts the thread.
     pub(super) fn start(cache_dir: Option<PathBuf>) -> std::io::Result<Self> {
         let worker = Worker::start(cache_dir.clone())?;
-        Ok(Self { cache_dir, worker, waiting: 0, last: None })
+        Ok(Self { cache_dir, worker, waiting: Vec::new(), last: None })
     }
 
     /// Takes what was found, and asks for the process unless that is under way; `again`: also if its threads are known.
@@ -64,23 +69,20 @@ impl Looker {
         if self.last.as_ref().is_some_and(|(last, _)| *last != pid) {
             self.last = None;
         }
-        if let Some((asked, since)) = self.worker.busy.filter(|(_, since)| since.elapsed() >= PATIENCE) {
-            let blocked = |pid: u32| {
-                let seconds = since.elapsed().as_secs();
-                Err(format!(
-                    "the kernel has blocked reading pid {pid} for {seconds} s: a thread of it may be in state D"
-                ))
-            };
-            if asked == pid || self.waiting >= MOST_WAITING {
-                self.last = Some((pid, blocked(asked)));
+        // What they find now is old. Their threads end with them.
+        self.waiting.retain(|worker| matches!(worker.answers.try_recv(), Err(TryRecvError::Empty)));
+        let late = |worker: &Worker| worker.busy.filter(|(_, since)| since.elapsed() >= PATIENCE);
+        if let Some((_, since)) = self.waiting.iter().filter_map(late).find(|(asked, _)| *asked == pid) {
+            self.last = Some((pid, blocked(pid, since)));
+            return;
+        }
+        if let Some((asked, since)) = late(&self.worker) {
+            if asked == pid || self.waiting.len() >= MOST_WAITING {
+                self.last = Some((pid, blocked(asked, since)));
                 return;
             }
-            // The one that waits ends when the kernel lets it go.
             match Worker::start(self.cache_dir.clone()) {
-                Ok(worker) => {
-                    self.worker = worker;
-                    self.waiting += 1;
-                }
+                Ok(worker) => self.waiting.push(std::mem::replace(&mut self.worker, worker)),
                 Err(error) => {
                     self.last = Some((pid, Err(format!("cannot start a thread that reads it: {error}"))));
                     return;

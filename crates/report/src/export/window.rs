@@ -6,6 +6,8 @@ use std::{
     rc::Rc,
 };
 
+use gctrace_common::event::Phase;
+
 use super::{ExportError, Exporter, Outputs};
 use crate::{
     aggregate::condition::{Condition, Kind, Verdict},
@@ -153,17 +155,23 @@ impl Windowed {
 
     /// A cycle is reported as a whole or not at all; what its pauses take of the window's time is known all the same.
     fn divide(&mut self, process: &Process, seen: Seen<'_>) {
-        let (Seen::Cycle(cycle), Some(begin_ns)) = (seen, time(&seen)) else { return };
+        let Some(begin_ns) = time(&seen) else { return };
+        let pauses: Vec<(u64, u64)> = match seen {
+            Seen::Cycle(cycle) => cycle.pauses.iter().map(|pause| (pause.begin_ns, pause.ns)).collect(),
+            // Of a Ruby whose cycles are not known.
+            Seen::Work(work) if work.phase == Phase::Pause => vec![(work.begin_ns, work.ns)],
+            _ => return,
+        };
         let is_in = self.window.has(begin_ns);
         let at_ends = self.at_ends.entry(process.pid).or_default();
-        for pause in &cycle.pauses {
-            let end_ns = pause.begin_ns.saturating_add(pause.ns);
-            let after_ns = end_ns.saturating_sub(self.window.to().max(pause.begin_ns));
-            let before_ns = self.window.from().min(end_ns).saturating_sub(pause.begin_ns);
-            let within_ns = pause.ns.saturating_sub(after_ns).saturating_sub(before_ns);
-            let (sum, ns) =
+        for (begin_ns, ns) in pauses {
+            let end_ns = begin_ns.saturating_add(ns);
+            let after_ns = end_ns.saturating_sub(self.window.to().max(begin_ns));
+            let before_ns = self.window.from().min(end_ns).saturating_sub(begin_ns);
+            let within_ns = ns.saturating_sub(after_ns).saturating_sub(before_ns);
+            let (sum, part_ns) =
                 if is_in { (&mut at_ends.beyond_ns, after_ns) } else { (&mut at_ends.outside_ns, within_ns) };
-            *sum = sum.saturating_add(ns);
+            *sum = sum.saturating_add(part_ns);
         }
     }
 
@@ -353,7 +361,7 @@ mod tests {
         },
         clock::WallClock,
         export::profile::{Format, Keeper, a_sample},
-        model::{GcCycle, Pause, request::Request, stack::StackSample},
+        model::{GcCycle, GcWork, Pause, request::Request, stack::StackSample},
     };
     use proptest::prelude::*;
 
@@ -366,6 +374,7 @@ mod tests {
             let (sum, span) = &mut *self.0.borrow_mut();
             match seen {
                 Seen::Cycle(cycle) => *sum += cycle.pause_ns(),
+                Seen::Work(work) => *sum += work.ns,
                 Seen::Ended(end) => {
                     *sum = *sum + end.outside_ns - end.beyond_ns;
                     *span = end.ts_ns - end.since_ns;
@@ -408,7 +417,15 @@ mod tests {
                 let process = process(1, "web");
                 windowed.see(&process, Seen::Process { state: None, now_ns: 1 }).unwrap();
                 for cycle in &cycles {
-                    windowed.see(&process, Seen::Cycle(cycle)).unwrap();
+                    if cycle.count.is_multiple_of(2) {
+                        windowed.see(&process, Seen::Cycle(cycle)).unwrap();
+                        continue;
+                    }
+                    // The same of a Ruby whose cycles are not known.
+                    for &Pause { tid, begin_ns, ns, .. } in &cycle.pauses {
+                        let work = GcWork { phase: Phase::Pause, tid, comm: "ruby".to_owned(), begin_ns, ns };
+                        windowed.see(&process, Seen::Work(&work)).unwrap();
+                    }
                 }
                 windowed.see(&process, Seen::Ended(&ProcessEnd { ts_ns: last, since_ns: 1, ..END })).unwrap();
                 drop(windowed);

@@ -110,8 +110,8 @@ pub struct GvlTimes {
 
 impl GvlTimes {
     pub(crate) fn add(&mut self, other: &Self) {
-        self.count += other.count;
-        self.ns += other.ns;
+        self.count = self.count.saturating_add(other.count);
+        self.ns = self.ns.saturating_add(other.ns);
         self.max_ns = self.max_ns.max(other.max_ns);
     }
 }
@@ -134,7 +134,7 @@ impl Histogram {
 
     pub(crate) fn add(&mut self, counts: impl IntoIterator<Item = u64>) {
         for (mine, more) in self.0.iter_mut().zip(counts) {
-            *mine += more;
+            *mine = mine.saturating_add(more);
         }
     }
 
@@ -199,9 +199,9 @@ pub struct GvlTaskTimes {
 
 impl GvlTaskTimes {
     fn add(&mut self, other: &Self) {
-        self.cpu_ns += other.cpu_ns;
-        self.runnable_ns += other.runnable_ns;
-        self.blocked_ns += other.blocked_ns;
+        self.cpu_ns = self.cpu_ns.saturating_add(other.cpu_ns);
+        self.runnable_ns = self.runnable_ns.saturating_add(other.runnable_ns);
+        self.blocked_ns = self.blocked_ns.saturating_add(other.blocked_ns);
     }
 }
 

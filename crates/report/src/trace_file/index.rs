@@ -73,6 +73,15 @@ impl Place {
                     let Some(ts_ns) = time(&owned.seen()) else { continue };
                     place.first_ns = place.first_ns.min(ts_ns);
                     place.last_ns = place.last_ns.max(ts_ns);
+                    // The time that pauses take of a part counts also where they begin before it.
+                    let end_ns = match owned.seen() {
+                        Seen::Cycle(cycle) => {
+                            cycle.pauses.iter().map(|pause| pause.begin_ns.saturating_add(pause.ns)).max()
+                        }
+                        Seen::Work(work) => Some(work.begin_ns.saturating_add(work.ns)),
+                        _ => None,
+                    };
+                    place.last_ns = place.last_ns.max(end_ns.unwrap_or(0));
                     // What was sampled within a request is named after it, also where the request is not in the part.
                     if let Seen::Request(request) = owned.seen() {
                         place.last_ns = place.last_ns.max(request.end_ns.unwrap_or(0));

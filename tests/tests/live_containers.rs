@@ -2,6 +2,7 @@
 
 use std::ffi::OsString;
 use std::path::Path;
+use std::process::Command;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
@@ -385,6 +386,58 @@ fn cgroup_to_come() -> Result<()> {
     let seen: Vec<u64> = report.gcs.iter().map(|line| line.count).collect();
     ensure!(seen == expected, "cycles {seen:?}, but these were inside: {expected:?}");
     Ok(())
+}
+
+/// Makes or removes cgroups below another one: 40 of a unit's name, each in the one before, and 25 with long names.
+const NEST: &str = "import os, sys
+for names in ['gctrace-hostile.service'] * 40, ['x' * 200] * 25:
+    os.chdir(sys.argv[2])
+    for name in names:
+        sys.argv[1] == 'make' and os.mkdir(name)
+        os.chdir(name)
+    for name in reversed(names):
+        os.chdir('..')
+        sys.argv[1] == 'remove' and os.rmdir(name)
+";
+
+fn nest(what: &str, below: &Cgroup) -> Result<()> {
+    let done = Command::new("python3").args(["-c", NEST, what]).arg(below.path()).output()?;
+    ensure!(done.status.success(), "{what}: {}", String::from_utf8_lossy(&done.stderr));
+    Ok(())
+}
+
+/// Cgroups that anybody may make end no run: those that lie too deep to be selected, although a selected unit has their name, and those whose path
+/// is too long to be watched. They are said.
+#[test]
+fn hostile_cgroups() -> Result<()> {
+    let _live = Live::begin()?;
+    let (deep, selected) = (Cgroup::new(None, "deep")?, Cgroup::new(None, "selected")?);
+    let mut program = SteppedRuby::start()?;
+    selected.take(program.process.pid())?;
+    // While it runs, and before it begins.
+    for before in [false, true] {
+        if before {
+            nest("make", &deep)?;
+        }
+        let args = ["--unit", "gctrace-hostile.service", "--cgroup", &selected.path().to_string_lossy()];
+        let gctrace = Invocation::jsonl(args)?.start_ready()?;
+        if !before {
+            nest("make", &deep)?;
+            std::thread::sleep(Duration::from_secs(1));
+        }
+        let expected = program.collect(3)?;
+        let (report, finished) = gctrace.stop_by(rustix::process::Signal::INT)?;
+        nest("remove", &deep)?;
+        let said = finished.errors();
+        for reason in ["levels deep", "File name too long"] {
+            let line =
+                finished.stderr.iter().any(|line| line.contains("is skipped") && line.contains(reason));
+            ensure!(line, "{reason}, made before: {before}: {said}");
+        }
+        let seen: Vec<u64> = report.gcs.iter().map(|line| line.count).collect();
+        ensure!(seen == expected, "made before: {before}: cycles {seen:?} of {expected:?}");
+    }
+    selected.release(program.process.pid())
 }
 
 /// A selection that can match nothing is refused at once.

@@ -5,6 +5,7 @@
 //! the set of selected ones.
 
 use std::{
+    cell::Cell,
     collections::{HashMap, HashSet},
     ffi::OsStr,
     fs, io,
@@ -82,6 +83,10 @@ pub(super) struct Groups {
     members: HashSet<u32>,
     /// Whether the kernel asks for ancestors.
     ancestors: bool,
+    /// Cgroups that could not be watched or selected.
+    skipped: u32,
+    /// Changes were lost.
+    overflowed: Cell<bool>,
 }
 
 impl Groups {
@@ -111,6 +116,8 @@ impl Groups {
             v1: HashSet::new(),
             members: HashSet::new(),
             ancestors,
+            skipped: 0,
+            overflowed: Cell::new(false),
         };
         Ok(groups)
     }
@@ -202,13 +209,30 @@ impl Groups {
 
     /// Takes what has happened to cgroups. Returns processes that are selected since and were not listed before.
     pub(super) fn take(&mut self, probes: &mut Probes) -> Result<Vec<u32>, String> {
-        for (watch, name, gone) in self.events()? {
+        let events = self.events()?;
+        if self.overflowed.take() {
+            // Some are gone, or were made again under their names.
+            let is_new = |(folder, selected): (&PathBuf, &Selected)| {
+                let there = fs::metadata(folder).is_ok_and(|data| data.ino() == selected.id);
+                (!there).then(|| folder.clone())
+            };
+            let mut gone: Vec<PathBuf> = self.selected.iter().filter_map(is_new).collect();
+            gone.extend(self.v1.iter().filter(|folder| !folder.exists()).cloned());
+            for folder in gone {
+                self.leave(&folder, probes);
+            }
+            // Watching one again does nothing.
+            for hierarchy in self.hierarchies.clone() {
+                self.enter_or_skip(&hierarchy.mounted, hierarchy.v2, probes);
+            }
+        }
+        for (watch, name, gone) in events {
             let Some((folder, v2)) = self.watched.get(&watch).cloned() else { continue };
             let path = folder.join(name);
             if gone {
                 self.leave(&path, probes);
             } else {
-                self.enter(&path, v2, probes)?;
+                self.enter_or_skip(&path, v2, probes);
             }
         }
         let new: HashSet<PathBuf> = std::mem::take(&mut self.new).into_iter().collect();
@@ -264,10 +288,23 @@ impl Groups {
         self.consider(folder, v2, probes)?;
         for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
             if entry.file_type().is_ok_and(|kind| kind.is_dir()) {
-                self.enter(&entry.path(), v2, probes)?;
+                self.enter_or_skip(&entry.path(), v2, probes);
             }
         }
         Ok(())
+    }
+
+    /// The same of a cgroup that anybody may have made: one that cannot be watched or selected is skipped, and said.
+    fn enter_or_skip(&mut self, folder: &Path, v2: bool, probes: &mut Probes) {
+        /// Then only the log says it.
+        const SAID: u32 = 20;
+        let Err(reason) = self.enter(folder, v2, probes) else { return };
+        self.skipped += 1;
+        if self.skipped <= SAID {
+            say(&format!("gctrace: a cgroup is skipped: {reason}"));
+        } else {
+            log::warn!("a cgroup is skipped: {reason}");
+        }
     }
 
     fn consider(&mut self, folder: &Path, v2: bool, probes: &mut Probes) -> Result<(), String> {
@@ -348,9 +385,8 @@ impl Groups {
                 Ok(event) => {
                     let flags = event.events();
                     if flags.contains(ReadFlags::QUEUE_OVERFLOW) {
-                        say(
-                            "gctrace: changes of cgroups were lost: containers that started just now may be missing",
-                        );
+                        log::info!("changes of cgroups were lost; all are looked at again");
+                        self.overflowed.set(true);
                     }
                     let Some(name) = event.file_name().filter(|_| flags.contains(ReadFlags::ISDIR)) else {
                         continue;

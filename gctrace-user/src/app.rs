@@ -381,7 +381,15 @@ impl Run<'_> {
                         return true;
                     }
                 }
-                Err(TryRecvError::Empty | TryRecvError::Disconnected) => return false,
+                Err(TryRecvError::Empty) => return false,
+                Err(TryRecvError::Disconnected) => {
+                    // It has detached all probes: nothing would be traced any more.
+                    if self.closed.is_none() && self.fatal.is_none() {
+                        self.fatal =
+                            Some("the thread that finds processes has ended; please report this".to_owned());
+                    }
+                    return false;
+                }
             }
         }
     }

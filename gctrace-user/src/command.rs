@@ -13,7 +13,7 @@ use rustix::{
 };
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 
-use crate::{console::say, signals::Signals, sudo::User};
+use crate::{console::say, preflight::with_users_limits, signals::Signals, sudo::User};
 
 /// Secrets of gctrace itself, which the command has no use for.
 const SECRETS: [&str; 2] = ["RUBY_GC_TOKEN", "GCTRACE_PYROSCOPE_HEADERS"];
@@ -49,13 +49,13 @@ impl Program {
         if self.data_on_stdout {
             command.stdout(Stdio::from(io::stderr().as_fd().try_clone_to_owned()?));
         }
-        let Some(user) = self.user.clone() else { return command.spawn() };
+        let Some(user) = self.user.clone() else { return with_users_limits(|| command.spawn()) };
         user.adapt(&mut command);
         // The child has the credentials of the thread that makes it.
         let thread = std::thread::Builder::new().name("gctrace-spawn".to_owned());
         let spawn = move || {
             user.become_on_this_thread()?;
-            command.spawn()
+            with_users_limits(|| command.spawn())
         };
         thread.spawn(spawn)?.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
     }

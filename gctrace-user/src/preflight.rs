@@ -3,6 +3,7 @@
 use std::{
     fmt, io,
     path::{Path, PathBuf},
+    sync::OnceLock,
 };
 
 use crate::host::proc_root;
@@ -223,9 +224,34 @@ fn tracefs() -> Result<PathBuf, Missing> {
     Ok(PathBuf::from(TRACEFS[0]))
 }
 
+/// The limit of open files with which gctrace was started.
+static OPEN_FILES: OnceLock<Rlimit> = OnceLock::new();
+
+/// Starts a command with the limit of open files that the user has, not with gctrace's own: programs behave differently with another one. It is
+/// that of gctrace, too, for that moment.
+pub fn with_users_limits<T>(start: impl FnOnce() -> T) -> T {
+    let raised = getrlimit(Resource::Nofile);
+    let Some(before) = OPEN_FILES.get().filter(|before| before.current != raised.current) else {
+        return start();
+    };
+    if let Err(error) =
+        setrlimit(Resource::Nofile, Rlimit { current: before.current, maximum: raised.maximum })
+    {
+        log::info!("the command has gctrace's limit of open files: {error}");
+        return start();
+    }
+    let started = start();
+    if let Err(error) = setrlimit(Resource::Nofile, raised) {
+        log::warn!("the limit of open files is {:?} from now on: {error}", before.current);
+    }
+    started
+}
+
 /// One descriptor per probe: the usual soft limit of 1024 is too low for a host with many Rubies.
 fn raise_open_files() {
     let limit = getrlimit(Resource::Nofile);
+    // Once: a second start must not take what the first has raised for the user's own.
+    let _set_before = OPEN_FILES.set(limit);
     let raised = Rlimit { current: limit.maximum, maximum: limit.maximum };
     if let Err(error) = setrlimit(Resource::Nofile, raised) {
         log::info!("the limit of open files stays at {:?}: {error}", limit.current);

@@ -16,7 +16,7 @@ use signal_hook::{
     low_level::{emulate_default_handler, pipe},
 };
 
-use crate::{console::say, export};
+use crate::{console::say, export, host::proc};
 
 /// A second Ctrl-C counts from this long after the first on. Programs that signal a process and then its group (such as
 /// `timeout`) do both within microseconds.
@@ -89,7 +89,10 @@ impl Signals {
         let (child, child_write) = pair()?;
         pipe::register(SIGCHLD, child_write)?;
         let endings = Arc::<Mutex<Endings>>::default();
-        let mut signals = iterator::Signals::new([SIGINT, SIGTERM, SIGHUP])?;
+        // `nohup` has it ignored: then it stays so, for the command, too. Shells have Ctrl-C ignored of what scripts start in the background, which
+        // end it by that signal all the same.
+        let hangup = (!proc::is_ignored(SIGHUP)).then_some(SIGHUP);
+        let mut signals = iterator::Signals::new([SIGINT, SIGTERM].into_iter().chain(hangup))?;
         let known = endings.clone();
         // A thread of its own, so that Ctrl-C is answered while files are being written or sent.
         std::thread::Builder::new().name("gctrace-signals".to_owned()).spawn(move || {

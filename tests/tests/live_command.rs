@@ -3,11 +3,12 @@
 use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
 use std::path::Path;
 use std::process::Command;
+use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
-use gctrace_tests::child::Finished;
+use gctrace_tests::child::{Finished, Guarded};
 use gctrace_tests::gctrace::Invocation;
-use gctrace_tests::live::Live;
+use gctrace_tests::live::{Live, gctrace_binary};
 use gctrace_tests::report::Report;
 use gctrace_tests::ruby::Ruby;
 use gctrace_tests::script::Script;
@@ -48,6 +49,35 @@ fn exit_status() -> Result<()> {
     Ok(())
 }
 
+/// The command has the limits of its user and ignores what it would ignore without gctrace, which a hangup does not end then (`nohup`).
+#[test]
+fn surroundings_of_the_command() -> Result<()> {
+    let _live = Live::begin()?;
+    let script =
+        format!("grep SigIgn /proc/self/status; ulimit -Sn; {} -e 'GC.start'; echo done; read line", ruby()?);
+    for (option, ignored) in [("--ignore-signal=HUP", 1), ("--default-signal=HUP", 0)] {
+        let binary = gctrace_binary()?.to_string_lossy().into_owned();
+        let args = ["--nofile=700:4096", "env", option, &binary, "-q", "--", "sh", "-c", &script];
+        let mut command = Command::new("prlimit");
+        let mut gctrace = Guarded::start("gctrace", command.args(args))?;
+        gctrace.wait_stderr(PATIENCE, "done", |line| line == "done")?;
+        gctrace.signal(Signal::HUP)?;
+        if ignored == 1 {
+            std::thread::sleep(Duration::from_millis(300));
+            ensure!(gctrace.running()?, "a hangup ended it");
+            gctrace.say("end")?;
+        }
+        let finished = gctrace.finish(PATIENCE)?;
+        let lines = &finished.stderr;
+        let mask = lines.iter().find_map(|line| line.strip_prefix("SigIgn:")).context("no SigIgn")?;
+        let mask = u64::from_str_radix(mask.trim(), 16)?;
+        ensure!(mask & 1 == ignored && lines.iter().any(|line| line == "700"), "{option}: {lines:?}");
+        let expected = if ignored == 1 { 0 } else { 128 + 1 };
+        ensure!(status(&finished) == Some(expected), "{option}: {}\n{}", finished.status, finished.errors());
+    }
+    Ok(())
+}
+
 /// Lines and the command's output never share a stream: standard output contains only JSON.
 #[test]
 fn output_of_the_command() -> Result<()> {
@@ -80,7 +110,7 @@ fn output_grows() -> Result<()> {
     let since = std::time::Instant::now();
     while !std::fs::read_to_string(&path).unwrap_or_default().contains(r#""type":"gc""#) {
         ensure!(since.elapsed() < PATIENCE, "no cycle in the file");
-        std::thread::sleep(std::time::Duration::from_millis(50));
+        std::thread::sleep(Duration::from_millis(50));
     }
     let finished = gctrace.interrupt()?;
     // Interrupt, passed on to the command.

@@ -35,9 +35,19 @@ impl MemoryReader {
 
     /// What it has now; `None` once the process is gone.
     pub fn read(&self) -> Option<Memory> {
+        /// A user may be in 65 536 groups, which are listed before.
+        const LONGEST: usize = 1 << 20;
         let mut buffer = [0; 4096];
-        let len = self.status.read_at(&mut buffer, 0).ok()?;
-        parse_memory(&String::from_utf8_lossy(&buffer[..len]))
+        let mut len = self.status.read_at(&mut buffer, 0).ok()?;
+        if len < buffer.len() {
+            return parse_memory(&String::from_utf8_lossy(&buffer[..len]));
+        }
+        let mut status = buffer.to_vec();
+        while len > 0 && status.len() < LONGEST {
+            len = self.status.read_at(&mut buffer, status.len() as u64).ok()?;
+            status.extend_from_slice(&buffer[..len]);
+        }
+        parse_memory(&String::from_utf8_lossy(&status))
     }
 }
 
@@ -229,6 +239,17 @@ fn shortened(mut args: Vec<String>) -> Vec<String> {
     args
 }
 
+/// Whether gctrace ignores a signal at this moment.
+pub fn is_ignored(signal: i32) -> bool {
+    let status = procfs::process::Process::myself().and_then(|process| process.status());
+    status.is_ok_and(|status| is_in(status.sigign, signal))
+}
+
+/// Whether a mask of signals, as `/proc` has it, has this one.
+fn is_in(mask: u64, signal: i32) -> bool {
+    u32::try_from(signal - 1).is_ok_and(|bit| mask.checked_shr(bit).is_some_and(|rest| rest & 1 == 1))
+}
+
 /// Epoch seconds of a start time in ticks since boot.
 fn start_seconds(ticks: u64) -> Option<f64> {
     let boot = procfs::boot_time_secs().ok()?;
@@ -284,6 +305,13 @@ fn hostname(pid: u32) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Bit 0 of a mask is signal 1.
+    #[test]
+    fn masks() {
+        assert!(is_in(1, 1) && is_in(0b10, 2) && is_in(u64::MAX, 64));
+        assert!(!is_in(0b10, 1) && !is_in(u64::MAX, 0) && !is_in(u64::MAX, 65) && !is_in(0, 64));
+    }
 
     /// However long the arguments and variables of a program are, what is kept of them is not.
     #[test]

@@ -28,7 +28,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-pub(super) use self::inspect::role;
+pub(super) use self::{inspect::role, retries::NotOpened};
 use self::{requests::Servers, retries::Retries, select::Listed, unused::Unused, watch::Until};
 use super::{
     Fault,

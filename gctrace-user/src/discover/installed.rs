@@ -4,15 +4,17 @@
 use std::{
     collections::BTreeSet,
     ffi::OsStr,
-    fs::{self, File},
-    os::unix::fs::OpenOptionsExt as _,
+    fs,
     path::{Path, PathBuf},
     sync::mpsc::{self, RecvTimeoutError},
     time::{Duration, Instant},
 };
 
 use super::places;
-use crate::elf::{RubyPresence, probe_ruby};
+use crate::{
+    elf::{RubyPresence, probe_ruby},
+    host::root_file,
+};
 
 /// Where the dynamic linker looks when the file says nothing.
 const LIB_DIRS: [&str; 8] = [
@@ -78,14 +80,8 @@ fn executables(dir: &Path, wanted: impl Fn(&OsStr) -> bool) -> Vec<PathBuf> {
     entries.filter(|entry| wanted(&entry.file_name())).map(|entry| entry.path()).collect()
 }
 
-/// Opens a regular file, and nothing that would block.
-fn open(path: &Path) -> Option<File> {
-    let file = File::options().read(true).custom_flags(libc::O_NONBLOCK).open(path).ok()?;
-    file.metadata().is_ok_and(|data| data.is_file()).then_some(file)
-}
-
 fn holds_ruby(path: &Path) -> bool {
-    open(path).is_some_and(|file| matches!(probe_ruby(&file), Ok(Some(RubyPresence::Defines))))
+    root_file::open(path).is_ok_and(|file| matches!(probe_ruby(&file), Ok(Some(RubyPresence::Defines))))
 }
 
 /// The files that hold the interpreter which this executable would run: itself, or the libraries it loads.
@@ -96,7 +92,7 @@ pub(super) fn images_of(executable: &Path) -> Vec<PathBuf> {
 /// The same where `LD_LIBRARY_PATH` is this.
 pub(super) fn images_of_with(executable: &Path, libraries: &OsStr) -> Vec<PathBuf> {
     let Ok(executable) = fs::canonicalize(executable) else { return Vec::new() };
-    let Some(file) = open(&executable) else { return Vec::new() };
+    let Ok(file) = root_file::open(&executable) else { return Vec::new() };
     match probe_ruby(&file) {
         Ok(Some(RubyPresence::Defines)) => vec![executable],
         Ok(Some(RubyPresence::Needs { sonames, run_path })) => {

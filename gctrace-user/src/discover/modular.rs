@@ -3,10 +3,10 @@
 //! The GC that is compiled into the Ruby has its event sites there; a GC library has its own. A process has one of them,
 //! chosen before its VM is set up, and only the chosen one's sites are ever reached.
 
-use std::{cell::Cell, fs::File, path::Path, sync::Arc};
+use std::{cell::Cell, io, path::Path, sync::Arc};
 
 use super::{
-    control::{Control, ProbedImage, Verdict, role},
+    control::{Control, NotOpened, ProbedImage, Verdict, role},
     debuginfo::Around,
     decision::{self, Chosen, NO_SITES},
     identity::ImageKey,
@@ -16,7 +16,7 @@ use super::{
     state::{has_loaded_library, is_linked_with},
     tracing_method::{Choice, TracingMethod, choose_library},
 };
-use crate::images::GcOf;
+use crate::{host::root_file, images::GcOf};
 
 impl Control {
     /// Finds out which GC the process runs, and has it traced with the image that holds it.
@@ -106,17 +106,22 @@ impl Control {
         } else {
             match self.open_library(image, ruby) {
                 Ok(verdict) => verdict,
-                Err(reason) => Verdict::Refused(reason.into()),
+                // The next process that maps it is another try.
+                Err(NotOpened { reason, passes: true }) => return Verdict::Refused(reason.into()),
+                Err(NotOpened { reason, .. }) => Verdict::Refused(reason.into()),
             }
         };
         self.libraries.insert((*key, ruby_key), verdict.clone());
         verdict
     }
 
-    fn open_library(&mut self, image: &ImageFile, ruby: &Arc<ProbedImage>) -> Result<Verdict, String> {
+    fn open_library(&mut self, image: &ImageFile, ruby: &Arc<ProbedImage>) -> Result<Verdict, NotOpened> {
         let Some(plan) = ruby.plan.as_ref() else { return Ok(Verdict::NotRuby) };
-        let file = File::open(&image.open)
-            .map_err(|error| format!("{} cannot be opened: {error}", image.open.display()))?;
+        let file = root_file::open(&image.open).map_err(|error| NotOpened {
+            // The process is gone, or we are out of descriptors: that says nothing of the library.
+            passes: error.kind() != io::ErrorKind::Other,
+            reason: format!("{} cannot be opened: {error}", image.shown.display()),
+        })?;
         // Its symbols are only a witness: servers are not asked for them.
         let never = Cell::new(false);
         let around = Around { info: &self.debug, image, later: Some(&never) };
@@ -126,9 +131,9 @@ impl Control {
         match method {
             Some(TracingMethod::Sites(planned)) => {
                 let gc = GcOf::LibraryOf(ruby.index);
-                self.open_sites(&file, &image.shown, *planned, gc).map_err(|error| error.reason)
+                self.open_sites(&file, &image.shown, *planned, gc)
             }
-            _ => Err(refusals.iter().map(ToString::to_string).collect::<Vec<_>>().join("; ")),
+            _ => Err(refusals.iter().map(ToString::to_string).collect::<Vec<_>>().join("; ").into()),
         }
     }
 }

@@ -26,7 +26,7 @@ use crate::{
     elf::{BuildId, ElfImage, LoadSegment, RubyPresence, probe_ruby},
     host::{
         proc::{command_line, is_running},
-        proc_root,
+        proc_root, root_file,
     },
     ruby::{Modular, fallback::METHODS, live_check::FailedProof, plan::AttachPlan},
 };
@@ -227,10 +227,10 @@ impl Surveyor<'_> {
             let subject = Subject::File(path.to_owned());
             self.survey.misses.push(Miss { subject, reason, denied });
         };
-        if let Err(error) = File::open(path).and_then(|file| file.metadata()) {
+        if let Err(error) = root_file::open(path) {
             return miss(format!("cannot be opened: {error}"), true);
         }
-        let presence = File::open(path).ok().and_then(|file| probe_ruby(&file).ok().flatten());
+        let presence = root_file::open(path).ok().and_then(|file| probe_ruby(&file).ok().flatten());
         if presence == Some(RubyPresence::GcLibrary) {
             let advice = "name that Ruby, or a process that has loaded the library";
             return miss(format!("is a GC library for a Ruby built --with-modular-gc: {advice}"), false);
@@ -426,7 +426,7 @@ impl Surveyor<'_> {
             return Ok(known);
         }
         let choice = Choice { method: None, refusals: vec![Rejection::Fallback(NO_SITES)] };
-        let identity = Identity::of(&File::open(&image_file.open)?, &choice);
+        let identity = Identity::of(&root_file::open(&image_file.open)?, &choice);
         let path = image_file.in_root.clone();
         self.survey.images.push(ImageFound { path, identity, choice, named: false });
         Ok(self.survey.images.len() - 1)
@@ -437,7 +437,7 @@ impl Surveyor<'_> {
         if let Some(&known) = self.libraries.get(&(key, ruby)) {
             return Ok(known);
         }
-        let file = File::open(&image_file.open)?;
+        let file = root_file::open(&image_file.open)?;
         // As in a run, servers are not asked for symbols that are only a witness.
         let never = Cell::new(false);
         let around = Around { info: self.debug, image: image_file, later: Some(&never) };
@@ -474,7 +474,7 @@ impl Surveyor<'_> {
             return Ok(*known);
         }
         let shown = &image_file.shown;
-        let file = File::open(&image_file.open)?;
+        let file = root_file::open(&image_file.open)?;
         let known = match Content::of(&file, shown) {
             Content::Interpreter => {
                 let around = Around { info: self.debug, image: image_file, later: None };

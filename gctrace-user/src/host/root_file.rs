@@ -1,26 +1,46 @@
-//! Files below the root folder of a process, which whoever runs it has made: links never lead out of that folder, and nothing that blocks
-//! or has no end is read.
+//! Files that others have made: nothing but a regular file is opened. Opening alone can do harm: it starts a watchdog, waits for the other end of a
+//! pipe, or takes a terminal. Below the root folder of a process links never lead out of that folder.
 
-use std::{fs::File, io, io::Read as _, path::Path};
+use std::{
+    fs::File,
+    io::{self, Read as _},
+    os::fd::{AsRawFd as _, OwnedFd},
+    path::Path,
+};
 
 use gctrace_tunemygc::printable::printable;
-use rustix::fs::{CWD, Mode, OFlags, ResolveFlags, openat2};
+use rustix::fs::{CWD, FileType, Mode, OFlags, ResolveFlags, openat2};
 
 use super::proc_root;
 
 /// More than this of a name is not read.
 const LONGEST: u64 = 4096;
 
+/// Opens a regular file. Links are followed.
+///
+/// # Errors
+///
+/// There is none, it may not be read, or it is something else.
+pub(crate) fn open(path: &Path) -> io::Result<File> {
+    regular(&rustix::fs::openat(CWD, path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty())?)
+}
+
 /// Opens a regular file below a root folder.
 pub(crate) fn open_below(root: &Path, path: &Path) -> io::Result<File> {
     let folder =
         rustix::fs::openat(CWD, root, OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?;
-    let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY;
-    let file: File = openat2(&folder, path, flags, Mode::empty(), ResolveFlags::IN_ROOT)?.into();
-    if !file.metadata()?.is_file() {
+    let flags = OFlags::PATH | OFlags::CLOEXEC;
+    regular(&openat2(&folder, path, flags, Mode::empty(), ResolveFlags::IN_ROOT)?)
+}
+
+/// Opens what was found, if it is a regular file: the same file, whatever its path leads to by now.
+fn regular(found: &OwnedFd) -> io::Result<File> {
+    if !FileType::from_raw_mode(rustix::fs::fstat(found)?.st_mode).is_file() {
         return Err(io::Error::other("not a regular file"));
     }
-    Ok(file)
+    let link = format!("/proc/self/fd/{}", found.as_raw_fd());
+    let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY;
+    Ok(rustix::fs::openat(CWD, link, flags, Mode::empty())?.into())
 }
 
 /// The first line of a file in the root of a process, without blanks around it and with visible characters only; `None` if there is none.
@@ -55,11 +75,15 @@ mod tests {
             assert_eq!(line_below(&root, "etc/hostname"), None, "{target:?}");
             std::fs::remove_file(&name).unwrap();
         }
-        rustix::fs::mknodat(CWD, &name, rustix::fs::FileType::Fifo, Mode::RUSR, 0).unwrap();
+        rustix::fs::mknodat(CWD, &name, FileType::Fifo, Mode::RUSR, 0).unwrap();
         assert_eq!(line_below(&root, "etc/hostname"), None);
+        // Nobody has the other end: it is not opened.
+        assert_eq!(open(&name).unwrap_err().to_string(), "not a regular file");
         std::fs::remove_file(&name).unwrap();
         std::fs::write(&name, [b"\n web-1\x1b[2J \nmore\n".to_vec(), vec![b'x'; 1 << 16]].concat()).unwrap();
         assert_eq!(line_below(&root, "etc/hostname").as_deref(), Some("web-1\\u{1b}[2J"));
+        assert!(open(&name).is_ok() && open(Path::new("/dev/zero")).is_err() && open(&root).is_err());
+        assert_eq!(open(&root.join("none")).unwrap_err().kind(), io::ErrorKind::NotFound);
         // Links within it are followed, absolute ones, too.
         std::fs::create_dir_all(root.join("run/secrets")).unwrap();
         std::fs::create_dir_all(root.join("var")).unwrap();

@@ -12,7 +12,7 @@ use super::context;
 use crate::address::Svma;
 use crate::debuginfo::FunctionNames;
 use crate::elf::{ElfError, ElfImage, ImageHead, LoadSegment, ThreadLocal, UnwindTable};
-use crate::host::proc_root;
+use crate::host::{proc_root, root_file};
 use crate::ruby::interpreter;
 
 /// An image whose functions can be named. Its file stays open: the process may be gone when a name is asked for.
@@ -99,7 +99,7 @@ pub(super) fn of_file(
     path: &Path,
     shown: &Path,
 ) -> Result<(Vec<LoadSegment>, CodeImage), ElfError> {
-    let file = File::open(path).map_err(|source| ElfError::Io { what: "a mapped file", source })?;
+    let file = root_file::open(path).map_err(|source| ElfError::Io { what: "a mapped file", source })?;
     let head = ImageHead::read(&file)?;
     let of_process = pid.map(|pid| proc_root::path(pid, "root"));
     let roots = of_process.into_iter().chain([PathBuf::from("/")]).collect();

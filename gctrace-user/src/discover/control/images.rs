@@ -30,6 +30,7 @@ use crate::{
     bpf::{AttachError, brief},
     cache::Cache,
     console::say,
+    host::root_file,
     images::{GcOf, KnownImage},
     model::{Image, gvl::GvlCoverage},
     ruby::{RubyAnalysis, fallback::FallbackProbes, plan::AttachPlan},
@@ -40,7 +41,7 @@ const MAX_PUT_OFF: usize = 4;
 
 impl Control {
     pub(super) fn judge(&mut self, key: ImageKey, image: &ImageFile) -> Verdict {
-        let file = match File::open(&image.open) {
+        let file = match root_file::open(&image.open) {
             Ok(file) => file,
             Err(error) => {
                 // The process is gone, or we are out of descriptors: that says nothing about the image, so nothing is

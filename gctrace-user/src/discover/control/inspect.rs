@@ -11,7 +11,10 @@ use super::{
     },
     Control, Verdict,
 };
-use crate::{address::FileOffset, host::proc_root};
+use crate::{
+    address::FileOffset,
+    host::{proc_root, root_file},
+};
 
 /// What an image is to a process that maps it.
 pub(in crate::discover) fn role(known: Option<&(ImageKey, Verdict)>) -> Role<'_> {
@@ -117,7 +120,7 @@ impl Control {
         });
         let has_probes = |probes: &[FileOffset]| {
             let memory = File::open(proc_root::path(pid, "mem")).ok()?;
-            let file = File::open(file).ok()?;
+            let file = root_file::open(file).ok()?;
             let differs = |offset: u64| {
                 let address = mapping.start.checked_add(offset.checked_sub(mapping.offset)?)?;
                 let (mut now, mut stated) = ([0; 4], [0; 4]);

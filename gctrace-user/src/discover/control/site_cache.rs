@@ -3,7 +3,7 @@
 use std::{collections::HashMap, fs::File};
 
 use super::super::{identity::ImageKey, mappings::ExecutableMapping};
-use crate::{elf::ElfImage, ruby::requests::RequestRefusal};
+use crate::{elf::ElfImage, host::root_file, ruby::requests::RequestRefusal};
 
 /// Sites, or why there are none, by file.
 pub(super) struct SiteCache<S>(HashMap<ImageKey, Result<Vec<S>, String>>);
@@ -29,7 +29,7 @@ impl<S: Clone> SiteCache<S> {
         let gone = |error: std::io::Error| format!("{shown}: {error}");
         let path = mapping.open_path(pid).map_err(gone)?;
         let key = ImageKey::of(&path).map_err(gone)?;
-        let file = File::open(&path).map_err(gone)?;
+        let file = root_file::open(&path).map_err(gone)?;
         let search = || {
             let image = ElfImage::read(&file).map_err(|error| format!("{shown}: {error}"))?;
             find(&image).map_err(|error| format!("{shown}: {error}"))

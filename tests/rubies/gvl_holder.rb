@@ -4,17 +4,17 @@ require_relative "support"
 require ENV.fetch("GCTRACE_TEST_GVL_WITNESS")
 
 Report.run do |extra|
-  stop = false
+  stop, ready = false, Queue.new
   stolen = Host.stolen_ns
   hog = Thread.new do
     Thread.current.name = "hog"
-    delay = GvlWitness.run_delay
+    delay = GvlWitness.run_delay.tap { ready << true }
     until stop
       GvlWitness.hold(150)
       sleep 0.002
     end
     { "tid" => GvlWitness.tid, "delay_ns" => GvlWitness.run_delay - delay }
-  end
+  end.tap { ready.pop } # Nobody waits for the GVL before the hog holds it in C.
   sleepers = 2.times.map do |number|
     Thread.new do
       Thread.current.name = "sleeper#{number}"

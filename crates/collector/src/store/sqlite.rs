@@ -62,6 +62,8 @@ impl Sqlite {
             // Another user may have created the file, but it is still empty.
             file.set_permissions(fs::Permissions::from_mode(0o600)).map_err(failed)?;
         }
+        // Before SQLite locks the file: closing any descriptor of it would release the locks of the whole process.
+        drop(file);
         let mut writer = connect(path).map_err(|error| foreign(path, error))?;
         // Sums over many rows need files of their own for a moment. /tmp may be small, or not there: a container may write to its volume only.
         let directory =

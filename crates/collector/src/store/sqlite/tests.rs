@@ -433,6 +433,24 @@ fn summaries() {
     assert_eq!(store.environments(group, 9).unwrap().len(), 1);
 }
 
+/// The lock of an open store is in force: without it another program that opens the file may delete the log of an open store.
+#[test]
+fn stays_locked() {
+    use std::os::unix::fs::MetadataExt as _;
+    let (_dir, path) = store();
+    let _store = Sqlite::open(&path).unwrap();
+    let inode = fs::metadata(&path).unwrap().ino().to_string();
+    let (locks, pid) = (fs::read_to_string("/proc/locks").unwrap(), std::process::id().to_string());
+    let held = locks.lines().any(|line| {
+        let fields: Vec<&str> = line.split_whitespace().collect();
+        fields.get(4) == Some(&pid.as_str())
+            && fields.get(5).is_some_and(|file| file.rsplit(':').next() == Some(inode.as_str()))
+            // SQLite's SHARED lock.
+            && fields.get(6) == Some(&"1073741826")
+    });
+    assert!(held, "{pid} has no lock on {inode}:\n{locks}");
+}
+
 /// Tokens end once and for all, whatever their number; parts are deleted with their application, and nothing else is.
 #[test]
 fn tokens_and_parts() {

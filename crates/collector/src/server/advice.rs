@@ -52,20 +52,20 @@ impl Sums {
     /// The same, computed from the sets.
     fn add_up(&self, store: &dyn Store, environment: &Environment) -> Result<Evidence, StoreError> {
         let kept = self.sums().remove(&environment.id);
-        let mut sum = match kept {
+        let sum = match kept {
             // Another request may have added more sets meanwhile.
-            Some(sum) if sum.latest >= environment.latest && sum.seen >= environment.seen => sum,
+            Some(sum) if sum.latest >= environment.latest && sum.seen >= environment.seen => Some(sum),
             Some(mut sum) if sum.latest < environment.latest => {
-                sum.add(store, environment, sum.latest)?;
-                sum
+                sum.add(store, environment)?;
+                Some(sum)
             }
             // Or the sets in it were deleted, and numbers started again.
-            _ => Sum::default(),
+            _ => None,
         };
-        if sum.sets == 0 || sum.sets > 2 * SETS as usize {
-            sum = Sum::default();
-            sum.add(store, environment, 0)?;
-        }
+        let sum = match sum {
+            Some(sum) if (1..=2 * SETS as usize).contains(&sum.sets) => sum,
+            _ => Sum::anew(store, environment)?,
+        };
         let evidence = sum.evidence.clone();
         let mut sums = self.sums();
         if sums.len() >= MOST_SUMS {
@@ -83,9 +83,32 @@ impl Sums {
 }
 
 impl Sum {
-    /// Adds the sets after a number, up to the latest known one.
-    fn add(&mut self, store: &dyn Store, environment: &Environment, after: i64) -> Result<(), StoreError> {
-        let sets = store.evidence(environment.id, after, SETS)?;
+    /// From the sets of the store, and from the summary if that knows sets that were deleted since.
+    fn anew(store: &dyn Store, environment: &Environment) -> Result<Self, StoreError> {
+        let mut sets = store.evidence(environment.id, 0, SETS)?;
+        sets.retain(|(number, _)| *number <= environment.latest);
+        // If all sets were deleted, numbers may have started again.
+        let until = environment.summarized.filter(|until| *until <= environment.latest).unwrap_or(i64::MIN);
+        let old = sets.partition_point(|(number, _)| *number <= until);
+        let mut sum =
+            Self { latest: environment.latest, seen: environment.seen, sets: sets.len(), ..Self::default() };
+        let summary = store.summary(environment.id)?.filter(|summary| summary.sets > old as u64);
+        let new = match summary {
+            Some(summary) if sets.len() < SETS as usize => {
+                sum.evidence = summary;
+                &sets[old..]
+            }
+            _ => &sets[..],
+        };
+        for (_, evidence) in new {
+            sum.evidence.merge(evidence);
+        }
+        Ok(sum)
+    }
+
+    /// Adds the sets that came since, up to the latest known one.
+    fn add(&mut self, store: &dyn Store, environment: &Environment) -> Result<(), StoreError> {
+        let sets = store.evidence(environment.id, self.latest, SETS)?;
         for (_, evidence) in sets.iter().filter(|(number, _)| *number <= environment.latest) {
             self.evidence.merge(evidence);
             self.sets += 1;
@@ -226,5 +249,22 @@ mod tests {
         assert_eq!(samples(), 1030);
         insert(4);
         assert_eq!(samples(), 1040);
+        // A restart after some sets were deleted: the summary still knows them, and sets that came since are added to it.
+        let environment = || store.environments(group, 1).unwrap().remove(0);
+        let summarize = || {
+            let environment = environment();
+            let evidence = Sums::default().get(&store, &environment).unwrap();
+            store.summarize(&environment, &evidence).unwrap();
+        };
+        summarize();
+        store.prune(4.0, None).unwrap();
+        (5..=6).for_each(insert);
+        let anew = || Sums::default().get(&store, &environment()).unwrap().samples;
+        assert_eq!(anew(), 60);
+        summarize();
+        assert_eq!(anew(), 60);
+        store.prune(6.0, None).unwrap();
+        insert(7);
+        assert_eq!(anew(), 70);
     }
 }

@@ -23,9 +23,10 @@ pub struct Episode {
     pub seen: f64,
 }
 
-/// The environment that was in force before; of the others, the one seen last is at the end.
+/// The environment that was in force before; of the others, the one seen last is at the end. One of which too little is known for
+/// any comparison, such as that of a console, does not count.
 pub(super) fn before<'a>(now: &Episode, others: &'a [Episode]) -> Option<&'a Episode> {
-    others.iter().rev().find(|other| other.seen <= now.seen)
+    others.iter().rev().find(|other| other.seen <= now.seen && is_sufficient(&other.evidence))
 }
 
 /// Environments that are not in force are forgotten when their last set is older than this, seconds.

@@ -43,8 +43,8 @@ const HEAPS: [&str; 5] = [
     "RUBY_GC_HEAP_4_INIT_SLOTS",
 ];
 
-/// Number of other environments of a program after which nothing more is advised: rounds of advice must end. (The collector forgets those
-/// that were not seen for long.)
+/// Number of other environments of a program, of which enough is known, after which nothing more is advised: rounds of advice must end.
+/// (The collector forgets those that were not seen for long.)
 pub const MOST_TRIED: usize = 4;
 /// Cycles a second that are too few to matter, where their time is not counted.
 const RARE: f64 = 0.5;
@@ -164,6 +164,7 @@ pub(super) fn recommend(series: Series, now: &Episode, others: &[Episode]) -> Re
     let (judged, leaks) = evidence.trends.leaks();
     let many = leaks.len() * 2 >= judged;
     let tried = Tried { now, others };
+    let attempts = others.iter().filter(|other| is_sufficient(&other.evidence)).count();
     let plans = Strategy::ALL.map(|strategy| {
         let mut plan =
             Plan { strategy, advice: Vec::new(), refusals: Vec::new(), withdrawal: None, price: None };
@@ -181,10 +182,9 @@ pub(super) fn recommend(series: Series, now: &Episode, others: &[Episode]) -> Re
         for Rule { name: rule, decide, .. } in RULES {
             let verdict = match plan.withdrawal {
                 Some(_) => Err("the last change is taken back first".to_owned()),
-                None if others.len() >= MOST_TRIED => Err(format!(
-                    "{} other settings were tried already; the remaining gain is small",
-                    others.len()
-                )),
+                None if attempts >= MOST_TRIED => {
+                    Err(format!("{attempts} other settings were tried already; the remaining gain is small"))
+                }
                 None => decide(&case)
                     .and_then(|advice| trade_off::worth(&case, advice))
                     .and_then(|advice| compatible(advice, &plan))

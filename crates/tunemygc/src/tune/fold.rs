@@ -306,8 +306,8 @@ impl Fold {
             self.evidence.available.add(*slots);
         }
         let reached = sizes.iter().position(|(_, slots)| *slots as f64 >= second as f64 * 0.99);
-        // A process that had its size when the set begins may have had it for long.
-        if let Some(reached) = reached.filter(|reached| *reached > 0) {
+        // A process that had about its size when the set begins may have had it for long: it breathes.
+        if let Some(reached) = reached.filter(|_| sizes[0].1 <= second / 2) {
             self.evidence.warmup.add(sizes[reached].0);
         }
     }

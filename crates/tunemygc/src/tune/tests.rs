@@ -450,7 +450,7 @@ fn heaps_that_breathe() {
     let set = SampleSet::from_json(include_str!("../../../../tests/fixtures/tunemygc_seed.json")).unwrap();
     let start =
         set.samples.iter().find(|sample| sample.event == crate::wire::EventName::GcCycleStarted).unwrap();
-    let settled = |slots: &dyn Fn(u64) -> u64| {
+    let fold = |slots: &dyn Fn(u64) -> u64| {
         let mut fold = Fold::new(&set.header).unwrap();
         for count in 1..=64 {
             let mut sample = start.clone();
@@ -459,8 +459,9 @@ fn heaps_that_breathe() {
             sample.stat[4] = slots(count);
             fold.add(&sample);
         }
-        fold.finish().settled
+        fold.finish()
     };
+    let settled = |slots: &dyn Fn(u64) -> u64| fold(slots).settled;
     assert_eq!(settled(&|count| 400_000 + count.min(10) * 10_000), 1, "grows, then stays");
     assert_eq!(
         settled(&|count| if count < 4 { 90_000 } else { 750_000 + count % 4 * 100_000 }),
@@ -469,6 +470,10 @@ fn heaps_that_breathe() {
     );
     assert_eq!(settled(&|count| 400_000 + count * 1_000), 0, "grows by 16 %");
     assert_eq!(settled(&|count| 400_000 + count * 10_000 + count % 4 * 50_000), 0, "breathes and grows");
+    let warmup = |slots: &dyn Fn(u64) -> u64| fold(slots).warmup.max();
+    assert_eq!(warmup(&|count| if count < 8 { 90_000 } else { 750_000 }), 8);
+    let breathes = |count: u64| 750_000 + count % 4 * 10_000;
+    assert_eq!(warmup(&breathes), 0, "a part of a long life is no warm-up");
 }
 
 /// Names and values of variables come from outside: in a report they cannot move, hide or forge text.

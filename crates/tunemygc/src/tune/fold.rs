@@ -18,8 +18,8 @@ const MAX_OPEN_UNITS: usize = 4096;
 const MAX_VARIABLES: usize = 64;
 /// Most ends of cycles that are kept for the trend of a set.
 const MAX_ENDS: usize = 20_000;
-/// Fewest cycles of a set whose own figures count.
-const FEWEST_CYCLES: u64 = 5;
+/// Fewest cycles of a set, each with the one before it, whose own figures count.
+const FEWEST_PAIRS: u64 = 4;
 
 /// Where the values that matter are in a sample.
 #[derive(Clone, Copy, Debug)]
@@ -70,6 +70,8 @@ pub struct Fold {
     first_ts: Option<f64>,
     last_ts: f64,
     last: Option<Start>,
+    /// Minor and major cycles of which the one before is in the set, too: those of [`Evidence::objects`].
+    pairs: [u64; 2],
     /// The cycle whose end is awaited.
     open: Option<Start>,
     /// Count and slots of the heap at each start.
@@ -114,6 +116,7 @@ impl Fold {
             first_ts: None,
             last_ts: 0.0,
             last: None,
+            pairs: [0; 2],
             open: None,
             sizes: Vec::new(),
             units: HashMap::new(),
@@ -179,6 +182,7 @@ impl Fold {
             evidence.missing = evidence.missing.saturating_add(step.saturating_sub(1));
             // What happened between two starts belongs to one cycle only if the cycles are neighbours.
             if step == 1 {
+                self.pairs[usize::from(start.major.is_some())] += 1;
                 if info("gc_by") == Some("newobj")
                     && let Some(objects) = start.allocated.checked_sub(last.allocated)
                 {
@@ -261,10 +265,11 @@ impl Fold {
         if let Some(peak) = self.peak_rss {
             each.peak.add(peak);
         }
-        if evidence.cycles >= FEWEST_CYCLES && evidence.objects > 0 {
+        let [minors, majors] = self.pairs;
+        if minors + majors >= FEWEST_PAIRS && evidence.objects > 0 {
             let rate = |count: u64| (count as f64 * 1e9 / evidence.objects as f64) as u64;
-            each.minors.add(rate(evidence.minors.values().sum()));
-            each.majors.add(rate(evidence.majors.values().sum()));
+            each.minors.add(rate(minors));
+            each.majors.add(rate(majors));
             if let Some(time) = evidence.time.filter(|time| time.seconds > 0.0) {
                 let ms = time.minor_ms.saturating_add(time.major_ms);
                 each.share.add((time.share() * 10_000.0) as u64);

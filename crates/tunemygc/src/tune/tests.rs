@@ -476,6 +476,31 @@ fn heaps_that_breathe() {
     assert_eq!(warmup(&breathes), 0, "a part of a long life is no warm-up");
 }
 
+/// What single sets say of cycles per object does not depend on how long they are.
+#[test]
+fn rates_of_short_sets() {
+    let set = SampleSet::from_json(include_str!("../../../../tests/fixtures/tunemygc_seed.json")).unwrap();
+    let start =
+        set.samples.iter().find(|sample| sample.event == crate::wire::EventName::GcCycleStarted).unwrap();
+    let at = |key: &str| set.header.stat_keys.iter().position(|known| known == key).unwrap();
+    let (count, allocated) = (at("count"), at("total_allocated_objects"));
+    let rates = |cycles: u64| {
+        let mut fold = Fold::new(&set.header).unwrap();
+        for cycle in 1..=cycles {
+            let mut sample = start.clone();
+            sample.stat[count] = cycle;
+            sample.stat[allocated] = cycle * 10_000;
+            fold.add(&sample);
+        }
+        let each = fold.finish().each;
+        (each.minors.max() + each.majors.max(), each.minors.n())
+    };
+    assert_eq!(
+        (rates(4), rates(5), rates(6), rates(200)),
+        ((0, 0), (100_000, 1), (100_000, 1), (100_000, 1))
+    );
+}
+
 /// Names and values of variables come from outside: in a report they cannot move, hide or forge text.
 #[test]
 fn forged_environment() {

@@ -3,7 +3,7 @@
 use std::fmt::Write as _;
 
 use crate::{
-    tune::environment,
+    tune::{environment, evidence::STILL},
     wire::{EventName, Header, Sample},
 };
 
@@ -58,9 +58,14 @@ impl Figures {
         self.slots = self.slots.max(other.slots);
     }
 
+    /// Whether the time in GC is counted. It stands still in a program with `GC.measure_total_time = false`.
+    fn is_counted(&self) -> bool {
+        self.gc_seconds > 0.0 && (self.gc_ms > 0 || self.classes.iter().sum::<u64>() < STILL)
+    }
+
     /// Share of the time in GC, 0 to 1; `None` where that is not counted.
     pub fn share(&self) -> Option<f64> {
-        (self.gc_seconds > 0.0).then(|| self.gc_ms as f64 / 1000.0 / self.gc_seconds)
+        self.is_counted().then(|| self.gc_ms as f64 / 1000.0 / self.gc_seconds)
     }
 
     /// The class in which 99 of 100 cycles are, or below.
@@ -69,7 +74,7 @@ impl Figures {
         let mut left = (all * 99).div_ceil(100);
         self.classes.iter().position(|count| {
             left = left.saturating_sub(*count);
-            all > 0 && left == 0
+            all > 0 && left == 0 && self.is_counted()
         })
     }
 }
@@ -175,6 +180,12 @@ mod tests {
         let mut sum = figures;
         sum.merge(&figures);
         assert_eq!((sum.share(), sum.p99(), sum.gc_ms), (Some(0.05), Some(2), 1000));
+        // A program that does not count its time.
+        let mut still = Figures { gc_seconds: 10.0, ..Figures::default() };
+        still.classes[0] = STILL;
+        assert_eq!((still.share(), still.p99()), (None, None));
+        still.classes[0] -= 1;
+        assert_eq!((still.share(), still.p99()), (Some(0.0), Some(0)));
         let digest = Digest { last_ts: 5.0, ..Digest::default() };
         assert_eq!((digest.slot(1_000_000_000.0), digest.slot(700.0)), (999_999_600, 0));
         // Sets that have waited are of their own time, in figures as wide as those of that time are by now.

@@ -111,7 +111,16 @@ pub struct Each {
 pub(super) const REASONS: [&str; 10] =
     ["newobj", "malloc", "method", "capi", "stress", "nofree", "oldgen", "shady", "force", "oldmalloc"];
 
+/// Over so many cycles `GC.stat(:time)` grows, unless the program has `GC.measure_total_time = false`: then it stands still.
+pub const STILL: u64 = 30;
+
 impl Evidence {
+    /// Time in the GC, if it was counted.
+    pub fn counted_time(&self) -> Option<GcTime> {
+        let time = self.time.filter(|time| time.seconds > 0.0)?;
+        (time.minor_ms > 0 || time.major_ms > 0 || self.cycles < STILL).then_some(time)
+    }
+
     /// Adds the evidence of another one. The environment is that of the later one.
     pub fn merge(&mut self, later: &Self) {
         self.sets += later.sets;

@@ -258,6 +258,7 @@ impl Fold {
         let evidence = &mut self.evidence;
         evidence.seconds = self.first_ts.map_or(0.0, |first| self.last_ts - first);
         evidence.trends = Trends::of(self.process, &self.ends);
+        let time = evidence.counted_time();
         let each = &mut evidence.each;
         if let Some(rss) = evidence.rss.median() {
             each.rss.add(rss);
@@ -270,7 +271,7 @@ impl Fold {
             let rate = |count: u64| (count as f64 * 1e9 / evidence.objects as f64) as u64;
             each.minors.add(rate(minors));
             each.majors.add(rate(majors));
-            if let Some(time) = evidence.time.filter(|time| time.seconds > 0.0) {
+            if let Some(time) = time {
                 let ms = time.minor_ms.saturating_add(time.major_ms);
                 each.share.add((time.share() * 10_000.0) as u64);
                 each.cost.add(rate(ms));

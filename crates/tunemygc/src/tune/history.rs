@@ -124,7 +124,11 @@ impl Comparison {
             before: before.in_force.value(variable),
             after: after.in_force.value(variable),
         });
+        let counted = before.evidence.counted_time().is_some() && after.evidence.counted_time().is_some();
         let figure = |(metric, unit, pick): &(&'static str, f64, Pick)| {
+            if !counted && [SHARE, COST].contains(metric) {
+                return None;
+            }
             let at = |evidence: &Evidence, share: f64| Some(pick(evidence).quantile(share)? as f64 / unit);
             let spread = |evidence: &Evidence| Some([at(evidence, 0.1)?, at(evidence, 0.9)?]);
             Some(Figure {
@@ -162,7 +166,7 @@ pub(super) fn judge(before: &Episode, after: &Episode, strategy: Strategy) -> Ou
         return Outcome::Unknown;
     }
     let by = |pick: Pick| judge_by(pick(before), pick(after));
-    let counted = before.time.is_some() && after.time.is_some();
+    let counted = before.counted_time().is_some() && after.counted_time().is_some();
     match strategy {
         Strategy::Memory => by(|evidence| &evidence.each.rss),
         Strategy::Speed if counted => by(|evidence| &evidence.each.cost),
@@ -241,7 +245,11 @@ impl Tried<'_> {
 pub(super) fn gain(before: &Episode, after: &Episode, strategy: Strategy) -> String {
     let comparison = Comparison::of(before, after);
     let wanted: &[&str] = match strategy {
-        Strategy::Speed if before.evidence.time.is_none() => &[MINORS, MAJORS],
+        Strategy::Speed
+            if !(before.evidence.counted_time().is_some() && after.evidence.counted_time().is_some()) =>
+        {
+            &[MINORS, MAJORS]
+        }
         Strategy::Speed => &[COST, SHARE],
         Strategy::Memory => &[RSS],
     };

@@ -74,7 +74,7 @@ impl Report {
             "missing": evidence.missing,
             "minors": evidence.minors,
             "majors": evidence.majors,
-            "gc_time_share": evidence.time.map(|time| time.share()),
+            "gc_time_share": evidence.counted_time().map(|time| time.share()),
             "objects_between_cycles": median(&evidence.intervals),
             "heap_slots": median(&evidence.available),
             "live_slots": median(&evidence.live),
@@ -172,8 +172,13 @@ impl fmt::Display for Report {
             "Ruby {}: {} cycles ({minors} minor, {majors} major) in {:.1} s, {} sample sets, {} cycles missing",
             self.series, evidence.cycles, evidence.seconds, evidence.sets, evidence.missing
         )?;
-        if let Some(time) = evidence.time.filter(|time| time.seconds > 0.0) {
+        if let Some(time) = evidence.counted_time() {
             writeln!(f, "  time in the GC: {:.1} %", time.share() * 100.0)?;
+        } else if evidence.time.is_some_and(|time| time.seconds > 0.0) {
+            writeln!(
+                f,
+                "  time in the GC: not known: GC.stat(:time) does not grow; does the program set GC.measure_total_time = false?"
+            )?;
         }
         for (kind, reasons) in [("minor", &evidence.minors), ("major", &evidence.majors)] {
             if !reasons.is_empty() {

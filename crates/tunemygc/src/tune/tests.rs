@@ -501,6 +501,33 @@ fn rates_of_short_sets() {
     );
 }
 
+/// A program that does not count its time in the GC (`GC.measure_total_time = false`) does not spend none there.
+#[test]
+fn time_that_stands_still() {
+    let still = |seconds: f64| Some(evidence::GcTime { minor_ms: 0, major_ms: 0, seconds });
+    let mut evidence = Evidence { time: still(1000.0), ..everything() };
+    let report = recommend(Series(3, 4), &evidence);
+    assert!(!report.speed().advice.is_empty(), "{report}");
+    let text = report.to_string();
+    assert!(text.contains("time in the GC: not known: GC.stat(:time) does not grow"), "{text}");
+    assert!(!text.contains("Ruby 3.4 does not count"), "{text}");
+    assert_eq!(report.to_config()["evidence"]["gc_time_share"], serde_json::Value::Null);
+    let minors = |rate: u64| {
+        let mut evidence = evidence.clone();
+        (0..10).for_each(|_| {
+            evidence.each.minors.add(rate);
+            evidence.each.majors.add(rate);
+            evidence.each.cost.add(0);
+        });
+        Episode { in_force: InForce::default(), evidence, seen: 0.0 }
+    };
+    let comparison = Comparison::of(&minors(100), &minors(300));
+    assert_eq!(comparison.speed, Outcome::Worse);
+    assert!(comparison.figures.iter().all(|figure| !figure.metric.contains("time")), "{comparison}");
+    evidence.cycles = 29;
+    assert!(evidence.counted_time().is_some(), "a few cycles may take no millisecond");
+}
+
 /// Names and values of variables come from outside: in a report they cannot move, hide or forge text.
 #[test]
 fn forged_environment() {

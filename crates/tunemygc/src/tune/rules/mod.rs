@@ -373,7 +373,17 @@ impl<'a> Case<'a> {
     }
 
     fn share_of_time(&self) -> Option<f64> {
-        self.evidence.time.filter(|time| time.seconds > 0.0).map(|time| time.share())
+        self.evidence.counted_time().map(|time| time.share())
+    }
+
+    /// Why [`Case::share_of_time`] is `None`.
+    fn no_time(&self) -> String {
+        match self.series {
+            series if series < Series(3, 1) => {
+                format!("Ruby {series} does not count its time in the GC (3.1 and later do)")
+            }
+            _ => "the time in the GC was not counted".to_owned(),
+        }
     }
 }
 

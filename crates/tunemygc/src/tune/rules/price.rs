@@ -236,14 +236,14 @@ impl std::ops::Add for Fewer {
 
 /// Part of the time in the GC that minor cycles for this reason take; `None` where it is not counted.
 fn minors(evidence: &Evidence, reason: &str) -> Option<f64> {
-    let time = evidence.time?;
+    let time = evidence.counted_time()?;
     let part = share(time.minor_ms, time.minor_ms.saturating_add(time.major_ms));
     Some(part * share(evidence.minors_by(reason), evidence.all_minors()))
 }
 
 /// The same of major cycles; of all but those that were asked for, without a reason.
 fn majors(evidence: &Evidence, reason: Option<&str>) -> Option<f64> {
-    let time = evidence.time?;
+    let time = evidence.counted_time()?;
     let part = share(time.major_ms, time.minor_ms.saturating_add(time.major_ms));
     let all = evidence.all_majors();
     let wanted =

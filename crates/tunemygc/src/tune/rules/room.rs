@@ -223,9 +223,8 @@ fn wanted_room(case: &Case<'_>, interval: u64) -> Result<(u64, String, Vec<Measu
     }
     let time = case.share_of_time().ok_or_else(|| {
         format!(
-            "Ruby {} does not count its time in the GC (3.1 and later do), and there are {} units of work to go by, at \
-             least {MIN_UNITS} are needed",
-            case.series,
+            "{}, and there are {} units of work to go by, at least {MIN_UNITS} are needed",
+            case.no_time(),
             evidence.unit_objects.n()
         )
     })?;

@@ -32,10 +32,10 @@ pub(super) fn old_objects(case: &Case<'_>) -> Verdict {
         }
     };
     if case.strategy == Strategy::Memory {
-        let time = evidence.time.filter(|time| time.seconds > 0.0);
+        let time = evidence.counted_time();
         let major = time.map(|time| time.major_ms as f64 / 1000.0 / time.seconds);
         match major {
-            None => return Err(format!("Ruby {} does not count its time in the GC", case.series)),
+            None => return Err(case.no_time()),
             Some(major) if major > GC_SHARE => {
                 return Err(format!("major cycles take {} of the time already", percent(major)));
             }

@@ -267,6 +267,22 @@ mod tests {
         assert!(sets_left(&dir()).is_empty());
     }
 
+    /// A draft that cannot become a set, as on a full disk, ends no run and stays for the next one.
+    #[test]
+    fn no_room() {
+        let base = tempfile::tempdir().unwrap();
+        let dir = PrivateDir::create(base.path()).unwrap().child("spool").unwrap();
+        let mut draft = None;
+        Journal::new(dir).append(&set_of(3), &mut draft).unwrap();
+        let in_the_way = base.path().join("spool").join(format!("{}.{WHOLE}", draft.unwrap().stem()));
+        std::fs::create_dir(&in_the_way).unwrap();
+        let open = || Spool::open(base.path(), "spool", 1 << 20).unwrap();
+        assert_eq!(open().len(), 0);
+        std::fs::remove_dir(&in_the_way).unwrap();
+        let mut spool = open();
+        assert_eq!(samples(&spool.front().unwrap()), 3);
+    }
+
     /// A run with the pid of one that was killed and is not gone yet leaves its draft alone, before and after it is gone.
     #[test]
     fn same_pid() {

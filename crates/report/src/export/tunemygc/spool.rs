@@ -98,7 +98,10 @@ impl Spool {
             spool.shed(0);
             // The directory cannot be borrowed while sets are added to it.
             let dir = Arc::clone(&spool.dir);
-            journal::left(&dir, |stem, set| spool.add(stem, set))?;
+            // A full disk ends no run: a draft that cannot become a set stays for the next one.
+            if let Err(error) = journal::left(&dir, |stem, set| spool.add(stem, set)) {
+                log::warn!("{}: sets of an earlier run stay for the next one: {error}", dir.path().display());
+            }
         }
         match lock.try_lock_shared() {
             Ok(()) => spool.lock = Some(lock),

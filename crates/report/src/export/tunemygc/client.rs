@@ -14,7 +14,7 @@ use signal_hook::{
     flag::register_conditional_shutdown,
 };
 use ureq::{
-    Agent,
+    Agent, Timeout,
     http::{HeaderMap, header},
 };
 
@@ -35,9 +35,11 @@ use crate::{
 const QUEUE: usize = 64 << 20;
 /// Most bytes of sets that wait on disk.
 const SPOOL: u64 = 256 << 20;
-/// Timeouts of one exchange, and of its connection alone.
+/// Timeouts of one exchange, beyond what its body needs, and of its connection alone.
 const TIMEOUT: Duration = Duration::from_secs(30);
 const CONNECT: Duration = Duration::from_secs(5);
+/// Bytes a second that the slowest usable link takes.
+const SLOWEST: usize = 16_000;
 /// Attempts before the next set has its turn.
 const ATTEMPTS: u32 = 3;
 /// The longest pause between attempts.
@@ -124,9 +126,8 @@ impl Client {
             last_pause: LAST_PAUSE,
             finish: FINISH,
         };
-        let collector =
-            Collector { url: format!("{}/ruby", target.url), agent: agent(TIMEOUT, CONNECT), gzip: false };
-        let engine = Engine::start(policy, spool, collector, say).map_err(|error| (dir, error))?;
+        let engine = Engine::start(policy, spool, Collector::new(&target.url, TIMEOUT), say)
+            .map_err(|error| (dir, error))?;
         Ok(Self { engine, say })
     }
 
@@ -186,7 +187,9 @@ fn meaning(code: u16, body: &str, after: Option<Duration>) -> Outcome<Receipt> {
         412 => refused("nothing is recommended: the program is tuned by environment variables already"),
         426 => refused("a later version of the agent is required"),
         501 => refused("this version of Ruby or Rails is not supported"),
-        429 | 500 | 502..=504 => Outcome::Again(Reason::quoting(&format!("answered {code}"), body), after),
+        408 | 429 | 500 | 502..=504 => {
+            Outcome::Again(Reason::quoting(&format!("answered {code}"), body), after)
+        }
         _ => refused(&format!("unexpected answer {code}")),
     }
 }
@@ -195,14 +198,19 @@ fn meaning(code: u16, body: &str, after: Option<Duration>) -> Outcome<Receipt> {
 struct Collector {
     url: String,
     agent: Agent,
+    /// For an exchange, beyond what its body needs.
+    timeout: Duration,
     /// Whether it has said that it accepts gzip.
     gzip: bool,
 }
 
 impl Peer<Spool> for Collector {
     fn send(&mut self, set: Vec<u8>) -> Outcome<Receipt> {
-        self.post(&set)
-            .unwrap_or_else(|error| Outcome::Unreachable(Reason::new(&tls::why(&error.to_string()))))
+        self.post(&set).unwrap_or_else(|error| {
+            let reason = Reason::new(&tls::why(&error.to_string()));
+            // Others may still be taken: a set that is too large for its link, or for a proxy, does not block them.
+            if was_connected(&error) { Outcome::Again(reason, None) } else { Outcome::Unreachable(reason) }
+        })
     }
 
     fn url(&self) -> &str {
@@ -211,22 +219,48 @@ impl Peer<Spool> for Collector {
 }
 
 impl Collector {
+    fn new(url: &str, timeout: Duration) -> Self {
+        let url = format!("{url}/ruby");
+        Self { url, agent: agent(timeout, CONNECT), timeout, gzip: false }
+    }
+
     fn post(&mut self, bytes: &[u8]) -> Result<Outcome<Receipt>, ureq::Error> {
+        let packed = self.gzip.then(|| gzip::compress(bytes));
+        let body = packed.as_deref().unwrap_or(bytes);
         let request = self
             .agent
             .post(&self.url)
+            .config()
+            .timeout_resolve(Some(CONNECT))
+            .timeout_global(Some(self.timeout + time_for(body.len())))
+            .build()
             .header(header::CONTENT_TYPE, "application/json")
             .header(header::ACCEPT, "application/json");
-        let mut response = if self.gzip {
-            request.header(header::CONTENT_ENCODING, "gzip").send(&gzip::compress(bytes))?
-        } else {
-            request.send(bytes)?
-        };
+        let request =
+            if packed.is_some() { request.header(header::CONTENT_ENCODING, "gzip") } else { request };
+        let mut response = request.send(body)?;
         self.gzip = takes_gzip(response.headers());
         let after = upload::retry_after(response.headers());
         let body = response.body_mut().with_config().limit(MAX_ANSWER).lossy_utf8(true).read_to_string();
         // What is too long to read is too long to show.
         Ok(meaning(response.status().as_u16(), &body.unwrap_or_default(), after))
+    }
+}
+
+/// Time that a body may take beyond the usual.
+fn time_for(size: usize) -> Duration {
+    Duration::from_secs((size / SLOWEST) as u64)
+}
+
+/// Whether an exchange failed after the peer was reached.
+fn was_connected(error: &ureq::Error) -> bool {
+    use io::ErrorKind::{BrokenPipe, ConnectionAborted, ConnectionReset, UnexpectedEof};
+    match error {
+        ureq::Error::Timeout(of) => !matches!(of, Timeout::Resolve | Timeout::Connect),
+        ureq::Error::Io(error) => {
+            matches!(error.kind(), BrokenPipe | ConnectionAborted | ConnectionReset | UnexpectedEof)
+        }
+        _ => false,
     }
 }
 
@@ -256,7 +290,7 @@ mod tests {
             panic!("200 is acceptance")
         };
         assert_eq!(line, "a sample set was accepted; recommendations: http://x/configs/1");
-        for code in [500, 502, 503, 504, 429] {
+        for code in [500, 502, 503, 504, 429, 408] {
             assert!(matches!(meaning(code, "later"), Outcome::Again(..)), "{code}");
         }
         for (code, word) in [
@@ -296,5 +330,24 @@ mod tests {
         };
         assert_ne!(dir("http://a/b"), dir("http://a_b"));
         assert!(!dir("http://../..").contains('/'), "one component");
+    }
+
+    /// A peer that is there but does not take a set in time is not one that is away: the others pass.
+    #[test]
+    fn slow() {
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let url = format!("http://{}", listener.local_addr().unwrap());
+        let send = |url: &str| Collector::new(url, Duration::from_millis(100)).send(b"[]".to_vec());
+        assert!(matches!(send(&url), Outcome::Again(..)), "it does not answer");
+        let resets = std::thread::spawn(move || {
+            // The one of before, and that of now.
+            for _ in 0..2 {
+                drop(listener.accept());
+            }
+        });
+        assert!(matches!(send(&url), Outcome::Again(..)), "it closes the connection");
+        resets.join().unwrap();
+        assert!(matches!(send(&url), Outcome::Unreachable(_)), "it is away");
+        assert_eq!(time_for(50_000_000), Duration::from_secs(3125));
     }
 }

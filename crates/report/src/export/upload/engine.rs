@@ -73,9 +73,9 @@ pub(in crate::export) enum Outcome<A> {
     TooLarge,
     /// The peer will never take it.
     Refused(Reason),
-    /// The peer answered that it does not take it now; not before this time, if it says one.
+    /// The peer is there, but does not take it now; not before this time, if it says one.
     Again(Reason, Option<Duration>),
-    /// There was no answer.
+    /// The peer is away: others need not be tried.
     Unreachable(Reason),
 }
 
@@ -106,7 +106,7 @@ pub(in crate::export) enum Receipt {
 pub(in crate::export) enum Failing {
     /// Dropped after this many attempts.
     Drop(u32),
-    /// After this many attempts that the peer answered, it goes to the end of the queue, so that the others pass. It is never dropped.
+    /// After this many attempts while the peer was there, it goes to the end of the queue, so that the others pass. It is never dropped.
     Requeue(u32),
 }
 

@@ -15,6 +15,7 @@ mod http;
 mod memory;
 mod notices;
 
+pub(super) use address::shown;
 pub use address::{Address, Protocol, web as address};
 pub(super) use http::{agent, gzip, retry_after};
 pub(super) use notices::Reason;
@@ -80,7 +81,7 @@ impl Uploader {
             // Compressed by message.
             Protocol::Grpc => (Transport::Grpc(grpc::Server::new(&address.url, headers)?), Bytes::from),
         };
-        let server = Server { url: address.url.clone(), transport };
+        let server = Server { url: shown(&address.url), transport };
         Engine::start(policy, Memory::new(prepare), server, say).map(Self)
     }
 
@@ -114,6 +115,7 @@ impl Uploader {
 
 /// A server.
 struct Server {
+    /// As it is shown.
     url: String,
     transport: Transport,
 }

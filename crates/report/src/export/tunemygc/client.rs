@@ -2,6 +2,7 @@
 
 use std::{
     io,
+    net::IpAddr,
     num::NonZeroU32,
     path::{Path, PathBuf},
     sync::{Arc, atomic::AtomicBool},
@@ -15,7 +16,7 @@ use signal_hook::{
 };
 use ureq::{
     Agent, Timeout,
-    http::{HeaderMap, header},
+    http::{HeaderMap, Uri, header},
 };
 
 use super::journal::{Draft, Journal};
@@ -25,6 +26,7 @@ use crate::{
     export::upload::{
         self, Reason, agent,
         engine::{Backlog as _, Counts, Engine, FIRST_PAUSE, Failing, Outcome, Peer, Policy, Receipt},
+        shown,
     },
     ledger::UserCounts,
     private_dir::{DirError, PrivateDir},
@@ -73,12 +75,12 @@ impl Target {
 
     /// The part of the spool where the sets for this address wait: what was meant for one collector is never sent to another one.
     fn spool_name(&self) -> String {
-        let name: String = self
-            .url
+        let url = shown(&self.url);
+        let name: String = url
             .chars()
             .map(|c| if c.is_ascii_alphanumeric() || "-.".contains(c) { c } else { '_' })
             .collect();
-        let sum = crc32fast::hash(self.url.as_bytes());
+        let sum = crc32fast::hash(url.as_bytes());
         format!("{}-{sum:08x}", name.get(..80).unwrap_or(&name))
     }
 }
@@ -107,7 +109,10 @@ impl Client {
             .map_err(|error| (target.spool.clone(), error))?;
         let dir = spool.dir().to_owned();
         if in_the_clear(&target.url) {
-            say(&format!("gctrace: {}: the token and sample sets cross the network unencrypted", target.url));
+            say(&format!(
+                "gctrace: {}: the token and sample sets cross the network unencrypted",
+                shown(&target.url)
+            ));
         }
         let left = spool.len();
         if left > 0 {
@@ -168,8 +173,11 @@ fn leave_at_once() {
 
 /// Whether others can read what is sent there.
 fn in_the_clear(url: &str) -> bool {
-    let Some(host) = url.strip_prefix("http://") else { return false };
-    !["127.", "localhost", "[::1]"].iter().any(|local| host.starts_with(local))
+    let Ok(url) = url.parse::<Uri>() else { return true };
+    let host = url.host().unwrap_or_default();
+    let address = host.trim_start_matches('[').trim_end_matches(']').parse::<IpAddr>();
+    let local = host.eq_ignore_ascii_case("localhost") || address.is_ok_and(|address| address.is_loopback());
+    url.scheme_str() == Some("http") && !local
 }
 
 /// What an answer means. Like the protocol's agent, gctrace tries again after a 500; it also does so after answers that are
@@ -196,6 +204,8 @@ fn meaning(code: u16, body: &str, after: Option<Duration>) -> Outcome<Receipt> {
 
 /// The collector.
 struct Collector {
+    address: String,
+    /// As it is shown.
     url: String,
     agent: Agent,
     /// For an exchange, beyond what its body needs.
@@ -220,8 +230,8 @@ impl Peer<Spool> for Collector {
 
 impl Collector {
     fn new(url: &str, timeout: Duration) -> Self {
-        let url = format!("{url}/ruby");
-        Self { url, agent: agent(timeout, CONNECT), timeout, gzip: false }
+        let address = format!("{url}/ruby");
+        Self { url: shown(&address), address, agent: agent(timeout, CONNECT), timeout, gzip: false }
     }
 
     fn post(&mut self, bytes: &[u8]) -> Result<Outcome<Receipt>, ureq::Error> {
@@ -229,7 +239,7 @@ impl Collector {
         let body = packed.as_deref().unwrap_or(bytes);
         let request = self
             .agent
-            .post(&self.url)
+            .post(&self.address)
             .config()
             .timeout_resolve(Some(CONNECT))
             .timeout_global(Some(self.timeout + time_for(body.len())))
@@ -330,6 +340,31 @@ mod tests {
         };
         assert_ne!(dir("http://a/b"), dir("http://a_b"));
         assert!(!dir("http://../..").contains('/'), "one component");
+        assert_eq!(dir("http://u:secret@h"), dir("http://h"));
+    }
+
+    /// Only what stays on this machine is not in the clear, whatever other addresses begin with.
+    #[test]
+    fn clear() {
+        for local in [
+            "http://127.0.0.1:1",
+            "http://127.9.9.9",
+            "http://LOCALHOST/a",
+            "http://[::1]:1",
+            "http://u:p@localhost",
+        ] {
+            assert!(!in_the_clear(local), "{local}");
+        }
+        for far in [
+            "http://127.evil.example",
+            "http://localhost@evil",
+            "http://localhost.evil",
+            "http://10.0.0.1",
+            "http://h",
+        ] {
+            assert!(in_the_clear(far), "{far}");
+        }
+        assert!(!in_the_clear("https://h"));
     }
 
     /// A peer that is there but does not take a set in time is not one that is away: the others pass.
@@ -349,5 +384,10 @@ mod tests {
         resets.join().unwrap();
         assert!(matches!(send(&url), Outcome::Unreachable(_)), "it is away");
         assert_eq!(time_for(50_000_000), Duration::from_secs(3125));
+        let collector = Collector::new("http://u:secret@h", TIMEOUT);
+        assert_eq!(
+            (collector.url(), collector.address.as_str()),
+            ("http://h/ruby", "http://u:secret@h/ruby")
+        );
     }
 }

@@ -84,9 +84,31 @@ pub fn web(text: &str) -> Option<String> {
     (!host.is_empty() && !host.starts_with('/')).then(|| url.to_owned())
 }
 
+/// An address for messages, without a user's name and password.
+pub(in crate::export) fn shown(url: &str) -> String {
+    let Some((scheme, rest)) = url.split_once("://") else { return url.to_owned() };
+    let end = rest.find(['/', '?', '#']).unwrap_or(rest.len());
+    let host = rest[..end].rsplit_once('@').map_or(0, |(user, _)| user.len() + 1);
+    format!("{scheme}://{}", &rest[host..])
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// No name and no password is shown, and nothing else is missing.
+    #[test]
+    fn without_user() {
+        for (url, expected) in [
+            ("https://u:p@w@h:1/a@b?c", "https://h:1/a@b?c"),
+            ("http://token@[::1]", "http://[::1]"),
+            ("http://h/@x", "http://h/@x"),
+            ("http://h?u@x", "http://h?u@x"),
+            ("h", "h"),
+        ] {
+            assert_eq!(shown(url), expected);
+        }
+    }
 
     /// Addresses are taken with and without a slash at the end.
     #[test]

@@ -60,7 +60,7 @@ pub(in crate::export) struct Gone {
 pub(in crate::export) trait Peer<B: Backlog>: Send + 'static {
     /// Tries once. May block for as long as its own timeout.
     fn send(&mut self, item: B::Item<'_>) -> Outcome<Receipt>;
-    /// Its address, for messages.
+    /// Its address, for messages: without a password.
     fn url(&self) -> &str;
 }
 

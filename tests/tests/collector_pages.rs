@@ -215,6 +215,17 @@ fn sign_in() -> Result<()> {
     ensure!(get(&open, "/app/1", &[("Cookie", cookie)])?.code == 200);
     ensure!(get(&open, "/app/2", &[("Cookie", cookie)])?.code == 404);
     ensure!(get(&open, "/", &[("Cookie", "gctrace=0123")])?.code == 401);
+    // A page of another site neither signs a visitor in, as somebody else, nor out.
+    for body in [format!("token={shop}"), String::new()] {
+        for header in [("Sec-Fetch-Site", "cross-site"), ("Origin", "https://evil.example")] {
+            let headers = [("Content-Type", "application/x-www-form-urlencoded"), header];
+            let answer = http::post(open.address, "/sign-in", &headers, body.as_bytes())?;
+            ensure!(
+                answer.code == 403 && !answer.headers.contains_key("set-cookie"),
+                "{header:?}: {answer:?}"
+            );
+        }
+    }
     // Deleted, and signed out.
     apps(&store, &["delete", "1"])?;
     ensure!(get(&open, "/app/1", &[("Cookie", cookie)])?.code == 401);

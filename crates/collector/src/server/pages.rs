@@ -74,13 +74,22 @@ pub(super) fn is_local(shared: &Shared, headers: &header::HeaderMap) -> bool {
     local && !proxied
 }
 
-/// Whether a browser sent a request for a page of another site.
-pub(super) fn is_foreign(headers: &header::HeaderMap) -> bool {
+/// Whether a browser sent a request for a page of another site. Browsers say so themselves where the connection is safe; otherwise the
+/// page's origin must be this host, or that of `--public-url`: a proxy may have changed the host.
+pub(super) fn is_foreign(public_url: Option<&str>, headers: &header::HeaderMap) -> bool {
     let text = |name: &str| headers.get(name).map(|value| value.to_str().unwrap_or("?"));
+    if let Some(site) = text("sec-fetch-site") {
+        return !["same-origin", "none"].contains(&site);
+    }
     let host = text("host").unwrap_or_default();
-    let same = |origin: &str| origin.split_once("://").is_some_and(|(_, origin)| origin == host);
+    let same = |origin: &str| {
+        let public = public_url.and_then(|url| url.split_at_checked(origin.len()));
+        origin.split_once("://").is_some_and(|(_, origin)| origin.eq_ignore_ascii_case(host))
+            || public.is_some_and(|(begin, path)| {
+                begin.eq_ignore_ascii_case(origin) && (path.is_empty() || path.starts_with('/'))
+            })
+    };
     text("origin").is_some_and(|origin| !same(origin))
-        || text("sec-fetch-site").is_some_and(|site| !["same-origin", "none"].contains(&site))
 }
 
 impl Visitor {
@@ -493,4 +502,36 @@ fn processes(slots: &[&Slot], wanted: &Wanted, now: f64) -> Markup {
         format!("{} processes, the latest first", sums.len())
     };
     table(&caption, &columns, &rows)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What a browser says decides; otherwise the origin, with and without a proxy in front.
+    #[test]
+    fn foreign() {
+        let public = Some("https://gc.example/x/");
+        for (public_url, headers, expected) in [
+            (None, &[][..], false),
+            (None, &[("sec-fetch-site", "same-origin"), ("origin", "null")], false),
+            (None, &[("sec-fetch-site", "none")], false),
+            (None, &[("sec-fetch-site", "same-site"), ("origin", "http://h:1")], true),
+            (None, &[("sec-fetch-site", "cross-site")], true),
+            (None, &[("origin", "http://h:1")], false),
+            (None, &[("origin", "http://h:2")], true),
+            (None, &[("origin", "null")], true),
+            (public, &[("origin", "https://gc.example")], false),
+            (public, &[("origin", "http://h:1")], false),
+            (public, &[("origin", "https://gc.ex")], true),
+            (public, &[("origin", "https://gc.example.evil")], true),
+        ] {
+            let mut map = header::HeaderMap::new();
+            map.insert(header::HOST, header::HeaderValue::from_static("h:1"));
+            for (name, value) in headers {
+                map.insert(*name, header::HeaderValue::from_static(value));
+            }
+            assert_eq!(is_foreign(public_url, &map), expected, "{public_url:?} {headers:?}");
+        }
+    }
 }

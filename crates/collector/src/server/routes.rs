@@ -65,7 +65,8 @@ impl Answer {
         let headers = vec![
             (header::CONTENT_SECURITY_POLICY, gctrace_pages::POLICY.to_owned()),
             (header::CACHE_CONTROL, "no-store".to_owned()),
-            (header::REFERRER_POLICY, "no-referrer".to_owned()),
+            // With `no-referrer`, forms would come from the origin `null`.
+            (header::REFERRER_POLICY, "same-origin".to_owned()),
         ];
         Self { kind: HTML, headers, ..Self::new(code, text) }
     }
@@ -301,10 +302,14 @@ async fn form(request: Request<Incoming>) -> Result<Vec<u8>, BodyError> {
 
 /// `POST /sign-in`: the token of a form becomes a cookie; without a token, the cookie is deleted.
 async fn sign_in(shared: &Arc<Shared>, request: Request<Incoming>, scheme: &'static str) -> Answer {
+    let foreign = pages::is_foreign(shared.options.public_url.as_deref(), request.headers());
     let body = match form(request).await {
         Ok(body) => body,
         Err(error) => return no_body(error, MAX_FORM),
     };
+    if foreign {
+        return Answer::new(StatusCode::FORBIDDEN, "a page of another site cannot sign in or out");
+    }
     let token =
         form_urlencoded::parse(&body).find(|(key, _)| key == "token").map(|(_, value)| value.into_owned());
     blocking(shared, move |shared| {
@@ -318,7 +323,7 @@ async fn account(shared: &Arc<Shared>, request: Request<Incoming>) -> Answer {
     let refused = |text: &str| Answer::new(StatusCode::UNPROCESSABLE_ENTITY, text);
     let headers = request.headers();
     let open = shared.options.registration.unwrap_or_else(|| pages::is_local(shared, headers));
-    let foreign = pages::is_foreign(headers);
+    let foreign = pages::is_foreign(shared.options.public_url.as_deref(), headers);
     let body = match form(request).await {
         Ok(body) => body,
         Err(error) => return no_body(error, MAX_FORM),

@@ -13,8 +13,10 @@ pub const SLOT: i64 = 600;
 pub const BOUNDS: [u64; 9] = [1, 2, 5, 10, 20, 50, 100, 200, 500];
 /// Classes of time in GC per cycle.
 pub const CLASSES: usize = BOUNDS.len() + 1;
-/// Most bytes kept of an environment and of a host's name.
-const MAX_TEXT: usize = 1000;
+/// Most bytes kept of an environment.
+const MAX_ENVIRONMENT: usize = 1000;
+/// Most bytes kept of a host's name: Linux has 64, DNS 253.
+const MAX_HOST: usize = 255;
 /// A set's own times are used if they are this near to its arrival, seconds; agents may send times of another clock.
 const NEAR: f64 = 86_400.0;
 /// And if they are this old at most, seconds, and no time since a machine was started: a set may have waited for the collector.
@@ -110,9 +112,9 @@ impl Digest {
             }
         }
         Self {
-            host: cut(&header.hostname),
+            host: cut(&header.hostname, MAX_HOST),
             pid: i64::try_from(header.pid).unwrap_or(i64::MAX),
-            environment: cut(&text),
+            environment: cut(&text, MAX_ENVIRONMENT),
             columns: [column("count"), column("time"), column("heap_available_slots")],
             ..Self::default()
         }
@@ -158,8 +160,8 @@ impl Digest {
 }
 
 /// The beginning of a text, without NUL, which PostgreSQL's texts cannot hold.
-fn cut(text: &str) -> String {
-    text[..text.floor_char_boundary(MAX_TEXT)].replace('\0', "\u{fffd}")
+fn cut(text: &str, most: usize) -> String {
+    text[..text.floor_char_boundary(most)].replace('\0', "\u{fffd}")
 }
 
 #[cfg(test)]
@@ -196,6 +198,6 @@ mod tests {
         for arrival in [0.0, -86_401.0, 31.0 * 86_400.0] {
             assert_eq!(slot(arrival), 1_699_999_800, "{arrival}");
         }
-        assert_eq!(cut(&"é".repeat(600)).len(), 1000);
+        assert_eq!(cut(&"é".repeat(600), MAX_HOST).len(), 254);
     }
 }

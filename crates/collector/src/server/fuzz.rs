@@ -3,13 +3,17 @@
 //! nothing. The seed is fixed; for longer, and elsewhere:
 //! `PROPTEST_CASES=100000 PROPTEST_RNG_SEED=7 cargo test -p gctrace-collector server::fuzz`.
 
-use std::sync::{Arc, Mutex, mpsc};
+use std::{
+    sync::{Arc, Mutex, mpsc},
+    time::Duration,
+};
 
 use proptest::{prelude::*, sample::select};
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _, duplex},
     sync::Notify,
     task::JoinSet,
+    time::{Instant, sleep},
 };
 
 use self::{
@@ -269,6 +273,32 @@ fn idle_connections() {
             };
             let (complete, ()) = tokio::join!(world.serve(theirs), client);
             assert_eq!(complete, good, "{} bytes", sent.len());
+        }
+    });
+}
+
+/// A connection whose client does not read its answer is closed, long before its longest life; one that reads slowly is not.
+#[test]
+fn unread_answers() {
+    let world = World::new(SMALL_UNITS, |store| store);
+    runtime().block_on(async {
+        for reads in [false, true] {
+            // The answer does not fit.
+            let (mut ours, theirs) = duplex(64);
+            let begin = Instant::now();
+            let client = async {
+                ours.write_all(b"GET /x HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n").await.unwrap();
+                let mut left = reads;
+                while left {
+                    sleep(Duration::from_secs(20)).await;
+                    left = ours.read(&mut [0; 50]).await.unwrap() > 0;
+                }
+                ours
+            };
+            let (complete, _ours) = tokio::join!(world.serve(theirs), client);
+            assert_eq!(complete, reads);
+            let took = begin.elapsed().as_secs();
+            assert!(if reads { took > 60 } else { (30..40).contains(&took) }, "{took} s");
         }
     });
 }

@@ -21,7 +21,7 @@ use tokio_rustls::TlsAcceptor;
 
 use crate::store::shown;
 
-use super::{CollectorError, Shared, addresses::Addresses, routes};
+use super::{CollectorError, Shared, addresses::Addresses, routes, unread::Impatient};
 
 /// Connections at a time; more wait to be accepted.
 const CONNECTIONS: u32 = 1024;
@@ -132,7 +132,7 @@ pub(super) async fn connection<S: AsyncRead + AsyncWrite + Unpin + Send + 'stati
         .max_buf_size(MAX_HEAD)
         // A buffer takes a piece more than that.
         .max_header_size(MAX_HEAD)
-        .serve_connection(TokioIo::new(stream), service);
+        .serve_connection(TokioIo::new(Impatient::new(stream)), service);
     let mut connection = std::pin::pin!(connection);
     let served = async {
         tokio::select! {

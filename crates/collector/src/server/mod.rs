@@ -1,6 +1,7 @@
 //! The collector: TuneMyGC's protocol over HTTP/1.1, plain or TLS, in front of a [`Store`].
 //!
-//! * [`listen`]: sockets, connections and their limits, [`addresses`]: those of one address; [`tls`]: certificates
+//! * [`listen`]: sockets, connections and their limits, [`addresses`]: those of one address; [`tls`]: certificates;
+//!   [`unread`]: answers that nobody reads
 //! * [`routes`]: which request gets which answer; [`pages`]: answers for people; [`body`]: reading bodies within limits
 //! * [`access`]: rights of a token; [`advice`]: recommendations; [`history`]: earlier ones and their effect
 //! * [`ingest`]: processing of a set; [`retention`]: its end; [`metrics`]: counters
@@ -28,6 +29,7 @@ mod pages;
 mod retention;
 mod routes;
 mod tls;
+mod unread;
 
 pub use tls::TlsError;
 
@@ -99,6 +101,8 @@ struct Shared {
     sums: advice::Sums,
     /// Memory for bodies.
     memory: body::Memory,
+    /// Memory for answers.
+    unread: unread::Unread,
     /// Sets being worked on.
     workers: Arc<Semaphore>,
     /// One of those may be large.
@@ -126,6 +130,7 @@ pub fn run(options: Options, say: fn(&str)) -> Result<(), CollectorError> {
         metrics: metrics::Metrics::default(),
         sums: advice::Sums::default(),
         memory: body::Memory::new(SMALL_UNITS, LARGE_UNITS),
+        unread: unread::Unread::default(),
         workers: Arc::new(Semaphore::new(cpus)),
         large: Arc::new(Semaphore::new(1)),
         pages: Semaphore::new(PAGES),

@@ -17,7 +17,7 @@ use super::{
 };
 use crate::{
     digest::{BOUNDS, CLASSES, Figures},
-    printable::printable,
+    printable::printable_part,
     store::{AppInfo, BATCH, MAX_SLOTS, Slot, StoreError, TokenHash},
     tune::Series,
 };
@@ -31,6 +31,8 @@ const COLUMNS: usize = 72;
 const MAX_PROCESSES: usize = 200;
 /// Environments that are shown.
 const MAX_ENVIRONMENTS: usize = 50;
+/// Characters that are shown of a name from outside, and of an environment.
+const MAX_NAME: usize = 300;
 /// The name of the cookie that holds a token.
 const COOKIE: &str = "gctrace";
 /// Names of the classes of time in GC per cycle.
@@ -235,8 +237,8 @@ fn list(apps: &[AppInfo]) -> Answer {
 
 /// A name from outside without characters that would rearrange the text around it.
 fn named(name: &str) -> String {
-    let name = printable(name);
-    if name.trim().is_empty() { "(no name)".to_owned() } else { name.into_owned() }
+    let name = printable_part(name, MAX_NAME);
+    if name.trim().is_empty() { "(no name)".to_owned() } else { name }
 }
 
 /// What is to be shown of an application.
@@ -352,7 +354,7 @@ fn environment_name(environment: &str) -> String {
     if environment.is_empty() {
         "no RUBY_GC_* variables".to_owned()
     } else {
-        printable(environment).into_owned()
+        printable_part(environment, MAX_NAME)
     }
 }
 

@@ -145,8 +145,15 @@ pub(super) async fn answer(
     } else {
         ("other", elsewhere(&path))
     };
+    let held = shared.unread.hold(answer.shown().into_owned());
+    let (answer, bytes) = if let Some(bytes) = held {
+        (answer, bytes)
+    } else {
+        let busy = "too many answers wait to be read; try again later";
+        (Answer::new(StatusCode::SERVICE_UNAVAILABLE, busy), busy.into())
+    };
     shared.metrics.answered(route, answer.code.as_u16());
-    let mut response = Response::new(Full::new(Bytes::from(answer.shown().into_owned())));
+    let mut response = Response::new(Full::new(bytes));
     *response.status_mut() = answer.code;
     let headers = response.headers_mut();
     for (name, value) in answer.headers {

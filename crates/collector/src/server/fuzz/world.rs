@@ -20,7 +20,7 @@ use tokio::{
 };
 
 use super::{
-    super::{Options, Shared, advice::Sums, body::Memory, listen, metrics::Metrics},
+    super::{Options, Shared, advice::Sums, body::Memory, listen, metrics::Metrics, unread::Unread},
     requests::{gzip, request},
 };
 use crate::store::{
@@ -92,6 +92,7 @@ impl World {
             metrics: Metrics::default(),
             sums: Sums::default(),
             memory: Memory::new(units, units),
+            unread: Unread::default(),
             workers: Arc::new(Semaphore::new(WORKERS)),
             large: Arc::new(Semaphore::new(1)),
             pages: Semaphore::new(1),

@@ -1,18 +1,20 @@
 //! Which settings were advised when, which were in force when, and their effect.
 
+use std::collections::HashMap;
+
 use serde_json::{Value, json};
 
 use super::{
     Shared,
-    advice::{Advice, ENVIRONMENTS},
+    advice::{Advice, ENVIRONMENTS, Sums},
     now,
 };
 use crate::{
-    store::{Given, StoreError},
+    store::{Given, Group, Period, Store, StoreError},
     tune::{Comparison, Episode, InForce, Plan, Strategy},
 };
 
-/// Entries of a group that are kept.
+/// Entries of advice to a group that are kept, and periods that are shown.
 const MOST: u32 = 64;
 /// Advice that is asked for repeatedly is recorded again after this time, seconds.
 const AGAIN: f64 = 600.0;
@@ -54,32 +56,51 @@ pub(super) fn of(shared: &Shared, advice: &Advice) -> Result<Vec<Event>, StoreEr
     let (store, group) = (&*shared.store, advice.group);
     let given = store.given(group)?;
     let mut events: Vec<Event> = given.iter().map(|given| event(given, advice)).collect();
-    let mut environments = store.environments(group, ENVIRONMENTS)?;
-    environments.sort_by(|a, b| a.first.total_cmp(&b.first));
-    let mut known: Vec<Episode> = Vec::new();
-    for environment in environments {
-        let evidence = shared.sums.get(store, &environment)?;
+    let is_own = |name: &str, value: f64| advice.is_own(name, value);
+    events.extend(in_force(store, &shared.sums, group, &given, &is_own)?);
+    events.sort_by(|a, b| a.at.total_cmp(&b.at));
+    Ok(events)
+}
+
+/// Which settings were in force when. Figures are those of all periods of an environment.
+fn in_force(
+    store: &dyn Store,
+    sums: &Sums,
+    group: Group,
+    given: &[Given],
+    is_own: &dyn Fn(&str, f64) -> bool,
+) -> Result<Vec<Event>, StoreError> {
+    let mut episodes = HashMap::new();
+    for environment in store.environments(group, ENVIRONMENTS)? {
+        let evidence = sums.get(store, &environment)?;
         let in_force = InForce::parse(&environment.key, group.series);
-        let now = Episode { in_force, evidence, seen: environment.seen };
-        let taken_back = given.iter().any(|given| {
-            given.withdrawal && given.settings == environment.key && given.first <= environment.first
-        });
-        let is_own = |before: &Episode| {
+        let episode = Episode { in_force, evidence, seen: environment.seen };
+        episodes.insert(environment.id, (environment.key, episode));
+    }
+    let mut events = Vec::new();
+    let mut known: Vec<Period> = Vec::new();
+    for period in store.periods(group, MOST)? {
+        let Some((key, now)) = episodes.get(&period.environment) else { continue };
+        let taken_back = given
+            .iter()
+            .any(|given| given.withdrawal && given.settings == *key && given.first <= period.first);
+        let is_advised = |before: &Episode| {
             let mut differences = now.in_force.differences(&before.in_force);
-            taken_back
-                || differences.all(|variable| advice.is_own(variable.name, now.in_force.value(variable)))
+            taken_back || differences.all(|variable| is_own(variable.name, now.in_force.value(variable)))
         };
-        // Settings that were taken back were in force again: those before are the ones that were in force last until then.
+        // Those that were in force last until then: others may be seen again later.
         let before = known
             .iter()
-            .max_by(|a, b| a.seen.min(environment.first).total_cmp(&b.seen.min(environment.first)));
-        let advised = before.map(is_own);
-        let brought = before.map(|before| Box::new(Comparison::of(before, &now)));
+            .filter(|other| other.environment != period.environment)
+            .max_by(|a, b| a.last.min(period.first).total_cmp(&b.last.min(period.first)))
+            .and_then(|before| episodes.get(&before.environment))
+            .map(|(_, before)| before);
+        let advised = before.map(is_advised);
+        let brought = before.map(|before| Box::new(Comparison::of(before, now)));
         let what = What::InForce { settings: now.in_force.clone(), advised, brought };
-        events.push(Event { at: environment.first, until: environment.seen, what });
-        known.push(now);
+        events.push(Event { at: period.first, until: period.last, what });
+        known.push(period);
     }
-    events.sort_by(|a, b| a.at.total_cmp(&b.at));
     Ok(events)
 }
 
@@ -154,4 +175,62 @@ pub(super) fn to_json(events: &[Event]) -> Value {
         value
     });
     Value::Array(events.collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        digest::Digest,
+        store::{NewApp, NewSet, Quota, Rights, SetId, Sqlite, TokenHash},
+        tune::{Evidence, Series},
+    };
+
+    /// A return to earlier settings is an entry of its own, compared with those before it, and changes none of the earlier ones.
+    #[test]
+    fn returns() {
+        let dir = tempfile::tempdir().unwrap();
+        let store = Sqlite::open(&dir.path().join("sets.db")).unwrap();
+        let app = NewApp { name: "shop", email: "a@b", parent: None, created: 1.0 };
+        let app = store.register(&app, TokenHash::of("t"), Rights::Both).unwrap();
+        let group = Group { app, series: Series(3, 4) };
+        let insert = |hour: u8, limit: u32| {
+            let set = NewSet {
+                id: &SetId::of(&[hour; 32]),
+                group,
+                in_force: &if limit == 0 { String::new() } else { format!("RUBY_GC_MALLOC_LIMIT={limit}") },
+                received: f64::from(hour) * 3600.0,
+                evidence: &Evidence { sets: 1, ..Evidence::default() },
+                digest: &Digest::default(),
+                body: b"body",
+            };
+            assert!(store.insert(&set, Quota::NONE).unwrap().new);
+        };
+        let told = || -> Vec<(f64, f64, String, Option<String>)> {
+            let events = in_force(&store, &Sums::default(), group, &[], &|_, _| false).unwrap();
+            let brief = |event: Event| {
+                let What::InForce { settings, brought, .. } = event.what else { panic!("it is in force") };
+                let before = brought.map(|brought| {
+                    let [change] = &brought.changed[..] else { panic!("one change: {brought}") };
+                    format!("{} to {}", change.before, change.after)
+                });
+                (event.at / 3600.0, event.until / 3600.0, settings.to_string(), before)
+            };
+            events.into_iter().map(brief).collect()
+        };
+        for (hour, limit) in [(1, 64 << 20), (5, 64 << 20), (7, 32 << 20), (10, 32 << 20)] {
+            insert(hour, limit);
+        }
+        let first = told();
+        assert_eq!(first.len(), 2, "{first:?}");
+        assert_eq!((first[0].0, first[0].1, first[1].0, first[1].1), (1.0, 5.0, 7.0, 10.0));
+        insert(12, 64 << 20);
+        insert(20, 64 << 20);
+        let all = told();
+        assert_eq!(all[..2], first[..]);
+        assert_eq!(all.len(), 3, "{all:?}");
+        let (at, until, settings, before) = &all[2];
+        assert_eq!((*at, *until, settings), (12.0, 20.0, &first[0].2));
+        assert_eq!(before.as_deref(), Some("33554432 to 67108864"));
+    }
 }

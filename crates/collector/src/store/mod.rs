@@ -47,6 +47,21 @@ pub struct Environment {
     pub summarized: Option<i64>,
 }
 
+/// A time in which sets of an environment came. It ends when others have come instead, and none of its own for [`GAP`].
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Period {
+    /// The environment.
+    pub environment: i64,
+    /// When the first set came, epoch seconds.
+    pub first: f64,
+    /// When the last set came, epoch seconds.
+    pub last: f64,
+}
+
+/// Environments that are in force at the same time, as while programs are started again one after the other, do not alternate: one that
+/// is seen again within so many seconds was in force all the time.
+pub const GAP: f64 = 3600.0;
+
 /// What was advised to a group under some settings.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Given {
@@ -308,7 +323,7 @@ pub trait Store: Send + Sync {
     /// Adds the slots of an application in `from..before` (epoch seconds) up to slots that begin at multiples of `width` seconds.
     /// Repeating it changes nothing. Returns by how many the slots were reduced.
     fn roll_up(&self, app: App, from: i64, before: i64, width: i64) -> Result<u64, StoreError>;
-    /// Deletes the slots, and the summaries of environments, of all applications before then (epoch seconds).
+    /// Deletes the slots, and the summaries and periods of environments, of all applications before then (epoch seconds).
     fn prune_slots(&self, before: i64) -> Result<(), StoreError>;
     /// Deletes the oldest sets that came before this time (epoch seconds), of one application or of all; at most [`BATCH`]
     /// of them. Returns how many.
@@ -319,6 +334,8 @@ pub trait Store: Send + Sync {
     fn latest_group(&self, app: App) -> Result<Option<Group>, StoreError>;
     /// The environments of a group that have sets or a summary, at most `most`; that of the latest set is first.
     fn environments(&self, group: Group, most: u32) -> Result<Vec<Environment>, StoreError>;
+    /// The periods of the environments of a group: the latest `most`, the earliest first.
+    fn periods(&self, group: Group, most: u32) -> Result<Vec<Period>, StoreError>;
     /// An environment that has sets or a summary.
     fn environment(&self, id: i64) -> Result<Option<Environment>, StoreError>;
     /// Deletes the environments of an application that have no sets, but for the latest `most` of each group that have a summary.

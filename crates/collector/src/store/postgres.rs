@@ -12,8 +12,8 @@ use rustls_platform_verifier::ConfigVerifierExt as _;
 use tokio_postgres_rustls::MakeRustlsConnect;
 
 use super::{
-    App, AppInfo, BATCH, Environment, Given, Group, Inserted, NewApp, NewSet, Numbered, Quota, Rights, SetId,
-    Slot, Store, StoreError, Token, TokenHash, Totals,
+    App, AppInfo, BATCH, Environment, Given, Group, Inserted, NewApp, NewSet, Numbered, Period, Quota,
+    Rights, SetId, Slot, Store, StoreError, Token, TokenHash, Totals,
 };
 use crate::tune::{Evidence, Series};
 
@@ -299,6 +299,7 @@ impl Store for Postgres {
             } else {
                 0
             };
+            environments::seen_at(&mut transaction, set.group, environment, set.received)?;
             slots::add(&mut transaction, set)?;
             transaction.commit()?;
             Ok(Inserted { new: true, deleted })
@@ -355,6 +356,10 @@ impl Store for Postgres {
 
     fn environments(&self, group: Group, most: u32) -> Result<Vec<Environment>, StoreError> {
         environments::list(self, group, most)
+    }
+
+    fn periods(&self, group: Group, most: u32) -> Result<Vec<Period>, StoreError> {
+        environments::periods(self, group, most)
     }
 
     fn evidence(&self, environment: i64, after: i64, most: u32) -> Result<Vec<Numbered>, StoreError> {

@@ -12,8 +12,8 @@ use std::{
 use rusqlite::{Connection, OptionalExtension as _, Transaction, TransactionBehavior, params};
 
 use super::{
-    App, AppInfo, BATCH, Environment, Given, Group, Inserted, NewApp, NewSet, Numbered, Quota, Rights, SetId,
-    Slot, Store, StoreError, Token, TokenHash, Totals,
+    App, AppInfo, BATCH, Environment, Given, Group, Inserted, NewApp, NewSet, Numbered, Period, Quota,
+    Rights, SetId, Slot, Store, StoreError, Token, TokenHash, Totals,
 };
 use crate::tune::{Evidence, Series};
 
@@ -221,6 +221,7 @@ impl Store for Sqlite {
             )?;
             let Series(major, minor) = set.group.series;
             let app = set.group.app;
+            let environment = environments::id_of(&transaction, set.group, set.in_force, set.received)?;
             let rows = insert.execute(params![
                 set.id.as_str(),
                 app.0,
@@ -230,7 +231,7 @@ impl Store for Sqlite {
                 set.evidence.samples,
                 evidence,
                 set.body,
-                environments::id_of(&transaction, set.group, set.in_force, set.received)?
+                environment
             ])?;
             if rows == 0 {
                 return Ok(Inserted::default());
@@ -247,6 +248,7 @@ impl Store for Sqlite {
             } else {
                 0
             };
+            environments::seen_at(&transaction, set.group, environment, set.received)?;
             slots::add(&transaction, set)?;
             Inserted { new: true, deleted }
         };
@@ -301,6 +303,10 @@ impl Store for Sqlite {
 
     fn environments(&self, group: Group, most: u32) -> Result<Vec<Environment>, StoreError> {
         environments::list(&self.reader(), group, most)
+    }
+
+    fn periods(&self, group: Group, most: u32) -> Result<Vec<Period>, StoreError> {
+        environments::periods(&self.reader(), group, most)
     }
 
     fn evidence(&self, environment: i64, after: i64, most: u32) -> Result<Vec<Numbered>, StoreError> {

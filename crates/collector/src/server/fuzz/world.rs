@@ -24,8 +24,8 @@ use super::{
     requests::{gzip, request},
 };
 use crate::store::{
-    self, App, AppInfo, Environment, Given, Group, Inserted, NewApp, NewSet, Numbered, Quota, Rights, SetId,
-    Slot, Store, StoreError, Token, TokenHash, Totals,
+    self, App, AppInfo, Environment, Given, Group, Inserted, NewApp, NewSet, Numbered, Period, Quota, Rights,
+    SetId, Slot, Store, StoreError, Token, TokenHash, Totals,
 };
 use crate::tune::Evidence;
 
@@ -293,6 +293,9 @@ impl Store for Slow {
     }
     fn environments(&self, group: Group, most: u32) -> Result<Vec<Environment>, StoreError> {
         self.inner.environments(group, most)
+    }
+    fn periods(&self, group: Group, most: u32) -> Result<Vec<Period>, StoreError> {
+        self.inner.periods(group, most)
     }
     fn evidence(&self, environment: i64, after: i64, most: u32) -> Result<Vec<Numbered>, StoreError> {
         self.inner.evidence(environment, after, most)

@@ -3,7 +3,7 @@
 use postgres::{GenericClient, Row, Transaction};
 
 use super::{
-    super::{App, BATCH, Environment, Given, Group, Numbered, StoreError, in_force_of},
+    super::{App, BATCH, Environment, GAP, Given, Group, Numbered, Period, StoreError, in_force_of},
     Postgres, Retry, group, of_group,
 };
 use crate::tune::{Evidence, Strategy};
@@ -24,6 +24,7 @@ pub(super) fn name_all(transaction: &mut Transaction<'_>) -> Result<(), postgres
             let group = group(row)?;
             let Ok(key) = in_force_of(row.try_get(4)?, group.series) else { continue };
             let id = id_of(transaction, group, &key, row.try_get(5)?)?;
+            seen_at(transaction, group, id, row.try_get(5)?)?;
             let number: i64 = row.try_get(3)?;
             transaction.execute(
                 "UPDATE gctrace_sample_set SET environment = $1 WHERE number = $2",
@@ -49,6 +50,40 @@ pub(super) fn id_of(
     let insert = "INSERT INTO gctrace_environment (app, ruby_major, ruby_minor, in_force, first) VALUES ($1, $2, $3, $4, $5)
          ON CONFLICT (app, ruby_major, ruby_minor, in_force) DO UPDATE SET in_force = excluded.in_force RETURNING id";
     client.query_one(insert, &[&app, &major, &minor, &key, &received])?.try_get(0)
+}
+
+/// A set of this environment came: its latest period goes on, or another one begins.
+pub(super) fn seen_at(
+    client: &mut impl GenericClient,
+    group: Group,
+    environment: i64,
+    received: f64,
+) -> Result<(), postgres::Error> {
+    let (app, major, minor) = of_group(group);
+    let go_on = "UPDATE gctrace_period AS p SET last = greatest(last, $2)
+         WHERE id = (SELECT max(id) FROM gctrace_period WHERE environment = $1) AND (last >= $2 - $3::DOUBLE PRECISION OR NOT EXISTS (
+             SELECT 1 FROM gctrace_period o JOIN gctrace_environment e ON e.id = o.environment
+             WHERE e.app = $4 AND e.ruby_major = $5 AND e.ruby_minor = $6 AND o.last > p.last))";
+    if client.execute(go_on, &[&environment, &received, &GAP, &app, &major, &minor])? == 0 {
+        let begin = "INSERT INTO gctrace_period (environment, first, last) VALUES ($1, $2, $2)";
+        client.execute(begin, &[&environment, &received])?;
+    }
+    Ok(())
+}
+
+/// See [`Store::periods`](super::super::Store::periods).
+pub(super) fn periods(store: &Postgres, group: Group, most: u32) -> Result<Vec<Period>, StoreError> {
+    let (app, major, minor) = of_group(group);
+    let query = "SELECT p.environment, p.first, p.last FROM gctrace_period p
+             JOIN gctrace_environment e ON e.id = p.environment
+         WHERE e.app = $1 AND e.ruby_major = $2 AND e.ruby_minor = $3 ORDER BY p.first DESC, p.id DESC LIMIT $4";
+    store.with(Retry::Yes, |client| {
+        let rows = client.query(query, &[&app, &major, &minor, &i64::from(most)])?;
+        let period = |row: &Row| {
+            Ok(Period { environment: row.try_get(0)?, first: row.try_get(1)?, last: row.try_get(2)? })
+        };
+        rows.iter().rev().map(period).collect()
+    })
 }
 
 /// The columns of an environment `e`, whose latest set is `s`.

@@ -1,7 +1,7 @@
 //! The tables, and their migrations.
 
 /// Steps from each version of the tables to the next one; a step that was released is never changed.
-pub(super) const MIGRATIONS: [&str; 8] = [
+pub(super) const MIGRATIONS: [&str; 9] = [
     "
     CREATE TABLE gctrace_app (
         id BIGINT GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
@@ -115,5 +115,21 @@ pub(super) const MIGRATIONS: [&str; 8] = [
     ALTER TABLE gctrace_app ADD COLUMN samples BIGINT NOT NULL DEFAULT 0;
     UPDATE gctrace_app SET samples =
         (SELECT coalesce(sum(s.samples), 0)::BIGINT FROM gctrace_sample_set AS s WHERE s.app = gctrace_app.id);
+",
+    "
+    CREATE TABLE gctrace_period (
+        id BIGINT GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+        environment BIGINT NOT NULL REFERENCES gctrace_environment (id) ON DELETE CASCADE,
+        first DOUBLE PRECISION NOT NULL,
+        last DOUBLE PRECISION NOT NULL
+    );
+    CREATE INDEX gctrace_period_environment ON gctrace_period (environment, id);
+    INSERT INTO gctrace_period (environment, first, last)
+        SELECT id, coalesce(first, at), at FROM (
+            SELECT e.id, e.first, coalesce(
+                (SELECT s.received FROM gctrace_sample_set AS s WHERE s.environment = e.id ORDER BY s.number DESC LIMIT 1),
+                e.seen
+            ) AS at FROM gctrace_environment AS e
+        ) AS known WHERE at IS NOT NULL ORDER BY at;
 ",
 ];

@@ -3,7 +3,7 @@
 use rusqlite::{Connection, OptionalExtension as _, Row, params};
 
 use super::{
-    super::{App, BATCH, Environment, Given, Group, Numbered, StoreError, in_force_of},
+    super::{App, BATCH, Environment, GAP, Given, Group, Numbered, Period, StoreError, in_force_of},
     group,
 };
 use crate::tune::{Evidence, Series, Strategy};
@@ -18,6 +18,7 @@ pub(super) fn name_all(connection: &Connection) -> Result<(), StoreError> {
         let group = group(row)?;
         let text = row.get_ref(4)?.as_str().map_err(rusqlite::Error::from)?;
         let environment = id_of(connection, group, &in_force_of(text, group.series)?, row.get(5)?)?;
+        seen_at(connection, group, environment, row.get(5)?)?;
         let number: i64 = row.get(3)?;
         connection
             .prepare_cached("UPDATE sample_set SET environment = ?1 WHERE number = ?2")?
@@ -46,6 +47,43 @@ pub(super) fn id_of(
          ON CONFLICT (app, ruby_major, ruby_minor, in_force) DO UPDATE SET in_force = in_force RETURNING id",
     )?;
     Ok(insert.query_row(params![group.app.0, major, minor, key, received], |row| row.get(0))?)
+}
+
+/// A set of this environment came: its latest period goes on, or another one begins.
+pub(super) fn seen_at(
+    connection: &Connection,
+    group: Group,
+    environment: i64,
+    received: f64,
+) -> Result<(), StoreError> {
+    let Series(major, minor) = group.series;
+    let mut go_on = connection.prepare_cached(
+        "UPDATE period SET last = max(last, ?2)
+         WHERE id = (SELECT max(id) FROM period WHERE environment = ?1) AND (last >= ?2 - ?3 OR NOT EXISTS (
+             SELECT 1 FROM period o JOIN environment e ON e.id = o.environment
+             WHERE e.app = ?4 AND e.ruby_major = ?5 AND e.ruby_minor = ?6 AND o.last > period.last))",
+    )?;
+    if go_on.execute(params![environment, received, GAP, group.app.0, major, minor])? == 0 {
+        connection
+            .prepare_cached("INSERT INTO period (environment, first, last) VALUES (?1, ?2, ?2)")?
+            .execute(params![environment, received])?;
+    }
+    Ok(())
+}
+
+/// See [`Store::periods`](super::super::Store::periods).
+pub(super) fn periods(reader: &Connection, group: Group, most: u32) -> Result<Vec<Period>, StoreError> {
+    let mut query = reader.prepare_cached(
+        "SELECT p.environment, p.first, p.last FROM period p JOIN environment e ON e.id = p.environment
+         WHERE e.app = ?1 AND e.ruby_major = ?2 AND e.ruby_minor = ?3 ORDER BY p.first DESC, p.id DESC LIMIT ?4",
+    )?;
+    let Series(major, minor) = group.series;
+    let rows = query.query_map(params![group.app.0, major, minor, most], |row| {
+        Ok(Period { environment: row.get(0)?, first: row.get(1)?, last: row.get(2)? })
+    })?;
+    let mut periods: Vec<Period> = rows.collect::<Result<_, _>>()?;
+    periods.reverse();
+    Ok(periods)
 }
 
 /// The columns of an environment `e`, whose latest set is `s`.

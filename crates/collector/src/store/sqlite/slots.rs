@@ -137,5 +137,6 @@ pub(super) fn prune(writer: &mut Connection, before: i64) -> Result<(), StoreErr
     transaction.execute("UPDATE app SET slots = (SELECT count(*) FROM slot WHERE slot.app = app.id)", [])?;
     let forget = "UPDATE environment SET summary = NULL, summarized = NULL, seen = NULL WHERE seen < ?1";
     transaction.execute(forget, [before])?;
+    transaction.execute("DELETE FROM period WHERE last < ?1", [before])?;
     Ok(transaction.commit()?)
 }

@@ -1,7 +1,7 @@
 //! The tables, and their migrations.
 
 /// Steps from each version of the tables to the next one; a step that was released is never changed.
-pub(super) const MIGRATIONS: [&str; 8] = [
+pub(super) const MIGRATIONS: [&str; 9] = [
     "
     CREATE TABLE app (
         id INTEGER PRIMARY KEY,
@@ -114,5 +114,21 @@ pub(super) const MIGRATIONS: [&str; 8] = [
     ALTER TABLE app ADD COLUMN samples INTEGER NOT NULL DEFAULT 0;
     UPDATE app SET samples =
         (SELECT coalesce(sum(s.samples), 0) FROM sample_set AS s WHERE s.app = app.id);
+",
+    "
+    CREATE TABLE period (
+        id INTEGER PRIMARY KEY,
+        environment INTEGER NOT NULL REFERENCES environment (id) ON DELETE CASCADE,
+        first REAL NOT NULL,
+        last REAL NOT NULL
+    ) STRICT;
+    CREATE INDEX period_environment ON period (environment, id);
+    INSERT INTO period (environment, first, last)
+        SELECT id, coalesce(first, at), at FROM (
+            SELECT e.id, e.first, coalesce(
+                (SELECT s.received FROM sample_set AS s WHERE s.environment = e.id ORDER BY s.number DESC LIMIT 1),
+                e.seen
+            ) AS at FROM environment AS e
+        ) AS known WHERE at IS NOT NULL ORDER BY at;
 ",
 ];

@@ -130,7 +130,7 @@ fn deletes() {
     assert_eq!((latest.app, latest.name.as_str(), latest.sets, latest.last), (shop, "shop", 10, Some(19.0)));
     // As an earlier gctrace left it.
     let before = "UPDATE app SET token_hash = (SELECT hash FROM token WHERE app = app.id); DROP TABLE token;
-        ALTER TABLE app DROP COLUMN parent; DROP TABLE given; DROP TABLE environment; DROP TABLE advised; DROP INDEX sample_set_environment;
+        ALTER TABLE app DROP COLUMN parent; DROP TABLE given; DROP TABLE period; DROP TABLE environment; DROP TABLE advised; DROP INDEX sample_set_environment;
         ALTER TABLE sample_set DROP COLUMN environment; DROP INDEX sample_set_app; DROP INDEX sample_set_received;
         DROP TABLE slot; ALTER TABLE app DROP COLUMN slots; ALTER TABLE app DROP COLUMN sets; ALTER TABLE app DROP COLUMN bytes;
         ALTER TABLE app DROP COLUMN samples; PRAGMA user_version = 1";
@@ -501,6 +501,50 @@ fn no_store() {
     assert!(!path.exists());
     drop(crate::store::open(&name).unwrap());
     assert!(crate::store::open_existing(&name).is_ok());
+}
+
+/// Environments have periods: one goes on unless others came instead for a while; from before there were periods, each has one.
+#[test]
+fn periods() {
+    let (_dir, path) = store();
+    let store = Sqlite::open(&path).unwrap();
+    let group = Group { app: register(&store, "shop", None), series: Series(3, 4) };
+    let put = |byte: u8, key: &str, received: f64| {
+        let set = NewSet {
+            id: &SetId::of(&[byte; 32]),
+            group,
+            in_force: key,
+            received,
+            evidence: &Evidence::default(),
+            digest: &Digest::default(),
+            body: b"",
+        };
+        store.insert(&set, Quota::NONE).unwrap()
+    };
+    let known = |store: &Sqlite| -> Vec<(i64, f64, f64)> {
+        let periods = store.periods(group, 9).unwrap();
+        periods.iter().map(|period| (period.environment, period.first, period.last)).collect()
+    };
+    // Nothing else came for a day; then both came while programs were started again.
+    for (byte, key, received) in
+        [(1, "A", 0.0), (2, "A", 86_400.0), (3, "B", 86_500.0), (4, "A", 90_000.0), (5, "B", 90_050.0)]
+    {
+        put(byte, key, received);
+    }
+    assert_eq!(known(&store), [(1, 0.0, 90_000.0), (2, 86_500.0, 90_050.0)]);
+    put(6, "A", 99_000.0);
+    let all = [(1, 0.0, 90_000.0), (2, 86_500.0, 90_050.0), (1, 99_000.0, 99_000.0)];
+    assert_eq!(known(&store), all);
+    assert_eq!(put(6, "A", 200_000.0), Inserted::default());
+    assert_eq!(known(&store), all, "a set that is sent again");
+    let latest = store.periods(group, 1).unwrap();
+    assert_eq!(latest, [Period { environment: 1, first: 99_000.0, last: 99_000.0 }]);
+    store.writer().execute_batch("DROP TABLE period; PRAGMA user_version = 8").unwrap();
+    drop(store);
+    let store = Sqlite::open(&path).unwrap();
+    assert_eq!(known(&store), [(1, 0.0, 99_000.0), (2, 86_500.0, 90_050.0)]);
+    store.prune_slots(96_000).unwrap();
+    assert_eq!(known(&store).len(), 1);
 }
 
 /// Environments without sets go, but for the latest that have a summary; those with sets stay, and totals follow.

@@ -406,11 +406,20 @@ impl Run<'_> {
                 say(&format!("gctrace: {who}{} is not traced: {reason}", path.display()));
                 self.pipeline.refuse(pid, &path.to_string_lossy(), &reason);
             }
-            ControlEvent::Unproven { pid, image, path, reason } => {
+            ControlEvent::Left { pid, image, path, reason } => {
+                let path = path.to_string_lossy();
+                say(&format!("gctrace: pid {pid}: {path} is not traced any more: {reason}"));
+                if is_running(pid) {
+                    self.pipeline.leave_process(pid, image, &path, &reason, monotonic_ns());
+                } else {
+                    self.pipeline.refuse(Some(pid), &path, &reason);
+                }
+            }
+            ControlEvent::Unproven { pid, path, reason } => {
                 say(&format!("gctrace: pid {pid}: {} is not traced: {reason}", path.display()));
                 let path = path.to_string_lossy();
                 if is_running(pid) {
-                    self.pipeline.refuse_process(pid, image, &path, &reason, monotonic_ns());
+                    self.pipeline.refuse_process(pid, &path, &reason, monotonic_ns());
                 } else {
                     // Its exit has been handled: remembering the pid would hit the next process that has it.
                     self.pipeline.refuse(Some(pid), &path, &reason);

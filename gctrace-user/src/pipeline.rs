@@ -57,13 +57,22 @@ use self::{
 /// GC records taken in one go, so that a signal is answered promptly under any load.
 const BATCH: usize = 4096;
 
+/// Until when nothing of a process is reported.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Refusal {
+    /// It failed a proof: as long as it runs this program.
+    Program,
+    /// The probes of this image were detached: until it is found with another one.
+    Image(u32),
+}
+
 /// State of the data path.
 pub struct Pipeline {
     outputs: Outputs,
     images: Images,
     traced: HashMap<u32, TracedProcess>,
-    /// Processes that failed a proof, with the image it was about.
-    refused: HashMap<u32, u32>,
+    /// Processes of which nothing is reported.
+    refused: HashMap<u32, Refusal>,
     /// Sequence numbers of processes of which only pauses of unseen cycles came so far.
     waiting: HashMap<u32, u64>,
     /// Who forked a process, for children that are gone before they are looked at.
@@ -204,6 +213,11 @@ impl Pipeline {
             return;
         }
         // The finding may be older than the exit that has already been handled.
+        if let Some(Refusal::Image(left)) = self.refused.get(&pid)
+            && *left != image
+        {
+            self.refused.remove(&pid);
+        }
         if self.refused.contains_key(&pid) || !proc::is_running(pid) {
             return;
         }
@@ -225,10 +239,32 @@ impl Pipeline {
     }
 
     /// The VM of a followed process did not pass a proof: what is traced of it ends, and nothing is reported any more.
-    pub fn refuse_process(&mut self, pid: u32, image: u32, path: &str, reason: &str, ts_ns: u64) {
-        self.refused.insert(pid, image);
+    pub fn refuse_process(&mut self, pid: u32, path: &str, reason: &str, ts_ns: u64) {
+        self.refused.insert(pid, Refusal::Program);
         self.end(pid, EndReason::Detached, ts_ns);
         self.refuse(Some(pid), path, reason);
+    }
+
+    /// The probes of the image that a process runs were detached. It is traced again once it is found with another one.
+    pub fn leave_process(&mut self, pid: u32, image: u32, path: &str, reason: &str, ts_ns: u64) {
+        if let Some(traced) = self.traced.get(&pid) {
+            // Its records go on with these numbers.
+            self.waiting.insert(pid, traced.fold.last_seq());
+            self.beginnings.forked(pid, traced.beginning.count);
+        }
+        self.refused.insert(pid, Refusal::Image(image));
+        self.end(pid, EndReason::Detached, ts_ns);
+        self.refuse(Some(pid), path, reason);
+    }
+
+    /// Counts a record of a process of which nothing is reported; `false`: it is reported.
+    fn is_refused(&mut self, header: &gctrace_common::event::Header) -> bool {
+        let Some(refusal) = self.refused.get(&header.tgid) else { return false };
+        if matches!(refusal, Refusal::Image(_)) {
+            self.waiting.insert(header.tgid, header.seq);
+        }
+        self.counts.refused_records += 1;
+        true
     }
 
     /// Takes what is in the rings. Returns whether there may be more.

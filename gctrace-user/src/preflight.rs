@@ -130,7 +130,9 @@ pub fn check() -> Result<Host, Missing> {
 /// thread has capabilities of its own.
 pub fn drop_privileges(writes: bool, gives: bool, requests: bool) {
     let keep = PRIVILEGES.iter().fold(CapabilitySet::empty(), |keep, privilege| keep | privilege.any_of);
-    let mut keep = keep.difference(CapabilitySet::DAC_OVERRIDE) | CapabilitySet::SYSLOG;
+    // Leases of files that belong to other users (`generic_setlease`, fs/locks.c).
+    let optional = CapabilitySet::SYSLOG | CapabilitySet::LEASE;
+    let mut keep = keep.difference(CapabilitySet::DAC_OVERRIDE) | optional;
     if writes {
         keep |= CapabilitySet::DAC_OVERRIDE;
         if gives {
@@ -224,25 +226,27 @@ fn tracefs() -> Result<PathBuf, Missing> {
     Ok(PathBuf::from(TRACEFS[0]))
 }
 
-/// The limit of open files with which gctrace was started.
+/// The limits with which gctrace was started, of those that it raises.
 static OPEN_FILES: OnceLock<Rlimit> = OnceLock::new();
+static LOCKED_MEMORY: OnceLock<Rlimit> = OnceLock::new();
 
-/// Starts a command with the limit of open files that the user has, not with gctrace's own: programs behave differently with another one. It is
-/// that of gctrace, too, for that moment.
+/// Starts a command with the limits that the user has, not with gctrace's own: programs behave differently with others. They are
+/// those of gctrace, too, for that moment.
 pub fn with_users_limits<T>(start: impl FnOnce() -> T) -> T {
-    let raised = getrlimit(Resource::Nofile);
-    let Some(before) = OPEN_FILES.get().filter(|before| before.current != raised.current) else {
-        return start();
-    };
-    if let Err(error) =
-        setrlimit(Resource::Nofile, Rlimit { current: before.current, maximum: raised.maximum })
-    {
-        log::info!("the command has gctrace's limit of open files: {error}");
-        return start();
+    let mut lowered = Vec::new();
+    for (resource, before) in [(Resource::Nofile, &OPEN_FILES), (Resource::Memlock, &LOCKED_MEMORY)] {
+        let raised = getrlimit(resource);
+        let Some(before) = before.get().filter(|before| before.current != raised.current) else { continue };
+        match setrlimit(resource, Rlimit { current: before.current, maximum: raised.maximum }) {
+            Ok(()) => lowered.push((resource, raised)),
+            Err(error) => log::info!("the command has gctrace's limit ({resource:?}): {error}"),
+        }
     }
     let started = start();
-    if let Err(error) = setrlimit(Resource::Nofile, raised) {
-        log::warn!("the limit of open files is {:?} from now on: {error}", before.current);
+    for (resource, raised) in lowered {
+        if let Err(error) = setrlimit(resource, raised) {
+            log::warn!("gctrace has the command's limit from now on ({resource:?}): {error}");
+        }
     }
     started
 }
@@ -269,6 +273,7 @@ pub fn raise_locked_memory() {
     if !locks_maps() {
         return;
     }
+    let _set_before = LOCKED_MEMORY.set(getrlimit(Resource::Memlock));
     let unlimited = Rlimit { current: None, maximum: None };
     if let Err(error) = setrlimit(Resource::Memlock, unlimited) {
         log::info!("the limit of locked memory stays as it is: {error}");

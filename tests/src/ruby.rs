@@ -140,6 +140,7 @@ impl Ruby {
             "libdir",
             "LIBRUBY_SO",
             "LIBRUBY_ALIASES",
+            "archdir",
         ];
         let script = "ARGV.each { |key| puts RbConfig::CONFIG[key].to_s }";
         let output = ruby

@@ -70,3 +70,4 @@ mod live_top;
 mod live_unix_requests;
 mod live_untrusted;
 mod live_unused;
+mod live_writers;

@@ -17,6 +17,7 @@ const DAC_READ_SEARCH: u64 = 1 << 2;
 const SYS_PTRACE: u64 = 1 << 19;
 const SYS_ADMIN: u64 = 1 << 21;
 const SYSLOG: u64 = 1 << 34;
+const LEASE: u64 = 1 << 28;
 
 /// A field of `/proc/.../status`.
 fn field(status: &str, name: &str) -> Result<String> {
@@ -43,7 +44,7 @@ fn the_rest_is_dropped() -> Result<()> {
     ];
     for (flags, more) in cases {
         let gctrace = Invocation::jsonl([&["--all-ruby"], flags].concat())?.start_ready()?;
-        let wanted = (SYS_ADMIN | SYS_PTRACE | DAC_READ_SEARCH | SYSLOG | more) & own;
+        let wanted = (SYS_ADMIN | SYS_PTRACE | DAC_READ_SEARCH | SYSLOG | LEASE | more) & own;
         let mut threads = 0;
         for thread in std::fs::read_dir(format!("/proc/{}/task", gctrace.pid()))? {
             let status = std::fs::read_to_string(thread?.path().join("status"))?;

@@ -7,6 +7,7 @@ mod cpus;
 mod gvl;
 mod kernel_types;
 mod leak;
+mod lease;
 #[cfg(feature = "bpf-log")]
 mod lines;
 mod load;
@@ -33,6 +34,7 @@ pub use attach::{AttachError, Probes};
 pub use check::{CheckResult, KernelCheck, brief, check};
 pub use gvl::{GvlOptions, GvlRead, GvlReader};
 pub use leak::LeakProbes;
+pub use lease::Lease;
 pub use load::{AllocOptions, LoadError, LoadOptions, Loaded, Select, load};
 pub use malloc::{MallocCost, MallocProbes, MallocRead};
 pub use mmaps::{ExecMapping, FileId, MappingWatch, WatchError, Watched};

@@ -18,6 +18,24 @@ pub(super) fn borrow_fd<T: AsRawFd>(owner: &T) -> BorrowedFd<'_> {
     unsafe { BorrowedFd::borrow_raw(owner.as_raw_fd()) }
 }
 
+/// `fcntl(2)`, `include/uapi/linux/fcntl.h`. Leases are for whoever opens the file as this descriptor did, and end with it.
+const F_SETLEASE: libc::c_int = 1024;
+const F_GETLEASE: libc::c_int = 1025;
+
+/// Takes a lease of a file (`F_RDLCK`: nobody opens it for writing before it has ended), or ends it (`F_UNLCK`).
+pub(super) fn set_lease(file: &impl AsRawFd, kind: libc::c_int) -> io::Result<()> {
+    // SAFETY: the descriptor is open for as long as it is borrowed, and the argument is a number.
+    let result = unsafe { libc::fcntl(file.as_raw_fd(), F_SETLEASE, kind) };
+    if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+}
+
+/// The lease that a file has, or is to become because somebody waits for it.
+pub(super) fn lease(file: &impl AsRawFd) -> io::Result<libc::c_int> {
+    // SAFETY: as above; this one takes no argument.
+    let kind = unsafe { libc::fcntl(file.as_raw_fd(), F_GETLEASE) };
+    if kind < 0 { Err(io::Error::last_os_error()) } else { Ok(kind) }
+}
+
 /// Attaches a program to a perf event by a link that carries a cookie (`BPF_LINK_CREATE`, Linux 5.15). Aya does the same
 /// for the events that it opens itself. Closing the result detaches.
 pub(super) fn link_perf_event(program: BorrowedFd<'_>, event: i32, cookie: u64) -> io::Result<OwnedFd> {

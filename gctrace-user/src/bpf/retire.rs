@@ -59,9 +59,19 @@ impl Probes {
         let detaching = std::thread::Builder::new()
             .name("gctrace-detach".to_owned())
             .spawn(move || drop(detached_when_dropped));
-        match closed {
-            Ok(()) => self.free_images.push_back((index, detaching.ok())),
-            Err(error) => log::warn!("closing an image: {error}; its index is not used again"),
+        if let Err(error) = closed {
+            log::warn!("closing an image: {error}; its index is not used again");
+            return drop(detaching.map(JoinHandle::join));
+        }
+        self.free_images.push_back((index, detaching.ok()));
+    }
+
+    /// Waits until the probes of all images that were given back are detached.
+    pub fn await_detached(&mut self) {
+        for (_, detaching) in &mut self.free_images {
+            if let Some(Err(panic)) = detaching.take().map(JoinHandle::join) {
+                std::panic::resume_unwind(panic);
+            }
         }
     }
 

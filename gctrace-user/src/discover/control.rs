@@ -10,6 +10,7 @@ mod select;
 mod site_cache;
 mod unused;
 mod watch;
+mod writers;
 
 pub(crate) use select::descendants;
 
@@ -29,7 +30,9 @@ use std::{
 };
 
 pub(super) use self::{inspect::role, retries::NotOpened};
-use self::{requests::Servers, retries::Retries, select::Listed, unused::Unused, watch::Until};
+use self::{
+    requests::Servers, retries::Retries, select::Listed, unused::Unused, watch::Until, writers::Writers,
+};
 use super::{
     Fault,
     cgroups::Groups,
@@ -48,7 +51,7 @@ use super::{
 };
 use crate::{
     address::FileOffset,
-    bpf::{GvlOptions, MappingWatch, Probes, Scope},
+    bpf::{GvlOptions, Lease, MappingWatch, Probes, Scope},
     cache::Cache,
     clock::monotonic_ns,
     command::Program,
@@ -84,11 +87,20 @@ pub enum ControlEvent {
     Unproven {
         /// The process.
         pid: u32,
+        /// The image file.
+        path: PathBuf,
+        /// The check that failed.
+        reason: String,
+    },
+    /// The probes of the image that a process runs were detached.
+    Left {
+        /// The process.
+        pid: u32,
         /// The image.
         image: u32,
         /// The image file.
         path: PathBuf,
-        /// The check that failed.
+        /// Why.
         reason: String,
     },
     /// A selected pid is not there or is no Ruby.
@@ -186,8 +198,8 @@ pub(super) struct ProbedImage {
     /// File offsets of the probes that every process of it has.
     pub(super) probes: Vec<FileOffset>,
     pub(super) segments: Vec<LoadSegment>,
-    /// Its file, which says whether it was deleted.
-    file: File,
+    /// Its file, which nobody writes to before the probes are detached.
+    lease: Arc<Lease>,
 }
 
 impl ProbedImage {
@@ -257,6 +269,7 @@ pub(super) struct Control {
     unattributed: Option<UnattributedMappings>,
     servers: Servers,
     unused: Unused,
+    writers: Writers,
 }
 
 /// Runs until it is asked to stop. Returns (and so detaches) only then.
@@ -279,6 +292,13 @@ pub fn run(start: Start) {
         own_pid,
         native,
     } = start;
+    let writers = match Writers::watch() {
+        Ok(writers) => writers,
+        Err(error) => {
+            let reason = format!("answering the signal of file leases: {error}");
+            return drop(sender.send(ControlEvent::Fatal(reason)));
+        }
+    };
     let mut control = Control {
         probes,
         selection,
@@ -310,6 +330,7 @@ pub fn run(start: Start) {
         unattributed: UnattributedMappings::expected(),
         servers: Servers::default(),
         unused: Unused::default(),
+        writers,
     };
     // Watching starts before the scan, so that nothing falls between the two.
     let mut watch = match MappingWatch::start(control.native.is_some() || control.probes.sees_requests()) {
@@ -555,7 +576,7 @@ impl Control {
         let state = traced.plan.as_ref().map(|plan| read_state(pid, bias, plan));
         let unproven = |reason| {
             let path = mapping.path.clone();
-            ControlEvent::Unproven { pid, image: traced.index, path, reason }
+            ControlEvent::Unproven { pid, path, reason }
         };
         match state.as_ref().map(sure) {
             None | Some(Sure::Yes) => {}

@@ -104,7 +104,7 @@ impl Control {
                     .into(),
             )
         } else {
-            match self.open_library(image, ruby) {
+            match self.open_library(*key, image, ruby) {
                 Ok(verdict) => verdict,
                 // The next process that maps it is another try.
                 Err(NotOpened { reason, passes: true }) => return Verdict::Refused(reason.into()),
@@ -115,7 +115,12 @@ impl Control {
         verdict
     }
 
-    fn open_library(&mut self, image: &ImageFile, ruby: &Arc<ProbedImage>) -> Result<Verdict, NotOpened> {
+    fn open_library(
+        &mut self,
+        key: ImageKey,
+        image: &ImageFile,
+        ruby: &Arc<ProbedImage>,
+    ) -> Result<Verdict, NotOpened> {
         let Some(plan) = ruby.plan.as_ref() else { return Ok(Verdict::NotRuby) };
         let file = root_file::open(&image.open).map_err(|error| NotOpened {
             // The process is gone, or we are out of descriptors: that says nothing of the library.
@@ -131,7 +136,7 @@ impl Control {
         match method {
             Some(TracingMethod::Sites(planned)) => {
                 let gc = GcOf::LibraryOf(ruby.index);
-                self.open_sites(&file, &image.shown, *planned, gc)
+                self.open_sites(key, &file, &image.shown, *planned, gc)
             }
             _ => Err(refusals.iter().map(ToString::to_string).collect::<Vec<_>>().join("; ").into()),
         }

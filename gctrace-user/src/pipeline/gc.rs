@@ -43,6 +43,9 @@ impl Pipeline {
     fn work(&mut self, phase: Phase, event: &PhaseEvent) {
         let header = &event.header;
         let pid = header.tgid;
+        if self.is_refused(header) {
+            return;
+        }
         let Some(known) = self.images.get(header.image) else {
             self.counts.refused_records += 1;
             return;
@@ -70,8 +73,7 @@ impl Pipeline {
     pub(super) fn snapshot(&mut self, point: Point, event: &SnapshotEvent) {
         let header = &event.header;
         let pid = header.tgid;
-        if self.refused.contains_key(&pid) {
-            self.counts.refused_records += 1;
+        if self.is_refused(header) {
             return;
         }
         let current = self.traced.get(&pid).map(|traced| traced.image.clone());
@@ -88,7 +90,7 @@ impl Pipeline {
         if !unborn && let Err(failed) = prove_event(reading, point, event) {
             self.counts.refused_records += 1;
             let path = known.image.path.to_string_lossy();
-            return self.refuse_process(pid, header.image, &path, &failed.to_string(), header.ts_ns);
+            return self.refuse_process(pid, &path, &failed.to_string(), header.ts_ns);
         }
         if self.traced.get(&pid).is_none_or(|traced| traced.process.image.index != header.image) {
             if self.has_ended(pid, header.ts_ns) {
@@ -107,7 +109,7 @@ impl Pipeline {
                 let failed = live_check::starts_outside_pauses(traced.starts_outside);
                 self.counts.refused_records += 1;
                 let path = known.image.path.to_string_lossy();
-                return self.refuse_process(pid, header.image, &path, &failed.to_string(), header.ts_ns);
+                return self.refuse_process(pid, &path, &failed.to_string(), header.ts_ns);
             }
             if event.depth == 0 {
                 // The pause that it starts in is not known, so its pauses would be too few.
@@ -192,7 +194,10 @@ impl Pipeline {
         let pid = event.header.tgid;
         // A process is traced from its first snapshot on; a pause before it belongs to a cycle that had begun earlier.
         if !self.traced.contains_key(&pid) {
-            if self.refused.contains_key(&pid) || self.has_ended(pid, event.header.ts_ns) {
+            if self.is_refused(&event.header) {
+                return;
+            }
+            if self.has_ended(pid, event.header.ts_ns) {
                 self.counts.refused_records += 1;
             } else {
                 self.waiting.insert(pid, event.header.seq);

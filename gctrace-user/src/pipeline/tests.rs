@@ -40,22 +40,24 @@ const DURING_GC: u32 = 0x20;
 fn pipeline() -> (Pipeline, Rc<RefCell<Vec<&'static str>>>, ObjspaceLayout) {
     let version = RubyVersion::new(3, 1, 2);
     let layout = ObjspaceLayout::of(version, false).unwrap();
-    let image = Image {
-        index: 0,
-        path: "/libruby.so".into(),
-        version,
-        build_id: None,
-        stat_keys: layout.keys.iter().map(|key| key.name).collect(),
-        heap_keys: vec![],
-        method: crate::ruby::fallback::Method::Sites,
-        probes: 5,
-        gvl: None,
-        has_symbols: false,
-    };
     let images = Images::default();
-    let reading = Reading { layout: layout.clone(), during_gc: DURING_GC, pause_kinds: HashMap::new() };
-    let (image, gc) = (Arc::new(image), GcOf::Itself);
-    images.add(KnownImage { image, reading: Some(reading), frames: None, threads: None, gc });
+    for index in [0, 1] {
+        let image = Image {
+            index,
+            path: "/libruby.so".into(),
+            version,
+            build_id: None,
+            stat_keys: layout.keys.iter().map(|key| key.name).collect(),
+            heap_keys: vec![],
+            method: crate::ruby::fallback::Method::Sites,
+            probes: 5,
+            gvl: None,
+            has_symbols: false,
+        };
+        let reading = Reading { layout: layout.clone(), during_gc: DURING_GC, pause_kinds: HashMap::new() };
+        let (image, gc) = (Arc::new(image), GcOf::Itself);
+        images.add(KnownImage { image, reading: Some(reading), frames: None, threads: None, gc });
+    }
     let notes = Rc::new(RefCell::new(Vec::new()));
     (Pipeline::new(vec![Box::new(Notes(notes.clone()))], images, None, None, None), notes, layout)
 }
@@ -124,10 +126,34 @@ fn a_wrong_register_is_refused() {
 #[test]
 fn an_unproven_process_stays_refused() {
     let (mut pipeline, notes, layout) = pipeline();
-    pipeline.refuse_process(PID, 0, "/libruby.so", "test", 1);
+    pipeline.refuse_process(PID, "/libruby.so", "test", 1);
     pipeline.snapshot(Point::GcStart, &snapshot(&layout, 1, 0));
     pipeline.add_process(PID, 0, None);
     assert_eq!(*notes.borrow(), ["refused"]);
+}
+
+/// A process whose probes were detached goes on where it was once it is found with another image, and not before.
+#[test]
+fn a_process_that_was_left_comes_back() {
+    let (mut pipeline, notes, layout) = pipeline();
+    let own = std::process::id();
+    let of_own = |seq, image| {
+        let mut event = snapshot(&layout, seq, 0);
+        (event.header.tgid, event.header.image) = (own, image);
+        event
+    };
+    pipeline.snapshot(Point::GcStart, &of_own(1, 0));
+    pipeline.leave_process(own, 0, "/libruby.so", "test", 1);
+    assert_eq!(*notes.borrow(), ["process", "cycle", "ended", "refused"]);
+    pipeline.snapshot(Point::GcStart, &of_own(2, 0));
+    pipeline.add_process(own, 0, None);
+    assert_eq!(*notes.borrow(), ["process", "cycle", "ended", "refused"]);
+    assert_eq!((pipeline.counts.refused_records, pipeline.counts.lost_records), (1, 0));
+    pipeline.add_process(own, 1, None);
+    // One record was lost meanwhile.
+    pipeline.snapshot(Point::GcStart, &of_own(4, 1));
+    assert_eq!(*notes.borrow(), ["process", "cycle", "ended", "refused", "process"]);
+    assert_eq!((pipeline.counts.refused_records, pipeline.counts.lost_records), (1, 1));
 }
 
 /// A GC that is entered before there is a heap (3.3 does so at boot) does not disprove the layout; an event on a heap

@@ -4,6 +4,7 @@ use std::{
     collections::{HashMap, HashSet},
     fs::File,
     num::NonZeroU32,
+    sync::Arc,
 };
 
 use gctrace_common::blocking::{ACCEPTED, IS_WEBRICK, MAY_BE_WEBRICK, SERVES_UNICORN, TRIED};
@@ -16,7 +17,7 @@ use super::{
     unused::Probed,
 };
 use crate::{
-    bpf::{RequestLinks, Scope, brief},
+    bpf::{Lease, RequestLinks, Scope, brief},
     host::{called, listens, proc_root},
     ruby::blocking::{BlockingFile, BlockingSite, blocking_sites, listen_sites, needed},
 };
@@ -27,7 +28,7 @@ pub(super) struct Blocking {
     /// Sites by file.
     sites: SiteCache<BlockingSite>,
     /// Files whose calls of `listen` are probed for all processes that have them.
-    pub(super) listen: HashMap<ImageKey, (File, RequestLinks)>,
+    pub(super) listen: HashMap<ImageKey, (Arc<Lease>, RequestLinks)>,
     /// Processes that listen, and are taken for WEBrick until they have shown that they are something else.
     candidates: HashSet<u32>,
     /// Processes that have.
@@ -84,8 +85,9 @@ impl Control {
             .of(pid, socket, |image| blocking_sites(image, BlockingFile::Socket))?;
         if !self.servers.blocking.listen.contains_key(&key) {
             let sites = listen_sites(&sites).map_err(|refusal| refusal.to_string())?;
+            let lease = self.lease_library(&key, &file, &socket.path)?;
             let links = self.probes.attach_blocking(&sites, &reopened(&file), Scope::All);
-            self.servers.blocking.listen.insert(key, (file, links.map_err(|error| brief(&error))?));
+            self.servers.blocking.listen.insert(key, (lease, links.map_err(|error| brief(&error))?));
         }
         self.unused.has_user(Probed::Library(key), pid);
         Ok(())

@@ -111,7 +111,7 @@ impl Control {
             let request = Request { key, file, image: image.clone() };
             return self.ask(request).map(|()| Verdict::Waiting);
         }
-        self.open(file, &image.shown, choice)
+        self.open(key, file, &image.shown, choice)
     }
 
     pub(in crate::discover) fn abilities(&self) -> Abilities {
@@ -154,7 +154,7 @@ impl Control {
         while let Some(lookup) = &self.lookup {
             match lookup.response() {
                 Ok(Some(Response { request, choice })) => {
-                    let verdict = self.open(&request.file, &request.image.shown, choice);
+                    let verdict = self.open(request.key, &request.file, &request.image.shown, choice);
                     self.conclude(request.key, verdict);
                     if let Some(Verdict::Traced(traced)) = self.verdicts.get(&request.key).cloned() {
                         self.add_gc_libraries(request.key, &traced, &request.image);
@@ -204,19 +204,25 @@ impl Control {
     }
 
     /// Attaches what was chosen.
-    pub(super) fn open(&mut self, file: &File, shown: &Path, choice: Choice) -> Result<Verdict, NotOpened> {
+    pub(super) fn open(
+        &mut self,
+        key: ImageKey,
+        file: &File,
+        shown: &Path,
+        choice: Choice,
+    ) -> Result<Verdict, NotOpened> {
         let Choice { method, refusals } = choice;
         match method {
             Some(TracingMethod::Sites(planned)) => {
                 let gc = if planned.plan.analysis.modular.is_some() { GcOf::Chosen } else { GcOf::Itself };
-                self.open_sites(file, shown, *planned, gc)
+                self.open_sites(key, file, shown, *planned, gc)
             }
             Some(TracingMethod::Fallback(head, mut last)) => {
                 if let Some(fault) = self.fault {
                     fault.inject_last(&mut last);
                 }
                 let refusals = refusals.iter().map(ToString::to_string).collect::<Vec<_>>();
-                let verdict = self.open_fallback(file, shown, head, &last).map_err(
+                let verdict = self.open_fallback(key, file, shown, head, &last).map_err(
                     |NotOpened { reason, passes }| {
                         let reason = [vec![reason], refusals.clone()].concat().join("; ");
                         NotOpened { reason, passes }
@@ -240,6 +246,7 @@ impl Control {
     /// Makes an image known, attaches its event sites and opens it.
     pub(in crate::discover) fn open_sites(
         &mut self,
+        key: ImageKey,
         file: &File,
         shown: &Path,
         mut planned: Planned,
@@ -250,7 +257,7 @@ impl Control {
         }
         // What the image is, whatever becomes of the plan.
         let later = planned.later.take().map(|later| (later, planned.plan.analysis.clone()));
-        let verdict = self.attach_sites(file, shown, planned, gc);
+        let verdict = self.attach_sites(key, file, shown, planned, gc);
         if let Some((later, analysis)) = later {
             self.put_off(file, later, analysis);
         }
@@ -259,6 +266,7 @@ impl Control {
 
     fn attach_sites(
         &mut self,
+        key: ImageKey,
         file: &File,
         shown: &Path,
         planned: Planned,
@@ -281,8 +289,7 @@ impl Control {
             GcOf::LibraryOf(ruby) => Some(ruby),
             GcOf::Itself | GcOf::Chosen => None,
         };
-        let open =
-            file.try_clone().map_err(|error| NotOpened::by(&error, format!("keeping it open: {error}")))?;
+        let lease = self.lease(&key, file, self.scope())?;
         let index = self.reserve_image(kept).map_err(|error| full(&error))?;
         let watched = self.watch_gvl(index, file, shown, &mut plan);
         self.images.add(KnownImage {
@@ -309,7 +316,7 @@ impl Control {
             begun.elapsed().as_secs_f64() * 1e3
         );
         let probes = plan.sites.iter().map(|site| site.file_offset).collect();
-        Ok(Verdict::Traced(Arc::new(ProbedImage { index, plan: Some(plan), probes, segments, file: open })))
+        Ok(Verdict::Traced(Arc::new(ProbedImage { index, plan: Some(plan), probes, segments, lease })))
     }
 
     /// Leaves the rest of an image for when nothing else is to be done.
@@ -390,13 +397,13 @@ impl Control {
     /// The same with the fallback probes.
     pub(super) fn open_fallback(
         &mut self,
+        key: ImageKey,
         file: &File,
         shown: &Path,
         head: ImageFacts,
         last: &FallbackProbes,
     ) -> Result<Verdict, NotOpened> {
-        let open =
-            file.try_clone().map_err(|error| NotOpened::by(&error, format!("keeping it open: {error}")))?;
+        let lease = self.lease(&key, file, self.scope())?;
         let index = self.reserve_image(None).map_err(|error| full(&error))?;
         let image = Image {
             index,
@@ -428,7 +435,7 @@ impl Control {
         self.attached += 1;
         let probes = last.probes.iter().map(|probe| probe.file_offset).collect();
         let segments = head.segments;
-        Ok(Verdict::Traced(Arc::new(ProbedImage { index, plan: None, probes, segments, file: open })))
+        Ok(Verdict::Traced(Arc::new(ProbedImage { index, plan: None, probes, segments, lease })))
     }
 }
 

@@ -5,6 +5,7 @@ use std::{
     fs::File,
     num::NonZeroU32,
     os::unix::fs::MetadataExt as _,
+    sync::Arc,
 };
 
 use gctrace_common::{blocking::MAY_BE_WEBRICK, request::SERVES_HTTP};
@@ -22,7 +23,7 @@ use super::{
     unused::Probed,
 };
 use crate::{
-    bpf::{ArrivalsLink, RequestLinks, Scope, brief},
+    bpf::{ArrivalsLink, Lease, RequestLinks, Scope, brief},
     console::say,
     host::{called, listens, proc::is_running, proc_root},
     ruby::{
@@ -48,7 +49,7 @@ pub(super) struct Servers {
     /// Sites by file.
     sites: SiteCache<RequestSite>,
     /// Files probed for all processes that have them.
-    probed: HashMap<ImageKey, (File, RequestLinks)>,
+    probed: HashMap<ImageKey, (Arc<Lease>, RequestLinks)>,
     /// What each server has of its own.
     pub(super) processes: HashMap<u32, OwnProbes>,
     /// Sites in interpreters, by file.
@@ -76,8 +77,8 @@ pub(super) struct OwnProbes {
 
 impl Servers {
     /// What is probed for all processes that map it.
-    pub(super) fn libraries(&self) -> impl Iterator<Item = (ImageKey, &File)> {
-        self.probed.iter().chain(&self.blocking.listen).map(|(key, (file, _))| (*key, file))
+    pub(super) fn libraries(&self) -> impl Iterator<Item = (ImageKey, &Arc<Lease>)> {
+        self.probed.iter().chain(&self.blocking.listen).map(|(key, (lease, _))| (*key, lease))
     }
 }
 
@@ -223,10 +224,11 @@ impl Control {
         let libc_sites = self.servers.sites.of(pid, libc, |image| request_sites(image, RequestFile::Libc))?;
         for (mapping, (key, file, sites)) in [(puma, puma_sites), (socket, socket_sites)] {
             if !self.servers.probed.contains_key(&key) {
+                let lease = self.lease_library(&key, &file, &mapping.path)?;
                 let links = self.probes.attach_requests(&sites, &reopened(&file), Scope::All);
                 let links =
                     links.map_err(|error| format!("{}: {}", mapping.path.display(), brief(&error)))?;
-                self.servers.probed.insert(key, (file, links));
+                self.servers.probed.insert(key, (lease, links));
             }
             self.unused.has_user(Probed::Library(key), pid);
         }
@@ -286,12 +288,15 @@ impl Control {
         Ok(id)
     }
 
-    /// Detaches the probes of a library that no process maps.
-    pub(super) fn retire_library(&mut self, key: &ImageKey) {
-        let links = [self.servers.probed.remove(key), self.servers.blocking.listen.remove(key)];
-        for (_, links) in links.into_iter().flatten() {
+    /// Detaches the probes of a library; returns its leases.
+    pub(super) fn retire_library(&mut self, key: &ImageKey) -> Vec<Arc<Lease>> {
+        let probed = [self.servers.probed.remove(key), self.servers.blocking.listen.remove(key)];
+        let mut leases = Vec::new();
+        for (lease, links) in probed.into_iter().flatten() {
             self.probes.detach_requests(links);
+            leases.push(lease);
         }
+        leases
     }
 
     /// Detaches the probes in a process.

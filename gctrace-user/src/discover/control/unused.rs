@@ -6,9 +6,7 @@
 
 use std::{
     collections::{BTreeMap, HashMap},
-    fs::File,
     io::ErrorKind,
-    os::unix::fs::MetadataExt as _,
     sync::Arc,
     thread::JoinHandle,
     time::{Duration, Instant},
@@ -98,6 +96,15 @@ impl Unused {
         (known.user, known.checked, known.since) = (Some(pid), None, None);
     }
 
+    /// It is not probed any more.
+    pub(super) fn forget(&mut self, probed: Probed) {
+        self.probed.remove(&probed);
+        if let Some((all, _)) = &mut self.search {
+            // Another image may have its index when the search ends.
+            all.retain(|other| *other != probed);
+        }
+    }
+
     /// An image is probed although no process may use it yet.
     pub(super) fn is_installed(&mut self, image: u32) {
         self.probed.entry(Probed::Image(image)).or_default().installed = true;
@@ -159,11 +166,10 @@ impl Control {
         let now = Instant::now();
         let few = self.probes.spare_images() < SPARE;
         let mut files = Files::new();
-        let deleted = |file: &File| file.metadata().is_ok_and(|file| file.nlink() == 0);
         let images = self.probed_images().into_iter();
-        let images = images.map(|(probed, (image, keys))| (probed, deleted(&image.file), keys));
+        let images = images.map(|(probed, (image, keys))| (probed, image.lease.is_deleted(), keys));
         let libraries = self.servers.libraries();
-        let libraries = libraries.map(|(key, file)| (Probed::Library(key), deleted(file), vec![key]));
+        let libraries = libraries.map(|(key, lease)| (Probed::Library(key), lease.is_deleted(), vec![key]));
         for (probed, deleted, keys) in images.chain(libraries).collect::<Vec<_>>() {
             let known = self.unused.probed.entry(probed).or_default();
             if known.still_has_user(&keys, now) {
@@ -228,14 +234,10 @@ impl Control {
         {
             return;
         }
-        self.unused.probed.remove(&probed);
-        if let Some((all, _)) = &mut self.unused.search {
-            // Another image may have its index when the search ends.
-            all.retain(|other| *other != probed);
-        }
+        self.unused.forget(probed);
         match probed {
-            Probed::Image(index) => self.retire_image(index),
-            Probed::Library(key) => self.retire_library(&key),
+            Probed::Image(index) => self.retire_image(index, "no process uses it"),
+            Probed::Library(key) => drop(self.retire_library(&key)),
         }
         self.give_back_tables(|verdict| matches!(verdict, Some(Verdict::Traced(_))));
     }
@@ -258,12 +260,12 @@ impl Control {
     }
 
     /// The identities of a probed image.
-    fn keys_of(&self, index: u32) -> Vec<ImageKey> {
+    pub(super) fn keys_of(&self, index: u32) -> Vec<ImageKey> {
         self.probed_images().remove(&Probed::Image(index)).map(|(_, keys)| keys).unwrap_or_default()
     }
 
     /// The probed libraries with a GC of a Ruby.
-    fn libraries_of(&self, ruby: &[ImageKey]) -> Vec<u32> {
+    pub(super) fn libraries_of(&self, ruby: &[ImageKey]) -> Vec<u32> {
         let its = self.libraries.iter().filter(|((_, of), _)| ruby.contains(of));
         its.filter_map(|(_, verdict)| match verdict {
             Verdict::Traced(library) => Some(library.index),
@@ -279,16 +281,16 @@ impl Control {
         }
     }
 
-    fn retire_image(&mut self, index: u32) {
+    pub(super) fn retire_image(&mut self, index: u32, why: &str) {
         let keys = self.keys_of(index);
         let libraries = self.libraries_of(&keys);
         self.libraries.retain(|(_, ruby), _| !keys.contains(ruby));
         self.verdicts.retain(|key, _| !keys.contains(key));
         for index in libraries.into_iter().chain([index]) {
             if let Some(known) = self.images.get(index) {
-                log::info!("{}: no process uses it; it is not probed any more", known.image.path.display());
+                log::info!("{}: it is not probed any more: {why}", known.image.path.display());
             }
-            self.unused.probed.remove(&Probed::Image(index));
+            self.unused.forget(Probed::Image(index));
             self.probes.retire_image(index);
             self.attached -= 1;
         }
@@ -313,13 +315,13 @@ fn users(files: &Files, followed: &[u32]) -> Users {
 }
 
 /// A process whose memory cannot be looked at.
-struct Unreadable {
+pub(super) struct Unreadable {
     /// It must not be; else gctrace is short of something.
     denied: bool,
 }
 
 /// The identities of the files that a process maps; none if it is gone.
-fn mapped(pid: u32) -> Result<Vec<ImageKey>, Unreadable> {
+pub(super) fn mapped(pid: u32) -> Result<Vec<ImageKey>, Unreadable> {
     let mappings = match mappings::of_process(pid) {
         Ok(mappings) => mappings,
         Err(_) if proc_root::is_gone(pid) => return Ok(Vec::new()),
@@ -341,7 +343,7 @@ fn mapped(pid: u32) -> Result<Vec<ImageKey>, Unreadable> {
     Ok(keys)
 }
 
-fn is_any(mapped: &[ImageKey], keys: &[ImageKey]) -> bool {
+pub(super) fn is_any(mapped: &[ImageKey], keys: &[ImageKey]) -> bool {
     mapped.iter().any(|key| keys.iter().any(|known| known.may_have_been(key)))
 }
 

@@ -102,6 +102,7 @@ impl Control {
                 }
                 let listening = self.probes.listening_fd();
                 polled.extend(listening.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)));
+                polled.extend(self.writers.fd().map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)));
                 polled.push(PollFd::new(&self.gvl_orders, PollFlags::IN));
                 polled.push(PollFd::new(stop, PollFlags::IN | PollFlags::HUP));
                 let listing = self.groups.as_ref().and_then(Groups::interval);
@@ -128,6 +129,8 @@ impl Control {
                     return false;
                 }
             }
+            // First: somebody may wait for it.
+            self.make_way();
             self.take_gvl_orders();
             self.take_responses();
             self.try_again();

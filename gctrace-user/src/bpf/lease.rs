@@ -1,0 +1,164 @@
+//! Files that must not change while they are probed.
+//!
+//! The kernel keeps a probe by inode and offset (kernel/events/uprobes.c). Whoever writes to such a file in place would find a breakpoint in his new
+//! code, where any instruction may begin, in every process that maps it from then on. A lease (`F_SETLEASE`, fcntl(2)) makes him wait, in open(2)
+//! or truncate(2), until the probes are detached; the kernel waits for that no longer than /proc/sys/fs/lease-break-time seconds. Files that are replaced
+//! (a new one is renamed over the old) are no concern of it.
+
+use std::{fs::File, io, os::unix::fs::MetadataExt as _};
+
+use super::raw;
+
+/// File systems whose leases depend on what a server grants (include/uapi/linux/magic.h): NFS, SMB.
+const REMOTE: [u32; 4] = [0x6969, 0x517b, 0xff53_4d42, 0xfe53_4d42];
+
+/// What changes when a file is written to: size, times of modification and of change.
+type State = (u64, (i64, i64), (i64, i64));
+
+/// A file that nobody writes to unnoticed.
+#[derive(Debug)]
+pub struct Lease {
+    file: File,
+    state: State,
+    /// Whether writers wait. Not every file system has leases, and one of another user's file needs `CAP_LEASE`.
+    held: bool,
+}
+
+impl Lease {
+    /// Makes writers wait from now on, where the file system can.
+    ///
+    /// # Errors
+    ///
+    /// `EAGAIN`: a process has it open for writing.
+    pub fn take(file: File) -> io::Result<Self> {
+        let held = match raw::set_lease(&file, libc::F_RDLCK) {
+            Ok(()) => true,
+            Err(error) if error.raw_os_error() == Some(libc::EAGAIN) && !is_remote(&file) => {
+                return Err(error);
+            }
+            Err(error) => {
+                log::debug!("no lease ({error}): writing to the file is noticed seconds later");
+                false
+            }
+        };
+        // After it: what was written before counts.
+        let state = state(&file)?;
+        Ok(Self { file, state, held })
+    }
+
+    /// A file that may be written to, because its probes are in one process only, which has mapped it.
+    ///
+    /// # Errors
+    ///
+    /// It has no state.
+    pub fn without(file: File) -> io::Result<Self> {
+        Ok(Self { state: state(&file)?, file, held: false })
+    }
+
+    /// Whether somebody waits to write to the file.
+    pub fn is_awaited(&self) -> bool {
+        self.held && raw::lease(&self.file).is_ok_and(|kind| kind != libc::F_RDLCK)
+    }
+
+    /// Whether the file has been written to. A new link, owner or mode is no such change.
+    pub fn is_written(&self) -> bool {
+        let (size, modified, _) = self.state;
+        state(&self.file).is_ok_and(|now| (now.0, now.1) != (size, modified))
+    }
+
+    /// Whether anything about the file has changed. Unlike its other times, that of the last change can be set by nobody.
+    pub fn is_changed(&self) -> bool {
+        state(&self.file).map_or(true, |now| now != self.state)
+    }
+
+    /// Whether the file was deleted.
+    pub fn is_deleted(&self) -> bool {
+        self.file.metadata().is_ok_and(|file| file.nlink() == 0)
+    }
+
+    /// Lets writers go on.
+    pub fn end(&self) {
+        if self.held
+            && let Err(error) = raw::set_lease(&self.file, libc::F_UNLCK)
+        {
+            log::warn!("ending the lease of a file: {error}");
+        }
+    }
+}
+
+impl Drop for Lease {
+    /// Other descriptors of the same open file would keep it.
+    fn drop(&mut self) {
+        self.end();
+    }
+}
+
+fn is_remote(file: &File) -> bool {
+    rustix::fs::fstatfs(file).is_ok_and(|fs| REMOTE.contains(&(fs.f_type as u32)))
+}
+
+fn state(file: &File) -> io::Result<State> {
+    let data = file.metadata()?;
+    Ok((data.size(), (data.mtime(), data.mtime_nsec()), (data.ctime(), data.ctime_nsec())))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{
+        fs::{self, OpenOptions},
+        process::{Command, Stdio},
+        time::{Duration, Instant},
+    };
+
+    use super::*;
+
+    /// Who opens a leased file for writing waits until the lease has ended; who reads, renames over it or deletes it does not.
+    #[test]
+    fn writers_wait() {
+        // The signal that the kernel sends would end this program.
+        let (_wakes, wake) = std::os::unix::net::UnixStream::pair().unwrap();
+        signal_hook::low_level::pipe::register(libc::SIGIO, wake).unwrap();
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("file");
+        fs::write(&path, "old").unwrap();
+        let lease = Lease::take(File::open(&path).unwrap()).unwrap();
+        assert!(lease.held && !lease.is_awaited() && !lease.is_changed());
+        assert_eq!(fs::read(&path).unwrap(), b"old");
+        assert!(!lease.is_awaited());
+        let mut writer = Command::new("sh")
+            .args(["-c", "echo newer > \"$0\""])
+            .arg(&path)
+            .stdin(Stdio::null())
+            .spawn()
+            .unwrap();
+        let begin = Instant::now();
+        while !lease.is_awaited() {
+            assert!(begin.elapsed() < Duration::from_secs(20), "nobody waits");
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        assert!(writer.try_wait().unwrap().is_none() && !lease.is_written());
+        assert_eq!(fs::read(&path).unwrap(), b"old");
+        lease.end();
+        assert!(writer.wait().unwrap().success());
+        assert!(lease.is_written() && lease.is_changed() && !lease.is_deleted());
+        fs::remove_file(&path).unwrap();
+        assert!(lease.is_deleted());
+    }
+
+    /// A file that is open for writing gets no lease; one without a lease is compared.
+    #[test]
+    fn open_for_writing() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("file");
+        fs::write(&path, "old").unwrap();
+        let writer = OpenOptions::new().write(true).open(&path).unwrap();
+        let refused = Lease::take(File::open(&path).unwrap()).unwrap_err();
+        assert_eq!(refused.raw_os_error(), Some(libc::EAGAIN));
+        drop(writer);
+        let lease = Lease::without(File::open(&path).unwrap()).unwrap();
+        fs::hard_link(&path, dir.path().join("link")).unwrap();
+        assert!(!lease.is_written() && lease.is_changed());
+        fs::write(&path, "newer").unwrap();
+        assert!(lease.is_written());
+    }
+}

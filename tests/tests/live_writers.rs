@@ -1,0 +1,186 @@
+//! Files that are written to in place while they are probed: nobody finds a breakpoint in his new code.
+
+use std::{
+    fs::{File, OpenOptions},
+    os::unix::fs::FileExt as _,
+    path::{Path, PathBuf},
+    process::{Command, Stdio},
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context as _, Result, ensure};
+use gctrace_tests::{child::Guarded, gctrace::Invocation, ledger, live::Live, ruby::Ruby};
+
+/// How long gctrace, or a writer, may take.
+const PATIENCE: Duration = Duration::from_mins(1);
+
+/// A copy of the main Ruby.
+struct Copy {
+    root: PathBuf,
+    library: PathBuf,
+}
+
+impl Copy {
+    fn make(root: PathBuf) -> Result<Self> {
+        let ruby = Ruby::main()?;
+        std::fs::create_dir_all(&root)?;
+        std::fs::copy(std::fs::canonicalize(ruby.exe())?, root.join("program"))?;
+        let library = ruby.library()?;
+        let name = library.file_name().context("no name")?.to_string_lossy().into_owned();
+        std::fs::copy(&library, root.join(&name))?;
+        let soname = &name[..name.rfind('.').context("no release")?];
+        std::os::unix::fs::symlink(&name, root.join(soname))?;
+        Ok(Self { library: root.join(name), root })
+    }
+
+    /// A program of it, which waits and then collects five times.
+    fn start(&self) -> Result<Guarded> {
+        const PROGRAM: &str =
+            "$stdout.sync = true; puts 'up'; gets; 5.times { GC.start }; puts 'collected'; gets";
+        let mut command = Command::new(self.root.join("program"));
+        command.args(["--disable-gems", "-e", PROGRAM]).env("LD_LIBRARY_PATH", &self.root);
+        let mut child = Guarded::start("a copy of Ruby", &mut command)?;
+        child.wait_stdout(PATIENCE, "up", |line| line == "up")?;
+        Ok(child)
+    }
+}
+
+/// Has it collect and end.
+fn end(mut child: Guarded) -> Result<()> {
+    child.say("go")?;
+    child.wait_stdout(PATIENCE, "collected", |line| line == "collected")?;
+    child.say("end")?;
+    ensure!(child.finish(PATIENCE)?.status.success());
+    Ok(())
+}
+
+/// In how many bytes the code that a process has mapped of a file differs from the file: those of breakpoints.
+fn breakpoints(pid: u32, path: &Path) -> Result<usize> {
+    let (memory, file) = (File::open(format!("/proc/{pid}/mem"))?, File::open(path)?);
+    let shown = path.to_string_lossy();
+    let (mut mapped, mut differing) = (0, 0);
+    for line in std::fs::read_to_string(format!("/proc/{pid}/maps"))?.lines() {
+        if !line.ends_with(&*shown) || !line.contains(" r-xp ") {
+            continue;
+        }
+        let fields: Vec<&str> = line.split_whitespace().collect();
+        let (start, end) = fields[0].split_once('-').context("no range")?;
+        let (start, end) = (u64::from_str_radix(start, 16)?, u64::from_str_radix(end, 16)?);
+        let offset = u64::from_str_radix(fields[2], 16)?;
+        let stated_bytes = file.metadata()?.len().saturating_sub(offset).min(end - start);
+        let (mut now, mut stated) = (vec![0; stated_bytes as usize], vec![0; stated_bytes as usize]);
+        memory.read_exact_at(&mut now, start)?;
+        file.read_exact_at(&mut stated, offset)?;
+        mapped += now.len();
+        differing += now.iter().zip(&stated).filter(|(now, stated)| now != stated).count();
+    }
+    ensure!(mapped > 0, "{pid} has not mapped {}", path.display());
+    Ok(differing)
+}
+
+fn waits_until(what: &str, mut is: impl FnMut() -> Result<bool>) -> Result<()> {
+    let begin = Instant::now();
+    while !is()? {
+        ensure!(begin.elapsed() < PATIENCE, "{what}: not within {PATIENCE:?}");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    Ok(())
+}
+
+/// Writes the same bytes into the file that was there, as `rsync --inplace` does. (`cp` empties the file first, which takes the memory
+/// from under whoever has it mapped.)
+fn overwrite(path: &Path) -> Result<Duration> {
+    let copy = path.with_extension("copy");
+    std::fs::copy(path, &copy)?;
+    let begin = Instant::now();
+    let status = Command::new("dd")
+        .arg(format!("if={}", copy.display()))
+        .arg(format!("of={}", path.display()))
+        .args(["conv=notrunc", "status=none"])
+        .stdin(Stdio::null())
+        .status()?;
+    ensure!(status.success(), "{status}");
+    Ok(begin.elapsed())
+}
+
+/// Who overwrites a Ruby waits until no process has a breakpoint in it. Programs of it run on, and those that begin later do, too; none is
+/// traced any more, and all are named.
+#[test]
+fn overwritten_ruby() -> Result<()> {
+    let live = Live::beside_others()?;
+    let copy = Copy::make(live.dir("overwritten")?)?;
+    let mut gctrace = Invocation::jsonl(["--all-ruby"])?.start_ready()?;
+    let before = copy.start()?;
+    gctrace.wait_line("process", before.pid())?;
+    ensure!(breakpoints(before.pid(), &copy.library)? > 0, "it has no probes, so that nothing is tested");
+    // Reading does not disturb, nor does replacing the file by another one.
+    std::fs::copy(&copy.library, live.path("elsewhere"))?;
+    std::thread::sleep(Duration::from_secs(1));
+    ensure!(breakpoints(before.pid(), &copy.library)? > 0, "its probes are detached without need");
+    let took = overwrite(&copy.library)?;
+    ensure!(took < Duration::from_secs(20), "the writer has waited {took:?}");
+    ensure!(breakpoints(before.pid(), &copy.library)? == 0, "a breakpoint is left");
+    let after = copy.start()?;
+    gctrace.wait_error(&format!("pid {}: {} is not traced", after.pid(), copy.library.display()))?;
+    ensure!(breakpoints(after.pid(), &copy.library)? == 0, "new code has a breakpoint");
+    let pids = [before.pid(), after.pid()];
+    end(before)?;
+    end(after)?;
+    let report = gctrace.stop()?;
+    for pid in pids {
+        ensure!(report.gcs_of(pid).next().is_none(), "{pid} is traced");
+    }
+    ledger::check(&report)
+}
+
+/// A file that was opened for writing, and not written to, is probed again, and its programs are traced again; twice.
+#[test]
+fn opened_for_writing() -> Result<()> {
+    let live = Live::beside_others()?;
+    let copy = Copy::make(live.dir("opened")?)?;
+    let mut gctrace = Invocation::jsonl(["--all-ruby"])?.start_ready()?;
+    let program = copy.start()?;
+    gctrace.wait_line("process", program.pid())?;
+    for _ in 0..2 {
+        let open = OpenOptions::new().write(true).open(&copy.library)?;
+        ensure!(breakpoints(program.pid(), &copy.library)? == 0, "a breakpoint is left");
+        // Not probed while it may be written to.
+        std::thread::sleep(Duration::from_millis(1500));
+        ensure!(breakpoints(program.pid(), &copy.library)? == 0, "it is probed while it is open for writing");
+        drop(open);
+        waits_until("it is probed again", || Ok(breakpoints(program.pid(), &copy.library)? > 0))?;
+    }
+    let pid = program.pid();
+    std::thread::sleep(Duration::from_millis(500));
+    end(program)?;
+    let report = gctrace.stop()?;
+    ensure!(report.gcs_of(pid).count() >= 5, "{} cycles", report.gcs_of(pid).count());
+    ledger::check(&report)
+}
+
+/// A library of a server is overwritten: its probes are detached before, in all processes that have mapped it.
+#[test]
+fn overwritten_library() -> Result<()> {
+    let live = Live::beside_others()?;
+    let ruby = Ruby::main()?;
+    let folder = live.dir("library")?;
+    let library = folder.join("socket.so");
+    std::fs::copy(Path::new(ruby.config("archdir")).join("socket.so"), &library)?;
+    let mut gctrace = Invocation::jsonl(["--all-ruby", "--requests"])?.start_ready()?;
+    let program = "$stdout.sync = true; require 'socket'; server = TCPServer.new('127.0.0.1', 0); puts 'up'; gets; \
+                   Socket.tcp('127.0.0.1', server.addr[1]) { |out| server.accept.close; out.read }; puts 'served'";
+    let mut command = Command::new(ruby.exe());
+    command.arg("-I").arg(&folder).args(["-e", program]);
+    let mut server = Guarded::start("a server", &mut command)?;
+    server.wait_stdout(PATIENCE, "up", |line| line == "up")?;
+    let pid = server.pid();
+    waits_until("it is probed", || Ok(breakpoints(pid, &library)? > 0))?;
+    let took = overwrite(&library)?;
+    ensure!(took < Duration::from_secs(20), "the writer has waited {took:?}");
+    ensure!(breakpoints(pid, &library)? == 0, "a breakpoint is left");
+    server.say("go")?;
+    server.wait_stdout(PATIENCE, "served", |line| line == "served")?;
+    ensure!(server.finish(PATIENCE)?.status.success());
+    ensure!(gctrace.running()?);
+    ledger::check(&gctrace.stop()?)
+}

@@ -92,8 +92,10 @@ impl Intervals {
         now: u64,
     ) -> std::io::Result<()> {
         let at = format!("{}Z", &time_of_day(clock.epoch_seconds(now))[..8]);
-        self.write_replaced(out, &at, screen, now)?;
+        // Of an instant no share is said: a cycle counts where it ends.
         let span_ns = now.saturating_sub(self.written_ns);
+        let span_ns = if span_ns < self.every_ns / 10 { 0 } else { span_ns };
+        self.write_replaced(out, &at, screen, span_ns)?;
         for (pid, interval) in std::mem::take(&mut self.processes) {
             if !interval.gc.is_empty() {
                 line(out, screen, &mut self.lines, &at, pid, &interval, &interval.gc, span_ns)?;
@@ -108,10 +110,9 @@ impl Intervals {
         out: &mut impl Write,
         at: &str,
         screen: Screen,
-        now: u64,
+        span_ns: u64,
     ) -> std::io::Result<bool> {
         let replaced = std::mem::take(&mut self.replaced);
-        let span_ns = now.saturating_sub(self.written_ns);
         for (pid, interval) in &replaced {
             line(out, screen, &mut self.lines, at, *pid, interval, &interval.gc, span_ns)?;
         }
@@ -130,7 +131,8 @@ impl Intervals {
             return Ok(());
         };
         let at = format!("{}Z", &time_of_day(clock.epoch_seconds(now))[..8]);
-        let has_lines = self.write_replaced(out, &at, screen, now)?;
+        let span_ns = now.saturating_sub(self.written_ns);
+        let has_lines = self.write_replaced(out, &at, screen, span_ns)?;
         let mut quiet = 0_u64;
         for (pid, interval) in &mut self.processes {
             let gc = std::mem::take(&mut interval.gc);
@@ -139,7 +141,6 @@ impl Intervals {
                 quiet += 1;
                 continue;
             }
-            let span_ns = now.saturating_sub(self.written_ns);
             line(out, screen, &mut self.lines, &at, *pid, interval, &gc, span_ns)?;
         }
         let alone = quiet == self.processes.len() as u64 && !has_lines;
@@ -176,13 +177,15 @@ fn line(
     *lines += 1;
     let known = |is_known: bool, text: String| if is_known { text } else { "-".to_owned() };
     let (has_cycles, has_pauses) = (interval.method == Method::Sites, interval.method.times_pauses());
+    // A cycle that began before the span may have been stopped for longer than that.
+    let has_share = has_pauses && span_ns > 0 && gc.stopped_ns <= span_ns;
     let share = format!("{:.1}%", gc.stopped_ns as f64 * 100.0 / span_ns.max(1) as f64);
     let columns = format!(
         "{at:<9} {pid:>7} {:<10} {:>6} {:>5} {:>6} {:>8} {:>8} {:>8}",
         clip(&interval.name, 10),
         known(has_cycles, gc.count(None).to_string()),
         known(has_cycles, gc.count(Some("major")).to_string()),
-        known(has_pauses, share),
+        known(has_share, share),
         known(has_pauses, duration(gc.stopped_ns)),
         known(has_pauses, duration(gc.stops.max_ns())),
         interval.rss.map_or_else(|| "-".to_owned(), bytes),
@@ -260,6 +263,17 @@ mod tests {
         lines.pause(&process, S / 8);
         assert_eq!(lines.at(3 * S + S / 4, true), ["50.0% 125.0ms"]);
         assert!(lines.at(4 * S, true).is_empty());
+    }
+
+    /// A cycle counts where it ends: there is no share of a time that is shorter than its stops, nor of an instant at the end.
+    #[test]
+    fn stops_before_the_span() {
+        let process = process();
+        let mut lines = Lines::new(&process);
+        lines.pause(&process, S + S / 5);
+        assert_eq!(lines.at(2 * S, false), ["- 1.20s"]);
+        lines.pause(&process, S / 1000);
+        assert_eq!(lines.at(2 * S + S / 20, true), ["- 1.00ms"]);
     }
 
     /// What a program did before another one replaced it has a line of its own.

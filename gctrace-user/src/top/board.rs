@@ -513,7 +513,10 @@ impl ProcessState {
         let key = |name: &str| process.image.stat_keys.iter().position(|key| *key == name);
         let last = cycle.end.as_ref().unwrap_or(&cycle.start);
         let value = |name: &str| key(name).and_then(|at| last.stat.get(at).copied());
-        self.heap = value("heap_live_slots").zip(value("heap_free_slots")).or(self.heap);
+        // A cycle begins when no slot is free; one that is not over says nothing of what it will leave.
+        if cycle.end.is_some() {
+            self.heap = value("heap_live_slots").zip(value("heap_free_slots")).or(self.heap);
+        }
         self.rss = last.memory.map(|memory| memory.rss).or(self.rss);
         if let Some(count) = value("total_allocated_objects") {
             self.allocated_so_far(last.ts_ns, count);

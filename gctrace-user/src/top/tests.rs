@@ -197,6 +197,27 @@ fn values() {
     assert_eq!((shop.max_ns, shop.alloc, shop.rss), (Some(50 * MS), None, Some(2 << 20)));
 }
 
+/// Slots are those at the end of the last cycle that is over, not those at the begin of the one that runs when tracing ends.
+#[test]
+fn slots_at_the_end() {
+    let shop = process(7, "shop");
+    let mut board = Board::default();
+    board.see(&shop, Seen::Process { state: None, now_ns: 100 * S });
+    let slots = |board: &Board| {
+        let rows = board.rows(102 * S, Group::Process);
+        let row = rows.iter().find(|row| row.pid == Some(7)).unwrap();
+        (row.live, row.free)
+    };
+    let mut unfinished = cycle(101 * S, MS, 2_000);
+    unfinished.end = None;
+    unfinished.start.stat = vec![2_000, 1_000, 0];
+    board.see(&shop, Seen::Cycle(&unfinished));
+    assert_eq!(slots(&board), (None, None));
+    board.see(&shop, Seen::Cycle(&cycle(101 * S, MS, 1_000)));
+    board.see(&shop, Seen::Cycle(&unfinished));
+    assert_eq!(slots(&board), (Some(600), Some(400)));
+}
+
 /// Pauses of a cycle that was swept for minutes are among those of the minute in which that is known, and take no place of newer times. GC work of a
 /// Ruby whose cycles are not known counts, too.
 #[test]

@@ -34,7 +34,9 @@ enum Line<'a> {
         by: &'static str,
         name: &'a str,
         count: u64,
-        bytes: u64,
+        /// Not of ages: objects of one age have slots of several sizes.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        bytes: Option<u64>,
         #[serde(skip_serializing_if = "Option::is_none")]
         free: Option<u64>,
         #[serde(flatten)]
@@ -106,6 +108,7 @@ pub(super) fn write(out: &mut impl Write, report: &Report) -> io::Result<()> {
     )?;
     let by = report.who.by.name();
     let mut row = |name: &str, count, bytes, free, objects| {
+        let bytes = (report.who.by != By::Age).then_some(bytes);
         line(out, &Line::Heap { pid, by, name, count, bytes, free, objects })
     };
     for found in &report.rows {

@@ -45,6 +45,7 @@ enum Line {
         by: String,
         name: String,
         count: u64,
+        #[serde(default)]
         bytes: u64,
         #[serde(default)]
         owned_bytes: u64,

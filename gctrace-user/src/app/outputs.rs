@@ -83,6 +83,8 @@ pub(super) fn exporters(
         return Ok(exporters);
     }
     let Reports { format, lines: which, slower_than_ns, by, brief, .. } = settings.reports;
+    // Where there are no lines, none is missing.
+    let least_ns = if which.none { 0 } else { which.min_pause_ns };
     let screen = if settings.output.is_some() { Screen::none() } else { Screen::stdout() };
     // It stands in place of lines and summaries.
     let one_screen = settings.one_screen.clone();
@@ -119,9 +121,7 @@ pub(super) fn exporters(
     let watched = (settings.gvl.is_some(), wall);
     exporters.extend(profile::exporters(&settings.profiles, &settings.filter, hottest, watched, clock)?);
     if summary {
-        exporters.push(Box::new(
-            Summary::new(lines(), clock, screen, which.min_pause_ns).by(by).requests(requests),
-        ));
+        exporters.push(Box::new(Summary::new(lines(), clock, screen, least_ns).by(by).requests(requests)));
     }
     if settings.memory_account {
         exporters.push(Box::new(Accounts::new(lines(), settings.cache_dir.clone())?));
@@ -129,9 +129,8 @@ pub(super) fn exporters(
     if settings.output.is_some() && settings.selection.command.is_none() {
         // The lines are in a file: the answer is on standard output nevertheless, unless that is the command's.
         let out = BufWriter::new(Sink::Stdout);
-        exporters.push(Box::new(
-            Summary::new(out, clock, Screen::stdout(), which.min_pause_ns).by(by).requests(requests),
-        ));
+        exporters
+            .push(Box::new(Summary::new(out, clock, Screen::stdout(), least_ns).by(by).requests(requests)));
     }
     if let Some(prometheus) = &settings.prometheus {
         exporters.push(Box::new(Prometheus::start(prometheus.address, prometheus.by_pid, say)?));

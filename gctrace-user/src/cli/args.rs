@@ -129,9 +129,9 @@ pub struct Args {
     #[arg(long, value_name = "URL")]
     pub pyroscope: Option<String>,
 
-    /// How often --otlp and --pyroscope send
-    #[arg(long, value_name = "TIME", default_value = "60s", value_parser = parse::duration)]
-    pub push_interval: Duration,
+    /// How often --otlp and --pyroscope send [default: 60s]
+    #[arg(long, value_name = "TIME", value_parser = parse::duration)]
+    pub push_interval: Option<Duration>,
 
     /// Size of the kernel ring for GC events, e.g. 4MiB; a power of two
     #[arg(long, value_name = "BYTES", value_parser = parse::ring, hide_short_help = true)]

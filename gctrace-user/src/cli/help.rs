@@ -51,7 +51,7 @@ const GROUPS: [(&str, &[Entry]); 5] = [
         &[
             ("format", "Lines of text, or JSON lines"),
             ("output", "Lines to this file instead of standard output"),
-            ("quiet", "No line per cycle; summaries are printed"),
+            ("quiet", "No line per cycle or request; summaries are printed"),
             ("min_pause", "Only cycles with a stop this long"),
             ("interval", ""),
             ("slower_than", ""),

@@ -213,8 +213,9 @@ pub fn report(args: ReportFileArgs, header: &Header) -> Result<Settings, UsageEr
     // No process has pid 0: gctrace itself is not looked for.
     let settings = Settings::resolve(run, 0)?;
     let mut notes = settings.notes;
-    // Whether samples and threads off their CPU are in it are facts of the recording, not flags.
-    notes.retain(|note| !note.starts_with("--wall") && !note.starts_with("--rate"));
+    // Whether samples, threads off their CPU and allocation are in it are facts of the recording, not flags.
+    let facts = ["--wall", "--rate", "--alloc"];
+    notes.retain(|note| !facts.iter().any(|fact| note.starts_with(fact)));
     if one_screen.is_some()
         && settings.filter.is_any()
         && settings.profiles.is_empty()

@@ -10,7 +10,7 @@ use crate::{aggregate::request_summary::By, export::text::Lines};
 /// The flags.
 #[derive(Debug, ClapArgs)]
 pub struct ReportArgs {
-    /// Do not print a line per cycle (summaries and files are still written)
+    /// Print no line per cycle, request or wait for the GVL, in JSON lines, too (sums, summaries and files are still written)
     #[arg(long, short)]
     pub quiet: bool,
 
@@ -102,6 +102,9 @@ pub(super) const MEMORY_ACCOUNT: &str =
 /// What is said of filters where nothing is filtered.
 pub(super) const FILTERS: &str = "--thread, --focus, --endpoint, --hide and --app-only change profiles only: add --flamegraph, --pprof or another one";
 
+/// What is said of allocation that is counted and not shown.
+const ALLOC: &str = "--alloc: no output shows allocation; add --requests, --format jsonl, --pprof, --prometheus, or --flamegraph FILE --flamegraph-of alloc";
+
 /// Flags that change nothing in this run.
 #[derive(Clone, Copy, Debug)]
 #[expect(clippy::struct_excessive_bools, reason = "each is a flag, or what it needs")]
@@ -131,6 +134,25 @@ pub(super) struct Idle {
     pub(super) shows_profiles: bool,
     /// Whether there is a flame graph, as a picture or as lines.
     pub(super) shows_graphs: bool,
+    /// Whether cycles without a line were chosen, and there are no lines.
+    pub(super) min_pause_of_none: bool,
+    pub(super) alloc: bool,
+    /// Whether any output shows allocation.
+    pub(super) shows_alloc: bool,
+    /// Whether it was said how often is sent.
+    pub(super) push_interval: bool,
+    /// Whether anything is sent from time to time.
+    pub(super) pushes: bool,
+    /// Whether a token was given as a flag.
+    pub(super) token: bool,
+    /// Whether sample sets are sent.
+    pub(super) sends_sets: bool,
+    /// Whether a header of sample sets was chosen.
+    pub(super) dialect: bool,
+    /// Whether there are sample sets.
+    pub(super) makes_sets: bool,
+    /// Whether pods are to be named, and no folder has their names.
+    pub(super) no_pods: bool,
 }
 
 impl Idle {
@@ -178,6 +200,21 @@ impl Idle {
             (
                 self.filters && !self.shows_profiles,
                 FILTERS,
+            ),
+            (self.min_pause_of_none, "--min-pause chooses lines, and --quiet prints none"),
+            (
+                self.alloc && !self.shows_alloc,
+                ALLOC,
+            ),
+            (self.push_interval && !self.pushes, "--push-interval changes nothing without --otlp or --pyroscope"),
+            (self.token && !self.sends_sets, "--tunemygc-token changes nothing without --tunemygc-url"),
+            (
+                self.dialect && !self.makes_sets,
+                "--tunemygc-dialect changes nothing without --tunemygc or --tunemygc-url",
+            ),
+            (
+                self.no_pods,
+                "--kube-root: there is no folder var/log/pods below it; pods have no names until there is",
             ),
         ]
         .into_iter()

@@ -29,6 +29,7 @@ use crate::{
         tunemygc::{self, Dialect, Target, Tokens},
         upload::{Address, Protocol},
     },
+    host::names::PODS,
     model::MemorySource,
     ruby::fallback::{METHODS, Method, USDT_METHODS},
     trace_file::Keep,
@@ -36,6 +37,8 @@ use crate::{
 
 /// Ticks per second and CPU where nothing else is said: no multiple of the frequencies at which programs do things.
 const DEFAULT_RATE: u32 = 99;
+/// How often metrics and profiles are sent if nothing else is said.
+const DEFAULT_PUSH_INTERVAL: Duration = Duration::from_mins(1);
 /// How long a thread must be off its CPU to be reported where nothing else is said.
 const DEFAULT_OFF_CPU_MIN: Duration = Duration::from_millis(1);
 
@@ -319,7 +322,7 @@ impl Settings {
             metrics: otlp_signals.contains(&SignalArg::Metrics),
             profiles: otlp_signals.contains(&SignalArg::Profiles),
             pyroscope: server("--pyroscope", pyroscope)?,
-            interval: push_interval,
+            interval: push_interval.unwrap_or(DEFAULT_PUSH_INTERVAL),
             wall,
             filter: profile.filter(),
         };
@@ -338,6 +341,9 @@ impl Settings {
         let keep = keep.resolve(record.as_deref(), gvl.map(|gvl| gvl.threshold), requests)?;
         let text = format == FormatArg::Text;
         let has = |test: fn(&profile::Format) -> bool| profiles.iter().any(|(_, format)| test(format));
+        let shows_alloc = has(|format| format.has_allocation()) || push.wants_stacks() || record.is_some();
+        let has_metrics = prometheus.is_some() || (push.otlp.is_some() && push.metrics);
+        let makes_sets = tunemygc.is_some() || tunemygc_url.is_some();
         let idle = Idle {
             text,
             shares,
@@ -353,22 +359,28 @@ impl Settings {
             graph_of: profile.flamegraph_of.is_some(),
             filters: profile.filter().is_any(),
             shows_profiles: !profiles.is_empty() || push.wants_stacks() || (rate.is_some() && text),
-            shows_shares: !text
-                || record.is_some()
-                || prometheus.is_some()
-                || (push.otlp.is_some() && push.metrics)
-                || has(|format| format.has_memory()),
+            shows_shares: !text || record.is_some() || has_metrics || has(|format| format.has_memory()),
             shows_wall: shows_stacks,
             shows_native: shows_stacks,
             shows_graphs: has(|format| {
                 matches!(format, profile::Format::FlameGraph(_) | profile::Format::Folded(_))
             }),
+            min_pause_of_none: reports.quiet && reports.min_pause.is_some(),
+            alloc,
+            shows_alloc: shows_alloc || !text || requests || has_metrics,
+            push_interval: push_interval.is_some(),
+            pushes: push.otlp.is_some() || push.pyroscope.is_some(),
+            // The variable may be there for other runs.
+            token: tunemygc_token.is_some() && std::env::var_os("RUBY_GC_TOKEN").is_none(),
+            sends_sets: tunemygc_url.is_some(),
+            dialect: tunemygc_dialect != DialectArg::Spec,
+            makes_sets,
+            // It may come later: a node makes it with its first pod.
+            no_pods: kube_root.as_ref().is_some_and(|root| !root.join(PODS).is_dir()),
         };
-        let shown = has(|format| format.has_allocation()) || push.wants_stacks() || record.is_some();
-        let alloc_stacks = alloc && shown;
+        let alloc_stacks = alloc && shows_alloc;
         let reports = Reports::resolve(&reports, format.into());
-        let samples_units = tunemygc.is_some() || tunemygc_url.is_some();
-        let requests = requests.then(|| RequestOptions::new(request_ring, samples_units));
+        let requests = requests.then(|| RequestOptions::new(request_ring, makes_sets));
         Ok(Self {
             selection,
             top: None,

@@ -60,7 +60,7 @@ const STORED: [&str; 4] = [
 const DOCKER: &str = "var/lib/docker/containers";
 
 /// Where the kubelet keeps a folder `NAMESPACE_NAME_UID` per pod.
-const PODS: &str = "var/log/pods";
+pub const PODS: &str = "var/log/pods";
 
 impl Names {
     /// Names of the host whose files lie below `root`; of pods, if the root of the kubelet's files was given.

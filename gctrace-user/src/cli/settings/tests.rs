@@ -51,6 +51,15 @@ fn profiles() {
     let notes = |flags: &[&str]| run(flags).unwrap().notes.len();
     assert_eq!([notes(&["--rate=99"]), notes(&["--rate=99", "--format=jsonl"])], [0, 1]);
     assert_eq!(notes(&["--rate=99", "--format=jsonl", "--pprof=a"]), 0);
+    assert_eq!([notes(&["--alloc"]), notes(&["--alloc", "--requests"])], [1, 0]);
+    assert_eq!([notes(&["--alloc", "--flamegraph=a"]), notes(&["--alloc", "--pprof=a"])], [1, 0]);
+    assert_eq!(notes(&["--kube-root=/proc"]), 1);
+    assert_eq!([notes(&["-q", "--min-pause=1ms"]), notes(&["--min-pause=1ms"])], [1, 0]);
+    assert_eq!([notes(&["--push-interval=1s"]), notes(&["--push-interval=1s", "--otlp=http://x"])], [1, 0]);
+    assert_eq!(
+        [notes(&["--tunemygc-dialect=agent"]), notes(&["--tunemygc-dialect=agent", "--tunemygc=a"])],
+        [1, 0]
+    );
     assert!(Args::try_parse_from(["gctrace", "--all-ruby", "--focus", "/(/"]).is_err());
     assert!(run(&["-o", "-"]).unwrap().data_on_stdout() && !run(&["-o", "a"]).unwrap().data_on_stdout());
 }

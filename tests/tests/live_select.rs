@@ -261,7 +261,8 @@ fn a_tree_without_ruby() -> Result<()> {
     let text = finished.errors();
     ensure!(finished.status.code() == Some(1), "{}\n{text}", finished.status);
     ensure!(
-        text.contains("not a Ruby process") && text.contains("none of its descendants is one, either"),
+        text.contains("not a Ruby process")
+            && text.contains("none of its descendants is a Ruby process, either"),
         "{text}"
     );
     Ok(())

@@ -176,7 +176,8 @@ pub(super) fn unreadable(error: &ProcError) -> (String, bool) {
     match error {
         ProcError::NotFound(_) => ("no such process".to_owned(), false),
         ProcError::PermissionDenied(_) => {
-            ("its mappings cannot be read: it is another user's, or protected by the system".to_owned(), true)
+            let why = "its mappings cannot be read: it is another user's, or protected by the system; run gctrace as root (sudo), on the host";
+            (why.to_owned(), true)
         }
         error => (format!("its mappings cannot be read: {error}"), true),
     }

@@ -81,7 +81,7 @@ impl Control {
         match why {
             Err(reason) if rubies == 0 => {
                 let reason = if members.len() > 1 {
-                    format!("{reason}; none of its descendants is one, either")
+                    format!("{reason}; none of its descendants is a Ruby process, either")
                 } else {
                     reason
                 };

@@ -97,7 +97,9 @@ fn other_outputs() -> Result<()> {
     }
     let none = run(&["3.4.gctrace", "--pid=1"])?;
     ensure!(
-        none.status.code() == Some(1) && none.errors().contains("contains no process"),
+        none.status.code() == Some(1)
+            && none.errors().contains("contains no process; the recording has")
+            && none.stdout.is_empty(),
         "{}",
         none.errors()
     );

@@ -13,7 +13,7 @@ use crate::{
     },
     sudo::User,
     trace_file::{self, Dump, Ending, Recording},
-    words::{span, utc},
+    words::{plural, span, utc},
 };
 
 /// Writes what was asked for.
@@ -81,8 +81,17 @@ pub fn report(args: ReportFileArgs) -> Result<Outcome, Failure> {
         say(&format!("gctrace: --where {condition}: {}", kept(condition, &tally.borrow())));
     }
     if tally.borrow().processes == 0 {
-        let part = if window.is_all() { path } else { format!("this part of {path}") };
-        say(&format!("gctrace: {part} contains no process"));
+        let said = if window.is_all() {
+            format!("{path} contains no process")
+        } else {
+            let seconds = replayed.last_ns.saturating_sub(begun_ns) as f64 / 1e9;
+            let processes = plural(replayed.processes, "process");
+            format!(
+                "this part of {path} contains no process; the recording has {seconds:.1} s and {processes} \
+                 (gctrace info {path} lists them)"
+            )
+        };
+        say(&format!("gctrace: {said}"));
         return Ok(Outcome::NothingMatched);
     }
     Ok(Outcome::Done)

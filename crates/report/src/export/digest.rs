@@ -128,30 +128,29 @@ impl<W: Write> OneScreen<W> {
     }
 
     fn text(&self) -> String {
+        if self.digest.processes.is_empty() {
+            return String::new();
+        }
         let width = self.screen.width().unwrap_or(WIDTH).max(60);
         let mut rows = vec![self.title()];
-        if !self.digest.processes.is_empty() {
-            rows.extend(self.processes());
-            rows.extend(self.pauses(width));
-            rows.extend(self.gvl());
-            rows.extend(self.requests());
-            rows.extend(self.methods());
-            rows.extend(self.not_recorded());
-        }
+        rows.extend(self.processes());
+        rows.extend(self.pauses(width));
+        rows.extend(self.gvl());
+        rows.extend(self.requests());
+        rows.extend(self.methods());
+        rows.extend(self.not_recorded());
         let mut text = String::new();
         for row in rows {
             text += clip(&row, width).trim_end();
             text.push('\n');
         }
-        if !self.digest.processes.is_empty() {
+        text.push('\n');
+        for (found, command) in self.next() {
+            let lines = found.lines().map(|line| clip(line, usize::MAX)).collect::<Vec<_>>().join("\n");
+            text += &self.screen.paint(lines, Some(Colour::Yellow));
             text.push('\n');
-            for (found, command) in self.next() {
-                let lines = found.lines().map(|line| clip(line, usize::MAX)).collect::<Vec<_>>().join("\n");
-                text += &self.screen.paint(lines, Some(Colour::Yellow));
-                text.push('\n');
-                if let Some(command) = command {
-                    let _infallible = writeln!(text, "  {command}");
-                }
+            if let Some(command) = command {
+                let _infallible = writeln!(text, "  {command}");
             }
         }
         text

@@ -215,6 +215,11 @@ impl RequestSummary {
         self.groups.values().any(|of| of.status_known > 0)
     }
 
+    /// Whether any failed.
+    pub fn has_failed(&self) -> bool {
+        self.groups.values().any(|of| of.failed > 0)
+    }
+
     /// Whether it is known of any what it took of the heap.
     pub fn has_alloc(&self) -> bool {
         self.groups.values().any(|of| of.alloc_known > 0)

@@ -35,6 +35,8 @@ const CPU: &str = "CPU";
 const ALLOC: &str = "alloc/req";
 /// The column of failed requests, where statuses are known.
 const STATUS: &str = "5xx";
+/// What that column is worth if any failed.
+const FAILED: u8 = 7;
 /// The column of waits for a thread, where these are known.
 const QUEUE: &str = "queue95";
 
@@ -119,11 +121,13 @@ fn columns(room: usize, requests: &RequestSummary) -> Vec<&'static Column> {
         STATUS => requests.has_status(),
         _ => true,
     };
+    let failed = requests.has_failed();
+    let worth = |column: &Column| if failed && column.head == STATUS { FAILED } else { column.worth };
     let mut columns: Vec<&Column> = COLUMNS.iter().filter(known).collect();
     while columns.iter().map(|column| column.width).sum::<usize>() > room
-        && let Some(least) = columns.iter().map(|column| column.worth).min()
+        && let Some(least) = columns.iter().copied().map(worth).min()
     {
-        columns.retain(|column| column.worth > least);
+        columns.retain(|column| worth(column) > least);
     }
     columns
 }
@@ -364,6 +368,8 @@ mod tests {
             assert_eq!(text.contains("GCs/req"), width >= 100, "{text}");
         }
         assert!(text(80).contains("own GC other GC"), "{}", text(80));
+        // One has failed.
+        assert!(text(80).contains("5xx") && text(60).contains("5xx"), "{}", text(60));
     }
 
     /// All processes together; services are named where there are several.

@@ -239,6 +239,8 @@ fn attribute(label: &'static str) -> Cow<'static, str> {
         "method" => "http.request.method".into(),
         "path" => "url.template".into(),
         "status" => "cruby.request.status".into(),
+        // As in profiles.
+        "slot_size" => "cruby.slot.size".into(),
         _ => format!("cruby.gc.{label}").into(),
     }
 }

@@ -30,6 +30,25 @@ class Builder
   end
 end
 
+# What follows in the code is on the line of the `end`.
+def ends_in_an_array(value)
+  [value, value] # ends_in_an_array
+end
+
+def ends_in_a_string(value)
+  "x#{value}" # ends_in_a_string
+end
+
+# What comes before in the code is on another line.
+def begins_with_a_literal(count)
+  i = 0
+  while i < count
+    i += 1
+    last = "literal" # begins_with_a_literal
+  end
+  last
+end
+
 def explicit
   GC.start # explicit
 end
@@ -49,6 +68,9 @@ Report.run do |extra|
   part(parts, "Builder.strings", lines.fetch("Builder.strings")) { Builder.strings(200_000) }
   builder = Builder.new
   part(parts, "block in Builder#in_a_block", lines.fetch("block in Builder#in_a_block")) { builder.in_a_block(1_000_000) }
+  part(parts, "ends_in_an_array", lines.fetch("ends_in_an_array")) { 1_000_000.times { |i| ends_in_an_array(i) } }
+  part(parts, "ends_in_a_string", lines.fetch("ends_in_a_string")) { 500_000.times { |i| ends_in_a_string(i) } }
+  part(parts, "begins_with_a_literal", lines.fetch("begins_with_a_literal")) { begins_with_a_literal(1_000_000) }
   part(parts, "explicit", lines.fetch("explicit")) { explicit }
   # The test checks whose line it is, not whether the last one is named at the moment when the process ends.
   sleep 0.5

@@ -15,7 +15,7 @@ use gctrace_cruby::{
     elf::ElfImage,
     ruby::{
         self, RubyAnalysis, RubyVersion,
-        frames::{Frame, FrameKind, FrameLayout, Memory, Namer},
+        frames::{Frame, FrameKind, FrameLayout, Leaf, Memory, Namer},
         plan::{AttachPlan, plan},
         tables::{self, Table},
     },
@@ -178,12 +178,12 @@ fn names_are_those_of_ruby() -> Result<()> {
         for (thread, described) in &sleeping.described {
             let raw = stacks.get(thread).with_context(|| format!("no thread {thread:?} was found"))?;
             let mut shown = Vec::new();
-            namer.name(raw, 1, &mut shown);
+            namer.name(raw, 1, Leaf::Runs, &mut shown);
             wrong.extend(
                 compare(ruby, &shown, described).into_iter().map(|what| format!("{thread:?}: {what}")),
             );
             let mut again = Vec::new();
-            namer.name(raw, 1, &mut again);
+            namer.name(raw, 1, Leaf::Runs, &mut again);
             ensure!(shown.iter().zip(&again).all(|(one, two)| Arc::ptr_eq(one, two)), "not interned");
             frames += shown.len();
         }
@@ -226,7 +226,7 @@ fn stale_frames_are_never_named_wrongly() -> Result<()> {
         let (mut before, mut after) = (sleeping.namer()?, sleeping.namer()?);
         let mut out = Vec::new();
         for raw in stacks.values() {
-            before.name(raw, 1, &mut out);
+            before.name(raw, 1, Leaf::Runs, &mut out);
         }
         ensure!(before.counts().stale == 0, "{:?}", before.counts());
         sleeping.child.say("redefine")?;
@@ -237,7 +237,7 @@ fn stale_frames_are_never_named_wrongly() -> Result<()> {
             for (thread, described) in &sleeping.described {
                 let raw = stacks.get(thread).with_context(|| format!("no thread {thread:?}"))?;
                 let mut shown = Vec::new();
-                namer.name(raw, 2, &mut shown);
+                namer.name(raw, 2, Leaf::Runs, &mut shown);
                 for name in shown.iter().filter(|name| name.kind != FrameKind::Missing) {
                     if !described.iter().any(|described| is_right(ruby, name, described)) {
                         wrong.push(format!("{thread:?}: {name:?}"));
@@ -264,7 +264,7 @@ fn frames_of_a_process_that_is_gone() -> Result<()> {
         let mut out = Vec::new();
         drop(sleeping);
         for raw in stacks.values() {
-            namer.name(raw, 1, &mut out);
+            namer.name(raw, 1, Leaf::Runs, &mut out);
         }
         let counts = namer.counts();
         ensure!(counts.unreadable == counts.asked && counts.asked > 300, "{counts:?}");
@@ -300,7 +300,7 @@ fn reads_are_few() -> Result<()> {
             let before = reads.replace(0);
             let mut out = Vec::new();
             for raw in stacks.values() {
-                namer.name(raw, epoch, &mut out);
+                namer.name(raw, epoch, Leaf::Runs, &mut out);
             }
             let distinct: BTreeSet<_> = out.into_iter().collect();
             ensure!(before == 0, "there were other reads");

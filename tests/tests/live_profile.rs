@@ -23,6 +23,8 @@ struct Profiled {
     samples: Vec<Sample>,
     /// CPU time of each, in the order of `samples`.
     cpu: Vec<u64>,
+    /// Those of allocation.
+    allocated: Vec<Sample>,
     report: Report,
     done: Done,
 }
@@ -63,10 +65,13 @@ fn profile_of(
     let index = profile.index("cpu/nanoseconds")?;
     let pid = done.pid.to_string();
     let of_script = |sample: &Sample| sample.label("pid") == Some(&pid) && sample.values[index] > 0;
+    let allocated = profile.index("alloc_objects/count")?;
+    let allocates = |sample: &&Sample| sample.label("pid") == Some(&pid) && sample.values[allocated] > 0;
+    let allocated: Vec<Sample> = profile.samples.iter().filter(allocates).cloned().collect();
     let samples: Vec<Sample> = profile.samples.into_iter().filter(of_script).collect();
     ensure!(!samples.is_empty(), "no CPU samples of process {pid}");
     let cpu = samples.iter().map(|sample| sample.values[index]).collect();
-    Ok(Profiled { samples, cpu, report, done })
+    Ok(Profiled { samples, cpu, allocated, report, done })
 }
 
 /// Numbers of CPU nanoseconds that the script measured, by name.
@@ -310,7 +315,7 @@ fn stacks_equal_callers_with_yjit() -> Result<()> {
 fn triggers_are_the_allocating_lines() -> Result<()> {
     let live = Live::begin()?;
     Ruby::each(|ruby| {
-        let run = profile(&live, ruby, "triggers.rb", &[])?;
+        let run = profile_with(&live, ruby, "triggers.rb", &[], &["--alloc"])?;
         let parts =
             run.done.report.extra.get("parts").and_then(|value| value.as_array()).context("no parts")?;
         for part in parts {
@@ -329,6 +334,25 @@ fn triggers_are_the_allocating_lines() -> Result<()> {
                 ensure!(fits, "cycle {}: expected {method} line {row}, the stack is {stack:?}", gc.count);
             }
         }
+        // Allocation has the same lines.
+        let mut seen = BTreeMap::new();
+        for sample in &run.allocated {
+            let Some(top) = sample.stack.iter().find(|frame| frame.file.ends_with("/triggers.rb")) else {
+                continue;
+            };
+            for part in parts {
+                let (method, row) = (part[0].as_str().unwrap_or_default(), part[1].as_u64());
+                if top.name.ends_with(method) {
+                    ensure!(
+                        Some(u64::from(top.line)) == row,
+                        "{method} allocates at {row:?}: {:?}",
+                        sample.stack
+                    );
+                    *seen.entry(method).or_insert(0) += 1;
+                }
+            }
+        }
+        ensure!(seen.len() + 1 == parts.len(), "all but `explicit` allocate: {seen:?}");
         Ok(())
     })
 }

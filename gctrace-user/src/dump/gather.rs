@@ -23,7 +23,7 @@ use crate::{
     model::stack::{Frame, FrameKind},
     native::Sleepers,
     ruby::{
-        frames::{Memory as _, Namer},
+        frames::{Leaf, Memory as _, Namer},
         live_check,
         plan::AttachPlan,
         threads::{Agreed, RubyThread, ThreadState, ThreadsLayout, Walked, loops},
@@ -273,7 +273,7 @@ impl<'a> Reader<'a> {
         if let (Some(namer), Some(ruby)) = (&mut self.namer, ruby) {
             for frames in loops(&ruby.frames) {
                 let mut group = Vec::new();
-                namer.name(frames, EPOCH, &mut group);
+                namer.name(frames, EPOCH, Leaf::Runs, &mut group);
                 groups.push(group);
             }
         }
@@ -388,7 +388,7 @@ impl<'a> Reader<'a> {
         let mut frames = Vec::new();
         let mut name = None;
         if let Some(namer) = &mut self.namer {
-            namer.name(&walked.frames, EPOCH, &mut frames);
+            namer.name(&walked.frames, EPOCH, Leaf::Runs, &mut frames);
             name = state.and_then(|state| namer.text(state.name));
         }
         frames.extend(missing(walked.flags));

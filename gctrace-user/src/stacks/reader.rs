@@ -2,7 +2,6 @@
 //! moved, a moment later. Everything that can wait is done by the data thread.
 
 use std::{
-    borrow::Cow,
     collections::{HashMap, VecDeque},
     os::fd::{AsFd, OwnedFd},
     sync::{
@@ -30,7 +29,7 @@ use crate::{
     ledger::StackCounts,
     model::{stack::Frame, trace::Span},
     ruby::{
-        frames::{FrameLayout, Namer},
+        frames::{FrameLayout, Leaf, Namer},
         threads::{Walked, loops},
     },
 };
@@ -376,14 +375,17 @@ impl Naming {
             .iter()
             .position(|p| (p.pid, p.tid, p.ts_ns) == (header.tgid, header.tid, header.ts_ns));
         let native = at.and_then(|at| self.pending.remove(at)).filter(|_| self.native);
-        let ruby = as_gc_event(record);
+        let ruby = record.ruby;
+        let allocates = matches!(record.cause, Cause::GcStart | Cause::Malloc | Cause::Refill);
+        let mut leaf = if allocates { Leaf::Allocates } else { Leaf::Runs };
         let mut groups = Vec::new();
         if native.is_some() {
-            for group in loops(&ruby) {
-                groups.push(self.named(event, group));
+            for group in loops(ruby) {
+                groups.push(self.named(event, group, leaf));
+                leaf = Leaf::Runs;
             }
         } else {
-            groups.push(self.named(event, &ruby));
+            groups.push(self.named(event, ruby, leaf));
         }
         let missing = match self.frames.missing(event.flags) {
             // The VM is being set up or torn down, and nothing else is known of the thread.
@@ -421,7 +423,7 @@ impl Naming {
         }
     }
 
-    fn named(&mut self, event: &StackEvent, ruby: &[RubyFrame]) -> Vec<Arc<Frame>> {
+    fn named(&mut self, event: &StackEvent, ruby: &[RubyFrame], leaf: Leaf) -> Vec<Arc<Frame>> {
         let mut frames = Vec::new();
         if ruby.is_empty() {
             return frames;
@@ -434,7 +436,7 @@ impl Naming {
             return frames;
         };
         let before = namer.counts();
-        namer.name(ruby, event.epoch, &mut frames);
+        namer.name(ruby, event.epoch, leaf, &mut frames);
         let after = namer.counts();
         let counts = &mut self.counts;
         counts.frames += after.asked - before.asked;
@@ -463,21 +465,5 @@ impl Naming {
             named.namer = Some(Namer::new(memory, layout, event.bias));
         }
         named.namer.as_mut()
-    }
-}
-
-/// The control frames of a record. At a GC event CRuby takes the program counter of the running frame as that of the
-/// instruction which allocates (`gc_event_hook_body`, gc.c: "increment PC because source line is calculated with PC-1"):
-/// an instruction that calls no method does not count as begun, so that the line would be that of the one before it. Such instructions
-/// call malloc, too.
-fn as_gc_event<'a>(record: &StackRecord<'a>) -> Cow<'a, [RubyFrame]> {
-    let takes_next = matches!(record.cause, Cause::GcStart | Cause::Malloc);
-    match record.ruby.first() {
-        Some(top) if takes_next && top.iseq & RubyFrame::CFUNC == 0 && top.pc != 0 => {
-            let mut frames = record.ruby.to_vec();
-            frames[0].pc += size_of::<u64>() as u64;
-            frames.into()
-        }
-        _ => record.ruby.into(),
     }
 }

@@ -114,6 +114,13 @@ impl Body {
         Some(words.saturating_sub(1))
     }
 
+    /// Whether the instruction that a program counter points to is the same as the last one: code ends with a `leave`, and if it does not, nothing of
+    /// it is the same.
+    pub(super) fn leaves_at<M: Memory>(&self, reader: &Reader<M>, pc: u64) -> Result<bool> {
+        let last = self.encoded + u64::from(self.size - 1) * 8;
+        Ok(pc <= last && (pc == last || reader.word(pc)? == reader.word(last)?))
+    }
+
     /// The line at a position (`get_insn_info_succinct_bitvector`, iseq.c); 0 if the code has no lines.
     pub(super) fn line<M: Memory>(
         &self,

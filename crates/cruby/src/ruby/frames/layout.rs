@@ -158,6 +158,8 @@ pub(super) struct Rules {
     pub(super) hides_below_clause: bool,
     /// Ruby code that is shown as if it were a C function.
     pub(super) as_c: AsC,
+    /// The program counter goes behind an instruction that calls no method only after it (up to 3.2).
+    pub(super) counts_behind_leaf_instructions: bool,
 }
 
 /// Ruby code that is shown as if it were a C function.
@@ -177,6 +179,7 @@ impl Rules {
         Self {
             composed: at_least(3, 4),
             hides_below_clause: at_least(3, 4),
+            counts_behind_leaf_instructions: !at_least(3, 3),
             as_c: match () {
                 () if at_least(4, 0) => AsC::Internal,
                 () if at_least(3, 4) => AsC::Attribute,

@@ -63,6 +63,15 @@ pub struct NameCounts {
     pub no_symbols: u64,
 }
 
+/// What the leaf of a stack was doing when it was taken.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Leaf {
+    /// Anything.
+    Runs,
+    /// It allocated, or started a collection: an instruction of it was running.
+    Allocates,
+}
+
 /// Names the frames of one process; remembers them.
 pub struct Namer<M> {
     names: namer::Names<M>,
@@ -82,9 +91,15 @@ impl<M: Memory> Namer<M> {
 
     /// Names a stack that was taken in this epoch ([`gctrace_common::stack::StackEvent::epoch`]) of the process, leaf
     /// first. As many frames come out as Ruby's own `caller` would show.
-    pub fn name(&mut self, frames: &[RubyFrame], epoch: u64, out: &mut Vec<Arc<Frame>>) {
+    ///
+    /// Up to 3.2 the program counter of a frame that allocates points to the instruction that runs if that calls no method, and behind it
+    /// otherwise (`if (!leaf) ADD_PC`, `tool/ruby_vm/views/_insn_entry.erb`; from 3.3 on always behind it). With [`Leaf::Allocates`] the line is then
+    /// the one that CRuby states for allocations and events of the GC, that of the next instruction (`gc_event_hook_body`, gc.c: "increment PC because
+    /// source line is calculated with PC-1"), but never that of a `leave`, which allocates nothing: a method whose last expression allocates is not
+    /// named at its `end`.
+    pub fn name(&mut self, frames: &[RubyFrame], epoch: u64, leaf: Leaf, out: &mut Vec<Arc<Frame>>) {
         self.shown.clear();
-        self.names.stack(frames, epoch, &mut self.shown);
+        self.names.stack(frames, epoch, leaf, &mut self.shown);
         for shown in self.shown.drain(..) {
             self.counts.asked += 1;
             match shown.fate {

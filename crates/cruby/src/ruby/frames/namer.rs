@@ -8,7 +8,7 @@ use std::{
 use gctrace_common::stack::RubyFrame;
 
 use super::{
-    Frame, FrameKind, Memory,
+    Frame, FrameKind, Leaf, Memory,
     cache::Cache,
     class::{self, Owner},
     constants,
@@ -187,13 +187,15 @@ impl<M: Memory> Names<M> {
     }
 
     /// The frames that a backtrace shows (`rb_ec_partial_backtrace_object`, `vm_backtrace.c`).
-    pub(super) fn stack(&mut self, frames: &[RubyFrame], epoch: u64, out: &mut Vec<Shown>) {
+    pub(super) fn stack(&mut self, frames: &[RubyFrame], epoch: u64, leaf: Leaf, out: &mut Vec<Shown>) {
         let rules = self.layout.rules;
+        let mut next = leaf == Leaf::Allocates && rules.counts_behind_leaf_instructions;
         self.lately.clear();
         let mut hidden = false;
         // Frames at the end of `out` that are shown as C functions.
         let mut as_c = 0;
         for frame in frames {
+            let takes_next = std::mem::take(&mut next);
             if frame.iseq & RubyFrame::CFUNC != 0 {
                 out.push(self.c_function(frame, epoch));
                 as_c += 1;
@@ -202,7 +204,7 @@ impl<M: Memory> Names<M> {
             if frame.pc == 0 {
                 continue;
             }
-            match self.ruby(frame, epoch) {
+            match self.ruby(frame, epoch, takes_next) {
                 Ok((named, code)) => {
                     if !hidden {
                         let internal = rules.as_c == AsC::Internal && code.as_c;
@@ -273,10 +275,15 @@ impl<M: Memory> Names<M> {
     }
 
     /// A frame of Ruby code, and the code.
-    fn ruby(&mut self, frame: &RubyFrame, epoch: u64) -> Result<(Arc<Frame>, Arc<Code>)> {
+    fn ruby(&mut self, frame: &RubyFrame, epoch: u64, takes_next: bool) -> Result<(Arc<Frame>, Arc<Code>)> {
         let iseq = frame.iseq & !RubyFrame::FLAGS;
         let code = self.code(iseq, epoch)?;
         let position = code.body.position(frame.pc).ok_or(Failure::Stale)?;
+        let position = if takes_next && !code.body.leaves_at(&self.reader, frame.pc)? {
+            code.body.position(frame.pc + 8).unwrap_or(position)
+        } else {
+            position
+        };
         let method = self.method_around(frame.method, epoch)?;
         let key = (code.number, method.as_ref().map_or(0, |method| method.number), position);
         if let Some(known) = self.frames.get(&key) {

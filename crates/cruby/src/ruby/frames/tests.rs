@@ -161,6 +161,21 @@ proptest! {
     }
 }
 
+/// Where the next instruction is the one that ends all code, what runs is before it.
+#[test]
+fn leaves() {
+    let layout = &all()[0];
+    let image = Image::default();
+    write_code(&image, layout, 9, &BTreeMap::from([(0, 7)]));
+    for (position, word) in [(3, 55), (4, 90), (8, 55)] {
+        image.put_u64(CODE + position * 8, word);
+    }
+    let reader = Reader { memory: &image, alive: ISEQ };
+    let body = Body::read(&reader, ISEQ, layout).unwrap();
+    let leaves = |position: u64| body.leaves_at(&reader, CODE + position * 8).unwrap();
+    assert_eq!([3, 4, 8, 9].map(leaves), [true, false, true, false]);
+}
+
 /// Memory without valid data: every word is made of its address, in a way that leads readers on.
 struct Noise {
     seed: u64,
@@ -232,7 +247,7 @@ proptest! {
         let mut namer = Namer::new(&memory, layout, seed);
         let mut out = Vec::new();
         for epoch in 0..3 {
-            namer.name(&frames, epoch, &mut out);
+            namer.name(&frames, epoch, Leaf::Allocates, &mut out);
         }
         let counts = namer.counts();
         prop_assert_eq!(counts.asked, out.len() as u64);

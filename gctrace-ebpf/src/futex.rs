@@ -21,8 +21,9 @@ use crate::{
     rubies, thread, usermem, walk,
 };
 
-/// The offset in a condition variable of glibc on which its waiters wait: `__g_signals` since 2.25, `__futex` before.
-const WAITED_ON: [u64; 3] = [40, 44, 4];
+/// The offset in a condition variable of glibc on which its waiters wait: `__g_signals` since 2.25 (behind two words less since 2.41, which has no
+/// `__g_refs`; sysdeps/nptl/bits/thread-shared-types.h), `__futex` before.
+const WAITED_ON: [u64; 5] = [40, 44, 32, 36, 4];
 /// `sizeof(pthread_cond_t)` of glibc.
 const COND_BYTES: u64 = 48;
 

@@ -70,6 +70,8 @@ fn event(ctx: &ProbeContext, point: GvlPoint, hit: &Hit, now: u64) {
             let thread = unsafe { &mut *entry };
             if thread.epoch == gate.epoch {
                 tasks::sync_task(hit, thread, true, now);
+            } else {
+                tasks::interrupted(thread, gvl_closed(thread.epoch));
             }
         }
         return end(&hit.key, now);
@@ -88,7 +90,9 @@ fn event(ctx: &ProbeContext, point: GvlPoint, hit: &Hit, now: u64) {
     let thread = unsafe { &mut *entry };
     if thread.epoch != gate.epoch {
         count(Counter::GvlInterrupted);
-        thread.interrupted(gvl_closed(thread.epoch), now, gate.epoch);
+        let closed = gvl_closed(thread.epoch);
+        tasks::interrupted(thread, closed);
+        thread.interrupted(closed, now, gate.epoch);
         thread.reported_ns = now;
     }
     // A thread can be made ready or started by another thread.

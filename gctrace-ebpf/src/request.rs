@@ -114,8 +114,15 @@ pub fn got_gvl(tgid: u32, tid: u32, step: Step, epoch: u32) {
         return;
     }
     let Some(serving) = entry(tgid, tid) else { return };
-    serving.gvl_epoch = epoch.wrapping_add(1);
+    let epoch = epoch.wrapping_add(1);
+    let goes_on = serving.gvl_epoch == epoch;
+    serving.gvl_epoch = epoch;
     if serving.begin_ns == 0 || serving.gvl_ns == GVL_UNKNOWN {
+        return;
+    }
+    if !goes_on {
+        // The gate was closed meanwhile.
+        serving.gvl_ns = GVL_UNKNOWN;
         return;
     }
     serving.gvl_ns = match step {
@@ -340,6 +347,10 @@ fn take(at: &At<'_>) -> bool {
     if serving.begin_ns != 0 {
         if serving.fd == fd && !arrived_since(at.tgid, parser, serving.begin_ns) {
             // Puma 6 and later call it again before they answer.
+            return false;
+        }
+        if serving.fd != fd && parser == 0 && serving.parser != 0 && serving.parser != Serving::UNBOUND {
+            // No parser has read from this one: the application asks about a connection of its own.
             return false;
         }
         end(at.tgid, at.tid, serving, RequestEnd::Left, at.now);

@@ -18,7 +18,7 @@ use gctrace_common::{
 use crate::{
     filter::tgid_tid,
     hit::{Hit, charge},
-    maps::{GVL_TASKS, GVL_THREADS, any_image, closed, config, count, gvl_gate},
+    maps::{GVL_TASKS, GVL_THREADS, any_image, closed, config, count, gvl_closed, gvl_gate},
     rubies,
 };
 
@@ -71,7 +71,9 @@ pub fn woken(ctx: &RawTracePointContext) {
 #[inline(always)]
 fn enter(tid: u32, state: u32, switched: u64) {
     let Some(task) = GVL_TASKS.get_ptr_mut(&tid) else { return };
-    if closed() {
+    // Of an epoch that is over it stays as it was then, until its thread is seen again.
+    // SAFETY: a map value pointer, valid while the program runs.
+    if closed() || unsafe { (*task).epoch } != gvl_gate().epoch {
         return;
     }
     // SAFETY: a plain helper call.
@@ -122,11 +124,12 @@ pub fn sync_task(hit: &Hit, thread: &mut GvlThread, own: bool, now: u64) {
     let tid = if own { hit.tid } else { thread.header.tid };
     let task = GVL_TASKS.get_ptr_mut(&tid);
     if let Some(task) = task {
-        if own {
+        // SAFETY: a map value pointer, valid while the program runs; only the thread that runs there writes these two.
+        let (owner, current) = unsafe { ((*task).owner, (*task).epoch == hit.gate.epoch) };
+        if own && current {
             has_cpu(task, now);
         }
-        // SAFETY: a map value pointer, valid while the program runs; only the thread that runs there writes these two.
-        let held = unsafe { (*task).owner == thread.id && (*task).epoch == hit.gate.epoch };
+        let held = owner == thread.id && current;
         // A thread that returns to a native thread after it ran on another one has clocks of that one.
         let known = held && thread.header.tid == tid;
         if known {
@@ -170,6 +173,20 @@ pub fn sync_task(hit: &Hit, thread: &mut GvlThread, own: bool, now: u64) {
     thread.clocks = [0; 3];
 }
 
+/// A thread is seen again after the gate was closed at that time. What its native thread did until then divides the state that it was in.
+#[inline(always)]
+pub fn interrupted(thread: &mut GvlThread, closed_ns: u64) {
+    if config().task_pid == 0 || closed_ns < thread.reported_ns {
+        return;
+    }
+    let Some(task) = GVL_TASKS.get_ptr_mut(&thread.header.tid) else { return };
+    // SAFETY: a map value pointer, valid while the program runs. Nobody changes a task whose epoch is over.
+    let (owner, epoch, clocks) = unsafe { ((*task).owner, (*task).epoch, (*task).clocks_at(closed_ns)) };
+    if owner == thread.id && epoch == thread.epoch {
+        thread.report(Some(clocks), closed_ns);
+    }
+}
+
 /// The task of the thread that runs: it is on a CPU, whether it was seen to get there or not.
 #[inline(always)]
 fn has_cpu(task: *mut GvlTask, now: u64) {
@@ -208,17 +225,20 @@ pub fn ended(tid: u32, now: u64) {
     let Some(task) = GVL_TASKS.get_ptr_mut(&tid) else { return };
     // SAFETY: a map value pointer, valid while the program runs.
     let (key, owner, epoch) = unsafe { ((*task).key, (*task).owner, (*task).epoch) };
-    if epoch == gvl_gate().epoch
-        && let Some(thread) = GVL_THREADS.get_ptr_mut(&key)
-    {
+    let gate = gvl_gate();
+    // What came after the gate was closed is in no time of the thread.
+    let over = gate.level == GvlGate::CLOSED || gate.epoch != epoch;
+    let until = if over { gvl_closed(epoch) } else { now };
+    if let Some(thread) = GVL_THREADS.get_ptr_mut(&key) {
         // SAFETY: as above.
         let thread = unsafe { &mut *thread };
         // Up to 3.1 a native thread is kept for a while after its thread has ended, which is not seen.
         let kept = thread.state == GvlState::Away as u32
             && any_image(thread.header.image)
                 .is_some_and(|image| image.gvl.by == GvlPath::BY_TID && image.gvl.thread_ractor == 0);
-        if thread.id == owner && thread.header.tid == tid && !kept {
-            thread.report(Some(clocks(task, now)), now);
+        let its = thread.id == owner && thread.epoch == epoch && thread.header.tid == tid;
+        if its && !kept && thread.reported_ns <= until {
+            thread.report(Some(clocks(task, until)), until);
             thread.reported_ns = 0;
         }
     }

@@ -67,11 +67,12 @@ fn event(ctx: &ProbeContext, point: GvlPoint, hit: &Hit, now: u64) {
         count(Counter::GvlExited);
         if let Some(entry) = GVL_THREADS.get_ptr_mut(&hit.key) {
             // SAFETY: a map value pointer, valid while the program runs.
-            let thread = unsafe { &mut *entry };
-            if thread.epoch == gate.epoch {
-                tasks::sync_task(hit, thread, true, now);
+            let epoch = unsafe { (*entry).epoch };
+            if epoch == gate.epoch {
+                // SAFETY: as above.
+                tasks::sync_task(hit, unsafe { &mut *entry }, true, now);
             } else {
-                tasks::interrupted(thread, gvl_closed(thread.epoch));
+                add_until(&hit.key, gvl_closed(epoch));
             }
         }
         return end(&hit.key, now);
@@ -87,11 +88,16 @@ fn event(ctx: &ProbeContext, point: GvlPoint, hit: &Hit, now: u64) {
         return count(Counter::GvlThreadMapFull);
     };
     // SAFETY: a map value pointer, valid while the program runs; the events of a thread come one after the other.
+    let epoch = unsafe { (*entry).epoch };
+    let closed = if epoch == gate.epoch { 0 } else { gvl_closed(epoch) };
+    if epoch != gate.epoch {
+        // It changes the entry, too: before anything of that is borrowed.
+        add_until(&hit.key, closed);
+    }
+    // SAFETY: as above.
     let thread = unsafe { &mut *entry };
-    if thread.epoch != gate.epoch {
+    if epoch != gate.epoch {
         count(Counter::GvlInterrupted);
-        let closed = gvl_closed(thread.epoch);
-        tasks::interrupted(thread, closed);
         thread.interrupted(closed, now, gate.epoch);
         thread.reported_ns = now;
     }
@@ -109,6 +115,26 @@ fn event(ctx: &ProbeContext, point: GvlPoint, hit: &Hit, now: u64) {
         GvlPoint::Resumed => resumed(ctx, hit, thread, now),
         GvlPoint::Suspended => suspended(ctx, hit, thread, now),
     }
+}
+
+/// The gate was closed at that time, after a thread was seen last: what its native thread did until then is added.
+#[inline(always)]
+fn add_until(key: &GvlKey, closed: u64) {
+    let process = u64::from(key.tgid) << 32 | u64::from(key.execs);
+    verified_once_3_gvl_interrupted(key.at, process, closed);
+}
+
+/// The same: a global function, which the verifier walks once and not for each way to it. It can be given numbers only, so it looks the thread's
+/// entry up. Returns 0.
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn verified_once_3_gvl_interrupted(at: u64, process: u64, closed: u64) -> u64 {
+    let key = GvlKey { at, tgid: (process >> 32) as u32, execs: process as u32 };
+    if let Some(entry) = GVL_THREADS.get_ptr_mut(&key) {
+        // SAFETY: a map value pointer, valid while the program runs; the events of a thread come one after the other.
+        tasks::interrupted(unsafe { &mut *entry }, closed);
+    }
+    0
 }
 
 /// Selects, and finds the thread that the event is about.

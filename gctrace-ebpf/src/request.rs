@@ -113,22 +113,26 @@ pub fn got_gvl(tgid: u32, tid: u32, step: Step, epoch: u32) {
     if !watches_requests() || SERVERS.get_ptr(&tgid).is_none() {
         return;
     }
-    let Some(serving) = entry(tgid, tid) else { return };
-    let epoch = epoch.wrapping_add(1);
-    let goes_on = serving.gvl_epoch == epoch;
-    serving.gvl_epoch = epoch;
-    if serving.begin_ns == 0 || serving.gvl_ns == GVL_UNKNOWN {
-        return;
-    }
-    if !goes_on {
-        // The gate was closed meanwhile.
-        serving.gvl_ns = GVL_UNKNOWN;
-        return;
-    }
-    serving.gvl_ns = match step {
-        Step::Paired(ns) => serving.gvl_ns.wrapping_add(ns),
+    let ns = match step {
+        Step::Paired(ns) => ns,
         Step::Continued | Step::Orphan => GVL_UNKNOWN,
     };
+    verified_once_3_got_gvl(u64::from(tgid) << 32 | u64::from(tid), ns, u64::from(epoch.wrapping_add(1)));
+}
+
+/// The same: a global function, which the verifier walks once and not for each way to it. Returns 0.
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn verified_once_3_got_gvl(thread: u64, ns: u64, epoch: u64) -> u64 {
+    let Some(serving) = entry((thread >> 32) as u32, thread as u32) else { return 0 };
+    let goes_on = serving.gvl_epoch == epoch as u32;
+    serving.gvl_epoch = epoch as u32;
+    if serving.begin_ns == 0 || serving.gvl_ns == GVL_UNKNOWN {
+        return 0;
+    }
+    // Otherwise the gate was closed meanwhile.
+    serving.gvl_ns = if goes_on && ns != GVL_UNKNOWN { serving.gvl_ns.wrapping_add(ns) } else { GVL_UNKNOWN };
+    0
 }
 
 /// A thread took free slots of the heap, so many of that size; `None`: of how many is not known. They count in the request that it serves,

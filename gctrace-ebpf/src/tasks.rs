@@ -122,14 +122,13 @@ pub fn sync_task(hit: &Hit, thread: &mut GvlThread, own: bool, now: u64) {
         return;
     }
     let tid = if own { hit.tid } else { thread.header.tid };
+    if own {
+        verified_once_3_has_cpu(u64::from(tid), u64::from(hit.gate.epoch), now);
+    }
     let task = GVL_TASKS.get_ptr_mut(&tid);
     if let Some(task) = task {
         // SAFETY: a map value pointer, valid while the program runs; only the thread that runs there writes these two.
-        let (owner, current) = unsafe { ((*task).owner, (*task).epoch == hit.gate.epoch) };
-        if own && current {
-            has_cpu(task, now);
-        }
-        let held = owner == thread.id && current;
+        let held = unsafe { (*task).owner == thread.id && (*task).epoch == hit.gate.epoch };
         // A thread that returns to a native thread after it ran on another one has clocks of that one.
         let known = held && thread.header.tid == tid;
         if known {
@@ -185,6 +184,20 @@ pub fn interrupted(thread: &mut GvlThread, closed_ns: u64) {
     if owner == thread.id && epoch == thread.epoch {
         thread.report(Some(clocks), closed_ns);
     }
+}
+
+/// The thread that runs has a CPU, if it has a task of this epoch: a global function, which the verifier walks once and not for each way to it.
+/// Returns 0.
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn verified_once_3_has_cpu(tid: u64, epoch: u64, now: u64) -> u64 {
+    if let Some(task) = GVL_TASKS.get_ptr_mut(&(tid as u32))
+        // SAFETY: a map value pointer, valid while the program runs.
+        && unsafe { (*task).epoch } == epoch as u32
+    {
+        has_cpu(task, now);
+    }
+    0
 }
 
 /// The task of the thread that runs: it is on a CPU, whether it was seen to get there or not.

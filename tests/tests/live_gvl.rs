@@ -40,6 +40,17 @@ fn consistent(line: &GvlSumsLine) -> Result<()> {
         parts <= line.watched_ns + slack && line.watched_ns <= line.wall_ns,
         "parts are {parts} of {line:?}"
     );
+    if let Some(split) = line.split {
+        // What native threads did is of the same time: none of that for which the probes did nothing, however a thread ended in it.
+        let did = split.all().sum();
+        ensure!(did <= line.watched_ns + slack + 100_000, "parts of CPU time are {did} of {line:?}");
+        // A thread without events is in the state that it was in last, but what it did then is known only up to the end of that time.
+        let has_events = line.tid.is_some_and(|tid| tid != line.pid);
+        ensure_times!(
+            !has_events || did + 20_000_000 + line.watched_ns / 50 >= parts,
+            "parts of CPU time are {did} of {parts}: {line:?}"
+        );
+    }
     let in_histogram: u64 = line.wait_histogram.iter().map(|(_, count)| count).sum();
     ensure!(in_histogram == line.waits, "{in_histogram} waits in the histogram of {line:?}");
     ensure!(

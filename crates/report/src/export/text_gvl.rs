@@ -147,12 +147,20 @@ fn row(out: &mut impl Write, narrow: bool, tid: &str, comm: &str, sums: &GvlSums
         (Some(hold), Some(away)) => sums.wait.ns + hold.ns + away.ns,
         _ => sums.watched_ns,
     };
-    let percent = |ns: u64| match known_ns {
+    let share = |ns: u64, known_ns| match known_ns {
         0 => "-".to_owned(),
         known => format!("{:.1}", ns as f64 * 100.0 / known as f64),
     };
+    let percent = |ns: u64| share(ns, known_ns);
+    // That a thread without events goes on as before is known for more of its time than what its native thread did.
     let part = |of: fn(&GvlSplit) -> u64| {
-        sums.split.as_ref().map_or_else(|| "-".to_owned(), |split| percent(of(split)))
+        let known = |split: &GvlSplit| {
+            [split.waiting, split.holding, split.away]
+                .iter()
+                .map(|times| times.cpu_ns + times.runnable_ns + times.blocked_ns)
+                .sum()
+        };
+        sums.split.as_ref().map_or_else(|| "-".to_owned(), |split| share(of(split), known(split)))
     };
     let quantile = |percent| duration(sums.waits.quantile(percent, sums.wait.max_ns));
     let cells = [
@@ -201,7 +209,8 @@ mod tests {
         let mut sums = GvlSums { wall_ns: 2_000, watched_ns: 1_000, ..GvlSums::default() };
         (sums.wait, sums.hold, sums.away) = (times(10), Some(times(0)), Some(times(490)));
         let split = GvlSplit {
-            away: GvlTaskTimes { blocked_ns: 490, ..GvlTaskTimes::default() },
+            waiting: GvlTaskTimes { blocked_ns: 2, ..GvlTaskTimes::default() },
+            away: GvlTaskTimes { blocked_ns: 98, ..GvlTaskTimes::default() },
             ..GvlSplit::default()
         };
         sums.split = Some(split);

@@ -66,8 +66,8 @@ fn profile_of(
     let pid = done.pid.to_string();
     let of_script = |sample: &Sample| sample.label("pid") == Some(&pid) && sample.values[index] > 0;
     let allocated = profile.index("alloc_objects/count")?;
-    let allocates = |sample: &&Sample| sample.label("pid") == Some(&pid) && sample.values[allocated] > 0;
-    let allocated: Vec<Sample> = profile.samples.iter().filter(allocates).cloned().collect();
+    let has_objects = |sample: &&Sample| sample.label("pid") == Some(&pid) && sample.values[allocated] > 0;
+    let allocated: Vec<Sample> = profile.samples.iter().filter(has_objects).cloned().collect();
     let samples: Vec<Sample> = profile.samples.into_iter().filter(of_script).collect();
     ensure!(!samples.is_empty(), "no CPU samples of process {pid}");
     let cpu = samples.iter().map(|sample| sample.values[index]).collect();

@@ -7,6 +7,7 @@ mod dist;
 mod ebpf;
 mod elf;
 mod lab;
+mod programs;
 mod provision;
 pub mod setup;
 mod test;

@@ -2,6 +2,7 @@
 
 mod built;
 mod kernels;
+mod live;
 mod times;
 
 use std::{
@@ -56,28 +57,37 @@ pub(crate) fn run_tests(args: &Args) -> Result<ExitCode> {
         rubies.join().unwrap_or_else(|panic| resume_unwind(panic))
     })?;
 
-    let mut host = cargo();
-    host.args(["test", "--no-fail-fast"]).args(HOST);
-    let mut host_passed = status(finish(&mut host, args, &[]))?.success();
-    if named.is_none() {
-        host_passed &= other_patch_releases(args)?;
-    }
+    let host = || -> Result<bool> {
+        let mut host = cargo();
+        host.args(["test", "--no-fail-fast"]).args(HOST);
+        let mut passed = status(finish(&mut host, args, &[]))?.success();
+        if named.is_none() {
+            passed &= other_patch_releases(args)?;
+        }
+        Ok(passed)
+    };
+    // They are built with the CPU time that the live tests leave, and run afterwards: some start Rubies, which those would see.
+    let host_first = if args.kernels { None } else { Some(host()?) };
 
     // Servers and files: these tests mostly wait, and none disturbs another.
     let mut servers = root_tests()?;
     servers.args(WAITING).env("GCTRACE_RUBIES", &rubies);
     let servers_passed = status(finish(&mut servers, args, &["--test-threads=4"]))?.success();
 
-    let mut live = root_tests()?;
     let times = times::Times::begin()?;
-    live.args(LIVE).env("GCTRACE_RUBIES", rubies).env(times::VARIABLE, times.path());
-    let mut run_live = || status(finish(&mut live, args, &["--test-threads=3"]));
+    let run_live = || {
+        live::run(args, |command| {
+            command.env("GCTRACE_RUBIES", &rubies).env(times::VARIABLE, times.path());
+        })
+    };
     let (live_passed, kernels_passed) =
-        if args.kernels { kernels::beside(run_live)? } else { (run_live()?.success(), true) };
+        if args.kernels { kernels::beside(run_live)? } else { (run_live()?, true) };
+    let host_passed = host_first.map_or_else(host, Ok)?;
 
     times.print();
     for (passed, which) in [
-        (host_passed && servers_passed, "tests before the live ones"),
+        (host_passed, "tests that need no root"),
+        (servers_passed, "tests of servers and files"),
         (kernels_passed, "tests on other kernels"),
     ] {
         if !passed {
@@ -102,27 +112,36 @@ const HOST: [&str; 3] = ["--workspace", "--exclude", "gctrace-tests"];
 const END_TO_END: [&str; 2] = ["--package", "gctrace-tests"];
 /// Of those, the ones that do not load BPF programs.
 const WAITING: [&str; 5] = ["--lib", "--test", "host_*", "--test", "collector_*"];
-/// The ones that do. Probes are a machine-wide resource: each test waits for its turn, most of them to be alone.
-const LIVE: [&str; 2] = ["--test", "live"];
 
 /// A command for tests on real Rubies, as root.
 fn root_tests() -> Result<Command> {
-    let mut live = cargo();
-    live.args(["test", "--no-fail-fast"]).args(END_TO_END);
+    let mut tests = cargo();
+    tests.args(["test", "--no-fail-fast"]).args(END_TO_END);
+    tests.args(["--config", &format!("target.'cfg(all())'.runner = {:?}", runner()?)]);
+    surround(&mut tests)?;
+    Ok(tests)
+}
+
+/// The program, with arguments, that runs a test program.
+fn runner() -> Result<Vec<String>> {
     // A shell that runs this in the background has it ignore these, and gctrace with it until it is ready.
     let mut runner = vec!["env".to_owned(), "--default-signal=HUP,INT,QUIT".to_owned()];
     if !is_root() {
         let sudo: Command = as_root("true", "run the live tests")?;
         runner.splice(0..0, [sudo.get_program().to_string_lossy().into_owned(), "-E".to_owned()]);
     }
-    live.args(["--config", &format!("target.'cfg(all())'.runner = {runner:?}")]);
-    live.env("GCTRACE_BIN", target_dir()?.join("debug/gctrace"));
+    Ok(runner)
+}
+
+/// The environment of tests on real Rubies.
+fn surround(tests: &mut Command) -> Result<()> {
+    tests.env("GCTRACE_BIN", target_dir()?.join("debug/gctrace"));
     // A machine that wants backtraces of panics gets thirty lines of the test harness below each error, and what keeps only the end of
     // an output then loses the error.
     if std::env::var_os("RUST_LIB_BACKTRACE").is_none() {
-        live.env("RUST_LIB_BACKTRACE", "0");
+        tests.env("RUST_LIB_BACKTRACE", "0");
     }
-    Ok(live)
+    Ok(())
 }
 
 /// Roots of the lab that the tests run on besides this machine's Ruby (Debian 12 has 3.1): one of each other series.

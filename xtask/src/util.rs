@@ -41,6 +41,11 @@ pub fn cache_dirs(name: &str) -> Result<Vec<PathBuf>> {
 pub fn cargo() -> Command {
     let mut command = Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     command.current_dir(root());
+    // What cargo said of this program. Build scripts that look at it (ring's) would run again, and all that depends on them would be built again.
+    let of_this_program = |name: &str| name.starts_with("CARGO_PKG_") || name.starts_with("CARGO_MANIFEST_");
+    for (name, _) in env::vars_os().filter(|(name, _)| name.to_str().is_some_and(of_this_program)) {
+        command.env_remove(name);
+    }
     command
 }
 

@@ -1,15 +1,17 @@
-//! The tests on other kernels, beside the live ones on this kernel: those mostly wait, and guests are emulated.
+//! What is done beside the live tests on this kernel, which mostly wait: the tests on other kernels, in emulated guests, and the build of the unit tests.
 
 use std::{
+    ffi::OsStr,
     fs::{self, File},
     path::PathBuf,
-    process::{Command, ExitStatus},
+    process::Command,
     thread,
 };
 
 use anyhow::{Context as _, Result, ensure};
 
-use crate::util::{line, progress, status, target_dir};
+use super::HOST;
+use crate::util::{cargo, line, progress, root, status, target_dir};
 
 /// The guests, one command after the other. Live tests count what all Rubies of this machine do: none may run for a guest.
 const GUESTS: [&[&str]; 2] = [
@@ -27,10 +29,10 @@ const GUESTS: [&[&str]; 2] = [
     ],
 ];
 
-/// Runs the live tests, and the guests beside them. They get the CPU that nothing else wants: a test on this machine does not wait for
-/// them. Returns whether the live tests and the guests passed. What the guests print follows at the end, but not if only the live tests
-/// failed: then the end is where cargo lists those.
-pub(super) fn beside(live: impl FnOnce() -> Result<ExitStatus>) -> Result<(bool, bool)> {
+/// Runs the live tests, and the guests beside them, then the build. These get the CPU that nothing else wants: a test on this machine does not wait
+/// for them. Returns whether the live tests and the guests passed. What the guests print follows at the end, but not if only the live tests
+/// failed: then the end is where those are listed.
+pub(super) fn beside(live: impl FnOnce() -> Result<bool>) -> Result<(bool, bool)> {
     let log = target_dir()?.join("xtask").join("kernels.log");
     fs::create_dir_all(log.with_file_name("")).with_context(|| format!("cannot create {}", log.display()))?;
     progress(format!("test: other kernels run beside the live tests, into {}", log.display()));
@@ -41,7 +43,7 @@ pub(super) fn beside(live: impl FnOnce() -> Result<ExitStatus>) -> Result<(bool,
         (ran, guests.join().map_err(|_| anyhow::anyhow!("the thread of the guests has panicked")))
     });
     let passed = guests?;
-    let live_passed = ran?.success();
+    let live_passed = ran?;
     if live_passed || passed.is_err() {
         let text = fs::read(&log).with_context(|| format!("cannot read {}", log.display()))?;
         eprintln!("{}", String::from_utf8_lossy(&text));
@@ -55,11 +57,21 @@ pub(super) fn beside(live: impl FnOnce() -> Result<ExitStatus>) -> Result<(bool,
 fn guests(log: &PathBuf) -> Result<()> {
     let xtask = std::env::current_exe().context("cannot find the path of this program")?;
     let file = File::create(log).with_context(|| format!("cannot create {}", log.display()))?;
-    for args in GUESTS {
+    let idle = |program: &OsStr| -> Result<Command> {
         let mut command = Command::new("chrt");
-        command.args(["--idle", "0"]).arg(&xtask).args(args);
+        command.args(["--idle", "0"]).arg(program).current_dir(root());
         command.stdout(file.try_clone()?).stderr(file.try_clone()?);
-        ensure!(status(&mut command)?.success(), "`{}` failed", line(&command));
+        Ok(command)
+    };
+    for args in GUESTS {
+        let mut command = idle(xtask.as_os_str())?;
+        ensure!(status(command.args(args))?.success(), "`{}` failed", line(&command));
     }
-    Ok(())
+    // Whether it succeeds is seen when they are run.
+    let cargo = cargo();
+    let mut build = idle(cargo.get_program())?;
+    for (name, _) in cargo.get_envs().filter(|(_, value)| value.is_none()) {
+        build.env_remove(name);
+    }
+    status(build.args(["test", "--no-run"]).args(HOST)).map(drop)
 }

@@ -120,7 +120,8 @@ pub(super) fn build(arch: Arch, programs: &[&str]) -> Result<Built> {
     run(&mut cargo(&["build", "--package", "gctrace-user"]))?;
     let mut tests = cargo(&["test", "--no-run", "--package", "gctrace-tests"]);
     tests.args(programs.iter().flat_map(|program| ["--test", program])).env("CARGO_TERM_COLOR", "never");
-    let programs = if programs.is_empty() { BTreeMap::new() } else { super::executables(&mut tests)? };
+    let programs =
+        if programs.is_empty() { BTreeMap::new() } else { crate::programs::executables(&mut tests)? };
     Ok(Built { gctrace: dir.join(TARGET).join("debug/gctrace"), programs })
 }
 

@@ -31,8 +31,9 @@ use self::{
 };
 use crate::{
     lab,
+    programs::test_programs,
     setup::{self, Purpose},
-    util::{Running, cargo, line, output, progress, root, run, target_dir, which},
+    util::{Running, line, output, progress, root, run, target_dir, which},
 };
 
 /// Arguments of `vm`.
@@ -334,25 +335,6 @@ fn program_of(test: &str) -> Result<(&str, &str, &str)> {
     let (file, name) =
         test.split_once("::").with_context(|| format!("{test} is not of the form FILE::NAME"))?;
     Ok(if file.starts_with("live_") { (file, "live", test) } else { (file, file, name) })
-}
-
-/// The test programs by name, built. Cargo names each as `Executable tests/live.rs (target/debug/deps/live-…)`.
-fn test_programs() -> Result<BTreeMap<String, PathBuf>> {
-    let mut tests = cargo();
-    tests.args(["test", "--no-run", "--package", "gctrace-tests"]).env("CARGO_TERM_COLOR", "never");
-    executables(&mut tests)
-}
-
-/// The test programs that a `cargo test --no-run` builds.
-fn executables(tests: &mut Command) -> Result<BTreeMap<String, PathBuf>> {
-    let built = tests.output().with_context(|| format!("cannot run `{}`", line(tests)))?;
-    let said = String::from_utf8_lossy(&built.stderr);
-    ensure!(built.status.success(), "`{}` failed ({}):\n{said}", line(tests), built.status);
-    let named = said.lines().filter_map(|line| {
-        let (source, program) = line.trim().strip_prefix("Executable tests/")?.split_once(".rs (")?;
-        Some((source.to_owned(), root().join(program.trim_end_matches(')'))))
-    });
-    named.map(|(name, path)| Ok((name, path.canonicalize()?))).collect()
 }
 
 /// Boots a kernel on the archive and reads the verdict.

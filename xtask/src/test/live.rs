@@ -1,0 +1,88 @@
+//! The live tests: those that load BPF programs. Probes are a machine-wide resource, so most of these tests wait to be alone.
+//!
+//! They are one program, run twice. First the tests that run beside each other, several at a time: they mostly wait. Among the others, with which a
+//! thread of the harness waits for its turn, they would run nearly alone. Then all others, one after the other.
+
+use std::{collections::BTreeSet, fs, process::Command};
+
+use anyhow::{Context as _, Result};
+
+use super::{Args, runner, surround};
+use crate::{
+    programs::test_programs,
+    util::{progress, root, status},
+};
+
+/// How many of those that run beside each other do so.
+const BESIDE: &str = "--test-threads=5";
+/// The program.
+const PROGRAM: &str = "live";
+
+/// Runs them; `prepare` completes their environment. Returns whether all passed.
+pub(super) fn run(args: &Args, prepare: impl Fn(&mut Command)) -> Result<bool> {
+    progress("test: building the live tests");
+    // Not run by cargo: it would wait for another one that builds.
+    let programs = test_programs()?;
+    let program = programs.get(PROGRAM).with_context(|| format!("there is no test program {PROGRAM}"))?;
+    let command = || -> Result<Command> {
+        let runner = runner()?;
+        let mut command = Command::new(&runner[0]);
+        command.args(&runner[1..]).arg(program).current_dir(root().join("tests"));
+        surround(&mut command)?;
+        prepare(&mut command);
+        Ok(command)
+    };
+    if args.filter.is_some() {
+        return Ok(status(command()?.args(&args.filter).arg("--test-threads=3").args(&args.rest))?.success());
+    }
+    let beside = beside_others()?;
+    let first = status(command()?.arg("--exact").args(&beside).arg(BESIDE).args(&args.rest))?.success();
+    let mut others = command()?;
+    others.args(["--exact", "--test-threads=1"]);
+    for name in &beside {
+        others.args(["--skip", name]);
+    }
+    Ok(status(others.args(&args.rest))?.success() && first)
+}
+
+/// The names of the tests that take their turn by `Live::beside_others`. One that is not found here is run with the others.
+fn beside_others() -> Result<BTreeSet<String>> {
+    let folder = root().join("tests/tests");
+    let mut found = BTreeSet::new();
+    for entry in fs::read_dir(&folder).with_context(|| format!("cannot read {}", folder.display()))? {
+        let path = entry?.path();
+        let Some(module) =
+            path.file_stem().and_then(|name| name.to_str()).filter(|name| name.starts_with("live_"))
+        else {
+            continue;
+        };
+        let text = fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))?;
+        found.extend(tests_beside_others(&text).map(|name| format!("{module}::{name}")));
+    }
+    Ok(found)
+}
+
+/// The same of the text of a file.
+fn tests_beside_others(text: &str) -> impl Iterator<Item = &str> {
+    text.split("\n#[test]\n").skip(1).filter_map(|test| {
+        let body = test.split_once("\n}\n").map_or(test, |(body, _)| body);
+        // Those that are ignored are run where their inputs are.
+        let name = body.strip_prefix("fn ")?.split_once('(')?.0;
+        body.contains("Live::beside_others()").then_some(name)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Only tests that take such a turn themselves, up to the end of their body.
+    #[test]
+    fn names() {
+        let text = "\n#[test]\nfn one() -> Result<()> {\n    let live = Live::beside_others()?;\n}\n\n#[test]\nfn two() {\n    Live::begin();\n}\n\n\
+                    fn helper() {\n    Live::beside_others();\n}\n\n#[test]\n#[ignore = \"x\"]\nfn three() {\n    Live::beside_others();\n}\n";
+        assert_eq!(tests_beside_others(text).collect::<Vec<_>>(), ["one"]);
+        let found = beside_others().unwrap();
+        assert!(found.len() > 50 && found.contains("live_writers::overwritten_ruby"), "{found:?}");
+    }
+}

@@ -197,7 +197,7 @@ fn earlier_postgres() -> Result<()> {
     postgres.query(
         "ALTER TABLE gctrace_app DROP COLUMN parent, ADD COLUMN token_hash BYTEA UNIQUE;
          UPDATE gctrace_app SET token_hash = (SELECT hash FROM gctrace_token WHERE app = gctrace_app.id);
-         DROP TABLE gctrace_token; DROP TABLE gctrace_given; ALTER TABLE gctrace_environment DROP COLUMN first, DROP COLUMN summary, DROP COLUMN summarized,
+         DROP TABLE gctrace_token; DROP TABLE gctrace_given; DROP TABLE gctrace_period; ALTER TABLE gctrace_environment DROP COLUMN first, DROP COLUMN summary, DROP COLUMN summarized,
              DROP COLUMN seen;
          ALTER TABLE gctrace_app DROP COLUMN samples;
          UPDATE gctrace_version SET version = 4",

@@ -20,6 +20,8 @@ pub(super) struct Counted {
     pub(super) knows_bits: bool,
     /// Whether it is known which objects the last compacting collection found pinned: a later major one has not forgotten it.
     pub(super) knows_pins: bool,
+    /// How often the heap had been compacted.
+    pub(super) compactions: Option<u64>,
 }
 
 /// What happened between two states of an objspace.
@@ -117,6 +119,7 @@ pub(super) fn count(target: &Target) -> Result<Counted, HeapError> {
             moment,
             knows_bits: layout.knows_bits(),
             knows_pins: pinned && compactions.is_some_and(|count| count > 0),
+            compactions,
         };
         if same {
             return Ok(counted);

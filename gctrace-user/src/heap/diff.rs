@@ -26,6 +26,9 @@ use crate::{
 struct Line<'a> {
     r#type: &'static str,
     pid: u32,
+    /// Where the census before is of another program: what shows that.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    other_program: Option<&'a str>,
     by: &'a str,
     name: &'a str,
     count: u64,
@@ -53,10 +56,12 @@ impl Pair<'_> {
     }
 
     fn jsonl(&self, out: &mut impl Write, changes: &[Change]) -> io::Result<()> {
+        let other = self.before.other_program(self.after);
         for change in changes {
             let line = Line {
                 r#type: if self.apart.is_some() { "growth" } else { "diff" },
                 pid: self.after.pid,
+                other_program: other.as_deref(),
                 by: &self.after.by,
                 name: &change.name,
                 count: change.after.count,
@@ -75,8 +80,8 @@ impl Pair<'_> {
 
     fn text(&self, out: &mut impl Write, changes: &[Change], top: usize) -> io::Result<()> {
         let (before, after) = (self.before, self.after);
-        if before.pid != after.pid {
-            writeln!(out, "of two processes: {} before, {} after", before.pid, after.pid)?;
+        if let Some(other) = before.other_program(after) {
+            writeln!(out, "{}", printable(&other))?;
         }
         let apart = self.apart.map_or(String::new(), |apart| format!(", {:.1} s", apart.as_secs_f64()));
         writeln!(out, "GC #{} to #{}{apart}", before.gc_count, after.gc_count)?;

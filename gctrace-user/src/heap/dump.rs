@@ -169,7 +169,7 @@ fn dump(target: &Target, out: &mut dyn Write) -> Result<Dumped, Stopped> {
             Referred::Changed => dumped.changed += 1,
         }
         let name = if matches!(kind, ObjectType::CLASS | ObjectType::MODULE) {
-            names.as_mut().and_then(|names| names.name(slot.address))
+            names.as_mut().and_then(|names| names.own_name(slot.address))
         } else {
             None
         };

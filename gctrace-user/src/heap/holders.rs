@@ -3,7 +3,7 @@
 //! Each step reads the heap once, one page at a time. What refers to most samples is the next step.
 
 use std::{
-    collections::{BTreeMap, BTreeSet, HashSet},
+    collections::{BTreeSet, HashSet},
     sync::Arc,
 };
 
@@ -24,8 +24,6 @@ use crate::{
 
 /// Old objects of a class that holders are looked for.
 const SAMPLES: usize = 64;
-/// Holders of one step that are counted.
-const MOST_HOLDERS: usize = 4096;
 /// Steps from a sample towards the roots.
 const STEPS: usize = 8;
 /// How often an object is read again that the program has changed meanwhile.
@@ -147,26 +145,24 @@ pub(super) fn path(
     for _ in 0..STEPS {
         let mut step = Step::new(&wanted, &seen);
         each_object(&target.memory, objspace, &layout, |slot| search.see(slot, &mut step))?;
-        let Step { found, of_class, .. } = step;
+        let Step { best, of_class, .. } = step;
         // Objects may have moved, and others may be in their places.
         if key(&target.plan, "compact_count", &target.state()?.1) != compactions {
             return Ok(Path::new(holders, End::Changed));
         }
-        // Of several that hold as much, not one that may be gone soon.
-        let best = found.iter().max_by_key(|(_, found)| (found.holds, found.old, found.refers));
-        // A constant or a variable holds one object, and holds it for ever; what holds more of the samples is the better answer.
-        if best.is_none_or(|(_, best)| best.holds <= 1)
+        // A constant or a variable holds one object, and holds it for ever. Of several samples it says nothing of the others.
+        if wanted.len() == 1
             && let Some(path) = of_class.and_then(|of_class| search.ends_at(of_class, &holders))
         {
             return Ok(path);
         }
-        let Some((&address, best)) = best else {
+        let Some((address, best)) = best else {
             return Ok(Path::new(holders, End::NotReadable));
         };
-        if !search.still_holds(address, best, Step::new(&wanted, &seen)) {
+        if !search.still_holds(address, &best, Step::new(&wanted, &seen)) {
             return Ok(Path::new(holders, End::Changed));
         }
-        holders.push(search.holder(address, best, wanted.len()));
+        holders.push(search.holder(address, &best, wanted.len()));
         seen.extend(&wanted);
         wanted = BTreeSet::from([address]);
     }
@@ -196,14 +192,25 @@ struct Step<'a> {
     wanted: &'a BTreeSet<u64>,
     /// Objects that hold each other lead nowhere.
     seen: &'a HashSet<u64>,
-    found: BTreeMap<u64, HeapObject>,
+    /// What holds most of them, and its address.
+    best: Option<(u64, HeapObject)>,
     of_class: Option<OfClass>,
     held: BTreeSet<u64>,
 }
 
 impl<'a> Step<'a> {
     fn new(wanted: &'a BTreeSet<u64>, seen: &'a HashSet<u64>) -> Self {
-        Self { wanted, seen, found: BTreeMap::new(), of_class: None, held: BTreeSet::new() }
+        Self { wanted, seen, best: None, of_class: None, held: BTreeSet::new() }
+    }
+}
+
+impl Step<'_> {
+    /// Keeps a holder if it holds more of the objects than others; of several that hold as much, not one that may be gone soon.
+    fn offer(&mut self, address: u64, object: HeapObject) {
+        let rank = |address: u64, object: &HeapObject| (object.holds, object.old, object.refers, address);
+        if self.best.as_ref().is_none_or(|(at, best)| rank(*at, best) < rank(address, &object)) {
+            self.best = Some((address, object));
+        }
     }
 }
 
@@ -231,7 +238,7 @@ impl<'t> Search<'t> {
             step.of_class = self.of_class(slot.address, step.wanted);
         }
         let known = step.wanted.contains(&slot.address) || step.seen.contains(&slot.address);
-        if known || step.found.len() >= MOST_HOLDERS {
+        if known {
             return;
         }
         let mut found = self.held(slot, step);
@@ -248,7 +255,7 @@ impl<'t> Search<'t> {
             found = self.held(&Slot { address: slot.address, bytes: &bytes, marks: slot.marks }, step);
         }
         if let Found::Holds(object) = found {
-            step.found.insert(slot.address, object);
+            step.offer(slot.address, object);
         }
     }
 

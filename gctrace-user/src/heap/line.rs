@@ -19,20 +19,24 @@ pub(crate) struct Line {
 
 impl Line {
     /// The innermost line of Ruby code, of what is built into the VM (`Integer#times`) only where there is no other; `None`: there is
-    /// none, or it is not known.
+    /// none, or it is not known. Then none of those that called it is taken instead.
     pub(crate) fn of(stack: &Stack) -> Option<Self> {
-        let mut lines = stack.iter().filter_map(|frame| match (&frame.file, frame.kind) {
-            (Some(file), FrameKind::Ruby) if frame.line > 0 => {
-                Some(Self { method: frame.name.clone(), file: file.clone(), number: frame.line })
+        let mut internal = None;
+        for frame in stack.iter() {
+            let file = match (&frame.file, frame.kind) {
+                (Some(file), FrameKind::Ruby) if frame.line > 0 => file,
+                // Its line is not known, or it is not known which frame it is. A C function has no line of its own.
+                (_, FrameKind::Ruby) => return internal,
+                (_, FrameKind::Missing) if &*frame.name != "(C function)" => return internal,
+                _ => continue,
+            };
+            let line = Self { method: frame.name.clone(), file: file.clone(), number: frame.line };
+            if Source::of(file) != Source::Internal {
+                return Some(line);
             }
-            _ => None,
-        });
-        let first = lines.next()?;
-        let is_internal = |line: &Self| Source::of(&line.file) == Source::Internal;
-        if !is_internal(&first) {
-            return Some(first);
+            internal.get_or_insert(line);
         }
-        Some(lines.find(|line| !is_internal(line)).unwrap_or(first))
+        internal
     }
 
     /// As people read it: `Shop#all (models/shop.rb:12)`.
@@ -60,10 +64,17 @@ mod tests {
         };
         let times = || frame("Integer#times", "<internal:numeric>", 238);
         let of = |frames: Vec<Arc<Frame>>| Line::of(&frames.into()).map(|line| line.text());
-        let called =
-            vec![times(), frame("Shop#all", "/srv/app/shop.rb", 0), frame("run", "/srv/app/run.rb", 7)];
-        assert_eq!(of(called).as_deref(), Some("run (app/run.rb:7)"));
+        let run = || frame("run", "/srv/app/run.rb", 7);
+        assert_eq!(of(vec![times(), run()]).as_deref(), Some("run (app/run.rb:7)"));
         assert_eq!(of(vec![times()]).as_deref(), Some("Integer#times (<internal:numeric>:238)"));
         assert_eq!(of(Vec::new()), None);
+        // Of code without lines, and of a frame that could not be named, the caller's line is not the one.
+        assert_eq!(of(vec![frame("Shop#all", "/srv/app/shop.rb", 0), run()]), None);
+        let missing = |name: &str| {
+            let (name, kind) = (name.into(), FrameKind::Missing);
+            Arc::new(Frame { kind, name, file: None, line: 0, first_line: 0, address: 0 })
+        };
+        assert_eq!(of(vec![missing("(unnamed)"), run()]), None);
+        assert_eq!(of(vec![missing("(C function)"), run()]).as_deref(), Some("run (app/run.rb:7)"));
     }
 }

@@ -45,7 +45,7 @@ struct Sample {
     major: Option<u64>,
 }
 
-/// Objects of a class that were sampled and survived, by the line that allocated them; most first. `None`: no Ruby code.
+/// Objects of a class that were sampled and survived, by the line that allocated them; most first. `None`: no line of Ruby code, or it is not known.
 pub(super) type Lines = Vec<(Option<Line>, u64)>;
 
 /// What became of the objects that were drawn. Each is followed or not, for one of three reasons; what was followed was freed, could not

@@ -5,7 +5,10 @@ use std::{
     sync::Arc,
 };
 
-use super::{count::Counted, target::Target};
+use super::{
+    count::{Counted, key},
+    target::Target,
+};
 use crate::{
     cli::By,
     ruby::heap::{ByClass, HeapError, Keeper, ObjectType, Page, Tally},
@@ -79,11 +82,16 @@ impl Report {
     /// The process ended, or became another program, before the names of classes were read.
     pub(super) fn of(target: &Target, by: By, counted: &Counted) -> Result<Self, HeapError> {
         let who = Who { pid: target.pid, command: target.command.clone(), ruby: target.ruby(), by };
-        let report = match target.names() {
+        let mut report = match target.names() {
             Some(mut names) => Self::with(who, counted, |class| names.name(class)),
             None => Self::with(who, counted, |class| Some(format!("(class at {class:#x})").into())),
         };
-        target.state()?;
+        let (_, state) = target.state()?;
+        // Classes are named after they were counted.
+        if key(&target.plan, "compact_count", &state) != counted.compactions {
+            report.consistent = false;
+            report.inconsistent = "not of one moment: the heap was compacted meanwhile, and rows may have names of other classes";
+        }
         Ok(report)
     }
 

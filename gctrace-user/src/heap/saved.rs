@@ -18,6 +18,9 @@ const LARGEST: u64 = 256 << 20;
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Saved {
     pub(super) pid: u32,
+    /// The release, and the program, where it is known.
+    pub(super) ruby: Option<String>,
+    pub(super) command: Option<String>,
     /// What a row represents.
     pub(super) by: String,
     pub(super) gc_count: u64,
@@ -38,6 +41,10 @@ pub(super) struct Amount {
 enum Line {
     Census {
         pid: u32,
+        #[serde(default)]
+        ruby: Option<String>,
+        #[serde(default)]
+        command: Option<String>,
         gc_count: u64,
         consistent: bool,
     },
@@ -63,11 +70,34 @@ impl Saved {
         });
         Self {
             pid: report.who.pid,
+            ruby: Some(report.who.ruby.clone()),
+            command: report.who.command.clone(),
             by: report.who.by.name().to_owned(),
             gc_count: report.gc_count[0],
             consistent: report.consistent,
             rows: rows.collect(),
         }
+    }
+
+    /// What shows that a later census is of another program, in words: a process may have been started again, or its number was given to
+    /// another one.
+    pub(super) fn other_program(&self, later: &Self) -> Option<String> {
+        let differ = |one: &Option<String>, other: &Option<String>| {
+            one.as_ref()
+                .zip(other.as_ref())
+                .filter(|(one, other)| one != other)
+                .map(|(one, other)| format!("{one} before, {other} after"))
+        };
+        if self.pid != later.pid {
+            return Some(format!("of two processes: {} before, {} after", self.pid, later.pid));
+        }
+        let other = differ(&self.ruby, &later.ruby).map(|both| format!("Ruby {both}"));
+        let other = other.or_else(|| differ(&self.command, &later.command));
+        let other = other.or_else(|| {
+            let fell = later.gc_count < self.gc_count;
+            fell.then(|| format!("its GC count has fallen from {} to {}", self.gc_count, later.gc_count))
+        });
+        other.map(|why| format!("of another program with the same pid: {why}"))
     }
 
     /// Reads a file.
@@ -91,9 +121,10 @@ impl Saved {
             }
             let bad = |why: String| io::Error::other(format!("line {}: {why}", number + 1));
             match jsonl::parsed(&line).map_err(|error| bad(error.to_string()))? {
-                Line::Census { pid, gc_count, consistent } => {
+                Line::Census { pid, ruby, command, gc_count, consistent } => {
                     heads += 1;
                     (saved.pid, saved.gc_count, saved.consistent) = (pid, gc_count, consistent);
+                    (saved.ruby, saved.command) = (ruby, command);
                 }
                 Line::Heap { by, name, count, bytes, owned_bytes } => {
                     if saved.by.is_empty() {
@@ -186,6 +217,31 @@ mod tests {
         let expected = [("C", 3), ("E", 1), ("D", -2), ("B", -7)];
         assert_eq!(found, expected.map(|(name, count)| (name.to_owned(), count)));
         assert_eq!(changes(&before, &before), []);
+    }
+
+    /// A census of another program is known by its pid, its Ruby, its name, or by a count that only grows.
+    #[test]
+    fn of_another_program() {
+        let head = |text: &str| parse(&[text.to_owned(), row("A", 1)]).unwrap();
+        let whole =
+            r#"{"type":"census","pid":7,"ruby":"3.1.2","command":"puma","gc_count":3,"consistent":true}"#;
+        let before = head(whole);
+        assert_eq!(before.other_program(&head(HEAD)), None, "files of earlier releases say less");
+        assert_eq!(before.other_program(&head(&whole.replace(":3,", ":9,"))), None);
+        for (changed, why) in [
+            (whole.replace(":7,", ":8,"), "of two processes: 7 before, 8 after"),
+            (
+                whole.replace("3.1.2", "3.4.1"),
+                "of another program with the same pid: Ruby 3.1.2 before, 3.4.1 after",
+            ),
+            (whole.replace("puma", "rake"), "of another program with the same pid: puma before, rake after"),
+            (
+                whole.replace(":3,", ":2,"),
+                "of another program with the same pid: its GC count has fallen from 3 to 2",
+            ),
+        ] {
+            assert_eq!(before.other_program(&head(&changed)).as_deref(), Some(why));
+        }
     }
 
     /// What is no saved census is refused in words.

@@ -120,7 +120,8 @@ fn places(out: &mut impl Write, report: &Report, top: usize) -> io::Result<()> {
         let place = match site {
             None => "(stack lost)".to_owned(),
             Some(site) => {
-                let line = site.line.as_ref().map_or_else(|| "(outside of Ruby code)".into(), Line::text);
+                let line =
+                    site.line.as_ref().map_or_else(|| "(no Ruby line, or not known)".into(), Line::text);
                 let caller = site.caller.as_ref().map(|caller| format!("  {}", caller.text()));
                 format!("{line}{}", caller.unwrap_or_default())
             }

@@ -275,7 +275,7 @@ fn allocated(out: &mut impl Write, lines: &Lines) -> io::Result<()> {
             Some(line) => {
                 writeln!(out, "  allocated at {} in {} {share}", line.place(), printable(&line.method))?;
             }
-            None => writeln!(out, "  allocated without Ruby code {share}")?,
+            None => writeln!(out, "  allocated at no Ruby line, or at one that is not known {share}")?,
         }
     }
     Ok(())

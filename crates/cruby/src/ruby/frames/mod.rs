@@ -112,6 +112,11 @@ impl<M: Memory> Namer<M> {
         }
     }
 
+    /// The name of a class or module itself; `None`: it has no permanent one, as singleton classes, or it cannot be read.
+    pub(in crate::ruby) fn own_name(&mut self, class: u64) -> Option<Arc<str>> {
+        self.names.own_name(class)
+    }
+
     /// The name of the class that `Object#class` gives for an object with this class pointer.
     pub(in crate::ruby) fn class_name(&mut self, class: u64) -> Option<Arc<str>> {
         self.names.class_name(class)

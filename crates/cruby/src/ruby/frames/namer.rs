@@ -165,6 +165,14 @@ impl<M: Memory> Names<M> {
         Some(names.filter(|name| name.starts_with('@')).collect())
     }
 
+    /// The name of a class or module itself (`rb_mod_name`, variable.c): a singleton class has none.
+    pub(super) fn own_name(&mut self, class: u64) -> Option<Arc<str>> {
+        let Self { reader, layout, bias, ids, units, .. } = self;
+        let mut id_name = |id| id_name(reader, layout, *bias, ids, units, id);
+        let Owner { path, separator } = class::owner(reader, class, layout, &mut id_name).ok()??;
+        (separator != '.').then_some(path)
+    }
+
     /// The name of a class or module, or of what a singleton class belongs to.
     pub(super) fn class_expression(&mut self, class: u64) -> Option<String> {
         let Self { reader, layout, bias, ids, units, .. } = self;

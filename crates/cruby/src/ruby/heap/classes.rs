@@ -19,6 +19,11 @@ impl<M: Memory> ClassNames<M> {
         self.0.class_name(class)
     }
 
+    /// The name of the class or module at this address. `None`: it has no permanent one, as singleton classes, or it cannot be read.
+    pub fn own_name(&mut self, class: u64) -> Option<Arc<str>> {
+        self.0.own_name(class)
+    }
+
     /// Hands the constants of the class or module at this address to `visit`, each as a key that [`Self::constant`] names, and its
     /// value. `None`: they cannot be read, as in releases before 2.7 and after 4.0.
     pub fn constants(&mut self, class: u64, visit: &mut dyn FnMut(u32, u64)) -> Option<()> {

@@ -3,6 +3,7 @@
 use std::{
     collections::{BTreeMap, HashSet},
     fs::{self, File},
+    hash::{DefaultHasher, Hasher as _},
     io::{self, BufReader},
     os::unix::fs::OpenOptionsExt as _,
     path::{Path, PathBuf},
@@ -84,7 +85,8 @@ const EPOCH: f64 = 1e9;
 
 /// Reads sample sets, from files and from directories with files that end in `.json`. The sets of one process (parts
 /// that gctrace wrote one after the other) are one program; all sets of one series of Ruby, if `together`. Evidence is
-/// grouped by the settings that Ruby follows: advice is for those in force last, after those before them.
+/// grouped by the settings that Ruby follows: advice is for those in force last, after those before them. Copies of a set
+/// count once.
 pub fn recommend(paths: &[PathBuf], together: bool) -> Recommendations {
     let mut failures = Vec::new();
     let mut files = Vec::new();
@@ -98,9 +100,12 @@ pub fn recommend(paths: &[PathBuf], together: bool) -> Recommendations {
     let mut seen = HashSet::new();
     files.retain(|path| seen.insert(fs::canonicalize(path).unwrap_or_else(|_| path.clone())));
     let mut programs: BTreeMap<(String, u64, Series), Sum> = BTreeMap::new();
+    let mut contents = HashSet::new();
     for path in files {
         match fold(&path) {
-            Ok(set) => {
+            // A copy under another name, as of a recording that was reported twice.
+            Ok((_, content)) if !contents.insert(content) => {}
+            Ok((set, _)) => {
                 let key = if together {
                     (String::new(), 0, set.series)
                 } else {
@@ -202,14 +207,35 @@ pub(crate) struct Set {
     last: f64,
 }
 
-fn fold(path: &Path) -> Result<Set, Why> {
+/// The length of a file, and a hash of what is in it.
+type Content = (u64, u64);
+
+/// Reads a file, and notes its content.
+struct Noted<R> {
+    inner: R,
+    hash: DefaultHasher,
+    len: u64,
+}
+
+impl<R: io::Read> io::Read for Noted<R> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let read = self.inner.read(buffer)?;
+        self.hash.write(&buffer[..read]);
+        self.len += read as u64;
+        Ok(read)
+    }
+}
+
+fn fold(path: &Path) -> Result<(Set, Content), Why> {
     // Opening a pipe must not wait for a writer.
     let flags = rustix::fs::OFlags::NONBLOCK.bits().cast_signed();
     let file = File::options().read(true).custom_flags(flags).open(path)?;
     if !file.metadata()?.is_file() {
         return Err(Why::Special);
     }
-    fold_from(BufReader::with_capacity(1 << 16, file))
+    let mut noted = Noted { inner: file, hash: DefaultHasher::new(), len: 0 };
+    let set = fold_from(BufReader::with_capacity(1 << 16, &mut noted))?;
+    Ok((set, (noted.len, noted.hash.finish())))
 }
 
 pub(crate) fn fold_from(reader: impl io::Read) -> Result<Set, Why> {
@@ -358,6 +384,15 @@ mod tests {
         let mut found = recommend(&[dir.path().to_owned()], true);
         assert_eq!((found.programs.len(), found.failures.len()), (1, 0), "{:?}", found.failures);
         found.programs.remove(0).report
+    }
+
+    /// A set under two names is one.
+    #[test]
+    fn copies() {
+        let one = set(&serde_json::json!({}), 300, 1_700_000_000.0);
+        let other = set(&serde_json::json!({}), 310, 1_700_000_100.0);
+        let report = together(&[("a.json", one.clone()), ("b.json", other), ("c.json", one)]);
+        assert_eq!(report.evidence.sets, 2);
     }
 
     /// Sets under two environments are not added up: advice is for the one in force last, and says what the change brought. Last is by

@@ -21,7 +21,7 @@ impl Screen {
         let screen = Self { socket: live.path("tmux") };
         let (width, height) = (width.to_string(), height.to_string());
         // What the command says last can be read after its end.
-        let command = format!("{command}; echo ended with $?; sleep 1000");
+        let command = format!("{command}; echo ended with $?; cat");
         screen.tmux(&["-f", "/dev/null", "new-session", "-d", "-x", &width, "-y", &height, &command])?;
         Ok(screen)
     }

@@ -43,7 +43,10 @@ fn consistent(line: &GvlSumsLine) -> Result<()> {
     if let Some(split) = line.split {
         // What native threads did is of the same time: none of that for which the probes did nothing, however a thread ended in it.
         let did = split.all().sum();
-        ensure!(did <= line.watched_ns + slack + 100_000, "parts of CPU time are {did} of {line:?}");
+        ensure_times!(
+            did <= line.watched_ns + slack + line.watched_ns / 50 + 20_000_000,
+            "parts of CPU time are {did} of {line:?}"
+        );
         // A thread without events is in the state that it was in last, but what it did then is known only up to the end of that time.
         let has_events = line.tid.is_some_and(|tid| tid != line.pid);
         ensure_times!(

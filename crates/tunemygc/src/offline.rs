@@ -289,8 +289,11 @@ mod tests {
     fn programs() {
         let dir = tempfile::tempdir().unwrap();
         let set = include_str!("../../../tests/fixtures/tunemygc_seed.json");
-        for name in ["a-part10.json", "a-part9.json", "b.json", "c-part2-2.json", "note.txt"] {
-            fs::write(dir.path().join(name), set).unwrap();
+        // Each is another file: copies count once.
+        let unlike = |number: usize| format!("{}{set}", " ".repeat(number));
+        let names = ["a-part10.json", "a-part9.json", "b.json", "c-part2-2.json", "note.txt"];
+        for (number, name) in names.into_iter().enumerate() {
+            fs::write(dir.path().join(name), unlike(number)).unwrap();
         }
         fs::write(dir.path().join("broken.json"), &set[..900]).unwrap();
         let found = recommend(&[dir.path().to_owned()], false);
@@ -311,8 +314,8 @@ mod tests {
         // Names of folders are no part numbers.
         let folder = dir.path().join("web-part2");
         fs::create_dir(&folder).unwrap();
-        for name in ["shop.json", "jobs.json"] {
-            fs::write(folder.join(name), set).unwrap();
+        for (number, name) in ["shop.json", "jobs.json"].into_iter().enumerate() {
+            fs::write(folder.join(name), unlike(number)).unwrap();
         }
         assert_eq!(recommend(std::slice::from_ref(&folder), false).programs.len(), 2);
         fs::remove_dir_all(&folder).unwrap();

@@ -9,7 +9,14 @@ use std::{
 };
 
 use anyhow::{Context as _, Result, ensure};
-use gctrace_tests::{child::Guarded, gctrace::Invocation, ledger, live::Live, ruby::Ruby};
+use gctrace_tests::{
+    child::Guarded,
+    gctrace::{Gctrace, Invocation},
+    ledger,
+    live::Live,
+    ruby::Ruby,
+};
+use serde_json::Value;
 
 /// How long gctrace, or a writer, may take.
 const PATIENCE: Duration = Duration::from_mins(1);
@@ -107,7 +114,7 @@ fn overwrite(path: &Path) -> Result<Duration> {
 /// traced any more, and all are named.
 #[test]
 fn overwritten_ruby() -> Result<()> {
-    let live = Live::beside_others()?;
+    let live = Live::begin()?;
     let copy = Copy::make(live.dir("overwritten")?)?;
     let mut gctrace = Invocation::jsonl(["--all-ruby"])?.start_ready()?;
     let before = copy.start()?;
@@ -136,22 +143,29 @@ fn overwritten_ruby() -> Result<()> {
 /// A file that was opened for writing, and not written to, is probed again, and its programs are traced again; twice.
 #[test]
 fn opened_for_writing() -> Result<()> {
-    let live = Live::beside_others()?;
+    let live = Live::begin()?;
     let copy = Copy::make(live.dir("opened")?)?;
     let mut gctrace = Invocation::jsonl(["--all-ruby"])?.start_ready()?;
     let program = copy.start()?;
     gctrace.wait_line("process", program.pid())?;
-    for _ in 0..2 {
+    let traced = |gctrace: &Gctrace| -> Result<usize> {
+        let lines = gctrace.stdout_so_far();
+        let lines =
+            lines.iter().map(|line| serde_json::from_str::<Value>(line)).collect::<Result<Vec<_>, _>>()?;
+        let its = |line: &&Value| line["type"] == "process" && line["pid"] == program.pid();
+        Ok(lines.iter().filter(its).count())
+    };
+    for before in [1, 2] {
         let open = OpenOptions::new().write(true).open(&copy.library)?;
         ensure!(breakpoints(program.pid(), &copy.library)? == 0, "a breakpoint is left");
         // Not probed while it may be written to.
         std::thread::sleep(Duration::from_millis(1500));
         ensure!(breakpoints(program.pid(), &copy.library)? == 0, "it is probed while it is open for writing");
         drop(open);
-        waits_until("it is probed again", || Ok(breakpoints(program.pid(), &copy.library)? > 0))?;
+        waits_until("it is traced again", || Ok(traced(&gctrace)? > before))?;
+        ensure!(breakpoints(program.pid(), &copy.library)? > 0, "it is not probed again");
     }
     let pid = program.pid();
-    std::thread::sleep(Duration::from_millis(500));
     end(program)?;
     let report = gctrace.stop()?;
     ensure!(report.gcs_of(pid).count() >= 5, "{} cycles", report.gcs_of(pid).count());
@@ -161,7 +175,7 @@ fn opened_for_writing() -> Result<()> {
 /// A library of a server is overwritten: its probes are detached before, in all processes that have mapped it.
 #[test]
 fn overwritten_library() -> Result<()> {
-    let live = Live::beside_others()?;
+    let live = Live::begin()?;
     let ruby = Ruby::main()?;
     let folder = live.dir("library")?;
     let library = folder.join("socket.so");

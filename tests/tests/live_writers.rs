@@ -120,7 +120,7 @@ fn overwritten_ruby() -> Result<()> {
     let before = copy.start()?;
     gctrace.wait_line("process", before.pid())?;
     ensure!(breakpoints(before.pid(), &copy.library)? > 0, "it has no probes, so that nothing is tested");
-    // Reading does not disturb, nor does replacing the file by another one.
+    // Reading does not disturb.
     std::fs::copy(&copy.library, live.path("elsewhere"))?;
     std::thread::sleep(Duration::from_secs(1));
     ensure!(breakpoints(before.pid(), &copy.library)? > 0, "its probes are detached without need");

@@ -125,6 +125,12 @@ mod tests {
         assert!(lease.held && !lease.is_awaited() && !lease.is_changed());
         assert_eq!(fs::read(&path).unwrap(), b"old");
         assert!(!lease.is_awaited());
+        let (replaced, new) = (dir.path().join("replaced"), dir.path().join("new"));
+        fs::write(&replaced, "old").unwrap();
+        let of_replaced = Lease::take(File::open(&replaced).unwrap()).unwrap();
+        fs::write(&new, "new").unwrap();
+        fs::rename(&new, &replaced).unwrap();
+        assert!(of_replaced.held && !of_replaced.is_awaited() && of_replaced.is_deleted());
         let mut writer = Command::new("sh")
             .args(["-c", "echo newer > \"$0\""])
             .arg(&path)

@@ -36,6 +36,7 @@ use crate::{
 mod alloc;
 mod asleep;
 mod before;
+mod early;
 mod gc;
 mod gvl;
 mod gvl_seen;
@@ -49,6 +50,7 @@ use self::{
     alloc::{AllocOf, Allocs},
     asleep::Asleep,
     before::Beginnings,
+    early::Early,
     gc::decode_state,
     requests::Numbered,
     traced::TracedProcess,
@@ -86,6 +88,8 @@ pub struct Pipeline {
     probed_since: HashMap<u32, (Arc<Image>, u64)>,
     beginnings: Beginnings,
     lives: VecDeque<(Kind, LifeEvent)>,
+    /// Records of programs whose exec is among them.
+    early: Vec<Early>,
     stacks: Stacks,
     asleep: Option<Asleep>,
     gvl: Gvl,
@@ -124,6 +128,7 @@ impl Pipeline {
             probed_since: HashMap::new(),
             beginnings: Beginnings::new(),
             lives: VecDeque::new(),
+            early: Vec::new(),
             stacks: Stacks::new(stacks, native),
             asleep: None,
             gvl: Gvl::new(gvl),
@@ -276,6 +281,7 @@ impl Pipeline {
         let mut stacks_until = monotonic_ns();
         self.take_stacks();
         self.take_requests();
+        self.bound_early();
         let taken = rings.drain_gc(BATCH, |bytes, life| match decode::decode(bytes) {
             Ok(event) => {
                 // A child that was forked meanwhile may have collected and ended by now: only its fork says whose child it is.
@@ -360,14 +366,18 @@ impl Pipeline {
 
     fn take_stacks(&mut self) {
         for record in self.stacks.take() {
-            if let Record::Stack(stack) = &record {
-                self.handler_of(stack);
+            if self.is_early(record.header()) {
+                self.wait_for_exec(Early::Stack(record));
+            } else {
+                self.stack_record(record);
             }
-            self.stack_record(record);
         }
     }
 
     fn stack_record(&mut self, record: Record) {
+        if let Record::Stack(stack) = &record {
+            self.handler_of(stack);
+        }
         let finished = match record {
             Record::Stack(stack) => self.stacks.finish(*stack),
             Record::Event(OwnedEvent::OffCpu(event)) => return self.stacks.returned(event),

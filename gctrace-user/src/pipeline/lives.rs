@@ -39,8 +39,7 @@ impl Pipeline {
         while let Some((kind, event)) = self.lives.front().copied()
             && event.header.ts_ns < ts_ns
         {
-            self.lives.pop_front();
-            self.life(kind, &event);
+            self.next_life(kind, &event);
         }
     }
 
@@ -53,8 +52,16 @@ impl Pipeline {
             && (self.all_have_come(kind, &event)
                 || now.saturating_sub(event.header.ts_ns) > AWAIT_LAST_RECORD_NS)
         {
-            self.lives.pop_front();
-            self.life(kind, &event);
+            self.next_life(kind, &event);
+        }
+    }
+
+    /// Handles the first of those that wait, and what waits for it.
+    fn next_life(&mut self, kind: Kind, event: &LifeEvent) {
+        self.lives.pop_front();
+        self.life(kind, event);
+        if kind == Kind::Exec {
+            self.no_longer_early(event.header.tgid);
         }
     }
 

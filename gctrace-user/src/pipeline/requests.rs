@@ -8,7 +8,7 @@ use gctrace_common::{
     traceparent::Traceparent,
 };
 
-use super::{Pipeline, unit_states::Pending};
+use super::{Pipeline, early::Early, unit_states::Pending};
 use crate::{
     aggregate::{
         endpoint,
@@ -65,29 +65,51 @@ impl Pipeline {
     pub(super) fn take_requests(&mut self) {
         let Some(mut reader) = self.requests.take() else { return };
         reader.drain(BATCH, |bytes| match decode::decode(bytes) {
-            Ok(Event::Request(end, event)) => {
-                self.request_counts.decoded_requests += 1;
-                self.request(end, event);
-            }
-            Ok(Event::Job(end, event)) => {
-                self.request_counts.decoded_requests += 1;
-                self.job(end, event);
-            }
-            Ok(Event::Unit(point, event)) => self.unit_state(point, event),
-            Ok(_) => self.request_counts.undecodable_requests += 1,
+            Ok(event) => self.unit_record(&event),
             Err(error) => {
                 self.request_counts.undecodable_requests += 1;
                 log::warn!("a request record could not be decoded: {error}");
             }
         });
+        self.requests = Some(reader);
+        self.number_requests();
+    }
+
+    /// A record of the ring of requests.
+    pub(super) fn unit_record(&mut self, event: &Event<'_>) {
+        let counts = &mut self.request_counts;
+        let (counter, header) = match event {
+            Event::Request(_, event) => (&mut counts.decoded_requests, &event.header),
+            Event::Job(_, event) => (&mut counts.decoded_requests, &event.header),
+            Event::Unit(_, event) => (&mut counts.decoded_unit_states, &event.header),
+            _ => {
+                counts.undecodable_requests += 1;
+                return;
+            }
+        };
+        *counter += 1;
+        let early = self.is_early(header);
+        match *event {
+            Event::Request(end, event) if early => self.wait_for_exec(Early::Request(end, Box::new(*event))),
+            Event::Request(end, event) => self.request(end, event),
+            Event::Job(end, event) if early => self.wait_for_exec(Early::Job(end, Box::new(*event))),
+            Event::Job(end, event) => self.job(end, event),
+            Event::Unit(point, event) if early => self.wait_for_exec(Early::Unit(point, Box::new(*event))),
+            Event::Unit(point, event) => self.unit_state(point, event),
+            _ => {}
+        }
+    }
+
+    /// Notes how many GC records the processes have emitted of which requests have ended.
+    pub(super) fn number_requests(&mut self) {
+        let Some(reader) = &mut self.requests else { return };
         for pid in self.units.ended() {
             let seq = reader.numbered(pid);
             self.numbered.insert(pid, Numbered { seq, at_ns: monotonic_ns() });
         }
-        self.requests = Some(reader);
     }
 
-    fn request(&mut self, end: RequestEnd, event: &RequestEvent) {
+    pub(super) fn request(&mut self, end: RequestEnd, event: &RequestEvent) {
         let header = &event.header;
         let (pid, tid, begin_ns) = (header.tgid, header.tid, event.begin_ns);
         let is_traced = self.is_traced(pid, header.image, "", begin_ns);
@@ -121,7 +143,7 @@ impl Pipeline {
         self.seal(UnitKey { pid, tid, begin_ns }, facts);
     }
 
-    fn job(&mut self, end: RequestEnd, event: &JobEvent) {
+    pub(super) fn job(&mut self, end: RequestEnd, event: &JobEvent) {
         let header = &event.header;
         let (pid, tid, begin_ns) = (header.tgid, header.tid, event.begin_ns);
         let is_traced = self.is_traced(pid, header.image, "", begin_ns);

@@ -3,12 +3,15 @@
 use std::{cell::RefCell, rc::Rc};
 
 use gctrace_common::{
-    event::{Header, Point, SNAPSHOT_BYTES, SnapshotEvent},
+    event::{Header, Point, RefillEvent, SNAPSHOT_BYTES, SnapshotEvent},
     memory::MemoryPages,
+    request::{RequestEnd, RequestEvent},
 };
+use zerocopy::FromZeros as _;
 
 use super::*;
 use crate::{
+    decode::Event,
     images::Reading,
     model::Image,
     ruby::{RubyVersion, layout::ObjspaceLayout, live_check},
@@ -23,6 +26,8 @@ impl Exporter for Notes {
             Seen::Process { .. } => "process",
             Seen::Cycle(_) => "cycle",
             Seen::Ended(_) => "ended",
+            Seen::Request(_) => "request",
+            Seen::GvlWait(_) => "wait",
             _ => "other",
         });
         Ok(())
@@ -256,6 +261,53 @@ fn two_images_of_one_process() {
     event.header.seq = 2;
     pipeline.snapshot(Point::GcStart, &event);
     assert_eq!(*notes.borrow(), ["process", "cycle"]);
+}
+
+/// What a program does after an exec is not told of the one before, whose end waits for its last GC record, though both run the same
+/// image.
+#[test]
+fn records_behind_an_exec_wait_for_it() {
+    let (mut pipeline, notes, layout) = pipeline();
+    let request = |execs| {
+        let mut event = RequestEvent::new_zeroed();
+        event.header = Header { execs, ..exit(0, monotonic_ns()).header };
+        event.begin_ns = event.header.ts_ns - 1;
+        event
+    };
+    let take = |pipeline: &mut Pipeline, event: &RequestEvent| {
+        pipeline.unit_record(&Event::Request(RequestEnd::Closed, event));
+    };
+    pipeline.snapshot(Point::GcStart, &snapshot(&layout, 1, 0));
+    let exec = exit(2, monotonic_ns());
+    pipeline.lives.push_back((Kind::Exec, exec));
+    take(&mut pipeline, &request(0));
+    take(&mut pipeline, &request(1));
+    let stack = OwnedEvent::Refill(RefillEvent { header: request(1).header, ..RefillEvent::new_zeroed() });
+    assert!(pipeline.is_early(Record::Event(stack).header()));
+    pipeline.report_requests();
+    pipeline.lives_that_are_complete();
+    assert_eq!(*notes.borrow(), ["process", "request"]);
+    pipeline.snapshot(Point::GcStart, &snapshot(&layout, 2, 0));
+    pipeline.lives_that_are_complete();
+    pipeline.report_requests();
+    assert_eq!(*notes.borrow(), ["process", "request", "cycle", "cycle", "ended", "process", "request"]);
+    assert!(pipeline.early.is_empty());
+}
+
+/// With too many of them the exec is handled at once.
+#[test]
+fn few_records_wait_for_an_exec() {
+    let (mut pipeline, notes, layout) = pipeline();
+    pipeline.snapshot(Point::GcStart, &snapshot(&layout, 1, 0));
+    pipeline.lives.push_back((Kind::Exec, exit(2, monotonic_ns())));
+    let header = Header { execs: 1, ..exit(0, monotonic_ns()).header };
+    for _ in 0..=early::MOST {
+        let event = RefillEvent { header, ..RefillEvent::new_zeroed() };
+        pipeline.wait_for_exec(Early::Stack(Record::Event(OwnedEvent::Refill(event))));
+    }
+    pipeline.bound_early();
+    assert!(pipeline.early.is_empty());
+    assert_eq!((notes.borrow().len(), pipeline.counts.lost_records), (4, 1), "{:?}", notes.borrow());
 }
 
 /// The end of the process after this many records.

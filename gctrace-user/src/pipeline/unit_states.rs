@@ -82,7 +82,6 @@ impl Pipeline {
     pub(super) fn unit_state(&mut self, point: UnitPoint, event: &UnitEvent) {
         let header = &event.header;
         let (pid, tid) = (header.tgid, header.tid);
-        self.request_counts.decoded_unit_states += 1;
         self.is_traced(pid, header.image, "", event.begin_ns);
         let traced = self.traced.get(&pid).filter(|traced| traced.process.image.index == header.image);
         let reading = traced.and_then(|traced| traced.image.reading.as_ref());

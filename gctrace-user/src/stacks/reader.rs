@@ -54,6 +54,20 @@ pub enum Record {
     Stack(Box<NamedStack>),
 }
 
+impl Record {
+    /// The head of it.
+    pub fn header(&self) -> &Header {
+        match self {
+            Self::Stack(stack) => &stack.header,
+            Self::Event(OwnedEvent::OffCpu(event)) => &event.header,
+            Self::Event(OwnedEvent::Gvl(GvlRecord::Wait(event))) => &event.header,
+            Self::Event(OwnedEvent::Gvl(GvlRecord::Thread(thread))) => &thread.header,
+            Self::Event(OwnedEvent::Gvl(GvlRecord::Span(_, event))) => &event.header,
+            Self::Event(OwnedEvent::Refill(event)) => &event.header,
+        }
+    }
+}
+
 /// An event, apart from the bytes of the ring.
 #[derive(Debug)]
 pub enum OwnedEvent {

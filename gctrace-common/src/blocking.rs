@@ -32,7 +32,7 @@ pub enum BlockingPoint {
     Accept = 3,
     /// A call of `rb_update_max_fd(fd)`: with every new descriptor.
     Open = 4,
-    /// A call of `write(fd, buffer, length)` or of a function with the same arguments.
+    /// A call of `write(fd, buffer, length)` or of a function with the same arguments; the end of the system call `sendfile(fd, file, …)`.
     Write = 5,
     /// A call of `writev(fd, vectors, count)`.
     WriteVector = 6,

@@ -47,7 +47,7 @@ pub enum RequestPoint {
     Accept = 3,
     /// A call of `rb_update_max_fd(fd)`: with every new descriptor.
     Open = 4,
-    /// A call of `write(fd, buffer, length)` or of a function with the same arguments.
+    /// A call of `write(fd, buffer, length)` or of a function with the same arguments; the end of the system call `sendfile(fd, file, …)`.
     Write = 5,
     /// A call of `writev(fd, vectors, count)`.
     WriteVector = 6,
@@ -227,6 +227,8 @@ impl Serving {
     pub const RETURNED: u32 = 2;
     /// The response is being written.
     pub const ANSWERED: u32 = 3;
+    /// Puma did look, and has called the application. (Only seen where it listens on a Unix socket, too.)
+    pub const ENTERED: u32 = 4;
 
     /// [`Serving::parser`]: that of a connection that will be known later. No address has this bit.
     pub const UNBOUND: u64 = 1 << 61;

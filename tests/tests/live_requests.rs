@@ -355,6 +355,34 @@ fn a_number_of_a_connection_that_was_handed_over() -> Result<()> {
     Ok(())
 }
 
+/// Puma 6 and later send a file by `sendfile(2)`, which takes as long as the client does.
+#[test]
+fn files() -> Result<()> {
+    const PAUSE: Duration = Duration::from_millis(100);
+    let live = Live::begin()?;
+    for ruby in Puma::rubies()? {
+        let server = Server::start_on(&live, &ruby)?;
+        let gctrace = watch(&server, &[])?;
+        let mut stream = server.connect()?;
+        stream.write_all(get("file", &name(0)).as_bytes())?;
+        let mut buffer = vec![0; 1 << 16];
+        let mut there = stream.read(&mut buffer)?;
+        std::thread::sleep(PAUSE);
+        while there < 32 << 20 {
+            let read = stream.read(&mut buffer)?;
+            ensure!(read > 0, "closed after {there} bytes");
+            there += read;
+        }
+        gctrace.wait_requests(1)?;
+        let report = gctrace.stop()?;
+        let [line] = &report.requests[..] else { bail!("{:?}", report.requests) };
+        let (pause_ns, last_ns) = (PAUSE.as_nanos() as u64, line.last_byte_ns.unwrap_or_default());
+        ensure!(line.first_byte_ns < Some(pause_ns) && line.status == Some(200), "{} {line:?}", ruby.label());
+        ensure!(last_ns >= pause_ns && Some(last_ns) <= line.duration_ns, "{} {line:?}", ruby.label());
+    }
+    Ok(())
+}
+
 /// Lost records in the middle make requests unknown, and none wrong.
 #[test]
 fn lost_records_make_nothing_wrong() -> Result<()> {

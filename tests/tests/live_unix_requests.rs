@@ -314,6 +314,13 @@ fn puma(live: &Live, ruby: &Ruby) -> Result<()> {
         client.send(&handed_over.next("GET", "hijack", ""), usize::MAX)?;
         client.response()?;
     }
+    // The same by TCP, closed by another thread: a line without end, and the threads' next requests come by the Unix socket.
+    let mut by_tcp = Names::tcp(17);
+    for _ in 0..6 {
+        let mut client = Client::tcp(&server)?;
+        client.send(&by_tcp.next("GET", "handed", ""), usize::MAX)?;
+        client.response()?;
+    }
     answered.extend(at_the_same_time(4, |at| client(&server, 10 + at))?.concat());
     // No requests.
     for _ in 0..5 {
@@ -323,10 +330,19 @@ fn puma(live: &Live, ruby: &Ruby) -> Result<()> {
     }
     gctrace.wait_requests(answered.len())?;
     std::thread::sleep(Duration::from_millis(300));
-    let (report, finished) = gctrace.stop_by(Signal::INT)?;
+    let (mut report, finished) = gctrace.stop_by(Signal::INT)?;
     ledger::check_lossless(&report)?;
     ensure!(!finished.stdout.join("\n").contains(SECRET), "a secret came out");
     let truths = server.truths()?;
+    let (by_tcp, rest) =
+        report.requests.into_iter().partition(|line| by_tcp.taken.contains(&name(line).to_owned()));
+    report.requests = rest;
+    let by_tcp: Vec<RequestLine> = by_tcp;
+    // The last one of each thread may be open.
+    ensure!(
+        (2..=6).contains(&by_tcp.len()) && by_tcp.iter().all(|line| line.duration_ns.is_none()),
+        "{by_tcp:?}"
+    );
     let lines = agree(&report, &truths, &answered)?;
     says_what_is_known(&lines, &truths)?;
 

@@ -91,8 +91,7 @@ pub fn local(at: &At<'_>) -> bool {
         Some(serving) if serving.begin_ns != 0 => serving.phase,
         _ => Serving::ANSWERED,
     };
-    let may_begin = value == TRUE && phase != Serving::LOOKED_AT;
-    if !may_begin && !(value == FALSE && phase == Serving::CALLED) {
+    if value != TRUE && !(value == FALSE && phase == Serving::CALLED) {
         return false;
     }
     let what = verified_once_puma_local(value);
@@ -106,9 +105,19 @@ pub fn local(at: &At<'_>) -> bool {
         return false;
     }
     let Some(serving) = entry(at.tgid, at.tid) else { return false };
-    if serving.begin_ns != 0 && (what == APPLICATION || serving.phase != Serving::ANSWERED) {
-        // It was handed over. (Up to Puma 6 one that is answered sets `true` once more, before its parser is reset.)
-        end(at.tgid, at.tid, serving, RequestEnd::Left, at.now);
+    if serving.begin_ns != 0 {
+        if serving.phase == Serving::LOOKED_AT {
+            if what == APPLICATION {
+                serving.phase = Serving::ENTERED;
+            }
+            return false;
+        }
+        // (Up to Puma 6 one that is answered sets `true` once more, before its parser is reset.)
+        let may_go_on = serving.phase == Serving::ANSWERED || serving.phase == Serving::ENTERED;
+        if what == APPLICATION || !may_go_on {
+            // It was handed over.
+            end(at.tgid, at.tid, serving, RequestEnd::Left, at.now);
+        }
     }
     if what != APPLICATION {
         return false;

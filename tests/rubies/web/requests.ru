@@ -25,6 +25,11 @@ Thread.new do
   end
 end
 
+# More than a connection buffers.
+FILE = "#{ENV.fetch("GCTRACE_TEST_TRUTH")}.file"
+FILE_BYTES = 32 << 20
+File.open(FILE, "w") { |file| file.truncate(FILE_BYTES) }
+
 run lambda { |env|
   native = tid.call
   begin_ns = now.call
@@ -43,5 +48,6 @@ run lambda { |env|
     next [-1, {}, []]
   end
   TRUTH.syswrite(line)
+  next [200, { "content-length" => FILE_BYTES.to_s }, File.open(FILE)] if kind == "file"
   [status, { "content-type" => "text/plain", "set-cookie" => "a=SECRETCOOKIE" }, ["SECRETBODY" * 3]]
 }

@@ -5,11 +5,11 @@
 //! that call it, at the jump that tests the result. All sites are instructions that the kernel emulates.
 
 use gctrace_common::blocking::BlockingPoint;
-use iced_x86::{Code as Opcode, FlowControl, Instruction, Mnemonic, OpKind, Register};
+use iced_x86::{FlowControl, Register};
 
 use super::{
     code::Code,
-    emulation::{entry_with_arguments, is_emulated},
+    emulation::{behind_system_calls, entry_with_arguments, is_emulated},
     jobs::result_test,
     requests::{RequestFile, RequestRefusal},
 };
@@ -219,7 +219,8 @@ fn libc_sites(image: &ElfImage) -> Vec<BlockingSite> {
             unseen.push(point);
         }
     }
-    for (name, point) in results {
+    // `sendfile` has no buffer: nothing can be read where that would be.
+    for (name, point) in results.into_iter().chain([("sendfile", P::Write)]) {
         let Some((_, body)) = body(name) else { continue };
         for address in behind_system_calls(&body.instructions) {
             add(point, address);
@@ -229,26 +230,8 @@ fn libc_sites(image: &ElfImage) -> Vec<BlockingSite> {
     sites
 }
 
-/// Jumps behind system calls that test for errors: `syscall; cmp rax, -4096; ja`. The kernel keeps the registers of the arguments.
-fn behind_system_calls(instructions: &[Instruction]) -> Vec<Svma> {
-    let is_test = |instruction: &Instruction| {
-        instruction.mnemonic() == Mnemonic::Cmp
-            && instruction.op0_kind() == OpKind::Register
-            && instruction.op0_register() == Register::RAX
-    };
-    let found = instructions.windows(3).filter(|code| {
-        code[0].code() == Opcode::Syscall
-            && is_test(&code[1])
-            && code[2].is_jcc_short_or_near()
-            && is_emulated(&code[2])
-    });
-    found.map(|code| Svma(code[2].ip())).collect()
-}
-
 #[cfg(test)]
 mod tests {
-    use iced_x86::{Decoder, DecoderOptions};
-
     use super::*;
 
     fn mapped() -> Option<Vec<(BlockingFile, ElfImage)>> {
@@ -278,27 +261,6 @@ mod tests {
             ("libpthread_nonshared.a", None),
         ] {
             assert_eq!(BlockingFile::of_name(name), expected, "{name}");
-        }
-    }
-
-    /// Only a jump that directly tests what the kernel has returned is one.
-    #[test]
-    fn system_calls() {
-        let jumps = |bytes: &[u8]| {
-            let code: Vec<Instruction> =
-                Decoder::with_ip(64, bytes, 0x1000, DecoderOptions::NONE).into_iter().collect();
-            behind_system_calls(&code)
-        };
-        // syscall; cmp rax, -4096; ja.
-        let code = [0x0f, 0x05, 0x48, 0x3d, 0, 0xf0, 0xff, 0xff, 0x77, 0x10];
-        assert_eq!(jumps(&code), [Svma(0x1008)]);
-        // cmp rbx; mov edi, r8d between; no jump.
-        for code in [
-            &[0x0f, 0x05, 0x48, 0x81, 0xfb, 0, 0xf0, 0xff, 0xff, 0x77, 0x10][..],
-            &[0x0f, 0x05, 0x44, 0x89, 0xc7, 0x48, 0x3d, 0, 0xf0, 0xff, 0xff, 0x77, 0x10],
-            &[0x0f, 0x05, 0x48, 0x3d, 0, 0xf0, 0xff, 0xff, 0xc3],
-        ] {
-            assert!(jumps(code).is_empty(), "{code:x?}");
         }
     }
 

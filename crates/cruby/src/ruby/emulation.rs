@@ -5,8 +5,8 @@
 //! `push_setup_xol_ops`). Later kernels emulate more: longer nops, for example. That is not counted on.
 
 use iced_x86::{
-    Code as Opcode, Decoder, DecoderOptions, FlowControl, Instruction, InstructionInfoFactory, OpKind,
-    Register,
+    Code as Opcode, Decoder, DecoderOptions, FlowControl, Instruction, InstructionInfoFactory, Mnemonic,
+    OpKind, Register,
 };
 
 use super::code::Body;
@@ -94,6 +94,22 @@ fn is_extension(instruction: &Instruction) -> bool {
         && instruction.op0_register() == instruction.op1_register().full_register()
 }
 
+/// Jumps behind system calls that test for errors: `syscall; cmp rax, -4096; ja`. The kernel keeps the registers of the arguments.
+pub(super) fn behind_system_calls(instructions: &[Instruction]) -> Vec<Svma> {
+    let is_test = |instruction: &Instruction| {
+        instruction.mnemonic() == Mnemonic::Cmp
+            && instruction.op0_kind() == OpKind::Register
+            && instruction.op0_register() == Register::RAX
+    };
+    let found = instructions.windows(3).filter(|code| {
+        code[0].code() == Opcode::Syscall
+            && is_test(&code[1])
+            && code[2].is_jcc_short_or_near()
+            && is_emulated(&code[2])
+    });
+    found.map(|code| Svma(code[2].ip())).collect()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -167,5 +183,26 @@ mod tests {
         assert_eq!(entry_of(&write), (0, false));
         // None near enough.
         assert_eq!(entry_of(&[[0x89, 0xc0].repeat(9), vec![0x55]].concat()), (0, false));
+    }
+
+    /// Only a jump that directly tests what the kernel has returned is one.
+    #[test]
+    fn system_calls() {
+        let jumps = |bytes: &[u8]| {
+            let code: Vec<Instruction> =
+                Decoder::with_ip(64, bytes, 0x1000, DecoderOptions::NONE).into_iter().collect();
+            behind_system_calls(&code)
+        };
+        // syscall; cmp rax, -4096; ja.
+        let code = [0x0f, 0x05, 0x48, 0x3d, 0, 0xf0, 0xff, 0xff, 0x77, 0x10];
+        assert_eq!(jumps(&code), [Svma(0x1008)]);
+        // cmp rbx; mov edi, r8d between; no jump.
+        for code in [
+            &[0x0f, 0x05, 0x48, 0x81, 0xfb, 0, 0xf0, 0xff, 0xff, 0x77, 0x10][..],
+            &[0x0f, 0x05, 0x44, 0x89, 0xc7, 0x48, 0x3d, 0, 0xf0, 0xff, 0xff, 0x77, 0x10],
+            &[0x0f, 0x05, 0x48, 0x3d, 0, 0xf0, 0xff, 0xff, 0xc3],
+        ] {
+            assert!(jumps(code).is_empty(), "{code:x?}");
+        }
     }
 }

@@ -8,7 +8,7 @@ use iced_x86::{FlowControl, Register};
 
 use super::{
     code::Code,
-    emulation::{entry_with_arguments, is_emulated},
+    emulation::{behind_system_calls, entry_with_arguments, is_emulated},
 };
 use crate::{
     address::{FileOffset, Svma},
@@ -212,6 +212,12 @@ fn entries(
         if sites.iter().any(|site| site.address == address) {
             names.push(name);
         }
+    }
+    // Files are sent by it. It has no buffer: nothing can be read where that would be.
+    let send_file = image.dynamic_symbols().find("sendfile");
+    if let Some(function) = send_file.and_then(|symbol| image.function_index(symbol.address)) {
+        let behind = behind_system_calls(&code.body(function).instructions);
+        sites.extend(behind.into_iter().filter_map(|address| site(image, RequestPoint::Write, address)));
     }
     (sites, names)
 }

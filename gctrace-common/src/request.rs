@@ -269,8 +269,32 @@ pub struct Parsed {
     pub value: [u64; VALUE_WORDS],
     /// Of a head that comes in pieces: the last bytes that have been searched ([`pieces`](crate::traceparent::pieces)).
     pub tail: [u64; TAIL_WORDS],
-    /// The first bytes of the request. What lies beyond `len` is undefined.
+    /// The first bytes of the request, up to the end of its target. What lies beyond `len` is undefined, but no header and no query.
     pub line: [u8; LINE_BYTES],
+}
+
+/// In eight bytes of a request, as they lie in memory: a mask of those up to the end of its target, and how many these are; 0: it is not
+/// there. A target ends with its query, or with the line.
+#[inline(always)]
+pub const fn end_of_target(word: u64) -> (u64, u32) {
+    const ONES: u64 = 0x0101_0101_0101_0101;
+    const HIGHEST: u64 = 0x80 * ONES;
+    const QUERY: u64 = b'?' as u64 * ONES;
+    const RETURN: u64 = b'\r' as u64 * ONES;
+    const LINE_FEED: u64 = b'\n' as u64 * ONES;
+    // The lowest of the bits is that of a byte that is zero; higher ones may not be.
+    const fn zeros(word: u64) -> u64 {
+        word.wrapping_sub(ONES) & !word
+    }
+    let ends = (zeros(word ^ QUERY) | zeros(word ^ RETURN) | zeros(word ^ LINE_FEED)) & HIGHEST;
+    if ends == 0 {
+        return (u64::MAX, 0);
+    }
+    let mask = ends ^ ends.wrapping_sub(1);
+    // BPF has no instruction that counts bits.
+    let bytes = (mask & 1) + (mask >> 8 & 1) + (mask >> 16 & 1) + (mask >> 24 & 1);
+    let more = (mask >> 32 & 1) + (mask >> 40 & 1) + (mask >> 48 & 1) + (mask >> 56 & 1);
+    (mask, (bytes + more) as u32)
 }
 
 /// Key of [`Parsed`].
@@ -353,3 +377,33 @@ const _: () = assert!(size_of::<Serving>() == 32 + 24 + 12 + 4 + 8 + 32 + 24 + 1
 const _: () = assert!(size_of::<Parsed>() == 24 + 16 + 56 + 16 + LINE_BYTES);
 const _: () = assert!(size_of::<ParserKey>() == 16);
 const _: () = assert!(size_of::<RequestEvent>() == 40 + 64 + 24 + 16 + 16 + LINE_BYTES + 8 + 56);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A target ends with its query or its line, and all bytes behind that are left out, whatever they are.
+    #[test]
+    fn targets() {
+        let cut = |text: &[u8; 8]| {
+            let word = u64::from_le_bytes(*text);
+            let (mask, end) = end_of_target(word);
+            ((word & mask).to_le_bytes(), end)
+        };
+        assert_eq!(cut(b"GET /abc"), (*b"GET /abc", 0));
+        assert_eq!(cut(b"/a?token"), (*b"/a?\0\0\0\0\0", 3));
+        assert_eq!(cut(b"/1.1\r\nHo"), (*b"/1.1\r\0\0\0", 5));
+        assert_eq!(cut(b"\nSECRET?"), (*b"\n\0\0\0\0\0\0\0", 1));
+        assert_eq!(cut(b"SECRET7?"), (*b"SECRET7?", 8));
+        // Bytes of which the bits are near those that end it.
+        assert_eq!(cut(b"?>@\x0c\x0e\x0b\xbf\x8d"), (*b"?\0\0\0\0\0\0\0", 1));
+        assert_eq!(cut(b">@\x0c\x0e\x0b\xbf\x8d\xff"), (*b">@\x0c\x0e\x0b\xbf\x8d\xff", 0));
+        for at in 0..8 {
+            for end in *b"?\r\n" {
+                let mut text = *b"aaaaaaaa";
+                text[at] = end;
+                assert_eq!(cut(&text).1 as usize, at + 1);
+            }
+        }
+    }
+}

@@ -7,6 +7,7 @@
 mod application;
 pub mod blocking;
 pub mod job;
+mod line;
 mod record;
 mod traceparent;
 mod unit;
@@ -20,8 +21,8 @@ use gctrace_common::{
     gvl::{Clocks, GvlGate, Step, elapsed},
     job::JOB,
     request::{
-        ALLOC_UNKNOWN, CLOCKS_UNKNOWN, GVL_UNKNOWN, LINE_BYTES, ParserKey, RequestEnd, RequestPoint,
-        SERVES_HTTP, STATUS_BYTES, Serving,
+        ALLOC_UNKNOWN, CLOCKS_UNKNOWN, GVL_UNKNOWN, ParserKey, RequestEnd, RequestPoint, SERVES_HTTP,
+        STATUS_BYTES, Serving,
     },
     stats::Counter,
     traceparent::Traceparent,
@@ -272,11 +273,13 @@ fn parse(at: &At<'_>) {
         end(at.tgid, at.tid, serving, RequestEnd::Left, at.now);
     }
     let key = ParserKey { parser, tgid: at.tgid, reserved: 0 };
-    if PARSERS.get_ptr(&key).is_none() {
+    let mut entry = PARSERS.get_ptr_mut(&key);
+    if entry.is_none() {
         let Some(blank) = BLANK_PARSER.get(0) else { return };
         let _may_be_full = PARSERS.insert(&key, blank, NO_EXIST);
+        entry = PARSERS.get_ptr_mut(&key);
     }
-    let Some(entry) = PARSERS.get_ptr_mut(&key) else { return };
+    let Some(entry) = entry else { return };
     // SAFETY: a map value pointer, valid while the program runs; Puma gives a connection to one thread at a time.
     let parsed = unsafe { &mut *entry };
     if parsed.first_ns == 0 {
@@ -286,13 +289,8 @@ fn parse(at: &At<'_>) {
     }
     parsed.last_ns = at.now;
     parsed.tid = at.tid;
-    if parsed.len < LINE_BYTES as u32 {
-        let there = third(at);
-        let len = if there > LINE_BYTES as u64 { LINE_BYTES as u32 } else { there as u32 };
-        // SAFETY: the copy is bounded by the size of the array.
-        let copied =
-            unsafe { usermem::copy::<{ LINE_BYTES as u32 }>(second(at), len, (&raw mut parsed.line).cast()) };
-        parsed.len = if copied.is_ok() { len } else { 0 };
+    if !line::is_complete(parsed) {
+        line::copy(parser, parsed, second(at), third(at));
     }
     traceparent::look(parser, parsed, second(at), third(at));
 }

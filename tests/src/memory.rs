@@ -37,9 +37,22 @@ const PAGE: usize = 4096;
 
 /// The file offsets at which the code of the Ruby in a process differs from its file.
 pub fn changed_code(pid: u32) -> Result<Vec<u64>> {
+    changed(pid, ruby_code(pid)?)
+}
+
+/// The same of a library that a process has mapped.
+pub fn changed_library(pid: u32, name: &str) -> Result<Vec<u64>> {
+    let maps = std::fs::read_to_string(format!("/proc/{pid}/maps"))?;
+    let found: Vec<Mapping> =
+        maps.lines().filter_map(executable).filter(|mapping| mapping.path.ends_with(name)).collect();
+    ensure!(!found.is_empty(), "process {pid} maps no {name}:\n{maps}");
+    changed(pid, found)
+}
+
+fn changed(pid: u32, code: Vec<Mapping>) -> Result<Vec<u64>> {
     let memory = File::open(format!("/proc/{pid}/mem")).context("cannot read the memory of the process")?;
     let mut changed = Vec::new();
-    for mapping in ruby_code(pid)? {
+    for mapping in code {
         let length = usize::try_from(mapping.end - mapping.start)?;
         let mut mapped = vec![0; length];
         memory.read_exact_at(&mut mapped, mapping.start).context("cannot read the code of the process")?;

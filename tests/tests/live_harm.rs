@@ -1,11 +1,13 @@
 //! What gctrace leaves behind, however it ends: undisturbed programs, unchanged code, complete files or no files.
 
+use std::io::Write as _;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
 use gctrace_tests::gctrace::{Gctrace, Invocation};
 use gctrace_tests::live::Live;
+use gctrace_tests::puma::Puma;
 use gctrace_tests::ruby::Ruby;
 use gctrace_tests::script::{Done, Running, Script};
 use gctrace_tests::{compare, ledger, memory, pprof, slowness, tunemygc};
@@ -232,4 +234,34 @@ fn overflow_is_told() -> Result<()> {
         assert!(report.gcs_of(pid).map(|cycle| cycle.lost).sum::<u64>() <= lost);
         Ok(())
     })
+}
+
+/// A Puma that is not selected has no probes of requests, although another one that is runs the same files (from Linux 6.11 on, where one
+/// link attaches a file's probes to one process). What it has is at calls of `listen`, which it has made.
+#[test]
+fn a_server_that_is_not_selected() -> Result<()> {
+    let live = Live::begin()?;
+    let [selected, other] =
+        [Puma::start(&live, "requests.ru", "0")?, Puma::start(&live, "requests.ru", "0")?];
+    let pid = selected.process.pid().to_string();
+    let gctrace = Invocation::jsonl(["--pid", &pid, "--requests"])?.start_ready()?;
+    let mut stream = selected.connect()?;
+    stream.write_all(b"GET /plain/seen HTTP/1.1\r\nHost: x\r\n\r\n")?;
+    gctrace.wait_requests(1)?;
+    let probes = |server: &Puma, library| memory::changed_library(server.process.pid(), library);
+    for library in ["/puma_http11.so", "/socket.so", "/libc.so.6"] {
+        let (of_selected, of_other) = (probes(&selected, library)?, probes(&other, library)?);
+        ensure!(of_selected.len() >= 2, "{library}: {of_selected:x?}");
+        let most = if library == "/socket.so" { 2 } else { 0 };
+        ensure!(of_other.len() <= most, "{library} of the other one: {of_other:x?}");
+    }
+    gctrace.stop()?;
+    for library in ["/puma_http11.so", "/socket.so", "/libc.so.6"] {
+        let deadline = Instant::now() + Duration::from_mins(1);
+        while !probes(&selected, library)?.is_empty() {
+            ensure!(Instant::now() < deadline, "{library} of the selected one is still changed");
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+    Ok(())
 }

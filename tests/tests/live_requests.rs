@@ -375,10 +375,14 @@ fn files() -> Result<()> {
         }
         gctrace.wait_requests(1)?;
         let report = gctrace.stop()?;
-        let [line] = &report.requests[..] else { bail!("{:?}", report.requests) };
-        let (pause_ns, last_ns) = (PAUSE.as_nanos() as u64, line.last_byte_ns.unwrap_or_default());
-        ensure!(line.first_byte_ns < Some(pause_ns) && line.status == Some(200), "{} {line:?}", ruby.label());
-        ensure!(last_ns >= pause_ns && Some(last_ns) <= line.duration_ns, "{} {line:?}", ruby.label());
+        let [request] = &report.requests[..] else { bail!("{:?}", report.requests) };
+        let (pause_ns, last_ns) = (PAUSE.as_nanos() as u64, request.last_byte_ns.unwrap_or_default());
+        ensure!(
+            request.first_byte_ns < Some(pause_ns) && request.status == Some(200),
+            "{} {request:?}",
+            ruby.label()
+        );
+        ensure!(last_ns >= pause_ns && Some(last_ns) <= request.duration_ns, "{} {request:?}", ruby.label());
     }
     Ok(())
 }

@@ -16,7 +16,7 @@ use gctrace_common::{
 };
 
 use super::{
-    At, FIRST, NO_EXIST, SECOND, accept, begin, close, connection, end, entry, first, second, serving,
+    At, FIRST, NO_EXIST, SECOND, accept, begin, close, connection, end, entry, first, line, second, serving,
     traceparent::pieces, unit, write,
 };
 use crate::{
@@ -292,7 +292,7 @@ fn received(at: &At<'_>, read: &Read, unicorn: bool) -> bool {
         // The entry of its request was lost, which is not the begin of one.
         return false;
     }
-    keep(at, parsed, read);
+    keep(at, key.parser, parsed, read);
     pieces::look(key.parser, parsed, read.buffer, read.len, !unicorn);
     if serves || serving.announced != read.fd.wrapping_add(1) || !begins_request(parsed) {
         return false;
@@ -304,20 +304,20 @@ fn received(at: &At<'_>, read: &Read, unicorn: bool) -> bool {
 
 /// Keeps the first bytes of a request, which may come in pieces. `tid` is 0 where more would leave a hole.
 #[inline(always)]
-fn keep(at: &At<'_>, parsed: &mut Parsed, read: &Read) {
+fn keep(at: &At<'_>, parser: u64, parsed: &mut Parsed, read: &Read) {
     let target: *mut u8 = (&raw mut parsed.line).cast();
     let whole;
     if parsed.first_ns == 0 {
         parsed.first_ns = at.now;
         (parsed.searched, parsed.headers) = (0, 0);
         parsed.traceparent = Traceparent::Unread as u32;
-        let len = at_most(read.len, LINE_BYTES as u32);
-        // SAFETY: the copy is bounded by the size of the array.
-        let copied = unsafe { usermem::copy::<{ LINE_BYTES as u32 }>(read.buffer, len, target) };
-        parsed.len = if copied.is_ok() { len } else { 0 };
-        whole = u64::from(parsed.len) == read.len && begins_with_letter(parsed);
+        line::copy(parser, parsed, read.buffer, read.len);
+        let came = u64::from(parsed.len) == read.len || line::is_complete(parsed);
+        whole = came && begins_with_letter(parsed);
     } else if parsed.tid == 0 {
         return;
+    } else if line::is_complete(parsed) {
+        whole = true;
     } else {
         let used = parsed.len;
         let mut len = 0;
@@ -338,8 +338,8 @@ fn keep(at: &At<'_>, parsed: &mut Parsed, read: &Read) {
                 len = if copied.is_ok() { len } else { 0 };
             }
         }
-        parsed.len = used + len;
-        whole = u64::from(len) == read.len;
+        parsed.len = line::cut(parser, used + len);
+        whole = u64::from(len) == read.len || line::is_complete(parsed);
     }
     parsed.last_ns = at.now;
     parsed.tid = if whole { at.tid } else { 0 };

@@ -48,7 +48,7 @@ const UNSEEN: [(&str, &str); 4] = [
 pub(super) struct Servers {
     /// Sites by file.
     sites: SiteCache<RequestSite>,
-    /// Files probed for all processes that have them.
+    /// Files probed for all processes that have them, where a link attaches one site: with many servers that would be many.
     probed: HashMap<ImageKey, (Arc<Lease>, RequestLinks)>,
     /// What each server has of its own.
     pub(super) processes: HashMap<u32, OwnProbes>,
@@ -143,6 +143,10 @@ impl Control {
             }
             return;
         }
+        // A child that has not called exec yet has the memory of its parent.
+        if !is_running(pid) {
+            return;
+        }
         // What is missing is mapped later, and then looked at.
         let (Some(puma), Some(socket)) = (find(RequestFile::Puma), find(RequestFile::Socket)) else { return };
         let added = match find(RequestFile::Libc) {
@@ -222,15 +226,11 @@ impl Control {
         let socket_sites =
             self.servers.sites.of(pid, socket, |image| request_sites(image, RequestFile::Socket))?;
         let libc_sites = self.servers.sites.of(pid, libc, |image| request_sites(image, RequestFile::Libc))?;
-        for (mapping, (key, file, sites)) in [(puma, puma_sites), (socket, socket_sites)] {
-            if !self.servers.probed.contains_key(&key) {
-                let lease = self.lease_library(&key, &file, &mapping.path)?;
-                let links = self.probes.attach_requests(&sites, &reopened(&file), Scope::All);
-                let links =
-                    links.map_err(|error| format!("{}: {}", mapping.path.display(), brief(&error)))?;
-                self.servers.probed.insert(key, (lease, links));
+        let libraries = [(puma, puma_sites), (socket, socket_sites)];
+        if !self.probes.attaches_files() {
+            for (mapping, (key, file, sites)) in &libraries {
+                self.probe_library(pid, mapping, (key, file, sites))?;
             }
-            self.unused.has_user(Probed::Library(key), pid);
         }
         // It may listen on a Unix socket later.
         if let Err(why) = self.probe_listen(pid, socket) {
@@ -239,10 +239,38 @@ impl Control {
                 socket.path.display()
             ));
         }
-        let (_, file, sites) = libc_sites;
-        let links = self.probes.attach_requests(&sites, &reopened(&file), Scope::One(own));
-        let links = links.map_err(|error| format!("{}: {}", libc.path.display(), brief(&error)))?;
-        self.has_probes(pid, vec![links], SERVES_HTTP)
+        // Where one link attaches a whole file, servers that are not selected have none of these probes.
+        let in_it = libraries.into_iter().filter(|_| self.probes.attaches_files());
+        let mut attached: Vec<RequestLinks> = Vec::new();
+        for (mapping, (_, file, sites)) in in_it.chain([(libc, libc_sites)]).collect::<Vec<_>>() {
+            match self.probes.attach_requests(&sites, &reopened(&file), Scope::One(own)) {
+                Ok(links) => attached.push(links),
+                Err(error) => {
+                    for links in attached {
+                        self.probes.detach_requests(links);
+                    }
+                    return Err(format!("{}: {}", mapping.path.display(), brief(&error)));
+                }
+            }
+        }
+        self.has_probes(pid, attached, SERVES_HTTP)
+    }
+
+    /// Has a library probed in all processes that map it.
+    fn probe_library(
+        &mut self,
+        pid: u32,
+        mapping: &ExecutableMapping,
+        (key, file, sites): (&ImageKey, &File, &[RequestSite]),
+    ) -> Result<(), String> {
+        if !self.servers.probed.contains_key(key) {
+            let lease = self.lease_library(key, file, &mapping.path)?;
+            let links = self.probes.attach_requests(sites, &reopened(file), Scope::All);
+            let links = links.map_err(|error| format!("{}: {}", mapping.path.display(), brief(&error)))?;
+            self.servers.probed.insert(*key, (lease, links));
+        }
+        self.unused.has_user(Probed::Library(*key), pid);
+        Ok(())
     }
 
     /// All probes of a server are set: its requests are seen from now on.
@@ -250,8 +278,8 @@ impl Control {
         self.forget_ended_servers();
         let cgroup = self.look_at_packets(pid);
         let cgroup = cgroup.map_err(|why| {
-            // The workers of a cluster have one reason.
-            if self.is_new(&why) {
+            // It may have ended meanwhile, as the child of a `system` does. The workers of a cluster have one reason.
+            if is_running(pid) && self.is_new(&why) {
                 say(&format!(
                     "gctrace: pid {pid}: how long its requests wait for a thread is not known: {why}"
                 ));

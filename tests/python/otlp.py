@@ -158,6 +158,9 @@ def profiles(request, result):
                             names.append(use("string", function.name_strindex))
                     total = sum(sample.values)
                     result["profiles"][about["service.name"]][kind]["total"] += total
+                    endpoint = dict(own).get("cruby.request.endpoint")
+                    if endpoint is not None:
+                        result["endpoints"][kind][endpoint] += total
                     if sample.link_index > 0:
                         check(len(link.trace_id) == 16 and len(link.span_id) == 8, "a link without ids")
                         result["links"][kind][f"{link.trace_id.hex()}:{link.span_id.hex()}"] += total
@@ -177,6 +180,7 @@ def tree():
 result = {
     "resources": [],
     "metrics": collections.defaultdict(lambda: collections.defaultdict(dict)),
+    "endpoints": collections.defaultdict(collections.Counter),
     "links": collections.defaultdict(collections.Counter),
     "profiles": collections.defaultdict(lambda: collections.defaultdict(collections.Counter)),
 }

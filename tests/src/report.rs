@@ -206,6 +206,8 @@ pub struct RequestLine {
     pub method: Option<String>,
     /// The template of its path, or the class of a job.
     pub path: Option<String>,
+    /// Method and path, or the class.
+    pub endpoint: String,
     /// The method or block that handled it, if a stack showed it.
     pub handler: Option<String>,
     /// The file with it.

@@ -24,6 +24,7 @@ fn folders_import_in_one_direction() {
         "crates/tunemygc",
         "crates/report",
         "crates/collector",
+        "crates/pages",
         "crates/serve",
         "crates/bench",
         "xtask",

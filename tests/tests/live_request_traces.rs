@@ -173,6 +173,7 @@ fn traces(live: &Live, ruby: &Ruby) -> Result<()> {
         ensure!(line.trace_sampled == sampled, "{line:?}: {seen:?}");
         invalid += u64::from(seen.is_some() && expected.is_none());
         unread += u64::from(deep);
+        ensure!(line.endpoint == line.endpoint().unwrap_or_else(|| "(unknown)".to_owned()), "{line:?}");
         if let Some((trace, parent)) = of_line(line) {
             known.insert(line.endpoint().context("an endpoint")?, (trace, parent));
         }
@@ -212,11 +213,11 @@ fn traces(live: &Live, ruby: &Ruby) -> Result<()> {
     );
     ensure!(!pprof::go_tool_pprof(&["-raw"], &file)?.contains(SECRET), "a secret is in the profile");
 
-    linked(live, &receiver, &with_trace)
+    linked(live, &receiver, &with_trace, &profile)
 }
 
-/// The links of OTLP profiles are the labels of the pprof file.
-fn linked(live: &Live, receiver: &Receiver, labels: &Labels<'_>) -> Result<()> {
+/// The links and endpoints of OTLP profiles are the labels of the pprof file.
+fn linked(live: &Live, receiver: &Receiver, labels: &Labels<'_>, profile: &pprof::Profile) -> Result<()> {
     let mut files: Vec<PathBuf> = Vec::new();
     for (at, push) in receiver.pushes().iter().enumerate() {
         files.push(live.path(&format!("{at}.profiles")));
@@ -235,6 +236,15 @@ fn linked(live: &Live, receiver: &Receiver, labels: &Labels<'_>) -> Result<()> {
             expected.map(|((trace, span), sum)| (format!("{trace}:{span}"), sum)).collect();
         let links: HashMap<String, u64> = serde_json::from_value(found["links"][kind].clone())?;
         ensure!(!links.is_empty() && links == expected, "{kind}: {links:?} {expected:?}");
+        let value = profile.index(of)?;
+        let mut expected: HashMap<String, u64> = HashMap::new();
+        for sample in profile.samples.iter().filter(|sample| sample.values[value] > 0) {
+            if let Some(endpoint) = sample.label("endpoint") {
+                *expected.entry(endpoint.to_owned()).or_default() += sample.values[value];
+            }
+        }
+        let endpoints: HashMap<String, u64> = serde_json::from_value(found["endpoints"][kind].clone())?;
+        ensure!(!endpoints.is_empty() && endpoints == expected, "{kind}: {endpoints:?} {expected:?}");
     }
     Ok(())
 }

@@ -243,4 +243,16 @@ mod tests {
             }
         }
     }
+
+    /// A new user waits for xtask to be built before anything is shown.
+    #[test]
+    fn few_libraries_before_the_first_word() {
+        let mut tree = cargo();
+        tree.current_dir(root()).args(["tree", "--locked", "--prefix", "none", "--format", "{p}"]);
+        let said = tree.args(["--edges", "normal,build", "--package", "xtask"]).output().unwrap();
+        assert!(said.status.success(), "{}", String::from_utf8_lossy(&said.stderr));
+        let text = String::from_utf8(said.stdout).unwrap();
+        let packages: BTreeSet<&str> = text.lines().map(|line| line.trim_end_matches(" (*)")).collect();
+        assert!((2..=40).contains(&packages.len()), "{} packages: {packages:?}", packages.len());
+    }
 }

@@ -23,7 +23,9 @@ pub enum UsageError {
     #[error("there is no time between --from and --to: --to must be later")]
     NoTime,
     /// A profile for standard output.
-    #[error("profiles are written to files, not to standard output: name a file instead of `-`")]
+    #[error(
+        "profiles and recordings are written to files, not to standard output: name a file instead of `-`"
+    )]
     Dash,
     /// What a flame graph shows is not traced.
     #[error("--flamegraph-of {0} needs {1}; of a recording, one that was made with it")]

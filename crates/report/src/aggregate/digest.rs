@@ -113,6 +113,8 @@ pub struct GvlDigest {
     pub wait_ns: u64,
     /// Time of all its threads in which they were watched.
     pub watched_ns: u64,
+    /// Time of all its threads.
+    pub wall_ns: u64,
     /// How many threads waited at a time, on average.
     pub waiting: f64,
     /// Waiting and holding threads with most time, where both are known: time and number of waits.
@@ -200,6 +202,7 @@ impl GvlDigest {
         Self {
             wait_ns: sums.wait.ns,
             watched_ns: sums.watched_ns,
+            wall_ns: sums.wall_ns,
             waiting: share * sums.wall_ns as f64 / summary.span_ns.max(1) as f64,
             blocked: blocked.take(PAIRS).collect(),
         }

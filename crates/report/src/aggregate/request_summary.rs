@@ -203,6 +203,13 @@ impl RequestSummary {
         all
     }
 
+    /// Groups that waited for the GVL, those with most of it first.
+    pub fn by_gvl(&self) -> Vec<(&Group, &GroupSummary)> {
+        let mut all = self.sorted(|of| of.gvl.ns);
+        all.retain(|(_, of)| of.gvl.ns > 0);
+        all
+    }
+
     /// Groups that took slots of the heap, those with most bytes first.
     pub fn by_alloc(&self) -> Vec<(&Group, &GroupSummary)> {
         let mut all = self.sorted(|of| of.alloc.bytes);

@@ -124,14 +124,29 @@ impl Both<'_> {
 
     /// How often a second and process.
     fn rate(&self, metric: &'static str, what: &'static str, unit: Unit, of: fn(&Side) -> &Series) -> Figure {
-        let totals = [&self.a, &self.b].map(|one| (of(one.side).total(), one.side.time.total()));
+        self.rate_of_part(metric, what, unit, of, |_| 1.0)
+    }
+
+    /// The same of what was only seen in this part of the time.
+    fn rate_of_part(
+        &self,
+        metric: &'static str,
+        what: &'static str,
+        unit: Unit,
+        of: fn(&Side) -> &Series,
+        part: fn(&Side) -> f64,
+    ) -> Figure {
+        let totals =
+            [&self.a, &self.b].map(|one| (of(one.side).total(), one.side.time.total() * part(one.side)));
         let pooled = (totals[0].0 + totals[1].0) / (totals[0].1 + totals[1].1).max(1.0);
         let few = totals.iter().any(|(count, _)| *count < REGULAR) && unit == Unit::PerSecond;
         let measured = self.both(|one| {
             let mut measured = one.per_time(of(one.side), &one.side.time);
-            let by_chance = if few { pooled / one.side.time.total().max(1.0) } else { 0.0 };
-            measured.estimate = measured.estimate.map(|of| of.at_least(by_chance).scaled(1e9));
-            Measured { value: measured.value.map(|value| value * 1e9), ..measured }
+            let part = part(one.side);
+            let by_chance = if few { pooled / (one.side.time.total() * part).max(1.0) } else { 0.0 };
+            measured.estimate =
+                measured.estimate.map(|of| of.scaled(1.0 / part).at_least(by_chance).scaled(1e9));
+            Measured { value: measured.value.map(|value| value * 1e9 / part), ..measured }
         });
         Figure::new(metric, what, unit, measured, LEAST_RATE, SHORT)
     }
@@ -242,14 +257,26 @@ impl Both<'_> {
                 why,
             ));
         }
-        if reported {
-            figures
-                .push(self.rate("gvl.wait.rate", "waits a second", Unit::PerSecond, |side| &side.gvl.waits));
+        let lacks_rates = self.lacks(Side::without_gvl_rates);
+        if reported && lacks_rates.is_empty() {
+            figures.push(self.rate_of_part(
+                "gvl.wait.rate",
+                "waits a second",
+                Unit::PerSecond,
+                |side| &side.gvl.waits,
+                |side| side.gvl.watched().unwrap_or(1.0),
+            ));
         }
         if figures.is_empty() {
             return Table::absent("gvl", "WAITING FOR THE GVL", lacks);
         }
-        let notes = lacks.iter().map(|why| format!("share of threads' time: {why}")).collect();
+        let shares = lacks.iter().map(|why| format!("share of threads' time: {why}"));
+        let rates = lacks_rates.iter().map(|why| format!("waits a second: {why}"));
+        let watched = [&self.a, &self.b].into_iter().filter_map(|one| {
+            let part = one.side.gvl.watched().filter(|part| *part < 1.0)?;
+            Some(one.side.lacks(&format!("was watched for {:.1} % of the time (CPU budget)", part * 100.0)))
+        });
+        let notes = shares.chain(rates).chain(watched).collect();
         Table { notes, ..Table::of("gvl", "WAITING FOR THE GVL", figures) }
     }
 

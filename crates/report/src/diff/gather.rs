@@ -149,6 +149,8 @@ pub(super) struct Gvl {
     /// Of whole threads, nanoseconds.
     pub(super) wait_ns: u64,
     pub(super) watched_ns: u64,
+    /// With the time for which the CPU budget kept it from being watched.
+    pub(super) wall_ns: u64,
     /// Time of threads.
     pub(super) time: Series,
     /// Time of waits that are over.
@@ -158,6 +160,8 @@ pub(super) struct Gvl {
     pub(super) holders: ByMethod,
     /// For how long single waits were not reported, nanoseconds.
     pub(super) gap_ns: u64,
+    /// For how long waits were not seen at all, nanoseconds.
+    unwatched_ns: u64,
     /// Kinds of what is seen of waits.
     pub(super) only_blocked: BTreeSet<bool>,
     reported: bool,
@@ -167,6 +171,14 @@ impl Gvl {
     /// Whether waits have times.
     pub(super) fn has_blocks(&self) -> bool {
         self.reported
+    }
+
+    /// Which part of the time was watched; `None`: not all of it, and no sums of threads say how much.
+    pub(super) fn watched(&self) -> Option<f64> {
+        match self.unwatched_ns {
+            0 => Some(1.0),
+            _ => (self.watched_ns > 0).then(|| self.watched_ns as f64 / self.wall_ns as f64),
+        }
     }
 }
 
@@ -220,7 +232,9 @@ impl Side {
 
     /// Single waits for the GVL were not reported for some time.
     pub fn gvl_gap(&mut self, gap: GvlGap) {
-        self.gvl.gap_ns += gap.to_ns.min(self.now_ns).saturating_sub(gap.from_ns);
+        let ns = gap.to_ns.min(self.now_ns).saturating_sub(gap.from_ns);
+        self.gvl.gap_ns += ns;
+        self.gvl.unwatched_ns += if gap.summed { 0 } else { ns };
     }
 
     /// The last account.
@@ -329,6 +343,7 @@ impl Side {
         gvl.only_blocked.insert(thread.coverage.only_blocked);
         gvl.wait_ns += sums.wait.ns;
         gvl.watched_ns += sums.watched_ns;
+        gvl.wall_ns += sums.wall_ns;
         let length = thread.end_ns.saturating_sub(thread.begin_ns).max(1) as f64;
         self.grid.spread(thread.begin_ns, thread.end_ns, |bin, ns| {
             gvl.time.add(bin, sums.watched_ns as f64 * ns / length);

@@ -13,7 +13,7 @@ const STACKS: f64 = 0.001;
 pub(super) type Lack = Option<String>;
 
 impl Side {
-    fn lacks(&self, what: &str) -> String {
+    pub(super) fn lacks(&self, what: &str) -> String {
         format!("{} {what}", self.name)
     }
 
@@ -35,7 +35,9 @@ impl Side {
         if self.grid.began_ns().is_none() {
             return Some(self.lacks("ends before everything was traced"));
         }
-        self.programs.is_empty().then(|| self.lacks("has no such process"))
+        let is_chosen = self.chosen.pid.is_some() || self.chosen.program.is_some();
+        let what = if is_chosen { "has no such process" } else { "contains no Ruby process" };
+        self.programs.is_empty().then(|| self.lacks(what))
     }
 
     pub(super) fn without_gc(&self) -> Lack {
@@ -91,6 +93,15 @@ impl Side {
             Extent::Run => None,
             Extent::CutOff => Some(self.lacks("was cut off: it lacks the sums of threads that still ran")),
             Extent::Part => Some(self.lacks("is a part of a run: it lacks the sums of threads that ran on")),
+        }
+    }
+
+    /// Counts of waits are those of the watched time.
+    pub(super) fn without_gvl_rates(&self) -> Lack {
+        if self.gvl.watched().is_some() {
+            None
+        } else {
+            self.without_gvl_sums().or_else(|| self.without_holders())
         }
     }
 

@@ -93,6 +93,8 @@ struct Program {
     tax_bytes: f64,
     /// How long `Stock#update` keeps the GVL, likewise.
     lock: f64,
+    /// The GVL is watched in one of so many seconds.
+    watched: u64,
     /// How long a pause is.
     pause: f64,
     /// How often a sample is like the one before.
@@ -106,6 +108,7 @@ const AS_EVER: Program = Program {
     total: 1.0,
     tax_bytes: 1.0,
     lock: 1.0,
+    watched: 1,
     pause: 1.0,
     sticky: 0.5,
     line: 10,
@@ -218,8 +221,16 @@ fn cycles(side: &mut Side, process: &Process, program: Program, random: &mut Ran
 }
 
 fn gvl(side: &mut Side, process: &Process, program: Program, random: &mut Random) {
-    let mut wait_ns = 0;
+    let (mut wait_ns, mut counts) = (0, [0; BUCKETS]);
     for ms in (0..program.seconds * 1000).step_by(100) {
+        if ms % 1000 == 0 && ms / 1000 % program.watched != 0 {
+            let from_ns = BEGAN + ms * MS;
+            side.now(from_ns + SECOND);
+            side.gvl_gap(GvlGap { from_ns, to_ns: from_ns + SECOND, summed: false });
+        }
+        if ms / 1000 % program.watched != 0 {
+            continue;
+        }
         let begin_ns = BEGAN + ms * MS + random.around(30e6);
         for (holder, mean) in [("Stock#update", 20e6 * program.lock), ("Cart#render", 10e6)] {
             let ns = random.around(mean);
@@ -229,10 +240,11 @@ fn gvl(side: &mut Side, process: &Process, program: Program, random: &mut Random
             let wait = GvlWait { who: who(), id: 1, thread: None, begin_ns, ns, blocker, stack: None };
             side.see(process, Seen::GvlWait(&wait));
             wait_ns += ns;
+            counts[0] += 1;
         }
         if (ms + 100) % 1000 == 0 {
             side.now(BEGAN + (ms + 100) * MS);
-            let so_far = GvlSoFar::of_counts(Box::new([0; BUCKETS]), wait_ns, 0);
+            let so_far = GvlSoFar::of_counts(Box::new(counts), wait_ns, 0);
             side.see(process, Seen::GvlSoFar(&so_far));
         }
     }
@@ -241,7 +253,7 @@ fn gvl(side: &mut Side, process: &Process, program: Program, random: &mut Random
     assert!((told / wait_ns as f64 - 1.0).abs() < 1e-6, "{told} of {wait_ns}");
     let sums = GvlSums {
         wall_ns: 2 * program.seconds * SECOND,
-        watched_ns: 2 * program.seconds * SECOND,
+        watched_ns: 2 * program.seconds * SECOND / program.watched,
         wait: GvlTimes { count: 1, ns: wait_ns, max_ns: 1 },
         ..GvlSums::default()
     };
@@ -417,6 +429,30 @@ fn longer_lock() {
     let share = figure(&comparison, "gvl.wait.share");
     assert_eq!(share.verdict, Verdict::Grew, "{share:?}");
     assert!((share.relative().unwrap() - 1.0 / 3.0).abs() < 0.1, "{share:?}");
+}
+
+/// A recording in which the CPU budget kept the GVL from being watched for most of the time is compared by what is seen in the rest.
+#[test]
+fn watched_in_part() {
+    let comparison = compared(AS_EVER, Program { watched: 4, ..AS_EVER }, 9);
+    for metric in ["gvl.wait.rate", "gvl.wait.share"] {
+        let figure = figure(&comparison, metric);
+        assert!(!figure.verdict.is_real(), "{figure:?}");
+        assert!(figure.relative().unwrap().abs() < 0.15, "{figure:?}");
+    }
+    assert!((figure(&comparison, "gvl.wait.rate").a.unwrap() - 20.0).abs() < 1.0);
+    let gvl = comparison.tables.iter().find(|table| table.key == "gvl").unwrap();
+    assert_eq!(gvl.notes, ["B was watched for 25.0 % of the time (CPU budget)"]);
+    // A part of it has no sums of threads, which would say how much that is.
+    let mut part = record("B", Program { watched: 4, ..AS_EVER }, 10);
+    part.account(&Ledger {
+        extent: Extent::Part,
+        kernel: Some(vec![0; Counter::ALL.len()]),
+        ..Ledger::default()
+    });
+    part.gvl.watched_ns = 0;
+    let comparison = Comparison::of(&mut record("A", AS_EVER, 9), &mut part);
+    assert!(comparison.figures().all(|(.., figure)| figure.metric != "gvl.wait.rate"));
 }
 
 /// Longer pauses are longer pauses and more time in GC, and not more cycles.

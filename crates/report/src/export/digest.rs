@@ -267,10 +267,19 @@ impl<W: Write> OneScreen<W> {
             )
         });
         let shown: Vec<String> = shown.collect();
-        if shown.is_empty() {
-            return shown;
-        }
-        [vec![String::new(), "GVL".to_owned()], shown].concat()
+        let sums = self.digest.processes.iter().filter_map(|of| of.gvl.as_ref());
+        let (watched_ns, wall_ns) =
+            sums.fold((0, 0), |(watched, wall), gvl| (watched + gvl.watched_ns, wall + gvl.wall_ns));
+        let head = match watched_ns < wall_ns {
+            true => format!(
+                "{:<LABEL$}watched for {} of the time (CPU budget)",
+                "GVL",
+                percent(watched_ns, wall_ns)
+            ),
+            false if shown.is_empty() => return shown,
+            false => "GVL".to_owned(),
+        };
+        [vec![String::new(), head], shown].concat()
     }
 
     fn requests(&self) -> Vec<String> {

@@ -128,7 +128,7 @@ fn special(path: &Path) -> Option<String> {
         _ if found.is_socket() => "a socket",
         _ => "a device",
     };
-    Some(format!("it is {what}, which a profile would replace with a regular file"))
+    Some(format!("it is {what}, and outputs are regular files"))
 }
 
 fn dir_of(path: &Path) -> &Path {

@@ -204,6 +204,14 @@ fn table(out: &mut impl Write, width: usize, requests: &RequestSummary, by: By) 
         let room = width.saturating_sub(INDENT + figures.len());
         row(out, width, label, &format!("{figures}{}", clip(&group_name(group, services), room)))?;
     }
+    let waited = requests.by_gvl();
+    let all: u64 = waited.iter().map(|(_, of)| of.gvl.ns).sum();
+    for (at, (group, of)) in waited.into_iter().take(SHOWN_GC).enumerate() {
+        let label = if at == 0 { "most GVL" } else { "" };
+        let figures = format!("{:>8} ({}) waited: ", duration(of.gvl.ns), percent(of.gvl.ns, all));
+        let room = width.saturating_sub(INDENT + figures.len());
+        row(out, width, label, &format!("{figures}{}", clip(&group_name(group, services), room)))?;
+    }
     let groups = requests.by_alloc();
     let all: u64 = groups.iter().map(|(_, of)| of.alloc.bytes).sum();
     for (at, (group, of)) in groups.into_iter().take(SHOWN_GC).enumerate() {
@@ -313,6 +321,7 @@ mod tests {
             "{text}"
         );
         assert!(text.contains(" 100.0 %  25.0 %  10.0 %"), "{text}");
+        assert!(text.contains("  most GVL   60.00ms (100.0 %) waited: GET /a\n"), "{text}");
     }
 
     /// So has allocation, and the endpoints that allocate most are named.

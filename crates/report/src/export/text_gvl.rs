@@ -141,6 +141,9 @@ fn joined(cells: [String; 13], narrow: bool) -> String {
     shown.map(cell).collect::<Vec<_>>().join(" ")
 }
 
+/// Of a shorter time shares say nothing: the thread was first seen when tracing ended, or shortly before.
+const LEAST_KNOWN_NS: u64 = 1_000_000;
+
 fn row(out: &mut impl Write, narrow: bool, tid: &str, comm: &str, sums: &GvlSums) -> std::io::Result<()> {
     // If the probes were stopped meanwhile, what a thread did is known for less than the time for which they were attached.
     let known_ns = match (sums.hold, sums.away) {
@@ -148,7 +151,7 @@ fn row(out: &mut impl Write, narrow: bool, tid: &str, comm: &str, sums: &GvlSums
         _ => sums.watched_ns,
     };
     let share = |ns: u64, known_ns| match known_ns {
-        0 => "-".to_owned(),
+        ..LEAST_KNOWN_NS => "-".to_owned(),
         known => format!("{:.1}", ns as f64 * 100.0 / known as f64),
     };
     let percent = |ns: u64| share(ns, known_ns);
@@ -206,11 +209,11 @@ mod tests {
     #[test]
     fn shares_add_up() {
         let times = |ns| GvlTimes { count: 1, ns, max_ns: ns };
-        let mut sums = GvlSums { wall_ns: 2_000, watched_ns: 1_000, ..GvlSums::default() };
-        (sums.wait, sums.hold, sums.away) = (times(10), Some(times(0)), Some(times(490)));
+        let mut sums = GvlSums { wall_ns: 2_000_000_000, watched_ns: 1_000_000_000, ..GvlSums::default() };
+        (sums.wait, sums.hold, sums.away) = (times(10_000_000), Some(times(0)), Some(times(490_000_000)));
         let split = GvlSplit {
-            waiting: GvlTaskTimes { blocked_ns: 2, ..GvlTaskTimes::default() },
-            away: GvlTaskTimes { blocked_ns: 98, ..GvlTaskTimes::default() },
+            waiting: GvlTaskTimes { blocked_ns: 2_000_000, ..GvlTaskTimes::default() },
+            away: GvlTaskTimes { blocked_ns: 98_000_000, ..GvlTaskTimes::default() },
             ..GvlSplit::default()
         };
         sums.split = Some(split);
@@ -220,6 +223,12 @@ mod tests {
         let words: Vec<&str> = text.split_whitespace().collect();
         assert_eq!(words[2..5], ["2.0", "0.0", "98.0"]);
         assert!(words[5..9].contains(&"98.0"), "{text}");
+        // It was first seen 12 µs before the end.
+        (sums.wait, sums.hold, sums.away) = (times(4_000), Some(times(8_000)), Some(times(0)));
+        let mut out = Vec::new();
+        row(&mut out, false, "12", "sleeper", &sums).unwrap();
+        let text = String::from_utf8(out).unwrap();
+        assert_eq!(text.split_whitespace().collect::<Vec<_>>()[2..5], ["-", "-", "-"]);
     }
 
     /// Shares are of the thread's life, and what is not seen is a dash.

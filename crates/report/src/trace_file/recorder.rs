@@ -1,7 +1,7 @@
 //! The exporter that writes a recording.
 
 use std::{
-    fs::{File, OpenOptions},
+    fs::{File, OpenOptions, TryLockError},
     io,
     os::{
         fd::AsFd as _,
@@ -40,17 +40,25 @@ pub struct Recorder {
 }
 
 impl Recorder {
-    /// Begins a recording. An existing file is emptied; only its owner can read a new one, because command lines are in it.
+    /// Begins a recording. An existing file is emptied, and locked (`flock`) until the recording ends; only its owner can read a new one, because command lines are in it.
     ///
     /// # Errors
     ///
-    /// The file cannot be made or written.
+    /// The file cannot be made or written, or another recording is written to it.
     pub fn create(path: &Path, header: &Header) -> Result<Self, ExportError> {
         check_path(path)?;
         let unwritable = |source| ExportError::Unwritable { path: path.to_owned(), source };
         let is_new = !path.exists();
-        let file = OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(path);
+        // Emptied once it is certain that nobody else records to it.
+        let file = OpenOptions::new().write(true).create(true).truncate(false).mode(0o600).open(path);
         let file = file.map_err(unwritable)?;
+        match file.try_lock() {
+            Err(TryLockError::WouldBlock) => {
+                return Err(unwritable(io::Error::other("another gctrace records to it; name another file")));
+            }
+            // Some network file systems have no locks.
+            Ok(()) | Err(TryLockError::Error(_)) => file.set_len(0).map_err(unwritable)?,
+        }
         if is_new {
             give_to_owner(file.as_fd());
         }

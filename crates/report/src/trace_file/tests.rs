@@ -132,6 +132,20 @@ pub(super) fn recorded() -> (Vec<u8>, Vec<String>) {
     (std::fs::read(&path).unwrap(), log.lines())
 }
 
+/// Two runs do not record to one file: the second is refused.
+#[test]
+fn one_writer() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("a.gctrace");
+    let first = Recorder::create(&path, &header()).unwrap();
+    let begun = std::fs::read(&path).unwrap();
+    let second = Recorder::create(&path, &header()).unwrap_err().to_string();
+    assert!(second.contains("another gctrace records to it"), "{second}");
+    assert_eq!(std::fs::read(&path).unwrap(), begun);
+    drop(first);
+    Recorder::create(&path, &header()).unwrap();
+}
+
 /// What is replayed of these bytes.
 fn replayed(bytes: &[u8]) -> (Result<Replayed, ReadError>, Vec<String>) {
     let log = Log::default();

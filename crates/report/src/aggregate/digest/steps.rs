@@ -129,7 +129,8 @@ mod tests {
         assert!(with(vec![brief]).is_empty());
         let gvl = |pid, waiting| {
             one(pid, |of| {
-                of.gvl = Some(GvlDigest { wait_ns: 1, watched_ns: 1, waiting, blocked: Vec::new() });
+                of.gvl =
+                    Some(GvlDigest { wait_ns: 1, watched_ns: 1, wall_ns: 1, waiting, blocked: Vec::new() });
             })
         };
         assert!(with(vec![gvl(1, 0.49), one(2, |_| ())]).is_empty());

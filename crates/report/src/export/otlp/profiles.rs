@@ -21,7 +21,7 @@ use super::{SCHEMA_URL, resource, scope};
 use crate::{
     aggregate::{
         call_tree::{FrameId, NodeId},
-        recording::{ProcessIndex, Recording, Thread, TraceIndex},
+        recording::{EndpointIndex, ProcessIndex, Recording, Thread, TraceIndex},
     },
     export::{
         profile::label,
@@ -267,6 +267,7 @@ impl<'a> Builder<'a> {
             if key.gc != GcActivity::None {
                 attributes.push(self.word("cruby.gc.phase", gc_name(key.gc)));
             }
+            attributes.extend(self.endpoint(key.endpoint));
             let identity = (self.stack(&[], key.node), attributes, self.link(key.trace));
             *sums.entry(identity).or_default() += value;
         }
@@ -286,6 +287,7 @@ impl<'a> Builder<'a> {
             attributes.push(self.word("cruby.gc.type", key.kind));
             attributes.push(self.word("cruby.gc.gc_by", key.reason.0.unwrap_or("none")));
             attributes.push(self.word("cruby.gc.major_by", key.reason.1.unwrap_or("none")));
+            attributes.extend(self.endpoint(key.endpoint));
             let (phase, cycle) = (format!("({})", key.phase.name()), format!("({} GC)", key.kind));
             let stack = self.stack(&[&phase, &cycle, "(garbage collection)"], key.node);
             *sums.entry((stack, attributes, self.link(key.trace))).or_default() += value;
@@ -323,6 +325,7 @@ impl<'a> Builder<'a> {
                 text: String::new(),
                 number,
             }));
+            attributes.extend(self.endpoint(key.endpoint));
             let identity = (self.stack(&[], key.node), attributes, self.link(key.trace));
             *sums.entry(identity).or_default() += value;
         }
@@ -339,6 +342,12 @@ impl<'a> Builder<'a> {
                 span_id: trace.span.span_id.to_be_bytes().to_vec(),
             })
         })
+    }
+
+    /// The attribute of what belongs to a request, as the label of pprof.
+    fn endpoint(&mut self, endpoint: Option<EndpointIndex>) -> Option<i32> {
+        let name = endpoint.map(|index| label::text(self.recording().endpoint(index)));
+        name.map(|name| self.word("cruby.request.endpoint", &name))
     }
 
     /// Attributes that say which thread it is.

@@ -231,7 +231,7 @@ fn account_at_the_end() -> Result<()> {
         ensure!(text.contains("\nRSS ") && text.contains(&format!("({pid}), Ruby ")), "{text}");
 
         let lines = Invocation::jsonl(traced)?.run()?;
-        let note = "--memory-account changes text only";
+        let note = "--memory-account has no effect on JSON lines";
         ensure!(lines.errors().contains(note), "{}", lines.errors());
         let ended = ["--quiet", "--memory-account", "--", "ruby", "-e", "1"];
         let ended = Invocation::new(ended)?.run()?.stdout.join("\n");

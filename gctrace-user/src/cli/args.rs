@@ -20,13 +20,13 @@ use clap::{Args as ClapArgs, Parser, ValueEnum};
     name = "gctrace",
     version,
     after_help = "Examples:\n  \
-        sudo gctrace --all-ruby                          every Ruby on this host, until Ctrl-C\n  \
-        sudo gctrace --pid 4242 --duration 30s           one process, for half a minute\n  \
-        sudo gctrace --all-ruby --tunemygc sets/         a TuneMyGC sample set per process\n  \
-        sudo gctrace --pprof run.pb.gz -- ruby script.rb  a command and all it starts\n  \
+        sudo gctrace --all-ruby                            every Ruby on this host, until Ctrl-C\n  \
+        sudo gctrace --pid 4242 --duration 30s             one process, for half a minute\n  \
+        sudo gctrace --all-ruby --tunemygc sets/           a TuneMyGC sample set per process\n  \
+        sudo gctrace --pprof run.pb.gz -- ruby script.rb   a command and all it starts\n  \
         sudo gctrace --pid 4242 --duration 1m -q --flamegraph cpu.svg\n\
-        \x20                                                  where a process spends its CPU time\n  \
-        sudo gctrace doctor                              what works here, and how to fix the rest\n\n\
+        \x20                                                    where a process spends its CPU time\n  \
+        sudo gctrace doctor                                what works here, and how to fix the rest\n\n\
         Exit status: 0 done, 1 nothing matched, 2 error or bad usage, 3 missing privilege or kernel feature.\n\
         Standard output carries data, standard error diagnostics (RUST_LOG=debug for more)."
 )]
@@ -196,7 +196,7 @@ pub enum Subcommand {
     Diff(super::diff::DiffArgs),
     /// Show a recording, or a run while it goes on, as a web page on this host
     Serve(super::serve::ServeArgs),
-    /// Say what a recording holds
+    /// Show what a recording contains
     Info(super::diff::InfoArgs),
     /// Write several recordings as one
     Merge(super::copies::MergeArgs),
@@ -274,7 +274,7 @@ pub struct DumpArgs {
         gctrace tune --together sets/        all sets are of the same program: one report per Ruby\n  \
         gctrace tune --format json set.json  for scripts\n\n\
         Exit status: 0 done, 2 something could not be read.\n\
-        Nothing is recommended where the data do not suffice; the report says what is missing.")]
+        Without enough data there is no recommendation; the report says what is missing.")]
 pub struct TuneArgs {
     /// Sample sets, or directories with sample sets (files that end in .json)
     #[arg(value_name = "DIR|FILE", required = true)]
@@ -301,11 +301,12 @@ pub enum DocumentArg {
 /// Flags of `gctrace doctor`.
 #[derive(Debug, ClapArgs)]
 #[command(after_help = "Examples:\n  \
-        sudo gctrace doctor                          this host, every Ruby that runs or is installed\n  \
-        sudo gctrace doctor --pid 4242 -v            one process, with every check\n  \
-        sudo gctrace doctor /opt/rubies/3.4/bin/ruby a Ruby that need not run\n\n\
+        sudo gctrace doctor                            this host, every Ruby that runs or is installed\n  \
+        sudo gctrace doctor --pid 4242 -v              one process, with every check\n  \
+        sudo gctrace doctor /opt/rubies/3.4/bin/ruby   an installed Ruby, running or not\n\n\
         Exit status: 0 everything works, 1 nothing matched, 2 something does not work, 3 missing privilege or kernel \
-        feature.\nNothing is attached to any Ruby, nothing is stopped.")]
+        feature.\n\
+        Nothing is attached to any Ruby, nothing is stopped.")]
 pub struct DoctorArgs {
     /// Every Ruby, running or installed [default, if nothing else is given]
     #[arg(long)]

@@ -25,7 +25,7 @@ pub struct CollectorArgs {
     #[arg(long, value_name = "ADDR:PORT", default_value = "127.0.0.1:9292")]
     pub listen: SocketAddr,
 
-    /// Where sets are kept: sqlite:PATH, a file that is made if it is not there; or `postgres://USER@HOST/DATABASE`, for several
+    /// Where sets are kept: sqlite:PATH, a file, created if missing; or `postgres://USER@HOST/DATABASE`, for several
     /// collectors at a time (password: PGPASSWORD; TLS: add ?sslmode=require)
     #[arg(long, value_name = "STORE", env = "GCTRACE_STORE", hide_env_values = true)]
     pub store: String,
@@ -42,7 +42,7 @@ pub struct CollectorArgs {
     #[arg(long, value_name = "URL")]
     pub public_url: Option<String>,
 
-    /// Let everybody register applications (POST /accounts) [default: for requests of this machine only]
+    /// Let anyone register applications (POST /accounts) [default: only requests from this machine]
     #[arg(long, conflicts_with = "no_registration")]
     pub registration: bool,
 
@@ -54,15 +54,15 @@ pub struct CollectorArgs {
     #[arg(long, value_name = "TIME", default_value = "30d", value_parser = keep)]
     pub keep: Keep,
 
-    /// Most MiB of sets of an application; beyond that its oldest ones are deleted (0: no limit)
+    /// Limit of stored MiB per application; above it the oldest sets are deleted (0: no limit)
     #[arg(long, value_name = "MIB", default_value_t = 1024)]
     pub app_mib: u64,
 
-    /// Most sets of an application; beyond that its oldest ones are deleted (0: no limit)
+    /// Limit of stored sets per application; above it the oldest sets are deleted (0: no limit)
     #[arg(long, value_name = "N", default_value_t = 100_000)]
     pub app_sets: u64,
 
-    /// Connections at a time of one address (of IPv6: of a /64); 0: no limit [default: 256, on loopback none]
+    /// Concurrent connections per client address (IPv6: per /64); 0: no limit [default: 256; loopback: no limit]
     #[arg(long, value_name = "N")]
     pub per_address: Option<u32>,
 
@@ -89,7 +89,7 @@ fn keep(text: &str) -> Result<Keep, String> {
         gctrace apps --store sqlite:sets.db add jobs --part-of 3   the jobs of application 3, with a token of their own\n  \
         gctrace apps --store sqlite:sets.db token 3 --may write    for agents: sends sets, reads nothing\n  \
         gctrace apps --store sqlite:sets.db rotate 1f0c5b7a9e42    a new token for an old one (ids: `tokens`)\n\n\
-        The collector may run meanwhile.\n\
+        gctrace apps can be used while the collector runs.\n\
         Exit status: 0 done, 1 no such application or token, 2 error.")]
 pub struct AppsArgs {
     /// The collector's store: sqlite:PATH or `postgres://USER@HOST/DATABASE`
@@ -121,7 +121,7 @@ pub enum AppsAction {
         #[arg(long, value_enum, default_value_t = RightsArg::Both)]
         may: RightsArg,
     },
-    /// List tokens: id, application, rights, age, until when they are valid. The tokens themselves are stored nowhere
+    /// List tokens: id, application, rights, age, expiry. The tokens themselves are not stored
     Tokens {
         /// Of this application only, by its number
         app: Option<i64>,

@@ -12,8 +12,8 @@ use crate::trace_file::ScrubKind;
         gctrace scrub puma.gctrace -o public.gctrace           names of methods stay\n  \
         gctrace scrub puma.gctrace -o public.gctrace --names   they are replaced, too\n  \
         gctrace scrub puma.gctrace -o public.gctrace --keep threads,settings\n\n\
-        Exit status: 0 done, 2 error, bad usage or a damaged recording. No privilege is needed.\n\
-        docs/recording.md says what is replaced and what stays.")]
+        Exit status: 0 done, 2 error, bad usage or a damaged recording.\n\
+        No privilege is needed. docs/recording.md says what is replaced and what stays.")]
 pub struct ScrubArgs {
     /// The recording
     #[arg(value_name = "FILE")]
@@ -84,8 +84,8 @@ impl ScrubArgs {
 #[command(after_help = "Examples:\n  \
         gctrace merge puma-*.gctrace -o puma.gctrace           dumps of one flight recorder\n  \
         gctrace merge web.gctrace jobs.gctrace -o all.gctrace  two runs of gctrace\n\n\
-        Exit status: 0 done, 2 error, bad usage, a damaged recording, or what cannot be merged exactly. No privilege is needed.\n\
-        docs/recording.md says what can be merged.")]
+        Exit status: 0 done, 2 error, bad usage, a damaged recording, or what cannot be merged exactly.\n\
+        No privilege is needed. docs/recording.md says what can be merged.")]
 pub struct MergeArgs {
     /// The recordings
     #[arg(value_name = "FILE", required = true, num_args = 2..)]

@@ -13,8 +13,9 @@ use crate::diff::Condition;
         gctrace diff yesterday.gctrace today.gctrace\n  \
         gctrace diff yesterday.gctrace today.gctrace --flamegraph changes.svg\n  \
         gctrace diff main.gctrace branch.gctrace --fail-if 'gc.share > +20%' --fail-if 'gc.pause.p99 > 50ms'\n\n\
-        Exit status: 0 done, 1 a condition of --fail-if is true, 2 error, bad usage, a damaged recording, or a condition that\n\
-        cannot be tested. No privilege is needed. docs/diff.md has the method and the metrics.")]
+        Exit status: 0 done, 1 a condition of --fail-if is true, 2 error, bad usage, a damaged recording, or a condition \
+        that cannot be tested.\n\
+        No privilege is needed. docs/diff.md has the method and the metrics.")]
 pub struct DiffArgs {
     /// The recording before
     #[arg(value_name = "A")]
@@ -41,11 +42,11 @@ pub struct DiffArgs {
     #[arg(long, value_name = "NAME")]
     pub program: Option<String>,
 
-    /// Of A only this process
+    /// Compare only this process of A
     #[arg(long, value_name = "PID")]
     pub pid_a: Option<u32>,
 
-    /// Of B only this process
+    /// Compare only this process of B
     #[arg(long, value_name = "PID")]
     pub pid_b: Option<u32>,
 }

@@ -29,7 +29,7 @@ pub struct HeapArgs {
     #[arg(long, value_enum, default_value_t = HeapByArg::Type)]
     pub by: HeapByArg,
 
-    /// Rows of the text format; the rest is summed up
+    /// Rows in text output; the rest is summed
     #[arg(long, value_name = "N", default_value_t = 40)]
     pub top: usize,
 
@@ -49,12 +49,12 @@ pub struct HeapArgs {
     #[arg(long, value_name = "FILE", num_args = 1..=2, conflicts_with_all = ["svg", "every"])]
     pub diff: Vec<PathBuf>,
 
-    /// Count again after this time, and so on: a line for each class (--by class) or type that grew; with --by memory, how much of what
-    /// a worker shared since its fork became private
+    /// Repeat the census at this interval and print the classes (--by class) or types that grew; with --by memory, how much of
+    /// what a worker shared since its fork became private
     #[arg(long, value_name = "TIME", value_parser = super::parse::duration, conflicts_with = "svg")]
     pub every: Option<Duration>,
 
-    /// Watch for this time which objects grow in number from one major GC to the next; report what holds them, and which lines allocate them
+    /// Watch for this time which objects grow in number from one major GC to the next; report what retains them, and which lines allocate them
     #[arg(long, value_name = "TIME", value_parser = super::parse::duration,
         conflicts_with_all = ["by", "svg", "dump", "diff", "every"])]
     pub leaks: Option<Duration>,

@@ -112,7 +112,7 @@ const COMMANDS: [(&str, &str); 14] = [
     ("report", "A summary, or any output of a run, from a recording"),
     ("diff", "Compare two recordings: what changed beyond noise"),
     ("serve", "A recording, or a live run, as a web page on this host"),
-    ("info", "What a recording holds"),
+    ("info", "What a recording contains"),
     ("merge", "Write several recordings as one"),
     ("scrub", "Copy a recording without names that identify its owner"),
     ("tune", "Recommend GC settings from TuneMyGC sample sets"),

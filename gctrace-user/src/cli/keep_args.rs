@@ -20,7 +20,7 @@ pub struct KeepArgs {
     #[arg(long, value_name = "TIME", value_parser = parse::duration)]
     pub keep: Option<Duration>,
 
-    /// Keep at most this much, compressed; older parts are dropped first [default: 64MiB]
+    /// Limit of that memory, compressed; the oldest parts are dropped first [default: 64MiB]
     #[arg(long, value_name = "SIZE", value_parser = parse::kept, requires = "keep")]
     pub keep_size: Option<u64>,
 

@@ -76,9 +76,9 @@ pub struct LookArgs {
     #[arg(long)]
     pub shares: bool,
 
-    /// (text only) At the end, where the memory of each traced process that still runs is: pages of objects, malloc, stacks,
-    /// libraries; as `gctrace heap --by memory`; and how much that a worker shared since its fork became private. Read after tracing, of
-    /// the five with most memory, without stopping them
+    /// (text only) At the end, show the memory of each process that still runs by kind: heap pages, malloc, stacks, libraries
+    /// (as gctrace heap --by memory), and how much of what it shared at its fork is private now. For the five largest processes;
+    /// none is stopped
     #[arg(long, hide_short_help = true)]
     pub memory_account: bool,
 }

@@ -20,7 +20,8 @@ use crate::export::profile::{Format, Graph, Grouping, Measure};
         sudo gctrace malloc --pid 4242 --pprof malloc.pb.gz           by stack, for go tool pprof\n  \
         sudo gctrace malloc --pid 4242 --duration 1m --format jsonl   the same for scripts\n\n\
         Exit status: 0 done, 1 no Ruby process, 2 its calls cannot be counted, 3 missing privilege or kernel feature.\n\
-        Each call costs the process about a microsecond, each stack some more. The window ends early when that is above the budget.")]
+        Each call costs the process about a microsecond, each stack some more.\n\
+        The window ends early when that is above the budget.")]
 pub struct MallocArgs {
     /// The process (repeatable, or a list: --pid 17,42, --pid "$(pgrep puma)"); its children only with --children
     #[arg(
@@ -48,19 +49,19 @@ pub struct MallocArgs {
     #[arg(long, value_name = "TIME", default_value = "10s", value_parser = parse::duration)]
     pub duration: Duration,
 
-    /// What counting may cost, in percent of the time of one CPU: counting of a process ends when it costs that process more
+    /// Maximum overhead, in percent of one CPU; counting of a process stops above it
     #[arg(long, value_name = "PERCENT", default_value = "10", value_parser = parse::percent)]
     pub budget: u64,
 
-    /// Take the stack of a call per this many bytes on average, such as 64KiB; 0: of none
+    /// Take one stack per this many allocated bytes on average, e.g. 64KiB; 0 takes no stacks
     #[arg(long, value_name = "BYTES", default_value = "64KiB", value_parser = parse::malloc_period)]
     pub sample: u64,
 
-    /// Lines of the table of places
+    /// Number of allocation sites to show
     #[arg(long, value_name = "N", default_value_t = 20)]
     pub top: usize,
 
-    /// Write what was asked for and what is left, by stack, as a pprof profile, e.g. malloc.pb.gz (open with `go tool pprof`)
+    /// Write allocated and live bytes by stack as a pprof profile, e.g. malloc.pb.gz (open with `go tool pprof`)
     #[arg(long, value_name = "FILE")]
     pub pprof: Option<PathBuf>,
 
@@ -92,9 +93,9 @@ pub struct MallocArgs {
 /// `--flamegraph-of`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum MallocMeasureArg {
-    /// All bytes that were asked for
+    /// All allocated bytes
     Malloc,
-    /// Bytes that are left at the end
+    /// Bytes still live at the end
     MallocLive,
 }
 

@@ -18,7 +18,7 @@ pub struct ReportArgs {
     #[arg(long, value_name = "TIME", value_parser = parse::duration)]
     pub min_pause: Option<Duration>,
 
-    /// Print a line per process every TIME, e.g. 1s, in place of one per cycle
+    /// Print one line per process every TIME, e.g. 1s, instead of one per cycle
     #[arg(long, value_name = "TIME", value_parser = parse::duration, conflicts_with_all = ["quiet", "min_pause"])]
     pub interval: Option<Duration>,
 
@@ -28,7 +28,7 @@ pub struct ReportArgs {
           conflicts_with_all = ["quiet", "min_pause", "interval"])]
     pub slower_than: Option<Duration>,
 
-    /// Put the requests of all processes together by this, at the end, in place of those of each process by endpoint
+    /// Group the requests in the final table by this, over all processes, instead of per process by endpoint
     // It requires --requests where that is a flag, which `command` adds.
     #[arg(long, value_enum, value_name = "WHAT")]
     pub by: Option<ByArg>,
@@ -37,7 +37,7 @@ pub struct ReportArgs {
     #[arg(long)]
     pub brief: bool,
 
-    /// Say at the end everything that was counted
+    /// Print all counters at the end
     #[arg(long, short)]
     pub verbose: bool,
 }
@@ -96,9 +96,9 @@ impl Reports {
     }
 }
 
-/// What is said of accounts of memory where no text is written.
-pub(super) const MEMORY_ACCOUNT: &str =
-    "--memory-account changes text only: gctrace heap --by memory --format jsonl has it";
+/// What is said of accounts of memory where JSON lines are written.
+const MEMORY_ACCOUNT: &str =
+    "--memory-account has no effect on JSON lines: use gctrace heap --by memory --format jsonl";
 /// What is said of filters where nothing is filtered.
 pub(super) const FILTERS: &str = "--thread, --focus, --endpoint, --hide and --app-only change profiles only: add --flamegraph, --pprof or another one";
 
@@ -171,7 +171,7 @@ impl Idle {
                 self.text && self.brief,
                 "--brief shortens JSON lines and changes nothing else: add --format jsonl",
             ),
-            (!self.text && self.interval, "--interval changes text only: JSON lines are of single cycles"),
+            (!self.text && self.interval, "--interval has no effect on JSON lines, which report every cycle"),
             (
                 !self.text && self.slower_than,
                 "--slower-than changes text only: JSON lines have duration_ns of each request",

@@ -19,7 +19,7 @@ pub struct SelectArgs {
     #[arg(long = "pid", short = 'p', value_name = "PID", value_parser = parse::pids)]
     pub pids: Vec<Pids>,
 
-    /// The same without their descendants; a single one costs other Ruby processes nothing
+    /// Trace these processes without their descendants; with a single pid, other Ruby processes are not slowed down
     #[arg(long = "only-pid", value_name = "PID", value_parser = parse::pids)]
     pub only_pids: Vec<Pids>,
 

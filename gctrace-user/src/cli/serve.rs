@@ -7,7 +7,7 @@ use gctrace_serve::{Asked, Options};
 
 use super::{
     Args, Settings, UsageError, args::CacheArgs, keep_args::DEFAULT_BYTES, look_args::LookArgs, parse,
-    record::part, reports::MEMORY_ACCOUNT, select_args::SelectArgs, settings::Live,
+    record::part, select_args::SelectArgs, settings::Live,
 };
 use crate::{export::window::Window, trace_file::Header};
 
@@ -18,12 +18,12 @@ use crate::{export::window::Window, trace_file::Header};
         gctrace serve puma.gctrace --open                   and opens it in a browser\n  \
         gctrace serve yesterday.gctrace today.gctrace       today's, and what has changed\n  \
         sudo gctrace serve --live --gvl --name puma         what Puma does now, and did in the last 10 minutes\n  \
-        sudo gctrace serve --live -- ruby script.rb         a program from its begin on\n  \
+        sudo gctrace serve --live -- ruby script.rb         a program from its start\n  \
         ssh -L 8080:127.0.0.1:8080 host gctrace serve puma.gctrace --listen 127.0.0.1:8080\n  \
         \x20                                                   a recording on another host\n\n\
-        Exit status: 0 ended by SIGINT or SIGTERM, 2 error or bad usage; with --live that of `gctrace record`. A damaged recording\n\
-        is shown up to the damage. No privilege is needed without --live. The address has a secret in it; only this host is\n\
-        listened to.")]
+        Exit status: 0 ended by SIGINT or SIGTERM, 2 error or bad usage; with --live that of `gctrace record`.\n\
+        A damaged recording is shown up to the damage. No privilege is needed without --live.\n\
+        The address contains a secret; the server listens on this host only.")]
 pub struct ServeArgs {
     /// The recording, written by `gctrace record` or --record. Of two, the second is shown, compared with the first. With --live pids: short for --pid
     #[arg(value_name = "FILE", required_unless_present = "live")]
@@ -45,7 +45,7 @@ pub struct ServeArgs {
     #[arg(long, value_name = "TIME", requires = "live", value_parser = parse::duration)]
     pub keep: Option<Duration>,
 
-    /// (--live) Keep at most this much, compressed; older parts are dropped first [default: 64MiB]
+    /// (--live) Limit of that memory, compressed; the oldest parts are dropped first [default: 64MiB]
     #[arg(long, value_name = "SIZE", requires = "live", value_parser = parse::kept)]
     pub keep_size: Option<u64>,
 
@@ -125,7 +125,7 @@ pub fn live(args: ServeArgs, own_pid: u32) -> Result<Settings, UsageError> {
     let live = Live { listen, open, keep_ns, keep_bytes: keep_size.unwrap_or(DEFAULT_BYTES) };
     let mut notes = settings.notes;
     if settings.memory_account {
-        notes.push(MEMORY_ACCOUNT);
+        notes.push("--memory-account has no effect on the page: use gctrace heap --by memory");
     }
     Ok(Settings { live: Some(live), memory_account: false, notes, hottest: false, record: None, ..settings })
 }

@@ -71,7 +71,7 @@ pub(crate) async fn serve(
 pub(crate) async fn serve_live(listener: std::net::TcpListener, shared: Arc<Shared>) {
     let listener = match TcpListener::from_std(listener) {
         Ok(listener) => listener,
-        Err(error) => return say(&format!("gctrace: serving the page: {error}; there is none")),
+        Err(error) => return say(&format!("gctrace: serving the page failed: {error}")),
     };
     let slots = Arc::new(Semaphore::new(CONNECTIONS));
     loop {

@@ -31,7 +31,7 @@ pub fn serve(args: &ServeArgs) -> Result<u8, Failure> {
 /// Says where the page is, and opens it if that is wanted.
 fn ready(addresses: &Addresses, open: bool, user: Option<User>) {
     print(addresses);
-    say("gctrace: serving the recording to users of this host who have its whole address; Ctrl-C ends it");
+    say("gctrace: serving the recording to users of this host who know the full address; Ctrl-C ends it");
     if !open {
         return;
     }
@@ -130,6 +130,6 @@ struct Announcer(Addresses);
 impl Exporter for Announcer {
     fn began(&mut self, _ts_ns: u64) {
         print(&self.0);
-        say("gctrace: serving what is traced to users of this host who have its whole address");
+        say("gctrace: serving what is traced to users of this host who know the full address");
     }
 }

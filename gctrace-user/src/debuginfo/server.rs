@@ -28,7 +28,7 @@ pub struct Servers {
 
 /// A server name that is not valid.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("`{0}` in DEBUGINFOD_URLS is not an http:// or https:// URL and is not asked")]
+#[error("`{0}` in DEBUGINFOD_URLS is not an http:// or https:// URL; it is ignored")]
 pub struct InvalidServer(String);
 
 impl Servers {

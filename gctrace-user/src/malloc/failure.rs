@@ -54,7 +54,7 @@ pub(super) enum MallocFailure {
         source: NoMalloc,
     },
     /// A call that the kernel emulates could end it.
-    #[error("pid {0}: it runs with a shadow stack, on which calls that are probed need not be")]
+    #[error("pid {0}: it runs with a shadow stack, where probing a call can crash it")]
     ShadowStack(u32),
     /// The program could not be loaded.
     #[error("{} (gctrace malloc needs Linux 5.15 or later)", bpf::brief(.0))]

@@ -258,7 +258,7 @@ pub struct Totals {
 #[derive(Debug, thiserror::Error)]
 pub enum StoreError {
     /// The name of the store matches no engine.
-    #[error("`{0}` names no store; give sqlite:PATH or postgres://USER@HOST/DATABASE")]
+    #[error("`{0}` is not a store; give sqlite:PATH or postgres://USER@HOST/DATABASE")]
     Name(String),
     /// The file cannot be made.
     #[error("{}: {source}", path.display())]
@@ -270,7 +270,7 @@ pub enum StoreError {
         source: std::io::Error,
     },
     /// There is no such file, and it is not to be made.
-    #[error("{}: there is no such store; `gctrace collector` makes it, and so does `gctrace apps add`", .0.display())]
+    #[error("{}: no such store; gctrace collector or gctrace apps add creates it", .0.display())]
     Missing(PathBuf),
     /// The file is something else, or of a later version.
     #[error("{} {what}", path.display())]

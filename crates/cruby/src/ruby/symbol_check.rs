@@ -32,7 +32,7 @@ pub enum Disagreement {
         owner: Svma,
     },
     /// A site is in a function that cannot hold it.
-    #[error("{event} was found at {address} in `{name}`, where the sources have none")]
+    #[error("{event} was found at {address} in `{name}`, where the sources have no such event")]
     WrongFunction {
         /// The event.
         event: &'static str,

@@ -232,7 +232,7 @@ impl Control {
                 let path = shown.display();
                 say(&format!("gctrace: {path} is probed by {}: {misses}", last.method.name()));
                 for reason in refusals {
-                    say(&format!("gctrace: {path}: better methods are not possible: {reason}"));
+                    say(&format!("gctrace: {path}: better probes are not possible: {reason}"));
                 }
                 Ok(verdict)
             }
@@ -369,7 +369,7 @@ impl Control {
         plan.config.gvl = gvl.path;
         let lacks = gvl.coverage.lacks();
         if !lacks.is_empty() {
-            say(&format!("gctrace: {path}: its GVL is seen only in part: {lacks}"));
+            say(&format!("gctrace: {path}: GVL coverage is partial: {lacks}"));
         }
         Some(gvl.coverage)
     }

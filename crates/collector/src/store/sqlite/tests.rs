@@ -497,7 +497,7 @@ fn no_store() {
     let (_dir, path) = store();
     let name = format!("sqlite:{}", path.display());
     let error = crate::store::open_existing(&name).err().unwrap().to_string();
-    assert!(error.contains("there is no such store"), "{error}");
+    assert!(error.contains("no such store"), "{error}");
     assert!(!path.exists());
     drop(crate::store::open(&name).unwrap());
     assert!(crate::store::open_existing(&name).is_ok());

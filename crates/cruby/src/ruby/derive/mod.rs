@@ -65,7 +65,7 @@ pub enum NotDerived {
     #[error("it is {0}, which is not a sum over the objspace")]
     Shape(String),
     /// It is not part of this release.
-    #[error("this release has none")]
+    #[error("it is not part of this release")]
     NoSuch,
     /// It depends on a condition that is not understood.
     #[error("it depends on a condition: {0}")]

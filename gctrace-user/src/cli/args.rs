@@ -191,6 +191,7 @@ pub enum Subcommand {
     /// Write everything that is seen to a recording, for `gctrace report`
     Record(super::record::RecordArgs),
     /// Write a summary, or any output of a run, from a recording
+    #[command(visible_alias = "summary")]
     Report(super::record::ReportFileArgs),
     /// Compare two recordings: what has changed, and whether that is more than noise
     Diff(super::diff::DiffArgs),

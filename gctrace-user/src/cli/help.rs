@@ -109,7 +109,7 @@ const COMMANDS: [(&str, &str); 14] = [
     ("top", "What every Ruby process does right now; gctrace alone does it"),
     ("dump", "What each thread does right now, with its Ruby stack"),
     ("record", "Write everything to a recording, for `gctrace report`"),
-    ("report", "A summary, or any output of a run, from a recording"),
+    ("report", "A summary, or any output, from a recording"),
     ("diff", "Compare two recordings: what changed beyond noise"),
     ("serve", "A recording, or a live run, as a web page on this host"),
     ("info", "What a recording contains"),

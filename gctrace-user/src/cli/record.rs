@@ -265,6 +265,14 @@ mod tests {
         assert_eq!(Settings::resolve(also, 7).unwrap_err(), UsageError::SameFile("a".into()));
     }
 
+    /// `summary` is another name of `report`.
+    #[test]
+    fn alias() {
+        assert!(
+            matches!(parsed(&["summary", "x"]), Subcommand::Report(args) if args.file == PathBuf::from("x"))
+        );
+    }
+
     /// Without flags it is one screen, with --quiet the summary of a run; what shows cycles prints lines.
     #[test]
     fn reported() {

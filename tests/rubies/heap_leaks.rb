@@ -17,6 +17,12 @@ class Coin; end
 class Stamp; end
 class Ticket; end
 class Vote; end
+class Line; end
+class Parent
+  def initialize
+    @line = Line.new # allocates Line
+  end
+end
 CACHE = []
 CLOSURES = []
 module Shop
@@ -116,6 +122,7 @@ class Bus
 end
 
 BUS = Bus.new
+PARENTS = []
 RING = Array.new(2_000)
 FULL = {}
 QUEUE = []
@@ -181,11 +188,12 @@ ROUNDS = {
       rand(3).times { Scrap.new }
     end
   end,
-  # What lambdas keep, each an object or one of them all.
+  # What lambdas keep, each an object or one of them all, and what objects keep, each one.
   "lambdas" => lambda do |n|
     600.times do
       Feed.main.subscribe
       Tally.count
+      PARENTS << Parent.new # allocates Parent
       rand(3).times { Scrap.new }
     end
   end,

@@ -197,7 +197,7 @@ fn of_classes(live: &Live, ruby: &Ruby) -> Result<()> {
     Ok(())
 }
 
-/// What lambdas keep: each one object, or one of them all.
+/// What lambdas keep: each one object, or one of them all. And what objects keep, each one.
 fn of_lambdas(live: &Live, ruby: &Ruby) -> Result<()> {
     let mut script = Script::unwitnessed(live, ruby, "heap_leaks.rb")?.arg("lambdas").start()?;
     script.wait_for("ready")?;
@@ -222,9 +222,15 @@ fn of_lambdas(live: &Live, ruby: &Ruby) -> Result<()> {
     let ticket = suspect(&found, "Ticket", "")?;
     ensure!(classes(ticket) == [Value::Null, "Proc".into(), "Array".into(), "Feed".into()], "{ticket}");
     ensure!(ticket["variable"] == main, "{ticket}");
+    each_its_own(&ticket["holders"][0])?;
+    each_its_own(&ticket["holders"][1])?;
     let (variables, lambda) = (code(ticket, 0)?, code(ticket, 1)?);
     ensure!(variables.starts_with("block in ") && variables.contains("subscribe "), "{ticket}");
     ensure!(lambda.contains("subscribe ") && at_line(&lambda, &lambdas), "not {lambdas:?}: {lambda}");
+
+    let own = suspect(&found, "Line", "Parent")?;
+    each_its_own(&own["holders"][0])?;
+    ensure!(classes(own) == ["Parent", "Array"] && own["constant"] == "PARENTS", "{own}");
 
     // An array, the variables of the method, those of the block in it, the lambda.
     let vote = suspect(&found, "Vote", "Array")?;
@@ -232,6 +238,13 @@ fn of_lambdas(live: &Live, ruby: &Ruby) -> Result<()> {
     ensure!(vote["variable"] == json!({"name": "@@count", "class": "Tally"}), "{vote}");
     let lines = marked_lines("heap_leaks.rb", "allocates Vote")?;
     ensure!(at_line(&code(vote, 3)?, &lines), "not {lines:?}: {vote}");
+    Ok(())
+}
+
+/// Of the samples most have a holder of their own, and these are alike.
+fn each_its_own(holder: &Value) -> Result<()> {
+    let of = |name: &str| holder[name].as_u64().with_context(|| format!("no {name}: {holder}"));
+    ensure!(of("holds")? * 2 > of("of")? && of("of")? > 1 && of("objects")? >= of("holds")?, "{holder}");
     Ok(())
 }
 

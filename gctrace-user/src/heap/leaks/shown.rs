@@ -282,18 +282,36 @@ fn allocated(out: &mut impl Write, lines: &Lines) -> io::Result<()> {
 }
 
 fn words(holder: &Holder) -> String {
-    let Holder { address, kind, class, code, refers, holds, of } = holder;
+    let Holder { address, kind, class, code, refers, objects, holds, of } = holder;
+    let (class, code) = (class.as_deref().map(printable), code.as_deref().map(printable));
+    let samples = format!("({holds} of {of} samples)");
+    if *objects > 1 {
+        let alike = match (class, code) {
+            (Some(class), Some(code)) => format!("{class} objects defined at {code}"),
+            (None, Some(code)) if *kind == "T_DATA" => {
+                format!("Procs of a class without a name, defined at {code}")
+            }
+            (None, Some(code)) => format!("closures over the variables of {code}"),
+            (Some(class), None) => format!("{class} objects"),
+            (None, None) => format!("hidden {kind} objects"),
+        };
+        return if *objects >= *holds as u64 {
+            format!("{alike}, each its own {samples}")
+        } else {
+            format!("{objects} {alike} {samples}")
+        };
+    }
     let class = match (class, code) {
-        (Some(class), Some(code)) => format!("{} defined at {}", printable(class), printable(code)),
+        (Some(class), Some(code)) => format!("{class} defined at {code}"),
         (None, Some(code)) if *kind == "T_DATA" => {
-            format!("a Proc of a class without a name, defined at {}", printable(code))
+            format!("a Proc of a class without a name, defined at {code}")
         }
-        (None, Some(code)) => format!("a closure over the variables of {}", printable(code)),
-        (Some(class), None) => printable(class).into_owned(),
+        (None, Some(code)) => format!("a closure over the variables of {code}"),
+        (Some(class), None) => class.into_owned(),
         (None, None) => format!("a hidden {kind}"),
     };
-    let share = if *of > 1 { format!(" ({holds} of {of} samples)") } else { String::new() };
-    format!("{class} {:#x} with {}{share}", address.0, plural(*refers, "reference"))
+    let samples = if *of > 1 { format!(" {samples}") } else { String::new() };
+    format!("{class} {:#x} with {}{samples}", address.0, plural(*refers, "reference"))
 }
 
 fn of_class(variable: &ClassVariable) -> String {
@@ -301,4 +319,38 @@ fn of_class(variable: &ClassVariable) -> String {
     let class = class.as_deref().unwrap_or("a class without a name");
     let kind = if variable.name.starts_with("@@") { "class variable" } else { "instance variable" };
     format!("the {kind} {} of {class}", printable(&variable.name))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{super::super::jsonl::Address, *};
+
+    fn holder(class: Option<&str>, code: Option<&str>, objects: u64, (holds, of): (usize, usize)) -> Holder {
+        let [class, code] = [class, code].map(|text| text.map(str::to_owned));
+        Holder { address: Address(0x40), kind: "T_OBJECT", class, code, refers: 2, objects, holds, of }
+    }
+
+    /// One holder has an address; of several it would mislead.
+    #[test]
+    fn holders() {
+        let (order, block) = (Some("Order"), Some("block in on bus.rb:3"));
+        for (holder, expected) in [
+            (holder(order, None, 1, (51, 53)), "Order 0x40 with 2 references (51 of 53 samples)"),
+            (holder(order, None, 1, (1, 1)), "Order 0x40 with 2 references"),
+            (holder(None, None, 1, (1, 1)), "a hidden T_OBJECT 0x40 with 2 references"),
+            (holder(order, None, 39, (39, 39)), "Order objects, each its own (39 of 39 samples)"),
+            (holder(order, None, 41, (39, 52)), "Order objects, each its own (39 of 52 samples)"),
+            (holder(order, None, 5, (39, 52)), "5 Order objects (39 of 52 samples)"),
+            (
+                holder(None, block, 39, (39, 39)),
+                "closures over the variables of block in on bus.rb:3, each its own (39 of 39 samples)",
+            ),
+            (
+                holder(Some("Proc"), block, 39, (39, 39)),
+                "Proc objects defined at block in on bus.rb:3, each its own (39 of 39 samples)",
+            ),
+        ] {
+            assert_eq!(words(&holder), expected);
+        }
+    }
 }

@@ -1,0 +1,227 @@
+//! Reads what objects refer to, and names them.
+
+use std::{
+    collections::{BTreeSet, HashSet},
+    sync::Arc,
+};
+
+use super::{
+    super::{jsonl::Address, target::Target},
+    ClassVariable, End, Holder, Path,
+    step::{HeapObject, Samples, Step},
+};
+use crate::{
+    host::mem::ProcessMemory,
+    model::source::last_two,
+    ruby::{
+        frames::Memory as _,
+        heap::{ClassNames, Environment, HeapLayout, Marks, ObjectType, Procs, References, Referred, Slot},
+    },
+};
+
+/// How often an object is read again that the program has changed meanwhile.
+const LOOKS: usize = 4;
+
+/// What of a class refers to one of the objects.
+#[derive(Debug)]
+pub(super) enum OfClass {
+    /// The class, and the key of a constant.
+    Constant(u64, u32),
+    /// The class, and the name of a variable.
+    Variable(u64, Arc<str>),
+}
+
+/// What was found of an object.
+enum Found {
+    /// It holds some of the objects.
+    Holds(HeapObject),
+    /// It holds none, or what it holds cannot be read.
+    Nothing,
+    /// The program changed it while it was read.
+    Changed,
+}
+
+/// What reads references of the objects of one process.
+pub(super) struct Search<'t> {
+    target: &'t Target,
+    names: Option<ClassNames<&'t ProcessMemory>>,
+    references: References,
+    procs: Option<Procs>,
+    /// What is looked for.
+    wanted: HashSet<u64>,
+    /// Which of it the last object holds.
+    held: BTreeSet<u64>,
+}
+
+impl<'t> Search<'t> {
+    pub(super) fn of(target: &'t Target, layout: HeapLayout) -> Option<Self> {
+        let references = target.references(&layout)?;
+        let procs = Procs::of(target.plan.analysis.version, &layout);
+        let (wanted, held) = (HashSet::new(), BTreeSet::new());
+        Some(Self { target, names: target.names(), references, procs, wanted, held })
+    }
+
+    /// Begins a pass over the heap.
+    pub(super) fn begin(&mut self, step: &Step) {
+        self.wanted = step.wanted.iter().copied().collect();
+    }
+
+    /// Looks whether an object is a holder.
+    pub(super) fn see(&mut self, slot: &Slot<'_>, step: &mut Step) {
+        if slot.marks.is_some_and(|marks| marks.dead) {
+            return;
+        }
+        if [ObjectType::CLASS, ObjectType::MODULE].contains(&slot.kind())
+            && step.is_single()
+            && step.of_class.is_none()
+        {
+            step.of_class = self.of_class(slot.address, &step.wanted);
+        }
+        let mut found = self.held(slot);
+        let mut bytes = Vec::new();
+        for _ in 0..LOOKS {
+            if !matches!(found, Found::Changed) {
+                break;
+            }
+            // Its page was read some time ago, and what grows is moved now and then.
+            bytes.resize(slot.bytes.len(), 0);
+            if !self.target.memory.read(slot.address, &mut bytes) {
+                return;
+            }
+            found = self.held(&Slot { address: slot.address, bytes: &bytes, marks: slot.marks });
+        }
+        if let Found::Holds(object) = found {
+            step.offer(object, &self.held);
+        }
+    }
+
+    /// Whether an object that was found is still there, and holds as many of the objects.
+    fn still_holds(&mut self, found: &HeapObject, step: &Step, holds: usize) -> bool {
+        let mut bytes = vec![0; found.size];
+        if !self.target.memory.read(found.address, &mut bytes) {
+            return false;
+        }
+        let again = self.held(&Slot { address: found.address, bytes: &bytes, marks: None });
+        let held = self.held.iter().filter(|address| step.wanted.contains(address)).count();
+        matches!(again, Found::Holds(again) if again.likeness() == found.likeness() && held >= holds)
+    }
+
+    /// Which of the objects a slot holds.
+    fn held(&mut self, slot: &Slot<'_>) -> Found {
+        let (mut held, wanted) = (std::mem::take(&mut self.held), std::mem::take(&mut self.wanted));
+        held.clear();
+        let mut refers = 0;
+        let read = self.references(slot, &mut |value| {
+            refers += 1;
+            if wanted.contains(&value) {
+                held.insert(value);
+            }
+        });
+        (self.held, self.wanted) = (held, wanted);
+        let code = match read {
+            Ok(code) => code,
+            Err(Referred::Changed) => return Found::Changed,
+            Err(_) => return Found::Nothing,
+        };
+        if self.held.is_empty() {
+            return Found::Nothing;
+        }
+        // What internal objects have in the place of a class is something else.
+        let class = if slot.kind().is_internal() { 0 } else { slot.class() };
+        Found::Holds(HeapObject {
+            address: slot.address,
+            kind: slot.kind(),
+            class,
+            code,
+            refers,
+            old: slot.marks.is_some_and(Marks::is_old),
+            size: slot.bytes.len(),
+        })
+    }
+
+    /// Hands what an object refers to to `visit`, and returns the address of the code that it has, if any; or why its references cannot be
+    /// read.
+    fn references(&mut self, slot: &Slot<'_>, visit: &mut dyn FnMut(u64)) -> Result<Option<u64>, Referred> {
+        let memory = &self.target.memory;
+        if let Some(environment) = Environment::of(slot, self.target.plan.analysis.version) {
+            let read = environment.each(memory, visit);
+            return read.map(|()| Some(environment.code)).ok_or(Referred::Changed);
+        }
+        if let Some(closure) = self.procs.as_mut().and_then(|procs| procs.closure(memory, slot)) {
+            closure.each(visit);
+            return Ok(Some(closure.code));
+        }
+        match self.references.each(memory, slot, visit) {
+            Referred::Exactly => Ok(None),
+            other => Err(other),
+        }
+    }
+
+    /// A constant or a variable of a class that is one of the objects. Where they cannot be read, the path goes on as if there were none.
+    fn of_class(&mut self, class: u64, wanted: &BTreeSet<u64>) -> Option<OfClass> {
+        let names = self.names.as_mut()?;
+        let mut constant = None;
+        let _read = names.constants(class, &mut |key, value| {
+            if wanted.contains(&value) {
+                constant.get_or_insert(key);
+            }
+        });
+        if let Some(key) = constant {
+            return Some(OfClass::Constant(class, key));
+        }
+        let variables = names.variables(class, &mut |value| wanted.contains(&value))?;
+        variables.into_iter().next().map(|name| OfClass::Variable(class, name))
+    }
+
+    /// The path that ends there; `None`: a constant without a name.
+    pub(super) fn ends_at(&mut self, of_class: OfClass, holders: &[Holder]) -> Option<Path> {
+        let names = self.names.as_mut()?;
+        let holders = holders.to_vec();
+        Some(match of_class {
+            OfClass::Constant(class, key) => {
+                let constant = Some(names.constant(class, key)?);
+                Path { constant, ..Path::new(holders, End::Constant) }
+            }
+            OfClass::Variable(class, name) => {
+                let variable = ClassVariable { name: name.to_string(), class: names.expression(class) };
+                Path { variable: Some(variable), ..Path::new(holders, End::ClassVariable) }
+            }
+        })
+    }
+
+    /// What is told of an object that holds so many, and what the path goes on from; `None`: it does not hold them any more.
+    pub(super) fn one(
+        &mut self,
+        object: &HeapObject,
+        step: &Step,
+        holds: usize,
+    ) -> Option<(Holder, Vec<u64>)> {
+        let there = self.still_holds(object, step, holds);
+        there.then(|| (self.holder(object, (holds, step.wanted.len())), vec![object.address]))
+    }
+
+    fn holder(&mut self, object: &HeapObject, (holds, of): (usize, usize)) -> Holder {
+        let HeapObject { address, kind, class, refers, code, .. } = *object;
+        let mut names = self.names.as_mut();
+        let class = names.as_mut().filter(|_| class != 0).and_then(|names| names.name(class));
+        let code = code.and_then(|code| {
+            let (label, file, line) = names?.code(code)?;
+            Some(format!("{label} {}:{line}", last_two(&file)))
+        });
+        let class = class.map(|name| name.as_ref().to_owned());
+        Holder { address: Address(address), kind: kind.name(), class, code, refers, objects: 1, holds, of }
+    }
+
+    /// The same of objects that are alike. The path goes on from those of them that hold some still.
+    pub(super) fn alike(
+        &mut self,
+        objects: Samples<HeapObject>,
+        step: &Step,
+        holds: usize,
+    ) -> Option<(Holder, Vec<u64>)> {
+        let (seen, mut kept) = (objects.seen, objects.kept);
+        kept.retain(|object| self.still_holds(object, step, 1));
+        let holder = self.holder(kept.first()?, (holds, step.wanted.len()));
+        Some((Holder { objects: seen, ..holder }, kept.iter().map(|object| object.address).collect()))
+    }
+}

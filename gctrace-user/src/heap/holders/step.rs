@@ -1,0 +1,285 @@
+//! One step from objects towards what holds them: what was seen in one pass over the heap, and who of it counts.
+//!
+//! Most often one object holds all samples, as an array does. But a leaked object may have a holder of its own, as a string has that is an
+//! instance variable of an order: then it is not any of the orders that is told, but that orders hold them.
+
+use std::collections::{BTreeSet, HashMap, HashSet};
+
+use super::{End, search::OfClass};
+use crate::ruby::heap::ObjectType;
+
+/// Old objects of a class that holders are looked for, and objects of a group that the path goes on with.
+const SAMPLES: usize = 64;
+/// Groups that are kept in a pass.
+const GROUPS: usize = 4096;
+
+/// An object that holds others.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct HeapObject {
+    pub(super) address: u64,
+    pub(super) kind: ObjectType,
+    /// 0: hidden.
+    pub(super) class: u64,
+    /// Of variables that a closure keeps, and of a Proc: the address of the code.
+    pub(super) code: Option<u64>,
+    pub(super) refers: u64,
+    pub(super) old: bool,
+    /// Bytes of its slot.
+    pub(super) size: usize,
+}
+
+impl HeapObject {
+    pub(super) fn likeness(&self) -> Likeness {
+        (self.kind, self.class, self.code)
+    }
+}
+
+/// What objects of one group have in common: type, class, and code.
+pub(super) type Likeness = (ObjectType, u64, Option<u64>);
+
+/// Objects that are alike and hold some of the samples.
+#[derive(Clone, Debug)]
+pub(super) struct Group {
+    /// Which.
+    held: BTreeSet<u64>,
+    /// Some of them, spread over the heap.
+    pub(super) holders: Samples<HeapObject>,
+}
+
+/// What holds the objects of a step.
+#[derive(Debug)]
+pub(super) enum Choice {
+    /// One object, and how many of them.
+    One(HeapObject, usize),
+    /// Objects that are alike, and how many of them.
+    Alike(Samples<HeapObject>, usize),
+    /// Nothing that can be told.
+    End(End),
+}
+
+/// What refers to the objects of one step.
+#[derive(Debug)]
+pub(super) struct Step {
+    pub(super) wanted: BTreeSet<u64>,
+    /// Those of the steps before: objects that hold each other lead nowhere.
+    pub(super) seen: HashSet<u64>,
+    /// What holds most of them, and how many.
+    best: Option<(HeapObject, usize)>,
+    groups: HashMap<Likeness, Group>,
+    /// Those that anything holds.
+    reached: BTreeSet<u64>,
+    /// What of a class holds one of them.
+    pub(super) of_class: Option<OfClass>,
+}
+
+impl Step {
+    /// The first one, from samples.
+    pub(super) fn new(wanted: impl IntoIterator<Item = u64>) -> Self {
+        Self {
+            wanted: wanted.into_iter().collect(),
+            seen: HashSet::new(),
+            best: None,
+            groups: HashMap::new(),
+            reached: BTreeSet::new(),
+            of_class: None,
+        }
+    }
+
+    /// The one after it, from what was found.
+    pub(super) fn next(self, wanted: impl IntoIterator<Item = u64>) -> Self {
+        let mut seen = self.seen;
+        seen.extend(self.wanted);
+        Self { seen, ..Self::new(wanted) }
+    }
+
+    /// Whether what holds an object holds all that the path has come from.
+    pub(super) fn is_single(&self) -> bool {
+        self.wanted.len() == 1
+    }
+
+    /// Notes what holds some of the objects. Of several that hold as many, not one is kept that may be gone soon.
+    pub(super) fn offer(&mut self, object: HeapObject, held: &BTreeSet<u64>) {
+        if self.wanted.contains(&object.address) || self.seen.contains(&object.address) {
+            return;
+        }
+        let held = || held.iter().filter(|address| self.wanted.contains(address)).copied();
+        let holds = held().count();
+        if holds == 0 {
+            return;
+        }
+        let rank = |object: &HeapObject, holds: usize| (holds, object.old, object.refers, object.address);
+        if self.best.as_ref().is_none_or(|(best, most)| rank(best, *most) < rank(&object, holds)) {
+            self.best = Some((object, holds));
+        }
+        // One object is held by one of a group as by all of it.
+        if self.wanted.len() > 1 {
+            self.reached.extend(held());
+            let likeness = object.likeness();
+            if self.groups.len() < GROUPS || self.groups.contains_key(&likeness) {
+                let group = || Group { held: BTreeSet::new(), holders: Samples::default() };
+                let group = self.groups.entry(likeness).or_insert_with(group);
+                group.held.extend(held());
+                group.holders.see(object);
+            }
+        }
+    }
+
+    /// What the path goes on with: an object or a group that holds more than half of the samples. Else an object that holds a quarter at
+    /// least: chance gives none so many, while samples of a common class are also of objects that do not leak.
+    pub(super) fn choose(&mut self) -> Choice {
+        let of = self.wanted.len();
+        let Some((best, holds)) = self.best else { return Choice::End(End::NotReadable) };
+        if holds * 2 > of {
+            return Choice::One(best, holds);
+        }
+        let most = self.groups.drain().max_by_key(|(likeness, group)| (group.held.len(), *likeness));
+        if let Some((_, Group { held, holders })) = most
+            && held.len() * 2 > of
+        {
+            return Choice::Alike(holders, held.len());
+        }
+        if holds > 1 && holds * 4 >= of {
+            return Choice::One(best, holds);
+        }
+        let few = self.reached.len() * 2 <= of;
+        Choice::End(if few { End::NotReadable } else { End::Scattered })
+    }
+}
+
+/// Some of all that are seen, spread over them, in memory that is bounded: each second one is forgotten when there is no room, and after
+/// that half as many are taken.
+#[derive(Clone, Debug)]
+pub(super) struct Samples<T> {
+    pub(super) kept: Vec<T>,
+    pub(super) seen: u64,
+    every: u64,
+}
+
+impl<T> Default for Samples<T> {
+    fn default() -> Self {
+        Self { kept: Vec::new(), seen: 0, every: 1 }
+    }
+}
+
+impl<T> Samples<T> {
+    pub(super) fn see(&mut self, one: T) {
+        if self.seen.is_multiple_of(self.every) {
+            if self.kept.len() == SAMPLES {
+                let mut index = 0;
+                self.kept.retain(|_| {
+                    index += 1;
+                    index % 2 == 1
+                });
+                self.every *= 2;
+            }
+            if self.seen.is_multiple_of(self.every) {
+                self.kept.push(one);
+            }
+        }
+        self.seen += 1;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Few objects are all kept; of many, some of each part of the heap.
+    #[test]
+    fn samples() {
+        let of = |count: u64| {
+            let mut samples = Samples::default();
+            (0..count).for_each(|address| samples.see(address));
+            assert_eq!(samples.seen, count);
+            samples.kept
+        };
+        assert!(of(0).is_empty());
+        assert_eq!(of(64), (0..64).collect::<Vec<u64>>());
+        let many = of(100_000);
+        assert!((32..=64).contains(&many.len()), "{}", many.len());
+        assert!(many.windows(2).all(|pair| pair[1] - pair[0] == many[1] - many[0]));
+        assert!(many.last().is_some_and(|last| *last > 90_000));
+    }
+
+    const ORDER: u64 = 0x10;
+    const HASH: u64 = 0x20;
+
+    fn object(address: u64, class: u64, refers: u64) -> HeapObject {
+        let kind = ObjectType::OBJECT;
+        HeapObject { address, kind, class, code: None, refers, old: true, size: 40 }
+    }
+
+    fn step(samples: u64, holders: impl IntoIterator<Item = (HeapObject, Vec<u64>)>) -> Step {
+        let mut step = Step::new(0..samples);
+        for (object, held) in holders {
+            step.offer(object, &held.into_iter().collect());
+        }
+        step
+    }
+
+    /// One order for each of 39 strings of 52; a hash with many references has one of the others.
+    fn own(orders: u64) -> impl Iterator<Item = (HeapObject, Vec<u64>)> {
+        let orders = (0..orders).map(|i| (object(0x1000 + i, ORDER, 2), vec![i]));
+        orders.chain([(object(0x9000, HASH, 3072), vec![51])])
+    }
+
+    /// Where each has a holder of its own, it is their class that holds most, and the path goes on from them, not from an object with
+    /// many references that holds one.
+    #[test]
+    fn holders_of_their_own() {
+        let Choice::Alike(orders, holds) = step(52, own(39)).choose() else { panic!("no group") };
+        assert_eq!((holds, orders.seen), (39, 39));
+        assert!(orders.kept.iter().all(|order| order.class == ORDER));
+        assert_eq!(orders.kept.len(), 39);
+        // Their code tells blocks apart, whose variables are all of one type.
+        let blocks = |code| move |i| (HeapObject { code, ..object(0x1000 + i, 0, 2) }, vec![i]);
+        let two = (0..30).map(blocks(Some(1))).chain((30..52).map(blocks(Some(2))));
+        let Choice::Alike(most, 30) = step(52, two).choose() else { panic!("not 30") };
+        assert!(most.kept.iter().all(|object| object.code == Some(1)));
+    }
+
+    /// One object that holds more than half is what holds them, whatever else does.
+    #[test]
+    fn one_holder() {
+        let array = object(0x8000, HASH, 900);
+        let both = own(39).chain([(array, (0..27).collect())]);
+        assert!(matches!(step(52, both).choose(), Choice::One(found, 27) if found == array));
+        // Of samples of a common class some are of other objects.
+        let few = [(array, (0..13).collect())];
+        assert!(matches!(step(52, few.clone()).choose(), Choice::One(_, 13)));
+        assert!(matches!(step(53, few).choose(), Choice::End(End::NotReadable)));
+        // What holds the only one is it.
+        assert!(matches!(step(1, [(array, vec![0])]).choose(), Choice::One(found, 1) if found == array));
+    }
+
+    /// Nothing is said where no class of holders has most, nor where most are held by what is not read.
+    #[test]
+    fn scattered() {
+        let of_classes = |classes: u64, held: u64| {
+            (0..held).map(move |i| (object(0x1000 + i, 0x100 + i % classes, 2), vec![i]))
+        };
+        assert!(matches!(step(52, of_classes(4, 52)).choose(), Choice::End(End::Scattered)));
+        assert!(matches!(step(52, of_classes(2, 52)).choose(), Choice::End(End::Scattered)));
+        assert!(matches!(step(52, of_classes(4, 26)).choose(), Choice::End(End::NotReadable)));
+        assert!(matches!(step(52, of_classes(4, 0)).choose(), Choice::End(End::NotReadable)));
+        assert!(matches!(step(2, of_classes(2, 2)).choose(), Choice::End(End::Scattered)));
+        // Classes without end are not kept, but one that was there goes on.
+        let step = &mut step(52, of_classes(1, 30));
+        for class in 0..10_000 {
+            step.offer(object(0x9000 + class, 0x1000 + class, 2), &BTreeSet::from([51]));
+        }
+        assert_eq!(step.groups.len(), GROUPS);
+        assert!(matches!(step.choose(), Choice::Alike(_, 30)));
+    }
+
+    /// Objects of steps before hold nothing.
+    #[test]
+    fn circles() {
+        let mut next = step(3, own(3)).next([0x1000, 0x1001]);
+        next.offer(object(0, HASH, 2), &BTreeSet::from([0x1000]));
+        next.offer(object(0x1001, HASH, 2), &BTreeSet::from([0x1000]));
+        assert!(matches!(next.choose(), Choice::End(End::NotReadable)));
+        next.offer(object(0x5000, HASH, 2), &BTreeSet::from([0x1000, 0x1001]));
+        assert!(matches!(next.choose(), Choice::One(_, 2)));
+    }
+}

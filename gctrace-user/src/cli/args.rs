@@ -228,15 +228,11 @@ pub enum Subcommand {
         sudo gctrace dump --all-ruby                 every Ruby process\n\n\
         Exit status: 0 done, 1 no Ruby process, 2 it could not be read, 3 missing privilege.\n\
         The process is not stopped; the output says for each stack how it was read.")]
+#[command(group(clap::ArgGroup::new("selected").required(true).multiple(true)
+    .args(["pids", "all_ruby", "words", "names", "units", "cgroups", "containers"])))]
 pub struct DumpArgs {
     /// This process and its descendants (repeatable)
-    #[arg(
-        long = "pid",
-        short = 'p',
-        value_name = "PID",
-        value_parser = parse::pids,
-        required_unless_present_any = ["all_ruby", "words", "names", "units", "cgroups", "containers"]
-    )]
+    #[arg(long = "pid", short = 'p', value_name = "PID", value_parser = parse::pids)]
     pub pids: Vec<Pids>,
 
     /// Every Ruby process

@@ -42,11 +42,12 @@ pub struct HeapArgs {
     pub svg: Option<PathBuf>,
 
     /// Write every object to this file, in the format that heapy, sheap and harb read
-    #[arg(long, value_name = "FILE", conflicts_with_all = ["svg", "every", "diff"])]
+    #[arg(long, value_name = "FILE", 
+        conflicts_with_all = ["by", "top", "format", "svg", "every", "diff"])]
     pub dump: Option<PathBuf>,
 
     /// Compare two censuses that --format jsonl wrote (by type or class), or one with the process as it is now
-    #[arg(long, value_name = "FILE", num_args = 1..=2, conflicts_with_all = ["svg", "every"])]
+    #[arg(long, value_name = "FILE", num_args = 1..=2, conflicts_with_all = ["by", "svg", "every"])]
     pub diff: Vec<PathBuf>,
 
     /// Repeat the census at this interval and print the classes (--by class) or types that grew; with --by memory, how much of
@@ -87,4 +88,35 @@ pub enum HeapByArg {
     Age,
     /// Where the resident memory is: pages of objects, allocations, libraries, stacks
     Memory,
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::cli::Args;
+    use clap::Parser as _;
+
+    /// A flag that would change nothing is refused.
+    #[test]
+    fn without_effect() {
+        let heap = |flags: &[&str]| {
+            let words = [&["gctrace", "heap", "--pid", "4"], flags].concat();
+            Args::try_parse_from(words).map(|_| ()).map_err(|error| error.to_string())
+        };
+        for first in [&["--dump", "a"][..], &["--diff", "a"], &["--leaks", "1m"], &["--every", "1m"]] {
+            heap(first).unwrap();
+        }
+        for (what, other) in [
+            (["--dump", "a"], ["--by", "class"]),
+            (["--dump", "a"], ["--format", "jsonl"]),
+            (["--dump", "a"], ["--top", "4"]),
+            (["--diff", "a"], ["--by", "class"]),
+            (["--leaks", "1m"], ["--by", "class"]),
+        ] {
+            let error = heap(&[what, other].concat()).unwrap_err();
+            assert!(error.contains(what[0]) && error.contains(other[0]), "{error}");
+        }
+        for other in [["--by", "class"], ["--format", "jsonl"], ["--top", "4"]] {
+            heap(&[["--every", "1m"], other].concat()).unwrap();
+        }
+    }
 }

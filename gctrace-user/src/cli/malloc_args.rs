@@ -2,7 +2,7 @@
 
 use std::{path::PathBuf, time::Duration};
 
-use clap::{Args as ClapArgs, ValueEnum};
+use clap::{ArgGroup, Args as ClapArgs, ValueEnum};
 
 use super::{
     args::{CacheArgs, FormatArg},
@@ -22,15 +22,12 @@ use crate::export::profile::{Format, Graph, Grouping, Measure};
         Exit status: 0 done, 1 no Ruby process, 2 its calls cannot be counted, 3 missing privilege or kernel feature.\n\
         Each call costs the process about a microsecond, each stack some more.\n\
         The window ends early when that is above the budget.")]
+#[command(group(ArgGroup::new("selected").required(true).multiple(true)
+    .args(["pids", "all_ruby", "names", "units", "cgroups", "containers"])))]
+#[command(group(ArgGroup::new("graphs").multiple(true).args(["flamegraph", "folded"])))]
 pub struct MallocArgs {
     /// The process (repeatable, or a list: --pid 17,42, --pid "$(pgrep puma)"); its children only with --children
-    #[arg(
-        long = "pid",
-        short = 'p',
-        value_name = "PID",
-        value_parser = parse::pids,
-        required_unless_present_any = ["all_ruby", "names", "units", "cgroups", "containers"]
-    )]
+    #[arg(long = "pid", short = 'p', value_name = "PID", value_parser = parse::pids)]
     pub pids: Vec<Pids>,
 
     /// Also the descendants of these processes that run when counting begins, such as the workers of a server
@@ -74,7 +71,7 @@ pub struct MallocArgs {
     pub folded: Option<PathBuf>,
 
     /// What --flamegraph and --folded show
-    #[arg(long, value_enum, default_value_t = MallocMeasureArg::Malloc, value_name = "WHAT")]
+    #[arg(long, value_enum, default_value_t = MallocMeasureArg::Malloc, value_name = "WHAT", requires = "graphs")]
     pub flamegraph_of: MallocMeasureArg,
 
     /// What to write to standard output
@@ -113,5 +110,44 @@ impl MallocArgs {
             (&self.folded, Format::Folded(graph)),
         ];
         files.into_iter().filter_map(|(path, format)| Some((path.clone()?, format))).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::cli::{Args, Subcommand};
+    use clap::Parser as _;
+
+    fn malloc(flags: &[&str]) -> Result<super::MallocArgs, String> {
+        let words = [&["gctrace", "malloc"], flags].concat();
+        match Args::try_parse_from(words).map_err(|error| error.to_string())?.subcommand {
+            Some(Subcommand::Malloc(args)) => Ok(args),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    /// Whoever selects nothing reads of all flags that select.
+    #[test]
+    fn selection() {
+        let error = malloc(&[]).unwrap_err();
+        for flag in ["--pid", "--all-ruby", "--name", "--unit", "--cgroup", "--container"] {
+            assert!(error.contains(flag), "{flag}: {error}");
+        }
+        for one in [&["--all-ruby"][..], &["--name", "puma"], &["--pid", "4", "--unit", "puma.service"]] {
+            malloc(one).unwrap();
+        }
+    }
+
+    /// What is drawn is refused where nothing is.
+    #[test]
+    fn graphs() {
+        let of = ["--all-ruby", "--flamegraph-of", "malloc-live"];
+        let error = malloc(&[&of[..], &["--pprof", "a"]].concat()).unwrap_err();
+        assert!(error.contains("--flamegraph") && error.contains("--folded"), "{error}");
+        for file in [&["--flamegraph", "a"][..], &["--folded", "a"], &["--flamegraph", "a", "--folded", "b"]]
+        {
+            malloc(&[&of[..], file].concat()).unwrap();
+        }
+        malloc(&["--all-ruby"]).unwrap();
     }
 }

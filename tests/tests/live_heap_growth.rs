@@ -86,7 +86,7 @@ fn leaks(live: &Live, pid: u32) -> Result<(Value, Vec<Value>)> {
     let mut seen = Vec::new();
     for time in ["4s", "8s", "16s"] {
         let (head, found) = leaks_in(live, pid, time, &[])?;
-        let read = found.iter().take(5).all(|line| line["end"].is_string());
+        let read = found.iter().take(5).all(|line| line["end"].is_string() && line["end"] != "unread");
         if head["censuses"].as_u64().is_some_and(|censuses| censuses >= CENSUSES) && read {
             return Ok((head, found));
         }
@@ -100,6 +100,10 @@ fn leaks_in(live: &Live, pid: u32, time: &str, more: &[&str]) -> Result<(Value, 
     let flags: Vec<&str> = ["--leaks", time, "--format", "jsonl"].iter().chain(more).copied().collect();
     let watched = heap(live, pid, &flags)?;
     ensure!(watched.status.success(), "{}", watched.errors());
+    // The holders of all are looked for at once.
+    let searches = watched.errors().matches("looking for what holds").count();
+    let growth = watched.stdout.iter().any(|line| line.contains(r#""type":"leak""#));
+    ensure!(searches == usize::from(growth), "{}", watched.errors());
     let lines: Vec<Value> =
         watched.stdout.iter().map(|line| serde_json::from_str(line)).collect::<Result<_, _>>()?;
     let (head, found) = lines.split_first().context("no line")?;

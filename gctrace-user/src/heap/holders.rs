@@ -5,17 +5,21 @@
 mod search;
 mod step;
 
+use std::ops::ControlFlow;
+
 use serde::Serialize;
 
 use self::{
     search::Search,
-    step::{Choice, Samples, Step},
+    step::{Samples, Step},
 };
 use super::{count::key, jsonl::Address, target::Target};
 use crate::ruby::heap::{HeapError, Slot, each_object};
 
 /// Steps from a sample towards the roots.
 const STEPS: usize = 8;
+/// How often the heap is read for one step, if its pages change meanwhile.
+const TRIES: usize = 3;
 
 /// An object that holds others, or several that are alike.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -57,6 +61,8 @@ pub(super) enum End {
     Changed,
     /// The references of no object of this release are read.
     Release,
+    /// The heap could not be read again.
+    Unread,
 }
 
 impl End {
@@ -69,6 +75,7 @@ impl End {
             Self::ClassVariable => "held by a variable of a class",
             Self::Bounded => "held by further objects (not followed)",
             Self::Changed => "held by objects that changed while they were read",
+            Self::Unread => "held by what is not known, because the heap could not be read again",
             Self::Release => "their holders cannot be read in this Ruby",
         }
     }
@@ -92,57 +99,117 @@ pub(super) struct Path {
     /// The variable of a class that it ends at.
     pub(super) variable: Option<ClassVariable>,
     pub(super) end: End,
+    /// Why the heap could not be read.
+    pub(super) unread: Option<String>,
 }
 
 impl Path {
     fn new(holders: Vec<Holder>, end: End) -> Self {
-        Self { holders, constant: None, variable: None, end }
+        Self { holders, constant: None, variable: None, end, unread: None }
     }
 }
 
-/// The path of old objects that `is_suspect` picks.
-pub(super) fn path(
+/// The paths of old objects of so many classes; `class_of` says which one an object is of. The heap is read once for the samples of all, and
+/// once for each step of all.
+pub(super) fn paths(
     target: &Target,
-    mut is_suspect: impl FnMut(&Slot<'_>) -> bool,
-) -> Result<Path, HeapError> {
+    classes: usize,
+    class_of: impl FnMut(&Slot<'_>) -> Option<usize>,
+) -> Vec<Path> {
+    let mut paths = vec![None; classes];
+    let mut steps = Vec::new();
+    let unread = follow(target, &mut paths, &mut steps, class_of).err().map(|error| error.to_string());
+    let unread = |holders| Path { unread: unread.clone(), ..Path::new(holders, End::Unread) };
+    for step in steps {
+        paths[step.suspect] = Some(unread(step.holders));
+    }
+    paths.into_iter().map(|path| path.unwrap_or_else(|| unread(Vec::new()))).collect()
+}
+
+/// Paths that have ended go to `paths`. If the heap cannot be read, `steps` are those of the others.
+fn follow(
+    target: &Target,
+    paths: &mut [Option<Path>],
+    steps: &mut Vec<Step>,
+    mut class_of: impl FnMut(&Slot<'_>) -> Option<usize>,
+) -> Result<(), HeapError> {
     let layout = target.layout()?;
     let Some(mut search) = Search::of(target, layout) else {
-        return Ok(Path::new(Vec::new(), End::Release));
+        paths.fill(Some(Path::new(Vec::new(), End::Release)));
+        return Ok(());
     };
     let (objspace, state) = target.state()?;
     let compactions = key(&target.plan, "compact_count", &state);
-    let mut samples = Samples::default();
-    each_object(&target.memory, objspace, &layout, |slot| {
-        if slot.marks.is_some_and(|marks| marks.is_old() && !marks.dead) && is_suspect(slot) {
-            samples.see(slot.address);
-        }
+    let samples = several_times(|| {
+        let mut samples = vec![Samples::default(); paths.len()];
+        each_object(&target.memory, objspace, &layout, |slot| {
+            if slot.marks.is_some_and(|marks| marks.is_old() && !marks.dead)
+                && let Some(samples) = class_of(slot).and_then(|class| samples.get_mut(class))
+            {
+                samples.see(slot.address);
+            }
+        })?;
+        Ok(samples)
     })?;
-    if samples.kept.is_empty() {
-        return Ok(Path::new(Vec::new(), End::NoSample));
+    for (suspect, (samples, path)) in samples.into_iter().zip(&mut *paths).enumerate() {
+        if samples.kept.is_empty() {
+            *path = Some(Path::new(Vec::new(), End::NoSample));
+        } else {
+            steps.push(Step::new(suspect, samples.kept));
+        }
     }
-    let mut step = Step::new(samples.kept);
-    let mut holders = Vec::new();
     for _ in 0..STEPS {
-        search.begin(&step);
-        each_object(&target.memory, objspace, &layout, |slot| search.see(slot, &mut step))?;
+        if steps.is_empty() {
+            return Ok(());
+        }
+        search.begin(steps);
+        several_times(|| {
+            steps.iter_mut().for_each(Step::again);
+            each_object(&target.memory, objspace, &layout, |slot| search.see(slot, steps))
+        })?;
         // Objects may have moved, and others may be in their places.
-        if key(&target.plan, "compact_count", &target.state()?.1) != compactions {
-            return Ok(Path::new(holders, End::Changed));
+        let moved = key(&target.plan, "compact_count", &target.state()?.1) != compactions;
+        for step in std::mem::take(steps) {
+            let suspect = step.suspect;
+            let end = |step: Step| ControlFlow::Break(Path::new(step.holders, End::Changed));
+            match if moved { end(step) } else { search.decide(step) } {
+                ControlFlow::Continue(next) => steps.push(next),
+                ControlFlow::Break(path) => paths[suspect] = Some(path),
+            }
         }
-        // A constant or a variable holds one object, and holds it for ever. Of several it says nothing of the others.
-        if let Some(path) = step.of_class.take().and_then(|of_class| search.ends_at(of_class, &holders)) {
-            return Ok(path);
-        }
-        let found = match step.choose() {
-            Choice::End(end) => return Ok(Path::new(holders, end)),
-            Choice::One(object, holds) => search.one(&object, &step, holds),
-            Choice::Alike(objects, holds) => search.alike(objects, &step, holds),
-        };
-        let Some((holder, wanted)) = found else {
-            return Ok(Path::new(holders, End::Changed));
-        };
-        holders.push(holder);
-        step = step.next(wanted);
     }
-    Ok(Path::new(holders, End::Bounded))
+    for step in steps.drain(..) {
+        paths[step.suspect] = Some(Path::new(step.holders, End::Bounded));
+    }
+    Ok(())
+}
+
+/// Pages come and go while they are read.
+fn several_times<T>(mut look: impl FnMut() -> Result<T, HeapError>) -> Result<T, HeapError> {
+    for _ in 1..TRIES {
+        match look() {
+            Err(HeapError::Implausible(_)) => {}
+            other => return other,
+        }
+    }
+    look()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What changes while it is read is read again, but not for ever; what is not there is not.
+    #[test]
+    fn several_looks() {
+        let look = |results: &[Result<u8, HeapError>]| {
+            let mut looks = results.iter();
+            let found = several_times(|| looks.next().expect("looked too often").clone());
+            (found, looks.len())
+        };
+        let changed = Err(HeapError::Implausible("a page".to_owned()));
+        assert_eq!(look(&[changed.clone(), Ok(1), Ok(2)]), (Ok(1), 1));
+        assert_eq!(look(&vec![changed.clone(); TRIES]), (changed.clone(), 0));
+        assert_eq!(look(&[Err(HeapError::Layout), Ok(1)]), (Err(HeapError::Layout), 1));
+    }
 }

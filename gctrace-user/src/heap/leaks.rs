@@ -6,7 +6,7 @@
 mod shown;
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, HashMap},
     io::{self, BufWriter},
     thread,
     time::{Duration, Instant},
@@ -24,8 +24,13 @@ use super::{
 use crate::{
     cli::{By, Format, HeapSettings},
     console::say,
-    host::proc::MemoryReader,
-    ruby::{heap::Slot, live_check, stat::Mode},
+    host::{mem::ProcessMemory, proc::MemoryReader},
+    ruby::{
+        heap::{ClassNames, ObjectType, Slot},
+        live_check,
+        stat::Mode,
+    },
+    words::plural,
 };
 
 /// Time between two looks at the number of major collections.
@@ -115,8 +120,8 @@ pub(super) fn watch(target: &Target, time: Duration, settings: &HeapSettings) ->
             }
         },
     };
-    for suspect in suspects.iter_mut().take(PATHS) {
-        suspect.path = path(target, &suspect.name);
+    if watched.end().is_none() {
+        find_holders(target, &mut suspects);
     }
     let found = Found { target, watched, suspects, origins };
     let mut out = BufWriter::new(io::stdout());
@@ -258,33 +263,50 @@ fn suspects(censuses: &[Survivors]) -> Vec<Suspect> {
     suspects
 }
 
-/// Which class a slot is of, by the name of its row.
-fn class_of(target: &Target) -> impl FnMut(&Slot<'_>) -> String {
-    let mut names = target.names();
-    let mut known: BTreeMap<u64, String> = BTreeMap::new();
-    move |slot| {
+/// Which of the suspects an object is of. Each class is named once.
+struct Classes<'t> {
+    names: Option<ClassNames<&'t ProcessMemory>>,
+    suspects: Vec<String>,
+    known: HashMap<(ObjectType, u64), Option<usize>>,
+}
+
+impl<'t> Classes<'t> {
+    fn of(target: &'t Target, suspects: &[Suspect]) -> Self {
+        let suspects = suspects.iter().map(|suspect| suspect.name.clone()).collect();
+        Self { names: target.names(), suspects, known: HashMap::new() }
+    }
+
+    fn class_of(&mut self, slot: &Slot<'_>) -> Option<usize> {
+        let Self { names, suspects, known } = self;
         let kind = slot.kind();
-        if kind.is_internal() {
-            return class_label(kind, 0, |_| None);
-        }
-        let class = slot.class();
-        let label = || class_label(kind, class, |class| names.as_mut().and_then(|names| names.name(class)));
-        known.entry(class).or_insert_with(label).clone()
+        // What internal objects have in the place of a class is something else.
+        let class = if kind.is_internal() { 0 } else { slot.class() };
+        *known.entry((kind, class)).or_insert_with(|| {
+            let label = class_label(kind, class, |class| names.as_mut().and_then(|names| names.name(class)));
+            suspects.iter().position(|name| *name == label)
+        })
     }
 }
 
 /// Where what is left of the suspects was allocated.
 fn origins(target: &Target, following: Following, suspects: &[Suspect]) -> Result<Origins, HeapFailure> {
     let (major, _) = majors(target)?;
-    let mut class_of = class_of(target);
-    let of = |slot: &Slot<'_>| {
-        Some(class_of(slot)).filter(|name| suspects.iter().any(|suspect| suspect.name == *name))
-    };
-    Ok(following.finish(target, major, of))
+    let mut classes = Classes::of(target, suspects);
+    Ok(following.finish(target, major, |slot| Some(suspects.get(classes.class_of(slot)?)?.name.clone())))
 }
 
-/// What holds old objects of a class; `None` if the heap could not be read again, as when the process has ended.
-fn path(target: &Target, name: &str) -> Option<Path> {
-    let mut class_of = class_of(target);
-    holders::path(target, |slot| class_of(slot) == name).ok()
+/// Looks for what holds old objects of the first suspects.
+fn find_holders(target: &Target, suspects: &mut [Suspect]) {
+    let looked = suspects.len().min(PATHS);
+    let suspects = &mut suspects[..looked];
+    if suspects.is_empty() {
+        return;
+    }
+    let objects = plural(suspects.len() as u64, "class");
+    say(&format!("pid {}: looking for what holds the objects of {objects}", target.pid));
+    let mut classes = Classes::of(target, suspects);
+    let paths = holders::paths(target, suspects.len(), |slot| classes.class_of(slot));
+    for (suspect, path) in suspects.iter_mut().zip(paths) {
+        suspect.path = Some(path);
+    }
 }

@@ -2,13 +2,14 @@
 
 use std::{
     collections::{BTreeSet, HashSet},
+    ops::ControlFlow,
     sync::Arc,
 };
 
 use super::{
     super::{jsonl::Address, target::Target},
     ClassVariable, End, Holder, Path,
-    step::{HeapObject, Samples, Step},
+    step::{Choice, HeapObject, Samples, Step},
 };
 use crate::{
     host::mem::ProcessMemory,
@@ -62,20 +63,18 @@ impl<'t> Search<'t> {
     }
 
     /// Begins a pass over the heap.
-    pub(super) fn begin(&mut self, step: &Step) {
-        self.wanted = step.wanted.iter().copied().collect();
+    pub(super) fn begin(&mut self, steps: &[Step]) {
+        self.wanted = steps.iter().flat_map(|step| &step.wanted).copied().collect();
     }
 
-    /// Looks whether an object is a holder.
-    pub(super) fn see(&mut self, slot: &Slot<'_>, step: &mut Step) {
+    /// Looks whether an object is a holder of what any of the paths is at.
+    pub(super) fn see(&mut self, slot: &Slot<'_>, steps: &mut [Step]) {
         if slot.marks.is_some_and(|marks| marks.dead) {
             return;
         }
-        if [ObjectType::CLASS, ObjectType::MODULE].contains(&slot.kind())
-            && step.is_single()
-            && step.of_class.is_none()
-        {
-            step.of_class = self.of_class(slot.address, &step.wanted);
+        if [ObjectType::CLASS, ObjectType::MODULE].contains(&slot.kind()) {
+            let single = |step: &&mut Step| step.is_single() && step.of_class.is_none();
+            self.of_class(slot.address, steps.iter_mut().filter(single).collect());
         }
         let mut found = self.held(slot);
         let mut bytes = Vec::new();
@@ -91,7 +90,9 @@ impl<'t> Search<'t> {
             found = self.held(&Slot { address: slot.address, bytes: &bytes, marks: slot.marks });
         }
         if let Found::Holds(object) = found {
-            step.offer(object, &self.held);
+            for step in steps {
+                step.offer(object, &self.held);
+            }
         }
     }
 
@@ -157,26 +158,51 @@ impl<'t> Search<'t> {
         }
     }
 
-    /// A constant or a variable of a class that is one of the objects. Where they cannot be read, the path goes on as if there were none.
-    fn of_class(&mut self, class: u64, wanted: &BTreeSet<u64>) -> Option<OfClass> {
-        let names = self.names.as_mut()?;
-        let mut constant = None;
+    /// A constant or a variable of a class that is one of the objects. Where they cannot be read, the paths go on as if there were none.
+    fn of_class(&mut self, class: u64, mut steps: Vec<&mut Step>) {
+        let Some(names) = self.names.as_mut().filter(|_| !steps.is_empty()) else { return };
+        let wanted = &self.wanted;
         let _read = names.constants(class, &mut |key, value| {
             if wanted.contains(&value) {
-                constant.get_or_insert(key);
+                for step in steps.iter_mut().filter(|step| step.wanted.contains(&value)) {
+                    step.of_class.get_or_insert(OfClass::Constant(class, key));
+                }
             }
         });
-        if let Some(key) = constant {
-            return Some(OfClass::Constant(class, key));
+        steps.retain(|step| step.of_class.is_none());
+        let any = |step: &&mut Step, value| step.wanted.contains(&value);
+        let mut is_wanted = |value| wanted.contains(&value) && steps.iter().any(|step| any(step, value));
+        if names.variables(class, &mut is_wanted).is_none_or(|names| names.is_empty()) {
+            return;
         }
-        let variables = names.variables(class, &mut |value| wanted.contains(&value))?;
-        variables.into_iter().next().map(|name| OfClass::Variable(class, name))
+        for step in steps {
+            let names = names.variables(class, &mut |value| step.wanted.contains(&value));
+            let name = names.and_then(|names| names.into_iter().next());
+            step.of_class = name.map(|name| OfClass::Variable(class, name));
+        }
+    }
+
+    /// What a pass has found of a path: its next step, or its end.
+    pub(super) fn decide(&mut self, mut step: Step) -> ControlFlow<Path, Step> {
+        // A constant or a variable holds one object, and holds it for ever. Of several it says nothing of the others.
+        if let Some(path) = self.ends_at(&mut step) {
+            return ControlFlow::Break(path);
+        }
+        let found = match step.choose() {
+            Choice::End(end) => return ControlFlow::Break(Path::new(step.holders, end)),
+            Choice::One(object, holds) => self.one(&object, &step, holds),
+            Choice::Alike(objects, holds) => self.alike(objects, &step, holds),
+        };
+        match found {
+            Some((holder, wanted)) => ControlFlow::Continue(step.next(holder, wanted)),
+            None => ControlFlow::Break(Path::new(step.holders, End::Changed)),
+        }
     }
 
     /// The path that ends there; `None`: a constant without a name.
-    pub(super) fn ends_at(&mut self, of_class: OfClass, holders: &[Holder]) -> Option<Path> {
-        let names = self.names.as_mut()?;
-        let holders = holders.to_vec();
+    fn ends_at(&mut self, step: &mut Step) -> Option<Path> {
+        let (of_class, names) = (step.of_class.take()?, self.names.as_mut()?);
+        let holders = step.holders.clone();
         Some(match of_class {
             OfClass::Constant(class, key) => {
                 let constant = Some(names.constant(class, key)?);
@@ -190,12 +216,7 @@ impl<'t> Search<'t> {
     }
 
     /// What is told of an object that holds so many, and what the path goes on from; `None`: it does not hold them any more.
-    pub(super) fn one(
-        &mut self,
-        object: &HeapObject,
-        step: &Step,
-        holds: usize,
-    ) -> Option<(Holder, Vec<u64>)> {
+    fn one(&mut self, object: &HeapObject, step: &Step, holds: usize) -> Option<(Holder, Vec<u64>)> {
         let there = self.still_holds(object, step, holds);
         there.then(|| (self.holder(object, (holds, step.wanted.len())), vec![object.address]))
     }
@@ -213,7 +234,7 @@ impl<'t> Search<'t> {
     }
 
     /// The same of objects that are alike. The path goes on from those of them that hold some still.
-    pub(super) fn alike(
+    fn alike(
         &mut self,
         objects: Samples<HeapObject>,
         step: &Step,

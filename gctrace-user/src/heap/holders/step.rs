@@ -5,7 +5,7 @@
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 
-use super::{End, search::OfClass};
+use super::{End, Holder, search::OfClass};
 use crate::ruby::heap::ObjectType;
 
 /// Old objects of a class that holders are looked for, and objects of a group that the path goes on with.
@@ -57,9 +57,13 @@ pub(super) enum Choice {
     End(End),
 }
 
-/// What refers to the objects of one step.
+/// What refers to the objects of one step of a path.
 #[derive(Debug)]
 pub(super) struct Step {
+    /// Which class the path is of.
+    pub(super) suspect: usize,
+    /// What was found before.
+    pub(super) holders: Vec<Holder>,
     pub(super) wanted: BTreeSet<u64>,
     /// Those of the steps before: objects that hold each other lead nowhere.
     pub(super) seen: HashSet<u64>,
@@ -74,8 +78,10 @@ pub(super) struct Step {
 
 impl Step {
     /// The first one, from samples.
-    pub(super) fn new(wanted: impl IntoIterator<Item = u64>) -> Self {
+    pub(super) fn new(suspect: usize, wanted: impl IntoIterator<Item = u64>) -> Self {
         Self {
+            suspect,
+            holders: Vec::new(),
             wanted: wanted.into_iter().collect(),
             seen: HashSet::new(),
             best: None,
@@ -86,10 +92,19 @@ impl Step {
     }
 
     /// The one after it, from what was found.
-    pub(super) fn next(self, wanted: impl IntoIterator<Item = u64>) -> Self {
-        let mut seen = self.seen;
-        seen.extend(self.wanted);
-        Self { seen, ..Self::new(wanted) }
+    pub(super) fn next(self, holder: Holder, wanted: impl IntoIterator<Item = u64>) -> Self {
+        let Self { suspect, mut holders, wanted: before, mut seen, .. } = self;
+        seen.extend(before);
+        holders.push(holder);
+        Self { holders, seen, ..Self::new(suspect, wanted) }
+    }
+
+    /// Forgets what a pass has found that did not come to its end.
+    pub(super) fn again(&mut self) {
+        self.best = None;
+        self.groups.clear();
+        self.reached.clear();
+        self.of_class = None;
     }
 
     /// Whether what holds an object holds all that the path has come from.
@@ -183,6 +198,7 @@ impl<T> Samples<T> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::heap::jsonl::Address;
 
     /// Few objects are all kept; of many, some of each part of the heap.
     #[test]
@@ -210,7 +226,7 @@ mod tests {
     }
 
     fn step(samples: u64, holders: impl IntoIterator<Item = (HeapObject, Vec<u64>)>) -> Step {
-        let mut step = Step::new(0..samples);
+        let mut step = Step::new(0, 0..samples);
         for (object, held) in holders {
             step.offer(object, &held.into_iter().collect());
         }
@@ -272,10 +288,29 @@ mod tests {
         assert!(matches!(step.choose(), Choice::Alike(_, 30)));
     }
 
+    /// A pass that did not come to its end leaves nothing behind.
+    #[test]
+    fn again() {
+        let mut step = step(52, own(39));
+        step.again();
+        assert!(matches!(step.choose(), Choice::End(End::NotReadable)));
+    }
+
     /// Objects of steps before hold nothing.
     #[test]
     fn circles() {
-        let mut next = step(3, own(3)).next([0x1000, 0x1001]);
+        let holder = Holder {
+            address: Address(0x1000),
+            kind: "T_OBJECT",
+            class: None,
+            code: None,
+            refers: 2,
+            objects: 2,
+            holds: 3,
+            of: 3,
+        };
+        let mut next = step(3, own(3)).next(holder.clone(), [0x1000, 0x1001]);
+        assert_eq!(next.holders, [holder]);
         next.offer(object(0, HASH, 2), &BTreeSet::from([0x1000]));
         next.offer(object(0x1001, HASH, 2), &BTreeSet::from([0x1000]));
         assert!(matches!(next.choose(), Choice::End(End::NotReadable)));

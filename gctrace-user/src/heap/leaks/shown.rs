@@ -71,6 +71,9 @@ enum Record<'a> {
         variable: Option<&'a ClassVariable>,
         #[serde(skip_serializing_if = "Option::is_none")]
         end: Option<holders::End>,
+        /// Why the heap could not be read again.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        unread: Option<&'a str>,
         #[serde(skip_serializing_if = "Option::is_none")]
         sites: Option<Vec<Site<'a>>>,
     },
@@ -163,6 +166,7 @@ impl Found<'_> {
                 constant: path.as_ref().and_then(|path| path.constant.as_deref()),
                 variable: path.as_ref().and_then(|path| path.variable.as_ref()),
                 end: path.as_ref().map(|path| path.end),
+                unread: path.as_ref().and_then(|path| path.unread.as_deref()),
                 sites: origins.of(name).map(|lines| lines.iter().map(Site::of).collect()),
             };
             jsonl::line(out, &line)?;
@@ -208,10 +212,11 @@ impl Found<'_> {
             for holder in &path.holders {
                 writeln!(out, "  held by {}", words(holder))?;
             }
-            match (&path.constant, &path.variable) {
-                (Some(constant), _) => writeln!(out, "  held by the constant {}", printable(constant))?,
-                (None, Some(variable)) => writeln!(out, "  held by {}", of_class(variable))?,
-                (None, None) => writeln!(out, "  {}", path.end.words())?,
+            match (&path.constant, &path.variable, &path.unread) {
+                (Some(constant), ..) => writeln!(out, "  held by the constant {}", printable(constant))?,
+                (None, Some(variable), _) => writeln!(out, "  held by {}", of_class(variable))?,
+                (None, None, Some(why)) => writeln!(out, "  {}: {}", path.end.words(), printable(why))?,
+                (None, None, None) => writeln!(out, "  {}", path.end.words())?,
             }
         }
         if suspects.len() > top {

@@ -404,6 +404,35 @@ fn what_is_not_known() -> Result<()> {
     Ok(())
 }
 
+/// The end of a program that is replaced is the end of each watch, and no failure.
+#[test]
+fn replaced_between_counts() -> Result<()> {
+    let live = Live::beside_others()?;
+    let cache = live.path("cache").to_string_lossy().into_owned();
+    for by in ["class", "memory"] {
+        let mut script = Script::unwitnessed(&live, &Ruby::main()?, "replaced.rb")?.start()?;
+        script.wait_for("ready")?;
+        let pid = script.pid().to_string();
+        let args = ["heap", "--pid", &pid, "--cache-dir", &cache, "--by", by, "--every", "300ms"];
+        let mut gctrace = Invocation::new(args)?.start()?;
+        let counted = if by == "class" { "GC #" } else { "shared with other processes" };
+        let since = Instant::now();
+        while !gctrace.stdout_so_far().iter().any(|line| line.contains(counted)) {
+            ensure!(since.elapsed() < PATIENCE && gctrace.running()?, "{by}: it does not count");
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        script.say("now")?;
+        script.wait_for("replaced")?;
+        let finished = gctrace.wait()?;
+        let errors = finished.errors();
+        ensure!(finished.status.success(), "{by}: {errors}");
+        ensure!(errors.contains("has replaced its program") && !errors.contains("trying again"), "{errors}");
+        script.say("end")?;
+        script.finish()?;
+    }
+    Ok(())
+}
+
 /// A program that is replaced has ended, and its last counts are not taken for those of a GC.
 #[test]
 fn a_program_that_is_replaced() -> Result<()> {

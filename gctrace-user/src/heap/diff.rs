@@ -20,6 +20,7 @@ use super::{
 use crate::{
     cli::{By, Format, HeapSettings},
     console::say,
+    words::plural,
 };
 
 #[derive(Serialize)]
@@ -179,7 +180,13 @@ pub(super) fn watch(target: &Target, every: Duration, settings: &HeapSettings) -
             Ok(report) => Saved::of(&report),
             // That is how a watch ends.
             Err(HeapFailure::NotRuby { .. }) if rounds > 0 => {
-                say(&format!("pid {} has ended; it was counted {} times", target.pid, rounds + 1));
+                let times = plural(rounds + 1, "time");
+                say(&format!("pid {} has ended; it was counted {times}", target.pid));
+                return Ok(());
+            }
+            Err(HeapFailure::Heap { .. }) if target.is_replaced() => {
+                let times = plural(rounds + 1, "time");
+                say(&format!("pid {} has replaced its program; it was counted {times}", target.pid));
                 return Ok(());
             }
             // Pages come and go. It may be another time that its heap holds still for long enough.

@@ -163,9 +163,7 @@ fn watched(
             }
             Err(HeapFailure::NotRuby { denied: false, .. }) if first.is_some() => watched.ended = true,
             // The memory that was opened is that of a program that is gone.
-            Err(HeapFailure::Heap { .. })
-                if first.is_some() && target.state().is_err() && target.is_there() =>
-            {
+            Err(HeapFailure::Heap { .. }) if target.is_replaced() => {
                 (watched.ended, watched.replaced) = (true, true);
             }
             // Pages come and go while they are read. What fails each time is an error.

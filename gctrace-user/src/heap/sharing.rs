@@ -19,7 +19,7 @@ use crate::{
     cli::{Format, HeapSettings},
     console::say,
     host::sharing::{Now, SharedPages, SharingError},
-    words::{file_size, percent},
+    words::{file_size, percent, plural},
 };
 
 /// What has become of it; bytes. The sums of the four are what was shared before.
@@ -246,6 +246,11 @@ pub(super) fn watch(target: &Target, every: Duration, settings: &HeapSettings) -
             // That is how a watch ends.
             Err(HeapFailure::NotRuby { .. }) if !target.is_there() && rounds > 1 => {
                 say(&format!("pid {} has ended; it was looked at {rounds} times", target.pid));
+                return Ok(());
+            }
+            Err(_) if target.is_replaced() => {
+                let times = plural(rounds, "time");
+                say(&format!("pid {} has replaced its program; it was looked at {times}", target.pid));
                 return Ok(());
             }
             Err(failure) => return Err(failure),

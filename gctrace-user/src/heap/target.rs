@@ -147,6 +147,11 @@ impl Target {
         is_running(self.pid)
     }
 
+    /// Whether the process is there with another program: the memory that was opened is that of one that is gone.
+    pub(crate) fn is_replaced(&self) -> bool {
+        self.state().is_err() && self.is_there()
+    }
+
     /// What is said when it has none any more.
     pub(crate) fn ended(&self) -> HeapFailure {
         ended(self.pid)

@@ -32,6 +32,8 @@ enum Answer {
         /// By Ctrl-C: the user can press it again.
         interactive: bool,
     },
+    /// The end is to take less time.
+    Shorten,
     /// The user does not want to wait for the files.
     GiveUp,
     /// It has been answered before.
@@ -44,6 +46,8 @@ struct Endings {
     tracing: bool,
     finishing: bool,
     interrupted: Option<Instant>,
+    /// Whether the next Ctrl-C makes the end shorter.
+    can_shorten: bool,
     /// The first signal to end.
     by: Option<i32>,
 }
@@ -57,7 +61,11 @@ impl Endings {
         self.by.get_or_insert(signal);
         match (signal, self.interrupted) {
             (SIGINT, Some(before)) if now.saturating_duration_since(before) >= SECOND_THOUGHT => {
-                Answer::GiveUp
+                if !std::mem::take(&mut self.can_shorten) {
+                    return Answer::GiveUp;
+                }
+                self.interrupted = Some(now);
+                Answer::Shorten
             }
             (SIGINT, None) => {
                 self.interrupted = Some(now);
@@ -97,8 +105,11 @@ impl Signals {
         // A thread of its own, so that Ctrl-C is answered while files are being written or sent.
         std::thread::Builder::new().name("gctrace-signals".to_owned()).spawn(move || {
             for signal in &mut signals {
-                let answer = lock(&known).answer(signal, Instant::now());
-                act(answer, signal, &wake);
+                let (answer, can_shorten) = {
+                    let mut endings = lock(&known);
+                    (endings.answer(signal, Instant::now()), endings.can_shorten)
+                };
+                act(answer, can_shorten, signal, &wake);
             }
         })?;
         Ok(Self { end, child, endings })
@@ -107,6 +118,12 @@ impl Signals {
     /// Tracing has begun: from now on a signal ends the run in order.
     pub fn tracing(&self) {
         lock(&self.endings).tracing = true;
+    }
+
+    /// The end takes time, and can be made shorter: that is what a second Ctrl-C asks for, as [`Signals::take_end`] then says again. Only a
+    /// third one gives up.
+    pub fn can_shorten(&self) {
+        lock(&self.endings).can_shorten = true;
     }
 
     /// Takes the request to end, if there is one.
@@ -170,7 +187,12 @@ fn lock(endings: &Mutex<Endings>) -> MutexGuard<'_, Endings> {
     endings.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-fn act(answer: Answer, signal: i32, mut wake: &UnixStream) {
+fn act(answer: Answer, can_shorten: bool, signal: i32, mut wake: &UnixStream) {
+    let mut wake_main = || {
+        if let Err(error) = wake.write_all(&[0]) {
+            log::error!("waking the main thread to finish: {error}");
+        }
+    };
     match answer {
         Answer::Die => {
             say("gctrace: stopped before tracing began; no files were written");
@@ -180,14 +202,16 @@ fn act(answer: Answer, signal: i32, mut wake: &UnixStream) {
             }
         }
         Answer::Finish { interactive } => {
-            if let Err(error) = wake.write_all(&[0]) {
-                log::error!("waking the main thread to finish: {error}");
-            }
-            say(if interactive {
-                "gctrace: finishing… (Ctrl-C again to give up without files)"
-            } else {
-                "gctrace: finishing…"
+            wake_main();
+            say(match (interactive, can_shorten) {
+                (true, true) => "gctrace: finishing… (Ctrl-C again to report what is known by then)",
+                (true, false) => "gctrace: finishing… (Ctrl-C again to give up without files)",
+                (false, _) => "gctrace: finishing…",
             });
+        }
+        Answer::Shorten => {
+            wake_main();
+            say("gctrace: reporting what is known… (Ctrl-C again to give up)");
         }
         Answer::GiveUp => {
             // Holding this, no file appears between what is said and the end.
@@ -228,6 +252,19 @@ mod tests {
         assert_eq!(endings.answer(SIGINT, at(61_000)), Answer::Nothing);
         assert_eq!(endings.answer(SIGTERM, at(61_500)), Answer::Nothing);
         assert_eq!(endings.answer(SIGINT, at(61_001)), Answer::GiveUp);
+    }
+
+    /// Where the end can be made shorter, the second Ctrl-C does that, and the third gives up.
+    #[test]
+    fn shortening() {
+        let start = Instant::now();
+        let at = |ms| start + Duration::from_millis(ms);
+        let mut endings = Endings { tracing: true, can_shorten: true, ..Endings::default() };
+        assert_eq!(endings.answer(SIGINT, at(0)), Answer::Finish { interactive: true });
+        assert_eq!(endings.answer(SIGINT, at(1)), Answer::Nothing);
+        assert_eq!(endings.answer(SIGINT, at(1_500)), Answer::Shorten);
+        assert_eq!(endings.answer(SIGINT, at(1_501)), Answer::Nothing);
+        assert_eq!(endings.answer(SIGINT, at(3_000)), Answer::GiveUp);
     }
 
     /// Before anything is recorded a signal does what it does to any program.

@@ -404,6 +404,35 @@ fn what_is_not_known() -> Result<()> {
     Ok(())
 }
 
+/// Ctrl-C ends a watch with a report of what was seen until then.
+#[test]
+fn a_watch_that_is_interrupted() -> Result<()> {
+    let live = Live::beside_others()?;
+    let mut script = Script::unwitnessed(&live, &Ruby::main()?, "heap_leaks.rb")?.arg("classes").start()?;
+    script.wait_for("ready")?;
+    let (pid, cache) = (script.pid().to_string(), live.path("cache").to_string_lossy().into_owned());
+    let args = ["heap", "--pid", &pid, "--cache-dir", &cache, "--leaks", "1h", "--no-sites"];
+    for format in ["text", "jsonl"] {
+        let mut gctrace = Invocation::new(args.into_iter().chain(["--format", format]))?.start()?;
+        gctrace.wait_error("watching the objects")?;
+        std::thread::sleep(Duration::from_secs(2));
+        let finished = gctrace.interrupt()?;
+        ensure!(finished.status.success(), "{}", finished.errors());
+        let first = finished.stdout.first().context("no line")?;
+        if format == "text" {
+            let all = finished.stdout.join("\n");
+            ensure!(all.contains("ended by a signal after") && all.contains("major GC"), "{all}");
+        } else {
+            let head: Value = serde_json::from_str(first)?;
+            ensure!(head["ended_by"] == "signal" && head["ended"] == false, "{head}");
+            ensure!(head["majors"].as_u64() > Some(0) && head["seconds"].as_f64() > Some(1.9), "{head}");
+        }
+    }
+    script.say("end")?;
+    script.finish()?;
+    Ok(())
+}
+
 /// The end of a program that is replaced is the end of each watch, and no failure.
 #[test]
 fn replaced_between_counts() -> Result<()> {
@@ -452,7 +481,10 @@ fn a_program_that_is_replaced() -> Result<()> {
     ensure!(since.elapsed() < Duration::from_secs(30), "it watched on");
     ensure!(finished.status.success(), "{}", finished.errors());
     let head: Value = serde_json::from_str(finished.stdout.first().context("no line")?)?;
-    ensure!(head["ended"] == true && head["majors"].as_u64() > Some(0), "{head}");
+    ensure!(
+        head["ended"] == true && head["ended_by"] == "program" && head["majors"].as_u64() > Some(0),
+        "{head}"
+    );
     ensure!(head["discarded"].as_u64() < Some(500), "{head}");
     script.say("end")?;
     script.finish()?;

@@ -68,6 +68,15 @@ pub(crate) enum HeapFailure {
         #[source]
         source: io::Error,
     },
+    /// The system refused something.
+    #[error("{what}: {source}")]
+    System {
+        /// What gctrace was doing.
+        what: &'static str,
+        /// What the system says.
+        #[source]
+        source: io::Error,
+    },
     /// The reader of the output is gone.
     #[error("writing to standard output: {0}")]
     Output(#[source] io::Error),
@@ -85,6 +94,7 @@ impl HeapFailure {
             | Self::Sharing { .. }
             | Self::NoNames { .. }
             | Self::File { .. }
+            | Self::System { .. }
             | Self::Output(_) => 2,
         }
     }

@@ -5,7 +5,7 @@
 mod search;
 mod step;
 
-use std::ops::ControlFlow;
+use std::{cell::Cell, ops::ControlFlow};
 
 use serde::Serialize;
 
@@ -14,7 +14,10 @@ use self::{
     step::{Samples, Step},
 };
 use super::{count::key, jsonl::Address, target::Target};
-use crate::ruby::heap::{HeapError, Slot, each_object};
+use crate::ruby::{
+    frames::Memory,
+    heap::{HeapError, Slot, each_object},
+};
 
 /// Steps from a sample towards the roots.
 const STEPS: usize = 8;
@@ -63,6 +66,8 @@ pub(super) enum End {
     Release,
     /// The heap could not be read again.
     Unread,
+    /// Whoever waits for it does not want to wait any more.
+    Stopped,
 }
 
 impl End {
@@ -75,6 +80,7 @@ impl End {
             Self::ClassVariable => "held by a variable of a class",
             Self::Bounded => "held by further objects (not followed)",
             Self::Changed => "held by objects that changed while they were read",
+            Self::Stopped => "held by what was not looked for any more, because of a signal",
             Self::Unread => "held by what is not known, because the heap could not be read again",
             Self::Release => "their holders cannot be read in this Ruby",
         }
@@ -110,20 +116,39 @@ impl Path {
 }
 
 /// The paths of old objects of so many classes; `class_of` says which one an object is of. The heap is read once for the samples of all, and
-/// once for each step of all.
+/// once for each step of all. The search ends early when `stop` says so.
 pub(super) fn paths(
     target: &Target,
     classes: usize,
     class_of: impl FnMut(&Slot<'_>) -> Option<usize>,
+    stop: impl Fn() -> bool,
 ) -> Vec<Path> {
     let mut paths = vec![None; classes];
     let mut steps = Vec::new();
-    let unread = follow(target, &mut paths, &mut steps, class_of).err().map(|error| error.to_string());
-    let unread = |holders| Path { unread: unread.clone(), ..Path::new(holders, End::Unread) };
+    let unfinished = follow(target, &mut paths, &mut steps, class_of, stop).err();
+    let here = |holders| match &unfinished {
+        Some(Unfinished::Unread(error)) => {
+            Path { unread: Some(error.to_string()), ..Path::new(holders, End::Unread) }
+        }
+        Some(Unfinished::Stopped) | None => Path::new(holders, End::Stopped),
+    };
     for step in steps {
-        paths[step.suspect] = Some(unread(step.holders));
+        paths[step.suspect] = Some(here(step.holders));
     }
-    paths.into_iter().map(|path| path.unwrap_or_else(|| unread(Vec::new()))).collect()
+    paths.into_iter().map(|path| path.unwrap_or_else(|| here(Vec::new()))).collect()
+}
+
+/// Why a search has no end.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Unfinished {
+    Unread(HeapError),
+    Stopped,
+}
+
+impl From<HeapError> for Unfinished {
+    fn from(error: HeapError) -> Self {
+        Self::Unread(error)
+    }
 }
 
 /// Paths that have ended go to `paths`. If the heap cannot be read, `steps` are those of the others.
@@ -132,7 +157,8 @@ fn follow(
     paths: &mut [Option<Path>],
     steps: &mut Vec<Step>,
     mut class_of: impl FnMut(&Slot<'_>) -> Option<usize>,
-) -> Result<(), HeapError> {
+    stop: impl Fn() -> bool,
+) -> Result<(), Unfinished> {
     let layout = target.layout()?;
     let Some(mut search) = Search::of(target, layout) else {
         paths.fill(Some(Path::new(Vec::new(), End::Release)));
@@ -140,9 +166,14 @@ fn follow(
     };
     let (objspace, state) = target.state()?;
     let compactions = key(&target.plan, "compact_count", &state);
+    let memory = Stoppable { memory: &target.memory, stop, stopped: Cell::new(false) };
+    let pass = |see: &mut dyn FnMut(&Slot<'_>)| {
+        let read = each_object(&memory, objspace, &layout, see);
+        if memory.stopped.get() { Err(Unfinished::Stopped) } else { Ok(read?) }
+    };
     let samples = several_times(|| {
         let mut samples = vec![Samples::default(); paths.len()];
-        each_object(&target.memory, objspace, &layout, |slot| {
+        pass(&mut |slot| {
             if slot.marks.is_some_and(|marks| marks.is_old() && !marks.dead)
                 && let Some(samples) = class_of(slot).and_then(|class| samples.get_mut(class))
             {
@@ -165,7 +196,7 @@ fn follow(
         search.begin(steps);
         several_times(|| {
             steps.iter_mut().for_each(Step::again);
-            each_object(&target.memory, objspace, &layout, |slot| search.see(slot, steps))
+            pass(&mut |slot| search.see(slot, steps))
         })?;
         // Objects may have moved, and others may be in their places.
         let moved = key(&target.plan, "compact_count", &target.state()?.1) != compactions;
@@ -184,11 +215,27 @@ fn follow(
     Ok(())
 }
 
+/// Memory that cannot be read any more once `stop` has said so.
+struct Stoppable<'a, M, F> {
+    memory: &'a M,
+    stop: F,
+    stopped: Cell<bool>,
+}
+
+impl<M: Memory, F: Fn() -> bool> Memory for Stoppable<'_, M, F> {
+    fn read(&self, address: u64, buffer: &mut [u8]) -> bool {
+        if !self.stopped.get() && (self.stop)() {
+            self.stopped.set(true);
+        }
+        !self.stopped.get() && self.memory.read(address, buffer)
+    }
+}
+
 /// Pages come and go while they are read.
-fn several_times<T>(mut look: impl FnMut() -> Result<T, HeapError>) -> Result<T, HeapError> {
+fn several_times<T>(mut look: impl FnMut() -> Result<T, Unfinished>) -> Result<T, Unfinished> {
     for _ in 1..TRIES {
         match look() {
-            Err(HeapError::Implausible(_)) => {}
+            Err(Unfinished::Unread(HeapError::Implausible(_))) => {}
             other => return other,
         }
     }
@@ -199,17 +246,39 @@ fn several_times<T>(mut look: impl FnMut() -> Result<T, HeapError>) -> Result<T,
 mod tests {
     use super::*;
 
+    /// Once it is to stop, nothing is read any more.
+    #[test]
+    fn stopping() {
+        struct All(Cell<u32>);
+        impl Memory for All {
+            fn read(&self, _: u64, _: &mut [u8]) -> bool {
+                self.0.set(self.0.get() + 1);
+                true
+            }
+        }
+        let (all, stop) = (All(Cell::new(0)), Cell::new(false));
+        // A signal is told once.
+        let memory = Stoppable { memory: &all, stop: || stop.take(), stopped: Cell::new(false) };
+        assert!(memory.read(8, &mut [0]) && !memory.stopped.get());
+        stop.set(true);
+        assert!(!memory.read(8, &mut [0]) && memory.stopped.get());
+        assert!(!memory.read(8, &mut [0]));
+        assert_eq!(all.0.get(), 1);
+    }
+
     /// What changes while it is read is read again, but not for ever; what is not there is not.
     #[test]
     fn several_looks() {
-        let look = |results: &[Result<u8, HeapError>]| {
+        let look = |results: &[Result<u8, Unfinished>]| {
             let mut looks = results.iter();
             let found = several_times(|| looks.next().expect("looked too often").clone());
             (found, looks.len())
         };
-        let changed = Err(HeapError::Implausible("a page".to_owned()));
+        let changed = Err(Unfinished::Unread(HeapError::Implausible("a page".to_owned())));
         assert_eq!(look(&[changed.clone(), Ok(1), Ok(2)]), (Ok(1), 1));
         assert_eq!(look(&vec![changed.clone(); TRIES]), (changed.clone(), 0));
-        assert_eq!(look(&[Err(HeapError::Layout), Ok(1)]), (Err(HeapError::Layout), 1));
+        for end in [Unfinished::Stopped, Unfinished::Unread(HeapError::Layout)] {
+            assert_eq!(look(&[Err(end.clone()), Ok(1)]), (Err(end), 1));
+        }
     }
 }

@@ -8,9 +8,11 @@ mod shown;
 use std::{
     collections::{BTreeMap, HashMap},
     io::{self, BufWriter},
-    thread,
     time::{Duration, Instant},
 };
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use serde::Serialize;
 
 use super::{
     count::{self, key},
@@ -30,6 +32,7 @@ use crate::{
         live_check,
         stat::Mode,
     },
+    signals::Signals,
     words::plural,
 };
 
@@ -68,19 +71,37 @@ struct Watched {
     discarded: u64,
     majors: u64,
     lasted: Duration,
-    ended: bool,
-    /// Whether it has replaced its program: the one that was watched has ended.
-    replaced: bool,
+    ended_by: Ended,
 }
 
-impl Watched {
-    /// Why nothing more can be read.
-    fn end(&self) -> Option<&'static str> {
-        match (self.ended, self.replaced) {
-            (_, true) => Some("the process has replaced its program"),
-            (true, _) => Some("the process has ended"),
-            (false, false) => None,
+/// What ended the watch.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+enum Ended {
+    /// Its time.
+    #[default]
+    Time,
+    /// A signal to gctrace.
+    Signal,
+    /// The process has ended.
+    Process,
+    /// It has replaced its program: the one that was watched has ended.
+    Program,
+}
+
+impl Ended {
+    fn words(self) -> Option<&'static str> {
+        match self {
+            Self::Time => None,
+            Self::Signal => Some("ended by a signal"),
+            Self::Process => Some("the process has ended"),
+            Self::Program => Some("the process has replaced its program"),
         }
+    }
+
+    /// Why nothing more can be read.
+    fn gone(self) -> Option<&'static str> {
+        self.words().filter(|_| matches!(self, Self::Process | Self::Program))
     }
 }
 
@@ -107,21 +128,25 @@ pub(super) fn watch(target: &Target, time: Duration, settings: &HeapSettings) ->
         let why = format!("--leaks: it is not known where Ruby {} stores the age of objects", target.ruby());
         return Err(HeapFailure::Usage(why));
     }
+    let signals = Signals::install()
+        .map_err(|source| HeapFailure::System { what: "installing signal handlers", source })?;
+    signals.can_shorten();
+    signals.tracing();
     say(&format!("pid {}: watching the objects that survive major collections, for {time:?}", target.pid));
     let mut following = if settings.sites { Following::start(target) } else { Err("--no-sites".to_owned()) };
-    let watched = watched(target, time, &mut following)?;
+    let watched = watched(target, time, &mut following, &signals)?;
     let mut suspects = suspects(&watched.censuses);
     let origins = match following {
         Err(why) => Origins::missing(why),
-        Ok(following) => match watched.end() {
+        Ok(following) => match watched.ended_by.gone() {
             Some(end) => Origins::missing(end.to_owned()),
             None => {
                 origins(target, following, &suspects).unwrap_or_else(|why| Origins::missing(why.to_string()))
             }
         },
     };
-    if watched.end().is_none() {
-        find_holders(target, &mut suspects);
+    if watched.ended_by.gone().is_none() {
+        find_holders(target, &mut suspects, &signals);
     }
     let found = Found { target, watched, suspects, origins };
     let mut out = BufWriter::new(io::stdout());
@@ -136,6 +161,7 @@ fn watched(
     target: &Target,
     time: Duration,
     following: &mut Result<Following, String>,
+    signals: &Signals,
 ) -> Result<Watched, HeapFailure> {
     let begun = Instant::now();
     let mut watched = Watched::default();
@@ -143,7 +169,7 @@ fn watched(
     let mut next = begun;
     let mut first = None;
     let mut failed = None;
-    while begun.elapsed() < time && !watched.ended {
+    while begun.elapsed() < time && watched.ended_by == Ended::Time {
         match look(target, known, Instant::now() >= next) {
             Ok(look) => {
                 if let Ok(objects) = following
@@ -161,11 +187,11 @@ fn watched(
                     watched.censuses.push(survivors);
                 }
             }
-            Err(HeapFailure::NotRuby { denied: false, .. }) if first.is_some() => watched.ended = true,
-            // The memory that was opened is that of a program that is gone.
-            Err(HeapFailure::Heap { .. }) if target.is_replaced() => {
-                (watched.ended, watched.replaced) = (true, true);
+            Err(HeapFailure::NotRuby { denied: false, .. }) if first.is_some() => {
+                watched.ended_by = Ended::Process;
             }
+            // The memory that was opened is that of a program that is gone.
+            Err(HeapFailure::Heap { .. }) if target.is_replaced() => watched.ended_by = Ended::Program,
             // Pages come and go while they are read. What fails each time is an error.
             Err(failure @ HeapFailure::Heap { .. }) => {
                 watched.discarded += 1;
@@ -173,12 +199,25 @@ fn watched(
             }
             Err(failure) => return Err(failure),
         }
-        thread::sleep(LOOK.min(time.saturating_sub(begun.elapsed())));
+        wait(signals, LOOK.min(time.saturating_sub(begun.elapsed())))?;
+        if watched.ended_by == Ended::Time && signals.take_end() {
+            watched.ended_by = Ended::Signal;
+        }
     }
     watched.lasted = begun.elapsed();
     match failed {
         Some(failure) if watched.censuses.is_empty() => Err(failure),
         _ => Ok(watched),
+    }
+}
+
+/// Waits for a signal, so long at most.
+fn wait(signals: &Signals, time: Duration) -> Result<(), HeapFailure> {
+    let timeout = Timespec { tv_sec: 0, tv_nsec: i64::from(time.subsec_nanos()) };
+    let end = signals.end_fd();
+    match poll(&mut [PollFd::new(&end, PollFlags::IN)], Some(&timeout)) {
+        Ok(_) | Err(rustix::io::Errno::INTR) => Ok(()),
+        Err(error) => Err(HeapFailure::System { what: "waiting", source: error.into() }),
     }
 }
 
@@ -294,7 +333,7 @@ fn origins(target: &Target, following: Following, suspects: &[Suspect]) -> Resul
 }
 
 /// Looks for what holds old objects of the first suspects.
-fn find_holders(target: &Target, suspects: &mut [Suspect]) {
+fn find_holders(target: &Target, suspects: &mut [Suspect], signals: &Signals) {
     let looked = suspects.len().min(PATHS);
     let suspects = &mut suspects[..looked];
     if suspects.is_empty() {
@@ -303,7 +342,7 @@ fn find_holders(target: &Target, suspects: &mut [Suspect]) {
     let objects = plural(suspects.len() as u64, "class");
     say(&format!("pid {}: looking for what holds the objects of {objects}", target.pid));
     let mut classes = Classes::of(target, suspects);
-    let paths = holders::paths(target, suspects.len(), |slot| classes.class_of(slot));
+    let paths = holders::paths(target, suspects.len(), |slot| classes.class_of(slot), || signals.take_end());
     for (suspect, path) in suspects.iter_mut().zip(paths) {
         suspect.path = Some(path);
     }

@@ -13,7 +13,7 @@ use super::{
         origins::{Account, Lines},
         trend::{FEWEST_STEPS, Growth},
     },
-    Found, Heap, Suspect,
+    Ended, Found, Heap, Suspect,
 };
 use crate::words::{file_size, plural};
 
@@ -43,6 +43,7 @@ enum Record<'a> {
         discarded: u64,
         seconds: f64,
         ended: bool,
+        ended_by: Ended,
         /// Bytes, if it grows.
         #[serde(skip_serializing_if = "Option::is_none")]
         rss: Option<u64>,
@@ -145,7 +146,8 @@ impl Found<'_> {
             censuses: watched.censuses.len(),
             discarded: watched.discarded,
             seconds: rounded(watched.lasted.as_secs_f64()),
-            ended: watched.ended,
+            ended: watched.ended_by.gone().is_some(),
+            ended_by: watched.ended_by,
             rss: self.rss_growth().map(|(_, last, _)| last),
             rss_before: self.rss_growth().map(|(first, ..)| first),
             heap_bytes: self.heap_bytes().map(|(_, last)| last),
@@ -181,7 +183,7 @@ impl Found<'_> {
         let majors = plural(watched.majors, "major GC");
         let seconds = watched.lasted.as_secs_f64();
         let counted = plural(watched.censuses.len() as u64, "census");
-        if let Some(end) = watched.end() {
+        if let Some(end) = watched.ended_by.words() {
             writeln!(out, "{end} after {seconds:.1} s")?;
         }
         match self.verdict() {

@@ -31,6 +31,8 @@ pub(super) struct Holder {
     pub(super) address: Address,
     pub(super) kind: &'static str,
     pub(super) class: Option<String>,
+    /// Ruby code never sees it: it has no class, not one without a name.
+    pub(super) hidden: bool,
     /// Of the variables of a method or block that a closure keeps, and of a Proc: label, file and first line of the code.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) code: Option<String>,

@@ -19,7 +19,7 @@ use super::{
     failure::HeapFailure,
     holders::{self, Path},
     origins::{Following, Origins},
-    report::{Report, class_label},
+    report::{Report, class_label, class_name},
     target::Target,
     trend::Growth,
 };
@@ -302,6 +302,7 @@ fn suspects(censuses: &[Survivors]) -> Vec<Suspect> {
 
 /// Which of the suspects an object is of. Each class is named once.
 struct Classes<'t> {
+    memory: &'t ProcessMemory,
     names: Option<ClassNames<&'t ProcessMemory>>,
     suspects: Vec<String>,
     known: HashMap<(ObjectType, u64), Option<usize>>,
@@ -310,16 +311,17 @@ struct Classes<'t> {
 impl<'t> Classes<'t> {
     fn of(target: &'t Target, suspects: &[Suspect]) -> Self {
         let suspects = suspects.iter().map(|suspect| suspect.name.clone()).collect();
-        Self { names: target.names(), suspects, known: HashMap::new() }
+        Self { memory: &target.memory, names: target.names(), suspects, known: HashMap::new() }
     }
 
     fn class_of(&mut self, slot: &Slot<'_>) -> Option<usize> {
-        let Self { names, suspects, known } = self;
+        let Self { memory, names, suspects, known } = self;
         let kind = slot.kind();
         // What internal objects have in the place of a class is something else.
         let class = if kind.is_internal() { 0 } else { slot.class() };
         *known.entry((kind, class)).or_insert_with(|| {
-            let label = class_label(kind, class, |class| names.as_mut().and_then(|names| names.name(class)));
+            let name = |class| class_name(names.as_mut()?, *memory, class);
+            let label = class_label(kind, class, name);
             suspects.iter().position(|name| *name == label)
         })
     }

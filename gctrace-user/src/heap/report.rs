@@ -11,7 +11,10 @@ use super::{
 };
 use crate::{
     cli::By,
-    ruby::heap::{ByClass, HeapError, Keeper, ObjectType, Page, Tally},
+    ruby::{
+        frames::Memory,
+        heap::{ByClass, ClassNames, HeapError, Keeper, ObjectType, Page, Tally},
+    },
 };
 
 /// Whose heap it is, and how it is to be reported.
@@ -83,7 +86,9 @@ impl Report {
     pub(super) fn of(target: &Target, by: By, counted: &Counted) -> Result<Self, HeapError> {
         let who = Who { pid: target.pid, command: target.command.clone(), ruby: target.ruby(), by };
         let mut report = match target.names() {
-            Some(mut names) => Self::with(who, counted, |class| names.name(class)),
+            Some(mut names) => {
+                Self::with(who, counted, |class| class_name(&mut names, &target.memory, class))
+            }
             None => Self::with(who, counted, |class| Some(format!("(class at {class:#x})").into())),
         };
         let (_, state) = target.state()?;
@@ -149,6 +154,26 @@ impl<F: FnMut(u64) -> Option<Arc<str>>> Labels<F> {
             .as_ref()
             .to_owned()
     }
+}
+
+/// The name of the class that objects with this class pointer have; `None`: it has none. Where there is no class, as when a program goes on
+/// that frees it, the name says so.
+pub(super) fn class_name<M: Memory>(
+    names: &mut ClassNames<M>,
+    memory: &impl Memory,
+    class: u64,
+) -> Option<Arc<str>> {
+    names.name(class).or_else(|| (!is_class(memory, class)).then(|| "(class that cannot be read)".into()))
+}
+
+/// Whether a class is at an address, or what stands for an included module.
+fn is_class(memory: &impl Memory, address: u64) -> bool {
+    let mut flags = [0; 8];
+    if !memory.read(address, &mut flags) {
+        return false;
+    }
+    let kind = ObjectType::of_flags(u64::from_le_bytes(flags));
+    ["T_CLASS", "T_ICLASS"].contains(&kind.name())
 }
 
 /// The name of the row that an object of this type and class is in; 0 for hidden objects.
@@ -258,6 +283,21 @@ mod tests {
         assert_eq!(free, 100 + 99 + 75 + 74 + 1);
         let nearly: Vec<bool> = pages.iter().map(Page::nearly_empty).collect();
         assert_eq!(nearly, [false, true, true, false, false, false]);
+    }
+
+    /// A class without a name is one; what cannot be read, is free or is something else is none.
+    #[test]
+    fn classes() {
+        struct Words(BTreeMap<u64, u64>);
+        impl Memory for Words {
+            fn read(&self, address: u64, buffer: &mut [u8]) -> bool {
+                self.0.get(&address).map(|word| buffer.copy_from_slice(&word.to_le_bytes())).is_some()
+            }
+        }
+        let flags = [(0x10, 0x1000_0062), (0x20, 0x1c), (0x30, 0), (0x40, 0x03), (0x50, 0x61)];
+        let memory = Words(flags.into());
+        let classes = [0x10, 0x20, 0x30, 0x40, 0x50, 0x60].map(|address| is_class(&memory, address));
+        assert_eq!(classes, [true, true, false, false, false, false]);
     }
 
     /// Slots in use and free ones are separate.

@@ -223,14 +223,24 @@ impl<'t> Search<'t> {
 
     fn holder(&mut self, object: &HeapObject, (holds, of): (usize, usize)) -> Holder {
         let HeapObject { address, kind, class, refers, code, .. } = *object;
-        let mut names = self.names.as_mut();
-        let class = names.as_mut().filter(|_| class != 0).and_then(|names| names.name(class));
+        let (mut names, hidden) = (self.names.as_mut(), class == 0);
+        let class = names.as_mut().filter(|_| !hidden).and_then(|names| names.name(class));
         let code = code.and_then(|code| {
             let (label, file, line) = names?.code(code)?;
             Some(format!("{label} {}:{line}", last_two(&file)))
         });
         let class = class.map(|name| name.as_ref().to_owned());
-        Holder { address: Address(address), kind: kind.name(), class, code, refers, objects: 1, holds, of }
+        Holder {
+            address: Address(address),
+            kind: kind.name(),
+            class,
+            hidden,
+            code,
+            refers,
+            objects: 1,
+            holds,
+            of,
+        }
     }
 
     /// The same of objects that are alike. The path goes on from those of them that hold some still.

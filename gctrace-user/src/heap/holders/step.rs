@@ -303,6 +303,7 @@ mod tests {
             address: Address(0x1000),
             kind: "T_OBJECT",
             class: None,
+            hidden: true,
             code: None,
             refers: 2,
             objects: 2,

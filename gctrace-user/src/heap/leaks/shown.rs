@@ -13,7 +13,7 @@ use super::{
         origins::{Account, Lines},
         trend::{FEWEST_STEPS, Growth},
     },
-    Ended, Found, Heap, Suspect,
+    Ended, Found, Heap, PATHS, Suspect,
 };
 use crate::words::{file_size, plural};
 
@@ -221,6 +221,15 @@ impl Found<'_> {
                 (None, None, None) => writeln!(out, "  {}", path.end.words())?,
             }
         }
+        let shown = suspects.iter().take(top);
+        let others = shown.filter(|suspect| suspect.path.is_none()).count() as u64;
+        if others > 0 && watched.ended_by.gone().is_none() {
+            let others = plural(others, "other class");
+            writeln!(
+                out,
+                "what holds the objects of {others} was not looked for (only of the first {PATHS})"
+            )?;
+        }
         if suspects.len() > top {
             writeln!(out, "({} more; --top N shows more)", suspects.len() - top)?;
         }
@@ -289,7 +298,7 @@ fn allocated(out: &mut impl Write, lines: &Lines) -> io::Result<()> {
 }
 
 fn words(holder: &Holder) -> String {
-    let Holder { address, kind, class, code, refers, objects, holds, of } = holder;
+    let Holder { address, kind, class, hidden, code, refers, objects, holds, of } = holder;
     let (class, code) = (class.as_deref().map(printable), code.as_deref().map(printable));
     let samples = format!("({holds} of {of} samples)");
     if *objects > 1 {
@@ -300,7 +309,8 @@ fn words(holder: &Holder) -> String {
             }
             (None, Some(code)) => format!("closures over the variables of {code}"),
             (Some(class), None) => format!("{class} objects"),
-            (None, None) => format!("hidden {kind} objects"),
+            (None, None) if *hidden => format!("hidden {kind} objects"),
+            (None, None) => "objects of a class without a name".to_owned(),
         };
         return if *objects >= *holds as u64 {
             format!("{alike}, each its own {samples}")
@@ -315,7 +325,8 @@ fn words(holder: &Holder) -> String {
         }
         (None, Some(code)) => format!("a closure over the variables of {code}"),
         (Some(class), None) => class.into_owned(),
-        (None, None) => format!("a hidden {kind}"),
+        (None, None) if *hidden => format!("a hidden {kind}"),
+        (None, None) => "an object of a class without a name".to_owned(),
     };
     let samples = if *of > 1 { format!(" {samples}") } else { String::new() };
     format!("{class} {:#x} with {}{samples}", address.0, plural(*refers, "reference"))
@@ -334,7 +345,18 @@ mod tests {
 
     fn holder(class: Option<&str>, code: Option<&str>, objects: u64, (holds, of): (usize, usize)) -> Holder {
         let [class, code] = [class, code].map(|text| text.map(str::to_owned));
-        Holder { address: Address(0x40), kind: "T_OBJECT", class, code, refers: 2, objects, holds, of }
+        let hidden = false;
+        Holder {
+            address: Address(0x40),
+            kind: "T_OBJECT",
+            class,
+            hidden,
+            code,
+            refers: 2,
+            objects,
+            holds,
+            of,
+        }
     }
 
     /// One holder has an address; of several it would mislead.
@@ -344,7 +366,19 @@ mod tests {
         for (holder, expected) in [
             (holder(order, None, 1, (51, 53)), "Order 0x40 with 2 references (51 of 53 samples)"),
             (holder(order, None, 1, (1, 1)), "Order 0x40 with 2 references"),
-            (holder(None, None, 1, (1, 1)), "a hidden T_OBJECT 0x40 with 2 references"),
+            (holder(None, None, 1, (1, 1)), "an object of a class without a name 0x40 with 2 references"),
+            (
+                holder(None, None, 4, (4, 4)),
+                "objects of a class without a name, each its own (4 of 4 samples)",
+            ),
+            (
+                Holder { hidden: true, ..holder(None, None, 1, (1, 1)) },
+                "a hidden T_OBJECT 0x40 with 2 references",
+            ),
+            (
+                Holder { hidden: true, ..holder(None, None, 4, (4, 5)) },
+                "hidden T_OBJECT objects, each its own (4 of 5 samples)",
+            ),
             (holder(order, None, 39, (39, 39)), "Order objects, each its own (39 of 39 samples)"),
             (holder(order, None, 41, (39, 52)), "Order objects, each its own (39 of 52 samples)"),
             (holder(order, None, 5, (39, 52)), "5 Order objects (39 of 52 samples)"),

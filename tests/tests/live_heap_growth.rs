@@ -126,6 +126,11 @@ fn suspect<'a>(found: &'a [Value], class: &str, holder: &str) -> Result<&'a Valu
         let line = site["line"].as_u64().is_some_and(|line| marked.contains(&line));
         ensure!(here && line && site["survivors"].as_u64() > Some(0), "not by {marked:?}: {leak}");
     }
+    // The same objects, by the major collections that they have survived: two at least.
+    let generations = leak["generations"].as_array().with_context(|| format!("no generations: {leak}"))?;
+    let sum = |rows: &[Value]| rows.iter().filter_map(|row| row["survivors"].as_u64()).sum::<u64>();
+    ensure!(sum(generations) == sum(sites), "{leak}");
+    ensure!(generations.iter().all(|row| row["survived"].as_u64() >= Some(2)), "{leak}");
     Ok(leak)
 }
 

@@ -48,6 +48,46 @@ struct Sample {
 /// Objects of a class that were sampled and survived, by the line that allocated them; most first. `None`: no line of Ruby code, or it is not known.
 pub(super) type Lines = Vec<(Option<Line>, u64)>;
 
+/// Objects of a class that were sampled and survived.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(super) struct Allocated {
+    pub(super) lines: Lines,
+    /// By the number of major collections that they have survived, at least.
+    pub(super) survived: BTreeMap<u64, u64>,
+}
+
+impl Allocated {
+    /// Of samples that are there when so many major collections have ended.
+    fn of(samples: &[&Sample], major: u64) -> Self {
+        let mut lines: BTreeMap<Option<&Line>, u64> = BTreeMap::new();
+        let mut survived = BTreeMap::new();
+        for sample in samples {
+            *lines.entry(sample.line.as_ref()).or_default() += 1;
+            let then = sample.major.unwrap_or(major);
+            *survived.entry(major.saturating_sub(then)).or_default() += 1;
+        }
+        let mut lines: Lines = lines.into_iter().map(|(line, count)| (line.cloned(), count)).collect();
+        lines.sort_by_key(|(_, count)| std::cmp::Reverse(*count));
+        Self { lines, survived }
+    }
+
+    /// How many there are.
+    pub(super) fn all(&self) -> u64 {
+        self.survived.values().sum()
+    }
+
+    /// The fewest collections, the most, and as many as half of the objects have survived at least.
+    pub(super) fn range(&self) -> Option<(u64, u64, u64)> {
+        let (first, last) = (self.survived.keys().next()?, self.survived.keys().next_back()?);
+        let mut older = 0;
+        let median = self.survived.iter().rev().find(|(_, count)| {
+            older += **count;
+            older * 2 >= self.all()
+        })?;
+        Some((*first, *last, *median.0))
+    }
+}
+
 /// What became of the objects that were drawn. Each is followed or not, for one of three reasons; what was followed was freed, could not
 /// be read any more, or is left.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
@@ -74,7 +114,7 @@ pub(super) struct Account {
 /// What was found in the end.
 pub(super) struct Origins {
     /// By class, or why it is not known.
-    pub(super) lines: Result<BTreeMap<String, Lines>, String>,
+    pub(super) lines: Result<BTreeMap<String, Allocated>, String>,
     pub(super) account: Option<Account>,
 }
 
@@ -85,8 +125,9 @@ impl Origins {
     }
 
     /// Of a class.
-    pub(super) fn of(&self, class: &str) -> Option<&Lines> {
-        self.lines.as_ref().ok().map(|lines| lines.get(class).unwrap_or(const { &Vec::new() }))
+    pub(super) fn of(&self, class: &str) -> Option<&Allocated> {
+        const NONE: &Allocated = &Allocated { lines: Vec::new(), survived: BTreeMap::new() };
+        self.lines.as_ref().ok().map(|lines| lines.get(class).unwrap_or(NONE))
     }
 }
 
@@ -247,7 +288,7 @@ impl Following {
         target: &Target,
         major: u64,
         mut class_of: impl FnMut(&Slot<'_>) -> Option<String>,
-    ) -> Result<BTreeMap<String, Lines>, String> {
+    ) -> Result<BTreeMap<String, Allocated>, String> {
         let text = |error: HeapError| error.to_string();
         // The last one is the one that may be there.
         let wanted: HashMap<u64, &Sample> = self
@@ -277,16 +318,11 @@ impl Following {
         if compactions.is_none() || compactions != self.compactions {
             return Err("the heap was compacted meanwhile, which moves objects".to_owned());
         }
-        let mut counts: BTreeMap<String, BTreeMap<Option<&Line>, u64>> = BTreeMap::new();
-        for (class, sample) in &there {
-            *counts.entry(class.clone()).or_default().entry(sample.line.as_ref()).or_default() += 1;
+        let mut found: BTreeMap<String, Vec<&Sample>> = BTreeMap::new();
+        for (class, sample) in there {
+            found.entry(class).or_default().push(sample);
         }
-        let sorted = |lines: BTreeMap<Option<&Line>, u64>| {
-            let mut lines: Lines = lines.into_iter().map(|(line, count)| (line.cloned(), count)).collect();
-            lines.sort_by_key(|(_, count)| std::cmp::Reverse(*count));
-            lines
-        };
-        Ok(counts.into_iter().map(|(class, lines)| (class, sorted(lines))).collect())
+        Ok(found.into_iter().map(|(class, samples)| (class, Allocated::of(&samples, major))).collect())
     }
 
     /// Closes the gate and adds up.
@@ -331,6 +367,20 @@ fn is_followed(probes: &LeakProbes, target: &LeakTarget, sample: &Sample) -> boo
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Half of the objects are as old as the third number says, or older.
+    #[test]
+    fn ages() {
+        let of = |survived: &[(u64, u64)]| {
+            let survived = survived.iter().copied().collect();
+            Allocated { survived, ..Allocated::default() }.range()
+        };
+        assert_eq!(of(&[]), None);
+        assert_eq!(of(&[(4, 1)]), Some((4, 4, 4)));
+        assert_eq!(of(&[(2, 1), (9, 1)]), Some((2, 9, 9)));
+        assert_eq!(of(&[(2, 2), (9, 1)]), Some((2, 9, 2)));
+        assert_eq!(of(&[(2, 10), (3, 10), (7, 1), (9, 9)]), Some((2, 9, 3)));
+    }
 
     /// Every object that was drawn is in one place.
     #[test]

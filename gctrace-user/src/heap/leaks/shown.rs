@@ -10,7 +10,7 @@ use super::{
         holders::{self, ClassVariable, Holder},
         jsonl,
         line::Line,
-        origins::{Account, Lines},
+        origins::{Account, Allocated},
         trend::{FEWEST_STEPS, Growth},
     },
     Ended, Found, Heap, PATHS, Suspect,
@@ -77,7 +77,16 @@ enum Record<'a> {
         unread: Option<&'a str>,
         #[serde(skip_serializing_if = "Option::is_none")]
         sites: Option<Vec<Site<'a>>>,
+        #[serde(skip_serializing_if = "Option::is_none")]
+        generations: Option<Vec<Generation>>,
     },
+}
+
+/// Sampled objects that have survived as many major collections.
+#[derive(Serialize)]
+struct Generation {
+    survived: u64,
+    survivors: u64,
 }
 
 /// Where objects that are left were allocated.
@@ -169,7 +178,11 @@ impl Found<'_> {
                 variable: path.as_ref().and_then(|path| path.variable.as_ref()),
                 end: path.as_ref().map(|path| path.end),
                 unread: path.as_ref().and_then(|path| path.unread.as_deref()),
-                sites: origins.of(name).map(|lines| lines.iter().map(Site::of).collect()),
+                sites: origins.of(name).map(|allocated| allocated.lines.iter().map(Site::of).collect()),
+                generations: origins.of(name).map(|allocated| {
+                    let survived = allocated.survived.iter();
+                    survived.map(|(&survived, &survivors)| Generation { survived, survivors }).collect()
+                }),
             };
             jsonl::line(out, &line)?;
         }
@@ -280,8 +293,8 @@ impl Found<'_> {
 }
 
 /// Lines of which objects of a class are left.
-fn allocated(out: &mut impl Write, lines: &Lines) -> io::Result<()> {
-    let of: u64 = lines.iter().map(|(_, count)| count).sum();
+fn allocated(out: &mut impl Write, allocated: &Allocated) -> io::Result<()> {
+    let (of, lines) = (allocated.all(), &allocated.lines);
     if of == 0 {
         return writeln!(out, "  no object that was sampled at its allocation is left of them");
     }
@@ -294,7 +307,15 @@ fn allocated(out: &mut impl Write, lines: &Lines) -> io::Result<()> {
             None => writeln!(out, "  allocated at no Ruby line, or at one that is not known {share}")?,
         }
     }
-    Ok(())
+    match allocated.range() {
+        Some((fewest, most, _)) if fewest == most => {
+            writeln!(out, "  these have survived {}", plural(most, "major GC"))
+        }
+        Some((fewest, most, half)) => {
+            writeln!(out, "  these have survived {fewest} to {most} major GCs, half of them {half} or more")
+        }
+        None => Ok(()),
+    }
 }
 
 fn words(holder: &Holder) -> String {

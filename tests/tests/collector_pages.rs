@@ -164,6 +164,56 @@ fn compared(collector: &Collector, elements: &[Element]) -> Result<()> {
     Ok(())
 }
 
+/// Of two environments in the same ten minutes, the one whose set came later is the latest one, whatever their names.
+#[test]
+fn two_in_one_slot() -> Result<()> {
+    let live = Live::without_gctrace()?;
+    let path = live.path("sets.db");
+    let collector = Collector::start(&path, &[])?;
+    let store = format!("sqlite:{}", path.display());
+    let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH)?.as_secs_f64();
+    // The beginning of ten minutes that are over.
+    let slot = (now / 600.0).floor() * 600.0 - 1200.0;
+    let settings = |slots: &str| json!({ "RUBY_GC_HEAP_INIT_SLOTS": slots });
+    let name = |slots: &str| match slots {
+        "" => "no RUBY_GC_* variables".to_owned(),
+        slots => format!("RUBY_GC_HEAP_INIT_SLOTS={slots}"),
+    };
+    let pairs = [["", "130062"], ["130062", ""], ["130062", "200000"], ["200000", "130062"]];
+    for (app, pair) in (1..).zip(pairs) {
+        let token = apps(&store, &["add", "shop"])?.trim().to_owned();
+        for (pid, slots) in (1..).zip(pair) {
+            let environment = if slots.is_empty() { json!({}) } else { settings(slots) };
+            let mut set: serde_json::Value =
+                serde_json::from_str(&busy(&token, "3.1.2", &environment, "web"))?;
+            set[0][10] = json!(pid);
+            for sample in set.as_array_mut().context("a set")?.iter_mut().skip(1) {
+                let at = sample[0].as_f64().context("a time")? - 1_700_000_000.0;
+                sample[0] = json!(slot + 40.0 * f64::from(pid) + at);
+            }
+            ensure!([200, 412].contains(&collector.send(&set.to_string())?.code));
+        }
+        let answer = collector.get(&format!("/app/{app}"))?;
+        let (elements, text) = parsed(&answer)?;
+        let [before, after] = pair.map(name);
+        ensure!(
+            text.contains(&format!("Before: Ruby 3.1, {before}.After: Ruby 3.1, {after}.")),
+            "{before}, then {after}: {text}"
+        );
+        // The choice that is offered is the same, and so is the order of processes.
+        let chosen: Vec<&str> = elements
+            .iter()
+            .filter(|(name, attributes)| name == "option" && attributes.contains_key("selected"))
+            .filter_map(|(_, attributes)| attributes.get("value").map(String::as_str))
+            .collect();
+        let values = pair.map(|slots| if slots.is_empty() { String::new() } else { name(slots) });
+        ensure!(chosen == values, "{chosen:?}, not {values:?}");
+        let of = |pid: u32| text.find(&format!("web {pid}")).context("a process");
+        ensure!(of(2)? < of(1)?, "{text}");
+    }
+    Ok(())
+}
+
 /// On loopback no sign-in is needed; through a proxy, by another name or from elsewhere it is, and a visitor sees only their own.
 #[test]
 fn sign_in() -> Result<()> {

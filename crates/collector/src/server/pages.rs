@@ -24,6 +24,9 @@ use crate::{
 
 mod compare;
 mod history;
+mod seen;
+
+use seen::{Latest, Seen};
 
 /// Columns of a chart.
 const COLUMNS: usize = 72;
@@ -280,9 +283,21 @@ struct Sum {
     slots: u64,
     first: i64,
     last: i64,
+    latest: Latest,
 }
 
 impl Sum {
+    /// Adds a slot to a sum that is to be ordered by time.
+    fn add_at(&mut self, slot: &Slot, at: Latest) {
+        self.latest = if self.slots == 0 { at } else { self.latest.max(at) };
+        self.add(slot);
+    }
+
+    /// Sorts the sum that was seen later first.
+    fn after(&self, other: &Self) -> std::cmp::Ordering {
+        self.latest.after(other.latest).then(other.first.cmp(&self.first))
+    }
+
     fn add(&mut self, slot: &Slot) {
         self.first = if self.slots == 0 { slot.at } else { self.first.min(slot.at) };
         self.last = self.last.max(slot.at);
@@ -300,6 +315,7 @@ fn application(shared: &Shared, info: &AppInfo, title: &str, wanted: &Wanted) ->
     let since = if full { all.last().map_or(since, |slot| slot.at) } else { since };
     let taken: Vec<&Slot> = all.iter().filter(|slot| wanted.takes(slot)).collect();
     let advice = recommended(shared, info.app)?;
+    let seen = Seen::of(&*shared.store, info.app, &all)?;
     let is_part = wanted.environment.is_some() || wanted.host.is_some() || wanted.pid.is_some();
     let content = html! {
         nav aria-label="Time" {
@@ -339,12 +355,12 @@ fn application(shared: &Shared, info: &AppInfo, title: &str, wanted: &Wanted) ->
             h2 { "What was advised, and its effect" }
             (history::timeline(&advice.history, now))
         }
-        (compare::section(&all, wanted.days, since, now, wanted.compared.as_ref()))
+        (compare::section(&all, &seen, since, now, wanted))
         @if !taken.is_empty() {
             h2 { "Environments" }
-            (environments(&all, wanted, now))
+            (environments(&all, &seen, wanted, now))
             h2 { "Processes" }
-            (processes(&taken, wanted, now))
+            (processes(&taken, &seen, wanted, now))
         }
     };
     Ok(Answer::page(StatusCode::OK, page(&named(title), &above(), &content)))
@@ -435,14 +451,14 @@ const FIGURES: [Column; 7] = [
 ];
 
 /// One row per environment and series of Ruby: the effect of a change of settings is shown side by side.
-fn environments(slots: &[Slot], wanted: &Wanted, now: f64) -> Markup {
+fn environments(slots: &[Slot], seen: &Seen<'_>, wanted: &Wanted, now: f64) -> Markup {
     let mut sums: BTreeMap<(&str, Series), Sum> = BTreeMap::new();
     for slot in slots {
-        sums.entry((&slot.environment, slot.series)).or_default().add(slot);
+        sums.entry((&slot.environment, slot.series)).or_default().add_at(slot, seen.at(slot));
     }
     let mut sums: Vec<_> = sums.into_iter().collect();
     // The newest first.
-    sums.sort_by_key(|(_, sum)| (-sum.last, -sum.first));
+    sums.sort_by(|(_, one), (_, other)| one.after(other));
     let rows: Vec<Vec<Markup>> = sums
         .iter()
         .take(MAX_ENVIRONMENTS)
@@ -479,13 +495,13 @@ fn change(new: &(&str, Series), after: &Sum, old: &(&str, Series), before: &Sum)
     }
 }
 
-fn processes(slots: &[&Slot], wanted: &Wanted, now: f64) -> Markup {
+fn processes(slots: &[&Slot], seen: &Seen<'_>, wanted: &Wanted, now: f64) -> Markup {
     let mut sums: BTreeMap<(&str, i64, Series), Sum> = BTreeMap::new();
     for slot in slots {
-        sums.entry((&slot.host, slot.pid, slot.series)).or_default().add(slot);
+        sums.entry((&slot.host, slot.pid, slot.series)).or_default().add_at(slot, seen.at(slot));
     }
     let mut sums: Vec<_> = sums.into_iter().collect();
-    sums.sort_by_key(|(_, sum)| (-sum.last, -sum.first));
+    sums.sort_by(|(_, one), (_, other)| one.after(other));
     let rows: Vec<Vec<Markup>> = sums
         .iter()
         .take(MAX_PROCESSES)

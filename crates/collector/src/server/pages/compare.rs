@@ -8,7 +8,7 @@ use gctrace_pages::{
 };
 use maud::{Markup, html};
 
-use super::{COLUMNS, Sum, ago, environment_name, named};
+use super::{COLUMNS, Latest, Seen, Sum, Wanted, ago, environment_name, named};
 use crate::{printable::printable, store::Slot};
 
 /// Values that can be chosen: those that were seen last.
@@ -77,9 +77,10 @@ impl Pair {
 }
 
 /// Forms that choose two values, for each way in which there are some, and the two that were chosen.
-pub(super) fn section(slots: &[Slot], days: u32, since: i64, now: f64, pair: Option<&Pair>) -> Markup {
+pub(super) fn section(slots: &[Slot], seen: &Seen<'_>, since: i64, now: f64, wanted: &Wanted) -> Markup {
+    let pair = wanted.compared.as_ref();
     let forms: Vec<Markup> =
-        By::ALL.into_iter().filter_map(|by| form(by, &choices(slots, by), days, pair)).collect();
+        By::ALL.into_iter().filter_map(|by| form(by, &choices(slots, seen, by), wanted.days, pair)).collect();
     html! {
         @if !forms.is_empty() || pair.is_some() {
             h2 id="compare" { "Compare" }
@@ -90,14 +91,14 @@ pub(super) fn section(slots: &[Slot], days: u32, since: i64, now: f64, pair: Opt
 }
 
 /// The values of all figures, those that were seen last first.
-fn choices(slots: &[Slot], by: By) -> Vec<Cow<'_, str>> {
-    let mut last: BTreeMap<Cow<'_, str>, i64> = BTreeMap::new();
+fn choices<'a>(slots: &'a [Slot], seen: &Seen<'_>, by: By) -> Vec<Cow<'a, str>> {
+    let mut last: BTreeMap<Cow<'_, str>, Latest> = BTreeMap::new();
     for slot in slots {
-        let at = last.entry(by.value(slot)).or_insert(slot.at);
-        *at = slot.at.max(*at);
+        let at = seen.at(slot);
+        last.entry(by.value(slot)).and_modify(|latest| *latest = latest.max(at)).or_insert(at);
     }
     let mut choices: Vec<_> = last.into_iter().collect();
-    choices.sort_by_key(|(_, at)| -at);
+    choices.sort_by(|(_, one), (_, other)| one.after(*other));
     choices.truncate(MAX_CHOICES);
     choices.into_iter().map(|(value, _)| value).collect()
 }

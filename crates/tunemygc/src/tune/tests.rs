@@ -39,7 +39,7 @@ pub(crate) fn everything() -> Evidence {
     evidence
 }
 
-fn value_of(report: &Report, strategy: usize, name: &str) -> Option<Setting> {
+pub(super) fn value_of(report: &Report, strategy: usize, name: &str) -> Option<Setting> {
     report.plans[strategy].settings().find(|change| change.variable == name).map(|change| change.value)
 }
 
@@ -440,8 +440,11 @@ fn no_room_that_malloc_leaves_unused() {
     assert!(report.speed().advice.iter().any(|advice| advice.rule == "malloc"));
     evidence.minors.insert("malloc".to_owned(), 3000);
     let report = recommend(Series(3, 1), &evidence);
-    let refusal = report.speed().refusals.iter().find(|refusal| refusal.rule == "no-free-majors").unwrap();
-    assert!(refusal.reason.starts_with("malloc begins 3000 minor cycles"), "{}", refusal.reason);
+    for rule in ["no-free-majors", "initial-heap"] {
+        let refusal = report.speed().refusals.iter().find(|refusal| refusal.rule == rule).unwrap();
+        assert!(refusal.reason.starts_with("malloc begins 3000 minor cycles"), "{}", refusal.reason);
+    }
+    assert_eq!(value_of(&report, 0, "RUBY_GC_HEAP_INIT_SLOTS"), None);
 }
 
 /// A heap that gives pages back and takes them again has its final size; one that grows and grows does not.

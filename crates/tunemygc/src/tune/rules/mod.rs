@@ -336,6 +336,18 @@ impl<'a> Case<'a> {
         Ok((size, live.min(size)))
     }
 
+    /// Unless malloc starts more minor cycles than a lack of free slots: then its limits come first, because of this.
+    fn malloc_follows(&self, because: &str) -> Result<(), String> {
+        let (slots, malloc) = (self.evidence.minors_by("newobj"), self.evidence.minors_by("malloc"));
+        if malloc > slots {
+            return Err(format!(
+                "malloc begins {malloc} minor cycles and a lack of free slots only {slots}, so {because}; raise the limits of malloc \
+                 first, then trace again"
+            ));
+        }
+        Ok(())
+    }
+
     /// The heaps of a Ruby that has a variable for each of them, if the sets carry their sizes and what they allocate.
     fn heaps(&self) -> Option<&'a [Heap]> {
         let single = (Series(3, 3)..=Series(4, 0)).contains(&self.series);

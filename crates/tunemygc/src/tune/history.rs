@@ -205,8 +205,9 @@ pub(super) struct Tried<'a> {
 }
 
 impl Tried<'_> {
-    /// Why a variable should not be moved to this value: moving it that way was tried and was worse, or moving it this far has
-    /// brought nothing.
+    /// Why a variable should not be moved to this value: moving it that way was tried and was worse, or moving it at least half as far
+    /// has brought nothing. What a smaller step has not changed, such as an initial size below that which the heap has anyway, says nothing
+    /// of a larger one.
     pub(super) fn objection(
         &self,
         variable: &'static Variable,
@@ -222,7 +223,8 @@ impl Tried<'_> {
             let behind = if up { theirs < now } else { theirs > now };
             // A value that was tried and abandoned is only worth another try if it was clearly better.
             let outcome = if beyond { judge(self.now, other, strategy) } else { Outcome::Unknown };
-            if matches!(outcome, Outcome::Worse | Outcome::Same) {
+            let as_far = (theirs - now).abs() * 2.0 >= (value - now).abs();
+            if outcome == Outcome::Worse || (outcome == Outcome::Same && as_far) {
                 let word = if outcome == Outcome::Worse { "worse" } else { "no better" };
                 let what = gain(self.now, other, strategy);
                 return Some(format!("with {} it was {word}: {what}", other.in_force));

@@ -13,6 +13,8 @@ pub mod evidence;
 mod fold;
 pub mod heaps;
 pub mod history;
+#[cfg(test)]
+mod history_tests;
 pub mod in_force;
 pub mod report;
 pub mod ruby;

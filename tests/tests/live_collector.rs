@@ -155,6 +155,7 @@ fn tokens_and_variables() -> Result<()> {
         let user = &report.ledger.as_ref().context("a ledger")?.user;
         let count = |name: &str| user.get(name).and_then(Value::as_u64).context(name.to_owned());
         ensure!(count("sets_without_token")? == 1 - sent, "{user:?}");
+        ensure!(said.contains("no token for the sample sets of 1 process, not sent") == (sent == 0), "{said}");
         ensure!(
             count("sets")? <= sent && count("sets")? == count("sets_sent")? + count("sets_waiting")?,
             "{user:?}"

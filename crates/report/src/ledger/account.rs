@@ -109,6 +109,10 @@ impl Ledger {
             let left_out = plural(u.requests.requests_without_states, "request");
             limits.push(format!("{left_out} of {} not in sample sets", u.requests.requests_reported));
         }
+        if u.sets.sets_without_token > 0 {
+            let processes = plural(u.sets.sets_without_token, "process");
+            limits.push(format!("no token for the sample sets of {processes}, not sent"));
+        }
         if u.gvl.gvl_unwatched_ns > 0 {
             let share = percent(u.gvl.gvl_watched_ns, u.gvl.gvl_watched_ns + u.gvl.gvl_unwatched_ns);
             limits.push(format!("the GVL watched for {share} of the time (CPU budget)"));
@@ -194,7 +198,9 @@ mod tests {
             kernel[Counter::UnitStateRingFull as usize] = 3;
         }
         (ledger.user.requests.requests_without_states, ledger.user.requests.requests_reported) = (2, 9);
+        ledger.user.sets.sets_without_token = 2;
         let said = ledger.summary();
+        assert!(said.contains("no token for the sample sets of 2 processes, not sent"), "{said}");
         assert!(
             said.starts_with("0 cycles in 2 processes, 123598 GVL events of unknown threads, "),
             "{said}"

@@ -15,7 +15,7 @@ use crate::model::Process;
 pub struct Tokens {
     /// Token for processes that have no other.
     pub default: Option<String>,
-    /// By system unit, e.g. `shop.service`; of instances also by template, `shop@.service`.
+    /// By service of the system, e.g. `shop.service`; of instances also by template, `shop@.service`.
     #[serde(default)]
     pub units: BTreeMap<String, String>,
     /// By path of a control group and what is below it, e.g. `/kubepods.slice`; the longest one counts.
@@ -56,6 +56,16 @@ impl Tokens {
             return Err("[services] selects by names that processes give themselves: use [units], [cgroups] or [users], or, where all \
                         users of this host may feed these applications, say `trust_environment = true` at the top"
                 .to_owned());
+        }
+        // Others would match nothing, and say nothing.
+        if tokens.units.keys().any(|unit| !unit.strip_suffix(".service").is_some_and(|name| !name.is_empty()))
+        {
+            return Err("[units] takes names of services as systemd has them, with `.service`; what is in a scope or a slice is selected by \
+                        its path in [cgroups]"
+                .to_owned());
+        }
+        if tokens.cgroups.keys().any(|path| !path.starts_with('/')) {
+            return Err("[cgroups] takes paths that begin with `/`, as in /proc/PID/cgroup".to_owned());
         }
         if tokens.users.keys().any(|user| user.parse::<u32>().is_err()) {
             return Err("[users] takes user ids (`id -u NAME`)".to_owned());
@@ -134,11 +144,24 @@ mod tests {
             "default = ''",
             "[users]\nsecret = 'aa'",
             "[services]\nshop = 'secret'",
+            "[units]\nsecret = 'secret'",
+            "[units]\n'secret.service' = 'aa'\n'secret.scope' = 'bb'",
+            "[units]\n'.service' = 'secret'",
+            "[cgroups]\n'secret' = 'aa'\n'/system.slice' = 'secret'",
+            "[cgroups]\n'' = 'secret'",
         ] {
             let error = read(text).unwrap_err();
             assert!(!error.contains("secret"), "{error}");
         }
         assert!(read("[units]\nshop = secret\n").unwrap_err().starts_with("line 2: "));
+        for (text, wanted) in [
+            ("[units]\nshop = 'aa'\n", "[units] takes names of services"),
+            ("[units]\n'machine.slice' = 'aa'\n", "with `.service`"),
+            ("[cgroups]\n'system.slice/shop.service' = 'aa'\n", "[cgroups] takes paths that begin with `/`"),
+        ] {
+            let error = read(text).unwrap_err();
+            assert!(error.contains(wanted), "{error}");
+        }
         assert!(read("[services]\nshop = 'aa'\n").unwrap_err().contains("trust_environment"));
     }
 

@@ -55,6 +55,9 @@ pub(super) fn announced_size(body: &[u8], gzip: bool) -> Result<usize, Answer> {
 pub(super) fn token(beginning: &[u8], gzip: bool) -> Result<TokenHash, Answer> {
     // Tokens are short, and a few blanks before them are allowed.
     const ENOUGH: u64 = 8 << 10;
+    if gzip && !beginning.starts_with(&GZIP) {
+        return Err(Answer::bad("payload: is not gzip"));
+    }
     let mut text = Vec::new();
     if gzip {
         // Damage after the token is found later.
@@ -309,7 +312,7 @@ fn older(version: &str, minimum: &str) -> bool {
 mod tests {
     use std::io::Write as _;
 
-    use super::{Compression, GzEncoder, announced_size, expanded, older};
+    use super::{Compression, GzEncoder, announced_size, expanded, older, token};
 
     /// A whole file is read from memory. Of others nothing is taken from there: what is wrong with them is found as they are streamed.
     #[test]
@@ -336,6 +339,11 @@ mod tests {
         for body in [b"[[null,\"3.1\"]]zzzz".as_slice(), b"", b"\x1f", b"\xff\xff\xff\xff"] {
             assert_eq!(answer(body), Err("payload: is not gzip".to_owned()));
         }
+        // Of a large body the beginning is looked at first.
+        let large = [b"[[\"token\",\"3.1\"]".as_slice(), &[b' '; 70_000], b"]"].concat();
+        let of_beginning = |gzip| token(&large[..65_536], gzip).map(|_| ()).map_err(|answer| answer.text);
+        assert_eq!(of_beginning(true), Err("payload: is not gzip".to_owned()));
+        assert_eq!(of_beginning(false), Ok(()));
         assert_eq!(answer(b"\x1f\x8b\x08\x00\x07\x00\x00\x00"), Ok(7));
         assert!(answer(b"\x1f\x8b\x08\x00\xff\xff\xff\xff").unwrap_err().contains("is larger than"));
     }

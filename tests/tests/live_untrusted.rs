@@ -136,26 +136,30 @@ fn foreign_spool() -> Result<()> {
         chown(&path)?;
         fs::set_permissions(&path, Permissions::from_mode(0o777))?;
     }
-    let attack = |what: &str| -> Result<()> {
+    let attack = |what: &str, why: &str| -> Result<()> {
         let (fine, errors) = run(&args)?;
-        ensure!(!fine && errors.contains("cannot be written"), "{what}: {errors}");
+        // One remedy, and nothing behind it.
+        let line = format!("gctrace: {} cannot be written: {why}", spool.display());
+        ensure!(!fine && errors.lines().any(|said| said == line), "{what}: no `{line}` in {errors}");
         ensure!(listener.accept().is_err(), "{what}: something was sent");
         ensure!(!dir.path().join("new").exists(), "{what}: a file was made");
         ensure!(spool.join(&part).join("0001.json").symlink_metadata().is_ok(), "{what}: a link was removed");
         ensure!(secret.exists(), "{what}");
         Ok(())
     };
-    attack("a foreign spool")?;
+    let foreign =
+        format!("it belongs to uid {NOBODY} and gctrace runs as uid 0: `chown` it, or name another one");
+    attack("a foreign spool", &foreign)?;
     // Root's own directory, with a part of the attacker's in it.
     lchown(&spool, Some(0), Some(0))?;
     fs::set_permissions(&spool, Permissions::from_mode(0o755))?;
-    attack("a foreign part")?;
+    attack("a foreign part", &foreign)?;
     // A link in place of the spool.
     let real = dir.path().join("real");
     fs::rename(&spool, &real)?;
     symlink(&real, &spool)?;
     chown(&spool)?;
-    attack("a link")
+    attack("a link", "it is not a directory, or it is a symbolic link; name the directory itself")
 }
 
 /// Sets are not written through another user's link.

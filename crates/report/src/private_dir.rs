@@ -44,6 +44,15 @@ pub enum DirError {
     Writable(u32),
 }
 
+impl From<DirError> for io::Error {
+    fn from(error: DirError) -> Self {
+        match error {
+            DirError::Io(error) => error,
+            refused => Self::other(refused),
+        }
+    }
+}
+
 impl From<Errno> for DirError {
     fn from(error: Errno) -> Self {
         match error {

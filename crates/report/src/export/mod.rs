@@ -8,6 +8,7 @@ use std::{
 use crate::{
     ledger::{Ledger, UserCounts},
     model::{Process, gvl::GvlGap, request::Request, seen::Seen},
+    private_dir::DirError,
 };
 
 pub mod contents;
@@ -57,7 +58,7 @@ pub enum ExportError {
     #[error("writing to standard output: {0}")]
     Stdout(#[source] io::Error),
     /// An output cannot be written, found out before tracing began.
-    #[error("{path} cannot be written: {source}; {}", remedy(path, source))]
+    #[error("{path} cannot be written: {source}{}", remedy(path, source))]
     Unwritable {
         /// The file or directory.
         path: PathBuf,
@@ -107,14 +108,15 @@ pub enum ExportError {
     },
 }
 
-/// What to do about an output that cannot be written.
+/// What to do about an output that cannot be written, unless the error says so itself.
 fn remedy(path: &Path, error: &io::Error) -> &'static str {
     match error.kind() {
-        io::ErrorKind::NotFound => "create its directory, or name another path",
-        io::ErrorKind::InvalidInput => "name a regular file or a new one",
-        io::ErrorKind::AlreadyExists | io::ErrorKind::NotADirectory => "name a directory",
-        _ if path.is_dir() => "name a file in it",
-        _ => "name another path",
+        _ if error.get_ref().is_some_and(|source| source.is::<DirError>()) => "",
+        io::ErrorKind::NotFound => "; create its directory, or name another path",
+        io::ErrorKind::InvalidInput => "; name a regular file or a new one",
+        io::ErrorKind::AlreadyExists | io::ErrorKind::NotADirectory => "; name a directory",
+        _ if path.is_dir() => "; name a file in it",
+        _ => "; name another path",
     }
 }
 

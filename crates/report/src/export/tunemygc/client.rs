@@ -29,7 +29,7 @@ use crate::{
         shown,
     },
     ledger::UserCounts,
-    private_dir::{DirError, PrivateDir},
+    private_dir::PrivateDir,
     tls,
 };
 
@@ -89,10 +89,7 @@ impl Target {
     /// Where sets that still grow are written, in the part of the spool for this address.
     pub(super) fn journal(&self) -> io::Result<Journal> {
         let dir = PrivateDir::create(&self.spool).and_then(|base| base.child(&self.spool_name()));
-        dir.map(Journal::new).map_err(|error| match error {
-            DirError::Io(error) => error,
-            unsafe_to_use => io::Error::other(unsafe_to_use.to_string()),
-        })
+        Ok(Journal::new(dir?))
     }
 }
 

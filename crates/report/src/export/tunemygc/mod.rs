@@ -38,7 +38,7 @@ use crate::{
         request::Request,
         seen::{ProcessEnd, Seen},
     },
-    private_dir::{self, DirError},
+    private_dir,
 };
 
 /// A set is written out and begun anew at this many samples (about 3 MB), which bounds memory.
@@ -113,10 +113,7 @@ impl TuneMyGc {
         {
             return Err(error(failed));
         }
-        let open = private_dir::open_for_output(dir).map_err(|refused| match refused {
-            DirError::Io(failed) => error(failed),
-            refused => error(io::Error::other(refused.to_string())),
-        })?;
+        let open = private_dir::open_for_output(dir).map_err(|refused| error(refused.into()))?;
         if is_new {
             file::give_to_owner(open.as_fd());
         }

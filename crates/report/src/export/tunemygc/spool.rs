@@ -12,7 +12,7 @@ use std::{
 use super::journal::{self, Draft, unique_stem};
 use crate::{
     export::upload::engine::{Backlog, Gone, Room},
-    private_dir::{DirError, PrivateDir},
+    private_dir::PrivateDir,
 };
 
 /// A larger file was not written by gctrace.
@@ -65,11 +65,7 @@ impl Spool {
     /// what lies there is sent. Directories of others, and links, are refused. What earlier runs left is sent first, unless
     /// another run is sending: which sets are its own cannot be seen.
     pub(super) fn open(base: &Path, name: &str, limit: u64) -> io::Result<Self> {
-        let refused = |error| match error {
-            DirError::Io(error) => error,
-            unsafe_to_use => io::Error::other(unsafe_to_use.to_string()),
-        };
-        let dir = PrivateDir::create(base).and_then(|base| base.child(name)).map_err(refused)?;
+        let dir = PrivateDir::create(base).and_then(|base| base.child(name))?;
         // Of runs that begin at the same time one looks after the other: a lock that becomes a shared one is free for a moment.
         let turn = dir.folder()?;
         turn.lock()?;

@@ -76,8 +76,11 @@ fn every_page() -> Result<()> {
     let (elements, text) = parsed(&collector.get("/")?)?;
     ensure!(text.contains("There are none yet") && elements.iter().any(|(name, _)| name == "pre"), "{text}");
     let store = format!("sqlite:{}", path.display());
-    let token = apps(&store, &["add", HOSTILE])?.trim().to_owned();
+    let token = apps(&store, &["add", &HOSTILE.replace('\u{1b}', "")])?.trim().to_owned();
     apps(&store, &["add", "empty"])?;
+    for name in ["", " ", HOSTILE] {
+        ensure!(apps(&store, &["add", name]).is_err(), "{name:?} is a name");
+    }
     ensure!(collector.send(&busy(&token, "3.3.5", &json!({}), HOSTILE))?.code == 200);
     let tuned = json!({"RUBY_GC_HEAP_INIT_SLOTS": "10000", "RUBY_GC_<b>": "1"});
     let later = busy(&token, "3.4.1", &tuned, "web-1").replace("1700000", "1700001");

@@ -5,7 +5,7 @@ use std::{fmt::Write as _, time::Duration};
 use crate::{
     now,
     printable::printable,
-    store::{App, AppInfo, BATCH, NewApp, Rights, Store, StoreError, Token, TokenHash, new_token},
+    store::{App, AppInfo, BATCH, NewApp, Rights, Store, StoreError, Token, TokenHash, is_field, new_token},
 };
 
 /// A table of all applications, each followed by its parts.
@@ -23,6 +23,12 @@ pub fn add(
     parent: Option<App>,
     rights: Rights,
 ) -> Result<Option<String>, StoreError> {
+    if !is_field(name) {
+        return Err(StoreError::AppName);
+    }
+    if !email.is_empty() && !is_field(email) {
+        return Err(StoreError::Address);
+    }
     if let Some(parent) = parent
         && find(store, parent)?.is_none()
     {
@@ -162,7 +168,25 @@ fn length(seconds: f64) -> String {
 mod tests {
     use super::*;
 
-    /// A name can be any text, and stays on its line.
+    /// A name is one line that can be seen, as it is over HTTP.
+    #[test]
+    fn names() {
+        let dir = tempfile::tempdir().unwrap();
+        let store = crate::store::Sqlite::open(&dir.path().join("sets.db")).unwrap();
+        let add = |name: &str, email: &str| add(&store, name, email, None, Rights::Both);
+        for name in ["", " ", "a\nb", "a\x1b[2Jb", &"x".repeat(255)] {
+            assert!(matches!(add(name, ""), Err(StoreError::AppName)), "{name:?}");
+        }
+        for email in [" ", "a@b\nc", &"x".repeat(255)] {
+            assert!(matches!(add("shop", email), Err(StoreError::Address)), "{email:?}");
+        }
+        assert!(store.apps().unwrap().is_empty());
+        assert!(
+            add("shop & söhne", "").unwrap().is_some() && add(&"x".repeat(254), "a@b").unwrap().is_some()
+        );
+    }
+
+    /// A name that an earlier release kept can be any text, and stays on its line.
     #[test]
     fn tables() {
         let app = |id, name: &str, last| AppInfo {

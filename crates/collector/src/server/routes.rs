@@ -22,7 +22,7 @@ use super::{
 };
 use crate::{
     printable::{printable, printable_json, printable_lines},
-    store::{App, Group, NewApp, Rights, SetId, StoreError, TokenHash, new_token},
+    store::{App, Group, MAX_FIELD, NewApp, Rights, SetId, StoreError, TokenHash, is_field, new_token},
     tune::{Series, Strategy},
 };
 
@@ -30,8 +30,6 @@ use crate::{
 const MAX_FORM: usize = 16 << 10;
 /// Most applications; beyond that, none can register itself.
 const MAX_APPS: u64 = 10_000;
-/// Longest email address and name of an application.
-const MAX_FIELD: usize = 254;
 
 /// An answer that has not been sent.
 pub(super) struct Answer {
@@ -351,9 +349,7 @@ async fn account(shared: &Arc<Shared>, request: Request<Incoming>) -> Answer {
             _ => {}
         }
     }
-    let good = |text: &String| {
-        !text.trim().is_empty() && text.len() <= MAX_FIELD && !text.chars().any(char::is_control)
-    };
+    let good = |text: &String| is_field(text);
     let Some(email) = email.filter(good).filter(|email| email.contains('@')) else {
         return refused("email: is not an email address");
     };

@@ -209,6 +209,14 @@ pub struct NewApp<'a> {
     pub created: f64,
 }
 
+/// Most bytes of a name or an address from outside.
+pub const MAX_FIELD: usize = 254;
+
+/// Whether a new name or address can be kept: one line that is not blank and not too long. Earlier releases kept others.
+pub fn is_field(text: &str) -> bool {
+    !text.trim().is_empty() && text.len() <= MAX_FIELD && !text.chars().any(char::is_control)
+}
+
 /// An application and what is kept of it.
 #[derive(Clone, Debug, PartialEq)]
 pub struct AppInfo {
@@ -292,6 +300,12 @@ pub enum StoreError {
     /// A token cannot be made.
     #[error("no token can be made: the system returned no random numbers")]
     Random,
+    /// What is no name of an application.
+    #[error("the name of an application is one line of 1 to {MAX_FIELD} bytes that is not blank")]
+    AppName,
+    /// What is no address of a person.
+    #[error("an address is one line of at most {MAX_FIELD} bytes")]
+    Address,
     /// Parts have no parts.
     #[error("application {} is a part of another one: it cannot have parts", .0.0)]
     Part(App),

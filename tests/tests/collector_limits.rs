@@ -64,7 +64,7 @@ fn registration() -> Result<()> {
         "{list}"
     );
     let number = entry.split_whitespace().next().context("a number")?;
-    ensure!(apps(&store, &["delete", number])?.contains("with 1 sets"));
+    ensure!(apps(&store, &["delete", number])?.ends_with(": deleted, with 1 set\n"));
     ensure!(collector.send(&example(token, 1)?.to_string())?.code == 404);
     ensure!(apps(&store, &["delete", number]).is_err(), "it is not there any more");
     ensure!(collector.metric("gctrace_collector_stored_sets")? == 0);

@@ -184,7 +184,7 @@ fn a_set_that_grows() -> Result<()> {
 
     let mut again = start(sending(&live, receiver.address, &["--pid", &pid.to_string()]))?;
     let said = again.wait_error("of earlier runs wait")?;
-    ensure!(said.contains("gctrace: 1 sample sets of earlier runs wait"), "{said}");
+    ensure!(said.contains("gctrace: 1 sample set of earlier runs waits"), "{said}");
     accepted(&receiver, 1)?;
     again.wait_line("gc", pid)?;
     let (report, finished) = again.stop_by(Signal::INT)?;

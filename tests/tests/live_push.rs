@@ -354,7 +354,8 @@ fn otlp_grpc_trouble() -> Result<()> {
     }
     receiver.accepted()?;
     let partly = answers.len() - 4;
-    let wanted = format!("{partly} requests were accepted ({partly} of them in part), 2 refused, 0 dropped");
+    let requests = if partly == 1 { "request was" } else { "requests were" };
+    let wanted = format!("{partly} {requests} accepted ({partly} of them in part), 2 refused, 0 dropped");
     ensure!(said.contains(&wanted), "no `{wanted}` in {said}");
     ensure!(!said.contains('\u{1b}'), "an escape sequence of the server's reaches the terminal: {said:?}");
     let user = &report.ledger.as_ref().context("no ledger")?.user;

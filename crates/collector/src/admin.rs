@@ -111,7 +111,7 @@ fn token_table(tokens: &[Token], now: f64) -> String {
 pub fn delete(store: &dyn Store, app: App) -> Result<Option<String>, StoreError> {
     let Some(info) = find(store, app)? else { return Ok(None) };
     let gone = store.delete_app(app)?;
-    Ok(gone.then(|| format!("{}: deleted, with {} sets\n", printable(&info.name), info.sets)))
+    Ok(gone.then(|| format!("{}: deleted, with {}\n", printable(&info.name), sets(info.sets))))
 }
 
 /// Deletes the sets of an application that came longer ago than this; `None` if it does not exist.
@@ -123,9 +123,13 @@ pub fn prune(store: &dyn Store, app: App, older_than: Duration) -> Result<Option
         let deleted = store.prune(before, Some(app))?;
         all += deleted;
         if deleted < u64::from(BATCH) {
-            return Ok(Some(format!("{}: {all} sets deleted\n", printable(&info.name))));
+            return Ok(Some(format!("{}: {} deleted\n", printable(&info.name), sets(all))));
         }
     }
+}
+
+fn sets(n: u64) -> String {
+    if n == 1 { "1 set".to_owned() } else { format!("{n} sets") }
 }
 
 fn find(store: &dyn Store, app: App) -> Result<Option<AppInfo>, StoreError> {

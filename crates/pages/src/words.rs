@@ -22,6 +22,11 @@ pub fn count(count: u64) -> String {
     text
 }
 
+/// A count of these: `1 application`, `1 234 applications`.
+pub fn counted(n: u64, one: &str, many: &str) -> String {
+    if n == 1 { format!("1 {one}") } else { format!("{} {many}", count(n)) }
+}
+
 /// How long ago something was, in its largest unit.
 pub fn ago(seconds: f64) -> String {
     let units = [(86_400.0, "d"), (3600.0, "h"), (60.0, "min")];
@@ -44,6 +49,8 @@ mod tests {
             [7, 999, 1000, 1_234_567].map(super::count),
             ["7", "999", "1\u{202f}000", "1\u{202f}234\u{202f}567"]
         );
+        let apps = |n| super::counted(n, "application", "applications");
+        assert_eq!([0, 1, 1000].map(apps), ["0 applications", "1 application", "1\u{202f}000 applications"]);
         assert_eq!(
             [-5.0, 59.0, 60.0, 86_400.0].map(super::ago),
             ["0 s ago", "59 s ago", "1 min ago", "1 d ago"]

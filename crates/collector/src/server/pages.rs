@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use gctrace_pages::{
     Column, chart, encoded, lines, page, table,
-    words::{ago, bytes, count, percent},
+    words::{ago, bytes, count, counted, percent},
 };
 use hyper::{StatusCode, header};
 use maud::{Markup, html};
@@ -232,7 +232,7 @@ fn list(apps: &[AppInfo]) -> Answer {
             p { "There are none yet. This makes one and prints its token:" }
             (lines("gctrace apps --store STORE add NAME"))
         } @else {
-            (table(&format!("{} applications", count(apps.len() as u64)), &columns, &rows))
+            (table(&counted(apps.len() as u64, "application", "applications"), &columns, &rows))
         }
     };
     Answer::page(StatusCode::OK, page("Applications", &[], &content))
@@ -479,7 +479,7 @@ fn environments(slots: &[Slot], seen: &Seen<'_>, wanted: &Wanted, now: f64) -> M
     html! {
         (table("Of the whole application, the latest environment first", &columns, &rows))
         @let left = sums.len().saturating_sub(MAX_ENVIRONMENTS);
-        @if left > 0 { p.soft { (left) " earlier ones are not shown." } }
+        @if left > 0 { p.soft { (counted(left as u64, "earlier one is", "earlier ones are")) " not shown." } }
         @if let [(new, after), (old, before), ..] = sums.as_slice() { (change(new, after, old, before)) }
     }
 }
@@ -517,7 +517,7 @@ fn processes(slots: &[&Slot], seen: &Seen<'_>, wanted: &Wanted, now: f64) -> Mar
     let caption = if sums.len() > MAX_PROCESSES {
         format!("The latest {MAX_PROCESSES} of {} processes", count(sums.len() as u64))
     } else {
-        format!("{} processes, the latest first", sums.len())
+        format!("{}, the latest first", counted(sums.len() as u64, "process", "processes"))
     };
     table(&caption, &columns, &rows)
 }

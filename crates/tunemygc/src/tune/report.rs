@@ -163,14 +163,23 @@ fn leak_text(leak: &Leak) -> String {
     )
 }
 
+/// `1 cycle`, `2 cycles`.
+fn plural(n: u64, noun: &str) -> String {
+    if n == 1 { format!("1 {noun}") } else { format!("{n} {noun}s") }
+}
+
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let evidence = &self.evidence;
         let (minors, majors) = (evidence.all_minors(), evidence.all_majors());
         writeln!(
             f,
-            "Ruby {}: {} cycles ({minors} minor, {majors} major) in {:.1} s, {} sample sets, {} cycles missing",
-            self.series, evidence.cycles, evidence.seconds, evidence.sets, evidence.missing
+            "Ruby {}: {} ({minors} minor, {majors} major) in {:.1} s, {}, {} missing",
+            self.series,
+            plural(evidence.cycles, "cycle"),
+            evidence.seconds,
+            plural(evidence.sets, "sample set"),
+            plural(evidence.missing, "cycle")
         )?;
         if let Some(time) = evidence.counted_time() {
             writeln!(f, "  time in the GC: {:.1} %", time.share() * 100.0)?;

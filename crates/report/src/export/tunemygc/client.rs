@@ -31,6 +31,7 @@ use crate::{
     ledger::UserCounts,
     private_dir::PrivateDir,
     tls,
+    words::plural,
 };
 
 /// Most bytes of sets that wait to be put on disk.
@@ -113,8 +114,10 @@ impl Client {
         }
         let left = spool.len();
         if left > 0 {
+            let [wait, them] = if left == 1 { ["waits", "it"] } else { ["wait", "them"] };
             say(&format!(
-                "gctrace: {left} sample sets of earlier runs wait in {}; sending them, too",
+                "gctrace: {} of earlier runs {wait} in {}; sending {them}, too",
+                plural(left as u64, "sample set"),
                 dir.display()
             ));
         }

@@ -292,9 +292,11 @@ impl<J: Send + 'static> Engine<J> {
             0 => String::new(),
             full => format!(" ({full} of them because the queue was full)"),
         };
+        let [one, many] = self.policy.jobs;
+        let accepted = if sent == 1 { format!("1 {one} was") } else { format!("{sent} {many} were") };
         (self.say)(&format!(
-            "gctrace: {}: {sent} {} were accepted{partial}, {refused} refused, {dropped} dropped{full}{left}",
-            self.policy.name, self.policy.jobs[1]
+            "gctrace: {}: {accepted} accepted{partial}, {refused} refused, {dropped} dropped{full}{left}",
+            self.policy.name
         ));
     }
 }

@@ -135,7 +135,7 @@ pub(super) fn no_free_majors(case: &Case<'_>) -> Verdict {
 pub(super) fn return_memory(case: &Case<'_>) -> Verdict {
     case.memory()?;
     let evidence = case.evidence;
-    enough(evidence.free_share.n(), "ends of major cycles were seen")?;
+    enough(evidence.free_share.n(), "ends of major cycles that were seen")?;
     let free = quantile(&evidence.free_share, 0.5, "ends of major cycles")? as f64 / 1000.0;
     let (size, live) = case.heap()?;
     let max = case.value("RUBY_GC_HEAP_FREE_SLOTS_MAX_RATIO");
@@ -181,7 +181,7 @@ pub(super) fn growth_step(case: &Case<'_>) -> Verdict {
     const NAME: &str = "RUBY_GC_HEAP_GROWTH_MAX_SLOTS";
     let evidence = case.evidence;
     if evidence.growth.n() < 3 {
-        return Err(format!("the heap grew {} times, at least 3 are needed", evidence.growth.n()));
+        return Err(format!("steps of growth of the heap: {}; at least 3 are needed", evidence.growth.n()));
     }
     let (size, _) = case.heap()?;
     let (unit, n, metric) = if evidence.unit_objects.n() >= MIN_UNITS {

@@ -250,7 +250,8 @@ pub(super) fn is_sufficient(evidence: &Evidence) -> bool {
 fn insufficient(evidence: &Evidence) -> Vec<String> {
     let mut missing = Vec::new();
     if evidence.cycles < MIN_CYCLES {
-        missing.push(format!("{} GC cycles were seen, at least {MIN_CYCLES} are needed", evidence.cycles));
+        let seen = if evidence.cycles == 1 { "cycle was" } else { "cycles were" };
+        missing.push(format!("{} GC {seen} seen, at least {MIN_CYCLES} are needed", evidence.cycles));
     }
     if evidence.seconds < MIN_SECONDS {
         missing.push(format!("the sets span {:.1} s, at least {MIN_SECONDS} s are needed", evidence.seconds));
@@ -401,7 +402,7 @@ impl<'a> Case<'a> {
 
 /// Enough cases of one kind for a rule.
 fn enough(n: u64, what: &str) -> Result<(), String> {
-    if n < MIN_CASES { Err(format!("{n} {what}, at least {MIN_CASES} are needed")) } else { Ok(()) }
+    if n < MIN_CASES { Err(format!("{what}: {n}; at least {MIN_CASES} are needed")) } else { Ok(()) }
 }
 
 fn quantile(of: &Distribution, share: f64, what: &str) -> Result<u64, String> {

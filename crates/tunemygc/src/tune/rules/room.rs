@@ -13,7 +13,7 @@ pub(super) fn free_slots(case: &Case<'_>) -> Verdict {
     case.speed()?;
     let evidence = case.evidence;
     let by_slots = share(evidence.minors_by("newobj"), evidence.all_minors());
-    enough(evidence.minors_by("newobj"), "minor cycles began because no free slot was left")?;
+    enough(evidence.minors_by("newobj"), "minor cycles that began because no free slot was left")?;
     if by_slots < 0.5 {
         return Err(format!(
             "only {} of the minor cycles begin because no free slot is left",
@@ -223,7 +223,7 @@ fn wanted_room(case: &Case<'_>, interval: u64) -> Result<(u64, String, Vec<Measu
     }
     let time = case.share_of_time().ok_or_else(|| {
         format!(
-            "{}, and there are {} units of work to go by, at least {MIN_UNITS} are needed",
+            "{}; units of work to go by: {}; at least {MIN_UNITS} are needed",
             case.no_time(),
             evidence.unit_objects.n()
         )

@@ -2,6 +2,9 @@
 
 use std::path::PathBuf;
 
+use clap::CommandFactory as _;
+
+use super::Args;
 use crate::trace_file::Trigger;
 
 /// Flags that do not make a run.
@@ -96,8 +99,50 @@ fn unknown_word(word: &str) -> String {
     if SUBCOMMANDS_OF_OTHERS.contains(&word) {
         return format!("there is no subcommand `{word}` (see gctrace --help)");
     }
+    let meant = Args::command()
+        .get_subcommands()
+        .map(|known| known.get_name().to_owned())
+        .find(|known| is_like(word, known));
+    let meant = meant.map_or_else(String::new, |known| format!("`gctrace {known}`, "));
     format!(
-        "`{word}` is neither a pid nor a subcommand; did you mean `--name {word}`, to trace the programs of that name, or \
+        "`{word}` is neither a pid nor a subcommand; did you mean {meant}`--name {word}`, to trace the programs of that name, or \
          `-- {word}`, to start it?"
     )
+}
+
+/// Whether a word is the beginning of a known one, or differs from it by one letter.
+fn is_like(word: &str, known: &str) -> bool {
+    let (ours, theirs): (Vec<char>, Vec<char>) = (word.chars().collect(), known.chars().collect());
+    let shorter = ours.len().min(theirs.len());
+    if shorter < 3 {
+        return false;
+    }
+    let begin = ours.iter().zip(&theirs).take_while(|(one, other)| one == other).count();
+    let end = ours.iter().rev().zip(theirs.iter().rev()).take_while(|(one, other)| one == other).count();
+    theirs.starts_with(&ours) || ours.len().max(theirs.len()) - (begin + end).min(shorter) <= 1
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A subcommand that was not typed whole is offered beside a program of that name.
+    #[test]
+    fn subcommands_that_are_meant() {
+        for (word, meant) in [
+            ("collect", "collector"),
+            ("colector", "collector"),
+            ("tunes", "tune"),
+            ("repart", "report"),
+            ("dif", "diff"),
+        ] {
+            let text = unknown_word(word);
+            let wanted = format!("did you mean `gctrace {meant}`, `--name {word}`, to trace");
+            assert!(text.contains(&wanted), "{text}");
+        }
+        for word in ["puma", "sidekiq", "t", "du", "collectors-of-others"] {
+            let text = unknown_word(word);
+            assert!(text.contains(&format!("did you mean `--name {word}`, to trace")), "{text}");
+        }
+    }
 }

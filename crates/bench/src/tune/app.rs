@@ -19,8 +19,12 @@ const SHAPES: [(&str, &str); 3] =
     [("api", "orders as JSON"), ("page", "HTML with a large cache"), ("job", "imports of CSV")];
 /// Before a measurement, so that caches are full and the heap has grown.
 const WARM_UP_SECONDS: u32 = 6;
-/// Of a traced run, from its first request on.
+/// Of a traced run, from its first request on: under load, which shows how many requests there are at a time; and from one connection, as only
+/// a unit of work that no other one overlaps has a size.
 const TRACED_SECONDS: u32 = 40;
+const ALONE_SECONDS: u32 = 10;
+/// Fewest of those requests; the advice needs as many.
+const UNITS: u64 = 30;
 const MEASURED_SECONDS: u32 = 12;
 /// Advice that is followed reaches a fixed point within this number of steps.
 const STEPS: usize = 4;
@@ -93,17 +97,29 @@ fn follow(gctrace: &Path, live: &Live, shape: &str) -> Result<(Settings, usize)>
     unreachable!("the last step returns")
 }
 
-/// Traces the application until its end, under load, and says which process that was.
+/// Traces the application until its end, with its requests as units of work, and says which process that was.
 fn trace(gctrace: &Path, live: &Live, shape: &str, settings: &Settings, sets: &Path) -> Result<u32> {
     let mut puma = start(live, shape, settings)?;
     let pid = puma.pid();
-    let args: [OsString; 4] = ["--pid".into(), pid.to_string().into(), "--tunemygc".into(), sets.into()];
-    let running = Invocation::of(gctrace, args).start_ready()?;
+    let running = Invocation::of(gctrace, traced(pid, sets)).start_ready()?;
     puma.load(shape, TRACED_SECONDS)?;
+    let alone = puma.load_from(1, shape, ALONE_SECONDS)?.requests;
+    ensure!(
+        alone >= UNITS,
+        "{alone} requests in {ALONE_SECONDS} s from one connection, at least {UNITS} are needed"
+    );
     puma.end()?;
     let finished = running.wait()?;
     ensure!(finished.status.success(), "{}", finished.errors());
     Ok(pid)
+}
+
+/// What gctrace is told to trace.
+fn traced(pid: u32, sets: &Path) -> [OsString; 6] {
+    // The lines of requests are many.
+    let flags = ["--quiet", "--requests", "--pid"].map(OsString::from);
+    let [quiet, requests, of] = flags;
+    [quiet, requests, of, pid.to_string().into(), "--tunemygc".into(), sets.into()]
 }
 
 /// Everything that should be set, by what was seen of this process, and why the rule that helps most says nothing, if it does not.
@@ -115,11 +131,18 @@ fn advised(gctrace: &Path, sets: &Path, pid: u32, settings: &Settings) -> Result
     let program = programs.iter().find(|program| program["pid"] == pid);
     let program =
         program.with_context(|| format!("process {pid} is not among the programs of {}", sets.display()))?;
+    let size = request_size(&program["report"]["evidence"])?;
+    progress(format!("bench: a request allocates {size} objects"));
     let plan = &program["report"]["plans"][0];
     let refusals = plan["refusals"].as_array().context("refusals")?;
     let refusal = refusals.iter().find(|refusal| refusal["rule"] == "free-slots");
     let why = refusal.and_then(|refusal| refusal["reason"].as_str()).unwrap_or("advised");
     Ok((state(plan, settings)?, why.to_owned()))
+}
+
+/// What a request allocates, by this evidence.
+fn request_size(evidence: &Value) -> Result<u64> {
+    evidence["objects_in_a_unit"].as_u64().context("no request was traced that no other one overlapped")
 }
 
 /// Settings of a plan on top of those in force.
@@ -230,6 +253,15 @@ mod tests {
 
     fn settings(pairs: &[(&str, &str)]) -> Settings {
         pairs.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect()
+    }
+
+    /// Requests are traced as units of work, and one has a size.
+    #[test]
+    fn requests_are_units() {
+        let args = traced(7, Path::new("sets"));
+        assert_eq!(args, ["--quiet", "--requests", "--pid", "7", "--tunemygc", "sets"]);
+        assert_eq!(request_size(&serde_json::json!({ "objects_in_a_unit": 63 })).unwrap(), 63);
+        request_size(&serde_json::json!({ "objects_in_a_unit": null })).unwrap_err();
     }
 
     /// Advice is added to what is set, and a withdrawal replaces it.

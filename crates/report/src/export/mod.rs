@@ -111,7 +111,7 @@ pub enum ExportError {
 /// What to do about an output that cannot be written, unless the error says so itself.
 fn remedy(path: &Path, error: &io::Error) -> &'static str {
     match error.kind() {
-        _ if error.get_ref().is_some_and(|source| source.is::<DirError>()) => "",
+        _ if error.get_ref().is_some_and(|source| source.downcast_ref::<DirError>().is_some()) => "",
         io::ErrorKind::NotFound => "; create its directory, or name another path",
         io::ErrorKind::InvalidInput => "; name a regular file or a new one",
         io::ErrorKind::AlreadyExists | io::ErrorKind::NotADirectory => "; name a directory",

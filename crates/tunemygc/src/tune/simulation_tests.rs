@@ -18,8 +18,11 @@ const SERIES: [Series; 8] = [
     Series(4, 0),
 ];
 
+/// The rule that a program is for, and from which series on.
+type Rule = Option<(&'static str, Series)>;
+
 /// Fourteen shapes of programs, with the rule that each is for, and from which series on; `None`: no rule.
-fn shapes() -> [(&'static str, Program, Option<(&'static str, Series)>); 14] {
+fn shapes() -> [(&'static str, Program, Rule); 14] {
     let base = Program::default();
     // Since then Ruby counts the time in the GC, which most rules go by.
     let timed = Series(3, 1);

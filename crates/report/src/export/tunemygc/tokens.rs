@@ -58,8 +58,7 @@ impl Tokens {
                 .to_owned());
         }
         // Others would match nothing, and say nothing.
-        if tokens.units.keys().any(|unit| !unit.strip_suffix(".service").is_some_and(|name| !name.is_empty()))
-        {
+        if tokens.units.keys().any(|unit| unit.strip_suffix(".service").is_none_or(str::is_empty)) {
             return Err("[units] takes names of services as systemd has them, with `.service`; what is in a scope or a slice is selected by \
                         its path in [cgroups]"
                 .to_owned());

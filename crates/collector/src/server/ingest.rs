@@ -340,7 +340,7 @@ mod tests {
             assert_eq!(answer(body), Err("payload: is not gzip".to_owned()));
         }
         // Of a large body the beginning is looked at first.
-        let large = [b"[[\"token\",\"3.1\"]".as_slice(), &[b' '; 70_000], b"]"].concat();
+        let large = [b"[[\"token\",\"3.1\"]".as_slice(), &b" ".repeat(70_000), b"]"].concat();
         let of_beginning = |gzip| token(&large[..65_536], gzip).map(|_| ()).map_err(|answer| answer.text);
         assert_eq!(of_beginning(true), Err("payload: is not gzip".to_owned()));
         assert_eq!(of_beginning(false), Ok(()));

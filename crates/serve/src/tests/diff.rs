@@ -127,7 +127,7 @@ fn parts() {
     }
     assert!(!text.contains("<summary>Waiting for the GVL") && !text.contains("<img"), "{text}");
     let nothing = source.compared(&whole, &part(100, 120), (&source, &whole, &a)).unwrap();
-    assert_eq!(nothing.comparison.nothing, ["B has no such process"]);
+    assert_eq!(nothing.comparison.nothing, ["B contains no Ruby process"]);
     // A marked part is on the time line, and nothing is compared yet; a chosen one has links.
     let marked = Wanted {
         asked: Asked { a_from: Some("6s".to_owned()), ..Asked::default() },

@@ -22,6 +22,8 @@ use crate::{
     },
 };
 
+mod gvl_waits;
+
 const SECOND: u64 = 1_000_000_000;
 const MS: u64 = 1_000_000;
 const BEGAN: u64 = 100 * SECOND;
@@ -419,40 +421,6 @@ fn extra_allocation() {
     assert_eq!(found[0], ("Order#tax".to_owned(), "self", Verdict::Grew), "{found:?}");
     assert_eq!(figure(&comparison, "alloc.objects.rate").verdict, Verdict::Grew);
     assert!(changed(&comparison, "methods").is_empty());
-}
-
-/// A lock that is held longer is named by who holds it.
-#[test]
-fn longer_lock() {
-    let comparison = compared(AS_EVER, Program { lock: 1.5, ..AS_EVER }, 9);
-    assert_eq!(changed(&comparison, "holders"), [("Stock#update".to_owned(), "self", Verdict::Grew)]);
-    let share = figure(&comparison, "gvl.wait.share");
-    assert_eq!(share.verdict, Verdict::Grew, "{share:?}");
-    assert!((share.relative().unwrap() - 1.0 / 3.0).abs() < 0.1, "{share:?}");
-}
-
-/// A recording in which the CPU budget kept the GVL from being watched for most of the time is compared by what is seen in the rest.
-#[test]
-fn watched_in_part() {
-    let comparison = compared(AS_EVER, Program { watched: 4, ..AS_EVER }, 9);
-    for metric in ["gvl.wait.rate", "gvl.wait.share"] {
-        let figure = figure(&comparison, metric);
-        assert!(!figure.verdict.is_real(), "{figure:?}");
-        assert!(figure.relative().unwrap().abs() < 0.15, "{figure:?}");
-    }
-    assert!((figure(&comparison, "gvl.wait.rate").a.unwrap() - 20.0).abs() < 1.0);
-    let gvl = comparison.tables.iter().find(|table| table.key == "gvl").unwrap();
-    assert_eq!(gvl.notes, ["B was watched for 25.0 % of the time (CPU budget)"]);
-    // A part of it has no sums of threads, which would say how much that is.
-    let mut part = record("B", Program { watched: 4, ..AS_EVER }, 10);
-    part.account(&Ledger {
-        extent: Extent::Part,
-        kernel: Some(vec![0; Counter::ALL.len()]),
-        ..Ledger::default()
-    });
-    part.gvl.watched_ns = 0;
-    let comparison = Comparison::of(&mut record("A", AS_EVER, 9), &mut part);
-    assert!(comparison.figures().all(|(.., figure)| figure.metric != "gvl.wait.rate"));
 }
 
 /// Longer pauses are longer pauses and more time in GC, and not more cycles.

@@ -320,7 +320,7 @@ impl Figures {
                     (of.outside_ns, of.beyond_ns) = (end.outside_ns, end.beyond_ns);
                 }
             }
-            Seen::GvlSoFar(_) | Seen::AllocStack(_) => {}
+            _ => {}
         }
     }
 }

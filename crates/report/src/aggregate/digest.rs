@@ -289,12 +289,7 @@ impl Observer for Digest {
             Seen::GvlProcess(summary) => self.process(process).gvl = Some(GvlDigest::of(summary)),
             Seen::Alloc(sum) => self.objects += sum.objects(),
             Seen::Ended(end) => self.ended(process, end),
-            Seen::Work(_)
-            | Seen::AllocStack(_)
-            | Seen::GvlWait(_)
-            | Seen::GvlSpan(_)
-            | Seen::GvlThread(_)
-            | Seen::GvlSoFar(_) => {}
+            _ => {}
         }
     }
 }

@@ -403,7 +403,7 @@ impl Observer for Side {
                 }
             }
             Seen::Ended(end) => self.ended(process, end),
-            Seen::Work(_) | Seen::GvlSpan(_) | Seen::GvlProcess(_) => {}
+            _ => {}
         }
     }
 }

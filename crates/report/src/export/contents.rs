@@ -96,29 +96,10 @@ struct Counted {
 #[derive(Clone, Debug, Default)]
 pub struct Contents(Rc<RefCell<Counted>>);
 
-/// The word for a kind of entry.
-fn kind(seen: &Seen<'_>) -> &'static str {
-    match seen {
-        Seen::Process { .. } => "processes",
-        Seen::Cycle(_) => "GC cycles",
-        Seen::Work(_) => "intervals of GC work",
-        Seen::Request(_) => "requests",
-        Seen::Stack(_) => "stack samples",
-        Seen::GvlWait(_) => "long GVL waits",
-        Seen::GvlSpan(_) => "long GVL holds and absences",
-        Seen::GvlThread(_) => "GVL sums of threads",
-        Seen::GvlSoFar(_) => "GVL sums so far",
-        Seen::GvlProcess(_) => "GVL sums of processes",
-        Seen::Alloc(_) => "allocation sums",
-        Seen::AllocStack(_) => "allocation stacks",
-        Seen::Ended(_) => "ends of processes",
-    }
-}
-
 impl Exporter for Contents {
     fn see(&mut self, process: &Process, seen: Seen<'_>) -> Result<(), ExportError> {
         let mut counted = self.0.borrow_mut();
-        *counted.kinds.entry(kind(&seen)).or_default() += 1;
+        *counted.kinds.entry(seen.plural()).or_default() += 1;
         match seen {
             Seen::Process { now_ns, .. } => counted.process(process, now_ns),
             Seen::Ended(end) => {

@@ -155,7 +155,7 @@ impl Windowed {
 
     /// A cycle is reported as a whole or not at all; what its pauses take of the window's time is known all the same.
     fn divide(&mut self, process: &Process, seen: Seen<'_>) {
-        let Some(begin_ns) = time(&seen) else { return };
+        let Some(begin_ns) = seen.begin_ns() else { return };
         let pauses: Vec<(u64, u64)> = match seen {
             Seen::Cycle(cycle) => cycle.pauses.iter().map(|pause| (pause.begin_ns, pause.ns)).collect(),
             // Of a Ruby whose cycles are not known.
@@ -217,33 +217,13 @@ impl Windowed {
     }
 }
 
-/// When something was; `None`: it is of a whole life.
-pub(crate) fn time(seen: &Seen<'_>) -> Option<u64> {
-    match seen {
-        Seen::Process { now_ns, .. } => Some(*now_ns),
-        Seen::Cycle(cycle) => {
-            let pauses = cycle.pauses.iter().map(|pause| pause.begin_ns);
-            Some(pauses.fold(cycle.start.ts_ns, u64::min))
-        }
-        Seen::Work(work) => Some(work.begin_ns),
-        Seen::Request(request) => Some(request.begin_ns),
-        Seen::Stack(sample) => Some(sample.ts_ns),
-        Seen::GvlWait(wait) => Some(wait.begin_ns),
-        Seen::GvlSpan(span) => Some(span.begin_ns),
-        Seen::Alloc(sum) => Some(sum.begin_ns),
-        Seen::AllocStack(alloc) => Some(alloc.ts_ns),
-        Seen::Ended(end) => Some(end.ts_ns),
-        Seen::GvlThread(_) | Seen::GvlSoFar(_) | Seen::GvlProcess(_) => None,
-    }
-}
-
 impl Exporter for Windowed {
     fn see(&mut self, process: &Process, seen: Seen<'_>) -> Result<(), ExportError> {
         if !self.window.has_process(process) {
             return Ok(());
         }
         if let Some(condition) = &self.window.condition {
-            let is_in = time(&seen).is_none_or(|ts_ns| self.window.has(ts_ns));
+            let is_in = seen.begin_ns().is_none_or(|ts_ns| self.window.has(ts_ns));
             let verdict = condition.judge(process, &seen);
             // What is outside of the time is dropped anyway, but for processes, which reach into it.
             let keeps = match verdict {
@@ -265,7 +245,7 @@ impl Exporter for Windowed {
         if self.window.cuts_time() {
             self.divide(process, seen);
         }
-        match (seen, time(&seen)) {
+        match (seen, seen.begin_ns()) {
             (_, None) if self.window.cuts_time() => {}
             (_, None) => self.hand(process, seen),
             (Seen::Ended(end), _) => self.ended(process, end),

@@ -1,5 +1,7 @@
 //! The counters of the user-space stages: one table, each stage its own struct.
 
+use gctrace_common::event::Kind;
+
 macro_rules! user_counters {
     ($($(#[doc = $about:literal])* $stage:ident: $Stage:ident { $($(#[doc = $doc:literal])* $name:ident,)* })*) => {
         $(
@@ -57,6 +59,21 @@ macro_rules! user_counters {
             }
         }
     };
+}
+
+impl StackCounts {
+    /// An event was decoded that shares the ring of stacks.
+    pub fn decoded(&mut self, kind: Kind) {
+        let count = match kind {
+            Kind::OffCpu => &mut self.decoded_off_cpu,
+            Kind::GvlWait => &mut self.decoded_gvl_waits,
+            Kind::GvlThread => &mut self.decoded_gvl_threads,
+            Kind::GvlSpan => &mut self.decoded_gvl_spans,
+            Kind::Refill => &mut self.decoded_refills,
+            _ => &mut self.undecodable_stacks,
+        };
+        *count += 1;
+    }
 }
 
 impl UserCounts {

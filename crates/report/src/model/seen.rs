@@ -47,6 +47,66 @@ pub enum Seen<'a> {
     Ended(&'a ProcessEnd),
 }
 
+impl<'a> Seen<'a> {
+    /// The word for many of its kind.
+    pub fn plural(&self) -> &'static str {
+        match self {
+            Self::Process { .. } => "processes",
+            Self::Cycle(_) => "GC cycles",
+            Self::Work(_) => "intervals of GC work",
+            Self::Request(_) => "requests",
+            Self::Stack(_) => "stack samples",
+            Self::GvlWait(_) => "long GVL waits",
+            Self::GvlSpan(_) => "long GVL holds and absences",
+            Self::GvlThread(_) => "GVL sums of threads",
+            Self::GvlSoFar(_) => "GVL sums so far",
+            Self::GvlProcess(_) => "GVL sums of processes",
+            Self::Alloc(_) => "allocation sums",
+            Self::AllocStack(_) => "allocation stacks",
+            Self::Ended(_) => "ends of processes",
+        }
+    }
+
+    /// When it was or began, `CLOCK_MONOTONIC` nanoseconds; `None`: it is of a whole life.
+    pub fn begin_ns(&self) -> Option<u64> {
+        match self {
+            Self::Process { now_ns, .. } => Some(*now_ns),
+            Self::Cycle(cycle) => {
+                let pauses = cycle.pauses.iter().map(|pause| pause.begin_ns);
+                Some(pauses.fold(cycle.start.ts_ns, u64::min))
+            }
+            Self::Work(work) => Some(work.begin_ns),
+            Self::Request(request) => Some(request.begin_ns),
+            Self::Stack(sample) => Some(sample.ts_ns),
+            Self::GvlWait(wait) => Some(wait.begin_ns),
+            Self::GvlSpan(span) => Some(span.begin_ns),
+            Self::Alloc(sum) => Some(sum.begin_ns),
+            Self::AllocStack(alloc) => Some(alloc.ts_ns),
+            Self::Ended(end) => Some(end.ts_ns),
+            Self::GvlThread(_) | Self::GvlSoFar(_) | Self::GvlProcess(_) => None,
+        }
+    }
+
+    /// Its thread in the host's namespace, with the name of it where what was seen has one; `None`: it is of no single thread.
+    pub fn thread(self) -> Option<(u32, Option<&'a str>)> {
+        Some(match self {
+            Self::Cycle(cycle) => (cycle.start.tid, Some(&cycle.comm)),
+            Self::Work(work) => (work.tid, Some(&work.comm)),
+            Self::Request(request) => (request.tid, None),
+            Self::Stack(sample) => (sample.tid, Some(&sample.comm)),
+            Self::GvlWait(wait) => (wait.who.tid, Some(&wait.who.comm)),
+            Self::GvlSpan(span) => (span.who.tid, Some(&span.who.comm)),
+            Self::GvlThread(summary) => (summary.who.tid, Some(&summary.who.comm)),
+            Self::AllocStack(alloc) => (alloc.tid, Some(&alloc.comm)),
+            Self::Process { .. }
+            | Self::GvlSoFar(_)
+            | Self::GvlProcess(_)
+            | Self::Alloc(_)
+            | Self::Ended(_) => return None,
+        })
+    }
+}
+
 /// Slots that threads of a process took to allocate objects in them. What a garbage collection takes back before there is an object
 /// in it is not subtracted.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

@@ -16,11 +16,8 @@ use std::{
 
 use gctrace_common::stats::Counter;
 
-use self::{
-    fields::{Fields, Value},
-    known::Text,
-};
-use super::{CHUNK_WORDS, Invalid, codes::Code, text_words, wire};
+use self::{fields::Fields, known::Text};
+use super::{CHUNK_WORDS, Invalid, codes::Code, kinds::Owned, text_words, wire};
 use crate::{
     aggregate::endpoint::METHODS,
     ledger::{Ledger, UserCounts},
@@ -32,7 +29,7 @@ use crate::{
     ruby::{RubyVersion, stat},
 };
 
-pub(super) use self::{gc::Owned, known::Known};
+pub(super) use self::{bounds::Bounds, fields::Value, gc::span_of as caller, known::Known};
 
 /// Words that the model has as constants.
 static WORDS: LazyLock<HashSet<&'static str>> = LazyLock::new(|| stat::words().chain(METHODS).collect());
@@ -139,7 +136,7 @@ impl Tables {
         self.texts.get(index as usize).ok_or_else(|| beyond("text", index))
     }
 
-    fn text(&self, index: u32) -> Result<&Arc<str>, Invalid> {
+    pub(super) fn text(&self, index: u32) -> Result<&Arc<str>, Invalid> {
         self.indexed(index).map(|text| &text.text)
     }
 
@@ -211,7 +208,7 @@ impl Tables {
         Ok(())
     }
 
-    fn stack(&mut self, number: u32) -> Result<Stack, Invalid> {
+    pub(super) fn stack(&mut self, number: u32) -> Result<Stack, Invalid> {
         let Some(mut at) = (number as usize).checked_sub(1) else { return Ok(Arc::from([])) };
         let depth = *self.depths.get(at).ok_or_else(|| beyond("stack", number))?;
         self.takes(depth)?;

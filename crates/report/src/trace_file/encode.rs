@@ -2,11 +2,9 @@
 
 mod gc;
 mod gvl;
-mod seen;
 
-use gc::alloc;
-pub(super) use gvl::gap;
-use gvl::so_far;
+pub(super) use gc::span_of;
+pub(super) use gvl::{gap, so_far};
 
 use std::{collections::HashMap, os::unix::ffi::OsStrExt as _, sync::Arc};
 
@@ -72,6 +70,17 @@ impl Filling {
         self.chunk.entries.push(entry);
     }
 
+    /// An entry becomes so many more words when it is read.
+    pub(super) fn expands_by(&mut self, words: usize) {
+        self.words += words;
+    }
+
+    /// Adds that a process or image is not traced.
+    pub(super) fn refused(&mut self, pid: Option<u32>, path: &str, reason: &str) {
+        let (path_text, reason_text) = (self.text(path), self.text(reason));
+        self.push(None, wire::What::Refused(Box::new(wire::Refused { pid, path_text, reason_text })));
+    }
+
     pub(super) fn text(&mut self, text: &str) -> u32 {
         self.words += text_words(text);
         if let Some(&index) = self.texts.get(text) {
@@ -117,7 +126,7 @@ impl Filling {
     }
 
     /// Number of a stack.
-    fn stack(&mut self, stack: &Stack) -> u32 {
+    pub(super) fn stack(&mut self, stack: &Stack) -> u32 {
         self.words += stack.len();
         let mut caller = 0;
         for frame in stack.iter().rev() {

@@ -4,14 +4,12 @@ use std::io::{Read, Seek};
 
 use super::{
     Recording,
-    decode::{Owned, Recorded, Tables},
+    decode::{Recorded, Tables},
+    kinds::Owned,
     replay::{Readable, replay_by},
 };
 use crate::{
-    export::{
-        Outputs,
-        window::{Window, time},
-    },
+    export::{Outputs, window::Window},
     model::seen::Seen,
 };
 
@@ -70,7 +68,7 @@ impl Place {
                 | Recorded::Settled(_) => place.needed = true,
                 Recorded::Seen(_, owned) => {
                     // What is of whole lives is in no part of the time.
-                    let Some(ts_ns) = time(&owned.seen()) else { continue };
+                    let Some(ts_ns) = owned.seen().begin_ns() else { continue };
                     place.first_ns = place.first_ns.min(ts_ns);
                     place.last_ns = place.last_ns.max(ts_ns);
                     // The time that pauses take of a part counts also where they begin before it.

@@ -5,12 +5,14 @@
 //! between these and the model.
 
 mod ahead;
+mod alloc;
 mod chunk;
 mod codes;
 mod decode;
 mod encode;
 mod flight;
 mod index;
+mod kinds;
 mod merge;
 mod recorder;
 mod recording;

@@ -10,7 +10,8 @@ use super::{
     Header, ReadError, Recording,
     ahead::{self, Chunk},
     chunk::Ending,
-    decode::{Owned, Recorded, Tables},
+    decode::{Recorded, Tables},
+    kinds::Owned,
 };
 use crate::{
     export::Outputs,

@@ -4,12 +4,11 @@
 
 use std::sync::Arc;
 
-use super::decode::Owned;
 use crate::model::{
     GcCycle, GcState, GcWork, Memory, Pause, Shares,
     gvl::{GvlBlocked, GvlBlocker, GvlProcessSummary, GvlSpan, GvlThreadSummary, GvlWait, GvlWho},
     request::{Job, Request, UnitStates},
-    seen::{AllocStack, AllocSum, ProcessEnd},
+    seen::ProcessEnd,
     stack::{Stack, StackSample},
     trace::{Span, Trace},
 };
@@ -36,106 +35,66 @@ pub(super) trait Visit {
     fn request(&mut self, _id: &mut u64) {}
 }
 
-/// Visits everything that was seen of a process.
-pub(super) fn visit(owned: &mut Owned, with: &mut impl Visit) {
-    match owned {
-        Owned::Process(state, now_ns) => {
-            if let Some(state) = &mut **state {
-                self::state(state, with);
-            }
-            with.time(now_ns);
-        }
-        Owned::Cycle(cycle) => self::cycle(cycle, with),
-        Owned::Work(work) => {
-            let GcWork { phase: _, tid, comm, begin_ns, ns: _ } = work;
-            with.tid(tid);
-            with.time(begin_ns);
-            name(comm, with);
-        }
-        Owned::Request(request) => self::request(request, with),
-        Owned::Stack(sample) => {
-            let StackSample {
-                ts_ns,
-                tid,
-                comm,
-                state: _,
-                cpu_ns: _,
-                wall_ns: _,
-                gc: _,
-                request,
-                span,
-                stack,
-            } = sample;
-            with.span(span);
-            with.time(ts_ns);
-            with.tid(tid);
-            with.thread_name(comm);
-            number(request, with);
-            with.stack(stack);
-        }
-        Owned::GvlWait(wait) => self::wait(wait, with),
-        Owned::GvlSpan(span) => self::span(span, with),
-        Owned::GvlThread(summary) => {
-            let GvlThreadSummary {
-                coverage: _,
-                who,
-                id: _,
-                last,
-                thread: _,
-                begin_ns,
-                end_ns,
-                ended: _,
-                sums: _,
-            } = &mut **summary;
-            self::who(who, with);
-            if let Some((_, since_ns)) = last {
-                with.time(since_ns);
-            }
-            with.time(begin_ns);
-            with.time(end_ns);
-        }
-        // Sums of counts and times.
-        Owned::GvlSoFar(_) => {}
-        Owned::GvlProcess(summary) => {
-            let GvlProcessSummary { coverage: _, threads: _, span_ns: _, end_ns, sums: _, gc: _, blocked } =
-                &mut **summary;
-            with.time(end_ns);
-            for GvlBlocked { waiter, holder, times: _ } in blocked {
-                waiter.iter_mut().chain(holder).for_each(|who| self::who(who, with));
-            }
-        }
-        Owned::Alloc(sum) => {
-            let AllocSum { begin_ns, end_ns, slots: _, refills: _, lost: _ } = sum;
-            with.time(begin_ns);
-            with.time(end_ns);
-        }
-        Owned::AllocStack(alloc) => {
-            let AllocStack { ts_ns, tid, comm, slot_size: _, slots: _, request, span, stack } = alloc;
-            with.span(span);
-            with.time(ts_ns);
-            with.tid(tid);
-            with.thread_name(comm);
-            number(request, with);
-            with.stack(stack);
-        }
-        Owned::Ended(end) => {
-            let ProcessEnd {
-                reason: _,
-                ts_ns,
-                since_ns,
-                outside_ns: _,
-                beyond_ns: _,
-                shutdown,
-                cycles: _,
-                before: _,
-                lost: _,
-            } = &mut **end;
-            with.time(ts_ns);
-            with.time(since_ns);
-            if let Some(state) = shutdown {
-                self::state(state, with);
-            }
-        }
+pub(super) fn process(state: Option<&mut GcState>, now_ns: &mut u64, with: &mut impl Visit) {
+    if let Some(state) = state {
+        self::state(state, with);
+    }
+    with.time(now_ns);
+}
+
+pub(super) fn work(work: &mut GcWork, with: &mut impl Visit) {
+    let GcWork { phase: _, tid, comm, begin_ns, ns: _ } = work;
+    with.tid(tid);
+    with.time(begin_ns);
+    name(comm, with);
+}
+
+pub(super) fn sample(sample: &mut StackSample, with: &mut impl Visit) {
+    let StackSample { ts_ns, tid, comm, state: _, cpu_ns: _, wall_ns: _, gc: _, request, span, stack } =
+        sample;
+    with.span(span);
+    with.time(ts_ns);
+    with.tid(tid);
+    with.thread_name(comm);
+    number(request, with);
+    with.stack(stack);
+}
+
+pub(super) fn gvl_thread(summary: &mut GvlThreadSummary, with: &mut impl Visit) {
+    let GvlThreadSummary { coverage: _, who, id: _, last, thread: _, begin_ns, end_ns, ended: _, sums: _ } =
+        summary;
+    self::who(who, with);
+    if let Some((_, since_ns)) = last {
+        with.time(since_ns);
+    }
+    with.time(begin_ns);
+    with.time(end_ns);
+}
+
+pub(super) fn gvl_process(summary: &mut GvlProcessSummary, with: &mut impl Visit) {
+    let GvlProcessSummary { coverage: _, threads: _, span_ns: _, end_ns, sums: _, gc: _, blocked } = summary;
+    with.time(end_ns);
+    for GvlBlocked { waiter, holder, times: _ } in blocked {
+        waiter.iter_mut().chain(holder).for_each(|who| self::who(who, with));
+    }
+}
+
+pub(super) fn ended(end: &mut ProcessEnd, with: &mut impl Visit) {
+    let ProcessEnd {
+        reason: _,
+        ts_ns,
+        since_ns,
+        outside_ns: _,
+        beyond_ns: _,
+        shutdown,
+        cycles: _,
+        before: _,
+        lost: _,
+    } = end;
+    with.time(ts_ns);
+    with.time(since_ns);
+    if let Some(state) = shutdown {
+        self::state(state, with);
     }
 }
 
@@ -146,7 +105,7 @@ fn name(comm: &mut String, with: &mut impl Visit) {
 }
 
 /// A request by number. 0 is one whose number is not known.
-fn number(request: &mut Option<u64>, with: &mut impl Visit) {
+pub(super) fn number(request: &mut Option<u64>, with: &mut impl Visit) {
     if let Some(id) = request.as_mut().filter(|id| **id != 0) {
         with.request(id);
     }
@@ -164,7 +123,7 @@ fn state(state: &mut GcState, with: &mut impl Visit) {
     }
 }
 
-fn cycle(cycle: &mut GcCycle, with: &mut impl Visit) {
+pub(super) fn cycle(cycle: &mut GcCycle, with: &mut impl Visit) {
     let GcCycle { comm, count: _, start, end, pauses, trigger, request, span, lost: _ } = cycle;
     with.span(span);
     name(comm, with);
@@ -183,7 +142,7 @@ fn cycle(cycle: &mut GcCycle, with: &mut impl Visit) {
     number(request, with);
 }
 
-fn request(request: &mut Request, with: &mut impl Visit) {
+pub(super) fn request(request: &mut Request, with: &mut impl Visit) {
     let Request {
         id,
         tid,
@@ -239,18 +198,18 @@ fn who(who: &mut GvlWho, with: &mut impl Visit) {
     with.thread_name(comm);
 }
 
-fn span(span: &mut GvlSpan, with: &mut impl Visit) {
+pub(super) fn gvl_span(span: &mut GvlSpan, with: &mut impl Visit) {
     let GvlSpan { who, id: _, doing: _, begin_ns, ns: _ } = span;
     self::who(who, with);
     with.time(begin_ns);
 }
 
-fn wait(wait: &mut GvlWait, with: &mut impl Visit) {
+pub(super) fn gvl_wait(wait: &mut GvlWait, with: &mut impl Visit) {
     let GvlWait { who, id: _, thread: _, begin_ns, ns: _, blocker, stack } = wait;
     self::who(who, with);
     with.time(begin_ns);
     if let Some(GvlBlocker { hold, until, ran, first: _ }) = blocker {
-        span(hold, with);
+        gvl_span(hold, with);
         if let Some(stack) = until {
             with.stack(stack);
         }

@@ -8,6 +8,8 @@ mod gvl;
 pub(super) use gc::*;
 pub(super) use gvl::*;
 
+pub(super) use super::kinds::{Entry, What};
+
 /// What holds for the whole recording.
 #[derive(Clone, PartialEq, prost::Message)]
 #[expect(clippy::struct_excessive_bools, reason = "each is a separate fact")]
@@ -250,69 +252,6 @@ pub(in crate::trace_file) struct Origin {
     pub namespace_text: Option<u32>,
     #[prost(message, repeated, tag = "5")]
     pub attributes: Vec<Pair>,
-}
-
-#[derive(Clone, PartialEq, prost::Message)]
-pub(in crate::trace_file) struct Entry {
-    /// Index of the process that it is about, for numbers below 20 of `what`.
-    #[prost(uint32, optional, tag = "1")]
-    pub process: Option<u32>,
-    #[prost(
-        oneof = "What",
-        tags = "2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 20, 21, 22, 23, 24, 25, 26, 27"
-    )]
-    pub what: Option<What>,
-}
-
-#[derive(Clone, PartialEq, prost::Oneof)]
-pub(in crate::trace_file) enum What {
-    #[prost(message, boxed, tag = "2")]
-    Process(Box<ProcessSeen>),
-    #[prost(message, boxed, tag = "3")]
-    Cycle(Box<Cycle>),
-    #[prost(message, boxed, tag = "4")]
-    Work(Box<Work>),
-    #[prost(message, boxed, tag = "5")]
-    Request(Box<Request>),
-    #[prost(message, boxed, tag = "6")]
-    Sample(Box<Sample>),
-    #[prost(message, boxed, tag = "7")]
-    GvlWait(Box<GvlWait>),
-    #[prost(message, boxed, tag = "8")]
-    GvlSpan(Box<GvlSpan>),
-    #[prost(message, boxed, tag = "9")]
-    GvlThread(Box<GvlThread>),
-    #[prost(message, boxed, tag = "10")]
-    GvlSoFar(Box<GvlSoFar>),
-    #[prost(message, boxed, tag = "11")]
-    GvlProcess(Box<GvlProcess>),
-    #[prost(message, boxed, tag = "12")]
-    Alloc(Box<Alloc>),
-    #[prost(message, boxed, tag = "13")]
-    Ended(Box<Ended>),
-    #[prost(message, boxed, tag = "14")]
-    AllocStack(Box<AllocStack>),
-    #[prost(message, boxed, tag = "20")]
-    Refused(Box<Refused>),
-    /// Everything is traced since this time.
-    #[prost(uint64, tag = "21")]
-    Began(u64),
-    /// Nothing is traced since this time.
-    #[prost(uint64, tag = "22")]
-    Closed(u64),
-    #[prost(message, boxed, tag = "23")]
-    GvlGap(Box<GvlGap>),
-    #[prost(message, boxed, tag = "24")]
-    Account(Box<Account>),
-    /// Outputs handed out what they had, at this time.
-    #[prost(uint64, tag = "25")]
-    Flushed(u64),
-    /// The last account but for uploads.
-    #[prost(message, boxed, tag = "26")]
-    Finished(Box<Account>),
-    /// The last account.
-    #[prost(message, boxed, tag = "27")]
-    Settled(Box<Account>),
 }
 
 #[derive(Clone, Copy, PartialEq, prost::Message)]

@@ -70,11 +70,7 @@ impl Kind {
             Seen::GvlSpan(_) => Self::GvlSpan,
             Seen::GvlThread(_) => Self::GvlThread,
             Seen::AllocStack(_) => Self::AllocStack,
-            Seen::Process { .. }
-            | Seen::GvlSoFar(_)
-            | Seen::GvlProcess(_)
-            | Seen::Alloc(_)
-            | Seen::Ended(_) => Self::Process,
+            _ => Self::Process,
         }
     }
 }
@@ -245,18 +241,5 @@ fn number<'a>(number: Option<u64>) -> Value<'a> {
 }
 
 fn thread<'a>(seen: &Seen<'a>) -> Value<'a> {
-    match *seen {
-        Seen::Cycle(cycle) => Value::Thread(cycle.start.tid.into(), Some(&cycle.comm)),
-        Seen::Work(work) => Value::Thread(work.tid.into(), Some(&work.comm)),
-        // A request has the number of its thread only.
-        Seen::Request(request) => Value::Thread(request.tid.into(), None),
-        Seen::Stack(sample) => Value::Thread(sample.tid.into(), Some(&sample.comm)),
-        Seen::GvlWait(wait) => Value::Thread(wait.who.tid.into(), Some(&wait.who.comm)),
-        Seen::GvlSpan(span) => Value::Thread(span.who.tid.into(), Some(&span.who.comm)),
-        Seen::GvlThread(summary) => Value::Thread(summary.who.tid.into(), Some(&summary.who.comm)),
-        Seen::AllocStack(alloc) => Value::Thread(alloc.tid.into(), Some(&alloc.comm)),
-        Seen::Process { .. } | Seen::GvlSoFar(_) | Seen::GvlProcess(_) | Seen::Alloc(_) | Seen::Ended(_) => {
-            Value::Absent
-        }
-    }
+    seen.thread().map_or(Value::Absent, |(tid, comm)| Value::Thread(tid.into(), comm))
 }

@@ -1,9 +1,15 @@
 //! Numbers that no run has are damage: what reads a recording adds times and counts up, and the sums must fit.
 
-use super::{Invalid, Owned, Recorded};
+use super::{Invalid, Recorded};
 use crate::model::{
-    GcState,
-    gvl::{GvlBlocker, GvlSpan, GvlSums, GvlTaskTimes, GvlTimes},
+    GcCycle, GcState, GcWork,
+    gvl::{
+        GvlBlocker, GvlProcessSummary, GvlSpan, GvlSums, GvlTaskTimes, GvlThreadSummary, GvlTimes, GvlWait,
+    },
+    gvl_so_far::GvlSoFar,
+    request::Request,
+    seen::ProcessEnd,
+    stack::StackSample,
 };
 
 /// Nanoseconds that no clock shows: 146 years.
@@ -19,16 +25,21 @@ const LARGEST: u64 = 1 << 57;
 
 /// Collects the first number that is out of bounds.
 #[derive(Default)]
-struct Bounds(Option<(&'static str, u64)>);
+pub(in crate::trace_file) struct Bounds(Option<(&'static str, u64)>);
 
 impl Bounds {
-    fn check(&mut self, what: &'static str, values: impl IntoIterator<Item = u64>, below: u64) {
+    pub(in crate::trace_file) fn check(
+        &mut self,
+        what: &'static str,
+        values: impl IntoIterator<Item = u64>,
+        below: u64,
+    ) {
         if self.0.is_none() {
             self.0 = values.into_iter().find(|value| *value >= below).map(|value| (what, value));
         }
     }
 
-    fn at(&mut self, values: impl IntoIterator<Item = u64>) {
+    pub(in crate::trace_file) fn at(&mut self, values: impl IntoIterator<Item = u64>) {
         self.check("time", values, LATEST_NS);
     }
 
@@ -36,7 +47,7 @@ impl Bounds {
         self.check("length of time", values, LONGEST_NS);
     }
 
-    fn counts(&mut self, values: impl IntoIterator<Item = u64>) {
+    pub(in crate::trace_file) fn counts(&mut self, values: impl IntoIterator<Item = u64>) {
         self.check("count", values, MOST);
     }
 
@@ -51,13 +62,13 @@ impl Bounds {
         }
     }
 
-    fn span(&mut self, span: &GvlSpan) {
+    pub(in crate::trace_file) fn gvl_span(&mut self, span: &GvlSpan) {
         self.at([span.begin_ns]);
         self.lasts([span.ns]);
     }
 
     fn blocker(&mut self, blocker: &GvlBlocker) {
-        self.span(&blocker.hold);
+        self.gvl_span(&blocker.hold);
         self.counts(blocker.ran.iter().map(|(count, _)| *count));
     }
 
@@ -89,84 +100,77 @@ impl Bounds {
         self.counts(sums.waits.counts());
     }
 
-    fn seen(&mut self, owned: &Owned) {
-        match owned {
-            Owned::Process(state, now_ns) => {
-                self.at([*now_ns]);
-                self.state((**state).as_ref());
-            }
-            Owned::Cycle(cycle) => {
-                self.state(Some(&cycle.start));
-                self.state(cycle.end.as_ref());
-                self.at(cycle.pauses.iter().map(|pause| pause.begin_ns));
-                self.lasts(cycle.pauses.iter().map(|pause| pause.ns));
-                self.counts([cycle.count, cycle.lost]);
-            }
-            Owned::Work(work) => {
-                self.at([work.begin_ns]);
-                self.lasts([work.ns]);
-            }
-            Owned::Request(request) => {
-                self.at([Some(request.begin_ns), request.end_ns].into_iter().flatten());
-                let states =
-                    request.states.map(|states| [states.cpu_ns, states.runnable_ns, states.blocked_ns]);
-                let lengths = [
-                    request.queue_ns,
-                    request.first_byte_ns,
-                    request.last_byte_ns,
-                    request.gc_ns,
-                    request.gc_other.map(|other| other.ns),
-                    request.gvl_wait_ns,
-                ];
-                self.lasts(lengths.into_iter().flatten().chain(states.into_iter().flatten()));
-                self.lasts(request.duration_ns());
-                self.counts(request.alloc.map(|alloc| alloc.slots));
-                self.check("amount of memory", request.alloc.map(|alloc| alloc.bytes), LARGEST);
-            }
-            Owned::Stack(sample) => {
-                self.at([sample.ts_ns]);
-                self.lasts([sample.cpu_ns, sample.wall_ns]);
-            }
-            Owned::GvlWait(wait) => {
-                self.at([wait.begin_ns]);
-                self.lasts([wait.ns]);
-                wait.blocker.iter().for_each(|blocker| self.blocker(blocker));
-            }
-            Owned::GvlSpan(span) => self.span(span),
-            Owned::GvlThread(thread) => {
-                self.at([thread.begin_ns, thread.end_ns]);
-                self.at(thread.last.map(|(_, since_ns)| since_ns));
-                self.sums(&thread.sums);
-            }
-            Owned::GvlSoFar(so_far) => {
-                self.adds_up([so_far.wait_ns, so_far.hold_ns]);
-                self.counts(so_far.counts());
-            }
-            Owned::GvlProcess(process) => {
-                self.at([process.end_ns]);
-                self.lasts([process.span_ns]);
-                self.counts([process.threads]);
-                self.sums(&process.sums);
-                self.adds_up(process.gc.iter().flat_map(|gc| [Some(gc.pause_ns), gc.wait_ns]).flatten());
-                process.blocked.iter().for_each(|blocked| self.times(&blocked.times));
-            }
-            Owned::Alloc(sum) => {
-                self.at([sum.begin_ns, sum.end_ns]);
-                self.check("begin of an interval", [sum.begin_ns], sum.end_ns.saturating_add(1));
-                self.counts([sum.refills, sum.lost]);
-                self.counts(sum.slots.values().copied());
-            }
-            Owned::AllocStack(alloc) => {
-                self.at([alloc.ts_ns]);
-                self.counts([alloc.slots]);
-            }
-            Owned::Ended(end) => {
-                self.at([end.ts_ns, end.since_ns]);
-                self.lasts([end.outside_ns]);
-                self.counts([end.cycles, end.lost]);
-                self.state(end.shutdown.as_ref());
-            }
-        }
+    pub(in crate::trace_file) fn process(&mut self, state: Option<&GcState>, now_ns: u64) {
+        self.at([now_ns]);
+        self.state(state);
+    }
+
+    pub(in crate::trace_file) fn cycle(&mut self, cycle: &GcCycle) {
+        self.state(Some(&cycle.start));
+        self.state(cycle.end.as_ref());
+        self.at(cycle.pauses.iter().map(|pause| pause.begin_ns));
+        self.lasts(cycle.pauses.iter().map(|pause| pause.ns));
+        self.counts([cycle.count, cycle.lost]);
+    }
+
+    pub(in crate::trace_file) fn work(&mut self, work: &GcWork) {
+        self.at([work.begin_ns]);
+        self.lasts([work.ns]);
+    }
+
+    pub(in crate::trace_file) fn request(&mut self, request: &Request) {
+        self.at([Some(request.begin_ns), request.end_ns].into_iter().flatten());
+        let states = request.states.map(|states| [states.cpu_ns, states.runnable_ns, states.blocked_ns]);
+        let lengths = [
+            request.queue_ns,
+            request.first_byte_ns,
+            request.last_byte_ns,
+            request.gc_ns,
+            request.gc_other.map(|other| other.ns),
+            request.gvl_wait_ns,
+        ];
+        self.lasts(lengths.into_iter().flatten().chain(states.into_iter().flatten()));
+        self.lasts(request.duration_ns());
+        self.counts(request.alloc.map(|alloc| alloc.slots));
+        self.check("amount of memory", request.alloc.map(|alloc| alloc.bytes), LARGEST);
+    }
+
+    pub(in crate::trace_file) fn sample(&mut self, sample: &StackSample) {
+        self.at([sample.ts_ns]);
+        self.lasts([sample.cpu_ns, sample.wall_ns]);
+    }
+
+    pub(in crate::trace_file) fn gvl_wait(&mut self, wait: &GvlWait) {
+        self.at([wait.begin_ns]);
+        self.lasts([wait.ns]);
+        wait.blocker.iter().for_each(|blocker| self.blocker(blocker));
+    }
+
+    pub(in crate::trace_file) fn gvl_thread(&mut self, thread: &GvlThreadSummary) {
+        self.at([thread.begin_ns, thread.end_ns]);
+        self.at(thread.last.map(|(_, since_ns)| since_ns));
+        self.sums(&thread.sums);
+    }
+
+    pub(in crate::trace_file) fn gvl_so_far(&mut self, so_far: &GvlSoFar) {
+        self.adds_up([so_far.wait_ns, so_far.hold_ns]);
+        self.counts(so_far.counts());
+    }
+
+    pub(in crate::trace_file) fn gvl_process(&mut self, process: &GvlProcessSummary) {
+        self.at([process.end_ns]);
+        self.lasts([process.span_ns]);
+        self.counts([process.threads]);
+        self.sums(&process.sums);
+        self.adds_up(process.gc.iter().flat_map(|gc| [Some(gc.pause_ns), gc.wait_ns]).flatten());
+        process.blocked.iter().for_each(|blocked| self.times(&blocked.times));
+    }
+
+    pub(in crate::trace_file) fn ended(&mut self, end: &ProcessEnd) {
+        self.at([end.ts_ns, end.since_ns]);
+        self.lasts([end.outside_ns]);
+        self.counts([end.cycles, end.lost]);
+        self.state(end.shutdown.as_ref());
     }
 }
 

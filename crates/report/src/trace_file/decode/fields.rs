@@ -5,7 +5,7 @@ use super::Invalid;
 
 /// The value of a field.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Value<'a> {
+pub(in crate::trace_file) enum Value<'a> {
     Number(u64),
     Bytes(&'a [u8]),
     /// Of a fixed number of bytes.
@@ -13,26 +13,26 @@ pub(super) enum Value<'a> {
 }
 
 impl<'a> Value<'a> {
-    pub(super) fn number(self) -> Result<u64, Invalid> {
+    pub(in crate::trace_file) fn number(self) -> Result<u64, Invalid> {
         match self {
             Self::Number(number) => Ok(number),
             Self::Bytes(_) | Self::Fixed => Err(other_type()),
         }
     }
 
-    pub(super) fn bytes(self) -> Result<&'a [u8], Invalid> {
+    pub(in crate::trace_file) fn bytes(self) -> Result<&'a [u8], Invalid> {
         match self {
             Self::Bytes(bytes) => Ok(bytes),
             Self::Number(_) | Self::Fixed => Err(other_type()),
         }
     }
 
-    pub(super) fn message<M: prost::Message + Default>(self) -> Result<M, Invalid> {
+    pub(in crate::trace_file) fn message<M: prost::Message + Default>(self) -> Result<M, Invalid> {
         message(self.bytes()?)
     }
 
     /// Adds what a field of repeated numbers has, packed or not.
-    pub(super) fn numbers(self, to: &mut Vec<u64>) -> Result<(), Invalid> {
+    pub(in crate::trace_file) fn numbers(self, to: &mut Vec<u64>) -> Result<(), Invalid> {
         let mut bytes = match self {
             Self::Number(number) => {
                 to.push(number);
@@ -49,7 +49,7 @@ impl<'a> Value<'a> {
     }
 
     /// [`Self::numbers`] of 32 bits.
-    pub(super) fn small_numbers(self, to: &mut Vec<u32>) -> Result<(), Invalid> {
+    pub(in crate::trace_file) fn small_numbers(self, to: &mut Vec<u32>) -> Result<(), Invalid> {
         let mut bytes = match self {
             Self::Number(number) => {
                 to.push(number as u32);
@@ -66,7 +66,7 @@ impl<'a> Value<'a> {
 }
 
 /// A message whose fields are not read one by one.
-pub(super) fn message<M: prost::Message + Default>(bytes: &[u8]) -> Result<M, Invalid> {
+pub(in crate::trace_file) fn message<M: prost::Message + Default>(bytes: &[u8]) -> Result<M, Invalid> {
     M::decode(bytes).map_err(|error| Invalid::new(error.to_string()))
 }
 
@@ -130,7 +130,7 @@ fn take<'a>(bytes: &mut &'a [u8], length: u64) -> Result<&'a [u8], Invalid> {
 pub(super) struct Fields<'a>(&'a [u8]);
 
 impl<'a> Fields<'a> {
-    pub(super) fn of(message: &'a [u8]) -> Self {
+    pub(in crate::trace_file) fn of(message: &'a [u8]) -> Self {
         Self(message)
     }
 

@@ -3,80 +3,21 @@
 use std::sync::Arc;
 
 use super::{
-    super::codes::Code,
+    super::{codes::Code, kinds::Owned},
     Invalid, Tables,
-    fields::{Fields, Value},
+    fields::Fields,
     required, wire,
 };
 use crate::{
     model::{
         GcCycle, GcState, GcWork, Memory, Pause, Shares,
-        gvl::{GvlProcessSummary, GvlSpan, GvlThreadSummary, GvlWait},
-        gvl_so_far::GvlSoFar,
         request::{Allocated, GcTime, Job, Request, States, UnitStates},
-        seen::{AllocStack, AllocSum, CyclesBefore, ProcessEnd, Seen},
+        seen::{CyclesBefore, ProcessEnd},
         stack::StackSample,
         trace::{Caller, Span, Trace, TraceOrigin},
     },
     ruby::stat::GcInfo,
 };
-
-/// What was seen of a process, as [`Seen`].
-pub(in crate::trace_file) enum Owned {
-    Process(Box<Option<GcState>>, u64),
-    Cycle(Box<GcCycle>),
-    Work(GcWork),
-    Request(Box<Request>),
-    Stack(StackSample),
-    GvlWait(GvlWait),
-    GvlSpan(GvlSpan),
-    GvlThread(Box<GvlThreadSummary>),
-    GvlSoFar(GvlSoFar),
-    GvlProcess(Box<GvlProcessSummary>),
-    Alloc(AllocSum),
-    AllocStack(AllocStack),
-    Ended(Box<ProcessEnd>),
-}
-
-impl Owned {
-    /// A copy of what was seen.
-    pub(in crate::trace_file) fn of(seen: Seen<'_>) -> Self {
-        match seen {
-            Seen::Process { state, now_ns } => Self::Process(Box::new(state.cloned()), now_ns),
-            Seen::Cycle(cycle) => Self::Cycle(Box::new(cycle.clone())),
-            Seen::Work(work) => Self::Work(work.clone()),
-            Seen::Request(request) => Self::Request(Box::new(request.clone())),
-            Seen::Stack(sample) => Self::Stack(sample.clone()),
-            Seen::GvlWait(wait) => Self::GvlWait(wait.clone()),
-            Seen::GvlSpan(span) => Self::GvlSpan(span.clone()),
-            Seen::GvlThread(summary) => Self::GvlThread(Box::new(summary.clone())),
-            Seen::GvlSoFar(so_far) => Self::GvlSoFar(so_far.clone()),
-            Seen::GvlProcess(summary) => Self::GvlProcess(Box::new(summary.clone())),
-            Seen::Alloc(sum) => Self::Alloc(sum.clone()),
-            Seen::AllocStack(alloc) => Self::AllocStack(alloc.clone()),
-            Seen::Ended(end) => Self::Ended(Box::new(end.clone())),
-        }
-    }
-
-    /// The same for exporters.
-    pub(in crate::trace_file) fn seen(&self) -> Seen<'_> {
-        match self {
-            Self::Process(state, now_ns) => Seen::Process { state: (**state).as_ref(), now_ns: *now_ns },
-            Self::Cycle(cycle) => Seen::Cycle(cycle),
-            Self::Work(work) => Seen::Work(work),
-            Self::Request(request) => Seen::Request(request),
-            Self::Stack(sample) => Seen::Stack(sample),
-            Self::GvlWait(wait) => Seen::GvlWait(wait),
-            Self::GvlSpan(span) => Seen::GvlSpan(span),
-            Self::GvlThread(summary) => Seen::GvlThread(summary),
-            Self::GvlSoFar(so_far) => Seen::GvlSoFar(so_far),
-            Self::GvlProcess(summary) => Seen::GvlProcess(summary),
-            Self::Alloc(sum) => Seen::Alloc(sum),
-            Self::AllocStack(alloc) => Seen::AllocStack(alloc),
-            Self::Ended(end) => Seen::Ended(end),
-        }
-    }
-}
 
 impl Tables {
     /// Values of `GC.stat` are as many as the Ruby has keys.
@@ -101,34 +42,7 @@ impl Tables {
         Ok(())
     }
 
-    /// What was seen of a process: the field of this number of [`wire::Entry`].
-    pub(super) fn seen(&mut self, kind: u32, seen: Value<'_>) -> Result<Owned, Invalid> {
-        Ok(match kind {
-            2 => {
-                let wire::ProcessSeen { state, now_ns } = seen.message()?;
-                let state = state.map(|state| self.state(state)).transpose()?;
-                Owned::Process(Box::new(state), now_ns)
-            }
-            3 => Owned::Cycle(Box::new(self.cycle(seen.bytes()?)?)),
-            4 => Owned::Work(self.work(&seen.message()?)?),
-            5 => Owned::Request(Box::new(self.request(seen.message()?)?)),
-            6 => Owned::Stack(self.sample(&seen.message()?)?),
-            7 => Owned::GvlWait(self.gvl_wait(&seen.message()?)?),
-            8 => Owned::GvlSpan(self.gvl_span(&seen.message()?)?),
-            9 => Owned::GvlThread(Box::new(self.gvl_thread(&seen.message()?)?)),
-            10 => Owned::GvlSoFar(self.so_far(&seen.message()?)?),
-            11 => Owned::GvlProcess(Box::new(self.gvl_process(&seen.message()?)?)),
-            12 => {
-                let wire::Alloc { begin_ns, end_ns, slots, refills, lost } = seen.message()?;
-                Owned::Alloc(AllocSum { begin_ns, end_ns, slots, refills, lost })
-            }
-            13 => Owned::Ended(Box::new(self.ended(seen.message()?)?)),
-            14 => Owned::AllocStack(self.alloc_stack(&seen.message()?)?),
-            _ => return Err(Invalid::new("an entry without a process".to_owned())),
-        })
-    }
-
-    fn state(&self, state: wire::GcState) -> Result<GcState, Invalid> {
+    pub(in crate::trace_file) fn state(&self, state: wire::GcState) -> Result<GcState, Invalid> {
         let wire::GcState { ts_ns, tid, stat, heaps, info, memory } = state;
         Ok(GcState {
             ts_ns,
@@ -154,7 +68,7 @@ impl Tables {
     }
 
     /// Numbers of fields are those of [`wire::Cycle`].
-    fn cycle(&mut self, cycle: &[u8]) -> Result<GcCycle, Invalid> {
+    pub(in crate::trace_file) fn cycle(&mut self, cycle: &[u8]) -> Result<GcCycle, Invalid> {
         let (mut comm_text, mut count, mut lost) = (0, 0, 0);
         let (mut start, mut end, mut trigger_stack, mut request, mut span) = (None, None, None, None, None);
         let mut pauses = Vec::new();
@@ -185,13 +99,13 @@ impl Tables {
         })
     }
 
-    fn work(&self, work: &wire::Work) -> Result<GcWork, Invalid> {
+    pub(in crate::trace_file) fn work(&self, work: &wire::Work) -> Result<GcWork, Invalid> {
         let comm = self.owned(work.comm_text)?;
         let &wire::Work { phase, tid, begin_ns, ns, .. } = work;
         Ok(GcWork { phase: Code::of(phase)?, tid, comm, begin_ns, ns })
     }
 
-    fn request(&mut self, request: wire::Request) -> Result<Request, Invalid> {
+    pub(in crate::trace_file) fn request(&mut self, request: wire::Request) -> Result<Request, Invalid> {
         let wire::Request {
             id,
             tid,
@@ -268,7 +182,7 @@ impl Tables {
         })
     }
 
-    fn sample(&mut self, sample: &wire::Sample) -> Result<StackSample, Invalid> {
+    pub(in crate::trace_file) fn sample(&mut self, sample: &wire::Sample) -> Result<StackSample, Invalid> {
         let &wire::Sample { ts_ns, tid, comm_text, state, cpu_ns, wall_ns, gc, stack, request, span } =
             sample;
         Ok(StackSample {
@@ -285,14 +199,7 @@ impl Tables {
         })
     }
 
-    fn alloc_stack(&mut self, alloc: &wire::AllocStack) -> Result<AllocStack, Invalid> {
-        let &wire::AllocStack { ts_ns, tid, comm_text, slot_size, slots, stack, request, span } = alloc;
-        let comm = Arc::clone(self.text(comm_text)?);
-        let span = span.map(span_of).transpose()?;
-        Ok(AllocStack { ts_ns, tid, comm, slot_size, slots, request, span, stack: self.stack(stack)? })
-    }
-
-    fn ended(&self, end: wire::Ended) -> Result<ProcessEnd, Invalid> {
+    pub(in crate::trace_file) fn ended(&self, end: wire::Ended) -> Result<ProcessEnd, Invalid> {
         Ok(ProcessEnd {
             reason: Code::of(end.reason)?,
             ts_ns: end.ts_ns,
@@ -364,7 +271,7 @@ fn trace_of(trace: wire::Trace, of_job: bool) -> Result<Trace, Invalid> {
     Ok(Trace { trace_id: u128::from(id_high) << 64 | u128::from(id_low), caller, origin })
 }
 
-fn span_of(span: wire::Span) -> Result<Span, Invalid> {
+pub(in crate::trace_file) fn span_of(span: wire::Span) -> Result<Span, Invalid> {
     let wire::Span { trace_high, trace_low, id } = span;
     let span = Span { trace_id: u128::from(trace_high) << 64 | u128::from(trace_low), span_id: id };
     let whole = span.trace_id != 0 && span.span_id != 0;

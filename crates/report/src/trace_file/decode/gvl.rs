@@ -13,12 +13,12 @@ use crate::model::{
     gvl_so_far::GvlSoFar,
 };
 
-pub(super) fn coverage(coverage: wire::Coverage) -> GvlCoverage {
+pub(in crate::trace_file) fn coverage(coverage: wire::Coverage) -> GvlCoverage {
     let wire::Coverage { holds, ends, only_blocked, woken } = coverage;
     GvlCoverage { holds, ends, only_blocked, woken }
 }
 
-pub(super) fn gap(gap: wire::GvlGap) -> GvlGap {
+pub(in crate::trace_file) fn gap(gap: wire::GvlGap) -> GvlGap {
     let wire::GvlGap { from_ns, to_ns, summed } = gap;
     GvlGap { from_ns, to_ns, summed }
 }
@@ -47,7 +47,7 @@ fn split(split: wire::Split) -> Result<GvlSplit, Invalid> {
 }
 
 impl Tables {
-    pub(super) fn so_far(&self, so_far: &wire::GvlSoFar) -> Result<GvlSoFar, Invalid> {
+    pub(in crate::trace_file) fn so_far(&self, so_far: &wire::GvlSoFar) -> Result<GvlSoFar, Invalid> {
         self.takes(BUCKETS)?;
         Ok(GvlSoFar::of_counts(buckets(&so_far.waits)?, so_far.wait_ns, so_far.hold_ns))
     }
@@ -71,7 +71,7 @@ impl Tables {
         Ok(GvlWho { tid, comm: Arc::clone(self.text(comm_text)?) })
     }
 
-    pub(super) fn gvl_span(&self, span: &wire::GvlSpan) -> Result<GvlSpan, Invalid> {
+    pub(in crate::trace_file) fn gvl_span(&self, span: &wire::GvlSpan) -> Result<GvlSpan, Invalid> {
         let &wire::GvlSpan { who, id, doing, begin_ns, ns } = span;
         Ok(GvlSpan { who: self.who(who)?, id, doing: Code::of(doing)?, begin_ns, ns })
     }
@@ -87,7 +87,7 @@ impl Tables {
         })
     }
 
-    pub(super) fn gvl_wait(&mut self, wait: &wire::GvlWait) -> Result<GvlWait, Invalid> {
+    pub(in crate::trace_file) fn gvl_wait(&mut self, wait: &wire::GvlWait) -> Result<GvlWait, Invalid> {
         Ok(GvlWait {
             who: self.who(wait.who)?,
             id: wait.id,
@@ -99,7 +99,10 @@ impl Tables {
         })
     }
 
-    pub(super) fn gvl_thread(&self, thread: &wire::GvlThread) -> Result<GvlThreadSummary, Invalid> {
+    pub(in crate::trace_file) fn gvl_thread(
+        &self,
+        thread: &wire::GvlThread,
+    ) -> Result<GvlThreadSummary, Invalid> {
         let last = thread.last_doing.map(|doing| Ok((Code::of(doing)?, thread.last_since_ns)));
         Ok(GvlThreadSummary {
             coverage: coverage(required(thread.coverage, "what is seen of the GVL")?),
@@ -114,7 +117,10 @@ impl Tables {
         })
     }
 
-    pub(super) fn gvl_process(&self, process: &wire::GvlProcess) -> Result<GvlProcessSummary, Invalid> {
+    pub(in crate::trace_file) fn gvl_process(
+        &self,
+        process: &wire::GvlProcess,
+    ) -> Result<GvlProcessSummary, Invalid> {
         let who = |who: Option<wire::Who>| who.map(|who| self.who(Some(who))).transpose();
         let blocked = process.blocked.iter().map(|blocked| {
             Ok(GvlBlocked {

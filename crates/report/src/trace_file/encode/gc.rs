@@ -7,7 +7,7 @@ use crate::{
     model::{
         GcCycle, GcState, GcWork, Memory, Pause, Shares,
         request::{Request, States},
-        seen::{AllocStack, AllocSum, CyclesBefore, ProcessEnd},
+        seen::{CyclesBefore, ProcessEnd},
         stack::StackSample,
         trace::{Span, Trace, TraceOrigin},
     },
@@ -152,20 +152,6 @@ impl Filling {
         }
     }
 
-    pub(in crate::trace_file) fn alloc_stack(&mut self, alloc: &AllocStack) -> wire::AllocStack {
-        let AllocStack { ts_ns, tid, comm, slot_size, slots, request, span, stack } = alloc;
-        wire::AllocStack {
-            ts_ns: *ts_ns,
-            tid: *tid,
-            comm_text: self.text(comm),
-            slot_size: *slot_size,
-            slots: *slots,
-            stack: self.stack(stack),
-            request: *request,
-            span: span.map(span_of),
-        }
-    }
-
     pub(in crate::trace_file) fn ended(&mut self, end: &ProcessEnd) -> wire::Ended {
         // Recordings are of whole times.
         let ProcessEnd { reason, ts_ns, since_ns, outside_ns, beyond_ns: _, shutdown, cycles, before, lost } =
@@ -189,11 +175,6 @@ impl Filling {
     }
 }
 
-pub(in crate::trace_file) fn alloc(sum: &AllocSum) -> wire::Alloc {
-    let AllocSum { begin_ns, end_ns, slots, refills, lost } = sum;
-    wire::Alloc { begin_ns: *begin_ns, end_ns: *end_ns, slots: slots.clone(), refills: *refills, lost: *lost }
-}
-
 fn memory_of(memory: &Memory) -> wire::Memory {
     let &Memory { rss, peak_rss, anon, file, shmem, swap, source, shares } = memory;
     let shares =
@@ -213,7 +194,7 @@ fn trace_of(trace: Trace) -> wire::Trace {
     }
 }
 
-fn span_of(span: Span) -> wire::Span {
+pub(in crate::trace_file) fn span_of(span: Span) -> wire::Span {
     let Span { trace_id, span_id } = span;
     wire::Span { trace_high: (trace_id >> 64) as u64, trace_low: trace_id as u64, id: span_id }
 }

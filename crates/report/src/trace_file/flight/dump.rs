@@ -17,8 +17,9 @@ use crate::{
     trace_file::{
         Dump, Header, Invalid,
         chunk::{self, Kind},
-        decode::{self, Known, Owned, Recorded},
+        decode::{self, Known, Recorded},
         encode::Filling,
+        kinds::Owned,
         wire::{self, What},
     },
     words::{file_size, span, utc},

@@ -17,7 +17,8 @@ use super::{
     Header, Host, ReadError, Subjects,
     chunk::{self, Kind},
     encode::{self, Filling},
-    visit::{Visit, visit},
+    kinds::visit,
+    visit::Visit,
     wire::{self, What},
 };
 use crate::{
@@ -400,7 +401,7 @@ impl Writing {
             Event::Seen(mut process, mut owned) => {
                 visit(&mut owned, &mut Moved(place));
                 self.process(&mut process, place);
-                if let super::decode::Owned::Process(..) = owned {
+                if let super::kinds::Owned::Process(..) = owned {
                     self.processes += 1;
                 }
                 self.filling.see(&process, owned.seen());

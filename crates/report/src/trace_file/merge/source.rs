@@ -7,7 +7,7 @@ use crate::{
     export::{ExportError, Exporter, Outputs},
     ledger::Ledger,
     model::{Process, gvl::GvlGap, seen::Seen},
-    trace_file::{ReadError, Recording, decode::Owned, replay::Replay},
+    trace_file::{ReadError, Recording, kinds::Owned, replay::Replay},
 };
 
 /// Something that outputs are handed.

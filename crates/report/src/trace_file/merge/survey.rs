@@ -5,8 +5,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use super::source::{Event, Source};
 use crate::trace_file::{
     ReadError,
-    decode::Owned,
-    visit::{Visit, visit},
+    kinds::{Owned, visit},
+    visit::Visit,
 };
 
 /// Times for which a process was traced, `CLOCK_MONOTONIC` nanoseconds.

@@ -21,7 +21,8 @@ use super::{
     chunk::{self, Kind as ChunkKind},
     decode::{Recorded, Tables},
     encode::{self, Filling},
-    visit::{Visit, visit},
+    kinds::visit,
+    visit::Visit,
     wire::{self, What},
 };
 use crate::{

@@ -1,7 +1,5 @@
 //! Messages about garbage collection, requests and stacks. Fields are those of the types of these names in `model`.
 
-use std::collections::BTreeMap;
-
 #[derive(Clone, PartialEq, prost::Message)]
 pub(in crate::trace_file) struct GcState {
     #[prost(uint64, tag = "1")]
@@ -264,40 +262,6 @@ pub(in crate::trace_file) struct Sample {
     #[prost(uint64, optional, tag = "9")]
     pub request: Option<u64>,
     #[prost(message, optional, tag = "10")]
-    pub span: Option<Span>,
-}
-
-#[derive(Clone, PartialEq, prost::Message)]
-pub(in crate::trace_file) struct Alloc {
-    #[prost(uint64, tag = "1")]
-    pub begin_ns: u64,
-    #[prost(uint64, tag = "2")]
-    pub end_ns: u64,
-    #[prost(btree_map = "uint32, uint64", tag = "3")]
-    pub slots: BTreeMap<u32, u64>,
-    #[prost(uint64, tag = "4")]
-    pub refills: u64,
-    #[prost(uint64, tag = "5")]
-    pub lost: u64,
-}
-
-#[derive(Clone, Copy, PartialEq, prost::Message)]
-pub(in crate::trace_file) struct AllocStack {
-    #[prost(uint64, tag = "1")]
-    pub ts_ns: u64,
-    #[prost(uint32, tag = "2")]
-    pub tid: u32,
-    #[prost(uint32, tag = "3")]
-    pub comm_text: u32,
-    #[prost(uint32, tag = "4")]
-    pub slot_size: u32,
-    #[prost(uint64, tag = "5")]
-    pub slots: u64,
-    #[prost(uint32, tag = "6")]
-    pub stack: u32,
-    #[prost(uint64, optional, tag = "7")]
-    pub request: Option<u64>,
-    #[prost(message, optional, tag = "8")]
     pub span: Option<Span>,
 }
 

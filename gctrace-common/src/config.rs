@@ -455,6 +455,13 @@ impl RubyEntry {
             self.bias = bias;
         }
     }
+
+    /// The entry of a child that was forked: it has the same image at the same place, and has counted nothing.
+    #[inline]
+    #[must_use]
+    pub const fn forked(&self) -> Self {
+        Self { seq: 0, epoch: 0, gvl_ns: 0, refills: 0, ..*self }
+    }
 }
 
 /// Bytes of slots between two stacks that are taken at refills, on average.

@@ -24,7 +24,7 @@ pub fn add(tgid: u32, image: u32, bias: u64) {
 pub fn forked(parent: u32, child: u32) {
     // SAFETY: the value is copied out at once.
     let Some(entry) = (unsafe { RUBIES.get(&parent).copied() }) else { return };
-    insert(child, &RubyEntry { seq: 0, epoch: 0, gvl_ns: 0, refills: 0, ..entry });
+    insert(child, &entry.forked());
 }
 
 /// A process replaced its program.

@@ -122,7 +122,8 @@ pub fn run(settings: &Settings) -> Result<Outcome, Failure> {
         stacks,
         gvl: settings.gvl,
         requests: settings.requests,
-        alloc: settings.alloc.then_some(bpf::AllocOptions { stacks: settings.alloc_stacks }),
+        optional: &settings.optional,
+        alloc_stacks: settings.alloc_stacks,
     };
     console::starting(&format!("loading {} BPF programs", options.programs()));
     let loaded = bpf::load(&options);
@@ -161,7 +162,7 @@ pub fn run(settings: &Settings) -> Result<Outcome, Failure> {
         methods: settings.methods,
         stacks: settings.stacks.is_some(),
         gvl: settings.gvl.filter(|_| gvl.is_some()),
-        alloc: settings.alloc,
+        optional: settings.optional.clone(),
         gvl_orders,
         fault: settings.fault,
         sender,

@@ -15,7 +15,7 @@ use crate::{
     },
     bpf::{AwayMap, GvlReader, RequestReader, Rings},
     clock::monotonic_ns,
-    decode,
+    decode::{self, OwnedEvent},
     export::{ExportError, Exporter, Outputs, program},
     host::{
         names::Names,
@@ -30,7 +30,7 @@ use crate::{
         trace::Span,
     },
     native::NativeNamer,
-    stacks::{Finished, OwnedEvent, Reader, ReadySample, Record, StackOf, Stacks},
+    stacks::{Finished, Reader, ReadySample, Record, StackOf, Stacks},
 };
 
 mod alloc;

@@ -15,7 +15,7 @@ use gctrace_common::{
     stack::{Cause, GcActivity, NativeEnd, OffCpuEvent},
 };
 
-pub use self::reader::{GvlRecord, NamedStack, OwnedEvent, Reader, Record, Sleeper};
+pub use self::reader::{NamedStack, Reader, Record, Sleeper};
 use self::{reader::Unmixed, synthetic::SyntheticFrames};
 use crate::{
     aggregate::mix::{Mixed, mix},

@@ -18,13 +18,13 @@ use gctrace_common::{
 };
 
 use super::gvl::{GvlAttached, TracepointLink};
-use super::load::{GC_PROGRAMS, LoadError, Programs, REFILL_PROGRAM};
+use super::load::{GC_PROGRAMS, LoadError, OPTIONAL, Programs};
 use super::multi::{self, Multi};
 use super::requests::Servers;
 use super::retire::ImageLinks;
 use super::sample::{Clocks, Stages};
 use super::uprobes::{Link, Scope, Uprobe};
-use crate::ruby::plan::{ProbeSite, RefillProbe};
+use crate::ruby::plan::{OptionalEvent, OptionalProbe, ProbeSite};
 
 /// Why an image could not be probed.
 #[derive(Debug, thiserror::Error)]
@@ -257,22 +257,24 @@ impl Probes {
         Ok(())
     }
 
-    /// Attaches the probes of an image at which threads take free slots, or none. They need attach cookies.
-    pub fn attach_refills(
+    /// Attaches all probes of an optional event of an image, or none. They need attach cookies.
+    pub fn attach_optional(
         &mut self,
         image: u32,
-        probes: &[RefillProbe],
+        (event, probes): (OptionalEvent, &[OptionalProbe]),
         path: &Path,
         scope: Scope,
     ) -> Result<(), AttachError> {
-        let point = "refill";
-        let uprobe = |probe: &RefillProbe| {
+        let program = OPTIONAL.into_iter().find_map(|(of, program, _)| (of == event).then_some(program));
+        let Some(program) = program else { return Ok(()) };
+        let point = program;
+        let uprobe = |probe: &OptionalProbe| {
             let address = probe.address.0;
             let cookie = Cookie { image: image as u16, register: probe.register, address };
             if !cookie.fits() {
                 return Err(AttachError::Cookie { point, address, path: path.to_owned() });
             }
-            let (program, offset) = (REFILL_PROGRAM, probe.file_offset.0);
+            let offset = probe.file_offset.0;
             Ok(Uprobe { program, point, offset, cookie: Some(cookie.pack()), at_return: false })
         };
         let uprobes = probes.iter().map(uprobe).collect::<Result<Vec<_>, _>>()?;

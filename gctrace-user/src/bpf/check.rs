@@ -118,7 +118,8 @@ fn probes(tracefs: Option<&Path>, cookies: bool) -> Result<Probes, LoadError> {
         memory: true,
         gc_ring_bytes: None,
         stacks: Some(stacks),
-        alloc: None,
+        optional: &[],
+        alloc_stacks: false,
         requests: Some(RequestOptions::new(None, true)),
         gvl: tracefs.map(|_| GvlOptions {
             futex: false,

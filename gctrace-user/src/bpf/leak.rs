@@ -16,7 +16,7 @@ use super::{
     rings::StackRing,
     uprobes::Scope,
 };
-use crate::ruby::plan::RefillProbe;
+use crate::ruby::plan::OptionalProbe;
 
 /// The program at refills.
 pub(super) const PROGRAM: &str = "leak_refill";
@@ -63,12 +63,12 @@ impl LeakProbes {
         &mut self,
         target: LeakTarget,
         (bias, config): (u64, &ImageConfig),
-        probes: &[RefillProbe],
+        probes: &[OptionalProbe],
         (path, scope): (&Path, Scope),
     ) -> Result<(), AttachError> {
         self.set(target)?;
         self.alone.set_ruby(target.tgid, bias, config)?;
-        let cookie = |probe: &RefillProbe| Cookie { image: 0, register: probe.register, address: 0 }.pack();
+        let cookie = |probe: &OptionalProbe| Cookie { image: 0, register: probe.register, address: 0 }.pack();
         let places: Vec<_> = probes.iter().map(|probe| (probe.file_offset.0, cookie(probe))).collect();
         self.alone.attach(&places, path, scope)?;
         self.alone.open()

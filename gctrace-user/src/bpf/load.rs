@@ -26,7 +26,7 @@ use super::{
     tracepoint::LifeOffsets,
     unwind::NativeMaps,
 };
-use crate::elf;
+use crate::{elf, ruby::plan::OptionalEvent};
 
 /// The committed object of this architecture (`gctrace-ebpf/prebuilt`).
 #[cfg(target_arch = "x86_64")]
@@ -51,7 +51,8 @@ pub(super) fn object() -> &'static [u8] {
 /// Programs that sit on GC points, in the order of their `Point`.
 pub(super) const GC_PROGRAMS: [&str; 5] = ["gc_start", "gc_end_mark", "gc_end_sweep", "gc_enter", "gc_exit"];
 /// The program where a thread takes the free slots of a heap page.
-pub(super) const REFILL_PROGRAM: &str = "refill";
+/// The program of each optional event, and the global that enables its part of other programs.
+pub(super) const OPTIONAL: [(OptionalEvent, &str, &str); 1] = [(OptionalEvent::Refill, "refill", "ALLOC")];
 /// Programs on tracepoints: program, category, name.
 pub(super) const TRACEPOINTS: [(&str, &str, &str); 3] = [
     ("task_newtask", "task", "task_newtask"),
@@ -163,6 +164,7 @@ impl Select {
 
 /// What the programs must know.
 #[derive(Clone, Copy, Debug)]
+#[expect(clippy::struct_excessive_bools, reason = "each is a separate choice")]
 pub struct LoadOptions<'a> {
     /// Which processes are traced.
     pub select: Select,
@@ -184,15 +186,10 @@ pub struct LoadOptions<'a> {
     pub gvl: Option<GvlOptions>,
     /// Whether and how requests are seen.
     pub requests: Option<RequestOptions>,
-    /// Whether allocation is counted, and whether stacks are taken for it.
-    pub alloc: Option<AllocOptions>,
-}
-
-/// How allocation is counted.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct AllocOptions {
+    /// Which optional events are traced.
+    pub optional: &'a [OptionalEvent],
     /// Take stacks where a thread takes the free slots of a heap page.
-    pub stacks: bool,
+    pub alloc_stacks: bool,
 }
 
 impl LoadOptions<'_> {
@@ -203,7 +200,7 @@ impl LoadOptions<'_> {
             self.stacks,
             self.gvl.filter(|_| watched),
             self.requests.is_some() && self.cookies,
-            self.alloc.is_some(),
+            self.optional,
             false,
         )
         .len()
@@ -323,7 +320,8 @@ pub(super) fn verified(wanted: &Verified<'_>) -> Result<(Programs, Config), Load
                 multi,
                 memory,
                 requests,
-                alloc,
+                optional,
+                alloc_stacks,
             },
         lives,
         everything,
@@ -372,7 +370,8 @@ pub(super) fn verified(wanted: &Verified<'_>) -> Result<(Programs, Config), Load
         (config, memory),
         gc_ring_bytes,
         stacks,
-        (gvl, requests.filter(|_| cookies), alloc),
+        (gvl, requests.filter(|_| cookies)),
+        (optional, alloc_stacks),
         multi && cookies,
         everything,
     ) {
@@ -383,7 +382,15 @@ pub(super) fn verified(wanted: &Verified<'_>) -> Result<(Programs, Config), Load
             config.has_cookie = 0;
             // Only cookies identify the site of a hit.
             config.gvl = u32::from(gvl.is_some_and(|gvl| gvl.futex));
-            load_programs((config, memory), gc_ring_bytes, stacks, (gvl, None, alloc), false, everything)?
+            load_programs(
+                (config, memory),
+                gc_ring_bytes,
+                stacks,
+                (gvl, None),
+                (optional, alloc_stacks),
+                false,
+                everything,
+            )?
         }
         Err(error) => return Err(error),
     };
@@ -410,7 +417,8 @@ fn load_programs(
     (config, memory): (Config, MemoryLayout),
     gc_ring_bytes: Option<u32>,
     stacks: Option<StackOptions>,
-    (gvl, requests, alloc): (Option<GvlOptions>, Option<RequestOptions>, Option<AllocOptions>),
+    (gvl, requests): (Option<GvlOptions>, Option<RequestOptions>),
+    (optional, alloc_stacks): (&[OptionalEvent], bool),
     multi: bool,
     everything: bool,
 ) -> Result<Programs, LoadError> {
@@ -424,9 +432,11 @@ fn load_programs(
     gvl::size_maps(&mut loader, config.gvl != 0);
     let watches_requests = u32::from(requests.is_some());
     loader.override_global("REQUESTS", &watches_requests, true);
-    let watches_alloc = u32::from(alloc.is_some());
-    loader.override_global("ALLOC", &watches_alloc, true);
-    let alloc_stacks = u32::from(alloc.is_some_and(|alloc| alloc.stacks));
+    let traced = OPTIONAL.map(|(event, _, _)| u32::from(optional.contains(&event)));
+    for ((_, _, global), traced) in OPTIONAL.iter().zip(&traced) {
+        loader.override_global(global, traced, true);
+    }
+    let alloc_stacks = u32::from(alloc_stacks);
     loader.override_global("ALLOC_STACKS", &alloc_stacks, true);
     let signal = kernel_types::task_signal().unwrap_or_else(|error| {
         log::info!("{error}; the end of a process's first thread is treated as the end of the process");
@@ -449,8 +459,7 @@ fn load_programs(
     super::lines::configure(&mut loader, &level);
     let object = object();
     let mut ebpf = loader.load(object)?;
-    let mut names =
-        needed(stacks, gvl.filter(|_| config.gvl != 0), requests.is_some(), alloc.is_some(), everything);
+    let mut names = needed(stacks, gvl.filter(|_| config.gvl != 0), requests.is_some(), optional, everything);
     log::debug!("loading {} BPF programs: {}", names.len(), names.join(" "));
     let multi = if multi { load_multi(&ebpf, object, &names) } else { None };
     names.retain(|name| multi.as_ref().is_none_or(|multi| multi.program(name).is_none()));
@@ -463,11 +472,12 @@ fn needed(
     stacks: Option<StackOptions>,
     gvl: Option<GvlOptions>,
     requests: bool,
-    alloc: bool,
+    optional: &[OptionalEvent],
     everything: bool,
 ) -> Vec<&'static str> {
     let mut names: Vec<&'static str> = GC_PROGRAMS.into_iter().chain(PHASE_PROGRAMS).collect();
-    names.extend((alloc || everything).then_some(REFILL_PROGRAM));
+    let traced = OPTIONAL.into_iter().filter(|(event, _, _)| everything || optional.contains(event));
+    names.extend(traced.map(|(_, program, _)| program));
     // Runs never need them: they are of commands that load them alone.
     names.extend(
         everything.then_some([leak::PROGRAM, malloc::PROGRAM, sample::PROBE_NATIVE]).into_iter().flatten(),

@@ -35,7 +35,7 @@ pub use check::{CheckResult, KernelCheck, brief, check};
 pub use gvl::{GvlOptions, GvlRead, GvlReader};
 pub use leak::LeakProbes;
 pub use lease::Lease;
-pub use load::{AllocOptions, LoadError, LoadOptions, Loaded, Select, load};
+pub use load::{LoadError, LoadOptions, Loaded, Select, load};
 pub use malloc::{MallocCost, MallocProbes, MallocRead};
 pub use mmaps::{ExecMapping, FileId, MappingWatch, WatchError, Watched};
 pub use requests::{ArrivalsLink, RequestLinks, RequestOptions, RequestReader};

@@ -1,8 +1,8 @@
 //! The help: options in groups by purpose, and of each what `-h` says of it in one line.
 
-use clap::{Arg, Command, CommandFactory as _, Error, FromArgMatches as _};
+use clap::{Arg, Args as _, Command, CommandFactory as _, Error, FromArgMatches as _, Id};
 
-use super::Args;
+use super::{Args, look_args::LookArgs};
 
 /// An option and what `-h` says of it; nothing: only `--help` has it.
 type Entry = (&'static str, &'static str);
@@ -153,9 +153,13 @@ pub fn command() -> Command {
     }
     // Of the groups that runs have, what is given by default is not given.
     command = command.mut_subcommand("serve", |command| {
+        // clap leaves the group of a struct empty that has another one inside.
+        let look = LookArgs::augment_args(Command::new("look"));
+        let look: Vec<Id> = look.get_arguments().map(|arg| arg.get_id().clone()).collect();
         ["SelectArgs", "LookArgs", "CacheArgs"]
             .into_iter()
             .fold(command, |command, group| command.mut_group(group, |group| group.requires("live")))
+            .mut_group("LookArgs", |group| group.args(look))
     });
     for (heading, entries) in GROUPS {
         for (at, &(id, short)) in entries.iter().enumerate() {

@@ -5,6 +5,7 @@ use std::time::Duration;
 use clap::Args as ClapArgs;
 
 use super::{args::GvlArg, parse};
+use crate::ruby::plan::OptionalEvent;
 
 /// What to look at besides the GC.
 #[derive(Debug, ClapArgs)]
@@ -66,10 +67,9 @@ pub struct LookArgs {
     #[arg(long, value_name = "BYTES", value_parser = parse::ring, hide = true)]
     pub request_ring: Option<u32>,
 
-    /// Count allocated objects exactly, by slot size: once a second in JSON lines, by stack in all profiles and --flamegraph-of alloc.
-    /// A loop of Object.new took 1.08 times its CPU time on Ruby 3.1
-    #[arg(long, hide_short_help = true)]
-    pub alloc: bool,
+    /// Optional events.
+    #[command(flatten)]
+    pub optional: OptionalArgs,
 
     /// (JSON lines, metrics, --firefox, --perfetto, recordings) Report PSS and private dirty memory after a cycle, at most once per second
     /// and process: what collections cost the workers of a server that forks
@@ -81,4 +81,24 @@ pub struct LookArgs {
     /// none is stopped
     #[arg(long, hide_short_help = true)]
     pub memory_account: bool,
+}
+
+/// A flag for each optional event.
+#[derive(Clone, Copy, Debug, Default, ClapArgs)]
+pub struct OptionalArgs {
+    /// Count allocated objects exactly, by slot size: once a second in JSON lines, by stack in all profiles and --flamegraph-of alloc.
+    /// A loop of Object.new took 1.08 times its CPU time on Ruby 3.1
+    #[arg(long, hide_short_help = true)]
+    pub alloc: bool,
+}
+
+impl OptionalArgs {
+    /// The events that are wanted.
+    pub(super) fn events(self) -> Vec<OptionalEvent> {
+        let Self { alloc } = self;
+        [(alloc, OptionalEvent::Refill)]
+            .into_iter()
+            .filter_map(|(wanted, event)| wanted.then_some(event))
+            .collect()
+    }
 }

@@ -208,7 +208,8 @@ pub fn report(args: ReportFileArgs, header: &Header) -> Result<Settings, UsageEr
     // Nothing is selected here: the recording has what was.
     run.select.all_ruby = true;
     let gvl = gvl.then_some(GvlArg::Exact);
-    run.look = LookArgs { rate: samples.then_some(1), wall, gvl, requests, alloc, ..run.look };
+    run.look = LookArgs { rate: samples.then_some(1), wall, gvl, requests, ..run.look };
+    run.look.optional.alloc = alloc;
     let hottest = samples && run.outputs.format == FormatArg::Text && one_screen.is_none();
     // No process has pid 0: gctrace itself is not looked for.
     let settings = Settings::resolve(run, 0)?;

@@ -31,7 +31,10 @@ use crate::{
     },
     host::names::PODS,
     model::MemorySource,
-    ruby::fallback::{METHODS, Method, USDT_METHODS},
+    ruby::{
+        fallback::{METHODS, Method, USDT_METHODS},
+        plan::OptionalEvent,
+    },
     trace_file::Keep,
 };
 
@@ -153,6 +156,8 @@ pub struct Settings {
     pub gvl: Option<GvlOptions>,
     /// Whether and how requests are seen.
     pub requests: Option<RequestOptions>,
+    /// Which optional events are traced.
+    pub optional: Vec<OptionalEvent>,
     /// Whether allocation is counted.
     pub alloc: bool,
     /// Whether it is also seen under stacks.
@@ -222,7 +227,7 @@ impl Settings {
                     gvl_budget,
                     requests,
                     request_ring,
-                    alloc,
+                    optional,
                     shares,
                     memory_account,
                 },
@@ -273,6 +278,7 @@ impl Settings {
             cache,
             command,
         } = args;
+        let alloc = optional.alloc;
         for word in words {
             pids.push(parse::pids(&word).map_err(|_| UsageError::Word(word))?);
         }
@@ -426,6 +432,7 @@ impl Settings {
             keep,
             gvl,
             requests,
+            optional: optional.events(),
             alloc,
             alloc_stacks,
             stack_log,

@@ -1,7 +1,7 @@
 //! Bytes of a ring record → event. Total: any bytes give an event or a counted reason. Allocates nothing.
 
 use gctrace_common::{
-    event::{Kind, LifeEvent, PauseEvent, Phase, PhaseEvent, Point, RefillEvent, SnapshotEvent},
+    event::{Header, Kind, LifeEvent, PauseEvent, Phase, PhaseEvent, Point, RefillEvent, SnapshotEvent},
     gvl::{GvlSpanEvent, GvlState, GvlThread, GvlWaitEvent},
     job::JobEvent,
     request::{RequestEnd, RequestEvent, UnitEvent, UnitPoint},
@@ -80,6 +80,55 @@ impl Event<'_> {
             Self::Unit(_, event) => event.header.ts_ns,
         }
     }
+
+    /// An event that shares the ring of stacks, apart from the bytes of the ring; `None`: it is not one of these.
+    pub fn owned(self) -> Option<(Kind, OwnedEvent)> {
+        Some(match self {
+            Self::OffCpu(event) => (Kind::OffCpu, OwnedEvent::OffCpu(event)),
+            Self::GvlWait(event) => (Kind::GvlWait, OwnedEvent::Gvl(GvlRecord::Wait(Box::new(event)))),
+            Self::GvlThread(event) => (Kind::GvlThread, OwnedEvent::Gvl(GvlRecord::Thread(Box::new(*event)))),
+            Self::GvlSpan(state, event) => {
+                (Kind::GvlSpan, OwnedEvent::Gvl(GvlRecord::Span(state, Box::new(event))))
+            }
+            Self::Refill(event) => (Kind::Refill, OwnedEvent::Refill(event)),
+            _ => return None,
+        })
+    }
+}
+
+/// An event, apart from the bytes of the ring.
+#[derive(Debug)]
+pub enum OwnedEvent {
+    /// A thread is back on a CPU.
+    OffCpu(OffCpuEvent),
+    /// Something that a thread did with the GVL.
+    Gvl(GvlRecord),
+    /// A thread took the free slots of a heap page.
+    Refill(RefillEvent),
+}
+
+impl OwnedEvent {
+    /// The head of its record.
+    pub fn header(&self) -> &Header {
+        match self {
+            Self::OffCpu(event) => &event.header,
+            Self::Gvl(GvlRecord::Wait(event)) => &event.header,
+            Self::Gvl(GvlRecord::Thread(thread)) => &thread.header,
+            Self::Gvl(GvlRecord::Span(_, event)) => &event.header,
+            Self::Refill(event) => &event.header,
+        }
+    }
+}
+
+/// What threads do with the GVL.
+#[derive(Debug)]
+pub enum GvlRecord {
+    /// A thread had to wait long for it; its stack may follow.
+    Wait(Box<GvlWaitEvent>),
+    /// A thread ended; what it did with it.
+    Thread(Box<GvlThread>),
+    /// A thread held it for long, or did without it.
+    Span(GvlState, Box<GvlSpanEvent>),
 }
 
 /// Why a record could not be decoded.

@@ -60,7 +60,12 @@ use crate::{
     host::{names::Names, proc::is_running, proc_root},
     images::Images,
     native::Tables,
-    ruby::{Modular, RubyAnalysis, fallback::Method, live_check::FailedProof, plan::AttachPlan},
+    ruby::{
+        Modular, RubyAnalysis,
+        fallback::Method,
+        live_check::FailedProof,
+        plan::{AttachPlan, OptionalEvent},
+    },
 };
 
 /// What the control thread needs to run.
@@ -77,8 +82,8 @@ pub struct Start {
     pub stacks: bool,
     /// Whether and how the GVL is watched.
     pub gvl: Option<GvlOptions>,
-    /// Whether allocation is counted.
-    pub alloc: bool,
+    /// Which optional events are traced.
+    pub optional: Vec<OptionalEvent>,
     /// What comes about its probes: [`GVL_ATTACH`], [`GVL_DETACH`]. Non-blocking.
     pub gvl_orders: UnixStream,
     /// A fault to inject into every plan.
@@ -157,7 +162,7 @@ pub(super) struct Control {
     pub(super) methods: &'static [Method],
     stacks: bool,
     gvl: Option<GvlOptions>,
-    alloc: bool,
+    optional: Vec<OptionalEvent>,
     gvl_orders: UnixStream,
     fault: Option<Fault>,
     cache: Cache,
@@ -202,7 +207,7 @@ pub fn run(start: Start) {
         methods,
         stacks,
         gvl,
-        alloc,
+        optional,
         gvl_orders,
         fault,
         cache,
@@ -229,7 +234,7 @@ pub fn run(start: Start) {
         methods,
         stacks,
         gvl,
-        alloc,
+        optional,
         gvl_orders,
         fault,
         cache,

@@ -23,7 +23,10 @@ use crate::{
     host::proc_root,
     images::{GcOf, Images, KnownImage},
     preflight,
-    ruby::heap::{HeapError, Slot, each_object},
+    ruby::{
+        heap::{HeapError, Slot, each_object},
+        plan::OptionalEvent,
+    },
     stacks::{Reader, Record, StackOf, Stacks},
 };
 
@@ -150,7 +153,7 @@ impl Following {
     pub(super) fn start(target: &Target) -> Result<Self, String> {
         preflight::check().map_err(|missing| missing.to_string())?;
         let (pid, plan) = (target.pid, &target.plan);
-        let refills = plan.refills.as_ref().map_err(Clone::clone)?;
+        let refills = plan.optional(OptionalEvent::Refill)?;
         let page = plan.analysis.refill.page.ok_or("where heap pages have their free slots is not known")?;
         plan.frames.as_ref().map_err(|why| format!("stacks have no Ruby frames: {why}"))?;
         let layout = target.layout().map_err(|error| error.to_string())?;

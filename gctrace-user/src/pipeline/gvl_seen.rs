@@ -8,8 +8,8 @@ use super::{
 };
 use crate::{
     bpf::GvlRead,
+    decode::GvlRecord,
     model::{Process, seen::Seen},
-    stacks::GvlRecord,
 };
 
 impl Pipeline {

@@ -14,16 +14,15 @@ use std::{
 
 use gctrace_common::{
     config::{AwayEntry, RubyEntry},
-    event::{Header, Kind, RefillEvent},
-    gvl::{GvlSpanEvent, GvlState, GvlThread, GvlWaitEvent},
-    stack::{Cause, GcActivity, MAX_KERNEL_FRAMES, NativeEnd, OffCpuEvent, RubyFrame, StackEvent},
+    event::{Header, Kind},
+    stack::{Cause, GcActivity, MAX_KERNEL_FRAMES, NativeEnd, RubyFrame, StackEvent},
 };
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use super::synthetic::SyntheticFrames;
 use crate::{
     bpf::StackRing,
-    decode::{self, Event, StackRecord},
+    decode::{self, Event, OwnedEvent, StackRecord},
     host::mem::ProcessMemory,
     images::Images,
     ledger::StackCounts,
@@ -59,35 +58,9 @@ impl Record {
     pub fn header(&self) -> &Header {
         match self {
             Self::Stack(stack) => &stack.header,
-            Self::Event(OwnedEvent::OffCpu(event)) => &event.header,
-            Self::Event(OwnedEvent::Gvl(GvlRecord::Wait(event))) => &event.header,
-            Self::Event(OwnedEvent::Gvl(GvlRecord::Thread(thread))) => &thread.header,
-            Self::Event(OwnedEvent::Gvl(GvlRecord::Span(_, event))) => &event.header,
-            Self::Event(OwnedEvent::Refill(event)) => &event.header,
+            Self::Event(event) => event.header(),
         }
     }
-}
-
-/// An event, apart from the bytes of the ring.
-#[derive(Debug)]
-pub enum OwnedEvent {
-    /// A thread is back on a CPU.
-    OffCpu(OffCpuEvent),
-    /// Something that a thread did with the GVL.
-    Gvl(GvlRecord),
-    /// A thread took the free slots of a heap page.
-    Refill(RefillEvent),
-}
-
-/// What threads do with the GVL.
-#[derive(Debug)]
-pub enum GvlRecord {
-    /// A thread had to wait long for it; its stack may follow.
-    Wait(Box<GvlWaitEvent>),
-    /// A thread ended; what it did with it.
-    Thread(Box<GvlThread>),
-    /// A thread held it for long, or did without it.
-    Span(GvlState, Box<GvlSpanEvent>),
 }
 
 /// A stack whose Ruby frames are named, and what else its record says.
@@ -299,36 +272,18 @@ impl Naming {
                 self.counts.decoded_natives += 1;
                 self.native(&event.header, end, addresses);
             }
-            Ok(Event::OffCpu(event)) => {
-                self.counts.decoded_off_cpu += 1;
-                self.taken.push(Record::Event(OwnedEvent::OffCpu(event)));
-            }
-            Ok(Event::GvlWait(event)) => {
-                self.counts.decoded_gvl_waits += 1;
-                self.gvl(GvlRecord::Wait(Box::new(event)));
-            }
-            Ok(Event::GvlThread(event)) => {
-                self.counts.decoded_gvl_threads += 1;
-                self.gvl(GvlRecord::Thread(Box::new(*event)));
-            }
-            Ok(Event::GvlSpan(state, event)) => {
-                self.counts.decoded_gvl_spans += 1;
-                self.gvl(GvlRecord::Span(state, Box::new(event)));
-            }
-            Ok(Event::Refill(event)) => {
-                self.counts.decoded_refills += 1;
-                self.taken.push(Record::Event(OwnedEvent::Refill(event)));
-            }
-            Ok(_) => self.counts.undecodable_stacks += 1,
+            Ok(event) => match event.owned() {
+                Some((kind, event)) => {
+                    self.counts.decoded(kind);
+                    self.taken.push(Record::Event(event));
+                }
+                None => self.counts.undecodable_stacks += 1,
+            },
             Err(error) => {
                 self.counts.undecodable_stacks += 1;
                 log::warn!("a stack record could not be decoded: {error}");
             }
         }
-    }
-
-    fn gvl(&mut self, record: GvlRecord) {
-        self.taken.push(Record::Event(OwnedEvent::Gvl(record)));
     }
 
     /// Keeps the native frames of the stack record that follows.

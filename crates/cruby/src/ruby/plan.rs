@@ -37,14 +37,30 @@ pub struct ProbeSite {
     pub register: Option<u8>,
 }
 
-/// A place at which a thread takes the free slots of a heap page.
+/// An event of CRuby that only runs trace that are asked to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct RefillProbe {
+pub enum OptionalEvent {
+    /// A thread takes the free slots of a heap page; the register holds the `struct heap_page *`.
+    Refill,
+}
+
+impl OptionalEvent {
+    /// What a run lacks where the event cannot be traced.
+    pub fn lack(self) -> &'static str {
+        match self {
+            Self::Refill => "its allocation is not counted",
+        }
+    }
+}
+
+/// A place at which such an event happens.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct OptionalProbe {
     /// Where it is, stated.
     pub address: Svma,
     /// Where it is in the file.
     pub file_offset: FileOffset,
-    /// Hardware number of the register that holds the `struct heap_page *` there.
+    /// Hardware number of the register with what the event is about.
     pub register: u8,
 }
 
@@ -69,8 +85,8 @@ pub struct AttachPlan {
     pub gvl_futex: Result<GvlPlan, NoGvl>,
     /// The probes.
     pub sites: Vec<ProbeSite>,
-    /// The probes of refills, or why allocation cannot be counted.
-    pub refills: Result<Vec<RefillProbe>, String>,
+    /// The probes of each optional event, or why it cannot be traced.
+    optional: Vec<(OptionalEvent, Result<Vec<OptionalProbe>, String>)>,
 }
 
 /// Why an image is not traced.
@@ -171,14 +187,14 @@ pub fn plan_with(
             Ok(ProbeSite { point: site.point, address: site.address, file_offset, register: site.register })
         })
         .collect::<Result<Vec<_>, PlanError>>()?;
-    let refills = Ok(Vec::new());
+    let optional = Vec::new();
     let mut plan =
-        AttachPlan { analysis, layout, knowledge, config, frames, threads, gvl, gvl_futex, sites, refills };
+        AttachPlan { analysis, layout, knowledge, config, frames, threads, gvl, gvl_futex, sites, optional };
     plan.plan_refills(segments);
     Ok(plan)
 }
 
-fn refills(segments: &[LoadSegment], analysis: &RubyAnalysis) -> Result<Vec<RefillProbe>, String> {
+fn refills(segments: &[LoadSegment], analysis: &RubyAnalysis) -> Result<Vec<OptionalProbe>, String> {
     match &analysis.refill.outcome {
         Outcome::Passed => {}
         Outcome::Failed(why) | Outcome::NotApplicable(why) => return Err(why.clone()),
@@ -187,7 +203,7 @@ fn refills(segments: &[LoadSegment], analysis: &RubyAnalysis) -> Result<Vec<Refi
         let file_offset = code_offset(segments, site.address).ok_or_else(|| {
             format!("the refill site at {} is not inside an executable segment", site.address)
         })?;
-        Ok(RefillProbe { address: site.address, file_offset, register: site.register })
+        Ok(OptionalProbe { address: site.address, file_offset, register: site.register })
     };
     analysis.refill.sites.iter().map(probe).collect()
 }
@@ -202,10 +218,21 @@ impl AttachPlan {
     }
 
     fn plan_refills(&mut self, segments: &[LoadSegment]) {
-        self.refills = refills(segments, &self.analysis);
-        if let Some(page) = self.analysis.refill.page.filter(|_| self.refills.is_ok()) {
+        let probes = refills(segments, &self.analysis);
+        if let Some(page) = self.analysis.refill.page.filter(|_| probes.is_ok()) {
             self.config.page_free_slots = u16::from(page.free_slots);
             self.config.page_slot_size = page.slot_size.map_or(ImageConfig::RVALUE_SLOTS, u16::from);
+        }
+        self.optional.retain(|(event, _)| *event != OptionalEvent::Refill);
+        self.optional.push((OptionalEvent::Refill, probes));
+    }
+
+    /// The probes of an optional event. `Err`: why it cannot be traced.
+    pub fn optional(&self, event: OptionalEvent) -> Result<&[OptionalProbe], &str> {
+        match self.optional.iter().find(|(of, _)| *of == event) {
+            Some((_, Ok(probes))) => Ok(probes),
+            Some((_, Err(why))) => Err(why),
+            None => Err("the plan is not complete"),
         }
     }
 }

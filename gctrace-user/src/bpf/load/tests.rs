@@ -18,25 +18,25 @@ fn only_what_is_needed() {
         spans: false,
         budget_ppm: 0,
     };
-    let gc = needed(None, None, false, false, false);
+    let gc = needed(None, None, false, &[], false);
     assert_eq!(gc.len(), 9, "{gc:?}");
     for name in &gc {
         let other = ["gvl_", "tick_", "cpu_", "switch_", "sched_switch", "futex_", "phase_"];
         assert!(!other.iter().any(|prefix| name.starts_with(prefix)), "{name}");
     }
-    let ticks = needed(Some(stacks), None, false, false, false);
+    let ticks = needed(Some(stacks), None, false, &[], false);
     assert!(ticks.contains(&"tick_ruby") && !ticks.contains(&"tick_native"), "{ticks:?}");
     assert!(!ticks.contains(&"sched_switch") && !ticks.contains(&"switch_ruby"), "{ticks:?}");
-    let native = needed(Some(StackOptions { native: true, ..stacks }), None, false, false, false);
+    let native = needed(Some(StackOptions { native: true, ..stacks }), None, false, &[], false);
     assert_eq!(native.len(), ticks.len() + 1);
     let futex = GvlOptions { futex: true, ..gvl };
     let wall = StackOptions { wall: true, ..stacks };
     for (stacks, gvl) in [(None, Some(gvl)), (None, Some(futex)), (Some(wall), Some(futex))] {
-        let names = needed(stacks, gvl, false, false, false);
+        let names = needed(stacks, gvl, false, &[], false);
         let distinct: std::collections::BTreeSet<_> = names.iter().collect();
         assert_eq!(distinct.len(), names.len(), "{names:?}");
     }
-    assert!(needed(None, None, false, false, true).contains(&"phase_begin"));
+    assert!(needed(None, None, false, &[], true).contains(&"phase_begin"));
 }
 
 /// The committed object speaks this binary's ABI.

@@ -252,7 +252,7 @@ impl Control {
         mut planned: Planned,
         gc: GcOf,
     ) -> Result<Verdict, NotOpened> {
-        if self.gvl.is_some() || self.alloc {
+        if self.gvl.is_some() || !self.optional.is_empty() {
             planned.complete();
         }
         // What the image is, whatever becomes of the plan.
@@ -306,7 +306,7 @@ impl Control {
             self.probes.retire_image(index);
             return Err(NotOpened::by(&error, brief(&error)));
         }
-        self.count_allocation(index, file, shown, &plan);
+        self.attach_optional(index, file, shown, &plan);
         self.probes.open_image(index, &plan.config).map_err(|e| e.to_string())?;
         self.attached += 1;
         log::debug!(
@@ -374,23 +374,23 @@ impl Control {
         Some(gvl.coverage)
     }
 
-    /// Attaches the probes of refills, if they are wanted. What prevents them is said, and prevents nothing else.
-    fn count_allocation(&mut self, index: u32, file: &File, shown: &Path, plan: &AttachPlan) {
-        if !self.alloc {
-            return;
-        }
-        let attached = match &plan.refills {
-            Err(why) => Err(why.clone()),
-            Ok(_) if !self.probes.has_cookie() => {
-                Err("the kernel has no attach cookies; use Linux 5.15 or later".to_owned())
+    /// Attaches the probes of optional events that are wanted. What prevents them is said, and prevents nothing else.
+    fn attach_optional(&mut self, index: u32, file: &File, shown: &Path, plan: &AttachPlan) {
+        let scope = self.scope();
+        for &event in &self.optional {
+            let attached = match plan.optional(event) {
+                Err(why) => Err(why.to_owned()),
+                Ok(_) if !self.probes.has_cookie() => {
+                    Err("the kernel has no attach cookies; use Linux 5.15 or later".to_owned())
+                }
+                Ok(probes) => self
+                    .probes
+                    .attach_optional(index, (event, probes), &reopened(file), scope)
+                    .map_err(|error| brief(&error)),
+            };
+            if let Err(why) = attached {
+                say(&format!("gctrace: {}: {}: {why}", shown.display(), event.lack()));
             }
-            Ok(probes) => {
-                let scope = self.scope();
-                self.probes.attach_refills(index, probes, &reopened(file), scope).map_err(|e| brief(&e))
-            }
-        };
-        if let Err(why) = attached {
-            say(&format!("gctrace: {}: its allocation is not counted: {why}", shown.display()));
         }
     }
 

@@ -136,7 +136,7 @@ const LOSSES: &[&str] = &[
     "unit_state_read_failed",
 ];
 
-/// Checks that the ledger is there and balances.
+/// Checks that the ledger is there and balances, also by the sums that gctrace itself makes: those that are not repeated here.
 pub fn check(report: &Report) -> Result<()> {
     let ledger = report.ledger.as_ref().context("no ledger line")?;
     let (kernel, user) = (&ledger.kernel, &ledger.user);
@@ -173,6 +173,7 @@ pub fn check(report: &Report) -> Result<()> {
     );
     let cycles = counter(user, "cycles")?;
     ensure!(cycles == report.gcs.len() as u64, "cycles = {cycles}, but {} gc lines", report.gcs.len());
+    ensure!(ledger.balanced, "gctrace's own sums do not hold: {kernel:?}, {user:?}");
     Ok(())
 }
 

@@ -468,6 +468,8 @@ pub struct RefusedLine {
 /// The `ledger` line.
 #[derive(Clone, Debug, Deserialize)]
 pub struct LedgerLine {
+    /// Whether gctrace itself says that all sums hold.
+    pub balanced: bool,
     /// Counters of the BPF programs.
     pub kernel: Map<String, Value>,
     /// Counters of user space.

@@ -60,6 +60,7 @@ fn parts_agree_with_the_kernel() -> Result<()> {
         delay_ns: Option<u64>,
     }
     let lock = Live::begin()?;
+    let mut tried = 0;
     Ruby::each(|ruby| {
         let gctrace = Invocation::jsonl(["--all-ruby", "--gvl", "--gvl-budget", "100"])?.start_ready()?;
         let stolen = stolen_ns()?;
@@ -107,11 +108,14 @@ fn parts_agree_with_the_kernel() -> Result<()> {
             ensure!(process.gc_of_hold.is_none() && process.gc_pause_ns.is_some(), "{process:?}");
             return Ok(());
         }
+        tried += 1;
         let share = process.gc_of_hold.context("no share of GC")?;
         let (pause, hold) = (process.gc_pause_ns.context("no pauses")?, process.hold_ns.context("no holds")?);
         ensure!((share - pause as f64 / hold as f64).abs() < 1e-9 && share < 1.0, "{process:?}");
         Ok(())
-    })
+    })?;
+    ensure!(tried > 0, "no Ruby shows how long a thread holds the GVL");
+    Ok(())
 }
 
 /// Switches and wake-ups that the kernel did not report (that of a sandbox, of its own agent).

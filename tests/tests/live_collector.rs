@@ -117,7 +117,7 @@ fn only_where_it_is_told() -> Result<()> {
 /// Each service has its own token: one is sent, one has no token and is not. Variables without effect are named, once.
 #[test]
 fn tokens_and_variables() -> Result<()> {
-    let live = Live::begin()?;
+    let live = Live::beside_others()?;
     let ruby = Ruby::main()?;
     let collector = Collector::start(&live.path("sets.db"), &[])?;
     let token = collector.register()?;
@@ -179,7 +179,7 @@ fn tokens_and_variables() -> Result<()> {
 /// The set of a process that lives on is sent after a number of cycles: no cycle is missing between the parts, and none is sent twice.
 #[test]
 fn parts_by_cycles() -> Result<()> {
-    let live = Live::begin()?;
+    let live = Live::beside_others()?;
     let ruby = Ruby::main()?;
     let collector = Collector::start(&live.path("sets.db"), &[])?;
     let token = collector.register()?;

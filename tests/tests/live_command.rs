@@ -35,7 +35,7 @@ fn status(finished: &Finished) -> Option<i32> {
 /// The command's status is gctrace's, also if a signal ended it; gctrace's own errors come first.
 #[test]
 fn exit_status() -> Result<()> {
-    let live = Live::begin()?;
+    let live = Live::beside_others()?;
     for (script, expected) in
         [("GC.start; exit 7", 7), ("GC.start; Process.kill(:KILL, $$); sleep", 137), ("GC.start", 0)]
     {
@@ -52,7 +52,7 @@ fn exit_status() -> Result<()> {
 /// The command has the limits of its user and ignores what it would ignore without gctrace, which a hangup does not end then (`nohup`).
 #[test]
 fn surroundings_of_the_command() -> Result<()> {
-    let _live = Live::begin()?;
+    let _live = Live::beside_others()?;
     let script =
         format!("grep SigIgn /proc/self/status; ulimit -Sn; {} -e 'GC.start'; echo done; read line", ruby()?);
     for (option, ignored) in [("--ignore-signal=HUP", 1), ("--default-signal=HUP", 0)] {
@@ -81,7 +81,7 @@ fn surroundings_of_the_command() -> Result<()> {
 /// Lines and the command's output never share a stream: standard output contains only JSON.
 #[test]
 fn output_of_the_command() -> Result<()> {
-    let live = Live::begin()?;
+    let live = Live::beside_others()?;
     let script = "puts 'hello'; $stderr.puts 'there'; GC.start";
     let finished = on(&["--format", "jsonl"], script)?.run()?;
     let report = Report::parse(&finished.stdout)?;
@@ -103,7 +103,7 @@ fn output_of_the_command() -> Result<()> {
 /// The file of `--output` grows while the run goes on.
 #[test]
 fn output_grows() -> Result<()> {
-    let live = Live::begin()?;
+    let live = Live::beside_others()?;
     let path = live.path("lines.jsonl");
     let script = "loop { GC.start; sleep 0.05 }";
     let gctrace = on(&["--format", "jsonl", "--output", &path.to_string_lossy()], script)?.start()?;
@@ -121,7 +121,7 @@ fn output_grows() -> Result<()> {
 /// After `--duration` the files are written, and gctrace waits for the command; a signal to gctrace is passed on.
 #[test]
 fn outlives_the_duration() -> Result<()> {
-    let live = Live::begin()?;
+    let live = Live::beside_others()?;
     let file = live.path("out.folded");
     let flags = ["-q", "--duration", "300ms", "--folded", &file.to_string_lossy()];
     let script = "trap(:TERM) { exit 9 }; warn \"own pid #{$$}\"; loop { GC.start; sleep 0.01 }";
@@ -141,7 +141,7 @@ fn outlives_the_duration() -> Result<()> {
 /// Under sudo the command runs as the caller, with its groups and environment, and all files are the caller's.
 #[test]
 fn sudo() -> Result<()> {
-    let _live = Live::begin()?;
+    let _live = Live::beside_others()?;
     // A place that the user can reach.
     let dir = tempfile::Builder::new().prefix("gctrace-test-").tempdir()?;
     std::fs::set_permissions(dir.path(), std::fs::Permissions::from_mode(0o755))?;
@@ -179,7 +179,7 @@ fn sudo() -> Result<()> {
 /// gctrace's own token is a secret that the command does not need.
 #[test]
 fn token() -> Result<()> {
-    let _live = Live::begin()?;
+    let _live = Live::beside_others()?;
     let finished = on(&["-q"], "GC.start; warn ENV.fetch('RUBY_GC_TOKEN', 'none'), ENV['OTHER']")?
         .with(|command| {
             command.env("RUBY_GC_TOKEN", "secret").env("OTHER", "kept");
@@ -193,7 +193,7 @@ fn token() -> Result<()> {
 /// A command without a Ruby: its status, or that nothing matched.
 #[test]
 fn without_ruby() -> Result<()> {
-    let _live = Live::begin()?;
+    let _live = Live::beside_others()?;
     for (script, expected) in [("exit 3", 3), ("exit 0", 1)] {
         let finished = Invocation::new(["--", "sh", "-c", script])?.run()?;
         ensure!(status(&finished) == Some(expected), "{script}: {}\n{}", finished.status, finished.errors());
@@ -250,7 +250,7 @@ const COLLECTING: &str = "20.times { GC.start }; warn \"collected #{GC.count}\""
 /// The Ruby that COMMAND will run is found before it starts, wherever it is: all cycles are reported, the first time and the second.
 #[test]
 fn first_cycles_of_a_copy() -> Result<()> {
-    let live = Live::begin()?;
+    let live = Live::beside_others()?;
     let root = live.dir("myruby")?;
     let ruby = copied(&root)?;
     let cache = live.dir("cache")?;
@@ -273,7 +273,7 @@ fn before(report: &Report, pid: u32) -> Result<(u64, Option<u64>, Option<u64>)> 
 /// A Ruby that could not be found in advance is probed while it runs: the cycles until then are counted, as are those before gctrace.
 #[test]
 fn missed_cycles_are_counted() -> Result<()> {
-    let live = Live::begin()?;
+    let live = Live::beside_others()?;
     let root = live.dir("hidden")?;
     copied(&root)?;
     let (root, flag) = (root.display().to_string(), live.path("flag"));
@@ -307,7 +307,7 @@ fn missed_cycles_are_counted() -> Result<()> {
 /// Cycles of a program before gctrace started are not missed ones.
 #[test]
 fn earlier_cycles_are_told() -> Result<()> {
-    let live = Live::begin()?;
+    let live = Live::beside_others()?;
     let mut script = Script::unwitnessed(&live, &Ruby::main()?, "explicit.rb")?.waiting().start()?;
     script.wait_for("ready")?;
     let gctrace = Invocation::jsonl([script.pid().to_string()])?.start_ready()?;
@@ -328,7 +328,7 @@ fn earlier_cycles_are_told() -> Result<()> {
 /// No cycle of a child that is forked from a traced program is missed, however many cycles its parent has had.
 #[test]
 fn forked_children_miss_nothing() -> Result<()> {
-    let live = Live::begin()?;
+    let live = Live::beside_others()?;
     let (command, env, outputs) = Script::new(&live, &Ruby::main()?, "forker.rb")?.into_parts()?;
     let args = std::iter::once("--".into()).chain(command);
     let (report, _) = Invocation::jsonl(args)?.envs(env).start()?.done()?;
@@ -345,7 +345,7 @@ fn forked_children_miss_nothing() -> Result<()> {
 /// first one. The parent's own are counted.
 #[test]
 fn children_of_unseen_parents() -> Result<()> {
-    let live = Live::begin()?;
+    let live = Live::beside_others()?;
     let root = live.dir("hidden")?;
     copied(&root)?;
     let (root, flag) = (root.display().to_string(), live.path("flag"));
@@ -382,7 +382,7 @@ fn children_of_unseen_parents() -> Result<()> {
 /// A shim of a version manager, which starts one of the Rubies in the user's home, and a program behind a `#!` line with `env`.
 #[test]
 fn first_cycles_behind_a_shim() -> Result<()> {
-    let live = Live::begin()?;
+    let live = Live::beside_others()?;
     let home = live.dir("home")?;
     let version = home.join(".rbenv/versions/9.9.9");
     copied(&version)?;

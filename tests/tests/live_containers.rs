@@ -66,7 +66,7 @@ fn two_of_one_image() -> Result<()> {
 /// name. All of their cycles are reported, and nothing else is.
 #[test]
 fn some_of_many() -> Result<()> {
-    let live = Live::begin()?;
+    let live = Live::beside_others()?;
     let ruby = boxed()?;
     let engine = Engine::of(&live, &ruby)?;
     let script = || Ok::<_, anyhow::Error>(Script::new(&live, &ruby, "explicit.rb")?.arg("30").waiting());
@@ -98,7 +98,7 @@ fn some_of_many() -> Result<()> {
 /// A short container from its first to its last cycle: when gctrace started, only its Ruby existed.
 #[test]
 fn comes_and_goes() -> Result<()> {
-    let live = Live::begin()?;
+    let live = Live::beside_others()?;
     let ruby = boxed()?;
     let engine = Engine::of(&live, &ruby)?;
     let resident = engine.start(&engine.name("resident"), idle(&live, &ruby)?, "")?;
@@ -243,7 +243,7 @@ fn with_the_hosts_proc() -> Result<()> {
 /// In that container, a pid of the host and the name of a container select their programs and nothing else.
 #[test]
 fn selected_with_the_hosts_proc() -> Result<()> {
-    let live = Live::begin()?;
+    let live = Live::beside_others()?;
     let ruby = boxed()?;
     let engine = Engine::of(&live, &ruby)?;
     let script = |ruby| Ok::<_, anyhow::Error>(Script::new(&live, ruby, "explicit.rb")?.arg("10").waiting());

@@ -56,7 +56,7 @@ fn waiting(live: &Live, ruby: &Ruby) -> Result<Running> {
 /// doctor and a run refuse the Ruby and name the file. Without the package both work.
 #[test]
 fn debug_package_in_the_process_root() -> Result<()> {
-    let live = Live::begin()?;
+    let live = Live::beside_others()?;
     let rooted = Ruby::rooted()?;
     let ruby = rooted.first().context("no root")?.copied(&live.path("root"))?;
     let library = ruby.library()?.to_string_lossy().into_owned();

@@ -207,7 +207,7 @@ fn planted() -> Result<()> {
 /// What `info` counts is what `report` writes.
 #[test]
 fn info() -> Result<()> {
-    let live = Live::begin()?;
+    let live = Live::beside_others()?;
     let recording = record(&live, &Ruby::main()?, "one.gctrace", ["2", "30", "1", "0"])?.into_os_string();
     let info = Invocation::new([OsString::from("info"), "--format=json".into(), recording.clone()])?.run()?;
     ensure!(info.status.success(), "{}", info.errors());

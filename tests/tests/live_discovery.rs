@@ -217,19 +217,18 @@ fn fork_of_an_earlier_process() -> Result<()> {
 /// A single --pid continues over an exec of that process.
 #[test]
 fn selected_pid_execs() -> Result<()> {
-    execs(None)
+    execs(&Live::beside_others()?, None)
 }
 
 /// The same if a thread calls exec that is not the main one, which then ends first: the kernel reports its exit before the exec.
 #[test]
 fn selected_pid_execs_in_a_thread() -> Result<()> {
-    execs(Some("thread"))
+    execs(&Live::beside_others()?, Some("thread"))
 }
 
-fn execs(arg: Option<&str>) -> Result<()> {
-    let live = Live::begin()?;
+fn execs(live: &Live, arg: Option<&str>) -> Result<()> {
     Ruby::first_and_last(|ruby| {
-        let script = Script::new(&live, ruby, "execer.rb")?.waiting();
+        let script = Script::new(live, ruby, "execer.rb")?.waiting();
         let script = match arg {
             Some(arg) => script.arg(arg),
             None => script,
@@ -330,7 +329,7 @@ fn command() -> Result<()> {
 /// `--pid` selects that process and nothing else, even of the same image.
 #[test]
 fn only_the_selected_pid() -> Result<()> {
-    let live = Live::begin()?;
+    let live = Live::beside_others()?;
     Ruby::first_and_last(|ruby| {
         let mut wanted = Script::new(&live, ruby, "explicit.rb")?.waiting().start()?;
         let mut other = Script::new(&live, ruby, "explicit.rb")?.waiting().start()?;
@@ -355,7 +354,7 @@ fn only_the_selected_pid() -> Result<()> {
 /// A pid that is not a Ruby and one that is gone give one clear line each, and the others are traced.
 #[test]
 fn bad_pids_do_not_stop_the_others() -> Result<()> {
-    let live = Live::begin()?;
+    let live = Live::beside_others()?;
     let no_ruby = Guarded::start("sleep", Command::new("sleep").arg("600"))?;
     let gone = vanished_pid()?;
     let mut script = Script::new(&live, &Ruby::main()?, "explicit.rb")?.waiting().start()?;

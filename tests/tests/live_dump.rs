@@ -76,7 +76,7 @@ fn dumped_lines(thread: &Value) -> Result<Vec<(String, String)>> {
 /// other are named, and no thread has run because it was inspected.
 #[test]
 fn equals_thread_backtrace() -> Result<()> {
-    let live = Live::begin()?;
+    let live = Live::beside_others()?;
     Ruby::each(|ruby| {
         let mut script = started(&live, ruby, ["", "0"])?;
         let pid = script.pid();
@@ -227,7 +227,7 @@ fn running_threads() -> Result<()> {
 #[test]
 fn threads_that_move() -> Result<()> {
     const RACTORS: usize = 4;
-    let live = Live::begin()?;
+    let live = Live::beside_others()?;
     let ruby =
         Ruby::all()?.into_iter().rfind(|ruby| ruby.is_at_least(3, 3)).context("no Ruby with M:N threads")?;
     let methods = (0..RACTORS).map(|n| format!("def works_{n} = loop {{ sleep 0.0002 }}\n"));
@@ -371,7 +371,7 @@ fn how_long_they_have_not_run() -> Result<()> {
 /// Two hundred threads are all shown, also of a process that is stopped; a second dump is the same.
 #[test]
 fn many_threads() -> Result<()> {
-    let live = Live::begin()?;
+    let live = Live::beside_others()?;
     let ruby = Ruby::main()?;
     let mut script = started(&live, &ruby, ["", "200"])?;
     let (first, found) = threads(&live, script.pid())?;
@@ -426,7 +426,7 @@ fn nothing_to_see() -> Result<()> {
 /// A process in a container has the pids of the host and, beside them, its own.
 #[test]
 fn in_a_container() -> Result<()> {
-    let live = Live::begin()?;
+    let live = Live::beside_others()?;
     let ruby = Ruby::rooted()?.pop().context("no Ruby of the lab")?;
     let engine = Engine::of(&live, &ruby)?;
     let script = Script::new(&live, &ruby, "explicit.rb")?.arg("1").waiting();

@@ -67,7 +67,7 @@ fn bad_usage() -> Result<()> {
 /// Without privileges: status 3, and how to get them.
 #[test]
 fn not_root() -> Result<()> {
-    let live = Live::begin()?;
+    let live = Live::beside_others()?;
     // The build's directory need not be open to other users.
     let dir = tempfile::Builder::new().prefix("gctrace-test-").tempdir()?;
     std::fs::set_permissions(dir.path(), Permissions::from_mode(0o755))?;
@@ -90,7 +90,7 @@ fn not_root() -> Result<()> {
 /// Selected pids of which none is a Ruby: status 1, and a line for each.
 #[test]
 fn nothing_matched_by_pid() -> Result<()> {
-    let _live = Live::begin()?;
+    let _live = Live::beside_others()?;
     let no_ruby = Guarded::start("sleep", Command::new("sleep").arg("600"))?;
     let pid = no_ruby.pid().to_string();
     let finished = Invocation::new(["--pid", &pid, "--duration", "2s"])?.run()?;
@@ -148,7 +148,7 @@ fn unwritable_outputs() -> Result<()> {
 /// When a command fails, what was seen is still reported.
 #[test]
 fn failing_command() -> Result<()> {
-    let _live = Live::begin()?;
+    let _live = Live::beside_others()?;
     let ruby = Ruby::main()?;
     let program = ruby.exe().to_string_lossy().into_owned();
     let args = ["--", &program, "-e", "3.times { GC.start }; exit 9"];
@@ -163,7 +163,7 @@ fn failing_command() -> Result<()> {
 /// Where tracefs is not mounted, gctrace either does without, mounts it, or says what to do.
 #[test]
 fn without_tracefs() -> Result<()> {
-    let live = Live::begin()?;
+    let live = Live::beside_others()?;
     let mut script = Script::unwitnessed(&live, &Ruby::main()?, "idle.rb")?.start()?;
     script.wait_for("idle")?;
     let binary = gctrace_binary()?;

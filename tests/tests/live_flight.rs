@@ -281,7 +281,7 @@ fn nothing_and_end() -> Result<()> {
 /// Threads that hold the GVL for as long as they may have others wait for 100 ms and more.
 #[test]
 fn waits() -> Result<()> {
-    let live = Live::begin()?;
+    let live = Live::beside_others()?;
     let dir = live.dir("kept")?;
     let program = "3.times { Thread.new { x = 0; loop { x += 1 } } }
         $stdout.puts 'busy'; $stdout.flush; sleep";

@@ -214,7 +214,7 @@ fn killed_program() -> Result<()> {
 /// the record, and the ledger balances.
 #[test]
 fn overflow_is_told() -> Result<()> {
-    let live = Live::begin()?;
+    let live = Live::beside_others()?;
     Ruby::first_and_last(|ruby| {
         let running = steady(&live, ruby)?;
         let pid = running.pid();

@@ -23,13 +23,12 @@ const SECRET: &str = "SECRET";
 type Truths = HashMap<String, Vec<Truth>>;
 
 /// With each Ruby that has a Sidekiq: 6 on 3.1, 7 on 3.3.
-fn each(test: impl Fn(&Live, &Ruby) -> Result<()>) -> Result<()> {
-    let live = Live::begin()?;
+fn each(live: &Live, test: impl Fn(&Live, &Ruby) -> Result<()>) -> Result<()> {
     let rubies: Vec<Ruby> = Ruby::all()?.into_iter().filter(Sidekiq::is_there).collect();
     ensure!(!rubies.is_empty(), "no Ruby has a Sidekiq: run `cargo xtask setup --for test`");
     for ruby in rubies {
         println!("Ruby {} ({})", ruby.version(), ruby.label());
-        test(&live, &ruby).with_context(|| format!("Ruby {} ({})", ruby.version(), ruby.label()))?;
+        test(live, &ruby).with_context(|| format!("Ruby {} ({})", ruby.version(), ruby.label()))?;
     }
     Ok(())
 }
@@ -275,7 +274,8 @@ fn samples_have_their_class(live: &Live, sidekiq: &Sidekiq) -> Result<()> {
 /// One Sidekiq, watched three times. Jobs that raise come last: Sidekiq runs them again after some time.
 #[test]
 fn jobs() -> Result<()> {
-    each(|live, ruby| {
+    let live = Live::beside_others()?;
+    each(&live, |live, ruby| {
         let redis = Redis::start(live)?;
         let sidekiq = Sidekiq::start(live, ruby, &redis)?;
         lost_records_make_nothing_wrong(&sidekiq).context("lost records")?;
@@ -315,7 +315,8 @@ fn units_are_jobs(report: &Report, sets: &Path) -> Result<()> {
 /// Connections that break, and a Redis that is away for seconds: what of a job is not known is absent, and nothing is wrong.
 #[test]
 fn a_redis_that_goes_away() -> Result<()> {
-    each(|live, ruby| {
+    let live = Live::beside_others()?;
+    each(&live, |live, ruby| {
         let mut redis = Redis::start(live)?;
         let sidekiq = Sidekiq::start(live, ruby, &redis)?;
         let gctrace = watch(&sidekiq, &[])?;

@@ -210,7 +210,7 @@ fn compare_event(line: &GcLine, event: &Event, theirs: &Memory, slack: u64) -> R
 /// ended has none. JSON lines have no account.
 #[test]
 fn account_at_the_end() -> Result<()> {
-    let live = Live::begin()?;
+    let live = Live::beside_others()?;
     Ruby::first_and_last(|ruby| {
         let mut script = Script::unwitnessed(&live, ruby, "heap_large.rb")?.arg("400000").start()?;
         script.wait_for("running")?;

@@ -32,7 +32,7 @@ fn answer(ruby: &Ruby, program: &str, command: &str) -> Result<String> {
 /// "Which line triggers the longest GC pause?"
 #[test]
 fn which_line_triggers_the_longest_pause() -> Result<()> {
-    let _live = Live::begin()?;
+    let _live = Live::beside_others()?;
     let line = marked_lines("newcomer_pauses.rb", "triggers")?[0];
     Ruby::first_and_last(|ruby| {
         let said = answer(ruby, "newcomer_pauses", "sudo gctrace --pid 4242 --duration 30s")?;
@@ -47,7 +47,7 @@ fn which_line_triggers_the_longest_pause() -> Result<()> {
 /// "Which thread blocks the others?"
 #[test]
 fn which_thread_blocks_the_others() -> Result<()> {
-    let _live = Live::begin()?;
+    let _live = Live::beside_others()?;
     Ruby::first_and_last(|ruby| {
         let said = answer(ruby, "newcomer_blocks", "sudo gctrace --pid 4242 --duration 30s --gvl")?;
         let blocks = said.lines().find(|line| line.contains(" waited ") && line.contains(" while "));

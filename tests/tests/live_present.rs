@@ -78,7 +78,7 @@ fn names() -> Result<()> {
 /// A cgroup selects those that are in it or below it at that moment.
 #[test]
 fn cgroups() -> Result<()> {
-    let live = Live::begin()?;
+    let live = Live::beside_others()?;
     let (_running, family) = family(&live, &Ruby::main()?)?;
     let (first, last) = family.first().zip(family.last()).context("no child")?;
     let outer = Cgroup::new(None, "present.service")?;
@@ -108,7 +108,7 @@ fn cgroups() -> Result<()> {
 /// A container is selected by its name and by its id.
 #[test]
 fn containers() -> Result<()> {
-    let live = Live::begin()?;
+    let live = Live::beside_others()?;
     let ruby = Ruby::rooted()?.pop().context("no Ruby of the lab")?;
     let engine = Engine::of(&live, &ruby)?;
     let name = engine.name("present");

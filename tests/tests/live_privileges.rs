@@ -76,7 +76,7 @@ fn the_rest_is_dropped() -> Result<()> {
 /// A command has the privileges of its user.
 #[test]
 fn a_command_keeps_all() -> Result<()> {
-    let _live = Live::begin()?;
+    let _live = Live::beside_others()?;
     let own = std::fs::read_to_string("/proc/self/status")?;
     let mut args = vec!["--quiet".to_owned(), "--".to_owned()];
     args.push(Ruby::main()?.exe().to_string_lossy().into_owned());

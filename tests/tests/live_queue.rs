@@ -230,7 +230,7 @@ fn compare_queue_times() -> Result<()> {
 /// The workers of a cluster share the socket that their master opened.
 #[test]
 fn queue_times_in_a_cluster() -> Result<()> {
-    let live = Live::begin()?;
+    let live = Live::beside_others()?;
     let cgroup = Cgroup::new(None, "queue-cluster")?;
     let (server, port) = start(&live, cgroup.path(), "2")?;
     let (report, _, sent) = trace(server.pid(), port, 0..2)?;
@@ -247,7 +247,7 @@ fn queue_times_in_a_cluster() -> Result<()> {
 /// all processes of a cluster.
 #[test]
 fn no_queue_times_in_the_root_cgroup() -> Result<()> {
-    let live = Live::begin()?;
+    let live = Live::beside_others()?;
     let cgroup = Cgroup::new(None, "queue-root")?;
     let root = cgroup.path().parent().context("the cgroup is the root")?;
     let (server, port) = start(&live, root, "2")?;

@@ -175,7 +175,7 @@ fn compare_durations() -> Result<()> {
 /// Kernel frames have names, with native frames and without, and no output has a kernel address.
 #[test]
 fn kernel_addresses_stay_secret() -> Result<()> {
-    let live = Live::begin()?;
+    let live = Live::beside_others()?;
     for (name, flags) in [("native", &["--wall"][..]), ("ruby", &["--wall", "--no-native"])] {
         let dir = live.dir(name)?;
         // A second is enough for names.

@@ -54,7 +54,7 @@ fn one_page_of_each(report: &Report) -> Result<u64> {
 /// several at a time, which use each other's pages, each kind took that together.
 #[test]
 fn slots_are_those_of_the_objects() -> Result<()> {
-    let live = Live::begin()?;
+    let live = Live::beside_others()?;
     for ruby in Puma::rubies()? {
         compare(&live, &ruby).with_context(|| ruby.label())?;
     }
@@ -113,7 +113,7 @@ fn compare(live: &Live, ruby: &Ruby) -> Result<()> {
 /// The summary names the endpoint that allocates most. Without `--alloc` nothing is said of it.
 #[test]
 fn summary() -> Result<()> {
-    let live = Live::begin()?;
+    let live = Live::beside_others()?;
     let server = Puma::start(&live, "allocate.ru", "0")?;
     let pid = server.process.pid().to_string();
     for more in [&["--alloc"][..], &[]] {

@@ -80,7 +80,7 @@ fn compare(line: &RequestLine, calls: &[Call]) -> Result<(u32, u32)> {
 /// connections that are closed end in the middle of another thread's pause.
 #[test]
 fn own_and_other() -> Result<()> {
-    let live = Live::begin()?;
+    let live = Live::beside_others()?;
     let server = Puma::start(&live, "split.ru", "0")?;
     let gctrace =
         Invocation::jsonl(["--pid", &server.process.pid().to_string(), "--requests"])?.start_ready()?;

@@ -126,7 +126,7 @@ fn compare_waits_of_requests() -> Result<()> {
 /// Without `--gvl`, and where only blocked threads are looked at, there is no sum.
 #[test]
 fn not_watched() -> Result<()> {
-    let live = Live::begin()?;
+    let live = Live::beside_others()?;
     let server = Puma::start(&live, "spin.ru", "0")?;
     let pid = server.process.pid().to_string();
     for more in [&[][..], &["--gvl=futex"]] {

@@ -120,7 +120,7 @@ fn with_samples() -> Result<()> {
 /// Without samples those of requests that start a collection are: its stack shows the handler.
 #[test]
 fn with_collections() -> Result<()> {
-    let live = Live::begin()?;
+    let live = Live::beside_others()?;
     let report = traced(&live, &[])?;
     let known = known(&report)?;
     println!("{known:?}");

@@ -101,7 +101,7 @@ fn profiled(live: &Live, more: &[&str]) -> Result<(Report, u32)> {
 /// the number of the request), in pprof (by label) and in collapsed stacks (by root), or of none that is known.
 #[test]
 fn samples_have_their_endpoint() -> Result<()> {
-    let live = Live::begin()?;
+    let live = Live::beside_others()?;
     let (report, pid) = profiled(&live, &["--wall", "--alloc"])?;
     let by_id: HashMap<u64, String> =
         report.requests.iter().filter_map(|line| Some((line.id, line.endpoint()?))).collect();
@@ -149,7 +149,7 @@ fn samples_have_their_endpoint() -> Result<()> {
 /// `--endpoint` leaves only what is of the endpoint: its own method, and none of the others.
 #[test]
 fn only_one_endpoint() -> Result<()> {
-    let live = Live::begin()?;
+    let live = Live::beside_others()?;
     let (report, _) = profiled(&live, &["--endpoint", "GET /beta"])?;
     let text = std::fs::read_to_string(live.path("run.folded"))?;
     let roots: Vec<&str> = text.lines().filter_map(|line| line.split(';').next()).collect();
@@ -164,7 +164,7 @@ fn only_one_endpoint() -> Result<()> {
 /// Requests whose end is lost have no endpoint, and their samples none of another request. Nobody reads the ring for a while.
 #[test]
 fn lost_ends_make_endpoints_unknown() -> Result<()> {
-    let live = Live::begin()?;
+    let live = Live::beside_others()?;
     let server = Puma::start(&live, "methods.ru", "0")?;
     let pid = server.process.pid();
     let log = live.path("stacks").to_string_lossy().into_owned();

@@ -135,7 +135,7 @@ fn of_line(line: &RequestLine) -> Option<(String, String)> {
 /// have its samples, collections and allocations in pprof, and its links in OTLP. No other header comes out.
 #[test]
 fn traces_are_those_that_the_application_saw() -> Result<()> {
-    let live = Live::begin()?;
+    let live = Live::beside_others()?;
     for ruby in Puma::rubies()? {
         traces(&live, &ruby).with_context(|| format!("Ruby {} ({})", ruby.version(), ruby.label()))?;
     }

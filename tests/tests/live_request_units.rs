@@ -94,7 +94,7 @@ fn units(set: &Set) -> Result<HashMap<String, (&Sample, &Sample)>> {
 /// differ by what the request allocates. What is left out is counted, and `gctrace tune` goes by the units.
 #[test]
 fn units_have_their_own_values() -> Result<()> {
-    let live = Live::begin()?;
+    let live = Live::beside_others()?;
     let server = Puma::start(&live, "units.ru", "0")?;
     let pid = server.process.pid();
     let dir = live.path("sets");

@@ -260,7 +260,7 @@ fn watch(server: &Server, more: &[&str]) -> Result<Gctrace> {
 /// every collection in it. Nothing of query, headers and bodies is exported.
 #[test]
 fn every_request_is_there_and_true() -> Result<()> {
-    let live = Live::begin()?;
+    let live = Live::beside_others()?;
     for ruby in Puma::rubies()? {
         every_request(&live, &ruby).with_context(|| format!("Ruby {} ({})", ruby.version(), ruby.label()))?;
     }
@@ -390,7 +390,7 @@ fn files() -> Result<()> {
 /// Lost records in the middle make requests unknown, and none wrong.
 #[test]
 fn lost_records_make_nothing_wrong() -> Result<()> {
-    let live = Live::begin()?;
+    let live = Live::beside_others()?;
     let server = Server::start(&live, "0")?;
     let gctrace = watch(&server, &["--request-ring", "16KiB"])?;
     let mut stream = server.connect()?;
@@ -425,7 +425,7 @@ fn lost_records_make_nothing_wrong() -> Result<()> {
 /// requests keep theirs. Each of these requests collects at least once.
 #[test]
 fn lost_gc_records_make_no_figure_too_low() -> Result<()> {
-    let live = Live::begin()?;
+    let live = Live::beside_others()?;
     let server = Server::start(&live, "0")?;
     let gctrace = watch(&server, &["--gc-ring", "16KiB"])?;
     let mut stream = server.connect()?;
@@ -471,7 +471,7 @@ fn lost_gc_records_make_no_figure_too_low() -> Result<()> {
 /// not seen, never count as requests of the new program.
 #[test]
 fn another_program_in_the_same_process() -> Result<()> {
-    let live = Live::begin()?;
+    let live = Live::beside_others()?;
     let server = Server::start(&live, "0")?;
     let gctrace = watch(&server, &[])?;
     let mut connections: Vec<TcpStream> = (0..4).map(|_| server.connect()).collect::<Result<_>>()?;
@@ -543,7 +543,7 @@ fn singles(server: &Server, numbers: std::ops::Range<usize>) -> Result<Vec<Strin
 /// The workers of a cluster are servers, too, each with its own connections of the same numbers.
 #[test]
 fn workers_of_a_cluster() -> Result<()> {
-    let live = Live::begin()?;
+    let live = Live::beside_others()?;
     let server = Server::start(&live, "2")?;
     // Both workers have answered, so both are there.
     let tids = |server: &Server| -> Result<std::collections::HashSet<u32>> {

@@ -61,7 +61,7 @@ fn all_there(report: &Report, (pid, first, last): (u32, u64, u64)) -> Result<()>
 /// The pid of a master selects its workers, those that it forks later, and what they start; gctrace ends with the last one.
 #[test]
 fn pid_of_a_master() -> Result<()> {
-    let _live = Live::begin()?;
+    let _live = Live::beside_others()?;
     Ruby::first_and_last(|ruby| {
         let cluster = Cluster::start(ruby)?;
         let master = cluster.pid();
@@ -84,7 +84,7 @@ fn pid_of_a_master() -> Result<()> {
 /// A worker's pid selects no sibling; a process alone selects no child, neither an existing one nor one that it forks.
 #[test]
 fn a_part_of_a_tree() -> Result<()> {
-    let _live = Live::begin()?;
+    let _live = Live::beside_others()?;
     let cluster = Cluster::start(&Ruby::main()?)?;
     let (master, worker) = (cluster.pid(), cluster.workers[0]);
     let alone = Invocation::jsonl(["--only-pid", &master.to_string()])?.start_ready()?;
@@ -126,7 +126,7 @@ fn by_name() -> Result<()> {
 /// A title that a program sets after it was inspected selects it, too.
 #[test]
 fn by_a_later_title() -> Result<()> {
-    let _live = Live::begin()?;
+    let _live = Live::beside_others()?;
     let mut command = Ruby::main()?.command()?;
     command.args(["-e", "$stdin.gets; $0 = 'latecomer: master [x]'; loop { GC.start; sleep 0.05 }"]);
     let mut script = Guarded::start("ruby", &mut command)?;
@@ -139,7 +139,7 @@ fn by_a_later_title() -> Result<()> {
 /// Lists of pids, as `pgrep` prints them, and short forms.
 #[test]
 fn lists() -> Result<()> {
-    let live = Live::begin()?;
+    let live = Live::beside_others()?;
     let ruby = Ruby::main()?;
     for form in 0..3 {
         let mut scripts = Vec::new();
@@ -172,7 +172,7 @@ fn lists() -> Result<()> {
 /// gctrace stays while one of several selected processes runs, and ends soon after the last.
 #[test]
 fn ends_with_the_last() -> Result<()> {
-    let live = Live::begin()?;
+    let live = Live::beside_others()?;
     let ruby = Ruby::main()?;
     let start = || -> Result<_> {
         let mut script = Script::unwitnessed(&live, &ruby, "explicit.rb")?.waiting().start()?;
@@ -226,7 +226,7 @@ fn words() -> Result<()> {
 /// A systemd unit is the cgroup of its name, wherever in the hierarchy it is, and may start later.
 #[test]
 fn by_unit() -> Result<()> {
-    let live = Live::begin()?;
+    let live = Live::beside_others()?;
     let ruby = Ruby::main()?;
     let slice = Cgroup::new(None, "unit.slice")?;
     let cgroup = slice.below("gctrace-test-puma.service")?;
@@ -252,7 +252,7 @@ fn by_unit() -> Result<()> {
 /// A pid whose tree has no Ruby is reported.
 #[test]
 fn a_tree_without_ruby() -> Result<()> {
-    let _live = Live::begin()?;
+    let _live = Live::beside_others()?;
     let mut command = Command::new("sh");
     command.args(["-c", "sleep 600 & echo ready; wait"]);
     let mut shell = Guarded::start("sh", &mut command)?;

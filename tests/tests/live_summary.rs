@@ -109,7 +109,7 @@ fn summary_of_json_lines() -> Result<()> {
 /// The text has a summary with `--quiet` and without lines, and its counts are the program's own.
 #[test]
 fn summary_of_text() -> Result<()> {
-    let _live = Live::begin()?;
+    let _live = Live::beside_others()?;
     let mut args: Vec<_> = vec!["--quiet".into(), "--".into()];
     args.extend(Ruby::main()?.argv()?);
     args.extend(["-e".into(), WORK.into()]);
@@ -140,7 +140,7 @@ fn summary_of_text() -> Result<()> {
 /// `--min-pause` hides cycles and reports how many; `--interval` prints lines of processes in place of cycles.
 #[test]
 fn fewer_lines() -> Result<()> {
-    let _live = Live::begin()?;
+    let _live = Live::beside_others()?;
     let ruby = Ruby::main()?;
     let mut program = ruby.argv()?;
     program.extend(["-e".into(), WORK.into()]);
@@ -175,7 +175,7 @@ fn fewer_lines() -> Result<()> {
 #[test]
 fn server_without_requests() -> Result<()> {
     const HINT: &str = "not watched: requests and jobs of puma; --requests shows them (docs/requests.md)";
-    let live = Live::begin()?;
+    let live = Live::beside_others()?;
     let puma = Puma::start(&live, "requests.ru", "0")?;
     let file = live.path("puma.gctrace");
     let pid = puma.process.pid().to_string();

@@ -206,7 +206,7 @@ fn requests() -> Result<()> {
 /// and go back; on 200×50 all of that is there at once. At the end the terminal is as it was.
 #[test]
 fn screen() -> Result<()> {
-    let live = Live::begin()?;
+    let live = Live::beside_others()?;
     let puma = Puma::start(&live, "requests.ru", "0")?;
     let (pid, done) = (puma.process.pid(), AtomicBool::new(false));
     let command = |size| {

@@ -408,7 +408,7 @@ fn puma_cluster_on_a_unix_socket() -> Result<()> {
 /// A Unicorn on a Unix socket. (One that accepts a connection while it serves a request is taken to have handed that over.)
 #[test]
 fn unicorn_on_a_unix_socket() -> Result<()> {
-    let live = Live::begin()?;
+    let live = Live::beside_others()?;
     for ruby in UnixServer::rubies(true)? {
         let server = UnixServer::unicorn(&live, &ruby)?;
         let gctrace = watch(&server)?;

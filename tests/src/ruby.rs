@@ -5,8 +5,9 @@ use std::ffi::{OsStr, OsString};
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::sync::Mutex;
 
-use anyhow::{Context as _, Result, ensure};
+use anyhow::{Context as _, Result, anyhow, ensure};
 
 use crate::PATIENCE;
 use crate::child::Guarded;
@@ -75,20 +76,46 @@ impl Ruby {
         Self::of_these(rubies, test)
     }
 
+    /// Like [`Self::each`] for a test that mostly waits: two Rubies at a time.
+    pub fn two_at_a_time(test: impl Fn(&Self) -> Result<()> + Sync) -> Result<()> {
+        let rest = Mutex::new(Self::all()?.into_iter());
+        let next = || rest.lock().ok()?.next();
+        let work = || -> Result<Vec<String>> {
+            let mut failures = Vec::new();
+            while let Some(ruby) = next() {
+                failures.extend(ruby.failure(&test)?);
+            }
+            Ok(failures)
+        };
+        let failures = std::thread::scope(|scope| -> Result<_> {
+            let both = [(); 2].map(|()| scope.spawn(work));
+            let both = both.into_iter().map(|one| one.join().map_err(|_| anyhow!("a test panicked"))?);
+            Ok(both.collect::<Result<Vec<_>>>()?.concat())
+        })?;
+        Self::none_fails(&failures)
+    }
+
     fn of_these(rubies: Vec<Self>, mut test: impl FnMut(&Self) -> Result<()>) -> Result<()> {
         let mut failures = Vec::new();
         for ruby in rubies {
-            let resident = ruby.resident()?;
-            if let Err(error) = timing::settled(|| test(&ruby)) {
-                let failure = format!("Ruby {} ({}): {error:?}", ruby.version(), ruby.label());
-                // At once, whatever happens to the run. What macros print is shown with the other failures at the end.
-                writeln!(std::io::stderr(), "{failure}")?;
-                failures.push(failure);
-            }
-            drop(resident);
+            failures.extend(ruby.failure(&mut test)?);
         }
+        Self::none_fails(&failures)
+    }
+
+    fn none_fails(failures: &[String]) -> Result<()> {
         ensure!(failures.is_empty(), "{} Rubies fail.\n{}", failures.len(), failures.join("\n"));
         Ok(())
+    }
+
+    /// Why the test fails with this Ruby, if it does.
+    fn failure(&self, mut test: impl FnMut(&Self) -> Result<()>) -> Result<Option<String>> {
+        let _resident = self.resident()?;
+        let Err(error) = timing::settled(|| test(self)) else { return Ok(None) };
+        let failure = format!("Ruby {} ({}): {error:?}", self.version(), self.label());
+        // At once, whatever happens to the run. What macros print is shown with the other failures at the end.
+        writeln!(std::io::stderr(), "{failure}")?;
+        Ok(Some(failure))
     }
 
     /// The Rubies among them that have separate roots.

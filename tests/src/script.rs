@@ -11,6 +11,7 @@ use serde_json::{Map, Value};
 
 use crate::PATIENCE;
 use crate::child::{Finished, Guarded};
+use crate::gctrace::{Gctrace, Invocation};
 use crate::live::{Live, rubies_dir};
 use crate::ruby::Ruby;
 use crate::witness::{self, Log};
@@ -174,6 +175,29 @@ impl Script {
     /// Starts it and waits for its end.
     pub fn run(self) -> Result<Done> {
         self.start()?.finish()
+    }
+
+    /// Runs scripts, one after the other, under a gctrace with these arguments that traces nothing else: from before the first one's work on,
+    /// until it ends by itself, with the last one.
+    pub fn under<A: AsRef<OsStr>>(
+        scripts: impl IntoIterator<Item = Self>,
+        args: impl IntoIterator<Item = A>,
+    ) -> Result<(Vec<Done>, Gctrace)> {
+        let started = scripts.into_iter().map(|script| {
+            let mut running = script.waiting().start()?;
+            running.wait_for("ready")?;
+            Ok(running)
+        });
+        let running = started.collect::<Result<Vec<Running>>>()?;
+        let pids: Vec<String> = running.iter().map(|script| script.pid().to_string()).collect();
+        let mut all = vec![OsString::from("--pid"), pids.join(",").into()];
+        all.extend(args.into_iter().map(|arg| arg.as_ref().to_owned()));
+        let gctrace = Invocation::jsonl(all)?.start_ready()?;
+        let done = running.into_iter().map(|mut script| {
+            script.say("go")?;
+            script.finish()
+        });
+        Ok((done.collect::<Result<_>>()?, gctrace))
     }
 
     /// The parts of the command, for another program that starts it.

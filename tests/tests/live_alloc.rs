@@ -50,7 +50,7 @@ fn one_page_of_each<'a>(lines: impl Iterator<Item = &'a AllocLine>) -> Result<u6
 #[test]
 fn sums_are_those_of_the_vm() -> Result<()> {
     let live = Live::begin()?;
-    Ruby::each(|ruby| {
+    Ruby::two_at_a_time(|ruby| {
         let gctrace = tracing()?;
         // The first one makes gctrace attach the probes of the image.
         Script::unwitnessed(&live, ruby, "allocs.rb")?.run()?;
@@ -93,23 +93,21 @@ fn only_on_demand() -> Result<()> {
 /// one of the twelve shares fails by chance in one of 100,000 runs.
 #[test]
 fn stacks_are_where_objects_are_allocated() -> Result<()> {
-    let live = Live::begin()?;
+    let live = Live::beside_others()?;
     Ruby::each(|ruby| {
         let dir = live.dir(&format!("alloc-{}", ruby.label()))?;
         let (pprof, folded) = (dir.join("a.pb.gz"), dir.join("a.folded"));
-        let args =
-            [OsStr::new("--all-ruby"), "--alloc".as_ref(), "--flamegraph-of".as_ref(), "alloc".as_ref()];
+        let args = [OsStr::new("--alloc"), "--flamegraph-of".as_ref(), "alloc".as_ref()];
         let files = [OsStr::new("--pprof"), pprof.as_ref(), "--folded".as_ref(), folded.as_ref()];
-        let gctrace = Invocation::jsonl(args.into_iter().chain(files))?.start_ready()?;
-        // The first one makes gctrace attach the probes of the image.
-        let first = Script::unwitnessed(&live, ruby, "allocs.rb")?.run()?;
-        let done = Script::unwitnessed(&live, ruby, "alloc_shares.rb")?.run()?;
-        let report = gctrace.stop()?;
+        let scripts = ["allocs.rb", "alloc_shares.rb"].map(|name| Script::unwitnessed(&live, ruby, name));
+        let scripts = scripts.into_iter().collect::<Result<Vec<_>>>()?;
+        let (mut both, gctrace) = Script::under(scripts, args.into_iter().chain(files))?;
+        let (report, _) = gctrace.done()?;
         ledger::check_lossless(&report)?;
 
-        // Of other Rubies, which may have run before tracing began, the lines say more than a profile.
         let profile = Profile::open(&pprof)?;
-        for pid in [first.pid, done.pid] {
+        let done = both.pop().context("no script")?;
+        for pid in [both[0].pid, done.pid] {
             let lines = || report.allocs.iter().filter(|line| line.pid == pid);
             let (objects, bytes): (u64, u64) =
                 (lines().map(|line| line.objects).sum(), lines().map(|line| line.bytes).sum());

@@ -1,7 +1,6 @@
 //! A Ruby whose event sites are not used: only the duration of GC work is reported, and that this is all.
 
-use anyhow::{Result, bail, ensure};
-use gctrace_tests::gctrace::Invocation;
+use anyhow::{Context as _, Result, bail, ensure};
 use gctrace_tests::live::Live;
 use gctrace_tests::report::{Report, WorkLine};
 use gctrace_tests::ruby::Ruby;
@@ -11,11 +10,10 @@ use gctrace_tests::witness::{Log, Pause};
 /// Slack between readings of one clock by kernel and program, nanoseconds.
 const CLOCK_SLACK_NS: u64 = 10_000;
 
-fn traced(method: &str, ruby: &Ruby) -> Result<(Report, Done)> {
-    let live = Live::begin()?;
-    let gctrace = Invocation::jsonl(["--all-ruby", "--probes", method])?.start_ready()?;
-    let done = Script::new(&live, ruby, "explicit.rb")?.arg("20").run()?;
-    let finished = gctrace.interrupt()?;
+fn traced(live: &Live, method: &str, ruby: &Ruby) -> Result<(Report, Done)> {
+    let script = Script::new(live, ruby, "explicit.rb")?.arg("20");
+    let (mut done, gctrace) = Script::under([script], ["--probes", method])?;
+    let (done, finished) = (done.pop().context("no script")?, gctrace.wait()?);
     // Where every Ruby is refused, nothing has matched (status 1).
     let report = if finished.status.code() == Some(1) {
         Report::parse(&finished.stdout)?
@@ -50,9 +48,10 @@ fn refused(report: &Report, done: &Done, reason: &str) -> Result<()> {
 /// one of its pauses, and no number that these probes cannot give.
 #[test]
 fn usdt_marks_equal_the_witness() -> Result<()> {
+    let live = Live::beside_others()?;
     let mut tried = 0;
     Ruby::each(|ruby| {
-        let (report, done) = traced("usdt", ruby)?;
+        let (report, done) = traced(&live, "usdt", ruby)?;
         let Some(process) = report.processes_of(done.pid).next() else {
             refused(&report, &done, "no USDT probes")?;
             return Ok(());
@@ -113,8 +112,9 @@ fn usdt_pauses(report: &Report, log: &Log) -> Result<()> {
 /// symbols and is refused with that reason.
 #[test]
 fn functions_equal_the_witness() -> Result<()> {
+    let live = Live::beside_others()?;
     Ruby::each(|ruby| {
-        let (report, done) = traced("functions", ruby)?;
+        let (report, done) = traced(&live, "functions", ruby)?;
         let Some(process) = report.processes_of(done.pid).next() else {
             refused(&report, &done, "no symbol gc_start")?;
             return Ok(());

@@ -11,14 +11,12 @@ use gctrace_tests::script::Script;
 use gctrace_tests::{gctrace, ledger};
 
 /// Each fault is injected for each Ruby, in a separate run.
-fn refused(fault: &str, checks: &[&str]) -> Result<()> {
-    let live = Live::begin()?;
+fn refused(live: &Live, fault: &str, checks: &[&str]) -> Result<()> {
     Ruby::each(|ruby| {
-        let gctrace =
-            Invocation::jsonl(["--all-ruby", "--probes", "sites", "--no-cache", "--inject-fault", fault])?
-                .start_ready()?;
-        let done = Script::new(&live, ruby, "explicit.rb")?.arg("12").run()?;
-        let finished = gctrace.interrupt()?;
+        let script = Script::new(live, ruby, "explicit.rb")?.arg("12");
+        let args = ["--probes", "sites", "--no-cache", "--inject-fault", fault];
+        let (mut done, gctrace) = Script::under([script], args)?;
+        let (done, finished) = (done.pop().context("no script")?, gctrace.wait()?);
         let report = if finished.status.code() == Some(1) {
             Report::parse(&finished.stdout)?
         } else {
@@ -37,6 +35,7 @@ fn refused(fault: &str, checks: &[&str]) -> Result<()> {
 #[test]
 fn wrong_layout() -> Result<()> {
     refused(
+        &Live::beside_others()?,
         "layout",
         &[
             "count = minor_gc_count + major_gc_count",
@@ -50,19 +49,19 @@ fn wrong_layout() -> Result<()> {
 /// A start that is an end of sweeping, and the reverse.
 #[test]
 fn starts_for_ends() -> Result<()> {
-    refused("starts", &["GC mode at the event"])
+    refused(&Live::beside_others()?, "starts", &["GC mode at the event"])
 }
 
 /// A start that is an end of marking, and the reverse.
 #[test]
 fn starts_for_marks() -> Result<()> {
-    refused("marks", &["GC mode at the event"])
+    refused(&Live::beside_others()?, "marks", &["GC mode at the event"])
 }
 
 /// An enter that is an exit, and the reverse: no state shows this, but cycles then start between the pauses.
 #[test]
 fn enters_for_exits() -> Result<()> {
-    refused("enters", &["cycles start inside a pause"])
+    refused(&Live::beside_others()?, "enters", &["cycles start inside a pause"])
 }
 
 /// The last probe of an image cannot be attached: those before it are detached again, none of their hits count, and the

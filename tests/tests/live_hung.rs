@@ -40,7 +40,7 @@ const METHODS: [(&str, &str); 5] = [
 /// Each thread of a program that hangs is shown with its Ruby stack and the time of the run, and has not run because it was inspected.
 #[test]
 fn each_thread_is_there() -> Result<()> {
-    let live = Live::begin()?;
+    let live = Live::beside_others()?;
     Ruby::each(|ruby| {
         let path = live.path(&format!("hung-{}.stacks", ruby.label()));
         let mut script = Script::unwitnessed(&live, ruby, "hung.rb")?.start()?;
@@ -55,7 +55,9 @@ fn each_thread_is_there() -> Result<()> {
             }
             before = now;
         }
-        let words = ["--all-ruby".as_ref(), "--wall".as_ref(), "--stack-log".as_ref(), path.as_os_str()];
+        let pid = script.pid();
+        let (pids, path_arg) = (pid.to_string(), path.to_string_lossy());
+        let words = ["--pid", &pids, "--wall", "--stack-log", &path_arg];
         let begun = Instant::now();
         let gctrace = Invocation::jsonl(words)?.start_ready()?;
         let ready = Instant::now();
@@ -63,7 +65,6 @@ fn each_thread_is_there() -> Result<()> {
         let least = ready.elapsed();
         let (report, finished) = gctrace.stop_by(Signal::INT)?;
         let most = begun.elapsed();
-        let pid = script.pid();
         let after = switches(pid)?;
         script.say("")?;
         script.finish()?;

@@ -4,7 +4,6 @@ use std::collections::BTreeMap;
 
 use anyhow::{Context as _, Result, ensure};
 use gctrace_tests::ensure_times;
-use gctrace_tests::gctrace::Invocation;
 use gctrace_tests::ledger;
 use gctrace_tests::live::Live;
 use gctrace_tests::report::Report;
@@ -23,18 +22,16 @@ fn has_stack(sample: &Sample) -> bool {
 fn watch(live: &Live, ruby: &Ruby, args: &[&str], limit: &str) -> Result<(Vec<Sample>, Report)> {
     let path = live.path(&format!("waits-{}-{limit}.stacks", ruby.label()));
     let words = [
-        "--all-ruby".as_ref(),
         "--wall".as_ref(),
         "--off-cpu-stacks".as_ref(),
         limit.as_ref(),
         "--stack-log".as_ref(),
         path.as_os_str(),
     ];
-    let gctrace = Invocation::jsonl(words)?.start_ready()?;
     let script = args.iter().fold(Script::unwitnessed(live, ruby, "waits.rb")?, Script::arg);
-    let done = script.run()?;
-    let report = gctrace.stop()?;
-    let mut off = stack_log::of_process(&path, done.pid)?;
+    let (done, gctrace) = Script::under([script], words)?;
+    let (report, _) = gctrace.done()?;
+    let mut off = stack_log::of_process(&path, done[0].pid)?;
     off.retain(|sample| sample.state != "running");
     Ok((off, report))
 }
@@ -53,7 +50,7 @@ fn tells_returns() -> Result<bool> {
 /// Threads that sleep briefly thousands of times a second cost no stack, and take none from those that sleep for long.
 #[test]
 fn short_times_cost_no_stack() -> Result<()> {
-    let live = Live::begin()?;
+    let live = Live::beside_others()?;
     Ruby::first_and_last(|ruby| {
         // More than two CPUs can reach in waits of a millisecond and more.
         let (samples, report) = watch(&live, ruby, &["10", "15", "3"], "20000")?;

@@ -3,6 +3,7 @@
 #[path = "product/mod.rs"]
 mod product;
 
+use std::ffi::OsStr;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -204,16 +205,16 @@ fn files_appear_complete() -> Result<()> {
 /// `go tool pprof` opens the profile, and its totals are those of the lines.
 #[test]
 fn pprof_totals_equal_the_lines() -> Result<()> {
-    let live = Live::begin()?;
+    let live = Live::beside_others()?;
     Ruby::first_and_last(|ruby| {
         let index = ruby.label();
         let path = live.path(&format!("gc{index}.pb.gz"));
-        let gctrace = writing("--pprof", &path)?;
-        let pids = ["explicit.rb", "pressure.rb", "threads.rb"]
-            .iter()
-            .map(|name| Ok(Script::unwitnessed(&live, ruby, name)?.run()?.pid))
+        let scripts = ["explicit.rb", "pressure.rb", "threads.rb"]
+            .map(|name| Script::unwitnessed(&live, ruby, name))
+            .into_iter()
             .collect::<Result<Vec<_>>>()?;
-        let report = gctrace.stop()?;
+        let (done, gctrace) = Script::under(scripts, [OsStr::new("--pprof"), path.as_os_str()])?;
+        let (report, _) = gctrace.done()?;
         ledger::check_lossless(&report)?;
 
         let profile = Profile::open(&path)?;
@@ -236,7 +237,7 @@ fn pprof_totals_equal_the_lines() -> Result<()> {
         let time = report.gcs.iter().map(|line| line.pause_ns).sum::<u64>();
         assert_eq!(profile.total("gc-pauses/count")?, pauses, "number of pauses");
         assert_eq!(profile.total("gc/nanoseconds")?, time, "time of pauses");
-        for pid in pids {
+        for pid in done.iter().map(|done| done.pid) {
             let lines = report.gcs_of(pid).collect::<Vec<_>>();
             for kind in ["minor", "major"] {
                 let of_kind = lines.iter().filter(|line| line.kind == kind).collect::<Vec<_>>();

@@ -1,6 +1,8 @@
 //! Where the time goes: stacks compared with the programs' own reports.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::ffi::OsStr;
+use std::path::Path;
 
 use anyhow::{Context as _, Result, bail, ensure};
 use gctrace_tests::ensure_times;
@@ -30,48 +32,56 @@ struct Profiled {
 }
 
 impl Profiled {
+    fn new(path: &Path, report: Report, done: Done) -> Result<Self> {
+        let profile = Profile::open(path)?;
+        let index = profile.index("cpu/nanoseconds")?;
+        let pid = done.pid.to_string();
+        let of_script = |sample: &Sample| sample.label("pid") == Some(&pid) && sample.values[index] > 0;
+        let allocated = profile.index("alloc_objects/count")?;
+        let has_objects =
+            |sample: &&Sample| sample.label("pid") == Some(&pid) && sample.values[allocated] > 0;
+        let allocated: Vec<Sample> = profile.samples.iter().filter(has_objects).cloned().collect();
+        let samples: Vec<Sample> = profile.samples.into_iter().filter(of_script).collect();
+        ensure!(!samples.is_empty(), "no CPU samples of process {pid}");
+        let cpu = samples.iter().map(|sample| sample.values[index]).collect();
+        Ok(Self { samples, cpu, allocated, report, done })
+    }
+
     /// CPU time of the samples that satisfy the condition.
     fn cpu_of(&self, wanted: impl Fn(&Sample) -> bool) -> u64 {
         self.samples.iter().zip(&self.cpu).filter(|(sample, _)| wanted(sample)).map(|(_, cpu)| cpu).sum()
     }
 }
 
-fn profile(live: &Live, ruby: &Ruby, name: &str, args: &[&str]) -> Result<Profiled> {
-    profile_with(live, ruby, name, args, &[])
-}
-
-/// The same with further options.
-fn profile_with(live: &Live, ruby: &Ruby, name: &str, args: &[&str], options: &[&str]) -> Result<Profiled> {
-    profile_of(live, ruby, name, options, |script| args.iter().fold(script, Script::arg))
+fn profile(live: &Live, ruby: &Ruby, name: &str) -> Result<Profiled> {
+    profile_of(live, ruby, name, |script| script)
 }
 
 fn profile_of(
     live: &Live,
     ruby: &Ruby,
     name: &str,
-    options: &[&str],
     prepare: impl FnOnce(Script) -> Script,
 ) -> Result<Profiled> {
     let path = live.path(&format!("{name}-{}.pb.gz", ruby.label()));
-    let gctrace = Invocation::jsonl(
-        ["--all-ruby".as_ref(), "--rate".as_ref(), RATE.as_ref(), "--pprof".as_ref(), path.as_os_str()]
-            .into_iter()
-            .chain(options.iter().map(AsRef::as_ref)),
-    )?
-    .start_ready()?;
+    let args = arguments(&path, &[]);
+    let gctrace = Invocation::jsonl(std::iter::once("--all-ruby".as_ref()).chain(args))?.start_ready()?;
     let done = prepare(Script::unwitnessed(live, ruby, name)?).run()?;
-    let report = gctrace.stop()?;
-    let profile = Profile::open(&path)?;
-    let index = profile.index("cpu/nanoseconds")?;
-    let pid = done.pid.to_string();
-    let of_script = |sample: &Sample| sample.label("pid") == Some(&pid) && sample.values[index] > 0;
-    let allocated = profile.index("alloc_objects/count")?;
-    let has_objects = |sample: &&Sample| sample.label("pid") == Some(&pid) && sample.values[allocated] > 0;
-    let allocated: Vec<Sample> = profile.samples.iter().filter(has_objects).cloned().collect();
-    let samples: Vec<Sample> = profile.samples.into_iter().filter(of_script).collect();
-    ensure!(!samples.is_empty(), "no CPU samples of process {pid}");
-    let cpu = samples.iter().map(|sample| sample.values[index]).collect();
-    Ok(Profiled { samples, cpu, allocated, report, done })
+    Profiled::new(&path, gctrace.stop()?, done)
+}
+
+/// The same where it does not matter how the program is found: gctrace sees no other process, and does from before the script's work on.
+fn profile_alone(live: &Live, ruby: &Ruby, name: &str, args: &[&str], options: &[&str]) -> Result<Profiled> {
+    let path = live.path(&format!("{name}-{}.pb.gz", ruby.label()));
+    let script = args.iter().fold(Script::unwitnessed(live, ruby, name)?, Script::arg);
+    let (mut done, gctrace) = Script::under([script], arguments(&path, options))?;
+    Profiled::new(&path, gctrace.done()?.0, done.pop().context("no script")?)
+}
+
+/// How both are profiled.
+fn arguments<'a>(path: &'a Path, options: &'a [&str]) -> impl Iterator<Item = &'a OsStr> {
+    let common = ["--rate".as_ref(), RATE.as_ref(), "--pprof".as_ref(), path.as_os_str()];
+    common.into_iter().chain(options.iter().map(AsRef::as_ref))
 }
 
 /// Numbers of CPU nanoseconds that the script measured, by name.
@@ -118,7 +128,7 @@ fn has(sample: &Sample, name: &str) -> bool {
 fn shares_are_those_of_the_cpu_clock() -> Result<()> {
     let live = Live::begin()?;
     Ruby::each(|ruby| {
-        let run = profile(&live, ruby, "shares.rb", &[])?;
+        let run = profile(&live, ruby, "shares.rb")?;
         let by_method = |names: &BTreeMap<String, f64>| {
             names
                 .keys()
@@ -165,7 +175,7 @@ fn ractors_and_scheduled_threads() -> Result<()> {
             _ => &[],
         };
         for &(way, mn) in ways {
-            let run = profile_of(&live, ruby, "ractors.rb", &[], |script| {
+            let run = profile_of(&live, ruby, "ractors.rb", |script| {
                 let script = script.arg(way);
                 if mn { script.env("RUBY_MN_THREADS", "1") } else { script }
             })
@@ -234,7 +244,7 @@ fn is_ruby(frame: &Frame) -> bool {
 
 /// Every stack at a known place is the one that Ruby's `caller_locations` gave there, and every place was seen.
 fn stacks_are_those_of_caller(ruby: &Ruby, live: &Live) -> Result<()> {
-    let run = profile(live, ruby, "callers.rb", &[])?;
+    let run = profile(live, ruby, "callers.rb")?;
     let places =
         run.done.report.extra.get("places").and_then(|value| value.as_array()).context("no places")?;
     let qualified = ruby.is_at_least(3, 4);
@@ -313,9 +323,9 @@ fn stacks_equal_callers_with_yjit() -> Result<()> {
 /// The stack of a collection points at the line that allocates.
 #[test]
 fn triggers_are_the_allocating_lines() -> Result<()> {
-    let live = Live::begin()?;
+    let live = Live::beside_others()?;
     Ruby::each(|ruby| {
-        let run = profile_with(&live, ruby, "triggers.rb", &[], &["--alloc"])?;
+        let run = profile_alone(&live, ruby, "triggers.rb", &[], &["--alloc"])?;
         let parts =
             run.done.report.extra.get("parts").and_then(|value| value.as_array()).context("no parts")?;
         for part in parts {
@@ -390,9 +400,9 @@ fn triggers_wait_for_their_cycles() -> Result<()> {
 /// Code that comes and goes while the heap is collected and compacted is never named wrongly.
 #[test]
 fn churning_code_is_never_misnamed() -> Result<()> {
-    let live = Live::begin()?;
+    let live = Live::beside_others()?;
     Ruby::each(|ruby| {
-        let run = profile(&live, ruby, "churn.rb", &["4"])?;
+        let run = profile_alone(&live, ruby, "churn.rb", &["4"], &[])?;
         let mut right = 0;
         for frame in run.samples.iter().flat_map(|sample| &sample.stack) {
             let method = frame.name.rsplit(['#', ' ']).next().unwrap_or_default();
@@ -417,7 +427,7 @@ fn churning_code_is_never_misnamed() -> Result<()> {
 fn short_scripts_are_named() -> Result<()> {
     let live = Live::begin()?;
     Ruby::each(|ruby| {
-        let run = profile(&live, ruby, "short.rb", &[])?;
+        let run = profile(&live, ruby, "short.rb")?;
         let frames = run.samples.iter().flat_map(|sample| &sample.stack);
         let (all, missing) = frames.fold((0_u32, 0_u32), |(all, missing), frame| {
             (all + 1, missing + u32::from(frame.name.starts_with("(unnamed")))
@@ -432,9 +442,9 @@ fn short_scripts_are_named() -> Result<()> {
 /// collector does not mark or sweep, nothing is said.
 #[test]
 fn kinds_of_collections() -> Result<()> {
-    let live = Live::begin()?;
+    let live = Live::beside_others()?;
     Ruby::each(|ruby| {
-        let run = profile(&live, ruby, "gc_kinds.rb", &[])?;
+        let run = profile_alone(&live, ruby, "gc_kinds.rb", &[], &[])?;
         let kinds = |method: &str| {
             let mut kinds = BTreeMap::new();
             for (sample, ns) in run.samples.iter().zip(&run.cpu) {

@@ -98,14 +98,13 @@ fn firefox_sums(file: &Value) -> Result<(u64, u64, u64)> {
 /// All five files of one run agree with each other, with the lines and with the ledger.
 #[test]
 fn formats_agree() -> Result<()> {
-    let live = Live::begin()?;
+    let live = Live::beside_others()?;
     Ruby::first_and_last(|ruby| {
         let files = Files::new(&live.dir(&format!("profiles{}", ruby.label()))?);
-        let mut args: Vec<&std::ffi::OsStr> = vec!["--all-ruby".as_ref(), "--rate".as_ref(), "499".as_ref()];
+        let mut args: Vec<&std::ffi::OsStr> = vec!["--rate".as_ref(), "499".as_ref()];
         args.extend(files.flags());
-        let gctrace = Invocation::jsonl(args)?.start_ready()?;
-        Script::unwitnessed(&live, ruby, "pressure.rb")?.run()?;
-        let report = gctrace.stop()?;
+        let (_, gctrace) = Script::under([Script::unwitnessed(&live, ruby, "pressure.rb")?], args)?;
+        let (report, _) = gctrace.done()?;
         ledger::check_lossless(&report)?;
         let user = &report.ledger.as_ref().context("no ledger")?.user;
         let stacks = user.get("stacks").and_then(Value::as_u64).context("no stacks in the ledger")?;
@@ -136,13 +135,11 @@ fn formats_agree() -> Result<()> {
 /// `go tool pprof` shows the program's own methods, and pauses under the methods that triggered them.
 #[test]
 fn pprof_names_methods() -> Result<()> {
-    let live = Live::begin()?;
+    let live = Live::beside_others()?;
     let path = live.path("run.pb.gz");
-    let args: [&std::ffi::OsStr; 5] =
-        ["--all-ruby".as_ref(), "--rate".as_ref(), "499".as_ref(), "--pprof".as_ref(), path.as_ref()];
-    let gctrace = Invocation::jsonl(args)?.start_ready()?;
-    Script::unwitnessed(&live, &Ruby::main()?, "pressure.rb")?.run()?;
-    gctrace.stop()?;
+    let args: [&std::ffi::OsStr; 4] = ["--rate".as_ref(), "499".as_ref(), "--pprof".as_ref(), path.as_ref()];
+    let (_, gctrace) = Script::under([Script::unwitnessed(&live, &Ruby::main()?, "pressure.rb")?], args)?;
+    gctrace.done()?;
     for (sample_type, names) in
         [("cpu", &["<main>", "Work.small"][..]), ("gc", &["Work.small", "(garbage collection)"])]
     {
@@ -179,7 +176,7 @@ fn text_names_methods() -> Result<()> {
 /// With filters every file has exactly what the ledger calls recorded; the rest is counted and reported.
 #[test]
 fn filters() -> Result<()> {
-    let live = Live::begin()?;
+    let live = Live::beside_others()?;
     Ruby::first_and_last(|ruby| {
         for (flags, is_kept) in [
             (&["--focus", "Work.small"][..], (|line| line.contains(";Work.small")) as fn(&str) -> bool),
@@ -189,13 +186,11 @@ fn filters() -> Result<()> {
             (&["--thread", "/^no such thread$/"], |_| false),
         ] {
             let files = Files::new(&live.dir(&format!("filters{}{}", ruby.label(), flags[0]))?);
-            let mut args: Vec<&std::ffi::OsStr> =
-                vec!["--all-ruby".as_ref(), "--rate".as_ref(), "499".as_ref()];
+            let mut args: Vec<&std::ffi::OsStr> = vec!["--rate".as_ref(), "499".as_ref()];
             args.extend(flags.iter().map(std::ffi::OsStr::new));
             args.extend(files.flags());
-            let gctrace = Invocation::jsonl(args)?.start_ready()?;
-            Script::unwitnessed(&live, ruby, "pressure.rb")?.run()?;
-            let report = gctrace.stop()?;
+            let (_, gctrace) = Script::under([Script::unwitnessed(&live, ruby, "pressure.rb")?], args)?;
+            let (report, _) = gctrace.done()?;
             ledger::check_lossless(&report)?;
             let count = |name| ledger::user(&report, name);
             let all = count("stacks")? - count("profile_samples_early")?;

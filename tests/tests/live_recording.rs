@@ -212,14 +212,13 @@ fn kernel_addresses_stay_secret() -> Result<()> {
 /// Profiles of runs with different flags can be compared.
 #[test]
 fn comparable() -> Result<()> {
-    let live = Live::begin()?;
+    let live = Live::beside_others()?;
     let (plain, gvl) = (live.path("plain.pb.gz"), live.path("gvl.pb.gz"));
     for (path, flags) in [(&plain, &[][..]), (&gvl, &["--gvl", "--wall"])] {
-        let mut args: Vec<&OsStr> = vec!["--all-ruby".as_ref(), "--pprof".as_ref(), path.as_ref()];
+        let mut args: Vec<&OsStr> = vec!["--pprof".as_ref(), path.as_ref()];
         args.extend(flags.iter().map(OsStr::new));
-        let gctrace = Invocation::jsonl(args)?.start_ready()?;
-        Script::unwitnessed(&live, &Ruby::main()?, "pressure.rb")?.run()?;
-        gctrace.stop()?;
+        let script = Script::unwitnessed(&live, &Ruby::main()?, "pressure.rb")?;
+        Script::under([script], args)?.1.done()?;
     }
     for (base, of) in [(&plain, &gvl), (&gvl, &plain)] {
         let alone = pprof::go_tool_pprof(&["-top", "-sample_index=cpu"], of)?;

@@ -253,7 +253,7 @@ const SHORT: &str = "n = Integer(ARGV[0]); kept = []
     n.times { |i| kept << i.to_s; [i, i.to_s]; GC.start if i % 20_000 == 19_999 }
     puts \"#{Process.pid} #{GC.count}\"";
 
-/// Two hundred short lives in a row: each has its set, from its first to its last cycle, complete with its end.
+/// Two hundred short lives, one after the other in two rows: each has its set, from its first to its last cycle, complete with its end.
 #[test]
 fn two_hundred_short_lives() -> Result<()> {
     const LIVES: usize = 200;
@@ -262,13 +262,23 @@ fn two_hundred_short_lives() -> Result<()> {
     let gctrace =
         Invocation::jsonl(["--all-ruby".as_ref(), "--tunemygc".as_ref(), dir.as_os_str()])?.start_ready()?;
     let ruby = Ruby::main()?;
+    let half = |from: usize| -> Result<Vec<(u32, u64)>> {
+        let one = |number: usize| {
+            let rounds = 5_000 + 45_000 * (number % 10) / 9;
+            let output = ruby.command()?.args(["-e", SHORT, &rounds.to_string()]).output()?;
+            let said = String::from_utf8(output.stdout)?;
+            let (pid, count) = said.trim().split_once(' ').context("it said nothing")?;
+            Ok((pid.parse()?, count.parse()?))
+        };
+        (from..LIVES).step_by(2).map(one).collect()
+    };
+    let all = std::thread::scope(|scope| {
+        let halves = [0, 1].map(|from| scope.spawn(move || half(from)));
+        halves.into_iter().map(|half| half.join().expect("no panic")).collect::<Result<Vec<_>>>()
+    })?;
     let mut counts = BTreeMap::new();
-    for number in 0..LIVES {
-        let rounds = 5_000 + 45_000 * (number % 10) / 9;
-        let output = ruby.command()?.args(["-e", SHORT, &rounds.to_string()]).output()?;
-        let said = String::from_utf8(output.stdout)?;
-        let (pid, count) = said.trim().split_once(' ').context("it said nothing")?;
-        ensure!(counts.insert(pid.parse::<u32>()?, count.parse::<u64>()?).is_none(), "pid {pid} came again");
+    for (pid, count) in all.concat() {
+        ensure!(counts.insert(pid, count).is_none(), "pid {pid} came again");
     }
     let report = read(&gctrace.interrupt()?)?;
     ledger::check_lossless(&report)?;

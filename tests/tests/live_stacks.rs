@@ -46,11 +46,11 @@ impl WatchedRun {
 
 fn watch(live: &Live, ruby: &Ruby, script: &str, args: &[&str], flags: &[&str]) -> Result<WatchedRun> {
     let path = live.path(&format!("{script}-{}.stacks", ruby.label()));
-    let mut words = vec!["--all-ruby".as_ref(), "--stack-log".as_ref(), path.as_os_str()];
+    let mut words = vec!["--stack-log".as_ref(), path.as_os_str()];
     words.extend(flags.iter().map(std::ffi::OsStr::new));
-    let gctrace = Invocation::jsonl(words)?.start_ready()?;
-    let done = args.iter().fold(Script::unwitnessed(live, ruby, script)?, Script::arg).run()?;
-    let report = gctrace.stop()?;
+    let script = args.iter().fold(Script::unwitnessed(live, ruby, script)?, Script::arg);
+    let (mut done, gctrace) = Script::under([script], words)?;
+    let (report, done) = (gctrace.done()?.0, done.pop().context("no script")?);
     let samples = stack_log::of_process(&path, done.pid)?;
     ensure!(!samples.is_empty(), "no samples of process {}", done.pid);
     Ok(WatchedRun { samples, report, done })
@@ -64,7 +64,7 @@ fn kernel_counter(report: &Report, name: &str) -> Result<u64> {
 /// A recursion is reported with every one of its calls: exactly as deep as it is.
 #[test]
 fn recursion_is_whole() -> Result<()> {
-    let live = Live::begin()?;
+    let live = Live::beside_others()?;
     Ruby::each(|ruby| {
         let seen = watch(&live, ruby, "deep.rb", &["800"], &["--no-native"])?;
         let inside = seen.samples.iter().filter(|sample| sample.frames_of("#spin") > 0).collect::<Vec<_>>();
@@ -83,7 +83,7 @@ fn recursion_is_whole() -> Result<()> {
 /// A stack that is too deep reports that its root end is missing, and is counted.
 #[test]
 fn too_deep_is_said() -> Result<()> {
-    let live = Live::begin()?;
+    let live = Live::beside_others()?;
     Ruby::each(|ruby| {
         let seen = watch(&live, ruby, "deep.rb", &["3000"], &["--no-native"])?;
         let inside = seen.samples.iter().filter(|sample| sample.frames_of("#spin") > 0).collect::<Vec<_>>();
@@ -144,13 +144,16 @@ fn blocked_time_is_whole() -> Result<()> {
 #[test]
 fn blocked_at_the_end() -> Result<()> {
     const ASLEEP: Duration = Duration::from_millis(1500);
-    let live = Live::begin()?;
+    let live = Live::beside_others()?;
     Ruby::each(|ruby| {
         let path = live.path(&format!("asleep-{}.stacks", ruby.label()));
-        let words = ["--all-ruby".as_ref(), "--wall".as_ref(), "--stack-log".as_ref(), path.as_os_str()];
-        let gctrace = Invocation::jsonl(words)?.start_ready()?;
+        let mut script = Script::unwitnessed(&live, ruby, "asleep.rb")?.waiting().start()?;
+        script.wait_for("ready")?;
+        let pid = script.pid().to_string();
+        let words = ["--pid", &pid, "--wall", "--stack-log"].map(std::ffi::OsStr::new);
+        let gctrace = Invocation::jsonl(words.into_iter().chain([path.as_os_str()]))?.start_ready()?;
         let begun = Instant::now();
-        let mut script = Script::unwitnessed(&live, ruby, "asleep.rb")?.start()?;
+        script.say("go")?;
         script.wait_for("asleep")?;
         let asleep = Instant::now();
         std::thread::sleep(ASLEEP);

@@ -38,9 +38,9 @@ fn witnessed(name: &str, args: &[&str]) -> Result<()> {
 }
 
 /// The same, and checks that the script has done its work.
-fn witnessed_and(name: &str, args: &[&str], check: impl Fn(&Ruby, &Done) -> Result<()>) -> Result<()> {
+fn witnessed_and(name: &str, args: &[&str], check: impl Fn(&Ruby, &Done) -> Result<()> + Sync) -> Result<()> {
     let live = Live::begin()?;
-    Ruby::each(|ruby| {
+    Ruby::two_at_a_time(|ruby| {
         let gctrace = Gctrace::all_ruby(&live)?;
         let script = args.iter().fold(Script::new(&live, ruby, name)?, Script::arg);
         let done = script.run()?;

@@ -104,7 +104,7 @@ fn too_deep_is_said() -> Result<()> {
 #[test]
 fn blocked_time_is_whole() -> Result<()> {
     let live = Live::begin()?;
-    Ruby::each(|ruby| {
+    Ruby::two_at_a_time(|ruby| {
         let seen = watch(&live, ruby, "off_cpu.rb", &[], &["--wall"])?;
         let took = seen.done.report.extra.get("took").and_then(Value::as_object).context("no `took`")?;
         for (name, ns) in took {

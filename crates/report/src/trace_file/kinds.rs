@@ -1,10 +1,12 @@
 //! The one table of what a recording has of each [`Seen`]: its message, its number, its bounds and what a copy may change. What they are
-//! made of is in `encode`, `decode` and `visit`, or all in one file (`alloc`).
+//! made of is in `encode`, `decode` and `visit`, or all in one file ([`alloc`]).
+
+pub(super) mod alloc;
 
 use gctrace_common::gvl::BUCKETS;
 
 use super::{
-    Invalid, alloc,
+    Invalid,
     decode::{Bounds, Tables, Value},
     encode::{Filling, so_far},
     visit::{self, Visit},

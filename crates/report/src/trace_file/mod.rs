@@ -5,7 +5,6 @@
 //! between these and the model.
 
 mod ahead;
-mod alloc;
 mod chunk;
 mod codes;
 mod decode;

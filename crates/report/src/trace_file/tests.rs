@@ -326,11 +326,23 @@ fn bounds() {
     };
     let alloc = |begin_ns, refills| {
         let slots = [(40, 7)].into();
-        wire::What::Alloc(Box::new(alloc::SumMessage { begin_ns, end_ns: begin_ns, slots, refills, lost: 0 }))
+        wire::What::Alloc(Box::new(kinds::alloc::SumMessage {
+            begin_ns,
+            end_ns: begin_ns,
+            slots,
+            refills,
+            lost: 0,
+        }))
     };
     let slots = |slots, end_ns| {
         let slots = [(40, slots)].into();
-        wire::What::Alloc(Box::new(alloc::SumMessage { begin_ns: 10, end_ns, slots, refills: 1, lost: 0 }))
+        wire::What::Alloc(Box::new(kinds::alloc::SumMessage {
+            begin_ns: 10,
+            end_ns,
+            slots,
+            refills: 1,
+            lost: 0,
+        }))
     };
     assert!(with(alloc(1 << 61, 1 << 39)).is_ok());
     assert!(with(slots(1 << 39, 10)).is_ok());

@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeMap, sync::Arc};
 
-use super::{
+use super::super::{
     Invalid,
     decode::{Bounds, Tables, caller},
     encode::{Filling, span_of},
@@ -13,7 +13,7 @@ use crate::model::seen::{AllocStack, AllocSum};
 
 /// [`AllocSum`] as a message.
 #[derive(Clone, PartialEq, prost::Message)]
-pub(super) struct SumMessage {
+pub(in crate::trace_file) struct SumMessage {
     #[prost(uint64, tag = "1")]
     pub begin_ns: u64,
     #[prost(uint64, tag = "2")]
@@ -28,7 +28,7 @@ pub(super) struct SumMessage {
 
 /// [`AllocStack`] as a message.
 #[derive(Clone, Copy, PartialEq, prost::Message)]
-pub(super) struct StackMessage {
+pub(in crate::trace_file) struct StackMessage {
     #[prost(uint64, tag = "1")]
     pub ts_ns: u64,
     #[prost(uint32, tag = "2")]
@@ -47,12 +47,12 @@ pub(super) struct StackMessage {
     pub span: Option<Span>,
 }
 
-pub(super) fn encode_sum(sum: &AllocSum) -> SumMessage {
+pub(in crate::trace_file) fn encode_sum(sum: &AllocSum) -> SumMessage {
     let AllocSum { begin_ns, end_ns, slots, refills, lost } = sum;
     SumMessage { begin_ns: *begin_ns, end_ns: *end_ns, slots: slots.clone(), refills: *refills, lost: *lost }
 }
 
-pub(super) fn encode_stack(alloc: &AllocStack, filling: &mut Filling) -> StackMessage {
+pub(in crate::trace_file) fn encode_stack(alloc: &AllocStack, filling: &mut Filling) -> StackMessage {
     let AllocStack { ts_ns, tid, comm, slot_size, slots, request, span, stack } = alloc;
     StackMessage {
         ts_ns: *ts_ns,
@@ -66,12 +66,15 @@ pub(super) fn encode_stack(alloc: &AllocStack, filling: &mut Filling) -> StackMe
     }
 }
 
-pub(super) fn decode_sum(message: SumMessage) -> AllocSum {
+pub(in crate::trace_file) fn decode_sum(message: SumMessage) -> AllocSum {
     let SumMessage { begin_ns, end_ns, slots, refills, lost } = message;
     AllocSum { begin_ns, end_ns, slots, refills, lost }
 }
 
-pub(super) fn decode_stack(message: StackMessage, tables: &mut Tables) -> Result<AllocStack, Invalid> {
+pub(in crate::trace_file) fn decode_stack(
+    message: StackMessage,
+    tables: &mut Tables,
+) -> Result<AllocStack, Invalid> {
     let StackMessage { ts_ns, tid, comm_text, slot_size, slots, stack, request, span } = message;
     let comm = Arc::clone(tables.text(comm_text)?);
     let span = span.map(caller).transpose()?;
@@ -79,26 +82,26 @@ pub(super) fn decode_stack(message: StackMessage, tables: &mut Tables) -> Result
 }
 
 impl Bounds {
-    pub(super) fn alloc_sum(&mut self, sum: &AllocSum) {
+    pub(in crate::trace_file) fn alloc_sum(&mut self, sum: &AllocSum) {
         self.at([sum.begin_ns, sum.end_ns]);
         self.check("begin of an interval", [sum.begin_ns], sum.end_ns.saturating_add(1));
         self.counts([sum.refills, sum.lost]);
         self.counts(sum.slots.values().copied());
     }
 
-    pub(super) fn alloc_stack(&mut self, alloc: &AllocStack) {
+    pub(in crate::trace_file) fn alloc_stack(&mut self, alloc: &AllocStack) {
         self.at([alloc.ts_ns]);
         self.counts([alloc.slots]);
     }
 }
 
-pub(super) fn visit_sum(sum: &mut AllocSum, with: &mut impl Visit) {
+pub(in crate::trace_file) fn visit_sum(sum: &mut AllocSum, with: &mut impl Visit) {
     let AllocSum { begin_ns, end_ns, slots: _, refills: _, lost: _ } = sum;
     with.time(begin_ns);
     with.time(end_ns);
 }
 
-pub(super) fn visit_stack(alloc: &mut AllocStack, with: &mut impl Visit) {
+pub(in crate::trace_file) fn visit_stack(alloc: &mut AllocStack, with: &mut impl Visit) {
     let AllocStack { ts_ns, tid, comm, slot_size: _, slots: _, request, span, stack } = alloc;
     with.span(span);
     with.time(ts_ns);

@@ -18,7 +18,7 @@ use gctrace_common::{
 };
 
 use super::gvl::{GvlAttached, TracepointLink};
-use super::load::{GC_PROGRAMS, LoadError, OPTIONAL, Programs};
+use super::load::{GC_PROGRAMS, LoadError, Programs, optional_program};
 use super::multi::{self, Multi};
 use super::requests::Servers;
 use super::retire::ImageLinks;
@@ -265,8 +265,7 @@ impl Probes {
         path: &Path,
         scope: Scope,
     ) -> Result<(), AttachError> {
-        let program = OPTIONAL.into_iter().find_map(|(of, program, _)| (of == event).then_some(program));
-        let Some(program) = program else { return Ok(()) };
+        let (program, _) = optional_program(event);
         let point = program;
         let uprobe = |probe: &OptionalProbe| {
             let address = probe.address.0;

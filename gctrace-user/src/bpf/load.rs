@@ -51,8 +51,12 @@ pub(super) fn object() -> &'static [u8] {
 /// Programs that sit on GC points, in the order of their `Point`.
 pub(super) const GC_PROGRAMS: [&str; 5] = ["gc_start", "gc_end_mark", "gc_end_sweep", "gc_enter", "gc_exit"];
 /// The program where a thread takes the free slots of a heap page.
-/// The program of each optional event, and the global that enables its part of other programs.
-pub(super) const OPTIONAL: [(OptionalEvent, &str, &str); 1] = [(OptionalEvent::Refill, "refill", "ALLOC")];
+/// The program of an optional event, and the global that enables its part of other programs.
+pub(super) const fn optional_program(event: OptionalEvent) -> (&'static str, &'static str) {
+    match event {
+        OptionalEvent::Refill => ("refill", "ALLOC"),
+    }
+}
 /// Programs on tracepoints: program, category, name.
 pub(super) const TRACEPOINTS: [(&str, &str, &str); 3] = [
     ("task_newtask", "task", "task_newtask"),
@@ -432,9 +436,9 @@ fn load_programs(
     gvl::size_maps(&mut loader, config.gvl != 0);
     let watches_requests = u32::from(requests.is_some());
     loader.override_global("REQUESTS", &watches_requests, true);
-    let traced = OPTIONAL.map(|(event, _, _)| u32::from(optional.contains(&event)));
-    for ((_, _, global), traced) in OPTIONAL.iter().zip(&traced) {
-        loader.override_global(global, traced, true);
+    let traced = OptionalEvent::ALL.map(|event| u32::from(optional.contains(&event)));
+    for (event, traced) in OptionalEvent::ALL.into_iter().zip(&traced) {
+        loader.override_global(optional_program(event).1, traced, true);
     }
     let alloc_stacks = u32::from(alloc_stacks);
     loader.override_global("ALLOC_STACKS", &alloc_stacks, true);
@@ -476,8 +480,8 @@ fn needed(
     everything: bool,
 ) -> Vec<&'static str> {
     let mut names: Vec<&'static str> = GC_PROGRAMS.into_iter().chain(PHASE_PROGRAMS).collect();
-    let traced = OPTIONAL.into_iter().filter(|(event, _, _)| everything || optional.contains(event));
-    names.extend(traced.map(|(_, program, _)| program));
+    let traced = OptionalEvent::ALL.into_iter().filter(|event| everything || optional.contains(event));
+    names.extend(traced.map(|event| optional_program(event).0));
     // Runs never need them: they are of commands that load them alone.
     names.extend(
         everything.then_some([leak::PROGRAM, malloc::PROGRAM, sample::PROBE_NATIVE]).into_iter().flatten(),

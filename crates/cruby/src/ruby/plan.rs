@@ -45,6 +45,9 @@ pub enum OptionalEvent {
 }
 
 impl OptionalEvent {
+    /// All of them.
+    pub const ALL: [Self; 1] = [Self::Refill];
+
     /// What a run lacks where the event cannot be traced.
     pub fn lack(self) -> &'static str {
         match self {

@@ -195,6 +195,8 @@ pub struct Log {
     pub begins_in_a_cycle: bool,
     /// All events in order.
     pub events: Vec<Event>,
+    /// Page faults without I/O, up to its end, of the threads that did not write it.
+    pub faults_of_others: u64,
 }
 
 #[derive(Deserialize)]
@@ -211,6 +213,7 @@ struct Finish {
     events: usize,
     dropped: u64,
     unstable: u64,
+    faults_of_others: u64,
 }
 
 impl Log {
@@ -238,6 +241,7 @@ impl Log {
             begins_in_a_cycle: begin.state != "none",
             epoch_offset_ns: i64::try_from(begin.real_ns)? - i64::try_from(begin.ns)?,
             events,
+            faults_of_others: finish.faults_of_others,
         })
     }
 

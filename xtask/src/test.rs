@@ -94,6 +94,9 @@ pub(crate) fn run_tests(args: &Args) -> Result<ExitCode> {
             progress(format!("test: {which} failed, see above"));
         }
     }
+    if !kernels_passed {
+        kernels::print_failures()?;
+    }
     let passed = host_passed && servers_passed && live_passed && kernels_passed;
     Ok(if passed { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }

@@ -29,11 +29,14 @@ const GUESTS: [&[&str]; 2] = [
     ],
 ];
 
+/// What the guests print, below the target folder.
+const LOG: &str = "xtask/kernels.log";
+
 /// Runs the live tests, and the guests beside them, then the build. These get the CPU that nothing else wants: a test on this machine does not wait
 /// for them. Returns whether the live tests and the guests passed. What the guests print follows at the end, but not if only the live tests
 /// failed: then the end is where those are listed.
 pub(super) fn beside(live: impl FnOnce() -> Result<bool>) -> Result<(bool, bool)> {
-    let log = target_dir()?.join("xtask").join("kernels.log");
+    let log = target_dir()?.join(LOG);
     fs::create_dir_all(log.with_file_name("")).with_context(|| format!("cannot create {}", log.display()))?;
     progress(format!("test: other kernels run beside the live tests, into {}", log.display()));
     let (ran, guests) = thread::scope(|scope| {
@@ -52,6 +55,32 @@ pub(super) fn beside(live: impl FnOnce() -> Result<bool>) -> Result<(bool, bool)
         progress(format!("test: {error:#}"));
     }
     Ok((live_passed, passed.is_ok()))
+}
+
+/// Why the guests failed, to be printed at the very end: what keeps only the end of an output then has it.
+pub(super) fn print_failures() -> Result<()> {
+    let log = target_dir()?.join(LOG);
+    let text = fs::read(&log).with_context(|| format!("cannot read {}", log.display()))?;
+    for line in failures(&String::from_utf8_lossy(&text)) {
+        eprintln!("  {line}");
+    }
+    Ok(())
+}
+
+/// The lines that say what failed: what failed tests printed, guests that died, and commands that did not begin. What a guest prints begins with
+/// the name of its kernel and ` | `.
+fn failures(text: &str) -> Vec<&str> {
+    let mut inside = false;
+    let of_failures = |line: &&str| {
+        let said = line.split_once(" | ").map_or(*line, |(_, said)| said);
+        inside = (inside || said == "failures:") && !said.starts_with("test result:");
+        let verdict = ["guest: failed: ", "error", "Error: "].iter().any(|start| said.starts_with(start));
+        (inside && !said.trim().is_empty())
+            || verdict
+            || line.contains(": FAILED (")
+            || line.contains("vm: failed on ")
+    };
+    text.lines().filter(of_failures).collect()
 }
 
 fn guests(log: &PathBuf) -> Result<()> {
@@ -74,4 +103,30 @@ fn guests(log: &PathBuf) -> Result<()> {
         build.env_remove(name);
     }
     status(build.args(["test", "--no-run"]).args(HOST)).map(drop)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What a failed test printed is there, and what passed is not.
+    #[test]
+    fn reasons() {
+        let text = "xtask: vm: booting Linux 5.10\n  5.10 | test a::b ... ok\n  5.10 | \n  5.10 | failures:\n  5.10 | \n\
+                    5.10 | ---- a::c stdout ----\n  5.10 | Error: 1 Rubies fail.\n  5.10 | test result: FAILED. 0 passed\n\
+                      5.10 | test a::d ... ok\n  5.10 | guest: failed: a::c\n\
+                    xtask: vm: Linux 5.10: FAILED (121 s): a test failed, see above\nxtask: vm: failed on 5.10\n\
+                    error: cannot find `cpio`\n";
+        let expected = [
+            "5.10 | failures:",
+            "5.10 | ---- a::c stdout ----",
+            "5.10 | Error: 1 Rubies fail.",
+            "5.10 | guest: failed: a::c",
+            "xtask: vm: Linux 5.10: FAILED (121 s): a test failed, see above",
+            "xtask: vm: failed on 5.10",
+            "error: cannot find `cpio`",
+        ];
+        assert_eq!(failures(text).iter().map(|line| line.trim()).collect::<Vec<_>>(), expected);
+        assert!(failures("xtask: vm: booting Linux 6.1\n 6.1 | test a ... ok\n").is_empty());
+    }
 }

@@ -439,6 +439,8 @@ pub struct GvlWaitEvent {
     pub id: u64,
     /// Its `rb_thread_t *`; 0 where the events do not tell it.
     pub thread: u64,
+    /// When its thread took the request that it served when it got the GVL, nanoseconds; 0: it served none, or requests are not watched.
+    pub request_ns: u64,
     /// Who held the GVL longest at a stretch meanwhile, and when.
     pub hold: GvlHold,
     /// `comm` of the thread, NUL padded.
@@ -477,7 +479,7 @@ const _: () = assert!(size_of::<GvlLock>() == 32 + 48 * HOLDS && HOLDS.is_power_
 const _: () = assert!(size_of::<GvlThread>() == 40 + 40 + 8 + 8 + 8 + 16 + 64 + 8 + 24 + 96 + 4 * BUCKETS);
 const _: () = assert!(size_of::<GvlEdgeKey>() == 24);
 const _: () = assert!(size_of::<GvlEdge>() == 24);
-const _: () = assert!(size_of::<GvlWaitEvent>() == 40 + 24 + 48 + 16 + 8);
+const _: () = assert!(size_of::<GvlWaitEvent>() == 40 + 32 + 48 + 16 + 8);
 const _: () = assert!(size_of::<GvlSpanEvent>() == 40 + 24 + 16 + 8);
 
 #[cfg(test)]

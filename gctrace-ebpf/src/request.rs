@@ -108,6 +108,21 @@ pub fn current(tgid: u32, tid: u32) -> u64 {
     }
 }
 
+/// The same, for programs in which the verifier would walk it for each way to it.
+#[inline(always)]
+pub fn current_once(tgid: u32, tid: u32) -> u64 {
+    if !watches_requests() {
+        return 0;
+    }
+    verified_once_1_request(u64::from(tgid) << 32 | u64::from(tid))
+}
+
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn verified_once_1_request(thread: u64) -> u64 {
+    current((thread >> 32) as u32, thread as u32)
+}
+
 /// A thread got the GVL. What it has waited for it counts in the request that it serves, if any.
 #[inline(always)]
 pub fn got_gvl(tgid: u32, tid: u32, step: Step, epoch: u32) {

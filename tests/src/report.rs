@@ -334,6 +334,8 @@ pub struct GvlWaitLine {
     pub begin_ns: u64,
     /// For how long, nanoseconds.
     pub wait_ns: u64,
+    /// The request that its thread served when it got the GVL.
+    pub request: Option<u64>,
     /// Who held the GVL longest at a stretch meanwhile.
     pub blocked_by: Option<GvlBlockerLine>,
     /// What it was doing then, leaf first.

@@ -3,12 +3,13 @@
 
 use std::io::{Read as _, Write as _};
 
-use anyhow::{Context as _, Result, ensure};
+use anyhow::{Context as _, Result, bail, ensure};
 use gctrace_tests::ensure_times;
 use gctrace_tests::gctrace::Invocation;
 use gctrace_tests::ledger;
 use gctrace_tests::live::Live;
 use gctrace_tests::puma::Puma;
+use gctrace_tests::report::{Report, RequestLine};
 use gctrace_tests::timing::{settled, stolen_ns};
 
 const CLIENTS: usize = 4;
@@ -67,6 +68,7 @@ fn compare_waits_of_requests() -> Result<()> {
     gctrace.wait_requests(CLIENTS * EACH)?;
     let report = gctrace.stop()?;
     ledger::check_lossless(&report)?;
+    waits_name_their_requests(&report)?;
     let truth = std::fs::read_to_string(&server.truth)?;
     let (mut known, mut waited_ns, mut without_cpu_ns) = (0, 0, 0);
     let (mut divided, mut on_cpu_ns, mut charged_ns, mut outside_ns) = (0, 0, 0, 0);
@@ -120,6 +122,30 @@ fn compare_waits_of_requests() -> Result<()> {
     println!(
         "{known} known, {waited_ns} of {without_cpu_ns} ns; {divided} divided, CPU {on_cpu_ns} and {charged_ns} ns"
     );
+    Ok(())
+}
+
+/// The request of a wait is the one that its thread served when the wait ended, and no wait in a request has none.
+fn waits_name_their_requests(report: &Report) -> Result<()> {
+    let (mut named, mut unnamed) = (0, 0);
+    for wait in &report.gvl_waits {
+        let got_ns = wait.begin_ns + wait.wait_ns;
+        let serves = |line: &&RequestLine| {
+            line.tid == wait.tid
+                && line.duration_ns.is_some_and(|ns| (line.begin_ns..line.begin_ns + ns).contains(&got_ns))
+        };
+        match (wait.request, report.requests.iter().find(serves)) {
+            (Some(id), Some(line)) if id == line.id => named += 1,
+            (None, None) => unnamed += 1,
+            // A request ends with its last write, but it is over when the thread does the next thing.
+            (Some(id), None) if report.requests.iter().any(|line| line.id == id && line.tid == wait.tid) => {
+                named += 1
+            }
+            (request, line) => bail!("{request:?} is not {line:?}: {wait:?}"),
+        }
+    }
+    println!("{named} waits in requests, {unnamed} in none");
+    ensure!(named > CLIENTS * EACH, "{named} waits in requests");
     Ok(())
 }
 

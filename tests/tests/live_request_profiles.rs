@@ -97,12 +97,13 @@ fn profiled(live: &Live, more: &[&str]) -> Result<(Report, u32)> {
     Ok((report, server.process.pid()))
 }
 
-/// CPU samples, time off the CPU, collections and allocation of a method that only one path runs are of that path in the stack log (by
+/// CPU samples, time off the CPU, collections, waits for the GVL and allocation of a method that only one path runs are of that path in the stack log (by
 /// the number of the request), in pprof (by label) and in collapsed stacks (by root), or of none that is known.
 #[test]
 fn samples_have_their_endpoint() -> Result<()> {
     let live = Live::beside_others()?;
-    let (report, pid) = profiled(&live, &["--wall", "--alloc"])?;
+    let gvl = ["--gvl", "--gvl-threshold", "0.01ms", "--gvl-budget", "100"];
+    let (report, pid) = profiled(&live, &[&["--wall", "--alloc"][..], &gvl].concat())?;
     let by_id: HashMap<u64, String> =
         report.requests.iter().filter_map(|line| Some((line.id, line.endpoint()?))).collect();
     let (mut running, mut away) = (Bound::default(), Bound::default());
@@ -120,6 +121,7 @@ fn samples_have_their_endpoint() -> Result<()> {
         ("cpu/nanoseconds", 1_000_000_000),
         ("wall/nanoseconds", 1_000_000_000),
         ("gc-pauses/count", 50),
+        ("gvl-waits/count", 50),
         ("alloc_objects/count", 10_000),
     ] {
         let at = profile.types.iter().position(|known| known == name).with_context(|| name.to_owned())?;

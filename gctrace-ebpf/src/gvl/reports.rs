@@ -18,6 +18,7 @@ use crate::{
     family::{Family, Probe},
     hit::{Hit, charge},
     maps::{GVL_THREADS, STACK_RING, config, count, count_many},
+    request,
     stack::{Occasion, capture},
 };
 
@@ -94,6 +95,7 @@ pub fn long_wait<F: Family, C: EbpfContext>(
         begin_ns,
         id: thread.id,
         thread: thread.thread,
+        request_ns: request::current_once(hit.tgid, hit.tid),
         hold: *hold,
         comm: thread.comm,
         stack: u32::from(stack),

@@ -268,8 +268,8 @@ impl Gvl {
         }
     }
 
-    /// A thread had to wait long. Returns what can be reported now: this wait, or the last one of the thread, whose stack was lost.
-    pub(super) fn wait(&mut self, event: &GvlWaitEvent) -> Option<Report> {
+    /// A thread had to wait long, in this request (0: one that is not known). Returns what can be reported now: this wait, or the last one of the thread, whose stack was lost.
+    pub(super) fn wait(&mut self, event: &GvlWaitEvent, request: Option<u64>) -> Option<Report> {
         let header = &event.header;
         let key = (header.tgid, header.tid);
         let wait = GvlWait {
@@ -278,6 +278,7 @@ impl Gvl {
             begin_ns: event.begin_ns,
             ns: header.ts_ns.saturating_sub(event.begin_ns),
             id: event.id,
+            request,
             blocker: self.blocker(header.tgid, &event.hold, event.begin_ns, header.ts_ns),
             stack: None,
         };

@@ -20,7 +20,10 @@ impl Pipeline {
 
     pub(super) fn gvl_record(&mut self, record: GvlRecord) {
         let report = match record {
-            GvlRecord::Wait(event) => self.gvl.wait(&event),
+            GvlRecord::Wait(event) => {
+                let request = self.request_of_stack(event.header.tgid, event.header.tid, event.request_ns);
+                self.gvl.wait(&event, request)
+            }
             GvlRecord::Thread(thread) => Some(self.gvl.thread(thread)),
             GvlRecord::Span(state, event) => self.gvl.span(state, &event),
         };

@@ -99,6 +99,7 @@ mod tests {
                 who: who(tid, "waiter"),
                 id: 2,
                 thread: None,
+                request: None,
                 begin_ns: end_ns - ns,
                 ns,
                 blocker: holder.map(blocker),

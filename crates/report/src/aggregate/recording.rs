@@ -473,11 +473,16 @@ impl Recording {
 
     fn heard(&mut self, process: &Process, ts_ns: u64) -> ProcessIndex {
         let index = self.process_index(process, ts_ns);
-        if let Some(facts) = self.processes.get_mut(index) {
+        self.seen_at(index, ts_ns);
+        index
+    }
+
+    /// Something of a process happened at that time.
+    fn seen_at(&mut self, process: ProcessIndex, ts_ns: u64) {
+        if let Some(facts) = self.processes.get_mut(process) {
             facts.first_ns = facts.first_ns.min(ts_ns);
             facts.last_ns = facts.last_ns.max(ts_ns);
         }
-        index
     }
 
     fn process_index(&mut self, process: &Process, ts_ns: u64) -> ProcessIndex {

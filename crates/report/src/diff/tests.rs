@@ -239,7 +239,16 @@ fn gvl(side: &mut Side, process: &Process, program: Program, random: &mut Random
             let hold = GvlSpan { who: who(), id: 2, doing: GvlDoing::Holding, begin_ns, ns };
             let until = Some(stack(holder, program.line));
             let blocker = Some(GvlBlocker { hold, until, ran: Vec::new(), first: true });
-            let wait = GvlWait { who: who(), id: 1, thread: None, begin_ns, ns, blocker, stack: None };
+            let wait = GvlWait {
+                who: who(),
+                id: 1,
+                thread: None,
+                request: None,
+                begin_ns,
+                ns,
+                blocker,
+                stack: None,
+            };
             side.see(process, Seen::GvlWait(&wait));
             wait_ns += ns;
             counts[0] += 1;

@@ -128,6 +128,7 @@ enum Gvl<'a> {
         thread: Option<String>,
         begin_ns: u64,
         wait_ns: u64,
+        request: Option<u64>,
         blocked_by: Option<Blocker<'a>>,
         stack: Option<Vec<String>>,
     },
@@ -532,6 +533,7 @@ impl<W: Write> Jsonl<W> {
             thread: thread_text(wait.thread),
             begin_ns: wait.begin_ns,
             wait_ns: wait.ns,
+            request: wait.request.filter(|id| *id != 0),
             blocked_by: wait.blocker.as_ref().map(Blocker::of),
             stack: wait.stack.as_deref().map(frame_texts),
         }))

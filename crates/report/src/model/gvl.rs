@@ -91,6 +91,9 @@ pub struct GvlWait {
     pub begin_ns: u64,
     /// For how long, nanoseconds.
     pub ns: u64,
+    /// [`Request::id`](super::request::Request::id) of the request that the thread served when it got the GVL; 0: which one is not known; `None`: it
+    /// served none, or requests are not watched.
+    pub request: Option<u64>,
     /// The thread that held the GVL longest at a stretch meanwhile; `None`: no thread was seen to acquire it.
     pub blocker: Option<GvlBlocker>,
     /// What the thread was doing when it began to wait, leaf first; `None` where that was not seen.

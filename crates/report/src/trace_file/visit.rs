@@ -205,9 +205,10 @@ pub(super) fn gvl_span(span: &mut GvlSpan, with: &mut impl Visit) {
 }
 
 pub(super) fn gvl_wait(wait: &mut GvlWait, with: &mut impl Visit) {
-    let GvlWait { who, id: _, thread: _, begin_ns, ns: _, blocker, stack } = wait;
+    let GvlWait { who, id: _, thread: _, begin_ns, ns: _, request, blocker, stack } = wait;
     self::who(who, with);
     with.time(begin_ns);
+    number(request, with);
     if let Some(GvlBlocker { hold, until, ran, first: _ }) = blocker {
         gvl_span(hold, with);
         if let Some(stack) = until {

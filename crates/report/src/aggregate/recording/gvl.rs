@@ -2,10 +2,13 @@
 
 use std::collections::{HashSet, hash_map::Entry};
 
-use super::{NodeId, Recording, ThreadIndex, Timeline, filter::DropReason, named};
+use super::{
+    EndpointIndex, NodeId, Recording, ThreadIndex, Timeline, TraceIndex, filter::DropReason, named,
+    sums::Kept,
+};
 use crate::model::{
     Process,
-    gvl::{GvlDoing, GvlSpan, GvlThreadSummary, GvlTimes, GvlWait, GvlWho},
+    gvl::{GvlBlocker, GvlDoing, GvlSpan, GvlThreadSummary, GvlTimes, GvlWait, GvlWho},
     stack::Stack,
 };
 
@@ -20,6 +23,10 @@ pub struct WaitKey {
     pub holder: Option<ThreadIndex>,
     /// What that thread was doing, and where it released the GVL.
     pub holder_at: HolderAt,
+    /// The endpoint of the request that the thread served when it got the GVL, if it served one.
+    pub endpoint: Option<EndpointIndex>,
+    /// The trace of that request.
+    pub trace: Option<TraceIndex>,
 }
 
 /// What was seen of a thread that held the GVL while another one waited; [`NodeId::ROOT`] where nothing was.
@@ -96,39 +103,49 @@ pub struct GvlMoment {
     pub open: bool,
 }
 
+/// A long wait for the GVL whose endpoint is not known yet.
+#[derive(Clone, Debug)]
+pub(super) struct WaitMoment {
+    key: WaitKey,
+    moment: GvlMoment,
+    hold: Option<HoldMoment>,
+}
+
+impl WaitMoment {
+    /// Its length, nanoseconds.
+    pub(super) fn ns(&self) -> u64 {
+        self.moment.ns
+    }
+}
+
+/// For how long another thread held the GVL meanwhile.
+#[derive(Clone, Debug)]
+struct HoldMoment {
+    moment: GvlMoment,
+    /// Where it released the GVL.
+    until: NodeId,
+    /// Whether it counts among the times for which the GVL was held, and why a filter drops it.
+    counted: Option<Option<DropReason>>,
+}
+
 impl Recording {
     /// A long wait for the GVL.
     pub(super) fn gvl_wait(&mut self, process: &Process, wait: &GvlWait) {
         let dropped = self.filter.drops(named(process, wait.who.tid, &wait.who.comm), wait.stack.as_deref());
-        // It does not say which request it is of.
-        let dropped = dropped.or_else(|| self.filter.drops_endpoint(None));
-        if !self.filter.account.gvl_waits.keeps(dropped, wait.ns) {
+        if dropped.is_some() {
+            self.filter.account.gvl_waits.keeps(dropped, wait.ns);
             return;
         }
         let thread = self.thread(process, wait.who.tid, &wait.who.comm, wait.begin_ns);
         let node = self.node(wait.stack.as_ref());
-        let held = wait.blocker.as_ref().map(|blocker| &blocker.hold);
         let mut node_of = |stack: Option<&Stack>| self.node(stack);
         let holder_at = wait.blocker.as_ref().map_or(HolderAt::UNSEEN, |blocker| HolderAt {
             ran: node_of(blocker.ran.first().map(|(_, stack)| stack)),
             until: node_of(blocker.until.as_ref()),
         });
-        let holder = held
-            .map(|held| self.thread(process, held.who.tid, &held.who.comm, held.begin_ns.max(wait.begin_ns)));
-        let times = GvlTimes { count: 1, ns: wait.ns, max_ns: wait.ns };
-        let full = self.gvl_waits.len() >= self.limits.sums;
-        let sum = match self.gvl_waits.entry(WaitKey { thread, node, holder, holder_at }) {
-            Entry::Occupied(entry) => entry.into_mut(),
-            Entry::Vacant(entry) if !full => entry.insert(GvlTimes::default()),
-            Entry::Vacant(_) => {
-                let thread = self.thread_beyond();
-                let (node, holder_at) = (NodeId::BEYOND, HolderAt::UNSEEN);
-                let key = WaitKey { thread, node, holder: None, holder_at };
-                self.gvl_waits.entry(key).or_default()
-            }
-        };
-        sum.add(&times);
-        self.gvl_facts(thread, wait.id).reported.add(&times);
+        let hold = wait.blocker.as_ref().map(|blocker| self.blocker(process, wait, blocker, holder_at.until));
+        let holder = hold.as_ref().map(|hold| hold.moment.thread);
+        let key = WaitKey { thread, node, holder, holder_at, endpoint: None, trace: None };
         let moment = GvlMoment {
             thread,
             id: wait.id,
@@ -136,33 +153,86 @@ impl Recording {
             begin_ns: wait.begin_ns,
             ns: wait.ns,
             node,
-            holder: holder.zip(held).map(|(thread, held)| (thread, held.id, held.begin_ns)),
+            holder: hold.as_ref().map(|hold| (hold.moment.thread, hold.moment.id, hold.moment.begin_ns)),
             holder_at,
             open: false,
         };
-        self.gvl_moment(process, moment);
-        if let (Some(holder), Some(blocker)) = (holder, &wait.blocker) {
-            // What the wait points at must be there, however short it was.
-            self.gvl_state(process, &blocker.hold);
-            if blocker.first && process.image.gvl.is_some_and(|coverage| coverage.holds) {
-                let who = named(process, blocker.hold.who.tid, &blocker.hold.who.comm);
-                let dropped = self.filter.drops(who, blocker.until.as_deref());
-                if self.filter.account.others.keeps(dropped, blocker.hold.ns) {
-                    self.gvl_held(HoldKey { thread: holder, node: holder_at.until }, &blocker.hold);
-                }
+        self.place(
+            process,
+            wait.request,
+            wait.begin_ns,
+            Kept::Wait(Box::new(WaitMoment { key, moment, hold })),
+        );
+    }
+
+    /// What held the GVL during a wait.
+    fn blocker(
+        &mut self,
+        process: &Process,
+        wait: &GvlWait,
+        blocker: &GvlBlocker,
+        until: NodeId,
+    ) -> HoldMoment {
+        let GvlSpan { who, id, doing, begin_ns, ns } = &blocker.hold;
+        let thread = self.thread(process, who.tid, &who.comm, (*begin_ns).max(wait.begin_ns));
+        let moment = GvlMoment {
+            thread,
+            id: *id,
+            doing: *doing,
+            begin_ns: *begin_ns,
+            ns: *ns,
+            node: NodeId::ROOT,
+            holder: None,
+            holder_at: HolderAt::UNSEEN,
+            open: false,
+        };
+        let is_counted = blocker.first && process.image.gvl.is_some_and(|coverage| coverage.holds);
+        let who = named(process, who.tid, &who.comm);
+        let counted = is_counted.then(|| self.filter.drops(who, blocker.until.as_deref()));
+        HoldMoment { moment, until, counted }
+    }
+
+    /// The same, once its endpoint is known.
+    pub(super) fn add_wait(
+        &mut self,
+        wait: WaitMoment,
+        endpoint: Option<EndpointIndex>,
+        trace: Option<TraceIndex>,
+    ) {
+        let WaitMoment { key, moment, hold } = wait;
+        let times = GvlTimes { count: 1, ns: moment.ns, max_ns: moment.ns };
+        let full = self.gvl_waits.len() >= self.limits.sums;
+        let sum = match self.gvl_waits.entry(WaitKey { endpoint, trace, ..key }) {
+            Entry::Occupied(entry) => entry.into_mut(),
+            Entry::Vacant(entry) if !full => entry.insert(GvlTimes::default()),
+            Entry::Vacant(_) => {
+                let thread = self.thread_beyond();
+                let (node, holder_at) = (NodeId::BEYOND, HolderAt::UNSEEN);
+                let key = WaitKey { thread, node, holder: None, holder_at, endpoint, trace };
+                self.gvl_waits.entry(key).or_default()
             }
+        };
+        sum.add(&times);
+        self.gvl_facts(moment.thread, moment.id).reported.add(&times);
+        self.gvl_moment(moment);
+        let Some(HoldMoment { moment, until, counted }) = hold else { return };
+        // What the wait points at must be there, however short it was.
+        let (thread, id, ns) = (moment.thread, moment.id, moment.ns);
+        self.gvl_moment(moment);
+        if counted.is_some_and(|dropped| self.filter.account.others.keeps(dropped, ns)) {
+            self.gvl_held(HoldKey { thread, node: until }, id, ns);
         }
     }
 
     /// A thread held the GVL, and where it released it is known.
-    fn gvl_held(&mut self, key: HoldKey, hold: &GvlSpan) {
+    fn gvl_held(&mut self, key: HoldKey, id: u64, ns: u64) {
         if self.gvl_holds.len() >= self.limits.sums && !self.gvl_holds.contains_key(&key) {
             // The time is part of [`GvlFacts::held_besides`].
             return;
         }
-        let times = GvlTimes { count: 1, ns: hold.ns, max_ns: hold.ns };
+        let times = GvlTimes { count: 1, ns, max_ns: ns };
         self.gvl_holds.entry(key).or_default().add(&times);
-        self.gvl_facts(key.thread, hold.id).held_ns += hold.ns;
+        self.gvl_facts(key.thread, id).held_ns += ns;
     }
 
     /// A thread held the GVL for long, or did without it.
@@ -237,11 +307,11 @@ impl Recording {
         let thread = self.thread(process, who.tid, &who.comm, begin_ns + ns);
         let (node, holder, holder_at) = (NodeId::ROOT, None, HolderAt::UNSEEN);
         let moment = GvlMoment { thread, id, doing, begin_ns, ns, node, holder, holder_at, open };
-        self.gvl_moment(process, moment);
+        self.gvl_moment(moment);
     }
 
     /// What a timeline shows of it: the part in the recording.
-    fn gvl_moment(&mut self, process: &Process, mut moment: GvlMoment) {
+    fn gvl_moment(&mut self, mut moment: GvlMoment) {
         let end_ns = moment.begin_ns + moment.ns;
         if self.timeline.is_none() || !self.admits(end_ns) {
             return;
@@ -252,7 +322,8 @@ impl Recording {
         if let Some((_, _, begin_ns)) = &mut moment.holder {
             *begin_ns = (*begin_ns).max(began_ns);
         }
-        self.heard(process, moment.begin_ns + moment.ns);
+        let (thread, _) = self.thread_facts(moment.thread);
+        self.seen_at(thread.process, end_ns);
         if let Some(timeline) = &mut self.timeline
             && timeline.admit(1, &self.limits)
         {

@@ -1,4 +1,4 @@
-//! Samples, cycles and stacks of allocation become sums, and moments of a timeline, once it is known which endpoint they belong to.
+//! Samples, cycles, stacks of allocation and waits for the GVL become sums, and moments of a timeline, once it is known which endpoint they belong to.
 
 use std::{collections::hash_map::Entry, sync::Arc};
 
@@ -6,6 +6,7 @@ use super::{
     AllocKey, AllocMoment, CycleMoment, Moment, NodeId, PauseKey, Recording, SampleKey, SampleSum,
     TraceIndex,
     endpoints::{At, EndpointIndex, Of, UNKNOWN},
+    gvl::WaitMoment,
     named,
 };
 use crate::model::{
@@ -23,6 +24,8 @@ pub(super) enum Kept {
     Cycle(Box<(CycleMoment, u64, Option<Span>)>),
     /// Slots under a stack.
     Alloc(AllocMoment, Option<Span>),
+    /// A long wait for the GVL.
+    Wait(Box<WaitMoment>),
 }
 
 impl Kept {
@@ -31,6 +34,8 @@ impl Kept {
         match self {
             Self::Sample(_, span) | Self::Alloc(_, span) => *span,
             Self::Cycle(cycle) => cycle.2,
+            // Its record has none.
+            Self::Wait(_) => None,
         }
     }
 }
@@ -164,13 +169,19 @@ impl Recording {
                     self.add_alloc(AllocMoment { key, ..moment });
                 }
             }
+            Kept::Wait(wait) => {
+                if account.gvl_waits.keeps(dropped, wait.ns()) {
+                    self.add_wait(*wait, endpoint, trace);
+                }
+            }
         }
     }
 
     /// The number of a span. Sums are distinguished by span as long as half of the room for sums is free, so that the rest is not merged for
     /// it.
     fn trace_index(&mut self, trace: Link) -> Option<TraceIndex> {
-        let sums = self.samples.len().max(self.pauses.len()).max(self.allocs.len());
+        let sums = [self.samples.len(), self.pauses.len(), self.allocs.len(), self.gvl_waits.len()];
+        let sums = sums.into_iter().max().unwrap_or_default();
         self.traces.index(trace, sums < self.limits.sums / 2)
     }
 

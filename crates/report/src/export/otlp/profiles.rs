@@ -301,8 +301,9 @@ impl<'a> Builder<'a> {
         for (key, sum) in &recording.gvl_waits {
             let (thread, _) = recording.thread_facts(key.thread);
             if thread.process == process && sum.ns > 0 {
-                let attributes = self.who(thread);
-                let identity = (self.stack(&["(GVL wait)"], key.node), attributes, NO_LINK);
+                let mut attributes = self.who(thread);
+                attributes.extend(self.endpoint(key.endpoint));
+                let identity = (self.stack(&["(GVL wait)"], key.node), attributes, self.link(key.trace));
                 *sums.entry(identity).or_default() += sum.ns;
             }
         }

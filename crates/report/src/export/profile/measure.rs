@@ -154,8 +154,8 @@ fn wait(recording: &Recording, key: &WaitKey, ns: u64) -> Entry {
         let place = place.map_or_else(String::new, |place| format!(" until {place}"));
         rows.push((format!("(held by {name}{place})"), Class::GvlWait));
     }
-    let WaitKey { thread, node, .. } = *key;
-    Entry { thread, node, endpoint: None, state: ThreadState::Running, rows, weight: ns }
+    let WaitKey { thread, node, endpoint, .. } = *key;
+    Entry { thread, node, endpoint, state: ThreadState::Running, rows, weight: ns }
 }
 
 /// The waits of a thread that were not reported one by one.

@@ -371,6 +371,8 @@ impl<'a> Builder<'a> {
                 label.push(self.label(name, &leaf));
             }
         }
+        label.extend(self.endpoint(key.endpoint));
+        label.extend(self.trace(key.trace));
         let mapping = self.ruby_mapping(process);
         let mut location_id = vec![self.made_up(mapping, "(GVL wait)")];
         location_id.extend(self.path(process, key.node));

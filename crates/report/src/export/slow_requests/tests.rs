@@ -91,6 +91,7 @@ fn wait(tid: u32, begin_ms: u64, ms: u64, is_held: bool) -> GvlWait {
         who: who(tid),
         id: 1,
         thread: None,
+        request: None,
         begin_ns: begin_ms * MS,
         ns: ms * MS,
         blocker: is_held.then_some(blocker),

@@ -96,6 +96,7 @@ impl Tables {
             ns: wait.ns,
             blocker: wait.blocker.as_ref().map(|blocker| self.blocker(blocker)).transpose()?,
             stack: self.optional_stack(wait.stack)?,
+            request: wait.request,
         })
     }
 

@@ -77,7 +77,7 @@ impl Filling {
     }
 
     pub(in crate::trace_file) fn gvl_wait(&mut self, wait: &GvlWait) -> wire::GvlWait {
-        let GvlWait { who, id, thread, begin_ns, ns, blocker, stack } = wait;
+        let GvlWait { who, id, thread, begin_ns, ns, request, blocker, stack } = wait;
         wire::GvlWait {
             who: Some(self.who(who)),
             id: *id,
@@ -86,6 +86,7 @@ impl Filling {
             ns: *ns,
             blocker: blocker.as_ref().map(|blocker| self.blocker(blocker)),
             stack: stack.as_ref().map(|stack| self.stack(stack)),
+            request: *request,
         }
     }
 

@@ -201,13 +201,17 @@ fn gvl(at: u64, see: &mut dyn FnMut(&Process, Seen<'_>)) {
         who: who(1),
         id: 2,
         thread: Some(u64::MAX),
+        request: Some(7),
         begin_ns: at,
         ns: 4,
         blocker: Some(blocker),
         stack: Some(Arc::from([])),
     };
     see(&process, Seen::GvlWait(&wait));
-    see(&process, Seen::GvlWait(&GvlWait { blocker: None, stack: None, thread: None, ..wait.clone() }));
+    see(
+        &process,
+        Seen::GvlWait(&GvlWait { blocker: None, stack: None, thread: None, request: None, ..wait.clone() }),
+    );
     see(&process, Seen::GvlSpan(&span(at)));
     let thread = GvlThreadSummary {
         coverage: coverage(),

@@ -81,6 +81,8 @@ pub(in crate::trace_file) struct GvlWait {
     pub blocker: Option<Blocker>,
     #[prost(uint32, optional, tag = "7")]
     pub stack: Option<u32>,
+    #[prost(uint64, optional, tag = "8")]
+    pub request: Option<u64>,
 }
 
 #[derive(Clone, Copy, PartialEq, prost::Message)]

@@ -24,6 +24,7 @@ fn gvl_recorded() -> Recorder {
         who: gvl_who(4),
         id: 40,
         thread: None,
+        request: None,
         begin_ns: 2000,
         ns: 1000,
         blocker: Some(GvlBlocker {

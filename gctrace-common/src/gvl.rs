@@ -9,7 +9,7 @@ mod place;
 mod task;
 
 pub use place::{FutexPath, GOES_ON_NS, GvlCookie, GvlPath, GvlPoint};
-pub use task::{Clocks, GvlTask, elapsed};
+pub use task::{CLOCKS_UNKNOWN, Clocks, GvlTask, OwnTimes, clocks_at, elapsed};
 
 /// Entries of the `GVL_THREADS` map: threads of all traced processes at one time.
 pub const MAX_GVL_THREADS: u32 = 8192;
@@ -18,6 +18,8 @@ pub const MAX_GVL_LOCKS: u32 = 4096;
 /// Entries of the `GVL_EDGES` map: pairs of a waiting and a holding thread.
 pub const MAX_GVL_EDGES: u32 = 16_384;
 
+/// Entries of the `OWN_TIMES` map: threads that take or end a request at one time.
+pub const MAX_OWN_TIMES: u32 = 4096;
 /// Entries of the `GVL_TASKS` map: native threads of all traced processes at one time.
 pub const MAX_GVL_TASKS: u32 = 16_384;
 

@@ -3,7 +3,7 @@
 #[cfg(feature = "user")]
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
-use crate::{event::Header, gvl::Clocks};
+use crate::{event::Header, gvl::OwnTimes};
 
 /// First bytes of a reply that are kept.
 pub const HEAD_BYTES: usize = 1024;
@@ -95,8 +95,8 @@ pub struct JobEvent {
     pub pause_ns: u64,
     /// See [`RequestEvent::gvl_ns`](crate::request::RequestEvent::gvl_ns).
     pub gvl_ns: u64,
-    /// See [`RequestEvent::clocks`](crate::request::RequestEvent::clocks).
-    pub clocks: Clocks,
+    /// See [`RequestEvent::times`](crate::request::RequestEvent::times).
+    pub times: OwnTimes,
     /// See [`RequestEvent::alloc_slots`](crate::request::RequestEvent::alloc_slots).
     pub alloc_slots: u64,
     /// See [`RequestEvent::alloc_bytes`](crate::request::RequestEvent::alloc_bytes).
@@ -120,4 +120,4 @@ pub struct JobEvent {
 }
 
 const _: () = assert!(size_of::<Fetcher>() == 16 + 32 + HEAD_BYTES + 2 * TAIL_BYTES);
-const _: () = assert!(size_of::<JobEvent>() == 40 + 56 + 16 + 16 + HEAD_BYTES + 2 * TAIL_BYTES);
+const _: () = assert!(size_of::<JobEvent>() == 40 + 56 + 48 + 16 + 16 + HEAD_BYTES + 2 * TAIL_BYTES);

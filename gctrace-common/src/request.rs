@@ -5,7 +5,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 use crate::{
     event::{Header, SNAPSHOT_BYTES},
-    gvl::Clocks,
+    gvl::OwnTimes,
     memory::MemoryPages,
     traceparent::{VALUE_WORDS, pieces::TAIL_WORDS},
 };
@@ -184,10 +184,10 @@ pub struct Serving {
     pub gvl_epoch: u32,
     /// For how long it has waited for the GVL since it took the request, nanoseconds; [`GVL_UNKNOWN`]: not all was seen.
     pub gvl_ns: u64,
-    /// The clocks of its native thread when it took the request.
-    pub clocks: Clocks,
-    /// [`GvlTask::epoch`](crate::gvl::GvlTask::epoch) plus 1 of these clocks; 0: there are none.
-    pub clocks_epoch: u32,
+    /// The times of the thread up to when it took the request.
+    pub times: OwnTimes,
+    /// [`GvlTask::epoch`](crate::gvl::GvlTask::epoch) plus 1 of these times; 0: there are none.
+    pub times_epoch: u32,
     /// What a hit has left to be done at its end: one of the constants. Passed in here, so that the verifier walks the rest once, and not
     /// once for each way to it.
     pub step: u32,
@@ -240,8 +240,6 @@ impl Serving {
 pub const GVL_UNKNOWN: u64 = u64::MAX;
 /// Not all slots that were taken were seen.
 pub const ALLOC_UNKNOWN: u64 = u64::MAX;
-/// When the thread had a CPU was not seen.
-pub const CLOCKS_UNKNOWN: Clocks = [u64::MAX; 3];
 
 /// What the parser of a connection has been given last.
 #[derive(Clone, Copy, Debug)]
@@ -333,8 +331,9 @@ pub struct RequestEvent {
     pub pause_ns: u64,
     /// For how long its thread waited for the GVL, nanoseconds; [`GVL_UNKNOWN`]: not all was seen.
     pub gvl_ns: u64,
-    /// For how long its native thread had a CPU, could have run, and could not; [`CLOCKS_UNKNOWN`]: that was not seen.
-    pub clocks: Clocks,
+    /// The times of its thread in it: for how long its native thread had a CPU, could have run, and could not, and how much of that belongs to waits
+    /// for the GVL and to times without it.
+    pub times: OwnTimes,
     /// Slots of heap pages that its thread took to allocate objects in them; [`ALLOC_UNKNOWN`]: not all was seen.
     pub alloc_slots: u64,
     /// Their bytes.
@@ -373,10 +372,10 @@ pub struct UnitEvent {
 }
 
 const _: () = assert!(size_of::<UnitEvent>() == 48 + size_of::<MemoryPages>() + 2 * SNAPSHOT_BYTES);
-const _: () = assert!(size_of::<Serving>() == 32 + 24 + 12 + 4 + 8 + 32 + 24 + 16);
+const _: () = assert!(size_of::<Serving>() == 32 + 24 + 12 + 4 + 8 + 32 + 24 + 16 + 48);
 const _: () = assert!(size_of::<Parsed>() == 24 + 16 + 56 + 16 + LINE_BYTES);
 const _: () = assert!(size_of::<ParserKey>() == 16);
-const _: () = assert!(size_of::<RequestEvent>() == 40 + 64 + 24 + 16 + 16 + LINE_BYTES + 8 + 56);
+const _: () = assert!(size_of::<RequestEvent>() == 40 + 64 + 72 + 16 + 16 + LINE_BYTES + 8 + 56);
 
 #[cfg(test)]
 mod tests {

@@ -18,7 +18,7 @@ use gctrace_common::{
     event::Phase,
     gvl::{
         GvlEdge, GvlEdgeKey, GvlGate, GvlKey, GvlLock, GvlTask, GvlThread, MAX_GVL_EDGES, MAX_GVL_EPOCHS,
-        MAX_GVL_LOCKS, MAX_GVL_TASKS, MAX_GVL_THREADS,
+        MAX_GVL_LOCKS, MAX_GVL_TASKS, MAX_GVL_THREADS, MAX_OWN_TIMES, OwnTimes,
     },
     job::{Fetcher, MAX_FETCHERS},
     leak::{LEAK_COUNTS, LeakPage, LeakTarget},
@@ -227,6 +227,14 @@ pub static GVL_THREADS: HashMap<GvlKey, GvlThread> = HashMap::with_max_entries(M
 /// Their native threads, as the scheduler sees them.
 #[map]
 pub static GVL_TASKS: HashMap<u32, GvlTask> = HashMap::with_max_entries(MAX_GVL_TASKS, 0);
+
+/// Keyed by tid: where a thread that takes or ends a request leaves its times for itself. It needs them at once, so those of others may go.
+#[map]
+pub static OWN_TIMES: LruHashMap<u32, OwnTimes> = LruHashMap::with_max_entries(MAX_OWN_TIMES, 0);
+
+/// Those of a thread that has none.
+#[map]
+pub static BLANK_TIMES: Array<OwnTimes> = Array::with_max_entries(1, 0);
 
 /// Who holds and has held each GVL.
 #[map]

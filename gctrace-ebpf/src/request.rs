@@ -18,11 +18,10 @@ use aya_ebpf::{
     programs::ProbeContext,
 };
 use gctrace_common::{
-    gvl::{Clocks, GvlGate, Step, elapsed},
+    gvl::{GvlGate, OwnTimes, Step},
     job::JOB,
     request::{
-        ALLOC_UNKNOWN, CLOCKS_UNKNOWN, GVL_UNKNOWN, ParserKey, RequestEnd, RequestPoint, SERVES_HTTP,
-        STATUS_BYTES, Serving,
+        ALLOC_UNKNOWN, GVL_UNKNOWN, ParserKey, RequestEnd, RequestPoint, SERVES_HTTP, STATUS_BYTES, Serving,
     },
     stats::Counter,
     traceparent::Traceparent,
@@ -187,15 +186,28 @@ pub fn sees_gvl(serving: &Serving) -> bool {
     gate.level != GvlGate::CLOSED && serving.gvl_epoch == gate.epoch.wrapping_add(1)
 }
 
-/// What the clocks of the thread that runs have gone forward since it took its request.
+/// Writes the times of the thread that runs since it took its request.
+///
+/// # Safety
+/// `to` must be valid for writing and 8-byte aligned.
 #[inline(always)]
-pub fn elapsed_clocks(tid: u32, serving: &Serving, now: u64) -> Clocks {
-    match tasks::own_clocks(tid, now) {
-        Some((clocks, epoch)) if serving.clocks_epoch == epoch.wrapping_add(1) => {
-            elapsed(&serving.clocks, &clocks)
-        }
-        _ => CLOCKS_UNKNOWN,
+pub unsafe fn own_times_since(tid: u32, serving: &Serving, now: u64, to: *mut OwnTimes) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        let epoch = tasks::own_times(tid, now, to);
+        *to = if epoch != 0 && epoch == serving.times_epoch {
+            (*to).since(&serving.times)
+        } else {
+            OwnTimes::UNKNOWN
+        };
     }
+}
+
+/// Keeps the times of a thread that takes a request or a job.
+#[inline(always)]
+fn keep_times(tid: u32, serving: &mut Serving, now: u64) {
+    // SAFETY: a reference.
+    serving.times_epoch = unsafe { tasks::own_times(tid, now, &raw mut serving.times) };
 }
 
 /// A thread ended.
@@ -395,10 +407,7 @@ fn begin(at: &At<'_>, serving: &mut Serving, fd: u32, parser: u64) {
     serving.status = [0; STATUS_BYTES];
     serving.gvl_ns = if sees_gvl(serving) { 0 } else { GVL_UNKNOWN };
     (serving.alloc_slots, serving.alloc_bytes) = (no_slots_yet(at.tgid), 0);
-    (serving.clocks, serving.clocks_epoch) = match tasks::own_clocks(at.tid, at.now) {
-        Some((clocks, epoch)) => (clocks, epoch.wrapping_add(1)),
-        None => (CLOCKS_UNKNOWN, 0),
-    };
+    keep_times(at.tid, serving, at.now);
     serving.arrival_ns = socket::arrival_ns(fd);
     (serving.phase, serving.early) = (Serving::LOOKED_AT, 0);
     serving.begin_ns = at.now;

@@ -11,14 +11,17 @@ use aya_ebpf::{
     programs::RawTracePointContext,
 };
 use gctrace_common::{
-    gvl::{Clocks, GvlGate, GvlPath, GvlState, GvlTask, GvlThread},
+    gvl::{Clocks, GvlGate, GvlPath, GvlState, GvlTask, GvlThread, OwnTimes, clocks_at, elapsed},
     stats::Counter,
 };
 
 use crate::{
     filter::tgid_tid,
     hit::{Hit, charge},
-    maps::{GVL_TASKS, GVL_THREADS, any_image, closed, config, count, gvl_closed, gvl_gate},
+    maps::{
+        BLANK_TIMES, GVL_TASKS, GVL_THREADS, OWN_TIMES, any_image, closed, config, count, gvl_closed,
+        gvl_gate,
+    },
     rubies,
 };
 
@@ -216,20 +219,74 @@ fn has_cpu(task: *mut GvlTask, now: u64) {
     }
 }
 
-/// The clocks of the native thread that runs, where the states of threads are watched, and in which epoch they began.
+/// Copies the times of the thread that runs, where the states of threads are watched, and returns the epoch in which they began plus 1;
+/// otherwise 0, and what is copied is undefined.
+///
+/// # Safety
+/// `to` must be valid for writing and 8-byte aligned.
 #[inline(always)]
-pub fn own_clocks(tid: u32, now: u64) -> Option<(Clocks, u32)> {
+pub unsafe fn own_times(tid: u32, now: u64, to: *mut OwnTimes) -> u32 {
+    let epoch = verified_once_2_own_times(u64::from(tid), now) as u32;
+    if epoch == 0 {
+        return 0;
+    }
+    let Some(own) = OWN_TIMES.get_ptr(&tid) else { return 0 };
+    // SAFETY: a map value pointer, valid while the program runs, and the caller's promise.
+    unsafe {
+        let from: *const u64 = own.cast();
+        let to: *mut u64 = to.cast();
+        for word in 0..size_of::<OwnTimes>() / 8 {
+            // Volatile, or LLVM makes a call to memcpy of it, which BPF lacks.
+            to.add(word).write_volatile(from.add(word).read_volatile());
+        }
+    }
+    epoch
+}
+
+/// The same into [`OWN_TIMES`]: a global function, which the verifier walks once and not for each way to it.
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn verified_once_2_own_times(tid: u64, now: u64) -> u64 {
     let gate = gvl_gate();
     if gate.level == GvlGate::CLOSED {
-        return None;
+        return 0;
     }
-    let task = GVL_TASKS.get_ptr_mut(&tid)?;
+    let Some(task) = GVL_TASKS.get_ptr_mut(&(tid as u32)) else { return 0 };
     // SAFETY: a map value pointer, valid while the program runs.
     if unsafe { (*task).epoch } != gate.epoch {
-        return None;
+        return 0;
     }
+    if OWN_TIMES.get_ptr(&(tid as u32)).is_none() {
+        let Some(blank) = BLANK_TIMES.get(0) else { return 0 };
+        let _may_be_full = OWN_TIMES.insert(&(tid as u32), blank, 0);
+    }
+    let Some(own) = OWN_TIMES.get_ptr_mut(&(tid as u32)) else { return 0 };
     has_cpu(task, now);
-    Some((clocks(task, now), gate.epoch))
+    let clocks = clocks(task, now);
+    // SAFETY: as above; only this thread uses this key.
+    let own = unsafe { &mut *own };
+    *own = OwnTimes { clocks, ..OwnTimes::UNKNOWN };
+    // SAFETY: as above; only the thread that runs there writes these two.
+    let (owner, key) = unsafe { ((*task).owner, (*task).key) };
+    if let Some(thread) = GVL_THREADS.get_ptr(&key) {
+        // SAFETY: as above.
+        let thread = unsafe { &*thread };
+        let state = thread.state;
+        if thread.id == owner
+            && thread.epoch == gate.epoch
+            && thread.header.tid == tid as u32
+            && state != GvlState::Unknown as u32
+        {
+            let part = elapsed(&thread.clocks, &clocks);
+            for at in 0..3 {
+                let (ready, away) = (state == GvlState::Ready as u32, state == GvlState::Away as u32);
+                own.waiting[at] =
+                    thread.split[GvlState::Ready as usize][at] + if ready { part[at] } else { 0 };
+                own.away[at] = thread.split[GvlState::Away as usize][at] + if away { part[at] } else { 0 };
+            }
+        }
+    }
+    u64::from(gate.epoch.wrapping_add(1))
 }
 
 /// A native thread ends: its thread's account is closed, if it is still there.
@@ -265,13 +322,14 @@ fn clocks(task: *const GvlTask, now: u64) -> Clocks {
     let mut clocks = [0; 3];
     for _ in 0..4 {
         // SAFETY: a map value pointer, valid while the program runs.
-        let (before, copy, after) = unsafe {
+        let (before, after) = unsafe {
             let seq = &raw const (*task).seq;
             let before = seq.read_volatile();
-            let copy = task.read_volatile();
-            (before, copy, seq.read_volatile())
+            let copy = (&raw const (*task).clocks).read_volatile();
+            let state = (&raw const (*task).state).read_volatile();
+            clocks = clocks_at(&copy, state, (&raw const (*task).since_ns).read_volatile(), now);
+            (before, seq.read_volatile())
         };
-        clocks = copy.clocks_at(now);
         if before == after && before & 1 == 0 {
             break;
         }

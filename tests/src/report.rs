@@ -262,6 +262,8 @@ pub struct RequestLine {
     pub runnable_ns: Option<u64>,
     /// For how long it waited for something.
     pub blocked_ns: Option<u64>,
+    /// The same by what its thread did with the GVL.
+    pub split: Option<GvlSplitLine>,
     /// Slots of the heap that its thread took, if known.
     pub alloc_objects: Option<u64>,
     /// Their bytes.

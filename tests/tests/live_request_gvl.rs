@@ -125,6 +125,72 @@ fn compare_waits_of_requests() -> Result<()> {
     Ok(())
 }
 
+/// What a request does in Ruby, in native code without the GVL, and asleep is in the right part of its time, and the parts add up.
+#[test]
+fn parts_of_requests() -> Result<()> {
+    settled(compare_parts)
+}
+
+fn compare_parts() -> Result<()> {
+    let live = Live::begin()?;
+    let mut rubies = 0;
+    for ruby in Puma::rubies()? {
+        // Where it is not seen when threads release the GVL there are no parts.
+        rubies += 1;
+        let server = Puma::start_on(&live, &ruby, "parts.ru")?;
+        let pid = server.process.pid().to_string();
+        let gctrace = Invocation::jsonl(["--pid", &pid, "--requests", "--gvl", "--gvl-budget", "100"])?
+            .start_ready()?;
+        // The GVL state of a thread is known once it was seen to get it.
+        const REQUESTS: usize = 12;
+        for n in 0..REQUESTS {
+            let mut stream = server.connect()?;
+            let letter = char::from(b'g' + n as u8);
+            stream.write_all(
+                format!("GET /parts/x{letter}y HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n").as_bytes(),
+            )?;
+            let mut got = Vec::new();
+            stream.read_to_end(&mut got)?;
+            ensure!(got.ends_with(b"OK"), "{}", String::from_utf8_lossy(&got));
+        }
+        gctrace.wait_requests(REQUESTS)?;
+        let report = gctrace.stop()?;
+        ledger::check_lossless(&report)?;
+        let truth = std::fs::read_to_string(&server.truth)?;
+        let mut known = 0;
+        for line in &report.requests {
+            let Some(split) = &line.split else { continue };
+            known += 1;
+            let name = line.path.as_deref().and_then(|path| path.rsplit('/').next()).context("a path")?;
+            let words = truth.lines().map(|line| line.split(' ').collect::<Vec<_>>());
+            let words = words.into_iter().find(|words| words[0] == name).with_context(|| name.to_owned())?;
+            let [ruby_ns, native_ns, slept_ns] = [1, 2, 3].map(|at| words[at].parse::<u64>());
+            let (ruby_ns, native_ns, slept_ns) = (ruby_ns?, native_ns?, slept_ns?);
+            let [wait, hold, away] = [&split.wait, &split.hold, &split.away];
+            let sum: u64 =
+                [wait, hold, away].iter().map(|part| part.cpu_ns + part.runnable_ns + part.blocked_ns).sum();
+            ensure!(Some(sum) == line.duration_ns, "{line:?}: {sum}");
+            ensure!(Some(wait.cpu_ns + hold.cpu_ns + away.cpu_ns) == line.cpu_ns, "{line:?}");
+            // What Puma does besides is in them, too, and Zlib holds the GVL where it returns what it made. Where the kernel shows no switch to a thread, the CPU time that it has charged may be a tick old.
+            const BESIDES_NS: u64 = 10_000_000;
+            const TICK_NS: u64 = 4_000_000;
+            let close =
+                |ours: u64, theirs: u64| ours + TICK_NS + CLOCKS_NS >= theirs && ours <= theirs + BESIDES_NS;
+            ensure_times!(close(hold.cpu_ns, ruby_ns), "in Ruby {ruby_ns}: {line:?}");
+            ensure_times!(close(away.cpu_ns, native_ns), "without the GVL {native_ns}: {line:?}");
+            ensure_times!(close(away.blocked_ns, slept_ns), "asleep {slept_ns}: {line:?}");
+            // Its waits one by one are the same sum, but for what the scheduler does between two probes.
+            let waited = wait.cpu_ns + wait.runnable_ns + wait.blocked_ns;
+            ensure!(line.gvl_wait_ns.is_none_or(|ns| ns.abs_diff(waited) <= CLOCKS_NS), "{waited}: {line:?}");
+        }
+        println!("{}: {known} of {REQUESTS} requests are divided", ruby.label());
+        // Each thread of the server may have one before it was seen to get the GVL.
+        ensure!(known * 2 >= REQUESTS, "{}: {known} requests are divided", ruby.label());
+    }
+    ensure!(rubies >= 2, "{rubies} Rubies");
+    Ok(())
+}
+
 /// The request of a wait is the one that its thread served when the wait ended, and no wait in a request has none.
 fn waits_name_their_requests(report: &Report) -> Result<()> {
     let (mut named, mut unnamed) = (0, 0);

@@ -32,6 +32,40 @@ pub struct GvlTask {
     pub epoch: u32,
 }
 
+/// The times of a thread up to a moment, or between two.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[cfg_attr(feature = "user", derive(FromBytes, Immutable, IntoBytes, KnownLayout))]
+#[repr(C)]
+pub struct OwnTimes {
+    /// The clocks of its native thread; [`CLOCKS_UNKNOWN`]: not all was seen.
+    pub clocks: Clocks,
+    /// Of them, what belongs to waits for the GVL; [`CLOCKS_UNKNOWN`] where that is not known.
+    pub waiting: Clocks,
+    /// Of them, what belongs to times without the GVL; known if `waiting` is.
+    pub away: Clocks,
+}
+
+/// Clocks of which not all was seen.
+pub const CLOCKS_UNKNOWN: Clocks = [u64::MAX; 3];
+
+impl OwnTimes {
+    /// Nothing is known.
+    pub const UNKNOWN: Self = Self { clocks: CLOCKS_UNKNOWN, waiting: CLOCKS_UNKNOWN, away: CLOCKS_UNKNOWN };
+
+    /// What a thread has done since then, whose GVL state divides what its clocks go forward by.
+    #[inline]
+    pub fn since(&self, then: &Self) -> Self {
+        let mut since = Self { clocks: elapsed(&then.clocks, &self.clocks), ..Self::UNKNOWN };
+        if then.waiting[0] != u64::MAX && self.waiting[0] != u64::MAX {
+            for at in 0..3 {
+                since.waiting[at] = self.waiting[at].wrapping_sub(then.waiting[at]);
+                since.away[at] = self.away[at].wrapping_sub(then.away[at]);
+            }
+        }
+        since
+    }
+}
+
 impl GvlTask {
     /// It runs on a CPU.
     pub const CPU: u32 = 0;
@@ -43,13 +77,7 @@ impl GvlTask {
     /// The clocks at a time that is not before the last change.
     #[inline]
     pub fn clocks_at(&self, now_ns: u64) -> Clocks {
-        let ns = now_ns.saturating_sub(self.since_ns);
-        let of = |state| if self.state == state { ns } else { 0 };
-        [
-            self.clocks[0] + of(Self::CPU),
-            self.clocks[1] + of(Self::RUNNABLE),
-            self.clocks[2] + of(Self::BLOCKED),
-        ]
+        clocks_at(&self.clocks, self.state, self.since_ns, now_ns)
     }
 
     /// It is on a CPU, and was not seen to get there. What the kernel has charged it since tells how long it has been.
@@ -73,6 +101,14 @@ impl GvlTask {
         self.state = state;
         self.since_ns = now_ns;
     }
+}
+
+/// Clocks at a time, of a thread that has been in a state since then.
+#[inline]
+pub fn clocks_at(clocks: &Clocks, state: u32, since_ns: u64, now_ns: u64) -> Clocks {
+    let ns = now_ns.saturating_sub(since_ns);
+    let of = |one| if state == one { ns } else { 0 };
+    [clocks[0] + of(GvlTask::CPU), clocks[1] + of(GvlTask::RUNNABLE), clocks[2] + of(GvlTask::BLOCKED)]
 }
 
 /// What three clocks went forward by. [`GvlTask::unseen`] gives one clock what another one had: that goes back, and the others together

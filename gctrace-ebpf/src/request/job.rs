@@ -11,18 +11,18 @@ use aya_ebpf::{
 use gctrace_common::{
     event::{Header, Kind},
     job::{COMMAND_BYTES, FetchState, Fetcher, HEAD_BYTES, JOB, JobEvent, JobPoint, NO_PORT, TAIL_BYTES},
-    request::{CLOCKS_UNKNOWN, GVL_UNKNOWN, RUNS_JOBS, RequestEnd, Serving},
+    request::{GVL_UNKNOWN, RUNS_JOBS, RequestEnd, Serving},
     stats::Counter,
 };
 
 use super::{
-    FIRST, NO_EXIST, NO_WAKEUP, SECOND, THIRD, elapsed_clocks, end, entry, is_server, no_slots_yet, sees_gvl,
-    unit,
+    FIRST, NO_EXIST, NO_WAKEUP, SECOND, THIRD, end, entry, is_server, keep_times, no_slots_yet,
+    own_times_since, sees_gvl, unit,
 };
 use crate::{
     filter::tgid_tid,
     maps::{BLANK_FETCHER, FETCHERS, PROCESSES, REQUEST_RING, closed, copies_states, count},
-    rubies, socket, tasks, usermem,
+    rubies, socket, usermem,
 };
 
 /// From the end of the first line of a `BRPOP` to its arguments: `\r\n$5\r\nbrpop\r\n`.
@@ -314,10 +314,7 @@ fn begin(at: &At<'_>, fetcher: &mut Fetcher, reply: u64, len: u64) -> bool {
     serving.parser = JOB;
     serving.gvl_ns = if sees_gvl(serving) { 0 } else { GVL_UNKNOWN };
     (serving.alloc_slots, serving.alloc_bytes) = (no_slots_yet(at.tgid), 0);
-    (serving.clocks, serving.clocks_epoch) = match tasks::own_clocks(at.tid, at.now) {
-        Some((clocks, epoch)) => (clocks, epoch.wrapping_add(1)),
-        None => (CLOCKS_UNKNOWN, 0),
-    };
+    keep_times(at.tid, serving, at.now);
     serving.begin_ns = at.now;
     serving.step = Serving::TAKEN;
     fetcher.state = FetchState::Receiving as u32;
@@ -350,7 +347,7 @@ pub fn emit(tgid: u32, tid: u32, serving: &Serving, how: RequestEnd, now: u64) {
         (*record).begin_ns = serving.begin_ns;
         (*record).pause_ns = PROCESSES.get(&tgid).map_or(0, |process| process.pause_ns);
         (*record).gvl_ns = if sees_gvl(serving) { serving.gvl_ns } else { GVL_UNKNOWN };
-        (*record).clocks = elapsed_clocks(tid, serving, now);
+        own_times_since(tid, serving, now, &raw mut (*record).times);
         ((*record).alloc_slots, (*record).alloc_bytes) = (serving.alloc_slots, serving.alloc_bytes);
         (*record).total = (*fetcher).total;
         (*record).reconnected = (*fetcher).reconnected;

@@ -7,7 +7,7 @@ use gctrace_common::{
     traceparent::{Traceparent, VALUE_WORDS},
 };
 
-use super::{NO_WAKEUP, elapsed_clocks, sees_gvl};
+use super::{NO_WAKEUP, own_times_since, sees_gvl};
 use crate::{
     maps::{PARSERS, PROCESSES, REQUEST_RING, count},
     rubies,
@@ -51,7 +51,7 @@ pub fn emit(tgid: u32, tid: u32, serving: &Serving, how: RequestEnd, now: u64) {
         (*record).arrival_ns = serving.arrival_ns;
         (*record).status = serving.status;
         (*record).gvl_ns = if sees_gvl(serving) { serving.gvl_ns } else { GVL_UNKNOWN };
-        (*record).clocks = elapsed_clocks(tid, serving, now);
+        own_times_since(tid, serving, now, &raw mut (*record).times);
         ((*record).alloc_slots, (*record).alloc_bytes) = (serving.alloc_slots, serving.alloc_bytes);
         (*record).pause_ns = PROCESSES.get(&tgid).map_or(0, |process| process.pause_ns);
         (*record).first_ns = 0;

@@ -14,6 +14,7 @@ use aya::{
 };
 use gctrace_common::{
     config::ProcessEntry,
+    gvl::MAX_OWN_TIMES,
     job::MAX_FETCHERS,
     request::{
         MAX_ARRIVALS, MAX_CONNECTIONS, MAX_SERVERS, MAX_SERVING, Parsed, REQUEST_RING_BYTES, Serving,
@@ -43,10 +44,11 @@ pub(super) const BLOCKING_PROGRAM: &str = "blocking_hit";
 /// The one for packets that servers get.
 pub(super) const ARRIVALS_PROGRAM: &str = "request_data";
 /// Maps and how many entries they have.
-const MAPS: [(&str, u32); 6] = [
+const MAPS: [(&str, u32); 7] = [
     ("ARRIVALS", MAX_ARRIVALS),
     ("FETCHERS", MAX_FETCHERS),
     ("SERVERS", MAX_SERVERS),
+    ("OWN_TIMES", MAX_OWN_TIMES),
     ("SERVING", MAX_SERVING),
     ("CONNECTIONS", MAX_CONNECTIONS),
     ("PARSERS", MAX_CONNECTIONS),

@@ -2,9 +2,9 @@
 
 use gctrace_common::{
     event::PauseEvent,
-    gvl::Clocks,
+    gvl::{CLOCKS_UNKNOWN, Clocks, OwnTimes},
     job::JobEvent,
-    request::{ALLOC_UNKNOWN, CLOCKS_UNKNOWN, GVL_UNKNOWN, RequestEnd, RequestEvent},
+    request::{ALLOC_UNKNOWN, GVL_UNKNOWN, RequestEnd, RequestEvent},
     traceparent::Traceparent,
 };
 
@@ -20,6 +20,7 @@ use crate::{
     clock::monotonic_ns,
     decode::{self, Event},
     model::{
+        gvl::{GvlCoverage, GvlSplit, GvlTaskTimes},
         request::{Allocated, Request, States},
         seen::Seen,
         trace::Trace,
@@ -34,6 +35,22 @@ const BATCH: usize = 4096;
 fn states(clocks: Clocks) -> Option<States> {
     let [cpu_ns, runnable_ns, blocked_ns] = clocks;
     (clocks != CLOCKS_UNKNOWN).then_some(States { cpu_ns, runnable_ns, blocked_ns })
+}
+
+/// How it divides by what the thread did with the GVL, too. `seen`: what is seen of the GVL in its process.
+fn split(times: &OwnTimes, seen: Option<GvlCoverage>) -> Option<GvlSplit> {
+    if times.clocks == CLOCKS_UNKNOWN
+        || times.waiting == CLOCKS_UNKNOWN
+        || !seen.is_some_and(|seen| seen.holds && !seen.only_blocked)
+    {
+        return None;
+    }
+    let of = |[cpu_ns, runnable_ns, blocked_ns]: Clocks| GvlTaskTimes { cpu_ns, runnable_ns, blocked_ns };
+    let mut holding = [0; 3];
+    for (at, ns) in holding.iter_mut().enumerate() {
+        *ns = times.clocks[at].checked_sub(times.waiting[at])?.checked_sub(times.away[at])?;
+    }
+    Some(GvlSplit { waiting: of(times.waiting), holding: of(holding), away: of(times.away) })
 }
 
 /// What a thread took of the heap in it.
@@ -121,6 +138,7 @@ impl Pipeline {
         let line = event.line.get(..event.len as usize).unwrap_or_default();
         let (method, path) = endpoint::request_line(line);
         let since = |ns: u64| (ns != 0).then(|| ns.saturating_sub(begin_ns));
+        let seen = self.traced.get(&pid).and_then(|traced| traced.process.image.gvl);
         let facts = Facts {
             end_ns: matches!(end, RequestEnd::Kept | RequestEnd::Closed).then_some(header.ts_ns),
             method,
@@ -131,7 +149,8 @@ impl Pipeline {
             first_byte_ns: since(event.first_write_ns),
             last_byte_ns: since(event.last_write_ns),
             gvl_wait_ns: (event.gvl_ns != GVL_UNKNOWN).then_some(event.gvl_ns),
-            states: states(event.clocks),
+            states: states(event.times.clocks),
+            split: split(&event.times, seen),
             alloc: allocated(event.alloc_slots, event.alloc_bytes),
             pause_ns: (event.pause_ns != 0).then_some(event.pause_ns),
             trace: (event.traceparent == Traceparent::Valid as u32)
@@ -180,7 +199,8 @@ impl Pipeline {
             path: fetched.class,
             gvl_wait_ns: (event.gvl_ns != GVL_UNKNOWN).then_some(event.gvl_ns),
             pause_ns: (event.pause_ns != 0).then_some(event.pause_ns),
-            states: states(event.clocks),
+            states: states(event.times.clocks),
+            split: split(&event.times, traced.process.image.gvl),
             alloc: allocated(event.alloc_slots, event.alloc_bytes),
             trace,
             job: Some(fetched.job),

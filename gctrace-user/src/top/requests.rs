@@ -200,6 +200,7 @@ mod tests {
             gc_other: Some(crate::model::request::GcTime { pauses: 1, ns: ns / 10 }),
             gvl_wait_ns: None,
             states: None,
+            split: None,
             alloc: None,
             job: None,
             handler: None,

@@ -368,6 +368,7 @@ fn request(path: &str, end_ns: u64, ns: u64) -> Request {
         gc_other: Some(GcTime::default()),
         gvl_wait_ns: Some(ns / 2),
         states: None,
+        split: None,
         alloc: None,
         job: None,
         handler: None,

@@ -287,6 +287,7 @@ mod tests {
             gc_other: Some(GcTime { pauses: 2, ns: 30 }),
             gvl_wait_ns: None,
             states: None,
+            split: None,
             alloc: None,
             job: None,
             handler: None,

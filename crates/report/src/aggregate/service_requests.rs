@@ -184,6 +184,7 @@ pub(crate) mod tests {
             gc_other: Some(GcTime { pauses: 4, ns: 50 }),
             gvl_wait_ns: None,
             states: None,
+            split: None,
             alloc: None,
             job: None,
             handler: None,

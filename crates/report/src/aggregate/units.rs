@@ -15,6 +15,7 @@ use super::{
     gc_pauses::{GcPauses, OwnAndOther, PauseAt},
 };
 use crate::model::{
+    gvl::GvlSplit,
     request::{Allocated, GcTime, Job, Request, States, UnitStates},
     stack::Frame,
     trace::{Span, Trace},
@@ -92,6 +93,8 @@ pub struct Facts {
     pub gvl_wait_ns: Option<u64>,
     /// See [`Request::states`].
     pub states: Option<States>,
+    /// See [`Request::split`].
+    pub split: Option<GvlSplit>,
     /// See [`Request::alloc`].
     pub alloc: Option<Allocated>,
     /// See [`Request::trace`].
@@ -276,6 +279,7 @@ impl Units {
             last_byte_ns,
             gvl_wait_ns,
             states,
+            split,
             alloc,
             trace,
             job,
@@ -299,6 +303,7 @@ impl Units {
             gc_other: other,
             gvl_wait_ns: gvl_wait_ns.filter(|_| ended),
             states: states.filter(|_| ended),
+            split: split.filter(|_| ended),
             alloc: alloc.filter(|_| ended),
             handler,
             trace: match published {

@@ -339,6 +339,7 @@ fn requests(side: &mut Side, process: &Process, program: Program, random: &mut R
             gc_other: None,
             gvl_wait_ns: None,
             states: None,
+            split: None,
             alloc: None,
             job: None,
             handler: None,

@@ -19,8 +19,8 @@ use crate::{
     model::{
         GcCycle, GcState, GcWork, MemorySource, Pause, Process, Runtime,
         gvl::{
-            GvlBlocked, GvlBlocker, GvlCoverage, GvlProcessSummary, GvlSums, GvlTaskTimes, GvlThreadSummary,
-            GvlWait, GvlWho,
+            GvlBlocked, GvlBlocker, GvlCoverage, GvlProcessSummary, GvlSplit, GvlSums, GvlTaskTimes,
+            GvlThreadSummary, GvlWait, GvlWho,
         },
         request::Request,
         seen::{CyclesBefore, ProcessEnd, Seen},
@@ -207,11 +207,7 @@ impl Sums {
             hold_ns: sums.hold.map(|hold| hold.ns),
             hold_max_ns: sums.hold.map(|hold| hold.max_ns),
             away_ns: sums.away.map(|away| away.ns),
-            split: sums.split.map(|split| Split {
-                wait: Task::of(split.waiting),
-                hold: Task::of(split.holding),
-                away: Task::of(split.away),
-            }),
+            split: sums.split.map(Split::of),
             wait_histogram: sums.waits.buckets().collect(),
         }
     }
@@ -219,10 +215,16 @@ impl Sums {
 
 /// What native threads did, by what threads did with the GVL.
 #[derive(Serialize)]
-struct Split {
+pub(super) struct Split {
     wait: Task,
     hold: Task,
     away: Task,
+}
+
+impl Split {
+    pub(super) fn of(split: GvlSplit) -> Self {
+        Self { wait: Task::of(split.waiting), hold: Task::of(split.holding), away: Task::of(split.away) }
+    }
 }
 
 #[derive(Serialize)]

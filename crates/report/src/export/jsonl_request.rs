@@ -2,6 +2,7 @@
 
 use serde::Serialize;
 
+use super::jsonl::Split;
 use crate::model::{
     Process,
     request::{Job, Request},
@@ -43,6 +44,8 @@ pub(super) struct RequestLine<'a> {
     cpu_ns: Option<u64>,
     runnable_ns: Option<u64>,
     blocked_ns: Option<u64>,
+    /// The same by what its thread did with the GVL.
+    split: Option<Split>,
     alloc_objects: Option<u64>,
     alloc_bytes: Option<u64>,
 }
@@ -85,6 +88,7 @@ impl<'a> RequestLine<'a> {
             cpu_ns: request.states.map(|states| states.cpu_ns),
             runnable_ns: request.states.map(|states| states.runnable_ns),
             blocked_ns: request.states.map(|states| states.blocked_ns),
+            split: request.split.map(Split::of),
             alloc_objects: request.alloc.map(|alloc| alloc.slots),
             alloc_bytes: request.alloc.map(|alloc| alloc.bytes),
         }

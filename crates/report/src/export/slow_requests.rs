@@ -12,7 +12,7 @@ use crate::{
     ledger::Ledger,
     model::{
         GcCycle, Process,
-        gvl::GvlWait,
+        gvl::{GvlSplit, GvlTaskTimes, GvlWait},
         request::{GcTime, Request, States},
         seen::Seen,
         source::ruby_frame,
@@ -167,12 +167,31 @@ impl<W: Write> SlowRequests<W> {
             let (cpu, runnable, blocked) = (share(cpu_ns), share(runnable_ns), share(blocked_ns));
             writeln!(self.out, "  CPU: {cpu}, ready {runnable}, waiting {blocked}")?;
         }
+        if let Some(split) = &request.split {
+            self.write_split(split, request.gc_ns, next.ns)?;
+        }
         if let Some(alloc) = request.alloc {
             let objects = plural(alloc.slots, "object");
             writeln!(self.out, "  allocated: {objects}, {}", file_size(alloc.bytes))?;
         }
         self.write_gc(&next)?;
         if next.gvl { self.write_waits(&next) } else { Ok(()) }
+    }
+
+    /// Where its time went, in parts that do not overlap. A pause of its own is a time with the GVL.
+    fn write_split(&mut self, split: &GvlSplit, gc_ns: Option<u64>, ns: u64) -> std::io::Result<()> {
+        let share = |part: u64| format!("{} ({})", duration(part), percent(part, ns));
+        let of = |times: GvlTaskTimes| times.cpu_ns + times.runnable_ns + times.blocked_ns;
+        let held = of(split.holding);
+        let with = match gc_ns.filter(|gc| *gc <= held) {
+            Some(gc_ns) => format!("{} in Ruby, {} in own GC", share(held - gc_ns), share(gc_ns)),
+            None => format!("{} in Ruby and own GC", share(held)),
+        };
+        let GvlTaskTimes { cpu_ns, runnable_ns, blocked_ns } = split.away;
+        writeln!(self.out, "  time: {with},")?;
+        writeln!(self.out, "        {} waiting for the GVL; without it", share(of(split.waiting)))?;
+        let (cpu, ready, blocked) = (share(cpu_ns), share(runnable_ns), share(blocked_ns));
+        writeln!(self.out, "        {cpu} on a CPU, {ready} ready, {blocked} blocked")
     }
 
     fn write_gc(&mut self, next: &Pending) -> std::io::Result<()> {

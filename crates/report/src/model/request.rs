@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::{GcState, stack::Frame, trace::Trace};
+use super::{GcState, gvl::GvlSplit, stack::Frame, trace::Trace};
 
 /// One HTTP request, or one job. What is not known is `None`.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -40,6 +40,9 @@ pub struct Request {
     pub gvl_wait_ns: Option<u64>,
     /// How its time divides by the states of its native thread; not known where these were not watched all the time.
     pub states: Option<States>,
+    /// How that divides by what its thread did with the GVL, in which case the sum is that of `states`; not known where it was not watched all the
+    /// time, or where it is not seen when threads release the GVL.
+    pub split: Option<GvlSplit>,
     /// What its thread took of the heap to allocate objects; not known where that was not watched all the time.
     pub alloc: Option<Allocated>,
     /// The method or block of the application that handled it, with the line at which it begins. Not known where no stack was taken while

@@ -160,6 +160,7 @@ pub(super) fn request(request: &mut Request, with: &mut impl Visit) {
         gc_other: _,
         gvl_wait_ns: _,
         states: _,
+        split: _,
         alloc: _,
         handler,
         trace,

@@ -103,6 +103,7 @@ fn unknown() {
         gc_other: None,
         gvl_wait_ns: None,
         states: None,
+        split: None,
         alloc: None,
         job: None,
         handler: None,

@@ -7,7 +7,7 @@ use crate::{
     aggregate::services::tests::{process, state},
     model::{
         GcState, Pause,
-        gvl::{GvlBlocker, GvlCoverage, GvlDoing, GvlSpan, GvlWho},
+        gvl::{GvlBlocker, GvlCoverage, GvlDoing, GvlSpan, GvlSplit, GvlTaskTimes, GvlWho},
         request::Allocated,
         stack::{Frame, FrameKind, Stack},
     },
@@ -41,6 +41,7 @@ fn request(id: u64, begin_ms: u64, ms: u64, (gcs, gc_ms): (u32, u64)) -> Request
         gc_other: Some(GcTime::default()),
         gvl_wait_ns: None,
         states: None,
+        split: None,
         alloc: None,
         job: None,
         handler: None,
@@ -163,13 +164,25 @@ fn what_made_it_slow() {
     assert_eq!(text(&web(true), 500, &seen), expected);
     assert!(expected.lines().all(|line| line.chars().count() <= WIDTH));
     // All waits together, where they are known, and how the time divides.
-    let states = Some(States { cpu_ns: 150 * MS, runnable_ns: 6 * MS, blocked_ns: 444 * MS });
+    let states = Some(States { cpu_ns: 200 * MS, runnable_ns: 6 * MS, blocked_ns: 394 * MS });
     let alloc = Some(Allocated { slots: 12_000, bytes: 480_000 });
-    let slow = Request { gvl_wait_ns: Some(60 * MS), states, alloc, ..slow };
+    let times = |cpu, runnable, blocked| GvlTaskTimes {
+        cpu_ns: cpu * MS,
+        runnable_ns: runnable * MS,
+        blocked_ns: blocked * MS,
+    };
+    let split = GvlSplit { waiting: times(0, 6, 54), holding: times(190, 0, 10), away: times(10, 0, 330) };
+    let slow = Request { gvl_wait_ns: Some(60 * MS), states, split: Some(split), alloc, ..slow };
     let text = text(&web(true), 500, &[Seen::GvlWait(&waits[0]), Seen::Request(&slow)]);
     let both = "\n  GVL: waited 60.00ms (10.0 %) for it in all\n       1 long wait seen, 30.00ms (5.0 %)\n";
     assert!(text.contains(both), "{text}");
-    let time = "\n  CPU: 150.0ms (25.0 %), ready 6.00ms (1.0 %), waiting 444.0ms (74.0 %)\n  allocated: 12000 objects, 480 kB\n";
+    let time = "
+  CPU: 200.0ms (33.3 %), ready 6.00ms (1.0 %), waiting 394.0ms (65.7 %)
+  time: 50.00ms (8.3 %) in Ruby, 150.0ms (25.0 %) in own GC,
+        60.00ms (10.0 %) waiting for the GVL; without it
+        10.00ms (1.7 %) on a CPU, 0 (0 %) ready, 330.0ms (55.0 %) blocked
+  allocated: 12000 objects, 480 kB
+";
     assert!(text.contains(time), "{text}");
     assert!(time.lines().all(|line| line.len() <= WIDTH), "{time}");
 }

@@ -130,6 +130,8 @@ impl Bounds {
             request.gvl_wait_ns,
         ];
         self.lasts(lengths.into_iter().flatten().chain(states.into_iter().flatten()));
+        let split = request.split.iter().flat_map(|split| [split.waiting, split.holding, split.away]);
+        self.lasts(split.flat_map(|times| [times.cpu_ns, times.runnable_ns, times.blocked_ns]));
         self.lasts(request.duration_ns());
         self.counts(request.alloc.map(|alloc| alloc.slots));
         self.check("amount of memory", request.alloc.map(|alloc| alloc.bytes), LARGEST);

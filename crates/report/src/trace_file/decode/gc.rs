@@ -134,6 +134,7 @@ impl Tables {
             trace,
             alloc_slots,
             alloc_bytes,
+            split,
         } = request;
         let handler = match self.optional_stack(handler_stack)?.as_deref() {
             None => None,
@@ -171,6 +172,7 @@ impl Tables {
                 runnable_ns,
                 blocked_ns,
             }),
+            split: split.map(super::gvl::split).transpose()?,
             alloc: alloc_slots.zip(alloc_bytes).map(|(slots, bytes)| Allocated { slots, bytes }),
             handler,
             job: match job {

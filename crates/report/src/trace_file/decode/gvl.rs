@@ -38,7 +38,7 @@ fn times(times: wire::Times) -> GvlTimes {
     GvlTimes { count, ns, max_ns }
 }
 
-fn split(split: wire::Split) -> Result<GvlSplit, Invalid> {
+pub(super) fn split(split: wire::Split) -> Result<GvlSplit, Invalid> {
     let times = |times: Option<wire::TaskTimes>| {
         let wire::TaskTimes { cpu_ns, runnable_ns, blocked_ns } = required(times, "times of threads")?;
         Ok(GvlTaskTimes { cpu_ns, runnable_ns, blocked_ns })

@@ -94,6 +94,7 @@ impl Filling {
             gc_other,
             gvl_wait_ns,
             states,
+            split,
             alloc,
             handler,
             trace,
@@ -133,6 +134,7 @@ impl Filling {
             trace: trace.map(trace_of),
             alloc_slots: alloc.map(|alloc| alloc.slots),
             alloc_bytes: alloc.map(|alloc| alloc.bytes),
+            split: split.as_ref().map(super::gvl::split),
         }
     }
 

@@ -40,6 +40,15 @@ fn task_times(times: GvlTaskTimes) -> wire::TaskTimes {
     wire::TaskTimes { cpu_ns, runnable_ns, blocked_ns }
 }
 
+pub(super) fn split(split: &GvlSplit) -> wire::Split {
+    let GvlSplit { waiting, holding, away } = *split;
+    wire::Split {
+        waiting: Some(task_times(waiting)),
+        holding: Some(task_times(holding)),
+        away: Some(task_times(away)),
+    }
+}
+
 fn sums(sums: &GvlSums) -> wire::Sums {
     let GvlSums { wall_ns, watched_ns, wait, hold, away, split, waits } = sums;
     wire::Sums {
@@ -48,11 +57,7 @@ fn sums(sums: &GvlSums) -> wire::Sums {
         wait: Some(times(*wait)),
         hold: hold.map(times),
         away: away.map(times),
-        split: split.map(|GvlSplit { waiting, holding, away }| wire::Split {
-            waiting: Some(task_times(waiting)),
-            holding: Some(task_times(holding)),
-            away: Some(task_times(away)),
-        }),
+        split: split.as_ref().map(self::split),
         waits: counts(waits.counts()),
     }
 }

@@ -128,7 +128,6 @@ fn span(at: u64) -> GvlSpan {
 }
 
 fn sums() -> GvlSums {
-    let task = |ns| GvlTaskTimes { cpu_ns: ns, runnable_ns: ns + 1, blocked_ns: ns + 2 };
     let mut waits = Histogram::default();
     waits.add([1, 0, 3]);
     GvlSums {
@@ -137,9 +136,14 @@ fn sums() -> GvlSums {
         wait: times(3),
         hold: Some(times(4)),
         away: None,
-        split: Some(GvlSplit { waiting: task(5), holding: task(6), away: task(7) }),
+        split: Some(split(5)),
         waits,
     }
+}
+
+fn split(ns: u64) -> GvlSplit {
+    let task = |ns| GvlTaskTimes { cpu_ns: ns, runnable_ns: ns + 1, blocked_ns: ns + 2 };
+    GvlSplit { waiting: task(ns), holding: task(ns + 1), away: task(ns + 2) }
 }
 
 /// With every second number, a span.
@@ -258,6 +262,7 @@ pub(crate) fn request(at: u64) -> Request {
         gc_other: Some(GcTime { pauses: 8, ns: 9 }),
         gvl_wait_ns: Some(10),
         states: Some(States { cpu_ns: 11, runnable_ns: 12, blocked_ns: 13 }),
+        split: Some(split(20)),
         alloc: Some(Allocated { slots: 14, bytes: 15 * 40 }),
         handler: Some(frame(2)),
         job: None,
@@ -293,6 +298,7 @@ pub(crate) fn all(at: u64, see: &mut dyn FnMut(&Process, Seen<'_>)) {
             gc_other: None,
             gvl_wait_ns: None,
             states: None,
+            split: None,
             alloc: Some(Allocated { slots: 15, bytes: 600 }),
             handler: None,
             gc_states: None,

@@ -196,6 +196,8 @@ pub(in crate::trace_file) struct Request {
     pub alloc_slots: Option<u64>,
     #[prost(uint64, optional, tag = "31")]
     pub alloc_bytes: Option<u64>,
+    #[prost(message, optional, tag = "32")]
+    pub split: Option<super::Split>,
 }
 
 /// The trace of a request.

@@ -195,11 +195,11 @@ pub unsafe fn own_times_since(tid: u32, serving: &Serving, now: u64, to: *mut Ow
     // SAFETY: the caller's promise.
     unsafe {
         let epoch = tasks::own_times(tid, now, to);
-        *to = if epoch != 0 && epoch == serving.times_epoch {
-            (*to).since(&serving.times)
+        if epoch != 0 && epoch == serving.times_epoch {
+            (*to).subtract(&serving.times);
         } else {
-            OwnTimes::UNKNOWN
-        };
+            *to = OwnTimes::UNKNOWN;
+        }
     }
 }
 

@@ -52,17 +52,19 @@ impl OwnTimes {
     /// Nothing is known.
     pub const UNKNOWN: Self = Self { clocks: CLOCKS_UNKNOWN, waiting: CLOCKS_UNKNOWN, away: CLOCKS_UNKNOWN };
 
-    /// What a thread has done since then, whose GVL state divides what its clocks go forward by.
-    #[inline]
-    pub fn since(&self, then: &Self) -> Self {
-        let mut since = Self { clocks: elapsed(&then.clocks, &self.clocks), ..Self::UNKNOWN };
-        if then.waiting[0] != u64::MAX && self.waiting[0] != u64::MAX {
-            for at in 0..3 {
-                since.waiting[at] = self.waiting[at].wrapping_sub(then.waiting[at]);
-                since.away[at] = self.away[at].wrapping_sub(then.away[at]);
-            }
+    /// Leaves what the thread has done since then. In place, because a copy would need too much of the BPF stack.
+    #[inline(always)]
+    pub fn subtract(&mut self, then: &Self) {
+        self.clocks = elapsed(&then.clocks, &self.clocks);
+        if then.waiting[0] == u64::MAX || self.waiting[0] == u64::MAX {
+            self.waiting = CLOCKS_UNKNOWN;
+            self.away = CLOCKS_UNKNOWN;
+            return;
         }
-        since
+        for at in 0..3 {
+            self.waiting[at] = self.waiting[at].wrapping_sub(then.waiting[at]);
+            self.away[at] = self.away[at].wrapping_sub(then.away[at]);
+        }
     }
 }
 

@@ -18,6 +18,12 @@ class Stamp; end
 class Ticket; end
 class Vote; end
 class Line; end
+class Parcel; end
+class Guest; end
+class Sale; end
+class Refund; end
+class Tip; end
+class Draft; end
 class Parent
   def initialize
     @line = Line.new # allocates Line
@@ -157,6 +163,56 @@ end
 
 COUNTER = counter
 
+# What globals and threads have. Those that have nothing, or something else, come before and behind.
+$address = nil
+$labels = %w[a b c]
+$parcels = []
+$posted = []
+
+def posted
+  $parcels << Parcel.new # allocates Parcel
+end
+
+def invited
+  Thread.current.thread_variable_set(:colours, %w[red green])
+  guests = Thread.current.thread_variable_get(:guests)
+  Thread.current.thread_variable_set(:guests, guests = []) unless guests
+  guests << Guest.new # allocates Guest
+end
+
+# Instance variables of a thread, which are where its variables are.
+def refunded
+  refunds = Thread.current.thread_variable_get(:refunds)
+  unless refunds
+    Thread.current.instance_variable_set(:@tips, { all: [] })
+    Thread.current.thread_variable_set(:refunds, refunds = [])
+  end
+  refunds << Refund.new # allocates Refund
+  Thread.current.instance_variable_get(:@tips)[:all] << Tip.new # allocates Tip
+end
+
+# A fiber that mostly waits.
+def drafts
+  Thread.current[:drafts] = []
+  loop do
+    600.times { Thread.current[:drafts] << Draft.new } # allocates Draft
+    Fiber.yield
+  end
+end
+
+TILL = Queue.new
+SOLD = Queue.new
+
+def sells
+  Thread.current[:shift] = "a shift"
+  Thread.current[:sales] = []
+  Thread.current[:open] = true
+  loop do
+    TILL.pop.times { Thread.current[:sales] << Sale.new } # allocates Sale
+    SOLD << true
+  end
+end
+
 ROUNDS = {
   # All grow: what an array of a constant has, and procs, what the variables of a closure have, and strings in a hash of a private one.
   # Garbage of random amounts lies between, so that no line is always at the end of a page.
@@ -177,6 +233,27 @@ ROUNDS = {
       visited
       rand(3).times { Scrap.new }
     end
+  end,
+  # What global variables and threads have: the main thread, and one with a name.
+  "globals" => lambda do |n|
+    $clerk ||= Thread.new { sells }.tap { |clerk| clerk.name = "clerk 1" }
+    600.times do
+      posted
+      invited
+      visited
+      rand(3).times { Scrap.new }
+    end
+    TILL << 600
+    SOLD.pop
+  end,
+  # What fibers and instance variables of threads have.
+  "fibers" => lambda do |n|
+    $writer ||= Fiber.new { drafts }
+    600.times do
+      refunded
+      rand(3).times { Scrap.new }
+    end
+    $writer.resume
   end,
   # What variables of classes and modules have, and a constant of a singleton class.
   "classes" => lambda do |n|

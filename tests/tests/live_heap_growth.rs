@@ -206,6 +206,61 @@ fn of_classes(live: &Live, ruby: &Ruby) -> Result<()> {
     Ok(())
 }
 
+/// The process of a program, and what grows in it.
+fn growing(live: &Live, ruby: &Ruby, program: &str) -> Result<(u32, Vec<Value>)> {
+    let mut script = Script::unwitnessed(live, ruby, "heap_leaks.rb")?.arg(program).start()?;
+    script.wait_for("ready")?;
+    let pid = script.pid();
+    let (_, found) = leaks(live, pid)?;
+    script.say("end")?;
+    script.finish()?;
+    Ok((pid, found))
+}
+
+/// What global variables and threads have.
+fn of_threads(live: &Live, ruby: &Ruby) -> Result<()> {
+    let (pid, found) = growing(live, ruby, "globals")?;
+    let leak = ending(&found, "Parcel", "global_variable")?;
+    ensure!(leak["global"] == "$parcels", "{leak}");
+    let main = |name: &str| json!({"name": name, "tid": pid, "thread": null, "main": true, "fiber": false});
+    let leak = ending(&found, "Session", "thread_local")?;
+    ensure!(leak["thread_local"] == main("sessions"), "{leak}");
+    let leak = ending(&found, "Guest", "thread_variable")?;
+    ensure!(leak["thread_variable"] == main("guests"), "{leak}");
+    let leak = ending(&found, "Sale", "thread_local")?;
+    let local = &leak["thread_local"];
+    ensure!(local["name"] == "sales" && local["thread"] == "clerk 1" && local["main"] == false, "{leak}");
+    ensure!(local["tid"].as_u64().is_some_and(|tid| tid != u64::from(pid)), "{leak}");
+    Ok(())
+}
+
+/// What fibers have, and instance variables of threads: those are no variables of theirs.
+fn of_fibers(live: &Live, ruby: &Ruby) -> Result<()> {
+    let (pid, found) = growing(live, ruby, "fibers")?;
+    let leak = ending(&found, "Draft", "thread_local")?;
+    let expected = json!({"name": "drafts", "tid": pid, "thread": null, "main": true, "fiber": true});
+    ensure!(leak["thread_local"] == expected, "{leak}");
+    // Which of several instance variables has them, only the class of the thread knows up to 3.1.
+    let named = ruby.is_at_least(3, 2);
+    let leak = ending(&found, "Refund", if named { "thread_variable" } else { "not_readable" })?;
+    ensure!(!named || leak["thread_variable"]["name"] == "refunds", "{leak}");
+    let tip = suspect(&found, "Tip", "Array")?;
+    ensure!(tip["holders"][1]["class"] == "Hash" && tip["end"] == "not_readable", "{tip}");
+    Ok(())
+}
+
+/// An array that is held so, and by nothing else that is told.
+fn ending<'a>(found: &'a [Value], class: &str, end: &str) -> Result<&'a Value> {
+    let leak = suspect(found, class, "Array")?;
+    ensure!(leak["end"] == end, "{leak}");
+    let named = ["constant", "variable", "global", "thread_local", "thread_variable"];
+    let named = named.iter().filter(|name| leak.get(**name).is_some()).count();
+    let holders = leak["holders"].as_array().map(Vec::len);
+    ensure!(end == "not_readable" || (named == 1 && holders == Some(1)), "{leak}");
+    ensure!(end != "not_readable" || named == 0, "{leak}");
+    Ok(leak)
+}
+
 /// What lambdas keep: each one object, or one of them all. And what objects keep, each one.
 fn of_lambdas(live: &Live, ruby: &Ruby) -> Result<()> {
     let mut script = Script::unwitnessed(live, ruby, "heap_leaks.rb")?.arg("lambdas").start()?;
@@ -267,7 +322,8 @@ fn others_found(live: &Live, ruby: &Ruby) -> Result<()> {
     accounted(&head)?;
     let leak = suspect(&found, "Listener", "Array")?;
     ensure!(leak["holders"][1]["class"] == "Bus" && leak["constant"] == "BUS", "{leak}");
-    suspect(&found, "Session", "Array")?;
+    let leak = suspect(&found, "Session", "Array")?;
+    ensure!(leak["thread_local"]["name"] == "sessions" && leak["end"] == "thread_local", "{leak}");
     Ok(())
 }
 
@@ -383,6 +439,35 @@ fn variables_of_classes_and_procs() -> Result<()> {
                         ruby.version(),
                         ruby.label()
                     ));
+                }
+            }
+        });
+    }
+    ensure!(failures.is_empty(), "{} fail.\n{}", failures.len(), failures.join("\n"));
+    Ok(())
+}
+
+/// Global variables, thread locals and thread variables are holders on every Ruby.
+#[test]
+fn global_variables_and_threads() -> Result<()> {
+    let live = Live::beside_others()?;
+    let rubies = Ruby::all()?;
+    let live = &live;
+    let mut failures = Vec::new();
+    for rubies in rubies.chunks(2) {
+        std::thread::scope(|scope| {
+            let running: Vec<_> = rubies
+                .iter()
+                .flat_map(|ruby| {
+                    let threads = scope.spawn(move || of_threads(live, ruby));
+                    let fibers = scope.spawn(move || of_fibers(live, ruby));
+                    [(ruby, "globals", threads), (ruby, "fibers", fibers)]
+                })
+                .collect();
+            for (ruby, program, thread) in running {
+                if let Err(error) = thread.join().expect("a thread panicked") {
+                    let (version, label) = (ruby.version(), ruby.label());
+                    failures.push(format!("{program}, Ruby {version} ({label}): {error:?}"));
                 }
             }
         });

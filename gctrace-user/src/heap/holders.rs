@@ -38,6 +38,9 @@ pub(super) struct Holder {
     pub(super) code: Option<String>,
     /// Objects that it refers to; of several, those of the one at the address.
     pub(super) refers: u64,
+    /// Bytes of its slot.
+    #[serde(skip)]
+    pub(super) size: usize,
     /// How many of this class, with this code, refer to samples; 1: it alone is told.
     pub(super) objects: u64,
     /// Samples of the step before that it or they refer to.
@@ -60,6 +63,12 @@ pub(super) enum End {
     Constant,
     /// A class variable or an instance variable of a class or module refers to it.
     ClassVariable,
+    /// A global variable refers to it.
+    GlobalVariable,
+    /// A thread or one of its fibers has it by a name (`Thread#[]`).
+    ThreadLocal,
+    /// A thread has it as a variable (`Thread#thread_variable_get`).
+    ThreadVariable,
     /// There are more steps than are followed.
     Bounded,
     /// A collection moved objects, or what was found last had changed when it was read again.
@@ -80,6 +89,9 @@ impl End {
             Self::Scattered => "held by different objects, none by most of them",
             Self::Constant => "held by a constant",
             Self::ClassVariable => "held by a variable of a class",
+            Self::GlobalVariable => "held by a global variable",
+            Self::ThreadLocal => "held by a thread local",
+            Self::ThreadVariable => "held by a thread variable",
             Self::Bounded => "held by further objects (not followed)",
             Self::Changed => "held by objects that changed while they were read",
             Self::Stopped => "held by what was not looked for any more, because of a signal",
@@ -98,6 +110,20 @@ pub(super) struct ClassVariable {
     pub(super) class: Option<String>,
 }
 
+/// A thread local or a thread variable.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub(super) struct Local {
+    pub(super) name: String,
+    /// The native thread, in gctrace's own pid namespace; `None`: it has none, or it is not known.
+    pub(super) tid: Option<u32>,
+    /// `Thread#name`.
+    pub(super) thread: Option<String>,
+    /// Whether it is the main thread of the process.
+    pub(super) main: bool,
+    /// Whether a fiber has it that did not run on its thread at that moment.
+    pub(super) fiber: bool,
+}
+
 /// A path from samples to the holder that is farthest.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Path {
@@ -106,14 +132,23 @@ pub(super) struct Path {
     pub(super) constant: Option<String>,
     /// The variable of a class that it ends at.
     pub(super) variable: Option<ClassVariable>,
+    /// The global variable that it ends at: `$cache`.
+    pub(super) global: Option<String>,
+    /// What of a thread it ends at; whether it is a variable, the end says.
+    pub(super) local: Option<Local>,
     pub(super) end: End,
     /// Why the heap could not be read.
     pub(super) unread: Option<String>,
 }
 
 impl Path {
-    fn new(holders: Vec<Holder>, end: End) -> Self {
-        Self { holders, constant: None, variable: None, end, unread: None }
+    pub(super) fn new(holders: Vec<Holder>, end: End) -> Self {
+        Self { holders, constant: None, variable: None, global: None, local: None, end, unread: None }
+    }
+
+    /// What of a thread it ends at, if it ends so.
+    pub(super) fn local_at(&self, end: End) -> Option<&Local> {
+        self.local.as_ref().filter(|_| self.end == end)
     }
 }
 

@@ -1,14 +1,15 @@
 //! Reads what objects refer to, and names them.
 
+mod ends;
+
 use std::{
-    collections::{BTreeSet, HashSet},
+    collections::{BTreeMap, BTreeSet, HashSet},
     ops::ControlFlow,
-    sync::Arc,
 };
 
 use super::{
     super::{jsonl::Address, target::Target},
-    ClassVariable, End, Holder, Path,
+    End, Holder, Path,
     step::{Choice, HeapObject, Samples, Step},
 };
 use crate::{
@@ -16,21 +17,14 @@ use crate::{
     model::source::last_two,
     ruby::{
         frames::Memory as _,
-        heap::{ClassNames, Environment, HeapLayout, Marks, ObjectType, Procs, References, Referred, Slot},
+        heap::{ClassNames, Environment, HeapLayout, Marks, Procs, References, Referred, Slot, Threads},
     },
 };
 
+pub(super) use ends::Named;
+
 /// How often an object is read again that the program has changed meanwhile.
 const LOOKS: usize = 4;
-
-/// What of a class refers to one of the objects.
-#[derive(Debug)]
-pub(super) enum OfClass {
-    /// The class, and the key of a constant.
-    Constant(u64, u32),
-    /// The class, and the name of a variable.
-    Variable(u64, Arc<str>),
-}
 
 /// What was found of an object.
 enum Found {
@@ -48,6 +42,9 @@ pub(super) struct Search<'t> {
     names: Option<ClassNames<&'t ProcessMemory>>,
     references: References,
     procs: Option<Procs>,
+    threads: Option<Threads>,
+    /// The `Thread` objects that have variables, and their `rb_thread_t *`.
+    with_variables: BTreeMap<u64, u64>,
     /// What is looked for.
     wanted: HashSet<u64>,
     /// Which of it the last object holds.
@@ -57,13 +54,22 @@ pub(super) struct Search<'t> {
 impl<'t> Search<'t> {
     pub(super) fn of(target: &'t Target, layout: HeapLayout) -> Option<Self> {
         let references = target.references(&layout)?;
-        let procs = Procs::of(target.plan.analysis.version, &layout);
-        let (wanted, held) = (HashSet::new(), BTreeSet::new());
-        Some(Self { target, names: target.names(), references, procs, wanted, held })
+        let version = target.plan.analysis.version;
+        Some(Self {
+            target,
+            names: target.names(),
+            references,
+            procs: Procs::of(version, &layout),
+            threads: Threads::of(version),
+            with_variables: BTreeMap::new(),
+            wanted: HashSet::new(),
+            held: BTreeSet::new(),
+        })
     }
 
     /// Begins a pass over the heap.
     pub(super) fn begin(&mut self, steps: &[Step]) {
+        self.with_variables.clear();
         self.wanted = steps.iter().flat_map(|step| &step.wanted).copied().collect();
     }
 
@@ -72,10 +78,7 @@ impl<'t> Search<'t> {
         if slot.marks.is_some_and(|marks| marks.dead) {
             return;
         }
-        if [ObjectType::CLASS, ObjectType::MODULE].contains(&slot.kind()) {
-            let single = |step: &&mut Step| step.is_single() && step.of_class.is_none();
-            self.of_class(slot.address, steps.iter_mut().filter(single).collect());
-        }
+        self.see_names(slot, steps);
         let mut found = self.held(slot);
         let mut bytes = Vec::new();
         for _ in 0..LOOKS {
@@ -158,30 +161,6 @@ impl<'t> Search<'t> {
         }
     }
 
-    /// A constant or a variable of a class that is one of the objects. Where they cannot be read, the paths go on as if there were none.
-    fn of_class(&mut self, class: u64, mut steps: Vec<&mut Step>) {
-        let Some(names) = self.names.as_mut().filter(|_| !steps.is_empty()) else { return };
-        let wanted = &self.wanted;
-        let _read = names.constants(class, &mut |key, value| {
-            if wanted.contains(&value) {
-                for step in steps.iter_mut().filter(|step| step.wanted.contains(&value)) {
-                    step.of_class.get_or_insert(OfClass::Constant(class, key));
-                }
-            }
-        });
-        steps.retain(|step| step.of_class.is_none());
-        let any = |step: &&mut Step, value| step.wanted.contains(&value);
-        let mut is_wanted = |value| wanted.contains(&value) && steps.iter().any(|step| any(step, value));
-        if names.variables(class, &mut is_wanted).is_none_or(|names| names.is_empty()) {
-            return;
-        }
-        for step in steps {
-            let names = names.variables(class, &mut |value| step.wanted.contains(&value));
-            let name = names.and_then(|names| names.into_iter().next());
-            step.of_class = name.map(|name| OfClass::Variable(class, name));
-        }
-    }
-
     /// What a pass has found of a path: its next step, or its end.
     pub(super) fn decide(&mut self, mut step: Step) -> ControlFlow<Path, Step> {
         // A constant or a variable holds one object, and holds it for ever. Of several it says nothing of the others.
@@ -199,22 +178,6 @@ impl<'t> Search<'t> {
         }
     }
 
-    /// The path that ends there; `None`: a constant without a name.
-    fn ends_at(&mut self, step: &mut Step) -> Option<Path> {
-        let (of_class, names) = (step.of_class.take()?, self.names.as_mut()?);
-        let holders = step.holders.clone();
-        Some(match of_class {
-            OfClass::Constant(class, key) => {
-                let constant = Some(names.constant(class, key)?);
-                Path { constant, ..Path::new(holders, End::Constant) }
-            }
-            OfClass::Variable(class, name) => {
-                let variable = ClassVariable { name: name.to_string(), class: names.expression(class) };
-                Path { variable: Some(variable), ..Path::new(holders, End::ClassVariable) }
-            }
-        })
-    }
-
     /// What is told of an object that holds so many, and what the path goes on from; `None`: it does not hold them any more.
     fn one(&mut self, object: &HeapObject, step: &Step, holds: usize) -> Option<(Holder, Vec<u64>)> {
         let there = self.still_holds(object, step, holds);
@@ -222,7 +185,7 @@ impl<'t> Search<'t> {
     }
 
     fn holder(&mut self, object: &HeapObject, (holds, of): (usize, usize)) -> Holder {
-        let HeapObject { address, kind, class, refers, code, .. } = *object;
+        let HeapObject { address, kind, class, refers, code, size, .. } = *object;
         let (mut names, hidden) = (self.names.as_mut(), class == 0);
         let class = names.as_mut().filter(|_| !hidden).and_then(|names| names.name(class));
         let code = code.and_then(|code| {
@@ -237,6 +200,7 @@ impl<'t> Search<'t> {
             hidden,
             code,
             refers,
+            size,
             objects: 1,
             holds,
             of,

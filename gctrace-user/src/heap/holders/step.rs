@@ -5,7 +5,7 @@
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 
-use super::{End, Holder, search::OfClass};
+use super::{End, Holder, search::Named};
 use crate::ruby::heap::ObjectType;
 
 /// Old objects of a class that holders are looked for, and objects of a group that the path goes on with.
@@ -72,8 +72,8 @@ pub(super) struct Step {
     groups: HashMap<Likeness, Group>,
     /// Those that anything holds.
     reached: BTreeSet<u64>,
-    /// What of a class holds one of them.
-    pub(super) of_class: Option<OfClass>,
+    /// What has a name and holds the only one.
+    pub(super) named: Option<Named>,
 }
 
 impl Step {
@@ -87,7 +87,7 @@ impl Step {
             best: None,
             groups: HashMap::new(),
             reached: BTreeSet::new(),
-            of_class: None,
+            named: None,
         }
     }
 
@@ -104,7 +104,7 @@ impl Step {
         self.best = None;
         self.groups.clear();
         self.reached.clear();
-        self.of_class = None;
+        self.named = None;
     }
 
     /// Whether what holds an object holds all that the path has come from.
@@ -306,6 +306,7 @@ mod tests {
             hidden: true,
             code: None,
             refers: 2,
+            size: 40,
             objects: 2,
             holds: 3,
             of: 3,

@@ -7,7 +7,7 @@ use serde::Serialize;
 
 use super::{
     super::{
-        holders::{self, ClassVariable, Holder},
+        holders::{ClassVariable, End, Holder, Local, Path},
         jsonl,
         line::Line,
         origins::{Account, Allocated},
@@ -71,7 +71,13 @@ enum Record<'a> {
         #[serde(skip_serializing_if = "Option::is_none")]
         variable: Option<&'a ClassVariable>,
         #[serde(skip_serializing_if = "Option::is_none")]
-        end: Option<holders::End>,
+        global: Option<&'a str>,
+        #[serde(skip_serializing_if = "Option::is_none")]
+        thread_local: Option<&'a Local>,
+        #[serde(skip_serializing_if = "Option::is_none")]
+        thread_variable: Option<&'a Local>,
+        #[serde(skip_serializing_if = "Option::is_none")]
+        end: Option<End>,
         /// Why the heap could not be read again.
         #[serde(skip_serializing_if = "Option::is_none")]
         unread: Option<&'a str>,
@@ -176,6 +182,9 @@ impl Found<'_> {
                 holders: path.as_ref().map(|path| path.holders.as_slice()),
                 constant: path.as_ref().and_then(|path| path.constant.as_deref()),
                 variable: path.as_ref().and_then(|path| path.variable.as_ref()),
+                global: path.as_ref().and_then(|path| path.global.as_deref()),
+                thread_local: path.as_ref().and_then(|path| path.local_at(End::ThreadLocal)),
+                thread_variable: path.as_ref().and_then(|path| path.local_at(End::ThreadVariable)),
                 end: path.as_ref().map(|path| path.end),
                 unread: path.as_ref().and_then(|path| path.unread.as_deref()),
                 sites: origins.of(name).map(|allocated| allocated.lines.iter().map(Site::of).collect()),
@@ -227,12 +236,7 @@ impl Found<'_> {
             for holder in &path.holders {
                 writeln!(out, "  held by {}", words(holder))?;
             }
-            match (&path.constant, &path.variable, &path.unread) {
-                (Some(constant), ..) => writeln!(out, "  held by the constant {}", printable(constant))?,
-                (None, Some(variable), _) => writeln!(out, "  held by {}", of_class(variable))?,
-                (None, None, Some(why)) => writeln!(out, "  {}: {}", path.end.words(), printable(why))?,
-                (None, None, None) => writeln!(out, "  {}", path.end.words())?,
-            }
+            writeln!(out, "  {}", end_words(path))?;
         }
         let shown = suspects.iter().take(top);
         let others = shown.filter(|suspect| suspect.path.is_none()).count() as u64;
@@ -319,7 +323,7 @@ fn allocated(out: &mut impl Write, allocated: &Allocated) -> io::Result<()> {
 }
 
 fn words(holder: &Holder) -> String {
-    let Holder { address, kind, class, hidden, code, refers, objects, holds, of } = holder;
+    let Holder { address, kind, class, hidden, code, refers, objects, holds, of, .. } = holder;
     let (class, code) = (class.as_deref().map(printable), code.as_deref().map(printable));
     let samples = format!("({holds} of {of} samples)");
     if *objects > 1 {
@@ -353,6 +357,52 @@ fn words(holder: &Holder) -> String {
     format!("{class} {:#x} with {}{samples}", address.0, plural(*refers, "reference"))
 }
 
+/// What the path of an object ends at.
+fn end_words(path: &Path) -> String {
+    let Path { constant, variable, global, local, end, unread, .. } = path;
+    if let Some(constant) = constant {
+        return format!("held by the constant {}", printable(constant));
+    }
+    if let Some(variable) = variable {
+        return format!("held by {}", of_class(variable));
+    }
+    if let Some(global) = global {
+        return format!("held by the global variable {}", printable(global));
+    }
+    if let Some(local) = local {
+        let kind = if *end == End::ThreadVariable { "thread variable" } else { "thread local" };
+        return format!("held by the {kind} {} of {}", symbol(&local.name), thread(local));
+    }
+    match unread {
+        Some(why) => format!("{}: {}", end.words(), printable(why)),
+        None => end.words().to_owned(),
+    }
+}
+
+/// A symbol as Ruby code has it.
+fn symbol(name: &str) -> String {
+    let name = printable(name);
+    let plain = |character: char| character.is_alphanumeric() || character == '_';
+    let word = name.strip_suffix(['?', '!', '=']).unwrap_or(&name);
+    let plain = !word.is_empty() && !word.starts_with(char::is_numeric) && word.chars().all(plain);
+    if plain { format!(":{name}") } else { format!(":\"{name}\"") }
+}
+
+fn thread(local: &Local) -> String {
+    let Local { tid, thread, main, fiber, .. } = local;
+    let mut words = match tid {
+        Some(tid) => format!("thread {tid}"),
+        None => "a thread".to_owned(),
+    };
+    if let Some(name) = thread {
+        words = format!("{words} \"{}\"", printable(name));
+    }
+    if *main {
+        words += " (main)";
+    }
+    if *fiber { format!("a fiber of {words}") } else { words }
+}
+
 fn of_class(variable: &ClassVariable) -> String {
     let class = variable.class.as_deref().map(printable);
     let class = class.as_deref().unwrap_or("a class without a name");
@@ -374,6 +424,7 @@ mod tests {
             hidden,
             code,
             refers: 2,
+            size: 40,
             objects,
             holds,
             of,
@@ -413,6 +464,40 @@ mod tests {
             ),
         ] {
             assert_eq!(words(&holder), expected);
+        }
+    }
+
+    /// What is held by a name, in words of Ruby code.
+    #[test]
+    fn ends() {
+        let local = Local {
+            name: "orders".to_owned(),
+            tid: Some(4250),
+            thread: Some("worker 1".to_owned()),
+            main: false,
+            fiber: false,
+        };
+        let path = |end| Path::new(Vec::new(), end);
+        let at = |local: &Local| Path { local: Some(local.clone()), ..path(End::ThreadLocal) };
+        let main = Local { thread: None, main: true, fiber: true, name: "a b".to_owned(), ..local.clone() };
+        let unknown = Local { tid: None, thread: None, name: "[]".to_owned(), ..local.clone() };
+        let global = Path { global: Some("$cache".to_owned()), ..path(End::GlobalVariable) };
+        for (path, expected) in [
+            (global, "the global variable $cache"),
+            (at(&local), "the thread local :orders of thread 4250 \"worker 1\""),
+            (at(&main), "the thread local :\"a b\" of a fiber of thread 4250 (main)"),
+            (at(&unknown), "the thread local :\"[]\" of a thread"),
+            (
+                Path { end: End::ThreadVariable, ..at(&local) },
+                "the thread variable :orders of thread 4250 \"worker 1\"",
+            ),
+        ] {
+            assert_eq!(end_words(&path), format!("held by {expected}"));
+        }
+        for (name, expected) in
+            [("ok?", ":ok?"), ("x=", ":x="), ("", ":\"\""), ("1a", ":\"1a\""), ("é", ":é")]
+        {
+            assert_eq!(symbol(name), expected);
         }
     }
 }

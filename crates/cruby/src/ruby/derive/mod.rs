@@ -7,6 +7,7 @@
 
 mod ec;
 mod formula;
+mod globals;
 mod info;
 mod shapes;
 mod stat;
@@ -17,6 +18,7 @@ mod tests;
 mod thread;
 
 pub use ec::{CurrentEc, EcLayout};
+pub use globals::{DataRange, Functions, GlobalTable};
 pub use info::InfoLayout;
 pub use shapes::ShapeList;
 pub use stat::{DerivedKey, DerivedStat};
@@ -98,6 +100,10 @@ pub struct Derivation {
     pub symbols: Result<SymbolTable, NotDerived>,
     /// Where the shapes of objects are (3.2 and later).
     pub shapes: Result<ShapeList, NotDerived>,
+    /// Where the table of global variables can be.
+    pub globals: Result<GlobalTable, NotDerived>,
+    /// Where the table of the instance variables of objects of C code can be (up to 3.4).
+    pub other_variables: Result<DataRange, NotDerived>,
     /// Instructions that were run.
     pub steps: u32,
 }
@@ -112,8 +118,10 @@ impl Derivation {
         let thread = thread::layout(&session, &ec);
         let symbols = symbol_table::derive(&session);
         let shapes = shapes::derive(code);
+        let globals = globals::globals(code.image);
+        let other_variables = globals::other_variables(code.image);
         let steps = STEPS - session.program.steps_left();
-        Self { stat, info, ec, thread, symbols, shapes, steps }
+        Self { stat, info, ec, thread, symbols, shapes, globals, other_variables, steps }
     }
 
     /// The same of a GC library; what is not the GC's is known from the Ruby that it belongs to.
@@ -124,7 +132,8 @@ impl Derivation {
         let thread = thread::library_layout(&session, &ruby.thread, landmark);
         let steps = STEPS - session.program.steps_left();
         let (ec, symbols, shapes) = (ruby.ec.clone(), ruby.symbols.clone(), ruby.shapes.clone());
-        Self { stat, info, ec, thread, symbols, shapes, steps }
+        let (globals, other_variables) = (ruby.globals.clone(), ruby.other_variables.clone());
+        Self { stat, info, ec, thread, symbols, shapes, globals, other_variables, steps }
     }
 }
 

@@ -72,6 +72,14 @@ fn debian_libruby() {
     let known = u32::from_le_bytes(libruby_bytes()[at..at + 4].try_into().unwrap());
     assert!((200..1000).contains(&known), "{known}");
     assert_eq!(symbols.ids, 16);
+    // Debian strips the symbol of the table of global variables, so that it is searched for among the data.
+    let globals = derived.globals.unwrap();
+    let (data, bss) = (globals.data, image.bss());
+    assert!(data.from.0.is_multiple_of(8) && data.from.0 - bss.start.0 < 8 && data.to == bss.end);
+    assert_eq!(derived.other_variables, Ok(data));
+    let named = |address| image.function_name(address).unwrap();
+    assert_eq!(named(globals.own.marker), "rb_gvar_val_marker");
+    assert_eq!(named(globals.pointed.getter), "rb_gvar_var_getter");
 }
 
 /// Of every image that the environment names (`GCTRACE_RUBY_IMAGES`, separated by colons) all keys are derived, in
@@ -121,6 +129,11 @@ fn images_of_the_environment() {
             derived.symbols
         );
         assert!(derived.shapes.is_ok() == version.at_least(3, 2), "{path}: {:?}", derived.shapes);
+        assert!(
+            derived.globals.is_ok() == image.symbol("rb_gvar_val_getter").is_some(),
+            "{path}: {:?}",
+            derived.globals
+        );
     }
 }
 

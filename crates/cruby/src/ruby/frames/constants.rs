@@ -1,23 +1,13 @@
-//! Constants of classes and modules, from their tables (`constant.h`, `id_table.c`).
+//! Constants of classes and modules, from their tables (`constant.h`).
 
 use super::{
-    Memory,
+    Memory, id_table,
     layout::ConstantsAt,
-    read::{Failure, Reader, Result, is_object, u32_at, u64_at},
+    read::{Reader, Result, is_object},
 };
 
-/// `struct rb_id_table` (`id_table.c`, 2.7 to 4.0): byte offsets of `capa`, `num` and `items`.
-const CAPACITY: u32 = 0;
-const USED: u32 = 4;
-const ITEMS: u32 = 16;
-const TABLE: usize = 24;
-/// `item_t`: the key, and `val` 8 bytes on. A slot without a value has 0 there.
-const ITEM: usize = 16;
-const ITEM_VALUE: u32 = 8;
 /// `value` of `rb_const_entry_t` (constant.h).
 const ENTRY_VALUE: u64 = 8;
-/// Slots of a table beyond this many are not plausible.
-const MOST: u32 = 1 << 16;
 /// `ID_SCOPE_SHIFT`, and the lowest bits of the id of a constant (`RUBY_ID_CONST`), of a static and of a dynamic symbol.
 const SCOPE_SHIFT: u32 = 4;
 const CONSTANT: [u64; 2] = [0xb, 0xa];
@@ -40,18 +30,10 @@ pub(super) fn each<M: Memory>(
     if table == 0 {
         return Ok(Some(()));
     }
-    let table = reader.bytes::<TABLE>(table)?;
-    let (capacity, used) = (u32_at(&table, CAPACITY), u32_at(&table, USED));
-    if capacity > MOST || used > capacity {
-        return Err(Failure::Stale);
-    }
-    let items = reader.vec(u64_at(&table, ITEMS), capacity as usize * ITEM)?;
-    for item in items.chunks_exact(ITEM) {
-        let (key, entry) = (u32_at(item, 0), u64_at(item, ITEM_VALUE));
-        if key == 0 || !is_object(entry) {
-            continue;
+    for (key, entry) in id_table::entries(reader, table)? {
+        if is_object(entry) {
+            visit(key, reader.word(entry.wrapping_add(ENTRY_VALUE))?);
         }
-        visit(key, reader.word(entry.wrapping_add(ENTRY_VALUE))?);
     }
     Ok(Some(()))
 }
@@ -103,7 +85,7 @@ mod tests {
         assert_eq!(read(&words, extension).ok(), Some(vec![(77, 0xabc0), (5, 0xdef0)]));
         assert_eq!(read(&words, ConstantsAt::Class(24)).ok(), Some(vec![(77, 0xabc0), (5, 0xdef0)]));
         assert_eq!(read(&words, ConstantsAt::Class(0)).ok(), Some(Vec::new()));
-        words[4] = u64::from(MOST + 1) | 2 << 32;
+        words[4] = u64::from(id_table::MOST + 1) | 2 << 32;
         assert!(read(&words, extension).is_err(), "too large");
         words[4] = 1 | 2 << 32;
         assert!(read(&words, extension).is_err(), "more than there is room for");

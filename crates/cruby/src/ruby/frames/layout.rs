@@ -6,7 +6,7 @@ use crate::{
     address::Svma,
     ruby::{
         RubyAnalysis, RubyVersion,
-        derive::{ShapeList, SymbolTable},
+        derive::{DataRange, GlobalTable, ShapeList, SymbolTable},
         tables::{self, Struct, Table},
     },
 };
@@ -22,6 +22,10 @@ pub struct FrameLayout {
     pub(super) rules: Rules,
     /// The way to the names of C functions, or why it is not known.
     pub(super) symbols: Result<SymbolTable, String>,
+    /// Where the table of global variables can be; `None` if that is not known, or its entries are not.
+    pub(super) globals: Option<GlobalTable>,
+    /// Where the table of the instance variables of objects of C code can be; `None` as of `globals`.
+    pub(super) other_variables: Option<DataRange>,
     /// A variable of the image, by which a process that is gone is distinguished from a pointer that leads nowhere.
     pub(super) vm_ptr: Svma,
 }
@@ -196,6 +200,16 @@ impl FrameLayout {
         let mut layout = Self::with(analysis.version, table, symbols, analysis.vm.vm_ptr)?;
         let shapes = analysis.derived.shapes.as_ref().ok().copied();
         layout.class.variables = layout.class.variables_at(analysis.version, table, shapes);
+        // From 3.5 on, these objects have their variables in other objects.
+        layout.other_variables = analysis
+            .derived
+            .other_variables
+            .as_ref()
+            .ok()
+            .copied()
+            .filter(|_| layout.class.variables.is_some());
+        layout.globals =
+            analysis.derived.globals.as_ref().ok().copied().filter(|_| reads_tables(analysis.version));
         Ok(layout)
     }
 
@@ -228,9 +242,16 @@ impl FrameLayout {
             class: ClassLayout::of(version, table)?,
             rules: Rules::of(version),
             symbols,
+            globals: None,
+            other_variables: None,
             vm_ptr,
         })
     }
+}
+
+/// Whether tables of ids, and the entries of those of constants and global variables, are as they are read here.
+fn reads_tables(version: RubyVersion) -> bool {
+    version >= RubyVersion::new(2, 7, 0) && version < RubyVersion::new(4, 1, 0)
 }
 
 fn offset(structure: &Struct, member: &str) -> Result<u32, String> {
@@ -379,7 +400,7 @@ impl ClassLayout {
 
     /// The table of constants, of releases whose table and entries are as `constants.rs` reads them.
     fn constants(version: RubyVersion, table: &Table) -> Option<ConstantsAt> {
-        if version < RubyVersion::new(2, 7, 0) || version >= RubyVersion::new(4, 1, 0) {
+        if !reads_tables(version) {
             return None;
         }
         let extension = table.structure("rb_classext_struct")?;

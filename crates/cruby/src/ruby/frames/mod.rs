@@ -21,11 +21,15 @@ mod cache;
 mod class;
 mod constants;
 mod frame;
+mod globals;
+mod id_table;
 mod iseq;
 mod label;
 mod layout;
+mod locals;
 mod method;
 mod namer;
+mod other_variables;
 mod read;
 mod symbol;
 #[cfg(test)]
@@ -40,6 +44,7 @@ use gctrace_common::stack::RubyFrame;
 
 pub use frame::{Frame, FrameKind};
 pub use layout::FrameLayout;
+pub use locals::LocalTable;
 use namer::Shown;
 
 /// Reads memory of one process. Implemented over `/proc/PID/mem` in `host` of the agent, and over byte images in tests.
@@ -140,6 +145,40 @@ impl<M: Memory> Namer<M> {
         is_wanted: &mut dyn FnMut(u64) -> bool,
     ) -> Option<Vec<Arc<str>>> {
         self.names.class_variables(class, is_wanted)
+    }
+
+    /// Names of the global variables from which Ruby code gets a value for which `is_wanted` holds; `None` if they cannot be read.
+    pub(in crate::ruby) fn global_names(
+        &mut self,
+        is_wanted: &mut dyn FnMut(u64) -> bool,
+    ) -> Option<Vec<Arc<str>>> {
+        let mut found = self.names.globals()?;
+        found.retain(|global| global.is_read && is_wanted(global.value));
+        Some(found.into_iter().filter_map(|global| self.names.global_name(global.id)).collect())
+    }
+
+    /// The names by which `Thread#[]` reads a value for which `is_wanted` holds; `None` if they cannot be read.
+    pub(in crate::ruby) fn local_names(
+        &mut self,
+        table: LocalTable,
+        is_wanted: &mut dyn FnMut(u64) -> bool,
+    ) -> Option<Vec<Arc<str>>> {
+        self.names.local_names(table, is_wanted)
+    }
+
+    /// Whether a hash is the one with the variables of a thread, given the `Thread`; `None` if that cannot be read.
+    pub(in crate::ruby) fn has_thread_variables(&mut self, thread: u64, hash: u64) -> Option<bool> {
+        self.names.has_thread_variables(thread, hash)
+    }
+
+    /// The name of a `Symbol`; `None`: it is something else, or it cannot be read.
+    pub(in crate::ruby) fn symbol_name(&mut self, symbol: u64) -> Option<Arc<str>> {
+        self.names.symbol_name(symbol)
+    }
+
+    /// What the collector marks through global variables; `None` if it cannot be read.
+    pub(in crate::ruby) fn global_values(&mut self) -> Option<Vec<u64>> {
+        Some(self.names.globals()?.into_iter().map(|global| global.value).collect())
     }
 
     /// What Ruby code calls a class or module: `Order`, or `Order.singleton_class`. `None`: it has no permanent name.

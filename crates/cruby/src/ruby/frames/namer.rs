@@ -12,10 +12,13 @@ use super::{
     cache::Cache,
     class::{self, Owner},
     constants,
+    globals::{self, Global},
     iseq::{Body, Kind},
     label::Label,
-    layout::{AsC, FrameLayout},
+    layout::{AsC, FrameLayout, VariablesAt},
+    locals::{self, LocalTable},
     method::{self, MethodEntry},
+    other_variables,
     read::{Failure, Reader, Result},
     symbol, variables,
 };
@@ -24,6 +27,9 @@ use super::{
 const CAPACITY: usize = 16 << 10;
 /// What the paths of Ruby code inside of CRuby begin with.
 const INTERNAL: &str = "<internal:";
+
+/// The name of the instance variable with the variables of a thread (`idLocals`, id.def).
+const THREAD_VARIABLES: &str = "locals";
 
 /// A frame as it comes out.
 pub(super) struct Shown {
@@ -110,6 +116,8 @@ pub(super) struct Names<M> {
     /// Names of ids; they never change.
     ids: Cache<u64, Arc<str>>,
     units: symbol::Units,
+    /// Where the pointer to the table of global variables is.
+    globals: Option<u64>,
     frames: Cache<FrameKey, Arc<Frame>>,
     interned: BTreeSet<Arc<Frame>>,
 }
@@ -128,6 +136,7 @@ impl<M: Memory> Names<M> {
             behind: Cache::new(CAPACITY),
             ids: Cache::new(CAPACITY),
             units: symbol::Units::new(),
+            globals: None,
             frames: Cache::new(CAPACITY),
             interned: BTreeSet::new(),
         }
@@ -163,6 +172,62 @@ impl<M: Memory> Names<M> {
         let found = variables::find(reader, class, *bias, layout.class.variables, is_wanted).ok()??;
         let names = found.into_iter().filter_map(|id| id_name(reader, layout, *bias, ids, units, id).ok()?);
         Some(names.filter(|name| name.starts_with('@')).collect())
+    }
+
+    /// The global variables that have a value; `None` if they cannot be read.
+    pub(super) fn globals(&mut self) -> Option<Vec<Global>> {
+        let at = self.layout.globals?;
+        let (pointer, found) = globals::read(&self.reader, &at, self.bias, self.globals).ok()??;
+        self.globals = Some(pointer);
+        Some(found)
+    }
+
+    /// The name of a global variable by its id.
+    pub(super) fn global_name(&mut self, id: u64) -> Option<Arc<str>> {
+        let Self { reader, layout, bias, ids, units, .. } = self;
+        id_name(reader, layout, *bias, ids, units, id).ok()?.filter(|name| name.starts_with('$'))
+    }
+
+    /// The names of thread locals that have a wanted value.
+    pub(super) fn local_names(
+        &mut self,
+        table: LocalTable,
+        is_wanted: &mut dyn FnMut(u64) -> bool,
+    ) -> Option<Vec<Arc<str>>> {
+        let Self { reader, layout, bias, ids, units, .. } = self;
+        let found = locals::find(reader, table, is_wanted).ok()?;
+        let mut name = |id| id_name(reader, layout, *bias, ids, units, id).ok().flatten();
+        Some(found.into_iter().filter_map(|ids| ids.into_iter().find_map(&mut name)).collect())
+    }
+
+    /// Whether a hash is the instance variable of a `Thread` in which `Thread#thread_variable_set` stores (`idLocals`, thread.c).
+    pub(super) fn has_thread_variables(&mut self, thread: u64, hash: u64) -> Option<bool> {
+        /// `Qundef` up to 3.1: a variable that other objects of the class have.
+        const UNDEF: u64 = 0x34;
+        let Self { reader, layout, bias, ids, units, .. } = self;
+        let values = other_variables::values(reader, layout.other_variables?, *bias, thread).ok()??;
+        match layout.class.variables? {
+            // Which of several it is, its class knows. The variable is there once the thread has any: if it is the only one, it is it.
+            VariablesAt::Table { .. } => {
+                let mut values = values.into_iter().filter(|value| *value != UNDEF);
+                Some(values.next() == Some(hash) && values.next().is_none())
+            }
+            VariablesAt::Shapes { list, shape, .. } => {
+                let flags = reader.word(thread).ok()?;
+                let is_hash = &mut |value| value == hash;
+                let at = (list, shape);
+                let found = variables::of_shape(reader, flags, &values, *bias, at, is_hash).ok()?;
+                let mut named = |id| id_name(reader, layout, *bias, ids, units, id).ok().flatten();
+                Some(found.into_iter().any(|id| named(id).as_deref() == Some(THREAD_VARIABLES)))
+            }
+        }
+    }
+
+    /// The name of a `Symbol`.
+    pub(super) fn symbol_name(&mut self, symbol: u64) -> Option<Arc<str>> {
+        let Self { reader, layout, bias, ids, units, .. } = self;
+        let mut id_name = |id| id_name(reader, layout, *bias, ids, units, id);
+        symbol::of_value(reader, symbol, layout, &mut id_name).ok()?
     }
 
     /// The name of a class or module itself (`rb_mod_name`, variable.c): a singleton class has none.

@@ -21,6 +21,8 @@ const SYMBOL_SHIFT: u32 = 8;
 const STATIC_SYMBOL: u64 = 0xc;
 /// Byte offset of `id` in `struct RSymbol` (symbol.h, 2.6–4.0).
 const SYMBOL_ID: u32 = 32;
+/// Of `fstr`.
+const SYMBOL_STRING: u32 = 24;
 
 /// Where the elements of the table's arrays are, by the number of the array.
 pub(super) type Units = HashMap<u64, u64>;
@@ -83,6 +85,22 @@ fn entry<M: Memory>(
     let entry = reader.bytes::<16>(address)?;
     let (string, symbol) = (u64_at(&entry, 0), u64_at(&entry, 8));
     if id_of(reader, symbol)? == Some(id) { reader.string(string, layout).map(Some) } else { Ok(None) }
+}
+
+/// The name of a `Symbol`.
+pub(super) fn of_value<M: Memory>(
+    reader: &Reader<M>,
+    symbol: u64,
+    layout: &FrameLayout,
+    id_name: &mut impl FnMut(u64) -> Result<Option<Arc<str>>>,
+) -> Result<Option<Arc<str>>> {
+    if !is_object(symbol) {
+        return id_of(reader, symbol)?.map_or(Ok(None), id_name);
+    }
+    let slot = reader.slot(symbol)?;
+    // One that is collected when nobody refers to it has no id that is in the table.
+    let is_symbol = object_type(u64_at(&slot, 0)) == T_SYMBOL;
+    is_symbol.then(|| reader.string(u64_at(&slot, SYMBOL_STRING), layout)).transpose()
 }
 
 /// The id of a symbol.

@@ -51,6 +51,22 @@ pub(super) fn find<M: Memory>(
     }
 }
 
+/// The ids of the instance variables of an object, from its values and its shape (3.2 to 3.4), that are wanted.
+pub(super) fn of_shape<M: Memory>(
+    reader: &Reader<M>,
+    flags: u64,
+    values: &[u64],
+    bias: u64,
+    (list, shape): (ShapeList, ShapeLayout),
+    is_wanted: &mut dyn FnMut(u64) -> bool,
+) -> Result<Vec<u64>> {
+    let shapes = Shapes { reader, first: first_shape(reader, list, bias)?, layout: shape };
+    let (own, count) = shapes.read((flags >> SHAPE_SHIFT) as u32)?;
+    let values = values.get(..count as usize).ok_or(Failure::Stale)?;
+    let wanted: Vec<bool> = values.iter().map(|value| is_wanted(*value)).collect();
+    shapes.names(own, &wanted)
+}
+
 /// The address of the first shape.
 fn first_shape<M: Memory>(reader: &Reader<M>, list: ShapeList, bias: u64) -> Result<u64> {
     let first = reader.word(list.variable.0.wrapping_add(bias))?;

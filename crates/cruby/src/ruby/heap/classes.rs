@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use crate::ruby::frames::{FrameLayout, Memory, Namer};
+use crate::ruby::frames::{FrameLayout, LocalTable, Memory, Namer};
 
 /// Names classes of one process.
 pub struct ClassNames<M>(Namer<M>);
@@ -39,6 +39,42 @@ impl<M: Memory> ClassNames<M> {
     /// `is_wanted` holds. `None`: they cannot be read, as in releases before 2.7 and after 3.4.
     pub fn variables(&mut self, class: u64, is_wanted: &mut dyn FnMut(u64) -> bool) -> Option<Vec<Arc<str>>> {
         self.0.class_variables(class, is_wanted)
+    }
+
+    /// Names of the global variables (`$cache`) from which Ruby code gets a value for which `is_wanted` holds. `None`: they cannot be read,
+    /// as in releases before 2.7 and after 4.0.
+    pub fn global_names(&mut self, is_wanted: &mut dyn FnMut(u64) -> bool) -> Option<Vec<Arc<str>>> {
+        self.0.global_names(is_wanted)
+    }
+
+    /// The names by which `Thread#[]` reads a value for which `is_wanted` holds. `None`: they cannot be read.
+    pub fn local_names(
+        &mut self,
+        table: LocalTable,
+        is_wanted: &mut dyn FnMut(u64) -> bool,
+    ) -> Option<Vec<Arc<str>>> {
+        self.0.local_names(table, is_wanted)
+    }
+
+    /// The text of a `String`. `None`: it is not one, or cannot be read.
+    pub fn text(&mut self, value: u64) -> Option<Arc<str>> {
+        self.0.text(value)
+    }
+
+    /// Whether a hash is the one in which a `Thread` has what `Thread#thread_variable_set` stores. `None`: that cannot be read, as in
+    /// releases before 2.7 and after 3.4. Up to 3.1 it is not said of a `Thread` that has other instance variables, too.
+    pub fn has_thread_variables(&mut self, thread: u64, hash: u64) -> Option<bool> {
+        self.0.has_thread_variables(thread, hash)
+    }
+
+    /// The name of a `Symbol`. `None`: it is something else, or cannot be read.
+    pub fn symbol_name(&mut self, symbol: u64) -> Option<Arc<str>> {
+        self.0.symbol_name(symbol)
+    }
+
+    /// What the collector marks through global variables, without the blocks that trace them. `None`: it cannot be read.
+    pub fn global_values(&mut self) -> Option<Vec<u64>> {
+        self.0.global_values()
     }
 
     /// What Ruby code calls a class or module: `Order`, or `Order.singleton_class`. `None`: it has no name.

@@ -13,6 +13,7 @@ mod references;
 mod shapes;
 #[cfg(test)]
 mod tests;
+mod threads;
 mod walk;
 
 pub use census::{ByClass, Census, Keeper, Page, Tally, census};
@@ -23,6 +24,7 @@ pub use layout::HeapLayout;
 pub use procs::{Closure, Procs};
 pub use references::{References, Referred};
 pub use shapes::Shapes;
+pub use threads::{FiberLocals, Threads};
 pub use walk::{Marks, Slot, each_object};
 
 /// Why the heap could not be counted.

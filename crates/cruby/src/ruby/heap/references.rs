@@ -174,23 +174,45 @@ impl References {
         if read.is_some() { Referred::Exactly } else { Referred::Changed }
     }
 
+    /// Hands the keys and the values of a `Hash` to `visit`.
+    pub fn pairs<M: Memory>(
+        &mut self,
+        memory: &M,
+        slot: &Slot<'_>,
+        visit: &mut dyn FnMut(u64, u64),
+    ) -> Referred {
+        if slot.kind().name() != "T_HASH" {
+            return Referred::Unknown;
+        }
+        let read = self.hash_pairs(memory, slot, visit).and_then(|()| unchanged(memory, slot, 16));
+        if read.is_some() { Referred::Exactly } else { Referred::Changed }
+    }
+
     fn hash<M: Memory>(&mut self, memory: &M, slot: &Slot<'_>, found: &mut dyn FnMut(u64)) -> Option<()> {
+        found(slot.word(if self.release == Release::Embedded { 16 } else { 24 }));
+        self.hash_pairs(memory, slot, &mut |key, value| {
+            found(key);
+            found(value);
+        })
+    }
+
+    fn hash_pairs<M: Memory>(
+        &mut self,
+        memory: &M,
+        slot: &Slot<'_>,
+        visit: &mut dyn FnMut(u64, u64),
+    ) -> Option<()> {
         let flags = slot.flags();
         let inside = self.release == Release::Embedded;
-        found(slot.word(if inside { 16 } else { 24 }));
         let table = slot.word(16);
         if flags & HASH_IN_TABLE != 0 {
             let at = if inside { slot.address.checked_add(24)? } else { table };
-            return self.table(memory, at, &mut |key, value| {
-                found(key);
-                found(value);
-            });
+            return self.table(memory, at, visit);
         }
         let bound = flags >> HASH_BOUND & 0xf;
         let mut pair = |key: u64, value: u64| {
             if !UNDEF.contains(&key) {
-                found(key);
-                found(value);
+                visit(key, value);
             }
         };
         if inside {

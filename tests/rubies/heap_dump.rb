@@ -53,6 +53,12 @@ LARGE = (0..50).to_h { |i| ["large #{i}", "of #{i}"] }
 IDENTITY = {}.compare_by_identity
 IDENTITY["same"] = "other"
 
+# A global variable with two names, and one that a block traces.
+$kept = ["of a global variable"]
+alias $also $kept
+$traced = +"traced"
+trace_var(:$traced) { |value| value }
+
 path = ARGV.fetch(0)
 Report.run do
   queue = Queue.new

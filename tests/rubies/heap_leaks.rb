@@ -24,6 +24,7 @@ class Sale; end
 class Refund; end
 class Tip; end
 class Draft; end
+class Memo; end
 class Parent
   def initialize
     @line = Line.new # allocates Line
@@ -191,6 +192,10 @@ def refunded
   Thread.current.instance_variable_get(:@tips)[:all] << Tip.new # allocates Tip
 end
 
+def noted
+  (Fiber[:memos] ||= []) << Memo.new # allocates Memo
+end
+
 # A fiber that mostly waits.
 def drafts
   Thread.current[:drafts] = []
@@ -251,6 +256,7 @@ ROUNDS = {
     $writer ||= Fiber.new { drafts }
     600.times do
       refunded
+      noted if Fiber.respond_to?(:[])
       rand(3).times { Scrap.new }
     end
     $writer.resume

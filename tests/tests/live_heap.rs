@@ -335,7 +335,20 @@ fn dumped(text: &str) -> Result<HashMap<String, Value>> {
     Ok(objects)
 }
 
-/// A dump has the same objects as Ruby's own, with the same types, classes, sizes and references.
+/// What global variables hold, as a dump has it. Ruby writes an object again if two variables have it.
+fn globals_of(text: &str) -> Result<BTreeSet<String>> {
+    let mut found = BTreeSet::new();
+    for line in text.lines().filter(|line| line.contains("global_tbl")) {
+        let root: Value = serde_json::from_str(line)?;
+        if root["root"] == "global_tbl" {
+            let references = root["references"].as_array().into_iter().flatten();
+            found.extend(references.filter_map(|value| value.as_str().map(ToOwned::to_owned)));
+        }
+    }
+    Ok(found)
+}
+
+/// A dump has the same objects as Ruby's own, with the same types, classes, sizes and references, and those that global variables hold.
 #[test]
 fn dump_equals_object_space() -> Result<()> {
     const READ: [&str; 12] = [
@@ -355,8 +368,13 @@ fn dump_equals_object_space() -> Result<()> {
         script.say("go")?;
         script.finish()?;
 
-        let expected = dumped(&String::from_utf8_lossy(&std::fs::read(&theirs)?))?;
+        let expected = String::from_utf8_lossy(&std::fs::read(&theirs)?).into_owned();
+        let (own, globals) = (globals_of(&text)?, globals_of(&expected)?);
+        ensure!(own == globals && own.len() > 4, "{}: {own:?} {globals:?}", ruby.label());
+        let expected = dumped(&expected)?;
         let ours = dumped(&text)?;
+        let kinds: BTreeSet<&str> = own.iter().filter_map(|address| ours[address]["type"].as_str()).collect();
+        ensure!(["ARRAY", "STRING", "DATA"].iter().all(|kind| kinds.contains(kind)), "{kinds:?}");
         let end: Value = serde_json::from_str(text.lines().last().context("no line")?)?;
         ensure!(end["root"] == "gctrace" && end["changed"] == 0, "{end}");
         ensure!(end["objects"].as_u64() == Some(ours.len() as u64), "{end}");

@@ -240,6 +240,11 @@ fn of_fibers(live: &Live, ruby: &Ruby) -> Result<()> {
     let leak = ending(&found, "Draft", "thread_local")?;
     let expected = json!({"name": "drafts", "tid": pid, "thread": null, "main": true, "fiber": true});
     ensure!(leak["thread_local"] == expected, "{leak}");
+    if ruby.is_at_least(3, 2) {
+        let leak = ending(&found, "Memo", "fiber_storage")?;
+        let storage = &leak["fiber_storage"];
+        ensure!(storage["name"] == "memos" && storage["tid"] == pid && storage["fiber"] == false, "{leak}");
+    }
     // Which of several instance variables has them, only the class of the thread knows up to 3.1.
     let named = ruby.is_at_least(3, 2);
     let leak = ending(&found, "Refund", if named { "thread_variable" } else { "not_readable" })?;
@@ -253,7 +258,7 @@ fn of_fibers(live: &Live, ruby: &Ruby) -> Result<()> {
 fn ending<'a>(found: &'a [Value], class: &str, end: &str) -> Result<&'a Value> {
     let leak = suspect(found, class, "Array")?;
     ensure!(leak["end"] == end, "{leak}");
-    let named = ["constant", "variable", "global", "thread_local", "thread_variable"];
+    let named = ["constant", "variable", "global", "thread_local", "thread_variable", "fiber_storage"];
     let named = named.iter().filter(|name| leak.get(**name).is_some()).count();
     let holders = leak["holders"].as_array().map(Vec::len);
     ensure!(end == "not_readable" || (named == 1 && holders == Some(1)), "{leak}");

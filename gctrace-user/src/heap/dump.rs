@@ -20,7 +20,7 @@ use super::{
 use crate::{
     export,
     host::rest::Restful,
-    ruby::heap::{HeapError, ObjectType, Referred, each_object},
+    ruby::heap::{ClassNames, HeapError, ObjectType, Referred, each_object},
     words::plural,
 };
 
@@ -81,6 +81,14 @@ struct Flags {
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     old: bool,
     age: u8,
+}
+
+/// Objects that are held from outside of the heap.
+#[derive(Serialize)]
+struct Held<'a> {
+    r#type: &'static str,
+    root: &'static str,
+    references: &'a [Address],
 }
 
 /// The last line: as a root that refers to nothing, what reads such files passes over it.
@@ -144,6 +152,9 @@ fn dump(target: &Target, out: &mut dyn Write) -> Result<Dumped, Stopped> {
     let layout = target.layout()?;
     let mut names = target.names();
     let mut references = target.references(&layout);
+    // Each, and whether it is among the objects. Those of C code may be anything.
+    let globals = names.as_mut().and_then(ClassNames::global_values).unwrap_or_default();
+    let mut globals: BTreeMap<u64, bool> = globals.into_iter().map(|value| (value, false)).collect();
     let mut dumped = Dumped::default();
     let mut referred = Vec::new();
     let mut failed = Ok(());
@@ -153,6 +164,9 @@ fn dump(target: &Target, out: &mut dyn Write) -> Result<Dumped, Stopped> {
             return;
         }
         dumped.objects += 1;
+        if let Some(seen) = globals.get_mut(&slot.address) {
+            *seen = true;
+        }
         referred.clear();
         let kind = slot.kind();
         let known = references.as_mut().map_or(Referred::Unknown, |references| {
@@ -199,6 +213,12 @@ fn dump(target: &Target, out: &mut dyn Write) -> Result<Dumped, Stopped> {
         };
     })?;
     failed.map_err(Stopped::Output)?;
+    globals.retain(|_, seen| *seen);
+    if !globals.is_empty() {
+        let references: Vec<Address> = globals.into_keys().map(Address).collect();
+        let root = Held { r#type: "ROOT", root: "global_tbl", references: &references };
+        jsonl::plain_line(out, &root).map_err(Stopped::Output)?;
+    }
     let (_, after) = target.state()?;
     let moment = same_moment(&target.plan, &before, &after);
     (dumped.consistent, dumped.inconsistent) = (moment.consistent(), moment.words());

@@ -69,6 +69,8 @@ pub(super) enum End {
     ThreadLocal,
     /// A thread has it as a variable (`Thread#thread_variable_get`).
     ThreadVariable,
+    /// A fiber has it in its storage (`Fiber[]`).
+    FiberStorage,
     /// There are more steps than are followed.
     Bounded,
     /// A collection moved objects, or what was found last had changed when it was read again.
@@ -92,6 +94,7 @@ impl End {
             Self::GlobalVariable => "held by a global variable",
             Self::ThreadLocal => "held by a thread local",
             Self::ThreadVariable => "held by a thread variable",
+            Self::FiberStorage => "held by the storage of a fiber",
             Self::Bounded => "held by further objects (not followed)",
             Self::Changed => "held by objects that changed while they were read",
             Self::Stopped => "held by what was not looked for any more, because of a signal",
@@ -110,7 +113,7 @@ pub(super) struct ClassVariable {
     pub(super) class: Option<String>,
 }
 
-/// A thread local or a thread variable.
+/// A thread local, a thread variable, or something in the storage of a fiber.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub(super) struct Local {
     pub(super) name: String,
@@ -134,7 +137,7 @@ pub(super) struct Path {
     pub(super) variable: Option<ClassVariable>,
     /// The global variable that it ends at: `$cache`.
     pub(super) global: Option<String>,
-    /// What of a thread it ends at; whether it is a variable, the end says.
+    /// What of a thread it ends at; the end says in which way.
     pub(super) local: Option<Local>,
     pub(super) end: End,
     /// Why the heap could not be read.

@@ -45,6 +45,8 @@ pub(super) struct Search<'t> {
     threads: Option<Threads>,
     /// The `Thread` objects that have variables, and their `rb_thread_t *`.
     with_variables: BTreeMap<u64, u64>,
+    /// The hashes in which fibers have their storage: the thread, and whether it was found by a fiber only.
+    storages: BTreeMap<u64, (u64, bool)>,
     /// What is looked for.
     wanted: HashSet<u64>,
     /// Which of it the last object holds.
@@ -62,6 +64,7 @@ impl<'t> Search<'t> {
             procs: Procs::of(version, &layout),
             threads: Threads::of(version),
             with_variables: BTreeMap::new(),
+            storages: BTreeMap::new(),
             wanted: HashSet::new(),
             held: BTreeSet::new(),
         })
@@ -70,6 +73,7 @@ impl<'t> Search<'t> {
     /// Begins a pass over the heap.
     pub(super) fn begin(&mut self, steps: &[Step]) {
         self.with_variables.clear();
+        self.storages.clear();
         self.wanted = steps.iter().flat_map(|step| &step.wanted).copied().collect();
     }
 

@@ -77,6 +77,8 @@ enum Record<'a> {
         #[serde(skip_serializing_if = "Option::is_none")]
         thread_variable: Option<&'a Local>,
         #[serde(skip_serializing_if = "Option::is_none")]
+        fiber_storage: Option<&'a Local>,
+        #[serde(skip_serializing_if = "Option::is_none")]
         end: Option<End>,
         /// Why the heap could not be read again.
         #[serde(skip_serializing_if = "Option::is_none")]
@@ -185,6 +187,7 @@ impl Found<'_> {
                 global: path.as_ref().and_then(|path| path.global.as_deref()),
                 thread_local: path.as_ref().and_then(|path| path.local_at(End::ThreadLocal)),
                 thread_variable: path.as_ref().and_then(|path| path.local_at(End::ThreadVariable)),
+                fiber_storage: path.as_ref().and_then(|path| path.local_at(End::FiberStorage)),
                 end: path.as_ref().map(|path| path.end),
                 unread: path.as_ref().and_then(|path| path.unread.as_deref()),
                 sites: origins.of(name).map(|allocated| allocated.lines.iter().map(Site::of).collect()),
@@ -370,7 +373,11 @@ fn end_words(path: &Path) -> String {
         return format!("held by the global variable {}", printable(global));
     }
     if let Some(local) = local {
-        let kind = if *end == End::ThreadVariable { "thread variable" } else { "thread local" };
+        let kind = match end {
+            End::ThreadVariable => "thread variable",
+            End::FiberStorage => "fiber storage",
+            _ => "thread local",
+        };
         return format!("held by the {kind} {} of {}", symbol(&local.name), thread(local));
     }
     match unread {
@@ -487,6 +494,10 @@ mod tests {
             (at(&local), "the thread local :orders of thread 4250 \"worker 1\""),
             (at(&main), "the thread local :\"a b\" of a fiber of thread 4250 (main)"),
             (at(&unknown), "the thread local :\"[]\" of a thread"),
+            (
+                Path { end: End::FiberStorage, ..at(&main) },
+                "the fiber storage :\"a b\" of a fiber of thread 4250 (main)",
+            ),
             (
                 Path { end: End::ThreadVariable, ..at(&local) },
                 "the thread variable :orders of thread 4250 \"worker 1\"",

@@ -18,16 +18,30 @@ const DATA: u32 = 8;
 const GETTER: u32 = 16;
 const MARKER: u32 = 32;
 const VARIABLE: usize = 40;
+/// `struct trace_var` (variable.c): byte offsets of `data` and `next`.
+const TRACE_DATA: u32 = 16;
+const TRACE_NEXT: u32 = 24;
+const TRACE: usize = 32;
+/// Blocks that trace one variable.
+const MOST_TRACES: u32 = 1024;
 /// `ID_SCOPE_SHIFT`.
 const SCOPE_SHIFT: u32 = 4;
 
-/// A global variable that has a value.
+/// Where global variables are, and what they are like.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct GlobalsLayout {
+    pub(super) table: GlobalTable,
+    /// Byte offset of `trace` in `struct rb_global_variable`.
+    pub(super) trace: u32,
+}
+
+/// What the collector marks through a global variable.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Global {
     pub(super) id: u64,
-    /// What the collector marks through it.
     pub(super) value: u64,
-    /// Whether that is what Ruby code gets from it. A getter in C may return something else.
+    /// Whether Ruby code gets it from the variable. A getter in C may return something else, and a block that traces the variable
+    /// (`trace_var`) is marked, too.
     pub(super) is_read: bool,
 }
 
@@ -35,14 +49,14 @@ pub(super) struct Global {
 /// table.
 pub(super) fn read<M: Memory>(
     reader: &Reader<M>,
-    at: &GlobalTable,
+    at: &GlobalsLayout,
     bias: u64,
     known: Option<u64>,
 ) -> Result<Option<(u64, Vec<Global>)>> {
     if let Some(pointer) = known {
         return in_table(reader, at, bias, reader.word(pointer)?).map(|found| Some((pointer, found)));
     }
-    for (pointer, table) in pointers(reader, at.data, bias)? {
+    for (pointer, table) in pointers(reader, at.table.data, bias)? {
         match in_table(reader, at, bias, table) {
             // Other tables of ids are empty at times.
             Ok(found) if !found.is_empty() => return Ok(Some((pointer, found))),
@@ -63,7 +77,7 @@ pub(super) fn pointers<M: Memory>(reader: &Reader<M>, data: DataRange, bias: u64
 }
 
 /// The variables of the table at this address; an error if it is not that of global variables.
-fn in_table<M: Memory>(reader: &Reader<M>, at: &GlobalTable, bias: u64, table: u64) -> Result<Vec<Global>> {
+fn in_table<M: Memory>(reader: &Reader<M>, at: &GlobalsLayout, bias: u64, table: u64) -> Result<Vec<Global>> {
     let mut found = Vec::new();
     for (key, entry) in id_table::entries(reader, table)? {
         if !is_object(entry) {
@@ -75,7 +89,11 @@ fn in_table<M: Memory>(reader: &Reader<M>, at: &GlobalTable, bias: u64, table: u
         if ![id, id >> SCOPE_SHIFT].contains(&key.into()) || !is_object(variable) {
             return Err(Failure::Stale);
         }
+        traces(reader, reader.word(variable.wrapping_add(at.trace.into()))?, |value| {
+            found.push(Global { id, value, is_read: false });
+        })?;
         let variable = reader.bytes::<VARIABLE>(variable)?;
+        let at = at.table;
         let function = |offset| u64_at(&variable, offset).wrapping_sub(bias);
         let (getter, marker, data) = (function(GETTER), function(MARKER), u64_at(&variable, DATA));
         let (value, functions) = match marker {
@@ -88,6 +106,19 @@ fn in_table<M: Memory>(reader: &Reader<M>, at: &GlobalTable, bias: u64, table: u
         found.push(Global { id, value, is_read: getter == functions.getter.0 });
     }
     Ok(found)
+}
+
+/// The blocks that trace a variable.
+fn traces<M: Memory>(reader: &Reader<M>, mut trace: u64, mut found: impl FnMut(u64)) -> Result<()> {
+    for _ in 0..MOST_TRACES {
+        if trace == 0 {
+            return Ok(());
+        }
+        let bytes = reader.bytes::<TRACE>(trace)?;
+        found(u64_at(&bytes, TRACE_DATA));
+        trace = u64_at(&bytes, TRACE_NEXT);
+    }
+    Err(Failure::Stale)
 }
 
 #[cfg(test)]
@@ -103,38 +134,42 @@ mod tests {
     const BASE: u64 = 0x10000;
 
     /// The data are the first three words.
-    const AT: GlobalTable = GlobalTable {
+    const TABLE: GlobalTable = GlobalTable {
         data: DataRange { from: Svma(0), to: Svma(24) },
         unset: Svma(0x71),
         own: Functions { getter: Svma(0x72), marker: Svma(0x73) },
         pointed: Functions { getter: Svma(0x74), marker: Svma(0x75) },
     };
 
+    const AT: GlobalsLayout = GlobalsLayout { table: TABLE, trace: 40 };
+
     fn at(word: u64) -> u64 {
         BASE + word * 8
     }
 
     /// A table of no ids, the table with four variables in eight slots: with a value, with the address of one, with another getter, unset.
+    /// The last one is traced by two blocks.
     fn memory() -> Vec<u64> {
-        let mut words = vec![0; 64];
-        (words[0], words[1], words[2]) = (12, at(60), at(4));
+        let mut words = vec![0; 72];
+        (words[0], words[1], words[2]) = (12, at(70), at(4));
         (words[4], words[5], words[6]) = (8 | 4 << 32, 4, at(8));
         for (slot, entry) in [(0, 24), (2, 26), (3, 28), (7, 30)] {
-            let (serial, variable) = (slot + 400, 32 + (entry - 24) / 2 * 5);
+            let (serial, variable) = (slot + 400, 32 + (entry - 24) / 2 * 6);
             (words[8 + slot as usize * 2], words[9 + slot as usize * 2]) = (serial, at(entry));
             (words[entry as usize], words[entry as usize + 1]) = (at(variable), serial << 4 | 7);
         }
         let functions = |getter: u64, marker: u64| [1, 0, BASE + getter, 0, BASE + marker];
         for (variable, data, functions) in [
             (32, 0x5000, functions(0x72, 0x73)),
-            (37, at(55), functions(0x74, 0x75)),
-            (42, at(56), functions(0x90, 0x75)),
-            (47, 0, functions(0x91, 0x71)),
+            (38, at(56), functions(0x74, 0x75)),
+            (44, at(57), functions(0x90, 0x75)),
+            (50, 0, functions(0x91, 0x71)),
         ] {
             words[variable..variable + 5].copy_from_slice(&functions);
             words[variable + 1] = data;
         }
-        (words[55], words[56]) = (0x6000, 0x7000);
+        (words[55], words[56], words[57]) = (at(60), 0x6000, 0x7000);
+        words[60..68].copy_from_slice(&[0, 0, 0x8000, at(64), 0, 0, 0x9000, 0]);
         words
     }
 
@@ -151,6 +186,8 @@ mod tests {
             Global { id: id(0), value: 0x5000, is_read: true },
             Global { id: id(2), value: 0x6000, is_read: true },
             Global { id: id(3), value: 0x7000, is_read: false },
+            Global { id: id(7), value: 0x8000, is_read: false },
+            Global { id: id(7), value: 0x9000, is_read: false },
         ];
         let found = Some((at(2), expected));
         assert_eq!(find(&memory(), None).ok(), Some(found.clone()));
@@ -161,7 +198,8 @@ mod tests {
             (24, 12, "no variable"),
             (36, BASE + 0x76, "a marker of something else"),
             (4, 8 | 9 << 32, "no table of ids"),
-            (38, 0x3000, "a value that is not there"),
+            (39, 0x3000, "a value that is not there"),
+            (67, at(60), "blocks without end"),
             (2, 0, "no pointer"),
         ] {
             let mut words = memory();

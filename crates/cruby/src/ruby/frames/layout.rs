@@ -2,11 +2,12 @@
 
 use gctrace_common::config::StackPath;
 
+use super::globals::GlobalsLayout;
 use crate::{
     address::Svma,
     ruby::{
         RubyAnalysis, RubyVersion,
-        derive::{DataRange, GlobalTable, ShapeList, SymbolTable},
+        derive::{DataRange, ShapeList, SymbolTable},
         tables::{self, Struct, Table},
     },
 };
@@ -23,7 +24,7 @@ pub struct FrameLayout {
     /// The way to the names of C functions, or why it is not known.
     pub(super) symbols: Result<SymbolTable, String>,
     /// Where the table of global variables can be; `None` if that is not known, or its entries are not.
-    pub(super) globals: Option<GlobalTable>,
+    pub(super) globals: Option<GlobalsLayout>,
     /// Where the table of the instance variables of objects of C code can be; `None` as of `globals`.
     pub(super) other_variables: Option<DataRange>,
     /// A variable of the image, by which a process that is gone is distinguished from a pointer that leads nowhere.
@@ -200,16 +201,14 @@ impl FrameLayout {
         let mut layout = Self::with(analysis.version, table, symbols, analysis.vm.vm_ptr)?;
         let shapes = analysis.derived.shapes.as_ref().ok().copied();
         layout.class.variables = layout.class.variables_at(analysis.version, table, shapes);
+        let derived = &analysis.derived;
         // From 3.5 on, these objects have their variables in other objects.
-        layout.other_variables = analysis
-            .derived
-            .other_variables
-            .as_ref()
-            .ok()
-            .copied()
-            .filter(|_| layout.class.variables.is_some());
-        layout.globals =
-            analysis.derived.globals.as_ref().ok().copied().filter(|_| reads_tables(analysis.version));
+        let others = derived.other_variables.as_ref().ok();
+        layout.other_variables = others.filter(|_| layout.class.variables.is_some()).copied();
+        // From 3.0 on, another function (`compactor`) precedes it.
+        let trace = if analysis.version.at_least(3, 0) { 48 } else { 40 };
+        let table = derived.globals.as_ref().ok().filter(|_| reads_tables(analysis.version));
+        layout.globals = table.map(|&table| GlobalsLayout { table, trace });
         Ok(layout)
     }
 

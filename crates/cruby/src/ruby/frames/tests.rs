@@ -259,3 +259,28 @@ proptest! {
         prop_assert!(memory.bytes.get() < (4 << 20) * asked, "{} bytes", memory.bytes.get());
     }
 }
+
+/// A symbol is named by its id, or, if it may be collected, by its own string.
+#[test]
+fn symbols() {
+    let layout = layout(3, 3, 8).unwrap();
+    let (image, symbol, string) = (Image::default(), 0x9000, 0x9100);
+    let string_layout = layout.string;
+    for (at, flags) in [(symbol, 0x14), (string, 5)] {
+        (0..5).for_each(|word| image.put_u64(at + word * 8, 0));
+        image.put_u64(at, flags);
+    }
+    image.put_u64(symbol + 24, string);
+    image.put_u64(string + u64::from(string_layout.embedded_length.unwrap()), 6);
+    image.put(string + u64::from(string_layout.embedded), b"orders");
+    image.put_u64(VM_PTR.0, 1);
+    let reader = Reader { memory: &image, alive: VM_PTR.0 };
+    let name = |value| {
+        symbol::of_value(&reader, value, &layout, &mut |id| Ok(Some(format!("id {id}").into())))
+            .map(|name| name.map(|name| name.to_string()))
+    };
+    assert_eq!(name(77 << 8 | 0xc), Ok(Some("id 77".to_owned())));
+    assert_eq!(name(symbol), Ok(Some("orders".to_owned())));
+    assert_eq!(name(string), Ok(None), "a string");
+    assert_eq!(name(3), Ok(None), "a number");
+}

@@ -170,6 +170,14 @@ mod tests {
         assert_eq!(read(&words, SHAPES, 0x5000).ok(), Some(vec![77]));
         assert_eq!(read(&words, SHAPES, 0x6000).ok(), Some(vec![78]));
         assert_eq!(read(&words, SHAPES, 0x7000).ok(), Some(Vec::new()));
+        // Of another object, whose values are known.
+        let of_values = |values: &[u64]| {
+            let reader = Reader { memory: Words(words.clone()), alive: 0x10000 };
+            of_shape(&reader, 3 << 32 | 0xc, values, 0x10000, (LIST, SHAPE), &mut |value| value == 5)
+        };
+        assert_eq!(of_values(&[4, 5]).ok(), Some(vec![78]));
+        assert_eq!(of_values(&[4, 3, 5]).ok(), Some(Vec::new()), "not one that it has");
+        assert!(of_values(&[5]).is_err(), "more than there are");
         words[1] = 2;
         assert_eq!(read(&words, SHAPES, 0x5000).ok(), Some(Vec::new()), "no variables");
         words[1] = 3 << 32 | 2;

@@ -72,7 +72,7 @@ impl<M: Memory> ClassNames<M> {
         self.0.symbol_name(symbol)
     }
 
-    /// What the collector marks through global variables, without the blocks that trace them. `None`: it cannot be read.
+    /// What the collector marks through global variables: values, and the blocks that trace them. `None`: it cannot be read.
     pub fn global_values(&mut self) -> Option<Vec<u64>> {
         self.0.global_values()
     }

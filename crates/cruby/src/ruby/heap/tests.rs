@@ -286,6 +286,23 @@ fn references() {
             (fate, found)
         };
         assert_eq!(found, exactly(&[three, one, two]), "{version}");
+
+        // Two pairs in the hash itself or in an array of them, of which one was deleted.
+        let small = [one, two, if version.at_least(3, 2) { 0x24 } else { 0x34 }, three];
+        let flags = 0x8 | 2 << 20;
+        let slot = if version.at_least(3, 3) {
+            [&[flags, CLASS, 0, 0][..], &small].concat()
+        } else {
+            memory.put(0x6400_0000, words(&small));
+            vec![flags, CLASS, 0x6400_0000, 0, 0]
+        };
+        let (bytes, mut pairs) = (words(&slot), Vec::new());
+        memory.put(SLOTS, bytes.clone());
+        let slot = Slot { address: SLOTS, bytes: &bytes, marks: None };
+        let fate = references.pairs(&memory, &slot, &mut |key, value| pairs.push((key, value)));
+        assert_eq!((fate, pairs), (Referred::Exactly, vec![(one, two)]), "{version}");
+        let array = Slot { bytes: &words(&[0x7, CLASS, 5, 5, 0x6000_0000]), ..slot };
+        assert_eq!(references.pairs(&memory, &array, &mut |_, _| {}), Referred::Unknown, "{version}");
     }
     assert!(known >= 7, "{known}");
 }

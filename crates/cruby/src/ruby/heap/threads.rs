@@ -1,4 +1,4 @@
-//! Objects of threads and fibers, and where they keep what `Thread#[]` reads (`rb_execution_context_t`, `vm_core.h`).
+//! Objects of threads and fibers, and where they keep what `Thread#[]` and `Fiber[]` read (`rb_execution_context_t`, `vm_core.h`).
 
 use std::collections::HashMap;
 
@@ -30,6 +30,8 @@ pub struct FiberLocals {
     pub by_fiber: bool,
     /// What `Thread#[]` reads there.
     pub table: LocalTable,
+    /// The hash that `Fiber[]` reads, from 3.2 on.
+    pub storage: Option<u64>,
     /// Whether the thread has variables (`Thread#thread_variable_set`).
     pub has_variables: bool,
 }
@@ -61,6 +63,7 @@ struct Offsets {
     /// In `rb_execution_context_t`.
     ec_thread: u32,
     ec_locals: u32,
+    ec_storage: Option<u32>,
 }
 
 impl Threads {
@@ -76,14 +79,16 @@ impl Threads {
             known.field(name).map(|field| field.offset)
         };
         let ec = |name: &str| member("rb_execution_context_struct", name);
-        let ec_thread = ec("thread_ptr")?;
+        let (ec_thread, ec_locals) = (ec("thread_ptr")?, ec("local_storage")?);
         let at = Offsets {
             thread_self: member("rb_thread_struct", "self")?,
             thread_ec: member("rb_thread_struct", "ec")?,
             fiber_self: member("rb_fiber_struct", "cont.self")?,
             fiber_ec: member("rb_fiber_struct", "cont.saved_ec.thread_ptr")?.checked_sub(ec_thread)?,
             ec_thread,
-            ec_locals: ec("local_storage")?,
+            ec_locals,
+            // `storage` follows `local_storage` and two objects.
+            ec_storage: version.at_least(3, 2).then(|| ec_locals + 24),
         };
         Some(Self { version, at, types: HashMap::new() })
     }
@@ -114,6 +119,7 @@ impl Threads {
             thread,
             by_fiber: kind == Kind::Fiber,
             table: if self.version.at_least(3, 0) { LocalTable::Ids(table) } else { LocalTable::Hash(table) },
+            storage: at.ec_storage.and_then(|offset| word(ec, offset)),
             has_variables: kind == Kind::Thread && slot.flags() & VARIABLES != 0,
         })
     }
@@ -169,6 +175,7 @@ mod tests {
             (10, o.thread_ec, at(70)),
             (70, o.ec_thread, at(10)),
             (70, o.ec_locals, 0x5000),
+            (70, o.ec_storage.unwrap(), 0x7000),
             (90, o.fiber_self, at(160)),
             (90, o.fiber_ec + o.ec_thread, at(10)),
             (90, o.fiber_ec + o.ec_locals, 0x6000),
@@ -195,11 +202,17 @@ mod tests {
             thread: at(10),
             by_fiber: false,
             table: LocalTable::Ids(0x5000),
+            storage: Some(0x7000),
             has_variables: true,
         };
         assert_eq!(find(&words, 150), Some(thread));
-        let fiber =
-            FiberLocals { by_fiber: true, table: LocalTable::Ids(0x6000), has_variables: false, ..thread };
+        let fiber = FiberLocals {
+            by_fiber: true,
+            storage: None,
+            table: LocalTable::Ids(0x6000),
+            has_variables: false,
+            ..thread
+        };
         assert_eq!(find(&words, 160), Some(fiber));
         let o = threads.at;
         for (word, value, why) in [

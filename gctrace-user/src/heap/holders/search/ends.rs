@@ -43,6 +43,10 @@ impl Search<'_> {
             if found.has_variables {
                 self.with_variables.insert(slot.address, found.thread);
             }
+            if let Some(storage) = found.storage {
+                let known = self.storages.entry(storage).or_insert((found.thread, found.by_fiber));
+                known.1 &= found.by_fiber;
+            }
             self.of_thread(&found, steps);
         }
     }
@@ -115,23 +119,29 @@ impl Search<'_> {
             let local = Some(self.local(thread, by_fiber, &name));
             return Some(Path { local, ..path(End::ThreadLocal) });
         }
-        self.thread_variable(step)
+        self.in_hash(step)
     }
 
-    /// The path that ends at a variable of a thread. The hash that has these variables is no object that Ruby code knows, so it is left out.
-    fn thread_variable(&mut self, step: &Step) -> Option<Path> {
+    /// The path that ends at a variable of a thread or in the storage of a fiber. The hash that has these is no object that Ruby code knows,
+    /// so it is left out.
+    fn in_hash(&mut self, step: &Step) -> Option<Path> {
         let [before @ .., held, hash] = step.holders.as_slice() else { return None };
-        if held.objects > 1 || hash.kind != "T_HASH" || !step.wanted.contains(&hash.address.0) {
+        let address = hash.address.0;
+        if held.objects > 1 || hash.kind != "T_HASH" || !step.wanted.contains(&address) {
             return None;
         }
-        let names = self.names.as_mut()?;
-        let mut threads = self.with_variables.iter();
-        let (_, &thread) =
-            threads.find(|(thread, _)| names.has_thread_variables(**thread, hash.address.0) == Some(true))?;
+        let (thread, fiber, end) = if let Some(&(thread, by_fiber)) = self.storages.get(&address) {
+            (thread, by_fiber, End::FiberStorage)
+        } else {
+            let names = self.names.as_mut()?;
+            let mut threads = self.with_variables.iter();
+            let mut is_of = |thread: u64| names.has_thread_variables(thread, address) == Some(true);
+            let (_, &thread) = threads.find(|(thread, _)| is_of(**thread))?;
+            (thread, false, End::ThreadVariable)
+        };
         let name = self.key_of(hash, held.address.0)?;
         let holders = [before, std::slice::from_ref(held)].concat();
-        let local = Some(self.local(thread, false, &name));
-        Some(Path { local, ..Path::new(holders, End::ThreadVariable) })
+        Some(Path { local: Some(self.local(thread, fiber, &name)), ..Path::new(holders, end) })
     }
 
     /// The symbol that is the key of an object in a hash.

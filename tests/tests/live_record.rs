@@ -354,8 +354,7 @@ impl Exporter for Anonymous {
     }
 }
 
-/// Writes the recordings that host tests replay: `live_record::golden -- --ignored`. The expected outputs are written by
-/// `GCTRACE_WRITE_DOCS=1 cargo test -p gctrace-user golden`.
+/// Writes the recordings that host tests replay: `cargo xtask recordings --again`.
 #[test]
 #[ignore = "it replaces files of the repository"]
 fn golden() -> Result<()> {

@@ -9,6 +9,7 @@ mod elf;
 mod lab;
 mod programs;
 mod provision;
+mod recordings;
 pub mod setup;
 mod test;
 mod toolchain;
@@ -43,6 +44,8 @@ enum Command {
     Lab(lab::Args),
     /// Build everything and run all tests; those on real Rubies as root.
     Test(test::Args),
+    /// Write what each output is to make of the committed recordings; with --again the recordings first.
+    Recordings(recordings::Args),
     /// Make a Debian package of the release build (needs cargo-deb).
     Deb(deb::Args),
     /// Make one static executable for hosts without cargo, and a container image of it.
@@ -74,6 +77,7 @@ pub fn main() -> ExitCode {
         Command::Demo => demo::run_demo().map(|()| ExitCode::SUCCESS),
         Command::Lab(args) => lab::run(&args).map(|()| ExitCode::SUCCESS),
         Command::Test(args) => test::run_tests(&args),
+        Command::Recordings(args) => recordings::run_recordings(&args).map(|()| ExitCode::SUCCESS),
         Command::Deb(args) => deb::run_deb(&args).map(|()| ExitCode::SUCCESS),
         Command::Dist(args) => dist::run_dist(&args).map(|()| ExitCode::SUCCESS),
         Command::Vm(args) => vm::run_matrix(&args),

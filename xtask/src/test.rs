@@ -125,6 +125,15 @@ fn root_tests() -> Result<Command> {
     Ok(tests)
 }
 
+/// The same, with the Rubies to test on and a new build of gctrace.
+pub(crate) fn with_rubies() -> Result<Command> {
+    setup::ensure(&[Purpose::Test])?;
+    build()?;
+    let mut tests = root_tests()?;
+    tests.env("GCTRACE_RUBIES", rubies()?);
+    Ok(tests)
+}
+
 /// The program, with arguments, that runs a test program.
 fn runner() -> Result<Vec<String>> {
     // A shell that runs this in the background has it ignore these, and gctrace with it until it is ready.

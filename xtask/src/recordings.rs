@@ -1,0 +1,31 @@
+//! `cargo xtask recordings`: the committed recordings, and what each output makes of them (tests/fixtures/recordings).
+
+use anyhow::Result;
+
+use crate::{
+    test,
+    util::{cargo, run},
+};
+
+/// Arguments of `recordings`.
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    /// Record a program with the Rubies of the lab again, as root; all expected outputs change with that.
+    #[arg(long)]
+    again: bool,
+}
+
+/// Runs the command. Its user looks at the differences before committing them.
+pub(crate) fn run_recordings(args: &Args) -> Result<()> {
+    let mut tests = test::with_rubies()?;
+    if args.again {
+        run(tests.args(["--test", "live", "--", "--ignored", "--exact", "live_record::golden"]))?;
+        tests = test::with_rubies()?;
+    }
+    let mut outputs = cargo();
+    outputs.args(["test", "--lib", "--package", "gctrace-user", "golden"]);
+    for written in [&mut outputs, tests.args(["--test", "host_report"])] {
+        run(written.env("GCTRACE_WRITE_DOCS", "1"))?;
+    }
+    Ok(())
+}

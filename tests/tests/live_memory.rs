@@ -207,7 +207,7 @@ fn memory_equals_the_witness() -> Result<()> {
         all_at_their_events(&lines)?;
         let (mut compared, mut most) = (0, 0);
         let log = done.log()?;
-        let slack = Slack { status, reading: slack_of_reading(&log)? };
+        let slack = Slack { status, reading: slack_of_reading(log)? };
         for event in &log.events {
             let Some(theirs) = &event.memory else { continue };
             let Some(ours) = lines.iter().find(|line| line.count == event.count()) else {

@@ -9,7 +9,8 @@ use gctrace_tests::gctrace::Invocation;
 use gctrace_tests::ledger;
 use gctrace_tests::live::Live;
 use gctrace_tests::puma::Puma;
-use gctrace_tests::report::{Report, RequestLine};
+use gctrace_tests::report::{GvlSplitLine, Report, RequestLine};
+use gctrace_tests::ruby::Ruby;
 use gctrace_tests::timing::{settled, stolen_ns};
 
 const CLIENTS: usize = 4;
@@ -17,6 +18,12 @@ const EACH: usize = 15;
 /// By how much the CPU time of one request may differ from the thread's own clock: the kernel switches before and after the clock is
 /// stopped and started.
 const CLOCKS_NS: u64 = 500_000;
+/// Requests that are compared part by part.
+const PARTED: usize = 12;
+/// What Puma does besides is in the parts, too, and Zlib holds the GVL where it returns what it made.
+const BESIDES_NS: u64 = 10_000_000;
+/// Where the kernel shows no switch to a thread, the CPU time that it has charged may be a tick old.
+const TICK_NS: u64 = 4_000_000;
 
 fn spin(server: &Puma) -> Result<()> {
     std::thread::scope(|scope| {
@@ -133,61 +140,57 @@ fn parts_of_requests() -> Result<()> {
 
 fn compare_parts() -> Result<()> {
     let live = Live::begin()?;
-    let mut rubies = 0;
-    for ruby in Puma::rubies()? {
-        // Where it is not seen when threads release the GVL there are no parts.
-        rubies += 1;
-        let server = Puma::start_on(&live, &ruby, "parts.ru")?;
-        let pid = server.process.pid().to_string();
-        let gctrace = Invocation::jsonl(["--pid", &pid, "--requests", "--gvl", "--gvl-budget", "100"])?
-            .start_ready()?;
-        // The GVL state of a thread is known once it was seen to get it.
-        const REQUESTS: usize = 12;
-        for n in 0..REQUESTS {
-            let mut stream = server.connect()?;
-            let letter = char::from(b'g' + n as u8);
-            stream.write_all(
-                format!("GET /parts/x{letter}y HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n").as_bytes(),
-            )?;
-            let mut got = Vec::new();
-            stream.read_to_end(&mut got)?;
-            ensure!(got.ends_with(b"OK"), "{}", String::from_utf8_lossy(&got));
-        }
-        gctrace.wait_requests(REQUESTS)?;
-        let report = gctrace.stop()?;
-        ledger::check_lossless(&report)?;
-        let truth = std::fs::read_to_string(&server.truth)?;
-        let mut known = 0;
-        for line in &report.requests {
-            let Some(split) = &line.split else { continue };
-            known += 1;
-            let name = line.path.as_deref().and_then(|path| path.rsplit('/').next()).context("a path")?;
-            let words = truth.lines().map(|line| line.split(' ').collect::<Vec<_>>());
-            let words = words.into_iter().find(|words| words[0] == name).with_context(|| name.to_owned())?;
-            let [ruby_ns, native_ns, slept_ns] = [1, 2, 3].map(|at| words[at].parse::<u64>());
-            let (ruby_ns, native_ns, slept_ns) = (ruby_ns?, native_ns?, slept_ns?);
-            let [wait, hold, away] = [&split.wait, &split.hold, &split.away];
-            let sum: u64 =
-                [wait, hold, away].iter().map(|part| part.cpu_ns + part.runnable_ns + part.blocked_ns).sum();
-            ensure!(Some(sum) == line.duration_ns, "{line:?}: {sum}");
-            ensure!(Some(wait.cpu_ns + hold.cpu_ns + away.cpu_ns) == line.cpu_ns, "{line:?}");
-            // What Puma does besides is in them, too, and Zlib holds the GVL where it returns what it made. Where the kernel shows no switch to a thread, the CPU time that it has charged may be a tick old.
-            const BESIDES_NS: u64 = 10_000_000;
-            const TICK_NS: u64 = 4_000_000;
-            let close =
-                |ours: u64, theirs: u64| ours + TICK_NS + CLOCKS_NS >= theirs && ours <= theirs + BESIDES_NS;
-            ensure_times!(close(hold.cpu_ns, ruby_ns), "in Ruby {ruby_ns}: {line:?}");
-            ensure_times!(close(away.cpu_ns, native_ns), "without the GVL {native_ns}: {line:?}");
-            ensure_times!(close(away.blocked_ns, slept_ns), "asleep {slept_ns}: {line:?}");
-            // Its waits one by one are the same sum, but for what the scheduler does between two probes.
-            let waited = wait.cpu_ns + wait.runnable_ns + wait.blocked_ns;
-            ensure!(line.gvl_wait_ns.is_none_or(|ns| ns.abs_diff(waited) <= CLOCKS_NS), "{waited}: {line:?}");
-        }
-        println!("{}: {known} of {REQUESTS} requests are divided", ruby.label());
-        // Each thread of the server may have one before it was seen to get the GVL.
-        ensure!(known * 2 >= REQUESTS, "{}: {known} requests are divided", ruby.label());
+    let rubies = Puma::rubies()?;
+    ensure!(rubies.len() >= 2, "{} Rubies", rubies.len());
+    rubies.iter().try_for_each(|ruby| parts_on(&live, ruby))
+}
+
+fn parts_on(live: &Live, ruby: &Ruby) -> Result<()> {
+    let server = Puma::start_on(live, ruby, "parts.ru")?;
+    let pid = server.process.pid().to_string();
+    let args = ["--pid", &pid, "--requests", "--gvl", "--gvl-budget", "100"];
+    let gctrace = Invocation::jsonl(args)?.start_ready()?;
+    for n in 0..PARTED {
+        let mut stream = server.connect()?;
+        let letter = char::from(b'g' + n as u8);
+        let text = format!("GET /parts/x{letter}y HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n");
+        stream.write_all(text.as_bytes())?;
+        let mut got = Vec::new();
+        stream.read_to_end(&mut got)?;
+        ensure!(got.ends_with(b"OK"), "{}", String::from_utf8_lossy(&got));
     }
-    ensure!(rubies >= 2, "{rubies} Rubies");
+    gctrace.wait_requests(PARTED)?;
+    let report = gctrace.stop()?;
+    ledger::check_lossless(&report)?;
+    let truth = std::fs::read_to_string(&server.truth)?;
+    let mut known = 0;
+    for line in &report.requests {
+        let Some(split) = &line.split else { continue };
+        known += 1;
+        let name = line.path.as_deref().and_then(|path| path.rsplit('/').next()).context("a path")?;
+        let mut words = truth.lines().map(|line| line.split(' ').collect::<Vec<_>>());
+        let words = words.find(|words| words[0] == name).with_context(|| name.to_owned())?;
+        let [ruby_ns, native_ns, slept_ns] = [1, 2, 3].map(|at| words[at].parse::<u64>());
+        are_parts(line, split, [ruby_ns?, native_ns?, slept_ns?])?;
+    }
+    println!("{}: {known} of {PARTED} requests are divided", ruby.label());
+    // Each thread of the server may have one before it was seen to get the GVL.
+    ensure!(known * 2 >= PARTED, "{}: {known} requests are divided", ruby.label());
+    Ok(())
+}
+
+/// What the application says of its times: in Ruby, in native code, asleep.
+fn are_parts(line: &RequestLine, split: &GvlSplitLine, [ruby, native, slept]: [u64; 3]) -> Result<()> {
+    let [wait, hold, away] = [&split.wait, &split.hold, &split.away];
+    ensure!(Some(split.all().sum()) == line.duration_ns, "{line:?}");
+    ensure!(Some(split.all().cpu_ns) == line.cpu_ns, "{line:?}");
+    let close = |ours: u64, theirs: u64| ours + TICK_NS + CLOCKS_NS >= theirs && ours <= theirs + BESIDES_NS;
+    ensure_times!(close(hold.cpu_ns, ruby), "in Ruby {ruby}: {line:?}");
+    ensure_times!(close(away.cpu_ns, native), "without the GVL {native}: {line:?}");
+    ensure_times!(close(away.blocked_ns, slept), "asleep {slept}: {line:?}");
+    // Its waits one by one are the same sum, but for what the scheduler does between two probes.
+    let waited = wait.sum();
+    ensure!(line.gvl_wait_ns.is_none_or(|ns| ns.abs_diff(waited) <= CLOCKS_NS), "{waited}: {line:?}");
     Ok(())
 }
 
@@ -205,7 +208,7 @@ fn waits_name_their_requests(report: &Report) -> Result<()> {
             (None, None) => unnamed += 1,
             // A request ends with its last write, but it is over when the thread does the next thing.
             (Some(id), None) if report.requests.iter().any(|line| line.id == id && line.tid == wait.tid) => {
-                named += 1
+                named += 1;
             }
             (request, line) => bail!("{request:?} is not {line:?}: {wait:?}"),
         }

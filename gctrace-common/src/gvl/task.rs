@@ -53,7 +53,7 @@ impl OwnTimes {
     pub const UNKNOWN: Self = Self { clocks: CLOCKS_UNKNOWN, waiting: CLOCKS_UNKNOWN, away: CLOCKS_UNKNOWN };
 
     /// Leaves what the thread has done since then. In place, because a copy would need too much of the BPF stack.
-    #[inline(always)]
+    #[inline]
     pub fn subtract(&mut self, then: &Self) {
         self.clocks = elapsed(&then.clocks, &self.clocks);
         if then.waiting[0] == u64::MAX || self.waiting[0] == u64::MAX {

@@ -357,7 +357,10 @@ mod tests {
         } else {
             file
         };
-        let digest = Sha256::digest(&file);
-        (file.len(), digest.iter().take(16).map(|byte| format!("{byte:02x}")).collect())
+        let mut digest = String::new();
+        for byte in Sha256::digest(&file).iter().take(16) {
+            write!(digest, "{byte:02x}").unwrap();
+        }
+        (file.len(), digest)
     }
 }

@@ -72,7 +72,7 @@ enum Line<'a> {
     },
     Gc(Box<Gc<'a>>),
     Gvl(Gvl<'a>),
-    Request(RequestLine<'a>),
+    Request(Box<RequestLine<'a>>),
     Work {
         ts: f64,
         pid: u32,
@@ -520,7 +520,7 @@ impl<W: Write> Jsonl<W> {
             return Ok(());
         }
         let ts = self.clock.epoch_seconds(request.begin_ns);
-        self.write(&Line::Request(RequestLine::of(ts, process, request)))
+        self.write(&Line::Request(Box::new(RequestLine::of(ts, process, request))))
     }
 
     fn gvl_wait(&mut self, process: &Process, wait: &GvlWait) -> Result<(), ExportError> {

@@ -220,6 +220,7 @@ fn request(id: u64, tid: u32, begin_ns: u64) -> Request {
             first_line: 12,
             address: 0,
         })),
+        split: None,
         gc_states: None,
         trace: None,
     }

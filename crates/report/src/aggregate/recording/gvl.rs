@@ -124,8 +124,10 @@ struct HoldMoment {
     moment: GvlMoment,
     /// Where it released the GVL.
     until: NodeId,
-    /// Whether it counts among the times for which the GVL was held, and why a filter drops it.
-    counted: Option<Option<DropReason>>,
+    /// Whether it counts among the times for which the GVL was held: no wait before did.
+    is_counted: bool,
+    /// Why a filter drops it there.
+    dropped: Option<DropReason>,
 }
 
 impl Recording {
@@ -188,8 +190,8 @@ impl Recording {
         };
         let is_counted = blocker.first && process.image.gvl.is_some_and(|coverage| coverage.holds);
         let who = named(process, who.tid, &who.comm);
-        let counted = is_counted.then(|| self.filter.drops(who, blocker.until.as_deref()));
-        HoldMoment { moment, until, counted }
+        let dropped = self.filter.drops(who, blocker.until.as_deref());
+        HoldMoment { moment, until, is_counted, dropped }
     }
 
     /// The same, once its endpoint is known.
@@ -215,11 +217,11 @@ impl Recording {
         sum.add(&times);
         self.gvl_facts(moment.thread, moment.id).reported.add(&times);
         self.gvl_moment(moment);
-        let Some(HoldMoment { moment, until, counted }) = hold else { return };
+        let Some(HoldMoment { moment, until, is_counted, dropped }) = hold else { return };
         // What the wait points at must be there, however short it was.
         let (thread, id, ns) = (moment.thread, moment.id, moment.ns);
         self.gvl_moment(moment);
-        if counted.is_some_and(|dropped| self.filter.account.others.keeps(dropped, ns)) {
+        if is_counted && self.filter.account.others.keeps(dropped, ns) {
             self.gvl_held(HoldKey { thread, node: until }, id, ns);
         }
     }

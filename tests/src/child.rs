@@ -9,6 +9,8 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result, anyhow, bail};
 use rustix::process::{Pid, Signal, kill_process};
 
+use crate::slowness;
+
 /// A running child process. Dropping it kills it.
 #[derive(Debug)]
 pub struct Guarded {
@@ -107,14 +109,14 @@ impl Guarded {
 
     /// Waits for its end; a child that does not end in time is killed and is an error.
     pub fn finish(mut self, patience: Duration) -> Result<Finished> {
-        let deadline = Instant::now() + patience;
+        let deadline = Instant::now() + scaled(patience);
         let status = loop {
             if let Some(status) = self.child.try_wait()? {
                 break status;
             }
             if Instant::now() > deadline {
                 self.end();
-                return Err(self.complaint(&format!("did not end within {patience:?}")));
+                return Err(self.complaint(&format!("did not end within {:?}", scaled(patience))));
             }
             std::thread::sleep(Duration::from_millis(5));
         };
@@ -148,6 +150,11 @@ impl Drop for Guarded {
     fn drop(&mut self) {
         self.end();
     }
+}
+
+/// What is far longer than anything takes, where an emulated machine gets what CPU time the tests on this one leave.
+fn scaled(patience: Duration) -> Duration {
+    patience * u32::try_from(slowness().min(5)).unwrap_or(1)
 }
 
 #[derive(Debug, Default)]
@@ -186,7 +193,7 @@ impl Lines {
     }
 
     fn wait(&self, patience: Duration, wanted: impl Fn(&str) -> bool) -> Result<String, String> {
-        let deadline = Instant::now() + patience;
+        let deadline = Instant::now() + scaled(patience);
         let mut seen = 0;
         let mut state = lock(&self.shared.0);
         loop {

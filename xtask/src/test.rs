@@ -75,13 +75,14 @@ pub(crate) fn run_tests(args: &Args) -> Result<ExitCode> {
     let servers_passed = status(finish(&mut servers, args, &["--test-threads=4"]))?.success();
 
     let times = times::Times::begin()?;
-    let run_live = || {
-        live::run(args, |command| {
-            command.env("GCTRACE_RUBIES", &rubies).env(times::VARIABLE, times.path());
-        })
+    let prepare = |command: &mut Command| {
+        command.env("GCTRACE_RUBIES", &rubies).env(times::VARIABLE, times.path());
     };
-    let (live_passed, kernels_passed) =
-        if args.kernels { kernels::beside(run_live)? } else { (run_live()?, true) };
+    let (live_passed, kernels_passed) = if args.kernels {
+        kernels::beside(|alone| live::run(args, prepare, alone))?
+    } else {
+        (live::run(args, prepare, || ())?, true)
+    };
     let host_passed = host_first.map_or_else(host, Ok)?;
 
     times.print();

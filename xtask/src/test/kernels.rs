@@ -5,6 +5,7 @@ use std::{
     fs::{self, File},
     path::PathBuf,
     process::Command,
+    sync::mpsc,
     thread,
 };
 
@@ -32,16 +33,23 @@ const GUESTS: [&[&str]; 2] = [
 /// What the guests print, below the target folder.
 const LOG: &str = "xtask/kernels.log";
 
-/// Runs the live tests, and the guests beside them, then the build. These get the CPU that nothing else wants: a test on this machine does not wait
-/// for them. Returns whether the live tests and the guests passed. What the guests print follows at the end, but not if only the live tests
+/// Runs the live tests, and the guests beside those that run one after the other, then the build. These get the CPU that nothing else wants: a test on
+/// this machine does not wait for them. (Beside several tests at a time there is nearly none: guests took minutes to boot.) `live` is given what
+/// it calls when the guests may begin. Returns whether the live tests and the guests passed. What the guests print follows at the end, but not if only the live tests
 /// failed: then the end is where those are listed.
-pub(super) fn beside(live: impl FnOnce() -> Result<bool>) -> Result<(bool, bool)> {
+pub(super) fn beside(live: impl FnOnce(Box<dyn FnOnce()>) -> Result<bool>) -> Result<(bool, bool)> {
     let log = target_dir()?.join(LOG);
     fs::create_dir_all(log.with_file_name("")).with_context(|| format!("cannot create {}", log.display()))?;
     progress(format!("test: other kernels run beside the live tests, into {}", log.display()));
     let (ran, guests) = thread::scope(|scope| {
-        let guests = scope.spawn(|| guests(&log));
-        let ran = live();
+        let (may_begin, begin) = mpsc::channel::<()>();
+        let log = &log;
+        let guests = scope.spawn(move || {
+            // Nothing is sent: the other end is gone when they may begin, and where the live tests did not come so far.
+            let _gone = begin.recv();
+            guests(log)
+        });
+        let ran = live(Box::new(move || drop(may_begin)));
         progress("test: waiting for the other kernels");
         (ran, guests.join().map_err(|_| anyhow::anyhow!("the thread of the guests has panicked")))
     });

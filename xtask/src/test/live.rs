@@ -18,8 +18,9 @@ const BESIDE: &str = "--test-threads=4";
 /// The program.
 const PROGRAM: &str = "live";
 
-/// Runs them; `prepare` completes their environment. Returns whether all passed.
-pub(super) fn run(args: &Args, prepare: impl Fn(&mut Command)) -> Result<bool> {
+/// Runs them; `prepare` completes their environment. `alone` is called when the rest of them run one after the other, which leaves most of a
+/// CPU. Returns whether all passed.
+pub(super) fn run(args: &Args, prepare: impl Fn(&mut Command), alone: impl FnOnce()) -> Result<bool> {
     progress("test: building the live tests");
     // Not run by cargo: it would wait for another one that builds.
     let programs = test_programs()?;
@@ -37,6 +38,7 @@ pub(super) fn run(args: &Args, prepare: impl Fn(&mut Command)) -> Result<bool> {
     }
     let beside = beside_others()?;
     let first = status(command()?.arg("--exact").args(&beside).arg(BESIDE).args(&args.rest))?.success();
+    alone();
     let mut others = command()?;
     others.args(["--exact", "--test-threads=1"]);
     for name in &beside {

@@ -419,54 +419,33 @@ fn what_grows_and_what_holds_it() -> Result<()> {
     Ok(())
 }
 
-/// Variables of classes and modules, and Procs, are holders on every Ruby. Four programs at once: each is read
-/// often, and more of them would only wait for a CPU.
+/// Variables of classes and modules, and Procs, are holders on every Ruby.
 #[test]
 fn variables_of_classes_and_procs() -> Result<()> {
     let live = Live::beside_others()?;
-    let rubies = Ruby::all()?;
-    let live = &live;
-    let mut failures = Vec::new();
-    for rubies in rubies.chunks(2) {
-        std::thread::scope(|scope| {
-            let running: Vec<_> = rubies
-                .iter()
-                .flat_map(|ruby| {
-                    let classes = scope.spawn(move || of_classes(live, ruby));
-                    let lambdas = scope.spawn(move || of_lambdas(live, ruby));
-                    [(ruby, "classes", classes), (ruby, "lambdas", lambdas)]
-                })
-                .collect();
-            for (ruby, program, thread) in running {
-                if let Err(error) = thread.join().expect("a thread panicked") {
-                    failures.push(format!(
-                        "{program}, Ruby {} ({}): {error:?}",
-                        ruby.version(),
-                        ruby.label()
-                    ));
-                }
-            }
-        });
-    }
-    ensure!(failures.is_empty(), "{} fail.\n{}", failures.len(), failures.join("\n"));
-    Ok(())
+    two_on_each(&live, [("classes", of_classes), ("lambdas", of_lambdas)])
 }
 
 /// Global variables, thread locals and thread variables are holders on every Ruby.
 #[test]
 fn global_variables_and_threads() -> Result<()> {
     let live = Live::beside_others()?;
+    two_on_each(&live, [("globals", of_threads), ("fibers", of_fibers)])
+}
+
+/// A program, and what it is compared with.
+type Compared = (&'static str, fn(&Live, &Ruby) -> Result<()>);
+
+/// Four programs at once: each is read often, and more of them would only wait for a CPU.
+fn two_on_each(live: &Live, programs: [Compared; 2]) -> Result<()> {
     let rubies = Ruby::all()?;
-    let live = &live;
     let mut failures = Vec::new();
     for rubies in rubies.chunks(2) {
         std::thread::scope(|scope| {
             let running: Vec<_> = rubies
                 .iter()
                 .flat_map(|ruby| {
-                    let threads = scope.spawn(move || of_threads(live, ruby));
-                    let fibers = scope.spawn(move || of_fibers(live, ruby));
-                    [(ruby, "globals", threads), (ruby, "fibers", fibers)]
+                    programs.map(|(name, compare)| (ruby, name, scope.spawn(move || compare(live, ruby))))
                 })
                 .collect();
             for (ruby, program, thread) in running {

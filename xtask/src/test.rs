@@ -1,6 +1,7 @@
 //! `cargo xtask test`: everything a change must pass.
 
 mod built;
+mod failures;
 mod kernels;
 mod live;
 mod times;
@@ -16,11 +17,12 @@ use std::{
 
 use anyhow::{Context as _, Result};
 
+use self::failures::Failures;
 use crate::{
     demo::ruby,
     lab,
     setup::{self, Purpose},
-    util::{as_root, cargo, is_root, progress, run, short, status, target_dir},
+    util::{as_root, cargo, is_root, progress, run, short, target_dir},
 };
 
 /// Arguments of `test`.
@@ -42,7 +44,7 @@ pub(crate) struct Args {
     rest: Vec<String>,
 }
 
-/// Runs the command; the last thing printed is cargo's own account of the tests.
+/// Runs the command; the last thing printed is what failed, and why.
 pub(crate) fn run_tests(args: &Args) -> Result<ExitCode> {
     setup::ensure(&[Purpose::Test])?;
     if let Some(names) = &args.built {
@@ -57,44 +59,50 @@ pub(crate) fn run_tests(args: &Args) -> Result<ExitCode> {
         rubies.join().unwrap_or_else(|panic| resume_unwind(panic))
     })?;
 
-    let host = || -> Result<bool> {
+    let mut failures = Failures::default();
+    let host = |failures: &mut Failures| -> Result<bool> {
         let mut host = cargo();
         host.args(["test", "--no-fail-fast"]).args(HOST);
-        let mut passed = status(finish(&mut host, args, &[]))?.success();
+        let mut passed = failures.run(finish(&mut host, args, &[]))?;
         if named.is_none() {
-            passed &= other_patch_releases(args)?;
+            passed &= other_patch_releases(args, failures)?;
         }
         Ok(passed)
     };
     // They are built with the CPU time that the live tests leave, and run afterwards: some start Rubies, which those would see.
-    let host_first = if args.kernels { None } else { Some(host()?) };
+    let host_first = if args.kernels { None } else { Some(host(&mut failures)?) };
 
     // Servers and files: these tests mostly wait, and none disturbs another.
     let mut servers = root_tests()?;
     servers.args(WAITING).env("GCTRACE_RUBIES", &rubies);
-    let servers_passed = status(finish(&mut servers, args, &["--test-threads=4"]))?.success();
+    let servers_passed = failures.run(finish(&mut servers, args, &["--test-threads=4"]))?;
 
     let times = times::Times::begin()?;
     let prepare = |command: &mut Command| {
         command.env("GCTRACE_RUBIES", &rubies).env(times::VARIABLE, times.path());
     };
     let (live_passed, kernels_passed) = if args.kernels {
-        kernels::beside(|alone| live::run(args, prepare, alone))?
+        kernels::beside(|alone| live::run(args, &mut failures, prepare, alone))?
     } else {
-        (live::run(args, prepare, || ())?, true)
+        (live::run(args, &mut failures, prepare, || ())?, true)
     };
-    let host_passed = host_first.map_or_else(host, Ok)?;
+    let host_passed = match host_first {
+        Some(passed) => passed,
+        None => host(&mut failures)?,
+    };
 
     times.print();
     for (passed, which) in [
         (host_passed, "tests that need no root"),
         (servers_passed, "tests of servers and files"),
+        (live_passed, "live tests"),
         (kernels_passed, "tests on other kernels"),
     ] {
         if !passed {
-            progress(format!("test: {which} failed, see above"));
+            progress(format!("test: {which} failed"));
         }
     }
+    failures.print();
     if !kernels_passed {
         kernels::print_failures()?;
     }
@@ -173,7 +181,7 @@ fn rubies() -> Result<OsString> {
 
 /// Runs the unit tests that read a Ruby again on each libruby of the lab that has the same series as the installed one and is
 /// another file: with and without security updates they must pass.
-fn other_patch_releases(args: &Args) -> Result<bool> {
+fn other_patch_releases(args: &Args, failures: &mut Failures) -> Result<bool> {
     let read = |path: &Path| fs::read(path).with_context(|| format!("cannot read {}", path.display()));
     let mut seen = vec![read(&Path::new("/").join(LIBRUBY))?];
     let mut passed = true;
@@ -188,7 +196,7 @@ fn other_patch_releases(args: &Args) -> Result<bool> {
         let mut tests = cargo();
         tests.args(["test", "--no-fail-fast", "--lib", "--package", "gctrace-cruby"]);
         tests.args(BUILT);
-        passed &= status(finish(&mut tests, args, &[]).env("GCTRACE_LIBRUBY", &library))?.success();
+        passed &= failures.run(finish(&mut tests, args, &[]).env("GCTRACE_LIBRUBY", &library))?;
     }
     Ok(passed)
 }

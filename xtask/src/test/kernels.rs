@@ -11,7 +11,7 @@ use std::{
 
 use anyhow::{Context as _, Result, ensure};
 
-use super::HOST;
+use super::{HOST, failures};
 use crate::util::{cargo, line, progress, root, status, target_dir};
 
 /// The guests, one command after the other. Live tests count what all Rubies of this machine do: none may run for a guest.
@@ -65,30 +65,14 @@ pub(super) fn beside(live: impl FnOnce(Box<dyn FnOnce()>) -> Result<bool>) -> Re
     Ok((live_passed, passed.is_ok()))
 }
 
-/// Why the guests failed, to be printed at the very end: what keeps only the end of an output then has it.
+/// Why the guests failed, to be printed at the very end.
 pub(super) fn print_failures() -> Result<()> {
     let log = target_dir()?.join(LOG);
     let text = fs::read(&log).with_context(|| format!("cannot read {}", log.display()))?;
-    for line in failures(&String::from_utf8_lossy(&text)) {
+    for line in failures::lines(&String::from_utf8_lossy(&text)) {
         eprintln!("  {line}");
     }
     Ok(())
-}
-
-/// The lines that say what failed: what failed tests printed, guests that died, and commands that did not begin. What a guest prints begins with
-/// the name of its kernel and ` | `.
-fn failures(text: &str) -> Vec<&str> {
-    let mut inside = false;
-    let of_failures = |line: &&str| {
-        let said = line.split_once(" | ").map_or(*line, |(_, said)| said);
-        inside = (inside || said == "failures:") && !said.starts_with("test result:");
-        let verdict = ["guest: failed: ", "error", "Error: "].iter().any(|start| said.starts_with(start));
-        (inside && !said.trim().is_empty())
-            || verdict
-            || line.contains(": FAILED (")
-            || line.contains("vm: failed on ")
-    };
-    text.lines().filter(of_failures).collect()
 }
 
 fn guests(log: &PathBuf) -> Result<()> {
@@ -111,30 +95,4 @@ fn guests(log: &PathBuf) -> Result<()> {
         build.env_remove(name);
     }
     status(build.args(["test", "--no-run"]).args(HOST)).map(drop)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// What a failed test printed is there, and what passed is not.
-    #[test]
-    fn reasons() {
-        let text = "xtask: vm: booting Linux 5.10\n  5.10 | test a::b ... ok\n  5.10 | \n  5.10 | failures:\n  5.10 | \n\
-                    5.10 | ---- a::c stdout ----\n  5.10 | Error: 1 Rubies fail.\n  5.10 | test result: FAILED. 0 passed\n\
-                      5.10 | test a::d ... ok\n  5.10 | guest: failed: a::c\n\
-                    xtask: vm: Linux 5.10: FAILED (121 s): a test failed, see above\nxtask: vm: failed on 5.10\n\
-                    error: cannot find `cpio`\n";
-        let expected = [
-            "5.10 | failures:",
-            "5.10 | ---- a::c stdout ----",
-            "5.10 | Error: 1 Rubies fail.",
-            "5.10 | guest: failed: a::c",
-            "xtask: vm: Linux 5.10: FAILED (121 s): a test failed, see above",
-            "xtask: vm: failed on 5.10",
-            "error: cannot find `cpio`",
-        ];
-        assert_eq!(failures(text).iter().map(|line| line.trim()).collect::<Vec<_>>(), expected);
-        assert!(failures("xtask: vm: booting Linux 6.1\n 6.1 | test a ... ok\n").is_empty());
-    }
 }

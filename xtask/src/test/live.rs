@@ -7,10 +7,10 @@ use std::{collections::BTreeSet, fs, process::Command};
 
 use anyhow::{Context as _, Result};
 
-use super::{Args, runner, surround};
+use super::{Args, failures::Failures, runner, surround};
 use crate::{
     programs::test_programs,
-    util::{progress, root, status},
+    util::{progress, root},
 };
 
 /// How many of those that run beside each other do so: with five on two cores, those with a limit of time come too close to it.
@@ -20,7 +20,12 @@ const PROGRAM: &str = "live";
 
 /// Runs them; `prepare` completes their environment. `alone` is called when the rest of them run one after the other, which leaves most of a
 /// CPU. Returns whether all passed.
-pub(super) fn run(args: &Args, prepare: impl Fn(&mut Command), alone: impl FnOnce()) -> Result<bool> {
+pub(super) fn run(
+    args: &Args,
+    failures: &mut Failures,
+    prepare: impl Fn(&mut Command),
+    alone: impl FnOnce(),
+) -> Result<bool> {
     progress("test: building the live tests");
     // Not run by cargo: it would wait for another one that builds.
     let programs = test_programs()?;
@@ -34,17 +39,17 @@ pub(super) fn run(args: &Args, prepare: impl Fn(&mut Command), alone: impl FnOnc
         Ok(command)
     };
     if args.filter.is_some() {
-        return Ok(status(command()?.args(&args.filter).arg("--test-threads=3").args(&args.rest))?.success());
+        return failures.run(command()?.args(&args.filter).arg("--test-threads=3").args(&args.rest));
     }
     let beside = beside_others()?;
-    let first = status(command()?.arg("--exact").args(&beside).arg(BESIDE).args(&args.rest))?.success();
+    let first = failures.run(command()?.arg("--exact").args(&beside).arg(BESIDE).args(&args.rest))?;
     alone();
     let mut others = command()?;
     others.args(["--exact", "--test-threads=1"]);
     for name in &beside {
         others.args(["--skip", name]);
     }
-    Ok(status(others.args(&args.rest))?.success() && first)
+    Ok(failures.run(others.args(&args.rest))? && first)
 }
 
 /// The names of the tests that take their turn by `Live::beside_others`. One that is not found here is run with the others.

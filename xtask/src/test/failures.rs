@@ -1,0 +1,147 @@
+//! What failed, and why, for the very end of a run: what keeps only the end of an output then has it.
+
+use std::{
+    io::{Read as _, Write as _},
+    process::{Command, Stdio},
+};
+
+use anyhow::{Context as _, Result};
+
+use crate::util::line;
+
+/// How many lines of one failed test are printed again. Its error is among the first: the harness's own lines are few.
+const LINES_OF_TEST: usize = 40;
+
+/// The failures of the commands that ran so far.
+#[derive(Default)]
+pub(super) struct Failures(Vec<String>);
+
+impl Failures {
+    /// Runs test programs on our terminal and keeps what they print of tests that failed. Returns whether all passed.
+    pub(super) fn run(&mut self, command: &mut Command) -> Result<bool> {
+        let cannot_run = |command: &Command| format!("cannot run `{}`", line(command));
+        let mut child = command.stdout(Stdio::piped()).spawn().with_context(|| cannot_run(command))?;
+        let mut printed = child.stdout.take().context("the output of a command is not a pipe")?;
+        let mut terminal = std::io::stdout();
+        let mut text = Vec::new();
+        let mut part = [0; 8192];
+        // Passed on in parts: the harness prints the name of a test before the test runs, without the end of the line.
+        loop {
+            let length = match printed.read(&mut part) {
+                Ok(0) => break,
+                Ok(length) => length,
+                Err(error) if error.kind() == std::io::ErrorKind::Interrupted => continue,
+                Err(error) => return Err(error).with_context(|| cannot_run(command)),
+            };
+            // A terminal that is gone is no reason to end the tests.
+            let _gone = terminal.write_all(&part[..length]).and_then(|()| terminal.flush());
+            text.extend_from_slice(&part[..length]);
+        }
+        let passed = child.wait().with_context(|| cannot_run(command))?.success();
+        if !passed {
+            self.add(&String::from_utf8_lossy(&text), command);
+        }
+        Ok(passed)
+    }
+
+    fn add(&mut self, text: &str, command: &Command) {
+        let found = lines(text);
+        if found.is_empty() {
+            // Not built, killed, or a harness that did not come to its end.
+            self.0.push(format!("`{}` failed and named no test", line(command)));
+        }
+        self.0.extend(found);
+    }
+
+    /// Prints them.
+    pub(super) fn print(&self) {
+        for line in &self.0 {
+            eprintln!("  {line}");
+        }
+    }
+}
+
+/// The lines that say what failed: what failed tests printed, guests that died, and commands that did not begin. What a guest prints begins with
+/// the name of its kernel and ` | `.
+pub(super) fn lines(text: &str) -> Vec<String> {
+    let mut found = Vec::new();
+    let mut inside = false;
+    let mut of_test = 0;
+    for line in text.lines() {
+        let said = line.split_once(" | ").map_or(line, |(_, said)| said);
+        inside = (inside || said == "failures:") && !said.starts_with("test result:");
+        // The harness prints all that the tests printed, then their names, below the same title.
+        if said == "failures:" || (said.starts_with("---- ") && said.ends_with(" stdout ----")) {
+            of_test = 0;
+        }
+        let verdict = ["guest: failed: ", "error", "Error: "].iter().any(|start| said.starts_with(start));
+        let guest = line.contains(": FAILED (") || line.contains("vm: failed on ");
+        if !(inside && !said.trim().is_empty()) && !verdict && !guest {
+            continue;
+        }
+        of_test += usize::from(inside);
+        match of_test.cmp(&LINES_OF_TEST) {
+            std::cmp::Ordering::Less => found.push(line.to_owned()),
+            std::cmp::Ordering::Equal => found.push("[more of this test is above]".to_owned()),
+            std::cmp::Ordering::Greater => {}
+        }
+    }
+    found
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What a failed test printed is there, and what passed is not.
+    #[test]
+    fn reasons() {
+        let text = "xtask: vm: booting Linux 5.10\n  5.10 | test a::b ... ok\n  5.10 | \n  5.10 | failures:\n  5.10 | \n\
+                    5.10 | ---- a::c stdout ----\n  5.10 | Error: 1 Rubies fail.\n  5.10 | test result: FAILED. 0 passed\n\
+                      5.10 | test a::d ... ok\n  5.10 | guest: failed: a::c\n\
+                    xtask: vm: Linux 5.10: FAILED (121 s): a test failed, see above\nxtask: vm: failed on 5.10\n\
+                    error: cannot find `cpio`\n";
+        let expected = [
+            "5.10 | failures:",
+            "5.10 | ---- a::c stdout ----",
+            "5.10 | Error: 1 Rubies fail.",
+            "5.10 | guest: failed: a::c",
+            "xtask: vm: Linux 5.10: FAILED (121 s): a test failed, see above",
+            "xtask: vm: failed on 5.10",
+            "error: cannot find `cpio`",
+        ];
+        assert_eq!(lines(text).iter().map(|line| line.trim()).collect::<Vec<_>>(), expected);
+        assert!(lines("xtask: vm: booting Linux 6.1\n 6.1 | test a ... ok\n").is_empty());
+    }
+
+    /// A test that printed pages does not hide the next one, nor the names at the end.
+    #[test]
+    fn long_ones() {
+        let pages = "page\n".repeat(1000);
+        let text = format!(
+            "failures:\n\n---- a stdout ----\n{pages}\n---- b stdout ----\nError: b\n\nfailures:\n    a\n    b\n\ntest result: FAILED.\n"
+        );
+        let found = lines(&text);
+        assert_eq!(found.iter().filter(|line| *line == "page").count(), LINES_OF_TEST - 2);
+        let end =
+            ["[more of this test is above]", "---- b stdout ----", "Error: b", "failures:", "    a", "    b"];
+        assert!(found.ends_with(&end.map(str::to_owned)), "{:?}", &found[30..]);
+    }
+
+    /// What ran, passed on whole; a command that fails without a word is named.
+    #[test]
+    fn programs() {
+        let mut failures = Failures::default();
+        let shell = |script: &str| {
+            let mut command = Command::new("sh");
+            command.args(["-c", script]);
+            command
+        };
+        assert!(failures.run(&mut shell("echo error: of one that passed")).unwrap());
+        assert!(failures.0.is_empty());
+        assert!(!failures.run(&mut shell("echo failures:; echo '    a'; exit 1")).unwrap());
+        assert!(!failures.run(&mut shell("exit 1")).unwrap());
+        assert_eq!(failures.0, ["failures:", "    a", "`sh -c exit 1` failed and named no test"]);
+        assert!(failures.run(&mut Command::new("/nonexistent")).is_err());
+    }
+}

@@ -7,8 +7,10 @@ mod collector;
 mod depth;
 mod fleet;
 mod gvl;
+mod memory;
 mod puma;
 mod retention;
+mod spread;
 mod stalls;
 mod start;
 mod statistics;
@@ -28,6 +30,7 @@ use anyhow::{Context as _, Result, bail};
 use clap::Parser;
 use rustix::process::Signal;
 
+use spread::{Spread, interval};
 use xtask::{
     demo::ruby,
     setup::{self, Purpose},
@@ -81,6 +84,10 @@ struct Args {
     /// With --puma: how many connections send requests. With one the CPU time of a request is steady
     #[arg(long, value_name = "N", requires = "puma", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=256))]
     connections: u32,
+    /// Measure only what the ways of looking at memory cost a program that mostly allocates: `--alloc`, `malloc` and `heap` (about a minute for
+    /// each of --runs).
+    #[arg(long, conflicts_with_all = ["rbspy", "depth", "collector", "tune", "fleet", "stalls", "gvl", "puma", "start"])]
+    memory: bool,
     /// Measure only how long gctrace takes until it is ready, with several sets of options.
     #[arg(long, conflicts_with_all = ["rbspy", "depth", "collector", "tune", "fleet", "stalls", "gvl"])]
     start: bool,
@@ -146,6 +153,7 @@ fn run(args: &Args) -> Result<()> {
                 .args(args.stalls.then_some("--stalls"))
                 .args(args.puma.then_some("--puma"))
                 .args(args.puma.then(|| format!("--connections={}", args.connections)))
+                .args(args.memory.then_some("--memory"))
                 .args(args.start.then_some("--start"))
                 .args(args.binaries.iter().flat_map(|path| ["--binary".as_ref(), path.as_os_str()]))
                 .args(args.gvl_options.again(args.gvl))
@@ -158,6 +166,9 @@ fn run(args: &Args) -> Result<()> {
     }
     if args.puma {
         return puma::run(runs, args.connections, args.json);
+    }
+    if args.memory {
+        return memory::run(runs, args.json);
     }
     if args.fleet {
         return fleet::run(args.json);
@@ -402,23 +413,6 @@ fn cpu_ticks(stat: &str) -> Option<u64> {
     Some(fields.get(11)?.parse::<u64>().ok()? + fields.get(12)?.parse::<u64>().ok()?)
 }
 
-/// Median, least and greatest.
-#[derive(Debug, PartialEq)]
-struct Spread {
-    median: f64,
-    min: f64,
-    max: f64,
-}
-
-impl Spread {
-    fn of(values: impl Iterator<Item = f64>) -> Self {
-        let mut values: Vec<f64> = values.collect();
-        values.sort_by(f64::total_cmp);
-        let (low, high) = (values[(values.len() - 1) / 2], values[values.len() / 2]);
-        Self { median: f64::midpoint(low, high), min: values[0], max: values[values.len() - 1] }
-    }
-}
-
 fn ratios(pairs: &[Pair], of: fn(Run) -> f64) -> Spread {
     Spread::of(pairs.iter().map(|pair| of(pair.with) / of(pair.without)))
 }
@@ -496,12 +490,5 @@ mod tests {
         let said = "gctrace: counted by gctrace: decoded_stacks 800, cycles 7, stacks 792, frames 9\n";
         assert_eq!((stacks_taken(said).unwrap(), counter(said, "cycles")), (792, Some(7)));
         stacks_taken("gctrace: counted by gctrace: cycles 7").unwrap_err();
-    }
-
-    /// Even and odd numbers of values.
-    #[test]
-    fn median() {
-        assert_eq!(Spread::of([3.0, 1.0, 2.0].into_iter()), Spread { median: 2.0, min: 1.0, max: 3.0 });
-        assert_eq!(Spread::of([4.0, 1.0, 2.0, 3.0].into_iter()), Spread { median: 2.5, min: 1.0, max: 4.0 });
     }
 }

@@ -23,7 +23,7 @@ use serde_json::json;
 use super::{
     Agent, Spread,
     gvl::load::{self, Load, Puma},
-    until_ready,
+    interval, until_ready,
 };
 use xtask::{
     demo::ruby,
@@ -213,23 +213,6 @@ fn cpu_of_threads(pid: u32) -> Result<f64> {
     Ok(ns as f64 / 1e9)
 }
 
-/// The interval that has the median in at least 95 of 100 cases, by ranks (the sign test); of fewer than six values all.
-fn interval(values: &[f64]) -> (f64, f64) {
-    let mut values = values.to_vec();
-    values.sort_by(f64::total_cmp);
-    let count = values.len();
-    let (mut outside, mut ways, mut skipped) = (0.0, 1.0, 0);
-    for rank in 0..count / 2 {
-        outside += ways * 0.5_f64.powi(count as i32);
-        if outside > 0.025 {
-            break;
-        }
-        skipped = rank;
-        ways *= (count - rank) as f64 / (rank + 1) as f64;
-    }
-    (values[skipped], values[count - 1 - skipped])
-}
-
 /// A figure of all rounds relative to that without gctrace.
 struct Ratio {
     median: f64,
@@ -298,26 +281,5 @@ fn report(all: &[Vec<Pair>], json: bool) {
             "{}",
             json!({"rounds": rounds, "cpu_us": spread(&base), "requests_per_second": spread(&speed), "with": rows})
         );
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// The ranks of the sign test's tables: 1 of 6 to 8 values, 2 of 9 to 11, 3 of 12.
-    #[test]
-    fn intervals_of_medians() {
-        let of = |count: usize| interval(&(1..=count).rev().map(|value| value as f64).collect::<Vec<_>>());
-        for (count, expected) in [
-            (3, (1.0, 3.0)),
-            (6, (1.0, 6.0)),
-            (8, (1.0, 8.0)),
-            (9, (2.0, 8.0)),
-            (11, (2.0, 10.0)),
-            (12, (3.0, 10.0)),
-        ] {
-            assert_eq!(of(count), expected, "{count}");
-        }
     }
 }

@@ -27,6 +27,7 @@ mod live_gvl_windows;
 mod live_harm;
 mod live_heap;
 mod live_heap_growth;
+mod live_heap_hostile;
 mod live_heap_memory;
 mod live_heap_sharing;
 mod live_hung;

@@ -16,7 +16,7 @@ const ADDRESS_BITS: u32 = 48;
 pub struct Cookie {
     /// Index into the `IMAGES` map.
     pub image: u16,
-    /// At the probes of a [`Phase`](crate::event::Phase) its number. Else the hardware number (x86-64 encoding order: 0 rax, 1 rcx, 2 rdx, 3 rbx, 5 rbp, 6 rsi, 7 rdi, 8–15 r8–r15).
+    /// At the probes of a [`WorkPhase`](crate::event::WorkPhase) its number. Else the hardware number (x86-64 encoding order: 0 rax, 1 rcx, 2 rdx, 3 rbx, 5 rbp, 6 rsi, 7 rdi, 8–15 r8–r15).
     pub register: u8,
     /// Stated virtual address of the probed instruction; the run-time `ip` minus this is the load bias.
     pub address: u64,

@@ -125,7 +125,7 @@ impl Point {
 /// USDT probes bracket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[repr(u8)]
-pub enum Phase {
+pub enum WorkPhase {
     /// USDT `gc__mark__begin` to `gc__mark__end`.
     Mark = 0,
     /// USDT `gc__sweep__begin` to `gc__sweep__end`.
@@ -140,7 +140,7 @@ pub enum Phase {
     Pause = 5,
 }
 
-impl Phase {
+impl WorkPhase {
     /// All phases, in the order of their numbers.
     pub const ALL: [Self; 6] =
         [Self::Mark, Self::Sweep, Self::Start, Self::Rest, Self::Continue, Self::Pause];
@@ -170,7 +170,7 @@ impl Phase {
 pub struct Header {
     /// A [`Kind`].
     pub kind: u32,
-    /// A [`Point`], for [`Kind::Phase`] a [`Phase`]; zero where the kind has none.
+    /// A [`Point`], for [`Kind::Phase`] a [`WorkPhase`]; zero where the kind has none.
     pub point: u32,
     /// Thread group id (what user space calls the pid), host pid namespace.
     pub tgid: u32,
@@ -246,7 +246,7 @@ pub struct PauseEvent {
 #[cfg_attr(feature = "user", derive(FromBytes, Immutable, IntoBytes, KnownLayout))]
 #[repr(C)]
 pub struct PhaseEvent {
-    /// Common head; `point` is the [`Phase`], `ts_ns` the end.
+    /// Common head; `point` is the [`WorkPhase`], `ts_ns` the end.
     pub header: Header,
     /// Start of the interval, nanoseconds as in the header.
     pub begin_ns: u64,

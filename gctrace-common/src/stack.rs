@@ -17,6 +17,16 @@ pub const MAX_NATIVE_FRAMES: usize = 1024;
 /// Kernel frames in a record.
 pub const MAX_KERNEL_FRAMES: usize = 64;
 
+/// Stages of a stack: programs that jump to each other, by their indices in the program arrays of a family (`*_STAGES`).
+pub mod stage {
+    /// Walks the native stack. It is absent where none is walked.
+    pub const NATIVE: u32 = 0;
+    /// Walks the Ruby stack.
+    pub const RUBY: u32 = 1;
+    /// Number of stages.
+    pub const COUNT: u32 = 2;
+}
+
 /// Why a stack was taken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[repr(u32)]

@@ -15,13 +15,12 @@ use crate::{
     family::Probe,
     filter::{Admitted, admit},
     maps::{STACK_RING, add_one, closed, count, takes_alloc_stacks},
-    request, rubies,
+    request,
+    ring::NO_WAKEUP,
+    rubies,
     stack::{Occasion, capture},
     usermem,
 };
-
-/// Submit without waking the reader: it drains on its own timer.
-const NO_WAKEUP: u64 = 1;
 
 /// One refill. The page's counter of free slots is about to be set to zero. The site may be a jump that is also reached on another
 /// path, where there is no page.

@@ -12,12 +12,10 @@ use crate::{
     filter::Admitted,
     maps::{GC_RING, LIFE_RING, add_one, closed, count},
     memory, request,
+    ring::NO_WAKEUP,
     rubies::Program,
     spans,
 };
-
-/// Submit without waking the reader: it drains on its own timer.
-const NO_WAKEUP: u64 = 1;
 
 /// Numbers the next GC record of the process. Lost records take a number too, so that user space sees the gap.
 #[inline(always)]

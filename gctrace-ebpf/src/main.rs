@@ -32,6 +32,7 @@ mod memory;
 mod offcpu;
 mod phases;
 mod request;
+mod ring;
 mod rubies;
 mod sample;
 mod scratch;
@@ -151,28 +152,28 @@ pub fn cpu_sample(ctx: PerfEventContext) -> u32 {
     0
 }
 
-/// Stage [`walk::NATIVE`] of a tick's stack.
+/// Stage [`NATIVE`](gctrace_common::stack::stage::NATIVE) of a tick's stack.
 #[perf_event]
 pub fn tick_native(ctx: PerfEventContext) -> u32 {
     unwind::native::<family::Tick, _>(&ctx, || usermem::tick_registers(&ctx));
     0
 }
 
-/// Stage [`walk::RUBY`] of a tick's stack.
+/// Stage [`RUBY`](gctrace_common::stack::stage::RUBY) of a tick's stack.
 #[perf_event]
 pub fn tick_ruby(ctx: PerfEventContext) -> u32 {
     walk::ruby::<family::Tick, _>(&ctx);
     0
 }
 
-/// Stage [`walk::RUBY`] of a stack at a probe.
+/// Stage [`RUBY`](gctrace_common::stack::stage::RUBY) of a stack at a probe.
 #[uprobe]
 pub fn probe_ruby(ctx: ProbeContext) -> u32 {
     walk::ruby::<family::Probe, _>(&ctx);
     0
 }
 
-/// Stage [`walk::NATIVE`] of a stack at a probe.
+/// Stage [`NATIVE`](gctrace_common::stack::stage::NATIVE) of a stack at a probe.
 #[uprobe]
 pub fn probe_native(ctx: ProbeContext) -> u32 {
     unwind::native::<family::Probe, _>(&ctx, || usermem::probe_registers(&ctx));
@@ -193,7 +194,7 @@ pub fn sched_wakeup(ctx: TracePointContext) -> u32 {
     0
 }
 
-/// Stage [`walk::RUBY`] of the stack of a thread that leaves its CPU.
+/// Stage [`RUBY`](gctrace_common::stack::stage::RUBY) of the stack of a thread that leaves its CPU.
 #[tracepoint]
 pub fn switch_ruby(ctx: TracePointContext) -> u32 {
     walk::ruby::<family::Switch, _>(&ctx);
@@ -207,7 +208,7 @@ pub fn sched_return(ctx: RawTracePointContext) -> i32 {
     0
 }
 
-/// Stage [`walk::RUBY`] of the stack of a thread that is back on its CPU.
+/// Stage [`RUBY`](gctrace_common::stack::stage::RUBY) of the stack of a thread that is back on its CPU.
 #[raw_tracepoint(tracepoint = "sched_exit_tp")]
 pub fn return_ruby(ctx: RawTracePointContext) -> i32 {
     walk::ruby::<family::Return, _>(&ctx);

@@ -15,7 +15,7 @@ use gctrace_common::{
         MAX_PROCESSES, MAX_SCOPES, ProcessEntry, Returning, RubyEntry, STACK_RING_BYTES, StackShare,
         ThreadContext,
     },
-    event::Phase,
+    event::WorkPhase,
     gvl::{
         GvlEdge, GvlEdgeKey, GvlGate, GvlKey, GvlLock, GvlTask, GvlThread, MAX_GVL_EDGES, MAX_GVL_EPOCHS,
         MAX_GVL_LOCKS, MAX_GVL_TASKS, MAX_GVL_THREADS, MAX_OWN_TIMES, OwnTimes,
@@ -29,11 +29,12 @@ use gctrace_common::{
         Serving, SocketLayout,
     },
     scope::Scope,
+    stack::stage,
     stats::Counter,
     unwind::{Chunk, MAX_CHUNKS, MAX_UNWOUND},
 };
 
-use crate::scratch::{STAGES, Scratch};
+use crate::scratch::Scratch;
 
 /// Read by the loader from the object file before it loads anything.
 #[unsafe(no_mangle)]
@@ -198,19 +199,19 @@ pub static RETURNING: PerCpuArray<Returning> = PerCpuArray::with_max_entries(1, 
 
 /// The stages of taking a stack at a tick. A program array holds programs of one type only, so each family has one.
 #[map]
-pub static TICK_STAGES: ProgramArray = ProgramArray::with_max_entries(STAGES, 0);
+pub static TICK_STAGES: ProgramArray = ProgramArray::with_max_entries(stage::COUNT, 0);
 
 /// The same for tracepoints.
 #[map]
-pub static SWITCH_STAGES: ProgramArray = ProgramArray::with_max_entries(STAGES, 0);
+pub static SWITCH_STAGES: ProgramArray = ProgramArray::with_max_entries(stage::COUNT, 0);
 
 /// The same for raw tracepoints.
 #[map]
-pub static RETURN_STAGES: ProgramArray = ProgramArray::with_max_entries(STAGES, 0);
+pub static RETURN_STAGES: ProgramArray = ProgramArray::with_max_entries(stage::COUNT, 0);
 
 /// The same for uprobes.
 #[map]
-pub static PROBE_STAGES: ProgramArray = ProgramArray::with_max_entries(STAGES, 0);
+pub static PROBE_STAGES: ProgramArray = ProgramArray::with_max_entries(stage::COUNT, 0);
 
 /// Keyed by `tgid << 32 | tid`. LRU, because entries of threads whose end is not seen stay.
 #[map]
@@ -218,7 +219,7 @@ pub static SCOPES: LruHashMap<u64, Scope> = LruHashMap::with_max_entries(MAX_SCO
 
 /// Keyed by `tgid << 32 | tid`: when each phase began on the thread, nanoseconds, by number; 0 where it is not running.
 #[map]
-pub static PHASES: LruHashMap<u64, [u64; Phase::ALL.len()]> = LruHashMap::with_max_entries(MAX_SCOPES, 0);
+pub static PHASES: LruHashMap<u64, [u64; WorkPhase::ALL.len()]> = LruHashMap::with_max_entries(MAX_SCOPES, 0);
 
 /// Threads and what they did with the GVL. The loader makes it and the following small where the GVL is not watched.
 #[map]

@@ -21,7 +21,9 @@ use crate::{
     filter::{still_selected, tgid_tid},
     gvl,
     maps::{AWAY, RETURNING, SHARES, STACK_RING, any_image, closed, config, count},
-    request, rubies,
+    request,
+    ring::NO_WAKEUP,
+    rubies,
     stack::{Occasion, capture},
     walk,
 };
@@ -30,8 +32,6 @@ use crate::{
 const GONE: i64 = 0x30;
 /// `TASK_REPORT_MAX` there (Linux 4.14): it could have continued.
 const PREEMPTED: i64 = 0x100;
-/// `BPF_RB_NO_WAKEUP`.
-const NO_WAKEUP: u64 = 1;
 
 /// A CPU switches from one thread to another.
 #[inline(always)]

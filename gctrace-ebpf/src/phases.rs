@@ -1,7 +1,7 @@
 //! The fallback probes: intervals of GC work where the event sites of an image are not known.
 
 use aya_ebpf::{helpers::bpf_ktime_get_ns, programs::ProbeContext};
-use gctrace_common::{event::Phase, stats::Counter};
+use gctrace_common::{event::WorkPhase, stats::Counter};
 
 use crate::{
     emit,
@@ -16,7 +16,7 @@ pub fn begin(ctx: &ProbeContext) {
     count(Counter::PhaseBegins);
     let key = key(&admitted);
     let phase = usize::from(admitted.field);
-    if phase >= Phase::ALL.len() {
+    if phase >= WorkPhase::ALL.len() {
         return;
     }
     if let Some(begins) = PHASES.get_ptr_mut(&key) {
@@ -24,7 +24,7 @@ pub fn begin(ctx: &ProbeContext) {
         unsafe { (*begins)[phase] = now };
         return;
     }
-    let mut begins = [0; Phase::ALL.len()];
+    let mut begins = [0; WorkPhase::ALL.len()];
     begins[phase] = now;
     // A full LRU map evicts an entry; its phase is counted as an orphan.
     let _evicted = PHASES.insert(&key, &begins, 0);
@@ -38,7 +38,7 @@ pub fn end(ctx: &ProbeContext) {
     let phase = usize::from(admitted.field);
     let begin = match PHASES.get_ptr_mut(&key(&admitted)) {
         // SAFETY: as above.
-        Some(begins) if phase < Phase::ALL.len() => unsafe {
+        Some(begins) if phase < WorkPhase::ALL.len() => unsafe {
             let begin = (*begins)[phase];
             (*begins)[phase] = 0;
             begin

@@ -42,8 +42,6 @@ const IPPROTO_TCP: u32 = 6;
 const TCP_INFO: u32 = 11;
 /// `BPF_NOEXIST`.
 pub const NO_EXIST: u64 = 1;
-/// Submit without waking the reader: it drains on its own timer.
-pub const NO_WAKEUP: u64 = 1;
 
 /// Hardware numbers of the registers of the first arguments (System V ABI for x86-64; elsewhere nothing is attached).
 pub const FIRST: u8 = 7;

@@ -12,10 +12,11 @@ use crate::{
     gvl,
     hit::charge,
     maps::{STACK_RING, closed, config, count},
-    offcpu, rubies,
+    offcpu,
+    ring::FORCE_WAKEUP,
+    rubies,
     stack::{Occasion, capture},
     usermem,
-    walk::FORCE_WAKEUP,
 };
 
 /// The sampling clock ticked. Anything but a followed Ruby (idle and kernel threads among it) costs one look-up.

@@ -5,13 +5,6 @@ use gctrace_common::{
     stack::{MAX_NATIVE_FRAMES, MAX_RUBY_FRAMES, NativeEvent, RubyFrame, StackEvent},
 };
 
-/// Stage that walks the native stack. May be absent.
-pub const NATIVE: u32 = 0;
-/// Stage that walks the Ruby stack.
-pub const RUBY: u32 = 1;
-/// Number of stages.
-pub const STAGES: u32 = 2;
-
 /// Bytes of control frames that are copied at once: a multiple of every `sizeof(rb_control_frame_t)` (56 and 64).
 pub const CHUNK: u32 = 1792;
 /// Bytes of the VM stack that are copied at once, of which the environments of many frames are read: a read costs about

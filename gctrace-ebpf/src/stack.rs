@@ -7,7 +7,7 @@ use aya_ebpf::{
 use gctrace_common::{
     config::{ImageConfig, RubyEntry, StackPath},
     event::{Header, Kind},
-    stack::{Cause, GcActivity, MAX_KERNEL_FRAMES, StackEvent},
+    stack::{Cause, GcActivity, MAX_KERNEL_FRAMES, StackEvent, stage},
     stats::Counter,
 };
 
@@ -16,7 +16,7 @@ use crate::{
     family::Family,
     maps::{SCOPES, add_one, any_image, count},
     request,
-    scratch::{NATIVE, RUBY, Scratch},
+    scratch::Scratch,
     usermem, walk,
 };
 
@@ -87,8 +87,8 @@ pub fn capture<F: Family, C: EbpfContext>(ctx: &C, occasion: &Occasion) {
     walk::prepare(scratch, image, bias, occasion.thread);
     // SAFETY: nothing is left to be dropped.
     unsafe {
-        F::stages().tail_call(ctx, NATIVE);
-        F::stages().tail_call(ctx, RUBY);
+        F::stages().tail_call(ctx, stage::NATIVE);
+        F::stages().tail_call(ctx, stage::RUBY);
     }
     F::release(scratch);
     count(Counter::StackNotWalked);

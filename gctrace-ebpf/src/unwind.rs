@@ -6,7 +6,7 @@
 use aya_ebpf::{EbpfContext, helpers::generated::bpf_ringbuf_output};
 use gctrace_common::{
     event::Kind,
-    stack::{MAX_NATIVE_FRAMES, NativeEnd, NativeEvent, StackEvent},
+    stack::{MAX_NATIVE_FRAMES, NativeEnd, NativeEvent, StackEvent, stage},
     stats::Counter,
     unwind::{CHUNK_MAPPINGS, CHUNK_WORDS, Chunk, MAPPING_WORDS, PAGE_BYTES, PageWord, UnwindRow},
 };
@@ -14,7 +14,8 @@ use gctrace_common::{
 use crate::{
     family::{Family, Probe, Tick},
     maps::{CHUNKS, PROBE_SCRATCH, STACK_RING, TICK_SCRATCH, UNWOUND, count},
-    scratch::{NATIVE, Native, RUBY, UNWIND_WINDOW},
+    ring::NO_WAKEUP,
+    scratch::{Native, UNWIND_WINDOW},
     usermem::{self, Registers, opaque},
 };
 
@@ -23,8 +24,6 @@ use crate::{
 const FRAMES_PER_PROGRAM: usize = 64;
 /// Frames that a function walks which the verifier walks once.
 const FRAMES_PER_CALL: usize = 8;
-/// `BPF_RB_NO_WAKEUP`: the record that follows wakes the reader.
-const NO_WAKEUP: u64 = 1;
 
 /// A family whose programs walk native stacks.
 pub trait Unwinds: Family {
@@ -67,14 +66,14 @@ pub fn native<F: Unwinds, C: EbpfContext>(ctx: &C, registers: impl FnOnce() -> O
     }
     if end == MORE {
         // SAFETY: nothing is left to be dropped.
-        unsafe { F::stages().tail_call(ctx, NATIVE) };
+        unsafe { F::stages().tail_call(ctx, stage::NATIVE) };
         end = cut_by(NativeEnd::Truncated);
     }
     // SAFETY: the scratch is still this program's.
     let (native, head) = unsafe { (&mut (*scratch).native, &mut (*scratch).head) };
     emit(native, head, end);
     // SAFETY: as above.
-    unsafe { F::stages().tail_call(ctx, RUBY) };
+    unsafe { F::stages().tail_call(ctx, stage::RUBY) };
     F::release(scratch);
     count(Counter::StackNotWalked);
 }

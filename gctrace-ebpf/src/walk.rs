@@ -1,21 +1,22 @@
 //! Taking a stack in stages, each a separate program that tail-calls the next, because no single one could be
 //! verified for a deep stack on old kernels (`bpf_loop` exists since 5.17).
 //!
-//! What the stages share is in a [`Scratch`]: [`prepare`] fills it, then the program jumps to stage [`NATIVE`], if there is
-//! one, or to [`RUBY`]; the native stage jumps to [`RUBY`] when it is done (and emits its own record), which jumps to
+//! What the stages share is in a [`Scratch`]: [`prepare`] fills it, then the program jumps to stage [`stage::NATIVE`], if there is
+//! one, or to [`stage::RUBY`]; the native stage jumps to [`stage::RUBY`] when it is done (and emits its own record), which jumps to
 //! itself until the stack is complete, emits it and releases the scratch.
 
 use aya_ebpf::{EbpfContext, helpers::generated::bpf_ringbuf_output, maps::Array};
 use gctrace_common::{
     config::{ImageConfig, StackPath},
-    stack::{Cause, MAX_RUBY_FRAMES, RubyFrame, StackEvent},
+    stack::{Cause, MAX_RUBY_FRAMES, RubyFrame, StackEvent, stage},
     stats::Counter,
 };
 
 use crate::{
     family::{Family, Probe, Return, Switch, Tick},
     maps::{PROBE_SCRATCH, STACK_RING, SWITCH_SCRATCH, TICK_SCRATCH, any_image, count},
-    scratch::{self, RUBY, Scratch},
+    ring::{FORCE_WAKEUP, NO_WAKEUP},
+    scratch::{self, Scratch},
     thread, usermem,
 };
 
@@ -145,7 +146,7 @@ impl Walks for Probe {
     }
 }
 
-/// Stage [`RUBY`].
+/// Stage [`stage::RUBY`].
 #[inline(always)]
 pub fn ruby<F: Walks, C: EbpfContext>(ctx: &C) {
     let Some((slot, scratch)) = F::claimed() else { return count(Counter::StackNotWalked) };
@@ -160,7 +161,7 @@ pub fn ruby<F: Walks, C: EbpfContext>(ctx: &C) {
         }
     }
     // SAFETY: nothing is left to be dropped.
-    unsafe { F::stages().tail_call(ctx, RUBY) };
+    unsafe { F::stages().tail_call(ctx, stage::RUBY) };
     // As many calls as the kernel allows.
     // SAFETY: the scratch is this program's until it is released.
     unsafe { cut(scratch, StackEvent::TRUNCATED) };
@@ -217,11 +218,6 @@ fn ruby_steps(scratches: &Array<Scratch>, slot: u32) -> u64 {
 /// that the CPU sends to itself, which on a virtual machine costs as much as a stack of 100 frames (4.5 µs measured), and the
 /// traced thread is then preempted by the reader.
 const PROMPT: u64 = 1024;
-/// `BPF_RB_FORCE_WAKEUP`. Without it the kernel wakes only a reader that has read everything before, which is never the
-/// case for the native frames of the same stack.
-pub const FORCE_WAKEUP: u64 = 2;
-/// `BPF_RB_NO_WAKEUP`.
-const NO_WAKEUP: u64 = 1;
 
 /// Submits the record.
 #[inline(always)]

@@ -12,7 +12,7 @@ pub mod trace;
 
 use std::{collections::BTreeMap, path::PathBuf, sync::Arc};
 
-use gctrace_common::event::Phase as WorkPhase;
+use gctrace_common::event::WorkPhase;
 
 use crate::ruby::{PauseKind, RubyVersion, fallback::Method, stat::GcInfo};
 

@@ -19,11 +19,9 @@ use crate::{
     hit::{Hit, charge},
     maps::{GVL_THREADS, STACK_RING, config, count, count_many},
     request,
+    ring::NO_WAKEUP,
     stack::{Occasion, capture},
 };
-
-/// `BPF_RB_NO_WAKEUP`.
-const NO_WAKEUP: u64 = 1;
 
 /// Reports what a thread has been doing if it took long: holding the GVL, or running without it.
 #[inline(always)]

@@ -16,12 +16,13 @@ use gctrace_common::{
 };
 
 use super::{
-    FIRST, NO_EXIST, NO_WAKEUP, SECOND, THIRD, end, entry, is_server, keep_times, no_slots_yet,
-    own_times_since, sees_gvl, unit,
+    FIRST, NO_EXIST, SECOND, THIRD, end, entry, is_server, keep_times, no_slots_yet, own_times_since,
+    sees_gvl, unit,
 };
 use crate::{
     filter::tgid_tid,
     maps::{BLANK_FETCHER, FETCHERS, PROCESSES, REQUEST_RING, closed, copies_states, count},
+    ring::NO_WAKEUP,
     rubies, socket, usermem,
 };
 

@@ -7,9 +7,10 @@ use gctrace_common::{
     traceparent::{Traceparent, VALUE_WORDS},
 };
 
-use super::{NO_WAKEUP, own_times_since, sees_gvl};
+use super::{own_times_since, sees_gvl};
 use crate::{
     maps::{PARSERS, PROCESSES, REQUEST_RING, count},
+    ring::NO_WAKEUP,
     rubies,
 };
 

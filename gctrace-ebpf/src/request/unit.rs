@@ -9,11 +9,13 @@ use gctrace_common::{
     stats::Counter,
 };
 
-use super::{NO_WAKEUP, end, serving};
+use super::{end, serving};
 use crate::{
     filter::{Admitted, tgid_tid},
     maps::{REQUEST_RING, any_image, copies_states, count},
-    memory, rubies, spans,
+    memory,
+    ring::NO_WAKEUP,
+    rubies, spans,
 };
 
 /// The last step of a hit that has left one: the state is copied of a unit that has begun or ends, and one that ends is emitted behind

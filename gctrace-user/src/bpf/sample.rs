@@ -11,7 +11,10 @@ use aya::{
     },
 };
 
-use gctrace_common::config::{Config, MAX_AWAY, OFF_CPU_WINDOW_NS, PROBE_SLOTS};
+use gctrace_common::{
+    config::{Config, MAX_AWAY, OFF_CPU_WINDOW_NS, PROBE_SLOTS},
+    stack::stage,
+};
 
 use super::{
     brief,
@@ -42,16 +45,12 @@ pub(super) const PROBE_STAGES: [&str; 1] = ["probe_ruby"];
 /// loads it, whose samples are bounded by a budget.
 pub(super) const PROBE_NATIVE: &str = "probe_native";
 
-/// Index of the stage that walks the native stack. It stays empty where none is walked.
-const NATIVE: u32 = 0;
-/// Index of the stage that walks the Ruby stack.
-const RUBY: u32 = 1;
 /// Family of programs, its stages.
 const STAGES: [(&str, &[(u32, &str)]); 4] = [
-    ("TICK_STAGES", &[(NATIVE, NATIVE_PROGRAM), (RUBY, "tick_ruby")]),
-    ("PROBE_STAGES", &[(NATIVE, PROBE_NATIVE), (RUBY, "probe_ruby")]),
-    ("SWITCH_STAGES", &[(RUBY, "switch_ruby")]),
-    ("RETURN_STAGES", &[(RUBY, "return_ruby")]),
+    ("TICK_STAGES", &[(stage::NATIVE, NATIVE_PROGRAM), (stage::RUBY, "tick_ruby")]),
+    ("PROBE_STAGES", &[(stage::NATIVE, PROBE_NATIVE), (stage::RUBY, "probe_ruby")]),
+    ("SWITCH_STAGES", &[(stage::RUBY, "switch_ruby")]),
+    ("RETURN_STAGES", &[(stage::RUBY, "return_ruby")]),
 ];
 
 /// Which stacks are taken.

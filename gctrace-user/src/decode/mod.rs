@@ -1,7 +1,7 @@
 //! Bytes of a ring record → event. Total: any bytes give an event or a counted reason. Allocates nothing.
 
 use gctrace_common::{
-    event::{Header, Kind, LifeEvent, PauseEvent, Phase, PhaseEvent, Point, RefillEvent, SnapshotEvent},
+    event::{Header, Kind, LifeEvent, PauseEvent, PhaseEvent, Point, RefillEvent, SnapshotEvent, WorkPhase},
     gvl::{GvlSpanEvent, GvlState, GvlThread, GvlWaitEvent},
     job::JobEvent,
     request::{RequestEnd, RequestEvent, UnitEvent, UnitPoint},
@@ -20,7 +20,7 @@ pub enum Event<'a> {
     /// One pause.
     Pause(PauseEvent),
     /// One interval between two fallback probes.
-    Phase(Phase, PhaseEvent),
+    Phase(WorkPhase, PhaseEvent),
     /// What a thread was doing.
     Stack(StackRecord<'a>),
     /// The native frames of the stack that follows, leaf first.
@@ -162,7 +162,8 @@ pub fn decode(bytes: &[u8]) -> Result<Event<'_>, DecodeError> {
         Kind::Pause => Ok(Event::Pause(*view::<PauseEvent>(bytes).ok_or(short)?)),
         Kind::Phase => {
             let event: &PhaseEvent = view(bytes).ok_or(short)?;
-            let phase = Phase::from_raw(event.header.point).ok_or(DecodeError::Point(event.header.point))?;
+            let phase =
+                WorkPhase::from_raw(event.header.point).ok_or(DecodeError::Point(event.header.point))?;
             Ok(Event::Phase(phase, *event))
         }
         Kind::Stack => Ok(Event::Stack(stack(bytes).ok_or(short)??)),

@@ -1,6 +1,6 @@
 //! The GC's part of the data path: records are proven, and become states, cycles, pauses and work.
 
-use gctrace_common::event::{Header, PauseEvent, Phase, PhaseEvent, Point, SnapshotEvent};
+use gctrace_common::event::{Header, PauseEvent, PhaseEvent, Point, SnapshotEvent, WorkPhase};
 
 use super::Pipeline;
 use crate::{
@@ -40,7 +40,7 @@ impl Pipeline {
         }
     }
 
-    fn work(&mut self, phase: Phase, event: &PhaseEvent) {
+    fn work(&mut self, phase: WorkPhase, event: &PhaseEvent) {
         let header = &event.header;
         let pid = header.tgid;
         if self.is_refused(header) {

@@ -5,7 +5,7 @@ use std::{
     sync::Arc,
 };
 
-use gctrace_common::event::Phase;
+use gctrace_common::event::WorkPhase;
 
 use super::{
     blocked::{Blocked, Pair, Waited},
@@ -425,7 +425,7 @@ impl Observer for Board {
         match seen {
             Seen::Cycle(cycle) => known.cycle(process, cycle, now_ns),
             // Of a Ruby whose cycles are not known. Other phases lie within pauses.
-            Seen::Work(work) if work.phase == Phase::Pause => known.pause(work.begin_ns, work.ns, now_ns),
+            Seen::Work(work) if work.phase == WorkPhase::Pause => known.pause(work.begin_ns, work.ns, now_ns),
             Seen::Stack(sample) => known.stack(sample),
             Seen::Request(request) => known.requests.see(request),
             Seen::GvlWait(wait) => known.blocked.see(wait),

@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeMap, sync::Arc};
 
-use gctrace_common::event::Phase;
+use gctrace_common::event::WorkPhase;
 use ratatui::{Terminal, backend::TestBackend, layout::Rect};
 
 use super::{
@@ -235,7 +235,7 @@ fn late_pauses() {
     assert_eq!((row.max_ns, row.gc, row.gvl), (Some(300 * MS), Some(0.0), Some(2.5)));
     assert_eq!(board.detail(7, 222 * S).unwrap().bars.iter().sum::<u64>(), 2);
     let work = |phase, begin_ns| GcWork { phase, tid: 1, comm: "ruby".to_owned(), begin_ns, ns: 100 * MS };
-    for phase in [Phase::Pause, Phase::Continue] {
+    for phase in [WorkPhase::Pause, WorkPhase::Continue] {
         board.see(&shop, Seen::Work(&work(phase, 220 * S)));
     }
     let row = board.rows(222 * S, Group::Process).into_iter().find(|row| row.pid == Some(7)).unwrap();

@@ -10,7 +10,7 @@ use gctrace_common::{
 use gctrace_cruby::ruby::frames::Memory;
 
 #[path = "../../../gctrace-ebpf/src/scratch.rs"]
-#[expect(dead_code, unreachable_pub, reason = "the file is the kernel side's, and holds its stages, too")]
+#[expect(unreachable_pub, reason = "the file is the kernel side's")]
 mod scratch;
 #[path = "../../../gctrace-ebpf/src/walk/steps.rs"]
 #[expect(unreachable_pub, clippy::pedantic, reason = "the file is the kernel side's")]

@@ -5,7 +5,7 @@
 //! builds) bracket marking and sweeping; those that came with 4.1 bracket each pause, wherever the compiler has copied its
 //! ends, and so are preferred to functions.
 
-use gctrace_common::event::Phase;
+use gctrace_common::event::WorkPhase;
 
 use super::RubyVersion;
 use super::code::Code;
@@ -83,7 +83,7 @@ pub enum Edge {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PhaseProbe {
     /// What it is an end of.
-    pub phase: Phase,
+    pub phase: WorkPhase,
     /// Which end.
     pub edge: Edge,
     /// Where, stated.
@@ -112,21 +112,23 @@ const NOP: u8 = 0x90;
 type Series = (u16, u16);
 
 /// First and last series, phase, name in the source.
-const FUNCTIONS: [(Series, Series, Phase, &str); 4] = [
-    ((2, 6), (9, 9), Phase::Start, "gc_start"),
-    ((2, 6), (9, 9), Phase::Rest, "gc_rest"),
-    ((3, 2), (9, 9), Phase::Continue, "gc_continue"),
-    ((2, 6), (3, 1), Phase::Continue, "gc_sweep_step"),
+const FUNCTIONS: [(Series, Series, WorkPhase, &str); 4] = [
+    ((2, 6), (9, 9), WorkPhase::Start, "gc_start"),
+    ((2, 6), (9, 9), WorkPhase::Rest, "gc_rest"),
+    ((3, 2), (9, 9), WorkPhase::Continue, "gc_continue"),
+    ((2, 6), (3, 1), WorkPhase::Continue, "gc_sweep_step"),
 ];
 
 /// A phase and the USDT probes at its ends.
-type Ends = (Phase, &'static str, &'static str);
+type Ends = (WorkPhase, &'static str, &'static str);
 
 /// Both ends of each pair of USDT probes (probes.d).
-const USDT: [Ends; 2] =
-    [(Phase::Mark, "gc__mark__begin", "gc__mark__end"), (Phase::Sweep, "gc__sweep__begin", "gc__sweep__end")];
+const USDT: [Ends; 2] = [
+    (WorkPhase::Mark, "gc__mark__begin", "gc__mark__end"),
+    (WorkPhase::Sweep, "gc__sweep__begin", "gc__sweep__end"),
+];
 /// The same of 4.1 and later. `gc_enter` begins with the one and `gc_exit` with the other (gc/default/default.c).
-const USDT_PAUSES: [Ends; 1] = [(Phase::Pause, "gc__enter", "gc__exit")];
+const USDT_PAUSES: [Ends; 1] = [(WorkPhase::Pause, "gc__enter", "gc__exit")];
 
 impl FallbackProbes {
     /// Number of its probes that the kernel single-steps.
@@ -158,7 +160,7 @@ impl FallbackProbes {
                 probes.extend([probe(Edge::Return), probe(Edge::Begin)]);
             }
         }
-        let complete = probes.iter().any(|probe| probe.phase == Phase::Start);
+        let complete = probes.iter().any(|probe| probe.phase == WorkPhase::Start);
         complete.then_some(Self { method: Method::Functions, probes })
     }
 

@@ -8,7 +8,7 @@ use std::{
     sync::Arc,
 };
 
-use gctrace_common::event::Phase as WorkPhase;
+use gctrace_common::event::WorkPhase;
 
 use super::{
     gc_summary::{Distribution, Rss},

@@ -448,7 +448,7 @@ fn share(part: u64, whole: u64) -> String {
 mod tests {
     use std::sync::Arc;
 
-    use gctrace_common::event::Phase;
+    use gctrace_common::event::WorkPhase;
 
     use super::*;
     use crate::{
@@ -538,11 +538,11 @@ mod tests {
             Arc::make_mut(&mut process.image).method = method;
             screen(&process, 0, &[Seen::Work(work)])
         };
-        let text = of(Method::Functions, &work(Phase::Rest, 10, 100_000));
+        let text = of(Method::Functions, &work(WorkPhase::Rest, 10, 100_000));
         assert_eq!(columns(&text)[..3], ["-", "-", "-"], "{text}");
-        let text = of(Method::UsdtPauses, &work(Phase::Pause, 10, 100_000));
+        let text = of(Method::UsdtPauses, &work(WorkPhase::Pause, 10, 100_000));
         assert_eq!(columns(&text)[..5], ["10.0", "%", "-", "100µs", "0.00"], "{text}");
-        let text = of(Method::UsdtPauses, &work(Phase::Pause, 10, 500_000_000));
+        let text = of(Method::UsdtPauses, &work(WorkPhase::Pause, 10, 500_000_000));
         assert!(
             text.contains("1 GC pauses, p50 500.0ms") && text.contains("500.0ms  00:00:00.000Z pid 1\n"),
             "{text}"

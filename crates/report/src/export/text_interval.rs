@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeMap, io::Write};
 
-use gctrace_common::event::Phase as WorkPhase;
+use gctrace_common::event::WorkPhase;
 
 use super::{
     place::{place_within, program},

@@ -6,7 +6,7 @@ use std::{
     rc::Rc,
 };
 
-use gctrace_common::event::Phase;
+use gctrace_common::event::WorkPhase;
 
 use super::{ExportError, Exporter, Outputs};
 use crate::{
@@ -159,7 +159,7 @@ impl Windowed {
         let pauses: Vec<(u64, u64)> = match seen {
             Seen::Cycle(cycle) => cycle.pauses.iter().map(|pause| (pause.begin_ns, pause.ns)).collect(),
             // Of a Ruby whose cycles are not known.
-            Seen::Work(work) if work.phase == Phase::Pause => vec![(work.begin_ns, work.ns)],
+            Seen::Work(work) if work.phase == WorkPhase::Pause => vec![(work.begin_ns, work.ns)],
             _ => return,
         };
         let is_in = self.window.has(begin_ns);
@@ -403,7 +403,7 @@ mod tests {
                     }
                     // The same of a Ruby whose cycles are not known.
                     for &Pause { tid, begin_ns, ns, .. } in &cycle.pauses {
-                        let work = GcWork { phase: Phase::Pause, tid, comm: "ruby".to_owned(), begin_ns, ns };
+                        let work = GcWork { phase: WorkPhase::Pause, tid, comm: "ruby".to_owned(), begin_ns, ns };
                         windowed.see(&process, Seen::Work(&work)).unwrap();
                     }
                 }

@@ -1,6 +1,6 @@
 //! Numbers by which a recording names the variants of the model's enumerations. A number is never used for something else.
 
-use gctrace_common::event::Phase as WorkPhase;
+use gctrace_common::event::WorkPhase;
 
 use super::Invalid;
 use crate::{

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use gctrace_common::event::Phase;
+use gctrace_common::event::WorkPhase;
 
 use super::{
     Why,
@@ -71,7 +71,7 @@ impl Watch {
                 set_off
             }
             // Other phases are parts of stops, or more than these.
-            Seen::Work(work) if work.phase == Phase::Pause => {
+            Seen::Work(work) if work.phase == WorkPhase::Pause => {
                 self.stopped(process, std::iter::once((work.begin_ns, work.ns)));
                 self.event(process, Metric::GcPause, work.ns)
             }

@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeMap, sync::Arc};
 
-use gctrace_common::event::Phase as WorkPhase;
+use gctrace_common::event::WorkPhase;
 
 use crate::{
     model::{

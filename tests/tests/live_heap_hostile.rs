@@ -11,7 +11,7 @@ use gctrace_tests::script::{Running, Script};
 use serde_json::Value;
 
 /// Far above what a heap of some megabytes takes.
-const LONG: Duration = Duration::from_secs(60);
+const LONG: Duration = Duration::from_mins(1);
 
 /// All ways of reading, with a file to dump to.
 fn ways(dump: &str) -> Vec<Vec<&str>> {

@@ -76,7 +76,8 @@ pub(super) fn lines(text: &str) -> Vec<String> {
         }
         let verdict = ["guest: failed: ", "error", "Error: "].iter().any(|start| said.starts_with(start));
         let guest = line.contains(": FAILED (") || line.contains("vm: failed on ");
-        if !(inside && !said.trim().is_empty()) && !verdict && !guest {
+        let of_a_test = inside && !said.trim().is_empty();
+        if !(of_a_test || verdict || guest) {
             continue;
         }
         of_test += usize::from(inside);

@@ -84,25 +84,35 @@ pub(super) fn owner<M: Memory>(
 /// permanent name.
 pub(super) fn real_name<M: Memory>(
     reader: &Reader<M>,
-    mut class: u64,
+    class: u64,
     layout: &FrameLayout,
     id_name: &mut impl FnMut(u64) -> Result<Option<Arc<str>>>,
 ) -> Result<Option<Arc<str>>> {
     if matches!(layout.class.path, ClassPath::Unknown) {
         return Ok(None);
     }
+    let Some(class) = real(reader, class, layout)? else { return Ok(None) };
+    match Class::read(reader, class, layout)? {
+        Some(class) => class.path(reader, layout, id_name),
+        None => Err(Failure::Stale),
+    }
+}
+
+/// The class that `rb_obj_class` (object.c) gives for an object with this class pointer; `None` if it is not known where this release keeps
+/// superclasses.
+pub(super) fn real<M: Memory>(
+    reader: &Reader<M>,
+    mut class: u64,
+    layout: &FrameLayout,
+) -> Result<Option<u64>> {
     for _ in 0..MAX_ANCESTORS {
         let flags = u64_at(&reader.slot(class)?, 0);
         let singleton = object_type(flags) == T_CLASS && flags & layout.class.singleton != 0;
-        if singleton || object_type(flags) == T_ICLASS {
-            let Some(at) = layout.class.superclass else { return Ok(None) };
-            class = reader.word(class.wrapping_add(at.into()))?;
-            continue;
+        if !singleton && object_type(flags) != T_ICLASS {
+            return Ok(Some(class));
         }
-        return match Class::read(reader, class, layout)? {
-            Some(class) => class.path(reader, layout, id_name),
-            None => Err(Failure::Stale),
-        };
+        let Some(at) = layout.class.superclass else { return Ok(None) };
+        class = reader.word(class.wrapping_add(at.into()))?;
     }
     Err(Failure::Stale)
 }

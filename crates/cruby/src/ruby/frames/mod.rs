@@ -171,6 +171,11 @@ impl<M: Memory> Namer<M> {
         self.names.has_thread_variables(thread, hash)
     }
 
+    /// The class that an object with this class pointer has; `None` if it cannot be read.
+    pub(in crate::ruby) fn real_class(&self, class: u64) -> Option<u64> {
+        self.names.real_class(class)
+    }
+
     /// The name of a `Symbol`; `None`: it is something else, or it cannot be read.
     pub(in crate::ruby) fn symbol_name(&mut self, symbol: u64) -> Option<Arc<str>> {
         self.names.symbol_name(symbol)

@@ -19,7 +19,7 @@ use super::{
     locals::{self, LocalTable},
     method::{self, MethodEntry},
     other_variables,
-    read::{Failure, Reader, Result},
+    read::{Failure, Reader, Result, T_CLASS, object_type},
     symbol, variables,
 };
 
@@ -147,6 +147,13 @@ impl<M: Memory> Names<M> {
         let Self { reader, layout, bias, ids, units, .. } = self;
         let mut id_name = |id| id_name(reader, layout, *bias, ids, units, id);
         class::real_name(reader, class, layout, &mut id_name).ok().flatten()
+    }
+
+    /// The class that an object with this class pointer has; `None` if there is none, or it is not known where its superclass is.
+    pub(super) fn real_class(&self, class: u64) -> Option<u64> {
+        let real = class::real(&self.reader, class, &self.layout).ok().flatten()?;
+        let flags = self.reader.word(real).ok()?;
+        (object_type(flags) == T_CLASS).then_some(real)
     }
 
     /// Hands the key and the value of each constant of a class or module to `visit`; `None` if they cannot be read.

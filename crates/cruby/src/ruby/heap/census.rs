@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use super::{HeapError, HeapLayout, ObjectType, Slot, walk::Walk};
+use super::{HeapError, HeapLayout, ObjectType, Placed, Slot, walk::Walk};
 use crate::ruby::frames::Memory;
 
 /// Objects, and the bytes of their slots.
@@ -101,6 +101,8 @@ pub struct Census {
     pub by_type: HashMap<ObjectType, Tally>,
     /// By class.
     pub by_class: ByClass<Tally>,
+    /// By place, type and class; `None`: the place is not known. Empty unless places were asked for.
+    pub by_place: HashMap<(Option<u32>, ObjectType, u64), Tally>,
     /// What keeps pages that are nearly empty from being given back.
     pub keepers: ByClass<Keeper>,
     /// Free slots.
@@ -128,6 +130,29 @@ impl Census {
 /// that runs goes on meanwhile, so the sums belong to one moment only if it neither allocated nor collected: compare
 /// `GC.count` and the number of allocated objects before and after.
 pub fn census<M: Memory>(memory: &M, objspace: u64, layout: &HeapLayout) -> Result<Census, HeapError> {
+    counted(memory, objspace, layout, None)
+}
+
+/// The same, also by places.
+///
+/// # Errors
+///
+/// As of [`census`].
+pub fn census_with_places<M: Memory>(
+    memory: &M,
+    objspace: u64,
+    layout: &HeapLayout,
+    placed: &mut Placed<'_>,
+) -> Result<Census, HeapError> {
+    counted(memory, objspace, layout, Some(placed))
+}
+
+fn counted<M: Memory>(
+    memory: &M,
+    objspace: u64,
+    layout: &HeapLayout,
+    mut placed: Option<&mut Placed<'_>>,
+) -> Result<Census, HeapError> {
     let mut census = Census::default();
     let mut walk = Walk::new(memory, layout);
     let mut on_page: ByClass<Tally> = HashMap::new();
@@ -135,6 +160,9 @@ pub fn census<M: Memory>(memory: &M, objspace: u64, layout: &HeapLayout) -> Resu
         let Some(head) = walk.read(address)? else { continue };
         on_page.clear();
         let mut free = 0;
+        if let Some(placed) = &mut placed {
+            placed.begin(memory, head);
+        }
         for slot in walk.slots(head) {
             let Some(slot) = slot else {
                 free += 1;
@@ -143,6 +171,10 @@ pub fn census<M: Memory>(memory: &M, objspace: u64, layout: &HeapLayout) -> Resu
             let kind = slot.kind();
             let class = if kind.is_internal() { 0 } else { slot.class() };
             on_page.entry((kind, class)).or_default().add(&slot, layout);
+            if let Some(placed) = &mut placed {
+                let place = placed.origin(&slot).map(|origin| origin.place);
+                census.by_place.entry((place, kind, class)).or_default().add(&slot, layout);
+            }
         }
         let sum = |of: fn(&Tally) -> u64| on_page.values().map(of).sum::<u64>() as u16;
         let page = Page {

@@ -19,6 +19,11 @@ impl<M: Memory> ClassNames<M> {
         self.0.class_name(class)
     }
 
+    /// The class that `Object#class` gives for an object with this class pointer, by its address. `None`: it cannot be read.
+    pub fn real_class(&self, class: u64) -> Option<u64> {
+        self.0.real_class(class)
+    }
+
     /// The name of the class or module at this address. `None`: it has no permanent one, as singleton classes, or it cannot be read.
     pub fn own_name(&mut self, class: u64) -> Option<Arc<str>> {
         self.0.own_name(class)

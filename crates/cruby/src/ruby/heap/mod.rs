@@ -8,23 +8,33 @@ mod classes;
 mod environment;
 mod kinds;
 mod layout;
+mod placed;
+mod places;
 mod procs;
 mod references;
 mod shapes;
+mod table;
 #[cfg(test)]
 mod tests;
 mod threads;
+mod tracing;
+#[cfg(test)]
+mod tracing_tests;
 mod walk;
+mod window;
 
-pub use census::{ByClass, Census, Keeper, Page, Tally, census};
+pub use census::{ByClass, Census, Keeper, Page, Tally, census, census_with_places};
 pub use classes::ClassNames;
 pub use environment::Environment;
 pub use kinds::ObjectType;
 pub use layout::HeapLayout;
+pub use placed::{Placed, each_placed};
+pub use places::{Origin, Place, Places};
 pub use procs::{Closure, Procs};
 pub use references::{References, Referred};
 pub use shapes::Shapes;
 pub use threads::{FiberLocals, Threads};
+pub use tracing::{NoPlaces, Tracepoints, Tracing};
 pub use walk::{Marks, Slot, each_object};
 
 /// Why the heap could not be counted.

@@ -48,6 +48,8 @@ pub enum By {
     Type,
     /// Classes of objects, as `Object#class` gives them.
     Class,
+    /// Lines that allocated them, and classes.
+    Line,
     /// Sizes of slots.
     Size,
     /// How full pages are.
@@ -64,6 +66,7 @@ impl By {
         match self {
             Self::Type => "type",
             Self::Class => "class",
+            Self::Line => "line",
             Self::Size => "size",
             Self::Page => "page",
             Self::Age => "age",
@@ -105,6 +108,7 @@ impl From<HeapArgs> for HeapSettings {
         let by = match by {
             HeapByArg::Type => By::Type,
             HeapByArg::Class => By::Class,
+            HeapByArg::Line => By::Line,
             HeapByArg::Size => By::Size,
             HeapByArg::Page => By::Page,
             HeapByArg::Age => By::Age,

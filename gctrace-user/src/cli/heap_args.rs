@@ -11,6 +11,7 @@ use super::args::{CacheArgs, FormatArg};
 #[command(after_help = "Examples:\n  \
         sudo gctrace heap --pid 4242                  objects by type, as ObjectSpace.count_objects counts them\n  \
         sudo gctrace heap --pid 4242 --by class       objects by class\n  \
+        sudo gctrace heap --pid 4242 --by line        where they were allocated, if the program traces that\n  \
         sudo gctrace heap --pid 4242 --by page        how full the pages are, and what keeps them from being freed\n  \
         sudo gctrace heap --pid 4242 --svg heap.svg   a picture of its pages\n  \
         sudo gctrace heap --pid 4242 --by class --every 30s     what grows\n  \
@@ -46,11 +47,11 @@ pub struct HeapArgs {
         conflicts_with_all = ["by", "top", "format", "svg", "every", "diff"])]
     pub dump: Option<PathBuf>,
 
-    /// Compare two censuses that --format jsonl wrote (by type or class), or one with the process as it is now
+    /// Compare two censuses that --format jsonl wrote (by type, class or line), or one with the process as it is now
     #[arg(long, value_name = "FILE", num_args = 1..=2, conflicts_with_all = ["by", "svg", "every"])]
     pub diff: Vec<PathBuf>,
 
-    /// Repeat the census at this interval and print the classes (--by class) or types that grew; with --by memory, how much of
+    /// Repeat the census at this interval and print the classes (--by class), lines (--by line) or types that grew; with --by memory, how much of
     /// what a worker shared since its fork became private
     #[arg(long, value_name = "TIME", value_parser = super::parse::duration, conflicts_with = "svg")]
     pub every: Option<Duration>,
@@ -80,6 +81,8 @@ pub enum HeapByArg {
     Type,
     /// Classes
     Class,
+    /// Lines that allocated objects, of a program that traces its allocations (`ObjectSpace.trace_object_allocations_start`)
+    Line,
     /// Sizes of slots
     Size,
     /// Pages by how full they are, and what keeps nearly empty ones

@@ -1,8 +1,11 @@
 //! A census that belongs to one moment, or says that it does not.
 
-use super::target::Target;
+use super::{
+    places::{self, Known, Traced},
+    target::Target,
+};
 use crate::ruby::{
-    heap::{Census, HeapError, census},
+    heap::{Census, HeapError, HeapLayout, NoPlaces, Tracing, census, census_with_places},
     live_check,
     plan::AttachPlan,
     stat::Mode,
@@ -22,6 +25,8 @@ pub(super) struct Counted {
     pub(super) knows_pins: bool,
     /// How often the heap had been compacted.
     pub(super) compactions: Option<u64>,
+    /// Places of objects, or why there are none, if they were asked for.
+    pub(super) places: Option<Result<Traced, NoPlaces>>,
 }
 
 /// What happened between two states of an objspace.
@@ -79,13 +84,28 @@ pub(super) fn key(plan: &AttachPlan, name: &str, data: &[u8]) -> Option<u64> {
 /// Counts until no GC has run meanwhile, or often enough. Pages that hold another number of slots than `GC.stat` says
 /// are refused.
 pub(super) fn count(target: &Target) -> Result<Counted, HeapError> {
+    counted(target, false)
+}
+
+/// The same, with the places of objects.
+pub(super) fn count_with_places(target: &Target) -> Result<Counted, HeapError> {
+    counted(target, true)
+}
+
+fn counted(target: &Target, with_places: bool) -> Result<Counted, HeapError> {
     let plan = &target.plan;
     let layout = target.layout()?;
     let mut last = None;
+    let mut tracing = None;
     for _ in 0..TRIES {
         let (objspace, before) = target.state()?;
-        let census = match census(&target.memory, objspace, &layout) {
-            Ok(census) => census,
+        let read = if with_places {
+            placed_census(target, &layout, &mut tracing, objspace, &before)
+        } else {
+            census(&target.memory, objspace, &layout).map(|census| (census, None))
+        };
+        let (census, mut places) = match read {
+            Ok(read) => read,
             Err(error) => {
                 last = Some(Err(error));
                 continue;
@@ -113,6 +133,14 @@ pub(super) fn count(target: &Target) -> Result<Counted, HeapError> {
         let moment = same_moment(plan, &before, &after);
         let compactions = key(plan, "compact_count", &after);
         // Each major collection begins with no pins, and one that compacts finds some: those of stacks. A slot that was freed keeps its pin.
+        if places.as_ref().is_some_and(Result::is_ok) && places::is_left_behind(plan, &after) {
+            // They may be of what was in these slots before.
+            places = Some(Err(NoPlaces::Compacted));
+        }
+        let whole = places
+            .as_ref()
+            .and_then(|places| places.as_ref().ok())
+            .is_none_or(|places| !places.known.changed);
         let pinned = census.live().pinned > 0;
         let counted = Counted {
             census,
@@ -120,11 +148,36 @@ pub(super) fn count(target: &Target) -> Result<Counted, HeapError> {
             knows_bits: layout.knows_bits(),
             knows_pins: pinned && compactions.is_some_and(|count| count > 0),
             compactions,
+            places,
         };
-        if same {
+        if same && whole {
             return Ok(counted);
         }
         last = Some(Ok(counted));
     }
     last.unwrap_or(Err(HeapError::Layout))
+}
+
+/// A census with places, as far as there are some.
+fn placed_census(
+    target: &Target,
+    layout: &HeapLayout,
+    tracing: &mut Option<Result<Tracing, NoPlaces>>,
+    objspace: u64,
+    before: &[u8],
+) -> Result<(Census, Option<Result<Traced, NoPlaces>>), HeapError> {
+    let tracing = match tracing {
+        Some(tracing) => *tracing,
+        None => *tracing.insert(places::find(target, objspace, layout)?),
+    };
+    let places = match places::read(target, tracing, before) {
+        Ok(places) => places,
+        Err(reason) => return Ok((census(&target.memory, objspace, layout)?, Some(Err(reason)))),
+    };
+    let (_, state) = target.state()?;
+    let mut reader = places::placed(target, &places, &state);
+    let census = census_with_places(&target.memory, objspace, layout, &mut reader)?;
+    let known = Known::of(&places, &reader);
+    drop(reader);
+    Ok((census, Some(Ok(Traced { places, known }))))
 }

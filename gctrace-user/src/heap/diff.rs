@@ -10,9 +10,8 @@ use gctrace_tunemygc::printable::printable;
 use serde::Serialize;
 
 use super::{
-    count,
     failure::HeapFailure,
-    jsonl,
+    jsonl, places,
     report::Report,
     saved::{Change, Saved, changes},
     target::Target,
@@ -151,7 +150,11 @@ pub(super) fn compare(settings: &HeapSettings) -> Result<(), HeapFailure> {
         (Some(after), None) => after?,
         (None, Some(pid)) => {
             let target = Target::find(pid, settings.cache_dir.as_deref())?;
-            let by = if before.by == "class" { By::Class } else { By::Type };
+            let by = match before.by.as_str() {
+                "class" => By::Class,
+                "line" => By::Line,
+                _ => By::Type,
+            };
             Saved::of(&look(&target, by)?)
         }
         _ => return Err(missing()),
@@ -169,7 +172,7 @@ const MOST_FAILURES: u32 = 3;
 
 /// Counts again and again, and reports what grew, until the process ends or the output is no longer read.
 pub(super) fn watch(target: &Target, every: Duration, settings: &HeapSettings) -> Result<(), HeapFailure> {
-    let by = if settings.by == By::Class { By::Class } else { By::Type };
+    let by = if matches!(settings.by, By::Class | By::Line) { settings.by } else { By::Type };
     let mut at = Instant::now();
     let mut before = Saved::of(&look(target, by)?);
     let (mut rounds, mut failures) = (0_u64, 0);
@@ -190,7 +193,9 @@ pub(super) fn watch(target: &Target, every: Duration, settings: &HeapSettings) -
                 return Ok(());
             }
             // Pages come and go. It may be another time that its heap holds still for long enough.
-            Err(failure @ HeapFailure::Heap { .. }) if rounds > 0 && failures < MOST_FAILURES => {
+            Err(failure @ (HeapFailure::Heap { .. } | HeapFailure::NoPlaces { .. }))
+                if rounds > 0 && failures < MOST_FAILURES =>
+            {
                 say(&format!("{failure}; trying again in {} s", every.as_secs_f64()));
                 failures += 1;
                 continue;
@@ -210,9 +215,12 @@ pub(super) fn watch(target: &Target, every: Duration, settings: &HeapSettings) -
 }
 
 fn look(target: &Target, by: By) -> Result<Report, HeapFailure> {
-    if by == By::Class {
+    if matches!(by, By::Class | By::Line) {
         target.needs_names()?;
     }
-    let counted = count::count(target).map_err(|source| target.failure(source))?;
+    let counted = super::counted(target, by).map_err(|source| target.failure(source))?;
+    if let Some(Err(reason)) = &counted.places {
+        return Err(HeapFailure::NoPlaces { pid: target.pid, advice: places::advice(*reason) });
+    }
     Report::of(target, by, &counted).map_err(|source| target.failure(source))
 }

@@ -4,23 +4,30 @@
 //! memory at a time, and lines are written as they come.
 
 use std::{
-    collections::BTreeMap,
+    borrow::Cow,
+    collections::{BTreeMap, HashMap},
     io::{self, Write},
     path::Path,
+    sync::Arc,
 };
 
+use gctrace_tunemygc::printable::printable;
 use serde::Serialize;
 
 use super::{
     count::same_moment,
     failure::HeapFailure,
-    jsonl::{self, Address},
+    jsonl::{self, Address, OfPlaces},
+    places::{self, Known},
     target::Target,
 };
 use crate::{
     export,
     host::rest::Restful,
-    ruby::heap::{ClassNames, HeapError, ObjectType, Referred, each_object},
+    ruby::{
+        frames::Memory,
+        heap::{ClassNames, HeapError, NoPlaces, ObjectType, Origin, Places, Referred, Tracing, each_placed},
+    },
     words::plural,
 };
 
@@ -43,15 +50,22 @@ pub(super) struct Dumped {
     references_unknown: BTreeMap<&'static str, u64>,
     /// Objects that changed while they were read.
     changed: u64,
+    /// Objects with a place.
+    allocated_at: u64,
+    #[serde(flatten)]
+    table: OfPlaces,
     /// What is said if it is not consistent.
     #[serde(skip)]
     inconsistent: &'static str,
+    /// What is said of the places.
+    #[serde(skip)]
+    places: Vec<String>,
 }
 
 impl Dumped {
-    /// Whether no GC ran while it was written.
-    fn without_gc(&self) -> bool {
-        self.gc_count == self.gc_count_after
+    /// Whether no GC ran while it was written, and places were read to the end.
+    fn is_whole(&self) -> bool {
+        self.gc_count == self.gc_count_after && !self.table.is_changed()
     }
 }
 
@@ -66,12 +80,26 @@ struct Line<'a> {
     frozen: bool,
     #[serde(skip_serializing_if = "Option::is_none")]
     name: Option<&'a str>,
+    #[serde(flatten)]
+    made: Option<Made<'a>>,
     #[serde(skip_serializing_if = "Option::is_none")]
     references: Option<&'a [Address]>,
     #[serde(skip_serializing_if = "Option::is_none")]
     memsize: Option<u64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     flags: Option<Flags>,
+}
+
+/// Where and when it was allocated.
+#[derive(Serialize)]
+struct Made<'a> {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    file: Option<&'a str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    line: Option<u32>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    method: Option<&'a str>,
+    generation: u64,
 }
 
 #[derive(Serialize)]
@@ -105,9 +133,10 @@ struct End<'a> {
 pub(super) fn write(target: &Target, path: &Path) -> Result<Dumped, HeapFailure> {
     let mut last: Option<Dumped> = None;
     let mut unread = None;
+    let mut tracing = None;
     for _ in 0..TRIES {
         let mut failed = None;
-        let written = export::write_atomically(path, |out| match dump(target, out) {
+        let written = export::write_atomically(path, |out| match dump(target, &mut tracing, out) {
             Ok(dumped) => {
                 last = Some(dumped);
                 Ok(())
@@ -119,7 +148,7 @@ pub(super) fn write(target: &Target, path: &Path) -> Result<Dumped, HeapFailure>
             }
         });
         match (written, failed) {
-            (Ok(()), _) if last.as_ref().is_some_and(Dumped::without_gc) => break,
+            (Ok(()), _) if last.as_ref().is_some_and(Dumped::is_whole) => break,
             (Ok(()), _) => {}
             // A page may have been given back. What was written before is still there.
             (Err(_), Some(source)) => unread = Some(source),
@@ -140,7 +169,11 @@ impl From<HeapError> for Stopped {
     }
 }
 
-fn dump(target: &Target, out: &mut dyn Write) -> Result<Dumped, Stopped> {
+fn dump(
+    target: &Target,
+    tracing: &mut Option<Result<Tracing, NoPlaces>>,
+    out: &mut dyn Write,
+) -> Result<Dumped, Stopped> {
     let mut restful;
     let out: &mut dyn Write = match target.memory.bursts() {
         Some(bursts) => {
@@ -159,7 +192,15 @@ fn dump(target: &Target, out: &mut dyn Write) -> Result<Dumped, Stopped> {
     let mut referred = Vec::new();
     let mut failed = Ok(());
     let (objspace, before) = target.state()?;
-    each_object(&target.memory, objspace, &layout, |slot| {
+    let tracing = match tracing {
+        Some(tracing) => *tracing,
+        None => *tracing.insert(places::find(target, objspace, &layout)?),
+    };
+    let places = places::read(target, tracing, &before);
+    let (_, state) = target.state()?;
+    let mut reader = places.as_ref().ok().map(|places| places::placed(target, places, &state));
+    let mut methods = Methods::default();
+    each_placed(&target.memory, objspace, &layout, reader.as_mut(), |slot, origin| {
         if failed.is_err() {
             return;
         }
@@ -188,7 +229,13 @@ fn dump(target: &Target, out: &mut dyn Write) -> Result<Dumped, Stopped> {
             None
         };
         let exactly = known == Referred::Exactly && !referred.is_empty();
+        let (made, plain) = match (&places, origin) {
+            (Ok(places), Some(origin)) => methods.made(places, origin, names.as_mut()),
+            _ => (None, true),
+        };
+        dumped.allocated_at += u64::from(made.is_some());
         let line = Line {
+            made,
             address: Address(slot.address),
             r#type: short(kind),
             slot_size: slot.bytes.len() as u64,
@@ -207,12 +254,19 @@ fn dump(target: &Target, out: &mut dyn Write) -> Result<Dumped, Stopped> {
             }),
         };
         failed = match line.name {
-            Some(_) => jsonl::line(out, &line),
-            // Nothing in it is from outside; and what has a million references is not held as a text.
-            None => jsonl::plain_line(out, &line),
+            // Nothing in it is from outside, or it is harmless; and what has a million references is not held as a text.
+            None if plain => jsonl::plain_line(out, &line),
+            _ => jsonl::line(out, &line),
         };
     })?;
     failed.map_err(Stopped::Output)?;
+    let known = match (&places, &reader) {
+        (Ok(places), Some(reader)) => Ok(Known::of(places, reader)),
+        (Err(reason), _) => Err(*reason),
+        (Ok(_), None) => Err(NoPlaces::Release),
+    };
+    (dumped.table, dumped.places) = (OfPlaces::of(known), known.map(Known::words).unwrap_or_default());
+    drop(reader);
     globals.retain(|_, seen| *seen);
     if !globals.is_empty() {
         let references: Vec<Address> = globals.into_keys().map(Address).collect();
@@ -220,6 +274,9 @@ fn dump(target: &Target, out: &mut dyn Write) -> Result<Dumped, Stopped> {
         jsonl::plain_line(out, &root).map_err(Stopped::Output)?;
     }
     let (_, after) = target.state()?;
+    if places.is_ok() && places::is_left_behind(&target.plan, &after) {
+        return Err(HeapError::Implausible("its heap was compacted meanwhile".to_owned()).into());
+    }
     let moment = same_moment(&target.plan, &before, &after);
     (dumped.consistent, dumped.inconsistent) = (moment.consistent(), moment.words());
     [dumped.gc_count, dumped.gc_count_after] = moment.gc_count;
@@ -227,6 +284,31 @@ fn dump(target: &Target, out: &mut dyn Write) -> Result<Dumped, Stopped> {
     let end = End { r#type: "ROOT", root: "gctrace", references: [], dumped: &dumped };
     jsonl::line(out, &end).map_err(Stopped::Output)?;
     Ok(dumped)
+}
+
+/// Names of the methods of places, each read once.
+#[derive(Default)]
+struct Methods(HashMap<u32, (Option<Arc<str>>, bool)>);
+
+impl Methods {
+    /// Where and when an object was allocated, and whether that is safe to show as it is.
+    fn made<'a, M: Memory>(
+        &'a mut self,
+        places: &'a Places,
+        origin: Origin,
+        names: Option<&mut ClassNames<M>>,
+    ) -> (Option<Made<'a>>, bool) {
+        let Some(place) = places.place(origin.place) else { return (None, true) };
+        let file = places.file(place).map(AsRef::as_ref);
+        let (method, plain) = self.0.entry(origin.place).or_insert_with(|| {
+            let method = names.and_then(|names| names.symbol_name(place.method));
+            let plain = |text: &str| matches!(printable(text), Cow::Borrowed(_));
+            let both = file.is_none_or(plain) && method.as_deref().is_none_or(plain);
+            (method, both)
+        });
+        let line = (place.line > 0).then_some(place.line);
+        (Some(Made { file, line, method: method.as_deref(), generation: origin.generation }), *plain)
+    }
 }
 
 /// Whether there is a class in its slot: what internal objects have there is something else.
@@ -245,6 +327,7 @@ pub(super) fn summary(path: &Path, dumped: &Dumped) -> Vec<String> {
     if !dumped.consistent {
         lines.push(dumped.inconsistent.to_owned());
     }
+    lines.extend_from_slice(&dumped.places);
     let unknown: u64 = dumped.references_unknown.values().sum();
     if unknown > 0 {
         let kinds: Vec<&str> = dumped.references_unknown.keys().copied().collect();

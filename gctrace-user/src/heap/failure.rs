@@ -38,6 +38,14 @@ pub(crate) enum HeapFailure {
         /// Why.
         reason: String,
     },
+    /// The places of its objects are not known.
+    #[error("pid {pid}: {advice}")]
+    NoPlaces {
+        /// Which.
+        pid: u32,
+        /// Why, and what to do.
+        advice: String,
+    },
     /// It is not known what it shares with other processes.
     #[error("pid {pid}: unknown what it shares with other processes: {source}")]
     Sharing {
@@ -95,6 +103,7 @@ impl HeapFailure {
             | Self::NoNames { .. }
             | Self::File { .. }
             | Self::System { .. }
+            | Self::NoPlaces { .. }
             | Self::Output(_) => 2,
         }
     }

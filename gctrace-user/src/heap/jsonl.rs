@@ -5,8 +5,14 @@ use std::io::{self, Write};
 
 use serde::{Serialize, de::DeserializeOwned};
 
-use super::report::{KeeperRow, Report};
-use crate::{cli::By, ruby::heap::Tally};
+use super::{
+    places::Known,
+    report::{Allocated, KeeperRow, Report},
+};
+use crate::{
+    cli::By,
+    ruby::heap::{NoPlaces, Tally},
+};
 
 #[derive(Serialize)]
 #[serde(tag = "type", rename_all = "snake_case")]
@@ -28,11 +34,19 @@ enum Line<'a> {
         free_bytes: u64,
         #[serde(flatten)]
         objects: Objects,
+        #[serde(flatten)]
+        places: Option<OfPlaces>,
     },
     Heap {
         pid: u32,
         by: &'static str,
         name: &'a str,
+        #[serde(skip_serializing_if = "Option::is_none")]
+        file: Option<&'a str>,
+        #[serde(skip_serializing_if = "Option::is_none")]
+        line: Option<u32>,
+        #[serde(skip_serializing_if = "Option::is_none")]
+        class: Option<&'a str>,
         count: u64,
         /// Not of ages: objects of one age have slots of several sizes.
         #[serde(skip_serializing_if = "Option::is_none")]
@@ -52,6 +66,42 @@ enum Line<'a> {
         #[serde(flatten)]
         objects: Objects,
     },
+}
+
+/// What is known of the table of places.
+#[derive(Clone, Debug, Default, Serialize)]
+pub(super) struct OfPlaces {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    tracing: Option<&'static str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    traced_objects: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    entries_of_others: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    table_changed: Option<bool>,
+    /// Why there is none.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    no_places: Option<String>,
+}
+
+impl OfPlaces {
+    /// Whether it was made anew while the heap was read.
+    pub(super) fn is_changed(&self) -> bool {
+        self.table_changed == Some(true)
+    }
+
+    pub(super) fn of(places: Result<Known, NoPlaces>) -> Self {
+        match places {
+            Ok(known) => Self {
+                tracing: Some(known.tracing()),
+                traced_objects: Some(known.entries),
+                entries_of_others: Some(known.others),
+                table_changed: Some(known.changed),
+                no_places: None,
+            },
+            Err(reason) => Self { no_places: Some(reason.to_string()), ..Self::default() },
+        }
+    }
 }
 
 /// What is known of objects; what is not known of this Ruby is left out.
@@ -104,20 +154,34 @@ pub(super) fn write(out: &mut impl Write, report: &Report) -> io::Result<()> {
             free: report.free.count,
             free_bytes: report.free.bytes,
             objects: Objects::of(&report.live, report),
+            places: report.places.map(OfPlaces::of),
         },
     )?;
     let by = report.who.by.name();
-    let mut row = |name: &str, count, bytes, free, objects| {
+    let mut row = |name: &str, allocated: Option<&Allocated>, count, bytes, free, objects| {
         let bytes = (report.who.by != By::Age).then_some(bytes);
-        line(out, &Line::Heap { pid, by, name, count, bytes, free, objects })
+        let place = allocated.and_then(|allocated| allocated.place.as_ref());
+        let heap = Line::Heap {
+            pid,
+            by,
+            name,
+            file: place.map(|(file, _)| file.as_ref()),
+            line: place.map(|(_, line)| *line),
+            class: allocated.map(|allocated| allocated.class.as_str()),
+            count,
+            bytes,
+            free,
+            objects,
+        };
+        line(out, &heap)
     };
     for found in &report.rows {
         let objects = found.objects.as_ref().map(|tally| Objects::of(tally, report));
-        row(&found.name, found.count, found.bytes, found.free, objects)?;
+        row(&found.name, found.line.as_ref(), found.count, found.bytes, found.free, objects)?;
     }
     if report.who.by == By::Type {
-        row("FREE", report.free.count, report.free.bytes, None, None)?;
-        row("TOTAL", report.total, report.live.bytes + report.free.bytes, None, None)?;
+        row("FREE", None, report.free.count, report.free.bytes, None, None)?;
+        row("TOTAL", None, report.total, report.live.bytes + report.free.bytes, None, None)?;
     }
     for KeeperRow { name, keeper } in &report.keepers {
         let (tally, objects) = (&keeper.tally, Objects::of(&keeper.tally, report));

@@ -13,6 +13,7 @@ mod leaks;
 mod line;
 mod memory;
 mod origins;
+mod places;
 mod report;
 mod saved;
 mod sharing;
@@ -62,7 +63,7 @@ fn reported(settings: &HeapSettings) -> Result<(), HeapFailure> {
     }
     if settings.every.is_some() && matches!(settings.by, By::Size | By::Page | By::Age) {
         return Err(HeapFailure::Usage(
-            "--every counts by type, class or memory: give another --by".to_owned(),
+            "--every counts by type, class, line or memory: give another --by".to_owned(),
         ));
     }
     if settings.svg.is_some() && settings.by == By::Memory {
@@ -71,7 +72,7 @@ fn reported(settings: &HeapSettings) -> Result<(), HeapFailure> {
         ));
     }
     let target = Target::find(pid, settings.cache_dir.as_deref())?;
-    if settings.by == By::Class {
+    if matches!(settings.by, By::Class | By::Line) {
         target.needs_names()?;
     }
     if let Some(time) = settings.leaks {
@@ -90,7 +91,7 @@ fn reported(settings: &HeapSettings) -> Result<(), HeapFailure> {
         }
         return Ok(());
     }
-    let counted = count::count(&target).map_err(|source| target.failure(source))?;
+    let counted = counted(&target, settings.by).map_err(|source| target.failure(source))?;
     let report = Report::of(&target, settings.by, &counted).map_err(|source| target.failure(source))?;
     if settings.by == By::Memory {
         let account = account(&target, &counted)?;
@@ -103,6 +104,11 @@ fn reported(settings: &HeapSettings) -> Result<(), HeapFailure> {
             .map_err(|error| file_failure(path, error))?;
     }
     write(&report, settings)
+}
+
+/// A census, with places of objects where rows are lines.
+fn counted(target: &Target, by: By) -> Result<count::Counted, HeapError> {
+    if by == By::Line { count::count_with_places(target) } else { count::count(target) }
 }
 
 /// Where the memory of the process is; the kernel's view and the census must fit together.

@@ -7,13 +7,14 @@ use std::{
 
 use super::{
     count::{Counted, key},
+    places::{Known, Traced},
     target::Target,
 };
 use crate::{
     cli::By,
     ruby::{
         frames::Memory,
-        heap::{ByClass, ClassNames, HeapError, Keeper, ObjectType, Page, Tally},
+        heap::{ByClass, Census, ClassNames, HeapError, Keeper, NoPlaces, ObjectType, Page, Tally},
     },
 };
 
@@ -37,6 +38,16 @@ pub(super) struct Row {
     pub(super) free: Option<u64>,
     /// What is known of the objects, where a row represents objects.
     pub(super) objects: Option<Tally>,
+    /// Where a row represents a line: which, and the class of the objects.
+    pub(super) line: Option<Allocated>,
+}
+
+/// What was allocated at a line.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Allocated {
+    /// `None`: outside of Ruby code.
+    pub(super) place: Option<(Arc<str>, u32)>,
+    pub(super) class: String,
 }
 
 /// Objects that keep nearly empty pages from being given back.
@@ -66,6 +77,8 @@ pub(super) struct Report {
     /// What is said if it is not.
     pub(super) inconsistent: &'static str,
     pub(super) known: ObjectBits,
+    /// With `--by line`, what is known of the table of places, or why there is none.
+    pub(super) places: Option<Result<Known, NoPlaces>>,
 }
 
 /// What is known of the objects of this Ruby.
@@ -107,12 +120,13 @@ impl Report {
         let mut rows = match who.by {
             By::Type => by_type(counted),
             By::Class => by_class(&census.by_class, &mut labels),
+            By::Line => by_line(census, counted.places.as_ref(), &mut labels),
             By::Size => by_size(&census.pages),
             By::Page => by_occupancy(&census.pages),
             By::Age if counted.knows_bits => by_age(&live),
             By::Age | By::Memory => Vec::new(),
         };
-        if matches!(who.by, By::Type | By::Class) {
+        if matches!(who.by, By::Type | By::Class | By::Line) {
             rows.sort_by(|one, two| two.count.cmp(&one.count).then_with(|| one.name.cmp(&two.name)));
         }
         let keepers = if who.by == By::Page { keepers(&census.keepers, &mut labels) } else { Vec::new() };
@@ -129,6 +143,10 @@ impl Report {
             sweeping: counted.moment.sweeping,
             consistent: counted.moment.consistent(),
             inconsistent: counted.moment.words(),
+            places: counted
+                .places
+                .as_ref()
+                .map(|places| places.as_ref().map(|traced| traced.known).map_err(|reason| *reason)),
             known: ObjectBits { bits: counted.knows_bits, pins: counted.knows_bits && counted.knows_pins },
             who,
         }
@@ -189,7 +207,7 @@ pub(super) fn class_label(
 }
 
 fn row(name: String, tally: &Tally) -> Row {
-    Row { name, count: tally.count, bytes: tally.bytes, free: None, objects: Some(*tally) }
+    Row { name, count: tally.count, bytes: tally.bytes, free: None, objects: Some(*tally), line: None }
 }
 
 fn by_type(counted: &Counted) -> Vec<Row> {
@@ -202,6 +220,48 @@ fn by_class<F: FnMut(u64) -> Option<Arc<str>>>(classes: &ByClass<Tally>, labels:
         rows.entry(labels.of(kind, class)).or_default().absorb(tally);
     }
     rows.into_iter().map(|(name, tally)| row(name, &tally)).collect()
+}
+
+/// Objects without a place are one row, whatever their class.
+fn by_line<F: FnMut(u64) -> Option<Arc<str>>>(
+    census: &Census,
+    traced: Option<&Result<Traced, NoPlaces>>,
+    labels: &mut Labels<F>,
+) -> Vec<Row> {
+    let mut rows: BTreeMap<Option<Allocated>, Tally> = BTreeMap::new();
+    let Some(Ok(Traced { places, .. })) = traced else {
+        return vec![row(NOT_TRACED.to_owned(), &census.live())];
+    };
+    for (&(place, kind, class), tally) in &census.by_place {
+        let line = place.and_then(|place| places.place(place)).map(|place| Allocated {
+            place: places.file(place).map(|file| (Arc::clone(file), place.line)),
+            class: labels.of(kind, class),
+        });
+        rows.entry(line).or_default().absorb(tally);
+    }
+    let rows = rows.into_iter().map(|(line, tally)| {
+        let name = line.as_ref().map_or_else(|| NOT_TRACED.to_owned(), Allocated::name);
+        Row { line, ..row(name, &tally) }
+    });
+    rows.collect()
+}
+
+/// The row of objects without a place.
+const NOT_TRACED: &str = "(not traced)";
+
+impl Allocated {
+    /// File and line.
+    pub(super) fn line(&self) -> String {
+        match &self.place {
+            Some((file, line)) => format!("{file}:{line}"),
+            None => "(outside of Ruby code)".to_owned(),
+        }
+    }
+
+    /// What a row is called: no two of them have the same name.
+    fn name(&self) -> String {
+        format!("{} {}", self.line(), self.class)
+    }
 }
 
 /// Pages with objects of several classes of one name are counted for each of them.
@@ -241,7 +301,7 @@ fn by_size(pages: &[Page]) -> Vec<Row> {
         count: live,
         bytes: live * u64::from(size),
         free: Some(free),
-        objects: None,
+        ..Row::default()
     };
     sizes.into_iter().map(row).collect()
 }

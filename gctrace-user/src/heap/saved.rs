@@ -146,8 +146,8 @@ impl Saved {
             }
         }
         match heads {
-            1 if ["type", "class"].contains(&saved.by.as_str()) => Ok(saved),
-            1 => Err(io::Error::other("only censuses by type or class can be compared")),
+            1 if ["type", "class", "line"].contains(&saved.by.as_str()) => Ok(saved),
+            1 => Err(io::Error::other("only censuses by type, class or line can be compared")),
             0 => Err(io::Error::other("it contains no census; gctrace heap --format jsonl writes one")),
             _ => Err(io::Error::other("it contains more than one census")),
         }
@@ -252,7 +252,7 @@ mod tests {
         assert!(why(&[HEAD.into(), HEAD.into(), row("A", 1)]).contains("more than one"));
         assert!(why(&["garbage".into()]).starts_with("line 1:"));
         assert!(why(&[HEAD.into(), row("A", 1), row("A", 2)]).starts_with("line 3:"));
-        assert!(why(&[HEAD.into(), row("A", 1).replace("class", "page")]).contains("by type or class"));
+        assert!(why(&[HEAD.into(), row("A", 1).replace("class", "page")]).contains("by type, class or line"));
         let other = row("B", 1).replace("class", "type");
         assert!(why(&[HEAD.into(), row("A", 1), other]).contains("among rows"));
         assert!(Saved::read(Path::new("/dev/zero")).is_err());

@@ -4,7 +4,10 @@ use std::io::{self, Write};
 
 use gctrace_tunemygc::printable::printable;
 
-use super::report::{Report, Row};
+use super::{
+    places::advice,
+    report::{Report, Row},
+};
 use crate::cli::By;
 use crate::words::{file_size, percent, plural};
 
@@ -18,7 +21,8 @@ pub(super) fn write(out: &mut impl Write, report: &Report, top: usize) -> io::Re
     match report.who.by {
         // It has a form of its own.
         By::Memory => {}
-        By::Type | By::Class => objects(out, report, top)?,
+        By::Line if let Some(Err(reason)) = report.places => writeln!(out, "{}", advice(reason))?,
+        By::Type | By::Class | By::Line => objects(out, report, top)?,
         By::Size | By::Page => slots(out, report, top)?,
         By::Age if !report.known.bits => {
             writeln!(out, "it is not known where Ruby {} stores the age of objects", report.who.ruby)?;
@@ -75,6 +79,11 @@ pub(super) fn head(out: &mut impl Write, report: &Report) -> io::Result<()> {
         let dead = if report.known.bits { format!(" ({} so far)", report.live.dead) } else { String::new() };
         writeln!(out, "a cycle is being swept: objects that are dead and not swept yet are counted{dead}")?;
     }
+    if let Some(Ok(known)) = report.places {
+        for line in known.words() {
+            writeln!(out, "{line}")?;
+        }
+    }
     match report.allocated {
         Some(0) => {}
         Some(n) => writeln!(out, "the program allocated {} while the heap was read", plural(n, "object"))?,
@@ -84,7 +93,11 @@ pub(super) fn head(out: &mut impl Write, report: &Report) -> io::Result<()> {
 }
 
 fn objects(out: &mut impl Write, report: &Report, top: usize) -> io::Result<()> {
-    let head = if report.who.by == By::Type { "TYPE" } else { "CLASS" };
+    let head = match report.who.by {
+        By::Type => "TYPE",
+        By::Line => "FILE:LINE CLASS",
+        _ => "CLASS",
+    };
     let old = |text: &str| if report.known.bits { format!("{text:>11}") } else { String::new() };
     writeln!(out, "{:>11}{}{:>13}{:>13}  {head}", "COUNT", old("OLD"), "SLOT BYTES", "OWNED BYTES")?;
     let mut line = |count: u64, aged: u64, bytes: u64, owned: u64, name: &str| {

@@ -1,6 +1,7 @@
 # Overwrites slots of its own heap with what no Ruby would put there, as a program with a bug in C code, or one that wants to harm a
 # reader of its memory. With the argument "dying" it ends at some moment while it is read.
 require "fiddle"
+require "objspace"
 
 GC.disable
 WORD = Fiddle::SIZEOF_VOIDP
@@ -21,7 +22,10 @@ seed = 20_261_128
 RANDOM = -> { seed = (seed * 6_364_136_223_846_793_005 + 1_442_695_040_888_963_407) & 0xffff_ffff_ffff_ffff }
 
 # Each type with wild pointers and lengths, and with pointers to itself.
+# Their places are known.
+ObjectSpace.trace_object_allocations_start
 VICTIMS = Array.new(4_000) { Object.new }
+ObjectSpace.trace_object_allocations_stop
 VICTIMS.each_with_index do |victim, i|
   at = address(victim)
   flags = T_TYPES[i % T_TYPES.size] | (RANDOM.call & 0xffff_ffff_ffff_ffe0)

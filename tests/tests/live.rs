@@ -29,6 +29,7 @@ mod live_heap;
 mod live_heap_growth;
 mod live_heap_hostile;
 mod live_heap_memory;
+mod live_heap_places;
 mod live_heap_sharing;
 mod live_hung;
 mod live_jobs;

@@ -15,7 +15,7 @@ const LONG: Duration = Duration::from_mins(1);
 
 /// All ways of reading, with a file to dump to.
 fn ways(dump: &str) -> Vec<Vec<&str>> {
-    let mut ways: Vec<Vec<&str>> = ["type", "class", "size", "page", "age", "memory"]
+    let mut ways: Vec<Vec<&str>> = ["type", "class", "line", "size", "page", "age", "memory"]
         .into_iter()
         .map(|by| vec!["--by", by, "--format", "jsonl"])
         .collect();

@@ -336,7 +336,8 @@ impl Function<'_, '_> {
         None
     }
 
-    /// Whether the size of what is freed was asked for right before, and it was not allocated right before that.
+    /// Whether the size of what is freed was asked for right before, and it was not allocated right before that. Between both may be a jump for
+    /// memory without a size (gcc 12 on 3.2), of which there is none that was allocated.
     fn follows_size(&self, free: usize) -> bool {
         let mut asked = false;
         for index in (free.saturating_sub(2 * NEAR)..free).rev() {
@@ -350,6 +351,7 @@ impl Function<'_, '_> {
                     asked = true;
                 }
                 FlowControl::Call | FlowControl::IndirectCall => return self.called(index) != Some(MALLOC),
+                FlowControl::ConditionalBranch if !asked && self.is_entered_from_above(index + 1) => {}
                 _ => return asked,
             }
         }

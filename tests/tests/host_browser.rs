@@ -75,6 +75,32 @@ const LOOK: &str = r"(() => {
   return found;
 })()";
 
+/// Of a flame graph: texts beside the graph that are cut off at an edge of the window, cover others or the graph, or are smaller than 9 pixels, while
+/// it is zoomed and something was found and is pointed at.
+const FLAME: &str = r"(() => {
+  document.getElementById('unzoom').classList.remove('hide');
+  document.getElementById('matched').firstChild.nodeValue = 'Matched: 100.0%';
+  document.getElementById('details').firstChild.nodeValue = 'Frame: Order#total (order.rb:12) (12.34 ms, 56.78%)';
+  const found = [], wide = document.documentElement.clientWidth, graph = document.getElementById('frames');
+  const rows = [...graph.querySelectorAll('rect')].map(r => r.getBoundingClientRect());
+  const top = Math.min(...rows.map(r => r.top)), bottom = Math.max(...rows.map(r => r.bottom));
+  const texts = [...document.querySelectorAll('text')].filter(t => !graph.contains(t) && t.textContent.trim() && t.getClientRects().length);
+  const boxes = texts.map(t => t.getBoundingClientRect());
+  texts.forEach((t, i) => {
+    const a = boxes[i], name = `${t.id} ${t.textContent.slice(0, 40)}`;
+    if (a.left < 0 || a.right > wide + 0.5) found.push(`cut: ${name} from ${a.left} to ${a.right} of ${wide}`);
+    if (a.bottom > top + 2 && a.top < bottom - 2) found.push('covers the graph: ' + name);
+    if (a.bottom > document.documentElement.getBoundingClientRect().bottom + 2) found.push('below the picture: ' + name);
+    if (parseFloat(getComputedStyle(t).fontSize) < 9) found.push('small: ' + name);
+    boxes.forEach((b, j) => {
+      const across = Math.min(a.right, b.right) - Math.max(a.left, b.left);
+      const down = Math.min(a.bottom, b.bottom) - Math.max(a.top, b.top);
+      if (j > i && across > 1 && down > 2) found.push(`covered: ${name} by ${texts[j].textContent.slice(0, 40)}`);
+    });
+  });
+  return texts.length < 6 ? ['no texts'] : found;
+})()";
+
 /// What can be reached by keyboard: of the radio buttons of a group one, and nothing that is folded.
 const REACHABLE: &str = r"(() => {
   window.left = new Set([...document.querySelectorAll('a[href], button, input:not([type=hidden]), select, textarea, summary')]
@@ -215,6 +241,53 @@ fn collector() -> Result<()> {
         if name == "list" {
             let text = browser.evaluate("document.body.innerText")?;
             ensure!(text.as_str().is_some_and(|text| text.contains("<script>alert(1)</script>")), "{text}");
+        }
+    }
+    nothing(&wrong)
+}
+
+/// Titles, legend and buttons of flame graphs fit windows of all widths; what filters dropped is there as a whole.
+#[test]
+fn flame_graphs() -> Result<()> {
+    let live = Live::without_gctrace()?;
+    let golden = |name: &str| {
+        Path::new(env!("CARGO_MANIFEST_DIR")).join("fixtures/recordings").join(name).into_os_string()
+    };
+    let (dir, mut browser, mut wrong) = (pictures("flamegraphs")?, Browser::start()?, Vec::new());
+    for (name, flags, files) in [
+        ("cpu", vec![], &["3.4.gctrace"][..]),
+        ("filtered", vec!["--focus=Order", "--hide=sort", "--thread=-e", "--stack-lines"], &["3.1.gctrace"]),
+        ("gvl", vec!["--flamegraph-of=gvl-wait"], &["2.7.gctrace"]),
+        ("alloc", vec!["--flamegraph-of=alloc"], &["3.3.gctrace"]),
+        ("compared", vec![], &["3.3.gctrace", "3.4.gctrace"]),
+    ] {
+        let svg = live.path(&format!("{name}.svg"));
+        let mut command = Command::new(gctrace_binary()?);
+        command.args(if files.len() == 2 { &["diff"][..] } else { &["report", "-q"] });
+        command.args(&flags).arg("--flamegraph").arg(&svg).args(files.iter().map(|file| golden(file)));
+        let output = command.output()?;
+        ensure!(output.status.success(), "{name}: {}", String::from_utf8_lossy(&output.stderr));
+        for (view, width, dark) in [
+            ("narrow", 400, false),
+            ("narrow-dark", 400, true),
+            ("wide", 1200, false),
+            ("wide-dark", 1200, true),
+        ] {
+            let said = browser
+                .load(&format!("file://{}", svg.display()), View { name: view, width, scale: 1, dark })?;
+            // It is arranged after it was loaded.
+            browser.evaluate("new Promise(done => setTimeout(done, 50))")?;
+            browser.picture(&dir.join(format!("{name}-{view}.png")))?;
+            let found = browser.evaluate(FLAME)?;
+            let found = found.as_array().context("a list")?.iter().map(Value::to_string);
+            wrong.extend(said.into_iter().chain(found).map(|what| format!("{name}, {view}: {what}")));
+        }
+        if name == "filtered" {
+            let text = browser.evaluate("document.getElementById('subtitle').textContent")?;
+            let whole = text
+                .as_str()
+                .is_some_and(|text| text.contains("dropped by --thread") && text.ends_with(" frame"));
+            ensure!(whole, "{text}");
         }
     }
     nothing(&wrong)

@@ -24,7 +24,7 @@ use gctrace_user::trace_file::{self, Header, Host, Recorder, Recording};
 use serde_json::Value;
 
 /// Every output that is a file, and its name.
-const FILES: [(&str, &str); 10] = [
+const FILES: [(&str, &str); 11] = [
     ("--pprof", "run.pb.gz"),
     ("--folded", "run.folded"),
     ("--flamegraph", "run.svg"),
@@ -33,6 +33,7 @@ const FILES: [(&str, &str); 10] = [
     ("--perfetto", "run.pftrace"),
     ("--stack-log", "stacks.jsonl"),
     ("--callgrind", "callgrind.out.run"),
+    ("--top-lines", "lines.txt"),
     ("--csv", "gc.csv"),
     ("--tunemygc", "sets"),
 ];

@@ -8,7 +8,7 @@ use std::{
 
 use base64::{Engine as _, prelude::BASE64_STANDARD};
 use gctrace_report::{
-    export::profile::{Format, Graph, Grouping, Kept, Measure},
+    export::profile::{Format, Graph, Kept, Measure},
     trace_file::Subjects,
 };
 use sha2::{Digest as _, Sha256};
@@ -80,7 +80,7 @@ impl Graphs {
             return Ok(Arc::clone(drawn));
         }
         let mut svg = Vec::new();
-        kept.write(Format::FlameGraph(Graph { grouping: Grouping::default(), of: measure }), &mut svg)?;
+        kept.write(Format::FlameGraph(Graph { of: measure, ..Graph::default() }), &mut svg)?;
         let drawn = Arc::new(Drawn::of(svg));
         graphs.insert(word(measure), Arc::clone(&drawn));
         Ok(drawn)

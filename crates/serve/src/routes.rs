@@ -3,7 +3,7 @@
 use std::{sync::Arc, time::Duration};
 
 use gctrace_report::export::{
-    profile::{Format, Graph, Grouping, Measure},
+    profile::{Format, Graph, Measure},
     window::Window,
 };
 use gctrace_tunemygc::printable::printable;
@@ -318,7 +318,7 @@ fn compared(
 
 /// A file: the bytes that `gctrace report` writes.
 fn saved(source: &Source, whole: &Whole, name: &str, window: &Window, of: Measure) -> Answer {
-    let graph = Graph { grouping: Grouping::default(), of };
+    let graph = Graph { of, ..Graph::default() };
     let flame = Save {
         name: "flamegraph",
         extension: "svg",

@@ -11,7 +11,7 @@ mod speed;
 use std::{path::Path, sync::Arc, time::Duration};
 
 use gctrace_report::export::{
-    profile::{Format, Graph, Grouping, Measure},
+    profile::{Format, Graph, Measure},
     window::Window,
 };
 
@@ -126,7 +126,7 @@ fn parts_by_the_index() {
     write(&path, 40, None);
     let (source, whole) = served(&path);
     let begun_ns = source.header.begun_ns;
-    let folded = Format::Folded(Graph { grouping: Grouping::default(), of: Measure::Cpu });
+    let folded = Format::Folded(Graph::default());
     let all = &whole.view;
     assert_eq!(all.figures.cycles, 40 * 18);
     for (from, to) in [

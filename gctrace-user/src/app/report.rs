@@ -141,15 +141,17 @@ mod tests {
     /// With this variable the files are written.
     const WRITE: &str = "GCTRACE_WRITE_DOCS";
     /// What is written of each recording, and how its name ends.
-    const EXPECTED: [(&[&str], &str); 4] = [
+    const EXPECTED: [(&[&str], &str); 5] = [
         (&["--lines", "-o"], "txt"),
         (&["--format=jsonl", "--brief", "-o"], "jsonl"),
         (&["--folded"], "folded"),
+        (&["--stack-lines", "--folded"], "lines.folded"),
         (&["--flamegraph-of=alloc", "--folded"], "alloc.folded"),
     ];
     /// Flags of other formats, and what their files begin with. Their contents are too long to be kept: lengths and digests are.
-    const OTHERS: [(&str, &[u8]); 8] = [
+    const OTHERS: [(&str, &[u8]); 9] = [
         ("--callgrind", b"# callgrind format"),
+        ("--top-lines", b"By line: "),
         ("--csv", b"time_utc,pid,"),
         ("--pprof", &[0x1f, 0x8b]),
         ("--flamegraph", b"<?xml"),
@@ -290,11 +292,78 @@ mod tests {
                 let text = text(&[flags, &["--folded"]].concat());
                 text.lines().map(|line| line.rsplit(' ').next().unwrap().parse::<u64>().unwrap()).sum()
             };
-            assert_eq!([total[0], total[3]], [folded(&[]), folded(&["--flamegraph-of=gc"])]);
+            assert_eq!(
+                [total[0], total[3]],
+                ["cpu", "gc"].map(|of| folded(&[&format!("--flamegraph-of={of}")]))
+            );
             let rows = text(&["--csv"]).lines().count();
             let cycles = text(&["--format=jsonl", "--brief", "-o"]).matches("{\"type\":\"gc\"").count();
             assert_eq!(rows, cycles + 1);
         }
+    }
+
+    /// The own parts of all lines are the collapsed stacks of the same measure and filters; no line has less in all than by itself.
+    #[test]
+    fn tables_of_lines() {
+        let dir = tempfile::tempdir().unwrap();
+        for recording in recordings() {
+            let text =
+                |flags: &[&str]| String::from_utf8(run(&recording, flags, &dir.path().join("out"))).unwrap();
+            let exact = |figure: &str| figure.replace('.', "").parse::<u64>().unwrap();
+            for flags in [
+                &[][..],
+                &["--flamegraph-of=gc"],
+                &["--flamegraph-of=alloc"],
+                &["--flamegraph-of=gvl-wait"],
+                &["--focus", "Order"],
+                &["--hide", "Order"],
+                &["--thread", "golden"],
+                &["--app-only"],
+            ] {
+                let folded = text(&[flags, &["--folded"]].concat());
+                let table = text(&[flags, &["--top-lines"]].concat());
+                let sum: u64 = folded.lines().map(|line| exact(line.rsplit(' ').next().unwrap())).sum();
+                let mut own_sum = 0;
+                for row in table.lines().skip(2) {
+                    let figures: Vec<&str> = row.split_whitespace().collect();
+                    let (own, total) = (exact(figures[2]), exact(figures[3]));
+                    assert!(own <= total && total <= sum, "{row}");
+                    own_sum += own;
+                }
+                assert_eq!(own_sum, sum, "{flags:?} {}: {table}", recording.display());
+                assert_eq!(sum > 0, table.lines().count() > 2);
+            }
+        }
+    }
+
+    /// By lines, methods have the same time as a whole, in more rows.
+    #[test]
+    fn stacks_by_line() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut others = 0;
+        for recording in recordings() {
+            // The names of the rows of each path, without the places, with their time.
+            let names = |flags: &[&str]| {
+                let text = String::from_utf8(run(&recording, flags, &dir.path().join("out"))).unwrap();
+                let mut paths = std::collections::BTreeMap::<String, u64>::new();
+                for line in text.lines() {
+                    let (path, ns) = line.rsplit_once(' ').unwrap();
+                    let name = |row: &str| match row.rsplit_once(" (") {
+                        Some((name, place)) if place.contains(':') => name.to_owned(),
+                        _ => row.to_owned(),
+                    };
+                    let path = path.split(';').map(name).collect::<Vec<_>>().join(";");
+                    *paths.entry(path).or_default() += ns.parse::<u64>().unwrap();
+                }
+                (paths, text)
+            };
+            let (methods, lines) = (names(&["--folded"]), names(&["--stack-lines", "--folded"]));
+            assert_eq!(methods.0, lines.0);
+            assert!(methods.1.lines().count() <= lines.1.lines().count());
+            others += usize::from(methods.1 != lines.1);
+        }
+        // Of a program whose methods have a line each, both are the same.
+        assert!(others >= 4, "{others}");
     }
 
     /// What is said of a condition.

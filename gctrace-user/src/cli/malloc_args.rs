@@ -9,7 +9,7 @@ use super::{
     parse::{self, Pids},
     select_args::RunningArgs,
 };
-use crate::export::profile::{Format, Graph, Grouping, Measure};
+use crate::export::profile::{Format, Graph, Measure};
 
 /// Flags of `gctrace malloc`.
 #[derive(Debug, ClapArgs)]
@@ -103,7 +103,7 @@ impl MallocArgs {
             MallocMeasureArg::Malloc => Measure::Malloc,
             MallocMeasureArg::MallocLive => Measure::MallocLive,
         };
-        let graph = Graph { grouping: Grouping::Process, of };
+        let graph = Graph { of, ..Graph::default() };
         let files = [
             (&self.pprof, Format::Pprof),
             (&self.flamegraph, Format::FlameGraph(graph)),

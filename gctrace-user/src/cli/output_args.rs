@@ -53,6 +53,10 @@ pub struct OutputArgs {
     #[arg(long, value_name = "FILE")]
     pub callgrind: Option<PathBuf>,
 
+    /// Write how much time is in each line of Ruby code, e.g. lines.txt: its own and with what it calls, the line with the most of its own first
+    #[arg(long, value_name = "FILE")]
+    pub top_lines: Option<PathBuf>,
+
     /// Write GC cycles as a table for spreadsheets, e.g. gc.csv: a row for each cycle
     #[arg(long, value_name = "FILE")]
     pub csv: Option<PathBuf>,
@@ -73,6 +77,10 @@ pub struct OutputArgs {
         value_name = "WHAT",
     )]
     pub stack_root: RootArg,
+
+    /// Rows of --flamegraph and --folded are lines that run, not methods: Order#total (order.rb:14), not the line of its `def`
+    #[arg(long)]
+    pub stack_lines: bool,
 
     /// What profiles show.
     #[command(flatten)]

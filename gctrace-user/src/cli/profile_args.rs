@@ -11,7 +11,7 @@ use crate::{
 /// The flags.
 #[derive(Clone, Debug, ClapArgs)]
 pub struct ProfileArgs {
-    /// What --flamegraph and --folded show [default: cpu, with --wall wall]
+    /// What --flamegraph, --folded and --top-lines show [default: cpu, with --wall wall]
     #[arg(long, value_enum, value_name = "WHAT")]
     pub flamegraph_of: Option<MeasureArg>,
 

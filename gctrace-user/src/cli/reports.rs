@@ -120,6 +120,7 @@ pub(super) struct Idle {
     pub(super) rate: bool,
     pub(super) no_native: bool,
     pub(super) root: RootArg,
+    pub(super) stack_lines: bool,
     /// Whether any output shows how memory is shared.
     pub(super) shows_shares: bool,
     /// Whether any output shows time off the CPU.
@@ -134,6 +135,8 @@ pub(super) struct Idle {
     pub(super) shows_profiles: bool,
     /// Whether there is a flame graph, as a picture or as lines.
     pub(super) shows_graphs: bool,
+    /// Whether anything shows what `--flamegraph-of` chooses.
+    pub(super) shows_measure: bool,
     /// Whether cycles without a line were chosen, and there are no lines.
     pub(super) min_pause_of_none: bool,
     pub(super) alloc: bool,
@@ -179,7 +182,7 @@ impl Idle {
             (!self.text && self.by, "--by changes text only: JSON lines have each request"),
             (
                 self.wall && !self.shows_wall,
-                "--wall: no output shows time off the CPU; add --flamegraph, --pprof, --firefox, --folded or --speedscope",
+                "--wall: no output shows time off the CPU; add --flamegraph, --pprof, --firefox, --folded, --top-lines or --speedscope",
             ),
             (
                 self.rate && !self.text && !self.shows_native,
@@ -194,8 +197,12 @@ impl Idle {
                 "--stack-root changes nothing without --flamegraph or --folded",
             ),
             (
-                self.graph_of && !self.shows_graphs,
-                "--flamegraph-of changes nothing without --flamegraph or --folded",
+                self.stack_lines && !self.shows_graphs,
+                "--stack-lines changes nothing without --flamegraph or --folded",
+            ),
+            (
+                self.graph_of && !self.shows_measure,
+                "--flamegraph-of changes nothing without --flamegraph, --folded or --top-lines",
             ),
             (
                 self.filters && !self.shows_profiles,

@@ -243,10 +243,12 @@ impl Settings {
                     flamegraph,
                     folded,
                     callgrind,
+                    top_lines,
                     csv,
                     speedscope,
                     firefox,
                     stack_root,
+                    stack_lines,
                     profile,
                     perfetto,
                     stack_log,
@@ -297,12 +299,14 @@ impl Settings {
         if stack_root == RootArg::Endpoint && !requests {
             return Err(UsageError::NoRequests("--stack-root endpoint"));
         }
-        let graph = Graph { grouping: stack_root.into(), of: profile.measure(wall, gvl.is_some(), alloc)? };
+        let of = profile.measure(wall, gvl.is_some(), alloc)?;
+        let graph = Graph { grouping: stack_root.into(), of, lines: stack_lines };
         let profiles: Vec<(PathBuf, profile::Format)> = [
             (pprof, profile::Format::Pprof),
             (flamegraph, profile::Format::FlameGraph(graph)),
             (folded, profile::Format::Folded(graph)),
             (callgrind, profile::Format::Callgrind),
+            (top_lines, profile::Format::TopLines(graph.of)),
             (speedscope, profile::Format::Speedscope),
             (firefox, profile::Format::Firefox),
             (perfetto, profile::Format::Perfetto),
@@ -362,6 +366,7 @@ impl Settings {
             rate: rate.is_some(),
             no_native,
             root: stack_root,
+            stack_lines,
             graph_of: profile.flamegraph_of.is_some(),
             filters: profile.filter().is_any(),
             shows_profiles: !profiles.is_empty() || push.wants_stacks() || (rate.is_some() && text),
@@ -371,6 +376,7 @@ impl Settings {
             shows_graphs: has(|format| {
                 matches!(format, profile::Format::FlameGraph(_) | profile::Format::Folded(_))
             }),
+            shows_measure: has(|format| format.measure().is_some()),
             min_pause_of_none: reports.quiet && reports.min_pause.is_some(),
             alloc,
             shows_alloc: shows_alloc || !text || requests || has_metrics,

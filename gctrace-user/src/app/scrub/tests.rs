@@ -18,9 +18,10 @@ use crate::{
     trace_file::Recording,
 };
 
-const OUTPUTS: [&[&str]; 13] = [
+const OUTPUTS: [&[&str]; 14] = [
     &["--callgrind"],
     &["--csv"],
+    &["--top-lines"],
     &["--lines", "-o"],
     &["--format=jsonl", "-o"],
     &["--folded"],

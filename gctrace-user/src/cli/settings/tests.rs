@@ -13,7 +13,9 @@ fn resolve(words: &[&str]) -> Result<Settings, UsageError> {
 fn profiles() {
     let run = |flags: &[&str]| resolve(&[&["gctrace", "--all-ruby"], flags].concat());
     assert!(!run(&["--tunemygc", "sets"]).unwrap().wants_stacks());
-    for flag in ["--pprof", "--flamegraph", "--folded", "--callgrind", "--speedscope", "--firefox"] {
+    for flag in
+        ["--pprof", "--flamegraph", "--folded", "--callgrind", "--top-lines", "--speedscope", "--firefox"]
+    {
         assert!(run(&[flag, "file"]).unwrap().wants_stacks(), "{flag}");
     }
     assert!(!run(&["--perfetto", "file"]).unwrap().wants_stacks(), "no samples in it");
@@ -39,10 +41,21 @@ fn profiles() {
         !run(&["--flamegraph", "a", "--flamegraph-of", "gc"]).unwrap().wants_stacks(),
         "no samples in it"
     );
+    assert!(!run(&["--top-lines", "a", "--flamegraph-of", "gc"]).unwrap().wants_stacks());
     for (what, needed) in [("wall", "needs --wall;"), ("gvl-wait", "needs --gvl;")] {
         assert!(with(&["--flamegraph-of", what]).unwrap_err().contains(needed), "{what}");
     }
     assert_eq!(run(&["--pprof", "a", "--flamegraph-of", "gc"]).unwrap().notes.len(), 1);
+    for flag in ["--flamegraph", "--folded"] {
+        let lines = run(&["--stack-lines", flag, "a"]).unwrap();
+        assert!(lines.notes.is_empty());
+        assert!(matches!(
+            lines.profiles[0].1,
+            profile::Format::FlameGraph(Graph { lines: true, .. })
+                | profile::Format::Folded(Graph { lines: true, .. })
+        ));
+    }
+    assert_eq!(run(&["--stack-lines", "--pprof", "a"]).unwrap().notes.len(), 1);
     let filters = ["--thread", "puma", "--focus=Order#", "--focus=/^Cart/", "--hide=rack", "--app-only"];
     let filtered = run(&[&["--pprof", "a"], &filters[..]].concat()).unwrap();
     assert!(filtered.notes.is_empty() && filtered.filter.app_only && filtered.filter == filtered.push.filter);

@@ -5,6 +5,7 @@ use std::io::{self, Write};
 mod differential;
 mod legend;
 mod theme;
+mod titles;
 
 pub(in crate::export) use differential::{Comparable, write as differential};
 
@@ -60,8 +61,10 @@ pub(super) fn write(
     options.bgcolors = Some(BackgroundColor::Flat(Color { r: 255, g: 255, b: 255 }));
     // A label begins with the method's name; its place comes after it.
     options.text_truncate_direction = TextTruncateDirection::Right;
-    options.title = title(recording, graph.of);
-    options.subtitle = Some(subtitle(recording, graph.of, context));
+    let title = title(recording, graph.of);
+    let lines_below = titles::lines(&subtitle(recording, graph.of, context));
+    options.title.clone_from(&title);
+    options.subtitle = lines_below.first().cloned();
     options.palette_map = Some(&mut palette);
     let (unit, factor) = graph.of.unit();
     unit.clone_into(&mut options.count_name);
@@ -72,7 +75,9 @@ pub(super) fn write(
     let mut svg = Vec::new();
     flamegraph::from_lines(&mut options, lines.iter().map(String::as_str), &mut svg)?;
     let svg = String::from_utf8(svg).map_err(io::Error::other)?;
-    out.write_all(theme::added(&legend::added(&svg, &classes)).as_bytes())
+    let titled = titles::added(&svg, &title, &lines_below);
+    let svg = legend::added(&titled.svg, &classes, titled.lower);
+    out.write_all(theme::added(&svg, &titled.rules).as_bytes())
 }
 
 /// A text as XML allows it in a comment, in which the notes are: without two hyphens in a row, and with none at its end.

@@ -24,6 +24,16 @@ pub(super) fn method(frame: &Frame) -> String {
     }
 }
 
+/// The same with the line that runs: `Foo#bar (app.rb:14)`.
+pub(super) fn at_line(frame: &Frame) -> String {
+    match (frame.kind, &frame.file) {
+        (FrameKind::Ruby, Some(file)) if frame.line > 0 => {
+            format!("{} ({}:{})", text(&frame.name), text(base_name(file)), frame.line)
+        }
+        _ => method(frame),
+    }
+}
+
 /// The same without the line: `Foo#bar (app.rb)`.
 pub(super) fn without_line(frame: &Frame) -> String {
     match (frame.kind, &frame.file) {

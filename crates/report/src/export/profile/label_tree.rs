@@ -1,4 +1,4 @@
-//! Call paths by what their frames are called: lines of a method, and its copies in several processes, are one.
+//! Call paths by what their frames are called: copies of a method in several processes are one, and so are its lines, unless they are wanted.
 
 use std::collections::HashMap;
 
@@ -71,7 +71,7 @@ const ROOT: u32 = 0;
 impl LabelTree {
     /// What a graph shows of a recording.
     pub(super) fn of(recording: &Recording, graph: Graph, shown: Rows) -> Self {
-        let Graph { grouping, of } = graph;
+        let Graph { grouping, of, lines } = graph;
         let mut tree = Self {
             labels: Vec::new(),
             by_label: HashMap::new(),
@@ -118,7 +118,11 @@ impl LabelTree {
                 let of = recording.tree.frame(frame);
                 let unnamed = if shown == Rows::All { None } else { rows::unnamed(of) };
                 let label = frame_labels[frame.index()].unwrap_or_else(|| {
-                    let named = if shown == Rows::Comparable { label::without_line } else { label::method };
+                    let named = match shown {
+                        Rows::Comparable => label::without_line,
+                        Rows::All | Rows::Telling if lines => label::at_line,
+                        Rows::All | Rows::Telling => label::method,
+                    };
                     let name = unnamed.clone().unwrap_or_else(|| named(of));
                     tree.label(&name, Class::Frame(of.kind))
                 });

@@ -5,7 +5,7 @@ use std::{
     path::PathBuf,
 };
 
-use super::{Context, Format, flamegraph, folded, pprof};
+use super::{Context, Format, flamegraph, folded, pprof, top_lines};
 use crate::{
     aggregate::{
         estimate::CallsAndBytes,
@@ -111,6 +111,7 @@ impl MallocProfile {
                 pprof::malloc::write(recording, &said, (*clock, span), *period, out)
             }
             Format::Folded(graph) => folded::write(recording, graph, out),
+            Format::TopLines(of) => top_lines::write(recording, of, out),
             Format::FlameGraph(graph) => {
                 let ledger = &Ledger::default();
                 let context = Context {

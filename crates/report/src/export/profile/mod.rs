@@ -39,6 +39,7 @@ mod rows;
 mod speedscope;
 #[cfg(test)]
 mod tests;
+mod top_lines;
 mod waits;
 #[cfg(test)]
 pub(super) use tests::a_sample;
@@ -62,6 +63,8 @@ pub enum Format {
     Folded(Graph),
     /// An SVG.
     FlameGraph(Graph),
+    /// A table of lines.
+    TopLines(Measure),
     /// speedscope's JSON.
     Speedscope,
     /// The Firefox Profiler's processed format, gzipped if the file is called `.gz`.
@@ -77,6 +80,8 @@ pub struct Graph {
     pub grouping: Grouping,
     /// What the width of a row represents.
     pub of: Measure,
+    /// Whether a row of Ruby code is the line that runs, not the method.
+    pub lines: bool,
 }
 
 impl Format {
@@ -94,9 +99,19 @@ impl Format {
             }
             Self::Folded(_) => "lines `root;caller;leaf NANOSECONDS`, for flame graph tools".to_owned(),
             Self::FlameGraph(_) => "open it in a browser".to_owned(),
+            Self::TopLines(_) => "lines of Ruby code, as text".to_owned(),
             Self::Speedscope => "open it at https://www.speedscope.app".to_owned(),
             Self::Firefox => "open it at https://profiler.firefox.com".to_owned(),
             Self::Perfetto => "open it at https://ui.perfetto.dev".to_owned(),
+        }
+    }
+
+    /// What it is of, where that is one thing.
+    pub fn measure(self) -> Option<Measure> {
+        match self {
+            Self::Folded(graph) | Self::FlameGraph(graph) => Some(graph.of),
+            Self::TopLines(of) => Some(of),
+            Self::Pprof | Self::Callgrind | Self::Speedscope | Self::Firefox | Self::Perfetto => None,
         }
     }
 
@@ -104,7 +119,9 @@ impl Format {
     pub fn has_samples(self) -> bool {
         match self {
             Self::Perfetto => false,
-            Self::Folded(graph) | Self::FlameGraph(graph) => graph.of.is_sampled(),
+            Self::Folded(_) | Self::FlameGraph(_) | Self::TopLines(_) => {
+                self.measure().is_some_and(Measure::is_sampled)
+            }
             Self::Pprof | Self::Callgrind | Self::Speedscope | Self::Firefox => true,
         }
     }
@@ -114,7 +131,9 @@ impl Format {
         match self {
             Self::Pprof | Self::Speedscope | Self::Firefox | Self::Perfetto => true,
             Self::Callgrind => false,
-            Self::Folded(graph) | Self::FlameGraph(graph) => graph.of == Measure::Alloc,
+            Self::Folded(_) | Self::FlameGraph(_) | Self::TopLines(_) => {
+                self.measure() == Some(Measure::Alloc)
+            }
         }
     }
 
@@ -320,6 +339,7 @@ fn write(
         Format::Callgrind => callgrind::write(recording, context, out).map(|()| 0),
         Format::Folded(graph) => folded::write(recording, graph, out).map(|()| 0),
         Format::FlameGraph(graph) => flamegraph::write(recording, graph, context, out).map(|()| 0),
+        Format::TopLines(of) => top_lines::write(recording, of, out).map(|()| 0),
         Format::Perfetto => perfetto::write(recording, context, out),
         Format::Speedscope => speedscope::write(recording, context, out),
         Format::Firefox => firefox::write(recording, context, gz, out),

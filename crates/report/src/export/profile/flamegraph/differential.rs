@@ -16,7 +16,7 @@ use super::{
         Graph, Grouping, Measure,
         label_tree::{LabelTree, Rows},
     },
-    MIN_PART, legend, theme,
+    MIN_PART, legend, theme, titles,
 };
 use crate::{
     aggregate::recording::{Filter, Limits, Recording},
@@ -27,6 +27,9 @@ use crate::{
     },
     words::percent,
 };
+
+/// Its title.
+const TITLE: &str = "CPU time: what has changed from A to B";
 
 /// Stacks of one recording.
 #[derive(Debug)]
@@ -52,7 +55,7 @@ impl Comparable {
 
     /// CPU time by path, all of it, nanoseconds, and how many samples there are.
     fn paths(&self) -> (BTreeMap<String, u64>, u64, u64) {
-        let graph = Graph { grouping: Grouping::None, of: Measure::Cpu };
+        let graph = Graph { grouping: Grouping::None, of: Measure::Cpu, ..Graph::default() };
         let tree = LabelTree::of(&self.0, graph, Rows::Comparable);
         let mut paths = BTreeMap::new();
         let Ok(()) = tree.visit(|path, weight| {
@@ -83,12 +86,13 @@ pub(in crate::export) fn write(a: &Comparable, b: &Comparable, out: &mut dyn Wri
     // Rows without a change are nearly white.
     options.bgcolors = Some(BackgroundColor::Flat(Color { r: 222, g: 224, b: 228 }));
     options.text_truncate_direction = TextTruncateDirection::Right;
-    "CPU time: what has changed from A to B".clone_into(&mut options.title);
-    options.subtitle = Some(format!(
+    TITLE.clone_into(&mut options.title);
+    let lines_below = titles::lines(&format!(
         "{a_samples} samples in A, {b_samples} in B, each as a part of its own recording · {} of A's time is in stacks that B \
          does not have: compare B with A to see these",
         percent(gone, a_ns)
     ));
+    options.subtitle = lines_below.first().cloned();
     "ms of B".clone_into(&mut options.count_name);
     options.factor = 1e-6;
     options.min_width = MIN_PART * 100.0;
@@ -101,5 +105,7 @@ pub(in crate::export) fn write(a: &Comparable, b: &Comparable, out: &mut dyn Wri
         (Color { r: 130, g: 130, b: 255 }, "its own time shrank"),
         (Color { r: 250, g: 250, b: 250 }, "as before"),
     ];
-    out.write_all(theme::added(&legend::with(&svg, &entries)).as_bytes())
+    let titled = titles::added(&svg, TITLE, &lines_below);
+    let svg = legend::with(&titled.svg, &entries, titled.lower);
+    out.write_all(theme::added(&svg, &titled.rules).as_bytes())
 }

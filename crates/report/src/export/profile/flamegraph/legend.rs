@@ -45,20 +45,20 @@ fn rank(class: Class) -> u8 {
     }
 }
 
-/// The graph with rows for these classes. A graph that does not look as expected is left as it is.
-pub(super) fn added(svg: &str, classes: &[Class]) -> String {
+/// The graph with rows for these classes, this many pixels lower than below a single line. A graph that does not look as expected is left as it is.
+pub(super) fn added(svg: &str, classes: &[Class], lower: usize) -> String {
     let mut sorted = classes.to_vec();
     sorted.sort_by_key(|class| rank(*class));
     let entry = |class: &Class| Some((super::base_color(*class), words(*class)?));
-    with(svg, &sorted.iter().filter_map(entry).collect::<Vec<_>>())
+    with(svg, &sorted.iter().filter_map(entry).collect::<Vec<_>>(), lower)
 }
 
 /// The graph with rows for these colours, likewise.
-pub(super) fn with(svg: &str, entries: &[(Color, &str)]) -> String {
-    with_rows(svg, entries).unwrap_or_else(|| svg.to_owned())
+pub(super) fn with(svg: &str, entries: &[(Color, &str)], lower: usize) -> String {
+    with_rows(svg, entries, lower).unwrap_or_else(|| svg.to_owned())
 }
 
-fn with_rows(svg: &str, entries: &[(Color, &str)]) -> Option<String> {
+fn with_rows(svg: &str, entries: &[(Color, &str)], lower: usize) -> Option<String> {
     let height = |text: &str| -> Option<usize> {
         let (_, rest) = text.split_once(" height=\"")?;
         rest.split_once('"')?.0.parse().ok()
@@ -66,7 +66,7 @@ fn with_rows(svg: &str, entries: &[(Color, &str)]) -> Option<String> {
     let old = height(svg)?;
     let (head, body) = svg.split_once("<svg id=\"frames\"")?;
     // The page, its background, and the texts below the graph move; so does the graph.
-    let height = entries.len().div_ceil(COLUMNS) * ROW + ROW / 2;
+    let height = lower + entries.len().div_ceil(COLUMNS) * ROW + ROW / 2;
     let new = old + height;
     let mut out = head.replacen(&format!(" height=\"{old}\""), &format!(" height=\"{new}\""), 2).replacen(
         &format!(" {old}\""),
@@ -80,17 +80,17 @@ fn with_rows(svg: &str, entries: &[(Color, &str)]) -> Option<String> {
         let below: f64 = out.get(y..end)?.parse().ok()?;
         out.replace_range(y..end, &format!("{:.2}", below + height as f64));
     }
-    out.push_str(&rows(entries));
+    out.push_str(&rows(entries, lower));
     // A graph begins below its titles: 5 lines of 12.
     let _infallible = write!(out, "<svg id=\"frames\" y=\"{height}\"{body}");
     Some(out)
 }
 
-fn rows(entries: &[(Color, &str)]) -> String {
+fn rows(entries: &[(Color, &str)], lower: usize) -> String {
     let mut out = "<g id=\"legend\">".to_owned();
     // From the left one to the right one, then below it.
     for (at, (color, words)) in entries.iter().enumerate() {
-        let (column, y) = (at % COLUMNS, 60 + at / COLUMNS * ROW);
+        let (column, y) = (at % COLUMNS, 60 + lower + at / COLUMNS * ROW);
         // A nested picture has its own origin, here at a part of the width.
         let _infallible = write!(
             out,

@@ -9,16 +9,18 @@ const RULES: &str = "
   #frames > *:hover { stroke: white }
   .parent { opacity: 0.75 }
 }
-@media (max-width: 40rem) {
-  #title { font-size: 12px }
-  #subtitle { font-size: 8px }
-  #legend text { font-size: 9px }
-}
 ";
 
-/// The graph with these rules. One that does not look as expected is left as it is.
-pub(super) fn added(svg: &str) -> String {
-    svg.replacen("</style>", &format!("{RULES}</style>"), 1)
+/// Rules for narrow screens, with those of the titles. What was found does not cover the row that is pointed at.
+const NARROW: &str = "  #subtitle { font-size: 9px }
+  #legend text { font-size: 9px }
+  #details { font-size: 11px; transform: translateY(-4px) }
+  #matched { font-size: 11px; transform: translateY(11px) }
+";
+
+/// The graph with these rules, and these for narrow screens. One that does not look as expected is left as it is.
+pub(super) fn added(svg: &str, titles: &str) -> String {
+    svg.replacen("</style>", &format!("{RULES}@media (max-width: 40rem) {{\n{titles}{NARROW}}}\n</style>"), 1)
 }
 
 #[cfg(test)]
@@ -29,9 +31,13 @@ mod tests {
     #[test]
     fn rules() {
         let svg = "<svg><style>.parent { opacity:0.5; }</style><text>&lt;/style></text></svg>";
-        let themed = added(svg);
+        let themed = added(svg, "  #title { font-size: 9px }\n");
         let (style, rest) = themed.split_once("</style>").unwrap();
-        assert!(style.ends_with(RULES) && rest == "<text>&lt;/style></text></svg>", "{themed}");
-        assert_eq!(added("<svg/>"), "<svg/>");
+        assert!(style.contains(RULES) && style.ends_with("}\n}\n") && style.contains(NARROW));
+        assert!(
+            style.contains("{\n  #title { font-size: 9px }\n") && rest == "<text>&lt;/style></text></svg>",
+            "{themed}"
+        );
+        assert_eq!(added("<svg/>", ""), "<svg/>");
     }
 }

@@ -135,7 +135,7 @@ fn labels() {
 #[test]
 fn roots() {
     let lines = |of| {
-        let graph = Graph { grouping: Grouping::Endpoint, of };
+        let graph = Graph { grouping: Grouping::Endpoint, of, ..Graph::default() };
         let text = String::from_utf8(written(&some(&[]), Format::Folded(graph), "x").0).unwrap();
         text.lines()
             .map(|line| format!("{} {}", line.split(';').next().unwrap(), line.rsplit_once(' ').unwrap().1))

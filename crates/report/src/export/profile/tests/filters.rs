@@ -68,13 +68,55 @@ fn filtered(filter: Filter) -> Recorder {
 
 /// Times of collapsed stacks, and of a GC graph.
 fn lines(recorder: &Recorder, of: Measure) -> Vec<String> {
-    let graph = Graph { grouping: Grouping::None, of };
+    let graph = Graph { grouping: Grouping::None, of, ..Graph::default() };
     let text = String::from_utf8(written(recorder, Format::Folded(graph), "x").0).unwrap();
     text.lines().map(str::to_owned).collect()
 }
 
 fn total(lines: &[String]) -> u64 {
     lines.iter().map(|line| line.rsplit_once(' ').unwrap().1.parse::<u64>().unwrap()).sum()
+}
+
+/// The table of lines.
+fn table(recorder: &Recorder, of: Measure) -> String {
+    String::from_utf8(written(recorder, Format::TopLines(of), "x").0).unwrap()
+}
+
+/// The own times of a table together, nanoseconds, which are also in its head.
+fn own_sum(table: &str) -> u64 {
+    let ns = |ms: &str| ms.replace('.', "").parse::<u64>().unwrap();
+    let (head, rows) = table.split_once('\n').unwrap();
+    let sum = rows.lines().skip(1).map(|row| ns(row.split_whitespace().nth(2).unwrap())).sum();
+    assert_eq!(ns(head.split(' ').nth_back(1).unwrap()), sum, "{table}");
+    sum
+}
+
+/// A line has what it calls in C, the kernel below it, and the lines that it calls in its total; filters apply.
+#[test]
+fn lines_of_code() {
+    let rows = |filter, of| -> Vec<Vec<String>> {
+        let table = table(&filtered(filter), of);
+        let words = |row: &str| row.split_whitespace().map(str::to_owned).collect();
+        table.lines().skip(2).map(words).collect()
+    };
+    let all = rows(Filter::default(), Measure::Cpu);
+    let expected = [
+        "99.1% 99.1% 0.011000 0.011000 /usr/lib/ruby/3.1.0/set.rb:2 Set#add",
+        "0.9% 0.9% 0.000100 0.000100 (garbage collection)",
+        "0.0% 100.0% 0.000000 0.011100 /var/lib/gems/3.1.0/gems/rack-2.2.7/lib/rack.rb:2 Rack::Builder#call",
+        "0.0% 9.9% 0.000000 0.001100 /srv/shop/app.rb:2 <main>",
+        "0.0% 0.9% 0.000000 0.000100 /srv/shop/app/models/order.rb:2 Order#total",
+    ];
+    assert_eq!(all.iter().map(|row| row.join(" ")).collect::<Vec<_>>(), expected);
+    let app = rows(Filter { app_only: true, ..Filter::default() }, Measure::Cpu);
+    assert_eq!(app[0].join(" "), "90.1% 90.1% 0.010000 0.010000 (outside of Ruby code)");
+    let focus = rows(Filter { focus: pattern("Order#"), ..Filter::default() }, Measure::Gc);
+    assert!(focus[0].join(" ").starts_with("100.0% 100.0% 0.000100 0.000100 "), "{focus:?}");
+    let nothing = table(&filtered(Filter { focus: pattern("nowhere"), ..Filter::default() }), Measure::Cpu);
+    assert!(
+        nothing.starts_with("By line: CPU time, 0.000000 ms\n") && nothing.lines().count() == 2,
+        "{nothing}"
+    );
 }
 
 /// Everything is kept or dropped, for one reason, and what is kept is what each format shows.
@@ -111,6 +153,10 @@ fn kept_and_dropped() {
         assert_eq!((ns, timeline.memory.len()), (pauses[0], 3));
         assert_eq!(total(&lines(&recorder, Measure::Cpu)), samples[0]);
         assert_eq!(total(&lines(&recorder, Measure::Gc)), pauses[0]);
+        assert_eq!(
+            [Measure::Cpu, Measure::Gc].map(|of| own_sum(&table(&recorder, of))),
+            [samples[0], pauses[0]]
+        );
         let mut counts = UserCounts::default();
         recorder.add_counts(&mut counts);
         let ledger = Ledger {

@@ -175,7 +175,7 @@ fn gvl_in_timelines() {
 #[test]
 fn gvl_in_flame_graphs() {
     let recorder = gvl_recorded();
-    let graph = Graph { grouping: Grouping::None, of: Measure::GvlWait };
+    let graph = Graph { grouping: Grouping::None, of: Measure::GvlWait, ..Graph::default() };
     let lines = String::from_utf8(written(&recorder, Format::Folded(graph), "x").0).unwrap();
     let ns = |line: &str| line.rsplit_once(' ').unwrap().1.parse::<u64>().unwrap();
     assert_eq!(lines.lines().map(ns).sum::<u64>(), 2_040, "{lines}");

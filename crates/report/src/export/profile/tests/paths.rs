@@ -6,7 +6,7 @@ use super::*;
 
 pub(super) fn check_folded(recorder: &Recorder, inputs: &[Input]) {
     for grouping in [Grouping::Process, Grouping::Thread, Grouping::Endpoint, Grouping::None] {
-        let graph = Graph { grouping, of: Measure::Wall };
+        let graph = Graph { grouping, of: Measure::Wall, ..Graph::default() };
         let (bytes, _) = written(recorder, Format::Folded(graph), "x");
         let text = String::from_utf8(bytes).unwrap();
         let lines: Vec<(&str, u64)> = text
@@ -84,7 +84,7 @@ fn hidden_characters_are_escaped() {
         recorder.see(&process, Seen::Process { state: None, now_ns: 0 }).unwrap();
         recorder.see(&process, Seen::Stack(&sample)).unwrap();
     }
-    let graph = Graph { grouping: Grouping::Thread, of: Measure::Cpu };
+    let graph = Graph { grouping: Grouping::Thread, of: Measure::Cpu, ..Graph::default() };
     for format in [Format::Folded(graph), Format::FlameGraph(graph)] {
         let text = String::from_utf8(written(&recorder, format, "x").0).unwrap();
         let raw = text.chars().find(|c| hidden.contains(c));
@@ -96,6 +96,33 @@ fn hidden_characters_are_escaped() {
             }
         }
     }
+}
+
+/// A method that runs in two of its lines is a row, or a row for each of them; comparisons have no lines at all.
+#[test]
+fn rows_of_lines() {
+    let mut recorder = recorded(&[], Limits::default());
+    let (process, sample) = a_sample(5);
+    recorder.see(&process, Seen::Process { state: None, now_ns: 0 }).unwrap();
+    for line in [14, 15] {
+        let frame = |kind, name: &str| {
+            let file = Some(Arc::from("/srv/app/order.rb"));
+            Arc::new(Frame { kind, name: Arc::from(name), file, line, first_line: 12, address: 0 })
+        };
+        let stack: Arc<[_]> =
+            Arc::new([frame(FrameKind::CFunction, "Array#map"), frame(FrameKind::Ruby, "Order#total")]);
+        recorder.see(&process, Seen::Stack(&StackSample { cpu_ns: 1_000, stack, ..sample.clone() })).unwrap();
+    }
+    let text = |format| String::from_utf8(written(&recorder, format, "x").0).unwrap();
+    let graph = |lines| Graph { grouping: Grouping::None, of: Measure::Cpu, lines };
+    assert_eq!(text(Format::Folded(graph(false))), "Order#total (order.rb:12);Array#map 2000\n");
+    assert_eq!(
+        text(Format::Folded(graph(true))),
+        "Order#total (order.rb:14);Array#map 1000\nOrder#total (order.rb:15);Array#map 1000\n"
+    );
+    let picture = text(Format::FlameGraph(graph(true)));
+    assert!(picture.contains("Order#total (order.rb:14)") && picture.contains("Order#total (order.rb:15)"));
+    assert!(!picture.contains("order.rb:12"));
 }
 
 /// What a graph of CPU time or GC pauses adds up to, and the rows below the stacks.
@@ -121,7 +148,7 @@ fn measures() {
     .collect();
     let recorder = recorded(&inputs, Limits::default());
     let lines = |of| {
-        let graph = Graph { grouping: Grouping::None, of };
+        let graph = Graph { grouping: Grouping::None, of, ..Graph::default() };
         let (bytes, _) = written(&recorder, Format::Folded(graph), "x");
         String::from_utf8(bytes).unwrap()
     };

@@ -1,0 +1,110 @@
+//! The lines below the title, and where the title and the words at its sides are on narrow screens. The drawing library has one line, which is cut off
+//! at both ends where it is wider than the window.
+
+use std::fmt::Write as _;
+
+/// Characters of a line. They have 12 pixels and 0.6 times of that in width, on narrow screens 9: 62 fit 400 pixels.
+const WIDTH: usize = 62;
+/// Height of a line, pixels.
+const LINE: usize = 14;
+/// Where the first one ends, pixels from the top.
+const FIRST: usize = 48;
+/// Height of the row for the words beside the title on narrow screens.
+const WORDS: usize = 18;
+/// Where these words end on wide screens, pixels from the top.
+const TITLE: usize = 24;
+/// Pixels of a narrow screen for the title.
+const NARROW: f64 = 380.0;
+
+/// A graph whose lines are all there.
+pub(super) struct Titled {
+    /// The graph.
+    pub(super) svg: String,
+    /// By how much what is below the first line moves, pixels.
+    pub(super) lower: usize,
+    /// Rules for narrow screens.
+    pub(super) rules: String,
+}
+
+/// The text in lines, broken between words; a word that is longer than a line is cut.
+pub(super) fn lines(text: &str) -> Vec<String> {
+    let mut lines: Vec<String> = Vec::new();
+    let mut length = WIDTH;
+    for word in text.split(' ') {
+        let word: Vec<char> = word.chars().collect();
+        for (at, part) in word.chunks(WIDTH).enumerate() {
+            if let Some(line) = lines.last_mut().filter(|_| at == 0 && length + 1 + part.len() <= WIDTH) {
+                line.push(' ');
+                line.extend(part);
+                length += 1 + part.len();
+            } else {
+                lines.push(part.iter().collect());
+                length = part.len();
+            }
+        }
+    }
+    lines
+}
+
+/// The graph with these lines in place of the first of them, which it has. A graph that does not look as expected is left as it is.
+pub(super) fn added(svg: &str, title: &str, lines: &[String]) -> Titled {
+    let lower = lines.len().saturating_sub(1) * LINE + WORDS;
+    // A title of one letter more is smaller by that; it is never larger than the text of rows.
+    let size = (NARROW / 0.6 / title.chars().count().max(1) as f64).min(12.0);
+    // Rows are the space between two lines: their text ends four pixels above the next one.
+    let words = FIRST + lower - 4 - TITLE;
+    let rules = format!(
+        "  #title {{ font-size: {size:.1}px }}\n  #search, #unzoom {{ transform: translateY({words}px) }}\n"
+    );
+    match with_lines(svg, lines) {
+        Some(svg) => Titled { svg, lower, rules },
+        None => Titled { svg: svg.to_owned(), lower: 0, rules: String::new() },
+    }
+}
+
+fn with_lines(svg: &str, lines: &[String]) -> Option<String> {
+    let begin = svg.find("<text id=\"subtitle\"")?;
+    let text = svg.get(begin..)?.find('>')? + begin + 1;
+    let end = svg.get(text..)?.find("</text>")? + text;
+    let mut out = svg.get(..text)?.to_owned();
+    // What is there is the first line, with characters escaped.
+    out.push_str(svg.get(text..end)?);
+    // The spaces are for those who copy it.
+    for line in lines.get(1..)? {
+        let line = line.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;");
+        let _infallible = write!(out, " <tspan x=\"50%\" dy=\"{LINE}\">{line}</tspan>");
+    }
+    out.push_str(svg.get(end..)?);
+    Some(out)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Every word is there, in lines that fit.
+    #[test]
+    fn broken_lines() {
+        let words = "12.0 s of recording · dropped by --focus Größe: 0.10 s of 3.00 s of samples ".repeat(3);
+        let long = format!("{words}{}", "x".repeat(150));
+        let broken = lines(&long);
+        assert!(broken.iter().all(|line| (1..=WIDTH).contains(&line.chars().count())), "{broken:?}");
+        assert_eq!(broken.concat().replace(' ', ""), long.replace(' ', ""));
+        assert_eq!(lines("one line"), ["one line"]);
+    }
+
+    /// Names are text in each line; other pictures stay as they are.
+    #[test]
+    fn texts() {
+        let svg = "<svg><text id=\"subtitle\" x=\"50.0000%\" y=\"48.00\">one</text><text id=\"details\"> </text></svg>";
+        let titled = added(svg, "CPU time", &["one".to_owned(), "<two>&".to_owned()]);
+        assert_eq!(
+            titled.svg,
+            "<svg><text id=\"subtitle\" x=\"50.0000%\" y=\"48.00\">one <tspan x=\"50%\" dy=\"14\">&lt;two&gt;&amp;</tspan></text>\
+             <text id=\"details\"> </text></svg>"
+        );
+        assert_eq!(titled.lower, LINE + WORDS);
+        let other = added("<svg/>", "CPU time", &["one".to_owned()]);
+        assert_eq!((other.svg.as_str(), other.lower), ("<svg/>", 0));
+    }
+}

@@ -264,6 +264,8 @@ fn nothing_and_end() -> Result<()> {
         "{}",
         quiet.errors()
     );
+    let waits = "waits until gc.pause > 9m or rss > 1TiB; `kill -USR2";
+    ensure!(quiet.errors().contains(waits), "{}", quiet.errors());
     let ended = run(&["--dump-on=end"])?;
     let [file] = &files(&dir)?[..] else { anyhow::bail!("{:?}", files(&dir)?) };
     ensure!(name(file).ends_with("Z-end.gctrace"), "{}", name(file));

@@ -22,7 +22,7 @@ use crate::console::say;
         Exit status: 0 ended by SIGINT or SIGTERM, 2 error.")]
 pub struct CollectorArgs {
     /// Address and port to listen on
-    #[arg(long, value_name = "ADDR:PORT", default_value = "127.0.0.1:9292")]
+    #[arg(long, value_name = "ADDR:PORT", default_value = "127.0.0.1:9292", value_parser = super::parse::listen)]
     pub listen: SocketAddr,
 
     /// Where sets are kept: sqlite:PATH, a file, created if missing; or `postgres://USER@HOST/DATABASE`, for several

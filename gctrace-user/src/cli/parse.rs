@@ -198,21 +198,35 @@ pub(super) fn kept(text: &str) -> Result<u64, String> {
 /// Where to listen: `127.0.0.1:9394`, `[::1]:9394`, `localhost:9394`; a port alone, `9394` or `:9394`, means one on
 /// 127.0.0.1, because nothing is opened to other hosts that was not asked for.
 pub(super) fn listen(text: &str) -> Result<SocketAddr, String> {
-    const USAGE: &str = "give an address and a port, such as 127.0.0.1:9394 or 0.0.0.0:9394 (all interfaces)";
+    address(text, "give an address and a port, such as 127.0.0.1:9394 or 0.0.0.0:9394 (all interfaces)")
+}
+
+/// The same for a server that only this host reaches.
+pub(super) fn listen_here(text: &str) -> Result<SocketAddr, String> {
+    address(text, "give an address of this host and a port, such as 127.0.0.1:8080")
+}
+
+fn address(text: &str, usage: &str) -> Result<SocketAddr, String> {
     if let Ok(address) = text.parse() {
         return Ok(address);
     }
     if let Ok(port) = text.strip_prefix(':').unwrap_or(text).parse::<u16>() {
         return Ok((Ipv4Addr::LOCALHOST, port).into());
     }
-    let Some((host, port)) = text.rsplit_once(':') else { return Err(USAGE.to_owned()) };
-    if host.is_empty() || port.parse::<u16>().is_err() {
-        return Err(USAGE.to_owned());
+    let (host, port) = match text.rsplit_once(':') {
+        Some((host, port)) => (Some(host), port),
+        // A host, or a number that is no port.
+        None => (None, text),
+    };
+    let digits = !port.is_empty() && port.bytes().all(|byte| byte.is_ascii_digit());
+    if digits && port.parse::<u16>().is_err() {
+        return Err(format!("`{port}` is no port: ports are numbers up to 65535"));
     }
+    let Some(host) = host.filter(|host| !host.is_empty() && digits) else { return Err(usage.to_owned()) };
     let found: Vec<SocketAddr> =
-        text.to_socket_addrs().map_err(|error| format!("`{host}`: {error}; {USAGE}"))?.collect();
+        text.to_socket_addrs().map_err(|error| format!("`{host}`: {error}; {usage}"))?.collect();
     let first = found.iter().find(|address| address.is_ipv4()).or(found.first());
-    first.copied().ok_or_else(|| format!("`{host}` has no address; {USAGE}"))
+    first.copied().ok_or_else(|| format!("`{host}` has no address; {usage}"))
 }
 
 #[cfg(test)]
@@ -319,5 +333,10 @@ mod tests {
         for wrong in ["", "localhost", "localhost:", "localhost:99999", "127.0.0.1", "no such host:1"] {
             assert!(listen(wrong).is_err(), "{wrong}");
         }
+        for wrong in ["127.0.0.1:99999", "[::1]:99999", "localhost:99999", ":99999", "99999"] {
+            let error = listen_here(wrong).unwrap_err();
+            assert_eq!(error, "`99999` is no port: ports are numbers up to 65535", "{wrong}");
+        }
+        assert!(listen_here("x").unwrap_err().contains("127.0.0.1:8080"));
     }
 }

@@ -34,7 +34,7 @@ pub struct ServeArgs {
     pub live: bool,
 
     /// Address of this host and port to listen on [default: 127.0.0.1 and a free port]
-    #[arg(long, value_name = "ADDR:PORT", default_value = "127.0.0.1:0", hide_default_value = true)]
+    #[arg(long, value_name = "ADDR:PORT", default_value = "127.0.0.1:0", hide_default_value = true, value_parser = parse::listen_here)]
     pub listen: SocketAddr,
 
     /// Open the page in a browser, too (xdg-open)

@@ -79,6 +79,21 @@ impl Why {
     }
 }
 
+/// What has the first file written, in words.
+pub(super) fn waits_for(triggers: &[Trigger]) -> String {
+    let names: Vec<String> = triggers
+        .iter()
+        .map(|trigger| match trigger {
+            Trigger::End => "the run ends".to_owned(),
+            above @ Trigger::Above(..) => above.to_string(),
+        })
+        .collect();
+    match names.as_slice() {
+        [] => "no --dump-on: nothing is written by itself".to_owned(),
+        names => format!("waits until {}", names.join(" or ")),
+    }
+}
+
 /// Keeps everything that exporters are handed for some time, and writes what it has when it is asked to.
 #[derive(Debug)]
 pub struct FlightRecorder {
@@ -229,9 +244,10 @@ impl Exporter for FlightRecorder {
     fn began(&mut self, ts_ns: u64) {
         self.store.began(ts_ns);
         say(&format!(
-            "gctrace: keeps the last {} in memory, at most {} MiB; `kill -USR2 {}` writes them beside {}",
+            "gctrace: keeps the last {} in memory, at most {} MiB; {}; `kill -USR2 {}` writes them beside {}",
             span(self.keep.ns),
             self.keep.bytes >> 20,
+            waits_for(&self.keep.triggers),
             std::process::id(),
             self.path().display()
         ));

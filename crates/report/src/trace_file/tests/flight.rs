@@ -431,3 +431,15 @@ fn threads_from_before() {
     let threads: Vec<_> = lines.iter().filter(|line| line.contains("GvlThread")).collect();
     assert!(threads.len() == 1 && threads[0].contains("tid: 2"), "{threads:?}");
 }
+
+/// What is waited for before there is a file.
+#[test]
+fn first_file() {
+    let words = |triggers: &[&str]| super::super::flight::waits_for(&keep(9, triggers).triggers);
+    assert_eq!(words(&[]), "no --dump-on: nothing is written by itself");
+    assert_eq!(words(&["end"]), "waits until the run ends");
+    assert_eq!(
+        words(&["gc.pause>200ms", "rss > 1GiB", "end"]),
+        "waits until gc.pause > 200ms or rss > 1GiB or the run ends"
+    );
+}

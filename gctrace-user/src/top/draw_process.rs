@@ -157,9 +157,9 @@ fn threads_of(shown: &Shown<'_>, area: Rect) -> (String, Vec<Line<'static>>) {
         // What does not fit is said in full where there is room.
         let doing = if area.width >= 120 { crate::dump::doing(dump, thread) } else { String::new() };
         let text = format!(
-            "{:>8} {:<15} {:<10} {at}  {doing}",
+            "{:>8} {:<16} {:<10} {at}  {doing}",
             thread.tid.map_or_else(|| "-".to_owned(), |tid| tid.to_string()),
-            printable_part(thread.name(), 14),
+            printable_part(thread.name(), 15),
             thread.state().name(),
         );
         lines.push(Line::from(fitting(&text, area)));

@@ -27,7 +27,12 @@ pub struct Puma {
 impl Puma {
     /// Starts one for this application, such as `requests.ru`, and waits until it listens. Without `workers` it is a single process.
     pub fn start(live: &Live, application: &str, workers: &str) -> Result<Self> {
-        Self::run(live, Command::new("puma"), application, workers)
+        Self::run(live, Command::new("puma"), application, workers, true)
+    }
+
+    /// A single process that knows the application by its name alone, so that nothing of this machine is in its paths.
+    pub fn start_by_name(live: &Live, application: &str) -> Result<Self> {
+        Self::run(live, Command::new("puma"), application, "0", false)
     }
 
     /// The same with this Ruby, which has one.
@@ -35,7 +40,7 @@ impl Puma {
         let mut command = ruby.command()?;
         // Applications look up the numbers of their threads there.
         command.arg(PROGRAM).env("GCTRACE_TEST_PROC", "1");
-        Self::run(live, command, application, "0")
+        Self::run(live, command, application, "0", true)
     }
 
     /// Rubies that have one: Puma 5 with 3.1 and 6 with 3.3, whose libc is that of Debian 13.
@@ -46,11 +51,14 @@ impl Puma {
         Ok(rubies)
     }
 
-    fn run(live: &Live, mut command: Command, application: &str, workers: &str) -> Result<Self> {
+    /// `whole`: with whole paths, or with names in the folder of the applications.
+    fn run(live: &Live, mut command: Command, application: &str, workers: &str, whole: bool) -> Result<Self> {
         let port = TcpListener::bind("127.0.0.1:0")?.local_addr()?.port();
         let truth = live.path(&format!("truth-{port}"));
         let web = rubies_dir().join("web");
-        let path = |name: &str| web.join(name).to_string_lossy().into_owned();
+        let path = |name: &str| {
+            if whole { web.join(name).to_string_lossy().into_owned() } else { name.to_owned() }
+        };
         let (config, bound) = (path("requests.rb"), format!("tcp://127.0.0.1:{port}"));
         let args = ["-C", &config, "-b", &bound, "-w", workers, &path(application)];
         command.args(args).current_dir(&web).env("GCTRACE_TEST_ARGS", args.join("\n"));

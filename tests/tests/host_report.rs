@@ -47,7 +47,7 @@ fn nanos(text: &str) -> Result<(f64, f64)> {
 #[test]
 fn one_screen() -> Result<()> {
     let mut differ = Vec::new();
-    for series in ["2.7", "3.1", "3.3", "3.4"] {
+    for series in ["2.7", "3.1", "3.3", "3.4", "puma"] {
         let name = format!("{series}.gctrace");
         let screen = report(&[&name])?;
         ensure!(screen.len() <= 36, "{series}: {} rows", screen.len());

@@ -1,7 +1,7 @@
 //! Recordings: `gctrace report` makes the same outputs as the run itself, and written data survive a kill and a full disk.
 
 use std::ffi::OsString;
-use std::io::Read as _;
+use std::io::{Read as _, Write as _};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -11,6 +11,7 @@ use anyhow::{Context as _, Result, ensure};
 use gctrace_tests::child::Guarded;
 use gctrace_tests::gctrace::Invocation;
 use gctrace_tests::live::Live;
+use gctrace_tests::puma::Puma;
 use gctrace_tests::report::Report;
 use gctrace_tests::ruby::Ruby;
 use gctrace_tests::script::Script;
@@ -21,6 +22,7 @@ use gctrace_user::model::gvl::GvlGap;
 use gctrace_user::model::seen::Seen;
 use gctrace_user::model::{Container, Image, Origin, Process};
 use gctrace_user::trace_file::{self, Header, Host, Recorder, Recording};
+use rustix::process::Signal;
 use serde_json::Value;
 
 /// Every output that is a file, and its name.
@@ -329,6 +331,11 @@ impl Exporter for Anonymous {
         process.image = Arc::new(Image { path, ..(*process.image).clone() });
         process.hostname = Some("host".to_owned());
         process.container = Container::default();
+        // Of the Puma its first word says where it listens.
+        process.cmdline = process.cmdline.map(|words| match words.first() {
+            Some(first) if first.starts_with("puma") => vec!["puma".to_owned()],
+            _ => words,
+        });
         process.origin = Arc::new(Origin { service: "golden".to_owned(), ..Origin::default() });
         self.0.see(&process, seen)
     }
@@ -381,16 +388,61 @@ fn golden() -> Result<()> {
         program.say("go")?;
         let finished = gctrace.wait()?;
         ensure!(finished.status.success(), "{}", finished.errors());
-        let mut recording = Recording::open(&recorded)?;
-        let path = dir.join(format!("{major}.{minor}.gctrace"));
-        let anonymous = Anonymous(Recorder::create(
-            &path,
-            &Header { host: Host::default(), ..recording.header().clone() },
-        )?);
-        let mut outputs = Outputs::new(vec![Box::new(anonymous)]);
-        trace_file::replay(&mut recording, &mut outputs)?;
-        ensure!(outputs.failures().is_empty());
-        std::fs::set_permissions(&path, PermissionsExt::from_mode(0o644))?;
-        Ok(())
+        keep(&recorded, &dir.join(format!("{major}.{minor}.gctrace")))
     })
+}
+
+/// Writes the recording of a Puma that host tests replay, with requests, time off the CPU and native frames: `cargo xtask recordings --again`.
+#[test]
+#[ignore = "it replaces files of the repository"]
+fn golden_requests() -> Result<()> {
+    let live = Live::begin()?;
+    let puma = Puma::start_by_name(&live, "requests.ru")?;
+    let recorded = live.path("named.gctrace");
+    let pid = puma.process.pid().to_string();
+    let args = [
+        "record",
+        "--pid",
+        &pid,
+        "--requests",
+        "--wall",
+        "--gvl",
+        "--gvl-budget=100",
+        "--alloc",
+        "--rate=999",
+        "-o",
+    ];
+    let args = args.iter().map(OsString::from).chain([recorded.clone().into_os_string()]);
+    let gctrace = Invocation::new(args)?.start_ready()?;
+    for round in 0..6 {
+        for path in ["gc", "lazy", "slow", "missing"] {
+            let mut connection = puma.connect()?;
+            let head =
+                format!("GET /orders/{round}/{path}/name HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n");
+            connection.write_all(head.as_bytes())?;
+            let mut answer = String::new();
+            connection.read_to_string(&mut answer)?;
+            ensure!(answer.starts_with("HTTP/1.1 "), "{answer}");
+        }
+    }
+    puma.process.signal(Signal::TERM)?;
+    let finished = gctrace.wait()?;
+    ensure!(finished.status.success(), "{}", finished.errors());
+    let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("fixtures/recordings");
+    let path = dir.join("puma.gctrace");
+    keep(&recorded, &path)?;
+    let size = std::fs::metadata(&path)?.len();
+    ensure!(size < 150_000, "{size} bytes are too many for the repository");
+    Ok(())
+}
+
+/// Copies a recording to this path without what identifies the machine.
+fn keep(recorded: &Path, path: &Path) -> Result<()> {
+    let mut recording = Recording::open(recorded)?;
+    let header = Header { host: Host::default(), ..recording.header().clone() };
+    let anonymous = Anonymous(Recorder::create(path, &header)?);
+    let mut outputs = Outputs::new(vec![Box::new(anonymous)]);
+    trace_file::replay(&mut recording, &mut outputs)?;
+    ensure!(outputs.failures().is_empty());
+    Ok(std::fs::set_permissions(path, PermissionsExt::from_mode(0o644))?)
 }

@@ -19,7 +19,8 @@ pub(crate) struct Args {
 pub(crate) fn run_recordings(args: &Args) -> Result<()> {
     let mut tests = test::with_rubies()?;
     if args.again {
-        run(tests.args(["--test", "live", "--", "--ignored", "--exact", "live_record::golden"]))?;
+        let names = ["live_record::golden", "live_record::golden_requests"];
+        run(tests.args(["--test", "live", "--", "--ignored", "--exact"]).args(names))?;
         tests = test::with_rubies()?;
     }
     let mut outputs = cargo();

@@ -349,7 +349,8 @@ mod tests {
                 for line in text.lines() {
                     let (path, ns) = line.rsplit_once(' ').unwrap();
                     let name = |row: &str| match row.rsplit_once(" (") {
-                        Some((name, place)) if place.contains(':') => name.to_owned(),
+                        // Of a script in an argument, methods have only `-e`.
+                        Some((name, place)) if place.ends_with(')') => name.to_owned(),
                         _ => row.to_owned(),
                     };
                     let path = path.split(';').map(name).collect::<Vec<_>>().join(";");

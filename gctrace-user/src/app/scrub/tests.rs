@@ -1,7 +1,7 @@
 //! Every output of a copy, compared with that of its recording.
 
 use std::{
-    collections::BTreeSet,
+    collections::{BTreeMap, BTreeSet},
     io::Read as _,
     path::{Path, PathBuf},
 };
@@ -17,6 +17,18 @@ use crate::{
     model::{Process, seen::Seen},
     trace_file::Recording,
 };
+
+/// Rows below a stack that say what its thread waited for.
+const WAITS: [&str; 8] = [
+    "(sleep)",
+    "(process wait)",
+    "(ConditionVariable wait)",
+    "(Queue wait)",
+    "(Mutex wait)",
+    "(Monitor wait)",
+    "(I/O wait)",
+    "(I/O or timeout wait)",
+];
 
 const OUTPUTS: [&[&str]; 14] = [
     &["--callgrind"],
@@ -100,7 +112,8 @@ impl Exporter for Secrets {
             use crate::ruby::frames::FrameKind;
             if matches!(frame.kind, FrameKind::Ruby | FrameKind::CFunction) {
                 let name = frame.name.trim_start_matches("block in ");
-                secrets.extend((!name.contains("<main>")).then(|| name.to_owned()));
+                let rubys_own = name.contains("<main>") || name == "<top (required)>";
+                secrets.extend((!rubys_own).then(|| name.to_owned()));
                 secrets.extend(frame.file.iter().filter(|file| file.contains('/')).map(ToString::to_string));
             }
         }
@@ -165,9 +178,16 @@ fn outputs() {
                 assert_eq!(before.len(), after.len());
                 before.iter().zip(&after).for_each(|(before, after)| assert_alike(before, after));
             } else if flags.contains(&"--folded") {
+                // What a thread waited for is known by the name of a method, and not without it: then it is blocked.
                 let values = |bytes| -> Vec<u64> {
-                    let of = |line: &str| line.rsplit(' ').next().unwrap().parse().unwrap();
-                    let mut values: Vec<u64> = text(bytes).lines().map(of).collect();
+                    let mut stacks = BTreeMap::<String, u64>::new();
+                    for line in text(bytes).lines() {
+                        let (path, ns) = line.rsplit_once(' ').unwrap();
+                        let named = WAITS.iter().find_map(|wait| path.strip_suffix(wait));
+                        let path = named.map_or_else(|| path.to_owned(), |path| format!("{path}(blocked)"));
+                        *stacks.entry(path).or_default() += ns.parse::<u64>().unwrap();
+                    }
+                    let mut values: Vec<u64> = stacks.into_values().collect();
                     values.sort_unstable();
                     values
                 };

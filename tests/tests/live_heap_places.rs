@@ -1,5 +1,6 @@
 //! Where objects were allocated, by the table of a program that traces its allocations, compared with what `ObjectSpace` says inside of it.
 
+use std::cell::Cell;
 use std::collections::{BTreeMap, HashMap};
 
 use anyhow::{Context as _, Result, ensure};
@@ -231,14 +232,20 @@ fn shown() -> Result<()> {
 #[test]
 fn a_busy_program() -> Result<()> {
     let live = Live::beside_others()?;
+    let counted = Cell::new(0);
     Ruby::each(|ruby| {
         let file = live.path("unused.json");
         let mut script =
             Script::unwitnessed(&live, ruby, "heap_places.rb")?.arg("busy").arg(&file).start()?;
         script.wait_for("dumped")?;
-        let mut most = 0;
+        let (mut most, mut looks) = (0, 0);
         for _ in 0..5 {
-            let (head, lines) = census(&live, script.pid(), "line")?;
+            let (head, lines) = match census(&live, script.pid(), "line") {
+                // A release that is newer than its table is refused where nothing proves its layout.
+                Err(error) if error.to_string().contains("the heap changes too fast to prove") => continue,
+                looked => looked?,
+            };
+            looks += 1;
             let lines = rows(&lines);
             let orders = lines.iter().filter(|((_, _, class), _)| class == "Order");
             // Both lines are in methods of this file, which allocate nothing else of these classes.
@@ -251,7 +258,10 @@ fn a_busy_program() -> Result<()> {
             let wrong = lines.keys().find(|(_, line, class)| class == "Late" || *line == 0);
             ensure!(wrong.is_none(), "{head} {wrong:?}");
         }
-        ensure!(most >= 500, "{}: {most} objects of one line", ruby.label());
+        ensure!(looks == 0 || most >= 500, "{}: {most} objects of one line", ruby.label());
+        counted.set(counted.get() + looks);
         Ok(())
-    })
+    })?;
+    ensure!(counted.get() > 0, "no Ruby whose heap could be counted");
+    Ok(())
 }

@@ -140,7 +140,7 @@ fn waits_have_names() -> Result<()> {
             ensure!(wrong.is_none(), "{name}: {}", wrong.map_or("", |wait| wait.path));
             // A thread whose time is over waits, up to 3.1, until another one has the GVL, and only then for it; and locks of the VM are waited for.
             let locks: u64 = of_thread().filter(|wait| wait.row == BLOCKED).map(|wait| wait.ns).sum();
-            ensure!(locks < 10_000_000, "{name} was blocked for {locks} ns without a reason");
+            ensure_times!(locks < 10_000_000, "{name} was blocked for {locks} ns without a reason");
             let blocked = |split: &GvlSplitLine| split.away.blocked_ns + split.hold.blocked_ns;
             let elsewhere: u64 = splits(&|comm| comm == name)?.iter().map(blocked).sum();
             ensure_times!(

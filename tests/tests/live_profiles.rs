@@ -216,7 +216,7 @@ fn filters() -> Result<()> {
             // Its lines are broken between any two words.
             let said: String = svg.split('<').filter_map(|part| Some(part.split_once('>')?.1)).collect();
             ensure!(
-                kept == 0 || said.contains("dropped by -\u{2011}") || said.contains("hidden by --app-only"),
+                kept == 0 || said.contains("dropped by --focus") || said.contains("hidden by --app-only"),
                 "not said"
             );
         }

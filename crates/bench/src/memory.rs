@@ -6,6 +6,7 @@
 use std::{
     fs,
     io::{BufRead as _, BufReader, Write as _},
+    os::unix::process::ExitStatusExt as _,
     path::{Path, PathBuf},
     process::{ChildStdout, Command, Stdio},
     thread,
@@ -20,7 +21,7 @@ use super::{Agent, Spread, interval, script};
 use xtask::util::{Running, progress, target_dir};
 
 /// Rounds of the script's loop in a turn: about two seconds.
-const WORK: u32 = 600_000;
+const WORK: u32 = 2_000_000;
 /// Until gctrace has attached, or has read the heap for the first time.
 const SETTLED: Duration = Duration::from_secs(3);
 /// The next turn finds the program without probes.
@@ -32,7 +33,8 @@ const ARMS: [(&str, &[&str]); 6] = [
     ("GC only", &["--quiet"]),
     ("--alloc", &["--quiet", "--alloc"]),
     ("--alloc --pprof", &["--quiet", "--alloc", "--pprof", "FILE"]),
-    ("malloc", &["malloc", "--duration", "1h"]),
+    // Within the default budget its window would end at once.
+    ("malloc --budget 100", &["malloc", "--duration", "1h", "--budget", "100"]),
     ("heap --by class --every 1s", &["heap", "--by", "class", "--every", "1s"]),
     ("heap --leaks", &["heap", "--leaks", "1h"]),
 ];
@@ -169,7 +171,9 @@ fn watched(gctrace: &PathBuf, arguments: &[&str], program: &mut Program, scratch
     }
     tracer.signal(Signal::INT)?;
     let status = tracer.wait(PATIENCE)?;
-    ensure!(status.success(), "gctrace ended with {status} after SIGINT: {}", said());
+    // A census that is repeated has nothing to finish, and is ended by the signal itself.
+    let ended = status.success() || status.signal() == Some(Signal::INT.as_raw());
+    ensure!(ended, "gctrace ended with {status} after SIGINT: {}", said());
     thread::sleep(REST);
     Ok(Turn {
         agent_percent: (after.cpu - before.cpu) * 1e11 / turn.wall_ns,

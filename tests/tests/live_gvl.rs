@@ -175,11 +175,11 @@ fn waits_agree_with_the_thread_events() -> Result<()> {
         ensure_times!(undisturbed >= 30, "only {undisturbed} of {} were undisturbed", witnessed.len());
         // The kernel reports when it takes the CPU from a thread. What a hypervisor takes from the kernel is known only in sum.
         let stolen_ns = done.report.extra_u64("stolen_ns")?;
-        let unseen = usize::div_ceil(undisturbed, 200);
-        let most = unseen + if stolen_ns > 0 { 2 } else { 0 };
+        let most = undisturbed / 200 + if stolen_ns > 0 { 2 } else { 0 };
         let apart: u64 = different.iter().map(|&(true_ns, ns)| true_ns.abs_diff(ns)).sum();
         ensure_times!(
-            different.len() <= most && (different.len() <= unseen || apart <= stolen_ns + 20_000_000),
+            different.len() <= most
+                && (different.len() <= undisturbed / 200 || apart <= stolen_ns + 20_000_000),
             "{} of {undisturbed} differ, {stolen_ns} ns were stolen: {different:?}",
             different.len()
         );

@@ -118,8 +118,8 @@ fn parts_agree_with_the_kernel() -> Result<()> {
     Ok(())
 }
 
-/// What a switch to a thread takes at most, from where the kernel begins to charge the thread to where it reports the switch. Beside threads of
-/// idle priority it took 8 µs on a virtual machine, else 2.
+/// By how much more the kernel charges a thread each time that it gets a CPU, compared with the switches that it reports (docs/gvl.md): measured, and not
+/// explained.
 const SWITCH_NS: u64 = 8_000;
 
 /// Switches and wake-ups that the kernel did not report (that of a sandbox, of its own agent).
@@ -197,7 +197,6 @@ fn compare_threads_of_puma() -> Result<()> {
         near("all parts", parts, line.watched_ns, 3)?;
         let all = split.all();
         let cpu = to.0 - from.0;
-        // The kernel charges a thread with the switch to it, which it reports afterwards.
         let switches = (to.2 - from.2) * SWITCH_NS;
         ensure_times!(
             all.cpu_ns + cpu * 3 / 100 + 10_000_000 + switches >= cpu

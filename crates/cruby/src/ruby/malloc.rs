@@ -336,6 +336,22 @@ impl Function<'_, '_> {
         None
     }
 
+    /// Whether a jump depends on whether rax is 0: `test rax, rax` is the last instruction before it that sets flags.
+    fn depends_on_rax(&self, jump: usize) -> bool {
+        let instructions = &self.body.instructions;
+        if !matches!(instructions[jump].mnemonic(), Mnemonic::Je | Mnemonic::Jne) {
+            return false;
+        }
+        let before = instructions[jump.saturating_sub(NEAR)..jump].iter().rev();
+        let set = before.into_iter().find(|instruction| instruction.rflags_modified() != 0);
+        set.is_some_and(|test| {
+            test.mnemonic() == Mnemonic::Test
+                && is_register(test, 0)
+                && is_register(test, 1)
+                && (test.op0_register(), test.op1_register()) == (Register::RAX, Register::RAX)
+        })
+    }
+
     /// Whether the size of what is freed was asked for right before, and it was not allocated right before that. Between both may be a jump for
     /// memory without a size (gcc 12 on 3.2), of which there is none that was allocated.
     fn follows_size(&self, free: usize) -> bool {
@@ -351,7 +367,8 @@ impl Function<'_, '_> {
                     asked = true;
                 }
                 FlowControl::Call | FlowControl::IndirectCall => return self.called(index) != Some(MALLOC),
-                FlowControl::ConditionalBranch if !asked && self.is_entered_from_above(index + 1) => {}
+                FlowControl::ConditionalBranch
+                    if !asked && self.is_entered_from_above(index + 1) && self.depends_on_rax(index) => {}
                 _ => return asked,
             }
         }

@@ -3,10 +3,17 @@
 //! A hypervisor that takes a CPU away moves every clock that is read around it, by tens of milliseconds at a time. The kernel counts
 //! what was taken (`steal` in `/proc/stat`), not from whom. A comparison of times that fails is therefore made again with another run
 //! of the program; a defect fails each time, and so does [`settled`]. Whatever is counted, ordered or named is never asked twice.
+//!
+//! So do the guests and the build that `cargo xtask test --kernels` runs beside the tests: of idle priority, but what the kernel does for them
+//! (interrupts, its own threads) is not. They are held while a comparison is made again.
 
-use std::fmt::{self, Display, Formatter};
+use std::{
+    fmt::{self, Display, Formatter},
+    fs::File,
+    time::Duration,
+};
 
-use anyhow::Result;
+use anyhow::{Context as _, Result};
 
 /// So often a comparison of times may fail before its test does.
 const ATTEMPTS: usize = 3;
@@ -41,9 +48,28 @@ pub fn stolen_ns() -> Result<u64> {
     Ok(ticks.and_then(|ticks| ticks.parse::<u64>().ok()).unwrap_or(0) * TICK_NS)
 }
 
+/// Until it is dropped, nothing of the same `cargo xtask test` runs beside this test (xtask/src/test/background.rs).
+struct Quiet {
+    /// Unlocked by closing: also where the test is killed.
+    _lock: File,
+}
+
+impl Quiet {
+    fn begin() -> Result<Self> {
+        let path = std::env::temp_dir().join("gctrace-live-tests.quiet");
+        let lock = File::options().create(true).truncate(false).write(true).open(&path);
+        let lock = lock.with_context(|| format!("cannot open {}", path.display()))?;
+        lock.lock_shared().with_context(|| format!("cannot lock {}", path.display()))?;
+        // It is looked at every 50 ms.
+        std::thread::sleep(Duration::from_millis(300));
+        Ok(Self { _lock: lock })
+    }
+}
+
 /// Makes a measurement again if all that it found was a [`Disagreement`].
 pub fn settled<T>(mut measure: impl FnMut() -> Result<T>) -> Result<T> {
     for attempt in 1.. {
+        let _quiet = if attempt > 1 { Some(Quiet::begin()?) } else { None };
         let stolen = stolen_ns()?;
         let error = match measure() {
             Ok(value) => return Ok(value),

@@ -197,6 +197,16 @@ fn name(line: &RequestLine) -> &str {
     line.path.as_deref().and_then(|path| path.rsplit('/').next()).unwrap_or_default()
 }
 
+/// The name of the request of a line. One that was handed over may have no path: where the next connection's parser has the memory of its
+/// own, that has another request by now. Then it is what its thread served first from then on.
+fn served<'a>(line: &'a RequestLine, truths: &'a HashMap<String, Truth>) -> Option<&'a String> {
+    if line.path.is_some() || line.duration_ns.is_some() {
+        return truths.get_key_value(name(line)).map(|(name, _)| name);
+    }
+    let later = truths.iter().filter(|(_, truth)| truth.tid == line.tid && truth.begin_ns >= line.begin_ns);
+    later.min_by_key(|(_, truth)| truth.begin_ns).map(|(name, _)| name)
+}
+
 fn traceparent(line: &RequestLine) -> Option<String> {
     let flags = if line.trace_sampled? { "01" } else { "00" };
     Some(format!("00-{}-{}-{flags}", line.trace_id.as_ref()?, line.parent_span_id.as_ref()?))
@@ -334,8 +344,10 @@ fn puma(live: &Live, ruby: &Ruby) -> Result<()> {
     ledger::check_lossless(&report)?;
     ensure!(!finished.stdout.join("\n").contains(SECRET), "a secret came out");
     let truths = server.truths()?;
-    let (by_tcp, rest) =
-        report.requests.into_iter().partition(|line| by_tcp.taken.contains(&name(line).to_owned()));
+    let (by_tcp, rest) = report
+        .requests
+        .into_iter()
+        .partition(|line| served(line, &truths).is_some_and(|name| by_tcp.taken.contains(name)));
     report.requests = rest;
     let by_tcp: Vec<RequestLine> = by_tcp;
     // The last one of each thread may be open.

@@ -1,5 +1,6 @@
 //! `cargo xtask test`: everything a change must pass.
 
+mod background;
 mod built;
 mod failures;
 mod kernels;

@@ -11,8 +11,8 @@ use std::{
 
 use anyhow::{Context as _, Result, ensure};
 
-use super::{HOST, failures};
-use crate::util::{cargo, line, progress, root, status, target_dir};
+use super::{HOST, background, failures};
+use crate::util::{cargo, line, progress, root, target_dir};
 
 /// The guests, one command after the other. Live tests count what all Rubies of this machine do: none may run for a guest.
 const GUESTS: [&[&str]; 2] = [
@@ -34,7 +34,7 @@ const GUESTS: [&[&str]; 2] = [
 const LOG: &str = "xtask/kernels.log";
 
 /// Runs the live tests, and the guests beside those that run one after the other, then the build. These get the CPU that nothing else wants: a test on
-/// this machine does not wait for them. (Beside several tests at a time there is nearly none: guests took minutes to boot.) `live` is given what
+/// this machine does not wait for them. (Beside several tests at a time there is nearly none: guests took minutes to boot.) A test whose times did not agree is repeated without them. `live` is given what
 /// it calls when the guests may begin. Returns whether the live tests and the guests passed. What the guests print follows at the end, but not if only the live tests
 /// failed: then the end is where those are listed.
 pub(super) fn beside(live: impl FnOnce(Box<dyn FnOnce()>) -> Result<bool>) -> Result<(bool, bool)> {
@@ -86,7 +86,7 @@ fn guests(log: &PathBuf) -> Result<()> {
     };
     for args in GUESTS {
         let mut command = idle(xtask.as_os_str())?;
-        ensure!(status(command.args(args))?.success(), "`{}` failed", line(&command));
+        ensure!(background::run(command.args(args))?.success(), "`{}` failed", line(&command));
     }
     // Whether it succeeds is seen when they are run.
     let cargo = cargo();
@@ -94,5 +94,5 @@ fn guests(log: &PathBuf) -> Result<()> {
     for (name, _) in cargo.get_envs().filter(|(_, value)| value.is_none()) {
         build.env_remove(name);
     }
-    status(build.args(["test", "--no-run"]).args(HOST)).map(drop)
+    background::run(build.args(["test", "--no-run"]).args(HOST)).map(drop)
 }

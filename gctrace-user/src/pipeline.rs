@@ -42,6 +42,7 @@ mod gvl;
 mod gvl_seen;
 mod lives;
 mod requests;
+mod server_load;
 mod traced;
 mod unit_states;
 
@@ -53,6 +54,7 @@ use self::{
     early::Early,
     gc::decode_state,
     requests::Numbered,
+    server_load::Loads,
     traced::TracedProcess,
 };
 
@@ -101,6 +103,7 @@ pub struct Pipeline {
     requests_wait: bool,
     unit_states: unit_states::Pending,
     allocs: Allocs,
+    loads: Loads,
     names: Names,
     shares: bool,
     counts: PipelineCounts,
@@ -138,6 +141,7 @@ impl Pipeline {
             requests_wait: false,
             unit_states: unit_states::Pending::default(),
             allocs: Allocs::default(),
+            loads: Loads::default(),
             names: Names::below(Path::new("/"), None),
             shares: false,
             counts: PipelineCounts::default(),
@@ -315,6 +319,7 @@ impl Pipeline {
         let reports = self.gvl.without_stacks(monotonic_ns(), None);
         self.gvl_report(reports);
         self.report_allocs(monotonic_ns());
+        self.report_loads();
         self.flush();
         more
     }
@@ -513,6 +518,7 @@ impl Pipeline {
         self.report_alloc(pid, ts_ns);
         self.report_allocs_without_stack(pid, ts_ns);
         self.allocs.forget(pid);
+        self.loads.forget(pid);
         let Some(mut traced) = self.traced.remove(&pid) else { return };
         let (open, shutdown) = traced.fold.finish();
         if let Some(cycle) = open {

@@ -100,6 +100,19 @@ impl Parts {
     }
 }
 
+/// A `load` line.
+#[derive(Clone, Debug, Deserialize)]
+pub struct LoadLine {
+    /// When it was read, epoch seconds.
+    pub ts: f64,
+    /// The process.
+    pub pid: u32,
+    /// Threads that serve.
+    pub busy_threads: Option<u64>,
+    /// Connections that nobody has accepted.
+    pub accept_queue: Option<u64>,
+}
+
 /// An `alloc` line.
 #[derive(Clone, Debug, Deserialize)]
 pub struct AllocLine {
@@ -493,6 +506,8 @@ pub struct Report {
     pub works: Vec<WorkLine>,
     /// `alloc` lines.
     pub allocs: Vec<AllocLine>,
+    /// `load` lines.
+    pub loads: Vec<LoadLine>,
     /// `gvl` lines about waits.
     pub gvl_waits: Vec<GvlWaitLine>,
     /// `gvl` lines about threads.
@@ -530,6 +545,7 @@ impl Report {
             }
             Some("request") => self.requests.push(serde_json::from_value(value)?),
             Some("alloc") => self.allocs.push(serde_json::from_value(value)?),
+            Some("load") => self.loads.push(serde_json::from_value(value)?),
             Some("work") => self.works.push(serde_json::from_value(value)?),
             Some("gvl") => match value.get("what").and_then(Value::as_str) {
                 Some("wait") => self.gvl_waits.push(serde_json::from_value(value)?),

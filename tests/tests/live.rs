@@ -64,6 +64,7 @@ mod live_request_units;
 mod live_requests;
 mod live_select;
 mod live_serve;
+mod live_server_load;
 mod live_servers;
 mod live_spans;
 mod live_stacks;

@@ -3,6 +3,7 @@
 
 pub mod gvl;
 pub mod gvl_so_far;
+pub mod load;
 pub mod request;
 pub mod seen;
 mod server;

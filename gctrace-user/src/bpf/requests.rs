@@ -1,6 +1,7 @@
 //! Attaching the probes of requests, and reading what they emit.
 
 use std::{
+    collections::BTreeMap,
     fs::File,
     num::NonZeroU32,
     os::fd::{AsFd as _, BorrowedFd},
@@ -336,6 +337,22 @@ impl RequestReader {
     /// Hands up to `limit` records to `sink`; returns how many there were.
     pub fn drain(&mut self, limit: usize, sink: impl FnMut(&[u8])) -> usize {
         drain(&mut self.ring, limit, sink)
+    }
+
+    /// The threads that have been seen to take a request or a job, by process, and whether each serves one now. `None`: it has asked for the
+    /// state of a connection whose parser is not known, which the application may have done, too.
+    pub fn serving(&self) -> BTreeMap<u32, BTreeMap<u32, Option<bool>>> {
+        let mut processes: BTreeMap<u32, BTreeMap<u32, Option<bool>>> = BTreeMap::new();
+        // One that is removed meanwhile has the kernel begin again.
+        for (tid, serving) in self.serving.iter().take(2 * MAX_SERVING as usize).flatten() {
+            let serves = match (serving.begin_ns, serving.parser) {
+                (0, _) => Some(false),
+                (_, 0) => None,
+                _ => Some(true),
+            };
+            processes.entry(serving.tgid).or_default().insert(tid, serves);
+        }
+        processes
     }
 
     /// How many requests are being served, known or not.

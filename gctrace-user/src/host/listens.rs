@@ -1,6 +1,10 @@
-//! Whether a process listens.
+//! Whether a process listens, and what waits there.
 
-use std::collections::HashSet;
+use std::{
+    collections::HashSet,
+    fs::File,
+    io::{BufRead, BufReader},
+};
 
 use procfs::{
     net::TcpState,
@@ -8,6 +12,7 @@ use procfs::{
 };
 
 use super::proc_root;
+use crate::model::load::AcceptQueue;
 
 /// Whether a process has a TCP socket that listens. `false` where that cannot be read.
 pub fn on_tcp(pid: u32) -> bool {
@@ -21,6 +26,61 @@ pub fn on_unix(pid: u32) -> bool {
     !own.is_empty()
         && std::fs::read(proc_root::path(pid, "net/unix"))
             .is_ok_and(|list| listening(&list).any(|inode| own.contains(&inode)))
+}
+
+/// The accept queues of the TCP sockets on which a process listens.
+#[derive(Default)]
+pub struct AcceptQueues {
+    /// Inodes of these sockets when that was looked up.
+    own: HashSet<u64>,
+}
+
+impl AcceptQueues {
+    /// Looks on which sockets a process listens. That takes longer than reading their queues: it may have many connections.
+    pub fn of(pid: u32) -> Self {
+        let listening: HashSet<u64> = tcp_queues(pid).map(|queue| queue.inode).collect();
+        if listening.is_empty() {
+            return Self::default();
+        }
+        let own = proc_root::process(pid).map(|process| sockets(&process)).unwrap_or_default();
+        Self { own: listening.intersection(&own).copied().collect() }
+    }
+
+    /// Reads the queues of those that still listen, in the order of their inodes.
+    pub fn read(&self, pid: u32) -> Vec<AcceptQueue> {
+        if self.own.is_empty() {
+            return Vec::new();
+        }
+        let mut queues: Vec<_> = tcp_queues(pid).filter(|queue| self.own.contains(&queue.inode)).collect();
+        queues.sort_unstable_by_key(|queue| queue.inode);
+        queues
+    }
+}
+
+/// All listening TCP sockets in the network namespace of a process, with what waits there.
+fn tcp_queues(pid: u32) -> impl Iterator<Item = AcceptQueue> {
+    let lists = ["net/tcp", "net/tcp6"]
+        .into_iter()
+        .filter_map(move |name| File::open(proc_root::path(pid, name)).ok());
+    lists.flat_map(|list| queues(BufReader::new(list)))
+}
+
+/// The same of one list. Those that listen come before all connections (`tcp_seek_last_pos`, `net/ipv4/tcp_ipv4.c`), of which there may be very
+/// many: nothing behind them is read.
+fn queues(list: impl BufRead) -> impl Iterator<Item = AcceptQueue> {
+    /// `TCP_LISTEN` (`include/net/tcp_states.h`).
+    const LISTENS: &str = "0A";
+    let lines = list.split(b'\n').skip(1).map_while(Result::ok);
+    lines.map_while(|line| {
+        let mut words = str::from_utf8(&line).ok()?.split_ascii_whitespace();
+        // Number, addresses, state, queues (of bytes; of one that listens the second is `sk_ack_backlog`: `get_tcp4_sock`), timer,
+        // retransmits, user, probes, inode.
+        let listens = words.nth(3)? == LISTENS;
+        let (_, waiting) = words.next()?.split_once(':')?;
+        let waiting = u32::from_str_radix(waiting, 16).ok()?;
+        let inode = words.nth(4)?.parse().ok()?;
+        listens.then_some(AcceptQueue { inode, waiting })
+    })
 }
 
 /// Inodes of the listening ones in `/proc/PID/net/unix` (`unix_seq_show`): address, references, protocol, flags, type,
@@ -63,7 +123,7 @@ fn has_listening_socket(process: &Process) -> bool {
 #[cfg(test)]
 mod tests {
     use std::{
-        net::TcpListener,
+        net::{TcpListener, TcpStream},
         os::unix::net::{UnixListener, UnixStream},
     };
 
@@ -89,6 +149,44 @@ mod tests {
         let _client = UnixStream::connect(&path).unwrap();
         assert!(on_unix(std::process::id()));
         assert!(!on_unix(u32::MAX));
+    }
+
+    /// What waits on each of its sockets that listen, and nothing else: no connections, no garbage, no other process's sockets.
+    #[test]
+    fn accept_queues() {
+        let list = b"  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode\n\
+            \x20  0: 0100007F:1F90 00000000:0000 0A 00000000:00000011 00:00000000 00000000     0        0 31 1 0000000000000000 100 0 0 10 0\n\
+            \x20  1: 0100007F:1F91 00000000:0000 0A 00000000:00000000 00:00000000 00000000     0        0 32 1 0000000000000000 100 0 0 10 0\n\
+            \x20  2: 0100007F:1F90 0100007F:9C40 01 00000000:00000005 00:00000000 00000000     0        0 33 1 0000000000000000 20 4 30 10 -1\n\
+            \x20  3: 0100007F:1F90 00000000:0000 0A 00000000:00000011 00:00000000 00000000     0        0 34 1 0000000000000000 100 0 0 10 0\n";
+        let found: Vec<_> = queues(list.as_slice()).collect();
+        assert_eq!(found, [(31, 17), (32, 0)].map(|(inode, waiting)| AcceptQueue { inode, waiting }));
+        for cut in 0..list.len() {
+            let part: Vec<_> = queues(&list[..cut]).collect();
+            assert!(part.len() <= found.len());
+        }
+        assert_eq!(queues(b"a\n\xff 0A\n".as_slice()).count(), 0);
+
+        let own = TcpListener::bind("127.0.0.1:0").unwrap();
+        let six = TcpListener::bind("[::1]:0").ok();
+        let pid = std::process::id();
+        let of = AcceptQueues::of(pid);
+        let before: u64 = of.read(pid).iter().map(|queue| u64::from(queue.waiting)).sum();
+        let clients: Vec<_> =
+            [Some(&own), Some(&own), six.as_ref()].into_iter().flatten().map(connected).collect();
+        let waiting: u64 = of.read(pid).iter().map(|queue| u64::from(queue.waiting)).sum();
+        // Other tests of this process may listen, too, and accept.
+        assert!(waiting >= before.max(clients.len() as u64), "{waiting} of {before} and {}", clients.len());
+        let mut child = std::process::Command::new("sleep").arg("5").spawn().unwrap();
+        assert_eq!(AcceptQueues::of(child.id()).read(child.id()), []);
+        child.kill().unwrap();
+        child.wait().unwrap();
+        assert_eq!(AcceptQueues::of(u32::MAX).read(u32::MAX), []);
+        assert_eq!(of.read(u32::MAX), []);
+    }
+
+    fn connected(to: &TcpListener) -> TcpStream {
+        TcpStream::connect(to.local_addr().unwrap()).unwrap()
     }
 
     /// Its own sockets count, by IPv4 and IPv6. (Other tests of this process may listen, too, so it is never seen not to.)

@@ -19,6 +19,7 @@ pub mod job;
 pub mod mix;
 pub mod recording;
 pub mod request_summary;
+pub mod server_load;
 pub mod service_requests;
 pub mod services;
 pub mod units;

@@ -11,6 +11,7 @@ use crate::model::{
     GcCycle, GcState, GcWork, Image, Origin, Process, Shares,
     gvl::GvlWait,
     gvl_so_far::GvlSoFar,
+    load::ServerLoad,
     request::Request,
     seen::{AllocSum, Observer, ProcessEnd, Seen},
 };
@@ -144,6 +145,10 @@ pub struct Gauges {
     pub rss: Option<u64>,
     /// How it is shared, in sums; `None` unless it was read of each process.
     pub shares: Option<Shares>,
+    /// Threads that were serving when that was last read, where it is known.
+    pub busy: Option<u64>,
+    /// Connections in accept queues, likewise, by inode of the socket: processes may share one.
+    pub queues: BTreeMap<u64, u32>,
 }
 
 impl Gauges {
@@ -168,6 +173,14 @@ impl Gauges {
             private_dirty: one.private_dirty + other.private_dirty,
             read_ns: one.read_ns.min(other.read_ns),
         });
+        self.busy = match (self.busy, other.busy) {
+            (Some(one), Some(other)) => Some(one + other),
+            (one, other) => one.or(other),
+        };
+        for (inode, waiting) in &other.queues {
+            let of_socket = self.queues.entry(*inode).or_default();
+            *of_socket = (*of_socket).max(*waiting);
+        }
     }
 }
 
@@ -251,6 +264,15 @@ struct Running {
     gvl: GvlSoFar,
     /// GC records that were lost before one of its cycles.
     lost: u64,
+    load: ServerLoad,
+}
+
+impl Running {
+    fn gauges(&self) -> Option<Gauges> {
+        let queues = self.load.queues.iter().map(|queue| (queue.inode, queue.waiting));
+        let busy = self.load.busy.map(u64::from);
+        self.gauges.clone().map(|gauges| Gauges { busy, queues: queues.collect(), ..gauges })
+    }
 }
 
 /// Figures by service.
@@ -273,6 +295,7 @@ impl Observer for Services {
             Seen::GvlWait(wait) => self.gvl_wait(process, wait),
             Seen::GvlSoFar(so_far) => self.gvl_so_far(process, so_far),
             Seen::Alloc(sum) => self.handed_out(process, sum),
+            Seen::Load(load) => self.load(process, load),
             Seen::Ended(end) => self.ended(process, end),
             _ => {}
         }
@@ -301,8 +324,9 @@ impl Services {
         service.seen += 1;
         service.running += 1;
         service.image = Some(process.image.clone());
-        let gvl = GvlSoFar::default();
-        self.running.insert(process.pid, Running { service: key, gauges: None, totals: None, gvl, lost: 0 });
+        let (gvl, load) = (GvlSoFar::default(), ServerLoad::default());
+        let running = Running { service: key, gauges: None, totals: None, gvl, lost: 0, load };
+        self.running.insert(process.pid, running);
         if let Some(state) = state {
             self.state(process, state);
         }
@@ -345,6 +369,13 @@ impl Services {
         let endpoints: usize = self.known.values().map(|service| service.requests.endpoints()).sum();
         if let Some(service) = self.of(process.pid) {
             service.requests.add(request, endpoints < MAX_ENDPOINTS);
+        }
+    }
+
+    /// The load of a server.
+    fn load(&mut self, process: &Process, load: &ServerLoad) {
+        if let Some(running) = self.running.get_mut(&process.pid) {
+            running.load = load.clone();
         }
     }
 
@@ -394,10 +425,10 @@ impl Services {
         let mut gauges: HashMap<&ServiceKey, (Option<Gauges>, bool)> = HashMap::new();
         for running in self.running.values() {
             let (sum, unknown) = gauges.entry(&running.service).or_default();
-            match (sum.as_mut(), &running.gauges) {
+            match (sum.as_mut(), running.gauges()) {
                 (_, None) => *unknown = true,
-                (Some(sum), Some(gauges)) => sum.add(gauges),
-                (None, Some(gauges)) => *sum = Some(gauges.clone()),
+                (Some(sum), Some(gauges)) => sum.add(&gauges),
+                (None, gauges) => *sum = gauges,
             }
         }
         let sum = move |key: &ServiceKey| match gauges.get(key) {
@@ -462,6 +493,7 @@ impl Services {
             // The last known memory is kept once the process is gone.
             rss: state.memory.map(|memory| memory.rss).or(before.and_then(|before| before.rss)),
             shares: state.memory.and_then(|memory| memory.shares).or(before.and_then(|before| before.shares)),
+            ..Gauges::default()
         });
         let Some(totals) = get("total_allocated_objects").zip(get("total_freed_objects")) else { return };
         let before = running.totals.replace(totals).unwrap_or(totals);

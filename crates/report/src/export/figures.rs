@@ -332,6 +332,24 @@ pub(super) fn of(service: &Service, gauges: Option<&Gauges>) -> Vec<Figure> {
             }),
         ),
         figure(
+            "cruby_server_threads_busy",
+            "cruby.server.threads.busy",
+            "{thread}",
+            Gauge,
+            "Threads of the pools of Pumas that were serving a request, read about once a second",
+            gauge(|gauges| gauges.busy),
+        ),
+        figure(
+            "cruby_server_accept_queue",
+            "cruby.server.accept_queue",
+            "{connection}",
+            Gauge,
+            "Connections on listening TCP sockets that no process has accepted, read about once a second",
+            gauge(|gauges| {
+                (!gauges.queues.is_empty()).then(|| gauges.queues.values().copied().map(u64::from).sum())
+            }),
+        ),
+        figure(
             "cruby_request_gc",
             "cruby.request.gc",
             "s",

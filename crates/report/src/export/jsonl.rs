@@ -1,4 +1,4 @@
-//! JSON lines: `process`, `gc`, `gvl`, `request`, `alloc`, `work`, `exit`, `summary`, `refused` and `ledger`.
+//! JSON lines: `process`, `gc`, `gvl`, `request`, `alloc`, `load`, `work`, `exit`, `summary`, `refused` and `ledger`.
 
 use std::{collections::BTreeMap, io::Write, sync::Arc};
 
@@ -92,6 +92,13 @@ enum Line<'a> {
         slots: &'a BTreeMap<u32, u64>,
         refills: u64,
         lost: u64,
+    },
+    /// The load of a server at that time.
+    Load {
+        ts: f64,
+        pid: u32,
+        busy_threads: Option<u32>,
+        accept_queue: Option<u64>,
     },
     Exit {
         ts: f64,
@@ -373,6 +380,12 @@ impl<W: Write> Exporter for Jsonl<W> {
                 slots: &sum.slots,
                 refills: sum.refills,
                 lost: sum.lost,
+            }),
+            Seen::Load(load) => self.write(&Line::Load {
+                ts: self.clock.epoch_seconds(load.ts_ns),
+                pid: process.pid,
+                busy_threads: load.busy,
+                accept_queue: load.waiting(),
             }),
             Seen::Ended(end) => self.ended(process, end),
             _ => Ok(()),

@@ -12,6 +12,7 @@ use crate::{
     aggregate::{
         gc_summary::GcSummary,
         request_summary::{By, RequestSummary},
+        server_load::LoadSummary,
         services::CycleKey,
     },
     clock::WallClock,
@@ -39,6 +40,7 @@ struct Running {
     gc: GcSummary,
     gvl: Option<GvlSums>,
     requests: RequestSummary,
+    load: LoadSummary,
 }
 
 /// A process of which tracing has ended.
@@ -47,6 +49,7 @@ pub(super) struct Done {
     pub(super) gc: GcSummary,
     pub(super) gvl: Option<GvlSums>,
     pub(super) requests: RequestSummary,
+    pub(super) load: LoadSummary,
     pub(super) end: ProcessEnd,
 }
 
@@ -69,6 +72,7 @@ impl Summaries {
             Seen::Cycle(cycle) => of.or_default().gc.cycle(cycle),
             Seen::Work(work) => of.or_default().gc.work(work),
             Seen::Request(request) => of.or_default().requests.add(request),
+            Seen::Load(load) => of.or_default().load.add(load),
             Seen::GvlProcess(summary) => of.or_default().gvl = Some(summary.sums.clone()),
             _ => {}
         }
@@ -76,12 +80,12 @@ impl Summaries {
 
     /// Tracing of a process has ended.
     pub(super) fn ended(&mut self, process: &Process, end: &ProcessEnd) -> Done {
-        let Running { mut gc, gvl, requests } = self.0.remove(&process.pid).unwrap_or_default();
+        let Running { mut gc, gvl, requests, load } = self.0.remove(&process.pid).unwrap_or_default();
         if let Some(state) = &end.shutdown {
             gc.state(state);
         }
         gc.ended(end.lost);
-        Done { process: process.clone(), gc, gvl, requests, end: end.clone() }
+        Done { process: process.clone(), gc, gvl, requests, load, end: end.clone() }
     }
 }
 
@@ -251,7 +255,7 @@ fn write_process(
     done: &Done,
     shows_requests: bool,
 ) -> std::io::Result<()> {
-    let Done { process, gc, gvl, requests, end } = done;
+    let Done { process, gc, gvl, requests, load, end } = done;
     let span_ns = end.ts_ns.saturating_sub(end.since_ns);
     let ended = match end.reason {
         EndReason::Exited => ", ended",
@@ -298,6 +302,9 @@ fn write_process(
     }
     if shows_requests {
         summary_requests::write(out, width, requests)?;
+    }
+    if let Some(text) = summary_requests::load(load) {
+        row(out, width, "load", &text)?;
     }
     if gc.lost > 0 {
         let lost = plural(gc.lost, "GC event");

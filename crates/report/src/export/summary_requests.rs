@@ -11,6 +11,7 @@ use crate::{
     aggregate::{
         gc_summary::Distribution,
         request_summary::{By, Group, GroupSummary, Part, RequestSummary},
+        server_load::LoadSummary,
     },
     words::{file_size, percent, plural},
 };
@@ -137,6 +138,17 @@ pub(super) fn write(out: &mut impl Write, width: usize, requests: &RequestSummar
     table(out, width, requests, By::Endpoint)
 }
 
+/// How busy a server was; `None` where nothing is known of that.
+pub(super) fn load(load: &LoadSummary) -> Option<String> {
+    let LoadSummary { busy, waiting } = load;
+    let threads = busy.average().map(|average| format!("{average:.1} threads busy, at most {}", busy.most));
+    let queue =
+        waiting.average().map(|average| format!("accept queue {average:.1}, at most {}", waiting.most));
+    let parts: Vec<String> = [threads, queue].into_iter().flatten().collect();
+    let readings = plural(busy.count.max(waiting.count), "reading");
+    (!parts.is_empty()).then(|| format!("{} (average of {readings})", parts.join("; ")))
+}
+
 /// The requests of all processes, by what was asked for.
 pub(super) fn write_all(
     out: &mut impl Write,
@@ -238,7 +250,10 @@ mod tests {
     use super::*;
     use crate::{
         aggregate::{service_requests::tests::request, services::tests::process},
-        model::request::{Allocated, GcTime, Request, States},
+        model::{
+            load::{AcceptQueue, ServerLoad},
+            request::{Allocated, GcTime, Request, States},
+        },
     };
 
     const MS: u64 = 1_000_000;
@@ -302,6 +317,23 @@ mod tests {
         assert!(
             both.contains("5xx") && both.lines().any(|line| line.contains("GET /b") && line.ends_with('?')),
             "{both}"
+        );
+    }
+
+    /// What was read of the load of a server.
+    #[test]
+    fn load_of_a_server() {
+        let mut of = LoadSummary::default();
+        assert_eq!(load(&of), None);
+        for waiting in [0, 3] {
+            let queues = vec![AcceptQueue { inode: 7, waiting }];
+            of.add(&ServerLoad { ts_ns: 1, busy: None, queues });
+        }
+        assert_eq!(load(&of).unwrap(), "accept queue 1.5, at most 3 (average of 2 readings)");
+        of.add(&ServerLoad { ts_ns: 2, busy: Some(5), queues: Vec::new() });
+        assert_eq!(
+            load(&of).unwrap(),
+            "5.0 threads busy, at most 5; accept queue 1.5, at most 3 (average of 2 readings)"
         );
     }
 

@@ -6,6 +6,7 @@ use super::{
     EndReason, GcCycle, GcState, GcWork, Process,
     gvl::{GvlProcessSummary, GvlSpan, GvlThreadSummary, GvlWait},
     gvl_so_far::GvlSoFar,
+    load::ServerLoad,
     request::Request,
     stack::{Stack, StackSample},
     trace::Span,
@@ -43,6 +44,8 @@ pub enum Seen<'a> {
     Alloc(&'a AllocSum),
     /// A part of what it took, under a stack.
     AllocStack(&'a AllocStack),
+    /// Its load as a server, about once a second.
+    Load(&'a ServerLoad),
     /// Tracing of it ended.
     Ended(&'a ProcessEnd),
 }
@@ -63,6 +66,7 @@ impl<'a> Seen<'a> {
             Self::GvlProcess(_) => "GVL sums of processes",
             Self::Alloc(_) => "allocation sums",
             Self::AllocStack(_) => "allocation stacks",
+            Self::Load(_) => "loads of servers",
             Self::Ended(_) => "ends of processes",
         }
     }
@@ -82,6 +86,7 @@ impl<'a> Seen<'a> {
             Self::GvlSpan(span) => Some(span.begin_ns),
             Self::Alloc(sum) => Some(sum.begin_ns),
             Self::AllocStack(alloc) => Some(alloc.ts_ns),
+            Self::Load(load) => Some(load.ts_ns),
             Self::Ended(end) => Some(end.ts_ns),
             Self::GvlThread(_) | Self::GvlSoFar(_) | Self::GvlProcess(_) => None,
         }
@@ -102,6 +107,7 @@ impl<'a> Seen<'a> {
             | Self::GvlSoFar(_)
             | Self::GvlProcess(_)
             | Self::Alloc(_)
+            | Self::Load(_)
             | Self::Ended(_) => return None,
         })
     }

@@ -1,7 +1,8 @@
 //! The one table of what a recording has of each [`Seen`]: its message, its number, its bounds and what a copy may change. What they are
-//! made of is in `encode`, `decode` and `visit`, or all in one file ([`alloc`]).
+//! made of is in `encode`, `decode` and `visit`, or all in one file ([`alloc`], [`load`]).
 
 pub(super) mod alloc;
+pub(super) mod load;
 
 use gctrace_common::gvl::BUCKETS;
 
@@ -16,6 +17,7 @@ use crate::model::{
     GcCycle, GcState, GcWork, Process,
     gvl::{GvlProcessSummary, GvlSpan, GvlThreadSummary, GvlWait},
     gvl_so_far::GvlSoFar,
+    load::ServerLoad,
     request::Request,
     seen::{AllocStack, AllocSum, ProcessEnd, Seen},
     stack::StackSample,
@@ -28,7 +30,7 @@ pub(super) struct Entry {
     pub process: Option<u32>,
     #[prost(
         oneof = "What",
-        tags = "2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 20, 21, 22, 23, 24, 25, 26, 27"
+        tags = "2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 20, 21, 22, 23, 24, 25, 26, 27"
     )]
     pub what: Option<What>,
 }
@@ -61,6 +63,8 @@ pub(super) enum What {
     Ended(Box<wire::Ended>),
     #[prost(message, boxed, tag = "14")]
     AllocStack(Box<alloc::StackMessage>),
+    #[prost(message, boxed, tag = "15")]
+    Load(Box<load::LoadMessage>),
     #[prost(message, boxed, tag = "20")]
     Refused(Box<wire::Refused>),
     /// Everything is traced since this time.
@@ -98,6 +102,7 @@ pub(super) enum Owned {
     GvlProcess(Box<GvlProcessSummary>),
     Alloc(AllocSum),
     AllocStack(AllocStack),
+    Load(ServerLoad),
     Ended(Box<ProcessEnd>),
 }
 
@@ -117,6 +122,7 @@ impl Owned {
             Seen::GvlProcess(summary) => Self::GvlProcess(Box::new(summary.clone())),
             Seen::Alloc(sum) => Self::Alloc(sum.clone()),
             Seen::AllocStack(alloc) => Self::AllocStack(alloc.clone()),
+            Seen::Load(load) => Self::Load(load.clone()),
             Seen::Ended(end) => Self::Ended(Box::new(end.clone())),
         }
     }
@@ -136,6 +142,7 @@ impl Owned {
             Self::GvlProcess(summary) => Seen::GvlProcess(summary),
             Self::Alloc(sum) => Seen::Alloc(sum),
             Self::AllocStack(alloc) => Seen::AllocStack(alloc),
+            Self::Load(load) => Seen::Load(load),
             Self::Ended(end) => Seen::Ended(end),
         }
     }
@@ -161,6 +168,7 @@ impl Filling {
             Seen::GvlProcess(summary) => What::GvlProcess(Box::new(self.gvl_process(summary))),
             Seen::Alloc(sum) => What::Alloc(Box::new(alloc::encode_sum(sum))),
             Seen::AllocStack(stack) => What::AllocStack(Box::new(alloc::encode_stack(stack, self))),
+            Seen::Load(load) => What::Load(Box::new(load::encode(load))),
             Seen::Ended(end) => What::Ended(Box::new(self.ended(end))),
         };
         if matches!(what, What::GvlThread(_) | What::GvlSoFar(_) | What::GvlProcess(_)) {
@@ -191,6 +199,7 @@ impl Tables {
             12 => Owned::Alloc(alloc::decode_sum(seen.message()?)),
             13 => Owned::Ended(Box::new(self.ended(seen.message()?)?)),
             14 => Owned::AllocStack(alloc::decode_stack(seen.message()?, self)?),
+            15 => Owned::Load(load::decode(seen.message()?)),
             _ => return Err(Invalid::new("an entry without a process".to_owned())),
         })
     }
@@ -212,6 +221,7 @@ impl Bounds {
             Owned::GvlProcess(process) => self.gvl_process(process),
             Owned::Alloc(sum) => self.alloc_sum(sum),
             Owned::AllocStack(alloc) => self.alloc_stack(alloc),
+            Owned::Load(load) => self.server_load(load),
             Owned::Ended(end) => self.ended(end),
         }
     }
@@ -233,6 +243,7 @@ pub(super) fn visit(owned: &mut Owned, with: &mut impl Visit) {
         Owned::GvlProcess(process) => visit::gvl_process(process, with),
         Owned::Alloc(sum) => alloc::visit_sum(sum, with),
         Owned::AllocStack(stack) => alloc::visit_stack(stack, with),
+        Owned::Load(load) => load::visit(load, with),
         Owned::Ended(end) => visit::ended(end, with),
     }
 }

@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::{
-    model::{EndReason, Memory, Pause, seen::CyclesBefore},
+    model::{EndReason, Memory, Pause, load::AcceptQueue, seen::CyclesBefore},
     ruby::{RubyVersion, fallback::Method, stat::GcInfo},
 };
 
@@ -41,6 +41,31 @@ fn shares() {
 }
 
 /// A process of a service.
+/// Busy threads are a sum, a socket of several processes counts once, and what has ended has neither.
+#[test]
+fn loads() {
+    let mut services = Services::new(false);
+    let of = |services: &Services| {
+        let gauges = services.iter().next().unwrap().2.unwrap();
+        (gauges.busy, gauges.queues.into_iter().collect::<Vec<_>>())
+    };
+    for pid in [1, 2] {
+        let state = state(1, 1);
+        services.see(&process(pid, "web"), Seen::Process { state: Some(&state), now_ns: 1 });
+    }
+    assert_eq!(of(&services), (None, vec![]));
+    let queue = |inode, waiting| AcceptQueue { inode, waiting };
+    let load = |busy, queues| ServerLoad { ts_ns: 1, busy, queues };
+    services.see(&process(1, "web"), Seen::Load(&load(Some(3), vec![queue(7, 4), queue(8, 1)])));
+    services.see(&process(2, "web"), Seen::Load(&load(None, vec![queue(7, 5)])));
+    assert_eq!(of(&services), (Some(3), vec![(7, 5), (8, 1)]));
+    services.see(&process(2, "web"), Seen::Load(&load(Some(2), vec![queue(7, 0)])));
+    services.see(&process(1, "web"), Seen::Load(&load(Some(0), vec![queue(7, 0)])));
+    assert_eq!(of(&services), (Some(2), vec![(7, 0)]));
+    services.see(&process(2, "web"), Seen::Ended(&END));
+    assert_eq!(of(&services), (Some(0), vec![(7, 0)]));
+}
+
 pub(crate) fn process(pid: u32, service: &str) -> Process {
     let image = Image {
         index: 0,

@@ -13,6 +13,7 @@ use crate::{
             GvlSums, GvlTaskTimes, GvlThreadSummary, GvlTimes, GvlWait, GvlWho, Histogram,
         },
         gvl_so_far::GvlSoFar,
+        load::{AcceptQueue, ServerLoad},
         request::{Allocated, GcTime, Job, Request, States, UnitStates},
         seen::{AllocStack, AllocSum, CyclesBefore, ProcessEnd, Seen},
         stack::{Frame, FrameKind, GcActivity, Stack, StackSample, ThreadState},
@@ -336,6 +337,12 @@ pub(crate) fn all(at: u64, see: &mut dyn FnMut(&Process, Seen<'_>)) {
         stack: stack(2),
     };
     see(&renamed, Seen::AllocStack(&alloc));
+    let queue = |inode, waiting| AcceptQueue { inode, waiting };
+    see(
+        &renamed,
+        Seen::Load(&ServerLoad { ts_ns: at, busy: Some(3), queues: vec![queue(u64::MAX, 128), queue(7, 0)] }),
+    );
+    see(&renamed, Seen::Load(&ServerLoad { ts_ns: at, ..ServerLoad::default() }));
     let other = Process { pid: 1, start_ts: None, ..process.clone() };
     see(&other, Seen::Stack(&sample(at, stack(4))));
     let end = |reason, shutdown, before| ProcessEnd {

@@ -236,6 +236,107 @@ fn followed_advice() -> Result<()> {
     Ok(())
 }
 
+/// What a sender could use to forge a report: escapes, reversed text, and lines that look like ours.
+const FORGED: &str = "\x1b[2J\u{9b}8m\u{202e}\r\n\n  For speed:\n    export LD_PRELOAD=x.so # ";
+
+/// Fails unless an answer with this code shows everything that is in it, on our own lines only, and no browser takes it for a page.
+fn harmless(what: &str, code: u16, answer: &http::Answer) -> Result<()> {
+    let hides = |c: char| c != '\n' && (c.is_control() || ('\u{200b}'..='\u{202e}').contains(&c));
+    let text = answer.text();
+    ensure!(answer.code == code, "{what}: not {code}: {answer:?}");
+    ensure!(!text.chars().any(hides), "{what}: {text:?}");
+    ensure!(!text.lines().any(|line| line.trim_start().starts_with("export LD_")), "{what}: {text}");
+    let header = |name: &str| answer.headers.get(name).map_or("", String::as_str);
+    ensure!(header("x-content-type-options") == "nosniff", "{what}: {:?}", answer.headers);
+    let kind = header("content-type");
+    ensure!(kind.starts_with("text/plain") || kind == "application/json", "{what}: {kind}");
+    Ok(())
+}
+
+/// The texts of a sender can control neither a terminal nor a browser, in whatever answer they come back.
+#[test]
+fn forged_texts() -> Result<()> {
+    let live = Live::without_gctrace()?;
+    let collector = Collector::start(&live.path("sets.db"), &[])?;
+    let token = collector.register()?;
+    let env =
+        json!({"RUBY_GC_HEAP_GROWTH": FORGED, format!("RUBY_GC_X{FORGED}"): "1", "RUBY_GC_\u{202e}": "1"});
+    let mut forged = set(&token, &format!("3.1.2{FORGED}"), &env, &starving());
+    forged[0][8] = json!(FORGED);
+    // A leak is reported with the name of its host.
+    for (at, sample) in forged.as_array_mut().context("a set")?.iter_mut().enumerate().skip(1) {
+        sample[4][2] = json!(100_000 + at * 200);
+    }
+    let address = collector.send(&forged.to_string())?;
+    harmless("a set", 200, &address)?;
+    let address = address.text();
+    let address = address.split_once("/configs/").context("an address")?.1;
+    let text = collector.get(&format!("/configs/{address}"))?;
+    harmless("a report", 200, &text)?;
+    for shown in
+        [r"4242 on \u{1b}[2J\u{9b}8m", r"RUBY_GC_HEAP_GROWTH=\u{1b}[2J", "ignored 2 environment variables"]
+    {
+        ensure!(text.text().contains(shown), "no {shown} in {}", text.text());
+    }
+    let json = collector.get(&format!("/configs/{address}.json"))?;
+    harmless("a report as JSON", 200, &json)?;
+    let config: Value = serde_json::from_slice(&json.body)?;
+    ensure!(config["explanation"][0].as_str().is_some_and(|leak| leak.contains("4242 on")), "{config}");
+    for query in ["", "?format=json", "?format=json&strategy=memory"] {
+        harmless(query, 200, &collector.get(&format!("/apps/{token}{query}"))?)?;
+    }
+    let state = collector.get(&format!("/apps/{token}?format=json"))?;
+    let state: Value = serde_json::from_slice(&state.body)?;
+    // What is escaped as JSON is the same text.
+    let process = state["leaks"][0]["process"].as_str().context("a leak")?;
+    ensure!(process.contains("on \x1b[2J\u{9b}8m\u{202e}"), "{process:?}");
+
+    let refused = |what: &str, code: u16, change: &dyn Fn(&mut Value)| {
+        let mut set = forged.clone();
+        change(&mut set);
+        harmless(what, code, &collector.send(&set.to_string())?)
+    };
+    refused("an unknown Ruby", 501, &|set| set[0][1] = json!(format!("3.1{FORGED}")))?;
+    refused("another GC", 501, &|set| set[0][7][4] = json!(FORGED))?;
+    refused("an event", 400, &|set| set[1][3] = json!(FORGED))?;
+    refused("a time", 400, &|set| set[1][0] = json!(FORGED))?;
+    refused("values", 400, &|set| set[1][4] = json!(FORGED))?;
+    refused("keys", 400, &|set| set[0][7] = json!(FORGED))?;
+    refused("a pid", 400, &|set| set[0][10] = json!(FORGED))?;
+    refused("a token", 404, &|set| set[0][0] = json!(FORGED))?;
+    refused("an agent", 426, &|set| set[0][4] = json!(FORGED))?;
+    let coding = [("Content-Encoding", "\u{9b}2J\u{202e}")];
+    harmless("a coding", 400, &collector.send_bytes(b"[]", &coding)?)?;
+    let set_by_hand =
+        json!({"RUBY_GC_MALLOC_LIMIT": "5m", "RUBY_GC_HEAP_GROWTH": FORGED, "RUBY_GC_\u{202e}": "1"});
+    let malloc = cycles(&[(Cycle { by: "malloc", major: None, old_after: 0 }, 300)]);
+    let clobbered = collector.send(&set(&token, "3.4.2", &set_by_hand, &malloc).to_string())?;
+    harmless("variables", 412, &clobbered)?;
+    let clobbered: Value = serde_json::from_slice(&clobbered.body)?;
+    ensure!(clobbered == json!({"RUBY_GC_MALLOC_LIMIT": "5m", "RUBY_GC_HEAP_GROWTH": FORGED}), "{clobbered}");
+
+    let escape = "%1b%5b2J%c2%9b8m%e2%80%ae%0aexport%20LD_X=";
+    for (path, code) in [
+        (format!("/apps/{escape}"), 404),
+        (format!("/apps/{token}?strategy={escape}"), 400),
+        (format!("/apps/{token}?ruby={escape}"), 400),
+        (format!("/apps/{token}?app={escape}"), 400),
+        (format!("/apps/{token}?format={escape}"), 400),
+        (format!("/configs/{escape}"), 404),
+        (format!("/configs/{escape}.json"), 404),
+        (format!("/{escape}"), 404),
+        ("/ruby".to_owned(), 405),
+        ("/healthz".to_owned(), 200),
+        ("/metrics".to_owned(), 200),
+    ] {
+        harmless(&path, code, &collector.get(&path)?)?;
+    }
+    for form in [format!("email={escape}&app=x"), format!("email=a%40b&app={escape}")] {
+        harmless(&form, 422, &collector.form("/accounts", &form)?)?;
+    }
+    Ok(())
+}
+
 /// A store that fails gives a 500, which agents retry, and works again once it is repaired.
 #[test]
 fn failing_store() -> Result<()> {

@@ -337,6 +337,65 @@ fn forged_texts() -> Result<()> {
     Ok(())
 }
 
+/// A set of a program whose heap has these slots, a quarter of them live, and that takes this time in the GC for each cycle. Only the heap is
+/// short of something: cycles begin because no free slot is left.
+fn short_of_slots(token: &str, env: &Value, pid: u64, slots: u64, ms: u64) -> Result<Value> {
+    let cycle = |major| Cycle { by: "newobj", major, old_after: 60_000 };
+    let mut set = set(token, "3.1.2", env, &cycles(&[(cycle(None), 300), (cycle(Some("oldgen")), 40)]));
+    set[0][10] = json!(pid);
+    for sample in set.as_array_mut().context("a set")?.iter_mut().skip(1) {
+        let stat = &mut sample[4];
+        let scaled = |n: &Value| n.as_u64().map(|n| n * slots / 400_000);
+        (stat[1], stat[2]) = (json!(scaled(&stat[1])), json!(scaled(&stat[2])));
+        stat[5] = json!(stat[5].as_u64().map(|time| time * ms / 30));
+    }
+    Ok(set)
+}
+
+/// What the collector advised is no choice of the user: it may advise much more later, and keeps and answers sets as before. The same value is a
+/// choice where it was never advised, unless it is Ruby's default.
+#[test]
+fn own_advice() -> Result<()> {
+    const NAME: &str = "RUBY_GC_HEAP_INIT_SLOTS";
+    let live = Live::without_gctrace()?;
+    let store = live.path("sets.db");
+    let mut collector = Collector::start(&store, &[])?;
+    let (token, other) = (collector.register()?, collector.register()?);
+    let value = |collector: &Collector, token: &str| -> Result<u64> {
+        let state = collector.get(&format!("/apps/{token}?format=json"))?;
+        let state: Value = serde_json::from_slice(&state.body)?;
+        state["set"][NAME].as_u64().with_context(|| format!("no {NAME} in {state}"))
+    };
+    for pid in 1..4 {
+        let answer = collector.send(&short_of_slots(&token, &json!({}), pid, 100_000, 30)?.to_string())?;
+        ensure!(answer.code == 200, "{answer:?}");
+    }
+    let first = value(&collector, &token)?;
+    // It helped, but the program needs more by now.
+    let advised = json!({NAME: first.to_string()});
+    for pid in 11..14 {
+        let answer = collector.send(&short_of_slots(&token, &advised, pid, 600_000, 15)?.to_string())?;
+        ensure!(answer.code == 200, "own advice is an obstacle: {answer:?}");
+        let wanted = value(&collector, &token)?;
+        ensure!(wanted > 2 * first, "{wanted} is not much more than {first}");
+        if pid == 12 {
+            collector.stop()?;
+            collector = Collector::start(&store, &[])?;
+        }
+    }
+    ensure!(collector.metric("gctrace_collector_stored_sets")? == 6, "all of them are kept");
+
+    // Nobody has advised it to this application.
+    let answer = collector.send(&short_of_slots(&other, &advised, 21, 600_000, 15)?.to_string())?;
+    ensure!(answer.code == 412 && serde_json::from_slice::<Value>(&answer.body)? == advised, "{answer:?}");
+    ensure!(value(&collector, &other)? == first, "it stays as it was set");
+    let default = json!({NAME: "10000"});
+    let answer = collector.send(&short_of_slots(&other, &default, 22, 600_000, 15)?.to_string())?;
+    ensure!(answer.code == 200, "Ruby's default: {answer:?}");
+    ensure!(collector.metric("gctrace_collector_stored_sets")? == 8);
+    Ok(())
+}
+
 /// A store that fails gives a 500, which agents retry, and works again once it is repaired.
 #[test]
 fn failing_store() -> Result<()> {

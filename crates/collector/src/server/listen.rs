@@ -71,7 +71,7 @@ pub(super) async fn serve(
             Ok(accepted) => accepted,
             Err(error) => {
                 // Usually there are no descriptors left: other connections will be closed.
-                log::warn!("accepting a connection: {error}");
+                shared.failures.report_as("accepting a connection", &error);
                 sleep(Duration::from_millis(100)).await;
                 continue;
             }
@@ -103,6 +103,7 @@ pub(super) async fn serve(
             "gctrace: some requests did not end in time and are cut off; all sets answered with 200 are stored",
         );
     }
+    shared.failures.finish();
     say("gctrace: collector ended");
     Ok(())
 }

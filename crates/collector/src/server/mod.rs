@@ -4,7 +4,7 @@
 //!   [`unread`]: answers that nobody reads
 //! * [`routes`]: which request gets which answer; [`pages`]: answers for people; [`body`]: reading bodies within limits
 //! * [`access`]: rights of a token; [`advice`]: recommendations; [`history`]: earlier ones and their effect
-//! * [`ingest`]: processing of a set; [`retention`]: its end; [`metrics`]: counters
+//! * [`ingest`]: processing of a set; [`retention`]: its end; [`metrics`]: counters; [`failures`]: what fails, in the log
 
 use std::{net::SocketAddr, path::PathBuf, sync::Arc, time::Duration};
 
@@ -19,6 +19,7 @@ mod access;
 mod addresses;
 mod advice;
 mod body;
+mod failures;
 #[cfg(test)]
 mod fuzz;
 mod history;
@@ -98,6 +99,7 @@ struct Shared {
     store: Box<dyn Store>,
     options: Options,
     metrics: metrics::Metrics,
+    failures: failures::Failures,
     sums: advice::Sums,
     /// Memory for bodies.
     memory: body::Memory,
@@ -128,6 +130,7 @@ pub fn run(options: Options, say: fn(&str)) -> Result<(), CollectorError> {
         store,
         options,
         metrics: metrics::Metrics::default(),
+        failures: failures::Failures::default(),
         sums: advice::Sums::default(),
         memory: body::Memory::new(SMALL_UNITS, LARGE_UNITS),
         unread: unread::Unread::default(),

@@ -22,6 +22,7 @@ pub(super) async fn run(shared: Arc<Shared>) {
     let mut added_up = [0; WIDTHS.len()];
     loop {
         ticks.tick().await;
+        shared.failures.catch_up();
         let store = Arc::clone(&shared);
         match tokio::task::spawn_blocking(move || advice::summarize(&store)).await {
             Ok(Ok(())) => {}

@@ -92,8 +92,7 @@ impl Answer {
     }
 
     /// The store failed. Agents try again after a 500, and only then.
-    pub(super) fn failed(error: &StoreError) -> Self {
-        log::error!("{error}");
+    fn failed() -> Self {
         Self::new(StatusCode::INTERNAL_SERVER_ERROR, "the collector's store failed; send it again")
     }
 }
@@ -186,16 +185,21 @@ async fn blocking(
     shared: &Arc<Shared>,
     work: impl FnOnce(&Shared) -> Result<Answer, StoreError> + Send + 'static,
 ) -> Answer {
-    let shared = Arc::clone(shared);
-    let done =
-        tokio::task::spawn_blocking(move || work(&shared).unwrap_or_else(|error| Answer::failed(&error)));
-    done.await.unwrap_or_else(|error| {
-        log::error!("a request failed: {error}");
-        Answer::new(
-            StatusCode::INTERNAL_SERVER_ERROR,
-            "the collector failed on this request; please report it",
-        )
-    })
+    let of = Arc::clone(shared);
+    match tokio::task::spawn_blocking(move || work(&of)).await {
+        Ok(Ok(answer)) => answer,
+        Ok(Err(error)) => {
+            shared.failures.report(&error);
+            Answer::failed()
+        }
+        Err(error) => {
+            shared.failures.report_as("a request failed", &error);
+            Answer::new(
+                StatusCode::INTERNAL_SERVER_ERROR,
+                "the collector failed on this request; please report it",
+            )
+        }
+    }
 }
 
 /// The answer to a body that did not arrive. A temporary failure is a 500, because agents try only that again.
@@ -362,7 +366,7 @@ fn register(shared: &Shared, email: &str, name: &str) -> Result<Answer, StoreErr
         return Ok(Answer::new(StatusCode::UNPROCESSABLE_ENTITY, "this collector has too many applications"));
     }
     let Some(token) = new_token() else {
-        log::error!("the system returned no random numbers");
+        shared.failures.report(&"the system returned no random numbers");
         return Ok(Answer::new(StatusCode::INTERNAL_SERVER_ERROR, "no token could be made; try again"));
     };
     let app = NewApp { name, email, parent: None, created: now() };

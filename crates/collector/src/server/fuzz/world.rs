@@ -20,7 +20,10 @@ use tokio::{
 };
 
 use super::{
-    super::{Options, Shared, advice::Sums, body::Memory, listen, metrics::Metrics, unread::Unread},
+    super::{
+        Options, Shared, advice::Sums, body::Memory, failures::Failures, listen, metrics::Metrics,
+        unread::Unread,
+    },
     requests::{gzip, request},
 };
 use crate::store::{
@@ -90,6 +93,7 @@ impl World {
             store: wrap(store),
             options,
             metrics: Metrics::default(),
+            failures: Failures::default(),
             sums: Sums::default(),
             memory: Memory::new(units, units),
             unread: Unread::default(),

@@ -1,6 +1,7 @@
 //! What a collector accepts from whom, and for how long it keeps it.
 
 use std::io::Write as _;
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
@@ -117,7 +118,131 @@ fn quotas_and_ages() -> Result<()> {
         let list = apps(&store, &["list"])?;
         let counts: Vec<_> = list.lines().skip(1).filter_map(|line| line.split_whitespace().nth(1)).collect();
         ensure!(counts == ["1", "0"], "{list}");
+        collector.stop()?;
+
+        // The same of bytes.
+        let bytes = |query: &str| -> Result<u64> {
+            if store.starts_with("sqlite:") {
+                Ok(rusqlite::Connection::open(&path)?.query_row(query, [], |row| row.get(0))?)
+            } else {
+                Ok(postgres.query(&query.replace("sample_set", "gctrace_sample_set"))?.parse()?)
+            }
+        };
+        let collector = Collector::with_store("127.0.0.1:0", &store, &["--app-mib", "1"])?;
+        let large = collector.register()?;
+        let stored = |answer: http::Answer| -> Result<String> {
+            ensure!(answer.code == 200, "{answer:?}");
+            Ok(format!("/configs/{}", answer.text().split_once("/configs/").context("an address")?.1))
+        };
+        let sets =
+            (0..SETS).map(|pid| stored(collector.send(&bulky(&large, pid)?)?)).collect::<Result<Vec<_>>>()?;
+        let deleted = collector.metric("gctrace_collector_over_quota_sets_total")?;
+        let codes = sets.iter().map(|path| Ok(collector.get(path)?.code)).collect::<Result<Vec<_>>>()?;
+        let kept = (0..SETS).map(|pid| if pid < deleted { 404 } else { 200 });
+        ensure!(deleted > 0 && codes.iter().copied().eq(kept), "{deleted}: {codes:?}");
+        // Figures count, too.
+        let kept = bytes("SELECT sum(length(body)) FROM sample_set")?;
+        ensure!((700 << 10..=1 << 20).contains(&kept), "{kept} bytes of bodies");
+        ensure!(collector.metric("gctrace_collector_stored_sets")? == SETS - deleted + 1, "one is another's");
+        collector.stop()?;
     }
+    Ok(())
+}
+
+/// Sets that are more than an application with a limit of 1 MiB may have.
+const SETS: u64 = 120;
+
+/// A set that takes some 12 KiB, however it is compressed.
+fn bulky(token: &str, pid: u64) -> Result<String> {
+    let mut set = example(token, pid)?;
+    let mut random = pid.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+    let text: String = std::iter::repeat_with(|| {
+        random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        char::from(b'0' + (random >> 58) as u8)
+    })
+    .take(16_000)
+    .collect();
+    // No quotes and no backslashes, which would need an escape.
+    set[1][6] = text.replace('\\', "~").into();
+    Ok(set.to_string())
+}
+
+/// On a full disk sets are refused with a 500, which agents send again, and the log has one line of it; once there is room, all is well
+/// again, and everything that was accepted is there.
+#[test]
+fn full_disk() -> Result<()> {
+    let live = Live::without_gctrace()?;
+    let disk = live.dir("disk")?;
+    let run = |args: &[&str]| -> Result<()> {
+        let done = std::process::Command::new(args[0]).args(&args[1..]).arg(&disk).status()?;
+        ensure!(done.success(), "{args:?}: {done}");
+        Ok(())
+    };
+    run(&["mount", "-t", "tmpfs", "-o", "size=16m", "tmpfs"])?;
+    let found = on_full_disk(&disk);
+    run(&["umount"])?;
+    found
+}
+
+fn on_full_disk(disk: &Path) -> Result<()> {
+    let (store, filler) = (disk.join("sets.db"), disk.join("filler"));
+    let mut collector = Collector::start(&store, &[])?;
+    let token = collector.register()?;
+    std::fs::write(&filler, vec![7; 8 << 20])?;
+    let mut accepted = Vec::new();
+    let mut pid = 0;
+    let mut send = |collector: &Collector, accepted: &mut Vec<String>| -> Result<u16> {
+        pid += 1;
+        let answer = collector.send(&bulky(&token, pid)?)?;
+        if answer.code == 200 {
+            let id = answer.text().split_once("/configs/").context("an address")?.1.to_owned();
+            accepted.push(id);
+        }
+        Ok(answer.code)
+    };
+    for round in 0..2 {
+        let before = accepted.len();
+        let mut code = 200;
+        while code == 200 {
+            ensure!(accepted.len() < 5_000, "the disk is never full");
+            code = send(&collector, &mut accepted)?;
+        }
+        // More than what is written ahead went into the file itself.
+        ensure!(accepted.len() > before + 50, "{} before the disk was full", accepted.len() - before);
+        let mut refused = 0;
+        for _ in 0..50 {
+            let code = send(&collector, &mut accepted)?;
+            ensure!(code == 200 || code == 500, "{code} while the disk is full");
+            refused += u32::from(code == 500);
+        }
+        ensure!(refused > 40, "only {refused} of 50 were refused on a full disk");
+        ensure!(collector.get("/healthz")?.code == 200, "what is there can be read");
+        let stored = collector.metric("gctrace_collector_stored_sets")?;
+        ensure!(stored == accepted.len() as u64, "{stored} of {} are stored", accepted.len());
+        if round == 0 {
+            std::fs::write(&filler, vec![7; 4 << 20])?;
+            ensure!(send(&collector, &mut accepted)? == 200, "there is room again");
+        }
+    }
+    let finished = collector.stop()?;
+    let errors = finished.errors();
+    let full: Vec<&str> = errors.lines().filter(|line| line.contains("disk is full")).collect();
+    ensure!(full.len() == 2 && full[1].contains("more times]"), "{errors}");
+
+    std::fs::remove_file(&filler)?;
+    collector = Collector::start(&store, &[])?;
+    for _ in 0..3 {
+        ensure!(send(&collector, &mut accepted)? == 200);
+    }
+    for id in &accepted {
+        let answer = collector.get(&format!("/configs/{id}.json"))?;
+        ensure!(answer.code == 200, "{id} was accepted, and is lost: {answer:?}");
+    }
+    ensure!(collector.metric("gctrace_collector_stored_sets")? == accepted.len() as u64);
+    collector.stop()?;
+    let verdict: String =
+        rusqlite::Connection::open(&store)?.query_row("PRAGMA integrity_check", [], |row| row.get(0))?;
+    ensure!(verdict == "ok", "{verdict}");
     Ok(())
 }
 
@@ -125,7 +250,7 @@ fn quotas_and_ages() -> Result<()> {
 #[test]
 fn packaging() -> Result<()> {
     let live = Live::without_gctrace()?;
-    let packaging = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../packaging");
+    let packaging = Path::new(env!("CARGO_MANIFEST_DIR")).join("../packaging");
     let unit = std::fs::read_to_string(packaging.join("gctrace-collector.service"))?;
     let start = unit
         .lines()

@@ -39,6 +39,9 @@ pub struct Evidence {
     pub old_kept: Distribution,
     /// Sets in which the heap stopped growing.
     pub settled: u64,
+    /// Sets that are long enough to see that, and in which it did not.
+    #[serde(default)]
+    pub growing: u64,
     /// Cycles from the start of a process until its heap had its final size, where that was seen.
     pub warmup: Distribution,
     /// Units of work (`PROCESSING_*`).
@@ -160,6 +163,7 @@ impl Evidence {
             sum.merge(more);
         }
         self.settled += later.settled;
+        self.growing += later.growing;
         self.units += later.units;
         self.objects = self.objects.saturating_add(later.objects);
         self.trends.merge(&later.trends);

@@ -304,7 +304,11 @@ impl Fold {
         let (before, after) = sizes.split_at(sizes.len() / 2);
         let largest = |sizes: &[(u64, u64)]| sizes.iter().map(|(_, slots)| *slots).max();
         let (Some(first), Some(second)) = (largest(before), largest(after)) else { return };
-        if sizes.len() < FEWEST || second as f64 > first as f64 * 1.01 {
+        if sizes.len() < FEWEST {
+            return;
+        }
+        if second as f64 > first as f64 * 1.01 {
+            self.evidence.growing = 1;
             return;
         }
         self.evidence.settled = 1;

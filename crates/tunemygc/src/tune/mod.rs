@@ -16,6 +16,8 @@ pub mod history;
 #[cfg(test)]
 mod history_tests;
 pub mod in_force;
+#[cfg(test)]
+mod rare_tests;
 pub mod report;
 pub mod ruby;
 pub mod rules;

@@ -336,6 +336,11 @@ impl Story {
         changes.filter(|(at, pair)| self.rounds[..*at].contains(&pair[1])).count()
     }
 
+    /// Whether the settings of the last three rounds are the same: the advice is done.
+    pub(super) fn is_done(&self) -> bool {
+        self.rounds.iter().rev().take(3).all(|settings| Some(settings) == self.rounds.last())
+    }
+
     /// Changes of settings.
     pub(super) fn steps(&self) -> usize {
         self.rounds.windows(2).filter(|pair| pair[0] != pair[1]).count()

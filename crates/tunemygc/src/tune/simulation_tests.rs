@@ -118,6 +118,7 @@ fn followed_advice_ends() {
                 let story = follow(&program, series, strategy, 14);
                 let steps: Vec<String> = story.rounds.iter().map(ToString::to_string).collect();
                 assert!(story.steps() <= 4, "{name} on {series} for {strategy:?}: {steps:#?}");
+                assert!(story.is_done(), "{name} on {series} for {strategy:?}: {steps:#?}");
                 assert!(story.returns() <= usize::from(story.withdrawn), "{name} on {series}: {steps:#?}");
                 let [before, after] = story.cost;
                 if strategy == Strategy::Speed && series >= Series(3, 1) {
@@ -196,7 +197,7 @@ fn withdrawn() {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(24))]
+    #![proptest_config(ProptestConfig::with_cases(128))]
 
     /// Any program: at most four steps, and no return to abandoned settings, unless a change is taken back once.
     #[test]
@@ -211,10 +212,11 @@ proptest! {
             ..Program::default()
         };
         for strategy in Strategy::ALL {
-            let story = follow(&program, SERIES[at], strategy, 10);
+            let story = follow(&program, SERIES[at], strategy, 14);
             let steps: Vec<String> = story.rounds.iter().map(ToString::to_string).collect();
             prop_assert!(story.steps() <= 4 + story.returns(), "{} {strategy:?} {program:?}: {steps:#?}\n{}", SERIES[at], story.report);
             prop_assert!(story.returns() <= usize::from(story.withdrawn), "{steps:#?}");
+            prop_assert!(story.is_done(), "{} {strategy:?} {program:?}: {steps:#?}\n{}", SERIES[at], story.report);
         }
     }
 }

@@ -26,6 +26,8 @@ pub const MIN_SECONDS: f64 = 5.0;
 pub const MAX_MISSING: f64 = 0.10;
 /// Fewest cases of a kind, as in Shopify's autotuner.
 const MIN_CASES: u64 = 10;
+/// Of so many cycles at least one must be of the kind, where their time is not counted.
+const MOST_PER_CASE: u64 = 100;
 /// Fewest units of work without overlap for their size to count.
 const MIN_UNITS: u64 = 30;
 /// A program that spends less of its time in the GC gains nothing by changing that.
@@ -319,6 +321,17 @@ impl<'a> Case<'a> {
         if much { Confidence::Medium } else { Confidence::Low }
     }
 
+    /// Enough cycles of one kind for a rule. Where their time is not counted, they must be a part of all cycles, too: ten of them come
+    /// together in any program, if only one waits long enough, and to change what starts them gains nothing that is seen.
+    fn often(&self, n: u64, what: &str) -> Result<(), String> {
+        enough(n, what)?;
+        let all = self.evidence.cycles;
+        if self.share_of_time().is_none() && n.saturating_mul(MOST_PER_CASE) < all {
+            return Err(format!("{what}: {n} of {all} cycles, which is too few to matter"));
+        }
+        Ok(())
+    }
+
     /// Size of the heap and live slots after major cycles, both once the heap has its size.
     fn heap(&self) -> Result<(u64, u64), String> {
         if let Some(leak) = self.leaks.first() {
@@ -331,6 +344,13 @@ impl<'a> Case<'a> {
         }
         if self.evidence.settled == 0 {
             return Err("the heap was still growing: trace for longer".to_owned());
+        }
+        let (growing, settled) = (self.evidence.growing, self.evidence.settled);
+        // One of many that looks settled is so by chance.
+        if growing > settled {
+            return Err(format!(
+                "the heap was still growing in {growing} sets, and had its size only in {settled}"
+            ));
         }
         let size = quantile(&self.evidence.available, 0.9, "sizes of the heap")?;
         let live = quantile(&self.evidence.live, 0.5, "ends of major cycles")?;

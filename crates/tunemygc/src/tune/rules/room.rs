@@ -1,7 +1,7 @@
 //! Room in the heap for more objects between two cycles.
 
 use super::{
-    Case, GC_GOAL, GC_SHARE, MIN_UNITS, RATIOS, Verdict, enough,
+    Case, GC_GOAL, GC_SHARE, MIN_UNITS, RATIOS, Verdict,
     heap::{initial_sizes, is_other},
     hundredths, percent, price, quantile, share,
     trade_off::worth,
@@ -13,7 +13,7 @@ pub(super) fn free_slots(case: &Case<'_>) -> Verdict {
     case.speed()?;
     let evidence = case.evidence;
     let by_slots = share(evidence.minors_by("newobj"), evidence.all_minors());
-    enough(evidence.minors_by("newobj"), "minor cycles that began because no free slot was left")?;
+    case.often(evidence.minors_by("newobj"), "minor cycles that began because no free slot was left")?;
     if by_slots < 0.5 {
         return Err(format!(
             "only {} of the minor cycles begin because no free slot is left",
@@ -113,6 +113,12 @@ impl Minors {
             How::Initial => {
                 // A full heap holds what one interval allocates, and what is live or was not found dead.
                 let slots = case.series.whole_pages(size.saturating_sub(interval) + room);
+                let current = case.value("RUBY_GC_HEAP_INIT_SLOTS");
+                if !is_other(slots as f64, current) {
+                    return Err(format!(
+                        "it has {current} slots from the beginning, and {slots} are not much more"
+                    ));
+                }
                 (vec![case.change("RUBY_GC_HEAP_INIT_SLOTS", Setting::Size(slots))?], slots)
             }
             How::Allowance => {

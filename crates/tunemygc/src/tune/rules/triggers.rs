@@ -1,6 +1,6 @@
 //! Causes of cycles other than a full heap.
 
-use super::{Case, GC_SHARE, Verdict, enough, hundredths, percent, price, quantile, share, trade_off::worth};
+use super::{Case, GC_SHARE, Verdict, hundredths, percent, price, quantile, share, trade_off::worth};
 use crate::tune::{Advice, Effect, Measure, Price, Setting, Strategy};
 
 /// How many old objects are allowed before all of them are marked.
@@ -8,7 +8,7 @@ pub(super) fn old_objects(case: &Case<'_>) -> Verdict {
     const NAME: &str = "RUBY_GC_HEAP_OLDOBJECT_LIMIT_FACTOR";
     let evidence = case.evidence;
     let (n, all) = (evidence.majors_by("oldgen"), evidence.all_majors());
-    enough(n, "major cycles because of old objects")?;
+    case.often(n, "major cycles because of old objects")?;
     if share(n, all) <= 0.5 {
         return Err(format!(
             "only {} of the major cycles are because of old objects",
@@ -78,7 +78,7 @@ pub(super) fn malloc(case: &Case<'_>) -> Verdict {
     const LARGEST_UNSEEN: f64 = 67_108_864.0;
     const LARGEST: f64 = 134_217_728.0;
     let (n, all) = (case.evidence.minors_by("malloc"), case.evidence.all_minors());
-    enough(n, "minor cycles because of malloc")?;
+    case.often(n, "minor cycles because of malloc")?;
     if share(n, all) <= 0.10 {
         return Err(format!("only {} of the minor cycles are because of malloc", percent(share(n, all))));
     }
@@ -134,7 +134,7 @@ pub(super) fn oldmalloc(case: &Case<'_>) -> Verdict {
     const LARGEST: f64 = 536_870_912.0;
     let evidence = case.evidence;
     let (n, all) = (evidence.majors_by("oldmalloc"), evidence.all_majors());
-    enough(n, "major cycles because of malloc of old objects")?;
+    case.often(n, "major cycles because of malloc of old objects")?;
     if share(n, all) <= 0.05 {
         return Err(format!(
             "only {} of the major cycles are because of malloc of old objects",
@@ -194,7 +194,7 @@ pub(super) fn oldmalloc(case: &Case<'_>) -> Verdict {
 pub(super) fn unprotected(case: &Case<'_>) -> Verdict {
     const NAME: &str = "RUBY_GC_HEAP_REMEMBERED_WB_UNPROTECTED_OBJECTS_LIMIT_RATIO";
     let (n, all) = (case.evidence.majors_by("shady"), case.evidence.all_majors());
-    enough(n, "major cycles because of objects without write barriers")?;
+    case.often(n, "major cycles because of objects without write barriers")?;
     if share(n, all) <= 0.10 {
         return Err(format!(
             "only {} of the major cycles are because of such objects",

@@ -1,0 +1,67 @@
+//! What is rare comes together in any program that is watched for long: it must not lead to new advice then.
+
+use super::{
+    tests::{everything, value_of},
+    *,
+};
+
+fn refusal(series: Series, evidence: &Evidence, rule: &str) -> Option<String> {
+    let report = recommend(series, evidence);
+    let refused = report.speed().refusals.iter().find(|refusal| refusal.rule == rule);
+    refused.map(|refusal| refusal.reason.clone())
+}
+
+/// Where the time in the GC is not counted, what starts fewer than one of 100 cycles is left alone.
+#[test]
+fn causes() {
+    let series = Series(2, 7);
+    let often = Evidence { time: None, cycles: 9_000, ..everything() };
+    let rarely = Evidence { cycles: 9_001, ..often.clone() };
+    assert_eq!(refusal(series, &often, "oldmalloc"), None);
+    let reason = refusal(series, &rarely, "oldmalloc").unwrap();
+    assert!(
+        reason.ends_with("malloc of old objects: 90 of 9001 cycles, which is too few to matter"),
+        "{reason}"
+    );
+    // What it costs is known here.
+    let counted = Evidence { time: everything().time, ..rarely };
+    assert_eq!(refusal(Series(3, 1), &counted, "oldmalloc"), None);
+}
+
+/// Steps of growth are seen in most sets, or do not matter.
+#[test]
+fn growth() {
+    let grew = |sets: u64| refusal(Series(3, 1), &Evidence { sets, ..everything() }, "growth-step");
+    assert_eq!(grew(200), None);
+    assert_eq!(grew(201).unwrap(), "the heap grew only 100 times in 201 sets");
+}
+
+/// One of many sets has a heap that seems to have its size.
+#[test]
+fn settled_by_chance() {
+    let found = |settled: u64, growing: u64| {
+        refusal(Series(3, 1), &Evidence { sets: 9, settled, growing, ..everything() }, "free-slots")
+    };
+    assert_eq!((found(1, 0), found(2, 2)), (None, None));
+    assert_eq!(found(0, 2).unwrap(), "the heap was still growing: trace for longer");
+    assert_eq!(found(1, 2).unwrap(), "the heap was still growing in 2 sets, and had its size only in 1");
+}
+
+/// A heap that has about the advised size from the beginning keeps it.
+#[test]
+fn small_steps() {
+    const NAME: &str = "RUBY_GC_HEAP_INIT_SLOTS";
+    // It has this size, which it was given, and should have room for 150 000 more objects.
+    let of = |slots: u64| {
+        let mut evidence = everything();
+        evidence.available = distribution::Distribution::default();
+        (0..100).for_each(|_| evidence.available.add(slots));
+        evidence.environment.insert(NAME.to_owned(), slots.to_string());
+        recommend(Series(3, 1), &evidence)
+    };
+    assert_eq!(value_of(&of(1_400_000), 0, NAME), Some(Setting::Size(1_550_110)));
+    let report = of(1_600_000);
+    assert_eq!(value_of(&report, 0, NAME), None);
+    let reason = &report.speed().refusals.iter().find(|refusal| refusal.rule == "free-slots").unwrap().reason;
+    assert_eq!(reason, "it has 1600000 slots from the beginning, and 1750111 are not much more");
+}

@@ -206,6 +206,7 @@ fn followed_advice() -> Result<()> {
         .map(|(name, value)| (name.to_owned(), json!(value)))
         .collect();
     ensure!(env.len() == advised.as_object().context("an object")?.len(), "{lines}");
+    let mut late = None;
     for round in 0..20_u64 {
         let mut set = set(&token, "3.1.2", &Value::Object(env.clone()), &healthy);
         set[0][10] = json!(round + 100);
@@ -216,6 +217,11 @@ fn followed_advice() -> Result<()> {
             now["set"]["RUBY_GC_MALLOC_LIMIT"] == advised["RUBY_GC_MALLOC_LIMIT"],
             "round {round}: {now}"
         );
+        if round >= 10 {
+            let settings = (now["set"].clone(), now["unset"].clone());
+            let first = late.get_or_insert_with(|| settings.clone());
+            ensure!(*first == settings, "round {round}: no longer {first:?} but {settings:?}");
+        }
         if round == 12 {
             collector.stop()?;
             collector = Collector::start(&store, &[])?;

@@ -338,7 +338,8 @@ mod tests {
         }
     }
 
-    /// A set of 60 cycles of 50 000 objects in a heap of 400 000 slots, of which `ms` are spent in the GC, that ends at this time.
+    /// A set of 60 cycles in a heap of 400 000 slots, each of which takes `ms` in the GC, that ends at this time. Its memory is
+    /// 600 MiB, and one more for each of these milliseconds; there are 50 000 objects for each cycle, or twice as many if it is short.
     fn set(env: &serde_json::Value, ms: u64, end: f64) -> String {
         let keys = [
             "count",
@@ -352,29 +353,12 @@ mod tests {
         let mut set = vec![header];
         for n in 0..60_u64 {
             let info = serde_json::json!({"gc_by": "malloc", "state": "none"});
-            let stat = |time: u64, live: u64| [n + 1, 400_000, live, (n + 1) * 50_000, 100_000, time];
+            let (objects, rss) = (if ms < 200 { 100_000 } else { 50_000 }, (600 + ms) << 20);
+            let stat = |time: u64, live: u64| [n + 1, 400_000, live, (n + 1) * objects, 100_000, time];
             let ts = end - 60.0 + n as f64;
             let (begun, done) = (stat(n * ms, 400_000), stat((n + 1) * ms, 200_000));
-            set.push(serde_json::json!([
-                ts,
-                900 << 20,
-                900 << 20,
-                "GC_CYCLE_STARTED",
-                begun,
-                info,
-                null,
-                null
-            ]));
-            set.push(serde_json::json!([
-                ts + 1.0,
-                900 << 20,
-                900 << 20,
-                "GC_CYCLE_ENDED",
-                done,
-                info,
-                null,
-                null
-            ]));
+            set.push(serde_json::json!([ts, rss, rss, "GC_CYCLE_STARTED", begun, info, null, null]));
+            set.push(serde_json::json!([ts + 1.0, rss, rss, "GC_CYCLE_ENDED", done, info, null, null]));
         }
         serde_json::Value::Array(set).to_string()
     }
@@ -430,6 +414,24 @@ mod tests {
         let report = together(&[before.clone(), after.clone()].concat());
         assert_eq!(report.evidence.sets, 3);
         assert_eq!(report.in_force.key(), "RUBY_GC_MALLOC_LIMIT=33554432 RUBY_GC_MALLOC_LIMIT_MAX=67108864");
+        let text = report.to_string();
+        let line = |begin: &str| text.lines().map(str::trim_start).find(|line| line.starts_with(begin));
+        assert_eq!(
+            line("since "),
+            Some("since MALLOC_LIMIT=32M MALLOC_LIMIT_MAX=64M (before: 16M 32M), 3 min in 3 sets:"),
+            "{text}"
+        );
+        assert_eq!(line("minors per "), Some("minors per million objects 20 → 10 (-50 %)"), "{text}");
+        // From 900 MiB to 700, rounded as quantiles are.
+        for (figure, unit) in [("RSS ", " MiB (-22 %), per set 6"), ("peak RSS ", " MiB (-22 %), per set 6")]
+        {
+            assert!(line(figure).is_some_and(|line| line.contains(" → 7") && line.contains(unit)), "{text}");
+        }
+        assert!(
+            line("time in GC 3").is_some_and(|line| line.contains(" → 1") && line.contains(" %, per set 9"))
+        );
+        assert_eq!(line("GC time: "), Some("GC time: clearly less than before"));
+        assert_eq!(line("memory: "), Some("memory: clearly less than before"));
         let change = report.change.unwrap();
         assert_eq!(
             (change.sets_before, change.sets_after, change.speed),

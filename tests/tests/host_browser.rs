@@ -31,7 +31,8 @@ const VIEWS: [View; 4] = [
 ];
 
 /// Elements that reach beyond the right edge of the window, if the page can be scrolled there; text in charts that is smaller than 9
-/// pixels, or that covers other text; and the contrast of text to what is behind it, where that is below WCAG's 4.5.
+/// pixels, or that covers other text; rows of long texts that must be scrolled to be read, or whose words are broken though a line has room
+/// for them; and the contrast of text to what is behind it, where that is below WCAG's 4.5.
 const LOOK: &str = r"(() => {
   const found = [], root = document.documentElement, wide = root.clientWidth;
   const name = e => `${e.tagName} ${e.getAttribute('class') || ''} ${(e.textContent || '').trim().slice(0, 40)}`;
@@ -53,6 +54,21 @@ const LOOK: &str = r"(() => {
         if (j > i && across > 1 && down > 4) found.push(`covered: ${name(t)} by ${name(texts[j])}`);
       });
     });
+  }
+  for (const table of document.querySelectorAll('.stacked')) {
+    const box = table.parentElement;
+    if (box.scrollWidth > box.clientWidth + 1) found.push(`${box.scrollWidth} pixels of rows in ${box.clientWidth}`);
+    const texts = document.createTreeWalker(table, NodeFilter.SHOW_TEXT);
+    for (let text; (text = texts.nextNode());) {
+      for (const word of text.data.matchAll(/[^\s-]+-?/g)) {
+        const range = document.createRange();
+        range.setStart(text, word.index);
+        range.setEnd(text, word.index + word[0].length);
+        const parts = [...range.getClientRects()], lines = new Set(parts.map(part => Math.round(part.top)));
+        const length = parts.reduce((sum, part) => sum + part.width, 0);
+        if (lines.size > 1 && length < wide * 0.8) found.push('broken: ' + word[0]);
+      }
+    }
   }
   // The browser shows plain text in colours of its own.
   if (document.contentType === 'text/plain') return found;
@@ -174,6 +190,8 @@ fn what_is_wrong_is_seen() -> Result<()> {
     let page = "<!DOCTYPE html><meta http-equiv=Content-Security-Policy content=\"script-src 'none'\">\
         <body style='background:white'><script>document.title='ran'</script><p style='width:3000px'>wide</p>\
         <p style='color:silver'>pale</p><a href='/' style='outline:none'>unmarked</a>\
+        <div style='width:9em;overflow:auto'><table class=stacked><tr><td style='max-width:4em;overflow-wrap:anywhere'>unbreakable\
+        <td><p style='width:9em'>x</table></div>\
         <svg width=100 height=40 viewBox='0 0 400 160'><text x=0 y=80>one</text><text x=2 y=80>two</text></svg>";
     let mut url = "data:text/html,".to_owned();
     for byte in page.bytes() {
@@ -182,7 +200,15 @@ fn what_is_wrong_is_seen() -> Result<()> {
     let said = browser.load(&url, VIEWS[0])?.join("\n");
     ensure!(said.contains("Content Security Policy"), "{said}");
     let found = browser.evaluate(LOOK)?.to_string();
-    for words in ["in a window of 1280", "too wide: P", "text of 4 pixels", "covered: text", "contrast 1.8"] {
+    for words in [
+        "in a window of 1280",
+        "too wide: P",
+        "text of 4 pixels",
+        "covered: text",
+        "contrast 1.8",
+        "pixels of rows in",
+        "broken: unbreakable",
+    ] {
         ensure!(found.contains(words), "no {words} in {found}");
     }
     browser.evaluate(REACHABLE)?;
@@ -209,10 +235,14 @@ fn collector() -> Result<()> {
     // The charts show the last days.
     let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH)?.as_secs();
     let mut id = String::new();
+    // The longest name, and several others: what was advised, and its effect.
+    let long = json!({"RUBY_GC_HEAP_REMEMBERED_WB_UNPROTECTED_OBJECTS_LIMIT_RATIO": "0.02",
+        "RUBY_GC_HEAP_OLDOBJECT_LIMIT_FACTOR": "3.8", "RUBY_GC_MALLOC_LIMIT_MAX": "64m"});
     for (hours, ruby, environment, host) in [
         (20, "3.3.5", json!({}), HOSTILE),
         (9, "3.3.5", json!({}), "web-1"),
         (3, "3.4.1", json!({"RUBY_GC_HEAP_INIT_SLOTS": "10000"}), "web-1"),
+        (2, "3.4.1", long, "web-1"),
     ] {
         let mut set = set(&token, ruby, &environment, &mixed);
         set[0][8] = json!(host);
@@ -238,6 +268,10 @@ fn collector() -> Result<()> {
     ] {
         let url = format!("http://{}{path}", collector.address);
         look(&mut browser, &dir, name, &url, &mut wrong)?;
+        if name == "application" {
+            let rows = browser.evaluate("document.querySelectorAll('.stacked tbody tr').length")?;
+            ensure!(rows.as_u64() >= Some(3), "{rows} rows of what was advised, and its effect");
+        }
         if name == "list" {
             let text = browser.evaluate("document.body.innerText")?;
             ensure!(text.as_str().is_some_and(|text| text.contains("<script>alert(1)</script>")), "{text}");

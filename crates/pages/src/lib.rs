@@ -84,26 +84,48 @@ pub enum Column {
     Number(&'static str),
 }
 
+impl Column {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Text(name) | Self::Number(name) => name,
+        }
+    }
+}
+
 /// A table that scrolls by itself where it is too wide. `rows`: as many cells as there are columns.
 pub fn table(caption: &str, columns: &[Column], rows: &[Vec<Markup>]) -> Markup {
+    table_of("", caption, columns, rows)
+}
+
+/// A table of long texts, whose rows become paragraphs where it would be too wide: from the fourth column on, each cell has a line to
+/// itself.
+pub fn stacked_table(caption: &str, columns: &[Column], rows: &[Vec<Markup>]) -> Markup {
+    table_of("stacked", caption, columns, rows)
+}
+
+fn table_of(class: &str, caption: &str, columns: &[Column], rows: &[Vec<Markup>]) -> Markup {
+    let stacked = !class.is_empty();
+    // Cells that are no longer laid out as a table are still one for those who have it read to them.
+    let role = |role: &'static str| stacked.then_some(role);
     html! {
         div.wide tabindex="0" role="region" aria-label=(caption) {
-            table {
+            table class=[stacked.then_some(class)] role=[role("table")] {
                 caption { (caption) }
-                thead { tr {
+                thead role=[role("rowgroup")] { tr role=[role("row")] {
                     @for column in columns {
                         @match column {
-                            Column::Text(name) => th scope="col" { (name) },
-                            Column::Number(name) => th.n scope="col" { (name) },
+                            Column::Text(name) => th scope="col" role=[role("columnheader")] { (name) },
+                            Column::Number(name) => th.n scope="col" role=[role("columnheader")] { (name) },
                         }
                     }
                 } }
-                tbody {
-                    @for row in rows { tr {
+                tbody role=[role("rowgroup")] {
+                    @for row in rows { tr role=[role("row")] {
                         @for (column, cell) in columns.iter().zip(row) {
+                            @let of = stacked.then_some(column.name());
                             @match column {
-                                Column::Text(_) => td.name { (cell) },
-                                Column::Number(_) => td.n { (cell) },
+                                Column::Text(_) => td.name role=[role("cell")] data-of=[of] { (cell) },
+                                Column::Number(_) => td.n role=[role("cell")] data-of=[of] { (cell) },
                             }
                         }
                     } }

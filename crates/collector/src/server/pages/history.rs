@@ -1,10 +1,10 @@
 //! The history of an application's settings as a table.
 
-use gctrace_pages::{Column, table, words::ago};
+use gctrace_pages::{Column, stacked_table, words::ago};
 use maud::{Markup, html};
 
 use super::super::history::{Event, What};
-use crate::tune::{Comparison, Outcome, Strategy};
+use crate::tune::{Comparison, InForce, Outcome, Strategy};
 
 /// Rows that are shown.
 const MOST: usize = 40;
@@ -24,7 +24,7 @@ pub(super) fn timeline(events: &[Event], now: f64) -> Markup {
     } else {
         "The latest first".to_owned()
     };
-    table(&caption, &columns, &rows)
+    stacked_table(&caption, &columns, &rows)
 }
 
 fn row(event: &Event, now: f64) -> Vec<Markup> {
@@ -41,7 +41,7 @@ fn row(event: &Event, now: f64) -> Vec<Markup> {
             } else {
                 format!("advised for {strategy}")
             };
-            (what, settings.to_string(), html! { "instead of " (in_force) })
+            (what, settings, html! { "instead of " (breakable(in_force)) })
         }
         What::InForce { settings, advised, brought } => {
             let what = match advised {
@@ -49,16 +49,29 @@ fn row(event: &Event, now: f64) -> Vec<Markup> {
                 Some(false) => "in force, not advised",
                 None => "in force",
             };
-            (what.to_owned(), settings.to_string(), brought.as_deref().map_or_else(|| html! {}, figures))
+            (what.to_owned(), settings, brought.as_deref().map_or_else(|| html! {}, figures))
         }
     };
     vec![
         html! { (ago(now - event.at)) },
         html! { (ago(now - event.until)) },
         html! { (what) },
-        html! { (settings) },
+        breakable(settings),
         brought,
     ]
+}
+
+/// Settings, whose names are long: a line ends within one only where it is longer than a line, and behind a `_` or `=`.
+fn breakable(settings: &InForce) -> Markup {
+    if settings.is_default() {
+        return html! { (settings) };
+    }
+    let text = settings.to_string();
+    html! {
+        @for setting in text.split(' ') {
+            span.whole { @for part in setting.split_inclusive(['_', '=']) { (part) wbr; } } " "
+        }
+    }
 }
 
 fn figures(brought: &Comparison) -> Markup {

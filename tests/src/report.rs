@@ -173,6 +173,8 @@ pub struct GcLine {
     pub stat: Map<String, Value>,
     /// `GC.stat` at `GC_END_SWEEP`.
     pub stat_end: Option<Map<String, Value>>,
+    /// `GC.stat_heap` at `GC_START`, where this Ruby has it.
+    pub stat_heap: Option<Map<String, Value>>,
     /// `GC.stat_heap` at `GC_END_SWEEP`, where this Ruby has it.
     pub stat_heap_end: Option<Map<String, Value>>,
     /// `GC.latest_gc_info` at `GC_START`.

@@ -16,6 +16,7 @@ use gctrace_tests::report::{GcLine, Report};
 use gctrace_tests::ruby::Ruby;
 use gctrace_tests::script::{Done, Report as ScriptReport, Script};
 use gctrace_tests::tunemygc::{self, Sample, Set};
+use gctrace_tunemygc::tune::Series;
 use serde_json::{Map, Value};
 
 /// gctrace with these options before the path, on all Rubies, printing jsonl, ready.
@@ -98,6 +99,57 @@ fn set_equals_lines(set: &Set, report: &Report, script: &ScriptReport) -> Result
     Ok(())
 }
 
+/// From 3.2 on the first and the last sample of a whole life, and no other, have the heaps in their `meta`. The last one is of the end of
+/// the process, which is in no line of a cycle.
+fn heaps_equal_lines(set: &Set, report: &Report) -> Result<()> {
+    let heaps = |sample: &Sample| sample.meta.get("stat_heap").cloned();
+    let with_heaps: Vec<usize> = set
+        .samples
+        .iter()
+        .enumerate()
+        .filter(|(_, sample)| heaps(sample).is_some())
+        .map(|(at, _)| at)
+        .collect();
+    if Series::parse(&set.ruby).context("a known series")? < Series(3, 2) {
+        ensure!(
+            with_heaps.is_empty(),
+            "Ruby {} has one heap, but samples {with_heaps:?} have more",
+            set.ruby
+        );
+        return Ok(());
+    }
+    let last = set.samples.len() - 1;
+    ensure!(with_heaps == [0, last], "samples {with_heaps:?} of {last} have heaps");
+    for sample in [&set.samples[0], &set.samples[last]] {
+        // They are of the same moment as the totals beside them.
+        for (total, parts) in [
+            ("heap_available_slots", &["heap_eden_slots", "heap_tomb_slots"][..]),
+            ("total_allocated_objects", &["total_allocated_objects"]),
+        ] {
+            let of_heap = |heap: &Value| -> Option<u64> {
+                let known: Vec<u64> = parts.iter().filter_map(|part| heap[*part].as_u64()).collect();
+                (!known.is_empty()).then(|| known.iter().sum())
+            };
+            let heaps = heaps(sample).context("heaps")?;
+            let sum: Option<u64> = heaps.as_object().context("an object")?.values().map(of_heap).sum();
+            // Ruby 3.2 counts no objects by heap.
+            let Some(sum) = sum else { continue };
+            let at = set.keys.iter().position(|key| key == total).with_context(|| format!("no {total}"))?;
+            ensure!(
+                sum > 0 && sum == sample.stat[at],
+                "{}: {total} {} of {heaps}",
+                sample.event,
+                sample.stat[at]
+            );
+        }
+    }
+    let first = report.gcs_of(set.pid).next().context("no lines")?;
+    let line = first.stat_heap.as_ref().context("the line has no heaps")?;
+    let ours = heaps(&set.samples[0]).context("heaps")?;
+    ensure!(ours.as_object() == Some(line), "{ours}, the first line has {line:?}");
+    Ok(())
+}
+
 /// The life of a process that was traced from its beginning to its end: booted once, terminated once, at the end.
 fn whole_life(set: &Set) -> Result<()> {
     let events = set.samples.iter().map(|sample| sample.event.as_str()).collect::<Vec<_>>();
@@ -145,6 +197,7 @@ fn sample_sets_equal_the_lines() -> Result<()> {
             ensure!(set.samples.iter().all(|sample| sample.rss.is_some()), "memory of {}", done.pid);
             set_equals_lines(set, &report, &done.report)?;
             whole_life(set).with_context(|| format!("set of {}", done.pid))?;
+            heaps_equal_lines(set, &report).with_context(|| format!("set of {}", done.pid))?;
         }
         for suffix in [".child", ".grandchild"] {
             let (child, _) = outputs.read(suffix)?;

@@ -103,6 +103,35 @@ impl Browser {
         Ok(message)
     }
 
+    /// Moves the mouse from one place to another with its button down; places are CSS pixels of the window.
+    pub fn drag(&mut self, from: (f64, f64), to: (f64, f64)) -> Result<()> {
+        self.events.clear();
+        let between = (f64::midpoint(from.0, to.0), f64::midpoint(from.1, to.1));
+        for (kind, (x, y), buttons) in [
+            ("mouseMoved", from, 0),
+            ("mousePressed", from, 1),
+            ("mouseMoved", between, 1),
+            ("mouseMoved", to, 1),
+            ("mouseReleased", to, 0),
+        ] {
+            let button = if kind == "mouseMoved" && buttons == 0 { "none" } else { "left" };
+            let params =
+                json!({"type": kind, "x": x, "y": y, "button": button, "buttons": buttons, "clickCount": 1});
+            self.call("Input.dispatchMouseEvent", &params)?;
+        }
+        Ok(())
+    }
+
+    /// Waits until the next page is loaded.
+    pub fn loaded(&mut self) -> Result<()> {
+        let since = Instant::now();
+        while !self.events.iter().any(|event| event["method"] == "Page.loadEventFired") {
+            ensure!(since.elapsed() < PATIENCE, "no page is loaded");
+            self.next()?;
+        }
+        Ok(())
+    }
+
     /// Loads a page, with all that it needs; returns what was wrong with it: messages of the console (among them what a policy
     /// forbids), exceptions, dialogs, and requests that failed.
     pub fn load(&mut self, url: &str, view: View) -> Result<Vec<String>> {

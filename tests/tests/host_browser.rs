@@ -132,7 +132,7 @@ const FOCUSED: &str = r"(() => {
   const s = getComputedStyle(e), box = e.getBoundingClientRect();
   const seen = s.outlineStyle !== 'none' && parseFloat(s.outlineWidth) > 0 || s.boxShadow !== 'none' || e.tagName === 'IFRAME';
   const inside = box.bottom > 0 && box.top < innerHeight;
-  return [false, seen && inside ? null : `${e.outerHTML.slice(0, 80)}: ${seen ? 'out of sight' : 'no mark'}`];
+  return [false, seen && inside ? null : `${e.outerHTML.slice(0, 80)}: ${seen ? `out of sight, ${box.top} to ${box.bottom} of ${innerHeight}` : 'no mark'}`];
 })()";
 
 /// Where the pictures are.
@@ -284,16 +284,13 @@ fn collector() -> Result<()> {
 #[test]
 fn flame_graphs() -> Result<()> {
     let live = Live::without_gctrace()?;
-    let golden = |name: &str| {
-        Path::new(env!("CARGO_MANIFEST_DIR")).join("fixtures/recordings").join(name).into_os_string()
-    };
     let (dir, mut browser, mut wrong) = (pictures("flamegraphs")?, Browser::start()?, Vec::new());
     for (name, flags, files) in [
-        ("cpu", vec![], &["3.4.gctrace"][..]),
-        ("filtered", vec!["--focus=Order", "--hide=sort", "--thread=-e", "--stack-lines"], &["3.1.gctrace"]),
-        ("gvl", vec!["--flamegraph-of=gvl-wait"], &["2.7.gctrace"]),
-        ("alloc", vec!["--flamegraph-of=alloc"], &["3.3.gctrace"]),
-        ("compared", vec![], &["3.3.gctrace", "3.4.gctrace"]),
+        ("cpu", vec![], &["3.4"][..]),
+        ("filtered", vec!["--focus=Order", "--hide=sort", "--thread=-e", "--stack-lines"], &["3.1"]),
+        ("gvl", vec!["--flamegraph-of=gvl-wait"], &["2.7"]),
+        ("alloc", vec!["--flamegraph-of=alloc"], &["3.3"]),
+        ("compared", vec![], &["3.3", "3.4"]),
     ] {
         let svg = live.path(&format!("{name}.svg"));
         let mut command = Command::new(gctrace_binary()?);
@@ -327,27 +324,116 @@ fn flame_graphs() -> Result<()> {
     nothing(&wrong)
 }
 
+/// A committed recording.
+fn golden(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("fixtures/recordings").join(format!("{name}.gctrace"))
+}
+
+/// A copy of a recording in which every name is hostile.
+fn hostile_copy(of: &Path, to: &Path) -> Result<()> {
+    let mut recording = Recording::open(of)?;
+    let hostile = Hostile(Recorder::create(to, recording.header())?);
+    trace_file::replay(&mut recording, &mut Outputs::new(vec![Box::new(hostile)]))?;
+    Ok(())
+}
+
+/// The pages of recordings, with and without requests, under their own names and under hostile ones, and of two that are compared.
 #[test]
 fn recording() -> Result<()> {
     let live = Live::without_gctrace()?;
-    let file = live.path("x.gctrace");
-    let golden = Path::new(env!("CARGO_MANIFEST_DIR")).join("fixtures/recordings/3.4.gctrace");
-    let mut recording = Recording::open(&golden)?;
-    let hostile = Hostile(Recorder::create(&file, recording.header())?);
-    trace_file::replay(&mut recording, &mut Outputs::new(vec![Box::new(hostile)]))?;
+    let (hostile, hostile_puma) = (live.path("x.gctrace"), live.path("puma.gctrace"));
+    hostile_copy(&golden("3.4"), &hostile)?;
+    hostile_copy(&golden("puma"), &hostile_puma)?;
     let (dir, mut browser, mut wrong) = (pictures("serve")?, Browser::start()?, Vec::new());
-    for (name, file) in [("golden", &golden), ("hostile", &file)] {
-        let served = Served::with(Command::new(gctrace_binary()?).arg("serve").arg(file))?;
+    for (name, files) in [
+        ("golden", vec![golden("3.4")]),
+        ("hostile", vec![hostile]),
+        ("puma", vec![golden("puma")]),
+        ("hostile-puma", vec![hostile_puma]),
+        ("compared", vec![golden("3.3"), golden("3.4")]),
+    ] {
+        let served = Served::with(Command::new(gctrace_binary()?).arg("serve").args(&files))?;
         harmless("", &served.get("")?)?;
         let url = format!("http://{}{}", served.address, served.base);
         look(&mut browser, &dir, name, &url, &mut wrong)?;
-        if name == "hostile" {
+        if name.starts_with("hostile") {
             let text = browser.evaluate("document.body.textContent")?;
             let shown = text.as_str().is_some_and(|text| text.contains(&HOSTILE[..40]));
             ensure!(shown, "{text}");
         }
+        if name.ends_with("puma") {
+            let text = browser.evaluate("document.body.textContent")?;
+            ensure!(text.as_str().is_some_and(|text| text.contains("Requests")), "{text}");
+        }
+        if name == "compared" {
+            continue;
+        }
         // Cut to a part of the time, and of allocations.
         look(&mut browser, &dir, &format!("{name}-alloc"), &format!("{url}?of=alloc"), &mut wrong)?;
+        // The picture alone: it has a script of its own, which may run, and names of all kinds.
+        for of in ["cpu", "gc", "gvl-wait", "alloc"] {
+            let said = browser.load(&format!("{url}flamegraph.svg?of={of}"), VIEWS[0])?;
+            wrong.extend(said.into_iter().map(|what| format!("{name}, flame graph of {of}: {what}")));
+            let seen = browser.evaluate(
+                "[document.querySelectorAll('script').length, document.querySelectorAll('img').length, \
+                 document.querySelectorAll('#frames rect').length > 3, document.documentElement.textContent]",
+            )?;
+            ensure!(seen[0] == 1 && seen[1] == 0 && seen[2] == true, "{name}, {of}: {seen}");
+            let shown = seen[3].as_str().is_some_and(|text| text.contains("alert(1)"));
+            ensure!(shown == name.starts_with("hostile"), "{name}, {of}: {seen}");
+        }
     }
     nothing(&wrong)
+}
+
+/// The time line of a page: its box, and the seconds from its first column to its last one.
+const TIMELINE: &str = r"(() => {
+  const svg = document.querySelector('.timeline svg'), d = svg.dataset;
+  svg.scrollIntoView({block: 'center'});
+  const b = svg.getBoundingClientRect();
+  return [b.left + b.width * d.left, b.left + b.width * d.right, b.top + b.height / 2, +d.from, +d.to];
+})()";
+
+/// A drag over the time line leads to the page of that part, from left to right, from right to left and over its edges; a click leads nowhere. The
+/// page has the cycles that `report` has of the part.
+#[test]
+fn brush() -> Result<()> {
+    let file = golden("3.4");
+    let served = Served::with(Command::new(gctrace_binary()?).arg("serve").arg(&file))?;
+    let url = format!("http://{}{}", served.address, served.base);
+    let mut browser = Browser::start()?;
+    for (name, from, to) in [("right", 0.5, 0.75), ("left", 0.8, 0.7), ("edges", 0.72, 1.4)] {
+        let said = browser.load(&url, VIEWS[0])?;
+        ensure!(said.is_empty(), "{said:?}");
+        let line: Vec<f64> = serde_json::from_value(browser.evaluate(TIMELINE)?)?;
+        let [left, right, y, first, last] = line[..] else { anyhow::bail!("{line:?}") };
+        let x = |part: f64| left + part * (right - left);
+        browser.drag((x(0.3), y), (x(0.3) + 1.0, y))?;
+        ensure!(browser.evaluate("location.search")? == "", "a click leads somewhere");
+        browser.drag((x(from), y), (x(to), y))?;
+        browser.loaded()?;
+        let part: Vec<String> = serde_json::from_value(
+            browser.evaluate("['from', 'to'].map(name => new URLSearchParams(location.search).get(name))")?,
+        )?;
+        let pixel = (last - first) / (right - left);
+        for (text, at) in part.iter().zip([from.min(to), from.max(to).min(1.0)]) {
+            let seconds: f64 = text.strip_suffix('s').context("no seconds")?.parse()?;
+            let wanted = first + at * (last - first);
+            ensure!((seconds - wanted).abs() <= pixel, "{name}: {text}, not {wanted} s, to {pixel} s");
+        }
+        let mut report = Command::new(gctrace_binary()?);
+        report.args(["report", "--format", "jsonl", "--from", &part[0], "--to", &part[1]]).arg(&file);
+        let output = report.output()?;
+        ensure!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        let lines = String::from_utf8(output.stdout)?;
+        let cycles = lines.lines().filter(|line| line.starts_with(r#"{"type":"gc""#)).count();
+        let text = browser.evaluate("document.body.innerText")?;
+        let word = if cycles == 1 { "cycle" } else { "cycles" };
+        let shown = text.as_str().is_some_and(|text| text.contains(&format!("{cycles} {word}, ")));
+        ensure!(shown && cycles > 1 && cycles < 18, "{name}: no {cycles} {word} in {text}");
+        // The part can be divided further.
+        let line: Vec<f64> = serde_json::from_value(browser.evaluate(TIMELINE)?)?;
+        ensure!(line[3] >= first && line[4] <= last + pixel && line[4] - line[3] < last - first, "{line:?}");
+    }
+    Ok(())
 }

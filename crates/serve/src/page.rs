@@ -379,8 +379,9 @@ fn graphs(view: &View, wanted: &Wanted, subjects: Subjects, drawn: &Drawn) -> Ma
                 }
                 a href=(format!("flamegraph.svg{here}")) { "On its own" }
             }
+            // Nothing in it has the focus, so a browser does not scroll to it: by keyboard, it is read on its own.
             iframe.graph src=(format!("flamegraph.svg{here}")) title=(format!("Flame graph: {title}"))
-                height=(drawn.height.min(TALLEST)) loading="lazy" {}
+                height=(drawn.height.min(TALLEST)) loading="lazy" tabindex="-1" {}
             @if subjects.samples { (tables::methods(&view.kept, view.figures.cpu_ns)) }
         }
     }

@@ -1,14 +1,34 @@
 //! A recording of a program whose names are hostile.
 
+use std::sync::Arc;
+
 use gctrace_user::{
     export::{ExportError, Exporter},
     ledger::Ledger,
-    model::{GcCycle, Process, seen::Seen, stack::StackSample},
+    model::{
+        GcCycle, Process,
+        request::Request,
+        seen::{AllocStack, Seen},
+        stack::{Frame, Stack, StackSample},
+    },
     trace_file::Recorder,
 };
 
 /// What a program that wants to run something in its reader's browser calls its threads.
 pub(crate) const HOSTILE: &str = "</text></svg><script>alert(1)</script>\"'><img src=x onerror=alert(2)>";
+
+/// The same stack, whose methods and files have hostile names; some of their own follow, so that they stay different.
+fn stack(of: &Stack) -> Stack {
+    let frame = |frame: &Arc<Frame>| {
+        let name = |name: &str| Arc::from(format!("{HOSTILE}{name}"));
+        Arc::new(Frame {
+            name: name(&frame.name),
+            file: frame.file.as_deref().map(name),
+            ..Frame::clone(frame)
+        })
+    };
+    of.iter().map(frame).collect()
+}
 
 /// Records everything under hostile names.
 pub(crate) struct Hostile(pub(crate) Recorder);
@@ -19,12 +39,22 @@ impl Exporter for Hostile {
         HOSTILE.clone_into(&mut process.comm);
         process.cmdline = Some(vec![HOSTILE.to_owned()]);
         match seen {
-            Seen::Cycle(cycle) => {
-                self.0.see(&process, Seen::Cycle(&GcCycle { comm: HOSTILE.to_owned(), ..cycle.clone() }))
-            }
-            Seen::Stack(sample) => {
-                self.0.see(&process, Seen::Stack(&StackSample { comm: HOSTILE.into(), ..sample.clone() }))
-            }
+            Seen::Cycle(cycle) => self.0.see(
+                &process,
+                Seen::Cycle(&GcCycle {
+                    comm: HOSTILE.to_owned(),
+                    trigger: cycle.trigger.as_ref().map(stack),
+                    ..cycle.clone()
+                }),
+            ),
+            Seen::Stack(sample) => self.0.see(
+                &process,
+                Seen::Stack(&StackSample {
+                    comm: HOSTILE.into(),
+                    stack: stack(&sample.stack),
+                    ..sample.clone()
+                }),
+            ),
             Seen::GvlSpan(span) => {
                 let mut span = span.clone();
                 span.who.comm = HOSTILE.into();
@@ -33,7 +63,21 @@ impl Exporter for Hostile {
             Seen::GvlWait(wait) => {
                 let mut wait = wait.clone();
                 wait.who.comm = HOSTILE.into();
+                wait.stack = wait.stack.as_ref().map(stack);
+                if let Some(blocker) = &mut wait.blocker {
+                    blocker.hold.who.comm = HOSTILE.into();
+                    blocker.until = blocker.until.as_ref().map(stack);
+                    blocker.ran.iter_mut().for_each(|(_, ran)| *ran = stack(ran));
+                }
                 self.0.see(&process, Seen::GvlWait(&wait))
+            }
+            Seen::AllocStack(alloc) => {
+                let (comm, stack) = (HOSTILE.into(), stack(&alloc.stack));
+                self.0.see(&process, Seen::AllocStack(&AllocStack { comm, stack, ..alloc.clone() }))
+            }
+            Seen::Request(request) => {
+                let path = request.path.as_ref().map(|path| format!("{HOSTILE}{path}"));
+                self.0.see(&process, Seen::Request(&Request { path, ..request.clone() }))
             }
             seen => self.0.see(&process, seen),
         }

@@ -35,7 +35,7 @@ pub(super) fn section(compared: &Compared, wanted: &Wanted) -> Markup {
                 p.note role="alert" { "Nothing is compared: " (name(&comparison.nothing.join("; "))) "." }
             } @else {
                 (changes(comparison))
-                iframe.graph src=(address) title="Flame graph: the change of CPU time" height=(graph.height.min(TALLEST)) loading="lazy" {}
+                iframe.graph src=(address) title="Flame graph: the change of CPU time" height=(graph.height.min(TALLEST)) loading="lazy" tabindex="-1" {}
                 p.links { a href=(address) { "The flame graph on its own" } }
                 @for table in &tables { @if !table.rows.is_empty() { (of(table)) } }
                 (lacks(&tables, *cuts_time))

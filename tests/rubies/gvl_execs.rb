@@ -1,5 +1,5 @@
-# Children that release the GVL, and become another Ruby before they have collected. Each reports how long it lived, and ends long
-# before this program does.
+# Children that release the GVL, and become another Ruby before they have collected: two soon, one after it was noticed. Each reports how long
+# it lived, and ends long before this program does.
 require_relative "support"
 require "rbconfig"
 
@@ -8,10 +8,10 @@ def now
 end
 
 Report.run do |extra|
-  extra["children"] = Array.new(3) do
+  extra["children"] = [0.01, 0.01, 2.5].map do |nap|
     begun = now
     pid = fork do
-      sleep 0.01
+      sleep nap
       exec RbConfig.ruby, "--disable=gems", "-e", "GC.start; sleep 0.1; GC.start"
     end
     Process.wait(pid)

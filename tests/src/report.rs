@@ -467,6 +467,8 @@ pub struct GvlBlockedLine {
 pub struct ExitLine {
     /// The process that is gone.
     pub pid: u32,
+    /// `exited`, `execed` or `detached`.
+    pub reason: String,
     /// Cycles before the first one that was reported.
     pub cycles_before: Option<u64>,
     /// Of those, the ones of a program that started during the run.

@@ -132,7 +132,7 @@ fn waits_agree_with_the_thread_events() -> Result<()> {
             return Ok(());
         }
         tried += 1;
-        let (report, done) = watch(&live, ruby, "gvl_events.rb")?;
+        let (report, done) = watch(&live, ruby, "gvl_handovers.rb")?;
         let events: Vec<Event> = serde_json::from_value(done.report.extra["gvl"].clone())?;
         let (first, last) = (events.first().context("no events")?.1, events.last().context("no events")?.1);
         let witnessed = waits_of(&events);
@@ -172,7 +172,9 @@ fn waits_agree_with_the_thread_events() -> Result<()> {
                 }
             }
         }
-        ensure_times!(undisturbed >= 30, "only {undisturbed} of {} were undisturbed", witnessed.len());
+        // Five to ten times a second a CPU of the machine on which this was written does nothing for 0.1 to 0.3 ms, which the kernel does not know:
+        // of less than a hundred waits one or two were often longer by that.
+        ensure_times!(undisturbed >= 1000, "only {undisturbed} of {} were undisturbed", witnessed.len());
         // The kernel reports when it takes the CPU from a thread. What a hypervisor takes from the kernel is known only in sum.
         let stolen_ns = done.report.extra_u64("stolen_ns")?;
         let most = undisturbed / 200 + if stolen_ns > 0 { 2 } else { 0 };
@@ -395,7 +397,17 @@ fn programs_before_an_exec() -> Result<()> {
         for Child { pid, lived_ns } in children {
             ensure!(report.gcs_of(pid).count() >= 2, "the Ruby that it became is not traced");
             let summaries: Vec<_> = report.gvl_processes.iter().filter(|line| line.pid == pid).collect();
-            ensure!(summaries.len() == 1, "{} summaries of {pid}", summaries.len());
+            // Where it was seen before that, the program before is another one, with a summary of its own.
+            let programs = report.processes.iter().filter(|line| line.pid == pid).count();
+            let reasons: Vec<&str> =
+                report.exits.iter().filter(|line| line.pid == pid).map(|line| line.reason.as_str()).collect();
+            let (last, before) = reasons.split_last().context("no end")?;
+            ensure!(*last == "exited" && before.iter().all(|reason| *reason == "execed"), "{reasons:?}");
+            ensure!(
+                summaries.len() == programs && reasons.len() == programs,
+                "{} summaries of {programs} programs of {pid}: {reasons:?}",
+                summaries.len()
+            );
             let threads = report.gvl_threads.iter().filter(|line| line.pid == pid);
             for line in threads.chain(summaries) {
                 ensure!(line.wall_ns <= lived_ns, "it lived for {lived_ns} ns: {line:?}");

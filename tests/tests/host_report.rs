@@ -9,6 +9,7 @@ use std::{
 use anyhow::{Context as _, Result, ensure};
 use gctrace_tests::child::Finished;
 use gctrace_tests::gctrace::Invocation;
+use gctrace_tests::live::gctrace_binary;
 use serde_json::Value;
 
 /// With this variable the screens are written.
@@ -152,5 +153,106 @@ fn filters() -> Result<()> {
     );
     let finished = run(&["3.4.gctrace"])?;
     ensure!(!finished.errors().contains("change profiles only"), "{}", finished.errors());
+    Ok(())
+}
+
+/// The lines of these types.
+fn lines_of(lines: &[String], kinds: &[&str]) -> Vec<String> {
+    let begins = |line: &&String| kinds.iter().any(|kind| line.starts_with(&format!(r#"{{"type":"{kind}""#)));
+    lines.iter().filter(begins).cloned().collect()
+}
+
+/// A merged recording has the lines of both, each once; a recording is not merged with itself, and none is overwritten.
+#[test]
+fn merged() -> Result<()> {
+    let dir = tempfile::tempdir()?;
+    let merge = |from: [&Path; 2], to: &Path| {
+        let mut words: Vec<&std::ffi::OsStr> = vec!["merge".as_ref()];
+        words.extend(from.map(Path::as_os_str));
+        words.extend(["-o".as_ref(), to.as_os_str()]);
+        Invocation::new(words)?.run()
+    };
+    let (first, second) = (recordings().join("3.3.gctrace"), recordings().join("3.4.gctrace"));
+    let both = dir.path().join("both.gctrace");
+    let text = |path: &Path| path.to_str().map(str::to_owned).context("a path");
+    let kinds = ["process", "gc", "gvl", "exit", "summary"];
+    let mut expected = Vec::new();
+    for path in [&first, &second] {
+        expected.extend(lines_of(&report(&[&text(path)?, "--format=jsonl"])?, &kinds));
+    }
+    // In any order, and over the file of the time before.
+    for from in [[&first, &second], [&second, &first]] {
+        let finished = merge(from.map(PathBuf::as_path), &both)?;
+        ensure!(finished.status.success(), "{}", finished.errors());
+        let found = lines_of(&report(&[&text(&both)?, "--format=jsonl"])?, &kinds);
+        ensure!(
+            found.len() > 30 && without_times(&found)? == without_times(&expected)?,
+            "{found:#?}\n{expected:#?}"
+        );
+        let info = Invocation::new(["info", &text(&both)?])?.run()?;
+        ensure!(
+            info.stdout
+                .iter()
+                .any(|line| line.starts_with("account    32 cycles in 2 processes, nothing lost")),
+            "{info:?}"
+        );
+    }
+
+    let before = fs::read(&both)?;
+    for (from, to, words) in [
+        ([&first, &first], &dir.path().join("new.gctrace"), "is named twice"),
+        ([&both, &second], &both, "is one of the recordings"),
+    ] {
+        let finished = merge(from.map(PathBuf::as_path), to)?;
+        let errors = finished.errors();
+        ensure!(finished.status.code() == Some(2) && errors.contains(words), "{errors}");
+        ensure!(errors.contains("nothing was written") && errors.lines().count() == 1, "{errors}");
+    }
+    ensure!(fs::read(&both)? == before && fs::read_dir(dir.path())?.count() == 1, "something was written");
+    Ok(())
+}
+
+/// Lines without times, sorted: the recordings are of two boots, whose clocks are aligned.
+fn without_times(lines: &[String]) -> Result<Vec<String>> {
+    let line = |line: &String| -> Result<String> {
+        let mut value: Value = serde_json::from_str(line)?;
+        drop_times(&mut value);
+        Ok(value.to_string())
+    };
+    let mut all: Vec<String> = lines.iter().map(line).collect::<Result<_>>()?;
+    all.sort();
+    Ok(all)
+}
+
+/// Removes times.
+fn drop_times(value: &mut Value) {
+    let Value::Object(members) = value else { return };
+    members.retain(|name, _| !name.ends_with("ts") && name != "begin_ns");
+    for member in members.values_mut() {
+        match member {
+            Value::Array(all) => all.iter_mut().for_each(drop_times),
+            member => drop_times(member),
+        }
+    }
+}
+
+/// A recording is read from a pipe as from a file.
+#[test]
+fn from_a_pipe() -> Result<()> {
+    for name in ["3.4.gctrace", "puma.gctrace"] {
+        let file = fs::File::open(recordings().join(name))?;
+        let mut cat = Command::new("cat").stdin(file).stdout(std::process::Stdio::piped()).spawn()?;
+        let pipe = cat.stdout.take().context("no pipe")?;
+        let mut command = Command::new(gctrace_binary()?);
+        let output = command.args(["report", "/dev/stdin", "--format=jsonl"]).stdin(pipe).output()?;
+        ensure!(
+            cat.wait()?.success() && output.status.success(),
+            "{}",
+            String::from_utf8_lossy(&output.stderr)
+        );
+        let lines = String::from_utf8(output.stdout)?;
+        let expected = report(&[name, "--format=jsonl"])?;
+        ensure!(expected.len() > 20 && lines.lines().eq(&expected), "{name} from a pipe is another one");
+    }
     Ok(())
 }

@@ -26,7 +26,7 @@ use rustix::process::Signal;
 use serde_json::Value;
 
 /// Every output that is a file, and its name.
-const FILES: [(&str, &str); 11] = [
+pub(super) const FILES: [(&str, &str); 11] = [
     ("--pprof", "run.pb.gz"),
     ("--folded", "run.folded"),
     ("--flamegraph", "run.svg"),
@@ -40,7 +40,8 @@ const FILES: [(&str, &str); 11] = [
     ("--tunemygc", "sets"),
 ];
 /// All data sources.
-const LOOK: [&str; 6] = ["--wall", "--gvl", "--gvl-budget=100", "--alloc", "--requests", "--shares"];
+pub(super) const LOOK: [&str; 6] =
+    ["--wall", "--gvl", "--gvl-budget=100", "--alloc", "--requests", "--shares"];
 
 /// Threads that compute, wait for the GVL, sleep and collect, for about a second.
 const PROGRAM: &str =
@@ -51,7 +52,7 @@ const ENDLESS: &str =
     "3.times.map { Thread.new { loop { (1..3000).map { |x| \"s#{x}\" }.sort.first; sleep 0.002 } } }
     $stdout.puts 'busy'; $stdout.flush; sleep";
 
-fn outputs(dir: &Path) -> Vec<OsString> {
+pub(super) fn outputs(dir: &Path) -> Vec<OsString> {
     let pairs = FILES.iter().map(|(flag, file)| [OsString::from(flag), dir.join(file).into_os_string()]);
     pairs.flatten().collect()
 }
@@ -61,7 +62,7 @@ fn command(ruby: &Ruby, program: &str) -> Result<Vec<OsString>> {
 }
 
 /// The files below a directory with their bytes, by name.
-fn contents(dir: &Path) -> Result<Vec<(OsString, Vec<u8>)>> {
+pub(super) fn contents(dir: &Path) -> Result<Vec<(OsString, Vec<u8>)>> {
     let mut found = Vec::new();
     for entry in std::fs::read_dir(dir)? {
         let entry = entry?;

@@ -10,6 +10,7 @@ use std::{
 };
 
 use anyhow::{Context as _, Result, anyhow, ensure};
+use gctrace_tests::child::Guarded;
 use gctrace_tests::gctrace::Invocation;
 use gctrace_tests::live::Live;
 use gctrace_tests::live::gctrace_binary;
@@ -230,6 +231,22 @@ fn screen() -> Result<()> {
     })
 }
 
+/// Without arguments, on a terminal, it is all Ruby processes.
+#[test]
+fn without_arguments() -> Result<()> {
+    let live = Live::begin()?;
+    let ruby = Ruby::main()?;
+    let mut program =
+        Guarded::start("ruby", ruby.command()?.args(["-e", "puts 'waits'; $stdout.flush; $stdin.gets"]))?;
+    program.wait_stdout(PATIENCE, "waits", |line| line == "waits")?;
+    let screen = Screen::start(&live, (80, 24), &gctrace_binary()?.display().to_string())?;
+    let pid = program.pid().to_string();
+    let is_row = |line: &str| line.split_whitespace().next() == Some(&pid);
+    screen.wait("its row", |shown| shown.lines().any(is_row) && shown.contains("q quit"))?;
+    screen.press(&["q"])?;
+    screen.wait("end", |shown| shown.contains("ended with 0")).map(drop)
+}
+
 fn small(screen: &Screen, pid: u32) -> Result<()> {
     let pid = pid.to_string();
     let has =
@@ -245,6 +262,15 @@ fn small(screen: &Screen, pid: u32) -> Result<()> {
     let table = screen.wait("requests", |shown| serves(shown) == Some(true))?;
     eprintln!("{table}");
     ensure!(table.lines().all(|line| line.chars().count() <= 80), "{table}");
+    // Held, it stands still; a filter hides what does not match.
+    screen.press(&["p"])?;
+    let held = screen.wait("the hold", has(&["HELD (p: continue)"]))?;
+    thread::sleep(Duration::from_secs(3));
+    ensure!(screen.shown()? == held, "it does not stand still:\n{held}\n{}", screen.shown()?);
+    screen.press(&["p", "/", "z", "z", "z"])?;
+    screen.wait("no rows", |shown| shown.contains("filter: zzz") && row(shown).is_none())?;
+    screen.press(&["Escape"])?;
+    screen.wait("all rows", |shown| !shown.contains("filter: zzz") && row(shown).is_some())?;
     // A click on a heading sorts, one on the row under the cursor opens.
     let x = table.lines().nth(1).and_then(|line| line.find("REQ/s")).context("REQ/s")?;
     screen.click(x, 1)?;

@@ -264,7 +264,10 @@ fn small(screen: &Screen, pid: u32) -> Result<()> {
     ensure!(table.lines().all(|line| line.chars().count() <= 80), "{table}");
     // Held, it stands still; a filter hides what does not match.
     screen.press(&["p"])?;
-    let held = screen.wait("the hold", has(&["HELD (p: continue)"]))?;
+    screen.wait("the hold", has(&["HELD (p: continue)", "q quit"]))?;
+    // What was being drawn is there by then.
+    thread::sleep(Duration::from_secs(1));
+    let held = screen.shown()?;
     thread::sleep(Duration::from_secs(3));
     ensure!(screen.shown()? == held, "it does not stand still:\n{held}\n{}", screen.shown()?);
     screen.press(&["p", "/", "z", "z", "z"])?;

@@ -8,7 +8,7 @@ use serde::{Serialize, Serializer};
 use super::{
     ExportError, Exporter,
     jsonl_gc::{Details, Gc, Info, Parts, PauseSpan, Phases, Stat, StatHeap},
-    jsonl_request::RequestLine,
+    jsonl_request::{LoadLine, RequestLine},
     jsonl_summary::SummaryLine,
     summary::Summaries,
     text::Lines,
@@ -93,13 +93,7 @@ enum Line<'a> {
         refills: u64,
         lost: u64,
     },
-    /// The load of a server at that time.
-    Load {
-        ts: f64,
-        pid: u32,
-        busy_threads: Option<u32>,
-        accept_queue: Option<u64>,
-    },
+    Load(LoadLine),
     Exit {
         ts: f64,
         pid: u32,
@@ -381,12 +375,10 @@ impl<W: Write> Exporter for Jsonl<W> {
                 refills: sum.refills,
                 lost: sum.lost,
             }),
-            Seen::Load(load) => self.write(&Line::Load {
-                ts: self.clock.epoch_seconds(load.ts_ns),
-                pid: process.pid,
-                busy_threads: load.busy,
-                accept_queue: load.waiting(),
-            }),
+            Seen::Load(load) => {
+                let ts = self.clock.epoch_seconds(load.ts_ns);
+                self.write(&Line::Load(LoadLine::of(ts, process, load)))
+            }
             Seen::Ended(end) => self.ended(process, end),
             _ => Ok(()),
         }

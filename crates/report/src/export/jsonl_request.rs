@@ -1,10 +1,11 @@
-//! The `request` line, in JSON lines.
+//! The lines `request` and `load`, in JSON lines.
 
 use serde::Serialize;
 
 use super::jsonl::Split;
 use crate::model::{
     Process,
+    load::ServerLoad,
     request::{Job, Request},
     trace::Trace,
 };
@@ -92,6 +93,22 @@ impl<'a> RequestLine<'a> {
             alloc_objects: request.alloc.map(|alloc| alloc.slots),
             alloc_bytes: request.alloc.map(|alloc| alloc.bytes),
         }
+    }
+}
+
+/// The load of a server at that time.
+#[derive(Serialize)]
+pub(super) struct LoadLine {
+    ts: f64,
+    pid: u32,
+    busy_threads: Option<u32>,
+    accept_queue: Option<u64>,
+}
+
+impl LoadLine {
+    /// `ts`: when it was read, epoch seconds.
+    pub(super) fn of(ts: f64, process: &Process, load: &ServerLoad) -> Self {
+        Self { ts, pid: process.pid, busy_threads: load.busy, accept_queue: load.waiting() }
     }
 }
 

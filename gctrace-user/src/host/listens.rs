@@ -57,12 +57,21 @@ impl AcceptQueues {
     }
 }
 
-/// All listening TCP sockets in the network namespace of a process, with what waits there.
+/// Most listening sockets of a network namespace that are read: anybody in it can make more.
+const MOST: usize = 4096;
+
+/// All listening TCP sockets in the network namespace of a process, with what waits there; none if there are too many.
 fn tcp_queues(pid: u32) -> impl Iterator<Item = AcceptQueue> {
     let lists = ["net/tcp", "net/tcp6"]
         .into_iter()
         .filter_map(move |name| File::open(proc_root::path(pid, name)).ok());
-    lists.flat_map(|list| queues(BufReader::new(list)))
+    bounded(lists.flat_map(|list| queues(BufReader::new(list)))).into_iter()
+}
+
+/// All of them, or none if there are too many: a part would be no sum.
+fn bounded(all: impl Iterator<Item = AcceptQueue>) -> Vec<AcceptQueue> {
+    let read: Vec<_> = all.take(MOST + 1).collect();
+    if read.len() > MOST { Vec::new() } else { read }
 }
 
 /// The same of one list. Those that listen come before all connections (`tcp_seek_last_pos`, `net/ipv4/tcp_ipv4.c`), of which there may be very
@@ -166,6 +175,9 @@ mod tests {
             assert!(part.len() <= found.len());
         }
         assert_eq!(queues(b"a\n\xff 0A\n".as_slice()).count(), 0);
+
+        let many = |count: u64| bounded((0..count).map(|inode| AcceptQueue { inode, waiting: 1 })).len();
+        assert_eq!((many(MOST as u64), many(MOST as u64 + 1), many(u64::MAX)), (MOST, 0, 0));
 
         let own = TcpListener::bind("127.0.0.1:0").unwrap();
         let six = TcpListener::bind("[::1]:0").ok();

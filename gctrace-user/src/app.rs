@@ -291,7 +291,7 @@ impl Run<'_> {
             if !self.progress.ready && self.pipeline.counts().pipeline.decoded_snapshots > 0 {
                 self.signals.tracing();
             }
-            if ended || self.fatal.is_some() || self.pipeline.stdout_closed() {
+            if ended || self.fatal.is_some() || self.pipeline.is_enough() {
                 return Ok(());
             }
             if self.signals.take_end() {

@@ -181,9 +181,9 @@ impl Pipeline {
         counts
     }
 
-    /// Whether the reader of standard output is gone.
-    pub fn stdout_closed(&self) -> bool {
-        self.outputs.stdout_closed()
+    /// Whether no more is wanted: the reader of standard output is gone, or an output has all that it may have.
+    pub fn is_enough(&self) -> bool {
+        self.outputs.stdout_closed() || self.outputs.is_any_full()
     }
 
     /// What could not be written.

@@ -244,7 +244,7 @@ fn from_a_pipe() -> Result<()> {
         let mut cat = Command::new("cat").stdin(file).stdout(std::process::Stdio::piped()).spawn()?;
         let pipe = cat.stdout.take().context("no pipe")?;
         let mut command = Command::new(gctrace_binary()?);
-        let output = command.args(["report", "/dev/stdin", "--format=jsonl"]).stdin(pipe).output()?;
+        let output = command.args(["report", "-", "--format=jsonl"]).stdin(pipe).output()?;
         ensure!(
             cat.wait()?.success() && output.status.success(),
             "{}",

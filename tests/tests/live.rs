@@ -54,6 +54,7 @@ mod live_push;
 mod live_queue;
 mod live_record;
 mod live_record_server;
+mod live_record_stream;
 mod live_recording;
 mod live_request_alloc;
 mod live_request_gc;

@@ -69,7 +69,11 @@ pub(super) fn exporters(
     if let Some(path) = &settings.record {
         let header = header(settings, clock);
         exporters.push(match &settings.keep {
-            None => Box::new(Recorder::create(path, &header)?),
+            None if path.as_os_str() == "-" => {
+                // It is all that is written there.
+                return Ok(vec![Box::new(Recorder::to_stdout(&header)?.until(settings.record_most))]);
+            }
+            None => Box::new(Recorder::create(path, &header)?.until(settings.record_most)),
             Some(keep) => Box::new(FlightRecorder::create(path, &header, keep.clone())?),
         });
     }

@@ -54,7 +54,7 @@ pub struct Args {
     pub outputs: OutputArgs,
 
     /// Also write a recording to this file, from which `gctrace report` can make every output later
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", value_parser = parse::beside())]
     pub record: Option<PathBuf>,
 
     /// Whether it is kept in memory.

@@ -4,6 +4,7 @@ use std::{collections::BTreeSet, path::PathBuf};
 
 use clap::{Args as ClapArgs, ValueEnum};
 
+use super::parse;
 use crate::trace_file::ScrubKind;
 
 /// Flags of `gctrace scrub`.
@@ -16,7 +17,7 @@ use crate::trace_file::ScrubKind;
         No privilege is needed. docs/recording.md says what is replaced and what stays.")]
 pub struct ScrubArgs {
     /// The recording
-    #[arg(value_name = "FILE")]
+    #[arg(value_name = "FILE", value_parser = parse::recording())]
     pub file: PathBuf,
 
     /// The copy; it appears complete or not at all, and only its owner can read it

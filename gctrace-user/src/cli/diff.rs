@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use clap::Args as ClapArgs;
 
-use super::args::DocumentArg;
+use super::{args::DocumentArg, parse};
 use crate::diff::Condition;
 
 /// Flags of `gctrace diff`.
@@ -18,11 +18,11 @@ use crate::diff::Condition;
         No privilege is needed. docs/diff.md has the method and the metrics.")]
 pub struct DiffArgs {
     /// The recording before
-    #[arg(value_name = "A")]
+    #[arg(value_name = "A", value_parser = parse::recording())]
     pub a: PathBuf,
 
     /// The recording after
-    #[arg(value_name = "B")]
+    #[arg(value_name = "B", value_parser = parse::recording())]
     pub b: PathBuf,
 
     /// What to write to standard output
@@ -56,7 +56,7 @@ pub struct DiffArgs {
 #[command(after_help = "Exit status: 0 done, 2 error or a damaged recording. No privilege is needed.")]
 pub struct InfoArgs {
     /// The recording
-    #[arg(value_name = "FILE")]
+    #[arg(value_name = "FILE", value_parser = parse::recording())]
     pub file: PathBuf,
 
     /// What to write to standard output

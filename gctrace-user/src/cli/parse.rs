@@ -2,9 +2,11 @@
 
 use std::{
     net::{Ipv4Addr, SocketAddr, ToSocketAddrs as _},
+    path::PathBuf,
     time::Duration,
 };
 
+use clap::builder::{PathBufValueParser, TypedValueParser};
 use gctrace_common::malloc::MAX_MALLOC_PERIOD;
 
 /// Pids given by one flag.
@@ -187,12 +189,33 @@ pub(super) fn malloc_period(text: &str) -> Result<u64, String> {
 
 /// How much of a recording is kept in memory.
 pub(super) fn kept(text: &str) -> Result<u64, String> {
-    let units = [("GiB", 30), ("G", 30), ("MiB", 20), ("M", 20)];
+    let bytes = size(text).filter(|bytes| (4 << 20..=64 << 30).contains(bytes));
+    bytes.ok_or_else(|| "give a size from 4MiB to 64GiB".to_owned())
+}
+
+/// How large a recording gets.
+pub(super) fn recorded(text: &str) -> Result<u64, String> {
+    let bytes = size(text).filter(|bytes| (64 << 10..=1 << 40).contains(bytes));
+    bytes.ok_or_else(|| "give a size from 64KiB to 1024GiB".to_owned())
+}
+
+fn size(text: &str) -> Option<u64> {
+    let units = [("GiB", 30), ("G", 30), ("MiB", 20), ("M", 20), ("KiB", 10), ("K", 10)];
     let sized = units.iter().find_map(|(unit, bits)| Some((text.strip_suffix(unit)?.trim_end(), bits)));
-    sized
-        .and_then(|(number, bits)| number.parse::<u64>().ok()?.checked_mul(1 << bits))
-        .filter(|bytes| (4 << 20..=64 << 30).contains(bytes))
-        .ok_or_else(|| "give a size from 4MiB to 64GiB".to_owned())
+    sized.and_then(|(number, bits)| number.parse::<u64>().ok()?.checked_mul(1 << bits))
+}
+
+/// A recording beside other outputs.
+pub(super) fn beside() -> impl TypedValueParser<Value = PathBuf> {
+    PathBufValueParser::new().try_map(|path| match path.as_os_str().as_encoded_bytes() {
+        b"-" => Err("only `gctrace record -o -` writes to standard output; name a file"),
+        _ => Ok(path),
+    })
+}
+
+/// A recording that is read; `-` is standard input.
+pub(super) fn recording() -> impl TypedValueParser<Value = PathBuf> {
+    PathBufValueParser::new().map(|path| if path.as_os_str() == "-" { "/dev/stdin".into() } else { path })
 }
 
 /// Where to listen: `127.0.0.1:9394`, `[::1]:9394`, `localhost:9394`; a port alone, `9394` or `:9394`, means one on

@@ -29,7 +29,8 @@ use crate::{
         sudo gctrace record --all-ruby -o app.gctrace --keep 10m --dump-on 'gc.pause > 200ms'\n  \
         \x20                                                  the last 10 minutes whenever a GC pause is long\n  \
         gctrace report puma.gctrace                        one screen about it\n  \
-        gctrace report puma.gctrace --flamegraph cpu.svg   any output of a run\n\n\
+        gctrace report puma.gctrace --flamegraph cpu.svg   any output of a run\n  \
+        ssh web-1 sudo gctrace record --name puma --duration 30s -o - | gctrace report -\n\n\
         Exit status: 0 done, 1 nothing matched, 2 error or bad usage, 3 missing privilege or kernel feature.\n\
         A recording can be read up to its last second if gctrace is killed (docs/recording.md).")]
 pub struct RecordArgs {
@@ -41,9 +42,14 @@ pub struct RecordArgs {
     #[command(flatten)]
     pub look: LookArgs,
 
-    /// The recording; a file that is there is emptied first. With --keep the beginning of the names of files
+    /// The recording; a file that is there is emptied first. `-`: standard output, e.g. for `ssh`. With --keep the beginning of
+    /// the names of files
     #[arg(long, short, value_name = "FILE")]
     pub output: PathBuf,
+
+    /// End the run when the recording has this size, e.g. 500MiB; what its end adds (sums of processes) comes on top
+    #[arg(long, value_name = "SIZE", value_parser = parse::recorded, conflicts_with = "keep")]
+    pub max_size: Option<u64>,
 
     /// Whether it is kept in memory.
     #[command(flatten)]
@@ -83,7 +89,7 @@ pub struct RecordArgs {
         No privilege is needed.")]
 pub struct ReportFileArgs {
     /// The recording, written by `gctrace record` or --record
-    #[arg(value_name = "FILE")]
+    #[arg(value_name = "FILE", value_parser = parse::recording())]
     pub file: PathBuf,
 
     /// Print what a run prints, with a line per cycle (--min-pause, --interval and --slower-than imply it)
@@ -162,11 +168,20 @@ fn bare() -> Result<Args, UsageError> {
 ///
 /// The selection is not valid, or the file cannot be a recording.
 pub fn record(args: RecordArgs, own_pid: u32) -> Result<Settings, UsageError> {
-    let RecordArgs { select, look, output, keep, as_root, proc: _, cache, words, command } = args;
+    let RecordArgs { select, look, output, max_size, keep, as_root, proc: _, cache, words, command } = args;
+    if output.as_os_str() == "-" {
+        if keep.keep.is_some() {
+            return Err(UsageError::Dash);
+        }
+        if !command.is_empty() {
+            return Err(UsageError::CommandOnStdout);
+        }
+    }
     let record = Some(output);
     let mut run = Args { select, look, record, keep, as_root, cache, words, command, ..bare()? };
     run.outputs.reports.quiet = true;
-    Settings::resolve(run, own_pid)
+    let settings = Settings::resolve(run, own_pid)?;
+    Ok(Settings { record_most: max_size, ..settings })
 }
 
 /// What `gctrace report` writes of a recording: what a run with its subjects writes.
@@ -261,7 +276,13 @@ mod tests {
         assert_eq!(settings.selection.command.unwrap(), ["ruby"]);
         assert!(settings.stacks.is_some() && settings.gvl.unwrap().spans && !settings.reports.streams());
         assert_eq!(run(&["record", "-o", "x"]).unwrap_err(), UsageError::NothingSelected);
-        assert_eq!(run(&["record", "-o", "-", "4"]).unwrap_err(), UsageError::Dash);
+        let settings = run(&["record", "-o", "-", "4", "--max-size", "64KiB"]).unwrap();
+        assert_eq!((settings.record, settings.record_most), (Some("-".into()), Some(64 << 10)));
+        let kept = run(&["record", "-o", "-", "4", "--keep", "1m"]);
+        assert_eq!(kept.unwrap_err(), UsageError::Dash);
+        let mixed = run(&["record", "-o", "-", "--", "ruby"]);
+        assert_eq!(mixed.unwrap_err(), UsageError::CommandOnStdout);
+        assert!(Args::try_parse_from(["gctrace", "4", "--record", "-"]).is_err());
         let also = Args::try_parse_from(["gctrace", "4", "--record", "a", "--pprof", "a"]).unwrap();
         assert_eq!(Settings::resolve(also, 7).unwrap_err(), UsageError::SameFile("a".into()));
     }

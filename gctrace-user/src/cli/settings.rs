@@ -148,6 +148,8 @@ pub struct Settings {
     pub profiles: Vec<(PathBuf, profile::Format)>,
     /// File for everything, to be reported later.
     pub record: Option<PathBuf>,
+    /// At which size of it the run ends, bytes.
+    pub record_most: Option<u64>,
     /// It is kept in memory until something happens.
     pub keep: Option<Keep>,
     /// Which stacks are taken besides those of GC starts.
@@ -316,7 +318,14 @@ impl Settings {
         .collect();
         // `-` is standard output by custom.
         let output = output.filter(|path| path.as_os_str() != "-");
-        differ(profiles.iter().map(|(path, _)| path).chain(&output).chain(&record).chain(&csv))?;
+        differ(
+            profiles
+                .iter()
+                .map(|(path, _)| path)
+                .chain(&output)
+                .chain(record.iter().filter(|path| path.as_os_str() != "-"))
+                .chain(&csv),
+        )?;
         let server = |flag, url: Option<String>| match url {
             None => Ok(None),
             Some(url) => Address::http(&url).map(Some).ok_or(UsageError::Server(flag, url)),
@@ -435,6 +444,7 @@ impl Settings {
             profiles,
             csv,
             record,
+            record_most: None,
             keep,
             gvl,
             requests,

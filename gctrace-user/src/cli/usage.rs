@@ -30,6 +30,11 @@ pub enum UsageError {
         "profiles and recordings are written to files, not to standard output: name a file instead of `-`"
     )]
     Dash,
+    /// A command would write into the recording.
+    #[error(
+        "COMMAND writes to standard output, too: record to a file, or trace a command that runs by --pid"
+    )]
+    CommandOnStdout,
     /// What a flame graph shows is not traced.
     #[error("--flamegraph-of {0} needs {1}; of a recording, one that was made with it")]
     GraphNeeds(&'static str, &'static str),

@@ -165,6 +165,10 @@ pub trait Exporter {
     fn settled(&mut self, _ledger: &Ledger) -> Result<(), ExportError> {
         Ok(())
     }
+    /// Whether it has all that it may have, and the run is to end.
+    fn is_full(&self) -> bool {
+        false
+    }
     /// Hand out what is buffered. `now_ns`: now, `CLOCK_MONOTONIC` nanoseconds.
     fn flush(&mut self, _now_ns: u64) -> Result<(), ExportError> {
         Ok(())

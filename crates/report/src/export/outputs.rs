@@ -56,6 +56,11 @@ impl Outputs {
         self.stdout_closed
     }
 
+    /// Whether one of them has all that it may have.
+    pub fn is_any_full(&self) -> bool {
+        self.exporters.iter().any(|exporter| exporter.is_full())
+    }
+
     /// What could not be written.
     pub fn failures(&self) -> &[String] {
         &self.failures

@@ -8,6 +8,7 @@ mod ahead;
 mod chunk;
 mod codes;
 mod decode;
+mod destination;
 mod encode;
 mod flight;
 mod index;

@@ -1,12 +1,9 @@
 //! The exporter that writes a recording.
 
 use std::{
-    fs::{File, OpenOptions, TryLockError},
-    io,
-    os::{
-        fd::AsFd as _,
-        unix::fs::{FileExt as _, OpenOptionsExt as _},
-    },
+    fs::File,
+    io::{self, IsTerminal as _},
+    os::fd::AsFd as _,
     path::{Path, PathBuf},
 };
 
@@ -15,74 +12,74 @@ use prost::Message as _;
 use super::{
     CHUNK_NS, Header,
     chunk::{self, Kind},
+    destination::{Blocking, Destination, Stream},
     encode::{self, Filling},
     wire::{self, What},
 };
 use crate::{
-    export::{ExportError, Exporter, check_path, give_to_owner},
+    export::{ExportError, Exporter},
     ledger::{Ledger, RecordingCounts, UserCounts},
     model::{Process, gvl::GvlGap, seen::Seen},
 };
 
-/// Writes everything that exporters are handed to a file, chunk by chunk. When it fails, the file keeps its whole chunks, and nothing
+/// Writes everything that exporters are handed, chunk by chunk. When it fails, the recording keeps its whole chunks, and nothing
 /// more is written to it.
 #[derive(Debug)]
 pub struct Recorder {
+    /// The file; `-`: standard output.
     path: PathBuf,
-    file: File,
-    /// Bytes of whole chunks in the file.
-    written: u64,
+    to: Destination,
     filling: Filling,
     /// When the chunk was begun, `CLOCK_MONOTONIC` nanoseconds.
     begun_ns: Option<u64>,
     failed: bool,
+    /// At which size the run is to end, bytes.
+    most: Option<u64>,
     counts: RecordingCounts,
 }
 
 impl Recorder {
-    /// Begins a recording. An existing file is emptied, and locked (`flock`) until the recording ends; only its owner can read a new one, because command lines are in it.
+    /// Begins a recording in a file, which is emptied.
     ///
     /// # Errors
     ///
     /// The file cannot be made or written, or another recording is written to it.
     pub fn create(path: &Path, header: &Header) -> Result<Self, ExportError> {
-        check_path(path)?;
-        let unwritable = |source| ExportError::Unwritable { path: path.to_owned(), source };
-        let is_new = !path.exists();
-        // Emptied once it is certain that nobody else records to it.
-        let file = OpenOptions::new().write(true).create(true).truncate(false).mode(0o600).open(path);
-        let file = file.map_err(unwritable)?;
-        match file.try_lock() {
-            Err(TryLockError::WouldBlock) => {
-                return Err(unwritable(io::Error::other("another gctrace records to it; name another file")));
-            }
-            // Some network file systems have no locks.
-            Ok(()) | Err(TryLockError::Error(_)) => file.set_len(0).map_err(unwritable)?,
-        }
-        if is_new {
-            give_to_owner(file.as_fd());
-        }
-        let (path, filling) = (path.to_owned(), Filling::default());
-        let mut recorder = Self {
-            path,
-            file,
-            written: 0,
-            filling,
-            begun_ns: None,
-            failed: false,
-            counts: RecordingCounts::default(),
-        };
-        let begun = chunk::stored(Kind::Header, &wire::Header::of(header).encode_to_vec())
-            .and_then(|head| recorder.append(&[chunk::beginning(), head].concat()));
-        begun.map_err(|source| ExportError::Unwritable { path: recorder.path.clone(), source })?;
-        Ok(recorder)
+        Self::begin(path, Destination::file(path)?, header)
     }
 
-    /// Adds whole chunks to the file.
-    fn append(&mut self, bytes: &[u8]) -> io::Result<()> {
-        self.file.write_all_at(bytes, self.written)?;
-        self.written += bytes.len() as u64;
-        Ok(())
+    /// Begins a recording on standard output.
+    ///
+    /// # Errors
+    ///
+    /// It is a terminal, or cannot be written.
+    pub fn to_stdout(header: &Header) -> Result<Self, ExportError> {
+        let path = Path::new("-");
+        let unwritable = |source| ExportError::Unwritable { path: path.to_owned(), source };
+        let out = io::stdout();
+        if out.is_terminal() {
+            let why = "it is a terminal, and a recording is not text";
+            return Err(unwritable(io::Error::new(io::ErrorKind::InvalidInput, why)));
+        }
+        // Rust's own standard output is a buffer of lines.
+        let out = out.as_fd().try_clone_to_owned().map_err(unwritable)?;
+        let stream = Stream::to(Blocking(File::from(out))).map_err(ExportError::Thread)?;
+        Self::begin(path, Destination::Stream(stream), header)
+    }
+
+    /// Asks for the end of the run when the recording has this size in bytes.
+    #[must_use]
+    pub fn until(self, most: Option<u64>) -> Self {
+        Self { most, ..self }
+    }
+
+    fn begin(path: &Path, to: Destination, header: &Header) -> Result<Self, ExportError> {
+        let (path, filling, counts) = (path.to_owned(), Filling::default(), RecordingCounts::default());
+        let mut recorder = Self { path, to, filling, begun_ns: None, failed: false, most: None, counts };
+        let begun = chunk::stored(Kind::Header, &wire::Header::of(header).encode_to_vec())
+            .and_then(|head| recorder.to.append([chunk::beginning(), head].concat()));
+        begun.map_err(|source| ExportError::Unwritable { path: recorder.path.clone(), source })?;
+        Ok(recorder)
     }
 
     /// Closes the chunk.
@@ -101,15 +98,22 @@ impl Recorder {
     }
 
     fn store(&mut self, kind: Kind, content: &[u8]) -> Result<(), ExportError> {
-        let Err(source) = chunk::stored(kind, content).and_then(|bytes| self.append(&bytes)) else {
+        let Err(source) = chunk::stored(kind, content).and_then(|bytes| self.to.append(bytes)) else {
             return Ok(());
         };
+        Err(self.fails(source))
+    }
+
+    /// Nothing more is written.
+    fn fails(&mut self, source: io::Error) -> ExportError {
         self.failed = true;
-        // Readers stop at a part of a chunk anyway.
-        if let Err(error) = self.file.set_len(self.written) {
+        if let Err(error) = self.to.undo() {
             log::warn!("{}: removing a part of a chunk: {error}", self.path.display());
         }
-        Err(ExportError::Recording { path: self.path.clone(), source })
+        match (&self.to, source.kind()) {
+            (Destination::Stream(_), io::ErrorKind::BrokenPipe) => ExportError::Stdout(source),
+            _ => ExportError::Recording { path: self.path.clone(), source },
+        }
     }
 
     /// Whether nothing more is written, which is counted.
@@ -202,11 +206,20 @@ impl Exporter for Recorder {
         self.push(What::Settled(Box::new(account)))?;
         self.close()?;
         self.store(Kind::End, &[])?;
-        let size = crate::words::file_size(self.written);
-        crate::console::say(&format!(
-            "gctrace: recorded {path} ({size}): gctrace report {path}",
-            path = self.path.display()
-        ));
+        self.to.finish().map_err(|source| self.fails(source))?;
+        let size = crate::words::file_size(self.to.size());
+        let size = if self.is_full() { format!("{size}, ended by --max-size") } else { size };
+        let path = self.path.display();
+        crate::console::say(&match self.to {
+            Destination::File(..) => format!("gctrace: recorded {path} ({size}): gctrace report {path}"),
+            Destination::Stream(_) => format!("gctrace: recorded to standard output ({size})"),
+        });
         Ok(())
+    }
+
+    fn is_full(&self) -> bool {
+        // What has no reader has no use; a file has what came before.
+        let lost = self.failed && matches!(self.to, Destination::Stream(_));
+        lost || self.most.is_some_and(|most| self.to.size() >= most)
     }
 }

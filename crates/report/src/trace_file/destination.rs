@@ -1,0 +1,276 @@
+//! Where a recorder's chunks go: to a file at their positions, or one after the other to standard output.
+
+use std::{
+    fs::{File, OpenOptions, TryLockError},
+    io::{self, Write},
+    os::{
+        fd::AsFd as _,
+        unix::fs::{FileExt as _, OpenOptionsExt as _},
+    },
+    path::Path,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+        mpsc::{Receiver, Sender, channel},
+    },
+    thread::JoinHandle,
+    time::{Duration, Instant},
+};
+
+use rustix::event::{PollFd, PollFlags, poll};
+
+use crate::export::{ExportError, check_path, give_to_owner};
+
+/// Bytes that wait for a slow reader at most: some minutes of a busy program.
+const WAITING: u64 = 64 << 20;
+/// For how long a reader may read nothing at the end of a run.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// A place for chunks.
+#[derive(Debug)]
+pub(super) enum Destination {
+    /// A regular file, and the bytes of whole chunks in it.
+    File(File, u64),
+    /// A pipe or whatever standard output is.
+    Stream(Stream),
+}
+
+impl Destination {
+    /// A regular file. One that is there is emptied, and locked (`flock`) until the recording ends; only its owner can read a new
+    /// one, because command lines are in it.
+    pub(super) fn file(path: &Path) -> Result<Self, ExportError> {
+        check_path(path)?;
+        let unwritable = |source| ExportError::Unwritable { path: path.to_owned(), source };
+        let is_new = !path.exists();
+        // Emptied once it is certain that nobody else records to it.
+        let file = OpenOptions::new().write(true).create(true).truncate(false).mode(0o600).open(path);
+        let file = file.map_err(unwritable)?;
+        match file.try_lock() {
+            Err(TryLockError::WouldBlock) => {
+                return Err(unwritable(io::Error::other("another gctrace records to it; name another file")));
+            }
+            // Some network file systems have no locks.
+            Ok(()) | Err(TryLockError::Error(_)) => file.set_len(0).map_err(unwritable)?,
+        }
+        if is_new {
+            give_to_owner(file.as_fd());
+        }
+        Ok(Self::File(file, 0))
+    }
+
+    /// Adds whole chunks.
+    pub(super) fn append(&mut self, bytes: Vec<u8>) -> io::Result<()> {
+        match self {
+            Self::File(file, written) => {
+                file.write_all_at(&bytes, *written)?;
+                *written += bytes.len() as u64;
+                Ok(())
+            }
+            Self::Stream(stream) => stream.append(bytes),
+        }
+    }
+
+    /// Removes what was added of a chunk that could not be added as a whole. In a stream it is the last thing, at which readers stop.
+    pub(super) fn undo(&self) -> io::Result<()> {
+        match self {
+            // Readers stop at a part of a chunk anyway.
+            Self::File(file, written) => file.set_len(*written),
+            Self::Stream(_) => Ok(()),
+        }
+    }
+
+    /// Waits until everything is written.
+    pub(super) fn finish(&mut self) -> io::Result<()> {
+        match self {
+            Self::File(..) => Ok(()),
+            Self::Stream(stream) => stream.finish(PATIENCE),
+        }
+    }
+
+    /// Bytes of whole chunks so far.
+    pub(super) fn size(&self) -> u64 {
+        match self {
+            Self::File(_, written) => *written,
+            Self::Stream(stream) => stream.accepted,
+        }
+    }
+}
+
+/// A file that may be in non-blocking mode, as what another program hands on may be (`ssh` with a terminal does it).
+#[derive(Debug)]
+pub(super) struct Blocking(pub(super) File);
+
+impl Write for Blocking {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        loop {
+            match self.0.write(bytes) {
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                    poll(&mut [PollFd::new(&self.0, PollFlags::OUT)], None)?;
+                }
+                result => return result,
+            }
+        }
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.0.flush()
+    }
+}
+
+/// Chunks on their way to a reader that may be slow: a thread writes them, so that tracing does not wait.
+#[derive(Debug)]
+pub(super) struct Stream {
+    /// `None` once everything was handed over.
+    chunks: Option<Sender<Vec<u8>>>,
+    /// Gone when the thread is.
+    gone: Receiver<()>,
+    thread: Option<JoinHandle<io::Result<()>>>,
+    accepted: u64,
+    written: Arc<AtomicU64>,
+    /// Bytes that wait at most.
+    most: u64,
+}
+
+impl Stream {
+    /// Writes chunks to this.
+    pub(super) fn to(out: impl Write + Send + 'static) -> io::Result<Self> {
+        Self::with(out, WAITING)
+    }
+
+    fn with(mut out: impl Write + Send + 'static, most: u64) -> io::Result<Self> {
+        let (chunks, next) = channel::<Vec<u8>>();
+        let (here, gone) = channel();
+        let written = Arc::new(AtomicU64::new(0));
+        let count = written.clone();
+        let thread = std::thread::Builder::new().name("recording".to_owned()).spawn(move || {
+            let _here: Sender<()> = here;
+            for chunk in next {
+                // In parts, so that a slow reader is seen to read.
+                for part in chunk.chunks(64 << 10) {
+                    out.write_all(part)?;
+                    count.fetch_add(part.len() as u64, Ordering::Relaxed);
+                }
+                out.flush()?;
+            }
+            Ok(())
+        })?;
+        Ok(Self { chunks: Some(chunks), gone, thread: Some(thread), accepted: 0, written, most })
+    }
+
+    fn append(&mut self, bytes: Vec<u8>) -> io::Result<()> {
+        let length = bytes.len() as u64;
+        if self.accepted - self.written.load(Ordering::Relaxed) + length > self.most {
+            let why = format!("its reader is too slow: {} MiB wait for it", self.most >> 20);
+            return Err(io::Error::other(why));
+        }
+        let sent = self.chunks.as_ref().is_some_and(|chunks| chunks.send(bytes).is_ok());
+        if !sent {
+            // The thread has ended, which it does early only because of an error.
+            return Err(self.join().err().unwrap_or_else(|| io::ErrorKind::BrokenPipe.into()));
+        }
+        self.accepted += length;
+        Ok(())
+    }
+
+    fn join(&mut self) -> io::Result<()> {
+        let ended = self.thread.take().map(JoinHandle::join);
+        ended
+            .unwrap_or(Ok(Ok(())))
+            .unwrap_or_else(|_| Err(io::Error::other("the thread that writes it panicked")))
+    }
+
+    /// Waits until everything is read, or until nothing was for so long.
+    fn finish(&mut self, patience: Duration) -> io::Result<()> {
+        self.chunks = None;
+        let (mut read, mut since) = (self.written.load(Ordering::Relaxed), Instant::now());
+        // Nothing is ever sent: it is over when the other end is gone.
+        while self.gone.recv_timeout(Duration::from_millis(100))
+            == Err(std::sync::mpsc::RecvTimeoutError::Timeout)
+        {
+            let now = self.written.load(Ordering::Relaxed);
+            if now != read {
+                (read, since) = (now, Instant::now());
+            }
+            if since.elapsed() >= patience {
+                let why = format!("its reader has read nothing for {} s", patience.as_secs());
+                return Err(io::Error::other(why));
+            }
+        }
+        self.join()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{
+        io::Read as _,
+        sync::mpsc::{SyncSender, sync_channel},
+    };
+
+    use super::*;
+
+    /// A pipe that has room for one write.
+    struct Narrow(SyncSender<Vec<u8>>);
+
+    impl Write for Narrow {
+        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+            self.0.send(bytes.to_vec()).map_err(|_| io::Error::from(io::ErrorKind::BrokenPipe))?;
+            Ok(bytes.len())
+        }
+
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    /// Everything arrives in order.
+    #[test]
+    fn arrives() {
+        let (mut reader, writer) = io::pipe().unwrap();
+        let mut stream = Stream::to(writer).unwrap();
+        for at in 0..50_u8 {
+            stream.append(vec![at; 1000]).unwrap();
+        }
+        stream.finish(PATIENCE).unwrap();
+        drop(stream);
+        let mut read = Vec::new();
+        reader.read_to_end(&mut read).unwrap();
+        let expected: Vec<u8> = (0..50).flat_map(|at| [at; 1000]).collect();
+        assert_eq!(read, expected);
+    }
+
+    /// A reader that is slow is waited for, up to a bound, and at the end not for ever.
+    #[test]
+    fn slow() {
+        let (to, reader) = sync_channel(1);
+        let mut stream = Stream::with(Narrow(to), 3 << 20).unwrap();
+        for _ in 0..3 {
+            stream.append(vec![0; 1 << 20]).unwrap();
+        }
+        let refused = stream.append(vec![0; 1 << 20]).unwrap_err().to_string();
+        assert!(refused.contains("too slow: 3 MiB wait"), "{refused}");
+        assert_eq!(stream.accepted, 3 << 20);
+        let given_up = stream.finish(Duration::from_millis(300)).unwrap_err().to_string();
+        assert!(given_up.contains("read nothing"), "{given_up}");
+        let read: usize = reader.iter().map(|bytes| bytes.len()).sum();
+        assert_eq!(read, 3 << 20);
+    }
+
+    /// A reader that goes away is a broken pipe.
+    #[test]
+    fn gone() {
+        let (to, reader) = sync_channel(1);
+        drop(reader);
+        let mut stream = Stream::to(Narrow(to)).unwrap();
+        let error = (0..1000).find_map(|_| {
+            std::thread::sleep(Duration::from_millis(1));
+            stream.append(vec![0]).err()
+        });
+        assert_eq!(error.unwrap().kind(), io::ErrorKind::BrokenPipe);
+        let (to, reader) = sync_channel(1);
+        drop(reader);
+        let mut stream = Stream::to(Narrow(to)).unwrap();
+        stream.append(vec![0]).unwrap();
+        assert_eq!(stream.finish(PATIENCE).unwrap_err().kind(), io::ErrorKind::BrokenPipe);
+    }
+}

@@ -1,0 +1,138 @@
+//! Recordings on standard output, and recordings that end at a size.
+
+use std::ffi::OsString;
+use std::path::Path;
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, ensure};
+use gctrace_tests::PATIENCE;
+use gctrace_tests::child::Guarded;
+use gctrace_tests::gctrace::{Gctrace, Invocation};
+use gctrace_tests::ledger;
+use gctrace_tests::live::{Live, gctrace_binary};
+use gctrace_tests::report::Report;
+use gctrace_tests::ruby::Ruby;
+
+/// Threads that collect, contend and sleep; the program says how many collections there were meanwhile.
+const PROGRAM: &str = r#"
+$stdout.puts "waits"; $stdout.flush; $stdin.gets
+GC.disable
+before = GC.count
+3.times.map { Thread.new { 60.times { (1..4000).map { |x| "s#{x}" }.sort.first; GC.start; sleep 0.001 } } }.each(&:join)
+$stdout.puts "collected #{GC.count - before}"; $stdout.flush
+"#;
+/// The same without end.
+const ENDLESS: &str = r#"
+3.times { Thread.new { loop { (1..3000).map { |x| "s#{x}" }.sort.first; GC.start; sleep 0.001 } } }
+$stdout.puts "busy"; $stdout.flush; sleep
+"#;
+
+fn start(program: &str, ruby: &Ruby, says: &str) -> Result<Guarded> {
+    let mut program = Guarded::start("ruby", ruby.command()?.args(["-e", program]))?;
+    program.wait_stdout(PATIENCE, says, |line| line == says)?;
+    Ok(program)
+}
+
+/// A pipeline of the shell in which `$0` is gctrace and `$1` the process, traced.
+fn pipeline(text: &str, pid: u32) -> Result<Gctrace> {
+    let (gctrace, pid) = (gctrace_binary()?.into_os_string(), OsString::from(pid.to_string()));
+    let args = [OsString::from("-c"), format!("set -o pipefail; {text}").into(), gctrace, pid];
+    Invocation::of(Path::new("bash"), args).start_ready()
+}
+
+/// What a recording that comes through a pipe has is what the program says; it is whole, and its account is in order.
+#[test]
+fn piped() -> Result<()> {
+    let live = Live::beside_others()?;
+    Ruby::first_and_last(|ruby| {
+        let mut program = start(PROGRAM, ruby, "waits")?;
+        let file = live.path("kept.gctrace");
+        // A copy of what goes through the pipe is read as a file afterwards.
+        let text = format!(
+            "\"$0\" record --pid \"$1\" --gvl --gvl-budget 100 -o - | tee '{}' | \"$0\" report - --format jsonl",
+            file.display()
+        );
+        let gctrace = pipeline(&text, program.pid())?;
+        program.say("go")?;
+        let said = program.wait_stdout(PATIENCE, "its collections", |line| line.starts_with("collected "))?;
+        let collected: usize = said["collected ".len()..].parse()?;
+        let finished = gctrace.wait()?;
+        ensure!(finished.status.success(), "{}", finished.errors());
+        let errors = finished.errors();
+        ensure!(
+            errors.contains("recorded to standard output") && !errors.contains("was cut off"),
+            "{errors}"
+        );
+        let report = Report::parse(&finished.stdout)?;
+        ledger::check(&report)?;
+        ensure!(collected >= 180 && report.gcs.len() == collected, "{} of {collected}", report.gcs.len());
+        let again =
+            Invocation::new([OsString::from("report"), file.into(), "--format=jsonl".into()])?.run()?;
+        ensure!(again.status.success() && again.stdout == finished.stdout, "{}", again.errors());
+        Ok(())
+    })
+}
+
+/// A reader that goes away ends the run; what it has read can be read up to there.
+#[test]
+fn reader_gone() -> Result<()> {
+    let live = Live::beside_others()?;
+    let program = start(ENDLESS, &Ruby::main()?, "busy")?;
+    let file = live.path("part.gctrace");
+    let text = format!(
+        "\"$0\" record --pid \"$1\" --gvl --gvl-budget 100 -o - | head -c 100000 > '{file}'; \"$0\" info '{file}'",
+        file = file.display()
+    );
+    let finished = pipeline(&text, program.pid())?.wait()?;
+    ensure!(finished.status.success(), "{}", finished.errors());
+    let errors = finished.errors();
+    ensure!(errors.contains(" not in the recording") && !errors.contains("panicked"), "{errors}");
+    let info = finished.stdout.join("\n");
+    ensure!(info.contains("cut off"), "{info}");
+    let cycles = finished.stdout.iter().find(|line| line.contains(" GC cycles")).context("no cycles")?;
+    ensure!(!cycles.trim().starts_with('0'), "{cycles}");
+    Ok(())
+}
+
+/// With a largest size the run ends by itself, and its recording is whole: neither smaller nor larger than by its last second.
+#[test]
+fn largest_size() -> Result<()> {
+    let live = Live::beside_others()?;
+    let program = start(ENDLESS, &Ruby::main()?, "busy")?;
+    let pid = program.pid().to_string();
+    for (kib, to) in [(64, "a.gctrace"), (200, "b.gctrace")] {
+        let file = live.path(to);
+        let size = format!("{kib}KiB");
+        let mut args = vec![OsString::from("record"), "--pid".into(), pid.clone().into(), "--gvl".into()];
+        args.extend(["--gvl-budget=100".into(), "--max-size".into(), size.into()]);
+        args.extend(["-o".into(), file.clone().into_os_string()]);
+        let finished = Invocation::new(args)?.start_ready()?.wait()?;
+        let errors = finished.errors();
+        ensure!(finished.status.success(), "{errors}");
+        ensure!(errors.contains("--max-size"), "{errors}");
+        let written = std::fs::metadata(&file)?.len();
+        let least = kib * 1024;
+        ensure!((least..least + (200 << 10)).contains(&written), "{written} bytes of {least}");
+        let report =
+            Invocation::new([OsString::from("report"), file.into(), "--format=jsonl".into()])?.run()?;
+        ensure!(report.status.success() && !report.errors().contains("cut off"), "{}", report.errors());
+        let report = Report::parse(&report.stdout)?;
+        ledger::check(&report)?;
+        ensure!(!report.gcs.is_empty());
+    }
+    Ok(())
+}
+
+/// A reader that does not read holds neither the traced program nor, at its end, gctrace.
+#[test]
+fn stuck_reader() -> Result<()> {
+    let _live = Live::beside_others()?;
+    let program = start(ENDLESS, &Ruby::main()?, "busy")?;
+    let text = "\"$0\" record --pid \"$1\" --gvl --gvl-budget 100 --duration 1s -o - | sleep 20 > /dev/null 2>&1";
+    let begun = std::time::Instant::now();
+    let mut gctrace = pipeline(text, program.pid())?;
+    gctrace.wait_error("its reader has read nothing for 10 s")?;
+    ensure!(begun.elapsed() < Duration::from_secs(20), "{:?}", begun.elapsed());
+    gctrace.kill()?;
+    Ok(())
+}

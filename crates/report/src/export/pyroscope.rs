@@ -112,10 +112,19 @@ impl Push {
                 known(|facts| facts.origin.namespace.as_ref().or(facts.container.namespace.as_ref())),
             ),
             ("hostname", facts.hostname.as_deref()),
+            ("unit", self.unit()),
         ] {
             labels.extend(value.map(|value| pair(name, &bounded(value))));
         }
         labels
+    }
+
+    /// The systemd unit of these processes: a service may have several, then none.
+    fn unit(&self) -> Option<&str> {
+        let facts = self.processes.iter().filter_map(|at| self.window.recording.processes.get(*at));
+        let mut units = facts.map(|facts| facts.container.unit.as_deref());
+        let first = units.next()?;
+        first.filter(|_| units.all(|unit| unit == first))
     }
 }
 

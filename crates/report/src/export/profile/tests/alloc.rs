@@ -235,7 +235,7 @@ fn pushed_to_pyroscope() {
 /// text without controls, of bounded length; what is not known has no label.
 #[test]
 fn labels_of_pyroscope() {
-    let labels = |change: &dyn Fn(&mut [ProcessFacts])| {
+    let labels = |change: &dyn Fn(&mut Vec<ProcessFacts>)| {
         let mut recording = Rc::try_unwrap(several().recording).unwrap().into_inner();
         change(&mut recording.processes);
         let processes: Vec<ProcessIndex> = (0..recording.processes.len()).collect();
@@ -256,13 +256,13 @@ fn labels_of_pyroscope() {
     let service = pair("service_name", "unknown_service");
     assert_eq!(labels(&|_| ()), std::slice::from_ref(&service));
     let id = "3f4b8d3e5c6a7f8091a2b3c4d5e6f708192a3b4c5d6e7f8091a2b3c4d5e6f708";
-    let in_container = |facts: &mut [ProcessFacts]| {
+    let in_container = |facts: &mut Vec<ProcessFacts>| {
         for process in facts {
             process.origin = Origin { container: Some(id.to_owned()), ..Origin::default() }.into();
         }
     };
     assert_eq!(labels(&in_container), [service.clone(), pair("container", id), pair("container_id", id)]);
-    let in_pod = |facts: &mut [ProcessFacts]| {
+    let in_pod = |facts: &mut Vec<ProcessFacts>| {
         in_container(facts);
         let last = facts.last_mut().unwrap();
         last.container.name = Some("puma\u{1b}[2J".to_owned());
@@ -270,6 +270,21 @@ fn labels_of_pyroscope() {
         last.container.namespace = Some("shop".to_owned());
         last.hostname = Some("web-1".to_owned());
     };
+    let in_unit = |facts: &mut Vec<ProcessFacts>| {
+        for process in facts {
+            process.container.unit = Some("puma.service".to_owned());
+        }
+    };
+    assert_eq!(labels(&in_unit), [service.clone(), pair("unit", "puma.service")]);
+    // A worker of another unit, or one whose unit is not known.
+    for other in [Some("puma@2.service".to_owned()), None] {
+        let in_two = |facts: &mut Vec<ProcessFacts>| {
+            facts.push(facts[0].clone());
+            in_unit(facts);
+            facts[1].container.unit.clone_from(&other);
+        };
+        assert_eq!(labels(&in_two), std::slice::from_ref(&service));
+    }
     assert_eq!(
         labels(&in_pod),
         [

@@ -66,6 +66,7 @@ mod live_request_units;
 mod live_requests;
 mod live_select;
 mod live_serve;
+mod live_serve_browser;
 mod live_server_load;
 mod live_servers;
 mod live_spans;

@@ -1,0 +1,147 @@
+//! `gctrace serve --live` in Chromium: its script keeps the page up to date, holds it when asked to, leaves alone what is being read, and
+//! says when gctrace is gone.
+
+#[expect(dead_code, reason = "others read pages by themselves")]
+#[path = "product/served.rs"]
+mod served;
+
+use std::{
+    process::Command,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context as _, Result, ensure};
+use gctrace_tests::{
+    PATIENCE,
+    browser::{Browser, View},
+    child::Guarded,
+    live::{Live, gctrace_binary, work_dir},
+    ruby::Ruby,
+};
+use rustix::process::Signal;
+use served::Served;
+
+const VIEWS: [View; 3] = [
+    View { name: "light", width: 1280, scale: 1, dark: false },
+    View { name: "dark", width: 1280, scale: 1, dark: true },
+    View { name: "narrow", width: 530, scale: 1, dark: false },
+];
+
+/// A title that a browser must not take for anything but text.
+const HOSTILE: &str = "<img src=x onerror=alert(1)></script>";
+/// Told a number, it collects so often, and says how many collections there were since its begin.
+const PROGRAM: &str = "$stdout.sync = true
+    $0 = ARGV[0]
+    first = GC.count
+    puts 'ready'
+    while (line = $stdin.gets)
+      GC.disable
+      line.to_i.times { 20_000.times.map { |i| \"s#{i}\" }; GC.start }
+      puts \"counted #{GC.count - first}\"
+      GC.enable
+    end";
+
+/// Has the program collect, and returns how many collections there were in all.
+fn collect(program: &mut Guarded, cycles: u32) -> Result<u64> {
+    let before = program.stdout_so_far().len();
+    program.say(&cycles.to_string())?;
+    let since = Instant::now();
+    loop {
+        if let Some(line) = program.stdout_so_far().get(before) {
+            return line.strip_prefix("counted ").context("no count")?.parse().context("a number");
+        }
+        ensure!(since.elapsed() < PATIENCE, "it does not answer");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+/// What an expression in the page has to become.
+fn until(browser: &mut Browser, expression: &str, wanted: &str) -> Result<Duration> {
+    let since = Instant::now();
+    loop {
+        let found = browser.evaluate(&format!("String({expression})"))?;
+        if found == wanted {
+            return Ok(since.elapsed());
+        }
+        ensure!(since.elapsed() < PATIENCE, "{expression} is {found}, not {wanted}");
+        std::thread::sleep(Duration::from_millis(100));
+    }
+}
+
+const CYCLES: &str = "document.getElementById('live').dataset.cycles";
+const PART: &str = "document.getElementById('part').dataset.cycles";
+const STATE: &str = "document.getElementById('live').dataset.state";
+
+#[test]
+fn kept_up_to_date() -> Result<()> {
+    let _live = Live::beside_others()?;
+    let mut program = Guarded::start("ruby", Ruby::main()?.command()?.args(["-e", PROGRAM, HOSTILE]))?;
+    program.wait_stdout(PATIENCE, "ready", |line| line == "ready")?;
+    let mut serve = Command::new(gctrace_binary()?);
+    serve.args(["serve", "--live", "--gvl", "--pid", &program.pid().to_string()]);
+    let served = Served::with(&mut serve)?;
+    let (url, mut browser) = (format!("http://{}{}", served.address, served.base), Browser::start()?);
+    let first = collect(&mut program, 5)?;
+    ensure!(first == 5, "{first}");
+    let said = browser.load(&url, VIEWS[0])?;
+    ensure!(said.is_empty(), "{said:?}");
+    until(&mut browser, CYCLES, "5")?;
+    until(&mut browser, PART, "5")?;
+    // It stays the same page from here on.
+    browser.evaluate("window.mine = true")?;
+    collect(&mut program, 3)?;
+    let took = until(&mut browser, CYCLES, "8")?;
+    ensure!(took < Duration::from_secs(30), "{took:?} until the page had what stands now");
+    until(&mut browser, PART, "8")?;
+
+    // What is being read is left alone; what stands now is not.
+    browser.evaluate("document.querySelector('#part a, #part summary').focus()")?;
+    collect(&mut program, 2)?;
+    until(&mut browser, CYCLES, "10")?;
+    std::thread::sleep(Duration::from_secs(12));
+    let part = browser.evaluate(PART)?;
+    ensure!(part == "8", "the part is {part} while it is being read");
+    browser.evaluate("document.activeElement.blur()")?;
+    until(&mut browser, PART, "10")?;
+
+    // By keyboard: held, and let go.
+    browser.evaluate("document.getElementById('hold').focus()")?;
+    browser.press("Enter", 13)?;
+    until(&mut browser, "document.getElementById('hold').getAttribute('aria-pressed')", "true")?;
+    collect(&mut program, 2)?;
+    std::thread::sleep(Duration::from_secs(3));
+    let held = browser.evaluate(CYCLES)?;
+    ensure!(held == "10", "{held} cycles on a page that is held");
+    browser.press("Enter", 13)?;
+    until(&mut browser, CYCLES, "12")?;
+    let (same, images) = (
+        browser.evaluate("window.mine")?,
+        browser.evaluate("document.querySelectorAll('img, script:not([src])').length")?,
+    );
+    ensure!(same == true && images == 0, "loaded again: {same}; {images} elements that names made");
+    let text = browser.evaluate("document.body.textContent")?;
+    ensure!(text.as_str().is_some_and(|text| text.contains(HOSTILE)), "{text}");
+    let wrong = browser.wrong()?;
+    ensure!(wrong.is_empty(), "{wrong:?}");
+
+    let dir = work_dir()?.join("pages/live");
+    std::fs::create_dir_all(&dir)?;
+    for view in VIEWS {
+        let said = browser.load(&url, view)?;
+        ensure!(said.is_empty(), "{said:?}");
+        until(&mut browser, CYCLES, "12")?;
+        browser.picture(&dir.join(format!("{}.png", view.name)))?;
+        let wide = browser.evaluate("document.documentElement.scrollWidth")?.as_u64().context("a number")?;
+        ensure!(wide <= u64::from(view.width), "{}: {wide} pixels", view.name);
+    }
+    ensure!(browser.evaluate(STATE)? == "live" && program.running()?);
+
+    // When gctrace is killed the page says that its figures are old.
+    served.stop(Signal::KILL)?;
+    until(&mut browser, STATE, "stale")?;
+    until(&mut browser, "document.getElementById('stale').hidden", "false")?;
+    let shown = browser.evaluate("document.getElementById('stale').innerText")?;
+    ensure!(shown.as_str().is_some_and(|text| text.len() > 10), "{shown}");
+    browser.picture(&dir.join("stale.png"))?;
+    Ok(())
+}

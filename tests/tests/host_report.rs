@@ -87,6 +87,36 @@ fn one_screen() -> Result<()> {
     Ok(())
 }
 
+/// What `gctrace info` and `gctrace diff` say of committed recordings is what they said.
+#[test]
+fn documents() -> Result<()> {
+    let mut differ = Vec::new();
+    for (words, name) in [
+        (&["info", "2.7.gctrace"][..], "2.7.info.txt"),
+        (&["info", "puma.gctrace"], "puma.info.txt"),
+        (&["info", "puma.gctrace", "--format=json"], "puma.info.json"),
+        (&["diff", "2.7.gctrace", "puma.gctrace"], "2.7-puma.diff.txt"),
+        (&["diff", "2.7.gctrace", "puma.gctrace", "--format=json"], "2.7-puma.diff.json"),
+    ] {
+        let in_place = |command: &mut Command| {
+            command.current_dir(recordings());
+        };
+        let finished = Invocation::new(words)?.with(in_place).run()?;
+        // Some of what one has the other lacks, and nothing can be compared of such short runs but shares.
+        let expected = if words[0] == "info" { &[0][..] } else { &[0, 2] };
+        ensure!(finished.status.code().is_some_and(|code| expected.contains(&code)), "{}", finished.errors());
+        let found = finished.stdout.join("\n") + "\n";
+        let path = recordings().join(name);
+        if std::env::var_os(WRITE).is_some() {
+            fs::write(&path, found)?;
+        } else if fs::read_to_string(&path)? != found {
+            differ.push(found);
+        }
+    }
+    ensure!(differ.is_empty(), "other documents; if that is meant, {WRITE}=1:\n{}", differ.join("\n"));
+    Ok(())
+}
+
 /// The second time it is the same; flags of a run give the outputs of a run in place of it; a part without a process says so.
 #[test]
 fn other_outputs() -> Result<()> {

@@ -234,6 +234,17 @@ fn asked() -> Result<()> {
             let at =
                 first.iter().position(|line| *line == second[0]).context("they have nothing in common")?;
             ensure!(second.starts_with(&first[at..]) && second.len() > first.len() - at);
+            // Merged, what both have is there once, and it is what the run reported.
+            let merged = live.path("merged.gctrace").into_os_string();
+            let files = asked.iter().map(|file| file.clone().into_os_string());
+            let args = [OsString::from("merge"), "-o".into(), merged.clone()].into_iter().chain(files.rev());
+            let done = Invocation::new(args)?.run()?;
+            ensure!(done.status.success(), "{}", done.errors());
+            let merged = report(Path::new(&merged))?;
+            let (merged, reported) = (cycles(&merged), cycles(&finished));
+            ensure!(merged == [&first[..at], &second[..]].concat());
+            let from = reported.iter().position(|line| *line == merged[0]).context("it was not reported")?;
+            ensure!(reported[from..].starts_with(&merged));
         }
         std::fs::remove_dir_all(&dir)?;
         Ok(())

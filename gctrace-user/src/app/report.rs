@@ -148,17 +148,29 @@ mod tests {
         (&["--stack-lines", "--folded"], "lines.folded"),
         (&["--flamegraph-of=alloc", "--folded"], "alloc.folded"),
     ];
-    /// Flags of other formats, and what their files begin with. Their contents are too long to be kept: lengths and digests are.
-    const OTHERS: [(&str, &[u8]); 9] = [
-        ("--callgrind", b"# callgrind format"),
-        ("--top-lines", b"By line: "),
-        ("--csv", b"time_utc,pid,"),
-        ("--pprof", &[0x1f, 0x8b]),
-        ("--flamegraph", b"<?xml"),
-        ("--speedscope", b"{"),
-        ("--firefox", b"{"),
-        ("--perfetto", &[0x0a]),
-        ("--stack-log", b"{"),
+    /// Flags of other outputs, and what their files begin with. Their contents are too long to be kept: lengths and digests are.
+    const OTHERS: [(&[&str], &[u8]); 20] = [
+        (&["--callgrind"], b"# callgrind format"),
+        (&["--top-lines"], b"By line: "),
+        (&["--csv"], b"time_utc,pid,"),
+        (&["--pprof"], &[0x1f, 0x8b]),
+        (&["--flamegraph"], b"<?xml"),
+        (&["--speedscope"], b"{"),
+        (&["--firefox"], b"{"),
+        (&["--perfetto"], &[0x0a]),
+        (&["--stack-log"], b"{"),
+        (&["--format=jsonl", "-o"], b"{"),
+        (&["--interval=100ms", "-o"], b""),
+        (&["--min-pause=1ms", "-o"], b""),
+        (&["--flamegraph-of=gc", "--folded"], b""),
+        (&["--flamegraph-of=gvl-wait", "--folded"], b""),
+        (&["--stack-root=thread", "--folded"], b""),
+        (&["--app-only", "--folded"], b""),
+        (&["--tunemygc"], b"[["),
+        // Where it was looked at.
+        (&["--flamegraph-of=wall", "--folded"], b""),
+        (&["--slower-than=1ms", "-o"], b""),
+        (&["--by=endpoint", "-o"], b""),
     ];
 
     fn recordings() -> Vec<PathBuf> {
@@ -401,12 +413,23 @@ mod tests {
                     differ.push(expected);
                 }
             }
+            let subjects = Recording::open(&recording).unwrap().header().subjects;
             let mut digests = String::new();
-            for (flag, begin) in OTHERS {
-                let found = run(&recording, &[flag], &dir.path().join("out"));
-                assert!(found.starts_with(begin), "{flag} {}", recording.display());
+            for (flags, begin) in OTHERS {
+                let needs_requests = ["--slower-than=1ms", "--by=endpoint"].contains(&flags[0]);
+                if (flags[0] == "--flamegraph-of=wall" && !subjects.wall)
+                    || (needs_requests && !subjects.requests)
+                {
+                    continue;
+                }
+                let found = match flags {
+                    ["--tunemygc"] => sets(&recording),
+                    flags => without_ledger(run(&recording, flags, &dir.path().join("out"))),
+                };
+                let flags = flags.join(" ");
+                assert!(found.starts_with(begin), "{flags} {}", recording.display());
                 let (bytes, digest) = digest(found);
-                writeln!(digests, "{flag} {bytes} bytes {digest}").unwrap();
+                writeln!(digests, "{flags} {bytes} bytes {digest}").unwrap();
             }
             let expected = recording.with_extension("digests");
             if std::env::var_os(WRITE).is_some() {
@@ -416,6 +439,24 @@ mod tests {
             }
         }
         assert!(differ.is_empty(), "other outputs: {differ:?}; if that is meant: `cargo xtask recordings`");
+    }
+
+    /// The sample sets of all processes, one after the other.
+    fn sets(recording: &Path) -> Vec<u8> {
+        let dir = tempfile::tempdir().unwrap();
+        let out = dir.path().join("lines");
+        run(recording, &["--tunemygc", dir.path().to_str().unwrap(), "-o"], &out);
+        std::fs::remove_file(out).unwrap();
+        let mut files: Vec<PathBuf> =
+            std::fs::read_dir(dir.path()).unwrap().map(|entry| entry.unwrap().path()).collect();
+        files.sort();
+        files.iter().flat_map(|file| std::fs::read(file).unwrap()).collect()
+    }
+
+    /// JSON lines without the ledger, which grows with each new counter.
+    fn without_ledger(file: Vec<u8>) -> Vec<u8> {
+        let lines = file.split_inclusive(|byte| *byte == b'\n');
+        lines.filter(|line| !line.starts_with(b"{\"type\":\"ledger\"")).flatten().copied().collect()
     }
 
     /// Length and digest of a file; of what it was compressed from, if it is, because that is the same with all versions of the library.

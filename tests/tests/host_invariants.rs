@@ -223,3 +223,19 @@ fn no_source_depends_on_a_patch_release() {
         }
     }
 }
+
+/// The Debian package has every systemd unit that there is.
+#[test]
+fn units_are_packaged() {
+    let manifest = fs::read_to_string(root().join("gctrace-user/Cargo.toml")).expect("a manifest");
+    let mut units = 0;
+    for entry in fs::read_dir(root().join("packaging")).expect("a folder").flatten() {
+        let name = entry.file_name().to_string_lossy().into_owned();
+        if name.ends_with(".service") {
+            units += 1;
+            let asset = format!("[\"../packaging/{name}\", \"usr/lib/systemd/system/\", \"644\"]");
+            assert!(manifest.contains(&asset), "{name} is not in the package");
+        }
+    }
+    assert!(units >= 2, "{units} units");
+}

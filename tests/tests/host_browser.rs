@@ -22,17 +22,18 @@ use hostile::{HOSTILE, Hostile};
 use serde_json::{Value, json};
 use served::{Served, harmless};
 
-const VIEWS: [View; 4] = [
+const VIEWS: [View; 5] = [
     View { name: "light", width: 1280, scale: 1, dark: false },
     View { name: "dark", width: 1280, scale: 1, dark: true },
     View { name: "narrow", width: 530, scale: 1, dark: false },
+    View { name: "telephone", width: 360, scale: 1, dark: true },
     // What is left of 1280 pixels.
     View { name: "zoom", width: 640, scale: 2, dark: false },
 ];
 
 /// Elements that reach beyond the right edge of the window, if the page can be scrolled there; text in charts that is smaller than 9
 /// pixels, or that covers other text; rows of long texts that must be scrolled to be read, or whose words are broken though a line has room
-/// for them; and the contrast of text to what is behind it, where that is below WCAG's 4.5.
+/// for them; names of variables that are broken elsewhere than behind a `_`; and the contrast of text to what is behind it, where that is below WCAG's 4.5.
 const LOOK: &str = r"(() => {
   const found = [], root = document.documentElement, wide = root.clientWidth;
   const name = e => `${e.tagName} ${e.getAttribute('class') || ''} ${(e.textContent || '').trim().slice(0, 40)}`;
@@ -68,6 +69,18 @@ const LOOK: &str = r"(() => {
         const length = parts.reduce((sum, part) => sum + part.width, 0);
         if (lines.size > 1 && length < wide * 0.8) found.push('broken: ' + word[0]);
       }
+    }
+  }
+  // Names of variables end a line only behind an underscore.
+  const texts = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+  for (let text; (text = texts.nextNode());) {
+    if (text.parentElement.closest('option, svg') || document.contentType === 'text/plain') continue;
+    for (const part of text.data.matchAll(/[A-Z]{2,}[_=]?/g)) {
+      const range = document.createRange();
+      range.setStart(text, part.index);
+      range.setEnd(text, part.index + part[0].length);
+      const lines = new Set([...range.getClientRects()].map(r => Math.round(r.top)));
+      if (lines.size > 1) found.push(`broken: ${part[0]} of ${text.data.slice(0, 60)}`);
     }
   }
   // The browser shows plain text in colours of its own.
@@ -190,7 +203,7 @@ fn what_is_wrong_is_seen() -> Result<()> {
     let page = "<!DOCTYPE html><meta http-equiv=Content-Security-Policy content=\"script-src 'none'\">\
         <body style='background:white'><script>document.title='ran'</script><p style='width:3000px'>wide</p>\
         <p style='color:silver'>pale</p><a href='/' style='outline:none'>unmarked</a>\
-        <div style='width:9em;overflow:auto'><table class=stacked><tr><td style='max-width:4em;overflow-wrap:anywhere'>unbreakable\
+        <p style='width:9em;overflow-wrap:anywhere'>RUBY_GC_UNPROTECTED</p><div style='width:9em;overflow:auto'><table class=stacked><tr><td style='max-width:4em;overflow-wrap:anywhere'>unbreakable\
         <td><p style='width:9em'>x</table></div>\
         <svg width=100 height=40 viewBox='0 0 400 160'><text x=0 y=80>one</text><text x=2 y=80>two</text></svg>";
     let mut url = "data:text/html,".to_owned();
@@ -208,6 +221,7 @@ fn what_is_wrong_is_seen() -> Result<()> {
         "contrast 1.8",
         "pixels of rows in",
         "broken: unbreakable",
+        "broken: UNPROTECTED",
     ] {
         ensure!(found.contains(words), "no {words} in {found}");
     }

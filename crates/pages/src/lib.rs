@@ -149,6 +149,24 @@ pub fn lines(text: &str) -> Markup {
     html! { pre tabindex="0" { (text) } }
 }
 
+/// Lines to be copied, with names of variables as [`settings`] has them.
+pub fn setting_lines(text: &str) -> Markup {
+    html! { pre tabindex="0" { @for line in text.lines() { (settings(line)) "\n" } } }
+}
+
+/// Text with names of variables, which are long: a line ends within one only where that is longer than a line, and then behind a
+/// `_` or `=`.
+pub fn settings(text: &str) -> Markup {
+    html! {
+        @for (at, word) in text.split(' ').enumerate() {
+            @if at > 0 { " " }
+            @if word.contains(['_', '=']) {
+                span.whole { @for part in word.split_inclusive(['_', '=']) { (part) wbr; } }
+            } @else { (word) }
+        }
+    }
+}
+
 /// A value of a query, with everything but letters, digits and `-._~` percent-encoded (RFC 3986, 2.3).
 pub fn encoded(text: &str) -> String {
     text.bytes().fold(String::new(), |mut all, byte| {

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use gctrace_pages::{
-    Column, chart, encoded, lines, page, table,
+    Column, chart, encoded, lines, page, setting_lines, settings, table,
     words::{ago, bytes, count, counted, percent},
 };
 use hyper::{StatusCode, header};
@@ -330,7 +330,7 @@ fn application(shared: &Shared, info: &AppInfo, title: &str, wanted: &Wanted) ->
         @if let Some(host) = &wanted.host {
             p { "Host " strong { (named(host)) } @if let Some(pid) = wanted.pid { ", process " strong { (pid) } } }
         }
-        @if let Some(environment) = &wanted.environment { p { "With " strong { (environment_name(environment)) } } }
+        @if let Some(environment) = &wanted.environment { p { "With " strong { (environment_text(environment)) } } }
         @if full { p.soft { "There is about as much as is kept and shown: older figures may be left out." } }
         @if taken.is_empty() {
             p { "No sample set arrived in this time. On the host of the program, with this application's token:" }
@@ -346,9 +346,9 @@ fn application(shared: &Shared, info: &AppInfo, title: &str, wanted: &Wanted) ->
                     p { "Nothing to set for speed now." }
                 } @else {
                     p { "For speed, for a shell:" }
-                    (lines(exports))
+                    (setting_lines(exports))
                 }
-                details { summary { "Reasons, and why nothing else is advised" } (lines(report)) }
+                details { summary { "Reasons, and why nothing else is advised" } (setting_lines(report)) }
             },
         }
         @if let Some(advice) = advice.as_ref().filter(|advice| !advice.history.is_empty()) {
@@ -372,6 +372,11 @@ fn environment_name(environment: &str) -> String {
     } else {
         printable_part(environment, MAX_NAME)
     }
+}
+
+/// An environment's name for a narrow place: it breaks between its settings, and within their names only behind a `_`.
+fn environment_text(environment: &str) -> Markup {
+    settings(&environment_name(environment))
 }
 
 /// The column of a time, of a chart that begins `since` and spans this number of seconds.
@@ -469,13 +474,13 @@ fn environments(slots: &[Slot], seen: &Seen<'_>, wanted: &Wanted, now: f64) -> M
                 ..Wanted::default()
             };
             let mut row =
-                vec![html! { a href=(to.query()) { (environment_name(environment)) } }, html! { (series) }];
+                vec![html! { a href=(to.query()) { (environment_text(environment)) } }, html! { (series) }];
             row.extend(figures(sum, now));
             row
         })
         .collect();
     let columns: Vec<Column> =
-        [Column::Text("Environment"), Column::Text("Ruby")].into_iter().chain(FIGURES).collect();
+        [Column::Text("Environment"), Column::Number("Ruby")].into_iter().chain(FIGURES).collect();
     html! {
         (table("Of the whole application, the latest environment first", &columns, &rows))
         @let left = sums.len().saturating_sub(MAX_ENVIRONMENTS);
@@ -486,8 +491,7 @@ fn environments(slots: &[Slot], seen: &Seen<'_>, wanted: &Wanted, now: f64) -> M
 
 /// The latest environment compared with the one before it.
 fn change(new: &(&str, Series), after: &Sum, old: &(&str, Series), before: &Sum) -> Markup {
-    let name =
-        |(environment, series): &(&str, Series)| format!("Ruby {series}, {}", environment_name(environment));
+    let name = |(environment, series): &(&str, Series)| html! { "Ruby " (series) ", " (environment_text(environment)) };
     html! {
         h2 { "The latest environment compared with the one before" }
         p { "Before: " (name(old)) "." br; "After: " (name(new)) "." }
@@ -513,7 +517,7 @@ fn processes(slots: &[&Slot], seen: &Seen<'_>, wanted: &Wanted, now: f64) -> Mar
         })
         .collect();
     let columns: Vec<Column> =
-        [Column::Text("Process"), Column::Text("Ruby")].into_iter().chain(FIGURES).collect();
+        [Column::Text("Process"), Column::Number("Ruby")].into_iter().chain(FIGURES).collect();
     let caption = if sums.len() > MAX_PROCESSES {
         format!("The latest {MAX_PROCESSES} of {} processes", count(sums.len() as u64))
     } else {

@@ -8,7 +8,7 @@ use gctrace_pages::{
 };
 use maud::{Markup, html};
 
-use super::{COLUMNS, Latest, Seen, Sum, Wanted, ago, environment_name, named};
+use super::{COLUMNS, Latest, Seen, Sum, Wanted, ago, environment_name, environment_text, named};
 use crate::{printable::printable, store::Slot};
 
 /// Values that can be chosen: those that were seen last.
@@ -57,6 +57,14 @@ impl By {
             Self::Environment => environment_name(value),
             Self::Ruby => format!("Ruby {}", named(value)),
             Self::Host => named(value),
+        }
+    }
+
+    /// The same where there may be little room.
+    fn text(self, value: &str) -> Markup {
+        match self {
+            Self::Environment => environment_text(value),
+            Self::Ruby | Self::Host => html! { (self.shown(value)) },
         }
     }
 }
@@ -133,7 +141,7 @@ fn form(by: By, choices: &[Cow<'_, str>], days: u32, pair: Option<&Pair>) -> Opt
 }
 
 fn compared(slots: &[Slot], since: i64, now: f64, Pair { by, values }: &Pair) -> Markup {
-    let names = values.each_ref().map(|value| by.shown(value));
+    let names = values.each_ref().map(|value| by.text(value));
     let parts = values.each_ref().map(|value| {
         let of = |slot: &&Slot| by.value(slot) == value.as_str();
         slots.iter().filter(of).collect::<Vec<&Slot>>()

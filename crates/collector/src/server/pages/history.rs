@@ -1,6 +1,6 @@
 //! The history of an application's settings as a table.
 
-use gctrace_pages::{Column, stacked_table, words::ago};
+use gctrace_pages::{Column, settings, stacked_table, words::ago};
 use maud::{Markup, html};
 
 use super::super::history::{Event, What};
@@ -41,7 +41,7 @@ fn row(event: &Event, now: f64) -> Vec<Markup> {
             } else {
                 format!("advised for {strategy}")
             };
-            (what, settings, html! { "instead of " (breakable(in_force)) })
+            (what, settings, html! { "instead of " (shown(in_force)) })
         }
         What::InForce { settings, advised, brought } => {
             let what = match advised {
@@ -56,22 +56,13 @@ fn row(event: &Event, now: f64) -> Vec<Markup> {
         html! { (ago(now - event.at)) },
         html! { (ago(now - event.until)) },
         html! { (what) },
-        breakable(settings),
+        shown(settings),
         brought,
     ]
 }
 
-/// Settings, whose names are long: a line ends within one only where it is longer than a line, and behind a `_` or `=`.
-fn breakable(settings: &InForce) -> Markup {
-    if settings.is_default() {
-        return html! { (settings) };
-    }
-    let text = settings.to_string();
-    html! {
-        @for setting in text.split(' ') {
-            span.whole { @for part in setting.split_inclusive(['_', '=']) { (part) wbr; } } " "
-        }
-    }
+fn shown(in_force: &InForce) -> Markup {
+    settings(&in_force.to_string())
 }
 
 fn figures(brought: &Comparison) -> Markup {

@@ -163,6 +163,8 @@ impl Browser {
         for event in &self.events {
             let params = &event["params"];
             match event["method"].as_str().unwrap_or_default() {
+                // It recommends a field for a user's name beside each password; there is none.
+                "Log.entryAdded" if params["entry"]["source"] == "recommendation" => {}
                 "Log.entryAdded" => wrong.push(format!("{}", params["entry"])),
                 name @ ("Runtime.consoleAPICalled"
                 | "Runtime.exceptionThrown"
@@ -195,6 +197,31 @@ impl Browser {
             self.call("Input.dispatchKeyEvent", &params)?;
         }
         Ok(())
+    }
+
+    /// Types a text, key by key; a line feed is the Enter key.
+    pub fn enter(&mut self, text: &str) -> Result<()> {
+        for letter in text.chars() {
+            let (key, text, code) = match letter {
+                '\n' => ("Enter".to_owned(), "\r".to_owned(), 13),
+                letter => (letter.to_string(), letter.to_string(), letter.to_ascii_uppercase() as u32),
+            };
+            for kind in ["keyDown", "keyUp"] {
+                let mut params = json!({"type": kind, "key": key, "windowsVirtualKeyCode": code});
+                if kind == "keyDown" {
+                    params["text"] = json!(text);
+                }
+                self.call("Input.dispatchKeyEvent", &params)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Presses Enter on what has the focus, and waits for the page to which that leads.
+    pub fn follow(&mut self) -> Result<()> {
+        self.events.clear();
+        self.enter("\n")?;
+        self.loaded()
     }
 
     /// Writes a picture of the whole page to a file (PNG).

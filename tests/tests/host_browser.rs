@@ -294,6 +294,92 @@ fn collector() -> Result<()> {
     nothing(&wrong)
 }
 
+/// Presses Tab until what has the focus satisfies a condition: an expression about `e`.
+fn tab_to(browser: &mut Browser, condition: &str) -> Result<()> {
+    for _ in 0..200 {
+        browser.press("Tab", 9)?;
+        if browser.evaluate(&format!("(e => !!({condition}))(document.activeElement)"))? == true {
+            return Ok(());
+        }
+    }
+    anyhow::bail!("the keyboard does not reach {condition}")
+}
+
+/// Half a day of two processes, and half a day with a larger heap, in which a quarter of the time of before is in the GC.
+fn a_day(collector: &Collector, token: &str) -> Result<()> {
+    let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH)?.as_secs_f64();
+    let cycle = |by, major| Cycle { by, major, old_after: 99_000 };
+    let mixed = cycles(&[(cycle("newobj", None), 60), (cycle("newobj", Some("oldgen")), 8)]);
+    for part in 0..96_u32 {
+        let (environment, slower) = if part < 48 {
+            (json!({}), 1.5)
+        } else {
+            (json!({"RUBY_GC_HEAP_INIT_SLOTS": "600000", "RUBY_GC_HEAP_OLDOBJECT_LIMIT_FACTOR": "3.8"}), 6.0)
+        };
+        // As if more came at noon.
+        let slower = slower * (1.0 + f64::from(part.abs_diff(48)) / 60.0);
+        for pid in [4242, 4243] {
+            let mut set = set(token, "3.4.7", &environment, &mixed);
+            set[0][8] = json!("web-1");
+            set[0][10] = json!(pid);
+            for sample in set.as_array_mut().context("a set")?.iter_mut().skip(1) {
+                let since = sample[0].as_f64().context("a time")? - 1_700_000_000.0;
+                sample[0] = json!(now - 86_000.0 + f64::from(part) * 890.0 + since * slower);
+            }
+            let answer = collector.send(&set.to_string())?;
+            ensure!([200, 412].contains(&answer.code), "{answer:?}");
+        }
+    }
+    Ok(())
+}
+
+/// Only with keys: signs in, first with a wrong token, goes to the application and from there to one of its processes.
+#[test]
+fn collector_by_keyboard() -> Result<()> {
+    let live = Live::without_gctrace()?;
+    let path = live.path("sets.db");
+    let collector = Collector::on("0.0.0.0:0", &path, &[])?;
+    let token = apps(&format!("sqlite:{}", path.display()), &["add", "shop"])?.trim().to_owned();
+    a_day(&collector, &token)?;
+    let (dir, mut browser, mut wrong) = (pictures("keyboard")?, Browser::start()?, Vec::new());
+    let url = format!("http://127.0.0.1:{}", collector.address.port());
+    look(&mut browser, &dir, "sign-in", &format!("{url}/app/1"), &mut wrong)?;
+    // The page is what the collector answers to those who have not signed in.
+    wrong.retain(|what| !what.contains(" 401 "));
+
+    browser.load(&url, VIEWS[0])?;
+    for (typed, title) in [("wrong", "Sign in"), (&token, "Applications")] {
+        tab_to(&mut browser, "e.name === 'token'")?;
+        browser.enter(typed)?;
+        browser.follow()?;
+        let there = browser.evaluate(
+            "[document.querySelector('h1').textContent, document.querySelectorAll('[role=alert]').length]",
+        )?;
+        ensure!(there == json!([title, u8::from(typed == "wrong")]), "after {typed:?}: {there}");
+    }
+    tab_to(&mut browser, "e.textContent === 'shop'")?;
+    browser.follow()?;
+    ensure!(browser.evaluate("location.pathname")? == "/app/1");
+    tab_to(&mut browser, "e.textContent === 'web-1 4243'")?;
+    browser.follow()?;
+    let text = browser.evaluate("document.querySelector('main').innerText")?;
+    let text = text.as_str().context("a text")?;
+    ensure!(text.contains("Host web-1, process 4243") && !text.contains("4242"), "{text}");
+    ensure!(browser.evaluate("document.querySelectorAll('.charts svg').length")? == 4);
+    let said = browser.wrong()?;
+    ensure!(said.is_empty(), "{said:?}");
+    let process = browser.evaluate("location.href")?;
+    for (name, url) in [
+        ("process", process.as_str().context("an address")?),
+        ("application", &format!("{url}/app/1")),
+        ("list", &url),
+    ] {
+        look(&mut browser, &dir, name, url, &mut wrong)?;
+        ensure!(browser.evaluate("document.querySelector('[name=token]')")?.is_null(), "signed out");
+    }
+    nothing(&wrong)
+}
+
 /// Titles, legend and buttons of flame graphs fit windows of all widths; what filters dropped is there as a whole.
 #[test]
 fn flame_graphs() -> Result<()> {

@@ -1,7 +1,10 @@
 //! From a real program to its recommendation and back: traced, sent, advised, and run again with the advice.
 
 use anyhow::{Context as _, Result, ensure};
+use gctrace_tests::PATIENCE;
+use gctrace_tests::child::Guarded;
 use gctrace_tests::collector::Collector;
+use gctrace_tests::container::Cgroup;
 use gctrace_tests::gctrace::Invocation;
 use gctrace_tests::live::{Live, gctrace_binary};
 use gctrace_tests::ruby::Ruby;
@@ -173,6 +176,96 @@ fn tokens_and_variables() -> Result<()> {
         "{}",
         set[0]
     );
+    Ok(())
+}
+
+/// A Ruby of another user, who says of himself that he is this service. It prints "ready", waits for a line, and collects.
+fn claiming(ruby: &Ruby, user: u32, service: &str) -> Result<Guarded> {
+    let user = user.to_string();
+    let mut command = Command::new("setpriv");
+    command.args(["--reuid", &user, "--regid", &user, "--clear-groups"]).arg(ruby.exe());
+    command
+        .args(["--disable-gems", "-e"])
+        .arg("$stdout.sync = true; puts :ready; gets; 40.times { 20_000.times { +'x' } }; GC.start");
+    command.env("OTEL_SERVICE_NAME", service).env("RUBY_GC_HEAP_SLOTS_GROWTH_FACTOR", "1.3");
+    let mut process = Guarded::start("a claiming ruby", command.current_dir("/"))?;
+    process.wait_stdout(PATIENCE, "ready", |line| line == "ready")?;
+    Ok(process)
+}
+
+/// Sets go to the application of the unit, the cgroup or the user that the kernel says a process is of. What a process says of itself, by its
+/// environment or by the name of a cgroup below its own, gives it no other.
+#[test]
+fn whose_sets() -> Result<()> {
+    let live = Live::beside_others()?;
+    let ruby = Ruby::main()?;
+    let path = live.path("sets.db");
+    let collector = Collector::start(&path, &[])?;
+    let (unit, group) = (Cgroup::new(None, "shop.service")?, Cgroup::new(None, "pods")?);
+    let name = |cgroup: &Cgroup| -> Result<String> {
+        Ok(cgroup.path().file_name().context("a name")?.to_string_lossy().into_owned())
+    };
+    let (shop, pods) = (name(&unit)?, name(&group)?);
+    let below = group.below(&shop)?;
+    let [of_shop, of_pods, of_user] = [collector.register()?, collector.register()?, collector.register()?];
+    let tokens = live.path("tokens.toml");
+    let text = format!(
+        "[units]\n\"{shop}\" = \"{of_shop}\"\n[cgroups]\n\"/{pods}\" = \"{of_pods}\"\n[users]\n65534 = \"{of_user}\"\n"
+    );
+    std::fs::write(&tokens, text)?;
+
+    // The user, the cgroup, and the number of the application.
+    let cases = [(0, Some(&unit), 1), (0, Some(&below), 2), (65534, None, 3), (65533, None, 0), (0, None, 0)];
+    let mut started = Vec::new();
+    for (user, cgroup, app) in cases {
+        let process = claiming(&ruby, user, &shop)?;
+        cgroup.map_or(Ok(()), |cgroup| cgroup.take(process.pid()))?;
+        started.push((process, app));
+    }
+    let pids: Vec<String> = started.iter().map(|(process, _)| process.pid().to_string()).collect();
+    let url = format!("http://{}", collector.address);
+    let mut args: Vec<std::ffi::OsString> =
+        ["--pid", &pids.join(","), "--tunemygc-url", &url].map(Into::into).into();
+    args.extend([
+        "--tunemygc-spool".into(),
+        live.path("spool").into(),
+        "--tunemygc-tokens".into(),
+        tokens.into(),
+    ]);
+    let gctrace = Invocation::jsonl(args)?
+        .with(|command| {
+            command.env_remove("RUBY_GC_TOKEN");
+        })
+        .start_ready()?;
+    let mut expected = Vec::new();
+    for (mut process, app) in started {
+        process.say("go")?;
+        let pid = process.pid();
+        let finished = process.finish(PATIENCE)?;
+        ensure!(finished.status.success(), "{}", finished.errors());
+        expected.extend((app > 0).then_some((app, pid)));
+    }
+    let (report, finished) = gctrace.done()?;
+    for pid in pids {
+        ensure!(report.gcs_of(pid.parse()?).count() >= 2, "{pid} has no cycles");
+    }
+    // What they say of themselves was read: elsewhere it is their name.
+    let said = finished.errors();
+    let told = format!("({shop}): RUBY_GC_HEAP_SLOTS_GROWTH_FACTOR=1.3 does nothing");
+    ensure!(said.contains(&told), "{said}");
+    let kept = rusqlite::Connection::open(&path)?;
+    let mut sets = kept.prepare("SELECT app, body FROM sample_set ORDER BY app")?;
+    let sets: Vec<(u32, Vec<u8>)> =
+        sets.query_map([], |row| Ok((row.get(0)?, row.get(1)?)))?.collect::<Result<_, _>>()?;
+    let mut found = Vec::new();
+    for (app, body) in sets {
+        let set: Value = serde_json::from_reader(flate2::read::GzDecoder::new(body.as_slice()))?;
+        found.push((app, u32::try_from(set[0][10].as_u64().context("a pid")?)?));
+    }
+    ensure!(found == expected, "applications and pids: {found:?}, not {expected:?}");
+    let user = &report.ledger.as_ref().context("a ledger")?.user;
+    ensure!(user["sets_without_token"] == 2 && user["sets_sent"] == 3, "{user:?}");
+    ensure!(said.contains("no token for the sample sets of 2 processes, not sent"), "{said}");
     Ok(())
 }
 

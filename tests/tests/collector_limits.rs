@@ -6,10 +6,11 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
 use gctrace_tests::child::Guarded;
-use gctrace_tests::collector::{Collector, apps, example};
+use gctrace_tests::collector::{Collector, Cycle, apps, cycles, example, set};
 use gctrace_tests::http;
 use gctrace_tests::live::{Live, gctrace_binary};
 use gctrace_tests::postgres::Postgres;
+use serde_json::json;
 
 const FORM: &str = "email=someone%40example.com&app=shop";
 
@@ -243,6 +244,57 @@ fn on_full_disk(disk: &Path) -> Result<()> {
     let verdict: String =
         rusqlite::Connection::open(&store)?.query_row("PRAGMA integrity_check", [], |row| row.get(0))?;
     ensure!(verdict == "ok", "{verdict}");
+    Ok(())
+}
+
+/// Processor time of a process so far.
+fn cpu(of: &Collector) -> Result<Duration> {
+    let stat = std::fs::read_to_string(format!("/proc/{}/stat", of.pid()?.as_raw_nonzero()))?;
+    let fields: Vec<&str> = stat.rsplit_once(')').context("a name")?.1.split_whitespace().collect();
+    let ticks = fields[11].parse::<u64>()? + fields[12].parse::<u64>()?;
+    // To user space all architectures have 100 ticks a second (USER_HZ).
+    Ok(Duration::from_millis(10 * ticks))
+}
+
+/// A set with `RUBY_GC_*` variables, for which the advice has to be known, takes little more time than one without, however
+/// many of its application are stored.
+#[test]
+fn variables_cost_little() -> Result<()> {
+    const STORED: u64 = 500;
+    const TURNS: u64 = 5;
+    const SETS: u64 = 60;
+    let live = Live::without_gctrace()?;
+    let collector = Collector::start(&live.path("sets.db"), &[])?;
+    // A hundred samples.
+    let kind = Cycle { by: "newobj", major: None, old_after: 0 };
+    let environments =
+        [json!({}), json!({"RUBY_GC_HEAP_INIT_SLOTS": "400000", "RUBY_GC_MALLOC_LIMIT": "33554432"})];
+    let mut sets = Vec::new();
+    for environment in environments {
+        sets.push(set(&collector.register()?, "3.4.7", &environment, &cycles(&[(kind, 50)])));
+    }
+    let mut pid = 0;
+    let mut send = |set: &mut serde_json::Value| -> Result<()> {
+        pid += 1;
+        set[0][10] = json!(pid);
+        let answer = collector.send(&set.to_string())?;
+        ensure!([200, 412].contains(&answer.code), "{answer:?}");
+        Ok(())
+    };
+    for set in &mut sets {
+        (0..STORED).try_for_each(|_| send(set))?;
+    }
+    let mut taken = [Duration::ZERO; 2];
+    for _ in 0..TURNS {
+        for (set, taken) in sets.iter_mut().zip(&mut taken) {
+            let before = cpu(&collector)?;
+            (0..SETS).try_for_each(|_| send(set))?;
+            *taken += cpu(&collector)? - before;
+        }
+    }
+    let [without, with] = taken.map(|taken| taken.as_secs_f64() * 1e3 / (TURNS * SETS) as f64);
+    eprintln!("{without:.2} ms of processor time without variables, {with:.2} ms with them");
+    ensure!(with < 2.0 * without, "{with:.2} ms of processor time with variables, {without:.2} ms without");
     Ok(())
 }
 

@@ -46,6 +46,7 @@ mod live_newcomers;
 mod live_off_cpu;
 mod live_outputs;
 mod live_present;
+mod live_prices;
 mod live_privileges;
 mod live_profile;
 mod live_profiles;

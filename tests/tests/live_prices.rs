@@ -1,0 +1,114 @@
+//! The price that advice states, beside what following it costs: peak memory, major cycles and time in GC.
+
+use std::process::Command;
+
+use anyhow::{Context as _, Result, ensure};
+use gctrace_tests::gctrace::Invocation;
+use gctrace_tests::live::{Live, gctrace_binary};
+use gctrace_tests::ruby::Ruby;
+use gctrace_tests::script::{Report, Script};
+use serde_json::Value;
+
+/// How far a likely figure may be off.
+const OFF: f64 = 1.5;
+/// How often the work is done with and without the advice.
+const TURNS: usize = 2;
+
+/// What a run of a program took.
+#[derive(Clone, Copy, Debug)]
+struct Taken {
+    /// Bytes.
+    peak: f64,
+    majors: f64,
+    /// Milliseconds, by `GC.stat(:time)`.
+    gc: f64,
+}
+
+impl Taken {
+    fn of(report: &Report) -> Result<Self> {
+        Ok(Self {
+            peak: report.extra_u64("peak_rss_kib")? as f64 * 1024.0,
+            majors: report.growth("major_gc_count")? as f64,
+            gc: report.growth("time")? as f64,
+        })
+    }
+
+    /// Other load makes a run longer, never shorter.
+    fn least(self, other: Self) -> Self {
+        let Self { peak, majors, gc } = other;
+        Self { peak: self.peak.min(peak), majors: self.majors.min(majors), gc: self.gc.min(gc) }
+    }
+}
+
+/// A program is traced and advised, and does the same work with and without the advice, untraced. Memory and time are within a factor of 1.5 of
+/// what is called likely, and within the stated range; majors are within theirs.
+fn holds(script: &str, unit: &str) -> Result<()> {
+    let live = Live::begin()?;
+    let ruby = Ruby::main()?;
+    let sets = live.path("sets");
+    let traced = Script::unwitnessed(&live, &ruby, script)?.seeing_proc().arg("6");
+    let (command, env, outputs) = traced.into_parts()?;
+    let mut args = vec!["--quiet".into(), "--tunemygc".into(), sets.clone().into_os_string(), "--".into()];
+    args.extend(command);
+    let finished = Invocation::new(args)?.envs(env).run()?;
+    ensure!(finished.status.success(), "{}", finished.errors());
+    let work = (outputs.read("")?.0.extra_u64(unit)? * 2 / 3).to_string();
+
+    let output = Command::new(gctrace_binary()?).args(["tune", "--format", "json"]).arg(&sets).output()?;
+    ensure!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let tuned: Value = serde_json::from_slice(&output.stdout)?;
+    let plan = &tuned["programs"][0]["report"]["plans"][0];
+    ensure!(plan["strategy"] == "speed", "{plan:#}");
+    let advice = plan["advice"].as_array().filter(|advice| !advice.is_empty());
+    let advice = advice.with_context(|| format!("nothing is advised: {plan:#}"))?;
+    let settings: Vec<(&str, String)> = advice
+        .iter()
+        .flat_map(|advice| advice["set"].as_array().into_iter().flatten())
+        .filter_map(|set| Some((set["variable"].as_str()?, set["value"].to_string())))
+        .collect();
+
+    let run = |settings: &[(&str, String)]| -> Result<Taken> {
+        let mut script = Script::unwitnessed(&live, &ruby, script)?.seeing_proc().arg("1").arg(&work);
+        for (name, value) in settings {
+            script = script.env(name, value);
+        }
+        Taken::of(&script.run()?.report)
+    };
+    let (mut before, mut after) = (run(&[])?, run(&settings)?);
+    for _ in 1..TURNS {
+        (before, after) = (before.least(run(&[])?), after.least(run(&settings)?));
+    }
+    let price = &plan["price"];
+    eprintln!("{script} on {}: {settings:?}: {before:?} became {after:?}; {price}", ruby.version());
+    let number = |name: &str| price[name].as_f64().with_context(|| format!("no {name} in {price}"));
+    for (name, found, likely) in [
+        ("peak_rss", after.peak, Some("likely_peak_rss")),
+        ("gc_time", after.gc / before.gc, Some("likely_gc_time")),
+        ("majors", after.majors / before.majors, None),
+    ] {
+        let range: [f64; 2] =
+            serde_json::from_value(price[name].clone()).with_context(|| format!("no {name} in {price}"))?;
+        ensure!(
+            (range[0]..=range[1]).contains(&found),
+            "{name} is {found:.2}, and {range:.2?} was stated: {before:?} became {after:?} by {settings:?}"
+        );
+        if let Some(likely) = likely {
+            let said = number(likely)?;
+            ensure!(
+                found <= said * OFF && said <= found * OFF,
+                "{name} is {found:.2}, and {said:.2} was likely: {before:?} became {after:?} by {settings:?}"
+            );
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn large_heap() -> Result<()> {
+    holds("large_heap.rb", "rounds")
+}
+
+#[test]
+fn requests() -> Result<()> {
+    holds("requests.rb", "requests")
+}

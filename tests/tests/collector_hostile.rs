@@ -326,10 +326,10 @@ struct Slow {
 }
 
 /// Sends the first 33.5 MB of a set as fast as they are taken, and the rest at a rate (bytes a second), until an answer comes.
-fn slowly(collector: &Collector, set: &[u8], rate: usize, progress: &AtomicUsize) -> Result<Slow> {
+fn slowly(collector: &Collector, body: &[u8], rate: usize, progress: &AtomicUsize) -> Result<Slow> {
     let begun = Instant::now();
     let mut stream = http::connect(collector.address)?;
-    let head = format!("POST /ruby HTTP/1.1\r\nHost: x\r\nContent-Length: {}\r\n\r\n", set.len());
+    let head = format!("POST /ruby HTTP/1.1\r\nHost: x\r\nContent-Length: {}\r\n\r\n", body.len());
     stream.write_all(head.as_bytes())?;
     stream.set_write_timeout(Some(Duration::from_millis(50)))?;
     stream.set_read_timeout(Some(Duration::from_millis(1)))?;
@@ -341,11 +341,11 @@ fn slowly(collector: &Collector, set: &[u8], rate: usize, progress: &AtomicUsize
             SENT
         } else {
             let since: &Instant = since.get_or_insert_with(Instant::now);
-            set.len().min(SENT + (since.elapsed().as_secs_f64() * rate as f64) as usize)
+            body.len().min(SENT + (since.elapsed().as_secs_f64() * rate as f64) as usize)
         };
         if until <= sent {
             std::thread::sleep(Duration::from_millis(20));
-        } else if let Ok(written) = stream.write(&set[sent..until]) {
+        } else if let Ok(written) = stream.write(&body[sent..until]) {
             sent += written;
             progress.store(sent, Ordering::Relaxed);
         }
@@ -370,12 +370,12 @@ fn slow_within_the_rules() -> Result<()> {
     // A good set, with blanks in the middle.
     let good = example(&token, 1)?.to_string();
     let (head, samples) = good.split_once("],[").context("samples")?;
-    let mut set = format!("{head}],").into_bytes();
-    set.resize(50_000_000 - samples.len() - 1, b' ');
-    set.extend([b"[", samples.as_bytes()].concat());
-    let (collector, set, sent) = (&collector, &set, &[const { AtomicUsize::new(0) }; 4]);
+    let mut body = format!("{head}],").into_bytes();
+    body.resize(50_000_000 - samples.len() - 1, b' ');
+    body.extend([b"[", samples.as_bytes()].concat());
+    let (collector, body, sent) = (&collector, &body, &[const { AtomicUsize::new(0) }; 4]);
     let (p99, slow) = std::thread::scope(|scope| {
-        let start = |n: usize| scope.spawn(move || slowly(collector, set, 450_000, &sent[n]));
+        let start = |n: usize| scope.spawn(move || slowly(collector, body, 450_000, &sent[n]));
         let mut threads = vec![start(0)];
         while sent[0].load(Ordering::Relaxed) < SENT && !threads[0].is_finished() {
             std::thread::sleep(Duration::from_millis(10));
@@ -386,7 +386,7 @@ fn slow_within_the_rules() -> Result<()> {
         Ok::<_, anyhow::Error>((p99, slow.collect::<Result<Vec<_>>>()?))
     })?;
     let Slow { sent, after, answer } = &slow[0];
-    ensure!(answer.contains(" 200 ") && *sent == set.len(), "{sent} bytes: {answer:?}");
+    ensure!(answer.contains(" 200 ") && *sent == body.len(), "{sent} bytes: {answer:?}");
     ensure!(*after > Duration::from_secs(30), "it was so slow only for {after:?}");
     for Slow { sent, after, answer } in &slow[1..] {
         ensure!(answer.contains(" 500 ") && answer.contains("too many large payloads"), "{answer:?}");

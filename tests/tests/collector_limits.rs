@@ -289,7 +289,7 @@ fn variables_cost_little() -> Result<()> {
         for (set, taken) in sets.iter_mut().zip(&mut taken) {
             let before = cpu(&collector)?;
             (0..SETS).try_for_each(|_| send(set))?;
-            *taken += cpu(&collector)? - before;
+            *taken += cpu(&collector)?.saturating_sub(before);
         }
     }
     let [without, with] = taken.map(|taken| taken.as_secs_f64() * 1e3 / (TURNS * SETS) as f64);

@@ -205,12 +205,12 @@ fn whose_sets() -> Result<()> {
     let name = |cgroup: &Cgroup| -> Result<String> {
         Ok(cgroup.path().file_name().context("a name")?.to_string_lossy().into_owned())
     };
-    let (shop, pods) = (name(&unit)?, name(&group)?);
+    let (shop, kube) = (name(&unit)?, name(&group)?);
     let below = group.below(&shop)?;
     let [of_shop, of_pods, of_user] = [collector.register()?, collector.register()?, collector.register()?];
     let tokens = live.path("tokens.toml");
     let text = format!(
-        "[units]\n\"{shop}\" = \"{of_shop}\"\n[cgroups]\n\"/{pods}\" = \"{of_pods}\"\n[users]\n65534 = \"{of_user}\"\n"
+        "[units]\n\"{shop}\" = \"{of_shop}\"\n[cgroups]\n\"/{kube}\" = \"{of_pods}\"\n[users]\n65534 = \"{of_user}\"\n"
     );
     std::fs::write(&tokens, text)?;
 

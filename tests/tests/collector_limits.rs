@@ -261,8 +261,8 @@ fn cpu(of: &Collector) -> Result<Duration> {
 #[test]
 fn variables_cost_little() -> Result<()> {
     const STORED: u64 = 500;
-    const TURNS: u64 = 5;
-    const SETS: u64 = 60;
+    const TURNS: u64 = 10;
+    const SETS: u64 = 100;
     let live = Live::without_gctrace()?;
     let collector = Collector::start(&live.path("sets.db"), &[])?;
     // A hundred samples.
@@ -294,7 +294,7 @@ fn variables_cost_little() -> Result<()> {
     }
     let [without, with] = taken.map(|taken| taken.as_secs_f64() * 1e3 / (TURNS * SETS) as f64);
     eprintln!("{without:.2} ms of processor time without variables, {with:.2} ms with them");
-    ensure!(with < 2.0 * without, "{with:.2} ms of processor time with variables, {without:.2} ms without");
+    ensure!(with < 2.5 * without, "{with:.2} ms of processor time with variables, {without:.2} ms without");
     Ok(())
 }
 

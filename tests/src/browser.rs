@@ -189,11 +189,8 @@ impl Browser {
 
     /// Presses a key.
     pub fn press(&mut self, key: &str, code: u32) -> Result<()> {
-        // Buttons and forms take the character of this key.
-        let text = if key == "Enter" { "\r" } else { "" };
-        for kind in ["keyDown", "keyUp"] {
-            let params =
-                json!({"type": kind, "key": key, "code": key, "windowsVirtualKeyCode": code, "text": text});
+        for kind in ["rawKeyDown", "keyUp"] {
+            let params = json!({"type": kind, "key": key, "code": key, "windowsVirtualKeyCode": code});
             self.call("Input.dispatchKeyEvent", &params)?;
         }
         Ok(())

@@ -106,13 +106,13 @@ fn kept_up_to_date() -> Result<()> {
 
     // By keyboard: held, and let go.
     browser.evaluate("document.getElementById('hold').focus()")?;
-    browser.press("Enter", 13)?;
+    browser.enter("\n")?;
     until(&mut browser, "document.getElementById('hold').getAttribute('aria-pressed')", "true")?;
     collect(&mut program, 2)?;
     std::thread::sleep(Duration::from_secs(3));
     let held = browser.evaluate(CYCLES)?;
     ensure!(held == "10", "{held} cycles on a page that is held");
-    browser.press("Enter", 13)?;
+    browser.enter("\n")?;
     until(&mut browser, CYCLES, "12")?;
     let (same, images) = (
         browser.evaluate("window.mine")?,

@@ -339,8 +339,7 @@ impl Tables {
         for field in Fields::of(entry) {
             match field? {
                 (1, value) => process = Some(value.number()? as u32),
-                said @ (2..=15 | 20..=27, _) => what = Some(said),
-                _ => {}
+                said => what = Some(said),
             }
         }
         let recorded = match required(what, "what an entry says")? {

@@ -25,7 +25,7 @@ use crate::model::{
 
 #[derive(Clone, PartialEq, prost::Message)]
 pub(super) struct Entry {
-    /// Index of the process that it is about, for numbers below 20 of `what`.
+    /// Index of the process that it is about, for what is [`Seen`] of one.
     #[prost(uint32, optional, tag = "1")]
     pub process: Option<u32>,
     #[prost(
@@ -200,7 +200,7 @@ impl Tables {
             13 => Owned::Ended(Box::new(self.ended(seen.message()?)?)),
             14 => Owned::AllocStack(alloc::decode_stack(seen.message()?, self)?),
             15 => Owned::Load(load::decode(seen.message()?)),
-            _ => return Err(Invalid::new("an entry without a process".to_owned())),
+            _ => return Err(Invalid::new(format!("entries of kind {kind} are not known"))),
         })
     }
 }

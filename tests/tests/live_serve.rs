@@ -1,7 +1,7 @@
 //! `gctrace serve --live`: the page of a run while it goes on has what Ruby itself counts, says what it dropped, and ends with gctrace.
 
 #[path = "product/served.rs"]
-mod served;
+pub(super) mod served;
 
 use std::{process::Command, time::Instant};
 

@@ -1,10 +1,6 @@
 //! `gctrace serve --live` in Chromium: its script keeps the page up to date, holds it when asked to, leaves alone what is being read, and
 //! says when gctrace is gone.
 
-#[expect(dead_code, reason = "others read pages by themselves")]
-#[path = "product/served.rs"]
-mod served;
-
 use std::{
     process::Command,
     time::{Duration, Instant},
@@ -19,7 +15,8 @@ use gctrace_tests::{
     ruby::Ruby,
 };
 use rustix::process::Signal;
-use served::Served;
+
+use super::live_serve::served::Served;
 
 const VIEWS: [View; 3] = [
     View { name: "light", width: 1280, scale: 1, dark: false },

@@ -424,7 +424,7 @@ mod tests {
                 }
                 let found = match flags {
                     ["--tunemygc"] => sets(&recording),
-                    flags => without_ledger(run(&recording, flags, &dir.path().join("out"))),
+                    flags => without_ledger(&run(&recording, flags, &dir.path().join("out"))),
                 };
                 let flags = flags.join(" ");
                 assert!(found.starts_with(begin), "{flags} {}", recording.display());
@@ -454,7 +454,7 @@ mod tests {
     }
 
     /// JSON lines without the ledger, which grows with each new counter.
-    fn without_ledger(file: Vec<u8>) -> Vec<u8> {
+    fn without_ledger(file: &[u8]) -> Vec<u8> {
         let lines = file.split_inclusive(|byte| *byte == b'\n');
         lines.filter(|line| !line.starts_with(b"{\"type\":\"ledger\"")).flatten().copied().collect()
     }

@@ -177,7 +177,6 @@ pub struct Args {
 
 /// Other things that gctrace does.
 #[derive(Debug, clap::Subcommand)]
-#[expect(clippy::large_enum_variant, reason = "there is one of it, read once at the start")]
 pub enum Subcommand {
     /// Check what gctrace can do on this host, per Ruby, and how to fix the rest
     Doctor(DoctorArgs),

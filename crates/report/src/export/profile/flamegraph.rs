@@ -221,3 +221,57 @@ fn shade(class: Class, of: impl Fn(u8) -> u8) -> Color {
     let part = |at: usize| base[at].saturating_add(of(spread[at]));
     Color { r: part(0), g: part(1), b: part(2) }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Kinds of rows that the legend tells apart.
+    const KINDS: [Class; 10] = [
+        Class::Frame(FrameKind::Ruby),
+        Class::Frame(FrameKind::CFunction),
+        Class::Frame(FrameKind::Native),
+        Class::Frame(FrameKind::Kernel),
+        Class::Frame(FrameKind::Vm),
+        Class::Frame(FrameKind::Missing),
+        Class::GvlWait,
+        Class::Off(ThreadState::Runnable),
+        Class::Off(ThreadState::Blocked),
+        Class::Group,
+    ];
+
+    /// The hue of a colour, degrees.
+    fn hue(Color { r, g, b }: Color) -> f64 {
+        let [r, g, b] = [r, g, b].map(f64::from);
+        let (most, least) = (r.max(g).max(b), r.min(g).min(b));
+        let around = match most {
+            _ if most == least => return 0.0,
+            _ if most == r => (g - b) / (most - least),
+            _ if most == g => 2.0 + (b - r) / (most - least),
+            _ => 4.0 + (r - g) / (most - least),
+        };
+        (60.0 * around).rem_euclid(360.0)
+    }
+
+    /// No shade of a kind is one of another, and Ruby methods (red) and C functions (orange) differ in hue whatever their names.
+    #[test]
+    fn kinds_have_their_own_colours() {
+        let channels = |class| {
+            let (first, last) = (shade(class, |_| 0), shade(class, |spread| spread));
+            [(first.r, last.r), (first.g, last.g), (first.b, last.b)]
+        };
+        for (at, one) in KINDS.into_iter().enumerate() {
+            for other in KINDS.into_iter().skip(at + 1) {
+                let apart = channels(one).iter().zip(channels(other)).any(|(a, b)| a.1 < b.0 || b.1 < a.0);
+                assert!(apart, "{one:?} and {other:?} have shades in common");
+            }
+        }
+        let hues = |kind| (0..500).map(move |at| hue(color(&format!("Order#line{at}"), Class::Frame(kind))));
+        for ruby in hues(FrameKind::Ruby) {
+            for c in hues(FrameKind::CFunction) {
+                let apart = (ruby - c).abs().min(360.0 - (ruby - c).abs());
+                assert!(apart > 12.0, "{ruby} and {c} degrees");
+            }
+        }
+    }
+}

@@ -32,6 +32,12 @@ pub(super) fn check_firefox(recorder: &Recorder, inputs: &[Input]) {
         time += weights.iter().map(|weight| (weight.as_f64().unwrap() * 1e6).round() as u64).sum::<u64>();
         cpu += column("samples", "threadCPUDelta").iter().map(|delta| delta.as_u64().unwrap()).sum::<u64>();
         markers += thread["markers"]["length"].as_u64().unwrap();
+        // Major and minor collections have colours of their own.
+        for data in column("markers", "data") {
+            if let Some(kind) = data["kind"].as_str() {
+                assert_eq!(data["color"], if kind == "major" { "magenta" } else { "purple" }, "{data}");
+            }
+        }
         let strings = thread["stringArray"].as_array().unwrap().len() as u64;
         let names = [column("funcTable", "name"), column("markers", "name")].concat();
         assert!(names.iter().all(|name| name.as_u64().unwrap() < strings));
@@ -39,6 +45,9 @@ pub(super) fn check_firefox(recorder: &Recorder, inputs: &[Input]) {
     assert_eq!((time, cpu, left), (sum(inputs, Input::time_ns), sum(inputs, |input| input.cpu_ns), 0));
     let cycles = inputs.iter().filter(|input| !input.pauses.is_empty());
     assert_eq!(markers, cycles.map(|input| 1 + input.pauses.len() as u64).sum::<u64>());
+    for schema in file["meta"]["markerSchema"].as_array().unwrap() {
+        assert_eq!(schema["colorField"], "color", "{schema}");
+    }
     let threads = file["threads"].as_array().unwrap();
     for counter in file["counters"].as_array().unwrap() {
         let main = &threads[counter["mainThreadIndex"].as_u64().unwrap() as usize];

@@ -5,6 +5,7 @@ mod ends;
 use std::{
     collections::{BTreeMap, BTreeSet, HashSet},
     ops::ControlFlow,
+    time::Duration,
 };
 
 use super::{
@@ -25,6 +26,9 @@ pub(super) use ends::Named;
 
 /// How often an object is read again that the program has changed meanwhile.
 const LOOKS: usize = 4;
+
+/// What the time between looks at a holder that was found is made of: twice this, then four times, and so on.
+const BETWEEN_LOOKS: Duration = Duration::from_millis(1);
 
 /// What was found of an object.
 enum Found {
@@ -103,15 +107,26 @@ impl<'t> Search<'t> {
         }
     }
 
-    /// Whether an object that was found is still there, and holds as many of the objects.
+    /// Whether an object that was found is still there, and holds as many of the objects. An array that grows is moved now and then, and
+    /// may be at neither place when it is read.
     fn still_holds(&mut self, found: &HeapObject, step: &Step, holds: usize) -> bool {
+        (0..LOOKS).any(|look| {
+            if look > 0 {
+                // The program may have lost its CPU while it moves it.
+                std::thread::sleep(BETWEEN_LOOKS * 2_u32.pow(look as u32));
+            }
+            self.holds_now(found, step, holds)
+        })
+    }
+
+    fn holds_now(&mut self, found: &HeapObject, step: &Step, holds: usize) -> bool {
         let mut bytes = vec![0; found.size];
         if !self.target.memory.read(found.address, &mut bytes) {
             return false;
         }
-        let again = self.held(&Slot { address: found.address, bytes: &bytes, marks: None });
+        let now = self.held(&Slot { address: found.address, bytes: &bytes, marks: None });
         let held = self.held.iter().filter(|address| step.wanted.contains(address)).count();
-        matches!(again, Found::Holds(again) if again.likeness() == found.likeness() && held >= holds)
+        matches!(now, Found::Holds(now) if now.likeness() == found.likeness() && held >= holds)
     }
 
     /// Which of the objects a slot holds.

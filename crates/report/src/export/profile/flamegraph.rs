@@ -242,13 +242,13 @@ mod tests {
 
     /// The hue of a colour, degrees.
     fn hue(Color { r, g, b }: Color) -> f64 {
-        let [r, g, b] = [r, g, b].map(f64::from);
         let (most, least) = (r.max(g).max(b), r.min(g).min(b));
+        let part = |one: u8, other: u8| (f64::from(one) - f64::from(other)) / f64::from(most - least);
         let around = match most {
             _ if most == least => return 0.0,
-            _ if most == r => (g - b) / (most - least),
-            _ if most == g => 2.0 + (b - r) / (most - least),
-            _ => 4.0 + (r - g) / (most - least),
+            _ if most == r => part(g, b),
+            _ if most == g => 2.0 + part(b, r),
+            _ => 4.0 + part(r, g),
         };
         (60.0 * around).rem_euclid(360.0)
     }

@@ -37,6 +37,8 @@ pub struct ProcessLine {
     pub container_name: Option<String>,
     /// `RUBY_GC_*` of its environment.
     pub env: Map<String, Value>,
+    /// `GC.stat` when it was found, if its VM could be read by then.
+    pub stat: Option<Map<String, Value>>,
 }
 
 /// One pause of a `gc` line.

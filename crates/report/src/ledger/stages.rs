@@ -362,9 +362,9 @@ user_counters! {
     recording: RecordingCounts {
         /// Entries handed to the recording.
         recorded,
-        /// Entries in whole chunks of the file.
+        /// Entries in whole chunks of the file or, of a stream, in those that its reader or the pipe has taken.
         recorded_written,
-        /// Entries in the chunk that is being filled.
+        /// Entries in the chunk that is being filled, and those on their way to the reader of a stream.
         recorded_waiting,
         /// Entries that `--keep` has in memory.
         recorded_kept,
@@ -372,7 +372,7 @@ user_counters! {
         recorded_expired,
         /// Entries that `--keep` dropped before, because of `--keep-size`.
         recorded_displaced,
-        /// Entries dropped, because the file could not be written.
+        /// Entries dropped, because the file could not be written or the reader of a stream did not take them.
         recorded_dropped,
         /// Times that a trigger of `--dump-on`, or SIGUSR2, asked for a file of what is kept.
         dump_requests,

@@ -29,10 +29,24 @@ const PATIENCE: Duration = Duration::from_secs(10);
 /// A place for chunks.
 #[derive(Debug)]
 pub(super) enum Destination {
-    /// A regular file, and the bytes of whole chunks in it.
-    File(File, u64),
+    /// A regular file, and what is in it as whole chunks.
+    File(File, Amount),
     /// A pipe or whatever standard output is.
     Stream(Stream),
+}
+
+/// Bytes of whole chunks, and the entries in them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Amount {
+    pub(super) bytes: u64,
+    pub(super) entries: u64,
+}
+
+impl Amount {
+    fn add(&mut self, bytes: u64, entries: u64) {
+        self.bytes += bytes;
+        self.entries += entries;
+    }
 }
 
 impl Destination {
@@ -55,18 +69,18 @@ impl Destination {
         if is_new {
             give_to_owner(file.as_fd());
         }
-        Ok(Self::File(file, 0))
+        Ok(Self::File(file, Amount::default()))
     }
 
-    /// Adds whole chunks.
-    pub(super) fn append(&mut self, bytes: Vec<u8>) -> io::Result<()> {
+    /// Adds whole chunks, in which there are so many entries.
+    pub(super) fn append(&mut self, bytes: Vec<u8>, entries: u64) -> io::Result<()> {
         match self {
             Self::File(file, written) => {
-                file.write_all_at(&bytes, *written)?;
-                *written += bytes.len() as u64;
+                file.write_all_at(&bytes, written.bytes)?;
+                written.add(bytes.len() as u64, entries);
                 Ok(())
             }
-            Self::Stream(stream) => stream.append(bytes),
+            Self::Stream(stream) => stream.append(bytes, entries),
         }
     }
 
@@ -74,7 +88,7 @@ impl Destination {
     pub(super) fn undo(&self) -> io::Result<()> {
         match self {
             // Readers stop at a part of a chunk anyway.
-            Self::File(file, written) => file.set_len(*written),
+            Self::File(file, written) => file.set_len(written.bytes),
             Self::Stream(_) => Ok(()),
         }
     }
@@ -87,11 +101,19 @@ impl Destination {
         }
     }
 
-    /// Bytes of whole chunks so far.
-    pub(super) fn size(&self) -> u64 {
+    /// What was added so far.
+    pub(super) fn added(&self) -> Amount {
         match self {
             Self::File(_, written) => *written,
             Self::Stream(stream) => stream.accepted,
+        }
+    }
+
+    /// Entries in chunks that are written as a whole. Those of a stream may wait for its reader.
+    pub(super) fn written_entries(&self) -> u64 {
+        match self {
+            Self::File(_, written) => written.entries,
+            Self::Stream(stream) => stream.progress.entries.load(Ordering::Relaxed),
         }
     }
 }
@@ -121,14 +143,22 @@ impl Write for Blocking {
 #[derive(Debug)]
 pub(super) struct Stream {
     /// `None` once everything was handed over.
-    chunks: Option<Sender<Vec<u8>>>,
+    chunks: Option<Sender<(Vec<u8>, u64)>>,
     /// Gone when the thread is.
     gone: Receiver<()>,
     thread: Option<JoinHandle<io::Result<()>>>,
-    accepted: u64,
-    written: Arc<AtomicU64>,
+    accepted: Amount,
+    progress: Arc<Progress>,
     /// Bytes that wait at most.
     most: u64,
+}
+
+/// What a reader has taken.
+#[derive(Debug, Default)]
+struct Progress {
+    bytes: AtomicU64,
+    /// Those of whole chunks.
+    entries: AtomicU64,
 }
 
 impl Stream {
@@ -138,37 +168,39 @@ impl Stream {
     }
 
     fn with(mut out: impl Write + Send + 'static, most: u64) -> io::Result<Self> {
-        let (chunks, next) = channel::<Vec<u8>>();
+        let (chunks, next) = channel::<(Vec<u8>, u64)>();
         let (here, gone) = channel();
-        let written = Arc::new(AtomicU64::new(0));
-        let count = written.clone();
+        let progress = Arc::new(Progress::default());
+        let taken = progress.clone();
         let thread = std::thread::Builder::new().name("recording".to_owned()).spawn(move || {
             let _here: Sender<()> = here;
-            for chunk in next {
+            for (chunk, entries) in next {
                 // In parts, so that a slow reader is seen to read.
                 for part in chunk.chunks(64 << 10) {
                     out.write_all(part)?;
-                    count.fetch_add(part.len() as u64, Ordering::Relaxed);
+                    taken.bytes.fetch_add(part.len() as u64, Ordering::Relaxed);
                 }
                 out.flush()?;
+                taken.entries.fetch_add(entries, Ordering::Relaxed);
             }
             Ok(())
         })?;
-        Ok(Self { chunks: Some(chunks), gone, thread: Some(thread), accepted: 0, written, most })
+        let accepted = Amount::default();
+        Ok(Self { chunks: Some(chunks), gone, thread: Some(thread), accepted, progress, most })
     }
 
-    fn append(&mut self, bytes: Vec<u8>) -> io::Result<()> {
+    fn append(&mut self, bytes: Vec<u8>, entries: u64) -> io::Result<()> {
         let length = bytes.len() as u64;
-        if self.accepted - self.written.load(Ordering::Relaxed) + length > self.most {
+        if self.accepted.bytes - self.progress.bytes.load(Ordering::Relaxed) + length > self.most {
             let why = format!("its reader is too slow: {} MiB wait for it", self.most >> 20);
             return Err(io::Error::other(why));
         }
-        let sent = self.chunks.as_ref().is_some_and(|chunks| chunks.send(bytes).is_ok());
+        let sent = self.chunks.as_ref().is_some_and(|chunks| chunks.send((bytes, entries)).is_ok());
         if !sent {
             // The thread has ended, which it does early only because of an error.
             return Err(self.join().err().unwrap_or_else(|| io::ErrorKind::BrokenPipe.into()));
         }
-        self.accepted += length;
+        self.accepted.add(length, entries);
         Ok(())
     }
 
@@ -182,12 +214,13 @@ impl Stream {
     /// Waits until everything is read, or until nothing was for so long.
     fn finish(&mut self, patience: Duration) -> io::Result<()> {
         self.chunks = None;
-        let (mut read, mut since) = (self.written.load(Ordering::Relaxed), Instant::now());
+        let taken = || self.progress.bytes.load(Ordering::Relaxed);
+        let (mut read, mut since) = (taken(), Instant::now());
         // Nothing is ever sent: it is over when the other end is gone.
         while self.gone.recv_timeout(Duration::from_millis(100))
             == Err(std::sync::mpsc::RecvTimeoutError::Timeout)
         {
-            let now = self.written.load(Ordering::Relaxed);
+            let now = taken();
             if now != read {
                 (read, since) = (now, Instant::now());
             }
@@ -229,14 +262,34 @@ mod tests {
         let (mut reader, writer) = io::pipe().unwrap();
         let mut stream = Stream::to(writer).unwrap();
         for at in 0..50_u8 {
-            stream.append(vec![at; 1000]).unwrap();
+            stream.append(vec![at; 1000], 3).unwrap();
         }
         stream.finish(PATIENCE).unwrap();
-        drop(stream);
+        assert_eq!(Destination::Stream(stream).written_entries(), 150);
         let mut read = Vec::new();
         reader.read_to_end(&mut read).unwrap();
         let expected: Vec<u8> = (0..50).flat_map(|at| [at; 1000]).collect();
         assert_eq!(read, expected);
+    }
+
+    /// An output in non-blocking mode is waited for like any other.
+    #[test]
+    fn nonblocking() {
+        let (mut reader, writer) = io::pipe().unwrap();
+        let out = File::from(std::os::fd::OwnedFd::from(writer));
+        rustix::io::ioctl_fionbio(&out, true).unwrap();
+        let refused = (&out).write_all(&vec![7; 1 << 20]).unwrap_err();
+        assert_eq!(refused.kind(), io::ErrorKind::WouldBlock, "the pipe is full now");
+        let mut stream = Stream::to(Blocking(out)).unwrap();
+        stream.append(vec![9; 1 << 20], 1).unwrap();
+        let read = std::thread::spawn(move || {
+            let mut read = Vec::new();
+            reader.read_to_end(&mut read).map(|_| read)
+        });
+        stream.finish(PATIENCE).unwrap();
+        drop(stream);
+        let read = read.join().unwrap().unwrap();
+        assert_eq!(read.iter().filter(|byte| **byte == 9).count(), 1 << 20);
     }
 
     /// A reader that is slow is waited for, up to a bound, and at the end not for ever.
@@ -245,13 +298,15 @@ mod tests {
         let (to, reader) = sync_channel(1);
         let mut stream = Stream::with(Narrow(to), 3 << 20).unwrap();
         for _ in 0..3 {
-            stream.append(vec![0; 1 << 20]).unwrap();
+            stream.append(vec![0; 1 << 20], 5).unwrap();
         }
-        let refused = stream.append(vec![0; 1 << 20]).unwrap_err().to_string();
+        let refused = stream.append(vec![0; 1 << 20], 5).unwrap_err().to_string();
         assert!(refused.contains("too slow: 3 MiB wait"), "{refused}");
-        assert_eq!(stream.accepted, 3 << 20);
+        assert_eq!(stream.accepted, Amount { bytes: 3 << 20, entries: 15 });
         let given_up = stream.finish(Duration::from_millis(300)).unwrap_err().to_string();
         assert!(given_up.contains("read nothing"), "{given_up}");
+        // Two parts fit: no chunk was taken as a whole.
+        assert_eq!(stream.progress.entries.load(Ordering::Relaxed), 0);
         let read: usize = reader.iter().map(|bytes| bytes.len()).sum();
         assert_eq!(read, 3 << 20);
     }
@@ -264,13 +319,13 @@ mod tests {
         let mut stream = Stream::to(Narrow(to)).unwrap();
         let error = (0..1000).find_map(|_| {
             std::thread::sleep(Duration::from_millis(1));
-            stream.append(vec![0]).err()
+            stream.append(vec![0], 1).err()
         });
         assert_eq!(error.unwrap().kind(), io::ErrorKind::BrokenPipe);
         let (to, reader) = sync_channel(1);
         drop(reader);
         let mut stream = Stream::to(Narrow(to)).unwrap();
-        stream.append(vec![0]).unwrap();
+        stream.append(vec![0], 1).unwrap();
         assert_eq!(stream.finish(PATIENCE).unwrap_err().kind(), io::ErrorKind::BrokenPipe);
     }
 }

@@ -35,6 +35,7 @@ pub struct Recorder {
     failed: bool,
     /// At which size the run is to end, bytes.
     most: Option<u64>,
+    /// All entries, and those that were dropped after a failure. What was written `to` knows.
     counts: RecordingCounts,
 }
 
@@ -73,11 +74,11 @@ impl Recorder {
         Self { most, ..self }
     }
 
-    fn begin(path: &Path, to: Destination, header: &Header) -> Result<Self, ExportError> {
+    pub(super) fn begin(path: &Path, to: Destination, header: &Header) -> Result<Self, ExportError> {
         let (path, filling, counts) = (path.to_owned(), Filling::default(), RecordingCounts::default());
         let mut recorder = Self { path, to, filling, begun_ns: None, failed: false, most: None, counts };
         let begun = chunk::stored(Kind::Header, &wire::Header::of(header).encode_to_vec())
-            .and_then(|head| recorder.to.append([chunk::beginning(), head].concat()));
+            .and_then(|head| recorder.to.append([chunk::beginning(), head].concat(), 0));
         begun.map_err(|source| ExportError::Unwritable { path: recorder.path.clone(), source })?;
         Ok(recorder)
     }
@@ -90,18 +91,12 @@ impl Recorder {
         self.begun_ns = None;
         let entries = self.filling.entries();
         let content = self.filling.take();
-        let stored = self.store(Kind::Entries, &content);
-        let counts = &mut self.counts;
-        let to = if stored.is_ok() { &mut counts.recorded_written } else { &mut counts.recorded_dropped };
-        *to += entries;
-        stored
+        self.store(Kind::Entries, &content, entries).inspect_err(|_| self.counts.recorded_dropped += entries)
     }
 
-    fn store(&mut self, kind: Kind, content: &[u8]) -> Result<(), ExportError> {
-        let Err(source) = chunk::stored(kind, content).and_then(|bytes| self.to.append(bytes)) else {
-            return Ok(());
-        };
-        Err(self.fails(source))
+    fn store(&mut self, kind: Kind, content: &[u8], entries: u64) -> Result<(), ExportError> {
+        let stored = chunk::stored(kind, content).and_then(|bytes| self.to.append(bytes, entries));
+        stored.map_err(|source| self.fails(source))
     }
 
     /// Nothing more is written.
@@ -151,8 +146,14 @@ impl Exporter for Recorder {
     }
 
     fn add_counts(&self, counts: &mut UserCounts) {
+        let written = self.to.written_entries();
+        let unread = self.to.added().entries - written;
+        // After a failure nobody reads what was on its way.
+        let (waiting, dropped) = if self.failed { (0, unread) } else { (unread, 0) };
         counts.recording.add(&self.counts);
-        counts.recording.recorded_waiting += self.filling.entries();
+        counts.recording.recorded_written += written;
+        counts.recording.recorded_waiting += self.filling.entries() + waiting;
+        counts.recording.recorded_dropped += dropped;
     }
 
     fn refused(&mut self, pid: Option<u32>, path: &str, reason: &str) -> Result<(), ExportError> {
@@ -205,9 +206,9 @@ impl Exporter for Recorder {
         let account = self.filling.account(ledger);
         self.push(What::Settled(Box::new(account)))?;
         self.close()?;
-        self.store(Kind::End, &[])?;
+        self.store(Kind::End, &[], 0)?;
         self.to.finish().map_err(|source| self.fails(source))?;
-        let size = crate::words::file_size(self.to.size());
+        let size = crate::words::file_size(self.to.added().bytes);
         let size = if self.is_full() { format!("{size}, ended by --max-size") } else { size };
         let path = self.path.display();
         crate::console::say(&match self.to {
@@ -220,6 +221,6 @@ impl Exporter for Recorder {
     fn is_full(&self) -> bool {
         // What has no reader has no use; a file has what came before.
         let lost = self.failed && matches!(self.to, Destination::Stream(_));
-        lost || self.most.is_some_and(|most| self.to.size() >= most)
+        lost || self.most.is_some_and(|most| self.to.added().bytes >= most)
     }
 }

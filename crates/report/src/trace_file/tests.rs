@@ -20,6 +20,7 @@ mod crash;
 mod flight;
 mod merge;
 pub(crate) mod samples;
+mod stream;
 
 /// Writes down all that it is handed.
 #[derive(Clone, Default)]

@@ -265,6 +265,9 @@ pub struct LifeEvent {
     pub other: u32,
     /// 1 for the end of a program whose GVL was watched: there may be entries of its threads.
     pub gvl: u32,
+    /// When the program that ended began by an exec, `CLOCK_MONOTONIC` nanoseconds; 0 where that was not seen, requests are not watched, or
+    /// nothing ended.
+    pub begun_ns: u64,
     /// `comm` of the thread, NUL padded.
     pub comm: [u8; 16],
 }
@@ -288,4 +291,4 @@ const _: () =
     assert!(size_of::<SnapshotEvent>() == 40 + 24 + 16 + 8 + 8 + size_of::<MemoryPages>() + SNAPSHOT_BYTES);
 const _: () = assert!(size_of::<PauseEvent>() == 40 + 64);
 const _: () = assert!(size_of::<PhaseEvent>() == 64);
-const _: () = assert!(size_of::<LifeEvent>() == 64);
+const _: () = assert!(size_of::<LifeEvent>() == 72);

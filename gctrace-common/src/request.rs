@@ -22,6 +22,8 @@ pub const MAX_CONNECTIONS: u32 = 16_384;
 pub const MAX_ARRIVALS: u32 = 16_384;
 /// Entries of the map of servers.
 pub const MAX_SERVERS: u32 = 8192;
+/// Entries of the map of programs that processes became by an exec. Those not used for longest go first.
+pub const MAX_EXECS: u32 = 16_384;
 /// Size of the ring of requests, bytes.
 pub const REQUEST_RING_BYTES: u32 = 1 << 20;
 /// The same where the state of the VM is copied at the begin and end of each, bytes.

@@ -148,6 +148,7 @@ pub fn life(kind: Kind, tgid: u32, tid: u32, entry: ProcessEntry, program: Progr
         },
         other,
         gvl: u32::from(program.gvl),
+        begun_ns: program.begun_ns,
         comm: aya_ebpf::helpers::bpf_get_current_comm().unwrap_or_default(),
     });
     slot.submit(0);

@@ -1,4 +1,4 @@
-//! Fork, exec and exit of followed processes. Unfollowed ones cost one map look-up.
+//! Fork, exec and exit of followed processes. Unfollowed ones cost one map look-up, and where requests are watched one change of a map.
 
 use aya_ebpf::{
     helpers::{bpf_get_current_task, bpf_probe_read_kernel},
@@ -53,7 +53,10 @@ pub fn forked(ctx: &TracePointContext) -> u32 {
 pub fn execed(ctx: &TracePointContext) -> u32 {
     let (tgid, tid) = tgid_tid();
     // SAFETY: the value is copied out at once.
-    let Some(entry) = (unsafe { PROCESSES.get(&tgid).copied() }) else { return 0 };
+    let Some(entry) = (unsafe { PROCESSES.get(&tgid).copied() }) else {
+        rubies::begun(tgid);
+        return 0;
+    };
     let flags = entry.flags & (ProcessEntry::SELECTED | ProcessEntry::ALONE);
     let kept = ProcessEntry { flags, ..ProcessEntry::default() };
     let _cannot_fail_for_an_existing_key = PROCESSES.insert(&tgid, &kept, 0);
@@ -64,6 +67,7 @@ pub fn execed(ctx: &TracePointContext) -> u32 {
         request::execed(tgid, before.unwrap_or(tid));
     }
     let program = rubies::program(tgid);
+    rubies::begun(tgid);
     rubies::execed(tgid);
     emit::life(Kind::Exec, tgid, tid, entry, program, 0);
     0
@@ -82,7 +86,12 @@ pub fn exited(ctx: &TracePointContext) -> u32 {
         request::thread_ended(tgid, tid);
     }
     // SAFETY: the value is copied out at once.
-    let Some(entry) = (unsafe { PROCESSES.get(&tgid).copied() }) else { return 0 };
+    let Some(entry) = (unsafe { PROCESSES.get(&tgid).copied() }) else {
+        if tgid == tid {
+            rubies::gone(tgid);
+        }
+        return 0;
+    };
     // A thread that is killed in the middle of a collection leaves it open, and its number may be given again.
     let key = gc::thread_key(tgid, tid);
     let _was_not_there = (SCOPES.remove(&key), PHASES.remove(&key));
@@ -95,6 +104,7 @@ pub fn exited(ctx: &TracePointContext) -> u32 {
     }
     let program = rubies::program(tgid);
     rubies::exited(tgid);
+    rubies::gone(tgid);
     emit::life(Kind::Exit, tgid, tid, entry, program, 0);
     0
 }

@@ -25,8 +25,8 @@ use gctrace_common::{
     malloc::{MALLOC_TALLIES as TALLIES, MallocBlock, MallocPending, MallocTally, MallocTarget},
     memory::MemoryLayout,
     request::{
-        MAX_ARRIVALS, MAX_CONNECTIONS, MAX_SERVERS, MAX_SERVING, Parsed, ParserKey, REQUEST_RING_BYTES,
-        Serving, SocketLayout,
+        MAX_ARRIVALS, MAX_CONNECTIONS, MAX_EXECS, MAX_SERVERS, MAX_SERVING, Parsed, ParserKey,
+        REQUEST_RING_BYTES, Serving, SocketLayout,
     },
     scope::Scope,
     stack::stage,
@@ -272,6 +272,11 @@ pub static SERVERS: HashMap<u32, u32> = HashMap::with_max_entries(MAX_SERVERS, 0
 /// Keyed by tid. Not an LRU map: a request whose entry is gone has no end.
 #[map]
 pub static SERVING: HashMap<u32, Serving> = HashMap::with_max_entries(MAX_SERVING, 0);
+
+/// Keyed by tgid: when any process became its program by an exec, nanoseconds, where requests are watched. LRU: it has processes of the
+/// whole host, and the run of one whose entry is gone has no begin.
+#[map]
+pub static EXECS: LruHashMap<u32, u64> = LruHashMap::with_max_entries(MAX_EXECS, 0);
 
 /// Keyed by `tgid << 32 | fd`: the parser of a connection.
 #[map]

@@ -3,7 +3,9 @@
 
 use gctrace_common::{config::RubyEntry, stats::Counter};
 
-use crate::maps::{RUBIES, THREAD_CONTEXTS, UNWOUND, add_one, count};
+use aya_ebpf::helpers::bpf_ktime_get_ns;
+
+use crate::maps::{EXECS, RUBIES, THREAD_CONTEXTS, UNWOUND, add_one, count, watches_requests};
 
 /// A process hit a probe of an image, which is where the hit says. User space may have read an entry's place before an exec and
 /// stored it after.
@@ -44,6 +46,8 @@ pub struct Program {
     pub execs: u32,
     /// Whether its GVL was watched.
     pub gvl: bool,
+    /// When it began, nanoseconds; 0: not known.
+    pub begun_ns: u64,
 }
 
 /// The program that a process runs.
@@ -51,7 +55,31 @@ pub struct Program {
 pub fn program(tgid: u32) -> Program {
     // SAFETY: the value is read at once.
     let entry = unsafe { RUBIES.get(&tgid) };
-    entry.map_or_else(Program::default, |entry| Program { execs: entry.execs, gvl: entry.gvl_ns != 0 })
+    let (execs, gvl) = entry.map_or((0, false), |entry| (entry.execs, entry.gvl_ns != 0));
+    let mut begun_ns = 0;
+    if watches_requests() {
+        // SAFETY: the value is copied out at once.
+        begun_ns = unsafe { EXECS.get(&tgid).copied() }.unwrap_or_default();
+    }
+    Program { execs, gvl, begun_ns }
+}
+
+/// A process, whether it is followed or not, has become a new program.
+#[inline(always)]
+pub fn begun(tgid: u32) {
+    if watches_requests() {
+        // SAFETY: a plain helper call.
+        let now = unsafe { bpf_ktime_get_ns() };
+        let _cannot_fail_for_an_lru_map = EXECS.insert(&tgid, &now, 0);
+    }
+}
+
+/// The first thread of a process has ended, or its last one: another process may get its number.
+#[inline(always)]
+pub fn gone(tgid: u32) {
+    if watches_requests() {
+        let _was_not_there = EXECS.remove(&tgid);
+    }
 }
 
 /// A process ended.

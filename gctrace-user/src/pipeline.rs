@@ -25,6 +25,7 @@ use crate::{
     ledger::{Ledger, PipelineCounts, RequestCounts, UserCounts},
     model::{
         EndReason, Image, Process,
+        request::GcTime,
         seen::{CyclesBefore, ProcessEnd, Seen},
         stack::Stack,
         trace::Span,
@@ -488,6 +489,9 @@ impl Pipeline {
             last_ns: 0,
             since_ns: self.traced_since(pid, &known.image),
             seen_ns,
+            begun_ns: None,
+            pauses: GcTime::default(),
+            has_units: false,
             outside_ns: 0,
             beginning: self.beginnings.of(pid, count),
         };
@@ -530,6 +534,9 @@ impl Pipeline {
         let (before, is_new) = traced.beginning.ended(traced.lost > 0);
         if is_new {
             self.count_before(before);
+        }
+        if reason == EndReason::Exited {
+            self.run_ended(&traced, before, ts_ns);
         }
         let TracedProcess { cycles, lost, since_ns, outside_ns, .. } = traced;
         let end =

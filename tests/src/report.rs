@@ -217,7 +217,7 @@ pub struct RequestLine {
     pub tid: u32,
     /// Its number in the run.
     pub id: u64,
-    /// `http` or `job`.
+    /// `http`, `job` or `run`.
     pub kind: String,
     /// Its method.
     pub method: Option<String>,

@@ -65,6 +65,7 @@ mod live_request_profiles;
 mod live_request_traces;
 mod live_request_units;
 mod live_requests;
+mod live_runs;
 mod live_select;
 mod live_serve;
 mod live_serve_browser;

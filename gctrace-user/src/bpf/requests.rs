@@ -18,8 +18,8 @@ use gctrace_common::{
     gvl::MAX_OWN_TIMES,
     job::MAX_FETCHERS,
     request::{
-        MAX_ARRIVALS, MAX_CONNECTIONS, MAX_SERVERS, MAX_SERVING, Parsed, REQUEST_RING_BYTES, Serving,
-        SocketLayout, UNIT_RING_BYTES,
+        MAX_ARRIVALS, MAX_CONNECTIONS, MAX_EXECS, MAX_SERVERS, MAX_SERVING, Parsed, REQUEST_RING_BYTES,
+        Serving, SocketLayout, UNIT_RING_BYTES,
     },
 };
 
@@ -45,8 +45,9 @@ pub(super) const BLOCKING_PROGRAM: &str = "blocking_hit";
 /// The one for packets that servers get.
 pub(super) const ARRIVALS_PROGRAM: &str = "request_data";
 /// Maps and how many entries they have.
-const MAPS: [(&str, u32); 7] = [
+const MAPS: [(&str, u32); 8] = [
     ("ARRIVALS", MAX_ARRIVALS),
+    ("EXECS", MAX_EXECS),
     ("FETCHERS", MAX_FETCHERS),
     ("SERVERS", MAX_SERVERS),
     ("OWN_TIMES", MAX_OWN_TIMES),

@@ -126,6 +126,7 @@ impl Pipeline {
         if let Some(traced) = self.traced.get_mut(&event.header.tgid) {
             let gap = traced.fold.sequence_end(event.header.seq);
             traced.lost += gap;
+            traced.begun_ns = Some(event.begun_ns).filter(|ns| *ns != 0);
             self.counts.lost_records += gap;
             if gap > 0 {
                 self.units.lost(event.header.tgid, traced.last_ns, u64::MAX);

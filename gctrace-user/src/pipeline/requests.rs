@@ -8,7 +8,7 @@ use gctrace_common::{
     traceparent::Traceparent,
 };
 
-use super::{Pipeline, early::Early, unit_states::Pending};
+use super::{Pipeline, early::Early, traced::TracedProcess, unit_states::Pending};
 use crate::{
     aggregate::{
         endpoint,
@@ -19,10 +19,12 @@ use crate::{
     bpf::RequestReader,
     clock::monotonic_ns,
     decode::{self, Event},
+    host::origin,
     model::{
+        Process,
         gvl::{GvlCoverage, GvlSplit, GvlTaskTimes},
-        request::{Allocated, Request, States},
-        seen::Seen,
+        request::{Allocated, GcTime, Request, States},
+        seen::{CyclesBefore, Seen},
         trace::Trace,
     },
     stacks::NamedStack,
@@ -56,6 +58,16 @@ fn split(times: &OwnTimes, seen: Option<GvlCoverage>) -> Option<GvlSplit> {
 /// What a thread took of the heap in it.
 fn allocated(slots: u64, bytes: u64) -> Option<Allocated> {
     (slots != ALLOC_UNKNOWN).then_some(Allocated { slots, bytes })
+}
+
+/// Characters of the name of a program.
+const MAX_PROGRAM: usize = 100;
+
+/// The name of the program of a process, in visible ASCII.
+fn program_of(process: &Process) -> String {
+    let name = origin::program(&process.comm, process.cmdline.as_deref().unwrap_or_default());
+    let visible = |c: char| if c.is_ascii_graphic() { c } else { '_' };
+    name.chars().take(MAX_PROGRAM).map(visible).collect()
 }
 
 /// From this Ruby on a native thread ends with its Ruby thread. Before, it may stay for some seconds, in which another one may come.
@@ -263,12 +275,56 @@ impl Pipeline {
         self.numbered.remove(&pid);
     }
 
+    /// A process has ended. If it has served nothing and is no server, its run is a unit of work, unless it has no begin: it is older than
+    /// tracing, or a child that has never become another program.
+    pub(super) fn run_ended(&mut self, traced: &TracedProcess, before: CyclesBefore, end_ns: u64) {
+        let process = &traced.process;
+        if self.requests.is_none() || traced.has_units || process.server().is_some() {
+            return;
+        }
+        let Some(begin_ns) = traced.begun_ns else {
+            self.request_counts.runs_without_begin += 1;
+            return;
+        };
+        // Not those of a cycle that was missed, of one whose record was lost, or of probes that show none.
+        let known = before == CyclesBefore::Missed(0) && traced.lost == 0 && traced.image.reading.is_some();
+        let gcs = u32::try_from(traced.cycles).ok().filter(|_| known);
+        let run = Request {
+            id: self.units.new_id(),
+            tid: process.pid,
+            begin_ns,
+            end_ns: Some(end_ns),
+            method: None,
+            path: Some(program_of(process)),
+            status: None,
+            queue_ns: None,
+            first_byte_ns: None,
+            last_byte_ns: None,
+            gcs,
+            gc_ns: gcs.map(|_| traced.pauses.ns),
+            gc_pauses: gcs.map(|_| traced.pauses.pauses),
+            gc_other: gcs.map(|_| GcTime::default()),
+            gvl_wait_ns: None,
+            states: None,
+            split: None,
+            alloc: None,
+            handler: None,
+            trace: None,
+            job: None,
+            is_run: true,
+            gc_states: None,
+        };
+        self.request_counts.runs_reported += 1;
+        self.see(process, Seen::Request(&run));
+    }
+
     fn export_requests(&mut self, taken: Vec<(u32, Request)>) {
         for (pid, mut request) in taken {
-            let Some(traced) = self.traced.get(&pid) else {
+            let Some(traced) = self.traced.get_mut(&pid) else {
                 self.request_counts.requests_refused += 1;
                 continue;
             };
+            traced.has_units = true;
             // Probes on functions show no cycles.
             if traced.image.reading.is_none() {
                 (request.gcs, request.gc_ns, request.gc_pauses) = (None, None, None);
@@ -313,6 +369,11 @@ impl Pipeline {
     pub(super) fn request_pause(&mut self, event: &PauseEvent) {
         if self.requests.is_some() {
             let PauseEvent { header, begin_ns, request_ns, .. } = event;
+            if let Some(traced) = self.traced.get_mut(&header.tgid) {
+                let GcTime { pauses, ns } = &mut traced.pauses;
+                *pauses += 1;
+                *ns = ns.saturating_add(header.ts_ns.saturating_sub(*begin_ns));
+            }
             let unit_ns = (*request_ns != 0).then_some(*request_ns);
             self.units.pause(header.tgid, header.tid, unit_ns, (*begin_ns, header.ts_ns));
         }

@@ -314,7 +314,7 @@ fn few_records_wait_for_an_exec() {
 fn exit(seq: u64, ts_ns: u64) -> LifeEvent {
     let header =
         Header { kind: Kind::Exit as u32, point: 0, tgid: PID, tid: PID, ts_ns, seq, image: 0, execs: 0 };
-    LifeEvent { header, other: 0, gvl: 0, comm: [0; 16] }
+    LifeEvent { header, other: 0, gvl: 0, begun_ns: 0, comm: [0; 16] }
 }
 
 /// Notes when it was flushed.

@@ -10,7 +10,7 @@ use crate::{
     aggregate::gc_cycle::CycleFold,
     host::proc::{self, MemoryReader},
     images::KnownImage,
-    model::{Memory, Process, Shares},
+    model::{Memory, Process, Shares, request::GcTime},
 };
 
 /// How memory is shared is read at most this often of a process.
@@ -34,6 +34,12 @@ pub(super) struct TracedProcess {
     pub(super) since_ns: u64,
     /// Time of the record, or of the look at its memory, by which it was first seen.
     pub(super) seen_ns: u64,
+    /// When its program began by an exec, nanoseconds: known at its end, where requests are watched and the exec was seen.
+    pub(super) begun_ns: Option<u64>,
+    /// Its GC pauses since it is traced, if requests are watched.
+    pub(super) pauses: GcTime,
+    /// Whether it has served a request or run a job.
+    pub(super) has_units: bool,
     /// Its pauses outside any reported cycle.
     pub(super) outside_ns: u64,
     pub(super) beginning: Beginning,

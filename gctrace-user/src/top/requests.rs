@@ -203,6 +203,7 @@ mod tests {
             split: None,
             alloc: None,
             job: None,
+            is_run: false,
             handler: None,
             gc_states: None,
         }

@@ -371,6 +371,7 @@ fn request(path: &str, end_ns: u64, ns: u64) -> Request {
         split: None,
         alloc: None,
         job: None,
+        is_run: false,
         handler: None,
         gc_states: None,
     }

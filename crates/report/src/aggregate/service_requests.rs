@@ -48,11 +48,13 @@ const MAX_ENDPOINTS: usize = 500;
 const UNKNOWN: &str = "(unknown)";
 /// Stands for the method of jobs.
 const JOB: &str = "(job)";
+/// The same of runs of programs.
+const RUN: &str = "(run)";
 
 /// What requests are counted by.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct RequestKey {
-    /// Method, `(job)`, or `(unknown)`.
+    /// Method, `(job)`, `(run)`, or `(unknown)`.
     pub method: &'static str,
     /// Template of the path or class of a job, visible ASCII; `(unknown)`; or `(other)`, where there are too many.
     pub path: String,
@@ -91,7 +93,11 @@ pub struct ServiceRequests {
 impl ServiceRequests {
     /// Counts one. Without `room`, a new endpoint counts as [`OTHER`].
     pub fn add(&mut self, request: &Request, room: bool) {
-        let method = request.method.unwrap_or(if request.job.is_some() { JOB } else { UNKNOWN });
+        let method = request.method.unwrap_or(match request.kind() {
+            "job" => JOB,
+            "run" => RUN,
+            _ => UNKNOWN,
+        });
         let path = request.path.as_deref().unwrap_or(UNKNOWN);
         let key = RequestKey { method, path: self.admit(method, path, room), status: class(request.status) };
         let of = self.by_key.entry(key).or_insert_with(|| RequestFigures {
@@ -187,6 +193,7 @@ pub(crate) mod tests {
             split: None,
             alloc: None,
             job: None,
+            is_run: false,
             handler: None,
             gc_states: None,
             trace: None,

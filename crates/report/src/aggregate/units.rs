@@ -311,8 +311,15 @@ impl Units {
                 Published::None | Published::Several => trace,
             },
             job,
+            is_run: false,
             gc_states,
         })
+    }
+
+    /// The id of a unit that no event names.
+    pub fn new_id(&mut self) -> u64 {
+        self.last_id += 1;
+        self.last_id
     }
 
     /// Nothing is counted in a unit any more.

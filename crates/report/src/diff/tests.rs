@@ -342,6 +342,7 @@ fn requests(side: &mut Side, process: &Process, program: Program, random: &mut R
             split: None,
             alloc: None,
             job: None,
+            is_run: false,
             handler: None,
             gc_states: None,
             trace: None,

@@ -380,7 +380,8 @@ impl<W: Write> Exporter for SlowRequests<W> {
         match seen {
             Seen::Cycle(cycle) => self.cycles.push(pid, cycle_of(cycle), |cycle| cycle.begin_ns),
             Seen::GvlWait(wait) => self.waits.push(pid, wait_of(wait), |wait| wait.begin_ns),
-            Seen::Request(request) => {
+            // What happened in the whole run of a program is in the summary.
+            Seen::Request(request) if !request.is_run => {
                 self.request(process, request).map_err(ExportError::Stdout)?;
             }
             _ => {}

@@ -287,6 +287,10 @@ user_counters! {
         job_traceparent_unread,
         /// Requests that events refer to and whose end was not seen.
         requests_unknown,
+        /// Runs of programs handed to the exporters.
+        runs_reported,
+        /// Programs that ended and had served nothing, whose begin was not seen: their runs are not reported.
+        runs_without_begin,
         /// Requests that were being served when tracing ended.
         requests_open,
         /// Records of requests, and of the state of the VM at their begins and ends, that could not be decoded.

@@ -1,10 +1,10 @@
-//! A request that a server has served, or a job that a thread has run.
+//! A request that a server has served, a job that a thread has run, or the whole run of a program.
 
 use std::sync::Arc;
 
 use super::{GcState, gvl::GvlSplit, stack::Frame, trace::Trace};
 
-/// One HTTP request, or one job. What is not known is `None`.
+/// One HTTP request, one job, or the run of a program that is no server. What is not known is `None`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Request {
     /// Its number in this run.
@@ -53,6 +53,9 @@ pub struct Request {
     pub trace: Option<Trace>,
     /// If it is a job: what only jobs have.
     pub job: Option<Job>,
+    /// Whether it is the run of a program, from its exec to its exit: `path` is the name of the program, `tid` its first thread, and GC is that of
+    /// all its threads.
+    pub is_run: bool,
     /// The state of its VM when its thread took it and when it was done with it, for TuneMyGC sample sets. Not known where that was not
     /// looked at, its end was not seen, or somebody else changed the state while one of the two was being read.
     pub gc_states: Option<Box<UnitStates>>,
@@ -122,9 +125,13 @@ impl Request {
         self.end_ns.map(|end_ns| end_ns.saturating_sub(self.begin_ns))
     }
 
-    /// `http` or `job`.
+    /// `http`, `job` or `run`.
     pub fn kind(&self) -> &'static str {
-        if self.job.is_some() { "job" } else { "http" }
+        match (self.is_run, &self.job) {
+            (true, _) => "run",
+            (false, Some(_)) => "job",
+            (false, None) => "http",
+        }
     }
 
     /// Where its trace is known from, if it is: a `thread`'s tracing library, the header `traceparent`, or the `job`.
@@ -132,7 +139,7 @@ impl Request {
         self.trace.map(|trace| trace.origin.name())
     }
 
-    /// Method and path as one text, such as `GET /orders/:id`; the class of a job.
+    /// Method and path as one text, such as `GET /orders/:id`; the class of a job, the name of a program.
     pub fn endpoint(&self) -> String {
         match (self.method, &self.path) {
             (Some(method), Some(path)) => format!("{method} {path}"),

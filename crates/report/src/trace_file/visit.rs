@@ -165,6 +165,7 @@ pub(super) fn request(request: &mut Request, with: &mut impl Visit) {
         handler,
         trace,
         job,
+        is_run: _,
         gc_states,
     } = request;
     with.request(id);

@@ -212,6 +212,7 @@ fn request(id: u64, tid: u32, begin_ns: u64) -> Request {
         }),
         alloc: None,
         job: None,
+        is_run: false,
         handler: Some(Arc::new(Frame {
             kind: FrameKind::Ruby,
             name: "Orders<Controller>#show".into(),

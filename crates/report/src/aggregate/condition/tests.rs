@@ -106,6 +106,7 @@ fn unknown() {
         split: None,
         alloc: None,
         job: None,
+        is_run: false,
         handler: None,
         gc_states: None,
         trace: None,

@@ -44,6 +44,7 @@ fn request(id: u64, begin_ms: u64, ms: u64, (gcs, gc_ms): (u32, u64)) -> Request
         split: None,
         alloc: None,
         job: None,
+        is_run: false,
         handler: None,
         gc_states: None,
         trace: None,

@@ -176,11 +176,16 @@ impl Tables {
             alloc: alloc_slots.zip(alloc_bytes).map(|(slots, bytes)| Allocated { slots, bytes }),
             handler,
             job: match job {
-                0 => None,
-                _ => Some(Job { queue: self.optional(job_queue_text)?, jid, enqueued_us }),
+                1 => Some(Job { queue: self.optional(job_queue_text)?, jid, enqueued_us }),
+                _ => None,
+            },
+            is_run: match job {
+                0 | 1 => false,
+                2 => true,
+                _ => return Err(Invalid::new(format!("kind {job} of a request is not known"))),
             },
             gc_states,
-            trace: trace.map(|trace| trace_of(trace, job != 0)).transpose()?,
+            trace: trace.map(|trace| trace_of(trace, job == 1)).transpose()?,
         })
     }
 

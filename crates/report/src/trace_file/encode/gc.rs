@@ -99,6 +99,7 @@ impl Filling {
             handler,
             trace,
             job,
+            is_run,
             gc_states,
         } = request;
         let (of_job, gc_states) = (job.as_ref(), gc_states.as_deref());
@@ -124,7 +125,7 @@ impl Filling {
                 runnable_ns,
                 blocked_ns,
             }),
-            job: u32::from(job.is_some()),
+            job: if *is_run { 2 } else { u32::from(job.is_some()) },
             job_queue_text: self.optional(of_job.and_then(|job| job.queue.as_deref())),
             jid: of_job.and_then(|job| job.jid.clone()),
             enqueued_us: of_job.and_then(|job| job.enqueued_us),

@@ -267,6 +267,7 @@ pub(crate) fn request(at: u64) -> Request {
         alloc: Some(Allocated { slots: 14, bytes: 15 * 40 }),
         handler: Some(frame(2)),
         job: None,
+        is_run: false,
         gc_states: Some(Box::new(UnitStates { begin: state(at), end: state(at + 3) })),
         trace: Some(Trace {
             trace_id: u128::MAX - u128::from(at),
@@ -312,6 +313,8 @@ pub(crate) fn all(at: u64, see: &mut dyn FnMut(&Process, Seen<'_>)) {
         let trace = request.trace.map(|trace| Trace { origin: TraceOrigin::Job, ..trace });
         see(&process, Seen::Request(&Request { job: Some(job), trace, ..request.clone() }));
     }
+    let run = Request { is_run: true, ..request.clone() };
+    see(&process, Seen::Request(&run));
     let published = Trace { trace_id: 9, caller: None, origin: TraceOrigin::Thread };
     see(&process, Seen::Request(&Request { trace: Some(published), ..request.clone() }));
     see(&process, Seen::Stack(&sample(at, stack(3))));

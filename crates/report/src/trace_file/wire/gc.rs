@@ -172,7 +172,7 @@ pub(in crate::trace_file) struct Request {
     pub queue_ns: Option<u64>,
     #[prost(message, optional, tag = "21")]
     pub states: Option<States>,
-    /// 1: it is a job.
+    /// 1: it is a job. 2: it is the run of a program.
     #[prost(uint32, tag = "22")]
     pub job: u32,
     #[prost(uint32, optional, tag = "23")]

@@ -48,6 +48,8 @@ impl Browser {
         command.args(["--disable-background-networking", "--disable-component-update", "--disable-sync"]);
         command.args(["--disable-dev-shm-usage", "--hide-scrollbars", "--remote-debugging-pipe"]);
         command.arg(format!("--user-data-dir={}", profile.path().display()));
+        // Where it leaves a socket, which it does not remove when it is killed.
+        command.env("TMPDIR", profile.path());
         let mut process =
             command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().context("cannot start sh")?;
         let to = process.stdin.take().context("no input")?;

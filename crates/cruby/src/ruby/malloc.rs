@@ -4,8 +4,10 @@
 //!
 //! `ruby_xmalloc` and its relatives all end there, also those calls that never pass the exported names. What CRuby allocates for the VM
 //! itself (`ruby_mimmalloc`, calls of `malloc` elsewhere) does not, and does not count in `malloc_increase` either. The calls are
-//! recognised by what surrounds them: the size of the memory is asked from the C library for `malloc_increase`
-//! (`objspace_malloc_size`), after it was allocated and before it is freed, and nothing else in a Ruby does that.
+//! recognised by what surrounds them: up to 3.4 the size of the memory is asked from the C library for `malloc_increase`
+//! (`objspace_malloc_size`), after it was allocated and before it is freed, and nothing else in a Ruby does that. Ruby 4.0 takes the size
+//! that it knows. But it adds small sizes up by thread first (`malloc_increase_local`), so that the size, or the sum, is compared
+//! with 8 KiB (`GC_MALLOC_INCREASE_LOCAL_THRESHOLD`) right behind each of these calls (`objspace_malloc_increase_body`).
 //!
 //! An allocation is probed at the conditional jump behind it, `if (mem = malloc(size))`, at which the result is in rax and the size
 //! still in the register that it was passed from: calls preserve it. The kernel emulates that jump, and direct calls.
@@ -66,6 +68,10 @@ const MALLOC: &str = "malloc";
 const CALLOC: &str = "calloc";
 const REALLOC: &str = "realloc";
 const FREE: &str = "free";
+/// Asked for the thread's own counter, where it is in a library.
+const THREAD_LOCAL: &str = "__tls_get_addr";
+/// Sizes that compilers compare with `GC_MALLOC_INCREASE_LOCAL_THRESHOLD`: `<` it, or `<=` its predecessor.
+const LOCAL_THRESHOLD: [u64; 2] = [8191, 8192];
 
 /// Instructions between a call and what belongs to it. Builds have up to five.
 const NEAR: usize = 8;
@@ -74,6 +80,15 @@ const MAX_SITES: usize = 256;
 /// Registers that calls preserve (System V ABI).
 const PRESERVED: [Register; 6] =
     [Register::RBX, Register::RBP, Register::R12, Register::R13, Register::R14, Register::R15];
+
+/// How `malloc_increase` is kept, by which the calls are recognised.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Accounting {
+    /// By the size that the C library says, up to 3.4.
+    Usable,
+    /// By the thread's own counter first, from 4.0 on.
+    Local,
+}
 
 /// Finds all of them, or says what is in the way: some alone would be worse than none.
 ///
@@ -94,15 +109,30 @@ pub fn malloc_sites(image: &ElfImage) -> Result<Vec<MallocSite>, NoMalloc> {
     }
     let asking = callers(&code, USABLE_SIZE);
     // The second attempt, after a collection, may be out of line.
-    let allocating = [MALLOC, CALLOC, REALLOC].into_iter().flat_map(|name| callers(&code, name));
-    let candidates: BTreeSet<usize> = asking.iter().copied().chain(allocating).collect();
-    code.resolve_cold_parts(candidates);
-    let owners: BTreeSet<usize> = asking.into_iter().map(|function| code.owner(function)).collect();
+    let calling = [MALLOC, CALLOC, REALLOC, FREE].into_iter().flat_map(|name| callers(&code, name));
+    let candidates: BTreeSet<usize> = asking.iter().copied().chain(calling).collect();
+    code.resolve_cold_parts(candidates.iter().copied());
+    let owners = |functions: BTreeSet<usize>| -> BTreeSet<usize> {
+        functions.into_iter().map(|function| code.owner(function)).collect()
+    };
+    let known = sites_in(&code, owners(asking), Accounting::Usable);
+    known.or_else(|unknown| sites_in(&code, owners(candidates), Accounting::Local).map_err(|_| unknown))
+}
 
+/// The calls in these functions.
+fn sites_in(
+    code: &Code<'_>,
+    owners: BTreeSet<usize>,
+    accounting: Accounting,
+) -> Result<Vec<MallocSite>, NoMalloc> {
     let mut found = Vec::new();
     for owner in owners {
         let body = code.body(owner);
-        let function = Function { code: &code, body: &body };
+        let function = Function { code, body: &body, accounting };
+        // Many others allocate memory.
+        if accounting == Accounting::Local && !function.keeps_account() {
+            continue;
+        }
         for index in 0..body.instructions.len() {
             function.look_at(index, &mut found)?;
             if found.len() > MAX_SITES {
@@ -127,19 +157,29 @@ pub fn malloc_sites(image: &ElfImage) -> Result<Vec<MallocSite>, NoMalloc> {
 struct Function<'a, 'i> {
     code: &'a Code<'i>,
     body: &'a Body,
+    accounting: Accounting,
 }
 
 impl Function<'_, '_> {
+    /// Whether it has one of the calls.
+    fn keeps_account(&self) -> bool {
+        (0..self.body.instructions.len()).any(|index| match self.called(index) {
+            Some(FREE) => self.is_counted_free(index),
+            Some(MALLOC | CALLOC | REALLOC) => self.tested(index).is_some_and(|test| self.is_counted(test)),
+            _ => false,
+        })
+    }
+
     fn look_at(&self, index: usize, found: &mut Vec<MallocSite>) -> Result<(), NoMalloc> {
         let Some(name) = self.called(index) else { return Ok(()) };
         match name {
-            FREE if self.follows_size(index) => {
+            FREE if self.is_counted_free(index) => {
                 found.push(self.site(index, MallocPlace::Free, 0, FREE)?);
             }
             MALLOC => self.allocation(index, (MALLOC, MallocPlace::Malloc, Register::RDI), found)?,
             CALLOC => {
                 if let Some(test) = self.tested(index)
-                    && self.asks_size(test)
+                    && self.is_counted(test)
                     && !self.is_one(index, Register::RDI)
                 {
                     return Err(self.unknown(CALLOC, index, "it is not for one element"));
@@ -148,7 +188,7 @@ impl Function<'_, '_> {
             }
             REALLOC => {
                 let Some(test) = self.tested(index) else { return Ok(()) };
-                if !self.asks_size(test) {
+                if !self.is_counted(test) {
                     return Err(self.unknown(REALLOC, index, "its result goes elsewhere"));
                 }
                 found.push(self.site(index, MallocPlace::ReallocBegin, 0, REALLOC)?);
@@ -167,7 +207,7 @@ impl Function<'_, '_> {
     ) -> Result<(), NoMalloc> {
         // Without a test it is the one call at the start of the VM by which 3.3 and later measure what the C library adds to a size.
         let Some(test) = self.tested(index) else { return Ok(()) };
-        if !self.asks_size(test) {
+        if !self.is_counted(test) {
             return Err(self.unknown(name, index, "its result goes elsewhere"));
         }
         let size = self.preserved(index, test.jump, argument);
@@ -236,6 +276,47 @@ impl Function<'_, '_> {
             }
         }
         None
+    }
+
+    /// Whether the memory that a call has returned counts in `malloc_increase`.
+    fn is_counted(&self, test: Test) -> bool {
+        match self.accounting {
+            Accounting::Usable => self.asks_size(test),
+            Accounting::Local => self.counts_locally(test.success),
+        }
+    }
+
+    /// The same of memory that a call frees.
+    fn is_counted_free(&self, free: usize) -> bool {
+        match self.accounting {
+            Accounting::Usable => self.follows_size(free),
+            Accounting::Local => self.counts_locally(free + 1),
+        }
+    }
+
+    /// Whether the next thing that is done here is to compare something with the limit up to which sizes are added up by thread.
+    fn counts_locally(&self, from: usize) -> bool {
+        let mut at = from;
+        for _ in 0..2 * NEAR {
+            let Some(instruction) = self.body.instructions.get(at) else { return false };
+            match instruction.flow_control() {
+                FlowControl::Next if instruction.mnemonic() == Mnemonic::Cmp => {
+                    return immediate(instruction, 1).is_some_and(|with| LOCAL_THRESHOLD.contains(&with));
+                }
+                FlowControl::Next => at += 1,
+                FlowControl::Call | FlowControl::IndirectCall if self.called(at) == Some(THREAD_LOCAL) => {
+                    at += 1
+                }
+                FlowControl::UnconditionalBranch => {
+                    match self.body.index_of(Svma(instruction.near_branch_target())) {
+                        Some(target) => at = target,
+                        None => return false,
+                    }
+                }
+                _ => return false,
+            }
+        }
+        false
     }
 
     /// Whether the next thing that is done with the memory is to ask for its size.

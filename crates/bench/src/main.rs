@@ -48,48 +48,51 @@ struct Args {
     /// Compare with this rbspy, too.
     #[arg(long, value_name = "FILE")]
     rbspy: Option<PathBuf>,
+    /// Measure this gctrace, too, such as one of an earlier commit, in the same rounds with the same options.
+    #[arg(long, value_name = "FILE")]
+    against: Option<PathBuf>,
     /// Measure only what taking one stack costs the kernel, by depth.
-    #[arg(long, conflicts_with = "rbspy")]
+    #[arg(long, conflicts_with_all = ["rbspy", "against"])]
     depth: bool,
     /// Measure only how many sample sets a collector accepts.
-    #[arg(long, conflicts_with_all = ["rbspy", "depth"])]
+    #[arg(long, conflicts_with_all = ["rbspy", "against", "depth"])]
     collector: bool,
     /// Measure only size and answer times of a collector's store that has 30 days of sets of 500 processes, in this directory.
-    #[arg(long, value_name = "DIR", conflicts_with_all = ["rbspy", "depth", "collector", "tune"])]
+    #[arg(long, value_name = "DIR", conflicts_with_all = ["rbspy", "against", "depth", "collector", "tune"])]
     retention: Option<PathBuf>,
     #[command(flatten)]
     simulated: retention::Simulated,
     /// Measure only whether the predictions of the advice hold, of time in GC, majors and peak of memory: --runs turns for each of six programs
     /// on one Ruby of each series, those of `GCTRACE_RUBIES` or all of the lab (about 15 minutes with --runs 2).
-    #[arg(long, conflicts_with_all = ["rbspy", "depth", "collector"])]
+    #[arg(long, conflicts_with_all = ["rbspy", "against", "depth", "collector"])]
     tune: bool,
     /// With --tune: follow the advice on a web application instead, a shop on Puma, Sinatra and SQLite under load (about 15 minutes with
     /// --runs 3).
     #[arg(long, requires = "tune")]
     app: bool,
     /// Measure only what 300 idle and 20 working Ruby processes cost gctrace.
-    #[arg(long, conflicts_with_all = ["rbspy", "depth"])]
+    #[arg(long, conflicts_with_all = ["rbspy", "against", "depth"])]
     fleet: bool,
     /// Measure only for what share of the time a running thread is stopped or interrupted, with and without gctrace, and
     /// with rbspy if it is given.
-    #[arg(long, conflicts_with_all = ["depth", "collector", "tune", "fleet"])]
+    #[arg(long, conflicts_with_all = ["against", "depth", "collector", "tune", "fleet"])]
     stalls: bool,
     /// Measure only what watching the GVL costs a Puma under load (needs puma and wrk; about ten minutes).
-    #[arg(long, conflicts_with_all = ["rbspy", "depth", "collector", "tune", "fleet", "stalls"])]
+    #[arg(long, conflicts_with_all = ["rbspy", "against", "depth", "collector", "tune", "fleet", "stalls"])]
     gvl: bool,
     /// Measure only what requests and recordings cost a Puma under full load, and how large a recording is (needs puma and wrk; about a minute
     /// and a half for each of --runs).
-    #[arg(long, conflicts_with_all = ["rbspy", "depth", "collector", "tune", "fleet", "stalls", "gvl", "start"])]
+    #[arg(long, conflicts_with_all = ["rbspy", "against", "depth", "collector", "tune", "fleet", "stalls", "gvl", "start"])]
     puma: bool,
     /// With --puma: how many connections send requests. With one the CPU time of a request is steady
     #[arg(long, value_name = "N", requires = "puma", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=256))]
     connections: u32,
     /// Measure only what the ways of looking at memory cost a program that mostly allocates: `--alloc`, `malloc` and `heap` (about a minute for
     /// each of --runs).
-    #[arg(long, conflicts_with_all = ["rbspy", "depth", "collector", "tune", "fleet", "stalls", "gvl", "puma", "start"])]
+    #[arg(long, conflicts_with_all = ["rbspy", "against", "depth", "collector", "tune", "fleet", "stalls", "gvl", "puma", "start"])]
     memory: bool,
     /// Measure only how long gctrace takes until it is ready, with several sets of options.
-    #[arg(long, conflicts_with_all = ["rbspy", "depth", "collector", "tune", "fleet", "stalls", "gvl"])]
+    #[arg(long, conflicts_with_all = ["rbspy", "against", "depth", "collector", "tune", "fleet", "stalls", "gvl"])]
     start: bool,
     /// With --start: measure this gctrace instead of building one; given twice, the second is compared with the first.
     #[arg(long = "binary", requires = "start", value_name = "FILE")]
@@ -157,7 +160,8 @@ fn run(args: &Args) -> Result<()> {
                 .args(args.start.then_some("--start"))
                 .args(args.binaries.iter().flat_map(|path| ["--binary".as_ref(), path.as_os_str()]))
                 .args(args.gvl_options.again(args.gvl))
-                .args(args.rbspy.iter().flat_map(|path| ["--rbspy".as_ref(), path.as_os_str()]));
+                .args(args.rbspy.iter().flat_map(|path| ["--rbspy".as_ref(), path.as_os_str()]))
+                .args(args.against.iter().flat_map(|path| ["--against".as_ref(), path.as_os_str()]));
             return Err(again.exec()).context("cannot run sudo");
         }
     }
@@ -191,8 +195,12 @@ fn run(args: &Args) -> Result<()> {
     if args.stalls {
         return stalls::run(args.rbspy.as_deref(), runs, args.json);
     }
-    let tracers: Vec<Tracer> =
-        [Tracer::Gc, Tracer::Stacks].into_iter().chain(args.rbspy.clone().map(Tracer::Rbspy)).collect();
+    let own = target_dir()?.join("release/gctrace");
+    let mut tracers = vec![Tracer::Gc(own.clone(), "gc")];
+    tracers.extend(args.against.clone().map(|other| Tracer::Gc(other, "gc, the other")));
+    tracers.push(Tracer::Stacks(own, "stacks"));
+    tracers.extend(args.against.clone().map(|other| Tracer::Stacks(other, "stacks, the other")));
+    tracers.extend(args.rbspy.clone().map(Tracer::Rbspy));
     let scratch = target_dir()?.join("bench");
     fs::create_dir_all(&scratch).with_context(|| format!("cannot create {}", scratch.display()))?;
     // An idle Ruby keeps the image in use, so that gctrace has attached to it before the measured script starts.
@@ -232,10 +240,10 @@ fn run(args: &Args) -> Result<()> {
 
 /// What is measured.
 enum Tracer {
-    /// gctrace without options: every GC event.
-    Gc,
+    /// A gctrace without options: every GC event; and its name in the table.
+    Gc(PathBuf, &'static str),
     /// The same and stacks with native frames at 99 Hz.
-    Stacks,
+    Stacks(PathBuf, &'static str),
     /// rbspy at 99 Hz.
     Rbspy(PathBuf),
 }
@@ -284,8 +292,7 @@ fn said(name: &str, text: &str) -> Result<Run> {
 impl Tracer {
     fn name(&self) -> &'static str {
         match self {
-            Self::Gc => "gc",
-            Self::Stacks => "stacks",
+            Self::Gc(_, name) | Self::Stacks(_, name) => name,
             Self::Rbspy(_) => "rbspy",
         }
     }
@@ -293,15 +300,15 @@ impl Tracer {
     /// Runs a script under this tracer.
     fn run(&self, script: &str, scratch: &Path) -> Result<(Run, Agent)> {
         match self {
-            Self::Gc => gctrace(script, None),
-            Self::Stacks => gctrace(script, Some(&scratch.join("stacks.pb.gz"))),
+            Self::Gc(binary, _) => gctrace(binary, script, None),
+            Self::Stacks(binary, _) => gctrace(binary, script, Some(&scratch.join("stacks.pb.gz"))),
             Self::Rbspy(path) => rbspy(path, script, scratch),
         }
     }
 }
 
-fn gctrace(script: &str, pprof: Option<&Path>) -> Result<(Run, Agent)> {
-    let mut command = Command::new(target_dir()?.join("release/gctrace"));
+fn gctrace(binary: &Path, script: &str, pprof: Option<&Path>) -> Result<(Run, Agent)> {
+    let mut command = Command::new(binary);
     command.args(["--all-ruby", "--quiet", "--duration", "3600s"]).stdin(Stdio::null()).stdout(Stdio::null());
     if let Some(path) = pprof {
         command.arg("--pprof").arg(path);
@@ -419,21 +426,21 @@ fn ratios(pairs: &[Pair], of: fn(Run) -> f64) -> Spread {
 
 fn print(results: &[Measured]) {
     println!(
-        "{:<12}{:<8}{:<6}{:>8}{:>8}{:>8}   with the tracer / without, by rounds",
+        "{:<12}{:<18}{:<6}{:>8}{:>8}{:>8}   with the tracer / without, by rounds",
         "script", "tracer", "time", "median", "min", "max"
     );
     for Measured { script, tracer, pairs } in results {
         for (name, of) in [("cpu", (|run| run.cpu) as fn(Run) -> f64), ("wall", |run| run.wall)] {
             let Spread { median, min, max } = ratios(pairs, of);
             println!(
-                "{script:<12}{tracer:<8}{name:<6}{median:>8.4}{min:>8.4}{max:>8.4}   {} rounds",
+                "{script:<12}{tracer:<18}{name:<6}{median:>8.4}{min:>8.4}{max:>8.4}   {} rounds",
                 pairs.len()
             );
         }
         let cpu = Spread::of(pairs.iter().map(|pair| pair.agent.cpu));
         let seconds = Spread::of(pairs.iter().map(|pair| pair.with.wall));
         println!(
-            "{script:<12}{tracer:<8}itself: {:.2} s CPU for {:.1} s of script{} (median), peak RSS {:.1} MiB",
+            "{script:<12}{tracer:<18}itself: {:.2} s CPU for {:.1} s of script{} (median), peak RSS {:.1} MiB",
             cpu.median,
             seconds.median,
             if *tracer == "rbspy" { "" } else { " and 3 s of attaching" },

@@ -174,6 +174,17 @@ fn units() {
         refusals.iter().any(|refusal| refusal.reason.contains("fits between two cycles")),
         "{refusals:?}"
     );
+    // Small units of a program that spends much of its time in the GC: its share of the time decides.
+    evidence.time = everything().time;
+    let report = recommend(Series(3, 0), &evidence);
+    assert!(
+        report.plans[0]
+            .advice
+            .iter()
+            .any(|advice| advice.rule == "free-slots" && advice.why.contains("of the time")),
+        "{report}"
+    );
+    evidence.time = None;
     evidence.unit_objects = distribution::Distribution::default();
     (0..200).for_each(|_| evidence.unit_objects.add(100_000));
     let report = recommend(Series(3, 0), &evidence);
@@ -429,9 +440,14 @@ fn no_room_that_malloc_leaves_unused() {
     assert_eq!(room(Series(3, 1), &evidence), Some(0.25));
     assert_eq!(room(Series(3, 4), &evidence), Some(0.25));
     evidence.minors.insert("malloc".to_owned(), 1800);
+    let report = recommend(Series(3, 1), &evidence);
+    let refusal = report.speed().refusals.iter().find(|refusal| refusal.rule == "free-slots").unwrap();
+    assert!(refusal.reason.contains("it may take longer by more than that"), "{}", refusal.reason);
+    // Where there is more to save, it is worth the risk.
+    evidence.time = Some(evidence::GcTime { minor_ms: 600_000, major_ms: 80_000, seconds: 1000.0 });
     // A heap that has its size from the beginning may become as large as can be used.
     let until = evidence.minors_by("newobj") as f64 / (1800 + evidence.majors_by("oldmalloc")) as f64 + 0.5;
-    let factor = room(Series(3, 1), &evidence).unwrap();
+    let factor = room(Series(3, 1), &evidence).unwrap_or_else(|| panic!("{}", recommend(Series(3, 1), &evidence)));
     assert!((factor * until - 1.0).abs() < 0.01 && factor > 0.25, "{factor} {until}");
     assert_eq!(room(Series(3, 4), &evidence), None);
     let report = recommend(Series(3, 4), &evidence);

@@ -4,7 +4,7 @@ use super::{
     Case, GC_GOAL, GC_SHARE, MIN_UNITS, RATIOS, Verdict,
     heap::{initial_sizes, is_other},
     hundredths, percent, price, quantile, share,
-    trade_off::worth,
+    trade_off::{is_gamble, worth},
 };
 use crate::tune::{Advice, Change, Effect, Evidence, Measure, Series, Setting, heaps::Heap};
 
@@ -84,6 +84,12 @@ pub(super) fn free_slots(case: &Case<'_>) -> Verdict {
             },
             confidence: case.confidence(evidence.intervals.n()),
         };
+        if is_gamble(case, &advice.effect.price) {
+            poor.get_or_insert_with(|| {
+                "not worth it: little of the time would likely be saved, and it may take longer by more than that".to_owned()
+            });
+            continue;
+        }
         match worth(case, advice) {
             Ok(advice) => return Ok(advice),
             Err(reason) => _ = poor.get_or_insert(reason),
@@ -211,9 +217,11 @@ fn wanted_room(case: &Case<'_>, interval: u64) -> Result<(u64, String, Vec<Measu
         let together = evidence.concurrency.quantile(0.9).unwrap_or(1).max(1);
         let room = unit.saturating_mul(together);
         if room <= interval {
-            return Err(format!(
-                "a unit of work ({unit} objects, {together} at a time) fits between two cycles"
-            ));
+            // Small units of a program that spends much of its time in the GC: HTML of fragments from a large cache, 1,600 objects for each
+            // request and 20 % of the time (docs/collector.md).
+            let fits =
+                format!("a unit of work ({unit} objects, {together} at a time) fits between two cycles");
+            return room_by_share(case, interval).map_err(|why| format!("{fits}, and {why}"));
         }
         let measures = vec![
             Measure {
@@ -227,13 +235,18 @@ fn wanted_room(case: &Case<'_>, interval: u64) -> Result<(u64, String, Vec<Measu
             format!("a unit of work allocates {unit} objects, but after {interval} the next cycle begins");
         return Ok((room, why, measures));
     }
-    let time = case.share_of_time().ok_or_else(|| {
-        format!(
-            "{}; units of work to go by: {}; at least {MIN_UNITS} are needed",
-            case.no_time(),
+    room_by_share(case, interval).map_err(|why| match case.share_of_time() {
+        Some(_) => why,
+        None => format!(
+            "{why}; units of work to go by: {}; at least {MIN_UNITS} are needed",
             evidence.unit_objects.n()
-        )
-    })?;
+        ),
+    })
+}
+
+/// The same by the share of the time that the GC takes.
+fn room_by_share(case: &Case<'_>, interval: u64) -> Result<(u64, String, Vec<Measure>), String> {
+    let time = case.share_of_time().ok_or_else(|| case.no_time())?;
     if time <= GC_SHARE {
         return Err(format!(
             "the GC takes {} of the time; below {} there is little to win",
@@ -246,7 +259,7 @@ fn wanted_room(case: &Case<'_>, interval: u64) -> Result<(u64, String, Vec<Measu
         "the GC takes {} of the time, and most cycles begin because no free slot is left",
         percent(time)
     );
-    let measure = Measure { metric: "share of time in the GC", value: time, n: evidence.cycles };
+    let measure = Measure { metric: "share of time in the GC", value: time, n: case.evidence.cycles };
     Ok(((interval as f64 * times) as u64, why, vec![measure]))
 }
 

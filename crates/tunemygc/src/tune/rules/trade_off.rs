@@ -23,6 +23,13 @@ fn time_saved(price: &Price, share: Option<f64>) -> Option<f64> {
     Some(share? * (1.0 - price.likely_gc_time?))
 }
 
+/// Whether a change likely saves little, and may take longer by more than that: long strings on 3.1 were likely × 0.96, at most × 1.20, and
+/// measured × 1.29 (docs/collector.md).
+pub(super) fn is_gamble(case: &Case<'_>, price: &Price) -> bool {
+    let more = price.gc_time.zip(price.likely_gc_time).is_some_and(|([_, most], likely)| most + likely > 2.0);
+    more && time_saved(price, case.share_of_time()).is_some_and(|saved| saved < LEAST_TIME)
+}
+
 /// The advice with what it saves and costs, or why it is a poor trade-off. Where the time in the GC
 /// is not counted, or sets have no memory, there is nothing to weigh.
 pub(super) fn worth(case: &Case<'_>, mut advice: Advice) -> Verdict {

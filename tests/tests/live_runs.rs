@@ -81,21 +81,21 @@ fn whole_runs() -> Result<()> {
         let report = gctrace.stop()?;
         ledger::check_lossless(&report)?;
         for (pid, forked_ns, [begun_ns, ended_ns, gcs], gone_ns) in runs {
-            let line = run_of(&report, pid)?;
-            let end_ns = line.begin_ns + line.duration_ns.context("no end")?;
+            let run = run_of(&report, pid)?;
+            let end_ns = run.begin_ns + run.duration_ns.context("no end")?;
             ensure!(
-                line.begin_ns >= forked_ns + 300_000_000 && line.begin_ns < begun_ns,
-                "{line:?}: forked at {forked_ns}, its first line ran at {begun_ns}"
+                run.begin_ns >= forked_ns + 300_000_000 && run.begin_ns < begun_ns,
+                "{run:?}: forked at {forked_ns}, its first line ran at {begun_ns}"
             );
-            ensure!(end_ns > ended_ns && end_ns < gone_ns, "{line:?}: from {ended_ns} to {gone_ns}");
-            ensure!(line.path.as_deref().is_some_and(|path| path.starts_with("import")), "{line:?}");
-            ensure!(line.endpoint == line.path.clone().unwrap_or_default(), "{line:?}");
+            ensure!(end_ns > ended_ns && end_ns < gone_ns, "{run:?}: from {ended_ns} to {gone_ns}");
+            ensure!(run.path.as_deref().is_some_and(|path| path.starts_with("import")), "{run:?}");
+            ensure!(run.endpoint == run.path.clone().unwrap_or_default(), "{run:?}");
             let cycles: Vec<_> = report.gcs_of(pid).collect();
             let ns: u64 = cycles.iter().flat_map(|cycle| &cycle.pauses).map(|pause| pause.ns).sum();
             // Pauses in no cycle, such as those of finalizers at the end.
             let summary = report.summaries.iter().find(|line| line["pid"] == pid).context("no summary")?;
             let ns = ns + summary["outside_pause_ns"].as_u64().context("no pauses outside cycles")?;
-            let known = (line.gcs.map(u64::from), line.gc_ns);
+            let known = (run.gcs.map(u64::from), run.gc_ns);
             ensure!(
                 known == (Some(cycles.len() as u64), Some(ns)),
                 "{known:?}, {} cycles, {ns} ns",

@@ -305,7 +305,7 @@ impl Function<'_, '_> {
                 }
                 FlowControl::Next => at += 1,
                 FlowControl::Call | FlowControl::IndirectCall if self.called(at) == Some(THREAD_LOCAL) => {
-                    at += 1
+                    at += 1;
                 }
                 FlowControl::UnconditionalBranch => {
                     match self.body.index_of(Svma(instruction.near_branch_target())) {

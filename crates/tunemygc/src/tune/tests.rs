@@ -447,7 +447,8 @@ fn no_room_that_malloc_leaves_unused() {
     evidence.time = Some(evidence::GcTime { minor_ms: 600_000, major_ms: 80_000, seconds: 1000.0 });
     // A heap that has its size from the beginning may become as large as can be used.
     let until = evidence.minors_by("newobj") as f64 / (1800 + evidence.majors_by("oldmalloc")) as f64 + 0.5;
-    let factor = room(Series(3, 1), &evidence).unwrap_or_else(|| panic!("{}", recommend(Series(3, 1), &evidence)));
+    let factor =
+        room(Series(3, 1), &evidence).unwrap_or_else(|| panic!("{}", recommend(Series(3, 1), &evidence)));
     assert!((factor * until - 1.0).abs() < 0.01 && factor > 0.25, "{factor} {until}");
     assert_eq!(room(Series(3, 4), &evidence), None);
     let report = recommend(Series(3, 4), &evidence);

@@ -78,10 +78,11 @@ const TESTS: &[&str] = &[
     "live_memory::short_programs_have_memory",
     "live_gvl::waits_add_up_in_lock_step",
     "live_gvl_futex::waits_add_up_in_lock_step",
+    "live_runs::whole_runs",
 ];
 
-/// Files of tests that a kernel cannot pass: gctrace does not watch the GVL without attach cookies (Linux 5.15).
-const WITHOUT: &[(&str, &str)] = &[("5.10", "live_gvl")];
+/// Files of tests that a kernel cannot pass: gctrace watches neither the GVL nor requests without attach cookies (Linux 5.15).
+const WITHOUT: &[(&str, &str)] = &[("5.10", "live_gvl"), ("5.10", "live_requests"), ("5.10", "live_runs")];
 /// The tests on aarch64, where neither stacks are walked nor lines shown.
 const TESTS_AARCH64: &[&str] = &[
     "live_gc::pressure_equals_the_witness",
@@ -216,6 +217,17 @@ fn guest(args: &Args, archive: &Path) -> Result<()> {
     }
     let rubies =
         std::env::join_paths(&rubies).context("the path of a Ruby cannot be put into GCTRACE_RUBIES")?;
+    // A name that no test has would pass: nothing of it fails.
+    for test in args.tests() {
+        let (_, program, name) = program_of(test)?;
+        let path = programs.get(program).with_context(|| format!("there is no test program {program}"))?;
+        let listed = output(Command::new(path).args(["--list", "--include-ignored", "--exact", name]))?;
+        ensure!(
+            listed.contains(": test"),
+            "{program} has no test {name}: give its whole name, such as {}",
+            TESTS[0]
+        );
+    }
     let (init, needed) = args.script(&gctrace, &rubies, &programs)?;
     for program in needed {
         files.add_program(program)?;

@@ -234,7 +234,7 @@ impl Stream {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use std::{
         io::Read as _,
         sync::mpsc::{SyncSender, sync_channel},
@@ -242,8 +242,8 @@ mod tests {
 
     use super::*;
 
-    /// A pipe that has room for one write.
-    struct Narrow(SyncSender<Vec<u8>>);
+    /// A pipe that has room for as many writes as its channel.
+    pub(in crate::trace_file) struct Narrow(pub(in crate::trace_file) SyncSender<Vec<u8>>);
 
     impl Write for Narrow {
         fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {

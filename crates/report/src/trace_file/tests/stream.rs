@@ -1,34 +1,20 @@
 //! What becomes of the entries of a recording whose reader is slow, or goes.
 
 use std::{
-    io::{self, Write},
     path::Path,
-    sync::mpsc::{Receiver, SyncSender, sync_channel},
+    sync::mpsc::{Receiver, sync_channel},
     time::{Duration, Instant},
 };
 
 use super::{
-    super::destination::{Destination, Stream},
+    super::destination::{Destination, Stream, tests::Narrow},
     *,
 };
 
-/// An output that takes nothing that is not read at once.
-struct Unbuffered(SyncSender<Vec<u8>>);
-
-impl Write for Unbuffered {
-    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        self.0.send(bytes.to_vec()).map_err(|_| io::Error::from(io::ErrorKind::BrokenPipe))?;
-        Ok(bytes.len())
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        Ok(())
-    }
-}
-
 fn begun() -> (Recorder, Receiver<Vec<u8>>) {
+    // It takes nothing that is not read at once.
     let (to, reader) = sync_channel(0);
-    let stream = Destination::Stream(Stream::to(Unbuffered(to)).unwrap());
+    let stream = Destination::Stream(Stream::to(Narrow(to)).unwrap());
     (Recorder::begin(Path::new("-"), stream, &header()).unwrap(), reader)
 }
 

@@ -14,6 +14,7 @@ mod traces;
 
 use std::{
     collections::{HashMap, HashSet},
+    num::NonZeroU64,
     sync::Arc,
 };
 
@@ -24,7 +25,7 @@ pub use self::endpoints::EndpointIndex;
 use self::endpoints::Endpoints;
 pub use self::filter::{Amount, Filter, FilterAccount, Shares};
 use self::filter::{FilterState, ThreadName};
-pub use self::gvl::{GvlFacts, GvlMoment, HoldKey, HolderAt, WaitKey};
+pub use self::gvl::{GvlFacts, GvlMoment, HoldKey, HolderAt, WaitKey, longest_holds};
 pub use self::malloc::{MallocCall, MallocKey, MallocSum};
 pub use self::memory::MemoryMoment;
 pub use self::pattern::Pattern;
@@ -186,6 +187,8 @@ pub struct CycleMoment {
     pub begin_ns: u64,
     /// End of its sweep, if it was seen.
     pub end_ns: Option<u64>,
+    /// The number of the request that started it, if one is known.
+    pub request: Option<NonZeroU64>,
     /// Its pauses.
     pub pauses: Box<[Pause]>,
 }

@@ -1,6 +1,9 @@
 //! What a recording keeps of the GVL: sums of long waits, what each thread did with it, and when.
 
-use std::collections::{HashSet, hash_map::Entry};
+use std::{
+    collections::{BTreeMap, HashMap, HashSet, hash_map::Entry},
+    num::NonZeroU64,
+};
 
 use super::{
     EndpointIndex, NodeId, Recording, ThreadIndex, Timeline, TraceIndex, filter::DropReason, named,
@@ -99,6 +102,8 @@ pub struct GvlMoment {
     pub holder: Option<(ThreadIndex, u64, u64)>,
     /// What that thread was doing, and where it released the GVL.
     pub holder_at: HolderAt,
+    /// For a wait: the number of the request that the thread served when it got the GVL, if one is known.
+    pub request: Option<NonZeroU64>,
     /// Whether it was still doing that when it ended or tracing did.
     pub open: bool,
 }
@@ -157,6 +162,7 @@ impl Recording {
             node,
             holder: hold.as_ref().map(|hold| (hold.moment.thread, hold.moment.id, hold.moment.begin_ns)),
             holder_at,
+            request: wait.request.and_then(NonZeroU64::new),
             open: false,
         };
         self.place(
@@ -186,6 +192,7 @@ impl Recording {
             node: NodeId::ROOT,
             holder: None,
             holder_at: HolderAt::UNSEEN,
+            request: None,
             open: false,
         };
         let is_counted = blocker.first && process.image.gvl.is_some_and(|coverage| coverage.holds);
@@ -307,8 +314,8 @@ impl Recording {
             return;
         }
         let thread = self.thread(process, who.tid, &who.comm, begin_ns + ns);
-        let (node, holder, holder_at) = (NodeId::ROOT, None, HolderAt::UNSEEN);
-        let moment = GvlMoment { thread, id, doing, begin_ns, ns, node, holder, holder_at, open };
+        let (node, holder, holder_at, request) = (NodeId::ROOT, None, HolderAt::UNSEEN, None);
+        let moment = GvlMoment { thread, id, doing, begin_ns, ns, node, holder, holder_at, request, open };
         self.gvl_moment(moment);
     }
 
@@ -350,4 +357,20 @@ impl Timeline {
         moments.sort_by_key(|moment| moment.begin_ns);
         moments
     }
+}
+
+/// Of what [`Timeline::gvl_once`] returns, the place of each wait whose longest hold is among it too, and the place of that hold.
+pub fn longest_holds(recording: &Recording, moments: &[&GvlMoment]) -> BTreeMap<usize, usize> {
+    let process = |moment: &GvlMoment| recording.thread_facts(moment.thread).0.process;
+    let holds: HashMap<_, usize> = moments
+        .iter()
+        .enumerate()
+        .filter(|(_, moment)| moment.doing == GvlDoing::Holding)
+        .map(|(at, moment)| ((process(moment), moment.id, moment.begin_ns), at))
+        .collect();
+    let hold = |moment: &GvlMoment| {
+        let (_, id, begin_ns) = moment.holder?;
+        holds.get(&(process(moment), id, begin_ns)).copied()
+    };
+    moments.iter().enumerate().filter_map(|(at, moment)| Some((at, hold(moment)?))).collect()
 }

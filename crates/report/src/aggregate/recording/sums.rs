@@ -1,6 +1,6 @@
 //! Samples, cycles, stacks of allocation and waits for the GVL become sums, and moments of a timeline, once it is known which endpoint they belong to.
 
-use std::{collections::hash_map::Entry, sync::Arc};
+use std::{collections::hash_map::Entry, num::NonZeroU64, sync::Arc};
 
 use super::{
     AllocKey, AllocMoment, CycleMoment, Moment, NodeId, PauseKey, Recording, SampleKey, SampleSum,
@@ -101,6 +101,7 @@ impl Recording {
             reason: (start.info.gc_by, start.info.major_by),
             begin_ns: start.ts_ns,
             end_ns,
+            request: cycle.request.and_then(NonZeroU64::new),
             pauses: cycle.pauses.as_slice().into(),
         };
         self.place(process, cycle.request, start.ts_ns, Kept::Cycle(Box::new((moment, ns, cycle.span))));

@@ -23,10 +23,12 @@ use crate::aggregate::recording::{
     RequestMoment, Timeline, WorkMoment,
 };
 
+mod flows;
 mod markers;
 mod memory;
 mod tables;
 
+use flows::Flows;
 use memory::Allocations;
 use tables::{Samples, Tables};
 
@@ -130,6 +132,7 @@ struct Threads<'a> {
 #[derive(Clone, Copy)]
 struct View<'a> {
     recording: &'a Recording,
+    flows: &'a Flows,
     began_ns: u64,
 }
 
@@ -221,8 +224,10 @@ pub(super) fn write(
 ) -> io::Result<u64> {
     let nothing = Timeline::default();
     let timeline = recording.timeline.as_ref().unwrap_or(&nothing);
-    let view = View { recording, began_ns: context.began_ns };
-    let threads = threads(recording, timeline);
+    let gvl = timeline.gvl_once(recording);
+    let flows = Flows::of(recording, timeline, &gvl);
+    let view = View { recording, flows: &flows, began_ns: context.began_ns };
+    let threads = threads(recording, timeline, &gvl);
     let left_out = timeline.samples_left_out + timeline.allocs_left_out + timeline.events_left_out;
     let profile = Profile {
         meta: meta(recording, context, timeline),
@@ -257,7 +262,7 @@ impl Unique {
 }
 
 /// All threads, those of a process together, its main thread first; every process has one.
-fn threads<'a>(recording: &Recording, timeline: &'a Timeline) -> Vec<ThreadParts<'a>> {
+fn threads<'a>(recording: &Recording, timeline: &'a Timeline, gvl: &[&'a GvlMoment]) -> Vec<ThreadParts<'a>> {
     let key = |thread: u32| {
         let (thread, _) = recording.thread_facts(thread);
         (thread.process, thread.tid)
@@ -309,7 +314,7 @@ fn threads<'a>(recording: &Recording, timeline: &'a Timeline) -> Vec<ThreadParts
     for work in &timeline.work {
         threads[place[&key(work.thread)]].work.push(work);
     }
-    for gvl in timeline.gvl_once(recording) {
+    for gvl in gvl {
         threads[place[&key(gvl.thread)]].gvl.push(gvl);
     }
     for request in &timeline.requests {

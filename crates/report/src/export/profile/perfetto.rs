@@ -18,7 +18,7 @@ use crate::{
     aggregate::{
         call_tree::NodeId,
         recording::{
-            AllocMoment, CycleMoment, GvlMoment, ProcessIndex, Recording, Thread, Timeline, reason_text,
+            AllocMoment, CycleMoment, ProcessIndex, Recording, Thread, Timeline, longest_holds, reason_text,
         },
     },
     model::gvl::{GvlDoing, GvlGap},
@@ -296,6 +296,7 @@ fn cycle_notes(recording: &Recording, cycle: &CycleMoment) -> Vec<(&'static str,
 
 fn cycle_slice(recording: &Recording, cycle: &CycleMoment) -> Slice {
     let mut notes = cycle_notes(recording, cycle);
+    notes.extend(cycle.request.map(|id| ("request", Note::Number(id.get()))));
     notes.extend(stack(recording, "stack", cycle.node));
     Slice {
         begin_ns: cycle.begin_ns,
@@ -408,26 +409,12 @@ fn threads(recording: &Recording, timeline: &Timeline) -> Threads {
 
 fn gvl(recording: &Recording, timeline: &Timeline, threads: &mut Threads) {
     let moments = timeline.gvl_once(recording);
-    let key = |moment: &GvlMoment| {
-        let (thread, _) = recording.thread_facts(moment.thread);
-        (thread.process, moment.id, moment.begin_ns)
-    };
-    let holds: HashMap<_, usize> = moments
-        .iter()
-        .enumerate()
-        .filter(|(_, moment)| moment.doing == GvlDoing::Holding)
-        .map(|(at, moment)| (key(moment), at))
-        .collect();
     // Arrow by the wait that it leads to, and by the hold that it comes from.
     let mut arrives: HashMap<usize, u64> = HashMap::new();
     let mut leaves: HashMap<usize, Vec<u64>> = HashMap::new();
-    for (at, moment) in moments.iter().enumerate() {
-        let Some((_, id, begin_ns)) = moment.holder else { continue };
-        if let Some(&hold) = holds.get(&(key(moment).0, id, begin_ns)) {
-            let flow = arrives.len() as u64 + 1;
-            arrives.insert(at, flow);
-            leaves.entry(hold).or_default().push(flow);
-        }
+    for (flow, (wait, hold)) in (1..).zip(longest_holds(recording, &moments)) {
+        arrives.insert(wait, flow);
+        leaves.entry(hold).or_default().push(flow);
     }
     // A thread is known by the id that it had last.
     let tids: HashMap<(ProcessIndex, u64), u32> = moments
@@ -447,6 +434,7 @@ fn gvl(recording: &Recording, timeline: &Timeline, threads: &mut Threads) {
         }
         let (_, slices) = tracks.gvl.entry(moment.id).or_insert_with(|| (name, Vec::new()));
         let mut notes = vec![("tid", Note::Number(thread.tid.into()))];
+        notes.extend(moment.request.map(|id| ("request", Note::Number(id.get()))));
         if let Some((holder, ..)) = moment.holder {
             let (holder, _) = recording.thread_facts(holder);
             notes.push(("blocked_by", Note::Text(format!("{} {}", label::text(&holder.name), holder.tid))));

@@ -1,10 +1,12 @@
 //! Markers of one thread: the requests that it served, the GC cycles that it started, their pauses, GC work without event
 //! sites, and what it did with the GVL (by the names that Vernier gives that).
 
+use std::num::NonZeroU64;
+
 use serde::Serialize;
 use serde_json::{Value, json};
 
-use super::{super::label, Category, ThreadParts, View, tables::Tables};
+use super::{super::label, Category, ThreadParts, View, flows, tables::Tables};
 use crate::{aggregate::recording::reason_text, model::gvl::GvlDoing, ruby::PauseKind};
 
 /// Phase of a marker that is a moment.
@@ -78,6 +80,7 @@ fn kind_color(kind: &str) -> &'static str {
 /// What the fields of each kind of marker mean.
 pub(super) fn schema() -> Value {
     let field = |key: &str, label: &str, format: &str| json!({"key": key, "label": label, "format": format});
+    let flow = |key: &str, label: &str| field(key, label, flows::FORMAT);
     let everywhere = ["marker-chart", "marker-table", "timeline-overview"];
     let mut all = json!([
         {
@@ -96,6 +99,7 @@ pub(super) fn schema() -> Value {
                 field("mark", "Marking", "duration"),
                 field("sweep", "Sweeping", "duration"),
                 field("other", "Neither", "duration"),
+                flow("flow", "Flow of the request"),
             ],
         },
         {
@@ -113,6 +117,7 @@ pub(super) fn schema() -> Value {
                 field("pauses", "Pauses", "integer"),
                 field("paused", "Pauses together", "duration"),
                 field("trigger", "Triggered by", "string"),
+                flow("flow", "Flow of the request"),
             ],
         },
         {
@@ -143,6 +148,7 @@ pub(super) fn schema() -> Value {
                 field("allocBytes", "Bytes of their slots", "bytes"),
                 field("trace", "Trace", "string"),
                 field("parentSpan", "Span of the caller", "string"),
+                flow("flow", "Flow"),
             ],
         },
         {
@@ -161,7 +167,13 @@ pub(super) fn schema() -> Value {
             "colorField": "color",
             "display": everywhere,
             "description": "The thread waited to acquire the GVL. Waits below --gvl-threshold have no marker.",
-            "fields": [field("blockedBy", "Held longest by", "string"), field("ran", "Running", "string"), field("until", "Released in", "string")],
+            "fields": [
+                field("blockedBy", "Held longest by", "string"),
+                field("ran", "Running", "string"),
+                field("until", "Released in", "string"),
+                flow("flow", "Flow of the request"),
+                flow("holdFlow", "Flow of the hold"),
+            ],
         },
         {
             "name": "THREAD_RUNNING",
@@ -170,7 +182,7 @@ pub(super) fn schema() -> Value {
             "colorField": "color",
             "display": ["marker-chart", "marker-table"],
             "description": "The thread held the GVL. Times below --gvl-threshold have no marker.",
-            "fields": [],
+            "fields": [flow("holdFlow", "Flow")],
         },
         {
             "name": "THREAD_SUSPENDED",
@@ -208,13 +220,15 @@ pub(super) fn of(view: View<'_>, tables: &mut Tables<'_>, parts: &ThreadParts<'_
             "paused": ms(paused),
             "trigger": tables.ruby_frame(cycle.node).unwrap_or_else(|| "unknown".to_owned()),
         });
+        let flow = cycle.request.and_then(|id| view.flows.request(tables, id));
+        flows::put(&mut data, "flow", flow);
         if let Some(stack) = tables.stack(cycle.node) {
             data["cause"] = json!({"time": view.ms(cycle.begin_ns), "stack": stack});
         }
         markers.push(name, view.ms(cycle.begin_ns), cycle.end_ns.map(|end| view.ms(end)), data);
         let name = tables.string("GC pause");
         for pause in &cycle.pauses {
-            let data = json!({
+            let mut data = json!({
                 "type": "GcPause",
                 "color": kind_color(cycle.kind),
                 "kind": cycle.kind,
@@ -225,6 +239,7 @@ pub(super) fn of(view: View<'_>, tables: &mut Tables<'_>, parts: &ThreadParts<'_
                 "sweep": ms(pause.sweep_ns),
                 "other": ms(pause.other_ns),
             });
+            flows::put(&mut data, "flow", flow);
             let (begin, end) = (view.ms(pause.begin_ns), view.ms(pause.begin_ns + pause.ns));
             markers.push(name, begin, Some(end), data);
         }
@@ -260,6 +275,8 @@ pub(super) fn of(view: View<'_>, tables: &mut Tables<'_>, parts: &ThreadParts<'_
                 data["parentSpan"] = json!(span);
             }
         }
+        let flow = NonZeroU64::new(request.id).and_then(|id| view.flows.request(tables, id));
+        flows::put(&mut data, "flow", flow);
         let end = request.end_ns.map(|end_ns| view.ms(end_ns));
         markers.push_as(Category::Request, name, view.ms(request.begin_ns), end, data);
     }
@@ -291,6 +308,8 @@ pub(super) fn of(view: View<'_>, tables: &mut Tables<'_>, parts: &ThreadParts<'_
             GvlDoing::Holding => ("Thread Running", json!({"type": "THREAD_RUNNING", "color": "green"})),
             GvlDoing::Away => ("Thread Suspended", json!({"type": "THREAD_SUSPENDED", "color": "grey"})),
         };
+        flows::put(&mut data, "flow", gvl.request.and_then(|id| view.flows.request(tables, id)));
+        flows::put(&mut data, "holdFlow", view.flows.hold(tables, parts.process, gvl));
         if let Some(stack) = tables.stack(gvl.node) {
             data["cause"] = json!({"time": view.ms(gvl.begin_ns), "stack": stack});
         }

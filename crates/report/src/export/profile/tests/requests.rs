@@ -1,7 +1,11 @@
 //! Requests on timelines.
 
 use super::*;
-use crate::{aggregate::service_requests::tests::request, export::profile::perfetto};
+use crate::{
+    aggregate::service_requests::tests::request,
+    export::profile::perfetto,
+    model::gvl::{GvlBlocker, GvlDoing, GvlSpan, GvlWait, GvlWho},
+};
 
 fn seen(recorder: &mut Recorder, tid: u32, begin_ns: u64, path: &str, ns: Option<u64>, status: Option<u16>) {
     let end_ns = ns.map(|ns| begin_ns + ns);
@@ -74,4 +78,95 @@ fn requests_are_bounded() {
     let mut counts = UserCounts::default();
     recorder.add_counts(&mut counts);
     assert_eq!(counts.profiles.profile_events_early, 1);
+}
+
+/// Markers of this kind with their flow fields, as texts.
+fn flows(file: &Value, kind: &str, keys: [&str; 2]) -> Vec<[Option<String>; 2]> {
+    let schemas = file["meta"]["markerSchema"].as_array().unwrap();
+    let fields = schemas.iter().find(|schema| schema["name"] == kind).unwrap()["fields"].as_array().unwrap();
+    let is_flow = |key: &str| fields.iter().any(|field| field["key"] == key && field["format"] == "flow-id");
+    let mut found = Vec::new();
+    for thread in file["threads"].as_array().unwrap() {
+        let text = |place: &Value| {
+            let place = place.as_u64()? as usize;
+            Some(thread["stringArray"][place].as_str().unwrap().to_owned())
+        };
+        let all = thread["markers"]["data"].as_array().unwrap().iter();
+        for data in all.filter(|data| data["type"] == kind) {
+            found.push(keys.map(|key| {
+                let flow = text(&data[key]);
+                assert!(flow.is_none() || is_flow(key), "{key} is no flow: {fields:?}");
+                flow
+            }));
+        }
+    }
+    found
+}
+
+/// A request has the flow of its cycles, their pauses and its waits for the GVL, on whichever thread they are; a hold has that of the
+/// waits that name it. What nothing else belongs to, and what belongs to a request that is not there, has none.
+#[test]
+fn flows_in_firefox() {
+    let mut recorder = recorded(&[], Limits::default());
+    let cycle = |tid, begin_ns, request| GcCycle {
+        span: None,
+        comm: "a".to_owned(),
+        count: 7,
+        start: state(begin_ns, tid, 1),
+        end: Some(state(begin_ns + 50, tid, 1)),
+        pauses: vec![Pause { tid, begin_ns, ns: 10, kind: None, mark_ns: 10, sweep_ns: 0, other_ns: 0 }],
+        trigger: None,
+        request,
+        lost: 0,
+    };
+    let who = |tid| GvlWho { tid, comm: Arc::from("a") };
+    let hold = GvlSpan { who: who(8), id: 80, doing: GvlDoing::Holding, begin_ns: 2_100, ns: 300 };
+    let wait = |tid, begin_ns, request, blocker| GvlWait {
+        who: who(tid),
+        id: u64::from(tid) * 10,
+        thread: None,
+        request,
+        begin_ns,
+        ns: 2_400 - begin_ns,
+        blocker,
+        stack: None,
+    };
+    let blocker = Some(GvlBlocker { hold, until: None, ran: Vec::new(), first: true });
+    let process = process(2);
+    for seen in [
+        Seen::Cycle(&cycle(9, 2_050, Some(3))),
+        Seen::Cycle(&cycle(8, 5_000, Some(4))),
+        Seen::Cycle(&cycle(8, 6_000, Some(0))),
+        Seen::Cycle(&cycle(8, 7_000, None)),
+        Seen::GvlWait(&wait(9, 2_200, Some(3), blocker.clone())),
+        Seen::GvlWait(&wait(7, 2_300, None, blocker)),
+        Seen::GvlWait(&wait(7, 2_390, Some(5), None)),
+    ] {
+        recorder.see(&process, seen).unwrap();
+    }
+    for (id, tid) in [(3, 9), (6, 8)] {
+        let request =
+            Request { id, tid, begin_ns: 2_000, end_ns: Some(2_900), ..request(Some("/a"), None, None) };
+        recorder.see(&process, Seen::Request(&request)).unwrap();
+    }
+    for id in [4, 5] {
+        recorder.request_outside(&Request { id, ..request(Some("/b"), None, None) });
+    }
+    let (bytes, left) = written(&recorder, Format::Firefox, "x.json");
+    let file: Value = serde_json::from_slice(&bytes).unwrap();
+    let own = Some("8000000000000003".to_owned());
+    let of_hold = Some("0000000000000001".to_owned());
+    let none = [None, None];
+    let one = [own.clone(), None];
+    let sorted = |kind| {
+        let mut found = flows(&file, kind, ["flow", "holdFlow"]);
+        found.sort();
+        found
+    };
+    assert_eq!(sorted("Request"), [none.clone(), one.clone()]);
+    for kind in ["GcCycle", "GcPause"] {
+        assert_eq!(sorted(kind), [none.clone(), none.clone(), none.clone(), one.clone()], "{kind}");
+    }
+    assert_eq!(sorted("THREAD_STALLED"), [none, [None, of_hold.clone()], [own, of_hold.clone()]]);
+    assert_eq!((sorted("THREAD_RUNNING"), left), (vec![[None, of_hold]], 0));
 }

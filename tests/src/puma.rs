@@ -1,7 +1,7 @@
 //! A Puma that serves one of the applications in `tests/rubies/web`.
 
 use std::net::{TcpListener, TcpStream};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
@@ -35,6 +35,12 @@ impl Puma {
         Self::run(live, Command::new("puma"), application, "0", false)
     }
 
+    /// A single process that serves TLS with this key and certificate.
+    pub fn start_with_tls(live: &Live, application: &str, key: &Path, certificate: &Path) -> Result<Self> {
+        let query = format!("?key={}&cert={}&verify_mode=none", key.display(), certificate.display());
+        Self::bound(live, Command::new("puma"), application, "0", true, ("ssl", &query))
+    }
+
     /// The same with this Ruby, which has one.
     pub fn start_on(live: &Live, ruby: &Ruby, application: &str) -> Result<Self> {
         let mut command = ruby.command()?;
@@ -52,14 +58,26 @@ impl Puma {
     }
 
     /// `whole`: with whole paths, or with names in the folder of the applications.
-    fn run(live: &Live, mut command: Command, application: &str, workers: &str, whole: bool) -> Result<Self> {
+    fn run(live: &Live, command: Command, application: &str, workers: &str, whole: bool) -> Result<Self> {
+        Self::bound(live, command, application, workers, whole, ("tcp", ""))
+    }
+
+    /// The same, listening as this scheme with this query says.
+    fn bound(
+        live: &Live,
+        mut command: Command,
+        application: &str,
+        workers: &str,
+        whole: bool,
+        (scheme, query): (&str, &str),
+    ) -> Result<Self> {
         let port = TcpListener::bind("127.0.0.1:0")?.local_addr()?.port();
         let truth = live.path(&format!("truth-{port}"));
         let web = rubies_dir().join("web");
         let path = |name: &str| {
             if whole { web.join(name).to_string_lossy().into_owned() } else { name.to_owned() }
         };
-        let (config, bound) = (path("requests.rb"), format!("tcp://127.0.0.1:{port}"));
+        let (config, bound) = (path("requests.rb"), format!("{scheme}://127.0.0.1:{port}{query}"));
         let args = ["-C", &config, "-b", &bound, "-w", workers, &path(application)];
         command.args(args).current_dir(&web).env("GCTRACE_TEST_ARGS", args.join("\n"));
         command.env("GCTRACE_TEST_TRUTH", &truth).env("RACK_ENV", "production");

@@ -594,7 +594,6 @@ fn no_server_and_no_flag() -> Result<()> {
     let report = gctrace.stop()?;
     ensure!(report.gcs_of(done.pid).count() > 0, "no collection of the program was seen");
     ensure!(report.gcs_of(done.pid).all(|gc| gc.request.is_none()), "a request in a program without");
-    // But for its run.
     let requests: Vec<_> = report.requests.iter().filter(|line| line.kind != "run").collect();
     ensure!(requests.iter().all(|line| line.pid == server.process.pid()), "{requests:?}");
     Ok(())

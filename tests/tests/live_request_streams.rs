@@ -75,12 +75,12 @@ fn in_parts() -> Result<()> {
         let truths = truths(&puma)?;
         ensure!(truths.len() == 3 && report.requests.len() == 3, "{:?}", report.requests);
         for (name, truth) in &truths {
-            let line = line_of(&report, name, truth)?;
-            ensure!(line.status == Some(200) && line.gcs == Some(1), "{name}: {line:?}");
-            let at = |ns: Option<u64>| Some(line.begin_ns + ns?);
-            let first_ns = at(line.first_byte_ns).context("no first bytes")?;
-            ensure!((truth.begin_ns..truth.last_ns).contains(&first_ns), "{name}: {first_ns}, {line:?}");
-            let last_ns = at(line.last_byte_ns).context("no last bytes")?;
+            let seen = line_of(&report, name, truth)?;
+            ensure!(seen.status == Some(200) && seen.gcs == Some(1), "{name}: {seen:?}");
+            let at = |ns: Option<u64>| Some(seen.begin_ns + ns?);
+            let first_ns = at(seen.first_byte_ns).context("no first bytes")?;
+            ensure!((truth.begin_ns..truth.last_ns).contains(&first_ns), "{name}: {first_ns}, {seen:?}");
+            let last_ns = at(seen.last_byte_ns).context("no last bytes")?;
             // What is written for a client that is gone may fail.
             ensure!(name == "gone" || last_ns >= truth.last_ns, "{name}: {last_ns} {}", truth.last_ns);
         }
@@ -113,8 +113,8 @@ fn through_tls() -> Result<()> {
     let connections = report.requests.iter().filter(|line| line.path.is_some()).count();
     ensure!(truths.len() == 6 && connections == 6, "{:?}", report.requests);
     for (name, truth) in &truths {
-        let line = line_of(&report, name, truth)?;
-        ensure!(line.status.is_none() && line.gcs == Some(1), "{name}: {line:?}");
+        let seen = line_of(&report, name, truth)?;
+        ensure!(seen.status.is_none() && seen.gcs == Some(1), "{name}: {seen:?}");
     }
     Ok(())
 }

@@ -12,10 +12,11 @@ use std::{
 use anyhow::{Context as _, Result, bail};
 use rustix::process::{Pid, Signal, kill_process};
 
-/// Root folder of the checkout.
+/// Root folder of the checkout: the one of the workspace that the running package is in.
 pub fn root() -> PathBuf {
     let manifest = env::var_os("CARGO_MANIFEST_DIR").unwrap_or_else(|| env!("CARGO_MANIFEST_DIR").into());
-    Path::new(&manifest).parent().map_or_else(|| PathBuf::from("."), Path::to_path_buf)
+    let mut above = Path::new(&manifest).ancestors();
+    above.find(|dir| dir.join("Cargo.lock").is_file()).map_or_else(|| PathBuf::from("."), Path::to_path_buf)
 }
 
 /// Folder of the build: the one this program was built in.

@@ -476,6 +476,15 @@ fn json(results: &[Measured]) -> String {
 mod tests {
     use super::*;
 
+    /// Scripts are found from this package, which is two folders below the root.
+    #[test]
+    fn scripts_are_there() {
+        for name in SCRIPTS.into_iter().chain(["bench_depth"]) {
+            let path = script(name).get_args().next().map(PathBuf::from).unwrap();
+            assert!(path.is_file(), "{}", path.display());
+        }
+    }
+
     /// The last line counts, in any order of its fields.
     #[test]
     fn script_line() {

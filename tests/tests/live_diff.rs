@@ -262,9 +262,7 @@ fn planted() -> Result<()> {
         ensure!(status == Some(0), "{status:?}");
         let found = changed(&document)?;
         let first = found.iter().find(|change| change[0] == "methods");
-        // A share of samples, like what is named below.
-        ensure_times!(first.is_some(), "nothing is named: {found:?}");
-        let first = first.context("a change")?;
+        let first = first.with_context(|| format!("nothing is named: {found:?}"))?;
         ensure_times!(
             first[1].contains("Order#total") && first[2] == "self" && first[3] == "grew",
             "{found:?}"

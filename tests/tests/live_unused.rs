@@ -8,7 +8,7 @@ use std::{
 };
 
 use anyhow::{Context as _, Result, ensure};
-use gctrace_tests::{child::Guarded, gctrace::Invocation, ledger, live::Live, ruby::Ruby};
+use gctrace_tests::{child::Guarded, gctrace::Invocation, ledger, live::Live, ruby::Ruby, script::Script};
 
 /// How long gctrace may take to notice.
 const PATIENCE: Duration = Duration::from_mins(1);
@@ -115,4 +115,35 @@ fn deleted_images_are_given_back() -> Result<()> {
         ensure!(counts.windows(2).all(|two| two[1] == two[0] + 1), "{pid}: {counts:?}");
     }
     ledger::check(&report)
+}
+
+/// Kilobytes of a process that are its own and no file's (`RssAnon`).
+fn own_memory(pid: u32) -> Result<u64> {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status"))?;
+    let line = status.lines().find_map(|line| line.strip_prefix("RssAnon:")).context("RssAnon")?;
+    line.trim().trim_end_matches(" kB").parse().context("kilobytes")
+}
+
+/// What was needed to load the programs and to analyse an image is given back: the allocator would keep some 35 MB of free pages.
+#[test]
+fn memory_of_analyses_is_given_back() -> Result<()> {
+    const MOST_KB: u64 = 16 << 10;
+    let live = Live::beside_others()?;
+    Ruby::each(|ruby| {
+        let mut script = Script::unwitnessed(&live, ruby, "steady.rb")?.start()?;
+        script.wait_for("ready")?;
+        let pid = script.pid().to_string();
+        let gctrace = Invocation::jsonl(["--no-cache", "--pid", &pid])?.start_ready()?;
+        let since = Instant::now();
+        loop {
+            let kb = own_memory(gctrace.pid())?;
+            if kb <= MOST_KB {
+                break;
+            }
+            ensure!(since.elapsed() < PATIENCE, "{kb} kB");
+            std::thread::sleep(Duration::from_millis(100));
+        }
+        gctrace.stop()?;
+        Ok(())
+    })
 }

@@ -8,6 +8,7 @@ use std::{
 
 use super::debuginfo::{Around, Symbols};
 use crate::{
+    allocator,
     cache::{Cache, CachedAnalysis},
     elf::{ElfImage, ImageHead, LoadSegment, Machine},
     images::Reading,
@@ -75,6 +76,8 @@ impl Later {
             rest.complete(&image, &mut analysis);
         }
         cache.put(file, &head, &image, &CachedAnalysis { analysis, witnessed });
+        drop(image);
+        allocator::give_back();
     }
 }
 

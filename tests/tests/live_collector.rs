@@ -327,7 +327,7 @@ fn parts_by_cycles() -> Result<()> {
 /// heap would not grow. Nor to begin with a larger heap, which makes those cycles longer.
 #[test]
 fn malloc_leads() -> Result<()> {
-    let live = Live::begin()?;
+    let live = Live::beside_others()?;
     let ruby = Ruby::main()?;
     let sets = live.path("sets");
     let mut script = Script::unwitnessed(&live, &ruby, "strings.rb")?.arg("6");

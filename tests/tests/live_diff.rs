@@ -262,7 +262,9 @@ fn planted() -> Result<()> {
         ensure!(status == Some(0), "{status:?}");
         let found = changed(&document)?;
         let first = found.iter().find(|change| change[0] == "methods");
-        let first = first.with_context(|| format!("nothing is named: {found:?}"))?;
+        let methods =
+            document["tables"].as_array().and_then(|list| list.iter().find(|it| it["table"] == "methods"));
+        let first = first.with_context(|| format!("nothing is named: {found:?}: {methods:?}"))?;
         ensure_times!(
             first[1].contains("Order#total") && first[2] == "self" && first[3] == "grew",
             "{found:?}"

@@ -46,7 +46,7 @@ fn row(lines: &[Value], pid: u64, up_to: u64) -> Option<&Value> {
 /// child that is forked meanwhile is in neither. The total is the sum.
 #[test]
 fn each_has_its_own_calls() -> Result<()> {
-    let live = Live::begin()?;
+    let live = Live::beside_others()?;
     Ruby::each(|ruby| {
         for sample in ["0", "64KiB"] {
             let dir = live.dir(&format!("several-{}", ruby.label()))?;

@@ -65,7 +65,7 @@ fn settled_queue(port: u16) -> Result<u64> {
 /// than tracing.
 #[test]
 fn a_puma_without_a_free_thread() -> Result<()> {
-    let live = Live::begin()?;
+    let live = Live::beside_others()?;
     for ruby in Puma::rubies()? {
         let puma = Puma::start_on(&live, &ruby, "load.ru")?;
         let pid = puma.process.pid();
@@ -114,7 +114,7 @@ fn a_puma_without_a_free_thread() -> Result<()> {
 /// waits once.
 #[test]
 fn a_shared_socket() -> Result<()> {
-    let _live = Live::begin()?;
+    let _live = Live::beside_others()?;
     for ruby in Ruby::all()? {
         let mut command = ruby.command()?;
         command.arg(rubies_dir().join("accept_queue.rb")).env("OTEL_SERVICE_NAME", "shared");
@@ -122,7 +122,8 @@ fn a_shared_socket() -> Result<()> {
         let text = process.wait_stdout(PATIENCE, "its port", |line| line.contains(' '))?;
         let (port, child) = text.trim().split_once(' ').context("two numbers")?;
         let (port, child): (u16, u32) = (port.parse()?, child.parse()?);
-        let args = ["--all-ruby", "--requests", "--prometheus", "127.0.0.1:0"];
+        let pids = format!("{},{child}", process.pid());
+        let args = ["--pid", &pids, "--requests", "--prometheus", "127.0.0.1:0"];
         let mut gctrace = Invocation::jsonl(args)?.start()?;
         let served = gctrace.wait_error("metrics on")?;
         let address = served.split("http://").nth(1).and_then(|rest| rest.split('/').next());

@@ -114,7 +114,7 @@ fn no_terminal() -> Result<()> {
 /// A terminal that goes away ends it in order, such as a window that crashes; also where the signal that says so is ignored.
 #[test]
 fn terminal_goes_away() -> Result<()> {
-    let live = Live::begin()?;
+    let live = Live::beside_others()?;
     let (told, cache, ended) = (live.path("pid"), live.path("cache"), live.path("status"));
     let gctrace = gctrace_binary()?;
     // The outer shell stays to see how it ends.

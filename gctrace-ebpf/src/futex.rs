@@ -51,14 +51,18 @@ pub fn entered(ctx: &TracePointContext) {
     if asleep(path, thread) {
         return count(Counter::GvlSleeps);
     }
+    // Read behind that check: a thread that goes to sleep may have been put into the queue by another one while this program ran, and did not wait
+    // before (`thread_sched_to_ready_common`, thread_pthread.c, which reports `READY` first).
+    // SAFETY: a plain helper call.
+    let begin_ns = unsafe { bpf_ktime_get_ns() };
     hit.thread = thread;
     count(Counter::GvlHits);
     if hit.gate.level == GvlGate::CLOSED {
         return count(Counter::GvlShed);
     }
-    let Some(entry) = gvl::entry(&hit, now) else { return count(Counter::GvlThreadMapFull) };
+    let Some(entry) = gvl::entry(&hit, begin_ns) else { return count(Counter::GvlThreadMapFull) };
     // SAFETY: a map value pointer, valid while the program runs; only the thread itself writes there.
-    begins(ctx, &hit, unsafe { &mut *entry }, now);
+    begins(ctx, &hit, unsafe { &mut *entry }, begin_ns);
     charge(now, Some(hit.ruby), TRAP_NS);
 }
 

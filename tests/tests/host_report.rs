@@ -286,3 +286,41 @@ fn from_a_pipe() -> Result<()> {
     }
     Ok(())
 }
+
+/// `--fields` leaves what a line has of these members, of all kinds of lines, and says which name no line has.
+#[test]
+fn fields() -> Result<()> {
+    const NAMES: [&str; 4] = ["type", "pid", "pause_ns", "comm"];
+    let recording = "3.1.gctrace";
+    let all = report(&[recording, "--format", "jsonl"])?;
+    let asked = ["--fields", "pid, pause_ns,comm,stat.heap_live_slots,no.such"];
+    let finished = run(&[&[recording, "--format", "jsonl"][..], &asked].concat())?;
+    ensure!(finished.status.success(), "{}", finished.errors());
+    let said = finished.errors();
+    ensure!(said.lines().filter(|line| line.contains("--fields")).count() == 1, "{said}");
+    ensure!(said.contains("--fields: no line has no.such"), "{said}");
+    ensure!(all.len() == finished.stdout.len() && all.len() > 10, "{} lines", all.len());
+    let mut stats = 0;
+    for (whole, part) in all.iter().zip(&finished.stdout) {
+        let (whole, part): (Value, Value) = (serde_json::from_str(whole)?, serde_json::from_str(part)?);
+        let mut expected = serde_json::Map::new();
+        for (name, value) in whole.as_object().context("an object")? {
+            if NAMES.contains(&name.as_str()) {
+                expected.insert(name.clone(), value.clone());
+            } else if name == "stat" && value["heap_live_slots"].is_u64() {
+                expected
+                    .insert(name.clone(), serde_json::json!({ "heap_live_slots": value["heap_live_slots"] }));
+                stats += 1;
+            }
+        }
+        ensure!(part == Value::Object(expected), "{part} of {whole}");
+    }
+    ensure!(stats > 5, "{stats} lines have GC.stat");
+    let refused = run(&[recording, "--format", "jsonl", "--fields", "pid,"])?;
+    ensure!(
+        refused.status.code() == Some(2) && refused.errors().contains("an empty name"),
+        "{}",
+        refused.errors()
+    );
+    Ok(())
+}

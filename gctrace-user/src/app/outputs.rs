@@ -86,7 +86,7 @@ pub(super) fn exporters(
         exporters.push(Box::new(Top::new(show, traced, settings.cache_dir.clone())));
         return Ok(exporters);
     }
-    let Reports { format, lines: which, slower_than_ns, by, brief, .. } = settings.reports;
+    let Reports { format, lines: which, slower_than_ns, by, ref shape, .. } = settings.reports;
     // Where there are no lines, none is missing.
     let least_ns = if which.none { 0 } else { which.min_pause_ns };
     let screen = if settings.output.is_some() { Screen::none() } else { Screen::stdout() };
@@ -104,7 +104,7 @@ pub(super) fn exporters(
                 exporters.push(Box::new(SlowRequests::new(lines(), clock, least_ns)));
             }
         }
-        Format::Jsonl => exporters.push(Box::new(Jsonl::new(lines(), clock, which, brief))),
+        Format::Jsonl => exporters.push(Box::new(Jsonl::new(lines(), clock, which, shape.clone()))),
     }
     if let Some(dir) = &settings.tunemygc {
         exporters.push(Box::new(TuneMyGc::new(

@@ -57,6 +57,7 @@ const GROUPS: [(&str, &[Entry]); 5] = [
             ("slower_than", ""),
             ("by", ""),
             ("brief", ""),
+            ("fields", ""),
             ("verbose", ""),
             ("flamegraph", "A flame graph (SVG)"),
             ("pprof", "A pprof profile (go tool pprof)"),

@@ -1,11 +1,17 @@
 //! Flags about what is written to standard output, and how much of it.
 
-use std::time::Duration;
+use std::{str::FromStr as _, time::Duration};
 
 use clap::{Args as ClapArgs, ValueEnum};
 
 use super::{args::RootArg, parse, settings::Format};
-use crate::{aggregate::request_summary::By, export::text::Lines};
+use crate::{
+    aggregate::request_summary::By,
+    export::{
+        fields::{Fields, Shape},
+        text::Lines,
+    },
+};
 
 /// The flags.
 #[derive(Debug, ClapArgs)]
@@ -37,6 +43,10 @@ pub struct ReportArgs {
     #[arg(long)]
     pub brief: bool,
 
+    /// (JSON lines only) Print these members of each line, e.g. ts,pid,pause_ns,stat.heap_live_slots, and its type
+    #[arg(long, value_name = "NAMES", value_parser = Fields::from_str)]
+    pub fields: Option<Fields>,
+
     /// Print all counters at the end
     #[arg(long, short)]
     pub verbose: bool,
@@ -64,7 +74,7 @@ impl From<ByArg> for By {
 }
 
 /// What is written to standard output.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Reports {
     /// How.
     pub format: Format,
@@ -74,8 +84,8 @@ pub struct Reports {
     pub slower_than_ns: Option<u64>,
     /// What requests of all processes are put together by at the end.
     pub by: Option<By>,
-    /// Whether JSON lines lack details.
-    pub brief: bool,
+    /// What of JSON lines is written.
+    pub shape: Shape,
     /// Whether all counters are shown at the end.
     pub verbose: bool,
 }
@@ -84,10 +94,11 @@ impl Reports {
     /// What these flags mean.
     pub(super) fn resolve(args: &ReportArgs, format: Format) -> Self {
         let nanos = |time: Duration| u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
-        let &ReportArgs { quiet, min_pause, interval, slower_than, by, brief, verbose } = args;
+        let &ReportArgs { quiet, min_pause, interval, slower_than, by, brief, ref fields, verbose } = args;
         let lines =
             Lines { min_pause_ns: min_pause.map_or(0, nanos), interval_ns: interval.map(nanos), none: quiet };
-        Self { format, lines, slower_than_ns: slower_than.map(nanos), by: by.map(By::from), brief, verbose }
+        let shape = Shape { brief, fields: fields.clone() };
+        Self { format, lines, slower_than_ns: slower_than.map(nanos), by: by.map(By::from), shape, verbose }
     }
 
     /// Whether lines come while the run goes on.
@@ -113,6 +124,7 @@ pub(super) struct Idle {
     pub(super) shares: bool,
     pub(super) memory_account: bool,
     pub(super) brief: bool,
+    pub(super) fields: bool,
     pub(super) interval: bool,
     pub(super) slower_than: bool,
     pub(super) by: bool,
@@ -173,6 +185,10 @@ impl Idle {
             (
                 self.text && self.brief,
                 "--brief shortens JSON lines and changes nothing else: add --format jsonl",
+            ),
+            (
+                self.text && self.fields,
+                "--fields selects members of JSON lines and changes nothing else: add --format jsonl",
             ),
             (!self.text && self.interval, "--interval has no effect on JSON lines, which report every cycle"),
             (

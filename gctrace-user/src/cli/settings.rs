@@ -368,6 +368,7 @@ impl Settings {
             shares,
             memory_account,
             brief: reports.brief,
+            fields: reports.fields.is_some(),
             interval: reports.interval.is_some(),
             slower_than: reports.slower_than.is_some(),
             by: reports.by.is_some(),

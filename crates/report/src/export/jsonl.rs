@@ -1,20 +1,22 @@
 //! JSON lines: `process`, `gc`, `gvl`, `request`, `alloc`, `load`, `work`, `exit`, `summary`, `refused` and `ledger`.
 
-use std::{collections::BTreeMap, io::Write, sync::Arc};
+use std::{collections::BTreeMap, io::Write};
 
 use gctrace_tunemygc::printable::printable_json;
 use serde::{Serialize, Serializer};
 
 use super::{
     ExportError, Exporter,
+    fields::{Fields, Shape},
     jsonl_gc::{Details, Gc, Info, Parts, PauseSpan, Phases, Stat, StatHeap},
     jsonl_request::{LoadLine, RequestLine},
-    jsonl_summary::SummaryLine,
+    jsonl_summary::{SummaryLine, frame_texts},
     summary::Summaries,
     text::Lines,
 };
 use crate::{
     clock::WallClock,
+    console::say,
     ledger::Ledger,
     model::{
         GcCycle, GcState, GcWork, MemorySource, Pause, Process, Runtime,
@@ -24,7 +26,6 @@ use crate::{
         },
         request::Request,
         seen::{CyclesBefore, ProcessEnd, Seen},
-        stack::Frame,
     },
 };
 
@@ -35,7 +36,7 @@ pub struct Jsonl<W: Write> {
     /// The line that is being written.
     line: Vec<u8>,
     lines: Lines,
-    brief: bool,
+    shape: Shape,
     summaries: Summaries,
 }
 
@@ -318,13 +319,16 @@ impl Serialize for Counters<'_> {
 
 impl<W: Write> Jsonl<W> {
     /// Lines go to `out`.
-    pub fn new(out: W, clock: WallClock, lines: Lines, brief: bool) -> Self {
-        Self { out, clock, line: Vec::new(), lines, brief, summaries: Summaries::default() }
+    pub fn new(out: W, clock: WallClock, lines: Lines, shape: Shape) -> Self {
+        Self { out, clock, line: Vec::new(), lines, shape, summaries: Summaries::default() }
     }
 
     fn write(&mut self, line: &Line<'_>) -> Result<(), ExportError> {
         self.line.clear();
         serde_json::to_writer(&mut self.line, line).map_err(|error| ExportError::Stdout(error.into()))?;
+        if let Some(fields) = &mut self.shape.fields {
+            fields.keep(&mut self.line).map_err(|error| ExportError::Stdout(error.into()))?;
+        }
         // Names come from outside, and lines are viewed on terminals.
         let text = String::from_utf8_lossy(&self.line);
         self.out.write_all(printable_json(&text).as_bytes()).map_err(ExportError::Stdout)?;
@@ -334,19 +338,6 @@ impl<W: Write> Jsonl<W> {
 
 fn stat_of<'a>(process: &'a Process, state: &'a GcState) -> Stat<'a> {
     Stat { keys: &process.image.stat_keys, values: &state.stat }
-}
-
-/// `Class#method file:line`.
-pub(super) fn frame_text(frame: &Frame) -> String {
-    match &frame.file {
-        Some(file) if frame.line != 0 => format!("{} {file}:{}", frame.name, frame.line),
-        Some(file) => format!("{} {file}", frame.name),
-        None => frame.name.to_string(),
-    }
-}
-
-fn frame_texts(stack: &[Arc<Frame>]) -> Vec<String> {
-    stack.iter().map(|frame| frame_text(frame)).collect()
 }
 
 fn stat_heap_of<'a>(process: &'a Process, state: &'a GcState) -> Option<StatHeap<'a>> {
@@ -398,6 +389,9 @@ impl<W: Write> Exporter for Jsonl<W> {
             kernel: Counters(&ledger.kernel_counters()),
             user: Counters(&ledger.user_counters()),
         })?;
+        for name in self.shape.fields.iter().flat_map(Fields::unseen) {
+            say(&format!("gctrace: --fields: no line has {name}"));
+        }
         self.out.flush().map_err(ExportError::Stdout)
     }
 
@@ -473,7 +467,7 @@ impl<W: Write> Jsonl<W> {
             sweep_steps: cycle.pauses.iter().filter(|pause| pause.sweep_ns > 0).count(),
             complete: end.is_some(),
             end_ts: end.map(|state| self.clock.epoch_seconds(state.ts_ns)),
-            details: (!self.brief).then(|| Details {
+            details: (!self.shape.brief).then(|| Details {
                 pauses: cycle.pauses.iter().map(PauseSpan::of).collect(),
                 stat: stat_of(process, start),
                 stat_end: end.map(|state| stat_of(process, state)),

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use serde::Serialize;
 
-use super::{jsonl::frame_text, summary::Done};
+use super::summary::Done;
 use crate::{
     aggregate::gc_summary::{Distribution, Notable, Rss},
     clock::WallClock,
@@ -152,4 +152,17 @@ impl SummaryLine {
             lost: gc.lost,
         }
     }
+}
+
+/// `Class#method file:line`.
+pub(super) fn frame_text(frame: &Frame) -> String {
+    match &frame.file {
+        Some(file) if frame.line != 0 => format!("{} {file}:{}", frame.name, frame.line),
+        Some(file) => format!("{} {file}", frame.name),
+        None => frame.name.to_string(),
+    }
+}
+
+pub(super) fn frame_texts(stack: &[Arc<Frame>]) -> Vec<String> {
+    stack.iter().map(|frame| frame_text(frame)).collect()
 }

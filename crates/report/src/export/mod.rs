@@ -16,6 +16,7 @@ pub mod csv;
 pub mod diff;
 pub mod digest;
 pub mod environment;
+pub mod fields;
 mod figures;
 mod file;
 pub mod jsonl;

@@ -1,0 +1,135 @@
+//! Many connections, and how close begins and ends of requests are to the application's own.
+
+use std::collections::HashMap;
+use std::io::{Read as _, Write as _};
+use std::net::TcpStream;
+
+use anyhow::{Context as _, Result, ensure};
+use gctrace_tests::ensure_times;
+use gctrace_tests::gctrace::Invocation;
+use gctrace_tests::ledger;
+use gctrace_tests::live::Live;
+use gctrace_tests::puma::Puma;
+use gctrace_tests::timing::settled;
+
+/// The end of each response of `requests.ru`.
+const BODY: &[u8] = b"SECRETBODYSECRETBODYSECRETBODY";
+
+/// A request on this connection, and its whole response.
+fn ask(stream: &mut TcpStream, name: &str) -> Result<()> {
+    write!(stream, "GET /plain/{name} HTTP/1.1\r\nHost: x\r\n\r\n")?;
+    let (mut text, mut part) = (Vec::new(), [0; 1024]);
+    while !text.ends_with(BODY) {
+        let read = stream.read(&mut part)?;
+        ensure!(read > 0, "no whole response: {}", String::from_utf8_lossy(&text));
+        text.extend(&part[..read]);
+    }
+    Ok(())
+}
+
+/// Kilobytes of resident memory (`VmRSS`).
+fn resident(pid: u32) -> Result<u64> {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status"))?;
+    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).context("VmRSS")?;
+    line.trim().trim_end_matches(" kB").parse().context("kilobytes")
+}
+
+/// Of 24,000 connections with two requests each, every request is reported, and nothing of the connections is kept.
+#[test]
+fn connections_are_opened_and_closed() -> Result<()> {
+    const CLIENTS: usize = 4;
+    const CONNECTIONS: usize = 6000;
+    /// Of each client, until every table of gctrace has grown to its size.
+    const FIRST: usize = 3000;
+    /// Of 12,000 connections.
+    const MOST_KB: u64 = 512;
+    let live = Live::beside_others()?;
+    let puma = Puma::start(&live, "requests.ru", "0")?;
+    let pid = puma.process.pid().to_string();
+    let gctrace = Invocation::jsonl(["--pid", &pid, "--requests"])?.start_ready()?;
+    let connect = |count: usize| -> Result<u64> {
+        std::thread::scope(|scope| {
+            let client = || -> Result<()> {
+                for _ in 0..count {
+                    let mut stream = puma.connect()?;
+                    (0..2).try_for_each(|_| ask(&mut stream, "one"))?;
+                }
+                Ok(())
+            };
+            let clients: Vec<_> = (0..CLIENTS).map(|_| scope.spawn(client)).collect();
+            clients.into_iter().try_for_each(|client| client.join().expect("no panic"))
+        })?;
+        resident(gctrace.pid())
+    };
+    let (first, last) = (connect(FIRST)?, connect(CONNECTIONS - FIRST)?);
+    let report = gctrace.stop()?;
+    ledger::check_lossless(&report)?;
+    let reported = ledger::user(&report, "requests_reported")?;
+    ensure!(reported == (CLIENTS * CONNECTIONS * 2) as u64, "{reported} requests are reported");
+    eprintln!("{first} kB after {} connections, {last} kB at the end", CLIENTS * FIRST);
+    ensure!(
+        last <= first + MOST_KB,
+        "{first} kB after {} connections, {last} kB at the end",
+        CLIENTS * FIRST
+    );
+    Ok(())
+}
+
+/// Nanoseconds below which this part of them is.
+fn quantile(sorted: &[u64], part: f64) -> u64 {
+    sorted[((sorted.len() - 1) as f64 * part) as usize]
+}
+
+/// A request begins when a thread takes it, before the application does, and ends when its response is written, behind it. No other thread wants the
+/// GVL meanwhile, so what lies between is the server's own work.
+#[test]
+fn begins_and_ends_are_the_servers() -> Result<()> {
+    const REQUESTS: usize = 500;
+    let live = Live::begin()?;
+    for ruby in Puma::rubies()? {
+        settled(|| {
+            let puma = Puma::start_on(&live, &ruby, "requests.ru")?;
+            let pid = puma.process.pid().to_string();
+            let gctrace = Invocation::jsonl(["--pid", &pid, "--requests"])?.start_ready()?;
+            let mut stream = puma.connect()?;
+            let name = |number: usize| format!("q{}", "x".repeat(number % 7 + 1));
+            (0..REQUESTS).try_for_each(|number| ask(&mut stream, &name(number)))?;
+            gctrace.wait_requests(REQUESTS)?;
+            let report = gctrace.stop()?;
+            ledger::check_lossless(&report)?;
+            // By thread, in the order of their begins: times in the application, and the whole ones.
+            let mut inner: HashMap<u32, Vec<(u64, u64)>> = HashMap::new();
+            for line in std::fs::read_to_string(&puma.truth)?.lines() {
+                let words: Vec<&str> = line.split(' ').collect();
+                let [_, tid, begin, end, ..] = words[..] else { anyhow::bail!("line {line}") };
+                inner.entry(tid.parse()?).or_default().push((begin.parse()?, end.parse()?));
+            }
+            let mut outer: HashMap<u32, Vec<(u64, u64)>> = HashMap::new();
+            for line in &report.requests {
+                let end = line.begin_ns + line.duration_ns.with_context(|| format!("no end: {line:?}"))?;
+                outer.entry(line.tid).or_default().push((line.begin_ns, end));
+            }
+            let (mut begins, mut ends) = (Vec::new(), Vec::new());
+            for (tid, served) in &mut inner {
+                let seen = outer.get_mut(tid).with_context(|| format!("nothing of thread {tid}"))?;
+                ensure!(seen.len() == served.len(), "{} of {} of thread {tid}", seen.len(), served.len());
+                served.sort_unstable();
+                seen.sort_unstable();
+                for (served, seen) in served.iter().zip(seen.iter()) {
+                    ensure!(seen.0 <= served.0 && served.1 <= seen.1, "{seen:?} {served:?}");
+                    begins.push(served.0 - seen.0);
+                    ends.push(seen.1 - served.1);
+                }
+            }
+            ensure!(begins.len() == REQUESTS, "{} requests", begins.len());
+            for (what, times) in [("before its begin", &mut begins), ("behind its end", &mut ends)] {
+                times.sort_unstable();
+                let (median, p95) = (quantile(times, 0.5), quantile(times, 0.95));
+                eprintln!("{}: {what}: median {median} ns, p95 {p95} ns", ruby.label());
+                ensure_times!(median < 500_000 && p95 < 2_000_000, "{what}: {median} and {p95} ns");
+            }
+            Ok(())
+        })?;
+    }
+    Ok(())
+}

@@ -55,7 +55,7 @@ pub(super) const SCHEMA: &[Wanted] = &[
             "shape_list",
         ],
     ),
-    want("rb_shape", &["edge_name", "next_iv_index", "type", "parent_id"]),
+    want("rb_shape", &["edge_name", "next_iv_index", "next_field_index", "type", "parent_id"]),
     want(
         "rb_ractor_struct",
         &[
@@ -241,6 +241,7 @@ pub(super) const SCHEMA: &[Wanted] = &[
             "m_tbl",
             "iv_tbl",
             "iv_ptr",
+            "fields_obj",
             "const_tbl",
             "classpath",
             "permanent_classpath",

@@ -12,11 +12,16 @@ use crate::ruby::{RubyVersion, frames::Memory};
 const TYPE: usize = 16;
 const TYPED: usize = 24;
 const DATA: usize = 32;
-/// `TYPED_DATA_EMBEDDED` (3.3 and later): the data is in the slot.
+/// `TYPED_DATA_EMBEDDED` (3.3 and 3.4): the data is in the slot.
 const EMBEDDED: u64 = 2;
+/// Of 4.0 (the same file, v4.0.0): byte offset of the object that has the instance variables, and of the type, whose lowest bit says that
+/// the data is in the slot. Whether there is a type, the flags say (`RUBY_TYPED_FL_IS_TYPED_DATA`).
+const FIELDS: usize = 16;
+const TYPE_AND_EMBEDDED: usize = 24;
+const IS_TYPED: u64 = 1 << 6;
 /// `wrap_struct_name` of `proc_data_type` (proc.c).
 const NAME: &[u8; 5] = b"proc\0";
-/// Byte offsets in `struct rb_block` (`vm_core.h`, 2.7 to 3.4), the first member of `rb_proc_t`.
+/// Byte offsets in `struct rb_block` (`vm_core.h`, 2.7 to 4.0), the first member of `rb_proc_t`.
 const OWN_SELF: usize = 0;
 const POINTER: usize = 8;
 const CODE: usize = 16;
@@ -36,12 +41,14 @@ pub struct Closure {
     own_self: u64,
     /// The variables around it.
     environment: u64,
+    /// What has the instance variables of the Proc itself (4.0); 0: it has none.
+    fields: u64,
 }
 
 impl Closure {
     /// Hands what the collector marks through it to `visit` (`block_mark`, proc.c), without the code.
     pub fn each(&self, visit: &mut dyn FnMut(u64)) {
-        let found = [self.own_self, self.environment].into_iter();
+        let found = [self.own_self, self.environment, self.fields].into_iter();
         found.filter(|value| value.is_multiple_of(8) && *value > 0x1000).for_each(visit);
     }
 }
@@ -56,21 +63,21 @@ pub struct Procs {
 }
 
 impl Procs {
-    /// For a release; `None`: it is not known how it keeps Procs (2.7 to 3.4 are).
+    /// For a release; `None`: it is not known how it keeps Procs (2.7 to 4.0 are).
     pub fn of(version: RubyVersion, layout: &HeapLayout) -> Option<Self> {
-        let known = version.at_least(2, 7) && !version.at_least(3, 5);
+        let known = version.at_least(2, 7) && !version.at_least(4, 1);
         known.then(|| Self { version, layout: *layout, types: HashMap::new() })
     }
 
-    /// The Proc in a slot. `None`: it is something else, a Proc of a symbol, a method or a C function, or one with instance variables; or it
-    /// has changed meanwhile. What says that it is one: the name of its type, and an environment that points back to its variables.
+    /// The Proc in a slot. `None`: it is something else, a Proc of a symbol, a method or a C function, or up to 3.4 one with instance
+    /// variables; or it has changed meanwhile. What says that it is one: the name of its type, and an environment that points back to its
+    /// variables.
     pub fn closure<M: Memory>(&mut self, memory: &M, slot: &Slot<'_>) -> Option<Closure> {
-        if slot.kind().name() != "T_DATA" || slot.has_other_variables(&self.layout) {
+        if slot.kind().name() != "T_DATA" {
             return None;
         }
-        let embedded = self.version.at_least(3, 3) && slot.word(TYPED) & EMBEDDED != 0;
-        let typed = if embedded { 1 | EMBEDDED } else { 1 };
-        if slot.word(TYPED) != typed || !self.is_proc(memory, slot.word(TYPE)) {
+        let (kind, embedded, fields) = self.typed(slot)?;
+        if !self.is_proc(memory, kind) {
             return None;
         }
         let mut block = [0; BLOCK];
@@ -86,7 +93,20 @@ impl Procs {
         if !embedded {
             unchanged(memory, slot, DATA as u64)?;
         }
-        Some(Closure { code: word(&block, CODE), own_self: word(&block, OWN_SELF), environment })
+        Some(Closure { code: word(&block, CODE), own_self: word(&block, OWN_SELF), environment, fields })
+    }
+
+    /// The type of the data in a slot, whether the data is there, too, and what has its instance variables. `None`: it has no type, or
+    /// its instance variables are elsewhere.
+    fn typed(&self, slot: &Slot<'_>) -> Option<(u64, bool, u64)> {
+        if self.version.at_least(4, 0) {
+            let kind = slot.word(TYPE_AND_EMBEDDED);
+            return (slot.flags() & IS_TYPED != 0).then(|| (kind & !1, kind & 1 != 0, slot.word(FIELDS)));
+        }
+        let embedded = self.version.at_least(3, 3) && slot.word(TYPED) & EMBEDDED != 0;
+        let typed = if embedded { 1 | EMBEDDED } else { 1 };
+        let known = slot.word(TYPED) == typed && !slot.has_other_variables(&self.layout);
+        known.then(|| (slot.word(TYPE), embedded, 0))
     }
 
     fn is_proc<M: Memory>(&mut self, memory: &M, kind: u64) -> bool {
@@ -114,6 +134,7 @@ mod tests {
     const DATA_TYPE: u64 = 0xc;
     const OLD: RubyVersion = RubyVersion { major: 3, minor: 1, teeny: 2 };
     const NEW: RubyVersion = RubyVersion { major: 3, minor: 3, teeny: 8 };
+    const NEWEST: RubyVersion = RubyVersion { major: 4, minor: 0, teeny: 5 };
 
     fn at(word: u64) -> u64 {
         0x10000 + word * 8
@@ -146,7 +167,7 @@ mod tests {
     #[test]
     fn closures() {
         let slot = [DATA_TYPE, 0x8000, at(0), 1, at(2)];
-        let expected = Closure { code: 0x5000, own_self: 0x7000, environment: at(9) };
+        let expected = Closure { code: 0x5000, own_self: 0x7000, environment: at(9), fields: 0 };
         assert_eq!(find(OLD, memory(), &slot), Some(expected));
         assert_eq!(find(NEW, memory(), &slot), Some(expected));
         let mut found = Vec::new();
@@ -186,13 +207,47 @@ mod tests {
         }
     }
 
+    /// In 4.0 the type is elsewhere, and what has instance variables is one more reference.
+    #[test]
+    fn with_fields() {
+        let slot = [DATA_TYPE | IS_TYPED, 0x8000, 0, at(0), at(2)];
+        let expected = Closure { code: 0x5000, own_self: 0x7000, environment: at(9), fields: 0 };
+        assert_eq!(find(NEWEST, memory(), &slot), Some(expected));
+        assert_eq!(later(NEWEST, memory(), &slot, &[0; 5]), None, "swept meanwhile");
+        // A shape other than the root's.
+        let own = [DATA_TYPE | IS_TYPED | 7 << 32, 0x8000, 0x6000, at(0), at(2)];
+        let expected_of_own = Closure { fields: 0x6000, ..expected };
+        assert_eq!(find(NEWEST, memory(), &own), Some(expected_of_own));
+        let mut found = Vec::new();
+        expected_of_own.each(&mut |value| found.push(value));
+        assert_eq!(found, [0x7000, at(9), 0x6000]);
+
+        let mut embedded = [DATA_TYPE | IS_TYPED, 0x8000, 0, at(0) | 1, 0, 0, 0, 0];
+        embedded[4..].copy_from_slice(&memory()[2..6]);
+        assert_eq!(find(NEWEST, memory(), &embedded), Some(expected));
+        assert_eq!(find(NEWEST, memory(), &embedded[..5]), None, "a slot that is too small");
+        for (word, value, why) in [
+            (0, 0x7 | IS_TYPED, "an array"),
+            (0, DATA_TYPE, "without a type"),
+            (3, 0x3000, "of a type that is not there"),
+            (4, 0x3000, "without data"),
+        ] {
+            let mut slot = slot;
+            slot[word] = value;
+            assert_eq!(find(NEWEST, memory(), &slot), None, "{why}");
+        }
+        let old = [DATA_TYPE | IS_TYPED, 0x8000, at(0), 1, at(2)];
+        assert_eq!(find(NEWEST, memory(), &old), None, "as up to 3.4");
+        assert_eq!(find(NEW, memory(), &slot), None, "as in 4.0");
+    }
+
     proptest! {
         /// Whatever lies there, reading ends.
         #[test]
         fn anything(words in prop::collection::vec(prop_oneof![any::<u64>(), (0_u64..40).prop_map(at), 0_u64..9], 1..40)) {
-            for version in [OLD, NEW] {
+            for version in [OLD, NEW, NEWEST] {
                 let mut slot = words.clone();
-                slot[0] = DATA_TYPE;
+                slot[0] = DATA_TYPE | IS_TYPED;
                 let _found = find(version, words.clone(), &slot);
             }
         }

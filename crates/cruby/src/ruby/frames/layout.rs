@@ -119,6 +119,10 @@ pub(super) enum VariablesAt {
     Table { extension: u32, table: u32 },
     /// 3.2 to 3.4, in an array: of the pointer to it from the class. The shape of the class has their order.
     Shapes { values: u32, list: ShapeList, shape: ShapeLayout },
+    /// From 4.0 on, in an object of their own: of the pointer to it from the extension of the class, and of that extension from the class.
+    /// The shape of that object has their order. A class of Ruby's own has further extensions, one for each box that has changed it
+    /// (`RUBY_BOX`): of the pointer to their table from the class (`RClass_boxable.box_classext_tbl`, internal/class.h).
+    Fields { object: u32, extension: u32, boxes: u32, list: ShapeList, shape: ShapeLayout },
 }
 
 /// Where the pointer to a class's table of constants is; byte offsets.
@@ -144,12 +148,14 @@ pub(super) enum ClassPath {
     Unknown,
 }
 
-/// `rb_shape_t` (shape.h, 3.2); byte offsets.
+/// `rb_shape_t` (shape.h, 3.2 and later); byte offsets.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct ShapeLayout {
     pub(super) size: u32,
     pub(super) name: u32,
     pub(super) next_index: u32,
+    /// From 4.0 on it counts fields, of which an object id is one, in two bytes instead of four.
+    pub(super) counts_fields: bool,
     pub(super) kind: u32,
     pub(super) parent: u32,
 }
@@ -202,9 +208,10 @@ impl FrameLayout {
         let shapes = analysis.derived.shapes.as_ref().ok().copied();
         layout.class.variables = layout.class.variables_at(analysis.version, table, shapes);
         let derived = &analysis.derived;
-        // From 3.5 on, these objects have their variables in other objects.
         let others = derived.other_variables.as_ref().ok();
-        layout.other_variables = others.filter(|_| layout.class.variables.is_some()).copied();
+        // From 4.0 on, these objects have the pointer to their variables in their slots (`RTypedData.fields_obj`).
+        let in_table = layout.class.variables.filter(|at| !matches!(at, VariablesAt::Fields { .. }));
+        layout.other_variables = others.filter(|_| in_table.is_some()).copied();
         // From 3.0 on, another function (`compactor`) precedes it.
         let trace = if analysis.version.at_least(3, 0) { 48 } else { 40 };
         let table = derived.globals.as_ref().ok().filter(|_| reads_tables(analysis.version));
@@ -417,15 +424,15 @@ impl ClassLayout {
     }
 
     /// Instance variables and class variables are in one table (`RCLASS_IV_TBL`, internal/class.h, up to 3.1), from 3.2 to 3.4 in one
-    /// array (`RCLASS_IVPTR`): `rb_cvar_set` stores by `rb_class_ivar_set` (variable.c).
+    /// array (`RCLASS_IVPTR`), from 4.0 on in one object (`RCLASSEXT_FIELDS_OBJ`, v4.0.0): `rb_cvar_set` stores by `rb_class_ivar_set`
+    /// (variable.c).
     fn variables_at(
         &self,
         version: RubyVersion,
         table: &Table,
         shapes: Option<ShapeList>,
     ) -> Option<VariablesAt> {
-        let known = RubyVersion::new(2, 7, 0)..RubyVersion::new(3, 5, 0);
-        if !known.contains(&version) {
+        if !reads_tables(version) {
             return None;
         }
         if let ClassPath::Table { extension, variables } = self.path {
@@ -435,10 +442,17 @@ impl ClassLayout {
         let members = table.structure("rb_classext_struct")?;
         let constants = members.field("const_tbl")?.offset;
         let Some(ConstantsAt::Class(at)) = self.constants else { return None };
-        let values = at.checked_sub(constants)?.checked_add(members.field("iv_ptr")?.offset)?;
+        let extension = at.checked_sub(constants)?;
         let shape = table.structure("rb_shape").or_else(|| tables::newest_structure(version, "rb_shape"))?;
         let list = shapes.filter(|list| list.size == shape.size)?;
-        Some(VariablesAt::Shapes { values, list, shape: ShapeLayout::of(shape).ok()? })
+        let shape = ShapeLayout::of(shape).ok()?;
+        if shape.counts_fields {
+            let object = members.field("fields_obj")?.offset;
+            let boxes = table.structure("RClass_and_rb_classext_t")?.size;
+            return Some(VariablesAt::Fields { object, extension, boxes, list, shape });
+        }
+        let values = extension.checked_add(members.field("iv_ptr")?.offset)?;
+        Some(VariablesAt::Shapes { values, list, shape })
     }
 
     /// Releases that keep the name in an instance variable.
@@ -461,10 +475,12 @@ impl ClassLayout {
 
 impl ShapeLayout {
     fn of(shape: &Struct) -> Result<Self, String> {
+        let fields = shape.field("next_field_index").filter(|field| field.size == 2);
         Ok(Self {
             size: shape.size,
             name: offset(shape, "edge_name")?,
-            next_index: offset(shape, "next_iv_index")?,
+            next_index: fields.map_or_else(|| offset(shape, "next_iv_index"), |field| Ok(field.offset))?,
+            counts_fields: fields.is_some(),
             kind: offset(shape, "type")?,
             parent: offset(shape, "parent_id")?,
         })

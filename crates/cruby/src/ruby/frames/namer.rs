@@ -212,22 +212,26 @@ impl<M: Memory> Names<M> {
         /// `Qundef` up to 3.1: a variable that other objects of the class have.
         const UNDEF: u64 = 0x34;
         let Self { reader, layout, bias, ids, units, .. } = self;
-        let values = other_variables::values(reader, layout.other_variables?, *bias, thread).ok()??;
-        match layout.class.variables? {
+        let is_hash = &mut |value| value == hash;
+        let in_table =
+            |reader| other_variables::values(reader, layout.other_variables?, *bias, thread).ok()?;
+        let found = match layout.class.variables? {
             // Which of several it is, its class knows. The variable is there once the thread has any: if it is the only one, it is it.
             VariablesAt::Table { .. } => {
-                let mut values = values.into_iter().filter(|value| *value != UNDEF);
-                Some(values.next() == Some(hash) && values.next().is_none())
+                let mut values = in_table(reader)?.into_iter().filter(|value| *value != UNDEF);
+                return Some(values.next() == Some(hash) && values.next().is_none());
             }
             VariablesAt::Shapes { list, shape, .. } => {
-                let flags = reader.word(thread).ok()?;
-                let is_hash = &mut |value| value == hash;
-                let at = (list, shape);
-                let found = variables::of_shape(reader, flags, &values, *bias, at, is_hash).ok()?;
-                let mut named = |id| id_name(reader, layout, *bias, ids, units, id).ok().flatten();
-                Some(found.into_iter().any(|id| named(id).as_deref() == Some(THREAD_VARIABLES)))
+                let (flags, values) = (reader.word(thread).ok()?, in_table(reader)?);
+                variables::of_shape(reader, flags, &values, *bias, (list, shape), is_hash).ok()?
             }
-        }
+            VariablesAt::Fields { list, shape, .. } => {
+                let at = thread.checked_add(variables::FIELDS_OF_DATA)?;
+                variables::of_fields(reader, (thread, at), *bias, (list, shape), is_hash).ok()?
+            }
+        };
+        let mut named = |id| id_name(reader, layout, *bias, ids, units, id).ok().flatten();
+        Some(found.into_iter().any(|id| named(id).as_deref() == Some(THREAD_VARIABLES)))
     }
 
     /// The name of a `Symbol`.

@@ -43,6 +43,8 @@ pub(super) const IMEMO_CREF: u64 = 1;
 pub(super) const IMEMO_SVAR: u64 = 2;
 pub(super) const IMEMO_MENT: u64 = 6;
 pub(super) const IMEMO_ISEQ: u64 = 7;
+/// `imemo_fields` (internal/imemo.h, v4.0.0).
+pub(super) const IMEMO_FIELDS: u64 = 13;
 
 /// The type in an object's flags.
 pub(super) fn object_type(flags: u64) -> u64 {

@@ -41,7 +41,7 @@ impl<M: Memory> ClassNames<M> {
     }
 
     /// Names of the instance variables (`@cache`) and class variables (`@@cache`) of a class or module that have a value for which
-    /// `is_wanted` holds. `None`: they cannot be read, as in releases before 2.7 and after 3.4.
+    /// `is_wanted` holds. `None`: they cannot be read, as in releases before 2.7 and after 4.0.
     pub fn variables(&mut self, class: u64, is_wanted: &mut dyn FnMut(u64) -> bool) -> Option<Vec<Arc<str>>> {
         self.0.class_variables(class, is_wanted)
     }
@@ -67,7 +67,7 @@ impl<M: Memory> ClassNames<M> {
     }
 
     /// Whether a hash is the one in which a `Thread` has what `Thread#thread_variable_set` stores. `None`: that cannot be read, as in
-    /// releases before 2.7 and after 3.4. Up to 3.1 it is not said of a `Thread` that has other instance variables, too.
+    /// releases before 2.7 and after 4.0. Up to 3.1 it is not said of a `Thread` that has other instance variables, too.
     pub fn has_thread_variables(&mut self, thread: u64, hash: u64) -> Option<bool> {
         self.0.has_thread_variables(thread, hash)
     }

@@ -17,6 +17,7 @@ class Coin; end
 class Stamp; end
 class Ticket; end
 class Vote; end
+class Wish; end
 class Line; end
 class Parcel; end
 class Guest; end
@@ -117,6 +118,17 @@ class Tally
   end
 end
 Tally.begin
+
+# What a lambda with an instance variable keeps.
+module Wishes
+  def self.keeper
+    wishes = []
+    -> { wishes << Wish.new } # allocates Wish
+  end
+
+  KEEPER = keeper
+  KEEPER.instance_variable_set(:@about, "wishes")
+end
 
 class Bus
   def initialize
@@ -261,13 +273,14 @@ ROUNDS = {
     end
     $writer.resume
   end,
-  # What variables of classes and modules have, and a constant of a singleton class.
+  # What variables of classes and modules have, a constant of a singleton class, and a lambda with a variable of its own.
   "classes" => lambda do |n|
     600.times do
       Shop::Basket.keep
       Shop::Desk.keep
       Shop::Vault.keep
       NAMELESS.keep
+      Wishes::KEEPER.call
       rand(3).times { Scrap.new }
     end
   end,

@@ -180,7 +180,7 @@ fn at_line(code: &str, lines: &[u64]) -> bool {
     lines.iter().any(|line| code.ends_with(&format!("rubies/heap_leaks.rb:{line}")))
 }
 
-/// What variables of classes and modules hold, and a constant of a singleton class.
+/// What variables of classes and modules hold, a constant of a singleton class, and a lambda with a variable of its own.
 fn of_classes(live: &Live, ruby: &Ruby) -> Result<()> {
     let mut script = Script::unwitnessed(live, ruby, "heap_leaks.rb")?.arg("classes").start()?;
     script.wait_for("ready")?;
@@ -203,6 +203,18 @@ fn of_classes(live: &Live, ruby: &Ruby) -> Result<()> {
     }
     let leak = suspect(&found, "Coin", "Array")?;
     ensure!(leak["constant"] == "Shop::Vault.singleton_class::COINS", "{leak}");
+    // A lambda with an instance variable: only in 4.0 nothing but the lambda itself says what it has.
+    let leak = suspect(&found, "Wish", "Array")?;
+    let holders = leak["holders"].as_array().map(Vec::len);
+    if ruby.is_at_least(4, 0) {
+        let lambda = &leak["holders"][2];
+        ensure!(lambda["class"] == "Proc" && leak["constant"] == "Wishes::KEEPER", "{leak}");
+        let lines = marked_lines("heap_leaks.rb", "allocates Wish")?;
+        let code = lambda["code"].as_str().with_context(|| format!("no code: {leak}"))?;
+        ensure!(holders == Some(3) && at_line(code, &lines), "not at {lines:?}: {leak}");
+    } else {
+        ensure!(holders == Some(2) && leak["end"] == "not_readable", "{leak}");
+    }
     Ok(())
 }
 

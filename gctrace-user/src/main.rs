@@ -52,7 +52,7 @@ fn main() -> ExitCode {
         }
         Some(Subcommand::Top(args)) => return top(args),
         Some(Subcommand::Record(args)) => return record(args),
-        Some(Subcommand::Report(args)) => return ended(app::report(args).map(Outcome::exit_status)),
+        Some(Subcommand::Report(args)) => return ended(app::report(*args).map(Outcome::exit_status)),
         Some(Subcommand::Diff(args)) => return ended(app::diff(&args)),
         Some(Subcommand::Serve(args)) if args.live => return live(args),
         Some(Subcommand::Serve(args)) => return ended(app::serve(&args)),

@@ -1,4 +1,4 @@
-//! Whether the code in a process's memory equals its file: a probe is a changed byte.
+//! What is in the memory of a process: whether its code equals its file (a probe is a changed byte), and how much there is.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt as _;
@@ -95,4 +95,12 @@ pub fn uprobe_events() -> Result<String> {
     let paths = ["/sys/kernel/tracing/uprobe_events", "/sys/kernel/debug/tracing/uprobe_events"];
     let found = paths.iter().find_map(|path| std::fs::read_to_string(path).ok());
     found.context("no uprobe_events: is tracefs mounted at /sys/kernel/tracing?")
+}
+
+/// A value of `/proc/PID/status` in kB, such as `VmRSS`, `VmHWM` or `RssAnon` (proc(5)).
+pub fn status_kb(pid: u32, name: &str) -> Result<u64> {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status"))?;
+    let value =
+        |line: &str| line.strip_prefix(name)?.strip_prefix(':')?.trim().strip_suffix(" kB")?.parse().ok();
+    status.lines().find_map(value).with_context(|| format!("no {name} of process {pid}"))
 }

@@ -10,6 +10,7 @@ use anyhow::{Context as _, Result, ensure};
 use gctrace_tests::child::{Finished, Guarded};
 use gctrace_tests::gctrace::{Gctrace, Invocation};
 use gctrace_tests::live::Live;
+use gctrace_tests::memory::status_kb;
 use gctrace_tests::report::Report;
 use gctrace_tests::ruby::Ruby;
 use gctrace_tests::{PATIENCE, ledger};
@@ -403,11 +404,7 @@ fn bounded() -> Result<()> {
     const SIZE: u64 = 4 << 20;
     let live = Live::beside_others()?;
     let mut program = busy(&Ruby::main()?, &BUSY.replace("3.times", "12.times").replace("0.002", "0.0005"))?;
-    let peak = |gctrace: &Gctrace| -> Result<u64> {
-        let status = std::fs::read_to_string(format!("/proc/{}/status", gctrace.pid()))?;
-        let peak = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).context("no VmHWM")?;
-        Ok(peak.trim().trim_end_matches(" kB").parse::<u64>()? << 10)
-    };
+    let peak = |gctrace: &Gctrace| -> Result<u64> { Ok(status_kb(gctrace.pid(), "VmHWM")? << 10) };
     let look = ["--gvl", "--gvl-budget=100", "--gvl-threshold=0.001ms", "--wall", "--off-cpu-min=0.001ms"];
     let flags = [&["1h", "--keep-size=4MiB"][..], &look[..]].concat();
     let dir = live.dir("kept")?;

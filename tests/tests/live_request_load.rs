@@ -9,6 +9,7 @@ use gctrace_tests::ensure_times;
 use gctrace_tests::gctrace::Invocation;
 use gctrace_tests::ledger;
 use gctrace_tests::live::Live;
+use gctrace_tests::memory::status_kb;
 use gctrace_tests::puma::Puma;
 use gctrace_tests::timing::settled;
 
@@ -25,13 +26,6 @@ fn ask(stream: &mut TcpStream, name: &str) -> Result<()> {
         text.extend(&part[..read]);
     }
     Ok(())
-}
-
-/// Kilobytes of resident memory (`VmRSS`).
-fn resident(pid: u32) -> Result<u64> {
-    let status = std::fs::read_to_string(format!("/proc/{pid}/status"))?;
-    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).context("VmRSS")?;
-    line.trim().trim_end_matches(" kB").parse().context("kilobytes")
 }
 
 /// Of 24,000 connections with two requests each, every request is reported, and nothing of the connections is kept.
@@ -59,7 +53,7 @@ fn connections_are_opened_and_closed() -> Result<()> {
             let clients: Vec<_> = (0..CLIENTS).map(|_| scope.spawn(client)).collect();
             clients.into_iter().try_for_each(|client| client.join().expect("no panic"))
         })?;
-        resident(gctrace.pid())
+        status_kb(gctrace.pid(), "VmRSS")
     };
     let (first, last) = (connect(FIRST)?, connect(CONNECTIONS - FIRST)?);
     let report = gctrace.stop()?;

@@ -14,6 +14,7 @@ use gctrace_tests::child::Guarded;
 use gctrace_tests::gctrace::Invocation;
 use gctrace_tests::live::Live;
 use gctrace_tests::live::gctrace_binary;
+use gctrace_tests::memory::status_kb;
 use gctrace_tests::puma::Puma;
 use gctrace_tests::ruby::Ruby;
 use gctrace_tests::screen::Screen;
@@ -46,10 +47,10 @@ fn compare_one_table() -> Result<()> {
         let reader = scope.spawn(|| {
             let mut seen = BTreeSet::new();
             while !done.load(Ordering::Relaxed) {
-                seen.insert(resident(pid)?);
+                seen.insert(status_kb(pid, "VmRSS")?);
                 thread::sleep(Duration::from_millis(2));
             }
-            seen.insert(resident(pid)?);
+            seen.insert(status_kb(pid, "VmRSS")?);
             anyhow::Ok(seen)
         });
         let invocation =
@@ -89,13 +90,6 @@ fn compare_one_table() -> Result<()> {
         "{second}, VmRSS {seen:?} kB"
     );
     Ok(())
-}
-
-/// `VmRSS` of a process, kB.
-fn resident(pid: u32) -> Result<u64> {
-    let status = std::fs::read_to_string(format!("/proc/{pid}/status"))?;
-    let value = |line: &str| line.strip_prefix("VmRSS:")?.trim().strip_suffix("kB")?.trim().parse().ok();
-    status.lines().find_map(value).context("VmRSS")
 }
 
 /// Without a terminal it says what to do.

@@ -8,7 +8,9 @@ use std::{
 };
 
 use anyhow::{Context as _, Result, ensure};
-use gctrace_tests::{child::Guarded, gctrace::Invocation, ledger, live::Live, ruby::Ruby, script::Script};
+use gctrace_tests::{
+    child::Guarded, gctrace::Invocation, ledger, live::Live, memory::status_kb, ruby::Ruby, script::Script,
+};
 
 /// How long gctrace may take to notice.
 const PATIENCE: Duration = Duration::from_mins(1);
@@ -117,13 +119,6 @@ fn deleted_images_are_given_back() -> Result<()> {
     ledger::check(&report)
 }
 
-/// Kilobytes of a process that are its own and no file's (`RssAnon`).
-fn own_memory(pid: u32) -> Result<u64> {
-    let status = std::fs::read_to_string(format!("/proc/{pid}/status"))?;
-    let line = status.lines().find_map(|line| line.strip_prefix("RssAnon:")).context("RssAnon")?;
-    line.trim().trim_end_matches(" kB").parse().context("kilobytes")
-}
-
 /// What was needed to load the programs and to analyse an image is given back: the allocator would keep some 35 MB of free pages.
 #[test]
 fn memory_of_analyses_is_given_back() -> Result<()> {
@@ -136,7 +131,7 @@ fn memory_of_analyses_is_given_back() -> Result<()> {
         let gctrace = Invocation::jsonl(["--no-cache", "--pid", &pid])?.start_ready()?;
         let since = Instant::now();
         loop {
-            let kb = own_memory(gctrace.pid())?;
+            let kb = status_kb(gctrace.pid(), "RssAnon")?;
             if kb <= MOST_KB {
                 break;
             }

@@ -189,7 +189,7 @@ mod tests {
         let Some(Subcommand::Report(args)) = Args::try_parse_from(words).unwrap().subcommand else {
             panic!("not report");
         };
-        assert_eq!(report(args).unwrap(), Outcome::Done, "{flags:?}");
+        assert_eq!(report(*args).unwrap(), Outcome::Done, "{flags:?}");
         let mut bytes = Vec::new();
         std::fs::File::open(file).unwrap().read_to_end(&mut bytes).unwrap();
         bytes
@@ -234,7 +234,7 @@ mod tests {
             let Some(Subcommand::Report(args)) = Args::try_parse_from(words).unwrap().subcommand else {
                 panic!("not report");
             };
-            assert_eq!(report(args).unwrap(), Outcome::NothingMatched);
+            assert_eq!(report(*args).unwrap(), Outcome::NothingMatched);
         }
     }
 
@@ -272,7 +272,7 @@ mod tests {
                 let Some(Subcommand::Report(args)) = Args::try_parse_from(words).unwrap().subcommand else {
                     panic!("not report");
                 };
-                report(args).unwrap()
+                report(*args).unwrap()
             };
             assert_eq!((service("golden"), service("gold")), (Outcome::Done, Outcome::NothingMatched));
             let words = ["gctrace", "report", "x", "--where", "gc.paus > 1ms"];

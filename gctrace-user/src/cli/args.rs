@@ -192,7 +192,7 @@ pub enum Subcommand {
     Record(super::record::RecordArgs),
     /// Write a summary, or any output of a run, from a recording
     #[command(visible_alias = "summary")]
-    Report(super::record::ReportFileArgs),
+    Report(Box<super::record::ReportFileArgs>),
     /// Compare two recordings: what has changed, and whether that is more than noise
     Diff(super::diff::DiffArgs),
     /// Show a recording, or a run while it goes on, as a web page on this host

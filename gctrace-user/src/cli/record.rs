@@ -299,7 +299,7 @@ mod tests {
     #[test]
     fn reported() {
         let run = |words: &[&str], header: &Header| match parsed(&[&["report", "x"], words].concat()) {
-            Subcommand::Report(args) => report(args, header),
+            Subcommand::Report(args) => report(*args, header),
             _ => panic!("not report"),
         };
         let both = header(true, true);

@@ -43,7 +43,7 @@ pub struct ReportArgs {
     #[arg(long)]
     pub brief: bool,
 
-    /// (JSON lines only) Print these members of each line, e.g. ts,pid,pause_ns,stat.heap_live_slots, and its type
+    /// (JSON lines only) Print these members of each line, e.g. `ts,pid,pause_ns,stat.heap_live_slots`, and its type
     #[arg(long, value_name = "NAMES", value_parser = Fields::from_str)]
     pub fields: Option<Fields>,
 

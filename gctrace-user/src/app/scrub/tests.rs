@@ -59,7 +59,7 @@ fn output(recording: &Path, flags: &[&str], dir: &Path) -> Vec<u8> {
     let words: Vec<&str> =
         words.into_iter().filter(|word| *word != "-q" || !flags.contains(&"--lines")).collect();
     let Subcommand::Report(args) = run(&words) else { panic!("not report") };
-    assert_eq!(report(args).unwrap(), Outcome::Done, "{flags:?}");
+    assert_eq!(report(*args).unwrap(), Outcome::Done, "{flags:?}");
     if flags == ["--tunemygc"] {
         let sets =
             std::fs::read_dir(file).unwrap().map(|entry| std::fs::read(entry.unwrap().path()).unwrap());

@@ -65,3 +65,18 @@ fn small_steps() {
     let reason = &report.speed().refusals.iter().find(|refusal| refusal.rule == "free-slots").unwrap().reason;
     assert_eq!(reason, "it has 1600000 slots from the beginning, and 1750111 are not much more");
 }
+
+/// Where others may take longer for it, cycles at the start are saved only if they matter.
+#[test]
+fn few_cycles_at_the_start() {
+    // 100 processes with 25 of them each.
+    let of = |series: Series, cycles: u64| {
+        refusal(series, &Evidence { time: None, cycles, ..everything() }, "initial-heap")
+    };
+    for series in [Series(2, 7), Series(3, 1)] {
+        assert_eq!(of(series, 125_000), None);
+        let reason = of(series, 126_000).unwrap();
+        let expected = "not worth it: 2500 of 126000 cycles are at the start, at most 2.0 % of the time; at least 2.0 % must be saved";
+        assert!(reason.starts_with(expected), "{reason}");
+    }
+}

@@ -1,6 +1,8 @@
 //! Size of the heap.
 
-use super::{Case, HEAPS, MIN_UNITS, Verdict, enough, percent, price, quantile, share};
+use super::{
+    Case, HEAPS, MIN_UNITS, Verdict, enough, percent, price, quantile, share, trade_off::LEAST_TIME,
+};
 use crate::tune::{Advice, Change, Confidence, Effect, Measure, Series, Setting, Strategy, heaps::Heap};
 
 /// A heap that has its final size from the beginning.
@@ -31,6 +33,9 @@ pub(super) fn initial_heap(case: &Case<'_>) -> Verdict {
         }
         (vec![case.change("RUBY_GC_HEAP_INIT_SLOTS", Setting::Size(slots))?], current, slots as f64)
     };
+    if price::may_take_longer(case) {
+        worth_the_start(case, warmup)?;
+    }
     let longer = if price::may_take_longer(case) {
         "; in a short program the others may take up to twice as long"
     } else {
@@ -62,6 +67,23 @@ pub(super) fn initial_heap(case: &Case<'_>) -> Verdict {
         },
         confidence: case.confidence(evidence.warmup.n()),
     })
+}
+
+/// Where a heap that is large from the beginning may make cycles longer, those that it saves must be a part of the time that counts: of a loop
+/// that makes rows, 5 of thousands were at the start, and all took 1.2 times as long (2.7 and 3.1, docs/collector.md).
+fn worth_the_start(case: &Case<'_>, warmup: u64) -> Result<(), String> {
+    let evidence = case.evidence;
+    let all = evidence.cycles + evidence.missing;
+    let at_start = (warmup * evidence.warmup.n()).min(all);
+    let saved = at_start as f64 / all.max(1) as f64 * case.share_of_time().unwrap_or(1.0);
+    if saved >= LEAST_TIME {
+        return Ok(());
+    }
+    Err(format!(
+        "not worth it: {at_start} of {all} cycles are at the start, at most {} of the time; at least {} must be saved, as others may take longer",
+        percent(saved),
+        percent(LEAST_TIME)
+    ))
 }
 
 /// Whether a size differs enough to change it: by 10 % and 2 000 slots.

@@ -14,7 +14,7 @@ use crate::{
         endpoint,
         handler::handler,
         job::{self, JobTrace},
-        units::{Facts, UnitKey},
+        units::{Facts, Sealed, UnitKey},
     },
     bpf::RequestReader,
     clock::monotonic_ns,
@@ -223,9 +223,11 @@ impl Pipeline {
     }
 
     fn seal(&mut self, key: UnitKey, facts: Facts) {
-        let room = self.units.counts().no_room;
-        self.units.seal(key, facts);
-        self.request_counts.requests_no_room += self.units.counts().no_room - room;
+        match self.units.seal(key, facts) {
+            Sealed::Taken => {}
+            Sealed::NoRoom => self.request_counts.requests_no_room += 1,
+            Sealed::Repeated => self.request_counts.requests_refused += 1,
+        }
     }
 
     /// Hands out the requests that have ended. All GC records of them must have been taken.

@@ -4,10 +4,12 @@ use std::{cell::RefCell, rc::Rc};
 
 use gctrace_common::{
     event::{Header, Point, RefillEvent, SNAPSHOT_BYTES, SnapshotEvent},
+    job::JobEvent,
     memory::MemoryPages,
-    request::{RequestEnd, RequestEvent},
+    request::{RequestEnd, RequestEvent, UnitEvent, UnitPoint},
 };
-use zerocopy::FromZeros as _;
+use proptest::prelude::*;
+use zerocopy::{FromBytes, FromZeros as _, IntoBytes};
 
 use super::*;
 use crate::{
@@ -339,4 +341,72 @@ fn all_are_flushed_at_the_same_moment() {
     pipeline.flush();
     let moments = moments.borrow();
     assert!(moments.len() == 100 && moments.iter().all(|moment| *moment == moments[0]), "{moments:?}");
+}
+
+/// A record of the ring of requests with any content behind its head; few threads and begins, so that some are the same.
+fn unit_records() -> impl Strategy<Value = (u32, Header, Vec<u8>)> {
+    let header = (0..3_u32, 0..4_u64, 0..2_u32, any::<u64>()).prop_map(|(tid, ts_ns, image, seq)| Header {
+        kind: 0,
+        point: 0,
+        tgid: PID,
+        tid: PID + tid,
+        ts_ns: 100 + ts_ns,
+        seq,
+        image,
+        execs: 0,
+    });
+    (0..3_u32, header, prop::collection::vec(any::<u8>(), 0..64))
+}
+
+/// A structure of these bytes, again and again, behind a head.
+fn filled<T: FromBytes + IntoBytes>(header: Header, bytes: &[u8]) -> T {
+    let mut event = T::new_zeroed();
+    let whole = event.as_mut_bytes();
+    whole.iter_mut().zip(bytes.iter().cycle()).for_each(|(to, from)| *to = *from);
+    whole[..size_of::<Header>()].copy_from_slice(header.as_bytes());
+    event
+}
+
+proptest! {
+    /// Whatever the kernel writes of requests and jobs, each record is reported, refused or counted as one without room, once.
+    #[test]
+    fn any_unit_record(
+        records in prop::collection::vec((unit_records(), 0..4_u64, 0..5_u32), 1..40),
+    ) {
+        let (mut pipeline, notes, layout) = pipeline();
+        pipeline.snapshot(Point::GcStart, &snapshot(&layout, 1, 0));
+        let (mut units, mut states) = (0_u64, 0_u64);
+        for ((kind, header, bytes), begin_ns, end) in records {
+            let end = RequestEnd::from_raw(end).unwrap_or(RequestEnd::Kept);
+            match kind {
+                0 => {
+                    let event = RequestEvent { begin_ns, ..filled(header, &bytes) };
+                    pipeline.unit_record(&Event::Request(end, &event));
+                    units += 1;
+                }
+                1 => {
+                    let event = JobEvent { begin_ns, ..filled(header, &bytes) };
+                    pipeline.unit_record(&Event::Job(end, &event));
+                    units += 1;
+                }
+                _ => {
+                    let event = UnitEvent { begin_ns, ..filled(header, &bytes) };
+                    pipeline.unit_record(&Event::Unit(UnitPoint::End, &event));
+                    states += 1;
+                }
+            }
+            if header.seq % 3 == 0 {
+                pipeline.report_requests();
+            }
+        }
+        pipeline.detach(monotonic_ns());
+        let counts = pipeline.counts().requests;
+        prop_assert_eq!((counts.decoded_requests, counts.decoded_unit_states), (units, states));
+        let of = [counts.requests_reported, counts.requests_refused, counts.requests_no_room];
+        prop_assert_eq!(of.iter().sum::<u64>(), units, "{:?}", counts);
+        let of = [counts.unit_states_exact, counts.unit_states_moving, counts.unit_states_refused];
+        prop_assert_eq!(of.iter().sum::<u64>(), states, "{:?}", counts);
+        let shown = notes.borrow().iter().filter(|what| **what == "request").count();
+        prop_assert_eq!(shown as u64, counts.requests_reported);
+    }
 }

@@ -105,6 +105,17 @@ pub struct Facts {
     pub gc_states: Option<Box<UnitStates>>,
 }
 
+/// What became of a unit that ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Sealed {
+    /// It is handed out once everything in it has been counted.
+    Taken,
+    /// There was no room for it.
+    NoRoom,
+    /// It has ended before.
+    Repeated,
+}
+
 /// Counters of what could not be known.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct UnitCounts {
@@ -192,7 +203,10 @@ impl Units {
     }
 
     /// A unit has ended. Earlier units of its thread that are still open have ended unseen.
-    pub fn seal(&mut self, key: UnitKey, mut facts: Facts) {
+    pub fn seal(&mut self, key: UnitKey, mut facts: Facts) -> Sealed {
+        if self.open.get(&key).is_some_and(|open| open.sealed) {
+            return Sealed::Repeated;
+        }
         let older = self.open.range(UnitKey { begin_ns: 0, ..key }..key);
         let lost: Vec<UnitKey> = older.filter(|(_, open)| !open.sealed).map(|(key, _)| *key).collect();
         for key in &lost {
@@ -200,10 +214,10 @@ impl Units {
         }
         self.counts.unknown += lost.len() as u64;
         facts.path = facts.path.map(|path| self.templates.entry(key.pid).or_default().admit(path));
-        if let Some(open) = self.enter(key) {
-            open.sealed = true;
-            self.sealed.push((key, facts));
-        }
+        let Some(open) = self.enter(key) else { return Sealed::NoRoom };
+        open.sealed = true;
+        self.sealed.push((key, facts));
+        Sealed::Taken
     }
 
     /// Hands out the units that have ended: all their events have been counted. Those that ended in a GC pause wait for its record,

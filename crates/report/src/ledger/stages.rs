@@ -277,7 +277,7 @@ user_counters! {
         decoded_requests,
         /// Requests handed to the exporters.
         requests_reported,
-        /// Requests of processes that are not traced.
+        /// Requests of processes that are not traced, and records of an end that had come before.
         requests_refused,
         /// Requests dropped, because too many were open.
         requests_no_room,

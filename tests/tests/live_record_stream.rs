@@ -123,6 +123,31 @@ fn largest_size() -> Result<()> {
     Ok(())
 }
 
+/// So it does beside other outputs, which are whole, too: they have the same cycles.
+#[test]
+fn largest_size_beside_others() -> Result<()> {
+    let live = Live::beside_others()?;
+    let program = start(ENDLESS, &Ruby::main()?, "busy")?;
+    let file = live.path("beside.gctrace");
+    let pid = program.pid().to_string();
+    let flags = ["--pid", &pid, "--gvl", "--gvl-budget=100", "--max-size=64KiB", "--record"];
+    let args = flags.into_iter().map(OsString::from).chain([file.clone().into_os_string()]);
+    let finished = Invocation::jsonl(args)?.start_ready()?.wait()?;
+    let errors = finished.errors();
+    ensure!(finished.status.success() && errors.contains("--max-size"), "{errors}");
+    let written = std::fs::metadata(&file)?.len();
+    ensure!((64 << 10..264 << 10).contains(&written), "{written} bytes");
+    let replayed =
+        Invocation::new([OsString::from("report"), file.into(), "--format=jsonl".into()])?.run()?;
+    ensure!(replayed.status.success() && !replayed.errors().contains("cut off"), "{}", replayed.errors());
+    let (lines, replayed) = (Report::parse(&finished.stdout)?, Report::parse(&replayed.stdout)?);
+    ledger::check(&lines)?;
+    ensure!(!lines.gcs.is_empty() && lines.gcs.len() == replayed.gcs.len(), "{}", replayed.gcs.len());
+    let alone = Invocation::jsonl(["--pid", &pid, "--max-size=64KiB"])?.run()?;
+    ensure!(alone.status.code() == Some(2) && alone.errors().contains("--record"), "{}", alone.errors());
+    Ok(())
+}
+
 /// A reader that does not read holds neither the traced program nor, at its end, gctrace.
 #[test]
 fn stuck_reader() -> Result<()> {

@@ -57,6 +57,10 @@ pub struct Args {
     #[arg(long, value_name = "FILE", value_parser = parse::beside())]
     pub record: Option<PathBuf>,
 
+    /// End the run when the recording has this size, e.g. 500MiB; what its end adds (sums of processes) comes on top
+    #[arg(long, value_name = "SIZE", value_parser = parse::recorded, requires = "record", conflicts_with = "keep")]
+    pub max_size: Option<u64>,
+
     /// Whether it is kept in memory.
     #[command(flatten)]
     pub keep: KeepArgs,

@@ -73,6 +73,7 @@ const GROUPS: [(&str, &[Entry]); 5] = [
             ("flamegraph_of", ""),
             ("tunemygc", "GC sample sets, for `gctrace tune`"),
             ("record", ""),
+            ("max_size", ""),
             ("keep", ""),
             ("keep_size", ""),
             ("dump_on", ""),

@@ -15,7 +15,6 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use crate::{
     aggregate::gvl_budget::Cost,
-    allocator,
     bpf::{self, LoadOptions, Loaded, Select},
     cache::Cache,
     cli::Settings,
@@ -128,7 +127,7 @@ pub fn run(settings: &Settings) -> Result<Outcome, Failure> {
     };
     console::starting(&format!("loading {} BPF programs", options.programs()));
     let loaded = bpf::load(&options);
-    allocator::give_back();
+    bpf::give_back_memory();
     console::end_progress();
     let Loaded { probes, rings, stacks, counters, away, unwind, gvl, requests } = loaded?;
     if settings.gvl.is_some() && gvl.is_none() {

@@ -20,7 +20,6 @@ mod damaged;
 #[allow(dead_code, reason = "each of the two crates uses a part of it")]
 mod debian;
 
-pub mod allocator;
 pub mod app;
 pub mod bpf;
 pub mod cache;

@@ -38,6 +38,7 @@ pub use lease::Lease;
 pub use load::{LoadError, LoadOptions, Loaded, Select, load};
 pub use malloc::{MallocCost, MallocProbes, MallocRead};
 pub use mmaps::{ExecMapping, FileId, MappingWatch, WatchError, Watched};
+pub use raw::give_back_memory;
 pub use requests::{ArrivalsLink, RequestLinks, RequestOptions, RequestReader};
 pub use rings::{AwayMap, CounterReader, LifeRing, Rings, StackRing};
 pub use sample::StackOptions;

@@ -8,7 +8,7 @@ use std::{
 
 use super::debuginfo::{Around, Symbols};
 use crate::{
-    allocator,
+    bpf,
     cache::{Cache, CachedAnalysis},
     elf::{ElfImage, ImageHead, LoadSegment, Machine},
     images::Reading,
@@ -77,7 +77,7 @@ impl Later {
         }
         cache.put(file, &head, &image, &CachedAnalysis { analysis, witnessed });
         drop(image);
-        allocator::give_back();
+        bpf::give_back_memory();
     }
 }
 

@@ -28,7 +28,7 @@ use crate::{
     },
     host::{
         doing::Doing,
-        mem::ProcessMemory,
+        mem::{ProcessMemory, is_gone},
         proc::{is_running, start_ns},
         proc_root,
         tasks::{self, Task},
@@ -354,6 +354,9 @@ fn gathered(found: &Survey, process: &ProcessFound, wanted: Wanted) -> Result<Du
         return Err(not_ruby(format!("this Ruby cannot be read: {failed}"), false));
     }
     gather::gather(&gather::Subject { process, plan, bias, wanted }).map_err(|error| {
+        if is_gone(&error) {
+            return not_ruby("it has ended".to_owned(), false);
+        }
         let denied = error.kind() == io::ErrorKind::PermissionDenied;
         not_ruby(format!("its memory cannot be read: {error}"), denied)
     })

@@ -13,7 +13,11 @@ use crate::{
         Abilities, DebugInfo, ImageFound, ProcessFound, Selection, Subjects, Survey, objspace_of, survey,
     },
     elf::ImageHead,
-    host::{mappings, mem::ProcessMemory, proc::is_running},
+    host::{
+        mappings,
+        mem::{ProcessMemory, is_gone},
+        proc::is_running,
+    },
     ruby::{
         frames::Memory,
         heap::{ClassNames, HeapError, HeapLayout, References, Shapes},
@@ -69,6 +73,9 @@ impl Target {
             return Err(not_ruby(format!("this Ruby cannot be read: {failed}"), false));
         }
         let memory = ProcessMemory::open_in_bursts(pid).map_err(|error| {
+            if is_gone(&error) {
+                return ended(pid);
+            }
             let denied = error.kind() == io::ErrorKind::PermissionDenied;
             not_ruby(format!("its memory cannot be read: {error}"), denied)
         })?;

@@ -42,6 +42,12 @@ impl ProcessMemory {
     }
 }
 
+/// Whether memory could not be opened because the first thread of the process has none any more (`ESRCH`, `proc_mem_open`, fs/proc/base.c). The process
+/// is ending then, though others of its threads may still be there.
+pub fn is_gone(error: &io::Error) -> bool {
+    error.raw_os_error() == Some(rustix::io::Errno::SRCH.raw_os_error())
+}
+
 impl Memory for ProcessMemory {
     fn read(&self, address: u64, buffer: &mut [u8]) -> bool {
         if let Some(bursts) = &self.bursts {
@@ -80,5 +86,20 @@ mod tests {
         child.wait().unwrap();
         assert!(!memory.read(words.as_ptr().addr() as u64, &mut bytes));
         assert!(ProcessMemory::open(child.id()).is_err());
+    }
+
+    /// A process that has ended and is still listed, because nobody has waited for it, has no memory. Older kernels open it all the same, and nothing can be read.
+    #[test]
+    fn a_process_that_is_gone() {
+        let mut child = std::process::Command::new("true").spawn().unwrap();
+        while crate::host::proc::is_running(child.id()) {
+            std::thread::sleep(std::time::Duration::from_millis(1));
+        }
+        match ProcessMemory::open(child.id()) {
+            Ok(memory) => assert!(!memory.read(0x1000, &mut [0])),
+            Err(error) => assert!(is_gone(&error), "{error}"),
+        }
+        child.wait().unwrap();
+        assert!(!is_gone(&io::Error::from_raw_os_error(rustix::io::Errno::ACCESS.raw_os_error())));
     }
 }

@@ -50,6 +50,8 @@ fn programs(version: &str) -> Vec<Value> {
     let plain: Vec<Value> = kinds.iter().map(|kind| set("", version, &json!({}), &cycles(kind))).collect();
     // The heap grows by 100 000 slots with each of the first cycles.
     let steps = stats(&plain[0], |at, stat| stat[SLOTS] = json!((at / 2 + 1).min(20) * 100_000));
+    // A young program: a quarter of its cycles were before its heap had its size.
+    let young = stats(&plain[1], |at, stat| stat[SLOTS] = json!((at / 2 + 1).min(60) * 10_000));
     // Twice as many objects between two cycles.
     let more = stats(&plain[0], |_, stat| stat[ALLOCATED] = json!(stat[ALLOCATED].as_u64().map(|n| n * 2)));
     let units = with_units(&plain[0]);
@@ -63,7 +65,7 @@ fn programs(version: &str) -> Vec<Value> {
         (sample[1], sample[2]) = (json!(20 << 20), json!(20 << 20));
     }
     let heaps = plain.clone().into_iter().map(with_heaps);
-    heaps.chain(plain.clone()).chain([steps, more, units, lean]).collect()
+    heaps.chain(plain.clone()).chain([steps, young, more, units, lean]).collect()
 }
 
 /// The set with other figures in its samples.

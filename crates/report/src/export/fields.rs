@@ -87,12 +87,7 @@ impl Fields {
         let start = out.len();
         for (name, value) in members {
             let field = self.0.iter_mut().find(|field| field.name == *name);
-            if let Some(field) = &field
-                && !field.whole
-                && field.members.is_empty_in(value)
-            {
-                continue;
-            }
+            let field = field.filter(|field| field.whole || !field.members.is_empty_in(value));
             if field.is_none() && always != Some(name) {
                 continue;
             }
@@ -225,6 +220,7 @@ mod tests {
             ("stat.heap,stat.heap.live", r#"{"type":"gc","stat":{"heap":{"live":9,"free":1}}}"#, &[]),
             ("pauses.end", r#"{"type":"gc","pauses":[{"end":2},{}]}"#, &[]),
             ("none", r#"{"type":"gc","none":null}"#, &[]),
+            ("type.nothing", r#"{"type":"gc"}"#, &["type.nothing"]),
             (
                 "nothing,stat.nothing,pid.nothing",
                 r#"{"type":"gc"}"#,

@@ -33,10 +33,8 @@ pub(super) fn initial_heap(case: &Case<'_>) -> Verdict {
         }
         (vec![case.change("RUBY_GC_HEAP_INIT_SLOTS", Setting::Size(slots))?], current, slots as f64)
     };
-    if price::may_take_longer(case) {
-        worth_the_start(case, warmup)?;
-    }
     let longer = if price::may_take_longer(case) {
+        worth_the_start(case, warmup)?;
         "; in a short program the others may take up to twice as long"
     } else {
         ""

@@ -67,8 +67,8 @@ pub(super) fn initial_heap(case: &Case<'_>) -> Verdict {
     })
 }
 
-/// Where a heap that is large from the beginning may make cycles longer, those that it saves must be a part of the time that counts: of a loop
-/// that makes rows, 5 of thousands were at the start, and all took 1.2 times as long (2.7 and 3.1, docs/collector.md).
+/// Where a heap that is large from the beginning may make cycles longer, those that it saves must be a part of the time that counts: a loop that
+/// makes rows had 1.2 times as much time in the GC with it (2.7 and 3.1, docs/collector.md).
 fn worth_the_start(case: &Case<'_>, warmup: u64) -> Result<(), String> {
     let evidence = case.evidence;
     let all = evidence.cycles + evidence.missing;

@@ -115,8 +115,10 @@ impl Guarded {
                 break status;
             }
             if Instant::now() > deadline {
+                let doing = doing(self.pid());
                 self.end();
-                return Err(self.complaint(&format!("did not end within {:?}", scaled(patience))));
+                let late = format!("did not end within {:?}; its threads:\n{doing}", scaled(patience));
+                return Err(self.complaint(&late));
             }
             std::thread::sleep(Duration::from_millis(5));
         };
@@ -150,6 +152,24 @@ impl Drop for Guarded {
     fn drop(&mut self) {
         self.end();
     }
+}
+
+/// What each thread of a process does, by the kernel: its name, its state, the function and the system call in which it sleeps, and its pending signals.
+fn doing(pid: u32) -> String {
+    let Ok(threads) = std::fs::read_dir(format!("/proc/{pid}/task")) else {
+        return "  they are gone".to_owned();
+    };
+    let lines = threads.flatten().map(|thread| {
+        let read = |name: &str| std::fs::read_to_string(thread.path().join(name)).unwrap_or_default();
+        let status = read("status");
+        let wanted = ["Name", "State", "Threads", "SigPnd", "ShdPnd", "SigBlk", "SigCgt"];
+        let wanted = status.lines().filter(|line| wanted.iter().any(|key| line.starts_with(key)));
+        let wanted: Vec<String> = wanted.map(|line| line.replace('\t', " ")).collect();
+        let stack = read("stack").replace('\n', "; ");
+        let (sleeps, call) = (read("wchan"), read("syscall"));
+        format!("  {}\n    in {sleeps}, system call {}\n    {stack}", wanted.join(", "), call.trim_end())
+    });
+    lines.collect::<Vec<_>>().join("\n")
 }
 
 /// What is far longer than anything takes, where an emulated machine gets what CPU time the tests on this one leave.
@@ -233,4 +253,17 @@ impl Lines {
 
 fn lock(mutex: &Mutex<Collected>) -> MutexGuard<'_, Collected> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_does_not_end_says_what_it_does() {
+        let sleeps = Guarded::start("sleep", Command::new("sleep").arg("100")).unwrap();
+        let said = sleeps.finish(Duration::from_millis(50)).unwrap_err().to_string();
+        assert!(said.contains("Name: sleep, State: S (sleeping)"), "{said}");
+        assert!(said.contains("system call ") && !said.contains("system call \n"), "{said}");
+    }
 }

@@ -147,14 +147,65 @@ pub struct SocketLayout {
     pub file_private: u32,
     /// `i_mode` in `inode`.
     pub inode_mode: u32,
+    /// `i_ino` there, which no other socket gets while 2^32 others are made.
+    pub inode_number: u32,
     /// `sk` in `socket`.
     pub socket_sock: u32,
     /// `sk_protocol` (16 bits) in `sock`.
     pub sock_protocol: u32,
     /// `__sk_common.skc_cookie` there: the socket's number, which no other socket gets; 0 as long as nobody asked for it.
     pub sock_cookie: u32,
+    /// `__sk_common.skc_state` (8 bits) there: the state of a TCP connection.
+    pub sock_state: u32,
     /// `__sk_common.skc_dport` there: the peer's port, in network byte order. Zero: not known.
     pub sock_port: u32,
+    /// `write_seq` in `tcp_sock`, which begins with the `sock`: the number behind the last byte that the process has written. Zero: not known.
+    pub tcp_written: u32,
+    /// `bytes_acked` there: bytes that the peer has acknowledged.
+    pub tcp_acked: u32,
+}
+
+/// What had been written on a connection at some time.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[cfg_attr(feature = "user", derive(FromBytes, Immutable, IntoBytes, KnownLayout))]
+#[repr(C)]
+pub struct Written {
+    /// Kernel address of its `sock`; 0: not known, and then nothing else is.
+    pub sock: u64,
+    /// The number of its inode: with another one it is another socket in the same place.
+    pub inode: u64,
+    /// Bytes that the peer had acknowledged.
+    pub acked: u64,
+    /// The number behind the last byte, which wraps.
+    pub sequence: u32,
+    /// The state of the connection.
+    pub state: u32,
+}
+
+impl Written {
+    /// Bytes that were written since then; [`SENT_UNKNOWN`]: the number may have wrapped, or the connection is gone, with or without a FIN. What is
+    /// written and not acknowledged is at most a window (1 GiB, RFC 7323 section 2.3), so the number has not wrapped if less than half of its range
+    /// was acknowledged.
+    #[inline(always)]
+    pub const fn since(self, earlier: Self) -> u64 {
+        let (Some(fins), Some(fins_then)) = (self.fins(), earlier.fins()) else { return SENT_UNKNOWN };
+        if self.acked.wrapping_sub(earlier.acked) >= 1 << 31 {
+            return SENT_UNKNOWN;
+        }
+        let (end, begin) = (self.sequence.wrapping_sub(fins), earlier.sequence.wrapping_sub(fins_then));
+        end.wrapping_sub(begin) as u64
+    }
+
+    /// How many numbers a FIN has, which is behind the data once the process has shut the connection down (include/net/tcp_states.h).
+    const fn fins(self) -> Option<u32> {
+        match self.state {
+            // TCP_ESTABLISHED, TCP_CLOSE_WAIT
+            1 | 8 => Some(0),
+            // TCP_FIN_WAIT1, TCP_FIN_WAIT2, TCP_LAST_ACK, TCP_CLOSING
+            4 | 5 | 9 | 11 => Some(1),
+            _ => None,
+        }
+    }
 }
 
 /// A thread that serves requests.
@@ -209,6 +260,8 @@ pub struct Serving {
     pub alloc_slots: u64,
     /// Their bytes.
     pub alloc_bytes: u64,
+    /// What had been written on its connection when it took the request.
+    pub written: Written,
 }
 
 impl Serving {
@@ -242,6 +295,8 @@ impl Serving {
 pub const GVL_UNKNOWN: u64 = u64::MAX;
 /// Not all slots that were taken were seen.
 pub const ALLOC_UNKNOWN: u64 = u64::MAX;
+/// It is not known how many bytes were written.
+pub const SENT_UNKNOWN: u64 = u64::MAX;
 
 /// What the parser of a connection has been given last.
 #[derive(Clone, Copy, Debug)]
@@ -340,6 +395,8 @@ pub struct RequestEvent {
     pub alloc_slots: u64,
     /// Their bytes.
     pub alloc_bytes: u64,
+    /// Bytes that were written on its connection while it was served; [`SENT_UNKNOWN`]: not known.
+    pub sent_bytes: u64,
     /// Begin of its status line, or zeros.
     pub status: [u8; STATUS_BYTES],
     /// Bytes of `line`; 0: the request was not seen when it was parsed.
@@ -374,14 +431,28 @@ pub struct UnitEvent {
 }
 
 const _: () = assert!(size_of::<UnitEvent>() == 48 + size_of::<MemoryPages>() + 2 * SNAPSHOT_BYTES);
-const _: () = assert!(size_of::<Serving>() == 32 + 24 + 12 + 4 + 8 + 32 + 24 + 16 + 48);
+const _: () =
+    assert!(size_of::<Serving>() == 32 + 24 + 12 + 4 + 8 + 32 + 24 + 16 + 48 + size_of::<Written>());
 const _: () = assert!(size_of::<Parsed>() == 24 + 16 + 56 + 16 + LINE_BYTES);
 const _: () = assert!(size_of::<ParserKey>() == 16);
-const _: () = assert!(size_of::<RequestEvent>() == 40 + 64 + 72 + 16 + 16 + LINE_BYTES + 8 + 56);
+const _: () = assert!(size_of::<RequestEvent>() == 40 + 64 + 72 + 16 + 8 + 16 + LINE_BYTES + 8 + 56);
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Numbers wrap at 4 GiB. A response that large is not known to be small.
+    #[test]
+    fn written_bytes() {
+        let at = |acked: u64, sequence: u32| Written { acked, sequence, state: 1, ..Written::default() };
+        assert_eq!(at(7, 107).since(at(7, 7)), 100);
+        assert_eq!(at(1 << 30, 50).since(at(0, u32::MAX - 49)), 100);
+        assert_eq!(at(1 << 32, 107).since(at(7, 7)), SENT_UNKNOWN);
+        let in_state = |state| Written { state, ..at(0, 108) }.since(at(0, 8));
+        assert_eq!([1, 4, 5, 8, 9, 11].map(in_state), [100, 99, 99, 100, 99, 99]);
+        // TCP_CLOSE: nobody knows whether it had a FIN.
+        assert_eq!([0, 7, 12].map(in_state), [SENT_UNKNOWN; 3]);
+    }
 
     /// A target ends with its query or its line, and all bytes behind that are left out, whatever they are.
     #[test]

@@ -114,10 +114,14 @@ static SOCKET: Global<SocketLayout> = Global::new(SocketLayout {
     file_inode: 0,
     file_private: 0,
     inode_mode: 0,
+    inode_number: 0,
     socket_sock: 0,
     sock_protocol: 0,
     sock_cookie: 0,
+    sock_state: 0,
     sock_port: 0,
+    tcp_written: 0,
+    tcp_acked: 0,
 });
 
 /// GC records. A ring of their own, so that no other family's storm can lose them.

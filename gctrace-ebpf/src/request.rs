@@ -406,7 +406,7 @@ fn begin(at: &At<'_>, serving: &mut Serving, fd: u32, parser: u64) {
     serving.gvl_ns = if sees_gvl(serving) { 0 } else { GVL_UNKNOWN };
     (serving.alloc_slots, serving.alloc_bytes) = (no_slots_yet(at.tgid), 0);
     keep_times(at.tid, serving, at.now);
-    serving.arrival_ns = socket::arrival_ns(fd);
+    serving.arrival_ns = socket::arrival_ns(fd, &mut serving.written);
     (serving.phase, serving.early) = (Serving::LOOKED_AT, 0);
     serving.begin_ns = at.now;
     serving.step = Serving::TAKEN;

@@ -6,7 +6,7 @@ use aya_ebpf::{
     helpers::{bpf_get_current_task, bpf_get_socket_cookie, bpf_ktime_get_ns, bpf_probe_read_kernel},
     programs::SkBuffContext,
 };
-use gctrace_common::request::SocketLayout;
+use gctrace_common::request::{SENT_UNKNOWN, SocketLayout, Written};
 
 use crate::maps::{ARRIVALS, closed, socket_layout};
 
@@ -59,16 +59,54 @@ fn data_bytes(ctx: &SkBuffContext) -> Option<u32> {
     ctx.len().checked_sub(head + u32::from(offset >> 4) * 4)
 }
 
-/// When the last data came on a TCP connection of the current process; 0 if that was not seen.
+/// When the last data came on a TCP connection of the current process; 0 if that was not seen. Notes what has been written on it.
 #[inline(always)]
-pub fn arrival_ns(fd: u32) -> u64 {
+pub fn arrival_ns(fd: u32, written: &mut Written) -> u64 {
+    written.sock = 0;
     let layout = socket_layout();
     if layout.task_files == 0 {
         return 0;
     }
-    let Some(cookie) = cookie(&layout, fd) else { return 0 };
+    let Some(Socket { sock, inode }) = socket(&layout, fd) else { return 0 };
+    if note_written(&layout, sock, written) {
+        (written.sock, written.inode) = (sock, inode);
+    }
+    let Some(cookie) = kernel::<u64>(sock, layout.sock_cookie) else { return 0 };
     // SAFETY: the value is copied out at once.
     unsafe { ARRIVALS.get(&cookie).copied() }.unwrap_or(0)
+}
+
+/// Bytes that were written since then on a connection; [`SENT_UNKNOWN`] if that is not known, or the descriptor is another one's now.
+#[inline(always)]
+pub fn sent_bytes(fd: u32, earlier: &Written) -> u64 {
+    if earlier.sock == 0 {
+        return SENT_UNKNOWN;
+    }
+    let layout = socket_layout();
+    let mut now = Written::default();
+    match socket(&layout, fd) {
+        Some(Socket { sock, inode })
+            if (sock, inode) == (earlier.sock, earlier.inode) && note_written(&layout, sock, &mut now) =>
+        {
+            now.since(*earlier)
+        }
+        _ => SENT_UNKNOWN,
+    }
+}
+
+#[inline(always)]
+fn note_written(layout: &SocketLayout, sock: u64, to: &mut Written) -> bool {
+    if layout.tcp_written == 0 || layout.tcp_acked == 0 {
+        return false;
+    }
+    let state = kernel::<u8>(sock, layout.sock_state);
+    let (Some(state), Some(sequence), Some(acked)) =
+        (state, kernel(sock, layout.tcp_written), kernel(sock, layout.tcp_acked))
+    else {
+        return false;
+    };
+    (to.state, to.sequence, to.acked) = (u32::from(state), sequence, acked);
+    true
 }
 
 /// The peer's port of a TCP connection of the current process, in network byte order.
@@ -78,18 +116,18 @@ pub fn peer_port(fd: u32) -> Option<u16> {
     if layout.task_files == 0 || layout.sock_port == 0 {
         return None;
     }
-    kernel(sock(&layout, fd)?, layout.sock_port)
+    kernel(socket(&layout, fd)?.sock, layout.sock_port)
 }
 
-/// The number of the socket that a descriptor of the current process is.
-#[inline(always)]
-fn cookie(layout: &SocketLayout, fd: u32) -> Option<u64> {
-    kernel(sock(layout, fd)?, layout.sock_cookie)
+/// A TCP socket: the kernel address of its `sock`, and the number of its inode.
+struct Socket {
+    sock: u64,
+    inode: u64,
 }
 
 /// The TCP socket that a descriptor of the current process is.
 #[inline(always)]
-fn sock(layout: &SocketLayout, fd: u32) -> Option<u64> {
+fn socket(layout: &SocketLayout, fd: u32) -> Option<Socket> {
     // SAFETY: a plain helper call.
     let task = unsafe { bpf_get_current_task() };
     let files: u64 = kernel(task, layout.task_files)?;
@@ -111,7 +149,7 @@ fn sock(layout: &SocketLayout, fd: u32) -> Option<u64> {
     if protocol != u16::from(TCP) {
         return None;
     }
-    Some(sock)
+    Some(Socket { sock, inode: kernel(inode, layout.inode_number)? })
 }
 
 /// Reads one plain value of the kernel.

@@ -259,6 +259,8 @@ pub struct RequestLine {
     pub first_byte_ns: Option<u64>,
     /// From the begin to the last bytes of the response, nanoseconds.
     pub last_byte_ns: Option<u64>,
+    /// Bytes that were written on its connection while it was served.
+    pub response_bytes: Option<u64>,
     /// Cycles that it started, if known.
     pub gcs: Option<u32>,
     /// GC pauses of its thread, nanoseconds, if known.

@@ -109,8 +109,8 @@ impl Server {
         Ok(truths)
     }
 
-    /// Sends a request in pieces of this size, and waits for its response. `None`: the whole.
-    fn ask(stream: &mut TcpStream, text: &str, piece: Option<usize>) -> Result<()> {
+    /// Sends a request in pieces of this size, and waits for its response, whose bytes it returns. `None`: the whole.
+    fn ask(stream: &mut TcpStream, text: &str, piece: Option<usize>) -> Result<u64> {
         for piece in text.as_bytes().chunks(piece.unwrap_or(text.len())) {
             stream.write_all(piece)?;
             if piece.len() < text.len() {
@@ -120,9 +120,10 @@ impl Server {
         answer(stream, !text.starts_with("HEAD"))
     }
 
-    /// Requests of all kinds, each on a connection of its own unless it is kept. Returns the names of those that were answered.
-    fn load(&self, prefix: &str, keeps: bool) -> Result<Vec<String>> {
-        let mut names = Vec::new();
+    /// Requests of all kinds, each on a connection of its own unless it is kept. Returns the names of those that were answered, and the bytes of
+    /// the responses.
+    fn load(&self, prefix: &str, keeps: bool) -> Result<Vec<(String, u64)>> {
+        let (mut names, mut sizes) = (Vec::new(), Vec::new());
         let mut next = |method: &str, kind: &str, body: &str| {
             let letter = |at: usize| char::from(b'g' + (at % 20) as u8);
             let name = format!("{prefix}{}{}", letter(names.len() / 20), letter(names.len()));
@@ -136,20 +137,17 @@ impl Server {
         };
         let kinds = [("GET", "gc"), ("GET", "lazy"), ("GET", "missing"), ("HEAD", "plain"), ("GET", "slow")];
         for (method, kind) in kinds.into_iter().cycle().take(10) {
-            Self::ask(&mut self.connect()?, &next(method, kind, ""), None)?;
+            sizes.push(Self::ask(&mut self.connect()?, &next(method, kind, ""), None)?);
         }
         for piece in [2, 17, 200] {
-            Self::ask(&mut self.connect()?, &next("GET", "lazy", ""), Some(piece))?;
-            Self::ask(
-                &mut self.connect()?,
-                &next("POST", "plain", "GET /none/none HTTP/1.1\r\n\r\n"),
-                Some(piece),
-            )?;
+            sizes.push(Self::ask(&mut self.connect()?, &next("GET", "lazy", ""), Some(piece))?);
+            let post = next("POST", "plain", "GET /none/none HTTP/1.1\r\n\r\n");
+            sizes.push(Self::ask(&mut self.connect()?, &post, Some(piece))?);
         }
         if keeps {
             let mut stream = self.connect()?;
             for kind in ["gc", "plain", "lazy", "missing"] {
-                Self::ask(&mut stream, &next("GET", kind, ""), None)?;
+                sizes.push(Self::ask(&mut stream, &next("GET", kind, ""), None)?);
                 // A client that thinks: this time belongs to no request.
                 std::thread::sleep(Duration::from_millis(60));
             }
@@ -159,7 +157,7 @@ impl Server {
         self.connect()?.write_all(b"\0\xff\x1b[2J HTTP/1.1\r\n\r\n")?;
         self.connect()?.write_all(b"GE")?;
         self.connect()?.write_all(format!("GET /slow/{prefix}abandoned HTTP/1.1\r\n\r\n").as_bytes())?;
-        Ok(names)
+        Ok(names.into_iter().zip(sizes).collect())
     }
 }
 
@@ -167,20 +165,30 @@ fn web(name: &str) -> String {
     rubies_dir().join("web").join(name).to_string_lossy().into_owned()
 }
 
-/// Reads a response of the application.
-fn answer(stream: &mut TcpStream, has_body: bool) -> Result<()> {
+/// Reads a response of the application up to its end, and returns how many bytes it has.
+fn answer(stream: &mut TcpStream, has_body: bool) -> Result<u64> {
     let end = if has_body { "SECRETBODY".repeat(3) } else { "\r\n\r\n".to_owned() };
-    let (mut text, mut buffer) = (Vec::new(), [0; 4096]);
-    while !String::from_utf8_lossy(&text).contains(&end) {
+    let (mut all, mut buffer) = (Vec::new(), [0; 4096]);
+    loop {
         let read = stream.read(&mut buffer)?;
-        ensure!(read > 0, "closed after {}", String::from_utf8_lossy(&text));
-        text.extend_from_slice(&buffer[..read]);
+        all.extend_from_slice(&buffer[..read]);
+        let text = String::from_utf8_lossy(&all).to_ascii_lowercase();
+        let (is_chunked, closes) =
+            (text.contains("\r\ntransfer-encoding: chunked"), text.contains("\r\nconnection: close"));
+        let last = if is_chunked && has_body { "\r\n0\r\n\r\n" } else { &end.to_ascii_lowercase() };
+        if read == 0 || (!closes && text.ends_with(last)) {
+            ensure!(text.contains(&end.to_ascii_lowercase()), "closed after {text}");
+            if read == 0 {
+                // The server closes it first.
+                std::thread::sleep(Duration::from_millis(5));
+            }
+            return Ok(all.len() as u64);
+        }
     }
-    Ok(())
 }
 
 /// All that was answered is there once, and every line and every collection is where the application had it.
-fn agrees(report: &Report, truths: &HashMap<String, Truth>, answered: &[String]) -> Result<()> {
+fn agrees(report: &Report, truths: &HashMap<String, Truth>, answered: &[(String, u64)]) -> Result<()> {
     let name = |line: &RequestLine| {
         let path = line.path.as_deref().unwrap_or_default();
         path.rsplit('/').next().unwrap_or_default().to_owned()
@@ -202,8 +210,9 @@ fn agrees(report: &Report, truths: &HashMap<String, Truth>, answered: &[String])
         ensure!(abandoned || line.status == Some(*status), "{line:?} {status}");
         ensure!(lines.insert(name, line).is_none(), "it is there twice: {line:?}");
     }
-    for name in answered {
-        ensure!(lines.contains_key(name), "{name} is not there");
+    for (name, size) in answered {
+        let line = lines.get(name).with_context(|| format!("{name} is not there"))?;
+        ensure!(line.response_bytes == Some(*size), "{line:?} has {size} bytes");
     }
     let mut inside = 0;
     for gc in &report.gcs {

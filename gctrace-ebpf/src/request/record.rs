@@ -2,7 +2,7 @@
 
 use gctrace_common::{
     event::{Header, Kind},
-    request::{GVL_UNKNOWN, LINE_BYTES, ParserKey, RequestEnd, RequestEvent, Serving},
+    request::{GVL_UNKNOWN, LINE_BYTES, ParserKey, RequestEnd, RequestEvent, SENT_UNKNOWN, Serving},
     stats::Counter,
     traceparent::{Traceparent, VALUE_WORDS},
 };
@@ -11,7 +11,7 @@ use super::{own_times_since, sees_gvl};
 use crate::{
     maps::{PARSERS, PROCESSES, REQUEST_RING, count},
     ring::NO_WAKEUP,
-    rubies,
+    rubies, socket,
 };
 
 /// Emits the request that a thread serves.
@@ -54,6 +54,11 @@ pub fn emit(tgid: u32, tid: u32, serving: &Serving, how: RequestEnd, now: u64) {
         (*record).gvl_ns = if sees_gvl(serving) { serving.gvl_ns } else { GVL_UNKNOWN };
         own_times_since(tid, serving, now, &raw mut (*record).times);
         ((*record).alloc_slots, (*record).alloc_bytes) = (serving.alloc_slots, serving.alloc_bytes);
+        // Otherwise other threads may write on its connection, too.
+        (*record).sent_bytes = match how {
+            RequestEnd::Kept | RequestEnd::Closed => socket::sent_bytes(serving.fd, &serving.written),
+            RequestEnd::Left | RequestEnd::Gone => SENT_UNKNOWN,
+        };
         (*record).pause_ns = PROCESSES.get(&tgid).map_or(0, |process| process.pause_ns);
         (*record).first_ns = 0;
         (*record).parsed_ns = 0;

@@ -120,11 +120,16 @@ fn socket_layout(btf: &Btf<'_>) -> Result<SocketLayout, BtfError> {
         file_inode: member("file", &["f_inode"])?,
         file_private: member("file", &["private_data"])?,
         inode_mode: member("inode", &["i_mode"])?,
+        inode_number: member("inode", &["i_ino"])?,
         socket_sock: member("socket", &["sk"])?,
         sock_protocol: member("sock", &["sk_protocol"])?,
         sock_cookie: member("sock", &["__sk_common", "skc_cookie"])?,
+        sock_state: member("sock", &["__sk_common", "skc_state"])?,
         // Only the ends of jobs need it.
         sock_port: member("sock", &["__sk_common", "skc_dport"]).unwrap_or(0),
+        // Only the size of responses needs these.
+        tcp_written: member("tcp_sock", &["write_seq"]).unwrap_or(0),
+        tcp_acked: member("tcp_sock", &["bytes_acked"]).unwrap_or(0),
     })
 }
 

@@ -4,7 +4,7 @@ use gctrace_common::{
     event::PauseEvent,
     gvl::{CLOCKS_UNKNOWN, Clocks, OwnTimes},
     job::JobEvent,
-    request::{ALLOC_UNKNOWN, GVL_UNKNOWN, RequestEnd, RequestEvent},
+    request::{ALLOC_UNKNOWN, GVL_UNKNOWN, RequestEnd, RequestEvent, SENT_UNKNOWN},
     traceparent::Traceparent,
 };
 
@@ -160,6 +160,7 @@ impl Pipeline {
             queue_ns: begin_ns.checked_sub(event.arrival_ns).filter(|_| event.arrival_ns != 0),
             first_byte_ns: since(event.first_write_ns),
             last_byte_ns: since(event.last_write_ns),
+            response_bytes: (event.sent_bytes != SENT_UNKNOWN).then_some(event.sent_bytes),
             gvl_wait_ns: (event.gvl_ns != GVL_UNKNOWN).then_some(event.gvl_ns),
             states: states(event.times.clocks),
             split: split(&event.times, seen),
@@ -302,6 +303,7 @@ impl Pipeline {
             queue_ns: None,
             first_byte_ns: None,
             last_byte_ns: None,
+            response_bytes: None,
             gcs,
             gc_ns: gcs.map(|_| traced.pauses.ns),
             gc_pauses: gcs.map(|_| traced.pauses.pauses),

@@ -194,6 +194,7 @@ mod tests {
             queue_ns: None,
             first_byte_ns: None,
             last_byte_ns: None,
+            response_bytes: None,
             gcs: None,
             gc_ns: Some(ns / 10),
             gc_pauses: None,

@@ -362,6 +362,7 @@ fn request(path: &str, end_ns: u64, ns: u64) -> Request {
         queue_ns: None,
         first_byte_ns: None,
         last_byte_ns: None,
+        response_bytes: None,
         gcs: Some(0),
         gc_ns: Some(ns / 10),
         gc_pauses: Some(1),

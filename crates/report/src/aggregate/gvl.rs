@@ -31,6 +31,11 @@ impl GcAndWaits {
         Self::push(&mut self.pauses, &mut self.overflown, begin_ns, ns);
     }
 
+    /// Not all pauses or waits are known.
+    pub fn incomplete(&mut self) {
+        self.overflown = true;
+    }
+
     /// A wait.
     pub fn wait(&mut self, begin_ns: u64, ns: u64) {
         Self::push(&mut self.waits, &mut self.overflown, begin_ns, ns);

@@ -281,6 +281,7 @@ mod tests {
             queue_ns: None,
             first_byte_ns: None,
             last_byte_ns: None,
+            response_bytes: None,
             gcs: Some(1),
             gc_ns: Some(10),
             gc_pauses: Some(1),

@@ -184,6 +184,7 @@ pub(crate) mod tests {
             queue_ns: None,
             first_byte_ns: None,
             last_byte_ns: None,
+            response_bytes: None,
             gcs: Some(2),
             gc_ns: Some(10),
             gc_pauses: Some(3),

@@ -87,6 +87,8 @@ pub struct Facts {
     pub first_byte_ns: Option<u64>,
     /// See [`Request::last_byte_ns`].
     pub last_byte_ns: Option<u64>,
+    /// See [`Request::response_bytes`].
+    pub response_bytes: Option<u64>,
     /// Begin of the GC pause in which a thread of its process was when it ended, nanoseconds; `None`: in none.
     pub pause_ns: Option<u64>,
     /// See [`Request::gvl_wait_ns`].
@@ -291,6 +293,7 @@ impl Units {
             queue_ns,
             first_byte_ns,
             last_byte_ns,
+            response_bytes,
             gvl_wait_ns,
             states,
             split,
@@ -311,6 +314,7 @@ impl Units {
             queue_ns,
             first_byte_ns,
             last_byte_ns,
+            response_bytes,
             gcs: known.then_some(gcs),
             gc_ns: known.then_some(gc.ns),
             gc_pauses: known.then_some(gc.pauses),

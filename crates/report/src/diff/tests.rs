@@ -333,6 +333,7 @@ fn requests(side: &mut Side, process: &Process, program: Program, random: &mut R
             queue_ns: None,
             first_byte_ns: None,
             last_byte_ns: None,
+            response_bytes: None,
             gcs: Some(1),
             gc_ns: Some(random.around(1e6)),
             gc_pauses: None,

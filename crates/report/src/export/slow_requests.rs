@@ -170,6 +170,9 @@ impl<W: Write> SlowRequests<W> {
         if let Some(split) = &request.split {
             self.write_split(split, request.gc_ns, next.ns)?;
         }
+        if let Some(bytes) = request.response_bytes {
+            writeln!(self.out, "  response: {}", file_size(bytes))?;
+        }
         if let Some(alloc) = request.alloc {
             let objects = plural(alloc.slots, "object");
             writeln!(self.out, "  allocated: {objects}, {}", file_size(alloc.bytes))?;

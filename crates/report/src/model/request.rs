@@ -27,6 +27,9 @@ pub struct Request {
     pub first_byte_ns: Option<u64>,
     /// From taking it to the last bytes, nanoseconds.
     pub last_byte_ns: Option<u64>,
+    /// Bytes that were written on its connection while it was served: of a TLS connection, as they were encrypted. Not known where its end
+    /// was not seen, its connection is no TCP, or its socket was not known when it was taken.
+    pub response_bytes: Option<u64>,
     /// GC cycles that it started; not known where GC records of its process were lost meanwhile.
     pub gcs: Option<u32>,
     /// GC pauses of its thread meanwhile, nanoseconds; known when `gcs` is.

@@ -154,6 +154,7 @@ pub(super) fn request(request: &mut Request, with: &mut impl Visit) {
         queue_ns: _,
         first_byte_ns: _,
         last_byte_ns: _,
+        response_bytes: _,
         gcs: _,
         gc_ns: _,
         gc_pauses: _,

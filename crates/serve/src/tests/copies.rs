@@ -199,6 +199,7 @@ fn request(id: u64, tid: u32, begin_ns: u64) -> Request {
         queue_ns: None,
         first_byte_ns: None,
         last_byte_ns: None,
+        response_bytes: None,
         gcs: None,
         gc_ns: None,
         gc_pauses: None,

@@ -97,6 +97,7 @@ fn unknown() {
         queue_ns: None,
         first_byte_ns: None,
         last_byte_ns: None,
+        response_bytes: None,
         gcs: None,
         gc_ns: None,
         gc_pauses: None,

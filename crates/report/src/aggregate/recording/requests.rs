@@ -30,6 +30,8 @@ pub struct RequestMoment {
     pub queue_ns: Option<u64>,
     /// Until the first bytes of the response, nanoseconds.
     pub first_byte_ns: Option<u64>,
+    /// Bytes that were written on its connection, if that is known.
+    pub response_bytes: Option<u64>,
     /// GC cycles that it started, if that is known.
     pub gcs: Option<u32>,
     /// GC pauses of its thread meanwhile, nanoseconds, if that is known.
@@ -88,6 +90,7 @@ impl Recording {
             end_ns: request.end_ns,
             queue_ns: request.queue_ns,
             first_byte_ns: request.first_byte_ns,
+            response_bytes: request.response_bytes,
             gcs: request.gcs,
             gc_ns: request.gc_ns,
             gc_other: request.gc_other,

@@ -35,6 +35,7 @@ fn request(id: u64, begin_ms: u64, ms: u64, (gcs, gc_ms): (u32, u64)) -> Request
         queue_ns: Some(2 * MS),
         first_byte_ns: Some((ms - 1) * MS),
         last_byte_ns: None,
+        response_bytes: None,
         gcs: Some(gcs),
         gc_ns: Some(gc_ms * MS),
         gc_pauses: Some(gcs),

@@ -135,6 +135,7 @@ impl Bounds {
         self.lasts(request.duration_ns());
         self.counts(request.alloc.map(|alloc| alloc.slots));
         self.check("amount of memory", request.alloc.map(|alloc| alloc.bytes), LARGEST);
+        self.check("size of a response", request.response_bytes, LARGEST);
     }
 
     pub(in crate::trace_file) fn sample(&mut self, sample: &StackSample) {

@@ -135,6 +135,7 @@ impl Tables {
             alloc_slots,
             alloc_bytes,
             split,
+            response_bytes,
         } = request;
         let handler = match self.optional_stack(handler_stack)?.as_deref() {
             None => None,
@@ -162,6 +163,7 @@ impl Tables {
             queue_ns,
             first_byte_ns,
             last_byte_ns,
+            response_bytes,
             gcs,
             gc_ns,
             gc_pauses,

@@ -257,6 +257,7 @@ pub(crate) fn request(at: u64) -> Request {
         queue_ns: Some(7),
         first_byte_ns: Some(4),
         last_byte_ns: None,
+        response_bytes: Some(16),
         gcs: Some(5),
         gc_ns: Some(6),
         gc_pauses: Some(7),

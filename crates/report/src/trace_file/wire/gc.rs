@@ -198,6 +198,8 @@ pub(in crate::trace_file) struct Request {
     pub alloc_bytes: Option<u64>,
     #[prost(message, optional, tag = "32")]
     pub split: Option<super::Split>,
+    #[prost(uint64, optional, tag = "33")]
+    pub response_bytes: Option<u64>,
 }
 
 /// The trace of a request.

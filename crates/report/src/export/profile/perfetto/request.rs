@@ -9,6 +9,7 @@ pub(super) fn slice(request: &RequestMoment) -> Slice {
         ("id", Some(request.id)),
         ("queue_ns", request.queue_ns),
         ("first_byte_ns", request.first_byte_ns),
+        ("response_bytes", request.response_bytes),
         ("gcs", request.gcs.map(u64::from)),
         ("gc_ns", request.gc_ns),
         ("gc_other_ns", request.gc_other.map(|other| other.ns)),

@@ -56,7 +56,7 @@ use self::{
     gc::decode_state,
     requests::Numbered,
     server_load::Loads,
-    traced::TracedProcess,
+    traced::{TracedProcess, Waiting},
 };
 
 /// GC records taken in one go, so that a signal is answered promptly under any load.
@@ -78,10 +78,10 @@ pub struct Pipeline {
     traced: HashMap<u32, TracedProcess>,
     /// Processes of which nothing is reported.
     refused: HashMap<u32, Refusal>,
-    /// Sequence numbers of processes of which only pauses of unseen cycles came so far.
-    waiting: HashMap<u32, u64>,
-    /// Who forked a process, for children that are gone before they are looked at.
-    parents: HashMap<u32, u32>,
+    /// Processes of which only pauses of unseen cycles came so far.
+    waiting: HashMap<u32, Waiting>,
+    /// Who forked a process, and when, monotonic nanoseconds.
+    parents: HashMap<u32, (u32, u64)>,
     /// When a process last replaced its program, monotonic nanoseconds.
     execs: HashMap<u32, u64>,
     /// When processes ended whose records could still come, monotonic nanoseconds.
@@ -259,7 +259,7 @@ impl Pipeline {
     pub fn leave_process(&mut self, pid: u32, image: u32, path: &str, reason: &str, ts_ns: u64) {
         if let Some(traced) = self.traced.get(&pid) {
             // Its records go on with these numbers.
-            self.waiting.insert(pid, traced.fold.last_seq());
+            self.waiting.insert(pid, Waiting::after(traced.fold.last_seq()));
             self.beginnings.forked(pid, traced.beginning.count);
         }
         self.refused.insert(pid, Refusal::Image(image));
@@ -271,7 +271,7 @@ impl Pipeline {
     fn is_refused(&mut self, header: &gctrace_common::event::Header) -> bool {
         let Some(refusal) = self.refused.get(&header.tgid) else { return false };
         if matches!(refusal, Refusal::Image(_)) {
-            self.waiting.insert(header.tgid, header.seq);
+            self.waiting.insert(header.tgid, Waiting::after(header.seq));
         }
         self.counts.refused_records += 1;
         true
@@ -474,25 +474,27 @@ impl Pipeline {
         self.end(pid, EndReason::Execed, seen_ns);
         let mut process = proc::describe(pid, comm, known.image.clone(), self.names.place(pid));
         // It is gone, but the kernel has reported its fork.
-        process.ppid = process.ppid.or_else(|| self.parents.get(&pid).copied());
+        process.ppid = process.ppid.or_else(|| self.parents.get(&pid).map(|(parent, _)| *parent));
         let memory = MemoryReader::open(pid).ok();
+        let waiting = self.waiting.remove(&pid).unwrap_or_default();
+        let since_ns = waiting.pauses.first().map_or(u64::MAX, |(begin_ns, _)| *begin_ns);
         let count = count_of(known, state.as_ref().map(|(_, data)| data));
         let traced = TracedProcess {
             process: process.clone(),
             image: known.clone(),
-            fold: CycleFold::after(self.waiting.remove(&pid).unwrap_or_default()),
+            fold: CycleFold::after(waiting.seq),
             memory,
             shares_read: None,
             starts_outside: 0,
             cycles: 0,
-            lost: 0,
+            lost: waiting.lost,
             last_ns: 0,
-            since_ns: self.traced_since(pid, &known.image),
+            since_ns: self.traced_since(pid, &known.image).min(since_ns),
             seen_ns,
             begun_ns: None,
             pauses: GcTime::default(),
             has_units: false,
-            outside_ns: 0,
+            outside_ns: waiting.ns,
             beginning: self.beginnings.of(pid, count),
         };
         let state = state.zip(known.reading.as_ref()).map(|((ts_ns, data), reading)| {
@@ -500,6 +502,10 @@ impl Pipeline {
         });
         self.traced.insert(pid, traced);
         self.counts.processes += 1;
+        self.counts.lost_records += waiting.lost;
+        if known.image.gvl.is_some() {
+            self.gvl.pauses(pid, &waiting.pauses, !waiting.cut);
+        }
         self.see(&process, Seen::Process { state: state.as_ref(), now_ns: monotonic_ns() });
     }
 
@@ -511,8 +517,9 @@ impl Pipeline {
             *since = (image.clone(), now);
         }
         let probed = since.1;
-        // Of one that is gone already it is not known how old it became.
-        let Some(started) = proc::started_ns(pid) else { return now };
+        // Of one that is gone already, and whose fork was not seen, it is not known how old it became.
+        let forked = self.parents.get(&pid).map(|(_, forked_ns)| *forked_ns);
+        let Some(started) = forked.or_else(|| proc::started_ns(pid)) else { return now };
         let execed = self.execs.get(&pid).copied().unwrap_or_default();
         started.max(execed).max(probed).min(now)
     }

@@ -200,3 +200,74 @@ fn server_without_requests() -> Result<()> {
     ensure!(other.contains("cycles") && !other.contains("not watched"), "{other}");
     Ok(())
 }
+
+/// Forks while a sweep is under way, with which a child goes on without a cycle of its own, as the workers of a server that preloads do. Each child says
+/// by its own clocks when it began and for how long it collected. Then many short ones.
+const FORKS: &str = r#"
+$stdout.sync = true
+real = -> { Process.clock_gettime(Process::CLOCK_REALTIME, :nanosecond) }
+3.times do
+  garbage = Array.new(600_000) { |i| "k#{i}" * 2 }
+  kept = garbage[0, 100_000]
+  garbage = nil
+  GC.start(full_mark: true, immediate_sweep: false)
+  before = real.call
+  pid = fork do
+    begun = real.call
+    gc = GC.total_time
+    10.times { 20_000.times { |i| "q" * 2 }; sleep 0.005 }
+    puts "child #{$$} #{before} #{begun} #{real.call} #{GC.total_time - gc}"
+    exit!
+  end
+  Process.wait(pid)
+end
+100.times { Process.wait(fork { GC.start; exit! }) }
+"#;
+
+/// What a forked child collects before its first cycle is part of its figures, which are of its life since the fork, to less than a millisecond.
+#[test]
+fn forked_children() -> Result<()> {
+    let _live = Live::begin()?;
+    Ruby::each(|ruby| {
+        if !ruby.is_at_least(3, 1) {
+            // GC.total_time is new there.
+            return Ok(());
+        }
+        let mut args: Vec<std::ffi::OsString> =
+            ["--quiet", "--gvl", "--format", "jsonl", "--"].map(Into::into).into();
+        args.extend(ruby.argv()?);
+        args.extend(["-e".into(), FORKS.into()]);
+        let finished = Invocation::new(args)?.run()?;
+        ensure!(finished.status.success(), "{}:\n{}", finished.status, finished.errors());
+        let lines: Vec<Value> =
+            finished.stdout.iter().filter_map(|line| serde_json::from_str(line).ok()).collect();
+        let summaries: Vec<&Value> = lines.iter().filter(|line| line["type"] == "summary").collect();
+        let said =
+            finished.stdout.iter().chain(&finished.stderr).filter_map(|line| line.strip_prefix("child "));
+        let mut children = 0;
+        for line in said {
+            let words = line.split(' ').map(str::parse).collect::<Result<Vec<u64>, _>>()?;
+            let [pid, before, begun, ended, gc_ns] = words[..] else { anyhow::bail!("{line}") };
+            let summary = summaries.iter().find(|summary| summary["pid"] == pid).context("no summary")?;
+            let ns = number(summary, "pause_ns")? + number(summary, "outside_pause_ns")?;
+            ensure!(gc_ns > 1_000_000, "it collected nothing: {line}");
+            // Ruby reads its clocks inside of the pause, or (3.1) just outside, where a probe's hit of about a microsecond is between.
+            ensure!(ns >= gc_ns - gc_ns / 20, "{ns} ns of {gc_ns}: {summary}");
+            ensure_times!(ns < gc_ns + gc_ns / 4 + 2_000_000, "{ns} ns of {gc_ns}: {summary}");
+            let since = summary["since_ts"].as_f64().context("no begin")?;
+            let seconds = |ns: u64| ns as f64 / 1e9;
+            let slack = 0.000_5;
+            ensure!(
+                (seconds(before) - slack..seconds(begun) + slack).contains(&since),
+                "{since}, {line}: {summary}"
+            );
+            let traced = number(summary, "traced_ns")?;
+            ensure!(traced >= ended - begun, "traced for {traced} ns: {line}");
+            children += 1;
+        }
+        ensure!(children == 3, "{children} children: {}", finished.errors());
+        let shares: Vec<f64> = summaries.iter().filter_map(|summary| summary["gc_share"].as_f64()).collect();
+        ensure!(shares.len() > 50 && shares.iter().all(|share| *share <= 1.0), "{shares:?}");
+        Ok(())
+    })
+}

@@ -200,7 +200,7 @@ impl Pipeline {
             if self.has_ended(pid, event.header.ts_ns) {
                 self.counts.refused_records += 1;
             } else {
-                self.waiting.insert(pid, event.header.seq);
+                self.waiting.entry(pid).or_default().pause(event);
                 self.counts.pauses_outside += 1;
                 self.units.lost(pid, event.begin_ns, event.header.ts_ns);
             }

@@ -268,6 +268,16 @@ impl Gvl {
         }
     }
 
+    /// Pauses of a process from before it was traced, begin and length in nanoseconds. `all`: whether these are all.
+    pub(super) fn pauses(&mut self, pid: u32, pauses: &[(u64, u64)], all: bool) {
+        for (begin_ns, ns) in pauses {
+            self.pause(pid, *begin_ns, *ns);
+        }
+        if !all && self.reader.is_some() {
+            self.gc.entry(pid).or_default().incomplete();
+        }
+    }
+
     /// A thread had to wait long, in this request (0: one that is not known). Returns what can be reported now: this wait, or the last one of the thread, whose stack was lost.
     pub(super) fn wait(&mut self, event: &GvlWaitEvent, request: Option<u64>) -> Option<Report> {
         let header = &event.header;

@@ -72,7 +72,8 @@ impl Pipeline {
             return true;
         }
         let came = self.traced.get(&pid).map(|traced| traced.fold.last_seq());
-        came.or_else(|| self.waiting.get(&pid).copied()).unwrap_or_default() >= event.header.seq
+        came.or_else(|| self.waiting.get(&pid).map(|waiting| waiting.seq)).unwrap_or_default()
+            >= event.header.seq
     }
 
     pub(super) fn life(&mut self, kind: Kind, event: &LifeEvent) {
@@ -85,7 +86,7 @@ impl Pipeline {
                 if self.parents.len() > PARENTS {
                     self.parents.clear();
                 }
-                self.parents.insert(event.other, event.header.tgid);
+                self.parents.insert(event.other, (event.header.tgid, event.header.ts_ns));
                 let parent = self.traced.get(&event.header.tgid);
                 // Where records of the parent are missing, its count is not the one that the child began with.
                 let parent = parent.filter(|traced| traced.fold.last_seq() >= event.header.seq);

@@ -5,6 +5,8 @@ use std::{
     time::{Duration, Instant},
 };
 
+use gctrace_common::event::PauseEvent;
+
 use super::before::Beginning;
 use crate::{
     aggregate::gc_cycle::CycleFold,
@@ -15,6 +17,44 @@ use crate::{
 
 /// How memory is shared is read at most this often of a process.
 const SHARES_INTERVAL: Duration = Duration::from_secs(1);
+
+/// Pauses that are kept one by one of a process before it is traced, for what is known of its GVL.
+const MAX_WAITING: usize = 1 << 14;
+
+/// A process of which only pauses came so far: a forked child that goes on with the sweep of its parent.
+#[derive(Default)]
+pub(super) struct Waiting {
+    /// Number of its last record.
+    pub(super) seq: u64,
+    /// Records that the kernel lost between those.
+    pub(super) lost: u64,
+    /// The length of its pauses, nanoseconds.
+    pub(super) ns: u64,
+    /// Begin and length of the first ones, nanoseconds.
+    pub(super) pauses: Vec<(u64, u64)>,
+    /// Whether these are not all.
+    pub(super) cut: bool,
+}
+
+impl Waiting {
+    /// One whose last record had this number.
+    pub(super) fn after(seq: u64) -> Self {
+        Self { seq, ..Self::default() }
+    }
+
+    /// A pause has ended.
+    pub(super) fn pause(&mut self, event: &PauseEvent) {
+        let ns = event.header.ts_ns.saturating_sub(event.begin_ns);
+        self.lost += event.header.seq.saturating_sub(self.seq + 1);
+        self.seq = event.header.seq;
+        self.ns += ns;
+        if self.pauses.len() < MAX_WAITING {
+            self.pauses.push((event.begin_ns, ns));
+        } else {
+            self.cut = true;
+        }
+    }
+}
 
 /// A process that is traced.
 pub(super) struct TracedProcess {

@@ -1,6 +1,7 @@
 //! Wires the pipeline, answers signals, shuts down in order.
 
 use std::{
+    ffi::OsStr,
     io::{Read as _, Write as _},
     os::{
         fd::{AsFd as _, OwnedFd},
@@ -472,7 +473,8 @@ impl Run<'_> {
             Ok(None) => false,
             Ok(Some(status)) => {
                 if !status.success() {
-                    let command = self.settings.selection.command.as_deref().unwrap_or_default().join(" ");
+                    let command = self.settings.selection.command.as_deref().unwrap_or_default();
+                    let command = command.join(OsStr::new(" ")).to_string_lossy().into_owned();
                     say(&format!("gctrace: `{command}` ended with {status}"));
                 }
                 true

@@ -1,6 +1,7 @@
 //! The command that is started and traced: how it is started, ended with gctrace, and what its status means.
 
 use std::{
+    ffi::OsString,
     io,
     os::{fd::AsFd as _, unix::process::ExitStatusExt as _},
     process::{Child, Command, ExitStatus, Stdio},
@@ -24,7 +25,7 @@ const TICK: Duration = Duration::from_millis(200);
 #[derive(Clone, Debug)]
 pub struct Program {
     /// Program and arguments.
-    pub argv: Vec<String>,
+    pub argv: Vec<OsString>,
     /// Who runs it; `None`: who runs gctrace.
     pub user: Option<User>,
     /// Standard output is for data, so the command's goes to standard error.

@@ -15,6 +15,7 @@ use gctrace_user::{
 
 fn main() -> ExitCode {
     console::init_logging();
+    gctrace_user::signals::report_large_files();
     let args = match cli::parse() {
         Ok(args) => args,
         Err(error) => {

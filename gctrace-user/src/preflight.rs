@@ -1,15 +1,16 @@
 //! What must be there before anything is loaded, each with its remedy.
 
 use std::{
-    fmt, io,
+    fmt, fs, io,
     path::{Path, PathBuf},
+    process::Child,
     sync::OnceLock,
 };
 
 use crate::host::proc_root;
 use rustix::{
     mount::{MountFlags, mount},
-    process::{Resource, Rlimit, getrlimit, setrlimit},
+    process::{Pid, Resource, Rlimit, getrlimit, prlimit, setrlimit},
     thread::{CapabilitySet, CapabilitySets},
 };
 
@@ -231,12 +232,23 @@ static OPEN_FILES: OnceLock<Rlimit> = OnceLock::new();
 static LOCKED_MEMORY: OnceLock<Rlimit> = OnceLock::new();
 
 /// Starts a command with the limits that the user has, not with gctrace's own: programs behave differently with others. They are
-/// those of gctrace, too, for that moment.
-pub fn with_users_limits<T>(start: impl FnOnce() -> T) -> T {
-    let mut lowered = Vec::new();
+/// those of gctrace, too, for that moment. Where gctrace has more files open than the user may have, no process could be started so; then the command
+/// gets the limit as soon as it is there.
+///
+/// # Errors
+///
+/// It cannot be started.
+pub fn with_users_limits(start: impl FnOnce() -> io::Result<Child>) -> io::Result<Child> {
+    let (mut lowered, mut later) = (Vec::new(), None);
     for (resource, before) in [(Resource::Nofile, &OPEN_FILES), (Resource::Memlock, &LOCKED_MEMORY)] {
         let raised = getrlimit(resource);
         let Some(before) = before.get().filter(|before| before.current != raised.current) else { continue };
+        if resource == Resource::Nofile
+            && before.current.is_some_and(|limit| limit <= highest_descriptor() + SPARE)
+        {
+            later = Some(Rlimit { current: before.current, maximum: raised.maximum });
+            continue;
+        }
         match setrlimit(resource, Rlimit { current: before.current, maximum: raised.maximum }) {
             Ok(()) => lowered.push((resource, raised)),
             Err(error) => log::info!("the command has gctrace's limit ({resource:?}): {error}"),
@@ -248,11 +260,26 @@ pub fn with_users_limits<T>(start: impl FnOnce() -> T) -> T {
             log::warn!("gctrace has the command's limit from now on ({resource:?}): {error}");
         }
     }
+    if let (Ok(child), Some(limit)) = (&started, later) {
+        let pid = i32::try_from(child.id()).ok().and_then(Pid::from_raw);
+        if let Err(error) = prlimit(pid, Resource::Nofile, limit) {
+            log::info!("the command has gctrace's limit of open files: {error}");
+        }
+    }
     started
 }
 
+/// Descriptors that starting a process needs.
+const SPARE: u64 = 16;
+
+/// The highest descriptor that gctrace has open.
+fn highest_descriptor() -> u64 {
+    let own = fs::read_dir("/proc/self/fd").into_iter().flatten().flatten();
+    own.filter_map(|entry| entry.file_name().to_str()?.parse().ok()).max().unwrap_or_default()
+}
+
 /// One descriptor per probe: the usual soft limit of 1024 is too low for a host with many Rubies.
-fn raise_open_files() {
+pub fn raise_open_files() {
     let limit = getrlimit(Resource::Nofile);
     // Once: a second start must not take what the first has raised for the user's own.
     let _set_before = OPEN_FILES.set(limit);

@@ -6,13 +6,13 @@ use std::{
         fd::{AsFd, BorrowedFd},
         unix::net::UnixStream,
     },
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Mutex, MutexGuard, PoisonError, atomic::AtomicBool},
     time::{Duration, Instant},
 };
 
 use signal_hook::{
-    consts::{SIGCHLD, SIGHUP, SIGINT, SIGTERM, SIGUSR2},
-    iterator,
+    consts::{SIGCHLD, SIGHUP, SIGINT, SIGTERM, SIGUSR2, SIGXFSZ},
+    flag, iterator,
     low_level::{emulate_default_handler, pipe},
 };
 
@@ -38,6 +38,14 @@ enum Answer {
     GiveUp,
     /// It has been answered before.
     Nothing,
+}
+
+/// Where a file would become larger than the user's limit (`ulimit -f`), the signal would end gctrace without a word. With a handler the write fails, and
+/// that is reported. Programs that gctrace starts get the signal as always.
+pub fn report_large_files() {
+    if let Err(error) = flag::register(SIGXFSZ, Arc::new(AtomicBool::new(false))) {
+        log::info!("a file that is too large will end gctrace: {error}");
+    }
 }
 
 /// Which signals have come.

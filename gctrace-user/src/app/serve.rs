@@ -56,7 +56,7 @@ fn print(addresses: &Addresses) {
 
 /// Starts a browser.
 fn browser(addresses: &Addresses, user: Option<User>) -> Option<Child> {
-    let argv = vec!["xdg-open".to_owned(), addresses.once.clone()];
+    let argv = vec!["xdg-open".into(), addresses.once.clone().into()];
     // It keeps running and may write to standard output.
     let started = Program { argv, user, data_on_stdout: true }.start();
     started

@@ -1,6 +1,6 @@
 //! Flags as they are written. Parsing does nothing but parse.
 
-use std::{num::NonZeroU32, path::PathBuf, time::Duration};
+use std::{ffi::OsString, num::NonZeroU32, path::PathBuf, time::Duration};
 
 #[cfg(feature = "collector")]
 use super::collector::{AppsArgs, CollectorArgs};
@@ -176,7 +176,7 @@ pub struct Args {
 
     /// Start this command and trace it and everything it starts
     #[arg(last = true, value_name = "COMMAND")]
-    pub command: Vec<String>,
+    pub command: Vec<OsString>,
 }
 
 /// Other things that gctrace does.

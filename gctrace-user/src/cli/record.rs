@@ -1,6 +1,6 @@
 //! `gctrace record` is a run that writes everything to a file; `gctrace report` writes from that file what a run writes.
 
-use std::path::PathBuf;
+use std::{ffi::OsString, path::PathBuf};
 
 use clap::{Args as ClapArgs, Parser as _};
 
@@ -73,7 +73,7 @@ pub struct RecordArgs {
 
     /// Start this command and record it and everything it starts
     #[arg(last = true, value_name = "COMMAND")]
-    pub command: Vec<String>,
+    pub command: Vec<OsString>,
 }
 
 /// Flags of `gctrace report`.

@@ -71,7 +71,7 @@ pub struct ServeArgs {
 
     /// Start this command and trace it and everything it starts
     #[arg(last = true, value_name = "COMMAND", requires = "live")]
-    pub command: Vec<String>,
+    pub command: Vec<std::ffi::OsString>,
 }
 
 /// How long is kept what was seen where nothing else is said.

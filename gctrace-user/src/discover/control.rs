@@ -362,7 +362,7 @@ impl Control {
         self.probes.select(self.own_pid).map_err(|e| e.to_string())?;
         let child = program.start();
         self.probes.forget(self.own_pid);
-        let name = program.argv.first().map(String::as_str).unwrap_or_default();
+        let name = program.argv.first().map(|name| name.to_string_lossy()).unwrap_or_default();
         let child = child
             .map_err(|e| format!("starting `{name}`: {e}; give a program that exists and may be run"))?;
         self.tell(ControlEvent::Spawned(child));

@@ -26,14 +26,16 @@ const SCRIPT: u64 = 16 << 10;
 const SHEBANG: usize = 256;
 
 /// Files that hold the Rubies which a command may run.
-pub(super) fn images_of_command(command: &[String]) -> BTreeSet<PathBuf> {
+pub(super) fn images_of_command(command: &[OsString]) -> BTreeSet<PathBuf> {
+    // A program whose path is no UTF-8 is found when it maps its Ruby.
+    let command: Vec<String> = command.iter().map(|word| word.to_string_lossy().into_owned()).collect();
     let mut search = Search {
         path: env::var_os("PATH").unwrap_or_default(),
         libraries: env::var_os("LD_LIBRARY_PATH").unwrap_or_default(),
         found: BTreeSet::new(),
         looked: 0,
     };
-    search.command(command, DEPTH);
+    search.command(&command, DEPTH);
     search.found
 }
 

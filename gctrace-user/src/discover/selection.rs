@@ -1,6 +1,6 @@
 //! Which processes a run is about.
 
-use std::path::PathBuf;
+use std::{ffi::OsString, path::PathBuf};
 
 /// Which processes are traced: the union of what the fields select.
 #[derive(Clone, Debug, Default)]
@@ -20,7 +20,7 @@ pub struct Selection {
     /// Those in containers with these ids, beginnings of ids, or names.
     pub containers: Vec<String>,
     /// This one, started by us, and its descendants.
-    pub command: Option<Vec<String>>,
+    pub command: Option<Vec<OsString>>,
 }
 
 impl Selection {

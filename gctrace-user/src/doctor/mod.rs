@@ -48,6 +48,7 @@ fn examine(settings: &DoctorSettings, cache: &mut Cache) -> Report {
     let tracefs = preflight::mounted_tracefs();
     let mounted = tracefs.as_ref().ok().and_then(Option::as_deref);
     preflight::raise_locked_memory();
+    preflight::raise_open_files();
     console::starting("loading all BPF programs to see whether this kernel accepts them");
     let kernel = bpf::check(mounted, mappings::own_code(), true);
     let subjects = Subjects {

@@ -155,7 +155,7 @@ fn remedy(why: &Rejection) -> String {
                 "on this processor use a Ruby up to 3.4 without a modular GC; on x86-64 it works"
             }
             Refusal::Version(version) if version.at_least(5, 0) => "upgrade gctrace",
-            Refusal::Version(_) => "upgrade Ruby to 2.7 or later",
+            Refusal::Version(_) => "upgrade Ruby to 2.6 or later",
             Refusal::ForeignGc(_) => {
                 "run the program without RUBY_GC_LIBRARY, or with RUBY_GC_LIBRARY=default"
             }

@@ -11,7 +11,7 @@ const COMM: usize = 15;
 pub fn is_any(pid: u32, names: &[String]) -> bool {
     let Ok(process) = proc_root::process(pid) else { return false };
     let Ok(stat) = process.stat() else { return false };
-    let cmdline = process.cmdline().unwrap_or_default();
+    let cmdline = proc_root::cmdline(pid).unwrap_or_default();
     names.iter().any(|name| is(name, &stat.comm, &cmdline))
 }
 
@@ -45,13 +45,12 @@ const UNSEEN: [(&str, &str); 8] = [
 
 /// Whether a process is a Sidekiq by the title that it sets, or is about to be one by its command line.
 pub fn is_sidekiq(pid: u32) -> bool {
-    let cmdline = proc_root::process(pid).and_then(|process| process.cmdline());
-    cmdline.is_ok_and(|cmdline| names_sidekiq(&cmdline))
+    proc_root::cmdline(pid).is_ok_and(|cmdline| names_sidekiq(&cmdline))
 }
 
 /// What a process does that is not seen, by its title or its command line: `requests to Falcon`.
 pub fn unseen_work(pid: u32) -> Option<&'static str> {
-    names_unseen(&proc_root::process(pid).ok()?.cmdline().ok()?)
+    names_unseen(&proc_root::cmdline(pid).ok()?)
 }
 
 fn names_unseen(cmdline: &[String]) -> Option<&'static str> {

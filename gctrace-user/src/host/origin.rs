@@ -121,7 +121,7 @@ pub(crate) fn program(comm: &str, cmdline: &[String]) -> String {
         match argument.as_str() {
             // The program is in the argument itself.
             _ if argument.starts_with("-e") => break,
-            "-C" | "-I" | "-r" | "-E" | "-x" => drop(arguments.next()),
+            "-C" | "-I" | "-r" | "-E" => drop(arguments.next()),
             _ if argument.starts_with('-') => {}
             script => return name(script).unwrap_or_else(|| comm.to_owned()),
         }

@@ -14,7 +14,7 @@ use procfs::process::StatFlags;
 
 use super::{environ, origin, proc_root, root_file};
 use crate::{
-    clock::{boottime_ns, monotonic_ns},
+    clock::{WallClock, boottime_ns, monotonic_ns},
     model::{Container, Image, Memory, MemorySource, Process, Shares},
 };
 
@@ -172,7 +172,7 @@ pub fn boot_ns() -> Option<u64> {
 /// Its command line as one line, or the name of its main thread.
 pub fn command_line(pid: u32) -> Option<String> {
     let process = proc_root::process(pid).ok()?;
-    let words = process.cmdline().ok().filter(|words| !words.is_empty());
+    let words = proc_root::cmdline(pid).ok().filter(|words| !words.is_empty());
     let line = words.map(|words| words.join(" ")).or_else(|| Some(process.stat().ok()?.comm))?;
     // Programs write what they like there, for example when they set a title.
     Some(printable(line.trim_end()).into_owned())
@@ -194,9 +194,9 @@ pub fn describe(pid: u32, comm: &str, image: Arc<Image>, container: Container) -
     let status = process.as_ref().and_then(|p| p.status().ok());
     let uid = status.as_ref().map(|status| status.ruid);
     let ns_pid = status.and_then(|status| status.nspid?.last().copied()).map(|pid| pid as u32);
-    let start_ts = stat.as_ref().and_then(|stat| start_seconds(stat.starttime));
+    let start_ts = stat.as_ref().map(|stat| start_seconds(stat.starttime));
     let comm = stat.as_ref().map_or_else(|| comm.to_owned(), |stat| stat.comm.clone());
-    let cmdline = process.as_ref().and_then(|p| p.cmdline().ok()).filter(|args| !args.is_empty());
+    let cmdline = proc_root::cmdline(pid).ok().filter(|args| !args.is_empty());
     let cmdline = cmdline.map(shortened);
     let (gc_env, gc_env_refused) = gc_env(pid).unwrap_or_default();
     let origin = Arc::new(origin::read(pid, &comm, cmdline.as_deref().unwrap_or_default(), &container));
@@ -250,10 +250,16 @@ fn is_in(mask: u64, signal: i32) -> bool {
     u32::try_from(signal - 1).is_ok_and(|bit| mask.checked_shr(bit).is_some_and(|rest| rest & 1 == 1))
 }
 
-/// Epoch seconds of a start time in ticks since boot.
-fn start_seconds(ticks: u64) -> Option<f64> {
-    let boot = procfs::boot_time_secs().ok()?;
-    Some(boot as f64 + ticks as f64 / procfs::ticks_per_second() as f64)
+/// Epoch seconds of a start time in ticks since boot, to a clock tick. (The time of boot in `/proc/stat` is in whole seconds.)
+fn start_seconds(ticks: u64) -> f64 {
+    let per_second = procfs::ticks_per_second();
+    let start_ns = u128::from(ticks) * 1_000_000_000 / u128::from(per_second);
+    let clock = WallClock::measure();
+    let now_ns = monotonic_ns();
+    let ago_ns = u128::from(clock.boottime_nanos(now_ns)).saturating_sub(start_ns);
+    let start = clock.epoch_seconds(now_ns) - ago_ns as f64 / 1e9;
+    // Two looks at a process have the same, but where that is at the end of a tick.
+    (start * per_second as f64).round() / per_second as f64
 }
 
 /// `RUBY_GC_*` of the initial environment, and what is refused of it.

@@ -56,6 +56,22 @@ pub fn text(pid: u32, name: &str) -> io::Result<String> {
     Ok(String::from_utf8_lossy(&fs::read(path(pid, name))?).into_owned())
 }
 
+/// The command line of a process: its arguments, or the title that it has set. Bytes that are no UTF-8 are replaced. Empty arguments at the end are not
+/// told apart from what a title leaves of them.
+///
+/// # Errors
+///
+/// It is gone, or must not be read.
+pub fn cmdline(pid: u32) -> io::Result<Vec<String>> {
+    Ok(arguments(&fs::read(path(pid, "cmdline"))?))
+}
+
+fn arguments(bytes: &[u8]) -> Vec<String> {
+    let end = bytes.iter().rposition(|byte| *byte != 0).map_or(0, |last| last + 1);
+    let words = bytes[..end].split(|byte| *byte == 0).filter(|_| end > 0);
+    words.map(|word| String::from_utf8_lossy(word).into_owned()).collect()
+}
+
 /// A process.
 ///
 /// # Errors
@@ -157,6 +173,17 @@ pub fn shows_the_host() -> io::Result<bool> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Empty arguments and those that are no UTF-8 are arguments; the zero bytes behind a title are none.
+    #[test]
+    fn command_lines() {
+        let of = |bytes: &[u8]| arguments(bytes);
+        assert_eq!(of(b"ruby\0zap.rb\0\0x\0"), ["ruby", "zap.rb", "", "x"]);
+        assert_eq!(of(b"ruby\0a\xff.rb\0"), ["ruby", "a\u{fffd}.rb"]);
+        assert_eq!(of(b"puma: cluster worker 0\0\0\0\0"), ["puma: cluster worker 0"]);
+        assert_eq!(of(b"\0\0"), Vec::<String>::new());
+        assert_eq!(of(b""), Vec::<String>::new());
+    }
 
     /// Without `--proc` everything is in `/proc`, and this process is itself.
     #[test]

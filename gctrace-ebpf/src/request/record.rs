@@ -7,11 +7,11 @@ use gctrace_common::{
     traceparent::{Traceparent, VALUE_WORDS},
 };
 
-use super::{own_times_since, sees_gvl};
+use super::{own_times_since, sees_gvl, verified_once_sent_bytes};
 use crate::{
     maps::{PARSERS, PROCESSES, REQUEST_RING, count},
     ring::NO_WAKEUP,
-    rubies, socket,
+    rubies,
 };
 
 /// Emits the request that a thread serves.
@@ -56,7 +56,7 @@ pub fn emit(tgid: u32, tid: u32, serving: &Serving, how: RequestEnd, now: u64) {
         ((*record).alloc_slots, (*record).alloc_bytes) = (serving.alloc_slots, serving.alloc_bytes);
         // Otherwise other threads may write on its connection, too.
         (*record).sent_bytes = match how {
-            RequestEnd::Kept | RequestEnd::Closed => socket::sent_bytes(serving.fd, &serving.written),
+            RequestEnd::Kept | RequestEnd::Closed => verified_once_sent_bytes(u64::from(serving.fd)),
             RequestEnd::Left | RequestEnd::Gone => SENT_UNKNOWN,
         };
         (*record).pause_ns = PROCESSES.get(&tgid).map_or(0, |process| process.pause_ns);

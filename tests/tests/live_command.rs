@@ -1,5 +1,6 @@
 //! The command that gctrace starts: who runs it, where its output goes, how it ends, and what its status becomes.
 
+use std::os::unix::ffi::OsStrExt as _;
 use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
 use std::path::Path;
 use std::process::Command;
@@ -46,6 +47,38 @@ fn exit_status() -> Result<()> {
     let script = format!("GC.start; Dir.mkdir({:?}); exit 7", file.display().to_string());
     let finished = on(&["-q", "--folded", &file.to_string_lossy()], &script)?.run()?;
     ensure!(status(&finished) == Some(2), "{}\n{}", finished.status, finished.errors());
+    Ok(())
+}
+
+/// A limit below what gctrace itself has open is the command's, and does not end gctrace, nor does one of the size of files; an argument can be any bytes.
+#[test]
+fn low_limits_and_any_bytes() -> Result<()> {
+    let live = Live::beside_others()?;
+    let (script, file) = (live.path("any.rb"), live.path("any.folded"));
+    std::fs::write(
+        &script,
+        "GC.start; p Process.getrlimit(:NOFILE)[0], ARGV[0].bytes, ARGV[1], Signal.trap(:XFSZ, 'DEFAULT')",
+    )?;
+    let argument = std::ffi::OsStr::from_bytes(b"a\xff");
+    let mut command = Command::new("prlimit");
+    command
+        .args(["--nofile=40:4096", "--fsize=100:100"])
+        .arg(gctrace_binary()?)
+        .args(["-q", "--gvl", "--folded"]);
+    command.arg(&file).args(["--", &ruby()?]).arg(&script).arg(argument).arg("");
+    let finished = Guarded::start("gctrace", &mut command)?.finish(PATIENCE)?;
+    let said = finished.stdout.iter().chain(&finished.stderr).map(String::as_str).collect::<Vec<_>>();
+    for line in ["40", "[97, 255]", "\"\"", "\"SYSTEM_DEFAULT\""] {
+        ensure!(said.contains(&line), "no {line}: {said:#?}");
+    }
+    // The profile does not fit into 100 bytes.
+    let errors = finished.errors();
+    ensure!(
+        status(&finished) == Some(2) && errors.contains("File too large"),
+        "{}: {errors}",
+        finished.status
+    );
+    ensure!(!file.exists(), "a part of a profile is there");
     Ok(())
 }
 

@@ -180,7 +180,7 @@ mod tests {
     }
 
     fn resolve(argv: &[&str]) -> BTreeSet<PathBuf> {
-        images_of_command(&argv.iter().map(ToString::to_string).collect::<Vec<_>>())
+        images_of_command(&argv.iter().map(OsString::from).collect::<Vec<_>>())
     }
 
     fn script(dir: &Path, name: &str, text: &str) -> String {

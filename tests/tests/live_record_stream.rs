@@ -13,12 +13,12 @@ use gctrace_tests::live::{Live, gctrace_binary};
 use gctrace_tests::report::Report;
 use gctrace_tests::ruby::Ruby;
 
-/// Threads that collect, contend and sleep; the program says how many collections there were meanwhile.
+/// Threads that collect, contend and sleep, for longer than several chunks; the program says how many collections there were meanwhile.
 const PROGRAM: &str = r#"
 $stdout.puts "waits"; $stdout.flush; $stdin.gets
 GC.disable
 before = GC.count
-3.times.map { Thread.new { 60.times { (1..4000).map { |x| "s#{x}" }.sort.first; GC.start; sleep 0.001 } } }.each(&:join)
+3.times.map { Thread.new { 60.times { (1..4000).map { |x| "s#{x}" }.sort.first; GC.start; sleep 0.05 } } }.each(&:join)
 $stdout.puts "collected #{GC.count - before}"; $stdout.flush
 "#;
 /// The same without end.
@@ -31,6 +31,39 @@ fn start(program: &str, ruby: &Ruby, says: &str) -> Result<Guarded> {
     let mut program = Guarded::start("ruby", ruby.command()?.args(["-e", program]))?;
     program.wait_stdout(PATIENCE, says, |line| line == says)?;
     Ok(program)
+}
+
+/// The kind of each chunk of a recording, and where it ends (a header of 12 bytes, then chunks: kind, stored length, expanded length, CRC-32,
+/// and the stored bytes).
+fn chunks(file: &Path) -> Result<Vec<(u32, usize)>> {
+    let bytes = std::fs::read(file)?;
+    let word = |at: usize| -> Result<u32> {
+        let word = bytes.get(at..at + 4).with_context(|| format!("cut off at {at} of {}", bytes.len()))?;
+        Ok(u32::from_le_bytes(word.try_into()?))
+    };
+    let (mut found, mut at) = (Vec::new(), 12);
+    while at < bytes.len() {
+        let kind = word(at)?;
+        at += 16 + word(at + 4)? as usize;
+        found.push((kind, at));
+    }
+    ensure!(at == bytes.len() && found.last().is_some_and(|(kind, _)| *kind == 3), "{found:?}");
+    Ok(found)
+}
+
+/// That a run has ended at this size: behind the chunk with which it was reached is what came until the end of tracing, less than a second.
+fn ends_at(least: usize, file: &Path) -> Result<()> {
+    let all: Vec<usize> = chunks(file)?.into_iter().map(|(_, end)| end).collect();
+    let written = all[all.len() - 1];
+    let reached = all.iter().find(|end| **end >= least);
+    let reached = *reached.with_context(|| format!("{written} bytes, not {least}: {all:?}"))?;
+    let second = all.windows(2).map(|pair| pair[1] - pair[0]).max().context("no chunk")?;
+    ensure!(
+        written - reached < second + second / 4,
+        "{} bytes behind {reached}, where {least} were reached: chunks end at {all:?}",
+        written - reached
+    );
+    Ok(())
 }
 
 /// A pipeline of the shell in which `$0` is gctrace and `$1` the process, traced.
@@ -69,6 +102,9 @@ fn piped() -> Result<()> {
         let again =
             Invocation::new([OsString::from("report"), file.into(), "--format=jsonl".into()])?.run()?;
         ensure!(again.status.success() && again.stdout == finished.stdout, "{}", again.errors());
+        // One chunk would show nothing of those in the middle.
+        let chunks = chunks(&live.path("kept.gctrace"))?;
+        ensure!(chunks.iter().filter(|(kind, _)| *kind == 2).count() >= 4, "{chunks:?}");
         Ok(())
     })
 }
@@ -100,7 +136,7 @@ fn largest_size() -> Result<()> {
     let live = Live::beside_others()?;
     let program = start(ENDLESS, &Ruby::main()?, "busy")?;
     let pid = program.pid().to_string();
-    for (kib, to) in [(64, "a.gctrace"), (200, "b.gctrace")] {
+    for (kib, to) in [(64_usize, "a.gctrace"), (200, "b.gctrace")] {
         let file = live.path(to);
         let size = format!("{kib}KiB");
         let mut args = vec![OsString::from("record"), "--pid".into(), pid.clone().into(), "--gvl".into()];
@@ -110,9 +146,7 @@ fn largest_size() -> Result<()> {
         let errors = finished.errors();
         ensure!(finished.status.success(), "{errors}");
         ensure!(errors.contains("--max-size"), "{errors}");
-        let written = std::fs::metadata(&file)?.len();
-        let least = kib * 1024;
-        ensure!((least..least + (200 << 10)).contains(&written), "{written} bytes of {least}");
+        ends_at(kib * 1024, &file)?;
         let report =
             Invocation::new([OsString::from("report"), file.into(), "--format=jsonl".into()])?.run()?;
         ensure!(report.status.success() && !report.errors().contains("cut off"), "{}", report.errors());
@@ -135,8 +169,7 @@ fn largest_size_beside_others() -> Result<()> {
     let finished = Invocation::jsonl(args)?.start_ready()?.wait()?;
     let errors = finished.errors();
     ensure!(finished.status.success() && errors.contains("--max-size"), "{errors}");
-    let written = std::fs::metadata(&file)?.len();
-    ensure!((64 << 10..264 << 10).contains(&written), "{written} bytes");
+    ends_at(64 << 10, &file)?;
     let replayed =
         Invocation::new([OsString::from("report"), file.into(), "--format=jsonl".into()])?.run()?;
     ensure!(replayed.status.success() && !replayed.errors().contains("cut off"), "{}", replayed.errors());

@@ -116,6 +116,33 @@ fn cycles(finished: &Finished) -> Vec<&str> {
     finished.stdout.iter().filter(|line| line.starts_with("{\"type\":\"gc\"")).map(String::as_str).collect()
 }
 
+/// Single waits for the GVL among them.
+fn single_waits(finished: &Finished) -> Vec<&str> {
+    let wait = |line: &&String| line.starts_with("{\"type\":\"gvl\",\"what\":\"wait\"");
+    finished.stdout.iter().filter(wait).map(String::as_str).collect()
+}
+
+/// What two dumps have is there once when they are merged, and as the run has reported it. Returns how many lines that are.
+fn once(what: &str, [first, second, merged, reported]: [Vec<&str>; 4]) -> Result<usize> {
+    let at = first.iter().position(|line| Some(line) == second.first());
+    let at = at.with_context(|| format!("dumps have no {what} in common"))?;
+    let expected = [&first[..at], &second[..]].concat();
+    let differs = merged.iter().zip(&expected).position(|(one, other)| one != other);
+    ensure!(
+        merged == expected,
+        "{what}: {} merged of {} in the first dump and {} in the second one, {} of them in both; the first that differs: {:?}",
+        merged.len(),
+        first.len(),
+        second.len(),
+        first.len() - at,
+        differs.map(|at| (at, merged[at], expected[at]))
+    );
+    let from = reported.iter().position(|line| Some(line) == merged.first());
+    let from = from.with_context(|| format!("the first of the {what} was not reported"))?;
+    ensure!(reported[from..].starts_with(&merged), "other {what} than the run has reported");
+    Ok(merged.len())
+}
+
 fn field(line: &str, key: &str) -> Result<f64> {
     let line: Value = serde_json::from_str(line)?;
     line[key].as_f64().with_context(|| format!("no {key} in {line}"))
@@ -193,12 +220,15 @@ fn asked() -> Result<()> {
     let live = Live::beside_others()?;
     let main = Ruby::main()?.label();
     Ruby::each(|ruby| {
-        let dir = live.dir("asked")?;
         let program = busy(ruby, BUSY)?;
+        // Of its own: what is left of one that failed is not of the next one.
+        let dir = live.dir(&format!("asked-{}", program.pid()))?;
         let mut args: Vec<OsString> =
             vec!["--pid".into(), program.pid().to_string().into(), "--record".into()];
         args.push(dir.join("app").into_os_string());
-        args.extend(["--keep=1m", "--gvl", "--dump-on=gc.pause>9m"].map(OsString::from));
+        let flags =
+            ["--keep=1m", "--gvl", "--gvl-budget=100", "--gvl-threshold=0.1ms", "--dump-on=gc.pause>9m"];
+        args.extend(flags.map(OsString::from));
         let mut gctrace = Invocation::jsonl(args)?.start_ready()?;
         told(&gctrace, 21)?;
         ensure!(files(&dir)?.is_empty());
@@ -242,10 +272,9 @@ fn asked() -> Result<()> {
             let done = Invocation::new(args)?.run()?;
             ensure!(done.status.success(), "{}", done.errors());
             let merged = report(Path::new(&merged))?;
-            let (merged, reported) = (cycles(&merged), cycles(&finished));
-            ensure!(merged == [&first[..at], &second[..]].concat());
-            let from = reported.iter().position(|line| *line == merged[0]).context("it was not reported")?;
-            ensure!(reported[from..].starts_with(&merged));
+            let waited = once("waits", [&reports[0], &reports[1], &merged, &finished].map(single_waits))?;
+            ensure!(waited > 5, "{waited} waits for the GVL");
+            once("cycles", [&reports[0], &reports[1], &merged, &finished].map(cycles))?;
         }
         std::fs::remove_dir_all(&dir)?;
         Ok(())

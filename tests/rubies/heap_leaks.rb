@@ -18,6 +18,8 @@ class Stamp; end
 class Ticket; end
 class Vote; end
 class Wish; end
+class Waiter; end
+class Alarm < Proc; end
 class Line; end
 class Parcel; end
 class Guest; end
@@ -130,6 +132,13 @@ module Wishes
   KEEPER.instance_variable_set(:@about, "wishes")
 end
 
+# What a block is called for: only `self` in it refers to the waiter.
+class Waiter
+  def alarm
+    Alarm.new { self } # allocates Alarm
+  end
+end
+
 class Bus
   def initialize
     @listeners = []
@@ -142,6 +151,7 @@ end
 
 BUS = Bus.new
 PARENTS = []
+ALARMS = []
 RING = Array.new(2_000)
 FULL = {}
 QUEUE = []
@@ -243,11 +253,12 @@ ROUNDS = {
       Shop::Names.keep("a name that is too long to be embedded #{n} #{i}" * 2) # allocates String
     end
   end,
-  # Listeners of an object, and what a thread has.
+  # Listeners of an object, what a thread has, and what `self` is in blocks.
   "others" => lambda do |n|
     600.times do |i|
       BUS.on { i }
       visited
+      ALARMS << Waiter.new.alarm # allocates Waiter
       rand(3).times { Scrap.new }
     end
   end,

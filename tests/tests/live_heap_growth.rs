@@ -341,6 +341,13 @@ fn others_found(live: &Live, ruby: &Ruby) -> Result<()> {
     ensure!(leak["holders"][1]["class"] == "Bus" && leak["constant"] == "BUS", "{leak}");
     let leak = suspect(&found, "Session", "Array")?;
     ensure!(leak["thread_local"]["name"] == "sessions" && leak["end"] == "thread_local", "{leak}");
+    // Only `self` in a block refers to each.
+    let leak = suspect(&found, "Waiter", "Alarm")?;
+    each_its_own(&leak["holders"][0])?;
+    let code = leak["holders"][0]["code"].as_str().with_context(|| format!("no code: {leak}"))?;
+    let marked = marked_lines("heap_leaks.rb", "allocates Alarm")?;
+    ensure!(code.starts_with("block in ") && at_line(code, &marked), "not at {marked:?}: {code}");
+    ensure!(leak["holders"][1]["class"] == "Array" && leak["constant"] == "ALARMS", "{leak}");
     Ok(())
 }
 

@@ -9,6 +9,7 @@ use std::{
 use gctrace_report::{
     export::{Outputs, profile::Measure, window::Window},
     trace_file::{self, LiveRecorder, Recording},
+    words::plural,
 };
 
 use super::{HOSTILE, copies::write, served};
@@ -112,8 +113,21 @@ fn dropped() {
         assert_eq!(a.figures.cycles, b.figures.cycles);
         assert_eq!((a.figures.samples, a.figures.cpu_ns), (b.figures.samples, b.figures.cpu_ns));
         assert_eq!(now.cycles, whole.view.figures.cycles, "all since the begin");
+        // What is drawn is no older than what is to be kept, and the glance is of its own seconds.
+        assert!(
+            now.columns.from_ns + 2 * now.columns.width_ns >= now.at_ns.saturating_sub(keep_ns),
+            "{now:?}"
+        );
+        assert!(now.last.cycles > 0 && now.last.cycles < now.cycles && now.last_ns < keep_ns, "{now:?}");
         let text = shown(&live, &source, &wanted(Asked::default(), Window::default()));
         assert!(text.contains("older records were dropped"), "{text}");
+        let share = gctrace_pages::words::percent(now.last.pause_ns as f64 / now.last_ns as f64);
+        let cycles = format!("{}, {} major", plural(now.last.cycles, "cycle"), now.last.majors);
+        for (fact, figure) in [("GC", cycles), ("GC, share of the time", share)] {
+            let begins = text.find(&format!(">{fact}<")).unwrap_or_else(|| panic!("no {fact}: {text}"));
+            let shown = text[begins + 1..].split_inclusive('>').take(3).collect::<String>();
+            assert!(shown.contains(&format!(">{figure}<")), "not {figure} of the last seconds: {shown}");
+        }
         assert_eq!(text.contains("--keep-size"), is_short, "{text}");
         assert!(!text.contains("not kept any more"), "{text}");
         // Parts before that, and around it.

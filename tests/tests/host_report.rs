@@ -109,8 +109,12 @@ fn documents() -> Result<()> {
         let path = recordings().join(name);
         if std::env::var_os(WRITE).is_some() {
             fs::write(&path, found)?;
-        } else if fs::read_to_string(&path)? != found {
-            differ.push(found);
+        } else {
+            let expected = fs::read_to_string(&path)?;
+            let line = expected.lines().zip(found.lines()).find(|(before, now)| before != now);
+            if found != expected {
+                differ.push(format!("{name}: the first line that differs: {line:#?}\n{found}"));
+            }
         }
     }
     ensure!(differ.is_empty(), "other documents; if that is meant, {WRITE}=1:\n{}", differ.join("\n"));
@@ -134,6 +138,49 @@ fn other_outputs() -> Result<()> {
         "{}",
         none.errors()
     );
+    Ok(())
+}
+
+/// `--min-pause` leaves the cycles with a pause at least so long, as lines for people and as JSON lines, and says of how many it has none;
+/// `--slower-than` likewise of requests.
+#[test]
+fn thresholds() -> Result<()> {
+    let values = |name: &str, kind: &str, member: &str| -> Result<Vec<u64>> {
+        let lines = lines_of(&report(&[name, "--format=jsonl", "--brief"])?, &[kind]);
+        let value = |line: &String| -> Result<Option<u64>> {
+            Ok(serde_json::from_str::<Value>(line)?[member].as_u64())
+        };
+        let mut found: Vec<u64> =
+            lines.iter().filter_map(|line| value(line).transpose()).collect::<Result<_>>()?;
+        found.sort_unstable();
+        Ok(found)
+    };
+    // Exactly this long, which is long enough.
+    let ms = |ns: u64| format!("{}.{:06}ms", ns / 1_000_000, ns % 1_000_000);
+    for name in ["2.7.gctrace", "3.4.gctrace", "puma.gctrace"] {
+        let pauses = values(name, "gc", "max_pause_ns")?;
+        let least = pauses[pauses.len() / 2];
+        let long = pauses.iter().filter(|ns| **ns >= least).count();
+        ensure!(long > 1 && long < pauses.len(), "{name}: {pauses:?}");
+        let flag = format!("--min-pause={}", ms(least));
+        let lines = lines_of(&report(&[name, "--format=jsonl", "--brief", &flag])?, &["gc"]);
+        ensure!(lines.len() == long, "{name} {flag}: {} JSON lines, not {long} of {pauses:?}", lines.len());
+        let text = report(&[name, &flag])?;
+        let lines = text.iter().filter(|line| {
+            line.split_whitespace().skip(1).take(5).any(|word| word.starts_with('#')) && line.contains("Z ")
+        });
+        let lines = lines.count();
+        ensure!(lines == long, "{name} {flag}: {lines} lines, not {long} of {pauses:?}: {text:#?}");
+        let hidden = format!("{} cycles without a stop of", pauses.len() - long);
+        ensure!(text.iter().any(|line| line.contains(&hidden)), "{name} {flag}: no {hidden}: {text:#?}");
+    }
+    let durations = values("puma.gctrace", "request", "duration_ns")?;
+    let least = durations[durations.len() / 2];
+    let slow = durations.iter().filter(|ns| **ns >= least).count();
+    let flag = format!("--slower-than={}", ms(least));
+    let text = report(&["puma.gctrace", &flag])?;
+    let words = format!("{slow} of {} ", durations.len());
+    ensure!(text.iter().any(|line| line.starts_with(&words)), "{flag}: no {words:?}: {text:#?}");
     Ok(())
 }
 
@@ -293,12 +340,14 @@ fn fields() -> Result<()> {
     const NAMES: [&str; 4] = ["type", "pid", "pause_ns", "comm"];
     let recording = "3.1.gctrace";
     let all = report(&[recording, "--format", "jsonl"])?;
-    let asked = ["--fields", "pid, pause_ns,comm,stat.heap_live_slots,no.such"];
+    let asked = ["--fields", "pid, pause_ns,comm,stat.heap_live_slots,no.such,stat.no_such"];
     let finished = run(&[&[recording, "--format", "jsonl"][..], &asked].concat())?;
     ensure!(finished.status.success(), "{}", finished.errors());
     let said = finished.errors();
-    ensure!(said.lines().filter(|line| line.contains("--fields")).count() == 1, "{said}");
-    ensure!(said.contains("--fields: no line has no.such"), "{said}");
+    ensure!(said.lines().filter(|line| line.contains("--fields")).count() == 2, "{said}");
+    for name in ["no.such", "stat.no_such"] {
+        ensure!(said.lines().any(|line| line.ends_with(&format!("--fields: no line has {name}"))), "{said}");
+    }
     ensure!(all.len() == finished.stdout.len() && all.len() > 10, "{} lines", all.len());
     let mut stats = 0;
     for (whole, part) in all.iter().zip(&finished.stdout) {

@@ -409,8 +409,8 @@ mod tests {
                 let found = found.join("\n") + "\n";
                 if std::env::var_os(WRITE).is_some() {
                     std::fs::write(&expected, found).unwrap();
-                } else if std::fs::read_to_string(&expected).unwrap() != found {
-                    differ.push(expected);
+                } else {
+                    differ.extend(first_difference(&expected, &found));
                 }
             }
             let subjects = Recording::open(&recording).unwrap().header().subjects;
@@ -434,11 +434,28 @@ mod tests {
             let expected = recording.with_extension("digests");
             if std::env::var_os(WRITE).is_some() {
                 std::fs::write(&expected, digests).unwrap();
-            } else if std::fs::read_to_string(&expected).unwrap() != digests {
-                differ.push(expected);
+            } else {
+                differ.extend(first_difference(&expected, &digests));
             }
         }
-        assert!(differ.is_empty(), "other outputs: {differ:?}; if that is meant: `cargo xtask recordings`");
+        assert!(
+            differ.is_empty(),
+            "other outputs; if that is meant: `cargo xtask recordings`:\n{}",
+            differ.join("\n")
+        );
+    }
+
+    /// Where the first difference is; `None`: there is none. A line of digests begins with the flags of its output.
+    fn first_difference(expected: &Path, found: &str) -> Option<String> {
+        let text = std::fs::read_to_string(expected).unwrap();
+        if text == found {
+            return None;
+        }
+        let name = expected.file_name().unwrap().to_string_lossy();
+        let (before, now) = (text.lines().chain([""]), found.lines().chain([""]));
+        let differ = before.zip(now).zip(1..).find(|((before, now), _)| before != now);
+        let ((before, now), line) = differ.unwrap_or((("", ""), text.lines().count()));
+        Some(format!("{name}:{line}\n  was: {before}\n  now: {now}"))
     }
 
     /// The sample sets of all processes, one after the other.

@@ -59,7 +59,11 @@ fn connections_are_opened_and_closed() -> Result<()> {
     let report = gctrace.stop()?;
     ledger::check_lossless(&report)?;
     let reported = ledger::user(&report, "requests_reported")?;
-    ensure!(reported == (CLIENTS * CONNECTIONS * 2) as u64, "{reported} requests are reported");
+    let (lines, all) = (report.requests.len(), CLIENTS * CONNECTIONS * 2);
+    ensure!(
+        reported == all as u64 && lines == all,
+        "{reported} requests are reported, {lines} have a line, of {all}"
+    );
     eprintln!("{first} kB after {} connections, {last} kB at the end", CLIENTS * FIRST);
     ensure!(
         last <= first + MOST_KB,

@@ -23,6 +23,7 @@ use crate::{
 };
 
 mod gvl_waits;
+mod quantiles;
 
 const SECOND: u64 = 1_000_000_000;
 const MS: u64 = 1_000_000;

@@ -221,6 +221,7 @@ mod tests {
             ("pauses.end", r#"{"type":"gc","pauses":[{"end":2},{}]}"#, &[]),
             ("none", r#"{"type":"gc","none":null}"#, &[]),
             ("type.nothing", r#"{"type":"gc"}"#, &["type.nothing"]),
+            ("stat.count,stat.nothing", r#"{"type":"gc","stat":{"count":3}}"#, &["stat.nothing"]),
             (
                 "nothing,stat.nothing,pid.nothing",
                 r#"{"type":"gc"}"#,

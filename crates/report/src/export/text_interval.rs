@@ -297,5 +297,9 @@ mod tests {
         lines.intervals.see(&process, Seen::Process { state: None, now_ns: S + 1 });
         lines.pause(&process, S / 2);
         assert_eq!(lines.at(2 * S, false), ["10.0% 100.0ms", "50.0% 500.0ms"]);
+        // Of what has ended nothing is said any more.
+        lines.intervals.see(&process, Seen::Ended(&end));
+        assert_eq!(lines.at(3 * S, false).len(), 1);
+        assert!(lines.at(4 * S, false).is_empty());
     }
 }

@@ -52,6 +52,25 @@ fn compared(conditions: &[&str]) -> (String, Value) {
     write_graph(svg.path(), &sides[0], &sides[1]).unwrap();
     let svg = std::fs::read_to_string(svg.path()).unwrap();
     assert!(svg.contains("its own time shrank") && !svg.contains("<i>"), "{svg}");
+    // Of each sixth sample instead of each second one: red grew, blue shrank, and the squares that explain it say so.
+    let colour = |text: &str| -> [u8; 3] {
+        let rgb = text.rsplit("fill=\"rgb(").next().unwrap().split(')').next().unwrap();
+        rgb.split(',').map(|part| part.parse().unwrap()).collect::<Vec<_>>().try_into().unwrap()
+    };
+    let frame = |name: &str| {
+        let behind =
+            svg.split(&format!("<title>{name}")).nth(1).unwrap_or_else(|| panic!("no {name}: {svg}"));
+        colour(behind.split("/>").next().unwrap())
+    };
+    let square = |words: &str| colour(svg.split(words).next().unwrap());
+    for (what, [r, _, b], grew) in [
+        ("steady", frame("steady"), true),
+        ("the other one", frame("a"), false),
+        ("square", square("its own time grew"), true),
+        ("square", square("its own time shrank"), false),
+    ] {
+        assert_eq!((r == 255, b == 255, r != b), (grew, !grew, true), "{what}: {r} {b}");
+    }
     let [a, b] = &sides;
     a.with(|a| {
         b.with(|b| {

@@ -266,6 +266,13 @@ mod tests {
                 assert!(apart, "{one:?} and {other:?} have shades in common");
             }
         }
+        // The squares that explain them have the middle of their own shades.
+        for class in KINDS.into_iter().filter(|class| *class != Class::Group) {
+            let svg = "<svg height=\"9\" x=\" 9\"><text id=\"details\" y=\"1\"/><text id=\"matched\" y=\"1\"/><svg id=\"frames\"";
+            let shown = legend::added(svg, &[class], 0);
+            let [r, g, b] = channels(class).map(|(first, last)| first + (last - first) / 2);
+            assert!(shown.contains(&format!("fill=\"rgb({r},{g},{b})\"")), "{class:?}: {shown}");
+        }
         let hues = |kind| (0..500).map(move |at| hue(color(&format!("Order#line{at}"), Class::Frame(kind))));
         for ruby in hues(FrameKind::Ruby) {
             for c in hues(FrameKind::CFunction) {

@@ -113,6 +113,12 @@ fn two_runs() {
     let requests: std::collections::BTreeSet<&str> =
         lines.iter().filter_map(|line| line.split("request: Some(").nth(1)?.split(')').next()).collect();
     assert_eq!(requests.len(), 2, "{requests:?}");
+    // It begins with the first one, whichever has the clock.
+    for (one_ns, other_ns) in [(5, 42), (42, 5)] {
+        let begun = |begun_ns| Header { begun_ns, ..header() };
+        let (bytes, _) = merged(&[&run(&begun(one_ns), 10, 0..4), &run(&begun(other_ns), 20, 2..5)]).unwrap();
+        assert_eq!(Recording::read(&bytes[..], Path::new("x")).unwrap().header().begun_ns, 5);
+    }
     // Again, with a third.
     let third = run(&header(), 30, 7..8);
     let (bytes, _) = merged(&[&bytes, &third]).unwrap();

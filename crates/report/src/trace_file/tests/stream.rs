@@ -82,6 +82,7 @@ fn stuck_at_the_end() {
     recorder.finish(&ledger).unwrap();
     let error = recorder.settled(&ledger).unwrap_err().to_string();
     assert!(error.contains("read nothing for 10 s"), "{error}");
+    assert!(recorder.is_full(), "a run whose recording nobody reads is to end");
     let expected = RecordingCounts { recorded: 4, recorded_dropped: 4, ..RecordingCounts::default() };
     assert_eq!(counts(&recorder), expected);
     drop(reader);

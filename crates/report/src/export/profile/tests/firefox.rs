@@ -50,6 +50,11 @@ pub(super) fn check_firefox(recorder: &Recorder, inputs: &[Input]) {
         schemas.any(|schema| schema["name"] == name && schema["colorField"] == "color")
     };
     assert!(["GcPause", "GcCycle", "GcWork", "Request"].into_iter().all(colored));
+    // No category has the colour of another one.
+    let categories = file["meta"]["categories"].as_array().unwrap();
+    let colours: collections::BTreeSet<&str> =
+        categories.iter().map(|category| category["color"].as_str().unwrap()).collect();
+    assert_eq!(colours.len(), categories.len(), "{categories:?}");
     let threads = file["threads"].as_array().unwrap();
     for counter in file["counters"].as_array().unwrap() {
         let main = &threads[counter["mainThreadIndex"].as_u64().unwrap() as usize];

@@ -42,6 +42,8 @@ fn requests_on_their_threads() {
             assert_eq!(data["gcOther"], Value::from(5e-5));
             let category = &file["meta"]["categories"][column("category").as_u64().unwrap() as usize]["name"];
             assert_eq!(category, "Request");
+            let failed = data["request"].as_str().unwrap().ends_with(" 503");
+            assert_eq!(data["color"], if failed { "red" } else { "green" }, "{data}");
             let ns = |name| column(name).as_f64().map(|ms| (ms * 1e6).round() as u64 + 1_000);
             found.push((
                 thread["name"].as_str().unwrap().to_owned(),

@@ -1,0 +1,30 @@
+//! Quantiles of requests.
+
+use super::*;
+use crate::aggregate::service_requests::tests;
+
+/// Few slow requests are beyond the median, and not beyond the quantile of the 5 % that took longest.
+#[test]
+fn quantiles() {
+    /// Requests of a recording, and slow ones besides: 7.7 % of all.
+    const ALL: u64 = AS_EVER.seconds * 20;
+    const SLOW: u64 = ALL / 12;
+    let with_slow = |name, seed| {
+        let mut side = record(name, AS_EVER, seed);
+        for at in 0..SLOW {
+            let begin_ns = BEGAN + at * AS_EVER.seconds * SECOND / SLOW;
+            let request = tests::request(Some("/slow"), None, Some(200));
+            let end_ns = Some(begin_ns + 10 * SECOND);
+            side.see(&process("shop"), Seen::Request(&Request { begin_ns, end_ns, ..request }));
+        }
+        side
+    };
+    let comparison = Comparison::of(&mut record("A", AS_EVER, 1), &mut with_slow("B", 2));
+    let seconds = |metric: &str| {
+        let Figure { a, b, .. } = figure(&comparison, metric);
+        [a, b].map(|ns| ns.unwrap() / SECOND as f64)
+    };
+    let [[median_of_a, median_of_b], [p95_of_a, p95_of_b]] = ["request.p50", "request.p95"].map(seconds);
+    assert!(median_of_a < 0.1 && median_of_b < 0.1, "{median_of_a} {median_of_b}");
+    assert!(p95_of_a < 1.0 && (p95_of_b - 10.0).abs() < 0.5, "{p95_of_a} {p95_of_b}");
+}

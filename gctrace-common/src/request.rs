@@ -186,7 +186,7 @@ impl Written {
     /// Bytes that were written since then; [`SENT_UNKNOWN`]: the number may have wrapped, or the connection is gone, with or without a FIN. What is
     /// written and not acknowledged is at most a window (1 GiB, RFC 7323 section 2.3), so the number has not wrapped if less than half of its range
     /// was acknowledged.
-    #[inline(always)]
+    #[inline]
     pub const fn since(self, earlier: Self) -> u64 {
         let (Some(fins), Some(fins_then)) = (self.fins(), earlier.fins()) else { return SENT_UNKNOWN };
         if self.acked.wrapping_sub(earlier.acked) >= 1 << 31 {
@@ -196,7 +196,7 @@ impl Written {
         end.wrapping_sub(begin) as u64
     }
 
-    /// How many numbers a FIN has, which is behind the data once the process has shut the connection down (include/net/tcp_states.h).
+    /// How many numbers a FIN has, which is behind the data once the process has shut the connection down (`tcp_states.h`).
     const fn fins(self) -> Option<u32> {
         match self.state {
             // TCP_ESTABLISHED, TCP_CLOSE_WAIT

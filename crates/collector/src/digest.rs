@@ -3,7 +3,10 @@
 use std::fmt::Write as _;
 
 use crate::{
-    tune::{environment, evidence::STILL},
+    tune::{
+        environment,
+        evidence::{STILL, is_time_in_gc},
+    },
     wire::{EventName, Header, Sample},
 };
 
@@ -140,8 +143,10 @@ impl Digest {
         if let Some((ts, before, ms)) = self.last.replace((sample.ts, count, time))
             && count.checked_sub(before) == Some(1)
             && let Some(ms) = time.checked_sub(ms)
+            && is_time_in_gc(ms, sample.ts - ts)
         {
-            figures.gc_ms = held(figures.gc_ms.saturating_add(ms));
+            // A million sets that are added up in the store are below what it can hold.
+            figures.gc_ms = figures.gc_ms.saturating_add(ms).min(i64::MAX as u64 >> 20);
             figures.gc_seconds += (sample.ts - ts).max(0.0);
             let class = BOUNDS.iter().position(|bound| ms < *bound).unwrap_or(BOUNDS.len());
             figures.classes[class] += 1;
@@ -167,6 +172,7 @@ fn cut(text: &str, most: usize) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::wire::SampleSet;
 
     /// There are no shares and quantiles of nothing.
     #[test]
@@ -188,6 +194,30 @@ mod tests {
         assert_eq!((still.share(), still.p99()), (None, None));
         still.classes[0] -= 1;
         assert_eq!((still.share(), still.p99()), (Some(0.0), Some(0)));
+        // A set that claims more time in GC than there was between its cycles, or as much as there is.
+        let header = r#"["t","3.4.1","0.0",{},"2",[],{},["count","time"],"h",1,2]"#;
+        let sample = |ts: f64, count: u64, ms: u64| {
+            format!(r#"[{ts},1,1,"GC_CYCLE_STARTED",[{count},{ms}],{{}},null,1]"#)
+        };
+        let figures = |samples: [String; 4]| {
+            let set = SampleSet::from_json(&format!("[{header},{}]", samples.join(","))).unwrap();
+            let mut digest = Digest::new(&set.header);
+            set.samples.iter().for_each(|sample| digest.add(sample));
+            digest.figures
+        };
+        let jumps =
+            figures([sample(1.0, 1, 0), sample(2.0, 2, 1 << 63), sample(3.0, 3, 0), sample(4.0, 4, 500)]);
+        assert_eq!((jumps.gc_ms, jumps.gc_seconds, jumps.cycles), (500, 1.0, 4));
+        let hundreds_of_years = 9_000_000_000.0;
+        let years = [sample(1.0, 1, 0), sample(hundreds_of_years, 2, 8_900_000_000_000)];
+        let [first, second] = years;
+        let years = figures([
+            first,
+            second,
+            sample(hundreds_of_years, 3, 8_900_000_000_000),
+            sample(hundreds_of_years, 4, 8_900_000_000_000),
+        ]);
+        assert_eq!(years.gc_ms, i64::MAX as u64 >> 20);
         let digest = Digest { last_ts: 5.0, ..Digest::default() };
         assert_eq!((digest.slot(1_000_000_000.0), digest.slot(700.0)), (999_999_600, 0));
         // Sets that have waited are of their own time, in figures as wide as those of that time are by now.

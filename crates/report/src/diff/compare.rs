@@ -165,6 +165,10 @@ impl Both<'_> {
         if few(self.a.side) || few(self.b.side) {
             figure.untested(FEW);
         }
+        if few(self.b.side) {
+            // Nor can it be compared with a bound.
+            figure.of_b = None;
+        }
         figure
     }
 

@@ -45,6 +45,20 @@ pub enum ConditionError {
         /// What would fit.
         examples: &'static str,
     },
+    /// Its bound is a change in the other direction.
+    #[error(
+        "`{text}` cannot be tested: {sign} needs a change in its direction, e.g. '{metric} {sign} {fits}'"
+    )]
+    Direction {
+        /// The condition.
+        text: String,
+        /// Its sign.
+        sign: char,
+        /// A bound that fits.
+        fits: &'static str,
+        /// The metric.
+        metric: &'static str,
+    },
 }
 
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -111,7 +125,15 @@ impl std::str::FromStr for Condition {
         };
         let wrong = || ConditionError::Bound { bound: bound.to_owned(), metric, examples };
         let parsed = parse(bound, unit).ok_or_else(wrong)?;
-        Ok(Self { text: text.trim().to_owned(), metric, above: &text[at..=at] == ">", bound: parsed })
+        let above = &text[at..=at] == ">";
+        // A fall of more than `-5%` is `<`. `> -5%` would have to fail on no change at all, which is never more than noise.
+        if let Bound::Relative(change) | Bound::Change(change) = parsed
+            && (if above { change < 0.0 } else { change > 0.0 })
+        {
+            let (sign, fits) = if above { ('>', "+5%") } else { ('<', "-5%") };
+            return Err(ConditionError::Direction { text: text.trim().to_owned(), sign, fits, metric });
+        }
+        Ok(Self { text: text.trim().to_owned(), metric, above, bound: parsed })
     }
 }
 
@@ -204,6 +226,12 @@ mod tests {
         for text in ["gc.share > x", "gc.share > 5ms", "gc.minor.rate > 5%", "gc.share > +-2%", "cpu > 2pp"] {
             assert!(matches!(of(text), Err(ConditionError::Bound { .. })), "{text}");
         }
+        for text in ["gc.share > -99%", "gc.share < +20%", "gc.pause.p99 > -5ms", "request.rate < +1"] {
+            assert!(matches!(of(text), Err(ConditionError::Direction { .. })), "{text}");
+        }
+        assert_eq!(of("gc.share > +0%"), Ok((true, Bound::Relative(0.0))));
+        let error = of("gc.share > -99%").unwrap_err().to_string();
+        assert!(error.contains("'gc.share > +5%'"), "{error}");
         let error = of("gc.shares > +20%").unwrap_err().to_string();
         assert!(
             error.starts_with("`gc.shares` is not a metric; there are gc.share, gc.minor.rate, "),

@@ -82,6 +82,13 @@ pub struct GcTime {
     pub seconds: f64,
 }
 
+/// Whether so many milliseconds in GC can lie between two moments of one process. `GC.stat(:time)` has whole milliseconds, and the moments are of
+/// another clock.
+pub fn is_time_in_gc(ms: u64, seconds: f64) -> bool {
+    const APART_MS: f64 = 10.0;
+    ms as f64 <= seconds.max(0.0) * 1000.0 + APART_MS
+}
+
 impl GcTime {
     /// Share of the time that the program spent in its GC, 0 to 1.
     pub fn share(&self) -> f64 {

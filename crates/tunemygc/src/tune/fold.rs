@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use super::{
     distribution::Distribution,
     environment,
-    evidence::{Evidence, GcTime, REASONS, Unsupported},
+    evidence::{Evidence, GcTime, REASONS, Unsupported, is_time_in_gc},
     heaps::{self, Heap},
     ruby::Series,
     trend::Trends,
@@ -195,6 +195,7 @@ impl Fold {
                 }
                 if let Some(time) = &mut evidence.time
                     && let Some(ms) = start.time_ms.checked_sub(last.time_ms)
+                    && is_time_in_gc(ms, start.ts - last.ts)
                 {
                     let sum = if last.major.is_some() { &mut time.major_ms } else { &mut time.minor_ms };
                     *sum = sum.saturating_add(ms);

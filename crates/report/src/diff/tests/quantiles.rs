@@ -28,3 +28,19 @@ fn quantiles() {
     assert!(median_of_a < 0.1 && median_of_b < 0.1, "{median_of_a} {median_of_b}");
     assert!(p95_of_a < 1.0 && (p95_of_b - 10.0).abs() < 0.5, "{p95_of_a} {p95_of_b}");
 }
+
+/// A quantile of few requests is not compared with a bound, whichever side of it it is on.
+#[test]
+fn of_few() {
+    let few = Program { seconds: 4, ..AS_EVER };
+    let comparison = Comparison::of(&mut record("A", AS_EVER, 1), &mut record("B", few, 2));
+    assert!(figure(&comparison, "request.p95").b.is_some());
+    for condition in ["request.p95 > 1us", "request.p95 > 1000s", "request.p95 > +1%"] {
+        let judged = condition.parse::<Condition>().unwrap().judge(&comparison);
+        assert_eq!(
+            (judged.outcome, judged.why.as_str()),
+            (Outcome::Unknown, "not tested: too few"),
+            "{condition}"
+        );
+    }
+}

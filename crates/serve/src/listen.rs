@@ -20,8 +20,8 @@ use crate::{
 
 /// Connections at a time; more wait to be accepted.
 const CONNECTIONS: usize = 64;
-/// Time for the head of a request, from the end of the one before.
-const HEAD: Duration = Duration::from_secs(30);
+/// Time for the head of a request, from the end of the one before: those who only keep connections open must not keep the page from others for long.
+const HEAD: Duration = Duration::from_secs(5);
 /// Bytes of a request's head.
 const MAX_HEAD: usize = 16 << 10;
 /// How long to wait for a small recording before its address is printed: if it cannot be read, the error is printed instead.

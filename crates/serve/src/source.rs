@@ -38,6 +38,7 @@ use crate::{
 const PARTS: usize = 6;
 /// Why a part cannot be read, or not whole.
 const SHORTER: &str = "the file is shorter than it was when it was read first";
+const ANOTHER: &str = "another recording was written over the file; start gctrace serve again";
 /// How often what has been read so far is shown.
 const SO_FAR: Duration = Duration::from_millis(500);
 /// The interval between copies of the figures, as a multiple of the time that a copy takes: the figures of thousands of processes are large.
@@ -305,7 +306,7 @@ impl Source {
         let outputs = Rc::new(RefCell::new(Outputs::new(vec![side.exporter()])));
         let part: Box<dyn Exporter> = Box::new(Windowed::new(window.clone(), outputs, Rc::default()));
         let mut outputs = Outputs::new(vec![part]);
-        let mut recording = recording(&self.medium, &self.path, whole.readable)?;
+        let mut recording = self.recording(whole.readable)?;
         let read = trace_file::replay_part(&mut recording, &mut outputs, &whole.index, window);
         if let Some(error) = read.damage {
             return Err(error);
@@ -316,6 +317,15 @@ impl Source {
         let cut_off = whole.ending != Ending::Complete || whole.damage.is_some();
         let about = compare::about(&side, &self.header, self.part_name(window), cut_off);
         Ok((side, about))
+    }
+
+    /// The recording up to a length, to be read from its begin. It must be the one that was opened: a file can be overwritten by another one.
+    fn recording(&self, end: u64) -> Result<Reading, ReadError> {
+        let reading = recording(&self.medium, &self.path, end)?;
+        if *reading.header() != self.header {
+            return Err(ReadError::Unreadable { path: self.path.clone(), why: ANOTHER.to_owned() });
+        }
+        Ok(reading)
     }
 
     /// What a part is called.
@@ -392,7 +402,7 @@ impl Source {
             tally.clone(),
         ));
         let mut outputs = Outputs::new(vec![part]);
-        let mut recording = recording(&self.medium, &self.path, length)?;
+        let mut recording = self.recording(length)?;
         let readable = by(&mut recording, &mut outputs, &figures);
         drop(outputs);
         let bytes = match &readable.damage {

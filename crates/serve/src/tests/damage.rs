@@ -98,3 +98,16 @@ fn nothing() {
     let why = source.whole(std::time::Duration::ZERO).unwrap_err();
     assert!(crate::page::failed(&source, &why).contains("cannot be shown: it has gone."));
 }
+
+/// A recording that is written over the one that is served is not shown in its place.
+#[test]
+fn overwritten() {
+    let dir = tempfile::tempdir().unwrap();
+    let (path, other) = (dir.path().join("x.gctrace"), dir.path().join("other.gctrace"));
+    write(&path, 6, None);
+    write(&other, 5, Some("other"));
+    let (source, whole) = served(&path);
+    fs::write(&path, fs::read(&other).unwrap()).unwrap();
+    let error = source.view(&whole, &part(&source, 0, 4000)).unwrap_err().to_string();
+    assert!(error.contains("another recording was written over the file"), "{error}");
+}

@@ -14,6 +14,7 @@ use std::{
     sync::Arc,
 };
 
+use gctrace_tunemygc::tune::{environment, ruby};
 use prost::Message as _;
 
 use super::{
@@ -50,7 +51,7 @@ pub enum Kind {
     Containers,
     /// Names of threads, and of processes, which are those of their main threads.
     Threads,
-    /// Values of `RUBY_GC_*` variables.
+    /// Values of `RUBY_GC_*` variables, and names of those that Ruby does not know.
     Settings,
     /// Files: folders, without names of methods; with these, all of their paths.
     Files,
@@ -339,14 +340,11 @@ impl Scrubber {
             .into_iter()
             .map(|(name, mut value)| {
                 self.text(Kind::Settings, "value", &mut value);
-                (name, value)
+                (self.variable(name), value)
             })
             .collect();
-        // Ruby does not know them, so they are somebody's own.
         for name in &mut gc_env_refused {
-            if self.replaces(Kind::Settings) {
-                *name = format!("RUBY_GC_{}", self.pseudonyms.short(Kind::Settings, name).to_uppercase());
-            }
+            *name = self.variable(std::mem::take(name));
         }
         Process {
             pid,
@@ -363,6 +361,15 @@ impl Scrubber {
             origin: Arc::new(self.origin(&origin)),
             image: Arc::new(self.image(&image)),
         }
+    }
+
+    /// The name of a variable. Those that neither Ruby nor the agent knows are somebody's own.
+    fn variable(&mut self, name: String) -> String {
+        let is_known = ruby::variable(&name).is_some() || environment::is_agents(&name);
+        if is_known || !self.replaces(Kind::Settings) {
+            return name;
+        }
+        format!("RUBY_GC_{}", self.pseudonyms.short(Kind::Settings, &name).to_uppercase())
     }
 
     fn container(&mut self, container: Container) -> Container {

@@ -347,6 +347,29 @@ fn triggers() {
     assert_eq!(kept(&[Kind::Services, Kind::Threads, Kind::Arguments]), why);
 }
 
+/// Names of variables stay only where Ruby or the agent knows them.
+#[test]
+fn variables() {
+    let mut process = crate::trace_file::tests::samples::process();
+    let set = ["RUBY_GC_HEAP_INIT_SLOTS", "RUBY_GC_TUNE_HOST", "RUBY_GC_ACME_SHOP", "RUBY_GC_HEAP_INIT_SLOT"];
+    process.gc_env = set.iter().map(|name| ((*name).to_owned(), "secret".to_owned())).collect();
+    let scrubbed = |keep: &[Kind]| Scrubber::new(keep.iter().copied().collect()).unwrap().process(&process);
+    let after = scrubbed(&[]);
+    let (kept, replaced): (Vec<&String>, Vec<&String>) =
+        after.gc_env.keys().partition(|name| set.contains(&name.as_str()));
+    assert_eq!(kept, ["RUBY_GC_HEAP_INIT_SLOTS", "RUBY_GC_TUNE_HOST"]);
+    assert_eq!(replaced.len(), 2);
+    let digits = regex_lite::Regex::new("^RUBY_GC_[0-9A-F]{16}$").unwrap();
+    assert!(
+        replaced
+            .iter()
+            .chain(&after.gc_env_refused.iter().collect::<Vec<_>>())
+            .all(|name| digits.is_match(name))
+    );
+    assert!(after.gc_env.values().all(|value| value.starts_with("value-")), "{after:?}");
+    assert_eq!(scrubbed(&[Kind::Settings]).gc_env, process.gc_env);
+}
+
 proptest! {
     /// Whose code a file is remains visible, and files that differ stay different.
     #[test]

@@ -53,6 +53,8 @@ pub struct Digest {
     pub objects: u64,
     /// When the recording began, `CLOCK_MONOTONIC` nanoseconds.
     pub began_ns: Option<u64>,
+    /// When tracing ended, `CLOCK_MONOTONIC` nanoseconds; `None`: not known.
+    pub closed_ns: Option<u64>,
 }
 
 /// Processes of which there are only sums.

@@ -105,6 +105,7 @@ impl Exporter for Contents {
             Seen::Ended(end) => {
                 if let Some(at) = counted.current.remove(&process.pid) {
                     counted.processes[at].ended = Some((end.ts_ns, end.reason.name()));
+                    counted.processes[at].first_ns = end.since_ns;
                 }
             }
             _ => {}

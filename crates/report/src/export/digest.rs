@@ -101,6 +101,10 @@ impl<W: Write> Exporter for OneScreen<W> {
         self.recording.began_ns = Some(ts_ns);
     }
 
+    fn closed(&mut self, ts_ns: u64) {
+        self.digest.closed_ns = Some(ts_ns);
+    }
+
     fn finish(&mut self, _: &Ledger) -> Result<(), ExportError> {
         let text = self.text();
         self.out.write_all(text.as_bytes()).and_then(|()| self.out.flush()).map_err(ExportError::Stdout)
@@ -169,7 +173,7 @@ impl<W: Write> OneScreen<W> {
         format!(
             "{}{host}, {}: {} of {}, Ruby {}",
             date_time(self.clock().epoch_seconds(began)),
-            span(longest),
+            span(digest.closed_ns.map_or(longest, |closed| closed.saturating_sub(began))),
             plural(digest.processes.len() as u64 + digest.more.processes, "process"),
             services.join(", "),
             versions.join(", "),

@@ -272,7 +272,14 @@ fn write_process(
     writeln!(out, "\n{}", clip(&title, width))?;
     let cycles = gc.count(None);
     if cycles == 0 && gc.work.is_empty() {
-        row(out, width, "GC", "no cycles")?;
+        let text = match end.outside_ns {
+            0 => "no cycles".to_owned(),
+            ns => {
+                let (share, time) = (percent(ns, span_ns), duration(ns));
+                format!("{share} of the time: {time} in a cycle that began before; no cycle began")
+            }
+        };
+        row(out, width, "GC", &text)?;
     }
     for (phase, (count, ns)) in &gc.work {
         let share = percent(*ns, span_ns);

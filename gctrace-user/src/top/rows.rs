@@ -231,7 +231,7 @@ impl Column {
             Self::Max => row.max_ns.map(time),
             Self::Gvl => row.gvl.map(share),
             Self::Alloc => row.alloc.map(count),
-            Self::Rss => row.rss.map(|bytes| count(bytes as f64)),
+            Self::Rss => row.rss.map(|bytes| memory(bytes as f64)),
             Self::Live => row.live.map(|slots| count(slots as f64)),
             Self::Free => row.free.map(|slots| count(slots as f64)),
             Self::Requests => row.requests.map(rate),
@@ -321,12 +321,25 @@ pub(super) fn time(ns: u64) -> String {
 
 /// A number in three digits: `870`, `12.3k`, `1.20M`.
 pub(super) fn count(number: f64) -> String {
-    let (number, unit) = match number {
-        ..999.5 => return format!("{number:.0}"),
-        ..999_500.0 => (number / 1e3, "k"),
-        ..999_500_000.0 => (number / 1e6, "M"),
-        _ => (number / 1e9, "G"),
-    };
+    scaled(number, 1000.0)
+}
+
+/// Bytes, of which `M` is 2^20, as in all texts.
+pub(super) fn memory(bytes: f64) -> String {
+    scaled(bytes, 1024.0)
+}
+
+fn scaled(mut number: f64, step: f64) -> String {
+    let mut unit = "";
+    for larger in ["k", "M", "G"] {
+        if number < 999.5 {
+            break;
+        }
+        (number, unit) = (number / step, larger);
+    }
+    if unit.is_empty() {
+        return format!("{number:.0}");
+    }
     match number {
         ..9.995 => format!("{number:.2}{unit}"),
         ..99.95 => format!("{number:.1}{unit}"),

@@ -111,6 +111,14 @@ impl<W: Write> Exporter for OneScreen<W> {
     }
 }
 
+/// How long a recording is: like [`span`], but of seconds also the first part.
+fn length(ns: u64) -> String {
+    match ns {
+        1_000_000_000..60_000_000_000 => format!("{:.1} s", ns as f64 / 1e9),
+        _ => span(ns),
+    }
+}
+
 /// A path or name as a word for a shell.
 fn word(text: &str) -> String {
     let plain = |c: char| c.is_ascii_alphanumeric() || "/._-+:@%".contains(c);
@@ -173,7 +181,7 @@ impl<W: Write> OneScreen<W> {
         format!(
             "{}{host}, {}: {} of {}, Ruby {}",
             date_time(self.clock().epoch_seconds(began)),
-            span(digest.closed_ns.map_or(longest, |closed| closed.saturating_sub(began))),
+            length(digest.closed_ns.map_or(longest, |closed| closed.saturating_sub(began))),
             plural(digest.processes.len() as u64 + digest.more.processes, "process"),
             services.join(", "),
             versions.join(", "),

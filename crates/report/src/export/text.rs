@@ -418,8 +418,9 @@ pub(super) fn time_of_day(epoch: f64) -> String {
 pub fn duration(ns: u64) -> String {
     match ns {
         0 => "0".to_owned(),
-        1..1_000_000 => format!("{:.0}µs", ns as f64 / 1e3),
-        1_000_000..100_000_000 => format!("{:.2}ms", ns as f64 / 1e6),
+        1..=500 => "<1µs".to_owned(),
+        501..999_500 => format!("{:.0}µs", ns as f64 / 1e3),
+        999_500..100_000_000 => format!("{:.2}ms", ns as f64 / 1e6),
         100_000_000..1_000_000_000 => format!("{:.1}ms", ns as f64 / 1e6),
         _ => format!("{:.2}s", ns as f64 / 1e9),
     }
@@ -481,7 +482,9 @@ mod tests {
     #[test]
     fn units() {
         assert_eq!(duration(0), "0");
+        assert_eq!([1, 500, 501, 999_499].map(duration), ["<1µs", "<1µs", "1µs", "999µs"]);
         assert_eq!(duration(1_500), "2µs");
+        assert_eq!(duration(999_600), "1.00ms");
         assert_eq!(duration(1_234_567), "1.23ms");
         assert_eq!(duration(123_456_789), "123.5ms");
         assert_eq!(duration(2_500_000_000), "2.50s");

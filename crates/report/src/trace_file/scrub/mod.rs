@@ -363,9 +363,11 @@ impl Scrubber {
         }
     }
 
-    /// The name of a variable. Those that neither Ruby nor the agent knows are somebody's own.
+    /// The name of a variable. Those that neither Ruby nor the agent knows are somebody's own, and those that are refused, whatever
+    /// they begin with.
     fn variable(&mut self, name: String) -> String {
-        let is_known = ruby::variable(&name).is_some() || environment::is_agents(&name);
+        let of_agent = environment::is_name(&name) && environment::is_agents(&name);
+        let is_known = of_agent || ruby::variable(&name).is_some();
         if is_known || !self.replaces(Kind::Settings) {
             return name;
         }

@@ -352,6 +352,7 @@ fn triggers() {
 fn variables() {
     let mut process = crate::trace_file::tests::samples::process();
     let set = ["RUBY_GC_HEAP_INIT_SLOTS", "RUBY_GC_TUNE_HOST", "RUBY_GC_ACME_SHOP", "RUBY_GC_HEAP_INIT_SLOT"];
+    process.gc_env_refused = vec!["RUBY_GC_\n".into(), "RUBY_GC_TUNE_acme".into()];
     process.gc_env = set.iter().map(|name| ((*name).to_owned(), "secret".to_owned())).collect();
     let scrubbed = |keep: &[Kind]| Scrubber::new(keep.iter().copied().collect()).unwrap().process(&process);
     let after = scrubbed(&[]);

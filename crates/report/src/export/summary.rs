@@ -276,7 +276,7 @@ fn write_process(
             0 => "no cycles".to_owned(),
             ns => {
                 let (share, time) = (percent(ns, span_ns), duration(ns));
-                format!("{share} of the time: {time} in a cycle that began before; no cycle began")
+                format!("no cycles; {time} ({share} of the time) in pauses outside of cycles")
             }
         };
         row(out, width, "GC", &text)?;

@@ -154,10 +154,21 @@ impl Drop for Guarded {
     }
 }
 
-/// What each thread of a process does, by the kernel: its name, its state, the function and the system call in which it sleeps, and its pending signals.
+/// What each thread of a process does. By the kernel: its name, its state, the function and the system call in which it sleeps, and its
+/// pending signals. By gctrace, if it is a Ruby: the stacks.
 fn doing(pid: u32) -> String {
     let Ok(threads) = std::fs::read_dir(format!("/proc/{pid}/task")) else {
         return "  they are gone".to_owned();
+    };
+    let dump = crate::live::gctrace_binary().and_then(|binary| {
+        let mut dump = Command::new("timeout");
+        Ok(dump.arg("30").arg(binary).args(["dump", "--pid", &pid.to_string()]).output()?)
+    });
+    let dump = match dump {
+        Ok(dump) => {
+            [dump.stdout, dump.stderr].map(|text| String::from_utf8_lossy(&text).into_owned()).concat()
+        }
+        Err(error) => format!("no dump: {error:#}"),
     };
     let lines = threads.flatten().map(|thread| {
         let read = |name: &str| std::fs::read_to_string(thread.path().join(name)).unwrap_or_default();
@@ -169,7 +180,7 @@ fn doing(pid: u32) -> String {
         let (sleeps, call) = (read("wchan"), read("syscall"));
         format!("  {}\n    in {sleeps}, system call {}\n    {stack}", wanted.join(", "), call.trim_end())
     });
-    lines.collect::<Vec<_>>().join("\n")
+    format!("{}\n{dump}", lines.collect::<Vec<_>>().join("\n"))
 }
 
 /// What is far longer than anything takes, where an emulated machine gets what CPU time the tests on this one leave.

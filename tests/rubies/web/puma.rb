@@ -1,3 +1,4 @@
+require_relative "puma_end"
 require_relative "counts"
 workers 2
 threads 1, 3

@@ -1,2 +1,4 @@
+require_relative "puma_end"
+
 threads 4, 4
 quiet

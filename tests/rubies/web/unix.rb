@@ -1,3 +1,5 @@
+require_relative "puma_end"
+
 threads 4, 4
 quiet
 early_hints true

@@ -7,7 +7,7 @@ use crate::{
     ruby::{PauseKind, stat::Mode},
 };
 
-/// A cycle is closed with this many pauses at the most; a lazy sweep of a large heap takes some thousands.
+/// A cycle has this number of pauses at most, further ones count as outside of it; a lazy sweep of a large heap takes some thousands.
 const MAX_PAUSES: usize = 1 << 20;
 
 /// What folding one event produced.
@@ -145,13 +145,16 @@ impl CycleFold {
             self.counts.pauses_outside += 1;
             return (pause, false, folded);
         };
-        if cycle.pauses.len() < MAX_PAUSES {
+        let has_room = cycle.pauses.len() < MAX_PAUSES;
+        if has_room {
             cycle.pauses.push(pause);
+        } else {
+            self.counts.pauses_outside += 1;
         }
         if self.swept && event.end_sweep_ns != 0 {
             folded.cycles.extend(self.close());
         }
-        (pause, true, folded)
+        (pause, has_room, folded)
     }
 
     /// The process ended or tracing did: the open cycle as it is, and the state at shutdown if the VM shut down.
@@ -259,6 +262,19 @@ mod tests {
         fold.end_sweep(4, state(300));
         assert_eq!(fold.counts(), FoldCounts { end_without_start: 1, pauses_outside: 1, cut_short: 0 });
         assert!(fold.finish().0.is_none());
+    }
+
+    /// Pauses beyond those that a cycle can have are counted, and the cycle still ends.
+    #[test]
+    fn too_many_pauses() {
+        let mut fold = CycleFold::default();
+        fold.start("ruby".into(), 5, state(110));
+        let sweep = |end_sweep_ns| pause(200, 201, (0, 0, end_sweep_ns), 5);
+        assert!((0..MAX_PAUSES).all(|_| fold.pause(&sweep(0), Mode::Sweeping, None).1));
+        fold.end_sweep(5, state(201));
+        let (_, inside, folded) = fold.pause(&sweep(201), Mode::Sweeping, None);
+        assert!(!inside);
+        assert_eq!((folded.cycles[0].pauses.len(), fold.counts().pauses_outside), (MAX_PAUSES, 1));
     }
 
     /// A gap in the sequence is reported once, with the next cycle.

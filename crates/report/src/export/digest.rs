@@ -36,6 +36,9 @@ const ENDPOINTS: usize = 3;
 const METHODS: usize = 4;
 /// Pairs of threads that are shown.
 const PAIRS: usize = 2;
+/// For how long a process must have been sampled for its use of CPUs to be shown: one sample of a process that lives for a few
+/// milliseconds would be several CPUs.
+const SAMPLED_NS: u64 = 1_000_000_000;
 /// Columns where it is not a terminal.
 const WIDTH: usize = 100;
 /// Columns of the labels.
@@ -199,12 +202,12 @@ impl<W: Write> OneScreen<W> {
                 "GC TIME", "CYCLES", "LONGEST", "CPUS", "GVL WAIT", "RSS (PEAK)"
             ),
         ];
+        let known = |is_known: bool, text: String| if is_known { text } else { "-".to_owned() };
         for of in all.iter().take(PROCESSES) {
-            let cpus = match (self.of.samples, of.sampled_ns) {
-                (false, _) | (_, 0) => "-".to_owned(),
-                (true, sampled_ns) => format!("{:.2}", of.cpu.0 as f64 / sampled_ns as f64),
-            };
-            let known = |is_known: bool, text: String| if is_known { text } else { "-".to_owned() };
+            let cpus = known(
+                self.of.samples && of.sampled_ns >= SAMPLED_NS,
+                format!("{:.2}", of.cpu.0 as f64 / of.sampled_ns as f64),
+            );
             let has_pauses = of.process.image.method.times_pauses();
             let gvl = of.gvl.as_ref().filter(|gvl| gvl.watched_ns > 0);
             let gvl = gvl.map_or_else(|| "-".to_owned(), |gvl| share(gvl.wait_ns, gvl.watched_ns));
@@ -535,10 +538,12 @@ mod tests {
     #[test]
     fn cpus_since_sampling_began() {
         let (process, sample) = profile::a_sample(5);
-        let sample = StackSample { ts_ns: 900_000, cpu_ns: 250_000, ..sample };
-        let of = |began_ns| screen(&process, began_ns, &[Seen::Stack(&sample)]);
+        let sample = StackSample { ts_ns: 3_900_000_000, cpu_ns: 1_000_000_000, ..sample };
+        let end = ProcessEnd { ts_ns: 4_000_000_000, ..END };
+        let of = |began_ns| screen(&process, began_ns, &[Seen::Stack(&sample), Seen::Ended(&end)]);
         assert_eq!(columns(&of(0))[4], "0.25");
-        assert_eq!(columns(&of(500_000))[4], "0.50");
+        assert_eq!(columns(&of(2_000_000_000))[4], "0.50");
+        assert_eq!(columns(&of(3_000_000_001))[4], "-", "too short for a share");
     }
 
     /// Of a Ruby without event sites nothing is shown that is not known: parts of pauses may lie within each other.
@@ -553,7 +558,7 @@ mod tests {
         let text = of(Method::Functions, &work(WorkPhase::Rest, 10, 100_000));
         assert_eq!(columns(&text)[..3], ["-", "-", "-"], "{text}");
         let text = of(Method::UsdtPauses, &work(WorkPhase::Pause, 10, 100_000));
-        assert_eq!(columns(&text)[..5], ["10.0", "%", "-", "100µs", "0.00"], "{text}");
+        assert_eq!(columns(&text)[..5], ["10.0", "%", "-", "100µs", "-"], "{text}");
         let text = of(Method::UsdtPauses, &work(WorkPhase::Pause, 10, 500_000_000));
         assert!(
             text.contains("1 GC pauses, p50 500.0ms") && text.contains("500.0ms  00:00:00.000Z pid 1\n"),

@@ -10,7 +10,10 @@ use std::{
 use gctrace_tunemygc::printable::printable_json;
 use serde::Serialize;
 
-use super::{ExportError, Exporter, place::program, text::clip};
+use super::{
+    ExportError, Exporter,
+    place::{clip, program},
+};
 use crate::{
     clock::WallClock,
     diff::Looked,

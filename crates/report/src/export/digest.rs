@@ -4,9 +4,9 @@ use std::{fmt::Write as _, io::Write};
 
 use super::{
     ExportError, Exporter,
-    place::{place_within, program},
+    place::{clip, place_within, program},
     profile,
-    text::{bytes, clip, duration, time_of_day},
+    text::{bytes, duration, time_of_day},
 };
 use crate::{
     aggregate::{

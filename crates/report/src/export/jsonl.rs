@@ -8,9 +8,6 @@ use serde::{Serialize, Serializer};
 use super::{
     ExportError, Exporter,
     fields::{Fields, Shape},
-    jsonl_gc::{Details, Gc, Info, Parts, PauseSpan, Phases, Stat, StatHeap},
-    jsonl_request::{LoadLine, RequestLine},
-    jsonl_summary::{SummaryLine, frame_texts},
     summary::Summaries,
     text::Lines,
 };
@@ -28,6 +25,14 @@ use crate::{
         seen::{CyclesBefore, ProcessEnd, Seen},
     },
 };
+
+pub(super) mod gc;
+mod request;
+mod summary;
+
+use gc::{Details, Gc, Info, Parts, PauseSpan, Phases, Stat, StatHeap};
+use request::{LoadLine, RequestLine};
+use summary::{SummaryLine, frame_texts};
 
 /// Writes JSON lines.
 pub struct Jsonl<W: Write> {

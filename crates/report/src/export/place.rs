@@ -2,7 +2,8 @@
 
 use std::sync::Arc;
 
-use super::text::clip;
+use gctrace_tunemygc::printable::printable;
+
 use crate::model::{
     Process,
     source::{Source, app_frame, last_two, ruby_frame},
@@ -23,6 +24,11 @@ fn file_and_line(frame: &Frame) -> Option<String> {
         Source::App | Source::Library => format!("{}:{}", clip(last_two(file), FILE), frame.line),
         Source::Internal => format!("{}:{}", clip(file, FILE), frame.line),
     })
+}
+
+/// The first `width` characters, all of them printable.
+pub(super) fn clip(text: &str, width: usize) -> String {
+    printable(text).chars().take(width).collect()
 }
 
 /// `Order#total models/order.rb:12`.

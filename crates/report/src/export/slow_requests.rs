@@ -4,8 +4,8 @@ use std::{collections::VecDeque, io::Write};
 
 use super::{
     ExportError, Exporter,
-    place::{place, program, started_by},
-    text::{clip, duration, time_of_day, why},
+    place::{clip, place, program, started_by},
+    text::{duration, time_of_day, why},
 };
 use crate::{
     clock::WallClock,

@@ -4,9 +4,8 @@ use std::{collections::HashMap, io::Write};
 
 use super::{
     ExportError, Exporter,
-    place::{place, place_within, program},
-    summary_requests,
-    text::{bytes, clip, duration, time_of_day},
+    place::{clip, place, place_within, program},
+    text::{bytes, duration, time_of_day},
 };
 use crate::{
     aggregate::{
@@ -26,6 +25,8 @@ use crate::{
     terminal::Screen,
     words::{percent, plural},
 };
+
+mod requests;
 
 /// Processes that are shown, those with most time in the GC.
 const SHOWN: usize = 5;
@@ -184,7 +185,7 @@ impl<W: Write> Summary<W> {
             )?;
         }
         if let Some((by, requests)) = &self.all {
-            summary_requests::write_all(&mut self.out, width, requests, *by)?;
+            requests::write_all(&mut self.out, width, requests, *by)?;
         }
         if self.hidden > 0 {
             let least = duration(self.min_pause_ns);
@@ -308,9 +309,9 @@ fn write_process(
         row(out, width, "GVL", &text)?;
     }
     if shows_requests {
-        summary_requests::write(out, width, requests)?;
+        requests::write(out, width, requests)?;
     }
-    if let Some(text) = summary_requests::load(load) {
+    if let Some(text) = requests::load(load) {
         row(out, width, "load", &text)?;
     }
     if gc.lost > 0 {

@@ -2,13 +2,9 @@
 
 use std::io::Write;
 
-use gctrace_tunemygc::printable::printable;
-
 use super::{
     ExportError, Exporter,
-    place::{place, program, started_by, started_by_within},
-    text_gvl::GvlTable,
-    text_interval::Intervals,
+    place::{clip, place, program, started_by, started_by_within},
 };
 use crate::{
     clock::WallClock,
@@ -17,6 +13,12 @@ use crate::{
     terminal::{Colour, Screen},
     words::plural,
 };
+
+mod gvl;
+mod interval;
+
+use gvl::GvlTable;
+use interval::Intervals;
 
 /// Which cycles have lines.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -436,10 +438,6 @@ fn count(n: u64) -> String {
 
 pub(super) fn bytes(n: u64) -> String {
     format!("{:.1}M", n as f64 / f64::from(1 << 20))
-}
-
-pub(super) fn clip(text: &str, width: usize) -> String {
-    printable(text).chars().take(width).collect()
 }
 
 #[cfg(test)]

@@ -5,7 +5,7 @@ use std::io::{self, Write};
 use super::{About, Compared};
 use crate::{
     diff::{Comparison, Figure, Judged, Kind, Method, Outcome, Side, Table, Unit, Verdict},
-    export::text::{clip, duration},
+    export::{place::clip, text::duration},
     words::{date_time, file_size, plural},
 };
 

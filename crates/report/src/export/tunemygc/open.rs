@@ -6,7 +6,7 @@ use serde_json::{Map, Value, json, value::RawValue};
 use super::{EventName, Header, Sample, SampleSet, journal::Draft};
 use crate::{
     clock::WallClock,
-    export::jsonl_gc::StatHeap,
+    export::jsonl::gc::StatHeap,
     model::{GcState, Process, request::Request},
     ruby::stat::GcInfo,
 };

@@ -2,16 +2,16 @@
 
 use std::io::Write;
 
-use super::{
-    place::place,
-    summary::row,
-    text::{clip, duration},
-};
+use super::row;
 use crate::{
     aggregate::{
         gc_summary::Distribution,
         request_summary::{By, Group, GroupSummary, Part, RequestSummary},
         server_load::LoadSummary,
+    },
+    export::{
+        place::{clip, place},
+        text::duration,
     },
     words::{file_size, percent, plural},
 };

@@ -106,9 +106,9 @@ impl PauseSpan {
 }
 
 /// `GC.stat_heap`: an object of each heap's number and its keys.
-pub(super) struct StatHeap<'a> {
-    pub(super) keys: &'a [&'static str],
-    pub(super) heaps: &'a [Vec<u64>],
+pub(in crate::export) struct StatHeap<'a> {
+    pub(in crate::export) keys: &'a [&'static str],
+    pub(in crate::export) heaps: &'a [Vec<u64>],
 }
 
 impl Serialize for StatHeap<'_> {

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use serde::Serialize;
 
-use super::summary::Done;
+use super::super::summary::Done;
 use crate::{
     aggregate::gc_summary::{Distribution, Notable, Rss},
     clock::WallClock,

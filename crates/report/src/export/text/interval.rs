@@ -4,13 +4,11 @@ use std::{collections::BTreeMap, io::Write};
 
 use gctrace_common::event::WorkPhase;
 
-use super::{
-    place::{place_within, program},
-    text::{bytes, clip, duration, time_of_day},
-};
+use super::{bytes, duration, time_of_day};
 use crate::{
     aggregate::gc_summary::GcSummary,
     clock::WallClock,
+    export::place::{clip, place_within, program},
     model::{Process, seen::Seen},
     ruby::fallback::Method,
     terminal::{Colour, Screen},

@@ -2,7 +2,7 @@
 
 use serde::Serialize;
 
-use super::jsonl::Split;
+use super::Split;
 use crate::model::{
     Process,
     load::ServerLoad,

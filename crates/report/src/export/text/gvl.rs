@@ -2,11 +2,9 @@
 
 use std::{collections::HashMap, io::Write};
 
-use super::{
-    place::program,
-    text::{clip, duration},
-};
+use super::duration;
 use crate::{
+    export::place::{clip, program},
     model::{
         Process,
         gvl::{GvlBlocked, GvlProcessSummary, GvlSplit, GvlSums, GvlThreadSummary},

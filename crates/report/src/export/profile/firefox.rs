@@ -180,7 +180,8 @@ impl Serialize for Threads<'_> {
 fn thread<'a>(view: View<'a>, parts: &ThreadParts<'_>) -> Thread<'a> {
     let facts = &view.recording.processes[parts.process];
     let mut tables = Tables::new(&view.recording.tree);
-    let markers = markers::of(view, &mut tables, parts);
+    let mut markers = markers::of(view, &mut tables, parts);
+    memory::mark(view, &mut tables, parts, &mut markers);
     let samples = Samples::of(view, &mut tables, &parts.samples);
     let native_allocations = Allocations::of(view, &mut tables, &parts.allocs);
     // A thread has its last name: names are given after it starts.
@@ -369,6 +370,7 @@ fn meta(recording: &Recording, context: &Context<'_>, timeline: &Timeline) -> Va
         .collect();
     let rubies: BTreeSet<String> = recording.images.iter().map(|image| image.version.to_string()).collect();
     let rubies: Vec<String> = rubies.into_iter().collect();
+    let schema: Vec<Value> = markers::schema().into_iter().chain(memory::schema()).collect();
     let entry = |label: &str, value: String| json!({"label": label, "format": "string", "value": value});
     let mut entries = vec![entry("Ruby", rubies.join(", ")), entry("Run summary", context.ledger.summary())];
     for (what, n) in [
@@ -404,7 +406,7 @@ fn meta(recording: &Recording, context: &Context<'_>, timeline: &Timeline) -> Va
         "stackwalk": 1,
         "oscpu": "Linux",
         "categories": categories,
-        "markerSchema": markers::schema(),
+        "markerSchema": schema,
         "extra": [{"label": "gctrace", "entries": entries}],
     })
 }

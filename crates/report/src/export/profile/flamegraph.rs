@@ -15,8 +15,9 @@ use inferno::flamegraph::{
 };
 
 use super::{
-    Context, Graph, Measure, label,
-    label_tree::{Class, LabelTree, Rows},
+    Context, Graph, Measure,
+    label::{self, Class},
+    label_tree::{LabelTree, Rows},
     measure::Entry,
 };
 use crate::{

@@ -7,8 +7,21 @@ use crate::{
         call_tree::NodeId,
         recording::{ProcessFacts, Recording},
     },
-    model::stack::{Frame, FrameKind},
+    model::stack::{Frame, FrameKind, ThreadState},
 };
+
+/// What a label represents, for its colour.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Class {
+    /// A process or thread.
+    Group,
+    /// A frame.
+    Frame(FrameKind),
+    /// Not running.
+    Off(ThreadState),
+    /// Waiting for the GVL.
+    GvlWait,
+}
 
 /// The name of a frame where methods are distinguished, but not the lines inside of one: `Foo#bar (app.rb:12)` with
 /// the line at which it begins; kernel functions carry the customary `_[k]`.

@@ -2,13 +2,18 @@
 
 use std::collections::HashMap;
 
-use super::{Graph, label, measure::Entry, rows};
+use super::{
+    Graph,
+    label::{self, Class},
+    measure::Entry,
+    rows,
+};
 use crate::{
     aggregate::{
         call_tree::{FrameId, NodeId},
         recording::Recording,
     },
-    model::stack::{Frame, FrameKind, ThreadState},
+    model::stack::{Frame, FrameKind},
 };
 
 /// What is at the root of each stack.
@@ -34,19 +39,6 @@ pub(super) enum Rows {
     Telling,
     /// The same without lines, which move from one version of a program to the next.
     Comparable,
-}
-
-/// What a label represents, for its colour.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Class {
-    /// A process or thread.
-    Group,
-    /// A frame.
-    Frame(FrameKind),
-    /// Not running.
-    Off(ThreadState),
-    /// Waiting for the GVL.
-    GvlWait,
 }
 
 /// A node: a label below another node.

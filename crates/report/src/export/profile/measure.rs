@@ -1,6 +1,9 @@
 //! What the width of a row in a flame graph represents, and the number in a line of collapsed stacks.
 
-use super::{label, label_tree::Class, waits};
+use super::{
+    label::{self, Class},
+    waits,
+};
 use crate::{
     aggregate::{
         call_tree::NodeId,

@@ -78,12 +78,12 @@ fn kind_color(kind: &str) -> &'static str {
 }
 
 /// What the fields of each kind of marker mean.
-pub(super) fn schema() -> Value {
+pub(super) fn schema() -> Vec<Value> {
     let field = |key: &str, label: &str, format: &str| json!({"key": key, "label": label, "format": format});
     let flow = |key: &str, label: &str| field(key, label, flows::FORMAT);
     let everywhere = ["marker-chart", "marker-table", "timeline-overview"];
-    let mut all = json!([
-        {
+    vec![
+        json!({
             "name": "GcPause",
             "tooltipLabel": "GC pause ({marker.data.kind})",
             "tableLabel": "#{marker.data.count} {marker.data.kind}, {marker.data.why}",
@@ -101,8 +101,8 @@ pub(super) fn schema() -> Value {
                 field("other", "Neither", "duration"),
                 flow("flow", "Flow of the request"),
             ],
-        },
-        {
+        }),
+        json!({
             "name": "GcCycle",
             "tooltipLabel": "GC cycle #{marker.data.count} ({marker.data.kind})",
             "tableLabel": "#{marker.data.count} {marker.data.kind}, {marker.data.why}, by {marker.data.trigger}",
@@ -119,16 +119,16 @@ pub(super) fn schema() -> Value {
                 field("trigger", "Triggered by", "string"),
                 flow("flow", "Flow of the request"),
             ],
-        },
-        {
+        }),
+        json!({
             "name": "GcWork",
             "tooltipLabel": "{marker.name}",
             "colorField": "color",
             "display": everywhere,
             "description": "GC work of a Ruby whose event sites are not known.",
             "fields": [],
-        },
-        {
+        }),
+        json!({
             "name": "Request",
             "tooltipLabel": "{marker.data.request}",
             "tableLabel": "{marker.data.request}",
@@ -150,16 +150,16 @@ pub(super) fn schema() -> Value {
                 field("parentSpan", "Span of the caller", "string"),
                 flow("flow", "Flow"),
             ],
-        },
-        {
+        }),
+        json!({
             "name": "GVL_GAP",
             "tooltipLabel": "{marker.name}",
             "chartLabel": "{marker.name}",
             "display": everywhere,
             "description": "Recording each wait for the GVL would have cost more than --gvl-budget: waits of this time have no marker.",
             "fields": [],
-        },
-        {
+        }),
+        json!({
             "name": "THREAD_STALLED",
             "tooltipLabel": "Waiting for the GVL",
             "tableLabel": "for {marker.data.blockedBy}",
@@ -174,8 +174,8 @@ pub(super) fn schema() -> Value {
                 flow("flow", "Flow of the request"),
                 flow("holdFlow", "Flow of the hold"),
             ],
-        },
-        {
+        }),
+        json!({
             "name": "THREAD_RUNNING",
             "tooltipLabel": "Holding the GVL",
             "chartLabel": "GVL",
@@ -183,8 +183,8 @@ pub(super) fn schema() -> Value {
             "display": ["marker-chart", "marker-table"],
             "description": "The thread held the GVL. Times below --gvl-threshold have no marker.",
             "fields": [flow("holdFlow", "Flow")],
-        },
-        {
+        }),
+        json!({
             "name": "THREAD_SUSPENDED",
             "tooltipLabel": "Without the GVL",
             "chartLabel": "suspended",
@@ -193,12 +193,8 @@ pub(super) fn schema() -> Value {
             "description": "The thread was without the GVL: it slept, blocked, or ran code that does not need it. Times below \
                             --gvl-threshold have no marker.",
             "fields": [],
-        },
-    ]);
-    if let Some(all) = all.as_array_mut() {
-        all.extend(super::memory::schema());
-    }
-    all
+        }),
+    ]
 }
 
 /// The markers of a thread.
@@ -317,6 +313,5 @@ pub(super) fn of(view: View<'_>, tables: &mut Tables<'_>, parts: &ThreadParts<'_
         let (begin, end) = (view.ms(gvl.begin_ns), view.ms(gvl.begin_ns + gvl.ns));
         markers.push_gvl(name, begin, Some(end), data);
     }
-    super::memory::mark(view, tables, parts, &mut markers);
     markers
 }

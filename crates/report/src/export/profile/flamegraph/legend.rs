@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 
 use inferno::flamegraph::color::Color;
 
-use super::super::label_tree::Class;
+use super::super::label::Class;
 use crate::model::stack::{FrameKind, ThreadState};
 
 /// Height of a row.

@@ -15,12 +15,13 @@ use std::{
 
 use gctrace_tunemygc::printable::printable_json;
 
-use super::{
-    SampleSet,
-    spool::{MAX_SET, WHOLE},
-};
+use super::SampleSet;
 use crate::private_dir::PrivateDir;
 
+/// A larger file was not written by gctrace.
+pub(super) const MAX_SET: usize = 256 << 20;
+/// The extension of whole sets.
+pub(super) const WHOLE: &str = "json";
 /// The extension of drafts.
 const DRAFT: &str = "draft";
 /// Names that may be in use already.

@@ -9,17 +9,11 @@ use std::{
     sync::Arc,
 };
 
-use super::journal::{self, Draft, unique_stem};
+use super::journal::{self, Draft, MAX_SET, WHOLE, unique_stem};
 use crate::{
     export::upload::engine::{Backlog, Gone, Room},
     private_dir::PrivateDir,
 };
-
-/// A larger file was not written by gctrace.
-pub(super) const MAX_SET: usize = 256 << 20;
-
-/// The extension of whole sets.
-pub(super) const WHOLE: &str = "json";
 
 /// A set on its way to the spool. As long as it is not there, it is in its draft.
 #[derive(Debug)]

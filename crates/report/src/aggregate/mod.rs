@@ -22,4 +22,5 @@ pub mod request_summary;
 pub mod server_load;
 pub mod service_requests;
 pub mod services;
+mod times;
 pub mod units;

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::{endpoint::OTHER, services::Times};
+use super::{endpoint::OTHER, times::Times};
 use crate::model::request::{Allocated, Request};
 
 /// Upper bounds of the buckets of durations, nanoseconds: those of OpenTelemetry's HTTP conventions, and some below and above.

@@ -1,10 +1,8 @@
 //! What was seen of stacks and GC pauses in a run: sums for profiles, and, if asked for, when it was for timelines.
 //! Memory is bounded: what is beyond a limit goes into sums that say so, and into counters.
 
-mod alloc;
 mod endpoints;
 mod filter;
-mod gvl;
 mod malloc;
 mod memory;
 mod pattern;
@@ -20,16 +18,17 @@ use std::{
 
 use foldhash::fast::RandomState as FastHash;
 
-pub use self::alloc::{AllocCount, AllocInterval, AllocKey, AllocMoment};
 pub use self::endpoints::EndpointIndex;
 use self::endpoints::Endpoints;
 pub use self::filter::{Amount, Filter, FilterAccount, Shares};
 use self::filter::{FilterState, ThreadName};
-pub use self::gvl::{GvlFacts, GvlMoment, HoldKey, HolderAt, WaitKey, longest_holds};
 pub use self::malloc::{MallocCall, MallocKey, MallocSum};
 pub use self::memory::MemoryMoment;
 pub use self::pattern::Pattern;
 pub use self::requests::RequestMoment;
+use self::sums::Kept;
+pub use self::sums::alloc::{AllocCount, AllocInterval, AllocKey, AllocMoment};
+pub use self::sums::gvl::{GvlFacts, GvlMoment, HoldKey, HolderAt, WaitKey, longest_holds};
 pub use self::traces::TraceIndex;
 use self::traces::Traces;
 use super::call_tree::{CallTree, NodeId};
@@ -281,7 +280,7 @@ pub struct Recording {
     pub merged: u64,
     /// Samples, cycles and stacks of allocation of requests whose end was not seen, or came too late: their endpoint is not known.
     pub unresolved: u64,
-    endpoints: Endpoints,
+    endpoints: Endpoints<Kept>,
     traces: Traces,
     /// Replaces an empty stack: readers drop samples without frames, or show them as idle time.
     no_stack: Stack,

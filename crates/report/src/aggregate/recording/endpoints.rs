@@ -6,7 +6,6 @@ use std::{
     sync::Arc,
 };
 
-use super::sums::Kept;
 use crate::{aggregate::endpoint::OTHER, model::trace::Trace};
 
 /// Number of an endpoint in a recording.
@@ -45,25 +44,25 @@ pub(super) enum At {
 
 /// What waits for the end of a request.
 #[derive(Debug)]
-struct Waiting {
+struct Waiting<T> {
     pid: u32,
     since_ns: u64,
-    kept: Vec<Kept>,
+    kept: Vec<T>,
 }
 
-/// The endpoints of a recording.
+/// The endpoints of a recording, and what waits for them.
 #[derive(Debug)]
-pub(super) struct Endpoints {
+pub(super) struct Endpoints<T> {
     names: Vec<Arc<str>>,
     numbers: HashMap<Arc<str>, EndpointIndex>,
     ended: HashMap<u64, Of>,
     ended_order: VecDeque<u64>,
     /// By number of the request: the first has waited for longest, or nearly.
-    waiting: BTreeMap<u64, Waiting>,
+    waiting: BTreeMap<u64, Waiting<T>>,
     count: usize,
 }
 
-impl Default for Endpoints {
+impl<T> Default for Endpoints<T> {
     fn default() -> Self {
         Self {
             names: vec![Arc::from("(unknown)")],
@@ -76,7 +75,7 @@ impl Default for Endpoints {
     }
 }
 
-impl Endpoints {
+impl<T> Endpoints<T> {
     /// The name of one.
     pub(super) fn name(&self, index: EndpointIndex) -> &str {
         self.names.get(index as usize).map_or("(unknown)", |name| name)
@@ -92,7 +91,7 @@ impl Endpoints {
     }
 
     /// Something waits for the end of a request. Hands out what has waited too long at this time, nanoseconds, or too much.
-    pub(super) fn wait(&mut self, id: u64, pid: u32, ts_ns: u64, kept: Kept) -> Vec<Kept> {
+    pub(super) fn wait(&mut self, id: u64, pid: u32, ts_ns: u64, kept: T) -> Vec<T> {
         let waiting = self.waiting.entry(id).or_insert(Waiting { pid, since_ns: ts_ns, kept: Vec::new() });
         waiting.kept.push(kept);
         self.count += 1;
@@ -108,7 +107,7 @@ impl Endpoints {
     }
 
     /// A request has ended. Hands out what is known of it, and what has waited for it.
-    pub(super) fn ended(&mut self, id: u64, endpoint: String, trace: Option<Trace>) -> (Of, Vec<Kept>) {
+    pub(super) fn ended(&mut self, id: u64, endpoint: String, trace: Option<Trace>) -> (Of, Vec<T>) {
         let of = Of { endpoint: self.number(endpoint), trace };
         if self.ended_order.len() >= MAX_ENDED
             && let Some(oldest) = self.ended_order.pop_front()
@@ -124,7 +123,7 @@ impl Endpoints {
     }
 
     /// Hands out what waits for requests of a process, or of all.
-    pub(super) fn give_up(&mut self, of: Option<u32>) -> Vec<Kept> {
+    pub(super) fn give_up(&mut self, of: Option<u32>) -> Vec<T> {
         let mut kept = Vec::new();
         self.waiting.retain(|_, waiting| {
             let gone = of.is_none_or(|pid| pid == waiting.pid);
@@ -165,7 +164,7 @@ impl Endpoints {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{aggregate::recording::sums::tests::sample, model::trace::TraceOrigin};
+    use crate::model::trace::TraceOrigin;
 
     /// What comes before the end of a request and what comes after it have its endpoint.
     #[test]
@@ -174,8 +173,8 @@ mod tests {
         let unknown = Of { endpoint: UNKNOWN, trace: None };
         assert_eq!((endpoints.of(None), endpoints.of(Some(0))), (At::None, At::Known(unknown)));
         assert_eq!(endpoints.of(Some(7)), At::Waits(7));
-        assert!(endpoints.wait(7, 1, 100, sample(1)).is_empty());
-        assert!(endpoints.wait(8, 1, 110, sample(2)).is_empty());
+        assert!(endpoints.wait(7, 1, 100, 1).is_empty());
+        assert!(endpoints.wait(8, 1, 110, 2).is_empty());
         let trace = Some(Trace { trace_id: 1, caller: None, origin: TraceOrigin::Thread });
         let (of, kept) = endpoints.ended(7, "GET /a".to_owned(), trace);
         assert_eq!((endpoints.name(of.endpoint), kept.len(), endpoints.count), ("GET /a", 1, 1));
@@ -189,11 +188,11 @@ mod tests {
     #[test]
     fn gives_up() {
         let mut endpoints = Endpoints::default();
-        endpoints.wait(1, 5, 100, sample(1));
-        endpoints.wait(2, 5, 200, sample(2));
-        assert_eq!(endpoints.wait(2, 5, 101 + PATIENCE_NS, sample(3)).len(), 1);
+        endpoints.wait(1, 5, 100, 1);
+        endpoints.wait(2, 5, 200, 2);
+        assert_eq!(endpoints.wait(2, 5, 101 + PATIENCE_NS, 3).len(), 1);
         assert_eq!(endpoints.count, 2);
-        endpoints.wait(3, 6, 300, sample(4));
+        endpoints.wait(3, 6, 300, 4);
         assert_eq!((endpoints.give_up(Some(5)).len(), endpoints.count), (2, 1));
         assert_eq!((endpoints.give_up(None).len(), endpoints.count), (1, 0));
     }
@@ -203,7 +202,7 @@ mod tests {
     fn bounded() {
         let mut endpoints = Endpoints::default();
         let overdue: usize =
-            (0..MAX_WAITING as u64 + 10).map(|n| endpoints.wait(n / 2 + 1, 1, 5, sample(n)).len()).sum();
+            (0..MAX_WAITING as u64 + 10).map(|n| endpoints.wait(n / 2 + 1, 1, 5, n).len()).sum();
         assert_eq!((overdue, endpoints.count), (10, MAX_WAITING));
         for n in 0..MAX_ENDED as u64 + 10 {
             endpoints.ended(1_000_000 + n, format!("GET /{n}"), None);

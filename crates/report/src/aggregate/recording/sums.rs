@@ -6,7 +6,6 @@ use super::{
     AllocKey, AllocMoment, CycleMoment, Moment, NodeId, PauseKey, Recording, SampleKey, SampleSum,
     TraceIndex,
     endpoints::{At, EndpointIndex, Of, UNKNOWN},
-    gvl::WaitMoment,
     named,
 };
 use crate::model::{
@@ -14,6 +13,11 @@ use crate::model::{
     stack::{StackSample, ThreadState},
     trace::{Link, Span, Trace, TraceOrigin},
 };
+
+pub(super) mod alloc;
+pub(super) mod gvl;
+
+use gvl::WaitMoment;
 
 /// What the other filters have let through.
 #[derive(Clone, Debug)]
@@ -252,24 +256,4 @@ impl Moment {
 
 fn time_ns(state: ThreadState, cpu_ns: u64, wall_ns: u64) -> u64 {
     if state == ThreadState::Running { cpu_ns } else { wall_ns }
-}
-
-#[cfg(test)]
-pub(super) mod tests {
-    use super::*;
-    use crate::model::stack::GcActivity;
-
-    /// A sample of that time.
-    pub(in crate::aggregate::recording) fn sample(ts_ns: u64) -> Kept {
-        let state = ThreadState::Running;
-        let key = SampleKey {
-            thread: 0,
-            node: NodeId::ROOT,
-            state,
-            gc: GcActivity::None,
-            endpoint: None,
-            trace: None,
-        };
-        Kept::Sample(Moment { ts_ns, key, cpu_ns: 1, wall_ns: 1 }, None)
-    }
 }

@@ -2,7 +2,10 @@
 
 use std::{collections::hash_map::Entry, sync::Arc};
 
-use super::{EndpointIndex, NodeId, ProcessIndex, Recording, ThreadIndex, TraceIndex, named, sums::Kept};
+use super::{
+    super::{EndpointIndex, NodeId, ProcessIndex, Recording, ThreadIndex, TraceIndex, named},
+    Kept,
+};
 use crate::model::{
     Process,
     seen::{AllocStack, AllocSum},
@@ -74,7 +77,7 @@ impl AllocKey {
 
 impl Recording {
     /// Slots under a stack.
-    pub(super) fn alloc(&mut self, process: &Process, alloc: &AllocStack) {
+    pub(in crate::aggregate::recording) fn alloc(&mut self, process: &Process, alloc: &AllocStack) {
         if !self.admits(alloc.ts_ns) {
             return;
         }
@@ -115,7 +118,7 @@ impl Recording {
     }
 
     /// What a process allocated in an interval. One that spans the beginning of the recording is not in it.
-    pub(super) fn allocated(&mut self, process: &Process, sum: &AllocSum) {
+    pub(in crate::aggregate::recording) fn allocated(&mut self, process: &Process, sum: &AllocSum) {
         if self.timeline.is_none() || !self.admits(sum.begin_ns) {
             return;
         }

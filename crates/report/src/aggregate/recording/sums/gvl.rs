@@ -6,8 +6,8 @@ use std::{
 };
 
 use super::{
-    EndpointIndex, NodeId, Recording, ThreadIndex, Timeline, TraceIndex, filter::DropReason, named,
-    sums::Kept,
+    super::{EndpointIndex, NodeId, Recording, ThreadIndex, Timeline, TraceIndex, filter::DropReason, named},
+    Kept,
 };
 use crate::model::{
     Process,
@@ -110,7 +110,7 @@ pub struct GvlMoment {
 
 /// A long wait for the GVL whose endpoint is not known yet.
 #[derive(Clone, Debug)]
-pub(super) struct WaitMoment {
+pub(in crate::aggregate::recording) struct WaitMoment {
     key: WaitKey,
     moment: GvlMoment,
     hold: Option<HoldMoment>,
@@ -137,7 +137,7 @@ struct HoldMoment {
 
 impl Recording {
     /// A long wait for the GVL.
-    pub(super) fn gvl_wait(&mut self, process: &Process, wait: &GvlWait) {
+    pub(in crate::aggregate::recording) fn gvl_wait(&mut self, process: &Process, wait: &GvlWait) {
         let dropped = self.filter.drops(named(process, wait.who.tid, &wait.who.comm), wait.stack.as_deref());
         if dropped.is_some() {
             self.filter.account.gvl_waits.keeps(dropped, wait.ns);
@@ -245,7 +245,7 @@ impl Recording {
     }
 
     /// A thread held the GVL for long, or did without it.
-    pub(super) fn gvl_span(&mut self, process: &Process, span: &GvlSpan) {
+    pub(in crate::aggregate::recording) fn gvl_span(&mut self, process: &Process, span: &GvlSpan) {
         let thread = named(process, span.who.tid, &span.who.comm);
         if self.timeline.is_some() && self.keeps_thread(thread, span.ns) {
             self.gvl_state(process, span);
@@ -258,7 +258,11 @@ impl Recording {
     }
 
     /// A thread has ended, or is read for the last time.
-    pub(super) fn gvl_thread(&mut self, process: &Process, summary: &GvlThreadSummary) {
+    pub(in crate::aggregate::recording) fn gvl_thread(
+        &mut self,
+        process: &Process,
+        summary: &GvlThreadSummary,
+    ) {
         let who = &summary.who;
         // Sums have no stack, so they are never in focus; what the thread did last is shown nevertheless.
         let focus = self.filter.has_focus();

@@ -4,9 +4,9 @@ use std::collections::BTreeSet;
 
 use super::{
     blocks::Series,
-    compare::Prepared,
     figures::{FEW, Figure, Least, Measured, SHORT, Unit, Verdict},
     methods::{ByMethod, Method, Sums},
+    prepared::Prepared,
     statistics,
 };
 

@@ -3,12 +3,13 @@
 use gctrace_common::stats::Family;
 
 use super::{
-    blocks::{Cut, LEAST_SECONDS, Series, Times},
+    blocks::{LEAST_SECONDS, Series, Times},
     by_method::{self, Kind, Part, Per, Row},
     figures::{self, FEW, Figure, Least, Measured, NO_TIMES, SHORT, SINGLE, STEP, Unit},
     gather::{Requests, Side},
     lost::either,
     methods::ByMethod,
+    prepared::Prepared,
     statistics,
 };
 use crate::words::plural;
@@ -68,35 +69,6 @@ pub struct Comparison {
     pub only: [Vec<String>; 2],
     /// Why nothing can be compared.
     pub nothing: Vec<String>,
-}
-
-/// A side with its blocks.
-pub(super) struct Prepared<'a> {
-    pub(super) side: &'a Side,
-    pub(super) cut: Option<Cut>,
-}
-
-impl Prepared<'_> {
-    /// So much of a sum for each nanosecond of processes' time.
-    fn per_time(&self, series: &Series, of: &Series) -> Measured {
-        let total = of.total();
-        let value = (total > 0.0).then(|| series.total() / total);
-        let blocks = self
-            .cut
-            .as_ref()
-            .and_then(|cut| statistics::ratio(series.blocks(cut).into_iter().zip(of.blocks(cut))));
-        blocks.map_or(Measured::bare(value), Measured::of)
-    }
-
-    fn quantile(&self, times: &Times, quantile: f64) -> Measured {
-        match times.quantile(quantile, self.cut.as_ref()) {
-            Some((value, Some(variance))) => {
-                let freedom = self.cut.as_ref().map_or(1.0, |cut| cut.blocks as f64 - 1.0);
-                Measured::of(statistics::Estimate { value, variance, freedom })
-            }
-            found => Measured::bare(found.map(|(value, _)| value)),
-        }
-    }
 }
 
 /// Both sides.

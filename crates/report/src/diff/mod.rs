@@ -15,6 +15,7 @@ mod figures;
 mod gather;
 mod lost;
 mod methods;
+mod prepared;
 mod statistics;
 #[cfg(test)]
 mod tests;

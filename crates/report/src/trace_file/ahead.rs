@@ -14,7 +14,7 @@ use std::{
 use super::{
     ReadError, Recording, Volume,
     chunk::{Ending, Stored},
-    decode::{Recorded, Tables},
+    kinds::decode::{Recorded, Tables},
     recording::{ChunkReader, damaged},
 };
 

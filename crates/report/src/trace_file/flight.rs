@@ -18,7 +18,10 @@ pub use trigger::{Metric, Trigger};
 use std::{io, path::Path, thread::JoinHandle};
 
 use self::{dump::Target, store::Store, watch::Watch};
-use super::{Header, encode, wire::What};
+use super::{
+    Header,
+    kinds::{encode, wire::What},
+};
 use crate::{
     console::say,
     export::{ExportError, Exporter, check_path},

@@ -4,8 +4,10 @@ use std::io::{Read, Seek};
 
 use super::{
     Recording,
-    decode::{Recorded, Tables},
-    kinds::Owned,
+    kinds::{
+        Owned,
+        decode::{Recorded, Tables},
+    },
     replay::{Readable, replay_by},
 };
 use crate::{

@@ -1,17 +1,21 @@
 //! The one table of what a recording has of each [`Seen`]: its message, its number, its bounds and what a copy may change. What they are
-//! made of is in `encode`, `decode` and `visit`, or all in one file ([`alloc`], [`load`]).
+//! made of is in [`wire`], [`encode`], [`decode`] and `visit`, or all in one file ([`alloc`], [`load`]).
 
 pub(super) mod alloc;
+pub(super) mod decode;
+pub(super) mod encode;
 pub(super) mod load;
+pub(super) mod wire;
 
 use gctrace_common::gvl::BUCKETS;
 
-use super::{
-    Invalid,
+use self::{
     decode::{Bounds, Tables, Value},
     encode::{Filling, so_far},
+};
+use super::{
+    Invalid,
     visit::{self, Visit},
-    wire,
 };
 use crate::model::{
     GcCycle, GcState, GcWork, Process,

@@ -1,15 +1,13 @@
 //! Recordings (`.gctrace`): everything that the exporters of a run were handed, in a file, from which every output can be made again.
 //!
 //! [`Recorder`] is the exporter that writes one, [`Recording`] reads one, [`replay`] hands what is in it to exporters. The format is
-//! described in docs/recording.md: [`chunk`] frames compressed chunks, `wire` has their messages, `encode` and `decode` translate
-//! between these and the model.
+//! described in docs/recording.md: [`chunk`] frames compressed chunks, `kinds::wire` has their messages, `kinds::encode` and
+//! `kinds::decode` translate between these and the model.
 
 mod ahead;
 mod chunk;
 mod codes;
-mod decode;
 mod destination;
-mod encode;
 mod flight;
 mod index;
 mod kinds;
@@ -23,7 +21,6 @@ mod tests;
 #[cfg(test)]
 pub(crate) use tests::samples;
 mod visit;
-mod wire;
 
 use std::{
     os::unix::fs::MetadataExt as _,

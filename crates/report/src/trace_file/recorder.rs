@@ -13,8 +13,10 @@ use super::{
     CHUNK_NS, Header,
     chunk::{self, Kind},
     destination::{Blocking, Destination, Stream},
-    encode::{self, Filling},
-    wire::{self, What},
+    kinds::{
+        encode::{self, Filling},
+        wire::{self, What},
+    },
 };
 use crate::{
     export::{ExportError, Exporter},

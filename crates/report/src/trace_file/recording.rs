@@ -11,8 +11,10 @@ use prost::Message as _;
 use super::{
     Dump, Header, Host, Invalid, ReadError, Subjects, Volume,
     chunk::{ChunkError, Chunks, Ending, Expander, Next, Stored},
-    decode::{self, Known, Recorded, Tables},
-    wire,
+    kinds::{
+        decode::{self, Known, Recorded, Tables},
+        wire,
+    },
 };
 use crate::clock::WallClock;
 

@@ -10,8 +10,10 @@ use super::{
     Header, ReadError, Recording,
     ahead::{self, Chunk},
     chunk::Ending,
-    decode::{Recorded, Tables},
-    kinds::Owned,
+    kinds::{
+        Owned,
+        decode::{Recorded, Tables},
+    },
 };
 use crate::{
     export::Outputs,

@@ -8,6 +8,7 @@ use prost::Message as _;
 
 use super::{
     chunk::{Kind, stored},
+    kinds::{encode, wire},
     *,
 };
 use crate::{

@@ -17,10 +17,12 @@ use crate::{
     trace_file::{
         Dump, Header, Invalid,
         chunk::{self, Kind},
-        decode::{self, Known, Recorded},
-        encode::Filling,
-        kinds::Owned,
-        wire::{self, What},
+        kinds::{
+            Owned,
+            decode::{self, Known, Recorded},
+            encode::Filling,
+            wire::{self, What},
+        },
     },
     words::{file_size, span, utc},
 };

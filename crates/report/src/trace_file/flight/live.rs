@@ -18,7 +18,10 @@ use crate::{
     export::{ExportError, Exporter},
     ledger::{Ledger, UserCounts},
     model::{Process, gvl::GvlGap, seen::Seen},
-    trace_file::{Header, encode, wire::What},
+    trace_file::{
+        Header,
+        kinds::{encode, wire::What},
+    },
 };
 
 /// Why such a recording exists, for its header.

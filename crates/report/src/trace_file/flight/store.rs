@@ -8,8 +8,7 @@ use crate::{
     model::{Process, seen::Seen},
     trace_file::{
         chunk::{self, Kind},
-        encode::Filling,
-        wire::What,
+        kinds::{encode::Filling, wire::What},
     },
 };
 

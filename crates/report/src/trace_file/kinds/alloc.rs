@@ -2,11 +2,13 @@
 
 use std::{collections::BTreeMap, sync::Arc};
 
-use super::super::{
-    Invalid,
+use super::{
+    super::{
+        Invalid,
+        visit::{Visit, number},
+    },
     decode::{Bounds, Tables, caller},
     encode::{Filling, span_of},
-    visit::{Visit, number},
     wire::Span,
 };
 use crate::model::seen::{AllocStack, AllocSum};

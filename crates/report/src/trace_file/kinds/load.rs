@@ -1,6 +1,6 @@
 //! Loads of servers in recordings: messages, both directions, bounds and what a copy may change.
 
-use super::super::{decode::Bounds, visit::Visit};
+use super::{super::visit::Visit, decode::Bounds};
 use crate::model::load::{AcceptQueue, ServerLoad};
 
 /// [`ServerLoad`] as a message.

@@ -16,10 +16,12 @@ use prost::Message as _;
 use super::{
     Header, Host, ReadError, Subjects,
     chunk::{self, Kind},
-    encode::{self, Filling},
-    kinds::visit,
+    kinds::{
+        encode::{self, Filling},
+        visit,
+        wire::{self, What},
+    },
     visit::Visit,
-    wire::{self, What},
 };
 use crate::{
     clock::WallClock,

@@ -14,7 +14,7 @@ use ring::digest::{SHA256, digest};
 use crate::trace_file::{
     Header, Invalid, ReadError, Recording,
     chunk::{ChunkError, Chunks, Expander, Next},
-    decode,
+    kinds::decode,
     recording::damaged,
 };
 

@@ -20,11 +20,13 @@ use prost::Message as _;
 use super::{
     Dump, Ending, Header, Host, ReadError, Recording,
     chunk::{self, Kind as ChunkKind},
-    decode::{Recorded, Tables},
-    encode::{self, Filling},
-    kinds::visit,
+    kinds::{
+        decode::{Recorded, Tables},
+        encode::{self, Filling},
+        visit,
+        wire::{self, What},
+    },
     visit::Visit,
-    wire::{self, What},
 };
 use crate::{
     export::{ExportError, check_path, write_private},

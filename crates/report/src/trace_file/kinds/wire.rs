@@ -5,10 +5,12 @@
 mod gc;
 mod gvl;
 
-pub(super) use gc::*;
-pub(super) use gvl::*;
+pub(in crate::trace_file) use gc::*;
+pub(in crate::trace_file) use gvl::*;
 
-pub(super) use super::kinds::{Entry, What};
+pub(in crate::trace_file) use super::{Entry, What};
+
+use crate::trace_file;
 
 /// What holds for the whole recording.
 #[derive(Clone, PartialEq, prost::Message)]
@@ -80,11 +82,11 @@ pub(in crate::trace_file) struct Dump {
 
 impl Header {
     /// The message of a header.
-    pub(super) fn of(header: &super::Header) -> Self {
-        let super::Header { gctrace, clock, begun_ns, subjects, host, dump } = header;
+    pub(in crate::trace_file) fn of(header: &trace_file::Header) -> Self {
+        let trace_file::Header { gctrace, clock, begun_ns, subjects, host, dump } = header;
         let (realtime_offset_ns, boottime_offset_ns) = clock.offsets();
-        let super::Subjects { samples, wall, gvl, requests, alloc } = *subjects;
-        let dump = dump.clone().map(|super::Dump { why, at_ns, from_ns, carried }| Dump {
+        let trace_file::Subjects { samples, wall, gvl, requests, alloc } = *subjects;
+        let dump = dump.clone().map(|trace_file::Dump { why, at_ns, from_ns, carried }| Dump {
             why,
             at_ns,
             from_ns,

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::{super::codes::Code, Filling, wire};
+use super::{Filling, wire};
 use crate::{
     model::{
         GcCycle, GcState, GcWork, Memory, Pause, Shares,
@@ -12,6 +12,7 @@ use crate::{
         trace::{Span, Trace, TraceOrigin},
     },
     ruby::stat::GcInfo,
+    trace_file::codes::Code,
 };
 
 impl Filling {

@@ -3,25 +3,26 @@
 mod gc;
 mod gvl;
 
-pub(super) use gc::span_of;
-pub(super) use gvl::{gap, so_far};
+pub(in crate::trace_file) use gc::span_of;
+pub(in crate::trace_file) use gvl::{gap, so_far};
 
 use std::{collections::HashMap, os::unix::ffi::OsStrExt as _, sync::Arc};
 
 use prost::Message as _;
 
-use super::{CHUNK_BYTES, CHUNK_WORDS, codes::Code, text_words, wire};
+use super::wire;
 use crate::{
     ledger::Ledger,
     model::{
         Container, Image, Origin, Process,
         stack::{Frame, Stack},
     },
+    trace_file::{CHUNK_BYTES, CHUNK_WORDS, codes::Code, text_words},
 };
 
 /// A chunk that is being filled.
 #[derive(Debug, Default)]
-pub(super) struct Filling {
+pub(in crate::trace_file) struct Filling {
     chunk: wire::Chunk,
     texts: HashMap<Arc<str>, u32>,
     /// By address, which is not used again while the frame is kept here.
@@ -44,44 +45,44 @@ fn listed(message: &impl prost::Message) -> usize {
 
 impl Filling {
     /// Whether the chunk has as much as one is to have. Half of the most words, because one entry can have many stacks.
-    pub(super) fn is_full(&self) -> bool {
+    pub(in crate::trace_file) fn is_full(&self) -> bool {
         self.bytes >= CHUNK_BYTES || self.words >= CHUNK_WORDS / 2
     }
 
     /// How many entries it has.
-    pub(super) fn entries(&self) -> u64 {
+    pub(in crate::trace_file) fn entries(&self) -> u64 {
         self.chunk.entries.len() as u64
     }
 
     /// Whether nothing is in it.
-    pub(super) fn is_empty(&self) -> bool {
+    pub(in crate::trace_file) fn is_empty(&self) -> bool {
         self.chunk.entries.is_empty()
     }
 
     /// The chunk, of which there is an empty one now.
-    pub(super) fn take(&mut self) -> Vec<u8> {
+    pub(in crate::trace_file) fn take(&mut self) -> Vec<u8> {
         std::mem::take(self).chunk.encode_to_vec()
     }
 
     /// Adds an entry.
-    pub(super) fn push(&mut self, process: Option<u32>, what: wire::What) {
+    pub(in crate::trace_file) fn push(&mut self, process: Option<u32>, what: wire::What) {
         let entry = wire::Entry { process, what: Some(what) };
         self.bytes += listed(&entry);
         self.chunk.entries.push(entry);
     }
 
     /// An entry becomes so many more words when it is read.
-    pub(super) fn expands_by(&mut self, words: usize) {
+    pub(in crate::trace_file) fn expands_by(&mut self, words: usize) {
         self.words += words;
     }
 
     /// Adds that a process or image is not traced.
-    pub(super) fn refused(&mut self, pid: Option<u32>, path: &str, reason: &str) {
+    pub(in crate::trace_file) fn refused(&mut self, pid: Option<u32>, path: &str, reason: &str) {
         let (path_text, reason_text) = (self.text(path), self.text(reason));
         self.push(None, wire::What::Refused(Box::new(wire::Refused { pid, path_text, reason_text })));
     }
 
-    pub(super) fn text(&mut self, text: &str) -> u32 {
+    pub(in crate::trace_file) fn text(&mut self, text: &str) -> u32 {
         self.words += text_words(text);
         if let Some(&index) = self.texts.get(text) {
             return index;
@@ -126,7 +127,7 @@ impl Filling {
     }
 
     /// Number of a stack.
-    pub(super) fn stack(&mut self, stack: &Stack) -> u32 {
+    pub(in crate::trace_file) fn stack(&mut self, stack: &Stack) -> u32 {
         self.words += stack.len();
         let mut caller = 0;
         for frame in stack.iter().rev() {
@@ -170,7 +171,7 @@ impl Filling {
     }
 
     /// Index of a process.
-    pub(super) fn process(&mut self, process: &Process) -> u32 {
+    pub(in crate::trace_file) fn process(&mut self, process: &Process) -> u32 {
         if let Some((known, index)) = self.processes.get(&process.pid)
             && known == process
         {
@@ -238,7 +239,7 @@ impl Filling {
         }
     }
 
-    pub(super) fn account(&mut self, ledger: &Ledger) -> wire::Account {
+    pub(in crate::trace_file) fn account(&mut self, ledger: &Ledger) -> wire::Account {
         let mut counts = |counts: Vec<(&'static str, u64)>| {
             let counted = counts.into_iter().filter(|(_, count)| *count > 0);
             counted.map(|(name, count)| wire::Count { name_text: self.text(name), count }).collect()

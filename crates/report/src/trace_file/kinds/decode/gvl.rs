@@ -4,13 +4,16 @@ use std::sync::Arc;
 
 use gctrace_common::gvl::BUCKETS;
 
-use super::{super::codes::Code, Invalid, Tables, required, wire};
-use crate::model::{
-    gvl::{
-        GvlBlocked, GvlBlocker, GvlCoverage, GvlGap, GvlGc, GvlProcessSummary, GvlSpan, GvlSplit, GvlSums,
-        GvlTaskTimes, GvlThreadSummary, GvlTimes, GvlWait, GvlWho, Histogram,
+use super::{Invalid, Tables, required, wire};
+use crate::{
+    model::{
+        gvl::{
+            GvlBlocked, GvlBlocker, GvlCoverage, GvlGap, GvlGc, GvlProcessSummary, GvlSpan, GvlSplit,
+            GvlSums, GvlTaskTimes, GvlThreadSummary, GvlTimes, GvlWait, GvlWho, Histogram,
+        },
+        gvl_so_far::GvlSoFar,
     },
-    gvl_so_far::GvlSoFar,
+    trace_file::codes::Code,
 };
 
 pub(in crate::trace_file) fn coverage(coverage: wire::Coverage) -> GvlCoverage {

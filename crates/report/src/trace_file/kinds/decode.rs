@@ -17,7 +17,7 @@ use std::{
 use gctrace_common::stats::Counter;
 
 use self::{fields::Fields, known::Text};
-use super::{CHUNK_WORDS, Invalid, codes::Code, kinds::Owned, text_words, wire};
+use super::{Owned, wire};
 use crate::{
     aggregate::endpoint::METHODS,
     ledger::{Ledger, UserCounts},
@@ -27,9 +27,10 @@ use crate::{
         stack::{Frame, Stack},
     },
     ruby::{RubyVersion, stat},
+    trace_file::{CHUNK_WORDS, Invalid, codes::Code, text_words},
 };
 
-pub(super) use self::{bounds::Bounds, fields::Value, gc::span_of as caller, known::Known};
+pub(in crate::trace_file) use self::{bounds::Bounds, fields::Value, gc::span_of as caller, known::Known};
 
 /// Words that the model has as constants.
 static WORDS: LazyLock<HashSet<&'static str>> = LazyLock::new(|| stat::words().chain(METHODS).collect());
@@ -39,7 +40,7 @@ static COUNTERS: LazyLock<HashMap<&'static str, usize>> =
     LazyLock::new(|| Counter::ALL.iter().map(|counter| (counter.name(), *counter as usize)).collect());
 
 /// An entry.
-pub(super) enum Recorded {
+pub(in crate::trace_file) enum Recorded {
     /// Something was seen of the process with this index.
     Seen(usize, Owned),
     /// A process or image is not traced.
@@ -55,7 +56,7 @@ pub(super) enum Recorded {
 
 /// A chunk whose tables have been read.
 #[derive(Default)]
-pub(super) struct Tables {
+pub(in crate::trace_file) struct Tables {
     texts: Vec<Text>,
     frames: Vec<Arc<Frame>>,
     leaves: Vec<u32>,
@@ -71,7 +72,10 @@ pub(super) struct Tables {
 }
 
 /// Reads a chunk: its tables and its entries. Numbers of fields are those of [`wire::Chunk`].
-pub(super) fn chunk(bytes: &[u8], known: &mut Known) -> Result<(Tables, Vec<Recorded>), Invalid> {
+pub(in crate::trace_file) fn chunk(
+    bytes: &[u8],
+    known: &mut Known,
+) -> Result<(Tables, Vec<Recorded>), Invalid> {
     let mut tables = Tables { words_left: Cell::new(CHUNK_WORDS), ..Tables::default() };
     let (mut frames, mut images, mut processes) = (Vec::new(), Vec::new(), Vec::new());
     let mut entries = 0;
@@ -128,7 +132,7 @@ fn required<T>(message: Option<T>, what: &str) -> Result<T, Invalid> {
 
 impl Tables {
     /// The process with this index.
-    pub(super) fn process(&self, index: usize) -> Option<&Process> {
+    pub(in crate::trace_file) fn process(&self, index: usize) -> Option<&Process> {
         self.processes.get(index)
     }
 
@@ -136,7 +140,7 @@ impl Tables {
         self.texts.get(index as usize).ok_or_else(|| beyond("text", index))
     }
 
-    pub(super) fn text(&self, index: u32) -> Result<&Arc<str>, Invalid> {
+    pub(in crate::trace_file) fn text(&self, index: u32) -> Result<&Arc<str>, Invalid> {
         self.indexed(index).map(|text| &text.text)
     }
 
@@ -208,7 +212,7 @@ impl Tables {
         Ok(())
     }
 
-    pub(super) fn stack(&mut self, number: u32) -> Result<Stack, Invalid> {
+    pub(in crate::trace_file) fn stack(&mut self, number: u32) -> Result<Stack, Invalid> {
         let Some(mut at) = (number as usize).checked_sub(1) else { return Ok(Arc::from([])) };
         let depth = *self.depths.get(at).ok_or_else(|| beyond("stack", number))?;
         self.takes(depth)?;

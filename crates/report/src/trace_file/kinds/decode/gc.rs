@@ -2,12 +2,7 @@
 
 use std::sync::Arc;
 
-use super::{
-    super::{codes::Code, kinds::Owned},
-    Invalid, Tables,
-    fields::Fields,
-    required, wire,
-};
+use super::{Invalid, Tables, fields::Fields, required, wire};
 use crate::{
     model::{
         GcCycle, GcState, GcWork, Memory, Pause, Shares,
@@ -17,6 +12,7 @@ use crate::{
         trace::{Caller, Span, Trace, TraceOrigin},
     },
     ruby::stat::GcInfo,
+    trace_file::{codes::Code, kinds::Owned},
 };
 
 impl Tables {

@@ -1,12 +1,15 @@
 //! What is seen of the GVL.
 
-use super::{super::codes::Code as _, Filling, wire};
-use crate::model::{
-    gvl::{
-        GvlBlocked, GvlBlocker, GvlCoverage, GvlGap, GvlGc, GvlProcessSummary, GvlSpan, GvlSplit, GvlSums,
-        GvlTaskTimes, GvlThreadSummary, GvlTimes, GvlWait, GvlWho,
+use super::{Filling, wire};
+use crate::{
+    model::{
+        gvl::{
+            GvlBlocked, GvlBlocker, GvlCoverage, GvlGap, GvlGc, GvlProcessSummary, GvlSpan, GvlSplit,
+            GvlSums, GvlTaskTimes, GvlThreadSummary, GvlTimes, GvlWait, GvlWho,
+        },
+        gvl_so_far::GvlSoFar,
     },
-    gvl_so_far::GvlSoFar,
+    trace_file::codes::Code as _,
 };
 
 pub(super) fn coverage(coverage: GvlCoverage) -> wire::Coverage {

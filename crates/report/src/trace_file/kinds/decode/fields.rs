@@ -173,7 +173,7 @@ mod tests {
     use prost::Message as _;
 
     use super::*;
-    use crate::trace_file::wire::{GcInfo, GcState, Values};
+    use crate::trace_file::kinds::wire::{GcInfo, GcState, Values};
 
     #[derive(Clone, PartialEq, prost::Message)]
     struct All {
@@ -219,7 +219,7 @@ mod tests {
             let expected = prost::encoding::decode_varint(&mut &bytes[..]).ok();
             prop_assert_eq!(varint(&mut rest).ok(), expected);
             // A state has no groups, so what one of both reads the other reads, too.
-            let of = super::super::gc::gc_state(&bytes);
+            let of = crate::trace_file::kinds::decode::gc::gc_state(&bytes);
             if let (Ok(one), Ok(other)) = (&of, GcState::decode(&bytes[..])) {
                 prop_assert_eq!(&one.stat, &other.stat);
                 prop_assert_eq!(one.ts_ns, other.ts_ns);
@@ -231,7 +231,7 @@ mod tests {
         fn states(ts_ns: u64, tid: u32, stat: Vec<u64>, heaps: Vec<Vec<u64>>) {
             let heaps = heaps.into_iter().map(|values| Values { values }).collect();
             let state = GcState { ts_ns, tid, stat, heaps, info: Some(GcInfo::default()), memory: None };
-            prop_assert_eq!(super::super::gc::gc_state(&state.encode_to_vec()).unwrap(), state);
+            prop_assert_eq!(crate::trace_file::kinds::decode::gc::gc_state(&state.encode_to_vec()).unwrap(), state);
         }
     }
 

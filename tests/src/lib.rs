@@ -54,7 +54,11 @@ pub mod tunemygc;
 pub mod unix_server;
 pub mod witness;
 
+use std::net::TcpListener;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
+
+use anyhow::{Context as _, Result};
 
 /// How long anything may take before a test fails; far longer than it ever takes on a slow and busy machine.
 pub const PATIENCE: Duration = Duration::from_mins(2);
@@ -63,4 +67,18 @@ pub const PATIENCE: Duration = Duration::from_mins(2);
 /// Everything with a known duration on a real machine may take this many times as long.
 pub fn slowness() -> u64 {
     std::env::var("GCTRACE_SLOWNESS").ok().and_then(|text| text.parse().ok()).unwrap_or(1)
+}
+
+/// A port on which nobody listens, for a server that cannot choose one itself. Each test gets another one, and it is below those that the
+/// kernel gives to clients, so that nobody takes it before the server does.
+pub fn free_port() -> Result<u16> {
+    const FIRST: u16 = 10_000;
+    const COUNT: u32 = 20_000;
+    static TAKEN: AtomicU32 = AtomicU32::new(0);
+    let start = std::process::id().wrapping_mul(997);
+    let mut ports = (0..COUNT).map(|_| {
+        let number = start.wrapping_add(TAKEN.fetch_add(1, Ordering::Relaxed)) % COUNT;
+        FIRST + u16::try_from(number).unwrap_or_default()
+    });
+    ports.find(|port| TcpListener::bind(("127.0.0.1", *port)).is_ok()).context("no port is free")
 }

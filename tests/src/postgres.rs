@@ -1,6 +1,5 @@
 //! A PostgreSQL for one test: a new cluster on a free port, run by a user who is not root.
 
-use std::net::TcpListener;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
@@ -11,6 +10,7 @@ use tempfile::TempDir;
 
 use crate::PATIENCE;
 use crate::child::Guarded;
+use crate::free_port;
 
 /// A running cluster. Dropping it kills it and removes its data.
 #[derive(Debug)]
@@ -55,7 +55,7 @@ impl Postgres {
         let mut last = None;
         for _ in 0..5 {
             // Another program may take the port meanwhile.
-            let port = TcpListener::bind("127.0.0.1:0")?.local_addr()?.port();
+            let port = free_port()?;
             let mut cluster = Self { process: None, port, programs: programs.clone(), dir, tls };
             match cluster.resume() {
                 Ok(()) => return Ok(cluster),

@@ -1,6 +1,6 @@
 //! A Puma that serves one of the applications in `tests/rubies/web`.
 
-use std::net::{TcpListener, TcpStream};
+use std::net::TcpStream;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
@@ -9,6 +9,7 @@ use anyhow::{Result, ensure};
 
 use crate::PATIENCE;
 use crate::child::Guarded;
+use crate::free_port;
 use crate::live::{Live, rubies_dir};
 use crate::ruby::Ruby;
 
@@ -71,7 +72,7 @@ impl Puma {
         whole: bool,
         (scheme, query): (&str, &str),
     ) -> Result<Self> {
-        let port = TcpListener::bind("127.0.0.1:0")?.local_addr()?.port();
+        let port = free_port()?;
         let truth = live.path(&format!("truth-{port}"));
         let web = rubies_dir().join("web");
         let path = |name: &str| {

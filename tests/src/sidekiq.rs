@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::ffi::OsString;
 use std::fs;
 use std::io::{Read as _, Write as _};
-use std::net::{TcpListener, TcpStream};
+use std::net::TcpStream;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
@@ -13,6 +13,7 @@ use anyhow::{Context as _, Result, ensure};
 
 use crate::PATIENCE;
 use crate::child::Guarded;
+use crate::free_port;
 use crate::live::{Live, rubies_dir};
 use crate::ruby::Ruby;
 
@@ -33,7 +34,7 @@ pub struct Redis {
 impl Redis {
     /// Starts one.
     pub fn start(live: &Live) -> Result<Self> {
-        let port = TcpListener::bind("127.0.0.1:0")?.local_addr()?.port();
+        let port = free_port()?;
         let mut redis = Self { process: None, dir: live.dir("redis")?, port };
         redis.restart()?;
         Ok(redis)

@@ -1,7 +1,7 @@
 //! A server on a Unix socket that serves `tests/rubies/web/unix.ru`.
 
 use std::collections::HashMap;
-use std::net::{TcpListener, TcpStream};
+use std::net::TcpStream;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -11,6 +11,7 @@ use anyhow::{Result, bail, ensure};
 
 use crate::PATIENCE;
 use crate::child::Guarded;
+use crate::free_port;
 use crate::live::{Live, rubies_dir};
 use crate::ruby::Ruby;
 
@@ -50,7 +51,7 @@ pub struct Truth {
 impl UnixServer {
     /// Starts a Puma of four threads with this Ruby, which has one. Without `workers` it is a single process.
     pub fn puma(live: &Live, ruby: &Ruby, workers: &str) -> Result<Self> {
-        let port = TcpListener::bind("127.0.0.1:0")?.local_addr()?.port();
+        let port = free_port()?;
         let (name, mut command) = (format!("puma-{port}"), ruby.command()?);
         let socket = live.path(&name).with_extension("sock");
         command.args([PUMA, "-C", &web("unix.rb"), "-w", workers]);
@@ -61,7 +62,7 @@ impl UnixServer {
 
     /// Starts a Unicorn of two workers.
     pub fn unicorn(live: &Live, ruby: &Ruby) -> Result<Self> {
-        let port = TcpListener::bind("127.0.0.1:0")?.local_addr()?.port();
+        let port = free_port()?;
         let (name, mut command) = (format!("unicorn-{port}"), ruby.command()?);
         let socket = live.path(&name).with_extension("sock");
         command.args([UNICORN, "-E", "production", "-c", &web("unicorn_two.rb"), "-l"]);

@@ -2,12 +2,13 @@
 
 use std::collections::HashMap;
 use std::io::{Read as _, Write as _};
-use std::net::{TcpListener, TcpStream};
+use std::net::TcpStream;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail, ensure};
 use gctrace_tests::child::Guarded;
+use gctrace_tests::free_port;
 use gctrace_tests::gctrace::Invocation;
 use gctrace_tests::live::{Live, rubies_dir};
 use gctrace_tests::report::{Report, RequestLine};
@@ -66,7 +67,7 @@ impl Server {
         command: &mut std::process::Command,
         arguments: impl FnOnce(u16) -> Vec<String>,
     ) -> Result<Self> {
-        let port = TcpListener::bind("127.0.0.1:0")?.local_addr()?.port();
+        let port = free_port()?;
         // A server of another Ruby has another one.
         let truth = live.path(&format!("{name}-{port}"));
         command.args(arguments(port)).current_dir(rubies_dir().join("web"));

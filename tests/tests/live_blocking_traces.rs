@@ -3,12 +3,13 @@
 
 use std::collections::HashMap;
 use std::io::{Read as _, Write as _};
-use std::net::{TcpListener, TcpStream};
+use std::net::TcpStream;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail, ensure};
 use gctrace_tests::child::Guarded;
+use gctrace_tests::free_port;
 use gctrace_tests::gctrace::{Gctrace, Invocation};
 use gctrace_tests::live::{Live, rubies_dir};
 use gctrace_tests::report::{Report, RequestLine};
@@ -33,7 +34,7 @@ struct Server {
 
 impl Server {
     fn start(live: &Live, ruby: &Ruby, is_webrick: bool) -> Result<Self> {
-        let port = TcpListener::bind("127.0.0.1:0")?.local_addr()?.port();
+        let port = free_port()?;
         let truth = live.path(&format!("truth-{port}"));
         let web = |name: &str| rubies_dir().join("web").join(name).to_string_lossy().into_owned();
         let mut command = ruby.command()?;

@@ -1,13 +1,14 @@
 //! Other states of threads: on a CPU, waiting for one, blocked; compared with the kernel's accounting.
 
 use std::collections::BTreeMap;
-use std::net::{TcpListener, TcpStream};
+use std::net::TcpStream;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
 use gctrace_tests::child::Guarded;
 use gctrace_tests::ensure_times;
+use gctrace_tests::free_port;
 use gctrace_tests::gctrace::Invocation;
 use gctrace_tests::live::{Live, rubies_dir};
 use gctrace_tests::report::{GvlSplitLine, GvlSumsLine, Report};
@@ -153,7 +154,7 @@ fn threads_of_puma() -> Result<()> {
 
 fn compare_threads_of_puma() -> Result<()> {
     let _live = Live::begin()?;
-    let port = TcpListener::bind("127.0.0.1:0")?.local_addr()?.port();
+    let port = free_port()?;
     let web = rubies_dir().join("web");
     let mut command = Command::new("puma");
     command.args(["-q", "-t", "5:5", "-b"]).arg(format!("tcp://127.0.0.1:{port}"));

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result, bail, ensure};
 use gctrace_tests::PATIENCE;
 use gctrace_tests::child::Guarded;
+use gctrace_tests::free_port;
 use gctrace_tests::gctrace::Invocation;
 use gctrace_tests::http;
 use gctrace_tests::live::Live;
@@ -47,7 +48,7 @@ impl Prometheus {
         let mut last = None;
         for attempt in 0..5 {
             // Another program may take the port meanwhile.
-            let port = TcpListener::bind("127.0.0.1:0")?.local_addr()?.port();
+            let port = free_port()?;
             let data = live.path(&format!("prometheus-{port}-{attempt}"));
             let mut command = Command::new("prometheus");
             command.arg(format!("--config.file={}", config.display()));

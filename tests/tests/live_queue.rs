@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 use std::io::{Read as _, Write as _};
-use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::net::{SocketAddr, TcpStream};
 use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant};
@@ -11,6 +11,7 @@ use anyhow::{Context as _, Result, bail, ensure};
 use gctrace_tests::child::Guarded;
 use gctrace_tests::container::Cgroup;
 use gctrace_tests::ensure_times;
+use gctrace_tests::free_port;
 use gctrace_tests::gctrace::Invocation;
 use gctrace_tests::live::{Live, rubies_dir};
 use gctrace_tests::report::{Report, RequestLine};
@@ -29,7 +30,7 @@ fn now_ns() -> u64 {
 
 /// A Puma of four threads in a cgroup: a socket belongs to the cgroup of the process that makes it.
 fn start(live: &Live, cgroup: &Path, workers: &str) -> Result<(Guarded, u16)> {
-    let port = TcpListener::bind("127.0.0.1:0")?.local_addr()?.port();
+    let port = free_port()?;
     let web = rubies_dir().join("web");
     let mut command = Command::new("sh");
     command.args(["-c", r#"echo $$ > "$0" && exec puma "$@""#]).arg(cgroup.join("cgroup.procs"));

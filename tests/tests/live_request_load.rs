@@ -124,7 +124,7 @@ fn begins_and_ends_are_the_servers() -> Result<()> {
                 times.sort_unstable();
                 let (median, p95) = (quantile(times, 0.5), quantile(times, 0.95));
                 eprintln!("{}: {what}: median {median} ns, p95 {p95} ns", ruby.label());
-                ensure_times!(median < 500_000 && p95 < 2_000_000, "{what}: {median} and {p95} ns");
+                ensure_times!(median < 200_000 && p95 < 2_000_000, "{what}: {median} and {p95} ns");
             }
             Ok(())
         })?;

@@ -1,13 +1,14 @@
 //! Servers that fork and short-lived scripts: every process's cycles are all reported.
 
 use std::collections::BTreeMap;
-use std::net::{TcpListener, TcpStream};
+use std::net::TcpStream;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
 use gctrace_tests::child::Guarded;
+use gctrace_tests::free_port;
 use gctrace_tests::gctrace::{Invocation, read};
 use gctrace_tests::live::{Live, rubies_dir};
 use gctrace_tests::perfetto::Trace;
@@ -44,7 +45,7 @@ struct Server {
 impl Server {
     fn start(live: &Live, program: &str) -> Result<Self> {
         let counts = live.path("counts");
-        let port = TcpListener::bind("127.0.0.1:0")?.local_addr()?.port();
+        let port = free_port()?;
         let web = rubies_dir().join("web");
         let mut command = Command::new(program);
         let settings = web.join(format!("{program}.rb"));

@@ -24,6 +24,7 @@ use gctrace_report::{
     },
     ledger::Ledger,
     trace_file::{self, Ending, Header, Index, ReadError, Readable, Recording, Replayed},
+    words::span,
 };
 
 use crate::{
@@ -227,6 +228,10 @@ impl Source {
             ));
         }
         let Replayed { ending, last_ns, ledger, .. } = replayed;
+        if let (Medium::File(_), Ending::CutOff(_), None) = (&self.medium, ending, &damage) {
+            let length = span(last_ns.saturating_sub(self.begins_ns()));
+            say(&format!("gctrace: {} was cut off: it ends after {length}", self.path.display()));
+        }
         let damage = damage.map(|error| described(&error));
         Ok(Whole { index, view: Arc::new(view), ledger, ending, damage, last_ns, readable })
     }

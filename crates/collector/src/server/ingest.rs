@@ -94,8 +94,9 @@ pub(super) fn set(shared: &Shared, work: &Work) -> Result<Answer, StoreError> {
         let mut stream =
             Stream { inner: GzDecoder::new(bytes).take(work.size as u64 + 1), hash: Sha256::new() };
         let read = wire::read(io::BufReader::with_capacity(64 << 10, &mut stream), &mut intake);
-        if read.is_ok()
-            && let Some(problem) = stream.problem()
+        // A second gzip member cuts the JSON off, but it is not the JSON that is wrong.
+        if let Some(problem) = stream.problem()
+            && (read.is_ok() || problem == BEHIND)
         {
             return Ok(Answer::bad(format!("payload: {problem}")));
         }
@@ -197,6 +198,9 @@ fn expanded(file: &[u8], size: usize) -> Option<Vec<u8>> {
     (text.len() == size && stream.get_ref().get_ref().is_empty()).then_some(text)
 }
 
+/// What is wrong with a file of several gzip members, or with other bytes after the first one.
+const BEHIND: &str = "has something behind the end of its gzip member; send one member";
+
 /// A decompressed stream, hashed as it is read.
 struct Stream<R> {
     inner: io::Take<R>,
@@ -218,7 +222,7 @@ impl Stream<GzDecoder<&[u8]>> {
         match io::copy(self, &mut io::sink()) {
             Err(_) => Some("is not gzip, or was damaged"),
             Ok(_) if self.inner.limit() == 0 => Some("is larger than it says, or was cut off"),
-            Ok(_) if !self.inner.get_ref().get_ref().is_empty() => Some("has something behind its end"),
+            Ok(_) if !self.inner.get_ref().get_ref().is_empty() => Some(BEHIND),
             Ok(_) => None,
         }
     }

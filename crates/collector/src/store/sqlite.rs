@@ -64,15 +64,19 @@ impl Sqlite {
         }
         // Before SQLite locks the file: closing any descriptor of it would release the locks of the whole process.
         drop(file);
-        let mut writer = connect(path).map_err(|error| foreign(path, error))?;
+        let mut writer = connect(path).map_err(|error| foreign(path, &error))?;
         // Sums over many rows need files of their own for a moment. /tmp may be small, or not there: a container may write to its volume only.
         let directory =
             path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
-        writer.pragma_update(None, "temp_store_directory", directory.to_string_lossy())?;
-        migrate(&mut writer, path)?;
+        let unusable = |error| foreign(path, &error);
+        writer.pragma_update(None, "temp_store_directory", directory.to_string_lossy()).map_err(unusable)?;
+        migrate(&mut writer, path).map_err(|error| match error {
+            StoreError::Sqlite(error) => foreign(path, &error),
+            error => error,
+        })?;
         // It stays in the file, so it comes when this is known to be ours.
-        writer.pragma_update(None, "journal_mode", "WAL")?;
-        let reader = connect(path)?;
+        writer.pragma_update(None, "journal_mode", "WAL").map_err(unusable)?;
+        let reader = connect(path).map_err(unusable)?;
         Ok(Self { writer: Mutex::new(writer), reader: Mutex::new(reader) })
     }
 
@@ -95,19 +99,22 @@ fn connect(path: &Path) -> Result<Connection, rusqlite::Error> {
     Ok(connection)
 }
 
-fn foreign(path: &Path, error: rusqlite::Error) -> StoreError {
-    match error.sqlite_error_code() {
-        Some(rusqlite::ErrorCode::NotADatabase) => {
-            StoreError::Foreign { path: path.to_owned(), what: "is not an SQLite database".to_owned() }
+/// Opening a file as a store failed.
+fn foreign(path: &Path, error: &rusqlite::Error) -> StoreError {
+    let what = match error.sqlite_error_code() {
+        Some(rusqlite::ErrorCode::NotADatabase) => "is not an SQLite database".to_owned(),
+        Some(rusqlite::ErrorCode::DatabaseCorrupt) => {
+            format!("is a damaged SQLite database ({error}): restore a copy, or name another file")
         }
-        _ => error.into(),
-    }
+        _ => format!("cannot be used as a store: {error}"),
+    };
+    StoreError::Foreign { path: path.to_owned(), what }
 }
 
 fn migrate(connection: &mut Connection, path: &Path) -> Result<(), StoreError> {
     let refused = |what: String| StoreError::Foreign { path: path.to_owned(), what };
-    let transaction =
-        Transaction::new(connection, TransactionBehavior::Immediate).map_err(|error| foreign(path, error))?;
+    let transaction = Transaction::new(connection, TransactionBehavior::Immediate)
+        .map_err(|error| foreign(path, &error))?;
     let pragma = |name: &str| transaction.pragma_query_value(None, name, |row| row.get::<_, i32>(0));
     let version = usize::try_from(pragma("user_version")?).unwrap_or(usize::MAX);
     let tables: u64 = transaction.query_row("SELECT count(*) FROM sqlite_schema", [], |row| row.get(0))?;

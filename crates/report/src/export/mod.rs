@@ -49,8 +49,8 @@ pub const VERSION: &str = env!("CARGO_PKG_VERSION");
 /// Why something could not be written.
 #[derive(Debug, thiserror::Error)]
 pub enum ExportError {
-    /// Writing to standard output failed.
-    #[error("writing to standard output: {0}")]
+    /// Writing lines failed, to standard output or to the file of `--output`.
+    #[error("{}", sink::failed(.0))]
     Stdout(#[source] io::Error),
     /// An output cannot be written, found out before tracing began.
     #[error("{path} cannot be written: {source}{}", remedy(path, source))]

@@ -11,6 +11,22 @@ use std::{
 use super::{ExportError, file};
 use crate::console;
 
+/// Writing lines to a file failed.
+#[derive(Debug, thiserror::Error)]
+#[error("writing {}: {error}", path.display())]
+struct FileError {
+    path: PathBuf,
+    error: io::Error,
+}
+
+/// Says where lines were to be written when this happened.
+pub(super) fn failed(error: &io::Error) -> String {
+    match error.get_ref() {
+        Some(inner) if inner.is::<FileError>() => inner.to_string(),
+        _ => format!("writing to standard output: {error}"),
+    }
+}
+
 /// A stream of lines. Unlike other outputs it is not written as a whole at the end: lines appear as things happen, and
 /// each write is of whole lines only.
 #[derive(Clone, Debug)]
@@ -44,7 +60,7 @@ impl Write for Sink {
             }
             Self::File(path, file) => (&**file)
                 .write(bytes)
-                .map_err(|error| io::Error::new(error.kind(), format!("{}: {error}", path.display()))),
+                .map_err(|error| io::Error::new(error.kind(), FileError { path: path.clone(), error })),
         }
     }
 
@@ -59,6 +75,16 @@ impl Write for Sink {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// What failed is named.
+    #[test]
+    fn full() {
+        let mut full = Sink::open(Some(Path::new("/dev/full"))).unwrap();
+        let error = ExportError::Stdout(full.write_all(b"line\n").unwrap_err());
+        assert_eq!(error.to_string(), "writing /dev/full: No space left on device (os error 28)");
+        let error = ExportError::Stdout(io::Error::from_raw_os_error(28));
+        assert_eq!(error.to_string(), "writing to standard output: No space left on device (os error 28)");
+    }
 
     /// All writers share one position, and what was there before is gone.
     #[test]

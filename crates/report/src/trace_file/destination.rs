@@ -29,8 +29,8 @@ const PATIENCE: Duration = Duration::from_secs(10);
 /// A place for chunks.
 #[derive(Debug)]
 pub(super) enum Destination {
-    /// A regular file, and what is in it as whole chunks.
-    File(File, Amount),
+    /// A regular file.
+    File(Recorded),
     /// A pipe or whatever standard output is.
     Stream(Stream),
 }
@@ -49,14 +49,39 @@ impl Amount {
     }
 }
 
+/// A regular file and what is in it.
+#[derive(Debug)]
+pub(super) struct Recorded {
+    file: File,
+    /// What is in it as whole chunks.
+    written: Amount,
+    /// The beginning of the recording, while the file still has an older one: a run that fails before it sees anything leaves that.
+    beginning: Option<Vec<u8>>,
+}
+
+impl Recorded {
+    fn append(&mut self, bytes: &[u8], entries: u64) -> io::Result<()> {
+        self.begin()?;
+        self.file.write_all_at(bytes, self.written.bytes)?;
+        self.written.add(bytes.len() as u64, entries);
+        Ok(())
+    }
+
+    /// Replaces an older recording.
+    fn begin(&mut self) -> io::Result<()> {
+        let Some(beginning) = self.beginning.take() else { return Ok(()) };
+        self.file.set_len(0)?;
+        self.append(&beginning, 0)
+    }
+}
+
 impl Destination {
-    /// A regular file. One that is there is emptied, and locked (`flock`) until the recording ends; only its owner can read a new
-    /// one, because command lines are in it.
+    /// A regular file. One that is there is locked (`flock`) until the recording ends, and keeps its content until the first chunk of
+    /// entries, or the end; only its owner can read a new one, because command lines are in it.
     pub(super) fn file(path: &Path) -> Result<Self, ExportError> {
         check_path(path)?;
         let unwritable = |source| ExportError::Unwritable { path: path.to_owned(), source };
         let is_new = !path.exists();
-        // Emptied once it is certain that nobody else records to it.
         let file = OpenOptions::new().write(true).create(true).truncate(false).mode(0o600).open(path);
         let file = file.map_err(unwritable)?;
         match file.try_lock() {
@@ -64,22 +89,29 @@ impl Destination {
                 return Err(unwritable(io::Error::other("another gctrace records to it; name another file")));
             }
             // Some network file systems have no locks.
-            Ok(()) | Err(TryLockError::Error(_)) => file.set_len(0).map_err(unwritable)?,
+            Ok(()) | Err(TryLockError::Error(_)) => {}
         }
         if is_new {
             give_to_owner(file.as_fd());
         }
-        Ok(Self::File(file, Amount::default()))
+        Ok(Self::File(Recorded { file, written: Amount::default(), beginning: None }))
+    }
+
+    /// Begins with these chunks, which have no entries.
+    pub(super) fn begin(&mut self, bytes: Vec<u8>) -> io::Result<()> {
+        match self {
+            Self::File(recorded) if recorded.file.metadata()?.len() > 0 => {
+                recorded.beginning = Some(bytes);
+                Ok(())
+            }
+            _ => self.append(bytes, 0),
+        }
     }
 
     /// Adds whole chunks, in which there are so many entries.
     pub(super) fn append(&mut self, bytes: Vec<u8>, entries: u64) -> io::Result<()> {
         match self {
-            Self::File(file, written) => {
-                file.write_all_at(&bytes, written.bytes)?;
-                written.add(bytes.len() as u64, entries);
-                Ok(())
-            }
+            Self::File(recorded) => recorded.append(&bytes, entries),
             Self::Stream(stream) => stream.append(bytes, entries),
         }
     }
@@ -88,7 +120,7 @@ impl Destination {
     pub(super) fn undo(&self) -> io::Result<()> {
         match self {
             // Readers stop at a part of a chunk anyway.
-            Self::File(file, written) => file.set_len(written.bytes),
+            Self::File(recorded) => recorded.file.set_len(recorded.written.bytes),
             Self::Stream(_) => Ok(()),
         }
     }
@@ -96,7 +128,7 @@ impl Destination {
     /// Waits until everything is written.
     pub(super) fn finish(&mut self) -> io::Result<()> {
         match self {
-            Self::File(..) => Ok(()),
+            Self::File(recorded) => recorded.begin(),
             Self::Stream(stream) => stream.finish(PATIENCE),
         }
     }
@@ -104,7 +136,7 @@ impl Destination {
     /// What was added so far.
     pub(super) fn added(&self) -> Amount {
         match self {
-            Self::File(_, written) => *written,
+            Self::File(recorded) => recorded.written,
             Self::Stream(stream) => stream.accepted,
         }
     }
@@ -112,7 +144,7 @@ impl Destination {
     /// Entries in chunks that are written as a whole. Those of a stream may wait for its reader.
     pub(super) fn written_entries(&self) -> u64 {
         match self {
-            Self::File(_, written) => written.entries,
+            Self::File(recorded) => recorded.written.entries,
             Self::Stream(stream) => stream.progress.entries.load(Ordering::Relaxed),
         }
     }

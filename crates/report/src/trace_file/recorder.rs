@@ -42,7 +42,7 @@ pub struct Recorder {
 }
 
 impl Recorder {
-    /// Begins a recording in a file, which is emptied.
+    /// Begins a recording in a file. What is in it is replaced when there is something to record, or at the end.
     ///
     /// # Errors
     ///
@@ -80,7 +80,7 @@ impl Recorder {
         let (path, filling, counts) = (path.to_owned(), Filling::default(), RecordingCounts::default());
         let mut recorder = Self { path, to, filling, begun_ns: None, failed: false, most: None, counts };
         let begun = chunk::stored(Kind::Header, &wire::Header::of(header).encode_to_vec())
-            .and_then(|head| recorder.to.append([chunk::beginning(), head].concat(), 0));
+            .and_then(|head| recorder.to.begin([chunk::beginning(), head].concat()));
         begun.map_err(|source| ExportError::Unwritable { path: recorder.path.clone(), source })?;
         Ok(recorder)
     }

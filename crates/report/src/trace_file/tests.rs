@@ -148,6 +148,28 @@ fn one_writer() {
     Recorder::create(&path, &header()).unwrap();
 }
 
+/// An older recording stays until there is something to record: a run that fails at its start leaves it.
+#[test]
+fn older_recordings() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("a.gctrace");
+    let older = [recorded().0, vec![0; 100_000]].concat();
+    std::fs::write(&path, &older).unwrap();
+    drop(Recorder::create(&path, &header()).unwrap());
+    assert!(std::fs::read(&path).unwrap() == older, "a failed run has changed it");
+    let recorder = Recorder::create(&path, &header()).unwrap();
+    hand(&mut Outputs::new(vec![Box::new(recorder)]));
+    let newer = std::fs::read(&path).unwrap();
+    assert!(newer == recorded().0, "{} bytes", newer.len());
+    // A run that sees nothing is a recording, too.
+    let mut recorder = Recorder::create(&path, &header()).unwrap();
+    recorder.finish(&Ledger::default()).unwrap();
+    recorder.settled(&Ledger::default()).unwrap();
+    let empty = std::fs::read(&path).unwrap();
+    assert!(empty.len() < newer.len() && replayed(&empty).1.len() == 3, "{:?}", replayed(&empty).1);
+    assert_eq!(replayed(&empty).0.unwrap().ending, Ending::Complete);
+}
+
 /// What is replayed of these bytes.
 fn replayed(bytes: &[u8]) -> (Result<Replayed, ReadError>, Vec<String>) {
     let log = Log::default();

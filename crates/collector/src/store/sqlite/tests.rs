@@ -295,6 +295,11 @@ fn foreign_files() {
     let error = Sqlite::open(&other).unwrap_err().to_string();
     assert!(fs::read(&other).unwrap() == before, "it is changed");
     assert!(error.ends_with("is a database of another program"), "{error}");
+    let short = dir.path().join("short.db");
+    drop(Sqlite::open(&short).unwrap());
+    File::options().write(true).open(&short).unwrap().set_len(5000).unwrap();
+    let error = Sqlite::open(&short).unwrap_err().to_string();
+    assert!(error.starts_with(&format!("{} is a damaged SQLite database (", short.display())), "{error}");
     let later = dir.path().join("later.db");
     drop(Sqlite::open(&later).unwrap());
     Connection::open(&later).unwrap().pragma_update(None, "user_version", 99).unwrap();

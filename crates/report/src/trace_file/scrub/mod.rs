@@ -14,7 +14,7 @@ use std::{
     sync::Arc,
 };
 
-use gctrace_tunemygc::tune::{environment, ruby};
+use gctrace_tunemygc::tune::ruby;
 use prost::Message as _;
 
 use super::{
@@ -240,6 +240,20 @@ struct Scrubber {
     frames: HashMap<*const Frame, (Arc<Frame>, Arc<Frame>)>,
 }
 
+/// Variables of the TuneMyGC agent, as its documentation names them.
+const AGENTS: [&str; 10] = [
+    "RUBY_GC_TOKEN",
+    "RUBY_GC_TUNE",
+    "RUBY_GC_SPY",
+    "RUBY_GC_MAX_SAMPLES",
+    "RUBY_GC_SYNC_ALWAYS",
+    "RUBY_GC_SYNC_NEVER",
+    "RUBY_GC_TUNE_DEBUG",
+    "RUBY_GC_TUNE_HOST",
+    "RUBY_GC_TUNE_REQUESTS",
+    "RUBY_GC_TUNE_VERBOSE",
+];
+
 impl Scrubber {
     fn new(keep: BTreeSet<Kind>) -> Result<Self, ScrubError> {
         Ok(Self { keep, pseudonyms: Pseudonyms::new()?, frames: HashMap::new() })
@@ -365,11 +379,10 @@ impl Scrubber {
         }
     }
 
-    /// The name of a variable. Those that neither Ruby nor the agent knows are somebody's own, and those that are refused, whatever
-    /// they begin with.
+    /// The name of a variable. Those that neither Ruby nor the agent's documentation knows are somebody's own, whatever they begin
+    /// with, and so are those that are refused.
     fn variable(&mut self, name: String) -> String {
-        let of_agent = environment::is_name(&name) && environment::is_agents(&name);
-        let is_known = of_agent || ruby::variable(&name).is_some();
+        let is_known = AGENTS.contains(&name.as_str()) || ruby::variable(&name).is_some();
         if is_known || !self.replaces(Kind::Settings) {
             return name;
         }

@@ -6,6 +6,13 @@ use serde::{Deserialize, Serialize};
 
 use super::{distribution::Distribution, heaps::Heap, ruby::Series, trend::Trends};
 
+/// Fewest cycles in the sets for any advice.
+pub const MIN_CYCLES: u64 = 30;
+/// Fewest seconds in the sets for any advice.
+pub const MIN_SECONDS: f64 = 5.0;
+/// Largest share of cycles that may be missing in the sets.
+pub const MAX_MISSING: f64 = 0.10;
+
 /// What is known of a program from its sample sets.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Evidence {
@@ -129,6 +136,32 @@ impl Evidence {
     pub fn counted_time(&self) -> Option<GcTime> {
         let time = self.time.filter(|time| time.seconds > 0.0)?;
         (time.minor_ms > 0 || time.major_ms > 0 || self.cycles < STILL).then_some(time)
+    }
+
+    /// Whether enough is known for any advice.
+    pub(super) fn is_sufficient(&self) -> bool {
+        self.lacks().is_empty()
+    }
+
+    /// What is missing for any advice.
+    pub(super) fn lacks(&self) -> Vec<String> {
+        let mut missing = Vec::new();
+        if self.cycles < MIN_CYCLES {
+            let seen = if self.cycles == 1 { "cycle was" } else { "cycles were" };
+            missing.push(format!("{} GC {seen} seen, at least {MIN_CYCLES} are needed", self.cycles));
+        }
+        if self.seconds < MIN_SECONDS {
+            missing.push(format!("the sets span {:.1} s, at least {MIN_SECONDS} s are needed", self.seconds));
+        }
+        let all = self.cycles as f64 + self.missing as f64;
+        if self.missing as f64 > all * MAX_MISSING {
+            missing.push(format!(
+                "{} of {all} cycles are not in the sets, at most {:.0} % may be missing",
+                self.missing,
+                MAX_MISSING * 100.0
+            ));
+        }
+        missing
     }
 
     /// Adds the evidence of another one. The environment is that of the later one.

@@ -9,7 +9,6 @@ use super::{
     distribution::Distribution,
     in_force::{brief, short},
     ruby::Variable,
-    rules::is_sufficient,
 };
 
 /// What is known of a program under one environment.
@@ -26,7 +25,7 @@ pub struct Episode {
 /// The environment that was in force before; of the others, the one seen last is at the end. One of which too little is known for
 /// any comparison, such as that of a console, does not count.
 pub(super) fn before<'a>(now: &Episode, others: &'a [Episode]) -> Option<&'a Episode> {
-    others.iter().rev().find(|other| other.seen <= now.seen && is_sufficient(&other.evidence))
+    others.iter().rev().find(|other| other.seen <= now.seen && other.evidence.is_sufficient())
 }
 
 /// Environments that are not in force are forgotten when their last set is older than this, seconds.
@@ -162,7 +161,7 @@ impl Comparison {
 /// How `after` compares with `before`.
 pub(super) fn judge(before: &Episode, after: &Episode, strategy: Strategy) -> Outcome {
     let (before, after) = (&before.evidence, &after.evidence);
-    if !is_sufficient(before) || !is_sufficient(after) {
+    if !before.is_sufficient() || !after.is_sufficient() {
         return Outcome::Unknown;
     }
     let by = |pick: Pick| judge_by(pick(before), pick(after));

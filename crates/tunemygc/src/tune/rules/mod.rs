@@ -12,18 +12,14 @@ use super::{
     trend::Leak,
 };
 
+pub use super::evidence::{MAX_MISSING, MIN_CYCLES, MIN_SECONDS};
+
 mod heap;
 mod price;
 mod room;
 mod trade_off;
 mod triggers;
 
-/// Fewest cycles in the sets for any advice.
-pub const MIN_CYCLES: u64 = 30;
-/// Fewest seconds in the sets for any advice.
-pub const MIN_SECONDS: f64 = 5.0;
-/// Largest share of cycles that may be missing in the sets.
-pub const MAX_MISSING: f64 = 0.10;
 /// Fewest cases of a kind, as in Shopify's autotuner.
 const MIN_CASES: u64 = 10;
 /// Of so many cycles at least one must be of the kind, where their time is not counted.
@@ -162,11 +158,11 @@ struct Case<'a> {
 
 pub(super) fn recommend(series: Series, now: &Episode, others: &[Episode]) -> Report {
     let evidence = &now.evidence;
-    let insufficient = insufficient(evidence);
+    let insufficient = evidence.lacks();
     let (judged, leaks) = evidence.trends.leaks();
     let many = leaks.len() * 2 >= judged;
     let tried = Tried { now, others };
-    let attempts = others.iter().filter(|other| is_sufficient(&other.evidence)).count();
+    let attempts = others.iter().filter(|other| other.evidence.is_sufficient()).count();
     let plans = Strategy::ALL.map(|strategy| {
         let mut plan =
             Plan { strategy, advice: Vec::new(), refusals: Vec::new(), withdrawal: None, price: None };
@@ -241,32 +237,6 @@ fn changing(mut advice: Advice) -> Verdict {
         return Err("all that it would set is in force already".to_owned());
     }
     Ok(advice)
-}
-
-/// Whether enough is known for any advice.
-pub(super) fn is_sufficient(evidence: &Evidence) -> bool {
-    insufficient(evidence).is_empty()
-}
-
-/// What is missing for any advice.
-fn insufficient(evidence: &Evidence) -> Vec<String> {
-    let mut missing = Vec::new();
-    if evidence.cycles < MIN_CYCLES {
-        let seen = if evidence.cycles == 1 { "cycle was" } else { "cycles were" };
-        missing.push(format!("{} GC {seen} seen, at least {MIN_CYCLES} are needed", evidence.cycles));
-    }
-    if evidence.seconds < MIN_SECONDS {
-        missing.push(format!("the sets span {:.1} s, at least {MIN_SECONDS} s are needed", evidence.seconds));
-    }
-    let all = evidence.cycles as f64 + evidence.missing as f64;
-    if evidence.missing as f64 > all * MAX_MISSING {
-        missing.push(format!(
-            "{} of {all} cycles are not in the sets, at most {:.0} % may be missing",
-            evidence.missing,
-            MAX_MISSING * 100.0
-        ));
-    }
-    missing
 }
 
 /// An advice, unless another rule has set one of its variables already.

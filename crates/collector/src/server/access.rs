@@ -2,7 +2,7 @@
 
 use hyper::StatusCode;
 
-use super::{Shared, now, routes::Answer};
+use super::{Shared, answer::Answer, now};
 use crate::store::{App, AppInfo, Rights, StoreError, Token, TokenHash};
 
 /// Why a token gives no access.

@@ -5,7 +5,7 @@ use std::{
     sync::{Mutex, PoisonError, atomic::Ordering},
 };
 
-use super::{Shared, history, now};
+use super::{Shared, now};
 use crate::{
     store::{BATCH, Environment, Group, Store, StoreError},
     tune::{self, Episode, Evidence, InForce, Plan, Report, history::FORGOTTEN, in_force::shown},
@@ -190,9 +190,8 @@ impl Advice {
         self.advised.contains(&setting(name, value))
     }
 
-    /// Remembers the advice that is given now.
-    pub(super) fn give(&self, shared: &Shared, plans: &[Plan]) -> Result<(), StoreError> {
-        history::note(shared, self, plans)?;
+    /// Remembers the settings that are advised now.
+    pub(super) fn remember(&self, shared: &Shared, plans: &[Plan]) -> Result<(), StoreError> {
         let settings = plans.iter().flat_map(Plan::settings);
         let mut new: Vec<String> = settings
             .map(|change| setting(change.variable, change.value.number()))

@@ -115,8 +115,14 @@ fn event(given: &Given, advice: &Advice) -> Event {
     Event { at: given.first, until: given.last, what }
 }
 
+/// Remembers the advice that is given now.
+pub(super) fn give(shared: &Shared, advice: &Advice, plans: &[Plan]) -> Result<(), StoreError> {
+    note(shared, advice, plans)?;
+    advice.remember(shared, plans)
+}
+
 /// Records the advice that is given now. Advice whose values only become more exact stays one entry.
-pub(super) fn note(shared: &Shared, advice: &Advice, plans: &[Plan]) -> Result<(), StoreError> {
+fn note(shared: &Shared, advice: &Advice, plans: &[Plan]) -> Result<(), StoreError> {
     let report = &advice.report;
     if !report.insufficient.is_empty() {
         return Ok(());

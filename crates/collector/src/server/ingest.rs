@@ -11,7 +11,7 @@ use hyper::StatusCode;
 use serde_json::{Map, Value};
 use sha2::{Digest as _, Sha256};
 
-use super::{LARGE, MAX_BODY, Shared, access, advice::Advice, body::Body, now, routes::Answer};
+use super::{LARGE, MAX_BODY, Shared, access, advice::Advice, answer::Answer, body::Body, now};
 use crate::{
     digest::Digest,
     store::{App, Group, NewSet, SetId, StoreError, TokenHash},

@@ -2,8 +2,8 @@
 //!
 //! * [`listen`]: sockets, connections and their limits, [`addresses`]: those of one address; [`tls`]: certificates;
 //!   [`unread`]: answers that nobody reads
-//! * [`routes`]: which request gets which answer; [`pages`]: answers for people; [`body`]: reading bodies within limits
-//! * [`access`]: rights of a token; [`advice`]: recommendations; [`history`]: earlier ones and their effect
+//! * [`routes`]: which request gets which [`answer`]; [`pages`]: answers for people; [`body`]: reading bodies within limits
+//! * [`access`]: rights of a token; [`advice`], [`recommended`]: recommendations; [`history`]: earlier ones and their effect
 //! * [`ingest`]: processing of a set; [`retention`]: its end; [`metrics`]: counters; [`failures`]: what fails, in the log
 
 use std::{net::SocketAddr, path::PathBuf, sync::Arc, time::Duration};
@@ -18,6 +18,7 @@ use crate::{
 mod access;
 mod addresses;
 mod advice;
+mod answer;
 mod body;
 mod failures;
 #[cfg(test)]
@@ -27,6 +28,7 @@ mod ingest;
 mod listen;
 mod metrics;
 mod pages;
+mod recommended;
 mod retention;
 mod routes;
 mod tls;

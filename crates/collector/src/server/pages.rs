@@ -12,8 +12,9 @@ use maud::{Markup, html};
 use super::{
     Shared,
     access::{self, Refusal, Sight},
+    answer::Answer,
     now,
-    routes::{Answer, Recommended, recommended},
+    recommended::{Recommended, recommended},
 };
 use crate::{
     digest::{BOUNDS, CLASSES, Figures},

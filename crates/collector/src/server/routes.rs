@@ -1,9 +1,6 @@
 //! Which request gets which answer.
 
-use std::{
-    borrow::Cow,
-    sync::{Arc, atomic::Ordering},
-};
+use std::sync::{Arc, atomic::Ordering};
 
 use http_body_util::Full;
 use hyper::{
@@ -16,12 +13,12 @@ use super::{
     MAX_BODY, Shared,
     access::{self, Sight},
     advice::Advice,
+    answer::Answer,
     body::{Body, BodyError, Reader},
     history, ingest, now,
     pages::{self, Visitor},
 };
 use crate::{
-    printable::{printable, printable_json, printable_lines},
     store::{App, Group, MAX_FIELD, NewApp, Rights, SetId, StoreError, TokenHash, is_field, new_token},
     tune::{Series, Strategy},
 };
@@ -30,72 +27,6 @@ use crate::{
 const MAX_FORM: usize = 16 << 10;
 /// Most applications; beyond that, none can register itself.
 const MAX_APPS: u64 = 10_000;
-
-/// An answer that has not been sent.
-pub(super) struct Answer {
-    pub(super) code: StatusCode,
-    pub(super) text: String,
-    kind: &'static str,
-    headers: Vec<(header::HeaderName, String)>,
-}
-
-const TEXT: &str = "text/plain; charset=utf-8";
-const JSON: &str = "application/json";
-const HTML: &str = "text/html; charset=utf-8";
-const CSS: &str = "text/css; charset=utf-8";
-const OPENMETRICS: &str = "text/plain; version=0.0.4; charset=utf-8";
-
-impl Answer {
-    pub(super) fn new(code: StatusCode, text: impl Into<String>) -> Self {
-        Self { code, text: text.into(), kind: TEXT, headers: Vec::new() }
-    }
-
-    pub(super) fn bad(text: impl Into<String>) -> Self {
-        Self::new(StatusCode::BAD_REQUEST, text)
-    }
-
-    pub(super) fn json(code: StatusCode, text: impl Into<String>) -> Self {
-        Self { kind: JSON, ..Self::new(code, text) }
-    }
-
-    /// A page. Names from outside are escaped already.
-    pub(super) fn page(code: StatusCode, text: String) -> Self {
-        let headers = vec![
-            (header::CONTENT_SECURITY_POLICY, gctrace_pages::POLICY.to_owned()),
-            (header::CACHE_CONTROL, "no-store".to_owned()),
-            // With `no-referrer`, forms would come from the origin `null`.
-            (header::REFERRER_POLICY, "same-origin".to_owned()),
-        ];
-        Self { kind: HTML, headers, ..Self::new(code, text) }
-    }
-
-    /// The style sheet of pages.
-    fn style() -> Self {
-        let headers = vec![(header::CACHE_CONTROL, "max-age=3600".to_owned())];
-        Self { kind: CSS, headers, ..Self::new(StatusCode::OK, gctrace_pages::STYLE) }
-    }
-
-    /// To another page, with a new cookie.
-    pub(super) fn elsewhere(to: &str, cookie: String) -> Self {
-        let headers = vec![(header::LOCATION, to.to_owned()), (header::SET_COOKIE, cookie)];
-        Self { headers, ..Self::new(StatusCode::SEE_OTHER, "") }
-    }
-
-    /// The text; text from outside in it cannot control a terminal. Only reports have several lines.
-    fn shown(&self) -> Cow<'_, str> {
-        match self.kind {
-            JSON => printable_json(&self.text),
-            HTML | CSS => Cow::Borrowed(&self.text),
-            _ if self.code.is_success() => printable_lines(&self.text),
-            _ => printable(&self.text),
-        }
-    }
-
-    /// The store failed. Agents try again after a 500, and only then.
-    fn failed() -> Self {
-        Self::new(StatusCode::INTERNAL_SERVER_ERROR, "the collector's store failed; send it again")
-    }
-}
 
 /// Answers a request and counts that.
 pub(super) async fn answer(
@@ -136,7 +67,7 @@ pub(super) async fn answer(
     } else if path == "/metrics" && get {
         let text = |shared: &Shared| {
             let text = shared.metrics.to_text(shared.store.totals()?);
-            Ok(Answer { kind: OPENMETRICS, ..Answer::new(StatusCode::OK, text) })
+            Ok(Answer::openmetrics(text))
         };
         ("/metrics", blocking(&shared, text).await)
     } else {
@@ -435,7 +366,7 @@ fn app(shared: &Shared, token: TokenHash, query: &str) -> Result<Answer, StoreEr
     let advice = group.map(|group| Advice::of(shared, group, None)).transpose()?.flatten();
     let Some(advice) = advice else { return Ok(Answer::new(StatusCode::NO_CONTENT, "")) };
     let strategy = wanted.strategy.unwrap_or(Strategy::Speed);
-    advice.give(shared, std::slice::from_ref(advice.report.plan(strategy)))?;
+    history::give(shared, &advice, std::slice::from_ref(advice.report.plan(strategy)))?;
     let own = |name: &str, value: f64| advice.is_own(name, value);
     if wanted.json {
         let mut state = advice.report.to_state(strategy, &own);
@@ -456,34 +387,12 @@ fn config(shared: &Shared, id: &str) -> Result<Answer, StoreError> {
     let Some(advice) = advice.flatten() else {
         return Ok(Answer::new(StatusCode::NOT_FOUND, "no such configuration"));
     };
-    advice.give(shared, &advice.report.plans)?;
+    history::give(shared, &advice, &advice.report.plans)?;
     Ok(if json {
         Answer::json(StatusCode::OK, advice.report.to_config().to_string())
     } else {
         Answer::new(StatusCode::OK, advice.report.to_string())
     })
-}
-
-/// What is recommended to an application.
-pub(super) struct Recommended {
-    /// Lines for a shell.
-    pub(super) exports: String,
-    /// The reasons.
-    pub(super) report: String,
-    /// Earlier advice and its effect.
-    pub(super) history: Vec<history::Event>,
-}
-
-/// What is recommended to an application. `None`: nothing has arrived yet.
-pub(super) fn recommended(shared: &Shared, app: App) -> Result<Option<Recommended>, StoreError> {
-    let group = shared.store.latest_group(app)?;
-    let advice = group.map(|group| Advice::of(shared, group, None)).transpose()?.flatten();
-    let Some(advice) = advice else { return Ok(None) };
-    advice.give(shared, &advice.report.plans)?;
-    let own = |name: &str, value: f64| advice.is_own(name, value);
-    let exports = advice.report.to_exports(Strategy::Speed, &own);
-    let report = printable_lines(&advice.report.to_string()).into_owned();
-    Ok(Some(Recommended { exports, report, history: history::of(shared, &advice)? }))
 }
 
 #[cfg(test)]

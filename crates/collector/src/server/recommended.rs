@@ -1,0 +1,30 @@
+//! What is recommended to an application, for people.
+
+use super::{Shared, advice::Advice, history};
+use crate::{
+    printable::printable_lines,
+    store::{App, StoreError},
+    tune::Strategy,
+};
+
+/// What is recommended to an application.
+pub(super) struct Recommended {
+    /// Lines for a shell.
+    pub(super) exports: String,
+    /// The reasons.
+    pub(super) report: String,
+    /// Earlier advice and its effect.
+    pub(super) history: Vec<history::Event>,
+}
+
+/// What is recommended to an application. `None`: nothing has arrived yet.
+pub(super) fn recommended(shared: &Shared, app: App) -> Result<Option<Recommended>, StoreError> {
+    let group = shared.store.latest_group(app)?;
+    let advice = group.map(|group| Advice::of(shared, group, None)).transpose()?.flatten();
+    let Some(advice) = advice else { return Ok(None) };
+    history::give(shared, &advice, &advice.report.plans)?;
+    let own = |name: &str, value: f64| advice.is_own(name, value);
+    let exports = advice.report.to_exports(Strategy::Speed, &own);
+    let report = printable_lines(&advice.report.to_string()).into_owned();
+    Ok(Some(Recommended { exports, report, history: history::of(shared, &advice)? }))
+}

@@ -3,7 +3,7 @@
 use super::headers::Headers;
 use super::image::build_id;
 use super::{BuildId, ElfError, LoadSegment, ReadAt};
-use crate::address::{FileOffset, Svma};
+use crate::address::Svma;
 
 /// The identity of an image and where its contents lie in the file.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -34,14 +34,6 @@ impl ImageHead {
         });
         offset.is_some_and(|offset| source.read_exact_at(buffer, offset).is_ok())
     }
-}
-
-/// File offset of a stated address in an executable segment: where a uprobe on it is attached.
-pub fn code_offset(segments: &[LoadSegment], address: Svma) -> Option<FileOffset> {
-    let segment = segments
-        .iter()
-        .find(|s| s.executable && address.0.checked_sub(s.address.0).is_some_and(|at| at < s.file_size))?;
-    Some(FileOffset(segment.offset.0.checked_add(address.0 - segment.address.0)?))
 }
 
 #[cfg(test)]

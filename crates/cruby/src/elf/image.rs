@@ -1,6 +1,5 @@
 //! An ELF image: everything about the file that finding probe sites needs, and nothing else of it in memory.
 
-use std::fmt;
 use std::ops::Range;
 
 use object::LittleEndian as LE;
@@ -8,9 +7,9 @@ use object::elf;
 
 use super::frames::{self, FunctionRange};
 use super::headers::{Headers, Machine};
-use super::notes;
+use super::notes::{self, BuildId};
 use super::plt::{self, Relocation};
-use super::raw::{LoadSegment, Section, records, string_at};
+use super::raw::{LoadSegment, Section, code_offset, records, string_at};
 use super::source::read_bytes;
 use super::symbols::{Symbol, SymbolTable};
 use super::usdt::{self, UsdtProbe};
@@ -21,34 +20,6 @@ use crate::address::{FileOffset, Svma};
 const MAX_TEXT: u64 = 256 << 20;
 const MAX_DATA: u64 = 64 << 20;
 const MAX_SMALL: u64 = 1 << 20;
-
-/// The GNU build id: a hash of the linked contents that survives stripping.
-#[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord, serde::Serialize, serde::Deserialize)]
-pub struct BuildId(Box<[u8]>);
-
-impl BuildId {
-    /// From the raw bytes of the note.
-    pub fn new(bytes: &[u8]) -> Self {
-        Self(bytes.into())
-    }
-
-    /// The raw bytes.
-    pub fn as_bytes(&self) -> &[u8] {
-        &self.0
-    }
-}
-
-impl fmt::Display for BuildId {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.iter().try_for_each(|byte| write!(f, "{byte:02x}"))
-    }
-}
-
-impl fmt::Debug for BuildId {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "BuildId({self})")
-    }
-}
 
 /// Bytes of one section that stay in memory.
 #[derive(Debug)]
@@ -347,7 +318,7 @@ impl ElfImage {
 
     /// File offset of a stated address in an executable segment: where a uprobe on it is attached.
     pub fn svma_to_file_offset(&self, address: Svma) -> Option<FileOffset> {
-        super::code_offset(&self.segments, address)
+        code_offset(&self.segments, address)
     }
 }
 

@@ -26,12 +26,13 @@ mod usdt;
 
 pub use error::ElfError;
 pub use frames::{FunctionRange, function_ranges};
-pub use head::{ImageHead, code_offset};
+pub use head::ImageHead;
 pub use headers::{Headers, Machine};
-pub use image::{BuildId, ElfImage, build_id};
+pub use image::{ElfImage, build_id};
+pub use notes::BuildId;
 pub use plt::Relocation;
 pub use probe::{RubyPresence, probe_ruby, read_symbol_u64};
-pub use raw::{LoadSegment, Section, string_at};
+pub use raw::{LoadSegment, Section, code_offset, string_at};
 pub use source::ReadAt;
 pub use symbols::{Symbol, SymbolTable};
 pub use thread_local::{ThreadLocal, TlsSlot};

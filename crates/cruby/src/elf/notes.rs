@@ -1,11 +1,39 @@
 //! ELF notes: the build id, and what the code declares of itself.
 
-use object::elf;
+use std::fmt;
 
-use super::BuildId;
+use object::elf;
 
 /// Notes that are looked at in one section.
 const MAX_NOTES: usize = 1 << 14;
+
+/// The GNU build id: a hash of the linked contents that survives stripping.
+#[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord, serde::Serialize, serde::Deserialize)]
+pub struct BuildId(Box<[u8]>);
+
+impl BuildId {
+    /// From the raw bytes of the note.
+    pub fn new(bytes: &[u8]) -> Self {
+        Self(bytes.into())
+    }
+
+    /// The raw bytes.
+    pub fn as_bytes(&self) -> &[u8] {
+        &self.0
+    }
+}
+
+impl fmt::Display for BuildId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.iter().try_for_each(|byte| write!(f, "{byte:02x}"))
+    }
+}
+
+impl fmt::Debug for BuildId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "BuildId({self})")
+    }
+}
 
 /// One note.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

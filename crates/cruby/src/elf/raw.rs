@@ -24,6 +24,14 @@ pub struct LoadSegment {
     pub writable: bool,
 }
 
+/// File offset of a stated address in an executable segment: where a uprobe on it is attached.
+pub fn code_offset(segments: &[LoadSegment], address: Svma) -> Option<FileOffset> {
+    let segment = segments
+        .iter()
+        .find(|s| s.executable && address.0.checked_sub(s.address.0).is_some_and(|at| at < s.file_size))?;
+    Some(FileOffset(segment.offset.0.checked_add(address.0 - segment.address.0)?))
+}
+
 /// A section header.
 #[derive(Clone, Debug)]
 pub struct Section {

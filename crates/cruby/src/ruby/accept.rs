@@ -2,7 +2,6 @@
 
 use std::borrow::Cow;
 use std::collections::BTreeSet;
-use std::fmt;
 
 use gctrace_common::event::Point;
 use iced_x86::{Code as Opcode, FlowControl, Instruction, Mnemonic, OpKind, Register};
@@ -11,6 +10,7 @@ use serde::{Deserialize, Serialize};
 use super::aarch64;
 use super::code::{Body, Code};
 use super::emulation::is_emulated;
+use super::outcome::Outcome;
 use super::sites::{
     Field, Findings, MAX_SITES, PauseKind, Site, SiteForm, base_name, hook_events, increments_aarch64,
 };
@@ -26,27 +26,6 @@ pub struct Check {
     pub name: Cow<'static, str>,
     /// What came of it.
     pub outcome: Outcome,
-}
-
-/// Outcome of a check.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Outcome {
-    /// It holds.
-    Passed,
-    /// It does not hold, and why.
-    Failed(String),
-    /// It makes no statement about this image, and why.
-    NotApplicable(String),
-}
-
-impl fmt::Display for Outcome {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Passed => f.write_str("passed"),
-            Self::Failed(reason) => write!(f, "failed: {reason}"),
-            Self::NotApplicable(reason) => write!(f, "not applicable: {reason}"),
-        }
-    }
 }
 
 /// Runs all checks.

@@ -8,10 +8,11 @@ use gctrace_common::config::ThreadPath;
 use gctrace_common::event::Point;
 use serde::{Deserialize, Serialize};
 
-use super::accept::{Check, Outcome, accept};
+use super::accept::{Check, accept};
 use super::code::{Code, Explored};
 use super::derive::{Derivation, ThreadLayout};
 use super::modular::{self, Modular};
+use super::outcome::Outcome;
 use super::sites::{self, Findings, GvlSites, RefillSites, Site, ThreadSites, find};
 use super::version::{RubyVersion, description};
 use super::vm_path::{VmPath, VmPathError};

@@ -21,6 +21,7 @@ pub mod layout;
 pub mod live_check;
 pub mod malloc;
 mod modular;
+mod outcome;
 pub mod plan;
 pub mod reconcile;
 mod reference;
@@ -40,10 +41,11 @@ mod version;
 mod vm_path;
 mod x86;
 
-pub use accept::{Check, Outcome, may_be_probed};
+pub use accept::{Check, may_be_probed};
 pub use analyse::{Refusal, Rest, RubyAnalysis, analyse, analyse_gc, analyse_library};
 pub use formula::{Formula, Piece};
 pub use modular::Modular;
+pub use outcome::Outcome;
 pub use sites::{
     GvlEvent, GvlFields, GvlSite, GvlSites, PageFields, PauseKind, RefillSite, RefillSites, Site, SiteForm,
     ThreadEvent, ThreadOperand, ThreadSite, ThreadSites,

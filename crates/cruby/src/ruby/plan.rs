@@ -10,10 +10,10 @@ use gctrace_common::{
 
 use super::{
     Disagreement, RefillSite, Refusal, RubyAnalysis,
-    accept::Outcome,
     frames::FrameLayout,
     gvl_plan::{self, GvlPlan, NoGvl},
     layout::ObjspaceLayout,
+    outcome::Outcome,
     reconcile::{Knowledge, Unproven, settle},
     stack_layout::{NoStacks, stacks},
     tables::Table,

@@ -8,10 +8,11 @@ use std::path::Path;
 use gctrace_common::event::Point;
 use iced_x86::{Code as Opcode, Decoder, DecoderOptions, Register};
 
-use super::accept::{Outcome, accept};
+use super::accept::accept;
 use super::analyse::analyse_any;
 use super::code::Code;
 use super::dwarf_oracle::{Instance, Line, Truth};
+use super::outcome::Outcome;
 use super::sites::find;
 use super::tables::Table;
 use super::vm_path::VmPath;

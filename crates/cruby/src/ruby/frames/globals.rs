@@ -5,9 +5,10 @@
 
 use super::{
     Memory, id_table,
+    layout::GlobalsLayout,
     read::{Failure, Reader, Result, is_object, u64_at},
 };
-use crate::ruby::derive::{DataRange, GlobalTable};
+use crate::ruby::derive::DataRange;
 
 /// `struct rb_global_entry` (internal.h in 2.7, then variable.c, up to 4.0): byte offsets of `var` and `id`.
 const ENTRY_VARIABLE: u32 = 0;
@@ -26,14 +27,6 @@ const TRACE: usize = 32;
 const MOST_TRACES: u32 = 1024;
 /// `ID_SCOPE_SHIFT`.
 const SCOPE_SHIFT: u32 = 4;
-
-/// Where global variables are, and what they are like.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct GlobalsLayout {
-    pub(super) table: GlobalTable,
-    /// Byte offset of `trace` in `struct rb_global_variable`.
-    pub(super) trace: u32,
-}
 
 /// What the collector marks through a global variable.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -128,7 +121,10 @@ mod tests {
     use super::*;
     use crate::{
         address::Svma,
-        ruby::{derive::Functions, frames::words::Words},
+        ruby::{
+            derive::{Functions, GlobalTable},
+            frames::words::Words,
+        },
     };
 
     const BASE: u64 = 0x10000;

@@ -2,12 +2,11 @@
 
 use gctrace_common::config::StackPath;
 
-use super::globals::GlobalsLayout;
 use crate::{
     address::Svma,
     ruby::{
         RubyAnalysis, RubyVersion,
-        derive::{DataRange, ShapeList, SymbolTable},
+        derive::{DataRange, GlobalTable, ShapeList, SymbolTable},
         tables::{self, Struct, Table},
     },
 };
@@ -29,6 +28,14 @@ pub struct FrameLayout {
     pub(super) other_variables: Option<DataRange>,
     /// A variable of the image, by which a process that is gone is distinguished from a pointer that leads nowhere.
     pub(super) vm_ptr: Svma,
+}
+
+/// Where global variables are, and what they are like.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct GlobalsLayout {
+    pub(super) table: GlobalTable,
+    /// Byte offset of `trace` in `struct rb_global_variable`.
+    pub(super) trace: u32,
 }
 
 /// `rb_iseq_t` and what hangs on it; byte offsets.

@@ -15,9 +15,9 @@ use super::callers::{callers_of, calling_functions};
 use super::flow::{Origin, Value, follow};
 use crate::address::Svma;
 use crate::ruby::RubyVersion;
-use crate::ruby::accept::Outcome;
 use crate::ruby::code::{Body, Code, is_jump};
 use crate::ruby::emulation::is_emulated_at;
+use crate::ruby::outcome::Outcome;
 use crate::ruby::reference::Kind;
 use crate::ruby::x86::{first_register, has_frame_pointer, immediate, is_memory, is_register};
 

@@ -15,8 +15,8 @@ use super::callers::calling_functions;
 use super::emulated;
 use crate::address::Svma;
 use crate::ruby::RubyVersion;
-use crate::ruby::accept::Outcome;
 use crate::ruby::code::{Body, Code};
+use crate::ruby::outcome::Outcome;
 use crate::ruby::x86::{
     first_register, immediate, is_memory, is_register, register_number, written_registers,
 };

@@ -12,9 +12,9 @@ use super::guard::jump_behind;
 use crate::address::Svma;
 use crate::elf::ElfImage;
 use crate::ruby::RubyVersion;
-use crate::ruby::accept::Outcome;
 use crate::ruby::code::{Body, Code};
 use crate::ruby::emulation::is_emulated_at;
+use crate::ruby::outcome::Outcome;
 use crate::ruby::reference::Kind;
 use crate::ruby::x86::{first_register, immediate, is_memory, is_register, register_number};
 

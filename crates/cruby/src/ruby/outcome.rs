@@ -1,0 +1,26 @@
+//! What comes of a check.
+
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
+/// Outcome of a check.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Outcome {
+    /// It holds.
+    Passed,
+    /// It does not hold, and why.
+    Failed(String),
+    /// It makes no statement about this image, and why.
+    NotApplicable(String),
+}
+
+impl fmt::Display for Outcome {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Passed => f.write_str("passed"),
+            Self::Failed(reason) => write!(f, "failed: {reason}"),
+            Self::NotApplicable(reason) => write!(f, "not applicable: {reason}"),
+        }
+    }
+}

@@ -2,7 +2,7 @@
 
 use super::{
     places::{self, Known, Traced},
-    target::Target,
+    target::{Target, key},
 };
 use crate::ruby::{
     heap::{Census, HeapError, HeapLayout, NoPlaces, Tracing, census, census_with_places},
@@ -74,11 +74,6 @@ pub(super) fn same_moment(plan: &AttachPlan, before: &[u8], after: &[u8]) -> Mom
             .map(|(first, second)| second.saturating_sub(first)),
         sweeping: live_check::mode(&plan.layout, flags) == Mode::Sweeping,
     }
-}
-
-/// A number of `GC.stat`.
-pub(super) fn key(plan: &AttachPlan, name: &str, data: &[u8]) -> Option<u64> {
-    plan.layout.keys.iter().find(|key| key.name == name).and_then(|key| key.value(data))
 }
 
 /// Counts until no GC has run meanwhile, or often enough. Pages that hold another number of slots than `GC.stat` says

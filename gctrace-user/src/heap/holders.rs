@@ -13,7 +13,10 @@ use self::{
     search::Search,
     step::{Samples, Step},
 };
-use super::{count::key, jsonl::Address, target::Target};
+use super::{
+    jsonl::Address,
+    target::{Target, key},
+};
 use crate::ruby::{
     frames::Memory,
     heap::{HeapError, Slot, each_object},

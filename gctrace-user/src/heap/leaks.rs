@@ -15,12 +15,12 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use serde::Serialize;
 
 use super::{
-    count::{self, key},
+    count,
     failure::HeapFailure,
     holders::{self, Path},
     origins::{Following, Origins},
     report::{Report, class_label, class_name},
-    target::Target,
+    target::{Target, key},
     trend::Growth,
 };
 use crate::{

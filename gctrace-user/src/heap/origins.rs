@@ -16,7 +16,10 @@ use std::{
 use gctrace_common::leak::{LeakCount, LeakTarget};
 use serde::Serialize;
 
-use super::{count::key, line::Line, target::Target};
+use super::{
+    line::Line,
+    target::{Target, key},
+};
 use crate::{
     bpf::{self, AttachError, LeakProbes, Scope},
     discover::site_image,

@@ -1,6 +1,6 @@
 //! Where the objects of a process were allocated, if it traces its allocations itself.
 
-use super::{count::key, target::Target};
+use super::target::{Target, key};
 use crate::ruby::{
     heap::{HeapError, HeapLayout, NoPlaces, Placed, Places, Tracepoints, Tracing, each_object},
     plan::AttachPlan,

@@ -6,9 +6,9 @@ use std::{
 };
 
 use super::{
-    count::{Counted, key},
+    count::Counted,
     places::{Known, Traced},
-    target::Target,
+    target::{Target, key},
 };
 use crate::{
     cli::By,

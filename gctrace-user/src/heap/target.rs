@@ -168,3 +168,8 @@ impl Target {
 fn ended(pid: u32) -> HeapFailure {
     HeapFailure::NotRuby { pid, reason: "it has ended".to_owned(), denied: false }
 }
+
+/// A number of `GC.stat`.
+pub(super) fn key(plan: &AttachPlan, name: &str, data: &[u8]) -> Option<u64> {
+    plan.layout.keys.iter().find(|key| key.name == name).and_then(|key| key.value(data))
+}

@@ -8,12 +8,14 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
-use super::context;
 use crate::address::Svma;
 use crate::debuginfo::FunctionNames;
 use crate::elf::{ElfError, ElfImage, ImageHead, LoadSegment, ThreadLocal, UnwindTable};
 use crate::host::{proc_root, root_file};
 use crate::ruby::interpreter;
+
+/// The variable that a library exports which publishes spans (OTEP 4947, "Thread Local Variable").
+pub(super) const VARIABLE: &str = "otel_thread_ctx_v1";
 
 /// An image whose functions can be named. Its file stays open: the process may be gone when a name is asked for.
 #[derive(Debug)]
@@ -103,7 +105,7 @@ pub(super) fn of_file(
     let head = ImageHead::read(&file)?;
     let of_process = pid.map(|pid| proc_root::path(pid, "root"));
     let roots = of_process.into_iter().chain([PathBuf::from("/")]).collect();
-    let published = ThreadLocal::find(&file, context::VARIABLE)
+    let published = ThreadLocal::find(&file, VARIABLE)
         .inspect_err(|error| log::debug!("thread-local variables of {}: {error}", shown.display()))
         .unwrap_or_default();
     let code = CodeImage::new(shown, Source::File(file), roots);

@@ -8,16 +8,13 @@ use std::{
 
 use gctrace_common::config::ThreadContext;
 
-use super::code::Mapped;
+use super::code::{Mapped, VARIABLE};
 use crate::{
     bpf::ThreadContexts,
     elf::{ThreadLocal, TlsSlot},
     host::mem::ProcessMemory,
     ruby::frames::Memory,
 };
-
-/// The variable that a library exports which publishes spans (OTEP 4947, "Thread Local Variable").
-pub(super) const VARIABLE: &str = "otel_thread_ctx_v1";
 
 /// The dynamic linker stores where a variable is some time after it has mapped the code of the library: when that is looked for again.
 const SOON: Duration = Duration::from_millis(20);

@@ -7,11 +7,11 @@ use std::{
 
 use gctrace_common::event::WorkPhase;
 
-use super::{
+use self::{
     blocked::{Blocked, Pair, Waited},
-    requests::{self, Figures, Requests, Times},
-    rows::{Group, ON_HOST, Row},
+    requests::{Figures, Requests, Times},
 };
+use super::rows::{Group, ON_HOST, Row};
 use crate::{
     host::origin,
     model::{
@@ -20,6 +20,9 @@ use crate::{
         stack::{FrameKind, Stack, StackSample},
     },
 };
+
+pub(super) mod blocked;
+pub(super) mod requests;
 
 /// Seconds of the past that rows are about: pauses and sparklines.
 pub(super) const WINDOW: usize = 60;

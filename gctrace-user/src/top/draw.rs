@@ -11,11 +11,13 @@ use ratatui::{
 
 use super::{
     board::Detail,
-    draw_process, place,
+    place,
     rows::{Column, Row},
     view::View,
 };
 use crate::{dump::Dump, words::plural};
+
+mod process;
 
 /// What is drawn.
 pub(super) struct Shown<'a> {
@@ -61,7 +63,7 @@ pub(super) fn draw(frame: &mut Frame<'_>, shown: &Shown<'_>) {
     let [head, body, foot] = place::page(frame.area());
     header(frame, head, shown);
     match shown.detail {
-        Some(detail) => draw_process::page(frame, body, shown, detail),
+        Some(detail) => process::page(frame, body, shown, detail),
         None if shown.view.detail.is_some() => {
             frame.render_widget(Paragraph::new("\n  the process has ended (q: back)"), body);
         }

@@ -3,14 +3,11 @@
 //! [`board`] folds what is seen, [`rows`] and [`view`] decide what is shown, [`place`] where, [`draw`] draws it; all of these are pure.
 //! [`screen`] has the terminal.
 
-mod blocked;
 mod board;
 mod draw;
-mod draw_process;
 mod looker;
 mod once;
 mod place;
-mod requests;
 mod rows;
 mod screen;
 #[cfg(test)]

@@ -4,7 +4,7 @@ use ratatui::layout::{Constraint, Layout, Rect};
 
 use super::{
     rows::{Column, Traced},
-    view::{Panel, View},
+    view::{Panel, Spot, View},
 };
 
 /// Columns from which on a table has more than numbers.
@@ -15,19 +15,6 @@ pub(super) const TEXTS: [u16; 4] = [16, 14, 7, 30];
 const HISTOGRAM: u16 = 50;
 /// Lines that a panel of a process needs, with its title, to be shown beside others.
 const PANEL: u16 = 7;
-
-/// What is there at some place.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Spot {
-    /// The heading of a column.
-    Heading(Column),
-    /// A row, counted from the first that there is.
-    Row(usize),
-    /// The titles of panels of which one is shown.
-    Panels,
-    /// Anything else.
-    Other,
-}
 
 /// The screen: first line, body, last line.
 pub(super) fn page(screen: Rect) -> [Rect; 3] {

@@ -8,10 +8,9 @@ use ratatui::{Terminal, backend::TestBackend, layout::Rect};
 use super::{
     board::{Board, Sample},
     draw::{Shown, draw},
-    once,
-    place::{self, Spot},
+    once, place,
     rows::{Column, Group, Row, Traced},
-    view::{Panel, View},
+    view::{Panel, Spot, View},
 };
 use crate::{
     model::{

@@ -2,10 +2,7 @@
 
 use crossterm::event::{KeyCode, KeyModifiers, MouseButton, MouseEventKind};
 
-use super::{
-    place::Spot,
-    rows::{Column, Group, Row, Traced, belongs, matches, sort},
-};
+use super::rows::{Column, Group, Row, Traced, belongs, matches, sort};
 
 /// Characters of a filter at most.
 const MOST_FILTER: usize = 64;
@@ -23,6 +20,19 @@ pub(super) enum Panel {
     Requests,
     /// Who waited for the GVL, and for whom.
     Blocked,
+}
+
+/// What is there at some place.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Spot {
+    /// The heading of a column.
+    Heading(Column),
+    /// A row, counted from the first that there is.
+    Row(usize),
+    /// The titles of panels of which one is shown.
+    Panels,
+    /// Anything else.
+    Other,
 }
 
 /// What the user has chosen.

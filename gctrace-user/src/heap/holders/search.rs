@@ -22,8 +22,6 @@ use crate::{
     },
 };
 
-pub(super) use ends::Named;
-
 /// How often an object is read again that the program has changed meanwhile.
 const LOOKS: usize = 4;
 

@@ -3,9 +3,12 @@
 //! Most often one object holds all samples, as an array does. But a leaked object may have a holder of its own, as a string has that is an
 //! instance variable of an order: then it is not any of the orders that is told, but that orders hold them.
 
-use std::collections::{BTreeSet, HashMap, HashSet};
+use std::{
+    collections::{BTreeSet, HashMap, HashSet},
+    sync::Arc,
+};
 
-use super::{End, Holder, search::Named};
+use super::{End, Holder};
 use crate::ruby::heap::ObjectType;
 
 /// Old objects of a class that holders are looked for, and objects of a group that the path goes on with.
@@ -55,6 +58,17 @@ pub(super) enum Choice {
     Alike(Samples<HeapObject>, usize),
     /// Nothing that can be told.
     End(End),
+}
+
+/// What has a name in Ruby code, and refers to one of the objects.
+#[derive(Debug)]
+pub(super) enum Named {
+    /// The class, and the key of a constant.
+    Constant(u64, u32),
+    /// The class, and the name of a variable.
+    Variable(u64, Arc<str>),
+    /// Thread, whether it was found by a fiber, and the name.
+    Local(u64, bool, Arc<str>),
 }
 
 /// What refers to the objects of one step of a path.

@@ -2,7 +2,7 @@
 
 use std::collections::{HashMap, VecDeque};
 
-use super::board::{SECOND, WINDOW, bounded, place};
+use super::{SECOND, WINDOW, bounded, place};
 use crate::model::gvl::{GvlWait, GvlWho};
 
 /// Waits that are kept at most.
@@ -10,7 +10,7 @@ const MOST: usize = 2048;
 
 /// Who waited for whom.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub(super) struct Pair {
+pub(in crate::top) struct Pair {
     /// Who waited.
     pub waiter: GvlWho,
     /// Who held the GVL longest meanwhile, if that was seen.
@@ -21,7 +21,7 @@ pub(super) struct Pair {
 
 /// How often and how long.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Waited {
+pub(in crate::top) struct Waited {
     /// Waits.
     pub count: u64,
     /// Their time, nanoseconds.
@@ -32,7 +32,7 @@ pub(super) struct Waited {
 
 /// The long waits of a process.
 #[derive(Debug, Default)]
-pub(super) struct Blocked {
+pub(in crate::top) struct Blocked {
     waits: VecDeque<(u64, u64, Pair)>,
     /// When the latest one ended that had to make room.
     dropped_ns: u64,
@@ -40,7 +40,7 @@ pub(super) struct Blocked {
 
 impl Blocked {
     /// A thread had to wait long.
-    pub(super) fn see(&mut self, wait: &GvlWait) {
+    pub(in crate::top) fn see(&mut self, wait: &GvlWait) {
         let blocker = wait.blocker.as_ref();
         let pair = Pair {
             waiter: wait.who.clone(),
@@ -59,13 +59,13 @@ impl Blocked {
     }
 
     /// How many waits there are at most, if there were more in the last minute.
-    pub(super) fn most(&self, now_ns: u64) -> Option<usize> {
+    pub(in crate::top) fn most(&self, now_ns: u64) -> Option<usize> {
         let from = now_ns.saturating_sub(WINDOW as u64 * SECOND);
         (self.dropped_ns > 0 && self.dropped_ns >= from).then_some(MOST)
     }
 
     /// Who waited for whom, the longest sum first.
-    pub(super) fn pairs(&self, now_ns: u64) -> Vec<(Pair, Waited)> {
+    pub(in crate::top) fn pairs(&self, now_ns: u64) -> Vec<(Pair, Waited)> {
         let from = now_ns.saturating_sub(WINDOW as u64 * SECOND);
         let mut pairs: HashMap<&Pair, Waited> = HashMap::new();
         for (_, ns, pair) in self.waits.iter().filter(|(end_ns, ..)| *end_ns >= from) {

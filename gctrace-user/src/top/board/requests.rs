@@ -7,7 +7,7 @@ use std::{
     sync::Arc,
 };
 
-use super::board::{SECOND, SHARES, WINDOW};
+use super::{SECOND, SHARES, WINDOW};
 use crate::{
     aggregate::request_summary::Handlers,
     model::{request::Request, stack::Frame},
@@ -22,7 +22,7 @@ const MOST_ENDPOINTS: usize = 512;
 /// Seconds for which requests are counted: those that a rate is of, the one that runs, and those that come late.
 const SECONDS: usize = 16;
 /// A request is reported when all records of its time have been read: the last second may not be complete.
-pub(super) const LATE: u64 = 1;
+pub(in crate::top) const LATE: u64 = 1;
 
 /// Times of one request, nanoseconds.
 #[derive(Clone, Copy, Debug)]
@@ -37,7 +37,7 @@ struct Served {
 
 /// Requests of one kind.
 #[derive(Debug, Default)]
-pub(super) struct Times {
+pub(in crate::top) struct Times {
     /// Second since boot, and how many ended in it.
     seconds: [(u64, u64); SECONDS],
     last: VecDeque<Served>,
@@ -47,7 +47,7 @@ pub(super) struct Times {
 
 /// What is known of several [`Times`].
 #[derive(Clone, Debug, Default, PartialEq)]
-pub(super) struct Figures {
+pub(in crate::top) struct Figures {
     /// Requests a second, of the last [`SHARES`] seconds.
     pub rate: Option<f64>,
     /// Those of the last minute whose times are kept.
@@ -66,7 +66,7 @@ pub(super) struct Figures {
 
 /// All requests of a process.
 #[derive(Debug, Default)]
-pub(super) struct Requests {
+pub(in crate::top) struct Requests {
     all: Times,
     endpoints: HashMap<Arc<str>, Times>,
     /// Seen so far.
@@ -85,7 +85,7 @@ impl Times {
             *second = (at, 0);
         }
         second.1 += 1;
-        super::board::bounded(&mut self.last, served, most);
+        super::bounded(&mut self.last, served, most);
     }
 
     fn ended_in(&self, seconds: &Range<u64>) -> u64 {
@@ -93,7 +93,7 @@ impl Times {
     }
 
     /// What handled all of them of which that was seen.
-    pub(super) fn handler(&self) -> Option<&Frame> {
+    pub(in crate::top) fn handler(&self) -> Option<&Frame> {
         self.handlers.one()
     }
 
@@ -105,7 +105,7 @@ impl Times {
 
 /// The figures of these together: each with the time since which it is traced. `whole`: whether all requests of the last ten seconds
 /// were seen, and all of the last minute.
-pub(super) fn figures(all: &[(&Times, u64)], now_ns: u64, whole: (bool, bool)) -> Figures {
+pub(in crate::top) fn figures(all: &[(&Times, u64)], now_ns: u64, whole: (bool, bool)) -> Figures {
     let rate = |(times, since_ns): &(&Times, u64)| {
         let seconds = seconds(*since_ns, now_ns);
         let wall = seconds.end.checked_sub(seconds.start).filter(|&wall| wall > 0)?;
@@ -142,7 +142,7 @@ fn seconds(since_ns: u64, now_ns: u64) -> Range<u64> {
 
 impl Requests {
     /// A request has been served.
-    pub(super) fn see(&mut self, request: &Request) {
+    pub(in crate::top) fn see(&mut self, request: &Request) {
         self.seen += 1;
         let (Some(end_ns), Some(ns)) = (request.end_ns, request.duration_ns()) else {
             self.unended += 1;
@@ -162,17 +162,17 @@ impl Requests {
     }
 
     /// Forgets endpoints of which nothing has been seen for a minute.
-    pub(super) fn forget(&mut self, now_ns: u64) {
+    pub(in crate::top) fn forget(&mut self, now_ns: u64) {
         self.endpoints.retain(|_, times| times.recent(now_ns).next().is_some());
     }
 
     /// All of them.
-    pub(super) fn all(&self) -> &Times {
+    pub(in crate::top) fn all(&self) -> &Times {
         &self.all
     }
 
     /// Endpoints of the last minute.
-    pub(super) fn endpoints(&self, now_ns: u64) -> impl Iterator<Item = (&Arc<str>, &Times)> {
+    pub(in crate::top) fn endpoints(&self, now_ns: u64) -> impl Iterator<Item = (&Arc<str>, &Times)> {
         self.endpoints.iter().filter(move |(_, times)| times.recent(now_ns).next().is_some())
     }
 }

@@ -10,18 +10,20 @@ use ratatui::{
     widgets::{Paragraph, Sparkline},
 };
 
-use super::{
-    board::{BARS, Detail, LastCycle},
-    draw::{Shown, strong},
-    place,
-    requests::Figures,
-    rows::{Column, Row, count, rate, share, time},
-    view::Panel,
+use super::{Shown, strong};
+use crate::{
+    model::gvl::GvlWho,
+    top::{
+        board::{BARS, Detail, LastCycle, requests::Figures},
+        place,
+        rows::{Column, Row, count, rate, share, time},
+        view::Panel,
+    },
+    words::plural,
 };
-use crate::{model::gvl::GvlWho, words::plural};
 
 /// Draws it.
-pub(super) fn page(frame: &mut Frame<'_>, area: Rect, shown: &Shown<'_>, detail: &Detail) {
+pub(in crate::top) fn page(frame: &mut Frame<'_>, area: Rect, shown: &Shown<'_>, detail: &Detail) {
     let areas = place::process(area, shown.view);
     frame.render_widget(Paragraph::new(facts_of(shown, &detail.row)), areas.facts);
     let [pauses, cpu] = Layout::horizontal([Constraint::Fill(1), Constraint::Fill(1)]).areas(areas.sparks);

@@ -3,7 +3,10 @@
 use std::sync::Arc;
 
 use super::{
-    super::{ClassVariable, End, Holder, Local, Path, step::Step},
+    super::{
+        ClassVariable, End, Holder, Local, Path,
+        step::{Named, Step},
+    },
     Search,
 };
 use crate::{
@@ -14,17 +17,6 @@ use crate::{
         threads::RubyThread,
     },
 };
-
-/// What has a name in Ruby code, and refers to one of the objects.
-#[derive(Debug)]
-pub(in super::super) enum Named {
-    /// The class, and the key of a constant.
-    Constant(u64, u32),
-    /// The class, and the name of a variable.
-    Variable(u64, Arc<str>),
-    /// Thread, whether it was found by a fiber, and the name.
-    Local(u64, bool, Arc<str>),
-}
 
 /// Whether a path may end at a thread, if nothing else is found: it may have been found by another fiber, too.
 fn is_open(step: &Step) -> bool {

@@ -2,15 +2,29 @@
 
 use std::{ffi::OsString, num::NonZeroU32, path::PathBuf, time::Duration};
 
+pub(super) mod diff;
+pub(super) mod heap;
+pub(super) mod keep;
+pub(super) mod look;
+pub(super) mod malloc;
+pub(super) mod output;
+pub(super) mod profile;
+pub(super) mod record;
+pub(super) mod report;
+pub(super) mod select;
+pub(super) mod serve;
+pub(super) mod top;
+pub(super) mod usage;
+
+use self::{
+    keep::KeepArgs,
+    look::LookArgs,
+    output::OutputArgs,
+    select::{RunningArgs, SelectArgs},
+};
 #[cfg(feature = "collector")]
 use super::collector::{AppsArgs, CollectorArgs};
-use super::{
-    keep_args::KeepArgs,
-    look_args::LookArgs,
-    output_args::OutputArgs,
-    parse::{self, Pids},
-    select_args::{RunningArgs, SelectArgs},
-};
+use super::parse::{self, Pids};
 use crate::{discover::Fault, export::profile::Grouping};
 use clap::{Args as ClapArgs, Parser, ValueEnum};
 
@@ -185,24 +199,24 @@ pub enum Subcommand {
     /// Check what gctrace can do on this host, per Ruby, and how to fix the rest
     Doctor(DoctorArgs),
     /// Count the objects of a running process by type or class
-    Heap(super::heap_args::HeapArgs),
+    Heap(heap::HeapArgs),
     /// Count what a process allocates by malloc, by size and age
-    Malloc(super::malloc_args::MallocArgs),
+    Malloc(malloc::MallocArgs),
     /// Show what every Ruby process does right now, on a terminal; `gctrace` alone does that, too
-    Top(super::top_args::TopArgs),
+    Top(top::TopArgs),
     /// Print what each thread of a process does right now, with its Ruby stack
     Dump(DumpArgs),
     /// Write everything that is seen to a recording, for `gctrace report`
-    Record(super::record::RecordArgs),
+    Record(record::RecordArgs),
     /// Write a summary, or any output of a run, from a recording
     #[command(visible_alias = "summary")]
-    Report(Box<super::record::ReportFileArgs>),
+    Report(Box<record::ReportFileArgs>),
     /// Compare two recordings: what has changed, and whether that is more than noise
-    Diff(super::diff::DiffArgs),
+    Diff(diff::DiffArgs),
     /// Show a recording, or a run while it goes on, as a web page on this host
-    Serve(super::serve::ServeArgs),
+    Serve(serve::ServeArgs),
     /// Show what a recording contains
-    Info(super::diff::InfoArgs),
+    Info(diff::InfoArgs),
     /// Write several recordings as one
     Merge(super::copies::MergeArgs),
     /// Copy a recording without names that identify its owner

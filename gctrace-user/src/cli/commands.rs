@@ -3,10 +3,13 @@
 use std::{path::PathBuf, time::Duration};
 
 use super::{
-    args::{DoctorArgs, DumpArgs},
-    heap_args::{HeapArgs, HeapByArg},
-    malloc_args::MallocArgs,
-    settings::{Format, merged},
+    args::{
+        DoctorArgs, DumpArgs,
+        heap::{HeapArgs, HeapByArg},
+        malloc::MallocArgs,
+    },
+    reports::Format,
+    settings::merged,
 };
 use crate::{discover::Selection, export::profile};
 

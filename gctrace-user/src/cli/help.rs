@@ -2,7 +2,7 @@
 
 use clap::{Arg, Args as _, Command, CommandFactory as _, Error, FromArgMatches as _, Id};
 
-use super::{Args, look_args::LookArgs};
+use super::{Args, args::look::LookArgs};
 
 /// An option and what `-h` says of it; nothing: only `--help` has it.
 type Entry = (&'static str, &'static str);

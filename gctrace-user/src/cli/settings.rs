@@ -8,14 +8,13 @@ use std::{
     time::Duration,
 };
 
-use super::reports::{Idle, Reports};
 use super::{
-    args::{Args, CacheArgs, DialectArg, FormatArg, GvlArg, OtlpProtocolArg, ProbesArg, RootArg, SignalArg},
-    look_args::LookArgs,
-    output_args::OutputArgs,
+    args::{
+        Args, CacheArgs, DialectArg, FormatArg, GvlArg, OtlpProtocolArg, ProbesArg, RootArg, SignalArg,
+        look::LookArgs, output::OutputArgs, select::SelectArgs, usage::UsageError,
+    },
     parse::{self, Pids},
-    select_args::SelectArgs,
-    usage::UsageError,
+    reports::{Format, Idle, Reports},
 };
 use crate::{
     aggregate::recording::Filter,
@@ -52,15 +51,6 @@ const DEFAULT_GVL_THRESHOLD: Duration = Duration::from_millis(1);
 const DEFAULT_GVL_BUDGET: u64 = 2_000;
 /// The same for a run of limited duration (`--duration`), where seeing more is worth more.
 const DEFAULT_GVL_BUDGET_OF_SOME_TIME: u64 = 10_000;
-
-/// What goes to standard output.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Format {
-    /// Lines of text.
-    Text,
-    /// JSON lines.
-    Jsonl,
-}
 
 /// How `gctrace top` shows what it knows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -182,15 +172,6 @@ pub struct Settings {
     pub layout_from: Vec<PathBuf>,
     /// Where analyses are kept; `None`: nowhere.
     pub cache_dir: Option<PathBuf>,
-}
-
-impl From<FormatArg> for Format {
-    fn from(format: FormatArg) -> Self {
-        match format {
-            FormatArg::Text => Self::Text,
-            FormatArg::Jsonl => Self::Jsonl,
-        }
-    }
 }
 
 /// The pids of several flags, each once.

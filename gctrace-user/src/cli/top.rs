@@ -6,10 +6,8 @@ use clap::Parser as _;
 
 use super::{
     Args, Settings, UsageError,
-    args::{FormatArg, Subcommand},
-    look_args::LookArgs,
+    args::{FormatArg, Subcommand, look::LookArgs, top::TopArgs},
     settings::Show,
-    top_args::TopArgs,
 };
 
 /// Whether `gctrace` was called without any argument, at a terminal.

@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use clap::Args as ClapArgs;
 
-use super::{args::GvlArg, parse};
-use crate::ruby::plan::OptionalEvent;
+use super::GvlArg;
+use crate::{cli::parse, ruby::plan::OptionalEvent};
 
 /// What to look at besides the GC.
 #[derive(Debug, ClapArgs)]
@@ -94,7 +94,7 @@ pub struct OptionalArgs {
 
 impl OptionalArgs {
     /// The events that are wanted.
-    pub(super) fn events(self) -> Vec<OptionalEvent> {
+    pub(in crate::cli) fn events(self) -> Vec<OptionalEvent> {
         let Self { alloc } = self;
         [(alloc, OptionalEvent::Refill)]
             .into_iter()

@@ -4,11 +4,14 @@ use std::{path::Path, time::Duration};
 
 use clap::Args as ClapArgs;
 
-use super::{parse, usage::UsageError};
-use crate::trace_file::{Keep, Metric, Trigger};
+use super::usage::UsageError;
+use crate::{
+    cli::parse,
+    trace_file::{Keep, Metric, Trigger},
+};
 
 /// Most compressed bytes that are kept where nothing else is said.
-pub(super) const DEFAULT_BYTES: u64 = 64 << 20;
+pub(in crate::cli) const DEFAULT_BYTES: u64 = 64 << 20;
 /// Files that triggers write at most where nothing else is said.
 const DEFAULT_MOST: u64 = 10;
 
@@ -50,7 +53,7 @@ impl KeepArgs {
     /// # Errors
     ///
     /// There is no file by which others are named, or a trigger looks at what is not seen.
-    pub(super) fn resolve(
+    pub(in crate::cli) fn resolve(
         self,
         record: Option<&Path>,
         gvl: Option<Duration>,

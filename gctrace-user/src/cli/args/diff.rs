@@ -4,8 +4,8 @@ use std::path::PathBuf;
 
 use clap::Args as ClapArgs;
 
-use super::{args::DocumentArg, parse};
-use crate::diff::Condition;
+use super::DocumentArg;
+use crate::{cli::parse, diff::Condition};
 
 /// Flags of `gctrace diff`.
 #[derive(Debug, ClapArgs)]

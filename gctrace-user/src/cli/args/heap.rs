@@ -4,7 +4,7 @@ use std::{path::PathBuf, time::Duration};
 
 use clap::{Args as ClapArgs, ValueEnum};
 
-use super::args::{CacheArgs, FormatArg};
+use super::{CacheArgs, FormatArg};
 
 /// Flags of `gctrace heap`.
 #[derive(Debug, ClapArgs)]
@@ -53,11 +53,11 @@ pub struct HeapArgs {
 
     /// Repeat the census at this interval and print the classes (--by class), lines (--by line) or types that grew; with --by memory, how much of
     /// what a worker shared since its fork became private
-    #[arg(long, value_name = "TIME", value_parser = super::parse::duration, conflicts_with = "svg")]
+    #[arg(long, value_name = "TIME", value_parser = crate::cli::parse::duration, conflicts_with = "svg")]
     pub every: Option<Duration>,
 
     /// Watch for this time which objects grow in number from one major GC to the next; report what retains them, and which lines allocate them
-    #[arg(long, value_name = "TIME", value_parser = super::parse::duration,
+    #[arg(long, value_name = "TIME", value_parser = crate::cli::parse::duration,
         conflicts_with_all = ["by", "svg", "dump", "diff", "every"])]
     pub leaks: Option<Duration>,
 

@@ -4,8 +4,7 @@ use std::path::PathBuf;
 
 use clap::CommandFactory as _;
 
-use super::Args;
-use crate::trace_file::Trigger;
+use crate::{cli::Args, trace_file::Trigger};
 
 /// Flags that do not make a run.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]

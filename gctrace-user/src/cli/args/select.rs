@@ -4,8 +4,10 @@ use std::path::PathBuf;
 
 use clap::Args as ClapArgs;
 
-use super::parse::{self, Pids};
-use crate::discover::Selection;
+use crate::{
+    cli::parse::{self, Pids},
+    discover::Selection,
+};
 
 /// What to trace: the union of all that is given.
 #[derive(Debug, ClapArgs)]
@@ -66,7 +68,7 @@ pub struct RunningArgs {
 
 impl RunningArgs {
     /// What these flags alone select.
-    pub(super) fn selection(self, all: bool) -> Selection {
+    pub(in crate::cli) fn selection(self, all: bool) -> Selection {
         let Self { names, units, cgroups, containers } = self;
         Selection { all, names, cgroups, units, containers, ..Selection::default() }
     }
@@ -74,7 +76,7 @@ impl RunningArgs {
 
 impl SelectArgs {
     /// Whether nothing is given.
-    pub(super) fn is_empty(&self) -> bool {
+    pub(in crate::cli) fn is_empty(&self) -> bool {
         let Self { all_ruby, pids, only_pids, names, units, cgroups, containers } = self;
         let lists = [names, units, containers];
         !all_ruby

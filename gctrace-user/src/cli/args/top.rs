@@ -4,11 +4,8 @@ use std::{path::PathBuf, time::Duration};
 
 use clap::Args as ClapArgs;
 
-use super::{
-    args::{CacheArgs, FormatArg},
-    parse::{self, Pids},
-    select_args::SelectArgs,
-};
+use super::{CacheArgs, FormatArg, select::SelectArgs};
+use crate::cli::parse::{self, Pids};
 
 /// Flags of `gctrace top`.
 #[derive(Debug, ClapArgs)]

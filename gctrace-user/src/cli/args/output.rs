@@ -4,11 +4,7 @@ use std::{num::NonZeroU64, path::PathBuf};
 
 use clap::Args as ClapArgs;
 
-use super::{
-    args::{DialectArg, FormatArg, RootArg},
-    profile_args::ProfileArgs,
-    reports::ReportArgs,
-};
+use super::{DialectArg, FormatArg, RootArg, profile::ProfileArgs, report::ReportArgs};
 
 /// What to write, and where.
 #[derive(Debug, ClapArgs)]

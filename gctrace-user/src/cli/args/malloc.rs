@@ -4,12 +4,11 @@ use std::{path::PathBuf, time::Duration};
 
 use clap::{ArgGroup, Args as ClapArgs, ValueEnum};
 
-use super::{
-    args::{CacheArgs, FormatArg},
-    parse::{self, Pids},
-    select_args::RunningArgs,
+use super::{CacheArgs, FormatArg, select::RunningArgs};
+use crate::{
+    cli::parse::{self, Pids},
+    export::profile::{Format, Graph, Measure},
 };
-use crate::export::profile::{Format, Graph, Measure};
 
 /// Flags of `gctrace malloc`.
 #[derive(Debug, ClapArgs)]
@@ -98,7 +97,7 @@ pub enum MallocMeasureArg {
 
 impl MallocArgs {
     /// Files to write.
-    pub(super) fn files(&self) -> Vec<(PathBuf, Format)> {
+    pub(in crate::cli) fn files(&self) -> Vec<(PathBuf, Format)> {
         let of = match self.flamegraph_of {
             MallocMeasureArg::Malloc => Measure::Malloc,
             MallocMeasureArg::MallocLive => Measure::MallocLive,

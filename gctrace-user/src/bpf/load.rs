@@ -19,6 +19,7 @@ use super::{
     gvl::{self, GvlOptions, GvlReader},
     kernel_types, leak, malloc,
     multi::{Multi, MultiError},
+    parallel,
     phases::PHASE_PROGRAMS,
     requests::{self, RequestOptions, RequestReader},
     rings::{AwayMap, CounterReader, Rings, StackRing},
@@ -536,22 +537,17 @@ fn load_all(ebpf: &mut Ebpf, names: &[&'static str]) -> Result<(), LoadError> {
     let wanted = ebpf.programs_mut().filter_map(|(name, program)| {
         names.iter().find(|wanted| **wanted == name).map(|name| (*name, program))
     });
-    std::thread::scope(|scope| {
-        let mut failed = None;
-        let loads: Vec<_> =
-            wanted.map(|(name, program)| (name, scope.spawn(move || load_one(program)))).collect();
-        for (program, load) in loads {
-            // A panic of Aya's is one of ours.
-            let loaded = load.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
-            if let Err(source) = loaded {
-                let error = LoadError::Program { program, source };
-                // Each with the verifier's log, of which the message that comes out shows the first line.
-                log::debug!("{error}");
-                failed.get_or_insert(error);
-            }
-        }
-        failed.map_or(Ok(()), Err)
-    })
+    let wanted: Vec<_> = wanted.collect();
+    let loaded = parallel::each(wanted.into_iter(), |(program, code)| {
+        load_one(code).map_err(|source| LoadError::Program { program, source })
+    });
+    let mut failed = None;
+    for error in loaded.into_iter().filter_map(Result::err) {
+        // Each with the verifier's log, of which the message that comes out shows the first line.
+        log::debug!("{error}");
+        failed.get_or_insert(error);
+    }
+    failed.map_or(Ok(()), Err)
 }
 
 /// Loads a program that was left until now.

@@ -14,6 +14,7 @@ mod load;
 mod malloc;
 mod mmaps;
 mod multi;
+mod parallel;
 mod phases;
 #[expect(unsafe_code, reason = "system calls that no library wraps safely")]
 mod raw;

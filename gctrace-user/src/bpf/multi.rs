@@ -18,7 +18,7 @@ use aya::{
 };
 use aya_obj::{Function, Object};
 
-use super::{gvl, raw};
+use super::{gvl, parallel, raw};
 
 /// Links that are closed at the same time.
 const CLOSERS: usize = 16;
@@ -83,15 +83,7 @@ impl Multi {
             let loaded = raw::load_multi(program, &function.instructions, Some(functions));
             loaded.map(|fd| (program, fd)).map_err(|source| MultiError::Load { program, source })
         };
-        let load = &load;
-        std::thread::scope(|scope| {
-            let loads: Vec<_> = code.into_iter().map(|code| scope.spawn(move || load(code))).collect();
-            loads
-                .into_iter()
-                .map(|load| load.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
-                .collect::<Result<_, _>>()
-                .map(Self)
-        })
+        parallel::each(code.into_iter(), load).into_iter().collect::<Result<_, _>>().map(Self)
     }
 
     /// A program.

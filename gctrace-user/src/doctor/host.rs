@@ -181,9 +181,10 @@ fn bpf(kernel: &KernelCheck, tracefs: bool) -> Vec<HostCheck> {
         tried(
             "kernel_types",
             &kernel.kernel_types,
-            "BTF gives the offset of thread-local memory",
+            "BTF describes threads, memory and sockets",
             Status::Limited,
-            "needed for some GC.stat keys of Ruby 4.0 only: boot a kernel with CONFIG_DEBUG_INFO_BTF",
+            "boot a kernel with CONFIG_DEBUG_INFO_BTF: without its types there are no stacks and per-thread counters of \
+             Ruby 4.0, no queue times and sizes of responses, no states of threads without the GVL",
         ),
         tried(
             "memory_counters",

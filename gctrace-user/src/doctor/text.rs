@@ -298,6 +298,12 @@ impl<W: Write> Page<'_, W> {
             }
         }
         let (colour, verdict) = match summary.exit_status {
+            0 if report.host.checks.iter().any(|check| check.status == Status::Limited) => {
+                (YELLOW, "works, but not everything: see `Host` above")
+            }
+            0 if summary.images_working < summary.images => {
+                (GREEN, "what runs works; an installed Ruby does not in every respect, see above")
+            }
             0 => (GREEN, "everything works"),
             1 if report.images.is_empty() => (YELLOW, "nothing matched: no CRuby was found"),
             1 => (YELLOW, "a named file or process is not a Ruby"),
@@ -428,6 +434,19 @@ mod tests {
         assert_eq!(text.matches("use sudo").count(), 1);
         assert!(!text.contains("fine") && text.contains("1 passed") && text.contains("dark (why, with -v)"));
         assert!(print(&report, false, true).contains("fine"));
+    }
+
+    /// "Everything" is said where nothing is less.
+    #[test]
+    fn last_line() {
+        let last = |status, working| {
+            let mut report = report(vec![check("types", status, Some("boot another kernel"))]);
+            (report.summary.exit_status, report.summary.images_working) = (0, working);
+            print(&report, false, false).lines().last().map(str::to_owned).unwrap()
+        };
+        assert!(last(Status::Ok, 1).ends_with("everything works"), "{}", last(Status::Ok, 1));
+        assert!(last(Status::Ok, 0).contains("an installed Ruby does not"), "{}", last(Status::Ok, 0));
+        assert!(last(Status::Limited, 1).contains("not everything"), "{}", last(Status::Limited, 1));
     }
 
     /// A Ruby that is not traced is status 2 with reason and remedy; colours appear only if wanted; and nothing that a

@@ -18,14 +18,16 @@ use gctrace_common::config::{Config, ImageConfig, RubyEntry};
 use zerocopy::FromZeros as _;
 
 use super::{
-    AttachError, gvl, kernel_types,
-    load::{self, LoadError, Programs},
+    AttachError,
+    attach::uprobes::Scope,
+    errors::LoadError,
+    gvl, kernel_types,
     multi::{self, Multi, MultiError},
+    programs::{self, Programs},
     requests,
     rings::StackRing,
     sample::{self, Stages},
     unwind::NativeMaps,
-    uprobes::Scope,
 };
 
 /// The smallest ring that there is.
@@ -78,8 +80,8 @@ pub(super) struct Alone {
 impl Alone {
     /// Loads the programs with their gate closed. They need attach cookies (Linux 5.15).
     pub(super) fn load(own: Own, options: ProbeStacks) -> Result<Self, LoadError> {
-        let object = load::object();
-        load::check_abi(object)?;
+        let object = programs::object();
+        programs::check_abi(object)?;
         let mut loader = EbpfLoader::new();
         let mut config = Config::new_zeroed();
         config.has_cookie = 1;
@@ -117,7 +119,7 @@ impl Alone {
         };
         for name in names.iter().copied().filter(|_| multi.is_none()) {
             let program = ebpf.program_mut(name).ok_or(LoadError::Missing(name))?;
-            load::load_late(program).map_err(|source| LoadError::Program { program: name, source })?;
+            programs::load_late(program).map_err(|source| LoadError::Program { program: name, source })?;
         }
         let mut programs = Programs { ebpf, multi };
         let stages = sample::link_loaded(&mut programs, &names)?;

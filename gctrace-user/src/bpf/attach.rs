@@ -2,117 +2,50 @@
 
 use std::{
     collections::{HashMap as Map, VecDeque},
-    path::{Path, PathBuf},
+    path::Path,
     thread::JoinHandle,
 };
 
 use aya::{
     Ebpf,
     maps::{Array, HashMap, MapData, MapError},
-    programs::{Program, ProgramError},
+    programs::Program,
 };
 use gctrace_common::{
-    config::{Config, ImageConfig, MAX_IMAGES, MAX_PROCESSES, ProcessEntry, RubyEntry, SELECT_CGROUP_IDS},
+    config::{Config, ImageConfig, MAX_PROCESSES, ProcessEntry, RubyEntry, SELECT_CGROUP_IDS},
     cookie::{Cookie, NO_REGISTER},
     event::Point,
 };
 
-use super::gvl::{GvlAttached, TracepointLink};
-use super::load::{GC_PROGRAMS, LoadError, Programs, optional_program};
-use super::multi::{self, Multi};
-use super::requests::Servers;
-use super::retire::ImageLinks;
-use super::sample::{Clocks, Stages};
-use super::uprobes::{Link, Scope, Uprobe};
+use self::{
+    gvl::{GvlAttached, TracepointLink},
+    requests::Servers,
+    retire::ImageLinks,
+    uprobes::{Link, Scope, Uprobe},
+};
+use super::{
+    errors::{AttachError, LoadError},
+    multi::{self, Multi},
+    programs::{GC_PROGRAMS, Programs, optional_program},
+    sample::{Clocks, Stages},
+};
 use crate::ruby::plan::{OptionalEvent, OptionalProbe, ProbeSite};
 
-/// Why an image could not be probed.
-#[derive(Debug, thiserror::Error)]
-pub enum AttachError {
-    /// More images at one time than the object has room for.
-    #[error(
-        "more than {MAX_IMAGES} different Ruby images are in use on this host; the further ones are not traced"
-    )]
-    TooManyImages,
-    /// A site does not fit the attach cookie.
-    #[error("the {point} site at {address:#x} of {path} does not fit an attach cookie")]
-    Cookie {
-        /// Event name.
-        point: &'static str,
-        /// Stated virtual address.
-        address: u64,
-        /// The image.
-        path: PathBuf,
-    },
-    /// The kernel refused the probe.
-    #[error("attaching the {point} probe at file offset {offset:#x} of {path}: {source}")]
-    Attach {
-        /// Event name.
-        point: &'static str,
-        /// File offset.
-        offset: u64,
-        /// The image.
-        path: PathBuf,
-        /// The kernel's answer.
-        #[source]
-        source: Box<dyn std::error::Error + Send + Sync>,
-    },
-    /// The kernel refused a fallback probe.
-    #[error("attaching the {phase} probe at file offset {offset:#x} of {path}: {source}")]
-    Phase {
-        /// Phase name.
-        phase: &'static str,
-        /// File offset.
-        offset: u64,
-        /// The image.
-        path: PathBuf,
-        /// The kernel's answer.
-        #[source]
-        source: Box<dyn std::error::Error + Send + Sync>,
-    },
-    /// The kernel refused a tracepoint.
-    #[error("attaching to the tracepoint {category}:{tracepoint}: {source}")]
-    Tracepoint {
-        /// Its category.
-        category: &'static str,
-        /// Its name.
-        tracepoint: &'static str,
-        /// The kernel's answer.
-        #[source]
-        source: Box<ProgramError>,
-    },
-    /// A map could not be written.
-    #[error("writing the BPF map `{map}`: {source}")]
-    Map {
-        /// The map's name.
-        map: &'static str,
-        /// The kernel's answer.
-        #[source]
-        source: Box<MapError>,
-    },
-    /// A map could not be read.
-    #[error("reading the BPF map `{map}`: {source}")]
-    ReadMap {
-        /// The map's name.
-        map: &'static str,
-        /// The kernel's answer.
-        #[source]
-        source: Box<MapError>,
-    },
-    /// The object lacks a program: cannot happen after loading.
-    #[error("the BPF object has no program `{0}`")]
-    NoProgram(&'static str),
-}
+mod gvl;
+pub(super) mod phases;
+pub(super) mod requests;
+mod retire;
+pub(super) mod uprobes;
 
 /// The attached programs. Dropping it detaches everything.
 #[expect(clippy::struct_excessive_bools, reason = "each is a separate fact about the kernel or the run")]
 pub struct Probes {
-    pub(super) ebpf: Ebpf,
+    ebpf: Ebpf,
     /// The uprobes, where many are attached by one link.
-    pub(super) multi: Option<Multi>,
+    multi: Option<Multi>,
     /// What keeps the probes of each image attached, but those of the GVL.
-    pub(super) links: Map<u32, ImageLinks>,
-    pub(super) images: Array<MapData, ImageConfig>,
+    links: Map<u32, ImageLinks>,
+    images: Array<MapData, ImageConfig>,
     processes: HashMap<MapData, u32, ProcessEntry>,
     rubies: HashMap<MapData, u32, RubyEntry>,
     cgroups: HashMap<MapData, u64, u32>,
@@ -120,22 +53,22 @@ pub struct Probes {
     asks_ancestors: bool,
     gate: Array<MapData, u32>,
     /// Processes whose requests are seen, if any can be.
-    pub(super) servers: Option<Servers>,
+    servers: Option<Servers>,
     /// Kept, or the programs could not jump to them.
     _stages: Stages,
     /// What says when a CPU's stack is taken, where that is.
     clocks: Option<Clocks>,
     has_cookie: bool,
     reads_threads: bool,
-    pub(super) next_image: u32,
+    next_image: u32,
     /// Indices that images had that are not probed any more, oldest first, with the threads that detach their probes.
-    pub(super) free_images: VecDeque<(u32, Option<JoinHandle<()>>)>,
-    pub(super) attached: usize,
-    pub(super) gvl: Vec<GvlAttached>,
+    free_images: VecDeque<(u32, Option<JoinHandle<()>>)>,
+    attached: usize,
+    gvl: Vec<GvlAttached>,
     /// What looks at futexes or at the scheduler for the GVL.
-    pub(super) tracepoints: Vec<(&'static str, TracepointLink)>,
+    tracepoints: Vec<(&'static str, TracepointLink)>,
     /// Whether GVL probes are detached for a while.
-    pub(super) gvl_paused: bool,
+    gvl_paused: bool,
 }
 
 impl Probes {

@@ -1,7 +1,7 @@
 //! What the kernel lets gctrace do, tried piece by piece: the object is loaded as for a run, and attached to nothing but
 //! gctrace itself and the kernel's own tracepoints, with its gate closed.
 
-use std::{error::Error, num::NonZeroU32, path::Path, time::Duration};
+use std::{num::NonZeroU32, path::Path, time::Duration};
 
 use aya::{maps::MapType, programs::Program, sys::is_map_supported};
 use gctrace_common::{
@@ -10,8 +10,11 @@ use gctrace_common::{
 };
 
 use super::{
-    GvlOptions, MappingWatch, Probes, RequestOptions, Scope, kernel_types,
-    load::{LoadError, LoadOptions, Select, TRACEPOINTS, Verified, verified},
+    GvlOptions, MappingWatch, Probes, RequestOptions, Scope,
+    errors::{LoadError, brief},
+    kernel_types,
+    load::{LoadOptions, Select, Verified, verified},
+    programs::TRACEPOINTS,
     sample::{self, StackOptions},
     tracepoint::LifeOffsets,
 };
@@ -156,42 +159,4 @@ fn uprobe(probes: &mut Probes, own_code: Option<u64>) -> CheckResult {
     };
     let attached = probes.attach(0, &[site], Path::new("/proc/self/exe"), Scope::One(pid));
     attached.map_err(|error| brief(&error))
-}
-
-/// The first line of an error with its innermost cause. (Several errors of aya do not show their cause, and the
-/// verifier's log is long.)
-pub fn brief(error: &dyn Error) -> String {
-    let line = |text: &str| text.lines().next().unwrap_or_default().trim_end().to_owned();
-    let mut text = line(&error.to_string());
-    let mut innermost = error;
-    while let Some(source) = innermost.source() {
-        innermost = source;
-    }
-    let cause = line(&innermost.to_string());
-    if !text.contains(&cause) {
-        text = format!("{text}: {cause}");
-    }
-    text
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// An error keeps its innermost cause and loses its length.
-    #[test]
-    fn brief_errors() {
-        let cause = std::io::Error::from_raw_os_error(1);
-        let error = LoadError::TracepointFormat {
-            tracepoint: "task:task_newtask".to_owned(),
-            path: "/x".into(),
-            reason: format!("{cause}\nline\nline"),
-        };
-        assert!(brief(&error).ends_with("Operation not permitted (os error 1)"), "{}", brief(&error));
-        let error = LoadError::Map {
-            map: "GATE",
-            source: aya::maps::MapError::CreateError { name: "GATE".to_owned(), io_error: cause },
-        };
-        assert!(brief(&error).contains("Operation not permitted"), "{}", brief(&error));
-    }
 }

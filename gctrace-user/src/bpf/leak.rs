@@ -12,9 +12,9 @@ use gctrace_common::{
 use super::{
     AttachError,
     alone::{Alone, Own, ProbeStacks, map, read, written},
-    load::LoadError,
+    attach::uprobes::Scope,
+    errors::LoadError,
     rings::StackRing,
-    uprobes::Scope,
 };
 use crate::ruby::plan::OptionalProbe;
 

@@ -1,147 +1,30 @@
 //! Loading the BPF object: ABI check, read-only configuration, verification of the programs that the options need.
 
-use std::path::PathBuf;
-
 use aya::{
-    Ebpf, EbpfError, EbpfLoader,
-    maps::MapError,
-    programs::{Program, ProgramError, ProgramType},
+    Ebpf, EbpfLoader,
+    programs::{Program, ProgramType},
     sys::{BpfHelper, is_helper_supported},
 };
 use gctrace_common::{
-    ABI_HASH,
     config::{Config, SELECT_ALL, SELECT_CGROUP_IDS, SELECT_CGROUPS, SELECT_LISTED},
     memory::MemoryLayout,
 };
 
 use super::{
-    attach::{AttachError, Probes},
+    attach::{Probes, phases::PHASE_PROGRAMS},
+    errors::LoadError,
     gvl::{self, GvlOptions, GvlReader},
     kernel_types, leak, malloc,
     multi::{Multi, MultiError},
     parallel,
-    phases::PHASE_PROGRAMS,
+    programs::{GC_PROGRAMS, Programs, TRACEPOINTS, check_abi, load_one, object, optional_program},
     requests::{self, RequestOptions, RequestReader},
     rings::{AwayMap, CounterReader, Rings, StackRing},
     sample::{self, StackOptions},
     tracepoint::LifeOffsets,
     unwind::NativeMaps,
 };
-use crate::{elf, ruby::plan::OptionalEvent};
-
-/// The committed object of this architecture (`gctrace-ebpf/prebuilt`).
-#[cfg(target_arch = "x86_64")]
-static OBJECT: &[u8] = aya::include_bytes_aligned!(concat!(
-    env!("CARGO_MANIFEST_DIR"),
-    "/../gctrace-ebpf/prebuilt/gctrace.bpfel.x86_64.o"
-));
-#[cfg(target_arch = "aarch64")]
-static OBJECT: &[u8] = aya::include_bytes_aligned!(concat!(
-    env!("CARGO_MANIFEST_DIR"),
-    "/../gctrace-ebpf/prebuilt/gctrace.bpfel.aarch64.o"
-));
-
-/// The object to load.
-pub(super) fn object() -> &'static [u8] {
-    #[cfg(feature = "bpf-log")]
-    return super::lines::object(OBJECT);
-    #[cfg(not(feature = "bpf-log"))]
-    OBJECT
-}
-
-/// Programs that sit on GC points, in the order of their `Point`.
-pub(super) const GC_PROGRAMS: [&str; 5] = ["gc_start", "gc_end_mark", "gc_end_sweep", "gc_enter", "gc_exit"];
-/// The program where a thread takes the free slots of a heap page.
-/// The program of an optional event, and the global that enables its part of other programs.
-pub(super) const fn optional_program(event: OptionalEvent) -> (&'static str, &'static str) {
-    match event {
-        OptionalEvent::Refill => ("refill", "ALLOC"),
-    }
-}
-/// Programs on tracepoints: program, category, name.
-pub(super) const TRACEPOINTS: [(&str, &str, &str); 3] = [
-    ("task_newtask", "task", "task_newtask"),
-    ("sched_process_exec", "sched", "sched_process_exec"),
-    ("sched_process_exit", "sched", "sched_process_exit"),
-];
-
-/// Why the object could not be brought into the kernel.
-#[derive(Debug, thiserror::Error)]
-pub enum LoadError {
-    /// Binary and object were built from different ABI sources.
-    #[error(
-        "the BPF object inside this binary has another ABI (object {object}, binary {binary:#018x}); \
-         rebuild it with `cargo xtask ebpf`, then rebuild gctrace"
-    )]
-    Abi {
-        /// What the object says, if anything.
-        object: String,
-        /// What the binary was built with.
-        binary: u64,
-    },
-    /// The object could not be parsed or a map could not be created.
-    #[error(
-        "loading the BPF object: {0} (needs Linux 5.8 or later with CONFIG_BPF_SYSCALL, and CAP_BPF or root)"
-    )]
-    Object(#[from] EbpfError),
-    /// The verifier or the kernel refused a program.
-    #[error("loading the BPF program `{program}`: {source}")]
-    Program {
-        /// The program's name.
-        program: &'static str,
-        /// The kernel's answer.
-        #[source]
-        source: ProgramError,
-    },
-    /// The object lacks a program or a map that this binary needs.
-    #[error("the BPF object has no `{0}`; rebuild it with `cargo xtask ebpf`")]
-    Missing(&'static str),
-    /// A map is not what it should be.
-    #[error("opening the BPF map `{map}`: {source}")]
-    Map {
-        /// The map's name.
-        map: &'static str,
-        /// The reason.
-        #[source]
-        source: MapError,
-    },
-    /// The CPUs could not be listed.
-    #[error("listing the CPUs: {0}")]
-    Cpus(#[source] std::io::Error),
-    /// The sampling clock of a CPU could not be started.
-    #[error(
-        "sampling CPU {cpu} (perf_event_open): {source} (run gctrace as root; a security policy such as seccomp may refuse it, too)"
-    )]
-    Clock {
-        /// The CPU.
-        cpu: u32,
-        /// The kernel's answer.
-        #[source]
-        source: ProgramError,
-    },
-    /// The gate could not be closed.
-    #[error("closing the gate: {0}")]
-    Gate(#[source] Box<AttachError>),
-    /// A tracepoint's format file could not be read or lacks a field.
-    #[error("reading the format of the tracepoint {tracepoint} in {path}: {reason}")]
-    TracepointFormat {
-        /// Category and name.
-        tracepoint: String,
-        /// The file.
-        path: PathBuf,
-        /// What was wrong.
-        reason: String,
-    },
-    /// A tracepoint could not be attached.
-    #[error("attaching to the tracepoint {tracepoint}: {source}")]
-    Tracepoint {
-        /// Category and name.
-        tracepoint: String,
-        /// The reason.
-        #[source]
-        source: ProgramError,
-    },
-}
+use crate::ruby::plan::OptionalEvent;
 
 /// What decides whether a process is traced.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -302,13 +185,6 @@ fn memory_layout(deepest: bool) -> MemoryLayout {
 /// return of Rubies up to 3.1, and the one for packets of servers.
 const LATE: [&str; 5] =
     ["phase_begin", "phase_end", "phase_return", gvl::AT_RETURN, requests::ARRIVALS_PROGRAM];
-
-/// The loaded programs.
-pub(super) struct Programs {
-    pub(super) ebpf: Ebpf,
-    /// The uprobes, where a link takes many.
-    pub(super) multi: Option<Multi>,
-}
 
 /// Loads the object and has its programs verified. Nothing is attached.
 pub(super) fn verified(wanted: &Verified<'_>) -> Result<(Programs, Config), LoadError> {
@@ -548,38 +424,6 @@ fn load_all(ebpf: &mut Ebpf, names: &[&'static str]) -> Result<(), LoadError> {
         failed.get_or_insert(error);
     }
     failed.map_or(Ok(()), Err)
-}
-
-/// Loads a program that was left until now.
-pub(super) fn load_late(program: &mut Program) -> Result<(), ProgramError> {
-    let loaded = match program {
-        Program::UProbe(program) => program.fd().is_ok(),
-        Program::CgroupSkb(program) => program.fd().is_ok(),
-        _ => true,
-    };
-    if loaded { Ok(()) } else { load_one(program) }
-}
-
-fn load_one(program: &mut Program) -> Result<(), ProgramError> {
-    match program {
-        Program::UProbe(program) => program.load(),
-        Program::PerfEvent(program) => program.load(),
-        Program::TracePoint(program) => program.load(),
-        Program::RawTracePoint(program) => program.load(),
-        Program::CgroupSkb(program) => program.load(),
-        _ => Err(ProgramError::UnexpectedProgramType),
-    }
-}
-
-/// Refuses an object whose ABI is not this binary's.
-pub(super) fn check_abi(object: &[u8]) -> Result<(), LoadError> {
-    match elf::read_symbol_u64(object, "GCTRACE_ABI") {
-        Some(ABI_HASH) => Ok(()),
-        other => Err(LoadError::Abi {
-            object: other.map_or_else(|| "has no ABI mark".to_owned(), |hash| format!("{hash:#018x}")),
-            binary: ABI_HASH,
-        }),
-    }
 }
 
 #[cfg(test)]

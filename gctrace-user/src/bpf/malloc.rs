@@ -14,10 +14,10 @@ use gctrace_common::{
 use super::{
     AttachError,
     alone::{Alone, Own, ProbeStacks, map, read, written},
-    load::LoadError,
+    attach::uprobes::Scope,
+    errors::LoadError,
     rings::StackRing,
     unwind::NativeMaps,
-    uprobes::Scope,
 };
 use crate::ruby::malloc::MallocSite;
 

@@ -6,7 +6,7 @@ use std::{collections::BTreeMap, os::fd::BorrowedFd};
 
 use perf_event::{Builder, Sampler, data::Record, events::Software};
 
-use super::{brief, cpus::OnlineCpus, raw};
+use super::{cpus::OnlineCpus, errors::brief, raw};
 
 /// Bytes of one CPU's buffer; a mapping record is about 100 bytes.
 const BUFFER_BYTES: usize = 64 << 10;

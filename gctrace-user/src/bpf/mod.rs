@@ -4,6 +4,7 @@ mod alone;
 mod attach;
 mod check;
 mod cpus;
+mod errors;
 mod gvl;
 mod kernel_types;
 mod leak;
@@ -15,36 +16,38 @@ mod malloc;
 mod mmaps;
 mod multi;
 mod parallel;
-mod phases;
+mod programs;
 #[expect(unsafe_code, reason = "system calls that no library wraps safely")]
 mod raw;
 mod requests;
-mod retire;
 mod rings;
 mod sample;
 mod tracepoint;
 mod unwind;
-mod uprobes;
 
 use std::io::ErrorKind;
 
 use aya::maps::MapError;
 
 pub use alone::ProbeStacks;
-pub use attach::{AttachError, Probes};
-pub use check::{CheckResult, KernelCheck, brief, check};
+pub use attach::{
+    Probes,
+    requests::{ArrivalsLink, RequestLinks},
+    uprobes::Scope,
+};
+pub use check::{CheckResult, KernelCheck, check};
+pub use errors::{AttachError, LoadError, brief};
 pub use gvl::{GvlOptions, GvlRead, GvlReader};
 pub use leak::LeakProbes;
 pub use lease::Lease;
-pub use load::{LoadError, LoadOptions, Loaded, Select, load};
+pub use load::{LoadOptions, Loaded, Select, load};
 pub use malloc::{MallocCost, MallocProbes, MallocRead};
 pub use mmaps::{ExecMapping, FileId, MappingWatch, WatchError, Watched};
 pub use raw::give_back_memory;
-pub use requests::{ArrivalsLink, RequestLinks, RequestOptions, RequestReader};
+pub use requests::{RequestOptions, RequestReader};
 pub use rings::{AwayMap, CounterReader, LifeRing, Rings, StackRing};
 pub use sample::StackOptions;
 pub use unwind::{NativeMaps, ThreadContexts, UnwindMaps};
-pub use uprobes::Scope;
 
 /// The outcome of removing an entry of a map that the programs may have removed already.
 fn gone(removed: Result<(), MapError>) -> Result<(), MapError> {

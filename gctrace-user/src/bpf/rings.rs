@@ -8,7 +8,7 @@ use std::{
 
 use aya::{
     Ebpf,
-    maps::{Array, HashMap, MapData, MapError, RingBuf},
+    maps::{Array, HashMap, Map, MapData, MapError, RingBuf},
     programs::{Program, ProgramFd},
 };
 use gctrace_common::{
@@ -16,7 +16,7 @@ use gctrace_common::{
     stats::Counter,
 };
 
-use super::{gvl::shared, load::LoadError};
+use super::errors::LoadError;
 
 /// How often the counters are read again at most; a program runs for some microseconds.
 const SETTLE_TRIES: u32 = 100;
@@ -215,6 +215,14 @@ impl CounterReader {
     pub fn read(&self) -> Option<Vec<u64>> {
         Counter::ALL.iter().map(|&counter| self.map.get(&(counter as u32), 0).ok()).collect()
     }
+}
+
+/// Another handle of a map that another part takes.
+pub(super) fn shared(ebpf: &Ebpf, map: &'static str) -> Result<Map, LoadError> {
+    let error = |source| LoadError::Map { map, source };
+    let Some(Map::HashMap(data)) = ebpf.map(map) else { return Err(LoadError::Missing(map)) };
+    let fd = data.fd().as_fd().try_clone_to_owned().map_err(|source| error(MapError::IoError(source)))?;
+    Ok(Map::HashMap(MapData::from_fd(fd).map_err(error)?))
 }
 
 #[cfg(test)]

@@ -17,12 +17,12 @@ use gctrace_common::{
 };
 
 use super::{
-    brief,
     cpus::OnlineCpus,
+    errors::{LoadError, brief},
     gvl::GvlOptions,
-    kernel_types,
-    load::{LoadError, Programs},
-    multi, raw,
+    kernel_types, multi,
+    programs::Programs,
+    raw,
     tracepoint::TracepointFormat,
 };
 

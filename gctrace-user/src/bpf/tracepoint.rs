@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use super::load::LoadError;
+use super::errors::LoadError;
 
 /// The format file of a tracepoint of the running kernel.
 pub(super) struct TracepointFormat {

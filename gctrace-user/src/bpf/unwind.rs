@@ -6,7 +6,7 @@ use aya::{
 };
 use gctrace_common::{config::ThreadContext, unwind::Chunk};
 
-use super::{gone, load::LoadError};
+use super::{errors::LoadError, gone};
 
 /// All of them.
 pub struct NativeMaps {

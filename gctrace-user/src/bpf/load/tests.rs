@@ -38,27 +38,3 @@ fn only_what_is_needed() {
     }
     assert!(needed(None, None, false, &[], true).contains(&"phase_begin"));
 }
-
-/// The committed object speaks this binary's ABI.
-#[test]
-fn committed_object_matches() {
-    check_abi(OBJECT).unwrap();
-}
-
-/// An object of another ABI is refused before anything reaches the kernel.
-#[test]
-fn foreign_object_is_refused() {
-    let mut object = OBJECT.to_vec();
-    let needle = ABI_HASH.to_le_bytes();
-    let mut planted = 0;
-    for at in 0..object.len() - 8 {
-        if object[at..at + 8] == needle {
-            object[at] ^= 0xff;
-            planted += 1;
-        }
-    }
-    assert!(planted > 0);
-    let text = check_abi(&object).unwrap_err().to_string();
-    assert!(text.contains("another ABI") && text.contains("cargo xtask ebpf"), "{text}");
-    assert!(check_abi(b"not an object").is_err());
-}

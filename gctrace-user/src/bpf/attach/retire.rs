@@ -5,7 +5,8 @@ use std::{collections::VecDeque, thread::JoinHandle};
 use aya::programs::Program;
 use gctrace_common::config::{ImageConfig, MAX_IMAGES};
 
-use super::{AttachError, Probes, phases::Semaphore, uprobes::Link};
+use super::{Probes, phases::Semaphore, uprobes::Link};
+use crate::bpf::errors::AttachError;
 
 /// What keeps the probes of an image attached.
 #[derive(Default)]

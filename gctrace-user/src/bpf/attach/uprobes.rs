@@ -11,10 +11,11 @@ use aya::programs::{
     uprobe::{UProbeAttachLocation, UProbeAttachPoint, UProbeLinkId, UProbeScope},
 };
 
-use super::{
-    AttachError, Probes,
-    load::load_late,
+use super::Probes;
+use crate::bpf::{
+    errors::AttachError,
     multi::{self, Multi},
+    programs::load_late,
 };
 
 /// Which processes a probe fires for.
@@ -27,14 +28,14 @@ pub enum Scope {
 }
 
 impl Scope {
-    pub(super) fn of_aya(self) -> UProbeScope {
+    pub(in crate::bpf) fn of_aya(self) -> UProbeScope {
         match self {
             Self::All => UProbeScope::AllProcesses,
             Self::One(pid) => UProbeScope::OneProcess(pid),
         }
     }
 
-    pub(super) fn pid(self) -> Option<NonZeroU32> {
+    pub(in crate::bpf) fn pid(self) -> Option<NonZeroU32> {
         match self {
             Self::All => None,
             Self::One(pid) => Some(pid),

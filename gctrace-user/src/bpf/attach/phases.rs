@@ -22,11 +22,17 @@ use perf_event::{
 };
 use perf_event_open_sys::bindings::perf_event_attr;
 
-use super::{AttachError, Probes, Scope, load::load_late, raw, uprobes::Link};
-use crate::ruby::fallback::PhaseProbe;
+use super::{
+    Probes,
+    uprobes::{Link, Scope},
+};
+use crate::{
+    bpf::{errors::AttachError, programs::load_late, raw},
+    ruby::fallback::PhaseProbe,
+};
 
 /// Programs of the phases, by [`Edge`](crate::ruby::fallback::Edge).
-pub(super) const PHASE_PROGRAMS: [&str; 3] = ["phase_begin", "phase_end", "phase_return"];
+pub(in crate::bpf) const PHASE_PROGRAMS: [&str; 3] = ["phase_begin", "phase_end", "phase_return"];
 
 /// A probe that only we keep alive: Aya cannot attach to probes that count their users in a semaphore.
 pub(super) struct Semaphore {

@@ -1,0 +1,187 @@
+//! Attaching the probes of the GVL.
+
+use std::{
+    fs::File,
+    os::fd::AsRawFd as _,
+    path::{Path, PathBuf},
+};
+
+use aya::programs::{Program, raw_trace_point::RawTracePointLinkId, trace_point::TracePointLinkId};
+use gctrace_common::gvl::{GvlCookie, GvlPath};
+
+use super::{
+    Probes,
+    uprobes::{Link, Scope, Uprobe},
+};
+use crate::{
+    bpf::{
+        errors::AttachError,
+        gvl::{AT_RETURN, FUTEX_PROGRAMS, PROGRAMS, TASK_PROGRAMS},
+    },
+    ruby::{
+        ThreadOperand,
+        gvl_plan::{GvlPlan, GvlProbe},
+    },
+};
+
+/// A program on a tracepoint.
+pub(super) enum TracepointLink {
+    /// It receives the record of the tracepoint.
+    Record(TracePointLinkId),
+    /// It receives the arguments.
+    Raw(RawTracePointLinkId),
+}
+
+/// The GVL probes of an image.
+pub(super) struct GvlAttached {
+    image: u32,
+    plan: GvlPlan,
+    file: File,
+    scope: Scope,
+    pub(super) links: Vec<Link>,
+}
+
+impl Probes {
+    /// Attaches the GVL probes of an image, or none: a failure detaches those already attached. While all are detached
+    /// ([`Probes::pause_gvl`]), these will be attached with the others.
+    pub fn attach_gvl(
+        &mut self,
+        image: u32,
+        plan: &GvlPlan,
+        file: File,
+        scope: Scope,
+    ) -> Result<(), AttachError> {
+        let mut links = Vec::new();
+        if !self.gvl_paused {
+            links = self.attach_gvl_plan(image, plan, &file, scope)?;
+            if let Err(error) = self.attach_gvl_tracepoints(plan.path.by == GvlPath::BY_FUTEX) {
+                self.detach_uprobes(links);
+                return Err(error);
+            }
+        }
+        self.attached += plan.probes.len();
+        self.gvl.push(GvlAttached { image, plan: plan.clone(), file, scope, links });
+        Ok(())
+    }
+
+    /// Takes out what keeps the GVL probes of an image attached.
+    pub(super) fn take_gvl(&mut self, image: u32) -> Vec<Link> {
+        let (own, others) = std::mem::take(&mut self.gvl).into_iter().partition(|gvl| gvl.image == image);
+        self.gvl = others;
+        let own: Vec<GvlAttached> = own;
+        self.attached -= own.iter().map(|gvl| gvl.plan.probes.len()).sum::<usize>();
+        own.into_iter().flat_map(|gvl| gvl.links).collect()
+    }
+
+    /// Detaches the GVL probes of all images.
+    pub fn pause_gvl(&mut self) {
+        self.gvl_paused = true;
+        let links = self.gvl.iter_mut().flat_map(|gvl| std::mem::take(&mut gvl.links)).collect();
+        self.detach_uprobes(links);
+        for (name, link) in std::mem::take(&mut self.tracepoints) {
+            let detached = match (self.ebpf.program_mut(name), link) {
+                (Some(Program::TracePoint(program)), TracepointLink::Record(link)) => program.detach(link),
+                (Some(Program::RawTracePoint(program)), TracepointLink::Raw(link)) => program.detach(link),
+                _ => continue,
+            };
+            if let Err(error) = detached {
+                log::warn!("detaching from a tracepoint for the GVL: {error}");
+            }
+        }
+    }
+
+    /// Looks at the futexes of all processes, or at what the scheduler does, if that is not done yet. (A tracepoint of a system
+    /// call makes every system call of this host a little slower, so this is left until there is a Ruby to be watched.)
+    fn attach_gvl_tracepoints(&mut self, futex: bool) -> Result<(), AttachError> {
+        if !self.tracepoints.is_empty() {
+            return Ok(());
+        }
+        let (category, programs) =
+            if futex { ("syscalls", FUTEX_PROGRAMS) } else { ("sched", TASK_PROGRAMS) };
+        for (name, tracepoint) in programs {
+            let link = match self.ebpf.program_mut(name) {
+                Some(Program::TracePoint(program)) => {
+                    program.attach(category, tracepoint).map(TracepointLink::Record)
+                }
+                Some(Program::RawTracePoint(program)) => program.attach(tracepoint).map(TracepointLink::Raw),
+                _ => return Err(AttachError::NoProgram(name)),
+            };
+            let link = link.map_err(|source| AttachError::Tracepoint {
+                category,
+                tracepoint,
+                source: Box::new(source),
+            })?;
+            self.tracepoints.push((name, link));
+        }
+        Ok(())
+    }
+
+    /// Attaches them again, or none.
+    pub fn resume_gvl(&mut self) -> Result<(), AttachError> {
+        self.gvl_paused = false;
+        let mut all = std::mem::take(&mut self.gvl);
+        let attached = self.attach_all_gvl(&mut all);
+        self.gvl = all;
+        // Processes of an image without probes would seem not to wait.
+        attached.inspect_err(|_| self.pause_gvl())
+    }
+
+    fn attach_all_gvl(&mut self, all: &mut [GvlAttached]) -> Result<(), AttachError> {
+        for gvl in all.iter_mut() {
+            gvl.links = self.attach_gvl_plan(gvl.image, &gvl.plan, &gvl.file, gvl.scope)?;
+        }
+        if all.is_empty() {
+            return Ok(());
+        }
+        self.attach_gvl_tracepoints(all.iter().any(|gvl| gvl.plan.path.by == GvlPath::BY_FUTEX))
+    }
+
+    fn attach_gvl_plan(
+        &mut self,
+        image: u32,
+        plan: &GvlPlan,
+        file: &File,
+        scope: Scope,
+    ) -> Result<Vec<Link>, AttachError> {
+        // The process whose mapping it is may exit at any moment.
+        let path = PathBuf::from(format!("/proc/self/fd/{}", file.as_raw_fd()));
+        let path = path.as_path();
+        let mut probes = plan
+            .probes
+            .iter()
+            .map(|probe| uprobe(image, probe, path))
+            .collect::<Result<Vec<_>, AttachError>>()?;
+        probes.sort_by_key(|probe| probe.program);
+        self.attach_uprobes(&probes, path, scope)
+    }
+}
+
+fn uprobe(image: u32, probe: &GvlProbe, path: &Path) -> Result<Uprobe, AttachError> {
+    let point = probe.point.name();
+    let cookie = cookie(image, probe).ok_or_else(|| AttachError::Cookie {
+        point,
+        address: probe.address.0,
+        path: path.to_owned(),
+    })?;
+    Ok(Uprobe {
+        program: if probe.at_return { AT_RETURN } else { PROGRAMS[probe.point as usize] },
+        point,
+        offset: probe.file_offset.0,
+        cookie: Some(cookie.pack()),
+        at_return: probe.at_return,
+    })
+}
+
+/// The cookie of a probe, if everything fits into it.
+fn cookie(image: u32, probe: &GvlProbe) -> Option<GvlCookie> {
+    let (register, in_memory, displacement) = match probe.place {
+        Some(ThreadOperand::Register(register)) => (register, false, 0),
+        Some(ThreadOperand::Memory(register, displacement)) => (register, true, displacement),
+        None => (0, false, 0),
+    };
+    // At a return the instruction is not one of the image's.
+    let address = if probe.at_return { 0 } else { probe.address.0 };
+    let image = u8::try_from(image).ok()?;
+    let cookie = GvlCookie { image, register, in_memory, displacement, address };
+    cookie.fits().then_some(cookie)
+}

@@ -1,0 +1,200 @@
+//! What the kernel, or the object, does not do.
+
+use std::{error::Error, path::PathBuf};
+
+use aya::{EbpfError, maps::MapError, programs::ProgramError};
+use gctrace_common::config::MAX_IMAGES;
+
+/// Why the object could not be brought into the kernel.
+#[derive(Debug, thiserror::Error)]
+pub enum LoadError {
+    /// Binary and object were built from different ABI sources.
+    #[error(
+        "the BPF object inside this binary has another ABI (object {object}, binary {binary:#018x}); \
+         rebuild it with `cargo xtask ebpf`, then rebuild gctrace"
+    )]
+    Abi {
+        /// What the object says, if anything.
+        object: String,
+        /// What the binary was built with.
+        binary: u64,
+    },
+    /// The object could not be parsed or a map could not be created.
+    #[error(
+        "loading the BPF object: {0} (needs Linux 5.8 or later with CONFIG_BPF_SYSCALL, and CAP_BPF or root)"
+    )]
+    Object(#[from] EbpfError),
+    /// The verifier or the kernel refused a program.
+    #[error("loading the BPF program `{program}`: {source}")]
+    Program {
+        /// The program's name.
+        program: &'static str,
+        /// The kernel's answer.
+        #[source]
+        source: ProgramError,
+    },
+    /// The object lacks a program or a map that this binary needs.
+    #[error("the BPF object has no `{0}`; rebuild it with `cargo xtask ebpf`")]
+    Missing(&'static str),
+    /// A map is not what it should be.
+    #[error("opening the BPF map `{map}`: {source}")]
+    Map {
+        /// The map's name.
+        map: &'static str,
+        /// The reason.
+        #[source]
+        source: MapError,
+    },
+    /// The CPUs could not be listed.
+    #[error("listing the CPUs: {0}")]
+    Cpus(#[source] std::io::Error),
+    /// The sampling clock of a CPU could not be started.
+    #[error(
+        "sampling CPU {cpu} (perf_event_open): {source} (run gctrace as root; a security policy such as seccomp may refuse it, too)"
+    )]
+    Clock {
+        /// The CPU.
+        cpu: u32,
+        /// The kernel's answer.
+        #[source]
+        source: ProgramError,
+    },
+    /// The gate could not be closed.
+    #[error("closing the gate: {0}")]
+    Gate(#[source] Box<AttachError>),
+    /// A tracepoint's format file could not be read or lacks a field.
+    #[error("reading the format of the tracepoint {tracepoint} in {path}: {reason}")]
+    TracepointFormat {
+        /// Category and name.
+        tracepoint: String,
+        /// The file.
+        path: PathBuf,
+        /// What was wrong.
+        reason: String,
+    },
+    /// A tracepoint could not be attached.
+    #[error("attaching to the tracepoint {tracepoint}: {source}")]
+    Tracepoint {
+        /// Category and name.
+        tracepoint: String,
+        /// The reason.
+        #[source]
+        source: ProgramError,
+    },
+}
+
+/// Why an image could not be probed.
+#[derive(Debug, thiserror::Error)]
+pub enum AttachError {
+    /// More images at one time than the object has room for.
+    #[error(
+        "more than {MAX_IMAGES} different Ruby images are in use on this host; the further ones are not traced"
+    )]
+    TooManyImages,
+    /// A site does not fit the attach cookie.
+    #[error("the {point} site at {address:#x} of {path} does not fit an attach cookie")]
+    Cookie {
+        /// Event name.
+        point: &'static str,
+        /// Stated virtual address.
+        address: u64,
+        /// The image.
+        path: PathBuf,
+    },
+    /// The kernel refused the probe.
+    #[error("attaching the {point} probe at file offset {offset:#x} of {path}: {source}")]
+    Attach {
+        /// Event name.
+        point: &'static str,
+        /// File offset.
+        offset: u64,
+        /// The image.
+        path: PathBuf,
+        /// The kernel's answer.
+        #[source]
+        source: Box<dyn Error + Send + Sync>,
+    },
+    /// The kernel refused a fallback probe.
+    #[error("attaching the {phase} probe at file offset {offset:#x} of {path}: {source}")]
+    Phase {
+        /// Phase name.
+        phase: &'static str,
+        /// File offset.
+        offset: u64,
+        /// The image.
+        path: PathBuf,
+        /// The kernel's answer.
+        #[source]
+        source: Box<dyn Error + Send + Sync>,
+    },
+    /// The kernel refused a tracepoint.
+    #[error("attaching to the tracepoint {category}:{tracepoint}: {source}")]
+    Tracepoint {
+        /// Its category.
+        category: &'static str,
+        /// Its name.
+        tracepoint: &'static str,
+        /// The kernel's answer.
+        #[source]
+        source: Box<ProgramError>,
+    },
+    /// A map could not be written.
+    #[error("writing the BPF map `{map}`: {source}")]
+    Map {
+        /// The map's name.
+        map: &'static str,
+        /// The kernel's answer.
+        #[source]
+        source: Box<MapError>,
+    },
+    /// A map could not be read.
+    #[error("reading the BPF map `{map}`: {source}")]
+    ReadMap {
+        /// The map's name.
+        map: &'static str,
+        /// The kernel's answer.
+        #[source]
+        source: Box<MapError>,
+    },
+    /// The object lacks a program: cannot happen after loading.
+    #[error("the BPF object has no program `{0}`")]
+    NoProgram(&'static str),
+}
+
+/// The first line of an error with its innermost cause. (Several errors of aya do not show their cause, and the
+/// verifier's log is long.)
+pub fn brief(error: &dyn Error) -> String {
+    let line = |text: &str| text.lines().next().unwrap_or_default().trim_end().to_owned();
+    let mut text = line(&error.to_string());
+    let mut innermost = error;
+    while let Some(source) = innermost.source() {
+        innermost = source;
+    }
+    let cause = line(&innermost.to_string());
+    if !text.contains(&cause) {
+        text = format!("{text}: {cause}");
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// An error keeps its innermost cause and loses its length.
+    #[test]
+    fn brief_errors() {
+        let cause = std::io::Error::from_raw_os_error(1);
+        let error = LoadError::TracepointFormat {
+            tracepoint: "task:task_newtask".to_owned(),
+            path: "/x".into(),
+            reason: format!("{cause}\nline\nline"),
+        };
+        assert!(brief(&error).ends_with("Operation not permitted (os error 1)"), "{}", brief(&error));
+        let error = LoadError::Map {
+            map: "GATE",
+            source: MapError::CreateError { name: "GATE".to_owned(), io_error: cause },
+        };
+        assert!(brief(&error).contains("Operation not permitted"), "{}", brief(&error));
+    }
+}

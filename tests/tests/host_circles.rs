@@ -1,20 +1,20 @@
-//! No folder of a crate imports, directly or through others, a folder that imports it.
+//! In every folder of every crate: no module imports, directly or through others, a module that imports it.
+//!
+//! A module is a file `x.rs` together with its folder `x/`: they are one, so what is a part of `x` belongs into `x/`.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    fs,
     path::Path,
 };
 
+#[path = "product/imports.rs"]
+mod imports;
 #[path = "product/source.rs"]
 mod source;
-use source::{is_test, without_tests};
-
-/// Top-level modules of a crate, each with the top-level modules that its code names.
-type Graph = BTreeMap<String, BTreeSet<String>>;
+use imports::{Graph, Modules, add, graphs, modules};
 
 #[test]
-fn folders_import_in_one_direction() {
+fn modules_import_in_one_direction() {
     let mut found = Vec::new();
     for folder in [
         "gctrace-common",
@@ -30,9 +30,13 @@ fn folders_import_in_one_direction() {
         "xtask",
     ] {
         let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("the workspace");
-        let graph = graph(&root.join(folder).join("src"));
-        assert!(graph.len() > 1 && graph.values().any(|named| !named.is_empty()), "{folder}: {graph:?}");
-        found.extend(circles(&graph).into_iter().map(|circle| format!("{folder}: {}", circle.join(" "))));
+        let graphs = graphs(&modules(&root.join(folder).join("src")));
+        let top = &graphs[[].as_slice()];
+        assert!(top.len() > 1 && top.values().any(|named| !named.is_empty()), "{folder}: {top:?}");
+        for (path, graph) in &graphs {
+            let name = [&[folder.to_owned()], path.as_slice()].concat().join("/");
+            found.extend(circles(graph).into_iter().map(|circle| format!("{name}: {}", circle.join(" "))));
+        }
     }
     assert_eq!(found, Vec::<String>::new(), "modules that import each other");
 }
@@ -52,79 +56,78 @@ fn a_circle_is_found() {
     assert_eq!(circles(&tied), [vec!["a", "b", "c"], vec!["d", "e"]]);
 }
 
+/// The modules of a crate, each by its path and its text.
+fn parsed(files: &[(&str, &str)]) -> Modules {
+    let mut modules = Modules::new();
+    for (path, text) in files {
+        let path: Vec<String> =
+            path.split('/').filter(|segment| !segment.is_empty()).map(str::to_owned).collect();
+        add(&mut modules, &path, text);
+    }
+    modules
+}
+
+/// The imports within a folder: `a>b`.
+fn edges(modules: &Modules, folder: &[&str]) -> Vec<String> {
+    let folder: Vec<String> = folder.iter().map(|segment| (*segment).to_owned()).collect();
+    let graph = &graphs(modules)[&folder];
+    graph.iter().flat_map(|(from, to)| to.iter().map(move |to| format!("{from}>{to}"))).collect()
+}
+
 #[test]
 fn imports_are_read() {
-    let text = "use crate::{\n    alpha::{self, Beta},\n    gamma,\n};\nfn f() { crate::delta::g(); }\n// crate::no\n\
-                #[cfg(test)]\nmod tests {\n    use crate::late;\n}\nfn g() { crate::after::h(); }\n";
-    let named: Vec<String> = named_modules(&without_tests(text)).into_iter().collect();
-    assert_eq!(named, ["after", "alpha", "delta", "gamma"]);
+    let text = "use crate::{\n    alpha::{self, Beta},\n    gamma,\n};\nfn f() { crate::delta::g(\"crate::not\"); }\n\
+                // crate::no\n#[cfg(test)]\nmod tests {\n    use crate::late;\n}\n\
+                fn g<'a>() { crate::after::h('\\'', r#\"crate::not\"#); } // crate::no\n";
+    let mut files = vec![("a", text)];
+    files.extend(["alpha", "gamma", "delta", "after", "late", "no", "not"].map(|name| (name, "")));
+    assert_eq!(edges(&parsed(&files), &[]), ["a>after", "a>alpha", "a>delta", "a>gamma"]);
 }
 
-fn graph(src: &Path) -> Graph {
-    let mut graph = Graph::new();
-    let mut waiting = vec![src.to_owned()];
-    while let Some(folder) = waiting.pop() {
-        for entry in fs::read_dir(&folder).expect("a source folder").flatten() {
-            let path = entry.path();
-            let name = path.file_stem().expect("a name").to_string_lossy().into_owned();
-            if is_test(&name) {
-                continue;
-            }
-            if path.is_dir() {
-                waiting.push(path);
-                continue;
-            }
-            if path.extension().is_none_or(|extension| extension != "rs") {
-                continue;
-            }
-            let below = path.strip_prefix(src).expect("below src");
-            let first = below.components().next().expect("a component").as_os_str();
-            let module = Path::new(first).file_stem().expect("a name").to_string_lossy().into_owned();
-            // The roots of a crate wire everything.
-            if module == "lib" || module == "main" {
-                continue;
-            }
-            let named = named_modules(&without_tests(&fs::read_to_string(&path).expect("a source file")));
-            graph.entry(module.clone()).or_default().extend(named.into_iter().filter(|to| *to != module));
-        }
-    }
-    let modules: BTreeSet<String> = graph.keys().cloned().collect();
-    for named in graph.values_mut() {
-        named.retain(|to| modules.contains(to));
-    }
-    graph
+#[test]
+fn paths_go_through_parents_and_imported_names() {
+    let modules = parsed(&[
+        ("x", "use a::F;\nfn wires() { b::f(); }"),
+        ("x/a", "use super::b::{c::{self as d, G}, H};\nfn f() { std::mem::take(); }"),
+        ("x/a/deep", "use super::super::f;\nfn g() { super::super::e::h(); }"),
+        ("x/b", "use crate::x;\nfn g() { x::f::h(); self::c::i(); }"),
+        ("x/b/c", "use super::super::super::y;\nfn g() { y::z(); }"),
+        ("x/e", ""),
+        ("x/f", "pub(in crate::x) use std::a::B;\nfn late() { use super::e as other; other::g(); }"),
+        ("y", ""),
+    ]);
+    assert_eq!(edges(&modules, &["x"]), ["a>b", "a>e", "a>f", "b>f", "f>e"]);
+    assert_eq!(edges(&modules, &[]), ["x>y"]);
 }
 
-/// What follows `crate::`: a module, or the first name of each entry of a group.
-fn named_modules(code: &str) -> BTreeSet<String> {
-    let mut named = BTreeSet::new();
-    for (at, _) in code.match_indices("crate::") {
-        let rest = &code[at + "crate::".len()..];
-        let Some(group) = rest.strip_prefix('{') else {
-            named.insert(first_name(rest));
-            continue;
-        };
-        let mut depth = 0_u32;
-        let mut entry = true;
-        for (index, character) in group.char_indices() {
-            match character {
-                '{' => depth += 1,
-                '}' if depth == 0 => break,
-                '}' => depth -= 1,
-                ',' if depth == 0 => entry = true,
-                _ if entry && !character.is_whitespace() => {
-                    named.insert(first_name(&group[index..]));
-                    entry = false;
-                }
-                _ => {}
-            }
-        }
-    }
-    named
+#[test]
+fn a_glob_exports_what_is_defined_there() {
+    let modules = parsed(&[
+        ("x", "pub(super) use a::*;\npub(super) use b::*;\nconst OWN: u8 = 0;"),
+        ("x/a", "pub(super) struct Item;"),
+        ("x/b", "pub(super) use super::c::Other;\npub(super) fn f() {}"),
+        ("x/c", "pub(super) enum Other {}"),
+        ("x/d", "use super::{Item, OWN};\nfn g() { super::f(); }"),
+        ("x/e", "fn g() -> super::Other {}"),
+    ]);
+    assert_eq!(edges(&modules, &["x"]), ["b>c", "d>a", "d>b", "e>b", "e>c"]);
 }
 
-fn first_name(text: &str) -> String {
-    text.chars().take_while(|c| c.is_alphanumeric() || *c == '_').collect()
+#[test]
+fn a_name_that_the_parent_exports_is_its_modules() {
+    let modules = parsed(&[
+        ("x", "mod a;\npub(crate) use a::Item;\npub(super) use self::b::{Other as Named, c};\nstruct Own;"),
+        ("x/a", "use super::Own;\npub(super) struct Item;"),
+        ("x/b", "use crate::x::Item;"),
+        ("x/b/c", ""),
+        ("x/d", "use super::{Item, Named};"),
+        ("x/e", "fn f() { super::c::g(); }"),
+        ("y", "use crate::x::{Item, Named};"),
+        ("z", "use crate::y::Item;"),
+    ]);
+    assert_eq!(edges(&modules, &["x"]), ["b>a", "d>a", "d>b", "e>b"]);
+    // Whoever imports what another module imported depends on both.
+    assert_eq!(edges(&modules, &[]), ["y>x", "z>x", "z>y"]);
 }
 
 /// The sets of modules that reach each other, sorted.

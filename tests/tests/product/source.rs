@@ -1,13 +1,5 @@
 //! Source text for the tests that read it.
 
-/// Whether only tests compile this file or folder.
-pub(crate) fn is_test(path: &str) -> bool {
-    path.split('/').any(|part| {
-        let name = part.strip_suffix(".rs").unwrap_or(part);
-        ["tests", "fuzz", "dwarf_oracle"].contains(&name) || name.ends_with("_tests")
-    })
-}
-
 /// The text without comments and without the modules that only tests compile.
 pub(crate) fn without_tests(text: &str) -> String {
     let mut code = String::new();

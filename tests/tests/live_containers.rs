@@ -366,7 +366,7 @@ fn cgroup_v1() -> Result<()> {
 /// A cgroup that does not exist yet is reported as missing, and traced when it is created.
 #[test]
 fn cgroup_to_come() -> Result<()> {
-    let _live = Live::begin()?;
+    let _live = Live::beside_others()?;
     let path = {
         let cgroup = Cgroup::new(None, "later")?;
         cgroup.path().to_owned()
@@ -410,7 +410,7 @@ fn nest(what: &str, below: &Cgroup) -> Result<()> {
 /// is too long to be watched. They are said.
 #[test]
 fn hostile_cgroups() -> Result<()> {
-    let _live = Live::begin()?;
+    let _live = Live::beside_others()?;
     let (deep, selected) = (Cgroup::new(None, "deep")?, Cgroup::new(None, "selected")?);
     let mut program = SteppedRuby::start()?;
     selected.take(program.process.pid())?;

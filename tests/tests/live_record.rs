@@ -160,7 +160,7 @@ fn cycles(lines: &str) -> Vec<&str> {
 /// Killed at any moment, a recording has all lines but about the last second.
 #[test]
 fn killed() -> Result<()> {
-    let live = Live::begin()?;
+    let live = Live::beside_others()?;
     let mut program = Ruby::main()?.command()?;
     let mut program = Guarded::start("ruby", program.args(["-e", ENDLESS]))?;
     program.wait_stdout(Duration::from_mins(1), "busy", |line| line == "busy")?;

@@ -495,12 +495,15 @@ impl ProcessState {
         second
     }
 
-    /// A pause, which is known when its cycle is complete: a lazy sweep can take minutes. Its time is that of the second in which it ended, if
-    /// that is shown. Among the pauses of the last minute it is from when it is known.
+    /// A pause, which is known when its cycle is complete: a lazy sweep can take minutes. Its time is in the seconds that it lasted, as far as
+    /// they are shown. Among the pauses of the last minute it is from when it is known.
     fn pause(&mut self, begin_ns: u64, ns: u64, now_ns: u64) {
         let (end, now_ns) = (begin_ns + ns, now_ns.max(begin_ns + ns));
-        if now_ns / SECOND - end / SECOND < WINDOW as u64 {
-            self.second(end).pause_ns += ns;
+        let mut at = begin_ns.max((now_ns / SECOND + 1).saturating_sub(WINDOW as u64) * SECOND);
+        while at < end {
+            let until = end.min((at / SECOND + 1) * SECOND);
+            self.second(at).pause_ns += until - at;
+            at = until;
         }
         let second = self.second(now_ns);
         let bar = BARS.iter().position(|&end| ns < end).unwrap_or(BARS.len() - 1);

@@ -241,6 +241,22 @@ fn late_pauses() {
     assert_eq!(row.gc, Some(1.0));
 }
 
+/// A long pause takes a part of each second that it lasts, and no second is stopped for longer than it is.
+#[test]
+fn long_pauses() {
+    let mut board = board();
+    let shop = process(7, "shop");
+    board.now(220 * S);
+    board.see(&shop, Seen::Cycle(&cycle(207 * S + 500 * MS, 5 * S, 9000)));
+    let gc = |board: &Board, now| {
+        board.rows(now, Group::Process).into_iter().find(|row| row.pid == Some(7)).unwrap().gc
+    };
+    assert_eq!(gc(&board, 220 * S), Some(25.0), "2.5 of the 10 s before");
+    board.see(&shop, Seen::Cycle(&cycle(213 * S, 7 * S, 9000)));
+    assert_eq!(gc(&board, 220 * S), Some(95.0));
+    assert_eq!(gc(&board, 221 * S), Some(85.0), "the second 210 is not in it any more");
+}
+
 /// Waits for the GVL come as a sum since the beginning; a share is of what was added, and none where not all were seen.
 #[test]
 fn gvl() {

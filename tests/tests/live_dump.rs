@@ -396,7 +396,7 @@ fn many_threads() -> Result<()> {
 /// A process that is not Ruby, does not exist, or ends while it is read: one sentence and its exit status.
 #[test]
 fn nothing_to_see() -> Result<()> {
-    let live = Live::beside_others()?;
+    let live = Live::begin()?;
     let own = std::process::id();
     let other = dump(&live, own, &[])?;
     ensure!(

@@ -1,7 +1,7 @@
 //! Where lines go: standard output, or the file that `--output` names.
 
 use std::{
-    fs::File,
+    fs::{File, TryLockError},
     io::{self, Write},
     os::fd::AsFd,
     path::{Path, PathBuf},
@@ -38,12 +38,22 @@ pub enum Sink {
 }
 
 impl Sink {
-    /// Opens it. An existing file is truncated, as the shell's `>` does; a pipe is written to.
+    /// Opens it. An existing file is truncated, as the shell's `>` does, unless another gctrace writes to it (`flock`); a pipe is written to.
     pub fn open(path: Option<&Path>) -> Result<Self, ExportError> {
         let Some(path) = path else { return Ok(Self::Stdout) };
         let unwritable = |source| ExportError::Unwritable { path: path.to_owned(), source };
         let is_new = !path.exists();
-        let opened = File::create(path).map_err(unwritable)?;
+        let opened =
+            File::options().write(true).create(true).truncate(false).open(path).map_err(unwritable)?;
+        if opened.metadata().is_ok_and(|data| data.is_file()) {
+            match opened.try_lock() {
+                Err(TryLockError::WouldBlock) => {
+                    return Err(unwritable(io::Error::other("another gctrace writes to it")));
+                }
+                // Some network file systems have no locks.
+                Ok(()) | Err(TryLockError::Error(_)) => opened.set_len(0).map_err(unwritable)?,
+            }
+        }
         if is_new {
             file::give_to_owner(opened.as_fd());
         }
@@ -99,5 +109,15 @@ mod tests {
         one.write_all(b"3\n").unwrap();
         assert_eq!(std::fs::read_to_string(&path).unwrap(), "1\n2\n3\n");
         assert!(matches!(Sink::open(Some(dir.path())), Err(ExportError::Unwritable { .. })));
+        // Lines of two runs would be mixed up.
+        let error = Sink::open(Some(&path)).unwrap_err().to_string();
+        assert!(
+            error.ends_with("cannot be written: another gctrace writes to it; name another path"),
+            "{error}"
+        );
+        assert_eq!(std::fs::read_to_string(&path).unwrap(), "1\n2\n3\n");
+        drop((one, other));
+        Sink::open(Some(&path)).unwrap();
+        assert_eq!(std::fs::read_to_string(&path).unwrap(), "");
     }
 }

@@ -16,6 +16,7 @@ use crate::{
         EndReason, Process,
         gvl::GvlGap,
         seen::{CyclesBefore, ProcessEnd, Seen},
+        stack::StackSample,
     },
 };
 
@@ -175,6 +176,20 @@ impl Windowed {
         }
     }
 
+    /// The part that lies in the window of a time off the CPU that does not lie in it as a whole; `None`: it does, or no part does, or
+    /// it is something else. A thread that sleeps all the time is there so.
+    fn part(&self, seen: Seen<'_>) -> Option<StackSample> {
+        let Seen::Stack(sample) = seen else { return None };
+        let end_ns = sample.off_cpu_end_ns()?;
+        let (from_ns, to_ns) = (sample.ts_ns.max(self.window.from()), end_ns.min(self.window.to()));
+        let is_cut = (from_ns, to_ns) != (sample.ts_ns, end_ns);
+        (is_cut && from_ns < to_ns).then(|| StackSample {
+            ts_ns: from_ns,
+            wall_ns: to_ns - from_ns,
+            ..sample.clone()
+        })
+    }
+
     /// A process is there from now on.
     fn show(&mut self, process: &Process, seen: Seen<'_>) {
         self.tally.borrow_mut().processes += 1;
@@ -222,6 +237,8 @@ impl Exporter for Windowed {
         if !self.window.has_process(process) {
             return Ok(());
         }
+        let part = self.part(seen);
+        let seen = part.as_ref().map_or(seen, Seen::Stack);
         if let Some(condition) = &self.window.condition {
             let is_in = seen.begin_ns().is_none_or(|ts_ns| self.window.has(ts_ns));
             let verdict = condition.judge(process, &seen);
@@ -341,7 +358,7 @@ mod tests {
         },
         clock::WallClock,
         export::profile::{Format, Keeper, a_sample},
-        model::{GcCycle, GcWork, Pause, request::Request, stack::StackSample},
+        model::{GcCycle, GcWork, Pause, request::Request, stack::ThreadState},
     };
     use proptest::prelude::*;
 
@@ -420,6 +437,60 @@ mod tests {
             let middle = from.midpoint(to);
             prop_assert_eq!(part(from, middle).0 + part(middle, to).0, sum);
         }
+    }
+
+    /// Adds up times off the CPU, and when the first began and the last ended.
+    #[derive(Clone, Default)]
+    struct OffCpu(Rc<RefCell<(u64, u64, u64)>>);
+
+    impl Exporter for OffCpu {
+        fn see(&mut self, _: &Process, seen: Seen<'_>) -> Result<(), ExportError> {
+            if let Seen::Stack(sample) = seen {
+                let (sum, first, last) = &mut *self.0.borrow_mut();
+                *first = if *sum == 0 { sample.ts_ns } else { sample.ts_ns.min(*first) };
+                *last = sample.off_cpu_end_ns().unwrap().max(*last);
+                *sum += sample.wall_ns;
+            }
+            Ok(())
+        }
+
+        fn finish(&mut self, _: &Ledger) -> Result<(), ExportError> {
+            Ok(())
+        }
+    }
+
+    /// Of a time off the CPU a part has what lies in it: a thread that sleeps throughout is there for all of it, with a condition, too.
+    #[test]
+    fn times_off_the_cpu() {
+        let (process, sample) = a_sample(5);
+        let sample = |ts_ns, wall_ns| StackSample {
+            state: ThreadState::Blocked,
+            cpu_ns: 0,
+            ts_ns,
+            wall_ns,
+            ..sample.clone()
+        };
+        let all =
+            [sample(10, 900), sample(10, 40), sample(60, 30), sample(95, 5), sample(100, 7), sample(300, 1)];
+        let part = |from, to, condition: Option<&str>| {
+            let sum = OffCpu::default();
+            let outputs = Rc::new(RefCell::new(Outputs::new(vec![Box::new(sum.clone())])));
+            let condition = condition.map(|text| text.parse::<Condition>().unwrap());
+            let window = Window { from_ns: from, to_ns: to, condition, ..Window::default() };
+            let mut windowed = Windowed::new(window, outputs, Rc::default());
+            windowed.see(&process, Seen::Process { state: None, now_ns: 1 }).unwrap();
+            for sample in &all {
+                windowed.see(&process, Seen::Stack(sample)).unwrap();
+            }
+            drop(windowed);
+            sum.0.take()
+        };
+        assert_eq!(part(Some(50), Some(100), None), (50 + 30 + 5, 50, 100));
+        assert_eq!(part(Some(50), Some(100), Some("thread ~ /./")), (50 + 30 + 5, 50, 100));
+        assert_eq!(part(Some(50), Some(100), Some("thread = no")).0, 0);
+        let whole = part(None, None, None).0;
+        assert_eq!(whole, part(None, Some(70), None).0 + part(Some(70), None, None).0);
+        assert_eq!(part(Some(905), None, None), (5, 905, 910));
     }
 
     /// A sample in the window is of its request where that is outside: it began before, or the condition drops it.

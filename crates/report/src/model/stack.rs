@@ -62,6 +62,13 @@ pub struct StackSample {
     pub stack: Stack,
 }
 
+impl StackSample {
+    /// When the time off the CPU was over that it is of, `CLOCK_MONOTONIC` nanoseconds; `None`: it is of the CPU.
+    pub fn off_cpu_end_ns(&self) -> Option<u64> {
+        (self.state != ThreadState::Running).then(|| self.ts_ns.saturating_add(self.wall_ns))
+    }
+}
+
 /// The word for a kind of GC work in labels and frames.
 pub fn gc_name(activity: GcActivity) -> &'static str {
     match activity {

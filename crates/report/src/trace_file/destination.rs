@@ -86,7 +86,7 @@ impl Destination {
         let file = file.map_err(unwritable)?;
         match file.try_lock() {
             Err(TryLockError::WouldBlock) => {
-                return Err(unwritable(io::Error::other("another gctrace records to it; name another file")));
+                return Err(unwritable(io::Error::other("another gctrace records to it")));
             }
             // Some network file systems have no locks.
             Ok(()) | Err(TryLockError::Error(_)) => {}

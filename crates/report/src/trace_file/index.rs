@@ -73,12 +73,13 @@ impl Place {
                     let Some(ts_ns) = owned.seen().begin_ns() else { continue };
                     place.first_ns = place.first_ns.min(ts_ns);
                     place.last_ns = place.last_ns.max(ts_ns);
-                    // The time that pauses take of a part counts also where they begin before it.
+                    // The time that pauses, and times off the CPU, take of a part counts also where they begin before it.
                     let end_ns = match owned.seen() {
                         Seen::Cycle(cycle) => {
                             cycle.pauses.iter().map(|pause| pause.begin_ns.saturating_add(pause.ns)).max()
                         }
                         Seen::Work(work) => Some(work.begin_ns.saturating_add(work.ns)),
+                        Seen::Stack(sample) => sample.off_cpu_end_ns(),
                         _ => None,
                     };
                     place.last_ns = place.last_ns.max(end_ns.unwrap_or(0));

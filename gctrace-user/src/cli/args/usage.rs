@@ -22,7 +22,9 @@ pub enum UsageError {
     #[error("{} is the recording that is read; give the output a file of its own", .0.display())]
     Recording(PathBuf),
     /// `--from` and `--to` the wrong way round.
-    #[error("there is no time between --from and --to: --to must be later")]
+    #[error(
+        "there is no time of the recording between --from and --to: --to must be later, and after the begin of the recording"
+    )]
     NoTime,
     /// A profile for standard output.
     #[error(

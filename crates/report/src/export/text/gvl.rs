@@ -79,7 +79,7 @@ impl GvlTable {
         }
         let unshown = summary.threads.saturating_sub(threads.len() as u64);
         if unshown > 0 {
-            writeln!(out, "{:>7} {} that waited less", "", plural(unshown, "more thread"))?;
+            writeln!(out, "{:>7} {} in `all`", "", plural(unshown, "more thread"))?;
         }
         if summary.coverage.only_blocked {
             writeln!(out, "{:>7} {}", "", summary.coverage.lacks())?;

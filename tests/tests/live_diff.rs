@@ -33,15 +33,23 @@ while at < stop
 end
 "#;
 
-/// A fixed number of rounds of work, however long they take. With a time to lock for, two threads want the same lock every 80 ms and make objects;
+/// A fixed number of rounds of work. With a time to lock for, two threads want the same lock every 80 ms and make objects;
 /// without, one computes. What is compared is shares, and rates of what has a pace of its own, so that the pace of the machine is in none of
-/// it. Loops are `while`: where `times` is Ruby code, it would have the time of the method that it serves. It begins when it is told to.
+/// it. The methods that compute take a CPU time, so that their shares are the same on any machine, in rounds of different lengths, so that none
+/// is in step with the clock that samples. Loops are `while`: where `times` is Ruby code, it would have the time of the method that it serves. It
+/// begins when it is told to.
 const FIXED: &str = r#"
 ROUNDS, SLOW, EXTRA, LOCKED = ARGV.map { |text| Float(text) }
+CPU = Process::CLOCK_THREAD_CPUTIME_ID
 class Order
-  def initialize; @rounds = (8_000 * SLOW).to_i; end
-  def total; x = i = 0; while i < @rounds; x += i; i += 1; end; x; end
-  def tax; x = i = 0; while i < 16_000; x += i; i += 1; end; x; end
+  def total(ns)
+    stop = Process.clock_gettime(CPU, :nanosecond) + ns
+    (i = 0; while i < 500; i += 1; end) while Process.clock_gettime(CPU, :nanosecond) < stop
+  end
+  def tax(ns)
+    stop = Process.clock_gettime(CPU, :nanosecond) + ns
+    (i = 0; while i < 500; i += 1; end) while Process.clock_gettime(CPU, :nanosecond) < stop
+  end
   def names; i = 0; while i < 100; name = "a name"; i += 1; end; name; end
   def lines; i = 0; while i < 100; line = "a line" if EXTRA > 0; i += 1; end; line; end
 end
@@ -66,7 +74,10 @@ if LOCKED > 0
     end
   end.each(&:join)
 else
-  ROUNDS.to_i.times { order.total; order.tax }
+  random = Random.new(1)
+  totals = Array.new(1009) { (150_000 * SLOW * (0.5 + random.rand)).to_i }
+  taxes = Array.new(1013) { (300_000 * (0.5 + random.rand)).to_i }
+  ROUNDS.to_i.times { |n| order.total(totals[n % 1009]); order.tax(taxes[n % 1013]) }
 end
 "#;
 

@@ -366,6 +366,8 @@ fn broken_files() -> Result<()> {
     // What is served stays what it was, also when the file is gone.
     fs::remove_file(&file)?;
     ensure!(served.page("?from=1.1s")?.1.contains("cut off"));
+    let said = served.stop(Signal::TERM)?.errors();
+    ensure!(said.matches("x.gctrace was cut off: it ends after ").count() == 1, "{said}");
 
     // A damaged chunk follows what is whole.
     let (begin, end) = last_entries(&bytes);

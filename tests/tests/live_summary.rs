@@ -221,13 +221,13 @@ real = -> { Process.clock_gettime(Process::CLOCK_REALTIME, :nanosecond) }
   end
   Process.wait(pid)
 end
-60.times { Process.wait(fork { GC.start; exit! }) }
+100.times { Process.wait(fork { GC.start; exit! }) }
 "#;
 
-/// `GC.total_time` is CPU time, which is less than the time of pauses where others need the CPU.
 /// What a forked child collects before its first cycle is part of its figures, which are of its life since the fork, to less than a millisecond.
 #[test]
 fn forked_children() -> Result<()> {
+    // `GC.total_time` is CPU time, which is less than that of the pauses where others need the CPU.
     let _live = Live::begin()?;
     Ruby::each(|ruby| {
         if !ruby.is_at_least(3, 1) {
@@ -268,7 +268,7 @@ fn forked_children() -> Result<()> {
         }
         ensure!(children == 3, "{children} children: {}", finished.errors());
         let shares: Vec<f64> = summaries.iter().filter_map(|summary| summary["gc_share"].as_f64()).collect();
-        ensure!(shares.len() > 40 && shares.iter().all(|share| *share <= 1.0), "{shares:?}");
+        ensure!(shares.len() > 50 && shares.iter().all(|share| *share <= 1.0), "{shares:?}");
         Ok(())
     })
 }

@@ -17,7 +17,7 @@ use tokio::{
 };
 
 use self::{
-    requests::{Content, Framing, content, framing, manner, request},
+    requests::{Content, Framing, content, framing, gzip, manner, request},
     world::{Slow, TOKEN, Then, WORKERS, World, each, runtime},
 };
 use super::{LARGE, SMALL_UNITS, Shared};
@@ -123,6 +123,21 @@ fn heads() {
         });
     });
     runtime.block_on(world.still_works(&[200, 400, 431]));
+}
+
+/// A set in two gzip members is refused for that, not for its JSON, which the second member cuts off; what is wrong at its beginning is said
+/// as it is.
+#[test]
+fn several_members() {
+    let (runtime, world) = (runtime(), World::new(SMALL_UNITS, |store| store));
+    let (first, second) = world.set.split_at(world.set.len() / 3);
+    for (first, expected) in [(first, "send one member"), (&b"[1"[..], "payload")] {
+        let body = [gzip(first), gzip(second)].concat();
+        let sent = request("Content-Encoding: gzip\r\n", &body);
+        let received = runtime.block_on(world.talk(&sent, &[], 1 << 16, Then::Wait));
+        let text = String::from_utf8_lossy(&received);
+        assert!(text.contains(" 400 ") && text.contains(expected), "{text}");
+    }
 }
 
 /// Requests that were damaged anywhere, and random bytes. The set is compressed: its checksum shows whether it is

@@ -87,6 +87,7 @@ pub(super) fn set(shared: &Shared, work: &Work) -> Result<Answer, StoreError> {
         None if work.size > LARGE => None,
         None => expanded(bytes, work.size).map(Cow::Owned),
     };
+    let mut followed = false;
     let (read, hash) = if let Some(text) = &text {
         (wire::read_slice(text, &mut intake), Sha256::digest(text))
     } else {
@@ -94,12 +95,12 @@ pub(super) fn set(shared: &Shared, work: &Work) -> Result<Answer, StoreError> {
         let mut stream =
             Stream { inner: GzDecoder::new(bytes).take(work.size as u64 + 1), hash: Sha256::new() };
         let read = wire::read(io::BufReader::with_capacity(64 << 10, &mut stream), &mut intake);
-        // A second gzip member cuts the JSON off, but it is not the JSON that is wrong.
-        if let Some(problem) = stream.problem()
-            && (read.is_ok() || problem == BEHIND)
+        if read.is_ok()
+            && let Some(problem) = stream.problem()
         {
             return Ok(Answer::bad(format!("payload: {problem}")));
         }
+        followed = read.is_err() && stream.is_followed();
         (read, stream.hash.finalize())
     };
     let Intake { judged, refusal, .. } = intake;
@@ -109,6 +110,8 @@ pub(super) fn set(shared: &Shared, work: &Work) -> Result<Answer, StoreError> {
     let Some(Judged { app, fold, digest, header, rewritten, variables }) = judged.filter(|_| read.is_ok())
     else {
         return Ok(Answer::bad(match read {
+            // A second member cuts the JSON off, but it is not the JSON that is wrong.
+            Err(_) if followed => format!("payload: {BEHIND}"),
             Err(error) => error.to_string(),
             Ok(_) => "payload: has no header".to_owned(),
         }));
@@ -216,6 +219,13 @@ impl<R: Read> Read for Stream<R> {
 }
 
 impl Stream<GzDecoder<&[u8]>> {
+    /// Whether the gzip member has been read to its end and something follows it. Of a body that is wrong elsewhere nothing more is expanded.
+    fn is_followed(&mut self) -> bool {
+        matches!(self.inner.read(&mut [0]), Ok(0))
+            && self.inner.limit() > 0
+            && !self.inner.get_ref().get_ref().is_empty()
+    }
+
     /// What is wrong with the file after the set that was read.
     fn problem(&mut self) -> Option<&'static str> {
         // To the end, where the checksum is.

@@ -6,7 +6,7 @@ use std::{
     sync::Arc,
 };
 
-pub use super::times::{PAUSE_BOUNDS, Times};
+pub use super::times::Times;
 use super::{heap_figures::HeapFigures, service_requests::ServiceRequests};
 use crate::model::{
     GcCycle, GcState, GcWork, Image, Origin, Process, Shares,

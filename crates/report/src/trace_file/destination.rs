@@ -30,7 +30,7 @@ const PATIENCE: Duration = Duration::from_secs(10);
 #[derive(Debug)]
 pub(super) enum Destination {
     /// A regular file.
-    File(Recorded),
+    File(RegularFile),
     /// A pipe or whatever standard output is.
     Stream(Stream),
 }
@@ -51,7 +51,7 @@ impl Amount {
 
 /// A regular file and what is in it.
 #[derive(Debug)]
-pub(super) struct Recorded {
+pub(super) struct RegularFile {
     file: File,
     /// What is in it as whole chunks.
     written: Amount,
@@ -59,7 +59,7 @@ pub(super) struct Recorded {
     beginning: Option<Vec<u8>>,
 }
 
-impl Recorded {
+impl RegularFile {
     fn append(&mut self, bytes: &[u8], entries: u64) -> io::Result<()> {
         self.begin()?;
         self.file.write_all_at(bytes, self.written.bytes)?;
@@ -94,7 +94,7 @@ impl Destination {
         if is_new {
             give_to_owner(file.as_fd());
         }
-        Ok(Self::File(Recorded { file, written: Amount::default(), beginning: None }))
+        Ok(Self::File(RegularFile { file, written: Amount::default(), beginning: None }))
     }
 
     /// Begins with these chunks, which have no entries.

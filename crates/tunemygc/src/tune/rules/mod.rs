@@ -12,8 +12,6 @@ use super::{
     trend::Leak,
 };
 
-pub use super::evidence::{MAX_MISSING, MIN_CYCLES, MIN_SECONDS};
-
 mod heap;
 mod price;
 mod room;

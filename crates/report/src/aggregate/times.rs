@@ -1,7 +1,7 @@
 //! Histograms of times.
 
 /// Upper bounds of the buckets of pauses, nanoseconds.
-pub const PAUSE_BOUNDS: [u64; 15] = [
+const PAUSE_BOUNDS: [u64; 15] = [
     50_000,
     100_000,
     250_000,

@@ -1,11 +1,11 @@
 //! Writing files so that a reader sees the whole file or no file, even if gctrace is killed.
 
 use std::{
-    fs::{self, File},
+    fs::{self, File, TryLockError},
     io::{self, BufWriter, Write},
     os::{
         fd::{AsFd as _, AsRawFd, BorrowedFd},
-        unix::fs::FileTypeExt as _,
+        unix::fs::{FileTypeExt as _, OpenOptionsExt as _},
     },
     path::{Path, PathBuf},
     sync::{Mutex, MutexGuard, OnceLock, PoisonError},
@@ -46,6 +46,25 @@ pub(crate) fn give_to_owner(file: BorrowedFd<'_>) {
     if let Err(error) = rustix::fs::fchown(file, Some(uid), Some(gid)) {
         log::warn!("a file stays owned by root: {error}");
     }
+}
+
+/// Opens a file to write to, or makes it with this mode; its content stays. A regular file is locked (`flock`) until it is closed, because two
+/// runs would mix up what they write; `taken` says that another one has it.
+pub(crate) fn open_alone(path: &Path, mode: u32, taken: &'static str) -> Result<File, ExportError> {
+    let unwritable = |source| ExportError::Unwritable { path: path.to_owned(), source };
+    let is_new = !path.exists();
+    let opened = File::options().write(true).create(true).truncate(false).mode(mode).open(path);
+    let opened = opened.map_err(unwritable)?;
+    // Some network file systems have no locks.
+    if opened.metadata().is_ok_and(|data| data.is_file())
+        && let Err(TryLockError::WouldBlock) = opened.try_lock()
+    {
+        return Err(unwritable(io::Error::other(taken)));
+    }
+    if is_new {
+        give_to_owner(opened.as_fd());
+    }
+    Ok(opened)
 }
 
 /// The files written so far (the first ones if there are very many). No other file is published while this is held.

@@ -38,7 +38,7 @@ pub mod window;
 mod windows;
 
 pub use file::{belong_to, check_path, published, write_atomically, write_private};
-pub(crate) use file::{give_to_owner, write_new};
+pub(crate) use file::{open_alone, write_new};
 pub use otlp::process_context;
 pub use outputs::Outputs;
 pub use place::{place, program, started_by};

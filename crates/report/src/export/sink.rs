@@ -1,9 +1,8 @@
 //! Where lines go: standard output, or the file that `--output` names.
 
 use std::{
-    fs::{File, TryLockError},
+    fs::File,
     io::{self, Write},
-    os::fd::AsFd,
     path::{Path, PathBuf},
     sync::Arc,
 };
@@ -42,20 +41,9 @@ impl Sink {
     pub fn open(path: Option<&Path>) -> Result<Self, ExportError> {
         let Some(path) = path else { return Ok(Self::Stdout) };
         let unwritable = |source| ExportError::Unwritable { path: path.to_owned(), source };
-        let is_new = !path.exists();
-        let opened =
-            File::options().write(true).create(true).truncate(false).open(path).map_err(unwritable)?;
+        let opened = file::open_alone(path, 0o666, "another gctrace writes to it")?;
         if opened.metadata().is_ok_and(|data| data.is_file()) {
-            match opened.try_lock() {
-                Err(TryLockError::WouldBlock) => {
-                    return Err(unwritable(io::Error::other("another gctrace writes to it")));
-                }
-                // Some network file systems have no locks.
-                Ok(()) | Err(TryLockError::Error(_)) => opened.set_len(0).map_err(unwritable)?,
-            }
-        }
-        if is_new {
-            file::give_to_owner(opened.as_fd());
+            opened.set_len(0).map_err(unwritable)?;
         }
         Ok(Self::File(path.to_owned(), Arc::new(opened)))
     }

@@ -1,12 +1,9 @@
 //! Where a recorder's chunks go: to a file at their positions, or one after the other to standard output.
 
 use std::{
-    fs::{File, OpenOptions, TryLockError},
+    fs::File,
     io::{self, Write},
-    os::{
-        fd::AsFd as _,
-        unix::fs::{FileExt as _, OpenOptionsExt as _},
-    },
+    os::unix::fs::FileExt as _,
     path::Path,
     sync::{
         Arc,
@@ -19,7 +16,7 @@ use std::{
 
 use rustix::event::{PollFd, PollFlags, poll};
 
-use crate::export::{ExportError, check_path, give_to_owner};
+use crate::export::{ExportError, check_path, open_alone};
 
 /// Bytes that wait for a slow reader at most: some minutes of a busy program.
 const WAITING: u64 = 64 << 20;
@@ -80,20 +77,7 @@ impl Destination {
     /// entries, or the end; only its owner can read a new one, because command lines are in it.
     pub(super) fn file(path: &Path) -> Result<Self, ExportError> {
         check_path(path)?;
-        let unwritable = |source| ExportError::Unwritable { path: path.to_owned(), source };
-        let is_new = !path.exists();
-        let file = OpenOptions::new().write(true).create(true).truncate(false).mode(0o600).open(path);
-        let file = file.map_err(unwritable)?;
-        match file.try_lock() {
-            Err(TryLockError::WouldBlock) => {
-                return Err(unwritable(io::Error::other("another gctrace records to it")));
-            }
-            // Some network file systems have no locks.
-            Ok(()) | Err(TryLockError::Error(_)) => {}
-        }
-        if is_new {
-            give_to_owner(file.as_fd());
-        }
+        let file = open_alone(path, 0o600, "another gctrace records to it")?;
         Ok(Self::File(RegularFile { file, written: Amount::default(), beginning: None }))
     }
 

@@ -323,6 +323,8 @@ impl Run<'_> {
         if self.settings.wants_accounts() && self.accounted.is_none_or(|last| now - last >= ACCOUNT) {
             self.accounted = Some(now);
             self.pipeline.gvl_so_far();
+            // The sums have waits whose records came since the rings were read. A recording that a sum sets off must have them.
+            self.pipeline.drain(&mut self.rings);
             self.pipeline.account(self.counters.read());
         }
     }

@@ -172,7 +172,7 @@ fn planted() -> Result<()> {
     ensure!(name(file).starts_with("app-20") && name(file).ends_with("Z-gc.pause.gctrace"), "{}", name(file));
     ensure!(std::fs::metadata(file)?.permissions().mode() & 0o777 == 0o600);
     let replayed = report(file)?;
-    let why = "written because of gc.pause > 200ms: ";
+    let why = "(trigger: gc.pause > 200ms: ";
     ensure!(replayed.errors().contains(why), "{}", replayed.errors());
     ensure!(finished.errors().contains(&format!("wrote {}", file.display())), "{}", finished.errors());
     // What is in the file is a part of what the run reported, without a gap.
@@ -257,7 +257,7 @@ fn asked() -> Result<()> {
         let reports = asked.iter().map(|file| report(file)).collect::<Result<Vec<_>>>()?;
         for of_file in &reports {
             ensure!(cycles(of_file).len() > 20, "{}: {}", ruby.label(), cycles(of_file).len());
-            ensure!(of_file.errors().contains("written because of SIGUSR2"), "{}", of_file.errors());
+            ensure!(of_file.errors().contains("(trigger: SIGUSR2)"), "{}", of_file.errors());
         }
         // The second one has what the first one has, but for what is too old, and more.
         if let [first, second] = &reports[..] {

@@ -54,7 +54,7 @@ pub fn report(args: ReportFileArgs) -> Result<Outcome, Failure> {
     if let Some(Dump { why, at_ns, from_ns, .. }) = dump {
         let at = utc(clock.epoch_nanos(*at_ns).div_euclid(1_000_000_000));
         let kept = span(replayed.last_ns.saturating_sub(*from_ns));
-        say(&format!("gctrace: {path} has {kept} up to {at}, written because of {why}"));
+        say(&format!("gctrace: {path} has {kept} up to {at} (trigger: {why})"));
     }
     if let Ending::CutOff(bytes) = replayed.ending {
         let seconds = replayed.last_ns.saturating_sub(begun_ns) as f64 / 1e9;

@@ -146,7 +146,8 @@ fn parse(text: &str, unit: Unit) -> Option<Bound> {
     let scaled = match (suffix, unit) {
         ("%", _) if signed => return Some(Bound::Relative(number / 100.0)),
         ("pp", Unit::Share) if signed => number / 100.0,
-        ("%", Unit::Share) => number / 100.0,
+        // Nothing can be more than all.
+        ("%", Unit::Share) if number <= 100.0 => number / 100.0,
         ("us" | "µs", Unit::Time) => number * 1e3,
         ("ms", Unit::Time) => number * 1e6,
         ("s", Unit::Time) => number * 1e9,
@@ -223,7 +224,15 @@ mod tests {
         for text in ["", "gc.share", "> 3", "gc.share >"] {
             assert!(matches!(of(text), Err(ConditionError::Form(_))), "{text}");
         }
-        for text in ["gc.share > x", "gc.share > 5ms", "gc.minor.rate > 5%", "gc.share > +-2%", "cpu > 2pp"] {
+        assert_eq!(of("gc.share > 100%"), Ok((true, Bound::Level(1.0))));
+        for text in [
+            "gc.share > x",
+            "gc.share > 5ms",
+            "gc.share > 1000%",
+            "gc.minor.rate > 5%",
+            "gc.share > +-2%",
+            "cpu > 2pp",
+        ] {
             assert!(matches!(of(text), Err(ConditionError::Bound { .. })), "{text}");
         }
         for text in ["gc.share > -99%", "gc.share < +20%", "gc.pause.p99 > -5ms", "request.rate < +1"] {

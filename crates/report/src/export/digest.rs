@@ -122,8 +122,11 @@ fn length(ns: u64) -> String {
     }
 }
 
-/// A path or name as a word for a shell.
+/// A path or name as a word for a shell. What came through a pipe cannot be read once more: the reader names the file.
 fn word(text: &str) -> String {
+    if ["/dev/", "/proc/"].iter().any(|folder| text.starts_with(folder)) {
+        return "FILE".to_owned();
+    }
     let plain = |c: char| c.is_ascii_alphanumeric() || "/._-+:@%".contains(c);
     if !text.is_empty() && text.chars().all(plain) {
         return text.to_owned();
@@ -514,6 +517,19 @@ mod tests {
     fn columns(text: &str) -> Vec<&str> {
         let row = text.lines().find(|line| line.contains("(pid 1")).unwrap_or_else(|| panic!("{text}"));
         row.split_whitespace().take(6).collect()
+    }
+
+    /// Commands can be repeated in a shell.
+    #[test]
+    fn words() {
+        for (path, expected) in [
+            ("puma.gctrace", "puma.gctrace"),
+            ("it's.gctrace", r"'it'\''s.gctrace'"),
+            ("/dev/stdin", "FILE"),
+            ("/dev/fd/63", "FILE"),
+        ] {
+            assert_eq!(word(path), expected);
+        }
     }
 
     /// Samples within requests are among the methods, whether the end of the request was seen or not.

@@ -195,6 +195,9 @@ fn test(field: Field, operator: &str, value: &str) -> Result<Node, String> {
             value.parse().map_err(|_| format!("{name}: `{value}` is not a whole number"))?,
         ),
         Type::Text | Type::Thread if matches => pattern()?,
+        Type::Text if field == Field::GcKind && !["minor", "major"].contains(&value) => {
+            return Err(format!("{name} is `minor` or `major`, not `{value}`"));
+        }
         Type::Thread if value.parse::<u64>().is_ok() => {
             Test::Number(order, value.parse().unwrap_or_default())
         }

@@ -140,6 +140,7 @@ fn mistakes() {
         ("gc.pause > 99999999999h", "is not a time"),
         ("gc.pause ~ 1ms", "gc.pause is a number"),
         ("gc.kind > major", "gc.kind is a text"),
+        ("gc.kind != mayor", "gc.kind is `minor` or `major`, not `mayor`"),
         ("pid = x", "`x` is not a whole number"),
         ("pid = 1 pid = 2", "`pid` comes where `and`, `or` or the end was expected"),
         ("(pid = 1", "a `)` is missing"),

@@ -223,6 +223,43 @@ fn running_threads() -> Result<()> {
     })
 }
 
+/// Of threads that are on no native thread (M:N) it is shown who waits for whom, and said that a deadlock cannot be known of them.
+#[test]
+fn waiting_without_a_native_thread() -> Result<()> {
+    let live = Live::beside_others()?;
+    let ruby =
+        Ruby::all()?.into_iter().rfind(|ruby| ruby.is_at_least(3, 3)).context("no Ruby with M:N threads")?;
+    let program = "a, b = Mutex.new, Mutex.new
+        [['one', a, b], ['two', b, a]].each do |name, first, second|
+          Thread.new { Thread.current.name = name; first.lock; sleep 0.2; second.lock }
+        end
+        Thread.new { loop { sleep 0.1 } }
+        sleep";
+    let mut child = ruby.command()?;
+    child.env("RUBY_MN_THREADS", "1").args(["-W0", "--disable-gems", "-e", program]);
+    let mut child = child.spawn()?;
+    let (pid, cache) = (child.id().to_string(), live.path("cache").to_string_lossy().into_owned());
+    let looked = (0..LOOKS).try_fold(false, |found, _| {
+        if found {
+            return Ok(true);
+        }
+        std::thread::sleep(std::time::Duration::from_millis(20));
+        let text = Invocation::new(["dump", "--pid", &pid, "--cache-dir", &cache])?.run()?.stdout.join("\n");
+        ensure!(!text.contains("DEADLOCK"), "{text}");
+        let said = |(waits, holds)| {
+            text.contains(&format!(
+                "thread - \"{waits}\": on no native thread now (M:N), waiting for a Mutex, held by thread - \"{holds}\", holds 1 Mutex"
+            ))
+        };
+        Ok([("one", "two"), ("two", "one")].into_iter().all(said)
+            && text.contains("deadlocks: not known of 2 threads on no native thread (M:N)"))
+    });
+    child.kill()?;
+    child.wait()?;
+    ensure!(looked.with_context(|| ruby.label())?, "{}: not seen", ruby.label());
+    Ok(())
+}
+
 /// Threads of Ractors that change their native threads all the time are shown once in each dump.
 #[test]
 fn threads_that_move() -> Result<()> {

@@ -241,7 +241,7 @@ impl Thread {
             Some('R') if self.cpu_ns.is_some_and(|ns| ns > 0) => State::Running,
             Some('R') => State::Runnable,
             Some('S') if ruby.is_some_and(|ruby| ruby.gvl.is_some_and(|gvl| gvl.waits)) => State::GvlWait,
-            Some('S') if ruby.is_some_and(|ruby| ruby.wants.is_some()) => State::MutexWait,
+            Some('S') if self.wants_lock() => State::MutexWait,
             Some('S' | 'I') => State::Blocked,
             Some('D') => State::Uninterruptible,
             Some('T') => State::Stopped,
@@ -249,6 +249,11 @@ impl Thread {
             Some('Z' | 'X' | 'x') => State::Ended,
             _ => State::Unknown,
         }
+    }
+
+    /// Whether the VM says that it is locking a `Mutex`.
+    pub(super) fn wants_lock(&self) -> bool {
+        self.ruby.as_ref().is_some_and(|ruby| ruby.wants.is_some())
     }
 
     /// Its frames: with native ones if these were asked for and are known.

@@ -31,6 +31,15 @@ pub(super) fn write(out: &mut impl Write, dump: &Dump, native: bool) -> io::Resu
         }
         writeln!(out, "{}", named(dump, circle.first().copied()))?;
     }
+    let unknown =
+        dump.threads.iter().filter(|thread| thread.state() == State::Detached && thread.wants_lock());
+    if let waiting @ 1.. = unknown.count() as u64 {
+        let them = plural(waiting, "thread");
+        writeln!(
+            out,
+            "deadlocks: not known of {them} on no native thread (M:N), which may have run meanwhile"
+        )?;
+    }
     for thread in &dump.threads {
         match &thread.ruby {
             Some(ruby) => ruby_thread(out, dump, thread, ruby)?,
@@ -105,15 +114,15 @@ pub fn doing(dump: &Dump, thread: &Thread) -> String {
             Some(holder) => format!("waiting for the GVL, held by {}", named(dump, Some(holder))),
             None => "waiting for the GVL".to_owned(),
         },
-        State::MutexWait => {
-            let holder = thread.ruby.as_ref().and_then(|ruby| ruby.wants?.holder);
-            format!("waiting for a Mutex, held by {}", named(dump, holder))
-        }
+        State::MutexWait => mutex_wait(dump, thread),
         State::Blocked => format!("blocked{}", call(thread)),
         State::Uninterruptible => format!("blocked, uninterruptible{}", call(thread)),
         State::Stopped => "stopped by a signal".to_owned(),
         State::Traced => "stopped by a debugger".to_owned(),
         State::Ended => "ended".to_owned(),
+        State::Detached if thread.wants_lock() => {
+            format!("on no native thread now (M:N), {}", mutex_wait(dump, thread))
+        }
         State::Detached => "on no native thread now (M:N)".to_owned(),
         State::Unknown => "its state cannot be read".to_owned(),
     };
@@ -127,6 +136,11 @@ pub fn doing(dump: &Dump, thread: &Thread) -> String {
         text.extend([", holds ", &plural(locks as u64, "Mutex")]);
     }
     text
+}
+
+fn mutex_wait(dump: &Dump, thread: &Thread) -> String {
+    let holder = thread.ruby.as_ref().and_then(|ruby| ruby.wants?.holder);
+    format!("waiting for a Mutex, held by {}", named(dump, holder))
 }
 
 /// A time, rounded down: `230 ms`, `3.2 s`, `9 min 58 s`.

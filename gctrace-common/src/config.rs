@@ -93,10 +93,6 @@ pub struct Config {
     /// 1: a thread's stack is taken when it is back on a CPU (`sched_exit_tp`, Linux 6.15), so that short times cost none. 0: when it
     /// leaves it.
     pub at_return: u32,
-    /// Byte offset of `old_pid` in the `sched:sched_process_exec` tracepoint record.
-    pub exec_old_pid: u32,
-    /// Zero.
-    pub reserved: u32,
 }
 
 /// What [`Config::off_cpu_stacks`] is counted over.
@@ -475,7 +471,7 @@ pub const fn alloc_interval(random: u32) -> u64 {
 }
 
 const _: () = assert!(ALLOC_INTERVAL.is_power_of_two());
-const _: () = assert!(size_of::<Config>() == 112);
+const _: () = assert!(size_of::<Config>() == 104);
 const _: () = assert!(size_of::<Span>() == 8);
 const _: () = assert!(size_of::<ThreadPath>() == 40);
 const _: () = assert!(size_of::<StackPath>() == 96);

@@ -1,8 +1,12 @@
 //! Fork, exec and exit of followed processes. Unfollowed ones cost one map look-up, and where requests are watched one change of a map.
+//!
+//! Exec and exit are raw tracepoints: to detach from an ordinary one the kernel waits 80 ms and more for each, one after the other
+//! (`perf_trace_event_unreg`, kernel/trace/trace_event_perf.c). Of a fork the record of the ordinary one is needed, which has the child's
+//! pid on kernels without BTF, too.
 
 use aya_ebpf::{
     helpers::{bpf_get_current_task, bpf_probe_read_kernel},
-    programs::TracePointContext,
+    programs::{RawTracePointContext, TracePointContext},
 };
 use gctrace_common::{config::ProcessEntry, event::Kind, stats::Counter};
 
@@ -48,35 +52,32 @@ pub fn forked(ctx: &TracePointContext) -> u32 {
     0
 }
 
-/// The program is replaced: selection stays, the data of the image are removed.
+/// The program is replaced: selection stays, the data of the image are removed. `sched_process_exec(task *, pid_t old_pid, …)`
+/// (include/trace/events/sched.h, the same from Linux 3.4 on).
 #[inline(always)]
-pub fn execed(ctx: &TracePointContext) -> u32 {
+pub fn execed(ctx: &RawTracePointContext) {
     let (tgid, tid) = tgid_tid();
     // SAFETY: the value is copied out at once.
     let Some(entry) = (unsafe { PROCESSES.get(&tgid).copied() }) else {
-        rubies::begun(tgid);
-        return 0;
+        return rubies::begun(tgid);
     };
     let flags = entry.flags & (ProcessEntry::SELECTED | ProcessEntry::ALONE);
     let kept = ProcessEntry { flags, ..ProcessEntry::default() };
     let _cannot_fail_for_an_existing_key = PROCESSES.insert(&tgid, &kept, 0);
     if watches_requests() {
         // A thread that is not the leader has taken the leader's number over (`de_thread`, fs/exec.c).
-        // SAFETY: the offset comes from the tracepoint's own format file.
-        let before = unsafe { ctx.read_at::<u32>(config().exec_old_pid as usize) };
-        request::execed(tgid, before.unwrap_or(tid));
+        request::execed(tgid, ctx.arg::<u32>(1));
     }
     let program = rubies::program(tgid);
     rubies::begun(tgid);
     rubies::execed(tgid);
     emit::life(Kind::Exec, tgid, tid, entry, program, 0);
-    0
 }
 
 /// A thread ended. The process has, too, if no other thread of it lives. It need not be the leader: that one ends first where another
 /// thread calls exec, and takes its pid over (`de_thread`, fs/exec.c).
 #[inline(always)]
-pub fn exited(ctx: &TracePointContext) -> u32 {
+pub fn exited(ctx: &RawTracePointContext) {
     let (tgid, tid) = tgid_tid();
     if config().gvl != 0 {
         futex::thread_ended(ctx);
@@ -90,23 +91,22 @@ pub fn exited(ctx: &TracePointContext) -> u32 {
         if tgid == tid {
             rubies::gone(tgid);
         }
-        return 0;
+        return;
     };
     // A thread that is killed in the middle of a collection leaves it open, and its number may be given again.
     let key = gc::thread_key(tgid, tid);
     let _was_not_there = (SCOPES.remove(&key), PHASES.remove(&key));
     if !is_last(tgid == tid) {
-        return 0;
+        return;
     }
     // Threads that end at the same time on two CPUs both see that none lives.
     if PROCESSES.remove(&tgid).is_err() {
-        return 0;
+        return;
     }
     let program = rubies::program(tgid);
     rubies::exited(tgid);
     rubies::gone(tgid);
     emit::life(Kind::Exit, tgid, tid, entry, program, 0);
-    0
 }
 
 /// Whether no thread of the process lives any more: `signal->live`, which `do_exit` (kernel/exit.c) decrements before the tracepoint.

@@ -278,15 +278,17 @@ pub fn task_newtask(ctx: TracePointContext) -> u32 {
 }
 
 /// `sched:sched_process_exec`: the current process replaced its program.
-#[tracepoint]
-pub fn sched_process_exec(ctx: TracePointContext) -> u32 {
-    lifecycle::execed(&ctx)
+#[raw_tracepoint(tracepoint = "sched_process_exec")]
+pub fn sched_process_exec(ctx: RawTracePointContext) -> i32 {
+    lifecycle::execed(&ctx);
+    0
 }
 
 /// `sched:sched_process_exit`: the current thread ends.
-#[tracepoint]
-pub fn sched_process_exit(ctx: TracePointContext) -> u32 {
-    lifecycle::exited(&ctx)
+#[raw_tracepoint(tracepoint = "sched_process_exit")]
+pub fn sched_process_exit(ctx: RawTracePointContext) -> i32 {
+    lifecycle::exited(&ctx);
+    0
 }
 
 #[panic_handler]

@@ -61,8 +61,6 @@ static CONFIG: Global<Config> = Global::new(Config {
     task_state: 0,
     task_charged: 0,
     at_return: 0,
-    exec_old_pid: 0,
-    reserved: 0,
     off_cpu_stacks: 0,
     switch_prev_state: 0,
     switch_next_pid: 0,

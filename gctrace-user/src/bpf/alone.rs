@@ -2,7 +2,6 @@
 
 use std::{
     num::NonZeroU32,
-    os::fd::OwnedFd,
     path::{Path, PathBuf},
 };
 
@@ -22,7 +21,8 @@ use super::{
     attach::uprobes::Scope,
     errors::LoadError,
     gvl, kernel_types,
-    multi::{self, Multi, MultiError},
+    links::{self, Link},
+    multi::{Multi, MultiError},
     programs::{self, Programs},
     requests,
     rings::StackRing,
@@ -73,7 +73,7 @@ pub(super) struct Alone {
     unwind: Option<NativeMaps>,
     images: Array<MapData, ImageConfig>,
     rubies: HashMap<MapData, u32, RubyEntry>,
-    links: Vec<OwnedFd>,
+    links: Vec<Link>,
     gate: Array<MapData, u32>,
 }
 
@@ -170,7 +170,7 @@ impl Alone {
             let first = places.first().map_or(0, |place| place.0);
             let pid: Option<NonZeroU32> = scope.pid();
             let link = Multi::attach(program, false, path, places, pid);
-            self.links.push(link.map_err(|source| failed(first, source.into()))?);
+            self.links.push(Link::of(link.map_err(|source| failed(first, source.into()))?));
             return Ok(());
         }
         let Some(Program::UProbe(uprobe)) = self.programs.ebpf.program_mut(program) else {
@@ -180,7 +180,8 @@ impl Alone {
             let location = UProbeAttachLocation::AbsoluteOffset(offset);
             let point = UProbeAttachPoint { location, cookie: Some(cookie) };
             let scope: UProbeScope = scope.of_aya();
-            uprobe.attach(point, path, scope).map_err(|error| failed(offset, error.into()))?;
+            let link = uprobe.attach(point, path, scope).and_then(|link| uprobe.take_link(link));
+            self.links.push(Link::of(link.map_err(|error| failed(offset, error.into()))?));
         }
         Ok(())
     }
@@ -195,9 +196,9 @@ impl Alone {
         self.gate.set(0, 1, 0).map_err(|source| written("GATE", source))
     }
 
-    /// Detaches what can be detached before this is dropped.
+    /// Detaches everything.
     pub(super) fn detach(&mut self) {
-        multi::close(std::mem::take(&mut self.links));
+        links::detach(std::mem::take(&mut self.links));
     }
 }
 

@@ -18,14 +18,15 @@ use gctrace_common::{
 };
 
 use self::{
-    gvl::{GvlAttached, TracepointLink},
+    gvl::GvlAttached,
     requests::Servers,
     retire::ImageLinks,
-    uprobes::{Link, Scope, Uprobe},
+    uprobes::{Scope, Uprobe},
 };
 use super::{
     errors::{AttachError, LoadError},
-    multi::{self, Multi},
+    links::{self, Link},
+    multi::Multi,
     programs::{GC_PROGRAMS, Programs, optional_program},
     sample::{Clocks, Stages},
 };
@@ -66,7 +67,9 @@ pub struct Probes {
     attached: usize,
     gvl: Vec<GvlAttached>,
     /// What looks at futexes or at the scheduler for the GVL.
-    tracepoints: Vec<(&'static str, TracepointLink)>,
+    tracepoints: Vec<Link>,
+    /// What looks at them, and at lives of processes, for the whole run.
+    lasting: Vec<Link>,
     /// Whether GVL probes are detached for a while.
     gvl_paused: bool,
 }
@@ -88,6 +91,7 @@ impl Probes {
         config: &Config,
         requests: bool,
         (stages, clocks): (Stages, Option<Clocks>),
+        lasting: Vec<Link>,
     ) -> Result<Self, LoadError> {
         let Programs { mut ebpf, multi } = programs;
         let map = |ebpf: &mut Ebpf, name: &'static str| ebpf.take_map(name).ok_or(LoadError::Missing(name));
@@ -125,6 +129,7 @@ impl Probes {
             attached: 0,
             gvl: Vec::new(),
             tracepoints: Vec::new(),
+            lasting,
             gvl_paused: false,
         })
     }
@@ -372,16 +377,14 @@ impl Probes {
 }
 
 impl Drop for Probes {
-    /// Links of many are closed at the same time, those of the GVL among them; Aya closes the others.
+    /// Detaches everything at the same time.
     fn drop(&mut self) {
-        let gvl = self.gvl.iter_mut().flat_map(|gvl| std::mem::take(&mut gvl.links));
-        let others = std::mem::take(&mut self.links).into_values().flat_map(|image| image.links);
-        let all = others.chain(gvl);
-        let many = all.filter_map(|link| match link {
-            Link::Many(link) => Some(link),
-            Link::One(..) => None,
-        });
-        multi::close(many.collect());
+        let mut all = std::mem::take(&mut self.lasting);
+        all.append(&mut self.tracepoints);
+        all.extend(self.clocks.take().map(Link::of));
+        all.extend(self.gvl.iter_mut().flat_map(|gvl| std::mem::take(&mut gvl.links)));
+        all.extend(std::mem::take(&mut self.links).into_values().flat_map(|image| image.links));
+        links::detach(all);
     }
 }
 

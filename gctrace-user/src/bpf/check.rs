@@ -3,7 +3,7 @@
 
 use std::{num::NonZeroU32, path::Path, time::Duration};
 
-use aya::{maps::MapType, programs::Program, sys::is_map_supported};
+use aya::{maps::MapType, sys::is_map_supported};
 use gctrace_common::{
     event::Point,
     memory::{MAX_SUMMED_CPUS, MemoryLayout},
@@ -13,6 +13,7 @@ use super::{
     GvlOptions, MappingWatch, Probes, RequestOptions, Scope,
     errors::{LoadError, brief},
     kernel_types,
+    links::Link,
     load::{LoadOptions, Select, Verified, verified},
     programs::TRACEPOINTS,
     sample::{self, StackOptions},
@@ -134,17 +135,14 @@ fn probes(tracefs: Option<&Path>, cookies: bool) -> Result<Probes, LoadError> {
     let wanted = Verified { options, lives, everything: true };
     let (mut programs, config) = verified(&wanted)?;
     let stages = sample::link_stages(&mut programs, Some(stacks), options.gvl)?;
-    let mut probes = Probes::new(programs, &config, false, (stages, None))?;
+    let mut probes = Probes::new(programs, &config, false, (stages, None), Vec::new())?;
     probes.close().map_err(|error| LoadError::Gate(Box::new(error)))?;
     Ok(probes)
 }
 
 fn tracepoint(probes: &mut Probes, program: &'static str, category: &str, name: &str) -> CheckResult {
-    let Some(Program::TracePoint(tracepoint)) = probes.program_mut(program) else {
-        return Err(LoadError::Missing(program).to_string());
-    };
-    let link = tracepoint.attach(category, name).map_err(|error| brief(&error))?;
-    tracepoint.detach(link).map_err(|error| brief(&error))
+    let program = probes.program_mut(program).ok_or_else(|| LoadError::Missing(program).to_string())?;
+    Link::to_tracepoint(program, category, name).map(drop).map_err(|error| brief(&error))
 }
 
 fn uprobe(probes: &mut Probes, own_code: Option<u64>) -> CheckResult {

@@ -14,7 +14,9 @@ use super::{
     attach::{Probes, phases::PHASE_PROGRAMS},
     errors::LoadError,
     gvl::{self, GvlOptions, GvlReader},
-    kernel_types, leak, malloc,
+    kernel_types, leak,
+    links::Link,
+    malloc,
     multi::{Multi, MultiError},
     parallel,
     programs::{GC_PROGRAMS, Programs, TRACEPOINTS, check_abi, load_one, object, optional_program},
@@ -125,20 +127,16 @@ pub fn load(options: &LoadOptions<'_>) -> Result<Loaded, LoadError> {
     let lives = LifeOffsets::read(options.tracefs)?;
     let wanted = Verified { options: *options, lives, everything: false };
     let (mut programs, config) = verified(&wanted)?;
+    let mut links = Vec::new();
     for (program, category, name) in TRACEPOINTS {
-        let Some(Program::TracePoint(tracepoint)) = programs.ebpf.program_mut(program) else {
-            return Err(LoadError::Missing(program));
-        };
-        tracepoint
-            .attach(category, name)
-            .map_err(|source| LoadError::Tracepoint { tracepoint: format!("{category}:{name}"), source })?;
+        links.push(Link::at_tracepoint(&mut programs.ebpf, program, category, name)?);
     }
     #[cfg(feature = "bpf-log")]
     super::lines::start(&mut programs.ebpf);
     let native = options.native();
     let stages = sample::link_stages(&mut programs, options.stacks, options.gvl)?;
     let ebpf = &mut programs.ebpf;
-    let clocks = sample::start(ebpf, options.stacks)?;
+    let clocks = sample::start(ebpf, options.stacks, &mut links)?;
     let rings = Rings::take(ebpf)?;
     let stacks = StackRing::take(ebpf)?;
     let counters = CounterReader::take(ebpf)?;
@@ -149,7 +147,7 @@ pub fn load(options: &LoadOptions<'_>) -> Result<Loaded, LoadError> {
     let gvl = gvl.map(|options| GvlReader::take(ebpf, options)).transpose()?;
     let requests = options.requests.is_some() && config.has_cookie != 0;
     let reader = requests.then(|| RequestReader::take(ebpf)).transpose()?;
-    let probes = Probes::new(programs, &config, requests, (stages, clocks))?;
+    let probes = Probes::new(programs, &config, requests, (stages, clocks), links)?;
     Ok(Loaded { probes, rings, stacks, counters, away, unwind, gvl, requests: reader })
 }
 
@@ -219,8 +217,6 @@ pub(super) fn verified(wanted: &Verified<'_>) -> Result<(Programs, Config), Load
         has_cookie: u32::from(cookies),
         newtask_pid: lives.newtask_pid,
         newtask_clone_flags: lives.newtask_clone_flags,
-        exec_old_pid: lives.exec_old_pid,
-        reserved: 0,
         task_thread_pointer,
         tick_ns: 0,
         task_stack: kernel_types::task_stack().unwrap_or(0),

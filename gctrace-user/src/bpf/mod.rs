@@ -11,6 +11,7 @@ mod leak;
 mod lease;
 #[cfg(feature = "bpf-log")]
 mod lines;
+mod links;
 mod load;
 mod malloc;
 mod mmaps;

@@ -20,9 +20,6 @@ use aya_obj::{Function, Object};
 
 use super::{gvl, parallel, raw};
 
-/// Links that are closed at the same time.
-const CLOSERS: usize = 16;
-
 /// Why programs could not be loaded for links of many.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum MultiError {
@@ -115,23 +112,6 @@ fn supported() -> io::Result<bool> {
     // Up to Linux 6.10 a link for one process was one for its first thread; since that was mended, a pid that cannot be is refused
     // by itself ("bpf: fix multi-uprobe PID filtering logic"), and before the path.
     Ok(refused(0) == Some(libc::EBADF) && refused(u32::MAX) == Some(libc::EINVAL))
-}
-
-/// Closes links, several at a time: the kernel waits for each.
-pub(super) fn close(links: Vec<OwnedFd>) {
-    let mut shares: Vec<Vec<OwnedFd>> = Vec::new();
-    for (at, link) in links.into_iter().enumerate() {
-        match shares.get_mut(at % CLOSERS) {
-            Some(share) => share.push(link),
-            None => shares.push(vec![link]),
-        }
-    }
-    std::thread::scope(|scope| {
-        for share in shares {
-            // Without a thread it is dropped with the closure, here.
-            let _spawned = std::thread::Builder::new().spawn_scoped(scope, move || drop(share));
-        }
-    });
 }
 
 /// What a map of ours is.

@@ -20,7 +20,9 @@ use super::{
     cpus::OnlineCpus,
     errors::{LoadError, brief},
     gvl::GvlOptions,
-    kernel_types, multi,
+    kernel_types,
+    links::Link,
+    multi,
     programs::Programs,
     raw,
     tracepoint::TracepointFormat,
@@ -207,31 +209,24 @@ pub(super) fn stages_for(gvl: Option<GvlOptions>) -> Vec<&'static str> {
     if gvl.is_some_and(|gvl| gvl.futex) { SWITCH_STAGES.to_vec() } else { Vec::new() }
 }
 
-/// Starts whatever the options say.
-pub(super) fn start(ebpf: &mut Ebpf, options: Option<StackOptions>) -> Result<Option<Clocks>, LoadError> {
+/// Starts whatever the options say; `links` gets what keeps the rest of it attached.
+pub(super) fn start(
+    ebpf: &mut Ebpf,
+    options: Option<StackOptions>,
+    links: &mut Vec<Link>,
+) -> Result<Option<Clocks>, LoadError> {
     let Some(options) = options else { return Ok(None) };
     let clocks = Clocks::start(ebpf, options.tick_ns())?;
     if !options.wall {
         return Ok(Some(clocks));
     }
     for (program, name) in SWITCH_PROGRAMS {
-        let Some(Program::TracePoint(tracepoint)) = ebpf.program_mut(program) else {
-            return Err(LoadError::Missing(program));
-        };
-        tracepoint
-            .attach("sched", name)
-            .map_err(|source| LoadError::Tracepoint { tracepoint: format!("sched:{name}"), source })?;
+        links.push(Link::at_tracepoint(ebpf, program, "sched", name)?);
     }
     if !tells_returns() {
         return Ok(Some(clocks));
     }
-    let program = RETURN_PROGRAMS[0];
-    let Some(Program::RawTracePoint(tracepoint)) = ebpf.program_mut(program) else {
-        return Err(LoadError::Missing(program));
-    };
-    tracepoint
-        .attach(RETURN_TRACEPOINT)
-        .map_err(|source| LoadError::Tracepoint { tracepoint: RETURN_TRACEPOINT.to_owned(), source })?;
+    links.push(Link::at_tracepoint(ebpf, RETURN_PROGRAMS[0], "sched", RETURN_TRACEPOINT)?);
     Ok(Some(clocks))
 }
 

@@ -32,30 +32,23 @@ impl TracepointFormat {
     }
 }
 
-/// Byte offsets in the records of forks and execs.
+/// Byte offsets in the record of forks.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct LifeOffsets {
     /// Of `pid` in that of `task:task_newtask`.
     pub(super) newtask_pid: u32,
     /// Of `clone_flags` there.
     pub(super) newtask_clone_flags: u32,
-    /// Of `old_pid` in that of `sched:sched_process_exec`.
-    pub(super) exec_old_pid: u32,
 }
 
 impl LifeOffsets {
     /// Offsets that the verifier accepts, for loading where nothing is attached.
-    pub(super) const TRIED: Self = Self { newtask_pid: 8, newtask_clone_flags: 32, exec_old_pid: 16 };
+    pub(super) const TRIED: Self = Self { newtask_pid: 8, newtask_clone_flags: 32 };
 
     /// Those of the running kernel.
     pub(super) fn read(tracefs: &Path) -> Result<Self, LoadError> {
         let newtask = TracepointFormat::read(tracefs, "task", "task_newtask")?;
-        let exec = TracepointFormat::read(tracefs, "sched", "sched_process_exec")?;
-        Ok(Self {
-            newtask_pid: newtask.offset("pid")?,
-            newtask_clone_flags: newtask.offset("clone_flags")?,
-            exec_old_pid: exec.offset("old_pid")?,
-        })
+        Ok(Self { newtask_pid: newtask.offset("pid")?, newtask_clone_flags: newtask.offset("clone_flags")? })
     }
 }
 

@@ -6,31 +6,23 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use aya::programs::{Program, raw_trace_point::RawTracePointLinkId, trace_point::TracePointLinkId};
 use gctrace_common::gvl::{GvlCookie, GvlPath};
 
 use super::{
     Probes,
-    uprobes::{Link, Scope, Uprobe},
+    uprobes::{Scope, Uprobe},
 };
 use crate::{
     bpf::{
         errors::AttachError,
         gvl::{AT_RETURN, FUTEX_PROGRAMS, PROGRAMS, TASK_PROGRAMS},
+        links::{self, Link},
     },
     ruby::{
         ThreadOperand,
         gvl_plan::{GvlPlan, GvlProbe},
     },
 };
-
-/// A program on a tracepoint.
-pub(super) enum TracepointLink {
-    /// It receives the record of the tracepoint.
-    Record(TracePointLinkId),
-    /// It receives the arguments.
-    Raw(RawTracePointLinkId),
-}
 
 /// The GVL probes of an image.
 pub(super) struct GvlAttached {
@@ -55,7 +47,7 @@ impl Probes {
         if !self.gvl_paused {
             links = self.attach_gvl_plan(image, plan, &file, scope)?;
             if let Err(error) = self.attach_gvl_tracepoints(plan.path.by == GvlPath::BY_FUTEX) {
-                self.detach_uprobes(links);
+                links::detach(links);
                 return Err(error);
             }
         }
@@ -76,18 +68,9 @@ impl Probes {
     /// Detaches the GVL probes of all images.
     pub fn pause_gvl(&mut self) {
         self.gvl_paused = true;
-        let links = self.gvl.iter_mut().flat_map(|gvl| std::mem::take(&mut gvl.links)).collect();
-        self.detach_uprobes(links);
-        for (name, link) in std::mem::take(&mut self.tracepoints) {
-            let detached = match (self.ebpf.program_mut(name), link) {
-                (Some(Program::TracePoint(program)), TracepointLink::Record(link)) => program.detach(link),
-                (Some(Program::RawTracePoint(program)), TracepointLink::Raw(link)) => program.detach(link),
-                _ => continue,
-            };
-            if let Err(error) = detached {
-                log::warn!("detaching from a tracepoint for the GVL: {error}");
-            }
-        }
+        let mut all = std::mem::take(&mut self.tracepoints);
+        all.extend(self.gvl.iter_mut().flat_map(|gvl| std::mem::take(&mut gvl.links)));
+        links::detach(all);
     }
 
     /// Looks at the futexes of all processes, or at what the scheduler does, if that is not done yet. (A tracepoint of a system
@@ -99,19 +82,11 @@ impl Probes {
         let (category, programs) =
             if futex { ("syscalls", FUTEX_PROGRAMS) } else { ("sched", TASK_PROGRAMS) };
         for (name, tracepoint) in programs {
-            let link = match self.ebpf.program_mut(name) {
-                Some(Program::TracePoint(program)) => {
-                    program.attach(category, tracepoint).map(TracepointLink::Record)
-                }
-                Some(Program::RawTracePoint(program)) => program.attach(tracepoint).map(TracepointLink::Raw),
-                _ => return Err(AttachError::NoProgram(name)),
-            };
-            let link = link.map_err(|source| AttachError::Tracepoint {
-                category,
-                tracepoint,
-                source: Box::new(source),
+            let program = self.ebpf.program_mut(name).ok_or(AttachError::NoProgram(name))?;
+            let link = Link::to_tracepoint(program, category, tracepoint).map_err(|source| {
+                AttachError::Tracepoint { category, tracepoint, source: Box::new(source) }
             })?;
-            self.tracepoints.push((name, link));
+            self.tracepoints.push(link);
         }
         Ok(())
     }

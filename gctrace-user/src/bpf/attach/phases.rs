@@ -13,7 +13,7 @@ use std::{
 
 use aya::programs::{
     Program,
-    uprobe::{UProbeAttachLocation, UProbeAttachPoint, UProbeLinkId},
+    uprobe::{UProbeAttachLocation, UProbeAttachPoint},
 };
 use gctrace_common::cookie::Cookie;
 use perf_event::{
@@ -22,12 +22,14 @@ use perf_event::{
 };
 use perf_event_open_sys::bindings::perf_event_attr;
 
-use super::{
-    Probes,
-    uprobes::{Link, Scope},
-};
+use super::{Probes, uprobes::Scope};
 use crate::{
-    bpf::{errors::AttachError, programs::load_late, raw},
+    bpf::{
+        errors::AttachError,
+        links::{self, Link},
+        programs::load_late,
+        raw,
+    },
     ruby::fallback::PhaseProbe,
 };
 
@@ -35,16 +37,9 @@ use crate::{
 pub(in crate::bpf) const PHASE_PROGRAMS: [&str; 3] = ["phase_begin", "phase_end", "phase_return"];
 
 /// A probe that only we keep alive: Aya cannot attach to probes that count their users in a semaphore.
-pub(super) struct Semaphore {
+struct Semaphore {
     _link: OwnedFd,
     _event: Counter,
-}
-
-/// A probe that was attached.
-enum Attached {
-    /// To the program with this name.
-    Link(&'static str, UProbeLinkId),
-    Semaphore(Semaphore),
 }
 
 impl Probes {
@@ -62,31 +57,13 @@ impl Probes {
             match self.attach_phase(image, probe, path, scope) {
                 Ok(attached) => done.push(attached),
                 Err(error) => {
-                    self.detach_phases(done);
+                    links::detach(done);
                     return Err(error);
                 }
             }
         }
-        let mut links = Vec::new();
-        for attached in done {
-            match attached {
-                Attached::Link(name, link) => links.push(Link::One(name, link)),
-                Attached::Semaphore(semaphore) => self.keep_semaphore(image, semaphore),
-            }
-        }
-        self.keep(image, probes.len(), links);
+        self.keep(image, probes.len(), done);
         Ok(())
-    }
-
-    fn detach_phases(&mut self, done: Vec<Attached>) {
-        for attached in done {
-            // Those with semaphores are detached by closing them.
-            let Attached::Link(name, link) = attached else { continue };
-            let Some(Program::UProbe(program)) = self.ebpf.program_mut(name) else { continue };
-            if let Err(error) = program.detach(link) {
-                log::warn!("detaching a probe after a failed attach: {error}");
-            }
-        }
     }
 
     fn attach_phase(
@@ -95,7 +72,7 @@ impl Probes {
         probe: &PhaseProbe,
         path: &Path,
         scope: Scope,
-    ) -> Result<Attached, AttachError> {
+    ) -> Result<Link, AttachError> {
         let cookie =
             Cookie { image: image as u16, register: probe.phase as u8, address: probe.address.0 }.pack();
         let name = PHASE_PROGRAMS[probe.edge as usize];
@@ -123,15 +100,15 @@ impl Probes {
                 event.enable()?;
                 Ok(Semaphore { _link: link, _event: event })
             })();
-            return counted.map(Attached::Semaphore).map_err(|error: io::Error| failed(error.into()));
+            return counted.map(Link::of).map_err(|error: io::Error| failed(error.into()));
         }
         let Program::UProbe(program) = program else { return Err(AttachError::NoProgram(name)) };
         let point = UProbeAttachPoint {
             location: UProbeAttachLocation::AbsoluteOffset(offset),
             cookie: Some(cookie),
         };
-        let link = program.attach(point, path, scope.of_aya()).map_err(|error| failed(error.into()))?;
-        Ok(Attached::Link(name, link))
+        let link = program.attach(point, path, scope.of_aya()).and_then(|link| program.take_link(link));
+        link.map(Link::of).map_err(|error| failed(error.into()))
     }
 }
 

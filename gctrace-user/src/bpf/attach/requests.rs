@@ -16,12 +16,13 @@ use gctrace_common::request::{MAX_ARRIVALS, MAX_CONNECTIONS, Parsed};
 
 use super::{
     Probes,
-    uprobes::{Link, Scope, Uprobe},
+    uprobes::{Scope, Uprobe},
 };
 use crate::{
     address::FileOffset,
     bpf::{
         errors::{AttachError, LoadError, brief},
+        links::{self, Link},
         programs::load_late,
         requests::{ARRIVALS_PROGRAM, BLOCKING_PROGRAM, JOBS_PROGRAM, PROGRAM, map},
         rings::{drain, take},
@@ -110,7 +111,7 @@ impl Probes {
     /// Detaches them.
     pub fn detach_requests(&mut self, links: RequestLinks) {
         self.attached -= links.sites;
-        self.detach_uprobes(links.links);
+        links::detach(links.links);
     }
 
     /// Has the time noted at which packets with data come for sockets of a cgroup (v2). What was noted before is forgotten: packets may

@@ -2,19 +2,18 @@
 
 use std::{collections::VecDeque, thread::JoinHandle};
 
-use aya::programs::Program;
 use gctrace_common::config::{ImageConfig, MAX_IMAGES};
 
-use super::{Probes, phases::Semaphore, uprobes::Link};
-use crate::bpf::errors::AttachError;
+use super::Probes;
+use crate::bpf::{
+    errors::AttachError,
+    links::{self, Link},
+};
 
 /// What keeps the probes of an image attached.
 #[derive(Default)]
 pub(super) struct ImageLinks {
-    /// All but those with semaphores.
     pub(super) links: Vec<Link>,
-    /// Probes with semaphores.
-    semaphores: Vec<Semaphore>,
     /// How many probes that is.
     sites: usize,
 }
@@ -37,29 +36,15 @@ impl Probes {
     }
 
     /// Closes an image to events, detaches its probes and gives its index back. The probes are detached by another thread: the kernel takes
-    /// its time for each (see [`Probes::detach_uprobes`]).
+    /// its time (see [`links`]).
     pub fn retire_image(&mut self, index: u32) {
         let closed = self.images.set(index, ImageConfig::default(), 0);
-        let ImageLinks { mut links, semaphores, sites } = self.links.remove(&index).unwrap_or_default();
+        let ImageLinks { mut links, sites } = self.links.remove(&index).unwrap_or_default();
         self.attached -= sites;
         links.extend(self.take_gvl(index));
-        let mut detached_when_dropped: Vec<Box<dyn Send>> = vec![Box::new(semaphores)];
-        for link in links {
-            match link {
-                Link::Many(link) => detached_when_dropped.push(Box::new(link)),
-                Link::One(name, link) => {
-                    let Some(Program::UProbe(program)) = self.ebpf.program_mut(name) else { continue };
-                    match program.take_link(link) {
-                        Ok(link) => detached_when_dropped.push(Box::new(link)),
-                        Err(error) => log::warn!("detaching a probe: {error}"),
-                    }
-                }
-            }
-        }
         // Without a thread they are dropped with the closure, here.
-        let detaching = std::thread::Builder::new()
-            .name("gctrace-detach".to_owned())
-            .spawn(move || drop(detached_when_dropped));
+        let detaching =
+            std::thread::Builder::new().name("gctrace-detach".to_owned()).spawn(move || links::detach(links));
         if let Err(error) = closed {
             log::warn!("closing an image: {error}; its index is not used again");
             return drop(detaching.map(JoinHandle::join));
@@ -82,11 +67,6 @@ impl Probes {
         kept.sites += sites;
         kept.links.extend(links);
         self.attached += sites;
-    }
-
-    /// The same of a probe with a semaphore, which is counted with the others.
-    pub(super) fn keep_semaphore(&mut self, image: u32, semaphore: Semaphore) {
-        self.links.entry(image).or_default().semaphores.push(semaphore);
     }
 }
 

@@ -2,19 +2,19 @@
 
 use std::{
     num::NonZeroU32,
-    os::fd::OwnedFd,
     path::{Path, PathBuf},
 };
 
 use aya::programs::{
     Program,
-    uprobe::{UProbeAttachLocation, UProbeAttachPoint, UProbeLinkId, UProbeScope},
+    uprobe::{UProbeAttachLocation, UProbeAttachPoint, UProbeScope},
 };
 
 use super::Probes;
 use crate::bpf::{
     errors::AttachError,
-    multi::{self, Multi},
+    links::{self, Link},
+    multi::Multi,
     programs::load_late,
 };
 
@@ -55,14 +55,6 @@ pub(super) struct Uprobe {
     pub(super) at_return: bool,
 }
 
-/// What keeps probes attached.
-pub(super) enum Link {
-    /// One, to the program with this name.
-    One(&'static str, UProbeLinkId),
-    /// Many; closing it detaches them.
-    Many(OwnedFd),
-}
-
 impl Probes {
     /// Attaches probes to a file in their order, or none: a failure detaches those already attached. Neighbours with the same
     /// program are attached at once where the kernel can do that.
@@ -75,7 +67,7 @@ impl Probes {
         let mut done = Vec::new();
         for probes in probes.chunk_by(|a, b| a.program == b.program) {
             if let Err(error) = self.attach_to_program(probes, path, scope, &mut done) {
-                self.detach_uprobes(done);
+                links::detach(done);
                 return Err(error);
             }
         }
@@ -101,7 +93,7 @@ impl Probes {
             let places: Vec<_> =
                 probes.iter().map(|probe| (probe.offset, probe.cookie.unwrap_or(0))).collect();
             let link = Multi::attach(program, first.at_return, path, &places, scope.pid());
-            done.push(Link::Many(link.map_err(|source| failed(first, source.into()))?));
+            done.push(Link::of(link.map_err(|source| failed(first, source.into()))?));
             return Ok(());
         }
         let program = self.ebpf.program_mut(name).ok_or(AttachError::NoProgram(name))?;
@@ -111,27 +103,9 @@ impl Probes {
             let location = UProbeAttachLocation::AbsoluteOffset(probe.offset);
             let point = UProbeAttachPoint { location, cookie: probe.cookie };
             let link = program.attach(point, path, scope.of_aya());
-            done.push(Link::One(name, link.map_err(|source| failed(probe, source.into()))?));
+            let link = link.and_then(|link| program.take_link(link));
+            done.push(Link::of(link.map_err(|source| failed(probe, source.into()))?));
         }
         Ok(())
-    }
-
-    /// Detaches probes. Of those attached by themselves each takes 0.1 s and more, all others together take about as long.
-    pub(super) fn detach_uprobes(&mut self, links: Vec<Link>) {
-        let mut many = Vec::new();
-        for link in links {
-            let (name, link) = match link {
-                Link::Many(link) => {
-                    many.push(link);
-                    continue;
-                }
-                Link::One(name, link) => (name, link),
-            };
-            let Some(Program::UProbe(program)) = self.ebpf.program_mut(name) else { continue };
-            if let Err(error) = program.detach(link) {
-                log::warn!("detaching a probe: {error}");
-            }
-        }
-        multi::close(many);
     }
 }

@@ -95,6 +95,8 @@ pub(crate) struct Over<C> {
     most: usize,
     /// Whether what is before the first one belongs to none.
     forgets: bool,
+    /// Since when all was traced that times are of. What comes before it is in no sum of times.
+    traced_ns: u64,
 }
 
 impl<C: Fold> Over<C> {
@@ -108,6 +110,7 @@ impl<C: Fold> Over<C> {
             end_ns: to_ns.unwrap_or(u64::MAX),
             most: COLUMNS,
             forgets: false,
+            traced_ns: 0,
         }
     }
 
@@ -143,26 +146,40 @@ impl<C: Fold> Over<C> {
         Self { from_ns, width_ns: self.width_ns.saturating_mul(each as u64), cells, ..self.clone() }
     }
 
-    /// The last N that had ended by a time, together, and how many these are.
-    pub(crate) fn latest(&self, until_ns: u64, most: usize) -> (C, usize) {
-        let ended = ((until_ns.saturating_sub(self.from_ns) / self.width_ns) as usize).min(self.cells.len());
-        let last = &self.cells[ended.saturating_sub(most)..ended];
-        let mut sum = C::default();
-        for cell in last {
-            sum.add(cell);
-        }
-        (sum, last.len())
+    /// All is traced from this time on; `clear` takes from a column the sums of times of before.
+    pub(crate) fn traced(&mut self, since_ns: u64, clear: impl Fn(&mut C)) {
+        self.traced_ns = since_ns;
+        self.cells.iter_mut().for_each(clear);
     }
 
-    /// How much of each column is before a time, nanoseconds: the last one may end after it. What begins after it is whole.
-    pub(crate) fn lengths(&self, end_ns: u64) -> impl Iterator<Item = f64> {
-        let length = move |at: usize| {
-            let begin_ns = self.from_ns.saturating_add((at as u64).saturating_mul(self.width_ns));
-            match end_ns.saturating_sub(begin_ns) {
-                0 => self.width_ns as f64,
-                left => left.min(self.width_ns) as f64,
-            }
-        };
+    /// Whether all was traced at a time.
+    pub(crate) fn is_traced(&self, ns: u64) -> bool {
+        ns >= self.traced_ns
+    }
+
+    /// The last N that had ended by a time, together, and for how much of them all was traced, nanoseconds.
+    pub(crate) fn latest(&self, until_ns: u64, most: usize) -> (C, u64) {
+        let ended = ((until_ns.saturating_sub(self.from_ns) / self.width_ns) as usize).min(self.cells.len());
+        let first = ended.saturating_sub(most);
+        let mut sum = C::default();
+        for cell in &self.cells[first..ended] {
+            sum.add(cell);
+        }
+        let length = (first..ended).map(|at| self.length(at, u64::MAX)).sum();
+        (sum, length)
+    }
+
+    /// For how much of a column all was traced, up to a time.
+    fn length(&self, at: usize, end_ns: u64) -> u64 {
+        let begin_ns = self.from_ns.saturating_add((at as u64).saturating_mul(self.width_ns));
+        let next_ns = begin_ns.saturating_add(self.width_ns);
+        next_ns.min(end_ns).saturating_sub(begin_ns.max(self.traced_ns))
+    }
+
+    /// For how much of each column all was traced, nanoseconds, up to a time: the last one may end after it. One that begins after it is whole.
+    pub(crate) fn lengths(&self, end_ns: u64) -> impl Iterator<Item = u64> {
+        let begins = move |at: usize| self.from_ns.saturating_add((at as u64).saturating_mul(self.width_ns));
+        let length = move |at: usize| self.length(at, if begins(at) < end_ns { end_ns } else { u64::MAX });
         (0..self.cells.len()).map(length)
     }
 
@@ -189,7 +206,7 @@ impl<C: Fold> Over<C> {
     /// Adds a time to all columns that it covers, to each its part.
     pub(crate) fn cover(&mut self, begin_ns: u64, ns: u64, of: impl Fn(&mut C) -> &mut u64) {
         let end_ns = begin_ns.saturating_add(ns).min(self.end_ns);
-        let begin_ns = begin_ns.max(self.from_ns);
+        let begin_ns = begin_ns.max(self.from_ns).max(self.traced_ns);
         if begin_ns >= end_ns {
             return;
         }
@@ -205,23 +222,26 @@ impl<C: Fold> Over<C> {
         }
     }
 
-    /// Spreads bytes of a time over the columns of that time: when in it is not known.
+    /// Spreads bytes of a time over the columns of that time, to each what its part of the time would have: when in it is not known.
     pub(crate) fn spread(&mut self, begin_ns: u64, end_ns: u64, bytes: u64, of: impl Fn(&mut C) -> &mut u64) {
-        if self.forgets && end_ns <= self.from_ns {
+        let end_ns = end_ns.max(begin_ns.saturating_add(1));
+        let first_ns = begin_ns.max(self.from_ns).max(self.traced_ns);
+        let last_ns = end_ns.min(self.end_ns);
+        if first_ns >= last_ns {
             return;
         }
-        let begin_ns = begin_ns.max(self.from_ns);
-        let end_ns = end_ns.min(self.end_ns).max(begin_ns.saturating_add(1));
-        self.reach(end_ns);
-        let first = self.number(begin_ns);
-        let last = self.number(end_ns - 1).max(first);
-        let (columns, mut left) = (last - first + 1, bytes);
-        for at in first..=last {
-            let part = if at == last { left } else { bytes / columns };
-            left -= part;
+        self.reach(last_ns);
+        // What there was of it up to a time, so that no byte is in two columns or in none.
+        let until = |ns: u64| {
+            let part = u128::from(bytes) * u128::from(ns - begin_ns) / u128::from(end_ns - begin_ns);
+            u64::try_from(part).unwrap_or(bytes)
+        };
+        for at in self.number(first_ns)..=self.number(last_ns - 1) {
+            let column_ns = self.from_ns.saturating_add(at.saturating_mul(self.width_ns));
+            let next_ns = column_ns.saturating_add(self.width_ns).min(last_ns);
             if let Some(cell) = self.cells.get_mut(at as usize) {
                 let sum = of(cell);
-                *sum = sum.saturating_add(part);
+                *sum = sum.saturating_add(until(next_ns) - until(column_ns.max(first_ns)));
             }
         }
     }
@@ -320,11 +340,30 @@ mod tests {
         }
         let mut columns = Columns::new(0, Some(COLUMNS as u64 * 10));
         columns.spread(5, 35, 103, allocated);
-        let bytes: Vec<u64> = columns.cells.iter().map(|cell| cell.allocated).collect();
-        assert_eq!(bytes, [25, 25, 25, 28]);
-        columns.spread(COLUMNS as u64 * 10 - 1, COLUMNS as u64 * 20, 7, allocated);
+        let bytes = |columns: &Columns| columns.cells.iter().map(|cell| cell.allocated).collect::<Vec<_>>();
+        assert_eq!(bytes(&columns), [17, 34, 34, 18]);
+        // The same rate in times that follow each other is the same rate in all columns.
+        columns.spread(35, 65, 103, allocated);
+        assert_eq!(bytes(&columns), [17, 34, 34, 35, 34, 34, 18]);
+        // What is beyond the end is in no column.
+        columns.spread(COLUMNS as u64 * 10 - 5, COLUMNS as u64 * 10 + 5, 8, allocated);
         columns.spread(50, 50, 1, allocated);
-        assert_eq!((columns.sum().allocated, columns.cells.len()), (111, COLUMNS));
+        assert_eq!((columns.sum().allocated, columns.cells.len()), (211, COLUMNS));
+    }
+
+    /// Times before all was traced are in no sum, and columns are as long as all was traced in them.
+    #[test]
+    fn since_it_is_traced() {
+        let mut columns = Columns::new(0, Some(COLUMNS as u64 * 10));
+        columns.cover(2, 9, |cell| &mut cell.pause_ns);
+        columns.traced(14, |cell| cell.pause_ns = 0);
+        columns.cover(12, 9, |cell| &mut cell.pause_ns);
+        columns.spread(4, 24, 100, |cell| &mut cell.allocated);
+        let cells: Vec<_> = columns.cells.iter().map(|cell| (cell.pause_ns, cell.allocated)).collect();
+        assert_eq!(cells, [(0, 0), (6, 30), (1, 20)]);
+        assert_eq!(columns.lengths(23).collect::<Vec<_>>(), [0, 6, 3]);
+        assert_eq!(columns.latest(30, 3).1, 16);
+        assert!(!columns.is_traced(13) && columns.is_traced(14));
     }
 
     /// Times that no clock has, as a hostile file can have them, neither end nor hold up anything.
@@ -369,8 +408,8 @@ mod tests {
         assert_eq!((some.width_ns, (some.from_ns - 7) % some.width_ns), (4 * S, 0));
         assert!(some.cells.len() <= COLUMNS && some.cells.iter().all(|cell| cell.cycles == 4), "{some:?}");
         assert!(some.from_ns - columns.from_ns < 4 * S && some.cells.len() == 149, "{}", some.cells.len());
-        let (last, seconds) = columns.latest(until_ns, 10);
-        assert_eq!((last.cycles, last.pause_ns, seconds), (10, 5 * S, 10));
+        let (last, length_ns) = columns.latest(until_ns, 10);
+        assert_eq!((last.cycles, last.pause_ns, length_ns), (10, 5 * S, 10 * S));
         // The same columns a second later.
         let later = columns.together(7, until_ns + S, 602);
         assert_eq!((later.from_ns, &later.cells[0]), (some.from_ns, &some.cells[0]));
@@ -386,10 +425,10 @@ mod tests {
         let mut columns = Columns::new(100, Some(100 + COLUMNS as u64 * 10));
         columns.reach(135);
         let lengths = |end_ns| columns.lengths(end_ns).collect::<Vec<_>>();
-        assert_eq!(lengths(133), [10.0, 10.0, 10.0, 3.0]);
-        assert_eq!(lengths(140), [10.0; 4]);
-        assert_eq!(lengths(500), [10.0; 4]);
-        assert_eq!(lengths(0), [10.0; 4]);
+        assert_eq!(lengths(133), [10, 10, 10, 3]);
+        assert_eq!(lengths(140), [10; 4]);
+        assert_eq!(lengths(500), [10; 4]);
+        assert_eq!(lengths(0), [10; 4]);
     }
 
     /// Bounds belong to the class above.

@@ -209,7 +209,19 @@ impl Figures {
         }
     }
 
+    /// All is traced from this time on.
+    fn began(&mut self, ts_ns: u64) {
+        if self.began_ns.is_none() {
+            self.began_ns = Some(ts_ns);
+            self.lanes.began(ts_ns);
+        }
+    }
+
     fn sample(&mut self, process: &Process, sample: &StackSample) {
+        // As in profiles.
+        if self.began_ns.is_none_or(|began_ns| sample.ts_ns < began_ns) {
+            return;
+        }
         let running = sample.state == ThreadState::Running;
         if running {
             self.samples += 1;

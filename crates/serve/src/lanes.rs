@@ -74,6 +74,13 @@ impl Lanes {
         }
     }
 
+    /// All is traced from this time on: what takes time, or has a rate, is of the time from then on.
+    pub(crate) fn began(&mut self, ts_ns: u64) {
+        self.columns.traced(ts_ns, |cell| {
+            (cell.pause_ns, cell.cpu_ns, cell.allocated, cell.requests, cell.served) = (0, 0, 0, 0, 0);
+        });
+    }
+
     /// Something was seen of a process.
     pub(crate) fn see(&mut self, process: &Process, seen: Seen<'_>) {
         match seen {
@@ -98,10 +105,14 @@ impl Lanes {
                 }
             }
             Seen::Request(request) => {
-                if let Some(cell) = self.columns.at(request.begin_ns) {
+                if self.columns.is_traced(request.begin_ns)
+                    && let Some(cell) = self.columns.at(request.begin_ns)
+                {
                     cell.requests += 1;
                 }
-                if let Some(cell) = request.end_ns.and_then(|end_ns| self.columns.at(end_ns)) {
+                if let Some(end_ns) = request.end_ns.filter(|end_ns| self.columns.is_traced(*end_ns))
+                    && let Some(cell) = self.columns.at(end_ns)
+                {
                     cell.served += 1;
                 }
             }

@@ -90,7 +90,7 @@ impl Rolling {
         let columns = &self.lanes.columns;
         let width_ns = columns.width_ns;
         let full = (self.keep_ns / width_ns) as usize + 2;
-        let (last, number) = columns.latest(self.now_ns, GLANCE_NS.div_ceil(width_ns) as usize);
+        let (last, last_ns) = columns.latest(self.now_ns, GLANCE_NS.div_ceil(width_ns) as usize);
         Now {
             state,
             keep_ns: self.keep_ns,
@@ -98,7 +98,7 @@ impl Rolling {
             at_ns: self.now_ns,
             columns: columns.together(self.origin_ns, self.now_ns, full),
             last,
-            last_ns: number as u64 * width_ns,
+            last_ns,
             processes: self.running.len() as u64,
             cycles: self.cycles,
             majors: self.majors,
@@ -118,7 +118,7 @@ pub(crate) struct Now {
     pub(crate) at_ns: u64,
     /// What is kept, by whole columns.
     pub(crate) columns: Columns,
-    /// The last seconds, and how long these are, nanoseconds.
+    /// The last seconds, and for how much of them all was traced, nanoseconds.
     pub(crate) last: Cell,
     pub(crate) last_ns: u64,
     /// Processes that are traced now.
@@ -138,6 +138,10 @@ impl Exporter for Watcher {
             lock(&self.0).see(process, seen);
         }
         Ok(())
+    }
+
+    fn began(&mut self, ts_ns: u64) {
+        lock(&self.0).lanes.began(ts_ns);
     }
 
     fn flush(&mut self, now_ns: u64) -> Result<(), ExportError> {

@@ -22,7 +22,7 @@ impl Exporter for Filler {
     }
 
     fn began(&mut self, ts_ns: u64) {
-        self.0.borrow_mut().began_ns.get_or_insert(ts_ns);
+        self.0.borrow_mut().began(ts_ns);
     }
 
     fn closed(&mut self, ts_ns: u64) {

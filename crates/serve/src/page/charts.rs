@@ -36,13 +36,13 @@ pub(super) fn lanes(
     counted: Counted,
 ) -> Vec<Lane<'static>> {
     let values = |of: &dyn Fn(&Cell) -> Option<f64>| columns.cells.iter().map(of).collect::<Vec<_>>();
-    // What there is of a sum in each nanosecond.
+    // What there is of a sum in each nanosecond in which all was traced.
     let shares = |of: &dyn Fn(&Cell) -> u64| -> Vec<Option<f64>> {
         columns
             .cells
             .iter()
             .zip(columns.lengths(end_ns))
-            .map(|(cell, ns)| Some(of(cell) as f64 / ns))
+            .map(|(cell, ns)| (ns > 0).then(|| of(cell) as f64 / ns as f64))
             .collect()
     };
     let per_second =
@@ -133,24 +133,27 @@ fn as_table(figures: &Figures, subjects: Subjects, from: f64, end_ns: u64) -> Ma
     let columns = &figures.lanes.columns;
     let each = columns.cells.len().div_ceil(ROWS).max(1);
     let width_ns = columns.width_ns as f64 * each as f64;
-    let lengths: Vec<f64> = columns.lengths(end_ns).collect();
+    let lengths: Vec<u64> = columns.lengths(end_ns).collect();
     let rows: Vec<Vec<Markup>> = columns
         .cells
         .chunks(each)
         .zip(lengths.chunks(each))
         .enumerate()
         .map(|(at, (cells, lengths))| {
-            let length_ns = lengths.iter().sum::<f64>();
+            let length_ns = lengths.iter().sum::<u64>();
             let most = |of: fn(&Cell) -> Option<u64>| cells.iter().filter_map(of).max();
-            let sum = |of: fn(&Cell) -> u64| cells.iter().map(of).sum::<u64>();
+            let share = |of: fn(&Cell) -> u64, shown: fn(f64) -> String| {
+                let sum = cells.iter().map(of).sum::<u64>() as f64;
+                if length_ns == 0 { "–".to_owned() } else { shown(sum / length_ns as f64) }
+            };
             let mut row = vec![
                 html! { (after(round(from + width_ns * at as f64 / 1e9))) },
                 html! { (time(most(|cell| Some(cell.longest_ns)).unwrap_or(0))) },
-                html! { (percent(sum(|cell| cell.pause_ns) as f64 / length_ns)) },
+                html! { (share(|cell| cell.pause_ns, percent)) },
                 html! { (most(|cell| cell.held[Held::RSS]).map_or_else(|| "–".to_owned(), bytes)) },
             ];
             if subjects.samples {
-                row.push(html! { (format!("{:.2}", sum(|cell| cell.cpu_ns) as f64 / length_ns)) });
+                row.push(html! { (share(|cell| cell.cpu_ns, |cpus| format!("{cpus:.2}"))) });
             }
             row
         })

@@ -85,6 +85,8 @@ struct AtEnds {
     outside_ns: u64,
     /// Those after the window of cycles that are in it.
     beyond_ns: u64,
+    /// When the first cycle began that was seen, in the window or not.
+    first_cycle_ns: Option<u64>,
 }
 
 /// Hands on what is in a window. What is known of a whole life only, such as the GVL sums of a thread, is in no part of it.
@@ -165,6 +167,9 @@ impl Windowed {
         };
         let is_in = self.window.has(begin_ns);
         let at_ends = self.at_ends.entry(process.pid).or_default();
+        if matches!(seen, Seen::Cycle(_)) {
+            at_ends.first_cycle_ns = at_ends.first_cycle_ns.or(Some(begin_ns));
+        }
         for (begin_ns, ns) in pauses {
             let end_ns = begin_ns.saturating_add(ns);
             let after_ns = end_ns.saturating_sub(self.window.to().max(begin_ns));
@@ -188,6 +193,14 @@ impl Windowed {
             wall_ns: to_ns - from_ns,
             ..sample.clone()
         })
+    }
+
+    /// What lies in the window of the pauses of a cycle that was under way when tracing began. Only their sum is known; they were before
+    /// the first cycle that was seen. (Where records were lost, they may be of a later one.)
+    fn of_unseen_cycles(&self, end: &ProcessEnd, first_cycle_ns: Option<u64>) -> u64 {
+        let until_ns = first_cycle_ns.filter(|_| end.lost == 0).unwrap_or(end.ts_ns);
+        let has_all = self.window.from() <= end.since_ns && self.window.to() >= until_ns;
+        if has_all { end.outside_ns } else { 0 }
     }
 
     /// A process is there from now on.
@@ -221,7 +234,7 @@ impl Windowed {
             reason: if within { end.reason } else { EndReason::Detached },
             ts_ns,
             since_ns,
-            outside_ns: if cuts { at_ends.outside_ns } else { end.outside_ns },
+            outside_ns: at_ends.outside_ns.saturating_add(self.of_unseen_cycles(end, at_ends.first_cycle_ns)),
             beyond_ns: at_ends.beyond_ns,
             shutdown: end.shutdown.clone().filter(|_| within),
             cycles: shown.cycles,
@@ -384,6 +397,30 @@ mod tests {
         fn finish(&mut self, _: &Ledger) -> Result<(), ExportError> {
             Ok(())
         }
+    }
+
+    /// Pauses of the cycle that was under way when tracing began are in each part that has the time before the first cycle, and in no other.
+    #[test]
+    fn the_cycle_under_way() {
+        let of = |window: Window, lost: u64| {
+            let sum = GcTime::default();
+            let outputs = Rc::new(RefCell::new(Outputs::new(vec![Box::new(sum.clone())])));
+            let mut windowed = Windowed::new(window, outputs, Rc::default());
+            let process = process(1, "web");
+            windowed.see(&process, Seen::Process { state: None, now_ns: 100 }).unwrap();
+            let mut first = GcCycle { pauses: Vec::new(), ..cycle(1, 1, 1, 0) };
+            first.start.ts_ns = 300;
+            windowed.see(&process, Seen::Cycle(&first)).unwrap();
+            let end = ProcessEnd { ts_ns: 900, since_ns: 100, outside_ns: 7, lost, ..END };
+            windowed.see(&process, Seen::Ended(&end)).unwrap();
+            let (ns, _) = *sum.0.borrow();
+            ns
+        };
+        let part = |from: u64, to: u64| Window { from_ns: Some(from), to_ns: Some(to), ..Window::default() };
+        assert_eq!((of(Window::default(), 0), of(Window::default(), 1)), (7, 7));
+        assert_eq!((of(part(0, 1000), 0), of(part(0, 1000), 1)), (7, 7));
+        assert_eq!((of(part(0, 300), 0), of(part(0, 300), 1)), (7, 0));
+        assert_eq!((of(part(0, 299), 0), of(part(300, 1000), 0)), (0, 0));
     }
 
     proptest! {

@@ -53,6 +53,9 @@ fn gather(
 ///
 /// A recording cannot be read or is damaged, or an output cannot be written.
 pub fn diff(args: &DiffArgs) -> Result<u8, Failure> {
+    if [&args.a, &args.b].iter().all(|path| path.as_os_str() == "/dev/stdin") {
+        return Err(UsageError::BothStandardInput.into());
+    }
     if let Some(path) = &args.flamegraph {
         if [&args.a, &args.b].iter().any(|recording| trace_file::is_same_file(recording, path)) {
             return Err(UsageError::Recording(path.clone()).into());

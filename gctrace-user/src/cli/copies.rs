@@ -89,7 +89,7 @@ impl ScrubArgs {
         No privilege is needed. docs/recording.md says what can be merged.")]
 pub struct MergeArgs {
     /// The recordings
-    #[arg(value_name = "FILE", required = true, num_args = 2..)]
+    #[arg(value_name = "FILE", required = true, num_args = 2.., value_parser = parse::recording_file())]
     pub files: Vec<PathBuf>,
 
     /// The result; it appears complete or not at all, and only its owner can read it

@@ -213,6 +213,14 @@ pub(super) fn beside() -> impl TypedValueParser<Value = PathBuf> {
     })
 }
 
+/// A recording that is read again and again.
+pub(super) fn recording_file() -> impl TypedValueParser<Value = PathBuf> {
+    PathBufValueParser::new().try_map(|path| match path.as_os_str().as_encoded_bytes() {
+        b"-" => Err("a pipe cannot be read again and again; name a file"),
+        _ => Ok(path),
+    })
+}
+
 /// A recording that is read; `-` is standard input.
 pub(super) fn recording() -> impl TypedValueParser<Value = PathBuf> {
     PathBufValueParser::new().map(|path| if path.as_os_str() == "-" { "/dev/stdin".into() } else { path })

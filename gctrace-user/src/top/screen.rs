@@ -168,6 +168,8 @@ fn run(
     let mut ticked: Option<Instant> = None;
     let mut due = true;
     let mut rows: Vec<Row> = Vec::new();
+    // How many processes there are, and how many more are not shown.
+    let mut number = (0, 0);
     let mut held = None;
     let mut detail: Option<(u32, Option<Detail>)> = None;
     let mut message: Option<(String, Instant)> = None;
@@ -185,17 +187,17 @@ fn run(
                 held = None;
             }
             let now_ns = *held.get_or_insert_with(monotonic_ns);
-            let (processes, dropped) = {
+            {
                 let board = board();
                 if !view.paused || rows.is_empty() {
                     rows = board.rows(now_ns, view.group);
+                    number = (board.len(), board.dropped);
                 }
                 // What is held stays, unless another process is looked at.
                 if !view.paused || view.detail != detail.as_ref().map(|(pid, _)| *pid) {
                     detail = view.detail.map(|pid| (pid, board.detail(pid, now_ns)));
                 }
-                (board.len(), board.dropped)
-            };
+            }
             let arranged = view.arranged(rows.clone());
             if let Some(pid) = view.detail.filter(|&pid| !view.paused || !looker.knows(pid)) {
                 looker.look(pid, !view.paused);
@@ -211,8 +213,8 @@ fn run(
                 let shown = Shown {
                     rows: &arranged,
                     view: &view,
-                    processes,
-                    dropped,
+                    processes: number.0,
+                    dropped: number.1,
                     message: message.map(|(text, _)| text.as_str()),
                     now_ns,
                     detail: detail.as_ref().and_then(|(_, detail)| detail.as_ref()),

@@ -103,6 +103,8 @@ pub struct Judged {
     pub figure: Option<Figure>,
     /// Why it is unknown; empty: it is not.
     pub why: String,
+    /// Whether its bound is on B alone, whatever A has.
+    pub of_b: bool,
 }
 
 impl std::str::FromStr for Condition {
@@ -169,7 +171,8 @@ impl Condition {
                 Err(why) => (Outcome::Unknown, format!("not tested: {why}")),
             },
         };
-        Judged { text: self.text.clone(), outcome, figure, why }
+        let of_b = matches!(self.bound, Bound::Level(_));
+        Judged { text: self.text.clone(), outcome, figure, why, of_b }
     }
 
     fn exceeded(&self, figure: &Figure) -> Result<bool, &'static str> {

@@ -77,6 +77,9 @@ pub enum UsageError {
     /// There is nothing to draw on.
     #[error("gctrace top needs a terminal; `gctrace top --once` prints one table")]
     NoTerminal,
+    /// Both recordings are to come from standard input.
+    #[error("only one of A and B can be standard input, which is read once; name a file for the other")]
+    BothStandardInput,
     /// More files than are served.
     #[error("gctrace serve shows one recording, or compares two; `gctrace merge` makes one of several")]
     TooManyRecordings,

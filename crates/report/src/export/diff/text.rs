@@ -251,8 +251,11 @@ fn method(out: &mut dyn Write, comparison: &Comparison) -> io::Result<()> {
 }
 
 fn condition(out: &mut dyn Write, judged: &Judged) -> io::Result<()> {
-    let Judged { text, outcome, figure, why } = judged;
+    let Judged { text, outcome, figure, why, of_b } = judged;
     let found = figure.as_ref().map_or_else(String::new, |figure| {
+        if *of_b {
+            return format!("{} in B", value(figure.b, figure.unit));
+        }
         let noise = if figure.verdict == Verdict::Noise { ", not more than noise" } else { "" };
         format!(
             "{} -> {}, {}{noise}",

@@ -112,7 +112,9 @@ pub(super) fn write(recording: &Recording, context: &Context<'_>, out: &mut dyn 
     samples.sort_unstable_by_key(|(key, _)| **key);
     for (key, sum) in samples {
         let path = graph.path(recording, key.thread, key.node);
-        graph.add(&path, sum.samples, &[sum.cpu_ns, sum.wall_ns, sum.samples, 0, 0]);
+        // As in pprof: the CPU time of a thread is no wall time.
+        let wall_ns = if context.wall { sum.wall_ns } else { 0 };
+        graph.add(&path, sum.samples, &[sum.cpu_ns, wall_ns, sum.samples, 0, 0]);
     }
     let mut pauses: Vec<_> = recording.pauses.iter().collect();
     pauses.sort_unstable_by_key(|(key, _)| *key);

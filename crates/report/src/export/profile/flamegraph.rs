@@ -4,6 +4,7 @@ use std::io::{self, Write};
 
 mod differential;
 mod legend;
+mod percent;
 mod theme;
 mod titles;
 
@@ -75,7 +76,7 @@ pub(super) fn write(
     options.notes = comment(&context.account());
     let mut svg = Vec::new();
     flamegraph::from_lines(&mut options, lines.iter().map(String::as_str), &mut svg)?;
-    let svg = String::from_utf8(svg).map_err(io::Error::other)?;
+    let svg = percent::exact(&String::from_utf8(svg).map_err(io::Error::other)?, factor);
     let titled = titles::added(&svg, &title, &lines_below);
     let svg = legend::added(&titled.svg, &classes, titled.lower);
     out.write_all(theme::added(&svg, &titled.rules).as_bytes())

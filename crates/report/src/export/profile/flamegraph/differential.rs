@@ -30,6 +30,8 @@ use crate::{
 
 /// Its title.
 const TITLE: &str = "CPU time: what has changed from A to B";
+/// Units of a line, nanoseconds, in milliseconds.
+const FACTOR: f64 = 1e-6;
 
 /// Stacks of one recording.
 #[derive(Debug)]
@@ -94,12 +96,12 @@ pub(in crate::export) fn write(a: &Comparable, b: &Comparable, out: &mut dyn Wri
     ));
     options.subtitle = lines_below.first().cloned();
     "ms of B".clone_into(&mut options.count_name);
-    options.factor = 1e-6;
+    options.factor = FACTOR;
     options.min_width = MIN_PART * 100.0;
     "Frame:".clone_into(&mut options.name_type);
     let mut svg = Vec::new();
     flamegraph::from_lines(&mut options, lines.iter().map(String::as_str), &mut svg)?;
-    let svg = String::from_utf8(svg).map_err(io::Error::other)?;
+    let svg = super::percent::exact(&String::from_utf8(svg).map_err(io::Error::other)?, FACTOR);
     let entries = [
         (Color { r: 255, g: 130, b: 130 }, "its own time grew"),
         (Color { r: 130, g: 130, b: 255 }, "its own time shrank"),

@@ -9,6 +9,7 @@ use gctrace_common::event::WorkPhase;
 
 use self::{
     blocked::{Blocked, Pair, Waited},
+    pauses::Pauses,
     requests::{Figures, Requests, Times},
 };
 use super::rows::{Group, ON_HOST, Row};
@@ -22,6 +23,7 @@ use crate::{
 };
 
 pub(super) mod blocked;
+mod pauses;
 pub(super) mod requests;
 
 /// Seconds of the past that rows are about: pauses and sparklines.
@@ -30,8 +32,6 @@ pub(super) const WINDOW: usize = 60;
 pub(super) const SHARES: usize = 10;
 /// Processes that are kept at most.
 const MOST_PROCESSES: usize = 4096;
-/// Pauses of one process that are kept at most.
-const MOST_PAUSES: usize = 4096;
 /// Methods of one process that are kept at most, in each of two generations.
 const MOST_METHODS: usize = 1024;
 /// Cycles of one process that are kept.
@@ -93,8 +93,7 @@ struct ProcessState {
     /// Since when it is traced.
     since_ns: u64,
     seconds: [Second; WINDOW],
-    /// When each pause ended, and its length.
-    pauses: VecDeque<(u64, u64)>,
+    pauses: Pauses,
     cycles: u64,
     last: VecDeque<LastCycle>,
     /// Objects allocated so far at cycles of the last [`ALLOC_WINDOW`]: when, and how many.
@@ -286,7 +285,7 @@ impl Board {
             (whole > 0).then(|| sum as f64 * 100.0 / (whole * SECOND) as f64)
         };
         let shed = self.gvl_shed.is_some_and(|at| at + SHARES as u64 > now);
-        let (p99_ns, max_ns) = longest(recent(&known.pauses, now_ns));
+        let (p99_ns, max_ns) = pauses::longest(std::iter::once(&known.pauses), now_ns);
         Row {
             pid: Some(pid),
             processes: 1,
@@ -316,8 +315,7 @@ impl Board {
     fn together(&self, name: String, rows: &[(Row, &ProcessState)], now_ns: u64) -> Row {
         let sum = |of: fn(&Row) -> Option<f64>| rows.iter().map(|(row, _)| of(row)).sum::<Option<f64>>();
         let whole = |of: fn(&Row) -> Option<u64>| rows.iter().map(|(row, _)| of(row)).sum::<Option<u64>>();
-        let pauses = rows.iter().flat_map(|(_, known)| recent(&known.pauses, now_ns));
-        let (p99_ns, max_ns) = longest(pauses);
+        let (p99_ns, max_ns) = pauses::longest(rows.iter().map(|(_, known)| &known.pauses), now_ns);
         // A master that serves nothing is none of the servers.
         let servers = rows.iter().filter(|(_, known)| known.requests.seen > 0);
         let times: Vec<_> = servers.map(|(_, known)| (known.requests.all(), known.since_ns)).collect();
@@ -390,19 +388,6 @@ fn spark(seconds: &[Second; WINDOW], now: u64) -> Vec<u64> {
     spark
 }
 
-fn recent(pauses: &VecDeque<(u64, u64)>, now_ns: u64) -> impl Iterator<Item = (u64, u64)> {
-    let from = now_ns.saturating_sub(WINDOW as u64 * SECOND);
-    pauses.iter().copied().filter(move |(end, _)| *end >= from)
-}
-
-/// The 99th percentile and the longest.
-fn longest(pauses: impl Iterator<Item = (u64, u64)>) -> (Option<u64>, Option<u64>) {
-    let mut all: Vec<u64> = pauses.map(|(_, ns)| ns).collect();
-    all.sort_unstable();
-    let rank = (all.len() * 99).div_ceil(100);
-    (rank.checked_sub(1).and_then(|at| all.get(at).copied()), all.last().copied())
-}
-
 /// Adds to a list; the oldest makes room.
 pub(super) fn bounded<T>(list: &mut VecDeque<T>, new: T, most: usize) {
     if list.len() >= most {
@@ -467,7 +452,7 @@ impl ProcessState {
             ruby: process.image.version.to_string(),
             since_ns: now_ns,
             seconds: [Second::default(); WINDOW],
-            pauses: VecDeque::new(),
+            pauses: Pauses::default(),
             cycles: 0,
             last: VecDeque::new(),
             allocated: VecDeque::new(),
@@ -508,7 +493,7 @@ impl ProcessState {
         let second = self.second(now_ns);
         let bar = BARS.iter().position(|&end| ns < end).unwrap_or(BARS.len() - 1);
         second.bars[bar] = second.bars[bar].saturating_add(1);
-        bounded(&mut self.pauses, (now_ns, ns), MOST_PAUSES);
+        self.pauses.add(now_ns, ns);
     }
 
     fn cycle(&mut self, process: &Process, cycle: &GcCycle, now_ns: u64) {

@@ -46,8 +46,8 @@ pub fn status(line: &[u8]) -> Option<u16> {
 /// A path without what differs from request to request.
 fn template(target: &[u8]) -> Option<String> {
     let path = match target.iter().position(|&byte| byte == b':') {
-        // The absolute form: http://host/path.
-        Some(colon) if target[colon..].starts_with(b"://") => {
+        // The absolute form: http://host/path. A path may have such an address in it.
+        Some(colon) if target[colon..].starts_with(b"://") && !target.starts_with(b"/") => {
             let rest = &target[colon + 3..];
             rest.iter().position(|&byte| byte == b'/').map_or(&b"/"[..], |slash| &rest[slash..])
         }
@@ -168,6 +168,8 @@ mod tests {
             ("GET /me@host/x HTTP/1.1", "/:text/x"),
             ("GET /x;jsessionid=ABC123 HTTP/1.1", "/x"),
             ("GET http://host:80/a/1?q HTTP/1.1", "/a/:id"),
+            ("GET /proxy/http://example.com/orders/5 HTTP/1.1", "/proxy/:text//example.com/orders/:id"),
+            ("GET /x://secret/y HTTP/1.1", "/:text//secret/y"),
             ("OPTIONS * HTTP/1.1", "*"),
             ("GET /docs/report-2024-01.pdf HTTP/1.1", "/docs/report-:n-:n.pdf"),
         ] {

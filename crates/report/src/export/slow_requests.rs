@@ -408,4 +408,4 @@ impl<W: Write> Exporter for SlowRequests<W> {
 }
 
 #[cfg(test)]
-mod tests;
+pub(super) mod tests;

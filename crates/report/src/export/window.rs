@@ -14,7 +14,7 @@ use crate::{
     ledger::{Ledger, UserCounts},
     model::{
         EndReason, Process,
-        gvl::GvlGap,
+        gvl::{GvlGap, GvlWait},
         seen::{CyclesBefore, ProcessEnd, Seen},
         stack::StackSample,
     },
@@ -85,8 +85,8 @@ struct AtEnds {
     outside_ns: u64,
     /// Those after the window of cycles that are in it.
     beyond_ns: u64,
-    /// When the first cycle began that was seen, in the window or not.
-    first_cycle_ns: Option<u64>,
+    /// When the first cycle began that was seen, in the window or not, `CLOCK_MONOTONIC` nanoseconds.
+    first_cycle: Option<u64>,
 }
 
 /// Hands on what is in a window. What is known of a whole life only, such as the GVL sums of a thread, is in no part of it.
@@ -168,7 +168,7 @@ impl Windowed {
         let is_in = self.window.has(begin_ns);
         let at_ends = self.at_ends.entry(process.pid).or_default();
         if matches!(seen, Seen::Cycle(_)) {
-            at_ends.first_cycle_ns = at_ends.first_cycle_ns.or(Some(begin_ns));
+            at_ends.first_cycle = at_ends.first_cycle.or(Some(begin_ns));
         }
         for (begin_ns, ns) in pauses {
             let end_ns = begin_ns.saturating_add(ns);
@@ -203,6 +203,16 @@ impl Windowed {
         if has_all { end.outside_ns } else { 0 }
     }
 
+    /// A wait without the hold of another thread, about which the condition has not been asked. The hold is in the sums of that thread, if
+    /// these are handed on.
+    fn own_wait(&self, seen: Seen<'_>) -> Option<GvlWait> {
+        let Seen::GvlWait(wait) = seen else { return None };
+        self.window.condition.as_ref().filter(|condition| condition.asks_for_threads())?;
+        let mut wait = wait.clone();
+        wait.blocker.as_mut().filter(|blocker| blocker.first)?.first = false;
+        Some(wait)
+    }
+
     /// A process is there from now on.
     fn show(&mut self, process: &Process, seen: Seen<'_>) {
         self.tally.borrow_mut().processes += 1;
@@ -234,7 +244,7 @@ impl Windowed {
             reason: if within { end.reason } else { EndReason::Detached },
             ts_ns,
             since_ns,
-            outside_ns: at_ends.outside_ns.saturating_add(self.of_unseen_cycles(end, at_ends.first_cycle_ns)),
+            outside_ns: at_ends.outside_ns.saturating_add(self.of_unseen_cycles(end, at_ends.first_cycle)),
             beyond_ns: at_ends.beyond_ns,
             shutdown: end.shutdown.clone().filter(|_| within),
             cycles: shown.cycles,
@@ -252,6 +262,8 @@ impl Exporter for Windowed {
         }
         let part = self.part(seen);
         let seen = part.as_ref().map_or(seen, Seen::Stack);
+        let own = self.own_wait(seen);
+        let seen = own.as_ref().map_or(seen, Seen::GvlWait);
         if let Some(condition) = &self.window.condition {
             let is_in = seen.begin_ns().is_none_or(|ts_ns| self.window.has(ts_ns));
             let verdict = condition.judge(process, &seen);
@@ -528,6 +540,23 @@ mod tests {
         let whole = part(None, None, None).0;
         assert_eq!(whole, part(None, Some(70), None).0 + part(Some(70), None, None).0);
         assert_eq!(part(Some(905), None, None), (5, 905, 910));
+    }
+
+    /// Where threads are chosen, the hold of another one does not come with a wait: its own sums have it.
+    #[test]
+    fn holds_of_others() {
+        let first = |condition: &str| {
+            let window = Window { condition: Some(condition.parse().unwrap()), ..Window::default() };
+            let outputs = Rc::new(RefCell::new(Outputs::new(Vec::new())));
+            let windowed = Windowed::new(window, outputs, Rc::default());
+            let wait = crate::export::slow_requests::tests::wait(2, 5, 10, true);
+            let own = windowed.own_wait(Seen::GvlWait(&wait)).unwrap_or(wait);
+            own.blocker.unwrap().first
+        };
+        assert_eq!(
+            [first("pid = 1"), first("gvl.wait > 1ms"), first("thread = 2 and pid = 1")],
+            [true, true, false]
+        );
     }
 
     /// A sample in the window is of its request where that is outside: it began before, or the condition drops it.

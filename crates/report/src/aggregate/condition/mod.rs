@@ -80,15 +80,21 @@ impl Condition {
 
     /// Whether it asks for something that records of this kind have.
     pub fn applies_to(&self, kind: Kind) -> bool {
-        applies(&self.node, kind)
+        asks(&self.node, &|field| field.kinds().contains(&kind))
+    }
+
+    /// Whether it asks for threads.
+    pub fn asks_for_threads(&self) -> bool {
+        asks(&self.node, &|field| field == Field::Thread)
     }
 }
 
-fn applies(node: &Node, kind: Kind) -> bool {
+/// Whether one of its fields is one of these.
+fn asks(node: &Node, of: &impl Fn(Field) -> bool) -> bool {
     match node {
-        Node::Test(field, _) => field.kinds().contains(&kind),
-        Node::Not(node) => applies(node, kind),
-        Node::And(nodes) | Node::Or(nodes) => nodes.iter().any(|node| applies(node, kind)),
+        Node::Test(field, _) => of(*field),
+        Node::Not(node) => asks(node, of),
+        Node::And(nodes) | Node::Or(nodes) => nodes.iter().any(|node| asks(node, of)),
     }
 }
 

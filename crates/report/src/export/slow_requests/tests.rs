@@ -86,7 +86,7 @@ fn cycle(count: u64, request: Option<u64>, begin_ms: u64, pauses: &[(u32, u64, u
     }
 }
 
-fn wait(tid: u32, begin_ms: u64, ms: u64, is_held: bool) -> GvlWait {
+pub(in crate::export) fn wait(tid: u32, begin_ms: u64, ms: u64, is_held: bool) -> GvlWait {
     let who = |tid| GvlWho { tid, comm: Arc::from("puma srv tp 002") };
     let hold = GvlSpan { who: who(9), id: 2, doing: GvlDoing::Holding, begin_ns: 1, ns: 1 };
     let blocker = GvlBlocker { hold, until: None, ran: vec![(3, stack("Csv\u{1b}[31m#parse"))], first: true };

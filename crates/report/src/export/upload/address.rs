@@ -77,11 +77,13 @@ impl Address {
     }
 }
 
-/// An http:// or https:// address without a `/` at its end; `None` if it is not one.
+/// An http:// or https:// address without a `/` at its end, to which paths are added; `None` if it is not one, or has a query, a fragment or
+/// characters that an address cannot have.
 pub fn web(text: &str) -> Option<String> {
     let url = text.trim_end_matches('/');
     let host = url.strip_prefix("https://").or_else(|| url.strip_prefix("http://"))?;
-    (!host.is_empty() && !host.starts_with('/')).then(|| url.to_owned())
+    let is_plain = !host.is_empty() && !host.starts_with('/') && !url.contains(['?', '#']);
+    (is_plain && url.parse::<Uri>().is_ok()).then(|| url.to_owned())
 }
 
 /// An address for messages, without a user's name and password.
@@ -114,7 +116,9 @@ mod tests {
     #[test]
     fn addresses() {
         assert_eq!(web("http://h:1/a/").as_deref(), Some("http://h:1/a"));
-        for text in ["", "h:1", "ftp://h", "https://", "http:///x"] {
+        for text in
+            ["", "h:1", "ftp://h", "https://", "http:///x", "http://h/x?y=1", "http://h/x#y", "http://h/a b"]
+        {
             assert_eq!(web(text), None, "{text}");
         }
     }

@@ -7,7 +7,7 @@ use std::{
     io,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicU64, AtomicUsize, Ordering},
+        atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering},
         mpsc::{Receiver, RecvTimeoutError, Sender, TryRecvError, channel},
     },
     thread::JoinHandle,
@@ -171,6 +171,8 @@ pub(in crate::export) struct Engine<J> {
     counts: Arc<Mutex<Counts>>,
     overflowed: AtomicU64,
     ended: Receiver<()>,
+    /// Nothing more may be sent: what became of all has been said.
+    given_up: Arc<AtomicBool>,
     thread: RefCell<Option<JoinHandle<()>>>,
     keeps_in: Option<String>,
     /// The final counts, once the engine has stopped waiting.
@@ -197,10 +199,12 @@ impl<J: Send + 'static> Engine<J> {
         let keeps_in = backlog.keeps_in();
         let (queue, jobs) = channel();
         let (alive, ended) = channel();
+        let given_up = Arc::new(AtomicBool::new(false));
         let worker = Worker {
             policy,
             backlog,
             peer,
+            given_up: Arc::clone(&given_up),
             counts: Arc::clone(&counts),
             notices: Notices::new(policy.name, say),
             failures: 0,
@@ -217,6 +221,7 @@ impl<J: Send + 'static> Engine<J> {
             counts,
             overflowed: AtomicU64::new(0),
             ended,
+            given_up,
             thread: RefCell::new(Some(thread)),
             keeps_in,
             last: Cell::new(None),
@@ -266,6 +271,7 @@ impl<J: Send + 'static> Engine<J> {
             ended = self.ended.recv_timeout(self.policy.finish.saturating_sub(PROMPT));
         }
         let in_time = ended != Err(RecvTimeoutError::Timeout);
+        self.given_up.store(!in_time, Ordering::Relaxed);
         if in_time && self.thread.borrow_mut().take().is_some_and(|thread| thread.join().is_err()) {
             (self.say)(&format!(
                 "gctrace: {}: the sending thread panicked; please report this",
@@ -306,6 +312,7 @@ struct Worker<B, P> {
     backlog: B,
     peer: P,
     counts: Arc<Mutex<Counts>>,
+    given_up: Arc<AtomicBool>,
     notices: Notices,
     /// Attempts in a row that failed.
     failures: u32,
@@ -339,7 +346,9 @@ impl<B: Backlog, P: Peer<B>> Worker<B, P> {
             // Each of two halves has its own chance.
             chances = chances - 1 + 2 * self.backlog.len().saturating_sub(before);
         }
-        self.notices.finish();
+        if !self.given_up.load(Ordering::Relaxed) {
+            self.notices.finish();
+        }
     }
 
     /// Takes what was handed over; false once nothing more can come.
@@ -381,7 +390,18 @@ impl<B: Backlog, P: Peer<B>> Worker<B, P> {
 
     /// Tries the front once. `last`: tracing has ended. False if trying the others would be of no use.
     fn attempt(&mut self, last: bool) -> bool {
+        let given_up = |of: &Self| of.given_up.load(Ordering::Relaxed);
+        if given_up(self) {
+            return false;
+        }
         let outcome = self.backlog.front().map(|item| self.peer.send(item));
+        // What was under way at the end has been counted as not sent. If it was accepted it is not kept for the next run.
+        if given_up(self) {
+            if matches!(outcome, Some(Outcome::Accepted(_))) {
+                self.done(|counts| counts.sent += 1);
+            }
+            return false;
+        }
         self.count_gone();
         let Some(outcome) = outcome else { return true };
         let (url, job) = (self.peer.url(), self.policy.jobs[0]);

@@ -117,18 +117,20 @@ impl Recording {
         timeline.allocs.push(moment);
     }
 
-    /// What a process allocated in an interval. One that spans the beginning of the recording is not in it.
+    /// What a process allocated in an interval. Of one that spans the beginning of the recording it is not known how much came before; all of it is
+    /// shown, as the stack that is taken next has all of it.
     pub(in crate::aggregate::recording) fn allocated(&mut self, process: &Process, sum: &AllocSum) {
-        if self.timeline.is_none() || !self.admits(sum.begin_ns) {
+        if self.timeline.is_none() || !self.admits(sum.end_ns) {
             return;
         }
         let index = self.process_index(process, sum.begin_ns);
+        let began_ns = self.began_ns.unwrap_or_default();
         if let Some(timeline) = &mut self.timeline
             && timeline.admit(1, &self.limits)
         {
             timeline.allocated.push(AllocInterval {
                 process: index,
-                begin_ns: sum.begin_ns,
+                begin_ns: sum.begin_ns.max(began_ns),
                 end_ns: sum.end_ns,
                 slots: sum.objects(),
                 bytes: sum.bytes(),

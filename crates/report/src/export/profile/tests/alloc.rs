@@ -328,12 +328,13 @@ fn pushed_by_otlp() {
     assert_eq!(sums, expected.into_iter().map(named).collect());
 }
 
-/// What intervals came to grows in Perfetto from 0, and is a marker for each in Firefox; one that spans the beginning is not shown.
+/// What intervals came to grows in Perfetto from 0, and is a marker for each in Firefox; one that spans the beginning is shown
+/// from there on, as the stacks have all of it; one before it is not.
 #[test]
 fn intervals() {
     let mut recorder = recorded(&[], Limits::default());
     recorder.began(1_000);
-    for (begin_ns, slots) in [(900, 1), (1_100, 20), (2_000, 300)] {
+    for (begin_ns, slots) in [(300, 7000), (600, 1), (1_100, 20), (2_000, 300)] {
         let slots = BTreeMap::from([(40, slots), (80, slots)]);
         let sum = AllocSum { begin_ns, end_ns: begin_ns + 500, slots, refills: 1, lost: 0 };
         recorder.see(&process(2), Seen::Alloc(&sum)).unwrap();
@@ -341,12 +342,12 @@ fn intervals() {
     let (bytes, _) = written(&recorder, Format::Perfetto, "x");
     let counters = counters(&bytes);
     let of = |name: &str| counters[&(2, name.to_owned())].clone();
-    assert_eq!(of("allocated objects"), [(1_100, 0), (1_600, 40), (2_500, 640)]);
-    assert_eq!(of("allocated bytes of slots"), [(1_100, 0), (1_600, 2_400), (2_500, 38_400)]);
+    assert_eq!(of("allocated objects"), [(1_000, 0), (1_100, 2), (1_600, 42), (2_500, 642)]);
+    assert_eq!(of("allocated bytes of slots"), [(1_000, 0), (1_100, 120), (1_600, 2_520), (2_500, 38_520)]);
     let (bytes, _) = written(&recorder, Format::Firefox, "x.json");
     let file: Value = serde_json::from_slice(&bytes).unwrap();
     let data = file["threads"][0]["markers"]["data"].as_array().unwrap();
     let objects: Vec<&Value> = data.iter().map(|data| &data["objects"]).collect();
-    assert_eq!(objects, [40, 600]);
+    assert_eq!(objects, [2, 40, 600]);
     assert_eq!(recorder.recording.borrow().early_events, 1);
 }

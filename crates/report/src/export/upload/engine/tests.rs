@@ -165,6 +165,32 @@ fn no_pause_is_not_none() {
     engine.finish(|| {});
 }
 
+/// After the account nothing more is sent and nothing is said, whatever becomes of what was under way.
+#[test]
+fn the_account_is_the_end() {
+    static SAID: Mutex<Vec<String>> = Mutex::new(Vec::new());
+    let got = Arc::new(Mutex::new(Vec::new()));
+    let answer = |_| {
+        std::thread::sleep(PROMPT + Duration::from_millis(700));
+        again()
+    };
+    let impatient = Policy { finish: Duration::ZERO, ..policy(Failing::Drop(9)) };
+    let say = |text: &str| SAID.lock().unwrap().push(text.to_owned());
+    let engine = Engine::start(impatient, Jobs::default(), Scripted(answer, Arc::clone(&got)), say).unwrap();
+    for job in 1..=3 {
+        engine.send(job, 1);
+    }
+    engine.finish(|| {});
+    let counts = engine.counts();
+    assert_eq!((counts.sent, counts.waiting), (0, 3), "{counts:?}");
+    let thread = engine.thread.borrow_mut().take().unwrap();
+    thread.join().unwrap();
+    assert_eq!(*got.lock().unwrap(), [1]);
+    assert_eq!(engine.counts(), counts);
+    let said = SAID.lock().unwrap();
+    assert!(matches!(&said[..], [account] if account.contains("0 jobs were accepted")), "{said:?}");
+}
+
 /// Without a peer, the end is not spent on every job; no kept job is lost.
 #[test]
 fn nobody() {

@@ -99,7 +99,10 @@ impl Pipeline {
         }
         let (so_far, summary) = self.gvl.finish(pid, read, end_ns);
         let Some(process) = self.process(pid) else { return };
-        if let Some(so_far) = so_far {
+        if let Some(mut so_far) = so_far {
+            // Whoever held it last has held it until the end.
+            let held = summary.as_ref().and_then(|summary| summary.sums.hold);
+            so_far.hold_ns = so_far.hold_ns.max(held.map_or(0, |held| held.ns));
             self.see(&process, Seen::GvlSoFar(&so_far));
         }
         if let Some(summary) = summary {

@@ -69,10 +69,10 @@ impl Control {
             // After its calls are probed: it may have listened before.
             Ok(()) if listens::on_tcp(pid) => self.add_blocking(pid, mappings, MAY_BE_WEBRICK),
             Ok(()) => {}
-            Err(why) => self.say_once(&format!(
-                "gctrace: {}: requests of WEBrick are not seen: {why}",
-                socket.path.display()
-            )),
+            Err(why) => {
+                let path = socket.path.display();
+                self.say_of(pid, &format!("gctrace: {path}: requests of WEBrick are not seen: {why}"));
+            }
         }
     }
 
@@ -124,7 +124,7 @@ impl Control {
             Ok(()) => {}
             Err(why) => {
                 let what = if webrick { "requests of WEBrick" } else { "requests of Unicorn" };
-                self.say_once(&format!("gctrace: pid {pid}: {what} are not seen: {why}"));
+                self.say_of(pid, &format!("gctrace: pid {pid}: {what} are not seen: {why}"));
             }
         }
     }

@@ -156,7 +156,8 @@ impl Control {
         match added {
             Ok(()) => self.look_for_unix_sockets(pid, &mappings),
             Err(why) => {
-                self.say_once(&format!("gctrace: {}: its requests are not seen: {why}", puma.path.display()));
+                let why = format!("gctrace: {}: its requests are not seen: {why}", puma.path.display());
+                self.say_of(pid, &why);
             }
         }
     }
@@ -175,10 +176,11 @@ impl Control {
         let library = named(|name| name.starts_with("libruby") && name.contains(".so"));
         let Some(ruby) = library.or_else(|| named(|name| name.starts_with("ruby"))) else { return };
         let found = self.probe_calls(pid, ruby).map_err(|why| {
-            self.say_once(&format!(
-                "gctrace: {}: requests to Puma on Unix sockets are not seen: {why}",
-                ruby.path.display()
-            ));
+            let path = ruby.path.display();
+            self.say_of(
+                pid,
+                &format!("gctrace: {path}: requests to Puma on Unix sockets are not seen: {why}"),
+            );
         });
         if let Some(own) = self.servers.processes.get_mut(&pid) {
             own.links.extend(found);
@@ -192,6 +194,13 @@ impl Control {
         self.probes
             .attach_requests(&sites, &reopened(&file), Scope::One(own))
             .map_err(|error| format!("{}: {}", ruby.path.display(), brief(&error)))
+    }
+
+    /// Says why requests of a process are not seen, unless it has ended meanwhile: a child that a request forks, for example.
+    pub(super) fn say_of(&mut self, pid: u32, text: &str) {
+        if is_running(pid) {
+            self.say_once(text);
+        }
     }
 
     pub(super) fn say_once(&mut self, text: &str) {

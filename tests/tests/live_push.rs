@@ -274,7 +274,10 @@ fn otlp_gvl() -> Result<()> {
         let held = count(metrics, "cruby.gvl.held");
         // With what the threads held when the process ended.
         let hold_ns = sums.hold_ns.context("no holds")? as f64;
-        ensure!(held > 1.0 && (held * 1e9 - hold_ns).abs() <= 1.0, "{held} s held, the line has {hold_ns} ns");
+        ensure!(
+            held > 1.0 && (held * 1e9 - hold_ns).abs() <= 1.0,
+            "{held} s held, the line has {hold_ns} ns"
+        );
         // In the middle of the run, some waits are reported, not all.
         let all: Vec<Push> = pushes.into_iter().filter(|push| push.path == METRICS).collect();
         let before: Vec<u64> = all

@@ -13,7 +13,7 @@ use gctrace_pages::{
 };
 use gctrace_report::{
     export::{text::duration, window::Window},
-    ledger::Ledger,
+    ledger::{Extent, Ledger},
     trace_file::{Ending, Header, Subjects},
     words::{plural, span, utc},
 };
@@ -467,6 +467,9 @@ pub(crate) fn page(
         footer {
             h2 { "What is missing" }
             (account(&whole.ledger))
+            @if subjects.wall && (live.is_some() || whole.ledger.extent != Extent::Run) {
+                p.soft { "A time off the CPU is seen when it is over: threads that have not come back to a CPU yet are not in it." }
+            }
             @if view.window.cuts_time() {
                 p.soft {
                     "A cycle, a sample or a request belongs to the time at which it began. Sums of the GVL are of whole lives of threads: \

@@ -11,6 +11,7 @@ use crate::{
         self, Outputs,
         window::{Tally, Windowed},
     },
+    ledger::Extent,
     sudo::User,
     trace_file::{self, Dump, Ending, Recording},
     words::{plural, span, utc},
@@ -73,6 +74,11 @@ pub fn report(args: ReportFileArgs) -> Result<Outcome, Failure> {
     say(&format!("gctrace: {whole}{}", replayed.ledger.summary()));
     if window.cuts_time() && recording.header().subjects.gvl {
         say("gctrace: sums of the GVL are of whole lives of threads; they are not in a part of the time");
+    }
+    if replayed.ledger.extent != Extent::Run && recording.header().subjects.wall {
+        say(
+            "gctrace: a thread that did not come back to a CPU before the file ends has no time off the CPU in it",
+        );
     }
     if !outputs.borrow().failures().is_empty() {
         return Ok(Outcome::OutputFailed);

@@ -553,6 +553,15 @@ fn absent() {
             table.rows.iter().flat_map(|row| &row.figures).map(|figure| figure.metric).collect();
         assert_eq!(metrics, ["gvl.wait.rate"]);
         assert_eq!(table.notes, [format!("share of threads' time: {why}")]);
+        // Of times off the CPU those that are not over are missing.
+        let (mut a, mut b) = (record("A", AS_EVER, 1), record("B", AS_EVER, 2));
+        (a.looked.wall, b.looked.wall) = (true, true);
+        b.account(&Ledger { kernel: kernel.clone(), extent, ..Ledger::default() });
+        let off_cpu = absent(&Comparison::of(&mut a, &mut b), "off_cpu");
+        assert!(
+            off_cpu.starts_with("B ") && off_cpu.contains(": it lacks threads that were off the CPU"),
+            "{off_cpu}"
+        );
         let judged = "gvl.wait.share > +20%".parse::<Condition>().unwrap().judge(&comparison);
         assert_eq!(
             (judged.outcome, judged.why),

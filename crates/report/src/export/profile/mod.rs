@@ -295,10 +295,12 @@ impl Exporter for Output {
         let path = self.path.display();
         let size = std::fs::metadata(&self.path)
             .map_or_else(|_| String::new(), |file| format!(" ({})", file_size(file.len())));
-        let idle = if self.format.has_samples() && recording.filtered().samples_seen.count == 0 {
-            "; no samples: no traced thread was on a CPU (--wall shows what they wait for)"
-        } else {
-            ""
+        let idle = match (self.format.has_samples(), recording.filtered().samples_seen.count, wall) {
+            (true, 0, false) => {
+                "; no samples: no traced thread was on a CPU (--wall shows what they wait for)"
+            }
+            (true, 0, true) => "; no samples: no traced thread was on a CPU or came back to one",
+            _ => "",
         };
         crate::console::say(&format!(
             "gctrace: wrote {path}{size}: {}{idle}",

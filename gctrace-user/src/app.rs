@@ -325,6 +325,11 @@ impl Run<'_> {
             self.pipeline.gvl_so_far();
             // The sums have waits whose records came since the rings were read. A recording that a sum sets off must have them.
             self.pipeline.drain(&mut self.rings);
+            if self.pipeline.account_follows() {
+                let min = self.settings.stacks.map_or(Duration::ZERO, |stacks| stacks.off_cpu_min);
+                self.pipeline.read_sleepers(min);
+                self.pipeline.away_so_far(monotonic_ns(), min);
+            }
             self.pipeline.account(self.counters.read());
         }
     }

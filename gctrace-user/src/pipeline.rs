@@ -354,6 +354,13 @@ impl Pipeline {
         self.outputs.tell(|exporter| exporter.dump_requested());
     }
 
+    /// An account follows. Returns whether times off the CPU that are not over are wanted.
+    pub fn account_follows(&mut self) -> bool {
+        let mut wanted = false;
+        self.outputs.tell(|exporter| wanted |= exporter.account_follows());
+        wanted && self.asleep.is_some()
+    }
+
     /// Reports to the exporters what has been counted so far.
     pub fn account(&mut self, kernel: Option<Vec<u64>>) {
         let ledger = Ledger { kernel, user: self.counts(), ..Ledger::default() };

@@ -263,30 +263,22 @@ impl Stacks {
         counts.off_cpu_ns += end - event.begin_ns;
         counts.off_cpu_ns_without_stack += if taken { 0 } else { end - event.begin_ns };
         let comm = self.comm(header.tgid, &event.comm);
-        // A wake-up that was not seen leaves all of it to blocking.
-        let runnable = if event.wakeup_ns == 0 { end } else { event.wakeup_ns.clamp(event.begin_ns, end) };
-        for (state, begin, end) in
-            parts(event, runnable, end).into_iter().filter(|(_, begin, end)| end > begin)
-        {
+        for sample in off_cpu(event, end, &comm, (gc, span, stack)) {
             self.counts.off_cpu_samples += 1;
-            self.ready.push_back(ReadySample {
-                pid: header.tgid,
-                image: header.image,
-                request_ns: event.request_ns,
-                sample: StackSample {
-                    ts_ns: begin,
-                    tid: header.tid,
-                    comm: comm.clone(),
-                    state,
-                    cpu_ns: 0,
-                    wall_ns: end - begin,
-                    gc,
-                    request: None,
-                    span,
-                    stack: stack.clone(),
-                },
-            });
+            let (pid, image, request_ns) = (header.tgid, header.image, event.request_ns);
+            self.ready.push_back(ReadySample { pid, image, request_ns, sample });
         }
+    }
+
+    /// Where a thread is that has not come back to a CPU, up to now: what it will have then, without being counted. Nothing, if its stack is not
+    /// known.
+    pub fn away_so_far(&mut self, tid: u32, entry: &AwayEntry, gvl_ns: u64, now_ns: u64) -> Vec<StackSample> {
+        let event = still(tid, entry, gvl_ns, now_ns);
+        let comm = self.comm(entry.tgid, &entry.comm);
+        let its = |away: &&Away| (away.pid, away.begin_ns) == (entry.tgid, entry.begin_ns);
+        let Some(away) = self.away.get(&tid).filter(its) else { return Vec::new() };
+        let how = (away.gc, away.span, away.stack.clone());
+        off_cpu(&event, now_ns.max(entry.begin_ns), &comm, how).collect()
     }
 
     /// The stack of a thread that was asleep when its process was found.
@@ -298,11 +290,7 @@ impl Stacks {
 
     /// A thread is off its CPU when tracing ends. `gvl_ns`: as in an [`OffCpuEvent`].
     pub fn still_away(&mut self, tid: u32, entry: &AwayEntry, gvl_ns: u64, now_ns: u64) {
-        let &AwayEntry { begin_ns, wakeup_ns, tgid, image, execs, why, comm, .. } = entry;
-        let (kind, ts_ns) = (Kind::OffCpu as u32, now_ns);
-        let header = Header { kind, point: why, tgid, tid, ts_ns, seq: 0, image, execs };
-        // Since when it serves a request is not read: tracing ends, and so would that request unseen.
-        self.back(&OffCpuEvent { header, begin_ns, wakeup_ns, request_ns: 0, gvl_ns, comm });
+        self.back(&still(tid, entry, gvl_ns, now_ns));
     }
 
     /// Threads that are back on a CPU, whose stacks will not come any more: those of a process, or all.
@@ -453,6 +441,40 @@ fn parts(event: &OffCpuEvent, runnable: u64, end: u64) -> [(ThreadState, u64, u6
         since => (ThreadState::OtherWait, since.clamp(begin, runnable)),
     };
     [(state, begin, gvl), (ThreadState::GvlWait, gvl, runnable), (ThreadState::Runnable, runnable, end)]
+}
+
+/// The event of a thread that is still off its CPU, as if it came back now.
+fn still(tid: u32, entry: &AwayEntry, gvl_ns: u64, now_ns: u64) -> OffCpuEvent {
+    let &AwayEntry { begin_ns, wakeup_ns, tgid, image, execs, why, comm, .. } = entry;
+    let (kind, ts_ns) = (Kind::OffCpu as u32, now_ns);
+    let header = Header { kind, point: why, tgid, tid, ts_ns, seq: 0, image, execs };
+    // Since when it serves a request is not read: its end would be unseen.
+    OffCpuEvent { header, begin_ns, wakeup_ns, request_ns: 0, gvl_ns, comm }
+}
+
+/// Where a thread was that was off its CPU until `end`: one sample for each state.
+fn off_cpu(
+    event: &OffCpuEvent,
+    end: u64,
+    comm: &Arc<str>,
+    (gc, span, stack): (GcActivity, Option<Span>, Stack),
+) -> impl Iterator<Item = StackSample> {
+    // A wake-up that was not seen leaves all of it to blocking.
+    let runnable = if event.wakeup_ns == 0 { end } else { event.wakeup_ns.clamp(event.begin_ns, end) };
+    let (tid, comm) = (event.header.tid, Arc::clone(comm));
+    let whole = parts(event, runnable, end).into_iter().filter(|(_, begin, end)| end > begin);
+    whole.map(move |(state, begin, end)| StackSample {
+        ts_ns: begin,
+        tid,
+        comm: Arc::clone(&comm),
+        state,
+        cpu_ns: 0,
+        wall_ns: end - begin,
+        gc,
+        request: None,
+        span,
+        stack: stack.clone(),
+    })
 }
 
 /// Whether a function of the kernel runs because it is traced.

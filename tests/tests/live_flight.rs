@@ -346,6 +346,44 @@ fn waits() -> Result<()> {
     Ok(())
 }
 
+/// What a program that hangs waits for is in a file that is written meanwhile, up to then, and grows from file to file.
+#[test]
+fn hangs() -> Result<()> {
+    let live = Live::beside_others()?;
+    Ruby::first_and_last(|ruby| {
+        let dir = live.dir(&format!("hangs-{}", ruby.label().replace([' ', '(', ')'], "-")))?;
+        let program = "def hung; Queue.new.pop; end
+            Thread.new { sleep }; $stdout.puts 'busy'; $stdout.flush; hung";
+        let program = busy(ruby, program)?;
+        let mut gctrace = keeping(program.pid(), &dir.join("app"), &["1m", "--wall", "--gvl"])?;
+        let mut before = 0;
+        for _ in 0..2 {
+            std::thread::sleep(Duration::from_millis(1500));
+            let (file, _) = ask(&mut gctrace, &dir)?;
+            let folded = live.path("hangs.folded");
+            let args = [OsString::from("report"), file.into(), "-q".into(), "--folded".into()];
+            let args =
+                [&args[..], &[folded.clone().into(), "--flamegraph-of".into(), "wall".into()]].concat();
+            let finished = Invocation::new(args)?.run()?;
+            ensure!(finished.status.success(), "{}", finished.errors());
+            let text = std::fs::read_to_string(&folded)?;
+            let of = |frame: &str| -> Result<u64> {
+                let lines = text.lines().filter(|line| line.contains(frame));
+                lines.map(|line| Ok(line.rsplit(' ').next().context("a weight")?.parse::<u64>()?)).sum()
+            };
+            let (hung, other) = (of("#hung")?, of("Kernel#sleep")?);
+            ensure!(
+                hung >= before + 1_300_000_000 && hung < before + 30_000_000_000,
+                "{hung} of {before}: {text}"
+            );
+            ensure!(hung.abs_diff(other) < 200_000_000, "{hung} and {other}: {text}");
+            before = hung;
+        }
+        gctrace.interrupt()?;
+        Ok(())
+    })
+}
+
 /// Killed while it writes, gctrace leaves a whole file or none.
 #[test]
 fn killed() -> Result<()> {

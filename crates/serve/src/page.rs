@@ -467,8 +467,8 @@ pub(crate) fn page(
         footer {
             h2 { "What is missing" }
             (account(&whole.ledger))
-            @if subjects.wall && (live.is_some() || whole.ledger.extent != Extent::Run) {
-                p.soft { "A time off the CPU is seen when it is over: threads that have not come back to a CPU yet are not in it." }
+            @if subjects.wall && whole.ledger.extent == Extent::CutOff {
+                p.soft { "A time off the CPU is recorded when it is over: threads that did not come back to a CPU before the end of the file are not in it." }
             }
             @if view.window.cuts_time() {
                 p.soft {

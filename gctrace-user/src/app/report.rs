@@ -75,7 +75,7 @@ pub fn report(args: ReportFileArgs) -> Result<Outcome, Failure> {
     if window.cuts_time() && recording.header().subjects.gvl {
         say("gctrace: sums of the GVL are of whole lives of threads; they are not in a part of the time");
     }
-    if replayed.ledger.extent != Extent::Run && recording.header().subjects.wall {
+    if replayed.ledger.extent == Extent::CutOff && recording.header().subjects.wall {
         say(
             "gctrace: a thread that did not come back to a CPU before the file ends has no time off the CPU in it",
         );

@@ -153,9 +153,31 @@ impl Pipeline {
         }
     }
 
+    /// Hands over the times off the CPU that are not over, of at least so long, to the outputs that are about to be read.
+    pub fn away_so_far(&mut self, now_ns: u64, min: Duration) {
+        // Stacks that were just read may not have been taken over yet.
+        self.take_stacks();
+        let Some(asleep) = &self.asleep else { return };
+        let mut open = Vec::new();
+        for (tid, entry) in asleep.map.read() {
+            let its = |traced: &&TracedProcess| traced.process.image.index == entry.image;
+            let Some(traced) = self.traced.get(&entry.tgid).filter(its) else { continue };
+            if u128::from(now_ns.saturating_sub(entry.begin_ns)) < min.as_nanos().max(1)
+                || asleep.doubtful.contains(&(tid, entry.begin_ns))
+            {
+                continue;
+            }
+            let gvl_ns = self.gvl.waits_since(tid);
+            let samples = self.stacks.away_so_far(tid, &entry, gvl_ns, now_ns);
+            open.extend(samples.into_iter().map(|sample| (traced.process.clone(), sample)));
+        }
+        self.outputs.tell(|exporter| exporter.off_cpu_so_far(&open));
+    }
+
     /// Tracing ended at that time: reports where threads are off their CPU, if they have been for at least so long.
     pub fn still_away(&mut self, now_ns: u64, min: Duration) {
         let Some(asleep) = self.asleep.take() else { return };
+        self.outputs.tell(|exporter| exporter.off_cpu_so_far(&[]));
         // The stacks of the last sleepers may not have been taken over yet.
         self.take_stacks();
         self.stacks.stacks_are_lost(None);

@@ -74,17 +74,9 @@ impl Side {
         if let Err(why) = self.without_samples() {
             return Some(why);
         }
-        // A time is recorded when it is over, or the run is.
-        match self.ledger.extent {
-            Extent::Run => {}
-            Extent::CutOff => {
-                return Some(self.lacks("was cut off: it lacks threads that were off the CPU then"));
-            }
-            Extent::Part => {
-                return Some(
-                    self.lacks("is a part of a run: it lacks threads that were off the CPU when it ends"),
-                );
-            }
+        // A time is recorded when it is over, or the run is; of a part of a run, up to the end of the part.
+        if self.ledger.extent == Extent::CutOff {
+            return Some(self.lacks("was cut off: it lacks threads that were off the CPU then"));
         }
         let stacks = &self.ledger.user.stacks;
         let part = stacks.off_cpu_ns_without_stack as f64 / stacks.off_cpu_ns.max(1) as f64;

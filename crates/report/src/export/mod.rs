@@ -7,7 +7,7 @@ use std::{
 
 use crate::{
     ledger::{Ledger, UserCounts},
-    model::{Process, gvl::GvlGap, request::Request, seen::Seen},
+    model::{Process, gvl::GvlGap, request::Request, seen::Seen, stack::StackSample},
     private_dir::DirError,
 };
 
@@ -135,6 +135,13 @@ pub trait Exporter {
     fn left(&mut self, _pid: u32) {}
     /// A request that is not shown. What is shown may be of it, and is named after its endpoint.
     fn request_outside(&mut self, _request: &Request) {}
+    /// An account follows. Returns whether the times are wanted that are not over: what has been seen so far is about to be read.
+    fn account_follows(&mut self) -> bool {
+        false
+    }
+    /// Times off the CPU that are not over, as far as they have come: all of them, in place of those of before. Each will be handed over
+    /// whole when it is over.
+    fn off_cpu_so_far(&mut self, _open: &[(Process, StackSample)]) {}
     /// A process (or an image) is not traced.
     fn refused(&mut self, _pid: Option<u32>, _path: &str, _reason: &str) -> Result<(), ExportError> {
         Ok(())

@@ -26,7 +26,7 @@ use crate::{
     console::say,
     export::{ExportError, Exporter, check_path},
     ledger::{Ledger, RecordingCounts, UserCounts},
-    model::{Process, gvl::GvlGap, seen::Seen},
+    model::{Process, gvl::GvlGap, seen::Seen, stack::StackSample},
     words::{plural, span},
 };
 
@@ -106,6 +106,8 @@ pub struct FlightRecorder {
     watch: Watch,
     /// When exporters were flushed last, `CLOCK_MONOTONIC` nanoseconds.
     now_ns: u64,
+    /// Times off the CPU that are not over.
+    open: Vec<(Process, StackSample)>,
     /// What is to be written with the next account, and since when.
     asked: Option<(Why, u64)>,
     /// When a trigger last had something written.
@@ -134,6 +136,7 @@ impl FlightRecorder {
             watch: Watch::new(keep.triggers.clone()),
             keep,
             now_ns: header.begun_ns,
+            open: Vec::new(),
             asked: None,
             triggered_ns: None,
             triggered: 0,
@@ -187,7 +190,8 @@ impl FlightRecorder {
         let Some((why, at_ns)) = self.asked.take() else { return Ok(()) };
         let (kept, target, until_ns, by_trigger) =
             (self.store.ring().kept(), self.target.clone(), self.now_ns, why.by_trigger);
-        let write = move || target.write(&kept, why, at_ns, until_ns);
+        let open = std::mem::take(&mut self.open);
+        let write = move || target.write(&kept, &open, why, (at_ns, until_ns));
         match std::thread::Builder::new().name("gctrace-write".to_owned()).spawn(write) {
             Ok(thread) => {
                 self.writing = Some(Writing { thread, by_trigger });
@@ -273,10 +277,18 @@ impl Exporter for FlightRecorder {
         }
     }
 
-    fn account(&mut self, ledger: &Ledger) {
-        self.store.account(ledger, self.now_ns, false);
+    fn account_follows(&mut self) -> bool {
         let fired = self.watch.look(self.now_ns);
         self.fire(fired);
+        self.asked.is_some() && self.writing.is_none()
+    }
+
+    fn off_cpu_so_far(&mut self, open: &[(Process, StackSample)]) {
+        self.open = open.to_vec();
+    }
+
+    fn account(&mut self, ledger: &Ledger) {
+        self.store.account(ledger, self.now_ns, false);
         self.failed = self.write().err();
     }
 

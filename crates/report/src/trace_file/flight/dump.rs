@@ -13,7 +13,7 @@ use super::{Why, ring::Kept};
 use crate::{
     console::say,
     export::{ExportError, write_new},
-    model::seen::Seen,
+    model::{Process, seen::Seen, stack::StackSample},
     trace_file::{
         Dump, Header, Invalid,
         chunk::{self, Kind},
@@ -39,7 +39,7 @@ pub(super) struct Target {
     header: Header,
 }
 
-/// How things stood when what is kept begins, as the first chunks of a file.
+/// Chunks of a file besides those that are kept: how things stood when these begin, and what is not over when they end.
 #[derive(Default)]
 struct Carried {
     filling: Filling,
@@ -82,6 +82,22 @@ impl Carried {
         Ok(carried)
     }
 
+    /// Times that are not over, as far as they lie in what is kept.
+    fn open(kept: &Kept, open: &[(Process, StackSample)]) -> io::Result<Self> {
+        let mut carried = Self::default();
+        for (process, sample) in open {
+            let end_ns = sample.ts_ns.saturating_add(sample.wall_ns);
+            let ts_ns = sample.ts_ns.max(kept.from_ns);
+            if ts_ns < end_ns {
+                let sample = StackSample { ts_ns, wall_ns: end_ns - ts_ns, ..sample.clone() };
+                carried.filling.see(process, Seen::Stack(&sample));
+                carried.pushed()?;
+            }
+        }
+        carried.close()?;
+        Ok(carried)
+    }
+
     /// What had been counted by then.
     fn sums(&mut self, kept: &Kept, before: &[u8]) -> io::Result<()> {
         let unreadable =
@@ -108,15 +124,23 @@ impl Carried {
     }
 }
 
-/// A recording of what is kept, in parts that follow each other.
-pub(super) fn recording(kept: &Kept, header: Header, why: String, at_ns: u64) -> io::Result<Vec<Arc<[u8]>>> {
+/// A recording of what is kept, in parts that follow each other, with the times off the CPU that are not over.
+pub(super) fn recording(
+    kept: &Kept,
+    open: &[(Process, StackSample)],
+    header: Header,
+    why: String,
+    at_ns: u64,
+) -> io::Result<Vec<Arc<[u8]>>> {
     let carried = Carried::of(kept)?;
+    let open = Carried::open(kept, open)?;
     let dump = Dump { why, at_ns, from_ns: kept.from_ns, carried: carried.entries };
     let header = Header { dump: Some(dump), ..header };
     let head = chunk::stored(Kind::Header, &wire::Header::of(&header).encode_to_vec())?;
     let beginning = [chunk::beginning(), head].into_iter().chain(carried.chunks).map(Arc::from);
     let end = Arc::from(chunk::stored(Kind::End, &[])?);
-    Ok(beginning.chain(kept.chunks.iter().cloned()).chain([end]).collect())
+    let open = open.chunks.into_iter().map(Arc::from);
+    Ok(beginning.chain(kept.chunks.iter().cloned()).chain(open).chain([end]).collect())
 }
 
 impl Target {
@@ -129,14 +153,20 @@ impl Target {
     }
 
     /// Writes what is kept, complete or not at all, to a new file, and says so.
-    pub(super) fn write(&self, kept: &Kept, why: Why, at_ns: u64, until_ns: u64) -> Result<(), ExportError> {
+    pub(super) fn write(
+        &self,
+        kept: &Kept,
+        open: &[(Process, StackSample)],
+        why: Why,
+        (at_ns, until_ns): (u64, u64),
+    ) -> Result<(), ExportError> {
         let (dir, stem) = self.named(&why, at_ns);
         let Why { text: why, .. } = why;
         let said = why.clone();
         let mut bytes = 0;
         // Times in the file count from where it begins.
         let header = Header { begun_ns: kept.from_ns, ..self.header.clone() };
-        let written = recording(kept, header, why, at_ns).and_then(|parts| {
+        let written = recording(kept, open, header, why, at_ns).and_then(|parts| {
             write_new(&dir, &stem, &format!(".{EXTENSION}"), MODE, |out| {
                 for part in &parts {
                     bytes += part.len() as u64;

@@ -2,9 +2,10 @@
 //! is ever written.
 
 use std::{
+    collections::BTreeMap,
     io,
     sync::{
-        Arc, Mutex,
+        Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicBool, Ordering},
     },
 };
@@ -17,7 +18,12 @@ use super::{
 use crate::{
     export::{ExportError, Exporter},
     ledger::{Ledger, UserCounts},
-    model::{Process, gvl::GvlGap, seen::Seen},
+    model::{
+        Process,
+        gvl::GvlGap,
+        seen::Seen,
+        stack::{StackSample, ThreadState},
+    },
     trace_file::{
         Header,
         kinds::{encode, wire::What},
@@ -33,13 +39,21 @@ pub struct LiveRecorder {
     store: Store,
     /// When exporters were flushed last, `CLOCK_MONOTONIC` nanoseconds.
     now_ns: u64,
+    open: Arc<Mutex<Open>>,
+    is_read: Arc<AtomicBool>,
     ended: Arc<AtomicBool>,
 }
+
+/// Times off the CPU that are not over, by process and thread.
+type Open = BTreeMap<(u32, u32), (Process, StackSample)>;
 
 /// What it has, for other threads.
 #[derive(Clone, Debug)]
 pub struct LiveRecording {
     ring: Arc<Mutex<Ring>>,
+    open: Arc<Mutex<Open>>,
+    /// It has been read since the last account: times that are not over are wanted with the next one.
+    is_read: Arc<AtomicBool>,
     header: Header,
     ended: Arc<AtomicBool>,
 }
@@ -77,8 +91,16 @@ impl LiveRecorder {
     pub fn new(header: Header, keep_ns: u64, keep_bytes: u64) -> (Self, LiveRecording) {
         let store = Store::new(keep_ns, keep_bytes, header.begun_ns);
         let ended = Arc::<AtomicBool>::default();
-        let recording = LiveRecording { ring: store.shared(), ended: Arc::clone(&ended), header };
-        (Self { store, now_ns: recording.header.begun_ns, ended }, recording)
+        let (open, is_read) = (Arc::<Mutex<Open>>::default(), Arc::new(AtomicBool::new(true)));
+        let now_ns = header.begun_ns;
+        let recording = LiveRecording {
+            ring: store.shared(),
+            open: Arc::clone(&open),
+            is_read: Arc::clone(&is_read),
+            ended: Arc::clone(&ended),
+            header,
+        };
+        (Self { store, now_ns, open, is_read, ended }, recording)
     }
 }
 
@@ -113,17 +135,30 @@ impl LiveRecording {
     ///
     /// What is kept cannot be compressed, or what was compressed cannot be read.
     pub fn snapshot(&self) -> io::Result<Snapshot> {
-        let (state, kept) = {
+        self.is_read.store(true, Ordering::Relaxed);
+        let (state, kept, open) = {
+            // Held until both are taken: what is over is in one of them at most.
+            let open = lock_open(&self.open);
             let ring = lock(&self.ring);
-            (self.state_of(&ring), ring.kept())
+            (self.state_of(&ring), ring.kept(), open.values().cloned().collect::<Vec<_>>())
         };
-        let parts = dump::recording(&kept, self.header.clone(), WHY.to_owned(), state.until_ns)?;
+        let parts = dump::recording(&kept, &open, self.header.clone(), WHY.to_owned(), state.until_ns)?;
         Ok(Snapshot { state, parts })
     }
 }
 
+fn lock_open(open: &Mutex<Open>) -> MutexGuard<'_, Open> {
+    open.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
 impl Exporter for LiveRecorder {
     fn see(&mut self, process: &Process, seen: Seen<'_>) -> Result<(), ExportError> {
+        // It is over, and handed over whole.
+        if let Seen::Stack(sample) = seen
+            && sample.state != ThreadState::Running
+        {
+            lock_open(&self.open).remove(&(process.pid, sample.tid));
+        }
         self.store.see(process, seen);
         Ok(())
     }
@@ -147,6 +182,17 @@ impl Exporter for LiveRecorder {
 
     fn gvl_gap(&mut self, gap: GvlGap) {
         self.store.push(What::GvlGap(Box::new(encode::gap(gap))));
+    }
+
+    fn account_follows(&mut self) -> bool {
+        self.is_read.swap(false, Ordering::Relaxed)
+    }
+
+    fn off_cpu_so_far(&mut self, open: &[(Process, StackSample)]) {
+        let open = open
+            .iter()
+            .map(|(process, sample)| ((process.pid, sample.tid), (process.clone(), sample.clone())));
+        *lock_open(&self.open) = open.collect();
     }
 
     fn account(&mut self, ledger: &Ledger) {

@@ -14,6 +14,7 @@ use crate::{
         gvl::{GvlProcessSummary, GvlSums, GvlThreadSummary, GvlTimes, GvlWho},
         gvl_so_far::GvlSoFar,
         seen::{CyclesBefore, ProcessEnd},
+        stack::{StackSample, ThreadState},
     },
 };
 
@@ -54,6 +55,7 @@ impl Flight {
     /// A second is over.
     pub(super) fn second(&mut self, now_ns: u64) {
         self.outputs.hand(|exporter| exporter.flush(now_ns));
+        self.outputs.tell(|exporter| drop(exporter.account_follows()));
         self.outputs.tell(|exporter| exporter.account(&self.ledger));
     }
 
@@ -150,6 +152,55 @@ proptest! {
         prop_assert_eq!(found.len(), expected.len());
         prop_assert_eq!(found, expected);
     }
+}
+
+/// Times off the CPU that are not over are in a dump, as far as they lie in it; and in no later one but as they are handed over then.
+#[test]
+fn open_times() {
+    let mut flight = Flight::new(keep(2, &[]));
+    let process = process_with(4242);
+    flight.see(&process, Seen::Process { state: None, now_ns: 42 });
+    for second in 1..=5 {
+        flight.second(second * S);
+    }
+    let wanted = |flight: &mut Flight| {
+        let mut wanted = false;
+        flight.outputs.tell(|exporter| wanted |= exporter.account_follows());
+        wanted
+    };
+    assert!(!wanted(&mut flight), "nothing is about to be read");
+    flight.outputs.tell(|exporter| exporter.dump_requested());
+    assert!(wanted(&mut flight));
+    let blocked = |tid, ts_ns, wall_ns| {
+        let sample = samples::sample(ts_ns, Arc::from([]));
+        StackSample { tid, state: ThreadState::Blocked, cpu_ns: 0, wall_ns, ..sample }
+    };
+    let open = [blocked(1, S, 4 * S), blocked(2, 4 * S + S / 2, S / 2), blocked(3, 1, S)];
+    let open: Vec<_> = open.into_iter().map(|sample| (process.clone(), sample)).collect();
+    flight.outputs.tell(|exporter| exporter.off_cpu_so_far(&open));
+    flight.outputs.tell(|exporter| exporter.account(&flight.ledger));
+    let file = flight.written().pop().unwrap();
+    let of = |bytes: &[u8]| {
+        let (result, lines) = replayed(bytes);
+        assert_eq!(result.unwrap().ending, Ending::Complete);
+        lines.into_iter().filter(|line| line.contains("Blocked")).collect::<Vec<_>>()
+    };
+    let from_ns = dump_of(&fs::read(&file).unwrap()).from_ns;
+    let lines = of(&fs::read(&file).unwrap());
+    let has = |ts_ns: u64, wall_ns: u64| {
+        let has = |line: &&String| {
+            line.contains(&format!("ts_ns: {ts_ns},")) && line.contains(&format!("wall_ns: {wall_ns},"))
+        };
+        lines.iter().filter(has).count()
+    };
+    assert_eq!(
+        (lines.len(), has(from_ns, 5 * S - from_ns), has(4 * S + S / 2, S / 2)),
+        (2, 1, 1),
+        "{lines:#?}"
+    );
+    flight.see(&process, Seen::Stack(&blocked(2, 4 * S + S / 2, S)));
+    flight.second(6 * S);
+    assert_eq!(of(&flight.dump()).len(), 1);
 }
 
 /// A process that has been there for long is there in a dump, with counts of the dump's own time.

@@ -73,7 +73,10 @@ pub(crate) fn run_tests(args: &Args) -> Result<ExitCode> {
     // They are built with the CPU time that the live tests leave, and run afterwards: some start Rubies, which those would see.
     let host_first = if args.kernels { None } else { Some(host(&mut failures)?) };
 
-    let servers_passed = servers(args, &rubies, &mut failures)?;
+    // Servers and files: these tests mostly wait, and none disturbs another.
+    let mut servers = root_tests()?;
+    servers.args(WAITING).env("GCTRACE_RUBIES", &rubies);
+    let servers_passed = failures.run(finish(&mut servers, args, &["--test-threads=4"]))?;
 
     let times = times::Times::begin()?;
     let prepare = |command: &mut Command| {
@@ -108,24 +111,6 @@ pub(crate) fn run_tests(args: &Args) -> Result<ExitCode> {
     Ok(if passed { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-/// Runs the tests of servers and files: they mostly wait, and none disturbs another. Those of the collector run beside the others, and what
-/// they print comes behind that.
-fn servers(args: &Args, rubies: &OsString, failures: &mut Failures) -> Result<bool> {
-    let command = |which: &[&str]| -> Result<Command> {
-        let mut command = root_tests()?;
-        command.args(which).env("GCTRACE_RUBIES", rubies);
-        finish(&mut command, args, &["--test-threads=4"]);
-        Ok(command)
-    };
-    let (mut collector, mut others) = (command(&COLLECTOR)?, command(&WAITING)?);
-    thread::scope(|scope| {
-        let beside = scope.spawn(|| Failures::printed(&mut collector));
-        let passed = failures.run(&mut others);
-        let beside = beside.join().unwrap_or_else(|panic| resume_unwind(panic))?;
-        Ok(failures.take(&beside) && passed?)
-    })
-}
-
 /// Builds the gctrace that tests run: the development build, whose arithmetic overflows are errors. The tests are selected with it,
 /// so that its libraries have the features that they have in all other commands here.
 pub(crate) fn build() -> Result<()> {
@@ -139,9 +124,7 @@ const HOST: [&str; 3] = ["--workspace", "--exclude", "gctrace-tests"];
 /// What has tests on real Rubies.
 const END_TO_END: [&str; 2] = ["--package", "gctrace-tests"];
 /// Of those, the ones that do not load BPF programs.
-const WAITING: [&str; 3] = ["--lib", "--test", "host_*"];
-/// The same, of the collector.
-const COLLECTOR: [&str; 2] = ["--test", "collector_*"];
+const WAITING: [&str; 5] = ["--lib", "--test", "host_*", "--test", "collector_*"];
 
 /// A command for tests on real Rubies, as root.
 fn root_tests() -> Result<Command> {

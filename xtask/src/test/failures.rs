@@ -12,13 +12,6 @@ use crate::util::line;
 /// How many lines of one failed test are printed again. Its error is among the first: the harness's own lines are few.
 const LINES_OF_TEST: usize = 40;
 
-/// What a command has printed.
-pub(super) struct Printed {
-    command: String,
-    text: Vec<u8>,
-    passed: bool,
-}
-
 /// The failures of the commands that ran so far.
 #[derive(Default)]
 pub(super) struct Failures(Vec<String>);
@@ -46,42 +39,16 @@ impl Failures {
         }
         let passed = child.wait().with_context(|| cannot_run(command))?.success();
         if !passed {
-            self.add(&String::from_utf8_lossy(&text), &line(command));
+            self.add(&String::from_utf8_lossy(&text), command);
         }
         Ok(passed)
     }
 
-    /// Runs test programs beside others, and keeps what they print.
-    pub(super) fn printed(command: &mut Command) -> Result<Printed> {
-        let cannot_run = format!("cannot run `{}`", line(command));
-        // In the order in which it is printed: the harness names a test on one of them, and cargo its program on the other.
-        let (mut both, end) = std::io::pipe().with_context(|| cannot_run.clone())?;
-        let again = end.try_clone().with_context(|| cannot_run.clone())?;
-        let child = command.stdin(Stdio::null()).stdout(end).stderr(again).spawn();
-        let mut child = child.with_context(|| cannot_run.clone())?;
-        // The command has the other ends, too, until it has others.
-        command.stdout(Stdio::null()).stderr(Stdio::null());
-        let mut text = Vec::new();
-        both.read_to_end(&mut text).with_context(|| cannot_run.clone())?;
-        let passed = child.wait().with_context(|| cannot_run)?.success();
-        Ok(Printed { command: line(command), text, passed })
-    }
-
-    /// Prints it, and keeps what is of tests that failed. Returns whether all passed.
-    pub(super) fn take(&mut self, printed: &Printed) -> bool {
-        // As above.
-        let _gone = std::io::stdout().write_all(&printed.text);
-        if !printed.passed {
-            self.add(&String::from_utf8_lossy(&printed.text), &printed.command);
-        }
-        printed.passed
-    }
-
-    fn add(&mut self, text: &str, command: &str) {
+    fn add(&mut self, text: &str, command: &Command) {
         let found = lines(text);
         if found.is_empty() {
             // Not built, killed, or a harness that did not come to its end.
-            self.0.push(format!("`{command}` failed and named no test"));
+            self.0.push(format!("`{}` failed and named no test", line(command)));
         }
         self.0.extend(found);
     }
@@ -126,20 +93,6 @@ pub(super) fn lines(text: &str) -> Vec<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    /// What a command beside others prints is there in its order, and its failures are kept.
-    #[test]
-    fn beside() {
-        let mut command = Command::new("sh");
-        command.args(["-c", "echo one; echo two >&2; echo 'error: three'; exit 1"]);
-        let printed = Failures::printed(&mut command).unwrap();
-        assert_eq!(String::from_utf8_lossy(&printed.text), "one\ntwo\nerror: three\n");
-        let mut failures = Failures::default();
-        assert!(!failures.take(&printed));
-        assert_eq!(failures.0, ["error: three"]);
-        let passed = Failures::printed(&mut Command::new("true")).unwrap();
-        assert!(failures.take(&passed) && failures.0.len() == 1);
-    }
 
     /// What a failed test printed is there, and what passed is not.
     #[test]

@@ -55,7 +55,9 @@ impl Flight {
     /// A second is over.
     pub(super) fn second(&mut self, now_ns: u64) {
         self.outputs.hand(|exporter| exporter.flush(now_ns));
-        self.outputs.tell(|exporter| drop(exporter.account_follows()));
+        self.outputs.tell(|exporter| {
+            exporter.account_follows();
+        });
         self.outputs.tell(|exporter| exporter.account(&self.ledger));
     }
 

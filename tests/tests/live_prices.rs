@@ -3,10 +3,12 @@
 use std::process::Command;
 
 use anyhow::{Context as _, Result, ensure};
+use gctrace_tests::ensure_times;
 use gctrace_tests::gctrace::Invocation;
 use gctrace_tests::live::{Live, gctrace_binary};
 use gctrace_tests::ruby::Ruby;
 use gctrace_tests::script::{Report, Script};
+use gctrace_tests::timing::settled;
 use serde_json::Value;
 
 /// How far a likely figure may be off.
@@ -74,12 +76,19 @@ fn holds(script: &str, unit: &str) -> Result<()> {
         }
         Taken::of(&script.run()?.report)
     };
-    let (mut before, mut after) = (run(&[])?, run(&settings)?);
-    for _ in 1..TURNS {
-        (before, after) = (before.least(run(&[])?), after.least(run(&settings)?));
-    }
     let price = &plan["price"];
-    eprintln!("{script} on {}: {settings:?}: {before:?} became {after:?}; {price}", ruby.version());
+    settled(|| {
+        let (mut before, mut after) = (run(&[])?, run(&settings)?);
+        for _ in 1..TURNS {
+            (before, after) = (before.least(run(&[])?), after.least(run(&settings)?));
+        }
+        eprintln!("{script} on {}: {settings:?}: {before:?} became {after:?}; {price}", ruby.version());
+        is_price(price, before, after).with_context(|| format!("{before:?} became {after:?} by {settings:?}"))
+    })
+}
+
+/// Whether this is the price that was stated. A time is measured again without what runs beside the tests: large heaps share the memory with that.
+fn is_price(price: &Value, before: Taken, after: Taken) -> Result<()> {
     let number = |name: &str| price[name].as_f64().with_context(|| format!("no {name} in {price}"));
     for (name, found, likely) in [
         ("peak_rss", after.peak, Some("likely_peak_rss")),
@@ -88,16 +97,14 @@ fn holds(script: &str, unit: &str) -> Result<()> {
     ] {
         let range: [f64; 2] =
             serde_json::from_value(price[name].clone()).with_context(|| format!("no {name} in {price}"))?;
-        ensure!(
-            (range[0]..=range[1]).contains(&found),
-            "{name} is {found:.2}, and {range:.2?} was stated: {before:?} became {after:?} by {settings:?}"
-        );
-        if let Some(likely) = likely {
-            let said = number(likely)?;
-            ensure!(
-                found <= said * OFF && said <= found * OFF,
-                "{name} is {found:.2}, and {said:.2} was likely: {before:?} became {after:?} by {settings:?}"
-            );
+        let likely = likely.map(number).transpose()?;
+        let is_in = (range[0]..=range[1]).contains(&found);
+        let is_near = likely.is_none_or(|said| found <= said * OFF && said <= found * OFF);
+        let said = format!("{name} is {found:.2}; {range:.2?} was stated, and {likely:.2?} was likely");
+        if name == "gc_time" {
+            ensure_times!(is_in && is_near, "{said}");
+        } else {
+            ensure!(is_in && is_near, "{said}");
         }
     }
     Ok(())

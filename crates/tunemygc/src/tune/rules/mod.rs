@@ -193,6 +193,10 @@ pub(super) fn recommend(series: Series, now: &Episode, others: &[Episode]) -> Re
             }
         }
         plan.price = price::together(&plan.advice, case.share_of_time());
+        if price::depends_on_caches(&case) {
+            let all = plan.advice.iter_mut().map(|advice| &mut advice.effect.price);
+            all.chain(&mut plan.price).for_each(price::without_likely_time);
+        }
         plan
     });
     Report {

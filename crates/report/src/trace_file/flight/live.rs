@@ -40,7 +40,6 @@ pub struct LiveRecorder {
     /// When exporters were flushed last, `CLOCK_MONOTONIC` nanoseconds.
     now_ns: u64,
     open: Arc<Mutex<Open>>,
-    is_read: Arc<AtomicBool>,
     ended: Arc<AtomicBool>,
 }
 
@@ -52,8 +51,6 @@ type Open = BTreeMap<(u32, u32), (Process, StackSample)>;
 pub struct LiveRecording {
     ring: Arc<Mutex<Ring>>,
     open: Arc<Mutex<Open>>,
-    /// It has been read since the last account: times that are not over are wanted with the next one.
-    is_read: Arc<AtomicBool>,
     header: Header,
     ended: Arc<AtomicBool>,
 }
@@ -91,16 +88,15 @@ impl LiveRecorder {
     pub fn new(header: Header, keep_ns: u64, keep_bytes: u64) -> (Self, LiveRecording) {
         let store = Store::new(keep_ns, keep_bytes, header.begun_ns);
         let ended = Arc::<AtomicBool>::default();
-        let (open, is_read) = (Arc::<Mutex<Open>>::default(), Arc::new(AtomicBool::new(true)));
+        let open = Arc::<Mutex<Open>>::default();
         let now_ns = header.begun_ns;
         let recording = LiveRecording {
             ring: store.shared(),
             open: Arc::clone(&open),
-            is_read: Arc::clone(&is_read),
             ended: Arc::clone(&ended),
             header,
         };
-        (Self { store, now_ns, open, is_read, ended }, recording)
+        (Self { store, now_ns, open, ended }, recording)
     }
 }
 
@@ -135,7 +131,6 @@ impl LiveRecording {
     ///
     /// What is kept cannot be compressed, or what was compressed cannot be read.
     pub fn snapshot(&self) -> io::Result<Snapshot> {
-        self.is_read.store(true, Ordering::Relaxed);
         let (state, kept, open) = {
             // Held until both are taken: what is over is in one of them at most.
             let open = lock_open(&self.open);
@@ -184,8 +179,9 @@ impl Exporter for LiveRecorder {
         self.store.push(What::GvlGap(Box::new(encode::gap(gap))));
     }
 
+    /// It can be read at any moment. The stack of a thread is read once for each of its sleeps.
     fn account_follows(&mut self) -> bool {
-        self.is_read.swap(false, Ordering::Relaxed)
+        true
     }
 
     fn off_cpu_so_far(&mut self, open: &[(Process, StackSample)]) {

@@ -23,6 +23,7 @@ use crate::{
 };
 
 mod gvl_waits;
+mod off_cpu;
 mod quantiles;
 
 const SECOND: u64 = 1_000_000_000;
@@ -553,13 +554,6 @@ fn absent() {
             table.rows.iter().flat_map(|row| &row.figures).map(|figure| figure.metric).collect();
         assert_eq!(metrics, ["gvl.wait.rate"]);
         assert_eq!(table.notes, [format!("share of threads' time: {why}")]);
-        // Of times off the CPU those that are not over are missing.
-        let (mut a, mut b) = (record("A", AS_EVER, 1), record("B", AS_EVER, 2));
-        (a.looked.wall, b.looked.wall) = (true, true);
-        b.account(&Ledger { kernel: kernel.clone(), extent, ..Ledger::default() });
-        let off_cpu = absent(&Comparison::of(&mut a, &mut b), "off_cpu");
-        let lacks = "B was cut off: it lacks threads that were off the CPU then";
-        assert_eq!(off_cpu, if extent == Extent::CutOff { lacks } else { "" });
         let judged = "gvl.wait.share > +20%".parse::<Condition>().unwrap().judge(&comparison);
         assert_eq!(
             (judged.outcome, judged.why),

@@ -43,8 +43,8 @@ pub struct LiveRecorder {
     ended: Arc<AtomicBool>,
 }
 
-/// Times off the CPU that are not over, by process and thread.
-type Open = BTreeMap<(u32, u32), (Process, StackSample)>;
+/// Times off the CPU that are not over, by process and thread: one for each state that the thread was in meanwhile.
+type Open = BTreeMap<(u32, u32), Vec<(Process, StackSample)>>;
 
 /// What it has, for other threads.
 #[derive(Clone, Debug)]
@@ -135,7 +135,7 @@ impl LiveRecording {
             // Held until both are taken: what is over is in one of them at most.
             let open = lock_open(&self.open);
             let ring = lock(&self.ring);
-            (self.state_of(&ring), ring.kept(), open.values().cloned().collect::<Vec<_>>())
+            (self.state_of(&ring), ring.kept(), open.values().flatten().cloned().collect::<Vec<_>>())
         };
         let parts = dump::recording(&kept, &open, self.header.clone(), WHY.to_owned(), state.until_ns)?;
         Ok(Snapshot { state, parts })
@@ -185,10 +185,12 @@ impl Exporter for LiveRecorder {
     }
 
     fn off_cpu_so_far(&mut self, open: &[(Process, StackSample)]) {
-        let open = open
-            .iter()
-            .map(|(process, sample)| ((process.pid, sample.tid), (process.clone(), sample.clone())));
-        *lock_open(&self.open) = open.collect();
+        let mut by_thread = Open::new();
+        for (process, sample) in open {
+            let of = by_thread.entry((process.pid, sample.tid)).or_default();
+            of.push((process.clone(), sample.clone()));
+        }
+        *lock_open(&self.open) = by_thread;
     }
 
     fn account(&mut self, ledger: &Ledger) {

@@ -1,0 +1,20 @@
+//! Times off the CPU.
+
+use super::*;
+
+/// A recording that was cut off lacks the times that were not over then, and is not compared by those that were.
+#[test]
+fn cut_off() {
+    for (extent, lacks) in [
+        (Extent::CutOff, "B was cut off: it lacks threads that were off the CPU then"),
+        (Extent::Part, ""),
+        (Extent::Run, ""),
+    ] {
+        let (mut a, mut b) = (record("A", AS_EVER, 1), record("B", AS_EVER, 2));
+        (a.looked.wall, b.looked.wall) = (true, true);
+        b.account(&Ledger { kernel: Some(vec![0; Counter::ALL.len()]), extent, ..Ledger::default() });
+        let comparison = Comparison::of(&mut a, &mut b);
+        let table = comparison.tables.iter().find(|table| table.key == "off_cpu").unwrap();
+        assert_eq!(table.absent.join("; "), lacks);
+    }
+}

@@ -1,6 +1,7 @@
 //! What failed, and why, for the very end of a run: what keeps only the end of an output then has it.
 
 use std::{
+    collections::VecDeque,
     io::{Read as _, Write as _},
     process::{Command, Stdio},
 };
@@ -9,8 +10,9 @@ use anyhow::{Context as _, Result};
 
 use crate::util::line;
 
-/// How many lines of one failed test are printed again. Its error is among the first: the harness's own lines are few.
-const LINES_OF_TEST: usize = 40;
+/// How many of the first lines of one failed test are printed again, and as many of its last ones, which have its error.
+const LINES_OF_TEST: usize = 20;
+const CHARS_OF_LINE: usize = 1000;
 
 /// The failures of the commands that ran so far.
 #[derive(Default)]
@@ -66,28 +68,63 @@ impl Failures {
 pub(super) fn lines(text: &str) -> Vec<String> {
     let mut found = Vec::new();
     let mut inside = false;
-    let mut of_test = 0;
+    let mut of_test = OfTest::default();
     for line in text.lines() {
         let said = line.split_once(" | ").map_or(line, |(_, said)| said);
         inside = (inside || said == "failures:") && !said.starts_with("test result:");
         // The harness prints all that the tests printed, then their names, below the same title.
-        if said == "failures:" || (said.starts_with("---- ") && said.ends_with(" stdout ----")) {
-            of_test = 0;
+        let title = said == "failures:" || (said.starts_with("---- ") && said.ends_with(" stdout ----"));
+        if title || !inside {
+            of_test.end(&mut found);
         }
         let verdict = ["guest: failed: ", "error", "Error: "].iter().any(|start| said.starts_with(start));
         let guest = line.contains(": FAILED (") || line.contains("vm: failed on ");
-        let of_a_test = inside && !said.trim().is_empty();
-        if !(of_a_test || verdict || guest) {
-            continue;
-        }
-        of_test += usize::from(inside);
-        match of_test.cmp(&LINES_OF_TEST) {
-            std::cmp::Ordering::Less => found.push(line.to_owned()),
-            std::cmp::Ordering::Equal => found.push("[more of this test is above]".to_owned()),
-            std::cmp::Ordering::Greater => {}
+        if inside && !said.trim().is_empty() {
+            of_test.add(line, &mut found);
+        } else if verdict || guest {
+            found.push(cut(line));
         }
     }
+    of_test.end(&mut found);
     found
+}
+
+/// What is printed again of one test: its first lines are there already.
+#[derive(Default)]
+struct OfTest {
+    lines: usize,
+    last: VecDeque<String>,
+}
+
+impl OfTest {
+    fn add(&mut self, line: &str, found: &mut Vec<String>) {
+        self.lines += 1;
+        if self.lines <= LINES_OF_TEST {
+            found.push(cut(line));
+            return;
+        }
+        self.last.push_back(cut(line));
+        if self.last.len() > LINES_OF_TEST {
+            self.last.pop_front();
+        }
+    }
+
+    /// The next line is of another test, or of none.
+    fn end(&mut self, found: &mut Vec<String>) {
+        if self.lines > 2 * LINES_OF_TEST {
+            found.push("[more of this test is above]".to_owned());
+        }
+        found.extend(self.last.drain(..));
+        self.lines = 0;
+    }
+}
+
+/// An error may list all that it has looked at.
+fn cut(line: &str) -> String {
+    match line.char_indices().nth(CHARS_OF_LINE) {
+        Some((at, _)) => format!("{} [cut]", &line[..at]),
+        None => line.to_owned(),
+    }
 }
 
 #[cfg(test)]
@@ -115,18 +152,21 @@ mod tests {
         assert!(lines("xtask: vm: booting Linux 6.1\n 6.1 | test a ... ok\n").is_empty());
     }
 
-    /// A test that printed pages does not hide the next one, nor the names at the end.
+    /// A test that printed pages does not hide its own error at their end, nor the next test, nor the names at the end.
     #[test]
     fn long_ones() {
         let pages = "page\n".repeat(1000);
+        let long = "x".repeat(5000);
         let text = format!(
-            "failures:\n\n---- a stdout ----\n{pages}\n---- b stdout ----\nError: b\n\nfailures:\n    a\n    b\n\ntest result: FAILED.\n"
+            "failures:\n\n---- a stdout ----\n{pages}Error: a {long}\n\n---- b stdout ----\nError: b\n\n\
+             failures:\n    a\n    b\n\ntest result: FAILED.\n"
         );
         let found = lines(&text);
-        assert_eq!(found.iter().filter(|line| *line == "page").count(), LINES_OF_TEST - 2);
-        let end =
-            ["[more of this test is above]", "---- b stdout ----", "Error: b", "failures:", "    a", "    b"];
-        assert!(found.ends_with(&end.map(str::to_owned)), "{:?}", &found[30..]);
+        assert_eq!(found.iter().filter(|line| *line == "page").count(), 2 * LINES_OF_TEST - 2);
+        assert_eq!(found[1 + LINES_OF_TEST], "[more of this test is above]");
+        let error = format!("Error: a {} [cut]", &long[..CHARS_OF_LINE - 9]);
+        let end = [&error, "---- b stdout ----", "Error: b", "failures:", "    a", "    b"];
+        assert!(found.ends_with(&end.map(str::to_owned)), "{:?}", &found[20..]);
     }
 
     /// What ran, passed on whole; a command that fails without a word is named.

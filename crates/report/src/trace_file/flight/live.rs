@@ -40,6 +40,10 @@ pub struct LiveRecorder {
     /// When exporters were flushed last, `CLOCK_MONOTONIC` nanoseconds.
     now_ns: u64,
     open: Arc<Mutex<Open>>,
+    /// What is open with the next account.
+    next_open: Option<Open>,
+    /// Threads whose times are over and have been handed over, but cannot be read yet.
+    over: Vec<(u32, u32)>,
     ended: Arc<AtomicBool>,
 }
 
@@ -96,7 +100,18 @@ impl LiveRecorder {
             ended: Arc::clone(&ended),
             header,
         };
-        (Self { store, now_ns, open, ended }, recording)
+        (Self { store, now_ns, open, next_open: None, over: Vec::new(), ended }, recording)
+    }
+
+    /// Keeps something. A time that is over can be read as a whole from the moment on at which its open part no longer can.
+    fn keep(&mut self, keep: impl FnOnce(&mut Store)) {
+        let mut open = lock_open(&self.open);
+        keep(&mut self.store);
+        if self.store.is_all_readable() {
+            for thread in self.over.drain(..) {
+                open.remove(&thread);
+            }
+        }
     }
 }
 
@@ -148,13 +163,12 @@ fn lock_open(open: &Mutex<Open>) -> MutexGuard<'_, Open> {
 
 impl Exporter for LiveRecorder {
     fn see(&mut self, process: &Process, seen: Seen<'_>) -> Result<(), ExportError> {
-        // It is over, and handed over whole.
         if let Seen::Stack(sample) = seen
             && sample.state != ThreadState::Running
         {
-            lock_open(&self.open).remove(&(process.pid, sample.tid));
+            self.over.push((process.pid, sample.tid));
         }
-        self.store.see(process, seen);
+        self.keep(|store| store.see(process, seen));
         Ok(())
     }
 
@@ -163,20 +177,20 @@ impl Exporter for LiveRecorder {
     }
 
     fn refused(&mut self, pid: Option<u32>, path: &str, reason: &str) -> Result<(), ExportError> {
-        self.store.refused(pid, path, reason);
+        self.keep(|store| store.refused(pid, path, reason));
         Ok(())
     }
 
     fn began(&mut self, ts_ns: u64) {
-        self.store.began(ts_ns);
+        self.keep(|store| store.began(ts_ns));
     }
 
     fn closed(&mut self, ts_ns: u64) {
-        self.store.push(What::Closed(ts_ns));
+        self.keep(|store| store.push(What::Closed(ts_ns)));
     }
 
     fn gvl_gap(&mut self, gap: GvlGap) {
-        self.store.push(What::GvlGap(Box::new(encode::gap(gap))));
+        self.keep(|store| store.push(What::GvlGap(Box::new(encode::gap(gap)))));
     }
 
     /// It can be read at any moment. The stack of a thread is read once for each of its sleeps.
@@ -190,21 +204,28 @@ impl Exporter for LiveRecorder {
             let of = by_thread.entry((process.pid, sample.tid)).or_default();
             of.push((process.clone(), sample.clone()));
         }
-        *lock_open(&self.open) = by_thread;
+        self.next_open = Some(by_thread);
     }
 
     fn account(&mut self, ledger: &Ledger) {
+        let mut open = lock_open(&self.open);
         self.store.account(ledger, self.now_ns, false);
+        *open = self.next_open.take().unwrap_or_default();
+        self.over.clear();
     }
 
     fn flush(&mut self, now_ns: u64) -> Result<(), ExportError> {
         self.now_ns = self.now_ns.max(now_ns);
-        self.store.push(What::Flushed(now_ns));
+        self.keep(|store| store.push(What::Flushed(now_ns)));
         Ok(())
     }
 
     fn finish(&mut self, ledger: &Ledger) -> Result<(), ExportError> {
+        let mut open = lock_open(&self.open);
         self.store.account(ledger, self.now_ns, true);
+        // What was not over has been handed over up to the end.
+        open.clear();
+        drop(open);
         self.ended.store(true, Ordering::Release);
         Ok(())
     }

@@ -44,6 +44,11 @@ impl Store {
         Arc::clone(&self.ring)
     }
 
+    /// Whether all that came can be read from [`Store::ring`].
+    pub(super) fn is_all_readable(&self) -> bool {
+        self.filling.is_empty()
+    }
+
     /// Closes the chunk, if it has something.
     fn close(&mut self) {
         if self.filling.is_empty() {

@@ -205,6 +205,78 @@ fn open_times() {
     assert_eq!(of(&flight.dump()).len(), 1);
 }
 
+/// A page of a run has the times off the CPU that are not over: all states of one, each up to when it was last looked at, until that time is
+/// handed over as a whole.
+#[test]
+fn open_times_of_a_run() {
+    let (mut recorder, recording) = LiveRecorder::new(header(), 600 * S, 64 << 20);
+    let (process, other) = (process_with(4242), process_with(4243));
+    for of in [&process, &other] {
+        recorder.see(of, Seen::Process { state: None, now_ns: 42 }).unwrap();
+    }
+    let sample = |tid, state, ts_ns, wall_ns| StackSample {
+        tid,
+        state,
+        cpu_ns: 0,
+        wall_ns,
+        ..samples::sample(ts_ns, Arc::from([]))
+    };
+    let second = |recorder: &mut LiveRecorder, now_ns: u64, open: &[(&Process, StackSample)]| {
+        recorder.flush(now_ns).unwrap();
+        assert!(recorder.account_follows());
+        let open: Vec<_> =
+            open.iter().map(|(process, sample)| ((*process).clone(), sample.clone())).collect();
+        recorder.off_cpu_so_far(&open);
+        recorder.account(&Ledger::default());
+    };
+    let shown = || {
+        let snapshot = recording.snapshot().unwrap();
+        let (result, lines) = replayed(&snapshot.parts.concat());
+        assert_eq!(result.unwrap().ending, Ending::Complete);
+        let times = |line: &String| {
+            let after = |name: &str| line.split_once(name)?.1.split_once([',', ' '])?.0.parse::<u64>().ok();
+            let wall_ns = after("wall_ns: ").filter(|ns| *ns > 0)?;
+            Some((after("tid: ")?, after("ts_ns: ")?, wall_ns))
+        };
+        let mut times: Vec<_> = lines.iter().filter_map(times).collect();
+        times.sort_unstable();
+        times
+    };
+    // Waiting for the GVL, then for a CPU, is one time; a thread with the same number is one of another process.
+    let gvl = sample(7, ThreadState::GvlWait, S, S / 2);
+    let runnable = sample(7, ThreadState::Runnable, S + S / 2, S / 2);
+    let blocked = |wall_ns| sample(7, ThreadState::Blocked, S / 4, wall_ns);
+    let first = [(&process, gvl.clone()), (&process, runnable.clone()), (&other, blocked(2 * S - S / 4))];
+    second(&mut recorder, 2 * S, &first);
+    let of_first = [(7, S / 4, 2 * S - S / 4), (7, S, S / 2), (7, S + S / 2, S / 2)];
+    assert_eq!(shown(), of_first);
+    assert_eq!(shown(), of_first, "each snapshot has them");
+    // That one goes on; the other thread runs again, which hands its states over. They can be read as a whole from the next account on.
+    recorder.see(&process, Seen::Stack(&sample(7, ThreadState::Running, 2 * S, 0))).unwrap();
+    recorder.see(&process, Seen::Stack(&gvl)).unwrap();
+    recorder.see(&process, Seen::Stack(&sample(7, ThreadState::Runnable, S + S / 2, S))).unwrap();
+    assert_eq!(shown(), of_first);
+    let over = [(7, S, S / 2), (7, S + S / 2, S)];
+    second(&mut recorder, 3 * S, &[(&other, blocked(3 * S - S / 4))]);
+    assert_eq!(shown(), [(7, S / 4, 3 * S - S / 4), over[0], over[1]]);
+    // Or once its chunk is full: each is there once at any moment.
+    recorder.see(&other, Seen::Stack(&blocked(3 * S))).unwrap();
+    let mut cycles = 0;
+    while shown()[0].2 != 3 * S {
+        assert_eq!(shown(), [(7, S / 4, 3 * S - S / 4), over[0], over[1]]);
+        for _ in 0..100 {
+            recorder.see(&process, Seen::Cycle(&cycle(3 * S, 1))).unwrap();
+            cycles += 1;
+        }
+        assert!(cycles < 1_000_000, "no chunk is full");
+    }
+    assert_eq!(shown(), [(7, S / 4, 3 * S), over[0], over[1]]);
+    // At the end all of them have been handed over.
+    second(&mut recorder, 5 * S, &[(&process, blocked(S))]);
+    recorder.finish(&Ledger::default()).unwrap();
+    assert_eq!(shown(), [(7, S / 4, 3 * S), over[0], over[1]]);
+}
+
 /// A process that has been there for long is there in a dump, with counts of the dump's own time.
 #[test]
 fn carried() {

@@ -103,9 +103,14 @@ fn header(frame: &mut Frame<'_>, area: Rect, shown: &Shown<'_>) {
     if view.paused {
         text.push_str("  HELD (p: continue)");
     }
-    frame.render_widget(Paragraph::new(text).style(strong()), area);
-    let by = format!("{} by {} ", view.group.name(), view.sort.heading());
-    frame.render_widget(Paragraph::new(by).alignment(Alignment::Right), area);
+    let text = Line::styled(text, strong());
+    let by = Line::from(format!("{} by {} ", view.group.name(), view.sort.heading()));
+    let has_room = text.width() + 2 + by.width() <= area.width.into();
+    frame.render_widget(text, area);
+    // The heading of the column is marked, too.
+    if has_room {
+        frame.render_widget(by.alignment(Alignment::Right), area);
+    }
 }
 
 fn footer(frame: &mut Frame<'_>, area: Rect, shown: &Shown<'_>) {

@@ -170,7 +170,17 @@ impl Column {
         }
         // What says least goes first.
         let gvl = if traced.gvl { Self::Alloc } else { Self::Gvl };
-        for column in [gvl, Self::Free, Self::Live] {
+        for column in [
+            gvl,
+            Self::Free,
+            Self::Live,
+            Self::P99,
+            Self::Rss,
+            Self::Alloc,
+            Self::Max,
+            Self::Pid,
+            Self::Requests,
+        ] {
             if !fits(&without) {
                 without.push(column);
             }
@@ -395,7 +405,7 @@ mod tests {
         assert!(!Column::Name.text(&Row { name: "a\x1b[2J".into(), ..Row::default() }).contains('\x1b'));
     }
 
-    /// 80 columns have room for a name whatever is traced, and what was asked for is shown.
+    /// 80 columns have room for a name whatever is traced, and what was asked for is shown. 40 columns have room for a name, too.
     #[test]
     fn columns() {
         for (requests, gvl) in [(false, false), (false, true), (true, false), (true, true)] {
@@ -406,6 +416,11 @@ mod tests {
                 assert_eq!(shown.contains(&Column::Requests), requests);
                 assert!(shown.contains(&Column::Gvl) || !gvl);
                 assert_eq!(shown.last(), Some(&Column::Name));
+            }
+            for group in [Group::Process, Group::Endpoint] {
+                let shown = Column::shown(40, group, traced);
+                assert!(shown.iter().map(|column| column.width()).sum::<u16>() <= 40, "{shown:?}");
+                assert!(shown.contains(&Column::Gc) && shown.last() == Some(&Column::Name), "{shown:?}");
             }
         }
         assert_eq!(Column::shown(200, Group::Process, Traced { requests: true, gvl: true }), Column::ALL);

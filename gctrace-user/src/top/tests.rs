@@ -336,6 +336,15 @@ fn screens() {
     assert!(nothing.contains("No selected Ruby process runs"), "{nothing}");
     let filtered = screen(&board, &View { filter: "zzz".into(), ..View::default() }, (80, 24));
     assert!(filtered.contains("No row matches") && filtered.contains("filter: zzz"), "{filtered}");
+    // What is sorted by has its place while there is room for it.
+    let narrow = screen(&board, &View { filter: "app".into(), ..View::default() }, (45, 24));
+    let title = narrow.lines().next().unwrap().trim_end();
+    assert!(
+        title.ends_with("3 Ruby processes  filter: app   \"")
+            && narrow.contains("CPU%▾")
+            && narrow.contains("PROGRAM"),
+        "{narrow}"
+    );
     for size in [(1, 1), (3, 2), (20, 5), (80, 3), (400, 100)] {
         for view in [
             View::default(),

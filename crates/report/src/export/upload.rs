@@ -107,6 +107,11 @@ impl Uploader {
         to.uploads.uploads_waiting += waiting;
     }
 
+    /// Takes no more payloads, and begins to send what is left.
+    pub(super) fn close(&self) {
+        self.0.close();
+    }
+
     /// Sends what is left, for a while, and reports what became of all.
     pub(super) fn finish(&self) {
         self.0.finish(|| {});

@@ -214,6 +214,10 @@ impl Exporter for LastUploads {
     }
 
     fn finish(&mut self, _: &Ledger) -> Result<(), ExportError> {
+        // At the same time: servers that do not answer take no longer than one of them.
+        for uploader in &self.uploaders {
+            uploader.close();
+        }
         for uploader in &self.uploaders {
             uploader.finish();
         }

@@ -110,10 +110,30 @@ fn metrics(shared: &Shared, headers: &HeaderMap) -> Response<Full<Bytes>> {
         Err(error) => return respond(StatusCode::INTERNAL_SERVER_ERROR, PLAIN, format!("{error}\n")),
     };
     let wanted = headers.get_all(ACCEPT).into_iter().filter_map(|value| value.to_str().ok());
-    if wanted.into_iter().any(|value| value.contains("application/openmetrics-text")) {
+    if wants_openmetrics(wanted) {
         return respond(StatusCode::OK, OPENMETRICS, text);
     }
     respond(StatusCode::OK, CLASSIC, text::classic(&text))
+}
+
+/// Whether OpenMetrics is named and not liked less than plain text (RFC 9110, section 12.5.1). Those who name neither get plain text.
+fn wants_openmetrics<'a>(accept: impl Iterator<Item = &'a str>) -> bool {
+    let (mut openmetrics, mut plain) = (0.0_f32, 0.0_f32);
+    for range in accept.flat_map(|value| value.split(',')) {
+        let mut parts = range.split(';').map(str::trim);
+        let kind = parts.next().unwrap_or_default();
+        let weight = parts.find_map(|part| part.strip_prefix("q=").or_else(|| part.strip_prefix("Q=")));
+        let weight = weight.map_or(1.0, |weight| weight.trim().parse().unwrap_or(0.0));
+        let of = if kind.eq_ignore_ascii_case("application/openmetrics-text") {
+            &mut openmetrics
+        } else if kind.eq_ignore_ascii_case("text/plain") {
+            &mut plain
+        } else {
+            continue;
+        };
+        *of = of.max(weight);
+    }
+    openmetrics > 0.0 && openmetrics >= plain
 }
 
 fn healthz(shared: &Shared) -> Response<Full<Bytes>> {
@@ -143,6 +163,28 @@ mod tests {
 
     use super::*;
     use crate::{aggregate::services::Services, ledger::Ledger};
+
+    /// What Prometheus, agents and people send; a weight of zero is a refusal.
+    #[test]
+    fn formats() {
+        let prometheus = "application/openmetrics-text;version=1.0.0;escaping=allow-utf-8;q=0.6,application/openmetrics-text;\
+                          version=0.0.1;q=0.5,text/plain;version=1.0.0;q=0.4,text/plain;version=0.0.4;q=0.3,*/*;q=0.2";
+        assert!(wants_openmetrics([prometheus].into_iter()));
+        assert!(wants_openmetrics(["text/plain;q=0.5", "Application/OpenMetrics-Text"].into_iter()));
+        let plain = [
+            "*/*",
+            "",
+            "text/plain",
+            "application/openmetrics-text;q=0",
+            "application/openmetrics-text; q=0.0, */*",
+            "application/openmetrics-text;q=0.2, text/plain;q=0.3",
+            "application/openmetrics-textual",
+            "application/openmetrics-text;q=high",
+        ];
+        for accept in plain {
+            assert!(!wants_openmetrics([accept].into_iter()), "{accept}");
+        }
+    }
 
     /// Hundreds of clients that connect and send nothing, or half a request, do not block other clients.
     #[test]

@@ -171,6 +171,8 @@ pub(in crate::export) struct Engine<J> {
     counts: Arc<Mutex<Counts>>,
     overflowed: AtomicU64,
     ended: Receiver<()>,
+    /// When nothing more could be handed over.
+    closed: Cell<Option<Instant>>,
     /// Nothing more may be sent: what became of all has been said.
     given_up: Arc<AtomicBool>,
     thread: RefCell<Option<JoinHandle<()>>>,
@@ -221,6 +223,7 @@ impl<J: Send + 'static> Engine<J> {
             counts,
             overflowed: AtomicU64::new(0),
             ended,
+            closed: Cell::new(None),
             given_up,
             thread: RefCell::new(Some(thread)),
             keeps_in,
@@ -260,15 +263,21 @@ impl<J: Send + 'static> Engine<J> {
         self.last.get().unwrap_or_else(|| *lock(&self.counts))
     }
 
+    /// Takes no more jobs, and begins to send what is left: the time for that runs from now on.
+    pub(in crate::export) fn close(&self) {
+        if self.queue.borrow_mut().take().is_some() {
+            self.closed.set(Some(Instant::now()));
+        }
+    }
+
     /// Sends what is left, for a while, and reports what became of all. `late` runs if that is not done at once.
     pub(in crate::export) fn finish(&self, late: impl FnOnce()) {
-        if self.queue.borrow_mut().take().is_none() {
-            return;
-        }
-        let mut ended = self.ended.recv_timeout(PROMPT);
+        self.close();
+        let Some(closed) = self.closed.take() else { return };
+        let mut ended = self.ended.recv_timeout(PROMPT.saturating_sub(closed.elapsed()));
         if ended == Err(RecvTimeoutError::Timeout) {
             late();
-            ended = self.ended.recv_timeout(self.policy.finish.saturating_sub(PROMPT));
+            ended = self.ended.recv_timeout(self.policy.finish.saturating_sub(closed.elapsed()));
         }
         let in_time = ended != Err(RecvTimeoutError::Timeout);
         self.given_up.store(!in_time, Ordering::Relaxed);

@@ -1,6 +1,9 @@
 //! Requests over HTTP/1.1.
 
-use std::{io::Write as _, time::Duration};
+use std::{
+    io::Write as _,
+    time::{Duration, SystemTime},
+};
 
 use flate2::{Compression, write::GzEncoder};
 use ureq::{
@@ -59,10 +62,17 @@ fn meaning(code: u16, answer: Vec<u8>, after: Option<Duration>) -> Outcome<Bytes
     }
 }
 
-/// `Retry-After` in seconds; a date is ignored, and the usual pause applies.
+/// `Retry-After` (RFC 9110, section 10.2.3): seconds, or a date, which is compared with the peer's own clock where its answer says the time.
+/// For anything else the usual pause applies.
 pub(in crate::export) fn retry_after(headers: &HeaderMap) -> Option<Duration> {
-    let seconds = headers.get(header::RETRY_AFTER)?.to_str().ok()?.trim().parse().ok()?;
-    Some(Duration::from_secs(seconds))
+    let text = |name| Some(headers.get(name)?.to_str().ok()?.trim());
+    let wanted = text(header::RETRY_AFTER)?;
+    if let Ok(seconds) = wanted.parse() {
+        return Some(Duration::from_secs(seconds));
+    }
+    let date = httpdate::parse_http_date(wanted).ok()?;
+    let now = text(header::DATE).and_then(|date| httpdate::parse_http_date(date).ok());
+    Some(date.duration_since(now.unwrap_or_else(SystemTime::now)).unwrap_or_default())
 }
 
 pub(in crate::export) fn gzip(bytes: &[u8]) -> Vec<u8> {
@@ -84,6 +94,25 @@ pub(in crate::export) fn agent(timeout: Duration, connect: Duration) -> Agent {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Seconds and dates; a date by the clock of the peer, which may be wrong.
+    #[test]
+    fn pauses() {
+        let after = |headers: &[(header::HeaderName, &str)]| {
+            let headers = headers.iter().map(|(name, value)| (name.clone(), value.parse().unwrap()));
+            retry_after(&headers.collect())
+        };
+        let retry = header::RETRY_AFTER;
+        assert_eq!(after(&[(retry.clone(), " 120 ")]), Some(Duration::from_mins(2)));
+        let (date, later) = ("Fri, 31 Dec 1999 23:59:29 GMT", "Fri, 31 Dec 1999 23:59:59 GMT");
+        assert_eq!(after(&[(retry.clone(), later), (header::DATE, date)]), Some(Duration::from_secs(30)));
+        assert_eq!(after(&[(retry.clone(), date), (header::DATE, later)]), Some(Duration::ZERO));
+        assert_eq!(after(&[(retry.clone(), later)]), Some(Duration::ZERO), "long ago by our clock");
+        for other in ["-1", "1.5", "soon", "99999999999999999999999", ""] {
+            assert_eq!(after(&[(retry.clone(), other)]), None, "{other}");
+        }
+        assert_eq!(after(&[]), None);
+    }
 
     /// Only what OTLP calls retryable is sent again.
     #[test]

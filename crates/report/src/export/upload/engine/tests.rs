@@ -191,6 +191,32 @@ fn the_account_is_the_end() {
     assert!(matches!(&said[..], [account] if account.contains("0 jobs were accepted")), "{said:?}");
 }
 
+/// Peers that do not answer at the end take no longer than one of them.
+#[test]
+fn at_the_same_time() {
+    let patient = Policy { finish: Duration::from_secs(3), ..policy(Failing::Drop(9)) };
+    let silent = |_| {
+        std::thread::sleep(Duration::from_secs(10));
+        again()
+    };
+    let start = || Engine::start(patient, Jobs::default(), Scripted(silent, Arc::default()), |_| {}).unwrap();
+    let engines = [start(), start(), start()];
+    engines.iter().for_each(|engine| engine.send(1, 1));
+    let begun = Instant::now();
+    engines.iter().for_each(Engine::close);
+    let late = Cell::new(0);
+    for engine in &engines {
+        engine.finish(|| late.set(late.get() + 1));
+        assert_eq!((engine.counts().sent, engine.counts().waiting), (0, 1));
+    }
+    let took = begun.elapsed();
+    assert!(patient.finish <= took && took < 2 * patient.finish, "{took:?}");
+    assert_eq!(late.get(), 3);
+    // Nothing is handed over after that, nor said a second time.
+    engines.iter().for_each(Engine::close);
+    engines[0].finish(|| panic!("the end is over"));
+}
+
 /// Without a peer, the end is not spent on every job; no kept job is lost.
 #[test]
 fn nobody() {

@@ -201,7 +201,9 @@ fn at_the_same_time() {
     };
     let start = || Engine::start(patient, Jobs::default(), Scripted(silent, Arc::default()), |_| {}).unwrap();
     let engines = [start(), start(), start()];
-    engines.iter().for_each(|engine| engine.send(1, 1));
+    for engine in &engines {
+        engine.send(1, 1);
+    }
     let begun = Instant::now();
     engines.iter().for_each(Engine::close);
     let late = Cell::new(0);

@@ -240,7 +240,7 @@ counters! {
     /// Times that a thread slept on the condition variable on which it also waits for the GVL (3.3 and later, futexes): what it
     /// waits for the GVL when it is woken is not seen.
     Gvl: GvlSleeps = "gvl_sleeps",
-    /// Waits whose holder is not added up because the `GVL_EDGES` map was full.
+    /// Parts of waits, one per thread that held the GVL meanwhile, that are not added up because the `GVL_EDGES` map was full.
     Gvl lost: GvlEdgesFull = "gvl_edges_full",
     /// Times that a holder was not noted because the `GVL_LOCKS` map was full.
     Gvl lost: GvlLocksFull = "gvl_locks_full",

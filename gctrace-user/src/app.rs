@@ -72,9 +72,8 @@ pub fn run(settings: &Settings) -> Result<Outcome, Failure> {
     let servers = std::env::var("DEBUGINFOD_URLS").ok();
     let debug = DebugInfo::open(&settings.layout_from, servers.as_deref(), settings.selection.all)
         .map_err(Failure::DebugFile)?;
-    // A service manager may ask at any time.
-    let asks = settings.keep.as_ref().map(|_| Asks::install()).transpose();
-    let asks = asks.map_err(system("installing the handler of SIGUSR2"))?;
+    // A service manager may ask at any time, and whoever asks all gctraces of a host must not end those that keep nothing.
+    let asks = Asks::install().map_err(system("installing the handler of SIGUSR2"))?;
     let checked = preflight::check()?;
     for note in &settings.notes {
         say(&format!("gctrace: {note}"));
@@ -271,8 +270,8 @@ struct Run<'a> {
     controlled: bool,
     findings: Receiver<ControlEvent>,
     signals: &'a Signals,
-    /// Where something is kept that users may ask for.
-    asks: Option<Asks>,
+    /// Users ask for a file of what is kept.
+    asks: Asks,
     settings: &'a Settings,
     command: Option<command::Running>,
     matched: bool,
@@ -305,9 +304,8 @@ impl Run<'_> {
             if self.deadline.is_some_and(|deadline| Instant::now() >= deadline) || self.command_ended() {
                 return Ok(());
             }
-            if self.asks.as_ref().is_some_and(Asks::take) {
-                self.pipeline.dump();
-                self.accounted = None;
+            if self.asks.take() {
+                self.asked();
             }
             self.account();
             self.keep_gvl_budget();
@@ -332,6 +330,15 @@ impl Run<'_> {
             }
             self.pipeline.account(self.counters.read());
         }
+    }
+
+    /// A user asks for a file of what is kept.
+    fn asked(&mut self) {
+        if self.settings.keep.is_none() {
+            return say("gctrace: SIGUSR2: this run keeps nothing that could be written (--keep)");
+        }
+        self.pipeline.dump();
+        self.accounted = None;
     }
 
     /// What watching the GVL has cost so far.
@@ -360,9 +367,8 @@ impl Run<'_> {
 
     fn wait(&self) -> Result<(), Failure> {
         let (gc, life) = (self.rings.gc_fd(), self.rings.life_fd());
-        // Where nothing is kept, another descriptor is there twice, which does no harm.
-        let asks = self.asks.as_ref().map_or_else(|| self.signals.end_fd(), Asks::fd);
-        let fds = [gc, life, self.signals.end_fd(), self.signals.child_fd(), asks, self.orders.as_fd()];
+        let fds =
+            [gc, life, self.signals.end_fd(), self.signals.child_fd(), self.asks.fd(), self.orders.as_fd()];
         let mut fds = fds.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN));
         let watched = fds.len() - usize::from(!self.controlled);
         let fds = &mut fds[..watched];

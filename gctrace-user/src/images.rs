@@ -50,25 +50,46 @@ pub struct Reading {
 /// The images probed so far, by index. One that is not probed any more stays until another has its index. The control thread adds an image before it attaches the first probe, so every
 /// record finds its image here.
 #[derive(Clone, Debug, Default)]
-pub struct Images(Arc<RwLock<Vec<Arc<KnownImage>>>>);
+pub struct Images(Arc<RwLock<Vec<Probed>>>);
+
+#[derive(Debug)]
+struct Probed {
+    image: Arc<KnownImage>,
+    /// Since when GC events of its processes are recorded, `CLOCK_MONOTONIC` nanoseconds.
+    opened_ns: Option<u64>,
+}
 
 impl Images {
     /// Adds an image, in the place of the one that had its index before, if there was one.
     pub fn add(&self, image: KnownImage) {
         let mut images = self.0.write().unwrap_or_else(PoisonError::into_inner);
-        images.retain(|known| known.image.index != image.image.index);
-        images.push(Arc::new(image));
+        images.retain(|probed| probed.image.image.index != image.image.index);
+        images.push(Probed { image: Arc::new(image), opened_ns: None });
     }
 
     /// What exporters receive about each.
     pub fn all(&self) -> Vec<Arc<Image>> {
         let images = self.0.read().unwrap_or_else(PoisonError::into_inner);
-        images.iter().map(|known| known.image.clone()).collect()
+        images.iter().map(|probed| probed.image.image.clone()).collect()
     }
 
     /// The image with this index.
     pub fn get(&self, index: u32) -> Option<Arc<KnownImage>> {
         let images = self.0.read().unwrap_or_else(PoisonError::into_inner);
-        images.iter().find(|known| known.image.index == index).cloned()
+        images.iter().find(|probed| probed.image.image.index == index).map(|probed| probed.image.clone())
+    }
+
+    /// GC events of the processes of an image are recorded from this time on.
+    pub fn opened(&self, index: u32, now_ns: u64) {
+        let mut images = self.0.write().unwrap_or_else(PoisonError::into_inner);
+        for probed in images.iter_mut().filter(|probed| probed.image.image.index == index) {
+            probed.opened_ns = Some(now_ns);
+        }
+    }
+
+    /// Since when they are, `CLOCK_MONOTONIC` nanoseconds; `None`: not yet.
+    pub fn opened_ns(&self, index: u32) -> Option<u64> {
+        let images = self.0.read().unwrap_or_else(PoisonError::into_inner);
+        images.iter().find(|probed| probed.image.image.index == index)?.opened_ns
     }
 }

@@ -43,7 +43,10 @@ fn main() -> ExitCode {
             if let Some(proc) = &args.proc {
                 proc_root::read_below(proc);
             }
-            return ExitCode::from(malloc::run(&args.into()));
+            return match args.try_into() {
+                Ok(settings) => ExitCode::from(malloc::run(&settings)),
+                Err(error) => ended(Err(app::Failure::Usage(error))),
+            };
         }
         Some(Subcommand::Dump(args)) => {
             if let Some(proc) = &args.proc {

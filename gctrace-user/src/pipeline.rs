@@ -519,9 +519,10 @@ impl Pipeline {
     /// Since when the events of a process with this image can have been seen.
     fn traced_since(&mut self, pid: u32, image: &Arc<Image>) -> u64 {
         let now = monotonic_ns();
-        let since = self.probed_since.entry(image.index).or_insert_with(|| (image.clone(), now));
+        let opened = self.images.opened_ns(image.index).unwrap_or(now);
+        let since = self.probed_since.entry(image.index).or_insert_with(|| (image.clone(), opened));
         if !Arc::ptr_eq(&since.0, image) {
-            *since = (image.clone(), now);
+            *since = (image.clone(), opened);
         }
         let probed = since.1;
         // Of one that is gone already, and whose fork was not seen, it is not known how old it became.

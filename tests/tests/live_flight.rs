@@ -217,6 +217,28 @@ fn planted() -> Result<()> {
     Ok(())
 }
 
+/// A run that keeps nothing says so, and goes on: whoever asks all gctraces of a host ends none.
+#[test]
+fn asked_for_nothing() -> Result<()> {
+    let live = Live::beside_others()?;
+    let program = busy(&Ruby::main()?, BUSY)?;
+    let csv = live.path("asked.csv");
+    let args =
+        ["--pid".into(), program.pid().to_string().into(), "--csv".into(), csv.clone().into_os_string()];
+    let gctrace = Invocation::jsonl(args)?.start_ready()?;
+    for _ in 0..2 {
+        gctrace.signal(Signal::USR2)?;
+        std::thread::sleep(Duration::from_millis(200));
+    }
+    let before = gctrace.stdout_so_far().len();
+    told(&gctrace, before + 5, CYCLE)?;
+    let finished = gctrace.interrupt()?;
+    ensure!(finished.status.success() && csv.is_file(), "{:?}: {}", finished.status, finished.errors());
+    let said = finished.errors().matches("SIGUSR2: this run keeps nothing").count();
+    ensure!(said == 2, "{said}: {}", finished.errors());
+    ledger::check(&Report::parse(&finished.stdout)?)
+}
+
 /// Each SIGUSR2 writes a file, also of Rubies of all series; nothing else does.
 #[test]
 fn asked() -> Result<()> {

@@ -249,6 +249,36 @@ fn by_unit() -> Result<()> {
     Ok(())
 }
 
+/// The id of a thread is refused, with that of its process: events name processes, so nothing would be seen.
+#[test]
+fn ids_of_threads() -> Result<()> {
+    let live = Live::beside_others()?;
+    let ruby = Ruby::main()?;
+    let source = "Thread.new { sleep }; $stdout.sync = true; puts 'ready'; sleep 600";
+    let mut program = Guarded::start("ruby", ruby.command()?.args(["-e", source]))?;
+    program.wait_stdout(PATIENCE, "ready", |line| line == "ready")?;
+    let pid = program.pid().to_string();
+    let ids = std::fs::read_dir(format!("/proc/{pid}/task"))?
+        .map(|entry| Ok(entry?.file_name().to_string_lossy().into_owned()))
+        .collect::<Result<Vec<_>>>()?;
+    let thread = ids.iter().find(|id| **id != pid).context("no second thread")?;
+    let cache = live.path("cache").to_string_lossy().into_owned();
+    let words = [
+        &["--pid", thread, "--duration", "1s", "--cache-dir", &cache][..],
+        &["--only-pid", thread, "--duration", "1s", "--cache-dir", &cache],
+        &["heap", "--pid", thread, "--cache-dir", &cache],
+        &["malloc", "--pid", thread, "--duration", "1s", "--cache-dir", &cache],
+        &["dump", "--pid", thread, "--cache-dir", &cache],
+    ];
+    for words in words {
+        let finished = Invocation::new(words.iter().copied())?.run()?;
+        let expected = format!("pid {thread}: it is a thread of process {pid}: give --pid {pid}");
+        ensure!(!finished.status.success(), "{words:?}");
+        ensure!(finished.errors().contains(&expected), "{words:?}: {}", finished.errors());
+    }
+    Ok(())
+}
+
 /// A pid whose tree has no Ruby is reported.
 #[test]
 fn a_tree_without_ruby() -> Result<()> {

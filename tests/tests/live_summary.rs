@@ -65,6 +65,8 @@ fn summary_of_json_lines() -> Result<()> {
             if cycle["kind"] == "major" { [minors, majors + 1] } else { [minors + 1, majors] }
         });
         ensure!(kinds == [minor, major], "{kinds:?}, but the program counted {minor} and {major}");
+        // Memory is that of the first event, however early the process was found.
+        ensure!(number(summary, "rss_first")? == number(cycles[0], "rss")?, "{}: {summary}", cycles[0]);
         let mut totals = Vec::new();
         let mut stops = Vec::new();
         for cycle in &cycles {

@@ -20,9 +20,7 @@ pub enum LoadError {
         binary: u64,
     },
     /// The object could not be parsed or a map could not be created.
-    #[error(
-        "loading the BPF object: {0} (needs Linux 5.8 or later with CONFIG_BPF_SYSCALL, and CAP_BPF or root)"
-    )]
+    #[error("loading the BPF object: {0} ({remedy})", remedy = object_remedy(.0))]
     Object(#[from] EbpfError),
     /// The verifier or the kernel refused a program.
     #[error("loading the BPF program `{program}`: {source}")]
@@ -81,6 +79,24 @@ pub enum LoadError {
         #[source]
         source: ProgramError,
     },
+}
+
+/// What helps if the object is refused.
+fn object_remedy(error: &EbpfError) -> &'static str {
+    if has_no_descriptors(error) {
+        return "the limit of open files of gctrace is too low: `ulimit -n 4096`, or LimitNOFILE= of its systemd unit";
+    }
+    "needs Linux 5.8 or later with CONFIG_BPF_SYSCALL, and CAP_BPF or root"
+}
+
+/// Whether the process has as many open files as it may have.
+fn has_no_descriptors(error: &EbpfError) -> bool {
+    let error: &(dyn Error + 'static) = error;
+    let mut causes = std::iter::successors(Some(error), |error: &&(dyn Error + 'static)| (**error).source());
+    causes.any(|error| {
+        let code = error.downcast_ref::<std::io::Error>().and_then(std::io::Error::raw_os_error);
+        code == Some(rustix::io::Errno::MFILE.raw_os_error())
+    })
 }
 
 /// Why an image could not be probed.

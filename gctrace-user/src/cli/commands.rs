@@ -3,13 +3,14 @@
 use std::{path::PathBuf, time::Duration};
 
 use super::{
+    args::usage::UsageError,
     args::{
         DoctorArgs, DumpArgs,
         heap::{HeapArgs, HeapByArg},
         malloc::MallocArgs,
     },
     reports::Format,
-    settings::merged,
+    settings::{differ, merged},
 };
 use crate::{discover::Selection, export::profile};
 
@@ -154,9 +155,12 @@ pub struct MallocSettings {
     pub cache_dir: Option<PathBuf>,
 }
 
-impl From<MallocArgs> for MallocSettings {
-    fn from(args: MallocArgs) -> Self {
+impl TryFrom<MallocArgs> for MallocSettings {
+    type Error = UsageError;
+
+    fn try_from(args: MallocArgs) -> Result<Self, UsageError> {
         let files = args.files();
+        differ(files.iter().map(|(path, _)| path))?;
         let MallocArgs {
             pids,
             children,
@@ -173,7 +177,7 @@ impl From<MallocArgs> for MallocSettings {
         let (budget_ppm, format, cache_dir) = (budget, format.into(), cache.dir());
         let mut selection = running.selection(all_ruby);
         *(if children { &mut selection.pids } else { &mut selection.only_pids }) = merged(pids);
-        Self { selection, duration, budget_ppm, sample, top, files, format, cache_dir }
+        Ok(Self { selection, duration, budget_ppm, sample, top, files, format, cache_dir })
     }
 }
 

@@ -29,6 +29,14 @@ pub(super) fn pids(text: &str) -> Result<Pids, String> {
     Ok(Pids(pids))
 }
 
+/// One pid.
+pub(super) fn pid(text: &str) -> Result<u32, String> {
+    match pids(text)?.0[..] {
+        [pid] => Ok(pid),
+        _ => Err("give one pid".to_owned()),
+    }
+}
+
 /// The words of a list, separated by commas or white space.
 fn words(text: &str) -> impl Iterator<Item = &str> {
     text.split(|c: char| c == ',' || c.is_whitespace()).filter(|word| !word.is_empty())
@@ -61,9 +69,9 @@ pub(super) fn duration(text: &str) -> Result<Duration, String> {
     }
     let time = Duration::try_from_secs_f64(sum).ok().filter(|time| *time <= LONGEST);
     match time {
-        Some(Duration::ZERO) => Err("give a time above zero, such as 30s".to_owned()),
+        Some(Duration::ZERO) => Err("give a time above zero, such as 10ms or 30s".to_owned()),
         Some(time) => Ok(time),
-        None => Err("give at most 366d; without a limit a run lasts until Ctrl-C".to_owned()),
+        None => Err("give at most 366d".to_owned()),
     }
 }
 

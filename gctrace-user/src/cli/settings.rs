@@ -499,7 +499,7 @@ fn checked(mut selection: Selection, own_pid: u32) -> Result<Selection, UsageErr
 }
 
 /// Refuses two outputs with one file, and files for standard output.
-fn differ<'a>(files: impl Iterator<Item = &'a PathBuf>) -> Result<(), UsageError> {
+pub(super) fn differ<'a>(files: impl Iterator<Item = &'a PathBuf>) -> Result<(), UsageError> {
     let mut seen = HashSet::new();
     for path in files {
         if path.as_os_str() == "-" {

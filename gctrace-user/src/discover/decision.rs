@@ -6,7 +6,10 @@ use std::{fs::File, path::Path};
 use procfs::ProcError;
 
 use super::{installed, mappings::ExecutableMapping, mappings::load_bias, state::VmState};
-use crate::elf::{ElfError, LoadSegment, RubyPresence, probe_ruby};
+use crate::{
+    elf::{ElfError, LoadSegment, RubyPresence, probe_ruby},
+    host::proc_root,
+};
 
 /// What a file holds.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -169,6 +172,12 @@ pub(super) fn linked_library<E>(state: &Result<VmState, E>, linked: impl FnOnce(
         }
         _ => Sure::Yes,
     }
+}
+
+/// Why an id that a user has given for a process is none.
+pub(super) fn not_a_process(pid: u32) -> Option<String> {
+    let process = proc_root::process_of_thread(pid)?;
+    Some(format!("it is a thread of process {process}: give --pid {process}"))
 }
 
 /// Why a process whose mappings could not be read is not known; and whether it may be a Ruby.

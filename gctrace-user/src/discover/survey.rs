@@ -254,6 +254,7 @@ impl Surveyor<'_> {
 
     fn named_process(&mut self, pid: u32) {
         let (reason, denied) = match mappings::of_process(pid) {
+            Ok(_) if let Some(why) = decision::not_a_process(pid) => (why, false),
             Err(error) => decision::unreadable(&error),
             Ok(mappings) => match self.process(pid, &mappings) {
                 (true, _) => return,

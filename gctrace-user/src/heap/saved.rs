@@ -47,6 +47,8 @@ enum Line {
         command: Option<String>,
         gc_count: u64,
         consistent: bool,
+        #[serde(default)]
+        live: Option<u64>,
     },
     Heap {
         by: String,
@@ -114,6 +116,7 @@ impl Saved {
     fn parse(lines: impl BufRead) -> io::Result<Self> {
         let mut saved = Self::default();
         let mut heads = 0;
+        let mut all = None;
         for (number, line) in lines.lines().enumerate() {
             let line = line?;
             if line.trim().is_empty() {
@@ -121,8 +124,9 @@ impl Saved {
             }
             let bad = |why: String| io::Error::other(format!("line {}: {why}", number + 1));
             match jsonl::parsed(&line).map_err(|error| bad(error.to_string()))? {
-                Line::Census { pid, ruby, command, gc_count, consistent } => {
+                Line::Census { pid, ruby, command, gc_count, consistent, live } => {
                     heads += 1;
+                    all = live;
                     (saved.pid, saved.gc_count, saved.consistent) = (pid, gc_count, consistent);
                     (saved.ruby, saved.command) = (ruby, command);
                 }
@@ -145,7 +149,14 @@ impl Saved {
                 Line::Other => {}
             }
         }
+        let counted: u128 = saved.rows.values().map(|row| u128::from(row.count)).sum();
         match heads {
+            1 if all.is_some_and(|all| counted != u128::from(all)) => {
+                let all = all.unwrap_or_default();
+                let why =
+                    format!("its rows have {counted} objects, its census {all}: it was cut off or changed");
+                Err(io::Error::other(why))
+            }
             1 if ["type", "class", "line"].contains(&saved.by.as_str()) => Ok(saved),
             1 => Err(io::Error::other("only censuses by type, class or line can be compared")),
             0 => Err(io::Error::other("it contains no census; gctrace heap --format jsonl writes one")),
@@ -242,6 +253,24 @@ mod tests {
         ] {
             assert_eq!(before.other_program(&head(&changed)).as_deref(), Some(why));
         }
+    }
+
+    /// One whose last rows are missing would look like growth.
+    #[test]
+    fn cut_off() {
+        let head = r#"{"type":"census","pid":7,"gc_count":3,"consistent":true,"live":5}"#;
+        let row = |name: &str, count: u64| {
+            format!(r#"{{"type":"heap","by":"class","name":"{name}","count":{count},"bytes":40}}"#)
+        };
+        let parse = |lines: &[String]| {
+            let text = [&[head.to_owned()], lines].concat().join("\n");
+            Saved::parse(text.as_bytes()).map(|saved| saved.rows.len()).map_err(|error| error.to_string())
+        };
+        assert_eq!(parse(&[row("A", 3), row("B", 2)]), Ok(2));
+        let why = "its rows have 3 objects, its census 5: it was cut off or changed";
+        assert_eq!(parse(&[row("A", 3)]), Err(why.to_owned()));
+        assert!(parse(&[]).is_err());
+        assert!(parse(&[row("A", u64::MAX), row("B", 6)]).is_err(), "nor does the sum wrap around");
     }
 
     /// What is no saved census is refused in words.

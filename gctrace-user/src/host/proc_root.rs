@@ -104,6 +104,14 @@ pub fn listed() -> io::Result<Vec<u32>> {
     Ok(pids)
 }
 
+/// The process of which this is the id of a thread, and not its own: the kernel shows threads in /proc, too, but lists them there as processes only
+/// by their process's id.
+pub fn process_of_thread(tid: u32) -> Option<u32> {
+    let status = text(tid, "status").ok()?;
+    let pid = status.lines().find_map(|line| line.strip_prefix("Tgid:"))?.trim().parse().ok()?;
+    (pid != tid).then_some(pid)
+}
+
 /// Whether a process is certainly gone, not a zombie either.
 pub fn is_gone(pid: u32) -> bool {
     fs::metadata(root().join(pid.to_string())).is_err_and(|error| error.kind() == io::ErrorKind::NotFound)

@@ -98,6 +98,8 @@ pub struct ProcessDigest {
     pub longest_ns: u64,
     /// Memory, if it was read.
     pub rss: Option<Rss>,
+    /// The same when the process was found.
+    found: Option<Rss>,
     /// CPU time of its samples, nanoseconds, and their number.
     pub cpu: (u64, u64),
     /// Waits for the GVL, if they were watched.
@@ -150,6 +152,7 @@ impl ProcessDigest {
             stopped_ns: 0,
             longest_ns: 0,
             rss: None,
+            found: None,
             cpu: (0, 0),
             gvl: None,
             lost: 0,
@@ -158,10 +161,7 @@ impl ProcessDigest {
     }
 
     fn state(&mut self, state: &GcState) {
-        let Some(memory) = state.memory else { return };
-        let rss = self.rss.get_or_insert(Rss { first: memory.rss, last: memory.rss, peak: memory.peak_rss });
-        rss.last = memory.rss;
-        rss.peak = rss.peak.max(memory.peak_rss);
+        Rss::add(&mut self.rss, state);
     }
 
     fn cycle(&mut self, cycle: &GcCycle) {
@@ -250,6 +250,7 @@ impl Digest {
         if let Some(state) = &end.shutdown {
             digest.state(state);
         }
+        digest.rss = digest.rss.or(digest.found);
         digest.process = process.clone();
         digest.span_ns = end.ts_ns.saturating_sub(end.since_ns);
         let sampled_since = self.began_ns.map(|began_ns| began_ns.max(end.since_ns));
@@ -272,9 +273,8 @@ impl Observer for Digest {
         match seen {
             Seen::Process { state, .. } => {
                 let mut digest = ProcessDigest::new(process);
-                if let Some(state) = state {
-                    digest.state(state);
-                }
+                // When that was read depends on when the process was found: it counts if no event has memory.
+                digest.found = state.and_then(Rss::of);
                 self.running.insert(process.pid, digest);
             }
             Seen::Cycle(cycle) => self.cycle(process, cycle),

@@ -94,12 +94,27 @@ pub struct Notable {
 /// Resident memory, bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Rss {
-    /// When it was first known.
+    /// At the first GC event; without any, when the process was found.
     pub first: u64,
-    /// When it was last known.
+    /// At the last one.
     pub last: u64,
     /// The peak that the kernel recorded, also before tracing.
     pub peak: u64,
+}
+
+impl Rss {
+    /// That of a state, if it was read.
+    pub fn of(state: &GcState) -> Option<Self> {
+        state.memory.map(|memory| Self { first: memory.rss, last: memory.rss, peak: memory.peak_rss })
+    }
+
+    /// Adds that of a later state.
+    pub fn add(to: &mut Option<Self>, state: &GcState) {
+        let Some(new) = Self::of(state) else { return };
+        let rss = to.get_or_insert(new);
+        rss.last = new.last;
+        rss.peak = rss.peak.max(new.peak);
+    }
 }
 
 /// What the garbage collector did.
@@ -127,10 +142,7 @@ pub struct GcSummary {
 impl GcSummary {
     /// The VM's state at some time.
     pub fn state(&mut self, state: &GcState) {
-        let Some(memory) = state.memory else { return };
-        let rss = self.rss.get_or_insert(Rss { first: memory.rss, last: memory.rss, peak: memory.peak_rss });
-        rss.last = memory.rss;
-        rss.peak = rss.peak.max(memory.peak_rss);
+        Rss::add(&mut self.rss, state);
     }
 
     /// A cycle.

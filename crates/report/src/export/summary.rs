@@ -9,7 +9,7 @@ use super::{
 };
 use crate::{
     aggregate::{
-        gc_summary::GcSummary,
+        gc_summary::{GcSummary, Rss},
         request_summary::{By, RequestSummary},
         server_load::LoadSummary,
         services::CycleKey,
@@ -42,6 +42,8 @@ struct Running {
     gvl: Option<GvlSums>,
     requests: RequestSummary,
     load: LoadSummary,
+    /// Memory when it was found.
+    found: Option<Rss>,
 }
 
 /// A process of which tracing has ended.
@@ -64,11 +66,9 @@ impl Summaries {
         let of = self.0.entry(process.pid);
         match seen {
             Seen::Process { state, .. } => {
-                let mut running = Running::default();
-                if let Some(state) = state {
-                    running.gc.state(state);
-                }
-                of.insert_entry(running);
+                // When that was read depends on when the process was found: it counts if no event has memory.
+                let found = state.and_then(Rss::of);
+                of.insert_entry(Running { found, ..Running::default() });
             }
             Seen::Cycle(cycle) => of.or_default().gc.cycle(cycle),
             Seen::Work(work) => of.or_default().gc.work(work),
@@ -81,10 +81,11 @@ impl Summaries {
 
     /// Tracing of a process has ended.
     pub(super) fn ended(&mut self, process: &Process, end: &ProcessEnd) -> Done {
-        let Running { mut gc, gvl, requests, load } = self.0.remove(&process.pid).unwrap_or_default();
+        let Running { mut gc, gvl, requests, load, found } = self.0.remove(&process.pid).unwrap_or_default();
         if let Some(state) = &end.shutdown {
             gc.state(state);
         }
+        gc.rss = gc.rss.or(found);
         gc.ended(end.lost);
         Done { process: process.clone(), gc, gvl, requests, load, end: end.clone() }
     }
@@ -329,6 +330,7 @@ fn write_cycles(
     span_ns: u64,
 ) -> std::io::Result<()> {
     let gc = &done.gc;
+    let own_ns = gc.stopped_ns.saturating_sub(done.end.beyond_ns);
     let total_ns = (gc.stopped_ns + done.end.outside_ns).saturating_sub(done.end.beyond_ns);
     let share = percent(total_ns, span_ns);
     let rate = gc.count(None) as f64 * 1e9 / span_ns.max(1) as f64;
@@ -336,7 +338,10 @@ fn write_cycles(
     let cycles = plural(gc.count(None), "cycle");
     let has_times = gc.stops.count() > 0;
     let text = if has_times || gc.is_empty() || done.end.outside_ns > 0 {
-        format!("{share} of the time: {} in {cycles} ({rate:.1} a second)", duration(total_ns))
+        // Those outside: of a cycle that had begun before, or of no cycle, such as finalizers at the end.
+        let outside =
+            if done.end.outside_ns > 0 { format!(", {} of it", duration(own_ns)) } else { String::new() };
+        format!("{share} of the time: {}{outside} in {cycles} ({rate:.1} a second)", duration(total_ns))
     } else {
         format!("{cycles} ({rate:.1} a second), whose pauses were not seen")
     };

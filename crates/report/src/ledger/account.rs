@@ -63,7 +63,7 @@ impl Ledger {
                 self.kernel(C::GvlEdgesFull),
                 format!(
                     "{} without the thread that held it",
-                    plural(self.kernel(C::GvlEdgesFull), "GVL wait")
+                    plural(self.kernel(C::GvlEdgesFull), "GVL wait part")
                 ),
             ),
             (

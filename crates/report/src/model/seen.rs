@@ -209,7 +209,7 @@ pub struct ProcessEnd {
     pub ts_ns: u64,
     /// Since when it was traced: its start or exec, or that of tracing, whichever was later.
     pub since_ns: u64,
-    /// GC pauses of cycles that are not reported, because they had begun before tracing, nanoseconds.
+    /// GC pauses of no reported cycle, nanoseconds: of one that had begun before tracing, or of none, as for finalizers at the end of a program.
     pub outside_ns: u64,
     /// The part of the pauses of reported cycles that lies after `ts_ns`, nanoseconds: of a part of a recording.
     pub beyond_ns: u64,

@@ -67,6 +67,10 @@ impl<R: Read> Recording<R> {
             ChunkError::Damaged(why) => unreadable(why),
         };
         let mut chunks = Chunks::open(from).map_err(failed)?;
+        let failed = |error| match error {
+            ChunkError::Damaged(why) => unreadable(format!("its header is damaged: {why}")),
+            error @ ChunkError::Io(_) => failed(error),
+        };
         let head = match chunks.next().map_err(failed)? {
             Next::Header(head) => head,
             Next::Entries(_) | Next::Ended(_) => {

@@ -23,7 +23,7 @@ use super::{CacheArgs, FormatArg};
 pub struct HeapArgs {
     /// The process
     #[arg(long, short, value_name = "PID", required_unless_present = "diff",
-        value_parser = clap::value_parser!(u32).range(1..))]
+        value_parser = crate::cli::parse::pid)]
     pub pid: Option<u32>,
 
     /// What a row represents

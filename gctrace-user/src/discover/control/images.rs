@@ -29,6 +29,7 @@ use super::{
 use crate::{
     bpf::{AttachError, brief},
     cache::Cache,
+    clock::monotonic_ns,
     console::say,
     host::root_file,
     images::{GcOf, KnownImage},
@@ -308,6 +309,7 @@ impl Control {
         }
         self.attach_optional(index, file, shown, &plan);
         self.probes.open_image(index, &plan.config).map_err(|e| e.to_string())?;
+        self.images.opened(index, monotonic_ns());
         self.attached += 1;
         log::debug!(
             "{}: planned in {:.1} ms, attached in {:.1} ms",
@@ -432,6 +434,7 @@ impl Control {
         }
         let config = ImageConfig { open: 1, ..ImageConfig::default() };
         self.probes.open_image(index, &config).map_err(|e| e.to_string())?;
+        self.images.opened(index, monotonic_ns());
         self.attached += 1;
         let probes = last.probes.iter().map(|probe| probe.file_offset).collect();
         let segments = head.segments;

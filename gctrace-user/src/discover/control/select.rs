@@ -49,6 +49,12 @@ pub(super) fn due(last: &mut Option<Instant>, interval: Duration) -> bool {
 impl Control {
     /// Selects the processes that the user named by pid.
     pub(super) fn begin_pids(&mut self) -> Result<(), String> {
+        // Its events have the id of the process, so nothing would be seen.
+        for pid in self.selection.named() {
+            if let Some(why) = decision::not_a_process(pid) {
+                return Err(format!("pid {pid}: {why}"));
+            }
+        }
         for root in self.selection.pids.clone() {
             self.begin_tree(root)?;
         }

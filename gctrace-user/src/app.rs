@@ -85,6 +85,9 @@ pub fn run(settings: &Settings) -> Result<Outcome, Failure> {
     let program = settings.selection.command.clone();
     let program =
         program.map(|argv| Program { argv, user: user.clone(), data_on_stdout: settings.output.is_none() });
+    if let Some(why) = program.as_ref().and_then(Program::missing) {
+        return Err(Failure::Control(why));
+    }
     // A browser is started as the user, which takes privileges that are given up below.
     let page = settings.live.as_ref().map(|live| serve::Page::listen(live, user.clone()));
     let mut page = page.transpose()?;

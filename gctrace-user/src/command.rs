@@ -3,11 +3,16 @@
 use std::{
     ffi::OsString,
     io,
-    os::{fd::AsFd as _, unix::process::ExitStatusExt as _},
+    os::{
+        fd::AsFd as _,
+        unix::{ffi::OsStrExt as _, process::ExitStatusExt as _},
+    },
+    path::Path,
     process::{Child, Command, ExitStatus, Stdio},
     time::Duration,
 };
 
+use gctrace_tunemygc::printable::printable;
 use rustix::{
     event::{PollFd, PollFlags, Timespec, poll},
     process::{Pid, Signal, getpgrp, kill_process},
@@ -33,6 +38,25 @@ pub struct Program {
 }
 
 impl Program {
+    /// Why it certainly cannot be started: there is no such file. Known before anything else is done for it.
+    pub fn missing(&self) -> Option<String> {
+        let name = self.argv.first()?;
+        let is_missing =
+            |path: &Path| std::fs::metadata(path).is_err_and(|error| error.kind() == io::ErrorKind::NotFound);
+        // Without a path execvp(3) has its own.
+        let places = std::env::var_os("PATH").filter(|_| !name.as_bytes().contains(&b'/'));
+        let missing = match &places {
+            _ if name.is_empty() => true,
+            Some(places) => std::env::split_paths(places).all(|place| is_missing(&place.join(name))),
+            None => name.as_bytes().contains(&b'/') && is_missing(Path::new(name)),
+        };
+        let place = if places.is_some() { " in PATH" } else { "" };
+        missing.then(|| {
+            let name = printable(&name.to_string_lossy()).into_owned();
+            format!("starting `{name}`: no such file{place}; give a program that exists and may be run")
+        })
+    }
+
     /// Starts it.
     ///
     /// # Errors
@@ -172,5 +196,19 @@ mod tests {
         assert!(status("[ /proc/self/fd/1 -ef /proc/self/fd/2 ]").success());
         let absent = Program { argv: vec!["/no/such/program".into()], ..program("") };
         assert_eq!(absent.start().unwrap_err().kind(), io::ErrorKind::NotFound);
+    }
+
+    /// What cannot be there is known before; anything that may be is tried.
+    #[test]
+    fn missing() {
+        let missing =
+            |name: &str| Program { argv: vec![name.into()], user: None, data_on_stdout: false }.missing();
+        for there in ["sh", "/bin/sh", "/tmp", "./src"] {
+            assert_eq!(missing(there), None, "{there}");
+        }
+        let why = |name: &str| missing(name).unwrap();
+        assert!(why("no-such-program").starts_with("starting `no-such-program`: no such file in PATH; give"));
+        assert!(why("/no/such/program").starts_with("starting `/no/such/program`: no such file; give"));
+        assert!(why("").contains("no such file") && why("a\u{1b}b").contains("a\\u{1b}b"));
     }
 }

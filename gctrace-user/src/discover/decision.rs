@@ -174,7 +174,7 @@ pub(super) fn linked_library<E>(state: &Result<VmState, E>, linked: impl FnOnce(
     }
 }
 
-/// Why an id that a user has given for a process is none.
+/// Why an id that a user has given as a pid is not the id of a process.
 pub(super) fn not_a_process(pid: u32) -> Option<String> {
     let process = proc_root::process_of_thread(pid)?;
     Some(format!("it is a thread of process {process}: give --pid {process}"))

@@ -105,7 +105,7 @@ pub fn listed() -> io::Result<Vec<u32>> {
 }
 
 /// The process of a thread, if this is the id of a thread and not that of its process. `/proc/ID` opens for threads, too, although the kernel does not
-/// list them there (proc_pid(5)).
+/// list them there (`proc_pid(5)`).
 pub fn process_of_thread(tid: u32) -> Option<u32> {
     let status = text(tid, "status").ok()?;
     let pid = status.lines().find_map(|line| line.strip_prefix("Tgid:"))?.trim().parse().ok()?;

@@ -21,9 +21,9 @@ fn main() -> ExitCode {
         Err(error) => {
             let error = cli::with_hint(error);
             let code = u8::try_from(error.exit_code()).unwrap_or(2);
-            // Help and version go to stdout; if that is closed they are not needed.
-            let _closed = error.print();
-            return ExitCode::from(code);
+            // Help and version go to standard output, errors to standard error.
+            let printed = error.print().and_then(|()| io::stdout().flush());
+            return if error.use_stderr() { ExitCode::from(code) } else { on_stdout(printed) };
         }
     };
     match args.subcommand {
@@ -151,7 +151,12 @@ fn record(args: cli::RecordArgs) -> ExitCode {
 
 /// Writes a text to standard output.
 fn written(text: &[u8]) -> ExitCode {
-    match io::stdout().write_all(text).and_then(|()| io::stdout().flush()) {
+    on_stdout(io::stdout().write_all(text).and_then(|()| io::stdout().flush()))
+}
+
+/// The exit status of what only writes to standard output.
+fn on_stdout(written: io::Result<()>) -> ExitCode {
+    match written {
         Ok(()) => ExitCode::SUCCESS,
         // The reader has closed the pipe.
         Err(error) if error.kind() == io::ErrorKind::BrokenPipe => ExitCode::SUCCESS,

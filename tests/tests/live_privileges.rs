@@ -106,6 +106,14 @@ fn documents() -> Result<()> {
     let output = Command::new("bash").args(["-c", read]).arg(&path).output()?;
     let said = String::from_utf8_lossy(&output.stdout).trim().to_owned();
     ensure!(said == "--container", "{said}: {}", String::from_utf8_lossy(&output.stderr));
+    // What is asked for and cannot be written is an error.
+    for asked in ["--help", "-h", "--version", "man"] {
+        let full = std::fs::OpenOptions::new().write(true).open("/dev/full")?;
+        let output = Command::new(gctrace_binary()?).arg(asked).stdout(full).output()?;
+        let errors = String::from_utf8_lossy(&output.stderr);
+        ensure!(output.status.code() == Some(2), "{asked}: {}: {errors}", output.status);
+        ensure!(errors.starts_with("gctrace: writing to standard output: "), "{asked}: {errors}");
+    }
     Ok(())
 }
 

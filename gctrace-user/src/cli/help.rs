@@ -155,6 +155,7 @@ pub fn command() -> Command {
             });
         }
     }
+    command = with_negative_numbers(command);
     // Of the groups that runs have, what is given by default is not given.
     command = command.mut_subcommand("serve", |command| {
         // clap leaves the group of a struct empty that has another one inside.
@@ -171,6 +172,11 @@ pub fn command() -> Command {
         }
     }
     command
+}
+
+/// Lets `-5` be the value of an option, which refuses it as what it is. No option is a digit.
+fn with_negative_numbers(command: Command) -> Command {
+    command.allow_negative_numbers(true).mut_subcommands(with_negative_numbers)
 }
 
 fn arranged(arg: Arg, heading: &'static str, at: usize, short: &'static str) -> Arg {
@@ -191,6 +197,21 @@ pub fn parse() -> Result<Args, Error> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// A negative number is the value of the option before it, which says what it takes.
+    #[test]
+    fn negative_numbers() {
+        for (words, reason) in [
+            (&["--duration", "-5"][..], "a time cannot be negative"),
+            (&["top", "--interval", "-1"], "a time cannot be negative"),
+            (&["heap", "--pid", "-1"], "is not a pid"),
+            (&["report", "app.gctrace", "--from", "-3"], "a time cannot be negative"),
+        ] {
+            let error =
+                command().try_get_matches_from([&["gctrace"], words].concat()).unwrap_err().to_string();
+            assert!(error.contains(reason), "{words:?}: {error}");
+        }
+    }
 
     /// Every option that is not for tests is in one group, and no group has another one.
     #[test]

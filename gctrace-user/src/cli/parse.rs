@@ -46,6 +46,9 @@ fn words(text: &str) -> impl Iterator<Item = &str> {
 pub(super) fn duration(text: &str) -> Result<Duration, String> {
     const USAGE: &str = "give a time such as 500ms, 30s, 1m30s, 2h or 1d";
     let mut rest = text.trim();
+    if rest.starts_with('-') {
+        return Err("a time cannot be negative; ".to_owned() + USAGE);
+    }
     let mut sum = 0.0;
     while !rest.is_empty() {
         let split = rest.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(rest.len());

@@ -18,6 +18,7 @@ use rustix::{
 };
 
 use super::ExportError;
+use crate::console::say;
 
 /// The files published so far.
 static PUBLISHED: Mutex<Vec<PathBuf>> = Mutex::new(Vec::new());
@@ -53,6 +54,9 @@ pub(crate) fn give_to_owner(file: BorrowedFd<'_>) {
 pub(crate) fn open_alone(path: &Path, mode: u32, taken: &'static str) -> Result<File, ExportError> {
     let unwritable = |source| ExportError::Unwritable { path: path.to_owned(), source };
     let is_new = !path.exists();
+    if fs::metadata(path).is_ok_and(|data| data.file_type().is_fifo()) {
+        return open_pipe(path).map_err(unwritable);
+    }
     let opened = File::options().write(true).create(true).truncate(false).mode(mode).open(path);
     let opened = opened.map_err(unwritable)?;
     // Some network file systems have no locks.
@@ -65,6 +69,22 @@ pub(crate) fn open_alone(path: &Path, mode: u32, taken: &'static str) -> Result<
         give_to_owner(opened.as_fd());
     }
     Ok(opened)
+}
+
+/// Opens a named pipe, which waits for somebody who reads it (`fifo(7)`).
+fn open_pipe(path: &Path) -> io::Result<File> {
+    match rustix::fs::open(path, OFlags::WRONLY | OFlags::NONBLOCK | OFlags::CLOEXEC, Mode::empty()) {
+        // Closed and opened again, its reader would see the end in between.
+        Ok(pipe) => {
+            rustix::fs::fcntl_setfl(&pipe, OFlags::empty())?;
+            Ok(File::from(pipe))
+        }
+        Err(Errno::NXIO) => {
+            say(&format!("gctrace: waiting for a reader of the named pipe {}", path.display()));
+            File::options().write(true).open(path)
+        }
+        Err(error) => Err(error.into()),
+    }
 }
 
 /// The files written so far (the first ones if there are very many). No other file is published while this is held.
@@ -268,6 +288,37 @@ mod tests {
             assert_eq!(fs::read_to_string(&path).unwrap(), content);
         }
         assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1);
+    }
+
+    /// A named pipe is opened once, whether its reader or its writer comes first, and writing waits for a slow reader.
+    #[test]
+    fn named_pipes() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("pipe");
+        rustix::fs::mkfifoat(CWD, &path, Mode::RUSR | Mode::WUSR).unwrap();
+        let content = vec![7; 1 << 20];
+        let pause = || std::thread::sleep(std::time::Duration::from_millis(50));
+        for reader_first in [true, false] {
+            std::thread::scope(|scope| {
+                let reader = scope.spawn(|| {
+                    if !reader_first {
+                        pause();
+                    }
+                    let mut pipe = File::open(&path).unwrap();
+                    pause();
+                    let mut read = Vec::new();
+                    io::Read::read_to_end(&mut pipe, &mut read).unwrap();
+                    read
+                });
+                if reader_first {
+                    pause();
+                }
+                let mut pipe = open_alone(&path, PUBLIC, "taken").unwrap();
+                pipe.write_all(&content).unwrap();
+                drop(pipe);
+                assert_eq!(reader.join().unwrap().len(), content.len());
+            });
+        }
     }
 
     /// A new file never takes another one's name.

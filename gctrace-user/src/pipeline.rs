@@ -484,7 +484,8 @@ impl Pipeline {
         process.ppid = process.ppid.or_else(|| self.parents.get(&pid).map(|(parent, _)| *parent));
         let memory = MemoryReader::open(pid).ok();
         let waiting = self.waiting.remove(&pid).unwrap_or_default();
-        let since_ns = waiting.pauses.first().map_or(u64::MAX, |(begin_ns, _)| *begin_ns);
+        let first_ns = waiting.pauses.first().map_or(u64::MAX, |(begin_ns, _)| *begin_ns);
+        let since_ns = self.traced_since(pid, &known.image).min(first_ns);
         let count = count_of(known, state.as_ref().map(|(_, data)| data));
         let traced = TracedProcess {
             process: process.clone(),
@@ -496,7 +497,7 @@ impl Pipeline {
             cycles: 0,
             lost: waiting.lost,
             last_ns: 0,
-            since_ns: self.traced_since(pid, &known.image).min(since_ns),
+            since_ns,
             seen_ns,
             begun_ns: None,
             pauses: GcTime::default(),
@@ -513,7 +514,7 @@ impl Pipeline {
         if known.image.gvl.is_some() {
             self.gvl.pauses(pid, &waiting.pauses, !waiting.cut);
         }
-        self.see(&process, Seen::Process { state: state.as_ref(), now_ns: monotonic_ns() });
+        self.see(&process, Seen::Process { state: state.as_ref(), now_ns: monotonic_ns(), since_ns });
     }
 
     /// Since when the events of a process with this image can have been seen.

@@ -29,9 +29,19 @@ pub fn counted(n: u64, one: &str, many: &str) -> String {
 
 /// How long ago something was, in its largest unit.
 pub fn ago(seconds: f64) -> String {
-    let units = [(86_400.0, "d"), (3600.0, "h"), (60.0, "min")];
-    let (length, name) = units.into_iter().find(|(length, _)| seconds >= *length).unwrap_or((1.0, "s"));
+    let (length, name) = unit(seconds);
     format!("{:.0} {name} ago", (seconds / length).floor().max(0.0))
+}
+
+/// The same for what happened at some time since then.
+pub fn since(seconds: f64) -> String {
+    let (length, name) = unit(seconds);
+    format!("< {:.0} {name} ago", (seconds / length).floor().max(0.0) + 1.0)
+}
+
+fn unit(seconds: f64) -> (f64, &'static str) {
+    let units = [(86_400.0, "d"), (3600.0, "h"), (60.0, "min")];
+    units.into_iter().find(|(length, _)| seconds >= *length).unwrap_or((1.0, "s"))
 }
 
 /// A share of 1 in percent.
@@ -54,6 +64,10 @@ mod tests {
         assert_eq!(
             [-5.0, 59.0, 60.0, 86_400.0].map(super::ago),
             ["0 s ago", "59 s ago", "1 min ago", "1 d ago"]
+        );
+        assert_eq!(
+            [-5.0, 59.0, 60.0, 86_400.0].map(super::since),
+            ["< 1 s ago", "< 60 s ago", "< 2 min ago", "< 2 d ago"]
         );
         assert_eq!(super::percent(0.1234), "12.3 %");
     }

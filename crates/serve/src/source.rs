@@ -3,7 +3,6 @@
 use std::{
     cell::RefCell,
     collections::VecDeque,
-    fs::File,
     io::BufReader,
     path::{Path, PathBuf},
     rc::Rc,
@@ -23,7 +22,7 @@ use gctrace_report::{
         window::{Tally, Window, Windowed},
     },
     ledger::Ledger,
-    trace_file::{self, Ending, Header, Index, ReadError, Readable, Recording, Replayed},
+    trace_file::{self, Ending, Header, Index, ReadError, Readable, Recording, Replayed, open_regular},
     words::span,
 };
 
@@ -130,12 +129,8 @@ impl Source {
     /// Opens a recording and reads its header.
     pub(crate) fn open(path: &Path) -> Result<Self, ReadError> {
         let failed = |source| ReadError::Io { path: path.to_owned(), source };
-        let file = Arc::new(File::open(path).map_err(failed)?);
+        let file = Arc::new(open_regular(path)?);
         let data = file.metadata().map_err(failed)?;
-        if !data.is_file() {
-            let why = "it is not a regular file; write the recording to one first".to_owned();
-            return Err(ReadError::Unreadable { path: path.to_owned(), why });
-        }
         Self::of(Medium::File(file), path, data.len())
     }
 

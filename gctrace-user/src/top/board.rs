@@ -398,7 +398,7 @@ pub(super) fn bounded<T>(list: &mut VecDeque<T>, new: T, most: usize) {
 
 impl Observer for Board {
     fn see(&mut self, process: &Process, seen: Seen<'_>) {
-        if let Seen::Process { state, now_ns } = seen {
+        if let Seen::Process { state, now_ns, .. } = seen {
             if self.processes.len() >= MOST_PROCESSES && !self.processes.contains_key(&process.pid) {
                 self.dropped += 1;
                 return;

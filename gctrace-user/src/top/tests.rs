@@ -104,7 +104,7 @@ fn board() -> Board {
     let read =
         |cpu: u64| move |pid: u32| Sample { cpu_ns: Some(cpu * u64::from(pid == 7)), rss: Some(1 << 20) };
     for (pid, service) in [(7, "shop"), (8, "shop"), (9, "idle")] {
-        board.see(&process(pid, service), Seen::Process { state: None, now_ns: 100 * S });
+        board.see(&process(pid, service), Seen::Process { state: None, now_ns: 100 * S, since_ns: 100 * S });
     }
     board.tick(104 * S, true, read(0));
     let shop = process(7, "shop");
@@ -134,7 +134,7 @@ fn board() -> Board {
 fn allocation_rate() {
     let shop = process(7, "shop");
     let mut board = Board::default();
-    board.see(&shop, Seen::Process { state: None, now_ns: 100 * S });
+    board.see(&shop, Seen::Process { state: None, now_ns: 100 * S, since_ns: 100 * S });
     let mut rate = |ts_ns: u64, allocated: u64| {
         board.see(&shop, Seen::Cycle(&cycle(ts_ns, MS, allocated)));
         let rows = board.rows(ts_ns, Group::Process);
@@ -176,11 +176,14 @@ fn values() {
     );
     // Half a second after it was found nothing can be said of ten seconds.
     let mut fresh = Board::default();
-    fresh.see(&process(1, "x"), Seen::Process { state: None, now_ns: 100 * S });
+    fresh.see(&process(1, "x"), Seen::Process { state: None, now_ns: 100 * S, since_ns: 100 * S });
     assert_eq!(fresh.rows(100 * S + S / 2, Group::Process)[0].gc, None);
     // Nor of a second of which a part was traced.
     let mut late = Board::default();
-    late.see(&process(1, "x"), Seen::Process { state: None, now_ns: 100 * S + 900 * MS });
+    late.see(
+        &process(1, "x"),
+        Seen::Process { state: None, now_ns: 100 * S + 900 * MS, since_ns: 100 * S + 900 * MS },
+    );
     for second in [100, 101] {
         late.see(&process(1, "x"), Seen::Cycle(&cycle(second * S + 400 * MS, 500 * MS, 0)));
     }
@@ -201,7 +204,7 @@ fn values() {
 fn slots_at_the_end() {
     let shop = process(7, "shop");
     let mut board = Board::default();
-    board.see(&shop, Seen::Process { state: None, now_ns: 100 * S });
+    board.see(&shop, Seen::Process { state: None, now_ns: 100 * S, since_ns: 100 * S });
     let slots = |board: &Board| {
         let rows = board.rows(102 * S, Group::Process);
         let row = rows.iter().find(|row| row.pid == Some(7)).unwrap();
@@ -288,7 +291,7 @@ fn bounds() {
     // Each of them is counted, with the three before, however few are kept.
     assert_eq!(detail.bars.iter().sum::<u64>(), 20_003);
     for pid in 0..10_000 {
-        board.see(&process(pid, "many"), Seen::Process { state: None, now_ns: 106 * S });
+        board.see(&process(pid, "many"), Seen::Process { state: None, now_ns: 106 * S, since_ns: 106 * S });
     }
     assert_eq!((board.len(), board.dropped), (4096, 10_000 - 4096));
     assert!(board.detail(99_999, 0).is_none());
@@ -489,7 +492,7 @@ fn panels() {
 fn spots() {
     let mut board = serving();
     for pid in 100..160 {
-        board.see(&process(pid, "many"), Seen::Process { state: None, now_ns: 100 * S });
+        board.see(&process(pid, "many"), Seen::Process { state: None, now_ns: 100 * S, since_ns: 100 * S });
     }
     let traced = Traced { requests: true, gvl: true };
     for (width, cursor) in [(80, 0), (80, 40), (200, 62), (200, 9999)] {

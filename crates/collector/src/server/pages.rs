@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use gctrace_pages::{
     Column, chart, encoded, lines, page, setting_lines, settings, table,
-    words::{ago, bytes, count, counted, percent},
+    words::{ago, bytes, count, counted, percent, since},
 };
 use hyper::{StatusCode, header};
 use maud::{Markup, html};
@@ -431,8 +431,8 @@ fn p99(figures: &Figures) -> String {
     }
 }
 
-/// The figures of a row.
-fn figures(sum: &Sum, now: f64) -> Vec<Markup> {
+/// The figures of a row. Where it is not known when its latest set came, its latest slot says since when at most that is.
+fn figures(sum: &Sum, seen: Option<f64>, now: f64) -> Vec<Markup> {
     let figures = &sum.figures;
     let or_none = |known: bool, text: String| if known { text } else { "–".to_owned() };
     vec![
@@ -442,7 +442,7 @@ fn figures(sum: &Sum, now: f64) -> Vec<Markup> {
         html! { (p99(figures)) },
         html! { (or_none(figures.slots > 0, count(figures.slots))) },
         html! { (or_none(figures.rss > 0, bytes(figures.rss))) },
-        html! { (ago(now - sum.last as f64)) },
+        html! { (seen.map_or_else(|| since(now - sum.last as f64), |seen| ago(now - seen))) },
     ]
 }
 
@@ -476,7 +476,7 @@ fn environments(slots: &[Slot], seen: &Seen<'_>, wanted: &Wanted, now: f64) -> M
             };
             let mut row =
                 vec![html! { a href=(to.query()) { (environment_text(environment)) } }, html! { (series) }];
-            row.extend(figures(sum, now));
+            row.extend(figures(sum, sum.latest.seen(), now));
             row
         })
         .collect();
@@ -513,7 +513,7 @@ fn processes(slots: &[&Slot], seen: &Seen<'_>, wanted: &Wanted, now: f64) -> Mar
         .map(|((host, pid, series), sum)| {
             let to = Wanted { host: Some((*host).to_owned()), pid: Some(*pid), ..wanted.clone() };
             let mut row = vec![html! { a href=(to.query()) { (named(host)) " " (pid) } }, html! { (series) }];
-            row.extend(figures(sum, now));
+            row.extend(figures(sum, None, now));
             row
         })
         .collect();

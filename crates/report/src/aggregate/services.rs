@@ -231,7 +231,7 @@ pub struct Services {
 impl Observer for Services {
     fn see(&mut self, process: &Process, seen: Seen<'_>) {
         match seen {
-            Seen::Process { state, now_ns } => self.process(process, state, now_ns),
+            Seen::Process { state, now_ns, .. } => self.process(process, state, now_ns),
             Seen::Cycle(cycle) => self.cycle(process, cycle),
             Seen::Work(work) => self.work(process, work),
             Seen::Request(request) => self.request(process, request),

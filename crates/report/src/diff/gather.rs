@@ -386,7 +386,7 @@ impl Observer for Side {
             return;
         }
         match seen {
-            Seen::Process { state, now_ns } => {
+            Seen::Process { state, now_ns, .. } => {
                 self.now(now_ns);
                 self.process(process, state, now_ns);
             }

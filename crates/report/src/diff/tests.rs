@@ -137,7 +137,7 @@ fn record(name: &'static str, program: Program, seed: u64) -> Side {
     let mut side = Side::new(name, all(), Chosen::default());
     let ended = BEGAN + program.seconds * SECOND;
     let process = process("shop");
-    side.see(&process, Seen::Process { state: None, now_ns: BEGAN - 5 });
+    side.see(&process, Seen::Process { state: None, now_ns: BEGAN - 5, since_ns: BEGAN - 5 });
     side.began(BEGAN);
     samples(&mut side, &process, program, &mut random);
     cycles(&mut side, &process, program, &mut random);
@@ -583,12 +583,12 @@ fn programs() {
     let mut side = Side::new("A", all(), Chosen { pid: None, program: Some("shop".to_owned()) });
     side.began(BEGAN);
     for service in ["shop", "worker"] {
-        side.see(&process(service), Seen::Process { state: None, now_ns: BEGAN });
+        side.see(&process(service), Seen::Process { state: None, now_ns: BEGAN, since_ns: BEGAN });
     }
     assert_eq!(side.programs().keys().collect::<Vec<_>>(), ["shop"]);
     let mut other = Side::new("B", all(), Chosen { pid: Some(8), program: None });
     other.began(BEGAN);
-    other.see(&process("shop"), Seen::Process { state: None, now_ns: BEGAN });
+    other.see(&process("shop"), Seen::Process { state: None, now_ns: BEGAN, since_ns: BEGAN });
     let comparison = Comparison::of(&mut side, &mut other);
     assert_eq!(comparison.nothing, ["B has no such process"]);
     assert_eq!(comparison.only[0], ["shop"]);

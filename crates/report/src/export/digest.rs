@@ -502,7 +502,7 @@ mod tests {
         };
         let mut out = Vec::new();
         let mut screen = OneScreen::new(&mut out, Screen::none(), of);
-        screen.see(process, Seen::Process { state: None, now_ns: 0 }).unwrap();
+        screen.see(process, Seen::Process { state: None, now_ns: 0, since_ns: 0 }).unwrap();
         screen.began(began_ns);
         for seen in seen {
             screen.see(process, *seen).unwrap();

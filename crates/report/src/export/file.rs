@@ -49,16 +49,41 @@ pub(crate) fn give_to_owner(file: BorrowedFd<'_>) {
     }
 }
 
+/// What is done about a symbolic link that has the name of an output.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Links {
+    /// Its target is written to.
+    Follow,
+    /// It gives way to a file: who may make links in a directory must not choose what is overwritten.
+    Replace,
+}
+
 /// Opens a file to write to, or makes it with this mode; its content stays. A regular file is locked (`flock`) until it is closed, because two
-/// runs would mix up what they write; `taken` says that another one has it.
-pub(crate) fn open_alone(path: &Path, mode: u32, taken: &'static str) -> Result<File, ExportError> {
+/// runs would mix up what they write; `taken` says that another one has it. A symbolic link is followed or, as by all that replaces files, replaced.
+pub(crate) fn open_alone(
+    path: &Path,
+    mode: u32,
+    links: Links,
+    taken: &'static str,
+) -> Result<File, ExportError> {
     let unwritable = |source| ExportError::Unwritable { path: path.to_owned(), source };
+    let flags = match links {
+        Links::Follow => OFlags::empty(),
+        Links::Replace => {
+            if path.is_symlink() {
+                fs::remove_file(path).map_err(unwritable)?;
+            }
+            // Another one may have been made in the meantime.
+            OFlags::NOFOLLOW
+        }
+    };
     let is_new = !path.exists();
     if fs::metadata(path).is_ok_and(|data| data.file_type().is_fifo()) {
         return open_pipe(path).map_err(unwritable);
     }
-    let opened = File::options().write(true).create(true).truncate(false).mode(mode).open(path);
-    let opened = opened.map_err(unwritable)?;
+    let mut options = File::options();
+    options.write(true).create(true).truncate(false).mode(mode).custom_flags(flags.bits().cast_signed());
+    let opened = options.open(path).map_err(unwritable)?;
     // Some network file systems have no locks.
     if opened.metadata().is_ok_and(|data| data.is_file())
         && let Err(TryLockError::WouldBlock) = opened.try_lock()
@@ -313,11 +338,33 @@ mod tests {
                 if reader_first {
                     pause();
                 }
-                let mut pipe = open_alone(&path, PUBLIC, "taken").unwrap();
+                let mut pipe = open_alone(&path, PUBLIC, Links::Follow, "taken").unwrap();
                 pipe.write_all(&content).unwrap();
                 drop(pipe);
                 assert_eq!(reader.join().unwrap().len(), content.len());
             });
+        }
+    }
+
+    /// What a link leads to stays as it is where links are replaced, and is not made where it is not there.
+    #[test]
+    fn links() {
+        let dir = tempfile::tempdir().unwrap();
+        let (target, link) = (dir.path().join("target"), dir.path().join("link"));
+        for content in [Some("precious"), None] {
+            for links in [Links::Replace, Links::Follow] {
+                let _was_not_there = (fs::remove_file(&link), fs::remove_file(&target));
+                if let Some(content) = content {
+                    fs::write(&target, content).unwrap();
+                }
+                std::os::unix::fs::symlink(&target, &link).unwrap();
+                open_alone(&link, 0o600, links, "taken").unwrap().write_all(b"new data").unwrap();
+                assert_eq!(fs::read_to_string(&link).unwrap(), "new data");
+                let follows = links == Links::Follow;
+                assert_eq!(link.is_symlink(), follows);
+                let of_target = fs::read_to_string(&target).ok();
+                assert_eq!(of_target.as_deref(), if follows { Some("new data") } else { content });
+            }
         }
     }
 

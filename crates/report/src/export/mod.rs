@@ -37,8 +37,8 @@ pub mod upload;
 pub mod window;
 mod windows;
 
+pub(crate) use file::{Links, open_alone, write_new};
 pub use file::{belong_to, check_path, published, write_atomically, write_private};
-pub(crate) use file::{open_alone, write_new};
 pub use otlp::process_context;
 pub use outputs::Outputs;
 pub use place::{place, program, started_by};

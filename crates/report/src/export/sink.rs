@@ -41,7 +41,7 @@ impl Sink {
     pub fn open(path: Option<&Path>) -> Result<Self, ExportError> {
         let Some(path) = path else { return Ok(Self::Stdout) };
         let unwritable = |source| ExportError::Unwritable { path: path.to_owned(), source };
-        let opened = file::open_alone(path, 0o666, "another gctrace writes to it")?;
+        let opened = file::open_alone(path, 0o666, file::Links::Follow, "another gctrace writes to it")?;
         if opened.metadata().is_ok_and(|data| data.is_file()) {
             opened.set_len(0).map_err(unwritable)?;
         }

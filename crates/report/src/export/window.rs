@@ -226,7 +226,10 @@ impl Windowed {
             return;
         }
         for process in std::mem::take(&mut self.before).into_values() {
-            self.show(&process, Seen::Process { state: None, now_ns: self.window.from() });
+            self.show(
+                &process,
+                Seen::Process { state: None, now_ns: self.window.from(), since_ns: self.window.from() },
+            );
         }
     }
 
@@ -419,7 +422,7 @@ mod tests {
             let outputs = Rc::new(RefCell::new(Outputs::new(vec![Box::new(sum.clone())])));
             let mut windowed = Windowed::new(window, outputs, Rc::default());
             let process = process(1, "web");
-            windowed.see(&process, Seen::Process { state: None, now_ns: 100 }).unwrap();
+            windowed.see(&process, Seen::Process { state: None, now_ns: 100, since_ns: 100 }).unwrap();
             let mut first = GcCycle { pauses: Vec::new(), ..cycle(1, 1, 1, 0) };
             first.start.ts_ns = 300;
             windowed.see(&process, Seen::Cycle(&first)).unwrap();
@@ -461,7 +464,7 @@ mod tests {
                 let window = Window { from_ns: Some(from), to_ns: Some(to), ..Window::default() };
                 let mut windowed = Windowed::new(window, outputs, Rc::default());
                 let process = process(1, "web");
-                windowed.see(&process, Seen::Process { state: None, now_ns: 1 }).unwrap();
+                windowed.see(&process, Seen::Process { state: None, now_ns: 1, since_ns: 1 }).unwrap();
                 for cycle in &cycles {
                     if cycle.count.is_multiple_of(2) {
                         windowed.see(&process, Seen::Cycle(cycle)).unwrap();
@@ -527,7 +530,7 @@ mod tests {
             let condition = condition.map(|text| text.parse::<Condition>().unwrap());
             let window = Window { from_ns: from, to_ns: to, condition, ..Window::default() };
             let mut windowed = Windowed::new(window, outputs, Rc::default());
-            windowed.see(&process, Seen::Process { state: None, now_ns: 1 }).unwrap();
+            windowed.see(&process, Seen::Process { state: None, now_ns: 1, since_ns: 1 }).unwrap();
             for sample in &all {
                 windowed.see(&process, Seen::Stack(sample)).unwrap();
             }
@@ -571,7 +574,7 @@ mod tests {
             let mut windowed = Windowed::new(window, outputs.clone(), Rc::default());
             let (process, sample) = a_sample(500);
             windowed.began(0);
-            windowed.see(&process, Seen::Process { state: None, now_ns: 0 }).unwrap();
+            windowed.see(&process, Seen::Process { state: None, now_ns: 0, since_ns: 0 }).unwrap();
             let sample = StackSample { request: Some(7), cpu_ns: 1000, ..sample };
             windowed.see(&process, Seen::Stack(&sample)).unwrap();
             let request = Request { id: 7, ..request(Some("/orders/:id"), Some(800), Some(200)) };

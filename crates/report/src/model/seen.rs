@@ -21,6 +21,8 @@ pub enum Seen<'a> {
         state: Option<&'a GcState>,
         /// Now, `CLOCK_MONOTONIC` nanoseconds: its events come after this, though some may be older.
         now_ns: u64,
+        /// Since when its events can have been seen, on the same clock.
+        since_ns: u64,
     },
     /// A cycle is complete, or was cut short.
     Cycle(&'a GcCycle),

@@ -16,7 +16,7 @@ use std::{
 
 use rustix::event::{PollFd, PollFlags, poll};
 
-use crate::export::{ExportError, check_path, open_alone};
+use crate::export::{ExportError, Links, check_path, open_alone};
 
 /// Bytes that wait for a slow reader at most: some minutes of a busy program.
 const WAITING: u64 = 64 << 20;
@@ -77,7 +77,7 @@ impl Destination {
     /// entries, or the end; only its owner can read a new one, because command lines are in it.
     pub(super) fn file(path: &Path) -> Result<Self, ExportError> {
         check_path(path)?;
-        let file = open_alone(path, 0o600, "another gctrace records to it")?;
+        let file = open_alone(path, 0o600, Links::Replace, "another gctrace records to it")?;
         Ok(Self::File(RegularFile { file, written: Amount::default(), beginning: None }))
     }
 

@@ -61,7 +61,7 @@ impl Place {
                 place.pids |= tables.process(*index).map_or(u64::MAX, |process| bit(process.pid));
             }
             match entry {
-                Recorded::Seen(_, Owned::Process(..) | Owned::Ended(_))
+                Recorded::Seen(_, Owned::Process { .. } | Owned::Ended(_))
                 | Recorded::Refused(..)
                 | Recorded::Began(_)
                 | Recorded::Closed(_)

@@ -94,7 +94,7 @@ pub(super) enum What {
 
 /// What was seen of a process, as [`Seen`].
 pub(super) enum Owned {
-    Process(Box<Option<GcState>>, u64),
+    Process { state: Box<Option<GcState>>, now_ns: u64, since_ns: u64 },
     Cycle(Box<GcCycle>),
     Work(GcWork),
     Request(Box<Request>),
@@ -114,7 +114,9 @@ impl Owned {
     /// A copy of what was seen.
     pub(super) fn of(seen: Seen<'_>) -> Self {
         match seen {
-            Seen::Process { state, now_ns } => Self::Process(Box::new(state.cloned()), now_ns),
+            Seen::Process { state, now_ns, since_ns } => {
+                Self::Process { state: Box::new(state.cloned()), now_ns, since_ns }
+            }
             Seen::Cycle(cycle) => Self::Cycle(Box::new(cycle.clone())),
             Seen::Work(work) => Self::Work(work.clone()),
             Seen::Request(request) => Self::Request(Box::new(request.clone())),
@@ -134,7 +136,9 @@ impl Owned {
     /// The same for exporters.
     pub(super) fn seen(&self) -> Seen<'_> {
         match self {
-            Self::Process(state, now_ns) => Seen::Process { state: (**state).as_ref(), now_ns: *now_ns },
+            Self::Process { state, now_ns, since_ns } => {
+                Seen::Process { state: (**state).as_ref(), now_ns: *now_ns, since_ns: *since_ns }
+            }
             Self::Cycle(cycle) => Seen::Cycle(cycle),
             Self::Work(work) => Seen::Work(work),
             Self::Request(request) => Seen::Request(request),
@@ -157,9 +161,9 @@ impl Filling {
     pub(super) fn see(&mut self, process: &Process, seen: Seen<'_>) {
         let index = self.process(process);
         let what = match seen {
-            Seen::Process { state, now_ns } => {
+            Seen::Process { state, now_ns, since_ns } => {
                 let state = state.map(|state| self.state(state));
-                What::Process(Box::new(wire::ProcessSeen { state, now_ns }))
+                What::Process(Box::new(wire::ProcessSeen { state, now_ns, since_ns: Some(since_ns) }))
             }
             Seen::Cycle(cycle) => What::Cycle(Box::new(self.cycle(cycle))),
             Seen::Work(work) => What::Work(Box::new(self.work(work))),
@@ -187,9 +191,9 @@ impl Tables {
     pub(super) fn seen(&mut self, kind: u32, seen: Value<'_>) -> Result<Owned, Invalid> {
         Ok(match kind {
             2 => {
-                let wire::ProcessSeen { state, now_ns } = seen.message()?;
-                let state = state.map(|state| self.state(state)).transpose()?;
-                Owned::Process(Box::new(state), now_ns)
+                let wire::ProcessSeen { state, now_ns, since_ns } = seen.message()?;
+                let state = Box::new(state.map(|state| self.state(state)).transpose()?);
+                Owned::Process { state, now_ns, since_ns: since_ns.unwrap_or(now_ns) }
             }
             3 => Owned::Cycle(Box::new(self.cycle(seen.bytes()?)?)),
             4 => Owned::Work(self.work(&seen.message()?)?),
@@ -213,7 +217,9 @@ impl Bounds {
     /// Looks for numbers that no run has.
     pub(super) fn seen(&mut self, owned: &Owned) {
         match owned {
-            Owned::Process(state, now_ns) => self.process((**state).as_ref(), *now_ns),
+            Owned::Process { state, now_ns, since_ns } => {
+                self.process((**state).as_ref(), [*now_ns, *since_ns])
+            }
             Owned::Cycle(cycle) => self.cycle(cycle),
             Owned::Work(work) => self.work(work),
             Owned::Request(request) => self.request(request),
@@ -234,7 +240,9 @@ impl Bounds {
 /// Visits everything that was seen of a process.
 pub(super) fn visit(owned: &mut Owned, with: &mut impl Visit) {
     match owned {
-        Owned::Process(state, now_ns) => visit::process((**state).as_mut(), now_ns, with),
+        Owned::Process { state, now_ns, since_ns } => {
+            visit::process((**state).as_mut(), [now_ns, since_ns], with);
+        }
         Owned::Cycle(cycle) => visit::cycle(cycle, with),
         Owned::Work(work) => visit::work(work, with),
         Owned::Request(request) => visit::request(request, with),

@@ -34,7 +34,7 @@ pub use flight::{FlightRecorder, Keep, LiveRecorder, LiveRecording, LiveState, M
 pub use index::{Index, replay_part, replay_whole};
 pub use merge::{MergeError, Merged, merge};
 pub use recorder::Recorder;
-pub use recording::Recording;
+pub use recording::{Recording, open_regular};
 pub use replay::{Readable, Replayed, replay};
 pub use scrub::{Kind as ScrubKind, ScrubError, Scrubbed, scrub};
 

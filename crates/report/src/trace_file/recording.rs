@@ -3,6 +3,7 @@
 use std::{
     fs::File,
     io::{BufReader, Read, Seek},
+    os::unix::fs::OpenOptionsExt as _,
     path::{Path, PathBuf},
 };
 
@@ -40,6 +41,22 @@ impl ChunkReader {
         let content = self.expander.expand(chunk).map_err(Invalid::new)?;
         decode::chunk(&content, &mut self.known)
     }
+}
+
+/// Opens a recording that is read more than once. Nothing waits for the writer of a named pipe.
+///
+/// # Errors
+///
+/// It cannot be read, or is not a regular file.
+pub fn open_regular(path: &Path) -> Result<File, ReadError> {
+    let failed = |source| ReadError::Io { path: path.to_owned(), source };
+    let nonblocking = rustix::fs::OFlags::NONBLOCK.bits().cast_signed();
+    let file = File::options().read(true).custom_flags(nonblocking).open(path).map_err(failed)?;
+    if file.metadata().map_err(failed)?.is_file() {
+        return Ok(file);
+    }
+    let why = "it is not a regular file; write the recording to one first".to_owned();
+    Err(ReadError::Unreadable { path: path.to_owned(), why })
 }
 
 impl Recording {

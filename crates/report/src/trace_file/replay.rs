@@ -300,13 +300,15 @@ impl<O: DerefMut<Target = Outputs>> Replay<O> {
 
     fn note(&mut self, process: &Process, owned: &Owned) {
         match owned {
-            Owned::Process(_, now_ns) => {
+            Owned::Process { since_ns, .. } => {
                 self.processes += 1;
-                let running = Running { process: process.clone(), since_ns: *now_ns, cycles: 0, lost: 0 };
+                let running = Running { process: process.clone(), since_ns: *since_ns, cycles: 0, lost: 0 };
                 self.running.insert(process.pid, running);
             }
             Owned::Cycle(cycle) => {
                 if let Some(running) = self.running.get_mut(&process.pid) {
+                    // Its share of the GC is of the time in which its cycles lie.
+                    running.since_ns = running.since_ns.min(owned.seen().begin_ns().unwrap_or(u64::MAX));
                     running.cycles += 1;
                     running.lost = running.lost.saturating_add(cycle.lost);
                 }

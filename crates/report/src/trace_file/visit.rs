@@ -35,11 +35,13 @@ pub(super) trait Visit {
     fn request(&mut self, _id: &mut u64) {}
 }
 
-pub(super) fn process(state: Option<&mut GcState>, now_ns: &mut u64, with: &mut impl Visit) {
+pub(super) fn process(state: Option<&mut GcState>, times: [&mut u64; 2], with: &mut impl Visit) {
     if let Some(state) = state {
         self::state(state, with);
     }
-    with.time(now_ns);
+    for time in times {
+        with.time(time);
+    }
 }
 
 pub(super) fn work(work: &mut GcWork, with: &mut impl Visit) {

@@ -78,9 +78,16 @@ impl Exporter for Again {
         let later_ns = self.later_ns;
         let [first, last] = self.life;
         match seen {
-            Seen::Process { state, now_ns } if first => {
+            Seen::Process { state, now_ns, since_ns } if first => {
                 let state = state.map(|state| self.state(state));
-                self.recorder.see(process, Seen::Process { state: state.as_ref(), now_ns: now_ns + later_ns })
+                self.recorder.see(
+                    process,
+                    Seen::Process {
+                        state: state.as_ref(),
+                        now_ns: now_ns + later_ns,
+                        since_ns: now_ns + later_ns,
+                    },
+                )
             }
             Seen::Ended(end) if last => {
                 let ts_ns = end.ts_ns + later_ns;

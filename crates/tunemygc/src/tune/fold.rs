@@ -69,7 +69,10 @@ pub struct Fold {
     evidence: Evidence,
     first_ts: Option<f64>,
     last_ts: f64,
+    first: Option<Start>,
     last: Option<Start>,
+    /// The first sample, and the last one of the cycle that started last: time, count of cycles, milliseconds in the GC.
+    edges: [Option<(f64, u64, u64)>; 2],
     /// Minor and major cycles of which the one before is in the set, too: those of [`Evidence::objects`].
     pairs: [u64; 2],
     /// The cycle whose end is awaited.
@@ -115,7 +118,9 @@ impl Fold {
             evidence: Evidence { sets: 1, environment, environment_refused, time, ..Evidence::default() },
             first_ts: None,
             last_ts: 0.0,
+            first: None,
             last: None,
+            edges: [None; 2],
             pairs: [0; 2],
             open: None,
             sizes: Vec::new(),
@@ -147,6 +152,10 @@ impl Fold {
             let known = self.heaps.get_or_insert_with(|| [(count, heaps.clone()), (0, Vec::new())]);
             known[1] = (count, heaps);
         }
+        let at = |column: usize| sample.stat.get(column).copied().unwrap_or_default();
+        let edge = (sample.ts, at(self.columns.count), self.columns.time.map_or(0, at));
+        self.edges[0].get_or_insert(edge);
+        self.edges[1] = Some(edge);
         match sample.event {
             EventName::GcCycleStarted => self.started(sample),
             EventName::GcCycleEnded => self.ended(sample),
@@ -203,6 +212,7 @@ impl Fold {
                 }
             }
         }
+        self.first.get_or_insert(start);
         self.sizes.push((start.count, start.available));
         self.last = Some(start);
         self.open = Some(start);
@@ -258,7 +268,11 @@ impl Fold {
         self.compare_heaps();
         let evidence = &mut self.evidence;
         evidence.seconds = self.first_ts.map_or(0.0, |first| self.last_ts - first);
-        evidence.trends = Trends::of(self.process, &self.ends);
+        evidence.trends = Trends::of(std::mem::take(&mut self.process), &self.ends);
+        // Rates per object are those of whole intervals between cycles.
+        let between = evidence.time.map_or(0, |time| time.minor_ms.saturating_add(time.major_ms));
+        self.time_at_the_edges();
+        let evidence = &mut self.evidence;
         let time = evidence.counted_time();
         let each = &mut evidence.each;
         if let Some(rss) = evidence.rss.median() {
@@ -273,12 +287,34 @@ impl Fold {
             each.minors.add(rate(minors));
             each.majors.add(rate(majors));
             if let Some(time) = time {
-                let ms = time.minor_ms.saturating_add(time.major_ms);
                 each.share.add((time.share() * 10_000.0) as u64);
-                each.cost.add(rate(ms));
+                each.cost.add(rate(between));
             }
         }
         self.evidence
+    }
+
+    /// Adds the time before the first cycle and after the last one, in which a program may have done much else: the share of the GC is of all of it.
+    fn time_at_the_edges(&mut self) {
+        let (Some(time), Some(first), Some(last)) = (&mut self.evidence.time, self.first, self.last) else {
+            return;
+        };
+        if let Some((ts, count, ms)) = self.edges[0]
+            && count.checked_add(1) == Some(first.count)
+            // What was done before is of a cycle that is not known.
+            && ms == first.time_ms
+        {
+            time.seconds += (first.ts - ts).max(0.0);
+        }
+        if let Some((ts, count, ms)) = self.edges[1]
+            && count == last.count
+            && let Some(ms) = ms.checked_sub(last.time_ms)
+            && is_time_in_gc(ms, ts - last.ts)
+        {
+            let sum = if last.major.is_some() { &mut time.major_ms } else { &mut time.minor_ms };
+            *sum = sum.saturating_add(ms);
+            time.seconds += (ts - last.ts).max(0.0);
+        }
     }
 
     /// What the heaps allocated, and how large they have become.
@@ -368,5 +404,44 @@ mod tests {
         let (few, many) = (least(1), least(MAX_OPEN_UNITS as u64 - 1));
         // Going through all of them would take hundreds of times as long.
         assert!(many < few * 10, "{few:?}, {many:?}");
+    }
+
+    /// A program that idles after its last cycle, or works before its first one, spends less of its time in the GC. What is between a cycle
+    /// that is missing and its neighbours is not known.
+    #[test]
+    fn time_at_the_edges() {
+        let set =
+            SampleSet::from_json(include_str!("../../../../tests/fixtures/tunemygc_seed.json")).unwrap();
+        let mut header = set.header.clone();
+        header.stat_keys.push("time".to_owned());
+        let at = header.stat_keys.iter().position(|known| known == "count").unwrap();
+        let start = set.samples.iter().find(|sample| sample.event == EventName::GcCycleStarted).unwrap();
+        let sample = |event: &EventName, ts: f64, count: u64, ms: u64| {
+            let mut sample = Sample { ts, event: event.clone(), ..start.clone() };
+            sample.stat[at] = count;
+            sample.stat.push(ms);
+            sample
+        };
+        let time = |samples: &[(&EventName, f64, u64, u64)]| {
+            let mut fold = Fold::new(&header).unwrap();
+            for (event, ts, count, ms) in samples {
+                fold.add(&sample(event, *ts, *count, *ms));
+            }
+            let time = fold.finish().time.unwrap();
+            (time.minor_ms + time.major_ms, time.seconds)
+        };
+        let (booted, cycle, ended, over) = (
+            &EventName::Booted,
+            &EventName::GcCycleStarted,
+            &EventName::GcCycleEnded,
+            &EventName::Terminated,
+        );
+        let cycles = [(cycle, 4.0, 1, 0), (cycle, 5.0, 2, 100), (cycle, 6.0, 3, 300)];
+        let with = |before: &[_], after: &[_]| time(&[before, &cycles, after].concat());
+        assert_eq!(with(&[], &[]), (300, 2.0));
+        assert_eq!(with(&[], &[(ended, 6.5, 3, 400), (over, 26.0, 3, 410)]), (410, 22.0));
+        assert_eq!(with(&[(booted, 1.0, 0, 0)], &[(over, 26.0, 3, 400)]), (400, 25.0));
+        assert_eq!(with(&[(booted, 1.0, 0, 0)], &[(over, 26.0, 4, 500)]), (300, 5.0), "a cycle is missing");
+        assert_eq!(with(&[(booted, 1.0, 7, 0)], &[]), (300, 2.0), "of another count");
     }
 }

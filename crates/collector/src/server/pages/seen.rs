@@ -47,6 +47,11 @@ pub(super) struct Latest {
 }
 
 impl Latest {
+    /// When the latest set of the environment came, epoch seconds.
+    pub(super) fn seen(self) -> Option<f64> {
+        (self.seen > 0.0).then_some(self.seen)
+    }
+
     /// The later one of two.
     pub(super) fn max(self, other: Self) -> Self {
         if other.after(self).is_lt() { other } else { self }

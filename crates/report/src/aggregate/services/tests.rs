@@ -51,7 +51,7 @@ fn loads() {
     };
     for pid in [1, 2] {
         let state = state(1, 1);
-        services.see(&process(pid, "web"), Seen::Process { state: Some(&state), now_ns: 1 });
+        services.see(&process(pid, "web"), Seen::Process { state: Some(&state), now_ns: 1, since_ns: 1 });
     }
     assert_eq!(of(&services), (None, vec![]));
     let queue = |inode, waiting| AcceptQueue { inode, waiting };

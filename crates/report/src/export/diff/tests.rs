@@ -13,7 +13,7 @@ fn compared(conditions: &[&str]) -> (String, Value) {
         let mut exporter = side.exporter();
         let (mut process, _) = crate::export::profile::a_sample(0);
         process.comm = "\u{1b}[31mred".to_owned();
-        let state = Seen::Process { state: None, now_ns: 0 };
+        let state = Seen::Process { state: None, now_ns: 0, since_ns: 0 };
         exporter.see(&process, state).unwrap();
         exporter.began(1);
         for at in 0..600_u64 {

@@ -298,7 +298,7 @@ mod tests {
             origin.attributes = own.map(|(key, value)| (key.to_owned(), value.to_owned())).to_vec();
             process.origin = origin.into();
             let mut services = Services::new(false);
-            services.see(&process, Seen::Process { state: None, now_ns: 5 });
+            services.see(&process, Seen::Process { state: None, now_ns: 5, since_ns: 5 });
             let agent = Agent { pid: 1, boot: boot.map(str::to_owned) };
             let metrics = Metrics::new(&services, Ledger::default(), WallClock::measure(), agent, 0, 10);
             let sent = ExportMetricsServiceRequest::decode(&*metrics.encode()).unwrap();
@@ -352,7 +352,7 @@ mod tests {
     fn requests() {
         let mut services = Services::new(false);
         let web = process(1, "web");
-        services.see(&web, Seen::Process { state: None, now_ns: 5 });
+        services.see(&web, Seen::Process { state: None, now_ns: 5, since_ns: 5 });
         assert!(!of(&services).iter().any(|metric| metric.name.starts_with("cruby.request")));
         services.see(&web, Seen::Request(&request(Some("/orders/:id"), Some(2_000_000), Some(404))));
         let metrics = of(&services);

@@ -40,7 +40,7 @@ impl MallocProfile {
 
     /// A process whose calls are counted from now on (`CLOCK_MONOTONIC`).
     pub fn add(&mut self, process: &Process, now_ns: u64) {
-        self.recording.see(process, Seen::Process { state: None, now_ns });
+        self.recording.see(process, Seen::Process { state: None, now_ns, since_ns: now_ns });
     }
 
     /// Drops what was added of a process.

@@ -204,7 +204,7 @@ fn recorded(inputs: &[Input], limits: Limits) -> Recorder {
         Recorder { recording: Rc::new(RefCell::new(Recording::new(true, limits, Filter::default()))) };
     recorder.began(0);
     for pid in inputs.iter().map(|input| input.pid).collect::<collections::BTreeSet<_>>() {
-        recorder.see(&process(pid), Seen::Process { state: None, now_ns: 0 }).unwrap();
+        recorder.see(&process(pid), Seen::Process { state: None, now_ns: 0, since_ns: 0 }).unwrap();
     }
     for input in inputs {
         input.record(&mut recorder);

@@ -201,7 +201,7 @@ mod tests {
     fn requests() {
         let mut services = Services::new(false);
         let web = process(1, "web");
-        services.see(&web, Seen::Process { state: None, now_ns: 5 });
+        services.see(&web, Seen::Process { state: None, now_ns: 5, since_ns: 5 });
         for (ns, status) in [(Some(2_000_000), Some(200)), (Some(40_000_000_000), Some(201)), (None, None)] {
             let mut request = request(Some("/orders/:id"), ns, status);
             if status == Some(200) {

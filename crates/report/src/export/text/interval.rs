@@ -54,7 +54,7 @@ impl Intervals {
 
     /// Something was seen of a process.
     pub(super) fn see(&mut self, process: &Process, seen: Seen<'_>) {
-        if let Seen::Process { state, now_ns } = seen {
+        if let Seen::Process { state, now_ns, .. } = seen {
             let rss = state.and_then(|state| state.memory).map(|memory| memory.rss);
             let (name, method, gc) = (program(process), process.image.method, GcSummary::default());
             let interval = Interval { name, method, rss, gc, ended: false };
@@ -217,7 +217,7 @@ mod tests {
         /// A process that is seen at second 1.
         fn new(process: &Process) -> Self {
             let mut intervals = Intervals::new(S);
-            intervals.see(process, Seen::Process { state: None, now_ns: S });
+            intervals.see(process, Seen::Process { state: None, now_ns: S, since_ns: S });
             Self { intervals, out: Vec::new() }
         }
 
@@ -292,7 +292,7 @@ mod tests {
             lost: 0,
         };
         lines.intervals.see(&process, Seen::Ended(&end));
-        lines.intervals.see(&process, Seen::Process { state: None, now_ns: S + 1 });
+        lines.intervals.see(&process, Seen::Process { state: None, now_ns: S + 1, since_ns: S + 1 });
         lines.pause(&process, S / 2);
         assert_eq!(lines.at(2 * S, false), ["10.0% 100.0ms", "50.0% 500.0ms"]);
         // Of what has ended nothing is said any more.

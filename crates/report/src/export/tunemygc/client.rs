@@ -192,7 +192,12 @@ fn meaning(code: u16, body: &str, after: Option<Duration>) -> Outcome<Receipt> {
         }
         400 => refused("invalid payload"),
         404 => Outcome::Refused(Reason::new("invalid application token")),
-        412 => refused("nothing is recommended: the program is tuned by environment variables already"),
+        // The set was read, and is not sent again.
+        412 => {
+            let why = "nothing is recommended: the program is tuned by environment variables already";
+            let line = format!("a sample set was accepted; {}", Reason::quoting(why, body));
+            Outcome::Accepted(Receipt::Whole(Some(line)))
+        }
         426 => refused("a later version of the agent is required"),
         501 => refused("this version of Ruby or Rails is not supported"),
         408 | 429 | 500 | 502..=504 => {
@@ -300,13 +305,17 @@ mod tests {
             panic!("200 is acceptance")
         };
         assert_eq!(line, "a sample set was accepted; recommendations: http://x/configs/1");
+        let Outcome::Accepted(Receipt::Whole(Some(line))) = meaning(412, "{\"RUBY_GC_MALLOC_LIMIT\":1}")
+        else {
+            panic!("412 is an answer to a set that was read")
+        };
+        assert!(line.ends_with("by environment variables already ({\"RUBY_GC_MALLOC_LIMIT\":1})"), "{line}");
         for code in [500, 502, 503, 504, 429, 408] {
             assert!(matches!(meaning(code, "later"), Outcome::Again(..)), "{code}");
         }
         for (code, word) in [
             (400, "payload (sample 1)"),
             (404, "token"),
-            (412, "environment variables already (sample 1)"),
             (426, "later version of the agent is required (sample 1)"),
             (501, "not supported (sample 1)"),
             (302, "unexpected answer 302"),

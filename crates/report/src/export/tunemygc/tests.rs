@@ -168,7 +168,7 @@ fn answers() {
         "not supported (Ruby 9)",
         "invalid payload (sample 0 (timestamp): is not a number)",
         "unexpected answer 302",
-        "2 sample sets were accepted, 6 refused, 0 dropped",
+        "3 sample sets were accepted, 5 refused, 0 dropped",
     ] {
         assert!(said.contains(words), "{words} was not said:\n{said}");
     }
@@ -251,7 +251,7 @@ fn sync_units() {
     let clock = WallClock::with_offsets(1_700_000_000_000_000_000, 0);
     let mut sets = TuneMyGc::sending(&target, Dialect::Spec, clock, |_| {}).unwrap();
     let process = samples::process();
-    sets.see(&process, Seen::Process { state: None, now_ns: 1 }).unwrap();
+    sets.see(&process, Seen::Process { state: None, now_ns: 1, since_ns: 1 }).unwrap();
     for at in 1..=5 {
         sets.see(&process, Seen::Request(&samples::request(at * 1_000_000))).unwrap();
     }

@@ -68,7 +68,9 @@ impl Carried {
             carried.pushed()?;
         }
         for process in &kept.processes {
-            carried.filling.see(process, Seen::Process { state: None, now_ns: kept.from_ns });
+            carried
+                .filling
+                .see(process, Seen::Process { state: None, now_ns: kept.from_ns, since_ns: kept.from_ns });
             carried.pushed()?;
         }
         for refusal in &kept.refusals {

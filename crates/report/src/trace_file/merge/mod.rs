@@ -403,7 +403,7 @@ impl Writing {
             Event::Seen(mut process, mut owned) => {
                 visit(&mut owned, &mut Moved(place));
                 self.process(&mut process, place);
-                if let super::kinds::Owned::Process(..) = owned {
+                if let super::kinds::Owned::Process { .. } = owned {
                     self.processes += 1;
                 }
                 self.filling.see(&process, owned.seen());

@@ -15,7 +15,7 @@ use crate::trace_file::{
     Header, Invalid, ReadError, Recording,
     chunk::{ChunkError, Chunks, Expander, Next},
     kinds::decode,
-    recording::damaged,
+    recording::{damaged, open_regular},
 };
 
 /// A part of a file.
@@ -76,6 +76,7 @@ pub(super) struct Whole {
 impl Whole {
     /// Reads a file for what must be known before anything is merged.
     pub(super) fn read(path: &Path) -> Result<Self, ReadError> {
+        let file = open_regular(path)?;
         let header = Recording::open(path)?.header().clone();
         let failed = |offset| {
             move |error| match error {
@@ -83,7 +84,6 @@ impl Whole {
                 ChunkError::Damaged(why) => ReadError::Damaged { path: path.to_owned(), offset, why },
             }
         };
-        let file = File::open(path).map_err(|source| ReadError::Io { path: path.to_owned(), source })?;
         let mut all = Chunks::open(BufReader::new(file)).map_err(failed(0))?;
         let mut carried = header.dump.as_ref().map_or(0, |dump| dump.carried);
         let mut whole = Self {

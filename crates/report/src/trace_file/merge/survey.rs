@@ -54,7 +54,7 @@ impl Survey {
                 };
                 survey.tids.insert(process.pid);
                 match &owned {
-                    Owned::Process(_, now_ns) => {
+                    Owned::Process { now_ns, .. } => {
                         if let Some(from_ns) = since.insert(process.pid, *now_ns) {
                             survey.lived(process.pid, from_ns, *now_ns);
                         }

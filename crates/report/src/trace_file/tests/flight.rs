@@ -156,12 +156,32 @@ proptest! {
     }
 }
 
+/// A dump has processes since they are traced, not since they were found, and no cycle of theirs is older than that.
+#[test]
+fn traced_before_it_was_found() {
+    let mut flight = Flight::new(keep(60, &[]));
+    let (one, two) = (process_with(1), process_with(2));
+    flight.see(&one, Seen::Process { state: None, now_ns: S, since_ns: S / 2 });
+    flight.see(&two, Seen::Process { state: None, now_ns: S, since_ns: S });
+    for process in [&one, &two] {
+        flight.see(process, Seen::Cycle(&samples::cycle(S / 2 + 7)));
+    }
+    flight.second(2 * S);
+    let (result, lines) = replayed(&flight.dump());
+    assert_eq!(result.unwrap().ending, Ending::Complete);
+    let since: Vec<&str> = lines
+        .iter()
+        .filter_map(|line| line.split("Ended(").nth(1)?.split("since_ns: ").nth(1)?.split(',').next())
+        .collect();
+    assert_eq!(since, ["500000000", "500000007"]);
+}
+
 /// Times off the CPU that are not over are in a dump, as far as they lie in it; and in no later one but as they are handed over then.
 #[test]
 fn open_times() {
     let mut flight = Flight::new(keep(2, &[]));
     let process = process_with(4242);
-    flight.see(&process, Seen::Process { state: None, now_ns: 42 });
+    flight.see(&process, Seen::Process { state: None, now_ns: 42, since_ns: 42 });
     for second in 1..=5 {
         flight.second(second * S);
     }
@@ -212,7 +232,7 @@ fn open_times_of_a_run() {
     let (mut recorder, recording) = LiveRecorder::new(header(), 600 * S, 64 << 20);
     let (process, other) = (process_with(4242), process_with(4243));
     for of in [&process, &other] {
-        recorder.see(of, Seen::Process { state: None, now_ns: 42 }).unwrap();
+        recorder.see(of, Seen::Process { state: None, now_ns: 42, since_ns: 42 }).unwrap();
     }
     let sample = |tid, state, ts_ns, wall_ns| StackSample {
         tid,
@@ -284,8 +304,8 @@ fn carried() {
     let (one, two) = (process_with(1), process_with(2));
     flight.outputs.tell(|exporter| exporter.began(50));
     flight.outputs.hand(|exporter| exporter.refused(Some(8), "/ruby", "why"));
-    flight.see(&one, Seen::Process { state: None, now_ns: 60 });
-    flight.see(&two, Seen::Process { state: None, now_ns: 60 });
+    flight.see(&one, Seen::Process { state: None, now_ns: 60, since_ns: 60 });
+    flight.see(&two, Seen::Process { state: None, now_ns: 60, since_ns: 60 });
     let mut so_far = GvlSoFar::default();
     for at in 0..10 {
         flight.see(&one, Seen::Cycle(&cycle(at * S, 1000)));
@@ -315,7 +335,7 @@ fn carried() {
     let (result, lines) = replayed(&bytes);
     let found = |part: &str| lines.iter().filter(|line| line.contains(part)).cloned().collect::<Vec<_>>();
     assert_eq!(lines[0], format!("began {}", 7 * S));
-    assert_eq!(found("Process { state: None, now_ns: 7000000000 }").len(), 2);
+    assert_eq!(found("Process { state: None, now_ns: 7000000000, since_ns: 7000000000 }").len(), 2);
     assert_eq!((found("refused Some(8)").len(), found("GvlProcess").len()), (1, 0));
     assert_eq!(found("Cycle(").len(), 3);
     let waited: Vec<u64> = lines
@@ -360,7 +380,7 @@ fn whole() {
 fn triggers() {
     let mut flight = Flight::new(keep(3, &["gc.pause > 200ms", "gc.share > 90%"]));
     let one = process_with(1);
-    flight.see(&one, Seen::Process { state: None, now_ns: 60 });
+    flight.see(&one, Seen::Process { state: None, now_ns: 60, since_ns: 60 });
     for at in 0..20 {
         flight.see(&one, Seen::Cycle(&cycle(at * S, 200_000_000)));
         flight.second((at + 1) * S);
@@ -405,7 +425,7 @@ fn triggers() {
 fn levels() {
     let mut flight = Flight::new(Keep { cooldown_ns: 0, most: 99, ..keep(3, &["gc.share > 25%"]) });
     let one = process_with(1);
-    flight.see(&one, Seen::Process { state: None, now_ns: 60 });
+    flight.see(&one, Seen::Process { state: None, now_ns: 60, since_ns: 60 });
     for at in 1..50 {
         if at < 10 || (30..35).contains(&at) {
             flight.see(&one, Seen::Cycle(&cycle(at * S, 900_000_000)));
@@ -498,7 +518,7 @@ fn unwritable() {
 #[test]
 fn damaged() {
     let mut flight = Flight::new(keep(2, &[]));
-    flight.see(&process_with(1), Seen::Process { state: None, now_ns: 1 });
+    flight.see(&process_with(1), Seen::Process { state: None, now_ns: 1, since_ns: 1 });
     for at in 0..5 {
         samples::all(at * S, &mut |process, seen| flight.see(process, seen));
         flight.second((at + 1) * S);
@@ -528,7 +548,7 @@ fn threads_from_before() {
     let mut flight = Flight::new(keep(3, &[]));
     let one = process_with(1);
     flight.outputs.tell(|exporter| exporter.began(50));
-    flight.see(&one, Seen::Process { state: None, now_ns: 60 });
+    flight.see(&one, Seen::Process { state: None, now_ns: 60, since_ns: 60 });
     for at in 0..60 {
         flight.see(&one, Seen::Cycle(&cycle(at * S, 1000)));
         flight.second((at + 1) * S);

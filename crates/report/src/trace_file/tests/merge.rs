@@ -59,7 +59,7 @@ fn run(header: &Header, pid: u32, seconds: std::ops::Range<u64>) -> Vec<u8> {
     let see = |outputs: &mut Outputs, seen: Seen<'_>| outputs.hand(|exporter| exporter.see(&process, seen));
     let mut ledger = Ledger { kernel: Some(vec![0; Counter::ALL.len()]), ..Ledger::default() };
     outputs.tell(|exporter| exporter.began(seconds.start * S));
-    see(&mut outputs, Seen::Process { state: None, now_ns: seconds.start * S });
+    see(&mut outputs, Seen::Process { state: None, now_ns: seconds.start * S, since_ns: seconds.start * S });
     ledger.user.pipeline.processes = 1;
     for second in seconds.clone() {
         let mut cycle = GcCycle { count: second, ..cycle(second * S + u64::from(pid), 1000) };
@@ -150,7 +150,7 @@ fn dumps() {
     let mut flight = Flight::new(keep(4, &[]));
     let mut dumps = Vec::new();
     let process = samples::process();
-    flight.see(&process, Seen::Process { state: None, now_ns: 1 });
+    flight.see(&process, Seen::Process { state: None, now_ns: 1, since_ns: 1 });
     flight.outputs.tell(|exporter| exporter.began(1));
     for second in 0..20_u64 {
         let cycle = GcCycle { count: second, ..cycle(second * S + 7, 1000) };
@@ -180,7 +180,7 @@ fn dumps() {
     assert_eq!(cycles(&all), [cycles(&bytes), cycles(later)].concat());
     // What both should have differs.
     let mut other = Flight::new(keep(4, &[]));
-    other.see(&process, Seen::Process { state: None, now_ns: 1 });
+    other.see(&process, Seen::Process { state: None, now_ns: 1, since_ns: 1 });
     for second in 0..8_u64 {
         other.second((second + 1) * S);
     }
@@ -192,7 +192,7 @@ fn dumps() {
 fn gaps_of_dumps() {
     let mut flight = Flight::new(keep(4, &[]));
     let process = samples::process();
-    flight.see(&process, Seen::Process { state: None, now_ns: 1 });
+    flight.see(&process, Seen::Process { state: None, now_ns: 1, since_ns: 1 });
     let mut dumps = Vec::new();
     for second in 0..9_u64 {
         flight.see(&process, Seen::Cycle(&GcCycle { count: second, ..cycle(second * S + 7, 1000) }));

@@ -281,7 +281,7 @@ pub(crate) fn request(at: u64) -> Request {
 /// Everything.
 pub(crate) fn all(at: u64, see: &mut dyn FnMut(&Process, Seen<'_>)) {
     let process = process();
-    see(&process, Seen::Process { state: Some(&state(at)), now_ns: at });
+    see(&process, Seen::Process { state: Some(&state(at)), now_ns: at, since_ns: at });
     see(&process, Seen::Cycle(&cycle(at)));
     see(&process, Seen::Cycle(&GcCycle { end: None, trigger: None, request: None, ..cycle(at) }));
     let work = GcWork { phase: WorkPhase::Continue, tid: 1, comm: "w".to_owned(), begin_ns: at, ns: 2 };

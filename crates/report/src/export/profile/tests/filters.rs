@@ -34,7 +34,7 @@ fn filtered(filter: Filter) -> Recorder {
     let mut recorder = Recorder { recording: Rc::new(RefCell::new(recording)) };
     recorder.began(0);
     let (process, sample) = a_sample(5_000);
-    recorder.see(&process, Seen::Process { state: None, now_ns: 0 }).unwrap();
+    recorder.see(&process, Seen::Process { state: None, now_ns: 0, since_ns: 0 }).unwrap();
     for (at, stack) in stacks().into_iter().enumerate() {
         let ns = 10_u64.pow(at as u32 + 2);
         let comm = Arc::from(if at == 2 { "worker 1" } else { "puma srv 1" });

@@ -82,7 +82,7 @@ fn after_exec() {
             lost: 0,
         };
         let state = state(rss, 4, rss);
-        recorder.see(&process(4), Seen::Process { state: Some(&state), now_ns: 0 }).unwrap();
+        recorder.see(&process(4), Seen::Process { state: Some(&state), now_ns: 0, since_ns: 0 }).unwrap();
         recorder.see(&process(4), Seen::Ended(&end)).unwrap();
     }
     let (bytes, _) = written(&recorder, Format::Firefox, "x.json");

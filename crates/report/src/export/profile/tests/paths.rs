@@ -81,7 +81,7 @@ fn hidden_characters_are_escaped() {
             stack: Arc::new(frames),
             ..sample
         };
-        recorder.see(&process, Seen::Process { state: None, now_ns: 0 }).unwrap();
+        recorder.see(&process, Seen::Process { state: None, now_ns: 0, since_ns: 0 }).unwrap();
         recorder.see(&process, Seen::Stack(&sample)).unwrap();
     }
     let graph = Graph { grouping: Grouping::Thread, of: Measure::Cpu, ..Graph::default() };
@@ -103,7 +103,7 @@ fn hidden_characters_are_escaped() {
 fn rows_of_lines() {
     let mut recorder = recorded(&[], Limits::default());
     let (process, sample) = a_sample(5);
-    recorder.see(&process, Seen::Process { state: None, now_ns: 0 }).unwrap();
+    recorder.see(&process, Seen::Process { state: None, now_ns: 0, since_ns: 0 }).unwrap();
     for line in [14, 15] {
         let frame = |kind, name: &str| {
             let file = Some(Arc::from("/srv/app/order.rb"));

@@ -100,8 +100,8 @@ impl Bounds {
         self.counts(sums.waits.counts());
     }
 
-    pub(in crate::trace_file) fn process(&mut self, state: Option<&GcState>, now_ns: u64) {
-        self.at([now_ns]);
+    pub(in crate::trace_file) fn process(&mut self, state: Option<&GcState>, times: [u64; 2]) {
+        self.at(times);
         self.state(state);
     }
 

@@ -21,7 +21,7 @@ impl Tables {
         let Some(process) = self.processes.get(process) else { return Ok(()) };
         let (keys, heap_keys) = (process.image.stat_keys.len(), process.image.heap_keys.len());
         let states = match seen {
-            Owned::Process(state, _) => [(**state).as_ref(), None],
+            Owned::Process { state, .. } => [(**state).as_ref(), None],
             Owned::Cycle(cycle) => [Some(&cycle.start), cycle.end.as_ref()],
             Owned::Request(request) => {
                 let states = request.gc_states.as_deref();

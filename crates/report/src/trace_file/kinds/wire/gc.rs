@@ -80,6 +80,9 @@ pub(in crate::trace_file) struct ProcessSeen {
     pub state: Option<GcState>,
     #[prost(uint64, tag = "2")]
     pub now_ns: u64,
+    /// As `now_ns` where it is missing.
+    #[prost(uint64, optional, tag = "3")]
+    pub since_ns: Option<u64>,
 }
 
 #[derive(Clone, Copy, PartialEq, prost::Message)]

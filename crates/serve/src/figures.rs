@@ -74,6 +74,14 @@ pub(crate) struct Figures {
 }
 
 impl Figures {
+    /// For how long, up to this time, single waits for the GVL were not reported.
+    pub(crate) fn gvl_unreported_ns(&self, end_ns: u64) -> u64 {
+        let from_ns = self.lanes.columns.from_ns;
+        let part =
+            |(begin_ns, to_ns): &(u64, u64)| to_ns.min(&end_ns).saturating_sub(*begin_ns.max(&from_ns));
+        self.gvl_gaps.iter().map(part).fold(0, u64::saturating_add)
+    }
+
     pub(crate) fn new(columns: Columns) -> Self {
         Self {
             lanes: Lanes::new(columns),

@@ -336,11 +336,18 @@ fn glance(figures: &Figures, processes: u64, subjects: Subjects, length: f64) ->
         all.push(("CPU time", html! { (time(figures.cpu_ns)) " in " (plural(figures.samples, "sample")) }));
     }
     if subjects.gvl {
+        let from_ns = figures.lanes.columns.from_ns;
+        let unreported = figures.gvl_unreported_ns(from_ns.saturating_add((length * 1e9) as u64));
         all.push((
             "Long waits for the GVL",
             html! {
-                (count(figures.waits.count)) ", " (time(figures.waits.ns)) " in all"
-                @if figures.waits.count > 0 { ", longest " (time(figures.waits.max_ns)) }
+                // Some are: what is not reported is not zero.
+                @if figures.waits.count > 0 || unreported == 0 {
+                    (count(figures.waits.count)) ", " (time(figures.waits.ns)) " in all"
+                    @if figures.waits.count > 0 { ", longest " (time(figures.waits.max_ns)) }
+                    @if unreported > 0 { "; " }
+                }
+                @if unreported > 0 { "not reported one by one for " (time(unreported)) " (--gvl-budget)" }
             },
         ));
     }
@@ -498,4 +505,33 @@ pub(crate) fn page(
         }
     };
     page_with(head, &title(source, live.is_some()), &[], &content)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use gctrace_report::model::gvl::GvlTimes;
+
+    use crate::columns::Columns;
+
+    /// Waits that were not reported one by one are not "0".
+    #[test]
+    fn waits_that_were_not_reported() {
+        const S: u64 = 1_000_000_000;
+        let subjects = Subjects { samples: false, wall: false, gvl: true, requests: false, alloc: false };
+        let said = |gaps: &[(u64, u64)], waits: GvlTimes| {
+            let mut figures = Figures::new(Columns::new(10 * S, Some(12 * S)));
+            (figures.gvl_gaps, figures.waits) = (gaps.to_vec(), waits);
+            glance(&figures, 0, subjects, 2.0).into_string()
+        };
+        let (none, one) = (GvlTimes::default(), GvlTimes { count: 1, ns: 5_000_000, max_ns: 5_000_000 });
+        assert!(said(&[], none).contains("0, 0 in all"));
+        let whole = said(&[(0, 20 * S)], none);
+        assert!(whole.contains("<dd>not reported one by one for 2.00 s (--gvl-budget)<"), "{whole}");
+        let part = said(&[(0, 11 * S)], one);
+        assert!(
+            part.contains("1, 5.00 ms in all, longest 5.00 ms; not reported one by one for 1.00 s"),
+            "{part}"
+        );
+    }
 }

@@ -109,9 +109,7 @@ fn kept(condition: &Condition, tally: &Tally) -> String {
     let mut untouched = Vec::new();
     for kind in Kind::ALL {
         let judged = tally.judged.get(&kind).copied().unwrap_or_default();
-        // Of a process that something is left of, the whole record is.
-        let touches = condition.applies_to(kind) && (kind != Kind::Process || judged.kept < judged.all);
-        if touches {
+        if condition.applies_to(kind) {
             let lacking = match judged.unknown {
                 0 => String::new(),
                 some => format!(" ({some} lack what it asks for)"),

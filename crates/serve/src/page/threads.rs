@@ -121,10 +121,8 @@ fn row(one: &One<'_>, kinds: &[Kind], several: bool) -> Row {
 
 /// For how long it is not known who waited.
 fn gaps(figures: &Figures, end_ns: u64) -> Markup {
-    let from_ns = figures.lanes.columns.from_ns;
-    let part = |(begin_ns, to_ns): &(u64, u64)| to_ns.min(&end_ns).saturating_sub(*begin_ns.max(&from_ns));
-    let all_ns = figures.gvl_gaps.iter().map(part).fold(0, u64::saturating_add);
-    let share = all_ns as f64 / end_ns.saturating_sub(from_ns).max(1) as f64;
+    let all_ns = figures.gvl_unreported_ns(end_ns);
+    let share = all_ns as f64 / end_ns.saturating_sub(figures.lanes.columns.from_ns).max(1) as f64;
     html! {
         @if all_ns > 0 {
             p.note role="note" {

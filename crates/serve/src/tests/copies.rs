@@ -85,7 +85,7 @@ impl Exporter for Again {
                     Seen::Process {
                         state: state.as_ref(),
                         now_ns: now_ns + later_ns,
-                        since_ns: now_ns + later_ns,
+                        since_ns: since_ns + later_ns,
                     },
                 )
             }

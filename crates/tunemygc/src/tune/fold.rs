@@ -417,7 +417,7 @@ mod tests {
         let at = header.stat_keys.iter().position(|known| known == "count").unwrap();
         let start = set.samples.iter().find(|sample| sample.event == EventName::GcCycleStarted).unwrap();
         let sample = |event: &EventName, ts: f64, count: u64, ms: u64| {
-            let mut sample = Sample { ts, event: event.clone(), ..start.clone() };
+            let mut sample = Sample { ts, event: *event, ..start.clone() };
             sample.stat[at] = count;
             sample.stat.push(ms);
             sample

@@ -339,9 +339,11 @@ fn write_cycles(
     let has_times = gc.stops.count() > 0;
     let text = if has_times || gc.is_empty() || done.end.outside_ns > 0 {
         // Those outside: of a cycle that had begun before, or of no cycle, such as finalizers at the end.
-        let outside =
-            if done.end.outside_ns > 0 { format!(", {} of it", duration(own_ns)) } else { String::new() };
-        format!("{share} of the time: {}{outside} in {cycles} ({rate:.1} a second)", duration(total_ns))
+        let (own, outside) = match done.end.outside_ns {
+            0 => (String::new(), String::new()),
+            ns => (format!(", of which {}", duration(own_ns)), format!(" and {} in none", duration(ns))),
+        };
+        format!("{share} of the time: {}{own} in {cycles} ({rate:.1} a second){outside}", duration(total_ns))
     } else {
         format!("{cycles} ({rate:.1} a second), whose pauses were not seen")
     };

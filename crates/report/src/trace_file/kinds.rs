@@ -218,7 +218,7 @@ impl Bounds {
     pub(super) fn seen(&mut self, owned: &Owned) {
         match owned {
             Owned::Process { state, now_ns, since_ns } => {
-                self.process((**state).as_ref(), [*now_ns, *since_ns])
+                self.process((**state).as_ref(), [*now_ns, *since_ns]);
             }
             Owned::Cycle(cycle) => self.cycle(cycle),
             Owned::Work(work) => self.work(work),

@@ -188,10 +188,10 @@ fn pair(out: &mut impl Write, blocked: &GvlBlocked) -> std::io::Result<()> {
     };
     writeln!(
         out,
-        "{:>7} waited {} ({} times) while {} held the GVL",
+        "{:>7} waited {} ({}) while {} held the GVL",
         name(&blocked.waiter),
         duration(blocked.times.ns),
-        blocked.times.count,
+        plural(blocked.times.count, "time"),
         name(&blocked.holder)
     )
 }

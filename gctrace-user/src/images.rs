@@ -2,12 +2,18 @@
 
 use std::{
     collections::HashMap,
-    sync::{Arc, PoisonError, RwLock},
+    sync::{
+        Arc, PoisonError, RwLock,
+        atomic::{AtomicBool, Ordering},
+    },
 };
 
 use crate::{
     model::Image,
-    ruby::{PauseKind, frames::FrameLayout, layout::ObjspaceLayout, threads::ThreadsLayout},
+    ruby::{
+        PauseKind, frames::FrameLayout, layout::ObjspaceLayout, live_check::FailedProof,
+        threads::ThreadsLayout,
+    },
 };
 
 /// A probed image and how to read the objspace of its processes.
@@ -45,6 +51,34 @@ pub struct Reading {
     pub during_gc: u32,
     /// What is known of the kind of pause by its `GC_ENTER` site (stated address).
     pub pause_kinds: HashMap<u64, PauseKind>,
+    /// Whether the layout of the counters of slots is known to be right: the build shows it, or the state of a process has passed all checks.
+    pub proven: AtomicBool,
+}
+
+impl Reading {
+    /// What the checks of a state of a process say: one whose counters are not exact, because its Ractors count at the same time, is as good as
+    /// another once the layout is proven.
+    ///
+    /// # Errors
+    ///
+    /// It is not the state of a VM with this layout.
+    pub fn accept(&self, checked: Result<(), FailedProof>) -> Result<(), FailedProof> {
+        match checked {
+            Err(failed) if failed.may_be_lost_counts(&self.layout) && self.proven.load(Ordering::Relaxed) => {
+                Ok(())
+            }
+            Err(failed) => Err(failed),
+            Ok(()) => {
+                self.prove();
+                Ok(())
+            }
+        }
+    }
+
+    /// The state of a process has passed.
+    pub fn prove(&self) {
+        self.proven.store(true, Ordering::Relaxed);
+    }
 }
 
 /// The images probed so far, by index. One that is not probed any more stays until another has its index. The control thread adds an image before it attaches the first probe, so every

@@ -506,6 +506,7 @@ impl Pipeline {
             beginning: self.beginnings.of(pid, count),
         };
         let state = state.zip(known.reading.as_ref()).map(|((ts_ns, data), reading)| {
+            reading.prove();
             decode_state(&reading.layout, ts_ns, pid, &data, traced.read_memory())
         });
         self.traced.insert(pid, traced);

@@ -1,14 +1,16 @@
 //! Every cycle, its reason, its state and its pauses, compared with the program and the witness inside it.
 
 use anyhow::{Context as _, Result, bail, ensure};
+use gctrace_tests::child::Guarded;
 use gctrace_tests::gctrace::{Gctrace, Invocation};
 use gctrace_tests::live::Live;
 use gctrace_tests::report::{GcLine, PauseKind, Report};
 use gctrace_tests::ruby::Ruby;
 use gctrace_tests::script::{Done, Script};
 use gctrace_tests::witness::Event;
-use gctrace_tests::{compare, ledger};
+use gctrace_tests::{PATIENCE, compare, ledger};
 use serde_json::Value;
+use std::{ffi::OsString, process::Command};
 
 /// The lines about one process.
 fn lines(report: &Report, pid: u32) -> Vec<&GcLine> {
@@ -299,4 +301,67 @@ fn pause_sums_of(report: &Report, done: &Done) -> Result<bool> {
         );
     }
     Ok(both)
+}
+
+/// Ractors that allocate at the same time: CRuby loses some of what they count, so that fewer slots than none seem to live. The program is traced all
+/// the same, from its start and from the middle, with the numbers that it has itself.
+#[test]
+fn ractors_that_lose_counts() -> Result<()> {
+    const ALLOCATE: &str = r#"
+Warning[:experimental] = false
+finish = Process.clock_gettime(Process::CLOCK_MONOTONIC) + Float(ARGV[0])
+ractors = 4.times.map do
+  Ractor.new(finish) do |finish|
+    100.times { Array.new(100) { "x" * 50 } } while Process.clock_gettime(Process::CLOCK_MONOTONIC) < finish
+  end
+end
+$stderr.sync = true
+warn "begun"
+ractors.each { |ractor| ractor.respond_to?(:value) ? ractor.value : ractor.take }
+warn "count #{GC.count}"
+"#;
+    let _live = Live::beside_others()?;
+    Ruby::each(|ruby| {
+        if !ruby.is_at_least(3, 0) {
+            return Ok(());
+        }
+        let program = |seconds: &str| -> Result<Vec<OsString>> {
+            let mut argv: Vec<OsString> = ruby.argv()?;
+            argv.extend(["-e", ALLOCATE, seconds].map(OsString::from));
+            Ok(argv)
+        };
+        let count = |lines: &[String]| -> Result<u64> {
+            let said = lines.iter().find_map(|line| line.strip_prefix("count ")).context("no count")?;
+            Ok(said.parse()?)
+        };
+        let seen = |report: &Report, pid: Option<u32>, last: u64, errors: &str| -> Result<()> {
+            ensure!(report.refused.is_empty(), "{:?}\n{errors}", report.refused);
+            let of = |line: &&GcLine| pid.is_none_or(|pid| line.pid == pid);
+            let counts: Vec<u64> = report.gcs.iter().filter(of).map(|line| line.count).collect();
+            let first = *counts.first().with_context(|| format!("no cycle\n{errors}"))?;
+            ensure!(counts.iter().copied().eq(first..first + counts.len() as u64), "{counts:?}");
+            ensure!(counts.last() >= Some(&last), "{:?} of {last} cycles\n{errors}", counts.last());
+            let slots = |line: &GcLine, name: &str| line.stat[name].as_u64();
+            let wrapped =
+                |line: &&GcLine| slots(line, "heap_live_slots") > slots(line, "heap_available_slots");
+            println!(
+                "{}: {} of {} cycles have more live slots than there are",
+                ruby.label(),
+                report.gcs.iter().filter(wrapped).count(),
+                counts.len()
+            );
+            Ok(())
+        };
+        let mut args: Vec<OsString> = vec!["--".into()];
+        args.extend(program("1.5")?);
+        let finished = Invocation::jsonl(args)?.run()?;
+        let report = Report::parse(&finished.stdout)?;
+        seen(&report, None, count(&finished.stderr)?, &finished.errors())?;
+        let argv = program("4")?;
+        let mut child = Guarded::start("ractors", Command::new(&argv[0]).args(&argv[1..]))?;
+        child.wait_stderr(PATIENCE, "begun", |line| line == "begun")?;
+        let pid = child.pid();
+        let (report, finished) = Invocation::jsonl(["--pid", &pid.to_string()])?.start_ready()?.done()?;
+        seen(&report, Some(pid), count(&child.finish(PATIENCE)?.stderr)?, &finished.errors())
+    })
 }

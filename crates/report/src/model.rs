@@ -207,6 +207,20 @@ pub struct GcState {
     pub memory: Option<Memory>,
 }
 
+impl GcState {
+    /// A value of `GC.stat`. Of Ractors that allocate at the same time, CRuby loses some of what it counts, and has more slots live or free than
+    /// there are then (or fewer than none, which looks like very many); that is not known here.
+    pub fn value(&self, image: &Image, name: &str) -> Option<u64> {
+        let get = |name: &str| {
+            let at = image.stat_keys.iter().position(|key| *key == name)?;
+            self.stat.get(at).copied()
+        };
+        let value = get(name)?;
+        let of_slots = matches!(name, "heap_live_slots" | "heap_free_slots");
+        (!of_slots || get("heap_available_slots").is_none_or(|slots| value <= slots)).then_some(value)
+    }
+}
+
 /// One GC pause.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Pause {

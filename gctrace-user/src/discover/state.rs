@@ -110,6 +110,17 @@ pub(super) fn read_state(pid: u32, bias: u64, plan: &AttachPlan) -> Result<VmSta
         match live_check::outside_gc(&plan.layout, &second) {
             Ok(()) if plan.layout.per_thread => return Ok(VmState::PerThread),
             Ok(()) => return Ok(VmState::Proven(ts_ns, second)),
+            Err(error)
+                if error.may_be_lost_counts(&plan.layout)
+                    && (plan.knowledge.shows_live_slots()
+                        || live_check::only_allocates(&plan.layout, &first, &second)) =>
+            {
+                return Ok(if plan.layout.per_thread {
+                    VmState::PerThread
+                } else {
+                    VmState::Proven(ts_ns, second)
+                });
+            }
             // Read while the program runs, so a failure must repeat to count.
             Err(error) => failed = Some(error),
         }

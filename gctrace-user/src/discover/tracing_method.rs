@@ -308,5 +308,6 @@ pub(super) fn reading(plan: &AttachPlan) -> Reading {
         layout: plan.layout.clone(),
         during_gc: 1 << plan.analysis.vm.during_gc_bit,
         pause_kinds: kinds.collect(),
+        proven: plan.knowledge.shows_live_slots().into(),
     }
 }

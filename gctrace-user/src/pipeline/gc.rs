@@ -4,13 +4,14 @@ use gctrace_common::event::{Header, PauseEvent, PhaseEvent, Point, SnapshotEvent
 
 use super::Pipeline;
 use crate::{
+    console::say,
     decode::Event,
     host::proc,
-    images::Reading,
+    images::{KnownImage, Reading},
     model::{self, GcState, GcWork, Memory, seen::Seen},
     ruby::{
         layout::{BoundKey, ObjspaceLayout},
-        live_check,
+        live_check::{self, FailedProof},
         stat::{GcInfo, Mode},
     },
     stacks::Trigger,
@@ -70,6 +71,14 @@ impl Pipeline {
         self.see(&process, Seen::Work(&work));
     }
 
+    /// A record shows that the process does not keep its GC state where its version says: nothing more is reported of it.
+    fn disproven(&mut self, known: &KnownImage, failed: &FailedProof, header: &Header) {
+        self.counts.refused_records += 1;
+        let (pid, path) = (header.tgid, known.image.path.display());
+        say(&format!("gctrace: pid {pid}: {path} is not traced any more: {failed}"));
+        self.refuse_process(pid, &path.to_string(), &failed.to_string(), header.ts_ns);
+    }
+
     pub(super) fn snapshot(&mut self, point: Point, event: &SnapshotEvent) {
         let header = &event.header;
         let pid = header.tgid;
@@ -87,10 +96,8 @@ impl Pipeline {
         // The VM forbids GC until its heap is there, and enters one meanwhile for its first page (heap_prepare, gc.c 3.3).
         // That is no end, and an objspace full of zeros proves and disproves nothing.
         let unborn = point == Point::GcEnter && !live_check::is_set_up(&reading.layout, &event.data);
-        if !unborn && let Err(failed) = prove_event(reading, point, event) {
-            self.counts.refused_records += 1;
-            let path = known.image.path.to_string_lossy();
-            return self.refuse_process(pid, &path, &failed.to_string(), header.ts_ns);
+        if !unborn && let Err(failed) = reading.accept(prove_event(reading, point, event)) {
+            return self.disproven(known, &failed, header);
         }
         if self.traced.get(&pid).is_none_or(|traced| traced.process.image.index != header.image) {
             if self.has_ended(pid, header.ts_ns) {
@@ -107,9 +114,7 @@ impl Pipeline {
             traced.starts_outside = if event.depth == 0 { traced.starts_outside + 1 } else { 0 };
             if traced.starts_outside > MAX_STARTS_OUTSIDE {
                 let failed = live_check::starts_outside_pauses(traced.starts_outside);
-                self.counts.refused_records += 1;
-                let path = known.image.path.to_string_lossy();
-                return self.refuse_process(pid, &path, &failed.to_string(), header.ts_ns);
+                return self.disproven(known, &failed, header);
             }
             if event.depth == 0 {
                 // The pause that it starts in is not known, so its pauses would be too few.
@@ -232,9 +237,9 @@ impl Pipeline {
     }
 }
 
-fn prove_event(known: &Reading, point: Point, event: &SnapshotEvent) -> Result<(), live_check::FailedProof> {
+fn prove_event(known: &Reading, point: Point, event: &SnapshotEvent) -> Result<(), FailedProof> {
     if event.register != 0 && event.register != event.objspace {
-        return Err(live_check::FailedProof {
+        return Err(FailedProof {
             check: "the site's register holds the objspace",
             detail: format!("register {:#x}, VM pointer leads to {:#x}", event.register, event.objspace),
         });

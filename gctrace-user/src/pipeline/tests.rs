@@ -1,6 +1,6 @@
 //! Planted snapshots through the pipeline.
 
-use std::{cell::RefCell, rc::Rc};
+use std::{cell::RefCell, rc::Rc, sync::atomic::AtomicBool};
 
 use gctrace_common::{
     event::{Header, Point, RefillEvent, SNAPSHOT_BYTES, SnapshotEvent},
@@ -61,7 +61,12 @@ fn pipeline() -> (Pipeline, Rc<RefCell<Vec<&'static str>>>, ObjspaceLayout) {
             gvl: None,
             has_symbols: false,
         };
-        let reading = Reading { layout: layout.clone(), during_gc: DURING_GC, pause_kinds: HashMap::new() };
+        let reading = Reading {
+            layout: layout.clone(),
+            during_gc: DURING_GC,
+            pause_kinds: HashMap::new(),
+            proven: AtomicBool::default(),
+        };
         let (image, gc) = (Arc::new(image), GcOf::Itself);
         images.add(KnownImage { image, reading: Some(reading), frames: None, threads: None, gc });
     }
@@ -248,8 +253,12 @@ fn two_images_of_one_process() {
     let image = |index, gc| {
         let known = pipeline.images.get(0).unwrap();
         let (image, reading) = (known.image.clone(), known.reading.as_ref().unwrap());
-        let reading =
-            Reading { layout: reading.layout.clone(), pause_kinds: HashMap::new(), during_gc: DURING_GC };
+        let reading = Reading {
+            layout: reading.layout.clone(),
+            pause_kinds: HashMap::new(),
+            during_gc: DURING_GC,
+            proven: AtomicBool::default(),
+        };
         let image = Arc::new(Image { index, ..(*image).clone() });
         pipeline.images.add(KnownImage { image, reading: Some(reading), frames: None, threads: None, gc });
     };

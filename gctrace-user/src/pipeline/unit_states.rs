@@ -108,7 +108,7 @@ fn proven(reading: &Reading, event: &UnitEvent) -> Result<GcState, Unusable> {
         return Err(Unusable::Moving);
     }
     let outside = live_check::is_outside_gc(layout, &event.data, reading.during_gc);
-    if !outside || live_check::outside_gc(layout, &event.data).is_err() {
+    if !outside || reading.accept(live_check::outside_gc(layout, &event.data)).is_err() {
         return Err(Unusable::Refused);
     }
     // Only cycles report the sizes of heaps.

@@ -501,9 +501,8 @@ impl ProcessState {
         for pause in &cycle.pauses {
             self.pause(pause.begin_ns, pause.ns, now_ns);
         }
-        let key = |name: &str| process.image.stat_keys.iter().position(|key| *key == name);
         let last = cycle.end.as_ref().unwrap_or(&cycle.start);
-        let value = |name: &str| key(name).and_then(|at| last.stat.get(at).copied());
+        let value = |name: &str| last.value(&process.image, name);
         // A cycle begins when no slot is free; one that is not over says nothing of what it will leave.
         if cycle.end.is_some() {
             self.heap = value("heap_live_slots").zip(value("heap_free_slots")).or(self.heap);

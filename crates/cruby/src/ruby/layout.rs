@@ -95,6 +95,8 @@ pub struct ObjspaceLayout {
     pub absent: Vec<&'static str>,
     /// Whether the spans include per-thread data: [`Span::CACHE`] or [`Span::LOCAL`].
     pub per_thread: bool,
+    /// Whether the release has Ractors (≥ 3.0), which count what they allocate at the same time and without a lock.
+    pub has_ractors: bool,
     /// The `flags` word.
     pub flags: SnapshotField,
     /// `profile.count`.
@@ -311,6 +313,7 @@ impl ObjspaceLayout {
             keys: bind(wanted.keys)?,
             heaps: wanted.heaps.into_iter().map(bind).collect::<Result<_, _>>()?,
             absent: wanted.absent,
+            has_ractors: version.at_least(3, 0),
             per_thread: spans.iter().any(|span| matches!(span.via, Span::CACHE | Span::LOCAL)),
             flags: named("flags", Piece::direct(wanted.flags, 4))?,
             count: named("profile.count", wanted.count)?,

@@ -89,6 +89,12 @@ impl Knowledge {
     pub fn keys_by(&self, source: Source) -> usize {
         self.keys.iter().filter(|(_, its)| *its == source).count()
     }
+
+    /// Whether this very build shows how it counts its live slots: by its code, or by its debug information.
+    pub fn shows_live_slots(&self) -> bool {
+        let shown = |(name, source): &(&str, Source)| *name == "heap_live_slots" && *source != Source::Table;
+        self.own || self.keys.iter().any(shown)
+    }
 }
 
 impl fmt::Display for Knowledge {

@@ -42,7 +42,7 @@ impl HeapFigures {
             let at = keys.iter().position(|key| *key == name)?;
             values.get(at).copied()
         };
-        let stat = |name| value(&image.stat_keys, &state.stat, name);
+        let stat = |name| state.value(image, name);
         let pool = |values: &Vec<u64>| {
             let of = |name| value(&image.heap_keys, values, name);
             let counted = (of("heap_live_slots"), of("heap_free_slots"), of("heap_final_slots"));

@@ -68,10 +68,10 @@ impl CycleKey {
 /// Figures of a process at its last GC event, or their sum over processes.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Gauges {
-    /// Slots with objects.
-    pub live_slots: u64,
-    /// Free slots.
-    pub free_slots: u64,
+    /// Slots with objects, where their number is known.
+    pub live_slots: Option<u64>,
+    /// Free slots, where their number is known.
+    pub free_slots: Option<u64>,
     /// Slots of objects whose finalizers have not run.
     pub final_slots: u64,
     /// Pages of the heap.
@@ -96,8 +96,12 @@ pub struct Gauges {
 
 impl Gauges {
     fn add(&mut self, other: &Self) {
-        self.live_slots += other.live_slots;
-        self.free_slots += other.free_slots;
+        let sum = |one: Option<u64>, other: Option<u64>| match (one, other) {
+            (Some(one), Some(other)) => Some(one + other),
+            (one, other) => one.or(other),
+        };
+        self.live_slots = sum(self.live_slots, other.live_slots);
+        self.free_slots = sum(self.free_slots, other.free_slots);
         self.final_slots += other.final_slots;
         self.pages += other.pages;
         self.old_objects += other.old_objects;
@@ -107,19 +111,13 @@ impl Gauges {
             let sum = self.pools.entry(*size).or_default();
             *sum = (sum.0 + used, sum.1 + free);
         }
-        self.rss = match (self.rss, other.rss) {
-            (Some(one), Some(other)) => Some(one + other),
-            (one, other) => one.or(other),
-        };
+        self.rss = sum(self.rss, other.rss);
         self.shares = self.shares.zip(other.shares).map(|(one, other)| Shares {
             pss: one.pss + other.pss,
             private_dirty: one.private_dirty + other.private_dirty,
             read_ns: one.read_ns.min(other.read_ns),
         });
-        self.busy = match (self.busy, other.busy) {
-            (Some(one), Some(other)) => Some(one + other),
-            (one, other) => one.or(other),
-        };
+        self.busy = sum(self.busy, other.busy);
         for (inode, waiting) in &other.queues {
             let of_socket = self.queues.entry(*inode).or_default();
             *of_socket = (*of_socket).max(*waiting);
@@ -376,7 +374,10 @@ impl Services {
         }
         let sum = move |key: &ServiceKey| match gauges.get(key) {
             // Where nothing runs nothing is held.
-            None => Some(Gauges { rss: Some(0), ..Gauges::default() }),
+            None => {
+                let nothing = Some(0);
+                Some(Gauges { rss: nothing, live_slots: nothing, free_slots: nothing, ..Gauges::default() })
+            }
             Some((Some(sum), true)) => Some(Gauges { shares: None, ..sum.clone() }),
             Some((sum, _)) => sum.clone(),
         };
@@ -416,17 +417,13 @@ impl Services {
 
     fn state(&mut self, process: &Process, state: &GcState) {
         let Some(running) = self.running.get_mut(&process.pid) else { return };
-        let keys = &process.image.stat_keys;
-        let get = |name: &str| {
-            let at = keys.iter().position(|key| *key == name)?;
-            state.stat.get(at).copied()
-        };
+        let get = |name: &str| state.value(&process.image, name);
         let value = |name: &str| get(name).unwrap_or_default();
         let pools = HeapFigures::of(&process.image, state).pools;
         let before = running.gauges.as_ref();
         running.gauges = Some(Gauges {
-            live_slots: value("heap_live_slots"),
-            free_slots: value("heap_free_slots"),
+            live_slots: get("heap_live_slots"),
+            free_slots: get("heap_free_slots"),
             final_slots: value("heap_final_slots"),
             pages: value("heap_allocated_pages"),
             old_objects: value("old_objects"),

@@ -104,8 +104,9 @@ pub(super) fn of(service: &Service, gauges: Option<&Gauges>) -> Vec<Figure> {
     let work = service.work.iter().map(|(phase, (_, ns))| one(&[("phase", phase)], Value::Time(*ns)));
     // Before the first GC event of a process nothing is known of its heap, which is not zero.
     let slots = gauges.into_iter().flat_map(|gauges| {
-        [("live", gauges.live_slots), ("free", gauges.free_slots), ("final", gauges.final_slots)]
-            .map(|(state, slots)| one(&[("state", state)], Value::Number(slots)))
+        [("live", gauges.live_slots), ("free", gauges.free_slots), ("final", Some(gauges.final_slots))]
+            .into_iter()
+            .filter_map(|(state, slots)| Some(one(&[("state", state)], Value::Number(slots?))))
     });
     let gauge = |of: fn(&Gauges) -> Option<u64>| gauges.and_then(of).map_or_else(Vec::new, number);
     let of_size = |size: String, state: Option<&'static str>, value: u64| {

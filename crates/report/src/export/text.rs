@@ -405,8 +405,7 @@ impl<W: Write> Exporter for Text<W> {
 }
 
 pub(super) fn stat(process: &Process, state: &GcState, name: &str) -> Option<u64> {
-    let at = process.image.stat_keys.iter().position(|key| *key == name)?;
-    state.stat.get(at).copied()
+    state.value(&process.image, name)
 }
 
 /// `HH:MM:SS.mmm`, UTC.

@@ -134,7 +134,7 @@ fn adds_up() {
     services.process(&a, Some(&state(10, 100)), 5);
     services.process(&b, None, 6);
     // What is not known of one of them is not in the sum.
-    assert_eq!(services.iter().next().unwrap().2.unwrap().live_slots, 10);
+    assert_eq!(services.iter().next().unwrap().2.unwrap().live_slots, Some(10));
     services.cycle(&a, &cycle(1, 20, 150, 50_000));
     services.cycle(&b, &cycle(1, 30, 1000, 50_001));
     services.cycle(&b, &cycle(2, 40, 1500, u64::MAX / 2));
@@ -142,7 +142,7 @@ fn adds_up() {
         let (key, web, gauges) = services.iter().next().unwrap();
         let gauges = gauges.unwrap();
         assert_eq!((key.service.as_str(), web.running, web.since_ns), ("web", 2, 5));
-        assert_eq!((web.allocated, gauges.live_slots, gauges.rss), (550, 60, Some(2000)));
+        assert_eq!((web.allocated, gauges.live_slots, gauges.rss), (550, Some(60), Some(2000)));
         assert_eq!(web.cycles.values().sum::<u64>(), 3);
         assert_eq!(
             (web.pauses[0].buckets[0], web.pauses[0].buckets[1], web.pauses[0].buckets[15]),
@@ -164,7 +164,7 @@ fn adds_up() {
     services.process(&process(1, "web"), Some(&state(7, 3)), 9);
     let (_, web, gauges) = services.iter().next().unwrap();
     assert_eq!(web.lost, 5);
-    assert_eq!((web.seen, web.running, web.allocated, gauges.unwrap().live_slots), (3, 1, 550, 7));
+    assert_eq!((web.seen, web.running, web.allocated, gauges.unwrap().live_slots), (3, 1, 550, Some(7)));
 }
 
 /// Of processes that have not been read nothing is known; where none runs nothing is held.
@@ -175,10 +175,10 @@ fn unknown_is_not_zero() {
     services.process(&process(1, "web"), None, 1);
     assert_eq!(gauges(&services), None);
     services.process(&process(2, "web"), Some(&GcState { memory: None, ..state(5, 0) }), 1);
-    assert_eq!(gauges(&services).map(|sum| (sum.live_slots, sum.rss)), Some((5, None)));
+    assert_eq!(gauges(&services).map(|sum| (sum.live_slots, sum.rss)), Some((Some(5), None)));
     services.ended(&process(1, "web"), &END);
     services.ended(&process(2, "web"), &END);
-    assert_eq!(gauges(&services).map(|sum| (sum.live_slots, sum.rss)), Some((0, Some(0))));
+    assert_eq!(gauges(&services).map(|sum| (sum.live_slots, sum.rss)), Some((Some(0), Some(0))));
 }
 
 /// The number of services is bounded: those without processes are dropped first, and the rest are added up as one.

@@ -42,6 +42,7 @@ mod gc;
 mod gvl;
 mod gvl_seen;
 mod lives;
+mod refusals;
 mod requests;
 mod server_load;
 mod traced;
@@ -78,6 +79,8 @@ pub struct Pipeline {
     traced: HashMap<u32, TracedProcess>,
     /// Processes of which nothing is reported.
     refused: HashMap<u32, Refusal>,
+    /// Images whose probes were detached while a process ran them: what its program did before names them.
+    left: HashMap<u32, Vec<u32>>,
     /// Processes of which only pauses of unseen cycles came so far.
     waiting: HashMap<u32, Waiting>,
     /// Who forked a process, and when, monotonic nanoseconds.
@@ -125,6 +128,7 @@ impl Pipeline {
             images,
             traced: HashMap::new(),
             refused: HashMap::new(),
+            left: HashMap::new(),
             waiting: HashMap::new(),
             parents: HashMap::new(),
             execs: HashMap::new(),
@@ -240,41 +244,6 @@ impl Pipeline {
         let mut all = self.traced.values();
         let (process, None) = (&all.next()?.process, all.next()) else { return None };
         Some(format!("pid {}, {}, Ruby {}", process.pid, program(process), process.image.version))
-    }
-
-    /// A process or image is not traced.
-    pub fn refuse(&mut self, pid: Option<u32>, path: &str, reason: &str) {
-        self.counts.refused += 1;
-        self.export(|exporter| exporter.refused(pid, path, reason));
-    }
-
-    /// The VM of a followed process did not pass a proof: what is traced of it ends, and nothing is reported any more.
-    pub fn refuse_process(&mut self, pid: u32, path: &str, reason: &str, ts_ns: u64) {
-        self.refused.insert(pid, Refusal::Program);
-        self.end(pid, EndReason::Detached, ts_ns);
-        self.refuse(Some(pid), path, reason);
-    }
-
-    /// The probes of the image that a process runs were detached. It is traced again once it is found with another one.
-    pub fn leave_process(&mut self, pid: u32, image: u32, path: &str, reason: &str, ts_ns: u64) {
-        if let Some(traced) = self.traced.get(&pid) {
-            // Its records go on with these numbers.
-            self.waiting.insert(pid, Waiting::after(traced.fold.last_seq()));
-            self.beginnings.forked(pid, traced.beginning.count);
-        }
-        self.refused.insert(pid, Refusal::Image(image));
-        self.end(pid, EndReason::Detached, ts_ns);
-        self.refuse(Some(pid), path, reason);
-    }
-
-    /// Counts a record of a process of which nothing is reported; `false`: it is reported.
-    fn is_refused(&mut self, header: &gctrace_common::event::Header) -> bool {
-        let Some(refusal) = self.refused.get(&header.tgid) else { return false };
-        if matches!(refusal, Refusal::Image(_)) {
-            self.waiting.insert(header.tgid, Waiting::after(header.seq));
-        }
-        self.counts.refused_records += 1;
-        true
     }
 
     /// Takes what is in the rings. Returns whether there may be more.
@@ -456,7 +425,11 @@ impl Pipeline {
         }
         let Some(known) = self.images.get(image) else { return false };
         // Which GC the process runs is seen by its state or by a record of the GC.
-        if self.refused.contains_key(&pid) || self.has_ended(pid, seen_ns) || known.gc == GcOf::Chosen {
+        if self.refused.contains_key(&pid)
+            || self.has_left(pid, image)
+            || self.has_ended(pid, seen_ns)
+            || known.gc == GcOf::Chosen
+        {
             return false;
         }
         self.trace(pid, comm, &known, None, seen_ns);

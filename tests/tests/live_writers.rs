@@ -145,7 +145,7 @@ fn overwritten_ruby() -> Result<()> {
 fn opened_for_writing() -> Result<()> {
     let live = Live::begin()?;
     let copy = Copy::make(live.dir("opened")?)?;
-    let mut gctrace = Invocation::jsonl(["--all-ruby"])?.start_ready()?;
+    let mut gctrace = Invocation::jsonl(["--all-ruby", "--gvl"])?.start_ready()?;
     let program = copy.start()?;
     gctrace.wait_line("process", program.pid())?;
     let traced = |gctrace: &Gctrace| -> Result<usize> {
@@ -169,6 +169,12 @@ fn opened_for_writing() -> Result<()> {
     end(program)?;
     let report = gctrace.stop()?;
     ensure!(report.gcs_of(pid).count() >= 5, "{} cycles", report.gcs_of(pid).count());
+    // What its threads did with the GVL has gaps, and is of no other program.
+    let exits = report.exits.iter().filter(|line| line.pid == pid);
+    let exits: Vec<_> = exits.map(|line| (line.reason.as_str(), line.lost)).collect();
+    ensure!(exits == [("detached", 0), ("detached", 0), ("exited", 0)], "{exits:?}");
+    ensure!(ledger::user(&report, "lost_records")? == 0, "records are said to be lost");
+    ensure!(report.gvl_processes.iter().all(|line| line.pid != pid), "{:?}", report.gvl_processes);
     ledger::check(&report)
 }
 

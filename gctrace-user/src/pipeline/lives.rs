@@ -147,6 +147,7 @@ impl Pipeline {
             self.beginnings.execed(event.header.tgid);
         }
         self.refused.remove(&event.header.tgid);
+        self.left.remove(&event.header.tgid);
         self.waiting.remove(&event.header.tgid);
     }
 

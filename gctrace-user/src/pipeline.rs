@@ -453,6 +453,14 @@ impl Pipeline {
         self.gvl_replaced(pid);
         self.end(pid, EndReason::Execed, seen_ns);
         let mut process = proc::describe(pid, comm, known.image.clone(), self.names.place(pid));
+        let mut arguments_at = proc::arguments_at(pid);
+        // What was read may be of the program that a forked child has become since, or it is gone.
+        if let Some(parent) = self.forking_parent(pid, &known.image, seen_ns)
+            && arguments_at.is_none_or(|at| parent.arguments_at.is_some_and(|of_parent| at != of_parent))
+        {
+            process = parent.forked(process, comm);
+            arguments_at = parent.arguments_at;
+        }
         // It is gone, but the kernel has reported its fork.
         process.ppid = process.ppid.or_else(|| self.parents.get(&pid).map(|(parent, _)| *parent));
         let memory = MemoryReader::open(pid).ok();
@@ -465,6 +473,7 @@ impl Pipeline {
             image: known.clone(),
             fold: CycleFold::after(waiting.seq),
             memory,
+            arguments_at,
             shares_read: None,
             starts_outside: 0,
             cycles: 0,
@@ -489,6 +498,18 @@ impl Pipeline {
             self.gvl.pauses(pid, &waiting.pauses, !waiting.cut);
         }
         self.see(&process, Seen::Process { state: state.as_ref(), now_ns: monotonic_ns(), since_ns });
+    }
+
+    /// The process whose program a process was at a time, by its fork.
+    fn forking_parent(&self, pid: u32, image: &Image, at_ns: u64) -> Option<&TracedProcess> {
+        if self.execs.get(&pid).is_some_and(|execed_ns| *execed_ns <= at_ns) {
+            return None;
+        }
+        let (ppid, forked_ns) = self.parents.get(&pid)?;
+        let parent = self.traced.get(ppid)?;
+        let same = parent.process.image.index == image.index && *forked_ns <= at_ns;
+        // The parent itself may have become another program since it forked.
+        (same && self.execs.get(ppid).is_none_or(|execed_ns| execed_ns < forked_ns)).then_some(parent)
     }
 
     /// Since when the events of a process with this image can have been seen.

@@ -426,3 +426,38 @@ fn many_short_lives() -> Result<()> {
     }
     Ok(())
 }
+
+/// Children that were forked, and soon become another program or end, are what their parent is until then: they have its command line, settings and
+/// service, not those of the program that they became before gctrace could look at them.
+#[test]
+fn forked_and_gone() -> Result<()> {
+    const CHILDREN: usize = 30;
+    let live = Live::beside_others()?;
+    let script = live.path("forks-and-execs.rb");
+    std::fs::write(
+        &script,
+        format!(
+            "children = Array.new({CHILDREN}) {{ |n| fork {{ 60.times {{ Array.new(100) {{ 'x' * 50 }} }}; GC.start; n.even? ? exec({{'RUBY_GC_HEAP_GROWTH_FACTOR' => '3'}}, '/bin/sleep', '0.2') : exit! }} }}
+             children.each {{ |pid| Process.wait(pid) }}"
+        ),
+    )?;
+    let ruby = Ruby::main()?;
+    // It looks at them late: it analyses their Ruby first.
+    let mut args: Vec<std::ffi::OsString> = vec!["--no-cache".into(), "--".into()];
+    args.extend(ruby.argv()?);
+    args.push(script.clone().into_os_string());
+    let (report, finished) = Invocation::jsonl(args)?.start_ready()?.done()?;
+    ledger::check(&report)?;
+    let parent = report.processes.first().with_context(|| finished.errors())?;
+    let command = parent.cmdline.as_ref().context("no command line")?;
+    ensure!(command.last().map(String::as_str) == script.to_str(), "{command:?}");
+    let children: Vec<_> = report.processes.iter().filter(|line| line.pid != parent.pid).collect();
+    ensure!(children.len() == CHILDREN, "{} children: {}", children.len(), finished.errors());
+    for child in children {
+        ensure!(child.cmdline.as_ref() == Some(command) && child.comm == parent.comm, "{child:?}");
+        ensure!(child.env.is_empty() && child.ppid == Some(parent.pid), "{child:?}");
+    }
+    let services = report.summaries.iter().filter(|line| line["service"] == "forks-and-execs.rb");
+    ensure!(services.count() == CHILDREN + 1, "{:?}", report.summaries);
+    Ok(())
+}

@@ -217,6 +217,11 @@ pub fn describe(pid: u32, comm: &str, image: Arc<Image>, container: Container) -
     }
 }
 
+/// Where the arguments of a process lie, which is another place after each `exec`, and the same in a forked child.
+pub fn arguments_at(pid: u32) -> Option<u64> {
+    proc_root::process(pid).ok()?.stat().ok()?.arg_start.filter(|at| *at != 0)
+}
+
 /// Arguments, of which a program can have megabytes, up to a limit. What is left out is said in their place.
 fn shortened(mut args: Vec<String>) -> Vec<String> {
     const BYTES: usize = 32 << 10;

@@ -125,6 +125,62 @@ fn a_failed_proof_is_final() {
     assert_eq!((pipeline.counts().pipeline.refused_records, pipeline.counts().pipeline.refused), (2, 1));
 }
 
+/// Ractors lose some of what they count: once the layout is known to be right, a number of live slots below none is taken as it is.
+#[test]
+fn lost_counts() {
+    let lost = |layout: &ObjspaceLayout, seq| {
+        let mut event = snapshot(layout, seq, 0);
+        let allocated = 50_000_u64.to_le_bytes();
+        let at = event.data.windows(8).position(|word| word == allocated).unwrap();
+        event.data[at..at + 8].copy_from_slice(&39_000_u64.to_le_bytes());
+        event
+    };
+    let (mut pipeline, notes, layout) = pipeline();
+    pipeline.snapshot(Point::GcStart, &snapshot(&layout, 1, 0));
+    pipeline.snapshot(Point::GcStart, &lost(&layout, 2));
+    assert_eq!(
+        (notes.borrow().as_slice(), pipeline.counts().pipeline.refused),
+        (&["process", "cycle"][..], 0)
+    );
+    let (mut pipeline, notes, layout) = self::pipeline();
+    pipeline.snapshot(Point::GcStart, &lost(&layout, 1));
+    assert_eq!(*notes.borrow(), ["refused"], "nothing shows that the layout is right");
+}
+
+/// What /proc says of a forked child is of the program that it has become since, or nothing: until its exec it is what its parent is.
+#[test]
+fn forked_children() {
+    let (mut pipeline, _, layout) = pipeline();
+    let of = |pid, ts_ns| {
+        let mut event = snapshot(&layout, 1, 0);
+        (event.header.tgid, event.header.tid, event.header.ts_ns) = (pid, pid, ts_ns);
+        event
+    };
+    let parent = std::process::id();
+    let mut sleeps = [(); 2].map(|()| std::process::Command::new("sleep").arg("60").spawn().unwrap());
+    let [forked, execed] = [sleeps[0].id(), sleeps[1].id()];
+    pipeline.snapshot(Point::GcStart, &of(parent, 1));
+    for child in [forked, execed, PID] {
+        pipeline.parents.insert(child, (parent, 10));
+    }
+    pipeline.execs.insert(execed, 15);
+    for child in [forked, execed, PID] {
+        pipeline.snapshot(Point::GcStart, &of(child, 20));
+    }
+    let command = |pid| pipeline.traced[&pid].process.cmdline.clone();
+    let service = |pid| pipeline.traced[&pid].process.origin.service.clone();
+    assert!(command(parent).is_some());
+    for child in [forked, PID] {
+        assert_eq!((command(child), service(child)), (command(parent), service(parent)));
+        assert_eq!(pipeline.traced[&child].process.ppid, Some(parent));
+    }
+    assert_eq!(command(execed), Some(vec!["sleep".to_owned(), "60".to_owned()]));
+    for sleep in &mut sleeps {
+        sleep.kill().unwrap();
+        sleep.wait().unwrap();
+    }
+}
+
 /// A site whose register holds something else than the objspace is caught at its first event.
 #[test]
 fn a_wrong_register_is_refused() {
@@ -166,6 +222,9 @@ fn a_process_that_was_left_comes_back() {
     pipeline.snapshot(Point::GcStart, &of_own(4, 1));
     assert_eq!(*notes.borrow(), ["process", "cycle", "ended", "refused", "process"]);
     assert_eq!((pipeline.counts.refused_records, pipeline.counts.lost_records), (1, 1));
+    // What the kernel side still has of the image that it had before is of no other program.
+    assert!(pipeline.process_of(own, 0, "ruby", 5).is_none());
+    assert_eq!(*notes.borrow(), ["process", "cycle", "ended", "refused", "process"]);
 }
 
 /// A GC that is entered before there is a heap (3.3 does so at boot) does not disprove the layout; an event on a heap

@@ -62,6 +62,8 @@ pub(super) struct TracedProcess {
     pub(super) image: Arc<KnownImage>,
     pub(super) fold: CycleFold,
     pub(super) memory: Option<MemoryReader>,
+    /// See [`proc::arguments_at`]; `None` where that is not known.
+    pub(super) arguments_at: Option<u64>,
     /// When it was last read how its memory is shared.
     pub(super) shares_read: Option<Instant>,
     /// Starts in a row outside any pause.
@@ -86,6 +88,22 @@ pub(super) struct TracedProcess {
 }
 
 impl TracedProcess {
+    /// What a forked child of it is until it becomes another program. `comm`: its thread's name at that time, where it is known.
+    pub(super) fn forked(&self, child: Process, comm: &str) -> Process {
+        let parent = self.process.clone();
+        Process {
+            comm: if comm.is_empty() { parent.comm } else { comm.to_owned() },
+            cmdline: parent.cmdline,
+            gc_env: parent.gc_env,
+            gc_env_refused: parent.gc_env_refused,
+            uid: parent.uid,
+            hostname: parent.hostname,
+            container: parent.container,
+            origin: parent.origin,
+            ..child
+        }
+    }
+
     /// Its memory at this moment.
     pub(super) fn read_memory(&self) -> Option<Memory> {
         self.memory.as_ref().and_then(MemoryReader::read)

@@ -505,11 +505,11 @@ impl Pipeline {
         if self.execs.get(&pid).is_some_and(|execed_ns| *execed_ns <= at_ns) {
             return None;
         }
-        let (ppid, forked_ns) = self.parents.get(&pid)?;
-        let parent = self.traced.get(ppid)?;
+        let (forked_from, forked_ns) = self.parents.get(&pid)?;
+        let parent = self.traced.get(forked_from)?;
         let same = parent.process.image.index == image.index && *forked_ns <= at_ns;
         // The parent itself may have become another program since it forked.
-        (same && self.execs.get(ppid).is_none_or(|execed_ns| execed_ns < forked_ns)).then_some(parent)
+        (same && self.execs.get(forked_from).is_none_or(|execed_ns| execed_ns < forked_ns)).then_some(parent)
     }
 
     /// Since when the events of a process with this image can have been seen.

@@ -130,6 +130,7 @@ pub(super) fn exporters(
     if settings.memory_account {
         exporters.push(Box::new(Accounts::new(lines(), settings.cache_dir.clone())?));
     }
+    exporters.extend(sink.kept());
     if settings.output.is_some() && settings.selection.command.is_none() {
         // The lines are in a file: the answer is on standard output nevertheless, unless that is the command's.
         let out = BufWriter::new(Sink::Stdout);

@@ -5,7 +5,7 @@ use std::{
     io::{self, BufWriter, Write},
     os::{
         fd::{AsFd as _, AsRawFd, BorrowedFd},
-        unix::fs::{FileTypeExt as _, OpenOptionsExt as _},
+        unix::fs::{FileTypeExt as _, MetadataExt as _, OpenOptionsExt as _},
     },
     path::{Path, PathBuf},
     sync::{Mutex, MutexGuard, OnceLock, PoisonError},
@@ -58,7 +58,22 @@ pub(crate) enum Links {
     Replace,
 }
 
-/// Opens a file to write to, or makes it with this mode; its content stays. A regular file is locked (`flock`) until it is closed, because two
+/// Whether a file has had a name. If it has none any more, what is written to it is lost.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Named(bool);
+
+impl Named {
+    /// As it is now. What never had a name (`/dev/fd/3` of such a file, and the files of some file systems) cannot lose it.
+    pub(crate) fn now(file: &File) -> Self {
+        Self(file.metadata().is_ok_and(|data| data.is_file() && data.nlink() > 0))
+    }
+
+    pub(crate) fn is_lost(self, now: &fs::Metadata) -> bool {
+        self.0 && now.nlink() == 0
+    }
+}
+
+/// Opens a file to append to, or makes it with this mode; its content stays. A regular file is locked (`flock`) until it is closed, because two
 /// runs would mix up what they write; `taken` says that another one has it. A symbolic link is followed or, as by all that replaces files, replaced.
 pub(crate) fn open_alone(
     path: &Path,
@@ -82,7 +97,8 @@ pub(crate) fn open_alone(
         return open_pipe(path).map_err(unwritable);
     }
     let mut options = File::options();
-    options.write(true).create(true).truncate(false).mode(mode).custom_flags(flags.bits().cast_signed());
+    // At the end of the file, wherever that is: who truncates it during the run (`copytruncate` of logrotate) finds no hole before the rest.
+    options.append(true).create(true).mode(mode).custom_flags(flags.bits().cast_signed());
     let opened = options.open(path).map_err(unwritable)?;
     // Some network file systems have no locks.
     if opened.metadata().is_ok_and(|data| data.is_file())
@@ -358,7 +374,9 @@ mod tests {
                     fs::write(&target, content).unwrap();
                 }
                 std::os::unix::fs::symlink(&target, &link).unwrap();
-                open_alone(&link, 0o600, links, "taken").unwrap().write_all(b"new data").unwrap();
+                let mut opened = open_alone(&link, 0o600, links, "taken").unwrap();
+                opened.set_len(0).unwrap();
+                opened.write_all(b"new data").unwrap();
                 assert_eq!(fs::read_to_string(&link).unwrap(), "new data");
                 let follows = links == Links::Follow;
                 assert_eq!(link.is_symlink(), follows);

@@ -37,7 +37,7 @@ pub mod upload;
 pub mod window;
 mod windows;
 
-pub(crate) use file::{Links, open_alone, write_new};
+pub(crate) use file::{Links, Named, open_alone, write_new};
 pub use file::{belong_to, check_path, published, write_atomically, write_private};
 pub use otlp::process_context;
 pub use outputs::Outputs;
@@ -91,6 +91,14 @@ pub enum ExportError {
         /// The reason.
         #[source]
         source: io::Error,
+    },
+    /// Somebody has done something to an output while it was written.
+    #[error("{path}: {what}")]
+    Disturbed {
+        /// The file.
+        path: PathBuf,
+        /// What, and what became of the output.
+        what: String,
     },
     /// Writing a file failed.
     #[error("writing {path}: {source}; this file was not written")]

@@ -7,8 +7,8 @@ use std::{
     sync::Arc,
 };
 
-use super::{ExportError, file};
-use crate::console;
+use super::{ExportError, Exporter, file, file::Named};
+use crate::{console, ledger::Ledger};
 
 /// Writing lines to a file failed.
 #[derive(Debug, thiserror::Error)]
@@ -36,6 +36,24 @@ pub enum Sink {
     File(PathBuf, Arc<File>),
 }
 
+/// Says at the end of a run that the file of [`Sink`] was removed. It may have been renamed, as log files are.
+struct Kept {
+    path: PathBuf,
+    file: Arc<File>,
+    named: Named,
+}
+
+impl Exporter for Kept {
+    fn settled(&mut self, _ledger: &Ledger) -> Result<(), ExportError> {
+        if self.file.metadata().is_ok_and(|now| self.named.is_lost(&now)) {
+            let what =
+                "it was removed during the run, and the lines that were written to it are lost".to_owned();
+            return Err(ExportError::Disturbed { path: self.path.clone(), what });
+        }
+        Ok(())
+    }
+}
+
 impl Sink {
     /// Opens it. An existing file is truncated, as the shell's `>` does, unless another gctrace writes to it (`flock`); a pipe is written to.
     pub fn open(path: Option<&Path>) -> Result<Self, ExportError> {
@@ -46,6 +64,12 @@ impl Sink {
             opened.set_len(0).map_err(unwritable)?;
         }
         Ok(Self::File(path.to_owned(), Arc::new(opened)))
+    }
+
+    /// What fails at the end of a run if what was written is lost by then.
+    pub fn kept(&self) -> Option<Box<dyn Exporter>> {
+        let Self::File(path, file) = self else { return None };
+        Some(Box::new(Kept { path: path.clone(), file: Arc::clone(file), named: Named::now(file) }))
     }
 }
 
@@ -107,5 +131,34 @@ mod tests {
         drop((one, other));
         Sink::open(Some(&path)).unwrap();
         assert_eq!(std::fs::read_to_string(&path).unwrap(), "");
+    }
+
+    /// A log file may be emptied (`copytruncate`) or renamed during a run; one that is removed is missed at the end.
+    #[test]
+    fn rotated() {
+        let dir = tempfile::tempdir().unwrap();
+        let (path, renamed) = (dir.path().join("lines"), dir.path().join("lines.1"));
+        let mut sink = Sink::open(Some(&path)).unwrap();
+        let mut kept = sink.kept().unwrap();
+        sink.write_all(b"1\n").unwrap();
+        File::options().write(true).truncate(true).open(&path).unwrap();
+        sink.write_all(b"2\n").unwrap();
+        assert_eq!(std::fs::read(&path).unwrap(), b"2\n");
+        std::fs::rename(&path, &renamed).unwrap();
+        sink.write_all(b"3\n").unwrap();
+        kept.settled(&Ledger::default()).unwrap();
+        assert_eq!(std::fs::read(&renamed).unwrap(), b"2\n3\n");
+        std::fs::remove_file(&renamed).unwrap();
+        sink.write_all(b"4\n").unwrap();
+        let error = kept.settled(&Ledger::default()).unwrap_err().to_string();
+        assert!(error.starts_with(&format!("{}: it was removed during the run", path.display())), "{error}");
+        // It had no name at the beginning, or is no file.
+        let unnamed = tempfile::tempfile().unwrap();
+        let fd = format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(&unnamed));
+        for path in [&*fd, "/dev/null"] {
+            let mut kept = Sink::open(Some(Path::new(path))).unwrap().kept().unwrap();
+            kept.settled(&Ledger::default()).unwrap();
+        }
+        assert!(Sink::Stdout.kept().is_none());
     }
 }

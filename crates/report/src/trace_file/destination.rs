@@ -1,13 +1,14 @@
 //! Where a recorder's chunks go: to a file at their positions, or one after the other to standard output.
 
 use std::{
-    fs::File,
+    cmp::Ordering,
+    fs::{self, File, Metadata},
     io::{self, Write},
-    os::unix::fs::FileExt as _,
-    path::Path,
+    os::unix::fs::MetadataExt as _,
+    path::{Path, PathBuf},
     sync::{
         Arc,
-        atomic::{AtomicU64, Ordering},
+        atomic::{AtomicU64, Ordering::Relaxed},
         mpsc::{Receiver, Sender, channel},
     },
     thread::JoinHandle,
@@ -16,7 +17,7 @@ use std::{
 
 use rustix::event::{PollFd, PollFlags, poll};
 
-use crate::export::{ExportError, Links, check_path, open_alone};
+use crate::export::{ExportError, Links, Named, check_path, open_alone};
 
 /// Bytes that wait for a slow reader at most: some minutes of a busy program.
 const WAITING: u64 = 64 << 20;
@@ -46,10 +47,34 @@ impl Amount {
     }
 }
 
+/// What somebody has done to the file of a recording during the run, which has the recording no longer, or not as a whole.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub(super) enum Disturbed {
+    #[error("it was removed during the run, and the recording is lost")]
+    Removed,
+    #[error("it was replaced by another file during the run, and the recording is lost")]
+    Replaced,
+    #[error("it was moved during the run: the recording is no longer at that path")]
+    Moved,
+    #[error("somebody has truncated it during the run, and the recording is lost")]
+    Truncated,
+    #[error("somebody else has written to it during the run, and the recording ends before this")]
+    WrittenTo,
+}
+
+impl From<Disturbed> for io::Error {
+    fn from(what: Disturbed) -> Self {
+        Self::other(what)
+    }
+}
+
 /// A regular file and what is in it.
 #[derive(Debug)]
 pub(super) struct RegularFile {
+    path: PathBuf,
     file: File,
+    /// Whether it can lose its name.
+    named: Named,
     /// What is in it as whole chunks.
     written: Amount,
     /// The beginning of the recording, while the file still has an older one: a run that fails before it sees anything leaves that.
@@ -59,8 +84,53 @@ pub(super) struct RegularFile {
 impl RegularFile {
     fn append(&mut self, bytes: &[u8], entries: u64) -> io::Result<()> {
         self.begin()?;
-        self.file.write_all_at(bytes, self.written.bytes)?;
-        self.written.add(bytes.len() as u64, entries);
+        self.check(self.written.bytes)?;
+        let length = bytes.len() as u64;
+        // At its end: had it been truncated in between, it would be shorter then.
+        self.file.write_all(bytes)?;
+        self.check(self.written.bytes + length)?;
+        self.written.add(length, entries);
+        Ok(())
+    }
+
+    /// Whether it is the recording, and so long.
+    fn check(&self, bytes: u64) -> io::Result<()> {
+        let now = self.file.metadata()?;
+        if self.named.is_lost(&now) {
+            return Err(self.gone(&now).unwrap_or(Disturbed::Removed).into());
+        }
+        match now.len().cmp(&bytes) {
+            Ordering::Less => Err(Disturbed::Truncated.into()),
+            Ordering::Equal => Ok(()),
+            Ordering::Greater => Err(Disturbed::WrittenTo.into()),
+        }
+    }
+
+    /// Why it is not what has its name.
+    fn gone(&self, now: &Metadata) -> Option<Disturbed> {
+        let (found, lost) = (fs::metadata(&self.path), self.named.is_lost(now));
+        match found {
+            Ok(found) if (found.dev(), found.ino()) == (now.dev(), now.ino()) => None,
+            Ok(_) if lost => Some(Disturbed::Replaced),
+            Err(_) if lost => Some(Disturbed::Removed),
+            Ok(_) => Some(Disturbed::Moved),
+            Err(error) => matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory)
+                .then_some(Disturbed::Moved),
+        }
+    }
+
+    /// Whether a reader will find it.
+    fn finish(&mut self) -> io::Result<()> {
+        self.begin()?;
+        self.check(self.written.bytes)?;
+        self.gone(&self.file.metadata()?).map_or(Ok(()), |what| Err(what.into()))
+    }
+
+    /// Removes a part of a chunk. What is shorter than the recording was is left alone.
+    fn undo(&self) -> io::Result<()> {
+        if self.file.metadata()?.len() > self.written.bytes {
+            self.file.set_len(self.written.bytes)?;
+        }
         Ok(())
     }
 
@@ -78,7 +148,8 @@ impl Destination {
     pub(super) fn file(path: &Path) -> Result<Self, ExportError> {
         check_path(path)?;
         let file = open_alone(path, 0o600, Links::Replace, "another gctrace records to it")?;
-        Ok(Self::File(RegularFile { file, written: Amount::default(), beginning: None }))
+        let (path, named) = (path.to_owned(), Named::now(&file));
+        Ok(Self::File(RegularFile { path, file, named, written: Amount::default(), beginning: None }))
     }
 
     /// Begins with these chunks, which have no entries.
@@ -104,15 +175,15 @@ impl Destination {
     pub(super) fn undo(&self) -> io::Result<()> {
         match self {
             // Readers stop at a part of a chunk anyway.
-            Self::File(recorded) => recorded.file.set_len(recorded.written.bytes),
+            Self::File(recorded) => recorded.undo(),
             Self::Stream(_) => Ok(()),
         }
     }
 
-    /// Waits until everything is written.
+    /// Waits until everything is written, and looks whether it is where it was written to.
     pub(super) fn finish(&mut self) -> io::Result<()> {
         match self {
-            Self::File(recorded) => recorded.begin(),
+            Self::File(recorded) => recorded.finish(),
             Self::Stream(stream) => stream.finish(PATIENCE),
         }
     }
@@ -129,7 +200,7 @@ impl Destination {
     pub(super) fn written_entries(&self) -> u64 {
         match self {
             Self::File(recorded) => recorded.written.entries,
-            Self::Stream(stream) => stream.progress.entries.load(Ordering::Relaxed),
+            Self::Stream(stream) => stream.progress.entries.load(Relaxed),
         }
     }
 }
@@ -194,10 +265,10 @@ impl Stream {
                 // In parts, so that a slow reader is seen to read.
                 for part in chunk.chunks(64 << 10) {
                     out.write_all(part)?;
-                    taken.bytes.fetch_add(part.len() as u64, Ordering::Relaxed);
+                    taken.bytes.fetch_add(part.len() as u64, Relaxed);
                 }
                 out.flush()?;
-                taken.entries.fetch_add(entries, Ordering::Relaxed);
+                taken.entries.fetch_add(entries, Relaxed);
             }
             Ok(())
         })?;
@@ -207,7 +278,7 @@ impl Stream {
 
     fn append(&mut self, bytes: Vec<u8>, entries: u64) -> io::Result<()> {
         let length = bytes.len() as u64;
-        if self.accepted.bytes - self.progress.bytes.load(Ordering::Relaxed) + length > self.most {
+        if self.accepted.bytes - self.progress.bytes.load(Relaxed) + length > self.most {
             let why = format!("its reader is too slow: {} MiB wait for it", self.most >> 20);
             return Err(io::Error::other(why));
         }
@@ -230,7 +301,7 @@ impl Stream {
     /// Waits until everything is read, or until nothing was for so long.
     fn finish(&mut self, patience: Duration) -> io::Result<()> {
         self.chunks = None;
-        let taken = || self.progress.bytes.load(Ordering::Relaxed);
+        let taken = || self.progress.bytes.load(Relaxed);
         let (mut read, mut since) = (taken(), Instant::now());
         // Nothing is ever sent: it is over when the other end is gone.
         while self.gone.recv_timeout(Duration::from_millis(100))
@@ -322,7 +393,7 @@ pub(super) mod tests {
         let given_up = stream.finish(Duration::from_millis(300)).unwrap_err().to_string();
         assert!(given_up.contains("read nothing"), "{given_up}");
         // Two parts fit: no chunk was taken as a whole.
-        assert_eq!(stream.progress.entries.load(Ordering::Relaxed), 0);
+        assert_eq!(stream.progress.entries.load(Relaxed), 0);
         let read: usize = reader.iter().map(|bytes| bytes.len()).sum();
         assert_eq!(read, 3 << 20);
     }

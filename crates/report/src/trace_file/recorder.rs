@@ -12,7 +12,7 @@ use prost::Message as _;
 use super::{
     CHUNK_NS, Header,
     chunk::{self, Kind},
-    destination::{Blocking, Destination, Stream},
+    destination::{Blocking, Destination, Disturbed, Stream},
     kinds::{
         encode::{self, Filling},
         wire::{self, What},
@@ -104,6 +104,9 @@ impl Recorder {
     /// Nothing more is written.
     fn fails(&mut self, source: io::Error) -> ExportError {
         self.failed = true;
+        if let Some(what) = source.get_ref().and_then(|inner| inner.downcast_ref::<Disturbed>()) {
+            return ExportError::Disturbed { path: self.path.clone(), what: what.to_string() };
+        }
         if let Err(error) = self.to.undo() {
             log::warn!("{}: removing a part of a chunk: {error}", self.path.display());
         }

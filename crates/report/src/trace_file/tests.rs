@@ -170,6 +170,64 @@ fn older_recordings() {
     assert_eq!(replayed(&empty).0.unwrap().ending, Ending::Complete);
 }
 
+/// A recording that is no longer where it was written to, or no longer as a whole, is not said to be recorded.
+#[test]
+fn disturbed() {
+    type Disturb = fn(&Path);
+    let truncate: Disturb = |path| drop(std::fs::File::create(path).unwrap());
+    let append: Disturb = |path| {
+        let mut file = std::fs::File::options().append(true).open(path).unwrap();
+        std::io::Write::write_all(&mut file, b"foreign").unwrap();
+    };
+    let away: Disturb = |path| std::fs::rename(path, path.with_file_name("b")).unwrap();
+    let cases: [(Disturb, &str); 7] = [
+        (|path| std::fs::remove_file(path).unwrap(), "it was removed during the run"),
+        (|path| std::fs::remove_dir_all(path.parent().unwrap()).unwrap(), "it was removed during the run"),
+        (away, "it was moved during the run"),
+        (
+            |path| {
+                std::fs::rename(path, path.with_file_name("b")).unwrap();
+                std::fs::write(path, "another").unwrap();
+            },
+            "it was moved during the run",
+        ),
+        (
+            |path| {
+                std::fs::write(path.with_file_name("b"), "another").unwrap();
+                std::fs::rename(path.with_file_name("b"), path).unwrap();
+            },
+            "it was replaced by another file during the run",
+        ),
+        (truncate, "somebody has truncated it during the run"),
+        (append, "somebody else has written to it during the run"),
+    ];
+    // Before more is written, and after the last chunk.
+    for (late, (disturb, said)) in [false, true].into_iter().flat_map(|late| cases.map(|case| (late, case))) {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("below/a.gctrace");
+        std::fs::create_dir(path.parent().unwrap()).unwrap();
+        let mut recorder = Recorder::create(&path, &header()).unwrap();
+        recorder.flush(0).unwrap();
+        recorder.flush(CHUNK_NS).unwrap();
+        let results = if late {
+            recorder.finish(&Ledger::default()).unwrap();
+            disturb(&path);
+            vec![recorder.settled(&Ledger::default())]
+        } else {
+            disturb(&path);
+            vec![recorder.finish(&Ledger::default()), recorder.settled(&Ledger::default())]
+        };
+        let errors: Vec<String> =
+            results.into_iter().filter_map(|result| Some(result.err()?.to_string())).collect();
+        assert_eq!(errors.len(), 1, "{said}: {errors:?}");
+        assert!(errors[0].starts_with(&format!("{}: {said}", path.display())), "{late} {errors:?}");
+        // Nothing is added to what is a wreck.
+        if said.contains("truncated") {
+            assert_eq!(std::fs::metadata(&path).unwrap().len(), 0);
+        }
+    }
+}
+
 /// What is replayed of these bytes.
 fn replayed(bytes: &[u8]) -> (Result<Replayed, ReadError>, Vec<String>) {
     let log = Log::default();

@@ -69,6 +69,11 @@ const FINDINGS: usize = 1024;
 
 /// Runs until the duration is over, the command has ended, or a signal comes.
 pub fn run(settings: &Settings) -> Result<Outcome, Failure> {
+    // Before tracing begins nothing is in the files of outputs.
+    trace(settings).inspect_err(|_| drop(export::remove_made()))
+}
+
+fn trace(settings: &Settings) -> Result<Outcome, Failure> {
     let servers = std::env::var("DEBUGINFOD_URLS").ok();
     let debug = DebugInfo::open(&settings.layout_from, servers.as_deref(), settings.selection.all)
         .map_err(Failure::DebugFile)?;
@@ -97,6 +102,9 @@ pub fn run(settings: &Settings) -> Result<Outcome, Failure> {
         let writes = settings.writes() || settings.memory_account;
         preflight::drop_privileges(writes, user.is_some(), settings.requests.is_some());
     }
+    // Its thread has no more privileges than this one. Until tracing begins a signal ends the process as it ends any other, after outputs' new
+    // files are removed; what was loaded into the kernel goes with the process.
+    let signals = Signals::install().map_err(system("installing signal handlers"))?;
     let clock = WallClock::measure();
     let mut exporters = outputs::exporters(settings, clock, settings.requests.is_some())?;
     if let (Some(page), Some(live)) = (&mut page, &settings.live) {
@@ -138,12 +146,9 @@ pub fn run(settings: &Settings) -> Result<Outcome, Failure> {
             "gctrace: the GVL is not watched: the kernel has no attach cookies; use Linux 5.15 or later, or --gvl=futex",
         );
     }
-    // Until here a signal ends the process as it ends any other: nothing has been recorded yet, and what was loaded into
-    // the kernel goes with the process.
     if settings.requests.is_some() && requests.is_none() {
         say("gctrace: requests are not seen: the kernel has no attach cookies; use Linux 5.15 or later");
     }
-    let signals = Signals::install().map_err(system("installing signal handlers"))?;
     let (sender, findings) = sync_channel(FINDINGS);
     let (stop, stopped) = UnixStream::pair().map_err(system("making a socket pair"))?;
     let (orders, gvl_orders) = UnixStream::pair().map_err(system("making a socket pair"))?;
@@ -203,6 +208,8 @@ pub fn run(settings: &Settings) -> Result<Outcome, Failure> {
     let ended = run.until_end();
     console::end_progress();
     ended?;
+    // Files are completed, also of a run that ends before it is ready.
+    signals.tracing();
     while run.pipeline.drain(&mut run.rings) {}
     let min = settings.stacks.map_or(Duration::ZERO, |stacks| stacks.off_cpu_min);
     run.pipeline.read_sleepers(min);

@@ -126,6 +126,7 @@ impl Signals {
     /// Tracing has begun: from now on a signal ends the run in order.
     pub fn tracing(&self) {
         lock(&self.endings).tracing = true;
+        export::keep_made();
     }
 
     /// The end takes time, and can be made shorter: that is what a second Ctrl-C asks for, as [`Signals::take_end`] then says again. Only a
@@ -203,6 +204,8 @@ fn act(answer: Answer, can_shorten: bool, signal: i32, mut wake: &UnixStream) {
     };
     match answer {
         Answer::Die => {
+            // Held until the end, so that no other file is made.
+            let _none_is_made = export::remove_made();
             say("gctrace: stopped before tracing began; no files were written");
             if let Err(error) = emulate_default_handler(signal) {
                 log::error!("ending by signal {signal}: {error}");

@@ -87,7 +87,7 @@ fn timeout_keeps_the_files() -> Result<()> {
     Ok(())
 }
 
-/// A signal during the start ends it at once, and an existing file with an output's name stays.
+/// A signal during the start ends it at once. An existing file with an output's name stays, and no new one is left.
 #[test]
 fn interrupted_start() -> Result<()> {
     let live = Live::begin()?;
@@ -96,18 +96,25 @@ fn interrupted_start() -> Result<()> {
     let svg = live.path("old.svg");
     std::fs::write(&svg, "old")?;
     let path = svg.to_string_lossy().into_owned();
+    let (recording, lines) = (live.path("new.gctrace"), live.path("new.jsonl"));
+    let new = [&recording, &lines].map(|path| path.to_string_lossy().into_owned());
     let args = ["--pid", &pid, "--quiet", "--wall", "--gvl", "--flamegraph", &path];
+    let args = [&args[..], &["--record", &new[0], "--output", &new[1], "--format", "jsonl"]].concat();
     // How long a start takes here. The kernel answers no signal while it verifies a program.
     let began = Instant::now();
-    let gctrace = Invocation::new(args)?.start_ready()?;
+    let gctrace = Invocation::new(&args)?.start_ready()?;
     let most = began.elapsed().max(Duration::from_secs(2));
     gctrace.signal(Signal::TERM)?;
     gctrace.wait()?;
-    std::fs::write(&svg, "old")?;
+    let begin_anew = || {
+        std::fs::write(&svg, "old")?;
+        [&recording, &lines].into_iter().try_for_each(std::fs::remove_file)
+    };
+    begin_anew()?;
     for (milliseconds, signal) in
         [(50, Signal::INT), (200, Signal::INT), (400, Signal::TERM), (700, Signal::INT)]
     {
-        let gctrace = Invocation::new(args)?.start()?;
+        let gctrace = Invocation::new(&args)?.start()?;
         std::thread::sleep(Duration::from_millis(milliseconds));
         let signalled = Instant::now();
         gctrace.signal(signal)?;
@@ -115,12 +122,15 @@ fn interrupted_start() -> Result<()> {
         let took = signalled.elapsed();
         if finished.errors().contains("gctrace: ready") {
             // A fast machine: the start was already over.
-            std::fs::write(&svg, "old")?;
+            begin_anew()?;
             continue;
         }
         ensure!(!finished.status.success(), "{}:\n{}", finished.status, finished.errors());
         ensure!(took < most, "after {milliseconds} ms: {took:?} to end");
         ensure!(std::fs::read_to_string(&svg)? == "old", "after {milliseconds} ms the old file is gone");
+        for path in [&recording, &lines] {
+            ensure!(!path.exists(), "after {milliseconds} ms {} is left", path.display());
+        }
     }
     Ok(())
 }

@@ -17,7 +17,7 @@ use rustix::{
     process::{Gid, Uid},
 };
 
-use super::ExportError;
+use super::{ExportError, made};
 use crate::console::say;
 
 /// The files published so far.
@@ -92,22 +92,32 @@ pub(crate) fn open_alone(
             OFlags::NOFOLLOW
         }
     };
-    let is_new = !path.exists();
+    let was_there = path.exists();
     if fs::metadata(path).is_ok_and(|data| data.file_type().is_fifo()) {
         return open_pipe(path).map_err(unwritable);
     }
     let mut options = File::options();
     // At the end of the file, wherever that is: who truncates it during the run (`copytruncate` of logrotate) finds no hole before the rest.
-    options.append(true).create(true).mode(mode).custom_flags(flags.bits().cast_signed());
-    let opened = options.open(path).map_err(unwritable)?;
+    options.append(true).mode(mode).custom_flags(flags.bits().cast_signed());
+    // What is there may be a device that has to be waited for.
+    let mut making = (!was_there).then(made::begin);
+    let (opened, is_made) = match options.clone().create_new(true).open(path) {
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
+            (options.create(true).open(path).map_err(unwritable)?, false)
+        }
+        opened => (opened.map_err(unwritable)?, true),
+    };
     // Some network file systems have no locks.
     if opened.metadata().is_ok_and(|data| data.is_file())
         && let Err(TryLockError::WouldBlock) = opened.try_lock()
     {
         return Err(unwritable(io::Error::other(taken)));
     }
-    if is_new {
+    if !was_there {
         give_to_owner(opened.as_fd());
+    }
+    if is_made && let Some(making) = &mut making {
+        making.note(path, &opened);
     }
     Ok(opened)
 }

@@ -20,6 +20,7 @@ pub mod fields;
 mod figures;
 mod file;
 pub mod jsonl;
+mod made;
 mod otlp;
 mod outputs;
 mod place;
@@ -39,6 +40,7 @@ mod windows;
 
 pub(crate) use file::{Links, Named, open_alone, write_new};
 pub use file::{belong_to, check_path, published, write_atomically, write_private};
+pub use made::{keep_made, remove_made};
 pub use otlp::process_context;
 pub use outputs::Outputs;
 pub use place::{place, program, started_by};

@@ -188,6 +188,11 @@ impl Destination {
         }
     }
 
+    /// Whether an older recording is still there.
+    pub(super) fn keeps_older(&self) -> bool {
+        matches!(self, Self::File(RegularFile { beginning: Some(_), .. }))
+    }
+
     /// What was added so far.
     pub(super) fn added(&self) -> Amount {
         match self {

@@ -35,6 +35,8 @@ pub struct Recorder {
     /// When the chunk was begun, `CLOCK_MONOTONIC` nanoseconds.
     begun_ns: Option<u64>,
     failed: bool,
+    /// Whether there is something to record: counts and times alone are none.
+    heard: bool,
     /// At which size the run is to end, bytes.
     most: Option<u64>,
     /// All entries, and those that were dropped after a failure. What was written `to` knows.
@@ -78,7 +80,8 @@ impl Recorder {
 
     pub(super) fn begin(path: &Path, to: Destination, header: &Header) -> Result<Self, ExportError> {
         let (path, filling, counts) = (path.to_owned(), Filling::default(), RecordingCounts::default());
-        let mut recorder = Self { path, to, filling, begun_ns: None, failed: false, most: None, counts };
+        let mut recorder =
+            Self { path, to, filling, begun_ns: None, failed: false, heard: false, most: None, counts };
         let begun = chunk::stored(Kind::Header, &wire::Header::of(header).encode_to_vec())
             .and_then(|head| recorder.to.begin([chunk::beginning(), head].concat()));
         begun.map_err(|source| ExportError::Unwritable { path: recorder.path.clone(), source })?;
@@ -146,6 +149,7 @@ impl Exporter for Recorder {
         if self.drops() {
             return Ok(());
         }
+        self.heard = true;
         self.filling.see(process, seen);
         self.pushed()
     }
@@ -165,11 +169,13 @@ impl Exporter for Recorder {
         if self.drops() {
             return Ok(());
         }
+        self.heard = true;
         self.filling.refused(pid, path, reason);
         self.pushed()
     }
 
     fn began(&mut self, ts_ns: u64) {
+        self.heard = true;
         self.push_quietly(What::Began(ts_ns));
     }
 
@@ -192,7 +198,9 @@ impl Exporter for Recorder {
         }
         self.push(What::Flushed(now_ns))?;
         let begun_ns = *self.begun_ns.get_or_insert(now_ns);
-        if now_ns.saturating_sub(begun_ns) >= CHUNK_NS { self.close() } else { Ok(()) }
+        // A start that takes long must not replace an older recording.
+        let waits = !self.heard && self.to.keeps_older();
+        if !waits && now_ns.saturating_sub(begun_ns) >= CHUNK_NS { self.close() } else { Ok(()) }
     }
 
     fn finish(&mut self, ledger: &Ledger) -> Result<(), ExportError> {

@@ -157,6 +157,12 @@ fn older_recordings() {
     std::fs::write(&path, &older).unwrap();
     drop(Recorder::create(&path, &header()).unwrap());
     assert!(std::fs::read(&path).unwrap() == older, "a failed run has changed it");
+    let mut recorder = Recorder::create(&path, &header()).unwrap();
+    recorder.flush(0).unwrap();
+    recorder.account(&Ledger::default());
+    recorder.flush(5 * CHUNK_NS).unwrap();
+    drop(recorder);
+    assert!(std::fs::read(&path).unwrap() == older, "a run that was stopped during its start has changed it");
     let recorder = Recorder::create(&path, &header()).unwrap();
     hand(&mut Outputs::new(vec![Box::new(recorder)]));
     let newer = std::fs::read(&path).unwrap();

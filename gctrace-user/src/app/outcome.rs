@@ -69,7 +69,7 @@ pub enum Failure {
     #[error("{0}")]
     Control(String),
     /// The operating system refused something basic.
-    #[error("{what}: {source}")]
+    #[error("{what}: {}", bpf::brief(.source))]
     System {
         /// What was tried.
         what: &'static str,
@@ -100,4 +100,19 @@ impl Failure {
 /// Makes a failure of what the operating system refused.
 pub(super) fn system(what: &'static str) -> impl FnOnce(io::Error) -> Failure {
     move |source| Failure::System { what, source }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A limit that the system call came up against is named.
+    #[test]
+    fn limits() {
+        let failure =
+            system("installing signal handlers")(io::Error::from_raw_os_error(libc::EMFILE)).to_string();
+        let said = "installing signal handlers: Too many open files (os error 24); the limit of open files of gctrace is too low: \
+                    `ulimit -n 4096`";
+        assert!(failure.starts_with(said), "{failure}");
+    }
 }

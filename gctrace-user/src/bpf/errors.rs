@@ -83,20 +83,52 @@ pub enum LoadError {
 
 /// What helps if the object is refused.
 fn object_remedy(error: &EbpfError) -> &'static str {
-    if has_no_descriptors(error) {
-        return "the limit of open files of gctrace is too low: `ulimit -n 4096`, or LimitNOFILE= of its systemd unit";
-    }
-    "needs Linux 5.8 or later with CONFIG_BPF_SYSCALL, and CAP_BPF or root"
+    // A limit of locked memory is EPERM (`bpf_charge_memlock`, kernel/bpf/syscall.c, up to Linux 5.10).
+    limit(error).unwrap_or(
+        "needs Linux 5.8 or later with CONFIG_BPF_SYSCALL, and CAP_BPF or root; before Linux 5.11 also `ulimit -l unlimited`",
+    )
 }
 
-/// Whether the process has as many open files as it may have.
-fn has_no_descriptors(error: &EbpfError) -> bool {
-    let error: &(dyn Error + 'static) = error;
+/// The kernel's answer (`errno(3)`) among the causes of an error.
+fn code_of(error: &(dyn Error + 'static)) -> Option<i32> {
     let mut causes = std::iter::successors(Some(error), |error: &&(dyn Error + 'static)| (**error).source());
-    causes.any(|error| {
-        let code = error.downcast_ref::<std::io::Error>().and_then(std::io::Error::raw_os_error);
-        code == Some(rustix::io::Errno::MFILE.raw_os_error())
+    causes.find_map(|error| {
+        // Aya shows some of them as its own, which then are no causes.
+        let answer = match (error.downcast_ref(), error.downcast_ref()) {
+            (Some(ProgramError::IOError(error)), _) | (_, Some(MapError::IoError(error))) => Some(error),
+            _ => error.downcast_ref::<std::io::Error>(),
+        };
+        answer?.raw_os_error()
     })
+}
+
+/// Which limit was reached, and how it is raised, if that is what an error says.
+fn limit(error: &(dyn Error + 'static)) -> Option<&'static str> {
+    match code_of(error)? {
+        libc::EMFILE => Some(
+            "the limit of open files of gctrace is too low: `ulimit -n 4096`, or LimitNOFILE= of its systemd unit",
+        ),
+        libc::ENFILE => Some("the limit of open files of the machine is reached: sysctl fs.file-max"),
+        libc::ENOMEM => Some(
+            "the memory limit of gctrace's cgroup is too low (MemoryMax= of its systemd unit, the limit of its container), or the \
+             machine has no memory left",
+        ),
+        _ => None,
+    }
+}
+
+/// How often a program is verified that a signal interrupts, as libbpf does it.
+const TRIES: usize = 5;
+
+/// Loads a program. The verifier gives up when the thread has a signal to answer (EAGAIN, `do_check`, kernel/bpf/verifier.c).
+pub(super) fn uninterrupted<T, E: Error + 'static>(mut load: impl FnMut() -> Result<T, E>) -> Result<T, E> {
+    for _ in 1..TRIES {
+        match load() {
+            Err(error) if code_of(&error) == Some(libc::EAGAIN) => {}
+            loaded => return loaded,
+        }
+    }
+    load()
 }
 
 /// Why an image could not be probed.
@@ -178,8 +210,8 @@ pub enum AttachError {
 }
 
 /// The first line of an error with its innermost cause. (Several errors of aya do not show their cause, and the
-/// verifier's log is long.)
-pub fn brief(error: &dyn Error) -> String {
+/// verifier's log is long.) Where a limit is the cause, it is named.
+pub fn brief(error: &(dyn Error + 'static)) -> String {
     let line = |text: &str| text.lines().next().unwrap_or_default().trim_end().to_owned();
     let mut text = line(&error.to_string());
     let mut innermost = error;
@@ -190,7 +222,10 @@ pub fn brief(error: &dyn Error) -> String {
     if !text.contains(&cause) {
         text = format!("{text}: {cause}");
     }
-    text
+    match limit(error) {
+        Some(limit) if !text.contains(limit) => format!("{text}; {limit}"),
+        _ => text,
+    }
 }
 
 #[cfg(test)]
@@ -212,5 +247,54 @@ mod tests {
             source: MapError::CreateError { name: "GATE".to_owned(), io_error: cause },
         };
         assert!(brief(&error).contains("Operation not permitted"), "{}", brief(&error));
+    }
+
+    /// A limit that was reached is named once, wherever it was; what the kernel forbids is no limit.
+    #[test]
+    fn limits() {
+        let map = |code| MapError::CreateError {
+            name: "EXECS".to_owned(),
+            io_error: std::io::Error::from_raw_os_error(code),
+        };
+        for (code, limit) in [
+            (libc::ENOMEM, "the memory limit of gctrace's cgroup is too low (MemoryMax= of its systemd unit"),
+            (
+                libc::EMFILE,
+                "the limit of open files of gctrace is too low: `ulimit -n 4096`, or LimitNOFILE=",
+            ),
+        ] {
+            let program = ProgramError::IOError(std::io::Error::from_raw_os_error(code));
+            let errors = [
+                LoadError::Object(EbpfError::MapError(map(code))),
+                LoadError::Map { map: "EXECS", source: map(code) },
+                LoadError::Map {
+                    map: "EXECS",
+                    source: MapError::IoError(std::io::Error::from_raw_os_error(code)),
+                },
+                LoadError::Program { program: "gc_start", source: program },
+            ];
+            for error in errors {
+                let said = brief(&error);
+                assert_eq!(said.matches(limit).count(), 1, "{said}");
+                assert!(said.contains(&format!("(os error {code})")) && !said.contains("CAP_BPF"), "{said}");
+            }
+        }
+        let forbidden = brief(&LoadError::Object(EbpfError::MapError(map(libc::EPERM))));
+        assert!(forbidden.contains("CAP_BPF or root") && !forbidden.contains("too low"), "{forbidden}");
+    }
+
+    /// What a signal interrupts is tried again, a few times; what fails otherwise is not.
+    #[test]
+    fn interrupted() {
+        for (code, interruptions, tries) in
+            [(libc::EAGAIN, 3, 4), (libc::EAGAIN, 100, 5), (libc::EACCES, 100, 1)]
+        {
+            let mut tried = 0;
+            let loaded = uninterrupted(|| {
+                tried += 1;
+                if tried > interruptions { Ok(()) } else { Err(std::io::Error::from_raw_os_error(code)) }
+            });
+            assert_eq!((loaded.is_ok(), tried), (interruptions < 5, tries));
+        }
     }
 }

@@ -18,7 +18,7 @@ use aya::{
 };
 use aya_obj::{Function, Object};
 
-use super::{gvl, parallel, raw};
+use super::{errors::uninterrupted, gvl, parallel, raw};
 
 /// Why programs could not be loaded for links of many.
 #[derive(Debug, thiserror::Error)]
@@ -77,7 +77,7 @@ impl Multi {
         let code = names.iter().map(|name| code(name)).collect::<Result<Vec<_>, _>>()?;
         let load = |(program, function): (&'static str, &Function)| {
             let functions = (types.as_fd(), function.func_info.func_info.as_slice());
-            let loaded = raw::load_multi(program, &function.instructions, Some(functions));
+            let loaded = uninterrupted(|| raw::load_multi(program, &function.instructions, Some(functions)));
             loaded.map(|fd| (program, fd)).map_err(|source| MultiError::Load { program, source })
         };
         parallel::each(code.into_iter(), load).into_iter().collect::<Result<_, _>>().map(Self)

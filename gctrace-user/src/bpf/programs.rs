@@ -6,7 +6,10 @@ use aya::{
 };
 use gctrace_common::ABI_HASH;
 
-use super::{errors::LoadError, multi::Multi};
+use super::{
+    errors::{LoadError, uninterrupted},
+    multi::Multi,
+};
 use crate::{elf, ruby::plan::OptionalEvent};
 
 /// The committed object of this architecture (`gctrace-ebpf/prebuilt`).
@@ -62,14 +65,14 @@ pub(super) fn load_late(program: &mut Program) -> Result<(), ProgramError> {
 }
 
 pub(super) fn load_one(program: &mut Program) -> Result<(), ProgramError> {
-    match program {
+    uninterrupted(|| match program {
         Program::UProbe(program) => program.load(),
         Program::PerfEvent(program) => program.load(),
         Program::TracePoint(program) => program.load(),
         Program::RawTracePoint(program) => program.load(),
         Program::CgroupSkb(program) => program.load(),
         _ => Err(ProgramError::UnexpectedProgramType),
-    }
+    })
 }
 
 /// Refuses an object whose ABI is not this binary's.

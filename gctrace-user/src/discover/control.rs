@@ -52,7 +52,7 @@ use super::{
 };
 use crate::{
     address::FileOffset,
-    bpf::{GvlOptions, Lease, MappingWatch, Probes, Scope},
+    bpf::{GvlOptions, Lease, MappingWatch, Probes, Scope, brief},
     cache::Cache,
     clock::monotonic_ns,
     command::Program,
@@ -221,7 +221,7 @@ pub fn run(start: Start) {
     let writers = match Writers::watch() {
         Ok(writers) => writers,
         Err(error) => {
-            let reason = format!("answering the signal of file leases: {error}");
+            let reason = format!("answering the signal of file leases: {}", brief(&error));
             return drop(sender.send(ControlEvent::Fatal(reason)));
         }
     };
@@ -261,7 +261,7 @@ pub fn run(start: Start) {
     // Watching starts before the scan, so that nothing falls between the two.
     let mut watch = match MappingWatch::start(control.native.is_some() || control.probes.sees_requests()) {
         Ok(watch) => watch,
-        Err(error) => return control.tell(ControlEvent::Fatal(error.to_string())),
+        Err(error) => return control.tell(ControlEvent::Fatal(brief(&error))),
     };
     if let Err(reason) = control.begin() {
         return control.tell(ControlEvent::Fatal(reason));

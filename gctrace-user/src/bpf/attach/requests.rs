@@ -122,7 +122,7 @@ impl Probes {
     /// The kernel cannot do it, or somebody else has the cgroup for himself.
     pub fn attach_arrivals(&mut self, cgroup: &File) -> Result<ArrivalsLink, String> {
         let program = self.ebpf.program_mut(ARRIVALS_PROGRAM).ok_or("the object lacks the program")?;
-        let failed = |error: &dyn std::error::Error| brief(error);
+        let failed = |error: &(dyn std::error::Error + 'static)| brief(error);
         load_late(program).map_err(|error| failed(&error))?;
         let Program::CgroupSkb(program) = program else {
             return Err("the program is of another type".to_owned());

@@ -1,7 +1,7 @@
 //! The data path: events in, exporters out. One instance, one thread.
 
 use std::{
-    collections::{HashMap, VecDeque},
+    collections::{HashMap, HashSet, VecDeque},
     path::Path,
     sync::Arc,
 };
@@ -55,6 +55,7 @@ use self::{
     before::Beginnings,
     early::Early,
     gc::decode_state,
+    refusals::Refusal,
     requests::Numbered,
     server_load::Loads,
     traced::{TracedProcess, Waiting},
@@ -62,15 +63,6 @@ use self::{
 
 /// GC records taken in one go, so that a signal is answered promptly under any load.
 const BATCH: usize = 4096;
-
-/// Until when nothing of a process is reported.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Refusal {
-    /// It failed a proof: as long as it runs this program.
-    Program,
-    /// The probes of this image were detached: until it is found with another one.
-    Image(u32),
-}
 
 /// State of the data path.
 pub struct Pipeline {
@@ -81,6 +73,8 @@ pub struct Pipeline {
     refused: HashMap<u32, Refusal>,
     /// Images whose probes were detached while a process ran them: what its program did before names them.
     left: HashMap<u32, Vec<u32>>,
+    /// Processes that are counted as refused.
+    refused_pids: HashSet<u32>,
     /// Processes of which only pauses of unseen cycles came so far.
     waiting: HashMap<u32, Waiting>,
     /// Who forked a process, and when, monotonic nanoseconds.
@@ -129,6 +123,7 @@ impl Pipeline {
             traced: HashMap::new(),
             refused: HashMap::new(),
             left: HashMap::new(),
+            refused_pids: HashSet::new(),
             waiting: HashMap::new(),
             parents: HashMap::new(),
             execs: HashMap::new(),

@@ -16,6 +16,7 @@ use gctrace_tests::{
     live::Live,
     ruby::Ruby,
 };
+use rustix::process::Signal;
 use serde_json::Value;
 
 /// How long gctrace, or a writer, may take.
@@ -94,11 +95,20 @@ fn waits_until(what: &str, mut is: impl FnMut() -> Result<bool>) -> Result<()> {
     Ok(())
 }
 
-/// Writes the same bytes into the file that was there, as `rsync --inplace` does. (`cp` empties the file first, which takes the memory
-/// from under whoever has it mapped.)
+/// Writes another version into the file that was there, as `rsync --inplace` does. (`cp` empties the file first, which takes the memory
+/// from under whoever has it mapped.) It differs in the name of a section, which nothing but a debugger reads.
 fn overwrite(path: &Path) -> Result<Duration> {
+    const NAME: &[u8] = b"\0.shstrtab\0";
+    let mut bytes = std::fs::read(path)?;
+    let at = bytes.windows(NAME.len()).rposition(|bytes| bytes == NAME).context("no names of sections")?;
+    bytes[at + NAME.len() - 2] = b'B';
+    write_in_place(path, &bytes)
+}
+
+/// Writes these bytes into the file, and says how long that took.
+fn write_in_place(path: &Path, bytes: &[u8]) -> Result<Duration> {
     let copy = path.with_extension("copy");
-    std::fs::copy(path, &copy)?;
+    std::fs::write(&copy, bytes)?;
     let begin = Instant::now();
     let status = Command::new("dd")
         .arg(format!("if={}", copy.display()))
@@ -128,16 +138,71 @@ fn overwritten_ruby() -> Result<()> {
     ensure!(took < Duration::from_secs(20), "the writer has waited {took:?}");
     ensure!(breakpoints(before.pid(), &copy.library)? == 0, "a breakpoint is left");
     let after = copy.start()?;
-    gctrace.wait_error(&format!("pid {}: {} is not traced", after.pid(), copy.library.display()))?;
+    let refused = format!("pid {}: {} is not traced", after.pid(), copy.library.display());
+    let refused = gctrace.wait_error(&refused)?;
+    ensure!(refused.contains("the file was written to in place"), "{refused}");
+    let again = format!("pid {}: {} is not traced: the file was", before.pid(), copy.library.display());
+    gctrace.wait_error(&again)?;
     ensure!(breakpoints(after.pid(), &copy.library)? == 0, "new code has a breakpoint");
     let pids = [before.pid(), after.pid()];
     end(before)?;
     end(after)?;
-    let report = gctrace.stop()?;
+    let (report, finished) = gctrace.stop_by(Signal::INT)?;
     for pid in pids {
         ensure!(report.gcs_of(pid).next().is_none(), "{pid} is traced");
     }
+    // One of them was refused twice: when it was left, and when it was looked at again.
+    ensure!(finished.errors().contains("2 candidates not traced"), "{}", finished.errors());
+    ensure!(!finished.errors().contains("ending the lease"), "{}", finished.errors());
     ledger::check(&report)
+}
+
+/// A file of which only the times have changed, or into which the same was written, is what it was: its programs are traced again, and later
+/// ones are.
+#[test]
+fn unchanged_content() -> Result<()> {
+    let live = Live::begin()?;
+    let copy = Copy::make(live.dir("unchanged")?)?;
+    let mut gctrace = Invocation::jsonl(["--all-ruby"])?.start_ready()?;
+    let mut programs = vec![copy.start()?];
+    gctrace.wait_line("process", programs[0].pid())?;
+    let touch = || -> Result<()> {
+        let status = Command::new("touch").arg(&copy.library).status()?;
+        ensure!(status.success(), "{status}");
+        Ok(())
+    };
+    let write = || write_in_place(&copy.library, &std::fs::read(&copy.library)?).map(drop);
+    let changes: [&dyn Fn() -> Result<()>; 3] = [&touch, &touch, &write];
+    for change in changes {
+        let before: Vec<usize> =
+            programs.iter().map(|program| described(&gctrace, program.pid())).collect::<Result<_>>()?;
+        change()?;
+        for (program, before) in programs.iter().zip(before) {
+            waits_until("it is traced again", || Ok(described(&gctrace, program.pid())? > before))?;
+        }
+        let new = copy.start()?;
+        gctrace.wait_line("process", new.pid())?;
+        programs.push(new);
+    }
+    let pids: Vec<u32> = programs.iter().map(Guarded::pid).collect();
+    programs.into_iter().try_for_each(end)?;
+    let (report, finished) = gctrace.stop_by(Signal::INT)?;
+    for pid in pids {
+        // More: with probes twice.
+        ensure!(report.gcs_of(pid).count() == 5, "{pid}: {} cycles", report.gcs_of(pid).count());
+    }
+    for said in ["was written to in place", "ending the lease"] {
+        ensure!(!finished.errors().contains(said), "{}", finished.errors());
+    }
+    ledger::check(&report)
+}
+
+/// How often a process was described, which is when it begins to be traced.
+fn described(gctrace: &Gctrace, pid: u32) -> Result<usize> {
+    let lines = gctrace.stdout_so_far();
+    let lines =
+        lines.iter().map(|line| serde_json::from_str::<Value>(line)).collect::<Result<Vec<_>, _>>()?;
+    Ok(lines.iter().filter(|line| line["type"] == "process" && line["pid"] == pid).count())
 }
 
 /// A file that was opened for writing, and not written to, is probed again, and its programs are traced again; twice.
@@ -148,13 +213,6 @@ fn opened_for_writing() -> Result<()> {
     let mut gctrace = Invocation::jsonl(["--all-ruby", "--gvl"])?.start_ready()?;
     let program = copy.start()?;
     gctrace.wait_line("process", program.pid())?;
-    let traced = |gctrace: &Gctrace| -> Result<usize> {
-        let lines = gctrace.stdout_so_far();
-        let lines =
-            lines.iter().map(|line| serde_json::from_str::<Value>(line)).collect::<Result<Vec<_>, _>>()?;
-        let its = |line: &&Value| line["type"] == "process" && line["pid"] == program.pid();
-        Ok(lines.iter().filter(its).count())
-    };
     for before in [1, 2] {
         let open = OpenOptions::new().write(true).open(&copy.library)?;
         ensure!(breakpoints(program.pid(), &copy.library)? == 0, "a breakpoint is left");
@@ -162,7 +220,7 @@ fn opened_for_writing() -> Result<()> {
         std::thread::sleep(Duration::from_millis(1500));
         ensure!(breakpoints(program.pid(), &copy.library)? == 0, "it is probed while it is open for writing");
         drop(open);
-        waits_until("it is traced again", || Ok(traced(&gctrace)? > before))?;
+        waits_until("it is traced again", || Ok(described(&gctrace, program.pid())? > before))?;
         ensure!(breakpoints(program.pid(), &copy.library)? > 0, "it is not probed again");
     }
     let pid = program.pid();

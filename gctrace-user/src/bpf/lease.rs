@@ -5,7 +5,12 @@
 //! or truncate(2), until the probes are detached; the kernel waits for that no longer than /proc/sys/fs/lease-break-time seconds. Files that are replaced
 //! (a new one is renamed over the old) are no concern of it.
 
-use std::{fs::File, io, os::unix::fs::MetadataExt as _};
+use std::{
+    fs::File,
+    io,
+    os::{fd::AsRawFd as _, unix::fs::MetadataExt as _},
+    sync::atomic::{AtomicBool, Ordering},
+};
 
 use super::raw;
 
@@ -15,6 +20,9 @@ const REMOTE: [u32; 4] = [0x6969, 0x517b, 0xff53_4d42, 0xfe53_4d42];
 /// What changes when a file is written to: size, times of modification and of change.
 type State = (u64, (i64, i64), (i64, i64));
 
+/// What is in a file: its size and a checksum.
+pub type Content = (u64, u32);
+
 /// A file that nobody writes to unnoticed.
 #[derive(Debug)]
 pub struct Lease {
@@ -22,6 +30,10 @@ pub struct Lease {
     state: State,
     /// Whether writers wait. Not every file system has leases, and one of another user's file needs `CAP_LEASE`.
     held: bool,
+    /// Whether writers have been let go on.
+    ended: AtomicBool,
+    /// What it holds; `None`: it could not be read.
+    content: Option<Content>,
 }
 
 impl Lease {
@@ -43,7 +55,7 @@ impl Lease {
         };
         // After it: what was written before counts.
         let state = state(&file)?;
-        Ok(Self { file, state, held })
+        Ok(Self { file, state, held, ended: AtomicBool::new(false), content: None })
     }
 
     /// A file that may be written to, because its probes are in one process only, which has mapped it.
@@ -52,7 +64,19 @@ impl Lease {
     ///
     /// It has no state.
     pub fn without(file: File) -> io::Result<Self> {
-        Ok(Self { state: state(&file)?, file, held: false })
+        Ok(Self { state: state(&file)?, file, held: false, ended: AtomicBool::new(false), content: None })
+    }
+
+    /// What the file holds, read since it was taken.
+    #[must_use]
+    pub fn with(mut self, content: Option<Content>) -> Self {
+        self.content = content;
+        self
+    }
+
+    /// Whether this is what it held.
+    pub fn has_held(&self, content: Option<Content>) -> bool {
+        self.content.is_some() && self.content == content
     }
 
     /// Whether somebody waits to write to the file.
@@ -78,11 +102,22 @@ impl Lease {
 
     /// Lets writers go on.
     pub fn end(&self) {
-        if self.held
-            && let Err(error) = raw::set_lease(&self.file, libc::F_UNLCK)
-        {
-            log::warn!("ending the lease of a file: {error}");
+        if !self.held || self.ended.swap(true, Ordering::Relaxed) {
+            return;
         }
+        match raw::set_lease(&self.file, libc::F_UNLCK) {
+            Ok(()) => {}
+            // The kernel has ended it, because a writer had waited for too long (`generic_delete_lease`, fs/locks.c).
+            Err(error) if error.raw_os_error() == Some(libc::EAGAIN) => {
+                log::debug!("the lease of {} has ended by itself", self.path());
+            }
+            Err(error) => log::warn!("ending the lease of {}: {error}", self.path()),
+        }
+    }
+
+    fn path(&self) -> String {
+        let path = std::fs::read_link(format!("/proc/self/fd/{}", self.file.as_raw_fd()));
+        path.map_or_else(|_| "a file".to_owned(), |path| path.display().to_string())
     }
 }
 
@@ -146,6 +181,9 @@ mod tests {
         assert_eq!(fs::read(&path).unwrap(), b"old");
         lease.end();
         assert!(writer.wait().unwrap().success());
+        // It was ended, and is so once: the kernel would refuse a second time.
+        assert!(raw::set_lease(&lease.file, libc::F_UNLCK).is_err() && lease.ended.load(Ordering::Relaxed));
+        lease.end();
         assert!(lease.is_written() && lease.is_changed() && !lease.is_deleted());
         fs::remove_file(&path).unwrap();
         assert!(lease.is_deleted());
@@ -166,5 +204,9 @@ mod tests {
         assert!(!lease.is_written() && lease.is_changed());
         fs::write(&path, "newer").unwrap();
         assert!(lease.is_written());
+        // What could not be read was never the same.
+        assert!(!lease.has_held(None) && !lease.has_held(Some((3, 7))));
+        let lease = lease.with(Some((3, 7)));
+        assert!(lease.has_held(Some((3, 7))) && !lease.has_held(Some((3, 8))) && !lease.has_held(None));
     }
 }

@@ -40,7 +40,7 @@ pub use check::{CheckResult, KernelCheck, check};
 pub use errors::{AttachError, LoadError, brief};
 pub use gvl::{GvlOptions, GvlRead, GvlReader};
 pub use leak::LeakProbes;
-pub use lease::Lease;
+pub use lease::{Content, Lease};
 pub use load::{LoadOptions, Loaded, Select, load};
 pub use malloc::{MallocCost, MallocProbes, MallocRead};
 pub use mmaps::{ExecMapping, FileId, MappingWatch, WatchError, Watched};

@@ -1,6 +1,7 @@
 //! Analyses of images kept on disk by build id, so that a second start, or a short-lived Ruby in an unusual place, does
 //! not wait for one. Nothing here can fail a run: what cannot be read is analysed again, what cannot be written is not.
 
+mod content;
 mod dir;
 mod entry;
 #[cfg(test)]
@@ -15,6 +16,7 @@ use std::{
 
 use serde::{Deserialize, Serialize};
 
+pub use self::content::content;
 use self::{
     dir::Dir,
     entry::{Entry, MAX_BYTES},

@@ -148,6 +148,8 @@ impl Pipeline {
         }
         self.refused.remove(&event.header.tgid);
         self.left.remove(&event.header.tgid);
+        // Another program with this pid counts by itself.
+        self.refused_pids.remove(&event.header.tgid);
         self.waiting.remove(&event.header.tgid);
     }
 

@@ -1,12 +1,34 @@
-//! Processes of which nothing is reported, or nothing more.
+//! Processes and images that are not traced, or not any more.
 
-use super::{Pipeline, Refusal, traced::Waiting};
+use super::{Pipeline, Waiting};
 use crate::model::EndReason;
 
+/// Processes that are remembered.
+const REMEMBERED: usize = 4096;
+
+/// Until when nothing of a process is reported.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Refusal {
+    /// It failed a proof: as long as it runs this program.
+    Program,
+    /// The probes of this image were detached: until it is found with another one.
+    Image(u32),
+}
+
 impl Pipeline {
+    /// A process that is left, and is refused when its image is looked at again, or is left again, is one.
+    fn count_refusal(&mut self, pid: Option<u32>) {
+        if self.refused_pids.len() >= REMEMBERED {
+            self.refused_pids.clear();
+        }
+        if pid.is_none_or(|pid| self.refused_pids.insert(pid)) {
+            self.counts.refused += 1;
+        }
+    }
+
     /// A process or image is not traced.
     pub fn refuse(&mut self, pid: Option<u32>, path: &str, reason: &str) {
-        self.counts.refused += 1;
+        self.count_refusal(pid);
         self.export(|exporter| exporter.refused(pid, path, reason));
     }
 

@@ -181,6 +181,21 @@ fn forked_children() {
     }
 }
 
+/// A process whose probes were detached, and that is refused when it is looked at again, is one; an image is another.
+#[test]
+fn refused_processes_count_once() {
+    let (mut pipeline, notes, layout) = pipeline();
+    pipeline.snapshot(Point::GcStart, &snapshot(&layout, 1, 0));
+    pipeline.leave_process(PID, 0, "/libruby.so", "opened for writing", 10);
+    pipeline.refuse(Some(PID), "/libruby.so", "written to");
+    assert_eq!(*notes.borrow(), ["process", "cycle", "ended", "refused", "refused"]);
+    assert_eq!(pipeline.counts().pipeline.refused, 1);
+    pipeline.refuse(Some(PID + 1), "/libruby.so", "written to");
+    pipeline.refuse(None, "/libruby.so", "why");
+    pipeline.refuse(None, "/ruby", "why");
+    assert_eq!(pipeline.counts().pipeline.refused, 4);
+}
+
 /// A site whose register holds something else than the objspace is caught at its first event.
 #[test]
 fn a_wrong_register_is_refused() {

@@ -1,5 +1,5 @@
-//! Files that somebody writes to in place while they are probed: their probes are detached before he may (see [`Lease`]), and files that have
-//! changed are not probed again. Processes that were probed keep the old code where a probe was, so that probes of the new code do not fit them.
+//! Files that somebody writes to in place while they are probed: their probes are detached before he may (see [`Lease`]), and files whose
+//! content has changed are not probed again. Processes that were probed keep the old code where a probe was, so that probes of the new code do not fit them.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -23,7 +23,8 @@ use super::{
     unused::{Probed, is_any, mapped},
 };
 use crate::{
-    bpf::{Lease, Scope},
+    bpf::{Content, Lease, Scope},
+    cache,
     console::say,
 };
 
@@ -65,10 +66,10 @@ impl Writers {
         due(&mut self.looked, LOOK) || woken
     }
 
-    /// Why a file is not probed again.
-    fn refuses(&self, key: &ImageKey) -> Option<&'static str> {
+    /// Why a file is not probed again that has this content. Where only its times have changed (`touch`), it is what it was.
+    fn refuses(&self, key: &ImageKey, content: Option<Content>) -> Option<&'static str> {
         let changed = |(known, lease): &(ImageKey, Arc<Lease>)| {
-            known.may_have_been(key) && (known != key || lease.is_changed())
+            known.may_have_been(key) && (known != key || lease.is_changed()) && !lease.has_held(content)
         };
         self.opened.iter().any(changed).then_some(
             "the file was written to in place while it was probed, and processes that ran it then have a mixture of both. \
@@ -94,9 +95,6 @@ impl Control {
         file: &std::fs::File,
         scope: Scope,
     ) -> Result<Arc<Lease>, NotOpened> {
-        if let Some(reason) = self.writers.refuses(key) {
-            return Err(reason.to_owned().into());
-        }
         let lease = file.try_clone().and_then(|file| match scope {
             Scope::All => Lease::take(file),
             // Only this process has the probes, and has mapped the file.
@@ -111,6 +109,12 @@ impl Control {
             };
             NotOpened::by(&error, reason)
         })?;
+        // Nobody writes to it now.
+        let content = cache::content(file);
+        if let Some(reason) = self.writers.refuses(key, content) {
+            return Err(reason.to_owned().into());
+        }
+        let lease = lease.with(content);
         let now = ImageKey::of(&super::images::reopened(file));
         if now.is_ok_and(|now| now == *key) {
             return Ok(Arc::new(lease));

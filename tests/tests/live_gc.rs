@@ -357,8 +357,8 @@ warn "count #{GC.count}"
         let finished = Invocation::jsonl(args)?.run()?;
         let report = Report::parse(&finished.stdout)?;
         seen(&report, None, count(&finished.stderr)?, &finished.errors())?;
-        let argv = program("4")?;
-        let mut child = Guarded::start("ractors", Command::new(&argv[0]).args(&argv[1..]))?;
+        let command = program("4")?;
+        let mut child = Guarded::start("ractors", Command::new(&command[0]).args(&command[1..]))?;
         child.wait_stderr(PATIENCE, "begun", |line| line == "begun")?;
         let pid = child.pid();
         let (report, finished) = Invocation::jsonl(["--pid", &pid.to_string()])?.start_ready()?.done()?;

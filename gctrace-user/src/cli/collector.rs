@@ -39,7 +39,7 @@ pub struct CollectorArgs {
     pub tls_key: Option<PathBuf>,
 
     /// What addresses in answers begin with, e.g. `https://gc.example.com` [default: the address that was asked]
-    #[arg(long, value_name = "URL", value_parser = public_url)]
+    #[arg(long, value_name = "URL", value_parser = server::public_url)]
     pub public_url: Option<String>,
 
     /// Let anyone register applications (POST /accounts) [default: only requests from this machine]
@@ -226,48 +226,5 @@ pub fn apps(args: &AppsArgs) -> Result<Option<String>, StoreError> {
         AppsAction::Revoke { id } => admin::revoke(store, id),
         AppsAction::Delete { app } => admin::delete(store, App(*app)),
         AppsAction::Prune { app, older_than } => admin::prune(store, App(*app), *older_than),
-    }
-}
-/// What addresses begin with: a scheme and a host. Pages link to each other from the root, so there is no path.
-fn public_url(text: &str) -> Result<String, String> {
-    const USAGE: &str = "give http:// or https:// and a host, with a port where that is not the usual one, such as https://gc.example.com; a path \
-                         in front of the collector is not supported";
-    let url = text.parse::<ureq::http::Uri>().map_err(|_| USAGE.to_owned())?;
-    let is_web = matches!(url.scheme_str(), Some("http" | "https"));
-    let is_host = url.authority().is_some_and(|of| !of.host().is_empty() && !of.as_str().contains('@'));
-    if is_web && is_host && url.path() == "/" && url.query().is_none() {
-        return Ok(text.trim_end_matches('/').to_owned());
-    }
-    Err(USAGE.to_owned())
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// What is not the beginning of an address is refused before agents are told it.
-    #[test]
-    fn public_urls() {
-        for (text, url) in [
-            ("https://gc.example", "https://gc.example"),
-            ("https://gc.example.com/", "https://gc.example.com"),
-            ("http://[::1]:9292", "http://[::1]:9292"),
-        ] {
-            assert_eq!(public_url(text).as_deref(), Ok(url));
-        }
-        for wrong in [
-            "",
-            "foo",
-            "gc.example:443",
-            "javascript:x",
-            "https://",
-            "https://gc.example/x/",
-            "https://gc.example?x",
-            "https://me:secret@gc.example",
-            "https://gc.example\u{1b}[2J",
-            "ftp://gc.example",
-        ] {
-            assert!(public_url(wrong).is_err(), "{wrong}");
-        }
     }
 }

@@ -28,12 +28,14 @@ mod ingest;
 mod listen;
 mod metrics;
 mod pages;
+mod public_url;
 mod recommended;
 mod retention;
 mod routes;
 mod tls;
 mod unread;
 
+pub use public_url::public_url;
 pub use tls::TlsError;
 
 /// Largest body, and largest set after decompression, bytes: the protocol's 50 MB.

@@ -1,0 +1,49 @@
+//! The address at which people and agents reach the collector.
+
+/// What addresses begin with: a scheme and a host. Pages link to each other from the root, so there is no path.
+///
+/// # Errors
+///
+/// It is something else; the text says what it should be.
+pub fn public_url(text: &str) -> Result<String, String> {
+    const USAGE: &str = "give http:// or https:// and a host, with a port where that is not the usual one, such as https://gc.example.com; a path \
+                         in front of the collector is not supported";
+    let url = text.parse::<hyper::Uri>().map_err(|_| USAGE.to_owned())?;
+    let is_web = matches!(url.scheme_str(), Some("http" | "https"));
+    let is_host = url.authority().is_some_and(|of| !of.host().is_empty() && !of.as_str().contains('@'));
+    if is_web && is_host && url.path() == "/" && url.query().is_none() {
+        return Ok(text.trim_end_matches('/').to_owned());
+    }
+    Err(USAGE.to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What is not the beginning of an address is refused before agents are told it.
+    #[test]
+    fn public_urls() {
+        for (text, url) in [
+            ("https://gc.example", "https://gc.example"),
+            ("https://gc.example.com/", "https://gc.example.com"),
+            ("http://[::1]:9292", "http://[::1]:9292"),
+        ] {
+            assert_eq!(public_url(text).as_deref(), Ok(url));
+        }
+        for wrong in [
+            "",
+            "foo",
+            "gc.example:443",
+            "javascript:x",
+            "https://",
+            "https://gc.example/x/",
+            "https://gc.example?x",
+            "https://me:secret@gc.example",
+            "https://gc.example\u{1b}[2J",
+            "ftp://gc.example",
+        ] {
+            assert!(public_url(wrong).is_err(), "{wrong}");
+        }
+    }
+}

@@ -209,16 +209,17 @@ const fn at_least_one(size: u64) -> u64 {
 
 /// A number that changes whenever the VM may have freed or moved objects, as
 /// [`StackEvent::epoch`](crate::stack::StackEvent::epoch) does: `GC.count` grows where a collection begins, before it marks, and objects
-/// are freed from the end of marking to the end of the sweep.
+/// are freed from the end of marking to the end of the sweep. Each cycle counts as a major one: which it is, is not looked at.
 #[inline]
 pub const fn malloc_epoch(gc_count: u64, mode: u32) -> u64 {
     let twice = gc_count.wrapping_mul(2);
-    match mode {
+    let events = match mode {
         // `gc_mode_marking`, `gc_mode_sweeping` (gc.c)
         1 => twice,
         2 => twice.wrapping_add(1),
         _ => twice.wrapping_add(2),
-    }
+    };
+    events.wrapping_mul(crate::stack::MAJOR_EPOCH + 1)
 }
 
 /// Memory that is followed, by its address.
@@ -315,6 +316,7 @@ mod tests {
         let [marking, sweeping, none] = [1, 2, 0].map(|mode| malloc_epoch(7, mode));
         assert!(malloc_epoch(6, 0) == marking && marking < sweeping && sweeping < none);
         assert_eq!(none, malloc_epoch(8, 1));
+        assert!(!crate::stack::same_majors(marking, sweeping) && !crate::stack::same_majors(sweeping, none));
     }
 
     #[test]

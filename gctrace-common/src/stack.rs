@@ -129,6 +129,21 @@ impl RubyFrame {
     pub const METHOD_FLAGS: u64 = 3;
 }
 
+/// An epoch is counted in the bits below, and major cycles from this one on.
+pub const MAJOR_EPOCH: u64 = 1 << 40;
+
+/// By what [`StackEvent::epoch`] grows.
+#[inline]
+pub const fn epoch_step(major: bool) -> u64 {
+    if major { MAJOR_EPOCH + 1 } else { 1 }
+}
+
+/// Whether no major cycle lies between two epochs: old objects are where they were, and what they were.
+#[inline]
+pub const fn same_majors(one: u64, other: u64) -> bool {
+    one / MAJOR_EPOCH == other / MAJOR_EPOCH
+}
+
 /// Head of a stack record; `ruby` times a [`RubyFrame`] follow.
 #[derive(Clone, Copy, Debug)]
 #[cfg_attr(feature = "user", derive(FromBytes, Immutable, IntoBytes, KnownLayout))]
@@ -141,7 +156,8 @@ pub struct StackEvent {
     /// Nanoseconds of CPU time the record stands for ([`Cause::CpuClock`], unless only [`StackEvent::BLOCKS`] is looked for); bytes
     /// ([`Cause::Malloc`]); else 0.
     pub weight_ns: u64,
-    /// Events of the process so far after which the VM may have freed or moved objects (`GC_END_MARK`, `GC_END_SWEEP`).
+    /// Events of the process so far after which the VM may have freed or moved objects (`GC_END_MARK`, `GC_END_SWEEP`), with those of major cycles
+    /// in the upper bits: see [`epoch_step`].
     pub epoch: u64,
     /// Since when the thread serves a request, nanoseconds as in the header; 0: none that is known.
     pub request_ns: u64,

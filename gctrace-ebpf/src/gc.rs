@@ -2,8 +2,10 @@
 
 use aya_ebpf::{helpers::bpf_ktime_get_ns, programs::ProbeContext};
 use gctrace_common::{
+    config::StackPath,
     event::Point,
     scope::{Leave, Reenter, Scope},
+    stack::epoch_step,
     stats::Counter,
 };
 
@@ -59,15 +61,34 @@ fn start(admitted: &Admitted, now: u64) {
 fn end_mark(admitted: &Admitted, now: u64) {
     count(Counter::EndMarks);
     note(admitted, |scope| scope.end_mark_ns = now);
-    rubies::collected(admitted.tgid);
+    collected(admitted, admitted.objspace());
 }
 
 #[inline(always)]
 fn end_sweep(admitted: &Admitted, now: u64) {
     count(Counter::EndSweeps);
     let depth = note(admitted, |scope| scope.end_sweep_ns = now);
-    rubies::collected(admitted.tgid);
     emit::snapshot(admitted, Point::GcEndSweep, now, admitted.objspace(), depth);
+    collected(admitted, admitted.objspace());
+}
+
+/// The VM may have freed or moved objects.
+#[inline(always)]
+fn collected(admitted: &Admitted, objspace: Option<u64>) {
+    let step = verified_once_2_epoch_step(objspace.unwrap_or(0), u64::from(admitted.image.stack.gc_info));
+    rubies::collected(admitted.tgid, step);
+}
+
+/// By what the epoch grows: that of a major cycle, unless the one under way is known to be minor. `gc_start` sets the reasons of its cycle before it
+/// marks (gc.c). A global function, which the verifier walks once and not for each way to it.
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn verified_once_2_epoch_step(objspace: u64, info_at: u64) -> u64 {
+    if objspace == 0 || info_at == 0 {
+        return epoch_step(true);
+    }
+    let info = usermem::read::<u32>(objspace.wrapping_add(info_at));
+    epoch_step(info.is_none_or(|info| info & StackPath::MAJOR_MASK != 0))
 }
 
 #[inline(always)]

@@ -5,7 +5,7 @@ use gctrace_common::{config::RubyEntry, stats::Counter};
 
 use aya_ebpf::helpers::bpf_ktime_get_ns;
 
-use crate::maps::{EXECS, RUBIES, THREAD_CONTEXTS, UNWOUND, add_one, count, watches_requests};
+use crate::maps::{EXECS, RUBIES, THREAD_CONTEXTS, UNWOUND, add as add_to, count, watches_requests};
 
 /// A process hit a probe of an image, which is where the hit says. User space may have read an entry's place before an exec and
 /// stored it after.
@@ -90,12 +90,12 @@ pub fn exited(tgid: u32) {
     let _was_not_there = RUBIES.remove(&tgid);
 }
 
-/// The VM of a process may have freed or moved objects.
+/// The VM of a process may have freed or moved objects. `step`: [`epoch_step`](gctrace_common::stack::epoch_step).
 #[inline(always)]
-pub fn collected(tgid: u32) {
+pub fn collected(tgid: u32, step: u64) {
     if let Some(entry) = RUBIES.get_ptr_mut(&tgid) {
         // SAFETY: a map value pointer, valid while the program runs, 8-byte aligned.
-        unsafe { add_one(&raw mut (*entry).epoch) };
+        unsafe { add_to(&raw mut (*entry).epoch, step) };
     }
 }
 

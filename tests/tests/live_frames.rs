@@ -234,6 +234,8 @@ fn instructions(memory: &ProcessMemory, table: &Table, frame: &RubyFrame) -> Opt
 /// took the places of code and method entry, down to the same address of the instructions (see `ruby::frames`): a name is wrong in this case alone.
 #[test]
 fn stale_frames_are_never_named_wrongly() -> Result<()> {
+    /// The process runs major GCs meanwhile.
+    const LATER: u64 = gctrace_common::stack::MAJOR_EPOCH + 2;
     Ruby::each(|ruby| {
         let mut sleeping = Sleeping::start(ruby)?;
         let stacks = sleeping.stacks()?;
@@ -260,7 +262,7 @@ fn stale_frames_are_never_named_wrongly() -> Result<()> {
             for (thread, described) in &sleeping.described {
                 let raw = stacks.get(thread).with_context(|| format!("no thread {thread:?}"))?;
                 let mut shown = Vec::new();
-                namer.name(raw, 2, Leaf::Runs, &mut shown);
+                namer.name(raw, LATER, Leaf::Runs, &mut shown);
                 for name in shown.iter().filter(|name| name.kind != FrameKind::Missing) {
                     if described.iter().any(|described| is_right(ruby, name, described)) {
                         continue;
@@ -268,7 +270,7 @@ fn stale_frames_are_never_named_wrongly() -> Result<()> {
                     let mut replaced = raw.iter().filter(|raw| same_place.contains(raw));
                     let is_replaced = replaced.any(|raw| {
                         let mut one = Vec::new();
-                        alone.name(&[*raw], 2, Leaf::Runs, &mut one);
+                        alone.name(&[*raw], LATER, Leaf::Runs, &mut one);
                         one.iter().any(|one| one.name == name.name)
                     });
                     if saw || !is_replaced {

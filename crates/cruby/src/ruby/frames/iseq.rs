@@ -66,13 +66,22 @@ pub(super) struct Body {
 impl Body {
     /// Reads the instruction sequence at an address.
     pub(super) fn read<M: Memory>(reader: &Reader<M>, iseq: u64, layout: &FrameLayout) -> Result<Self> {
+        Self::read_object(reader, iseq, layout).map(|(_, body)| body)
+    }
+
+    /// The same, with the flags of the object.
+    pub(super) fn read_object<M: Memory>(
+        reader: &Reader<M>,
+        iseq: u64,
+        layout: &FrameLayout,
+    ) -> Result<(u64, Self)> {
         let at = &layout.iseq;
         let slot = reader.slot(iseq)?;
-        let body = u64_at(&slot, at.body);
-        if !is_imemo(u64_at(&slot, 0), IMEMO_ISEQ) || !is_object(body) {
+        let (flags, body) = (u64_at(&slot, 0), u64_at(&slot, at.body));
+        if !is_imemo(flags, IMEMO_ISEQ) || !is_object(body) {
             return Err(Failure::Stale);
         }
-        Self::read_at(reader, body, layout)
+        Ok((flags, Self::read_at(reader, body, layout)?))
     }
 
     /// Reads the body at an address.

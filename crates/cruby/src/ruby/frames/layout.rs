@@ -178,6 +178,8 @@ pub(super) struct Rules {
     pub(super) as_c: AsC,
     /// The program counter goes behind an instruction that calls no method only after it (up to 3.2).
     pub(super) counts_behind_leaf_instructions: bool,
+    /// `RUBY_FL_PROMOTED`: the flags of an old object (`include/ruby/internal/fl_type.h`; up to 3.2 two bits count its age).
+    pub(super) promoted: u64,
 }
 
 /// Ruby code that is shown as if it were a C function.
@@ -198,12 +200,21 @@ impl Rules {
             composed: at_least(3, 4),
             hides_below_clause: at_least(3, 4),
             counts_behind_leaf_instructions: !at_least(3, 3),
+            promoted: if at_least(3, 3) { 1 << 5 } else { 1 << 5 | 1 << 6 },
             as_c: match () {
                 () if at_least(4, 0) => AsC::Internal,
                 () if at_least(3, 4) => AsC::Attribute,
                 () => AsC::Nothing,
             },
         }
+    }
+}
+
+impl Rules {
+    /// Whether an object with these flags is old: no minor GC frees it, and only a major one moves it. One that loses its write barrier later
+    /// stays until the next major GC, too (`rb_gc_writebarrier_unprotect`, gc.c).
+    pub(super) fn is_old(&self, flags: u64) -> bool {
+        flags & self.promoted == self.promoted
     }
 }
 

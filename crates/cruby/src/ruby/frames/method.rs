@@ -64,12 +64,16 @@ pub(super) struct MethodEntry {
 }
 
 impl MethodEntry {
-    /// Reads the method entry at an address.
-    pub(super) fn read<M: Memory>(reader: &Reader<M>, entry: u64, layout: &FrameLayout) -> Result<Self> {
+    /// Reads the method entry at an address, and the flags of the object.
+    pub(super) fn read<M: Memory>(
+        reader: &Reader<M>,
+        entry: u64,
+        layout: &FrameLayout,
+    ) -> Result<(u64, Self)> {
         let at = &layout.method;
         let slot = reader.slot(entry)?;
-        let definition = u64_at(&slot, at.definition);
-        if !is_imemo(u64_at(&slot, 0), IMEMO_MENT) || !is_object(definition) {
+        let (flags, definition) = (u64_at(&slot, 0), u64_at(&slot, at.definition));
+        if !is_imemo(flags, IMEMO_MENT) || !is_object(definition) {
             return Err(Failure::Stale);
         }
         let bytes = reader.vec(definition, at.definition_span)?;
@@ -80,7 +84,7 @@ impl MethodEntry {
             BMETHOD => Kind::Block(block(reader, u64_at(&bytes, at.block))?),
             _ => Kind::Other,
         };
-        Ok(Self { definition, owner: u64_at(&slot, at.owner), kind })
+        Ok((flags, Self { definition, owner: u64_at(&slot, at.owner), kind }))
     }
 }
 

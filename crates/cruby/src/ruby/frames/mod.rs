@@ -18,6 +18,7 @@
 //! others that belong together took the places of both, down to the same address of the instructions.
 
 mod cache;
+mod checked;
 mod class;
 mod constants;
 mod frame;

@@ -10,6 +10,7 @@ use gctrace_common::stack::RubyFrame;
 use super::{
     Frame, FrameKind, Leaf, Memory,
     cache::Cache,
+    checked::{Checked, Trust},
     class::{self, Owner},
     constants,
     globals::{self, Global},
@@ -52,12 +53,6 @@ impl From<Failure> for Unnamed {
             Failure::Unreadable => Self::Unreadable,
         }
     }
-}
-
-/// Something that was read, and the last epoch in which it was found to be still the same.
-struct Checked<T> {
-    epoch: u64,
-    known: Arc<T>,
 }
 
 /// An instruction sequence.
@@ -109,6 +104,7 @@ pub(super) struct Names<M> {
     layout: Arc<FrameLayout>,
     bias: u64,
     numbers: u64,
+    trust: Trust,
     codes: Cache<u64, Checked<Code>>,
     methods: Cache<u64, Checked<Method>>,
     /// What environments hold where a method entry could be, and the entry behind it.
@@ -131,6 +127,7 @@ impl<M: Memory> Names<M> {
             layout,
             bias,
             numbers: 0,
+            trust: Trust::default(),
             codes: Cache::new(CAPACITY),
             methods: Cache::new(CAPACITY),
             behind: Cache::new(CAPACITY),
@@ -288,7 +285,12 @@ impl<M: Memory> Names<M> {
             if frame.pc == 0 {
                 continue;
             }
-            match self.ruby(frame, epoch, takes_next) {
+            let mut named = self.ruby(frame, epoch, takes_next);
+            if self.trust.retries(&named) {
+                named = self.ruby(frame, epoch, takes_next);
+                self.trust = Trust::default();
+            }
+            match named {
                 Ok((named, code)) => {
                     if !hidden {
                         let internal = rules.as_c == AsC::Internal && code.as_c;
@@ -339,23 +341,28 @@ impl<M: Memory> Names<M> {
     }
 
     fn c_function(&mut self, frame: &RubyFrame, epoch: u64) -> Shown {
-        match self.c_function_name(frame, epoch) {
+        let mut named = self.c_function_name(frame, epoch);
+        if self.trust.retries(&named) {
+            named = self.c_function_name(frame, epoch);
+            self.trust = Trust::default();
+        }
+        match named.map_err(Unnamed::from).and_then(|name| name.ok_or(Unnamed::NoSymbols)) {
             Ok(name) => Shown { frame: self.intern(c_frame(name)), fate: Ok(()) },
             Err(why) => self.unnamed(why),
         }
     }
 
-    fn c_function_name(&mut self, frame: &RubyFrame, epoch: u64) -> std::result::Result<Arc<str>, Unnamed> {
+    /// Its name; `None` where there is no table of symbols.
+    fn c_function_name(&mut self, frame: &RubyFrame, epoch: u64) -> Result<Option<Arc<str>>> {
         let address = frame.method & !RubyFrame::METHOD_FLAGS;
         let method = self.method(address, epoch)?;
         if frame.method & RubyFrame::METHOD_LOST != 0
             || !matches!(method.entry.kind, method::Kind::C(_))
             || method.entry.definition != frame.pc
         {
-            return Err(Unnamed::Stale);
+            return Err(Failure::Stale);
         }
-        let name = method.name.as_ref().ok_or(Unnamed::NoSymbols)?;
-        Ok(with_owner("", method.owner.as_ref(), name))
+        Ok(method.name.as_ref().map(|name| with_owner("", method.owner.as_ref(), name)))
     }
 
     /// A frame of Ruby code, and the code.
@@ -419,15 +426,15 @@ impl<M: Memory> Names<M> {
             return Ok(None);
         }
         if let Some(cached) = self.behind.get(&address)
-            && cached.epoch == epoch
+            && let Some(known) = cached.at(epoch, &mut self.trust)
         {
-            let behind = *cached.known;
+            let behind = *known;
             return behind.map(|entry| self.method(entry, epoch)).transpose();
         }
         match self.method(address, epoch) {
             Err(Failure::Stale) if method & RubyFrame::METHOD_RAW != 0 => {
                 let behind = method::behind(&self.reader, address)?;
-                self.behind.insert(address, Checked { epoch, known: Arc::new(behind) });
+                self.behind.insert(address, Checked::new(epoch, false, behind));
                 behind.map(|entry| self.method(entry, epoch)).transpose()
             }
             found => found.map(Some),
@@ -466,17 +473,15 @@ impl<M: Memory> Names<M> {
     /// The instruction sequence at an address, read again if it was not yet in this epoch.
     fn code(&mut self, iseq: u64, epoch: u64) -> Result<Arc<Code>> {
         let cached = self.codes.get(&iseq);
-        if let Some(cached) = &cached
-            && cached.epoch == epoch
-        {
-            return Ok(cached.known.clone());
+        if let Some(known) = cached.as_ref().and_then(|cached| cached.at(epoch, &mut self.trust)) {
+            return Ok(known);
         }
-        let body = Body::read(&self.reader, iseq, &self.layout)?;
+        let (flags, body) = Body::read_object(&self.reader, iseq, &self.layout)?;
+        let old = self.layout.rules.is_old(flags);
         if let Some(cached) = cached
             && cached.known.body == body
         {
-            cached.epoch = epoch;
-            return Ok(cached.known.clone());
+            return Ok(cached.found_again(epoch, old));
         }
         let layout = self.layout.clone();
         let Self { reader, lately: Lately { bodies, paths, .. }, .. } = self;
@@ -500,20 +505,20 @@ impl<M: Memory> Names<M> {
             AsC::Internal => path.starts_with(INTERNAL),
         };
         let (as_c, local_as_c) = (as_c(&body), as_c(&local));
-        let known = Arc::new(Code { number: self.number(), body, label, path, as_c, local_as_c });
-        self.codes.insert(iseq, Checked { epoch, known: known.clone() });
+        let code = Code { number: self.number(), body, label, path, as_c, local_as_c };
+        let checked = Checked::new(epoch, old, code);
+        let known = Arc::clone(&checked.known);
+        self.codes.insert(iseq, checked);
         Ok(known)
     }
 
     /// The method entry at an address, read again if it was not yet in this epoch.
     fn method(&mut self, address: u64, epoch: u64) -> Result<Arc<Method>> {
         let cached = self.methods.get(&address);
-        if let Some(cached) = &cached
-            && cached.epoch == epoch
-        {
-            return Ok(cached.known.clone());
+        if let Some(known) = cached.and_then(|cached| cached.at(epoch, &mut self.trust)) {
+            return Ok(known);
         }
-        let entry = MethodEntry::read(&self.reader, address, &self.layout)?;
+        let (flags, entry) = MethodEntry::read(&self.reader, address, &self.layout)?;
         let Self { reader, layout, bias, ids, units, lately, .. } = self;
         let mut id_name = |id| id_name(reader, layout, *bias, ids, units, id);
         let owner = match lately.owners.entry(entry.owner) {
@@ -526,20 +531,22 @@ impl<M: Memory> Names<M> {
             method::Kind::C(id) => id_name(id)?,
             _ => None,
         };
+        // A class that has no name yet may get one at any time; one that has keeps it.
+        let old = self.layout.rules.is_old(flags) && owner.is_some();
         let cached = self.methods.get(&address);
         if let Some(cached) = cached
             && cached.known.entry == entry
             && cached.known.owner == owner
         {
-            cached.epoch = epoch;
-            return Ok(cached.known.clone());
+            return Ok(cached.found_again(epoch, old));
         }
         // The names of its class and of itself were read behind it.
-        if MethodEntry::read(&self.reader, address, &self.layout)? != entry {
+        if MethodEntry::read(&self.reader, address, &self.layout)?.1 != entry {
             return Err(Failure::Stale);
         }
-        let known = Arc::new(Method { number: self.number(), entry, owner, name });
-        self.methods.insert(address, Checked { epoch, known: known.clone() });
+        let checked = Checked::new(epoch, old, Method { number: self.number(), entry, owner, name });
+        let known = Arc::clone(&checked.known);
+        self.methods.insert(address, checked);
         Ok(known)
     }
 }

@@ -284,3 +284,60 @@ fn symbols() {
     assert_eq!(name(string), Ok(None), "a string");
     assert_eq!(name(3), Ok(None), "a number");
 }
+
+/// Memory whose reads are counted.
+struct Counted<'a>(&'a Image, Cell<u64>);
+
+impl Memory for &Counted<'_> {
+    fn read(&self, address: u64, buffer: &mut [u8]) -> bool {
+        self.1.set(self.1.get() + 1);
+        self.0.read(address, buffer)
+    }
+}
+
+/// Old code is not read again before a major GC, other code after each one. Code at its address that does not fit what was seen is read at once.
+#[test]
+fn old_code() {
+    const STRING: u64 = 0x60_0000;
+    const OTHER: u64 = 0x70_0000;
+    let layout = Arc::new(layout(3, 3, 8).unwrap());
+    let image = Image::default();
+    let code = |promoted: u64, code: u64, name: &[u8]| {
+        write_code(&image, &layout, 20, &BTreeMap::from([(0, 7)]));
+        image.put_u64(ISEQ, 0x1a | 7 << 12 | promoted);
+        let at = &layout.iseq;
+        image.put_u64(BODY + u64::from(at.encoded), code);
+        for object in [at.pathobj, at.base_label, at.label] {
+            image.put_u64(BODY + u64::from(object), STRING);
+        }
+        image.put(STRING, &[0; 40]);
+        image.put_u64(STRING, 5);
+        image.put_u64(STRING + u64::from(layout.string.embedded_length.unwrap()), name.len() as u64);
+        image.put(STRING + u64::from(layout.string.embedded), name);
+    };
+    for old in [true, false] {
+        let promoted = if old { 1 << 5 } else { 0 };
+        code(promoted, CODE, b"save");
+        let memory = Counted(&image, Cell::new(0));
+        let mut namer = Namer::new(&memory, Arc::clone(&layout), 0);
+        let mut first_name = |epoch, code: u64| {
+            let mut out = Vec::new();
+            namer.name(
+                &[RubyFrame { iseq: ISEQ, pc: code + 8, method: 0 }],
+                epoch,
+                Leaf::Allocates,
+                &mut out,
+            );
+            (out[0].name.to_string(), memory.1.replace(0))
+        };
+        let (save, first) = first_name(0, CODE);
+        assert!(save == "save" && first > 0, "{save}");
+        assert_eq!(first_name(0, CODE).1, 0);
+        assert_eq!(first_name(1, CODE).1 == 0, old);
+        assert!(first_name(gctrace_common::stack::MAJOR_EPOCH + 2, CODE).1 > 0);
+        // Another one came without a GC that was seen.
+        code(promoted, OTHER, b"load");
+        assert_eq!(first_name(gctrace_common::stack::MAJOR_EPOCH + 3, OTHER).0, "load");
+        assert_eq!(first_name(gctrace_common::stack::MAJOR_EPOCH + 3, CODE).0, "(unnamed)");
+    }
+}

@@ -51,6 +51,8 @@ pub(crate) fn run_tests(args: &Args) -> Result<ExitCode> {
     if let Some(names) = &args.built {
         return built::run_checks(names);
     }
+    let stages = times::Stages::default();
+    stages.begin("building gctrace");
     let named = std::env::var_os("GCTRACE_RUBIES");
     // Making the lab's roots mostly waits for the network, building does not.
     let rubies = thread::scope(|scope| {
@@ -62,6 +64,7 @@ pub(crate) fn run_tests(args: &Args) -> Result<ExitCode> {
 
     let mut failures = Failures::default();
     let host = |failures: &mut Failures| -> Result<bool> {
+        stages.begin("tests that need no root");
         let mut host = cargo();
         host.args(["test", "--no-fail-fast"]).args(HOST);
         let mut passed = failures.run(finish(&mut host, args, &[]))?;
@@ -74,6 +77,7 @@ pub(crate) fn run_tests(args: &Args) -> Result<ExitCode> {
     let host_first = if args.kernels { None } else { Some(host(&mut failures)?) };
 
     // Servers and files: these tests mostly wait, and none disturbs another.
+    stages.begin("tests of servers and files");
     let mut servers = root_tests()?;
     servers.args(WAITING).env("GCTRACE_RUBIES", &rubies);
     let servers_passed = failures.run(finish(&mut servers, args, &["--test-threads=4"]))?;
@@ -82,10 +86,19 @@ pub(crate) fn run_tests(args: &Args) -> Result<ExitCode> {
     let prepare = |command: &mut Command| {
         command.env("GCTRACE_RUBIES", &rubies).env(times::VARIABLE, times.path());
     };
+    stages.begin("live tests beside each other");
+    let alone = || stages.begin("live tests one after the other");
     let (live_passed, kernels_passed) = if args.kernels {
-        kernels::beside(|alone| live::run(args, &mut failures, prepare, alone))?
+        kernels::beside(|guests| {
+            let passed = live::run(args, &mut failures, prepare, || {
+                alone();
+                guests();
+            });
+            stages.begin("waiting for other kernels");
+            passed
+        })?
     } else {
-        (live::run(args, &mut failures, prepare, || ())?, true)
+        (live::run(args, &mut failures, prepare, alone)?, true)
     };
     let host_passed = match host_first {
         Some(passed) => passed,
@@ -93,6 +106,7 @@ pub(crate) fn run_tests(args: &Args) -> Result<ExitCode> {
     };
 
     times.print();
+    stages.print();
     for (passed, which) in [
         (host_passed, "tests that need no root"),
         (servers_passed, "tests of servers and files"),

@@ -1,6 +1,7 @@
-//! Where the time of the live tests goes.
+//! Where the time of the tests goes.
 
 use std::{
+    cell::RefCell,
     fmt::Write as _,
     fs, io,
     path::{Path, PathBuf},
@@ -16,7 +17,32 @@ pub(super) const VARIABLE: &str = "GCTRACE_TEST_TIMES";
 /// How many of the slowest tests are listed.
 const LISTED: usize = 10;
 
-/// The account of a run.
+/// The parts of a run that follow each other.
+#[derive(Default)]
+pub(super) struct Stages(RefCell<Vec<(&'static str, Instant)>>);
+
+impl Stages {
+    /// One begins, and the one before it has ended.
+    pub(super) fn begin(&self, name: &'static str) {
+        self.0.borrow_mut().push((name, Instant::now()));
+    }
+
+    /// Prints how long each took; the last one ends now.
+    pub(super) fn print(&self) {
+        let begun = self.0.borrow();
+        let ends = begun.iter().skip(1).map(|(_, at)| *at).chain([Instant::now()]);
+        let took: Vec<_> = begun.iter().zip(ends).map(|((name, at), end)| (*name, end - *at)).collect();
+        progress(stages(&took));
+    }
+}
+
+fn stages(took: &[(&str, Duration)]) -> String {
+    let sum: Duration = took.iter().map(|(_, took)| *took).sum();
+    let parts: Vec<_> = took.iter().map(|(name, took)| format!("{name} {} s", took.as_secs())).collect();
+    format!("test: all took {} s: {}", sum.as_secs(), parts.join(", "))
+}
+
+/// The account of the live tests of a run.
 pub(super) struct Times {
     path: PathBuf,
     begun: Instant,
@@ -88,6 +114,14 @@ fn text(lines: &str, took: Duration) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Each stage, and their sum.
+    #[test]
+    fn parts() {
+        let took =
+            [("building", Duration::from_millis(61_500)), ("live tests", Duration::from_millis(100_600))];
+        assert_eq!(stages(&took), "test: all took 162 s: building 61 s, live tests 100 s");
+    }
 
     /// Sums of both kinds, and the slowest first; what is no line of a test is passed over.
     #[test]

@@ -63,3 +63,30 @@ fn nothing_accepted_is_lost() -> Result<()> {
     ensure!(verdict == "ok", "{verdict}");
     Ok(())
 }
+
+/// A store that somebody removes or replaces keeps nothing more: sets are refused as long as that is so, and the health check fails.
+#[test]
+fn removed_store() -> Result<()> {
+    let live = Live::without_gctrace()?;
+    let (store, aside) = (live.path("sets.db"), live.path("aside.db"));
+    let collector = Collector::start(&store, &[])?;
+    let token = collector.register()?;
+    let codes = |pid| -> Result<(u16, u16)> {
+        let sent = collector.send(&example(&token, pid)?.to_string())?.code;
+        Ok((sent, collector.get("/healthz")?.code))
+    };
+    ensure!(codes(1)? == (200, 200));
+    std::fs::rename(&store, &aside)?;
+    let removed = codes(2)?;
+    ensure!(removed == (500, 500), "without its file it answers {removed:?}");
+    std::fs::write(&store, "")?;
+    let replaced = codes(3)?;
+    ensure!(replaced == (500, 500), "with another file it answers {replaced:?}");
+    std::fs::rename(&aside, &store)?;
+    ensure!(codes(4)? == (200, 200), "its file is there again");
+    let finished = collector.stop()?;
+    for what in ["sets.db was removed while it was in use", "sets.db was replaced by another file"] {
+        ensure!(finished.errors().contains(what), "{}", finished.errors());
+    }
+    Ok(())
+}

@@ -3,8 +3,8 @@
 use std::{
     collections::BTreeMap,
     fs::{self, File},
-    os::unix::fs::{OpenOptionsExt as _, PermissionsExt as _},
-    path::Path,
+    os::unix::fs::{MetadataExt as _, OpenOptionsExt as _, PermissionsExt as _},
+    path::{Path, PathBuf},
     sync::{Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
@@ -37,6 +37,9 @@ const WITH_ENVIRONMENTS: usize = 4;
 /// A store in an SQLite file.
 #[derive(Debug)]
 pub struct Sqlite {
+    path: PathBuf,
+    /// Device and inode of the file that is open.
+    identity: (u64, u64),
     writer: Mutex<Connection>,
     reader: Mutex<Connection>,
 }
@@ -62,6 +65,7 @@ impl Sqlite {
             // Another user may have created the file, but it is still empty.
             file.set_permissions(fs::Permissions::from_mode(0o600)).map_err(failed)?;
         }
+        let identity = identity(&file.metadata().map_err(failed)?);
         // Before SQLite locks the file: closing any descriptor of it would release the locks of the whole process.
         drop(file);
         let mut writer = connect(path).map_err(|error| foreign(path, &error))?;
@@ -77,17 +81,37 @@ impl Sqlite {
         // It stays in the file, so it comes when this is known to be ours.
         writer.pragma_update(None, "journal_mode", "WAL").map_err(unusable)?;
         let reader = connect(path).map_err(unusable)?;
-        Ok(Self { writer: Mutex::new(writer), reader: Mutex::new(reader) })
+        Ok(Self { path: path.to_owned(), identity, writer: Mutex::new(writer), reader: Mutex::new(reader) })
     }
 
     /// A panic elsewhere rolled its transaction back.
-    fn writer(&self) -> MutexGuard<'_, Connection> {
-        self.writer.lock().unwrap_or_else(PoisonError::into_inner)
+    fn writer(&self) -> Result<MutexGuard<'_, Connection>, StoreError> {
+        self.check_in_place()?;
+        Ok(self.writer.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    fn reader(&self) -> MutexGuard<'_, Connection> {
-        self.reader.lock().unwrap_or_else(PoisonError::into_inner)
+    fn reader(&self) -> Result<MutexGuard<'_, Connection>, StoreError> {
+        self.check_in_place()?;
+        Ok(self.reader.lock().unwrap_or_else(PoisonError::into_inner))
     }
+
+    /// What is written to a file that somebody has removed is gone with the last process that has it open, and SQLite reports no error.
+    fn check_in_place(&self) -> Result<(), StoreError> {
+        let what = match fs::metadata(&self.path) {
+            Ok(now) if identity(&now) == self.identity => return Ok(()),
+            Ok(_) => "was replaced by another file",
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => "was removed",
+            Err(source) => return Err(StoreError::File { path: self.path.clone(), source }),
+        };
+        let what =
+            format!("{what} while it was in use: nothing is kept in it anymore; restart gctrace collector");
+        Err(StoreError::Foreign { path: self.path.clone(), what })
+    }
+}
+
+/// Device and inode.
+fn identity(file: &fs::Metadata) -> (u64, u64) {
+    (file.dev(), file.ino())
 }
 
 fn connect(path: &Path) -> Result<Connection, rusqlite::Error> {
@@ -190,36 +214,36 @@ fn delete(
 
 impl Store for Sqlite {
     fn register(&self, app: &NewApp<'_>, token: TokenHash, rights: Rights) -> Result<App, StoreError> {
-        apps::register(&mut self.writer(), app, token, rights)
+        apps::register(&mut *self.writer()?, app, token, rights)
     }
 
     fn apps(&self) -> Result<Vec<AppInfo>, StoreError> {
-        apps::list(&self.reader())
+        apps::list(&*self.reader()?)
     }
 
     fn delete_app(&self, app: App) -> Result<bool, StoreError> {
-        apps::delete(&mut self.writer(), app)
+        apps::delete(&mut *self.writer()?, app)
     }
 
     fn token(&self, token: TokenHash) -> Result<Option<Token>, StoreError> {
-        apps::token(&self.reader(), token)
+        apps::token(&*self.reader()?, token)
     }
 
     fn tokens(&self) -> Result<Vec<Token>, StoreError> {
-        apps::tokens(&self.reader())
+        apps::tokens(&*self.reader()?)
     }
 
     fn add_token(&self, token: &Token) -> Result<(), StoreError> {
-        apps::add_token(&self.writer(), token)
+        apps::add_token(&*self.writer()?, token)
     }
 
     fn end_token(&self, token: TokenHash, at: f64) -> Result<bool, StoreError> {
-        apps::end_token(&self.writer(), token, at)
+        apps::end_token(&*self.writer()?, token, at)
     }
 
     fn insert(&self, set: &NewSet<'_>, quota: Quota) -> Result<Inserted, StoreError> {
         let evidence = serde_json::to_string(set.evidence)?;
-        let mut writer = self.writer();
+        let mut writer = self.writer()?;
         let transaction = Transaction::new(&mut writer, TransactionBehavior::Immediate)?;
         let inserted = {
             let mut insert = transaction.prepare_cached(
@@ -264,19 +288,19 @@ impl Store for Sqlite {
     }
 
     fn slots(&self, app: App, since: i64) -> Result<Vec<Slot>, StoreError> {
-        slots::list(&self.reader(), app, since)
+        slots::list(&*self.reader()?, app, since)
     }
 
     fn roll_up(&self, app: App, from: i64, before: i64, width: i64) -> Result<u64, StoreError> {
-        slots::roll_up(&mut self.writer(), app, from, before, width)
+        slots::roll_up(&mut *self.writer()?, app, from, before, width)
     }
 
     fn prune_slots(&self, before: i64) -> Result<(), StoreError> {
-        slots::prune(&mut self.writer(), before)
+        slots::prune(&mut *self.writer()?, before)
     }
 
     fn prune(&self, before: f64, app: Option<App>) -> Result<u64, StoreError> {
-        let mut writer = self.writer();
+        let mut writer = self.writer()?;
         let transaction = Transaction::new(&mut writer, TransactionBehavior::Immediate)?;
         let deleted = {
             let oldest = match app {
@@ -293,7 +317,7 @@ impl Store for Sqlite {
     }
 
     fn group_of(&self, id: &SetId) -> Result<Option<(Group, i64)>, StoreError> {
-        let reader = self.reader();
+        let reader = self.reader()?;
         let mut query = reader.prepare_cached(
             "SELECT app, ruby_major, ruby_minor, environment FROM sample_set WHERE id = ?1",
         )?;
@@ -301,7 +325,7 @@ impl Store for Sqlite {
     }
 
     fn latest_group(&self, app: App) -> Result<Option<Group>, StoreError> {
-        let reader = self.reader();
+        let reader = self.reader()?;
         let mut query = reader.prepare_cached(
             "SELECT app, ruby_major, ruby_minor FROM sample_set WHERE app = ?1 ORDER BY number DESC LIMIT 1",
         )?;
@@ -309,55 +333,55 @@ impl Store for Sqlite {
     }
 
     fn environments(&self, group: Group, most: u32) -> Result<Vec<Environment>, StoreError> {
-        environments::list(&self.reader(), group, most)
+        environments::list(&*self.reader()?, group, most)
     }
 
     fn periods(&self, group: Group, most: u32) -> Result<Vec<Period>, StoreError> {
-        environments::periods(&self.reader(), group, most)
+        environments::periods(&*self.reader()?, group, most)
     }
 
     fn evidence(&self, environment: i64, after: i64, most: u32) -> Result<Vec<Numbered>, StoreError> {
-        environments::evidence(&self.reader(), environment, after, most)
+        environments::evidence(&*self.reader()?, environment, after, most)
     }
 
     fn environment(&self, id: i64) -> Result<Option<Environment>, StoreError> {
-        environments::find(&self.reader(), id)
+        environments::find(&*self.reader()?, id)
     }
 
     fn forget_environments(&self, app: App, most: u32) -> Result<(), StoreError> {
-        environments::forget(&self.writer(), app, most)
+        environments::forget(&*self.writer()?, app, most)
     }
 
     fn unsummarized(&self) -> Result<Vec<Environment>, StoreError> {
-        environments::unsummarized(&self.reader())
+        environments::unsummarized(&*self.reader()?)
     }
 
     fn summarize(&self, environment: &Environment, evidence: &Evidence) -> Result<(), StoreError> {
-        environments::summarize(&self.writer(), environment, evidence)
+        environments::summarize(&*self.writer()?, environment, evidence)
     }
 
     fn summary(&self, environment: i64) -> Result<Option<Evidence>, StoreError> {
-        environments::summary(&self.reader(), environment)
+        environments::summary(&*self.reader()?, environment)
     }
 
     fn advise(&self, group: Group, settings: &[String], now: f64, most: u32) -> Result<(), StoreError> {
-        environments::advise(&mut self.writer(), group, settings, now, most)
+        environments::advise(&mut *self.writer()?, group, settings, now, most)
     }
 
     fn advised(&self, group: Group) -> Result<Vec<String>, StoreError> {
-        environments::advised(&self.reader(), group)
+        environments::advised(&*self.reader()?, group)
     }
 
     fn note(&self, group: Group, given: &Given, replaces: bool, most: u32) -> Result<(), StoreError> {
-        environments::note(&mut self.writer(), group, given, replaces, most)
+        environments::note(&mut *self.writer()?, group, given, replaces, most)
     }
 
     fn given(&self, group: Group) -> Result<Vec<Given>, StoreError> {
-        environments::given(&self.reader(), group)
+        environments::given(&*self.reader()?, group)
     }
 
     fn totals(&self) -> Result<Totals, StoreError> {
-        let reader = self.reader();
+        let reader = self.reader()?;
         let mut query = reader
             .prepare_cached("SELECT count(*), coalesce(sum(sets), 0), coalesce(sum(samples), 0) FROM app")?;
         Ok(query

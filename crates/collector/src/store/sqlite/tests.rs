@@ -6,7 +6,7 @@ use crate::{
     tune::Evidence,
 };
 
-fn store() -> (tempfile::TempDir, std::path::PathBuf) {
+fn store() -> (tempfile::TempDir, PathBuf) {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("sets.db");
     (dir, path)
@@ -135,7 +135,7 @@ fn deletes() {
         DROP TABLE slot; ALTER TABLE app DROP COLUMN slots; ALTER TABLE app DROP COLUMN sets; ALTER TABLE app DROP COLUMN bytes;
         ALTER TABLE app DROP COLUMN samples; PRAGMA user_version = 1";
     let totals = store.totals().unwrap();
-    store.writer().execute_batch(before).unwrap();
+    store.writer().unwrap().execute_batch(before).unwrap();
     drop(store);
     let store = Sqlite::open(&path).unwrap();
     assert_eq!(counted(&store), [(10, 10 * each), (1, each)]);
@@ -244,8 +244,11 @@ fn roll_up() {
     let after = store.slots(app, 0).unwrap();
     assert_eq!((after.len(), sum(&after)), (2 * (3 + 2 + 60), sum(&before)));
     assert_eq!(store.slots(other, 0).unwrap().len(), 360, "another one's");
-    let counted: u64 =
-        store.reader().query_row("SELECT slots FROM app WHERE id = ?1", [app.0], |row| row.get(0)).unwrap();
+    let counted: u64 = store
+        .reader()
+        .unwrap()
+        .query_row("SELECT slots FROM app WHERE id = ?1", [app.0], |row| row.get(0))
+        .unwrap();
     assert_eq!(counted, after.len() as u64);
 }
 
@@ -276,7 +279,7 @@ fn stays_flat() {
                 )
                 .unwrap();
         }
-        store.writer().query_row("PRAGMA wal_checkpoint(TRUNCATE)", [], |_| Ok(())).unwrap();
+        store.writer().unwrap().query_row("PRAGMA wal_checkpoint(TRUNCATE)", [], |_| Ok(())).unwrap();
         sizes.push(fs::metadata(&path).unwrap().len());
     }
     assert!(sizes[9] <= sizes[0] + (64 << 10), "{sizes:?}");
@@ -544,7 +547,7 @@ fn periods() {
     assert_eq!(known(&store), all, "a set that is sent again");
     let latest = store.periods(group, 1).unwrap();
     assert_eq!(latest, [Period { environment: 1, first: 99_000.0, last: 99_000.0 }]);
-    store.writer().execute_batch("DROP TABLE period; PRAGMA user_version = 8").unwrap();
+    store.writer().unwrap().execute_batch("DROP TABLE period; PRAGMA user_version = 8").unwrap();
     drop(store);
     let store = Sqlite::open(&path).unwrap();
     assert_eq!(known(&store), [(1, 0.0, 99_000.0), (2, 86_500.0, 90_050.0)]);
@@ -581,7 +584,7 @@ fn forgotten_environments() {
     store.forget_environments(group.app, 2).unwrap();
     let kept = store.environments(group, 20).unwrap();
     let rows = "SELECT count(*) FROM environment";
-    let rows: usize = store.reader().query_row(rows, [], |row| row.get(0)).unwrap();
+    let rows: usize = store.reader().unwrap().query_row(rows, [], |row| row.get(0)).unwrap();
     let seen: Vec<f64> = kept.iter().map(|environment| environment.seen).collect();
     assert_eq!((seen, rows), (vec![9.0, 8.0, 7.0, 6.0], 4));
     assert_eq!(store.environment(first.id).unwrap(), None);

@@ -61,6 +61,8 @@ const LOOK: &str = r"(() => {
     if (box.scrollWidth > box.clientWidth + 1) found.push(`${box.scrollWidth} pixels of rows in ${box.clientWidth}`);
     const texts = document.createTreeWalker(table, NodeFilter.SHOW_TEXT);
     for (let text; (text = texts.nextNode());) {
+      // Names of methods and threads are broken where Unicode allows it, e.g. after a slash.
+      if (text.parentElement.closest('bdi')) continue;
       for (const word of text.data.matchAll(/[^\s-]+-?/g)) {
         const range = document.createRange();
         range.setStart(text, word.index);

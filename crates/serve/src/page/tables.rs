@@ -3,7 +3,7 @@
 use std::cmp::Reverse;
 
 use gctrace_pages::{
-    Column, table,
+    Column, stacked_table, table,
     timeline::after,
     words::{bytes, count, percent},
 };
@@ -101,7 +101,7 @@ pub(super) fn worst(links: &Links<'_>, view: &View) -> Markup {
     section(
         "worst",
         "Longest GC pauses",
-        &table("The longest first; the time leads to what was around it", &heads, &rows),
+        &stacked_table("The longest first; the time leads to what was around it", &heads, &rows),
     )
 }
 

@@ -60,11 +60,14 @@ pub enum RequestPoint {
     /// A call of `rb_thread_local_aset(thread, id, value)` by `Thread#[]=`: Puma's, before it calls the application (`true`) and behind
     /// that (`false`), in `ThreadPool#with_force_shutdown`.
     Local = 9,
+    /// A call of `SSL_write(connection, buffer, length)` by Puma: the plain text of what it then writes to a connection with TLS
+    /// (`engine_write`, `ext/puma_http11/mini_ssl.c`).
+    Encrypt = 10,
 }
 
 impl RequestPoint {
     /// All, in the order of their numbers.
-    pub const ALL: [Self; 10] = [
+    pub const ALL: [Self; 11] = [
         Self::Parse,
         Self::Reset,
         Self::Take,
@@ -75,6 +78,7 @@ impl RequestPoint {
         Self::SendMessage,
         Self::Close,
         Self::Local,
+        Self::Encrypt,
     ];
 }
 

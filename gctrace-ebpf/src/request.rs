@@ -77,6 +77,7 @@ pub fn hit(ctx: &ProbeContext) {
         p if p == RequestPoint::Open as u64 => open(&at),
         p if p == RequestPoint::Close as u64 => unsettled = close(&at),
         p if p == RequestPoint::Local as u64 => unsettled = application::local(&at),
+        p if p == RequestPoint::Encrypt as u64 => encrypt(&at),
         p => write::<true>(&at, p),
     }
     if unsettled {
@@ -467,8 +468,7 @@ fn write<const PUMA: bool>(at: &At<'_>, point: u64) {
         return;
     }
     let begin = if is_unknown || is_status_wanted(serving) { written(at, point) } else { None };
-    let begins_response = begin
-        .is_some_and(|begin| begin[0] == b'H' && begin[1] == b'T' && begin[4] == b'/' && begin[8] == b' ');
+    let begins_response = begin.is_some_and(|begin| begins_response(&begin));
     if is_unknown {
         application::bind(at, serving, begins_response);
         if serving.fd != first(at) as u32 {
@@ -482,6 +482,26 @@ fn write<const PUMA: bool>(at: &At<'_>, point: u64) {
     if begins_response && let Some(begin) = begin {
         serving.status = begin;
     }
+}
+
+/// A thread is about to encrypt a part of a response. Puma does so for the connection of its request only.
+#[inline(always)]
+fn encrypt(at: &At<'_>) {
+    let Some(serving) = serving(at.tgid, at.tid) else { return };
+    if serving.begin_ns == 0 || !is_status_wanted(serving) {
+        return;
+    }
+    if let Some(begin) = usermem::read(second(at))
+        && begins_response(&begin)
+    {
+        serving.status = begin;
+    }
+}
+
+/// Whether bytes begin a response, as `HTTP/1.1 200`.
+#[inline(always)]
+fn begins_response(begin: &[u8; STATUS_BYTES]) -> bool {
+    begin[0] == b'H' && begin[1] == b'T' && begin[4] == b'/' && begin[8] == b' '
 }
 
 /// Whether no final response has begun. After `HTTP/1.1 `: interim responses (1xx) come before it.

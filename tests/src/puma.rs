@@ -36,18 +36,27 @@ impl Puma {
         Self::run(live, Command::new("puma"), application, "0", false)
     }
 
-    /// A single process that serves TLS with this key and certificate.
-    pub fn start_with_tls(live: &Live, application: &str, key: &Path, certificate: &Path) -> Result<Self> {
-        let query = format!("?key={}&cert={}&verify_mode=none", key.display(), certificate.display());
-        Self::bound(live, Command::new("puma"), application, "0", true, ("ssl", &query))
+    /// A single process with this Ruby, which has a Puma.
+    pub fn start_on(live: &Live, ruby: &Ruby, application: &str) -> Result<Self> {
+        Self::run(live, Self::command_of(ruby)?, application, "0", true)
     }
 
-    /// The same with this Ruby, which has one.
-    pub fn start_on(live: &Live, ruby: &Ruby, application: &str) -> Result<Self> {
+    /// The same, which serves TLS with this key and certificate.
+    pub fn start_with_tls(
+        live: &Live,
+        ruby: &Ruby,
+        application: &str,
+        (key, certificate): (&Path, &Path),
+    ) -> Result<Self> {
+        let query = format!("?key={}&cert={}&verify_mode=none", key.display(), certificate.display());
+        Self::bound(live, Self::command_of(ruby)?, application, "0", true, ("ssl", &query))
+    }
+
+    fn command_of(ruby: &Ruby) -> Result<Command> {
         let mut command = ruby.command()?;
         // Applications look up the numbers of their threads there.
         command.arg(PROGRAM).env("GCTRACE_TEST_PROC", "1");
-        Self::run(live, command, application, "0", true)
+        Ok(command)
     }
 
     /// Rubies that have one: Puma 5 with 3.1 and 6 with 3.3, whose libc is that of Debian 13.

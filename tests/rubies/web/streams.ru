@@ -33,6 +33,7 @@ class Parts
 end
 
 run lambda { |env|
-  _, _, count, name = env["PATH_INFO"].split("/")
-  [200, { "content-type" => "text/plain" }, Parts.new(name, Integer(count))]
+  _, kind, count, name = env["PATH_INFO"].split("/")
+  # A number is a status.
+  [kind[/\A\d+\z/]&.to_i || 200, { "content-type" => "text/plain" }, Parts.new(name, Integer(count))]
 }

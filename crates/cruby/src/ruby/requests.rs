@@ -48,7 +48,12 @@ impl RequestFile {
     fn calls(self) -> &'static [(&'static str, RequestPoint, bool)] {
         use RequestPoint as P;
         match self {
-            Self::Puma => &[("puma_parser_execute", P::Parse, true), ("puma_parser_init", P::Reset, true)],
+            Self::Puma => &[
+                ("puma_parser_execute", P::Parse, true),
+                ("puma_parser_init", P::Reset, true),
+                // Puma may be built without TLS.
+                ("SSL_write", P::Encrypt, false),
+            ],
             Self::Socket => &[
                 ("getsockopt", P::Take, true),
                 ("accept4", P::Accept, true),

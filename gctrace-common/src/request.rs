@@ -94,6 +94,8 @@ pub enum RequestEnd {
     Left = 2,
     /// The thread ended.
     Gone = 3,
+    /// A job was put back into its queue: it was not run.
+    Returned = 4,
 }
 
 impl RequestEnd {
@@ -104,6 +106,7 @@ impl RequestEnd {
             1 => Self::Closed,
             2 => Self::Left,
             3 => Self::Gone,
+            4 => Self::Returned,
             _ => return None,
         })
     }
@@ -277,6 +280,8 @@ impl Serving {
     pub const KEPT: u32 = 2;
     /// The unit has ended as [`RequestEnd::Closed`].
     pub const CLOSED: u32 = 3;
+    /// The unit has ended as [`RequestEnd::Returned`].
+    pub const PUT_BACK: u32 = 4;
 
     /// [`Serving::phase`]: Puma did look, so its connection is known.
     pub const LOOKED_AT: u32 = 0;

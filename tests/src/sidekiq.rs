@@ -2,8 +2,9 @@
 
 use std::collections::HashMap;
 use std::ffi::OsString;
+use std::fmt::Write as _;
 use std::fs;
-use std::io::{Read as _, Write as _};
+use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::net::TcpStream;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -68,6 +69,31 @@ impl Redis {
         stream.read_exact(&mut reply)?;
         ensure!(&reply == b":", "CLIENT KILL was refused");
         Ok(())
+    }
+
+    /// Puts this text into a queue, as Sidekiq does it with a job.
+    pub fn enqueue(&self, queue: &str, job: &str) -> Result<()> {
+        self.number(&["LPUSH", &format!("queue:{queue}"), job]).map(drop)
+    }
+
+    /// How many jobs are in a queue.
+    pub fn waiting(&self, queue: &str) -> Result<u64> {
+        self.number(&["LLEN", &format!("queue:{queue}")])
+    }
+
+    /// The number with which Redis replies to a command (RESP: `:1`).
+    fn number(&self, words: &[&str]) -> Result<u64> {
+        let mut command = format!("*{}\r\n", words.len());
+        for word in words {
+            let _infallible = write!(command, "${}\r\n{word}\r\n", word.len());
+        }
+        let mut stream = TcpStream::connect(("127.0.0.1", self.port))?;
+        stream.set_read_timeout(Some(PATIENCE))?;
+        stream.write_all(command.as_bytes())?;
+        let mut reply = String::new();
+        BufReader::new(stream).read_line(&mut reply)?;
+        let number = reply.trim_end().strip_prefix(':').with_context(|| format!("it replied {reply:?}"))?;
+        Ok(number.parse()?)
     }
 
     fn url(&self) -> String {

@@ -350,3 +350,47 @@ fn a_redis_that_goes_away() -> Result<()> {
         Ok(())
     })
 }
+
+/// A Sidekiq that takes no more jobs: a thread that is still waiting for one gets it, and puts it back. Nothing has run, and nothing is
+/// reported, but counted.
+#[test]
+fn put_back() -> Result<()> {
+    /// Longer than what is kept of a reply, and shorter.
+    const ARGUMENTS: [usize; 2] = [2000, 10];
+    let live = Live::beside_others()?;
+    each(&live, |live, ruby| {
+        for bytes in ARGUMENTS {
+            let redis = Redis::start(live)?;
+            let mut sidekiq = Sidekiq::start(live, ruby, &redis)?;
+            let gctrace = watch(&sidekiq, &[])?;
+            let before = sidekiq.truths()?;
+            sidekiq.process.signal(Signal::TSTP)?;
+            let quiet = "no longer accepting new work";
+            sidekiq.process.wait_stdout(PATIENCE, quiet, |line| line.contains(quiet))?;
+            // Within the two seconds for which its threads wait.
+            std::thread::sleep(Duration::from_millis(200));
+            let job = serde_json::json!({
+                "retry": true, "queue": "default", "class": "HardJob", "args": ["x".repeat(bytes)],
+                "jid": "0123456789abcdef01234567", "created_at": 1.5, "enqueued_at": 1.5,
+            });
+            redis.enqueue("default", &job.to_string())?;
+            let since = Instant::now();
+            // Its threads end.
+            std::thread::sleep(Duration::from_millis(2500));
+            let report = gctrace.stop()?;
+            ensure!(
+                redis.waiting("default")? == 1,
+                "the job is not in its queue after {:?}",
+                since.elapsed()
+            );
+            ensure!(sidekiq.truths()?.len() == before.len(), "it was run");
+            let lines = report.requests.iter().filter(|line| line.path.as_deref() != Some(MARKER));
+            ensure!(lines.clone().count() == 0, "{:?}", lines.collect::<Vec<_>>());
+            let returned = ledger::user(&report, "jobs_returned")?;
+            ensure!(returned > 0, "no thread has put it back");
+            println!("{returned} times");
+            ledger::check_lossless(&report)?;
+        }
+        Ok(())
+    })
+}

@@ -1,7 +1,8 @@
 //! Jobs of Sidekiq: a thread sends `BRPOP`, receives a reply with a job, runs it, and sends the next `BRPOP`.
 //!
 //! A job begins when the first bytes of its reply have come. User space reads class and queue in the bytes that are kept, and decides
-//! whether it was a job.
+//! whether it was a job. A thread that is to end puts a job that it still receives back into its queue, by `RPUSH` (`requeue`,
+//! lib/sidekiq/fetch.rb): it was not run.
 
 use aya_ebpf::{
     EbpfContext as _,
@@ -99,7 +100,8 @@ fn new_fetcher(at: &At<'_>) -> Option<&'static mut Fetcher> {
 fn send(at: &At<'_>) -> bool {
     let fd = usermem::register(at.ctx, FIRST) as u32;
     let command = usermem::register(at.ctx, SECOND);
-    let fetched = fetch(command, usermem::register(at.ctx, THIRD));
+    let len = usermem::register(at.ctx, THIRD);
+    let fetched = fetch(command, len);
     // A job may wait for something else in Redis.
     let fetches = fetched != 0 && (!runs_job(at) || names_queue(command.wrapping_add(fetched)));
     if !fetches {
@@ -113,7 +115,7 @@ fn send(at: &At<'_>) -> bool {
                 fetcher.state = FetchState::Idle as u32;
             }
         }
-        return false;
+        return runs_job(at) && verified_once_2_put_back(command, len) != 0;
     }
     let Some(fetcher) = new_fetcher(at) else { return false };
     let Some(serving) = entry(at.tgid, at.tid) else { return false };
@@ -169,18 +171,56 @@ fn runs_job(at: &At<'_>) -> bool {
     entry(at.tgid, at.tid).is_some_and(|serving| serving.begin_ns != 0)
 }
 
+/// Whether a command puts the job of the current thread back into its queue; if so, its job ends. The arguments of `RPUSH` are then the
+/// elements of the reply that brought the job. A global function, which the verifier walks once.
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn verified_once_2_put_back(command: u64, len: u64) -> u64 {
+    /// From the end of the first line of the reply, `*2\r\n`, to that of the second line of the command, `*3\r\n$5\r\nrpush\r\n`.
+    const FURTHER: u64 = 11;
+    let (tgid, tid) = tgid_tid();
+    let Some(fetcher) = FETCHERS.get_ptr(&tid) else { return 0 };
+    // SAFETY: a map value pointer, valid while the program runs; only this thread uses this key.
+    let fetcher = unsafe { &*fetcher };
+    if fetcher.tgid != tgid || len != fetcher.total.wrapping_add(FURTHER) {
+        return 0;
+    }
+    let Some(bytes) = usermem::read::<[u8; COMMAND_BYTES]>(command) else { return 0 };
+    if bytes[0] != b'*' || !is_command_at(&bytes, 2, *b"rpush") {
+        return 0;
+    }
+    let words: *const u64 = fetcher.head.as_ptr().cast();
+    // The first one has the lines that differ.
+    let mut at = 1;
+    while at < HEAD_BYTES / 8 {
+        if (at as u32 + 1) * 8 > fetcher.head_len {
+            break;
+        }
+        // SAFETY: `at` is less than the number of words; the array is at a multiple of eight bytes.
+        let word = unsafe { words.add(at).read() };
+        if usermem::read::<u64>(command.wrapping_add(FURTHER + at as u64 * 8)) != Some(word) {
+            return 0;
+        }
+        at += 1;
+    }
+    let Some(serving) = entry(tgid, tid) else { return 0 };
+    serving.step = Serving::PUT_BACK;
+    1
+}
+
 /// Where the arguments of a command begin if it is `BRPOP`: `*3\r\n$5\r\nbrpop\r\n` with one to three digits in the first line. 0 if it
 /// is another one.
 #[inline(always)]
 fn fetch(command: u64, len: u64) -> u64 {
+    const FETCH: [u8; 5] = *b"brpop";
     if len < COMMAND_BYTES as u64 + 2 {
         return 0;
     }
     let Some(bytes) = usermem::read::<[u8; COMMAND_BYTES]>(command) else { return 0 };
     match bytes[0] {
-        b'*' if is_fetch_at(&bytes, 2) => 2 + ARGUMENTS,
-        b'*' if is_fetch_at(&bytes, 3) => 3 + ARGUMENTS,
-        b'*' if is_fetch_at(&bytes, 4) => 4 + ARGUMENTS,
+        b'*' if is_command_at(&bytes, 2, FETCH) => 2 + ARGUMENTS,
+        b'*' if is_command_at(&bytes, 3, FETCH) => 3 + ARGUMENTS,
+        b'*' if is_command_at(&bytes, 4, FETCH) => 4 + ARGUMENTS,
         _ => 0,
     }
 }
@@ -217,19 +257,19 @@ fn names_queue(arguments: u64) -> bool {
     true
 }
 
-/// The same, where the first line has `at` bytes.
+/// Whether a command has this name, where its first line has `at` bytes.
 #[inline(always)]
-fn is_fetch_at(bytes: &[u8; COMMAND_BYTES], at: usize) -> bool {
+fn is_command_at(bytes: &[u8; COMMAND_BYTES], at: usize, name: [u8; 5]) -> bool {
     let lower = |offset: usize| bytes[at + offset] | 0x20;
     bytes[at] == b'\r'
         && bytes[at + 2] == b'$'
         && bytes[at + 3] == b'5'
         && bytes[at + 4] == b'\r'
-        && lower(6) == b'b'
-        && lower(7) == b'r'
-        && lower(8) == b'p'
-        && lower(9) == b'o'
-        && lower(10) == b'p'
+        && lower(6) == name[0]
+        && lower(7) == name[1]
+        && lower(8) == name[2]
+        && lower(9) == name[3]
+        && lower(10) == name[4]
 }
 
 /// A thread is about to receive something.

@@ -57,7 +57,7 @@ pub fn emit(tgid: u32, tid: u32, serving: &Serving, how: RequestEnd, now: u64) {
         // Otherwise other threads may write on its connection, too.
         (*record).sent_bytes = match how {
             RequestEnd::Kept | RequestEnd::Closed => verified_once_sent_bytes(u64::from(serving.fd)),
-            RequestEnd::Left | RequestEnd::Gone => SENT_UNKNOWN,
+            RequestEnd::Left | RequestEnd::Gone | RequestEnd::Returned => SENT_UNKNOWN,
         };
         (*record).pause_ns = PROCESSES.get(&tgid).map_or(0, |process| process.pause_ns);
         (*record).first_ns = 0;

@@ -33,7 +33,11 @@ pub fn settle(tgid: u32, tid: u32, now: u64) {
     }
     serving.step = Serving::NOTHING;
     if step != Serving::TAKEN {
-        let how = if step == Serving::KEPT { RequestEnd::Kept } else { RequestEnd::Closed };
+        let how = match step {
+            Serving::KEPT => RequestEnd::Kept,
+            Serving::PUT_BACK => RequestEnd::Returned,
+            _ => RequestEnd::Closed,
+        };
         end(tgid, tid, serving, how, now);
     }
 }

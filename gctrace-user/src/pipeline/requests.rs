@@ -180,6 +180,10 @@ impl Pipeline {
         let (pid, tid, begin_ns) = (header.tgid, header.tid, event.begin_ns);
         let is_traced = self.is_traced(pid, header.image, "", begin_ns);
         let gc_states = self.unit_states.take(UnitKey { pid, tid, begin_ns });
+        if is_traced && end == RequestEnd::Returned {
+            self.request_counts.jobs_returned += 1;
+            return;
+        }
         let head = event.head.get(..event.head_len as usize).unwrap_or_default();
         let before = event.before.get(..event.before_len as usize).unwrap_or_default();
         let tail = event.tail.get(..event.tail_len as usize).unwrap_or_default();
@@ -205,7 +209,7 @@ impl Pipeline {
         let end_is_exact = match end {
             RequestEnd::Kept => event.reconnected == 0,
             RequestEnd::Gone => (version.major, version.minor) >= NATIVE_THREADS_END,
-            RequestEnd::Closed | RequestEnd::Left => false,
+            RequestEnd::Closed | RequestEnd::Left | RequestEnd::Returned => false,
         };
         let facts = Facts {
             end_ns: end_is_exact.then_some(header.ts_ns),

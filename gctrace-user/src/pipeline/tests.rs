@@ -485,7 +485,12 @@ proptest! {
         pipeline.detach(monotonic_ns());
         let counts = pipeline.counts().requests;
         prop_assert_eq!((counts.decoded_requests, counts.decoded_unit_states), (units, states));
-        let of = [counts.requests_reported, counts.requests_refused, counts.requests_no_room];
+        let of = [
+            counts.requests_reported,
+            counts.requests_refused,
+            counts.requests_no_room,
+            counts.jobs_returned,
+        ];
         prop_assert_eq!(of.iter().sum::<u64>(), units, "{:?}", counts);
         let of = [counts.unit_states_exact, counts.unit_states_moving, counts.unit_states_refused];
         prop_assert_eq!(of.iter().sum::<u64>(), states, "{:?}", counts);

@@ -212,9 +212,12 @@ pub(super) const ALL: &[Sum] = &[
         },
     },
     Sum {
-        text: "request records decoded = reported + refused + no room",
+        text: "request records decoded = reported + refused + no room + jobs returned",
         left: Side { kernel: &[], user: &[U::decoded_requests] },
-        right: Side { kernel: &[], user: &[U::requests_reported, U::requests_refused, U::requests_no_room] },
+        right: Side {
+            kernel: &[],
+            user: &[U::requests_reported, U::requests_refused, U::requests_no_room, U::jobs_returned],
+        },
     },
     Sum {
         text: "states at begins and ends of requests decoded = exact + moving + refused",

@@ -281,6 +281,8 @@ user_counters! {
         requests_refused,
         /// Requests dropped, because too many were open.
         requests_no_room,
+        /// Jobs that were put back into their queue instead of being run, because their process was ending.
+        jobs_returned,
         /// Jobs with a member `traceparent` that is not valid, or several: the line has no trace id.
         job_traceparent_invalid,
         /// Jobs of which a part that may have the member `traceparent` was not copied: the line has no trace id.

@@ -424,6 +424,8 @@ impl Run<'_> {
         match found {
             ControlEvent::Process { pid, image, state } => {
                 self.matched = true;
+                // What it was looked at as may be the program of an exec that is still in the ring.
+                self.pipeline.take_lives(self.rings.life());
                 self.pipeline.add_process(pid, image, state);
                 self.pipeline.find_sleepers(pid);
             }

@@ -497,7 +497,7 @@ impl Pipeline {
 
     /// The process whose program a process was at a time, by its fork.
     fn forking_parent(&self, pid: u32, image: &Image, at_ns: u64) -> Option<&TracedProcess> {
-        if self.execs.get(&pid).is_some_and(|execed_ns| *execed_ns <= at_ns) {
+        if self.has_execed(pid, at_ns) {
             return None;
         }
         let (forked_from, forked_ns) = self.parents.get(&pid)?;

@@ -20,7 +20,8 @@ const LATE_NS: u64 = 10_000_000_000;
 const AWAIT_LAST_RECORD_NS: u64 = 1_000_000_000;
 
 impl Pipeline {
-    pub(super) fn take_lives(&mut self, ring: &mut LifeRing) {
+    /// Takes what is in the ring, to be handled in its turn.
+    pub fn take_lives(&mut self, ring: &mut LifeRing) {
         let Self { lives, counts, .. } = self;
         ring.drain(BATCH, |bytes| match decode::decode(bytes) {
             Ok(Event::Life(kind, event)) => {
@@ -167,6 +168,14 @@ impl Pipeline {
             self.execs.clear();
         }
         self.execs.insert(pid, ts_ns);
+    }
+
+    /// Whether a process had become another program at a time. The record of that may still wait for its turn.
+    pub(super) fn has_execed(&self, pid: u32, at_ns: u64) -> bool {
+        let is_its = |(kind, event): &(Kind, LifeEvent)| {
+            *kind == Kind::Exec && event.header.tgid == pid && event.header.ts_ns <= at_ns
+        };
+        self.execs.get(&pid).is_some_and(|execed_ns| *execed_ns <= at_ns) || self.lives.iter().any(is_its)
     }
 
     /// Whether what is known of a process is of the program that it became by an exec at this time, or nothing is: records of

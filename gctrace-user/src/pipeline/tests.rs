@@ -3,7 +3,7 @@
 use std::{cell::RefCell, rc::Rc, sync::atomic::AtomicBool};
 
 use gctrace_common::{
-    event::{Header, Point, RefillEvent, SNAPSHOT_BYTES, SnapshotEvent},
+    event::{Header, Kind, LifeEvent, Point, RefillEvent, SNAPSHOT_BYTES, SnapshotEvent},
     job::JobEvent,
     memory::MemoryPages,
     request::{RequestEnd, RequestEvent, UnitEvent, UnitPoint},
@@ -157,14 +157,24 @@ fn forked_children() {
         event
     };
     let parent = std::process::id();
-    let mut sleeps = [(); 2].map(|()| std::process::Command::new("sleep").arg("60").spawn().unwrap());
-    let [forked, execed] = [sleeps[0].id(), sleeps[1].id()];
+    let mut sleeps = [(); 3].map(|()| std::process::Command::new("sleep").arg("60").spawn().unwrap());
+    let [forked, execed, queued] = [sleeps[0].id(), sleeps[1].id(), sleeps[2].id()];
+    // A program has its arguments only after its exec has let its parent go on.
+    for sleep in &sleeps {
+        while std::fs::read(format!("/proc/{}/cmdline", sleep.id())).unwrap().is_empty() {
+            std::thread::yield_now();
+        }
+    }
     pipeline.snapshot(Point::GcStart, &of(parent, 1));
-    for child in [forked, execed, PID] {
+    for child in [forked, execed, queued, PID] {
         pipeline.parents.insert(child, (parent, 10));
     }
     pipeline.execs.insert(execed, 15);
-    for child in [forked, execed, PID] {
+    // The record of its exec waits for its turn.
+    let mut exec = exit(0, 15);
+    exec.header.tgid = queued;
+    pipeline.lives.push_back((Kind::Exec, exec));
+    for child in [forked, execed, queued, PID] {
         pipeline.snapshot(Point::GcStart, &of(child, 20));
     }
     let command = |pid| pipeline.traced[&pid].process.cmdline.clone();
@@ -174,7 +184,9 @@ fn forked_children() {
         assert_eq!((command(child), service(child)), (command(parent), service(parent)));
         assert_eq!(pipeline.traced[&child].process.ppid, Some(parent));
     }
-    assert_eq!(command(execed), Some(vec!["sleep".to_owned(), "60".to_owned()]));
+    for child in [execed, queued] {
+        assert_eq!(command(child), Some(vec!["sleep".to_owned(), "60".to_owned()]));
+    }
     for sleep in &mut sleeps {
         sleep.kill().unwrap();
         sleep.wait().unwrap();

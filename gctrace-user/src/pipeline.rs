@@ -479,6 +479,7 @@ impl Pipeline {
             begun_ns: None,
             pauses: GcTime::default(),
             has_units: false,
+            has_other_endpoints: false,
             outside_ns: waiting.ns,
             beginning: self.beginnings.of(pid, count),
         };

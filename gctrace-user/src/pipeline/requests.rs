@@ -18,6 +18,7 @@ use crate::{
     },
     bpf::RequestReader,
     clock::monotonic_ns,
+    console::say,
     decode::{self, Event},
     host::origin,
     model::{
@@ -333,6 +334,13 @@ impl Pipeline {
                 continue;
             };
             traced.has_units = true;
+            if request.path.as_deref() == Some(endpoint::OTHER) {
+                self.request_counts.requests_other_endpoint += 1;
+                if !std::mem::replace(&mut traced.has_other_endpoints, true) {
+                    let most = endpoint::MAX_TEMPLATES;
+                    say(&format!("gctrace: pid {pid}: it has {most} endpoints: further ones are `(other)`"));
+                }
+            }
             // Probes on functions show no cycles.
             if traced.image.reading.is_none() {
                 (request.gcs, request.gc_ns, request.gc_pauses) = (None, None, None);

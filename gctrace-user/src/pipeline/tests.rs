@@ -13,6 +13,7 @@ use zerocopy::{FromBytes, FromZeros as _, IntoBytes};
 
 use super::*;
 use crate::{
+    aggregate::endpoint,
     decode::Event,
     images::Reading,
     model::Image,
@@ -389,6 +390,27 @@ fn records_behind_an_exec_wait_for_it() {
     pipeline.report_requests();
     assert_eq!(*notes.borrow(), ["process", "request", "cycle", "cycle", "ended", "process", "request"]);
     assert!(pipeline.early.is_empty());
+}
+
+/// Requests of an endpoint that a process has in excess are counted.
+#[test]
+fn other_endpoints() {
+    let (mut pipeline, _, layout) = pipeline();
+    pipeline.snapshot(Point::GcStart, &snapshot(&layout, 1, 0));
+    for at in 0..endpoint::MAX_TEMPLATES + 3 {
+        let letter = |of: usize| char::from(b'a' + (of % 26) as u8);
+        let line = format!("GET /{}{} HTTP/1.1\r\n", letter(at / 26), letter(at));
+        let mut event = RequestEvent::new_zeroed();
+        event.header = exit(0, monotonic_ns()).header;
+        event.begin_ns = event.header.ts_ns - 1;
+        event.len = line.len() as u32;
+        event.line[..line.len()].copy_from_slice(line.as_bytes());
+        pipeline.unit_record(&Event::Request(RequestEnd::Closed, &event));
+    }
+    pipeline.report_requests();
+    let counts = pipeline.counts().requests;
+    assert_eq!((counts.requests_reported, counts.requests_other_endpoint), (503, 3));
+    assert!(pipeline.traced[&PID].has_other_endpoints);
 }
 
 /// With too many of them the exec is handled at once.

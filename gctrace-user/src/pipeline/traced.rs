@@ -82,6 +82,8 @@ pub(super) struct TracedProcess {
     pub(super) pauses: GcTime,
     /// Whether it has served a request or run a job.
     pub(super) has_units: bool,
+    /// Whether it has more endpoints than are kept apart.
+    pub(super) has_other_endpoints: bool,
     /// Its pauses outside any reported cycle.
     pub(super) outside_ns: u64,
     pub(super) beginning: Beginning,

@@ -4,7 +4,7 @@
 use std::collections::HashSet;
 
 /// Distinct templates per process.
-const MAX_TEMPLATES: usize = 500;
+pub const MAX_TEMPLATES: usize = 500;
 /// Segments of a path that are kept.
 const MAX_SEGMENTS: usize = 16;
 /// Longest segment that may be a word.

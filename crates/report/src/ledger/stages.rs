@@ -277,6 +277,8 @@ user_counters! {
         decoded_requests,
         /// Requests handed to the exporters.
         requests_reported,
+        /// Of these, requests whose endpoint is `(other)`, because their process had too many before.
+        requests_other_endpoint,
         /// Requests of processes that are not traced, and records of an end that had come before.
         requests_refused,
         /// Requests dropped, because too many were open.

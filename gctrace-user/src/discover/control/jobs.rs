@@ -29,10 +29,9 @@ impl Control {
         let library = named(|name| name.starts_with("libruby") && name.contains(".so"));
         let Some(ruby) = library.or_else(|| named(|name| name.starts_with("ruby"))) else { return };
         if let Err(why) = self.probe_job_runner(pid, socket, ruby) {
-            self.say_once(&format!(
-                "gctrace: {}: jobs of Sidekiq are not seen: {why}",
-                socket.path.display()
-            ));
+            // A child that a job has forked has the title of its Sidekiq, and may be gone by now.
+            let path = socket.path.display();
+            self.say_of(pid, &format!("gctrace: pid {pid}: {path}: jobs of Sidekiq are not seen: {why}"));
         }
     }
 

@@ -220,16 +220,16 @@ fn follow(
             if slot.marks.is_some_and(|marks| marks.is_old() && !marks.dead)
                 && let Some(samples) = class_of(slot).and_then(|class| samples.get_mut(class))
             {
-                samples.see(slot.address);
+                samples.see(slot.address, slot.address);
             }
         })?;
         Ok(samples)
     })?;
     for (suspect, (samples, path)) in samples.into_iter().zip(&mut *paths).enumerate() {
-        if samples.kept.is_empty() {
+        if samples.is_empty() {
             *path = Some(Path::new(Vec::new(), End::NoSample));
         } else {
-            steps.push(Step::new(suspect, samples.kept));
+            steps.push(Step::new(suspect, samples.kept()));
         }
     }
     for _ in 0..STEPS {

@@ -231,8 +231,9 @@ impl<'t> Search<'t> {
         step: &Step,
         holds: usize,
     ) -> Option<(Holder, Vec<u64>)> {
-        let (seen, mut kept) = (objects.seen, objects.kept);
-        kept.retain(|object| self.still_holds(object, step, 1));
+        let seen = objects.seen;
+        let kept: Vec<HeapObject> =
+            objects.kept().filter(|object| self.still_holds(object, step, 1)).collect();
         let holder = self.holder(kept.first()?, (holds, step.wanted.len()));
         Some((Holder { objects: seen, ..holder }, kept.iter().map(|object| object.address).collect()))
     }

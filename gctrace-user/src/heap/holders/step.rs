@@ -4,7 +4,7 @@
 //! instance variable of an order: then it is not any of the orders that is told, but that orders hold them.
 
 use std::{
-    collections::{BTreeSet, HashMap, HashSet},
+    collections::{BTreeMap, BTreeSet, HashMap, HashSet},
     sync::Arc,
 };
 
@@ -45,7 +45,7 @@ pub(super) type Likeness = (ObjectType, u64, Option<u64>);
 pub(super) struct Group {
     /// Which.
     held: BTreeSet<u64>,
-    /// Some of them, spread over the heap.
+    /// Some of them, drawn at random.
     pub(super) holders: Samples<HeapObject>,
 }
 
@@ -148,7 +148,7 @@ impl Step {
                 let group = || Group { held: BTreeSet::new(), holders: Samples::default() };
                 let group = self.groups.entry(likeness).or_insert_with(group);
                 group.held.extend(held());
-                group.holders.see(object);
+                group.holders.see(object.address, object);
             }
         }
     }
@@ -175,38 +175,51 @@ impl Step {
     }
 }
 
-/// Some of all that are seen, spread over them, in memory that is bounded: each second one is forgotten when there is no room, and after
-/// that half as many are taken.
+/// Some of all that are seen, in memory that is bounded: those whose addresses have the smallest hashes. Every object is as likely as any
+/// other to be among them, whatever the order of addresses or of allocations is: each n-th one would not do, because programs allocate
+/// in patterns that repeat.
 #[derive(Clone, Debug)]
 pub(super) struct Samples<T> {
-    pub(super) kept: Vec<T>,
+    by_hash: BTreeMap<u64, T>,
     pub(super) seen: u64,
-    every: u64,
 }
 
 impl<T> Default for Samples<T> {
     fn default() -> Self {
-        Self { kept: Vec::new(), seen: 0, every: 1 }
+        Self { by_hash: BTreeMap::new(), seen: 0 }
     }
 }
 
 impl<T> Samples<T> {
-    pub(super) fn see(&mut self, one: T) {
-        if self.seen.is_multiple_of(self.every) {
-            if self.kept.len() == SAMPLES {
-                let mut index = 0;
-                self.kept.retain(|_| {
-                    index += 1;
-                    index % 2 == 1
-                });
-                self.every *= 2;
-            }
-            if self.seen.is_multiple_of(self.every) {
-                self.kept.push(one);
-            }
-        }
+    pub(super) fn see(&mut self, address: u64, one: T) {
         self.seen += 1;
+        let hash = hash(address);
+        if self.by_hash.len() < SAMPLES {
+            self.by_hash.insert(hash, one);
+        } else if let Some(last) = self.by_hash.last_entry()
+            && hash < *last.key()
+        {
+            last.remove();
+            self.by_hash.insert(hash, one);
+        }
     }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.by_hash.is_empty()
+    }
+
+    pub(super) fn kept(self) -> impl Iterator<Item = T> {
+        self.by_hash.into_values()
+    }
+}
+
+/// The output function of SplitMix64 (Steele, Lea, Flood 2014): a different number for each address, each bit of which depends on all of
+/// the address.
+fn hash(address: u64) -> u64 {
+    let mixed = address.wrapping_add(0x9e37_79b9_7f4a_7c15);
+    let mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    mixed ^ (mixed >> 31)
 }
 
 #[cfg(test)]
@@ -214,21 +227,47 @@ mod tests {
     use super::*;
     use crate::heap::jsonl::Address;
 
-    /// Few objects are all kept; of many, some of each part of the heap.
+    /// Few objects are all kept; of many, some of each part of the heap, in whatever order they are seen.
     #[test]
     fn samples() {
-        let of = |count: u64| {
-            let mut samples = Samples::default();
-            (0..count).for_each(|address| samples.see(address));
-            assert_eq!(samples.seen, count);
-            samples.kept
+        let of = |addresses: &mut dyn Iterator<Item = u64>| {
+            let (mut samples, mut count) = (Samples::default(), 0);
+            for address in addresses {
+                samples.see(address, address);
+                count += 1;
+            }
+            assert_eq!((samples.seen, samples.is_empty()), (count, count == 0));
+            let mut kept: Vec<u64> = samples.kept().collect();
+            kept.sort_unstable();
+            kept
         };
-        assert!(of(0).is_empty());
-        assert_eq!(of(64), (0..64).collect::<Vec<u64>>());
-        let many = of(100_000);
-        assert!((32..=64).contains(&many.len()), "{}", many.len());
-        assert!(many.windows(2).all(|pair| pair[1] - pair[0] == many[1] - many[0]));
-        assert!(many.last().is_some_and(|last| *last > 90_000));
+        assert!(of(&mut (0..0)).is_empty());
+        assert_eq!(of(&mut (0..64)), (0..64).collect::<Vec<u64>>());
+        let many = of(&mut (0..100_000));
+        assert_eq!(many.len(), 64);
+        assert!(many[0] < 20_000 && many[63] > 80_000, "{many:?}");
+        assert_eq!(of(&mut (0..100_000).rev()), many);
+    }
+
+    /// Objects that are allocated in a pattern that repeats are drawn by their shares: each third, fourth, … object of a heap, the first of
+    /// whose slots are anywhere. The heaps are fixed, so the draws are, too.
+    #[test]
+    fn samples_of_a_pattern() {
+        for period in [2_u64, 3, 4, 5, 8, 16, 64] {
+            let mut drawn = 0;
+            let heaps = 400_u64;
+            for heap in 0..heaps {
+                let mut samples = Samples::default();
+                for object in 0..2000 {
+                    samples.see(0x7f00_0000_0010 + heap * 0x1_0000_0000 + object * 40, object);
+                }
+                drawn += samples.kept().filter(|object| object % period == 0).count() as u64;
+            }
+            let (mean, all) = (heaps * 64 / period, (heaps * 64) as f64);
+            let share = 1.0 / period as f64;
+            let deviation = (all * share * (1.0 - share)).sqrt();
+            assert!((drawn as f64 - mean as f64).abs() < 4.0 * deviation, "{period}: {drawn} of {all}");
+        }
     }
 
     const ORDER: u64 = 0x10;
@@ -259,13 +298,14 @@ mod tests {
     fn holders_of_their_own() {
         let Choice::Alike(orders, holds) = step(52, own(39)).choose() else { panic!("no group") };
         assert_eq!((holds, orders.seen), (39, 39));
-        assert!(orders.kept.iter().all(|order| order.class == ORDER));
-        assert_eq!(orders.kept.len(), 39);
+        let orders: Vec<HeapObject> = orders.kept().collect();
+        assert!(orders.iter().all(|order| order.class == ORDER));
+        assert_eq!(orders.len(), 39);
         // Their code tells blocks apart, whose variables are all of one type.
         let blocks = |code| move |i| (HeapObject { code, ..object(0x1000 + i, 0, 2) }, vec![i]);
         let two = (0..30).map(blocks(Some(1))).chain((30..52).map(blocks(Some(2))));
         let Choice::Alike(most, 30) = step(52, two).choose() else { panic!("not 30") };
-        assert!(most.kept.iter().all(|object| object.code == Some(1)));
+        assert!(most.kept().all(|object| object.code == Some(1)));
     }
 
     /// One object that holds more than half is what holds them, whatever else does.

@@ -60,6 +60,8 @@ pub(super) enum End {
     NoSample,
     /// None of the references that are read leads to it: a stack, a thread, data of an extension, or similar.
     NotReadable,
+    /// The same, or it is not held any more: it may be a copy that was replaced, and that no collection has found yet.
+    Doubtful,
     /// Objects of different classes hold them, none of them most.
     Scattered,
     /// A constant refers to it, which is for ever.
@@ -91,6 +93,9 @@ impl End {
         match self {
             Self::NoSample => "none of its old objects is left",
             Self::NotReadable => "held by something that is not read (a stack, a thread, an extension, ...)",
+            Self::Doubtful => {
+                "held by something that is not read, or not any more (a copy that was replaced)"
+            }
             Self::Scattered => "held by different objects, none by most of them",
             Self::Constant => "held by a constant",
             Self::ClassVariable => "held by a variable of a class",

@@ -186,11 +186,15 @@ impl<'t> Search<'t> {
         }
         let found = match step.choose() {
             Choice::End(end) => return ControlFlow::Break(Path::new(step.holders, end)),
-            Choice::One(object, holds) => self.one(&object, &step, holds),
-            Choice::Alike(objects, holds) => self.alike(objects, &step, holds),
+            Choice::One(object, holds) => {
+                self.one(&object, &step, holds).map(|(holder, wanted)| (holder, object.old, wanted))
+            }
+            Choice::Alike(objects, holds) => {
+                self.alike(objects, &step, holds).map(|(holder, wanted)| (holder, true, wanted))
+            }
         };
         match found {
-            Some((holder, wanted)) => ControlFlow::Continue(step.next(holder, wanted)),
+            Some((holder, old, wanted)) => ControlFlow::Continue(step.next(holder, old, wanted)),
             None => ControlFlow::Break(Path::new(step.holders, End::Changed)),
         }
     }

@@ -83,6 +83,10 @@ pub(super) struct Step {
     pub(super) seen: HashSet<u64>,
     /// What holds most of them, and how many.
     best: Option<(HeapObject, usize)>,
+    /// Whether other objects hold as many.
+    tied: bool,
+    /// Whether what it is at may be garbage that no collection has found yet: nothing shows that it is held.
+    doubtful: bool,
     groups: HashMap<Likeness, Group>,
     /// Those that anything holds.
     reached: BTreeSet<u64>,
@@ -99,23 +103,27 @@ impl Step {
             wanted: wanted.into_iter().collect(),
             seen: HashSet::new(),
             best: None,
+            tied: false,
+            doubtful: false,
             groups: HashMap::new(),
             reached: BTreeSet::new(),
             named: None,
         }
     }
 
-    /// The one after it, from what was found.
-    pub(super) fn next(self, holder: Holder, wanted: impl IntoIterator<Item = u64>) -> Self {
-        let Self { suspect, mut holders, wanted: before, mut seen, .. } = self;
+    /// The one after it, from what was found. A single object may be a copy that the program has replaced, unless it is old and the only one.
+    pub(super) fn next(self, holder: Holder, old: bool, wanted: impl IntoIterator<Item = u64>) -> Self {
+        let Self { suspect, mut holders, wanted: before, mut seen, tied, .. } = self;
         seen.extend(before);
+        let doubtful = holder.objects == 1 && (tied || !old);
         holders.push(holder);
-        Self { holders, seen, ..Self::new(suspect, wanted) }
+        Self { holders, seen, doubtful, ..Self::new(suspect, wanted) }
     }
 
     /// Forgets what a pass has found that did not come to its end.
     pub(super) fn again(&mut self) {
         self.best = None;
+        self.tied = false;
         self.groups.clear();
         self.reached.clear();
         self.named = None;
@@ -137,6 +145,8 @@ impl Step {
             return;
         }
         let rank = |object: &HeapObject, holds: usize| (holds, object.old, object.refers, object.address);
+        let most = self.best.map_or(0, |(_, most)| most);
+        self.tied = holds == most || (self.tied && holds < most);
         if self.best.as_ref().is_none_or(|(best, most)| rank(best, *most) < rank(&object, holds)) {
             self.best = Some((object, holds));
         }
@@ -157,7 +167,9 @@ impl Step {
     /// least: chance gives none so many, while samples of a common class are also of objects that do not leak.
     pub(super) fn choose(&mut self) -> Choice {
         let of = self.wanted.len();
-        let Some((best, holds)) = self.best else { return Choice::End(End::NotReadable) };
+        let Some((best, holds)) = self.best else {
+            return Choice::End(if self.doubtful { End::Doubtful } else { End::NotReadable });
+        };
         if holds * 2 > of {
             return Choice::One(best, holds);
         }
@@ -350,6 +362,38 @@ mod tests {
         assert!(matches!(step.choose(), Choice::End(End::NotReadable)));
     }
 
+    /// What nothing holds is held by what is not read, or is garbage: a copy that the program has replaced is not old, or one of several.
+    #[test]
+    fn replaced() {
+        let holder = Holder {
+            address: Address(0x1000),
+            kind: "T_ARRAY",
+            class: None,
+            hidden: true,
+            code: None,
+            refers: 3,
+            size: 40,
+            objects: 1,
+            holds: 3,
+            of: 3,
+        };
+        let array = |address| (object(address, ORDER, 3), vec![0, 1, 2]);
+        let end = |copies: u64, old| {
+            let found = step(3, (0..copies).map(|copy| array(0x1000 + copy)));
+            let Choice::End(end) = found.next(holder.clone(), old, [0x1000]).choose() else { panic!("held") };
+            end
+        };
+        assert_eq!(end(1, true), End::NotReadable);
+        assert_eq!(end(1, false), End::Doubtful);
+        assert_eq!(end(2, true), End::Doubtful);
+        // Of what holds less there may be several.
+        let mut found =
+            step(3, [(object(0x900, HASH, 1), vec![1]), array(0x1000), (object(0x901, HASH, 1), vec![1])]);
+        assert!(!found.tied);
+        found.offer(object(0x902, HASH, 1), &BTreeSet::from([0, 1, 2]));
+        assert!(found.tied);
+    }
+
     /// Objects of steps before hold nothing.
     #[test]
     fn circles() {
@@ -365,7 +409,7 @@ mod tests {
             holds: 3,
             of: 3,
         };
-        let mut next = step(3, own(3)).next(holder.clone(), [0x1000, 0x1001]);
+        let mut next = step(3, own(3)).next(holder.clone(), true, [0x1000, 0x1001]);
         assert_eq!(next.holders, [holder]);
         next.offer(object(0, HASH, 2), &BTreeSet::from([0x1000]));
         next.offer(object(0x1001, HASH, 2), &BTreeSet::from([0x1000]));

@@ -2,6 +2,7 @@
 //!
 //! Each step reads the heap once, one page at a time. What refers to most samples is the next step: an object, or objects that are alike.
 
+mod named;
 mod search;
 mod step;
 
@@ -9,6 +10,7 @@ use std::{cell::Cell, ops::ControlFlow};
 
 use serde::Serialize;
 
+pub(super) use self::named::{ClassVariable, Local, NamedEnd, Several};
 use self::{
     search::Search,
     step::{Samples, Step},
@@ -62,6 +64,8 @@ pub(super) enum End {
     NotReadable,
     /// The same, or it is not held any more: it may be a copy that was replaced, and that no collection has found yet.
     Doubtful,
+    /// Nothing is found that holds most of several objects. Not all is looked for then.
+    Several,
     /// Objects of different classes hold them, none of them most.
     Scattered,
     /// A constant refers to it, which is for ever.
@@ -96,6 +100,9 @@ impl End {
             Self::Doubtful => {
                 "held by something that is not read, or not any more (a copy that was replaced)"
             }
+            Self::Several => {
+                "held by something that was not found (a stack, an extension, variables of several threads, ...)"
+            }
             Self::Scattered => "held by different objects, none by most of them",
             Self::Constant => "held by a constant",
             Self::ClassVariable => "held by a variable of a class",
@@ -112,29 +119,6 @@ impl End {
     }
 }
 
-/// A class variable, or an instance variable of a class or module.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub(super) struct ClassVariable {
-    /// `@@cache` or `@cache`.
-    pub(super) name: String,
-    /// What Ruby code calls the class or module; `None`: it has no name.
-    pub(super) class: Option<String>,
-}
-
-/// A thread local, a thread variable, or something in the storage of a fiber.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub(super) struct Local {
-    pub(super) name: String,
-    /// The native thread, in gctrace's own pid namespace; `None`: it has none, or it is not known.
-    pub(super) tid: Option<u32>,
-    /// `Thread#name`.
-    pub(super) thread: Option<String>,
-    /// Whether it is the main thread of the process.
-    pub(super) main: bool,
-    /// Whether a fiber has it that did not run on its thread at that moment.
-    pub(super) fiber: bool,
-}
-
 /// A path from samples to the holder that is farthest.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Path {
@@ -147,6 +131,8 @@ pub(super) struct Path {
     pub(super) global: Option<String>,
     /// What of a thread it ends at; the end says in which way.
     pub(super) local: Option<Local>,
+    /// What has a name and holds some of several objects that it ends at.
+    pub(super) several: Option<Several>,
     pub(super) end: End,
     /// Why the heap could not be read.
     pub(super) unread: Option<String>,
@@ -154,7 +140,16 @@ pub(super) struct Path {
 
 impl Path {
     pub(super) fn new(holders: Vec<Holder>, end: End) -> Self {
-        Self { holders, constant: None, variable: None, global: None, local: None, end, unread: None }
+        Self {
+            holders,
+            constant: None,
+            variable: None,
+            global: None,
+            local: None,
+            several: None,
+            end,
+            unread: None,
+        }
     }
 
     /// What of a thread it ends at, if it ends so.

@@ -4,6 +4,7 @@
 //! held by something.
 
 mod shown;
+mod words;
 
 use std::{
     collections::{BTreeMap, HashMap},

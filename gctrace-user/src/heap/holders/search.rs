@@ -180,12 +180,16 @@ impl<'t> Search<'t> {
 
     /// What a pass has found of a path: its next step, or its end.
     pub(super) fn decide(&mut self, mut step: Step) -> ControlFlow<Path, Step> {
-        // A constant or a variable holds one object, and holds it for ever. Of several it says nothing of the others.
+        // A constant or a variable holds one object, and holds it for ever. Of several it says nothing of the others: those have names only
+        // where nothing else is found.
         if let Some(path) = self.ends_at(&mut step) {
             return ControlFlow::Break(path);
         }
         let found = match step.choose() {
-            Choice::End(end) => return ControlFlow::Break(Path::new(step.holders, end)),
+            Choice::End(end) => {
+                let path = if step.is_single() { None } else { self.ends_at_several(&mut step) };
+                return ControlFlow::Break(path.unwrap_or_else(|| Path::new(step.holders, end)));
+            }
             Choice::One(object, holds) => {
                 self.one(&object, &step, holds).map(|(holder, wanted)| (holder, object.old, wanted))
             }

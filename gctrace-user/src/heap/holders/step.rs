@@ -61,7 +61,7 @@ pub(super) enum Choice {
 }
 
 /// What has a name in Ruby code, and refers to one of the objects.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(super) enum Named {
     /// The class, and the key of a constant.
     Constant(u64, u32),
@@ -69,6 +69,8 @@ pub(super) enum Named {
     Variable(u64, Arc<str>),
     /// Thread, whether it was found by a fiber, and the name.
     Local(u64, bool, Arc<str>),
+    /// A global variable.
+    Global(Arc<str>),
 }
 
 /// What refers to the objects of one step of a path.
@@ -90,8 +92,8 @@ pub(super) struct Step {
     groups: HashMap<Likeness, Group>,
     /// Those that anything holds.
     reached: BTreeSet<u64>,
-    /// What has a name and holds the only one.
-    pub(super) named: Option<Named>,
+    /// What has a name and holds one of them, by which.
+    pub(super) named: BTreeMap<u64, Named>,
 }
 
 impl Step {
@@ -107,7 +109,7 @@ impl Step {
             doubtful: false,
             groups: HashMap::new(),
             reached: BTreeSet::new(),
-            named: None,
+            named: BTreeMap::new(),
         }
     }
 
@@ -126,12 +128,24 @@ impl Step {
         self.tied = false;
         self.groups.clear();
         self.reached.clear();
-        self.named = None;
+        self.named.clear();
     }
 
     /// Whether what holds an object holds all that the path has come from.
     pub(super) fn is_single(&self) -> bool {
         self.wanted.len() == 1
+    }
+
+    /// Whether one of the objects is at this address, and no constant or variable of a class is known that holds it. What a thread has
+    /// is told only where there is none of these.
+    pub(super) fn is_unnamed(&self, address: u64) -> bool {
+        self.wanted.contains(&address) && matches!(self.named.get(&address), None | Some(Named::Local(..)))
+    }
+
+    /// The same, and it may be a thread that has it: one may have been found by another fiber, too.
+    pub(super) fn is_open(&self, address: u64) -> bool {
+        self.wanted.contains(&address)
+            && matches!(self.named.get(&address), None | Some(Named::Local(_, true, _)))
     }
 
     /// Notes what holds some of the objects. Of several that hold as many, not one is kept that may be gone soon.
@@ -163,13 +177,21 @@ impl Step {
         }
     }
 
+    /// Why nothing is found that holds them.
+    fn nothing(&self) -> End {
+        match () {
+            // The variables of threads are looked for only where the path is at the hash that has them.
+            () if !self.is_single() => End::Several,
+            () if self.doubtful => End::Doubtful,
+            () => End::NotReadable,
+        }
+    }
+
     /// What the path goes on with: an object or a group that holds more than half of the samples. Else an object that holds a quarter at
     /// least: chance gives none so many, while samples of a common class are also of objects that do not leak.
     pub(super) fn choose(&mut self) -> Choice {
         let of = self.wanted.len();
-        let Some((best, holds)) = self.best else {
-            return Choice::End(if self.doubtful { End::Doubtful } else { End::NotReadable });
-        };
+        let Some((best, holds)) = self.best else { return Choice::End(self.nothing()) };
         if holds * 2 > of {
             return Choice::One(best, holds);
         }
@@ -183,7 +205,7 @@ impl Step {
             return Choice::One(best, holds);
         }
         let few = self.reached.len() * 2 <= of;
-        Choice::End(if few { End::NotReadable } else { End::Scattered })
+        Choice::End(if few { self.nothing() } else { End::Scattered })
     }
 }
 
@@ -329,7 +351,7 @@ mod tests {
         // Of samples of a common class some are of other objects.
         let few = [(array, (0..13).collect())];
         assert!(matches!(step(52, few.clone()).choose(), Choice::One(_, 13)));
-        assert!(matches!(step(53, few).choose(), Choice::End(End::NotReadable)));
+        assert!(matches!(step(53, few).choose(), Choice::End(End::Several)));
         // What holds the only one is it.
         assert!(matches!(step(1, [(array, vec![0])]).choose(), Choice::One(found, 1) if found == array));
     }
@@ -342,8 +364,8 @@ mod tests {
         };
         assert!(matches!(step(52, of_classes(4, 52)).choose(), Choice::End(End::Scattered)));
         assert!(matches!(step(52, of_classes(2, 52)).choose(), Choice::End(End::Scattered)));
-        assert!(matches!(step(52, of_classes(4, 26)).choose(), Choice::End(End::NotReadable)));
-        assert!(matches!(step(52, of_classes(4, 0)).choose(), Choice::End(End::NotReadable)));
+        assert!(matches!(step(52, of_classes(4, 26)).choose(), Choice::End(End::Several)));
+        assert!(matches!(step(52, of_classes(4, 0)).choose(), Choice::End(End::Several)));
         assert!(matches!(step(2, of_classes(2, 2)).choose(), Choice::End(End::Scattered)));
         // Classes without end are not kept, but one that was there goes on.
         let step = &mut step(52, of_classes(1, 30));
@@ -359,7 +381,7 @@ mod tests {
     fn again() {
         let mut step = step(52, own(39));
         step.again();
-        assert!(matches!(step.choose(), Choice::End(End::NotReadable)));
+        assert!(matches!(step.choose(), Choice::End(End::Several)));
     }
 
     /// What nothing holds is held by what is not read, or is garbage: a copy that the program has replaced is not old, or one of several.
@@ -413,7 +435,7 @@ mod tests {
         assert_eq!(next.holders, [holder]);
         next.offer(object(0, HASH, 2), &BTreeSet::from([0x1000]));
         next.offer(object(0x1001, HASH, 2), &BTreeSet::from([0x1000]));
-        assert!(matches!(next.choose(), Choice::End(End::NotReadable)));
+        assert!(matches!(next.choose(), Choice::End(End::Several)));
         next.offer(object(0x5000, HASH, 2), &BTreeSet::from([0x1000, 0x1001]));
         assert!(matches!(next.choose(), Choice::One(_, 2)));
     }

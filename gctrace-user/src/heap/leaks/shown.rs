@@ -7,13 +7,14 @@ use serde::Serialize;
 
 use super::{
     super::{
-        holders::{ClassVariable, End, Holder, Local, Path},
+        holders::{ClassVariable, End, Holder, Local, Several},
         jsonl,
         line::Line,
         origins::{Account, Allocated},
         trend::{FEWEST_STEPS, Growth},
     },
     Ended, Found, Heap, PATHS, Suspect,
+    words::{end_words, words},
 };
 use crate::words::{file_size, plural};
 
@@ -78,6 +79,9 @@ enum Record<'a> {
         thread_variable: Option<&'a Local>,
         #[serde(skip_serializing_if = "Option::is_none")]
         fiber_storage: Option<&'a Local>,
+        /// What holds the last of them, where these are several.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        several: Option<&'a Several>,
         #[serde(skip_serializing_if = "Option::is_none")]
         end: Option<End>,
         /// Why the heap could not be read again.
@@ -188,6 +192,7 @@ impl Found<'_> {
                 thread_local: path.as_ref().and_then(|path| path.local_at(End::ThreadLocal)),
                 thread_variable: path.as_ref().and_then(|path| path.local_at(End::ThreadVariable)),
                 fiber_storage: path.as_ref().and_then(|path| path.local_at(End::FiberStorage)),
+                several: path.as_ref().and_then(|path| path.several.as_ref()),
                 end: path.as_ref().map(|path| path.end),
                 unread: path.as_ref().and_then(|path| path.unread.as_deref()),
                 sites: origins.of(name).map(|allocated| allocated.lines.iter().map(Site::of).collect()),
@@ -331,193 +336,5 @@ fn allocated(out: &mut impl Write, allocated: &Allocated) -> io::Result<()> {
             writeln!(out, "  these have survived {fewest} to {most} major GCs, half of them {half} or more")
         }
         None => Ok(()),
-    }
-}
-
-fn words(holder: &Holder) -> String {
-    let Holder { address, kind, class, hidden, code, refers, objects, holds, of, .. } = holder;
-    let (class, code) = (class.as_deref().map(printable), code.as_deref().map(printable));
-    let samples = format!("({holds} of {of} samples)");
-    if *objects > 1 {
-        let alike = match (class, code) {
-            (Some(class), Some(code)) => format!("{class} objects defined at {code}"),
-            (None, Some(code)) if *kind == "T_DATA" => {
-                format!("Procs of a class without a name, defined at {code}")
-            }
-            (None, Some(code)) => format!("closures over the variables of {code}"),
-            (Some(class), None) => format!("{class} objects"),
-            (None, None) if *hidden => format!("hidden {kind} objects"),
-            (None, None) => "objects of a class without a name".to_owned(),
-        };
-        return if *objects >= *holds as u64 {
-            format!("{alike}, each its own {samples}")
-        } else {
-            format!("{objects} {alike} {samples}")
-        };
-    }
-    let class = match (class, code) {
-        (Some(class), Some(code)) => format!("{class} defined at {code}"),
-        (None, Some(code)) if *kind == "T_DATA" => {
-            format!("a Proc of a class without a name, defined at {code}")
-        }
-        (None, Some(code)) => format!("a closure over the variables of {code}"),
-        (Some(class), None) => class.into_owned(),
-        (None, None) if *hidden => format!("a hidden {kind}"),
-        (None, None) => "an object of a class without a name".to_owned(),
-    };
-    let samples = if *of > 1 { format!(" {samples}") } else { String::new() };
-    format!("{class} {:#x} with {}{samples}", address.0, plural(*refers, "reference"))
-}
-
-/// What the path of an object ends at.
-fn end_words(path: &Path) -> String {
-    let Path { constant, variable, global, local, end, unread, .. } = path;
-    if let Some(constant) = constant {
-        return format!("held by the constant {}", printable(constant));
-    }
-    if let Some(variable) = variable {
-        return format!("held by {}", of_class(variable));
-    }
-    if let Some(global) = global {
-        return format!("held by the global variable {}", printable(global));
-    }
-    if let Some(local) = local {
-        let kind = match end {
-            End::ThreadVariable => "thread variable",
-            End::FiberStorage => "fiber storage",
-            _ => "thread local",
-        };
-        return format!("held by the {kind} {} of {}", symbol(&local.name), thread(local));
-    }
-    match unread {
-        Some(why) => format!("{}: {}", end.words(), printable(why)),
-        None => end.words().to_owned(),
-    }
-}
-
-/// A symbol as Ruby code has it.
-fn symbol(name: &str) -> String {
-    let name = printable(name);
-    let plain = |character: char| character.is_alphanumeric() || character == '_';
-    let word = name.strip_suffix(['?', '!', '=']).unwrap_or(&name);
-    let plain = !word.is_empty() && !word.starts_with(char::is_numeric) && word.chars().all(plain);
-    if plain { format!(":{name}") } else { format!(":\"{name}\"") }
-}
-
-fn thread(local: &Local) -> String {
-    let Local { tid, thread, main, fiber, .. } = local;
-    let mut words = match tid {
-        Some(tid) => format!("thread {tid}"),
-        None => "a thread".to_owned(),
-    };
-    if let Some(name) = thread {
-        words = format!("{words} \"{}\"", printable(name));
-    }
-    if *main {
-        words += " (main)";
-    }
-    if *fiber { format!("a fiber of {words}") } else { words }
-}
-
-fn of_class(variable: &ClassVariable) -> String {
-    let class = variable.class.as_deref().map(printable);
-    let class = class.as_deref().unwrap_or("a class without a name");
-    let kind = if variable.name.starts_with("@@") { "class variable" } else { "instance variable" };
-    format!("the {kind} {} of {class}", printable(&variable.name))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::{super::super::jsonl::Address, *};
-
-    fn holder(class: Option<&str>, code: Option<&str>, objects: u64, (holds, of): (usize, usize)) -> Holder {
-        let [class, code] = [class, code].map(|text| text.map(str::to_owned));
-        let hidden = false;
-        Holder {
-            address: Address(0x40),
-            kind: "T_OBJECT",
-            class,
-            hidden,
-            code,
-            refers: 2,
-            size: 40,
-            objects,
-            holds,
-            of,
-        }
-    }
-
-    /// One holder has an address; of several it would mislead.
-    #[test]
-    fn holders() {
-        let (order, block) = (Some("Order"), Some("block in on bus.rb:3"));
-        for (holder, expected) in [
-            (holder(order, None, 1, (51, 53)), "Order 0x40 with 2 references (51 of 53 samples)"),
-            (holder(order, None, 1, (1, 1)), "Order 0x40 with 2 references"),
-            (holder(None, None, 1, (1, 1)), "an object of a class without a name 0x40 with 2 references"),
-            (
-                holder(None, None, 4, (4, 4)),
-                "objects of a class without a name, each its own (4 of 4 samples)",
-            ),
-            (
-                Holder { hidden: true, ..holder(None, None, 1, (1, 1)) },
-                "a hidden T_OBJECT 0x40 with 2 references",
-            ),
-            (
-                Holder { hidden: true, ..holder(None, None, 4, (4, 5)) },
-                "hidden T_OBJECT objects, each its own (4 of 5 samples)",
-            ),
-            (holder(order, None, 39, (39, 39)), "Order objects, each its own (39 of 39 samples)"),
-            (holder(order, None, 41, (39, 52)), "Order objects, each its own (39 of 52 samples)"),
-            (holder(order, None, 5, (39, 52)), "5 Order objects (39 of 52 samples)"),
-            (
-                holder(None, block, 39, (39, 39)),
-                "closures over the variables of block in on bus.rb:3, each its own (39 of 39 samples)",
-            ),
-            (
-                holder(Some("Proc"), block, 39, (39, 39)),
-                "Proc objects defined at block in on bus.rb:3, each its own (39 of 39 samples)",
-            ),
-        ] {
-            assert_eq!(words(&holder), expected);
-        }
-    }
-
-    /// What is held by a name, in words of Ruby code.
-    #[test]
-    fn ends() {
-        let local = Local {
-            name: "orders".to_owned(),
-            tid: Some(4250),
-            thread: Some("worker 1".to_owned()),
-            main: false,
-            fiber: false,
-        };
-        let path = |end| Path::new(Vec::new(), end);
-        let at = |local: &Local| Path { local: Some(local.clone()), ..path(End::ThreadLocal) };
-        let main = Local { thread: None, main: true, fiber: true, name: "a b".to_owned(), ..local.clone() };
-        let unknown = Local { tid: None, thread: None, name: "[]".to_owned(), ..local.clone() };
-        let global = Path { global: Some("$cache".to_owned()), ..path(End::GlobalVariable) };
-        for (path, expected) in [
-            (global, "the global variable $cache"),
-            (at(&local), "the thread local :orders of thread 4250 \"worker 1\""),
-            (at(&main), "the thread local :\"a b\" of a fiber of thread 4250 (main)"),
-            (at(&unknown), "the thread local :\"[]\" of a thread"),
-            (
-                Path { end: End::FiberStorage, ..at(&main) },
-                "the fiber storage :\"a b\" of a fiber of thread 4250 (main)",
-            ),
-            (
-                Path { end: End::ThreadVariable, ..at(&local) },
-                "the thread variable :orders of thread 4250 \"worker 1\"",
-            ),
-        ] {
-            assert_eq!(end_words(&path), format!("held by {expected}"));
-        }
-        for (name, expected) in
-            [("ok?", ":ok?"), ("x=", ":x="), ("", ":\"\""), ("1a", ":\"1a\""), ("é", ":é")]
-        {
-            assert_eq!(symbol(name), expected);
-        }
     }
 }

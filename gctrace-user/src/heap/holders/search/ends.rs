@@ -1,10 +1,10 @@
 //! Where paths end: at what has a name in Ruby code and holds one object for ever, or as long as a thread lives.
 
-use std::sync::Arc;
+use std::{collections::BTreeSet, sync::Arc};
 
 use super::{
     super::{
-        ClassVariable, End, Holder, Local, Path,
+        ClassVariable, End, Holder, Local, NamedEnd, Path, Several,
         step::{Named, Step},
     },
     Search,
@@ -18,18 +18,11 @@ use crate::{
     },
 };
 
-/// Whether a path may end at a thread, if nothing else is found: it may have been found by another fiber, too.
-fn is_open(step: &Step) -> bool {
-    step.is_single() && matches!(step.named, None | Some(Named::Local(_, true, _)))
-}
-
 impl Search<'_> {
     /// Notes what of a class or of a thread holds what one of the paths is at. Where it cannot be read, the paths go on as if there were none.
     pub(super) fn see_names(&mut self, slot: &Slot<'_>, steps: &mut [Step]) {
         if [ObjectType::CLASS, ObjectType::MODULE].contains(&slot.kind()) {
-            let single =
-                |step: &&mut Step| step.is_single() && matches!(step.named, None | Some(Named::Local(..)));
-            self.of_class(slot.address, steps.iter_mut().filter(single).collect());
+            self.of_class(slot.address, steps);
         } else if let Some(found) = self.threads.as_mut().and_then(|of| of.locals(&self.target.memory, slot))
         {
             if found.has_variables {
@@ -43,9 +36,9 @@ impl Search<'_> {
         }
     }
 
-    /// A constant or a variable of a class that is one of the objects.
-    fn of_class(&mut self, class: u64, mut steps: Vec<&mut Step>) {
-        let Some(names) = self.names.as_mut().filter(|_| !steps.is_empty()) else { return };
+    /// Constants and variables of a class that are some of the objects.
+    fn of_class(&mut self, class: u64, steps: &mut [Step]) {
+        let Some(names) = self.names.as_mut() else { return };
         let wanted = &self.wanted;
         let mut constants = Vec::new();
         let _read = names.constants(class, &mut |key, value| {
@@ -53,22 +46,24 @@ impl Search<'_> {
                 constants.push((key, value));
             }
         });
-        steps.retain_mut(|step| {
-            let constant = constants.iter().find(|(_, value)| step.wanted.contains(value));
-            if let Some((key, _)) = constant {
-                step.named = Some(Named::Constant(class, *key));
+        for (key, value) in constants {
+            for step in steps.iter_mut().filter(|step| step.is_unnamed(value)) {
+                step.named.insert(value, Named::Constant(class, key));
             }
-            constant.is_none()
-        });
-        let any = |step: &&mut Step, value| step.wanted.contains(&value);
-        let mut is_wanted = |value| wanted.contains(&value) && steps.iter().any(|step| any(step, value));
-        if names.variables(class, &mut is_wanted).is_none_or(|names| names.is_empty()) {
-            return;
         }
-        for step in steps {
-            let names = names.variables(class, &mut |value| step.wanted.contains(&value));
-            if let Some(name) = names.and_then(|names| names.into_iter().next()) {
-                step.named = Some(Named::Variable(class, name));
+        let mut values = BTreeSet::new();
+        let _read = names.variables(class, &mut |value| {
+            let found = wanted.contains(&value) && steps.iter().any(|step| step.is_unnamed(value));
+            if found {
+                values.insert(value);
+            }
+            found
+        });
+        for value in values {
+            let name = names.variables(class, &mut |other| other == value);
+            let Some(name) = name.and_then(|names| names.into_iter().next()) else { continue };
+            for step in steps.iter_mut().filter(|step| step.is_unnamed(value)) {
+                step.named.insert(value, Named::Variable(class, Arc::clone(&name)));
             }
         }
     }
@@ -76,42 +71,84 @@ impl Search<'_> {
     /// What `Thread#[]` reads there and is one of the objects.
     fn of_thread(&mut self, found: &FiberLocals, steps: &mut [Step]) {
         let Some(names) = self.names.as_mut() else { return };
-        for step in steps.iter_mut().filter(|step| is_open(step)) {
-            let names = names.local_names(found.table, &mut |value| step.wanted.contains(&value));
-            if let Some(name) = names.and_then(|names| names.into_iter().next()) {
-                step.named = Some(Named::Local(found.thread, found.by_fiber, name));
+        let wanted = &self.wanted;
+        let mut values = BTreeSet::new();
+        let _read = names.local_names(found.table, &mut |value| {
+            let found = wanted.contains(&value) && steps.iter().any(|step| step.is_open(value));
+            if found {
+                values.insert(value);
+            }
+            found
+        });
+        for value in values {
+            let name = names.local_names(found.table, &mut |other| other == value);
+            let Some(name) = name.and_then(|names| names.into_iter().next()) else { continue };
+            for step in steps.iter_mut().filter(|step| step.is_open(value)) {
+                let local = Named::Local(found.thread, found.by_fiber, Arc::clone(&name));
+                step.named.insert(value, local);
             }
         }
     }
 
-    /// The path that ends there; `None`: nothing was found, or a constant without a name.
+    /// The path of one object that ends there; `None`: nothing was found, or a constant without a name.
     pub(super) fn ends_at(&mut self, step: &mut Step) -> Option<Path> {
-        let path = |end| Path::new(step.holders.clone(), end);
-        let names = self.names.as_mut()?;
-        let local = match step.named.take() {
-            Some(Named::Constant(class, key)) => {
-                let constant = Some(names.constant(class, key)?);
-                return Some(Path { constant, ..path(End::Constant) });
-            }
-            Some(Named::Variable(class, name)) => {
-                let variable = ClassVariable { name: name.to_string(), class: names.expression(class) };
-                return Some(Path { variable: Some(variable), ..path(End::ClassVariable) });
-            }
-            Some(Named::Local(thread, by_fiber, name)) => Some((thread, by_fiber, name)),
-            None => None,
-        };
         if !step.is_single() {
             return None;
         }
-        let globals = names.global_names(&mut |value| step.wanted.contains(&value));
-        if let Some(global) = globals.and_then(|names| names.into_iter().next()) {
-            return Some(Path { global: Some(global.to_string()), ..path(End::GlobalVariable) });
+        self.name_globals(step);
+        let (_, named) = step.named.pop_first().unzip();
+        match named {
+            Some(named) => {
+                let end = self.named(named)?;
+                Some(end.of_one(Path::new(step.holders.clone(), End::NotReadable)))
+            }
+            None => self.in_hash(step),
         }
-        if let Some((thread, by_fiber, name)) = local {
-            let local = Some(self.local(thread, by_fiber, &name));
-            return Some(Path { local, ..path(End::ThreadLocal) });
+    }
+
+    /// The path of several objects that ends at what has a name and holds some of them.
+    pub(super) fn ends_at_several(&mut self, step: &mut Step) -> Option<Path> {
+        self.name_globals(step);
+        let named: Vec<NamedEnd> =
+            std::mem::take(&mut step.named).into_values().filter_map(|named| self.named(named)).collect();
+        let end = named.first()?.end();
+        let several = Several { of: step.wanted.len(), named };
+        Some(Path { several: Some(several), ..Path::new(step.holders.clone(), end) })
+    }
+
+    /// Looks for global variables that hold what no constant and no variable of a class does.
+    fn name_globals(&mut self, step: &mut Step) {
+        let Some(names) = self.names.as_mut() else { return };
+        let mut values = BTreeSet::new();
+        let _read = names.global_names(&mut |value| {
+            let found = step.is_unnamed(value);
+            if found {
+                values.insert(value);
+            }
+            found
+        });
+        for value in values {
+            let name = names.global_names(&mut |other| other == value);
+            if let Some(name) = name.and_then(|names| names.into_iter().next()) {
+                step.named.insert(value, Named::Global(name));
+            }
         }
-        self.in_hash(step)
+    }
+
+    /// What has that name, in words of Ruby code; `None`: a constant without a name.
+    fn named(&mut self, named: Named) -> Option<NamedEnd> {
+        let names = self.names.as_mut()?;
+        Some(match named {
+            Named::Constant(class, key) => NamedEnd::Constant(names.constant(class, key)?),
+            Named::Variable(class, name) => {
+                let class = names.expression(class);
+                NamedEnd::Variable(ClassVariable { name: name.to_string(), class })
+            }
+            Named::Global(name) => NamedEnd::Global(name.to_string()),
+            Named::Local(thread, by_fiber, name) => {
+                NamedEnd::ThreadLocal(self.local(thread, by_fiber, &name))
+            }
+        })
     }
 
     /// The path that ends at a variable of a thread or in the storage of a fiber. The hash that has these is no object that Ruby code knows,

@@ -29,6 +29,9 @@ pub(super) struct Counted {
     pub(super) places: Option<Result<Traced, NoPlaces>>,
 }
 
+/// What is said of a heap that did not change, but has dead objects that a collection is yet to sweep.
+pub(super) const NOT_SWEPT: &str = "not of one moment: a collection has not swept all pages yet";
+
 /// What happened between two states of an objspace.
 pub(super) struct Moment {
     /// `GC.count` before and after.
@@ -53,7 +56,7 @@ impl Moment {
             return "perhaps not of one moment: how many objects this Ruby has allocated is not known";
         }
         if self.sweeping && self.allocated == Some(0) {
-            return "not of one moment: a collection has not swept all pages yet";
+            return NOT_SWEPT;
         }
         "not of one moment: the program continued while its heap was read"
     }

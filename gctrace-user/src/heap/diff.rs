@@ -10,6 +10,7 @@ use gctrace_tunemygc::printable::printable;
 use serde::Serialize;
 
 use super::{
+    count::NOT_SWEPT,
     failure::HeapFailure,
     jsonl, places,
     report::Report,
@@ -85,7 +86,10 @@ impl Pair<'_> {
         }
         let apart = self.apart.map_or(String::new(), |apart| format!(", {:.1} s", apart.as_secs_f64()));
         writeln!(out, "GC #{} to #{}{apart}", before.gc_count, after.gc_count)?;
-        if !self.consistent() {
+        if [before, after].iter().any(|census| census.not_swept) {
+            writeln!(out, "{NOT_SWEPT}: objects that are dead are counted")?;
+        }
+        if [before, after].iter().any(|census| !census.consistent && !census.not_swept) {
             writeln!(
                 out,
                 "the program continued while its heap was read, or may have: the counts may be off by its changes"
@@ -223,4 +227,31 @@ fn look(target: &Target, by: By) -> Result<Report, HeapFailure> {
         return Err(HeapFailure::NoPlaces { pid: target.pid, advice: places::advice(*reason) });
     }
     Report::of(target, by, &counted).map_err(|source| target.failure(source))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn text(before: Saved, after: Saved) -> String {
+        let mut out = Vec::new();
+        let pair = Pair { before: &before, after: &after, apart: Some(Duration::from_secs(5)) };
+        pair.text(&mut out, &[], 40).unwrap();
+        String::from_utf8(out).unwrap()
+    }
+
+    /// Only a heap that changed is said to have changed.
+    #[test]
+    fn not_of_one_moment() {
+        let whole = Saved { consistent: true, ..Saved::default() };
+        let not_swept = Saved { not_swept: true, ..Saved::default() };
+        let says = |before: &Saved, after: &Saved| {
+            let text = text(before.clone(), after.clone());
+            [text.contains("has not swept all pages"), text.contains("the program continued")]
+        };
+        assert_eq!(says(&whole, &whole), [false, false]);
+        assert_eq!(says(&not_swept, &whole), [true, false]);
+        assert_eq!(says(&whole, &not_swept), [true, false]);
+        assert_eq!(says(&Saved::default(), &not_swept), [true, true]);
+    }
 }

@@ -9,7 +9,7 @@ use std::{
 
 use serde::Deserialize;
 
-use super::{jsonl, report::Report};
+use super::{count::NOT_SWEPT, jsonl, report::Report};
 
 /// Bytes of a file that are read at most; a row has about 200.
 const LARGEST: u64 = 256 << 20;
@@ -25,6 +25,8 @@ pub(super) struct Saved {
     pub(super) by: String,
     pub(super) gc_count: u64,
     pub(super) consistent: bool,
+    /// Whether it is not, only because a collection had not swept all pages yet.
+    pub(super) not_swept: bool,
     pub(super) rows: BTreeMap<String, Amount>,
 }
 
@@ -46,6 +48,12 @@ enum Line {
         #[serde(default)]
         command: Option<String>,
         gc_count: u64,
+        #[serde(default)]
+        gc_count_after: Option<u64>,
+        #[serde(default)]
+        allocated_meanwhile: Option<u64>,
+        #[serde(default)]
+        sweeping: bool,
         consistent: bool,
         #[serde(default)]
         live: Option<u64>,
@@ -77,6 +85,7 @@ impl Saved {
             by: report.who.by.name().to_owned(),
             gc_count: report.gc_count[0],
             consistent: report.consistent,
+            not_swept: !report.consistent && report.inconsistent == NOT_SWEPT,
             rows: rows.collect(),
         }
     }
@@ -124,10 +133,24 @@ impl Saved {
             }
             let bad = |why: String| io::Error::other(format!("line {}: {why}", number + 1));
             match jsonl::parsed(&line).map_err(|error| bad(error.to_string()))? {
-                Line::Census { pid, ruby, command, gc_count, consistent, live } => {
+                Line::Census {
+                    pid,
+                    ruby,
+                    command,
+                    gc_count,
+                    gc_count_after,
+                    allocated_meanwhile,
+                    sweeping,
+                    consistent,
+                    live,
+                } => {
                     heads += 1;
                     all = live;
                     (saved.pid, saved.gc_count, saved.consistent) = (pid, gc_count, consistent);
+                    saved.not_swept = !consistent
+                        && sweeping
+                        && allocated_meanwhile == Some(0)
+                        && gc_count_after == Some(gc_count);
                     (saved.ruby, saved.command) = (ruby, command);
                 }
                 Line::Heap { by, name, count, bytes, owned_bytes } => {
@@ -253,6 +276,21 @@ mod tests {
         ] {
             assert_eq!(before.other_program(&head(&changed)).as_deref(), Some(why));
         }
+    }
+
+    /// A heap that did not change while it was read has another reason than one that did.
+    #[test]
+    fn why_not_of_one_moment() {
+        let head = HEAD.replace(r#""consistent":true"#, r#""consistent":false,"sweeping":true"#);
+        let not_swept = |more: &str| {
+            let head = head.replace(r#""pages":1"#, &format!(r#""pages":1{more}"#));
+            parse(&[head, row("A", 1)]).unwrap().not_swept
+        };
+        assert!(not_swept(r#","gc_count_after":3,"allocated_meanwhile":0"#));
+        assert!(!not_swept(r#","gc_count_after":3,"allocated_meanwhile":9"#));
+        assert!(!not_swept(r#","gc_count_after":4,"allocated_meanwhile":0"#));
+        assert!(!not_swept(""), "files of earlier releases say less");
+        assert!(!parse(&[HEAD.into(), row("A", 1)]).unwrap().not_swept);
     }
 
     /// One whose last rows are missing would look like growth.

@@ -4,6 +4,7 @@
 //! held by something.
 
 mod shown;
+mod unwatched;
 mod words;
 
 use std::{
@@ -29,7 +30,7 @@ use crate::{
     console::say,
     host::{mem::ProcessMemory, proc::MemoryReader},
     ruby::{
-        heap::{ClassNames, ObjectType, Slot},
+        heap::{ClassNames, ObjectType, Slot, Tally},
         live_check,
         stat::Mode,
     },
@@ -49,6 +50,10 @@ struct Survivors {
     major: u64,
     at: Instant,
     old: BTreeMap<String, u64>,
+    /// Objects without write barrier, which are never old.
+    unprotected: BTreeMap<String, u64>,
+    /// Bytes that strings and arrays own outside of their slots.
+    owned: BTreeMap<String, u64>,
     heap: Heap,
     /// Resident memory of the process, bytes; `None`: it could not be read.
     rss: Option<u64>,
@@ -264,11 +269,17 @@ fn look(target: &Target, known: Option<u64>, due: bool) -> Result<Look, HeapFail
         bytes: report.live.bytes + report.free.bytes,
     };
     let rss = MemoryReader::open(target.pid).ok().and_then(|reader| reader.read()).map(|memory| memory.rss);
-    let old = report.rows.into_iter().map(|row| (row.name, row.objects.map_or(0, |tally| tally.old())));
+    let by_class = |of: fn(&Tally) -> u64| {
+        let rows = report.rows.iter();
+        let counts = rows.map(|row| (row.name.clone(), row.objects.as_ref().map_or(0, of)));
+        counts.filter(|(_, count)| *count > 0).collect()
+    };
     look.survivors = Some(Survivors {
         major: before,
         at: Instant::now(),
-        old: old.filter(|(_, old)| *old > 0).collect(),
+        old: by_class(Tally::old),
+        unprotected: by_class(|tally| tally.unprotected),
+        owned: by_class(|tally| tally.owned),
         heap,
         rss,
     });

@@ -14,6 +14,7 @@ use super::{
         trend::{FEWEST_STEPS, Growth},
     },
     Ended, Found, Heap, PATHS, Suspect,
+    unwatched::{More, owned_words, unprotected_words},
     words::{end_words, words},
 };
 use crate::words::{file_size, plural};
@@ -52,6 +53,12 @@ enum Record<'a> {
         rss_before: Option<u64>,
         heap_bytes: Option<u64>,
         heap_bytes_before: Option<u64>,
+        /// Classes with more objects without write barrier, which are not watched.
+        #[serde(skip_serializing_if = "Vec::is_empty")]
+        unprotected: Vec<More>,
+        /// Classes that own more memory outside of their slots, bytes.
+        #[serde(skip_serializing_if = "Vec::is_empty")]
+        owned_bytes: Vec<More>,
         fragmented: bool,
         #[serde(skip_serializing_if = "Option::is_none")]
         allocations: Option<Account>,
@@ -147,6 +154,16 @@ impl Found<'_> {
         censuses.first().zip(censuses.last()).map(|(first, last)| (first.heap.bytes, last.heap.bytes))
     }
 
+    fn unprotected(&self) -> Vec<More> {
+        let ends = self.watched.censuses.first().zip(self.watched.censuses.last());
+        ends.map_or(Vec::new(), |(first, last)| More::unprotected(&first.unprotected, &last.unprotected))
+    }
+
+    fn owned(&self) -> Vec<More> {
+        let ends = self.watched.censuses.first().zip(self.watched.censuses.last());
+        ends.map_or(Vec::new(), |(first, last)| More::owned(&first.owned, &last.owned))
+    }
+
     /// The pages at the end, if most of them have been nearly empty in each of the last censuses.
     fn fragmented(&self) -> Option<Heap> {
         let censuses = &self.watched.censuses;
@@ -173,6 +190,8 @@ impl Found<'_> {
             rss_before: self.rss_growth().map(|(first, ..)| first),
             heap_bytes: self.heap_bytes().map(|(_, last)| last),
             heap_bytes_before: self.heap_bytes().map(|(first, _)| first),
+            unprotected: self.unprotected(),
+            owned_bytes: self.owned(),
             fragmented: self.fragmented().is_some(),
             allocations: origins.account,
             no_sites: origins.lines.as_ref().err().map(String::as_str),
@@ -272,6 +291,9 @@ impl Found<'_> {
         {
             writeln!(out, "where they were allocated is not known: {}", printable(why))?;
         }
+        for line in unprotected_words(&self.unprotected()).into_iter().flatten() {
+            writeln!(out, "{line}")?;
+        }
         self.memory(out)?;
         if watched.discarded > 0 {
             let discarded = plural(watched.discarded, "census");
@@ -289,14 +311,17 @@ impl Found<'_> {
             writeln!(out, "RSS grew from {first} to {last} ({rate}/min)")?;
             let (heap_before, heap) = (file_size(heap_before), file_size(heap));
             writeln!(out, "  pages of objects: {heap_before} to {heap}")?;
+            if let Some(owned) = owned_words(&self.owned()) {
+                writeln!(out, "{owned}")?;
+            }
             if self.suspects.is_empty() {
                 writeln!(
                     out,
-                    "  no class of objects grows: the memory is outside of the heap, or of objects that are replaced"
+                    "  no class of old objects grows in number: the memory is outside of the heap, or of objects that grow"
                 )?;
                 writeln!(
                     out,
-                    "  by larger ones; gctrace malloc --pid {} shows where it is asked for",
+                    "  or are not watched; gctrace malloc --pid {} shows where it is asked for",
                     self.target.pid
                 )?;
             }

@@ -47,6 +47,8 @@ enum Line<'a> {
         line: Option<u32>,
         #[serde(skip_serializing_if = "Option::is_none")]
         class: Option<&'a str>,
+        #[serde(skip_serializing_if = "Option::is_none")]
+        classes: Option<u64>,
         count: u64,
         /// Not of ages: objects of one age have slots of several sizes.
         #[serde(skip_serializing_if = "Option::is_none")]
@@ -158,7 +160,7 @@ pub(super) fn write(out: &mut impl Write, report: &Report) -> io::Result<()> {
         },
     )?;
     let by = report.who.by.name();
-    let mut row = |name: &str, allocated: Option<&Allocated>, count, bytes, free, objects| {
+    let mut row = |name: &str, classes, allocated: Option<&Allocated>, count, bytes, free, objects| {
         let bytes = (report.who.by != By::Age).then_some(bytes);
         let place = allocated.and_then(|allocated| allocated.place.as_ref());
         let heap = Line::Heap {
@@ -168,6 +170,7 @@ pub(super) fn write(out: &mut impl Write, report: &Report) -> io::Result<()> {
             file: place.map(|(file, _)| file.as_ref()),
             line: place.map(|(_, line)| *line),
             class: allocated.map(|allocated| allocated.class.as_str()),
+            classes,
             count,
             bytes,
             free,
@@ -177,11 +180,11 @@ pub(super) fn write(out: &mut impl Write, report: &Report) -> io::Result<()> {
     };
     for found in &report.rows {
         let objects = found.objects.as_ref().map(|tally| Objects::of(tally, report));
-        row(&found.name, found.line.as_ref(), found.count, found.bytes, found.free, objects)?;
+        row(&found.name, found.classes, found.line.as_ref(), found.count, found.bytes, found.free, objects)?;
     }
     if report.who.by == By::Type {
-        row("FREE", None, report.free.count, report.free.bytes, None, None)?;
-        row("TOTAL", None, report.total, report.live.bytes + report.free.bytes, None, None)?;
+        row("FREE", None, None, report.free.count, report.free.bytes, None, None)?;
+        row("TOTAL", None, None, report.total, report.live.bytes + report.free.bytes, None, None)?;
     }
     for KeeperRow { name, keeper } in &report.keepers {
         let (tally, objects) = (&keeper.tally, Objects::of(&keeper.tally, report));

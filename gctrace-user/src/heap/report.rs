@@ -1,7 +1,7 @@
 //! What is reported of a census: rows by type, class, slot size, age or occupancy of pages.
 
 use std::{
-    collections::{BTreeMap, HashMap},
+    collections::{BTreeMap, BTreeSet, HashMap},
     sync::Arc,
 };
 
@@ -38,6 +38,8 @@ pub(super) struct Row {
     pub(super) free: Option<u64>,
     /// What is known of the objects, where a row represents objects.
     pub(super) objects: Option<Tally>,
+    /// Where a row represents objects by class: how many classes of this name there are, if it is more than one.
+    pub(super) classes: Option<u64>,
     /// Where a row represents a line: which, and the class of the objects.
     pub(super) line: Option<Allocated>,
 }
@@ -99,10 +101,11 @@ impl Report {
     pub(super) fn of(target: &Target, by: By, counted: &Counted) -> Result<Self, HeapError> {
         let who = Who { pid: target.pid, command: target.command.clone(), ruby: target.ruby(), by };
         let mut report = match target.names() {
-            Some(mut names) => {
-                Self::with(who, counted, |class| class_name(&mut names, &target.memory, class))
-            }
-            None => Self::with(who, counted, |class| Some(format!("(class at {class:#x})").into())),
+            Some(mut names) => Self::with(who, counted, |class| {
+                let name = class_name(&mut names, &target.memory, class);
+                (name, names.real_class(class))
+            }),
+            None => Self::with(who, counted, |class| (Some(format!("(class at {class:#x})").into()), None)),
         };
         let (_, state) = target.state()?;
         // Classes are named after they were counted.
@@ -113,7 +116,7 @@ impl Report {
         Ok(report)
     }
 
-    fn with(who: Who, counted: &Counted, class_name: impl FnMut(u64) -> Option<Arc<str>>) -> Self {
+    fn with(who: Who, counted: &Counted, class_name: impl FnMut(u64) -> Named) -> Self {
         let census = &counted.census;
         let live = census.live();
         let mut labels = Labels { class_name, known: HashMap::new() };
@@ -153,24 +156,33 @@ impl Report {
     }
 }
 
+/// The name of a class, and the class that `Object#class` gives, by its address.
+type Named = (Option<Arc<str>>, Option<u64>);
+
 /// Names of rows for classes, each read once.
 struct Labels<F> {
     class_name: F,
-    known: HashMap<u64, Arc<str>>,
+    known: HashMap<u64, (Arc<str>, Option<u64>)>,
 }
 
-impl<F: FnMut(u64) -> Option<Arc<str>>> Labels<F> {
+impl<F: FnMut(u64) -> Named> Labels<F> {
     /// Objects of one class are one row, whatever their type. Objects that Ruby code never sees are reported by type.
     fn of(&mut self, kind: ObjectType, class: u64) -> String {
+        self.label(kind, class).0.as_ref().to_owned()
+    }
+
+    /// The same, and which class it is, if it has a name.
+    fn label(&mut self, kind: ObjectType, class: u64) -> (Arc<str>, Option<u64>) {
         if class == 0 {
-            return class_label(kind, 0, |_| None);
+            return (class_label(kind, 0, |_| None).into(), None);
         }
         let Self { class_name, known } = self;
-        known
-            .entry(class)
-            .or_insert_with(|| Arc::from(class_label(kind, class, class_name)))
-            .as_ref()
-            .to_owned()
+        let label = known.entry(class).or_insert_with(|| {
+            let (name, real) = class_name(class);
+            let real = real.filter(|_| name.as_ref().is_some_and(|name| !name.starts_with('(')));
+            (class_label(kind, class, |_| name.clone()).into(), real)
+        });
+        (Arc::clone(&label.0), label.1)
     }
 }
 
@@ -207,23 +219,30 @@ pub(super) fn class_label(
 }
 
 fn row(name: String, tally: &Tally) -> Row {
-    Row { name, count: tally.count, bytes: tally.bytes, free: None, objects: Some(*tally), line: None }
+    Row { name, count: tally.count, bytes: tally.bytes, objects: Some(*tally), ..Row::default() }
 }
 
 fn by_type(counted: &Counted) -> Vec<Row> {
     counted.census.by_type.iter().map(|(kind, tally)| row(kind.name().to_owned(), tally)).collect()
 }
 
-fn by_class<F: FnMut(u64) -> Option<Arc<str>>>(classes: &ByClass<Tally>, labels: &mut Labels<F>) -> Vec<Row> {
-    let mut rows: BTreeMap<String, Tally> = BTreeMap::new();
+fn by_class<F: FnMut(u64) -> Named>(classes: &ByClass<Tally>, labels: &mut Labels<F>) -> Vec<Row> {
+    let mut rows: BTreeMap<Arc<str>, (Tally, BTreeSet<u64>)> = BTreeMap::new();
     for (&(kind, class), tally) in classes {
-        rows.entry(labels.of(kind, class)).or_default().absorb(tally);
+        let (name, real) = labels.label(kind, class);
+        let (sum, classes) = rows.entry(name).or_default();
+        sum.absorb(tally);
+        classes.extend(real);
     }
-    rows.into_iter().map(|(name, tally)| row(name, &tally)).collect()
+    let rows = rows.into_iter().map(|(name, (tally, classes))| Row {
+        classes: Some(classes.len() as u64).filter(|count| *count > 1),
+        ..row(name.as_ref().to_owned(), &tally)
+    });
+    rows.collect()
 }
 
 /// Objects without a place are one row, whatever their class.
-fn by_line<F: FnMut(u64) -> Option<Arc<str>>>(
+fn by_line<F: FnMut(u64) -> Named>(
     census: &Census,
     traced: Option<&Result<Traced, NoPlaces>>,
     labels: &mut Labels<F>,
@@ -265,10 +284,7 @@ impl Allocated {
 }
 
 /// Pages with objects of several classes of one name are counted for each of them.
-fn keepers<F: FnMut(u64) -> Option<Arc<str>>>(
-    keepers: &ByClass<Keeper>,
-    labels: &mut Labels<F>,
-) -> Vec<KeeperRow> {
+fn keepers<F: FnMut(u64) -> Named>(keepers: &ByClass<Keeper>, labels: &mut Labels<F>) -> Vec<KeeperRow> {
     let name = |(&(kind, class), keeper): (&(ObjectType, u64), &Keeper)| KeeperRow {
         name: if class == 0 {
             labels.of(kind, class)
@@ -358,6 +374,33 @@ mod tests {
         let memory = Words(flags.into());
         let classes = [0x10, 0x20, 0x30, 0x40, 0x50, 0x60].map(|address| is_class(&memory, address));
         assert_eq!(classes, [true, true, false, false, false, false]);
+    }
+
+    /// Classes of one name are one row, which says how many they are; a singleton class is not another class.
+    #[test]
+    fn classes_of_one_name() {
+        // 0x11 is the singleton class of an object of 0x10; 0x30 and 0x31 have no name, and 0x40 cannot be read.
+        let class_name = |class: u64| match class {
+            0x10..0x20 => (Some("Dup".into()), Some(0x10)),
+            0x20..0x30 => (Some("Dup".into()), Some(class)),
+            0x30 | 0x31 => (None, Some(class)),
+            _ => (Some("(class that cannot be read)".into()), Some(class)),
+        };
+        let mut labels = Labels { class_name, known: HashMap::new() };
+        let tally = Tally { count: 1, ..Tally::default() };
+        let rows = |labels: &mut Labels<_>, classes: &[u64]| {
+            let kinds = [ObjectType::OBJECT, ObjectType::ARRAY];
+            let classes = classes.iter().flat_map(|class| kinds.map(|kind| ((kind, *class), tally)));
+            let rows = by_class(&classes.collect(), labels);
+            rows.into_iter().map(|row| (row.name, row.count, row.classes)).collect::<Vec<_>>()
+        };
+        let row = |name: &str, count, classes| (name.to_owned(), count, classes);
+        assert_eq!(rows(&mut labels, &[0x10, 0x11]), [row("Dup", 4, None)]);
+        assert_eq!(rows(&mut labels, &[0x10, 0x11, 0x20, 0x21]), [row("Dup", 8, Some(3))]);
+        assert_eq!(
+            rows(&mut labels, &[0x30, 0x31, 0x40, 0x41]),
+            [row("(class that cannot be read)", 4, None), row("(class without a name)", 4, None)]
+        );
     }
 
     /// Slots in use and free ones are separate.

@@ -105,7 +105,11 @@ fn objects(out: &mut impl Write, report: &Report, top: usize) -> io::Result<()> 
     };
     for row in report.rows.iter().take(top) {
         let tally = row.objects.unwrap_or_default();
-        line(row.count, tally.old(), row.bytes, tally.owned, &printable(&row.name))?;
+        let mut name = printable(&row.name);
+        if let Some(classes) = row.classes {
+            name = format!("{name} ({classes} classes of this name)").into();
+        }
+        line(row.count, tally.old(), row.bytes, tally.owned, &name)?;
     }
     let rest = report.rows.get(top..).unwrap_or_default();
     if !rest.is_empty() {

@@ -62,6 +62,15 @@ impl Moment {
     }
 }
 
+/// The collections between two values of `GC.count`: `GC #10`, `GC #10 to #12`; `None`: there were none.
+pub(super) fn collections(before: u64, after: u64) -> Option<String> {
+    match after.checked_sub(before)? {
+        0 => None,
+        1 => Some(format!("GC #{after}")),
+        _ => Some(format!("GC #{} to #{after}", before + 1)),
+    }
+}
+
 /// Compares the states before and after something was read.
 pub(super) fn same_moment(plan: &AttachPlan, before: &[u8], after: &[u8]) -> Moment {
     let allocated = [before, after].map(|data| key(plan, "total_allocated_objects", data));
@@ -178,4 +187,19 @@ fn placed_census(
     let known = Known::of(&places, &reader);
     drop(reader);
     Ok((census, Some(Ok(Traced { places, known }))))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// One collection has one number, and none has none.
+    #[test]
+    fn numbers_of_collections() {
+        let words = |before, after| collections(before, after);
+        assert_eq!(words(9, 9), None);
+        assert_eq!(words(9, 10).as_deref(), Some("GC #10"));
+        assert_eq!(words(9, 12).as_deref(), Some("GC #10 to #12"));
+        assert_eq!(words(9, 3), None);
+    }
 }

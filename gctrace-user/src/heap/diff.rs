@@ -10,7 +10,7 @@ use gctrace_tunemygc::printable::printable;
 use serde::Serialize;
 
 use super::{
-    count::NOT_SWEPT,
+    count::{NOT_SWEPT, collections},
     failure::HeapFailure,
     jsonl, places,
     report::Report,
@@ -85,7 +85,12 @@ impl Pair<'_> {
             writeln!(out, "{}", printable(&other))?;
         }
         let apart = self.apart.map_or(String::new(), |apart| format!(", {:.1} s", apart.as_secs_f64()));
-        writeln!(out, "GC #{} to #{}{apart}", before.gc_count, after.gc_count)?;
+        let (first, last) = (before.gc_count, after.gc_count);
+        match collections(first, last) {
+            Some(collections) => writeln!(out, "{collections} ran between{apart}")?,
+            None if first == last => writeln!(out, "no GC since GC #{last}{apart}")?,
+            None => writeln!(out, "GC #{first} before, GC #{last} after{apart}")?,
+        }
         if [before, after].iter().any(|census| census.not_swept) {
             writeln!(out, "{NOT_SWEPT}: objects that are dead are counted")?;
         }
@@ -238,6 +243,20 @@ mod tests {
         let pair = Pair { before: &before, after: &after, apart: Some(Duration::from_secs(5)) };
         pair.text(&mut out, &[], 40).unwrap();
         String::from_utf8(out).unwrap()
+    }
+
+    /// The collections between both are those after the first.
+    #[test]
+    fn collections_between() {
+        let head = |first, last| {
+            let saved = |gc_count| Saved { gc_count, consistent: true, ..Saved::default() };
+            let text = text(saved(first), saved(last));
+            text.lines().find(|line| line.contains("GC #") && line.ends_with("5.0 s")).unwrap().to_owned()
+        };
+        assert_eq!(head(9, 9), "no GC since GC #9, 5.0 s");
+        assert_eq!(head(9, 10), "GC #10 ran between, 5.0 s");
+        assert_eq!(head(9, 12), "GC #10 to #12 ran between, 5.0 s");
+        assert_eq!(head(9, 3), "GC #9 before, GC #3 after, 5.0 s");
     }
 
     /// Only a heap that changed is said to have changed.

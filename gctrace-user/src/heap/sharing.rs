@@ -14,12 +14,13 @@ use super::{
     jsonl,
     memory::{PARTS, Places},
     target::Target,
+    text::share,
 };
 use crate::{
     cli::{Format, HeapSettings},
     console::say,
     host::sharing::{Now, SharedPages, SharingError},
-    words::{file_size, percent, plural},
+    words::{file_size, plural},
 };
 
 /// What has become of it; bytes. The sums of the four are what was shared before.
@@ -82,7 +83,7 @@ impl Since {
             "of {} shared with other processes {when}, {} became private ({}), {} still shared",
             file_size(before),
             file_size(private),
-            percent(private, before),
+            share(private, before),
             file_size(shared)
         )?;
         for (bytes, what) in [(swapped, "in swap"), (gone, "gone")] {
@@ -100,10 +101,10 @@ impl Since {
     /// How long ago, and what was collected meanwhile.
     fn when(&self, before: u64, after: u64) -> String {
         let apart = self.apart.as_secs_f64();
-        if before == after {
-            return format!("{apart:.1} s before (no GC since)");
+        match count::collections(before, after) {
+            Some(collections) => format!("{apart:.1} s before ({collections} since)"),
+            None => format!("{apart:.1} s before (no GC since)"),
         }
-        format!("{apart:.1} s before (GC #{} to #{after} since)", before + 1)
     }
 
     /// How many bytes were shared.

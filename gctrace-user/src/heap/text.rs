@@ -5,6 +5,7 @@ use std::io::{self, Write};
 use gctrace_tunemygc::printable::printable;
 
 use super::{
+    count::collections,
     places::advice,
     report::{Report, Row},
 };
@@ -13,6 +14,14 @@ use crate::words::{file_size, percent, plural};
 
 /// Rows of what keeps pages.
 const KEEPERS: usize = 10;
+
+/// A part of a whole in percent. As small parts are not rounded to nothing, large ones are not rounded to all.
+pub(super) fn share(part: u64, whole: u64) -> String {
+    match percent(part, whole) {
+        all if all == "100.0 %" && part < whole => "above 99.9 %".to_owned(),
+        share => share,
+    }
+}
 
 /// Writes the first `top` rows, and the sum of the others.
 pub(super) fn write(out: &mut impl Write, report: &Report, top: usize) -> io::Result<()> {
@@ -30,7 +39,7 @@ pub(super) fn write(out: &mut impl Write, report: &Report, top: usize) -> io::Re
         By::Age => {
             writeln!(out, "{:>12}{:>14}  COLLECTIONS SURVIVED", "COUNT", "SHARE")?;
             for row in &report.rows {
-                let share = percent(row.count, report.live.count);
+                let share = share(row.count, report.live.count);
                 writeln!(out, "{:>12}{share:>14}  {}", row.count, row.name)?;
             }
         }
@@ -52,28 +61,23 @@ pub(super) fn head(out: &mut impl Write, report: &Report) -> io::Result<()> {
         plural(report.live.count, "object"),
         file_size(report.live.bytes),
         report.free.count,
-        percent(report.free.count, report.total),
+        share(report.free.count, report.total),
         report.total,
         plural(report.pages, "page"),
     )?;
     if report.known.bits {
         let live = &report.live;
         let mut parts = vec![
-            format!("{} old", percent(live.old(), live.count)),
-            format!("{} without write barrier", percent(live.unprotected, live.count)),
+            format!("{} old", share(live.old(), live.count)),
+            format!("{} without write barrier", share(live.unprotected, live.count)),
         ];
         if report.known.pins {
-            parts.push(format!("{} pinned", percent(live.pinned, live.count)));
+            parts.push(format!("{} pinned", share(live.pinned, live.count)));
         }
         writeln!(out, "of the objects {}", parts.join(", "))?;
     }
-    if report.gc_count[0] != report.gc_count[1] {
-        writeln!(
-            out,
-            "not of one moment: GC #{} to #{} ran while the heap was read",
-            report.gc_count[0] + 1,
-            report.gc_count[1]
-        )?;
+    if let Some(collections) = collections(report.gc_count[0], report.gc_count[1]) {
+        writeln!(out, "not of one moment: {collections} ran while the heap was read")?;
     }
     if report.sweeping {
         let dead = if report.known.bits { format!(" ({} so far)", report.live.dead) } else { String::new() };
@@ -174,4 +178,17 @@ fn keepers(out: &mut impl Write, report: &Report) -> io::Result<()> {
         writeln!(out, "{:>9}  and {rest} more (--format jsonl has all)", "")?;
     }
     writeln!(out, "\nPAGES: with one of them or more; ALONE: with nothing else on them")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// All is said only of all.
+    #[test]
+    fn shares() {
+        let shares = [(0, 9), (1, 1_000_000), (1, 2), (9989, 10_000), (999_999, 1_000_000), (7, 7)];
+        let words = shares.map(|(part, whole)| share(part, whole));
+        assert_eq!(words, ["0 %", "below 0.1 %", "50.0 %", "99.9 %", "above 99.9 %", "100.0 %"]);
+    }
 }

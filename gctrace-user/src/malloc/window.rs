@@ -76,10 +76,10 @@ pub(super) fn watch(
     let probes = windows.iter().map(|window| window.sites as u64).sum();
     let of: Vec<String> = windows.iter().map(|window| window.target.pid.to_string()).collect();
     say(&format!(
-        "gctrace: ready: counting calls of malloc, calloc, realloc and free of pid {} ({}) for {:.1} s",
+        "gctrace: ready: counting calls of malloc, calloc, realloc and free of pid {} ({}) for {:?}",
         of.join(", "),
         plural(probes, "probe"),
-        settings.duration.as_secs_f64()
+        settings.duration
     ));
     let mut reports: Vec<Option<Report>> = windows.iter().map(|_| None).collect();
     let mut open: Vec<(usize, Window)> = windows.into_iter().enumerate().collect();

@@ -21,6 +21,8 @@ use crate::words::{file_size, plural};
 
 /// Lines of a class in text.
 const SITES: usize = 3;
+/// What the numbers of samples are: each refill counts once, and there is one after each GC.
+const NO_SHARES: &str = "samples are the first objects of pages: a line that often allocates first after a GC has more than its share";
 /// What growth of RSS is judged in, bytes.
 const PAGE: u64 = 4096;
 
@@ -273,6 +275,10 @@ impl Found<'_> {
                 writeln!(out, "  held by {}", words(holder))?;
             }
             writeln!(out, "  {}", end_words(path))?;
+        }
+        let lines = |suspect: &Suspect| origins.of(&suspect.name).map_or(0, |of| of.lines.len());
+        if suspects.iter().take(top).any(|suspect| lines(suspect) > 1) {
+            writeln!(out, "{NO_SHARES}")?;
         }
         let shown = suspects.iter().take(top);
         let others = shown.filter(|suspect| suspect.path.is_none()).count() as u64;

@@ -28,6 +28,10 @@ class Refund; end
 class Tip; end
 class Draft; end
 class Memo; end
+class Toll; end
+class Good; end
+class Visa; end
+class Version; end
 class Parent
   def initialize
     @line = Line.new # allocates Line
@@ -240,6 +244,31 @@ def sells
   end
 end
 
+# What is spread over objects that have names: four constants, a variable of each of four classes, a local of each of three threads.
+# No array holds all of the constants.
+4.times { |i| Object.const_set("TOLL#{i}", []) }
+
+class Depot
+  def self.keep(good)
+    (@goods ||= []) << good
+  end
+end
+DEPOTS = Array.new(4) { |i| Object.const_set("Depot#{i}", Class.new(Depot)) }.freeze
+DESKS = Array.new(3) { Queue.new }
+STAMPED = Queue.new
+
+def stamps(desk)
+  Thread.current[:visas] = []
+  loop do
+    desk.pop.times { Thread.current[:visas] << Visa.new } # allocates Visa
+    STAMPED << true
+  end
+end
+
+# A list that is replaced with each change.
+$versions = []
+LOOSE = []
+
 ROUNDS = {
   # All grow: what an array of a constant has, and procs, what the variables of a closure have, and strings in a hash of a private one.
   # Garbage of random amounts lies between, so that no line is always at the end of a page.
@@ -304,6 +333,28 @@ ROUNDS = {
       rand(3).times { Scrap.new }
     end
   end,
+  # What is spread over objects with names, in a pattern that repeats.
+  "spread" => lambda do |n|
+    $desks ||= DESKS.map { |desk| Thread.new { stamps(desk) } }
+    200.times do
+      4.times { |i| Object.const_get("TOLL#{i}") << Toll.new } # allocates Toll
+      4.times { |i| DEPOTS[i].keep(Good.new) } # allocates Good
+    end
+    DESKS.each { |desk| desk << 200 }
+    DESKS.each { STAMPED.pop }
+  end,
+  # A list that is replaced by a copy with each change.
+  "copies" => lambda do |n|
+    100.times { $versions += Array.new(6) { Version.new } } # allocates Version
+    $copier ||= Thread.new do
+      loop do
+        $versions += []
+        sleep 0.001
+      end
+    end
+  end,
+  # Objects without write barrier: they never become old.
+  "loose" => ->(n) { 300.times { LOOSE << Random.new(1) } },
   # All are stable: only garbage, a ring whose elements are replaced, a cache that is full from the start.
   "stable" => lambda do |n|
     2_000.times { Scrap.new }

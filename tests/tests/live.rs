@@ -31,6 +31,7 @@ mod live_heap_hostile;
 mod live_heap_memory;
 mod live_heap_places;
 mod live_heap_sharing;
+mod live_heap_spread;
 mod live_hung;
 mod live_jobs;
 mod live_kernel;

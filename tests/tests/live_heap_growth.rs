@@ -82,7 +82,7 @@ const CENSUSES: u64 = 8;
 
 /// The first line and the classes of `--leaks`. Where the machine is too slow for the program to have had so many rounds, or for the heap
 /// to be read while it is there, it is watched again for twice the time.
-fn leaks(live: &Live, pid: u32) -> Result<(Value, Vec<Value>)> {
+pub(super) fn leaks(live: &Live, pid: u32) -> Result<(Value, Vec<Value>)> {
     let mut seen = Vec::new();
     for time in ["4s", "8s", "16s"] {
         let (head, found) = leaks_in(live, pid, time, &[])?;
@@ -113,7 +113,7 @@ fn leaks_in(live: &Live, pid: u32, time: &str, more: &[&str]) -> Result<(Value, 
 
 /// What is said of a class that grows: how much there was and is of it, the class of what holds it at once (none: empty), and that it was allocated by the lines of the
 /// program that say so: by those alone, however many objects were in the same slots before, and sampled often enough.
-fn suspect<'a>(found: &'a [Value], class: &str, holder: &str) -> Result<&'a Value> {
+pub(super) fn suspect<'a>(found: &'a [Value], class: &str, holder: &str) -> Result<&'a Value> {
     let leak = found.iter().find(|line| line["name"] == class);
     let leak = leak.with_context(|| format!("{class} is not named: {found:#?}"))?;
     ensure!(leak["old"].as_u64() > leak["old_before"].as_u64(), "{leak}");
@@ -219,7 +219,7 @@ fn of_classes(live: &Live, ruby: &Ruby) -> Result<()> {
 }
 
 /// The process of a program, and what grows in it.
-fn growing(live: &Live, ruby: &Ruby, program: &str) -> Result<(u32, Vec<Value>)> {
+pub(super) fn growing(live: &Live, ruby: &Ruby, program: &str) -> Result<(u32, Vec<Value>)> {
     let mut script = Script::unwitnessed(live, ruby, "heap_leaks.rb")?.arg(program).start()?;
     script.wait_for("ready")?;
     let pid = script.pid();
@@ -453,10 +453,10 @@ fn global_variables_and_threads() -> Result<()> {
 }
 
 /// A program, and what it is compared with.
-type Compared = (&'static str, fn(&Live, &Ruby) -> Result<()>);
+pub(super) type Compared = (&'static str, fn(&Live, &Ruby) -> Result<()>);
 
 /// Four programs at once: each is read often, and more of them would only wait for a CPU.
-fn two_on_each(live: &Live, programs: [Compared; 2]) -> Result<()> {
+pub(super) fn two_on_each(live: &Live, programs: [Compared; 2]) -> Result<()> {
     let rubies = Ruby::all()?;
     let mut failures = Vec::new();
     for rubies in rubies.chunks(2) {

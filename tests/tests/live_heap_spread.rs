@@ -1,0 +1,81 @@
+//! `gctrace heap --leaks` where no single object holds what grows, where it is replaced, and where it is not watched.
+
+use std::collections::BTreeSet;
+
+use anyhow::{Context as _, Result, ensure};
+use gctrace_tests::heap::heap;
+use gctrace_tests::live::Live;
+use gctrace_tests::ruby::Ruby;
+use gctrace_tests::script::Script;
+
+use crate::live_heap_growth::{growing, leaks, suspect, two_on_each};
+
+/// What holds several objects is named for each of them.
+fn spread(live: &Live, ruby: &Ruby) -> Result<()> {
+    let (_, found) = growing(live, ruby, "spread")?;
+    let named = |class: &str, kind: &str, end: &str, arrays: u64| -> Result<BTreeSet<String>> {
+        let leak = suspect(&found, class, "Array")?;
+        // All hold some of the samples, which repeat in memory as they were allocated.
+        let holder = &leak["holders"][0];
+        ensure!(holder["objects"] == arrays && holder["holds"] == holder["of"], "{leak}");
+        ensure!(leak["end"] == end && leak["several"]["of"] == arrays, "{leak}");
+        let named = leak["several"]["named"].as_array().with_context(|| format!("no names: {leak}"))?;
+        ensure!(named.len() as u64 == arrays, "{leak}");
+        Ok(named.iter().map(|named| named[kind].to_string()).collect())
+    };
+    let texts = |names: [&str; 4]| names.map(str::to_owned).into();
+    let constants = named("Toll", "constant", "constant", 4)?;
+    ensure!(constants == texts(["\"TOLL0\"", "\"TOLL1\"", "\"TOLL2\"", "\"TOLL3\""]), "{constants:?}");
+    let variables = named("Good", "variable", "class_variable", 4)?;
+    let of = |i: u32| format!(r#"{{"name":"@goods","class":"Depot{i}"}}"#);
+    ensure!(variables == (0..4).map(of).collect(), "{variables:?}");
+    let locals = named("Visa", "thread_local", "thread_local", 3)?;
+    ensure!(locals.len() == 3 && locals.iter().all(|local| local.contains("\"visas\"")), "{locals:?}");
+    Ok(())
+}
+
+/// A list that is replaced with each change may be one that is not there any more, but nothing that is not read holds it.
+fn copies(live: &Live, ruby: &Ruby) -> Result<()> {
+    let (_, found) = growing(live, ruby, "copies")?;
+    let leak = found.iter().find(|leak| leak["name"] == "Version");
+    let leak = leak.with_context(|| format!("Version is not named: {found:#?}"))?;
+    let end = leak["end"].as_str().unwrap_or_default();
+    // The copy that was found may be gone when it is looked at again.
+    let held = leak["holders"][0]["class"] == "Array";
+    ensure!(held || end == "changed", "{leak}");
+    ensure!(["doubtful", "changed", "global_variable"].contains(&end), "{leak}");
+    ensure!(end != "global_variable" || leak["global"] == "$versions", "{leak}");
+    Ok(())
+}
+
+/// What is spread or replaced is named, as far as it is known.
+#[test]
+fn several_holders() -> Result<()> {
+    let live = Live::beside_others()?;
+    two_on_each(&live, [("spread", spread), ("copies", copies)])
+}
+
+/// Objects without write barrier are not watched, which is said, with their numbers.
+#[test]
+fn objects_that_are_not_watched() -> Result<()> {
+    let live = Live::beside_others()?;
+    Ruby::each(|ruby| {
+        let mut script = Script::unwitnessed(&live, ruby, "heap_leaks.rb")?.arg("loose").start()?;
+        script.wait_for("ready")?;
+        let (head, found) = leaks(&live, script.pid())?;
+        let text = heap(&live, script.pid(), &["--leaks", "2s", "--no-sites"])?;
+        script.say("end")?;
+        script.finish()?;
+        ensure!(found.iter().all(|leak| leak["name"] != "Random"), "{found:#?}");
+        let more = head["unprotected"].as_array().with_context(|| format!("none: {head}"))?;
+        let of = more.iter().find(|more| more["name"] == "Random");
+        let count = |name: &str| of.and_then(|of| of[name].as_u64());
+        // 300 in each round, of which there are eight or more.
+        let grown = count("before").zip(count("after")).is_some_and(|(first, last)| last >= first + 2000);
+        ensure!(grown, "{head}");
+        let said =
+            text.stdout.iter().any(|line| line.starts_with("not watched: ") && line.contains("Random "));
+        ensure!(said, "{:?}", text.stdout);
+        Ok(())
+    })
+}

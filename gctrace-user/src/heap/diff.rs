@@ -238,9 +238,9 @@ fn look(target: &Target, by: By) -> Result<Report, HeapFailure> {
 mod tests {
     use super::*;
 
-    fn text(before: Saved, after: Saved) -> String {
+    fn text(before: &Saved, after: &Saved) -> String {
         let mut out = Vec::new();
-        let pair = Pair { before: &before, after: &after, apart: Some(Duration::from_secs(5)) };
+        let pair = Pair { before, after, apart: Some(Duration::from_secs(5)) };
         pair.text(&mut out, &[], 40).unwrap();
         String::from_utf8(out).unwrap()
     }
@@ -250,7 +250,7 @@ mod tests {
     fn collections_between() {
         let head = |first, last| {
             let saved = |gc_count| Saved { gc_count, consistent: true, ..Saved::default() };
-            let text = text(saved(first), saved(last));
+            let text = text(&saved(first), &saved(last));
             text.lines().find(|line| line.contains("GC #") && line.ends_with("5.0 s")).unwrap().to_owned()
         };
         assert_eq!(head(9, 9), "no GC since GC #9, 5.0 s");
@@ -265,7 +265,7 @@ mod tests {
         let whole = Saved { consistent: true, ..Saved::default() };
         let not_swept = Saved { not_swept: true, ..Saved::default() };
         let says = |before: &Saved, after: &Saved| {
-            let text = text(before.clone(), after.clone());
+            let text = text(before, after);
             [text.contains("has not swept all pages"), text.contains("the program continued")]
         };
         assert_eq!(says(&whole, &whole), [false, false]);

@@ -247,7 +247,7 @@ impl<T> Samples<T> {
     }
 }
 
-/// The output function of SplitMix64 (Steele, Lea, Flood 2014): a different number for each address, each bit of which depends on all of
+/// The output function of `SplitMix64` (Steele, Lea, Flood 2014): a different number for each address, each bit of which depends on all of
 /// the address.
 fn hash(address: u64) -> u64 {
     let mixed = address.wrapping_add(0x9e37_79b9_7f4a_7c15);

@@ -97,30 +97,25 @@ fn several_words(several: &Several) -> String {
         }
     }
     for (name, of) in variables {
-        match of.as_slice() {
-            [variable] => parts.push(of_class(variable)),
-            _ => {
-                let class = |variable: &&ClassVariable| match &variable.class {
-                    Some(class) => printable(class).into_owned(),
-                    None => "a class without a name".to_owned(),
-                };
-                parts.push(format!(
-                    "{} of {}",
-                    printable(name),
-                    list(of.iter().map(class).collect(), " classes")
-                ));
-            }
+        if let [variable] = of.as_slice() {
+            parts.push(of_class(variable));
+            continue;
         }
+        let class = |variable: &&ClassVariable| match &variable.class {
+            Some(class) => printable(class).into_owned(),
+            None => "a class without a name".to_owned(),
+        };
+        let classes = list(of.iter().map(class).collect(), " classes");
+        parts.push(format!("{} of {classes}", printable(name)));
     }
     for (name, of) in locals {
-        match of.as_slice() {
-            [local] => parts.push(format!("the thread local {} of {}", symbol(name), thread(local))),
-            _ => {
-                let threads: BTreeSet<u32> = of.iter().filter_map(|local| local.tid).collect();
-                let what = if threads.len() == of.len() { "threads" } else { "threads or fibers" };
-                parts.push(format!("the thread local {} of {} {what}", symbol(name), of.len()));
-            }
-        }
+        let threads: BTreeSet<u32> = of.iter().filter_map(|local| local.tid).collect();
+        let of = match of.as_slice() {
+            [local] => thread(local),
+            _ if threads.len() == of.len() => format!("{} threads", of.len()),
+            _ => format!("{} threads or fibers", of.len()),
+        };
+        parts.push(format!("the thread local {} of {of}", symbol(name)));
     }
     let words = parts.join(" and ");
     let (named, of) = (several.named.len(), several.of);

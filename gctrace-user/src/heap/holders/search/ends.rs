@@ -136,9 +136,9 @@ impl Search<'_> {
     }
 
     /// What has that name, in words of Ruby code; `None`: a constant without a name.
-    fn named(&mut self, named: Named) -> Option<NamedEnd> {
+    fn named(&mut self, by: Named) -> Option<NamedEnd> {
         let names = self.names.as_mut()?;
-        Some(match named {
+        Some(match by {
             Named::Constant(class, key) => NamedEnd::Constant(names.constant(class, key)?),
             Named::Variable(class, name) => {
                 let class = names.expression(class);

@@ -467,7 +467,7 @@ pub(crate) fn page(
             (tables::worst(&links, view))
             (tables::threads(view, subjects))
             @if subjects.gvl { (tables::blocked(view)) }
-            @if subjects.requests { (tables::requests(view)) }
+            @if subjects.requests { (tables::requests(&view.figures.requests)) }
             (tables::processes(&links, view, subjects))
             (saves(wanted))
         }

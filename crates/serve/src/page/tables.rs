@@ -8,7 +8,7 @@ use gctrace_pages::{
     words::{bytes, count, percent},
 };
 use gctrace_report::{
-    aggregate::request_summary::Part,
+    aggregate::request_summary::{Part, RequestSummary},
     export::profile::Kept,
     model::gvl::{GvlTimes, GvlWho},
     trace_file::Subjects,
@@ -240,12 +240,12 @@ pub(super) fn blocked(view: &View) -> Markup {
 }
 
 /// Requests by endpoint.
-pub(super) fn requests(view: &View) -> Markup {
-    let groups = view.figures.requests.by_time();
-    let all_ns = view.figures.requests.ns();
-    let services = view.figures.requests.has_services();
+pub(super) fn requests(summary: &RequestSummary) -> Markup {
+    let groups = summary.by_time();
+    let all_ns = summary.ns();
+    let services = summary.has_services();
     // How the time divides is only there where threads were watched (--gvl).
-    let states = view.figures.requests.has_cpu();
+    let states = summary.has_cpu();
     let part = |part: Part| if part.of_ns == 0 { "–".to_owned() } else { share(part.ns, part.of_ns) };
     let rows: Vec<Vec<Markup>> = groups
         .iter()
@@ -265,13 +265,13 @@ pub(super) fn requests(view: &View) -> Markup {
                 html! { (quantile(0.5)) },
                 html! { (quantile(0.99)) },
                 html! { (quantile(1.0)) },
-                html! { (share(of.ns, all_ns)) },
+                html! { (if of.times.count() == 0 { "–".to_owned() } else { share(of.ns, all_ns) }) },
             ];
             if states {
                 row.extend([of.cpu, of.runnable, of.blocked].map(|of| html! { (part(of)) }));
             }
             row.extend([of.own, of.other, of.gvl].map(|of| html! { (part(of)) }));
-            row.push(html! { (count(of.failed)) });
+            row.push(html! { (if of.status_known == 0 { "–".to_owned() } else { count(of.failed) }) });
             row
         })
         .collect();
@@ -338,4 +338,57 @@ pub(super) fn processes(links: &Links<'_>, view: &View, subjects: Subjects) -> M
         (more(all.len().saturating_sub(ROWS) as u64 + figures.more_processes, "processes"))
     };
     section("processes", "Processes", &content)
+}
+
+#[cfg(test)]
+mod tests {
+    use gctrace_report::model::request::Request;
+
+    use super::*;
+
+    fn request(path: &str, ns: Option<u64>, status: Option<u16>) -> Request {
+        Request {
+            id: 1,
+            tid: 1,
+            begin_ns: 100,
+            end_ns: ns.map(|ns| 100 + ns),
+            method: Some("GET"),
+            path: Some(path.to_owned()),
+            status,
+            queue_ns: None,
+            first_byte_ns: None,
+            last_byte_ns: None,
+            response_bytes: None,
+            gcs: None,
+            gc_ns: None,
+            gc_pauses: None,
+            gc_other: None,
+            gvl_wait_ns: None,
+            states: None,
+            split: None,
+            alloc: None,
+            job: None,
+            is_run: false,
+            handler: None,
+            gc_states: None,
+            trace: None,
+        }
+    }
+
+    /// Of an endpoint of which no duration or no status is known, no part of the time or number of failures is shown.
+    #[test]
+    fn unknown_is_not_zero() {
+        let mut summary = RequestSummary::default();
+        summary.add(&request("/known", Some(5_000_000), Some(500)));
+        summary.add(&request("/unknown", None, None));
+        let page = requests(&summary).into_string();
+        let row = |endpoint: &str| -> Vec<&str> {
+            let row = page.split("<tr>").find(|row| row.contains(endpoint)).unwrap();
+            row.split("</td>").skip(1).filter_map(|cell| cell.rsplit('>').next()).collect()
+        };
+        // Count, p50, p99, longest, time; GC of its own and of others, GVL wait, 5xx.
+        assert_eq!(row("/unknown")[..9], ["1", "–", "–", "–", "–", "–", "–", "–", "–"], "{page}");
+        let known = row("/known");
+        assert_eq!((known[4], known[8]), ("100.0 %", "1"), "{page}");
+    }
 }

@@ -58,7 +58,7 @@ const COLUMNS: [Column; 14] = [
     Column { head: "p99", width: 8, worth: 7, text: |of, _| time(of, 0.99) },
     Column { head: "max", width: 8, worth: 3, text: |of, _| time(of, 1.0) },
     Column { head: QUEUE, width: 8, worth: 5, text: |of, _| at(&of.queues, 0.95) },
-    Column { head: "time", width: 8, worth: 4, text: |of, all_ns| brief(of.ns, all_ns) },
+    Column { head: "time", width: 8, worth: 4, text: time_share },
     Column { head: CPU, width: 8, worth: 5, text: |of, _| share(of.cpu) },
     Column { head: "own GC", width: 8, worth: 6, text: |of, _| share(of.own) },
     Column { head: "other GC", width: 9, worth: 6, text: |of, _| share(of.other) },
@@ -78,6 +78,14 @@ fn failed(of: &GroupSummary) -> String {
 
 fn time(of: &GroupSummary, quantile: f64) -> String {
     at(&of.times, quantile)
+}
+
+/// Its part of the time of all.
+fn time_share(of: &GroupSummary, all_ns: u64) -> String {
+    match of.times.count() {
+        0 => "?".to_owned(),
+        _ => brief(of.ns, all_ns),
+    }
 }
 
 fn at(times: &Distribution, quantile: f64) -> String {
@@ -310,6 +318,15 @@ mod tests {
         assert!(own.contains("60.00ms own,        ? of other threads: GET /a"), "{own}");
         let other = text(&[Request { gc_ns: None, ..first.clone() }]);
         assert!(other.contains("       ? own,  20.00ms of other threads: GET /a"), "{other}");
+        // Of one whose end was not seen no time is known, nor what part of all time that is.
+        let endless =
+            text(&[first.clone(), Request { end_ns: None, path: Some("/b".to_owned()), ..first.clone() }]);
+        let cells = |endpoint: &str| -> Vec<String> {
+            let line = endless.lines().find(|line| line.contains(endpoint)).unwrap();
+            line.split_whitespace().skip(2).map(str::to_owned).collect()
+        };
+        assert_eq!(cells("GET /b")[..6], ["1", "?", "?", "?", "?", "?"], "{endless}");
+        assert_eq!(cells("GET /a")[5..7], ["100.0", "%"], "{endless}");
         // Jobs have no status.
         let job = Request { status: None, path: Some("/b".to_owned()), ..first.clone() };
         assert!(!text(std::slice::from_ref(&job)).contains("5xx"));

@@ -37,7 +37,7 @@ const ALLOC: &str = "alloc/req";
 /// The column of failed requests, where statuses are known.
 const STATUS: &str = "5xx";
 /// What that column is worth if any failed.
-const FAILED: u8 = 7;
+const FAILED: u8 = 12;
 /// The column of waits for a thread, where these are known.
 const QUEUE: &str = "queue95";
 
@@ -45,25 +45,25 @@ const QUEUE: &str = "queue95";
 struct Column {
     head: &'static str,
     width: usize,
-    /// Where there is no room, those with less are left out first.
+    /// Where there is no room, the one with least is left out first (in the order of docs/requests.md). No two have the same.
     worth: u8,
     text: fn(&GroupSummary, u64) -> String,
 }
 
 /// The figures of a group, with the time of all groups.
 const COLUMNS: [Column; 14] = [
-    Column { head: "count", width: 7, worth: 9, text: |of, _| of.count.to_string() },
-    Column { head: "p50", width: 8, worth: 8, text: |of, _| time(of, 0.5) },
+    Column { head: "count", width: 7, worth: 15, text: |of, _| of.count.to_string() },
+    Column { head: "p50", width: 8, worth: 14, text: |of, _| time(of, 0.5) },
     Column { head: "p95", width: 8, worth: 5, text: |of, _| time(of, 0.95) },
-    Column { head: "p99", width: 8, worth: 7, text: |of, _| time(of, 0.99) },
+    Column { head: "p99", width: 8, worth: 13, text: |of, _| time(of, 0.99) },
     Column { head: "max", width: 8, worth: 3, text: |of, _| time(of, 1.0) },
-    Column { head: QUEUE, width: 8, worth: 5, text: |of, _| at(&of.queues, 0.95) },
+    Column { head: QUEUE, width: 8, worth: 6, text: |of, _| at(&of.queues, 0.95) },
     Column { head: "time", width: 8, worth: 4, text: time_share },
-    Column { head: CPU, width: 8, worth: 5, text: |of, _| share(of.cpu) },
-    Column { head: "own GC", width: 8, worth: 6, text: |of, _| share(of.own) },
-    Column { head: "other GC", width: 9, worth: 6, text: |of, _| share(of.other) },
-    Column { head: GVL, width: 8, worth: 6, text: |of, _| share(of.gvl) },
-    Column { head: ALLOC, width: 11, worth: 6, text: |of, _| allocated(of) },
+    Column { head: CPU, width: 8, worth: 7, text: |of, _| share(of.cpu) },
+    Column { head: "own GC", width: 8, worth: 11, text: |of, _| share(of.own) },
+    Column { head: "other GC", width: 9, worth: 8, text: |of, _| share(of.other) },
+    Column { head: GVL, width: 8, worth: 9, text: |of, _| share(of.gvl) },
+    Column { head: ALLOC, width: 11, worth: 10, text: |of, _| allocated(of) },
     Column { head: "GCs/req", width: 8, worth: 1, text: |of, _| each(of) },
     Column { head: STATUS, width: 5, worth: 2, text: |of, _| failed(of) },
 ];
@@ -136,7 +136,7 @@ fn columns(room: usize, requests: &RequestSummary) -> Vec<&'static Column> {
     while columns.iter().map(|column| column.width).sum::<usize>() > room
         && let Some(least) = columns.iter().copied().map(worth).min()
     {
-        columns.retain(|column| worth(column) > least);
+        columns.retain(|column| worth(column) != least);
     }
     columns
 }
@@ -428,6 +428,43 @@ mod tests {
         assert!(text(80).contains("own GC other GC"), "{}", text(80));
         // One has failed.
         assert!(text(80).contains("5xx") && text(60).contains("5xx"), "{}", text(60));
+    }
+
+    /// Columns go one by one, in the order that the documentation has.
+    #[test]
+    fn left_out_in_order() {
+        let mut summary = RequestSummary::default();
+        let states = Some(States { cpu_ns: 150 * MS, runnable_ns: 0, blocked_ns: 450 * MS });
+        let all = Request {
+            queue_ns: Some(MS),
+            gvl_wait_ns: Some(60 * MS),
+            alloc: Some(Allocated { slots: 1, bytes: 40 }),
+            states,
+            ..some().remove(0)
+        };
+        summary.add(&all);
+        let heads = |summary: &RequestSummary, room| -> Vec<&str> {
+            columns(room, summary).iter().map(|column| column.head).collect()
+        };
+        let order = |summary: &RequestSummary| {
+            let mut left_out = Vec::new();
+            let mut before = heads(summary, 200);
+            for room in (0..200).rev() {
+                let now = heads(summary, room);
+                let gone: Vec<&str> = before.iter().filter(|head| !now.contains(head)).copied().collect();
+                assert!(gone.len() <= 1, "{gone:?} at once, for {room} columns");
+                left_out.extend(gone);
+                before = now;
+            }
+            left_out.join(", ")
+        };
+        let known = "max, time, p95, queue95, CPU, other GC, GVL, alloc/req, own GC";
+        assert_eq!(order(&summary), format!("GCs/req, 5xx, {known}, p99, p50, count"));
+        summary.add(&Request { status: Some(500), ..all });
+        assert_eq!(order(&summary), format!("GCs/req, {known}, 5xx, p99, p50, count"));
+        // All that was asked for (--gvl, --alloc) has room where it is no terminal.
+        let expected = ["count", "p50", "p99", "CPU", "own GC", "other GC", "GVL", "alloc/req", "5xx"];
+        assert_eq!(heads(&summary, 100 - INDENT - NAMES.0), expected);
     }
 
     /// All processes together; services are named where there are several.

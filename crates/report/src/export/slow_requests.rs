@@ -40,8 +40,9 @@ pub struct SlowRequests<W: Write> {
     cycles: Recent<Cycle>,
     waits: Recent<Wait>,
     pending: VecDeque<Pending>,
-    slow: u64,
-    all: u64,
+    /// Slow ones, and all: requests and jobs, and runs of programs.
+    requests: (u64, u64),
+    runs: (u64, u64),
     /// When it was last flushed, `CLOCK_MONOTONIC` nanoseconds.
     now_ns: u64,
 }
@@ -111,16 +112,17 @@ impl<W: Write> SlowRequests<W> {
             cycles: Recent { last: VecDeque::new(), dropped_ns: 0 },
             waits: Recent { last: VecDeque::new(), dropped_ns: 0 },
             pending: VecDeque::new(),
-            slow: 0,
-            all: 0,
+            requests: (0, 0),
+            runs: (0, 0),
             now_ns: 0,
         }
     }
 
     fn request(&mut self, process: &Process, request: &Request) -> std::io::Result<()> {
-        self.all += 1;
+        let (slow, all) = if request.is_run { &mut self.runs } else { &mut self.requests };
+        *all += 1;
         let Some(ns) = request.duration_ns().filter(|ns| *ns >= self.least_ns) else { return Ok(()) };
-        self.slow += 1;
+        *slow += 1;
         self.pending.push_back(Pending {
             due_ns: self.now_ns.max(request.begin_ns.saturating_add(ns)).saturating_add(PATIENCE_NS),
             pid: process.pid,
@@ -147,6 +149,9 @@ impl<W: Write> SlowRequests<W> {
         let status = request.status.map_or_else(String::new, |status| format!(" {status}"));
         let out = &mut self.out;
         writeln!(out, "{at}Z  {}  {}{status}", duration(*ns), clip(&request.endpoint(), 300))?;
+        if request.is_run {
+            return self.write_run(&next);
+        }
         let queue = request.queue_ns;
         let queue = queue.map_or_else(String::new, |ns| format!("; waited {} for a thread", duration(ns)));
         let first = request.first_byte_ns;
@@ -179,6 +184,20 @@ impl<W: Write> SlowRequests<W> {
         }
         self.write_gc(&next)?;
         if next.gvl { self.write_waits(&next) } else { Ok(()) }
+    }
+
+    /// The run of a program has no thread of its own: its GC is that of all its threads, and its cycles do not name it.
+    fn write_run(&mut self, next: &Pending) -> std::io::Result<()> {
+        let Pending { pid, program, request, ns, .. } = next;
+        writeln!(self.out, "  {} (pid {pid}), the run of a program", clip(program, 24))?;
+        match request.gcs.zip(request.gc_ns) {
+            Some((0, 0)) => writeln!(self.out, "  GC: none"),
+            Some((gcs, gc_ns)) => {
+                let (sum, share) = (duration(gc_ns), percent(gc_ns, *ns));
+                writeln!(self.out, "  GC: {sum} ({share}) in pauses; {}", plural(gcs.into(), "cycle"))
+            }
+            None => writeln!(self.out, "  GC: not known"),
+        }
     }
 
     /// Where its time went, in parts that do not overlap. A pause of its own is a time with the GVL.
@@ -383,10 +402,7 @@ impl<W: Write> Exporter for SlowRequests<W> {
         match seen {
             Seen::Cycle(cycle) => self.cycles.push(pid, cycle_of(cycle), |cycle| cycle.begin_ns),
             Seen::GvlWait(wait) => self.waits.push(pid, wait_of(wait), |wait| wait.begin_ns),
-            // What happened in the whole run of a program is in the summary.
-            Seen::Request(request) if !request.is_run => {
-                self.request(process, request).map_err(ExportError::Stdout)?;
-            }
+            Seen::Request(request) => self.request(process, request).map_err(ExportError::Stdout)?,
             _ => {}
         }
         Ok(())
@@ -399,8 +415,16 @@ impl<W: Write> Exporter for SlowRequests<W> {
 
     fn finish(&mut self, _: &Ledger) -> Result<(), ExportError> {
         let written = self.write_due(u64::MAX).and_then(|()| {
-            let (slow, all, least) = (self.slow, plural(self.all, "request"), duration(self.least_ns));
-            writeln!(self.out, "{slow} of {all} took {least} or longer")?;
+            let part = |(slow, all): (u64, u64), what| format!("{slow} of {}", plural(all, what));
+            let least = duration(self.least_ns);
+            let requests = part(self.requests, "request");
+            match self.runs {
+                (_, 0) => writeln!(self.out, "{requests} took {least} or longer")?,
+                runs => {
+                    let runs = part(runs, "program");
+                    writeln!(self.out, "{requests}, and {runs} that ran and ended, took {least} or longer")?;
+                }
+            }
             self.out.flush()
         });
         written.map_err(ExportError::Stdout)

@@ -248,3 +248,48 @@ fn bounded() {
     assert_eq!(text.matches("earlier waits were too many").count(), PENDING);
     assert!(text.contains(&format!("    and {} shorter\n", KEPT - SHOWN)));
 }
+
+/// Runs of programs are listed like requests, with the GC of all their threads, and are counted apart from requests.
+#[test]
+fn runs() {
+    let of_program = process(4711, "import.rb");
+    let run = |id, ms, gc| Request {
+        method: None,
+        path: Some("import.rb".to_owned()),
+        status: None,
+        queue_ns: None,
+        first_byte_ns: None,
+        gc_other: None,
+        is_run: true,
+        ..request(id, 1000, ms, gc)
+    };
+    let slow = run(1, 1200, (5, 60));
+    let unknown = Request { gcs: None, gc_ns: None, gc_pauses: None, ..run(2, 600, (0, 0)) };
+    let (idle, quick) = (run(3, 700, (0, 0)), run(4, 100, (1, 1)));
+    // Its cycles and waits belong to no request.
+    let (cycle, wait) = (cycle(810, None, 1100, &[(7, 1100, 40)]), wait(7, 1400, 30, true));
+    let seen = [
+        Seen::Cycle(&cycle),
+        Seen::GvlWait(&wait),
+        Seen::Request(&slow),
+        Seen::Request(&unknown),
+        Seen::Request(&idle),
+        Seen::Request(&quick),
+    ];
+    let expected = "\
+1.20s  import.rb
+  import.rb (pid 4711), the run of a program
+  GC: 60.00ms (5.0 %) in pauses; 5 cycles
+600.0ms  import.rb
+  import.rb (pid 4711), the run of a program
+  GC: not known
+700.0ms  import.rb
+  import.rb (pid 4711), the run of a program
+  GC: none
+0 of 0 requests, and 3 of 4 programs that ran and ended, took 500.0ms or longer";
+    assert_eq!(text(&of_program, 500, &seen), expected);
+    let of_server = request(5, 1000, 600, (0, 0));
+    let both = text(&of_program, 500, &[Seen::Request(&of_server), Seen::Request(&quick)]);
+    let last = both.lines().last();
+    assert_eq!(last, Some("1 of 1 request, and 0 of 1 program that ran and ended, took 500.0ms or longer"));
+}

@@ -105,6 +105,9 @@ impl Ledger {
                 plural(u.pipeline.ends_without_start, "cycle")
             ));
         }
+        if u.requests.requests_open > 0 {
+            limits.push(format!("{} still running at the end", plural(u.requests.requests_open, "request")));
+        }
         if u.requests.requests_without_states > 0 {
             let left_out = plural(u.requests.requests_without_states, "request");
             limits.push(format!("{left_out} of {} not in sample sets", u.requests.requests_reported));
@@ -199,6 +202,7 @@ mod tests {
         }
         (ledger.user.requests.requests_without_states, ledger.user.requests.requests_reported) = (2, 9);
         ledger.user.sets.sets_without_token = 2;
+        ledger.user.requests.requests_open = 2;
         let said = ledger.summary();
         assert!(said.contains("no token for the sample sets of 2 processes, not sent"), "{said}");
         assert!(
@@ -207,6 +211,10 @@ mod tests {
         );
         assert!(said.contains("2 scheduler events skipped by the kernel"), "{said}");
         assert!(said.contains("1 cycle already under way at start"), "{said}");
+        assert!(
+            said.contains("1 cycle already under way at start, 2 requests still running at the end, "),
+            "{said}"
+        );
         assert!(said.contains("2 requests of 9 not in sample sets"), "{said}");
         assert!(!said.contains("lost"), "{said}");
     }

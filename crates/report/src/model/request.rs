@@ -23,9 +23,9 @@ pub struct Request {
     pub status: Option<u16>,
     /// From when the kernel had received the last bytes that had come on its connection to when its thread took it, nanoseconds.
     pub queue_ns: Option<u64>,
-    /// From taking it to the first bytes of the response, nanoseconds.
+    /// From taking it to the begin of the first call that wrote to its connection, nanoseconds (of `sendfile`: to its end).
     pub first_byte_ns: Option<u64>,
-    /// From taking it to the last bytes, nanoseconds.
+    /// From taking it to the begin of the last such call, nanoseconds: a call that waits for a slow client takes longer.
     pub last_byte_ns: Option<u64>,
     /// Bytes that were written on its connection while it was served: of a TLS connection, as they were encrypted. Not known where its end
     /// was not seen, its connection is no TCP, or its socket was not known when it was taken.

@@ -34,6 +34,10 @@ const SHOWN: usize = 5;
 const LINES: usize = 3;
 /// Columns where it is not a terminal.
 const WIDTH: usize = 100;
+/// Columns in front of the text of a row.
+const INDENT: usize = 12;
+/// A blank at which no row ends.
+const TIE: char = '\u{a0}';
 
 /// What is known of a process while it runs.
 #[derive(Debug, Default)]
@@ -249,6 +253,22 @@ pub(super) fn row(out: &mut impl Write, width: usize, label: &str, text: &str) -
     writeln!(out, "{}", clip(&format!("  {label:<9} {text}"), width).trim_end())
 }
 
+/// A row of words, and more rows where there is no room for all: no word is cut unless it has no room of its own. [`TIE`] keeps words together.
+fn words(out: &mut impl Write, width: usize, label: &str, text: &str) -> std::io::Result<()> {
+    let room = width.saturating_sub(INDENT);
+    let (mut label, mut line) = (label, String::new());
+    for word in text.split(' ') {
+        if !line.is_empty() && line.chars().count() + 1 + word.chars().count() > room {
+            row(out, width, label, line.trim_end())?;
+            (label, line) = ("", String::new());
+        } else if !line.is_empty() {
+            line.push(' ');
+        }
+        line.push_str(&word.replace(TIE, " "));
+    }
+    row(out, width, label, &line)
+}
+
 /// A process; its requests only if they are not put together with those of others.
 fn write_process(
     out: &mut impl Write,
@@ -281,11 +301,11 @@ fn write_process(
                 format!("no cycles; {time} ({share} of the time) in pauses outside of cycles")
             }
         };
-        row(out, width, "GC", &text)?;
+        words(out, width, "GC", &text)?;
     }
     for (phase, (count, ns)) in &gc.work {
         let share = percent(*ns, span_ns);
-        row(
+        words(
             out,
             width,
             phase,
@@ -297,7 +317,7 @@ fn write_process(
     }
     if let Some(rss) = gc.rss {
         let text = format!("{} to {}, peak {}", bytes(rss.first), bytes(rss.last), bytes(rss.peak));
-        row(out, width, "RSS", &text)?;
+        words(out, width, "RSS", &text)?;
     }
     if let Some(sums) = gvl {
         let share = percent(sums.wait.ns, sums.watched_ns);
@@ -307,7 +327,7 @@ fn write_process(
             duration(sums.wait.ns),
             duration(sums.wait.max_ns)
         );
-        row(out, width, "GVL", &text)?;
+        words(out, width, "GVL", &text)?;
     }
     if shows_requests {
         requests::write(out, width, requests)?;
@@ -317,7 +337,7 @@ fn write_process(
     }
     if gc.lost > 0 {
         let lost = plural(gc.lost, "GC event");
-        row(out, width, "lost", &format!("{lost}: the figures above lack them"))?;
+        words(out, width, "lost", &format!("{lost}: the figures above lack them"))?;
     }
     Ok(())
 }
@@ -341,16 +361,19 @@ fn write_cycles(
         // Those outside: of a cycle that had begun before, or of no cycle, such as finalizers at the end.
         let (own, outside) = match done.end.outside_ns {
             0 => (String::new(), String::new()),
-            ns => (format!(", of which {}", duration(own_ns)), format!(" and {} in none", duration(ns))),
+            ns => (
+                format!(", of which {}", duration(own_ns)),
+                format!(" and{TIE}{}{TIE}in{TIE}none", duration(ns)),
+            ),
         };
         format!("{share} of the time: {}{own} in {cycles} ({rate:.1} a second){outside}", duration(total_ns))
     } else {
         format!("{cycles} ({rate:.1} a second), whose pauses were not seen")
     };
-    row(out, width, "GC", &text)?;
+    words(out, width, "GC", &text)?;
     for (kind, count) in [("minor", minor), ("major", major)] {
         if count > 0 {
-            row(out, width, kind, &format!("{count}: {}", causes(gc, kind)))?;
+            words(out, width, kind, &format!("{count}: {}", causes(gc, kind)))?;
         }
     }
     for (label, times) in [("stops", &gc.stops), ("per cycle", &gc.totals)] {
@@ -364,14 +387,14 @@ fn write_cycles(
             duration(times.quantile_ns(0.5)),
             plural(times.count(), if label == "stops" { "stop" } else { "cycle" })
         );
-        row(out, width, label, &text)?;
+        words(out, width, label, &text)?;
     }
     if let Some(worst) = &gc.worst {
         let CycleKey { kind, gc_by, major_by } = worst.key;
         let why = [gc_by, major_by].iter().flatten().copied().collect::<Vec<_>>().join("/");
         let at = time_of_day(clock.epoch_seconds(worst.ts_ns));
         let text = format!("#{} {kind} {why} at {at}Z: {}", worst.count, duration(worst.stopped_ns));
-        row(out, width, "worst", &text)?;
+        words(out, width, "worst", &text)?;
         if let Some(frame) = &worst.by {
             row(out, width, "", &format!("by {}", place_within(frame, width.saturating_sub(15))))?;
         }
@@ -387,4 +410,38 @@ fn write_cycles(
         row(out, width, label, &format!("{head}{text}"))?;
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What has no room goes into further rows, by words.
+    #[test]
+    fn rows_of_words() {
+        let text =
+            "below 0.1 % of the time: 4.96ms, of which 4.88ms in 1 cycle (0.1 a second) and 73µs in none";
+        let tied = text.replace("and 73µs in none", "and\u{a0}73µs\u{a0}in\u{a0}none");
+        let rows = |width: usize, text: &str| {
+            let mut out = Vec::new();
+            words(&mut out, width, "GC", text).unwrap();
+            String::from_utf8(out).unwrap()
+        };
+        let expected = "  GC        below 0.1 % of the time: 4.96ms, of which 4.88ms in 1 cycle (0.1 a second) and 73µs in
+            none
+";
+        assert_eq!(rows(100, text), expected);
+        let expected = expected.replace(" and 73µs in\n            none", "\n            and 73µs in none");
+        assert_eq!(rows(100, &tied), expected);
+        assert_eq!(rows(200, text), format!("  GC        {text}\n"));
+        for width in 40..110 {
+            let rows = rows(width, text);
+            assert!(rows.lines().all(|row| row.chars().count() <= width), "{width}: {rows}");
+            let words: Vec<&str> = rows.split_whitespace().skip(1).collect();
+            assert_eq!(words.join(" "), text, "{width}");
+        }
+        // Columns within a row stay where they are, and a word longer than a row is cut.
+        assert_eq!(rows(40, "p50 161µs  (2 stops)"), "  GC        p50 161µs  (2 stops)\n");
+        assert_eq!(rows(40, &"x".repeat(60)), format!("  GC        {}\n", "x".repeat(28)));
+    }
 }

@@ -14,7 +14,9 @@ pub struct LoadSummary {
 /// Readings of one number.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Readings {
-    /// How many there were.
+    /// How many there were, those included that do not show the number.
+    pub all: u64,
+    /// How many show it.
     pub count: u64,
     /// Their sum.
     pub sum: u64,
@@ -32,6 +34,7 @@ impl LoadSummary {
 
 impl Readings {
     fn add(&mut self, value: Option<u64>) {
+        self.all += 1;
         if let Some(value) = value {
             self.count += 1;
             self.sum = self.sum.saturating_add(value);
@@ -59,8 +62,8 @@ mod tests {
         let queue = |waiting| AcceptQueue { inode: u64::from(waiting), waiting };
         summary.add(&ServerLoad { ts_ns: 1, busy: Some(0), queues: vec![queue(3), queue(4)] });
         summary.add(&ServerLoad { ts_ns: 2, busy: Some(5), queues: Vec::new() });
-        assert_eq!(summary.busy, Readings { count: 2, sum: 5, most: 5 });
-        assert_eq!(summary.waiting, Readings { count: 1, sum: 7, most: 7 });
+        assert_eq!(summary.busy, Readings { all: 3, count: 2, sum: 5, most: 5 });
+        assert_eq!(summary.waiting, Readings { all: 3, count: 1, sum: 7, most: 7 });
         assert_eq!((summary.busy.average(), summary.waiting.average()), (Some(2.5), Some(7.0)));
     }
 }

@@ -1,6 +1,9 @@
 //! The answer at the end of a run, for people: what the garbage collector did in each process.
 
-use std::{collections::HashMap, io::Write};
+use std::{
+    collections::{HashMap, HashSet},
+    io::Write,
+};
 
 use super::{
     ExportError, Exporter,
@@ -57,19 +60,26 @@ pub(super) struct Done {
     pub(super) gvl: Option<GvlSums>,
     pub(super) requests: RequestSummary,
     pub(super) load: LoadSummary,
+    /// Whether it is a Puma with a pool of threads, as far as its command line and its children show.
+    pub(super) has_pool: bool,
     pub(super) end: ProcessEnd,
 }
 
 /// The processes that are traced.
 #[derive(Debug, Default)]
-pub(super) struct Summaries(HashMap<u32, Running>);
+pub(super) struct Summaries {
+    running: HashMap<u32, Running>,
+    /// Parents of Pumas: masters of clusters, if they are Pumas themselves.
+    parents: HashSet<u32>,
+}
 
 impl Summaries {
     /// Something was seen of a process; its end comes by [`Self::ended`].
     pub(super) fn see(&mut self, process: &Process, seen: Seen<'_>) {
-        let of = self.0.entry(process.pid);
+        let of = self.running.entry(process.pid);
         match seen {
             Seen::Process { state, .. } => {
+                self.parents.extend(process.ppid.filter(|_| process.is_puma()));
                 // When that was read depends on when the process was found: it counts if no event has memory.
                 let found = state.and_then(Rss::of);
                 of.insert_entry(Running { found, ..Running::default() });
@@ -85,13 +95,17 @@ impl Summaries {
 
     /// Tracing of a process has ended.
     pub(super) fn ended(&mut self, process: &Process, end: &ProcessEnd) -> Done {
-        let Running { mut gc, gvl, requests, load, found } = self.0.remove(&process.pid).unwrap_or_default();
+        let Running { mut gc, gvl, requests, load, found } =
+            self.running.remove(&process.pid).unwrap_or_default();
+        // The master of a cluster has no pool of threads; it serves no request.
+        let is_master = self.parents.remove(&process.pid) && requests.count() == 0;
+        let has_pool = process.is_puma() && !is_master;
         if let Some(state) = &end.shutdown {
             gc.state(state);
         }
         gc.rss = gc.rss.or(found);
         gc.ended(end.lost);
-        Done { process: process.clone(), gc, gvl, requests, load, end: end.clone() }
+        Done { process: process.clone(), gc, gvl, requests, load, has_pool, end: end.clone() }
     }
 }
 
@@ -277,7 +291,7 @@ fn write_process(
     done: &Done,
     shows_requests: bool,
 ) -> std::io::Result<()> {
-    let Done { process, gc, gvl, requests, load, end } = done;
+    let Done { process, gc, gvl, requests, load, has_pool, end } = done;
     let span_ns = end.ts_ns.saturating_sub(end.since_ns);
     let ended = match end.reason {
         EndReason::Exited => ", ended",
@@ -332,8 +346,8 @@ fn write_process(
     if shows_requests {
         requests::write(out, width, requests)?;
     }
-    if let Some(text) = requests::load(load) {
-        row(out, width, "load", &text)?;
+    for (at, text) in requests::load(load, *has_pool).iter().enumerate() {
+        words(out, width, if at == 0 { "load" } else { "" }, text)?;
     }
     if gc.lost > 0 {
         let lost = plural(gc.lost, "GC event");

@@ -19,6 +19,18 @@ impl Process {
             KNOWN.into_iter().find(|known| *known == name)
         })
     }
+
+    /// Whether its command line is that of a Puma: a single one, a worker of a cluster, or the master of one.
+    pub fn is_puma(&self) -> bool {
+        self.server() == Some("puma")
+    }
+
+    /// Whether its command line says that it is a worker of a cluster of Puma (`Cluster::Worker#run`, `lib/puma/cluster/worker.rb`). One that was
+    /// forked while its master was traced may have its master's.
+    pub fn is_puma_worker(&self) -> bool {
+        let first = self.cmdline.as_deref().and_then(|words| words.first());
+        first.is_some_and(|title| title.starts_with("puma: cluster worker"))
+    }
 }
 
 #[cfg(test)]
@@ -37,6 +49,14 @@ mod tests {
         {
             assert_eq!(server(&[title]), Some("puma"), "{title}");
         }
+        let mut of = process(1, "shop");
+        let mut is = |title: &str| {
+            of.cmdline = Some(vec![title.to_owned()]);
+            (of.is_puma(), of.is_puma_worker())
+        };
+        assert_eq!(is("puma 5.6.5 (tcp://0.0.0.0:9292) [shop]"), (true, false));
+        assert_eq!(is("puma: cluster worker 0: 4711 [shop]"), (true, true));
+        assert_eq!(is("unicorn worker[0] -c x"), (false, false));
         assert_eq!(server(&["/usr/bin/ruby", "/usr/bin/unicorn", "-p", "80"]), Some("unicorn"));
         assert_eq!(server(&["unicorn_rails worker[0] -c x"]), Some("unicorn_rails"));
         assert_eq!(server(&["sidekiq 6.5.7 shop [0 of 5 busy]"]), Some("sidekiq"));

@@ -7,7 +7,7 @@ use crate::{
     aggregate::{
         gc_summary::Distribution,
         request_summary::{By, Group, GroupSummary, Part, RequestSummary},
-        server_load::LoadSummary,
+        server_load::{LoadSummary, Readings},
     },
     export::{
         place::{clip, place},
@@ -146,15 +146,32 @@ pub(super) fn write(out: &mut impl Write, width: usize, requests: &RequestSummar
     table(out, width, requests, By::Endpoint)
 }
 
-/// How busy a server was; `None` where nothing is known of that.
-pub(super) fn load(load: &LoadSummary) -> Option<String> {
+/// How busy a server was, in rows; none where nothing is known of that. `has_pool`: it has threads that may be busy, known or not.
+pub(super) fn load(load: &LoadSummary, has_pool: bool) -> Vec<String> {
     let LoadSummary { busy, waiting } = load;
-    let threads = busy.average().map(|average| format!("{average:.1} threads busy, at most {}", busy.most));
-    let queue =
-        waiting.average().map(|average| format!("accept queue {average:.1}, at most {}", waiting.most));
-    let parts: Vec<String> = [threads, queue].into_iter().flatten().collect();
-    let readings = plural(busy.count.max(waiting.count), "reading");
-    (!parts.is_empty()).then(|| format!("{} (average of {readings})", parts.join("; ")))
+    let readings = plural(busy.all, "reading");
+    // The readings that do not show a figure may have had its highest value.
+    let figure = |of: &Readings, before: &str, after: &str| {
+        let average = of.average()?;
+        let figure = format!("{before}{average:.1}{after}");
+        Some(if of.count == of.all {
+            (true, format!("{figure}, at most {}", of.most))
+        } else {
+            (false, format!("{figure} (average of {} of {readings}, those that show it)", of.count))
+        })
+    };
+    let unknown = || (false, format!("threads busy: not known ({readings})"));
+    let threads = figure(busy, "", " threads busy").or_else(|| (has_pool && busy.all > 0).then(unknown));
+    let queue = figure(waiting, "accept queue ", "");
+    match (threads, queue) {
+        (Some((true, threads)), Some((true, queue))) => {
+            vec![format!("{threads}; {queue} (average of {readings})")]
+        }
+        (threads, queue) => {
+            let row = |(whole, text)| if whole { format!("{text} (average of {readings})") } else { text };
+            [threads, queue].into_iter().flatten().map(row).collect()
+        }
+    }
 }
 
 /// The requests of all processes, by what was asked for.
@@ -341,16 +358,39 @@ mod tests {
     #[test]
     fn load_of_a_server() {
         let mut of = LoadSummary::default();
-        assert_eq!(load(&of), None);
-        for waiting in [0, 3] {
+        assert!(load(&of, true).is_empty());
+        let read = |busy, waiting| {
             let queues = vec![AcceptQueue { inode: 7, waiting }];
-            of.add(&ServerLoad { ts_ns: 1, busy: None, queues });
+            ServerLoad { ts_ns: 1, busy, queues }
+        };
+        for waiting in [0, 3] {
+            of.add(&read(None, waiting));
         }
-        assert_eq!(load(&of).unwrap(), "accept queue 1.5, at most 3 (average of 2 readings)");
+        let queue = "accept queue 1.5, at most 3 (average of 2 readings)";
+        assert_eq!(load(&of, false), [queue]);
+        assert_eq!(load(&of, true), ["threads busy: not known (2 readings)", queue]);
         of.add(&ServerLoad { ts_ns: 2, busy: Some(5), queues: Vec::new() });
         assert_eq!(
-            load(&of).unwrap(),
-            "5.0 threads busy, at most 5; accept queue 1.5, at most 3 (average of 2 readings)"
+            load(&of, true),
+            [
+                "5.0 threads busy (average of 1 of 3 readings, those that show it)",
+                "accept queue 1.5 (average of 2 of 3 readings, those that show it)"
+            ]
+        );
+        let mut of = LoadSummary::default();
+        of.add(&read(Some(2), 0));
+        of.add(&read(Some(5), 1));
+        assert_eq!(
+            load(&of, true),
+            ["3.5 threads busy, at most 5; accept queue 0.5, at most 1 (average of 2 readings)"]
+        );
+        of.add(&read(None, 2));
+        assert_eq!(
+            load(&of, true),
+            [
+                "3.5 threads busy (average of 2 of 3 readings, those that show it)",
+                "accept queue 1.0, at most 2 (average of 3 readings)"
+            ]
         );
     }
 

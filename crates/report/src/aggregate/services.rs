@@ -2,7 +2,7 @@
 //! services beyond a limit are added up as one, which says so.
 
 use std::{
-    collections::{BTreeMap, HashMap},
+    collections::{BTreeMap, HashMap, HashSet},
     sync::Arc,
 };
 
@@ -88,9 +88,9 @@ pub struct Gauges {
     pub rss: Option<u64>,
     /// How it is shared, in sums; `None` unless it was read of each process.
     pub shares: Option<Shares>,
-    /// Threads that were serving when that was last read, where it is known.
+    /// Threads that were serving when that was last read; `None` unless it is known of each process that has a pool of such threads.
     pub busy: Option<u64>,
-    /// Connections in accept queues, likewise, by inode of the socket: processes may share one.
+    /// Connections in accept queues of the sockets of which that was read, by inode: processes may share one.
     pub queues: BTreeMap<u64, u32>,
 }
 
@@ -117,10 +117,27 @@ impl Gauges {
             private_dirty: one.private_dirty + other.private_dirty,
             read_ns: one.read_ns.min(other.read_ns),
         });
-        self.busy = sum(self.busy, other.busy);
-        for (inode, waiting) in &other.queues {
-            let of_socket = self.queues.entry(*inode).or_default();
-            *of_socket = (*of_socket).max(*waiting);
+    }
+}
+
+/// The load of the processes of a service.
+#[derive(Clone, Debug, Default)]
+struct Load {
+    busy: Option<u64>,
+    /// Threads of a pool are not known to be busy or not.
+    is_unknown: bool,
+    queues: BTreeMap<u64, u32>,
+}
+
+impl Load {
+    fn add(&mut self, of: &Running, is_parent: bool) {
+        match of.load.busy {
+            Some(busy) => self.busy = Some(self.busy.unwrap_or_default() + u64::from(busy)),
+            None => self.is_unknown |= of.may_have_pool(is_parent),
+        }
+        for queue in &of.load.queues {
+            let of_socket = self.queues.entry(queue.inode).or_default();
+            *of_socket = (*of_socket).max(queue.waiting);
         }
     }
 }
@@ -206,13 +223,58 @@ struct Running {
     /// GC records that were lost before one of its cycles.
     lost: u64,
     load: ServerLoad,
+    ppid: Option<u32>,
+    server: MayServe,
+}
+
+/// Whether a process may have a pool of threads that serve requests, which Pumas have.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum MayServe {
+    /// It has: it is a worker of a cluster by its title, or was seen to have.
+    Yes,
+    /// It is a Puma by its command line: a single one, a worker or the master of a cluster. The master has none.
+    Puma,
+    /// Its command line does not say (`rails server`, `ruby app.rb`).
+    Unknown,
+    /// It is another server.
+    No,
+}
+
+impl MayServe {
+    fn of(process: &Process) -> Self {
+        match process.server() {
+            _ if process.is_puma_worker() => Self::Yes,
+            Some(_) if process.is_puma() => Self::Puma,
+            Some(_) => Self::No,
+            None => Self::Unknown,
+        }
+    }
 }
 
 impl Running {
-    fn gauges(&self) -> Option<Gauges> {
-        let queues = self.load.queues.iter().map(|queue| (queue.inode, queue.waiting));
-        let busy = self.load.busy.map(u64::from);
-        self.gauges.clone().map(|gauges| Gauges { busy, queues: queues.collect(), ..gauges })
+    /// `is_parent`: another process of the service that may have a pool is its child.
+    fn may_have_pool(&self, is_parent: bool) -> bool {
+        match self.server {
+            MayServe::Yes => true,
+            MayServe::Puma => !is_parent,
+            // A server listens.
+            MayServe::Unknown => !is_parent && self.listens(),
+            MayServe::No => false,
+        }
+    }
+
+    fn listens(&self) -> bool {
+        !self.load.queues.is_empty()
+    }
+
+    /// Its parent, unless it is no server.
+    fn master(&self) -> Option<u32> {
+        let serves = match self.server {
+            MayServe::Yes | MayServe::Puma => true,
+            MayServe::Unknown => self.listens(),
+            MayServe::No => false,
+        };
+        self.ppid.filter(|_| serves)
     }
 }
 
@@ -266,7 +328,8 @@ impl Services {
         service.running += 1;
         service.image = Some(process.image.clone());
         let (gvl, load) = (GvlSoFar::default(), ServerLoad::default());
-        let running = Running { service: key, gauges: None, totals: None, gvl, lost: 0, load };
+        let (ppid, server) = (process.ppid, MayServe::of(process));
+        let running = Running { service: key, gauges: None, totals: None, gvl, lost: 0, load, ppid, server };
         self.running.insert(process.pid, running);
         if let Some(state) = state {
             self.state(process, state);
@@ -317,6 +380,9 @@ impl Services {
     fn load(&mut self, process: &Process, load: &ServerLoad) {
         if let Some(running) = self.running.get_mut(&process.pid) {
             running.load = load.clone();
+            if load.busy.is_some() {
+                running.server = MayServe::Yes;
+            }
         }
     }
 
@@ -363,13 +429,16 @@ impl Services {
 
     /// The services with what their processes that are known add up to; `None`: none of those that run is known.
     pub fn iter(&self) -> impl Iterator<Item = (&ServiceKey, &Service, Option<Gauges>)> {
+        let masters: HashSet<u32> = self.running.values().filter_map(Running::master).collect();
         let mut gauges: HashMap<&ServiceKey, (Option<Gauges>, bool)> = HashMap::new();
-        for running in self.running.values() {
+        let mut loads: HashMap<&ServiceKey, Load> = HashMap::new();
+        for (pid, running) in &self.running {
+            loads.entry(&running.service).or_default().add(running, masters.contains(pid));
             let (sum, unknown) = gauges.entry(&running.service).or_default();
-            match (sum.as_mut(), running.gauges()) {
+            match (sum.as_mut(), &running.gauges) {
                 (_, None) => *unknown = true,
-                (Some(sum), Some(gauges)) => sum.add(&gauges),
-                (None, gauges) => *sum = gauges,
+                (Some(sum), Some(gauges)) => sum.add(gauges),
+                (None, gauges) => sum.clone_from(gauges),
             }
         }
         let sum = move |key: &ServiceKey| match gauges.get(key) {
@@ -381,7 +450,13 @@ impl Services {
             Some((Some(sum), true)) => Some(Gauges { shares: None, ..sum.clone() }),
             Some((sum, _)) => sum.clone(),
         };
-        self.known.iter().map(move |(key, service)| (key, service, sum(key)))
+        // The load needs no VM that has been read: it is that of all processes.
+        let with_load = move |key: &ServiceKey| {
+            let Load { busy, is_unknown, queues } = loads.get(key).cloned().unwrap_or_default();
+            let busy = busy.filter(|_| !is_unknown);
+            sum(key).map(|gauges| Gauges { busy, queues, ..gauges })
+        };
+        self.known.iter().map(move |(key, service)| (key, service, with_load(key)))
     }
 
     fn of(&mut self, pid: u32) -> Option<&mut Service> {

@@ -40,8 +40,8 @@ fn shares() {
     assert_eq!(of(&services).map(|shares| shares.pss), Some(130));
 }
 
-/// A process of a service.
-/// Busy threads are a sum, a socket of several processes counts once, and what has ended has neither.
+/// Busy threads are a sum, known once they are known of each process that may have some; a socket of several processes counts once, and what
+/// has ended has neither.
 #[test]
 fn loads() {
     let mut services = Services::new(false);
@@ -58,7 +58,8 @@ fn loads() {
     let load = |busy, queues| ServerLoad { ts_ns: 1, busy, queues };
     services.see(&process(1, "web"), Seen::Load(&load(Some(3), vec![queue(7, 4), queue(8, 1)])));
     services.see(&process(2, "web"), Seen::Load(&load(None, vec![queue(7, 5)])));
-    assert_eq!(of(&services), (Some(3), vec![(7, 5), (8, 1)]));
+    // The second one listens, and what its threads do is not known.
+    assert_eq!(of(&services), (None, vec![(7, 5), (8, 1)]));
     services.see(&process(2, "web"), Seen::Load(&load(Some(2), vec![queue(7, 0)])));
     services.see(&process(1, "web"), Seen::Load(&load(Some(0), vec![queue(7, 0)])));
     assert_eq!(of(&services), (Some(2), vec![(7, 0)]));
@@ -66,6 +67,63 @@ fn loads() {
     assert_eq!(of(&services), (Some(0), vec![(7, 0)]));
 }
 
+/// The master of a cluster and other programs have no pool of threads that could be busy; each worker has, and each Puma.
+#[test]
+fn servers() {
+    let of = |pid, ppid, words: &[&str]| {
+        let cmdline = Some(words.iter().map(|&word| word.to_owned()).collect());
+        Process { ppid: Some(ppid), cmdline, ..process(pid, "web") }
+    };
+    let load = |busy, inode: Option<u64>| {
+        let queues = inode.map(|inode| AcceptQueue { inode, waiting: 0 });
+        ServerLoad { ts_ns: 1, busy, queues: queues.into_iter().collect() }
+    };
+    // What it comes to of these processes, whose VMs have been read or not.
+    let busy = |all: &[(Process, Option<ServerLoad>)]| {
+        let mut services = Services::new(false);
+        for (at, (process, load)) in all.iter().enumerate() {
+            let state = (at != 1).then(|| state(1, 1));
+            let seen = Seen::Process { state: state.as_ref(), now_ns: 1, since_ns: 1 };
+            services.see(process, seen);
+            if let Some(load) = load {
+                services.see(process, Seen::Load(load));
+            }
+        }
+        services.iter().next().unwrap().2.unwrap().busy
+    };
+    let title = "puma 5.6.5 (tcp://0.0.0.0:9292) [shop]";
+    let master = (of(10, 1, &[title]), Some(load(None, Some(7))));
+    let worker = |pid, title: &str, busy| (of(pid, 10, &[title]), Some(load(busy, Some(7))));
+    let first = |busy| worker(11, "puma: cluster worker 0: 10 [shop]", busy);
+    let second = |busy| worker(12, "puma: cluster worker 1: 10 [shop]", busy);
+    assert_eq!(busy(&[master.clone(), first(Some(1)), second(Some(2))]), Some(3));
+    assert_eq!(busy(&[master.clone(), first(Some(1)), second(None)]), None);
+    assert_eq!(busy(&[master.clone(), first(None), second(None)]), None);
+    // One that was forked while its master was traced has the title of the master, and may not have been read yet.
+    assert_eq!(busy(&[master.clone(), first(Some(1)), worker(12, title, Some(2))]), Some(3));
+    assert_eq!(busy(&[master.clone(), first(Some(1)), worker(12, title, None)]), None);
+    assert_eq!(busy(&[master.clone(), first(Some(1)), (of(12, 10, &[title]), None)]), None);
+    // Two that are no cluster.
+    let single = |pid, busy| (of(pid, 1, &[title]), Some(load(busy, Some(u64::from(pid)))));
+    assert_eq!(busy(&[single(20, Some(1)), single(21, None)]), None);
+    assert_eq!(busy(&[single(20, Some(1)), single(21, Some(0))]), Some(1));
+    // Of another program that listens it is not known whether it is a Puma, unless it is a cluster's master.
+    let rails =
+        |pid, ppid, busy, inode| (of(pid, ppid, &["ruby", "bin/rails", "server"]), Some(load(busy, inode)));
+    assert_eq!(busy(&[single(20, Some(1)), rails(30, 1, None, Some(9))]), None);
+    assert_eq!(busy(&[rails(30, 1, None, Some(9)), rails(31, 30, Some(2), Some(9))]), Some(2));
+    assert_eq!(busy(&[rails(30, 1, None, Some(9)), rails(31, 30, None, Some(9))]), None);
+    // These are none.
+    assert_eq!(
+        busy(&[single(20, Some(1)), rails(30, 1, None, None), (of(31, 1, &["ruby", "job.rb"]), None)]),
+        Some(1)
+    );
+    let others = [of(40, 1, &["sidekiq 6.5.7 shop [0 of 5 busy]"]), of(41, 1, &["unicorn worker[0]"])];
+    let [sidekiq, unicorn] = others.map(|process| (process, Some(load(None, Some(8)))));
+    assert_eq!(busy(&[single(20, Some(1)), sidekiq, unicorn]), Some(1));
+}
+
+/// A process of a service.
 pub(crate) fn process(pid: u32, service: &str) -> Process {
     let image = Image {
         index: 0,

@@ -15,6 +15,7 @@ use super::*;
 use crate::{
     aggregate::endpoint,
     decode::Event,
+    host::proc_root,
     images::Reading,
     model::Image,
     ruby::{RubyVersion, layout::ObjspaceLayout, live_check},
@@ -162,7 +163,7 @@ fn forked_children() {
     let [forked, execed, queued] = [sleeps[0].id(), sleeps[1].id(), sleeps[2].id()];
     // A program has its arguments only after its exec has let its parent go on.
     for sleep in &sleeps {
-        while std::fs::read(format!("/proc/{}/cmdline", sleep.id())).unwrap().is_empty() {
+        while proc_root::cmdline(sleep.id()).unwrap().is_empty() {
             std::thread::yield_now();
         }
     }

@@ -179,12 +179,11 @@ impl Step {
 
     /// Why nothing is found that holds them.
     fn nothing(&self) -> End {
-        match () {
-            // The variables of threads are looked for only where the path is at the hash that has them.
-            () if !self.is_single() => End::Several,
-            () if self.doubtful => End::Doubtful,
-            () => End::NotReadable,
+        // The variables of threads are looked for only where the path is at the hash that has them.
+        if !self.is_single() {
+            return End::Several;
         }
+        if self.doubtful { End::Doubtful } else { End::NotReadable }
     }
 
     /// What the path goes on with: an object or a group that holds more than half of the samples. Else an object that holds a quarter at

@@ -254,7 +254,7 @@ fn look(target: &Target, known: Option<u64>, due: bool) -> Result<Look, HeapFail
         return Ok(look);
     }
     let counted = count::count(target).map_err(|source| target.failure(source))?;
-    let report = Report::of(target, By::Class, &counted).map_err(|source| target.failure(source))?;
+    let report = Report::brief(target, By::Class, &counted).map_err(|source| target.failure(source))?;
     look.major = majors(target)?.0;
     if look.major != before
         || counted.moment.sweeping

@@ -99,11 +99,21 @@ impl Report {
     ///
     /// The process ended, or became another program, before the names of classes were read.
     pub(super) fn of(target: &Target, by: By, counted: &Counted) -> Result<Self, HeapError> {
+        Self::made(target, by, counted, true)
+    }
+
+    /// The same without how many classes have the name of a row, for which each class is read once more: a census must end before the next
+    /// collection.
+    pub(super) fn brief(target: &Target, by: By, counted: &Counted) -> Result<Self, HeapError> {
+        Self::made(target, by, counted, false)
+    }
+
+    fn made(target: &Target, by: By, counted: &Counted, classes: bool) -> Result<Self, HeapError> {
         let who = Who { pid: target.pid, command: target.command.clone(), ruby: target.ruby(), by };
         let mut report = match target.names() {
             Some(mut names) => Self::with(who, counted, |class| {
                 let name = class_name(&mut names, &target.memory, class);
-                (name, names.real_class(class))
+                (name, if classes { names.real_class(class) } else { None })
             }),
             None => Self::with(who, counted, |class| (Some(format!("(class at {class:#x})").into()), None)),
         };

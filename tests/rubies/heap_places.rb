@@ -89,7 +89,8 @@ when "busy"
   work(1000)
   $stdout.puts "dumped"
   $stdout.flush
-  Thread.new { loop { orders(50) } }
+  # Without any rest a fast machine changes all of the table before it is read.
+  Thread.new { loop { 40.times { orders(50) }; sleep 0.005 } }
   $stdin.gets
   exit!
 end

@@ -178,11 +178,13 @@ fn runs_job(at: &At<'_>) -> bool {
 extern "C" fn verified_once_2_put_back(command: u64, len: u64) -> u64 {
     /// From the end of the first line of the reply, `*2\r\n`, to that of the second line of the command, `*3\r\n$5\r\nrpush\r\n`.
     const FURTHER: u64 = 11;
+    /// With fewer bytes of the reply there is nothing to compare.
+    const LEAST: u32 = 16;
     let (tgid, tid) = tgid_tid();
     let Some(fetcher) = FETCHERS.get_ptr(&tid) else { return 0 };
     // SAFETY: a map value pointer, valid while the program runs; only this thread uses this key.
     let fetcher = unsafe { &*fetcher };
-    if fetcher.tgid != tgid || len != fetcher.total.wrapping_add(FURTHER) {
+    if fetcher.tgid != tgid || fetcher.head_len < LEAST || len != fetcher.total.wrapping_add(FURTHER) {
         return 0;
     }
     let Some(bytes) = usermem::read::<[u8; COMMAND_BYTES]>(command) else { return 0 };

@@ -64,6 +64,10 @@ const TICK: Duration = Duration::from_millis(50);
 const START_TICK: Duration = Duration::from_millis(5);
 /// Between two accounts to the exporters.
 const ACCOUNT: Duration = Duration::from_secs(1);
+/// How long an account waits for threads that have been woken and have not got a CPU yet: their stacks are taken when they do.
+const RETURNS: Duration = Duration::from_millis(100);
+/// How often it looks at them.
+const RETURN_TICK: Duration = Duration::from_millis(2);
 /// Findings waiting for the data thread; the control thread waits when it is full.
 const FINDINGS: usize = 1024;
 
@@ -334,12 +338,24 @@ impl Run<'_> {
             // The sums have waits whose records came since the rings were read. A recording that a sum sets off must have them.
             self.pipeline.drain(&mut self.rings);
             if self.pipeline.account_follows() {
-                let min = self.settings.stacks.map_or(Duration::ZERO, |stacks| stacks.off_cpu_min);
-                self.pipeline.read_sleepers(min);
-                self.pipeline.away_so_far(monotonic_ns(), min);
+                self.take_sleepers();
             }
             self.pipeline.account(self.counters.read());
         }
+    }
+
+    /// Outputs are about to be read: they get the times of threads off their CPU up to now, those that are over and those that are not.
+    fn take_sleepers(&mut self) {
+        let min = self.settings.stacks.map_or(Duration::ZERO, |stacks| stacks.off_cpu_min);
+        let until = Instant::now() + RETURNS;
+        while self.pipeline.read_sleepers(min) && Instant::now() < until {
+            std::thread::sleep(RETURN_TICK);
+            self.pipeline.drain(&mut self.rings);
+        }
+        let now_ns = monotonic_ns();
+        let away = self.pipeline.away_now();
+        self.pipeline.drain(&mut self.rings);
+        self.pipeline.away_so_far(away, now_ns, min);
     }
 
     /// A user asks for a file of what is kept.

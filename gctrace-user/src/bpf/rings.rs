@@ -1,6 +1,7 @@
 //! The ring buffers and the counters.
 
 use std::{
+    collections::BTreeMap,
     io,
     os::fd::{AsFd, AsRawFd as _, BorrowedFd, OwnedFd, RawFd},
     time::Duration,
@@ -143,11 +144,12 @@ impl AwayMap {
         }
     }
 
-    /// The threads that had left their CPU when [`super::Probes::close`] was called and have not come back, by tid.
-    pub fn read(&self) -> Vec<(u32, AwayEntry)> {
+    /// The threads that have left their CPU and have not come back, by tid. After [`super::Probes::close`], nothing changes in it.
+    pub fn read(&self) -> BTreeMap<u32, AwayEntry> {
         let entries = self.away.iter().filter_map(|entry| {
             entry.inspect_err(|error| log::warn!("reading a thread that is off its CPU: {error}")).ok()
         });
+        // A walk begins again where the entry that it is at goes (`htab_map_get_next_key`, kernel/bpf/hashtab.c).
         entries.collect()
     }
 }

@@ -5,7 +5,7 @@
 //! read, and after that the kernel side treats them like any other thread.
 
 use std::{
-    collections::{HashMap, HashSet},
+    collections::{BTreeMap, HashMap, HashSet},
     time::Duration,
 };
 
@@ -124,9 +124,11 @@ impl Pipeline {
         }
     }
 
-    /// Tracing is about to end: reads the stacks of threads that are off their CPU, where they are taken when threads come back.
-    pub fn read_sleepers(&mut self, min: Duration) {
-        let Some(asleep) = &self.asleep else { return };
+    /// Outputs are about to be read: reads the stacks of threads that are off their CPU, where they are taken when threads come back. Returns
+    /// whether some have been for at least so long and can run at any moment: theirs are known when they have.
+    pub fn read_sleepers(&mut self, min: Duration) -> bool {
+        let Some(asleep) = &self.asleep else { return false };
+        let mut some_return = false;
         let mut by_process: HashMap<u32, Vec<(u32, AwayEntry)>> = HashMap::new();
         let now_ns = monotonic_ns();
         for (tid, away) in asleep.map.read() {
@@ -141,25 +143,36 @@ impl Pipeline {
             let layout = known.as_ref().and_then(|known| known.threads.as_deref());
             let reading = layout.and_then(|layout| Reading::of(layout, pid, ruby.bias));
             for (tid, away) in threads {
-                let Some(task) = Task::look(pid, tid).filter(|task| task.asleep) else { continue };
-                let walked = walked(reading.as_ref(), task);
-                // It has not been back if its entry is the same.
-                if task.still_sleeps(pid)
-                    && asleep.map.get(tid).is_some_and(|now| now.begin_ns == away.begin_ns)
-                {
-                    self.stacks.sleeper(&Sleeper { ruby, away, tid }, &walked);
+                // One that ends has no stack any more.
+                let Some(task) = Task::look(pid, tid) else { continue };
+                let walked = task.asleep.then(|| walked(reading.as_ref(), task));
+                match walked.filter(|_| task.still_sleeps(pid)) {
+                    // It has not been back if its entry is the same.
+                    Some(walked) if asleep.map.get(tid).is_some_and(|now| now.begin_ns == away.begin_ns) => {
+                        self.stacks.sleeper(&Sleeper { ruby, away, tid }, &walked);
+                    }
+                    _ => some_return = true,
                 }
             }
         }
+        some_return
     }
 
-    /// Hands over the times off the CPU that are not over, of at least so long, to the outputs that are about to be read.
-    pub fn away_so_far(&mut self, now_ns: u64, min: Duration) {
-        // Stacks that were just read may not have been taken over yet.
-        self.take_stacks();
+    /// The threads that are off their CPU now. Records of those that had come back before are in the ring.
+    pub fn away_now(&self) -> BTreeMap<u32, AwayEntry> {
+        let Some(asleep) = &self.asleep else { return BTreeMap::new() };
+        let mut away = asleep.map.read();
+        // Some may have come back while the others were read.
+        away.retain(|tid, entry| asleep.map.get(*tid).is_some_and(|now| now.begin_ns == entry.begin_ns));
+        away
+    }
+
+    /// Hands over the times off the CPU that are not over, of at least so long, to the outputs that are about to be read. Of a thread whose
+    /// record has come since [`Self::away_now`], they have that.
+    pub fn away_so_far(&mut self, away: BTreeMap<u32, AwayEntry>, now_ns: u64, min: Duration) {
         let Some(asleep) = &self.asleep else { return };
         let mut open = Vec::new();
-        for (tid, entry) in asleep.map.read() {
+        for (tid, entry) in away {
             let its = |traced: &&TracedProcess| traced.process.image.index == entry.image;
             let Some(traced) = self.traced.get(&entry.tgid).filter(its) else { continue };
             if u128::from(now_ns.saturating_sub(entry.begin_ns)) < min.as_nanos().max(1)

@@ -66,14 +66,10 @@ pub struct Config {
     /// Stacks of threads off their CPU, about this many per [`OFF_CPU_WINDOW_NS`] and CPU, and never more than twice as many; 0: threads off
     /// their CPU are not looked at.
     pub off_cpu_stacks: u32,
-    /// Byte offset of `prev_state` in the `sched:sched_switch` tracepoint record.
-    pub switch_prev_state: u32,
-    /// Byte offset of `next_pid` there.
-    pub switch_next_pid: u32,
-    /// Byte offset of `pid` in the `sched:sched_wakeup` tracepoint record.
-    pub wakeup_pid: u32,
     /// 1 where the GVL is watched.
     pub gvl: u32,
+    /// Zero.
+    pub reserved: u32,
     /// A thread that is off its CPU for less is not reported, nanoseconds.
     pub off_cpu_min_ns: u64,
     /// A wait for the GVL that takes at least this long is reported, nanoseconds.
@@ -84,11 +80,11 @@ pub struct Config {
     pub futex_address: u32,
     /// Byte offset of `op` there.
     pub futex_op: u32,
-    /// Byte offset of `pid` in the kernel's `task_struct`; 0: what the scheduler does with threads is not seen.
+    /// Byte offset of `pid` in the kernel's `task_struct`; 0: not known.
     pub task_pid: u32,
     /// Byte offset of `__state` (`state` before Linux 5.14) there.
     pub task_state: u32,
-    /// Byte offset of `se.sum_exec_runtime` there.
+    /// Byte offset of `se.sum_exec_runtime` there; 0: what the scheduler does with threads that watch the GVL is not seen.
     pub task_charged: u32,
     /// 1: a thread's stack is taken when it is back on a CPU (`sched_exit_tp`, Linux 6.15), so that short times cost none. 0: when it
     /// leaves it.
@@ -471,7 +467,7 @@ pub const fn alloc_interval(random: u32) -> u64 {
 }
 
 const _: () = assert!(ALLOC_INTERVAL.is_power_of_two());
-const _: () = assert!(size_of::<Config>() == 104);
+const _: () = assert!(size_of::<Config>() == 96);
 const _: () = assert!(size_of::<Span>() == 8);
 const _: () = assert!(size_of::<ThreadPath>() == 40);
 const _: () = assert!(size_of::<StackPath>() == 96);

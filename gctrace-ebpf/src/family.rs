@@ -49,7 +49,7 @@ impl Family for Tick {
     fn release(_scratch: *mut Scratch) {}
 }
 
-/// Tracepoints of the scheduler: run with interrupts off.
+/// Tracepoints of futexes: run with preemption off, and take a stack in the context of a thread.
 pub struct Switch;
 
 impl Family for Switch {
@@ -72,8 +72,8 @@ impl Family for Switch {
     fn release(_scratch: *mut Scratch) {}
 }
 
-/// The raw tracepoint behind a switch of threads: runs before anything else is switched to, and shares the scratch of the tracepoints
-/// of the scheduler, whose programs are done by then.
+/// The raw tracepoints at a switch of threads and behind it: they run with interrupts off, one after the other, and share the scratch of the
+/// tracepoints of futexes, which no switch interrupts.
 pub struct Return;
 
 impl Family for Return {

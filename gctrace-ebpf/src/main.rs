@@ -181,20 +181,20 @@ pub fn probe_native(ctx: ProbeContext) -> u32 {
 }
 
 /// `sched:sched_switch`: a CPU switches from one thread to another, in the context of the former.
-#[tracepoint]
-pub fn sched_switch(ctx: TracePointContext) -> u32 {
+#[raw_tracepoint(tracepoint = "sched_switch")]
+pub fn sched_switch(ctx: RawTracePointContext) -> i32 {
     offcpu::switched(&ctx);
     0
 }
 
 /// `sched:sched_wakeup`: a thread becomes runnable.
-#[tracepoint]
-pub fn sched_wakeup(ctx: TracePointContext) -> u32 {
+#[raw_tracepoint(tracepoint = "sched_wakeup")]
+pub fn sched_wakeup(ctx: RawTracePointContext) -> i32 {
     offcpu::woken(&ctx);
     0
 }
 
-/// Stage [`RUBY`](gctrace_common::stack::stage::RUBY) of the stack of a thread that leaves its CPU.
+/// Stage [`RUBY`](gctrace_common::stack::stage::RUBY) of the stack of a thread that begins to wait for a futex.
 #[tracepoint]
 pub fn switch_ruby(ctx: TracePointContext) -> u32 {
     walk::ruby::<family::Switch, _>(&ctx);
@@ -208,7 +208,7 @@ pub fn sched_return(ctx: RawTracePointContext) -> i32 {
     0
 }
 
-/// Stage [`RUBY`](gctrace_common::stack::stage::RUBY) of the stack of a thread that is back on its CPU.
+/// Stage [`RUBY`](gctrace_common::stack::stage::RUBY) of the stack of a thread that leaves its CPU or is back on it.
 #[raw_tracepoint(tracepoint = "sched_exit_tp")]
 pub fn return_ruby(ctx: RawTracePointContext) -> i32 {
     walk::ruby::<family::Return, _>(&ctx);

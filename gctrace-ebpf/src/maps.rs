@@ -52,6 +52,7 @@ static CONFIG: Global<Config> = Global::new(Config {
     tick_ns: 0,
     task_stack: 0,
     gvl: 0,
+    reserved: 0,
     off_cpu_min_ns: 0,
     gvl_threshold_ns: 0,
     gvl_span_ns: 0,
@@ -62,9 +63,6 @@ static CONFIG: Global<Config> = Global::new(Config {
     task_charged: 0,
     at_return: 0,
     off_cpu_stacks: 0,
-    switch_prev_state: 0,
-    switch_next_pid: 0,
-    wakeup_pid: 0,
 });
 
 /// Separate from [`CONFIG`], which is read whole wherever a part of it is.

@@ -4,10 +4,12 @@
 //! Where the kernel reports that a switch of threads is over (`sched_exit_tp`, Linux 6.15) the stack is taken then, in the context of the
 //! thread that is back: it has not changed, and only times that are long enough cost one. `sched_switch` is too early for that: only the
 //! memory of the thread that leaves is readable there. Before Linux 6.15 a stack may be taken of each thread that leaves.
+//!
+//! These are raw tracepoints, which are not skipped where a thread is preempted in a bpf(2) call (`tasks`).
 
 use aya_ebpf::{
     helpers::{bpf_get_current_comm, bpf_get_prandom_u32, bpf_ktime_get_ns},
-    programs::{RawTracePointContext, TracePointContext},
+    programs::RawTracePointContext,
 };
 use gctrace_common::{
     config::{AwayEntry, Returning, RubyEntry, StackPath},
@@ -17,7 +19,7 @@ use gctrace_common::{
 };
 
 use crate::{
-    family::{Return, Switch},
+    family::Return,
     filter::{still_selected, tgid_tid},
     gvl,
     maps::{AWAY, RETURNING, SHARES, STACK_RING, any_image, closed, config, count},
@@ -25,25 +27,23 @@ use crate::{
     ring::NO_WAKEUP,
     rubies,
     stack::{Occasion, capture},
+    tasks::member,
     walk,
 };
 
-/// `EXIT_DEAD` and `EXIT_ZOMBIE` in `prev_state` (include/linux/sched.h): it never comes back.
-const GONE: i64 = 0x30;
-/// `TASK_REPORT_MAX` there (Linux 4.14): it could have continued.
-const PREEMPTED: i64 = 0x100;
+/// `TASK_DEAD` in `task_struct.__state` (include/linux/sched.h): it never comes back.
+const DEAD: u32 = 0x80;
 
-/// A CPU switches from one thread to another.
+/// A CPU switches from one thread to another: `sched_switch(bool preempt, task *prev, task *next, …)` (include/trace/events/sched.h).
 #[inline(always)]
-pub fn switched(ctx: &TracePointContext) {
+pub fn switched(ctx: &RawTracePointContext) {
     let config = config();
-    // SAFETY: the offsets come from the tracepoint's own format file.
-    let (Ok(state), Ok(next)) = (unsafe {
-        (
-            ctx.read_at::<i64>(config.switch_prev_state as usize),
-            ctx.read_at::<u32>(config.switch_next_pid as usize),
-        )
-    }) else {
+    if config.task_pid == 0 {
+        return;
+    }
+    let (preempt, previous, next) = (ctx.arg::<u64>(0), ctx.arg::<u64>(1), ctx.arg::<u64>(2));
+    let (Some(state), Some(next)) = (member(previous, config.task_state), member(next, config.task_pid))
+    else {
         return;
     };
     // SAFETY: a plain helper call.
@@ -52,11 +52,12 @@ pub fn switched(ctx: &TracePointContext) {
     on_cpu_again(next, now);
     let (tgid, tid) = tgid_tid();
     let Some(ruby) = rubies::known(tgid) else { return };
-    if closed() || state & GONE != 0 || !still_selected(tgid) {
+    if closed() || state & DEAD != 0 || !still_selected(tgid) {
         return;
     }
     count(Counter::SwitchOuts);
-    let preempted = state == 0 || state & PREEMPTED != 0;
+    // A thread that is about to sleep and is preempted first could have continued, and so could one that yields.
+    let preempted = preempt & 0xff != 0 || state == 0;
     // SAFETY: a map value pointer, valid while the program runs.
     let (image, execs) = unsafe { ((*ruby).image, (*ruby).execs) };
     let away = AwayEntry {
@@ -75,7 +76,7 @@ pub fn switched(ctx: &TracePointContext) {
     if config.at_return != 0 || !is_taken(now) {
         return;
     }
-    capture::<Switch, _>(
+    capture::<Return, _>(
         ctx,
         &Occasion {
             cause: Cause::OffCpu,
@@ -224,11 +225,13 @@ pub fn is_here(tid: u32) {
     }
 }
 
-/// A thread becomes runnable.
+/// A thread becomes runnable: `sched_wakeup(task *)`.
 #[inline(always)]
-pub fn woken(ctx: &TracePointContext) {
-    // SAFETY: as above.
-    let Ok(tid) = (unsafe { ctx.read_at::<u32>(config().wakeup_pid as usize) }) else { return };
+pub fn woken(ctx: &RawTracePointContext) {
+    if config().task_pid == 0 {
+        return;
+    }
+    let Some(tid) = member(ctx.arg::<u64>(0), config().task_pid) else { return };
     let Some(away) = AWAY.get_ptr_mut(&tid) else { return };
     // SAFETY: a map value pointer, valid while the program runs; the thread itself cannot run meanwhile.
     unsafe {

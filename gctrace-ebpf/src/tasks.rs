@@ -52,7 +52,7 @@ fn charged(task: u64) -> Option<u64> {
 
 /// A word of a `task_struct`.
 #[inline(always)]
-fn member(task: u64, offset: u32) -> Option<u32> {
+pub fn member(task: u64, offset: u32) -> Option<u32> {
     // SAFETY: the helper checks the address.
     unsafe { bpf_probe_read_kernel(task.wrapping_add(u64::from(offset)) as *const u32) }.ok()
 }
@@ -121,7 +121,7 @@ unsafe fn change(task: *mut GvlTask, by: impl FnOnce(&mut GvlTask)) {
 /// A thread is registered, in the state that it has been in so far. `own`: it is the one that runs.
 #[inline(always)]
 pub fn sync_task(hit: &Hit, thread: &mut GvlThread, own: bool, now: u64) {
-    if config().task_pid == 0 {
+    if config().task_charged == 0 {
         return;
     }
     let tid = if own { hit.tid } else { thread.header.tid };
@@ -178,7 +178,7 @@ pub fn sync_task(hit: &Hit, thread: &mut GvlThread, own: bool, now: u64) {
 /// A thread is seen again after the gate was closed at that time. What its native thread did until then divides the state that it was in.
 #[inline(always)]
 pub fn interrupted(thread: &mut GvlThread, closed_ns: u64) {
-    if config().task_pid == 0 || closed_ns < thread.reported_ns {
+    if config().task_charged == 0 || closed_ns < thread.reported_ns {
         return;
     }
     let Some(task) = GVL_TASKS.get_ptr_mut(&thread.header.tid) else { return };

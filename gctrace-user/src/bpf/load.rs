@@ -221,6 +221,7 @@ pub(super) fn verified(wanted: &Verified<'_>) -> Result<(Programs, Config), Load
         tick_ns: 0,
         task_stack: kernel_types::task_stack().unwrap_or(0),
         gvl: 0,
+        reserved: 0,
         gvl_threshold_ns: 0,
         gvl_span_ns: 0,
         futex_address: 0,
@@ -231,11 +232,8 @@ pub(super) fn verified(wanted: &Verified<'_>) -> Result<(Programs, Config), Load
         at_return: 0,
         off_cpu_min_ns: 0,
         off_cpu_stacks: 0,
-        switch_prev_state: 0,
-        switch_next_pid: 0,
-        wakeup_pid: 0,
     };
-    sample::configure(&mut config, stacks, tracefs)?;
+    sample::configure(&mut config, stacks);
     gvl::configure(&mut config, gvl.filter(|gvl| cookies || gvl.futex), tracefs)?;
     // Whether uprobes can ask for the ancestors of a cgroup is tried, too.
     if config.select & SELECT_CGROUPS != 0 && !asks_ancestors(cookies) {

@@ -166,7 +166,7 @@ fn misses_of(fdinfo: &str) -> Option<u64> {
 /// Reads the kernel's counters.
 pub struct CounterReader {
     map: Array<MapData, u64>,
-    /// Programs at ordinary tracepoints.
+    /// Programs at tracepoints.
     tracepoints: Vec<OwnedFd>,
 }
 
@@ -175,7 +175,8 @@ impl CounterReader {
         let map = ebpf.take_map("COUNTERS").ok_or(LoadError::Missing("COUNTERS"))?;
         let map = Array::try_from(map).map_err(|source| LoadError::Map { map: "COUNTERS", source })?;
         let tracepoints = ebpf.programs().filter_map(|(_, program)| match program {
-            Program::TracePoint(tracepoint) => tracepoint.fd().ok(),
+            Program::TracePoint(program) => program.fd().ok(),
+            Program::RawTracePoint(program) => program.fd().ok(),
             _ => None,
         });
         let own = |fd: &ProgramFd| fd.as_fd().try_clone_to_owned();
@@ -185,8 +186,9 @@ impl CounterReader {
         Ok(Self { map, tracepoints })
     }
 
-    /// Hits of ordinary tracepoints that their programs were passed over for, because the CPU had been taken from a thread in the
-    /// middle of a bpf(2) call (`bpf_prog_active` in `trace_call_bpf`, `kernel/trace/bpf_trace.c`); what they had to report is not known.
+    /// Hits of tracepoints that their programs were passed over for: of ordinary ones because the CPU had been taken from a thread in the
+    /// middle of a bpf(2) call (`bpf_prog_active` in `trace_call_bpf`, `kernel/trace/bpf_trace.c`), of raw ones because the program was at
+    /// work there (`__bpf_trace_run`). What they had to report is not known.
     /// 0 before Linux 6.7, which does not count them.
     pub fn skipped(&self) -> u64 {
         self.tracepoints.iter().filter_map(|fd| misses(fd.as_raw_fd())).sum()

@@ -1,6 +1,6 @@
 //! Taking stacks: the stages that walk them, and the clock that says when.
 
-use std::{collections::BTreeMap, os::fd::AsFd as _, path::Path, sync::LazyLock, time::Duration};
+use std::{collections::BTreeMap, os::fd::AsFd as _, sync::LazyLock, time::Duration};
 
 use aya::{
     Ebpf, EbpfLoader,
@@ -25,7 +25,6 @@ use super::{
     multi,
     programs::Programs,
     raw,
-    tracepoint::TracepointFormat,
 };
 
 /// Programs of the sampling clock: its tick and the later stages.
@@ -35,11 +34,13 @@ pub(super) const NATIVE_PROGRAM: &str = "tick_native";
 /// Programs of the scheduler's tracepoints: program and name of the tracepoint.
 const SWITCH_PROGRAMS: [(&str, &str); 2] =
     [("sched_switch", "sched_switch"), ("sched_wakeup", "sched_wakeup")];
-/// Later stages of a stack that a tracepoint takes.
-const SWITCH_STAGES: [&str; 1] = ["switch_ruby"];
-/// The raw tracepoint behind a switch of threads, its program, and the later stage of a stack that it takes.
+/// The later stage of a stack that these or the next one takes.
+const RETURN_STAGE: &str = "return_ruby";
+/// The raw tracepoint behind a switch of threads, and its program.
 const RETURN_TRACEPOINT: &str = "sched_exit_tp";
-const RETURN_PROGRAMS: [&str; 2] = ["sched_return", "return_ruby"];
+const RETURN_PROGRAM: &str = "sched_return";
+/// Later stages of a stack that a tracepoint of futexes takes.
+const SWITCH_STAGES: [&str; 1] = ["switch_ruby"];
 /// Later stages of a stack that a uprobe takes.
 pub(super) const PROBE_STAGES: [&str; 1] = ["probe_ruby"];
 
@@ -52,7 +53,7 @@ const STAGES: [(&str, &[(u32, &str)]); 4] = [
     ("TICK_STAGES", &[(stage::NATIVE, NATIVE_PROGRAM), (stage::RUBY, "tick_ruby")]),
     ("PROBE_STAGES", &[(stage::NATIVE, PROBE_NATIVE), (stage::RUBY, "probe_ruby")]),
     ("SWITCH_STAGES", &[(stage::RUBY, "switch_ruby")]),
-    ("RETURN_STAGES", &[(stage::RUBY, "return_ruby")]),
+    ("RETURN_STAGES", &[(stage::RUBY, RETURN_STAGE)]),
 ];
 
 /// Which stacks are taken.
@@ -162,24 +163,19 @@ pub(super) fn size_maps(
     Ok(())
 }
 
-/// Configuration for the programs: the scheduler's tracepoints.
-pub(super) fn configure(
-    config: &mut Config,
-    options: Option<StackOptions>,
-    tracefs: &Path,
-) -> Result<(), LoadError> {
-    let Some(options) = options else { return Ok(()) };
+/// Configuration for the programs: the clock and the scheduler.
+pub(super) fn configure(config: &mut Config, options: Option<StackOptions>) {
+    let Some(options) = options else { return };
     config.tick_ns = if options.only_blockers { 0 } else { options.tick_ns() };
     if options.wall {
-        let switch = TracepointFormat::read(tracefs, "sched", "sched_switch")?;
-        config.switch_prev_state = switch.offset("prev_state")?;
-        config.switch_next_pid = switch.offset("next_pid")?;
-        config.wakeup_pid = TracepointFormat::read(tracefs, "sched", "sched_wakeup")?.offset("pid")?;
+        match kernel_types::task_members() {
+            Ok([pid, state, _]) => (config.task_pid, config.task_state) = (pid, state),
+            Err(error) => log::warn!("times off the CPU are not reported: {error}"),
+        }
         config.off_cpu_min_ns = u64::try_from(options.off_cpu_min.as_nanos()).unwrap_or(u64::MAX);
         config.off_cpu_stacks = options.off_cpu_quota();
         config.at_return = u32::from(tells_returns());
     }
-    Ok(())
 }
 
 /// Whether the kernel reports when a switch of threads is over.
@@ -199,7 +195,8 @@ pub(super) fn names(options: Option<StackOptions>) -> Vec<&'static str> {
     }
     if options.wall {
         names.extend(SWITCH_PROGRAMS.map(|(program, _)| program));
-        names.extend(if tells_returns() { RETURN_PROGRAMS.as_slice() } else { SWITCH_STAGES.as_slice() });
+        names.push(RETURN_STAGE);
+        names.extend(tells_returns().then_some(RETURN_PROGRAM));
     }
     names
 }
@@ -226,7 +223,7 @@ pub(super) fn start(
     if !tells_returns() {
         return Ok(Some(clocks));
     }
-    links.push(Link::at_tracepoint(ebpf, RETURN_PROGRAMS[0], "sched", RETURN_TRACEPOINT)?);
+    links.push(Link::at_tracepoint(ebpf, RETURN_PROGRAM, "sched", RETURN_TRACEPOINT)?);
     Ok(Some(clocks))
 }
 

@@ -40,6 +40,7 @@ mod before;
 mod early;
 mod gc;
 mod gvl;
+mod gvl_ended;
 mod gvl_seen;
 mod lives;
 mod refusals;

@@ -21,6 +21,7 @@ mod live_frames;
 mod live_gc;
 mod live_gvl;
 mod live_gvl_futex;
+mod live_gvl_pairs;
 mod live_gvl_profiles;
 mod live_gvl_split;
 mod live_gvl_windows;

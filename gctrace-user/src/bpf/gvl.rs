@@ -1,6 +1,10 @@
 //! Watching the GVL: what its programs need, and reading what they have added up.
 
-use std::{collections::BTreeSet, path::Path, time::Duration};
+use std::{
+    collections::{BTreeSet, HashSet},
+    path::Path,
+    time::Duration,
+};
 
 use aya::{
     Ebpf, EbpfLoader, Pod,
@@ -192,6 +196,20 @@ impl GvlReader {
             }
         }
         Ok(read)
+    }
+
+    /// Takes out how threads that have ended waited, by process, its execs and thread: only a thread itself adds to that.
+    pub fn take_ended(
+        &mut self,
+        ended: &HashSet<(u32, u32, u64)>,
+    ) -> Result<Vec<(GvlEdgeKey, GvlEdge)>, MapError> {
+        let wanted = |key: &GvlEdgeKey| ended.contains(&(key.tgid, key.execs, key.waiter));
+        let mut taken = Vec::new();
+        for key in keys(&self.edges, wanted, MAX_GVL_EDGES)? {
+            taken.push((key, self.edges.get(&key, 0)?));
+            gone(self.edges.remove(&key))?;
+        }
+        Ok(taken)
     }
 
     /// Takes out what is known of a process that is gone or has become another program (then with `execs`, how often it had

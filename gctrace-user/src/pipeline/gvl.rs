@@ -13,6 +13,7 @@ use gctrace_common::{
     stack::OffCpuEvent,
 };
 
+use super::gvl_ended::Ended;
 use crate::{
     aggregate::{
         gvl::{GcAndWaits, GvlFold, doing, who},
@@ -61,6 +62,7 @@ pub struct Gvl {
     held: HashMap<u32, Held>,
     look: GvlLook,
     next_look: Option<Instant>,
+    ended: Ended,
     counts: GvlCounts,
 }
 
@@ -132,6 +134,7 @@ impl Gvl {
             held: HashMap::new(),
             look: GvlLook::default(),
             next_look: None,
+            ended: Ended::default(),
             counts: GvlCounts::default(),
         }
     }
@@ -154,7 +157,7 @@ impl Gvl {
 
     /// Looks at what watching the GVL has cost. Returns what is to be done.
     pub fn budget(&mut self, cost: impl FnOnce() -> Option<Cost>) -> Option<GvlOrder> {
-        self.reader.as_ref()?;
+        self.ended.take(self.reader.as_mut()?);
         let before = self.governor.stage();
         let now_ns = monotonic_ns();
         let cost = self.by_process(cost()?, now_ns);
@@ -388,6 +391,7 @@ impl Gvl {
 
     /// A thread has ended.
     pub(super) fn thread(&mut self, thread: Box<GvlThread>) -> Report {
+        self.ended.thread(&thread);
         let end_ns = thread.header.ts_ns;
         self.summary(thread, end_ns, true)
     }
@@ -451,6 +455,9 @@ impl Gvl {
                 let coverage = process.image.gvl.unwrap_or_default();
                 let fold = self.folds.entry(pid).or_insert_with(|| GvlFold::new(coverage));
                 let summary = fold.thread(&thread, end_ns, ended, self.governor.times());
+                if fold.has_many_names() {
+                    fold.keep_names(&self.ended.threads(pid));
+                }
                 self.look.over(&thread);
                 GvlReport::Thread(Box::new(summary))
             }
@@ -492,11 +499,13 @@ impl Gvl {
     /// is not watched.
     pub(super) fn take_out(&mut self, of: Option<(u32, u32)>) -> Option<GvlRead> {
         let reader = self.reader.as_mut()?;
-        Some(reader.take_out(of).unwrap_or_else(|error| {
+        let mut read = reader.take_out(of).unwrap_or_else(|error| {
             // The ledger does not balance then.
             log::error!("reading the GVL times of threads: {error}");
             GvlRead::default()
-        }))
+        });
+        read.edges = self.ended.with(&read.edges, of);
+        Some(read)
     }
 
     /// Processes with threads, of which some may have been read at the end.

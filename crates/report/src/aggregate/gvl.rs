@@ -1,8 +1,11 @@
 //! Threads and edges of the GVL → sums of a process. Pure; bounded whatever a program does.
 
-use std::{collections::HashMap, sync::Arc};
+use std::{
+    collections::{HashMap, HashSet},
+    sync::Arc,
+};
 
-use gctrace_common::gvl::{GvlEdge, GvlEdgeKey, GvlState, GvlThread, MAX_GVL_EDGES, bucket};
+use gctrace_common::gvl::{GvlEdge, GvlEdgeKey, GvlState, GvlThread, bucket};
 
 use super::gvl_budget::OpenTimes;
 use crate::model;
@@ -11,8 +14,10 @@ use crate::model::gvl::{
     GvlThreadSummary, GvlTimes, GvlWho, Histogram,
 };
 
-/// Ended threads of a process whose names are remembered for the edges: as many as there can be edges.
-const MAX_NAMES: usize = MAX_GVL_EDGES as usize;
+/// Ended threads of a process whose names are remembered for the pairs, before those that are in none are forgotten.
+const MANY_NAMES: usize = 16_384;
+/// For how long the pairs of a thread that has ended may still have to be read, nanoseconds.
+const NAMED_NS: u64 = 10_000_000_000;
 
 /// Pauses and waits remembered per process.
 const MAX_MOMENTS: usize = 1 << 16;
@@ -75,13 +80,23 @@ pub struct GvlFold {
     first_ns: Option<u64>,
     threads: u64,
     sums: GvlSums,
-    names: HashMap<u64, GvlWho>,
+    /// Names of threads, and when they ended or were read.
+    names: HashMap<u64, (GvlWho, u64)>,
+    /// With so many names some are forgotten.
+    most_names: usize,
 }
 
 impl GvlFold {
     /// Nothing yet.
     pub fn new(coverage: GvlCoverage) -> Self {
-        Self { coverage, first_ns: None, threads: 0, sums: GvlSums::default(), names: HashMap::new() }
+        Self {
+            coverage,
+            first_ns: None,
+            threads: 0,
+            sums: GvlSums::default(),
+            names: HashMap::new(),
+            most_names: MANY_NAMES,
+        }
     }
 
     /// A thread that has ended, or is read for the last time.
@@ -97,10 +112,20 @@ impl GvlFold {
         self.first_ns = Some(self.first_ns.map_or(summary.begin_ns, |first| first.min(summary.begin_ns)));
         self.threads += 1;
         self.sums.add(&summary.sums);
-        if self.names.len() < MAX_NAMES {
-            self.names.insert(thread.id, summary.who.clone());
-        }
+        self.names.insert(thread.id, (summary.who.clone(), summary.end_ns));
         summary
+    }
+
+    /// Whether [`Self::keep_names`] is due.
+    pub fn has_many_names(&self) -> bool {
+        self.names.len() >= self.most_names
+    }
+
+    /// Forgets the names of threads that ended some time before the last one and are in none of these pairs.
+    pub fn keep_names(&mut self, of: &HashSet<u64>) {
+        let last_ns = self.names.values().map(|(_, end_ns)| *end_ns).max().unwrap_or_default();
+        self.names.retain(|id, (_, end_ns)| of.contains(id) || last_ns - *end_ns < NAMED_NS);
+        self.most_names = MANY_NAMES.max(2 * self.names.len());
     }
 
     /// The process is gone, or tracing ends.
@@ -111,13 +136,18 @@ impl GvlFold {
         gc: &GcAndWaits,
         times: &OpenTimes,
     ) -> GvlProcessSummary {
-        let who = |id: &u64| self.names.get(id).cloned();
+        let who = |id: &u64| self.names.get(id).map(|(who, _)| who.clone());
         let blocked = edges.iter().map(|(key, edge)| GvlBlocked {
             waiter: who(&key.waiter),
             holder: who(&key.holder),
             times: GvlTimes { count: edge.holds, ns: edge.wait_ns, max_ns: edge.wait_max_ns },
         });
-        let mut blocked: Vec<_> = blocked.collect();
+        let (others, mut blocked): (Vec<_>, Vec<_>) =
+            blocked.partition(|pair: &GvlBlocked| pair.waiter.is_none() && pair.holder.is_none());
+        blocked.extend(others.into_iter().reduce(|mut sum, pair| {
+            sum.times.add(&pair.times);
+            sum
+        }));
         blocked.sort_by(|a, b| b.times.ns.cmp(&a.times.ns).then_with(|| a.waiter.cmp(&b.waiter)));
         GvlProcessSummary {
             coverage: self.coverage,
@@ -288,6 +318,25 @@ mod tests {
         one.suspended(1950);
         let summary = GvlFold::new(coverage).thread(&one, 2000, false, &times);
         assert_eq!((summary.sums.hold.unwrap().ns, summary.sums.away.unwrap().ns), (200, 50));
+    }
+
+    /// Names of threads that are in a pair, or ended a moment ago, are known however many there were.
+    #[test]
+    fn names_of_many() {
+        let mut fold = GvlFold::new(GvlCoverage { holds: true, ends: true, ..GvlCoverage::default() });
+        let kept = HashSet::from([3]);
+        for id in 1..100_000 {
+            let mut ended = thread(id, b"one");
+            ended.ready(1000);
+            fold.thread(&ended, id * 1_000_000, true, &OpenTimes::default());
+            if fold.has_many_names() {
+                fold.keep_names(&kept);
+            }
+        }
+        assert!(fold.names.len() < 40_000, "{}", fold.names.len());
+        for (id, known) in [(3, true), (4, false), (99_000, true)] {
+            assert_eq!(fold.names.contains_key(&id), known, "{id}");
+        }
     }
 
     /// Where ends of threads are not seen, a thread without the GVL may have ended already.

@@ -12,6 +12,7 @@ pub mod gc_summary;
 pub mod gvl;
 pub mod gvl_budget;
 pub mod gvl_held;
+pub mod gvl_pairs;
 pub mod gvl_so_far;
 pub mod handler;
 pub mod heap_figures;

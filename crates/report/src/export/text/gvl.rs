@@ -106,9 +106,17 @@ impl GvlTable {
         for blocked in summary.blocked.iter().take(PAIRS) {
             pair(out, blocked)?;
         }
+        let known_ns = summary.blocked.iter().map(|pair| pair.times.ns).fold(0, u64::saturating_add);
+        let share = known_ns as f64 / sums.wait.ns.max(1) as f64;
+        if known_ns > 0 && share < MOST_KNOWN {
+            writeln!(out, "{:>7} who held the GVL is known for {:.0} % of these waits", "", share * 100.0)?;
+        }
         Ok(())
     }
 }
+
+/// With less of the waits it is said that not all holders are known.
+const MOST_KNOWN: f64 = 0.9;
 
 /// Width of the columns, and whether they are there on a terminal of 80 columns.
 const COLUMNS: [(usize, bool); 13] = [
@@ -186,6 +194,10 @@ fn pair(out: &mut impl Write, blocked: &GvlBlocked) -> std::io::Result<()> {
     let name = |who: &Option<crate::model::gvl::GvlWho>| {
         who.as_ref().map_or_else(|| "?".to_owned(), |who| format!("{} {}", who.tid, clip(&who.comm, 16)))
     };
+    if blocked.waiter.is_none() && blocked.holder.is_none() {
+        let (ns, count) = (duration(blocked.times.ns), plural(blocked.times.count, "time"));
+        return writeln!(out, "{:>7} others waited {ns} ({count}) for each other", "");
+    }
     writeln!(
         out,
         "{:>7} waited {} ({}) while {} held the GVL",

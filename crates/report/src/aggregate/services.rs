@@ -165,6 +165,8 @@ pub struct Service {
     pub cycle_pauses: [Times; 2],
     /// Time in pauses: marking, sweeping, neither, nanoseconds.
     pub phases: [u64; 3],
+    /// Time in pauses of no reported cycle, of processes whose tracing has ended, nanoseconds.
+    pub outside_ns: u64,
     /// GC work of images without event sites, by what was timed: how often, and how long in nanoseconds.
     pub work: BTreeMap<&'static str, (u64, u64)>,
     /// Growth of `total_allocated_objects`.
@@ -198,6 +200,7 @@ impl Service {
             pauses: Default::default(),
             cycle_pauses: Default::default(),
             phases: [0; 3],
+            outside_ns: 0,
             work: BTreeMap::new(),
             allocated: 0,
             freed: 0,
@@ -423,6 +426,7 @@ impl Services {
             && let Some(service) = self.known.get_mut(&running.service)
         {
             service.lost += end.lost.saturating_sub(running.lost);
+            service.outside_ns += end.outside_ns;
         }
         self.gone(process.pid);
     }

@@ -99,7 +99,10 @@ pub(super) fn of(service: &Service, gauges: Option<&Gauges>) -> Vec<Figure> {
     let cycle_pauses = ["minor", "major"].iter().zip(&service.cycle_pauses);
     let cycle_pauses =
         cycle_pauses.map(|(kind, times)| one(&[("type", kind)], Value::Times(Box::new(times.clone()))));
-    let phases = ["mark", "sweep", "other"].iter().zip(service.phases);
+    let [mark_ns, sweep_ns, other_ns] = service.phases;
+    // The finalizers of a program that ends may take most of its time in the GC.
+    let phases =
+        [("mark", mark_ns), ("sweep", sweep_ns), ("other", other_ns), ("outside_cycles", service.outside_ns)];
     let phases = phases.map(|(phase, ns)| one(&[("phase", phase)], Value::Time(ns)));
     let work = service.work.iter().map(|(phase, (_, ns))| one(&[("phase", phase)], Value::Time(*ns)));
     // Before the first GC event of a process nothing is known of its heap, which is not zero.
@@ -158,7 +161,7 @@ pub(super) fn of(service: &Service, gauges: Option<&Gauges>) -> Vec<Figure> {
             "s",
             Counter,
             "Time in garbage collection pauses, by phase",
-            phases.collect(),
+            phases.into(),
         ),
         figure(
             "cruby_gc_work",

@@ -215,13 +215,13 @@ fn adds_up() {
     }
     // Its counts of what was lost are of the whole process: 2 before a cycle, and 3 after the last one.
     services.cycle(&b, &GcCycle { lost: 2, ..cycle(4, 40, 1500, 1) });
-    let end = ProcessEnd { lost: 5, ..END };
+    let end = ProcessEnd { lost: 5, outside_ns: 70, ..END };
     services.ended(&b, &end);
     services.ended(&b, &end);
     // The same pid again is another process: its totals begin anew.
     services.process(&process(1, "web"), Some(&state(7, 3)), 9);
     let (_, web, gauges) = services.iter().next().unwrap();
-    assert_eq!(web.lost, 5);
+    assert_eq!((web.lost, web.outside_ns), (5, 70));
     assert_eq!((web.seen, web.running, web.allocated, gauges.unwrap().live_slots), (3, 1, 550, Some(7)));
 }
 

@@ -162,7 +162,7 @@ counters! {
     Stacks: OffCpuSubmitted = "off_cpu_submitted",
     /// Of those, lost because the ring of stacks was full.
     Stacks lost: OffCpuRingFull = "off_cpu_ring_full",
-    /// Times that a thread ticked on a CPU that it was not seen to come back to; how long it was off it is not known.
+    /// Times that a thread ticked on or left a CPU that it was not seen to come back to; how long it was off it is not known.
     Stacks: OffCpuUnseen = "off_cpu_unseen",
     /// Threads whose time off the CPU is not seen because the `AWAY` map would not take them.
     Stacks lost: AwayMapFull = "away_map_full",

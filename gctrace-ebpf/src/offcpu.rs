@@ -70,6 +70,9 @@ pub fn switched(ctx: &RawTracePointContext) {
         thread: if config.at_return == 0 { 0 } else { holder(ruby) },
         comm: bpf_get_current_comm().unwrap_or_default(),
     };
+    if AWAY.get_ptr(&tid).is_some() {
+        count(Counter::OffCpuUnseen);
+    }
     if AWAY.insert(&tid, &away, 0).is_err() {
         count(Counter::AwayMapFull);
     }
@@ -217,7 +220,7 @@ fn on_cpu_again(tid: u32, now: u64) {
     count(Counter::OffCpuSubmitted);
 }
 
-/// A thread ticks, so it is on its CPU; the kernel may not have reported its switch (`tracepoints_skipped` in the ledger).
+/// A thread ticks, so it is on its CPU; the kernel may not have reported its switch.
 #[inline(always)]
 pub fn is_here(tid: u32) {
     if config().off_cpu_stacks != 0 && AWAY.remove(&tid).is_ok() {

@@ -379,7 +379,7 @@ fn waits() -> Result<()> {
 #[test]
 fn hangs() -> Result<()> {
     let live = Live::beside_others()?;
-    // A wait that has just ended is in no file until its record has come, which takes as long as gctrace waits for a CPU.
+    // Some kernels do not report each switch of threads (docs/gvl.md); what a thread did between two that were not reported is in no file.
     Ruby::first_and_last(|ruby| settled(|| hangs_on(&live, ruby)))
 }
 

@@ -1,5 +1,18 @@
 //! Numbers in sentences for people.
 
+/// Units in which people give a time, with their nanoseconds. Outputs print `µs`; keyboards and editors also give the Greek letter.
+pub const TIME_UNITS: [(&str, u64); 9] = [
+    ("ns", 1),
+    ("us", 1_000),
+    ("\u{b5}s", 1_000),
+    ("\u{3bc}s", 1_000),
+    ("ms", 1_000_000),
+    ("s", 1_000_000_000),
+    ("m", 60_000_000_000),
+    ("h", 3_600_000_000_000),
+    ("d", 86_400_000_000_000),
+];
+
 /// `1 cycle`, `2 cycles`, `0 processes`.
 pub fn plural(n: u64, noun: &str) -> String {
     if n == 1 {

@@ -9,6 +9,8 @@ use std::{
 use clap::builder::{PathBufValueParser, TypedValueParser};
 use gctrace_common::malloc::MAX_MALLOC_PERIOD;
 
+use crate::words::TIME_UNITS;
+
 /// Pids given by one flag.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Pids(pub Vec<u32>);
@@ -42,9 +44,9 @@ fn words(text: &str) -> impl Iterator<Item = &str> {
     text.split(|c: char| c == ',' || c.is_whitespace()).filter(|word| !word.is_empty())
 }
 
-/// A time: `500ms`, `30s`, `1.5m`, `1m30s`, `1d`; without a unit, seconds.
+/// A time: `500us`, `500ms`, `30s`, `1.5m`, `1m30s`, `1d`; without a unit, seconds.
 pub(super) fn duration(text: &str) -> Result<Duration, String> {
-    const USAGE: &str = "give a time such as 500ms, 30s, 1m30s, 2h or 1d";
+    const USAGE: &str = "give a time such as 500us, 10ms, 30s, 1m30s, 2h or 1d";
     let mut rest = text.trim();
     if rest.starts_with('-') {
         return Err("a time cannot be negative; ".to_owned() + USAGE);
@@ -55,22 +57,23 @@ pub(super) fn duration(text: &str) -> Result<Duration, String> {
         let (number, tail) = rest.split_at(split);
         let end = tail.find(|c: char| c.is_ascii_digit()).unwrap_or(tail.len());
         let (unit, tail) = tail.split_at(end);
-        let seconds = match unit.trim() {
-            "ms" => 0.001,
-            "s" | "sec" => 1.0,
+        let unit = match unit.trim() {
+            "sec" => "s",
+            "min" => "m",
             // A number alone cannot be a part of a longer time.
-            "" if number.len() == text.trim().len() => 1.0,
-            "m" | "min" => 60.0,
-            "h" => 3600.0,
-            "d" => 86_400.0,
+            "" if number.len() == text.trim().len() => "s",
             "" => return Err(USAGE.to_owned()),
-            unit => return Err(format!("unknown unit `{unit}`; use ms, s, m, h or d")),
+            unit => unit,
         };
+        let (_, ns) = TIME_UNITS
+            .into_iter()
+            .find(|(name, _)| *name == unit)
+            .ok_or_else(|| format!("unknown unit `{unit}`; use ns, us, ms, s, m, h or d"))?;
         let number: f64 = number.parse().map_err(|_| USAGE.to_owned())?;
-        sum += number * seconds;
+        sum += number * ns as f64;
         rest = tail.trim_start();
     }
-    let time = Duration::try_from_secs_f64(sum).ok().filter(|time| *time <= LONGEST);
+    let time = Duration::try_from_secs_f64(sum / 1e9).ok().filter(|time| *time <= LONGEST);
     match time {
         Some(Duration::ZERO) => Err("give a time above zero, such as 10ms or 30s".to_owned()),
         Some(time) => Ok(time),
@@ -90,7 +93,7 @@ pub enum Moment {
 /// A time in a recording: `10s`, `1m30s` after its begin, `0`, or `2026-11-23T14:00:00Z` (RFC 3339).
 pub(super) fn moment(text: &str) -> Result<Moment, String> {
     // `0` and `0.0s`.
-    let number = text.trim().trim_end_matches(|c: char| c.is_ascii_alphabetic());
+    let number = text.trim().trim_end_matches(char::is_alphabetic);
     if !number.is_empty()
         && number.bytes().all(|byte| matches!(byte, b'0' | b'.'))
         && duration(&text.replacen('0', "1", 1)).is_ok()
@@ -300,9 +303,32 @@ mod tests {
         ] {
             assert_eq!(duration(text), Ok(Duration::from_millis(ms)), "{text}");
         }
-        for wrong in
-            ["", "s", "-1s", "0", "0m0s", "1y", "1m30", "1e400s", "367d", "99999999999h", "1..2s", "soon"]
-        {
+        // What outputs print, and what keyboards have instead of it.
+        for (text, ns) in [
+            ("500000ns", 500_000),
+            ("1us", 1_000),
+            ("1µs", 1_000),
+            ("1.5\u{3bc}s", 1_500),
+            ("1ms500us", 1_500_000),
+        ] {
+            assert_eq!(duration(text), Ok(Duration::from_nanos(ns)), "{text}");
+        }
+        for wrong in [
+            "",
+            "s",
+            "-1s",
+            "0",
+            "0us",
+            "1 u s",
+            "0m0s",
+            "1y",
+            "1m30",
+            "1e400s",
+            "367d",
+            "99999999999h",
+            "1..2s",
+            "soon",
+        ] {
             assert!(duration(wrong).is_err(), "{wrong}");
         }
     }
@@ -316,7 +342,7 @@ mod tests {
         assert_eq!(moment("2024-02-29T23:59:59-00:30"), at(1_709_252_999, 0));
         assert_eq!(moment("1970-01-01T00:00:00Z"), at(0, 0));
         assert_eq!(moment("1m30s"), Ok(Moment::After(Duration::from_secs(90))));
-        for zero in ["0", "0s", "0.0s", " 0m "] {
+        for zero in ["0", "0s", "0.0s", "0µs", " 0m "] {
             assert_eq!(moment(zero), Ok(Moment::After(Duration::ZERO)), "{zero}");
         }
         for wrong in [

@@ -10,22 +10,12 @@ use super::{
     Node, Order, Test,
     fields::{Field, Type},
 };
-use crate::aggregate::recording::Pattern;
+use crate::{aggregate::recording::Pattern, words::TIME_UNITS};
 
 /// How deep parentheses and `not` may be.
 const DEPTH: usize = 64;
 /// Digits behind the point that are read.
 const DIGITS: usize = 9;
-/// Units of time, nanoseconds.
-const TIMES: [(&str, u64); 7] = [
-    ("ns", 1),
-    ("us", 1_000),
-    ("µs", 1_000),
-    ("ms", 1_000_000),
-    ("s", 1_000_000_000),
-    ("m", 60_000_000_000),
-    ("h", 3_600_000_000_000),
-];
 const OPERATORS: [&str; 9] = ["<=", ">=", "!=", "!~", "==", "<", ">", "=", "~"];
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -186,7 +176,7 @@ fn test(field: Field, operator: &str, value: &str) -> Result<Node, String> {
             order,
             time(value).ok_or_else(|| {
                 format!(
-                    "{name}: `{value}` is not a time: give a number and ns, us, ms, s, m or h, such as 10ms"
+                    "{name}: `{value}` is not a time: give a number and ns, us, ms, s, m, h or d, such as 10ms"
                 )
             })?,
         ),
@@ -211,7 +201,7 @@ fn test(field: Field, operator: &str, value: &str) -> Result<Node, String> {
 fn time(text: &str) -> Option<u64> {
     let at = text.find(|c: char| !c.is_ascii_digit() && c != '.')?;
     let (number, unit) = text.split_at(at);
-    let (_, ns) = TIMES.into_iter().find(|(name, _)| *name == unit)?;
+    let (_, ns) = TIME_UNITS.into_iter().find(|(name, _)| *name == unit)?;
     let (whole, part) = number.split_once('.').unwrap_or((number, "0"));
     if part.is_empty() || part.len() > DIGITS {
         return None;

@@ -2,6 +2,9 @@
 //!
 //! <https://valgrind.org/docs/manual/cl-format.html>. Costs are those of the pprof file: CPU time, time on and off the CPU, samples, GC
 //! pauses under the stack that started their cycle.
+//!
+//! `callgrind_annotate` opens what `fl=` names and prints the lines that have costs: a library is an object (`ob=`), not a source file, and a
+//! line with a call has own costs, if only zeros, as in the files of Callgrind itself.
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
@@ -11,7 +14,7 @@ use std::{
 use super::{Context, label};
 use crate::{
     aggregate::recording::{Recording, ThreadIndex},
-    model::stack::Frame,
+    model::stack::{Frame, FrameKind},
 };
 
 /// Names of the costs. Long names in the file would be warned of by `callgrind_annotate`.
@@ -19,8 +22,21 @@ const EVENTS: [&str; 5] = ["cpu_ns", "wall_ns", "samples", "gc_ns", "gc_pauses"]
 
 type Costs = [u64; EVENTS.len()];
 
-/// A function: its file, and its name.
-type Function = (String, String);
+/// What Callgrind calls an object or a source file that is not known.
+const UNKNOWN: &str = "???";
+/// The objects of code that is in no mapped file.
+const RUBY: &str = "ruby";
+const KERNEL: &str = "kernel";
+
+/// A function.
+#[derive(Clone, PartialEq, Eq, Hash)]
+struct Function {
+    /// The library or program, or a word for it.
+    object: String,
+    /// The source file.
+    file: String,
+    name: String,
+}
 
 #[derive(Default)]
 struct Caller {
@@ -56,8 +72,8 @@ fn name(text: &str) -> String {
 }
 
 impl Graph {
-    fn function(&mut self, file: &str, text: &str) -> u32 {
-        let function = (name(file), name(text));
+    fn function(&mut self, object: &str, file: &str, text: &str) -> u32 {
+        let function = Function { object: name(object), file: name(file), name: name(text) };
         if let Some(index) = self.index.get(&function) {
             return *index;
         }
@@ -68,7 +84,14 @@ impl Graph {
     }
 
     fn place(&mut self, frame: &Frame) -> CallLine {
-        let function = self.function(frame.file.as_deref().unwrap_or("???"), &frame.name);
+        let file = frame.file.as_deref().unwrap_or(UNKNOWN);
+        let (object, file) = match frame.kind {
+            FrameKind::Ruby | FrameKind::CFunction | FrameKind::Vm => (RUBY, file),
+            FrameKind::Native => (file, UNKNOWN),
+            FrameKind::Kernel => (KERNEL, UNKNOWN),
+            FrameKind::Missing => (UNKNOWN, UNKNOWN),
+        };
+        let function = self.function(object, file, &frame.name);
         CallLine { function, line: frame.line, first_line: frame.first_line }
     }
 
@@ -81,8 +104,9 @@ impl Graph {
         for pair in path.windows(2) {
             let call = (pair[0].line, pair[1].function, pair[1].first_line);
             if counted.insert((pair[0].function, call)) {
-                let (count, sum) =
-                    self.callers.entry(pair[0].function).or_default().calls.entry(call).or_default();
+                let caller = self.callers.entry(pair[0].function).or_default();
+                caller.own.entry(pair[0].line).or_default();
+                let (count, sum) = caller.calls.entry(call).or_default();
                 *count = count.saturating_add(seen);
                 add(sum, costs);
             }
@@ -98,7 +122,7 @@ impl Graph {
     ) -> Vec<CallLine> {
         let frames: Vec<_> = recording.tree.path(node).map(|(_, frame)| frame).collect();
         let (_, process) = recording.thread_facts(thread);
-        let root = self.function("???", &label::process(process));
+        let root = self.function(UNKNOWN, UNKNOWN, &label::process(process));
         let mut path = vec![CallLine { function: root, line: 0, first_line: 0 }];
         path.extend(frames.into_iter().rev().map(|frame| self.place(recording.tree.frame(frame))));
         path
@@ -125,7 +149,7 @@ pub(super) fn write(recording: &Recording, context: &Context<'_>, out: &mut dyn 
             format!("({} GC)", key.kind),
             format!("({})", key.phase.name()),
         ] {
-            let function = graph.function("???", &row);
+            let function = graph.function(RUBY, UNKNOWN, &row);
             path.push(CallLine { function, line: 0, first_line: 0 });
         }
         graph.add(&path, sum.pauses, &[0, 0, 0, sum.ns, sum.pauses]);
@@ -139,42 +163,41 @@ impl Graph {
         writeln!(out, "desc: Account: {}", name(&context.account()))?;
         writeln!(out, "positions: line\nevents: {}", EVENTS.join(" "))?;
         writeln!(out, "summary: {}", shown(&self.total))?;
-        // Each text is written once, with a number.
-        let mut files: HashMap<&str, usize> = HashMap::new();
+        let (mut objects, mut files) = (Texts::default(), Texts::default());
         let mut named: BTreeSet<u32> = BTreeSet::new();
-        let mut file = |path: &str| {
-            let (next, known) = (files.len() + 1, files.get(path).copied());
-            match known {
-                Some(number) => format!("({number})"),
-                None => self.functions.iter().find(|(file, _)| file == path).map_or_else(
-                    String::new,
-                    |(file, _)| {
-                        files.insert(file, next);
-                        format!("({next}) {file}")
-                    },
-                ),
-            }
-        };
-        let mut function = |index: u32| {
-            let (_, name) = &self.functions[index as usize - 1];
-            if named.insert(index) { format!("({index}) {name}") } else { format!("({index})") }
+        let mut place = |index: u32, of: &str, out: &mut dyn Write| {
+            let Function { object, file, name } = &self.functions[index as usize - 1];
+            let known = if named.insert(index) { format!(" {name}") } else { String::new() };
+            let (object, file) = (objects.text(object), files.text(file));
+            writeln!(out, "{of}ob={object}\n{of}fl={file}\n{of}fn=({index}){known}")
         };
         for (index, Caller { own, calls }) in &self.callers {
-            writeln!(out, "\nfl={}\nfn={}", file(&self.functions[*index as usize - 1].0), function(*index))?;
+            writeln!(out)?;
+            place(*index, "", out)?;
             for (line, costs) in own {
                 writeln!(out, "{line} {}", shown(costs))?;
             }
             for ((line, callee, first_line), (count, costs)) in calls {
-                writeln!(
-                    out,
-                    "cfl={}\ncfn={}",
-                    file(&self.functions[*callee as usize - 1].0),
-                    function(*callee)
-                )?;
+                place(*callee, "c", out)?;
                 writeln!(out, "calls={count} {first_line}\n{line} {}", shown(costs))?;
             }
         }
         Ok(())
+    }
+}
+
+/// Each text is written once, with a number.
+#[derive(Default)]
+struct Texts<'a>(HashMap<&'a str, usize>);
+
+impl<'a> Texts<'a> {
+    fn text(&mut self, text: &'a str) -> String {
+        let next = self.0.len() + 1;
+        if let Some(number) = self.0.get(text) {
+            return format!("({number})");
+        }
+        self.0.insert(text, next);
+        format!("({next}) {text}")
     }
 }
 

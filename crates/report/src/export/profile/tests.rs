@@ -16,6 +16,7 @@ use crate::{
 };
 
 mod alloc;
+mod callgrind;
 mod endpoints;
 mod filters;
 mod firefox;
@@ -29,6 +30,7 @@ mod requests;
 mod speedscope;
 
 use self::{
+    callgrind::check_callgrind,
     firefox::check_firefox,
     paths::{check_flamegraph, check_folded},
     pprof::check_pprof,
@@ -283,6 +285,7 @@ proptest! {
         };
         let recorder = recorded(&inputs, limits);
         check_pprof(&recorder, &inputs);
+        check_callgrind(&recorder, &inputs);
         check_folded(&recorder, &inputs);
         check_flamegraph(&recorder, &inputs);
         check_speedscope(&recorder, &inputs);

@@ -182,7 +182,12 @@ impl fmt::Display for Report {
             plural(evidence.missing, "cycle")
         )?;
         if let Some(time) = evidence.counted_time() {
-            writeln!(f, "  time in the GC: {:.1} %", time.share() * 100.0)?;
+            writeln!(
+                f,
+                "  time in the GC: {:.1} % of {:.1} s between samples (CPU time, GC.stat(:time))",
+                time.share() * 100.0,
+                time.seconds
+            )?;
         } else if evidence.time.is_some_and(|time| time.seconds > 0.0) {
             writeln!(
                 f,

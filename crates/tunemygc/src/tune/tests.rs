@@ -518,6 +518,12 @@ fn rates_of_short_sets() {
 /// A program that does not count its time in the GC (`GC.measure_total_time = false`) does not spend none there.
 #[test]
 fn time_that_stands_still() {
+    let counted = Some(evidence::GcTime { minor_ms: 400, major_ms: 100, seconds: 2.5 });
+    let text = recommend(Series(3, 4), &Evidence { time: counted, ..everything() }).to_string();
+    assert!(
+        text.contains("time in the GC: 20.0 % of 2.5 s between samples (CPU time, GC.stat(:time))"),
+        "{text}"
+    );
     let still = |seconds: f64| Some(evidence::GcTime { minor_ms: 0, major_ms: 0, seconds });
     let mut evidence = Evidence { time: still(1000.0), ..everything() };
     let report = recommend(Series(3, 4), &evidence);

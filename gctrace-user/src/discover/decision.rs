@@ -184,12 +184,24 @@ pub(super) fn not_a_process(pid: u32) -> Option<String> {
 pub(super) fn unreadable(error: &ProcError) -> (String, bool) {
     match error {
         ProcError::NotFound(_) => ("no such process".to_owned(), false),
-        ProcError::PermissionDenied(_) => {
-            let why = "its mappings cannot be read: it is another user's, or protected by the system; run gctrace as root (sudo), on the host";
-            (why.to_owned(), true)
+        ProcError::PermissionDenied(path) => {
+            (denied(path.as_deref(), rustix::process::geteuid().is_root()), true)
         }
         error => (format!("its mappings cannot be read: {error}"), true),
     }
+}
+
+/// Why the kernel does not let a file of a process be read, and what helps.
+fn denied(path: Option<&Path>, root: bool) -> String {
+    if !root {
+        return "its mappings cannot be read: it is another user's, or protected by the system; run gctrace as root (sudo), on the host"
+            .to_owned();
+    }
+    let file = path.map_or_else(|| "its file in /proc".to_owned(), |path| path.display().to_string());
+    format!(
+        "its mappings cannot be read: the kernel refuses {file} (permission denied) although gctrace is root: a container or a security \
+         module (AppArmor, SELinux) may forbid it; run gctrace on the host"
+    )
 }
 
 /// Why a process with this many executable mappings is not a Ruby.
@@ -275,6 +287,18 @@ mod tests {
         assert!(matches!(linked_library(&read(), || Some(false)), Sure::No(_)));
         for linked in [Some(true), None] {
             assert_eq!(linked_library(&read(), || linked), Sure::Yes);
+        }
+    }
+
+    /// Who is root is not told to become root, but what was refused.
+    #[test]
+    fn denials() {
+        let path = Path::new("/proc/1/maps");
+        assert!(denied(Some(path), false).contains("run gctrace as root (sudo)"));
+        for (path, file) in [(Some(path), "/proc/1/maps"), (None, "its file in /proc")] {
+            let why = denied(path, true);
+            assert!(why.contains(&format!("refuses {file} (permission denied)")), "{why}");
+            assert!(why.contains("container") && !why.contains("sudo"), "{why}");
         }
     }
 

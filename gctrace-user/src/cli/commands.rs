@@ -108,7 +108,8 @@ pub struct HeapSettings {
 
 impl From<HeapArgs> for HeapSettings {
     fn from(args: HeapArgs) -> Self {
-        let HeapArgs { pid, by, top, format, svg, dump, diff, every, leaks, no_sites, proc: _, cache } = args;
+        let HeapArgs { pid, word, by, top, format, svg, dump, diff, every, leaks, no_sites, proc: _, cache } =
+            args;
         let by = match by {
             HeapByArg::Type => By::Type,
             HeapByArg::Class => By::Class,
@@ -119,7 +120,7 @@ impl From<HeapArgs> for HeapSettings {
             HeapByArg::Memory => By::Memory,
         };
         Self {
-            pid,
+            pid: pid.or(word),
             by,
             top,
             format: format.into(),
@@ -172,11 +173,13 @@ impl TryFrom<MallocArgs> for MallocSettings {
             top,
             format,
             cache,
+            words,
             ..
         } = args;
         let (budget_ppm, format, cache_dir) = (budget, format.into(), cache.dir());
         let mut selection = running.selection(all_ruby);
-        *(if children { &mut selection.pids } else { &mut selection.only_pids }) = merged(pids);
+        *(if children { &mut selection.pids } else { &mut selection.only_pids }) =
+            merged(pids.into_iter().chain(words).collect());
         Ok(Self { selection, duration, budget_ppm, sample, top, files, format, cache_dir })
     }
 }

@@ -22,9 +22,13 @@ use super::{CacheArgs, FormatArg};
         The process is not stopped; the report says if it collected or allocated while its heap was read.")]
 pub struct HeapArgs {
     /// The process
-    #[arg(long, short, value_name = "PID", required_unless_present = "diff",
+    #[arg(long, short, value_name = "PID", required_unless_present_any = ["diff", "word"],
         value_parser = crate::cli::parse::pid)]
     pub pid: Option<u32>,
+
+    /// Short for --pid
+    #[arg(value_name = "PID", conflicts_with = "pid", value_parser = crate::cli::parse::pid, hide = true)]
+    pub word: Option<u32>,
 
     /// What a row represents
     #[arg(long, value_enum, default_value_t = HeapByArg::Type)]
@@ -95,8 +99,29 @@ pub enum HeapByArg {
 
 #[cfg(test)]
 mod tests {
-    use crate::cli::Args;
+    use crate::cli::{Args, HeapSettings, Subcommand};
     use clap::Parser as _;
+
+    /// A pid may stand alone, as for a run and for `gctrace dump`.
+    #[test]
+    fn pids() {
+        let pid = |words: &[&str]| -> Result<Option<u32>, String> {
+            let words = [&["gctrace", "heap"], words].concat();
+            match Args::try_parse_from(words).map_err(|error| error.to_string())?.subcommand {
+                Some(Subcommand::Heap(args)) => Ok(HeapSettings::from(args).pid),
+                other => panic!("{other:?}"),
+            }
+        };
+        for words in [&["4"][..], &["--pid", "4"], &["4", "--by", "class"], &["--by", "class", "4"]] {
+            assert_eq!(pid(words), Ok(Some(4)), "{words:?}");
+        }
+        assert_eq!(pid(&["--diff", "a", "b"]), Ok(None));
+        let error = pid(&["--pid", "4", "5"]).unwrap_err();
+        assert!(error.contains("cannot be used with"), "{error}");
+        for wrong in [&["4", "5"][..], &["puma"], &[]] {
+            pid(wrong).unwrap_err();
+        }
+    }
 
     /// A flag that would change nothing is refused.
     #[test]

@@ -22,7 +22,8 @@ use crate::{
         Each call costs the process about a microsecond, each stack some more.\n\
         The window ends early when that is above the budget.")]
 #[command(group(ArgGroup::new("selected").required(true).multiple(true)
-    .args(["pids", "all_ruby", "names", "units", "cgroups", "containers"])))]
+    .args(["pids", "words", "all_ruby", "names", "units", "cgroups", "containers"])))]
+#[command(group(ArgGroup::new("named").multiple(true).args(["pids", "words"])))]
 #[command(group(ArgGroup::new("graphs").multiple(true).args(["flamegraph", "folded"])))]
 pub struct MallocArgs {
     /// The process (repeatable, or a list: --pid 17,42, --pid "$(pgrep puma)"); its children only with --children
@@ -30,7 +31,7 @@ pub struct MallocArgs {
     pub pids: Vec<Pids>,
 
     /// Also the descendants of these processes that run when counting begins, such as the workers of a server
-    #[arg(long, requires = "pids")]
+    #[arg(long, requires = "named")]
     pub children: bool,
 
     /// Every Ruby process that runs when counting begins (16 at most)
@@ -84,6 +85,10 @@ pub struct MallocArgs {
     /// The cache of analyses.
     #[command(flatten)]
     pub cache: CacheArgs,
+
+    /// Pids: short for --pid
+    #[arg(value_name = "PID", value_parser = parse::pids, hide = true)]
+    pub words: Vec<Pids>,
 }
 
 /// `--flamegraph-of`.
@@ -114,7 +119,7 @@ impl MallocArgs {
 
 #[cfg(test)]
 mod tests {
-    use crate::cli::{Args, Subcommand};
+    use crate::cli::{Args, MallocSettings, Subcommand};
     use clap::Parser as _;
 
     fn malloc(flags: &[&str]) -> Result<super::MallocArgs, String> {
@@ -135,6 +140,16 @@ mod tests {
         for one in [&["--all-ruby"][..], &["--name", "puma"], &["--pid", "4", "--unit", "puma.service"]] {
             malloc(one).unwrap();
         }
+        // A pid may stand alone, as for a run and for `gctrace dump`.
+        for words in [&["4,5"][..], &["4", "5"], &["4", "--pid", "5"]] {
+            let settings = MallocSettings::try_from(malloc(words).unwrap()).unwrap();
+            let mut pids = settings.selection.only_pids;
+            pids.sort_unstable();
+            assert_eq!(pids, [4, 5], "{words:?}");
+        }
+        let settings = MallocSettings::try_from(malloc(&["4", "--children"]).unwrap()).unwrap();
+        assert_eq!(settings.selection.pids, [4]);
+        malloc(&["--all-ruby", "--children"]).unwrap_err();
     }
 
     /// What is drawn is refused where nothing is.

@@ -228,6 +228,7 @@ fn trace(settings: &Settings) -> Result<Outcome, Failure> {
     run.pipeline.still_away(closed, min);
     run.pipeline.requests_still_open();
     run.pipeline.tracepoints_skipped(run.counters.skipped());
+    let traced = run.pipeline.traced_now();
     run.pipeline.detach(closed);
     run.pipeline.recording_closed(closed);
     let ledger = Ledger { kernel, user: run.pipeline.counts(), ..Ledger::default() };
@@ -248,6 +249,12 @@ fn trace(settings: &Settings) -> Result<Outcome, Failure> {
         page.stay(&signals)?;
     }
     let status = run.command_status();
+    if status.is_some()
+        && settings.selection.is_of_command()
+        && let Some(left) = traced.left_behind()
+    {
+        say(&format!("gctrace: {left}"));
+    }
     match run.fatal {
         Some(reason) => Err(Failure::Control(reason)),
         None if !run.pipeline.failures().is_empty() => Ok(Outcome::OutputFailed),

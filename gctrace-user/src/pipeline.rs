@@ -42,6 +42,7 @@ mod gc;
 mod gvl;
 mod gvl_ended;
 mod gvl_seen;
+mod left_behind;
 mod lives;
 mod refusals;
 mod requests;

@@ -62,6 +62,12 @@ impl Selection {
         self.all || self.command.is_some() || !self.names.is_empty() || self.has_groups()
     }
 
+    /// Whether a command and what it starts is all that is selected.
+    pub fn is_of_command(&self) -> bool {
+        let others = Self { command: None, ..self.clone() };
+        self.command.is_some() && others.is_empty()
+    }
+
     /// Whether the kernel must know processes one by one, besides cgroups.
     pub fn lists_processes(&self) -> bool {
         !self.pids.is_empty()
@@ -95,6 +101,10 @@ mod tests {
         assert_eq!(alone.single(), Some(5));
         let both = Selection { names: vec!["puma".into()], ..alone };
         assert!(both.is_open() && both.single().is_none());
+        let command = Selection { command: Some(vec!["ruby".into()]), ..Selection::default() };
+        assert!(command.is_open() && command.is_of_command() && !both.is_of_command());
+        assert!(!Selection { only_pids: vec![5], ..command.clone() }.is_of_command());
+        assert!(!Selection { all: true, ..command }.is_of_command());
         let unit = Selection { units: vec!["puma.service".into()], ..Selection::default() };
         assert!(unit.is_open() && unit.has_groups() && !unit.lists_processes());
     }

@@ -452,6 +452,7 @@ impl Pipeline {
         let mut process = proc::describe(pid, comm, known.image.clone(), self.names.place(pid));
         let mut arguments_at = proc::arguments_at(pid);
         // What was read may be of the program that a forked child has become since, or it is gone.
+        let forked = self.forking_parent(pid, &known.image, seen_ns).is_some();
         if let Some(parent) = self.forking_parent(pid, &known.image, seen_ns)
             && arguments_at.is_none_or(|at| parent.arguments_at.is_some_and(|of_parent| at != of_parent))
         {
@@ -490,6 +491,10 @@ impl Pipeline {
             decode_state(&reading.layout, ts_ns, pid, &data, traced.read_memory())
         });
         self.traced.insert(pid, traced);
+        // What holds for a server holds for its workers.
+        if !forked {
+            self.say_of_threads(&process);
+        }
         self.counts.processes += 1;
         self.counts.lost_records += waiting.lost;
         if known.image.gvl.is_some() {

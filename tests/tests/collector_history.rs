@@ -188,3 +188,109 @@ fn after_deletion() -> Result<()> {
         Ok(())
     })
 }
+
+/// The set of [`spending`], of which the last sample is at this time.
+fn ending(token: &str, env: &Value, permille: u64, pid: u64, end: f64) -> Result<String> {
+    let mut set: Value = serde_json::from_str(&spending(token, env, permille, pid)?)?;
+    let samples = set.as_array_mut().context("a list")?;
+    let last = samples.last().and_then(|sample| sample[0].as_f64()).context("a time")?;
+    for sample in samples.iter_mut().skip(1) {
+        sample[0] = json!(sample[0].as_f64().context("a time")? - last + end);
+    }
+    Ok(set.to_string())
+}
+
+fn epoch() -> Result<f64> {
+    Ok(std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH)?.as_secs_f64())
+}
+
+/// What `/apps` says of the settings, without what depends on the time of asking.
+fn told(collector: &Collector, sets: &[(&Value, u64, u64, f64)]) -> Result<Value> {
+    let token = collector.register()?;
+    for (env, permille, pid, end) in sets {
+        let answer = collector.send(&ending(&token, env, *permille, *pid, *end)?)?;
+        ensure!([200, 412].contains(&answer.code), "{answer:?}");
+    }
+    let mut told = state(collector, &token)?;
+    let history = told["history"].take();
+    let history = history.as_array().context("a history")?.iter();
+    let in_force: Vec<Value> = history
+        .filter(|event| event["event"] == "in_force")
+        .map(|event| json!([event["set"], event["at"], event["until"], event["brought"]["speed"]]))
+        .collect();
+    told["history"] = Value::Array(in_force);
+    // Sums of many numbers, which depend on their order in the last digits.
+    told["last_change"]["seconds"] = Value::Null;
+    for change in told["changes"].as_array_mut().into_iter().flatten() {
+        change.as_object_mut().map(|change| change.retain(|name, _| name == "variable" || name == "value"));
+    }
+    Ok(told)
+}
+
+/// Which settings are in force, which were before, and the advice depend on the sets alone, not on the order in which they come: a set that has
+/// waited for hours is none of now.
+#[test]
+fn order_of_arrival() -> Result<()> {
+    each_store(|store| {
+        let collector = Collector::with_store("127.0.0.1:0", store, &[])?;
+        let (old, new) = (json!({}), json!({"RUBY_GC_MALLOC_LIMIT": "33554432"}));
+        let now = epoch()?;
+        let before = (0..4_u32).map(|n| (&old, 300, u64::from(n), now - 6.0 * 3600.0 + f64::from(n) * 400.0));
+        let after = (0..4_u32).map(|n| (&new, 100, 10 + u64::from(n), now - 2000.0 + f64::from(n) * 400.0));
+        let late = (&old, 300, 20, now - 5.0 * 3600.0);
+        let mut sets: Vec<_> = before.chain(after).chain([late]).collect();
+        let expected = told(&collector, &sets)?;
+        ensure!(expected["in_force"] == json!({"RUBY_GC_MALLOC_LIMIT": 33_554_432}), "{expected}");
+        let change = &expected["last_change"];
+        ensure!(change["speed"] == "better" && change["sets_before"] == 5, "{change}");
+        ensure!(
+            expected["withdrawal"] == Value::Null && expected["at_the_same_time"] == json!([]),
+            "{expected}"
+        );
+        ensure!(expected["history"].as_array().is_some_and(|events| events.len() == 2), "{expected}");
+        // A generator of permutations that is the same each time.
+        let mut state = 7_u64;
+        for round in 0..8 {
+            for at in (1..sets.len()).rev() {
+                state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+                sets.swap(at, (state >> 33) as usize % (at + 1));
+            }
+            let other = told(&collector, &sets)?;
+            ensure!(other == expected, "round {round}, {sets:?}:\n{other}\nis not\n{expected}");
+        }
+        Ok(())
+    })
+}
+
+/// Hosts with different settings that send in turns: the settings that were there first stay in force, and the others are named.
+#[test]
+fn at_the_same_time() -> Result<()> {
+    each_store(|store| {
+        let collector = Collector::with_store("127.0.0.1:0", store, &[])?;
+        let token = collector.register()?;
+        let (all, one) = (json!({}), json!({"RUBY_GC_MALLOC_LIMIT": "33554432"}));
+        let now = epoch()?;
+        for round in 0..5_u32 {
+            let at = now - 3000.0 + f64::from(round) * 500.0;
+            for (env, permille, pid, end) in [(&all, 300, 1, at), (&one, 500, 2, at + 10.0)] {
+                collector.send(&ending(&token, env, permille, pid, end)?)?;
+                let told = state(&collector, &token)?;
+                ensure!(
+                    told["in_force"] == json!({}) && told["last_change"] == Value::Null,
+                    "{round}: {told}"
+                );
+                let others = &told["at_the_same_time"];
+                ensure!(
+                    (round == 0 && pid == 1) || others == &json!([{"RUBY_GC_MALLOC_LIMIT": 33_554_432}]),
+                    "{told}"
+                );
+            }
+        }
+        let told = state(&collector, &token)?;
+        let withdrawn = told["history"].as_array().context("a history")?.iter();
+        ensure!(withdrawn.filter(|event| event["withdrawal"] == true).count() == 0, "{told}");
+        let page = collector.get("/app/1")?.text();
+        ensure!(page.contains("two environments are in force at the same time"), "{page}");
+        Ok(())
+    })
+}

@@ -95,6 +95,7 @@ pub struct Digest {
     pub environment: String,
     /// Its figures.
     pub figures: Figures,
+    first_ts: Option<f64>,
     last_ts: f64,
     columns: [Option<usize>; 3],
     /// At the last start: time, count of cycles, milliseconds in GC.
@@ -128,6 +129,7 @@ impl Digest {
         let at = |column: Option<usize>| column.and_then(|column| sample.stat.get(column)).copied();
         let [count, time, slots] = self.columns.map(at);
         let figures = &mut self.figures;
+        self.first_ts = Some(self.first_ts.map_or(sample.ts, |first| first.min(sample.ts)));
         self.last_ts = self.last_ts.max(sample.ts);
         // Values that the store cannot hold are nonsense.
         let held = |value: u64| value.min(i64::MAX as u64 >> 8);
@@ -153,11 +155,24 @@ impl Digest {
         }
     }
 
-    /// The slot of a set that arrived at this time, in epoch seconds.
-    pub fn slot(&self, received: f64) -> i64 {
+    /// When a set that arrived at this time ends, both in epoch seconds: its own time, if that can be.
+    fn at(&self, received: f64) -> Option<f64> {
         let age = received - self.last_ts;
         let own = age.abs() < NEAR || (self.last_ts > EPOCH && (0.0..OLDEST).contains(&age));
-        let at = if own { self.last_ts.min(received) } else { received };
+        own.then_some(self.last_ts.min(received))
+    }
+
+    /// The time from which to which a set is that arrived at this time, in epoch seconds.
+    pub fn span(&self, received: f64) -> [f64; 2] {
+        match (self.at(received), self.first_ts) {
+            (Some(at), Some(first)) => [first.max(at - NEAR).min(at), at],
+            _ => [received; 2],
+        }
+    }
+
+    /// The slot of a set that arrived at this time, in epoch seconds.
+    pub fn slot(&self, received: f64) -> i64 {
+        let at = self.at(received).unwrap_or(received);
         let age = (received - at) as i64;
         let width = WIDTHS.iter().rev().find(|(old, _)| age >= *old).map_or(SLOT, |(_, width)| *width);
         (at as i64).div_euclid(width) * width

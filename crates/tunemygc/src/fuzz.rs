@@ -88,8 +88,12 @@ fn survives(reader: impl std::io::Read) {
         let _ = (report.to_exports(strategy, &|_, _| false), report.to_state(strategy, &|_, _| true));
     }
     // The same program under other settings, earlier.
-    let before = tune::Episode { in_force: tune::InForce::default(), evidence: evidence.clone(), seen: 0.0 };
-    let now = tune::Episode { in_force: report.in_force, evidence, seen: 1.0 };
+    let before = tune::Episode {
+        in_force: tune::InForce::default(),
+        evidence: evidence.clone(),
+        times: tune::Times::at(0.0),
+    };
+    let now = tune::Episode { in_force: report.in_force, evidence, times: tune::Times::at(1.0) };
     let _ = tune::recommend_after(series, &now, &[before]).to_string();
 }
 

@@ -13,7 +13,10 @@ use serde::Serialize;
 
 use crate::{
     printable::{Printable, printable_json, printable_path},
-    tune::{self, Episode, Evidence, Fold, InForce, Report, Series, history::FORGOTTEN},
+    tune::{
+        self, Episode, Evidence, Fold, InForce, Report, Series, Times,
+        history::{self, FORGOTTEN},
+    },
     wire::{self, ProtocolError},
 };
 
@@ -136,6 +139,10 @@ struct Sum {
 #[derive(Default)]
 struct Timed {
     episode: Episode,
+    /// Of each set.
+    spans: Vec<[f64; 2]>,
+    /// When the last of them ends.
+    seen: f64,
     /// How many files there were when the last one of these was added.
     order: usize,
 }
@@ -147,9 +154,9 @@ impl Sum {
         self.monotonic |= set.last < EPOCH;
         let in_force = InForce::of(&set.evidence.environment, set.series);
         let timed = self.episodes.entry(in_force.key()).or_default();
-        let Timed { episode, order } = timed;
+        let Timed { episode, order, spans, seen } = timed;
         // Files of several processes are not in the order of time: the environment is that of the latest set.
-        if episode.seen <= set.last {
+        if *seen <= set.last {
             episode.evidence.merge(&set.evidence);
         } else {
             let latest = std::mem::take(&mut episode.evidence.environment);
@@ -157,7 +164,8 @@ impl Sum {
             episode.evidence.merge(&set.evidence);
             (episode.evidence.environment, episode.evidence.environment_refused) = (latest, refused);
         }
-        (episode.in_force, episode.seen) = (in_force, episode.seen.max(set.last));
+        (episode.in_force, *seen) = (in_force, seen.max(set.last));
+        spans.push([set.first, set.last]);
         *order = self.files.len();
     }
 
@@ -166,14 +174,15 @@ impl Sum {
         let mut episodes: Vec<Episode> = self
             .episodes
             .into_values()
-            .map(|Timed { episode, order }| {
-                let seen = if self.monotonic { order as f64 } else { episode.seen };
-                Episode { seen, ..episode }
+            .map(|Timed { episode, order, spans, .. }| {
+                let times = if self.monotonic { Times::at(order as f64) } else { Times::latest_of(spans) };
+                Episode { times, ..episode }
             })
             .collect();
-        episodes.sort_by(|a, b| a.seen.total_cmp(&b.seen));
-        let now = episodes.pop()?;
-        episodes.retain(|other| other.seen >= now.seen - FORGOTTEN);
+        let all: Vec<Times> = episodes.iter().map(|episode| episode.times).collect();
+        let now = episodes.remove(history::in_force(&all)?);
+        episodes.sort_by(|a, b| a.times.until.total_cmp(&b.times.until));
+        episodes.retain(|other| other.times.until >= now.times.until - FORGOTTEN);
         let report = tune::recommend_after(series, &now, &episodes);
         Some(Program { files: self.files, hostname: self.hostname, pid: self.pid, report })
     }
@@ -203,7 +212,9 @@ pub(crate) struct Set {
     pub(crate) header: wire::Header,
     pub(crate) series: Series,
     pub(crate) evidence: Evidence,
-    /// The latest time of a sample, seconds.
+    /// The earliest time of a sample, seconds.
+    first: f64,
+    /// The latest one.
     last: f64,
 }
 
@@ -239,14 +250,16 @@ fn fold(path: &Path) -> Result<(Set, Content), Why> {
 }
 
 pub(crate) fn fold_from(reader: impl io::Read) -> Result<Set, Why> {
-    let mut folding = Folding { fold: None, last: 0.0 };
+    let mut folding = Folding { fold: None, first: f64::INFINITY, last: 0.0 };
     let header = wire::read(reader, &mut folding)?;
     let fold = folding.fold.ok_or(Why::Empty)?;
-    Ok(Set { header, series: fold.series(), evidence: fold.finish(), last: folding.last })
+    let (first, last) = (folding.first.min(folding.last), folding.last);
+    Ok(Set { header, series: fold.series(), evidence: fold.finish(), first, last })
 }
 
 struct Folding {
     fold: Option<Fold>,
+    first: f64,
     last: f64,
 }
 
@@ -257,6 +270,7 @@ impl wire::Sink for Folding {
     }
 
     fn sample(&mut self, sample: &wire::Sample) -> Result<(), String> {
+        self.first = self.first.min(sample.ts);
         self.last = self.last.max(sample.ts);
         self.fold.iter_mut().for_each(|fold| fold.add(sample));
         Ok(())
@@ -433,10 +447,7 @@ mod tests {
         assert_eq!(line("GC time: "), Some("GC time: clearly less than before"));
         assert_eq!(line("memory: "), Some("memory: clearly less than before"));
         let change = report.change.unwrap();
-        assert_eq!(
-            (change.sets_before, change.sets_after, change.speed),
-            (3, 3, tune::history::Outcome::Better)
-        );
+        assert_eq!((change.sets_before, change.sets_after, change.speed), (3, 3, history::Outcome::Better));
         let share = change.figures.iter().find(|figure| figure.metric == "time in GC, %").unwrap();
         // 300 and 100 ms in each second; quantiles are right to 1.6 %.
         assert!(

@@ -8,7 +8,11 @@ use std::{
 use super::{Shared, now};
 use crate::{
     store::{BATCH, Environment, Group, Store, StoreError},
-    tune::{self, Episode, Evidence, InForce, Plan, Report, history::FORGOTTEN, in_force::shown},
+    tune::{
+        self, Episode, Evidence, InForce, Plan, Report,
+        history::{FORGOTTEN, in_force},
+        in_force::shown,
+    },
 };
 
 /// Latest sets of an environment that recommendations use; up to twice as many before the oldest are left out.
@@ -92,7 +96,8 @@ impl Sum {
         let old = sets.partition_point(|(number, _)| *number <= until);
         let mut sum =
             Self { latest: environment.latest, seen: environment.seen, sets: sets.len(), ..Self::default() };
-        let summary = store.summary(environment.id)?.filter(|summary| summary.sets > old as u64);
+        let summary =
+            store.summary(environment.id)?.filter(|summary| summary.sets > old as u64);
         let new = match summary {
             Some(summary) if sets.len() < SETS as usize => {
                 sum.evidence = summary;
@@ -155,7 +160,7 @@ pub(super) struct Advice {
 }
 
 impl Advice {
-    /// For this environment of a group, or for that of the latest set; `None` if there are no sets.
+    /// For this environment of a group, or for the one in force; `None` if there are no sets.
     pub(super) fn of(
         shared: &Shared,
         group: Group,
@@ -163,8 +168,16 @@ impl Advice {
     ) -> Result<Option<Self>, StoreError> {
         let store = &*shared.store;
         let mut all = store.environments(group, ENVIRONMENTS)?;
-        let at = environment.map_or(Some(0), |id| all.iter().position(|known| known.id == id));
-        let now = match (at.filter(|at| *at < all.len()), environment) {
+        let at = match environment {
+            Some(id) => all.iter().position(|known| known.id == id),
+            None => {
+                // Of equals, the same one, in whichever order their sets came.
+                let mut by_key: Vec<usize> = (0..all.len()).collect();
+                by_key.sort_by(|a, b| all[*a].key.cmp(&all[*b].key));
+                in_force(&by_key.iter().map(|at| all[*at].times).collect::<Vec<_>>()).map(|at| by_key[at])
+            }
+        };
+        let now = match (at, environment) {
             (Some(at), _) => all.remove(at),
             // Many others were in force since.
             (None, Some(id)) => match store.environment(id)? {
@@ -173,12 +186,12 @@ impl Advice {
             },
             (None, None) => return Ok(None),
         };
-        all.retain(|other| other.seen >= now.seen - FORGOTTEN);
+        all.retain(|other| other.times.until >= now.times.until - FORGOTTEN);
         all.reverse();
         let episode = |environment: &Environment| {
             let evidence = shared.sums.get(store, environment)?;
             let in_force = InForce::parse(&environment.key, group.series);
-            Ok(Episode { in_force, evidence, seen: environment.seen })
+            Ok(Episode { in_force, evidence, times: environment.times })
         };
         let others = all.iter().map(episode).collect::<Result<Vec<_>, StoreError>>()?;
         let report = tune::recommend_after(group.series, &episode(&now)?, &others);

@@ -74,7 +74,7 @@ fn in_force(
     for environment in store.environments(group, ENVIRONMENTS)? {
         let evidence = sums.get(store, &environment)?;
         let in_force = InForce::parse(&environment.key, group.series);
-        let episode = Episode { in_force, evidence, seen: environment.seen };
+        let episode = Episode { in_force, evidence, times: environment.times };
         episodes.insert(environment.id, (environment.key, episode));
     }
     let mut events = Vec::new();

@@ -342,7 +342,8 @@ fn application(shared: &Shared, info: &AppInfo, title: &str, wanted: &Wanted) ->
         h2 { "What to set" }
         @match &advice {
             None => p { "Nothing has arrived yet." },
-            Some(Recommended { exports, report, .. }) => {
+            Some(Recommended { exports, concurrent, report, .. }) => {
+                @if let Some(concurrent) = concurrent { p role="status" { (settings(concurrent)) } }
                 @if exports.is_empty() {
                     p { "Nothing to set for speed now." }
                 } @else {

@@ -11,6 +11,8 @@ use crate::{
 pub(super) struct Recommended {
     /// Lines for a shell.
     pub(super) exports: String,
+    /// That several environments are in force at the same time, if they are.
+    pub(super) concurrent: Option<String>,
     /// The reasons.
     pub(super) report: String,
     /// Earlier advice and its effect.
@@ -26,5 +28,6 @@ pub(super) fn recommended(shared: &Shared, app: App) -> Result<Option<Recommende
     let own = |name: &str, value: f64| advice.is_own(name, value);
     let exports = advice.report.to_exports(Strategy::Speed, &own);
     let report = printable_lines(&advice.report.to_string()).into_owned();
-    Ok(Some(Recommended { exports, report, history: history::of(shared, &advice)? }))
+    let concurrent = advice.report.concurrent();
+    Ok(Some(Recommended { exports, concurrent, report, history: history::of(shared, &advice)? }))
 }

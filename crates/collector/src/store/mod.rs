@@ -1,12 +1,12 @@
 //! Where sample sets are kept. The server knows this trait only; each engine has its file.
 
-use std::{fmt::Write as _, path::PathBuf};
+use std::{collections::HashMap, fmt::Write as _, path::PathBuf};
 
 use serde::Deserialize;
 
 use crate::{
     digest::{Digest, Figures},
-    tune::{Evidence, InForce, Series, Strategy},
+    tune::{Evidence, InForce, Series, Strategy, history::Times},
 };
 
 mod postgres;
@@ -43,24 +43,51 @@ pub struct Environment {
     pub seen: f64,
     /// When the first set came, epoch seconds; it may be deleted by now.
     pub first: f64,
+    /// Its latest period, by the times in its sets: they may come late, and in any order.
+    pub times: Times,
     /// Number of the latest set in its summary, if it has one; the sets may be deleted by now.
     pub summarized: Option<i64>,
 }
 
-/// A time in which sets of an environment came. It ends when others have come instead, and none of its own for [`GAP`].
+/// A time of which sets of an environment are, by the times in them. It ends when there are others instead, and none of its own for [`GAP`].
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Period {
     /// The environment.
     pub environment: i64,
-    /// When the first set came, epoch seconds.
+    /// When the first set begins, epoch seconds.
     pub first: f64,
-    /// When the last set came, epoch seconds.
+    /// When the last set ends, epoch seconds.
     pub last: f64,
 }
 
-/// Environments that are in force at the same time, as while programs are started again one after the other, do not alternate: one that
-/// is seen again within so many seconds was in force all the time.
-pub const GAP: f64 = 3600.0;
+/// Most periods of a group that are read; stored ones are those without any longer gap.
+const MOST_PERIODS: u32 = 4096;
+
+/// The latest `most` periods. Of the stored ones, those of an environment with nothing else between them are one: which sets lie between
+/// is known only when all of them have come, so that is decided anew each time.
+fn periods_of(mut stored: Vec<Period>, most: u32) -> Vec<Period> {
+    stored.sort_by(|a, b| {
+        a.first.total_cmp(&b.first).then(a.last.total_cmp(&b.last)).then(a.environment.cmp(&b.environment))
+    });
+    let mut all: Vec<Period> = Vec::new();
+    // By environment: its latest period, and when it was seen last.
+    let mut latest: HashMap<i64, (usize, f64)> = HashMap::new();
+    for period in stored {
+        let before = latest.get(&period.environment).copied().filter(|(_, last)| {
+            !latest.iter().any(|(other, seen)| *other != period.environment && seen.1 > *last)
+        });
+        let at = if let Some((at, _)) = before {
+            all[at].last = all[at].last.max(period.last);
+            at
+        } else {
+            all.push(period);
+            all.len() - 1
+        };
+        latest.insert(period.environment, (at, all[at].last));
+    }
+    let left = all.len().saturating_sub(most as usize);
+    all.split_off(left)
+}
 
 /// What was advised to a group under some settings.
 #[derive(Clone, Debug, PartialEq)]
@@ -344,9 +371,10 @@ pub trait Store: Send + Sync {
     fn prune(&self, before: f64, app: Option<App>) -> Result<u64, StoreError>;
     /// The group of a set, and the number of its environment.
     fn group_of(&self, id: &SetId) -> Result<Option<(Group, i64)>, StoreError>;
-    /// The group of the set of an application that came last.
+    /// The group of an application's latest set, by the times in its sets.
     fn latest_group(&self, app: App) -> Result<Option<Group>, StoreError>;
-    /// The environments of a group that have sets or a summary, at most `most`; that of the latest set is first.
+    /// The environments of a group that have sets or a summary, at most `most`; that of the latest set is first, by the
+    /// times in the sets.
     fn environments(&self, group: Group, most: u32) -> Result<Vec<Environment>, StoreError>;
     /// The periods of the environments of a group: the latest `most`, the earliest first.
     fn periods(&self, group: Group, most: u32) -> Result<Vec<Period>, StoreError>;

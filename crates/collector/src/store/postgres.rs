@@ -299,7 +299,7 @@ impl Store for Postgres {
             } else {
                 0
             };
-            environments::seen_at(&mut transaction, set.group, environment, set.received)?;
+            environments::seen_at(&mut transaction, environment, set.digest.span(set.received))?;
             slots::add(&mut transaction, set)?;
             transaction.commit()?;
             Ok(Inserted { new: true, deleted })
@@ -349,8 +349,10 @@ impl Store for Postgres {
     }
 
     fn latest_group(&self, app: App) -> Result<Option<Group>, StoreError> {
-        let query = "SELECT app, ruby_major, ruby_minor FROM gctrace_sample_set
-             WHERE app = $1 ORDER BY number DESC LIMIT 1";
+        let query = "SELECT e.app, e.ruby_major, e.ruby_minor FROM gctrace_environment e
+             JOIN gctrace_sample_set s ON s.number = (SELECT max(number) FROM gctrace_sample_set WHERE environment = e.id)
+             WHERE e.app = $1
+             ORDER BY coalesce(e.until, s.received) DESC, s.number DESC LIMIT 1";
         self.with(Retry::Yes, |client| client.query_opt(query, &[&app.0])?.as_ref().map(group).transpose())
     }
 

@@ -19,6 +19,8 @@ use crate::tune::{Evidence, Series};
 
 mod apps;
 mod environments;
+#[cfg(test)]
+mod late_tests;
 mod slots;
 mod tables;
 #[cfg(test)]
@@ -279,7 +281,7 @@ impl Store for Sqlite {
             } else {
                 0
             };
-            environments::seen_at(&transaction, set.group, environment, set.received)?;
+            environments::seen_at(&transaction, environment, set.digest.span(set.received))?;
             slots::add(&transaction, set)?;
             Inserted { new: true, deleted }
         };
@@ -327,7 +329,10 @@ impl Store for Sqlite {
     fn latest_group(&self, app: App) -> Result<Option<Group>, StoreError> {
         let reader = self.reader()?;
         let mut query = reader.prepare_cached(
-            "SELECT app, ruby_major, ruby_minor FROM sample_set WHERE app = ?1 ORDER BY number DESC LIMIT 1",
+            "SELECT e.app, e.ruby_major, e.ruby_minor FROM environment e
+             JOIN sample_set s ON s.number = (SELECT max(number) FROM sample_set WHERE environment = e.id)
+             WHERE e.app = ?1
+             ORDER BY coalesce(e.until, s.received) DESC, s.number DESC LIMIT 1",
         )?;
         Ok(query.query_row([app.0], group).optional()?)
     }

@@ -18,14 +18,95 @@ pub struct Episode {
     pub in_force: InForce,
     /// The evidence of its sets.
     pub evidence: Evidence,
-    /// When the last of them came, on any clock that is the same for all environments.
-    pub seen: f64,
+    /// When it was in force, on any clock that is the same for all environments.
+    pub times: Times,
+}
+
+/// When an environment was in force, by the times in its sets: the latest stretch of them without a gap of more than [`GAP`].
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Times {
+    /// When its first set begins.
+    pub since: f64,
+    /// When its last set ends.
+    pub until: f64,
+    /// Sets in it.
+    pub sets: u64,
+}
+
+/// An environment that is seen again within so many seconds was in force all the time: programs that are started again one after the
+/// other, or hosts with different settings, send in turns.
+pub const GAP: f64 = 3600.0;
+/// Of environments at the same time, one with fewer sets than the others by this factor is that of a console or of a process that was
+/// forgotten.
+const FEWER: u64 = 4;
+
+impl Times {
+    /// A single moment.
+    pub fn at(moment: f64) -> Self {
+        Self { since: moment, until: moment, sets: 1 }
+    }
+
+    fn add(&mut self, [first, last]: [f64; 2]) {
+        let none = self.sets == 0;
+        self.since = if none { first } else { self.since.min(first) };
+        self.until = if none { last } else { self.until.max(last) };
+        self.sets += 1;
+    }
+
+    /// The latest stretch of sets of these times.
+    pub fn latest_of(mut sets: Vec<[f64; 2]>) -> Self {
+        sets.sort_by(|a, b| a[0].total_cmp(&b[0]));
+        let mut times = Self::default();
+        for set in sets {
+            if times.sets > 0 && set[0] > times.until + GAP {
+                times = Self::default();
+            }
+            times.add(set);
+        }
+        times
+    }
+
+    /// Whether both are in force at the same time, if `latest` is the end of the last set of all.
+    fn is_beside(&self, other: &Self, latest: f64) -> bool {
+        let since = latest - GAP;
+        self.since <= other.until && other.since <= self.until && self.until >= since && other.until >= since
+    }
+}
+
+/// The end of the last set of all.
+fn latest(all: impl Iterator<Item = Times>) -> f64 {
+    all.fold(f64::NEG_INFINITY, |latest, times| latest.max(times.until))
+}
+
+/// Which of some environments is in force: the one that was seen last, unless others are in force at the same time. Of those it is the one
+/// that is in force for the longest time: a second one is not its successor as long as the first one goes on. Of equals, the first one.
+pub fn in_force(all: &[Times]) -> Option<usize> {
+    let latest = latest(all.iter().copied());
+    let others =
+        |at: usize| all.iter().enumerate().filter(move |(other, _)| *other != at).map(|(_, times)| times);
+    let current: Vec<usize> = (0..all.len())
+        .filter(|at| all[*at].until >= latest - GAP && !others(*at).any(|other| other.since > all[*at].until))
+        .collect();
+    let most = current.iter().map(|at| all[*at].sets).max()?;
+    let many = current.into_iter().filter(|at| all[*at].sets.saturating_mul(FEWER) >= most);
+    many.min_by(|a, b| all[*a].since.total_cmp(&all[*b].since).then(a.cmp(b)))
+}
+
+/// The environments that are in force at the same time as this one.
+pub(super) fn beside<'a>(now: &Episode, others: &'a [Episode]) -> impl Iterator<Item = &'a Episode> {
+    let latest = latest(others.iter().map(|other| other.times).chain([now.times]));
+    let now = now.times;
+    others.iter().filter(move |other| other.times.is_beside(&now, latest))
 }
 
 /// The environment that was in force before; of the others, the one seen last is at the end. One of which too little is known for
-/// any comparison, such as that of a console, does not count.
+/// any comparison, such as that of a console, does not count, nor one that is in force at the same time, or began later and has ended.
 pub(super) fn before<'a>(now: &Episode, others: &'a [Episode]) -> Option<&'a Episode> {
-    others.iter().rev().find(|other| other.seen <= now.seen && other.evidence.is_sufficient())
+    let latest = latest(others.iter().map(|other| other.times).chain([now.times]));
+    others.iter().rev().find(|other| {
+        let (other, now, known) = (other.times, now.times, other.evidence.is_sufficient());
+        known && other.until <= now.until && other.since <= now.since && !other.is_beside(&now, latest)
+    })
 }
 
 /// Environments that are not in force are forgotten when their last set is older than this, seconds.

@@ -9,7 +9,57 @@ use super::{
 fn episode(key: &str, seen: f64, cost: u64) -> Episode {
     let mut evidence = everything();
     (0..20).for_each(|_| evidence.each.cost.add(cost));
-    Episode { in_force: InForce::parse(key, Series(3, 1)), evidence, seen }
+    Episode { in_force: InForce::parse(key, Series(3, 1)), evidence, times: Times::at(seen) }
+}
+
+/// Settings are in force until others follow them. As long as both go on, the first ones are, unless they are of a single stray process.
+#[test]
+fn which_is_in_force() {
+    let times = |since: f64, until: f64, sets: u64| Times { since, until, sets };
+    let hour = history::GAP;
+    for (all, expected) in [
+        (vec![], None),
+        (vec![times(5.0, 9.0, 1)], Some(0)),
+        // One after the other, in any order.
+        (vec![times(0.0, 8.0, 9), times(9.0, 20.0, 1)], Some(1)),
+        (vec![times(9.0, 20.0, 1), times(0.0, 8.0, 9)], Some(0)),
+        // Both go on.
+        (vec![times(0.0, 19.0, 4), times(9.0, 20.0, 3)], Some(0)),
+        (vec![times(0.0, 19.0, 3), times(9.0, 20.0, 12)], Some(0)),
+        // The first one has ended a while ago, or has few processes.
+        (vec![times(0.0, 19.0, 4), times(9.0, 20.0 + hour, 3)], Some(1)),
+        (vec![times(0.0, 19.0, 3), times(9.0, 20.0, 13)], Some(1)),
+        // A trial that has ended, beside a third one after all.
+        (vec![times(0.0, 19.0, 4), times(9.0, 10.0, 3), times(20.0, 21.0, 1)], Some(2)),
+    ] {
+        assert_eq!(history::in_force(&all), expected, "{all:?}");
+    }
+    let sets = vec![
+        [7.0 + hour, 8.0 + hour],
+        [0.0, 1.0],
+        [9.0 + 2.0 * hour, 9.5 + 2.0 * hour],
+        [8.5 + hour, 9.0 + hour],
+    ];
+    assert_eq!(Times::latest_of(sets), times(7.0 + hour, 9.5 + 2.0 * hour, 3));
+    // Of two at the same time, none was before the other; nor was a trial that has ended before what it was beside.
+    let at = |key: &str, since: f64, until: f64| Episode {
+        times: times(since, until, 3),
+        ..episode(key, 0.0, 300)
+    };
+    let other = "RUBY_GC_MALLOC_LIMIT=33554432";
+    let report = |now, other| recommend_after(Series(3, 1), &now, &[other]);
+    let both = report(at("", 0.0, 19.0), at(other, 9.0, 20.0));
+    assert!(
+        both.change.is_none() && both.to_string().contains("two environments are in force at the same time")
+    );
+    assert_eq!(
+        both.to_state(Strategy::Speed, &|_, _| true)["at_the_same_time"],
+        serde_json::json!([{"RUBY_GC_MALLOC_LIMIT": 33_554_432}])
+    );
+    let ended = report(at("", 0.0, 30.0 + hour), at(other, 9.0, 20.0));
+    assert!(ended.change.is_none() && ended.concurrent().is_none());
+    let replaced = report(at(other, 9.0, 30.0 + hour), at("", 0.0, 19.0));
+    assert!(replaced.change.is_some() && replaced.concurrent().is_none());
 }
 
 /// A value that was tried and was no better says nothing of one that is more than twice as far away; one that was worse does.

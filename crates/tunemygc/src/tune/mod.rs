@@ -31,7 +31,7 @@ pub mod trend;
 
 pub use evidence::{Evidence, Unsupported};
 pub use fold::Fold;
-pub use history::{Comparison, Episode, Outcome};
+pub use history::{Comparison, Episode, Outcome, Times};
 pub use in_force::InForce;
 pub use report::Report;
 pub use ruby::Series;
@@ -286,7 +286,7 @@ impl Plan {
 /// Recommends from the evidence of a program on this Ruby.
 pub fn recommend(series: Series, evidence: &Evidence) -> Report {
     let in_force = InForce::of(&evidence.environment, series);
-    rules::recommend(series, &Episode { in_force, evidence: evidence.clone(), seen: 0.0 }, &[])
+    rules::recommend(series, &Episode { in_force, evidence: evidence.clone(), times: Times::default() }, &[])
 }
 
 /// Recommends from the environments under which a program ran on this Ruby: the one in force, and the others, of which the one seen

@@ -25,6 +25,8 @@ pub struct Report {
     pub series: Series,
     /// The settings that Ruby follows.
     pub in_force: InForce,
+    /// Other settings that are in force at the same time, in other processes.
+    pub at_the_same_time: Vec<InForce>,
     /// Their effect, compared with the settings before them.
     pub change: Option<Comparison>,
     /// Processes whose live heap grows steadily, the fastest first.
@@ -118,10 +120,27 @@ impl Report {
         findings.into_iter().chain(self.plans.iter().flat_map(of)).collect()
     }
 
-    /// Other findings: the effect of the last change, and leaks. Names of hosts are escaped.
+    /// That several settings are in force at the same time, if they are.
+    pub fn concurrent(&self) -> Option<String> {
+        if self.at_the_same_time.is_empty() {
+            return None;
+        }
+        let others: Vec<String> = self.at_the_same_time.iter().map(ToString::to_string).collect();
+        Some(format!(
+            "{} environments are in force at the same time: this is for {}; there are processes with {}, too",
+            match others.len() {
+                1 => "two".to_owned(),
+                n => (n + 1).to_string(),
+            },
+            self.in_force,
+            others.join("; and with ")
+        ))
+    }
+
+    /// Other findings: several environments, the effect of the last change, and leaks. Names of hosts are escaped.
     fn findings(&self) -> Vec<String> {
         let change = self.change.iter().map(|change| change.to_string().trim_end().to_owned());
-        change.chain(self.leaks.iter().take(MAX_LEAKS).map(leak_text)).collect()
+        self.concurrent().into_iter().chain(change).chain(self.leaks.iter().take(MAX_LEAKS).map(leak_text)).collect()
     }
 
     /// Everything that should be set by this strategy, as lines for a shell; empty if nothing should be. Values for which `own` is true
@@ -143,6 +162,7 @@ impl Report {
             "unset": unset,
             "left_as_set": left,
             "in_force": self.in_force,
+            "at_the_same_time": self.at_the_same_time,
             "changes": plan.settings().collect::<Vec<_>>(),
             "withdrawal": plan.withdrawal,
             "last_change": self.change,

@@ -7,7 +7,9 @@
 
 use serde_json::{Value, json, value::RawValue};
 
-use super::{Episode, Evidence, Fold, InForce, Report, Series, Strategy, recommend_after, ruby::variable};
+use super::{
+    Episode, Evidence, Fold, InForce, Report, Series, Strategy, Times, recommend_after, ruby::variable,
+};
 use crate::wire::{EventName, Header, Sample, SampleSet};
 
 /// Nanoseconds to mark an object, and to sweep a slot.
@@ -360,11 +362,11 @@ pub(super) fn follow(program: &Program, series: Series, strategy: Strategy, roun
         let peak = evidence.each.peak.median().unwrap_or(0) as f64;
         let at = history.iter().position(|episode| episode.in_force == in_force);
         let mut now = at.map_or_else(
-            || Episode { in_force: in_force.clone(), evidence: Evidence::default(), seen: 0.0 },
+            || Episode { in_force: in_force.clone(), evidence: Evidence::default(), times: Times::default() },
             |at| history.remove(at),
         );
         now.evidence.merge(&evidence);
-        now.seen = round as f64;
+        now.times = Times::at(round as f64);
         let report = recommend_after(series, &now, &history);
         let state = report.plan(strategy).state(&in_force, &|_, _| true);
         let withdrawn = report.plan(strategy).withdrawal.is_some();

@@ -539,7 +539,7 @@ fn time_that_stands_still() {
             evidence.each.majors.add(rate);
             evidence.each.cost.add(0);
         });
-        Episode { in_force: InForce::default(), evidence, seen: 0.0 }
+        Episode { in_force: InForce::default(), evidence, times: Times::default() }
     };
     let comparison = Comparison::of(&minors(100), &minors(300));
     assert_eq!(comparison.speed, Outcome::Worse);
@@ -579,7 +579,7 @@ fn stray_environments() {
     let episode = |limit: u64, seen: f64, evidence: Evidence| Episode {
         in_force: InForce::parse(&format!("RUBY_GC_MALLOC_LIMIT={limit}"), Series(3, 4)),
         evidence,
-        seen,
+        times: Times::at(seen),
     };
     let costing = |cost: u64| {
         let mut evidence = everything();

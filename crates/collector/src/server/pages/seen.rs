@@ -21,7 +21,7 @@ impl<'a> Seen<'a> {
         let mut kept = BTreeMap::new();
         for series in all_series {
             for environment in store.environments(Group { app, series }, MAX_ENVIRONMENTS as u32)? {
-                kept.insert((environment.key, series), environment.seen);
+                kept.insert((environment.key, series), environment.times.until);
             }
         }
         let seen = environments.into_iter().filter_map(|(text, series)| {
@@ -31,7 +31,7 @@ impl<'a> Seen<'a> {
         Ok(Self(seen.collect()))
     }
 
-    /// When the latest set of a slot's environment came, in the order of time: its slot, and in that the time of arrival. Of those whose
+    /// When the latest set of a slot's environment ends, in the order of time: its slot, and in that the set's own time. Of those whose
     /// sets are all deleted only the slot is known.
     pub(super) fn at(&self, slot: &Slot) -> Latest {
         let seen = self.0.get(&(slot.environment.as_str(), slot.series)).copied();
@@ -47,7 +47,7 @@ pub(super) struct Latest {
 }
 
 impl Latest {
-    /// When the latest set of the environment came, epoch seconds.
+    /// When the latest set of the environment ends, epoch seconds.
     pub(super) fn seen(self) -> Option<f64> {
         (self.seen > 0.0).then_some(self.seen)
     }

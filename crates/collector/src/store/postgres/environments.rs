@@ -3,10 +3,16 @@
 use postgres::{GenericClient, Row, Transaction};
 
 use super::{
-    super::{App, BATCH, Environment, GAP, Given, Group, Numbered, Period, StoreError, in_force_of},
+    super::{
+        App, BATCH, Environment, Given, Group, MOST_PERIODS, Numbered, Period, StoreError, in_force_of,
+        periods_of,
+    },
     Postgres, Retry, group, of_group,
 };
-use crate::tune::{Evidence, Strategy};
+use crate::tune::{
+    Evidence, Strategy,
+    history::{GAP, Times},
+};
 
 /// Gives the sets of an earlier release their environments. Unreadable sets have none, and are left out of recommendations.
 pub(super) fn name_all(transaction: &mut Transaction<'_>) -> Result<(), postgres::Error> {
@@ -24,7 +30,7 @@ pub(super) fn name_all(transaction: &mut Transaction<'_>) -> Result<(), postgres
             let group = group(row)?;
             let Ok(key) = in_force_of(row.try_get(4)?, group.series) else { continue };
             let id = id_of(transaction, group, &key, row.try_get(5)?)?;
-            seen_at(transaction, group, id, row.try_get(5)?)?;
+            seen_at(transaction, id, [row.try_get(5)?; 2])?;
             let number: i64 = row.try_get(3)?;
             transaction.execute(
                 "UPDATE gctrace_sample_set SET environment = $1 WHERE number = $2",
@@ -52,22 +58,34 @@ pub(super) fn id_of(
     client.query_one(insert, &[&app, &major, &minor, &key, &received])?.try_get(0)
 }
 
-/// A set of this environment came: its latest period goes on, or another one begins.
+/// A set of this environment came: the periods that it touches become one, whatever the order in which sets come.
 pub(super) fn seen_at(
     client: &mut impl GenericClient,
-    group: Group,
     environment: i64,
-    received: f64,
+    [first, last]: [f64; 2],
 ) -> Result<(), postgres::Error> {
-    let (app, major, minor) = of_group(group);
-    let go_on = "UPDATE gctrace_period AS p SET last = greatest(last, $2)
-         WHERE id = (SELECT max(id) FROM gctrace_period WHERE environment = $1) AND (last >= $2 - $3::DOUBLE PRECISION OR NOT EXISTS (
-             SELECT 1 FROM gctrace_period o JOIN gctrace_environment e ON e.id = o.environment
-             WHERE e.app = $4 AND e.ruby_major = $5 AND e.ruby_minor = $6 AND o.last > p.last))";
-    if client.execute(go_on, &[&environment, &received, &GAP, &app, &major, &minor])? == 0 {
-        let begin = "INSERT INTO gctrace_period (environment, first, last) VALUES ($1, $2, $2)";
-        client.execute(begin, &[&environment, &received])?;
+    let near =
+        "environment = $1 AND first <= $3 + $4::DOUBLE PRECISION AND last >= $2 - $4::DOUBLE PRECISION";
+    let touched = format!(
+        "SELECT min(id), least(min(first), $2), greatest(max(last), $3), coalesce(sum(sets), 0)::BIGINT
+         FROM gctrace_period WHERE {near}"
+    );
+    let row = client.query_one(&touched, &[&environment, &first, &last, &GAP])?;
+    let (id, begin, end, sets): (Option<i64>, f64, f64, i64) =
+        (row.try_get(0)?, row.try_get(1)?, row.try_get(2)?, row.try_get(3)?);
+    let sets = sets + 1;
+    if let Some(id) = id {
+        let others = format!("DELETE FROM gctrace_period WHERE {near} AND id <> $5");
+        client.execute(&others, &[&environment, &first, &last, &GAP, &id])?;
+        let go_on = "UPDATE gctrace_period SET first = $2, last = $3, sets = $4 WHERE id = $1";
+        client.execute(go_on, &[&id, &begin, &end, &sets])?;
+    } else {
+        let new = "INSERT INTO gctrace_period (environment, first, last, sets) VALUES ($1, $2, $3, $4)";
+        client.execute(new, &[&environment, &begin, &end, &sets])?;
     }
+    let latest = "UPDATE gctrace_environment SET since = $2, until = $3, stretch = $4
+         WHERE id = $1 AND coalesce(until <= $3, true)";
+    client.execute(latest, &[&environment, &begin, &end, &sets])?;
     Ok(())
 }
 
@@ -76,20 +94,20 @@ pub(super) fn periods(store: &Postgres, group: Group, most: u32) -> Result<Vec<P
     let (app, major, minor) = of_group(group);
     let query = "SELECT p.environment, p.first, p.last FROM gctrace_period p
              JOIN gctrace_environment e ON e.id = p.environment
-         WHERE e.app = $1 AND e.ruby_major = $2 AND e.ruby_minor = $3 ORDER BY p.first DESC, p.id DESC LIMIT $4";
+         WHERE e.app = $1 AND e.ruby_major = $2 AND e.ruby_minor = $3 ORDER BY p.last DESC LIMIT $4";
     store.with(Retry::Yes, |client| {
-        let rows = client.query(query, &[&app, &major, &minor, &i64::from(most)])?;
+        let rows = client.query(query, &[&app, &major, &minor, &i64::from(MOST_PERIODS)])?;
         let period = |row: &Row| {
             Ok(Period { environment: row.try_get(0)?, first: row.try_get(1)?, last: row.try_get(2)? })
         };
-        rows.iter().rev().map(period).collect()
+        Ok(periods_of(rows.iter().map(period).collect::<Result<_, postgres::Error>>()?, most))
     })
 }
 
 /// The columns of an environment `e`, whose latest set is `s`.
-const ENVIRONMENT: &str =
-    "e.id, e.in_force, coalesce(s.number, e.summarized), coalesce(s.received, e.seen) AS at,
-         coalesce(e.first, s.received, e.seen), e.summarized";
+const ENVIRONMENT: &str = "e.id, e.in_force, coalesce(s.number, e.summarized), coalesce(s.received, e.seen),
+         coalesce(e.first, s.received, e.seen), e.summarized, coalesce(e.since, s.received, e.seen),
+         coalesce(e.until, s.received, e.seen) AS at, coalesce(e.stretch, 1)";
 /// The latest set of an environment.
 const LATEST: &str = "LATERAL (SELECT number, received FROM gctrace_sample_set
          WHERE environment = e.id ORDER BY number DESC LIMIT 1) s ON true";
@@ -102,6 +120,11 @@ fn environment(row: &Row) -> Result<Environment, postgres::Error> {
         seen: row.try_get(3)?,
         first: row.try_get(4)?,
         summarized: row.try_get(5)?,
+        times: Times {
+            since: row.try_get(6)?,
+            until: row.try_get(7)?,
+            sets: row.try_get::<_, i64>(8)?.unsigned_abs(),
+        },
     })
 }
 

@@ -1,7 +1,7 @@
 //! The tables, and their migrations.
 
 /// Steps from each version of the tables to the next one; a step that was released is never changed.
-pub(super) const MIGRATIONS: [&str; 9] = [
+pub(super) const MIGRATIONS: [&str; 10] = [
     "
     CREATE TABLE gctrace_app (
         id BIGINT GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
@@ -131,5 +131,16 @@ pub(super) const MIGRATIONS: [&str; 9] = [
                 e.seen
             ) AS at FROM gctrace_environment AS e
         ) AS known WHERE at IS NOT NULL ORDER BY at;
+",
+    "
+    ALTER TABLE gctrace_period ADD COLUMN sets BIGINT NOT NULL DEFAULT 1;
+    UPDATE gctrace_period AS p SET sets =
+        greatest(1, (SELECT count(*) FROM gctrace_sample_set AS s WHERE s.environment = p.environment));
+    ALTER TABLE gctrace_environment ADD COLUMN since DOUBLE PRECISION, ADD COLUMN until DOUBLE PRECISION,
+        ADD COLUMN stretch BIGINT;
+    UPDATE gctrace_environment AS e SET since = latest.first, until = latest.last, stretch = latest.sets FROM (
+        SELECT DISTINCT ON (environment) environment, first, last, sets FROM gctrace_period
+        ORDER BY environment, last DESC
+    ) AS latest WHERE latest.environment = e.id;
 ",
 ];

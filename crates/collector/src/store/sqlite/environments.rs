@@ -3,10 +3,16 @@
 use rusqlite::{Connection, OptionalExtension as _, Row, params};
 
 use super::{
-    super::{App, BATCH, Environment, GAP, Given, Group, Numbered, Period, StoreError, in_force_of},
+    super::{
+        App, BATCH, Environment, Given, Group, MOST_PERIODS, Numbered, Period, StoreError, in_force_of,
+        periods_of,
+    },
     group,
 };
-use crate::tune::{Evidence, Series, Strategy};
+use crate::tune::{
+    Evidence, Series, Strategy,
+    history::{GAP, Times},
+};
 
 /// Gives the sets of an earlier release their environments.
 pub(super) fn name_all(connection: &Connection) -> Result<(), StoreError> {
@@ -18,7 +24,7 @@ pub(super) fn name_all(connection: &Connection) -> Result<(), StoreError> {
         let group = group(row)?;
         let text = row.get_ref(4)?.as_str().map_err(rusqlite::Error::from)?;
         let environment = id_of(connection, group, &in_force_of(text, group.series)?, row.get(5)?)?;
-        seen_at(connection, group, environment, row.get(5)?)?;
+        seen_at(connection, environment, [row.get(5)?; 2])?;
         let number: i64 = row.get(3)?;
         connection
             .prepare_cached("UPDATE sample_set SET environment = ?1 WHERE number = ?2")?
@@ -49,25 +55,40 @@ pub(super) fn id_of(
     Ok(insert.query_row(params![group.app.0, major, minor, key, received], |row| row.get(0))?)
 }
 
-/// A set of this environment came: its latest period goes on, or another one begins.
+/// A set of this environment came: the periods that it touches become one, whatever the order in which sets come.
 pub(super) fn seen_at(
     connection: &Connection,
-    group: Group,
     environment: i64,
-    received: f64,
-) -> Result<(), StoreError> {
-    let Series(major, minor) = group.series;
-    let mut go_on = connection.prepare_cached(
-        "UPDATE period SET last = max(last, ?2)
-         WHERE id = (SELECT max(id) FROM period WHERE environment = ?1) AND (last >= ?2 - ?3 OR NOT EXISTS (
-             SELECT 1 FROM period o JOIN environment e ON e.id = o.environment
-             WHERE e.app = ?4 AND e.ruby_major = ?5 AND e.ruby_minor = ?6 AND o.last > period.last))",
-    )?;
-    if go_on.execute(params![environment, received, GAP, group.app.0, major, minor])? == 0 {
+    [first, last]: [f64; 2],
+) -> Result<(), rusqlite::Error> {
+    let near = "environment = ?1 AND first <= ?3 + ?4 AND last >= ?2 - ?4";
+    let touched =
+        format!("SELECT min(id), min(first), max(last), coalesce(sum(sets), 0) FROM period WHERE {near}");
+    let params = params![environment, first, last, GAP];
+    type Touched = (Option<i64>, Option<f64>, Option<f64>, i64);
+    let (id, begin, end, sets): Touched = connection
+        .prepare_cached(&touched)?
+        .query_row(params, |row| Ok((row.get(0)?, row.get(1)?, row.get(2)?, row.get(3)?)))?;
+    let (first, last) =
+        (begin.map_or(first, |begin| begin.min(first)), end.map_or(last, |end| end.max(last)));
+    let sets = sets + 1;
+    if let Some(id) = id {
         connection
-            .prepare_cached("INSERT INTO period (environment, first, last) VALUES (?1, ?2, ?2)")?
-            .execute(params![environment, received])?;
+            .prepare_cached(&format!("DELETE FROM period WHERE {near} AND id != ?5"))?
+            .execute(params![environment, first, last, GAP, id])?;
+        connection
+            .prepare_cached("UPDATE period SET first = ?2, last = ?3, sets = ?4 WHERE id = ?1")?
+            .execute(params![id, first, last, sets])?;
+    } else {
+        connection
+            .prepare_cached("INSERT INTO period (environment, first, last, sets) VALUES (?1, ?2, ?3, ?4)")?
+            .execute(params![environment, first, last, sets])?;
     }
+    connection
+        .prepare_cached(
+            "UPDATE environment SET since = ?2, until = ?3, stretch = ?4 WHERE id = ?1 AND coalesce(until <= ?3, true)",
+        )?
+        .execute(params![environment, first, last, sets])?;
     Ok(())
 }
 
@@ -75,21 +96,19 @@ pub(super) fn seen_at(
 pub(super) fn periods(reader: &Connection, group: Group, most: u32) -> Result<Vec<Period>, StoreError> {
     let mut query = reader.prepare_cached(
         "SELECT p.environment, p.first, p.last FROM period p JOIN environment e ON e.id = p.environment
-         WHERE e.app = ?1 AND e.ruby_major = ?2 AND e.ruby_minor = ?3 ORDER BY p.first DESC, p.id DESC LIMIT ?4",
+         WHERE e.app = ?1 AND e.ruby_major = ?2 AND e.ruby_minor = ?3 ORDER BY p.last DESC LIMIT ?4",
     )?;
     let Series(major, minor) = group.series;
-    let rows = query.query_map(params![group.app.0, major, minor, most], |row| {
+    let rows = query.query_map(params![group.app.0, major, minor, MOST_PERIODS], |row| {
         Ok(Period { environment: row.get(0)?, first: row.get(1)?, last: row.get(2)? })
     })?;
-    let mut periods: Vec<Period> = rows.collect::<Result<_, _>>()?;
-    periods.reverse();
-    Ok(periods)
+    Ok(periods_of(rows.collect::<Result<_, _>>()?, most))
 }
 
 /// The columns of an environment `e`, whose latest set is `s`.
-const ENVIRONMENT: &str =
-    "e.id, e.in_force, coalesce(s.number, e.summarized), coalesce(s.received, e.seen) AS at,
-         coalesce(e.first, s.received, e.seen), e.summarized";
+const ENVIRONMENT: &str = "e.id, e.in_force, coalesce(s.number, e.summarized), coalesce(s.received, e.seen),
+         coalesce(e.first, s.received, e.seen), e.summarized, coalesce(e.since, s.received, e.seen),
+         coalesce(e.until, s.received, e.seen) AS at, coalesce(e.stretch, 1)";
 /// The latest set of an environment.
 const LATEST: &str = "(SELECT number FROM sample_set WHERE environment = e.id ORDER BY number DESC LIMIT 1)";
 
@@ -101,12 +120,13 @@ fn environment(row: &Row<'_>) -> Result<Environment, rusqlite::Error> {
         seen: row.get(3)?,
         first: row.get(4)?,
         summarized: row.get(5)?,
+        times: Times { since: row.get(6)?, until: row.get(7)?, sets: row.get(8)? },
     })
 }
 
 /// See [`Store::environments`](super::super::Store::environments).
 pub(super) fn list(reader: &Connection, group: Group, most: u32) -> Result<Vec<Environment>, StoreError> {
-    // By time: if all sets were deleted, their numbers start again.
+    // By their own times: sets may come late. And if all sets were deleted, their numbers start again.
     let mut query = reader.prepare_cached(&format!(
         "SELECT {ENVIRONMENT} FROM environment e LEFT JOIN sample_set s ON s.number = {LATEST}
          WHERE e.app = ?1 AND e.ruby_major = ?2 AND e.ruby_minor = ?3 AND coalesce(s.number, e.summarized) IS NOT NULL

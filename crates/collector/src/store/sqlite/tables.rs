@@ -1,7 +1,7 @@
 //! The tables, and their migrations.
 
 /// Steps from each version of the tables to the next one; a step that was released is never changed.
-pub(super) const MIGRATIONS: [&str; 9] = [
+pub(super) const MIGRATIONS: [&str; 10] = [
     "
     CREATE TABLE app (
         id INTEGER PRIMARY KEY,
@@ -130,5 +130,16 @@ pub(super) const MIGRATIONS: [&str; 9] = [
                 e.seen
             ) AS at FROM environment AS e
         ) AS known WHERE at IS NOT NULL ORDER BY at;
+",
+    "
+    ALTER TABLE period ADD COLUMN sets INTEGER NOT NULL DEFAULT 1;
+    UPDATE period SET sets =
+        max(1, (SELECT count(*) FROM sample_set AS s WHERE s.environment = period.environment));
+    ALTER TABLE environment ADD COLUMN since REAL;
+    ALTER TABLE environment ADD COLUMN until REAL;
+    ALTER TABLE environment ADD COLUMN stretch INTEGER;
+    UPDATE environment SET since = latest.first, until = latest.last, stretch = latest.sets FROM (
+        SELECT environment AS id, first, max(last) AS last, sets FROM period GROUP BY environment
+    ) AS latest WHERE latest.id = environment.id;
 ",
 ];

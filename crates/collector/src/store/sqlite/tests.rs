@@ -3,16 +3,16 @@
 use super::*;
 use crate::{
     digest::{Digest, Figures},
-    tune::Evidence,
+    tune::{Evidence, history::Times},
 };
 
-fn store() -> (tempfile::TempDir, PathBuf) {
+pub(super) fn store() -> (tempfile::TempDir, PathBuf) {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("sets.db");
     (dir, path)
 }
 
-fn register(store: &Sqlite, name: &str, parent: Option<App>) -> App {
+pub(super) fn register(store: &Sqlite, name: &str, parent: Option<App>) -> App {
     let app = NewApp { name, email: "a@b", parent, created: 1.0 };
     store.register(&app, TokenHash::of(name), Rights::Both).unwrap()
 }
@@ -547,9 +547,14 @@ fn periods() {
     assert_eq!(known(&store), all, "a set that is sent again");
     let latest = store.periods(group, 1).unwrap();
     assert_eq!(latest, [Period { environment: 1, first: 99_000.0, last: 99_000.0 }]);
-    store.writer().unwrap().execute_batch("DROP TABLE period; PRAGMA user_version = 8").unwrap();
+    let before = "DROP TABLE period; ALTER TABLE environment DROP COLUMN since; ALTER TABLE environment DROP COLUMN until;
+        ALTER TABLE environment DROP COLUMN stretch; PRAGMA user_version = 8";
+    store.writer().unwrap().execute_batch(before).unwrap();
     drop(store);
     let store = Sqlite::open(&path).unwrap();
+    let times = |at: usize| store.environments(group, 9).unwrap()[at].times;
+    assert_eq!(times(0), Times { since: 0.0, until: 99_000.0, sets: 4 });
+    assert_eq!(times(1), Times { since: 86_500.0, until: 90_050.0, sets: 2 });
     assert_eq!(known(&store), [(1, 0.0, 99_000.0), (2, 86_500.0, 90_050.0)]);
     store.prune_slots(96_000).unwrap();
     assert_eq!(known(&store).len(), 1);

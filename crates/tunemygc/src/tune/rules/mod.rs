@@ -6,7 +6,7 @@ use super::{
     distribution::Distribution,
     environment,
     heaps::Heap,
-    history::{Outcome, Tried, before, gain, judge, span},
+    history::{Outcome, Tried, before, beside, gain, judge, span},
     in_force,
     ruby::{Series, variable},
     trend::Leak,
@@ -202,6 +202,7 @@ pub(super) fn recommend(series: Series, now: &Episode, others: &[Episode]) -> Re
     Report {
         series,
         in_force: now.in_force.clone(),
+        at_the_same_time: beside(now, others).map(|other| other.in_force.clone()).collect(),
         change: before(now, others).map(|before| Comparison::of(before, now)),
         leaks,
         evidence: evidence.clone(),

@@ -75,8 +75,29 @@ pub struct CollectorArgs {
 #[derive(Clone, Copy, Debug)]
 pub struct Keep(Option<Duration>);
 
+/// The shortest time for which sets are kept: advice needs those of more than a few minutes.
+const SHORTEST: Duration = Duration::from_hours(1);
+
 fn keep(text: &str) -> Result<Keep, String> {
-    if text == "forever" { Ok(Keep(None)) } else { parse::duration(text).map(|time| Keep(Some(time))) }
+    if text == "forever" {
+        return Ok(Keep(None));
+    }
+    let time = age(text)?;
+    if time < SHORTEST {
+        return Err("nearly all sets would be deleted; give at least 1h, such as 30d, or forever".to_owned());
+    }
+    Ok(Keep(Some(time)))
+}
+
+/// A time after which something is deleted or ends. Elsewhere a number alone is seconds; here it is more likely meant as days.
+fn age(text: &str) -> Result<Duration, String> {
+    let number = text.trim();
+    if !number.is_empty() && number.bytes().all(|byte| byte.is_ascii_digit() || byte == b'.') {
+        return Err(format!(
+            "has no unit; give {number}d for days, {number}h for hours, or {number}s for seconds"
+        ));
+    }
+    parse::duration(text)
 }
 
 /// Flags of `gctrace apps`.
@@ -141,7 +162,7 @@ pub enum AppsAction {
         /// Its id
         id: String,
         /// For how long the old one is valid
-        #[arg(long, value_name = "TIME", value_parser = parse::duration, default_value = "7d")]
+        #[arg(long, value_name = "TIME", value_parser = age, default_value = "7d")]
         old_valid: Duration,
     },
     /// End a token at once
@@ -159,7 +180,7 @@ pub enum AppsAction {
         /// Its number
         app: i64,
         /// Sets that came longer ago
-        #[arg(long, value_name = "TIME", value_parser = parse::duration)]
+        #[arg(long, value_name = "TIME", value_parser = age)]
         older_than: Duration,
     },
 }
@@ -226,5 +247,29 @@ pub fn apps(args: &AppsArgs) -> Result<Option<String>, StoreError> {
         AppsAction::Revoke { id } => admin::revoke(store, id),
         AppsAction::Delete { app } => admin::delete(store, App(*app)),
         AppsAction::Prune { app, older_than } => admin::prune(store, App(*app), *older_than),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What would delete nearly everything by mistake is refused, with what to write.
+    #[test]
+    fn ages() {
+        for text in ["30", "1", "7", "0.5", " 30 "] {
+            let days = format!("give {}d for days", text.trim());
+            assert!(age(text).unwrap_err().contains(&days), "{text}");
+            assert!(keep(text).unwrap_err().contains(&days), "{text}");
+        }
+        assert_eq!(age("1s"), Ok(Duration::from_secs(1)));
+        assert!(age("").is_err() && age("d").is_err());
+        for (text, hours) in [("1h", 1), ("60m", 1), ("30d", 720)] {
+            assert_eq!(keep(text).unwrap().0, Some(Duration::from_hours(hours)), "{text}");
+        }
+        for text in ["59m", "30s", "1ms"] {
+            assert!(keep(text).unwrap_err().contains("at least 1h"), "{text}");
+        }
+        assert!(keep("forever").unwrap().0.is_none());
     }
 }

@@ -97,7 +97,7 @@ impl Sum {
         let mut sum =
             Self { latest: environment.latest, seen: environment.seen, sets: sets.len(), ..Self::default() };
         let summary =
-            store.summary(environment.id)?.filter(|summary| summary.sets > old as u64);
+            store.summary(environment.id)?.filter(|summary| summary.sets + summary.impossible > old as u64);
         let new = match summary {
             Some(summary) if sets.len() < SETS as usize => {
                 sum.evidence = summary;

@@ -18,6 +18,9 @@ pub const MAX_MISSING: f64 = 0.10;
 pub struct Evidence {
     /// Sets.
     pub sets: u64,
+    /// Sets that cannot be true, and of which nothing else is here: see [`is_possible`].
+    #[serde(default)]
+    pub impossible: u64,
     /// Samples in them.
     pub samples: u64,
     /// Seconds between the first and the last sample of each set, added up.
@@ -96,6 +99,21 @@ pub fn is_time_in_gc(ms: u64, seconds: f64) -> bool {
     ms as f64 <= seconds.max(0.0) * 1000.0 + APART_MS
 }
 
+/// Least bytes of a slot: those of every Ruby's smallest heap (`BASE_SLOT_SIZE`, and `sizeof(RVALUE)` before 3.2).
+pub const SLOT: u64 = 40;
+/// Slots without any known memory that no program has: 160 GiB.
+const MOST_SLOTS: u64 = 1 << 32;
+
+/// Whether a process with this memory can have so many slots. Much of a heap may be swapped out, and of a small one the rounding counts.
+pub fn is_possible(slots: u64, rss: Option<u64>) -> bool {
+    const TIMES: u64 = 4;
+    const BASE: u64 = 16 << 20;
+    match rss {
+        Some(rss) => slots.saturating_mul(SLOT) <= rss.saturating_mul(TIMES).saturating_add(BASE),
+        None => slots <= MOST_SLOTS,
+    }
+}
+
 impl GcTime {
     /// Share of the time that the program spent in its GC, 0 to 1.
     pub fn share(&self) -> f64 {
@@ -122,6 +140,9 @@ pub struct Each {
     pub rss: Distribution,
     /// Most resident memory, bytes.
     pub peak: Distribution,
+    /// Slots of the heap once it stopped growing.
+    #[serde(default)]
+    pub slots: Distribution,
 }
 
 /// Names of `gc_by` and `major_by` that are kept; anything else is `other`.
@@ -167,6 +188,7 @@ impl Evidence {
     /// Adds the evidence of another one. The environment is that of the later one.
     pub fn merge(&mut self, later: &Self) {
         self.sets += later.sets;
+        self.impossible += later.impossible;
         self.samples += later.samples;
         self.seconds += later.seconds;
         self.cycles += later.cycles;
@@ -199,6 +221,7 @@ impl Evidence {
             (&mut self.each.majors, &later.each.majors),
             (&mut self.each.rss, &later.each.rss),
             (&mut self.each.peak, &later.each.peak),
+            (&mut self.each.slots, &later.each.slots),
         ] {
             sum.merge(more);
         }

@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use super::{
     distribution::Distribution,
     environment,
-    evidence::{Evidence, GcTime, REASONS, Unsupported, is_time_in_gc},
+    evidence::{Evidence, GcTime, REASONS, Unsupported, is_possible, is_time_in_gc},
     heaps::{self, Heap},
     ruby::Series,
     trend::Trends,
@@ -89,6 +89,8 @@ pub struct Fold {
     /// Count of cycles and the state of the heaps, in the first and the last sample.
     heaps: Option<[(u64, Vec<heaps::State>); 2]>,
     peak_rss: Option<u64>,
+    /// A sample cannot be true.
+    impossible: bool,
 }
 
 #[derive(Debug)]
@@ -130,6 +132,7 @@ impl Fold {
             process: format!("{} on {}", header.pid, header.hostname.chars().take(64).collect::<String>()),
             heaps: None,
             peak_rss: None,
+            impossible: false,
         })
     }
 
@@ -153,6 +156,8 @@ impl Fold {
             known[1] = (count, heaps);
         }
         let at = |column: usize| sample.stat.get(column).copied().unwrap_or_default();
+        let memory = sample.peak_rss.max(sample.current_rss);
+        self.impossible |= !is_possible(at(self.columns.available), memory);
         let edge = (sample.ts, at(self.columns.count), self.columns.time.map_or(0, at));
         self.edges[0].get_or_insert(edge);
         self.edges[1] = Some(edge);
@@ -264,6 +269,16 @@ impl Fold {
 
     /// The evidence of the set.
     pub fn finish(mut self) -> Evidence {
+        if self.impossible {
+            let Evidence { samples, environment, environment_refused, .. } = self.evidence;
+            return Evidence {
+                impossible: 1,
+                samples,
+                environment,
+                environment_refused,
+                ..Evidence::default()
+            };
+        }
         self.settle();
         self.compare_heaps();
         let evidence = &mut self.evidence;
@@ -349,6 +364,7 @@ impl Fold {
             return;
         }
         self.evidence.settled = 1;
+        self.evidence.each.slots.add(second);
         for (_, slots) in after {
             self.evidence.available.add(*slots);
         }

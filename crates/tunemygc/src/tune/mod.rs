@@ -17,6 +17,8 @@ pub mod history;
 mod history_tests;
 pub mod in_force;
 #[cfg(test)]
+mod possible_tests;
+#[cfg(test)]
 mod rare_tests;
 pub mod report;
 pub mod ruby;

@@ -70,6 +70,7 @@ impl Report {
         let median = |of: &super::distribution::Distribution| json!(of.median());
         json!({
             "sets": evidence.sets,
+            "left_out": evidence.impossible,
             "samples": evidence.samples,
             "seconds": evidence.seconds,
             "cycles": evidence.cycles,
@@ -137,10 +138,29 @@ impl Report {
         ))
     }
 
+    /// That sets are not used, if there are such.
+    fn left_out(&self) -> Option<String> {
+        let n = self.evidence.impossible;
+        (n > 0).then(|| {
+            format!(
+                "{} left out: a heap of so many slots does not fit into the memory of its process",
+                match n {
+                    1 => "1 sample set is".to_owned(),
+                    n => format!("{n} sample sets are"),
+                }
+            )
+        })
+    }
+
     /// Other findings: several environments, the effect of the last change, and leaks. Names of hosts are escaped.
     fn findings(&self) -> Vec<String> {
         let change = self.change.iter().map(|change| change.to_string().trim_end().to_owned());
-        self.concurrent().into_iter().chain(change).chain(self.leaks.iter().take(MAX_LEAKS).map(leak_text)).collect()
+        self.concurrent()
+            .into_iter()
+            .chain(self.left_out())
+            .chain(change)
+            .chain(self.leaks.iter().take(MAX_LEAKS).map(leak_text))
+            .collect()
     }
 
     /// Everything that should be set by this strategy, as lines for a shell; empty if nothing should be. Values for which `own` is true
@@ -168,6 +188,7 @@ impl Report {
             "last_change": self.change,
             "leaks": self.leaks,
             "insufficient": self.insufficient,
+            "left_out": self.evidence.impossible,
         })
     }
 }

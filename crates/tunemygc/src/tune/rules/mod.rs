@@ -5,6 +5,7 @@ use super::{
     Strategy, Withdrawal,
     distribution::Distribution,
     environment,
+    evidence::SLOT,
     heaps::Heap,
     history::{Outcome, Tried, before, beside, gain, judge, span},
     in_force,
@@ -182,6 +183,7 @@ pub(super) fn recommend(series: Series, now: &Episode, others: &[Episode]) -> Re
                     Err(format!("{attempts} other settings were tried already; the remaining gain is small"))
                 }
                 None => decide(&case)
+                    .and_then(|advice| for_all(&case, advice))
                     .and_then(|advice| trade_off::worth(&case, advice))
                     .and_then(|advice| compatible(advice, &plan))
                     .and_then(|advice| untried(advice, &tried, strategy))
@@ -220,6 +222,44 @@ fn withdrawal(now: &Episode, others: &[Episode], strategy: Strategy) -> Option<W
         to: before.in_force.clone(),
         why: format!("the change to {} made it worse: {}", now.in_force, gain(before, now, strategy)),
     })
+}
+
+/// An advice, unless it is a size of the heap that some of the processes should not begin with: they differ too much, or it is more than
+/// they ever had.
+fn for_all(case: &Case<'_>, advice: Advice) -> Verdict {
+    const TIMES: u64 = 2;
+    // Where it is not known.
+    const MEMORY: u64 = 512 << 20;
+    let evidence = case.evidence;
+    let slot = |change: &Change| {
+        let heap = HEAPS.iter().position(|name| *name == change.variable);
+        let heap = heap.and_then(|at| evidence.heaps.get(at)).map(|heap| heap.slot);
+        change.variable.ends_with("_INIT_SLOTS").then(|| heap.unwrap_or(SLOT))
+    };
+    let sizes = advice.set.iter().filter_map(|change| Some((change, slot(change)?)));
+    let bytes = sizes.map(|(change, slot)| change.value.number() * slot as f64).sum::<f64>();
+    if bytes == 0.0 {
+        return Ok(advice);
+    }
+    let each = &evidence.each.slots;
+    let (least, most) = (each.quantile(0.1), each.quantile(0.9).max(evidence.available.quantile(0.9)));
+    if let (Some(least), Some(most)) = (least, most)
+        && most > least.saturating_mul(TIMES)
+    {
+        return Err(format!(
+            "processes of different sizes ({least} … {most} slots), which would all begin with one size: give each kind its own token or role"
+        ));
+    }
+    let known = price::peak_rss(evidence).map(|peak| peak.saturating_mul(TIMES).saturating_add(MEMORY / 8));
+    let memory = known.unwrap_or(MEMORY);
+    if bytes > memory as f64 {
+        return Err(format!(
+            "the heap would begin with {:.0} MiB, which is much more than the processes have shown ({:.0} MiB are allowed)",
+            bytes / 1_048_576.0,
+            memory as f64 / 1_048_576.0
+        ));
+    }
+    Ok(advice)
 }
 
 /// An advice, unless that way was tried.

@@ -280,10 +280,12 @@ fn majors(evidence: &Evidence, reason: Option<&str>) -> Option<f64> {
 }
 
 /// The peak of resident memory of most sets, bytes.
+pub(super) fn peak_rss(evidence: &Evidence) -> Option<u64> {
+    evidence.each.peak.quantile(0.9).or_else(|| (evidence.rss.n() > 0).then(|| evidence.rss.max()))
+}
+
 fn peak(evidence: &Evidence) -> Option<f64> {
-    let peak =
-        evidence.each.peak.quantile(0.9).or_else(|| (evidence.rss.n() > 0).then(|| evidence.rss.max()));
-    peak.map(|peak| peak as f64)
+    peak_rss(evidence).map(|peak| peak as f64)
 }
 
 #[cfg(test)]

@@ -180,9 +180,12 @@ fn in_the_clear(url: &str) -> bool {
     url.scheme_str() == Some("http") && !local
 }
 
-/// What an answer means. Like the protocol's agent, gctrace tries again after a 500; it also does so after answers that are
+/// The protocol's answer to a token that is not known.
+const UNKNOWN_TOKEN: &str = "invalid application token";
+
+/// What an answer of this address means. Like the protocol's agent, gctrace tries again after a 500; it also does so after answers that are
 /// temporary by their meaning.
-fn meaning(code: u16, body: &str, after: Option<Duration>) -> Outcome<Receipt> {
+fn meaning(url: &str, code: u16, body: &str, after: Option<Duration>) -> Outcome<Receipt> {
     let refused = |what: &str| Outcome::Refused(Reason::quoting(what, body));
     match code {
         200..=299 => {
@@ -191,7 +194,14 @@ fn meaning(code: u16, body: &str, after: Option<Duration>) -> Outcome<Receipt> {
             Outcome::Accepted(Receipt::Whole(Some(line)))
         }
         400 => refused("invalid payload"),
-        404 => Outcome::Refused(Reason::new("invalid application token")),
+        404 if body.trim().eq_ignore_ascii_case(UNKNOWN_TOKEN) => {
+            Outcome::Refused(Reason::new(UNKNOWN_TOKEN))
+        }
+        // Of another server, or of a path where there is no collector: that says nothing of the set, which waits for the right one.
+        404 => {
+            let answer = Reason::quoting(&format!("no collector at {url}: it answered 404"), body);
+            Outcome::Again(answer, after)
+        }
         // The set was read, and is not sent again.
         412 => {
             let why = "nothing is recommended: the program is tuned by environment variables already";
@@ -258,7 +268,7 @@ impl Collector {
         let after = upload::retry_after(response.headers());
         let body = response.body_mut().with_config().limit(MAX_ANSWER).lossy_utf8(true).read_to_string();
         // What is too long to read is too long to show.
-        Ok(meaning(response.status().as_u16(), &body.unwrap_or_default(), after))
+        Ok(meaning(&self.url, response.status().as_u16(), &body.unwrap_or_default(), after))
     }
 }
 
@@ -300,7 +310,7 @@ mod tests {
     /// Every code of the protocol has its meaning, and only temporary failures are tried again.
     #[test]
     fn meanings() {
-        let meaning = |code, body| meaning(code, body, None);
+        let meaning = |code, body| meaning("http://h/ruby", code, body, None);
         let Outcome::Accepted(Receipt::Whole(Some(line))) = meaning(200, "http://x/configs/1\n") else {
             panic!("200 is acceptance")
         };
@@ -315,7 +325,6 @@ mod tests {
         }
         for (code, word) in [
             (400, "payload (sample 1)"),
-            (404, "token"),
             (426, "later version of the agent is required (sample 1)"),
             (501, "not supported (sample 1)"),
             (302, "unexpected answer 302"),
@@ -324,6 +333,15 @@ mod tests {
             let Outcome::Refused(reason) = meaning(code, "sample 1") else { panic!("{code} is final") };
             assert!(reason.to_string().contains(word), "{reason}");
         }
+        let Outcome::Refused(reason) = meaning(404, "Invalid application token\n") else {
+            panic!("404 of a collector is final")
+        };
+        assert_eq!(reason.to_string(), "invalid application token");
+        let Outcome::Again(reason, _) = meaning(404, "<h1>nginx</h1>\u{1b}[2J") else {
+            panic!("404 of another server says nothing of the set")
+        };
+        let expected = "no collector at http://h/ruby: it answered 404 (<h1>nginx</h1>\\u{1b}[2J)";
+        assert_eq!(reason.to_string(), expected);
         let Outcome::Refused(reason) = meaning(400, "\u{1b}[2J") else { panic!("400 is final") };
         assert_eq!(reason.to_string(), "invalid payload (\\u{1b}[2J)");
     }

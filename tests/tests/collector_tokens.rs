@@ -49,6 +49,12 @@ fn page(collector: &Collector, token: &str, path: &str) -> Result<Option<String>
     }
     let cookie = answer.headers["set-cookie"].split(';').next().context("a cookie")?.to_owned();
     let answer = http::exchange(collector.address, "GET", path, &[("Cookie", &cookie)], b"")?;
+    // Each page has the form that ends this; it has no fields.
+    let form = r#"<form method="post" action="/sign-in"><button>Sign out</button></form>"#;
+    ensure!(answer.text().contains(form), "no way out: {}", answer.text());
+    let out = collector.form("/sign-in", "")?;
+    ensure!(out.code == 303 && out.headers["set-cookie"].contains("gctrace=; Max-Age=0"), "{out:?}");
+    ensure!(!collector.get("/")?.text().contains("Sign out"), "nobody is signed in");
     Ok(Some(format!("{} {}", answer.code, answer.text())))
 }
 

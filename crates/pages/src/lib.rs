@@ -35,11 +35,13 @@ pub struct Head<'a> {
     pub again: bool,
     /// Whether it loads itself again after some seconds where scripts do not run.
     pub again_without_scripts: bool,
+    /// Where a form is sent that signs its visitor out; it has no fields.
+    pub sign_out: Option<&'a str>,
 }
 
 impl Default for Head<'_> {
     fn default() -> Self {
-        Self { style: STYLE_PATH, scripts: &[], again: false, again_without_scripts: false }
+        Self { style: STYLE_PATH, scripts: &[], again: false, again_without_scripts: false, sign_out: None }
     }
 }
 
@@ -63,9 +65,12 @@ pub fn page_with(head: Head<'_>, title: &str, above: &[Link<'_>], content: &Mark
                 @for script in head.scripts { script src=(script) defer {} }
             }
             body {
-                @if !above.is_empty() {
+                @if !above.is_empty() || head.sign_out.is_some() {
                     nav aria-label="Pages above" {
                         @for (to, says) in above { a href=(to) { (says) } }
+                        @if let Some(to) = head.sign_out {
+                            form method="post" action=(to) { button { "Sign out" } }
+                        }
                     }
                 }
                 main { h1 { (title) } (content) }

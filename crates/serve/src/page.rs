@@ -103,7 +103,7 @@ impl Links<'_> {
 }
 
 fn head() -> Head<'static> {
-    Head { style: "style.css", scripts: &["brush.js"], again: false, again_without_scripts: false }
+    Head { style: "style.css", scripts: &["brush.js"], ..Head::default() }
 }
 
 /// What a page is called.

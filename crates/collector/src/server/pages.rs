@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use gctrace_pages::{
-    Column, chart, encoded, lines, page, setting_lines, settings, table,
+    Column, Head, chart, encoded, lines, page, page_with, setting_lines, settings, table,
     words::{ago, bytes, count, counted, percent, since},
 };
 use hyper::{StatusCode, header};
@@ -150,10 +150,12 @@ pub(super) fn show(
         Ok(seen) => seen,
         Err(refusal) => return Ok(form(refusal)),
     };
-    let Some(number) = path.strip_prefix("/app/") else { return Ok(list(&seen)) };
+    let head =
+        Head { sign_out: matches!(visitor, Visitor::Token(_)).then_some("/sign-in"), ..Head::default() };
+    let Some(number) = path.strip_prefix("/app/") else { return Ok(list(head, &seen)) };
     let Some(info) = seen.iter().find(|info| info.app.0.to_string() == number) else {
         let content = html! { p { "There is no such application, or your token is for another one." } };
-        return Ok(Answer::page(StatusCode::NOT_FOUND, page("Not found", &above(), &content)));
+        return Ok(Answer::page(StatusCode::NOT_FOUND, page_with(head, "Not found", &above(), &content)));
     };
     let mut wanted = Wanted { days: 1, ..Wanted::default() };
     let (mut by, mut pair) = (None, [None, None]);
@@ -172,7 +174,7 @@ pub(super) fn show(
     if let (Some(by), [Some(one), Some(other)]) = (by, pair) {
         wanted.compared = compare::Pair::parse(&by, one, other);
     }
-    application(shared, info, &info.title(&seen), &wanted)
+    application(shared, head, info, &info.title(&seen), &wanted)
 }
 
 fn above() -> Vec<gctrace_pages::Link<'static>> {
@@ -209,7 +211,7 @@ fn form(refusal: Option<&str>) -> Answer {
     Answer::page(StatusCode::UNAUTHORIZED, page("Sign in", &[], &content))
 }
 
-fn list(apps: &[AppInfo]) -> Answer {
+fn list(head: Head<'_>, apps: &[AppInfo]) -> Answer {
     let now = now();
     let rows: Vec<Vec<Markup>> = apps
         .iter()
@@ -236,7 +238,7 @@ fn list(apps: &[AppInfo]) -> Answer {
             (table(&counted(apps.len() as u64, "application", "applications"), &columns, &rows))
         }
     };
-    Answer::page(StatusCode::OK, page("Applications", &[], &content))
+    Answer::page(StatusCode::OK, page_with(head, "Applications", &[], &content))
 }
 
 /// A name from outside without characters that would rearrange the text around it.
@@ -307,7 +309,13 @@ impl Sum {
     }
 }
 
-fn application(shared: &Shared, info: &AppInfo, title: &str, wanted: &Wanted) -> Result<Answer, StoreError> {
+fn application(
+    shared: &Shared,
+    head: Head<'_>,
+    info: &AppInfo,
+    title: &str,
+    wanted: &Wanted,
+) -> Result<Answer, StoreError> {
     let now = now();
     let since = now as i64 - i64::from(wanted.days) * 86_400;
     let all = shared.store.slots(info.app, since)?;
@@ -365,7 +373,7 @@ fn application(shared: &Shared, info: &AppInfo, title: &str, wanted: &Wanted) ->
             (processes(&taken, &seen, wanted, now))
         }
     };
-    Ok(Answer::page(StatusCode::OK, page(&named(title), &above(), &content)))
+    Ok(Answer::page(StatusCode::OK, page_with(head, &named(title), &above(), &content)))
 }
 
 fn environment_name(environment: &str) -> String {

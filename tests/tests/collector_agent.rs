@@ -75,7 +75,11 @@ fn wrong_certificates() -> Result<()> {
     agent(&["certificate", &other.display().to_string()])?;
     for (chain, key, word) in [
         (file("key.pem"), file("key.pem"), "holds no certificate"),
-        (file("chain.pem"), file("ca.pem"), "the key"),
+        (
+            file("chain.pem"),
+            file("ca.pem"),
+            "ca.pem: holds no private key in PEM (-----BEGIN PRIVATE KEY-----); give the key",
+        ),
         (file("no.pem"), file("key.pem"), "no.pem"),
         (file("chain.pem"), other.join("key.pem").display().to_string(), "cannot be used with this key"),
     ] {

@@ -67,7 +67,7 @@ pub struct CollectorArgs {
     pub per_address: Option<u32>,
 
     /// Ask agents of the TuneMyGC gem below this version to be updated
-    #[arg(long, value_name = "VERSION", default_value = "1.0.15")]
+    #[arg(long, value_name = "VERSION", default_value = "1.0.15", value_parser = server::agent_version)]
     pub min_agent: String,
 }
 

@@ -312,6 +312,18 @@ impl Sink for Intake<'_> {
     }
 }
 
+/// The version of an agent, in numbers: anything else would be 0, and ask no agent to be updated.
+pub fn agent_version(text: &str) -> Result<String, String> {
+    let number = |part: &str| {
+        !part.is_empty() && part.bytes().all(|byte| byte.is_ascii_digit()) && part.parse::<u64>().is_ok()
+    };
+    if text.split('.').all(number) {
+        Ok(text.to_owned())
+    } else {
+        Err("give a version in numbers, such as 1.0.15".to_owned())
+    }
+}
+
 /// Whether a version is below another one, compared number by number. Anything that is not a number is 0.
 fn older(version: &str, minimum: &str) -> bool {
     let parts = |text: &str| -> Vec<u64> { text.split('.').map(|part| part.parse().unwrap_or(0)).collect() };
@@ -326,7 +338,7 @@ fn older(version: &str, minimum: &str) -> bool {
 mod tests {
     use std::io::Write as _;
 
-    use super::{Compression, GzEncoder, announced_size, expanded, older, token};
+    use super::{Compression, GzEncoder, agent_version, announced_size, expanded, older, token};
 
     /// A whole file is read from memory. Of others nothing is taken from there: what is wrong with them is found as they are streamed.
     #[test]
@@ -365,6 +377,12 @@ mod tests {
     /// Versions are compared as numbers.
     #[test]
     fn versions() {
+        for text in ["1.0.15", "2", "1.0.15.0"] {
+            assert_eq!(agent_version(text).as_deref(), Ok(text));
+        }
+        for text in ["", "abc", "1.", "1..2", "v1.0", "1.0-rc", "1 ", "99999999999999999999"] {
+            assert!(agent_version(text).is_err(), "{text:?}");
+        }
         for (version, minimum, below) in [
             ("1.0.9", "1.0.15", true),
             ("1.0.15", "1.0.15", false),

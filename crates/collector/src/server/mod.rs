@@ -35,6 +35,7 @@ mod routes;
 mod tls;
 mod unread;
 
+pub use ingest::agent_version;
 pub use public_url::public_url;
 pub use tls::TlsError;
 

@@ -7,7 +7,10 @@ use std::{
 
 use rustls::{
     ServerConfig,
-    pki_types::{CertificateDer, PrivateKeyDer, pem::PemObject as _},
+    pki_types::{
+        CertificateDer, PrivateKeyDer,
+        pem::{self, PemObject as _},
+    },
 };
 use tokio_rustls::TlsAcceptor;
 
@@ -29,6 +32,17 @@ pub enum TlsError {
     Pair(#[from] rustls::Error),
 }
 
+/// What is wrong with a file, and what to give instead.
+fn why_no_key(error: &pem::Error) -> String {
+    match error {
+        pem::Error::NoItemsFound => {
+            "holds no private key in PEM (-----BEGIN PRIVATE KEY-----); give the key of the certificate to --tls-key"
+                .to_owned()
+        }
+        error => error.to_string(),
+    }
+}
+
 /// Reads a certificate chain (the server's own first) and its key, both PEM.
 pub(super) fn load(chain: &Path, key: &Path) -> Result<TlsAcceptor, TlsError> {
     let wrong = |what, path: &Path, why: String| TlsError::File { what, path: path.to_owned(), why };
@@ -36,10 +50,11 @@ pub(super) fn load(chain: &Path, key: &Path) -> Result<TlsAcceptor, TlsError> {
         .and_then(Iterator::collect)
         .map_err(|error| wrong("the certificate", chain, error.to_string()))?;
     if certificates.is_empty() {
-        return Err(wrong("the certificate", chain, "holds no certificate".to_owned()));
+        let why = "holds no certificate in PEM (-----BEGIN CERTIFICATE-----); give the chain to --tls-cert";
+        return Err(wrong("the certificate", chain, why.to_owned()));
     }
     let secret =
-        PrivateKeyDer::from_pem_file(key).map_err(|error| wrong("the key", key, error.to_string()))?;
+        PrivateKeyDer::from_pem_file(key).map_err(|error| wrong("the key", key, why_no_key(&error)))?;
     let mut config = ServerConfig::builder_with_provider(Arc::new(rustls::crypto::ring::default_provider()))
         .with_safe_default_protocol_versions()?
         .with_no_client_auth()

@@ -114,11 +114,16 @@ pub fn is_same(a: f64, b: f64) -> bool {
     (a - b).abs() < 1e-9
 }
 
+/// A size. The largest that Ruby reads (`LONG_MAX`) is no number of ours: the next one that is, is above it.
+fn whole(value: f64) -> i64 {
+    value.round_ties_even() as i64
+}
+
 /// A value as Ruby reads it.
 pub fn shown(name: &str, value: f64) -> String {
     let size = variable(name).is_some_and(|variable| variable.kind == Kind::Size);
     if size {
-        format!("{value:.0}")
+        whole(value).to_string()
     } else if is_same((value * 100.0).round() / 100.0, value) {
         format!("{value:.2}")
     } else {
@@ -160,7 +165,7 @@ impl Serialize for InForce {
             // As Ruby reads it: a size has no fraction.
             let size = variable(name).is_some_and(|variable| variable.kind == Kind::Size);
             if size {
-                map.serialize_entry(name, &(value as u64))?;
+                map.serialize_entry(name, &whole(value))?;
             } else {
                 map.serialize_entry(name, &value)?;
             }
@@ -206,6 +211,12 @@ mod tests {
             "Ruby takes 2.0, but no size with a fraction"
         );
         assert_eq!(of(&[], series).to_string(), "Ruby's defaults");
+        let most = of(&[("RUBY_GC_HEAP_INIT_SLOTS", "9223372036854775807")], series);
+        assert_eq!(most.key(), "RUBY_GC_HEAP_INIT_SLOTS=9223372036854775807");
+        assert_eq!(
+            serde_json::to_string(&most).unwrap(),
+            r#"{"RUBY_GC_HEAP_INIT_SLOTS":9223372036854775807}"#
+        );
     }
 
     proptest! {

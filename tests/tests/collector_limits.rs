@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
 use gctrace_tests::child::Guarded;
-use gctrace_tests::collector::{Collector, Cycle, apps, cycles, example, set};
+use gctrace_tests::collector::{Collector, Cycle, apps, cycles, each_store, example, set};
 use gctrace_tests::http;
 use gctrace_tests::live::{Live, gctrace_binary};
 use gctrace_tests::postgres::Postgres;
@@ -329,4 +329,29 @@ fn packaging() -> Result<()> {
         })?;
     }
     Ok(())
+}
+
+/// A set that is sent again after it was deleted is counted once, and the number of a deleted application is never another one's.
+#[test]
+fn deleted() -> Result<()> {
+    each_store(|store| {
+        let collector = Collector::with_store("127.0.0.1:0", store, &["--app-sets", "2"])?;
+        let token = collector.register()?;
+        let send = |pid: u64| -> Result<()> {
+            let answer = collector.send(&example(&token, pid)?.to_string())?;
+            ensure!(answer.code == 200, "{answer:?}");
+            Ok(())
+        };
+        (0..4).try_for_each(send)?;
+        (0..4).try_for_each(send)?;
+        ensure!(collector.metric("gctrace_collector_duplicate_sets_total")? == 4);
+        ensure!(collector.metric("gctrace_collector_stored_sets")? == 2);
+        ensure!(apps(store, &["add", "second"]).is_ok());
+        apps(store, &["delete", "2"])?;
+        apps(store, &["add", "third"])?;
+        let list = apps(store, &["list"])?;
+        let third = list.lines().find(|line| line.contains("third")).unwrap_or_default();
+        ensure!(third.split_whitespace().next() == Some("3"), "{list}");
+        Ok(())
+    })
 }

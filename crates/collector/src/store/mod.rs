@@ -194,7 +194,7 @@ impl Quota {
 /// The outcome of storing a set.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Inserted {
-    /// False if it was kept already.
+    /// False if it was kept already, also if it was deleted since and is still in the figures.
     pub new: bool,
     /// Older sets of the application that were deleted because of its [`Quota`].
     pub deleted: u64,
@@ -202,6 +202,9 @@ pub struct Inserted {
 
 /// Most sets that are deleted at a time, so that others do not wait for long.
 pub const BATCH: u32 = 500;
+
+/// Most ids of deleted sets of an application that are kept: one that is sent again is still in its figures.
+pub const MAX_GONE: u32 = 200_000;
 
 /// Most slots of an application that are kept and read: some 500 processes that send for 30 days (see [`Store::roll_up`]).
 pub const MAX_SLOTS: u32 = 200_000;
@@ -364,7 +367,7 @@ pub trait Store: Send + Sync {
     /// Adds the slots of an application in `from..before` (epoch seconds) up to slots that begin at multiples of `width` seconds.
     /// Repeating it changes nothing. Returns by how many the slots were reduced.
     fn roll_up(&self, app: App, from: i64, before: i64, width: i64) -> Result<u64, StoreError>;
-    /// Deletes the slots, and the summaries and periods of environments, of all applications before then (epoch seconds).
+    /// Deletes the slots, the ids of deleted sets, and the summaries and periods of environments, of all applications before then (epoch seconds).
     fn prune_slots(&self, before: i64) -> Result<(), StoreError>;
     /// Deletes the oldest sets that came before this time (epoch seconds), of one application or of all; at most [`BATCH`]
     /// of them. Returns how many.
@@ -380,7 +383,8 @@ pub trait Store: Send + Sync {
     fn periods(&self, group: Group, most: u32) -> Result<Vec<Period>, StoreError>;
     /// An environment that has sets or a summary.
     fn environment(&self, id: i64) -> Result<Option<Environment>, StoreError>;
-    /// Deletes the environments of an application that have no sets, but for the latest `most` of each group that have a summary.
+    /// Deletes the environments of an application that have no sets, but for the latest `most` of each group that have a summary; and the
+    /// oldest ids of deleted sets beyond [`MAX_GONE`].
     fn forget_environments(&self, app: App, most: u32) -> Result<(), StoreError>;
     /// The evidence of the sets of an environment after a number: the latest `most`, in the order of arrival.
     fn evidence(&self, environment: i64, after: i64, most: u32) -> Result<Vec<Numbered>, StoreError>;

@@ -226,7 +226,9 @@ fn delete(
     // In the order of their ids: two collectors that do this at the same time wait for each other, but cannot deadlock.
     let delete = format!(
         "WITH gone AS (DELETE FROM gctrace_sample_set WHERE number IN ({numbers})
-             RETURNING app, samples, octet_length(body) + octet_length(evidence) AS bytes)
+             RETURNING app, samples, octet_length(body) + octet_length(evidence) AS bytes, id, received),
+         noted AS (INSERT INTO gctrace_gone (id, app, received) SELECT decode(id, 'hex'), app, received FROM gone
+             ON CONFLICT (id) DO NOTHING)
          SELECT app, count(*), sum(bytes)::BIGINT, sum(samples)::BIGINT FROM gone GROUP BY app ORDER BY app"
     );
     let mut deleted = 0;
@@ -283,6 +285,10 @@ impl Store for Postgres {
             // Numbers of an application's sets are in the order in which these are there for others: sums go on after a number. And an
             // environment that is found now is not deleted before it has this set.
             transaction.query_opt("SELECT id FROM gctrace_app WHERE id = $1 FOR NO KEY UPDATE", &[&app])?;
+            let gone = "SELECT 1 FROM gctrace_gone WHERE id = decode($1, 'hex')";
+            if transaction.query_opt(gone, &[&id])?.is_some() {
+                return Ok(Inserted::default());
+            }
             let environment = environments::id_of(&mut transaction, set.group, set.in_force, set.received)?;
             let rows = transaction.execute(
                 insert,

@@ -195,8 +195,10 @@ fn delete(
     params: &[&dyn rusqlite::ToSql],
 ) -> Result<u64, rusqlite::Error> {
     let mut delete = transaction.prepare_cached(&format!(
-        "DELETE FROM sample_set WHERE number IN ({numbers}) RETURNING app, length(body) + octet_length(evidence), samples"
+        "DELETE FROM sample_set WHERE number IN ({numbers}) RETURNING app, length(body) + octet_length(evidence), samples, id, received"
     ))?;
+    let mut note = transaction
+        .prepare_cached("INSERT OR IGNORE INTO gone (id, app, received) VALUES (unhex(?1), ?2, ?3)")?;
     let mut rows = delete.query(params)?;
     let mut gone: BTreeMap<i64, (u64, u64, u64)> = BTreeMap::new();
     while let Some(row) = rows.next()? {
@@ -204,6 +206,7 @@ fn delete(
         *sets += 1;
         *bytes += row.get::<_, u64>(1)?;
         *samples += row.get::<_, u64>(2)?;
+        note.execute(params![row.get::<_, String>(3)?, row.get::<_, i64>(0)?, row.get::<_, f64>(4)?])?;
     }
     let mut count = transaction.prepare_cached(
         "UPDATE app SET sets = sets - ?2, bytes = bytes - ?3, samples = samples - ?4 WHERE id = ?1",
@@ -248,6 +251,10 @@ impl Store for Sqlite {
         let mut writer = self.writer()?;
         let transaction = Transaction::new(&mut writer, TransactionBehavior::Immediate)?;
         let inserted = {
+            let mut gone = transaction.prepare_cached("SELECT 1 FROM gone WHERE id = unhex(?1)")?;
+            if gone.exists([set.id.as_str()])? {
+                return Ok(Inserted::default());
+            }
             let mut insert = transaction.prepare_cached(
                 "INSERT INTO sample_set (id, app, ruby_major, ruby_minor, received, samples, evidence, body, environment)
                  VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9) ON CONFLICT (id) DO NOTHING",

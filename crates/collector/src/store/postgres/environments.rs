@@ -4,8 +4,8 @@ use postgres::{GenericClient, Row, Transaction};
 
 use super::{
     super::{
-        App, BATCH, Environment, Given, Group, MOST_PERIODS, Numbered, Period, StoreError, in_force_of,
-        periods_of,
+        App, BATCH, Environment, Given, Group, MAX_GONE, MOST_PERIODS, Numbered, Period, StoreError,
+        in_force_of, periods_of,
     },
     Postgres, Retry, group, of_group,
 };
@@ -163,6 +163,9 @@ pub(super) fn forget(store: &Postgres, app: App, most: u32) -> Result<(), StoreE
         // A set that is being stored may be the first one of an environment again.
         transaction.query_opt("SELECT id FROM gctrace_app WHERE id = $1 FOR NO KEY UPDATE", &[&app.0])?;
         transaction.execute(forget, &[&app.0, &i64::from(most)])?;
+        let gone = "DELETE FROM gctrace_gone WHERE app = $1 AND place <=
+             (SELECT place FROM gctrace_gone WHERE app = $1 ORDER BY place DESC LIMIT 1 OFFSET $2)";
+        transaction.execute(gone, &[&app.0, &i64::from(MAX_GONE)])?;
         transaction.commit()
     })
 }

@@ -145,7 +145,8 @@ pub(super) fn prune(store: &Postgres, before: i64) -> Result<(), StoreError> {
         )?;
         let forget = "UPDATE gctrace_environment SET summary = NULL, summarized = NULL, seen = NULL WHERE seen < $1";
         client.execute(forget, &[&(before as f64)])?;
-        client.execute("DELETE FROM gctrace_period WHERE last < $1", &[&(before as f64)])
+        client.execute("DELETE FROM gctrace_period WHERE last < $1", &[&(before as f64)])?;
+        client.execute("DELETE FROM gctrace_gone WHERE received < $1", &[&(before as f64)])
     })?;
     Ok(())
 }

@@ -1,7 +1,7 @@
 //! The tables, and their migrations.
 
 /// Steps from each version of the tables to the next one; a step that was released is never changed.
-pub(super) const MIGRATIONS: [&str; 10] = [
+pub(super) const MIGRATIONS: [&str; 12] = [
     "
     CREATE TABLE gctrace_app (
         id BIGINT GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
@@ -142,5 +142,18 @@ pub(super) const MIGRATIONS: [&str; 10] = [
         SELECT DISTINCT ON (environment) environment, first, last, sets FROM gctrace_period
         ORDER BY environment, last DESC
     ) AS latest WHERE latest.environment = e.id;
+",
+    // SQLite's counts its applications here; an identity does so by itself.
+    "",
+    "
+    -- Sets that were deleted, but that are still in figures.
+    CREATE TABLE gctrace_gone (
+        place BIGINT GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+        id BYTEA NOT NULL UNIQUE,
+        app BIGINT NOT NULL REFERENCES gctrace_app (id) ON DELETE CASCADE,
+        received DOUBLE PRECISION NOT NULL
+    );
+    CREATE INDEX gctrace_gone_app ON gctrace_gone (app, place);
+    CREATE INDEX gctrace_gone_received ON gctrace_gone (received);
 ",
 ];

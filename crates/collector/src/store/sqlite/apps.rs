@@ -18,12 +18,18 @@ pub(super) fn register(
             return Err(StoreError::Part(parent));
         }
     }
+    // Bookmarks and scripts have numbers: that of a deleted application must not become another one's.
+    let id: i64 = transaction.query_row(
+        "UPDATE app_number SET last = max(last, (SELECT coalesce(max(id), 0) FROM app)) + 1 RETURNING last",
+        [],
+        |row| row.get(0),
+    )?;
     // The column of the hash is a leftover of an earlier release (see the tables).
-    let insert = "INSERT INTO app (token_hash, email, name, created, parent)
-         VALUES (randomblob(32), ?1, ?2, ?3, ?4) RETURNING id";
+    let insert = "INSERT INTO app (id, token_hash, email, name, created, parent)
+         VALUES (?1, randomblob(32), ?2, ?3, ?4, ?5)";
     let parent = app.parent.map(|parent| parent.0);
-    let id = transaction
-        .query_row(insert, params![app.email, app.name, app.created, parent], |row| row.get(0).map(App))?;
+    transaction.execute(insert, params![id, app.email, app.name, app.created, parent])?;
+    let id = App(id);
     add_token(&transaction, &Token { hash: token, app: Some(id), rights, created: app.created, ends: None })?;
     transaction.commit()?;
     Ok(id)

@@ -4,8 +4,8 @@ use rusqlite::{Connection, OptionalExtension as _, Row, params};
 
 use super::{
     super::{
-        App, BATCH, Environment, Given, Group, MOST_PERIODS, Numbered, Period, StoreError, in_force_of,
-        periods_of,
+        App, BATCH, Environment, Given, Group, MAX_GONE, MOST_PERIODS, Numbered, Period, StoreError,
+        in_force_of, periods_of,
     },
     group,
 };
@@ -154,6 +154,11 @@ pub(super) fn forget(writer: &Connection, app: App, most: u32) -> Result<(), Sto
              FROM environment e WHERE app = ?1 AND NOT EXISTS (SELECT 1 FROM sample_set s WHERE s.environment = e.id)
          ) WHERE seen IS NULL OR place > ?2)",
         params![app.0, most],
+    )?;
+    writer.execute(
+        "DELETE FROM gone WHERE app = ?1 AND place <=
+             (SELECT place FROM gone WHERE app = ?1 ORDER BY place DESC LIMIT 1 OFFSET ?2)",
+        params![app.0, MAX_GONE],
     )?;
     Ok(())
 }

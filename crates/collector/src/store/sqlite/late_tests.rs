@@ -1,4 +1,4 @@
-//! Sets that come in another order than that of their times.
+//! Sets that come in another order than that of their times, or again, and applications after others.
 
 use super::{
     tests::{register, store},
@@ -55,4 +55,57 @@ fn late_sets() {
         }
         assert_eq!(of(&sets), expected, "{sets:?}");
     }
+}
+
+/// The number of a deleted application is never another one's, nor in a store of an earlier release.
+#[test]
+fn numbers() {
+    let (_dir, path) = store();
+    let db = Sqlite::open(&path).unwrap();
+    let [first, second] = ["a", "b"].map(|name| register(&db, name, None).0);
+    assert_eq!([first, second], [1, 2]);
+    assert!(db.delete_app(App(second)).unwrap());
+    assert_eq!(register(&db, "c", None), App(3));
+    let before = "DROP TABLE app_number; DROP TABLE gone; PRAGMA user_version = 10";
+    db.writer().unwrap().execute_batch(before).unwrap();
+    drop(db);
+    let db = Sqlite::open(&path).unwrap();
+    assert_eq!(register(&db, "d", None), App(4));
+    assert!(db.delete_app(App(4)).unwrap() && db.delete_app(App(3)).unwrap());
+    drop(db);
+    assert_eq!(register(&Sqlite::open(&path).unwrap(), "e", None), App(5));
+}
+
+/// A set that is sent again after it was deleted is in the figures once; when these are gone, it is a new one.
+#[test]
+fn deleted_sets() {
+    let (_dir, path) = store();
+    let store = Sqlite::open(&path).unwrap();
+    let group = Group { app: register(&store, "shop", None), series: Series(3, 4) };
+    let put = |byte: u8, received: f64, quota: Quota| {
+        let mut digest = Digest::default();
+        digest.figures.cycles = 10;
+        let set = NewSet {
+            id: &SetId::of(&[byte; 32]),
+            group,
+            in_force: "",
+            received,
+            evidence: &Evidence::default(),
+            digest: &digest,
+            body: b"",
+        };
+        store.insert(&set, quota).unwrap().new
+    };
+    let cycles = || store.slots(group.app, 0).unwrap().iter().map(|slot| slot.figures.cycles).sum::<u64>();
+    assert!(put(1, 1e6, Quota::NONE) && put(2, 1e6, Quota { sets: 1, ..Quota::NONE }));
+    assert_eq!(store.prune(2e6, Some(group.app)).unwrap(), 1);
+    assert_eq!((store.totals().unwrap().sets, cycles()), (0, 20));
+    assert!(!put(1, 1e6 + 9.0, Quota::NONE) && !put(2, 1e6 + 9.0, Quota::NONE));
+    assert_eq!((store.totals().unwrap().sets, cycles()), (0, 20));
+    store.forget_environments(group.app, 9).unwrap();
+    assert!(!put(1, 1e6 + 9.0, Quota::NONE));
+    store.prune_slots(3_000_000).unwrap();
+    assert_eq!(cycles(), 0);
+    assert!(put(1, 4e6, Quota::NONE));
+    assert!(store.delete_app(group.app).unwrap());
 }

@@ -138,5 +138,6 @@ pub(super) fn prune(writer: &mut Connection, before: i64) -> Result<(), StoreErr
     let forget = "UPDATE environment SET summary = NULL, summarized = NULL, seen = NULL WHERE seen < ?1";
     transaction.execute(forget, [before])?;
     transaction.execute("DELETE FROM period WHERE last < ?1", [before])?;
+    transaction.execute("DELETE FROM gone WHERE received < ?1", [before])?;
     Ok(transaction.commit()?)
 }

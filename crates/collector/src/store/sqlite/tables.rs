@@ -1,7 +1,7 @@
 //! The tables, and their migrations.
 
 /// Steps from each version of the tables to the next one; a step that was released is never changed.
-pub(super) const MIGRATIONS: [&str; 10] = [
+pub(super) const MIGRATIONS: [&str; 12] = [
     "
     CREATE TABLE app (
         id INTEGER PRIMARY KEY,
@@ -141,5 +141,21 @@ pub(super) const MIGRATIONS: [&str; 10] = [
     UPDATE environment SET since = latest.first, until = latest.last, stretch = latest.sets FROM (
         SELECT environment AS id, first, max(last) AS last, sets FROM period GROUP BY environment
     ) AS latest WHERE latest.id = environment.id;
+",
+    "
+    -- The highest number of an application, which is never given again.
+    CREATE TABLE app_number (last INTEGER NOT NULL) STRICT;
+    INSERT INTO app_number SELECT coalesce(max(id), 0) FROM app;
+",
+    "
+    -- Sets that were deleted, but that are still in figures.
+    CREATE TABLE gone (
+        place INTEGER PRIMARY KEY,
+        id BLOB NOT NULL UNIQUE,
+        app INTEGER NOT NULL REFERENCES app (id) ON DELETE CASCADE,
+        received REAL NOT NULL
+    ) STRICT;
+    CREATE INDEX gone_app ON gone (app, place);
+    CREATE INDEX gone_received ON gone (received);
 ",
 ];

@@ -132,7 +132,7 @@ fn deletes() {
     let before = "UPDATE app SET token_hash = (SELECT hash FROM token WHERE app = app.id); DROP TABLE token;
         ALTER TABLE app DROP COLUMN parent; DROP TABLE given; DROP TABLE period; DROP TABLE environment; DROP TABLE advised; DROP INDEX sample_set_environment;
         ALTER TABLE sample_set DROP COLUMN environment; DROP INDEX sample_set_app; DROP INDEX sample_set_received;
-        DROP TABLE slot; ALTER TABLE app DROP COLUMN slots; ALTER TABLE app DROP COLUMN sets; ALTER TABLE app DROP COLUMN bytes;
+        DROP TABLE app_number; DROP TABLE gone; DROP TABLE slot; ALTER TABLE app DROP COLUMN slots; ALTER TABLE app DROP COLUMN sets; ALTER TABLE app DROP COLUMN bytes;
         ALTER TABLE app DROP COLUMN samples; PRAGMA user_version = 1";
     let totals = store.totals().unwrap();
     store.writer().unwrap().execute_batch(before).unwrap();
@@ -547,7 +547,7 @@ fn periods() {
     assert_eq!(known(&store), all, "a set that is sent again");
     let latest = store.periods(group, 1).unwrap();
     assert_eq!(latest, [Period { environment: 1, first: 99_000.0, last: 99_000.0 }]);
-    let before = "DROP TABLE period; ALTER TABLE environment DROP COLUMN since; ALTER TABLE environment DROP COLUMN until;
+    let before = "DROP TABLE period; DROP TABLE app_number; DROP TABLE gone; ALTER TABLE environment DROP COLUMN since; ALTER TABLE environment DROP COLUMN until;
         ALTER TABLE environment DROP COLUMN stretch; PRAGMA user_version = 8";
     store.writer().unwrap().execute_batch(before).unwrap();
     drop(store);

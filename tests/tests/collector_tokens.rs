@@ -204,7 +204,7 @@ fn earlier_postgres() -> Result<()> {
         "ALTER TABLE gctrace_app DROP COLUMN parent, ADD COLUMN token_hash BYTEA UNIQUE;
          UPDATE gctrace_app SET token_hash = (SELECT hash FROM gctrace_token WHERE app = gctrace_app.id);
          DROP TABLE gctrace_token; DROP TABLE gctrace_given; DROP TABLE gctrace_period; ALTER TABLE gctrace_environment DROP COLUMN first, DROP COLUMN summary, DROP COLUMN summarized,
-             DROP COLUMN seen;
+             DROP COLUMN seen, DROP COLUMN since, DROP COLUMN until, DROP COLUMN stretch; DROP TABLE gctrace_gone;
          ALTER TABLE gctrace_app DROP COLUMN samples;
          UPDATE gctrace_version SET version = 4",
     )?;

@@ -66,7 +66,7 @@ pub fn page_with(head: Head<'_>, title: &str, above: &[Link<'_>], content: &Mark
             }
             body {
                 @if !above.is_empty() || head.sign_out.is_some() {
-                    nav aria-label="Pages above" {
+                    nav aria-label=(if above.is_empty() { "Account" } else { "Pages above" }) {
                         @for (to, says) in above { a href=(to) { (says) } }
                         @if let Some(to) = head.sign_out {
                             form method="post" action=(to) { button { "Sign out" } }

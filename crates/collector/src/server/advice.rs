@@ -168,14 +168,13 @@ impl Advice {
     ) -> Result<Option<Self>, StoreError> {
         let store = &*shared.store;
         let mut all = store.environments(group, ENVIRONMENTS)?;
-        let at = match environment {
-            Some(id) => all.iter().position(|known| known.id == id),
-            None => {
-                // Of equals, the same one, in whichever order their sets came.
-                let mut by_key: Vec<usize> = (0..all.len()).collect();
-                by_key.sort_by(|a, b| all[*a].key.cmp(&all[*b].key));
-                in_force(&by_key.iter().map(|at| all[*at].times).collect::<Vec<_>>()).map(|at| by_key[at])
-            }
+        let at = if let Some(id) = environment {
+            all.iter().position(|known| known.id == id)
+        } else {
+            // Of equals, the same one, in whichever order their sets came.
+            let mut by_key: Vec<usize> = (0..all.len()).collect();
+            by_key.sort_by(|a, b| all[*a].key.cmp(&all[*b].key));
+            in_force(&by_key.iter().map(|at| all[*at].times).collect::<Vec<_>>()).map(|at| by_key[at])
         };
         let now = match (at, environment) {
             (Some(at), _) => all.remove(at),

@@ -368,7 +368,8 @@ fn application(
         (compare::section(&all, &seen, since, now, wanted))
         @if !taken.is_empty() {
             h2 { "Environments" }
-            (environments(&all, &seen, wanted, now))
+            @let concurrent = advice.as_ref().is_some_and(|advice| advice.concurrent.is_some());
+            (environments(&all, &seen, wanted, now, concurrent))
             h2 { "Processes" }
             (processes(&taken, &seen, wanted, now))
         }
@@ -466,7 +467,7 @@ const FIGURES: [Column; 7] = [
 ];
 
 /// One row per environment and series of Ruby: the effect of a change of settings is shown side by side.
-fn environments(slots: &[Slot], seen: &Seen<'_>, wanted: &Wanted, now: f64) -> Markup {
+fn environments(slots: &[Slot], seen: &Seen<'_>, wanted: &Wanted, now: f64, concurrent: bool) -> Markup {
     let mut sums: BTreeMap<(&str, Series), Sum> = BTreeMap::new();
     for slot in slots {
         sums.entry((&slot.environment, slot.series)).or_default().add_at(slot, seen.at(slot));
@@ -495,7 +496,8 @@ fn environments(slots: &[Slot], seen: &Seen<'_>, wanted: &Wanted, now: f64) -> M
         (table("Of the whole application, the latest environment first", &columns, &rows))
         @let left = sums.len().saturating_sub(MAX_ENVIRONMENTS);
         @if left > 0 { p.soft { (counted(left as u64, "earlier one is", "earlier ones are")) " not shown." } }
-        @if let [(new, after), (old, before), ..] = sums.as_slice() { (change(new, after, old, before)) }
+        // Of two at the same time, none is before the other.
+        @if !concurrent && let [(new, after), (old, before), ..] = sums.as_slice() { (change(new, after, old, before)) }
     }
 }
 

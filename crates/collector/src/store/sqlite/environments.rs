@@ -61,11 +61,11 @@ pub(super) fn seen_at(
     environment: i64,
     [first, last]: [f64; 2],
 ) -> Result<(), rusqlite::Error> {
+    type Touched = (Option<i64>, Option<f64>, Option<f64>, i64);
     let near = "environment = ?1 AND first <= ?3 + ?4 AND last >= ?2 - ?4";
     let touched =
         format!("SELECT min(id), min(first), max(last), coalesce(sum(sets), 0) FROM period WHERE {near}");
     let params = params![environment, first, last, GAP];
-    type Touched = (Option<i64>, Option<f64>, Option<f64>, i64);
     let (id, begin, end, sets): Touched = connection
         .prepare_cached(&touched)?
         .query_row(params, |row| Ok((row.get(0)?, row.get(1)?, row.get(2)?, row.get(3)?)))?;

@@ -115,8 +115,8 @@ impl GvlTable {
     }
 }
 
-/// With less of the waits it is said that not all holders are known.
-const MOST_KNOWN: f64 = 0.9;
+/// With less of the waits it is said that not all holders are known. Part of each wait has none: that in which the thread wakes up.
+const MOST_KNOWN: f64 = 0.5;
 
 /// Width of the columns, and whether they are there on a terminal of 80 columns.
 const COLUMNS: [(usize, bool); 13] = [

@@ -42,8 +42,8 @@ mod gc;
 mod gvl;
 mod gvl_ended;
 mod gvl_seen;
-mod left_behind;
 mod lives;
+mod notices;
 mod refusals;
 mod requests;
 mod server_load;
@@ -452,8 +452,9 @@ impl Pipeline {
         let mut process = proc::describe(pid, comm, known.image.clone(), self.names.place(pid));
         let mut arguments_at = proc::arguments_at(pid);
         // What was read may be of the program that a forked child has become since, or it is gone.
-        let forked = self.forking_parent(pid, &known.image, seen_ns).is_some();
-        if let Some(parent) = self.forking_parent(pid, &known.image, seen_ns)
+        let parent = self.forking_parent(pid, &known.image, seen_ns);
+        let forked = parent.is_some();
+        if let Some(parent) = parent
             && arguments_at.is_none_or(|at| parent.arguments_at.is_some_and(|of_parent| at != of_parent))
         {
             process = parent.forked(process, comm);

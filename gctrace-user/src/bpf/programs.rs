@@ -96,6 +96,17 @@ mod tests {
         check_abi(OBJECT).unwrap();
     }
 
+    /// What the scheduler does is seen at raw tracepoints: the kernel passes programs of ordinary ones over where a thread was preempted in a
+    /// bpf(2) call, as gctrace's own are.
+    #[test]
+    fn the_scheduler_is_seen_raw() {
+        let object = aya_obj::Object::parse(OBJECT).unwrap();
+        for name in ["sched_switch", "sched_wakeup", "sched_return", "gvl_switch", "gvl_wakeup"] {
+            let section = &object.programs[name].section;
+            assert!(matches!(section, aya_obj::ProgramSection::RawTracePoint), "{name}: {section:?}");
+        }
+    }
+
     /// An object of another ABI is refused before anything reaches the kernel.
     #[test]
     fn foreign_object_is_refused() {

@@ -16,6 +16,8 @@ use crate::model::gvl::{
 
 /// Ended threads of a process whose names are remembered for the pairs, before those that are in none are forgotten.
 const MANY_NAMES: usize = 16_384;
+/// With so many of threads that ended a moment ago, only names in pairs are kept.
+const MOST_NAMES: usize = 8 * MANY_NAMES;
 /// For how long the pairs of a thread that has ended may still have to be read, nanoseconds.
 const NAMED_NS: u64 = 10_000_000_000;
 
@@ -125,6 +127,9 @@ impl GvlFold {
     pub fn keep_names(&mut self, of: &HashSet<u64>) {
         let last_ns = self.names.values().map(|(_, end_ns)| *end_ns).max().unwrap_or_default();
         self.names.retain(|id, (_, end_ns)| of.contains(id) || last_ns - *end_ns < NAMED_NS);
+        if self.names.len() > MOST_NAMES {
+            self.names.retain(|id, _| of.contains(id));
+        }
         self.most_names = MANY_NAMES.max(2 * self.names.len());
     }
 
@@ -320,22 +325,24 @@ mod tests {
         assert_eq!((summary.sums.hold.unwrap().ns, summary.sums.away.unwrap().ns), (200, 50));
     }
 
-    /// Names of threads that are in a pair, or ended a moment ago, are known however many there were.
+    /// Names of threads that are in a pair, or ended a moment ago, are known however many there were; of too many at a time, those in pairs.
     #[test]
     fn names_of_many() {
-        let mut fold = GvlFold::new(GvlCoverage { holds: true, ends: true, ..GvlCoverage::default() });
-        let kept = HashSet::from([3]);
-        for id in 1..100_000 {
-            let mut ended = thread(id, b"one");
-            ended.ready(1000);
-            fold.thread(&ended, id * 1_000_000, true, &OpenTimes::default());
-            if fold.has_many_names() {
-                fold.keep_names(&kept);
+        for (each_ns, most) in [(1_000_000, 40_000), (1_000, 2 * MOST_NAMES)] {
+            let mut fold = GvlFold::new(GvlCoverage { holds: true, ends: true, ..GvlCoverage::default() });
+            let kept = HashSet::from([3]);
+            for id in 1..300_000 {
+                let mut ended = thread(id, b"one");
+                ended.ready(1000);
+                fold.thread(&ended, id * each_ns, true, &OpenTimes::default());
+                if fold.has_many_names() {
+                    fold.keep_names(&kept);
+                }
+                assert!(fold.names.len() <= most, "{}", fold.names.len());
             }
-        }
-        assert!(fold.names.len() < 40_000, "{}", fold.names.len());
-        for (id, known) in [(3, true), (4, false), (99_000, true)] {
-            assert_eq!(fold.names.contains_key(&id), known, "{id}");
+            for (id, known) in [(3, true), (4, false), (299_999, true)] {
+                assert_eq!(fold.names.contains_key(&id), known, "{id}");
+            }
         }
     }
 

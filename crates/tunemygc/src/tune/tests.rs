@@ -572,32 +572,3 @@ fn forged_environment() {
     kept.environment.insert(name.to_owned(), "x".to_owned());
     assert!(!recommend(Series(3, 1), &kept).to_string().contains("LD_PRELOAD"));
 }
-
-/// Environments of which too little is known, such as that of a console, neither take the place of the one before nor count as attempts.
-#[test]
-fn stray_environments() {
-    let episode = |limit: u64, seen: f64, evidence: Evidence| Episode {
-        in_force: InForce::parse(&format!("RUBY_GC_MALLOC_LIMIT={limit}"), Series(3, 4)),
-        evidence,
-        times: Times::at(seen),
-    };
-    let costing = |cost: u64| {
-        let mut evidence = everything();
-        (0..10).for_each(|_| evidence.each.cost.add(cost));
-        evidence
-    };
-    let little = |at: u64| episode(at << 20, at as f64, Evidence { cycles: 2, ..everything() });
-    let now = episode(64 << 20, 20.0, costing(300));
-    let others = [episode(8 << 20, 1.0, costing(100)), little(5), little(6), little(7), little(9)];
-    let report = recommend_after(Series(3, 4), &now, &others);
-    assert_eq!(report.change.as_ref().unwrap().sets_before, 1);
-    assert_eq!(report.speed().withdrawal.as_ref().unwrap().to, others[0].in_force);
-    let report = recommend_after(Series(3, 4), &now, &others[1..]);
-    assert!(report.change.is_none() && !report.speed().advice.is_empty());
-    let known = [1, 2, 3, 4].map(|at| episode(at << 20, at as f64, costing(300)));
-    let report = recommend_after(Series(3, 4), &now, &known);
-    assert!(
-        report.speed().refusals.iter().all(|refusal| refusal.reason.starts_with("4 other settings")),
-        "{report}"
-    );
-}

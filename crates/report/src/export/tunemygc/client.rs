@@ -180,8 +180,14 @@ fn in_the_clear(url: &str) -> bool {
     url.scheme_str() == Some("http") && !local
 }
 
-/// The protocol's answer to a token that is not known.
+/// How the protocol's answer to a token that is not known begins.
 const UNKNOWN_TOKEN: &str = "invalid application token";
+
+/// Whether an answer is about the token, whatever it says after that.
+fn is_unknown_token(body: &str) -> bool {
+    let begin = body.trim_start().get(..UNKNOWN_TOKEN.len());
+    begin.is_some_and(|begin| begin.eq_ignore_ascii_case(UNKNOWN_TOKEN))
+}
 
 /// What an answer of this address means. Like the protocol's agent, gctrace tries again after a 500; it also does so after answers that are
 /// temporary by their meaning.
@@ -194,13 +200,11 @@ fn meaning(url: &str, code: u16, body: &str, after: Option<Duration>) -> Outcome
             Outcome::Accepted(Receipt::Whole(Some(line)))
         }
         400 => refused("invalid payload"),
-        404 if body.trim().eq_ignore_ascii_case(UNKNOWN_TOKEN) => {
-            Outcome::Refused(Reason::new(UNKNOWN_TOKEN))
-        }
-        // Of another server, or of a path where there is no collector: that says nothing of the set, which waits for the right one.
+        404 if is_unknown_token(body) => Outcome::Refused(Reason::new(UNKNOWN_TOKEN)),
+        // Perhaps of another server, or of a path where there is no collector: that says nothing of the set, which waits for the right one.
         404 => {
-            let answer = Reason::quoting(&format!("no collector at {url}: it answered 404"), body);
-            Outcome::Again(answer, after)
+            let why = format!("{url} answered 404, and nothing of the token: check the URL");
+            Outcome::Again(Reason::quoting(&why, body), after)
         }
         // The set was read, and is not sent again.
         412 => {
@@ -333,14 +337,19 @@ mod tests {
             let Outcome::Refused(reason) = meaning(code, "sample 1") else { panic!("{code} is final") };
             assert!(reason.to_string().contains(word), "{reason}");
         }
-        let Outcome::Refused(reason) = meaning(404, "Invalid application token\n") else {
-            panic!("404 of a collector is final")
-        };
-        assert_eq!(reason.to_string(), "invalid application token");
+        let of_protocol = "Invalid application token. Contact us at tunemygc@bearmetal.eu to resolve";
+        for body in ["Invalid application token\n", of_protocol] {
+            let Outcome::Refused(reason) = meaning(404, body) else { panic!("404 of a collector is final") };
+            assert_eq!(reason.to_string(), "invalid application token");
+        }
+        for body in ["", "token", "Invalid application tokeé"] {
+            assert!(matches!(meaning(404, body), Outcome::Again(..)), "{body}");
+        }
         let Outcome::Again(reason, _) = meaning(404, "<h1>nginx</h1>\u{1b}[2J") else {
             panic!("404 of another server says nothing of the set")
         };
-        let expected = "no collector at http://h/ruby: it answered 404 (<h1>nginx</h1>\\u{1b}[2J)";
+        let expected =
+            "http://h/ruby answered 404, and nothing of the token: check the URL (<h1>nginx</h1>\\u{1b}[2J)";
         assert_eq!(reason.to_string(), expected);
         let Outcome::Refused(reason) = meaning(400, "\u{1b}[2J") else { panic!("400 is final") };
         assert_eq!(reason.to_string(), "invalid payload (\\u{1b}[2J)");

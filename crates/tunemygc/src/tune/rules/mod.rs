@@ -228,8 +228,9 @@ fn withdrawal(now: &Episode, others: &[Episode], strategy: Strategy) -> Option<W
 /// they ever had.
 fn for_all(case: &Case<'_>, advice: Advice) -> Verdict {
     const TIMES: u64 = 2;
-    // Where it is not known.
-    const MEMORY: u64 = 512 << 20;
+    // What a small process may have besides its multiple, and what one may have of which no memory is known.
+    const BASE: u64 = 64 << 20;
+    const UNKNOWN: u64 = 512 << 20;
     let evidence = case.evidence;
     let slot = |change: &Change| {
         let heap = HEAPS.iter().position(|name| *name == change.variable);
@@ -250,8 +251,8 @@ fn for_all(case: &Case<'_>, advice: Advice) -> Verdict {
             "processes of different sizes ({least} … {most} slots), which would all begin with one size: give each kind its own token or role"
         ));
     }
-    let known = price::peak_rss(evidence).map(|peak| peak.saturating_mul(TIMES).saturating_add(MEMORY / 8));
-    let memory = known.unwrap_or(MEMORY);
+    let known = price::peak_rss(evidence).map(|peak| peak.saturating_mul(TIMES).saturating_add(BASE));
+    let memory = known.unwrap_or(UNKNOWN);
     if bytes > memory as f64 {
         return Err(format!(
             "the heap would begin with {:.0} MiB, which is much more than the processes have shown ({:.0} MiB are allowed)",

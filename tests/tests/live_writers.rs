@@ -41,10 +41,12 @@ impl Copy {
         Ok(Self { library: root.join(name), root })
     }
 
-    /// A program of it, which waits and then collects five times.
+    /// A program of it, which has two threads want the GVL for each line `contend`, and then collects five times.
     fn start(&self) -> Result<Guarded> {
-        const PROGRAM: &str =
-            "$stdout.sync = true; puts 'up'; gets; 5.times { GC.start }; puts 'collected'; gets";
+        const PROGRAM: &str = "$stdout.sync = true; puts 'up'; n = 0; now = -> { Process.clock_gettime(Process::CLOCK_MONOTONIC) }; \
+                               work = -> { stop = now.() + 0.3; 0 until now.() > stop }; \
+                               (Thread.new(&work); work.(); puts n += 1) while gets == \"contend\\n\"; \
+                               5.times { GC.start }; puts 'collected'; gets";
         let mut command = Command::new(self.root.join("program"));
         command.args(["--disable-gems", "-e", PROGRAM]).env("LD_LIBRARY_PATH", &self.root);
         let mut child = Guarded::start("a copy of Ruby", &mut command)?;
@@ -197,12 +199,17 @@ fn unchanged_content() -> Result<()> {
     ledger::check(&report)
 }
 
-/// How often a process was described, which is when it begins to be traced.
-fn described(gctrace: &Gctrace, pid: u32) -> Result<usize> {
+/// How many lines of a type there are of a process.
+fn lines_of(gctrace: &Gctrace, kind: &str, pid: u32) -> Result<usize> {
     let lines = gctrace.stdout_so_far();
     let lines =
         lines.iter().map(|line| serde_json::from_str::<Value>(line)).collect::<Result<Vec<_>, _>>()?;
-    Ok(lines.iter().filter(|line| line["type"] == "process" && line["pid"] == pid).count())
+    Ok(lines.iter().filter(|line| line["type"] == kind && line["pid"] == pid).count())
+}
+
+/// How often a process was described, which is when it begins to be traced.
+fn described(gctrace: &Gctrace, pid: u32) -> Result<usize> {
+    lines_of(gctrace, "process", pid)
 }
 
 /// A file that was opened for writing, and not written to, is probed again, and its programs are traced again; twice.
@@ -211,8 +218,16 @@ fn opened_for_writing() -> Result<()> {
     let live = Live::begin()?;
     let copy = Copy::make(live.dir("opened")?)?;
     let mut gctrace = Invocation::jsonl(["--all-ruby", "--gvl"])?.start_ready()?;
-    let program = copy.start()?;
+    let mut program = copy.start()?;
     gctrace.wait_line("process", program.pid())?;
+    // Its main thread is seen before the gap: of one that is first seen behind it, everything that was seen is reported.
+    let mut times = 0;
+    waits_until("its GVL is watched", || {
+        times += 1;
+        program.say("contend")?;
+        program.wait_stdout(PATIENCE, "contended", |line| line == times.to_string())?;
+        Ok(lines_of(&gctrace, "gvl", program.pid())? > 0)
+    })?;
     for before in [1, 2] {
         let open = OpenOptions::new().write(true).open(&copy.library)?;
         ensure!(breakpoints(program.pid(), &copy.library)? == 0, "a breakpoint is left");

@@ -22,12 +22,14 @@ pub fn plural(n: u64, noun: &str) -> String {
     format!("{n} {noun}{ending}")
 }
 
-/// The size of a file: `236 kB`.
-pub fn file_size(bytes: u64) -> String {
+/// The size of a file or of memory, in the units that options take and other faces show: `231 KiB`, `2.2 MiB`.
+pub fn data_size(bytes: u64) -> String {
+    let in_units = |shift: u32| bytes as f64 / (1_u64 << shift) as f64;
     match bytes {
-        ..1000 => plural(bytes, "byte"),
-        1000..1_000_000 => format!("{:.0} kB", bytes as f64 / 1e3),
-        _ => format!("{:.1} MB", bytes as f64 / 1e6),
+        ..0x400 => plural(bytes, "byte"),
+        0x400..0x10_0000 => format!("{:.0} KiB", in_units(10)),
+        0x10_0000..0x4000_0000 => format!("{:.1} MiB", in_units(20)),
+        _ => format!("{:.2} GiB", in_units(30)),
     }
 }
 
@@ -55,8 +57,9 @@ pub fn utc(epoch_s: i64) -> String {
     format!("{year:04}-{month:02}-{day:02}T{hour:02}:{minute:02}:{second:02}Z")
 }
 
-/// Year, month and day of a number of days since 1970, in the Gregorian calendar. Years begin with March here, so that the leap day
-/// is the last of its year, and eras of 400 years have the same number of days.
+/// Year, month and day of a number of days since 1970, in the Gregorian calendar (`civil_from_days` of Howard Hinnant's "chrono-compatible
+/// low-level date algorithms"). Years begin with March here, so that the leap day is the last of its year, and eras of 400 years have the same
+/// number of days.
 fn civil(days: i64) -> (i64, i64, i64) {
     const ERA: i64 = 146_097;
     let since_march = days + 719_468;
@@ -83,15 +86,7 @@ pub fn percent(part: u64, whole: u64) -> String {
 pub fn date_time(epoch_seconds: f64) -> String {
     let seconds = epoch_seconds.floor() as i64;
     let (days, second) = (seconds.div_euclid(86_400), seconds.rem_euclid(86_400));
-    // Days since 1 March of year 0, in eras of 400 years (Howard Hinnant, chrono-compatible low-level date algorithms).
-    let days = days + 719_468;
-    let (era, day_of_era) = (days.div_euclid(146_097), days.rem_euclid(146_097));
-    let year_of_era = (day_of_era - day_of_era / 1460 + day_of_era / 36_524 - day_of_era / 146_096) / 365;
-    let day_of_year = day_of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
-    let from_march = (5 * day_of_year + 2) / 153;
-    let day = day_of_year - (153 * from_march + 2) / 5 + 1;
-    let month = if from_march < 10 { from_march + 3 } else { from_march - 9 };
-    let year = year_of_era + era * 400 + i64::from(month <= 2);
+    let (year, month, day) = civil(days);
     let (hour, minute, second) = (second / 3600, second / 60 % 60, second % 60);
     format!("{year}-{month:02}-{day:02} {hour:02}:{minute:02}:{second:02}Z")
 }
@@ -175,8 +170,8 @@ mod tests {
     /// Sizes and shares in few digits.
     #[test]
     fn numbers() {
-        assert_eq!((file_size(1), file_size(999)), ("1 byte".into(), "999 bytes".into()));
-        assert_eq!((file_size(236_400), file_size(2_350_000)), ("236 kB".into(), "2.4 MB".into()));
+        let sizes = [1, 1023, 1024, 236_400, 2_350_000, 3 << 30].map(data_size);
+        assert_eq!(sizes, ["1 byte", "1023 bytes", "1 KiB", "231 KiB", "2.2 MiB", "3.00 GiB"]);
         assert_eq!((percent(1, 13), percent(0, 13)), ("7.7 %".into(), "0 %".into()));
         assert_eq!((percent(1, 1_000_000), percent(0, 0)), ("below 0.1 %".into(), "0 %".into()));
     }

@@ -227,9 +227,9 @@ impl Figures {
 
     fn sample(&mut self, process: &Process, sample: &StackSample) {
         // As in profiles.
-        if self.began_ns.is_none_or(|began_ns| sample.ts_ns < began_ns) {
+        let Some((ts_ns, wall_ns)) = self.began_ns.and_then(|began_ns| sample.since(began_ns)) else {
             return;
-        }
+        };
         let running = sample.state == ThreadState::Running;
         if running {
             self.samples += 1;
@@ -245,9 +245,9 @@ impl Figures {
         if running {
             thread.samples += 1;
             thread.cpu_ns = thread.cpu_ns.saturating_add(sample.cpu_ns);
-            thread.spent(sample.ts_ns.saturating_sub(sample.cpu_ns), sample.cpu_ns, |did| &mut did.cpu);
+            thread.spent(ts_ns.saturating_sub(sample.cpu_ns), sample.cpu_ns, |did| &mut did.cpu);
         } else {
-            thread.off_ns = thread.off_ns.saturating_add(sample.wall_ns);
+            thread.off_ns = thread.off_ns.saturating_add(wall_ns);
         }
     }
 

@@ -182,7 +182,7 @@ impl Live {
     /// What holds for the whole run, as of now.
     pub(crate) fn header(&self) -> Header {
         let LiveState { from_ns, until_ns, .. } = self.recording.state();
-        let dump = Dump { why: String::new(), at_ns: until_ns, from_ns, carried: 0 };
+        let dump = Dump { why: String::new(), at_ns: until_ns, from_ns, carried: 0, open: 0 };
         Header { dump: Some(dump), ..self.recording.header().clone() }
     }
 

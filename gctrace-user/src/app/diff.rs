@@ -95,7 +95,9 @@ pub fn diff(args: &DiffArgs) -> Result<u8, Failure> {
     }
     if let Some(path) = &args.flamegraph {
         export::diff::write_graph(path, &a, &b)?;
-        say(&format!("gctrace: wrote {}: open it in a browser", path.display()));
+        let said =
+            if comparison.nothing.is_empty() { "open it in a browser" } else { "nothing is compared in it" };
+        say(&format!("gctrace: wrote {}: {said}", path.display()));
     }
     for judged in judged.iter().filter(|judged| judged.outcome == Outcome::Unknown) {
         say(&format!("gctrace: `{}` cannot be tested: {}", judged.text, judged.why));

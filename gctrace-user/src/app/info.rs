@@ -30,6 +30,7 @@ pub fn info(args: &InfoArgs) -> Result<u8, Failure> {
         gctrace: header.gctrace.clone(),
         clock: header.clock,
         begun_ns: header.begun_ns,
+        dump: header.dump.as_ref().map(|dump| (dump.why.clone(), dump.at_ns)),
         looked: looked(header),
         host: header.host.name.clone(),
         kernel: header.host.kernel.clone(),

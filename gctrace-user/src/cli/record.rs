@@ -12,7 +12,10 @@ use super::{
     reports::{FILTERS, Format},
 };
 use crate::{
-    export::digest::Recorded,
+    export::{
+        digest::{Recorded, quoted},
+        window::Window,
+    },
     trace_file::{Header, Subjects},
 };
 
@@ -43,12 +46,26 @@ pub fn record(args: RecordArgs, own_pid: u32) -> Result<Settings, UsageError> {
     Ok(Settings { record_most: max_size, ..settings })
 }
 
+/// A part of a recording as words of the command line, each with a space before it. Times are after its beginning.
+fn words(window: &Window, header: &Header) -> String {
+    let after = |(flag, ns): (&str, Option<u64>)| {
+        let seconds = ns?.saturating_sub(header.begun_ns) as f64 / 1e9;
+        Some(format!(" {flag} {seconds}s"))
+    };
+    let times = [("--from", window.from_ns), ("--to", window.to_ns)].into_iter().filter_map(after);
+    let pids = window.pids.iter().map(|pid| format!(" --pid {pid}"));
+    let services = window.services.iter().map(|name| format!(" --service {}", quoted(name)));
+    let condition = window.condition.iter().map(|is| format!(" --where {}", quoted(&is.to_string())));
+    times.chain(pids).chain(services).chain(condition).collect()
+}
+
 /// What `gctrace report` writes of a recording: what a run with its subjects writes.
 ///
 /// # Errors
 ///
 /// The outputs contradict each other, or the recording lacks what they show.
 pub fn report(args: ReportFileArgs, header: &Header) -> Result<Settings, UsageError> {
+    let part = words(&args.window(header)?, header);
     let ReportFileArgs { file, lines, from: _, to: _, pids: _, services: _, condition: _, mut outputs } =
         args;
     let Subjects { samples, wall, gvl, requests, alloc } = header.subjects;
@@ -70,6 +87,8 @@ pub fn report(args: ReportFileArgs, header: &Header) -> Result<Settings, UsageEr
     let flags = [("--gvl", gvl), ("--requests", requests), ("--alloc", alloc)];
     let one_screen = plain.then(|| Recorded {
         path: file.display().to_string(),
+        part,
+        dump: header.dump.as_ref().map(|dump| (dump.why.clone(), dump.at_ns)),
         host: header.host.name.clone(),
         clock: header.clock,
         begun_ns: header.begun_ns,
@@ -165,7 +184,16 @@ mod tests {
         let bare = run(&[], &both).unwrap();
         assert!(!bare.reports.streams() && !bare.hottest && bare.gvl.is_some() && bare.notes.is_empty());
         let screen = bare.one_screen.unwrap();
-        assert!(screen.path == "x" && screen.samples && screen.gvl && screen.lacking == ["--alloc"]);
+        let of = ["--from=1.5s", "--to=3s", "-p7", "--service=a b", "--where=gc.pause > 1ms"];
+        let part = run(&of, &both).unwrap().one_screen.unwrap().part;
+        assert_eq!(part, " --from 1.5s --to 3s --pid 7 --service 'a b' --where 'gc.pause > 1ms'");
+        assert!(
+            screen.part.is_empty()
+                && screen.path == "x"
+                && screen.samples
+                && screen.gvl
+                && screen.lacking == ["--alloc"]
+        );
         assert!(bare.stacks.is_some_and(|stacks| stacks.wall) && bare.record.is_none());
         for flags in
             [&["--lines"][..], &["--interval", "1s"], &["--format", "jsonl"], &["--slower-than", "1ms"]]

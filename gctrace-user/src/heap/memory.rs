@@ -21,7 +21,7 @@ use crate::{
         residency::{PageMap, Pages, Region, Resident, mappings},
         tasks::{self, Task},
     },
-    words::{file_size, percent, plural},
+    words::{data_size, percent, plural},
 };
 
 /// The account of a process; bytes that are resident.
@@ -208,9 +208,9 @@ impl Account {
         let parts: Vec<String> = rows
             .iter()
             .filter(|row| row.bytes > 0)
-            .map(|row| format!("{} {}", row.name, file_size(row.bytes)))
+            .map(|row| format!("{} {}", row.name, data_size(row.bytes)))
             .collect();
-        let mut text = format!("RSS {}", file_size(self.rss));
+        let mut text = format!("RSS {}", data_size(self.rss));
         let mut width = text.len();
         for (index, part) in parts.iter().enumerate() {
             // Lines fit a terminal of 80 columns.
@@ -230,8 +230,8 @@ impl Account {
 fn difference(other: u64, rss: u64) -> String {
     match other.cmp(&rss) {
         std::cmp::Ordering::Equal => "the same".to_owned(),
-        std::cmp::Ordering::Less => format!("{} less", file_size(rss - other)),
-        std::cmp::Ordering::Greater => format!("{} more", file_size(other - rss)),
+        std::cmp::Ordering::Less => format!("{} less", data_size(rss - other)),
+        std::cmp::Ordering::Greater => format!("{} more", data_size(other - rss)),
     }
 }
 
@@ -332,10 +332,10 @@ pub(super) fn write(
     }
     writeln!(out, "\nFORKED: of it, shared with other processes since a fork; copied when written")?;
     let [live, free] = account.slots;
-    writeln!(out, "\nslots: {} in use, {} free", file_size(live), file_size(free))?;
+    writeln!(out, "\nslots: {} in use, {} free", data_size(live), data_size(free))?;
     if shared > 0 {
         let share = percent(shared, account.objects);
-        let shared = file_size(shared);
+        let shared = data_size(shared);
         writeln!(
             out,
             "pages of objects: {shared} ({share}) shared with other processes, copied when written"
@@ -356,7 +356,7 @@ pub(super) fn write(
         writeln!(out, "read while it ran: VmRSS was {before} before and {after} after")?;
     }
     if account.swap > 0 {
-        writeln!(out, "in swap: {}", file_size(account.swap))?;
+        writeln!(out, "in swap: {}", data_size(account.swap))?;
     }
     Ok(())
 }

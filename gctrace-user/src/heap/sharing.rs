@@ -20,7 +20,7 @@ use crate::{
     cli::{Format, HeapSettings},
     console::say,
     host::sharing::{Now, SharedPages, SharingError},
-    words::{file_size, plural},
+    words::{data_size, plural},
 };
 
 /// What has become of it; bytes. The sums of the four are what was shared before.
@@ -81,14 +81,14 @@ impl Since {
         write!(
             out,
             "of {} shared with other processes {when}, {} became private ({}), {} still shared",
-            file_size(before),
-            file_size(private),
+            data_size(before),
+            data_size(private),
             share(private, before),
-            file_size(shared)
+            data_size(shared)
         )?;
         for (bytes, what) in [(swapped, "in swap"), (gone, "gone")] {
             if bytes > 0 {
-                write!(out, ", {} {what}", file_size(bytes))?;
+                write!(out, ", {} {what}", data_size(bytes))?;
             }
         }
         writeln!(out, "\n{:>14}{:>14}  PART", "PRIVATE NOW", "SHARED STILL")?;
@@ -223,7 +223,7 @@ fn unknown(target: &Target, error: SharingError) -> HeapFailure {
 pub(super) fn watch(target: &Target, every: Duration, settings: &HeapSettings) -> Result<(), HeapFailure> {
     let mut began = Instant::now();
     let Look { pages: mut first, gc_count: first_gc, .. } = look(target)?;
-    let shared = file_size(first.bytes());
+    let shared = data_size(first.bytes());
     say(&format!(
         "gctrace: ready: pid {} shares {shared} with other processes, looked at again every {:.1} s",
         target.pid,

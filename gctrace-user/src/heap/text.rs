@@ -10,7 +10,7 @@ use super::{
     report::{Report, Row},
 };
 use crate::cli::By;
-use crate::words::{file_size, percent, plural};
+use crate::words::{data_size, percent, plural};
 
 /// Rows of what keeps pages.
 const KEEPERS: usize = 10;
@@ -59,7 +59,7 @@ pub(super) fn head(out: &mut impl Write, report: &Report) -> io::Result<()> {
         out,
         "{} in {} of slots; {} ({}) of {} slots on {} are free",
         plural(report.live.count, "object"),
-        file_size(report.live.bytes),
+        data_size(report.live.bytes),
         report.free.count,
         share(report.free.count, report.total),
         report.total,

@@ -12,7 +12,7 @@ use super::{
 use crate::{
     aggregate::estimate::Estimate,
     heap::Line,
-    words::{file_size, plural},
+    words::{data_size, plural},
 };
 
 /// Writes what it was, sizes, ages, a limited number of places, and what is missing.
@@ -67,7 +67,7 @@ fn calls(out: &mut impl Write, sums: &Sums) -> io::Result<()> {
     let mut parts: Vec<String> = FUNCTIONS
         .iter()
         .zip(totals)
-        .map(|(name, tally)| format!("{} {name} ({})", tally.calls, file_size(tally.bytes)))
+        .map(|(name, tally)| format!("{} {name} ({})", tally.calls, data_size(tally.bytes)))
         .collect();
     parts.push(format!("{} free", sums.count(MallocCount::Frees)));
     writeln!(out, "{}", parts.join(", "))
@@ -145,7 +145,7 @@ fn places(out: &mut impl Write, report: &Report, top: usize) -> io::Result<()> {
 fn stacks_lost(out: &mut impl Write, report: &Report) -> io::Result<()> {
     let lost = report.stacks_lost();
     if lost.calls > 0 {
-        let (stacks, bytes) = (plural(lost.calls, "stack"), file_size(lost.bytes));
+        let (stacks, bytes) = (plural(lost.calls, "stack"), data_size(lost.bytes));
         writeln!(
             out,
             "{stacks} did not come: the places lack {bytes} that they stand for (a higher --sample takes fewer)"
@@ -156,7 +156,7 @@ fn stacks_lost(out: &mut impl Write, report: &Report) -> io::Result<()> {
 
 /// Bytes with their standard error, which what is exact does not have.
 fn size(estimate: &Estimate) -> String {
-    let bytes = |value: f64| file_size(value.round() as u64);
+    let bytes = |value: f64| data_size(value.round() as u64);
     match estimate.error() {
         error if error < 0.5 => bytes(estimate.sum),
         error => format!("{} ± {}", bytes(estimate.sum), bytes(error)),
@@ -220,7 +220,7 @@ mod tests {
             "{text}"
         );
         let has = |line: &str| text.lines().any(|one| one.split_whitespace().eq(line.split(' ')));
-        assert!(has("3 malloc (5 kB), 0 calloc (0 bytes), 1 realloc (9 kB), 2 free"), "{text}");
+        assert!(has("3 malloc (5 KiB), 0 calloc (0 bytes), 1 realloc (9 KiB), 2 free"), "{text}");
         assert!(has("128 2 0 0 220 1") && has("16384 0 0 1 9000 1") && has("2 1 100"), "{text}");
         assert!(has("1 free of memory from before, or that is not followed"), "{text}");
         assert!(!text.contains("add up") && !text.contains("early"), "{text}");
@@ -230,10 +230,10 @@ mod tests {
     #[test]
     fn errors() {
         let mut sum = Estimate::default();
-        sum.add(1_000_000.0, 1.0);
-        assert_eq!((size(&sum).as_str(), number(&sum).as_str()), ("1.0 MB", "1000000"));
+        sum.add(2_000_000.0, 1.0);
+        assert_eq!((size(&sum).as_str(), number(&sum).as_str()), ("1.9 MiB", "2000000"));
         sum.add(40.0, 0.01);
-        assert_eq!(size(&sum), "1.0 MB ± 4 kB");
+        assert_eq!(size(&sum), "1.9 MiB ± 4 KiB");
         let mut calls = Estimate::default();
         calls.add(1.0, 0.01);
         assert_eq!(number(&calls), "100 ± 99");

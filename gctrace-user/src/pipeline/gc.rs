@@ -108,6 +108,10 @@ impl Pipeline {
         }
         self.sequence(header);
         let Some(traced) = self.traced.get_mut(&pid) else { return };
+        // A record without a name was first, of a process that could not be looked at any more.
+        if traced.process.comm.is_empty() {
+            traced.process.comm = model::comm(&event.comm);
+        }
         // Its first events may be older than the moment at which it is known what it runs.
         traced.since_ns = traced.since_ns.min(header.ts_ns);
         if point == Point::GcStart {

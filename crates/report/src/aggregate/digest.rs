@@ -102,8 +102,10 @@ pub struct ProcessDigest {
     found: Option<Rss>,
     /// CPU time of its samples, nanoseconds, and their number.
     pub cpu: (u64, u64),
-    /// Waits for the GVL, if they were watched.
+    /// Waits for the GVL, if their sums are known.
     pub gvl: Option<GvlDigest>,
+    /// Long waits for the GVL that were seen: their number and time, nanoseconds.
+    pub long_waits: (u64, u64),
     /// GC records that were lost.
     pub lost: u64,
     /// Whether it had ended when tracing did.
@@ -155,6 +157,7 @@ impl ProcessDigest {
             found: None,
             cpu: (0, 0),
             gvl: None,
+            long_waits: (0, 0),
             lost: 0,
             over: false,
         }
@@ -287,6 +290,11 @@ impl Observer for Digest {
                     *ns += sample.cpu_ns;
                     *count += 1;
                 }
+            }
+            Seen::GvlWait(wait) => {
+                let (count, ns) = &mut self.process(process).long_waits;
+                *count += 1;
+                *ns = ns.saturating_add(wait.ns);
             }
             Seen::GvlProcess(summary) => self.process(process).gvl = Some(GvlDigest::of(summary)),
             Seen::Alloc(sum) => self.objects += sum.objects(),

@@ -35,7 +35,6 @@ use super::call_tree::{CallTree, NodeId};
 use crate::model::{
     Container, GcState, GcWork, Image, Origin, Pause, Phase, Process,
     gvl::{GvlGap, GvlTimes},
-    request::Request,
     seen::{Observer, Seen},
     stack::{Frame, FrameKind, GcActivity, Stack, ThreadState},
     trace::Link,
@@ -261,6 +260,8 @@ pub struct Recording {
     pub gvl_holds: HashMap<HoldKey, GvlTimes>,
     /// Threads and what they did with the GVL, by process and number of the thread.
     pub gvl_threads: HashMap<(ProcessIndex, u64), GvlFacts>,
+    /// Waits that are not in the recording, of threads whose sums may be, by pid and number of the thread.
+    gvl_outside: HashMap<(u32, u64), GvlTimes>,
     /// When single waits for the GVL were not reported.
     pub gvl_gaps: Vec<GvlGap>,
     /// The timeline, if one was asked for.
@@ -311,11 +312,6 @@ impl Observer for Recording {
 }
 
 impl Recording {
-    /// A request that is not in the recording. What is in it may be of the request, and is named after its endpoint.
-    pub fn request_outside(&mut self, request: &Request) {
-        self.request_ended(request.id, request.endpoint(), request.trace);
-    }
-
     /// Records sums of what this filter lets through, and a timeline if `timeline`.
     pub fn new(timeline: bool, limits: Limits, filter: Filter) -> Self {
         Self {
@@ -332,6 +328,7 @@ impl Recording {
             gvl_waits: HashMap::new(),
             gvl_holds: HashMap::new(),
             gvl_threads: HashMap::new(),
+            gvl_outside: HashMap::new(),
             gvl_gaps: Vec::new(),
             timeline: timeline.then(Timeline::default),
             began_ns: None,

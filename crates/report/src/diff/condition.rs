@@ -105,6 +105,8 @@ pub struct Judged {
     pub why: String,
     /// Whether its bound is on B alone, whatever A has.
     pub of_b: bool,
+    /// Whether the figure is beyond the bound, but not by more than noise.
+    pub within_noise: bool,
 }
 
 impl std::str::FromStr for Condition {
@@ -172,7 +174,9 @@ impl Condition {
             },
         };
         let of_b = matches!(self.bound, Bound::Level(_));
-        Judged { text: self.text.clone(), outcome, figure, why, of_b }
+        let within_noise =
+            outcome == Outcome::Held && figure.as_ref().is_some_and(|figure| self.seems_exceeded(figure));
+        Judged { text: self.text.clone(), outcome, figure, why, of_b, within_noise }
     }
 
     fn exceeded(&self, figure: &Figure) -> Result<bool, &'static str> {
@@ -192,6 +196,16 @@ impl Condition {
             (Bound::Relative(bound), _) => beyond(figure.relative().unwrap_or(f64::INFINITY), bound),
         };
         Ok(change)
+    }
+
+    /// Whether the figure itself is beyond the bound, however well it is known.
+    fn seems_exceeded(&self, figure: &Figure) -> bool {
+        let (value, bound) = match self.bound {
+            Bound::Level(bound) => (figure.b, bound),
+            Bound::Change(bound) => (figure.change(), bound),
+            Bound::Relative(bound) => (figure.relative(), bound),
+        };
+        value.is_some_and(|value| if self.above { value > bound } else { value < bound })
     }
 
     fn absent(&self, comparison: &Comparison) -> String {

@@ -59,8 +59,8 @@ impl Chosen {
 
 /// What a process is called where it is compared with those of another recording: its service, or its main thread.
 pub fn program(process: &Process) -> &str {
-    let service = process.origin.service.as_str();
-    if service.is_empty() { &process.comm } else { service }
+    let names = [process.origin.service.as_str(), &process.comm];
+    names.into_iter().find(|name| !name.is_empty()).unwrap_or("(unnamed)")
 }
 
 /// Processes of one program.

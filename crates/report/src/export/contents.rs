@@ -19,7 +19,7 @@ use crate::{
     diff::Looked,
     ledger::Ledger,
     model::{Process, gvl::GvlGap, seen::Seen},
-    words::{date_time, file_size, plural},
+    words::{data_size, date_time, plural},
 };
 
 /// Processes that are listed in text.
@@ -42,6 +42,8 @@ pub struct Found {
     pub clock: WallClock,
     /// When it was begun, `CLOCK_MONOTONIC` nanoseconds.
     pub begun_ns: u64,
+    /// Why and when a flight recorder wrote it (`CLOCK_MONOTONIC` nanoseconds), if one did.
+    pub dump: Option<(String, u64)>,
     /// What was looked at.
     pub looked: Looked,
     /// Name of its host.
@@ -174,6 +176,7 @@ struct Document<'a> {
     machine: Option<&'a str>,
     cpus: Option<u32>,
     begun_ts: f64,
+    dump: Option<DumpLine<'a>>,
     /// From when on everything was traced.
     complete_from_ts: Option<f64>,
     seconds: f64,
@@ -192,6 +195,12 @@ struct Document<'a> {
     account: String,
     kernel_counters: BTreeMap<&'static str, u64>,
     user_counters: BTreeMap<&'static str, u64>,
+}
+
+#[derive(Serialize)]
+struct DumpLine<'a> {
+    at_ts: f64,
+    why: &'a str,
 }
 
 #[derive(Serialize)]
@@ -236,8 +245,8 @@ impl Contents {
             "size",
             format!(
                 "{}{} of contents in {}",
-                found.size.map_or_else(String::new, |size| format!("{}, ", file_size(size))),
-                file_size(found.expanded),
+                found.size.map_or_else(String::new, |size| format!("{}, ", data_size(size))),
+                data_size(found.expanded),
                 plural(found.chunks, "chunk")
             ),
         )?;
@@ -253,6 +262,10 @@ impl Contents {
             found.machine.as_deref().map_or_else(String::new, |name| format!(" {}", clip(name, 20)));
         row("kernel", format!("{}{machine}{cpus}", text(&found.kernel)))?;
         row("begun", date_time(found.clock.epoch_seconds(found.begun_ns)))?;
+        if let Some((why, at_ns)) = &found.dump {
+            let at = date_time(found.clock.epoch_seconds(*at_ns));
+            row("dump", format!("of a flight recorder, {at}: {}", clip(why, 200)))?;
+        }
         row("duration", format!("{:.1} s", self.seconds(found)))?;
         row(
             "end",
@@ -263,7 +276,7 @@ impl Contents {
                     format!("cut off: {} of an incomplete chunk follow", plural(*bytes, "byte"))
                 }
                 End::Damaged(_) => {
-                    format!("damaged after {}: what is below comes before that", file_size(found.stored))
+                    format!("damaged after {}: what is below comes before that", data_size(found.stored))
                 }
             },
         )?;
@@ -325,6 +338,7 @@ impl Contents {
             machine: found.machine.as_deref(),
             cpus: found.cpus,
             begun_ts: epoch(found.begun_ns),
+            dump: found.dump.as_ref().map(|(why, at_ns)| DumpLine { at_ts: epoch(*at_ns), why }),
             complete_from_ts: counted.began_ns.map(epoch),
             seconds: self.seconds(found),
             recorded: recorded(found.looked),

@@ -18,7 +18,7 @@ use crate::{
     console::say,
     ledger::Ledger,
     model::{GcCycle, Process, seen::Seen},
-    words::{file_size, utc},
+    words::{data_size, utc},
 };
 
 /// Columns, with their units.
@@ -141,7 +141,7 @@ impl Exporter for Csv {
         say(&format!(
             "gctrace: wrote {} ({}): GC cycles, one in a row",
             self.path.display(),
-            file_size(size)
+            data_size(size)
         ));
         Ok(())
     }

@@ -4,7 +4,7 @@ use std::{fmt::Write as _, io::Write};
 
 use super::{
     ExportError, Exporter,
-    place::{clip, place_within, program},
+    place::{clip, place_within, program, shorten},
     profile,
     text::{bytes, duration, time_of_day},
 };
@@ -41,6 +41,8 @@ const PAIRS: usize = 2;
 const SAMPLED_NS: u64 = 1_000_000_000;
 /// Columns where it is not a terminal.
 const WIDTH: usize = 100;
+/// Columns of a name, at least.
+const NAME: usize = 8;
 /// Columns of the labels.
 const LABEL: usize = 10;
 /// A method with this share of the CPU time, and at least this number of samples, stands out.
@@ -51,6 +53,10 @@ const HOT: (f64, u64) = (0.2, 100);
 pub struct Recorded {
     /// Where it is.
     pub path: String,
+    /// What of it is shown, as words of `gctrace report` that a shell reads, each with a space before it; empty: all.
+    pub part: String,
+    /// Why and when a flight recorder wrote it (`CLOCK_MONOTONIC` nanoseconds), if one did.
+    pub dump: Option<(String, u64)>,
     /// The name of its host.
     pub host: Option<String>,
     /// Its clock.
@@ -122,6 +128,11 @@ fn length(ns: u64) -> String {
     }
 }
 
+/// A condition as a word for a shell.
+pub fn quoted(text: &str) -> String {
+    format!("'{}'", clip(text, usize::MAX).replace('\'', r"'\''"))
+}
+
 /// A path or name as a word for a shell. What came through a pipe cannot be read once more: the reader names the file.
 fn word(text: &str) -> String {
     if ["/dev/", "/proc/"].iter().any(|folder| text.starts_with(folder)) {
@@ -131,7 +142,7 @@ fn word(text: &str) -> String {
     if !text.is_empty() && text.chars().all(plain) {
         return text.to_owned();
     }
-    format!("'{}'", clip(text, usize::MAX).replace('\'', r"'\''"))
+    quoted(text)
 }
 
 /// `minor newobj`, `major newobj/nofree`.
@@ -150,10 +161,14 @@ impl<W: Write> OneScreen<W> {
             return String::new();
         }
         let width = self.screen.width().unwrap_or(WIDTH).max(60);
-        let mut rows = vec![self.title()];
-        rows.extend(self.processes());
+        let mut rows = vec![self.title(width)];
+        rows.extend(self.of.dump.as_ref().map(|(why, at_ns)| {
+            let at = time_of_day(self.clock().epoch_seconds(*at_ns));
+            format!("Written by a flight recorder at {at}Z: {}", shorten(why, width.saturating_sub(50)))
+        }));
+        rows.extend(self.processes(width));
         rows.extend(self.pauses(width));
-        rows.extend(self.gvl());
+        rows.extend(self.gvl(width));
         rows.extend(self.requests());
         rows.extend(self.methods());
         rows.extend(self.not_recorded());
@@ -174,7 +189,7 @@ impl<W: Write> OneScreen<W> {
         text
     }
 
-    fn title(&self) -> String {
+    fn title(&self, width: usize) -> String {
         let digest = &self.digest;
         let began = digest.began_ns.unwrap_or(self.of.begun_ns);
         let longest = digest.processes.iter().map(|of| of.span_ns).max().unwrap_or_default();
@@ -184,18 +199,19 @@ impl<W: Write> OneScreen<W> {
         versions.sort();
         versions.dedup();
         let host = self.of.host.as_deref().map(|name| format!(" on {name}")).unwrap_or_default();
-        format!(
-            "{}{host}, {}: {} of {}, Ruby {}",
+        let head = format!(
+            "{}{host}, {}: {} of ",
             date_time(self.clock().epoch_seconds(began)),
             length(digest.closed_ns.map_or(longest, |closed| closed.saturating_sub(began))),
             plural(digest.processes.len() as u64 + digest.more.processes, "process"),
-            services.join(", "),
-            versions.join(", "),
-        )
+        );
+        let rubies = format!(", Ruby {}", versions.join(", "));
+        let room = width.saturating_sub(head.chars().count() + rubies.len()).max(NAME);
+        head + &shorten(&services.join(", "), room) + &rubies
     }
 
     /// What each process did with its time, those with most GC and CPU time first.
-    fn processes(&self) -> Vec<String> {
+    fn processes(&self, width: usize) -> Vec<String> {
         let mut all: Vec<&ProcessDigest> = self.digest.processes.iter().collect();
         all.sort_by_key(|of| std::cmp::Reverse((of.stopped_ns.saturating_add(of.cpu.0), of.process.pid)));
         let mut rows = vec![
@@ -219,15 +235,17 @@ impl<W: Write> OneScreen<W> {
                 |rss| format!("{} to {} ({})", bytes(rss.first), bytes(rss.last), bytes(rss.peak)),
             );
             let lost = if of.lost > 0 { ", GC events lost" } else { "" };
-            rows.push(format!(
-                "{:>7} {:>8} {:>8} {cpus:>6} {gvl:>9}  {rss:<22} {} (pid {}{}{lost})",
+            let row = format!(
+                "{:>7} {:>8} {:>8} {cpus:>6} {gvl:>9}  {rss:<22} ",
                 known(has_pauses, share(of.stopped_ns, of.span_ns)),
                 known(of.has_cycles(), of.cycles.to_string()),
                 known(of.longest_ns > 0, duration(of.longest_ns)),
-                program(&of.process),
-                of.process.pid,
-                if of.over { ", ended" } else { "" },
-            ));
+            );
+            let over = if of.over { ", ended" } else { "" };
+            let which = format!(" (pid {}{over}{lost})", of.process.pid);
+            // The pid is cut last: one without its last digits is another one.
+            let room = width.saturating_sub(row.chars().count() + which.len()).max(NAME);
+            rows.push(row + &shorten(&program(&of.process), room) + &which);
         }
         let mut rest = self.digest.more;
         all.iter().skip(PROCESSES).for_each(|of| rest.add(of));
@@ -269,26 +287,26 @@ impl<W: Write> OneScreen<W> {
         rows
     }
 
-    fn gvl(&self) -> Vec<String> {
+    fn gvl(&self, width: usize) -> Vec<String> {
         let all = self.digest.processes.iter();
         let pairs = all.filter_map(|of| Some((of.process.pid, of.gvl.as_ref()?)));
         let mut pairs: Vec<_> =
             pairs.flat_map(|(pid, gvl)| gvl.blocked.iter().map(move |pair| (pid, pair))).collect();
         pairs.sort_by_key(|(_, (_, _, ns, _))| std::cmp::Reverse(*ns));
         let shown = pairs.iter().take(PAIRS).map(|(pid, (waiter, holder, ns, count))| {
-            format!(
-                "{:>9}  {} waited {} for the GVL that {} held (pid {pid})",
-                duration(*ns),
-                waiter.comm,
-                if *count == 1 { "once".to_owned() } else { format!("{count} times") },
-                holder.comm
-            )
+            let times = if *count == 1 { "once".to_owned() } else { format!("{count} times") };
+            let (head, holds) = (format!("{:>9}  ", duration(*ns)), format!(" held (pid {pid})"));
+            let waits = format!(" waited {times} for the GVL that ");
+            let room = width.saturating_sub(head.len() + waits.len() + holds.len()) / 2;
+            let [waiter, holder] = [waiter, holder].map(|who| shorten(&who.comm, room.max(NAME)));
+            head + &waiter + &waits + &holder + &holds
         });
         let shown: Vec<String> = shown.collect();
         let sums = self.digest.processes.iter().filter_map(|of| of.gvl.as_ref());
         let (watched_ns, wall_ns) =
             sums.fold((0, 0), |(watched, wall), gvl| (watched + gvl.watched_ns, wall + gvl.wall_ns));
         let head = match watched_ns < wall_ns {
+            _ if wall_ns == 0 => return self.long_waits(),
             true => format!(
                 "{:<LABEL$}watched for {} of the time (CPU budget)",
                 "GVL",
@@ -298,6 +316,21 @@ impl<W: Write> OneScreen<W> {
             false => "GVL".to_owned(),
         };
         [vec![String::new(), head], shown].concat()
+    }
+
+    /// Waits that were seen, where no process has sums.
+    fn long_waits(&self) -> Vec<String> {
+        let (count, ns) = self.digest.processes.iter().fold((0, 0_u64), |(count, ns), of| {
+            (count + of.long_waits.0, ns.saturating_add(of.long_waits.1))
+        });
+        if count == 0 {
+            return Vec::new();
+        }
+        let waits = plural(count, "long wait");
+        vec![
+            String::new(),
+            format!("{:<LABEL$}{waits}, {} in all; the rest is not known", "GVL", duration(ns)),
+        ]
     }
 
     fn requests(&self) -> Vec<String> {
@@ -349,11 +382,21 @@ impl<W: Write> OneScreen<W> {
     }
 
     fn not_recorded(&self) -> Vec<String> {
-        let lacking = &self.of.lacking;
-        if lacking.is_empty() {
+        let mut parts = Vec::new();
+        if !self.of.lacking.is_empty() {
+            parts.push(format!("what {} would show", self.of.lacking.join(", ")));
+        }
+        let lacks = |of: &&ProcessDigest| self.of.gvl && of.process.image.gvl.is_some() && of.gvl.is_none();
+        let lacking = self.digest.processes.iter().filter(lacks).count() as u64;
+        if lacking > 0 {
+            let of = plural(lacking, "process");
+            parts
+                .push(format!("how long threads of {of} waited for the GVL (known when all of it is there)"));
+        }
+        if parts.is_empty() {
             return Vec::new();
         }
-        vec![String::new(), format!("Not recorded: what {} show", lacking.join(", "))]
+        vec![String::new(), format!("Not recorded: {}", parts.join("; "))]
     }
 
     /// What stands out, and the command that shows more of it.
@@ -368,7 +411,7 @@ impl<W: Write> OneScreen<W> {
     }
 
     fn step(&self, step: &Step<'_>) -> (String, Option<String>) {
-        let path = &self.of.path;
+        let path = format!("{}{}", self.of.path, self.of.part);
         match *step {
             Step::Gc(of) => (
                 format!(
@@ -378,8 +421,9 @@ impl<W: Write> OneScreen<W> {
                     of.process.pid
                 ),
                 Some(format!(
-                    "gctrace report {path} -q --flamegraph gc.svg --flamegraph-of gc\n  \
+                    "gctrace report {path}{} -q --flamegraph gc.svg --flamegraph-of gc\n  \
                      sudo gctrace {} -q --duration 10m --tunemygc sets/ && gctrace tune sets/",
+                    self.only(&of.process),
                     if of.over { "--all-ruby".to_owned() } else { format!("--pid {}", of.process.pid) }
                 )),
             ),
@@ -394,7 +438,10 @@ impl<W: Write> OneScreen<W> {
                     of.process.pid,
                     of.gvl.as_ref().map_or(0.0, |gvl| gvl.waiting)
                 ),
-                Some(format!("gctrace report {path} -q --flamegraph gvl.svg --flamegraph-of gvl-wait")),
+                Some(format!(
+                    "gctrace report {path}{} -q --flamegraph gvl.svg --flamegraph-of gvl-wait",
+                    self.only(&of.process)
+                )),
             ),
             Step::Growth(of) => {
                 let (first, last) = of.rss.map_or((0, 0), |rss| (rss.first, rss.last));
@@ -415,6 +462,13 @@ impl<W: Write> OneScreen<W> {
                 None,
             ),
         }
+    }
+
+    /// The words that choose this process, if there are others.
+    fn only(&self, process: &Process) -> String {
+        let alone = self.digest.processes.len() as u64 + self.digest.more.processes == 1;
+        let chosen = self.of.part.split(' ').any(|word| word == "--pid");
+        if alone || chosen { String::new() } else { format!(" --pid {}", process.pid) }
     }
 
     /// The command for a second before a pause until a second after it.
@@ -439,14 +493,19 @@ impl<W: Write> OneScreen<W> {
                 share(top.self_ns, all_ns)
             )
         };
-        stands_out
-            .then(|| (found(), Some(format!("gctrace report {} -q --flamegraph cpu.svg", self.of.path))))
+        stands_out.then(|| {
+            let Recorded { path, part, .. } = &self.of;
+            (found(), Some(format!("gctrace report {path}{part} -q --flamegraph cpu.svg")))
+        })
     }
 
     /// Nothing stands out, of what was recorded.
     fn nothing(&self) -> String {
-        let gvl =
-            if self.of.gvl { format!(", {WAITING} threads waiting for the GVL") } else { String::new() };
+        let gvl = if self.digest.processes.iter().any(has_sums) {
+            format!(", {WAITING} threads waiting for the GVL")
+        } else {
+            String::new()
+        };
         format!(
             "Nothing stands out by these limits: GC {:.0} % of a process's time in 10 cycles, a pause of {} ms,\n\
              memory +{} and +10 % in 30 s{gvl}.",
@@ -457,129 +516,15 @@ impl<W: Write> OneScreen<W> {
     }
 }
 
+/// Whether it is known how long the threads of a process waited for the GVL.
+fn has_sums(of: &ProcessDigest) -> bool {
+    of.gvl.as_ref().is_some_and(|gvl| gvl.watched_ns > 0)
+}
+
 /// A share in few columns.
 fn share(part: u64, whole: u64) -> String {
     percent(part, whole).replace("below ", "<")
 }
 
 #[cfg(test)]
-mod tests {
-    use std::sync::Arc;
-
-    use gctrace_common::event::WorkPhase;
-
-    use super::*;
-    use crate::{
-        model::{
-            EndReason, GcWork,
-            seen::{CyclesBefore, ProcessEnd},
-        },
-        ruby::fallback::Method,
-    };
-
-    const END: ProcessEnd = ProcessEnd {
-        reason: EndReason::Exited,
-        ts_ns: 1_000_000,
-        since_ns: 0,
-        outside_ns: 0,
-        beyond_ns: 0,
-        shutdown: None,
-        cycles: 0,
-        before: CyclesBefore::Unknown,
-        lost: 0,
-    };
-
-    /// The screen of a process that lives for a millisecond, in which sampling began at this time.
-    fn screen(process: &Process, began_ns: u64, seen: &[Seen<'_>]) -> String {
-        let of = Recorded {
-            path: "x".into(),
-            host: None,
-            clock: WallClock::with_offsets(0, 0),
-            begun_ns: 0,
-            samples: true,
-            gvl: false,
-            lacking: vec![],
-        };
-        let mut out = Vec::new();
-        let mut screen = OneScreen::new(&mut out, Screen::none(), of);
-        screen.see(process, Seen::Process { state: None, now_ns: 0, since_ns: 0 }).unwrap();
-        screen.began(began_ns);
-        for seen in seen {
-            screen.see(process, *seen).unwrap();
-        }
-        screen.see(process, Seen::Ended(&END)).unwrap();
-        screen.finish(&Ledger::default()).unwrap();
-        drop(screen);
-        String::from_utf8(out).unwrap()
-    }
-
-    /// The columns of the only process, up to the peak of its memory.
-    fn columns(text: &str) -> Vec<&str> {
-        let row = text.lines().find(|line| line.contains("(pid 1")).unwrap_or_else(|| panic!("{text}"));
-        row.split_whitespace().take(6).collect()
-    }
-
-    /// Commands can be repeated in a shell.
-    #[test]
-    fn words() {
-        for (path, expected) in [
-            ("puma.gctrace", "puma.gctrace"),
-            ("it's.gctrace", r"'it'\''s.gctrace'"),
-            ("/dev/stdin", "FILE"),
-            ("/dev/fd/63", "FILE"),
-        ] {
-            assert_eq!(word(path), expected);
-        }
-    }
-
-    /// Samples within requests are among the methods, whether the end of the request was seen or not.
-    #[test]
-    fn methods_in_requests() {
-        let (process, sample) = profile::a_sample(5);
-        let text = |requests: bool| {
-            let samples: Vec<StackSample> = (0..100)
-                .map(|n| {
-                    let request = (requests && n % 10 != 0).then_some(7);
-                    StackSample { ts_ns: 10 + n, request, cpu_ns: 1000, ..sample.clone() }
-                })
-                .collect();
-            screen(&process, 0, &samples.iter().map(Seen::Stack).collect::<Vec<_>>())
-        };
-        let without = text(false);
-        assert!(without.contains("100.0 %"), "{without}");
-        assert_eq!(text(true), without);
-    }
-
-    /// CPUs are of the time in which there were samples.
-    #[test]
-    fn cpus_since_sampling_began() {
-        let (process, sample) = profile::a_sample(5);
-        let sample = StackSample { ts_ns: 3_900_000_000, cpu_ns: 1_000_000_000, ..sample };
-        let end = ProcessEnd { ts_ns: 4_000_000_000, ..END };
-        let of = |began_ns| screen(&process, began_ns, &[Seen::Stack(&sample), Seen::Ended(&end)]);
-        assert_eq!(columns(&of(0))[4], "0.25");
-        assert_eq!(columns(&of(2_000_000_000))[4], "0.50");
-        assert_eq!(columns(&of(3_000_000_001))[4], "-", "too short for a share");
-    }
-
-    /// Of a Ruby without event sites nothing is shown that is not known: parts of pauses may lie within each other.
-    #[test]
-    fn without_event_sites() {
-        let (mut process, _) = profile::a_sample(5);
-        let work = |phase, begin_ns, ns| GcWork { phase, tid: 1, comm: "ruby".into(), begin_ns, ns };
-        let mut of = |method, work: &GcWork| {
-            Arc::make_mut(&mut process.image).method = method;
-            screen(&process, 0, &[Seen::Work(work)])
-        };
-        let text = of(Method::Functions, &work(WorkPhase::Rest, 10, 100_000));
-        assert_eq!(columns(&text)[..3], ["-", "-", "-"], "{text}");
-        let text = of(Method::UsdtPauses, &work(WorkPhase::Pause, 10, 100_000));
-        assert_eq!(columns(&text)[..5], ["10.0", "%", "-", "100µs", "-"], "{text}");
-        let text = of(Method::UsdtPauses, &work(WorkPhase::Pause, 10, 500_000_000));
-        assert!(
-            text.contains("1 GC pauses, p50 500.0ms") && text.contains("500.0ms  00:00:00.000Z pid 1\n"),
-            "{text}"
-        );
-        assert!(text.contains("A GC pause of 500.0ms (pid 1). What was around it:"), "{text}");
-    }
-}
+mod tests;

@@ -7,7 +7,7 @@ use std::{
 
 use crate::{
     ledger::{Ledger, UserCounts},
-    model::{Process, gvl::GvlGap, request::Request, seen::Seen, stack::StackSample},
+    model::{Process, gvl::GvlGap, seen::Seen, stack::StackSample},
     private_dir::DirError,
 };
 
@@ -143,8 +143,8 @@ pub trait Exporter {
     fn forked(&mut self, _pid: u32) {}
     /// A forked process has ended or replaced its program, whether it was traced or not.
     fn left(&mut self, _pid: u32) {}
-    /// A request that is not shown. What is shown may be of it, and is named after its endpoint.
-    fn request_outside(&mut self, _request: &Request) {}
+    /// Something that is not shown, but tells of what is: the endpoint of a request, a wait that is part of a thread's sums.
+    fn outside(&mut self, _process: &Process, _seen: Seen<'_>) {}
     /// An account follows. Returns whether the times are wanted that are not over: what has been seen so far is about to be read.
     fn account_follows(&mut self) -> bool {
         false

@@ -10,6 +10,8 @@ use crate::model::{
     stack::Frame,
 };
 
+/// A process that was gone before its name could be read, where profiles show threads without a name, too.
+pub(super) const UNNAMED: &str = "(unnamed)";
 /// Characters of a method's name that are shown.
 const NAME: usize = 60;
 /// Characters of a file's name that are shown.
@@ -29,6 +31,15 @@ fn file_and_line(frame: &Frame) -> Option<String> {
 /// The first `width` characters, all of them printable.
 pub(super) fn clip(text: &str, width: usize) -> String {
     printable(text).chars().take(width).collect()
+}
+
+/// The same, with a mark where something was cut off.
+pub(super) fn shorten(text: &str, width: usize) -> String {
+    let text = printable(text);
+    match text.char_indices().nth(width) {
+        None => text.to_string(),
+        Some(_) => text.chars().take(width.saturating_sub(1)).chain(['…']).collect(),
+    }
 }
 
 /// `Order#total models/order.rb:12`.
@@ -71,17 +82,21 @@ pub(super) fn started_by_within(stack: &[Arc<Frame>], width: usize) -> Option<St
 
 /// The name of the program: its service, and what its title has in brackets (`puma[shop]`).
 pub fn program(process: &Process) -> String {
-    let service = &process.origin.service;
-    let tag = process.cmdline.as_deref().and_then(|words| match words {
-        [title] => {
-            let (_, tag) = title.trim_end().strip_suffix(']')?.rsplit_once('[')?;
-            title.starts_with(service.as_str()).then_some(tag)
+    program_of(&process.origin.service, &process.comm, process.cmdline.as_deref().unwrap_or_default())
+}
+
+/// The same of a process with this service, name of its main thread, and arguments.
+pub(super) fn program_of(service: &str, comm: &str, cmdline: &[String]) -> String {
+    let tag = match cmdline {
+        [title] if title.starts_with(service) => {
+            let inner = title.trim_end().strip_suffix(']').and_then(|title| title.rsplit_once('['));
+            inner.map(|(_, tag)| tag).filter(|tag| !tag.is_empty())
         }
         _ => None,
-    });
-    let tag = tag.filter(|tag| !tag.is_empty());
-    match (service.as_str(), tag) {
-        ("", _) => clip(&process.comm, FILE),
+    };
+    match (service, tag) {
+        ("", _) if comm.is_empty() => UNNAMED.to_owned(),
+        ("", _) => clip(comm, FILE),
         (service, Some(tag)) => clip(&format!("{service}[{tag}]"), FILE),
         (service, None) => clip(service, FILE),
     }

@@ -18,7 +18,7 @@ use crate::{
         source::ruby_frame,
         trace::Caller,
     },
-    words::{file_size, percent, plural},
+    words::{data_size, percent, plural},
 };
 
 /// Cycles, and as many waits, that are kept for requests that have not ended.
@@ -176,11 +176,11 @@ impl<W: Write> SlowRequests<W> {
             self.write_split(split, request.gc_ns, next.ns)?;
         }
         if let Some(bytes) = request.response_bytes {
-            writeln!(self.out, "  response: {}", file_size(bytes))?;
+            writeln!(self.out, "  response: {}", data_size(bytes))?;
         }
         if let Some(alloc) = request.alloc {
             let objects = plural(alloc.slots, "object");
-            writeln!(self.out, "  allocated: {objects}, {}", file_size(alloc.bytes))?;
+            writeln!(self.out, "  allocated: {objects}, {}", data_size(alloc.bytes))?;
         }
         self.write_gc(&next)?;
         if next.gvl { self.write_waits(&next) } else { Ok(()) }

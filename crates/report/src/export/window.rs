@@ -150,10 +150,8 @@ impl Windowed {
     }
 
     /// Something of the chosen processes is not handed on.
-    fn leave_out(&self, seen: Seen<'_>) {
-        if let Seen::Request(request) = seen {
-            self.outputs.borrow_mut().tell(|exporter| exporter.request_outside(request));
-        }
+    fn leave_out(&self, process: &Process, seen: Seen<'_>) {
+        self.outputs.borrow_mut().tell(|exporter| exporter.outside(process, seen));
     }
 
     /// A cycle is reported as a whole or not at all; what its pauses take of the window's time is known all the same.
@@ -277,7 +275,7 @@ impl Exporter for Windowed {
                 verdict => self.tally.borrow_mut().keeps(Kind::of(&seen), verdict),
             };
             if !keeps {
-                self.leave_out(seen);
+                self.leave_out(process, seen);
                 return Ok(());
             }
         } else if !self.window.cuts_time() {
@@ -313,7 +311,7 @@ impl Exporter for Windowed {
                 }
                 self.hand(process, seen);
             }
-            _ => self.leave_out(seen),
+            _ => self.leave_out(process, seen),
         }
         Ok(())
     }

@@ -8,6 +8,9 @@ use crate::words::{percent, plural};
 impl Ledger {
     /// What was done, and whether anything is missing: one line for people.
     pub fn summary(&self) -> String {
+        if self.extent == Extent::CutOff && self.kernel.is_none() {
+            return "what was lost is not known: the recording ends before its first account".to_owned();
+        }
         let u = &self.user;
         let cycles = plural(u.pipeline.cycles, "cycle");
         let mut parts = vec![match u.pipeline.processes {
@@ -19,7 +22,8 @@ impl Ledger {
         }
         let missing = self.missing();
         if missing.is_empty() {
-            parts.push("nothing lost".to_owned());
+            let by_then = if self.extent == Extent::CutOff { " by then" } else { "" };
+            parts.push(format!("nothing lost{by_then}"));
         }
         parts.extend(missing);
         parts.extend(self.limits());
@@ -100,10 +104,11 @@ impl Ledger {
         let u = &self.user;
         let mut limits = Vec::new();
         if u.pipeline.ends_without_start > 0 {
-            limits.push(format!(
-                "{} already under way at start",
-                plural(u.pipeline.ends_without_start, "cycle")
-            ));
+            let began = match u.pipeline.ends_without_start {
+                1 => "1 cycle begun before its process was traced".to_owned(),
+                more => format!("{more} cycles begun before their processes were traced"),
+            };
+            limits.push(began);
         }
         if u.requests.requests_open > 0 {
             limits.push(format!("{} still running at the end", plural(u.requests.requests_open, "request")));
@@ -125,7 +130,7 @@ impl Ledger {
         }
         match self.imbalances() {
             _ if self.extent == Extent::CutOff => {
-                limits.push("cut off: the last second before that may not be counted".to_owned());
+                limits.push("cut off: what came after the last account is not counted".to_owned());
             }
             _ if self.extent == Extent::Part => limits.push("a part of a run".to_owned()),
             none if none.is_empty() => {}
@@ -186,6 +191,18 @@ mod tests {
         assert!(ledger.details()[1].contains("cycles_unfinished 1"), "{:?}", ledger.details());
     }
 
+    /// Of a recording that ends early nothing is known that its accounts do not have.
+    #[test]
+    fn cut_off() {
+        let cut = Ledger { extent: Extent::CutOff, ..Ledger::default() };
+        assert_eq!(cut.summary(), "what was lost is not known: the recording ends before its first account");
+        let counts = PipelineCounts { cycles: 3, processes: 1, ..PipelineCounts::default() };
+        let cut = Ledger { extent: Extent::CutOff, ..ledger(counts) };
+        let expected =
+            "3 cycles, nothing lost by then, cut off: what came after the last account is not counted";
+        assert_eq!(cut.summary(), expected);
+    }
+
     /// What is missing is named by its kind, with the right plural.
     #[test]
     fn by_kind() {
@@ -210,9 +227,11 @@ mod tests {
             "{said}"
         );
         assert!(said.contains("2 scheduler events skipped by the kernel"), "{said}");
-        assert!(said.contains("1 cycle already under way at start"), "{said}");
+        assert!(said.contains("1 cycle begun before its process was traced"), "{said}");
         assert!(
-            said.contains("1 cycle already under way at start, 2 requests still running at the end, "),
+            said.contains(
+                "1 cycle begun before its process was traced, 2 requests still running at the end, "
+            ),
             "{said}"
         );
         assert!(said.contains("2 requests of 9 not in sample sets"), "{said}");

@@ -67,6 +67,16 @@ impl StackSample {
     pub fn off_cpu_end_ns(&self) -> Option<u64> {
         (self.state != ThreadState::Running).then(|| self.ts_ns.saturating_add(self.wall_ns))
     }
+
+    /// Its time and wall time, as far as they lie in what began then: of a time off the CPU the part that does. `None`: it was before.
+    pub fn since(&self, began_ns: u64) -> Option<(u64, u64)> {
+        let off_cpu_end_ns = self.off_cpu_end_ns().filter(|end_ns| *end_ns > began_ns);
+        match (self.ts_ns < began_ns, off_cpu_end_ns) {
+            (false, _) => Some((self.ts_ns, self.wall_ns)),
+            (true, Some(end_ns)) => Some((began_ns, end_ns - began_ns)),
+            (true, None) => None,
+        }
+    }
 }
 
 /// The word for a kind of GC work in labels and frames.

@@ -101,6 +101,8 @@ pub struct Dump {
     pub from_ns: u64,
     /// The number of entries at its beginning that describe the state at that time; 0: the run had not lasted longer.
     pub carried: u64,
+    /// The number of entries at its end of times that were not over: a later file of the run has them whole.
+    pub open: u64,
 }
 
 /// The host of a recording, as far as it is known.
@@ -133,7 +135,7 @@ pub struct Volume {
 #[derive(Debug, thiserror::Error)]
 pub enum ReadError {
     /// It cannot be opened or read.
-    #[error("{}: {source}", path.display())]
+    #[error("the recording {} cannot be read: {source}{}", path.display(), advice(source))]
     Io {
         /// The file.
         path: PathBuf,
@@ -159,6 +161,18 @@ pub enum ReadError {
         /// The reason.
         why: String,
     },
+}
+
+/// What to do about a recording that cannot be read.
+fn advice(error: &std::io::Error) -> &'static str {
+    match error.kind() {
+        std::io::ErrorKind::NotFound => "; name a file that `gctrace record` or --record wrote",
+        std::io::ErrorKind::IsADirectory => "; name a file in it",
+        std::io::ErrorKind::PermissionDenied => {
+            "; only its owner reads it: run this as the user who recorded"
+        }
+        _ => "",
+    }
 }
 
 /// What is wrong with the content of a chunk.

@@ -19,6 +19,7 @@ use super::{
     },
 };
 use crate::{
+    console::say,
     export::{ExportError, Exporter},
     ledger::{Ledger, RecordingCounts, UserCounts},
     model::{Process, gvl::GvlGap, seen::Seen},
@@ -114,7 +115,10 @@ impl Recorder {
             log::warn!("{}: removing a part of a chunk: {error}", self.path.display());
         }
         match (&self.to, source.kind()) {
-            (Destination::Stream(_), io::ErrorKind::BrokenPipe) => ExportError::Stdout(source),
+            (Destination::Stream(_), io::ErrorKind::BrokenPipe) => {
+                say("gctrace: whoever read the recording has closed it: nothing more is recorded");
+                ExportError::Stdout(source)
+            }
             _ => ExportError::Recording { path: self.path.clone(), source },
         }
     }
@@ -221,10 +225,10 @@ impl Exporter for Recorder {
         self.close()?;
         self.store(Kind::End, &[], 0)?;
         self.to.finish().map_err(|source| self.fails(source))?;
-        let size = crate::words::file_size(self.to.added().bytes);
+        let size = crate::words::data_size(self.to.added().bytes);
         let size = if self.is_full() { format!("{size}, ended by --max-size") } else { size };
         let path = self.path.display();
-        crate::console::say(&match self.to {
+        say(&match self.to {
             Destination::File(..) => format!("gctrace: recorded {path} ({size}): gctrace report {path}"),
             Destination::Stream(_) => format!("gctrace: recorded to standard output ({size})"),
         });

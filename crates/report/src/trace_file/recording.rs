@@ -103,11 +103,12 @@ impl<R: Read> Recording<R> {
             begun_ns: head.begun_ns,
             subjects: Subjects { samples, wall, gvl, requests, alloc },
             host: Host { name: host, kernel, machine, cpus, boot },
-            dump: head.dump.map(|wire::Dump { why, at_ns, from_ns, carried }| Dump {
+            dump: head.dump.map(|wire::Dump { why, at_ns, from_ns, carried, open }| Dump {
                 why,
                 at_ns,
                 from_ns,
                 carried,
+                open,
             }),
         };
         Ok(Self { path: path.to_owned(), chunks, header, reader: ChunkReader::default() })

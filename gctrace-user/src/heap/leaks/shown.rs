@@ -17,7 +17,7 @@ use super::{
     unwatched::{More, owned_words, unprotected_words},
     words::{end_words, words},
 };
-use crate::words::{file_size, plural};
+use crate::words::{data_size, plural};
 
 /// Lines of a class in text.
 const SITES: usize = 3;
@@ -313,9 +313,9 @@ impl Found<'_> {
         if let (Some((first, last, per_minute)), Some((heap_before, heap))) =
             (self.rss_growth(), self.heap_bytes())
         {
-            let (first, last, rate) = (file_size(first), file_size(last), file_size(per_minute as u64));
+            let (first, last, rate) = (data_size(first), data_size(last), data_size(per_minute as u64));
             writeln!(out, "RSS grew from {first} to {last} ({rate}/min)")?;
-            let (heap_before, heap) = (file_size(heap_before), file_size(heap));
+            let (heap_before, heap) = (data_size(heap_before), data_size(heap));
             writeln!(out, "  pages of objects: {heap_before} to {heap}")?;
             if let Some(owned) = owned_words(&self.owned()) {
                 writeln!(out, "{owned}")?;
@@ -333,7 +333,7 @@ impl Found<'_> {
             }
         }
         if let Some(Heap { pages, nearly_empty, bytes }) = self.fragmented() {
-            let bytes = file_size(bytes);
+            let bytes = data_size(bytes);
             writeln!(
                 out,
                 "the heap is fragmented: of {pages} pages ({bytes}), {nearly_empty} are at most a quarter full"

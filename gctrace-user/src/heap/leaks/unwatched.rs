@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 use gctrace_tunemygc::printable::printable;
 use serde::Serialize;
 
-use crate::words::{file_size, plural};
+use crate::words::{data_size, plural};
 
 /// Classes that are told.
 const TOLD: usize = 3;
@@ -72,7 +72,7 @@ pub(super) fn unprotected_words(more: &[More]) -> Option<[String; 2]> {
 /// What is said of memory that strings and arrays own.
 pub(super) fn owned_words(more: &[More]) -> Option<String> {
     let bytes = |one: &More| {
-        format!("{} {} to {}", printable(&one.name), file_size(one.before), file_size(one.after))
+        format!("{} {} to {}", printable(&one.name), data_size(one.before), data_size(one.after))
     };
     told(more, bytes).map(|names| format!("  memory of strings and arrays outside of their slots: {names}"))
 }
@@ -119,7 +119,7 @@ mod tests {
         let after = of([("String", 95_000_000), ("Array", 5_400_000)]);
         assert_eq!(
             owned_words(&More::owned(&before, &after)).unwrap(),
-            "  memory of strings and arrays outside of their slots: String 18.0 MB to 95.0 MB"
+            "  memory of strings and arrays outside of their slots: String 17.2 MiB to 90.6 MiB"
         );
         assert_eq!(owned_words(&[]), None);
     }

@@ -12,7 +12,7 @@ use crate::{
         source::Source,
         stack::{Frame, FrameKind, Stack},
     },
-    words::{file_size, plural},
+    words::{data_size, plural},
 };
 
 /// Most frames with a known verdict; when there are more, that table is emptied.
@@ -390,7 +390,7 @@ impl FilterAccount {
         }
         if self.allocs.all().count > 0 {
             let (part, all) = (of(&self.allocs).ns, self.allocs.all().ns);
-            parts.push(format!("{} of {} of slots", file_size(part), file_size(all)));
+            parts.push(format!("{} of {} of slots", data_size(part), data_size(all)));
         }
         if of(&self.others).count > 0 {
             let (part, all) = (of(&self.others).count, self.others.all().count);

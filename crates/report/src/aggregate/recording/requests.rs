@@ -6,6 +6,7 @@ use super::{ProcessIndex, Recording};
 use crate::model::{
     Process,
     request::{Allocated, GcTime, Request},
+    seen::Seen,
     trace::Trace,
 };
 
@@ -55,6 +56,17 @@ impl RequestMoment {
 }
 
 impl Recording {
+    /// Something that is not in the recording. What is in it may be of this request, and a thread's sums have this wait.
+    pub fn outside(&mut self, process: &Process, seen: Seen<'_>) {
+        match seen {
+            Seen::Request(request) => {
+                self.request_ended(request.id, request.endpoint(), request.trace);
+            }
+            Seen::GvlWait(wait) => self.gvl_wait_outside(process, wait),
+            _ => {}
+        }
+    }
+
     /// A request has been served.
     pub(super) fn request(&mut self, process: &Process, request: &Request) {
         let endpoint = self.request_ended(request.id, request.endpoint(), request.trace);

@@ -47,17 +47,10 @@ impl Kept {
 impl Recording {
     /// A sample.
     pub(super) fn sample(&mut self, process: &Process, sample: &StackSample) {
-        // Of a time off the CPU the part in the recording counts.
-        let (mut ts_ns, mut wall_ns) = (sample.ts_ns, sample.wall_ns);
-        if let Some(began_ns) = self.began_ns.filter(|_| sample.state != ThreadState::Running)
-            && (ts_ns..ts_ns.saturating_add(wall_ns)).contains(&began_ns)
-        {
-            (ts_ns, wall_ns) = (began_ns, ts_ns + wall_ns - began_ns);
-        }
-        if !self.has_begun(ts_ns) {
+        let Some((ts_ns, wall_ns)) = self.began_ns.and_then(|began_ns| sample.since(began_ns)) else {
             self.early_samples += 1;
             return;
-        }
+        };
         if self.period_ns.is_none() && sample.cpu_ns > 0 {
             self.period_ns = Some(sample.cpu_ns);
         }

@@ -6,7 +6,7 @@ use super::{About, Compared};
 use crate::{
     diff::{Comparison, Figure, Judged, Kind, Method, Outcome, Side, Table, Unit, Verdict},
     export::{place::clip, text::duration},
-    words::{date_time, file_size, plural},
+    words::{data_size, date_time, plural},
 };
 
 /// Changes that are named at the top.
@@ -197,8 +197,8 @@ pub fn value(value: Option<f64>, unit: Unit) -> String {
     match unit {
         Unit::Share => format!("{:.2} %", value * 100.0),
         Unit::Time => duration(value as u64),
-        Unit::Bytes => file_size(value as u64),
-        Unit::BytesPerSecond => format!("{}/s", file_size(value as u64)),
+        Unit::Bytes => data_size(value as u64),
+        Unit::BytesPerSecond => format!("{}/s", data_size(value as u64)),
         Unit::PerSecond | Unit::Number => match value.abs() {
             100_000.0.. => format!("{:.1}k", value / 1e3),
             100.0.. => format!("{value:.0}"),
@@ -251,12 +251,14 @@ fn method(out: &mut dyn Write, comparison: &Comparison) -> io::Result<()> {
 }
 
 fn condition(out: &mut dyn Write, judged: &Judged) -> io::Result<()> {
-    let Judged { text, outcome, figure, why, of_b } = judged;
+    let Judged { text, outcome, figure, why, of_b, within_noise } = judged;
     let found = figure.as_ref().map_or_else(String::new, |figure| {
         if *of_b {
-            return format!("{} in B", value(figure.b, figure.unit));
+            let noise = if *within_noise { ", not by more than noise" } else { "" };
+            return format!("{} in B{noise}", value(figure.b, figure.unit));
         }
-        let noise = if figure.verdict == Verdict::Noise { ", not more than noise" } else { "" };
+        let noise =
+            if *within_noise || figure.verdict == Verdict::Noise { ", not more than noise" } else { "" };
         format!(
             "{} -> {}, {}{noise}",
             value(figure.a, figure.unit),

@@ -25,7 +25,7 @@ use crate::{
     aggregate::recording::{AllocCount, AllocKey, MallocSum, Recording},
     ledger::without_stack,
     model::stack::{FrameKind, ThreadState},
-    words::{file_size, plural},
+    words::{data_size, plural},
 };
 
 /// Paths with less than this part of all time would be drawn narrower than a third of a pixel.
@@ -148,7 +148,7 @@ fn subtitle(recording: &Recording, of: Measure, context: &Context<'_>) -> String
             parts.push(format!(
                 "{} in {}, measured",
                 plural(slots, "slot"),
-                file_size(sum(|key, sum| key.bytes(sum.slots)))
+                data_size(sum(|key, sum| key.bytes(sum.slots)))
             ));
             parts.push(format!("by {}", plural(stacks, "stack")));
         }
@@ -160,8 +160,8 @@ fn subtitle(recording: &Recording, of: Measure, context: &Context<'_>) -> String
             let taken: u64 = sums.iter().map(|sum| sum.taken).sum();
             parts.push(format!(
                 "{} ± {}, estimated from {}",
-                file_size(bytes.round() as u64),
-                file_size(error.round() as u64),
+                data_size(bytes.round() as u64),
+                data_size(error.round() as u64),
                 plural(taken, "stack")
             ));
         }

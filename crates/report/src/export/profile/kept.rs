@@ -15,7 +15,6 @@ use crate::{
     model::{
         Process,
         gvl::GvlGap,
-        request::Request,
         seen::{Observer as _, Seen},
     },
 };
@@ -64,8 +63,8 @@ impl Exporter for Filler {
         Ok(())
     }
 
-    fn request_outside(&mut self, request: &Request) {
-        self.0.borrow_mut().recording.request_outside(request);
+    fn outside(&mut self, process: &Process, seen: Seen<'_>) {
+        self.0.borrow_mut().recording.outside(process, seen);
     }
 
     fn began(&mut self, ts_ns: u64) {

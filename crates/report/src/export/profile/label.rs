@@ -7,6 +7,7 @@ use crate::{
         call_tree::NodeId,
         recording::{ProcessFacts, Recording},
     },
+    export::place::{UNNAMED, program_of},
     model::stack::{Frame, FrameKind, ThreadState},
 };
 
@@ -58,7 +59,7 @@ pub(super) fn without_line(frame: &Frame) -> String {
 /// A name as one line of characters that every format can carry; an empty one is `(unnamed)`.
 pub(in crate::export) fn text(name: &str) -> String {
     if name.is_empty() {
-        return "(unnamed)".to_owned();
+        return UNNAMED.to_owned();
     }
     printable(name).into_owned()
 }
@@ -79,10 +80,12 @@ pub(super) fn base_name(path: &str) -> &str {
     path.rsplit('/').find(|part| !part.is_empty()).unwrap_or(path)
 }
 
-/// A process: `puma (4242)`.
+/// A process as the other outputs name it: `puma (pid 4242)`.
 pub(super) fn process(facts: &ProcessFacts) -> String {
     match facts.pid {
         0 => text(&facts.comm),
-        pid => format!("{} ({pid})", text(&facts.comm)),
+        pid => {
+            format!("{} (pid {pid})", text(&program_of(&facts.origin.service, &facts.comm, &facts.cmdline)))
+        }
     }
 }

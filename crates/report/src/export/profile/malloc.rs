@@ -19,7 +19,7 @@ use crate::{
         Process,
         seen::{Observer as _, Seen},
     },
-    words::file_size,
+    words::data_size,
 };
 
 /// Estimates by stack, and what is written of them.
@@ -92,7 +92,7 @@ impl MallocProfile {
                 .map_err(|source| ExportError::File { path: path.clone(), source })?;
             let shown = path.display();
             let size = std::fs::metadata(path)
-                .map_or_else(|_| String::new(), |file| format!(" ({})", file_size(file.len())));
+                .map_or_else(|_| String::new(), |file| format!(" ({})", data_size(file.len())));
             say(&format!("gctrace: wrote {shown}{size}: {}", format.opened_with(&shown)));
         }
         Ok(())

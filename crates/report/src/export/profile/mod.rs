@@ -17,10 +17,9 @@ use crate::{
     model::{
         Process,
         gvl::GvlGap,
-        request::Request,
         seen::{Observer as _, Seen},
     },
-    words::file_size,
+    words::data_size,
 };
 
 mod callgrind;
@@ -227,8 +226,8 @@ impl Exporter for Recorder {
         Ok(())
     }
 
-    fn request_outside(&mut self, request: &Request) {
-        self.recording.borrow_mut().request_outside(request);
+    fn outside(&mut self, process: &Process, seen: Seen<'_>) {
+        self.recording.borrow_mut().outside(process, seen);
     }
 
     fn began(&mut self, ts_ns: u64) {
@@ -294,7 +293,7 @@ impl Exporter for Output {
         .map_err(|source| ExportError::File { path: self.path.clone(), source })?;
         let path = self.path.display();
         let size = std::fs::metadata(&self.path)
-            .map_or_else(|_| String::new(), |file| format!(" ({})", file_size(file.len())));
+            .map_or_else(|_| String::new(), |file| format!(" ({})", data_size(file.len())));
         let idle = match (self.format.has_samples(), recording.filtered().samples_seen.count, wall) {
             (true, 0, false) => {
                 "; no samples: no traced thread was on a CPU (--wall shows what they wait for)"

@@ -183,7 +183,7 @@ fn what_made_it_slow() {
   time: 50.00ms (8.3 %) in Ruby, 150.0ms (25.0 %) in own GC,
         60.00ms (10.0 %) waiting for the GVL; without it
         10.00ms (1.7 %) on a CPU, 0 (0 %) ready, 330.0ms (55.0 %) blocked
-  allocated: 12000 objects, 480 kB
+  allocated: 12000 objects, 469 KiB
 ";
     assert!(text.contains(time), "{text}");
     assert!(time.lines().all(|line| line.len() <= WIDTH), "{time}");

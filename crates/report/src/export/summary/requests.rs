@@ -13,7 +13,7 @@ use crate::{
         place::{clip, place},
         text::duration,
     },
-    words::{file_size, percent, plural},
+    words::{data_size, percent, plural},
 };
 
 /// Groups that are shown, those with most time.
@@ -116,7 +116,7 @@ fn each(of: &GroupSummary) -> String {
 fn allocated(of: &GroupSummary) -> String {
     match of.alloc_known {
         0 => "?".to_owned(),
-        known => file_size(of.alloc.bytes / known),
+        known => data_size(of.alloc.bytes / known),
     }
 }
 
@@ -253,7 +253,7 @@ fn table(out: &mut impl Write, width: usize, requests: &RequestSummary, by: By) 
     let all: u64 = groups.iter().map(|(_, of)| of.alloc.bytes).sum();
     for (at, (group, of)) in groups.into_iter().take(SHOWN_GC).enumerate() {
         let label = if at == 0 { "allocated" } else { "" };
-        let (bytes, share) = (file_size(of.alloc.bytes), percent(of.alloc.bytes, all));
+        let (bytes, share) = (data_size(of.alloc.bytes), percent(of.alloc.bytes, all));
         let figures = format!("{bytes:>9} ({share}) for {}: ", plural(of.alloc.slots, "object"));
         let room = width.saturating_sub(INDENT + figures.len());
         row(out, width, label, &format!("{figures}{}", clip(&group_name(group, services), room)))?;
@@ -427,13 +427,13 @@ mod tests {
         let text = String::from_utf8(out).unwrap();
         assert!(text.contains("other GC  alloc/req GCs/req"), "{text}");
         assert!(
-            text.contains("  15.0 %     1.5 MB    1.50") && text.contains("       ?          ?       ?"),
+            text.contains("  15.0 %    1.4 MiB    1.50") && text.contains("       ?          ?       ?"),
             "{text}"
         );
         assert!(
             text.ends_with(
-                "  allocated    3.0 MB (75.0 %) for 75000 objects: GET /a
-               1.0 MB (25.0 %) for 25000 objects: GET /a/path/that/is/long/:id\n"
+                "  allocated   2.9 MiB (75.0 %) for 75000 objects: GET /a
+              977 KiB (25.0 %) for 25000 objects: GET /a/path/that/is/long/:id\n"
             ),
             "{text}"
         );

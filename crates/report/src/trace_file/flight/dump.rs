@@ -24,7 +24,7 @@ use crate::{
             wire::{self, What},
         },
     },
-    words::{file_size, span, utc},
+    words::{data_size, span, utc},
 };
 
 /// How recordings are called by custom.
@@ -84,15 +84,14 @@ impl Carried {
         Ok(carried)
     }
 
-    /// Times that are not over, as far as they lie in what is kept.
+    /// Times that are not over, and of which a part lies in what is kept. They begin when they did, as those that are over do: whoever
+    /// reads them takes the part that lies in the recording.
     fn open(kept: &Kept, open: &[(Process, StackSample)]) -> io::Result<Self> {
         let mut carried = Self::default();
         for (process, sample) in open {
             let end_ns = sample.ts_ns.saturating_add(sample.wall_ns);
-            let ts_ns = sample.ts_ns.max(kept.from_ns);
-            if ts_ns < end_ns {
-                let sample = StackSample { ts_ns, wall_ns: end_ns - ts_ns, ..sample.clone() };
-                carried.filling.see(process, Seen::Stack(&sample));
+            if kept.from_ns < end_ns {
+                carried.filling.see(process, Seen::Stack(sample));
                 carried.pushed()?;
             }
         }
@@ -136,7 +135,7 @@ pub(super) fn recording(
 ) -> io::Result<Vec<Arc<[u8]>>> {
     let carried = Carried::of(kept)?;
     let open = Carried::open(kept, open)?;
-    let dump = Dump { why, at_ns, from_ns: kept.from_ns, carried: carried.entries };
+    let dump = Dump { why, at_ns, from_ns: kept.from_ns, carried: carried.entries, open: open.entries };
     let header = Header { dump: Some(dump), ..header };
     let head = chunk::stored(Kind::Header, &wire::Header::of(&header).encode_to_vec())?;
     let beginning = [chunk::beginning(), head].into_iter().chain(carried.chunks).map(Arc::from);
@@ -185,7 +184,7 @@ impl Target {
         say(&format!(
             "gctrace: wrote {} ({}, the last {}{short}): {said}",
             path.display(),
-            file_size(bytes),
+            data_size(bytes),
             span(until_ns.saturating_sub(kept.from_ns)),
         ));
         Ok(())

@@ -140,8 +140,10 @@ impl Trigger {
 impl fmt::Display for Trigger {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self::Above(metric, value) = *self else { return f.write_str(END) };
-        let unit = metric.unit();
-        let fits = unit.names().iter().filter(|(_, size)| value.is_multiple_of(*size));
+        let names = metric.unit().names();
+        // Nothing is not `0m`: it is in the smallest unit.
+        let names = if value == 0 { &names[..1] } else { names };
+        let fits = names.iter().filter(|(_, size)| value.is_multiple_of(*size));
         if let Some((name, size)) = fits.max_by_key(|(_, size)| *size) {
             return write!(f, "{} > {}{name}", metric.name(), value / size);
         }
@@ -236,6 +238,7 @@ mod tests {
         assert_eq!(shown("rss>1024MiB"), "rss > 1GiB");
         assert_eq!(shown("gc.share>12.5%"), "gc.share > 12.5%");
         assert_eq!(shown("gc.share>30.0%"), "gc.share > 30%");
+        assert_eq!(["gc.pause>0ms", "gc.share>0%"].map(shown), ["gc.pause > 0ns", "gc.share > 0%"]);
     }
 
     /// What is wrong is named, with all that is possible.

@@ -78,6 +78,9 @@ pub(in crate::trace_file) struct Dump {
     /// The number of entries at its beginning that describe the state at that time.
     #[prost(uint64, tag = "4")]
     pub carried: u64,
+    /// The number of entries at its end of times that were not over.
+    #[prost(uint64, tag = "5")]
+    pub open: u64,
 }
 
 impl Header {
@@ -86,11 +89,12 @@ impl Header {
         let trace_file::Header { gctrace, clock, begun_ns, subjects, host, dump } = header;
         let (realtime_offset_ns, boottime_offset_ns) = clock.offsets();
         let trace_file::Subjects { samples, wall, gvl, requests, alloc } = *subjects;
-        let dump = dump.clone().map(|trace_file::Dump { why, at_ns, from_ns, carried }| Dump {
+        let dump = dump.clone().map(|trace_file::Dump { why, at_ns, from_ns, carried, open }| Dump {
             why,
             at_ns,
             from_ns,
             carried,
+            open,
         });
         Self {
             gctrace: gctrace.clone(),

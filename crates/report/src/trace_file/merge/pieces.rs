@@ -13,7 +13,7 @@ use ring::digest::{SHA256, digest};
 
 use crate::trace_file::{
     Header, Invalid, ReadError, Recording,
-    chunk::{ChunkError, Chunks, Expander, Next},
+    chunk::{ChunkError, Chunks, Ending, Expander, Next},
     kinds::decode,
     recording::{damaged, open_regular},
 };
@@ -95,6 +95,7 @@ impl Whole {
             chunks: Vec::new(),
             begins: Vec::new(),
         };
+        let mut entries_of = Vec::new();
         let (mut expander, mut known) = (Expander::default(), decode::Known::default());
         loop {
             let begin = all.offset();
@@ -117,13 +118,31 @@ impl Whole {
                     sum.copy_from_slice(digest(&SHA256, &content).as_ref());
                     whole.chunks.push(sum);
                     whole.begins.push(begin);
+                    entries_of.push(entries.len() as u64);
                 }
-                Next::Ended(_) => {
+                Next::Ended(ending) => {
+                    if ending == Ending::Complete {
+                        whole.without_open(&entries_of);
+                    }
                     let range = 0..all.offset();
                     whole.pieces.push(Piece { path: path.to_owned(), range });
                     return Ok(whole);
                 }
             }
+        }
+    }
+
+    /// Leaves out the chunks at its end with times that were not over: no other dump has them. They stay in the file's piece, which
+    /// ends before them when a later dump is joined. `entries_of`: how many entries each chunk has.
+    fn without_open(&mut self, entries_of: &[u64]) {
+        let mut open = self.header.dump.as_ref().map_or(0, |dump| dump.open);
+        for entries in entries_of.iter().rev() {
+            if *entries > open || open == 0 {
+                return;
+            }
+            open -= entries;
+            self.chunks.pop();
+            self.begins.pop();
         }
     }
 

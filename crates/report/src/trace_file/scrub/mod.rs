@@ -288,12 +288,12 @@ impl Scrubber {
         let Host { mut name, kernel, machine, cpus, mut boot } = host;
         self.optional(Kind::Hosts, "host", &mut name);
         self.optional(Kind::Hosts, "boot", &mut boot);
-        let dump = dump.map(|Dump { why, at_ns, from_ns, carried }| {
+        let dump = dump.map(|Dump { why, at_ns, from_ns, carried, open }| {
             // The name of a program may be that of its service, its title, or that of its thread.
             let named = [Kind::Services, Kind::Arguments, Kind::Threads];
             let replaced = named.into_iter().any(|kind| self.replaces(kind));
             let why = if replaced { without_program(&why) } else { why };
-            Dump { why, at_ns, from_ns, carried }
+            Dump { why, at_ns, from_ns, carried, open }
         });
         Header { gctrace, clock, begun_ns, subjects, host: Host { name, kernel, machine, cpus, boot }, dump }
     }

@@ -335,7 +335,7 @@ fn paths() {
 fn triggers() {
     let why = "gc.pause > 1ms: 2.0 ms, pid 7 (puma[acme-shop])";
     let header = Header {
-        dump: Some(Dump { why: why.to_owned(), at_ns: 2, from_ns: 1, carried: 0 }),
+        dump: Some(Dump { why: why.to_owned(), at_ns: 2, from_ns: 1, carried: 0, open: 0 }),
         ..crate::trace_file::tests::header()
     };
     let kept = |keep: &[Kind]| {

@@ -8,7 +8,11 @@ use super::{
 };
 use crate::{
     ledger::Extent,
-    model::{GcCycle, seen::ProcessEnd},
+    model::{
+        GcCycle,
+        seen::ProcessEnd,
+        stack::{StackSample, ThreadState},
+    },
 };
 
 /// Merges recordings with these bytes.
@@ -296,4 +300,39 @@ fn cut_off_parts() {
     let (one, other) = (run(&header(), 10, 0..3), run(&header(), 20, 0..3));
     let (bytes, _) = merged(&[&one[..boundaries(&one)[2]], &other]).unwrap();
     assert_eq!(replayed(&bytes).0.unwrap().ledger.extent, Extent::CutOff);
+}
+
+/// Each dump has the times off the CPU that were not over by then. What is merged of several has those of the last one, and the others not.
+#[test]
+fn open_times_of_dumps() {
+    let mut flight = Flight::new(keep(4, &[]));
+    let process = samples::process();
+    flight.see(&process, Seen::Process { state: None, now_ns: 1, since_ns: 1 });
+    let mut dumps = Vec::new();
+    for second in 0..9_u64 {
+        flight.see(&process, Seen::Cycle(&GcCycle { count: second, ..cycle(second * S + 7, 1000) }));
+        flight.second((second + 1) * S);
+        if ![5, 6, 8].contains(&second) {
+            continue;
+        }
+        let sample = samples::sample(4 * S, Arc::from([]));
+        let wall_ns = (second + 1) * S - sample.ts_ns;
+        let open = StackSample { state: ThreadState::Blocked, cpu_ns: 0, wall_ns, ..sample };
+        let before = flight.written();
+        flight.outputs.tell(|exporter| exporter.dump_requested());
+        flight.outputs.tell(|exporter| exporter.off_cpu_so_far(&[(process.clone(), open.clone())]));
+        flight.outputs.tell(|exporter| exporter.account(&flight.ledger));
+        let after = flight.written();
+        dumps.push(std::fs::read(after.iter().find(|path| !before.contains(path)).unwrap()).unwrap());
+    }
+    let open = |bytes: &[u8]| -> Vec<String> {
+        let lines = replayed(bytes).1;
+        let lines = lines.iter().filter(|line| line.contains("Blocked"));
+        lines.filter_map(|line| Some(line.split("wall_ns: ").nth(1)?.split(',').next()?.to_owned())).collect()
+    };
+    let [one, two, three] = &dumps[..] else { panic!("{}", dumps.len()) };
+    assert_eq!((open(one), open(three)), (vec![(2 * S).to_string()], vec![(5 * S).to_string()]));
+    let (all, _) = merged(&[two, one, three]).unwrap();
+    let seconds = cycles(&all);
+    assert_eq!((seconds.len(), open(&all)), (7, vec![(5 * S).to_string()]), "{seconds:?}");
 }

@@ -62,6 +62,8 @@ pub struct GvlFacts {
     pub thread: ThreadIndex,
     /// Waits that were reported one by one.
     pub reported: GvlTimes,
+    /// Waits that were reported one by one, and are not recorded.
+    pub left_out: GvlTimes,
     /// All of its waits; `None` until it is read for the last time.
     pub waits: Option<GvlTimes>,
     /// Times for which it held it, where that is seen.
@@ -79,7 +81,10 @@ impl GvlFacts {
     /// Number and time of the waits that were not reported one by one: they were shorter than the threshold, lost, or not over.
     pub fn unreported(&self) -> (u64, u64) {
         let all = self.waits.unwrap_or(self.reported);
-        (all.count.saturating_sub(self.reported.count), all.ns.saturating_sub(self.reported.ns))
+        let rest = |of: fn(&GvlTimes) -> u64| {
+            of(&all).saturating_sub(of(&self.reported)).saturating_sub(of(&self.left_out))
+        };
+        (rest(|times| times.count), rest(|times| times.ns))
     }
 }
 
@@ -141,7 +146,7 @@ impl Recording {
         let dropped = self.filter.drops(named(process, wait.who.tid, &wait.who.comm), wait.stack.as_deref());
         if dropped.is_some() {
             self.filter.account.gvl_waits.keeps(dropped, wait.ns);
-            return;
+            return self.gvl_wait_outside(process, wait);
         }
         let thread = self.thread(process, wait.who.tid, &wait.who.comm, wait.begin_ns);
         let node = self.node(wait.stack.as_ref());
@@ -171,6 +176,15 @@ impl Recording {
             wait.begin_ns,
             Kept::Wait(Box::new(WaitMoment { key, moment, hold })),
         );
+    }
+
+    /// A long wait that is not recorded: it is reported in the sums of its thread alone, and is no wait that was not seen by itself.
+    pub(in crate::aggregate::recording) fn gvl_wait_outside(&mut self, process: &Process, wait: &GvlWait) {
+        let key = (process.pid, wait.id);
+        if self.gvl_outside.len() < self.limits.threads || self.gvl_outside.contains_key(&key) {
+            let times = GvlTimes { count: 1, ns: wait.ns, max_ns: wait.ns };
+            self.gvl_outside.entry(key).or_default().add(&times);
+        }
     }
 
     /// What held the GVL during a wait.
@@ -270,6 +284,7 @@ impl Recording {
         let unseen = focus.then_some(DropReason::Focus).or_else(|| self.filter.drops_endpoint(None));
         let reason = dropped.or(unseen);
         self.filter.account.others.keeps(reason, summary.sums.wait.ns);
+        let outside = self.gvl_outside.remove(&(process.pid, summary.id)).unwrap_or_default();
         if dropped.is_some() {
             return;
         }
@@ -278,6 +293,7 @@ impl Recording {
         if unseen.is_none() {
             // One that represents several, beyond the limit, has the sums of all.
             facts.waits.get_or_insert_default().add(&summary.sums.wait);
+            facts.left_out.add(&outside);
             if let Some(hold) = &summary.sums.hold {
                 facts.holds.get_or_insert_default().add(hold);
             }

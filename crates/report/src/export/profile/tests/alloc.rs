@@ -58,7 +58,7 @@ fn sums() {
     assert!(text.contains(";(no stack) 160\n"), "{text}");
     let (bytes, _) = written(&recorder, Format::FlameGraph(graph), "x");
     let svg = String::from_utf8(bytes).unwrap();
-    assert!(svg.contains("18 slots in 1 kB, measured") && svg.contains("by 4 stacks"), "{svg}");
+    assert!(svg.contains("18 slots in 1 KiB, measured") && svg.contains("by 4 stacks"), "{svg}");
 
     let (bytes, _) = written(&recorder, Format::Pprof, "x");
     let profile = proto::Profile::decode(&*gunzip(&bytes)).unwrap();

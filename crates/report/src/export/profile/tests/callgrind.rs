@@ -93,7 +93,7 @@ fn libraries_are_no_source_files() {
     ];
     let shown = functions.iter().map(|[object, file, name]| {
         // A process is shown with its pid.
-        [*object, *file, name.trim_end_matches(" (1)")]
+        [*object, *file, name.trim_end_matches(" (pid 1)")]
     });
     assert_eq!(shown.collect::<BTreeSet<_>>(), BTreeSet::from(expected));
     let called: Vec<_> = rows.iter().filter_map(|row| row.callee.as_ref()).map(|callee| &callee[0]).collect();

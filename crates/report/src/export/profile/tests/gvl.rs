@@ -189,3 +189,44 @@ fn gvl_in_flame_graphs() {
     assert!(svg.contains("total_samples=\"2040\"") && svg.contains("Waits for the GVL of"), "{svg}");
     assert!(svg.contains("3 waits, measured"));
 }
+
+/// A wait that is not in a profile, although its thread is, was seen by itself: it is not one of those of which only the total is known. It
+/// may have been dropped by a condition, or because the thread had another name then.
+#[test]
+fn waits_left_out() {
+    let wait = |name: &str, ns| GvlWait {
+        who: GvlWho { tid: 5, comm: Arc::from(name) },
+        id: 50,
+        thread: None,
+        request: None,
+        begin_ns: 2000,
+        ns,
+        blocker: None,
+        stack: None,
+    };
+    let summary = GvlThreadSummary {
+        coverage: GvlCoverage { holds: true, ends: true, woken: true, only_blocked: false },
+        who: GvlWho { tid: 5, comm: Arc::from("later") },
+        id: 50,
+        last: None,
+        thread: None,
+        begin_ns: 500,
+        end_ns: 4000,
+        ended: false,
+        sums: GvlSums { wait: GvlTimes { count: 9, ns: 1340, max_ns: 700 }, ..GvlSums::default() },
+    };
+    let graph = Graph { grouping: Grouping::None, of: Measure::GvlWait, ..Graph::default() };
+    let filter = Filter { threads: vec!["later".parse().unwrap()], ..Filter::default() };
+    let recording = Recording::new(false, Limits::default(), filter);
+    let mut recorder = Recorder { recording: Rc::new(RefCell::new(recording)) };
+    recorder.began(0);
+    let process = process(2);
+    recorder.outside(&process, Seen::GvlWait(&wait("later", 500)));
+    recorder.see(&process, Seen::GvlWait(&wait("before", 700))).unwrap();
+    recorder.see(&process, Seen::GvlWait(&wait("later", 100))).unwrap();
+    recorder.see(&process, Seen::GvlThread(&summary)).unwrap();
+    let lines = String::from_utf8(written(&recorder, Format::Folded(graph), "x").0).unwrap();
+    let mut ns: Vec<&str> = lines.lines().map(|line| line.rsplit_once(' ').unwrap().1).collect();
+    ns.sort_unstable();
+    assert_eq!(ns, ["100", "40"], "{lines}");
+}

@@ -40,7 +40,7 @@ fn hottest_methods() {
     hottest.finish(&Ledger::default()).unwrap();
     let text = String::from_utf8(hottest.out).unwrap();
     let expected = "
-Foo#bar (14), Ruby 3.0.0: 0.10 s of CPU time in 4 samples
+Foo#bar (pid 14), Ruby 3.0.0: 0.10 s of CPU time in 4 samples
   SELF  TOTAL  METHOD
  60.0%  75.0%  Order.fib  models/order.rb:3
  20.0%  80.0%  Array#each

@@ -1,6 +1,7 @@
 //! Requests on timelines.
 
 use super::*;
+use crate::model::request::Request;
 use crate::{
     aggregate::service_requests::tests::request,
     export::profile::perfetto,
@@ -152,7 +153,7 @@ fn flows_in_firefox() {
         recorder.see(&process, Seen::Request(&request)).unwrap();
     }
     for id in [4, 5] {
-        recorder.request_outside(&Request { id, ..request(Some("/b"), None, None) });
+        recorder.outside(&process, Seen::Request(&Request { id, ..request(Some("/b"), None, None) }));
     }
     let (bytes, left) = written(&recorder, Format::Firefox, "x.json");
     let file: Value = serde_json::from_slice(&bytes).unwrap();

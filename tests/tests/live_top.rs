@@ -292,9 +292,8 @@ fn small(screen: &Screen, pid: u32) -> Result<()> {
 }
 
 fn large(screen: &Screen, pid: u32) -> Result<()> {
-    screen.wait("the table", |shown| {
-        shown.contains("PAUSES, LAST MINUTE") && shown.contains(&pid.to_string())
-    })?;
+    screen
+        .wait("the table", |shown| shown.contains("PAUSES, LAST 30 s") && shown.contains(&pid.to_string()))?;
     screen.press(&["Enter"])?;
     let parts = ["AND WHAT EACH DOES", "GET /slow/name", "WHO WAITED LONG FOR THE GVL", "LAST GCs"];
     let page = screen.wait("all panels", |shown| parts.iter().all(|part| shown.contains(part)))?;

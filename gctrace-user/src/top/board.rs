@@ -106,6 +106,8 @@ struct ProcessState {
     cpu_history: VecDeque<u64>,
     /// CPU time by method: this generation, and the one before.
     methods: [HashMap<Arc<str>, u64>; 2],
+    /// Samples that they are of.
+    samples: [u64; 2],
     /// Whether its GVL is watched.
     gvl: bool,
     /// For how long its threads have waited for it so far, nanoseconds.
@@ -121,11 +123,13 @@ pub(super) struct Detail {
     pub row: Row,
     /// CPU time by the innermost Ruby method, largest first, nanoseconds, of the last 10 to 20 s.
     pub methods: Vec<(Arc<str>, u64)>,
+    /// Of how many samples, and of how long a time, nanoseconds.
+    pub sampled: (u64, u64),
     /// The last cycles, newest first.
     pub cycles: Vec<LastCycle>,
     /// Pauses of the last minute by their length ([`BARS`]).
     pub bars: [u64; BARS.len()],
-    /// CPU share of the last minute in percent, oldest first.
+    /// CPU share of the last minute in hundredths of a percent, oldest first.
     pub cpu_history: Vec<u64>,
     /// Endpoints of the last minute, the most frequent first.
     pub endpoints: Vec<(Arc<str>, Figures)>,
@@ -143,7 +147,8 @@ pub(super) struct Board {
     processes: BTreeMap<u32, ProcessState>,
     /// Processes for which there was no room.
     pub dropped: u64,
-    turned_ns: u64,
+    /// When the generation of methods that runs began, and the one before.
+    turned_ns: [u64; 2],
     /// The last tick.
     now_ns: u64,
     /// The last second in which waits for the GVL were not all counted.
@@ -192,9 +197,9 @@ impl Board {
             self.gvl_shed = Some(now_ns / SECOND);
         }
         self.now_ns = now_ns;
-        let turn = now_ns.saturating_sub(self.turned_ns) >= SHARES as u64 * SECOND;
+        let turn = now_ns.saturating_sub(self.turned_ns[0]) >= SHARES as u64 * SECOND;
         if turn {
-            self.turned_ns = now_ns;
+            self.turned_ns = [now_ns, self.turned_ns[0]];
         }
         for (&pid, known) in &mut self.processes {
             let sample = read(pid);
@@ -205,11 +210,12 @@ impl Board {
                 Some(now.1.checked_sub(before.1)? as f64 * 100.0 / wall as f64)
             });
             if let Some(share) = known.cpu_share {
-                bounded(&mut known.cpu_history, share as u64, WINDOW);
+                bounded(&mut known.cpu_history, (share * 100.0).round() as u64, WINDOW);
             }
             if turn {
                 known.methods.swap(0, 1);
                 known.methods[0].clear();
+                known.samples = [0, known.samples[0]];
                 known.requests.forget(now_ns);
             }
         }
@@ -261,6 +267,10 @@ impl Board {
         Some(Detail {
             row: self.row(pid, known, now_ns),
             methods,
+            sampled: (
+                known.samples.iter().sum(),
+                now_ns.saturating_sub(self.turned_ns[1].max(known.since_ns)),
+            ),
             cycles: known.last.iter().rev().cloned().collect(),
             bars,
             cpu_history: known.cpu_history.iter().copied().collect(),
@@ -378,12 +388,12 @@ impl Board {
     }
 }
 
-/// Milliseconds of pauses in each second of the window, oldest first.
+/// Microseconds of pauses in each second of the window, oldest first.
 fn spark(seconds: &[Second; WINDOW], now: u64) -> Vec<u64> {
     let mut spark = vec![0; WINDOW];
     for second in seconds {
         let Some(age) = now.checked_sub(second.at).filter(|&age| age < WINDOW as u64) else { continue };
-        spark[WINDOW - 1 - age as usize] = second.pause_ns / 1_000_000;
+        spark[WINDOW - 1 - age as usize] = second.pause_ns / 1_000;
     }
     spark
 }
@@ -462,6 +472,7 @@ impl ProcessState {
             cpu_share: None,
             cpu_history: VecDeque::new(),
             methods: [HashMap::new(), HashMap::new()],
+            samples: [0; 2],
             gvl: false,
             gvl_wait_ns: 0,
             blocked: Blocked::default(),
@@ -554,7 +565,10 @@ impl ProcessState {
             *ns += sample.cpu_ns;
         } else if methods.len() < MOST_METHODS {
             methods.insert(leaf.name.clone(), sample.cpu_ns);
+        } else {
+            return;
         }
+        self.samples[0] += 1;
     }
 }
 

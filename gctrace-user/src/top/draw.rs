@@ -1,6 +1,6 @@
 //! Drawing: from what is known to a screen. It decides nothing.
 
-use gctrace_tunemygc::printable::{printable, printable_part};
+use gctrace_tunemygc::printable::printable;
 use ratatui::{
     Frame,
     layout::{Alignment, Constraint, Layout, Rect},
@@ -8,10 +8,11 @@ use ratatui::{
     text::{Line, Span},
     widgets::{Block, Cell, Clear, Paragraph, Row as TableRow, Table, TableState},
 };
+use unicode_truncate::UnicodeTruncateStr as _;
 
 use super::{
     board::Detail,
-    place,
+    place::{self, Columns, TEXTS},
     rows::{Column, Row},
     view::View,
 };
@@ -42,7 +43,7 @@ pub(super) struct Shown<'a> {
 }
 
 const KEYS: &str = " up down PgUp PgDn  move                  Enter  open a process or group
- < >                sort by a column      q Esc  back (Esc: clear the filter)
+ < >                sort by a column      q Esc  back (Esc: clear a filter first)
  c x m a e          sort by CPU, longest pause, memory, allocation, REQ99
  r                  reverse the order     /      filter by text
  g                  group by service, by container, by endpoint
@@ -104,7 +105,8 @@ fn header(frame: &mut Frame<'_>, area: Rect, shown: &Shown<'_>) {
         text.push_str("  HELD (p: continue)");
     }
     let text = Line::styled(text, strong());
-    let by = Line::from(format!("{} by {} ", view.group.name(), view.sort.heading()));
+    let order = if view.reversed { ", reversed" } else { "" };
+    let by = Line::from(format!("{} by {}{order} ", view.group.name(), view.sort.heading()));
     let has_room = text.width() + 2 + by.width() <= area.width.into();
     frame.render_widget(text, area);
     // The heading of the column is marked, too.
@@ -116,6 +118,8 @@ fn header(frame: &mut Frame<'_>, area: Rect, shown: &Shown<'_>) {
 fn footer(frame: &mut Frame<'_>, area: Rect, shown: &Shown<'_>) {
     let keys = if shown.view.detail.is_some() {
         "q back  up/down scroll  Tab next panel  p hold  ? help"
+    } else if shown.view.within.is_some() {
+        "q back  Enter open  < > sort  r reverse  / filter  g group  p hold  ? help"
     } else {
         "q quit  Enter open  < > sort  r reverse  / filter  g group  p hold  ? help"
     };
@@ -133,30 +137,33 @@ fn nothing(frame: &mut Frame<'_>, area: Rect, shown: &Shown<'_>) {
 }
 
 fn table(frame: &mut Frame<'_>, area: Rect, shown: &Shown<'_>) {
-    let wide = place::is_wide(area.width);
-    let (columns, widths) = place::columns(area.width, shown.view);
+    let Columns { sortable, texts, name, widths } = place::columns(area.width, shown.view);
+    let texts = &TEXTS[..texts];
     let heading = |column: Column| {
-        let mark = if column == shown.view.sort { "▾" } else { "" };
+        let mark = match shown.view.reversed {
+            _ if column != shown.view.sort => "",
+            false => "▾",
+            true => "▴",
+        };
         let text = format!("{}{mark}", column.heading());
         let line = if column == Column::Name { Line::from(text) } else { Line::from(text).right_aligned() };
         Cell::from(line)
     };
-    let mut headings: Vec<Cell<'_>> = columns.iter().map(|&column| heading(column)).collect();
-    if wide {
-        headings.extend(["SERVICE", "CONTAINER", "RUBY", "PAUSES, LAST MINUTE"].map(Cell::from));
-    }
+    let headings = sortable.iter().map(|&column| heading(column));
+    let headings: Vec<Cell<'_>> = headings.chain(texts.iter().map(|&(head, _)| Cell::from(head))).collect();
     let rows = shown.rows.iter().map(|row| {
-        let mut cells: Vec<Cell<'_>> =
-            columns.iter().map(|&column| cell(column, row, shown.colour)).collect();
-        if wide {
-            let container = row.container.as_deref().unwrap_or("-");
-            let [service, room, _, seconds] = place::TEXTS.map(usize::from);
-            cells.push(printable_part(&row.service, service).into());
-            cells.push(printable_part(container, room).into());
-            cells.push(row.ruby.clone().into());
-            cells.push(bars(&row.spark, seconds).into());
-        }
-        TableRow::new(cells)
+        let cells = sortable.iter().map(|&column| cell(column, row, name, shown.colour));
+        let container = row.container.as_deref().unwrap_or("-");
+        let beside = texts.iter().zip(0..).map(|(&(_, width), at)| {
+            let text = match at {
+                0 => cut(&row.service, width),
+                1 => cut(container, width),
+                2 => cut(&row.ruby, width),
+                _ => bars(&row.spark, width.into()),
+            };
+            Cell::from(text)
+        });
+        TableRow::new(cells.chain(beside))
     });
     let table = Table::new(rows, widths)
         .header(TableRow::new(headings).style(strong()))
@@ -166,11 +173,32 @@ fn table(frame: &mut Frame<'_>, area: Rect, shown: &Shown<'_>) {
     frame.render_stateful_widget(table, area, &mut state);
 }
 
-fn cell(column: Column, row: &Row, colour: bool) -> Cell<'static> {
-    let text = column.text(row);
-    if column == Column::Name {
-        return Cell::from(text);
+/// A text on one line of visible characters that takes this many columns at most. What is cut ends with a mark: the begin of a number would be
+/// another number.
+fn cut(text: &str, width: u16) -> String {
+    let (text, width) = (printable(text), usize::from(width));
+    if text.unicode_truncate(width).0.len() == text.len() {
+        return text.into_owned();
     }
+    match width.checked_sub(1) {
+        Some(before) => format!("{}…", text.unicode_truncate(before).0),
+        None => String::new(),
+    }
+}
+
+/// The same, with spaces behind it up to that width.
+fn filled(text: &str, width: u16) -> String {
+    let mut text = cut(text, width);
+    let taken = text.unicode_truncate(usize::MAX).1;
+    text.extend(std::iter::repeat_n(' ', usize::from(width).saturating_sub(taken)));
+    text
+}
+
+fn cell(column: Column, row: &Row, name: u16, colour: bool) -> Cell<'static> {
+    if column == Column::Name {
+        return Cell::from(cut(&row.name, name));
+    }
+    let text = column.text(row);
     let hot = match column {
         Column::Gc => row.gc.map(|gc| (gc >= 10.0, gc >= 25.0)),
         Column::Max => row.max_ns.map(|ns| (ns >= 50_000_000, ns >= 200_000_000)),
@@ -195,4 +223,30 @@ fn bars(values: &[u64], width: usize) -> String {
         _ => STEPS[((value * 8).div_ceil(most.max(1)) as usize).clamp(1, 8) - 1],
     };
     last.iter().map(|&value| bar(value)).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What is cut is marked, and takes no more columns than it may: escaped and wide characters count as they are shown.
+    #[test]
+    fn cut_texts() {
+        for (text, width, shown) in [
+            ("shop.rb:134", 11, "shop.rb:134"),
+            ("shop.rb:134", 10, "shop.rb:1…"),
+            ("a\u{1b}b", 9, "a\\u{1b}b"),
+            ("a\u{1b}b", 7, "a\\u{1b…"),
+            ("日本語", 6, "日本語"),
+            ("日本語", 5, "日本…"),
+            ("日本語", 4, "日…"),
+            ("e\u{301}te\u{301}", 3, "e\u{301}te\u{301}"),
+            ("", 0, ""),
+            ("a", 0, ""),
+            ("ab", 1, "…"),
+        ] {
+            assert_eq!(cut(text, width), shown, "{text:?} in {width}");
+        }
+        assert_eq!((filled("日本", 6), filled("日本語", 4)), ("日本  ".to_owned(), "日… ".to_owned()));
+    }
 }

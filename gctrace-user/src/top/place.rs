@@ -7,10 +7,11 @@ use super::{
     view::{Panel, Spot, View},
 };
 
-/// Columns from which on a table has more than numbers.
-const WIDE: u16 = 120;
-/// Widths of the texts of a wide table: service, container, Ruby, and pauses second by second.
-pub(super) const TEXTS: [u16; 4] = [16, 14, 7, 30];
+/// Texts of a table that has room for them besides all numbers, and their widths: the first ones first.
+pub(super) const TEXTS: [(&str, u16); 4] =
+    [("SERVICE", 16), ("CONTAINER", 14), ("RUBY", 7), ("PAUSES, LAST 30 s", 30)];
+/// Width of the name, with the gap before it, that texts leave to it.
+const NAME: u16 = 16;
 /// Columns of the histogram of pauses, with one to spare.
 const HISTOGRAM: u16 = 50;
 /// Lines that a panel of a process needs, with its title, to be shown beside others.
@@ -21,23 +22,39 @@ pub(super) fn page(screen: Rect) -> [Rect; 3] {
     Layout::vertical([Constraint::Length(1), Constraint::Min(1), Constraint::Length(1)]).areas(screen)
 }
 
-/// Whether the table has service, container, Ruby and pauses second by second.
-pub(super) fn is_wide(width: u16) -> bool {
-    width >= WIDE
+/// The columns of the table.
+pub(super) struct Columns {
+    /// Those that rows can be sorted by.
+    pub sortable: Vec<Column>,
+    /// How many of [`TEXTS`] follow them.
+    pub texts: usize,
+    /// Width of the name.
+    pub name: u16,
+    /// Widths of all cells.
+    pub widths: Vec<Constraint>,
 }
 
-/// Columns of the table in so much room, and the widths of all its cells.
-pub(super) fn columns(width: u16, view: &View) -> (Vec<Column>, Vec<Constraint>) {
-    let texts = if is_wide(width) { &TEXTS[..] } else { &[] };
-    let room = width.saturating_sub(texts.iter().map(|text| text + 1).sum());
-    let columns = Column::shown(room, view.group, view.traced);
+/// Columns of the table in so much room: numbers first, then texts as far as they fit. A wider table has all that a narrower one has.
+pub(super) fn columns(width: u16, view: &View) -> Columns {
+    let sortable = Column::shown(width, view.group, view.traced, view.sort);
+    let numbers: u16 = sortable.iter().filter(|&&column| column != Column::Name).map(|c| c.width()).sum();
+    let mut room = width.saturating_sub(numbers);
+    let mut texts = 0;
+    if sortable.len() == view.sortable().len() {
+        let fits = |&&(_, text): &&(&str, u16)| {
+            let fits = room >= NAME + text + 1;
+            room -= if fits { text + 1 } else { 0 };
+            fits
+        };
+        texts = TEXTS.iter().take_while(fits).count();
+    }
     let width = |column: &Column| match column {
         Column::Name => Constraint::Fill(1),
         _ => Constraint::Length(column.width() - 1),
     };
-    let widths = columns.iter().map(width).chain(texts.iter().map(|&text| Constraint::Length(text)));
-    let widths = widths.collect();
-    (columns, widths)
+    let beside = TEXTS[..texts].iter().map(|&(_, text)| Constraint::Length(text));
+    let widths = sortable.iter().map(width).chain(beside).collect();
+    Columns { sortable, texts, name: room, widths }
 }
 
 /// Rows above the first that is shown, so that the one under the cursor is.
@@ -101,7 +118,7 @@ pub(super) fn spot(screen: Rect, view: &View, rows: usize, (x, y): (u16, u16)) -
         };
     }
     if y == body.y {
-        let (columns, widths) = columns(body.width, view);
+        let Columns { sortable: columns, widths, .. } = columns(body.width, view);
         let areas = Layout::horizontal(widths).spacing(1).split(Rect { height: 1, ..body });
         // The gap before a column belongs to it.
         let at = areas.iter().position(|area| x < area.x + area.width);

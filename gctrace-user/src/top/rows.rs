@@ -101,7 +101,7 @@ pub(super) struct Row {
     pub endpoints: Vec<Arc<str>>,
     /// Cycles seen.
     pub cycles: u64,
-    /// Milliseconds of pauses in each second of the last minute, oldest first.
+    /// Microseconds of pauses in each second of the last minute, oldest first.
     pub spark: Vec<u64>,
 }
 
@@ -155,8 +155,8 @@ impl Column {
         Self::Name,
     ];
 
-    /// Those that a screen of this width has.
-    pub(super) fn shown(width: u16, group: Group, traced: Traced) -> Vec<Self> {
+    /// Those that a screen of this width has, `sort` among them. A wider one has all of a narrower one.
+    pub(super) fn shown(width: u16, group: Group, traced: Traced, sort: Self) -> Vec<Self> {
         let fits = |without: &[Self]| {
             let all = Self::ALL.into_iter().filter(|column| !without.contains(column));
             all.clone().map(Self::width).sum::<u16>() <= width
@@ -180,8 +180,12 @@ impl Column {
             Self::Max,
             Self::Pid,
             Self::Requests,
+            Self::Cpu,
+            Self::RequestP99,
+            Self::Gvl,
+            Self::Gc,
         ] {
-            if !fits(&without) {
+            if column != sort && !fits(&without) {
                 without.push(column);
             }
         }
@@ -411,19 +415,23 @@ mod tests {
         for (requests, gvl) in [(false, false), (false, true), (true, false), (true, true)] {
             let traced = Traced { requests, gvl };
             for (width, group) in [(80, Group::Process), (80, Group::Endpoint), (200, Group::Process)] {
-                let shown = Column::shown(width, group, traced);
+                let shown = Column::shown(width, group, traced, Column::Gc);
                 assert!(shown.iter().map(|column| column.width()).sum::<u16>() <= width, "{shown:?}");
                 assert_eq!(shown.contains(&Column::Requests), requests);
                 assert!(shown.contains(&Column::Gvl) || !gvl);
                 assert_eq!(shown.last(), Some(&Column::Name));
             }
             for group in [Group::Process, Group::Endpoint] {
-                let shown = Column::shown(40, group, traced);
-                assert!(shown.iter().map(|column| column.width()).sum::<u16>() <= 40, "{shown:?}");
-                assert!(shown.contains(&Column::Gc) && shown.last() == Some(&Column::Name), "{shown:?}");
+                for sort in Column::shown(u16::MAX, group, traced, Column::Gc) {
+                    let shown = Column::shown(40, group, traced, sort);
+                    assert!(shown.iter().map(|column| column.width()).sum::<u16>() <= 40, "{shown:?}");
+                    assert!(shown.contains(&Column::Gc) && shown.contains(&sort), "{sort:?} {shown:?}");
+                    assert_eq!(shown.last(), Some(&Column::Name));
+                }
             }
         }
-        assert_eq!(Column::shown(200, Group::Process, Traced { requests: true, gvl: true }), Column::ALL);
+        let all = Traced { requests: true, gvl: true };
+        assert_eq!(Column::shown(200, Group::Process, all, Column::Cpu), Column::ALL);
         assert_eq!(Group::Container.next(Traced::default()), Group::Process);
     }
 

@@ -23,6 +23,8 @@ use crate::{
     ruby::{RubyVersion, fallback::Method, stat::GcInfo},
 };
 
+mod shown;
+
 const S: u64 = 1_000_000_000;
 const MS: u64 = 1_000_000;
 
@@ -168,7 +170,7 @@ fn values() {
     assert_eq!((busy.p99_ns, busy.max_ns), (Some(50 * MS), Some(50 * MS)));
     assert_eq!((busy.alloc, busy.live, busy.free), (Some(2000.0), Some(600), Some(400)));
     assert_eq!((busy.gvl, busy.cycles, busy.rss), (None, 3, Some(1 << 20)));
-    assert_eq!(busy.spark.iter().sum::<u64>(), 100);
+    assert_eq!(busy.spark.iter().sum::<u64>(), 100_000);
     let idle = of(9);
     assert_eq!(
         (idle.cpu, idle.gc, idle.max_ns, idle.alloc, idle.live),
@@ -326,7 +328,7 @@ fn screens() {
     }
     assert!(!table.contains('\u{1b}'));
     let wide = screen(&board, &View::default(), (200, 50));
-    assert!(wide.contains("PAUSES, LAST MINUTE") && wide.contains("shop"), "{wide}");
+    assert!(wide.contains("PAUSES, LAST 30 s") && wide.contains("shop"), "{wide}");
     let detail = screen(&board, &View { detail: Some(7), ..View::default() }, (80, 24));
     for part in ["pid 7", "Shop#index", "100 Shop", "newobj", "app.rb:7", "<100ms", "   more", "reading"] {
         assert!(detail.contains(part), "{part}:\n{detail}");
@@ -504,7 +506,7 @@ fn spots() {
         let at = |x: usize, y: usize| {
             place::spot(Rect::new(0, 0, width, 24), &view, rows.len(), (x as u16, y as u16))
         };
-        for column in Column::shown(80, view.group, traced) {
+        for column in Column::shown(80, view.group, traced, view.sort) {
             let heading: Vec<char> = column.heading().chars().collect();
             let is_word = |window: &[char]| window == heading.as_slice();
             let x = lines[1].windows(heading.len()).position(is_word).unwrap();

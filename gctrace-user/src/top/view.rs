@@ -47,6 +47,8 @@ pub(super) struct View {
     pub group: Group,
     /// Only processes of this group, which was opened.
     pub within: Option<(Group, String)>,
+    /// Filter and cursor of the groups, for when it is left.
+    pub outside: (String, usize),
     /// Only rows that have this.
     pub filter: String,
     /// Whether keys go into the filter.
@@ -102,12 +104,13 @@ impl View {
             return Answer::Draw;
         }
         match code {
-            KeyCode::Char('q') if self.detail.is_none() => return Answer::Quit,
+            KeyCode::Char('q') if self.detail.is_none() && self.within.is_none() => return Answer::Quit,
             KeyCode::Char('q' | 'h') | KeyCode::Esc | KeyCode::Left | KeyCode::Backspace
                 if self.detail.is_some() =>
             {
                 self.detail = None;
             }
+            KeyCode::Char('q') | KeyCode::Left | KeyCode::Backspace if self.within.is_some() => self.leave(),
             KeyCode::Char('?' | 'h') | KeyCode::F(1) => self.help = true,
             KeyCode::Char('p' | ' ') => self.paused = !self.paused,
             KeyCode::Down | KeyCode::Char('j') => self.moved(1, rows.len()),
@@ -124,15 +127,13 @@ impl View {
             KeyCode::Char('r') => self.reversed = !self.reversed,
             KeyCode::Char('g') => self.regroup(),
             KeyCode::Char('/') => self.editing = true,
-            KeyCode::Esc => {
-                self.filter.clear();
-                self.within = None;
-            }
-            KeyCode::Char('c') => self.sort = Column::Cpu,
-            KeyCode::Char('x') => self.sort = Column::Max,
-            KeyCode::Char('m') => self.sort = Column::Rss,
-            KeyCode::Char('a') => self.sort = Column::Alloc,
-            KeyCode::Char('e') if self.traced.requests => self.sort = Column::RequestP99,
+            KeyCode::Esc if self.filter.is_empty() => self.leave(),
+            KeyCode::Esc => self.filter.clear(),
+            KeyCode::Char('c') => self.sort_by(Column::Cpu),
+            KeyCode::Char('x') => self.sort_by(Column::Max),
+            KeyCode::Char('m') => self.sort_by(Column::Rss),
+            KeyCode::Char('a') => self.sort_by(Column::Alloc),
+            KeyCode::Char('e') => self.sort_by(Column::RequestP99),
             _ => {}
         }
         Answer::Draw
@@ -156,23 +157,42 @@ impl View {
             }
             (MouseEventKind::Down(MouseButton::Left), Spot::Row(row)) => self.cursor = row,
             (MouseEventKind::Down(MouseButton::Left), Spot::Panels) => self.next_panel(),
-            (MouseEventKind::Down(MouseButton::Right), _) => self.detail = None,
+            (MouseEventKind::Down(MouseButton::Right), _) if self.detail.is_some() => self.detail = None,
+            (MouseEventKind::Down(MouseButton::Right), _) => self.leave(),
             _ => return false,
         }
         true
     }
 
     /// Columns that rows have, on a screen that is wide enough.
-    fn sortable(&self) -> Vec<Column> {
-        Column::shown(u16::MAX, self.group, self.traced)
+    pub(super) fn sortable(&self) -> Vec<Column> {
+        Column::shown(u16::MAX, self.group, self.traced, self.sort)
+    }
+
+    /// Sorts by a column, if rows have it.
+    fn sort_by(&mut self, column: Column) {
+        if self.sortable().contains(&column) {
+            self.sort = column;
+        }
     }
 
     fn regroup(&mut self) {
-        self.group = self.group.next(self.traced);
         self.within = None;
+        self.group_by(self.group.next(self.traced));
+    }
+
+    fn group_by(&mut self, group: Group) {
+        self.group = group;
         if !self.sortable().contains(&self.sort) {
             (self.sort, self.reversed) = (Column::Requests, false);
         }
+    }
+
+    /// From the processes of a group back to the groups.
+    fn leave(&mut self) {
+        let Some((group, _)) = self.within.take() else { return };
+        (self.filter, self.cursor) = std::mem::take(&mut self.outside);
+        self.group_by(group);
     }
 
     fn next_panel(&mut self) {
@@ -219,9 +239,8 @@ impl View {
             self.detail = Some(pid);
         } else {
             self.within = Some((self.group, row.name.clone()));
-            self.filter.clear();
+            self.outside = (std::mem::take(&mut self.filter), std::mem::take(&mut self.cursor));
             self.group = Group::Process;
-            self.cursor = 0;
         }
     }
 }
@@ -352,14 +371,50 @@ mod tests {
         let all = || vec![of(1, "shop-admin"), of(2, "shop"), Row { name: "shop".into(), ..of(3, "other") }];
         let pids = |view: &View| view.arranged(all()).iter().map(|row| row.pid).collect::<Vec<_>>();
         assert_eq!(pids(&view), [Some(2)]);
-        // A filter besides, and both gone.
+        // A filter besides: it goes first, then the group.
         view.filter = "x".to_owned();
         assert!(pids(&view).is_empty());
         view.key(KeyCode::Esc, KeyModifiers::NONE, &[]);
-        assert_eq!(pids(&view).len(), 3);
+        assert_eq!(pids(&view), [Some(2)]);
+        view.key(KeyCode::Esc, KeyModifiers::NONE, &[]);
+        assert_eq!((pids(&view).len(), view.group), (3, Group::Service));
         // What is in no container is a group, too.
         view.within = Some((Group::Container, "(host)".to_owned()));
         assert_eq!(pids(&view).len(), 3);
+    }
+
+    /// From an opened group all that goes back leads to the groups as they were; only from there `q` ends the program.
+    #[test]
+    fn back_to_groups() {
+        let none = KeyModifiers::NONE;
+        let row = |name: &str| Row { name: name.into(), processes: 1, ..Row::default() };
+        let groups = [row("shop"), row("shopper")];
+        let mut view = View { group: Group::Service, filter: "sho".into(), cursor: 1, ..View::default() };
+        let process = Row { pid: Some(4), ..Row::default() };
+        for code in [KeyCode::Char('q'), KeyCode::Esc, KeyCode::Left, KeyCode::Backspace] {
+            view.key(KeyCode::Enter, none, &groups);
+            assert_eq!((view.group, view.filter.as_str(), view.cursor), (Group::Process, "", 0));
+            // A process of it leads back to it.
+            view.key(KeyCode::Enter, none, std::slice::from_ref(&process));
+            view.key(code, none, std::slice::from_ref(&process));
+            assert_eq!((view.detail, view.within.is_some()), (None, true));
+            assert_eq!(view.key(code, none, &groups), Answer::Draw);
+            assert_eq!((view.group, view.filter.as_str(), view.cursor), (Group::Service, "sho", 1));
+        }
+        view.key(KeyCode::Enter, none, &groups);
+        view.mouse(MouseEventKind::Down(MouseButton::Right), Spot::Other, &groups);
+        assert_eq!((view.group, view.filter.as_str()), (Group::Service, "sho"));
+        assert_eq!(view.key(KeyCode::Char('q'), none, &groups), Answer::Quit);
+        // What endpoints cannot be sorted by is not kept.
+        let traced = Traced { requests: true, gvl: false };
+        let mut view = View { group: Group::Endpoint, sort: Column::Requests, traced, ..View::default() };
+        view.key(KeyCode::Char('m'), none, &groups);
+        assert_eq!(view.sort, Column::Requests, "endpoints have no memory");
+        view.key(KeyCode::Enter, none, &groups);
+        view.key(KeyCode::Char('m'), none, &groups);
+        assert_eq!(view.sort, Column::Rss);
+        view.key(KeyCode::Char('q'), none, &groups);
+        assert_eq!((view.group, view.sort), (Group::Endpoint, Column::Requests));
     }
 
     /// The cursor is where it is drawn when rows have gone from below it.

@@ -2,19 +2,19 @@
 
 use std::sync::Arc;
 
-use gctrace_tunemygc::printable::{printable, printable_part};
+use gctrace_tunemygc::printable::printable;
 use ratatui::{
     Frame,
-    layout::{Constraint, Layout, Rect},
+    layout::{Alignment, Constraint, Layout, Rect},
     text::Line,
-    widgets::{Paragraph, Sparkline},
+    widgets::Paragraph,
 };
 
-use super::{Shown, strong};
+use super::{Shown, bars, cut, filled, strong};
 use crate::{
     model::gvl::GvlWho,
     top::{
-        board::{BARS, Detail, LastCycle, requests::Figures},
+        board::{BARS, Detail, LastCycle, SECOND, WINDOW, requests::Figures},
         place,
         rows::{Column, Row, count, rate, share, time},
         view::Panel,
@@ -25,19 +25,8 @@ use crate::{
 /// Draws it.
 pub(in crate::top) fn page(frame: &mut Frame<'_>, area: Rect, shown: &Shown<'_>, detail: &Detail) {
     let areas = place::process(area, shown.view);
-    frame.render_widget(Paragraph::new(facts_of(shown, &detail.row)), areas.facts);
-    let [pauses, cpu] = Layout::horizontal([Constraint::Fill(1), Constraint::Fill(1)]).areas(areas.sparks);
-    let row = &detail.row;
-    for (area, data, title) in
-        [(pauses, &row.spark, "GC pauses, last minute"), (cpu, &detail.cpu_history, "CPU, last minute")]
-    {
-        let [label, line] = Layout::vertical([Constraint::Length(1), Constraint::Length(1)]).areas(area);
-        frame.render_widget(Paragraph::new(title).style(strong()), label);
-        let width = usize::from(line.width);
-        let from = data.len().saturating_sub(width);
-        let padding = std::iter::repeat_n(0, width.saturating_sub(data.len()));
-        frame.render_widget(Sparkline::default().data(padding.chain(data[from..].iter().copied())), line);
-    }
+    frame.render_widget(Paragraph::new(facts_of(shown, &detail.row, area.width)), areas.facts);
+    sparks(frame, areas.sparks, detail);
     frame.render_widget(Paragraph::new(methods_of(detail, areas.methods)), areas.methods);
     frame.render_widget(Paragraph::new(cycles_of(detail, areas.cycles, shown.now_ns)), areas.cycles);
     frame.render_widget(Paragraph::new(histogram_of(detail)), areas.histogram);
@@ -59,28 +48,43 @@ pub(in crate::top) fn page(frame: &mut Frame<'_>, area: Rect, shown: &Shown<'_>,
     }
 }
 
-/// A line that is printable and not wider than its area. What is cut ends with a mark: the begin of a number would be another number.
-fn fitting(text: &str, area: Rect) -> String {
-    let (text, width) = (printable(text), usize::from(area.width));
-    match text.char_indices().nth(width.saturating_sub(1)) {
-        Some((end, _)) if text.chars().count() > width => format!("{}…", &text[..end]),
-        _ => text.into_owned(),
+/// The last minute, as far as there is room for it, with what the highest bar stands for.
+fn sparks(frame: &mut Frame<'_>, area: Rect, detail: &Detail) {
+    // With a column between them.
+    let areas = Layout::horizontal([Constraint::Fill(1), Constraint::Fill(1)]).spacing(1).areas::<2>(area);
+    let pauses = |us: u64| format!("{}/s", time(us * 1_000));
+    let cpu = |hundredths: u64| format!("{}%", share(hundredths as f64 / 100.0));
+    let both: [(_, _, &dyn Fn(u64) -> String); 2] =
+        [("GC pauses", &detail.row.spark, &pauses), ("CPU", &detail.cpu_history, &cpu)];
+    for (area, (title, data, scale)) in areas.into_iter().zip(both) {
+        let [label, line] = Layout::vertical([Constraint::Length(1), Constraint::Length(1)]).areas(area);
+        let width = usize::from(line.width);
+        let shown = &data[data.len().saturating_sub(width)..];
+        let of = if width < WINDOW { format!("last {width} s") } else { "last minute".to_owned() };
+        let most = shown.iter().copied().max().filter(|&most| most > 0);
+        let most = most.map(|most| format!(" (█ {})", scale(most))).unwrap_or_default();
+        let title = cut(&format!("{title}, {of}{most}"), label.width);
+        frame.render_widget(Paragraph::new(title).style(strong()), label);
+        frame.render_widget(Paragraph::new(bars(shown, width)).alignment(Alignment::Right), line);
     }
 }
 
-fn facts_of(shown: &Shown<'_>, row: &Row) -> Vec<Line<'static>> {
+fn facts_of(shown: &Shown<'_>, row: &Row, width: u16) -> Vec<Line<'static>> {
     let value = |column: Column| format!("{} {}", column.heading(), column.text(row));
     let values =
         |columns: &[Column]| columns.iter().map(|column| value(*column)).collect::<Vec<_>>().join("  ");
     let pid = row.pid.map(|pid| pid.to_string()).unwrap_or_default();
     let container = row.container.as_deref().map(|name| format!("  container {name}")).unwrap_or_default();
-    let who = format!("{}  pid {pid}  Ruby {}  service {}{container}", row.name, row.ruby, row.service);
+    let rest = format!("  pid {pid}  Ruby {}  service {}{container}", row.ruby, row.service);
+    // A long name leaves room for pid and version, and for more if it can.
+    let taken = Line::from(printable(&rest)).width().try_into().unwrap_or(u16::MAX);
+    let name = cut(&row.name, width.saturating_sub(taken).max(width / 3));
     let mut first = vec![Column::Cpu, Column::Gc, Column::P99, Column::Max];
     if shown.view.traced.requests {
         first.extend([Column::Requests, Column::RequestP99]);
     }
     vec![
-        Line::styled(printable(&who).into_owned(), strong()),
+        Line::styled(cut(&format!("{name}{rest}"), width), strong()),
         Line::from(values(&first)),
         Line::from(format!(
             "{}  {} GCs seen",
@@ -91,15 +95,17 @@ fn facts_of(shown: &Shown<'_>, row: &Row) -> Vec<Line<'static>> {
 }
 
 fn methods_of(detail: &Detail, area: Rect) -> Vec<Line<'static>> {
-    let mut lines = vec![Line::styled("CPU% HOTTEST METHODS NOW", strong())];
     let all: u64 = detail.methods.iter().map(|(_, ns)| ns).sum();
     if all == 0 {
-        lines.push(Line::from("   - no CPU time was sampled"));
+        return vec![Line::styled("HOTTEST METHODS", strong()), Line::from("   - no CPU time was sampled")];
     }
+    let (samples, ns) = detail.sampled;
+    let head = format!("  % OF {} CPU SAMPLES, {:.0} s", count(samples as f64), ns as f64 / SECOND as f64);
+    let mut lines = vec![Line::styled(cut(&head, area.width), strong())];
     let room = usize::from(area.height).saturating_sub(1);
     for (name, ns) in detail.methods.iter().take(room) {
-        let name = printable_part(name, usize::from(area.width).saturating_sub(7));
-        lines.push(Line::from(format!("{:>4.0} {name}", *ns as f64 * 100.0 / all as f64)));
+        let line = format!("{:>4.0} {name}", *ns as f64 * 100.0 / all as f64);
+        lines.push(Line::from(cut(&line, area.width.saturating_sub(1))));
     }
     lines
 }
@@ -116,7 +122,7 @@ fn cycles_of(detail: &Detail, area: Rect, now_ns: u64) -> Vec<Line<'static>> {
         let at = line.as_deref().unwrap_or("-");
         let text =
             format!("{kind} {count:<6}{age:>4}s {:>7} {:<10} {at}", time(*pause_ns), reason.unwrap_or("-"));
-        lines.push(Line::from(fitting(&text, area)));
+        lines.push(Line::from(cut(&text, area.width)));
     }
     lines
 }
@@ -159,12 +165,12 @@ fn threads_of(shown: &Shown<'_>, area: Rect) -> (String, Vec<Line<'static>>) {
         // What does not fit is said in full where there is room.
         let doing = if area.width >= 120 { crate::dump::doing(dump, thread) } else { String::new() };
         let text = format!(
-            "{:>8} {:<16} {:<10} {at}  {doing}",
+            "{:>8} {} {:<10} {at}  {doing}",
             thread.tid.map_or_else(|| "-".to_owned(), |tid| tid.to_string()),
-            printable_part(thread.name(), 15),
+            filled(thread.name(), 16),
             thread.state().name(),
         );
-        lines.push(Line::from(fitting(&text, area)));
+        lines.push(Line::from(cut(&text, area.width)));
     }
     (title, lines)
 }
@@ -184,7 +190,7 @@ fn requests_of(detail: &Detail, area: Rect) -> (String, Vec<Line<'static>>) {
     }
     let line = |cells: [String; 6], name: &str| {
         let cells = cells.iter().fold(String::new(), |line, cell| format!("{line}{cell:>8}"));
-        Line::from(fitting(&format!("{cells}  {name}"), area))
+        Line::from(cut(&format!("{cells}  {name}"), area.width))
     };
     let heading = line(["REQ/s", "P50", "P99", "MAX", "GC%", "GVL%"].map(str::to_owned), "ENDPOINT");
     let known = |text: Option<String>| text.unwrap_or_else(|| "-".to_owned());
@@ -209,9 +215,9 @@ fn blocked_of(detail: &Detail, area: Rect) -> (String, Vec<Line<'static>>) {
     let room = if narrow { 17 } else { 24 };
     let line = |[time, waits, max, waited, held, place]: [&str; 6]| {
         let max = if narrow { String::new() } else { format!("{max:>8}") };
-        let (waited, held) = (printable_part(waited, room - 1), printable_part(held, room - 1));
-        let text = format!("{time:>8}{waits:>7}{max}  {waited:<room$} {held:<room$} {place}");
-        Line::from(fitting(&text, area))
+        let (waited, held) = (filled(waited, room), filled(held, room));
+        let text = format!("{time:>8}{waits:>7}{max}  {waited} {held} {place}");
+        Line::from(cut(&text, area.width))
     };
     let mut lines = vec![line(["TIME", "WAITS", "MAX", "WAITED", "FOR", "WHERE"])];
     for (pair, waited) in &detail.blocked {
@@ -221,20 +227,4 @@ fn blocked_of(detail: &Detail, area: Rect) -> (String, Vec<Line<'static>>) {
         lines.push(line([&total, &waits, &max, &who(&pair.waiter), &holder, place]));
     }
     (title, lines)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// A number that is cut is not another number.
-    #[test]
-    fn cut_lines_are_marked() {
-        let fitted = |text, width| fitting(text, Rect { width, ..Rect::default() });
-        assert_eq!(fitted("shop.rb:134", 11), "shop.rb:134");
-        assert_eq!(fitted("shop.rb:134", 10), "shop.rb:1…");
-        assert_eq!(fitted("a\u{1b}b", 9), "a\\u{1b}b");
-        assert_eq!(fitted("a\u{1b}b", 7), "a\\u{1b…");
-        assert_eq!((fitted("", 0).as_str(), fitted("ab", 1).as_str()), ("", "…"));
-    }
 }

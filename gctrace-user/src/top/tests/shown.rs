@@ -1,0 +1,116 @@
+//! What screens show, of columns, long names, scales and samples.
+
+use super::*;
+
+/// A wider screen has all that a narrower one has, and what is sorted by: numbers come first, then texts, and the name has a place in any.
+#[test]
+fn widths() {
+    for (requests, gvl) in [(false, false), (false, true), (true, false), (true, true)] {
+        let traced = Traced { requests, gvl };
+        for group in [Group::Process, Group::Service, Group::Container, Group::Endpoint] {
+            let any = View { traced, group, ..View::default() };
+            for sort in any.sortable() {
+                let view = View { sort, ..any.clone() };
+                let mut last = place::columns(40, &view);
+                for width in 40..=250 {
+                    let columns = place::columns(width, &view);
+                    let shown = &columns.sortable;
+                    assert!(
+                        shown.contains(&sort) && shown.contains(&Column::Name),
+                        "{width} {sort:?} {shown:?}"
+                    );
+                    assert!(last.sortable.iter().all(|column| shown.contains(column)), "{width} {shown:?}");
+                    assert!(columns.texts >= last.texts, "{width}");
+                    assert!(columns.texts == 0 || shown.len() == view.sortable().len(), "{width} {shown:?}");
+                    // All of it has its place, the name at least that of its heading with the mark.
+                    let numbers = shown.iter().filter(|column| **column != Column::Name);
+                    let texts = place::TEXTS[..columns.texts].iter().map(|(_, text)| text + 1);
+                    let taken = numbers.map(|column| column.width()).sum::<u16>() + texts.sum::<u16>();
+                    assert!(taken + columns.name == width && columns.name >= 9, "{width} {}", columns.name);
+                    last = columns;
+                }
+                assert_eq!(last.texts, place::TEXTS.len(), "250 columns have room for everything");
+            }
+        }
+    }
+    let board = board();
+    let by_memory = View { sort: Column::Rss, ..View::default() };
+    let shown = screen(&board, &by_memory, (120, 24));
+    for part in ["PID", "ALLOC/s", "RSS▾", "FREE", "PROGRAM", "SERVICE", "processes by RSS "] {
+        assert!(shown.contains(part), "{part}:\n{shown}");
+    }
+    let reversed = screen(&board, &View { reversed: true, ..by_memory }, (120, 24));
+    assert!(reversed.contains("RSS▴") && reversed.contains("processes by RSS, reversed"), "{reversed}");
+}
+
+/// Names of any length and kind stay in their column, and what is cut is marked; the page of a process keeps pid and version.
+#[test]
+fn long_names() {
+    let mut board = Board::default();
+    for (pid, name) in
+        [(7, "evil\u{1b}[31m\nx-and-much-more"), (8, "日本語日本語日本語日本語日本語"), (9, "ok")]
+    {
+        let mut process = process(pid, name);
+        process.container.name = Some(name.repeat(2));
+        process.comm = name.to_owned();
+        board.see(&process, Seen::Process { state: None, now_ns: 100 * S, since_ns: 100 * S });
+    }
+    for width in [80, 103, 120, 126, 160, 200] {
+        let shown = screen(&board, &View::default(), (width, 24));
+        let lines: Vec<&str> = shown.lines().map(|line| line.trim_matches('"')).collect();
+        // Cells of wide characters are two, of which the backend prints the first.
+        let at = |line: &str, part: &str| {
+            line.find(part).map(|at| ratatui::text::Line::from(line[..at].to_owned()).width())
+        };
+        assert!(lines[2..4].iter().all(|line| line.contains('…')), "{width}:\n{shown}");
+        let places: Vec<_> = lines[2..5].iter().filter_map(|line| at(line, "3.1.2")).collect();
+        let heading = at(lines[1], "RUBY");
+        assert!(
+            places.iter().all(|place| Some(*place) == heading),
+            "{width}: {places:?} {heading:?}\n{shown}"
+        );
+    }
+    let mut long = process(7, "shop");
+    long.comm = "script-with-a-very-long-name".repeat(4);
+    board.see(&long, Seen::Process { state: None, now_ns: 100 * S, since_ns: 100 * S });
+    let detail = screen(&board, &View { detail: Some(7), ..View::default() }, (80, 24));
+    let head =
+        detail.lines().next().unwrap_or_default().to_owned() + detail.lines().nth(1).unwrap_or_default();
+    assert!(head.contains("…  pid 7  Ruby 3.1.2  service shop"), "{detail}");
+}
+
+/// The last minute is drawn in parts of a percent and of a millisecond, with what the highest bar stands for.
+#[test]
+fn scales() {
+    let mut board = board();
+    let shop = process(7, "shop");
+    board.tick(106 * S, true, |_| Sample { cpu_ns: Some(S / 2 + 9_900_000), rss: None });
+    assert_eq!(board.detail(7, 106 * S).unwrap().cpu_history, [5000, 99]);
+    board.see(&shop, Seen::Cycle(&cycle(106 * S, MS / 2, 7000)));
+    assert_eq!(board.detail(7, 106 * S).unwrap().row.spark.last(), Some(&500));
+    let shown = screen(&board, &View { detail: Some(7), ..View::default() }, (80, 24));
+    // 30 ms, 20 ms and 50 ms; half of a second.
+    for part in ["GC pauses, last 40 s (█ 50.0ms/s)", "CPU, last 39 s (█ 50.0%)", "█▁"] {
+        assert!(shown.contains(part), "{part}:\n{shown}");
+    }
+    let wide = screen(&board, &View { detail: Some(9), ..View::default() }, (200, 24));
+    assert!(wide.contains("GC pauses, last minute  ") && wide.contains("no CPU time was sampled"), "{wide}");
+}
+
+/// Of methods it is said of how many samples their shares are, and of what time.
+#[test]
+fn samples() {
+    let mut board = board();
+    let head = |board: &Board, now_ns| {
+        let (samples, ns) = board.detail(7, now_ns).unwrap().sampled;
+        (samples, ns / S)
+    };
+    assert_eq!(head(&board, 106 * S), (1, 6), "since the process is traced");
+    let shown = screen(&board, &View { detail: Some(7), ..View::default() }, (80, 24));
+    assert!(shown.contains("  % OF 1 CPU SAMPLES, 5 s") && shown.contains(" 100 Shop#index"), "{shown}");
+    // Two generations at most: this one, and the one before.
+    board.tick(115 * S, true, |_| Sample::default());
+    assert_eq!(head(&board, 117 * S), (1, 13));
+    board.tick(125 * S, true, |_| Sample::default());
+    assert_eq!(head(&board, 127 * S), (0, 12));
+}

@@ -18,10 +18,7 @@ use rustix::{
 #[derive(Debug, thiserror::Error)]
 pub enum Missing {
     /// Not root, or root without its powers.
-    #[error(
-        "gctrace needs root: run it with sudo. (As uid {uid} it lacks {lacking}; a \
-         service or container can be given these capabilities instead.)"
-    )]
+    #[error("{}", unprivileged(*uid, lacking))]
     Privilege {
         /// Effective user.
         uid: u32,
@@ -76,6 +73,44 @@ impl Privilege {
 /// Privileges of which some are missing.
 #[derive(Debug)]
 pub struct Lacking(Vec<&'static Privilege>);
+
+/// What to do as root where capabilities are missing.
+pub const GIVE_CAPABILITIES: &str = "a container (--cap-drop, or none added), a service unit (CapabilityBoundingSet=) or the program that \
+                                     started gctrace has dropped it: give it there, or run gctrace outside";
+
+/// What is said where privileges are missing.
+fn unprivileged(uid: u32, lacking: &Lacking) -> String {
+    if uid == 0 {
+        return format!("gctrace runs as root, but lacks {lacking}: {GIVE_CAPABILITIES}");
+    }
+    format!(
+        "gctrace needs root: run it with sudo. (As uid {uid} it lacks {lacking}; a service or container can be given these capabilities \
+         instead.)"
+    )
+}
+
+/// What to do where privileges are missing.
+pub fn remedy(uid: u32) -> &'static str {
+    if uid == 0 {
+        GIVE_CAPABILITIES
+    } else {
+        "run it with sudo, or give the service or container the missing capabilities"
+    }
+}
+
+impl Lacking {
+    /// Those that are not among these; `None`: nothing is missing.
+    pub fn of(effective: CapabilitySet) -> Option<Self> {
+        let lacking: Vec<_> = PRIVILEGES.iter().filter(|privilege| !privilege.is_held(effective)).collect();
+        (!lacking.is_empty()).then_some(Self(lacking))
+    }
+
+    /// Their names.
+    pub fn names(&self) -> String {
+        let names: Vec<&str> = self.0.iter().map(|privilege| privilege.name).collect();
+        names.join(", ")
+    }
+}
 
 impl fmt::Display for Lacking {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -164,14 +199,15 @@ pub fn capabilities() -> CapabilitySet {
     rustix::thread::capabilities(None).map_or(CapabilitySet::empty(), |sets| sets.effective)
 }
 
+/// What this process lacks of what a run needs.
+pub fn lacking() -> Option<Lacking> {
+    Lacking::of(capabilities())
+}
+
 /// Whether this process may do what a run does.
 pub fn privileges() -> Result<(), Missing> {
-    let effective = capabilities();
-    let lacking: Vec<_> = PRIVILEGES.iter().filter(|privilege| !privilege.is_held(effective)).collect();
-    if lacking.is_empty() {
-        return Ok(());
-    }
-    Err(Missing::Privilege { uid: rustix::process::geteuid().as_raw(), lacking: Lacking(lacking) })
+    let uid = rustix::process::geteuid().as_raw();
+    lacking().map_or(Ok(()), |lacking| Err(Missing::Privilege { uid, lacking }))
 }
 
 /// Whether the pids of the processes that are read are those of the kernel's events.
@@ -322,5 +358,17 @@ mod tests {
         assert_eq!(parse_release("6.18.44-fc-v657"), Some((6, 18)));
         assert_eq!(parse_release("5.4.0-150-generic"), Some((5, 4)));
         assert_eq!(parse_release("strange"), None);
+    }
+    /// Root is not told to become root, but what is missing and who may have dropped it.
+    #[test]
+    fn privileges_of_root() {
+        let lacking = || Lacking::of(CapabilitySet::all().difference(CapabilitySet::SYS_PTRACE)).unwrap();
+        let root = Missing::Privilege { uid: 0, lacking: lacking() }.to_string();
+        assert!(root.contains("lacks CAP_SYS_PTRACE (reads other processes)"), "{root}");
+        assert!(root.contains("CapabilityBoundingSet=") && !root.contains("sudo"), "{root}");
+        assert!(!remedy(0).contains("sudo"));
+        let other = Missing::Privilege { uid: 1000, lacking: lacking() }.to_string();
+        assert!(other.contains("run it with sudo") && other.contains("uid 1000"), "{other}");
+        assert!(Lacking::of(CapabilitySet::all()).is_none());
     }
 }

@@ -9,6 +9,7 @@ use super::{installed, mappings::ExecutableMapping, mappings::load_bias, state::
 use crate::{
     elf::{ElfError, LoadSegment, RubyPresence, probe_ruby},
     host::proc_root,
+    preflight::{self, Lacking},
 };
 
 /// What a file holds.
@@ -185,19 +186,27 @@ pub(super) fn unreadable(error: &ProcError) -> (String, bool) {
     match error {
         ProcError::NotFound(_) => ("no such process".to_owned(), false),
         ProcError::PermissionDenied(path) => {
-            (denied(path.as_deref(), rustix::process::geteuid().is_root()), true)
+            let lacking = preflight::lacking();
+            (denied(path.as_deref(), rustix::process::geteuid().is_root(), lacking.as_ref()), true)
         }
         error => (format!("its mappings cannot be read: {error}"), true),
     }
 }
 
 /// Why the kernel does not let a file of a process be read, and what helps.
-fn denied(path: Option<&Path>, root: bool) -> String {
+fn denied(path: Option<&Path>, root: bool, lacking: Option<&Lacking>) -> String {
     if !root {
         return "its mappings cannot be read: it is another user's, or protected by the system; run gctrace as root (sudo), on the host"
             .to_owned();
     }
     let file = path.map_or_else(|| "its file in /proc".to_owned(), |path| path.display().to_string());
+    if let Some(lacking) = lacking {
+        return format!(
+            "its mappings cannot be read: the kernel refuses {file} (permission denied): gctrace is root, but lacks {}; {}",
+            lacking.names(),
+            preflight::GIVE_CAPABILITIES
+        );
+    }
     format!(
         "its mappings cannot be read: the kernel refuses {file} (permission denied) although gctrace is root: a container or a security \
          module (AppArmor, SELinux) may forbid it; run gctrace on the host"
@@ -216,6 +225,8 @@ pub(super) fn no_ruby(mappings: usize) -> String {
 
 #[cfg(test)]
 mod tests {
+    use rustix::thread::CapabilitySet;
+
     use super::*;
     use crate::address::{FileOffset, Svma};
 
@@ -294,9 +305,12 @@ mod tests {
     #[test]
     fn denials() {
         let path = Path::new("/proc/1/maps");
-        assert!(denied(Some(path), false).contains("run gctrace as root (sudo)"));
+        assert!(denied(Some(path), false, None).contains("run gctrace as root (sudo)"));
+        let lacking = Lacking::of(CapabilitySet::all().difference(CapabilitySet::SYS_PTRACE)).unwrap();
+        let why = denied(Some(path), true, Some(&lacking));
+        assert!(why.contains("lacks CAP_SYS_PTRACE; ") && !why.contains("sudo"), "{why}");
         for (path, file) in [(Some(path), "/proc/1/maps"), (None, "its file in /proc")] {
-            let why = denied(path, true);
+            let why = denied(path, true, None);
             assert!(why.contains(&format!("refuses {file} (permission denied)")), "{why}");
             assert!(why.contains("container") && !why.contains("sudo"), "{why}");
         }

@@ -155,6 +155,15 @@ fn find_library(
     LIB_DIRS.iter().map(PathBuf::from).chain(configured()).find_map(in_dir).into_iter().collect()
 }
 
+/// Why nothing is known of an executable that loads these libraries, when [`images_of`] finds none of them.
+pub(super) fn not_found(sonames: &[String]) -> String {
+    format!(
+        "it loads {}, which was not found beside it or where this host's dynamic linker looks ({}, …): name the file of that library,          which may be in the root of a container",
+        sonames.join(", "),
+        LIB_DIRS[..2].join(", ")
+    )
+}
+
 /// Folders that the administrator has named to the dynamic linker.
 fn configured() -> Vec<PathBuf> {
     let files = fs::read_dir("/etc/ld.so.conf.d").into_iter().flatten().flatten();

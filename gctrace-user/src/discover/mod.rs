@@ -29,6 +29,6 @@ pub(crate) use present::present;
 pub use selection::Selection;
 pub use state::VmState;
 pub(crate) use state::objspace_of;
-pub use survey::{ImageFound, Miss, ProcessFound, Subject, Subjects, Survey, survey};
+pub use survey::{Denied, ImageFound, Miss, ProcessFound, Subject, Subjects, Survey, survey};
 pub(crate) use tracing_method::site_image;
 pub use tracing_method::{Abilities, Choice, ImageFacts, Planned, Rejection, TracingMethod};

@@ -2,7 +2,7 @@
 
 use std::{
     cell::Cell,
-    collections::{BTreeSet, HashMap},
+    collections::{BTreeSet, HashMap, HashSet},
     fs::File,
     io,
     path::{Path, PathBuf},
@@ -56,7 +56,18 @@ pub struct Survey {
     /// Processes looked at.
     pub looked_at: usize,
     /// Processes that could not be looked at for lack of privilege.
-    pub denied: usize,
+    pub denied: Vec<Denied>,
+    /// Whether all processes were looked at for those that run the images, and not only named ones.
+    pub searched: bool,
+}
+
+/// A process that could not be looked at.
+#[derive(Debug)]
+pub struct Denied {
+    /// Its pid.
+    pub pid: u32,
+    /// Why.
+    pub reason: String,
 }
 
 /// A file that holds a Ruby interpreter.
@@ -196,7 +207,7 @@ struct Surveyor<'a> {
     survey: Survey,
 }
 
-/// Looks at the subjects. With [`Selection::all`] also at what is installed and not running.
+/// Looks at the subjects, and at the processes that run a named file. With [`Selection::all`] at everything that runs, and also at what is installed.
 pub fn survey(subjects: &Subjects, cache: &mut Cache) -> Survey {
     let Subjects { abilities, debug, .. } = subjects;
     let mut surveyor = Surveyor {
@@ -214,9 +225,11 @@ pub fn survey(subjects: &Subjects, cache: &mut Cache) -> Survey {
     for &pid in &pids {
         surveyor.named_process(pid);
     }
+    pids.insert(proc_root::own_pid());
     if subjects.selection.all {
-        pids.insert(proc_root::own_pid());
         surveyor.host(&pids);
+    } else if surveyor.survey.images.iter().any(|image| image.named) {
+        surveyor.users_of_files(&pids);
     }
     surveyor.survey
 }
@@ -236,6 +249,11 @@ impl Surveyor<'_> {
             return miss(format!("is a GC library for a Ruby built --with-modular-gc: {advice}"), false);
         }
         let images = installed::images_of(path);
+        if images.is_empty()
+            && let Some(RubyPresence::Needs { sonames, .. }) = presence
+        {
+            return miss(installed::not_found(&sonames), true);
+        }
         if images.is_empty() {
             return miss("neither holds a CRuby interpreter nor loads one from a library".to_owned(), false);
         }
@@ -268,16 +286,8 @@ impl Surveyor<'_> {
 
     /// Everything that runs, except what has been looked at, then everything that is installed.
     fn host(&mut self, seen: &BTreeSet<u32>) {
-        match proc_root::pids() {
-            Ok(pids) => {
-                let mut pids: Vec<u32> = pids.collect();
-                pids.sort_unstable();
-                pids.retain(|pid| !seen.contains(pid));
-                for pid in pids {
-                    self.any_process(pid);
-                }
-            }
-            Err(error) => log::warn!("listing {}: {error}", proc_root::root().display()),
+        for pid in self.others(seen) {
+            self.any_process(pid, None);
         }
         for path in installed::images(false) {
             if let Err(error) =
@@ -288,18 +298,59 @@ impl Surveyor<'_> {
         }
     }
 
-    fn any_process(&mut self, pid: u32) {
-        self.survey.looked_at += 1;
-        match mappings::of_process(pid) {
-            Ok(mappings) => {
-                let (_, error) = self.process(pid, &mappings);
-                let denied = error.is_some_and(|e| e.kind() == io::ErrorKind::PermissionDenied);
-                self.survey.denied += usize::from(denied);
-            }
-            Err(ProcError::PermissionDenied(_)) => self.survey.denied += 1,
-            // It has exited.
-            Err(error) => log::debug!("pid {pid}: {error}"),
+    /// Processes that run one of the named files, except those that have been looked at.
+    fn users_of_files(&mut self, seen: &BTreeSet<u32>) {
+        let named = |&(_, known): &(&ImageKey, &Known)| {
+            known.image().is_some_and(|image| self.survey.images[image].named)
+        };
+        let keys: HashSet<ImageKey> = self.known.iter().filter(named).map(|(key, _)| *key).collect();
+        for pid in self.others(seen) {
+            self.any_process(pid, Some(&keys));
         }
+    }
+
+    /// All processes but these.
+    fn others(&mut self, seen: &BTreeSet<u32>) -> Vec<u32> {
+        match proc_root::pids() {
+            Ok(pids) => {
+                self.survey.searched = true;
+                let pids: BTreeSet<u32> = pids.filter(|pid| !seen.contains(pid)).collect();
+                pids.into_iter().collect()
+            }
+            Err(error) => {
+                log::warn!("listing {}: {error}", proc_root::root().display());
+                Vec::new()
+            }
+        }
+    }
+
+    /// Looks at a process; with `files`, only if it maps one of these.
+    fn any_process(&mut self, pid: u32, files: Option<&HashSet<ImageKey>>) {
+        self.survey.looked_at += 1;
+        let reason = match mappings::of_process(pid) {
+            Ok(mappings) => {
+                let mut denied = None;
+                let mut is_wanted = |mapping: &ExecutableMapping| {
+                    let key = mapping.open_path(pid).and_then(|path| ImageKey::of(&path));
+                    let found = key.map(|key| files.is_some_and(|files| files.contains(&key)));
+                    found.unwrap_or_else(|error| {
+                        denied = Some(error);
+                        false
+                    })
+                };
+                if files.is_none() || mappings.iter().any(&mut is_wanted) {
+                    (_, denied) = self.process(pid, &mappings);
+                }
+                match denied.filter(|error| error.kind() == io::ErrorKind::PermissionDenied) {
+                    Some(error) => format!("its program cannot be opened: {error}"),
+                    None => return,
+                }
+            }
+            Err(error @ ProcError::PermissionDenied(_)) => decision::unreadable(&error).0,
+            // It has exited.
+            Err(error) => return log::debug!("pid {pid}: {error}"),
+        };
+        self.survey.denied.push(Denied { pid, reason });
     }
 
     /// Returns whether it is a Ruby, and the last thing of it that could not be opened.
@@ -513,3 +564,6 @@ fn settled(state: Result<VmState, FailedProof>, sure: Sure) -> Result<VmState, S
         Sure::No(reason) => Err(reason.to_owned()),
     }
 }
+
+#[cfg(test)]
+mod tests;

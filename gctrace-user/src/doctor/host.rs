@@ -93,7 +93,7 @@ fn privileges() -> Vec<HostCheck> {
             return check(&name, Status::Ok, format!("held; {}", privilege.purpose));
         }
         check(&name, Status::Missing, format!("not held; it {}", privilege.purpose))
-            .with("run it with sudo, or give the service or container the missing capabilities")
+            .with(preflight::remedy(rustix::process::geteuid().as_raw()))
     };
     PRIVILEGES.iter().map(one).collect()
 }

@@ -10,7 +10,7 @@ use serde::Serialize;
 use crate::{
     discover::Subject,
     doctor::report::{
-        Feature, HostReport, ImageReport, ProcessReport, Proof, Report, SiteCount, Summary, Tracing,
+        Feature, HostReport, ImageReport, Looked, ProcessReport, Proof, Report, SiteCount, Summary, Tracing,
     },
     ruby::fallback::Method,
 };
@@ -47,11 +47,12 @@ enum Line<'a> {
         images: usize,
         images_working: usize,
         images_cached: usize,
-        processes: usize,
+        processes: Option<usize>,
         processes_working: usize,
         processes_looked_at: usize,
         processes_denied: usize,
         misses: Vec<Miss<'a>>,
+        denied: Vec<DeniedLine<'a>>,
     },
 }
 
@@ -74,7 +75,7 @@ struct Image<'a> {
     method: Option<&'static str>,
     confidence: &'static str,
     confidence_reason: &'a str,
-    processes: usize,
+    processes: Option<usize>,
     refused: Option<Refused<'a>>,
     sites: Option<Vec<Sites>>,
     slow_sites: Option<usize>,
@@ -132,11 +133,17 @@ struct Miss<'a> {
     reason: &'a str,
 }
 
+#[derive(Serialize)]
+struct DeniedLine<'a> {
+    pid: u32,
+    reason: &'a str,
+}
+
 /// Writes a report, one object per line.
 pub(super) fn write_jsonl(out: &mut impl Write, report: &Report) -> io::Result<()> {
     write(out, &host(&report.host, &report.summary))?;
     for found in &report.images {
-        write(out, &image(found))?;
+        write(out, &image(found, report.summary.looked))?;
     }
     for found in &report.processes {
         write(out, &process(found, &report.images[found.image]))?;
@@ -167,7 +174,7 @@ fn host<'a>(host: &'a HostReport, summary: &Summary) -> Line<'a> {
     }
 }
 
-fn image(image: &ImageReport) -> Line<'_> {
+fn image(image: &ImageReport, looked: Looked) -> Line<'_> {
     let (tracing, refused) = (image.tracing.as_ref(), image.refused.as_ref());
     Line::Image(Box::new(Image {
         path: image.path.to_string_lossy().into_owned(),
@@ -179,7 +186,7 @@ fn image(image: &ImageReport) -> Line<'_> {
         method: image.method.map(Method::name),
         confidence: image.confidence.0.name(),
         confidence_reason: &image.confidence.1,
-        processes: image.processes,
+        processes: looked.known(image.processes),
         refused: refused.map(|refused| Refused { reason: &refused.reason, remedy: &refused.remedy }),
         sites: tracing.map(|tracing| tracing.sites.iter().map(sites).collect()),
         slow_sites: tracing.map(|tracing| tracing.slow_sites).or(image.fallback.map(|(_, slow)| slow)),
@@ -262,10 +269,10 @@ fn summary(report: &Report) -> Line<'_> {
         images: summary.images,
         images_working: summary.images_working,
         images_cached: summary.images_cached,
-        processes: summary.processes,
+        processes: summary.looked.known(summary.processes),
         processes_working: summary.processes_working,
-        processes_looked_at: summary.looked_at,
-        processes_denied: summary.denied,
+        processes_looked_at: summary.looked.at,
+        processes_denied: summary.looked.denied,
         misses: report
             .misses
             .iter()
@@ -273,6 +280,11 @@ fn summary(report: &Report) -> Line<'_> {
                 let (pid, file) = miss(found);
                 Miss { pid, file, reason: &found.reason }
             })
+            .collect(),
+        denied: report
+            .denied
+            .iter()
+            .map(|denied| DeniedLine { pid: denied.pid, reason: &denied.reason })
             .collect(),
     }
 }

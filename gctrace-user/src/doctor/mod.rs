@@ -16,13 +16,13 @@ use crate::{
     cache::Cache,
     cli::{DoctorSettings, Format},
     console,
-    discover::{self, Abilities, DebugInfo, Subjects},
+    discover::{self, Abilities, DebugInfo, Subjects, Survey},
     export::ExportError,
     host::mappings,
     preflight, terminal,
 };
 
-use self::report::{Report, Summary};
+use self::report::{Looked, Report, Summary};
 pub use text::Style;
 
 /// Examines, prints, and returns the exit status.
@@ -66,7 +66,8 @@ fn examine(settings: &DoctorSettings, cache: &mut Cache) -> Report {
     console::end_progress();
     let host = host::examine(&tracefs, &kernel, cache.path());
     let (images, processes) = ruby::examine(&survey, subjects.abilities);
-    let misses = survey.misses;
-    let summary = Summary::of(&host, &images, &processes, &misses, survey.looked_at, survey.denied);
-    Report { host, images, processes, misses, summary }
+    let Survey { misses, looked_at, denied, searched, .. } = survey;
+    let looked = Looked { at: looked_at, denied: denied.len(), searched };
+    let summary = Summary::of(&host, &images, &processes, &misses, looked);
+    Report { host, images, processes, misses, denied, summary }
 }

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use crate::{
-    discover::{Miss, Subject},
+    discover::{Denied, Miss, Subject},
     preflight,
     ruby::fallback::Method,
 };
@@ -19,6 +19,8 @@ pub struct Report {
     pub processes: Vec<ProcessReport>,
     /// What was named and is no Ruby, or cannot be inspected.
     pub misses: Vec<Miss>,
+    /// Processes that could not be looked at.
+    pub denied: Vec<Denied>,
     /// The sum.
     pub summary: Summary,
 }
@@ -264,6 +266,35 @@ pub enum Proof {
     NotTried,
 }
 
+/// Which processes were looked at, besides those that were named.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Looked {
+    /// How many.
+    pub at: usize,
+    /// How many of them could not be inspected.
+    pub denied: usize,
+    /// Whether all were looked for that run an image.
+    pub searched: bool,
+}
+
+impl Looked {
+    /// How many processes there are, of which so many were found; `None`: that none was found means nothing.
+    pub fn known(self, found: usize) -> Option<usize> {
+        (found > 0 || self.searched && self.denied == 0).then_some(found)
+    }
+
+    /// What is said where none was found.
+    pub fn none(self) -> String {
+        match self.denied {
+            _ if !self.searched => "not looked for".to_owned(),
+            0 => "no process runs it now".to_owned(),
+            denied => {
+                format!("none seen; {denied} of {} processes cannot be inspected", self.at)
+            }
+        }
+    }
+}
+
 /// The sum.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Summary {
@@ -279,10 +310,8 @@ pub struct Summary {
     pub processes_working: usize,
     /// Named things that are no Ruby, or cannot be inspected.
     pub misses: usize,
-    /// Processes looked at.
-    pub looked_at: usize,
-    /// Processes that could not be looked at.
-    pub denied: usize,
+    /// Which processes were looked at.
+    pub looked: Looked,
     /// Whether a run could start.
     pub host_ready: bool,
     /// See the documentation of the command.
@@ -295,8 +324,7 @@ impl Summary {
         images: &[ImageReport],
         processes: &[ProcessReport],
         misses: &[Miss],
-        looked_at: usize,
-        denied: usize,
+        looked: Looked,
     ) -> Self {
         let processes_working = processes.iter().filter(|p| p.works(&images[p.image])).count();
         let host_ready = host.checks.iter().all(|check| check.status != Status::Missing);
@@ -317,8 +345,7 @@ impl Summary {
             processes: processes.len(),
             processes_working,
             misses: misses.len(),
-            looked_at,
-            denied,
+            looked,
             host_ready,
             exit_status,
         }

@@ -8,8 +8,8 @@ use std::{
 use gctrace_tunemygc::printable::printable;
 
 use super::report::{
-    Confidence, Feature, HostCheck, HostReport, ImageReport, ProcessReport, Proof, Report, Status, Tracing,
-    subject,
+    Confidence, Feature, HostCheck, HostReport, ImageReport, Looked, ProcessReport, Proof, Report, Status,
+    Summary, Tracing, subject,
 };
 
 use crate::ruby::fallback::Method;
@@ -25,6 +25,8 @@ pub struct Style {
 
 /// Working processes of an image that are shown without being asked for.
 const SHOWN: usize = 10;
+/// Processes that cannot be inspected, which are shown without being asked for.
+const DENIED: usize = 3;
 /// Characters of a command line that are shown.
 const COMMAND: usize = 70;
 const GREEN: &str = "32";
@@ -44,7 +46,7 @@ pub(super) fn write(out: &mut impl Write, report: &Report, style: Style) -> io::
     page.host(&report.host)?;
     for (index, image) in report.images.iter().enumerate() {
         let processes: Vec<&ProcessReport> = report.processes.iter().filter(|p| p.image == index).collect();
-        page.image(image, &processes, report.summary.host_ready)?;
+        page.image(image, &processes, &report.summary)?;
     }
     page.end(report)
 }
@@ -143,14 +145,14 @@ impl<W: Write> Page<'_, W> {
         &mut self,
         image: &ImageReport,
         processes: &[&ProcessReport],
-        host_ready: bool,
+        summary: &Summary,
     ) -> io::Result<()> {
         let (colour, verdict) = match image.method {
             None => (RED, "is not traced"),
             Some(Method::UsdtPauses | Method::Functions | Method::Usdt) => {
                 (YELLOW, "only the time of its GC work is seen")
             }
-            Some(Method::Sites) if !host_ready => (YELLOW, "would work if gctrace could run"),
+            Some(Method::Sites) if !summary.host_ready => (YELLOW, "would work if gctrace could run"),
             Some(Method::Sites) if image.works() => (GREEN, "works"),
             Some(Method::Sites) => (YELLOW, "works in part"),
         };
@@ -177,6 +179,9 @@ impl<W: Write> Page<'_, W> {
         }
         if let Some(tracing) = &image.tracing {
             self.tracing(tracing, &image.confidence)?;
+        }
+        if processes.is_empty() {
+            return self.line("processes", &summary.looked.none());
         }
         self.processes(processes, image)
     }
@@ -240,9 +245,6 @@ impl<W: Write> Page<'_, W> {
     }
 
     fn processes(&mut self, processes: &[&ProcessReport], image: &ImageReport) -> io::Result<()> {
-        if processes.is_empty() {
-            return self.line("processes", "no process runs it now");
-        }
         let is_fine =
             |process: &&ProcessReport| matches!(process.proof, Proof::Passed { .. } | Proof::Later(_));
         let (fine, wrong): (Vec<_>, Vec<_>) = processes.iter().copied().partition(is_fine);
@@ -287,16 +289,7 @@ impl<W: Write> Page<'_, W> {
             self.verdict(&subject(&miss.subject), RED, &miss.reason)?;
         }
         writeln!(self.out)?;
-        if summary.denied > 0 {
-            let text = format!(
-                "{} of {} processes cannot be inspected (other users', or protected by the system)",
-                summary.denied, summary.looked_at
-            );
-            self.verdict("Not everything was seen", YELLOW, &text)?;
-            if !summary.host_ready {
-                self.remedy("run gctrace doctor with sudo")?;
-            }
-        }
+        self.denied(report)?;
         let (colour, verdict) = match summary.exit_status {
             0 if report.host.checks.iter().any(|check| check.status == Status::Limited) => {
                 (YELLOW, "works, but not everything: see `Host` above")
@@ -312,12 +305,39 @@ impl<W: Write> Page<'_, W> {
         };
         let plural =
             |count: usize, one: &str, many: &str| format!("{count} {}", if count == 1 { one } else { many });
-        let about = format!(
-            "{}, {}",
-            plural(summary.images, "Ruby", "Rubies"),
-            plural(summary.processes, "process", "processes")
-        );
+        let processes = match summary.looked.known(summary.processes) {
+            Some(known) => plural(known, "process", "processes"),
+            None if summary.looked.searched => "processes unknown".to_owned(),
+            None => "processes not looked for".to_owned(),
+        };
+        let about = format!("{}, {processes}", plural(summary.images, "Ruby", "Rubies"));
         self.verdict(&about, colour, verdict)
+    }
+
+    /// Which processes could not be inspected. To who is not root that says nothing new.
+    fn denied(&mut self, report: &Report) -> io::Result<()> {
+        let Looked { at, denied, .. } = report.summary.looked;
+        if denied == 0 {
+            return Ok(());
+        }
+        let whose = if report.host.uid == 0 { "" } else { " (other users', or protected by the system)" };
+        let text = format!("{denied} of {at} processes cannot be inspected{whose}");
+        self.verdict("Not everything was seen", YELLOW, &text)?;
+        let shown = match (self.style.verbose, report.host.uid) {
+            (true, _) => denied,
+            (false, 0) => denied.min(DENIED),
+            (false, _) => 0,
+        };
+        for found in report.denied.iter().take(shown) {
+            self.problem(&format!("pid {}", found.pid), YELLOW, &found.reason)?;
+        }
+        if shown > 0 && shown < denied {
+            self.line("", &format!("and {} more (all with -v)", denied - shown))?;
+        }
+        if !report.summary.host_ready && report.host.uid != 0 {
+            self.remedy("run gctrace doctor with sudo")?;
+        }
+        Ok(())
     }
 }
 
@@ -362,8 +382,8 @@ mod tests {
 
     use super::*;
     use crate::{
-        discover::{Miss, Subject},
-        doctor::report::{Refused, Summary},
+        discover::{Denied, Miss, Subject},
+        doctor::report::Refused,
     };
 
     fn check(name: &str, status: Status, remedy: Option<&str>) -> HostCheck {
@@ -406,8 +426,9 @@ mod tests {
             verified: Vec::new(),
         };
         let (images, processes) = (vec![image], vec![process]);
-        let summary = Summary::of(&host, &images, &processes, &misses, 10, 0);
-        Report { host, images, processes, misses, summary }
+        let looked = Looked { at: 10, denied: 0, searched: true };
+        let summary = Summary::of(&host, &images, &processes, &misses, looked);
+        Report { host, images, processes, misses, denied: Vec::new(), summary }
     }
 
     fn print(report: &Report, colour: bool, verbose: bool) -> String {
@@ -469,5 +490,44 @@ mod tests {
                 && !coloured.contains("\x1b[31mruby.so")
                 && !coloured.contains('\x07')
         );
+    }
+    /// That no process was seen is not said as if there were none: others were not looked for, or could not be inspected.
+    #[test]
+    fn unknown_processes() {
+        let shown = |denied: u32, searched, uid, verbose| {
+            let mut report = report(vec![check("fine", Status::Ok, None)]);
+            report.host.uid = uid;
+            report.processes.clear();
+            report.summary.processes = 0;
+            report.summary.looked = Looked { at: 140, denied: denied as usize, searched };
+            report.denied =
+                (0..denied).map(|pid| Denied { pid, reason: format!("the why of {pid}") }).collect();
+            let mut json = Vec::new();
+            crate::doctor::jsonl::write_jsonl(&mut json, &report).unwrap();
+            (print(&report, false, verbose), String::from_utf8(json).unwrap())
+        };
+        let (text, json) = shown(0, true, 0, false);
+        assert!(text.contains("no process runs it now") && text.contains("1 Ruby, 0 processes:"), "{text}");
+        assert!(json.contains(r#""images_cached":0,"processes":0,"#), "{json}");
+        let (text, json) = shown(0, false, 0, false);
+        assert!(
+            text.contains("not looked for\n") && text.contains("1 Ruby, processes not looked for:"),
+            "{text}"
+        );
+        assert!(json.contains(r#""images_cached":0,"processes":null,"#), "{json}");
+        let (text, json) = shown(5, true, 0, false);
+        assert!(text.contains("none seen; 5 of 140 processes cannot be inspected"), "{text}");
+        assert!(text.contains("1 Ruby, processes unknown:"), "{text}");
+        // As root some are named, with the reason.
+        assert!(
+            text.contains("pid 2          the why of 2") && text.contains("and 2 more (all with -v)"),
+            "{text}"
+        );
+        assert!(!text.contains("the why of 3"), "{text}");
+        assert!(json.contains(r#"{"pid":4,"reason":"the why of 4"}"#), "{json}");
+        assert!(shown(5, true, 0, true).0.contains("the why of 4"));
+        let (text, _) = shown(5, true, 1000, false);
+        assert!(!text.contains("the why") && text.contains("other users'"), "{text}");
+        assert!(shown(5, true, 1000, true).0.contains("the why of 4"));
     }
 }

@@ -58,12 +58,11 @@ fn reason(name: &str, value: &str, series: Series) -> Option<String> {
         return Some(format!("no Ruby knows it{hint}"));
     };
     if !known.is_read_by(series) {
-        return Some(format!(
-            "Ruby {series} does not read it, only {} to {} do{}",
-            known.from,
-            known.until,
-            instead(name, series)
-        ));
+        let by = match (known.from, known.until) {
+            (from, until) if from == until => format!("{from} does"),
+            (from, until) => format!("{from} to {until} do"),
+        };
+        return Some(format!("Ruby {series} does not read it, only {by}{}", instead(name, series)));
     }
     let needs = match known.kind {
         Kind::Text => return None,
@@ -135,6 +134,16 @@ mod tests {
         assert!(reason.contains("is RUBY_GC_HEAP_GROWTH_FACTOR meant"), "{reason}");
         let reason = reason_of("RUBY_GC_HEAP_INIT_SLOTS", "100000", now).unwrap();
         assert!(reason.contains("HEAP_0_INIT_SLOTS"), "{reason}");
+        // One series, and several.
+        let reason = reason_of("RUBY_GC_HEAP_INIT_BYTES", "100000", Series(3, 1)).unwrap();
+        assert_eq!(reason, "Ruby 3.1 does not read it, only 4.1 does");
+        let reason = reason_of("RUBY_GC_HEAP_0_INIT_SLOTS", "100000", Series(3, 1)).unwrap();
+        assert!(
+            reason.contains("does not read it, only 3.")
+                && reason.contains(" to ")
+                && reason.ends_with(" do"),
+            "{reason}"
+        );
         assert!(reason_of("RUBY_GC_MALLOC_LIMIT", "49174003.5", now).unwrap().contains("no fraction"));
         assert!(reason_of("RUBY_GC_ENTIRELY_DIFFERENT_THING", "1", now).unwrap().ends_with("knows it"));
         for (name, value) in [

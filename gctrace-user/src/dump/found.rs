@@ -112,6 +112,8 @@ impl NativeRead {
 /// A thread as the VM knows it.
 #[derive(Debug, Default)]
 pub struct RubySide {
+    /// Address of its `rb_thread_t`, which tells apart threads that are on no native thread.
+    pub address: u64,
     /// `Thread#name`.
     pub name: Option<Arc<str>>,
     /// Whether it is the main thread.
@@ -264,6 +266,21 @@ impl Thread {
             (None, Some(ruby)) => &ruby.frames,
             (None, None) => &[],
         }
+    }
+
+    /// What identifies it among the threads of its process: its tid; if it is on no native thread, the address of its `rb_thread_t`.
+    pub fn id(&self) -> String {
+        match (self.tid, self.address()) {
+            (Some(tid), _) => tid.to_string(),
+            (None, Some(address)) => address,
+            (None, None) => "-".to_owned(),
+        }
+    }
+
+    /// The address of its `rb_thread_t`, of a Ruby thread.
+    pub fn address(&self) -> Option<String> {
+        let address = self.ruby.as_ref().map(|ruby| ruby.address).filter(|&address| address != 0);
+        address.map(|address| format!("{address:#x}"))
     }
 
     /// `Thread#name`, or else its name in the kernel.

@@ -393,7 +393,8 @@ impl<'a> Reader<'a> {
         }
         frames.extend(missing(walked.flags));
         let read = if frames.is_empty() { StackRead::None } else { read };
-        RubySide { name, main: state.is_some_and(|state| state.main), frames, read, ..RubySide::default() }
+        let main = state.is_some_and(|state| state.main);
+        RubySide { address: reading.address, name, main, frames, read, ..RubySide::default() }
     }
 }
 

@@ -19,6 +19,8 @@ enum Line<'a> {
         threads: usize,
         /// Tids, each waiting for the next one.
         deadlocks: Vec<Vec<Option<u32>>>,
+        /// The same by address.
+        deadlock_addresses: Vec<Vec<Option<String>>>,
     },
     Thread(Box<ThreadLine<'a>>),
 }
@@ -28,6 +30,7 @@ struct ThreadLine<'a> {
     pid: u32,
     tid: Option<u32>,
     own_tid: Option<u32>,
+    address: Option<String>,
     name: &'a str,
     comm: &'a str,
     ruby: bool,
@@ -42,8 +45,10 @@ struct ThreadLine<'a> {
     wchan: Option<&'a str>,
     holds_gvl: Option<bool>,
     gvl_holder: Option<u32>,
+    gvl_holder_address: Option<String>,
     waits_for_mutex: bool,
     mutex_holder: Option<u32>,
+    mutex_holder_address: Option<String>,
     mutexes_held: Option<usize>,
     stack_read: &'static str,
     native_read: Option<&'static str>,
@@ -63,6 +68,7 @@ struct FrameLine<'a> {
 
 pub(super) fn write(out: &mut impl Write, dump: &Dump) -> io::Result<()> {
     let tid = |at: usize| dump.threads.get(at).and_then(|thread| thread.tid);
+    let address = |at: usize| dump.threads.get(at).and_then(Thread::address);
     line(
         out,
         &Line::Process {
@@ -77,15 +83,25 @@ pub(super) fn write(out: &mut impl Write, dump: &Dump) -> io::Result<()> {
                 .iter()
                 .map(|circle| circle.iter().map(|&at| tid(at)).collect())
                 .collect(),
+            deadlock_addresses: dump
+                .deadlocks
+                .iter()
+                .map(|circle| circle.iter().map(|&at| address(at)).collect())
+                .collect(),
         },
     )?;
     for thread in &dump.threads {
-        line(out, &Line::Thread(Box::new(of(dump.pid, thread, tid))))?;
+        line(out, &Line::Thread(Box::new(of(dump.pid, thread, tid, address))))?;
     }
     Ok(())
 }
 
-fn of(pid: u32, thread: &Thread, tid: impl Fn(usize) -> Option<u32>) -> ThreadLine<'_> {
+fn of(
+    pid: u32,
+    thread: &Thread,
+    tid: impl Fn(usize) -> Option<u32>,
+    address: impl Fn(usize) -> Option<String>,
+) -> ThreadLine<'_> {
     let ruby = thread.ruby.as_ref();
     let gvl = ruby.and_then(|ruby| ruby.gvl);
     let wants = ruby.and_then(|ruby| ruby.wants);
@@ -94,6 +110,7 @@ fn of(pid: u32, thread: &Thread, tid: impl Fn(usize) -> Option<u32>) -> ThreadLi
         pid,
         tid: thread.tid,
         own_tid: thread.own_tid,
+        address: thread.address(),
         name: thread.name(),
         comm: &thread.comm,
         ruby: ruby.is_some(),
@@ -108,8 +125,10 @@ fn of(pid: u32, thread: &Thread, tid: impl Fn(usize) -> Option<u32>) -> ThreadLi
         wchan: thread.doing.wchan.as_deref(),
         holds_gvl: gvl.map(|gvl| gvl.held),
         gvl_holder: gvl.and_then(|gvl| tid(gvl.holder?)),
+        gvl_holder_address: gvl.and_then(|gvl| address(gvl.holder?)),
         waits_for_mutex: wants.is_some(),
         mutex_holder: wants.and_then(|wants| tid(wants.holder?)),
+        mutex_holder_address: wants.and_then(|wants| address(wants.holder?)),
         mutexes_held: ruby.and_then(|ruby| ruby.locks),
         stack_read: ruby.map_or("none", |ruby| ruby.read.name()),
         native_read: thread.native.as_ref().map(|native| native.read.name()),

@@ -74,10 +74,14 @@ fn stack(out: &mut impl Write, thread: &Thread) -> io::Result<()> {
 }
 
 fn title(thread: &Thread) -> String {
-    let tid = thread.tid.map_or_else(|| "-".to_owned(), |tid| tid.to_string());
     let own = thread.own_tid.filter(|own| thread.tid.is_some_and(|tid| tid != *own));
     let own = own.map(|own| format!(" [{own} in its container]")).unwrap_or_default();
-    format!("thread {tid}{own} \"{}\"", printable(thread.name()))
+    let name = match printable(thread.name()) {
+        // It has none, and is on no native thread that has one.
+        name if name.is_empty() && thread.tid.is_none() => String::new(),
+        name => format!(" \"{name}\""),
+    };
+    format!("thread {}{own}{name}", thread.id())
 }
 
 fn line(frame: &Frame) -> String {
@@ -237,5 +241,49 @@ mod tests {
         );
         assert_eq!(text, expected);
         assert!(!text.contains('\x1b'));
+    }
+    /// Threads that are on no native thread and have no name are told apart, in text and JSON.
+    #[test]
+    fn without_native_threads() {
+        let thread = |address, wants: Option<usize>| Thread {
+            ruby: Some(RubySide {
+                address,
+                wants: wants.map(|holder| LockWait { holder: Some(holder) }),
+                locks: Some(1),
+                ..RubySide::default()
+            }),
+            ..Thread::default()
+        };
+        let named = RubySide { name: Some("three".into()), address: 0x7f30, ..RubySide::default() };
+        let dump = Dump {
+            threads: vec![
+                thread(0x7f10, Some(1)),
+                thread(0x7f20, Some(2)),
+                Thread { ruby: Some(named), ..Thread::default() },
+            ],
+            deadlocks: vec![vec![0, 1]],
+            ..Dump::default()
+        };
+        let mut out = Vec::new();
+        write(&mut out, &dump, false).unwrap();
+        let text = String::from_utf8(out).unwrap();
+        for part in [
+            "thread 0x7f10: on no native thread now (M:N), waiting for a Mutex, held by thread 0x7f20, holds 1 Mutex",
+            "thread 0x7f20: on no native thread now (M:N), waiting for a Mutex, held by thread 0x7f30 \"three\", holds",
+            "\nthread 0x7f30 \"three\": on no native thread now (M:N)",
+        ] {
+            assert!(text.contains(part), "{part}\n{text}");
+        }
+        let mut json = Vec::new();
+        super::super::jsonl::write(&mut json, &dump).unwrap();
+        let json = String::from_utf8(json).unwrap();
+        let lines: Vec<serde_json::Value> =
+            json.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+        assert_eq!(lines[0]["deadlock_addresses"], serde_json::json!([["0x7f10", "0x7f20"]]));
+        assert_eq!(
+            (&lines[1]["address"], &lines[1]["mutex_holder_address"]),
+            (&"0x7f10".into(), &"0x7f20".into())
+        );
+        assert_eq!(lines[1]["gvl_holder_address"], serde_json::Value::Null);
     }
 }

@@ -164,10 +164,12 @@ fn threads_of(shown: &Shown<'_>, area: Rect) -> (String, Vec<Line<'static>>) {
             .unwrap_or_default();
         // What does not fit is said in full where there is room.
         let doing = if area.width >= 120 { crate::dump::doing(dump, thread) } else { String::new() };
+        let unnamed = thread.tid.is_none() && thread.name().is_empty();
+        let name = if unnamed { thread.id() } else { thread.name().to_owned() };
         let text = format!(
             "{:>8} {} {:<10} {at}  {doing}",
             thread.tid.map_or_else(|| "-".to_owned(), |tid| tid.to_string()),
-            filled(thread.name(), 16),
+            filled(&name, 16),
             thread.state().name(),
         );
         lines.push(Line::from(cut(&text, area.width)));

@@ -18,7 +18,7 @@ use crate::{
     aggregate::gvl_budget::Cost,
     bpf::{self, LoadOptions, Loaded, Select},
     cache::Cache,
-    cli::Settings,
+    cli::{Settings, Show},
     clock::{WallClock, monotonic_ns},
     command::{self, Program},
     console::{self, say},
@@ -109,6 +109,9 @@ fn trace(settings: &Settings) -> Result<Outcome, Failure> {
     // Its thread has no more privileges than this one. Until tracing begins a signal ends the process as it ends any other, after outputs' new
     // files are removed; what was loaded into the kernel goes with the process.
     let signals = Signals::install().map_err(system("installing signal handlers"))?;
+    if settings.top.is_some() || settings.live.is_some() {
+        signals.writes_no_files();
+    }
     let clock = WallClock::measure();
     let mut exporters = outputs::exporters(settings, clock, settings.requests.is_some())?;
     if let (Some(page), Some(live)) = (&mut page, &settings.live) {
@@ -487,11 +490,15 @@ impl Run<'_> {
                     // Only where a command is held back until tracing has begun.
                     log::trace!("nobody waits for the begin of tracing");
                 }
-                say(&format!(
-                    "gctrace: ready: tracing {}{}",
-                    self.pipeline.only_process().unwrap_or_else(|| plural(processes as u64, "Ruby process")),
-                    if self.settings.duration.is_none() { " (Ctrl-C to stop)" } else { "" }
-                ));
+                // A screen shows that by itself; said behind it, it would be there when all is over.
+                if !matches!(self.settings.top, Some(Show::Screen { .. })) {
+                    let what = self.pipeline.only_process();
+                    say(&format!(
+                        "gctrace: ready: tracing {}{}",
+                        what.unwrap_or_else(|| plural(processes as u64, "Ruby process")),
+                        if self.settings.duration.is_none() { " (Ctrl-C to stop)" } else { "" }
+                    ));
+                }
                 log::info!("{probes} probes on {images} images");
                 self.deadline = self.settings.duration.map(|duration| Instant::now() + duration);
                 return processes == 0 && !self.settings.selection.is_open();

@@ -56,6 +56,8 @@ struct Endings {
     interrupted: Option<Instant>,
     /// Whether the next Ctrl-C makes the end shorter.
     can_shorten: bool,
+    /// Whether a run writes no files, so that none are given up.
+    no_files: bool,
     /// The first signal to end.
     by: Option<i32>,
 }
@@ -81,6 +83,17 @@ impl Endings {
             }
             _ if first => Answer::Finish { interactive: false },
             _ => Answer::Nothing,
+        }
+    }
+}
+
+impl Endings {
+    /// What the next Ctrl-C does.
+    fn again(&self) -> &'static str {
+        match (self.can_shorten, self.no_files) {
+            (true, _) => " (Ctrl-C again to report what is known by then)",
+            (false, true) => " (Ctrl-C again to give up)",
+            (false, false) => " (Ctrl-C again to give up without files)",
         }
     }
 }
@@ -113,11 +126,11 @@ impl Signals {
         // A thread of its own, so that Ctrl-C is answered while files are being written or sent.
         std::thread::Builder::new().name("gctrace-signals".to_owned()).spawn(move || {
             for signal in &mut signals {
-                let (answer, can_shorten) = {
+                let (answer, again, no_files) = {
                     let mut endings = lock(&known);
-                    (endings.answer(signal, Instant::now()), endings.can_shorten)
+                    (endings.answer(signal, Instant::now()), endings.again(), endings.no_files)
                 };
-                act(answer, can_shorten, signal, &wake);
+                act(answer, again, no_files, signal, &wake);
             }
         })?;
         Ok(Self { end, child, endings })
@@ -133,6 +146,11 @@ impl Signals {
     /// third one gives up.
     pub fn can_shorten(&self) {
         lock(&self.endings).can_shorten = true;
+    }
+
+    /// The run writes no files.
+    pub fn writes_no_files(&self) {
+        lock(&self.endings).no_files = true;
     }
 
     /// Takes the request to end, if there is one.
@@ -196,7 +214,7 @@ fn lock(endings: &Mutex<Endings>) -> MutexGuard<'_, Endings> {
     endings.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-fn act(answer: Answer, can_shorten: bool, signal: i32, mut wake: &UnixStream) {
+fn act(answer: Answer, again: &str, no_files: bool, signal: i32, mut wake: &UnixStream) {
     let mut wake_main = || {
         if let Err(error) = wake.write_all(&[0]) {
             log::error!("waking the main thread to finish: {error}");
@@ -206,7 +224,10 @@ fn act(answer: Answer, can_shorten: bool, signal: i32, mut wake: &UnixStream) {
         Answer::Die => {
             // Held until the end, so that no other file is made.
             let _none_is_made = export::remove_made();
-            say("gctrace: stopped before tracing began; no files were written");
+            say(match no_files {
+                true => "gctrace: stopped before tracing began",
+                false => "gctrace: stopped before tracing began; no files were written",
+            });
             if let Err(error) = emulate_default_handler(signal) {
                 log::error!("ending by signal {signal}: {error}");
                 std::process::exit(2);
@@ -214,11 +235,8 @@ fn act(answer: Answer, can_shorten: bool, signal: i32, mut wake: &UnixStream) {
         }
         Answer::Finish { interactive } => {
             wake_main();
-            say(match (interactive, can_shorten) {
-                (true, true) => "gctrace: finishing… (Ctrl-C again to report what is known by then)",
-                (true, false) => "gctrace: finishing… (Ctrl-C again to give up without files)",
-                (false, _) => "gctrace: finishing…",
-            });
+            let again = if interactive { again } else { "" };
+            say(&format!("gctrace: finishing…{again}"));
         }
         Answer::Shorten => {
             wake_main();
@@ -228,6 +246,7 @@ fn act(answer: Answer, can_shorten: bool, signal: i32, mut wake: &UnixStream) {
             // Holding this, no file appears between what is said and the end.
             let published = export::published();
             match published.as_slice() {
+                [] if no_files => say("gctrace: gave up"),
                 [] => say("gctrace: gave up: no output files were written"),
                 some => {
                     let names: Vec<_> = some.iter().map(|path| path.display().to_string()).collect();
@@ -276,6 +295,14 @@ mod tests {
         assert_eq!(endings.answer(SIGINT, at(1_500)), Answer::Shorten);
         assert_eq!(endings.answer(SIGINT, at(1_501)), Answer::Nothing);
         assert_eq!(endings.answer(SIGINT, at(3_000)), Answer::GiveUp);
+    }
+
+    /// Files are spoken of only where the run writes some.
+    #[test]
+    fn what_is_given_up() {
+        assert!(Endings::default().again().contains("without files"));
+        let endings = Endings { no_files: true, ..Endings::default() };
+        assert!(!endings.again().contains("files"), "{}", endings.again());
     }
 
     /// Before anything is recorded a signal does what it does to any program.

@@ -25,6 +25,8 @@ use rustix::{
     io::Errno,
 };
 
+use signal_hook::consts::SIGQUIT;
+
 use super::{
     board::{Board, Detail, Sample},
     draw::{Shown, draw},
@@ -59,11 +61,15 @@ impl Screen {
     ) -> io::Result<Self> {
         let stop = Arc::new(AtomicBool::new(false));
         let stopped = stop.clone();
+        // By default it would end gctrace and leave the terminal as it is.
+        let quit = Arc::new(AtomicBool::new(false));
+        let registered = signal_hook::flag::register(SIGQUIT, quit.clone())?;
         let mut terminal = take(mouse).inspect_err(|_| give_back())?;
         console::divert();
         let thread = std::thread::Builder::new().name("gctrace-screen".to_owned()).spawn(move || {
-            let ended = run(&mut terminal, &board, &mut looker, view, &stopped);
+            let ended = run(&mut terminal, &board, &mut looker, view, &[&stopped, &quit]);
             give_back();
+            signal_hook::low_level::unregister(registered);
             if let Err(error) = &ended {
                 console::say(&format!("gctrace: the terminal: {error}"));
             }
@@ -162,7 +168,7 @@ fn run(
     board: &Mutex<Board>,
     looker: &mut Looker,
     mut view: View,
-    stop: &AtomicBool,
+    stop: &[&AtomicBool],
 ) -> io::Result<()> {
     let board = || board.lock().unwrap_or_else(PoisonError::into_inner);
     let mut ticked: Option<Instant> = None;
@@ -173,7 +179,7 @@ fn run(
     let mut held = None;
     let mut detail: Option<(u32, Option<Detail>)> = None;
     let mut message: Option<(String, Instant)> = None;
-    while !stop.load(Relaxed) {
+    while !stop.iter().any(|stop| stop.load(Relaxed)) {
         if ticked.is_none_or(|last| last.elapsed() >= EVERY) {
             ticked = Some(Instant::now());
             board().tick(monotonic_ns(), true, sample);

@@ -2,7 +2,7 @@
 
 use std::io::{self, Write as _};
 
-use clap::Command;
+use clap::{ArgGroup, Command, Id};
 use clap_complete::Shell;
 use clap_mangen::Man;
 
@@ -11,8 +11,33 @@ use super::help::command;
 /// The completion script for a shell.
 pub fn completions(shell: Shell) -> Vec<u8> {
     let mut script = Vec::new();
-    clap_complete::generate(shell, &mut command(), "gctrace", &mut script);
+    clap_complete::generate(shell, &mut visible(&command()), "gctrace", &mut script);
     script
+}
+
+/// The same command without the options that are for tests: completions have what is hidden, too.
+fn visible(command: &Command) -> Command {
+    let args = || command.get_arguments().filter(|arg| arg.is_positional() || !arg.is_hide_set());
+    let known: Vec<Id> = args().map(|arg| arg.get_id().clone()).collect();
+    let groups = command.get_groups().map(|group| {
+        let of = group.get_args().filter(|id| known.contains(id)).cloned();
+        ArgGroup::new(group.get_id()).args(of).multiple(true)
+    });
+    // Definitions have static names; a process writes one script and ends.
+    let name = |text: &str| -> &'static str { Box::leak(text.to_owned().into_boxed_str()) };
+    let mut shown = Command::new(name(command.get_name()))
+        .args(args())
+        .groups(groups)
+        .disable_help_subcommand(true)
+        .visible_aliases(command.get_visible_aliases().map(name).collect::<Vec<_>>())
+        .subcommands(command.get_subcommands().map(visible));
+    if let Some(about) = command.get_about() {
+        shown = shown.about(about.clone());
+    }
+    if let Some(version) = command.get_version() {
+        shown = shown.version(name(version));
+    }
+    shown
 }
 
 /// Ways to call it.
@@ -21,7 +46,7 @@ const SYNOPSIS: [(&str, &str); 18] = [
     ("doctor", "[OPTIONS] [FILE...]"),
     ("top", "[OPTIONS]"),
     ("dump", "[OPTIONS] --pid PID|--all-ruby|--name NAME|--unit UNIT|--cgroup PATH|--container ID"),
-    ("heap", "[OPTIONS] --pid PID|--diff FILE..."),
+    ("heap", "[OPTIONS] PID|--pid PID|--diff FILE..."),
     ("malloc", "[OPTIONS] --pid PID|--all-ruby|--name NAME|--unit UNIT|--cgroup PATH|--container ID"),
     ("record", "[SELECTION...] [OPTIONS] -o FILE [-- COMMAND ARGS...]"),
     ("report", "[OPTIONS] FILE"),
@@ -94,6 +119,11 @@ mod tests {
         for shell in [Shell::Bash, Shell::Zsh, Shell::Fish] {
             let script = String::from_utf8(completions(shell)).unwrap();
             assert!(script.contains("container") && script.contains("doctor"), "{shell}");
+            let top = command();
+            for arg in std::iter::once(&top).chain(top.get_subcommands()).flat_map(Command::get_arguments) {
+                let Some(flag) = arg.get_long() else { continue };
+                assert_eq!(script.contains(flag), !arg.is_hide_set(), "{shell} --{flag}");
+            }
         }
     }
 

@@ -1,6 +1,8 @@
 //! The help: options in groups by purpose, and of each what `-h` says of it in one line.
 
-use clap::{Arg, Args as _, Command, CommandFactory as _, Error, FromArgMatches as _, Id};
+use std::ffi::OsString;
+
+use clap::{Arg, Args as _, Command, CommandFactory as _, Error, FromArgMatches as _, Id, error::ErrorKind};
 
 use super::{Args, args::look::LookArgs};
 
@@ -188,9 +190,27 @@ fn arranged(arg: Arg, heading: &'static str, at: usize, short: &'static str) -> 
     arg.hide_short_help(false).help(short).long_help(long)
 }
 
+/// `gctrace help top` as `gctrace top --help`.
+fn spelled(words: Vec<OsString>) -> Result<Vec<OsString>, Error> {
+    let Some((name, [help, of @ ..])) = words.split_first() else { return Ok(words) };
+    if help != "help" {
+        return Ok(words);
+    }
+    let of = match of {
+        [word] if word == "help" || word == "--help" || word == "-h" => &[],
+        of => of,
+    };
+    let mut command = command();
+    if let Some(word) = of.first().filter(|word| command.find_subcommand(word).is_none()) {
+        let text = format!("there is no subcommand `{}` (see gctrace --help)", word.to_string_lossy());
+        return Err(command.error(ErrorKind::InvalidSubcommand, text));
+    }
+    Ok([name].into_iter().chain(of).cloned().chain(["--help".into()]).collect())
+}
+
 /// Reads the command line.
 pub fn parse() -> Result<Args, Error> {
-    let mut matches = command().try_get_matches()?;
+    let mut matches = command().try_get_matches_from(spelled(std::env::args_os().collect())?)?;
     Args::from_arg_matches_mut(&mut matches).map_err(|error| error.format(&mut command()))
 }
 
@@ -211,6 +231,26 @@ mod tests {
                 command().try_get_matches_from([&["gctrace"], words].concat()).unwrap_err().to_string();
             assert!(error.contains(reason), "{words:?}: {error}");
         }
+    }
+
+    /// `help` is `--help`, of a subcommand, too; what is none is refused, and a run that has the word elsewhere is not changed.
+    #[test]
+    fn help_as_a_word() {
+        let words = |words: &[&str]| words.iter().map(OsString::from).collect::<Vec<_>>();
+        for (given, meant) in [
+            (&["gctrace", "help"][..], &["gctrace", "--help"][..]),
+            (&["gctrace", "help", "help"], &["gctrace", "--help"]),
+            (&["gctrace", "help", "top"], &["gctrace", "top", "--help"]),
+            (&["gctrace", "help", "summary"], &["gctrace", "summary", "--help"]),
+            (&["gctrace", "42", "help"], &["gctrace", "42", "help"]),
+            (&["gctrace"], &["gctrace"]),
+        ] {
+            assert_eq!(spelled(words(given)).unwrap(), words(meant));
+        }
+        let shown = command().try_get_matches_from(spelled(words(&["gctrace", "help", "top"])).unwrap());
+        assert_eq!(shown.unwrap_err().kind(), ErrorKind::DisplayHelp);
+        let error = spelled(words(&["gctrace", "help", "4242"])).unwrap_err();
+        assert!(error.to_string().contains("there is no subcommand `4242`"), "{error}");
     }
 
     /// Every option that is not for tests is in one group, and no group has another one.

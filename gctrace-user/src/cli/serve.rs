@@ -21,11 +21,12 @@ impl ServeArgs {
     ///
     /// # Errors
     ///
-    /// There are more than two.
+    /// There is none, or there are more than two.
     pub fn options(&self) -> Result<Options, UsageError> {
         let (file, against) = match &self.files[..] {
             [file] => (file, None),
             [a, b] => (b, Some(a.clone())),
+            [] => return Err(UsageError::NothingToServe),
             _ => return Err(UsageError::TooManyRecordings),
         };
         Ok(Options { file: file.clone(), against, listen: self.listen, choose })
@@ -59,7 +60,10 @@ pub fn live(args: ServeArgs, own_pid: u32) -> Result<Settings, UsageError> {
     let record = Some(PathBuf::from(gctrace_serve::LIVE));
     let mut run = Args { select, look, record, as_root, cache, words, command, ..run };
     run.outputs.reports.quiet = true;
-    let settings = Settings::resolve(run, own_pid)?;
+    let settings = Settings::resolve(run, own_pid).map_err(|error| match error {
+        UsageError::Word(word) => UsageError::FileWithLive(word),
+        error => error,
+    })?;
     let keep_ns = u64::try_from(keep.unwrap_or(DEFAULT_KEEP).as_nanos()).unwrap_or(u64::MAX);
     let live = Live { listen, open, keep_ns, keep_bytes: keep_size.unwrap_or(DEFAULT_BYTES) };
     let mut notes = settings.notes;
@@ -110,8 +114,7 @@ mod tests {
         assert_eq!((two.against, two.file), (Some("a".into()), "b".into()));
         assert!(parsed(&["a", "b", "c"]).unwrap().options().is_err());
         for wrong in [
-            &[][..],
-            &["x", "--pid", "4"],
+            &["x", "--pid", "4"][..],
             &["x", "--gvl"],
             &["x", "--keep", "1m"],
             &["x", "--no-cache"],
@@ -119,6 +122,9 @@ mod tests {
         ] {
             assert!(parsed(wrong).is_err(), "{wrong:?}");
         }
+        // Neither: what there is to choose from is said.
+        let nothing = parsed(&[]).unwrap().options().unwrap_err().to_string();
+        assert!(nothing.contains("gctrace serve FILE") && nothing.contains("--live"), "{nothing}");
         let run = |words: &[&str]| live(parsed(words).unwrap(), 7);
         let every = run(&["--live"]).unwrap();
         let of = every.live.clone().unwrap();
@@ -132,7 +138,8 @@ mod tests {
         assert!(some.notes.is_empty() && run(&["--live", "--memory-account"]).unwrap().notes.len() == 1);
         let of = some.live.unwrap();
         assert!(of.open && of.keep_ns == 30_000_000_000 && of.keep_bytes == 4 << 20);
-        assert_eq!(run(&["--live", "x.gctrace"]).unwrap_err(), UsageError::Word("x.gctrace".to_owned()));
+        let error = run(&["--live", "x.gctrace"]).unwrap_err().to_string();
+        assert!(error.starts_with("`x.gctrace` is not a pid: --live traces"), "{error}");
         assert_eq!(run(&["--live", "7"]).unwrap_err(), UsageError::OwnPid(7));
     }
 }

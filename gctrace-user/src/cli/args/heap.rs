@@ -27,7 +27,7 @@ pub struct HeapArgs {
     pub pid: Option<u32>,
 
     /// Short for --pid
-    #[arg(value_name = "PID", conflicts_with = "pid", value_parser = crate::cli::parse::pid, hide = true)]
+    #[arg(value_name = "PID", conflicts_with = "pid", value_parser = crate::cli::parse::pid)]
     pub word: Option<u32>,
 
     /// What a row represents
@@ -81,7 +81,7 @@ pub struct HeapArgs {
 /// `--by` of `gctrace heap`.
 #[derive(Clone, Copy, Debug, ValueEnum)]
 pub enum HeapByArg {
-    /// Types, with FREE and TOTAL
+    /// Types, as `ObjectSpace.count_objects` has them; with --format jsonl also its FREE and TOTAL
     Type,
     /// Classes
     Class,

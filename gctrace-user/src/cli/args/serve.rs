@@ -22,7 +22,7 @@ use crate::cli::parse;
         The address contains a secret; the server listens on this host only.")]
 pub struct ServeArgs {
     /// The recording, written by `gctrace record` or --record. Of two, the second is shown, compared with the first. With --live pids: short for --pid
-    #[arg(value_name = "FILE", required_unless_present = "live", value_parser = parse::recording_file())]
+    #[arg(value_name = "FILE", value_parser = parse::recording_file())]
     pub files: Vec<PathBuf>,
 
     /// Trace, and show what is seen while it goes on; without a selection every Ruby process

@@ -15,6 +15,17 @@ pub enum UsageError {
          --help)"
     )]
     NothingSelected,
+    /// Neither a recording nor a run.
+    #[error(
+        "name a recording (gctrace serve FILE), or show what is traced now (sudo gctrace serve --live); see gctrace serve --help"
+    )]
+    NothingToServe,
+    /// A recording where a run is shown.
+    #[error(
+        "`{0}` is not a pid: --live traces processes that run (--pid PID, --name NAME, --all-ruby, …) and takes no file; `gctrace serve {0}` shows \
+         a recording"
+    )]
+    FileWithLive(String),
     /// Two outputs would overwrite each other.
     #[error("{} is named for two outputs; give each its own file", .0.display())]
     SameFile(PathBuf),
@@ -119,7 +130,7 @@ fn unknown_word(word: &str) -> String {
     )
 }
 
-/// Whether a word is the beginning of a known one, or differs from it by one letter.
+/// Whether a word is the beginning of a known one, or differs from it by one letter, or by two neighbours that changed places.
 fn is_like(word: &str, known: &str) -> bool {
     let (ours, theirs): (Vec<char>, Vec<char>) = (word.chars().collect(), known.chars().collect());
     let shorter = ours.len().min(theirs.len());
@@ -128,7 +139,10 @@ fn is_like(word: &str, known: &str) -> bool {
     }
     let begin = ours.iter().zip(&theirs).take_while(|(one, other)| one == other).count();
     let end = ours.iter().rev().zip(theirs.iter().rev()).take_while(|(one, other)| one == other).count();
-    theirs.starts_with(&ours) || ours.len().max(theirs.len()) - (begin + end).min(shorter) <= 1
+    let swapped = ours.len() == theirs.len()
+        && ours.len() == begin + end + 2
+        && (ours[begin], ours[begin + 1]) == (theirs[begin + 1], theirs[begin]);
+    swapped || theirs.starts_with(&ours) || ours.len().max(theirs.len()) - (begin + end).min(shorter) <= 1
 }
 
 #[cfg(test)]
@@ -144,6 +158,8 @@ mod tests {
             ("tunes", "tune"),
             ("repart", "report"),
             ("dif", "diff"),
+            ("tpo", "top"),
+            ("dmup", "dump"),
         ] {
             let text = unknown_word(word);
             let wanted = format!("did you mean `gctrace {meant}`, `--name {word}`, to trace");

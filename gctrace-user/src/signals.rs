@@ -48,16 +48,36 @@ pub fn report_large_files() {
     }
 }
 
+/// What a second Ctrl-C does.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum Again {
+    /// It gives up, without files.
+    #[default]
+    WithoutFiles,
+    /// It gives up; files are not written anyway.
+    GiveUp,
+    /// It makes the end shorter; the next one gives up.
+    Shorten,
+}
+
+impl Again {
+    fn words(self) -> &'static str {
+        match self {
+            Self::WithoutFiles => " (Ctrl-C again to give up without files)",
+            Self::GiveUp => " (Ctrl-C again to give up)",
+            Self::Shorten => " (Ctrl-C again to report what is known by then)",
+        }
+    }
+}
+
 /// Which signals have come.
 #[derive(Debug, Default)]
 struct Endings {
     tracing: bool,
     finishing: bool,
     interrupted: Option<Instant>,
-    /// Whether the next Ctrl-C makes the end shorter.
-    can_shorten: bool,
-    /// Whether a run writes no files, so that none are given up.
-    no_files: bool,
+    /// What another Ctrl-C does.
+    again: Again,
     /// The first signal to end.
     by: Option<i32>,
 }
@@ -71,9 +91,10 @@ impl Endings {
         self.by.get_or_insert(signal);
         match (signal, self.interrupted) {
             (SIGINT, Some(before)) if now.saturating_duration_since(before) >= SECOND_THOUGHT => {
-                if !std::mem::take(&mut self.can_shorten) {
+                if self.again != Again::Shorten {
                     return Answer::GiveUp;
                 }
+                self.again = Again::GiveUp;
                 self.interrupted = Some(now);
                 Answer::Shorten
             }
@@ -83,17 +104,6 @@ impl Endings {
             }
             _ if first => Answer::Finish { interactive: false },
             _ => Answer::Nothing,
-        }
-    }
-}
-
-impl Endings {
-    /// What the next Ctrl-C does.
-    fn again(&self) -> &'static str {
-        match (self.can_shorten, self.no_files) {
-            (true, _) => " (Ctrl-C again to report what is known by then)",
-            (false, true) => " (Ctrl-C again to give up)",
-            (false, false) => " (Ctrl-C again to give up without files)",
         }
     }
 }
@@ -126,11 +136,11 @@ impl Signals {
         // A thread of its own, so that Ctrl-C is answered while files are being written or sent.
         std::thread::Builder::new().name("gctrace-signals".to_owned()).spawn(move || {
             for signal in &mut signals {
-                let (answer, again, no_files) = {
+                let (answer, again) = {
                     let mut endings = lock(&known);
-                    (endings.answer(signal, Instant::now()), endings.again(), endings.no_files)
+                    (endings.answer(signal, Instant::now()), endings.again)
                 };
-                act(answer, again, no_files, signal, &wake);
+                act(answer, again, signal, &wake);
             }
         })?;
         Ok(Self { end, child, endings })
@@ -145,12 +155,12 @@ impl Signals {
     /// The end takes time, and can be made shorter: that is what a second Ctrl-C asks for, as [`Signals::take_end`] then says again. Only a
     /// third one gives up.
     pub fn can_shorten(&self) {
-        lock(&self.endings).can_shorten = true;
+        lock(&self.endings).again = Again::Shorten;
     }
 
     /// The run writes no files.
     pub fn writes_no_files(&self) {
-        lock(&self.endings).no_files = true;
+        lock(&self.endings).again = Again::GiveUp;
     }
 
     /// Takes the request to end, if there is one.
@@ -214,7 +224,7 @@ fn lock(endings: &Mutex<Endings>) -> MutexGuard<'_, Endings> {
     endings.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-fn act(answer: Answer, again: &str, no_files: bool, signal: i32, mut wake: &UnixStream) {
+fn act(answer: Answer, again: Again, signal: i32, mut wake: &UnixStream) {
     let mut wake_main = || {
         if let Err(error) = wake.write_all(&[0]) {
             log::error!("waking the main thread to finish: {error}");
@@ -224,10 +234,8 @@ fn act(answer: Answer, again: &str, no_files: bool, signal: i32, mut wake: &Unix
         Answer::Die => {
             // Held until the end, so that no other file is made.
             let _none_is_made = export::remove_made();
-            say(match no_files {
-                true => "gctrace: stopped before tracing began",
-                false => "gctrace: stopped before tracing began; no files were written",
-            });
+            let files = if again == Again::WithoutFiles { "; no files were written" } else { "" };
+            say(&format!("gctrace: stopped before tracing began{files}"));
             if let Err(error) = emulate_default_handler(signal) {
                 log::error!("ending by signal {signal}: {error}");
                 std::process::exit(2);
@@ -235,7 +243,7 @@ fn act(answer: Answer, again: &str, no_files: bool, signal: i32, mut wake: &Unix
         }
         Answer::Finish { interactive } => {
             wake_main();
-            let again = if interactive { again } else { "" };
+            let again = if interactive { again.words() } else { "" };
             say(&format!("gctrace: finishing…{again}"));
         }
         Answer::Shorten => {
@@ -246,7 +254,7 @@ fn act(answer: Answer, again: &str, no_files: bool, signal: i32, mut wake: &Unix
             // Holding this, no file appears between what is said and the end.
             let published = export::published();
             match published.as_slice() {
-                [] if no_files => say("gctrace: gave up"),
+                [] if again != Again::WithoutFiles => say("gctrace: gave up"),
                 [] => say("gctrace: gave up: no output files were written"),
                 some => {
                     let names: Vec<_> = some.iter().map(|path| path.display().to_string()).collect();
@@ -289,7 +297,7 @@ mod tests {
     fn shortening() {
         let start = Instant::now();
         let at = |ms| start + Duration::from_millis(ms);
-        let mut endings = Endings { tracing: true, can_shorten: true, ..Endings::default() };
+        let mut endings = Endings { tracing: true, again: Again::Shorten, ..Endings::default() };
         assert_eq!(endings.answer(SIGINT, at(0)), Answer::Finish { interactive: true });
         assert_eq!(endings.answer(SIGINT, at(1)), Answer::Nothing);
         assert_eq!(endings.answer(SIGINT, at(1_500)), Answer::Shorten);
@@ -300,9 +308,8 @@ mod tests {
     /// Files are spoken of only where the run writes some.
     #[test]
     fn what_is_given_up() {
-        assert!(Endings::default().again().contains("without files"));
-        let endings = Endings { no_files: true, ..Endings::default() };
-        assert!(!endings.again().contains("files"), "{}", endings.again());
+        assert!(Endings::default().again.words().contains("without files"));
+        assert!(!Again::GiveUp.words().contains("files") && !Again::Shorten.words().contains("files"));
     }
 
     /// Before anything is recorded a signal does what it does to any program.

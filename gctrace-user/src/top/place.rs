@@ -42,7 +42,7 @@ pub(super) fn columns(width: u16, view: &View) -> Columns {
     let mut texts = 0;
     if sortable.len() == view.sortable().len() {
         let fits = |&&(_, text): &&(&str, u16)| {
-            let fits = room >= NAME + text + 1;
+            let fits = room > NAME + text;
             room -= if fits { text + 1 } else { 0 };
             fits
         };

@@ -8,7 +8,7 @@ fn widths() {
     for (requests, gvl) in [(false, false), (false, true), (true, false), (true, true)] {
         let traced = Traced { requests, gvl };
         for group in [Group::Process, Group::Service, Group::Container, Group::Endpoint] {
-            let any = View { traced, group, ..View::default() };
+            let any = View { group, traced, ..View::default() };
             for sort in any.sortable() {
                 let view = View { sort, ..any.clone() };
                 let mut last = place::columns(40, &view);

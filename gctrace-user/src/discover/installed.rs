@@ -158,7 +158,8 @@ fn find_library(
 /// Why nothing is known of an executable that loads these libraries, when [`images_of`] finds none of them.
 pub(super) fn not_found(sonames: &[String]) -> String {
     format!(
-        "it loads {}, which was not found beside it or where this host's dynamic linker looks ({}, …): name the file of that library,          which may be in the root of a container",
+        "it loads {}, which was not found beside it or where this host's dynamic linker looks ({}, …): name the file of that library, \
+         which may be in the root of a container",
         sonames.join(", "),
         LIB_DIRS[..2].join(", ")
     )

@@ -306,11 +306,12 @@ impl<W: Write> Page<'_, W> {
         let plural =
             |count: usize, one: &str, many: &str| format!("{count} {}", if count == 1 { one } else { many });
         let processes = match summary.looked.known(summary.processes) {
-            Some(known) => plural(known, "process", "processes"),
-            None if summary.looked.searched => "processes unknown".to_owned(),
-            None => "processes not looked for".to_owned(),
+            Some(known) => format!(", {}", plural(known, "process", "processes")),
+            None if summary.images == 0 => String::new(),
+            None if summary.looked.searched => ", processes unknown".to_owned(),
+            None => ", processes not looked for".to_owned(),
         };
-        let about = format!("{}, {processes}", plural(summary.images, "Ruby", "Rubies"));
+        let about = format!("{}{processes}", plural(summary.images, "Ruby", "Rubies"));
         self.verdict(&about, colour, verdict)
     }
 

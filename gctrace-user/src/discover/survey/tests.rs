@@ -41,5 +41,6 @@ fn files() {
     let found = of_file(&other);
     let miss = &found.misses[0];
     assert!(miss.reason.contains("it loads libruby-9.1.so.3.1, which was not found"), "{}", miss.reason);
+    assert!(!miss.reason.contains("  "), "{}", miss.reason);
     assert!(miss.denied && !found.searched && found.images.is_empty());
 }

@@ -53,7 +53,7 @@ impl Compared {
     pub(crate) fn of([a, b]: [(Gathered, OneSide); 2], cuts_time: bool) -> io::Result<Self> {
         let comparison = diff::compare(&a.0, &b.0);
         let mut svg = Vec::new();
-        diff::draw_graph(&a.0, &b.0, &mut svg)?;
+        diff::draw_graph(&a.0, &b.0, true, &mut svg)?;
         Ok(Self { comparison, sides: [a.1, b.1], graph: Drawn::of(svg), cuts_time })
     }
 }

@@ -73,14 +73,17 @@ impl Drawn {
 pub(crate) struct Graphs(Mutex<HashMap<&'static str, Arc<Drawn>>>);
 
 impl Graphs {
-    /// A graph, as `gctrace report --flamegraph` writes it.
+    /// A graph as `gctrace report --flamegraph` writes it, but with its roots on top: its window begins there.
     pub(crate) fn of(&self, kept: &Kept, measure: Measure) -> io::Result<Arc<Drawn>> {
         let mut graphs = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(drawn) = graphs.get(word(measure)) {
             return Ok(Arc::clone(drawn));
         }
         let mut svg = Vec::new();
-        kept.write(Format::FlameGraph(Graph { of: measure, ..Graph::default() }), &mut svg)?;
+        kept.write(
+            Format::FlameGraph(Graph { of: measure, roots_on_top: true, ..Graph::default() }),
+            &mut svg,
+        )?;
         let drawn = Arc::new(Drawn::of(svg));
         graphs.insert(word(measure), Arc::clone(&drawn));
         Ok(drawn)

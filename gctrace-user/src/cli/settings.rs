@@ -284,7 +284,7 @@ impl Settings {
             return Err(UsageError::NoRequests("--stack-root endpoint"));
         }
         let of = profile.measure(wall, gvl.is_some(), alloc)?;
-        let graph = Graph { grouping: stack_root.into(), of, lines: stack_lines };
+        let graph = Graph { grouping: stack_root.into(), of, lines: stack_lines, roots_on_top: false };
         let profiles: Vec<(PathBuf, profile::Format)> = [
             (pprof, profile::Format::Pprof),
             (flamegraph, profile::Format::FlameGraph(graph)),

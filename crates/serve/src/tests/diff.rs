@@ -59,7 +59,7 @@ fn recordings() {
         let sides = [gathered("A", a), gathered("B", b)];
         let comparison = diff::compare(&sides[0], &sides[1]);
         let mut svg = Vec::new();
-        diff::draw_graph(&sides[0], &sides[1], &mut svg).unwrap();
+        diff::draw_graph(&sides[0], &sides[1], true, &mut svg).unwrap();
         let ((other, its), (source, whole)) = (served(a), served(b));
         let all = Window::default();
         let compared = source.compared(&whole, &all, (&other, &its, &all)).unwrap();

@@ -119,14 +119,14 @@ pub fn compare(a: &Gathered, b: &Gathered) -> Comparison {
     Comparison::of(&mut a.side.borrow_mut(), &mut b.side.borrow_mut())
 }
 
-/// Draws what has changed between both as a flame graph of CPU time, where both were gathered with stacks.
+/// Draws what has changed between both as a flame graph of CPU time, where both were gathered with stacks; with its roots on top or at the bottom.
 ///
 /// # Errors
 ///
 /// It cannot be written.
-pub fn draw_graph(a: &Gathered, b: &Gathered, out: &mut dyn Write) -> io::Result<()> {
+pub fn draw_graph(a: &Gathered, b: &Gathered, roots_on_top: bool, out: &mut dyn Write) -> io::Result<()> {
     let (Some(a), Some(b)) = (&a.stacks, &b.stacks) else { return Ok(()) };
-    differential(&a.borrow(), &b.borrow(), out)
+    differential(&a.borrow(), &b.borrow(), roots_on_top, out)
 }
 
 /// The same, to a file.
@@ -138,7 +138,7 @@ pub fn write_graph(path: &Path, a: &Gathered, b: &Gathered) -> Result<(), Export
     if a.stacks.is_none() || b.stacks.is_none() {
         return Ok(());
     }
-    file::write_atomically(path, |out| draw_graph(a, b, out))
+    file::write_atomically(path, |out| draw_graph(a, b, false, out))
         .map_err(|source| ExportError::File { path: path.to_owned(), source })
 }
 

@@ -11,7 +11,7 @@ mod titles;
 pub(in crate::export) use differential::{Comparable, write as differential};
 
 use inferno::flamegraph::{
-    self, Options, TextTruncateDirection,
+    self, Direction, Options, TextTruncateDirection,
     color::{BackgroundColor, Color, PaletteMap},
 };
 
@@ -73,6 +73,9 @@ pub(super) fn write(
     options.factor = factor;
     options.min_width = MIN_PART * 100.0;
     "Frame:".clone_into(&mut options.name_type);
+    if graph.roots_on_top {
+        options.direction = Direction::Inverted;
+    }
     options.notes = comment(&context.account());
     let mut svg = Vec::new();
     flamegraph::from_lines(&mut options, lines.iter().map(String::as_str), &mut svg)?;

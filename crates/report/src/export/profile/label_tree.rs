@@ -63,7 +63,7 @@ const ROOT: u32 = 0;
 impl LabelTree {
     /// What a graph shows of a recording.
     pub(super) fn of(recording: &Recording, graph: Graph, shown: Rows) -> Self {
-        let Graph { grouping, of, lines } = graph;
+        let Graph { grouping, of, lines, roots_on_top: _ } = graph;
         let mut tree = Self {
             labels: Vec::new(),
             by_label: HashMap::new(),

@@ -81,6 +81,8 @@ pub struct Graph {
     pub of: Measure,
     /// Whether a row of Ruby code is the line that runs, not the method.
     pub lines: bool,
+    /// Whether a flame graph has its roots on top, where a window that scrolls shows them first. Otherwise they are at the bottom.
+    pub roots_on_top: bool,
 }
 
 impl Format {

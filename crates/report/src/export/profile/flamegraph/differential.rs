@@ -7,7 +7,7 @@ use std::{
 };
 
 use inferno::flamegraph::{
-    self, Options, TextTruncateDirection,
+    self, Direction, Options, TextTruncateDirection,
     color::{BackgroundColor, Color},
 };
 
@@ -69,8 +69,13 @@ impl Comparable {
     }
 }
 
-/// Writes it.
-pub(in crate::export) fn write(a: &Comparable, b: &Comparable, out: &mut dyn Write) -> io::Result<()> {
+/// Writes it, with its roots on top or at the bottom.
+pub(in crate::export) fn write(
+    a: &Comparable,
+    b: &Comparable,
+    roots_on_top: bool,
+    out: &mut dyn Write,
+) -> io::Result<()> {
     let ((mut before, a_ns, a_samples), (after, b_ns, b_samples)) = (a.paths(), b.paths());
     if a_ns == 0 || b_ns == 0 {
         let which = if a_ns == 0 { "A" } else { "B" };
@@ -99,6 +104,9 @@ pub(in crate::export) fn write(a: &Comparable, b: &Comparable, out: &mut dyn Wri
     options.factor = FACTOR;
     options.min_width = MIN_PART * 100.0;
     "Frame:".clone_into(&mut options.name_type);
+    if roots_on_top {
+        options.direction = Direction::Inverted;
+    }
     let mut svg = Vec::new();
     flamegraph::from_lines(&mut options, lines.iter().map(String::as_str), &mut svg)?;
     let svg = super::percent::exact(&String::from_utf8(svg).map_err(io::Error::other)?, FACTOR);

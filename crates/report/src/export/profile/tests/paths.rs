@@ -114,7 +114,7 @@ fn rows_of_lines() {
         recorder.see(&process, Seen::Stack(&StackSample { cpu_ns: 1_000, stack, ..sample.clone() })).unwrap();
     }
     let text = |format| String::from_utf8(written(&recorder, format, "x").0).unwrap();
-    let graph = |lines| Graph { grouping: Grouping::None, of: Measure::Cpu, lines };
+    let graph = |lines| Graph { grouping: Grouping::None, of: Measure::Cpu, lines, ..Graph::default() };
     assert_eq!(text(Format::Folded(graph(false))), "Order#total (order.rb:12);Array#map 2000\n");
     assert_eq!(
         text(Format::Folded(graph(true))),

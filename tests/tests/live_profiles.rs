@@ -165,7 +165,9 @@ fn text_names_methods() -> Result<()> {
     let lines = &finished.stdout;
     let by = |line: &&String| line.contains("  by ") && line.contains("support.rb:");
     ensure!(lines.iter().any(|line| by(&line)), "no trigger in the lines: {:?}", lines.get(1));
-    let heading = lines.iter().position(|line| line.contains(&format!("({})", done.pid)));
+    let heading = lines.iter().position(|line| {
+        line.contains(&format!("(pid {})", done.pid)) && line.contains(" s of CPU time in ")
+    });
     let heading = heading.with_context(|| format!("no summary of {} in {lines:?}", done.pid))?;
     let methods = &lines[heading + 1..];
     ensure!(methods.first().is_some_and(|line| line.contains("SELF  TOTAL  METHOD")), "{methods:?}");

@@ -242,6 +242,7 @@ mod tests {
         assert_eq!(text, expected);
         assert!(!text.contains('\x1b'));
     }
+
     /// Threads that are on no native thread and have no name are told apart, in text and JSON.
     #[test]
     fn without_native_threads() {
@@ -277,13 +278,14 @@ mod tests {
         let mut json = Vec::new();
         super::super::jsonl::write(&mut json, &dump).unwrap();
         let json = String::from_utf8(json).unwrap();
-        let lines: Vec<serde_json::Value> =
-            json.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
-        assert_eq!(lines[0]["deadlock_addresses"], serde_json::json!([["0x7f10", "0x7f20"]]));
-        assert_eq!(
-            (&lines[1]["address"], &lines[1]["mutex_holder_address"]),
-            (&"0x7f10".into(), &"0x7f20".into())
-        );
-        assert_eq!(lines[1]["gvl_holder_address"], serde_json::Value::Null);
+        let lines: Vec<&str> = json.lines().collect();
+        for (line, field) in [
+            (0, r#""deadlock_addresses":[["0x7f10","0x7f20"]]"#),
+            (1, r#""address":"0x7f10""#),
+            (1, r#""mutex_holder_address":"0x7f20""#),
+            (1, r#""gvl_holder_address":null"#),
+        ] {
+            assert!(lines[line].contains(field), "{field}: {json}");
+        }
     }
 }

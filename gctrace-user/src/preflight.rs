@@ -76,7 +76,7 @@ pub struct Lacking(Vec<&'static Privilege>);
 
 /// What to do as root where capabilities are missing.
 pub const GIVE_CAPABILITIES: &str = "a container (--cap-drop, or none added), a service unit (CapabilityBoundingSet=) or the program that \
-                                     started gctrace has dropped it: give it there, or run gctrace outside";
+                                     started gctrace may have dropped what is missing: grant it there, or run gctrace outside";
 
 /// What is said where privileges are missing.
 fn unprivileged(uid: u32, lacking: &Lacking) -> String {

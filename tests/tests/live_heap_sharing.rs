@@ -185,7 +185,7 @@ fn account_of_workers() -> Result<()> {
         let done = script.finish()?;
         let written = done.report.extra_u64("object_pages")? * PAGE;
         let of = |pid: u32| {
-            let its = text.split_once(&format!("({pid}), Ruby ")).map(|(_, its)| its)?;
+            let its = text.split_once(&format!("(pid {pid}), Ruby ")).map(|(_, its)| its)?;
             let table = its.split_once("PRIVATE NOW")?.1;
             let row = table.lines().find(|line| line.ends_with("  pages of objects"))?;
             row.split_whitespace().next()?.parse::<u64>().ok()

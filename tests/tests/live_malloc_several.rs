@@ -167,7 +167,7 @@ fn windows_are_separate() -> Result<()> {
     let errors = finished.errors();
     ensure!(finished.status.code() == Some(1) && errors.contains(&format!("pid {own_pid}: ")), "{errors}");
     let text = finished.stdout.join("\n");
-    ensure!(text.contains(&format!("({pid}), Ruby ")) && !text.contains("processes"), "{text}");
+    ensure!(text.contains(&format!("(pid {pid}), Ruby ")) && !text.contains("processes"), "{text}");
     script.say("end")?;
     script.finish()?;
     Ok(())

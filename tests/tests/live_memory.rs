@@ -260,7 +260,7 @@ fn account_at_the_end() -> Result<()> {
         let rss = head["rss"].as_u64().context("rss")?;
         // A waiting program changes little: a few pages that its other threads touch.
         ensure!(bytes.len() == 9 && bytes.iter().sum::<u64>().abs_diff(rss) < 1 << 20, "{rss}:\n{text}");
-        ensure!(text.contains("\nRSS ") && text.contains(&format!("({pid}), Ruby ")), "{text}");
+        ensure!(text.contains("\nRSS ") && text.contains(&format!("(pid {pid}), Ruby ")), "{text}");
 
         let lines = Invocation::jsonl(traced)?.run()?;
         let note = "--memory-account has no effect on JSON lines";

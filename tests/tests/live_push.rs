@@ -252,8 +252,9 @@ fn otlp_gvl() -> Result<()> {
             .env("GCTRACE_TEST_GVL_WITNESS", witness::gvl_extension(ruby)?);
         let gvl = ["--gvl", "--gvl-threshold", "0.000001ms", "--gvl-budget", "100"];
         let options = [&["--otlp", &url, "--push-interval", "200ms"][..], &gvl].concat();
-        let (report, _, script) = run_script(script, &options)?;
+        let (report, said, script) = run_script(script, &options)?;
         ledger::check_lossless(&report)?;
+        ensure!(said.contains(" 0 refused, 0 dropped"), "{said}");
         let pushes = receiver.pushes();
         let found = decoded(&live, &pushes)?;
         let of_pid = |line: &&GvlSumsLine| line.pid == script.pid;

@@ -65,7 +65,8 @@ fn words(window: &Window, header: &Header) -> String {
 ///
 /// The outputs contradict each other, or the recording lacks what they show.
 pub fn report(args: ReportFileArgs, header: &Header) -> Result<Settings, UsageError> {
-    let part = words(&args.window(header)?, header);
+    let window = args.window(header)?;
+    let part = words(&window, header);
     let ReportFileArgs { file, lines, from: _, to: _, pids: _, services: _, condition: _, mut outputs } =
         args;
     let Subjects { samples, wall, gvl, requests, alloc } = header.subjects;
@@ -87,6 +88,8 @@ pub fn report(args: ReportFileArgs, header: &Header) -> Result<Settings, UsageEr
     let flags = [("--gvl", gvl), ("--requests", requests), ("--alloc", alloc)];
     let one_screen = plain.then(|| Recorded {
         path: file.display().to_string(),
+        cuts_time: window.cuts_time(),
+        pids: window.pids,
         part,
         dump: header.dump.as_ref().map(|dump| (dump.why.clone(), dump.at_ns)),
         host: header.host.name.clone(),

@@ -153,7 +153,14 @@ fn header(out: &mut dyn Write, report: &Report, per_cell: usize) -> io::Result<(
     let who = &report.who;
     let command = printable(who.command.as_deref().unwrap_or("ruby")).to_string();
     let command: String = command.chars().take(60).collect();
-    label(out, MARGIN, 38, 18, "#111111", &format!("Heap of {command} ({}), Ruby {}", who.pid, who.ruby))?;
+    label(
+        out,
+        MARGIN,
+        38,
+        18,
+        "#111111",
+        &format!("Heap of {command} (pid {}), Ruby {}", who.pid, who.ruby),
+    )?;
     let mut line = format!(
         "GC #{}: {}, {} of {} slots free ({}), {} of which a quarter or less is in use",
         report.gc_count[0],

@@ -54,7 +54,7 @@ pub(super) fn write(out: &mut impl Write, report: &Report, top: usize) -> io::Re
 pub(super) fn head(out: &mut impl Write, report: &Report) -> io::Result<()> {
     let who = &report.who;
     let command = who.command.as_deref().unwrap_or("ruby");
-    writeln!(out, "{} ({}), Ruby {}, GC #{}", printable(command), who.pid, who.ruby, report.gc_count[0])?;
+    writeln!(out, "{} (pid {}), Ruby {}, GC #{}", printable(command), who.pid, who.ruby, report.gc_count[0])?;
     writeln!(
         out,
         "{} in {} of slots; {} ({}) of {} slots on {} are free",

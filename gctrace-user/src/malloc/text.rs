@@ -36,7 +36,7 @@ fn head(out: &mut impl Write, report: &Report) -> io::Result<()> {
         [Some(before), Some(after)] => format!(", {}", plural(after.saturating_sub(before), "collection")),
         _ => String::new(),
     };
-    writeln!(out, "{command} ({}), Ruby {}, in {seconds:.1} s{collections}", who.pid, who.ruby)?;
+    writeln!(out, "{command} (pid {}), Ruby {}, in {seconds:.1} s{collections}", who.pid, who.ruby)?;
     match report.ended {
         Ended::Time => {}
         Ended::Signal => writeln!(out, "counting was ended by a signal")?,
@@ -216,7 +216,7 @@ mod tests {
     fn tables() {
         let text = text(Ended::Time);
         assert!(
-            text.starts_with("ruby \\u{1b}[31mapp.rb (42), Ruby 3.4.1, in 2.5 s, 2 collections\n"),
+            text.starts_with("ruby \\u{1b}[31mapp.rb (pid 42), Ruby 3.4.1, in 2.5 s, 2 collections\n"),
             "{text}"
         );
         let has = |line: &str| text.lines().any(|one| one.split_whitespace().eq(line.split(' ')));

@@ -61,15 +61,20 @@ impl Screen {
     ) -> io::Result<Self> {
         let stop = Arc::new(AtomicBool::new(false));
         let stopped = stop.clone();
-        // By default it would end gctrace and leave the terminal as it is.
-        let quit = Arc::new(AtomicBool::new(false));
-        let registered = signal_hook::flag::register(SIGQUIT, quit.clone())?;
-        let mut terminal = take(mouse).inspect_err(|_| give_back())?;
+        // By default it would end gctrace and leave the terminal as it is. It does that again once the terminal is given back.
+        let (quit, given_back) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicBool::new(false)));
+        signal_hook::flag::register_conditional_default(SIGQUIT, given_back.clone())?;
+        signal_hook::flag::register(SIGQUIT, quit.clone())?;
+        let gives_back = given_back.clone();
+        let mut terminal = take(mouse).inspect_err(|_| {
+            give_back();
+            gives_back.store(true, Relaxed);
+        })?;
         console::divert();
         let thread = std::thread::Builder::new().name("gctrace-screen".to_owned()).spawn(move || {
             let ended = run(&mut terminal, &board, &mut looker, view, &[&stopped, &quit]);
             give_back();
-            signal_hook::low_level::unregister(registered);
+            given_back.store(true, Relaxed);
             if let Err(error) = &ended {
                 console::say(&format!("gctrace: the terminal: {error}"));
             }
@@ -82,6 +87,7 @@ impl Screen {
             Ok(thread) => Ok(Self { stop, thread: Some(thread) }),
             Err(error) => {
                 give_back();
+                gives_back.store(true, Relaxed);
                 Err(error)
             }
         }

@@ -1,6 +1,6 @@
 //! A recording on one screen, for people: what its processes did with their time, what stands out, and the next command.
 
-use std::{fmt::Write as _, io::Write};
+use std::{collections::BTreeSet, fmt::Write as _, io::Write};
 
 use super::{
     ExportError, Exporter,
@@ -18,7 +18,7 @@ use crate::{
         services::CycleKey,
     },
     clock::WallClock,
-    ledger::Ledger,
+    ledger::{Extent, Ledger},
     model::{
         Process,
         seen::{Observer as _, Seen},
@@ -53,6 +53,10 @@ const HOT: (f64, u64) = (0.2, 100);
 pub struct Recorded {
     /// Where it is.
     pub path: String,
+    /// Whether some time of it is left out.
+    pub cuts_time: bool,
+    /// These processes, if some were chosen.
+    pub pids: BTreeSet<u32>,
     /// What of it is shown, as words of `gctrace report` that a shell reads, each with a space before it; empty: all.
     pub part: String,
     /// Why and when a flight recorder wrote it (`CLOCK_MONOTONIC` nanoseconds), if one did.
@@ -78,6 +82,8 @@ pub struct OneScreen<W: Write> {
     of: Recorded,
     digest: Digest,
     recording: Recording,
+    /// Whether all that a run reports at the end of a process is there.
+    whole: bool,
 }
 
 impl<W: Write> OneScreen<W> {
@@ -90,6 +96,7 @@ impl<W: Write> OneScreen<W> {
             of: Recorded { path: word(&of.path), ..of },
             digest: Digest::default(),
             recording,
+            whole: true,
         }
     }
 }
@@ -114,7 +121,8 @@ impl<W: Write> Exporter for OneScreen<W> {
         self.digest.closed_ns = Some(ts_ns);
     }
 
-    fn finish(&mut self, _: &Ledger) -> Result<(), ExportError> {
+    fn finish(&mut self, ledger: &Ledger) -> Result<(), ExportError> {
+        self.whole = ledger.extent == Extent::Run && !self.of.cuts_time;
         let text = self.text();
         self.out.write_all(text.as_bytes()).and_then(|()| self.out.flush()).map_err(ExportError::Stdout)
     }
@@ -306,31 +314,31 @@ impl<W: Write> OneScreen<W> {
         let (watched_ns, wall_ns) =
             sums.fold((0, 0), |(watched, wall), gvl| (watched + gvl.watched_ns, wall + gvl.wall_ns));
         let head = match watched_ns < wall_ns {
-            _ if wall_ns == 0 => return self.long_waits(),
+            _ if wall_ns == 0 => {
+                return self.long_waits().into_iter().flat_map(|row| [String::new(), row]).collect();
+            }
             true => format!(
-                "{:<LABEL$}watched for {} of the time (CPU budget)",
+                "{:<LABEL$}watched for {} of the time of its threads (CPU budget)",
                 "GVL",
                 percent(watched_ns, wall_ns)
             ),
-            false if shown.is_empty() => return shown,
+            false if shown.is_empty() && self.long_waits().is_none() => return shown,
             false => "GVL".to_owned(),
         };
-        [vec![String::new(), head], shown].concat()
+        let long = self.long_waits().into_iter().collect();
+        [vec![String::new(), head], shown, long].concat()
     }
 
-    /// Waits that were seen, where no process has sums.
-    fn long_waits(&self) -> Vec<String> {
-        let (count, ns) = self.digest.processes.iter().fold((0, 0_u64), |(count, ns), of| {
+    /// Waits that were seen of processes without sums.
+    fn long_waits(&self) -> Option<String> {
+        let without = self.digest.processes.iter().filter(|of| of.gvl.is_none());
+        let (count, ns) = without.fold((0, 0_u64), |(count, ns), of| {
             (count + of.long_waits.0, ns.saturating_add(of.long_waits.1))
         });
-        if count == 0 {
-            return Vec::new();
-        }
-        let waits = plural(count, "long wait");
-        vec![
-            String::new(),
-            format!("{:<LABEL$}{waits}, {} in all; the rest is not known", "GVL", duration(ns)),
-        ]
+        let is_all = self.digest.processes.iter().all(|of| of.gvl.is_none());
+        let (label, waits) = (if is_all { "GVL" } else { "" }, plural(count, "long wait"));
+        let row = format!("{label:<LABEL$}{waits}, {} in all; the rest is not known", duration(ns));
+        (count > 0).then_some(row)
     }
 
     fn requests(&self) -> Vec<String> {
@@ -382,21 +390,22 @@ impl<W: Write> OneScreen<W> {
     }
 
     fn not_recorded(&self) -> Vec<String> {
-        let mut parts = Vec::new();
+        let mut rows = Vec::new();
         if !self.of.lacking.is_empty() {
-            parts.push(format!("what {} would show", self.of.lacking.join(", ")));
+            rows.push(format!("what {} would show", self.of.lacking.join(", ")));
         }
-        let lacks = |of: &&ProcessDigest| self.of.gvl && of.process.image.gvl.is_some() && of.gvl.is_none();
-        let lacking = self.digest.processes.iter().filter(lacks).count() as u64;
+        let lacking = self.digest.processes.iter().filter(|of| self.lacks_sums(of)).count() as u64;
         if lacking > 0 {
-            let of = plural(lacking, "process");
-            parts
-                .push(format!("how long threads of {of} waited for the GVL (known when all of it is there)"));
+            rows.push(format!("GVL sums of {}: they come at the end of each", plural(lacking, "process")));
         }
-        if parts.is_empty() {
-            return Vec::new();
-        }
-        vec![String::new(), format!("Not recorded: {}", parts.join("; "))]
+        let rows = rows.into_iter().map(|row| format!("Not recorded: {row}"));
+        rows.enumerate().flat_map(|(at, row)| (at == 0).then(String::new).into_iter().chain([row])).collect()
+    }
+
+    /// Whether it is not known for how long the threads of a process waited for the GVL, although that was asked for: the end is missing. One that
+    /// has all of it and no sums has had no thread that was seen to wait.
+    fn lacks_sums(&self, of: &ProcessDigest) -> bool {
+        self.of.gvl && !self.whole && of.process.image.gvl.is_some() && of.gvl.is_none()
     }
 
     /// What stands out, and the command that shows more of it.
@@ -467,8 +476,7 @@ impl<W: Write> OneScreen<W> {
     /// The words that choose this process, if there are others.
     fn only(&self, process: &Process) -> String {
         let alone = self.digest.processes.len() as u64 + self.digest.more.processes == 1;
-        let chosen = self.of.part.split(' ').any(|word| word == "--pid");
-        if alone || chosen { String::new() } else { format!(" --pid {}", process.pid) }
+        if alone || !self.of.pids.is_empty() { String::new() } else { format!(" --pid {}", process.pid) }
     }
 
     /// The command for a second before a pause until a second after it.
@@ -501,11 +509,8 @@ impl<W: Write> OneScreen<W> {
 
     /// Nothing stands out, of what was recorded.
     fn nothing(&self) -> String {
-        let gvl = if self.digest.processes.iter().any(has_sums) {
-            format!(", {WAITING} threads waiting for the GVL")
-        } else {
-            String::new()
-        };
+        let applies = self.of.gvl && !self.digest.processes.iter().all(|of| self.lacks_sums(of));
+        let gvl = if applies { format!(", {WAITING} threads waiting for the GVL") } else { String::new() };
         format!(
             "Nothing stands out by these limits: GC {:.0} % of a process's time in 10 cycles, a pause of {} ms,\n\
              memory +{} and +10 % in 30 s{gvl}.",
@@ -514,11 +519,6 @@ impl<W: Write> OneScreen<W> {
             bytes(GROWTH_BYTES)
         )
     }
-}
-
-/// Whether it is known how long the threads of a process waited for the GVL.
-fn has_sums(of: &ProcessDigest) -> bool {
-    of.gvl.as_ref().is_some_and(|gvl| gvl.watched_ns > 0)
 }
 
 /// A share in few columns.

@@ -371,8 +371,8 @@ impl<W: Write> Exporter for Text<W> {
                 let cycles = plural(end.before.missed(), "cycle");
                 writeln!(
                     self.out,
-                    "{} ({}): {cycles} before tracing began",
-                    clip(&process.comm, 16),
+                    "{} (pid {}): {cycles} before tracing began",
+                    program(process),
                     process.pid
                 )
             }

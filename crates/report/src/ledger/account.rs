@@ -8,7 +8,7 @@ use crate::words::{percent, plural};
 impl Ledger {
     /// What was done, and whether anything is missing: one line for people.
     pub fn summary(&self) -> String {
-        if self.extent == Extent::CutOff && self.kernel.is_none() {
+        if self.kernel.is_none() && matches!(self.extent, Extent::CutOff | Extent::Part) {
             return "what was lost is not known: the recording ends before its first account".to_owned();
         }
         let u = &self.user;
@@ -194,8 +194,13 @@ mod tests {
     /// Of a recording that ends early nothing is known that its accounts do not have.
     #[test]
     fn cut_off() {
-        let cut = Ledger { extent: Extent::CutOff, ..Ledger::default() };
-        assert_eq!(cut.summary(), "what was lost is not known: the recording ends before its first account");
+        for extent in [Extent::CutOff, Extent::Part] {
+            let cut = Ledger { extent, ..Ledger::default() };
+            assert_eq!(
+                cut.summary(),
+                "what was lost is not known: the recording ends before its first account"
+            );
+        }
         let counts = PipelineCounts { cycles: 3, processes: 1, ..PipelineCounts::default() };
         let cut = Ledger { extent: Extent::CutOff, ..ledger(counts) };
         let expected =

@@ -45,7 +45,7 @@ fn glance(now: &Now, subjects: Subjects) -> Markup {
     let last = &now.last;
     let length = now.last_ns.max(1) as f64;
     let mut all: Vec<(&str, Markup)> = vec![
-        ("Processes", html! { (count(now.processes)) }),
+        ("Running processes", html! { (count(now.processes)) }),
         ("GC", html! { (plural(last.cycles, "cycle")) ", " (count(last.majors)) " major" }),
         ("GC, share of the time", html! { (percent(last.pause_ns as f64 / length)) }),
         ("Longest GC pause", html! { (time(last.longest_ns)) }),

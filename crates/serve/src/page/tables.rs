@@ -218,6 +218,10 @@ pub(super) fn blocked(view: &View) -> Markup {
             ]
         })
         .collect();
+    let of_gvl = figures.processes.iter().filter_map(|of| of.gvl.as_ref());
+    let all_ns: u64 = of_gvl.map(|gvl| gvl.sums.wait.ns).sum();
+    let held = whole.iter().filter(|(_, blocked)| blocked.holder.is_some());
+    let unknown_ns = all_ns.saturating_sub(held.map(|(_, blocked)| blocked.times.ns).sum());
     let numbers = [Column::Number("Times"), Column::Number("Waited"), Column::Number("Longest")];
     let heads =
         [&[Column::Text("Waited"), Column::Text("Held the GVL"), Column::Text("Where it ran")], &numbers[..]]
@@ -233,6 +237,9 @@ pub(super) fn blocked(view: &View) -> Markup {
                 summary { "All waits, added up over whole lives of threads" }
                 (table("Who waited while whom held the GVL", &of_sums, &sums))
                 (more(whole.len().saturating_sub(ROWS) as u64, "pairs"))
+                @if unknown_ns > 0 {
+                    p.soft { "Of " (time(all_ns)) " it is not known who held the GVL for " (time(unknown_ns)) "." }
+                }
             }
         }
     };

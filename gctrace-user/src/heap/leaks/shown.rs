@@ -230,7 +230,7 @@ impl Found<'_> {
     pub(super) fn text(&self, out: &mut impl Write, top: usize) -> io::Result<()> {
         let Self { target, watched, suspects, origins } = self;
         let command = printable(target.command.as_deref().unwrap_or("ruby"));
-        writeln!(out, "{command} ({}), Ruby {}", target.pid, target.ruby())?;
+        writeln!(out, "{command} (pid {}), Ruby {}", target.pid, target.ruby())?;
         let majors = plural(watched.majors, "major GC");
         let seconds = watched.lasted.as_secs_f64();
         let counted = plural(watched.censuses.len() as u64, "census");

@@ -28,6 +28,10 @@ const END: ProcessEnd = ProcessEnd {
 
 /// The screen of a process that lives for a millisecond, in which sampling began at this time.
 fn screen(process: &Process, began_ns: u64, seen: &[Seen<'_>]) -> String {
+    screen_of(process, began_ns, seen, Extent::Run)
+}
+
+fn screen_of(process: &Process, began_ns: u64, seen: &[Seen<'_>], extent: Extent) -> String {
     let of = Recorded {
         path: "x".into(),
         host: None,
@@ -35,6 +39,8 @@ fn screen(process: &Process, began_ns: u64, seen: &[Seen<'_>]) -> String {
         begun_ns: 0,
         samples: true,
         gvl: true,
+        cuts_time: false,
+        pids: BTreeSet::new(),
         part: String::new(),
         dump: Some(("gvl.wait > 50ms: 2.30s".into(), 1_000_000_000)),
         lacking: vec![],
@@ -47,7 +53,7 @@ fn screen(process: &Process, began_ns: u64, seen: &[Seen<'_>]) -> String {
         screen.see(process, *seen).unwrap();
     }
     screen.see(process, Seen::Ended(&END)).unwrap();
-    screen.finish(&Ledger::default()).unwrap();
+    screen.finish(&Ledger { extent, ..Ledger::default() }).unwrap();
     drop(screen);
     String::from_utf8(out).unwrap()
 }
@@ -154,14 +160,18 @@ fn gvl_without_sums() {
         blocker: None,
         stack: None,
     };
-    let text = screen(&process, 0, &[Seen::GvlWait(&wait), Seen::GvlWait(&wait)]);
+    let waits = [Seen::GvlWait(&wait), Seen::GvlWait(&wait)];
+    let text = screen_of(&process, 0, &waits, Extent::CutOff);
     assert!(text.contains("GVL       2 long waits, 600µs in all; the rest is not known"), "{text}");
-    assert!(text.contains("Not recorded: how long threads of 1 process waited for the GVL"), "{text}");
+    assert!(text.contains("Not recorded: GVL sums of 1 process: they come at the end of each\n"), "{text}");
     assert!(text.contains("Nothing stands out") && !text.contains("threads waiting for the GVL."), "{text}");
     let summary = GvlProcessSummary {
         sums: GvlSums { watched_ns: 10, wall_ns: 10, ..GvlSums::default() },
         ..GvlProcessSummary::default()
     };
     let text = screen(&process, 0, &[Seen::GvlWait(&wait), Seen::GvlProcess(&summary)]);
+    assert!(!text.contains("Not recorded") && text.contains(", 0.5 threads waiting for the GVL."), "{text}");
+    // A whole recording without sums: no thread was seen to wait.
+    let text = screen(&process, 0, &[]);
     assert!(!text.contains("Not recorded") && text.contains(", 0.5 threads waiting for the GVL."), "{text}");
 }

@@ -66,7 +66,7 @@ fn waits(folded: &str, pid: u32) -> Result<Vec<Wait<'_>>> {
         let (process, thread) = (names.next().context("no process")?, names.next().context("no thread")?);
         let row = names.next_back().context("no row")?;
         // A child has the names of its parent.
-        if process.ends_with(&format!("({pid})")) && is_wait(row) {
+        if process.ends_with(&format!("(pid {pid})")) && is_wait(row) {
             let unknown = NO_FRAMES.iter().any(|mark| path.contains(mark));
             waits.push(Wait { path, thread, row, ns: ns.parse()?, unknown });
         }

@@ -65,10 +65,10 @@ impl Screen {
         let (quit, given_back) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicBool::new(false)));
         signal_hook::flag::register_conditional_default(SIGQUIT, given_back.clone())?;
         signal_hook::flag::register(SIGQUIT, quit.clone())?;
-        let gives_back = given_back.clone();
+        let at_failure = given_back.clone();
         let mut terminal = take(mouse).inspect_err(|_| {
             give_back();
-            gives_back.store(true, Relaxed);
+            at_failure.store(true, Relaxed);
         })?;
         console::divert();
         let thread = std::thread::Builder::new().name("gctrace-screen".to_owned()).spawn(move || {
@@ -87,7 +87,7 @@ impl Screen {
             Ok(thread) => Ok(Self { stop, thread: Some(thread) }),
             Err(error) => {
                 give_back();
-                gives_back.store(true, Relaxed);
+                at_failure.store(true, Relaxed);
                 Err(error)
             }
         }

@@ -59,7 +59,7 @@ fn all_at_their_events(lines: &[&GcLine]) -> Result<()> {
 #[test]
 fn buffers_after_collections_are_not_in_them() -> Result<()> {
     const ROUNDS: usize = 200;
-    let live = Live::begin()?;
+    let live = Live::beside_others()?;
     Ruby::first_and_last(|ruby| {
         let script = Script::unwitnessed(&live, ruby, "buffers.rb")?.seeing_proc().arg(ROUNDS.to_string());
         let (done, report) = traced(script, &[])?;

@@ -13,6 +13,9 @@ pub const TIME_UNITS: [(&str, u64); 9] = [
     ("d", 86_400_000_000_000),
 ];
 
+/// What has no name: a thread without one, or a process that was gone before its name could be read.
+pub const UNNAMED: &str = "(unnamed)";
+
 /// `1 cycle`, `2 cycles`, `0 processes`.
 pub fn plural(n: u64, noun: &str) -> String {
     if n == 1 {

@@ -383,6 +383,8 @@ impl Recording {
         }
         self.settle(Some(process.pid));
         self.current.remove(&process.pid);
+        // Of threads whose sums were left out, too.
+        self.gvl_outside.retain(|(pid, _), _| *pid != process.pid);
     }
 
     /// The name of an endpoint.

@@ -19,6 +19,7 @@ use crate::{
         stack::{Frame, StackSample, ThreadState},
     },
     ruby::fallback::Method as Tracing,
+    words::UNNAMED,
 };
 
 /// Endpoints that are distinguished.
@@ -60,7 +61,7 @@ impl Chosen {
 /// What a process is called where it is compared with those of another recording: its service, or its main thread.
 pub fn program(process: &Process) -> &str {
     let names = [process.origin.service.as_str(), &process.comm];
-    names.into_iter().find(|name| !name.is_empty()).unwrap_or("(unnamed)")
+    names.into_iter().find(|name| !name.is_empty()).unwrap_or(UNNAMED)
 }
 
 /// Processes of one program.

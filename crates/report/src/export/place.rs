@@ -4,14 +4,15 @@ use std::sync::Arc;
 
 use gctrace_tunemygc::printable::printable;
 
-use crate::model::{
-    Process,
-    source::{Source, app_frame, last_two, ruby_frame},
-    stack::Frame,
+use crate::{
+    model::{
+        Process,
+        source::{Source, app_frame, last_two, ruby_frame},
+        stack::Frame,
+    },
+    words::UNNAMED,
 };
 
-/// A process that was gone before its name could be read, where profiles show threads without a name, too.
-pub(super) const UNNAMED: &str = "(unnamed)";
 /// Characters of a method's name that are shown.
 const NAME: usize = 60;
 /// Characters of a file's name that are shown.

@@ -1,4 +1,4 @@
-//! Quantiles of requests.
+//! Quantiles of requests and pauses.
 
 use super::*;
 use crate::aggregate::service_requests::tests;
@@ -43,4 +43,14 @@ fn of_few() {
             "{condition}"
         );
     }
+}
+
+/// A level just below a figure is exceeded, and not by more than noise.
+#[test]
+fn just_below() {
+    let comparison = compared(AS_EVER, Program { pause: 1.5, ..AS_EVER }, 13);
+    let p50 = figure(&comparison, "gc.pause.p50").b.unwrap();
+    let condition = format!("gc.pause.p50 > {}us", p50 / 1e3 * 0.9999);
+    let judged = condition.parse::<Condition>().unwrap().judge(&comparison);
+    assert_eq!((judged.outcome, judged.within_noise), (Outcome::Held, true), "{judged:?}");
 }

@@ -7,8 +7,9 @@ use crate::{
         call_tree::NodeId,
         recording::{ProcessFacts, Recording},
     },
-    export::place::{UNNAMED, program_of},
+    export::place::program_of,
     model::stack::{Frame, FrameKind, ThreadState},
+    words::UNNAMED,
 };
 
 /// What a label represents, for its colour.

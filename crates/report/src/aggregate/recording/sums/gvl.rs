@@ -180,9 +180,15 @@ impl Recording {
 
     /// A long wait that is not recorded: it is reported in the sums of its thread alone, and is no wait that was not seen by itself.
     pub(in crate::aggregate::recording) fn gvl_wait_outside(&mut self, process: &Process, wait: &GvlWait) {
+        let times = GvlTimes { count: 1, ns: wait.ns, max_ns: wait.ns };
+        // A wait that had been waiting for its stack can come after the end of its thread.
+        let index = self.current.get(&process.pid);
+        let facts = index.and_then(|index| self.gvl_threads.get_mut(&(*index, wait.id)));
+        if let Some(facts) = facts.filter(|facts| facts.waits.is_some()) {
+            return facts.left_out.add(&times);
+        }
         let key = (process.pid, wait.id);
         if self.gvl_outside.len() < self.limits.threads || self.gvl_outside.contains_key(&key) {
-            let times = GvlTimes { count: 1, ns: wait.ns, max_ns: wait.ns };
             self.gvl_outside.entry(key).or_default().add(&times);
         }
     }

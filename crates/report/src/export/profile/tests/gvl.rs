@@ -225,8 +225,10 @@ fn waits_left_out() {
     recorder.see(&process, Seen::GvlWait(&wait("before", 700))).unwrap();
     recorder.see(&process, Seen::GvlWait(&wait("later", 100))).unwrap();
     recorder.see(&process, Seen::GvlThread(&summary)).unwrap();
+    // It had been waiting for its stack.
+    recorder.outside(&process, Seen::GvlWait(&wait("later", 15)));
     let lines = String::from_utf8(written(&recorder, Format::Folded(graph), "x").0).unwrap();
     let mut ns: Vec<&str> = lines.lines().map(|line| line.rsplit_once(' ').unwrap().1).collect();
     ns.sort_unstable();
-    assert_eq!(ns, ["100", "40"], "{lines}");
+    assert_eq!(ns, ["100", "25"], "{lines}");
 }

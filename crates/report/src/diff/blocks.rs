@@ -3,6 +3,8 @@
 
 use std::collections::BTreeMap;
 
+use super::statistics;
+
 /// Length of a bin at first, nanoseconds.
 const WIDTH_NS: u64 = 50_000_000;
 /// Bins at most: with more, two become one.
@@ -208,9 +210,49 @@ impl Times {
         };
         let weights: Vec<Vec<_>> = self.buckets.values().map(|series| series.some(cut).collect()).collect();
         let value = self.quantile_of(quantile, &weights, &vec![1; cut.blocks])?;
-        let variance =
-            super::statistics::bootstrap(cut.blocks, |taken| self.quantile_of(quantile, &weights, taken));
+        let variance = statistics::bootstrap(cut.blocks, |taken| self.quantile_of(quantile, &weights, taken));
         Some((value, variance))
+    }
+
+    /// The times by block, for [`Tail`].
+    pub(super) fn tail(&self, quantile: f64, cut: &Cut) -> Tail {
+        let buckets = self.buckets.iter().map(|(bucket, series)| {
+            (most(*bucket).min(self.max_ns) as f64, series.some(cut).collect::<Vec<_>>())
+        });
+        Tail { quantile, blocks: cut.blocks, buckets: buckets.collect() }
+    }
+}
+
+/// The times of a recording, block by block, to test a quantile of them against a bound.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Tail {
+    quantile: f64,
+    blocks: usize,
+    /// Longest time of each bucket in nanoseconds, and how many times each block has of it.
+    buckets: Vec<(f64, Vec<(usize, f64)>)>,
+}
+
+impl Tail {
+    /// How probable it is that the quantile is seen as far beyond `bound` (nanoseconds) as here if it is not beyond it.
+    ///
+    /// The quantile q is above a bound if more than 1 - q of the times are. A share has an error of its own on each side, which a quantile
+    /// lacks: with a few very long times, an interval around a 99th percentile that is as wide below as above reaches far below all times.
+    pub(super) fn p_beyond(&self, bound: f64, above: bool) -> f64 {
+        let (mut all, mut over) = (vec![0.0; self.blocks], vec![0.0; self.blocks]);
+        for (longest, blocks) in &self.buckets {
+            let is_over = if above { *longest > bound } else { *longest >= bound };
+            for (block, count) in blocks {
+                all[*block] += count;
+                if is_over {
+                    over[*block] += count;
+                }
+            }
+        }
+        let total: f64 = all.iter().sum();
+        let Some(share) = statistics::ratio(over.into_iter().zip(all)) else { return 1.0 };
+        // Equal blocks can be so by chance: a share of that many times has at least this variance.
+        let by_chance = share.value * (1.0 - share.value) / total;
+        statistics::p_beyond(&share.at_least(by_chance), 1.0 - self.quantile, above)
     }
 }
 
@@ -305,5 +347,27 @@ mod tests {
         assert!(variance.unwrap() > 10_000.0, "{variance:?}");
         assert_eq!(even.quantile(1.0, None).unwrap(), (1999.0, None));
         assert_eq!(Times::default().quantile(0.5, Some(&cut)), None);
+    }
+    /// A few long times make a 99th percentile uncertain upwards, but all times stay above a bound below them all.
+    #[test]
+    fn skewed_quantiles() {
+        let (mut grid, mut times) = (Grid::default(), Times::default());
+        grid.begin(0);
+        for block in 0..20 {
+            let bin = grid.bin(block * SECOND).unwrap();
+            (0..50_u64).for_each(|at| times.add(bin, 1_000_000 + at * 10_000, 1));
+            times.add(bin, 500_000_000, if block == 7 { 12 } else { 0 });
+        }
+        let cut = grid.cut(20 * SECOND).unwrap();
+        let (value, variance) = times.quantile(0.99, Some(&cut)).unwrap();
+        let symmetric = statistics::Estimate { value, variance: variance.unwrap(), freedom: 19.0 };
+        assert!(statistics::p_beyond(&symmetric, 1_000.0, true) > 0.005, "not skewed: {symmetric:?}");
+        let tail = times.tail(0.99, &cut);
+        assert!(tail.p_beyond(1_000.0, true) < 1e-9 && tail.p_beyond(900_000.0, true) < 1e-9);
+        // That one block had 12 of 1012 in it can be chance.
+        assert!(tail.p_beyond(400_000_000.0, true) > 0.1);
+        assert_eq!(tail.p_beyond(600_000_000.0, true), 1.0);
+        assert_eq!(tail.p_beyond(1_000.0, false), 1.0);
+        assert!(tail.p_beyond(600_000_000.0, false) < 1e-9);
     }
 }

@@ -140,6 +140,10 @@ impl Both<'_> {
         if few(self.b.side) {
             // Nor can it be compared with a bound.
             figure.of_b = None;
+        } else if !metric.is_empty()
+            && let (Some(times), Some(cut)) = (of(self.b.side), &self.b.cut)
+        {
+            figure.tail_of_b = Some(times.tail(quantile, cut));
         }
         figure
     }

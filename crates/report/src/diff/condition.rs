@@ -184,6 +184,9 @@ impl Condition {
         let change = match (self.bound, figure.verdict) {
             (Bound::Level(bound), verdict) => {
                 return match (figure.of_b, verdict) {
+                    (Some(_), _) if let Some(tail) = &figure.tail_of_b => {
+                        Ok(tail.p_beyond(bound, self.above) <= LEVEL)
+                    }
                     (Some(of_b), _) => Ok(statistics::p_beyond(&of_b, bound, self.above) <= LEVEL),
                     (None, Verdict::Untested(why)) => Err(why),
                     (None, _) => Err("B has none"),

@@ -1,6 +1,9 @@
 //! One figure of both recordings, and whether the two are more than noise apart.
 
-use super::statistics::{self, Estimate};
+use super::{
+    blocks::Tail,
+    statistics::{self, Estimate},
+};
 
 /// How a figure is shown.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -114,6 +117,8 @@ pub struct Figure {
     /// Whether it is more than noise.
     pub verdict: Verdict,
     pub(super) of_b: Option<Estimate>,
+    /// Of a quantile that `--fail-if` knows: B's times.
+    pub(super) tail_of_b: Option<Tail>,
 }
 
 impl Figure {
@@ -136,6 +141,7 @@ impl Figure {
             p: None,
             verdict: Verdict::Untested(why),
             of_b: b.estimate,
+            tail_of_b: None,
         };
         if let (Some(a), Some(b)) = (a.estimate, b.estimate) {
             figure.margin = Some(statistics::margin(&a, &b));

@@ -21,6 +21,7 @@ use gctrace_tests::screen::Screen;
 use gctrace_tests::script::Script;
 use gctrace_tests::timing::settled;
 use gctrace_tests::{PATIENCE, ensure_times};
+use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
 /// The pages that breakpoints in an idle program make resident, kB.
@@ -143,6 +144,32 @@ fn terminal_goes_away() -> Result<()> {
         ensure!(["0\n", "1\n"].contains(&status.as_str()), "{before}exit status {status}");
         std::fs::remove_file(&ended)?;
     }
+    Ok(())
+}
+
+/// `SIGQUIT` from outside ends it in order, and the terminal is as it was.
+#[test]
+fn quit_signal() -> Result<()> {
+    let live = Live::beside_others()?;
+    let (told, cache) = (live.path("pid"), live.path("cache"));
+    let command = format!(
+        "sh -c 'echo $$ > {}; exec {} top --cache-dir {}'; echo status $?; stty -a",
+        told.display(),
+        gctrace_binary()?.display(),
+        cache.display()
+    );
+    let screen = Screen::start(&live, (80, 24), &command)?;
+    screen.wait("screen", |shown| shown.contains("Ruby process"))?;
+    let pid = std::fs::read_to_string(&told)?.trim().parse().ok().and_then(Pid::from_raw).context("pid")?;
+    kill_process(pid, Signal::QUIT)?;
+    let ended = screen.wait("end", |shown| shown.contains("ended with 0"))?;
+    // 1: no Ruby ran meanwhile.
+    ensure!(ended.contains("status 0") || ended.contains("status 1"), "{ended}");
+    let modes: Vec<&str> = ended.split([' ', ';', '\n']).collect();
+    for mode in ["icanon", "echo", "isig", "opost"] {
+        ensure!(modes.contains(&mode), "the terminal lacks {mode}:\n{ended}");
+    }
+    ensure!(!ended.contains("q quit"), "the other screen is still there:\n{ended}");
     Ok(())
 }
 

@@ -1,4 +1,4 @@
-//! What a recording holds, for people and as one JSON document.
+//! The contents of a recording, as text and as one JSON document.
 
 use std::{
     cell::RefCell,
@@ -22,17 +22,17 @@ use crate::{
     words::{data_size, date_time, plural},
 };
 
-/// Processes that are listed in text.
+/// Maximum number of processes listed in text.
 const PROCESSES: usize = 20;
-/// Processes that are kept.
+/// Maximum number of processes kept.
 const MOST: usize = 10_000;
 
-/// What is known of the file without its entries.
+/// What is known about the file apart from its entries.
 #[derive(Clone, Debug)]
 pub struct Found {
     /// Its name.
     pub file: String,
-    /// Its length, bytes, if it is a file.
+    /// Its length in bytes, if it is a regular file.
     pub size: Option<u64>,
     /// Version of the format.
     pub format: u32,
@@ -40,25 +40,25 @@ pub struct Found {
     pub gctrace: String,
     /// Its clock.
     pub clock: WallClock,
-    /// When it was begun, `CLOCK_MONOTONIC` nanoseconds.
+    /// When recording began, `CLOCK_MONOTONIC` nanoseconds.
     pub begun_ns: u64,
-    /// Why and when a flight recorder wrote it (`CLOCK_MONOTONIC` nanoseconds), if one did.
+    /// If a flight recorder wrote it: why and when (`CLOCK_MONOTONIC` nanoseconds).
     pub dump: Option<(String, u64)>,
-    /// What was looked at.
+    /// What was recorded.
     pub looked: Looked,
     /// Name of its host.
     pub host: Option<String>,
     /// Its kernel.
     pub kernel: Option<String>,
-    /// Its processor.
+    /// Its processor architecture.
     pub machine: Option<String>,
-    /// Its CPUs.
+    /// Number of its CPUs.
     pub cpus: Option<u32>,
-    /// Whole chunks.
+    /// Number of complete chunks.
     pub chunks: u64,
-    /// Bytes up to their end.
+    /// Stored bytes up to the end of the last complete chunk.
     pub stored: u64,
-    /// Bytes of their contents.
+    /// Uncompressed bytes of the chunks.
     pub expanded: u64,
     /// How it ends.
     pub end: End,
@@ -67,11 +67,11 @@ pub struct Found {
 /// How a recording ends.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum End {
-    /// With its last chunk.
+    /// It ends with its last chunk.
     Complete,
-    /// It was cut off: the number of bytes of the incomplete chunk that follows.
+    /// It was cut off. The value is the number of bytes of the incomplete chunk at the end.
     CutOff(u64),
-    /// It is damaged from some place on.
+    /// It is damaged from some position on.
     Damaged(String),
 }
 
@@ -84,7 +84,7 @@ struct OneProcess {
     ended: Option<(u64, &'static str)>,
 }
 
-/// What was counted.
+/// Counters.
 #[derive(Debug, Default)]
 struct Counted {
     kinds: BTreeMap<&'static str, u64>,
@@ -177,7 +177,7 @@ struct Document<'a> {
     cpus: Option<u32>,
     begun_ts: f64,
     dump: Option<DumpLine<'a>>,
-    /// From when on everything was traced.
+    /// The time from which everything was traced.
     complete_from_ts: Option<f64>,
     seconds: f64,
     recorded: Vec<&'static str>,
@@ -213,7 +213,7 @@ struct ProcessLine<'a> {
     reason: Option<&'static str>,
 }
 
-/// What was looked at, by the flags.
+/// What was recorded, by the names of the flags.
 fn recorded(looked: Looked) -> Vec<&'static str> {
     let Looked { samples, wall, gvl, requests, alloc } = looked;
     let all = [(samples, "samples"), (wall, "wall"), (gvl, "gvl"), (requests, "requests"), (alloc, "alloc")];
@@ -221,7 +221,7 @@ fn recorded(looked: Looked) -> Vec<&'static str> {
 }
 
 impl Contents {
-    /// What is to be replayed to.
+    /// The exporter to replay the recording to.
     pub fn exporter(&self) -> Box<dyn Exporter> {
         Box::new(self.clone())
     }
@@ -230,11 +230,11 @@ impl Contents {
         self.0.borrow().last_ns.saturating_sub(found.begun_ns) as f64 / 1e9
     }
 
-    /// Writes it for people.
+    /// Writes the contents as text.
     ///
     /// # Errors
     ///
-    /// It cannot be written.
+    /// Writing fails.
     pub fn write_text(&self, found: &Found, out: &mut dyn Write) -> io::Result<()> {
         let counted = self.0.borrow();
         let text =
@@ -310,11 +310,11 @@ impl Contents {
         Ok(())
     }
 
-    /// Writes it as JSON.
+    /// Writes the contents as JSON.
     ///
     /// # Errors
     ///
-    /// It cannot be written.
+    /// Writing fails.
     pub fn write_json(&self, found: &Found, out: &mut dyn Write) -> io::Result<()> {
         let counted = self.0.borrow();
         let epoch = |ns: u64| found.clock.epoch_seconds(ns);

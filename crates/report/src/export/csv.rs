@@ -1,6 +1,6 @@
 //! GC cycles as a table for spreadsheets: comma-separated values (RFC 4180), a row for each cycle.
 //!
-//! A text from outside that a spreadsheet would take for a formula has an apostrophe before it, which spreadsheets hide.
+//! Text from outside that a spreadsheet would take for a formula is prefixed with an apostrophe, which spreadsheets hide.
 
 use std::{
     fs::File,
@@ -21,7 +21,7 @@ use crate::{
     words::{data_size, utc},
 };
 
-/// Columns, with their units.
+/// The columns, with their units.
 const COLUMNS: [&str; 18] = [
     "time_utc",
     "pid",
@@ -43,7 +43,7 @@ const COLUMNS: [&str; 18] = [
     "started_by",
 ];
 
-/// Writes the table when the run ends; until then rows are in a file without a name.
+/// Writes the table when the run ends. Until then the rows are in an unnamed file.
 pub struct Csv {
     path: PathBuf,
     rows: BufWriter<File>,
@@ -52,11 +52,11 @@ pub struct Csv {
 }
 
 impl Csv {
-    /// A table at this path.
+    /// Creates the table for `path`.
     ///
     /// # Errors
     ///
-    /// It cannot be written there.
+    /// The path cannot be written to.
     pub fn new(path: &Path, clock: WallClock) -> Result<Self, ExportError> {
         file::check_path(path)?;
         let dir = path.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
@@ -73,7 +73,7 @@ impl Csv {
     }
 }
 
-/// A text as a cell. `outside`: it is not gctrace's own.
+/// Formats a text as a cell. `outside`: the text does not come from gctrace itself.
 fn cell(text: &str, outside: bool) -> String {
     let is_formula = outside && text.starts_with(['=', '+', '-', '@', '\t', '\r', '\n']);
     let text = if is_formula { format!("'{text}") } else { text.to_owned() };
@@ -85,7 +85,7 @@ fn row(process: &Process, cycle: &GcCycle, clock: WallClock) -> String {
     let second = utc(epoch_ns.div_euclid(1_000_000_000));
     let state = cycle.end.as_ref().unwrap_or(&cycle.start);
     let known = |value: Option<u64>| value.map_or_else(String::new, |value| value.to_string());
-    // No pause of it has ended yet, so nothing is known of them.
+    // No pause of this cycle has ended yet, so their times are unknown.
     let stops = !cycle.pauses.is_empty();
     let sum =
         |part: fn(&crate::model::Pause) -> u64| known(stops.then(|| cycle.pauses.iter().map(part).sum()));
@@ -126,7 +126,7 @@ impl Exporter for Csv {
     }
 
     fn finish(&mut self, _: &Ledger) -> Result<(), ExportError> {
-        // It was said, and half a table is none.
+        // The error was reported already, and half a table is of no use.
         if self.failed {
             return Ok(());
         }
@@ -152,7 +152,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// Reads a line as RFC 4180 has it.
+    /// Parses a line according to RFC 4180.
     fn cells(text: &str) -> Vec<String> {
         let mut found = vec![String::new()];
         let mut quoted = false;
@@ -172,7 +172,7 @@ mod tests {
     }
 
     proptest! {
-        /// What is read is what was written; nothing from outside is a formula, and our own figures are not changed.
+        /// Cells read back as written; text from outside is never a formula, and gctrace's own figures are not changed.
         #[test]
         fn any_text(texts in proptest::collection::vec("[=+@,\"'\r\n\t -]{0,3}.{0,8}", 1..5)) {
             let line: Vec<String> = texts.iter().map(|text| cell(text, true)).collect();

@@ -1,4 +1,4 @@
-//! A recording on one screen, for people: what its processes did with their time, what stands out, and the next command.
+//! A recording on one screen: what its processes spent their time on, what stands out, and the next command to run.
 
 use std::{collections::BTreeSet, fmt::Write as _, io::Write};
 
@@ -28,38 +28,39 @@ use crate::{
     words::{date_time, percent, plural, span},
 };
 
-/// Processes that are shown.
+/// Maximum number of processes shown.
 const PROCESSES: usize = 5;
-/// Endpoints that are shown.
+/// Maximum number of endpoints shown.
 const ENDPOINTS: usize = 3;
-/// Methods that are shown.
+/// Maximum number of methods shown.
 const METHODS: usize = 4;
-/// Pairs of threads that are shown.
+/// Maximum number of pairs of threads shown.
 const PAIRS: usize = 2;
-/// For how long a process must have been sampled for its use of CPUs to be shown: one sample of a process that lives for a few
-/// milliseconds would be several CPUs.
+/// Minimum time for which a process must have been sampled for its CPU usage to be shown: a single sample of a process
+/// that lives for a few milliseconds would count as several CPUs.
 const SAMPLED_NS: u64 = 1_000_000_000;
-/// Columns where it is not a terminal.
+/// Width if the output is not a terminal.
 const WIDTH: usize = 100;
-/// Columns of a name, at least.
+/// Minimum width of a name.
 const NAME: usize = 8;
-/// Columns of the labels.
+/// Width of the labels.
 const LABEL: usize = 10;
 /// A method with this share of the CPU time, and at least this number of samples, stands out.
 const HOT: (f64, u64) = (0.2, 100);
 
-/// What holds for the whole recording.
+/// Properties of the whole recording.
 #[derive(Clone, Debug)]
 pub struct Recorded {
-    /// Where it is.
+    /// Its path.
     pub path: String,
-    /// Whether some time of it is left out.
+    /// Whether a part of its time is left out.
     pub cuts_time: bool,
-    /// These processes, if some were chosen.
+    /// The selected processes; empty if all are shown.
     pub pids: BTreeSet<u32>,
-    /// What of it is shown, as words of `gctrace report` that a shell reads, each with a space before it; empty: all.
+    /// The options of `gctrace report` that select the part shown, quoted for a shell, each preceded by a space; empty if
+    /// everything is shown.
     pub part: String,
-    /// Why and when a flight recorder wrote it (`CLOCK_MONOTONIC` nanoseconds), if one did.
+    /// If a flight recorder wrote it: why and when (`CLOCK_MONOTONIC` nanoseconds).
     pub dump: Option<(String, u64)>,
     /// The name of its host.
     pub host: Option<String>,
@@ -69,25 +70,25 @@ pub struct Recorded {
     pub begun_ns: u64,
     /// Whether the sampling clock ran.
     pub samples: bool,
-    /// Whether the GVL was watched.
+    /// Whether the GVL was traced.
     pub gvl: bool,
-    /// The flags of a run that would have recorded more.
+    /// The flags with which a run would have recorded more.
     pub lacking: Vec<&'static str>,
 }
 
-/// Writes it when everything has been seen.
+/// Writes the screen when everything has been seen.
 pub struct OneScreen<W: Write> {
     out: W,
     screen: Screen,
     of: Recorded,
     digest: Digest,
     recording: Recording,
-    /// Whether all that a run reports at the end of a process is there.
+    /// Whether the recording contains everything that a run reports at the end of a process.
     whole: bool,
 }
 
 impl<W: Write> OneScreen<W> {
-    /// Of this recording.
+    /// The screen of this recording.
     pub fn new(out: W, screen: Screen, of: Recorded) -> Self {
         let recording = Recording::new(false, Limits::default(), Filter::default());
         Self {
@@ -104,7 +105,7 @@ impl<W: Write> OneScreen<W> {
 impl<W: Write> Exporter for OneScreen<W> {
     fn see(&mut self, process: &Process, seen: Seen<'_>) -> Result<(), ExportError> {
         self.digest.see(process, seen);
-        // Of the rest there are sums above. Endpoints are not shown: a sample does not wait for the end of its request.
+        // The digest above has sums of everything else. Endpoints are not shown, so a sample need not wait for the end of its request.
         if let Seen::Stack(sample) = seen {
             let sample = StackSample { request: None, ..sample.clone() };
             self.recording.see(process, Seen::Stack(&sample));
@@ -128,7 +129,7 @@ impl<W: Write> Exporter for OneScreen<W> {
     }
 }
 
-/// How long a recording is: like [`span`], but of seconds also the first part.
+/// The length of a recording: like [`span`], but seconds have a decimal place.
 fn length(ns: u64) -> String {
     match ns {
         1_000_000_000..60_000_000_000 => format!("{:.1} s", ns as f64 / 1e9),
@@ -136,12 +137,12 @@ fn length(ns: u64) -> String {
     }
 }
 
-/// A condition as a word for a shell.
+/// Quotes a condition for a shell.
 pub fn quoted(text: &str) -> String {
     format!("'{}'", clip(text, usize::MAX).replace('\'', r"'\''"))
 }
 
-/// A path or name as a word for a shell. What came through a pipe cannot be read once more: the reader names the file.
+/// Quotes a path or name for a shell. A recording that was read from a pipe cannot be read again, so the user has to insert the file's name.
 fn word(text: &str) -> String {
     if ["/dev/", "/proc/"].iter().any(|folder| text.starts_with(folder)) {
         return "FILE".to_owned();
@@ -218,7 +219,7 @@ impl<W: Write> OneScreen<W> {
         head + &shorten(&services.join(", "), room) + &rubies
     }
 
-    /// What each process did with its time, those with most GC and CPU time first.
+    /// What each process spent its time on; the processes with the most GC and CPU time come first.
     fn processes(&self, width: usize) -> Vec<String> {
         let mut all: Vec<&ProcessDigest> = self.digest.processes.iter().collect();
         all.sort_by_key(|of| std::cmp::Reverse((of.stopped_ns.saturating_add(of.cpu.0), of.process.pid)));
@@ -251,7 +252,7 @@ impl<W: Write> OneScreen<W> {
             );
             let over = if of.over { ", ended" } else { "" };
             let which = format!(" (pid {}{over}{lost})", of.process.pid);
-            // The pid is cut last: one without its last digits is another one.
+            // The pid is cut last: without its last digits it would be another pid.
             let room = width.saturating_sub(row.chars().count() + which.len()).max(NAME);
             rows.push(row + &shorten(&program(&of.process), room) + &which);
         }
@@ -329,7 +330,7 @@ impl<W: Write> OneScreen<W> {
         [vec![String::new(), head], shown, long].concat()
     }
 
-    /// Waits that were seen of processes without sums.
+    /// The observed waits of processes without sums.
     fn long_waits(&self) -> Option<String> {
         let without = self.digest.processes.iter().filter(|of| of.gvl.is_none());
         let (count, ns) = without.fold((0, 0_u64), |(count, ns), of| {
@@ -384,7 +385,7 @@ impl<W: Write> OneScreen<W> {
         [vec![String::new(), head], rows.collect()].concat()
     }
 
-    /// CPU time of all samples, and their number.
+    /// CPU time of all samples, and the number of samples.
     fn cpu(&self) -> (u64, u64) {
         self.digest.processes.iter().fold((0, 0), |(ns, count), of| (ns + of.cpu.0, count + of.cpu.1))
     }
@@ -402,13 +403,13 @@ impl<W: Write> OneScreen<W> {
         rows.enumerate().flat_map(|(at, row)| (at == 0).then(String::new).into_iter().chain([row])).collect()
     }
 
-    /// Whether it is not known for how long the threads of a process waited for the GVL, although that was asked for: the end is missing. One that
-    /// has all of it and no sums has had no thread that was seen to wait.
+    /// Whether the GVL wait times of the threads of a process are unknown although they were requested, because the end of
+    /// the recording is missing. A process without sums in a complete recording had no thread that was seen to wait.
     fn lacks_sums(&self, of: &ProcessDigest) -> bool {
         self.of.gvl && !self.whole && of.process.image.gvl.is_some() && of.gvl.is_none()
     }
 
-    /// What stands out, and the command that shows more of it.
+    /// What stands out, each with the command that shows more about it.
     fn next(&self) -> Vec<(String, Option<String>)> {
         let steps = self.digest.steps();
         let mut next: Vec<_> = steps.iter().map(|step| self.step(step)).collect();
@@ -473,13 +474,13 @@ impl<W: Write> OneScreen<W> {
         }
     }
 
-    /// The words that choose this process, if there are others.
+    /// The option that selects this process, if the recording has more than one.
     fn only(&self, process: &Process) -> String {
         let alone = self.digest.processes.len() as u64 + self.digest.more.processes == 1;
         if alone || !self.of.pids.is_empty() { String::new() } else { format!(" --pid {}", process.pid) }
     }
 
-    /// The command for a second before a pause until a second after it.
+    /// The command that shows the time from one second before a pause until one second after it.
     fn around(&self, pause: &LongPause) -> String {
         let second = 1_000_000_000;
         let after = |ns: u64| ns.saturating_sub(self.of.begun_ns) as f64 / 1e9;
@@ -507,7 +508,7 @@ impl<W: Write> OneScreen<W> {
         })
     }
 
-    /// Nothing stands out, of what was recorded.
+    /// The text for a recording in which nothing stands out.
     fn nothing(&self) -> String {
         let applies = self.of.gvl && !self.digest.processes.iter().all(|of| self.lacks_sums(of));
         let gvl = if applies { format!(", {WAITING} threads waiting for the GVL") } else { String::new() };
@@ -521,7 +522,7 @@ impl<W: Write> OneScreen<W> {
     }
 }
 
-/// A share in few columns.
+/// A share in a narrow form.
 fn share(part: u64, whole: u64) -> String {
     percent(part, whole).replace("below ", "<")
 }

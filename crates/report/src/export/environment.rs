@@ -1,5 +1,5 @@
-//! Reports `RUBY_GC_*` variables of traced processes that have no effect, once for each service: misspelt names, names of other
-//! releases, and values that Ruby silently ignores.
+//! Reports `RUBY_GC_*` variables of traced processes that have no effect, once for each service: misspelled names,
+//! names of other releases, and values that Ruby silently ignores.
 
 use std::collections::HashSet;
 
@@ -14,19 +14,19 @@ use crate::{
     model::{Process, seen::Seen},
 };
 
-/// Services and variables that are remembered; after that many, nothing more is reported.
+/// Maximum number of pairs of service and variable remembered; nothing more is reported after that.
 const MAX_SHOWN: usize = 1000;
 
-/// Reports variables without effect.
+/// Reports variables that have no effect.
 pub struct Environment {
     shown: HashSet<(String, String)>,
-    /// Variables that were refused.
+    /// Number of refused variables: Ruby never reads their names.
     refused: u64,
     say: fn(&str),
 }
 
 impl Environment {
-    /// Reports through `say`.
+    /// An exporter that reports through `say`.
     pub fn new(say: fn(&str)) -> Self {
         Self { shown: HashSet::new(), refused: 0, say }
     }
@@ -42,7 +42,7 @@ impl Exporter for Environment {
             if self.shown.len() >= MAX_SHOWN || !self.shown.insert(key) {
                 continue;
             }
-            // This text comes from outside.
+            // This text comes from the traced process.
             let text = printable_part(&format!("{}={}", found.variable, found.value), 100);
             let (pid, service) = (process.pid, &process.origin.service);
             (self.say)(&format!("gctrace: pid {pid} ({service}): {text} does nothing: {}", found.reason));

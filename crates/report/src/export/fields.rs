@@ -1,4 +1,4 @@
-//! `--fields`: JSON lines with some of their members.
+//! `--fields`: JSON lines with only some of their members.
 
 use std::{fmt, mem, str::FromStr};
 
@@ -8,34 +8,34 @@ use serde::{
 };
 use serde_json::value::RawValue;
 
-/// What of each line is written.
+/// Which parts of each line are written.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Shape {
-    /// Whether cycles lack details.
+    /// Whether cycles are written without their details.
     pub brief: bool,
-    /// Only these members.
+    /// If set, only these members are written.
     pub fields: Option<Fields>,
 }
 
-/// The member that each line keeps.
+/// The member that every line keeps.
 const KIND: &str = "type";
 
-/// Which members of a line are written: names such as `pid`, or `stat.heap_live_slots` for a member of a member (of a list: of each of its
-/// objects). `type` is written always.
+/// The members of a line to write: names such as `pid`, or `stat.heap_live_slots` for a nested member (for a list: of
+/// each of its objects). `type` is always written.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Fields(Vec<Field>);
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Field {
     name: String,
-    /// Whether it is wanted with all that is in it.
+    /// Whether the member is written with all its nested members.
     whole: bool,
     members: Fields,
-    /// Whether any line had it.
+    /// Whether any line had this member.
     seen: bool,
 }
 
-/// Why a list of fields is none.
+/// Why a list of fields is invalid.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("an empty name; names are separated by commas, e.g. ts,pid,pause_ns,stat.heap_live_slots")]
 pub struct EmptyName;
@@ -69,11 +69,11 @@ impl Fields {
         field.members.add(rest);
     }
 
-    /// Leaves those members of a line: one JSON object, without a line feed.
+    /// Reduces a line to these members. The line is one JSON object, without a line feed.
     ///
     /// # Errors
     ///
-    /// The line is no JSON object.
+    /// The line is not a JSON object.
     pub fn keep(&mut self, line: &mut Vec<u8>) -> serde_json::Result<()> {
         let whole = mem::take(line);
         let Members(members) = serde_json::from_slice(&whole)?;
@@ -81,7 +81,7 @@ impl Fields {
         Ok(())
     }
 
-    /// Writes an object of those members, and of the one that is always kept.
+    /// Writes an object with these members and the one that is always kept.
     fn write(&mut self, members: &[(String, &RawValue)], always: Option<&str>, out: &mut Vec<u8>) {
         out.push(b'{');
         let start = out.len();
@@ -144,14 +144,14 @@ impl Fields {
         }
     }
 
-    /// Notes which of these a value has that is written anyway.
+    /// Marks the members found in a value that is written as a whole.
     fn look(&mut self, value: &RawValue) {
         if !self.0.is_empty() {
             self.write_value(value, &mut Vec::new());
         }
     }
 
-    /// Names that no line had.
+    /// Names of members that no line had.
     #[must_use]
     pub fn unseen(&self) -> Vec<String> {
         let of = |field: &Field| -> Vec<String> {
@@ -164,7 +164,7 @@ impl Fields {
     }
 }
 
-/// The members of an object, in their order.
+/// The members of an object, in order.
 struct Members<'a>(Vec<(String, &'a RawValue)>);
 
 impl<'de: 'a, 'a> Deserialize<'de> for Members<'a> {

@@ -1,4 +1,4 @@
-//! The figures of a service, with their names. One table for all exporters of metrics.
+//! The figures of a service, with their names: one table for all metrics exporters.
 
 use std::borrow::Cow;
 
@@ -12,31 +12,31 @@ use crate::{
     model::Shares,
 };
 
-/// What a figure is.
+/// The kind of a figure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
-    /// A sum that only grows.
+    /// A monotonic sum.
     Counter,
-    /// A value of now.
+    /// A current value.
     Gauge,
-    /// Times by their length.
+    /// Distribution of durations.
     Histogram,
 }
 
 /// A value of a figure.
 #[derive(Clone, Debug)]
 pub(super) enum Value {
-    /// A number.
+    /// A plain number.
     Number(u64),
-    /// A time, nanoseconds.
+    /// A duration, nanoseconds.
     Time(u64),
-    /// Times by their length.
+    /// Distribution of durations.
     Times(Box<Times>),
 }
 
 /// A value with the labels that distinguish it from others of its figure.
 pub(super) struct Point {
-    /// Name and value.
+    /// Names and values of the labels.
     pub(super) labels: Vec<(&'static str, Cow<'static, str>)>,
     /// The value.
     pub(super) value: Value,
@@ -48,11 +48,11 @@ pub(super) struct Figure {
     pub(super) prometheus: &'static str,
     /// Name for OpenTelemetry.
     pub(super) otlp: &'static str,
-    /// Unit, in OpenTelemetry's words (UCUM).
+    /// Unit, in the notation of OpenTelemetry (UCUM).
     pub(super) unit: &'static str,
-    /// What it is.
+    /// Its kind.
     pub(super) kind: Kind,
-    /// For people.
+    /// Human-readable description.
     pub(super) help: &'static str,
     /// Its values.
     pub(super) points: Vec<Point>,
@@ -66,7 +66,7 @@ fn number(value: u64) -> Vec<Point> {
     vec![one(&[], Value::Number(value))]
 }
 
-/// One value for each endpoint and class of status.
+/// One value per endpoint and status class.
 fn by_endpoint(service: &Service, value: impl Fn(&RequestFigures) -> Option<Value>) -> Vec<Point> {
     let point = |(key, figures): (&RequestKey, &RequestFigures)| {
         let value = value(figures)?;
@@ -82,7 +82,7 @@ fn by_endpoint(service: &Service, value: impl Fn(&RequestFigures) -> Option<Valu
     service.requests.iter().filter_map(point).collect()
 }
 
-/// All figures of a service; the same ones in the same order for every service.
+/// All figures of a service. Every service has the same figures in the same order.
 pub(super) fn of(service: &Service, gauges: Option<&Gauges>) -> Vec<Figure> {
     let figure =
         |prometheus, otlp, unit, kind, help, points| Figure { prometheus, otlp, unit, kind, help, points };
@@ -100,12 +100,12 @@ pub(super) fn of(service: &Service, gauges: Option<&Gauges>) -> Vec<Figure> {
     let cycle_pauses =
         cycle_pauses.map(|(kind, times)| one(&[("type", kind)], Value::Times(Box::new(times.clone()))));
     let [mark_ns, sweep_ns, other_ns] = service.phases;
-    // The finalizers of a program that ends may take most of its time in the GC.
+    // Finalizers that run when a program exits may account for most of its GC time.
     let phases =
         [("mark", mark_ns), ("sweep", sweep_ns), ("other", other_ns), ("outside_cycles", service.outside_ns)];
     let phases = phases.map(|(phase, ns)| one(&[("phase", phase)], Value::Time(ns)));
     let work = service.work.iter().map(|(phase, (_, ns))| one(&[("phase", phase)], Value::Time(*ns)));
-    // Before the first GC event of a process nothing is known of its heap, which is not zero.
+    // Before the first GC event of a process, its heap is unknown, which is not the same as zero.
     let slots = gauges.into_iter().flat_map(|gauges| {
         [("live", gauges.live_slots), ("free", gauges.free_slots), ("final", Some(gauges.final_slots))]
             .into_iter()
@@ -122,7 +122,7 @@ pub(super) fn of(service: &Service, gauges: Option<&Gauges>) -> Vec<Figure> {
             .map(|(state, slots)| of_size(size.to_string(), Some(state), slots.saturating_mul(*size)))
     });
     let handed_out = service.handed_out.iter().map(|(size, slots)| of_size(size.to_string(), None, *slots));
-    // Only where it is watched: zero is not the same as not known.
+    // Only if the GVL is traced: zero is not the same as unknown.
     let gvl = service.image.as_ref().and_then(|image| image.gvl);
     let times = |times: &Times| gvl.map(|_| one(&[], Value::Times(Box::new(times.clone()))));
     let (long_waits, waits) = (times(&service.gvl_long_waits), times(&service.gvl_waits));

@@ -1,4 +1,4 @@
-//! Writing files so that a reader sees the whole file or no file, even if gctrace is killed.
+//! Writing files so that a reader sees either the whole file or none, even if gctrace is killed.
 
 use std::{
     fs::{self, File, TryLockError},
@@ -22,7 +22,7 @@ use crate::console::say;
 
 /// The files published so far.
 static PUBLISHED: Mutex<Vec<PathBuf>> = Mutex::new(Vec::new());
-/// Most files that are remembered: sample sets may be written for days.
+/// Maximum number of files remembered: sample sets may be written for days.
 const REMEMBERED: usize = 64;
 
 /// Mode of a file that anybody may read.
@@ -33,13 +33,13 @@ const PRIVATE: u32 = 0o600;
 /// Owner of the files: user and group.
 static OWNER: OnceLock<(u32, u32)> = OnceLock::new();
 
-/// Makes all files that are written from now on belong to this user and group. Only the first call counts.
+/// Sets the user and group that own all files written from now on. Only the first call has an effect.
 pub fn belong_to(uid: u32, gid: u32) {
-    // Where it is set already, files have been written.
+    // If the owner is set already, files have been written with it.
     let _already = OWNER.set((uid, gid));
 }
 
-/// Gives a new file or directory to the user it is to belong to.
+/// Changes the owner of a new file or directory to the configured user.
 pub(crate) fn give_to_owner(file: BorrowedFd<'_>) {
     let Some(&(uid, gid)) = OWNER.get() else { return };
     let (uid, gid) = (Uid::from_raw(uid), Gid::from_raw(gid));
@@ -49,21 +49,21 @@ pub(crate) fn give_to_owner(file: BorrowedFd<'_>) {
     }
 }
 
-/// What is done about a symbolic link that has the name of an output.
+/// How a symbolic link with the name of an output is treated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Links {
-    /// Its target is written to.
+    /// The target of the link is written.
     Follow,
-    /// It gives way to a file: who may make links in a directory must not choose what is overwritten.
+    /// A file replaces the link: whoever can create links in a directory must not choose what is overwritten.
     Replace,
 }
 
-/// Whether a file has had a name. If it has none any more, what is written to it is lost.
+/// Whether a file had a name. If it has no name any more, everything written to it is lost.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Named(bool);
 
 impl Named {
-    /// As it is now. What never had a name (`/dev/fd/3` of such a file, and the files of some file systems) cannot lose it.
+    /// The current state. A file that never had a name (`/dev/fd/3` of such a file, and the files of some file systems) cannot lose it.
     pub(crate) fn now(file: &File) -> Self {
         Self(file.metadata().is_ok_and(|data| data.is_file() && data.nlink() > 0))
     }
@@ -73,8 +73,9 @@ impl Named {
     }
 }
 
-/// Opens a file to append to, or makes it with this mode; its content stays. A regular file is locked (`flock`) until it is closed, because two
-/// runs would mix up what they write; `taken` says that another one has it. A symbolic link is followed or, as by all that replaces files, replaced.
+/// Opens a file for appending, or creates it with `mode`; existing content is kept. A regular file is locked (`flock`)
+/// until it is closed, because two runs would interleave their output; `taken` is the error message if another process
+/// holds the lock. A symbolic link is followed, or replaced as by everything that replaces files.
 pub(crate) fn open_alone(
     path: &Path,
     mode: u32,
@@ -88,7 +89,7 @@ pub(crate) fn open_alone(
             if path.is_symlink() {
                 fs::remove_file(path).map_err(unwritable)?;
             }
-            // Another one may have been made in the meantime.
+            // Another link may have been created in the meantime.
             OFlags::NOFOLLOW
         }
     };
@@ -97,9 +98,10 @@ pub(crate) fn open_alone(
         return open_pipe(path).map_err(unwritable);
     }
     let mut options = File::options();
-    // At the end of the file, wherever that is: who truncates it during the run (`copytruncate` of logrotate) finds no hole before the rest.
+    // Writes go to the current end of the file. If it is truncated during the run (`copytruncate` of logrotate), no hole
+    // precedes the new data.
     options.append(true).mode(mode).custom_flags(flags.bits().cast_signed());
-    // What is there may be a device that has to be waited for.
+    // An existing file may be a device whose opening blocks.
     let mut making = (!was_there).then(made::begin);
     let (opened, is_made) = match options.clone().create_new(true).open(path) {
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
@@ -107,7 +109,7 @@ pub(crate) fn open_alone(
         }
         opened => (opened.map_err(unwritable)?, true),
     };
-    // Some network file systems have no locks.
+    // Some network file systems do not support locks.
     if opened.metadata().is_ok_and(|data| data.is_file())
         && let Err(TryLockError::WouldBlock) = opened.try_lock()
     {
@@ -122,10 +124,10 @@ pub(crate) fn open_alone(
     Ok(opened)
 }
 
-/// Opens a named pipe, which waits for somebody who reads it (`fifo(7)`).
+/// Opens a named pipe. Opening blocks until there is a reader (`fifo(7)`).
 fn open_pipe(path: &Path) -> io::Result<File> {
     match rustix::fs::open(path, OFlags::WRONLY | OFlags::NONBLOCK | OFlags::CLOEXEC, Mode::empty()) {
-        // Closed and opened again, its reader would see the end in between.
+        // If the pipe were closed and reopened, its reader would see an end of file in between.
         Ok(pipe) => {
             rustix::fs::fcntl_setfl(&pipe, OFlags::empty())?;
             Ok(File::from(pipe))
@@ -138,7 +140,7 @@ fn open_pipe(path: &Path) -> io::Result<File> {
     }
 }
 
-/// The files written so far (the first ones if there are very many). No other file is published while this is held.
+/// The files written so far (only the first ones if there are very many). No other file is published while the guard is held.
 pub fn published() -> MutexGuard<'static, Vec<PathBuf>> {
     PUBLISHED.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -149,12 +151,11 @@ fn note_published(published: &mut Vec<PathBuf>, path: &Path) {
     }
 }
 
-/// Writes `content` to `path`, replacing what was there. The file has no name (`O_TMPFILE`) until its bytes
-/// are complete.
+/// Writes `content` to `path`, replacing an existing file. The file has no name (`O_TMPFILE`) until it is complete.
 ///
 /// # Errors
 ///
-/// The directory cannot be written, or `content` fails; then nothing appears at `path`.
+/// The directory is not writable, or `content` fails; then nothing appears at `path`.
 pub fn write_atomically(
     path: &Path,
     content: impl FnOnce(&mut dyn Write) -> io::Result<()>,
@@ -162,11 +163,11 @@ pub fn write_atomically(
     write_with_mode(path, PUBLIC, content)
 }
 
-/// [`write_atomically`], and only the owner can read the file.
+/// Like [`write_atomically`], but only the owner can read the file.
 ///
 /// # Errors
 ///
-/// As of [`write_atomically`].
+/// Those of [`write_atomically`].
 pub fn write_private(path: &Path, content: impl FnOnce(&mut dyn Write) -> io::Result<()>) -> io::Result<()> {
     write_with_mode(path, PRIVATE, content)
 }
@@ -184,19 +185,19 @@ fn write_with_mode(
     Ok(())
 }
 
-/// Checks that a file can be made at `path`, without leaving one there.
+/// Checks that a file can be created at `path`, without leaving one behind.
 ///
 /// # Errors
 ///
-/// It does not name a regular file, or the directory cannot be written.
+/// The path does not name a regular file, or the directory is not writable.
 pub fn check_path(path: &Path) -> Result<(), ExportError> {
     let unwritable = |source| ExportError::Unwritable { path: path.to_owned(), source };
-    // `-` usually means standard output, where a profile would be mixed with the lines. A file of that name is not wanted either.
+    // `-` usually means standard output, where a profile would be mixed with the lines. A file of that name is not intended either.
     if path == Path::new("-") {
         let why = "`-` would be standard output, which this is not written to";
         return Err(unwritable(io::Error::new(io::ErrorKind::InvalidInput, why)));
     }
-    // The complete file takes over the name: a device or a pipe of that name would be lost for everyone.
+    // The complete file takes over the name: a device or a pipe with that name would be lost for everyone.
     if path.is_dir() {
         return Err(unwritable(io::Error::other("it is a directory")));
     }
@@ -206,7 +207,7 @@ pub fn check_path(path: &Path) -> Result<(), ExportError> {
     check_writable(dir_of(path)).map_err(unwritable)
 }
 
-/// Why no profile is written to `path`, if what is there, or would be, is no regular file.
+/// Why no profile is written to `path`: it is, or would be, something other than a regular file.
 fn special(path: &Path) -> Option<String> {
     if let Some(dir) = ["/dev", "/proc"].into_iter().find(|dir| path.starts_with(dir)) {
         return Some(format!("it is in {dir}, which cannot hold files"));
@@ -225,12 +226,12 @@ fn dir_of(path: &Path) -> &Path {
     path.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."))
 }
 
-/// Writes `content` to a new file in `dir`: `STEM.json`, or with a number behind the stem if that is taken (the same
-/// process traced before, or after an exec). What is there is never overwritten. Returns its path.
+/// Writes `content` to a new file in `dir`: `STEM.json`, or with a number after the stem if that name is taken (the
+/// same process traced before, or after an exec). Existing files are never overwritten. Returns the path.
 ///
 /// # Errors
 ///
-/// As of [`write_atomically`].
+/// Those of [`write_atomically`].
 pub(crate) fn write_new(
     dir: &Path,
     stem: &str,
@@ -257,10 +258,10 @@ pub(crate) fn write_new(
     Err(io::Error::from(io::ErrorKind::AlreadyExists))
 }
 
-/// A complete file that has no name yet.
+/// A complete file that does not have its name yet.
 enum Unpublished {
     Unnamed(File),
-    /// Some file systems have no unnamed files; a named one, removed when it is dropped, is the next best.
+    /// Fallback for file systems without unnamed files: a named file that is removed when dropped.
     Named(tempfile::NamedTempFile),
 }
 
@@ -290,7 +291,7 @@ impl Unpublished {
         file.sync_data()
     }
 
-    /// Gives the file a name that is not in use.
+    /// Links the file under a name that is not in use.
     fn publish(&self, path: &Path) -> io::Result<()> {
         let from = match self {
             Self::Unnamed(file) => PathBuf::from(format!("/proc/self/fd/{}", file.as_raw_fd())),
@@ -299,8 +300,8 @@ impl Unpublished {
         Ok(rustix::fs::linkat(CWD, &from, CWD, path, AtFlags::SYMLINK_FOLLOW)?)
     }
 
-    /// Gives the file a name, replacing the file that has it. Linking cannot replace, so the complete file is linked under another
-    /// name first and renamed.
+    /// Links the file under a name, replacing an existing file. Linking cannot replace, so the complete file is first
+    /// linked under another name and then renamed.
     fn replace(&self, path: &Path) -> io::Result<()> {
         match self.publish(path) {
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
@@ -318,7 +319,7 @@ impl Unpublished {
     }
 }
 
-/// Checks that files can be made in a directory, without leaving one there.
+/// Checks that files can be created in a directory, without leaving one behind.
 pub(super) fn check_writable(dir: &Path) -> io::Result<()> {
     Unpublished::create(dir, PUBLIC).map(drop)
 }
@@ -329,7 +330,7 @@ mod tests {
 
     use super::*;
 
-    /// New files and replacements carry the whole content, and nothing else is left in the directory.
+    /// New files and replacements have the whole content, and nothing else remains in the directory.
     #[test]
     fn writes_and_replaces() {
         let dir = tempfile::tempdir().unwrap();
@@ -341,7 +342,7 @@ mod tests {
         assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1);
     }
 
-    /// A named pipe is opened once, whether its reader or its writer comes first, and writing waits for a slow reader.
+    /// A named pipe is opened once, whether its reader or its writer comes first, and writes wait for a slow reader.
     #[test]
     fn named_pipes() {
         let dir = tempfile::tempdir().unwrap();
@@ -372,7 +373,7 @@ mod tests {
         }
     }
 
-    /// What a link leads to stays as it is where links are replaced, and is not made where it is not there.
+    /// Where links are replaced, the target of a link is left unchanged, and is not created if it does not exist.
     #[test]
     fn links() {
         let dir = tempfile::tempdir().unwrap();
@@ -396,7 +397,7 @@ mod tests {
         }
     }
 
-    /// A new file never takes another one's name.
+    /// A new file never takes the name of an existing file.
     #[test]
     fn new_files_get_new_names() {
         let dir = tempfile::tempdir().unwrap();
@@ -412,7 +413,7 @@ mod tests {
         assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 3);
     }
 
-    /// What is refused is named, with what to do, and nothing is left behind.
+    /// A refused path is named with a remedy, and nothing is left behind.
     #[test]
     fn refused_paths() {
         let dir = tempfile::tempdir().unwrap();
@@ -440,7 +441,7 @@ mod tests {
         assert!(check_path(&dir.path().join("new")).is_ok());
     }
 
-    /// A directory that is not there is an error with nothing left behind.
+    /// A missing directory is an error, and nothing is left behind.
     #[test]
     fn missing_directory() {
         let dir = tempfile::tempdir().unwrap();

@@ -88,7 +88,7 @@ enum Line<'a> {
         begin_ns: u64,
         ns: u64,
     },
-    /// Slots that threads took to allocate objects in them.
+    /// Slots that threads took to allocate objects.
     Alloc {
         ts: f64,
         pid: u32,
@@ -193,9 +193,9 @@ struct Sums {
     hold_ns: Option<u64>,
     hold_max_ns: Option<u64>,
     away_ns: Option<u64>,
-    /// What the scheduler did meanwhile.
+    /// What the scheduler did in these times.
     split: Option<Split>,
-    /// Waits by length: the longest of the bucket in nanoseconds (`null`: unbounded), and how many.
+    /// Histogram of waits: upper bound of the bucket in nanoseconds (`null`: unbounded), and number of waits.
     wait_histogram: Vec<(Option<u64>, u64)>,
 }
 
@@ -220,7 +220,7 @@ impl Sums {
     }
 }
 
-/// What native threads did, by what threads did with the GVL.
+/// What native threads did, by what Ruby threads did with the GVL.
 #[derive(Serialize)]
 pub(super) struct Split {
     wait: Task,
@@ -249,7 +249,7 @@ impl Task {
     }
 }
 
-/// Who held the GVL longest during a wait.
+/// The thread that held the GVL longest during a wait.
 #[derive(Serialize)]
 struct Blocker<'a> {
     #[serde(flatten)]
@@ -260,7 +260,7 @@ struct Blocker<'a> {
     until: Option<Vec<String>>,
 }
 
-/// What it did meanwhile.
+/// What it ran meanwhile.
 #[derive(Serialize)]
 struct Ran {
     samples: u64,
@@ -305,7 +305,7 @@ impl<'a> Blocked<'a> {
     }
 }
 
-/// How the GVL was watched.
+/// How the GVL was traced.
 fn mode(coverage: GvlCoverage) -> &'static str {
     if coverage.only_blocked { "futex" } else { "exact" }
 }
@@ -323,7 +323,7 @@ impl Serialize for Counters<'_> {
 }
 
 impl<W: Write> Jsonl<W> {
-    /// Lines go to `out`.
+    /// An exporter that writes its lines to `out`.
     pub fn new(out: W, clock: WallClock, lines: Lines, shape: Shape) -> Self {
         Self { out, clock, line: Vec::new(), lines, shape, summaries: Summaries::default() }
     }
@@ -334,7 +334,7 @@ impl<W: Write> Jsonl<W> {
         if let Some(fields) = &mut self.shape.fields {
             fields.keep(&mut self.line).map_err(|error| ExportError::Stdout(error.into()))?;
         }
-        // Names come from outside, and lines are viewed on terminals.
+        // Names come from outside, and lines are displayed on terminals.
         let text = String::from_utf8_lossy(&self.line);
         self.out.write_all(printable_json(&text).as_bytes()).map_err(ExportError::Stdout)?;
         self.out.write_all(b"\n").map_err(ExportError::Stdout)
@@ -446,7 +446,7 @@ impl<W: Write> Jsonl<W> {
             phases.sweep_ns += sweep_ns;
             phases.other_ns += other_ns;
         }
-        // Of a program that was killed in its first pause, or where the records of all pauses were lost, no time is known.
+        // The time is unknown for a program killed in its first pause, and if the records of all pauses were lost.
         let seen = !cycle.pauses.is_empty();
         let start = &cycle.start;
         let end = cycle.end.as_ref();
@@ -485,7 +485,7 @@ impl<W: Write> Jsonl<W> {
             peak_rss: start.memory.map(|memory| memory.peak_rss),
             rss_end: memory_end.map(|memory| memory.rss),
             peak_rss_end: memory_end.map(|memory| memory.peak_rss),
-            // The less exact of the two.
+            // The less exact of the two sources.
             rss_source: start
                 .memory
                 .into_iter()

@@ -1,4 +1,4 @@
-//! Files that outputs have made when tracing has not begun yet. Nothing is in them: a run that ends by then removes them.
+//! Files that outputs created before tracing began. They are empty: a run that ends before tracing begins removes them.
 
 use std::{
     fs::{self, File},
@@ -7,14 +7,14 @@ use std::{
     sync::{Mutex, MutexGuard, PoisonError},
 };
 
-/// Those of this process.
+/// The files created by this process.
 static MADE: Made = Made(Mutex::new(Vec::new()));
 
-/// Path, device and inode of each.
+/// Path, device and inode of each file.
 #[derive(Debug, Default)]
 struct Made(Mutex<Vec<(PathBuf, u64, u64)>>);
 
-/// While this is there, no file is made, and none is forgotten.
+/// While this guard is held, no file is created, and none is forgotten.
 #[derive(Debug)]
 pub struct Making(MutexGuard<'static, Vec<(PathBuf, u64, u64)>>);
 
@@ -24,13 +24,13 @@ impl Made {
     }
 }
 
-/// A file is about to be made.
+/// Call before a file is created.
 pub(super) fn begin() -> Making {
     Making(MADE.lock())
 }
 
 impl Making {
-    /// It was made.
+    /// Records a created file.
     pub(super) fn note(&mut self, path: &Path, file: &File) {
         note(&mut self.0, path, file);
     }
@@ -42,7 +42,7 @@ fn note(made: &mut Vec<(PathBuf, u64, u64)>, path: &Path, file: &File) {
     }
 }
 
-/// Removes what is still the file that was made. Another one that has its name by now stays.
+/// Removes each path that is still the created file. Another file that has taken its name stays.
 fn remove(made: &mut Vec<(PathBuf, u64, u64)>) {
     for (path, device, inode) in made.drain(..) {
         let is_it = fs::symlink_metadata(&path).is_ok_and(|data| (data.dev(), data.ino()) == (device, inode));
@@ -52,12 +52,12 @@ fn remove(made: &mut Vec<(PathBuf, u64, u64)>) {
     }
 }
 
-/// From now on something is in them: they stay, however the run ends.
+/// From now on the files have content: they stay, however the run ends.
 pub fn keep_made() {
     MADE.lock().clear();
 }
 
-/// The run ends before tracing began: removes the files that it has made. It makes no more while the answer is there.
+/// Called if the run ends before tracing began: removes the created files. No more files are created while the guard is held.
 #[must_use]
 pub fn remove_made() -> Making {
     let mut making = begin();
@@ -70,7 +70,7 @@ mod tests {
     use super::*;
     use crate::export::file::{Links, open_alone};
 
-    /// Only the files that were made are removed, unless they are kept.
+    /// Only the created files are removed, unless they are kept.
     #[test]
     fn removed() {
         let dir = tempfile::tempdir().unwrap();
@@ -87,7 +87,7 @@ mod tests {
         assert_eq!(fs::read_to_string(&paths[1]).unwrap(), "other");
     }
 
-    /// A new file is noted, one that was there is not.
+    /// A new file is recorded, an existing one is not.
     #[test]
     fn noted() {
         let dir = tempfile::tempdir().unwrap();

@@ -1,4 +1,4 @@
-//! Exporters: one file per format. They see domain types only. Wire types are private to their file.
+//! Exporters, one file per format. They see domain types only; wire types are private to their file.
 
 use std::{
     io,
@@ -45,16 +45,16 @@ pub use otlp::process_context;
 pub use outputs::Outputs;
 pub use place::{place, program, started_by};
 
-/// Version that outputs name as their producer.
+/// Version that the outputs name as that of their producer.
 pub const VERSION: &str = env!("CARGO_PKG_VERSION");
 
 /// Why something could not be written.
 #[derive(Debug, thiserror::Error)]
 pub enum ExportError {
-    /// Writing lines failed, to standard output or to the file of `--output`.
+    /// Writing lines to standard output or to the file of `--output` failed.
     #[error("{}", sink::failed(.0))]
     Stdout(#[source] io::Error),
-    /// An output cannot be written, found out before tracing began.
+    /// An output is not writable; detected before tracing began.
     #[error("{path} cannot be written: {source}{}", remedy(path, source))]
     Unwritable {
         /// The file or directory.
@@ -63,7 +63,7 @@ pub enum ExportError {
         #[source]
         source: io::Error,
     },
-    /// An address cannot be listened on.
+    /// Listening on an address failed.
     #[error(
         "listening on {address}: {source}; is another gctrace running? (--prometheus names another address)"
     )]
@@ -74,10 +74,10 @@ pub enum ExportError {
         #[source]
         source: io::Error,
     },
-    /// Headers for a server cannot be understood.
+    /// The headers for a server are invalid.
     #[error("{variable}: {why}; expected Name=value,Name=value")]
     Headers {
-        /// The environment variable that has them.
+        /// The environment variable that contains them.
         variable: &'static str,
         /// The reason.
         why: String,
@@ -94,12 +94,12 @@ pub enum ExportError {
         #[source]
         source: io::Error,
     },
-    /// Somebody has done something to an output while it was written.
+    /// An output was modified from outside while it was being written.
     #[error("{path}: {what}")]
     Disturbed {
         /// The file.
         path: PathBuf,
-        /// What, and what became of the output.
+        /// What happened, and the consequence for the output.
         what: String,
     },
     /// Writing a file failed.
@@ -113,7 +113,7 @@ pub enum ExportError {
     },
 }
 
-/// What to do about an output that cannot be written, unless the error says so itself.
+/// The remedy for an output that is not writable, unless the error itself says it.
 fn remedy(path: &Path, error: &io::Error) -> &'static str {
     match error.kind() {
         _ if error.get_ref().is_some_and(|source| source.downcast_ref::<DirError>().is_some()) => "",
@@ -126,62 +126,63 @@ fn remedy(path: &Path, error: &io::Error) -> &'static str {
 }
 
 impl ExportError {
-    /// Whether the reader of standard output has gone away, which is how pipelines end.
+    /// Whether the reader of standard output has closed it, which is how pipelines end.
     pub fn is_broken_pipe(&self) -> bool {
         matches!(self, Self::Stdout(error) if error.kind() == io::ErrorKind::BrokenPipe)
     }
 }
 
-/// A destination for what is seen, which comes through [`see`](Self::see). The other methods are the life cycle of an output; each
-/// output implements those that concern it.
+/// A destination for what is seen, which arrives through [`see`](Self::see). The other methods are the life cycle of
+/// an output; each output implements those that it needs.
 pub trait Exporter {
-    /// Something was seen of a process. An output that does not show it ignores it.
+    /// Something was seen in a process. An output that does not show it ignores it.
     fn see(&mut self, _process: &Process, _seen: Seen<'_>) -> Result<(), ExportError> {
         Ok(())
     }
-    /// A process that is traced, or comes from one, has forked this one (its pid), which is traced from its first event on.
+    /// A traced process, or a descendant of one, has forked this process (its pid), which is traced from its first event on.
     fn forked(&mut self, _pid: u32) {}
-    /// A forked process has ended or replaced its program, whether it was traced or not.
+    /// A forked process has exited or executed another program, whether it was traced or not.
     fn left(&mut self, _pid: u32) {}
-    /// Something that is not shown, but tells of what is: the endpoint of a request, a wait that is part of a thread's sums.
+    /// Something that is not shown but is needed to interpret what is shown: the endpoint of a request, a wait that is
+    /// part of a thread's sums.
     fn outside(&mut self, _process: &Process, _seen: Seen<'_>) {}
-    /// An account follows. Returns whether the times are wanted that are not over: what has been seen so far is about to be read.
+    /// An account follows: what has been seen so far is about to be read. Returns whether this output needs the times that
+    /// have not ended yet.
     fn account_follows(&mut self) -> bool {
         false
     }
-    /// Times off the CPU that are not over, as far as they have come: all of them, in place of those of before. Each will be handed over
-    /// whole when it is over.
+    /// Unfinished times off the CPU, up to now. They replace those of the previous call. Each is reported in full when it ends.
     fn off_cpu_so_far(&mut self, _open: &[(Process, StackSample)]) {}
     /// A process (or an image) is not traced.
     fn refused(&mut self, _pid: Option<u32>, _path: &str, _reason: &str) -> Result<(), ExportError> {
         Ok(())
     }
-    /// Everything that was asked for is being traced from this time on (`CLOCK_MONOTONIC` nanoseconds). Some of it may have been traced
-    /// before.
+    /// Everything that was requested is being traced from this time on (`CLOCK_MONOTONIC` nanoseconds). Some of it may
+    /// have been traced before.
     fn began(&mut self, _ts_ns: u64) {}
-    /// Nothing is traced any more since this time.
+    /// Nothing is traced after this time (`CLOCK_MONOTONIC` nanoseconds).
     fn closed(&mut self, _ts_ns: u64) {}
-    /// Single waits for the GVL were not reported for some time. Comes when tracing ends.
+    /// Individual GVL waits were not reported for some time. Called when tracing ends.
     fn gvl_gap(&mut self, _gap: GvlGap) {}
     /// What has been counted so far, about once a second.
     fn account(&mut self, _ledger: &Ledger) {}
     /// The user requests a dump of a recording that is kept in memory.
     fn dump_requested(&mut self) {}
-    /// Adds its own counters.
+    /// Adds the output's own counters.
     fn add_counts(&self, _counts: &mut UserCounts) {}
     /// The run ended.
     fn finish(&mut self, _ledger: &Ledger) -> Result<(), ExportError> {
         Ok(())
     }
-    /// Every output is finished and nothing is being sent any more: the last account, in which no upload waits.
+    /// All outputs are finished and nothing is being sent any more: the final account, in which no upload is pending.
     fn settled(&mut self, _ledger: &Ledger) -> Result<(), ExportError> {
         Ok(())
     }
-    /// Whether it has all that it may have, and the run is to end.
+    /// Whether this output has reached its limit and the run is to end.
     fn is_full(&self) -> bool {
         false
     }
-    /// Hand out what is buffered. `now_ns`: now, `CLOCK_MONOTONIC` nanoseconds.
+    /// Writes out what is buffered. `now_ns`: the current time, `CLOCK_MONOTONIC` nanoseconds.
     fn flush(&mut self, _now_ns: u64) -> Result<(), ExportError> {
         Ok(())
     }

@@ -3,10 +3,10 @@
 use super::{ExportError, Exporter};
 use crate::{console::say, ledger::UserCounts};
 
-/// Different failures that are reported.
+/// Maximum number of distinct failures reported.
 const FAILURES: usize = 100;
 
-/// The exporters of a run, in the order in which they see things and end.
+/// The exporters of a run, in the order in which they are called.
 pub struct Outputs {
     exporters: Vec<Box<dyn Exporter>>,
     failures: Vec<String>,
@@ -20,7 +20,7 @@ impl Outputs {
         Self { exporters, failures: Vec::new(), failed: 0, stdout_closed: false }
     }
 
-    /// Hands something to each of them. What fails is reported.
+    /// Calls each exporter. Failures are reported.
     pub fn hand(&mut self, mut hand: impl FnMut(&mut dyn Exporter) -> Result<(), ExportError>) {
         for exporter in &mut self.exporters {
             let Err(error) = hand(exporter.as_mut()) else { continue };
@@ -29,7 +29,7 @@ impl Outputs {
                 continue;
             }
             self.failed += 1;
-            // Each output that fails is named; one that fails repeatedly is named once.
+            // Every distinct failure is reported once, even if it repeats.
             let error = error.to_string();
             if self.failures.len() < FAILURES && !self.failures.contains(&error) {
                 say(&format!("gctrace: {error}"));
@@ -38,12 +38,12 @@ impl Outputs {
         }
     }
 
-    /// Hands something that cannot fail to each of them.
+    /// Calls each exporter with something that cannot fail.
     pub fn tell(&mut self, mut tell: impl FnMut(&mut dyn Exporter)) {
         self.exporters.iter_mut().for_each(|exporter| tell(exporter.as_mut()));
     }
 
-    /// Adds what they have counted, and how often one of them failed.
+    /// Adds the counters of the exporters, and the number of failures.
     pub fn add_counts(&self, counts: &mut UserCounts) {
         counts.pipeline.export_failures += self.failed;
         for exporter in &self.exporters {
@@ -51,17 +51,17 @@ impl Outputs {
         }
     }
 
-    /// Whether the reader of standard output is gone.
+    /// Whether the reader of standard output has closed it.
     pub fn stdout_closed(&self) -> bool {
         self.stdout_closed
     }
 
-    /// Whether one of them has all that it may have.
+    /// Whether any exporter has reached its limit.
     pub fn is_any_full(&self) -> bool {
         self.exporters.iter().any(|exporter| exporter.is_full())
     }
 
-    /// What could not be written.
+    /// The failures to write, as reported.
     pub fn failures(&self) -> &[String] {
         &self.failures
     }

@@ -1,4 +1,4 @@
-//! Places in code and names of processes, in few characters.
+//! Code locations and process names in compact form.
 
 use std::sync::Arc;
 
@@ -13,9 +13,9 @@ use crate::{
     words::UNNAMED,
 };
 
-/// Characters of a method's name that are shown.
+/// Maximum number of characters of a method name shown.
 const NAME: usize = 60;
-/// Characters of a file's name that are shown.
+/// Maximum number of characters of a file name shown.
 const FILE: usize = 60;
 
 /// The file in a form that distinguishes files: `models/order.rb:12`, `gem sinatra-3.0.5 base.rb:1874`.
@@ -34,7 +34,7 @@ pub(super) fn clip(text: &str, width: usize) -> String {
     printable(text).chars().take(width).collect()
 }
 
-/// The same, with a mark where something was cut off.
+/// Like [`clip`], with a mark if something was cut off.
 pub(super) fn shorten(text: &str, width: usize) -> String {
     let text = printable(text);
     match text.char_indices().nth(width) {
@@ -52,7 +52,7 @@ pub fn place(frame: &Frame) -> String {
     }
 }
 
-/// [`place`] in at most `width` columns: the line number is kept longer than the name of the method.
+/// [`place`] in at most `width` columns: the line number is kept in preference to the method name.
 pub(super) fn place_within(frame: &Frame, width: usize) -> String {
     let full = place(frame);
     if full.chars().count() <= width {
@@ -66,8 +66,7 @@ pub(super) fn place_within(frame: &Frame, width: usize) -> String {
     clip(&short, width)
 }
 
-/// What started a cycle: the Ruby line, and where that is not the application's own code, the application's line that led
-/// there.
+/// What started a cycle: the Ruby line, and if that is not application code, also the application line that led there.
 pub fn started_by(stack: &[Arc<Frame>]) -> Option<String> {
     let leaf = ruby_frame(stack)?;
     Some(match app_frame(stack) {
@@ -76,17 +75,17 @@ pub fn started_by(stack: &[Arc<Frame>]) -> Option<String> {
     })
 }
 
-/// [`started_by`] in at most `width` columns: the application's line alone.
+/// [`started_by`] in at most `width` columns: only the application line.
 pub(super) fn started_by_within(stack: &[Arc<Frame>], width: usize) -> Option<String> {
     app_frame(stack).or_else(|| ruby_frame(stack)).map(|frame| place_within(frame, width))
 }
 
-/// The name of the program: its service, and what its title has in brackets (`puma[shop]`).
+/// The display name of the program: its service, and the part of its title in brackets (`puma[shop]`).
 pub fn program(process: &Process) -> String {
     program_of(&process.origin.service, &process.comm, process.cmdline.as_deref().unwrap_or_default())
 }
 
-/// The same of a process with this service, name of its main thread, and arguments.
+/// Like [`program`], from a service, the name of the main thread, and the arguments.
 pub(super) fn program_of(service: &str, comm: &str, cmdline: &[String]) -> String {
     let tag = match cmdline {
         [title] if title.starts_with(service) => {
@@ -113,7 +112,7 @@ mod tests {
         Arc::new(Frame { kind, name, file, line: 12, first_line: 10, address: 0 })
     }
 
-    /// The trigger is the innermost Ruby frame: below it, the C function that allocated; its line is the one that runs.
+    /// The trigger is the innermost Ruby frame (below the C function that allocated), with the line being executed.
     #[test]
     fn triggers() {
         let stack = [

@@ -22,27 +22,27 @@ pub struct Servers {
     pub profiles: bool,
     /// Address of a Pyroscope.
     pub pyroscope: Option<Address>,
-    /// How often.
+    /// Push interval.
     pub interval: Duration,
-    /// Whether threads off their CPU are looked at.
+    /// Whether threads off their CPU are recorded.
     pub wall: bool,
-    /// What profiles contain.
+    /// Filter for the profiles.
     pub filter: Filter,
 }
 
 impl Servers {
-    /// Whether stacks are wanted.
+    /// Whether any server needs stacks.
     pub fn wants_stacks(&self) -> bool {
         (self.otlp.is_some() && self.profiles) || self.pyroscope.is_some()
     }
 
-    /// Whether there is any server.
+    /// Whether any server is configured.
     pub fn any(&self) -> bool {
         self.otlp.is_some() || self.pyroscope.is_some()
     }
 }
 
-/// The exporters that push there, to be used together, in this order.
+/// The exporters that push to these servers. They must be used together, in this order.
 pub fn exporters(
     servers: &Servers,
     clock: WallClock,
@@ -77,7 +77,7 @@ pub fn exporters(
         uploaders.push(uploader);
     }
     if !sinks.is_empty() {
-        // Pyroscope gets no traces: it would make a series of each.
+        // Pyroscope is not sent traces: it would make a series of each.
         let traces = servers.otlp.is_some() && servers.profiles;
         let shown = (servers.wall, traces);
         exporters.push(Box::new(Windows::new(sinks, servers.interval, shown, &servers.filter)));

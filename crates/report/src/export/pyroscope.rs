@@ -1,6 +1,6 @@
-//! Pushing to Grafana Pyroscope: one pprof per service and window, by its native `push.v1.PusherService/Push` (Connect
-//! protocol, protobuf). Allocation is a profile of its own: Pyroscope names what it shows after a series and the period of its profile,
-//! and its pages look for `memory:alloc_space:bytes:space:bytes`, as Go's profiles give it.
+//! Pushing to Grafana Pyroscope: one pprof profile per service and window, by its native `push.v1.PusherService/Push`
+//! (Connect protocol, protobuf). Allocation is a profile of its own: Pyroscope names what it shows after a series and
+//! the period of its profile, and its pages look for `memory:alloc_space:bytes:space:bytes`, as Go's profiles have it.
 
 use std::sync::Arc;
 
@@ -16,11 +16,11 @@ use crate::aggregate::recording::{ProcessFacts, ProcessIndex};
 
 /// Name under which Pyroscope's pages look for CPU time.
 const CPU: &str = "process_cpu";
-/// The same for allocation.
+/// The corresponding name for allocation.
 const MEMORY: &str = "memory";
 
-/// Characters of a label at most, as of the names that `gctrace_report::model::Origin` has; Pyroscope refuses more than 2048 bytes
-/// (pkg/validation/limits.go, `validation.max-length-label-value`).
+/// Maximum number of characters of a label, as for the names in `gctrace_report::model::Origin`; Pyroscope refuses
+/// more than 2048 bytes (pkg/validation/limits.go, `validation.max-length-label-value`).
 const MAX_TEXT: usize = 200;
 
 /// Profiles of the processes of one service in a window.
@@ -30,7 +30,7 @@ struct Push {
     processes: Vec<ProcessIndex>,
 }
 
-/// Makes one.
+/// Makes a payload.
 pub(super) fn make(window: Arc<Window>, mut processes: Vec<ProcessIndex>) -> Box<dyn Payload> {
     processes.sort_unstable();
     Box::new(Push { window, processes })
@@ -84,7 +84,7 @@ impl Push {
             traces: false,
         };
         let mut raw_profile = Vec::new();
-        // Writing to memory does not fail.
+        // Writing to memory cannot fail.
         let _infallible =
             pprof::write(recording, &head, &|process| self.is_wanted(process), &mut raw_profile);
         Series { labels: self.labels(name), samples: vec![RawSample { raw_profile }] }
@@ -97,7 +97,7 @@ impl Push {
         let Some(facts) = facts else { return labels };
         let service = if facts.origin.service.is_empty() { "unknown_service" } else { &facts.origin.service };
         labels.push(pair("service_name", service));
-        // All are in one container; of one that ended early less may be known.
+        // All processes are in one container, but less may be known about one that ended early.
         let known = |what: fn(&ProcessFacts) -> Option<&String>| {
             let mut facts = self.processes.iter().filter_map(|at| self.window.recording.processes.get(*at));
             facts.find_map(what).map(String::as_str)
@@ -119,7 +119,7 @@ impl Push {
         labels
     }
 
-    /// The systemd unit of these processes: a service may have several, then none.
+    /// The systemd unit of these processes; `None` if the service has several units.
     fn unit(&self) -> Option<&str> {
         let facts = self.processes.iter().filter_map(|at| self.window.recording.processes.get(*at));
         let mut units = facts.map(|facts| facts.container.unit.as_deref());
@@ -128,7 +128,7 @@ impl Push {
     }
 }
 
-/// A text from outside as a label.
+/// Makes a label of text from outside.
 fn bounded(value: &str) -> String {
     printable(value).chars().take(MAX_TEXT).collect()
 }
@@ -167,7 +167,7 @@ struct LabelPair {
 pub(super) mod tests {
     use super::*;
 
-    /// Labels of each series that is sent, without `__name__`.
+    /// Labels of each series sent, without `__name__`.
     pub(in crate::export) fn labels(sent: &[u8]) -> Vec<Vec<(String, String)>> {
         let sent = PushRequest::decode(sent).unwrap();
         let of = |series: Series| {
@@ -177,7 +177,7 @@ pub(super) mod tests {
         sent.series.into_iter().map(of).collect()
     }
 
-    /// Names and profiles of what is sent.
+    /// Names and profiles of the series sent.
     pub(in crate::export) fn series(sent: &[u8]) -> Vec<(String, Vec<u8>)> {
         let sent = PushRequest::decode(sent).unwrap();
         let of = |mut series: Series| {

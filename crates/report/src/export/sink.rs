@@ -1,4 +1,4 @@
-//! Where lines go: standard output, or the file that `--output` names.
+//! The destination of lines: standard output, or the file of `--output`.
 
 use std::{
     fs::File,
@@ -18,7 +18,7 @@ struct FileError {
     error: io::Error,
 }
 
-/// Says where lines were to be written when this happened.
+/// Describes a failed write, with the destination.
 pub(super) fn failed(error: &io::Error) -> String {
     match error.get_ref() {
         Some(inner) if inner.is::<FileError>() => inner.to_string(),
@@ -26,17 +26,17 @@ pub(super) fn failed(error: &io::Error) -> String {
     }
 }
 
-/// A stream of lines. Unlike other outputs it is not written as a whole at the end: lines appear as things happen, and
-/// each write is of whole lines only.
+/// A stream of lines. Unlike other outputs, it is not written as a whole at the end: lines appear as things happen,
+/// and each write consists of whole lines.
 #[derive(Clone, Debug)]
 pub enum Sink {
     /// Standard output.
     Stdout,
-    /// A file, shared by all that write to it.
+    /// A file, shared by all its writers.
     File(PathBuf, Arc<File>),
 }
 
-/// Says at the end of a run that the file of [`Sink`] was removed. It may have been renamed, as log files are.
+/// Reports at the end of a run that the file of a [`Sink`] was removed. It may have been renamed, as log files are.
 struct Kept {
     path: PathBuf,
     file: Arc<File>,
@@ -55,7 +55,8 @@ impl Exporter for Kept {
 }
 
 impl Sink {
-    /// Opens it. An existing file is truncated, as the shell's `>` does, unless another gctrace writes to it (`flock`); a pipe is written to.
+    /// Opens the sink. An existing file is truncated, as by the shell's `>`, unless another gctrace writes to it
+    /// (`flock`). A pipe is written to.
     pub fn open(path: Option<&Path>) -> Result<Self, ExportError> {
         let Some(path) = path else { return Ok(Self::Stdout) };
         let unwritable = |source| ExportError::Unwritable { path: path.to_owned(), source };
@@ -66,7 +67,7 @@ impl Sink {
         Ok(Self::File(path.to_owned(), Arc::new(opened)))
     }
 
-    /// What fails at the end of a run if what was written is lost by then.
+    /// An exporter that fails at the end of a run if the file was removed and its lines are lost.
     pub fn kept(&self) -> Option<Box<dyn Exporter>> {
         let Self::File(path, file) = self else { return None };
         Some(Box::new(Kept { path: path.clone(), file: Arc::clone(file), named: Named::now(file) }))
@@ -98,7 +99,7 @@ impl Write for Sink {
 mod tests {
     use super::*;
 
-    /// What failed is named.
+    /// The error names what failed.
     #[test]
     fn full() {
         let mut full = Sink::open(Some(Path::new("/dev/full"))).unwrap();
@@ -108,7 +109,7 @@ mod tests {
         assert_eq!(error.to_string(), "writing to standard output: No space left on device (os error 28)");
     }
 
-    /// All writers share one position, and what was there before is gone.
+    /// All writers share one position, and the previous content is gone.
     #[test]
     fn shared() {
         let dir = tempfile::tempdir().unwrap();
@@ -121,7 +122,7 @@ mod tests {
         one.write_all(b"3\n").unwrap();
         assert_eq!(std::fs::read_to_string(&path).unwrap(), "1\n2\n3\n");
         assert!(matches!(Sink::open(Some(dir.path())), Err(ExportError::Unwritable { .. })));
-        // Lines of two runs would be mixed up.
+        // Lines of two runs would be interleaved.
         let error = Sink::open(Some(&path)).unwrap_err().to_string();
         assert!(
             error.ends_with("cannot be written: another gctrace writes to it; name another path"),
@@ -133,7 +134,7 @@ mod tests {
         assert_eq!(std::fs::read_to_string(&path).unwrap(), "");
     }
 
-    /// A log file may be emptied (`copytruncate`) or renamed during a run; one that is removed is missed at the end.
+    /// A log file may be truncated (`copytruncate`) or renamed during a run; its removal is reported at the end.
     #[test]
     fn rotated() {
         let dir = tempfile::tempdir().unwrap();
@@ -152,7 +153,7 @@ mod tests {
         sink.write_all(b"4\n").unwrap();
         let error = kept.settled(&Ledger::default()).unwrap_err().to_string();
         assert!(error.starts_with(&format!("{}: it was removed during the run", path.display())), "{error}");
-        // It had no name at the beginning, or is no file.
+        // These never had a name, or are not files.
         let unnamed = tempfile::tempfile().unwrap();
         let fd = format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(&unnamed));
         for path in [&*fd, "/dev/null"] {

@@ -1,4 +1,4 @@
-//! `--slower-than`: slow requests in place of cycles, each with what stopped its thread: GC pauses and long waits for the GVL.
+//! `--slower-than`: slow requests instead of cycles, each with what stopped its thread: GC pauses and long waits for the GVL.
 
 use std::{collections::VecDeque, io::Write};
 
@@ -21,18 +21,18 @@ use crate::{
     words::{data_size, percent, plural},
 };
 
-/// Cycles, and as many waits, that are kept for requests that have not ended.
+/// Maximum number of cycles, and of waits, kept for requests that have not ended.
 const KEPT: usize = 4096;
-/// Requests that wait for later reports about them.
+/// Maximum number of requests that wait for later reports about them.
 const PENDING: usize = 64;
-/// For how long they wait: a cycle is reported when its lazy sweep is over, nanoseconds.
+/// How long they wait, nanoseconds: a cycle is reported when its lazy sweep has ended.
 const PATIENCE_NS: u64 = 1_000_000_000;
-/// Cycles and waits that are shown of a request.
+/// Maximum number of cycles and waits shown per request.
 const SHOWN: usize = 12;
-/// Columns of a line.
+/// Maximum width of a line.
 const WIDTH: usize = 80;
 
-/// Writes slow requests for people.
+/// Writes slow requests as text.
 pub struct SlowRequests<W: Write> {
     out: W,
     clock: WallClock,
@@ -40,14 +40,14 @@ pub struct SlowRequests<W: Write> {
     cycles: Recent<Cycle>,
     waits: Recent<Wait>,
     pending: VecDeque<Pending>,
-    /// Slow ones, and all: requests and jobs, and runs of programs.
+    /// Number of slow ones, and of all: requests and jobs here, runs of programs below.
     requests: (u64, u64),
     runs: (u64, u64),
-    /// When it was last flushed, `CLOCK_MONOTONIC` nanoseconds.
+    /// Time of the last flush, `CLOCK_MONOTONIC` nanoseconds.
     now_ns: u64,
 }
 
-/// The most recent items, and the time up to which older ones were dropped.
+/// The most recent items, and the latest start time of those that were dropped.
 struct Recent<T> {
     last: VecDeque<(u32, T)>,
     dropped_ns: u64,
@@ -73,7 +73,7 @@ struct Cycle {
     begin_ns: u64,
     title: String,
     by: Option<String>,
-    /// Thread, begin, length.
+    /// Thread, start, length (nanoseconds).
     pauses: Box<[(u32, u64, u64)]>,
 }
 
@@ -82,7 +82,7 @@ struct Wait {
     begin_ns: u64,
     ns: u64,
     holder: Option<String>,
-    /// What the sampling clock saw the holder do most often.
+    /// Location of the innermost Ruby frame in the holder's most frequent stack.
     ran: Option<String>,
 }
 
@@ -103,7 +103,7 @@ struct Pending {
 }
 
 impl<W: Write> SlowRequests<W> {
-    /// Requests of at least `least_ns` nanoseconds go to `out`.
+    /// Writes requests of at least `least_ns` nanoseconds to `out`.
     pub fn new(out: W, clock: WallClock, least_ns: u64) -> Self {
         Self {
             out,
@@ -134,7 +134,7 @@ impl<W: Write> SlowRequests<W> {
         if self.pending.len() > PENDING { self.write_next() } else { Ok(()) }
     }
 
-    /// Writes those that have waited long enough.
+    /// Writes the requests that have waited long enough.
     fn write_due(&mut self, now_ns: u64) -> std::io::Result<()> {
         while self.pending.front().is_some_and(|next| next.due_ns <= now_ns) {
             self.write_next()?;
@@ -186,7 +186,7 @@ impl<W: Write> SlowRequests<W> {
         if next.gvl { self.write_waits(&next) } else { Ok(()) }
     }
 
-    /// The run of a program has no thread of its own: its GC is that of all its threads, and its cycles do not name it.
+    /// The run of a program has no thread of its own: its GC is that of all its threads, and its cycles do not name the run.
     fn write_run(&mut self, next: &Pending) -> std::io::Result<()> {
         let Pending { pid, program, request, ns, .. } = next;
         writeln!(self.out, "  {} (pid {pid}), the run of a program", clip(program, 24))?;
@@ -200,7 +200,7 @@ impl<W: Write> SlowRequests<W> {
         }
     }
 
-    /// Where its time went, in parts that do not overlap. A pause of its own is a time with the GVL.
+    /// How its time was spent, in parts that do not overlap. A GC pause in its own thread is time with the GVL.
     fn write_split(&mut self, split: &GvlSplit, gc_ns: Option<u64>, ns: u64) -> std::io::Result<()> {
         let share = |part: u64| format!("{} ({})", duration(part), percent(part, ns));
         let of = |times: GvlTaskTimes| times.cpu_ns + times.runnable_ns + times.blocked_ns;
@@ -303,25 +303,25 @@ impl<W: Write> SlowRequests<W> {
     }
 }
 
-/// What a cycle was in a request.
+/// The contribution of a cycle to a request.
 #[derive(Clone, Copy, Debug, Default)]
 struct Share {
-    /// 1: the request started it.
+    /// 1 if the request started the cycle, otherwise 0.
     cycles: u32,
-    /// Its pauses in the request's thread, nanoseconds.
+    /// Pauses of the cycle in the request's thread, nanoseconds.
     own_ns: u64,
-    /// Its pauses in other threads meanwhile, nanoseconds.
+    /// Pauses of the cycle in other threads during the request, nanoseconds.
     other_ns: u64,
 }
 
-/// What a cycle was in a request of `ns` nanoseconds, if it was anything, and its line.
+/// The line and the contribution of a cycle to a request of `ns` nanoseconds; `None` if the cycle did not affect the request.
 fn share_of(cycle: &Cycle, request: &Request, ns: u64) -> Option<(Line, Share)> {
     let within = request.begin_ns..request.begin_ns.saturating_add(ns);
     let started = cycle.request == Some(request.id);
     let (mut own, mut others) = (Vec::new(), Vec::new());
     let mut first_ns = u64::MAX;
     for &(tid, begin_ns, ns) in &cycle.pauses {
-        // One of another thread may have begun before the request, or end after it.
+        // A pause of another thread may begin before the request, or end after it.
         let from_ns = begin_ns.max(within.start);
         let until_ns = begin_ns.saturating_add(ns).min(within.end);
         if tid == request.tid && within.contains(&begin_ns) {
@@ -357,7 +357,7 @@ fn share_of(cycle: &Cycle, request: &Request, ns: u64) -> Option<(Line, Share)> 
     Some((Line { at_ns, ns: own_ns + other_ns, text }, Share { cycles: started.into(), own_ns, other_ns }))
 }
 
-/// What took longest in a request, in the order of time.
+/// Writes the longest events of a request, in chronological order.
 fn write_lines(out: &mut impl Write, begin_ns: u64, mut lines: Vec<Line>) -> std::io::Result<()> {
     let shorter = lines.len().saturating_sub(SHOWN);
     lines.sort_by_key(|line| std::cmp::Reverse(line.ns));

@@ -1,4 +1,4 @@
-//! Every stack as one JSON object per line: what tests compare with what the program itself knows.
+//! Every stack as one JSON object per line: tests compare it with what the program itself knows.
 
 use std::{
     io::Write as _,
@@ -53,7 +53,7 @@ impl<'a> LoggedFrame<'a> {
 }
 
 impl StackLog {
-    /// A log that will be written to `path`.
+    /// A log to be written to `path`.
     pub fn new(path: &Path) -> Result<Self, ExportError> {
         Ok(Self { path: path.to_owned(), lines: Vec::new() })
     }

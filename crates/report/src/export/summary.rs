@@ -1,4 +1,4 @@
-//! The answer at the end of a run, for people: what the garbage collector did in each process.
+//! The summary at the end of a run: what the garbage collector did in each process.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -31,56 +31,56 @@ use crate::{
 
 mod requests;
 
-/// Processes that are shown, those with most time in the GC.
+/// Maximum number of processes shown: those with the most time in the GC.
 const SHOWN: usize = 5;
-/// Lines that started cycles, of each.
+/// Maximum number of lines that started cycles shown per process.
 const LINES: usize = 3;
-/// Columns where it is not a terminal.
+/// Width if the output is not a terminal.
 const WIDTH: usize = 100;
-/// Columns in front of the text of a row.
+/// Columns before the text of a row.
 const INDENT: usize = 12;
-/// A blank at which no row ends.
+/// A blank at which a row is not wrapped.
 const TIE: char = '\u{a0}';
 
-/// What is known of a process while it runs.
+/// What is known about a process while it runs.
 #[derive(Debug, Default)]
 struct Running {
     gc: GcSummary,
     gvl: Option<GvlSums>,
     requests: RequestSummary,
     load: LoadSummary,
-    /// Memory when it was found.
+    /// Its memory when it was found.
     found: Option<Rss>,
 }
 
-/// A process of which tracing has ended.
+/// A process whose tracing has ended.
 pub(super) struct Done {
     pub(super) process: Process,
     pub(super) gc: GcSummary,
     pub(super) gvl: Option<GvlSums>,
     pub(super) requests: RequestSummary,
     pub(super) load: LoadSummary,
-    /// Whether it is a Puma with a pool of threads, as far as its command line and its children show.
+    /// Whether it is a Puma with a thread pool, judging by its command line and its children.
     pub(super) has_pool: bool,
     pub(super) end: ProcessEnd,
 }
 
-/// The processes that are traced.
+/// The processes being traced.
 #[derive(Debug, Default)]
 pub(super) struct Summaries {
     running: HashMap<u32, Running>,
-    /// Parents of Pumas: masters of clusters, if they are Pumas themselves.
+    /// Parents of Pumas: cluster masters, if they are Pumas themselves.
     parents: HashSet<u32>,
 }
 
 impl Summaries {
-    /// Something was seen of a process; its end comes by [`Self::ended`].
+    /// Records something seen in a process. Its end is reported by [`Self::ended`].
     pub(super) fn see(&mut self, process: &Process, seen: Seen<'_>) {
         let of = self.running.entry(process.pid);
         match seen {
             Seen::Process { state, .. } => {
                 self.parents.extend(process.ppid.filter(|_| process.is_puma()));
-                // When that was read depends on when the process was found: it counts if no event has memory.
+                // When this memory was read depends on when the process was found: it is used only if no event has memory.
                 let found = state.and_then(Rss::of);
                 of.insert_entry(Running { found, ..Running::default() });
             }
@@ -97,7 +97,7 @@ impl Summaries {
     pub(super) fn ended(&mut self, process: &Process, end: &ProcessEnd) -> Done {
         let Running { mut gc, gvl, requests, load, found } =
             self.running.remove(&process.pid).unwrap_or_default();
-        // The master of a cluster has no pool of threads; it serves no request.
+        // A cluster master has no thread pool; it serves no requests.
         let is_master = self.parents.remove(&process.pid) && requests.count() == 0;
         let has_pool = process.is_puma() && !is_master;
         if let Some(state) = &end.shutdown {
@@ -110,20 +110,20 @@ impl Summaries {
 }
 
 impl Done {
-    /// Time in the GC that was seen. Parts of pauses may lie within each other: the longest sum of them is no more than what there was.
+    /// Observed time in the GC. Parts of pauses may be nested, so the largest sum of a phase is a lower bound for the total.
     fn stopped_ns(&self) -> u64 {
         let work = self.gc.work.values().map(|(_, ns)| *ns).max().unwrap_or_default();
         (self.gc.stopped_ns + self.end.outside_ns + work).saturating_sub(self.end.beyond_ns)
     }
 }
 
-/// Processes that are not shown.
+/// Sums of the processes that are not shown.
 #[derive(Clone, Copy, Debug, Default)]
 struct Rest {
     processes: u64,
     cycles: u64,
     stopped_ns: u64,
-    /// Whether the cycles of some are not known.
+    /// Whether the cycles of some of them are unknown.
     unknown: bool,
 }
 
@@ -134,9 +134,9 @@ pub struct Summary<W: Write> {
     screen: Screen,
     min_pause_ns: u64,
     hidden: u64,
-    /// Requests of all processes, if they are put together by something.
+    /// Requests of all processes, if they are grouped by something.
     all: Option<(By, RequestSummary)>,
-    /// Servers that were traced without their requests: programs, in the order in which they were seen first.
+    /// If requests are not traced: the server programs seen, in order of appearance.
     without_requests: Option<Vec<&'static str>>,
     running: Summaries,
     done: Vec<Done>,
@@ -144,26 +144,26 @@ pub struct Summary<W: Write> {
 }
 
 impl<W: Write> Summary<W> {
-    /// Writes to `out`, which is this screen. Cycles without a stop of at least `min_pause_ns` had no lines.
+    /// Writes to `out`, which is displayed on `screen`. Cycles without a stop of at least `min_pause_ns` had no lines.
     pub fn new(out: W, clock: WallClock, screen: Screen, min_pause_ns: u64) -> Self {
         let (running, done, rest) = (Summaries::default(), Vec::new(), Rest::default());
         let (all, without_requests) = (None, None);
         Self { out, clock, screen, min_pause_ns, hidden: 0, all, without_requests, running, done, rest }
     }
 
-    /// The same, of a run that looks for requests or not: if not, the summary says of which program `--requests` would show some.
+    /// Sets whether requests are traced. If not, the summary says for which programs `--requests` would show some.
     #[must_use]
     pub fn requests(self, watched: bool) -> Self {
         Self { without_requests: (!watched).then(Vec::new), ..self }
     }
 
-    /// The same, with the requests of all processes put together, in place of those of each process by endpoint.
+    /// Groups the requests of all processes instead of showing those of each process by endpoint.
     #[must_use]
     pub fn by(self, by: Option<By>) -> Self {
         Self { all: by.map(|by| (by, RequestSummary::default())), ..self }
     }
 
-    /// The summary keeps the processes that were stopped most.
+    /// The summary keeps the processes that were stopped longest.
     fn ended(&mut self, process: &Process, end: &ProcessEnd) {
         self.done.push(self.running.ended(process, end));
         self.done.sort_by_key(|done| std::cmp::Reverse(done.stopped_ns()));
@@ -177,7 +177,7 @@ impl<W: Write> Summary<W> {
         }
     }
 
-    /// Notes what kind of server a process is, if requests are not watched.
+    /// Notes the kind of server that a process is, if requests are not traced.
     fn server(&mut self, process: &Process) {
         if let Some(servers) = &mut self.without_requests
             && let Some(server) = process.server()
@@ -247,7 +247,7 @@ impl<W: Write> Exporter for Summary<W> {
     }
 }
 
-/// `12 minor newobj, 3 major newobj/nofree`, those with most first.
+/// `12 minor newobj, 3 major newobj/nofree`, the most frequent first.
 fn causes(gc: &GcSummary, kind: &str) -> String {
     let mut causes: Vec<(&CycleKey, u64)> =
         gc.cycles.iter().filter(|(key, _)| key.kind == kind).map(|(key, count)| (key, *count)).collect();
@@ -262,12 +262,12 @@ fn causes(gc: &GcSummary, kind: &str) -> String {
     causes.iter().map(text).collect::<Vec<_>>().join(", ")
 }
 
-/// A row of the summary: what it is, and as much of the text as there is room for.
+/// A row of the summary: its label, and as much of the text as fits.
 pub(super) fn row(out: &mut impl Write, width: usize, label: &str, text: &str) -> std::io::Result<()> {
     writeln!(out, "{}", clip(&format!("  {label:<9} {text}"), width).trim_end())
 }
 
-/// A row of words, and more rows where there is no room for all: no word is cut unless it has no room of its own. [`TIE`] keeps words together.
+/// A row of words, wrapped into more rows if necessary. A word is cut only if it is longer than a row. [`TIE`] keeps words together.
 fn words(out: &mut impl Write, width: usize, label: &str, text: &str) -> std::io::Result<()> {
     let room = width.saturating_sub(INDENT);
     let (mut label, mut line) = (label, String::new());
@@ -283,7 +283,7 @@ fn words(out: &mut impl Write, width: usize, label: &str, text: &str) -> std::io
     row(out, width, label, &line)
 }
 
-/// A process; its requests only if they are not put together with those of others.
+/// Writes a process; with its requests only if those are not grouped with the requests of other processes.
 fn write_process(
     out: &mut impl Write,
     clock: WallClock,
@@ -372,7 +372,7 @@ fn write_cycles(
     let cycles = plural(gc.count(None), "cycle");
     let has_times = gc.stops.count() > 0;
     let text = if has_times || gc.is_empty() || done.end.outside_ns > 0 {
-        // Those outside: of a cycle that had begun before, or of no cycle, such as finalizers at the end.
+        // `outside_ns`: pauses of a cycle that had begun before tracing, or of no cycle, such as finalizers at the end.
         let (own, outside) = match done.end.outside_ns {
             0 => (String::new(), String::new()),
             ns => (
@@ -430,7 +430,7 @@ fn write_cycles(
 mod tests {
     use super::*;
 
-    /// What has no room goes into further rows, by words.
+    /// Text that exceeds a row is wrapped at words.
     #[test]
     fn rows_of_words() {
         let text =
@@ -454,7 +454,7 @@ mod tests {
             let words: Vec<&str> = rows.split_whitespace().skip(1).collect();
             assert_eq!(words.join(" "), text, "{width}");
         }
-        // Columns within a row stay where they are, and a word longer than a row is cut.
+        // Columns within a row keep their positions, and a word longer than a row is cut.
         assert_eq!(rows(40, "p50 161µs  (2 stops)"), "  GC        p50 161µs  (2 stops)\n");
         assert_eq!(rows(40, &"x".repeat(60)), format!("  GC        {}\n", "x".repeat(28)));
     }

@@ -23,15 +23,15 @@ use interval::Intervals;
 /// Which cycles have lines.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Lines {
-    /// Only cycles with a stop of at least this long, nanoseconds.
+    /// Only cycles with a stop of at least this length have lines, nanoseconds.
     pub min_pause_ns: u64,
-    /// A line per process at this interval, nanoseconds, in place of lines for cycles.
+    /// If set: one line per process at this interval, nanoseconds, instead of lines for cycles.
     pub interval_ns: Option<u64>,
     /// No lines at all.
     pub none: bool,
 }
 
-/// Writes lines for people.
+/// Writes lines as text.
 pub struct Text<W: Write> {
     out: W,
     clock: WallClock,
@@ -46,15 +46,15 @@ pub struct Text<W: Write> {
 
 /// The heading is repeated after this many lines, as in `vmstat`.
 const HEADING_EVERY: u64 = 50;
-/// Stops that a user may notice, nanoseconds.
+/// Length of a stop that a user may notice, nanoseconds.
 const LONG_NS: u64 = 20_000_000;
-/// Stops that a user notices, nanoseconds.
+/// Length of a stop that a user notices, nanoseconds.
 const VERY_LONG_NS: u64 = 100_000_000;
 
-/// Which columns there is room for.
+/// Which columns fit the output.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Layout {
-    /// A pipe, a file or a wide terminal: all.
+    /// A pipe, a file or a wide terminal: all columns.
     Full,
     Medium,
     /// 80 columns.
@@ -79,7 +79,7 @@ impl Layout {
     }
 }
 
-/// A column: heading, width, whether it holds numbers.
+/// A column: its heading, width, and whether it is right-aligned because it holds numbers.
 struct Column {
     id: Id,
     name: &'static str,
@@ -153,7 +153,7 @@ static NARROW: [Column; 7] = [
 ];
 
 impl<W: Write> Text<W> {
-    /// Writes lines to `out`, which is this screen.
+    /// Writes lines to `out`, which is displayed on `screen`.
     pub fn new(out: W, clock: WallClock, screen: Screen, lines: Lines) -> Self {
         let intervals = lines.interval_ns.filter(|_| !lines.none).map(Intervals::new);
         Self {
@@ -174,7 +174,7 @@ impl<W: Write> Text<W> {
         !self.lines.none && self.intervals.is_none()
     }
 
-    /// Writes a line: its columns, then what follows, as much of it as there is room for.
+    /// Writes a line: its columns, then as much of the remaining text as fits.
     fn write(
         &mut self,
         cell: impl Fn(Id, usize) -> (String, Option<Colour>),
@@ -197,7 +197,7 @@ impl<W: Write> Text<W> {
         let mut line = String::new();
         for column in layout.columns() {
             let (text, colour) = cell(column.id, column.width);
-            // Text is cut only where the line has to fit, and numbers never are.
+            // Text is cut only if the line has a limited width; numbers are never cut.
             let text = if layout == Layout::Full || column.right { text } else { clip(&text, column.width) };
             let text = aligned(&text, column.width, column.right);
             used += text.chars().count() + 1;
@@ -214,7 +214,7 @@ impl<W: Write> Text<W> {
         writeln!(self.out, "{}", line.trim_end())
     }
 
-    /// Work of an unknown cycle: the columns that are known.
+    /// Work of an unknown cycle, with the columns that are known.
     fn work_line(&mut self, process: &Process, work: &GcWork) -> std::io::Result<()> {
         let at = self.clock.epoch_seconds(work.begin_ns);
         let cell = |id, width| {
@@ -229,7 +229,7 @@ impl<W: Write> Text<W> {
         self.write(cell, |_| String::new())
     }
 
-    /// A long wait for the GVL: the columns that are known.
+    /// A long wait for the GVL, with the columns that are known.
     fn wait_line(&mut self, process: &Process, wait: &GvlWait) -> std::io::Result<()> {
         let at = self.clock.epoch_seconds(wait.begin_ns);
         let cell = |id, width| {
@@ -249,7 +249,7 @@ impl<W: Write> Text<W> {
         if let Some(blocker) = &wait.blocker {
             let who = &blocker.hold.who;
             tail = format!("{tail}  ← held by {} {}", who.tid, clip(&who.comm, 16));
-            // What it was running says more than where it released the GVL.
+            // What the holder was running says more than where it released the GVL.
             if let Some(place) = blocker.ran.first().and_then(|(_, stack)| at(stack)) {
                 tail = format!("{tail} running {place}");
             } else if let Some(place) = blocker.until.as_ref().and_then(at) {
@@ -274,7 +274,7 @@ impl<W: Write> Text<W> {
                 Id::Gc => format!("#{}", cycle.count),
                 Id::Kind => cycle.kind().to_owned(),
                 Id::Why => why(cycle),
-                // No pause of it has ended yet, so nothing is known of them.
+                // No pause of this cycle has ended yet, so their times are unknown.
                 Id::Total | Id::Max | Id::Mark | Id::Sweep if cycle.pauses.is_empty() => "-".to_owned(),
                 Id::Total => duration(cycle.pause_ns()),
                 Id::Max => duration(max_ns),
@@ -324,7 +324,7 @@ impl<W: Write> Text<W> {
     }
 }
 
-/// What all lines have in common.
+/// The columns that all lines have in common.
 fn who(id: Id, width: usize, epoch: f64, process: &Process) -> String {
     match id {
         Id::Time if width < 13 => format!("{}Z", &time_of_day(epoch)[..8]),
@@ -415,7 +415,7 @@ pub(super) fn time_of_day(epoch: f64) -> String {
     format!("{:02}:{:02}:{:02}.{millis:03}", seconds / 3600, seconds / 60 % 60, seconds % 60)
 }
 
-/// Nanoseconds with a fitting unit.
+/// Nanoseconds with a suitable unit.
 pub fn duration(ns: u64) -> String {
     match ns {
         0 => "0".to_owned(),
@@ -450,7 +450,7 @@ mod tests {
         },
     };
 
-    /// Names come from outside: they cannot move the cursor, or begin a line.
+    /// Names come from outside: they can neither move the cursor nor start a new line.
     #[test]
     fn names_are_escaped() {
         let mut out = Vec::new();
@@ -475,7 +475,7 @@ mod tests {
         assert!(out.lines().count() == 1 && !out.contains('\u{1b}'), "{out:?}");
     }
 
-    /// Units change where the numbers get long.
+    /// The unit changes when the numbers get long.
     #[test]
     fn units() {
         assert_eq!(duration(0), "0");

@@ -1,5 +1,5 @@
-//! Pushing to a server while tracing goes on: payloads for the [`engine`], over HTTP or gRPC. What does not fit into the queue, or is
-//! not accepted in time, is dropped and counted.
+//! Pushing to a server while tracing continues: payloads for the [`engine`], over HTTP or gRPC. Payloads that exceed
+//! the queue, or are not accepted in time, are dropped and counted.
 
 use std::{io, time::Duration};
 
@@ -23,41 +23,41 @@ pub(super) use notices::Reason;
 use engine::{Counts, Engine, FIRST_PAUSE, Failing, Outcome, Peer, Policy, Receipt};
 use memory::{Item, Memory};
 
-/// Most payloads that wait.
+/// Maximum number of queued payloads.
 const QUEUE: usize = 1024;
-/// Timeouts of one exchange, and of its connection alone.
+/// Timeouts of one exchange, and of establishing its connection.
 const TIMEOUT: Duration = Duration::from_secs(20);
 const CONNECT: Duration = Duration::from_secs(5);
-/// The longest pause, whatever the server asks for.
+/// Maximum pause, whatever the server asks for.
 const LAST_PAUSE: Duration = Duration::from_secs(30);
-/// Attempts for one payload.
+/// Maximum number of attempts for one payload.
 const ATTEMPTS: u32 = 6;
-/// Time for what is left when tracing ends.
+/// Time limit for sending what remains when tracing ends.
 const FINISH: Duration = Duration::from_secs(10);
 
 /// Something to send.
 pub(super) trait Payload: Send {
-    /// What follows the server's address: for HTTP a path, for gRPC a method.
+    /// The part after the server's address: for HTTP a path, for gRPC a method.
     fn path(&self, protocol: Protocol) -> &'static str;
-    /// Its `Content-Type` where it is sent over HTTP.
+    /// Its `Content-Type` for HTTP.
     fn content_type(&self) -> &'static str;
     /// Its bytes; empty if there is nothing to send after all.
     fn encode(&self) -> Vec<u8>;
-    /// The payload as two smaller ones, where it can be split: for servers that reject it as too large.
+    /// The payload as two smaller ones, if it can be split: for servers that reject it as too large.
     fn halves(&self) -> Option<[Box<dyn Payload>; 2]> {
         None
     }
-    /// The part of an accepted payload that the server rejected, according to its answer.
+    /// The part of an accepted payload that the server rejected, according to its response.
     fn rejected(&self, _answer: &[u8]) -> Option<Reason> {
         None
     }
 }
 
-/// A server that is pushed to, as tracing sees it.
+/// The tracer's handle to a server that is pushed to.
 pub(super) struct Uploader(Engine<Box<dyn Payload>>);
 
 impl Uploader {
-    /// Starts the thread for a server. `name` is how it is called in messages.
+    /// Starts the thread for a server. `name` is its name in messages.
     pub(super) fn start(
         name: &'static str,
         address: &Address,
@@ -78,24 +78,24 @@ impl Uploader {
             Protocol::Http => {
                 (Transport::Http(http::Server::new(&address.url, headers)), |body| gzip(&body).into())
             }
-            // Compressed by message.
+            // gRPC compresses each message.
             Protocol::Grpc => (Transport::Grpc(grpc::Server::new(&address.url, headers)?), Bytes::from),
         };
         let server = Server { url: shown(&address.url), transport };
         Engine::start(policy, Memory::new(prepare), server, say).map(Self)
     }
 
-    /// Hands a payload over. Never waits.
+    /// Queues a payload. Never blocks.
     pub(super) fn send(&self, payload: Box<dyn Payload>) {
         self.0.send(payload, 1);
     }
 
-    /// Counts a payload for which there is no room.
+    /// Counts a payload that was dropped before it was made.
     pub(super) fn give_up(&self) {
         self.0.give_up();
     }
 
-    /// Adds what became of its payloads.
+    /// Adds the counters of its payloads.
     pub(super) fn add_counts(&self, to: &mut UserCounts) {
         let Counts { made, sent, partial, refused, dropped, empty, waiting } = self.0.counts();
         to.uploads.uploads += made;
@@ -107,12 +107,12 @@ impl Uploader {
         to.uploads.uploads_waiting += waiting;
     }
 
-    /// Takes no more payloads, and begins to send what is left.
+    /// Accepts no more payloads, and starts sending what remains.
     pub(super) fn close(&self) {
         self.0.close();
     }
 
-    /// Sends what is left, for a while, and reports what became of all.
+    /// Sends what remains, up to a time limit, and reports the outcome of all payloads.
     pub(super) fn finish(&self) {
         self.0.finish(|| {});
     }
@@ -120,12 +120,12 @@ impl Uploader {
 
 /// A server.
 struct Server {
-    /// As it is shown.
+    /// Its address as shown to the user.
     url: String,
     transport: Transport,
 }
 
-/// How requests get there.
+/// How requests are sent.
 enum Transport {
     Http(http::Server),
     Grpc(grpc::Server),
@@ -147,8 +147,8 @@ impl Peer<Memory> for Server {
     }
 }
 
-/// Additional headers from an environment variable: `Name=value,Name=value`, values percent-encoded (OpenTelemetry's specification
-/// of exporters). An error names what is not a header; it never quotes values, which may be secrets.
+/// Additional headers from an environment variable: `Name=value,Name=value`, values percent-encoded (OpenTelemetry's
+/// specification of exporters). An error names what is not a header; it never quotes values, which may be secrets.
 pub(crate) fn headers(variable: &str) -> Result<HeaderMap, String> {
     let list = std::env::var(variable).unwrap_or_default();
     let mut headers = HeaderMap::new();
@@ -217,7 +217,7 @@ mod tests {
                 let mut stream = stream.unwrap();
                 let mut read = [0; 4096];
                 let mut request = Vec::new();
-                // The body is a gzip file of one byte: it fits into what comes first.
+                // The body is a gzip file of one byte, so it arrives together with the headers.
                 while !request.windows(4).any(|end| end == b"\r\n\r\n") {
                     let n = io::Read::read(&mut stream, &mut read).unwrap();
                     request.extend_from_slice(&read[..n]);
@@ -246,7 +246,7 @@ mod tests {
         assert_eq!(quoted, [&text, &format!("{text} [2 more times]")], "{said:?}");
     }
 
-    /// Without a server, handing over does not block, the queue is bounded, and every payload is accounted for.
+    /// Without a server, queueing does not block, the queue is bounded, and every payload is counted.
     #[test]
     fn bounded() {
         for protocol in [Protocol::Http, Protocol::Grpc] {

@@ -1,4 +1,4 @@
-//! A part of a recording: some processes, or some time. An exporter that hands on what belongs to it.
+//! A part of a recording: some processes, or some time. An exporter that passes on what belongs to the part.
 
 use std::{
     cell::RefCell,
@@ -20,23 +20,23 @@ use crate::{
     },
 };
 
-/// Which part.
+/// The selected part.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Window {
-    /// These processes; none: all.
+    /// Only these processes; empty: all.
     pub pids: BTreeSet<u32>,
-    /// Processes of these services; none: all.
+    /// Only processes of these services; empty: all.
     pub services: BTreeSet<String>,
-    /// What is true of this.
+    /// Only what satisfies this condition.
     pub condition: Option<Condition>,
-    /// From when on, `CLOCK_MONOTONIC` nanoseconds.
+    /// Start, `CLOCK_MONOTONIC` nanoseconds.
     pub from_ns: Option<u64>,
-    /// Until when.
+    /// End (exclusive), `CLOCK_MONOTONIC` nanoseconds.
     pub to_ns: Option<u64>,
 }
 
 impl Window {
-    /// Whether it is everything.
+    /// Whether everything is selected.
     pub fn is_all(&self) -> bool {
         *self == Self::default()
     }
@@ -46,7 +46,7 @@ impl Window {
         self.from_ns.is_some() || self.to_ns.is_some()
     }
 
-    /// Whether it has this process.
+    /// Whether this process is selected.
     fn has_process(&self, process: &Process) -> bool {
         let (pids, services) = (&self.pids, &self.services);
         (pids.is_empty() || pids.contains(&process.pid))
@@ -65,13 +65,13 @@ impl Window {
         (self.from()..self.to()).contains(&ts_ns)
     }
 
-    /// Whether something may be in it of what lies between these times, both included.
+    /// Whether anything between these times, both included, may be in the window.
     pub(crate) fn meets(&self, first_ns: u64, last_ns: u64) -> bool {
         last_ns >= self.from() && first_ns < self.to()
     }
 }
 
-/// A process that has been handed on.
+/// A process that has been passed on.
 #[derive(Clone, Copy, Debug, Default)]
 struct Shown {
     cycles: u64,
@@ -81,15 +81,15 @@ struct Shown {
 /// GC pauses of a process at the ends of a window, nanoseconds.
 #[derive(Clone, Copy, Debug, Default)]
 struct AtEnds {
-    /// Those in the window of cycles that are not.
+    /// Time within the window of pauses whose cycles are outside it.
     outside_ns: u64,
-    /// Those after the window of cycles that are in it.
+    /// Time after the window of pauses whose cycles are in it.
     beyond_ns: u64,
-    /// When the first cycle began that was seen, in the window or not, `CLOCK_MONOTONIC` nanoseconds.
+    /// Start of the first cycle seen, in the window or not, `CLOCK_MONOTONIC` nanoseconds.
     first_cycle: Option<u64>,
 }
 
-/// Hands on what is in a window. What is known of a whole life only, such as the GVL sums of a thread, is in no part of it.
+/// Passes on what is in a window. Values known only for a whole lifetime, such as the GVL sums of a thread, are in no part.
 pub struct Windowed {
     window: Window,
     outputs: Rc<RefCell<Outputs>>,
@@ -100,28 +100,28 @@ pub struct Windowed {
     tally: Rc<RefCell<Tally>>,
 }
 
-/// What was handed on.
+/// Counters of what was passed on.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Tally {
-    /// Processes.
+    /// Number of processes.
     pub processes: u64,
-    /// Records of the chosen processes and time, and what the condition says of them.
+    /// Records of the selected processes and time, with the outcome of the condition.
     pub judged: BTreeMap<Kind, Judged>,
 }
 
-/// How many records of a kind there are.
+/// Number of records of a kind.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Judged {
-    /// All of them.
+    /// All records.
     pub all: u64,
-    /// Those that were handed on.
+    /// Records passed on.
     pub kept: u64,
-    /// Those that were not, because they lack what the condition asks for.
+    /// Records dropped because they lack what the condition asks for.
     pub unknown: u64,
 }
 
 impl Tally {
-    /// Counts a record. `false`: it is dropped.
+    /// Counts a record. Returns `false` if it is dropped.
     fn keeps(&mut self, kind: Kind, verdict: Verdict) -> bool {
         let judged = self.judged.entry(kind).or_default();
         let keeps = matches!(verdict, Verdict::True | Verdict::Untouched);
@@ -133,7 +133,7 @@ impl Tally {
 }
 
 impl Windowed {
-    /// Hands on to these outputs, and counts there.
+    /// Passes on to these outputs, and counts in `tally`.
     pub fn new(window: Window, outputs: Rc<RefCell<Outputs>>, tally: Rc<RefCell<Tally>>) -> Self {
         Self {
             window,
@@ -149,17 +149,18 @@ impl Windowed {
         self.outputs.borrow_mut().hand(|exporter| exporter.see(process, seen));
     }
 
-    /// Something of the chosen processes is not handed on.
+    /// Reports something of the selected processes that is not passed on.
     fn leave_out(&self, process: &Process, seen: Seen<'_>) {
         self.outputs.borrow_mut().tell(|exporter| exporter.outside(process, seen));
     }
 
-    /// A cycle is reported as a whole or not at all; what its pauses take of the window's time is known all the same.
+    /// Accounts for pauses at the ends of the window: a cycle is reported as a whole or not at all, but the time of its
+    /// pauses in the window is known.
     fn divide(&mut self, process: &Process, seen: Seen<'_>) {
         let Some(begin_ns) = seen.begin_ns() else { return };
         let pauses: Vec<(u64, u64)> = match seen {
             Seen::Cycle(cycle) => cycle.pauses.iter().map(|pause| (pause.begin_ns, pause.ns)).collect(),
-            // Of a Ruby whose cycles are not known.
+            // For a Ruby whose cycles are unknown.
             Seen::Work(work) if work.phase == WorkPhase::Pause => vec![(work.begin_ns, work.ns)],
             _ => return,
         };
@@ -179,8 +180,8 @@ impl Windowed {
         }
     }
 
-    /// The part that lies in the window of a time off the CPU that does not lie in it as a whole; `None`: it does, or no part does, or
-    /// it is something else. A thread that sleeps all the time is there so.
+    /// The part within the window of a time off the CPU that crosses its ends. `None` if it is entirely inside or outside,
+    /// or is something else. This way a thread that sleeps all the time is shown.
     fn part(&self, seen: Seen<'_>) -> Option<StackSample> {
         let Seen::Stack(sample) = seen else { return None };
         let end_ns = sample.off_cpu_end_ns()?;
@@ -193,16 +194,16 @@ impl Windowed {
         })
     }
 
-    /// What lies in the window of the pauses of a cycle that was under way when tracing began. Only their sum is known; they were before
-    /// the first cycle that was seen. (Where records were lost, they may be of a later one.)
+    /// Time within the window of pauses of a cycle that was in progress when tracing began. Only their sum is known; they
+    /// precede the first cycle seen. (If records were lost, they may belong to a later one.)
     fn of_unseen_cycles(&self, end: &ProcessEnd, first_cycle_ns: Option<u64>) -> u64 {
         let until_ns = first_cycle_ns.filter(|_| end.lost == 0).unwrap_or(end.ts_ns);
         let has_all = self.window.from() <= end.since_ns && self.window.to() >= until_ns;
         if has_all { end.outside_ns } else { 0 }
     }
 
-    /// A wait without the hold of another thread, about which the condition has not been asked. The hold is in the sums of that thread, if
-    /// these are handed on.
+    /// A wait without the hold of the other thread, which the condition has not checked. The hold is in the sums of that
+    /// thread, if these are passed on.
     fn own_wait(&self, seen: Seen<'_>) -> Option<GvlWait> {
         let Seen::GvlWait(wait) = seen else { return None };
         self.window.condition.as_ref().filter(|condition| condition.asks_for_threads())?;
@@ -211,14 +212,14 @@ impl Windowed {
         Some(wait)
     }
 
-    /// A process is there from now on.
+    /// Passes on a process, which is shown from now on.
     fn show(&mut self, process: &Process, seen: Seen<'_>) {
         self.tally.borrow_mut().processes += 1;
         self.shown.insert(process.pid, Shown::default());
         self.hand(process, seen);
     }
 
-    /// Time has come to this: what ran when the window began is shown.
+    /// Advances the time to `ts_ns`: processes that were running when the window began are shown.
     fn reach(&mut self, ts_ns: u64) {
         if ts_ns < self.window.from() {
             return;
@@ -268,7 +269,7 @@ impl Exporter for Windowed {
         if let Some(condition) = &self.window.condition {
             let is_in = seen.begin_ns().is_none_or(|ts_ns| self.window.has(ts_ns));
             let verdict = condition.judge(process, &seen);
-            // What is outside of the time is dropped anyway, but for processes, which reach into it.
+            // Anything outside the time range is dropped anyway, except processes, which may extend into it.
             let keeps = match verdict {
                 Verdict::True | Verdict::Untouched if !is_in => true,
                 _ if !is_in => false,
@@ -301,7 +302,7 @@ impl Exporter for Windowed {
                     self.show(process, seen);
                 }
             }
-            // Sums of a second that is not all inside.
+            // Sums of a second that is not entirely inside.
             (Seen::Alloc(sum), _) if sum.end_ns > self.window.to() => {}
             (_, Some(ts_ns)) if self.window.has(ts_ns) => {
                 self.reach(ts_ns);
@@ -412,7 +413,7 @@ mod tests {
         }
     }
 
-    /// Pauses of the cycle that was under way when tracing began are in each part that has the time before the first cycle, and in no other.
+    /// Pauses of the cycle in progress when tracing began are in each part that contains the time before the first cycle, and in no other.
     #[test]
     fn the_cycle_under_way() {
         let of = |window: Window, lost: u64| {
@@ -437,7 +438,8 @@ mod tests {
     }
 
     proptest! {
-        /// The time in the GC of any part is that of the pauses in it, never more than the part, and neighbouring parts have that of both together.
+        /// The GC time of any part is that of the pauses in it, never more than the length of the part, and the times of
+        /// adjacent parts add up to that of both.
         #[test]
         fn gc_time_of_parts(
             lengths in proptest::collection::vec((0_u64..40, 0_u64..40, 0_u64..3), 1..20),
@@ -468,7 +470,7 @@ mod tests {
                         windowed.see(&process, Seen::Cycle(cycle)).unwrap();
                         continue;
                     }
-                    // The same of a Ruby whose cycles are not known.
+                    // The same for a Ruby whose cycles are unknown.
                     for &Pause { tid, begin_ns, ns, .. } in &cycle.pauses {
                         let work = GcWork { phase: WorkPhase::Pause, tid, comm: "ruby".to_owned(), begin_ns, ns };
                         windowed.see(&process, Seen::Work(&work)).unwrap();
@@ -489,7 +491,7 @@ mod tests {
         }
     }
 
-    /// Adds up times off the CPU, and when the first began and the last ended.
+    /// Adds up times off the CPU, with the start of the first and the end of the last.
     #[derive(Clone, Default)]
     struct OffCpu(Rc<RefCell<(u64, u64, u64)>>);
 
@@ -509,7 +511,8 @@ mod tests {
         }
     }
 
-    /// Of a time off the CPU a part has what lies in it: a thread that sleeps throughout is there for all of it, with a condition, too.
+    /// A part contains the portion of a time off the CPU that lies in it: a thread that sleeps throughout is there for the
+    /// whole part, with a condition, too.
     #[test]
     fn times_off_the_cpu() {
         let (process, sample) = a_sample(5);
@@ -543,7 +546,7 @@ mod tests {
         assert_eq!(part(Some(905), None, None), (5, 905, 910));
     }
 
-    /// Where threads are chosen, the hold of another one does not come with a wait: its own sums have it.
+    /// If threads are selected, a wait does not carry the hold of another thread: that thread's own sums have it.
     #[test]
     fn holds_of_others() {
         let first = |condition: &str| {
@@ -560,7 +563,7 @@ mod tests {
         );
     }
 
-    /// A sample in the window is of its request where that is outside: it began before, or the condition drops it.
+    /// A sample in the window belongs to its request even if the request is outside: it began before, or the condition drops it.
     #[test]
     fn samples_of_requests_outside() {
         let text = "request.status = 500";

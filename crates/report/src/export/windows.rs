@@ -1,4 +1,4 @@
-//! Profiles that are pushed: what was recorded in a window of time goes out at its end, and recording begins anew.
+//! Profiles to push: what was recorded in a window of time is sent at its end, and recording starts anew.
 
 use std::{
     collections::BTreeMap,
@@ -21,64 +21,64 @@ use crate::{
     },
 };
 
-/// A window is short; what is beyond these limits goes into sums that say so.
+/// A window is short. What exceeds these limits is added to sums that say so.
 const LIMITS: Limits = Limits { nodes: 1 << 18, sums: 1 << 18, threads: 1 << 14, timeline: 0 };
 
-/// Most windows that wait to be sent to a server; more would be memory without bound while a server is away.
+/// Maximum number of windows queued per server; without it, memory would grow without bound while a server is unreachable.
 const WAITING: usize = 4;
 
-/// What was recorded in a window of time.
+/// The data recorded in a window of time.
 #[derive(Clone)]
 pub(super) struct Window {
-    /// What was recorded.
+    /// The data.
     pub(super) recording: Arc<Recording>,
-    /// The clock when it ended: the host's may have been set since the run began.
+    /// The clock at the end of the window: the host's clock may have been set since the run began.
     pub(super) clock: WallClock,
-    /// `CLOCK_MONOTONIC` nanoseconds.
+    /// Start, `CLOCK_MONOTONIC` nanoseconds.
     pub(super) began_ns: u64,
-    /// The same.
+    /// End, `CLOCK_MONOTONIC` nanoseconds.
     pub(super) ended_ns: u64,
-    /// What gctrace had counted by then, in one line.
+    /// gctrace's counters at the end of the window, in one line.
     pub(super) account: String,
-    /// Whether threads off their CPU were looked at, whether or not there were any.
+    /// Whether threads off their CPU were recorded, even if there were none.
     pub(super) wall: bool,
 }
 
-/// Makes payloads of some processes of a window.
+/// Makes a payload of some processes of a window.
 pub(super) type Make = fn(Arc<Window>, Vec<ProcessIndex>) -> Box<dyn Payload>;
 
-/// Where windows are sent. A server that is away keeps no window from another one.
+/// Where windows are sent. An unreachable server keeps no window from another server.
 struct Sink {
     uploader: Rc<Uploader>,
     make: Make,
-    /// Those handed over for it, as long as a payload has them.
+    /// The windows queued for it, for as long as a payload holds them.
     waiting: Vec<Weak<Window>>,
 }
 
-/// Records, and hands windows over.
+/// Records, and hands over windows.
 pub(super) struct Windows {
     sinks: Vec<Sink>,
     interval: Duration,
     wall: bool,
     recording: Recording,
     began: Instant,
-    /// When the first window began, with tracing; after that, when the current one began. `None` before tracing.
+    /// Start of the current window; the first one begins with tracing. `None` before tracing.
     began_ns: Option<u64>,
     closed_ns: Option<u64>,
-    /// Samples and events of earlier windows that came before recording began.
+    /// Samples and events of earlier windows from before recording began.
     early: (u64, u64),
-    /// What was in earlier windows of requests that had not ended.
+    /// Samples, cycles and allocation stacks of earlier windows whose request did not end in time, so their endpoint is unknown.
     unresolved: u64,
-    /// What in earlier windows has a trace that is not shown.
+    /// Samples, cycles and allocation stacks of earlier windows whose trace is known but not shown.
     traces_left_out: u64,
-    /// What was recorded and filtered in earlier windows.
+    /// What the filter passed and dropped in earlier windows.
     filtered: FilterAccount,
     account: String,
 }
 
 impl Windows {
-    /// Windows of this length for these servers. `wall`: threads off their CPU are looked at. `traces`: a server is sent the traces. They
-    /// contain what the filter lets through.
+    /// Windows of this length for these servers. `wall`: threads off their CPU are recorded. `traces`: traces are sent to
+    /// a server. The windows contain what the filter passes.
     pub(super) fn new(
         sinks: Vec<(Rc<Uploader>, Make)>,
         interval: Duration,
@@ -102,7 +102,7 @@ impl Windows {
         }
     }
 
-    /// Ends the window. What it holds is encoded and sent elsewhere.
+    /// Ends the window. Its contents are encoded and sent on another thread.
     fn hand_over(&mut self) {
         let Some(began_ns) = self.began_ns else { return };
         let ended_ns = self.closed_ns.unwrap_or_else(monotonic_ns);
@@ -149,7 +149,7 @@ impl Windows {
 
 impl Exporter for Windows {
     fn see(&mut self, process: &Process, seen: Seen<'_>) -> Result<(), ExportError> {
-        // The sums of a thread's whole life belong to no window.
+        // The sums of a thread's whole lifetime belong to no window.
         if !matches!(seen, Seen::GvlThread(_)) {
             self.recording.see(process, seen);
         }
@@ -194,13 +194,13 @@ impl Exporter for Windows {
     }
 }
 
-/// Waits for the last uploads, after every exporter that makes some.
+/// Waits for the last uploads. Placed after all exporters that upload.
 pub(super) struct LastUploads {
     uploaders: Vec<Rc<Uploader>>,
 }
 
 impl LastUploads {
-    /// Waits for these.
+    /// Waits for these uploaders.
     pub(super) fn new(uploaders: Vec<Rc<Uploader>>) -> Self {
         Self { uploaders }
     }
@@ -214,7 +214,7 @@ impl Exporter for LastUploads {
     }
 
     fn finish(&mut self, _: &Ledger) -> Result<(), ExportError> {
-        // At the same time: servers that do not answer take no longer than one of them.
+        // All are closed first, so that several servers that do not respond take no longer than one.
         for uploader in &self.uploaders {
             uploader.close();
         }
@@ -233,7 +233,7 @@ mod tests {
 
     static SPANS: Mutex<Vec<(u64, u64)>> = Mutex::new(Vec::new());
 
-    /// A payload without contents, or one of a byte, which keeps its window until it is sent.
+    /// A payload without contents, or of one byte, which holds its window until it is sent.
     struct Nothing(Option<Arc<Window>>);
 
     impl Payload for Nothing {
@@ -256,7 +256,7 @@ mod tests {
         Box::new(Nothing(None))
     }
 
-    /// Windows that a server does not take keep none from another server, and are bounded.
+    /// Windows that a server does not accept keep none from another server, and their number is bounded.
     #[test]
     fn servers_are_apart() {
         static MADE: Mutex<[usize; 2]> = Mutex::new([0; 2]);
@@ -288,7 +288,7 @@ mod tests {
         assert_eq!(*MADE.lock().unwrap(), [WAITING, 10]);
     }
 
-    /// The first window begins when tracing does, not when gctrace was started; the last ends when tracing does.
+    /// The first window begins when tracing does, not when gctrace was started; the last window ends when tracing does.
     #[test]
     fn spans() {
         let nobody =
@@ -298,7 +298,7 @@ mod tests {
         let mut windows =
             Windows::new(vec![(uploader, make)], Duration::ZERO, (false, false), &Filter::default());
         let (process, sample) = crate::export::profile::a_sample(7_000_000_500);
-        // The start may take longer than a window.
+        // The startup may take longer than a window.
         windows.flush(0).unwrap();
         windows.began(7_000_000_000);
         windows.see(&process, Seen::Stack(&sample)).unwrap();

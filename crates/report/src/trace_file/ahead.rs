@@ -1,8 +1,9 @@
-//! Reading a recording by several threads: one reads chunks from the file, some expand and decode them, and the caller has them one after
-//! the other.
+//! Reading a recording with several threads: one reads chunks from the file, some expand and decode them, and the
+//! caller receives them in order.
 //!
-//! Chunks need nothing from each other, so the threads take turns: the caller waits for that whose turn it is. What it is done with goes
-//! back to the thread that made it, which frees it: memory that another thread frees is what allocators are slow at.
+//! Chunks are independent of each other, so the decoding threads take turns: the caller waits for the one whose turn
+//! it is. A chunk that the caller is done with is sent back to the thread that made it, which frees it: freeing memory
+//! of another thread is what allocators are slow at.
 
 use std::{
     io::{self, Read},
@@ -18,37 +19,37 @@ use super::{
     recording::{ChunkReader, damaged},
 };
 
-/// Threads that decode, at least and at most. Each has a chunk that waits, one that it decodes, and one that is read.
+/// Minimum and maximum number of decoding threads. Each has one chunk queued, one being decoded, and one being consumed by the caller.
 const DECODERS: [usize; 2] = [2, 4];
 
 /// A chunk with entries.
 pub(super) struct Chunk {
-    /// Where it begins and ends in the file.
+    /// Its start and end in the file.
     pub(super) begin: u64,
     pub(super) end: u64,
     pub(super) tables: Tables,
     pub(super) entries: Vec<Recorded>,
 }
 
-/// What the file has next.
+/// The next item of the file.
 struct Next {
     begin: u64,
-    /// How much has been read of it when this is.
+    /// How much has been read of the file, including this item.
     volume: Volume,
     what: Result<Result<Stored, Ending>, ReadError>,
 }
 
-/// The same decoded.
+/// The same item, decoded.
 type Decoded = (Volume, Result<Result<Chunk, Ending>, ReadError>);
 
-/// The ends of a thread that decodes.
+/// The caller's ends of the channels of a decoding thread.
 struct Decoder {
     to: SyncSender<Next>,
     from: Receiver<Decoded>,
     back: Sender<Chunk>,
 }
 
-/// Hands on each chunk. `before`: is done before each is read. Returns how the recording ends, or why it cannot be read any further.
+/// Passes on each chunk. `before` is called before each one is read. Returns how the recording ends, or why it cannot be read any further.
 pub(super) fn each<R: Read + Send>(
     recording: &mut Recording<R>,
     mut before: impl FnMut(&mut Recording<R>) -> Result<(), ReadError> + Send,
@@ -84,13 +85,13 @@ pub(super) fn each<R: Read + Send>(
         };
         named("gctrace-ahead").spawn_scoped(scope, reader).map_err(failed)?;
         for (from, back) in from.iter().cycle() {
-            // It has panicked if there is nothing, and so does the scope.
+            // If nothing is received, the thread has panicked, and the scope panics, too.
             let Ok((read, decoded)) = from.recv() else { break };
             match decoded? {
                 Ok(chunk) => {
                     volume = read;
                     hand(&chunk);
-                    // It is dropped here if the thread has ended.
+                    // If the thread has ended, the chunk is dropped here.
                     drop(back.send(chunk));
                 }
                 Err(ending) => {
@@ -101,7 +102,7 @@ pub(super) fn each<R: Read + Send>(
         }
         Ok(Ending::CutOff(0))
     });
-    // Chunks after the last that could be used may have been read, too.
+    // Chunks after the last usable one may have been read, too.
     recording.read_only(volume);
     ended
 }
@@ -110,7 +111,7 @@ fn named(name: &str) -> thread::Builder {
     thread::Builder::new().name(name.to_owned())
 }
 
-/// Starts a thread that decodes.
+/// Starts a decoding thread.
 fn decoder<'scope>(scope: &'scope Scope<'scope, '_>, path: &'scope std::path::Path) -> io::Result<Decoder> {
     let (to, nexts) = sync_channel::<Next>(1);
     let (decoded, from) = sync_channel(1);

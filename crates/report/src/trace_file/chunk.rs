@@ -1,7 +1,7 @@
-//! Chunks: what a recording is made of after its first 12 bytes.
+//! Chunks: the contents of a recording after its first 12 bytes.
 //!
-//! A chunk is its kind, its length as stored and as expanded, a CRC-32 of these and of the stored bytes (four little-endian `u32`), and
-//! the stored bytes: a zlib stream. One that lacks bytes at its end is the end of a recording that was cut off.
+//! A chunk consists of its kind, its stored and its expanded length, a CRC-32 of these and of the stored bytes (four little-endian
+//! `u32`), and the stored bytes: a zlib stream. A chunk with missing bytes at its end is the end of a recording that was cut off.
 
 use std::io::{self, Read, Seek, Write};
 
@@ -9,30 +9,30 @@ use flate2::{Compression, Decompress, FlushDecompress, Status, write::ZlibEncode
 
 use super::{FORMAT, MAGIC, MAX_CHUNK_BYTES, Volume};
 
-/// Bytes before the stored bytes.
+/// Length of the head, which precedes the stored bytes.
 const HEAD: usize = 16;
 
-/// What a chunk has.
+/// The contents of a chunk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
-    /// The header, which is the first chunk.
+    /// The header; always the first chunk.
     Header = 1,
     /// Entries.
     Entries = 2,
-    /// Nothing: the recording is complete.
+    /// Nothing; the recording is complete.
     End = 3,
 }
 
 /// How a recording ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ending {
-    /// With its last chunk.
+    /// It ends with its last chunk.
     Complete,
-    /// It was cut off: this many bytes of an incomplete chunk follow the last whole one.
+    /// It was cut off. The value is the number of bytes of the incomplete chunk after the last whole one.
     CutOff(u64),
 }
 
-/// Why a chunk is not read.
+/// Why a chunk cannot be read.
 #[derive(Debug)]
 pub(super) enum ChunkError {
     Io(io::Error),
@@ -40,14 +40,14 @@ pub(super) enum ChunkError {
     Damaged(String),
 }
 
-/// The bytes that begin a recording.
+/// The first bytes of a recording.
 pub(super) fn beginning() -> Vec<u8> {
     let mut bytes = MAGIC.to_vec();
     bytes.extend(FORMAT.to_le_bytes());
     bytes
 }
 
-/// The bytes of a chunk.
+/// Encodes a chunk.
 pub(super) fn stored(kind: Kind, content: &[u8]) -> io::Result<Vec<u8>> {
     if content.len() > MAX_CHUNK_BYTES {
         return Err(io::Error::other(format!("{} bytes are more than a chunk may have", content.len())));
@@ -64,7 +64,7 @@ pub(super) fn stored(kind: Kind, content: &[u8]) -> io::Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// CRC-32 of a chunk but for the place of the CRC itself.
+/// CRC-32 of a chunk without the field of the CRC itself.
 fn checksum(chunk: &[u8]) -> u32 {
     let mut hasher = crc32fast::Hasher::new();
     hasher.update(&chunk[..12]);
@@ -72,7 +72,7 @@ fn checksum(chunk: &[u8]) -> u32 {
     hasher.finalize()
 }
 
-/// The content of a chunk of entries that [`stored`] made.
+/// The content of a chunk of entries made by [`stored`].
 pub(super) fn entries_of(stored: &[u8]) -> Option<Vec<u8>> {
     let beginning = beginning();
     let mut chunks = Chunks::open((&beginning[..]).chain(stored)).ok()?;
@@ -82,7 +82,7 @@ pub(super) fn entries_of(stored: &[u8]) -> Option<Vec<u8>> {
     }
 }
 
-/// A chunk as it is stored.
+/// A chunk in its stored form.
 #[derive(Debug)]
 pub(super) struct Stored {
     bytes: Vec<u8>,
@@ -101,7 +101,7 @@ impl Default for Expander {
 }
 
 impl Expander {
-    /// The content of a chunk, or what is wrong with it.
+    /// Expands a chunk. An error says what is wrong with it.
     pub(super) fn expand(&mut self, chunk: &Stored) -> Result<Vec<u8>, String> {
         let Stored { bytes, content } = chunk;
         let (found, sum) = (checksum(bytes), word(bytes, 12));
@@ -110,7 +110,7 @@ impl Expander {
         }
         let Self(decoder) = self;
         decoder.reset(true);
-        // One byte more shows that there is more.
+        // One additional byte reveals content that is too long.
         let mut expanded = Vec::with_capacity(content + 1);
         let cannot = |why: String| Err(format!("it cannot be expanded: {why}"));
         match decoder.decompress_vec(&bytes[HEAD..], &mut expanded, FlushDecompress::Finish) {
@@ -126,7 +126,7 @@ impl Expander {
     }
 }
 
-/// A number of a chunk's head.
+/// A number in the head of a chunk.
 fn word(chunk: &[u8], at: usize) -> u32 {
     u32::from_le_bytes([chunk[at], chunk[at + 1], chunk[at + 2], chunk[at + 3]])
 }
@@ -135,16 +135,16 @@ fn word(chunk: &[u8], at: usize) -> u32 {
 #[derive(Debug)]
 pub(super) struct Chunks<R> {
     from: R,
-    /// Where the next chunk begins.
+    /// Offset of the next chunk.
     offset: u64,
-    /// Whole chunks so far.
+    /// Number of whole chunks so far.
     whole: u64,
-    /// Bytes of their contents.
+    /// Expanded bytes of these chunks.
     expanded: u64,
     expander: Expander,
 }
 
-/// What comes next.
+/// The next item.
 pub(super) enum Next {
     Header(Vec<u8>),
     /// Neither checked nor expanded.
@@ -153,7 +153,7 @@ pub(super) enum Next {
 }
 
 impl<R: Read> Chunks<R> {
-    /// Checks the beginning.
+    /// Checks the first bytes.
     pub(super) fn open(mut from: R) -> Result<Self, ChunkError> {
         let mut bytes = Vec::new();
         let expected = beginning();
@@ -170,7 +170,7 @@ impl<R: Read> Chunks<R> {
         Ok(Self { from, offset: expected.len() as u64, whole: 0, expanded: 0, expander: Expander::default() })
     }
 
-    /// Where the next chunk begins.
+    /// Offset of the next chunk.
     pub(super) fn offset(&self) -> u64 {
         self.offset
     }
@@ -180,7 +180,7 @@ impl<R: Read> Chunks<R> {
         Volume { chunks: self.whole, stored: self.offset, expanded: self.expanded }
     }
 
-    /// The next chunk; one with entries as it is stored, any other expanded.
+    /// The next chunk: entries in their stored form, others expanded.
     pub(super) fn next(&mut self) -> Result<Next, ChunkError> {
         let mut bytes = Vec::new();
         self.read(HEAD, &mut bytes)?;
@@ -188,7 +188,7 @@ impl<R: Read> Chunks<R> {
             return Ok(Next::Ended(Ending::CutOff(bytes.len() as u64)));
         }
         let (kind, stored, content) = (word(&bytes, 0), word(&bytes, 4) as usize, word(&bytes, 8) as usize);
-        // zlib adds at most a few bytes to what cannot be compressed.
+        // zlib adds at most a few bytes to incompressible data.
         let most = MAX_CHUNK_BYTES + MAX_CHUNK_BYTES / 1024 + 64;
         if stored > most || content > MAX_CHUNK_BYTES {
             let why = format!("its lengths, {stored} and {content}, exceed {MAX_CHUNK_BYTES} bytes");
@@ -217,7 +217,7 @@ impl<R: Read> Chunks<R> {
         Ok(Next::Header(expanded))
     }
 
-    /// As much was read, as it is known now: what follows turned out not to be readable.
+    /// Sets what counts as read: everything after it turned out to be unusable.
     pub(super) fn read_only(&mut self, volume: Volume) {
         (self.whole, self.offset, self.expanded) = (volume.chunks, volume.stored, volume.expanded);
     }
@@ -228,7 +228,7 @@ impl<R: Read> Chunks<R> {
         self.whole += 1;
     }
 
-    /// Nothing may follow the end.
+    /// Checks that nothing follows the end.
     fn ended(&mut self) -> Result<Next, ChunkError> {
         let mut more = Vec::new();
         self.read(1, &mut more)?;
@@ -238,7 +238,7 @@ impl<R: Read> Chunks<R> {
         Err(ChunkError::Damaged("bytes follow the end".to_owned()))
     }
 
-    /// Skips a whole chunk of this length in bytes, which has been read before.
+    /// Skips a whole chunk of this length in bytes, which was read before.
     pub(super) fn skip(&mut self, bytes: u64) -> io::Result<()>
     where
         R: Seek,
@@ -248,7 +248,7 @@ impl<R: Read> Chunks<R> {
         Ok(())
     }
 
-    /// Reads this many bytes, or as many as there are.
+    /// Reads this many bytes, or as many as exist.
     fn read(&mut self, bytes: usize, to: &mut Vec<u8>) -> Result<(), ChunkError> {
         (&mut self.from).take(bytes as u64).read_to_end(to).map(drop).map_err(ChunkError::Io)
     }

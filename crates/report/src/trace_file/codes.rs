@@ -1,4 +1,4 @@
-//! Numbers by which a recording names the variants of the model's enumerations. A number is never used for something else.
+//! Numbers for the variants of the model's enumerations in recordings. A number is never reused.
 
 use gctrace_common::event::WorkPhase;
 
@@ -15,12 +15,12 @@ use crate::{
 
 /// A variant that has a number.
 pub(super) trait Code: Copy + 'static {
-    /// What it is called in errors.
+    /// Its name in errors.
     const NAME: &'static str;
-    /// Variants in the order of their numbers, from 0 on.
+    /// The variants in the order of their numbers, starting at 0.
     const ALL: &'static [Self];
 
-    /// Its number. A variant without one does not compile: see `codes`.
+    /// The number of the variant. A variant without a number does not compile: see `codes`.
     fn code(self) -> u32;
 
     /// The variant with this number.
@@ -45,7 +45,7 @@ macro_rules! codes {
         mod tests {
             use super::*;
 
-            /// Numbers are positions.
+            /// A number is the index of the variant.
             #[test]
             fn numbers() {
                 $(for (at, one) in $Type::ALL.iter().enumerate() {

@@ -1,4 +1,4 @@
-//! Where a recorder's chunks go: to a file at their positions, or one after the other to standard output.
+//! The destination of a recorder's chunks: a file, or a stream on standard output.
 
 use std::{
     cmp::Ordering,
@@ -19,21 +19,21 @@ use rustix::event::{PollFd, PollFlags, poll};
 
 use crate::export::{ExportError, Links, Named, check_path, open_alone};
 
-/// Bytes that wait for a slow reader at most: some minutes of a busy program.
+/// Maximum bytes queued for a slow reader: some minutes of a busy program.
 const WAITING: u64 = 64 << 20;
-/// For how long a reader may read nothing at the end of a run.
+/// How long a reader may read nothing at the end of a run.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// A place for chunks.
+/// The destination of chunks.
 #[derive(Debug)]
 pub(super) enum Destination {
     /// A regular file.
     File(RegularFile),
-    /// A pipe or whatever standard output is.
+    /// A pipe, or any other standard output.
     Stream(Stream),
 }
 
-/// Bytes of whole chunks, and the entries in them.
+/// Bytes of whole chunks, and number of the entries in them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Amount {
     pub(super) bytes: u64,
@@ -47,7 +47,7 @@ impl Amount {
     }
 }
 
-/// What somebody has done to the file of a recording during the run, which has the recording no longer, or not as a whole.
+/// What happened to the file of a recording during the run, so that it no longer holds the recording, or not all of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub(super) enum Disturbed {
     #[error("it was removed during the run, and the recording is lost")]
@@ -68,16 +68,16 @@ impl From<Disturbed> for io::Error {
     }
 }
 
-/// A regular file and what is in it.
+/// A regular file and the amount written to it.
 #[derive(Debug)]
 pub(super) struct RegularFile {
     path: PathBuf,
     file: File,
-    /// Whether it can lose its name.
+    /// Whether the file had a name that it can lose.
     named: Named,
-    /// What is in it as whole chunks.
+    /// The amount written as whole chunks.
     written: Amount,
-    /// The beginning of the recording, while the file still has an older one: a run that fails before it sees anything leaves that.
+    /// The start of the recording, while the file still has an older one: a run that fails before it sees anything leaves the older one.
     beginning: Option<Vec<u8>>,
 }
 
@@ -86,14 +86,14 @@ impl RegularFile {
         self.begin()?;
         self.check(self.written.bytes)?;
         let length = bytes.len() as u64;
-        // At its end: had it been truncated in between, it would be shorter then.
+        // This appends: had the file been truncated in between, it would now be shorter.
         self.file.write_all(bytes)?;
         self.check(self.written.bytes + length)?;
         self.written.add(length, entries);
         Ok(())
     }
 
-    /// Whether it is the recording, and so long.
+    /// Checks that the file still has a name, and this length.
     fn check(&self, bytes: u64) -> io::Result<()> {
         let now = self.file.metadata()?;
         if self.named.is_lost(&now) {
@@ -106,7 +106,7 @@ impl RegularFile {
         }
     }
 
-    /// Why it is not what has its name.
+    /// Why the path no longer names this file; `None` if it does.
     fn gone(&self, now: &Metadata) -> Option<Disturbed> {
         let (found, lost) = (fs::metadata(&self.path), self.named.is_lost(now));
         match found {
@@ -119,14 +119,14 @@ impl RegularFile {
         }
     }
 
-    /// Whether a reader will find it.
+    /// Checks that a reader will find the whole recording.
     fn finish(&mut self) -> io::Result<()> {
         self.begin()?;
         self.check(self.written.bytes)?;
         self.gone(&self.file.metadata()?).map_or(Ok(()), |what| Err(what.into()))
     }
 
-    /// Removes a part of a chunk. What is shorter than the recording was is left alone.
+    /// Removes a partial chunk. A file that is shorter than what was recorded is left alone.
     fn undo(&self) -> io::Result<()> {
         if self.file.metadata()?.len() > self.written.bytes {
             self.file.set_len(self.written.bytes)?;
@@ -143,8 +143,8 @@ impl RegularFile {
 }
 
 impl Destination {
-    /// A regular file. One that is there is locked (`flock`) until the recording ends, and keeps its content until the first chunk of
-    /// entries, or the end; only its owner can read a new one, because command lines are in it.
+    /// A regular file. It is locked (`flock`) until the recording ends. An existing file keeps its content until the first
+    /// chunk of entries, or the end; a new one is readable only by its owner, because command lines are in it.
     pub(super) fn file(path: &Path) -> Result<Self, ExportError> {
         check_path(path)?;
         let file = open_alone(path, 0o600, Links::Replace, "another gctrace records to it")?;
@@ -152,7 +152,7 @@ impl Destination {
         Ok(Self::File(RegularFile { path, file, named, written: Amount::default(), beginning: None }))
     }
 
-    /// Begins with these chunks, which have no entries.
+    /// Starts with these chunks, which have no entries.
     pub(super) fn begin(&mut self, bytes: Vec<u8>) -> io::Result<()> {
         match self {
             Self::File(recorded) if recorded.file.metadata()?.len() > 0 => {
@@ -163,7 +163,7 @@ impl Destination {
         }
     }
 
-    /// Adds whole chunks, in which there are so many entries.
+    /// Adds whole chunks with this number of entries.
     pub(super) fn append(&mut self, bytes: Vec<u8>, entries: u64) -> io::Result<()> {
         match self {
             Self::File(recorded) => recorded.append(&bytes, entries),
@@ -171,16 +171,16 @@ impl Destination {
         }
     }
 
-    /// Removes what was added of a chunk that could not be added as a whole. In a stream it is the last thing, at which readers stop.
+    /// Removes what was written of a chunk that could not be written in full. In a stream it remains at the end, where readers stop.
     pub(super) fn undo(&self) -> io::Result<()> {
         match self {
-            // Readers stop at a part of a chunk anyway.
+            // Readers stop at a partial chunk anyway.
             Self::File(recorded) => recorded.undo(),
             Self::Stream(_) => Ok(()),
         }
     }
 
-    /// Waits until everything is written, and looks whether it is where it was written to.
+    /// Waits until everything is written, and checks that the file is still at its path.
     pub(super) fn finish(&mut self) -> io::Result<()> {
         match self {
             Self::File(recorded) => recorded.finish(),
@@ -188,12 +188,12 @@ impl Destination {
         }
     }
 
-    /// Whether an older recording is still there.
+    /// Whether an older recording is still in the file.
     pub(super) fn keeps_older(&self) -> bool {
         matches!(self, Self::File(RegularFile { beginning: Some(_), .. }))
     }
 
-    /// What was added so far.
+    /// The amount added so far.
     pub(super) fn added(&self) -> Amount {
         match self {
             Self::File(recorded) => recorded.written,
@@ -201,7 +201,7 @@ impl Destination {
         }
     }
 
-    /// Entries in chunks that are written as a whole. Those of a stream may wait for its reader.
+    /// Number of entries in chunks that have been written in full. Those of a stream may still be queued for its reader.
     pub(super) fn written_entries(&self) -> u64 {
         match self {
             Self::File(recorded) => recorded.written.entries,
@@ -210,7 +210,7 @@ impl Destination {
     }
 }
 
-/// A file that may be in non-blocking mode, as what another program hands on may be (`ssh` with a terminal does it).
+/// A file that may be in non-blocking mode, as one inherited from another program may be (`ssh` with a terminal does this).
 #[derive(Debug)]
 pub(super) struct Blocking(pub(super) File);
 
@@ -231,30 +231,30 @@ impl Write for Blocking {
     }
 }
 
-/// Chunks on their way to a reader that may be slow: a thread writes them, so that tracing does not wait.
+/// Chunks on their way to a reader that may be slow: a thread writes them, so that tracing does not block.
 #[derive(Debug)]
 pub(super) struct Stream {
-    /// `None` once everything was handed over.
+    /// `None` once everything has been handed over.
     chunks: Option<Sender<(Vec<u8>, u64)>>,
-    /// Gone when the thread is.
+    /// Disconnected when the thread has ended.
     gone: Receiver<()>,
     thread: Option<JoinHandle<io::Result<()>>>,
     accepted: Amount,
     progress: Arc<Progress>,
-    /// Bytes that wait at most.
+    /// Maximum queued bytes.
     most: u64,
 }
 
-/// What a reader has taken.
+/// What the reader has taken so far.
 #[derive(Debug, Default)]
 struct Progress {
     bytes: AtomicU64,
-    /// Those of whole chunks.
+    /// Number of entries in chunks taken in full.
     entries: AtomicU64,
 }
 
 impl Stream {
-    /// Writes chunks to this.
+    /// A stream that writes chunks to `out`.
     pub(super) fn to(out: impl Write + Send + 'static) -> io::Result<Self> {
         Self::with(out, WAITING)
     }
@@ -267,7 +267,7 @@ impl Stream {
         let thread = std::thread::Builder::new().name("recording".to_owned()).spawn(move || {
             let _here: Sender<()> = here;
             for (chunk, entries) in next {
-                // In parts, so that a slow reader is seen to read.
+                // In parts, so that a slow reader is seen to make progress.
                 for part in chunk.chunks(64 << 10) {
                     out.write_all(part)?;
                     taken.bytes.fetch_add(part.len() as u64, Relaxed);
@@ -289,7 +289,7 @@ impl Stream {
         }
         let sent = self.chunks.as_ref().is_some_and(|chunks| chunks.send((bytes, entries)).is_ok());
         if !sent {
-            // The thread has ended, which it does early only because of an error.
+            // The thread has ended; before the end it does so only because of an error.
             return Err(self.join().err().unwrap_or_else(|| io::ErrorKind::BrokenPipe.into()));
         }
         self.accepted.add(length, entries);
@@ -303,12 +303,12 @@ impl Stream {
             .unwrap_or_else(|_| Err(io::Error::other("the thread that writes it panicked")))
     }
 
-    /// Waits until everything is read, or until nothing was for so long.
+    /// Waits until everything is read, or until nothing was read for `patience`.
     fn finish(&mut self, patience: Duration) -> io::Result<()> {
         self.chunks = None;
         let taken = || self.progress.bytes.load(Relaxed);
         let (mut read, mut since) = (taken(), Instant::now());
-        // Nothing is ever sent: it is over when the other end is gone.
+        // Nothing is ever sent: the thread has ended when the channel is disconnected.
         while self.gone.recv_timeout(Duration::from_millis(100))
             == Err(std::sync::mpsc::RecvTimeoutError::Timeout)
         {
@@ -334,7 +334,7 @@ pub(super) mod tests {
 
     use super::*;
 
-    /// A pipe that has room for as many writes as its channel.
+    /// A pipe with room for as many writes as its channel.
     pub(in crate::trace_file) struct Narrow(pub(in crate::trace_file) SyncSender<Vec<u8>>);
 
     impl Write for Narrow {
@@ -384,7 +384,7 @@ pub(super) mod tests {
         assert!(read.ends_with(&vec![9; 1 << 20]), "{} bytes", read.len());
     }
 
-    /// A reader that is slow is waited for, up to a bound, and at the end not for ever.
+    /// A slow reader is waited for, up to a limit, and at the end not forever.
     #[test]
     fn slow() {
         let (to, reader) = sync_channel(1);
@@ -397,13 +397,13 @@ pub(super) mod tests {
         assert_eq!(stream.accepted, Amount { bytes: 3 << 20, entries: 15 });
         let given_up = stream.finish(Duration::from_millis(300)).unwrap_err().to_string();
         assert!(given_up.contains("read nothing"), "{given_up}");
-        // Two parts fit: no chunk was taken as a whole.
+        // Two parts fit, so no chunk was taken in full.
         assert_eq!(stream.progress.entries.load(Relaxed), 0);
         let read: usize = reader.iter().map(|bytes| bytes.len()).sum();
         assert_eq!(read, 3 << 20);
     }
 
-    /// A reader that goes away is a broken pipe.
+    /// A reader that disconnects is a broken pipe.
     #[test]
     fn gone() {
         let (to, reader) = sync_channel(1);

@@ -1,8 +1,8 @@
-//! The flight recorder: keeps the recording of the last minutes in memory, and writes it to a file when a trigger or the user asks.
+//! The flight recorder: keeps the recording of the last minutes in memory, and writes it to a file when a trigger
+//! fires or the user asks for it.
 //!
-//! Chunks are kept as a file has them, encoded and compressed. They are in memory and not on disk: where nothing happens nothing is
-//! written, nothing is left to clean up after a kill, and the bound is one number. (A Ruby that crashes takes nothing with it: its
-//! recorder is another process.)
+//! Chunks are kept as in a file, encoded and compressed. They are in memory and not on disk: if nothing happens, nothing is written, nothing
+//! has to be cleaned up after a kill, and the limit is one number. (A Ruby that crashes loses nothing: its recorder is another process.)
 
 mod dump;
 mod live;
@@ -33,56 +33,56 @@ use crate::{
 /// What is kept, and when it is written.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Keep {
-    /// For how long, nanoseconds.
+    /// How much time is kept, nanoseconds.
     pub ns: u64,
-    /// How much, bytes as compressed.
+    /// How much data is kept, compressed bytes.
     pub bytes: u64,
-    /// What has it written.
+    /// The conditions for writing a file.
     pub triggers: Vec<Trigger>,
-    /// For how long triggers write nothing after they have, nanoseconds.
+    /// How long triggers write nothing after a trigger has fired, nanoseconds.
     pub cooldown_ns: u64,
-    /// Files that triggers write at most.
+    /// Maximum number of files written by triggers.
     pub most: u64,
 }
 
-/// A thread that writes a file.
+/// A thread that is writing a file.
 #[derive(Debug)]
 struct Writing {
     thread: JoinHandle<Result<(), ExportError>>,
     by_trigger: bool,
 }
 
-/// Why something is written.
+/// The reason for writing a file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Why {
-    /// For the name of the file.
+    /// The word in the name of the file.
     name: &'static str,
     text: String,
-    /// The user did not ask for it just now.
+    /// Whether a metric above its trigger's value is the reason; `false` for the user and for the end of the run.
     by_trigger: bool,
 }
 
 impl Why {
-    /// The value of a metric of a process is above what a trigger allows.
+    /// A metric of a process exceeds the value of a trigger.
     fn above(trigger: Trigger, metric: Metric, value: u64, pid: u32, program: &str) -> Self {
-        // Quantiles are known to a bucket.
+        // Quantiles are known only to the resolution of a bucket.
         let least = if matches!(metric, Metric::GcPauseP99 | Metric::GvlWaitP99) { "at least " } else { "" };
         let text = format!("{trigger}: {least}{}, pid {pid} ({program})", metric.shown(value));
         Self { name: trigger.name(), text, by_trigger: true }
     }
 
-    /// A user asked.
+    /// The user asked for it.
     fn asked() -> Self {
         Self { name: "SIGUSR2", text: "SIGUSR2".to_owned(), by_trigger: false }
     }
 
-    /// The run is over.
+    /// The run has ended.
     fn end() -> Self {
         Self { name: Trigger::End.name(), text: "the run ended".to_owned(), by_trigger: false }
     }
 }
 
-/// What has the first file written, in words.
+/// What the first file is waiting for, in words.
 pub(super) fn waits_for(triggers: &[Trigger]) -> String {
     let names: Vec<String> = triggers
         .iter()
@@ -97,37 +97,37 @@ pub(super) fn waits_for(triggers: &[Trigger]) -> String {
     }
 }
 
-/// Keeps everything that exporters are handed for some time, and writes what it has when it is asked to.
+/// Keeps everything that exporters receive for some time, and writes it to a file on request.
 #[derive(Debug)]
 pub struct FlightRecorder {
     keep: Keep,
     target: Target,
     store: Store,
     watch: Watch,
-    /// When exporters were flushed last, `CLOCK_MONOTONIC` nanoseconds.
+    /// Time of the last flush, `CLOCK_MONOTONIC` nanoseconds.
     now_ns: u64,
-    /// Times off the CPU that are not over.
+    /// Times off the CPU that have not ended.
     open: Vec<(Process, StackSample)>,
-    /// What is to be written with the next account, and since when.
+    /// The reason for a file to be written with the next account, and when it was requested.
     asked: Option<(Why, u64)>,
-    /// When a trigger last had something written.
+    /// When a trigger last caused a file to be written.
     triggered_ns: Option<u64>,
-    /// Files that triggers have had written.
+    /// Number of files caused by triggers.
     triggered: u64,
-    /// It has been said that triggers write nothing now.
+    /// Whether it was reported that triggers currently write nothing.
     has_said: bool,
     writing: Option<Writing>,
-    /// What went wrong where it cannot be said.
+    /// An error that occurred where it cannot be returned.
     failed: Option<ExportError>,
     counts: RecordingCounts,
 }
 
 impl FlightRecorder {
-    /// Keeps a recording with this header. Files get names that begin like `path`: nothing is written there before a trigger fires.
+    /// Keeps a recording with this header. The names of files are derived from `path`: nothing is written there before a trigger fires.
     ///
     /// # Errors
     ///
-    /// No file can be made there.
+    /// No file can be created there.
     pub fn create(path: &Path, header: &Header, keep: Keep) -> Result<Self, ExportError> {
         check_path(path)?;
         Ok(Self {
@@ -147,12 +147,12 @@ impl FlightRecorder {
         })
     }
 
-    /// The path by which files are named.
+    /// The path from which names of files are derived.
     pub fn path(&self) -> &Path {
         self.target.path()
     }
 
-    /// Triggers have fired.
+    /// Handles triggers that have fired.
     fn fire(&mut self, fired: Vec<Why>) {
         for why in fired {
             self.counts.dump_requests += 1;
@@ -181,8 +181,8 @@ impl FlightRecorder {
         }
     }
 
-    /// Has a thread write what is kept now, if that is asked for and none is writing: records that come meanwhile must not wait for
-    /// a slow disk.
+    /// Starts a thread that writes what is kept now, if requested and no other one is writing: records that arrive
+    /// meanwhile must not wait for a slow disk.
     fn write(&mut self) -> Result<(), ExportError> {
         if self.writing.is_some() {
             return Ok(());
@@ -213,7 +213,7 @@ impl FlightRecorder {
         }
     }
 
-    /// Takes what became of the file that is being written.
+    /// Takes the result of the file being written, if it is done; `wait`: waits for it.
     fn take_written(&mut self, wait: bool) -> Result<(), ExportError> {
         let done = self.writing.take_if(|writing| wait || writing.thread.is_finished());
         let Some(Writing { thread, by_trigger }) = done else { return Ok(()) };
@@ -272,7 +272,7 @@ impl Exporter for FlightRecorder {
         self.counts.dump_requests += 1;
         match self.asked {
             None => self.asked = Some((Why::asked(), self.now_ns)),
-            // It will have the same.
+            // The file that was already requested will contain the same.
             Some(_) => self.counts.dumps_suppressed += 1,
         }
     }

@@ -1,4 +1,4 @@
-//! Where the chunks of a recording are, and of what time: a part of the time is read without the rest.
+//! The positions and times of the chunks of a recording: a part of the time can be read without the rest.
 
 use std::io::{Read, Seek};
 
@@ -18,34 +18,34 @@ use crate::{
 /// A chunk with entries.
 #[derive(Clone, Copy, Debug)]
 struct Place {
-    /// Where it begins and ends in the file.
+    /// Its start and end in the file.
     begin: u64,
     end: u64,
-    /// The earliest and the latest time of what belongs to a time; none: `MAX` and 0.
+    /// The earliest and the latest time of its timed entries; `MAX` and 0 if it has none.
     first_ns: u64,
     last_ns: u64,
-    /// Bits of the processes of which something was seen.
+    /// Set of the processes with entries in the chunk, as returned by [`bit`].
     pids: u64,
-    /// Whether every part needs it: a process begins or ends in it, or something of the whole run.
+    /// Whether every part needs it: a process starts or ends in it, or it has an entry about the whole run.
     needed: bool,
 }
 
-/// The chunks of a recording that has been read once.
+/// The chunks of a recording that was read once.
 #[derive(Clone, Debug, Default)]
 pub struct Index(Vec<Place>);
 
 impl Index {
-    /// Where the last whole chunk with entries ends.
+    /// End of the last whole chunk with entries.
     pub fn end(&self) -> u64 {
         self.0.last().map_or(0, |place| place.end)
     }
 
-    /// How many chunks a part needs, of how many.
+    /// The number of chunks that a part needs, and the number of all chunks.
     pub fn needed(&self, window: &Window) -> (usize, usize) {
         (self.0.iter().filter(|place| place.is_needed(window)).count(), self.0.len())
     }
 
-    /// Bytes of the chunk that begins there, if it is one of these and a part does not need it.
+    /// Length of the chunk that starts at `begin`, if it is in the index and not needed for a part.
     fn skips(&self, begin: u64, window: &Window) -> Option<u64> {
         let at = self.0.binary_search_by_key(&begin, |place| place.begin).ok()?;
         let place = self.0[at];
@@ -69,11 +69,11 @@ impl Place {
                 | Recorded::Finished(_)
                 | Recorded::Settled(_) => place.needed = true,
                 Recorded::Seen(_, owned) => {
-                    // What is of whole lives is in no part of the time.
+                    // Entries about a whole lifetime are in no part of the time.
                     let Some(ts_ns) = owned.seen().begin_ns() else { continue };
                     place.first_ns = place.first_ns.min(ts_ns);
                     place.last_ns = place.last_ns.max(ts_ns);
-                    // The time that pauses, and times off the CPU, take of a part counts also where they begin before it.
+                    // The time of pauses and times off the CPU counts towards a part even if they begin before it.
                     let end_ns = match owned.seen() {
                         Seen::Cycle(cycle) => {
                             cycle.pauses.iter().map(|pause| pause.begin_ns.saturating_add(pause.ns)).max()
@@ -83,12 +83,12 @@ impl Place {
                         _ => None,
                     };
                     place.last_ns = place.last_ns.max(end_ns.unwrap_or(0));
-                    // What was sampled within a request is named after it, also where the request is not in the part.
+                    // Samples within a request are named after it, even if the request is not in the part.
                     if let Seen::Request(request) = owned.seen() {
                         place.last_ns = place.last_ns.max(request.end_ns.unwrap_or(0));
                     }
                 }
-                // Accounts replace each other, and flushes only mark that time has passed.
+                // Accounts replace each other, and flushes only mark the passing of time.
                 Recorded::Account(_) | Recorded::Flushed(_) => {}
             }
         }
@@ -102,19 +102,18 @@ impl Place {
     }
 }
 
-/// The bit of a process in a set. Other processes have it, too: chunks are read in vain then, and none is left out.
+/// The bit of a process in a set. Other processes share it: then chunks are read needlessly, but none is missed.
 fn bit(pid: u32) -> u64 {
     1 << (pid % 64)
 }
 
-/// Hands a whole recording to outputs, or as much of it as can be read, and remembers where what is. `passed` is called with where each chunk
-/// ends.
+/// Replays a recording to outputs, as far as it can be read, and builds its index. `passed` is called with the end of each chunk.
 pub fn replay_whole<R: Read + Send>(
     recording: &mut Recording<R>,
     outputs: &mut Outputs,
     mut passed: impl FnMut(u64),
 ) -> (Readable, Index) {
-    // What a dump says of the time before it comes first.
+    // The initial state of a dump comes first.
     let mut carried = recording.header().dump.as_ref().map_or(0, |dump| dump.carried);
     let mut places: Vec<Place> = Vec::new();
     let mut accounted = None;
@@ -133,15 +132,15 @@ pub fn replay_whole<R: Read + Send>(
             passed(end);
         },
     );
-    // The last account counts, and the last time is the end of what was cut off.
+    // The last account is the one that counts, and the last time is the end of a recording that was cut off.
     for at in [accounted, places.len().checked_sub(1)].into_iter().flatten() {
         places[at].needed = true;
     }
     (readable, Index(places))
 }
 
-/// Hands to outputs what they need of a recording that has been read once for a part of it: a [`Windowed`] of the same part among them
-/// hands on the same as from the whole.
+/// Replays to outputs what a part needs of a recording that was read once: a [`Windowed`] with the same part among the
+/// outputs passes on the same as from the whole recording.
 ///
 /// [`Windowed`]: crate::export::window::Windowed
 pub fn replay_part<R: Read + Seek + Send>(

@@ -1,5 +1,5 @@
-//! The one table of what a recording has of each [`Seen`]: its message, its number, its bounds and what a copy may change. What they are
-//! made of is in [`wire`], [`encode`], [`decode`] and `visit`, or all in one file ([`alloc`], [`load`]).
+//! The single table of the representation of each [`Seen`] in a recording: its message, its number, its bounds and what a copy
+//! may change. The details are in [`wire`], [`encode`], [`decode`] and `visit`, or all in one file ([`alloc`], [`load`]).
 
 pub(super) mod alloc;
 pub(super) mod decode;
@@ -29,7 +29,7 @@ use crate::model::{
 
 #[derive(Clone, PartialEq, prost::Message)]
 pub(super) struct Entry {
-    /// Index of the process that it is about, for what is [`Seen`] of one.
+    /// Index of the process, for a [`Seen`] of a process.
     #[prost(uint32, optional, tag = "1")]
     pub process: Option<u32>,
     #[prost(
@@ -71,20 +71,20 @@ pub(super) enum What {
     Load(Box<load::LoadMessage>),
     #[prost(message, boxed, tag = "20")]
     Refused(Box<wire::Refused>),
-    /// Everything is traced since this time.
+    /// Everything is traced from this time on.
     #[prost(uint64, tag = "21")]
     Began(u64),
-    /// Nothing is traced since this time.
+    /// Nothing is traced after this time.
     #[prost(uint64, tag = "22")]
     Closed(u64),
     #[prost(message, boxed, tag = "23")]
     GvlGap(Box<wire::GvlGap>),
     #[prost(message, boxed, tag = "24")]
     Account(Box<wire::Account>),
-    /// Outputs handed out what they had, at this time.
+    /// Outputs were flushed at this time.
     #[prost(uint64, tag = "25")]
     Flushed(u64),
-    /// The last account but for uploads.
+    /// The last account apart from uploads.
     #[prost(message, boxed, tag = "26")]
     Finished(Box<wire::Account>),
     /// The last account.
@@ -92,7 +92,7 @@ pub(super) enum What {
     Settled(Box<wire::Account>),
 }
 
-/// What was seen of a process, as [`Seen`].
+/// Something seen in a process, like [`Seen`].
 pub(super) enum Owned {
     Process { state: Box<Option<GcState>>, now_ns: u64, since_ns: u64 },
     Cycle(Box<GcCycle>),
@@ -133,7 +133,7 @@ impl Owned {
         }
     }
 
-    /// The same for exporters.
+    /// The same as exporters receive it.
     pub(super) fn seen(&self) -> Seen<'_> {
         match self {
             Self::Process { state, now_ns, since_ns } => {
@@ -157,7 +157,7 @@ impl Owned {
 }
 
 impl Filling {
-    /// Adds what was seen of a process.
+    /// Adds something seen in a process.
     pub(super) fn see(&mut self, process: &Process, seen: Seen<'_>) {
         let index = self.process(process);
         let what = match seen {
@@ -187,7 +187,7 @@ impl Filling {
 }
 
 impl Tables {
-    /// What was seen of a process: the field of this number of [`wire::Entry`].
+    /// Something seen in a process: the field with this number of [`wire::Entry`].
     pub(super) fn seen(&mut self, kind: u32, seen: Value<'_>) -> Result<Owned, Invalid> {
         Ok(match kind {
             2 => {
@@ -214,7 +214,7 @@ impl Tables {
 }
 
 impl Bounds {
-    /// Looks for numbers that no run has.
+    /// Checks for numbers that no run has.
     pub(super) fn seen(&mut self, owned: &Owned) {
         match owned {
             Owned::Process { state, now_ns, since_ns } => {
@@ -237,7 +237,7 @@ impl Bounds {
     }
 }
 
-/// Visits everything that was seen of a process.
+/// Visits everything that was seen in a process.
 pub(super) fn visit(owned: &mut Owned, with: &mut impl Visit) {
     match owned {
         Owned::Process { state, now_ns, since_ns } => {

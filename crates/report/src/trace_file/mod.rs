@@ -1,8 +1,8 @@
-//! Recordings (`.gctrace`): everything that the exporters of a run were handed, in a file, from which every output can be made again.
+//! Recordings (`.gctrace`): everything that the exporters of a run received, in a file, from which every output can be produced again.
 //!
-//! [`Recorder`] is the exporter that writes one, [`Recording`] reads one, [`replay`] hands what is in it to exporters. The format is
-//! described in docs/recording.md: [`chunk`] frames compressed chunks, `kinds::wire` has their messages, `kinds::encode` and
-//! `kinds::decode` translate between these and the model.
+//! [`Recorder`] is the exporter that writes a recording, [`Recording`] reads one, [`replay`] passes its contents to
+//! exporters. The format is described in docs/recording.md: [`chunk`] frames compressed chunks, `kinds::wire` has
+//! their messages, `kinds::encode` and `kinds::decode` translate between these and the model.
 
 mod ahead;
 mod chunk;
@@ -40,98 +40,99 @@ pub use scrub::{Kind as ScrubKind, ScrubError, Scrubbed, scrub};
 
 /// First bytes of a recording.
 const MAGIC: [u8; 8] = *b"GCTRACE\n";
-/// Version of the format. Another one is refused.
+/// Version of the format. Other versions are refused.
 pub const FORMAT: u32 = 1;
-/// Bytes after which a chunk is closed, before compression.
+/// Size at which a chunk is closed, bytes before compression.
 const CHUNK_BYTES: usize = 256 << 10;
-/// Largest chunk, before and after compression. One entry may be larger than [`CHUNK_BYTES`].
+/// Maximum size of a chunk, bytes before and after compression. A single entry may be larger than [`CHUNK_BYTES`].
 const MAX_CHUNK_BYTES: usize = 4 << 20;
-/// Words of 8 bytes that the tables and entries of a chunk become at most, beside themselves: frames of stacks, texts that are copied, histograms.
-/// Without a limit a small file could become any amount of memory, as entries can name the same stack or text.
+/// Maximum number of 8-byte words that the tables and entries of a chunk expand to, in addition to their own size:
+/// frames of stacks, texts that are copied, histograms. Without a limit, a small file could expand to any amount of
+/// memory, as entries can refer to the same stack or text.
 const CHUNK_WORDS: usize = 8 << 20;
 
 /// Words of a text that is copied.
 fn text_words(text: &str) -> usize {
     text.len() / 8 + 3
 }
-/// Nanoseconds after which a chunk is closed: what is lost at most if gctrace is killed.
+/// Age at which a chunk is closed, nanoseconds: at most this much is lost if gctrace is killed.
 const CHUNK_NS: u64 = 1_000_000_000;
 
-/// What was recorded, and when.
+/// What was recorded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[expect(clippy::struct_excessive_bools, reason = "each is a separate fact")]
 pub struct Subjects {
     /// Whether the sampling clock ran.
     pub samples: bool,
-    /// Whether threads off their CPU were looked at.
+    /// Whether threads off their CPU were recorded.
     pub wall: bool,
-    /// Whether the GVL was watched.
+    /// Whether the GVL was traced.
     pub gvl: bool,
-    /// Whether requests were looked at.
+    /// Whether requests were traced.
     pub requests: bool,
     /// Whether allocation was counted.
     pub alloc: bool,
 }
 
-/// The head of a recording.
+/// The header of a recording.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Header {
     /// Version of the gctrace that wrote it.
     pub gctrace: String,
     /// Its clock.
     pub clock: WallClock,
-    /// When it was begun, `CLOCK_MONOTONIC` nanoseconds.
+    /// When recording began, `CLOCK_MONOTONIC` nanoseconds.
     pub begun_ns: u64,
-    /// What was looked at.
+    /// What was recorded.
     pub subjects: Subjects,
-    /// Where; recordings of older versions do not have it.
+    /// The host; recordings of older versions do not have it.
     pub host: Host,
     /// Why it was written, if it is a dump of a flight recorder.
     pub dump: Option<Dump>,
 }
 
-/// Why and of what time a flight recorder wrote what it had kept.
+/// Why a flight recorder wrote what it had kept, and the time that this covers.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Dump {
-    /// Why: the trigger and what set it off, in words.
+    /// The reason: the trigger and what fired it, in words.
     pub why: String,
-    /// When it was asked for, `CLOCK_MONOTONIC` nanoseconds.
+    /// When it was requested, `CLOCK_MONOTONIC` nanoseconds.
     pub at_ns: u64,
-    /// Since when it has everything, `CLOCK_MONOTONIC` nanoseconds.
+    /// Start of the time that it covers, `CLOCK_MONOTONIC` nanoseconds.
     pub from_ns: u64,
-    /// The number of entries at its beginning that describe the state at that time; 0: the run had not lasted longer.
+    /// The number of entries at its start that describe the state at that time; 0 if it covers the whole run.
     pub carried: u64,
-    /// The number of entries at its end of times that were not over: a later file of the run has them whole.
+    /// The number of entries at its end with times that had not ended: a later file of the run has them in full.
     pub open: u64,
 }
 
-/// The host of a recording, as far as it is known.
+/// The host of a recording, as far as known.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Host {
     /// Its name.
     pub name: Option<String>,
     /// Release of its kernel: `6.1.0-18-amd64`.
     pub kernel: Option<String>,
-    /// Its processor, as the kernel names it: `x86_64`.
+    /// Its processor architecture, as the kernel names it: `x86_64`.
     pub machine: Option<String>,
-    /// CPUs that gctrace could use.
+    /// Number of CPUs that gctrace could use.
     pub cpus: Option<u32>,
-    /// Which of its boots this was: `/proc/sys/kernel/random/boot_id`.
+    /// Its boot id: `/proc/sys/kernel/random/boot_id`.
     pub boot: Option<String>,
 }
 
 /// How much of a file was read.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Volume {
-    /// Whole chunks, the header and the end included.
+    /// Number of whole chunks, including the header and the end.
     pub chunks: u64,
-    /// Their bytes and those of the beginning of the file.
+    /// Stored bytes of these chunks and of the beginning of the file.
     pub stored: u64,
-    /// Bytes of their contents.
+    /// Expanded bytes of these chunks.
     pub expanded: u64,
 }
 
-/// Why a recording cannot be read, or not further.
+/// Why a recording cannot be read, or not to its end.
 #[derive(Debug, thiserror::Error)]
 pub enum ReadError {
     /// It cannot be opened or read.
@@ -139,7 +140,7 @@ pub enum ReadError {
     Io {
         /// The file.
         path: PathBuf,
-        /// The answer.
+        /// The cause.
         #[source]
         source: std::io::Error,
     },
@@ -156,14 +157,14 @@ pub enum ReadError {
     Damaged {
         /// The file.
         path: PathBuf,
-        /// Where the chunk begins.
+        /// Offset of the damaged chunk.
         offset: u64,
         /// The reason.
         why: String,
     },
 }
 
-/// What to do about a recording that cannot be read.
+/// The remedy for a recording that cannot be read.
 fn advice(error: &std::io::Error) -> &'static str {
     match error.kind() {
         std::io::ErrorKind::NotFound => "; name a file that `gctrace record` or --record wrote",
@@ -185,7 +186,7 @@ impl Invalid {
     }
 }
 
-/// Whether both are names of one file that is there.
+/// Whether both paths name the same existing file.
 pub fn is_same_file(one: &Path, other: &Path) -> bool {
     let id = |path: &Path| std::fs::metadata(path).ok().map(|file| (file.dev(), file.ino()));
     id(one).is_some_and(|found| id(other) == Some(found))

@@ -25,36 +25,36 @@ use crate::{
     model::{Process, gvl::GvlGap, seen::Seen},
 };
 
-/// Writes everything that exporters are handed, chunk by chunk. When it fails, the recording keeps its whole chunks, and nothing
-/// more is written to it.
+/// Writes everything that exporters receive, chunk by chunk. If writing fails, the recording keeps its whole chunks,
+/// and nothing more is written to it.
 #[derive(Debug)]
 pub struct Recorder {
-    /// The file; `-`: standard output.
+    /// The file; `-` for standard output.
     path: PathBuf,
     to: Destination,
     filling: Filling,
-    /// When the chunk was begun, `CLOCK_MONOTONIC` nanoseconds.
+    /// When the chunk was started, `CLOCK_MONOTONIC` nanoseconds.
     begun_ns: Option<u64>,
     failed: bool,
-    /// Whether there is something to record: counts and times alone are none.
+    /// Whether there is something to record: counters and times alone do not count.
     heard: bool,
-    /// At which size the run is to end, bytes.
+    /// Size at which the run is to end, bytes.
     most: Option<u64>,
-    /// All entries, and those that were dropped after a failure. What was written `to` knows.
+    /// Number of all entries, and of those dropped after a failure. The number written is known by `to`.
     counts: RecordingCounts,
 }
 
 impl Recorder {
-    /// Begins a recording in a file. What is in it is replaced when there is something to record, or at the end.
+    /// Starts a recording in a file. Its previous content is replaced when there is something to record, or at the end.
     ///
     /// # Errors
     ///
-    /// The file cannot be made or written, or another recording is written to it.
+    /// The file cannot be created or written, or another recording is being written to it.
     pub fn create(path: &Path, header: &Header) -> Result<Self, ExportError> {
         Self::begin(path, Destination::file(path)?, header)
     }
 
-    /// Begins a recording on standard output.
+    /// Starts a recording on standard output.
     ///
     /// # Errors
     ///
@@ -67,13 +67,13 @@ impl Recorder {
             let why = "it is a terminal, and a recording is not text";
             return Err(unwritable(io::Error::new(io::ErrorKind::InvalidInput, why)));
         }
-        // Rust's own standard output is a buffer of lines.
+        // Rust's own standard output is line-buffered.
         let out = out.as_fd().try_clone_to_owned().map_err(unwritable)?;
         let stream = Stream::to(Blocking(File::from(out))).map_err(ExportError::Thread)?;
         Self::begin(path, Destination::Stream(stream), header)
     }
 
-    /// Asks for the end of the run when the recording has this size in bytes.
+    /// Asks for the end of the run when the recording reaches this size in bytes.
     #[must_use]
     pub fn until(self, most: Option<u64>) -> Self {
         Self { most, ..self }
@@ -105,7 +105,7 @@ impl Recorder {
         stored.map_err(|source| self.fails(source))
     }
 
-    /// Nothing more is written.
+    /// Handles an error: nothing more is written.
     fn fails(&mut self, source: io::Error) -> ExportError {
         self.failed = true;
         if let Some(what) = source.get_ref().and_then(|inner| inner.downcast_ref::<Disturbed>()) {
@@ -123,7 +123,7 @@ impl Recorder {
         }
     }
 
-    /// Whether nothing more is written, which is counted.
+    /// Counts an entry. Returns whether it is dropped because nothing more is written.
     fn drops(&mut self) -> bool {
         self.counts.recorded += 1;
         self.counts.recorded_dropped += u64::from(self.failed);
@@ -140,7 +140,7 @@ impl Recorder {
         if self.filling.is_full() { self.close() } else { Ok(()) }
     }
 
-    /// Adds an entry of a call that cannot fail. An error is reported when the next chunk is closed.
+    /// Adds an entry in a call that cannot fail. An error is reported when the next chunk is closed.
     fn push_quietly(&mut self, what: What) {
         if !self.drops() {
             self.filling.push(None, what);
@@ -161,7 +161,7 @@ impl Exporter for Recorder {
     fn add_counts(&self, counts: &mut UserCounts) {
         let written = self.to.written_entries();
         let unread = self.to.added().entries - written;
-        // After a failure nobody reads what was on its way.
+        // After a failure, entries in flight are not read by anybody.
         let (waiting, dropped) = if self.failed { (0, unread) } else { (unread, 0) };
         counts.recording.add(&self.counts);
         counts.recording.recorded_written += written;
@@ -202,7 +202,7 @@ impl Exporter for Recorder {
         }
         self.push(What::Flushed(now_ns))?;
         let begun_ns = *self.begun_ns.get_or_insert(now_ns);
-        // A start that takes long must not replace an older recording.
+        // A slow startup must not replace an older recording.
         let waits = !self.heard && self.to.keeps_older();
         if !waits && now_ns.saturating_sub(begun_ns) >= CHUNK_NS { self.close() } else { Ok(()) }
     }
@@ -236,7 +236,7 @@ impl Exporter for Recorder {
     }
 
     fn is_full(&self) -> bool {
-        // What has no reader has no use; a file has what came before.
+        // A stream without a reader is useless; a file keeps what was written before.
         let lost = self.failed && matches!(self.to, Destination::Stream(_));
         lost || self.most.is_some_and(|most| self.to.added().bytes >= most)
     }

@@ -28,7 +28,7 @@ pub struct Recording<R = BufReader<File>> {
     reader: ChunkReader,
 }
 
-/// Reads what is in chunks with entries.
+/// Decodes chunks with entries.
 #[derive(Debug, Default)]
 pub(super) struct ChunkReader {
     expander: Expander,
@@ -36,14 +36,14 @@ pub(super) struct ChunkReader {
 }
 
 impl ChunkReader {
-    /// What is in a chunk.
+    /// The contents of a chunk.
     pub(super) fn read(&mut self, chunk: &Stored) -> Result<(Tables, Vec<Recorded>), Invalid> {
         let content = self.expander.expand(chunk).map_err(Invalid::new)?;
         decode::chunk(&content, &mut self.known)
     }
 }
 
-/// Opens a recording that is read more than once. Nothing waits for the writer of a named pipe.
+/// Opens a recording that is read more than once. Opening does not wait for the writer of a named pipe.
 ///
 /// # Errors
 ///
@@ -72,7 +72,7 @@ impl Recording {
 }
 
 impl<R: Read> Recording<R> {
-    /// Reads the header of a recording, which is called `path` in errors.
+    /// Reads the header of a recording; `path` is its name in errors.
     ///
     /// # Errors
     ///
@@ -114,7 +114,7 @@ impl<R: Read> Recording<R> {
         Ok(Self { path: path.to_owned(), chunks, header, reader: ChunkReader::default() })
     }
 
-    /// What holds for the whole recording.
+    /// The header of the recording.
     pub fn header(&self) -> &Header {
         &self.header
     }
@@ -124,17 +124,17 @@ impl<R: Read> Recording<R> {
         self.chunks.volume()
     }
 
-    /// What it is called in errors.
+    /// Its name in errors.
     pub(super) fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Where the next chunk begins.
+    /// Offset of the next chunk.
     pub(super) fn offset(&self) -> u64 {
         self.chunks.offset()
     }
 
-    /// Skips a whole chunk of this length in bytes, which has been read before.
+    /// Skips a whole chunk of this length in bytes, which was read before.
     pub(super) fn skip(&mut self, bytes: u64) -> Result<(), ReadError>
     where
         R: Seek,
@@ -154,7 +154,7 @@ impl<R: Read> Recording<R> {
         }
     }
 
-    /// The next chunk with entries as it is stored, or how the recording ends.
+    /// The next chunk with entries in its stored form, or how the recording ends.
     pub(super) fn stored(&mut self) -> Result<Result<Stored, Ending>, ReadError> {
         let offset = self.chunks.offset();
         let next = self.chunks.next().map_err(|error| match error {
@@ -168,13 +168,13 @@ impl<R: Read> Recording<R> {
         }
     }
 
-    /// Only so much could be read.
+    /// Sets what counts as read.
     pub(super) fn read_only(&mut self, volume: Volume) {
         self.chunks.read_only(volume);
     }
 }
 
-/// A chunk at this place is damaged.
+/// The error for a damaged chunk at this offset.
 pub(super) fn damaged(path: &Path, offset: u64, Invalid(why): Invalid) -> ReadError {
     ReadError::Damaged { path: path.to_owned(), offset, why }
 }

@@ -1,4 +1,4 @@
-//! Handing what is in a recording to exporters.
+//! Passing the contents of a recording to exporters.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -28,30 +28,30 @@ use crate::{
     },
 };
 
-/// What was replayed.
+/// The result of a replay.
 #[derive(Clone, Debug)]
 pub struct Replayed {
     /// How the recording ends.
     pub ending: Ending,
     /// The time of the last entry that has one, `CLOCK_MONOTONIC` nanoseconds.
     pub last_ns: u64,
-    /// Processes that were traced.
+    /// Number of processes that were traced.
     pub processes: u64,
     /// The last account.
     pub ledger: Ledger,
 }
 
-/// As much of a recording as can be read, and why it is not more.
+/// The readable part of a recording, and why the rest is not readable.
 #[derive(Debug)]
 pub struct Readable {
-    /// What was replayed. Of a recording that is damaged, `ending` is [`Ending::CutOff`] without bytes.
+    /// The result of the replay. If the recording is damaged, `ending` is [`Ending::CutOff`] with 0 bytes.
     pub replayed: Replayed,
     /// Why the rest was not read.
     pub damage: Option<ReadError>,
 }
 
 impl Readable {
-    /// All of it, or why it is not.
+    /// The result if everything was read, otherwise the damage.
     fn whole(self) -> Result<Replayed, ReadError> {
         match self.damage {
             None => Ok(self.replayed),
@@ -60,11 +60,11 @@ impl Readable {
     }
 }
 
-/// Hands a recording to outputs. They are finished in any case, with what could be read.
+/// Passes a recording to outputs. They are finished in any case, with what could be read.
 ///
 /// # Errors
 ///
-/// The recording is damaged from some place on.
+/// The recording is damaged from some position on.
 pub fn replay<R: Read + Send>(
     recording: &mut Recording<R>,
     outputs: &mut Outputs,
@@ -72,8 +72,8 @@ pub fn replay<R: Read + Send>(
     replay_by(recording, outputs, |_| Ok(()), |_, _, _, _| {}).whole()
 }
 
-/// [`replay`] of as much as can be read, with something done before each chunk, and after each with entries was read: where it begins,
-/// where it ends. Other threads read ahead: chunks are expanded and decoded while others are handed on.
+/// [`replay`] of as much as can be read, with a call before each chunk, and a call with start and end after each chunk
+/// with entries. Other threads read ahead: chunks are expanded and decoded while earlier ones are passed on.
 pub(super) fn replay_by<R: Read + Send>(
     recording: &mut Recording<R>,
     outputs: &mut Outputs,
@@ -95,7 +95,7 @@ pub(super) fn replay_by<R: Read + Send>(
     Readable { replayed: Replayed { ending, last_ns, processes, ledger }, damage }
 }
 
-/// What is known of a process whose end has not come.
+/// The state of a process whose end has not been seen.
 struct Running {
     process: Process,
     since_ns: u64,
@@ -104,7 +104,7 @@ struct Running {
 }
 
 impl Running {
-    /// Its end, as far as the recording has it.
+    /// Its end, with the values known from the recording.
     fn end(&self, reason: EndReason, ts_ns: u64) -> ProcessEnd {
         ProcessEnd {
             reason,
@@ -120,23 +120,23 @@ impl Running {
     }
 }
 
-/// What a dump says of the time before it.
+/// The state before a dump, according to the dump.
 #[derive(Default)]
 struct Before {
-    /// When the dump begins.
+    /// Start of the dump.
     from_ns: u64,
-    /// Entries that are still to come of what it says.
+    /// Number of entries of the initial state still to come.
     left: u64,
-    /// Processes that were traced then, and are still: what is counted of them from their beginning on is not of the dump.
+    /// Processes that were traced at the start and still are: totals since their own start do not belong to the dump.
     processes: BTreeSet<u32>,
-    /// How many that were.
+    /// Number of processes that were traced at the start.
     count: u64,
     gvl: BTreeMap<u32, GvlSoFar>,
     account: Option<Ledger>,
 }
 
 impl Before {
-    /// Takes an entry if it says how things stood. `false`: outputs get it, too.
+    /// Takes an entry if it is only part of the initial state. Returns `false` if outputs receive it, too.
     fn takes(&mut self, tables: &Tables, entry: &Recorded) -> bool {
         if self.left == 0 {
             return false;
@@ -157,7 +157,7 @@ impl Before {
         true
     }
 
-    /// The sums of a process's threads since then; `None`: they are not known.
+    /// The sums of a process's threads since the start of the dump; `None` if unknown.
     fn gvl_since(&mut self, pid: u32, so_far: &GvlSoFar) -> Option<GvlSoFar> {
         if let Some(before) = self.gvl.get(&pid) {
             return Some(so_far.growth(&mut before.clone()));
@@ -167,10 +167,10 @@ impl Before {
     }
 }
 
-/// Hands what is in a recording to outputs, chunk by chunk.
+/// Passes the contents of a recording to outputs, chunk by chunk.
 pub(super) struct Replay<O> {
     outputs: O,
-    /// The recording is a dump.
+    /// Set if the recording is a dump.
     before: Option<Before>,
     pub(super) last_ns: u64,
     processes: u64,
@@ -202,7 +202,7 @@ impl<O: DerefMut<Target = Outputs>> Replay<O> {
         }
     }
 
-    /// Hands on the next chunk, or says how the recording ends.
+    /// Passes on the next chunk, or returns how the recording ends.
     pub(super) fn step<R: Read>(
         &mut self,
         recording: &mut Recording<R>,
@@ -239,7 +239,7 @@ impl<O: DerefMut<Target = Outputs>> Replay<O> {
             Recorded::Began(ts_ns) => self.outputs.tell(|exporter| exporter.began(*ts_ns)),
             Recorded::Closed(ts_ns) => self.close(*ts_ns),
             Recorded::GvlGap(gap) => {
-                // One that was over before a dump begins is not of it.
+                // A gap that ended before a dump begins does not belong to it.
                 let from_ns = gap.from_ns.max(self.before.as_ref().map_or(0, |before| before.from_ns));
                 if from_ns < gap.to_ns {
                     self.outputs.tell(|exporter| exporter.gvl_gap(GvlGap { from_ns, ..*gap }));
@@ -274,7 +274,7 @@ impl<O: DerefMut<Target = Outputs>> Replay<O> {
             return self.outputs.hand(|exporter| exporter.see(process, owned.seen()));
         };
         match owned {
-            // Their sums are of more than the dump, and cannot be separated.
+            // These sums cover more time than the dump, and cannot be separated.
             Owned::GvlProcess(_) => {}
             Owned::GvlThread(thread) if thread.begin_ns < before.from_ns => {}
             Owned::GvlSoFar(so_far) => {
@@ -307,7 +307,7 @@ impl<O: DerefMut<Target = Outputs>> Replay<O> {
             }
             Owned::Cycle(cycle) => {
                 if let Some(running) = self.running.get_mut(&process.pid) {
-                    // Its share of the GC is of the time in which its cycles lie.
+                    // The GC share of the process is relative to the time in which its cycles lie.
                     running.since_ns = running.since_ns.min(owned.seen().begin_ns().unwrap_or(u64::MAX));
                     running.cycles += 1;
                     running.lost = running.lost.saturating_add(cycle.lost);
@@ -318,7 +318,7 @@ impl<O: DerefMut<Target = Outputs>> Replay<O> {
         }
     }
 
-    /// The recorded counters, of a dump since its beginning.
+    /// The recorded counters; for a dump, those since its start.
     fn account(&mut self, recorded: &Ledger) -> Ledger {
         let part = self.before.as_ref().and_then(|before| Some((before.account.as_ref()?, before.count)));
         let recorded = match part {
@@ -333,7 +333,7 @@ impl<O: DerefMut<Target = Outputs>> Replay<O> {
         self.with_outputs(&recorded)
     }
 
-    /// Counters with those of these outputs in place of those that the recorded run had.
+    /// The recorded counters, with those of the current outputs instead of those of the recorded run.
     fn with_outputs(&mut self, recorded: &Ledger) -> Ledger {
         let pipeline = PipelineCounts { export_failures: 0, ..recorded.user.pipeline };
         let mut user = UserCounts {
@@ -355,7 +355,7 @@ impl<O: DerefMut<Target = Outputs>> Replay<O> {
         self.outputs.tell(|exporter| exporter.closed(ts_ns));
     }
 
-    /// What a recording that was cut off lacks: the end of everything, at the time of its last entry.
+    /// Adds what a recording that was cut off lacks: the end of everything, at the time of its last entry.
     pub(super) fn finish(&mut self) {
         for (_, running) in std::mem::take(&mut self.running) {
             let end = running.end(EndReason::Detached, self.last_ns);

@@ -1,4 +1,4 @@
-//! What is recorded is what is replayed, up to the last whole chunk of any damaged file.
+//! What was recorded is replayed, up to the last whole chunk of any damaged file.
 
 use std::{cell::RefCell, path::Path, rc::Rc, sync::Arc};
 
@@ -23,7 +23,7 @@ mod merge;
 pub(crate) mod samples;
 mod stream;
 
-/// Writes down all that it is handed.
+/// Logs everything that it receives.
 #[derive(Clone, Default)]
 pub(super) struct Log(Rc<RefCell<Vec<String>>>);
 
@@ -72,7 +72,7 @@ impl Exporter for Log {
     }
 }
 
-/// Hands outputs one of everything, twice, three seconds apart.
+/// Passes one of everything to the outputs, twice, three seconds apart.
 fn hand(outputs: &mut Outputs) {
     let mut ledger = Ledger { kernel: Some(vec![0; Counter::ALL.len()]), ..Ledger::default() };
     for round in 0..2_u64 {
@@ -117,7 +117,7 @@ pub(super) fn header() -> Header {
     }
 }
 
-/// A recording of everything, and what was handed to it.
+/// A recording of everything, and what the recorder received.
 pub(super) fn recorded() -> (Vec<u8>, Vec<String>) {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("a.gctrace");
@@ -134,7 +134,7 @@ pub(super) fn recorded() -> (Vec<u8>, Vec<String>) {
     (std::fs::read(&path).unwrap(), log.lines())
 }
 
-/// Two runs do not record to one file: the second is refused.
+/// Two runs cannot record to one file: the second one is refused.
 #[test]
 fn one_writer() {
     let dir = tempfile::tempdir().unwrap();
@@ -148,7 +148,7 @@ fn one_writer() {
     Recorder::create(&path, &header()).unwrap();
 }
 
-/// An older recording stays until there is something to record: a run that fails at its start leaves it.
+/// An older recording stays until there is something to record: a run that fails during its start leaves it.
 #[test]
 fn older_recordings() {
     let dir = tempfile::tempdir().unwrap();
@@ -167,7 +167,7 @@ fn older_recordings() {
     hand(&mut Outputs::new(vec![Box::new(recorder)]));
     let newer = std::fs::read(&path).unwrap();
     assert!(newer == recorded().0, "{} bytes", newer.len());
-    // A run that sees nothing is a recording, too.
+    // A run that sees nothing leaves a recording, too.
     let mut recorder = Recorder::create(&path, &header()).unwrap();
     recorder.finish(&Ledger::default()).unwrap();
     recorder.settled(&Ledger::default()).unwrap();
@@ -176,7 +176,7 @@ fn older_recordings() {
     assert_eq!(replayed(&empty).0.unwrap().ending, Ending::Complete);
 }
 
-/// A recording that is no longer where it was written to, or no longer as a whole, is not said to be recorded.
+/// A recording that is no longer at its path, or is incomplete, is not reported as recorded.
 #[test]
 fn disturbed() {
     type Disturb = fn(&Path);
@@ -227,14 +227,14 @@ fn disturbed() {
             results.into_iter().filter_map(|result| Some(result.err()?.to_string())).collect();
         assert_eq!(errors.len(), 1, "{said}: {errors:?}");
         assert!(errors[0].starts_with(&format!("{}: {said}", path.display())), "{late} {errors:?}");
-        // Nothing is added to what is a wreck.
+        // Nothing is appended to a truncated file.
         if said.contains("truncated") {
             assert_eq!(std::fs::metadata(&path).unwrap().len(), 0);
         }
     }
 }
 
-/// What is replayed of these bytes.
+/// The result of replaying these bytes.
 fn replayed(bytes: &[u8]) -> (Result<Replayed, ReadError>, Vec<String>) {
     let log = Log::default();
     let mut outputs = Outputs::new(vec![Box::new(log.clone())]);
@@ -243,7 +243,7 @@ fn replayed(bytes: &[u8]) -> (Result<Replayed, ReadError>, Vec<String>) {
     (result, log.lines())
 }
 
-/// Where chunks begin, and the end.
+/// Start offsets of the chunks, and the end.
 fn boundaries(bytes: &[u8]) -> Vec<usize> {
     let mut found = vec![12];
     while let Some(head) = bytes.get(found[found.len() - 1]..).filter(|rest| rest.len() >= 16) {
@@ -253,7 +253,7 @@ fn boundaries(bytes: &[u8]) -> Vec<usize> {
     found
 }
 
-/// What was replayed is a beginning of what was handed; only ends follow.
+/// What was replayed is a prefix of what was handed over; only ends follow.
 fn assert_beginning(replayed: &[String], handed: &[String]) {
     let same = replayed.iter().zip(handed).take_while(|(one, other)| one == other).count();
     for line in &replayed[same..] {
@@ -262,7 +262,7 @@ fn assert_beginning(replayed: &[String], handed: &[String]) {
     }
 }
 
-/// Everything comes back as it was, in its order, with the header.
+/// Everything is read back as it was, in order, with the header.
 #[test]
 fn everything() {
     let (bytes, handed) = recorded();
@@ -278,7 +278,7 @@ fn everything() {
     assert!(boundaries(&bytes).len() >= 4, "several chunks: {:?}", boundaries(&bytes));
 }
 
-/// Cut off anywhere, a recording has what its whole chunks have, and names the bytes that were not read.
+/// Cut off anywhere, a recording has the contents of its whole chunks, and reports the number of bytes that were not read.
 #[test]
 fn cut_off() {
     let (bytes, handed) = recorded();
@@ -298,7 +298,7 @@ fn cut_off() {
     }
 }
 
-/// A flipped bit is found wherever it is, and what comes before its chunk is read.
+/// A flipped bit is detected wherever it is, and everything before its chunk is read.
 #[test]
 fn flipped() {
     let (bytes, handed) = recorded();
@@ -314,7 +314,7 @@ fn flipped() {
     }
 }
 
-/// Another format is named.
+/// Another format is named in the error.
 #[test]
 fn others() {
     let (mut bytes, _) = recorded();
@@ -329,7 +329,7 @@ fn others() {
     assert!(error.contains("bytes follow the end"), "{error}");
 }
 
-/// A chunk that expands to more than it says is not expanded further.
+/// A chunk that expands to more than its head says is not expanded further.
 #[test]
 fn bombs() {
     let mut bomb = stored(Kind::Entries, &vec![0; MAX_CHUNK_BYTES]).unwrap();
@@ -344,7 +344,7 @@ fn bombs() {
     assert!(error.contains("does not expand to the 10 bytes"), "{error}");
 }
 
-/// A file that fails keeps its whole chunks.
+/// A file that cannot be written to any more keeps its whole chunks.
 #[test]
 fn an_output_that_cannot_be_a_file() {
     let dir = tempfile::tempdir().unwrap();
@@ -371,7 +371,7 @@ fn contents() -> &'static [Vec<u8>] {
 }
 
 proptest! {
-    /// Chunks with a right checksum and any content are read or refused. For longer:
+    /// Chunks with a correct checksum and any content are read or refused. For a longer run:
     /// `PROPTEST_CASES=1000000 cargo test -p gctrace-report hostile_chunks`.
     #[test]
     fn hostile_chunks(
@@ -401,7 +401,7 @@ proptest! {
     }
 }
 
-/// Times and counts that would not fit into a sum are damage.
+/// Times and counts whose sums would overflow are damage.
 #[test]
 fn bounds() {
     let (bytes, _) = recorded_once();
@@ -452,7 +452,7 @@ fn bounds() {
     }
 }
 
-/// Few bytes that would become much memory are damage: many names of one text, and many histograms.
+/// A few bytes that would expand to much memory are damage: many references to one text, and many histograms.
 #[test]
 fn small_chunks_of_much() {
     let (bytes, _) = recorded_once();

@@ -1,6 +1,6 @@
-//! Everything in an entry that a copy of a recording may have to change: names, times, numbers of threads and requests.
+//! Everything in an entry that a copy of a recording may have to change: names, times, thread and request ids.
 //!
-//! Each type is taken apart completely, so a new field does not compile before it is decided what a copy does with it.
+//! Each type is destructured completely, so a new field does not compile until it is decided what a copy does with it.
 
 use std::sync::Arc;
 
@@ -13,7 +13,7 @@ use crate::model::{
     trace::{Span, Trace},
 };
 
-/// Changes what it wants to.
+/// A visitor that changes what it needs to.
 pub(super) trait Visit {
     /// Name of a thread.
     fn thread_name(&mut self, _name: &mut Arc<str>) {}
@@ -23,15 +23,15 @@ pub(super) trait Visit {
     fn path(&mut self, _path: &mut String) {}
     /// The trace of a request.
     fn trace(&mut self, _trace: &mut Option<Trace>) {}
-    /// What only jobs have.
+    /// The fields that only jobs have.
     fn job(&mut self, _job: &mut Job) {}
     /// A point in time, `CLOCK_MONOTONIC` nanoseconds.
     fn time(&mut self, _ns: &mut u64) {}
-    /// Number of a thread.
+    /// A thread id.
     fn tid(&mut self, _tid: &mut u32) {}
     /// The span that was active on a thread.
     fn span(&mut self, _span: &mut Option<Span>) {}
-    /// Number of a request.
+    /// A request id.
     fn request(&mut self, _id: &mut u64) {}
 }
 
@@ -106,7 +106,7 @@ fn name(comm: &mut String, with: &mut impl Visit) {
     *comm = name.to_string();
 }
 
-/// A request by number. 0 is one whose number is not known.
+/// A request id. 0 means that the id is unknown.
 pub(super) fn number(request: &mut Option<u64>, with: &mut impl Visit) {
     if let Some(id) = request.as_mut().filter(|id| **id != 0) {
         with.request(id);

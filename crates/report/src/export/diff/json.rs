@@ -12,7 +12,7 @@ use crate::diff::{Figure, Kind, LEVEL, Method, Outcome, Side, Table, Unit, Verdi
 struct Document<'a> {
     a: Recording<'a>,
     b: Recording<'a>,
-    /// Probability with which anything of a table is called changed where nothing is.
+    /// Probability that any figure of a table is reported as changed although nothing changed.
     level: f64,
     nothing: &'a [String],
     tables: Vec<OneTable<'a>>,
@@ -133,11 +133,11 @@ impl<'a> OneTable<'a> {
     }
 }
 
-/// Writes it.
+/// Writes the comparison.
 ///
 /// # Errors
 ///
-/// It cannot be written.
+/// Writing fails.
 pub fn write(out: &mut dyn Write, compared: &Compared<'_>) -> io::Result<()> {
     let Compared { about, sides, comparison, judged } = compared;
     let recording = |at: usize| {

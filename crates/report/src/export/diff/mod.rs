@@ -1,4 +1,4 @@
-//! Comparisons: an exporter that gathers one side of it, and the comparison as text and as JSON.
+//! Comparisons: an exporter that gathers one side, and the output of a comparison as text and as JSON.
 
 mod json;
 mod text;
@@ -27,33 +27,33 @@ use crate::{
 pub use json::write as write_json;
 pub use text::{change, method_name, value, write as write_text};
 
-/// What is known of a recording beside what is in it.
+/// What is known about a recording apart from its contents.
 #[derive(Clone, Debug)]
 pub struct About {
     /// Its file.
     pub file: String,
-    /// When everything was traced, epoch seconds.
+    /// The time from which everything was traced, epoch seconds.
     pub began: Option<f64>,
-    /// For how long, seconds.
+    /// For how long everything was traced, seconds.
     pub seconds: f64,
-    /// Whether it was cut off.
+    /// Whether the recording was cut off.
     pub cut_off: bool,
 }
 
-/// What is written.
+/// The data of a comparison to write.
 #[derive(Debug)]
 pub struct Compared<'a> {
     /// Both recordings.
     pub about: [About; 2],
     /// Both sides.
     pub sides: [&'a Side; 2],
-    /// What was found.
+    /// The differences found.
     pub comparison: &'a Comparison,
-    /// Conditions that were asked for.
+    /// The requested conditions, with their verdicts.
     pub judged: &'a [Judged],
 }
 
-/// One side, while it is being replayed and afterwards.
+/// One side, during and after its replay.
 #[derive(Clone)]
 pub struct Gathered {
     side: Rc<RefCell<Side>>,
@@ -62,18 +62,18 @@ pub struct Gathered {
 }
 
 impl Gathered {
-    /// Nothing yet, of a recording that looked at this; with stacks for a graph if `graph`.
+    /// An empty side of a recording with these sources; with stacks for a graph if `graph`.
     pub fn new(name: &'static str, looked: Looked, chosen: Chosen, graph: bool) -> Self {
         let side = Rc::new(RefCell::new(Side::new(name, looked, chosen.clone())));
         Self { side, stacks: graph.then(|| Rc::new(RefCell::new(Comparable::default()))), chosen }
     }
 
-    /// What is to be replayed to.
+    /// The exporter to replay the recording to.
     pub fn exporter(&self) -> Box<dyn Exporter> {
         Box::new(self.clone())
     }
 
-    /// Does something with the side.
+    /// Calls `of` with the side.
     pub fn with<T>(&self, of: impl FnOnce(&mut Side) -> T) -> T {
         of(&mut self.side.borrow_mut())
     }
@@ -114,22 +114,22 @@ impl Exporter for Gathered {
     }
 }
 
-/// Compares both sides.
+/// Compares the two sides.
 pub fn compare(a: &Gathered, b: &Gathered) -> Comparison {
     Comparison::of(&mut a.side.borrow_mut(), &mut b.side.borrow_mut())
 }
 
-/// Draws what has changed between both as a flame graph of CPU time, where both were gathered with stacks; with its roots on top or at the bottom.
+/// Draws the changes as a flame graph of CPU time, if both sides were gathered with stacks; its roots are at the top or at the bottom.
 ///
 /// # Errors
 ///
-/// It cannot be written.
+/// Writing fails.
 pub fn draw_graph(a: &Gathered, b: &Gathered, roots_on_top: bool, out: &mut dyn Write) -> io::Result<()> {
     let (Some(a), Some(b)) = (&a.stacks, &b.stacks) else { return Ok(()) };
     differential(&a.borrow(), &b.borrow(), roots_on_top, out)
 }
 
-/// The same, to a file.
+/// Like [`draw_graph`], but writes to a file.
 ///
 /// # Errors
 ///

@@ -1,4 +1,4 @@
-//! What is written is safe to show and can be read back.
+//! The output is safe to display and can be parsed.
 
 use serde_json::Value;
 
@@ -52,7 +52,8 @@ fn compared(conditions: &[&str]) -> (String, Value) {
     write_graph(svg.path(), &sides[0], &sides[1]).unwrap();
     let svg = std::fs::read_to_string(svg.path()).unwrap();
     assert!(svg.contains("its own time shrank") && !svg.contains("<i>"), "{svg}");
-    // Of each sixth sample instead of each second one: red grew, blue shrank, and the squares that explain it say so.
+    // The shrunken frame has every sixth sample of B, and had every second one of A. Red grew, blue shrank, and the
+    // squares of the legend have the same colours.
     let colour = |text: &str| -> [u8; 3] {
         let rgb = text.rsplit("fill=\"rgb(").next().unwrap().split(')').next().unwrap();
         rgb.split(',').map(|part| part.parse().unwrap()).collect::<Vec<_>>().try_into().unwrap()
@@ -85,7 +86,7 @@ fn compared(conditions: &[&str]) -> (String, Value) {
     })
 }
 
-/// What has changed comes first, what is absent is named, and nothing from outside can move the cursor.
+/// Changes come first, absent figures are named, and no text from outside can move the cursor.
 #[test]
 fn text() {
     let (text, _) = compared(&["cpu > +10%", "gvl.wait.share > 3%"]);
@@ -98,7 +99,7 @@ fn text() {
     assert!(text.lines().count() < 50, "{text}");
 }
 
-/// The same as JSON.
+/// The same comparison as JSON.
 #[test]
 fn json() {
     let (_, json) = compared(&["cpu > +10%"]);

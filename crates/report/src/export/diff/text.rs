@@ -1,4 +1,4 @@
-//! A comparison for people: what has changed first, then the tables.
+//! A comparison as text: the changes first, then the tables.
 
 use std::io::{self, Write};
 
@@ -9,20 +9,20 @@ use crate::{
     words::{data_size, date_time, plural},
 };
 
-/// Changes that are named at the top.
+/// Maximum number of changes named at the top.
 const NAMED: usize = 8;
-/// Rows of a table by method.
+/// Maximum number of rows of a table by method.
 const ROWS: usize = 8;
-/// Columns of a name in the first column.
+/// Width of a name in the first column.
 const NAME: usize = 28;
-/// Columns of a figure of a table by name.
+/// Width of a figure in a table by name.
 const CELL: usize = 40;
 
-/// Writes it.
+/// Writes the comparison.
 ///
 /// # Errors
 ///
-/// It cannot be written.
+/// Writing fails.
 pub fn write(out: &mut dyn Write, compared: &Compared<'_>) -> io::Result<()> {
     let Compared { about, sides, comparison, judged } = compared;
     for (at, (about, side)) in about.iter().zip(sides).enumerate() {
@@ -78,7 +78,7 @@ fn head(out: &mut dyn Write, about: &About, side: &Side, only: &[String]) -> io:
     }
 }
 
-/// The real changes in a line each.
+/// The real changes, one per line.
 fn changes(out: &mut dyn Write, comparison: &Comparison) -> io::Result<()> {
     let tested = comparison.figures().filter(|(_, _, figure)| figure.p.is_some()).count();
     let real: Vec<_> = comparison.figures().filter(|(_, _, figure)| figure.verdict.is_real()).collect();
@@ -93,7 +93,7 @@ fn changes(out: &mut dyn Write, comparison: &Comparison) -> io::Result<()> {
         return writeln!(out, "No change is more than noise ({} tested).", plural(tested as u64, "figure"));
     }
     writeln!(out, "More than noise: {} of {tested} figures", real.len())?;
-    // What a method has itself tells more than what its callers have with it.
+    // The self time of a method says more than the time that its callers spend in it.
     let (own, callers): (Vec<_>, Vec<_>) = real
         .into_iter()
         .partition(|(_, row, figure)| row.figures.first().is_some_and(|first| first.what == figure.what));
@@ -137,7 +137,7 @@ fn overall(out: &mut dyn Write, table: &Table) -> io::Result<()> {
     Ok(())
 }
 
-/// What stands above the figures of a table.
+/// The heading of the figures of a table.
 fn heading(table: &Table, figure: &Figure) -> String {
     let unit = match (table.key, figure.unit) {
         ("off_cpu" | "holders", _) => ", threads",
@@ -180,7 +180,7 @@ fn name(kind: &Kind) -> String {
     }
 }
 
-/// What a method is called.
+/// The display name of a method.
 pub fn method_name(method: &Method) -> String {
     match method {
         Method::Of { name, file: Some(file) } => format!("{} {}", clip(name, 60), clip(file, 40)),
@@ -208,7 +208,7 @@ pub fn value(value: Option<f64>, unit: Unit) -> String {
     }
 }
 
-/// A change with its interval: points of a share, else parts of A.
+/// A change with its interval: in percentage points for a share, otherwise relative to A.
 pub fn change(figure: &Figure) -> String {
     let Some(change) = figure.change() else { return "-".to_owned() };
     if figure.unit == Unit::Share {
@@ -226,7 +226,7 @@ pub fn change(figure: &Figure) -> String {
     }
 }
 
-/// Reasons of both, as one where they are the same.
+/// The reasons of both sides, merged if they are the same.
 fn joined(reasons: &[String]) -> String {
     match reasons {
         [a, b] => match (a.strip_prefix("A "), b.strip_prefix("B ")) {

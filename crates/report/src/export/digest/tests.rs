@@ -1,4 +1,4 @@
-//! What one screen shows, and what it does not know.
+//! What one screen shows, and what it leaves out because it is unknown.
 
 use std::sync::Arc;
 
@@ -26,7 +26,7 @@ const END: ProcessEnd = ProcessEnd {
     lost: 0,
 };
 
-/// The screen of a process that lives for a millisecond, in which sampling began at this time.
+/// The screen of a process that lives for a millisecond and whose sampling began at `began_ns`.
 fn screen(process: &Process, began_ns: u64, seen: &[Seen<'_>]) -> String {
     screen_of(process, began_ns, seen, Extent::Run)
 }
@@ -58,13 +58,13 @@ fn screen_of(process: &Process, began_ns: u64, seen: &[Seen<'_>], extent: Extent
     String::from_utf8(out).unwrap()
 }
 
-/// The columns of the only process, up to the peak of its memory.
+/// The columns of the only process, up to its peak memory.
 fn columns(text: &str) -> Vec<&str> {
     let row = text.lines().find(|line| line.contains("(pid 1")).unwrap_or_else(|| panic!("{text}"));
     row.split_whitespace().take(6).collect()
 }
 
-/// Commands can be repeated in a shell.
+/// The suggested commands can be pasted into a shell.
 #[test]
 fn words() {
     for (path, expected) in [
@@ -77,7 +77,7 @@ fn words() {
     }
 }
 
-/// Samples within requests are among the methods, whether the end of the request was seen or not.
+/// Samples within requests count towards the methods, whether or not the end of the request was seen.
 #[test]
 fn methods_in_requests() {
     let (process, sample) = profile::a_sample(5);
@@ -95,7 +95,7 @@ fn methods_in_requests() {
     assert_eq!(text(true), without);
 }
 
-/// CPUs are of the time in which there were samples.
+/// The CPU usage is relative to the time in which samples were taken.
 #[test]
 fn cpus_since_sampling_began() {
     let (process, sample) = profile::a_sample(5);
@@ -107,7 +107,7 @@ fn cpus_since_sampling_began() {
     assert_eq!(columns(&of(3_000_000_001))[4], "-", "too short for a share");
 }
 
-/// Of a Ruby without event sites nothing is shown that is not known: parts of pauses may lie within each other.
+/// For a Ruby without event sites, nothing unknown is shown: parts of pauses may be nested.
 #[test]
 fn without_event_sites() {
     let (mut process, _) = profile::a_sample(5);
@@ -128,7 +128,7 @@ fn without_event_sites() {
     assert!(text.contains("A GC pause of 500.0ms (pid 1). What was around it:"), "{text}");
 }
 
-/// A long name is cut, and says so; what follows it is not: a pid without its last digits is another one.
+/// A long name is cut visibly, but the pid behind it is not: without its last digits it would be another pid.
 #[test]
 fn long_names() {
     let (mut process, sample) = profile::a_sample(5);
@@ -143,8 +143,8 @@ fn long_names() {
     assert!(text.lines().all(|line| line.chars().count() <= WIDTH), "{text}");
 }
 
-/// Without sums of the GVL, as in a part or after a cut, waits that were seen are shown, and the rule of waits is not applied. What is
-/// advised is of the part that is shown.
+/// Without GVL sums, as in a part of a recording or after a cut, the observed waits are shown, and the rule about
+/// waits is not applied. The suggested commands apply to the part that is shown.
 #[test]
 fn gvl_without_sums() {
     let (mut process, _) = profile::a_sample(5);
@@ -171,7 +171,7 @@ fn gvl_without_sums() {
     };
     let text = screen(&process, 0, &[Seen::GvlWait(&wait), Seen::GvlProcess(&summary)]);
     assert!(!text.contains("Not recorded") && text.contains(", 0.5 threads waiting for the GVL."), "{text}");
-    // A whole recording without sums: no thread was seen to wait.
+    // A complete recording without sums: no thread was seen to wait.
     let text = screen(&process, 0, &[]);
     assert!(!text.contains("Not recorded") && text.contains(", 0.5 threads waiting for the GVL."), "{text}");
 }

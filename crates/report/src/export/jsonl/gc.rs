@@ -1,4 +1,4 @@
-//! The `gc` line, in JSON lines.
+//! The `gc` line of JSON lines.
 
 use serde::{Serialize, Serializer, ser::SerializeMap};
 
@@ -21,7 +21,7 @@ pub(super) struct Gc<'a> {
     pub(super) gc_by: Option<&'static str>,
     pub(super) major_by: Option<&'static str>,
     pub(super) compacting: Option<bool>,
-    /// This and the next two: `None` if no pause of it was seen.
+    /// This and the next two members are `None` if no pause of the cycle was seen.
     pub(super) pause_ns: Option<u64>,
     pub(super) max_pause_ns: Option<u64>,
     pub(super) phases: Option<Phases>,
@@ -30,7 +30,7 @@ pub(super) struct Gc<'a> {
     pub(super) sweep_steps: usize,
     pub(super) complete: bool,
     pub(super) end_ts: Option<f64>,
-    /// What `--brief` leaves out.
+    /// The members that `--brief` leaves out.
     #[serde(flatten)]
     pub(super) details: Option<Details<'a>>,
     pub(super) rss: Option<u64>,
@@ -44,7 +44,7 @@ pub(super) struct Gc<'a> {
     pub(super) pss_end: Option<u64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) private_dirty_end: Option<u64>,
-    /// When these two were read.
+    /// When `pss_end` and `private_dirty_end` were read, epoch seconds.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) shares_ts: Option<f64>,
     pub(super) request: Option<u64>,
@@ -73,7 +73,7 @@ pub(super) struct Phases {
     pub(super) other_ns: u64,
 }
 
-/// What resident memory is made of, and what is in swap; bytes.
+/// The parts of resident memory, and the part in swap; bytes.
 #[derive(Serialize)]
 pub(super) struct Parts {
     pub(super) anon: u64,
@@ -105,7 +105,7 @@ impl PauseSpan {
     }
 }
 
-/// `GC.stat_heap`: an object of each heap's number and its keys.
+/// `GC.stat_heap`: an object with each heap's number and its keys.
 pub(in crate::export) struct StatHeap<'a> {
     pub(in crate::export) keys: &'a [&'static str],
     pub(in crate::export) heaps: &'a [Vec<u64>],
@@ -118,7 +118,7 @@ impl Serialize for StatHeap<'_> {
     }
 }
 
-/// `GC.stat` as an object in the order of its Ruby.
+/// `GC.stat` as an object, in the order of its Ruby.
 pub(super) struct Stat<'a> {
     pub(super) keys: &'a [&'static str],
     pub(super) values: &'a [u64],

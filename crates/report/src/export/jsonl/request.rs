@@ -1,4 +1,4 @@
-//! The lines `request` and `load`, in JSON lines.
+//! The `request` and `load` lines of JSON lines.
 
 use serde::Serialize;
 
@@ -46,14 +46,14 @@ pub(super) struct RequestLine<'a> {
     cpu_ns: Option<u64>,
     runnable_ns: Option<u64>,
     blocked_ns: Option<u64>,
-    /// The same by what its thread did with the GVL.
+    /// The same times, split by what the thread did with the GVL.
     split: Option<Split>,
     alloc_objects: Option<u64>,
     alloc_bytes: Option<u64>,
 }
 
 impl<'a> RequestLine<'a> {
-    /// `ts`: when it began, epoch seconds.
+    /// `ts`: when the request began, epoch seconds.
     pub(super) fn of(ts: f64, process: &Process, request: &'a Request) -> Self {
         let handler = request.handler.as_deref();
         let trace = request.trace.as_ref();
@@ -98,7 +98,7 @@ impl<'a> RequestLine<'a> {
     }
 }
 
-/// The load of a server at that time.
+/// The load of a server at one time.
 #[derive(Serialize)]
 pub(super) struct LoadLine {
     ts: f64,
@@ -108,13 +108,13 @@ pub(super) struct LoadLine {
 }
 
 impl LoadLine {
-    /// `ts`: when it was read, epoch seconds.
+    /// `ts`: when the load was read, epoch seconds.
     pub(super) fn of(ts: f64, process: &Process, load: &ServerLoad) -> Self {
         Self { ts, pid: process.pid, busy_threads: load.busy, accept_queue: load.waiting() }
     }
 }
 
-/// What only lines of jobs have.
+/// Members that only lines of jobs have.
 #[derive(Serialize)]
 struct JobPart<'a> {
     queue: Option<&'a str>,

@@ -1,4 +1,4 @@
-//! The `summary` line of a process, in JSON lines.
+//! The `summary` line of a process in JSON lines.
 
 use std::sync::Arc;
 
@@ -11,7 +11,7 @@ use crate::{
     model::stack::Frame,
 };
 
-/// Lines that started cycles, of each process.
+/// Maximum number of lines that started cycles, per process.
 const LINES: usize = 10;
 
 #[derive(Serialize)]
@@ -25,13 +25,13 @@ pub(super) struct SummaryLine {
     cycles: u64,
     minor: u64,
     major: u64,
-    /// By what asked for it and why it is a major one.
+    /// Cycles by trigger, and by the reason for which they are major ones.
     causes: Vec<Cause>,
-    /// All pauses of the cycles reported.
+    /// Total of all pauses of the reported cycles.
     pause_ns: u64,
-    /// Pauses of cycles that had begun before tracing.
+    /// Total of pauses of cycles that had begun before tracing.
     outside_pause_ns: u64,
-    /// Both, as a share of the time traced.
+    /// Both totals as a share of the traced time.
     gc_share: Option<f64>,
     pauses: Times,
     cycle_pauses: Times,
@@ -53,7 +53,7 @@ struct Cause {
     cycles: u64,
 }
 
-/// Quantiles are at most 1 % too high, the largest is exact. `None` where there is none.
+/// Quantiles are at most 1 % too high; the maximum is exact. `None` if there are no values.
 #[derive(Serialize)]
 struct Times {
     count: u64,
@@ -110,7 +110,7 @@ fn share(part: u64, whole: u64) -> Option<f64> {
 }
 
 impl SummaryLine {
-    /// The line of a process.
+    /// Makes the line of a process.
     pub(super) fn of(done: &Done, clock: WallClock) -> Self {
         let Done { process, gc, gvl, end, .. } = done;
         let traced_ns = end.ts_ns.saturating_sub(end.since_ns);

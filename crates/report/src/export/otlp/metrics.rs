@@ -30,20 +30,20 @@ use crate::{
 
 const CUMULATIVE: i32 = AggregationTemporality::Cumulative as i32;
 
-/// What all services had at one time.
+/// The figures of all services at one time.
 pub(super) struct MetricsSnapshot {
     services: Vec<(Service, Option<Gauges>)>,
     ledger: Ledger,
-    /// The run's, for when something began.
+    /// The clock of the run, for start times.
     clock: WallClock,
-    /// That of this moment: the host's clock may have been set since.
+    /// The clock at this moment: the host's clock may have been set since the run began.
     clock_now: WallClock,
     agent: Agent,
     began_ns: u64,
     now_ns: u64,
 }
 
-/// Metrics of some services at one time; gctrace itself counts as one more service, the last.
+/// Metrics of some services at one time. gctrace itself counts as an additional service, the last one.
 pub(super) struct Metrics {
     snapshot: Arc<MetricsSnapshot>,
     from: usize,
@@ -51,7 +51,7 @@ pub(super) struct Metrics {
 }
 
 impl Metrics {
-    /// Metrics of all services.
+    /// The metrics of all services.
     pub(super) fn new(
         services: &Services,
         ledger: Ledger,
@@ -78,7 +78,7 @@ impl Metrics {
         }
     }
 
-    /// What it is made of, as long as it, or a part of it, is not sent.
+    /// The underlying snapshot, which exists until the last part of it has been sent.
     pub(super) fn snapshot(&self) -> Weak<MetricsSnapshot> {
         Arc::downgrade(&self.snapshot)
     }
@@ -125,7 +125,7 @@ impl Payload for Metrics {
 impl MetricsSnapshot {
     fn times(&self, since_ns: u64) -> (u64, u64) {
         let epoch = |clock: WallClock, ns| u64::try_from(clock.epoch_nanos(ns)).unwrap_or_default();
-        // A start that moved would be a sum that began anew. No sum ends before it begins, even if the clock was set back.
+        // A changed start would mean that a sum was reset. No sum ends before its start, even if the clock was set back.
         let since = epoch(self.clock, since_ns);
         (since, epoch(self.clock_now, self.now_ns).max(since))
     }
@@ -148,7 +148,7 @@ impl MetricsSnapshot {
         }
     }
 
-    /// What gctrace counts of itself.
+    /// gctrace's own counters.
     fn own(&self) -> ResourceMetrics {
         let pid = self.agent.pid;
         let instance = self.agent.instance(&["gctrace", &pid.to_string()]);
@@ -233,13 +233,13 @@ fn metric(figure: &Figure, times: (u64, u64)) -> Metric {
     }
 }
 
-/// Name of an attribute: that of the semantic conventions where one fits. The template is gctrace's, so it is not an `http.route`.
+/// Name of an attribute: that of the semantic conventions if one fits. The template is gctrace's own, so it is not an `http.route`.
 fn attribute(label: &'static str) -> Cow<'static, str> {
     match label {
         "method" => "http.request.method".into(),
         "path" => "url.template".into(),
         "status" => "cruby.request.status".into(),
-        // As in profiles.
+        // The same name as in profiles.
         "slot_size" => "cruby.slot.size".into(),
         _ => format!("cruby.gc.{label}").into(),
     }
@@ -286,8 +286,8 @@ mod tests {
         sent.resource_metrics.into_iter().next().unwrap().scope_metrics.into_iter().next().unwrap().metrics
     }
 
-    /// A sum has an instance: the same as long as the host runs, and another one on another host, in another container and of another
-    /// service. It has nothing that belongs to one process.
+    /// A sum has an instance id: it stays the same while the host is up, and differs for another host, container and
+    /// service. It contains nothing that belongs to one process.
     #[test]
     fn instances() {
         let resource = |boot: Option<&str>, service: &str, container: Option<&str>| {
@@ -334,7 +334,8 @@ mod tests {
         assert_eq!(resource(None, "web", None), (None, None));
     }
 
-    /// The host's clock may be set while gctrace runs: what is now has the new time, a start stays where it was, and never comes after.
+    /// The host's clock may be set while gctrace runs: the current time follows it, while a start time is unchanged and
+    /// never later than the current time.
     #[test]
     fn clock_is_set() {
         let times = |step_ns: i64| {
@@ -347,7 +348,7 @@ mod tests {
         assert_eq!([times(0), times(100), times(-100)], [(1005, 1010), (1005, 1110), (1005, 1005)]);
     }
 
-    /// Requests have the attributes of the conventions; a service without requests has no request metrics.
+    /// Requests have the attributes of the conventions. A service without requests has no request metrics.
     #[test]
     fn requests() {
         let mut services = Services::new(false);

@@ -31,10 +31,10 @@ pub(super) use profiles::make as profiles;
 #[cfg(test)]
 pub(super) use profiles::tests::read as sent_profiles;
 
-/// Most metrics that wait to be sent: more would be memory without bound while the server is away.
+/// Maximum number of snapshots queued; without it, memory would grow without bound while the server is unreachable.
 const WAITING: usize = 4;
 
-/// The semantic conventions whose names are used.
+/// The version of the semantic conventions whose names are used.
 const SCHEMA_URL: &str = "https://opentelemetry.io/schemas/1.37.0";
 
 fn scope() -> InstrumentationScope {
@@ -53,33 +53,34 @@ fn attribute(key: &str, value: Value) -> KeyValue {
     KeyValue { key: key.to_owned(), value: Some(AnyValue { value: Some(value) }), ..KeyValue::default() }
 }
 
-/// Whether an attribute is of one process: where several are added up, that of any of them would be wrong.
+/// Whether an attribute belongs to a single process: for a sum over several processes, the value of any one of them would be wrong.
 fn of_one_process(key: &str) -> bool {
     matches!(key, INSTANCE | "service.version") || key.starts_with("process.")
 }
 
 const INSTANCE: &str = "service.instance.id";
-/// The namespace of instances that are named after something (semantic conventions, "service.instance.id").
+/// The namespace of instance ids derived from a name (semantic conventions, "service.instance.id").
 const INSTANCES: uuid::Uuid = uuid::uuid!("4d63009a-8d0f-11ee-aad7-4c796ed8e320");
 
-/// gctrace, as receivers tell it from others.
+/// The identity of gctrace, by which receivers distinguish it from other instances.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Agent {
     /// Its pid in the host's namespace.
     pub pid: u32,
-    /// Which boot of which host this is (`/proc/sys/kernel/random/boot_id`), if that could be read.
+    /// Boot id of the host (`/proc/sys/kernel/random/boot_id`), if it could be read.
     pub boot: Option<String>,
 }
 
 impl Agent {
-    /// An instance on this host that has this name: the same until the host is booted, and no other host's.
+    /// The instance id for this name on this host: constant until the host reboots, and unique to the host.
     fn instance(&self, name: &[&str]) -> Option<String> {
         let name = [&[self.boot.as_deref()?], name].concat().join("\0");
         Some(uuid::Uuid::new_v5(&INSTANCES, name.as_bytes()).to_string())
     }
 }
 
-/// The resource of metrics and profiles; `pid` where it is of one process. Its own attributes come first, and no attribute comes twice.
+/// The resource of metrics and profiles; with `pid` if it describes one process. Its own attributes come first, and no
+/// attribute occurs twice.
 fn resource(origin: &Origin, hostname: Option<&str>, image: Option<&Image>, pid: Option<u32>) -> Resource {
     let mut attributes = vec![text("service.name", origin.service.as_str())];
     let mut put = |attribute: KeyValue| {
@@ -111,24 +112,24 @@ fn resource(origin: &Origin, hostname: Option<&str>, image: Option<&Image>, pid:
     Resource { attributes, ..Resource::default() }
 }
 
-/// Adds metrics up, and hands them over from time to time.
+/// Adds up metrics, and hands them over periodically.
 pub(super) struct OtlpMetrics {
     uploader: Rc<Uploader>,
     interval: Duration,
     clock: WallClock,
     agent: Agent,
-    /// When counting began.
+    /// Start of counting, `CLOCK_MONOTONIC` nanoseconds.
     began_ns: Option<u64>,
     closed_ns: Option<u64>,
     last: Instant,
     services: Services,
     ledger: Ledger,
-    /// Those that were handed over, as long as they are not sent.
+    /// Snapshots that were handed over, for as long as they have not been sent.
     waiting: Vec<Weak<metrics::MetricsSnapshot>>,
 }
 
 impl OtlpMetrics {
-    /// Metrics for this server, at this interval.
+    /// Metrics for this server, pushed at this interval.
     pub(super) fn new(uploader: Rc<Uploader>, interval: Duration, clock: WallClock, agent: Agent) -> Self {
         Self {
             uploader,
@@ -144,7 +145,8 @@ impl OtlpMetrics {
         }
     }
 
-    /// Hands over what there is now. If too many wait, a later one has all that this one has; only the `last` has none after it.
+    /// Hands over the current metrics. If too many are queued, these are dropped, because later ones include them; the
+    /// `last` ones are never dropped.
     fn hand_over(&mut self, last: bool) {
         self.last = Instant::now();
         self.waiting.retain(|snapshot| snapshot.strong_count() > 0);
@@ -164,7 +166,7 @@ impl OtlpMetrics {
 impl Exporter for OtlpMetrics {
     fn see(&mut self, process: &Process, seen: Seen<'_>) -> Result<(), ExportError> {
         if let Seen::Process { now_ns, .. } = seen {
-            // Its first events come after this.
+            // The first events of this process come after this.
             self.began(now_ns);
         }
         self.services.see(process, seen);
@@ -205,7 +207,7 @@ mod tests {
         ledger::UserCounts,
     };
 
-    /// While a server is away, a few metrics wait for it, and the last ones are among them.
+    /// While a server is unreachable, a few snapshots are queued, and the last one is among them.
     #[test]
     fn few_wait() {
         let nobody = Address { url: "http://127.0.0.1:1".to_owned(), protocol: Protocol::Http };

@@ -1,18 +1,18 @@
-//! What a process says of itself to external readers: the payload of OpenTelemetry's process context
-//! (OTEP 4719, `opentelemetry.proto.processcontext.v1development`).
+//! What a process publishes about itself to external readers: the payload of OpenTelemetry's process context (OTEP
+//! 4719, `opentelemetry.proto.processcontext.v1development`).
 
 use opentelemetry_proto::tonic::{common::v1::any_value::Value, resource::v1::Resource};
 use prost::Message as _;
 
-/// `ProcessContext`. Its field 2, attributes that are not of the resource, is not read.
+/// `ProcessContext`. Its field 2, the attributes outside the resource, is not read.
 #[derive(Clone, PartialEq, prost::Message)]
 struct ProcessContext {
     #[prost(message, optional, tag = "1")]
     resource: Option<Resource>,
 }
 
-/// The resource attributes of a payload that are one text, number or truth value, in their order; lists and maps are left out. `None`:
-/// the payload is not a `ProcessContext`.
+/// The resource attributes of a payload that are a single string, number or boolean, in order; lists and maps are left
+/// out. Returns `None` if the payload is not a `ProcessContext`.
 pub fn attributes(payload: &[u8]) -> Option<Vec<(String, String)>> {
     let context = ProcessContext::decode(payload).ok()?;
     let attributes = context.resource.unwrap_or_default().attributes.into_iter();
@@ -37,7 +37,7 @@ mod tests {
         *,
     };
 
-    /// Scalars are texts, everything else is left out; what follows the resource does not matter.
+    /// Scalars become strings, everything else is left out; the rest of the message after the resource is ignored.
     #[test]
     fn scalars() {
         let attributes_in = vec![
@@ -58,7 +58,7 @@ mod tests {
     }
 
     proptest! {
-        /// Hostile bytes are refused or read, and never more is kept than was there.
+        /// Hostile bytes are refused or read, and never yield more data than they contain.
         #[test]
         fn hostile(bytes in prop::collection::vec(any::<u8>(), 0..512), flips in prop::collection::vec((0_usize..80, any::<u8>()), 0..4)) {
             let resource = Resource { attributes: vec![text("service.name", "shop"), text("b", "c")], ..Resource::default() };

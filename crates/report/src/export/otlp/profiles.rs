@@ -1,5 +1,5 @@
-//! Profiles: one resource per process, one profile per kind of value. The tables of a request hold what its samples use and
-//! nothing else; the first entry of each is its zero value.
+//! Profiles: one resource per process, one profile per kind of value. The tables of a request contain only what its
+//! samples use; the first entry of each table is its zero value.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -36,17 +36,17 @@ use crate::{
 enum Kind {
     /// CPU time of samples.
     Cpu,
-    /// Wall time of samples, where threads off the CPU were looked at.
+    /// Wall time of samples, if threads off the CPU were recorded.
     Wall,
-    /// Time in GC pauses, measured.
+    /// Measured time in GC pauses.
     Gc,
-    /// GC pauses, counted.
+    /// Number of GC pauses.
     GcPauses,
-    /// Time in long waits for the GVL, measured.
+    /// Measured time in long waits for the GVL.
     Gvl,
-    /// Slots handed out for objects, counted.
+    /// Number of slots handed out for objects.
     AllocObjects,
-    /// Their bytes.
+    /// Bytes of these slots.
     AllocSpace,
 }
 
@@ -74,7 +74,7 @@ struct Profiles {
     kinds: Vec<Kind>,
 }
 
-/// Makes one.
+/// Makes a payload.
 pub(in crate::export) fn make(window: Arc<Window>, processes: Vec<ProcessIndex>) -> Box<dyn Payload> {
     Box::new(Profiles { window, processes, kinds: KINDS.to_vec() })
 }
@@ -130,7 +130,7 @@ struct Table<T> {
 }
 
 impl<T: Clone + Eq + Hash> Table<T> {
-    /// A table with its zero value.
+    /// A table that contains only its zero value.
     fn new(zero: T) -> Self {
         Self { entries: vec![zero.clone()], known: HashMap::from([(zero, 0)]) }
     }
@@ -158,7 +158,7 @@ struct LocationRow {
     mapping: i32,
     address: u64,
     line: Line,
-    /// Index of the attribute that says what kind of frame it is.
+    /// Index of the attribute that names the kind of frame.
     kind: i32,
 }
 
@@ -174,10 +174,10 @@ struct Builder<'a> {
     of_frame: HashMap<FrameId, i32>,
 }
 
-/// The link of what belongs to no span.
+/// The link of samples that belong to no span.
 const NO_LINK: i32 = 0;
 
-/// What distinguishes samples of a profile: stack, attributes, link.
+/// The key of a sample within a profile: stack, attributes, link.
 type Identity = (i32, Vec<i32>, i32);
 
 impl<'a> Builder<'a> {
@@ -333,8 +333,7 @@ impl<'a> Builder<'a> {
         sums
     }
 
-    /// The link to the span in which something happened, where the program publishes that, else to the one that made the request which it
-    /// belongs to.
+    /// The link to the span in which something happened, if the program publishes it; otherwise to the span that made the enclosing request.
     fn link(&mut self, trace: Option<TraceIndex>) -> i32 {
         let trace = trace.and_then(|index| self.recording().trace(index));
         trace.map_or(NO_LINK, |trace| {
@@ -345,13 +344,13 @@ impl<'a> Builder<'a> {
         })
     }
 
-    /// The attribute of what belongs to a request, as the label of pprof.
+    /// The attribute for a request's endpoint, like the label of pprof.
     fn endpoint(&mut self, endpoint: Option<EndpointIndex>) -> Option<i32> {
         let name = endpoint.map(|index| label::text(self.recording().endpoint(index)));
         name.map(|name| self.word("cruby.request.endpoint", &name))
     }
 
-    /// Attributes that say which thread it is.
+    /// The attributes that identify a thread.
     fn who(&mut self, thread: &Thread) -> Vec<i32> {
         let id = Attribute { key: "thread.id", number: Some(i64::from(thread.tid)), ..Attribute::default() };
         let id = self.attribute(id);
@@ -367,7 +366,7 @@ impl<'a> Builder<'a> {
         self.attributes.index(attribute)
     }
 
-    /// A stack, leaf first: frames that gctrace adds, then a path.
+    /// A stack, leaf first: the frames added by gctrace, then a path.
     fn stack(&mut self, made_up: &[&str], node: NodeId) -> i32 {
         let tree = &self.recording().tree;
         let mut location_indices: Vec<i32> = made_up.iter().map(|name| self.made_up(name)).collect();
@@ -454,11 +453,11 @@ impl<'a> Builder<'a> {
 pub(super) mod tests {
     use super::*;
 
-    /// A profile that was sent, for tests.
+    /// A sent profile, for tests.
     pub(in crate::export) struct Sent {
-        /// Its values as `type/unit`.
+        /// Its value type, as `type/unit`.
         pub(in crate::export) kind: String,
-        /// Of each sample the name of its leaf, the keys of its attributes, its value.
+        /// For each sample: the name of its leaf, the keys of its attributes, its value.
         pub(in crate::export) samples: Vec<(String, Vec<String>, i64)>,
     }
 

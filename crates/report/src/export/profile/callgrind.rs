@@ -1,10 +1,11 @@
-//! Callgrind's format, for `KCachegrind` and `callgrind_annotate`: functions with the lines that ran, and who called them from which line.
+//! Callgrind's format, for `KCachegrind` and `callgrind_annotate`: functions with the lines that ran, and their
+//! callers with the calling lines.
 //!
-//! <https://valgrind.org/docs/manual/cl-format.html>. Costs are those of the pprof file: CPU time, time on and off the CPU, samples, GC
-//! pauses under the stack that started their cycle.
+//! <https://valgrind.org/docs/manual/cl-format.html>. The costs are those of the pprof file: CPU time, time on and off
+//! the CPU, samples, and GC pauses under the stack that started their cycle.
 //!
-//! `callgrind_annotate` opens what `fl=` names and prints the lines that have costs: a library is an object (`ob=`), not a source file, and a
-//! line with a call has own costs, if only zeros, as in the files of Callgrind itself.
+//! `callgrind_annotate` opens the files named by `fl=` and prints the lines that have costs. A library is therefore an object
+//! (`ob=`), not a source file, and a line with a call has self costs, even if they are zero, as in the files of Callgrind itself.
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
@@ -17,21 +18,21 @@ use crate::{
     model::stack::{Frame, FrameKind},
 };
 
-/// Names of the costs. Long names in the file would be warned of by `callgrind_annotate`.
+/// Names of the costs. `callgrind_annotate` would warn about long names in the file.
 const EVENTS: [&str; 5] = ["cpu_ns", "wall_ns", "samples", "gc_ns", "gc_pauses"];
 
 type Costs = [u64; EVENTS.len()];
 
-/// What Callgrind calls an object or a source file that is not known.
+/// Callgrind's name for an unknown object or source file.
 const UNKNOWN: &str = "???";
-/// The objects of code that is in no mapped file.
+/// The objects of code that is not in a mapped file.
 const RUBY: &str = "ruby";
 const KERNEL: &str = "kernel";
 
 /// A function.
 #[derive(Clone, PartialEq, Eq, Hash)]
 struct Function {
-    /// The library or program, or a word for it.
+    /// The library or program, or a placeholder.
     object: String,
     /// The source file.
     file: String,
@@ -40,9 +41,9 @@ struct Function {
 
 #[derive(Default)]
 struct Caller {
-    /// By line.
+    /// Self costs by line.
     own: BTreeMap<u32, Costs>,
-    /// By line, callee and the line where that begins: how often it was seen, and what was spent in it.
+    /// By line, callee and first line of the callee: number of times seen, and the inclusive costs.
     calls: BTreeMap<(u32, u32, u32), (u64, Costs)>,
 }
 
@@ -54,7 +55,7 @@ struct Graph {
     total: Costs,
 }
 
-/// A function at a line, and the line where it begins.
+/// A function at a line, and its first line.
 #[derive(Clone, Copy)]
 struct CallLine {
     function: u32,
@@ -66,7 +67,7 @@ fn add(sum: &mut Costs, costs: &Costs) {
     sum.iter_mut().zip(costs).for_each(|(sum, cost)| *sum = sum.saturating_add(*cost));
 }
 
-/// Names are texts of one line.
+/// Makes a name of a single line.
 fn name(text: &str) -> String {
     label::text(text).replace(['\n', '\r'], " ")
 }
@@ -95,7 +96,7 @@ impl Graph {
         CallLine { function, line: frame.line, first_line: frame.first_line }
     }
 
-    /// Adds what was spent on a path, root first. Recursion does not count twice.
+    /// Adds the costs of a path, root first. Recursive calls are not counted twice.
     fn add(&mut self, path: &[CallLine], seen: u64, costs: &Costs) {
         add(&mut self.total, costs);
         let Some(leaf) = path.last() else { return };
@@ -113,7 +114,7 @@ impl Graph {
         }
     }
 
-    /// The frames of a stack below its process, root first.
+    /// The process and the frames of a stack, root first.
     fn path(
         &mut self,
         recording: &Recording,
@@ -136,7 +137,7 @@ pub(super) fn write(recording: &Recording, context: &Context<'_>, out: &mut dyn 
     samples.sort_unstable_by_key(|(key, _)| **key);
     for (key, sum) in samples {
         let path = graph.path(recording, key.thread, key.node);
-        // As in pprof: the CPU time of a thread is no wall time.
+        // As in pprof: the CPU time of a thread is not wall time.
         let wall_ns = if context.wall { sum.wall_ns } else { 0 };
         graph.add(&path, sum.samples, &[sum.cpu_ns, wall_ns, sum.samples, 0, 0]);
     }
@@ -186,7 +187,7 @@ impl Graph {
     }
 }
 
-/// Each text is written once, with a number.
+/// Each text is written once, with a number, and then referred to by the number.
 #[derive(Default)]
 struct Texts<'a>(HashMap<&'a str, usize>);
 

@@ -1,12 +1,11 @@
-//! The Firefox Profiler's processed format (<https://profiler.firefox.com>), version 55 of it: samples of each thread with
-//! categories and CPU time, GC cycles and pauses as markers, memory as a counter and as markers that are drawn, allocation as the
-//! format's own table.
+//! The Firefox Profiler's processed format (<https://profiler.firefox.com>), version 55: samples of each thread with categories
+//! and CPU time, GC cycles and pauses as markers, memory as a counter and as drawn markers, allocation as the format's own table.
 //!
 //! Weights are milliseconds (`tracing-ms`) of the time that a sample represents; `threadCPUDelta` is nanoseconds.
 //!
-//! `fxprof-processed-profile` 0.8.1 writes the same version, and was tried: its functions have no file and no line (`func_table.rs`
-//! writes null), weights are whole numbers (`i32`), CPU time is cut to microseconds, `meta.extra` cannot be set, and all threads' tables
-//! are in memory at once.
+//! `fxprof-processed-profile` 0.8.1 writes the same version, and was evaluated: its functions have no file and no line
+//! (`func_table.rs` writes null), weights are integers (`i32`), CPU time is truncated to microseconds, `meta.extra`
+//! cannot be set, and the tables of all threads are in memory at once.
 
 use std::{
     collections::{BTreeSet, HashMap},
@@ -32,10 +31,10 @@ use flows::Flows;
 use memory::Allocations;
 use tables::{Samples, Tables};
 
-/// The version of the format that is written; viewers bring older ones up to date.
+/// The version of the format that is written; viewers upgrade older versions.
 const VERSION: u32 = 55;
 
-/// Categories of frames and markers, in the order of their numbers, with their colours.
+/// Categories of frames and markers, by number, with their colours.
 const CATEGORIES: [(&str, &str); 12] = [
     ("Idle", "transparent"),
     ("Other", "grey"),
@@ -98,18 +97,18 @@ struct Counter<'a> {
 #[derive(Serialize, Default)]
 struct CounterSamples {
     time: Vec<f64>,
-    /// Changes, bytes.
+    /// Differences, bytes.
     count: Vec<i64>,
     length: usize,
 }
 
-/// What is known of one thread.
+/// The data of one thread.
 struct ThreadParts<'a> {
     process: ProcessIndex,
-    /// The process by a name that no other one has: `4242`, and `4242.1` for what ran under that pid later (after an exec).
+    /// A unique name of the process: `4242`, and `4242.1` for what ran under that pid later (after an exec).
     pid: String,
     tid: u32,
-    /// The thread, likewise.
+    /// A unique name of the thread, formed likewise.
     tid_text: String,
     samples: Vec<Moment>,
     cycles: Vec<&'a CycleMoment>,
@@ -117,18 +116,18 @@ struct ThreadParts<'a> {
     gvl: Vec<&'a GvlMoment>,
     requests: Vec<&'a RequestMoment>,
     allocs: Vec<&'a AllocMoment>,
-    /// What is of the process, and is shown on its main thread.
+    /// Data of the process, shown on its main thread.
     memory: Vec<&'a MemoryMoment>,
     allocated: Vec<&'a AllocInterval>,
 }
 
-/// Threads are turned into tables one after another, while they are written.
+/// Threads are converted to tables one after another, while they are written.
 struct Threads<'a> {
     view: View<'a>,
     threads: &'a [ThreadParts<'a>],
 }
 
-/// What all parts of the file use.
+/// Data that all parts of the file use.
 #[derive(Clone, Copy)]
 struct View<'a> {
     recording: &'a Recording,
@@ -137,7 +136,7 @@ struct View<'a> {
 }
 
 impl View<'_> {
-    /// Milliseconds since the beginning of the run.
+    /// Milliseconds since the start of the recording.
     fn ms(&self, ts_ns: u64) -> f64 {
         (i128::from(ts_ns) - i128::from(self.began_ns)) as f64 / 1e6
     }
@@ -184,7 +183,7 @@ fn thread<'a>(view: View<'a>, parts: &ThreadParts<'_>) -> Thread<'a> {
     memory::mark(view, &mut tables, parts, &mut markers);
     let samples = Samples::of(view, &mut tables, &parts.samples);
     let native_allocations = Allocations::of(view, &mut tables, &parts.allocs);
-    // A thread has its last name: names are given after it starts.
+    // A thread is shown with its last name: names are set after it starts.
     let last = parts.samples.last().map(|sample| sample.key.thread);
     let last =
         last.or(parts.cycles.last().map(|cycle| cycle.thread)).or(parts.work.last().map(|work| work.thread));
@@ -216,7 +215,7 @@ fn thread<'a>(view: View<'a>, parts: &ThreadParts<'_>) -> Thread<'a> {
     }
 }
 
-/// Writes it; returns how many samples and events were left out.
+/// Writes the profile; returns the number of samples and events left out.
 pub(super) fn write(
     recording: &Recording,
     context: &Context<'_>,
@@ -239,7 +238,7 @@ pub(super) fn write(
         threads: Threads { view, threads: &threads },
     };
     if gz {
-        // JSON comes in small pieces; compressing each by itself takes several times as long.
+        // JSON is produced in small pieces; compressing each one separately takes several times as long.
         let gz = GzEncoder::new(out, Compression::default());
         let mut out = BufWriter::with_capacity(64 << 10, gz);
         serde_json::to_writer(&mut out, &profile)?;
@@ -250,7 +249,7 @@ pub(super) fn write(
     Ok(left_out)
 }
 
-/// Numbers as texts that are all different.
+/// Unique texts for numbers.
 #[derive(Default)]
 struct Unique(HashMap<u32, u32>);
 
@@ -262,7 +261,7 @@ impl Unique {
     }
 }
 
-/// All threads, those of a process together, its main thread first; every process has one.
+/// All threads, grouped by process, with its main thread first; every process has a main thread.
 fn threads<'a>(recording: &Recording, timeline: &'a Timeline, gvl: &[&'a GvlMoment]) -> Vec<ThreadParts<'a>> {
     let key = |thread: u32| {
         let (thread, _) = recording.thread_facts(thread);

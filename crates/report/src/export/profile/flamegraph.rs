@@ -28,10 +28,10 @@ use crate::{
     words::{data_size, plural},
 };
 
-/// Paths with less than this part of all time would be drawn narrower than a third of a pixel.
+/// Paths with less than this share of the total would be narrower than a third of a pixel.
 const MIN_PART: f64 = 0.0002;
 
-/// Writes it.
+/// Writes the graph.
 pub(super) fn write(
     recording: &Recording,
     graph: Graph,
@@ -57,11 +57,11 @@ pub(super) fn write(
             classes.push(class);
         }
     }
-    // The root of all.
+    // The root of all paths.
     palette.insert("", Color { r: 235, g: 235, b: 235 });
     let mut options = Options::default();
     options.bgcolors = Some(BackgroundColor::Flat(Color { r: 255, g: 255, b: 255 }));
-    // A label begins with the method's name; its place comes after it.
+    // A label starts with the method's name; its location comes last.
     options.text_truncate_direction = TextTruncateDirection::Right;
     let title = title(recording, graph.of);
     let lines_below = titles::lines(&subtitle(recording, graph.of, context));
@@ -85,11 +85,11 @@ pub(super) fn write(
     out.write_all(theme::added(&svg, &titled.rules).as_bytes())
 }
 
-/// A text as XML allows it in a comment, in which the notes are: without two hyphens in a row, and with none at its end.
+/// Makes a text valid in an XML comment, which contains the notes: without two consecutive hyphens, and without a hyphen at the end.
 fn comment(text: &str) -> String {
     let mut comment = String::with_capacity(text.len());
     for c in text.chars() {
-        // A hyphen at which no line breaks, which looks the same.
+        // A non-breaking hyphen, which looks the same.
         let follows = c == '-' && comment.ends_with('-');
         comment.push(if follows { '\u{2011}' } else { c });
     }
@@ -99,14 +99,14 @@ fn comment(text: &str) -> String {
     comment
 }
 
-/// A picture that says that there is nothing to show.
+/// An image saying that there is nothing to show.
 fn empty(of: Measure, context: &Context<'_>) -> String {
     let filters =
         if context.filtered.is_some() { " Filters may have dropped samples or events." } else { "" };
     picture(&format!("{}{filters}", of.nothing()))
 }
 
-/// A picture of a sentence.
+/// An image of a sentence.
 fn picture(sentence: &str) -> String {
     format!(
         r#"<?xml version="1.0" standalone="no"?>
@@ -178,7 +178,7 @@ fn subtitle(recording: &Recording, of: Measure, context: &Context<'_>) -> String
     parts.join(" · ")
 }
 
-/// What a graph of samples is made of.
+/// The number of samples that a graph is based on, in words.
 fn samples(recording: &Recording, of: Measure, context: &Context<'_>) -> Vec<String> {
     let count = |running| -> u64 {
         let of_state =
@@ -197,7 +197,7 @@ fn samples(recording: &Recording, of: Measure, context: &Context<'_>) -> Vec<Str
     parts
 }
 
-/// A colour by kind, its shade by name, so that it is the same in every graph.
+/// The hue depends on the kind, the shade on the name, so that colours are the same in every graph.
 fn color(name: &str, class: Class) -> Color {
     // FNV-1a
     let hash =
@@ -205,7 +205,7 @@ fn color(name: &str, class: Class) -> Color {
     shade(class, |spread| ((hash >> 8) % (u32::from(spread) + 1)) as u8)
 }
 
-/// The middle of the shades of a kind.
+/// The middle shade of a kind.
 fn base_color(class: Class) -> Color {
     shade(class, |spread| spread / 2)
 }
@@ -231,7 +231,7 @@ fn shade(class: Class, of: impl Fn(u8) -> u8) -> Color {
 mod tests {
     use super::*;
 
-    /// Kinds of rows that the legend tells apart.
+    /// Kinds of rows that the legend distinguishes.
     const KINDS: [Class; 10] = [
         Class::Frame(FrameKind::Ruby),
         Class::Frame(FrameKind::CFunction),
@@ -258,7 +258,7 @@ mod tests {
         (60.0 * around).rem_euclid(360.0)
     }
 
-    /// No shade of a kind is one of another, and Ruby methods (red) and C functions (orange) differ in hue whatever their names.
+    /// The shades of different kinds are disjoint, and Ruby methods (red) and C functions (orange) differ in hue whatever their names.
     #[test]
     fn kinds_have_their_own_colours() {
         let channels = |class| {
@@ -271,7 +271,7 @@ mod tests {
                 assert!(apart, "{one:?} and {other:?} have shades in common");
             }
         }
-        // The squares that explain them have the middle of their own shades.
+        // The squares of the legend have the middle shade of their kind.
         for class in KINDS.into_iter().filter(|class| *class != Class::Group) {
             let svg = "<svg height=\"9\" x=\" 9\"><text id=\"details\" y=\"1\"/><text id=\"matched\" y=\"1\"/><svg id=\"frames\"";
             let shown = legend::added(svg, &[class], 0);

@@ -1,4 +1,4 @@
-//! Collapsed stacks: a line `root;…;leaf NANOSECONDS` (or bytes) for each call path, as flame graph tools read them.
+//! Collapsed stacks: one line `root;…;leaf NANOSECONDS` (or bytes) for each call path, as read by flame graph tools.
 
 use std::io::{self, Write};
 
@@ -8,7 +8,7 @@ use super::{
 };
 use crate::aggregate::recording::Recording;
 
-/// Writes them.
+/// Writes the lines.
 pub(super) fn write(recording: &Recording, graph: Graph, out: &mut dyn Write) -> io::Result<()> {
     LabelTree::of(recording, graph, Rows::All).visit(|path, weight| writeln!(out, "{path} {weight}"))
 }

@@ -1,4 +1,4 @@
-//! The hottest methods of each process, for people: printed once, at the end of a run.
+//! The hottest methods of each process, as text: printed once, at the end of a run.
 
 use std::{
     cell::RefCell,
@@ -19,12 +19,12 @@ use crate::{
     },
 };
 
-/// Processes that are shown, those with most CPU time.
+/// Maximum number of processes shown: those with the most CPU time.
 const PROCESSES: usize = 5;
-/// Methods of each.
+/// Maximum number of methods shown per process.
 const METHODS: usize = 10;
 
-/// Prints them.
+/// Prints the methods.
 pub(super) struct Hottest<W: Write> {
     pub(super) recording: Rc<RefCell<Recording>>,
     pub(super) out: W,
@@ -36,7 +36,7 @@ impl<W: Write> Exporter for Hottest<W> {
     }
 }
 
-/// A method, or time outside of all methods.
+/// A method, or time outside all methods.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 enum Method {
     Of { name: Arc<str>, file: Option<Arc<str>>, line: u32 },
@@ -70,15 +70,15 @@ impl Method {
 /// A method with its CPU time.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HotMethod {
-    /// Its name and place.
+    /// Its name and location.
     pub text: String,
-    /// With it on top, nanoseconds.
+    /// CPU time with the method at the top of the stack, nanoseconds.
     pub self_ns: u64,
-    /// With it anywhere on the stack, nanoseconds.
+    /// CPU time with the method anywhere on the stack, nanoseconds.
     pub total_ns: u64,
 }
 
-/// The hottest methods of all processes together, up to a number, and how many more there are.
+/// The hottest methods of all processes together, at most `most`, and the number of further ones.
 pub(in crate::export) fn of_all(recording: &Recording, most: usize) -> (Vec<HotMethod>, usize) {
     let running = |(key, sum): &(&SampleKey, &SampleSum)| key.state == ThreadState::Running && sum.cpu_ns > 0;
     let samples: Vec<_> = recording.samples.iter().filter(running).collect();
@@ -135,10 +135,9 @@ fn print(recording: &Recording, out: &mut impl Write) -> io::Result<()> {
     out.flush()
 }
 
-/// Methods with their time, the one with the most self time first. A method that is on a stack several times counts
-/// once.
+/// Methods with their time, by self time in descending order. A method that is on a stack several times counts once.
 fn methods(recording: &Recording, samples: &[(&SampleKey, &SampleSum)]) -> Vec<(Method, Time)> {
-    // Methods by number, so that a sample costs no more than its depth.
+    // Methods by number, so that the cost of a sample is proportional to its depth.
     let mut numbers: HashMap<Method, usize> = HashMap::from([(Method::Outside, 0)]);
     let of_frame: Vec<Option<usize>> = recording
         .tree
@@ -149,7 +148,7 @@ fn methods(recording: &Recording, samples: &[(&SampleKey, &SampleSum)]) -> Vec<(
         })
         .collect();
     let mut times: Vec<Time> = vec![Time::default(); numbers.len()];
-    // The sample on whose stack a method was seen last.
+    // The last sample whose stack contained the method.
     let mut seen: Vec<usize> = vec![0; numbers.len()];
     for (number, (key, sum)) in samples.iter().enumerate() {
         let mut top = None;

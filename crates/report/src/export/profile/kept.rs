@@ -1,4 +1,4 @@
-//! What was recorded for profiles, in memory: written in any format, as often as that is asked for.
+//! A recording for profiles, in memory: it can be written in any format, any number of times.
 
 use std::{
     cell::RefCell,
@@ -19,7 +19,7 @@ use crate::{
     },
 };
 
-/// Keeps what a run of outputs sees.
+/// Keeps what the outputs of a run see.
 #[derive(Debug)]
 pub struct Keeper {
     state: Rc<RefCell<State>>,
@@ -35,19 +35,19 @@ struct State {
 }
 
 impl Keeper {
-    /// Keeps sums, and with `timeline` times. `gvl`, `wall`: whether the GVL is watched, and threads off their CPU.
+    /// Keeps sums, and with `timeline` also times. `gvl`, `wall`: whether the GVL is traced, and whether threads off their CPU are recorded.
     pub fn new(timeline: bool, (gvl, wall): (bool, bool), clock: WallClock) -> Self {
         let recording = Recording::new(timeline, Limits::default(), Filter::default()).with_traces(true);
         let state = Rc::new(RefCell::new(State { recording, ledger: Ledger::default() }));
         Self { state, clock, gvl, wall }
     }
 
-    /// What is to be handed everything. Files say what was refused, so the exporter that counts that is among them.
+    /// The exporters that fill the recording. Files say how many variables were refused, so the exporter that counts these is among them.
     pub fn exporters(&self) -> Vec<Box<dyn Exporter>> {
         vec![Box::new(Environment::new(|_| {})), Box::new(Filler(self.state.clone()))]
     }
 
-    /// What was kept, when the exporters are gone; `None` while they are there.
+    /// The recording, once the exporters have been dropped; `None` while they exist.
     pub fn kept(self) -> Option<Kept> {
         let Self { state, clock, gvl, wall } = self;
         let State { recording, ledger } = Rc::into_inner(state)?.into_inner();
@@ -89,7 +89,7 @@ impl Exporter for Filler {
     }
 }
 
-/// What was recorded.
+/// The recorded data.
 #[derive(Debug)]
 pub struct Kept {
     recording: Recording,
@@ -100,7 +100,7 @@ pub struct Kept {
 }
 
 impl Kept {
-    /// Writes it as a file of this format would have it, Firefox's compressed. Timelines need what was kept with times.
+    /// Writes the recording as a file of this format, Firefox's compressed. Timeline formats need a recording with times.
     ///
     /// # Errors
     ///
@@ -115,17 +115,17 @@ impl Kept {
         write(format, true, recording, &context, out).map(drop)
     }
 
-    /// The methods with most CPU time, up to a number, and how many more there are.
+    /// The methods with the most CPU time, at most `most`, and the number of further ones.
     pub fn hottest(&self, most: usize) -> (Vec<HotMethod>, usize) {
         hottest::of_all(&self.recording, most)
     }
 
-    /// CPU samples.
+    /// Whether there are CPU samples.
     pub fn has_samples(&self) -> bool {
         !self.recording.samples.is_empty()
     }
 
-    /// The account when the outputs were finished.
+    /// The account at the time when the outputs were finished.
     pub fn ledger(&self) -> &Ledger {
         &self.ledger
     }

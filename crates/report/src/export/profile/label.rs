@@ -1,4 +1,4 @@
-//! Texts of frames and threads, safe for every format.
+//! Texts for frames and threads, safe in every format.
 
 use gctrace_tunemygc::printable::printable;
 
@@ -12,7 +12,7 @@ use crate::{
     words::UNNAMED,
 };
 
-/// What a label represents, for its colour.
+/// What a label represents; it determines the colour.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Class {
     /// A process or thread.
@@ -25,8 +25,8 @@ pub(super) enum Class {
     GvlWait,
 }
 
-/// The name of a frame where methods are distinguished, but not the lines inside of one: `Foo#bar (app.rb:12)` with
-/// the line at which it begins; kernel functions carry the customary `_[k]`.
+/// The name of a frame if methods are distinguished, but not the lines within a method: `Foo#bar (app.rb:12)` with its
+/// first line; kernel functions have the customary suffix `_[k]`.
 pub(super) fn method(frame: &Frame) -> String {
     let name = text(&frame.name);
     match (frame.kind, &frame.file) {
@@ -39,7 +39,7 @@ pub(super) fn method(frame: &Frame) -> String {
     }
 }
 
-/// The same with the line that runs: `Foo#bar (app.rb:14)`.
+/// Like [`method`], with the line being executed: `Foo#bar (app.rb:14)`.
 pub(super) fn at_line(frame: &Frame) -> String {
     match (frame.kind, &frame.file) {
         (FrameKind::Ruby, Some(file)) if frame.line > 0 => {
@@ -49,7 +49,7 @@ pub(super) fn at_line(frame: &Frame) -> String {
     }
 }
 
-/// The same without the line: `Foo#bar (app.rb)`.
+/// Like [`method`], without the line: `Foo#bar (app.rb)`.
 pub(super) fn without_line(frame: &Frame) -> String {
     match (frame.kind, &frame.file) {
         (FrameKind::Ruby, Some(file)) => format!("{} ({})", text(&frame.name), text(base_name(file))),
@@ -57,7 +57,7 @@ pub(super) fn without_line(frame: &Frame) -> String {
     }
 }
 
-/// A name as one line of characters that every format can carry; an empty one is `(unnamed)`.
+/// A name as a single line of characters that are valid in every format; an empty name becomes `(unnamed)`.
 pub(in crate::export) fn text(name: &str) -> String {
     if name.is_empty() {
         return UNNAMED.to_owned();
@@ -65,7 +65,7 @@ pub(in crate::export) fn text(name: &str) -> String {
     printable(name).into_owned()
 }
 
-/// The innermost frame of Ruby code of a stack with its line: `Foo#bar (app.rb:14)`; the innermost of all where there is none.
+/// The innermost Ruby frame of a stack with its line: `Foo#bar (app.rb:14)`; if there is none, the innermost frame.
 pub(super) fn leaf(recording: &Recording, node: NodeId) -> Option<String> {
     let frames = || recording.tree.path(node).map(|(_, frame)| recording.tree.frame(frame));
     let frame = frames().find(|frame| frame.kind == FrameKind::Ruby).or_else(|| frames().next())?;
@@ -76,12 +76,12 @@ pub(super) fn leaf(recording: &Recording, node: NodeId) -> Option<String> {
     })
 }
 
-/// The last part of a path.
+/// The last component of a path.
 pub(super) fn base_name(path: &str) -> &str {
     path.rsplit('/').find(|part| !part.is_empty()).unwrap_or(path)
 }
 
-/// A process as the other outputs name it: `puma (pid 4242)`.
+/// The name of a process as in other outputs: `puma (pid 4242)`.
 pub(super) fn process(facts: &ProcessFacts) -> String {
     match facts.pid {
         0 => text(&facts.comm),

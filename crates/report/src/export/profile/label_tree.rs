@@ -1,4 +1,5 @@
-//! Call paths by what their frames are called: copies of a method in several processes are one, and so are its lines, unless they are wanted.
+//! Call paths by the labels of their frames: the same method in several processes is one node, and so are its lines,
+//! unless lines are requested.
 
 use std::collections::HashMap;
 
@@ -24,20 +25,20 @@ pub enum Grouping {
     Process,
     /// The process, then the name of the thread.
     Thread,
-    /// The endpoint of the request that the thread served: all processes together.
+    /// The endpoint of the request that the thread served, for all processes together.
     Endpoint,
     /// Nothing: all processes together.
     None,
 }
 
-/// Which frames a tree has.
+/// Which frames a tree contains.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Rows {
-    /// Every one.
+    /// All of them.
     All,
-    /// Those that carry information, for a picture (see [`rows`]).
+    /// Those that carry information, for an image (see [`rows`]).
     Telling,
-    /// The same without lines, which move from one version of a program to the next.
+    /// Like `Telling`, without lines, which move from one version of a program to the next.
     Comparable,
 }
 
@@ -46,11 +47,11 @@ pub(super) enum Rows {
 struct Node {
     parent: u32,
     label: u32,
-    /// Weight with which this was the leaf, in the unit of the measure.
+    /// Weight of the paths that end here, in the unit of the measure.
     own: u64,
 }
 
-/// Labelled call paths with their weight.
+/// Labelled call paths with their weights.
 pub(super) struct LabelTree {
     labels: Vec<(String, Class)>,
     by_label: HashMap<String, u32>,
@@ -61,7 +62,7 @@ pub(super) struct LabelTree {
 const ROOT: u32 = 0;
 
 impl LabelTree {
-    /// What a graph shows of a recording.
+    /// The paths that a graph of a recording shows.
     pub(super) fn of(recording: &Recording, graph: Graph, shown: Rows) -> Self {
         let Graph { grouping, of, lines, roots_on_top: _ } = graph;
         let mut tree = Self {
@@ -88,7 +89,7 @@ impl LabelTree {
             for name in groups {
                 group = tree.child_called(group, &name, Class::Group);
             }
-            // Up to the nearest caller that is known, then down again.
+            // Up to the nearest known caller, then down again.
             let mut way: Vec<(NodeId, FrameId)> = Vec::new();
             let mut at = group;
             let mut path = recording.tree.path(node).peekable();
@@ -119,7 +120,7 @@ impl LabelTree {
                     tree.label(&name, Class::Frame(of.kind))
                 });
                 frame_labels[frame.index()] = Some(label);
-                // Code without symbols that calls itself is one row.
+                // Consecutive frames of code without symbols in one file are a single row.
                 if unnamed.is_none() || at == ROOT || tree.nodes[at as usize].label != label {
                     at = tree.child(at, label);
                 }
@@ -160,33 +161,33 @@ impl LabelTree {
         })
     }
 
-    /// All weight.
+    /// The total weight.
     pub(super) fn total(&self) -> u64 {
         self.nodes.iter().map(|node| node.own).sum()
     }
 
-    /// The labels.
+    /// All labels.
     pub(super) fn labels(&self) -> impl Iterator<Item = (&str, Class)> {
         self.labels.iter().map(|(name, class)| (name.as_str(), *class))
     }
 
-    /// Gives the weight of every path that has less than `least` in all to its caller, if it has one, so that few paths
-    /// remain. Sums stay.
+    /// Merges every path whose total weight is below `least` into its caller, if it has one, so that few paths remain. The
+    /// total is unchanged.
     pub(super) fn prune(&mut self, least: u64) {
-        // A node comes after its parent, so going backwards all children are done before.
+        // A node comes after its parent, so in reverse order all children are processed first.
         let mut totals: Vec<u64> = self.nodes.iter().map(|node| node.own).collect();
         for at in (1..self.nodes.len()).rev() {
             let Node { parent, own, .. } = self.nodes[at];
             totals[parent as usize] += totals[at];
             if totals[at] < least && parent != ROOT {
-                // Its own children are pruned already, so this is all of it.
+                // Its children are merged already, so this is its total.
                 self.nodes[at].own = 0;
                 self.nodes[parent as usize].own += own;
             }
         }
     }
 
-    /// Hands out each path that was a leaf as `root;…;leaf`, with its weight, sorted.
+    /// Calls `leaf` for each path that ends in a leaf, as `root;…;leaf` with its weight, in sorted order.
     pub(super) fn visit<E>(&self, mut leaf: impl FnMut(&str, u64) -> Result<(), E>) -> Result<(), E> {
         let mut children: Vec<Vec<u32>> = vec![Vec::new(); self.nodes.len()];
         for (at, node) in self.nodes.iter().enumerate().skip(1) {
@@ -196,7 +197,7 @@ impl LabelTree {
         for list in &mut children {
             list.sort_unstable_by(|a, b| name(*b).cmp(name(*a)));
         }
-        // Stacks are thousands deep, so this is no recursion: a node, and how long the path was before it.
+        // Stacks can be thousands of frames deep, so this is not recursive. An entry is a node, and the length of the path before it.
         let mut line = String::new();
         let mut waiting: Vec<(u32, usize)> = vec![(ROOT, 0)];
         while let Some((at, length)) = waiting.pop() {
@@ -217,8 +218,7 @@ impl LabelTree {
     }
 }
 
-/// A name that cannot be taken as another part of a line `a;b;c 42`: no separator, no number at its end, no
-/// comment.
+/// Makes a name that is not ambiguous in a line `a;b;c 42`: no separator, no number at its end, no comment.
 fn foldable(name: &str) -> String {
     let mut name = name.trim().replace(';', ":");
     if name.starts_with('#') {

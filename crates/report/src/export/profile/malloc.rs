@@ -1,4 +1,5 @@
-//! The profile of a window of `gctrace malloc`: what was asked for outside of the heap, and what was left of it, by stack.
+//! The profile of a window of `gctrace malloc`: memory requested outside of the Ruby heap, and the part still
+//! allocated at the end, by stack.
 
 use std::{
     io::{self, Write},
@@ -22,7 +23,7 @@ use crate::{
     words::data_size,
 };
 
-/// Estimates by stack, and what is written of them.
+/// Estimates by stack, and how to write them.
 #[derive(Debug)]
 pub struct MallocProfile {
     recording: Recording,
@@ -31,41 +32,42 @@ pub struct MallocProfile {
 }
 
 impl MallocProfile {
-    /// A profile from `began_ns` (`CLOCK_MONOTONIC`) on, with a stack per this many bytes on average.
+    /// A profile that starts at `began_ns` (`CLOCK_MONOTONIC`), with one stack per `period` bytes on average.
     pub fn new(clock: WallClock, began_ns: u64, period: u64) -> Self {
         let mut recording = Recording::new(false, Limits::default(), Filter::default());
         recording.began_ns = Some(began_ns);
         Self { recording, clock, period }
     }
 
-    /// A process whose calls are counted from now on (`CLOCK_MONOTONIC`).
+    /// Adds a process whose calls are counted from `now_ns` (`CLOCK_MONOTONIC`) on.
     pub fn add(&mut self, process: &Process, now_ns: u64) {
         self.recording.see(process, Seen::Process { state: None, now_ns, since_ns: now_ns });
     }
 
-    /// Drops what was added of a process.
+    /// Drops what was added for a process.
     pub fn forget(&mut self, pid: u32) {
         let mut mallocs = std::mem::take(&mut self.recording.mallocs);
         mallocs.retain(|key, _| self.recording.thread_facts(key.thread).1.pid != pid);
         self.recording.mallocs = mallocs;
     }
 
-    /// Adds a call whose stack was taken. Returns where it is kept.
+    /// Adds a call whose stack was taken. Returns the key under which it is kept.
     pub fn asked(&mut self, process: &Process, call: &MallocCall<'_>) -> MallocKey {
         self.recording.malloc(process, call)
     }
 
-    /// Adds memory of such a call that is there at the end; `None`: its stack is not known. `(bytes, probability)`.
+    /// Adds memory of such a call that is still allocated at the end. `key` is `None` if its stack is unknown; `memory` is
+    /// `(bytes, probability)`.
     pub fn left(&mut self, process: &Process, key: Option<MallocKey>, ts_ns: u64, memory: (u64, f64)) {
         self.recording.malloc_left(process, key, ts_ns, memory);
     }
 
-    /// The window is over. Nothing can be added.
+    /// Ends the window. Nothing can be added after this.
     pub fn close(&mut self, ts_ns: u64) {
         self.recording.closed_ns = Some(ts_ns);
     }
 
-    /// What was asked for, and what is left, of all stacks.
+    /// The memory requested, and the memory still allocated, over all stacks.
     pub fn totals(&self) -> [CallsAndBytes; 2] {
         let mut totals = [CallsAndBytes::default(); 2];
         for sum in self.recording.mallocs.values() {
@@ -85,7 +87,7 @@ impl MallocProfile {
     ///
     /// # Errors
     ///
-    /// One cannot be written.
+    /// A file cannot be written.
     pub fn write_files(&self, files: &[(PathBuf, Format)]) -> Result<(), ExportError> {
         for (path, format) in files {
             file::write_atomically(path, |out| self.write(*format, out))

@@ -1,4 +1,4 @@
-//! What the width of a row in a flame graph represents, and the number in a line of collapsed stacks.
+//! What the width of a row in a flame graph and the number in a line of collapsed stacks represent.
 
 use super::{
     label::{self, Class},
@@ -15,37 +15,37 @@ use crate::{
     model::stack::{FrameKind, ThreadState},
 };
 
-/// What a graph is of.
+/// The quantity that a graph shows.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Measure {
     /// CPU time of samples.
     #[default]
     Cpu,
-    /// Time on and off the CPU, of samples.
+    /// Time of samples, on and off the CPU.
     Wall,
-    /// Time of GC pauses, measured, under the stack that started the cycle.
+    /// Measured time of GC pauses, under the stack that started the cycle.
     Gc,
-    /// Time for which threads waited for the GVL, measured, under the stack that waited.
+    /// Measured time for which threads waited for the GVL, under the stack that waited.
     GvlWait,
-    /// Bytes of the slots that objects are allocated in.
+    /// Bytes of the slots in which objects are allocated.
     Alloc,
-    /// Bytes asked of malloc, estimated (`gctrace malloc`).
+    /// Estimated bytes requested from malloc (`gctrace malloc`).
     Malloc,
-    /// Of them, those that were there at the end.
+    /// The part of them still allocated at the end.
     MallocLive,
 }
 
 /// A stack with its weight.
 pub(super) struct Entry {
     pub(super) thread: ThreadIndex,
-    /// The stack; [`NodeId::ROOT`] where none was taken.
+    /// The stack; [`NodeId::ROOT`] if none was taken.
     pub(super) node: NodeId,
-    /// The endpoint of the request that the thread served, if one is known.
+    /// The endpoint of the request that the thread served, if known.
     pub(super) endpoint: Option<EndpointIndex>,
     pub(super) state: ThreadState,
-    /// Rows below the stack's leaf, the outer one first.
+    /// Rows below the leaf of the stack, outermost first.
     pub(super) rows: Vec<(String, Class)>,
-    /// In the unit of the measure.
+    /// The weight, in the unit of the measure.
     pub(super) weight: u64,
 }
 
@@ -58,7 +58,7 @@ impl Measure {
         }
     }
 
-    /// Whether it is made of samples.
+    /// Whether it is based on samples.
     pub fn is_sampled(self) -> bool {
         matches!(self, Self::Cpu | Self::Wall)
     }
@@ -76,7 +76,7 @@ impl Measure {
         }
     }
 
-    /// The message where there is nothing to show.
+    /// The message if there is nothing to show.
     pub(super) fn nothing(self) -> &'static str {
         match self {
             Self::Cpu | Self::Wall => "gctrace took no samples in this run.",
@@ -88,7 +88,7 @@ impl Measure {
         }
     }
 
-    /// The stacks of a recording with their weight; a stack may come several times.
+    /// The stacks of a recording with their weight; a stack may occur several times.
     pub(super) fn entries(self, recording: &Recording) -> Vec<Entry> {
         match self {
             Self::Cpu | Self::Wall => samples(recording, self == Self::Cpu),
@@ -127,7 +127,7 @@ fn samples(recording: &Recording, only_cpu: bool) -> Vec<Entry> {
         .collect()
 }
 
-/// The rows are those of the pprof file.
+/// The rows are the same as in the pprof file.
 fn pause(key: &PauseKey, ns: u64) -> Entry {
     let names =
         ["(garbage collection)".to_owned(), format!("({} GC)", key.kind), format!("({})", key.phase.name())];
@@ -147,7 +147,7 @@ fn malloc(key: MallocKey, sum: &CallsAndBytes) -> Entry {
     Entry { thread, node, endpoint: None, state: ThreadState::Running, rows: Vec::new(), weight }
 }
 
-/// The thread that held the GVL has its own row, where it is known.
+/// The thread that held the GVL has a row of its own, if it is known.
 fn wait(recording: &Recording, key: &WaitKey, ns: u64) -> Entry {
     let mut rows = vec![("(GVL wait)".to_owned(), Class::GvlWait)];
     if let Some(holder) = key.holder {
@@ -161,7 +161,7 @@ fn wait(recording: &Recording, key: &WaitKey, ns: u64) -> Entry {
     Entry { thread, node, endpoint, state: ThreadState::Running, rows, weight: ns }
 }
 
-/// The waits of a thread that were not reported one by one.
+/// The waits of a thread that were not reported individually.
 fn unreported(facts: &GvlFacts) -> Option<Entry> {
     let (_, ns) = facts.unreported();
     let rows = vec![("(GVL waits, only totals known)".to_owned(), Class::GvlWait)];

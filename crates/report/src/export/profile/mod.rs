@@ -1,5 +1,5 @@
-//! Profiles: what was recorded of stacks and pauses, in the formats that others read. One recording serves all formats;
-//! each is written at the end of the run.
+//! Profiles: recorded stacks and pauses, in the formats of other tools. One recording serves all formats; each file is
+//! written at the end of the run.
 
 use std::{
     cell::RefCell,
@@ -51,18 +51,18 @@ pub use label_tree::Grouping;
 pub use malloc::MallocProfile;
 pub use measure::Measure;
 
-/// What a file is written as.
+/// The format of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Format {
     /// `profile.proto`, gzipped.
     Pprof,
-    /// Callgrind's.
+    /// Callgrind's format.
     Callgrind,
     /// Collapsed stacks.
     Folded(Graph),
-    /// An SVG.
+    /// A flame graph as SVG.
     FlameGraph(Graph),
-    /// A table of lines.
+    /// A table of source lines.
     TopLines(Measure),
     /// speedscope's JSON.
     Speedscope,
@@ -75,13 +75,13 @@ pub enum Format {
 /// What a flame graph shows.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Graph {
-    /// What is at the root.
+    /// The root of each stack.
     pub grouping: Grouping,
     /// What the width of a row represents.
     pub of: Measure,
-    /// Whether a row of Ruby code is the line that runs, not the method.
+    /// Whether a row of Ruby code is the line being executed instead of the method.
     pub lines: bool,
-    /// Whether a flame graph has its roots on top, where a window that scrolls shows them first. Otherwise they are at the bottom.
+    /// Whether a flame graph has its roots at the top, where a scrolling window shows them first. Otherwise they are at the bottom.
     pub roots_on_top: bool,
 }
 
@@ -90,7 +90,7 @@ impl Format {
         matches!(self, Self::Speedscope | Self::Firefox | Self::Perfetto)
     }
 
-    /// What to do with the file.
+    /// How to open the file.
     fn opened_with(self, path: &std::path::Display<'_>) -> String {
         match self {
             Self::Pprof => format!("go tool pprof -top {path}"),
@@ -107,7 +107,7 @@ impl Format {
         }
     }
 
-    /// What it is of, where that is one thing.
+    /// The measure that it shows, if it shows exactly one.
     pub fn measure(self) -> Option<Measure> {
         match self {
             Self::Folded(graph) | Self::FlameGraph(graph) => Some(graph.of),
@@ -127,7 +127,7 @@ impl Format {
         }
     }
 
-    /// Whether it shows under which stacks objects are allocated.
+    /// Whether it shows the stacks under which objects are allocated.
     pub fn has_allocation(self) -> bool {
         match self {
             Self::Pprof | Self::Speedscope | Self::Firefox | Self::Perfetto => true,
@@ -143,30 +143,30 @@ impl Format {
         matches!(self, Self::Firefox | Self::Perfetto)
     }
 
-    /// Whether it shows what each thread does with the GVL at each time.
+    /// Whether it shows what each thread does with the GVL over time.
     pub fn has_gvl_states(self) -> bool {
         matches!(self, Self::Firefox | Self::Perfetto)
     }
 }
 
-/// What formats state besides the recording.
+/// What formats write in addition to the recording.
 struct Context<'a> {
     ledger: &'a Ledger,
     clock: WallClock,
     began_ns: u64,
     ended_ns: u64,
-    /// Whether the GVL is watched.
+    /// Whether the GVL is traced.
     gvl: bool,
-    /// Whether threads off their CPU are looked at.
+    /// Whether threads off their CPU are recorded.
     wall: bool,
-    /// What filters dropped, in words.
+    /// A description of what filters dropped.
     filtered: Option<String>,
-    /// Instead of what was counted, where that is not an account of events.
+    /// The account to write instead of the ledger's, if the profile does not count events (`gctrace malloc`).
     said: Option<String>,
 }
 
 impl Context<'_> {
-    /// What was counted, lost and filtered included, in one line.
+    /// What was counted, lost and filtered, in one line.
     fn account(&self) -> String {
         if let Some(said) = &self.said {
             return said.clone();
@@ -176,9 +176,9 @@ impl Context<'_> {
     }
 }
 
-/// The exporters that record and write these files, to be used together, in this order. With `hottest`, the hottest
-/// methods go there at the end. `gvl`, `wall`: whether the GVL is watched, and threads off their CPU. All show what the filter
-/// lets through.
+/// The exporters that record and write these files. They must be used together, in this order. With `hottest`, the
+/// hottest methods are written there at the end. `gvl`, `wall`: whether the GVL is traced, and whether threads off
+/// their CPU are recorded. All outputs show only what the filter passes.
 pub fn exporters(
     files: &[(PathBuf, Format)],
     filter: &Filter,
@@ -208,7 +208,7 @@ pub fn exporters(
     Ok(exporters)
 }
 
-/// What a recording counts.
+/// Adds the counters of a recording.
 fn add_counts(recording: &Recording, counts: &mut UserCounts) {
     counts.profiles.profile_samples_early += recording.early_samples;
     counts.profiles.profile_events_early += recording.early_events;
@@ -316,7 +316,8 @@ impl Exporter for Output {
     }
 }
 
-/// Writes a recording; returns how many samples and events it had to leave out. `gz`: formats that can be compressed or not are.
+/// Writes a recording; returns the number of samples and events that had to be left out. `gz`: formats with optional
+/// compression are compressed.
 fn write(
     format: Format,
     gz: bool,
@@ -349,7 +350,7 @@ fn write(
     }
 }
 
-/// Samples of each thread (whatever its names) in the order of their time.
+/// Samples of each thread (whatever its names) in chronological order.
 fn by_thread(recording: &Recording, samples: &[Moment]) -> BTreeMap<(ProcessIndex, u32), Vec<Moment>> {
     let mut threads: BTreeMap<(ProcessIndex, u32), Vec<Moment>> = BTreeMap::new();
     for sample in samples {

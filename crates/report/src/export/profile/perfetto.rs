@@ -1,10 +1,10 @@
-//! A Perfetto trace (<https://ui.perfetto.dev>): for each process a track of GC cycles, its memory and what it allocated; for each
-//! thread one of the requests that it served, one of the GC pauses in which it was stopped, one of its stacks of allocation, and one of
-//! what it did with the GVL. An arrow leads from the hold of the thread that held the GVL longest to where the waiting thread acquired
-//! it. Threads and processes are described, so that SQL finds them in `thread` and `process`.
+//! A Perfetto trace (<https://ui.perfetto.dev>). Each process has a track of GC cycles, its memory, and what it allocated. Each
+//! thread has a track of the requests that it served, one of the GC pauses in which it was stopped, one of its stacks of allocation,
+//! and one of what it did with the GVL. An arrow leads from the hold of the thread that held the GVL longest to the point where the
+//! waiting thread acquired it. Threads and processes are described, so that SQL finds them in `thread` and `process`.
 //!
-//! Times are those of `CLOCK_MONOTONIC`, to the nanosecond; a snapshot of the clocks relates them to those of other traces
-//! (`CLOCK_BOOTTIME`). Intervals too short to be reported one by one (`--gvl-threshold`) leave a gap in a track.
+//! Times are those of `CLOCK_MONOTONIC`, to the nanosecond; a clock snapshot relates them to those of other traces
+//! (`CLOCK_BOOTTIME`). Intervals too short to be reported individually (`--gvl-threshold`) leave a gap in a track.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -31,43 +31,43 @@ mod request;
 
 use proto::TrackEvent;
 
-/// All packets are of one sequence.
+/// All packets belong to one sequence.
 const SEQUENCE: u32 = 1;
-/// `SEQ_INCREMENTAL_STATE_CLEARED`: the sequence begins.
+/// `SEQ_INCREMENTAL_STATE_CLEARED`: the sequence starts.
 const SEQUENCE_BEGINS: u32 = 1;
-/// `SEQ_NEEDS_INCREMENTAL_STATE`: what refers to texts that came before.
+/// `SEQ_NEEDS_INCREMENTAL_STATE`: the packet refers to interned strings of earlier packets.
 const NEEDS_TEXTS: u32 = 2;
 /// `BUILTIN_CLOCK_REALTIME`, `_MONOTONIC`, `_BOOTTIME`.
 const CLOCKS: [u32; 3] = [1, 3, 6];
-/// Packets written in one piece.
+/// Number of packets written in one piece.
 const PIECE: usize = 1024;
 
 /// A slice of a track.
 struct Slice {
     begin_ns: u64,
-    /// `None`: its end was not seen.
+    /// `None` if its end was not seen.
     end_ns: Option<u64>,
     name: String,
     category: &'static str,
     notes: Vec<(&'static str, Note)>,
-    /// Arrows that begin here.
+    /// Arrows that start here.
     flows: Vec<u64>,
-    /// The arrow that ends where the slice does.
+    /// The arrow that ends at the end of the slice.
     arrives: Option<u64>,
 }
 
-/// Something about a slice.
+/// An annotation of a slice.
 enum Note {
     Text(String),
     Number(u64),
 }
 
-/// Writes packets in pieces: messages of one type that follow each other are one message.
+/// Writes packets in pieces: consecutive messages of one type form one message.
 struct Packets<'a> {
     out: &'a mut dyn Write,
     waiting: proto::Trace,
     tracks: u64,
-    /// Numbers of stacks whose text is in the trace.
+    /// Numbers of the stacks whose text is in the trace.
     stacks: HashMap<NodeId, u64>,
 }
 
@@ -110,7 +110,7 @@ impl Packets<'_> {
         })
     }
 
-    /// The slices of a track, which do not overlap: one ends at the latest where the next begins.
+    /// Writes the slices of a track without overlap: each one ends at the latest where the next one starts.
     fn slices(&mut self, track: u64, mut slices: Vec<Slice>) -> io::Result<()> {
         slices.sort_by_key(|slice| slice.begin_ns);
         let begins: Vec<u64> = slices.iter().map(|slice| slice.begin_ns).collect();
@@ -153,7 +153,7 @@ fn annotation((name, note): (&'static str, Note)) -> proto::DebugAnnotation {
     annotation
 }
 
-/// Writes it; returns how many events were left out.
+/// Writes the trace; returns the number of events left out.
 pub(super) fn write(recording: &Recording, context: &Context<'_>, out: &mut dyn Write) -> io::Result<u64> {
     let nothing = Timeline::default();
     let timeline = recording.timeline.as_ref().unwrap_or(&nothing);
@@ -190,7 +190,7 @@ pub(super) fn write(recording: &Recording, context: &Context<'_>, out: &mut dyn 
             packets.slices(track, cycles.iter().map(|cycle| cycle_slice(recording, cycle)).collect())?;
         }
         memory.write(&mut packets, process)?;
-        // The main thread first, the others by their names.
+        // The main thread first, the other threads by name.
         let mut of: Vec<(u32, ThreadTracks)> = of.into_iter().collect();
         of.sort_by(|(a, one), (b, other)| {
             (*a != facts.pid, &one.name, a).cmp(&(*b != facts.pid, &other.name, b))
@@ -202,7 +202,7 @@ pub(super) fn write(recording: &Recording, context: &Context<'_>, out: &mut dyn 
                     let track = packets.child(process, &format!("allocation {}", tracks.name))?;
                     memory::stacks(&mut packets, recording, track, tracks.allocs)?;
                 }
-                // Threads that have waited since they began: no native thread of them was seen.
+                // Threads that have waited since they started: their native thread was never seen.
                 for (name, slices) in tracks.gvl.into_values() {
                     let track = packets.child(process, &name)?;
                     packets.slices(track, slices)?;
@@ -240,7 +240,7 @@ pub(super) fn write(recording: &Recording, context: &Context<'_>, out: &mut dyn 
     Ok(timeline.events_left_out + timeline.allocs_left_out)
 }
 
-/// How the clocks relate, and what the run was.
+/// Writes the relation of the clocks, and a description of the run.
 fn head(packets: &mut Packets<'_>, context: &Context<'_>) -> io::Result<()> {
     let (clock, at_ns) = (context.clock, context.ended_ns);
     let values = [u64::try_from(clock.epoch_nanos(at_ns)).unwrap_or(0), at_ns, clock.boottime_nanos(at_ns)];
@@ -270,7 +270,7 @@ fn head(packets: &mut Packets<'_>, context: &Context<'_>) -> io::Result<()> {
     packets.slices(track, vec![run])
 }
 
-/// A time in which single waits for the GVL were not recorded.
+/// A time in which individual waits for the GVL were not recorded.
 fn gap_slice(gap: &GvlGap) -> Slice {
     Slice {
         begin_ns: gap.from_ns,
@@ -283,7 +283,7 @@ fn gap_slice(gap: &GvlGap) -> Slice {
     }
 }
 
-/// What the cycle of a slice was.
+/// The annotations of a cycle's slice.
 fn cycle_notes(recording: &Recording, cycle: &CycleMoment) -> Vec<(&'static str, Note)> {
     let (thread, _) = recording.thread_facts(cycle.thread);
     vec![
@@ -329,7 +329,7 @@ fn pauses(recording: &Recording, cycle: &CycleMoment) -> Vec<(u32, Slice)> {
     slices.collect()
 }
 
-/// Ruby's frames of a stack, leaf first, one per line.
+/// Ruby frames of a stack, leaf first, one per line.
 fn stack(recording: &Recording, name: &'static str, node: NodeId) -> Option<(&'static str, Note)> {
     let text = stack_text(recording, node);
     (!text.is_empty()).then_some((name, Note::Text(text)))
@@ -350,10 +350,10 @@ fn stack_text(recording: &Recording, node: NodeId) -> String {
     lines.join("\n")
 }
 
-/// What is shown of a thread.
+/// The tracks of a thread.
 #[derive(Default)]
 struct ThreadTracks {
-    /// What it was called last.
+    /// Its last name.
     name: String,
     /// The requests that it served.
     requests: Vec<Slice>,
@@ -361,12 +361,12 @@ struct ThreadTracks {
     pauses: Vec<Slice>,
     /// Its stacks of allocation.
     allocs: Vec<AllocMoment>,
-    /// What it did with the GVL; of several Ruby threads that ran on it one after the other, by their numbers, with their names.
+    /// What it did with the GVL, by number of the Ruby thread, with its name: several Ruby threads may have run on it one after another.
     gvl: BTreeMap<u64, (String, Vec<Slice>)>,
 }
 
 impl ThreadTracks {
-    /// Names it if it has no name yet.
+    /// Sets the name if there is none yet.
     fn name_it(&mut self, recording: &Recording, process: ProcessIndex, tid: u32) {
         if self.name.is_empty() {
             let known = |thread: &&Thread| (thread.process, thread.tid) == (process, tid);
@@ -376,7 +376,7 @@ impl ThreadTracks {
     }
 }
 
-/// The threads of each process by their ids.
+/// The threads of each process by id.
 type Threads = BTreeMap<ProcessIndex, BTreeMap<u32, ThreadTracks>>;
 
 fn threads(recording: &Recording, timeline: &Timeline) -> Threads {
@@ -409,14 +409,14 @@ fn threads(recording: &Recording, timeline: &Timeline) -> Threads {
 
 fn gvl(recording: &Recording, timeline: &Timeline, threads: &mut Threads) {
     let moments = timeline.gvl_once(recording);
-    // Arrow by the wait that it leads to, and by the hold that it comes from.
+    // The arrow by the wait where it ends, and by the hold where it starts.
     let mut arrives: HashMap<usize, u64> = HashMap::new();
     let mut leaves: HashMap<usize, Vec<u64>> = HashMap::new();
     for (flow, (wait, hold)) in (1..).zip(longest_holds(recording, &moments)) {
         arrives.insert(wait, flow);
         leaves.entry(hold).or_default().push(flow);
     }
-    // A thread is known by the id that it had last.
+    // A thread is identified by its last id.
     let tids: HashMap<(ProcessIndex, u64), u32> = moments
         .iter()
         .map(|moment| {

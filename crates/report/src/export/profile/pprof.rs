@@ -1,22 +1,22 @@
 //! pprof (`profile.proto`): CPU time, wall time and GC pauses under the Ruby stacks that they belong to.
 //!
-//! A file always has all sample types, so that profiles of different runs can be compared; what was not measured is 0. `wall` is
-//! measured with `--wall` only: the CPU time of a thread is no wall time.
+//! A file always has all sample types, so that profiles of different runs can be compared; anything not measured is 0.
+//! `wall` is only measured with `--wall`: the CPU time of a thread is not wall time.
 //!
-//! Sample types `samples/count`, `cpu/nanoseconds`, `wall/nanoseconds` are of samples; `gc-pauses/count`, `gc/nanoseconds`
-//! of GC pauses, which are measured, not sampled: their totals are the number and the sum of all pauses seen. A pause lies
-//! under the stack that triggered its cycle and is split over its phases: its time goes to each, its count to the phase in
-//! which it begins its work.
+//! The sample types `samples/count`, `cpu/nanoseconds` and `wall/nanoseconds` are those of samples. `gc-pauses/count`
+//! and `gc/nanoseconds` are those of GC pauses, which are measured, not sampled: their totals are the number and the
+//! sum of all pauses seen. A pause is under the stack that triggered its cycle and is split over its phases: its time
+//! is attributed to each phase, its count to the phase in which its work begins.
 //!
-//! With `--gvl` there are `gvl-waits/count`, `gvl-wait/nanoseconds` and `gvl-hold/nanoseconds`, measured, too. Waits that were
-//! reported one by one are under their stack and name the holder of the GVL (`blocked by`); the others of a thread are one sample
-//! without a stack, so that the total is the sum of all waits. No stack is taken where the GVL is acquired, so a thread's hold time
-//! is one sample of the thread; Rubies whose holds are not seen (3.2) have no such sample.
+//! With `--gvl` there are also `gvl-waits/count`, `gvl-wait/nanoseconds` and `gvl-hold/nanoseconds`, which are measured.
+//! Waits that were reported individually are under their stack and name the holder of the GVL (`blocked by`); the other waits
+//! of a thread are one sample without a stack, so that the total is the sum of all waits. No stack is taken where the GVL is
+//! acquired, so a thread's hold time is one sample of the thread; Rubies whose holds are not seen (3.2) have no such sample.
 //!
-//! With `--alloc` there are `alloc_objects/count` and `alloc_space/bytes`: slots that were handed out for objects, each under a stack
-//! that was taken where slots ran out (docs/alloc.md). Their totals are all slots of the recording.
+//! With `--alloc` there are `alloc_objects/count` and `alloc_space/bytes`: slots that were handed out for objects, each
+//! under a stack that was taken when free slots ran out (docs/alloc.md). Their totals are all slots of the recording.
 //!
-//! The profile is written in pieces: messages of one type that follow each other are one message (protobuf encoding).
+//! The profile is written in pieces: consecutive messages of one type form one message (protobuf encoding).
 
 use std::{
     collections::{BTreeSet, HashMap, HashSet},
@@ -48,7 +48,7 @@ use crate::{
 pub(super) mod malloc;
 pub(super) mod proto;
 
-/// Samples written in one piece.
+/// Number of samples written in one piece.
 const PIECE: usize = 1024;
 /// Sample types and their units.
 const TYPES: [(&str, &str); 10] = [
@@ -63,48 +63,48 @@ const TYPES: [(&str, &str); 10] = [
     ("alloc_objects", "count"),
     ("alloc_space", "bytes"),
 ];
-/// Which of them are of the GVL.
+/// The sample types of the GVL.
 const OF_GVL: Range<usize> = 5..8;
-/// Which of them are of allocation.
+/// The sample types of allocation.
 const OF_ALLOC: Range<usize> = 8..10;
-/// Bytes of slots from one stack of allocation to the next, on average (docs/alloc.md).
+/// Average number of bytes of slots per stack of allocation (docs/alloc.md).
 const ALLOC_PERIOD: u64 = 512 << 10;
 /// The mapping of the kernel's frames.
 const KERNEL: &str = "[kernel.kallsyms]";
 
-/// What a profile states besides its samples.
+/// What a profile contains in addition to its samples.
 pub(in crate::export) struct Head {
-    /// What was counted, lost included.
+    /// What was counted and lost, in one line.
     pub(in crate::export) comment: String,
     /// The clock of the run.
     pub(in crate::export) clock: WallClock,
-    /// `CLOCK_MONOTONIC` nanoseconds.
+    /// Start, `CLOCK_MONOTONIC` nanoseconds.
     pub(in crate::export) began_ns: u64,
-    /// The same.
+    /// End, `CLOCK_MONOTONIC` nanoseconds.
     pub(in crate::export) ended_ns: u64,
-    /// Whether there are sample types of the GVL: always in files; a server would make a series of each.
+    /// Whether to write the sample types of the GVL: always in files; a server would make a series of each.
     pub(in crate::export) gvl: bool,
-    /// The same of allocation.
+    /// Which sample types of allocation to write.
     pub(in crate::export) alloc: Allocation,
     /// Whether wall time was measured.
     pub(in crate::export) wall: bool,
-    /// Whether samples say which trace they belong to: in files; a server would make a series of each.
+    /// Whether samples name their trace: in files; a server would make a series of each.
     pub(in crate::export) traces: bool,
 }
 
 /// Whether a profile has the sample types of allocation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::export) enum Allocation {
-    /// It has not.
+    /// It does not.
     None,
-    /// It has them beside the others.
+    /// It has them in addition to the others.
     Too,
-    /// It has no others, and the period that Go's heap profiles have: servers look for allocation there.
+    /// It has only these, with the period of Go's heap profiles, where servers look for allocation.
     Only,
 }
 
 impl Head {
-    /// Whether there is a sample type.
+    /// Whether the profile has a sample type.
     fn shows(&self, index: usize) -> bool {
         match self.alloc {
             Allocation::None => !OF_ALLOC.contains(&index) && (self.gvl || !OF_GVL.contains(&index)),
@@ -114,7 +114,7 @@ impl Head {
     }
 }
 
-/// Writes what there is of the processes that are wanted.
+/// Writes the data of the wanted processes.
 pub(in crate::export) fn write(
     recording: &Recording,
     head: &Head,
@@ -174,7 +174,7 @@ pub(in crate::export) fn write(
     out.finish()?.flush()
 }
 
-/// What the profile is of: the service that its processes belong to.
+/// What the profile is about: the service that its processes belong to.
 fn program(recording: &Recording, wanted: &dyn Fn(ProcessIndex) -> bool) -> String {
     let of_wanted =
         recording.processes.iter().enumerate().filter(|(index, facts)| wanted(*index) && facts.pid != 0);
@@ -192,7 +192,7 @@ fn program(recording: &Recording, wanted: &dyn Fn(ProcessIndex) -> bool) -> Stri
     }
 }
 
-/// Names such as `<main>` or `<class:Shop>` that code at more than one place has.
+/// Names such as `<main>` or `<class:Shop>` that occur at more than one place in the code.
 fn ambiguous(recording: &Recording) -> HashSet<&str> {
     let mut places: HashMap<&str, (Option<&str>, u32)> = HashMap::new();
     let frames =
@@ -205,15 +205,15 @@ fn ambiguous(recording: &Recording) -> HashSet<&str> {
         .collect()
 }
 
-/// A method is identified by its name. A block is one of many in a method or a class, so its label has the line, too: viewers merge
-/// functions with the same name.
+/// The label of a function. A method is identified by its name. A block is one of many in a method or a class, so its
+/// label has the line, too: viewers merge functions with the same name.
 fn function_name(frame: &Frame, ambiguous: &HashSet<&str>) -> String {
     let name = label::text(&frame.name);
     let is_block = frame.name.starts_with("block in ") || frame.name.starts_with("block (");
     match &frame.file {
         Some(file) if frame.kind == FrameKind::Ruby && (is_block || ambiguous.contains(&*frame.name)) => {
             let file = label::text(label::base_name(file));
-            // The top level of a file begins nowhere.
+            // The top level of a file has no first line.
             if frame.first_line > 0 {
                 format!("{name} {file}:{}", frame.first_line)
             } else {
@@ -227,18 +227,18 @@ fn function_name(frame: &Frame, ambiguous: &HashSet<&str>) -> String {
 /// Interned tables of a profile.
 struct Builder<'a> {
     recording: &'a Recording,
-    /// Whether there is each of the sample types.
+    /// Whether each of the sample types is written.
     shown: [bool; TYPES.len()],
     /// Whether wall time was measured.
     wall: bool,
-    /// Whether samples say which trace they belong to.
+    /// Whether samples name their trace.
     traces: bool,
-    /// Names of class bodies and top levels that more than one place has.
+    /// Names of class bodies and top levels that occur at more than one place.
     ambiguous: HashSet<&'a str>,
     strings: Vec<String>,
     string_ids: HashMap<String, i64>,
     mappings: Vec<proto::Mapping>,
-    /// By path and build id: containers may have other files at the same path.
+    /// By path and build id: containers may have different files at the same path.
     mapping_ids: HashMap<(String, String), u64>,
     /// The mapping of native code, by path.
     native_ids: HashMap<String, u64>,
@@ -271,7 +271,7 @@ impl<'a> Builder<'a> {
             function_ids: HashMap::new(),
         };
         builder.text("");
-        // The first mapping is what viewers call the main binary, and what their pages are named after.
+        // Viewers take the first mapping as the main binary, and name their pages after it.
         builder.mapping(&program(recording, wanted), "");
         let mut images: Vec<&Arc<Image>> = recording.images.iter().collect();
         images.sort_by_key(|image| image.index);
@@ -380,7 +380,7 @@ impl<'a> Builder<'a> {
         proto::Sample { location_id, value, label }
     }
 
-    /// For how long a thread held the GVL while another one waited, under the stack with which it released it.
+    /// The time for which a thread held the GVL while another one waited, under the stack with which it released the GVL.
     fn gvl_hold(&mut self, key: HoldKey, times: &GvlTimes) -> proto::Sample {
         let (thread, process) = self.recording.thread_facts(key.thread);
         let label = self.who(thread, process);
@@ -402,7 +402,7 @@ impl<'a> Builder<'a> {
         proto::Sample { location_id: self.path(process, key.node), value, label }
     }
 
-    /// Sums of a thread without a stack.
+    /// Totals of a thread without a stack.
     fn gvl_thread(&mut self, facts: &GvlFacts) -> Vec<proto::Sample> {
         let (thread, process) = self.recording.thread_facts(facts.thread);
         let mapping = self.ruby_mapping(process);
@@ -420,13 +420,13 @@ impl<'a> Builder<'a> {
         .collect()
     }
 
-    /// The label of what belongs to a request.
+    /// The label with the endpoint of a request.
     fn endpoint(&mut self, endpoint: Option<EndpointIndex>) -> Option<proto::Label> {
         let recording = self.recording;
         endpoint.map(|index| self.label("endpoint", &label::text(recording.endpoint(index))))
     }
 
-    /// The labels of what belongs to a trace: its id, a span, and where both are known from, which says what span it is.
+    /// The labels with a trace: its id, a span, and the source of both, which tells what kind of span it is.
     fn trace(&mut self, trace: Option<TraceIndex>) -> Vec<proto::Label> {
         let recording = self.recording;
         let Some(trace) = trace.filter(|_| self.traces).and_then(|index| recording.trace(index)) else {
@@ -439,13 +439,13 @@ impl<'a> Builder<'a> {
         ]
     }
 
-    /// As many values as there are sample types.
+    /// Selects the values of the sample types that are written.
     fn values(&self, values: [u64; TYPES.len()]) -> Vec<i64> {
         let shown = values.into_iter().zip(self.shown).filter_map(|(value, shown)| shown.then_some(value));
         shown.map(|value| value as i64).collect()
     }
 
-    /// Labels that say whose sample it is.
+    /// Labels that identify the thread and process of a sample.
     fn who(&mut self, thread: &Thread, process: &ProcessFacts) -> Vec<proto::Label> {
         let place = &process.container;
         let known = [
@@ -496,8 +496,8 @@ impl<'a> Builder<'a> {
         id
     }
 
-    /// The mapping of native code in a file, of which the frame has only the path: that of the image with this path, if there is one.
-    /// Where files of several builds have the path, the code is of an unknown one of them.
+    /// The mapping of native code in a file, for frames that have only the path: that of the image with this path, if
+    /// there is one. If files of several builds have this path, the build is unknown.
     fn native_mapping(&mut self, file: &str) -> u64 {
         if let Some(&id) = self.native_ids.get(file) {
             return id;
@@ -558,7 +558,7 @@ impl<'a> Builder<'a> {
         let functions = &mut self.functions;
         *self.function_ids.entry((name, filename, start_line)).or_insert_with(|| {
             let id = functions.len() as u64 + 1;
-            // No system name: `go tool pprof` would take `<main>` or `A::B` for mangled C++ and cut them.
+            // No system name: `go tool pprof` would take `<main>` or `A::B` for mangled C++ and truncate them.
             functions.push(proto::Function { id, name, filename, start_line });
             id
         })

@@ -1,14 +1,14 @@
-//! Which rows of a stack a picture shows. Frames that every system call passes through carry no information, and neither do addresses in
-//! code without symbols: such rows are left out or drawn as one. Files with data have all of them.
+//! The rows of a stack that an image shows. Frames that every system call passes through carry no information, and
+//! neither do addresses in code without symbols: such rows are left out or merged into one. Data files have all of them.
 
 use super::label;
 use crate::model::stack::{Frame, FrameKind, ThreadState};
 
-/// Prefixes of the kernel's functions for single system calls, on each processor.
+/// Prefixes of the kernel's functions for individual system calls, on all processors.
 const CALLS: [&str; 6] =
     ["__x64_sys_", "__ia32_sys_", "__ia32_compat_sys_", "__arm64_sys_", "__se_sys_", "__do_sys_"];
 
-/// Whether a kernel function is on the way into every system call, interrupt or exception.
+/// Whether a kernel function is part of the entry of every system call, interrupt or exception.
 fn is_entry(name: &str) -> bool {
     ["entry_", "asm_", "el0_", "el0t_", "do_el0_", "el1_", "el1h_"]
         .iter()
@@ -23,8 +23,8 @@ fn is_entry(name: &str) -> bool {
         )
 }
 
-/// The rows of the kernel's frames (leaf first), root first. A thread off its CPU has one, the system call: all that follow
-/// lead to the scheduler.
+/// The rows of the kernel's frames (leaf first), in root-first order. A thread off its CPU has a single row, the
+/// system call: all further frames lead to the scheduler.
 pub(super) fn kernel(frames: &[&Frame], state: ThreadState) -> Vec<String> {
     let mut inner = frames.iter().rev().skip_while(|frame| is_entry(&frame.name)).peekable();
     if inner.peek().is_none() {
@@ -38,14 +38,14 @@ pub(super) fn kernel(frames: &[&Frame], state: ThreadState) -> Vec<String> {
     if state == ThreadState::Running { rows.collect() } else { rows.take(1).collect() }
 }
 
-/// The name of a system call without what the kernel puts before it. Some calls are another function's last act, whose frame is then the first.
+/// The name of a system call without the kernel's prefixes. Some calls end in a tail call, so the function called has the first frame.
 pub(super) fn call(frame: &Frame) -> &str {
     let prefixes = CALLS.iter().chain(&["do_sys_", "ksys_", "__sys_", "kernel_", "kern_", "do_"]);
     let mut names = prefixes.filter_map(|prefix| frame.name.strip_prefix(prefix));
     names.next().unwrap_or(&frame.name)
 }
 
-/// The row of all code of a file that has no symbol there: `[libruby.so.3.1]`.
+/// The row for all code of a file without a symbol: `[libruby.so.3.1]`.
 pub(super) fn unnamed(frame: &Frame) -> Option<String> {
     let file = label::base_name(frame.file.as_deref().filter(|_| frame.kind == FrameKind::Native)?);
     let offset = frame.name.strip_prefix(file)?.strip_prefix("+0x")?;
@@ -62,7 +62,7 @@ mod tests {
         Frame { kind, name: name.into(), file: file.map(Arc::from), line: 0, first_line: 0, address: 0 }
     }
 
-    /// Only kernel frames that distinguish calls are left, and at least one.
+    /// Only kernel frames that distinguish calls remain, and at least one.
     #[test]
     fn of_the_kernel() {
         let frames = |names: &[&str]| -> Vec<Frame> {
@@ -88,7 +88,7 @@ mod tests {
         assert!(rows(&[], ThreadState::Blocked).is_empty());
     }
 
-    /// Only offsets in the frame's own file have no name.
+    /// Only offsets in the frame's own file count as unnamed.
     #[test]
     fn without_symbols() {
         let row = |kind, name, file| unnamed(&frame(kind, name, Some(file)));

@@ -1,13 +1,12 @@
-//! speedscope's JSON (<https://www.speedscope.app/file-format-schema.json>): one profile of samples for each thread, weights
-//! in nanoseconds, from the beginning of the recording to its end. Where nothing is known of a thread, or it did nothing, there is
-//! a sample without frames, which is shown as a gap. A sample on a CPU represents the time before its tick. Weights are never cut:
-//! where two samples would overlap (by less than a tick), the later one is shown later.
+//! speedscope's JSON (<https://www.speedscope.app/file-format-schema.json>): one profile of samples for each thread,
+//! with weights in nanoseconds, from the start of the recording to its end. When nothing is known about a thread, or it
+//! did nothing, there is a sample without frames, which is shown as a gap. A sample on a CPU represents the time before
+//! its tick. Weights are never cut: if two samples would overlap (by less than a tick), the later one is shifted.
 //!
-//! If there are several threads, one more profile has the samples of all of them below a frame for each; its time is the
-//! sum of theirs.
+//! If there are several threads, an additional profile has the samples of all of them below a frame for each; its time is the sum of theirs.
 //!
-//! Allocation is two profiles more, of bytes and of objects, with a frame for each thread if there are several: the axis is what was
-//! allocated so far, not time, so that the order of stacks is that of time and widths add up to what the pprof file has.
+//! Allocation is two further profiles, of bytes and of objects, with a frame for each thread if there are several: the axis is the
+//! amount allocated so far instead of time, so that stacks are in chronological order and widths add up to the totals of the pprof file.
 
 use std::{
     collections::HashMap,
@@ -29,8 +28,8 @@ use crate::{
 
 mod alloc;
 
-/// Frames of all samples together that are written at most: each stack is written out in full, and this is about 150 MB,
-/// which a browser still opens.
+/// Maximum number of frames written in all samples together: each stack is written out in full, and this is about 150
+/// MB, which a browser still opens.
 const MAX_FRAMES: usize = 25_000_000;
 
 #[derive(Serialize)]
@@ -77,7 +76,7 @@ struct Stacks<'a> {
     recording: &'a Recording,
     numbers: &'a Numbers,
     samples: Vec<Option<ThreadSample>>,
-    /// Whether the thread is at the root.
+    /// Whether the root is a frame for the thread.
     by_thread: bool,
 }
 
@@ -95,10 +94,10 @@ impl From<&Moment> for ThreadSample {
     }
 }
 
-/// The frames of speedscope by ours.
+/// Indices of speedscope's frames.
 struct Numbers {
     of: Vec<usize>,
-    /// Frames that say what a thread off its CPU waits for.
+    /// Frames that name what a thread off its CPU waits for.
     waits: HashMap<&'static str, usize>,
     /// Frames that represent threads.
     threads: HashMap<(ProcessIndex, u32), usize>,
@@ -129,12 +128,12 @@ impl Serialize for Stacks<'_> {
     }
 }
 
-/// Writes it; returns how many samples were left out.
+/// Writes the file; returns the number of samples left out.
 pub(super) fn write(recording: &Recording, context: &Context<'_>, out: &mut dyn Write) -> io::Result<u64> {
     let nothing = Timeline::default();
     let timeline = recording.timeline.as_ref().unwrap_or(&nothing);
     let (kept, mut frames_left) = within_frames(&timeline.samples, MAX_FRAMES, |sample| {
-        // Once for its thread and once for all of them.
+        // Once for its thread and once for all threads together.
         2 * (2 + recording.tree.path(sample.key.node).count())
     });
     let allocs = alloc::within_frames(recording, timeline, &mut frames_left);
@@ -146,7 +145,7 @@ pub(super) fn write(recording: &Recording, context: &Context<'_>, out: &mut dyn 
     if threads.len() > 1 {
         profiles.push(together(recording, &numbers, kept));
     }
-    // What is cut off ends with its last sample.
+    // A truncated profile ends with its last sample.
     let until_ns = if left_out == 0 { context.ended_ns } else { context.began_ns };
     let span = (context.began_ns, until_ns);
     profiles.extend(threads.into_iter().map(|thread| profile(recording, span, &numbers, thread)));
@@ -168,7 +167,7 @@ pub(super) fn write(recording: &Recording, context: &Context<'_>, out: &mut dyn 
     Ok(left_out + allocs_left_out)
 }
 
-/// The first ones whose frames together do not exceed a limit, and how many frames are left for others.
+/// The first items whose frames do not exceed the limit in total, and the number of frames left.
 fn within_frames<T>(all: &[T], most: usize, frames: impl Fn(&T) -> usize) -> (&[T], usize) {
     let mut left = most;
     let fits = all.iter().position(|one| match left.checked_sub(frames(one)) {
@@ -181,14 +180,14 @@ fn within_frames<T>(all: &[T], most: usize, frames: impl Fn(&T) -> usize) -> (&[
     (&all[..fits.unwrap_or(all.len())], left)
 }
 
-/// A thread and its samples in the order of their time.
+/// A thread and its samples in chronological order.
 struct ThreadSamples {
     key: (ProcessIndex, u32),
     name: String,
     samples: Vec<Moment>,
 }
 
-/// The threads: those of the process with most CPU time first, of a process its main thread, then the others by name.
+/// The threads: those of the process with the most CPU time first; within a process its main thread, then the others by name.
 fn threads(recording: &Recording, kept: &[Moment]) -> Vec<ThreadSamples> {
     let mut cpu_ns: HashMap<ProcessIndex, u64> = HashMap::new();
     for sample in kept {
@@ -197,7 +196,7 @@ fn threads(recording: &Recording, kept: &[Moment]) -> Vec<ThreadSamples> {
     let mut threads: Vec<ThreadSamples> = by_thread(recording, kept)
         .into_iter()
         .map(|(key, samples)| {
-            // A thread has its last name: names are given after it starts.
+            // A thread is shown with its last name: names are set after it starts.
             let last = samples.last().map(|sample| recording.thread_facts(sample.key.thread));
             let name = last.map_or_else(String::new, |(thread, process)| thread_name(thread, process));
             ThreadSamples { key, name, samples }
@@ -214,7 +213,7 @@ fn thread_name(thread: &Thread, process: &ProcessFacts) -> String {
     format!("{} {} [{}]", label::process(process), label::text(&thread.name), thread.tid)
 }
 
-/// The profile of one thread. Samples of one stack that follow each other are one.
+/// The profile of one thread. Consecutive samples with the same stack are merged.
 fn profile<'a>(
     recording: &'a Recording,
     (began_ns, until_ns): (u64, u64),
@@ -223,7 +222,7 @@ fn profile<'a>(
 ) -> Profile<'a> {
     let mut samples: Vec<Option<ThreadSample>> = Vec::new();
     let mut weights: Vec<u64> = Vec::new();
-    // Nanoseconds since the beginning of the recording.
+    // Nanoseconds since the start of the recording.
     let mut now = 0;
     let mut push = |sample: Option<&Moment>, weight: u64| {
         let sample = sample.map(ThreadSample::from);
@@ -267,7 +266,7 @@ fn together<'a>(recording: &'a Recording, numbers: &'a Numbers, kept: &[Moment])
     Profile { r#type: "sampled", name, unit: "nanoseconds", start: 0, end, samples, weights }
 }
 
-/// The table of frames: one for each method, whatever its lines.
+/// The table of frames: one per method, whatever its lines.
 fn frames(
     recording: &Recording,
     threads: &[ThreadSamples],

@@ -1,4 +1,4 @@
-//! What goes in comes out: sums of every format equal what was recorded, whatever the names and stacks are.
+//! The sums of every format equal what was recorded, whatever the names and stacks are.
 
 use std::{collections, io::Read as _, sync::Arc};
 
@@ -37,7 +37,7 @@ use self::{
     speedscope::check_speedscope,
 };
 
-/// Names that formats could stumble over.
+/// Names that formats might mishandle.
 const NAMES: [&str; 14] = [
     "Foo#bar",
     "block in <main>",
@@ -102,7 +102,7 @@ fn process(pid: u32) -> Process {
     }
 }
 
-/// A sample at that time, and its process.
+/// A sample at `ts_ns`, and its process.
 pub(in crate::export) fn a_sample(ts_ns: u64) -> (Process, StackSample) {
     let sample = StackSample {
         span: None,
@@ -133,7 +133,7 @@ fn state(ts_ns: u64, tid: u32, rss: u64) -> GcState {
     GcState { ts_ns, tid, stat: Vec::new(), heaps: Vec::new(), info, memory }
 }
 
-/// What a test puts in.
+/// The input of a test.
 #[derive(Clone, Debug)]
 struct Input {
     pid: u32,
@@ -143,9 +143,9 @@ struct Input {
     cpu_ns: u64,
     wall_ns: u64,
     stack: Vec<(usize, u32)>,
-    /// Recursion: how often the stack is repeated.
+    /// Recursion: the number of times the stack is repeated.
     times: usize,
-    /// Pauses of a cycle that begins here.
+    /// Pauses of a cycle that starts here.
     pauses: Vec<(u64, u64, u64)>,
 }
 
@@ -275,7 +275,7 @@ fn sum(inputs: &[Input], of: impl Fn(&Input) -> u64) -> u64 {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
-    /// Every format contains what was put in, also with small limits.
+    /// Every format contains the whole input, also with small limits.
     #[test]
     fn sums_stay(inputs in inputs(), few in any::<bool>()) {
         let limits = if few {
@@ -295,7 +295,7 @@ proptest! {
     }
 }
 
-/// Timelines end at the limit and say how much they leave out; sums have all of it.
+/// Timelines end at the limit and report how much they leave out; sums contain everything.
 #[test]
 fn timelines_are_bounded() {
     let inputs: Vec<Input> = (0..20)
@@ -317,7 +317,7 @@ fn timelines_are_bounded() {
     assert_eq!((left, file["profiles"][0]["endValue"].as_u64()), (8, Some(8_000 + 12_000)));
     assert!(file["name"].as_str().unwrap().contains("8 later samples"), "{}", file["name"]);
 
-    // Of events, 12 fit: 3 cycles with a pause and 2 points of memory each. 17 cycles do not.
+    // 12 events fit: 3 cycles with a pause and 2 points of memory each. 17 cycles do not.
     let (bytes, left) = written(&recorder, Format::Firefox, "x.json");
     let file: Value = serde_json::from_slice(&bytes).unwrap();
     assert_eq!(left, 8 + 17 * 4);
@@ -328,7 +328,7 @@ fn timelines_are_bounded() {
     check_folded(&recorder, &inputs);
 }
 
-/// A file is written only where a regular file is or can be, never over a device or a pipe.
+/// A file is written only at a path where a regular file exists or can be created, never over a device or a pipe.
 #[test]
 fn special_files_are_refused() {
     let dir = tempfile::tempdir().unwrap();
@@ -348,8 +348,8 @@ fn special_files_are_refused() {
     );
 }
 
-/// The recording begins when everything that was asked for is being traced: what came before is counted and not in it, and of a time
-/// off the CPU that spans its beginning the later part is.
+/// The recording starts when everything that was requested is being traced. What came before is counted but not
+/// included; of a time off the CPU that spans the start, only the later part is included.
 #[test]
 fn nothing_before_the_beginning() {
     let mut recorder = Recorder {

@@ -1,7 +1,7 @@
-//! A table of lines: how much of a graph is in each line of Ruby code, by itself and with what it calls.
+//! A table of lines: the self and total share of each line of Ruby code in a graph.
 //!
-//! What has no line of its own belongs to the line that calls it: methods in C, native code, the kernel, and the rows below a stack (a
-//! wait, the parts of a GC pause). Garbage collection in a sample is a row of its own, as in the table of the hottest methods.
+//! Anything without a line of its own is attributed to the calling line: methods in C, native code, the kernel, and the rows below a
+//! stack (a wait, the parts of a GC pause). Garbage collection in a sample is a row of its own, as in the table of the hottest methods.
 
 use std::{
     cmp::Reverse,
@@ -16,7 +16,7 @@ use crate::{
     model::stack::{Frame, FrameKind},
 };
 
-/// A line, or what is in none.
+/// A line, or a category outside all lines.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 enum Row {
     Line { file: Arc<str>, line: u32, method: Arc<str> },
@@ -47,14 +47,14 @@ impl Row {
     }
 }
 
-/// What is spent in a row, in the unit of the measure.
+/// The costs of a row, in the unit of the measure.
 #[derive(Clone, Copy, Debug, Default)]
 struct Spent {
     own: u64,
     total: u64,
 }
 
-/// Writes it, the row with the most of its own first. The own parts of all rows are all there is.
+/// Writes the table, sorted by self cost in descending order. The self costs of all rows add up to the total.
 pub(super) fn write(recording: &Recording, of: Measure, out: &mut dyn Write) -> io::Result<()> {
     let rows = rows(recording, of);
     let all: u64 = rows.iter().map(|(_, spent)| spent.own).sum();
@@ -79,7 +79,7 @@ pub(super) fn write(recording: &Recording, of: Measure, out: &mut dyn Write) -> 
     Ok(())
 }
 
-/// Rows with what is spent in them. A row that is on a stack several times counts once.
+/// Rows with their costs. A row that is on a stack several times counts once.
 fn rows(recording: &Recording, of: Measure) -> Vec<(Row, Spent)> {
     let mut numbers: HashMap<Row, usize> = HashMap::from([(Row::Outside, 0)]);
     let of_frame: Vec<Option<usize>> = recording
@@ -91,7 +91,7 @@ fn rows(recording: &Recording, of: Measure) -> Vec<(Row, Spent)> {
         })
         .collect();
     let mut spent = vec![Spent::default(); numbers.len()];
-    // The entry on whose stack a row was seen last.
+    // The last entry whose stack contained the row.
     let mut seen = vec![0; numbers.len()];
     for (at, entry) in of.entries(recording).iter().enumerate() {
         let mut top = None;

@@ -1,5 +1,6 @@
-//! What a thread off its CPU waited for, as a row below its stack. Each is true, or not said: the system call and the innermost method of
-//! CRuby itself show what it called, and `--gvl` whether it waited for the GVL instead, which every call can do before it returns.
+//! What a thread off its CPU waited for, as a row below its stack. Each row is correct, or left out: the system call
+//! and the innermost method of CRuby itself show what was called, and `--gvl` whether the thread waited for the GVL
+//! instead, which every call may do before it returns.
 
 use super::rows;
 use crate::{
@@ -16,7 +17,7 @@ const MONITOR: &str = "(Monitor wait)";
 const IO: &str = "(I/O wait)";
 const IO_OR_TIMEOUT: &str = "(I/O or timeout wait)";
 
-/// The row for a stack in this state; `None`: the thread ran.
+/// The row for a stack in this state; `None` if the thread ran.
 pub(super) fn row(tree: &CallTree, node: NodeId, state: ThreadState) -> Option<&'static str> {
     let known = match state {
         ThreadState::Running => return None,
@@ -29,7 +30,7 @@ pub(super) fn row(tree: &CallTree, node: NodeId, state: ThreadState) -> Option<&
     Some(wait(frames, known).unwrap_or("(blocked)"))
 }
 
-/// What a thread with these frames, leaf first, waits for. `known`: it does not wait for the GVL.
+/// What a thread with these frames, leaf first, waits for. `known`: it is known not to wait for the GVL.
 fn wait<'a>(frames: impl Iterator<Item = &'a Frame>, known: bool) -> Option<&'static str> {
     let mut frames = frames.peekable();
     let mut kernel = Vec::new();
@@ -40,12 +41,12 @@ fn wait<'a>(frames: impl Iterator<Item = &'a Frame>, known: bool) -> Option<&'st
         let mut methods = frames.filter(|frame| frame.kind != FrameKind::Native).map(own_method);
         method(methods.next()??, methods.next().flatten())
     };
-    // The outermost one that is known.
+    // The outermost known call.
     let call = kernel.iter().rev().find_map(|frame| Call::of(rows::call(frame)));
     match call {
         Some(Call::Wait(row)) => Some(row),
         Some(Call::Poll) => Some(by_method().unwrap_or(IO_OR_TIMEOUT)),
-        // The only one in which threads wait for the GVL.
+        // The only call in which threads wait for the GVL.
         Some(Call::Futex) => known.then(by_method).flatten(),
         // The kernel hides its functions, or the stack was read without them.
         None if kernel.iter().all(|frame| &*frame.name == "[kernel]") => known.then(by_method).flatten(),
@@ -53,13 +54,13 @@ fn wait<'a>(frames: impl Iterator<Item = &'a Frame>, known: bool) -> Option<&'st
     }
 }
 
-/// What a system call says.
+/// What a system call reveals.
 enum Call {
     /// It waits for this.
     Wait(&'static str),
     /// It waits for I/O, or sleeps.
     Poll,
-    /// Another thread ends it.
+    /// It waits until another thread wakes it.
     Futex,
 }
 
@@ -80,7 +81,7 @@ impl Call {
     }
 }
 
-/// The name of a method that CRuby itself has, without the module that its class has been in since some version.
+/// The name of a method of CRuby itself, without the module that its class has been in since some version.
 fn own_method(frame: &Frame) -> Option<&str> {
     let internal = || frame.file.as_deref().is_some_and(|file| file.starts_with("<internal:"));
     let own = match frame.kind {
@@ -122,7 +123,7 @@ mod tests {
         Frame { kind, name: name.into(), file: file.map(Arc::from), line: 0, first_line: 0, address: 0 }
     }
 
-    /// The leaf of Ruby and its caller, native code, and a system call as the kernel's functions show it.
+    /// The wait for a Ruby leaf and its caller, native code, and a system call given by its kernel functions.
     fn waits(call: &[&str], methods: &[&str], known: bool) -> Option<&'static str> {
         let kernel = call.iter().map(|name| frame(FrameKind::Kernel, name, None));
         let native = [frame(FrameKind::Native, "pthread_cond_wait", Some("libc.so.6"))];
@@ -134,7 +135,7 @@ mod tests {
 
     const FUTEX: &[&str] = &["schedule", "futex_do_wait", "__x64_sys_futex", "do_syscall_64"];
 
-    /// A wait in a futex may be one for the GVL.
+    /// A wait in a futex may be a wait for the GVL.
     #[test]
     fn methods() {
         for (frames, row) in [
@@ -158,7 +159,7 @@ mod tests {
         assert_eq!(wait(internal.iter(), true), Some(QUEUE));
     }
 
-    /// What else a system call waits for does not depend on the GVL.
+    /// For other system calls, the result does not depend on the GVL.
     #[test]
     fn calls() {
         for known in [false, true] {

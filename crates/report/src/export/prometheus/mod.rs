@@ -1,5 +1,4 @@
-//! `/metrics` for Prometheus: figures by service and what gctrace counts of itself. Scrapes read a copy: tracing never waits
-//! for one.
+//! `/metrics` for Prometheus: figures by service, and gctrace's own counters. Scrapes read a copy, so tracing never waits for one.
 
 use std::{
     net::SocketAddr,
@@ -23,7 +22,7 @@ use crate::{
 mod server;
 mod text;
 
-/// What scrapes are answered from.
+/// The data that scrapes are answered from.
 struct Shared {
     figures: Mutex<(Services, Ledger)>,
     /// When the data thread last reported, `CLOCK_MONOTONIC` nanoseconds.
@@ -36,13 +35,13 @@ impl Shared {
     }
 }
 
-/// Adds up, and serves what it has.
+/// Adds up figures and serves them.
 pub struct Prometheus {
     shared: Arc<Shared>,
 }
 
 impl Prometheus {
-    /// Listens on an address; `by_pid` keeps processes apart. `say` reports the address.
+    /// Listens on an address; `by_pid` reports processes separately. `say` reports the address.
     pub fn start(address: SocketAddr, by_pid: bool, say: fn(&str)) -> Result<Self, ExportError> {
         let shared = Arc::new(Shared {
             figures: Mutex::new((Services::new(by_pid), Ledger::default())),
@@ -85,7 +84,7 @@ impl Exporter for Prometheus {
 mod tests {
     use super::*;
 
-    /// A warning for an address that other hosts can reach; none for loopback.
+    /// An address that other hosts can reach gives a warning; a loopback address does not.
     #[test]
     fn open_to_others() {
         static SAID: Mutex<Vec<String>> = Mutex::new(Vec::new());

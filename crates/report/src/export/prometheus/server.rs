@@ -1,4 +1,4 @@
-//! HTTP for scrapes: a thread of its own with everything in it.
+//! HTTP for scrapes, on a thread of its own.
 
 use std::{
     collections::VecDeque,
@@ -23,22 +23,22 @@ use tokio::{task::JoinHandle, time::timeout};
 use super::{Shared, text};
 use crate::clock::monotonic_ns;
 
-/// Connections at a time. Beyond that the one that has waited longest for a request makes room.
+/// Maximum number of connections. Above it, the oldest one is closed.
 const CONNECTIONS: usize = 64;
 /// Timeout for the head of a request.
 const HEAD: Duration = Duration::from_secs(5);
-/// Longest life of a connection, however busy: scrapers keep theirs open.
+/// Maximum lifetime of a connection, however busy: scrapers keep theirs open.
 const LIFE: Duration = Duration::from_mins(30);
-/// Bytes of a request's head.
+/// Maximum size of a request's head, bytes.
 const MAX_HEAD: usize = 16 << 10;
-/// A data thread that was silent for this long has a problem.
+/// A data thread that has been silent for this long is considered stalled.
 const STALE: Duration = Duration::from_secs(10);
 
 const OPENMETRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 const CLASSIC: &str = "text/plain; version=0.0.4; charset=utf-8";
 const PLAIN: &str = "text/plain; charset=utf-8";
 
-/// Listens, and answers until the process ends. Returns the address.
+/// Listens, and answers requests until the process ends. Returns the address.
 pub(super) fn start(address: SocketAddr, shared: Arc<Shared>) -> io::Result<SocketAddr> {
     let listener = TcpListener::bind(address)?;
     listener.set_nonblocking(true)?;
@@ -70,7 +70,7 @@ async fn accept(listener: &tokio::net::TcpListener, shared: Arc<Shared>) {
         if open.len() >= CONNECTIONS
             && let Some(oldest) = open.pop_front()
         {
-            // Answers take almost no time, so the oldest connection is idle. Scrapers connect again.
+            // Responses take almost no time, so the oldest connection is idle. Scrapers reconnect.
             oldest.abort();
         }
         let shared = Arc::clone(&shared);
@@ -116,7 +116,8 @@ fn metrics(shared: &Shared, headers: &HeaderMap) -> Response<Full<Bytes>> {
     respond(StatusCode::OK, CLASSIC, text::classic(&text))
 }
 
-/// Whether OpenMetrics is named and not liked less than plain text (RFC 9110, section 12.5.1). Those who name neither get plain text.
+/// Whether OpenMetrics is accepted with at least the weight of plain text (RFC 9110, section 12.5.1). Clients that
+/// name neither get plain text.
 fn wants_openmetrics<'a>(accept: impl Iterator<Item = &'a str>) -> bool {
     let (mut openmetrics, mut plain) = (0.0_f32, 0.0_f32);
     for range in accept.flat_map(|value| value.split(',')) {

@@ -1,4 +1,4 @@
-//! The exposition format: OpenMetrics 1.0, or Prometheus' older text format for those who do not ask for it.
+//! The exposition format: OpenMetrics 1.0, or the older text format of Prometheus for clients that do not ask for it.
 
 use std::fmt::{self, Write as _};
 
@@ -33,8 +33,7 @@ pub(super) fn openmetrics(services: Services, ledger: Ledger) -> Result<String, 
     Ok(out)
 }
 
-/// OpenMetrics text in the older format: there, a counter has the name of its sample, and there are no units and no end
-/// marker.
+/// Converts OpenMetrics text to the older format: there, a counter has the name of its sample, and there are no units and no end marker.
 pub(super) fn classic(openmetrics: &str) -> String {
     let mut out = String::with_capacity(openmetrics.len() + 1024);
     let mut lines = openmetrics.lines().peekable();
@@ -47,7 +46,7 @@ pub(super) fn classic(openmetrics: &str) -> String {
             continue;
         };
         let (name, rest) = rest.split_once(' ').unwrap_or((rest, ""));
-        // HELP comes before TYPE, always.
+        // HELP always precedes TYPE.
         let is_counter = |line: &str| line.ends_with(" counter");
         let counter = match head {
             "HELP" => lines.peek().is_some_and(|next| is_counter(next)),
@@ -61,7 +60,7 @@ pub(super) fn classic(openmetrics: &str) -> String {
     out
 }
 
-/// What is exported of all services and of gctrace itself.
+/// The exported data: all services and gctrace itself.
 #[derive(Debug)]
 struct View {
     services: Services,
@@ -94,7 +93,7 @@ impl Collector for View {
 }
 
 impl View {
-    /// What gctrace counts of itself.
+    /// gctrace's own counters.
     fn account(&self, encoder: &mut DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
         let mut counters = |name: &str, help: &str, label: &'static str, values: &[(&str, u64)]| {
             let mut metric = encoder.encode_descriptor(name, help, None, MetricType::Counter)?;
@@ -196,7 +195,7 @@ mod tests {
         },
     };
 
-    /// Requests by endpoint and class of status.
+    /// Requests by endpoint and status class.
     #[test]
     fn requests() {
         let mut services = Services::new(false);
@@ -256,7 +255,7 @@ cruby_request_allocated_bytes_total{service="web",container="",method="GET",path
         assert_eq!(of.join("\n"), expected.trim_end());
     }
 
-    /// Both formats have the same samples; only OpenMetrics has units and an end.
+    /// Both formats have the same samples; only OpenMetrics has units and an end marker.
     #[test]
     fn two_formats() {
         let text = openmetrics(Services::default(), Ledger::default()).unwrap();

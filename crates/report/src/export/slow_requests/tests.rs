@@ -102,7 +102,7 @@ pub(in crate::export) fn wait(tid: u32, begin_ms: u64, ms: u64, is_held: bool) -
     }
 }
 
-/// What comes out, without the time of day.
+/// The output without the time of day.
 fn text(process: &Process, least_ms: u64, seen: &[Seen<'_>]) -> String {
     let mut out = Vec::new();
     let mut slow = SlowRequests::new(&mut out, WallClock::measure(), least_ms * MS);
@@ -117,7 +117,7 @@ fn text(process: &Process, least_ms: u64, seen: &[Seen<'_>]) -> String {
     text.join("\n")
 }
 
-/// Only what belongs to the request is in it, in the order of time, whenever it was reported.
+/// Only what belongs to the request is listed, in chronological order, whenever it was reported.
 #[test]
 fn what_made_it_slow() {
     let gc_other = Some(GcTime { pauses: 2, ns: 75 * MS });
@@ -165,7 +165,7 @@ fn what_made_it_slow() {
 1 of 2 requests took 500.0ms or longer";
     assert_eq!(text(&web(true), 500, &seen), expected);
     assert!(expected.lines().all(|line| line.chars().count() <= WIDTH));
-    // All waits together, where they are known, and how the time divides.
+    // The total of all waits, if known, and how the time is divided.
     let states = Some(States { cpu_ns: 200 * MS, runnable_ns: 6 * MS, blocked_ns: 394 * MS });
     let alloc = Some(Allocated { slots: 12_000, bytes: 480_000 });
     let times = |cpu, runnable, blocked| GvlTaskTimes {
@@ -189,7 +189,7 @@ fn what_made_it_slow() {
     assert!(time.lines().all(|line| line.len() <= WIDTH), "{time}");
 }
 
-/// GC that is not known is no number; that of other threads alone is listed, too.
+/// Unknown GC time is not shown as a number; GC of other threads alone is listed, too.
 #[test]
 fn only_others() {
     let gc_other = Some(GcTime { pauses: 1, ns: 70 * MS });
@@ -211,7 +211,7 @@ fn only_others() {
     assert_eq!(text(&web(false), 500, &seen), expected);
 }
 
-/// Nothing to see; and a request that does not say how long it took is not called slow.
+/// No requests; and a request of unknown length is not called slow.
 #[test]
 fn empty() {
     assert_eq!(text(&web(false), 500, &[]), "0 of 0 requests took 500.0ms or longer");
@@ -226,7 +226,7 @@ fn empty() {
     assert_eq!(text(&web(false), 500, &seen), expected);
 }
 
-/// Memory is bounded, and every slow request comes out once, with as much as fits on a screen.
+/// Memory is bounded, and every slow request is reported once, with as much as fits a screen.
 #[test]
 fn bounded() {
     let mut out = Vec::new();
@@ -249,7 +249,7 @@ fn bounded() {
     assert!(text.contains(&format!("    and {} shorter\n", KEPT - SHOWN)));
 }
 
-/// Runs of programs are listed like requests, with the GC of all their threads, and are counted apart from requests.
+/// Runs of programs are listed like requests, with the GC of all their threads, and are counted separately from requests.
 #[test]
 fn runs() {
     let of_program = process(4711, "import.rb");

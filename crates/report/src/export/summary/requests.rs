@@ -1,4 +1,4 @@
-//! The requests of a process, or of all, in the summary for people.
+//! The requests of one or all processes in the summary.
 
 use std::io::Write;
 
@@ -16,41 +16,41 @@ use crate::{
     words::{data_size, percent, plural},
 };
 
-/// Groups that are shown, those with most time.
+/// Maximum number of groups shown: those with the most time.
 const SHOWN: usize = 10;
-/// Groups that are named for their GC, and for what they allocate.
+/// Maximum number of groups named for their GC, and for their allocation.
 const SHOWN_GC: usize = 3;
-/// Columns in front of the names.
+/// Columns before the names.
 const INDENT: usize = 12;
-/// Columns of a name: at least, and at most. Longer ones have a row of their own.
+/// Minimum and maximum width of a name. Longer names have a row of their own.
 const NAMES: (usize, usize) = (11, 40);
 
-/// Columns of any name.
+/// Maximum width of any name.
 const LONGEST: usize = 300;
 
-/// The column of waits for the GVL, where these are known.
+/// The column of waits for the GVL, if these are known.
 const GVL: &str = "GVL";
-/// The column of time on a CPU, where that is known.
+/// The column of time on a CPU, if that is known.
 const CPU: &str = "CPU";
-/// The column of what a request took of the heap on average, where that is known.
+/// The column of average bytes allocated per request, if known.
 const ALLOC: &str = "alloc/req";
-/// The column of failed requests, where statuses are known.
+/// The column of failed requests, if statuses are known.
 const STATUS: &str = "5xx";
-/// What that column is worth if any failed.
+/// The priority of that column if any request failed.
 const FAILED: u8 = 12;
-/// The column of waits for a thread, where these are known.
+/// The column of waits for a thread, if these are known.
 const QUEUE: &str = "queue95";
 
 /// A column of figures.
 struct Column {
     head: &'static str,
     width: usize,
-    /// Where there is no room, the one with least is left out first (in the order of docs/requests.md). No two have the same.
+    /// Priority: if space is short, the column with the lowest one is left out first (in the order of docs/requests.md). All are different.
     worth: u8,
     text: fn(&GroupSummary, u64) -> String,
 }
 
-/// The figures of a group, with the time of all groups.
+/// The figures of a group; the second argument is the time of all groups.
 const COLUMNS: [Column; 14] = [
     Column { head: "count", width: 7, worth: 15, text: |of, _| of.count.to_string() },
     Column { head: "p50", width: 8, worth: 14, text: |of, _| time(of, 0.5) },
@@ -68,7 +68,7 @@ const COLUMNS: [Column; 14] = [
     Column { head: STATUS, width: 5, worth: 2, text: |of, _| failed(of) },
 ];
 
-/// Requests that failed, of those whose status is known.
+/// Number of failed requests, of those whose status is known.
 fn failed(of: &GroupSummary) -> String {
     match of.status_known {
         0 => "?".to_owned(),
@@ -80,7 +80,7 @@ fn time(of: &GroupSummary, quantile: f64) -> String {
     at(&of.times, quantile)
 }
 
-/// Its part of the time of all.
+/// The group's share of the time of all groups.
 fn time_share(of: &GroupSummary, all_ns: u64) -> String {
     match of.times.count() {
         0 => "?".to_owned(),
@@ -99,12 +99,12 @@ fn share(part: Part) -> String {
     if part.of_ns == 0 { "?".to_owned() } else { brief(part.ns, part.of_ns) }
 }
 
-/// A share in few columns.
+/// A share in a narrow form.
 fn brief(part: u64, whole: u64) -> String {
     percent(part, whole).replace("below ", "<")
 }
 
-/// Cycles that a request started, on average.
+/// Average number of cycles started per request.
 fn each(of: &GroupSummary) -> String {
     match of.gcs_known {
         0 => "?".to_owned(),
@@ -112,7 +112,7 @@ fn each(of: &GroupSummary) -> String {
     }
 }
 
-/// Bytes that a request took of the heap, on average.
+/// Average bytes allocated on the heap per request.
 fn allocated(of: &GroupSummary) -> String {
     match of.alloc_known {
         0 => "?".to_owned(),
@@ -120,7 +120,7 @@ fn allocated(of: &GroupSummary) -> String {
     }
 }
 
-/// The columns that fit into the room, and of which something is known.
+/// The columns that fit, and for which some value is known.
 fn columns(room: usize, requests: &RequestSummary) -> Vec<&'static Column> {
     let known = |column: &&Column| match column.head {
         GVL => requests.has_gvl(),
@@ -141,16 +141,16 @@ fn columns(room: usize, requests: &RequestSummary) -> Vec<&'static Column> {
     columns
 }
 
-/// The requests of a process: how many there were, and the endpoints that took most time.
+/// The requests of a process: their number, and the endpoints that took the most time.
 pub(super) fn write(out: &mut impl Write, width: usize, requests: &RequestSummary) -> std::io::Result<()> {
     table(out, width, requests, By::Endpoint)
 }
 
-/// How busy a server was, in rows; none where nothing is known of that. `has_pool`: it has threads that may be busy, known or not.
+/// The load of a server, in rows; empty if nothing is known. `has_pool`: it has a pool of threads, whether or not their load is known.
 pub(super) fn load(load: &LoadSummary, has_pool: bool) -> Vec<String> {
     let LoadSummary { busy, waiting } = load;
     let readings = plural(busy.all, "reading");
-    // The readings that do not show a figure may have had its highest value.
+    // A reading without this figure may have missed its maximum.
     let figure = |of: &Readings, before: &str, after: &str| {
         let average = of.average()?;
         let figure = format!("{before}{average:.1}{after}");
@@ -174,7 +174,7 @@ pub(super) fn load(load: &LoadSummary, has_pool: bool) -> Vec<String> {
     }
 }
 
-/// The requests of all processes, by what was asked for.
+/// The requests of all processes, grouped as requested.
 pub(super) fn write_all(
     out: &mut impl Write,
     width: usize,
@@ -304,7 +304,7 @@ mod tests {
         String::from_utf8(out).unwrap()
     }
 
-    /// All figures; what is not known is no number.
+    /// All figures; an unknown figure is not shown as a number.
     #[test]
     fn figures() {
         let expected = "  requests  4 to 3 endpoints, those with most time first:
@@ -318,7 +318,7 @@ mod tests {
         assert_eq!(text(110), expected);
     }
 
-    /// Where a figure is known of no request of an endpoint, none is shown.
+    /// If a figure is unknown for all requests of an endpoint, it is not shown.
     #[test]
     fn unknown_figures() {
         let text = |requests: &[Request]| {
@@ -335,7 +335,7 @@ mod tests {
         assert!(own.contains("60.00ms own,        ? of other threads: GET /a"), "{own}");
         let other = text(&[Request { gc_ns: None, ..first.clone() }]);
         assert!(other.contains("       ? own,  20.00ms of other threads: GET /a"), "{other}");
-        // Of one whose end was not seen no time is known, nor what part of all time that is.
+        // A request whose end was not seen has neither a time nor a share of the total time.
         let endless =
             text(&[first.clone(), Request { end_ns: None, path: Some("/b".to_owned()), ..first.clone() }]);
         let cells = |endpoint: &str| -> Vec<String> {
@@ -354,7 +354,7 @@ mod tests {
         );
     }
 
-    /// What was read of the load of a server.
+    /// What was read about the load of a server.
     #[test]
     fn load_of_a_server() {
         let mut of = LoadSummary::default();
@@ -394,7 +394,7 @@ mod tests {
         );
     }
 
-    /// Waits for the GVL have a column where they are known.
+    /// Waits for the GVL have a column if they are known.
     #[test]
     fn of_the_gvl() {
         let mut summary = RequestSummary::default();
@@ -413,7 +413,7 @@ mod tests {
         assert!(text.contains("  most GVL   60.00ms (100.0 %) waited: GET /a\n"), "{text}");
     }
 
-    /// So has allocation, and the endpoints that allocate most are named.
+    /// Allocation has a column, too, and the endpoints that allocate most are named.
     #[test]
     fn of_allocation() {
         let mut summary = RequestSummary::default();
@@ -439,7 +439,7 @@ mod tests {
         );
     }
 
-    /// So have waits for a thread: of those requests of which they are known.
+    /// Waits for a thread have a column, too, for the requests for which they are known.
     #[test]
     fn of_the_queue() {
         let mut summary = RequestSummary::default();
@@ -456,7 +456,7 @@ mod tests {
         );
     }
 
-    /// What does not fit is left out by columns, and no line is longer than there is room.
+    /// What does not fit is left out by columns, and no line is longer than the width.
     #[test]
     fn narrow() {
         for width in [40, 60, 80, 100, 200] {
@@ -466,11 +466,11 @@ mod tests {
             assert_eq!(text.contains("GCs/req"), width >= 100, "{text}");
         }
         assert!(text(80).contains("own GC other GC"), "{}", text(80));
-        // One has failed.
+        // One request has failed.
         assert!(text(80).contains("5xx") && text(60).contains("5xx"), "{}", text(60));
     }
 
-    /// Columns go one by one, in the order that the documentation has.
+    /// Columns are left out one by one, in the documented order.
     #[test]
     fn left_out_in_order() {
         let mut summary = RequestSummary::default();
@@ -502,12 +502,12 @@ mod tests {
         assert_eq!(order(&summary), format!("GCs/req, 5xx, {known}, p99, p50, count"));
         summary.add(&Request { status: Some(500), ..all });
         assert_eq!(order(&summary), format!("GCs/req, {known}, 5xx, p99, p50, count"));
-        // All that was asked for (--gvl, --alloc) has room where it is no terminal.
+        // Everything that was requested (--gvl, --alloc) fits if the output is not a terminal.
         let expected = ["count", "p50", "p99", "CPU", "own GC", "other GC", "GVL", "alloc/req", "5xx"];
         assert_eq!(heads(&summary, 100 - INDENT - NAMES.0), expected);
     }
 
-    /// All processes together; services are named where there are several.
+    /// All processes together; services are named if there are several.
     #[test]
     fn of_all() {
         let all = |by, services: &[&str]| {

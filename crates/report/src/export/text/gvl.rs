@@ -1,4 +1,4 @@
-//! What threads did with the GVL, as a table for people: written when a process or tracing ends.
+//! What threads did with the GVL, as a text table: written when a process or tracing ends.
 
 use std::{collections::HashMap, io::Write};
 
@@ -12,12 +12,12 @@ use crate::{
     words::plural,
 };
 
-/// Threads of a process that are shown: those that waited longest.
+/// Maximum number of threads shown per process: those that waited longest.
 const SHOWN: usize = 10;
-/// Pairs of waiting and holding threads that are shown.
+/// Maximum number of pairs of waiting and holding thread shown.
 const PAIRS: usize = 5;
 
-/// The threads of each process that waited longest so far.
+/// The threads of each process that have waited longest so far.
 #[derive(Debug, Default)]
 pub(super) struct GvlTable(HashMap<u32, Vec<GvlThreadSummary>>);
 
@@ -115,10 +115,11 @@ impl GvlTable {
     }
 }
 
-/// With less of the waits it is said that not all holders are known. Part of each wait has none: that in which the thread wakes up.
+/// If the holders are known for less than this share of the wait time, a line says so. The part of each wait in which
+/// the thread wakes up has no holder.
 const MOST_KNOWN: f64 = 0.5;
 
-/// Width of the columns, and whether they are there on a terminal of 80 columns.
+/// Width of each column, and whether it is shown on a terminal of 80 columns.
 const COLUMNS: [(usize, bool); 13] = [
     (7, true),
     (15, true),
@@ -134,24 +135,24 @@ const COLUMNS: [(usize, bool); 13] = [
     (8, true),
     (8, true),
 ];
-/// Columns of a terminal from which on all of it is shown.
+/// Terminal width from which all columns are shown.
 const WIDE: usize = 120;
 
 /// The columns of a row.
 fn joined(cells: [String; 13], narrow: bool) -> String {
     let shown = cells.into_iter().zip(COLUMNS).enumerate().filter(|(_, (_, (_, always)))| *always || !narrow);
     let cell = |(at, (cell, (width, _))): (usize, (String, (usize, bool)))| {
-        // The name of the thread begins at the left, numbers end at the right.
+        // The thread's name is left-aligned, numbers are right-aligned.
         if at == 1 { format!("{cell:<width$}") } else { format!("{cell:>width$}") }
     };
     shown.map(cell).collect::<Vec<_>>().join(" ")
 }
 
-/// Of a shorter time shares say nothing: the thread was first seen when tracing ended, or shortly before.
+/// Shares of a shorter time are meaningless: the thread was first seen when tracing ended, or shortly before.
 const LEAST_KNOWN_NS: u64 = 1_000_000;
 
 fn row(out: &mut impl Write, narrow: bool, tid: &str, comm: &str, sums: &GvlSums) -> std::io::Result<()> {
-    // If the probes were stopped meanwhile, what a thread did is known for less than the time for which they were attached.
+    // If the GVL was not traced in between, what a thread did is known for less time than that for which the probes were attached.
     let known_ns = match (sums.hold, sums.away) {
         (Some(hold), Some(away)) => sums.wait.ns + hold.ns + away.ns,
         _ => sums.watched_ns,
@@ -161,7 +162,7 @@ fn row(out: &mut impl Write, narrow: bool, tid: &str, comm: &str, sums: &GvlSums
         known => format!("{:.1}", ns as f64 * 100.0 / known as f64),
     };
     let percent = |ns: u64| share(ns, known_ns);
-    // That a thread without events goes on as before is known for more of its time than what its native thread did.
+    // A thread without events is known to continue in its state, but what its native thread did is known for less of that time.
     let part = |of: fn(&GvlSplit) -> u64| {
         let known = |split: &GvlSplit| {
             [split.waiting, split.holding, split.away]
@@ -215,7 +216,7 @@ mod tests {
     use super::*;
     use crate::model::gvl::{GvlTaskTimes, GvlTimes, GvlWho};
 
-    /// Where only a part of a thread's time is known, the shares are of that part, and add up.
+    /// If only a part of a thread's time is known, the shares are of that part, and add up.
     #[test]
     fn shares_add_up() {
         let times = |ns| GvlTimes { count: 1, ns, max_ns: ns };
@@ -233,7 +234,7 @@ mod tests {
         let words: Vec<&str> = text.split_whitespace().collect();
         assert_eq!(words[2..5], ["2.0", "0.0", "98.0"]);
         assert!(words[5..9].contains(&"98.0"), "{text}");
-        // It was first seen 12 µs before the end.
+        // The thread was first seen 12 µs before the end.
         (sums.wait, sums.hold, sums.away) = (times(4_000), Some(times(8_000)), Some(times(0)));
         let mut out = Vec::new();
         row(&mut out, false, "12", "sleeper", &sums).unwrap();
@@ -241,7 +242,7 @@ mod tests {
         assert_eq!(text.split_whitespace().collect::<Vec<_>>()[2..5], ["-", "-", "-"]);
     }
 
-    /// Shares are of the thread's life, and what is not seen is a dash.
+    /// Shares are relative to the thread's lifetime, and unknown values are shown as a dash.
     #[test]
     fn rows() {
         let mut sums = GvlSums { wall_ns: 2_000_000_000, watched_ns: 1_000_000_000, ..GvlSums::default() };

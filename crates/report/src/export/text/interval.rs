@@ -1,4 +1,4 @@
-//! `--interval`: a line per process and interval in place of one per cycle.
+//! `--interval`: one line per process and interval instead of one per cycle.
 
 use std::{collections::BTreeMap, io::Write};
 
@@ -20,19 +20,19 @@ const HEADING_EVERY: u64 = 50;
 /// What happened in each process since the last lines.
 pub(super) struct Intervals {
     every_ns: u64,
-    /// When the interval began, by the schedule; `None`: no process has been seen yet.
+    /// Scheduled start of the interval; `None` if no process has been seen yet.
     began_ns: Option<u64>,
-    /// Up to when there are lines: what came later is of the next ones, which may be late.
+    /// The time up to which lines have been written. Later events go into the next lines, which may be late.
     written_ns: u64,
     processes: BTreeMap<u32, Interval>,
-    /// Programs that were replaced by others in their process since then.
+    /// Programs that were replaced by another one (exec) since then.
     replaced: Vec<(u32, Interval)>,
     lines: u64,
 }
 
 struct Interval {
     name: String,
-    /// What is known of its GC.
+    /// How its GC is traced.
     method: Method,
     rss: Option<u64>,
     gc: GcSummary,
@@ -40,7 +40,7 @@ struct Interval {
 }
 
 impl Intervals {
-    /// Intervals of this length.
+    /// Intervals of `every_ns` nanoseconds.
     pub(super) fn new(every_ns: u64) -> Self {
         Self {
             every_ns,
@@ -81,7 +81,8 @@ impl Intervals {
         }
     }
 
-    /// Writes what came after the last lines, when tracing has ended: processes that collected in this time, shorter than an interval.
+    /// Writes what happened after the last lines when tracing has ended: the processes that collected in this time, which
+    /// is shorter than an interval.
     pub(super) fn write_rest(
         &mut self,
         out: &mut impl Write,
@@ -90,7 +91,7 @@ impl Intervals {
         now: u64,
     ) -> std::io::Result<()> {
         let at = format!("{}Z", &time_of_day(clock.epoch_seconds(now))[..8]);
-        // Of an instant no share is said: a cycle counts where it ends.
+        // No share is shown for a very short time: a cycle counts where it ends.
         let span_ns = now.saturating_sub(self.written_ns);
         let span_ns = if span_ns < self.every_ns / 10 { 0 } else { span_ns };
         self.write_replaced(out, &at, screen, span_ns)?;
@@ -102,7 +103,7 @@ impl Intervals {
         Ok(())
     }
 
-    /// Writes the lines of programs that are there no more; returns whether there were any.
+    /// Writes the lines of programs that no longer exist; returns whether there were any.
     fn write_replaced(
         &mut self,
         out: &mut impl Write,
@@ -147,7 +148,7 @@ impl Intervals {
         }
         self.processes.retain(|_, interval| !interval.ended);
         self.written_ns = now;
-        // Late lines do not shift those that follow, unless a whole interval was missed.
+        // Late lines do not shift the following ones, unless a whole interval was missed.
         let next = began + self.every_ns;
         self.began_ns = Some(if now - next < self.every_ns { next } else { now });
         Ok(())
@@ -175,7 +176,7 @@ fn line(
     *lines += 1;
     let known = |is_known: bool, text: String| if is_known { text } else { "-".to_owned() };
     let (has_cycles, has_pauses) = (interval.method == Method::Sites, interval.method.times_pauses());
-    // A cycle that began before the span may have been stopped for longer than that.
+    // A cycle that began before the span may have been stopped for longer than the span.
     let has_share = has_pauses && span_ns > 0 && gc.stopped_ns <= span_ns;
     let share = format!("{:.1}%", gc.stopped_ns as f64 * 100.0 / span_ns.max(1) as f64);
     let columns = format!(
@@ -214,7 +215,7 @@ mod tests {
     }
 
     impl Lines {
-        /// A process that is seen at second 1.
+        /// Intervals of a process first seen at second 1.
         fn new(process: &Process) -> Self {
             let mut intervals = Intervals::new(S);
             intervals.see(process, Seen::Process { state: None, now_ns: S, since_ns: S });
@@ -226,7 +227,7 @@ mod tests {
             self.intervals.see(process, Seen::Work(&work));
         }
 
-        /// Lines that were written at this time: share of GC and its sum.
+        /// The lines written at this time: the share and the sum of GC time.
         fn at(&mut self, now: u64, last: bool) -> Vec<String> {
             let (clock, screen) = (WallClock::with_offsets(0, 0), Screen::none());
             if last {
@@ -247,7 +248,7 @@ mod tests {
         process
     }
 
-    /// A share is of the time since the last lines, which may have been late, and the rest has its own length.
+    /// A share is relative to the time since the last lines, which may have been late; the rest has its own length.
     #[test]
     fn late_lines() {
         let process = process();
@@ -263,7 +264,7 @@ mod tests {
         assert!(lines.at(4 * S, true).is_empty());
     }
 
-    /// A cycle counts where it ends: there is no share of a time that is shorter than its stops, nor of an instant at the end.
+    /// A cycle counts where it ends: no share is shown if the time is shorter than its stops, or for an instant at the end.
     #[test]
     fn stops_before_the_span() {
         let process = process();
@@ -274,7 +275,7 @@ mod tests {
         assert_eq!(lines.at(2 * S + S / 20, true), ["- 1.00ms"]);
     }
 
-    /// What a program did before another one replaced it has a line of its own.
+    /// What a program did before it was replaced by another one has a line of its own.
     #[test]
     fn replaced() {
         let process = process();
@@ -295,7 +296,7 @@ mod tests {
         lines.intervals.see(&process, Seen::Process { state: None, now_ns: S + 1, since_ns: S + 1 });
         lines.pause(&process, S / 2);
         assert_eq!(lines.at(2 * S, false), ["10.0% 100.0ms", "50.0% 500.0ms"]);
-        // Of what has ended nothing is said any more.
+        // Nothing more is reported about an ended process.
         lines.intervals.see(&process, Seen::Ended(&end));
         assert_eq!(lines.at(3 * S, false).len(), 1);
         assert!(lines.at(4 * S, false).is_empty());

@@ -1,4 +1,4 @@
-//! Sending sets to a collector, through the upload engine with a spool on disk as its queue.
+//! Sends sets to a collector, through the upload engine with an on-disk spool as its queue.
 
 use std::{
     io,
@@ -34,22 +34,22 @@ use crate::{
     words::plural,
 };
 
-/// Most bytes of sets that wait to be put on disk.
+/// Maximum bytes of sets that wait to be written to disk.
 const QUEUE: usize = 64 << 20;
-/// Most bytes of sets that wait on disk.
+/// Maximum bytes of sets in the spool.
 const SPOOL: u64 = 256 << 20;
-/// Timeouts of one exchange, beyond what its body needs, and of its connection alone.
+/// Timeouts of one exchange (in addition to what its body needs) and of establishing its connection.
 const TIMEOUT: Duration = Duration::from_secs(30);
 const CONNECT: Duration = Duration::from_secs(5);
-/// Bytes a second that the slowest usable link takes.
+/// Throughput of the slowest usable link, bytes per second.
 const SLOWEST: usize = 16_000;
-/// Attempts before the next set has its turn.
+/// Number of attempts before the next set is tried.
 const ATTEMPTS: u32 = 3;
-/// The longest pause between attempts.
+/// Maximum pause between attempts.
 const LAST_PAUSE: Duration = Duration::from_mins(2);
-/// Time for what is left when tracing ends. What is still left then waits on disk for the next run.
+/// Time limit for sending what remains when tracing ends. What still remains then is kept on disk for the next run.
 const FINISH: Duration = Duration::from_secs(20);
-/// An answer longer than this is cut off.
+/// Maximum bytes read of a response; a longer one is cut off.
 const MAX_ANSWER: u64 = 4096;
 
 /// Where sets are sent.
@@ -59,22 +59,22 @@ pub struct Target {
     pub url: String,
     /// Tokens of the applications.
     pub tokens: Tokens,
-    /// Directory in which sets wait.
+    /// Directory of the spool.
     pub spool: PathBuf,
-    /// After this many cycles of a process its set is sent and a new one begun.
+    /// A set is sent, and a new one started, after this many cycles of a process.
     pub cycles: Option<NonZeroU32>,
-    /// The same after this many of its units of work.
+    /// The same after this many units of work.
     pub units: Option<NonZeroU32>,
 }
 
 impl Target {
-    /// An address without the protocol's path; `None` if it is not an http:// or https:// address.
+    /// An address without the path of the protocol; `None` if it is not an http:// or https:// address.
     pub fn url(text: &str) -> Option<String> {
         let url = text.trim_end_matches('/');
         upload::address(url.strip_suffix("/ruby").unwrap_or(url))
     }
 
-    /// The part of the spool where the sets for this address wait: what was meant for one collector is never sent to another one.
+    /// The subdirectory of the spool for this address: sets for one collector are never sent to another one.
     fn spool_name(&self) -> String {
         let url = shown(&self.url);
         let name: String = url
@@ -87,21 +87,21 @@ impl Target {
 }
 
 impl Target {
-    /// Where sets that still grow are written, in the part of the spool for this address.
+    /// The journal of unfinished sets, in the subdirectory of the spool for this address.
     pub(super) fn journal(&self) -> io::Result<Journal> {
         let dir = PrivateDir::create(&self.spool).and_then(|base| base.child(&self.spool_name()));
         Ok(Journal::new(dir?))
     }
 }
 
-/// The sending thread, as tracing sees it.
+/// The tracer's handle to the sending thread.
 pub(super) struct Client {
     engine: Engine<Handed>,
     say: fn(&str),
 }
 
 impl Client {
-    /// Starts the thread. Sets that an earlier run left are sent, too.
+    /// Starts the thread. Sets left by an earlier run are sent, too.
     pub(super) fn start(target: &Target, say: fn(&str)) -> Result<Self, (PathBuf, io::Error)> {
         let spool = Spool::open(&target.spool, &target.spool_name(), SPOOL)
             .map_err(|error| (target.spool.clone(), error))?;
@@ -136,13 +136,13 @@ impl Client {
         Ok(Self { engine, say })
     }
 
-    /// Hands a set over, with its draft. Never waits: if too much is in the queue the set is dropped and counted.
+    /// Queues a set, with its draft. Never blocks: if the queue is full, the set is dropped and counted.
     pub(super) fn send(&self, text: String, draft: Option<Draft>) {
         let size = text.len();
         self.engine.send(Handed { text, draft }, size);
     }
 
-    /// Adds what became of its sets.
+    /// Adds the counters of its sets.
     pub(super) fn add_counts(&self, to: &mut UserCounts) {
         let Counts { made, sent, partial: _, refused, dropped, empty: _, waiting } = self.engine.counts();
         to.sets.sets += made;
@@ -152,7 +152,7 @@ impl Client {
         to.sets.sets_waiting += waiting;
     }
 
-    /// Sends what is left, for a while.
+    /// Sends what remains, up to a time limit.
     pub(super) fn finish(&self) {
         self.engine.finish(|| {
             (self.say)("gctrace: sending the last sample sets; Ctrl-C leaves them for the next run");
@@ -161,7 +161,7 @@ impl Client {
     }
 }
 
-/// Lets the next signal end the process: all that is left to do is to send what is on disk already.
+/// Lets the next signal end the process: only sets that are on disk already remain to be sent.
 fn leave_at_once() {
     for signal in [SIGINT, SIGTERM, SIGHUP] {
         let always = Arc::new(AtomicBool::new(true));
@@ -171,7 +171,7 @@ fn leave_at_once() {
     }
 }
 
-/// Whether others can read what is sent there.
+/// Whether what is sent there can be read by others.
 fn in_the_clear(url: &str) -> bool {
     let Ok(url) = url.parse::<Uri>() else { return true };
     let host = url.host().unwrap_or_default();
@@ -180,17 +180,17 @@ fn in_the_clear(url: &str) -> bool {
     url.scheme_str() == Some("http") && !local
 }
 
-/// How the protocol's answer to a token that is not known begins.
+/// The start of the protocol's response to an unknown token.
 const UNKNOWN_TOKEN: &str = "invalid application token";
 
-/// Whether an answer is about the token, whatever it says after that.
+/// Whether a response reports an unknown token, whatever follows.
 fn is_unknown_token(body: &str) -> bool {
     let begin = body.trim_start().get(..UNKNOWN_TOKEN.len());
     begin.is_some_and(|begin| begin.eq_ignore_ascii_case(UNKNOWN_TOKEN))
 }
 
-/// What an answer of this address means. Like the protocol's agent, gctrace tries again after a 500; it also does so after answers that are
-/// temporary by their meaning.
+/// The meaning of a response from this address. Like the protocol's agent, gctrace retries after a 500; it also does
+/// so after statuses that are temporary by definition.
 fn meaning(url: &str, code: u16, body: &str, after: Option<Duration>) -> Outcome<Receipt> {
     let refused = |what: &str| Outcome::Refused(Reason::quoting(what, body));
     match code {
@@ -201,7 +201,8 @@ fn meaning(url: &str, code: u16, body: &str, after: Option<Duration>) -> Outcome
         }
         400 => refused("invalid payload"),
         404 if is_unknown_token(body) => Outcome::Refused(Reason::new(UNKNOWN_TOKEN)),
-        // Perhaps of another server, or of a path where there is no collector: that says nothing of the set, which waits for the right one.
+        // Possibly from another server, or from a path without a collector: this says nothing about the set, which is kept
+        // for the right one.
         404 => {
             let why = format!("{url} answered 404, and nothing of the token: check the URL");
             Outcome::Again(Reason::quoting(&why, body), after)
@@ -224,12 +225,12 @@ fn meaning(url: &str, code: u16, body: &str, after: Option<Duration>) -> Outcome
 /// The collector.
 struct Collector {
     address: String,
-    /// As it is shown.
+    /// Its address as shown to the user.
     url: String,
     agent: Agent,
-    /// For an exchange, beyond what its body needs.
+    /// Timeout of an exchange, in addition to what its body needs.
     timeout: Duration,
-    /// Whether it has said that it accepts gzip.
+    /// Whether the last response said that gzip is accepted.
     gzip: bool,
 }
 
@@ -237,7 +238,7 @@ impl Peer<Spool> for Collector {
     fn send(&mut self, set: Vec<u8>) -> Outcome<Receipt> {
         self.post(&set).unwrap_or_else(|error| {
             let reason = Reason::new(&tls::why(&error.to_string()));
-            // Others may still be taken: a set that is too large for its link, or for a proxy, does not block them.
+            // Other sets may still be accepted: one that is too large for its link, or for a proxy, does not block them.
             if was_connected(&error) { Outcome::Again(reason, None) } else { Outcome::Unreachable(reason) }
         })
     }
@@ -271,17 +272,17 @@ impl Collector {
         self.gzip = takes_gzip(response.headers());
         let after = upload::retry_after(response.headers());
         let body = response.body_mut().with_config().limit(MAX_ANSWER).lossy_utf8(true).read_to_string();
-        // What is too long to read is too long to show.
+        // A response that is too long to read is too long to show.
         Ok(meaning(&self.url, response.status().as_u16(), &body.unwrap_or_default(), after))
     }
 }
 
-/// Time that a body may take beyond the usual.
+/// Additional time for a body of this size.
 fn time_for(size: usize) -> Duration {
     Duration::from_secs((size / SLOWEST) as u64)
 }
 
-/// Whether an exchange failed after the peer was reached.
+/// Whether an exchange failed after the peer was connected.
 fn was_connected(error: &ureq::Error) -> bool {
     use io::ErrorKind::{BrokenPipe, ConnectionAborted, ConnectionReset, UnexpectedEof};
     match error {
@@ -293,13 +294,13 @@ fn was_connected(error: &ureq::Error) -> bool {
     }
 }
 
-/// Whether the answer says that gzip is welcome (RFC 7694).
+/// Whether the response says that gzip is accepted (RFC 7694).
 fn takes_gzip(headers: &HeaderMap) -> bool {
     let list = headers.get_all(header::ACCEPT_ENCODING).into_iter().filter_map(|value| value.to_str().ok());
     list.flat_map(|value| value.split(',')).any(|coding| coding.trim().eq_ignore_ascii_case("gzip"))
 }
 
-/// Where sets wait by default.
+/// The default spool directory.
 pub fn default_spool() -> Option<PathBuf> {
     if rustix::process::geteuid().is_root() {
         return Some(Path::new("/var/lib/gctrace/spool").to_owned());
@@ -311,7 +312,7 @@ pub fn default_spool() -> Option<PathBuf> {
 mod tests {
     use super::*;
 
-    /// Every code of the protocol has its meaning, and only temporary failures are tried again.
+    /// Every status of the protocol has its meaning, and only temporary failures are retried.
     #[test]
     fn meanings() {
         let meaning = |code, body| meaning("http://h/ruby", code, body, None);
@@ -355,7 +356,7 @@ mod tests {
         assert_eq!(reason.to_string(), "invalid payload (\\u{1b}[2J)");
     }
 
-    /// Addresses are taken with and without what the protocol adds, and nothing else is.
+    /// Addresses are accepted with and without what the protocol adds; anything else is refused.
     #[test]
     fn addresses() {
         for text in ["http://h:1", "http://h:1/", "http://h:1/ruby", "http://h:1/ruby/"] {
@@ -379,7 +380,7 @@ mod tests {
         assert_eq!(dir("http://u:secret@h"), dir("http://h"));
     }
 
-    /// Only what stays on this machine is not in the clear, whatever other addresses begin with.
+    /// Only an address of this machine counts as not sent in the clear, whatever other addresses begin with.
     #[test]
     fn clear() {
         for local in [
@@ -403,7 +404,7 @@ mod tests {
         assert!(!in_the_clear("https://h"));
     }
 
-    /// A peer that is there but does not take a set in time is not one that is away: the others pass.
+    /// A reachable peer that does not accept a set in time does not count as unreachable: other sets pass.
     #[test]
     fn slow() {
         let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
@@ -411,7 +412,7 @@ mod tests {
         let send = |url: &str| Collector::new(url, Duration::from_millis(100)).send(b"[]".to_vec());
         assert!(matches!(send(&url), Outcome::Again(..)), "it does not answer");
         let resets = std::thread::spawn(move || {
-            // The one of before, and that of now.
+            // The previous connection, and the current one.
             for _ in 0..2 {
                 drop(listener.accept());
             }

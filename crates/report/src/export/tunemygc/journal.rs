@@ -1,8 +1,8 @@
-//! Sets that are not in the spool yet, on disk: a gctrace that is killed loses less than a minute of them.
+//! Drafts: on-disk copies of sets that are not in the spool yet. A gctrace that is killed loses less than a minute of them.
 //!
-//! A draft is a text file: a line with the header, then one for each sample. It is locked until its set is in the spool, whole, and
-//! then removed. A draft that is not locked was left by a run that was killed: the next run sends it. In the spool a set has the name of
-//! its draft: of a set of which a killed run left both, the draft is no other set.
+//! A draft is a text file: a line with the header, then one line per sample. It is locked until the complete set is in
+//! the spool, and then removed. An unlocked draft was left by a run that was killed; the next run sends it. A set in
+//! the spool has the name of its draft: if a killed run left both, the draft is not sent again.
 
 use std::{
     fs::File,
@@ -18,41 +18,41 @@ use gctrace_tunemygc::printable::printable_json;
 use super::SampleSet;
 use crate::private_dir::PrivateDir;
 
-/// A larger file was not written by gctrace.
+/// Maximum size of a draft read, bytes; gctrace writes no larger one.
 pub(super) const MAX_SET: usize = 256 << 20;
-/// The extension of whole sets.
+/// The extension of complete sets.
 pub(super) const WHOLE: &str = "json";
 /// The extension of drafts.
 const DRAFT: &str = "draft";
-/// Names that may be in use already.
+/// Maximum number of names tried for a new draft.
 const MOST_USED: u32 = 1000;
 
-/// Where drafts are written.
+/// The directory where drafts are written.
 #[derive(Debug)]
 pub(super) struct Journal {
     dir: Arc<PrivateDir>,
     made: u64,
 }
 
-/// A set on disk, as far as it is there.
+/// The part of a set that is on disk.
 #[derive(Debug)]
 pub(super) struct Draft {
     dir: Arc<PrivateDir>,
-    /// Locked.
+    /// The file, locked.
     file: File,
     /// Name without extension.
     stem: String,
-    /// Samples in it.
+    /// Number of samples in the file.
     samples: usize,
 }
 
 impl Journal {
-    /// In the directory of a spool.
+    /// A journal in the directory of a spool.
     pub(super) fn new(dir: PrivateDir) -> Self {
         Self { dir: Arc::new(dir), made: 0 }
     }
 
-    /// Writes what is new in a set to its draft, which is made if there is none. After an error the draft is gone.
+    /// Appends the new samples of a set to its draft, which is created if necessary. After an error the draft is gone.
     pub(super) fn append(&mut self, set: &SampleSet, draft: &mut Option<Draft>) -> io::Result<()> {
         if set.samples.len() <= draft.as_ref().map_or(0, |draft| draft.samples) {
             return Ok(());
@@ -86,8 +86,8 @@ impl Journal {
         Ok(Draft { dir: Arc::clone(&self.dir), file, stem, samples: 0 })
     }
 
-    /// A new draft, locked, and the name without extension. A run of our pid that was killed a moment ago may have left some that were
-    /// still locked when this run looked for them (in a container every run has the pid 1): those are for the next run.
+    /// Creates a locked draft; returns it and its name without extension. A run with our pid that was just killed may have left drafts
+    /// that were still locked when this run looked for them (in a container every run has pid 1): those are left for the next run.
     fn unused(&mut self) -> io::Result<(File, String)> {
         for _ in 0..MOST_USED {
             self.made += 1;
@@ -97,7 +97,7 @@ impl Journal {
                 continue;
             }
             let there = file.metadata()?;
-            // Another run removed it as an abandoned draft.
+            // Otherwise another run removed it as an abandoned draft.
             if there.len() == 0 && there.nlink() > 0 {
                 return Ok((file, stem));
             }
@@ -107,20 +107,20 @@ impl Journal {
 }
 
 impl Draft {
-    /// The name that its set has in the spool, without extension.
+    /// The name of its set in the spool, without extension.
     pub(super) fn stem(&self) -> &str {
         &self.stem
     }
 
-    /// Removes it.
+    /// Removes the draft.
     pub(super) fn discard(self) {
-        // Before its lock is gone.
+        // Before the lock is released.
         self.dir.remove(draft_name(&self.stem).as_ref());
         drop(self.file);
     }
 }
 
-/// The name of a set without extension, which no other run of any pid uses; in the order of time.
+/// The name of a set without extension. No other run of any pid uses it, and names sort by time.
 pub(super) fn unique_stem(made: u64) -> String {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_nanos();
     format!("{now:020}-{}-{made}", std::process::id())
@@ -130,8 +130,8 @@ fn draft_name(stem: &str) -> String {
     format!("{stem}.{DRAFT}")
 }
 
-/// Passes on the drafts that a killed run left, as sets: their name without extension, and their text. What was being written when it was
-/// killed is cut off. A draft is removed once its set was kept.
+/// Passes on the drafts left by killed runs as sets: the name without extension, and the text. A partially written
+/// last line is cut off. A draft is removed once `keep` has succeeded.
 pub(super) fn left(dir: &PrivateDir, mut keep: impl FnMut(&str, &str) -> io::Result<()>) -> io::Result<()> {
     let files = dir.files()?;
     for (name, _) in &files {
@@ -159,7 +159,7 @@ pub(super) fn left(dir: &PrivateDir, mut keep: impl FnMut(&str, &str) -> io::Res
     Ok(())
 }
 
-/// The set of a draft, with its samples in the order of their times; `None` if there is no sample in it.
+/// The set of a draft, with its samples in order of time; `None` if it has no samples.
 fn set(draft: &[u8]) -> Option<String> {
     let end = draft.iter().rposition(|byte| *byte == b'\n')?;
     let text = std::str::from_utf8(&draft[..end]).ok()?;
@@ -236,7 +236,7 @@ mod tests {
         sets
     }
 
-    /// What a killed run had written is sent by the next one; what another run still writes, and what was handed over, is not.
+    /// Sets of a killed run are sent by the next run; sets that another run still writes, or that were handed over, are not.
     #[test]
     fn killed() {
         let base = tempfile::tempdir().unwrap();
@@ -251,7 +251,7 @@ mod tests {
         journal.append(&set_of(0), &mut empty).unwrap();
         assert!(empty.is_none());
         sent.unwrap().discard();
-        // It was killed while it wrote.
+        // The run was killed while writing.
         let mut cut = killed.unwrap();
         cut.file.write_all(b",[5.0,nu").unwrap();
         drop(cut);
@@ -259,7 +259,7 @@ mod tests {
         assert_eq!(spool.len(), 1);
         assert_eq!(samples(&spool.front().unwrap()), 5);
         drop(spool);
-        // Once its run is gone, too; and no set is sent twice.
+        // The draft is sent once its run has ended, too; and no set is sent twice.
         drop(running);
         let mut spool = Spool::open(base.path(), "spool", 1 << 20).unwrap();
         assert_eq!(spool.len(), 2);
@@ -268,7 +268,7 @@ mod tests {
         assert!(sets_left(&dir()).is_empty());
     }
 
-    /// A draft that cannot become a set, as on a full disk, ends no run and stays for the next one.
+    /// A draft that cannot be turned into a set, for example on a full disk, does not end the run and stays for the next one.
     #[test]
     fn no_room() {
         let base = tempfile::tempdir().unwrap();
@@ -284,7 +284,7 @@ mod tests {
         assert_eq!(samples(&spool.front().unwrap()), 3);
     }
 
-    /// A run with the pid of one that was killed and is not gone yet leaves its draft alone, before and after it is gone.
+    /// A run with the pid of a killed run that has not exited yet leaves that run's draft alone, before and after it exits.
     #[test]
     fn same_pid() {
         let base = tempfile::tempdir().unwrap();
@@ -304,7 +304,7 @@ mod tests {
         assert_eq!(all, [1, 2, 4]);
     }
 
-    /// A draft is there until its set was kept; if a run was killed in between, the set is sent once.
+    /// A draft exists until its set has been kept. If a run was killed in between, the set is sent once.
     #[test]
     fn kept_once() {
         let base = tempfile::tempdir().unwrap();
@@ -322,7 +322,7 @@ mod tests {
         .unwrap();
         let [(stem, 4)] = &kept[..] else { panic!("{kept:?}") };
         assert_eq!(dir.files().unwrap().len(), 0);
-        // Killed after the set was whole, and before its draft was removed.
+        // The run was killed after the set was complete, and before its draft was removed.
         for extension in [WHOLE, DRAFT] {
             dir.write(&format!("{stem}.{extension}"), b"[h\n,[1.0]\n").unwrap();
         }
@@ -331,7 +331,7 @@ mod tests {
         assert_eq!(names, [format!("{stem}.{WHOLE}").as_str()]);
     }
 
-    /// Drafts are whatever is there.
+    /// The content of drafts may be anything.
     #[test]
     fn damaged() {
         for text in ["", "\n", "[header\n", "[header", "\u{0}"] {
@@ -339,7 +339,7 @@ mod tests {
         }
         assert_eq!(set(b"[\xff\n,x\n"), None);
         assert_eq!(set(b"[h\n,a\n,b").as_deref(), Some("[h,a]"));
-        // Units of work are written when they are over.
+        // Units of work are written when they end.
         let late = b"[h\n,[10.5,1]\n,[9.25,2]\n,[9.25,3]\n";
         assert_eq!(set(late).as_deref(), Some("[h,[9.25,2],[9.25,3],[10.5,1]]"));
     }

@@ -1,4 +1,4 @@
-//! A bound for the sets in a directory: of a service that runs for months, the oldest make room.
+//! A size limit for the sets in a directory: a service that runs for months makes room by deleting the oldest.
 
 use std::{
     collections::VecDeque,
@@ -8,27 +8,27 @@ use std::{
     time::SystemTime,
 };
 
-/// What the names of all sets begin and end with (`open.rs`). Other files in the directory are left alone.
+/// Prefix and suffix of the names of all sets (`open.rs`). Other files in the directory are left alone.
 const NAME: (&str, &str) = ("tunemygc-", ".json");
 
-/// The sets in a directory, the oldest first.
+/// The sets in a directory, oldest first.
 pub(super) struct Kept {
     most: u64,
     bytes: u64,
     files: VecDeque<(PathBuf, u64)>,
-    /// Sets that were deleted.
+    /// Number of deleted sets.
     pub(super) deleted: u64,
 }
 
 impl Kept {
-    /// What is there already, and how much may be there, bytes.
+    /// The existing sets in `dir`, and the maximum number of bytes.
     pub(super) fn new(dir: &Path, most: NonZeroU64) -> io::Result<Self> {
         let mut there: Vec<(SystemTime, PathBuf, u64)> = Vec::new();
         for entry in fs::read_dir(dir)? {
             let entry = entry?;
             let name = entry.file_name();
             let ours = name.to_str().is_some_and(|name| name.starts_with(NAME.0) && name.ends_with(NAME.1));
-            // Of a link, this is about the link.
+            // This does not follow links.
             let about = entry.metadata()?;
             if ours && about.is_file() {
                 there.push((about.modified()?, entry.path(), about.len()));
@@ -42,7 +42,7 @@ impl Kept {
         Ok(kept)
     }
 
-    /// A set was written there.
+    /// Adds a written set.
     pub(super) fn add(&mut self, path: PathBuf) -> io::Result<()> {
         let len = fs::metadata(&path)?.len();
         self.bytes += len;
@@ -50,14 +50,14 @@ impl Kept {
         self.make_room()
     }
 
-    /// Deletes the oldest sets while there is too much; the last one stays.
+    /// Deletes the oldest sets while the limit is exceeded; the last one stays.
     fn make_room(&mut self) -> io::Result<()> {
         while self.bytes > self.most && self.files.len() > 1 {
             let Some((path, len)) = self.files.pop_front() else { break };
             self.bytes -= len;
             match fs::remove_file(&path) {
                 Ok(()) => self.deleted += 1,
-                // Somebody else has cleaned up.
+                // The file was already removed by somebody else.
                 Err(error) if error.kind() == io::ErrorKind::NotFound => {}
                 Err(error) => return Err(error),
             }
@@ -70,7 +70,7 @@ impl Kept {
 mod tests {
     use super::*;
 
-    /// The oldest sets go, those that were there among them; other files stay, and so does the last set, however large it is.
+    /// The oldest sets are deleted, including those from before the run. Other files stay, and so does the last set, however large it is.
     #[test]
     fn the_oldest_make_room() {
         let dir = tempfile::tempdir().unwrap();
@@ -98,7 +98,7 @@ mod tests {
         assert_eq!((kept.deleted, kept.bytes), (1, 80));
         kept.add(write("tunemygc-2-4.00.json", 0, 20)).unwrap();
         assert_eq!(kept.deleted, 1);
-        // One that is gone is not counted.
+        // A file that was removed is not counted.
         fs::remove_file(dir.path().join("tunemygc-1-2.00.json")).unwrap();
         kept.add(write("tunemygc-2-4.00-part2.json", 0, 1)).unwrap();
         assert_eq!((kept.deleted, kept.bytes), (1, 61));

@@ -1,5 +1,5 @@
-//! TuneMyGC sample sets: one set per process, as the protocol's agent would have sent them.
-//! The wire format is in [`gctrace_tunemygc::wire`].
+//! TuneMyGC sample sets: one set per process, as the protocol's agent would have sent them. The wire format is in
+//! [`gctrace_tunemygc::wire`].
 
 use std::{
     collections::HashMap,
@@ -41,48 +41,48 @@ use crate::{
     private_dir,
 };
 
-/// A set is written out and begun anew at this many samples (about 3 MB), which bounds memory.
+/// A set is written and a new one started at this number of samples (about 3 MB), which bounds memory.
 const MAX_SAMPLES: usize = 10_000;
-/// A set for a collector is sent and begun anew when it spans this time, so that it comes from long-lived processes, too.
+/// A set for a collector is sent and a new one started when it spans this time, so that long-lived processes are reported, too.
 const MAX_SPAN_NS: u64 = 600_000_000_000;
 
-/// What is new in sets that wait to be complete is put on disk this often.
+/// Interval at which new samples of unfinished sets are written to disk.
 const DRAFT_NS: u64 = 30_000_000_000;
 
-/// Collects sets and writes each to its file, or sends it, when its process ends.
+/// Collects sets. Writes each to a file, or sends it, when its process ends.
 pub struct TuneMyGc {
     to: To,
     clock: WallClock,
     dialect: Dialect,
     open: HashMap<u32, Open>,
-    /// Processes whose service has no token.
+    /// Number of processes whose service has no token.
     without_token: u64,
 }
 
-/// How the header of a set is written.
+/// The form of a set's header.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Dialect {
-    /// 11 elements, as the protocol's text has it.
+    /// 11 elements, as the protocol's specification has it.
     #[default]
     Spec,
-    /// 12 elements, as the protocol's agent sends them: with what watched the units of work.
+    /// 12 elements, as the protocol's agent sends them: with the source of the units of work.
     Agent,
 }
 
 impl Dialect {
     fn spy_ids(self) -> Option<String> {
-        // The agent's word for a program that only its operator watches.
+        // The agent's word for a program that only its operator traces.
         (self == Self::Agent).then(|| "manual".to_owned())
     }
 }
 
-/// Where sets go.
+/// The destination of sets.
 enum To {
     Dir {
         path: PathBuf,
-        /// Files go to the directory that the path named at the start, even if the path changes.
+        /// Files go to the directory that the path named at the start, even if the path is renamed or replaced.
         open: OwnedFd,
-        /// What is there, if that is bounded.
+        /// The existing sets, if their size is limited.
         kept: Option<Kept>,
     },
     Collector {
@@ -90,15 +90,15 @@ enum To {
         tokens: Tokens,
         cycles: Option<NonZeroU32>,
         units: Option<NonZeroU32>,
-        /// Dropped when it fails: the disk is then full, and the sets themselves may be lost.
+        /// Dropped when it fails: the disk is full then, and the sets themselves may be lost.
         journal: Option<Journal>,
-        /// When it was written to, `CLOCK_MONOTONIC`.
+        /// When drafts were last written, `CLOCK_MONOTONIC` nanoseconds.
         drafted_ns: u64,
     },
 }
 
 impl TuneMyGc {
-    /// Sets go to files in `dir`, which is made if it is not there. Beyond `most` bytes of them the oldest are deleted.
+    /// Sets go to files in `dir`, which is created if it does not exist. The oldest are deleted above `most` bytes.
     pub fn new(
         dir: &Path,
         most: Option<NonZeroU64>,
@@ -107,7 +107,7 @@ impl TuneMyGc {
     ) -> Result<Self, ExportError> {
         let error = |source| ExportError::Unwritable { path: dir.to_owned(), source };
         let is_new = !dir.exists();
-        // A link at the end must not be replaced by a directory, nor followed if another user owns it.
+        // A link as the last component must not be replaced by a directory, nor followed if another user owns it.
         if let Err(failed) = std::fs::create_dir_all(dir)
             && failed.kind() != io::ErrorKind::AlreadyExists
         {
@@ -147,7 +147,7 @@ impl TuneMyGc {
         Ok(Self { to, clock, dialect, open: HashMap::new(), without_token: 0 })
     }
 
-    /// Writes what there is of the set of a process and begins its next part, if the part is long enough.
+    /// Writes the samples collected for a process and starts its next part, if the part is long enough.
     fn cut(&mut self, pid: u32) -> Result<(), ExportError> {
         let Some(open) = self.open.get(&pid) else { return Ok(()) };
         let reached = |most: Option<NonZeroU32>, now: u32| most.is_some_and(|most| now >= most.get());
@@ -160,7 +160,7 @@ impl TuneMyGc {
         if due || open.set.samples.len() >= MAX_SAMPLES { self.write(pid, false) } else { Ok(()) }
     }
 
-    /// Writes what there is of the set of a process; `last` ends it, else its next part begins.
+    /// Writes the samples collected for a process; `last` ends the set, otherwise the next part starts.
     fn write(&mut self, pid: u32, last: bool) -> Result<(), ExportError> {
         self.draft_of(pid);
         let Some(open) = self.open.get_mut(&pid) else { return Ok(()) };
@@ -189,7 +189,7 @@ impl TuneMyGc {
         }
     }
 
-    /// Puts what is new in the sets on disk, if it is time.
+    /// Writes new samples of the sets to disk, if it is time.
     fn draft(&mut self) {
         let To::Collector { journal, drafted_ns, .. } = &mut self.to else { return };
         let now = monotonic_ns();
@@ -202,8 +202,8 @@ impl TuneMyGc {
         }
     }
 
-    /// Puts what is new in the set of a process on disk: it is handed over, and the sending thread may be busy with a collector that
-    /// does not answer.
+    /// Writes new samples of the set of a process to disk: the set is being handed over, and the sending thread may be
+    /// busy with a collector that does not respond.
     fn draft_of(&mut self, pid: u32) {
         let To::Collector { journal, .. } = &mut self.to else { return };
         if let Some(open) = self.open.get_mut(&pid) {
@@ -212,7 +212,7 @@ impl TuneMyGc {
     }
 }
 
-/// Puts what is new in a set on disk. After an error that ends.
+/// Writes new samples of a set to disk. After an error, no more drafts are written.
 fn append(journal: &mut Option<Journal>, open: &mut Open) {
     let Some(writes) = journal else { return };
     if let Err(error) = writes.append(&open.set, &mut open.draft) {
@@ -221,7 +221,7 @@ fn append(journal: &mut Option<Journal>, open: &mut Open) {
     }
 }
 
-/// The path of an open directory, whatever its name is by now.
+/// The path of an open directory, whatever its current name.
 fn opened(dir: &OwnedFd) -> PathBuf {
     PathBuf::from(format!("/proc/self/fd/{}", dir.as_raw_fd()))
 }
@@ -302,7 +302,7 @@ impl TuneMyGc {
     fn cycle(&mut self, process: &Process, cycle: &GcCycle) -> Result<(), ExportError> {
         let origin = Origin { process, clock: self.clock };
         let Some(open) = self.open.get_mut(&process.pid) else { return Ok(()) };
-        // Where nothing could be read before the VM's first GC, that is where our knowledge begins.
+        // If nothing could be read before the VM's first GC, the set starts there.
         open.boot(origin, &cycle.start);
         open.push(origin, EventName::GcCycleStarted, &cycle.start, None);
         if let Some(end) = &cycle.end {

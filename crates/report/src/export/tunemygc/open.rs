@@ -1,4 +1,4 @@
-//! The set of a process that is being traced, while it grows.
+//! The unfinished set of a process that is being traced.
 
 use gctrace_tunemygc::printable::printable_json;
 use serde_json::{Map, Value, json, value::RawValue};
@@ -11,28 +11,28 @@ use crate::{
     ruby::stat::GcInfo,
 };
 
-/// A set that grows.
+/// An unfinished set.
 pub(super) struct Open {
     pub(super) set: SampleSet,
-    /// Time of the first sample.
+    /// Time of the first sample, nanoseconds.
     first_ns: u64,
-    /// Time of the latest sample.
+    /// Time of the latest sample, nanoseconds.
     last_ns: u64,
     name: String,
     heap_keys: Vec<&'static str>,
-    /// `GC.stat_heap` at the last sample that has it, and which that is.
+    /// `GC.stat_heap` at the last sample that has it, and the index of that sample.
     heaps: Vec<Vec<u64>>,
     with_heaps: Option<usize>,
     part: u32,
-    /// Cycles in this part.
+    /// Number of cycles in this part.
     pub(super) cycles: u32,
-    /// Units of work in this part.
+    /// Number of units of work in this part.
     pub(super) units: u32,
     booted: bool,
     pub(super) draft: Option<Draft>,
 }
 
-/// Where the samples of a set come from.
+/// The source of the samples of a set.
 #[derive(Clone, Copy)]
 pub(super) struct Origin<'a> {
     pub(super) process: &'a Process,
@@ -40,7 +40,7 @@ pub(super) struct Origin<'a> {
 }
 
 impl Open {
-    /// An empty one.
+    /// An empty set.
     pub(super) fn new(header: Header, process: &Process) -> Self {
         let start = process.start_ts.map_or_else(|| "unknown".to_owned(), |ts| format!("{ts:.2}"));
         Self {
@@ -59,14 +59,14 @@ impl Open {
         }
     }
 
-    /// What is known of the process begins with this state, unless something was known before.
+    /// Starts the set with this state, unless it has started already.
     pub(super) fn boot(&mut self, origin: Origin<'_>, state: &GcState) {
         if self.booted {
             return;
         }
         self.booted = true;
         self.push(origin, EventName::Booted, state, None);
-        // How long it had run by then: what came before is in no sample.
+        // The age of the process at that time: no sample covers what came before.
         let age =
             origin.process.start_ts.map(|start| (origin.clock.epoch_seconds(state.ts_ns) - start).max(0.0));
         if let (Some(age), Some(sample)) = (age, self.set.samples.last_mut()) {
@@ -75,7 +75,7 @@ impl Open {
         }
     }
 
-    /// A unit of work, whose state is known at its begin and at its end.
+    /// Adds a unit of work, if the states at its start and at its end are known.
     pub(super) fn unit(&mut self, origin: Origin<'_>, request: &Request) {
         let Some(states) = request.gc_states.as_deref() else { return };
         self.boot(origin, &states.begin);
@@ -96,7 +96,7 @@ impl Open {
     ) {
         let first = self.set.samples.is_empty();
         if !state.heaps.is_empty() {
-            // Into the same memory each time.
+            // This reuses the allocated memory.
             self.heaps.clone_from(&state.heaps);
             self.with_heaps = Some(self.set.samples.len());
         }
@@ -117,13 +117,13 @@ impl Open {
         self.last_ns = self.last_ns.max(state.ts_ns);
     }
 
-    /// From its first sample to the latest, nanoseconds.
+    /// Time from the first to the latest sample, nanoseconds.
     pub(super) fn span_ns(&self) -> u64 {
         self.last_ns.saturating_sub(self.first_ns)
     }
 
-    /// Takes what there is, as text if there is anything, and the name of its file without extension. `last` ends it, else its next
-    /// part begins.
+    /// Takes the samples collected so far, as text if there are any, and the name of the file without extension. `last`
+    /// ends the set, otherwise its next part starts.
     pub(super) fn take(&mut self, last: bool) -> (Option<String>, String) {
         if let Some(sample) = self.with_heaps.take().and_then(|at| self.set.samples.get_mut(at))
             && sample.event != EventName::Booted
@@ -140,8 +140,7 @@ impl Open {
     }
 }
 
-/// Puts samples in the order of their times: cycles and units are handed over when they are complete. What is known begins with BOOTED, and
-/// ends with TERMINATED.
+/// Sorts samples by time: cycles and units are handed over when they are complete. The first sample is BOOTED, and the last is TERMINATED.
 fn in_order(samples: &mut [Sample]) {
     let rank = |sample: &Sample| match sample.event {
         EventName::Booted => 0,
@@ -153,14 +152,14 @@ fn in_order(samples: &mut [Sample]) {
         && booted.event == EventName::Booted
         && earliest.ts < booted.ts
     {
-        // A cycle that had begun before was complete later: then that is where knowledge begins.
+        // A cycle that had begun earlier was completed later: BOOTED then takes the state of that sample.
         let meta = booted.meta.take();
         *booted = Sample { event: EventName::Booted, meta, ..earliest.clone() };
     }
 }
 
-/// `GC.stat_heap` as the `meta` of the first and the last sample of a set that have it, which are BOOTED and TERMINATED in a set of a whole
-/// process: `{"stat_heap": {"0": {KEY: value, …}, …}}`; nothing before 3.2, which has one heap.
+/// `GC.stat_heap` as the `meta` of the first and the last sample of a set that have it, which are BOOTED and TERMINATED
+/// in a set of a whole process: `{"stat_heap": {"0": {KEY: value, …}, …}}`; `None` before 3.2, which has a single heap.
 fn heaps_meta(keys: &[&'static str], heaps: &[Vec<u64>]) -> Option<Box<RawValue>> {
     if keys.is_empty() || heaps.is_empty() {
         return None;
@@ -168,7 +167,7 @@ fn heaps_meta(keys: &[&'static str], heaps: &[Vec<u64>]) -> Option<Box<RawValue>
     serde_json::value::to_raw_value(&json!({ "stat_heap": StatHeap { keys, heaps } })).ok()
 }
 
-/// The same object with one more entry.
+/// The same object with an additional entry.
 fn with_entry(meta: Option<&RawValue>, key: &str, value: Value) -> Option<Box<RawValue>> {
     let object = meta.and_then(|meta| serde_json::from_str::<Map<String, Value>>(meta.get()).ok());
     let mut object = object.unwrap_or_default();

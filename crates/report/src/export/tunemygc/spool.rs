@@ -1,4 +1,4 @@
-//! Sets that wait to be sent, on disk: bounded, oldest dropped first, and still there after a restart.
+//! The on-disk queue of sets to send: its size is limited, the oldest are dropped first, and it survives restarts.
 
 use std::{
     collections::VecDeque,
@@ -15,7 +15,7 @@ use crate::{
     private_dir::PrivateDir,
 };
 
-/// A set on its way to the spool. As long as it is not there, it is in its draft.
+/// A set on its way to the spool. Until it is there, it is kept in its draft.
 #[derive(Debug)]
 pub(super) struct Handed {
     pub(super) text: String,
@@ -23,7 +23,7 @@ pub(super) struct Handed {
 }
 
 impl Drop for Handed {
-    /// It is in the spool, or it was dropped and counted. A run that is killed drops nothing.
+    /// The set is in the spool, or was dropped and counted. This does not run if the process is killed.
     fn drop(&mut self) {
         if let Some(draft) = self.draft.take() {
             draft.discard();
@@ -31,36 +31,36 @@ impl Drop for Handed {
     }
 }
 
-/// A set that waits.
+/// A queued set.
 #[derive(Debug)]
 struct Entry {
     name: OsString,
     size: u64,
-    /// How often this run tried in vain to send it.
+    /// Number of failed attempts of this run to send it.
     attempts: u32,
 }
 
-/// Sets that wait.
+/// The queued sets.
 #[derive(Debug)]
 pub(super) struct Spool {
     dir: Arc<PrivateDir>,
     waiting: VecDeque<Entry>,
     bytes: u64,
     limit: u64,
-    /// Sets dropped because there was no room or they could not be read, not reported yet.
+    /// Number of sets dropped because they exceeded the limit or could not be read, not reported yet.
     gone: u64,
     made: u64,
-    /// Shared by all runs that send what is here.
+    /// A shared lock, held by all runs that send what is in this directory.
     lock: Option<File>,
 }
 
 impl Spool {
-    /// Opens the spool `name` in a directory. Both are made if they are not there, for their owner only: sets carry tokens, and
-    /// what lies there is sent. Directories of others, and links, are refused. What earlier runs left is sent first, unless
-    /// another run is sending: which sets are its own cannot be seen.
+    /// Opens the spool `name` in a directory. Both are created if they do not exist, accessible only to their owner: sets
+    /// contain tokens, and everything in the spool is sent. Links, and directories of other users, are refused. Sets left by
+    /// earlier runs are sent first, unless another run is sending: its sets cannot be distinguished from those left over.
     pub(super) fn open(base: &Path, name: &str, limit: u64) -> io::Result<Self> {
         let dir = PrivateDir::create(base).and_then(|base| base.child(name))?;
-        // Of runs that begin at the same time one looks after the other: a lock that becomes a shared one is free for a moment.
+        // Runs that start at the same time check one after the other: converting an exclusive lock to a shared one releases it briefly.
         let turn = dir.folder()?;
         turn.lock()?;
         let lock = dir.lock_file("lock")?;
@@ -86,16 +86,16 @@ impl Spool {
             spool.bytes = left.iter().map(|entry| entry.size).sum();
             spool.waiting = left.into();
             spool.shed(0);
-            // The directory cannot be borrowed while sets are added to it.
+            // `spool.dir` cannot be borrowed while sets are added to `spool`.
             let dir = Arc::clone(&spool.dir);
-            // A full disk ends no run: a draft that cannot become a set stays for the next one.
+            // A full disk does not end the run: a draft that cannot be turned into a set stays for the next one.
             if let Err(error) = journal::left(&dir, |stem, set| spool.add(stem, set)) {
                 log::warn!("{}: sets of an earlier run stay for the next one: {error}", dir.path().display());
             }
         }
         match lock.try_lock_shared() {
             Ok(()) => spool.lock = Some(lock),
-            // An earlier version, which holds it alone.
+            // An earlier version of gctrace holds an exclusive lock.
             Err(TryLockError::WouldBlock) => {}
             Err(TryLockError::Error(error)) => return Err(error),
         }
@@ -118,7 +118,7 @@ impl Spool {
         }
     }
 
-    /// Makes room for this many bytes.
+    /// Drops the oldest sets until `more` bytes fit.
     fn shed(&mut self, more: u64) {
         while self.bytes + more > self.limit && !self.waiting.is_empty() {
             self.gone += 1;
@@ -126,7 +126,7 @@ impl Spool {
         }
     }
 
-    /// Where they wait.
+    /// The directory of the queue.
     pub(super) fn dir(&self) -> &Path {
         self.dir.path()
     }
@@ -172,7 +172,7 @@ impl Backlog for Spool {
         self.forget();
     }
 
-    /// In memory only: the next run begins with the oldest again.
+    /// In memory only: the next run starts with the oldest again.
     fn requeue(&mut self) {
         if !self.waiting.is_empty() {
             self.waiting.rotate_left(1);
@@ -211,7 +211,7 @@ mod tests {
         spool.add(&unique_stem(spool.made), set).unwrap();
     }
 
-    /// First in, first out, over restarts, and only one run takes what was left.
+    /// First in, first out, across restarts, and only one run takes what was left.
     #[test]
     fn survives() {
         let dir = tempfile::tempdir().unwrap();
@@ -234,7 +234,7 @@ mod tests {
         assert_eq!(mode & 0o777, 0o700);
     }
 
-    /// What a run is still sending is not taken from it, although the one that began before it has ended.
+    /// A run does not take sets that another run is still sending, even if the run that started before that one has ended.
     #[test]
     fn several_runs() {
         let dir = tempfile::tempdir().unwrap();
@@ -251,7 +251,7 @@ mod tests {
         assert_eq!(open().len(), 1);
     }
 
-    /// It never takes more room than it may; the oldest go first and are counted.
+    /// The limit is never exceeded; the oldest sets are dropped first and are counted.
     #[test]
     fn bounded() {
         let dir = tempfile::tempdir().unwrap();

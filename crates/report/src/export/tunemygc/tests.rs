@@ -1,4 +1,4 @@
-//! The client against servers that do what it must bear.
+//! The client against servers that misbehave in the ways it must tolerate.
 
 use std::{
     io::{BufRead as _, BufReader, Read as _, Write as _},
@@ -24,7 +24,7 @@ use crate::{
 /// What a server received: whether it was gzip, and the set.
 type Got = (bool, String);
 
-/// A server that gives these answers, one to each request, each with the headers that go with it.
+/// A server that gives these responses, one per request, each with its headers.
 fn server(listener: TcpListener, answers: Vec<(u16, &'static str, &'static str)>) -> JoinHandle<Vec<Got>> {
     std::thread::spawn(move || {
         let mut all = Vec::new();
@@ -71,15 +71,14 @@ fn local() -> (TcpListener, SocketAddr) {
     (listener, address)
 }
 
-/// Files that wait below a directory.
+/// Number of files waiting below a directory.
 fn waiting(dir: &Path) -> usize {
     let dirs = std::fs::read_dir(dir).unwrap().flatten();
     let files = dirs.flat_map(|dir| std::fs::read_dir(dir.path()).unwrap().flatten());
     files.filter(|file| file.path().extension().is_some_and(|extension| extension == "json")).count()
 }
 
-/// A set that is always answered with 500 does not hold up the sets behind it: they are sent after its third attempt, and it waits for
-/// the next run.
+/// A set that always gets a 500 does not hold up the sets behind it: they are sent after its third attempt, and it is kept for the next run.
 #[test]
 fn one_that_fails() {
     static SAID: Mutex<Vec<String>> = Mutex::new(Vec::new());
@@ -95,7 +94,7 @@ fn one_that_fails() {
         client.send(format!("[set {n}]"), None);
     }
     let begun = Instant::now();
-    // All are on disk before one has gone.
+    // All are on disk before the first has been sent.
     while waiting(dir.path()) != 4 && begun.elapsed() < Duration::from_secs(1) {
         std::thread::sleep(Duration::from_millis(1));
     }
@@ -114,8 +113,8 @@ fn one_that_fails() {
     assert_eq!(waiting(dir.path()), 1);
 }
 
-/// Every answer is handled and reported: 500 and a broken connection are tried again, the rest is final; gzip is sent only
-/// right after an answer that says it may be.
+/// Every response is handled and reported: a 500 and a broken connection are retried, the others are final; gzip is
+/// sent only right after a response that permits it.
 #[test]
 fn answers() {
     static SAID: Mutex<Vec<String>> = Mutex::new(Vec::new());
@@ -144,7 +143,7 @@ fn answers() {
     for set in &sets {
         client.send(set.clone(), None);
     }
-    // The pause after the 500 must be over before the end is near: then each set has one chance only.
+    // The pause after the 500 must be over before the end: then each set has only one attempt left.
     let begun = Instant::now();
     while waiting(dir.path()) > 0 || begun.elapsed() < Duration::from_millis(300) {
         assert!(begun.elapsed() < Duration::from_secs(20));
@@ -174,7 +173,7 @@ fn answers() {
     }
 }
 
-/// What cannot be sent waits on disk, and another run sends it: the same sets, in order, once each.
+/// What cannot be sent is kept on disk, and another run sends it: the same sets, in order, once each.
 #[test]
 fn restarts() {
     static SAID: Mutex<Vec<String>> = Mutex::new(Vec::new());
@@ -213,7 +212,7 @@ fn restarts() {
     }
 }
 
-/// A server that never answers does not block tracing; what exceeds the queue is dropped and counted.
+/// A server that never responds does not block tracing; what exceeds the queue is dropped and counted.
 #[test]
 fn never_waits() {
     let dir = tempfile::tempdir().unwrap();
@@ -221,7 +220,7 @@ fn never_waits() {
     let client = Client::start(&target(address, dir.path()), |_| {}).unwrap();
     client.send("[0]".to_owned(), None);
     let (silent, _) = listener.accept().unwrap();
-    // The thread waits for the answer now: nothing is taken out of the queue.
+    // The thread is waiting for the response now, so nothing is taken out of the queue.
     let large = "x".repeat(1 << 20);
     let begun = Instant::now();
     for _ in 0..100 {
@@ -241,7 +240,7 @@ fn never_waits() {
     assert_eq!(counted(&client), (101, 0, 0, 36, 65));
 }
 
-/// A set is sent after a number of units of work, whole: the begin and the end of each are in the same set.
+/// A set is sent after a number of units of work, complete: the start and the end of each unit are in the same set.
 #[test]
 fn sync_units() {
     let dir = tempfile::tempdir().unwrap();

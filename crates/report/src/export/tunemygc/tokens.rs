@@ -1,4 +1,4 @@
-//! Which application the sets of a process belong to.
+//! Selects the application that the sets of a process belong to.
 
 use std::{collections::BTreeMap, fs, path::Path};
 
@@ -6,41 +6,41 @@ use serde::Deserialize;
 
 use crate::model::Process;
 
-/// Tokens by what a process belongs to, and one for all others.
+/// Tokens by properties of a process, and a default.
 ///
-/// Units, control groups and users come from the kernel. Service names come from the processes themselves: any user who may start a
-/// process can choose its name, and could send samples to the application of others, which take their settings from it.
+/// Units, control groups and users come from the kernel. Service names come from the processes themselves: any user who may start
+/// a process can choose its name, and could send samples to the application of another user, which takes its settings from them.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Tokens {
-    /// Token for processes that have no other.
+    /// Token for processes without a more specific one.
     pub default: Option<String>,
-    /// By service of the system, e.g. `shop.service`; of instances also by template, `shop@.service`.
+    /// By system service, e.g. `shop.service`; for instances also by template, `shop@.service`.
     #[serde(default)]
     pub units: BTreeMap<String, String>,
-    /// By path of a control group and what is below it, e.g. `/kubepods.slice`; the longest one counts.
+    /// By path of a control group, including everything below it, e.g. `/kubepods.slice`; the longest match wins.
     #[serde(default)]
     pub cgroups: BTreeMap<String, String>,
     /// By user id.
     #[serde(default)]
     pub users: BTreeMap<String, String>,
-    /// By service, if `trust_environment`.
+    /// By service name, if `trust_environment`.
     #[serde(default)]
     pub services: BTreeMap<String, String>,
-    /// Whether names of services are believed.
+    /// Whether service names are trusted.
     #[serde(default)]
     pub trust_environment: bool,
 }
 
 impl Tokens {
-    /// Reads a TOML file: `default = "TOKEN"` and `[units]`, `[cgroups]`, `[users]` and `[services]` with lines `NAME = "TOKEN"`. An
-    /// error says what is wrong with it, and quotes no token.
+    /// Reads a TOML file: `default = "TOKEN"` and `[units]`, `[cgroups]`, `[users]` and `[services]` with lines
+    /// `NAME = "TOKEN"`. An error says what is wrong with the file, and quotes no token.
     pub fn read(path: &Path) -> Result<Self, String> {
         Self::parse(&fs::read_to_string(path).map_err(|error| error.to_string())?)
     }
 
     fn parse(text: &str) -> Result<Self, String> {
-        // The library's errors quote the line, and its messages contain names and numbers, which may be tokens in the wrong place.
+        // The library's errors quote the line, and its messages contain names and numbers, which may be misplaced tokens.
         let parsed: Result<Self, toml::de::Error> = toml::from_str(text);
         let tokens = parsed.map_err(|error| {
             let before = error.span().and_then(|span| text.get(..span.start)).unwrap_or_default();
@@ -57,7 +57,7 @@ impl Tokens {
                         users of this host may feed these applications, say `trust_environment = true` at the top"
                 .to_owned());
         }
-        // Others would match nothing, and say nothing.
+        // Other names would never match, without a message.
         if tokens.units.keys().any(|unit| unit.strip_suffix(".service").is_none_or(str::is_empty)) {
             return Err("[units] takes names of services as systemd has them, with `.service`; what is in a scope or a slice is selected by \
                         its path in [cgroups]"
@@ -106,14 +106,14 @@ impl Tokens {
         found.max_by_key(|(group, _)| group.len()).map(|(_, token)| token)
     }
 
-    /// Whether there is none at all.
+    /// Whether there are no tokens at all.
     pub fn is_empty(&self) -> bool {
         self.all().next().is_none()
     }
 }
 
-/// The unit that the system's manager made: the outermost one. What is below it was made by the unit itself, or by the manager
-/// of a user, who names units freely.
+/// The unit created by the system manager: the outermost one. Anything below it was created by the unit itself, or by
+/// a user manager, whose user can name units freely.
 fn system_unit(path: &str) -> Option<&str> {
     let unit = path.split('/').find(|part| !part.is_empty() && part.strip_suffix(".slice").is_none())?;
     unit.strip_suffix(".service").map(|_| unit)
@@ -164,7 +164,7 @@ mod tests {
         assert!(read("[services]\nshop = 'aa'\n").unwrap_err().contains("trust_environment"));
     }
 
-    /// What the kernel says of a process counts; what the process says of itself only where it is trusted.
+    /// What the kernel says about a process is used; what the process says about itself is used only if trusted.
     #[test]
     fn whose() {
         let tokens = read(
@@ -196,7 +196,7 @@ mod tests {
     }
 
     proptest::proptest! {
-        /// No damage makes the reader panic, or an error quote a token. (`PROPTEST_CASES=1000000` for longer.)
+        /// No damage makes the reader panic, or an error quote a token. (`PROPTEST_CASES=1000000` for a longer run.)
         #[test]
         fn damaged(changes in proptest::collection::vec((0_usize..80, 0_usize..6, "[\\[\\]='\"#.\n\\\\a-z0-9é]{0,4}"), 0..6)) {
             let mut text = "default = 'SECRETSECRET'\ntrust_environment = true\n[services]\nshop = \"SECRETSECRET\"\n'a b' = 'SECRETSECRET'\n".to_owned();

@@ -1,8 +1,8 @@
-//! Addresses of servers, as users write them.
+//! Addresses of servers, as entered by users.
 
 use ureq::http::Uri;
 
-/// What a server speaks.
+/// The protocol of a server.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Protocol {
     /// HTTP/1.1.
@@ -12,25 +12,25 @@ pub enum Protocol {
     Grpc,
 }
 
-/// Where something is sent.
+/// The destination of uploads.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Address {
-    /// `http://` or `https://` address without a `/` at its end.
+    /// `http://` or `https://` address without a trailing `/`.
     pub url: String,
-    /// What is spoken there.
+    /// The protocol.
     pub protocol: Protocol,
 }
 
-/// Port of OTLP/gRPC where none is named.
+/// Default port of OTLP/gRPC.
 const OTLP_PORT: u16 = 4317;
 
 impl Address {
-    /// A server that is reached over HTTP.
+    /// A server reached over HTTP. `None` if it is not a valid http:// or https:// address (see [`web`]).
     pub fn http(url: &str) -> Option<Self> {
         web(url).map(|url| Self { url, protocol: Protocol::Http })
     }
 
-    /// A server that is reached over gRPC. `None` if it is not a grpc://, grpcs://, http:// or https:// address of a host.
+    /// A server reached over gRPC. `None` if it is not a grpc://, grpcs://, http:// or https:// address of a host.
     pub fn grpc(text: &str) -> Option<Self> {
         let text = text.trim_end_matches('/');
         let own = text.strip_prefix("grpcs://").map(|host| ("https", host));
@@ -49,8 +49,8 @@ impl Address {
             .then_some(Self { url, protocol: Protocol::Grpc })
     }
 
-    /// An OTLP receiver. The address's scheme says what it speaks, or else the flag, or else OpenTelemetry's environment
-    /// variable, or else it is HTTP. An error is what is wrong.
+    /// An OTLP receiver. The protocol is that of the address's scheme, otherwise that of the flag, otherwise that of
+    /// OpenTelemetry's environment variable, otherwise HTTP. An error says what is wrong.
     pub fn otlp(text: &str, flag: Option<Protocol>, environment: Option<&str>) -> Result<Self, String> {
         let is_grpc = text.starts_with("grpc://") || text.starts_with("grpcs://");
         if is_grpc && flag == Some(Protocol::Http) {
@@ -77,8 +77,8 @@ impl Address {
     }
 }
 
-/// An http:// or https:// address without a `/` at its end, to which paths are added; `None` if it is not one, or has a query, a fragment or
-/// characters that an address cannot have.
+/// An http:// or https:// address without a trailing `/`, to which paths are appended; `None` if it is not one, or has
+/// a query, a fragment or characters that are invalid in an address.
 pub fn web(text: &str) -> Option<String> {
     let url = text.trim_end_matches('/');
     let host = url.strip_prefix("https://").or_else(|| url.strip_prefix("http://"))?;
@@ -86,7 +86,7 @@ pub fn web(text: &str) -> Option<String> {
     (is_plain && url.parse::<Uri>().is_ok()).then(|| url.to_owned())
 }
 
-/// An address for messages, without a user's name and password.
+/// An address for messages, without user name and password.
 pub(in crate::export) fn shown(url: &str) -> String {
     let Some((scheme, rest)) = url.split_once("://") else { return url.to_owned() };
     let end = rest.find(['/', '?', '#']).unwrap_or(rest.len());
@@ -98,7 +98,7 @@ pub(in crate::export) fn shown(url: &str) -> String {
 mod tests {
     use super::*;
 
-    /// No name and no password is shown, and nothing else is missing.
+    /// Neither name nor password is shown, and nothing else is missing.
     #[test]
     fn without_user() {
         for (url, expected) in [
@@ -112,7 +112,7 @@ mod tests {
         }
     }
 
-    /// Addresses are taken with and without a slash at the end.
+    /// Addresses are accepted with and without a trailing slash.
     #[test]
     fn addresses() {
         assert_eq!(web("http://h:1/a/").as_deref(), Some("http://h:1/a"));
@@ -123,7 +123,7 @@ mod tests {
         }
     }
 
-    /// Scheme before flag before environment; what contradicts itself is refused.
+    /// The scheme precedes the flag, which precedes the environment; contradictions are refused.
     #[test]
     fn otlp() {
         let of = |text, flag, environment| Address::otlp(text, flag, environment);

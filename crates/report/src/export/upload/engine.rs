@@ -1,6 +1,6 @@
-//! The upload engine: a queue in front of a peer that may be slow, away or hostile. Tracing hands jobs over and never waits; one
-//! thread sends them, in order, and retries with back-off. Where jobs wait ([`Backlog`]: in memory, or on disk) and how one is sent
-//! ([`Peer`]) is the user's; the counts, the retries, the bounds and what is said about them are here.
+//! The upload engine: a queue in front of a peer that may be slow, unreachable or hostile. The tracer hands over jobs and never blocks;
+//! one thread sends them, in order, and retries with back-off. Users of the engine define where jobs are queued ([`Backlog`]: in memory
+//! or on disk) and how one is sent ([`Peer`]); the engine does the counts, the retries, the limits and the messages about them.
 
 use std::{
     cell::{Cell, RefCell},
@@ -18,39 +18,39 @@ use super::notices::{Notices, Reason};
 
 /// The usual [`Policy::first_pause`].
 pub(in crate::export) const FIRST_PAUSE: Duration = Duration::from_secs(1);
-/// After this time, the final wait is announced.
+/// The final wait is announced after this time.
 const PROMPT: Duration = Duration::from_millis(500);
 
-/// Where jobs wait.
+/// The queue of jobs.
 pub(in crate::export) trait Backlog: Send + 'static {
-    /// What tracing hands over.
+    /// What the tracer hands over.
     type Job: Send + 'static;
     /// What the peer receives.
     type Item<'a>;
-    /// Adds a job at the end. `room` is what it occupies of the memory queue, until it is dropped.
+    /// Appends a job. `room` is its share of the memory queue, until it is dropped.
     fn push(&mut self, job: Self::Job, room: Room) -> io::Result<()>;
-    /// The item at the front. Those that cannot be sent any more are removed first ([`Backlog::take_gone`]).
+    /// The item at the front. Items that cannot be sent any more are removed first ([`Backlog::take_gone`]).
     fn front(&mut self) -> Option<Self::Item<'_>>;
-    /// Notes a failed attempt to send the front; returns how many there were.
+    /// Counts a failed attempt to send the front; returns the number of failed attempts.
     fn failed(&mut self) -> u32;
     /// Removes the front.
     fn pop(&mut self);
     /// Moves the front to the end.
     fn requeue(&mut self);
-    /// Replaces the front by its two halves, if it has any.
+    /// Replaces the front by its two halves, if it can be split; returns whether it was.
     fn halve(&mut self) -> bool;
-    /// How many jobs wait.
+    /// Number of queued jobs.
     fn len(&self) -> usize;
     /// What was removed without being sent since the last call.
     fn take_gone(&mut self) -> Gone;
-    /// Where jobs still wait after the end, for messages; `None` if they are lost with the process.
+    /// Where jobs remain queued after the end, for messages; `None` if they are lost with the process.
     fn keeps_in(&self) -> Option<String>;
 }
 
-/// Jobs that a [`Backlog`] removed by itself.
+/// Counts of jobs that a [`Backlog`] removed by itself.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(in crate::export) struct Gone {
-    /// Dropped: no room, or unreadable.
+    /// Dropped: no space, or unreadable.
     pub(in crate::export) dropped: u64,
     /// Nothing to send after all.
     pub(in crate::export) empty: u64,
@@ -58,9 +58,9 @@ pub(in crate::export) struct Gone {
 
 /// Sends one item.
 pub(in crate::export) trait Peer<B: Backlog>: Send + 'static {
-    /// Tries once. May block for as long as its own timeout.
+    /// Makes one attempt. May block for as long as its own timeout.
     fn send(&mut self, item: B::Item<'_>) -> Outcome<Receipt>;
-    /// Its address, for messages: without a password.
+    /// Its address for messages, without a password.
     fn url(&self) -> &str;
 }
 
@@ -69,18 +69,18 @@ pub(in crate::export) trait Peer<B: Backlog>: Send + 'static {
 pub(in crate::export) enum Outcome<A> {
     /// The peer accepted it.
     Accepted(A),
-    /// The peer accepts only smaller ones.
+    /// The peer accepts only smaller items.
     TooLarge,
-    /// The peer will never take it.
+    /// The peer will never accept it.
     Refused(Reason),
-    /// The peer is there, but does not take it now; not before this time, if it says one.
+    /// The peer is reachable, but does not accept it now. The duration is the minimum delay before a retry, if the peer gives one.
     Again(Reason, Option<Duration>),
-    /// The peer is away: others need not be tried.
+    /// The peer is unreachable: other items need not be tried.
     Unreachable(Reason),
 }
 
 impl<A> Outcome<A> {
-    /// The same outcome, with the answer of an acceptance mapped by `of`.
+    /// The same outcome, with the value of an acceptance mapped by `of`.
     pub(in crate::export) fn map<B>(self, of: impl FnOnce(A) -> B) -> Outcome<B> {
         match self {
             Self::Accepted(answer) => Outcome::Accepted(of(answer)),
@@ -95,46 +95,47 @@ impl<A> Outcome<A> {
 /// How a peer took what it accepted.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(in crate::export) enum Receipt {
-    /// Whole; with a line for the user.
+    /// Entirely; with a line for the user.
     Whole(Option<String>),
     /// It rejected a part.
     Partial(Reason),
 }
 
-/// What happens with a job that keeps failing.
+/// What happens to a job that keeps failing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::export) enum Failing {
     /// Dropped after this many attempts.
     Drop(u32),
-    /// After this many attempts while the peer was there, it goes to the end of the queue, so that the others pass. It is never dropped.
+    /// After this many attempts while the peer was reachable, it moves to the end of the queue, so that other jobs pass.
+    /// It is never dropped.
     Requeue(u32),
 }
 
-/// Bounds and names of an engine.
+/// Limits and names of an engine.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::export) struct Policy {
-    /// Of the peer, in messages.
+    /// Name of the peer in messages.
     pub(in crate::export) name: &'static str,
-    /// Of a job, in messages: singular and plural.
+    /// Name of a job in messages: singular and plural.
     pub(in crate::export) jobs: [&'static str; 2],
     /// Name of the thread.
     pub(in crate::export) thread: &'static str,
-    /// Most that may wait in memory, in units of [`Engine::send`]'s weight.
+    /// Capacity of the memory queue, in the units of [`Engine::send`]'s weight.
     pub(in crate::export) capacity: usize,
-    /// What happens with a job that keeps failing.
+    /// What happens to a job that keeps failing.
     pub(in crate::export) failing: Failing,
-    /// Before the second attempt; doubled with each failure in a row.
+    /// Pause before the second attempt; doubled with each consecutive failure.
     pub(in crate::export) first_pause: Duration,
-    /// The longest pause, whatever the peer asks for.
+    /// Maximum pause, whatever the peer asks for.
     pub(in crate::export) last_pause: Duration,
-    /// Time for what is left when tracing ends.
+    /// Time limit for sending what remains when tracing ends.
     pub(in crate::export) finish: Duration,
 }
 
-/// What became of jobs, all of which only grow but `waiting`: `made` is the sum of the others, without `partial`, which is a part of `sent`.
+/// The outcomes of jobs. All are monotonic except `waiting`. `made` is the sum of the others without `partial`, which is a part of `sent`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(in crate::export) struct Counts {
-    /// Handed over, or left by an earlier run; halves count as one more.
+    /// Handed over, or left by an earlier run; splitting a job counts one more.
     pub(in crate::export) made: u64,
     /// Accepted.
     pub(in crate::export) sent: u64,
@@ -142,7 +143,7 @@ pub(in crate::export) struct Counts {
     pub(in crate::export) partial: u64,
     /// Refused for good.
     pub(in crate::export) refused: u64,
-    /// Dropped: no room, not readable, or too many failures.
+    /// Dropped: no space, unreadable, or too many failures.
     pub(in crate::export) dropped: u64,
     /// Had nothing to send after all.
     pub(in crate::export) empty: u64,
@@ -150,7 +151,7 @@ pub(in crate::export) struct Counts {
     pub(in crate::export) waiting: u64,
 }
 
-/// What a job occupies of the memory queue; dropping it makes room.
+/// A job's share of the memory queue; dropping it makes room.
 #[derive(Debug)]
 pub(in crate::export) struct Room {
     used: Arc<AtomicUsize>,
@@ -163,7 +164,7 @@ impl Drop for Room {
     }
 }
 
-/// An uploading thread, as tracing sees it.
+/// The tracer's handle to an uploading thread.
 pub(in crate::export) struct Engine<J> {
     policy: Policy,
     queue: RefCell<Option<Sender<(J, Room)>>>,
@@ -171,9 +172,9 @@ pub(in crate::export) struct Engine<J> {
     counts: Arc<Mutex<Counts>>,
     overflowed: AtomicU64,
     ended: Receiver<()>,
-    /// When nothing more could be handed over.
+    /// When handing over was closed.
     closed: Cell<Option<Instant>>,
-    /// Nothing more may be sent: what became of all has been said.
+    /// Nothing more may be sent: the outcome of all jobs has been reported.
     given_up: Arc<AtomicBool>,
     thread: RefCell<Option<JoinHandle<()>>>,
     keeps_in: Option<String>,
@@ -187,7 +188,7 @@ fn lock(counts: &Mutex<Counts>) -> MutexGuard<'_, Counts> {
 }
 
 impl<J: Send + 'static> Engine<J> {
-    /// Starts the thread. What the backlog holds already is sent, too.
+    /// Starts the thread. Jobs already in the backlog are sent, too.
     pub(in crate::export) fn start<B: Backlog<Job = J>>(
         policy: Policy,
         mut backlog: B,
@@ -232,7 +233,7 @@ impl<J: Send + 'static> Engine<J> {
         })
     }
 
-    /// Hands a job over. Never waits: if the queue is full the job is dropped and counted.
+    /// Hands over a job. Never blocks: if the queue is full, the job is dropped and counted.
     pub(in crate::export) fn send(&self, job: J, weight: usize) {
         let queue = self.queue.borrow();
         let Some(queue) = queue.as_ref() else { return };
@@ -258,19 +259,19 @@ impl<J: Send + 'static> Engine<J> {
         counts.dropped += 1;
     }
 
-    /// What became of the jobs so far.
+    /// The outcomes of the jobs so far.
     pub(in crate::export) fn counts(&self) -> Counts {
         self.last.get().unwrap_or_else(|| *lock(&self.counts))
     }
 
-    /// Takes no more jobs, and begins to send what is left: the time for that runs from now on.
+    /// Accepts no more jobs, and starts sending what remains: its time limit runs from now on.
     pub(in crate::export) fn close(&self) {
         if self.queue.borrow_mut().take().is_some() {
             self.closed.set(Some(Instant::now()));
         }
     }
 
-    /// Sends what is left, for a while, and reports what became of all. `late` runs if that is not done at once.
+    /// Sends what remains, up to a time limit, and reports the outcome of all jobs. `late` runs if that is not done at once.
     pub(in crate::export) fn finish(&self, late: impl FnOnce()) {
         self.close();
         let Some(closed) = self.closed.take() else { return };
@@ -323,7 +324,7 @@ struct Worker<B, P> {
     counts: Arc<Mutex<Counts>>,
     given_up: Arc<AtomicBool>,
     notices: Notices,
-    /// Attempts in a row that failed.
+    /// Number of consecutive failed attempts.
     failures: u32,
     /// Earliest time of the next attempt.
     next: Instant,
@@ -345,14 +346,14 @@ impl<B: Backlog, P: Peer<B>> Worker<B, P> {
                 self.keep(job, room);
             }
         }
-        // Tracing has ended: everything gets one more chance, without a pause.
+        // Tracing has ended: every job gets one more attempt, without a pause.
         let mut chances = self.backlog.len();
         while chances > 0 && self.backlog.len() > 0 {
             let before = self.backlog.len();
             if !self.attempt(true) {
                 break;
             }
-            // Each of two halves has its own chance.
+            // Each of two halves has its own attempt.
             chances = chances - 1 + 2 * self.backlog.len().saturating_sub(before);
         }
         if !self.given_up.load(Ordering::Relaxed) {
@@ -360,7 +361,7 @@ impl<B: Backlog, P: Peer<B>> Worker<B, P> {
         }
     }
 
-    /// Takes what was handed over; false once nothing more can come.
+    /// Takes the jobs handed over; returns false once no more can come.
     fn accept(&mut self, jobs: &Receiver<(B::Job, Room)>) -> bool {
         loop {
             match jobs.try_recv() {
@@ -381,7 +382,7 @@ impl<B: Backlog, P: Peer<B>> Worker<B, P> {
         self.notices.report(&format!("a {job} is lost: it cannot be put into {place}"), &error.to_string());
     }
 
-    /// Jobs that the backlog removed have come to their end.
+    /// Counts the jobs that the backlog removed as finished.
     fn count_gone(&mut self) {
         let Gone { dropped, empty } = self.backlog.take_gone();
         let mut counts = lock(&self.counts);
@@ -390,21 +391,21 @@ impl<B: Backlog, P: Peer<B>> Worker<B, P> {
         counts.empty += empty;
     }
 
-    /// A job has come to its end.
+    /// Counts a job as finished.
     fn count(&self, how: impl FnOnce(&mut Counts)) {
         let mut counts = lock(&self.counts);
         counts.waiting -= 1;
         how(&mut counts);
     }
 
-    /// Tries the front once. `last`: tracing has ended. False if trying the others would be of no use.
+    /// Makes one attempt for the front. `last`: tracing has ended. Returns false if trying other jobs is useless.
     fn attempt(&mut self, last: bool) -> bool {
         let given_up = |of: &Self| of.given_up.load(Ordering::Relaxed);
         if given_up(self) {
             return false;
         }
         let outcome = self.backlog.front().map(|item| self.peer.send(item));
-        // What was under way at the end has been counted as not sent. If it was accepted it is not kept for the next run.
+        // A job in flight at the end has been counted as not sent. If it was accepted, it is not kept for the next run.
         if given_up(self) {
             if matches!(outcome, Some(Outcome::Accepted(_))) {
                 self.done(|counts| counts.sent += 1);
@@ -452,7 +453,7 @@ impl<B: Backlog, P: Peer<B>> Worker<B, P> {
         self.notices.because(&format!("{url}: a {job} is tried again"), &reason);
         let doubled = 2_u32.saturating_pow(self.failures.min(16));
         let pause = (self.policy.first_pause * doubled).min(self.policy.last_pause);
-        // Some servers round what they ask for down to whole seconds: 0 is no request to be asked again and again.
+        // Some servers round the delay down to whole seconds: 0 is not a request for immediate retries.
         let after = after.filter(|asked| !asked.is_zero());
         self.next = Instant::now() + after.unwrap_or(pause + jitter(pause)).min(self.policy.last_pause);
         self.failures += 1;
@@ -466,7 +467,7 @@ impl<B: Backlog, P: Peer<B>> Worker<B, P> {
         true
     }
 
-    /// The front has come to its end.
+    /// Removes the front, and counts it as finished.
     fn done(&mut self, how: impl FnOnce(&mut Counts)) {
         self.backlog.pop();
         self.count(how);
@@ -474,7 +475,7 @@ impl<B: Backlog, P: Peer<B>> Worker<B, P> {
     }
 }
 
-/// Up to a quarter of a pause, so that hosts that lost their server together do not come back together.
+/// Up to a quarter of a pause, so that hosts that lost their server at the same time do not reconnect at the same time.
 fn jitter(pause: Duration) -> Duration {
     let nanos =
         std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default().subsec_nanos();

@@ -1,4 +1,4 @@
-//! Unary calls over gRPC. Messages come encoded and answers go back as bytes: what is in them is the payload's business.
+//! Unary calls over gRPC. Messages are encoded by the payload, and responses are returned as bytes, which the payload interprets.
 
 use std::{fmt::Write as _, io, time::Duration};
 
@@ -30,13 +30,13 @@ const USUAL_LIMIT: usize = 4 << 20;
 
 /// A server.
 pub(super) struct Server {
-    /// Has a thread of its own, which keeps the connection alive while there is nothing to send.
+    /// It has a thread of its own, which keeps the connection alive while there is nothing to send.
     runtime: Runtime,
     channel: Channel,
     metadata: MetadataMap,
 }
 
-/// Something that bytes go through, encrypted or not.
+/// A byte stream, encrypted or not.
 trait Stream: AsyncRead + AsyncWrite + Send + Unpin {}
 
 impl<T: AsyncRead + AsyncWrite + Send + Unpin> Stream for T {}
@@ -86,8 +86,8 @@ async fn connect(uri: Uri, tls: Option<TlsConnector>) -> io::Result<TokioIo<Box<
     let port = uri.port_u16().unwrap_or(if tls.is_some() { 443 } else { 80 });
     let stream = TcpStream::connect((host, port)).await?;
     stream.set_nodelay(true)?;
-    // What is sent into a connection whose other end is gone without a word is otherwise sent again for a quarter of an hour
-    // (tcp(7), `tcp_retries2`), and each call meanwhile ends in its timeout.
+    // Otherwise data sent into a connection whose other end vanished silently would be retransmitted for a quarter of an
+    // hour (tcp(7), `tcp_retries2`), and each call meanwhile would end in its timeout.
     let unanswered_ms = u32::try_from(TIMEOUT.as_millis()).map_err(io::Error::other)?;
     sockopt::set_tcp_user_timeout(&stream, unanswered_ms)?;
     let stream: Box<dyn Stream> = match tls {
@@ -100,7 +100,7 @@ async fn connect(uri: Uri, tls: Option<TlsConnector>) -> io::Result<TokioIo<Box<
     Ok(TokioIo::new(stream))
 }
 
-/// What an answer to a message of this many bytes means (OTLP specification, "OTLP/gRPC Response").
+/// The meaning of a response to a message of `size` bytes (OTLP specification, "OTLP/gRPC Response").
 fn meaning(status: &Status, size: usize) -> Outcome<Bytes> {
     if let Some(reason) = unreached(status) {
         return Outcome::Unreachable(reason);
@@ -111,7 +111,7 @@ fn meaning(status: &Status, size: usize) -> Outcome<Bytes> {
     match status.code() {
         // The server itself reports it as temporary.
         Code::ResourceExhausted if asked.is_some() => Outcome::Again(reason, after),
-        // The specification has no code for this. gRPC's libraries say it in these ways.
+        // The specification has no code for this. gRPC's libraries report it in these ways.
         Code::ResourceExhausted | Code::OutOfRange if says_too_large(status.message()) => Outcome::TooLarge,
         Code::ResourceExhausted if size > USUAL_LIMIT => Outcome::TooLarge,
         Code::Cancelled
@@ -124,12 +124,12 @@ fn meaning(status: &Status, size: usize) -> Outcome<Bytes> {
     }
 }
 
-/// Why there was no answer, if there was none.
+/// Why there was no response; `None` if there was one.
 fn unreached(status: &Status) -> Option<Reason> {
     let mut cause = std::error::Error::source(status)?;
     let mut text = cause.to_string();
     while let Some(next) = cause.source() {
-        // Writing to a string does not fail.
+        // Writing to a string cannot fail.
         let _infallible = write!(text, ": {next}");
         cause = next;
     }
@@ -141,7 +141,7 @@ fn says_too_large(message: &str) -> bool {
     ["larger than max", "length too large", "exceeds maximum size"].iter().any(|text| message.contains(text))
 }
 
-/// When the server wants to be asked again, by its `google.rpc.RetryInfo`; 0 if that is there and does not say.
+/// The delay before a retry that the server asks for in its `google.rpc.RetryInfo`; 0 if that has no delay.
 fn retry_delay(details: &[u8]) -> Option<Duration> {
     let status = RpcStatus::decode(details).ok()?;
     let info = status.details.iter().find(|any| any.type_url.ends_with("/google.rpc.RetryInfo"))?;
@@ -229,7 +229,7 @@ mod tests {
         RpcStatus { details: vec![other, info] }.encode_to_vec().into()
     }
 
-    /// Only what OTLP calls retryable is sent again, and after what the server asks for.
+    /// Only what OTLP calls retryable is retried, after the delay that the server asks for.
     #[test]
     fn meanings() {
         use Code::*;

@@ -16,7 +16,7 @@ use bytes::Bytes;
 use super::{CONNECT, Reason, TIMEOUT, engine::Outcome};
 use crate::tls;
 
-/// An answer longer than this is cut off.
+/// Maximum bytes read of a response; a longer one is cut off.
 const MAX_ANSWER: u64 = 64 << 10;
 
 /// A server.
@@ -31,7 +31,7 @@ impl Server {
         Self { url: url.to_owned(), headers, agent: agent(TIMEOUT, CONNECT) }
     }
 
-    /// Sends a body that is compressed already.
+    /// Sends a body that is already compressed.
     pub(super) fn post(&self, path: &str, content_type: &str, body: &[u8]) -> Outcome<Bytes> {
         let mut request = self
             .agent
@@ -51,7 +51,7 @@ impl Server {
     }
 }
 
-/// What an answer means (OTLP specification, "OTLP/HTTP Response").
+/// The meaning of a response (OTLP specification, "OTLP/HTTP Response").
 fn meaning(code: u16, answer: Vec<u8>, after: Option<Duration>) -> Outcome<Bytes> {
     let reason = || Reason::quoting(&format!("answered {code}"), &String::from_utf8_lossy(&answer));
     match code {
@@ -62,8 +62,8 @@ fn meaning(code: u16, answer: Vec<u8>, after: Option<Duration>) -> Outcome<Bytes
     }
 }
 
-/// `Retry-After` (RFC 9110, section 10.2.3): seconds, or a date, which is compared with the peer's own clock where its answer says the time.
-/// For anything else the usual pause applies.
+/// `Retry-After` (RFC 9110, section 10.2.3): seconds, or a date, which is compared with the peer's own clock if its
+/// response has the time. For anything else the usual pause applies.
 pub(in crate::export) fn retry_after(headers: &HeaderMap) -> Option<Duration> {
     let text = |name| Some(headers.get(name)?.to_str().ok()?.trim());
     let wanted = text(header::RETRY_AFTER)?;
@@ -77,11 +77,11 @@ pub(in crate::export) fn retry_after(headers: &HeaderMap) -> Option<Duration> {
 
 pub(in crate::export) fn gzip(bytes: &[u8]) -> Vec<u8> {
     let mut out = GzEncoder::new(Vec::with_capacity(bytes.len() / 4), Compression::fast());
-    // Writing to memory does not fail.
+    // Writing to memory cannot fail.
     out.write_all(bytes).and_then(|()| out.finish()).unwrap_or_default()
 }
 
-/// A client that returns every answer, errors and redirects included.
+/// A client that returns every response, including errors and redirects.
 pub(in crate::export) fn agent(timeout: Duration, connect: Duration) -> Agent {
     tls::http(timeout, connect)
         .http_status_as_error(false)
@@ -95,7 +95,7 @@ pub(in crate::export) fn agent(timeout: Duration, connect: Duration) -> Agent {
 mod tests {
     use super::*;
 
-    /// Seconds and dates; a date by the clock of the peer, which may be wrong.
+    /// Seconds and dates; a date is relative to the clock of the peer, which may be wrong.
     #[test]
     fn pauses() {
         let after = |headers: &[(header::HeaderName, &str)]| {
@@ -114,7 +114,7 @@ mod tests {
         assert_eq!(after(&[]), None);
     }
 
-    /// Only what OTLP calls retryable is sent again.
+    /// Only what OTLP calls retryable is retried.
     #[test]
     fn meanings() {
         assert_eq!(meaning(200, b"x".to_vec(), None), Outcome::Accepted(b"x".as_slice().into()));

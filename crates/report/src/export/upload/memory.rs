@@ -1,4 +1,4 @@
-//! Payloads that wait in memory.
+//! Payloads queued in memory.
 
 use std::{collections::VecDeque, io};
 
@@ -9,10 +9,10 @@ use super::{
     engine::{Backlog, Gone, Room},
 };
 
-/// Payloads that wait. They are encoded when their turn comes, once.
+/// Queued payloads. Each is encoded once, when it reaches the front.
 pub(super) struct Memory {
     waiting: VecDeque<Entry>,
-    /// Prepares an encoded payload for sending, once.
+    /// Prepares an encoded payload for sending; called once per payload.
     prepare: fn(Vec<u8>) -> Bytes,
     gone: Gone,
 }
@@ -21,7 +21,7 @@ struct Entry {
     payload: Box<dyn Payload>,
     body: Option<Bytes>,
     attempts: u32,
-    /// Only one of two halves has it.
+    /// Of two halves, only one has it.
     room: Option<Room>,
 }
 

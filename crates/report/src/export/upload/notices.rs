@@ -1,4 +1,4 @@
-//! What is reported about a peer: text from peers is made safe to show, and repeated trouble is reported once, with a count.
+//! Reports about a peer: text from peers is made safe to display, and repeated trouble is reported once, with a count.
 
 use std::{
     fmt,
@@ -7,14 +7,14 @@ use std::{
 
 use gctrace_tunemygc::printable::printable_part;
 
-/// Repeated trouble is reported again after this time, with how often it happened since.
+/// Repeated trouble is reported again after this time, with the number of occurrences since.
 const AGAIN: Duration = Duration::from_mins(10);
-/// Most kinds of trouble kept apart; the one reported longest ago is dropped.
+/// Maximum number of kinds of trouble distinguished; the one reported longest ago is dropped.
 const KINDS: usize = 16;
-/// Most characters of a peer's text that are shown.
+/// Maximum number of characters of a peer's text shown.
 const SHOWN: usize = 200;
 
-/// Why something was not accepted: what happened, and what the peer said about it. Both are safe to show.
+/// Why something was not accepted: what happened, and what the peer said about it. Both are safe to display.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(in crate::export) struct Reason {
     what: String,
@@ -22,12 +22,12 @@ pub(in crate::export) struct Reason {
 }
 
 impl Reason {
-    /// What happened. Repeated trouble should have the same words.
+    /// What happened. Repeated trouble should have the same text.
     pub(in crate::export) fn new(what: &str) -> Self {
         Self::quoting(what, "")
     }
 
-    /// With the peer's own words, which may be different each time.
+    /// With the peer's own text, which may differ each time.
     pub(in crate::export) fn quoting(what: &str, said: &str) -> Self {
         let clean = |text: &str| printable_part(text.trim(), SHOWN);
         Self { what: clean(what), quoted: clean(said) }
@@ -45,14 +45,14 @@ impl fmt::Display for Reason {
 #[derive(Debug)]
 struct Notice {
     kind: String,
-    /// Its last words.
+    /// Its most recent text.
     text: String,
     said: Instant,
-    /// How often it happened without a report.
+    /// Number of occurrences without a report.
     more: u64,
 }
 
-/// What has been said.
+/// What has been reported.
 #[derive(Debug)]
 pub(super) struct Notices {
     name: &'static str,
@@ -104,7 +104,7 @@ impl Notices {
         self.said.push(Notice { kind, text, said: Instant::now(), more: 0 });
     }
 
-    /// Reports how often trouble occurred beyond its one report.
+    /// Reports the number of occurrences of each kind beyond its last report.
     pub(super) fn finish(&mut self) {
         for notice in std::mem::take(&mut self.said) {
             self.account(&notice);

@@ -1,4 +1,4 @@
-//! Writing what is kept to a file of its own.
+//! Writing what is kept to a new file.
 
 use std::{
     collections::HashSet,
@@ -27,19 +27,19 @@ use crate::{
     words::{data_size, span, utc},
 };
 
-/// How recordings are called by custom.
+/// The usual extension of recordings.
 const EXTENSION: &str = "gctrace";
-/// Nobody but its owner reads a recording: command lines are in it.
+/// A recording is readable only by its owner: it contains command lines.
 const MODE: u32 = 0o600;
 
-/// Where files go, and what they begin with.
+/// Where files are written, and what they start with.
 #[derive(Clone, Debug)]
 pub(super) struct Target {
     path: PathBuf,
     header: Header,
 }
 
-/// Chunks of a file besides those that are kept: how things stood when these begin, and what is not over when they end.
+/// Chunks of a file in addition to the kept ones: the state at their start, and the times that have not ended at their end.
 #[derive(Default)]
 struct Carried {
     filling: Filling,
@@ -48,7 +48,7 @@ struct Carried {
 }
 
 impl Carried {
-    /// Entries were added.
+    /// Counts an added entry.
     fn pushed(&mut self) -> io::Result<()> {
         self.entries += 1;
         if self.filling.is_full() { self.close() } else { Ok(()) }
@@ -84,8 +84,8 @@ impl Carried {
         Ok(carried)
     }
 
-    /// Times that are not over, and of which a part lies in what is kept. They begin when they did, as those that are over do: whoever
-    /// reads them takes the part that lies in the recording.
+    /// Times that have not ended, if a part of each lies in what is kept. They have their real start, as finished times
+    /// do: readers take the part that lies in the recording.
     fn open(kept: &Kept, open: &[(Process, StackSample)]) -> io::Result<Self> {
         let mut carried = Self::default();
         for (process, sample) in open {
@@ -99,7 +99,7 @@ impl Carried {
         Ok(carried)
     }
 
-    /// What had been counted by then.
+    /// The counters at the start.
     fn sums(&mut self, kept: &Kept, before: &[u8]) -> io::Result<()> {
         let unreadable =
             |Invalid(why)| io::Error::other(format!("a chunk that was kept cannot be read: {why}"));
@@ -125,7 +125,7 @@ impl Carried {
     }
 }
 
-/// A recording of what is kept, in parts that follow each other, with the times off the CPU that are not over.
+/// A recording of what is kept, as consecutive parts, with the times off the CPU that have not ended.
 pub(super) fn recording(
     kept: &Kept,
     open: &[(Process, StackSample)],
@@ -153,7 +153,7 @@ impl Target {
         &self.path
     }
 
-    /// Writes what is kept, complete or not at all, to a new file, and says so.
+    /// Writes what is kept to a new file, completely or not at all, and reports it.
     pub(super) fn write(
         &self,
         kept: &Kept,
@@ -165,7 +165,7 @@ impl Target {
         let Why { text: why, .. } = why;
         let said = why.clone();
         let mut bytes = 0;
-        // Times in the file count from where it begins.
+        // Times in the file are relative to its start.
         let header = Header { begun_ns: kept.from_ns, ..self.header.clone() };
         let written = recording(kept, open, header, why, at_ns).and_then(|parts| {
             write_new(&dir, &stem, &format!(".{EXTENSION}"), MODE, |out| {

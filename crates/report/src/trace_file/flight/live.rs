@@ -1,5 +1,5 @@
-//! A run that is recorded in memory to be read while it goes on: the last minutes of it, as a flight recorder keeps them, and nothing
-//! is ever written.
+//! A run that is recorded in memory and read while it is in progress: only its last minutes, as a flight recorder
+//! keeps them. Nothing is written to disk.
 
 use std::{
     collections::BTreeMap,
@@ -30,27 +30,27 @@ use crate::{
     },
 };
 
-/// Why such a recording exists, for its header.
+/// The reason for such a recording, in its header.
 const WHY: &str = "it is looked at while it goes on";
 
-/// The exporter that keeps it.
+/// The exporter that keeps the recording.
 #[derive(Debug)]
 pub struct LiveRecorder {
     store: Store,
-    /// When exporters were flushed last, `CLOCK_MONOTONIC` nanoseconds.
+    /// Time of the last flush, `CLOCK_MONOTONIC` nanoseconds.
     now_ns: u64,
     open: Arc<Mutex<Open>>,
-    /// What is open with the next account.
+    /// The value of `open` from the next account on.
     next_open: Option<Open>,
-    /// Threads whose times are over and have been handed over, but cannot be read yet.
+    /// Threads whose times have ended and been handed over, but are in a chunk that cannot be read yet.
     over: Vec<(u32, u32)>,
     ended: Arc<AtomicBool>,
 }
 
-/// Times off the CPU that are not over, by process and thread: one for each state that the thread was in meanwhile.
+/// Times off the CPU that have not ended, by process and thread: one for each state of the thread in this time.
 type Open = BTreeMap<(u32, u32), Vec<(Process, StackSample)>>;
 
-/// What it has, for other threads.
+/// Access to the recording from other threads.
 #[derive(Clone, Debug)]
 pub struct LiveRecording {
     ring: Arc<Mutex<Ring>>,
@@ -59,36 +59,36 @@ pub struct LiveRecording {
     ended: Arc<AtomicBool>,
 }
 
-/// How far a run is, and how much of it is kept.
+/// The progress of a run, and how much of it is kept.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LiveState {
-    /// Another one whenever there is more to read: about once a second.
+    /// Changes whenever there is more to read: about once a second.
     pub number: u64,
-    /// Since when everything is there, `CLOCK_MONOTONIC` nanoseconds.
+    /// Start of the kept time, `CLOCK_MONOTONIC` nanoseconds.
     pub from_ns: u64,
-    /// Until when, likewise.
+    /// End of the kept time, `CLOCK_MONOTONIC` nanoseconds.
     pub until_ns: u64,
-    /// Entries that were dropped because they were too old.
+    /// Number of entries dropped because they were too old.
     pub expired: u64,
-    /// Entries for which there was no room.
+    /// Number of entries dropped because the size limit was exceeded.
     pub displaced: u64,
-    /// Whether less than the time is kept for want of room.
+    /// Whether less than the configured time is kept because of the size limit.
     pub is_short: bool,
-    /// Whether tracing has ended: there will be nothing more.
+    /// Whether tracing has ended: nothing more will follow.
     pub ended: bool,
 }
 
-/// A recording of what is kept now, in parts that follow each other.
+/// A recording of what is kept now, as consecutive parts.
 #[derive(Clone, Debug)]
 pub struct Snapshot {
-    /// When that was.
+    /// The state at that time.
     pub state: LiveState,
-    /// Its bytes. Chunks are those that are kept, not copies of them.
+    /// The bytes of the recording. Its chunks are shared with the recorder, not copied.
     pub parts: Vec<Arc<[u8]>>,
 }
 
 impl LiveRecorder {
-    /// Keeps the last `keep_ns` nanoseconds of a run with this header, and `keep_bytes` compressed bytes at most.
+    /// Keeps the last `keep_ns` nanoseconds of a run with this header, and at most `keep_bytes` compressed bytes.
     pub fn new(header: Header, keep_ns: u64, keep_bytes: u64) -> (Self, LiveRecording) {
         let store = Store::new(keep_ns, keep_bytes, header.begun_ns);
         let ended = Arc::<AtomicBool>::default();
@@ -103,7 +103,7 @@ impl LiveRecorder {
         (Self { store, now_ns, open, next_open: None, over: Vec::new(), ended }, recording)
     }
 
-    /// Keeps something. A time that is over can be read as a whole from the moment on at which its open part no longer can.
+    /// Keeps something. A finished time becomes readable at the same moment at which its unfinished part is removed.
     fn keep(&mut self, keep: impl FnOnce(&mut Store)) {
         let mut open = lock_open(&self.open);
         keep(&mut self.store);
@@ -116,12 +116,12 @@ impl LiveRecorder {
 }
 
 impl LiveRecording {
-    /// What holds for the whole run.
+    /// The header of the run.
     pub fn header(&self) -> &Header {
         &self.header
     }
 
-    /// How far it is.
+    /// The current state of the run.
     pub fn state(&self) -> LiveState {
         self.state_of(&lock(&self.ring))
     }
@@ -147,7 +147,7 @@ impl LiveRecording {
     /// What is kept cannot be compressed, or what was compressed cannot be read.
     pub fn snapshot(&self) -> io::Result<Snapshot> {
         let (state, kept, open) = {
-            // Held until both are taken: what is over is in one of them at most.
+            // Held until both are taken: a finished time is in at most one of them.
             let open = lock_open(&self.open);
             let ring = lock(&self.ring);
             (self.state_of(&ring), ring.kept(), open.values().flatten().cloned().collect::<Vec<_>>())
@@ -193,7 +193,7 @@ impl Exporter for LiveRecorder {
         self.keep(|store| store.push(What::GvlGap(Box::new(encode::gap(gap)))));
     }
 
-    /// It can be read at any moment. The stack of a thread is read once for each of its sleeps.
+    /// The recording may be read at any moment. The stack of a thread is read once per sleep.
     fn account_follows(&mut self) -> bool {
         true
     }
@@ -223,7 +223,7 @@ impl Exporter for LiveRecorder {
     fn finish(&mut self, ledger: &Ledger) -> Result<(), ExportError> {
         let mut open = lock_open(&self.open);
         self.store.account(ledger, self.now_ns, true);
-        // What was not over has been handed over up to the end.
+        // Unfinished times have been handed over up to the end.
         open.clear();
         drop(open);
         self.ended.store(true, Ordering::Release);

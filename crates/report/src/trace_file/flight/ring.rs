@@ -1,32 +1,32 @@
-//! The chunks of the last minutes, and how things stood before the first of them. Pure.
+//! The chunks of the last minutes, and the state before the first of them. Pure.
 //!
-//! A chunk has its own tables, so any of them can be read without those before it. What a recording says once, at its beginning
-//! (which processes there are, that tracing has begun), and counts from the beginning of the run on (accounts, sums of the GVL), is
-//! remembered for what has been dropped.
+//! A chunk has its own tables, so any chunk can be read without the ones before it. What a recording states once, at
+//! its start (the existing processes, that tracing has begun), and what counts from the start of the run (accounts,
+//! sums of the GVL), is remembered for the dropped part.
 
 use std::{collections::VecDeque, sync::Arc};
 
 use crate::model::Process;
 
-/// Refusals that are remembered from before.
+/// Maximum number of refusals remembered from the dropped part.
 const REFUSALS: usize = 64;
-/// About what a process takes in memory besides its texts.
+/// Approximate memory of a process in addition to its strings, bytes.
 const PROCESS_BYTES: usize = 600;
 
-/// Chunks from one account to the next: what is dropped together, so that what is left begins right after an account.
+/// The chunks between two accounts. They are dropped together, so that what remains starts right after an account.
 #[derive(Debug, Default)]
 struct Segment {
-    /// When it was begun, `CLOCK_MONOTONIC` nanoseconds.
+    /// Start, `CLOCK_MONOTONIC` nanoseconds.
     begin_ns: u64,
     chunks: Vec<Arc<[u8]>>,
     entries: u64,
-    /// Of chunks, and of what is remembered of processes that came in it.
+    /// Bytes of the chunks, and of the processes remembered that appeared in this segment.
     bytes: u64,
-    /// A part of it had to be dropped before it was complete.
+    /// Whether a part of it had to be dropped before it was complete.
     is_torn: bool,
 }
 
-/// A process, from the segment in which it came to that in which it ended.
+/// A process, with the numbers of the segments in which it appeared and in which it ended.
 #[derive(Debug)]
 struct Life {
     process: Process,
@@ -42,31 +42,31 @@ pub(super) struct Refusal {
     pub(super) reason: Arc<str>,
 }
 
-/// Entries that were dropped.
+/// Numbers of dropped entries.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Dropped {
-    /// They were too old.
+    /// Dropped because they were too old.
     pub(super) expired: u64,
-    /// There was no room for them.
+    /// Dropped because the size limit was exceeded.
     pub(super) displaced: u64,
 }
 
-/// What is kept, and what must be known to read it.
+/// What is kept, and what is needed to read it.
 #[derive(Debug)]
 pub(super) struct Kept {
-    /// Since when everything is there, `CLOCK_MONOTONIC` nanoseconds.
+    /// Start of the kept time, `CLOCK_MONOTONIC` nanoseconds.
     pub(super) from_ns: u64,
     /// Chunks, oldest first.
     pub(super) chunks: Vec<Arc<[u8]>>,
-    /// The last chunk before these, which ends with an account; `None`: nothing was before.
+    /// The last chunk before these, which ends with an account; `None` if nothing was dropped.
     pub(super) before: Option<Arc<[u8]>>,
-    /// Processes that were there then.
+    /// Processes that existed at the start.
     pub(super) processes: Vec<Process>,
-    /// What was refused before.
+    /// Refusals before the start.
     pub(super) refusals: Vec<Refusal>,
-    /// Whether tracing had begun before.
+    /// Whether tracing had begun before the start.
     pub(super) had_begun: bool,
-    /// Whether what is older was dropped for want of room, and not for its age.
+    /// Whether older entries were dropped because of the size limit, not because of their age.
     pub(super) is_short: bool,
 }
 
@@ -75,10 +75,10 @@ pub(super) struct Kept {
 pub(super) struct Ring {
     keep_ns: u64,
     keep_bytes: u64,
-    /// Complete, oldest first.
+    /// Complete segments, oldest first.
     segments: VecDeque<Segment>,
     open: Segment,
-    /// Number of the first segment, `open` if there is no other.
+    /// Number of the first segment; that of `open` if there are no others.
     first: u64,
     bytes: u64,
     entries: u64,
@@ -98,7 +98,7 @@ fn bytes_of(process: &Process) -> u64 {
 }
 
 impl Ring {
-    /// Keeps what is not older, and no more bytes than this.
+    /// Keeps entries that are not older than `keep_ns`, and at most `keep_bytes` bytes.
     pub(super) fn new(keep_ns: u64, keep_bytes: u64, now_ns: u64) -> Self {
         Self {
             keep_ns,
@@ -117,7 +117,7 @@ impl Ring {
         }
     }
 
-    /// Number of the segment that is being filled.
+    /// Number of the segment being filled.
     pub(super) fn now(&self) -> u64 {
         self.first + self.segments.len() as u64
     }
@@ -131,7 +131,7 @@ impl Ring {
         self.lives.push(Life { process: process.clone(), came: self.now(), went: None });
     }
 
-    /// It is not traced any more.
+    /// A process is not traced any more.
     pub(super) fn went(&mut self, pid: u32) {
         let now = self.now();
         let open = |life: &&mut Life| life.process.pid == pid && life.went.is_none();
@@ -168,7 +168,7 @@ impl Ring {
         }
     }
 
-    /// Not even what came since the last account fits.
+    /// Handles an open segment that exceeds the limit by itself.
     fn tear(&mut self) {
         self.open.is_torn = true;
         self.is_short = true;
@@ -178,14 +178,14 @@ impl Ring {
         self.open.chunks.clear();
     }
 
-    /// An account has come: what is older than is to be kept is dropped.
+    /// Ends the segment at an account, and drops segments that are too old.
     pub(super) fn account(&mut self, now_ns: u64) {
         let next = Segment { begin_ns: now_ns, ..Segment::default() };
         let whole = std::mem::replace(&mut self.open, next);
         let is_torn = whole.is_torn;
         self.segments.push_back(whole);
         if is_torn {
-            // What is left of it does not follow an account.
+            // The rest of this segment does not start right after an account.
             while self.drop_first() {}
             return;
         }
@@ -200,7 +200,7 @@ impl Ring {
         }
     }
 
-    /// Drops the first complete segment, for want of room. `false`: there is none.
+    /// Drops the first complete segment because of the size limit. Returns `false` if there is none.
     fn drop_first(&mut self) -> bool {
         let Some(segment) = self.segments.pop_front() else { return false };
         self.first += 1;
@@ -213,28 +213,28 @@ impl Ring {
         true
     }
 
-    /// Since when everything is kept, and when the last account came, `CLOCK_MONOTONIC` nanoseconds.
+    /// Start of the kept time, and time of the last account, `CLOCK_MONOTONIC` nanoseconds.
     pub(super) fn times(&self) -> (u64, u64) {
         let until_ns = self.open.begin_ns;
         (self.segments.front().map_or(until_ns, |first| first.begin_ns), until_ns)
     }
 
-    /// Whether what is older was dropped for want of room, and not for its age.
+    /// Whether older entries were dropped because of the size limit, not because of their age.
     pub(super) fn is_short(&self) -> bool {
         self.is_short
     }
 
-    /// Entries that were dropped so far.
+    /// Numbers of the entries dropped so far.
     pub(super) fn dropped(&self) -> Dropped {
         self.dropped
     }
 
-    /// Entries that are kept.
+    /// Number of kept entries.
     pub(super) fn entries(&self) -> u64 {
         self.entries
     }
 
-    /// Bytes that are kept, without processes whose beginning has been dropped.
+    /// Bytes kept, without processes whose start has been dropped.
     #[cfg(test)]
     pub(super) fn bytes(&self) -> u64 {
         self.bytes
@@ -285,7 +285,7 @@ mod tests {
         kept.processes.iter().map(|process| process.pid).collect()
     }
 
-    /// Processes are carried over while they are there, and what is said once stays known.
+    /// Existing processes are carried over, and facts that are stated once remain known.
     #[test]
     fn carried() {
         let mut ring = Ring::new(2 * S, 1 << 20, 0);
@@ -304,7 +304,7 @@ mod tests {
         ring.came(&process_with(3));
         ring.push(chunk(1, 10), 1);
         ring.account(2 * S);
-        // The first second is still needed; then it is gone.
+        // The first second is still needed; after that it is dropped.
         assert_eq!((ring.kept().from_ns, ring.dropped()), (0, Dropped::default()));
         ring.push(chunk(2, 10), 1);
         ring.account(3 * S);
@@ -315,7 +315,7 @@ mod tests {
         ring.account(4 * S);
         assert_eq!((pids(&ring.kept()), ring.lives.len()), (vec![1, 3], 2));
         assert_eq!(ring.dropped(), Dropped { expired: 2, displaced: 0 });
-        // Another program under the same pid.
+        // Another program with the same pid.
         ring.came(&process_with(1));
         for at in 5..9 {
             ring.account(at * S);
@@ -323,7 +323,7 @@ mod tests {
         assert_eq!((pids(&ring.kept()), ring.lives.len()), (vec![3, 1], 2));
     }
 
-    /// Where not even one second fits it is gone, and nothing is kept that does not follow an account.
+    /// If not even one second fits, it is dropped, and nothing is kept that does not start right after an account.
     #[test]
     fn too_much() {
         let mut ring = Ring::new(60 * S, 1000, 0);
@@ -342,7 +342,7 @@ mod tests {
         assert_eq!((kept.chunks.len(), second(kept.before.as_deref().unwrap())), (1, 1));
     }
 
-    /// Refusals of very many are bounded.
+    /// The number of remembered refusals is bounded.
     #[test]
     fn refusals() {
         let mut ring = Ring::new(S, 1 << 20, 0);

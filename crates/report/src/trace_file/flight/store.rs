@@ -1,4 +1,4 @@
-//! What is handed to a recorder, as chunks that are kept.
+//! Turns what a recorder receives into chunks, and keeps them.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -25,7 +25,7 @@ pub(super) fn lock(ring: &Mutex<Ring>) -> MutexGuard<'_, Ring> {
 }
 
 impl Store {
-    /// Keeps what is not older, and no more compressed bytes than this.
+    /// Keeps entries that are not older than `keep_ns`, and at most `keep_bytes` compressed bytes.
     pub(super) fn new(keep_ns: u64, keep_bytes: u64, begun_ns: u64) -> Self {
         Self {
             filling: Filling::default(),
@@ -39,17 +39,17 @@ impl Store {
         lock(&self.ring)
     }
 
-    /// The same, for another thread.
+    /// A handle for another thread.
     pub(super) fn shared(&self) -> Arc<Mutex<Ring>> {
         Arc::clone(&self.ring)
     }
 
-    /// Whether all that came can be read from [`Store::ring`].
+    /// Whether everything received can be read from [`Store::ring`].
     pub(super) fn is_all_readable(&self) -> bool {
         self.filling.is_empty()
     }
 
-    /// Closes the chunk, if it has something.
+    /// Closes the chunk if it is not empty.
     fn close(&mut self) {
         if self.filling.is_empty() {
             return;
@@ -70,7 +70,7 @@ impl Store {
         }
     }
 
-    /// Something was seen of a process.
+    /// Adds something seen in a process.
     pub(super) fn see(&mut self, process: &Process, seen: Seen<'_>) {
         self.counts.recorded += 1;
         match seen {
@@ -82,7 +82,7 @@ impl Store {
         self.pushed();
     }
 
-    /// A process or image is not traced.
+    /// Adds a process or image that is not traced.
     pub(super) fn refused(&mut self, pid: Option<u32>, path: &str, reason: &str) {
         self.counts.recorded += 1;
         self.ring().refused(Refusal { pid, path: Arc::from(path), reason: Arc::from(reason) });
@@ -96,14 +96,14 @@ impl Store {
         self.push(What::Began(ts_ns));
     }
 
-    /// Adds an entry that is of no process.
+    /// Adds an entry that belongs to no process.
     pub(super) fn push(&mut self, what: What) {
         self.counts.recorded += 1;
         self.filling.push(None, what);
         self.pushed();
     }
 
-    /// An account, the last one of the run if `last`: what came before it can be read from now on, and what is too old is dropped.
+    /// Adds an account, the last one of the run if `last`: everything before it can be read from now on, and what is too old is dropped.
     pub(super) fn account(&mut self, ledger: &Ledger, now_ns: u64, last: bool) {
         let account = Box::new(self.filling.account(ledger));
         self.push(if last { What::Finished(account) } else { What::Account(account) });
@@ -111,7 +111,7 @@ impl Store {
         self.ring().account(now_ns);
     }
 
-    /// Adds what became of what was handed over.
+    /// Adds the counters of what was handed over.
     pub(super) fn add_counts(&self, of: &mut RecordingCounts) {
         let ring = self.ring();
         let dropped = ring.dropped();

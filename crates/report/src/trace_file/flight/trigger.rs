@@ -1,30 +1,30 @@
-//! What has a flight recorder write: `METRIC > VALUE`, or `end`.
+//! Conditions under which a flight recorder writes a file: `METRIC > VALUE`, or `end`.
 
 use std::{fmt, str::FromStr};
 
-/// What a trigger looks at. All are of one process.
+/// The metric of a trigger. Each is per process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Metric {
     /// The longest single stop of a GC cycle, nanoseconds.
     GcPause,
-    /// Of the GC stops that ended in 10 s, the time that 99 % did not exceed, nanoseconds.
+    /// 99th percentile of the GC stops that ended in 10 s, nanoseconds.
     GcPauseP99,
-    /// Share of GC stops in 10 s, millionths.
+    /// Share of GC stops in 10 s, in millionths.
     GcShare,
     /// A single wait for the GVL, nanoseconds.
     GvlWait,
-    /// Of the waits for the GVL of 10 s, the time that 99 % did not exceed, nanoseconds.
+    /// 99th percentile of the waits for the GVL in 10 s, nanoseconds.
     GvlWaitP99,
     /// Resident memory at a GC event, bytes.
     Rss,
-    /// A request, from taking it to being done with it, nanoseconds.
+    /// The duration of a request, from taking it to being done with it, nanoseconds.
     Request,
 }
 
-/// Seconds that shares and quantiles are of.
+/// Length of the window for shares and quantiles, seconds.
 pub(super) const WINDOW_S: u64 = 10;
 
-/// What a value is of.
+/// The unit of a value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Unit {
     Time,
@@ -32,13 +32,13 @@ enum Unit {
     Bytes,
 }
 
-/// What the trigger for the end of the run is called.
+/// The name of the trigger for the end of the run.
 const END: &str = "end";
-/// Digits behind the point that are read.
+/// Maximum number of decimal places accepted.
 const DIGITS: usize = 9;
 
 impl Metric {
-    /// All of them.
+    /// All metrics.
     pub const ALL: [Self; 7] = [
         Self::GcPause,
         Self::GcPauseP99,
@@ -49,7 +49,7 @@ impl Metric {
         Self::Request,
     ];
 
-    /// Its name in triggers and names of files.
+    /// Its name in triggers and in file names.
     pub fn name(self) -> &'static str {
         match self {
             Self::GcPause => "gc.pause",
@@ -70,7 +70,7 @@ impl Metric {
         }
     }
 
-    /// A value of it for people.
+    /// Formats a value.
     pub(super) fn shown(self, value: u64) -> String {
         match self.unit() {
             Unit::Time => crate::export::text::duration(value),
@@ -81,7 +81,7 @@ impl Metric {
 }
 
 impl Unit {
-    /// Its names, and how many nanoseconds, millionths or bytes each is.
+    /// The names of a unit's multiples, with the number of nanoseconds, millionths or bytes of each.
     fn names(self) -> &'static [(&'static str, u64)] {
         match self {
             Self::Time => &[
@@ -107,7 +107,7 @@ impl Unit {
         }
     }
 
-    /// How its values are written, for people.
+    /// How values of this unit are written, for messages.
     fn usage(self) -> &'static str {
         match self {
             Self::Time => "a time in ns, us, ms, s or m, such as 200ms",
@@ -117,17 +117,17 @@ impl Unit {
     }
 }
 
-/// What a flight recorder waits for.
+/// The condition that a flight recorder waits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Trigger {
-    /// The metric is above the value: nanoseconds, millionths or bytes.
+    /// The metric exceeds the value: nanoseconds, millionths or bytes.
     Above(Metric, u64),
     /// The run ends.
     End,
 }
 
 impl Trigger {
-    /// The name of what it looks at.
+    /// The name of the metric, or `end`.
     pub fn name(self) -> &'static str {
         match self {
             Self::Above(metric, _) => metric.name(),
@@ -141,19 +141,19 @@ impl fmt::Display for Trigger {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self::Above(metric, value) = *self else { return f.write_str(END) };
         let names = metric.unit().names();
-        // Nothing is not `0m`: it is in the smallest unit.
+        // Zero is not shown as `0m`, but in the smallest unit.
         let names = if value == 0 { &names[..1] } else { names };
         let fits = names.iter().filter(|(_, size)| value.is_multiple_of(*size));
         if let Some((name, size)) = fits.max_by_key(|(_, size)| *size) {
             return write!(f, "{} > {}{name}", metric.name(), value / size);
         }
-        // Millionths that are no whole percent.
+        // Millionths that are not a whole percentage.
         let digits = format!("{}.{:04}", value / 10_000, value % 10_000);
         write!(f, "{} > {}%", metric.name(), digits.trim_end_matches('0'))
     }
 }
 
-/// Metrics with what they are compared with, for errors.
+/// The metrics with the values that they are compared with, for errors.
 fn usage() -> String {
     let of = |unit: Unit| {
         let names = Metric::ALL.iter().filter(|metric| metric.unit() == unit).map(|metric| metric.name());
@@ -196,7 +196,7 @@ impl FromStr for Trigger {
     }
 }
 
-/// A decimal number times a size, without rounding but of what is less than one.
+/// A decimal number times a unit. Only fractions below one are rounded.
 fn times(number: &str, size: u64) -> Option<u64> {
     let (whole, part) = number.split_once('.').unwrap_or((number, ""));
     if part.len() > DIGITS || (number.contains('.') && part.is_empty()) {
@@ -241,7 +241,7 @@ mod tests {
         assert_eq!(["gc.pause>0ms", "gc.share>0%"].map(shown), ["gc.pause > 0ns", "gc.share > 0%"]);
     }
 
-    /// What is wrong is named, with all that is possible.
+    /// Errors name the mistake, and list all possibilities.
     #[test]
     fn mistakes() {
         for (text, part) in [
@@ -273,7 +273,7 @@ mod tests {
     }
 
     proptest! {
-        /// What is shown is read again as the same.
+        /// The displayed form is parsed to the same trigger.
         #[test]
         fn shown_and_read(which in 0..Metric::ALL.len(), value: u64) {
             let metric = Metric::ALL[which];
@@ -282,7 +282,7 @@ mod tests {
             prop_assert_eq!(trigger.to_string().parse(), Ok(trigger));
         }
 
-        /// Any text is read or refused in one line that lists the metrics.
+        /// Any text is parsed, or refused in one line that lists the metrics.
         #[test]
         fn anything(text in "([a-z.0-9]{0,14} ?> ?[0-9.]{0,22} ?[a-zA-Z%µ]{0,4})|\\PC{0,40}") {
             if let Err(error) = text.parse::<Trigger>() {

@@ -1,4 +1,4 @@
-//! Whether what is seen sets off a trigger. Pure.
+//! Decides whether what is seen fires a trigger. Pure.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -14,20 +14,20 @@ use crate::{
     model::{GcState, Process, seen::Seen},
 };
 
-/// Metrics of the stops of some seconds.
+/// Metrics over the stops of some seconds.
 const WINDOWS: [Metric; 2] = [Metric::GcPauseP99, Metric::GcShare];
 
-/// What is known of a process for triggers.
+/// The state of a process for triggers.
 #[derive(Debug, Default)]
 struct Watched {
     program: String,
     stops: Stops,
     waits: Waits,
-    /// Triggers of a level that is exceeded: they have set something off and do so again when it has been below meanwhile.
+    /// Level triggers that are currently exceeded: they have fired, and fire again once the value has been below in the meantime.
     above: BTreeSet<usize>,
 }
 
-/// The triggers, and what they look at.
+/// The triggers, and the state that they need.
 #[derive(Debug)]
 pub(super) struct Watch {
     triggers: Vec<Trigger>,
@@ -39,7 +39,7 @@ impl Watch {
         Self { triggers, processes: BTreeMap::new() }
     }
 
-    /// Whether something is written when the run ends.
+    /// Whether a file is written when the run ends.
     pub(super) fn at_end(&self) -> bool {
         self.triggers.contains(&Trigger::End)
     }
@@ -50,7 +50,7 @@ impl Watch {
             .any(|trigger| matches!(trigger, Trigger::Above(metric, _) if metrics.contains(metric)))
     }
 
-    /// Something was seen of a process. Returns what was set off.
+    /// Something was seen in a process. Returns the triggers that fired.
     pub(super) fn see(&mut self, process: &Process, seen: Seen<'_>, now_ns: u64) -> Vec<Why> {
         if self.triggers.is_empty() {
             return Vec::new();
@@ -70,7 +70,7 @@ impl Watch {
                 }
                 set_off
             }
-            // Other phases are parts of stops, or more than these.
+            // Other phases are parts of stops, or longer than these.
             Seen::Work(work) if work.phase == WorkPhase::Pause => {
                 self.stopped(process, std::iter::once((work.begin_ns, work.ns)));
                 self.event(process, Metric::GcPause, work.ns)
@@ -92,7 +92,7 @@ impl Watch {
         }
     }
 
-    /// Another second is over. Returns what was set off.
+    /// Called after every second. Returns the triggers that fired.
     pub(super) fn look(&mut self, now_ns: u64) -> Vec<Why> {
         if !self.watches(&WINDOWS) {
             return Vec::new();
@@ -102,15 +102,15 @@ impl Watch {
         let mut set_off = Vec::new();
         for (pid, shown) in shown {
             set_off.extend(self.level(pid, Metric::GcShare, shown.share));
-            // Quantiles are known to a bucket: what is at least this is above anything less.
+            // Quantiles are known only to the resolution of a bucket: this lower bound exceeds anything less.
             set_off.extend(self.level(pid, Metric::GcPauseP99, shown.p99_ns));
         }
         set_off
     }
 
-    /// Remembers stops: when each began and how long it was, nanoseconds.
+    /// Records stops: start and length of each, nanoseconds.
     fn stopped(&mut self, process: &Process, stops: impl Iterator<Item = (u64, u64)>) {
-        // Nobody else empties what is remembered.
+        // Otherwise nothing would remove the recorded stops.
         if self.watches(&WINDOWS) {
             let watched = self.watched(process);
             stops.for_each(|(begin_ns, ns)| watched.stops.add(begin_ns, ns));
@@ -128,7 +128,7 @@ impl Watch {
         self.level(process.pid, Metric::Rss, memory.rss)
     }
 
-    /// Something with this value happened.
+    /// A single event with this value. Returns the triggers that it fires.
     fn event(&mut self, process: &Process, metric: Metric, value: u64) -> Vec<Why> {
         let exceeded = self.exceeded(metric, value);
         let why = |(_, trigger): (usize, Trigger)| {
@@ -137,7 +137,7 @@ impl Watch {
         exceeded.into_iter().map(why).collect()
     }
 
-    /// A value that lasts is this now.
+    /// The current value of a level. Returns the triggers that it fires.
     fn level(&mut self, pid: u32, metric: Metric, value: u64) -> Vec<Why> {
         let exceeded = self.exceeded(metric, value);
         let triggers = &self.triggers;

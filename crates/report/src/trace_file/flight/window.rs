@@ -8,15 +8,15 @@ use super::trigger::WINDOW_S;
 use crate::model::gvl_so_far::GvlSoFar;
 
 const SECOND_NS: u64 = 1_000_000_000;
-/// Numbers of times by their length.
+/// Histogram of durations.
 type Counts = [u64; BUCKETS];
 
 /// One second.
 #[derive(Clone, Debug)]
 struct Second {
-    /// The part of stops that lies in it, nanoseconds.
+    /// Time of stops within this second, nanoseconds.
     stopped_ns: u64,
-    /// Stops that ended in it, by length.
+    /// Stops that ended in this second, by length.
     ended: Box<Counts>,
 }
 
@@ -26,27 +26,27 @@ impl Default for Second {
     }
 }
 
-/// Stops of a process.
+/// The stops of a process.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Stops {
     seconds: BTreeMap<u64, Second>,
 }
 
-/// What a window shows.
+/// The values of a window.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Shown {
-    /// Share of stops, millionths.
+    /// Share of stops, in millionths.
     pub(super) share: u64,
-    /// What the time that 99 % of the stops did not exceed is at least, nanoseconds.
+    /// Lower bound of the 99th percentile of the stops, nanoseconds.
     pub(super) p99_ns: u64,
 }
 
 impl Stops {
-    /// A stop is known.
+    /// Adds a stop.
     pub(super) fn add(&mut self, begin_ns: u64, ns: u64) {
         let end_ns = begin_ns.saturating_add(ns);
         let last = end_ns / SECOND_NS;
-        // What is older is in no window any more.
+        // Older seconds are no longer in any window.
         let begin_ns = begin_ns.max(last.saturating_sub(WINDOW_S) * SECOND_NS);
         for at in begin_ns / SECOND_NS..=last {
             let (from, to) = ((at * SECOND_NS).max(begin_ns), (at + 1).saturating_mul(SECOND_NS).min(end_ns));
@@ -55,7 +55,7 @@ impl Stops {
         self.seconds.entry(last).or_default().ended[bucket(ns)] += 1;
     }
 
-    /// The window of whole seconds that has ended last, as far as its stops are known.
+    /// The most recent window of whole seconds, with the stops known so far.
     pub(super) fn look(&mut self, now_ns: u64) -> Shown {
         let end = now_ns / SECOND_NS;
         let begin = end.saturating_sub(WINDOW_S);
@@ -67,23 +67,23 @@ impl Stops {
     }
 }
 
-/// Waits of a process for the GVL, from sums that grow about once a second.
+/// Waits of a process for the GVL, from sums that are updated about once a second.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Waits {
     reported: GvlSoFar,
-    /// When each was reported, and by how much the numbers of waits had grown.
+    /// For each report: its time, and the number of waits since the previous report.
     grown: VecDeque<(u64, Box<Counts>)>,
 }
 
 impl Waits {
-    /// The sums are these now. Returns what the time that 99 % of the waits of the window did not exceed is at least, nanoseconds.
+    /// Adds a report of the sums. Returns a lower bound of the 99th percentile of the waits in the window, nanoseconds.
     pub(super) fn add(&mut self, so_far: &GvlSoFar, now_ns: u64) -> u64 {
         let growth = so_far.growth(&mut self.reported);
         let mut counts = Box::new([0; BUCKETS]);
         counts.iter_mut().zip(growth.counts()).for_each(|(count, grown)| *count = grown);
         self.grown.push_back((now_ns, counts));
         let oldest = now_ns.saturating_sub(WINDOW_S * SECOND_NS);
-        // The first one that is kept began when the one before it was reported.
+        // The first one kept covers the time since the report before it.
         while self.grown.front().is_some_and(|(at, _)| *at <= oldest)
             || self.grown.len() as u64 > 2 * WINDOW_S
         {
@@ -93,7 +93,7 @@ impl Waits {
     }
 }
 
-/// The shortest time of the bucket that has the 99th percentile; 0 if there are none.
+/// The lower bound of the bucket with the 99th percentile; 0 if there are no values.
 fn p99_at_least<'a>(all: impl Iterator<Item = &'a Counts>) -> u64 {
     let mut sums = [0_u64; BUCKETS];
     for counts in all {
@@ -119,7 +119,7 @@ mod tests {
 
     const S: u64 = SECOND_NS;
 
-    /// A share is of ten whole seconds, and a stop that crosses a second is in both.
+    /// A share is relative to ten whole seconds, and a stop that crosses a second counts in both.
     #[test]
     fn shares() {
         let mut stops = Stops::default();
@@ -129,7 +129,7 @@ mod tests {
         assert_eq!(stops.look(107 * S - 1).share, 50_000);
         assert_eq!(stops.look(107 * S).share, 100_000);
         assert_eq!(stops.look(115 * S).share, 100_000);
-        // Told late, because its cycle has just ended.
+        // Reported late, because its cycle has just ended.
         stops.add(109 * S, 2 * S);
         assert_eq!(stops.look(116 * S).share, 250_000);
         assert_eq!(stops.look(117 * S).share, 200_000);
@@ -138,7 +138,7 @@ mod tests {
         assert_eq!((stops.look(122 * S), stops.seconds.len()), (Shown::default(), 0));
     }
 
-    /// Times that no clock shows do no harm.
+    /// Impossible times do no harm.
     #[test]
     fn absurd() {
         let mut stops = Stops::default();
@@ -149,7 +149,7 @@ mod tests {
     }
 
     proptest! {
-        /// The quantile is in its bucket: never above the exact one, and less than an eighth (or the first bucket) below it.
+        /// The quantile is in the right bucket: never above the exact one, and less than an eighth (or the first bucket) below it.
         #[test]
         fn quantiles(mut times in proptest::collection::vec(0_u64..100_000_000_000, 1..300)) {
             let mut counts = [0; BUCKETS];
@@ -162,7 +162,7 @@ mod tests {
             prop_assert!(found <= exact && exact <= found + found / 8 + 1024, "{} {}", found, exact);
         }
 
-        /// The share is what the stops themselves give.
+        /// The share equals that computed from the stops themselves.
         #[test]
         fn exact(stops in proptest::collection::vec((0_u64..700, 1_u64..900), 0..40), later in 0_u64..12) {
             let mut window = Stops::default();

@@ -1,4 +1,4 @@
-//! From the messages of a chunk to what was seen. Every index and number is checked.
+//! Converts the messages of a chunk to what was seen. Every index and number is checked.
 
 mod bounds;
 mod fields;
@@ -32,16 +32,16 @@ use crate::{
 
 pub(in crate::trace_file) use self::{bounds::Bounds, fields::Value, gc::span_of as caller, known::Known};
 
-/// Words that the model has as constants.
+/// Words that are constants in the model.
 static WORDS: LazyLock<HashSet<&'static str>> = LazyLock::new(|| stat::words().chain(METHODS).collect());
 
-/// The counters of the kernel by their names.
+/// The counters of the kernel by name.
 static COUNTERS: LazyLock<HashMap<&'static str, usize>> =
     LazyLock::new(|| Counter::ALL.iter().map(|counter| (counter.name(), *counter as usize)).collect());
 
 /// An entry.
 pub(in crate::trace_file) enum Recorded {
-    /// Something was seen of the process with this index.
+    /// Something was seen in the process with this index.
     Seen(usize, Owned),
     /// A process or image is not traced.
     Refused(Option<u32>, Arc<str>, Arc<str>),
@@ -54,24 +54,24 @@ pub(in crate::trace_file) enum Recorded {
     Settled(Box<Ledger>),
 }
 
-/// A chunk whose tables have been read.
+/// The tables of a chunk.
 #[derive(Default)]
 pub(in crate::trace_file) struct Tables {
     texts: Vec<Text>,
     frames: Vec<Arc<Frame>>,
     leaves: Vec<u32>,
     callers: Vec<u32>,
-    /// Frames of each stack.
+    /// Number of frames of each stack.
     depths: Vec<usize>,
-    /// Stacks that an entry had: others share them.
+    /// Stacks that were already used by an entry, to be shared by others.
     stacks: Vec<Option<Stack>>,
     images: Vec<Arc<Image>>,
     processes: Vec<Process>,
-    /// How many words its tables and entries may still become.
+    /// How many words its tables and entries may still expand to.
     words_left: Cell<usize>,
 }
 
-/// Reads a chunk: its tables and its entries. Numbers of fields are those of [`wire::Chunk`].
+/// Reads a chunk: its tables and its entries. Field numbers are those of [`wire::Chunk`].
 pub(in crate::trace_file) fn chunk(
     bytes: &[u8],
     known: &mut Known,
@@ -120,12 +120,12 @@ pub(in crate::trace_file) fn chunk(
     Ok((tables, recorded))
 }
 
-/// What the table does not have.
+/// An index that is not in its table.
 fn beyond(what: &str, index: u32) -> Invalid {
     Invalid::new(format!("there is no {what} {index} in its chunk"))
 }
 
-/// A message that must be there.
+/// Checks that a required message is present.
 fn required<T>(message: Option<T>, what: &str) -> Result<T, Invalid> {
     message.ok_or_else(|| Invalid::new(format!("{what} is missing")))
 }
@@ -150,7 +150,7 @@ impl Tables {
         Ok(text.to_string())
     }
 
-    /// Something becomes so many words.
+    /// Charges this number of words to the limit.
     fn takes(&self, words: usize) -> Result<(), Invalid> {
         let left = self.words_left.get().checked_sub(words);
         self.words_left.set(left.ok_or_else(|| {
@@ -192,7 +192,7 @@ impl Tables {
         })
     }
 
-    /// Callers come before what they call, so stacks have ends.
+    /// Callers have smaller numbers than the stacks that they call, so stacks are finite.
     fn check_stacks(&mut self) -> Result<(), Invalid> {
         if self.leaves.len() != self.callers.len() {
             return Err(Invalid::new("stacks and callers differ in number".to_owned()));
@@ -337,7 +337,7 @@ impl Tables {
         Ok(Box::new(Ledger { kernel: account.has_kernel.then_some(kernel), user, extent }))
     }
 
-    /// What an entry says. Numbers of fields are those of [`wire::Entry`].
+    /// Decodes an entry. Field numbers are those of [`wire::Entry`].
     fn entry(&mut self, entry: &[u8]) -> Result<Recorded, Invalid> {
         let (mut process, mut what) = (None, None);
         for field in Fields::of(entry) {

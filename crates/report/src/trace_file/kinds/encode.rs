@@ -1,4 +1,4 @@
-//! From what is seen to the messages of a chunk, with the tables that they refer to.
+//! Converts what is seen to the messages of a chunk, with the tables that they refer to.
 
 mod gc;
 mod gvl;
@@ -25,41 +25,42 @@ use crate::{
 pub(in crate::trace_file) struct Filling {
     chunk: wire::Chunk,
     texts: HashMap<Arc<str>, u32>,
-    /// By address, which is not used again while the frame is kept here.
+    /// By address, which is not reused while the frame is kept here.
     frames: HashMap<*const Frame, (Arc<Frame>, u32)>,
     /// By leaf and caller.
     stacks: HashMap<(u32, u32), u32>,
     images: Vec<Arc<Image>>,
-    /// The last state of each process.
+    /// The latest version of each process, and its index.
     processes: HashMap<u32, (Process, u32)>,
-    /// About how many bytes the chunk has.
+    /// Approximate size of the chunk, bytes.
     bytes: usize,
-    /// Words that its tables and entries become beside themselves, when they are read.
+    /// Words to which its tables and entries expand when they are read.
     words: usize,
 }
 
-/// Bytes of a message in a list: its own, its tag and its length.
+/// Size of a message in a list, in bytes: the message, its tag and its length.
 fn listed(message: &impl prost::Message) -> usize {
     message.encoded_len() + 4
 }
 
 impl Filling {
-    /// Whether the chunk has as much as one is to have. Half of the most words, because one entry can have many stacks.
+    /// Whether the chunk has reached its target size. Only half of the maximum number of words is used, because one entry
+    /// can have many stacks.
     pub(in crate::trace_file) fn is_full(&self) -> bool {
         self.bytes >= CHUNK_BYTES || self.words >= CHUNK_WORDS / 2
     }
 
-    /// How many entries it has.
+    /// Number of its entries.
     pub(in crate::trace_file) fn entries(&self) -> u64 {
         self.chunk.entries.len() as u64
     }
 
-    /// Whether nothing is in it.
+    /// Whether it has no entries.
     pub(in crate::trace_file) fn is_empty(&self) -> bool {
         self.chunk.entries.is_empty()
     }
 
-    /// The chunk, of which there is an empty one now.
+    /// Takes the chunk, and starts an empty one.
     pub(in crate::trace_file) fn take(&mut self) -> Vec<u8> {
         std::mem::take(self).chunk.encode_to_vec()
     }
@@ -71,12 +72,12 @@ impl Filling {
         self.chunk.entries.push(entry);
     }
 
-    /// An entry becomes so many more words when it is read.
+    /// Accounts for the additional words that an entry expands to when it is read.
     pub(in crate::trace_file) fn expands_by(&mut self, words: usize) {
         self.words += words;
     }
 
-    /// Adds that a process or image is not traced.
+    /// Adds a process or image that is not traced.
     pub(in crate::trace_file) fn refused(&mut self, pid: Option<u32>, path: &str, reason: &str) {
         let (path_text, reason_text) = (self.text(path), self.text(reason));
         self.push(None, wire::What::Refused(Box::new(wire::Refused { pid, path_text, reason_text })));

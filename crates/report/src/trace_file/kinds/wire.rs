@@ -1,6 +1,5 @@
-//! Messages of a recording (protocol buffers; docs/recording.md has them as a schema). Numbers of fields are never used for something
-//! else. A number that ends in `_text` or is documented as a text, a stack, a process or an image is an index into the tables of its
-//! chunk.
+//! Messages of a recording (protocol buffers; docs/recording.md has them as a schema). Field numbers are never reused. A number whose
+//! name ends in `_text`, or that is documented as a text, a stack, a process or an image, is an index into the tables of its chunk.
 
 mod gc;
 mod gvl;
@@ -12,7 +11,7 @@ pub(in crate::trace_file) use super::{Entry, What};
 
 use crate::trace_file;
 
-/// What holds for the whole recording.
+/// Properties of the whole recording.
 #[derive(Clone, PartialEq, prost::Message)]
 #[expect(clippy::struct_excessive_bools, reason = "each is a separate fact")]
 pub(in crate::trace_file) struct Header {
@@ -25,19 +24,19 @@ pub(in crate::trace_file) struct Header {
     /// Boot time minus monotonic, nanoseconds.
     #[prost(sint64, tag = "3")]
     pub boottime_offset_ns: i64,
-    /// When it was begun, `CLOCK_MONOTONIC` nanoseconds.
+    /// When recording began, `CLOCK_MONOTONIC` nanoseconds.
     #[prost(uint64, tag = "4")]
     pub begun_ns: u64,
     /// Whether the sampling clock ran.
     #[prost(bool, tag = "5")]
     pub samples: bool,
-    /// Whether threads off their CPU were looked at.
+    /// Whether threads off their CPU were recorded.
     #[prost(bool, tag = "6")]
     pub wall: bool,
-    /// Whether the GVL was watched.
+    /// Whether the GVL was traced.
     #[prost(bool, tag = "7")]
     pub gvl: bool,
-    /// Whether requests were looked at.
+    /// Whether requests were traced.
     #[prost(bool, tag = "8")]
     pub requests: bool,
     /// Whether allocation was counted.
@@ -49,36 +48,36 @@ pub(in crate::trace_file) struct Header {
     /// Release of its kernel.
     #[prost(string, optional, tag = "11")]
     pub kernel: Option<String>,
-    /// Its processor, as the kernel names it.
+    /// Its processor architecture, as the kernel names it.
     #[prost(string, optional, tag = "12")]
     pub machine: Option<String>,
-    /// CPUs that gctrace could use.
+    /// Number of CPUs that gctrace could use.
     #[prost(uint32, optional, tag = "13")]
     pub cpus: Option<u32>,
     /// Why it was written, if it is a part of a run.
     #[prost(message, optional, tag = "14")]
     pub dump: Option<Dump>,
-    /// Which of its boots this was.
+    /// Boot id of the host.
     #[prost(string, optional, tag = "15")]
     pub boot: Option<String>,
 }
 
-/// What holds for the dump of a flight recorder.
+/// Properties of the dump of a flight recorder.
 #[derive(Clone, PartialEq, prost::Message)]
 pub(in crate::trace_file) struct Dump {
     /// Why it was written.
     #[prost(string, tag = "1")]
     pub why: String,
-    /// When it was asked for, `CLOCK_MONOTONIC` nanoseconds.
+    /// When it was requested, `CLOCK_MONOTONIC` nanoseconds.
     #[prost(uint64, tag = "2")]
     pub at_ns: u64,
-    /// Since when it has everything, `CLOCK_MONOTONIC` nanoseconds.
+    /// Start of the time that it covers, `CLOCK_MONOTONIC` nanoseconds.
     #[prost(uint64, tag = "3")]
     pub from_ns: u64,
-    /// The number of entries at its beginning that describe the state at that time.
+    /// The number of entries at its start that describe the state at that time.
     #[prost(uint64, tag = "4")]
     pub carried: u64,
-    /// The number of entries at its end of times that were not over.
+    /// The number of entries at its end with times that had not ended.
     #[prost(uint64, tag = "5")]
     pub open: u64,
 }
@@ -116,7 +115,7 @@ impl Header {
     }
 }
 
-/// Entries in the order in which they came, and the tables that they refer to.
+/// Entries in the order in which they were recorded, and the tables that they refer to.
 #[derive(Clone, PartialEq, prost::Message)]
 pub(in crate::trace_file) struct Chunk {
     #[prost(string, repeated, tag = "1")]
@@ -280,7 +279,7 @@ pub(in crate::trace_file) struct Account {
     pub kernel: Vec<Count>,
     #[prost(message, repeated, tag = "3")]
     pub user: Vec<Count>,
-    /// What it covers: 0 a whole run, 1 one that was cut off, 2 a part of one.
+    /// What it covers: 0 a whole run, 1 a run that was cut off, 2 a part of a run.
     #[prost(uint32, tag = "4")]
     pub extent: u32,
 }

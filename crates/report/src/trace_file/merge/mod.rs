@@ -1,4 +1,4 @@
-//! Several recordings as one: dumps of one flight recorder, or what several runs of gctrace recorded.
+//! Merges several recordings into one: dumps of one flight recorder, or recordings of several runs of gctrace.
 
 mod pieces;
 mod source;
@@ -33,19 +33,19 @@ use pieces::Whole;
 use source::{Batch, Event, Source};
 use survey::Survey;
 
-/// Pids of Linux are below this.
+/// Upper bound (exclusive) of pids on Linux.
 const PIDS: u32 = 1 << 22;
-/// Recordings that are merged at most: each has pids of its own.
+/// Maximum number of recordings merged: each may need pids of its own.
 const MOST: usize = 1000;
-/// How far the beginning of one boot may seem to move when clocks are set, nanoseconds.
+/// Maximum apparent shift of the start of one boot when clocks are set, nanoseconds.
 const SAME_BOOT_NS: u64 = 1_000_000_000;
 
-/// What was merged.
+/// The result of a merge.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Merged {
-    /// What the reader must know of each recording, in words.
+    /// What the reader must know about each recording, as text.
     pub notes: Vec<String>,
-    /// Processes.
+    /// Number of processes.
     pub processes: u64,
 }
 
@@ -55,18 +55,18 @@ pub enum MergeError {
     /// A recording cannot be read.
     #[error("{0}; nothing was written")]
     Read(#[from] ReadError),
-    /// The result cannot be made there.
+    /// The result cannot be created at its path.
     #[error("{0}")]
     Output(#[from] ExportError),
     /// The result would not be exact.
     #[error("{0}; nothing was written")]
     Refused(String),
-    /// It cannot be written.
+    /// The result cannot be written.
     #[error("writing {path}: {source}; nothing was written")]
     Write {
         /// The file.
         path: PathBuf,
-        /// The answer.
+        /// The cause.
         #[source]
         source: io::Error,
     },
@@ -78,17 +78,17 @@ struct Renumbering {
     pieces: Vec<pieces::Piece>,
     /// Added to times.
     later_ns: u64,
-    /// Added to pids and numbers of threads.
+    /// Added to pids and thread ids.
     pids: u32,
-    /// Added to numbers of requests.
+    /// Added to request ids.
     requests: u64,
 }
 
-/// Writes these recordings as one. It appears complete or not at all, and only its owner can read it.
+/// Merges these recordings into one. The result appears completely or not at all, and only its owner can read it.
 ///
 /// # Errors
 ///
-/// One cannot be read or is damaged, the result would not be exact, or it cannot be written.
+/// A recording cannot be read or is damaged, the result would not be exact, or it cannot be written.
 pub fn merge(from: &[PathBuf], to: &Path) -> Result<Merged, MergeError> {
     let mut wholes = Vec::new();
     for (at, path) in from.iter().enumerate() {
@@ -129,7 +129,7 @@ pub fn merge(from: &[PathBuf], to: &Path) -> Result<Merged, MergeError> {
     Ok(merged)
 }
 
-/// Dumps of one run that overlap are one recording.
+/// Joins dumps of one run that overlap into one recording.
 fn joined(mut wholes: Vec<Whole>, merged: &mut Merged) -> Result<Vec<Whole>, MergeError> {
     wholes.sort_by_key(|whole| (whole.header.clock.epoch_nanos(whole.from_ns), whole.to_ns));
     let mut found: Vec<Whole> = Vec::new();
@@ -150,7 +150,7 @@ fn joined(mut wholes: Vec<Whole>, merged: &mut Merged) -> Result<Vec<Whole>, Mer
     Ok(found)
 }
 
-/// Whether both are of one boot of one host.
+/// Whether both were recorded during the same boot of the same host.
 fn is_same_boot(one: &Header, other: &Header) -> bool {
     if let (Some(one), Some(other)) = (&one.host.boot, &other.host.boot) {
         return one == other;
@@ -232,8 +232,8 @@ fn placed(wholes: &[Whole], merged: &mut Merged) -> Result<(Vec<Renumbering>, He
     Ok((places, header))
 }
 
-/// By how much the pids and thread ids of each recording become higher, so that those of several boots are distinct. One boot has one
-/// numbering. A recording that was merged before may have numbers that are higher already.
+/// The offset added to the pids and thread ids of each recording, so that those of several boots are distinct. All
+/// recordings of one boot have the same offset. A recording that was merged before may already have ids with an offset.
 fn numbered(wholes: &[Whole], surveys: &[Survey]) -> Result<Vec<u32>, MergeError> {
     let boot_of =
         |at: usize| (0..at).find(|before| is_same_boot(&wholes[*before].header, &wholes[at].header));
@@ -268,7 +268,7 @@ fn numbered(wholes: &[Whole], surveys: &[Survey]) -> Result<Vec<u32>, MergeError
     Ok(numbers)
 }
 
-/// What was looked at must be the same: else what is missing of one looks as if it were none.
+/// All recordings must have recorded the same sources: otherwise data that is missing from one would look as if nothing had happened.
 fn same_subjects(one: &Whole, other: &Whole) -> Result<(), MergeError> {
     let flags = |Subjects { samples, wall, gvl, requests, alloc }: Subjects| {
         [("stacks", samples), ("--wall", wall), ("--gvl", gvl), ("--requests", requests), ("--alloc", alloc)]
@@ -288,7 +288,7 @@ fn same_subjects(one: &Whole, other: &Whole) -> Result<(), MergeError> {
     Ok(())
 }
 
-/// What is the same of all hosts, and their names.
+/// What all hosts have in common, and their names.
 fn host(wholes: &[Whole]) -> Host {
     let mut names: Vec<String> = wholes.iter().filter_map(|whole| whole.header.host.name.clone()).collect();
     names.sort();
@@ -329,7 +329,7 @@ struct Input<'a> {
     ledger: Option<Ledger>,
 }
 
-/// Writes everything in the order in which it came. Returns the number of processes.
+/// Writes everything in chronological order. Returns the number of processes.
 fn write(places: &[Renumbering], header: &Header, out: &mut dyn Write) -> Result<u64, WriteError> {
     out.write_all(&chunk::beginning())?;
     out.write_all(&chunk::stored(Kind::Header, &wire::Header::of(header).encode_to_vec())?)?;
@@ -368,15 +368,15 @@ fn write(places: &[Renumbering], header: &Header, out: &mut dyn Write) -> Result
     Ok(writing.processes)
 }
 
-/// What all of them have counted so far.
+/// The sum of the latest accounts of all recordings.
 fn sum(inputs: &[Input<'_>]) -> Ledger {
     let known = inputs.iter().filter_map(|input| input.ledger.as_ref());
     known.cloned().reduce(|one, other| one.with(&other)).unwrap_or_default()
 }
 
-/// What is being written.
+/// The state of the result being written.
 struct Writing {
-    /// Images of all hosts; each has its place as its index.
+    /// Images of all hosts; the index of each is its position here.
     images: Vec<Arc<Image>>,
     began: bool,
     closed_ns: u64,
@@ -418,7 +418,7 @@ impl Writing {
             }
             Event::Closed(ts_ns) => self.closed_ns = self.closed_ns.max(later(ts_ns)),
             Event::Flushed(now_ns) => self.filling.push(None, What::Flushed(later(now_ns))),
-            // Of several recordings they have been refused.
+            // Only if there is a single recording: several recordings with gaps were refused.
             Event::GvlGap(gap) => {
                 let (from_ns, to_ns) = (later(gap.from_ns), later(gap.to_ns));
                 let gap = GvlGap { from_ns, to_ns, ..gap };
@@ -455,7 +455,7 @@ impl Visit for Moved<'_> {
     }
 
     fn tid(&mut self, tid: &mut u32) {
-        // 0: no thread is known.
+        // 0 if the thread is unknown.
         if *tid != 0 {
             *tid = tid.saturating_add(self.0.pids);
         }

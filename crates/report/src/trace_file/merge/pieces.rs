@@ -1,5 +1,5 @@
-//! Dumps of one run that overlap: a flight recorder writes the chunks that it keeps as they are, so what two dumps have in common is
-//! the same bytes, and can be read once.
+//! Overlapping dumps of one run: a flight recorder writes the chunks that it keeps unchanged, so the common part of
+//! two dumps has the same bytes, and can be read once.
 
 use std::{
     collections::VecDeque,
@@ -25,7 +25,7 @@ pub(super) struct Piece {
     range: Range<u64>,
 }
 
-/// Reads pieces one after the other.
+/// Reads pieces one after another.
 pub(super) struct Reader {
     left: VecDeque<Piece>,
     open: Option<io::Take<BufReader<File>>>,
@@ -57,24 +57,25 @@ impl Read for Reader {
     }
 }
 
-/// A recording, or several dumps that are one.
+/// A recording, or several dumps joined into one.
 #[derive(Clone, Debug)]
 pub(super) struct Whole {
     /// The first file.
     pub(super) path: PathBuf,
     pub(super) header: Header,
-    /// Since when, and until when it has everything, according to its header and its last account.
+    /// Start and end of the time that it covers: the start is that of its header, the end is the time of its last flush or
+    /// of the end of tracing.
     pub(super) from_ns: u64,
     pub(super) to_ns: u64,
     pub(super) pieces: Vec<Piece>,
-    /// Contents of its chunks after what a dump says of the time before it.
+    /// SHA-256 of the content of each chunk after the initial state of a dump.
     chunks: Vec<[u8; 32]>,
-    /// Where each of these begins in the last file.
+    /// Offset of each of these chunks in its file.
     begins: Vec<u64>,
 }
 
 impl Whole {
-    /// Reads a file for what must be known before anything is merged.
+    /// Reads from a file what must be known before merging.
     pub(super) fn read(path: &Path) -> Result<Self, ReadError> {
         let file = open_regular(path)?;
         let header = Recording::open(path)?.header().clone();
@@ -132,8 +133,8 @@ impl Whole {
         }
     }
 
-    /// Leaves out the chunks at its end with times that were not over: no other dump has them. They stay in the file's piece, which
-    /// ends before them when a later dump is joined. `entries_of`: how many entries each chunk has.
+    /// Leaves out the chunks at the end with times that had not ended: no other dump has them. They stay in the file's
+    /// piece, which is cut before them when a later dump is joined. `entries_of`: number of entries of each chunk.
     fn without_open(&mut self, entries_of: &[u64]) {
         let mut open = self.header.dump.as_ref().map_or(0, |dump| dump.open);
         for entries in entries_of.iter().rev() {
@@ -146,7 +147,7 @@ impl Whole {
         }
     }
 
-    /// Whether both are dumps of one flight recorder, as their clocks show: each run measures its own.
+    /// Whether both are dumps of one flight recorder, judging by their clocks, which each run measures for itself.
     pub(super) fn is_same_run(&self, other: &Self) -> bool {
         let (one, another) = (&self.header, &other.header);
         one.clock == another.clock
@@ -155,12 +156,12 @@ impl Whole {
             && one.subjects == another.subjects
     }
 
-    /// Whether some time is in both.
+    /// Whether the two overlap in time.
     pub(super) fn overlaps(&self, later: &Self) -> bool {
         later.from_ns < self.to_ns
     }
 
-    /// Adds what a later dump of the same run has after this one. `false`: what both have of the time that is in both differs.
+    /// Appends what a later dump of the same run has after this one. Returns `false` if the common time of both differs.
     pub(super) fn join(&mut self, later: &Self) -> bool {
         let Some(first) = later.chunks.first() else { return false };
         let Some(at) = self.chunks.iter().position(|chunk| chunk == first) else { return false };
@@ -172,7 +173,7 @@ impl Whole {
             return false;
         }
         let next = later.begins[common];
-        // Without the end of this one, if it has one.
+        // Without the end marker of this one, if it has one.
         self.end_before_end();
         let end = later.pieces.last().map_or(next, |piece| piece.range.end);
         self.pieces.push(Piece { path: later.path.clone(), range: next..end });
@@ -182,7 +183,7 @@ impl Whole {
         true
     }
 
-    /// Takes away what follows the last chunk with entries.
+    /// Cuts off what follows the last chunk with entries.
     fn end_before_end(&mut self) {
         let (Some(piece), Some(last)) = (self.pieces.last_mut(), self.begins.last()) else { return };
         let mut head = [0; 16];

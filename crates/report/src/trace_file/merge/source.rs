@@ -1,4 +1,4 @@
-//! One of the recordings that are merged: what is in it, piece by piece, as outputs would get it.
+//! One of the recordings being merged: its contents in batches, as outputs would receive them.
 
 use std::{cell::RefCell, collections::VecDeque, path::Path, rc::Rc};
 
@@ -10,7 +10,7 @@ use crate::{
     trace_file::{ReadError, Recording, kinds::Owned, replay::Replay},
 };
 
-/// Something that outputs are handed.
+/// A call that outputs receive.
 pub(super) enum Event {
     Seen(Box<Process>, Owned),
     Refused(Option<u32>, String, String),
@@ -21,7 +21,7 @@ pub(super) enum Event {
     Flushed(u64),
 }
 
-/// Keeps what it is handed.
+/// Keeps the events that it receives.
 #[derive(Clone, Default)]
 struct Queue(Rc<RefCell<VecDeque<Event>>>);
 
@@ -74,14 +74,14 @@ impl Exporter for Queue {
     }
 }
 
-/// What came up to a time at which outputs were flushed.
+/// The events up to a flush of the outputs.
 pub(super) struct Batch {
-    /// That time, `CLOCK_MONOTONIC` nanoseconds of the recording.
+    /// The time of the flush, `CLOCK_MONOTONIC` nanoseconds of the recording.
     pub(super) at_ns: u64,
     pub(super) events: Vec<Event>,
 }
 
-/// Events of a batch at most. Runs flush several times a second; a file may say anything.
+/// Maximum number of events of a batch. Runs flush several times a second, but a file may contain anything.
 const MOST: usize = 1 << 18;
 
 /// A recording that is being read.
@@ -89,7 +89,7 @@ pub(super) struct Source {
     recording: Recording<Reader>,
     replay: Option<Replay<Box<Outputs>>>,
     queue: Queue,
-    /// Events at the front of the queue at which outputs were not flushed.
+    /// Number of events at the front of the queue that are known not to be flushes.
     scanned: usize,
     last_ns: u64,
 }
@@ -105,7 +105,7 @@ impl Source {
         Ok(Self { recording, replay, queue, scanned: 0, last_ns: 0 })
     }
 
-    /// The next batch; `None`: there is no more.
+    /// The next batch; `None` at the end.
     pub(super) fn next(&mut self) -> Result<Option<Batch>, ReadError> {
         loop {
             let mut queue = self.queue.0.borrow_mut();

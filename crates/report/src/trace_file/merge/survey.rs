@@ -1,4 +1,4 @@
-//! What must be known of a recording before it is merged: when which processes ran, and its largest numbers.
+//! What must be known about a recording before it is merged: which processes ran when, and its highest ids.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -9,17 +9,17 @@ use crate::trace_file::{
     visit::Visit,
 };
 
-/// Times for which a process was traced, `CLOCK_MONOTONIC` nanoseconds.
+/// Times in which each process was traced, `CLOCK_MONOTONIC` nanoseconds.
 pub(super) type Lives = BTreeMap<u32, Vec<(u64, u64)>>;
 
-/// What a recording has.
+/// The findings about a recording.
 #[derive(Default)]
 pub(super) struct Survey {
     pub(super) lives: Lives,
-    /// Processes and threads.
+    /// Ids of processes and threads.
     pub(super) tids: BTreeSet<u32>,
     pub(super) last_request: u64,
-    /// Whether single waits for the GVL were not recorded for some time.
+    /// Whether individual waits for the GVL were not recorded for some time.
     pub(super) has_gap: bool,
     pub(super) last_ns: u64,
 }
@@ -37,7 +37,7 @@ impl Visit for Numbers<'_> {
 }
 
 impl Survey {
-    /// Reads it to its end.
+    /// Reads a recording to its end.
     pub(super) fn of(source: &mut Source) -> Result<Self, ReadError> {
         let mut survey = Self::default();
         let mut since: BTreeMap<u32, u64> = BTreeMap::new();
@@ -78,7 +78,7 @@ impl Survey {
         self.lives.entry(pid).or_default().push((from_ns, to_ns));
     }
 
-    /// A process that both had at the same time.
+    /// A pid that is in both recordings at the same time.
     pub(super) fn shared(&self, other: &Self) -> Option<u32> {
         let both = self.lives.iter().filter_map(|(pid, lives)| Some((pid, lives, other.lives.get(pid)?)));
         let overlap = |one: &(u64, u64), other: &(u64, u64)| one.0 < other.1 && other.0 < one.1;

@@ -1,17 +1,17 @@
-//! Paths of files. What remains of one shows as before whose code it is ([`Source`]).
+//! Paths of files. The scrubbed path still shows whose code it is ([`Source`]).
 
 use super::{Kind, pseudonym::Pseudonyms};
 use crate::model::source::Source;
 
-/// Files of code that everybody has: their names, and those of functions in them, identify nobody.
+/// Prefixes of common libraries and executables: their names, and those of the functions in them, identify nobody.
 const PUBLIC: [&str; 9] =
     ["libruby", "libc.", "libc-", "libm.", "libm-", "libpthread", "ld-linux", "libjemalloc", "ruby"];
-/// Longest path that Linux has.
+/// Maximum length of a path on Linux.
 const LONGEST: usize = 4096;
-/// Longest name of a file of the VM.
+/// Maximum length of the name of a file of the VM.
 const INTERNAL: usize = 64;
 
-/// Whether a library or executable is one that everybody has.
+/// Whether a library or executable is a common one.
 pub(super) fn is_public(path: &str) -> bool {
     let name = path.rsplit('/').next().unwrap_or(path);
     let tail =
@@ -19,7 +19,7 @@ pub(super) fn is_public(path: &str) -> bool {
     PUBLIC.iter().any(|public| name.strip_prefix(public).is_some_and(tail))
 }
 
-/// The path of a Ruby file with a pseudonym for its folders, and if `names` are replaced, for what it is called.
+/// The path of a Ruby file with a pseudonym for its directories, and if `names` are replaced, also for its name.
 pub(super) fn ruby(path: &str, names: bool, with: &mut Pseudonyms) -> String {
     if path.len() > LONGEST {
         return renamed(path, with);
@@ -58,7 +58,7 @@ pub(super) fn ruby(path: &str, names: bool, with: &mut Pseudonyms) -> String {
 
 /// The path of a library or executable.
 pub(super) fn native(path: &str, names: bool, with: &mut Pseudonyms) -> String {
-    // `[vdso]`, `[kernel]` and the like are no files.
+    // `[vdso]`, `[kernel]` and the like are not files.
     if path.starts_with('[') && !path.contains('/') && path.len() < INTERNAL {
         return path.to_owned();
     }
@@ -69,7 +69,7 @@ pub(super) fn native(path: &str, names: bool, with: &mut Pseudonyms) -> String {
     }
 }
 
-/// `<internal:gc>`, and no other text that begins like that.
+/// Whether this is `<internal:gc>` or the like, and not another text that starts the same way.
 fn is_internal(path: &str) -> bool {
     let name = path.strip_prefix("<internal:").and_then(|name| name.strip_suffix('>'));
     name.is_some_and(|name| {
@@ -77,7 +77,7 @@ fn is_internal(path: &str) -> bool {
     })
 }
 
-/// The last part of a path, in a folder with a pseudonym.
+/// The last component of a path, in a directory with a pseudonym.
 fn shortened(path: &str, with: &mut Pseudonyms) -> String {
     match path.rsplit_once('/') {
         None => path.to_owned(),
@@ -85,12 +85,12 @@ fn shortened(path: &str, with: &mut Pseudonyms) -> String {
     }
 }
 
-/// A pseudonym for a folder; none for the root.
+/// A pseudonym for a directory; empty for the root.
 fn folder(path: &str, with: &mut Pseudonyms) -> String {
     if path.is_empty() { String::new() } else { format!("/dir-{}", with.short(Kind::Files, path)) }
 }
 
-/// A pseudonym for all of a path.
+/// A pseudonym for a whole path.
 fn renamed(path: &str, with: &mut Pseudonyms) -> String {
     let pseudonym = with.short(Kind::Files, path);
     if path.strip_suffix(".rb").is_some() {
@@ -100,8 +100,8 @@ fn renamed(path: &str, with: &mut Pseudonyms) -> String {
     }
 }
 
-/// Where the part of the path of a library begins that shows that it is one: `/ruby/3.1.0/set.rb`.
+/// Start of the part of a path that shows that it belongs to a library: `/ruby/3.1.0/set.rb`.
 fn library(path: &str) -> Option<usize> {
-    // The shortest end of the path that is still a library's.
+    // The shortest suffix of the path that still belongs to a library.
     path.rmatch_indices('/').map(|(at, _)| at).find(|at| Source::of(&path[*at..]) == Source::Library)
 }

@@ -1,5 +1,5 @@
-//! Copies a recording without what identifies its owner: names from outside are replaced by pseudonyms; times, counts, the shape of
-//! stacks and the account stay.
+//! Copies a recording without what identifies its owner: names from outside are replaced by pseudonyms; times, counts,
+//! the shape of stacks and the account are kept.
 
 mod files;
 mod names;
@@ -51,11 +51,11 @@ pub enum Kind {
     Services,
     /// Containers, pods, namespaces, units, control groups.
     Containers,
-    /// Names of threads, and of processes, which are those of their main threads.
+    /// Names of threads, and of processes, which are named after their main threads.
     Threads,
     /// Values of `RUBY_GC_*` variables, and names of those that Ruby does not know.
     Settings,
-    /// Files: folders, without names of methods; with these, all of their paths.
+    /// Files: their directories if names of methods are kept, otherwise their whole paths.
     Files,
     /// Methods, classes and functions.
     Names,
@@ -64,7 +64,7 @@ pub enum Kind {
 }
 
 impl Kind {
-    /// All of them.
+    /// All kinds.
     pub const ALL: [Self; 10] = [
         Self::Endpoints,
         Self::Arguments,
@@ -78,7 +78,7 @@ impl Kind {
         Self::Reasons,
     ];
 
-    /// The word for it in options.
+    /// Its name in options.
     pub fn name(self) -> &'static str {
         match self {
             Self::Endpoints => "endpoints",
@@ -94,7 +94,7 @@ impl Kind {
         }
     }
 
-    /// What one of them is called.
+    /// The noun for one text of this kind.
     pub fn noun(self) -> &'static str {
         match self {
             Self::Endpoints => "request path",
@@ -111,12 +111,12 @@ impl Kind {
     }
 }
 
-/// What was replaced.
+/// The result of scrubbing.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Scrubbed {
-    /// Different texts, by kind.
+    /// Number of distinct texts replaced, by kind.
     pub replaced: Vec<(Kind, u64)>,
-    /// How the recording ends; the copy ends likewise.
+    /// How the recording ends; the copy ends the same way.
     pub ending: Ending,
 }
 
@@ -126,10 +126,10 @@ pub enum ScrubError {
     /// The recording cannot be read.
     #[error("{0}; no copy was written")]
     Read(#[from] ReadError),
-    /// The copy cannot be made there.
+    /// The copy cannot be created at its path.
     #[error("{0}")]
     Output(#[from] ExportError),
-    /// There are no random numbers.
+    /// No random numbers are available.
     #[error("the system has no random numbers for pseudonyms; no copy was written")]
     Random,
     /// The copy would replace the recording.
@@ -143,14 +143,14 @@ pub enum ScrubError {
     Write {
         /// The file.
         path: PathBuf,
-        /// The answer.
+        /// The cause.
         #[source]
         source: io::Error,
     },
 }
 
-/// Writes a copy of a recording in which every kind of text is replaced that is not kept. It appears complete or not at all, and only
-/// its owner can read it.
+/// Writes a copy of a recording in which all kinds of text except those in `keep` are replaced. It appears completely
+/// or not at all, and only its owner can read it.
 ///
 /// # Errors
 ///
@@ -220,7 +220,7 @@ fn copy<R: Read>(
                 return Ok(ending);
             }
         };
-        // Frames of a chunk are its own.
+        // Frames are not shared between chunks.
         scrubber.frames.clear();
         for entry in entries {
             scrubber.entry(&tables, entry, &mut filling);
@@ -236,7 +236,7 @@ fn copy<R: Read>(
 struct Scrubber {
     keep: BTreeSet<Kind>,
     pseudonyms: Pseudonyms,
-    /// By address, which is not used again while the frame is kept here.
+    /// By address, which is not reused while the frame is kept here.
     frames: HashMap<*const Frame, (Arc<Frame>, Arc<Frame>)>,
 }
 
@@ -263,7 +263,7 @@ impl Scrubber {
         !self.keep.contains(&kind)
     }
 
-    /// A pseudonym that begins with a word; nothing stays nothing.
+    /// Replaces a text by a word and a pseudonym; an empty text stays empty.
     fn text(&mut self, kind: Kind, word: &str, text: &mut String) {
         if self.replaces(kind) && !text.is_empty() {
             *text = format!("{word}-{}", self.pseudonyms.short(kind, text));
@@ -276,7 +276,7 @@ impl Scrubber {
         }
     }
 
-    /// An id of a container has 64 hexadecimal digits.
+    /// A container id has 64 hexadecimal digits.
     fn id(&mut self, id: &mut Option<String>) {
         if let Some(id) = id.as_mut().filter(|_| self.replaces(Kind::Containers)) {
             *id = self.pseudonyms.long(Kind::Containers, id);
@@ -289,7 +289,7 @@ impl Scrubber {
         self.optional(Kind::Hosts, "host", &mut name);
         self.optional(Kind::Hosts, "boot", &mut boot);
         let dump = dump.map(|Dump { why, at_ns, from_ns, carried, open }| {
-            // The name of a program may be that of its service, its title, or that of its thread.
+            // The name of a program may be that of its service, its title, or that of its main thread.
             let named = [Kind::Services, Kind::Arguments, Kind::Threads];
             let replaced = named.into_iter().any(|kind| self.replaces(kind));
             let why = if replaced { without_program(&why) } else { why };
@@ -379,8 +379,8 @@ impl Scrubber {
         }
     }
 
-    /// The name of a variable. Those that neither Ruby nor the agent's documentation knows are somebody's own, whatever they begin
-    /// with, and so are those that are refused.
+    /// The name of a variable. Names that neither Ruby nor the agent's documentation knows are private, whatever their
+    /// prefix, and so are refused ones.
     fn variable(&mut self, name: String) -> String {
         let is_known = AGENTS.contains(&name.as_str()) || ruby::variable(&name).is_some();
         if is_known || !self.replaces(Kind::Settings) {
@@ -449,7 +449,7 @@ impl Scrubber {
         name
     }
 
-    /// A reason without the details that may name something: what comes from outside follows a path, a quotation or an error.
+    /// A reason without details that may name something: text from outside follows a path, a quotation or an error.
     fn reason(&mut self, reason: &str) -> String {
         let Some(at) = reason.find(['/', '`', '"', '\'', '(']) else { return reason.to_owned() };
         let kept = reason[..at].rfind(' ').map_or("", |at| &reason[..at]);
@@ -495,14 +495,14 @@ impl Visit for Scrubber {
     }
 
     fn path(&mut self, path: &mut String) {
-        // Too many different ones: not a path.
+        // A placeholder for too many distinct paths; not a path.
         if path != "(other)" {
             self.text(Kind::Endpoints, "/path", path);
         }
     }
 
     fn trace(&mut self, trace: &mut Option<Trace>) {
-        // Its only use is to look it up elsewhere.
+        // A trace is only useful to look it up elsewhere.
         if self.replaces(Kind::Endpoints) {
             *trace = None;
         }

@@ -1,11 +1,11 @@
-//! Names of methods and functions. What shows where a block begins stays, and so does the division in class and method.
+//! Names of methods and functions. What shows that a block is meant is kept, and so is the division into class and method.
 
 use super::{Kind, files, pseudonym::Pseudonyms};
 use crate::model::stack::{Frame, FrameKind};
 
-/// What Ruby puts before the name of a method.
+/// What Ruby prepends to the name of a method.
 const WITHIN: [&str; 4] = ["block in ", "rescue in ", "ensure in ", "eval in "];
-/// Names that Ruby itself gives.
+/// Names assigned by Ruby itself.
 pub(super) const RUBYS_OWN: [&str; 5] = ["<main>", "<top (required)>", "<compiled>", "<cfunc>", "(unknown)"];
 
 /// The name of a frame.
@@ -15,7 +15,7 @@ pub(super) fn of(frame: &Frame, with: &mut Pseudonyms) -> String {
         FrameKind::Ruby | FrameKind::CFunction => ruby(name, with),
         FrameKind::Native if frame.file.as_deref().is_some_and(files::is_public) => name.to_owned(),
         FrameKind::Native => format!("function-{}", with.short(Kind::Names, name)),
-        // The same everywhere: names of the kernel's functions and gctrace's own words.
+        // These are the same everywhere: names of the kernel's functions and gctrace's own words.
         FrameKind::Kernel | FrameKind::Vm | FrameKind::Missing => name.to_owned(),
     }
 }
@@ -43,7 +43,7 @@ fn ruby(name: &str, with: &mut Pseudonyms) -> String {
     format!("{kept}Class_{class}{}method_{method}", &rest[at..=at])
 }
 
-/// Length of what Ruby has put before the name.
+/// Length of what Ruby prepended to the name.
 fn prefix(name: &str) -> Option<usize> {
     if let Some(within) = WITHIN.iter().find(|within| name.starts_with(**within)) {
         return Some(within.len());

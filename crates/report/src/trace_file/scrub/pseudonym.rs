@@ -1,4 +1,4 @@
-//! Pseudonyms: the same text has the same one in a recording, and none leads back to the text.
+//! Pseudonyms: equal texts of a recording have the same pseudonym, and no pseudonym leads back to its text.
 
 use std::collections::{BTreeMap, HashSet};
 
@@ -9,10 +9,10 @@ use ring::{
 
 use super::{Kind, ScrubError};
 
-/// Makes pseudonyms by a random key that is forgotten with it.
+/// Makes pseudonyms with a random key, which is discarded with this value.
 pub(super) struct Pseudonyms {
     key: Key,
-    /// Different texts that were replaced.
+    /// Digests of the distinct texts that were replaced.
     replaced: BTreeMap<Kind, HashSet<u64>>,
 }
 
@@ -31,17 +31,17 @@ impl Pseudonyms {
         digest
     }
 
-    /// 16 hexadecimal digits in place of a text.
+    /// 16 hexadecimal digits that replace a text.
     pub(super) fn short(&mut self, kind: Kind, text: &str) -> String {
         hex(&self.digest(kind, text)[..8])
     }
 
-    /// 64 hexadecimal digits, as ids of containers have.
+    /// 64 hexadecimal digits, like a container id.
     pub(super) fn long(&mut self, kind: Kind, text: &str) -> String {
         hex(&self.digest(kind, text))
     }
 
-    /// How many different texts were replaced, by kind.
+    /// Number of distinct texts replaced, by kind.
     pub(super) fn replaced(&self) -> Vec<(Kind, u64)> {
         self.replaced.iter().map(|(kind, texts)| (*kind, texts.len() as u64)).collect()
     }

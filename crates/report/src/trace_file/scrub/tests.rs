@@ -1,4 +1,4 @@
-//! Nothing that is replaced is left, and everything else is as it was.
+//! Nothing that is replaced remains, and everything else is unchanged.
 
 use std::{collections::HashSet, os::unix::fs::PermissionsExt as _};
 
@@ -15,7 +15,7 @@ use crate::{
     },
 };
 
-/// Texts that a chunk has, and the headers'.
+/// The texts in the chunks, and the header.
 fn texts(bytes: &[u8]) -> (Vec<String>, wire::Header) {
     let mut chunks = Chunks::open(bytes).unwrap();
     let mut found = Vec::new();
@@ -34,7 +34,7 @@ fn texts(bytes: &[u8]) -> (Vec<String>, wire::Header) {
     }
 }
 
-/// What is handed to outputs, with nothing in its quotation marks and without traces.
+/// What outputs receive, with empty strings and without traces.
 fn blanked(bytes: &[u8]) -> Vec<String> {
     let log = Log::default();
     let mut outputs = Outputs::new(vec![Box::new(log.clone())]);
@@ -66,7 +66,7 @@ fn scrubbed(bytes: &[u8], keep: &[Kind]) -> (Vec<u8>, Scrubbed) {
     (std::fs::read(&to).unwrap(), done)
 }
 
-/// Committed recordings of real Rubies, and one of everything that can be seen.
+/// Committed recordings of real Rubies, and one with everything that can be seen.
 fn recordings() -> Vec<Vec<u8>> {
     let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures/recordings");
     let files = std::fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().path());
@@ -76,7 +76,7 @@ fn recordings() -> Vec<Vec<u8>> {
     found
 }
 
-/// What stays in any copy: words of Ruby and gctrace.
+/// What any copy keeps: words of Ruby and gctrace.
 fn is_word(text: &str) -> bool {
     let mut words = crate::ruby::stat::words().chain(crate::aggregate::endpoint::METHODS);
     let counters = gctrace_common::stats::Counter::ALL;
@@ -89,7 +89,7 @@ fn is_word(text: &str) -> bool {
         || text.bytes().all(|byte| byte.is_ascii_hexdigit())
 }
 
-/// Frames of a recording, by their names.
+/// Frames of a recording: kind, name, file.
 fn frames(bytes: &[u8]) -> Vec<(FrameKind, String, Option<String>)> {
     let mut recording = Recording::read(bytes, Path::new("test")).unwrap();
     let mut found = Vec::new();
@@ -139,7 +139,7 @@ impl Visit for Traces<'_> {
     }
 }
 
-/// Traces are left out where paths of requests are replaced, and else kept.
+/// Traces are removed if paths of requests are replaced, and kept otherwise.
 #[test]
 fn traces_go_with_paths() {
     let (bytes, _) = recorded();
@@ -150,7 +150,7 @@ fn traces_go_with_paths() {
     assert!(after.len() == before.len() && after.iter().all(Option::is_none), "{after:?}");
 }
 
-/// With names replaced, no text of the recording is in the copy, but for words that are the same in every recording.
+/// With names replaced, no text of the recording is in the copy, except words that are the same in every recording.
 #[test]
 fn nothing_is_left() {
     for bytes in recordings() {
@@ -174,7 +174,7 @@ fn nothing_is_left() {
         let ((before, head_before), (after, head)) = (texts(&bytes), texts(&copy));
         let mut secrets = 0;
         for secret in before.iter().chain(&head_before.host).chain(&head_before.boot) {
-            // Files that everybody has keep their names, in other folders.
+            // Common files keep their names, in other directories.
             let kept = is_word(secret) || is_public(secret) || secret.starts_with("<internal:");
             if kept || secret.starts_with('[') {
                 continue;
@@ -186,7 +186,7 @@ fn nothing_is_left() {
                 .chain(&head.boot)
                 .filter(|text| !is_word(text) && !is_public(text))
             {
-                // A short text can be in another one by chance.
+                // A short text may be part of another one by chance.
                 let is_in = if secret.len() < 6 { text == secret } else { text.contains(secret.as_str()) };
                 assert!(!is_in, "{secret:?} is in {text:?}");
             }
@@ -199,7 +199,7 @@ fn nothing_is_left() {
     }
 }
 
-/// Times, counts, stacks, processes and accounts are those of the recording, whatever is replaced.
+/// Times, counts, stacks, processes and accounts equal those of the recording, whatever is replaced.
 #[test]
 fn the_rest_is_equal() {
     for bytes in recordings() {
@@ -217,7 +217,7 @@ fn the_rest_is_equal() {
     }
 }
 
-/// A copy ends as the recording does; of a damaged one there is none.
+/// A copy ends like the recording; a damaged recording has no copy.
 #[test]
 fn ends() {
     let (bytes, _) = recorded();
@@ -288,7 +288,7 @@ fn forms() {
     assert_eq!(of(FrameKind::Kernel, "do_syscall_64", None), "do_syscall_64");
 }
 
-/// What is left of files and of the reason of a dump.
+/// What remains of files and of the reason for a dump.
 #[test]
 fn paths() {
     let mut with = Pseudonyms::new().unwrap();
@@ -330,7 +330,7 @@ fn paths() {
     assert_eq!(without_program("acme (shop)"), "a trigger");
 }
 
-/// The name of a program in a trigger may come of its title or its thread: it stays only if all of these do.
+/// The name of a program in a trigger may come from its title or its thread: it is kept only if all of these are.
 #[test]
 fn triggers() {
     let why = "gc.pause > 1ms: 2.0 ms, pid 7 (puma[acme-shop])";
@@ -347,7 +347,7 @@ fn triggers() {
     assert_eq!(kept(&[Kind::Services, Kind::Threads, Kind::Arguments]), why);
 }
 
-/// Names of variables stay only where Ruby or the agent knows them.
+/// Names of variables are kept only if Ruby or the agent knows them.
 #[test]
 fn variables() {
     let mut process = crate::trace_file::tests::samples::process();
@@ -378,7 +378,7 @@ fn variables() {
 }
 
 proptest! {
-    /// Whose code a file is remains visible, and files that differ stay different.
+    /// The source of a file remains visible, and different files stay different.
     #[test]
     fn sources(
         parts in proptest::collection::vec(

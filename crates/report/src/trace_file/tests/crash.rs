@@ -10,7 +10,7 @@ use std::{
 
 use super::*;
 
-/// Has the path of the file in the process that writes it.
+/// Set to the path of the file in the process that writes it.
 const FILE: &str = "GCTRACE_CRASH_FILE";
 
 /// Random bytes.
@@ -18,7 +18,7 @@ fn random(bytes: &mut [u8]) {
     std::fs::File::open("/dev/urandom").unwrap().read_exact(bytes).unwrap();
 }
 
-/// The process that is killed: a chunk after the other, each with one entry with a number.
+/// The process that is killed: it writes one chunk after another, each with one numbered entry.
 #[test]
 #[ignore = "killed_at_50_moments runs it"]
 fn writer() {
@@ -35,7 +35,8 @@ fn writer() {
     }
 }
 
-/// Killed at 50 random moments, everything up to the last whole chunk is there, in its order, and no more; where that ends is said.
+/// After a kill at 50 random moments, everything up to the last whole chunk is present, in order, and nothing more;
+/// the end of it is reported.
 #[test]
 fn killed_at_50_moments() {
     let dir = tempfile::tempdir().unwrap();

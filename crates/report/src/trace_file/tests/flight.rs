@@ -1,4 +1,4 @@
-//! What a flight recorder writes is what the end of a whole recording has.
+//! What a flight recorder writes equals the end of a whole recording.
 
 use std::{
     fs,
@@ -25,7 +25,7 @@ pub(super) fn keep(seconds: u64, triggers: &[&str]) -> Keep {
     Keep { ns: seconds * S, bytes: 64 << 20, triggers, cooldown_ns: 5 * S, most: 2 }
 }
 
-/// A flight recorder, what it was handed, and where it writes.
+/// A flight recorder, what it received, and where it writes.
 pub(super) struct Flight {
     dir: tempfile::TempDir,
     pub(super) outputs: Outputs,
@@ -52,7 +52,7 @@ impl Flight {
         self.outputs.hand(|exporter| exporter.see(process, seen));
     }
 
-    /// A second is over.
+    /// Advances by a second.
     pub(super) fn second(&mut self, now_ns: u64) {
         self.outputs.hand(|exporter| exporter.flush(now_ns));
         self.outputs.tell(|exporter| {
@@ -61,7 +61,7 @@ impl Flight {
         self.outputs.tell(|exporter| exporter.account(&self.ledger));
     }
 
-    /// Waits for what is being written.
+    /// Waits for the files being written.
     pub(super) fn written(&mut self) -> Vec<PathBuf> {
         while self.counts().dumps_waiting > 0 {
             std::thread::sleep(std::time::Duration::from_millis(1));
@@ -73,7 +73,7 @@ impl Flight {
         files
     }
 
-    /// Writes what there is now.
+    /// Writes what is kept now.
     pub(super) fn dump(&mut self) -> Vec<u8> {
         let before = self.written();
         self.outputs.tell(|exporter| exporter.dump_requested());
@@ -83,7 +83,7 @@ impl Flight {
         fs::read(after.iter().find(|path| !before.contains(path)).unwrap()).unwrap()
     }
 
-    /// The counts, which balance.
+    /// The counters, after checking that they balance.
     fn counts(&self) -> RecordingCounts {
         let mut counts = UserCounts::default();
         self.outputs.add_counts(&mut counts);
@@ -104,7 +104,7 @@ fn dump_of(bytes: &[u8]) -> Dump {
     Recording::read(bytes, Path::new("test")).unwrap().header().dump.clone().unwrap()
 }
 
-/// Lines but for those of accounts, whose counts are since the beginning of the dump, and of the end.
+/// Lines except those of accounts, whose counters start with the dump, and of the end.
 fn events(lines: &[String]) -> Vec<&String> {
     let kind = |line: &&String| {
         !["account ", "finish ", "settled ", "closed "].iter().any(|other| line.starts_with(other))
@@ -128,7 +128,7 @@ pub(super) fn cycle(at_ns: u64, stop_ns: u64) -> GcCycle {
 
 proptest! {
     #![proptest_config(ProptestConfig { cases: 40, ..ProptestConfig::default() })]
-    /// However much is dropped, what is written is exactly what the exporters were handed since then.
+    /// However much is dropped, the file contains exactly what the exporters received from its start on.
     #[test]
     fn any_tail(seconds in proptest::collection::vec(0_usize..3, 1..25), keep_s in 1_u64..12) {
         let mut flight = Flight::new(keep(keep_s, &[]));
@@ -144,7 +144,7 @@ proptest! {
         let bytes = flight.dump();
         let dump = dump_of(&bytes);
         let first = (seconds.len() as u64).saturating_sub(keep_s) as usize;
-        // Times of the header are 42 ns after 0.
+        // The times in the header are 42 ns after 0.
         prop_assert_eq!(dump.from_ns / S, first as u64);
         let (result, lines) = replayed(&bytes);
         prop_assert_eq!(result.unwrap().ending, Ending::Complete);
@@ -156,7 +156,7 @@ proptest! {
     }
 }
 
-/// A dump has processes since they are traced, not since they were found, and no cycle of theirs is older than that.
+/// A dump has processes from the time when they were traced, not from when they were found, and none of their cycles is older than that.
 #[test]
 fn traced_before_it_was_found() {
     let mut flight = Flight::new(keep(60, &[]));
@@ -176,7 +176,8 @@ fn traced_before_it_was_found() {
     assert_eq!(since, ["500000000", "500000007"]);
 }
 
-/// Times off the CPU that are not over are in a dump if a part of them lies in it; and in no later one but as they are handed over then.
+/// Times off the CPU that have not ended are in a dump if a part of them lies in it. A later dump has them only as
+/// they are handed over then.
 #[test]
 fn open_times() {
     let mut flight = Flight::new(keep(2, &[]));
@@ -220,8 +221,8 @@ fn open_times() {
     assert_eq!(of(&flight.dump()).len(), 1);
 }
 
-/// A page of a run has the times off the CPU that are not over: all states of one, each up to when it was last looked at, until that time is
-/// handed over as a whole.
+/// A live recording has the times off the CPU that have not ended: all states of each, up to when it was last read,
+/// until the time is handed over in full.
 #[test]
 fn open_times_of_a_run() {
     let (mut recorder, recording) = LiveRecorder::new(header(), 600 * S, 64 << 20);
@@ -257,7 +258,7 @@ fn open_times_of_a_run() {
         times.sort_unstable();
         times
     };
-    // Waiting for the GVL, then for a CPU, is one time; a thread with the same number is one of another process.
+    // Waiting for the GVL, then for a CPU, is one time; a thread with the same id belongs to another process.
     let gvl = sample(7, ThreadState::GvlWait, S, S / 2);
     let runnable = sample(7, ThreadState::Runnable, S + S / 2, S / 2);
     let blocked = |wall_ns| sample(7, ThreadState::Blocked, S / 4, wall_ns);
@@ -266,7 +267,8 @@ fn open_times_of_a_run() {
     let of_first = [(7, S / 4, 2 * S - S / 4), (7, S, S / 2), (7, S + S / 2, S / 2)];
     assert_eq!(shown(), of_first);
     assert_eq!(shown(), of_first, "each snapshot has them");
-    // That one goes on; the other thread runs again, which hands its states over. They can be read as a whole from the next account on.
+    // The other process's thread stays blocked; the first one runs again, which hands over its states. They are readable
+    // in full from the next account on.
     recorder.see(&process, Seen::Stack(&sample(7, ThreadState::Running, 2 * S, 0))).unwrap();
     recorder.see(&process, Seen::Stack(&gvl)).unwrap();
     recorder.see(&process, Seen::Stack(&sample(7, ThreadState::Runnable, S + S / 2, S))).unwrap();
@@ -274,7 +276,7 @@ fn open_times_of_a_run() {
     let over = [(7, S, S / 2), (7, S + S / 2, S)];
     second(&mut recorder, 3 * S, &[(&other, blocked(3 * S - S / 4))]);
     assert_eq!(shown(), [(7, S / 4, 3 * S - S / 4), over[0], over[1]]);
-    // Or once its chunk is full: each is there once at any moment.
+    // Or once their chunk is full: at any moment each one is present exactly once.
     recorder.see(&other, Seen::Stack(&blocked(3 * S))).unwrap();
     let mut cycles = 0;
     while shown()[0].2 != 3 * S {
@@ -292,7 +294,7 @@ fn open_times_of_a_run() {
     assert_eq!(shown(), [(7, S / 4, 3 * S), over[0], over[1]]);
 }
 
-/// A process that has been there for long is there in a dump, with counts of the dump's own time.
+/// A process that has existed for long is present in a dump, with the counts of the dump's own time.
 #[test]
 fn carried() {
     let mut flight = Flight::new(keep(3, &[]));
@@ -347,12 +349,12 @@ fn carried() {
     assert_eq!((ledger.user.pipeline.cycles, ledger.user.pipeline.processes), (3, 2));
     assert_eq!(ledger.extent, Extent::Part);
     assert!(ledger.summary().ends_with("a part of a run"), "{}", ledger.summary());
-    // The run itself goes on, and the next one has its own time.
+    // The run itself continues, and the next dump has its own time.
     flight.second(11 * S);
     assert_eq!(dump_of(&flight.dump()).from_ns, 8 * S);
 }
 
-/// A run that is shorter than what is kept is whole.
+/// A run that is shorter than the kept time is recorded in full.
 #[test]
 fn whole() {
     let mut flight = Flight::new(keep(60, &["end"]));
@@ -370,7 +372,7 @@ fn whole() {
     assert_eq!(lines, handed);
 }
 
-/// A trigger writes what led to it, once, until some time is over and for a number of times; a user may always ask.
+/// A trigger writes what led to it, once per cooldown, and a limited number of times; the user may always request a dump.
 #[test]
 fn triggers() {
     let mut flight = Flight::new(keep(3, &["gc.pause > 200ms", "gc.share > 90%"]));
@@ -415,7 +417,7 @@ fn triggers() {
     );
 }
 
-/// What lasts fires when it begins, and again when it has been over.
+/// A level fires when it is first exceeded, and again after it has been below.
 #[test]
 fn levels() {
     let mut flight = Flight::new(Keep { cooldown_ns: 0, most: 99, ..keep(3, &["gc.share > 25%"]) });
@@ -433,7 +435,7 @@ fn levels() {
     assert_eq!(why, "gc.share > 25%: 27.0 %, pid 1 (shop)");
 }
 
-/// Each metric looks at what it says.
+/// Each metric reads what its name says.
 #[test]
 fn metrics() {
     for (trigger, fires) in [
@@ -451,7 +453,7 @@ fn metrics() {
         let mut flight = Flight::new(keep(100, &[trigger]));
         for at in 0..2 {
             samples::all(at * S, &mut |process, seen| {
-                // Its times add up to more than there are, and it ends before the second is over.
+                // The times of this sample add up to more than there are, and its process ends before the second is over.
                 if !matches!(seen, Seen::Ended(_)) {
                     flight.see(process, seen);
                 }
@@ -486,7 +488,7 @@ fn bounded() {
     assert!(replayed(&bytes).0.is_ok());
 }
 
-/// Where nothing can be written that is said, once for each file, nothing is left there, and what is kept goes on.
+/// If nothing can be written, that is reported once per file, nothing is left behind, and recording continues.
 #[test]
 fn unwritable() {
     let missing = FlightRecorder::create(Path::new("/nowhere/f.gctrace"), &header(), keep(3, &[]));
@@ -509,7 +511,7 @@ fn unwritable() {
     assert_eq!(flight.dump()[..8], MAGIC);
 }
 
-/// A damaged dump is read up to the damage, and what it says of the time before it may be anything.
+/// A damaged dump is read up to the damage, and its initial state may be anything.
 #[test]
 fn damaged() {
     let mut flight = Flight::new(keep(2, &[]));
@@ -537,7 +539,7 @@ fn damaged() {
     }
 }
 
-/// Sums of a thread that began before the file are of another time, and left out; those of one that began in it are not.
+/// Sums of a thread that started before the file cover another time, and are left out; those of a thread that started within it are not.
 #[test]
 fn threads_from_before() {
     let mut flight = Flight::new(keep(3, &[]));

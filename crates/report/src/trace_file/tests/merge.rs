@@ -1,4 +1,4 @@
-//! Several recordings as one: everything once, in its order, and the account of all.
+//! Several recordings as one: everything once, in order, and the sum of the accounts.
 
 use std::path::PathBuf;
 
@@ -35,7 +35,7 @@ fn refusal(all: &[&[u8]]) -> String {
     error
 }
 
-/// Counts of the cycles that are replayed, in their order.
+/// Counts of the replayed cycles, in order.
 fn cycles(bytes: &[u8]) -> Vec<String> {
     let cycle = regex_lite::Regex::new("^Cycle.*?count: ([0-9]+),").unwrap();
     let pid = regex_lite::Regex::new("Process \\{ pid: ([0-9]+),").unwrap();
@@ -45,12 +45,12 @@ fn cycles(bytes: &[u8]) -> Vec<String> {
     lines.iter().filter_map(of).collect()
 }
 
-/// Pids are below this.
+/// Upper bound (exclusive) of pids.
 const PIDS: u32 = 1 << 22;
-/// How long after the begin of a cycle the memory was read.
+/// How long after the start of a cycle the memory was read, nanoseconds.
 const READ_LATER_NS: u64 = 17;
 
-/// A run on a host: a process from a second on, with a cycle in each second.
+/// A run on a host: a process from a given second on, with a cycle in each second.
 fn run(header: &Header, pid: u32, seconds: std::ops::Range<u64>) -> Vec<u8> {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("a");
@@ -95,7 +95,7 @@ fn run(header: &Header, pid: u32, seconds: std::ops::Range<u64>) -> Vec<u8> {
     std::fs::read(&path).unwrap()
 }
 
-/// Two runs on one host: all events by time, sums of the accounts, requests of each with numbers of its own.
+/// Two runs on one host: all events by time, sums of the accounts, and distinct request ids.
 #[test]
 fn two_runs() {
     let (web, jobs) = (run(&header(), 10, 0..4), run(&header(), 20, 2..5));
@@ -113,29 +113,29 @@ fn two_runs() {
         lines.iter().filter(|line| line.starts_with("closed")).collect::<Vec<_>>(),
         ["closed 5000000000"]
     );
-    // Each of them starts cycles in a request with the number 77.
+    // Each of the runs starts cycles in a request with the id 77.
     let requests: std::collections::BTreeSet<&str> =
         lines.iter().filter_map(|line| line.split("request: Some(").nth(1)?.split(')').next()).collect();
     assert_eq!(requests.len(), 2, "{requests:?}");
-    // It begins with the first one, whichever has the clock.
+    // The result starts with the first recording, whichever one has the clock.
     for (one_ns, other_ns) in [(5, 42), (42, 5)] {
         let begun = |begun_ns| Header { begun_ns, ..header() };
         let (bytes, _) = merged(&[&run(&begun(one_ns), 10, 0..4), &run(&begun(other_ns), 20, 2..5)]).unwrap();
         assert_eq!(Recording::read(&bytes[..], Path::new("x")).unwrap().header().begun_ns, 5);
     }
-    // Again, with a third.
+    // Merged again, with a third recording.
     let third = run(&header(), 30, 7..8);
     let (bytes, _) = merged(&[&bytes, &third]).unwrap();
     assert_eq!(cycles(&bytes).len(), 8);
 }
 
-/// The same process at the same time is refused; one after the other it is not.
+/// The same process at the same time is refused; at different times it is not.
 #[test]
 fn counted_once() {
     let all = run(&header(), 10, 0..4);
     let error = refusal(&[&all, &run(&header(), 10, 3..6)]);
     assert!(error.contains("both have process 10 at the same time"), "{error}");
-    // A copy of a recording has nothing more.
+    // A copy of a recording adds nothing.
     assert_eq!(cycles(&merged(&[&all, &all]).unwrap().0), cycles(&all));
     let (bytes, _) = merged(&[&all, &run(&header(), 10, 4..6)]).unwrap();
     assert_eq!(cycles(&bytes).len(), 6);
@@ -148,7 +148,7 @@ fn counted_once() {
     assert!(error.contains("is one of the recordings"), "{error}");
 }
 
-/// Dumps of one flight recorder: what both have is there once.
+/// Dumps of one flight recorder: their common part is present once.
 #[test]
 fn dumps() {
     let mut flight = Flight::new(keep(4, &[]));
@@ -177,12 +177,12 @@ fn dumps() {
     let replayed_once = replayed(&bytes).0.unwrap();
     assert_eq!(replayed_once.ledger.user.pipeline.cycles as usize, unique.len());
     assert_eq!((replayed_once.ledger.extent, told.processes), (Extent::Part, 1));
-    // A dump that has nothing more, and one long after.
+    // A dump that adds nothing, and one much later.
     let (same, _) = merged(&[one, two, one]).unwrap();
     assert_eq!(cycles(&same), cycles(&bytes));
     let (all, _) = merged(&[one, later, two]).unwrap();
     assert_eq!(cycles(&all), [cycles(&bytes), cycles(later)].concat());
-    // What both should have differs.
+    // The supposedly common part differs.
     let mut other = Flight::new(keep(4, &[]));
     other.see(&process, Seen::Process { state: None, now_ns: 1, since_ns: 1 });
     for second in 0..8_u64 {
@@ -191,7 +191,8 @@ fn dumps() {
     assert!(refusal(&[one, &other.dump()]).contains("cannot be separated"));
 }
 
-/// A dump has the times of its own in which single waits for the GVL were not watched, and so has what is merged of dumps of one run.
+/// A dump has the gaps in its own time in which individual waits for the GVL were not recorded, and so has the result
+/// of merging dumps of one run.
 #[test]
 fn gaps_of_dumps() {
     let mut flight = Flight::new(keep(4, &[]));
@@ -222,7 +223,7 @@ fn gaps_of_dumps() {
     assert_eq!((&gaps(later)[..], &gaps(&both)[..]), (&expected[..], &expected[..]));
 }
 
-/// Another boot: times by the time of day, and numbers of its own where they are the same.
+/// Another boot: times are placed by the time of day, and ids are changed if they collide.
 #[test]
 fn other_hosts() {
     let here = header();
@@ -253,7 +254,7 @@ fn other_hosts() {
     expected.sort_unstable();
     found.sort_unstable();
     assert_eq!(found, expected);
-    // What was read later than an event was so on the clock of the result.
+    // A value that was read later than its event still is on the clock of the result.
     let later =
         regex_lite::Regex::new("start: GcState \\{ ts_ns: ([0-9]+),.*?read_ns: Some\\(([0-9]+)\\)").unwrap();
     let lines = replayed(&bytes).1;
@@ -263,7 +264,7 @@ fn other_hosts() {
         let number = |at: usize| found[at].parse::<u64>().unwrap();
         assert_eq!(number(2) - number(1), READ_LATER_NS, "{found:?}");
     }
-    // What was merged before has higher numbers already.
+    // A recording that was merged before already has higher ids.
     let third = Header {
         clock: WallClock::with_offsets(offset_ns + 2_200_000_000, suspended_ns),
         host: host("third"),
@@ -273,13 +274,13 @@ fn other_hosts() {
     let found = cycles(&bytes);
     let of = |pid: u32| found.iter().filter(|cycle| cycle.starts_with(&format!("{pid}#"))).count();
     assert_eq!((of(10), of(PIDS + 10), of(2 * PIDS + 10)), (3, 3, 3), "{found:?}");
-    // Without a boot id the name of the host and the time of the boot decide.
+    // Without a boot id, the name of the host and the time of the boot decide.
     let old = Header { host: Host { boot: None, ..here.host.clone() }, ..here.clone() };
     let error = refusal(&[&run(&old, 10, 0..3), &run(&old, 10, 1..2)]);
     assert!(error.contains("both have process 10"), "{error}");
 }
 
-/// What a merged recording could not distinguish is refused.
+/// A merge whose result could not distinguish the recordings' data is refused.
 #[test]
 fn not_exact() {
     let one = run(&header(), 10, 0..3);
@@ -294,7 +295,7 @@ fn not_exact() {
     assert!(refusal(&[&one, &damaged]).contains("is damaged"));
 }
 
-/// What was cut off is merged up to there, and the account says so.
+/// A recording that was cut off is merged up to its end, and the account says so.
 #[test]
 fn cut_off_parts() {
     let (one, other) = (run(&header(), 10, 0..3), run(&header(), 20, 0..3));
@@ -302,7 +303,8 @@ fn cut_off_parts() {
     assert_eq!(replayed(&bytes).0.unwrap().ledger.extent, Extent::CutOff);
 }
 
-/// Each dump has the times off the CPU that were not over by then. What is merged of several has those of the last one, and the others not.
+/// Each dump has the times off the CPU that had not ended by then. The result of merging several has those of the last
+/// one, not those of the others.
 #[test]
 fn open_times_of_dumps() {
     let mut flight = Flight::new(keep(4, &[]));

@@ -1,4 +1,4 @@
-//! One of everything that can be seen, with every field set to something that no other has.
+//! One of everything that can be seen, with a distinct value in every field.
 
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -147,7 +147,7 @@ fn split(ns: u64) -> GvlSplit {
     GvlSplit { waiting: task(ns), holding: task(ns + 1), away: task(ns + 2) }
 }
 
-/// With every second number, a span.
+/// A span for every even number.
 fn span_at(at: u64) -> Option<Span> {
     at.is_multiple_of(2).then(|| Span { trace_id: u128::MAX - u128::from(at), span_id: u64::MAX - at })
 }
@@ -244,7 +244,7 @@ fn gvl(at: u64, see: &mut dyn FnMut(&Process, Seen<'_>)) {
     see(&process, Seen::GvlProcess(&summary));
 }
 
-/// A request that has everything.
+/// A request with all fields set.
 pub(crate) fn request(at: u64) -> Request {
     Request {
         id: 1,

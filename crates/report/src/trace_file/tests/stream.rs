@@ -1,4 +1,4 @@
-//! What becomes of the entries of a recording whose reader is slow, or goes.
+//! The outcome of the entries of a recording whose reader is slow, or disconnects.
 
 use std::{
     path::Path,
@@ -12,7 +12,7 @@ use super::{
 };
 
 fn begun() -> (Recorder, Receiver<Vec<u8>>) {
-    // It takes nothing that is not read at once.
+    // It accepts nothing that is not read at once.
     let (to, reader) = sync_channel(0);
     let stream = Destination::Stream(Stream::to(Narrow(to)).unwrap());
     (Recorder::begin(Path::new("-"), stream, &header()).unwrap(), reader)
@@ -24,7 +24,7 @@ fn counts(recorder: &Recorder) -> RecordingCounts {
     counts.recording
 }
 
-/// Waits for what the writing thread does in its own time.
+/// Waits for the writing thread to make progress.
 fn until(recorder: &Recorder, is: impl Fn(&RecordingCounts) -> bool) -> RecordingCounts {
     let begun = Instant::now();
     loop {
@@ -43,7 +43,7 @@ fn chunk(recorder: &mut Recorder, at: u64) {
     recorder.flush(at * 10_000_000_000 + CHUNK_NS).unwrap();
 }
 
-/// Entries wait until their chunk is taken. What a reader that goes has not taken is dropped, like everything after it.
+/// Entries are pending until their chunk is taken. What a disconnecting reader has not taken is dropped, like everything after it.
 #[test]
 fn unread_entries_are_dropped() {
     let (mut recorder, reader) = begun();
@@ -73,7 +73,7 @@ fn unread_entries_are_dropped() {
     assert!(recorded > 5 && recorded_dropped == recorded - 2, "{recorded_dropped} of {recorded}");
 }
 
-/// A reader that stops reading at the end of a run leaves nothing that counts as written.
+/// If a reader stops reading at the end of a run, nothing of the rest counts as written.
 #[test]
 fn stuck_at_the_end() {
     let (mut recorder, reader) = begun();

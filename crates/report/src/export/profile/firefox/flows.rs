@@ -1,9 +1,9 @@
-//! Flows: markers that belong together have a field with the same number. A request, the cycles that it started with their pauses, and
-//! its waits for the GVL are one flow; a hold of the GVL and the waits that it was the longest hold of are another.
+//! Flows: markers that belong together have a field with the same number. A request, the cycles that it started with their
+//! pauses, and its waits for the GVL are one flow; a hold of the GVL and the waits whose longest hold it was are another.
 //!
-//! The format has fields for that since version 51 (`docs-developer/CHANGELOG-formats.md` of firefox-devtools/profiler): numbers of 64
-//! bits that are unique in the file, as hexadecimal texts, by their place among the strings. Their other kind, `terminating-flow-id`,
-//! ends a flow, so that its number can be used again; here no number is.
+//! The format has had such fields since version 51 (`docs-developer/CHANGELOG-formats.md` of firefox-devtools/profiler):
+//! 64-bit numbers that are unique in the file, as hexadecimal strings, referred to by their index in the string table.
+//! The other kind, `terminating-flow-id`, ends a flow so that its number can be reused; here no number is reused.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -21,19 +21,19 @@ use crate::{
 /// The format of such fields.
 pub(super) const FORMAT: &str = "flow-id";
 
-/// Numbers of requests have this bit, and those of holds do not.
+/// Set in the numbers of requests, and clear in those of holds.
 const REQUEST: u64 = 1 << 63;
 
-/// The flows of a file: those of which at least two markers are in it.
+/// The flows of a file that have at least two markers in it.
 pub(super) struct Flows {
-    /// Requests by their numbers.
+    /// Requests, by id.
     requests: HashSet<NonZeroU64>,
-    /// Holds that waits name, by process, thread and begin.
+    /// Numbers of the holds that waits refer to, by process, thread and start.
     holds: HashMap<(ProcessIndex, u64, u64), u64>,
 }
 
 impl Flows {
-    /// The flows of this timeline, and of what [`Timeline::gvl_once`] says of it.
+    /// The flows of this timeline, and of its GVL intervals as returned by [`Timeline::gvl_once`].
     pub(super) fn of(recording: &Recording, timeline: &Timeline, gvl: &[&GvlMoment]) -> Self {
         let cycles = timeline.cycles.iter().filter_map(|cycle| cycle.request);
         let of_request: HashSet<NonZeroU64> =
@@ -49,12 +49,12 @@ impl Flows {
         Self { requests: requests.filter(|id| of_request.contains(id)).collect(), holds }
     }
 
-    /// The flow of a request: the place of its text.
+    /// The flow of a request, as an index of its string.
     pub(super) fn request(&self, tables: &mut Tables<'_>, id: NonZeroU64) -> Option<u32> {
         self.requests.contains(&id).then(|| text(tables, id.get() | REQUEST))
     }
 
-    /// The flow of a hold, or of the one that a wait names.
+    /// The flow of a hold, or of the hold that a wait refers to.
     pub(super) fn hold(
         &self,
         tables: &mut Tables<'_>,
@@ -70,12 +70,12 @@ impl Flows {
     }
 }
 
-/// All texts are of one length: a viewer that searches for one must not find others that contain it.
+/// All strings have the same length: a search in a viewer must not match other numbers that contain the one searched for.
 fn text(tables: &mut Tables<'_>, number: u64) -> u32 {
     tables.string(&format!("{number:016x}"))
 }
 
-/// Puts one into the data of a marker.
+/// Adds a flow to the data of a marker.
 pub(super) fn put(data: &mut Value, key: &str, flow: Option<u32>) {
     if let Some(flow) = flow {
         data[key] = flow.into();

@@ -1,5 +1,5 @@
-//! Markers of one thread: the requests that it served, the GC cycles that it started, their pauses, GC work without event
-//! sites, and what it did with the GVL (by the names that Vernier gives that).
+//! Markers of one thread: the requests that it served, the GC cycles that it started, their pauses, GC work without
+//! event sites, and what it did with the GVL (under the names that Vernier uses).
 
 use std::num::NonZeroU64;
 
@@ -9,9 +9,9 @@ use serde_json::{Value, json};
 use super::{super::label, Category, ThreadParts, View, flows, tables::Tables};
 use crate::{aggregate::recording::reason_text, model::gvl::GvlDoing, ruby::PauseKind};
 
-/// Phase of a marker that is a moment.
+/// Phase of a marker at a point in time.
 const INSTANT: u8 = 0;
-/// Phase of a marker that is an interval.
+/// Phase of a marker with a start and an end.
 const INTERVAL: u8 = 1;
 /// Phase of a marker whose end was not seen.
 const INTERVAL_START: u8 = 2;
@@ -77,7 +77,7 @@ fn kind_color(kind: &str) -> &'static str {
     if kind == "major" { "magenta" } else { "purple" }
 }
 
-/// What the fields of each kind of marker mean.
+/// Describes the fields of each kind of marker.
 pub(super) fn schema() -> Vec<Value> {
     let field = |key: &str, label: &str, format: &str| json!({"key": key, "label": label, "format": format});
     let flow = |key: &str, label: &str| field(key, label, flows::FORMAT);
@@ -209,7 +209,7 @@ pub(super) fn of(view: View<'_>, tables: &mut Tables<'_>, parts: &ThreadParts<'_
             "type": "GcCycle",
             "color": kind_color(cycle.kind),
             "kind": cycle.kind,
-            // As a text: a number would be shown with separators.
+            // As a string: a number would be shown with separators.
             "count": cycle.count.to_string(),
             "why": why,
             "pauses": cycle.pauses.len(),

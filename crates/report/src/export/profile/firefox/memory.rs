@@ -1,12 +1,12 @@
 //! Allocation and memory.
 //!
 //! Stacks of allocation are `nativeAllocations`, the table that the viewer's call tree and flame graph show as "Allocated Memory"
-//! ("Use data source" above them), restricted to the selected time. Its form without addresses is used, because nothing is known of when
-//! objects are freed: the viewer then offers no "Retained Memory". (`jsAllocations` would be shown as JavaScript's, with the class
-//! of each object.) The table has one weight, bytes. The number of objects is in markers, by interval, without stacks.
+//! ("Use data source" above them), restricted to the selected time. The variant without addresses is used, because it is unknown when
+//! objects are freed: the viewer then offers no "Retained Memory". (`jsAllocations` would be shown as allocations of JavaScript, with
+//! the class of each object.) The table has one weight, bytes. The number of objects is in markers, by interval, without stacks.
 //!
-//! Figures of GC events are markers with `graphs`: each kind has a track with its name below its process. Counters are no way for
-//! them: viewers up to the version of 2025 call every one of the category "Memory" so and draw no others. RSS remains one.
+//! Figures of GC events are markers with `graphs`: each kind has a track with its name below its process. Counters are unsuitable for them:
+//! viewers up to the 2025 version call every counter of the category "Memory" by that name, and draw no others. RSS remains a counter.
 
 use serde::Serialize;
 use serde_json::{Value, json};
@@ -14,7 +14,7 @@ use serde_json::{Value, json};
 use super::{Category, ThreadParts, View, markers::Markers, tables::Tables};
 use crate::aggregate::recording::AllocMoment;
 
-/// Bytes of slots under the stacks that stand for them.
+/// Bytes of slots under the stacks that represent them.
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct Allocations {
@@ -26,10 +26,10 @@ pub(super) struct Allocations {
 }
 
 impl Allocations {
-    /// Those of a thread; `None` where there are none.
+    /// The allocations of a thread; `None` if it has none.
     pub(super) fn of(view: View<'_>, tables: &mut Tables<'_>, allocs: &[&AllocMoment]) -> Option<Self> {
         let mut allocs = allocs.to_vec();
-        // The viewer looks for times by bisection.
+        // The viewer looks up times by binary search.
         allocs.sort_by_key(|alloc| alloc.ts_ns);
         (!allocs.is_empty()).then(|| Self {
             length: allocs.len(),
@@ -41,7 +41,7 @@ impl Allocations {
     }
 }
 
-/// What the fields of the markers mean, and which are drawn.
+/// Describes the fields of the markers, and which of them are drawn.
 pub(super) fn schema() -> Vec<Value> {
     let kind = |name: &str, what: &str, table: &str, fields: &[(&str, &str, &str)], graphs: Value| {
         let fields =
@@ -97,7 +97,7 @@ pub(super) fn schema() -> Vec<Value> {
     ]
 }
 
-/// Adds what is known of the process of a main thread.
+/// Adds the data of the process of a main thread.
 pub(super) fn mark(view: View<'_>, tables: &mut Tables<'_>, parts: &ThreadParts<'_>, markers: &mut Markers) {
     for memory in &parts.memory {
         let (at, heap) = (view.ms(memory.ts_ns), &memory.heap);

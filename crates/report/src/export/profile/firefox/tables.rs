@@ -16,7 +16,7 @@ use crate::{
     model::stack::{Frame, FrameKind, ThreadState},
 };
 
-/// A column that has one value everywhere.
+/// A column with the same value in every row.
 struct Same<T>(T, usize);
 
 impl<T: Serialize> Serialize for Same<T> {
@@ -90,7 +90,7 @@ impl<'a> Tables<'a> {
         })
     }
 
-    /// The stack of a path; `None` for the empty one.
+    /// The stack of a path; `None` for the empty path.
     pub(super) fn stack(&mut self, node: NodeId) -> Option<u32> {
         let mut way = Vec::new();
         let mut at = None;
@@ -111,7 +111,7 @@ impl<'a> Tables<'a> {
         at
     }
 
-    /// The stack of a sample: off the CPU, a frame says so.
+    /// The stack of a sample; if the thread is off the CPU, a frame says so.
     fn sample_stack(&mut self, node: NodeId, state: ThreadState) -> Option<u32> {
         let stack = self.stack(node);
         let Some(row) = waits::row(self.tree, node, state) else { return stack };
@@ -141,7 +141,7 @@ impl<'a> Tables<'a> {
         let frame: &Frame = tree.frame(id);
         let name = self.string(&label::text(&frame.name));
         let file = frame.file.as_deref().map(|file| match frame.kind {
-            // Shown after each name: which library it is matters more than where it lies.
+            // Shown after each name: the name of the library matters more than its directory.
             FrameKind::Native => label::text(label::base_name(file)),
             _ => label::text(file),
         });
@@ -295,14 +295,14 @@ pub(super) struct Samples {
 }
 
 impl Samples {
-    /// Samples in the order of their time.
+    /// Samples in chronological order.
     pub(super) fn of(view: View<'_>, tables: &mut Tables<'_>, moments: &[Moment]) -> Self {
         let mut samples = Self { weight_type: "tracing-ms", ..Self::default() };
         let mut last: Option<&Moment> = None;
         for moment in moments {
             let on_cpu = |moment: &Moment| moment.key.state == ThreadState::Running;
-            // The viewer spreads CPU time over the time since the sample before. Between two clock ticks that do not
-            // follow each other the thread was not seen on a CPU: that gap must not look like work.
+            // The viewer spreads CPU time over the time since the previous sample. Between two clock ticks that are not
+            // consecutive, the thread was not seen on a CPU: that gap must not look like work.
             let gap_begin = moment.ts_ns.saturating_sub(moment.cpu_ns);
             let gap = last.is_none_or(|last| on_cpu(last) && last.ts_ns + moment.cpu_ns / 2 < gap_begin);
             if on_cpu(moment) && gap {

@@ -1,5 +1,5 @@
-//! What has changed between two recordings, as a flame graph: rows are as wide as in the second one, red where a row's own part of all
-//! time grew, and blue where it shrank. Each is a part of its own recording, so that these may differ in length and in load.
+//! The changes between two recordings as a flame graph: rows are as wide as in the second recording, red where the share of a row's
+//! self time grew, and blue where it shrank. Shares are relative to each recording, so these may differ in length and in load.
 
 use std::{
     collections::BTreeMap,
@@ -30,7 +30,7 @@ use crate::{
 
 /// Its title.
 const TITLE: &str = "CPU time: what has changed from A to B";
-/// Units of a line, nanoseconds, in milliseconds.
+/// Milliseconds per unit of a line (nanosecond).
 const FACTOR: f64 = 1e-6;
 
 /// Stacks of one recording.
@@ -50,12 +50,12 @@ impl Observer for Comparable {
 }
 
 impl Comparable {
-    /// Samples count from this time on.
+    /// Samples are counted from this time on, `CLOCK_MONOTONIC` nanoseconds.
     pub(in crate::export) fn began(&mut self, ts_ns: u64) {
         self.0.began_ns = Some(ts_ns);
     }
 
-    /// CPU time by path, all of it, nanoseconds, and how many samples there are.
+    /// CPU time by path, total CPU time (both in nanoseconds), and number of samples.
     fn paths(&self) -> (BTreeMap<String, u64>, u64, u64) {
         let graph = Graph { grouping: Grouping::None, of: Measure::Cpu, ..Graph::default() };
         let tree = LabelTree::of(&self.0, graph, Rows::Comparable);
@@ -69,7 +69,7 @@ impl Comparable {
     }
 }
 
-/// Writes it, with its roots on top or at the bottom.
+/// Writes the graph, with its roots at the top or at the bottom.
 pub(in crate::export) fn write(
     a: &Comparable,
     b: &Comparable,
@@ -81,7 +81,7 @@ pub(in crate::export) fn write(
         let which = if a_ns == 0 { "A" } else { "B" };
         return out.write_all(super::picture(&format!("There are no CPU samples in {which}.")).as_bytes());
     }
-    // A's time as if it were as long as B's.
+    // A's time scaled to the total of B.
     let scaled = |ns: u64| ns as f64 * b_ns as f64 / a_ns as f64;
     let mut lines = Vec::new();
     for (path, ns) in &after {
@@ -90,7 +90,7 @@ pub(in crate::export) fn write(
     let gone: u64 = before.values().sum();
     lines.sort_unstable();
     let mut options = Options::default();
-    // Rows without a change are nearly white.
+    // Rows without a change are almost white.
     options.bgcolors = Some(BackgroundColor::Flat(Color { r: 222, g: 224, b: 228 }));
     options.text_truncate_direction = TextTruncateDirection::Right;
     TITLE.clone_into(&mut options.title);

@@ -1,4 +1,4 @@
-//! What the colours mean: squares with words in columns, between the titles and the graph.
+//! The legend of the colours: squares with labels in columns, between the titles and the graph.
 
 use std::fmt::Write as _;
 
@@ -9,12 +9,12 @@ use crate::model::stack::{FrameKind, ThreadState};
 
 /// Height of a row.
 const ROW: usize = 18;
-/// Entries that fit beside each other on a narrow screen, too.
+/// Number of entries per row, which also fit on a narrow screen.
 const COLUMNS: usize = 3;
-/// Of the squares.
+/// Size of the squares.
 const SQUARE: usize = 12;
 
-/// The words for a class; `None` for what explains itself.
+/// The label of a class; `None` if it is self-explanatory.
 fn words(class: Class) -> Option<&'static str> {
     match class {
         Class::Group => None,
@@ -30,7 +30,7 @@ fn words(class: Class) -> Option<&'static str> {
     }
 }
 
-/// The order in which they are shown.
+/// The order of the entries.
 fn rank(class: Class) -> u8 {
     match class {
         Class::Frame(FrameKind::Ruby) => 0,
@@ -45,7 +45,8 @@ fn rank(class: Class) -> u8 {
     }
 }
 
-/// The graph with rows for these classes, this many pixels lower than below a single line. A graph that does not look as expected is left as it is.
+/// Adds a legend for these classes to the graph, which moves down; `lower`: how many pixels lower than below a single
+/// title line. An unexpected SVG is returned unchanged.
 pub(super) fn added(svg: &str, classes: &[Class], lower: usize) -> String {
     let mut sorted = classes.to_vec();
     sorted.sort_by_key(|class| rank(*class));
@@ -53,7 +54,7 @@ pub(super) fn added(svg: &str, classes: &[Class], lower: usize) -> String {
     with(svg, &sorted.iter().filter_map(entry).collect::<Vec<_>>(), lower)
 }
 
-/// The graph with rows for these colours, likewise.
+/// Adds a legend with these colours, likewise.
 pub(super) fn with(svg: &str, entries: &[(Color, &str)], lower: usize) -> String {
     with_rows(svg, entries, lower).unwrap_or_else(|| svg.to_owned())
 }
@@ -65,7 +66,7 @@ fn with_rows(svg: &str, entries: &[(Color, &str)], lower: usize) -> Option<Strin
     };
     let old = height(svg)?;
     let (head, body) = svg.split_once("<svg id=\"frames\"")?;
-    // The page, its background, and the texts below the graph move; so does the graph.
+    // The page, its background, the texts below the graph, and the graph itself move.
     let height = lower + entries.len().div_ceil(COLUMNS) * ROW + ROW / 2;
     let new = old + height;
     let mut out = head.replacen(&format!(" height=\"{old}\""), &format!(" height=\"{new}\""), 2).replacen(
@@ -81,17 +82,17 @@ fn with_rows(svg: &str, entries: &[(Color, &str)], lower: usize) -> Option<Strin
         out.replace_range(y..end, &format!("{:.2}", below + height as f64));
     }
     out.push_str(&rows(entries, lower));
-    // A graph begins below its titles: 5 lines of 12.
+    // The graph starts below its titles: 5 lines of 12 pixels.
     let _infallible = write!(out, "<svg id=\"frames\" y=\"{height}\"{body}");
     Some(out)
 }
 
 fn rows(entries: &[(Color, &str)], lower: usize) -> String {
     let mut out = "<g id=\"legend\">".to_owned();
-    // From the left one to the right one, then below it.
+    // From left to right, then the next row.
     for (at, (color, words)) in entries.iter().enumerate() {
         let (column, y) = (at % COLUMNS, 60 + lower + at / COLUMNS * ROW);
-        // A nested picture has its own origin, here at a part of the width.
+        // A nested `svg` element has its own origin, here at a fraction of the width.
         let _infallible = write!(
             out,
             "<svg x=\"{:.2}%\" y=\"{y}\"><rect x=\"10\" width=\"{SQUARE}\" height=\"{SQUARE}\" fill=\"rgb({},{},{})\"/>\

@@ -1,9 +1,9 @@
-//! Percentages of rows. The drawing library takes them from values that it has rounded to whole units (one sample of four was 24.75 %), and leaves
-//! the unit out of changes (they were a million times too high). What it draws has the exact values.
+//! Percentages of rows. The drawing library computes them from values rounded to whole units (one sample of four was 24.75
+//! %), and does not apply the unit to changes (they were a million times too high). The drawn widths have the exact values.
 
 use std::fmt::Write as _;
 
-/// The graph with exact percentages, whose unit is this many of what its lines have. A row that does not look as expected is left as it is.
+/// Replaces the percentages of the graph by exact ones; `factor` is its unit per unit of its lines. An unexpected row is left unchanged.
 pub(super) fn exact(svg: &str, factor: f64) -> String {
     let total = number(svg, "total_samples=\"").unwrap_or_default();
     let mut out = String::with_capacity(svg.len());
@@ -24,20 +24,20 @@ pub(super) fn exact(svg: &str, factor: f64) -> String {
     out + rest
 }
 
-/// The number behind this.
+/// The number after `before`.
 fn number(text: &str, before: &str) -> Option<f64> {
     let (_, rest) = text.split_once(before)?;
     rest.split_once('"')?.0.parse().ok()
 }
 
-/// `NAME (10 ms, 24.75%)` or `NAME (10 ms, 24.75%; +3000000.00%)` with this percentage, and the change with its unit.
+/// `NAME (10 ms, 24.75%)` or `NAME (10 ms, 24.75%; +3000000.00%)` with this percentage, and with the unit applied to the change.
 fn corrected(title: &str, percent: f64, factor: f64) -> Option<String> {
     let (head, shares) = title.strip_suffix("%)")?.rsplit_once(", ")?;
     let change = shares.split_once("%; ").map(|(_, change)| change);
     let mut text = format!("{head}, {percent:.2}%");
     if let Some(change) = change {
         let change = change.parse::<f64>().ok()? * factor;
-        // Without a sign where there is none.
+        // Zero has no sign.
         let _infallible =
             if change.abs() < 0.005 { text.write_str("; 0.00%") } else { write!(text, "; {change:+.2}%") };
     }
@@ -48,7 +48,7 @@ fn corrected(title: &str, percent: f64, factor: f64) -> Option<String> {
 mod tests {
     use super::*;
 
-    /// Of one sample of four, of all, and with changes; names with numbers and what is not of a row stay as they are.
+    /// One sample of four, all samples, and changes; names with numbers and anything that is not a row are left unchanged.
     #[test]
     fn rows() {
         let row = |title: &str, width: u64| {

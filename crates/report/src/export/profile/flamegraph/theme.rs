@@ -1,6 +1,7 @@
-//! Colours where the reader prefers dark ones, and sizes of text on narrow screens. What the drawing library writes is for light, wide ones.
+//! Colours for readers who prefer dark ones, and text sizes for narrow screens. The output of the drawing library is
+//! made for light, wide screens.
 
-/// Attributes of an element give way to rules of a style. Frames keep their colours, and dark text.
+/// Style rules override attributes of an element. Frames keep their colours, and dark text.
 const RULES: &str = "
 #search { opacity: 0.6 }
 @media (prefers-color-scheme: dark) {
@@ -11,14 +12,14 @@ const RULES: &str = "
 }
 ";
 
-/// Rules for narrow screens, with those of the titles. What was found does not cover the row that is pointed at.
+/// Rules for narrow screens, with those of the titles. The number of search matches does not cover the details of the row under the pointer.
 const NARROW: &str = "  #subtitle { font-size: 9px }
   #legend text { font-size: 9px }
   #details { font-size: 11px; transform: translateY(-4px) }
   #matched { font-size: 11px; transform: translateY(11px) }
 ";
 
-/// The graph with these rules, and these for narrow screens. One that does not look as expected is left as it is.
+/// Adds these rules to the graph, and `titles` for narrow screens. An unexpected SVG is returned unchanged.
 pub(super) fn added(svg: &str, titles: &str) -> String {
     svg.replacen("</style>", &format!("{RULES}@media (max-width: 40rem) {{\n{titles}{NARROW}}}\n</style>"), 1)
 }
@@ -27,7 +28,7 @@ pub(super) fn added(svg: &str, titles: &str) -> String {
 mod tests {
     use super::*;
 
-    /// The rules come last, where they replace others; names of frames come later.
+    /// The rules come last in the style, where they override others; names of frames come later.
     #[test]
     fn rules() {
         let svg = "<svg><style>.parent { opacity:0.5; }</style><text>&lt;/style></text></svg>";

@@ -1,32 +1,33 @@
-//! The lines below the title, and where the title and the words at its sides are on narrow screens. The drawing library has one line, which is cut off
-//! at both ends where it is wider than the window.
+//! The lines below the title, and the layout of the title and of the texts beside it on narrow screens. The drawing
+//! library has a single line, which is cut off at both ends if it is wider than the window.
 
 use std::fmt::Write as _;
 
-/// Characters of a line. They have 12 pixels and 0.6 times of that in width, on narrow screens 9: 62 fit 400 pixels.
+/// Maximum number of characters of a line. The font size is 12 pixels, and 9 on narrow screens; a character is 0.6
+/// times as wide: 62 fit 400 pixels.
 const WIDTH: usize = 62;
 /// Height of a line, pixels.
 const LINE: usize = 14;
-/// Where the first one ends, pixels from the top.
+/// Baseline of the first line, pixels from the top.
 const FIRST: usize = 48;
-/// Height of the row for the words beside the title on narrow screens.
+/// Height of the row for the texts beside the title on narrow screens.
 const WORDS: usize = 18;
-/// Where these words end on wide screens, pixels from the top.
+/// Baseline of these texts on wide screens, pixels from the top.
 const TITLE: usize = 24;
-/// Pixels of a narrow screen for the title.
+/// Width of the title on a narrow screen, pixels.
 const NARROW: f64 = 380.0;
 
-/// A graph whose lines are all there.
+/// A graph with all its title lines.
 pub(super) struct Titled {
     /// The graph.
     pub(super) svg: String,
-    /// By how much what is below the first line moves, pixels.
+    /// By how many pixels everything below the first line moves down.
     pub(super) lower: usize,
     /// Rules for narrow screens.
     pub(super) rules: String,
 }
 
-/// The text in lines, broken between words; a word that is longer than a line is cut.
+/// The text in lines, broken between words; a word longer than a line is cut.
 pub(super) fn lines(text: &str) -> Vec<String> {
     let mut lines: Vec<String> = Vec::new();
     let mut length = WIDTH;
@@ -46,12 +47,12 @@ pub(super) fn lines(text: &str) -> Vec<String> {
     lines
 }
 
-/// The graph with these lines in place of the first of them, which it has. A graph that does not look as expected is left as it is.
+/// Adds all lines to the graph, which already has the first one. An unexpected SVG is returned unchanged.
 pub(super) fn added(svg: &str, title: &str, lines: &[String]) -> Titled {
     let lower = lines.len().saturating_sub(1) * LINE + WORDS;
-    // A title of one letter more is smaller by that; it is never larger than the text of rows.
+    // The font size decreases with the length of the title; it is never larger than that of rows.
     let size = (NARROW / 0.6 / title.chars().count().max(1) as f64).min(12.0);
-    // Rows are the space between two lines: their text ends four pixels above the next one.
+    // A row is the space between two lines; the baseline of its text is four pixels above the lower one.
     let words = FIRST + lower - 4 - TITLE;
     let rules = format!(
         "  #title {{ font-size: {size:.1}px }}\n  #search, #unzoom {{ transform: translateY({words}px) }}\n"
@@ -67,9 +68,9 @@ fn with_lines(svg: &str, lines: &[String]) -> Option<String> {
     let text = svg.get(begin..)?.find('>')? + begin + 1;
     let end = svg.get(text..)?.find("</text>")? + text;
     let mut out = svg.get(..text)?.to_owned();
-    // What is there is the first line, with characters escaped.
+    // The existing text is the first line, escaped.
     out.push_str(svg.get(text..end)?);
-    // The spaces are for those who copy it.
+    // The spaces separate the lines when the text is copied.
     for line in lines.get(1..)? {
         let line = line.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;");
         let _infallible = write!(out, " <tspan x=\"50%\" dy=\"{LINE}\">{line}</tspan>");
@@ -82,7 +83,7 @@ fn with_lines(svg: &str, lines: &[String]) -> Option<String> {
 mod tests {
     use super::*;
 
-    /// Every word is there, in lines that fit.
+    /// All words are present, in lines that fit.
     #[test]
     fn broken_lines() {
         let words = "12.0 s of recording · dropped by --focus Größe: 0.10 s of 3.00 s of samples ".repeat(3);
@@ -93,7 +94,7 @@ mod tests {
         assert_eq!(lines("one line"), ["one line"]);
     }
 
-    /// Names are text in each line; other pictures stay as they are.
+    /// Names are text in each line; other images are left unchanged.
     #[test]
     fn texts() {
         let svg = "<svg><text id=\"subtitle\" x=\"50.0000%\" y=\"48.00\">one</text><text id=\"details\"> </text></svg>";

@@ -1,12 +1,12 @@
 //! Memory and allocation.
 //!
-//! Figures of GC events are counters of the process, each at the time of its event. What was allocated are counters that grow, at the end
-//! of each interval; the viewer shows them as rates, too.
+//! Figures of GC events are counters of the process, each at the time of its event. Allocations are cumulative
+//! counters, updated at the end of each interval; the viewer can also show them as rates.
 //!
-//! Stacks of allocation are moments on a track of their thread, with objects, bytes and stack; SQL adds them up (docs/alloc.md). Heap
-//! profile packets (`ProfilePacket`), which the viewer shows as a flame graph, would be wrong: what they do not say was freed is shown as
-//! "unreleased", and gctrace does not see when an object is freed; only a heap that is called Java's is shown without that. Texts of stacks
-//! are in the trace once each.
+//! Stacks of allocation are instants on a track of their thread, with objects, bytes and stack; SQL adds them up
+//! (docs/alloc.md). Heap profile packets (`ProfilePacket`), which the viewer shows as a flame graph, would be wrong:
+//! whatever they do not report as freed is shown as "unreleased", and gctrace does not see when an object is freed;
+//! only a heap labelled as Java's is shown without that. The text of each stack is in the trace once.
 
 use std::{collections::BTreeMap, io};
 
@@ -21,15 +21,15 @@ use crate::{
 /// Values of a counter at their times.
 type Points = Vec<(u64, u64)>;
 
-/// What is known of the memory of one process.
+/// The memory figures of one process.
 #[derive(Default)]
 pub(super) struct Figures {
-    /// Counters with their units, in the order in which they are shown.
+    /// Counters with their units, in display order.
     counters: Vec<(String, i32, Points)>,
 }
 
 impl Figures {
-    /// What a recording says of a process after it began.
+    /// The figures of a process in a recording from `began_ns` on.
     pub(super) fn of(timeline: &Timeline, process: ProcessIndex, began_ns: u64) -> Self {
         let memory = || timeline.memory.iter().filter(|of| of.process == process && of.ts_ns >= began_ns);
         let mut figures = Self::default();
@@ -40,7 +40,7 @@ impl Figures {
         figures.add("PSS", CounterDescriptor::BYTES, pss.collect());
         let private = shares().map(|(read_ns, shares)| (read_ns, shares.private_dirty));
         figures.add("private dirty", CounterDescriptor::BYTES, private.collect());
-        // By the places of names: their order is that of `named`.
+        // Keyed by the index of the name, to keep the order of `named`.
         let mut named: BTreeMap<(usize, &str), Points> = BTreeMap::new();
         let mut pools: BTreeMap<u64, [Points; 2]> = BTreeMap::new();
         for of in memory() {
@@ -89,7 +89,7 @@ impl Figures {
         self.counters.is_empty()
     }
 
-    /// Writes it below a process.
+    /// Writes the counters as children of a process track.
     pub(super) fn write(self, packets: &mut Packets<'_>, process: u64) -> io::Result<()> {
         for (name, unit, points) in self.counters {
             let track = packets.track(proto::TrackDescriptor {

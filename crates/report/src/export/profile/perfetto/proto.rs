@@ -1,4 +1,4 @@
-//! Messages of a Perfetto trace (`protos/perfetto/trace` of google/perfetto), the fields used here.
+//! Messages of a Perfetto trace (`protos/perfetto/trace` of google/perfetto); only the fields used here.
 
 #[derive(Clone, PartialEq, prost::Message)]
 pub(in crate::export::profile) struct Trace {
@@ -26,7 +26,7 @@ pub(in crate::export::profile) struct TracePacket {
     pub track_descriptor: Option<TrackDescriptor>,
 }
 
-/// Texts that later packets name by their numbers.
+/// Strings that later packets refer to by number.
 #[derive(Clone, PartialEq, prost::Message)]
 pub(in crate::export::profile) struct InternedData {
     #[prost(message, repeated, tag = "29")]

@@ -1,9 +1,9 @@
-//! A request as a slice of its thread.
+//! A request as a slice on its thread.
 
 use super::{Note, Slice, label};
 use crate::aggregate::recording::RequestMoment;
 
-/// From when the thread took it until it was done with it.
+/// From the time when the thread took the request until it was done.
 pub(super) fn slice(request: &RequestMoment) -> Slice {
     let numbers = [
         ("id", Some(request.id)),

@@ -2,10 +2,10 @@
 
 use super::*;
 
-/// What a trace says, for tests: each track's name, and its slices.
+/// The contents of a trace, for tests: the name of each track, and its slices.
 pub(in crate::export::profile) type Read = BTreeMap<u64, (String, Vec<(u64, u64, String)>)>;
 
-/// Reads the slices of a trace back; every begin must have its end, and every arrow both.
+/// Reads back the slices of a trace; every start must have an end, and every arrow both ends.
 pub(in crate::export::profile) fn read(bytes: &[u8]) -> (Read, usize) {
     let trace = proto::Trace::decode(bytes).unwrap();
     let mut tracks = Read::new();
@@ -42,14 +42,14 @@ pub(in crate::export::profile) fn read(bytes: &[u8]) -> (Read, usize) {
     (tracks, left.len())
 }
 
-/// Processes with their arguments, and threads (process, id, name) with the begins of their GC pauses.
+/// Processes with their arguments, and threads (process, id, name) with the start times of their GC pauses.
 #[expect(clippy::type_complexity, reason = "what a test compares with")]
 pub(in crate::export::profile) fn described(
     bytes: &[u8],
 ) -> (Vec<(i32, Vec<String>)>, Vec<(i32, i32, String, Vec<u64>)>) {
     let trace = proto::Trace::decode(bytes).unwrap();
     let (mut processes, mut threads) = (Vec::new(), Vec::new());
-    // Number of a thread's track, and of the tracks below it, by the place of the thread.
+    // The index of a thread, by the number of its track and of its child tracks.
     let mut places: HashMap<u64, usize> = HashMap::new();
     for packet in trace.packet {
         if let Some(track) = packet.track_descriptor {
@@ -77,7 +77,7 @@ pub(in crate::export::profile) fn described(
     (processes, threads)
 }
 
-/// Names of tracks, and when slices with a name begin.
+/// Names of tracks, and start times of the slices with a name.
 pub(in crate::export::profile) fn slices(bytes: &[u8], name: &str) -> (Vec<String>, Vec<u64>) {
     let trace = proto::Trace::decode(bytes).unwrap();
     let is_one = |packet: &proto::TracePacket| {
@@ -89,7 +89,7 @@ pub(in crate::export::profile) fn slices(bytes: &[u8], name: &str) -> (Vec<Strin
     (names, begins)
 }
 
-/// Counters by process (its number among the tracks) and name, with their values.
+/// Counters by process (number of its track) and name, with their values.
 pub(in crate::export::profile) fn counters(bytes: &[u8]) -> BTreeMap<(i32, String), Vec<(u64, i64)>> {
     let trace = proto::Trace::decode(bytes).unwrap();
     let (mut pids, mut tracks) = (HashMap::new(), HashMap::new());

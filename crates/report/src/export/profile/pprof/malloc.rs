@@ -1,4 +1,4 @@
-//! Memory of malloc, with the sample types of Go's heap profiles: what was asked for, and what was there at the end.
+//! Memory of malloc, with the sample types of Go's heap profiles: memory requested, and memory still allocated at the end.
 
 use std::io::{self, Write};
 
@@ -18,7 +18,7 @@ const TYPES: [(&str, &str); 4] = [
     ("inuse_objects", "count"),
     ("inuse_space", "bytes"),
 ];
-/// The one that is shown if none is asked for.
+/// The sample type shown by default.
 const DEFAULT: &str = "alloc_space";
 
 /// Writes the whole recording.

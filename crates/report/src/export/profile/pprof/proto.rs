@@ -1,4 +1,4 @@
-//! Messages of `profile.proto` (google/pprof), the fields used here.
+//! Messages of `profile.proto` (google/pprof); only the fields used here.
 
 #[derive(Clone, PartialEq, prost::Message)]
 pub(in crate::export::profile) struct Profile {

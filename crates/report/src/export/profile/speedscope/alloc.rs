@@ -1,5 +1,5 @@
-//! Allocation: what was handed out, under stacks, in the order of time. Not for each thread by itself: speedscope shows one profile at
-//! a time, and a server has many threads that allocate alike.
+//! Allocation: slots handed out, under stacks, in chronological order. There is no profile per thread: speedscope
+//! shows one profile at a time, and a server has many threads that allocate alike.
 
 use std::collections::BTreeMap;
 
@@ -9,7 +9,7 @@ use crate::{
     model::stack::ThreadState,
 };
 
-/// The stacks of allocation for which there is room.
+/// The stacks of allocation that fit the limit of frames.
 pub(super) fn within_frames<'a>(
     recording: &Recording,
     timeline: &'a Timeline,
@@ -17,13 +17,13 @@ pub(super) fn within_frames<'a>(
 ) -> &'a [AllocMoment] {
     let kept;
     (kept, *left) = super::within_frames(&timeline.allocs, *left, |alloc| {
-        // Once by bytes and once by objects.
+        // Once for bytes and once for objects.
         2 * (1 + recording.tree.path(alloc.key.node).count())
     });
     kept
 }
 
-/// The threads that allocated, in a fixed order, and what they were called first.
+/// The threads that allocated, in a fixed order, with their first names.
 pub(super) fn thread_names(
     recording: &Recording,
     allocs: &[AllocMoment],
@@ -36,7 +36,7 @@ pub(super) fn thread_names(
     names
 }
 
-/// A profile of bytes and one of objects; none where nothing was allocated.
+/// A profile of bytes and one of objects; empty if nothing was allocated.
 pub(super) fn profiles<'a>(
     recording: &'a Recording,
     numbers: &'a Numbers,

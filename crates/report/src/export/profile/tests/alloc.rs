@@ -21,7 +21,7 @@ use crate::{
     },
 };
 
-/// Objects and bytes by the name of the method that allocates.
+/// Objects and bytes by the name of the allocating method.
 type ByMethod = BTreeMap<String, (u64, u64)>;
 
 fn seen(recorder: &mut Recorder, ts_ns: u64, slot_size: u32, slots: u64, stack: &[usize]) {
@@ -39,7 +39,7 @@ fn seen(recorder: &mut Recorder, ts_ns: u64, slot_size: u32, slots: u64, stack: 
     recorder.see(&process(2), Seen::AllocStack(&alloc)).unwrap();
 }
 
-/// All slots and all bytes are in each format, also those that came without a stack; what came before the recording began is in none.
+/// All slots and all bytes are in each format, including those without a stack; what came before the recording began is in none.
 #[test]
 fn sums() {
     let mut recorder = recorded(&[], Limits::default());
@@ -72,7 +72,7 @@ fn sums() {
     assert_eq!(profile.sample.len(), 3, "by slot size and stack");
 }
 
-/// As [`seen`], in a thread of its own.
+/// Like [`seen`], in the given thread.
 fn seen_of(recorder: &mut Recorder, tid: u32, ts_ns: u64, (slot_size, slots): (u32, u64), stack: &[usize]) {
     let stack = stack.iter().map(|&at| frame(at, 1)).collect();
     let comm = Arc::from(format!("thread {tid}"));
@@ -80,7 +80,7 @@ fn seen_of(recorder: &mut Recorder, tid: u32, ts_ns: u64, (slot_size, slots): (u
     recorder.see(&process(2), Seen::AllocStack(&alloc)).unwrap();
 }
 
-/// Several threads, sizes and stacks, not in the order of time.
+/// Several threads, sizes and stacks, not in chronological order.
 fn several() -> Recorder {
     let mut recorder = recorded(&[], Limits::default());
     recorder.began(1_000);
@@ -112,7 +112,7 @@ fn of_pprof(bytes: &[u8]) -> (ByMethod, proto::Profile) {
     (sums, profile)
 }
 
-/// Every format has the objects and bytes of each method that the pprof file has.
+/// Every format has the same objects and bytes for each method as the pprof file.
 #[test]
 fn formats_agree() {
     let recorder = several();
@@ -120,7 +120,7 @@ fn formats_agree() {
     assert_eq!(expected.len(), 4, "{expected:?}");
     assert_eq!(expected.values().map(|sum| sum.0).sum::<u64>(), 615);
 
-    // speedscope: a profile of bytes and one of objects, of all threads.
+    // speedscope: a profile of bytes and one of objects, for all threads.
     let (bytes, left) = written(&recorder, Format::Speedscope, "x.json");
     let file: Value = serde_json::from_slice(&bytes).unwrap();
     assert_eq!(left, 0);
@@ -145,7 +145,7 @@ fn formats_agree() {
     }
     assert_eq!(sums, expected.clone().into_iter().map(named).collect(), "speedscope");
 
-    // Firefox: bytes alone.
+    // Firefox: bytes only.
     let (bytes, _) = written(&recorder, Format::Firefox, "x.json");
     let file: Value = serde_json::from_slice(&bytes).unwrap();
     let mut sums: BTreeMap<String, u64> = BTreeMap::new();
@@ -169,7 +169,7 @@ fn formats_agree() {
     };
     assert_eq!(sums, bytes_of(&expected), "Firefox");
 
-    // Perfetto: moments with notes.
+    // Perfetto: instants with annotations.
     let mut sums = ByMethod::new();
     let (bytes, _) = written(&recorder, Format::Perfetto, "x");
     for (stack, objects, bytes) in allocation(&bytes) {
@@ -182,12 +182,12 @@ fn formats_agree() {
     assert_eq!(sums, expected.into_iter().map(named).collect(), "Perfetto");
 }
 
-/// A function of a pprof file has its line where its name is ambiguous.
+/// The name of a function in a pprof file contains its line if the name is ambiguous.
 fn named((name, sum): (String, (u64, u64))) -> (String, (u64, u64)) {
     (name.split(" foo.rb").next().unwrap().to_owned(), sum)
 }
 
-/// What is beyond the limit of a timeline is counted, and is in the sums.
+/// What exceeds the limit of a timeline is counted, and is in the sums.
 #[test]
 fn bounded() {
     let mut recorder = recorded(&[], Limits { timeline: 2, ..Limits::default() });
@@ -201,7 +201,7 @@ fn bounded() {
     assert_eq!(sums.values().map(|sum| sum.0).sum::<u64>(), 5);
 }
 
-/// Pyroscope gets a series of its own, as Go's heap profiles are; none of CPU time where there was no sample.
+/// Pyroscope receives a series of its own, like Go's heap profiles, and none of CPU time if there are no samples.
 #[test]
 fn pushed_to_pyroscope() {
     let recorder = several();
@@ -231,8 +231,8 @@ fn pushed_to_pyroscope() {
     assert_eq!(profile.period_type.as_ref().map(of), Some(pair("space", "bytes")));
 }
 
-/// Where a service runs is in the labels of its series, by the names that Grafana Alloy gives: from whichever process knows it, as
-/// text without controls, of bounded length; what is not known has no label.
+/// The labels of a series say where its service runs, under the names that Grafana Alloy uses: taken from any process
+/// that knows it, as text without control characters, of bounded length; what is unknown has no label.
 #[test]
 fn labels_of_pyroscope() {
     let labels = |change: &dyn Fn(&mut Vec<ProcessFacts>)| {
@@ -276,7 +276,7 @@ fn labels_of_pyroscope() {
         }
     };
     assert_eq!(labels(&in_unit), [service.clone(), pair("unit", "puma.service")]);
-    // A worker of another unit, or one whose unit is not known.
+    // A worker of another unit, or one whose unit is unknown.
     for other in [Some("puma@2.service".to_owned()), None] {
         let in_two = |facts: &mut Vec<ProcessFacts>| {
             facts.push(facts[0].clone());
@@ -328,8 +328,8 @@ fn pushed_by_otlp() {
     assert_eq!(sums, expected.into_iter().map(named).collect());
 }
 
-/// What intervals came to grows in Perfetto from 0, and is a marker for each in Firefox; one that spans the beginning is shown
-/// from there on, as the stacks have all of it; one before it is not.
+/// The totals of intervals grow from 0 in Perfetto, and are one marker each in Firefox. An interval that spans the
+/// start is shown from there on, as the stacks have all of it; one before the start is not shown.
 #[test]
 fn intervals() {
     let mut recorder = recorded(&[], Limits::default());

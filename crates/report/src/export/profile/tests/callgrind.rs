@@ -1,4 +1,4 @@
-//! Callgrind's format: sums, names, and what `callgrind_annotate` stumbles over.
+//! Callgrind's format: sums, names, and what `callgrind_annotate` mishandles.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -8,13 +8,13 @@ use super::*;
 struct Row {
     /// Object, file and name of the function.
     function: [String; 3],
-    /// The same of what is called.
+    /// Object, file and name of the callee.
     callee: Option<[String; 3]>,
     line: u32,
     costs: Vec<u64>,
 }
 
-/// Reads a file as the format is specified: a name may be written as `(number) name` once, and as `(number)` then.
+/// Reads a file according to the specification: a name may be written as `(number) name` once, and as `(number)` afterwards.
 fn rows(text: &str) -> (Vec<u64>, Vec<Row>) {
     let mut known: BTreeMap<(&str, u32), String> = BTreeMap::new();
     let (mut function, mut callee, mut is_call) = <([String; 3], [String; 3], bool)>::default();
@@ -58,13 +58,14 @@ pub(super) fn check_callgrind(recorder: &Recorder, inputs: &[Input]) {
         (summary[1], summary[0]),
         (sum(inputs, |input| input.wall_ns), sum(inputs, |input| input.cpu_ns))
     );
-    // `callgrind_annotate` warns where a file has calls, but no line with own costs.
+    // `callgrind_annotate` warns if a file has calls, but no line with self costs.
     for row in rows.iter().filter(|row| row.callee.is_some()) {
         assert!(lines.contains(&(&row.function, row.line)));
     }
 }
 
-/// Libraries are objects: what is named as a source file would be opened as one. Functions of one name in two libraries are two.
+/// Libraries are objects: whatever is named as a source file would be opened as one. Functions with the same name in
+/// two libraries are distinct.
 #[test]
 fn libraries_are_no_source_files() {
     let frame = |kind, name: &str, file: Option<&str>, line| {

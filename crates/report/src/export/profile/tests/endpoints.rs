@@ -1,4 +1,4 @@
-//! What belongs to a request is of its endpoint, in each format.
+//! In each format, what belongs to a request has its endpoint.
 
 use std::collections::BTreeMap;
 
@@ -42,7 +42,7 @@ fn served(recorder: &mut Recorder, id: u64, path: &str) {
     recorder.see(&process(1), Seen::Request(&request)).unwrap();
 }
 
-/// Requests 1 and 2 end, 3 does not; 4 has no number; each kind of event comes before the end, and samples after it, too.
+/// Requests 1 and 2 end, 3 does not; 4 has no number; each kind of event comes before the end, and samples also after it.
 fn some(endpoints: &[&str]) -> Recorder {
     let endpoints = endpoints.iter().map(|text| text.parse::<Pattern>().unwrap()).collect();
     let filter = Filter { endpoints, ..Filter::default() };
@@ -84,14 +84,14 @@ fn some(endpoints: &[&str]) -> Recorder {
     served(&mut recorder, 2, "/b/:id");
     sample(&mut recorder, 5, Some(1));
     let reason = crate::model::EndReason::Exited;
-    // Another process's end changes nothing.
+    // The end of another process changes nothing.
     recorder.see(&process(2), Seen::Ended(&end(reason))).unwrap();
     assert_eq!(recorder.recording.borrow().unresolved, 1);
     recorder.see(&process(1), Seen::Ended(&end(reason))).unwrap();
     recorder
 }
 
-/// CPU time, time of pauses and slots by endpoint.
+/// CPU time, time of pauses, and slots by endpoint.
 fn by_endpoint(recorder: &Recorder) -> BTreeMap<String, [i64; 3]> {
     let (bytes, _) = written(recorder, Format::Pprof, "x");
     let profile = proto::Profile::decode(&*gunzip(&bytes)).unwrap();
@@ -113,8 +113,8 @@ fn expected(parts: &[(&str, [i64; 3])]) -> BTreeMap<String, [i64; 3]> {
     parts.iter().map(|(name, sums)| ((*name).to_owned(), *sums)).collect()
 }
 
-/// Each is of the endpoint of its request, whenever that ended; of one that did not end it is not known, which is counted; what
-/// belongs to no request has none.
+/// Each event has the endpoint of its request, whenever that ended; for a request that did not end it is unknown,
+/// which is counted; what belongs to no request has none.
 #[test]
 fn labels() {
     let recorder = some(&[]);
@@ -145,7 +145,7 @@ fn roots() {
     assert_eq!(lines(Measure::Alloc), ["(unknown) 12000", "GET /a 120", "GET /b/:id 1200"]);
 }
 
-/// A filter keeps what belongs to an endpoint, drops the rest, and says of how much; the timeline agrees.
+/// A filter keeps what belongs to an endpoint, drops the rest, and reports how much; the timeline agrees.
 #[test]
 fn filtered() {
     for (patterns, kept) in [
@@ -179,7 +179,7 @@ fn filtered() {
     }
 }
 
-/// A recording that goes on after another one knows the requests that have ended, and nothing waits for the others.
+/// A recording that continues another one knows the requests that have ended, and nothing waits for other requests.
 #[test]
 fn goes_on() {
     let recorder = some(&[]);

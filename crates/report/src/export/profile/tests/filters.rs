@@ -1,4 +1,4 @@
-//! Filters: what is kept and what is dropped is all there was, and every format has what is kept.
+//! Filters: everything is either kept or dropped, and every format has what is kept.
 
 use super::*;
 use crate::{aggregate::recording::Amount, ledger::UserCounts};
@@ -12,7 +12,7 @@ fn pattern(text: &str) -> Vec<crate::aggregate::recording::Pattern> {
     vec![text.parse().unwrap()]
 }
 
-/// Three stacks of an application with a gem, leaf first: in `Order#total`, in a gem, and without the application.
+/// Three stacks of an application with a gem, leaf first: in `Order#total`, in a gem, and outside of the application.
 fn stacks() -> [Vec<Arc<Frame>>; 3] {
     let main = named(FrameKind::Ruby, "<main>", "/srv/shop/app.rb");
     let call =
@@ -56,7 +56,7 @@ fn filtered(filter: Filter) -> Recorder {
             start: state(6_000, sample.tid, 1 << 20),
             end: None,
             pauses: vec![pause],
-            // Of the last one it is not known.
+            // The trigger of the last one is unknown.
             trigger: (at < 2).then_some(stack),
             request: None,
             lost: 0,
@@ -66,7 +66,7 @@ fn filtered(filter: Filter) -> Recorder {
     recorder
 }
 
-/// Times of collapsed stacks, and of a GC graph.
+/// Times of collapsed stacks, with this measure.
 fn lines(recorder: &Recorder, of: Measure) -> Vec<String> {
     let graph = Graph { grouping: Grouping::None, of, ..Graph::default() };
     let text = String::from_utf8(written(recorder, Format::Folded(graph), "x").0).unwrap();
@@ -82,7 +82,7 @@ fn table(recorder: &Recorder, of: Measure) -> String {
     String::from_utf8(written(recorder, Format::TopLines(of), "x").0).unwrap()
 }
 
-/// The own times of a table together, nanoseconds, which are also in its head.
+/// The sum of the self times in a table, nanoseconds, which is also in its heading.
 fn own_sum(table: &str) -> u64 {
     let ns = |ms: &str| ms.replace('.', "").parse::<u64>().unwrap();
     let (head, rows) = table.split_once('\n').unwrap();
@@ -91,7 +91,7 @@ fn own_sum(table: &str) -> u64 {
     sum
 }
 
-/// A line has what it calls in C, the kernel below it, and the lines that it calls in its total; filters apply.
+/// The total of a line includes the C functions that it calls, the kernel below it, and the lines that it calls; filters apply.
 #[test]
 fn lines_of_code() {
     let rows = |filter, of| -> Vec<Vec<String>> {
@@ -119,7 +119,7 @@ fn lines_of_code() {
     );
 }
 
-/// Everything is kept or dropped, for one reason, and what is kept is what each format shows.
+/// Everything is kept or dropped, for exactly one reason, and each format shows what is kept.
 #[test]
 fn kept_and_dropped() {
     let focus = |text| Filter { focus: pattern(text), ..Filter::default() };
@@ -169,7 +169,7 @@ fn kept_and_dropped() {
     }
 }
 
-/// Hidden frames give their time to their caller; a stack of which nothing is left says so.
+/// The time of hidden frames goes to their caller; a stack with no frames left says so.
 #[test]
 fn hidden_frames() {
     let hidden = |filter| {
@@ -188,7 +188,7 @@ fn hidden_frames() {
     );
     let rack = hidden(Filter { hide: pattern("gems/rack-"), ..Filter::default() });
     assert!(rack.contains(&"Set#add (set.rb:1) 10000".to_owned()), "{rack:?}");
-    // The focus is looked for before frames are hidden.
+    // The focus is matched before frames are hidden.
     let both = hidden(Filter { hide: pattern("Order"), focus: pattern("Order"), ..Filter::default() });
     assert_eq!(
         both,
@@ -196,7 +196,7 @@ fn hidden_frames() {
     );
 }
 
-/// Dropped data is reported in files and on the terminal, with the pattern made safe.
+/// Dropped data is reported in files and on the terminal, with the pattern escaped.
 #[test]
 fn said() {
     let filter =
@@ -213,7 +213,7 @@ fn said() {
     assert!(svg.contains("Filters may have dropped samples or events"), "{svg}");
     let recorder = filtered(Filter { focus: pattern("Set#"), ..Filter::default() });
     let svg = String::from_utf8(written(&recorder, Format::FlameGraph(Graph::default()), "x").0).unwrap();
-    // In a comment, in which XML allows no two hyphens.
+    // In an XML comment, which must not contain two consecutive hyphens.
     let notes = svg.split_once("<!--NOTES: ").and_then(|(_, rest)| rest.split_once("-->")).unwrap().0;
     assert!(notes.contains("dropped by -\u{2011}focus Set#") && !notes.contains("--"), "{notes}");
 }

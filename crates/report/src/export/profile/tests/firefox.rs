@@ -1,4 +1,4 @@
-//! The Firefox Profiler: tables that fit together, and processes that can be distinguished.
+//! The Firefox Profiler: consistent tables, and processes that can be distinguished.
 
 use super::*;
 use crate::model::seen::{CyclesBefore, ProcessEnd};
@@ -32,7 +32,7 @@ pub(super) fn check_firefox(recorder: &Recorder, inputs: &[Input]) {
         time += weights.iter().map(|weight| (weight.as_f64().unwrap() * 1e6).round() as u64).sum::<u64>();
         cpu += column("samples", "threadCPUDelta").iter().map(|delta| delta.as_u64().unwrap()).sum::<u64>();
         markers += thread["markers"]["length"].as_u64().unwrap();
-        // Major and minor collections have colours of their own.
+        // Major and minor collections have different colours.
         for data in column("markers", "data") {
             if let Some(kind) = data["kind"].as_str() {
                 assert_eq!(data["color"], if kind == "major" { "magenta" } else { "purple" }, "{data}");
@@ -50,7 +50,7 @@ pub(super) fn check_firefox(recorder: &Recorder, inputs: &[Input]) {
         schemas.any(|schema| schema["name"] == name && schema["colorField"] == "color")
     };
     assert!(["GcPause", "GcCycle", "GcWork", "Request"].into_iter().all(colored));
-    // No category has the colour of another one.
+    // All categories have different colours.
     let categories = file["meta"]["categories"].as_array().unwrap();
     let colours: collections::BTreeSet<&str> =
         categories.iter().map(|category| category["color"].as_str().unwrap()).collect();
@@ -65,7 +65,7 @@ pub(super) fn check_firefox(recorder: &Recorder, inputs: &[Input]) {
     }
 }
 
-/// A program that replaces itself is two processes, which a viewer must not take for one.
+/// A program that replaces itself is two processes, which a viewer must not merge.
 #[test]
 fn after_exec() {
     let mut recorder = recorded(&[], Limits::default());

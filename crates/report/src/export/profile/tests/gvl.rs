@@ -1,4 +1,4 @@
-//! What the formats show of the GVL.
+//! The GVL in the formats.
 
 use prost::Message as _;
 
@@ -14,8 +14,8 @@ fn gvl_who(tid: u32) -> GvlWho {
     GvlWho { tid, comm: Arc::from(NAMES[tid as usize % NAMES.len()]) }
 }
 
-/// Two threads: one holds the GVL in [1000, 3000) and is seen to wait again when tracing ends; the other waits for it in
-/// [2000, 3000), and has waited for 40 ns more in waits that were not reported one by one.
+/// Two threads: one holds the GVL in [1000, 3000) and is waiting again when tracing ends; the other one waits for it
+/// in [2000, 3000), and has waited for another 40 ns in waits that were not reported individually.
 fn gvl_recorded() -> Recorder {
     let mut recorder = recorded(&[], Limits::default());
     let process = process(2);
@@ -58,7 +58,7 @@ fn gvl_recorded() -> Recorder {
     recorder
 }
 
-/// The GVL's sample types add up to what all threads did, reported one by one or not, and name the holder.
+/// The GVL's sample types add up to what all threads did, reported individually or not, and name the holder.
 #[test]
 fn gvl_in_pprof() {
     let recorder = gvl_recorded();
@@ -80,8 +80,8 @@ fn gvl_in_pprof() {
         profile.sample.iter().filter(|s| s.location_id.len() == 1).map(|sample| sample.value[6]).collect();
     assert_eq!(unreported.iter().sum::<i64>(), 1040);
 
-    // A run without --gvl has the same types: `go tool pprof -diff_base` refuses profiles with different ones. Without --wall
-    // no wall time was measured, and the CPU time is not put in its place.
+    // A run without --gvl has the same types: `go tool pprof -diff_base` refuses profiles with different ones. Without
+    // --wall no wall time was measured, and CPU time is not used in its place.
     let (ledger, clock) = (Ledger::default(), WallClock::measure());
     let context = Context {
         ledger: &ledger,
@@ -100,7 +100,7 @@ fn gvl_in_pprof() {
     assert!(profile.sample.iter().all(|sample| sample.value.len() == 10 && sample.value[2] == 0));
 }
 
-/// A thread that waits until tracing ends and never ran has no native thread that was seen: its wait is on a track of its own.
+/// A thread that waits until tracing ends and never ran has no known native thread: its wait is on a track of its own.
 #[test]
 fn never_ran() {
     let mut recorder = recorded(&[], Limits::default());
@@ -171,7 +171,7 @@ fn gvl_in_timelines() {
     assert_eq!(slices, expected);
 }
 
-/// A graph of waits has all of them, with who held the GVL where that is known.
+/// A graph of waits has all of them, with the holder of the GVL if it is known.
 #[test]
 fn gvl_in_flame_graphs() {
     let recorder = gvl_recorded();
@@ -190,8 +190,8 @@ fn gvl_in_flame_graphs() {
     assert!(svg.contains("3 waits, measured"));
 }
 
-/// A wait that is not in a profile, although its thread is, was seen by itself: it is not one of those of which only the total is known. It
-/// may have been dropped by a condition, or because the thread had another name then.
+/// A wait that was reported individually but is not in the profile, although its thread is, does not count towards the waits
+/// of which only the total is known. It may have been dropped by a condition, or because the thread had another name then.
 #[test]
 fn waits_left_out() {
     let wait = |name: &str, ns| GvlWait {
@@ -225,7 +225,7 @@ fn waits_left_out() {
     recorder.see(&process, Seen::GvlWait(&wait("before", 700))).unwrap();
     recorder.see(&process, Seen::GvlWait(&wait("later", 100))).unwrap();
     recorder.see(&process, Seen::GvlThread(&summary)).unwrap();
-    // It had been waiting for its stack.
+    // This wait was delayed until its stack arrived.
     recorder.outside(&process, Seen::GvlWait(&wait("later", 15)));
     let lines = String::from_utf8(written(&recorder, Format::Folded(graph), "x").0).unwrap();
     let mut ns: Vec<&str> = lines.lines().map(|line| line.rsplit_once(' ').unwrap().1).collect();

@@ -3,8 +3,7 @@
 use super::*;
 use crate::export::profile::hottest;
 
-/// The summary: time of its own goes to the innermost method, native code below included; recursion counts once; waiting
-/// is not CPU time.
+/// Self time is attributed to the innermost method, including native code below it; recursion counts once; waiting is not CPU time.
 #[test]
 fn hottest_methods() {
     let frame = |kind, name: &str| {

@@ -1,4 +1,4 @@
-//! Memory of malloc: formats have the same estimates.
+//! Memory of malloc: all formats have the same estimates.
 
 use prost::Message as _;
 
@@ -9,7 +9,7 @@ use crate::{
     model::stack::Stack,
 };
 
-/// One stack whose calls are always taken, one whose calls stand for ten each; of each, one block is left, and one whose stack was lost.
+/// One stack whose calls are always taken, and one whose calls represent ten each. One block of each is left, and one whose stack was lost.
 fn profile() -> MallocProfile {
     let process = process(7);
     let mut profile = MallocProfile::new(WallClock::measure(), 100, 1_000);
@@ -51,7 +51,7 @@ fn formats_have_the_same() {
     let expected = [
         ("alloc_objects", "count", 22),
         ("alloc_space", "bytes", 13_000),
-        // 1 and 10 that are known, and 2.5.
+        // 1 and 10 whose stacks are known, and 2.5.
         ("inuse_objects", "count", 14),
         ("inuse_space", "bytes", 7_000),
     ];
@@ -77,7 +77,7 @@ fn formats_have_the_same() {
     assert!(profile.write(Format::Speedscope, &mut Vec::new()).is_err());
 }
 
-/// Each process has its own calls, and one that is dropped takes its own along only.
+/// Each process has its own calls, and dropping a process removes only its own.
 #[test]
 fn several_processes() {
     let mut profile = profile();

@@ -21,7 +21,7 @@ pub(super) fn check_folded(recorder: &Recorder, inputs: &[Input]) {
         );
         assert_eq!(lines.iter().map(|line| line.0).collect::<HashSet<_>>().len(), lines.len());
         assert!(lines.iter().all(|line| !line.0.is_empty()));
-        // Process, thread and state are names, too, and so is what stands for no stack at all.
+        // Process, thread and state are names, too, and so is the placeholder for a missing stack.
         let frames = inputs.iter().map(|input| (input.stack.len() * input.times).max(1));
         let depths = frames.max().unwrap() + 3;
         assert!(lines.iter().all(|line| line.0.split(';').count() <= depths));
@@ -59,8 +59,8 @@ pub(super) fn check_flamegraph(recorder: &Recorder, inputs: &[Input]) {
     assert!(!text.contains(|c: char| c.is_control() && c != '\n' && c != '\r' && c != '\t'));
 }
 
-/// Characters that hide, move or reverse text are escaped wherever the program chose the name: methods, files, threads and
-/// processes. The rest of the name is left as it is.
+/// Characters that hide, move or reverse text are escaped wherever the program chose the name: methods, files, threads
+/// and processes. The rest of the name is unchanged.
 #[test]
 fn hidden_characters_are_escaped() {
     let hidden =
@@ -98,7 +98,7 @@ fn hidden_characters_are_escaped() {
     }
 }
 
-/// A method that runs in two of its lines is a row, or a row for each of them; comparisons have no lines at all.
+/// A method that runs in two of its lines is one row, or one row per line; comparisons have no lines at all.
 #[test]
 fn rows_of_lines() {
     let mut recorder = recorded(&[], Limits::default());
@@ -125,7 +125,7 @@ fn rows_of_lines() {
     assert!(!picture.contains("order.rb:12"));
 }
 
-/// What a graph of CPU time or GC pauses adds up to, and the rows below the stacks.
+/// The totals of graphs of CPU time or GC pauses, and the rows below the stacks.
 #[test]
 fn measures() {
     let inputs: Vec<Input> = [

@@ -3,8 +3,8 @@
 use super::*;
 use crate::export::profile::perfetto;
 
-/// A Perfetto trace describes processes with their arguments and threads, the main one first, and a pause is on the thread that
-/// stood, which need not be the one that started the cycle.
+/// A Perfetto trace describes processes with their arguments and threads, the main one first. A pause is on the thread
+/// that was stopped, which need not be the one that started the cycle.
 #[test]
 fn perfetto_has_threads() {
     let mut recorder = recorded(&[], Limits::default());

@@ -1,4 +1,4 @@
-//! pprof: sums of every value, numbers that lead somewhere, functions that can be distinguished.
+//! pprof: sums of every value, ids that resolve, functions that can be distinguished.
 
 use std::collections::HashSet;
 
@@ -31,14 +31,14 @@ pub(super) fn check_pprof(recorder: &Recorder, inputs: &[Input]) {
     assert_eq!(text(0), "");
     assert_eq!(text(profile.default_sample_type), "cpu");
 
-    // Every number leads somewhere, and equal samples are merged.
+    // Every id resolves, and equal samples are merged.
     let ids = |found: Vec<u64>| found.into_iter().collect::<HashSet<u64>>();
     let mappings = ids(profile.mapping.iter().map(|mapping| mapping.id).collect());
     let functions = ids(profile.function.iter().map(|function| function.id).collect());
     let locations = ids(profile.location.iter().map(|location| location.id).collect());
     assert!(!text(profile.mapping[0].filename).contains("libruby"), "the program comes first");
     for location in &profile.location {
-        // The process that represents those beyond the limit has no Ruby.
+        // The process that represents those above the limit has no Ruby.
         assert!(location.mapping_id == 0 || mappings.contains(&location.mapping_id));
         assert!(location.line.iter().all(|line| functions.contains(&line.function_id)));
     }
@@ -56,7 +56,7 @@ pub(super) fn check_pprof(recorder: &Recorder, inputs: &[Input]) {
     }
 }
 
-/// Blocks of one class are different functions of a pprof, and so are top levels of different files; methods are not.
+/// Blocks of one class are different functions in pprof, and so are top levels of different files; methods are not.
 #[test]
 fn blocks_have_their_line() {
     let ruby = |name: &str, file: &str, line, first_line| {

@@ -25,7 +25,7 @@ fn some(limits: Limits) -> Recorder {
     recorder
 }
 
-/// Each is on its thread, with its name; a thread of which nothing else was seen is there too. The same in both formats.
+/// Each request is on its thread, with its name; a thread about which nothing else is known is present, too. Both formats agree.
 #[test]
 fn requests_on_their_threads() {
     let recorder = some(Limits::default());
@@ -71,7 +71,7 @@ fn requests_on_their_threads() {
     assert_eq!(left, 0);
 }
 
-/// They count among the events of a timeline, and those before its beginning are not in it.
+/// Requests count towards the event limit of a timeline, and those before its start are not in it.
 #[test]
 fn requests_are_bounded() {
     let mut recorder = some(Limits { timeline: 3, ..Limits::default() });
@@ -83,7 +83,7 @@ fn requests_are_bounded() {
     assert_eq!(counts.profiles.profile_events_early, 1);
 }
 
-/// Markers of this kind with their flow fields, as texts.
+/// Markers of this kind with their flow fields, as strings.
 fn flows(file: &Value, kind: &str, keys: [&str; 2]) -> Vec<[Option<String>; 2]> {
     let schemas = file["meta"]["markerSchema"].as_array().unwrap();
     let fields = schemas.iter().find(|schema| schema["name"] == kind).unwrap()["fields"].as_array().unwrap();
@@ -106,8 +106,8 @@ fn flows(file: &Value, kind: &str, keys: [&str; 2]) -> Vec<[Option<String>; 2]> 
     found
 }
 
-/// A request has the flow of its cycles, their pauses and its waits for the GVL, on whichever thread they are; a hold has that of the
-/// waits that name it. What nothing else belongs to, and what belongs to a request that is not there, has none.
+/// A request shares a flow with its cycles, their pauses and its waits for the GVL, on whichever thread they are; a hold shares one with
+/// the waits that refer to it. A request or hold that nothing else belongs to, and anything that belongs to a missing request, has no flow.
 #[test]
 fn flows_in_firefox() {
     let mut recorder = recorded(&[], Limits::default());

@@ -23,7 +23,7 @@ pub(super) fn check_speedscope(recorder: &Recorder, inputs: &[Input]) {
             together = Some(sum);
         } else {
             total += sum;
-            // From the beginning to the end, or beyond it where the samples are more than the time.
+            // From the start to the end, or beyond it if the samples represent more time.
             assert!(profile["endValue"].as_u64().unwrap() >= 2_000_000_000);
         }
     }
@@ -32,8 +32,8 @@ pub(super) fn check_speedscope(recorder: &Recorder, inputs: &[Input]) {
     assert!(together.is_none_or(|together| threads > 1 && together == total), "{together:?}");
 }
 
-/// A timeline has real times: two bursts with a second of nothing between them are a second apart, and a thread that comes late
-/// begins late. Threads are in the order of their names.
+/// A timeline has real times: two bursts with a second of nothing between them are a second apart, and a thread that
+/// starts late appears late. Threads are sorted by name.
 #[test]
 fn speedscope_has_real_time() {
     let running = |tid, ts_ms: u64, stack| Input {
@@ -55,14 +55,14 @@ fn speedscope_has_real_time() {
     let profiles = file["profiles"].as_array().unwrap();
     let names: Vec<&str> = profiles.iter().map(|profile| profile["name"].as_str().unwrap()).collect();
     assert!(names[0].starts_with("all threads"), "{names:?}");
-    // The names of 2 and 3 begin with `<` and `A`.
+    // The names of 2 and 3 start with `<` and `A`.
     assert!(names[1].ends_with("[2]") && names[2].ends_with("[3]"), "{names:?}");
     let spans = |at: usize| -> Vec<(bool, u64)> {
         let list = |key: &str| profiles[at][key].as_array().unwrap().clone();
         let pairs = list("samples").into_iter().zip(list("weights"));
         pairs.map(|(s, w)| (s.as_array().unwrap().is_empty(), w.as_u64().unwrap() / 1_000_000)).collect()
     };
-    // Samples of the same stack that follow each other are one; the fourth and fifth would overlap.
+    // Consecutive samples with the same stack are merged; the fourth and fifth would overlap.
     assert_eq!(spans(1), [(false, 20), (true, 990), (false, 10), (false, 10), (true, 970)]);
     assert_eq!(spans(2), [(true, 490), (false, 10), (true, 1500)]);
     assert_eq!(profiles[1]["endValue"].as_u64(), Some(2_000_000_000));

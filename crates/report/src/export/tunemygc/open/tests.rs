@@ -6,7 +6,7 @@ use crate::{
     trace_file::samples,
 };
 
-/// A process that started at second 1000 of the epoch, and a clock that began with the epoch.
+/// A process that started at epoch second 1000, and a clock that starts at the epoch.
 fn open() -> (Open, Process, WallClock) {
     let process = Process { pid: 7, start_ts: Some(1000.0), ..samples::process() };
     let header = Header {
@@ -26,7 +26,7 @@ fn open() -> (Open, Process, WallClock) {
     (Open::new(header, &process), process, WallClock::with_offsets(0, 0))
 }
 
-/// A state at this millisecond after second 1010.
+/// A state at this millisecond after epoch second 1010.
 fn state(tid: u32, ms: u64) -> GcState {
     GcState { tid, ..samples::state(1_010_000_000_000 + ms * 1_000_000) }
 }
@@ -52,7 +52,7 @@ fn events(set: &SampleSet) -> Vec<(&'static str, u64)> {
     set.samples.iter().map(|sample| (sample.event.as_str(), at(sample))).collect()
 }
 
-/// Units and cycles come when they are complete, and are in the set by their times; a set is valid when it is read again.
+/// Units and cycles are added when they are complete, and are sorted by time in the set; a set is valid when it is read back.
 #[test]
 fn in_time_order() {
     let (mut open, process, clock) = open();
@@ -63,7 +63,7 @@ fn in_time_order() {
     open.push(origin, EventName::GcCycleStarted, &state(9, 22), None);
     open.push(origin, EventName::GcCycleEnded, &state(9, 5000), None);
     open.unit(origin, &unit(9, 50, 51, Some("GET"), None));
-    // Its states are not known.
+    // The states of this unit are unknown.
     open.unit(origin, &Request { gc_states: None, ..unit(9, 52, 53, Some("GET"), Some("/")) });
     assert_eq!((open.units, open.span_ns()), (3, 5_000_000_000));
     let (text, stem) = open.take(true);
@@ -98,7 +98,7 @@ fn in_time_order() {
     assert_eq!(threads[..4], [None, Some(9), Some(9), None]);
 }
 
-/// What is known begins with BOOTED, whatever is reported first, and each part has its own units.
+/// The first sample is BOOTED, whatever is reported first, and each part has its own units.
 #[test]
 fn parts() {
     let (mut open, process, clock) = open();

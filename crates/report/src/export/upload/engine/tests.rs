@@ -2,7 +2,7 @@ use std::collections::VecDeque;
 
 use super::*;
 
-/// A job of which nothing is left once it is to be sent.
+/// A job that turns out to be empty when it is to be sent.
 const EMPTY: u32 = 0;
 
 /// Jobs in memory, as a spool would keep them.
@@ -45,7 +45,7 @@ impl Backlog for Jobs {
         self.waiting.rotate_left(1);
     }
 
-    /// Of even ones.
+    /// Only even jobs can be split.
     fn halve(&mut self) -> bool {
         let job = self.waiting[0].0;
         if job.is_multiple_of(2) {
@@ -69,7 +69,7 @@ impl Backlog for Jobs {
     }
 }
 
-/// Answers by a function, and notes what it was sent.
+/// Responds by a function, and records what it was sent.
 struct Scripted(fn(u32) -> Outcome<Receipt>, Arc<Mutex<Vec<u32>>>);
 
 impl Peer<Jobs> for Scripted {
@@ -102,7 +102,7 @@ fn policy(failing: Failing) -> Policy {
     }
 }
 
-/// Sends these jobs; returns what the peer received, and what became of them.
+/// Sends these jobs; returns what the peer received, and the counts.
 fn run(failing: Failing, jobs: &[u32], answer: fn(u32) -> Outcome<Receipt>) -> (Vec<u32>, Counts) {
     let got = Arc::new(Mutex::new(Vec::new()));
     let peer = Scripted(answer, Arc::clone(&got));
@@ -117,7 +117,7 @@ fn run(failing: Failing, jobs: &[u32], answer: fn(u32) -> Outcome<Receipt>) -> (
     (std::mem::take(&mut got.lock().unwrap()), counts)
 }
 
-/// A job that the peer never accepts goes to the end of the queue: the others pass it, while tracing goes on and at the end.
+/// A job that the peer never accepts moves to the end of the queue: other jobs pass it, while tracing continues and at the end.
 #[test]
 fn others_pass() {
     let got = Arc::new(Mutex::new(Vec::new()));
@@ -145,7 +145,7 @@ fn others_pass() {
     assert_eq!((counts.sent, counts.waiting), (2, 1));
 }
 
-/// A peer that asks for no pause gets the usual one: it would be asked again and again.
+/// If a peer asks for a pause of 0, the usual pause applies; otherwise it would be retried without delay.
 #[test]
 fn no_pause_is_not_none() {
     let got = Arc::new(Mutex::new(Vec::new()));
@@ -165,7 +165,7 @@ fn no_pause_is_not_none() {
     engine.finish(|| {});
 }
 
-/// After the account nothing more is sent and nothing is said, whatever becomes of what was under way.
+/// After the final report nothing more is sent and nothing is reported, whatever the outcome of the job in flight.
 #[test]
 fn the_account_is_the_end() {
     static SAID: Mutex<Vec<String>> = Mutex::new(Vec::new());
@@ -191,7 +191,7 @@ fn the_account_is_the_end() {
     assert!(matches!(&said[..], [account] if account.contains("0 jobs were accepted")), "{said:?}");
 }
 
-/// Peers that do not answer at the end take no longer than one of them.
+/// Several peers that do not respond at the end take no longer than one of them.
 #[test]
 fn at_the_same_time() {
     let patient = Policy { finish: Duration::from_secs(3), ..policy(Failing::Drop(9)) };
@@ -214,12 +214,12 @@ fn at_the_same_time() {
     let took = begun.elapsed();
     assert!(patient.finish <= took && took < 2 * patient.finish, "{took:?}");
     assert_eq!(late.get(), 3);
-    // Nothing is handed over after that, nor said a second time.
+    // After that nothing is handed over, nor reported a second time.
     engines.iter().for_each(Engine::close);
     engines[0].finish(|| panic!("the end is over"));
 }
 
-/// Without a peer, the end is not spent on every job; no kept job is lost.
+/// Without a peer, no time is spent on every job at the end, and no kept job is lost.
 #[test]
 fn nobody() {
     let away = |_| Outcome::Unreachable(Reason::new("refused"));
@@ -230,7 +230,7 @@ fn nobody() {
     assert_eq!((counts.waiting, counts.dropped), (0, 3));
 }
 
-/// The same job twice, refused ones, halves, one that cannot be kept, more than fits, and nothing at all.
+/// The same job twice, refused jobs, halves, one that cannot be kept, more than the capacity, and no jobs.
 #[test]
 fn accounted() {
     let (got, counts) = run(Failing::Drop(2), &[7, 7], |_| ACCEPTED);
@@ -244,7 +244,7 @@ fn accounted() {
     let (_, counts) = run(Failing::Drop(2), &[u32::MAX, 1], |_| ACCEPTED);
     assert_eq!((counts.made, counts.sent, counts.dropped), (2, 1, 1));
     assert_eq!(run(Failing::Drop(2), &[], |_| ACCEPTED).1, Counts::default());
-    // Of what was handed over nothing is taken back: it is a counter of a server that is scraped.
+    // The count of jobs handed over never decreases: it is a counter of a server that is scraped.
     let (got, counts) = run(Failing::Drop(2), &[EMPTY, 7, EMPTY], |_| ACCEPTED);
     assert_eq!((got, counts.made, counts.sent, counts.empty), (vec![7], 3, 1, 2));
     let engine = Engine::start(

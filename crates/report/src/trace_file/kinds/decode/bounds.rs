@@ -1,4 +1,4 @@
-//! Numbers that no run has are damage: what reads a recording adds times and counts up, and the sums must fit.
+//! Numbers that are impossible in a run count as damage: readers of a recording add up times and counts, and the sums must not overflow.
 
 use super::{Invalid, Recorded};
 use crate::model::{
@@ -12,15 +12,15 @@ use crate::model::{
     stack::StackSample,
 };
 
-/// Nanoseconds that no clock shows: 146 years.
+/// Maximum time, nanoseconds: 146 years.
 const LATEST_NS: u64 = 1 << 62;
-/// Nanoseconds that nothing takes: 4.5 years.
+/// Maximum duration, nanoseconds: 4.5 years.
 const LONGEST_NS: u64 = 1 << 57;
-/// Nanoseconds that all threads of a process do not take together: 36 years.
+/// Maximum duration summed over all threads of a process, nanoseconds: 36 years.
 const LONGEST_SUM_NS: u64 = 1 << 60;
-/// How often nothing happens.
+/// Maximum count.
 const MOST: u64 = 1 << 40;
-/// Bytes that no memory has.
+/// Maximum size, bytes.
 const LARGEST: u64 = 1 << 57;
 
 /// Collects the first number that is out of bounds.
@@ -177,13 +177,13 @@ impl Bounds {
     }
 }
 
-/// Refuses an entry with a time, a count or an amount that cannot be.
+/// Refuses an entry with an impossible time, count or size.
 pub(super) fn check(recorded: &Recorded) -> Result<(), Invalid> {
     let mut bounds = Bounds::default();
     match recorded {
         Recorded::Seen(_, owned) => bounds.seen(owned),
         Recorded::Began(ts_ns) | Recorded::Closed(ts_ns) | Recorded::Flushed(ts_ns) => bounds.at([*ts_ns]),
-        // Its end can be that of all time.
+        // Its end may be the maximum of `u64`.
         Recorded::GvlGap(gap) => bounds.at([gap.from_ns]),
         Recorded::Refused(..) | Recorded::Account(_) | Recorded::Finished(_) | Recorded::Settled(_) => {}
     }

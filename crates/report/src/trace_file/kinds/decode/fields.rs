@@ -1,5 +1,5 @@
-//! Fields of a message of protocol buffers, borrowed from its bytes. What a recording has most of is read by these: nothing is copied or
-//! allocated on the way to the model.
+//! Fields of a protocol buffers message, borrowed from its bytes. The most frequent parts of a recording are read with
+//! these: nothing is copied or allocated on the way to the model.
 
 use super::Invalid;
 
@@ -31,7 +31,7 @@ impl<'a> Value<'a> {
         message(self.bytes()?)
     }
 
-    /// Adds what a field of repeated numbers has, packed or not.
+    /// Appends the numbers of a repeated field, packed or not.
     pub(in crate::trace_file) fn numbers(self, to: &mut Vec<u64>) -> Result<(), Invalid> {
         let mut bytes = match self {
             Self::Number(number) => {
@@ -40,7 +40,7 @@ impl<'a> Value<'a> {
             }
             packed => packed.bytes()?,
         };
-        // Each number ends with a byte without this bit.
+        // In the last byte of each number this bit is clear.
         to.reserve(bytes.iter().filter(|byte| **byte < 0x80).count());
         while !bytes.is_empty() {
             to.push(varint(&mut bytes)?);
@@ -48,7 +48,7 @@ impl<'a> Value<'a> {
         Ok(())
     }
 
-    /// [`Self::numbers`] of 32 bits.
+    /// [`Self::numbers`] for 32-bit values.
     pub(in crate::trace_file) fn small_numbers(self, to: &mut Vec<u32>) -> Result<(), Invalid> {
         let mut bytes = match self {
             Self::Number(number) => {
@@ -65,7 +65,7 @@ impl<'a> Value<'a> {
     }
 }
 
-/// A message whose fields are not read one by one.
+/// A message whose fields are not read individually.
 pub(in crate::trace_file) fn message<M: prost::Message + Default>(bytes: &[u8]) -> Result<M, Invalid> {
     M::decode(bytes).map_err(|error| Invalid::new(error.to_string()))
 }
@@ -78,7 +78,7 @@ fn cut_off() -> Invalid {
     Invalid::new("a message is cut off".to_owned())
 }
 
-/// A number of 1 to 10 bytes, 7 bits in each, the lowest first.
+/// A number of 1 to 10 bytes, with 7 bits in each, least significant first.
 fn varint(bytes: &mut &[u8]) -> Result<u64, Invalid> {
     if let [first, rest @ ..] = *bytes
         && *first < 0x80
@@ -86,7 +86,7 @@ fn varint(bytes: &mut &[u8]) -> Result<u64, Invalid> {
         *bytes = rest;
         return Ok((*first).into());
     }
-    // Times have 7 bytes.
+    // Times take 7 bytes.
     if let Some(eight) = bytes.first_chunk() {
         let word = u64::from_le_bytes(*eight);
         let ends = !word & 0x8080_8080_8080_8080;
@@ -110,7 +110,7 @@ fn varint(bytes: &mut &[u8]) -> Result<u64, Invalid> {
     Err(if bytes.len() < 10 { cut_off() } else { Invalid::new("a number has more than 64 bits".to_owned()) })
 }
 
-/// The lower 7 bits of each byte together.
+/// Concatenates the lower 7 bits of each byte.
 fn sevens(word: u64) -> u64 {
     let of_7 = word & 0x7f7f_7f7f_7f7f_7f7f;
     let of_14 = (of_7 & 0x007f_007f_007f_007f) | ((of_7 & 0x7f00_7f00_7f00_7f00) >> 1);
@@ -118,7 +118,7 @@ fn sevens(word: u64) -> u64 {
     (of_28 & 0x0000_0000_0fff_ffff) | ((of_28 & 0x0fff_ffff_0000_0000) >> 4)
 }
 
-/// This number of bytes from the beginning.
+/// Takes this number of bytes from the start.
 fn take<'a>(bytes: &mut &'a [u8], length: u64) -> Result<&'a [u8], Invalid> {
     let length = usize::try_from(length).ok().filter(|length| *length <= bytes.len()).ok_or_else(cut_off)?;
     let (taken, rest) = bytes.split_at(length);
@@ -146,7 +146,7 @@ impl<'a> Fields<'a> {
                 Value::Bytes(take(&mut self.0, length)?)
             }
             5 => take(&mut self.0, 4).map(|_| Value::Fixed)?,
-            // Groups are not used any more.
+            // Groups are obsolete.
             kind => return Err(Invalid::new(format!("field {number} is of the type {kind}"))),
         };
         Ok((number, value))
@@ -192,7 +192,7 @@ mod tests {
     }
 
     proptest! {
-        /// What the library writes is read as the library reads it.
+        /// The output of the library is read as the library reads it.
         #[test]
         fn same(number: u64, packed: Vec<u64>, each: Vec<u32>, text: String, fixed: u64, short: u32) {
             let all = All { number, packed, each, text, fixed, short };
@@ -211,14 +211,14 @@ mod tests {
             prop_assert_eq!(read, all);
         }
 
-        /// Any bytes end, and numbers are those of the library.
+        /// Any bytes are finite, and numbers are those of the library.
         #[test]
         fn any(bytes: Vec<u8>) {
             prop_assert!(Fields::of(&bytes).count() <= bytes.len());
             let mut rest = &bytes[..];
             let expected = prost::encoding::decode_varint(&mut &bytes[..]).ok();
             prop_assert_eq!(varint(&mut rest).ok(), expected);
-            // A state has no groups, so what one of both reads the other reads, too.
+            // A state has no groups, so both decoders accept the same bytes.
             let of = crate::trace_file::kinds::decode::gc::gc_state(&bytes);
             if let (Ok(one), Ok(other)) = (&of, GcState::decode(&bytes[..])) {
                 prop_assert_eq!(&one.stat, &other.stat);
@@ -226,7 +226,7 @@ mod tests {
             }
         }
 
-        /// States, which are read field by field, are those of the library.
+        /// States, which are read field by field, equal those of the library.
         #[test]
         fn states(ts_ns: u64, tid: u32, stat: Vec<u64>, heaps: Vec<Vec<u64>>) {
             let heaps = heaps.into_iter().map(|values| Values { values }).collect();
@@ -235,7 +235,7 @@ mod tests {
         }
     }
 
-    /// What no message has is refused.
+    /// Impossible messages are refused.
     #[test]
     fn refused() {
         for (bytes, why) in [

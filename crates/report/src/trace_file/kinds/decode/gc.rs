@@ -16,7 +16,7 @@ use crate::{
 };
 
 impl Tables {
-    /// Values of `GC.stat` are as many as the Ruby has keys.
+    /// The number of values of `GC.stat` must equal the number of the Ruby's keys.
     pub(super) fn check_states(&self, process: usize, seen: &Owned) -> Result<(), Invalid> {
         let Some(process) = self.processes.get(process) else { return Ok(()) };
         let (keys, heap_keys) = (process.image.stat_keys.len(), process.image.heap_keys.len());
@@ -63,7 +63,7 @@ impl Tables {
         })
     }
 
-    /// Numbers of fields are those of [`wire::Cycle`].
+    /// Field numbers are those of [`wire::Cycle`].
     pub(in crate::trace_file) fn cycle(&mut self, cycle: &[u8]) -> Result<GcCycle, Invalid> {
         let (mut comm_text, mut count, mut lost) = (0, 0, 0);
         let (mut start, mut end, mut trigger_stack, mut request, mut span) = (None, None, None, None, None);
@@ -224,7 +224,7 @@ impl Tables {
     }
 }
 
-/// The message of a state, of which a recording has most. Numbers of fields are those of [`wire::GcState`] and [`wire::Values`].
+/// The message of a state, the most frequent one in a recording. Field numbers are those of [`wire::GcState`] and [`wire::Values`].
 pub(super) fn gc_state(state: &[u8]) -> Result<wire::GcState, Invalid> {
     let mut read = wire::GcState::default();
     for field in Fields::of(state) {

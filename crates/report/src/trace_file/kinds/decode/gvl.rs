@@ -26,7 +26,7 @@ pub(in crate::trace_file) fn gap(gap: wire::GvlGap) -> GvlGap {
     GvlGap { from_ns, to_ns, summed }
 }
 
-/// As many counts as there are buckets; zeros at the end are left out.
+/// One count per bucket; trailing zeros are omitted in the message.
 fn buckets(counts: &[u64]) -> Result<Box<[u64; BUCKETS]>, Invalid> {
     let mut buckets = Box::new([0; BUCKETS]);
     let filled = buckets.get_mut(..counts.len());

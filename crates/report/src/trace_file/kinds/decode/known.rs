@@ -1,39 +1,39 @@
-//! What chunks have in common: most have the names, frames and Rubies of the one before. They share these, so that nothing is copied for
-//! each chunk, and who sees them knows them again by address.
+//! What chunks have in common: most have the names, frames and Rubies of the previous one. They share these, so that
+//! nothing is copied for each chunk, and readers can recognise them by address.
 
 use std::{collections::HashSet, sync::Arc};
 
 use super::{Invalid, WORDS};
 use crate::model::{Image, stack::Frame};
 
-/// Names that are kept, and frames; with more of them, all are forgotten.
+/// Maximum number of names, and of frames, kept; above it, all of them are forgotten.
 const MOST: usize = 1 << 16;
-/// Bytes of these names.
+/// Maximum bytes of these names.
 const MOST_BYTES: usize = 16 << 20;
-/// Rubies that are kept.
+/// Maximum number of Rubies kept.
 const IMAGES: usize = 64;
 
-/// A text of a chunk.
+/// A text in the tables of a chunk.
 #[derive(Clone, Debug)]
 pub(super) struct Text {
     pub(super) text: Arc<str>,
-    /// The same word in the model, if it is one that the model has as a constant.
+    /// The same word as a constant of the model, if it is one.
     pub(super) word: Option<&'static str>,
 }
 
-/// What earlier chunks had.
+/// The shared contents of earlier chunks.
 #[derive(Debug, Default)]
 pub(in crate::trace_file) struct Known {
     texts: HashSet<Arc<str>>,
     bytes: usize,
     frames: HashSet<Arc<Frame>>,
     images: Vec<Arc<Image>>,
-    /// What the last chunks had at each place of their tables.
+    /// The latest entry at each index of the tables.
     last_texts: Vec<Text>,
     last_frames: Vec<Arc<Frame>>,
 }
 
-/// Notes what is at a place, as far as places are noted.
+/// Remembers the entry at an index, up to a maximum index.
 fn note<T>(last: &mut Vec<T>, at: usize, one: T) {
     if let Some(before) = last.get_mut(at) {
         *before = one;
@@ -43,7 +43,7 @@ fn note<T>(last: &mut Vec<T>, at: usize, one: T) {
 }
 
 impl Known {
-    /// The text at this place of a table.
+    /// The text at this index of a table.
     pub(super) fn text(&mut self, at: usize, text: &[u8]) -> Result<Text, Invalid> {
         if let Some(last) = self.last_texts.get(at)
             && last.text.as_bytes() == text
@@ -69,7 +69,7 @@ impl Known {
         Ok(text)
     }
 
-    /// The frame at this place of a table.
+    /// The frame at this index of a table.
     pub(super) fn frame(&mut self, at: usize, frame: Frame) -> Arc<Frame> {
         if let Some(last) = self.last_frames.get(at)
             && **last == frame
@@ -91,7 +91,7 @@ impl Known {
         shared
     }
 
-    /// A Ruby.
+    /// A Ruby, shared with earlier chunks.
     pub(super) fn image(&mut self, image: Image) -> Arc<Image> {
         if let Some(known) = self.images.iter().find(|known| ***known == image) {
             return Arc::clone(known);
@@ -109,7 +109,7 @@ mod tests {
     use super::*;
     use crate::model::stack::FrameKind;
 
-    /// Equal texts and frames of different chunks are the same, wherever they are; what is kept is bounded.
+    /// Equal texts and frames of different chunks are shared, whatever their index; the number kept is bounded.
     #[test]
     fn shares() {
         let mut known = Known::default();

@@ -159,7 +159,7 @@ impl Filling {
     }
 
     pub(in crate::trace_file) fn ended(&mut self, end: &ProcessEnd) -> wire::Ended {
-        // Recordings are of whole times.
+        // Recordings contain pauses in full, so nothing is beyond their end.
         let ProcessEnd { reason, ts_ns, since_ns, outside_ns, beyond_ns: _, shutdown, cycles, before, lost } =
             end;
         let (cycles_before_kind, cycles_before) = match *before {
@@ -195,7 +195,7 @@ fn trace_of(trace: Trace) -> wire::Trace {
         id_low: trace_id as u64,
         parent_span_id: caller.map_or(0, |caller| caller.span_id),
         sampled: caller.is_some_and(|caller| caller.sampled),
-        // Whether it is a job says the request.
+        // The request itself says whether it is a job.
         origin: u32::from(origin == TraceOrigin::Thread),
     }
 }

@@ -26,7 +26,7 @@ pub(in crate::trace_file) fn so_far(so_far: &GvlSoFar) -> wire::GvlSoFar {
     wire::GvlSoFar { waits: counts(so_far.counts()), wait_ns: so_far.wait_ns, hold_ns: so_far.hold_ns }
 }
 
-/// Counts without the zeros at their end.
+/// Counts without trailing zeros.
 fn counts(counts: impl Iterator<Item = u64>) -> Vec<u64> {
     let mut counts: Vec<u64> = counts.collect();
     counts.truncate(counts.iter().rposition(|count| *count > 0).map_or(0, |last| last + 1));

@@ -1,4 +1,4 @@
-//! Messages about garbage collection, requests and stacks. Fields are those of the types of these names in `model`.
+//! Messages about garbage collection, requests and stacks. Their fields are those of the types of the same names in `model`.
 
 #[derive(Clone, PartialEq, prost::Message)]
 pub(in crate::trace_file) struct GcState {
@@ -80,7 +80,7 @@ pub(in crate::trace_file) struct ProcessSeen {
     pub state: Option<GcState>,
     #[prost(uint64, tag = "2")]
     pub now_ns: u64,
-    /// As `now_ns` where it is missing.
+    /// The value of `now_ns` if it is missing.
     #[prost(uint64, optional, tag = "3")]
     pub since_ns: Option<u64>,
 }
@@ -175,7 +175,7 @@ pub(in crate::trace_file) struct Request {
     pub queue_ns: Option<u64>,
     #[prost(message, optional, tag = "21")]
     pub states: Option<States>,
-    /// 1: it is a job. 2: it is the run of a program.
+    /// 1: a job. 2: the run of a program.
     #[prost(uint32, tag = "22")]
     pub job: u32,
     #[prost(uint32, optional, tag = "23")]
@@ -184,7 +184,7 @@ pub(in crate::trace_file) struct Request {
     pub jid: Option<String>,
     #[prost(uint64, optional, tag = "25")]
     pub enqueued_us: Option<u64>,
-    /// The state of the VM when its thread took it, and when it was done with it: both or none.
+    /// The state of the VM when the thread took the request, and when it was done with it: both or neither.
     #[prost(message, optional, tag = "26")]
     pub gc_begin: Option<GcState>,
     #[prost(message, optional, tag = "27")]
@@ -194,7 +194,7 @@ pub(in crate::trace_file) struct Request {
     pub handler_stack: Option<u32>,
     #[prost(message, optional, tag = "28")]
     pub trace: Option<Trace>,
-    /// Slots that its thread took of the heap, and their bytes: both or none.
+    /// Slots that its thread took from the heap, and their bytes: both or neither.
     #[prost(uint64, optional, tag = "30")]
     pub alloc_slots: Option<u64>,
     #[prost(uint64, optional, tag = "31")]
@@ -208,18 +208,18 @@ pub(in crate::trace_file) struct Request {
 /// The trace of a request.
 #[derive(Clone, Copy, PartialEq, prost::Message)]
 pub(in crate::trace_file) struct Trace {
-    /// The upper half of its id.
+    /// The upper half of the trace id.
     #[prost(fixed64, tag = "1")]
     pub id_high: u64,
-    /// The lower half.
+    /// The lower half of the trace id.
     #[prost(fixed64, tag = "2")]
     pub id_low: u64,
-    /// 0: the caller is not known.
+    /// 0 if the caller is unknown.
     #[prost(fixed64, tag = "3")]
     pub parent_span_id: u64,
     #[prost(bool, tag = "4")]
     pub sampled: bool,
-    /// 0: the request or the job says it. 1: its threads published it.
+    /// 0: stated by the request or the job. 1: published by its threads.
     #[prost(uint32, tag = "5")]
     pub origin: u32,
 }
@@ -227,10 +227,10 @@ pub(in crate::trace_file) struct Trace {
 /// The span that was active on a thread.
 #[derive(Clone, Copy, PartialEq, prost::Message)]
 pub(in crate::trace_file) struct Span {
-    /// The upper half of the id of its trace.
+    /// The upper half of the trace id.
     #[prost(fixed64, tag = "1")]
     pub trace_high: u64,
-    /// The lower half.
+    /// The lower half of the trace id.
     #[prost(fixed64, tag = "2")]
     pub trace_low: u64,
     #[prost(fixed64, tag = "3")]

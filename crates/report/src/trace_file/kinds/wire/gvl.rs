@@ -1,4 +1,4 @@
-//! Messages about the GVL. Fields are those of the types of these names in `model`.
+//! Messages about the GVL. Their fields are those of the types of the same names in `model`.
 
 #[derive(Clone, Copy, PartialEq, prost::Message)]
 #[expect(clippy::struct_excessive_bools, reason = "each is a separate fact")]

@@ -1,4 +1,4 @@
-//! Monotonic time to epoch time, with one offset for the whole run, so that all times of a run share one base.
+//! Converts monotonic time to epoch time, with one offset for the whole run, so that all times of a run share one base.
 
 use rustix::time::{ClockId, clock_gettime};
 
@@ -7,7 +7,7 @@ use rustix::time::{ClockId, clock_gettime};
 pub struct WallClock {
     /// Realtime minus monotonic, nanoseconds.
     offset_ns: i128,
-    /// Boot time minus monotonic, nanoseconds: how long the host was suspended before this was measured.
+    /// Boot time minus monotonic, nanoseconds: the time for which the host had been suspended when this was measured.
     suspended_ns: i64,
 }
 

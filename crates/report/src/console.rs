@@ -1,4 +1,4 @@
-//! Standard error: diagnostics, and on a terminal a line of progress that stays below them.
+//! Standard error: diagnostics and, on a terminal, a progress line that stays below them.
 //!
 //! All diagnostics go through here, log messages included, so that no two messages share a line. Names and texts in them may
 //! come from outside: control characters are escaped.
@@ -16,7 +16,7 @@ static PROGRESS: Mutex<Option<String>> = Mutex::new(None);
 
 /// Messages queued while something else uses the terminal; `None`: the terminal is free.
 static DIVERTED: Mutex<Option<VecDeque<String>>> = Mutex::new(None);
-/// Most queued messages; the oldest are dropped.
+/// Maximum number of queued messages; the oldest are dropped above it.
 const MOST_DIVERTED: usize = 200;
 
 /// Erases the line that the cursor is on.
@@ -30,7 +30,7 @@ fn waiting() -> MutexGuard<'static, Option<VecDeque<String>>> {
     DIVERTED.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Something else draws on the terminal from now on: messages are queued.
+/// Queues messages from now on, because something else draws on the terminal.
 pub fn divert() {
     waiting().get_or_insert_default();
 }
@@ -40,7 +40,7 @@ pub fn diverted() -> Option<String> {
     waiting().as_ref()?.back().cloned()
 }
 
-/// The terminal is free again: writes the queued messages.
+/// Ends the queueing, because the terminal is free again: writes the queued messages.
 pub fn revert() {
     let lines = waiting().take();
     for line in lines.into_iter().flatten() {
@@ -147,7 +147,7 @@ impl Write for Log {
 mod tests {
     use super::*;
 
-    /// A message never continues the line of progress, which is drawn again below it.
+    /// A message never continues the progress line, which is drawn again below the message.
     #[test]
     fn messages_and_progress() {
         assert_eq!(with_progress(None, "a"), "a\n");

@@ -1,4 +1,4 @@
-//! What every stage saw, passed on, filtered, lost or refused, and the identities that must hold between them.
+//! What every stage saw, passed on, filtered, lost or refused, and the identities that must hold between these counts.
 
 use gctrace_common::stats::{Counter, Family, IDENTITIES};
 
@@ -23,7 +23,7 @@ pub struct Ledger {
     pub kernel: Option<Vec<u64>>,
     /// User space.
     pub user: UserCounts,
-    /// The part of the run that it covers.
+    /// Which part of the run this covers.
     pub extent: Extent,
 }
 
@@ -39,14 +39,14 @@ pub enum Extent {
     Part,
 }
 
-/// Whether a counter of user space counts what has happened. The others are what waits or is kept now, and are no counters for those that scrape.
+/// Whether a user-space counter only grows. The others are levels (what is waiting or kept now) and are not exported as counters.
 pub fn only_grows(name: &str) -> bool {
     !name.ends_with("_waiting") && name != "recorded_kept"
 }
 
 impl Ledger {
-    /// What was counted since an earlier account of the same run. What the recording counts of itself stays that of the run: it has
-    /// numbers that go up and down.
+    /// Counts since an earlier account of the same run. The recording's own counters keep their values for the whole run: some of
+    /// them go up and down.
     pub(crate) fn since(&self, before: &Self) -> Self {
         let kernel = self.kernel.as_ref().map(|now| {
             let before = before.kernel.as_deref().unwrap_or_default();
@@ -61,7 +61,7 @@ impl Ledger {
         Self { kernel, user, extent: self.extent }
     }
 
-    /// What this and another run have counted together. Counters of the kernel that one of them lacks are not known of both.
+    /// Sums of the counters of this run and another. Kernel counters are unknown (`None`) if either run lacks them.
     #[must_use]
     pub(crate) fn with(&self, other: &Self) -> Self {
         let kernel = self.kernel.as_ref().zip(other.kernel.as_ref()).map(|(one, other)| {
@@ -116,7 +116,7 @@ impl Ledger {
         Family::ALL.into_iter().map(|family| self.lost_of(family)).sum()
     }
 
-    /// Of these, those of one family.
+    /// Those of one family.
     pub fn lost_of(&self, family: Family) -> u64 {
         let lost = Counter::ALL.iter().filter(|counter| counter.is_loss() && counter.family() == family);
         lost.map(|&counter| self.kernel(counter)).sum()
@@ -127,7 +127,7 @@ impl Ledger {
 mod tests {
     use super::*;
 
-    /// A difference has what was counted meanwhile.
+    /// A difference contains what was counted in between.
     #[test]
     fn differences() {
         let ledger = |hits: u64, cycles: u64, kept: u64| {
@@ -145,7 +145,7 @@ mod tests {
         assert_eq!(ledger(70, 50, 3).since(&ledger(80, 0, 0)).kernel(Counter::Hits), 0);
     }
 
-    /// What is kept or waits now is no counter.
+    /// Levels (what is kept or waiting now) are not counters.
     #[test]
     fn levels() {
         let all = UserCounts::default().named();

@@ -1,10 +1,10 @@
-//! What was seen of CRuby processes, and the outputs made of it: [`model`] defines what can be seen, [`aggregate`] adds it up,
-//! [`export`] writes it in the formats that people and programs read, [`ledger`] accounts for every event.
+//! What was observed of CRuby processes, and the outputs made from it: [`model`] defines what can be observed, [`aggregate`] adds it up,
+//! [`export`] writes it in formats for people and programs, [`ledger`] accounts for every event.
 //!
-//! Nothing here accesses a kernel, `/proc` or the memory of a process: `Seen` comes in, bytes go out.
+//! Nothing here accesses a kernel, `/proc` or the memory of a process: the input is `Seen`, the output is bytes.
 #![forbid(unsafe_code)]
 
-/// The knowledge of CRuby, under its short name.
+/// The knowledge about CRuby, under a short name.
 pub(crate) use gctrace_cruby::ruby;
 
 pub mod aggregate;

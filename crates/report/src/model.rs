@@ -1,5 +1,5 @@
-//! The domain types that aggregation produces and exporters consume. Not serialisable on purpose: every wire format
-//! has its own types beside its exporter.
+//! The domain types that aggregation produces and exporters consume. They are deliberately not serialisable: every wire format
+//! has its own types next to its exporter.
 
 pub mod gvl;
 pub mod gvl_so_far;
@@ -17,7 +17,7 @@ use gctrace_common::event::WorkPhase;
 
 use crate::ruby::{PauseKind, RubyVersion, fallback::Method, stat::GcInfo};
 
-/// What is known of a traced process. Facts that could not be read (it had already exited) are `None`.
+/// What is known about a traced process. Facts that could not be read (the process had already exited) are `None`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Process {
     /// Pid in the host's pid namespace.
@@ -32,7 +32,7 @@ pub struct Process {
     pub cmdline: Option<Vec<String>>,
     /// Start time, epoch seconds.
     pub start_ts: Option<f64>,
-    /// Real user id, as the host numbers users.
+    /// Real user id, as numbered on the host.
     pub uid: Option<u32>,
     /// Host name of the process's UTS namespace.
     pub hostname: Option<String>,
@@ -51,8 +51,8 @@ pub struct Process {
 /// What a process belongs to, for outputs that add up many processes.
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Origin {
-    /// Service: `service.name` of the process context that it publishes (OTEP 4719), `OTEL_SERVICE_NAME`, `service.name` of
-    /// `OTEL_RESOURCE_ATTRIBUTES`, `DD_SERVICE`, its systemd unit, or its script, the first of these that is there.
+    /// Service: the first of these that is present: `service.name` of the process context that it publishes (OTEP 4719),
+    /// `OTEL_SERVICE_NAME`, `service.name` of `OTEL_RESOURCE_ATTRIBUTES`, `DD_SERVICE`, its systemd unit, its script.
     pub service: String,
     /// Id of its container, 64 hexadecimal digits.
     pub container: Option<String>,
@@ -60,11 +60,11 @@ pub struct Origin {
     pub pod: Option<String>,
     /// Its Kubernetes namespace.
     pub namespace: Option<String>,
-    /// The other attributes of its process context, and then `OTEL_RESOURCE_ATTRIBUTES` of its initial environment.
+    /// Other attributes: those of its process context, then those of `OTEL_RESOURCE_ATTRIBUTES` in its initial environment.
     pub attributes: Vec<(String, String)>,
 }
 
-/// A container runtime, as far as the name of a cgroup shows it.
+/// A container runtime, as far as the cgroup's name reveals it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Runtime {
     /// Docker.
@@ -89,7 +89,7 @@ impl Runtime {
     }
 }
 
-/// Where a process runs. What is not known is `None`.
+/// Where a process runs. Unknown fields are `None`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Container {
     /// Id of the innermost container.
@@ -104,7 +104,7 @@ pub struct Container {
     pub pod: Option<String>,
     /// Namespace of the pod.
     pub namespace: Option<String>,
-    /// systemd unit (inside of the container, if there is one).
+    /// systemd unit (inside the container, if there is one).
     pub unit: Option<String>,
     /// Path of the cgroup, as seen from gctrace's cgroup namespace.
     pub cgroup: Option<String>,
@@ -115,23 +115,23 @@ pub struct Container {
 pub struct Image {
     /// Index in the kernel's image table.
     pub index: u32,
-    /// Path as the first process that mapped it saw it.
+    /// Path as seen by the first process that mapped it.
     pub path: PathBuf,
     /// Version.
     pub version: RubyVersion,
     /// Build id, hexadecimal, if the file has one.
     pub build_id: Option<String>,
-    /// Names of this Ruby's `GC.stat` keys, in its order.
+    /// Names of the keys of this Ruby's `GC.stat`, in its order.
     pub stat_keys: Vec<&'static str>,
     /// Names of the keys of each heap in its `GC.stat_heap`, in its order; empty before 3.2.
     pub heap_keys: Vec<&'static str>,
     /// How its GC work is traced.
     pub method: Method,
-    /// Probes attached.
+    /// Number of probes attached.
     pub probes: usize,
-    /// How much of its GVL is watched; `None`: it is not watched.
+    /// How much of its GVL is watched; `None` if the GVL is not watched.
     pub gvl: Option<gvl::GvlCoverage>,
-    /// Whether the file has symbols that the sites were cross-checked with.
+    /// Whether the file has symbols that the sites were cross-checked against.
     pub has_symbols: bool,
 }
 
@@ -140,30 +140,30 @@ pub struct Image {
 pub struct Memory {
     /// Resident set size: `anon + file + shmem`.
     pub rss: u64,
-    /// Its highest value so far, never below `rss`.
+    /// Highest `rss` so far; never below `rss`.
     pub peak_rss: u64,
     /// Resident anonymous memory.
     pub anon: u64,
-    /// Resident pages of files.
+    /// Resident file-backed pages.
     pub file: u64,
     /// Resident shared memory.
     pub shmem: u64,
     /// Anonymous memory in swap, not part of `rss`.
     pub swap: u64,
-    /// Where this was read, and when.
+    /// Where and when this was read.
     pub source: MemorySource,
-    /// How much of it is shared, if that was looked at.
+    /// How much of it is shared, if that was read.
     pub shares: Option<Shares>,
 }
 
-/// Where memory was read.
+/// Where memory figures were read.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub enum MemorySource {
     /// In the kernel, at the event.
     Kernel,
-    /// In the kernel, at the event, without what CPUs have not yet added to the kernel's counters.
+    /// In the kernel, at the event, without the per-CPU counts that have not yet been added to the kernel's counters.
     KernelApproximate,
-    /// In `/proc`, when the event was handled.
+    /// In `/proc`, when the event was processed.
     #[default]
     Proc,
 }
@@ -182,15 +182,15 @@ impl MemorySource {
 /// How memory is shared with other processes, bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Shares {
-    /// Proportional set size: each page divided by the number of processes that have it.
+    /// Proportional set size: each page divided by the number of processes that map it.
     pub pss: u64,
-    /// Pages that only this process has and has written to: what copy on write has cost, and its own garbage.
+    /// Pages that only this process maps and that it has written to: the cost of copy on write, and its own garbage.
     pub private_dirty: u64,
-    /// When it was read, `CLOCK_MONOTONIC` nanoseconds: later than the event. `None` in recordings that do not say so.
+    /// When it was read, `CLOCK_MONOTONIC` nanoseconds: later than the event. `None` in recordings without this field.
     pub read_ns: Option<u64>,
 }
 
-/// The VM's state at one GC event, or at the begin or end of a request.
+/// The VM's state at one GC event, or at the start or end of a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct GcState {
     /// `CLOCK_MONOTONIC` nanoseconds.
@@ -208,8 +208,8 @@ pub struct GcState {
 }
 
 impl GcState {
-    /// A value of `GC.stat`. Of Ractors that allocate at the same time, CRuby loses some of what it counts, and has more slots live or free than
-    /// there are then (or fewer than none, which looks like very many); that is not known here.
+    /// Returns a value of `GC.stat`. When Ractors allocate at the same time, CRuby loses counts: its numbers of live or free slots can exceed the
+    /// number of slots (or be negative, which looks like a huge number). For such a value this returns `None`.
     pub fn value(&self, image: &Image, name: &str) -> Option<u64> {
         let get = |name: &str| {
             let at = image.stat_keys.iter().position(|key| *key == name)?;
@@ -224,24 +224,24 @@ impl GcState {
 /// One GC pause.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Pause {
-    /// The thread that was stopped: any thread can do a step of a cycle.
+    /// The thread that was stopped: any thread can perform a step of a cycle.
     pub tid: u32,
     /// `CLOCK_MONOTONIC` nanoseconds.
     pub begin_ns: u64,
     /// Length, nanoseconds; equals `mark_ns + sweep_ns + other_ns`.
     pub ns: u64,
-    /// What the VM entered the GC for, where that is certain.
+    /// Why the VM entered the GC, if that is certain.
     pub kind: Option<PauseKind>,
-    /// Time in marking, nanoseconds.
+    /// Time spent marking, nanoseconds.
     pub mark_ns: u64,
-    /// Time in sweeping and, in a cycle that compacts, compacting, nanoseconds: CRuby has no event between the two.
+    /// Time spent sweeping and, in a cycle that compacts, compacting, nanoseconds: CRuby has no event between the two.
     pub sweep_ns: u64,
-    /// Time in neither: setting up and tearing down, nanoseconds.
+    /// Time spent in neither: set-up and tear-down, nanoseconds.
     pub other_ns: u64,
 }
 
 impl Pause {
-    /// The phase in which the pause begins its work.
+    /// The phase in which the pause starts its work.
     pub fn first_phase(&self) -> Phase {
         if self.mark_ns > 0 {
             Phase::Mark
@@ -252,7 +252,7 @@ impl Pause {
         }
     }
 
-    /// The pause by phase.
+    /// Time of the pause by phase, nanoseconds.
     pub fn phases(&self) -> [(Phase, u64); 3] {
         [(Phase::Mark, self.mark_ns), (Phase::Sweep, self.sweep_ns), (Phase::Other, self.other_ns)]
     }
@@ -280,7 +280,7 @@ impl Phase {
     }
 }
 
-/// An interval of GC work of an image whose event sites are not known.
+/// An interval of GC work in an image whose event sites are unknown.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct GcWork {
     /// What was timed.
@@ -304,17 +304,17 @@ pub struct GcCycle {
     pub count: u64,
     /// At `GC_START`.
     pub start: GcState,
-    /// At `GC_END_SWEEP`; `None` if tracing or the process ended before.
+    /// At `GC_END_SWEEP`; `None` if tracing or the process ended first.
     pub end: Option<GcState>,
     /// Its pauses, in order.
     pub pauses: Vec<Pause>,
-    /// What the thread that started it was doing, leaf first; `None` where its stack was not seen.
+    /// Stack of the thread that started it, leaf first; `None` if it was not captured.
     pub trigger: Option<stack::Stack>,
-    /// The request that its thread was serving, by number; `None` where it served none, or that is not known.
+    /// Number of the request that its thread was serving; `None` if it served none or that is unknown.
     pub request: Option<u64>,
-    /// The span that was active on its thread, where its program publishes that and its stack was seen.
+    /// The span that was active on its thread, if its program publishes spans and its stack was captured.
     pub span: Option<trace::Span>,
-    /// GC records of this process that the kernel lost before this cycle was reported, since the last report.
+    /// GC records of this process that the kernel lost since the last report, before this cycle was reported.
     pub lost: u64,
 }
 
@@ -329,8 +329,8 @@ impl GcCycle {
         if self.is_major() { "major" } else { "minor" }
     }
 
-    /// Whether the heap was compacted in it, which Ruby counts from 2.7 on; `None` if that is not known. The `GC.compact`
-    /// of 2.7 works outside any cycle.
+    /// Whether the cycle compacted the heap, which Ruby counts from 2.7 on; `None` if unknown. The `GC.compact` of 2.7 runs outside any
+    /// cycle.
     pub fn compacted(&self, process: &Process) -> Option<bool> {
         let at = process.image.stat_keys.iter().position(|key| *key == "compact_count")?;
         Some(self.end.as_ref()?.stat.get(at)? > self.start.stat.get(at)?)
@@ -369,7 +369,7 @@ impl EndReason {
     }
 }
 
-/// A NUL-padded `comm` as text.
+/// Converts a NUL-padded `comm` to text.
 pub fn comm(bytes: &[u8; 16]) -> String {
     let end = bytes.iter().position(|&b| b == 0).unwrap_or(bytes.len());
     String::from_utf8_lossy(&bytes[..end]).into_owned()

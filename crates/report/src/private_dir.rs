@@ -1,5 +1,5 @@
-//! Private directories: no other user may write there, and nothing in them is followed or trusted. Everything happens
-//! relative to the open directory, so that a path that is changed meanwhile changes nothing.
+//! Private directories: no other user may write there, and nothing in them is followed or trusted. All operations are
+//! relative to the open directory, so a path that is changed meanwhile has no effect.
 
 use std::{
     ffi::{OsStr, OsString},
@@ -18,11 +18,11 @@ use rustix::{
     io::Errno,
 };
 
-/// Begins the name of a file that is being written.
+/// Prefix of the name of a file that is being written.
 const TEMPORARY: &str = ".writing-";
-/// What was left behind by a gctrace that was killed while writing is removed after this time.
+/// Age above which a file is removed that a gctrace killed while writing has left behind.
 const STALE: Duration = Duration::from_hours(1);
-/// Opens the directory itself, not what a link points to.
+/// Opens the directory itself, not the target of a link.
 const DIRECTORY: OFlags =
     OFlags::RDONLY.union(OFlags::DIRECTORY).union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
 const OWNER_ONLY: Mode = Mode::RUSR.union(Mode::WUSR);
@@ -30,10 +30,10 @@ const OWNER_ONLY: Mode = Mode::RUSR.union(Mode::WUSR);
 /// Why a directory is not used.
 #[derive(Debug, thiserror::Error)]
 pub enum DirError {
-    /// It could not be made or opened.
+    /// It could not be created or opened.
     #[error("{0}")]
     Io(#[from] io::Error),
-    /// It is a link, whose target another user may control.
+    /// It is a symbolic link, whose target another user may control.
     #[error("it is not a directory, or it is a symbolic link; name the directory itself")]
     Link,
     /// Another user owns it.
@@ -78,7 +78,7 @@ impl PrivateDir {
         }
     }
 
-    /// Makes it, with its parents, if it is not there, and opens it.
+    /// Creates the directory, with its parents, if it does not exist, and opens it.
     pub fn create(path: &Path) -> Result<Self, DirError> {
         match fs::DirBuilder::new().recursive(true).mode(0o700).create(path) {
             Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error.into()),
@@ -87,7 +87,7 @@ impl PrivateDir {
         Self::open(path)?.ok_or_else(|| DirError::Io(io::ErrorKind::NotFound.into()))
     }
 
-    /// Makes a directory in it, if it is not there, and opens it for its owner only.
+    /// Creates a subdirectory if it does not exist, opens it, and restricts it to its owner.
     pub fn child(&self, name: &str) -> Result<Self, DirError> {
         match rustix::fs::mkdirat(&self.fd, name, Mode::RWXU) {
             Ok(()) | Err(Errno::EXIST) => {}
@@ -111,24 +111,24 @@ impl PrivateDir {
         Ok(Self { path, fd })
     }
 
-    /// Where it is.
+    /// Its path.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Opens a file to be locked.
+    /// Opens a file to be locked; creates it if it does not exist.
     pub fn lock_file(&self, name: &str) -> io::Result<File> {
         let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
         Ok(File::from(openat(&self.fd, name, flags, OWNER_ONLY)?))
     }
 
-    /// The directory itself, to be locked.
+    /// Opens the directory itself, to be locked.
     pub fn folder(&self) -> io::Result<File> {
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
         Ok(File::from(openat(&self.fd, ".", flags, Mode::empty())?))
     }
 
-    /// Reads a file; `None` if it is not there. More than `limit` bytes are cut off.
+    /// Reads a file; `None` if it does not exist. Reads at most `limit + 1` bytes: a longer result shows that the file exceeds the limit.
     pub fn read(&self, name: impl AsRef<OsStr>, limit: usize) -> io::Result<Option<Vec<u8>>> {
         // If another user put a pipe there, opening it does not block.
         let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
@@ -148,7 +148,7 @@ impl PrivateDir {
         Ok(Some(bytes))
     }
 
-    /// Writes a file under a temporary name, then gives it its own, replacing what had it.
+    /// Writes a file under a temporary name, then renames it, replacing any file of that name.
     pub fn write(&self, name: &str, bytes: &[u8]) -> io::Result<()> {
         let temporary = format!("{TEMPORARY}{}-{name}", std::process::id());
         let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
@@ -172,7 +172,7 @@ impl PrivateDir {
         written
     }
 
-    /// Our complete regular files in it, with their metadata. Unfinished files are removed once they are old.
+    /// Our complete regular files in the directory, with their metadata. Unfinished files are removed when they are old.
     pub fn files(&self) -> io::Result<Vec<(OsString, Stat)>> {
         let mut files = Vec::new();
         for entry in rustix::fs::Dir::read_from(&self.fd)? {
@@ -191,7 +191,7 @@ impl PrivateDir {
         Ok(files)
     }
 
-    /// Removes a file. A failure is not worth a message.
+    /// Removes a file. A failure is only logged at debug level.
     pub fn remove(&self, name: &OsStr) {
         if let Err(error) = unlinkat(&self.fd, name, AtFlags::empty()) {
             log::debug!("removing {}: {error}", self.path.join(name).display());
@@ -247,7 +247,7 @@ mod tests {
 
     use super::*;
 
-    /// A link is not followed, however its path is written, nor is one in the directory; what is made is for its owner.
+    /// No link to or in the directory is followed, however its path is written; what is created is accessible to its owner only.
     #[test]
     fn links() {
         let dir = tempfile::tempdir().unwrap();
@@ -277,7 +277,7 @@ mod tests {
         assert_eq!(mode(&real.join("wide")), 0o700);
     }
 
-    /// Directories of other users are not used. The test needs root to make such directories.
+    /// Other users' directories are not used. The test needs root to create them.
     #[test]
     fn foreign() {
         if !rustix::process::geteuid().is_root() {

@@ -6,11 +6,11 @@ use std::io::{self, IsTerminal as _};
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Screen {
     terminal: bool,
-    /// Whether colours are wanted.
+    /// Whether to use colours.
     pub colour: bool,
 }
 
-/// Parts of a line that stand out.
+/// Colours for parts of a line that stand out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Colour {
     /// Worth a look.
@@ -33,7 +33,7 @@ impl Screen {
         Self::default()
     }
 
-    /// Columns, if it is a terminal. It may change at any time.
+    /// Number of columns, if it is a terminal. It may change at any time.
     pub fn width(self) -> Option<usize> {
         if !self.terminal {
             return None;
@@ -54,7 +54,7 @@ impl Screen {
     }
 }
 
-/// Whether the user has not asked for plain text.
+/// Whether colours are allowed, that is, the user has not asked for plain text.
 pub fn colours() -> bool {
     std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty())
         && std::env::var_os("TERM").is_none_or(|term| term != "dumb")

@@ -1,5 +1,5 @@
-//! How gctrace connects to servers: the one set-up of TLS for pushes over HTTP and gRPC, TuneMyGC collectors and debuginfod. TLS 1.2
-//! or later, with the certificates that the host trusts, so that a company's own authority works. Nothing skips verification.
+//! TLS configuration for all connections to servers: pushes over HTTP and gRPC, TuneMyGC collectors and debuginfod. TLS 1.2
+//! or later, with the certificates that the host trusts, so that a company's own CA works. Nothing skips verification.
 
 use std::{borrow::Cow, sync::Arc, time::Duration};
 
@@ -19,9 +19,8 @@ fn crypto() -> Arc<CryptoProvider> {
     Arc::new(rustls::crypto::ring::default_provider())
 }
 
-/// An HTTP/1.1 client's configuration, to be completed. `timeout` is for one exchange, from the look-up of the name to the last byte;
-/// `connect` for
-/// the connection alone.
+/// Starts the configuration of an HTTP/1.1 client. `timeout` limits one exchange, from name resolution to the last byte; `connect`
+/// limits the connection alone.
 pub fn http(timeout: Duration, connect: Duration) -> ConfigBuilder<AgentScope> {
     let tls = TlsConfig::builder()
         .root_certs(RootCerts::PlatformVerifier)
@@ -34,7 +33,7 @@ pub fn http(timeout: Duration, connect: Duration) -> ConfigBuilder<AgentScope> {
         .tls_config(tls)
 }
 
-/// TLS for a protocol that is not HTTP/1.1, by its name in ALPN (RFC 7301).
+/// TLS configuration for a protocol other than HTTP/1.1, given by its ALPN name (RFC 7301).
 pub fn client(protocol: &[u8]) -> Result<Arc<ClientConfig>, rustls::Error> {
     let mut config = ClientConfig::builder_with_provider(crypto())
         .with_safe_default_protocol_versions()?
@@ -44,13 +43,13 @@ pub fn client(protocol: &[u8]) -> Result<Arc<ClientConfig>, rustls::Error> {
     Ok(Arc::new(config))
 }
 
-/// Explains a server certificate that webpki refuses as `CaUsedAsEndEntity`, and what to do. `openssl req -x509` makes such
+/// Explains the error `CaUsedAsEndEntity` of webpki for a server certificate, and the remedy. `openssl req -x509` makes such
 /// certificates.
 const CA_AS_SERVER: &str = "the server shows a CA's certificate as its own: give it one that the CA signed, or make a \
                             self-signed one with `openssl req -x509 -addext basicConstraints=CA:FALSE`";
 
-/// Why a server was not reached, from the text of a client's error and its sources. Clients wrap errors of TLS in types of their own,
-/// so the name that webpki gives to the error is looked for.
+/// Why a server was not reached, from the text of a client's error and its sources. Clients wrap TLS errors in types of their own,
+/// so this searches the text for webpki's name of the error.
 pub fn why(error: &str) -> Cow<'_, str> {
     if error.contains("CaUsedAsEndEntity") { CA_AS_SERVER.into() } else { error.into() }
 }
@@ -65,7 +64,7 @@ mod tests {
 
     use super::*;
 
-    /// Made by `openssl req -x509 -newkey ec -days 36500 -subj /CN=localhost -addext subjectAltName=DNS:localhost`.
+    /// Created with `openssl req -x509 -newkey ec -days 36500 -subj /CN=localhost -addext subjectAltName=DNS:localhost`.
     const CA: &str = "\
 -----BEGIN CERTIFICATE-----
 MIIBlDCCATugAwIBAgIUPGoqHwYBTFzG1bOZTDxnEY8N2awwCgYIKoZIzj0EAwIw
@@ -108,7 +107,7 @@ pTfBz1wzTGIlTgPgxAH4u3twug==
             .map_err(|error| ureq::Error::from(error).to_string())
     }
 
-    /// A CA certificate as a server certificate is refused with a remedy, and the remedy works.
+    /// A CA certificate used as a server certificate is refused with a remedy, and the remedy works.
     #[test]
     fn a_ca_is_no_server() {
         let refused = verified(CA).unwrap_err();

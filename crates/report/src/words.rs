@@ -1,6 +1,6 @@
 //! Numbers in sentences for people.
 
-/// Units in which people give a time, with their nanoseconds. Outputs print `µs`; keyboards and editors also give the Greek letter.
+/// Units in which users give times, in nanoseconds. Outputs print `µs` (micro sign); keyboards and editors also produce the Greek letter.
 pub const TIME_UNITS: [(&str, u64); 9] = [
     ("ns", 1),
     ("us", 1_000),
@@ -13,7 +13,7 @@ pub const TIME_UNITS: [(&str, u64); 9] = [
     ("d", 86_400_000_000_000),
 ];
 
-/// What has no name: a thread without one, or a process that was gone before its name could be read.
+/// Shown in place of a missing name: of a thread without one, or of a process that was gone before its name could be read.
 pub const UNNAMED: &str = "(unnamed)";
 
 /// `1 cycle`, `2 cycles`, `0 processes`.
@@ -25,7 +25,7 @@ pub fn plural(n: u64, noun: &str) -> String {
     format!("{n} {noun}{ending}")
 }
 
-/// The size of a file or of memory, in the units that options take and other faces show: `231 KiB`, `2.2 MiB`.
+/// The size of a file or of memory, in the units that options accept and other outputs show: `231 KiB`, `2.2 MiB`.
 pub fn data_size(bytes: u64) -> String {
     let in_units = |shift: u32| bytes as f64 / (1_u64 << shift) as f64;
     match bytes {
@@ -60,9 +60,9 @@ pub fn utc(epoch_s: i64) -> String {
     format!("{year:04}-{month:02}-{day:02}T{hour:02}:{minute:02}:{second:02}Z")
 }
 
-/// Year, month and day of a number of days since 1970, in the Gregorian calendar (`civil_from_days` of Howard Hinnant's "chrono-compatible
-/// low-level date algorithms"). Years begin with March here, so that the leap day is the last of its year, and eras of 400 years have the same
-/// number of days.
+/// Year, month and day of a number of days since 1970, in the Gregorian calendar (`civil_from_days` in Howard Hinnant's "chrono-compatible
+/// low-level date algorithms"). Years begin in March here, so that the leap day is the last day of its year and all eras of 400 years have
+/// the same number of days.
 fn civil(days: i64) -> (i64, i64, i64) {
     const ERA: i64 = 146_097;
     let since_march = days + 719_468;
@@ -75,7 +75,7 @@ fn civil(days: i64) -> (i64, i64, i64) {
     (era * 400 + year + i64::from(month <= 2), month, day)
 }
 
-/// A part of a whole in percent, with one digit; small parts are not rounded to nothing.
+/// A part of a whole in percent, with one decimal; small shares are not rounded to zero.
 pub fn percent(part: u64, whole: u64) -> String {
     let share = if whole == 0 { 0.0 } else { part as f64 * 100.0 / whole as f64 };
     match share {
@@ -114,7 +114,7 @@ pub fn percent_decoded(value: &str) -> String {
 mod tests {
     use super::*;
 
-    /// Nouns follow their numbers.
+    /// Nouns agree with their numbers.
     #[test]
     fn plurals() {
         assert_eq!(plural(0, "cycle"), "0 cycles");
@@ -137,7 +137,7 @@ mod tests {
         }
     }
 
-    /// Dates as `date -u` has them.
+    /// Dates as `date -u` prints them.
     #[test]
     fn utc_dates() {
         for (epoch, text) in [

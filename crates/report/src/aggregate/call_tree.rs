@@ -1,8 +1,8 @@
-//! Stacks by their common beginnings: a node per distinct call path. What a stack costs is a number, however deep it is.
+//! A tree of call paths: one node per distinct path. A stack is stored as one number, however deep it is.
 
 use std::{collections::HashMap, sync::Arc};
 
-// `SipHash` takes longer than what is done with what it finds. This one has secrets of its own for each table, too.
+// `SipHash` would take longer than the work done with each lookup. This hasher, too, has secrets of its own for each table.
 use foldhash::fast::RandomState as FastHash;
 
 use crate::model::stack::{Frame, FrameKind};
@@ -40,7 +40,7 @@ struct Node {
     frame: FrameId,
 }
 
-/// Most frames known by address; when there are more, that table is emptied.
+/// Maximum number of frames known by address; the table is emptied when it would exceed it.
 const KNOWN_ADDRESSES: usize = 1 << 20;
 
 /// All distinct call paths of a run, up to a limit.
@@ -48,7 +48,7 @@ const KNOWN_ADDRESSES: usize = 1 << 20;
 pub struct CallTree {
     frames: Vec<Arc<Frame>>,
     by_content: HashMap<Arc<Frame>, FrameId>,
-    /// Frames come interned, so most are known by their address. Each is kept alive here, so that its address is not reused.
+    /// Frames are interned, so most are found by their address. Each frame is kept alive here, so that its address is not reused.
     by_address: HashMap<usize, (Arc<Frame>, FrameId), FastHash>,
     nodes: Vec<Node>,
     children: HashMap<(NodeId, FrameId), NodeId, FastHash>,
@@ -134,7 +134,7 @@ impl CallTree {
         })
     }
 
-    /// The path of the caller of a path's last frame.
+    /// The path of the caller of the last frame of `node`.
     pub fn parent(&self, node: NodeId) -> NodeId {
         self.nodes.get(node.index()).map_or(NodeId::ROOT, |node| node.parent)
     }
@@ -154,7 +154,7 @@ impl CallTree {
         self.nodes.len()
     }
 
-    /// Whether no stack was inserted.
+    /// Whether no stack has been inserted.
     pub fn is_empty(&self) -> bool {
         self.nodes.len() <= 2
     }
@@ -173,7 +173,7 @@ mod tests {
         tree.path(node).map(|(_, frame)| tree.frame(frame).name.to_string()).collect()
     }
 
-    /// Equal stacks are one path, whether their frames are the same allocation or not; recursion keeps its depth.
+    /// Equal stacks are one path, whether or not their frames are the same allocation; recursion keeps its depth.
     #[test]
     fn paths() {
         let mut tree = CallTree::new(100);

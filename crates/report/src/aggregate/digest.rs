@@ -1,4 +1,4 @@
-//! A recording on one screen: what its processes did with their time, and what stands out. Pure; of bounded memory.
+//! Summary of a recording that fits on one screen: what its processes did with their time, and what stands out. Pure, with bounded memory.
 
 pub mod steps;
 
@@ -26,45 +26,45 @@ use crate::{
     ruby::fallback::Method,
 };
 
-/// Pauses that are kept, the longest.
+/// Number of longest pauses that are kept.
 pub const PAUSES: usize = 3;
-/// Processes that are distinguished; of the rest there are only sums.
+/// Maximum number of processes that are kept individually; the rest are only added up.
 const PROCESSES: usize = 4096;
-/// Pairs of threads that are kept of each process.
+/// Number of thread pairs that are kept per process.
 const PAIRS: usize = 2;
 
-/// All of it.
+/// The whole digest.
 #[derive(Debug, Default)]
 pub struct Digest {
     running: HashMap<u32, ProcessDigest>,
-    /// Processes whose tracing has ended, in that order.
+    /// Processes whose tracing has ended, in the order in which it ended.
     pub processes: Vec<ProcessDigest>,
-    /// Processes beyond the limit.
+    /// Sums of the processes beyond the limit.
     pub more: More,
-    /// Programs by name, with the number of their processes.
+    /// Services by name, with the number of their processes.
     pub services: BTreeMap<String, u64>,
-    /// Single stops.
+    /// Lengths of single pauses.
     pub stops: Distribution,
-    /// The longest of them, longest first.
+    /// The longest pauses, longest first.
     pub worst: Vec<LongPause>,
     /// Requests by endpoint.
     pub requests: RequestSummary,
-    /// Objects that were allocated.
+    /// Number of allocated objects.
     pub objects: u64,
     /// When the recording began, `CLOCK_MONOTONIC` nanoseconds.
     pub began_ns: Option<u64>,
-    /// When tracing ended, `CLOCK_MONOTONIC` nanoseconds; `None`: not known.
+    /// When tracing ended, `CLOCK_MONOTONIC` nanoseconds; `None` if unknown.
     pub closed_ns: Option<u64>,
 }
 
-/// Processes of which there are only sums.
+/// Processes of which only sums are kept.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct More {
-    /// How many.
+    /// Number of processes.
     pub processes: u64,
-    /// Their GC cycles.
+    /// Number of their GC cycles.
     pub cycles: u64,
-    /// Whether cycles of some of them are not known.
+    /// Whether the cycles of some of them are unknown.
     pub unknown: bool,
 }
 
@@ -77,53 +77,53 @@ impl More {
     }
 }
 
-/// What is known of a process.
+/// Figures of a process.
 #[derive(Clone, Debug)]
 pub struct ProcessDigest {
     /// The process.
     pub process: Process,
     /// For how long it was traced, nanoseconds.
     pub span_ns: u64,
-    /// For how long of this it could be sampled.
+    /// Part of this time in which it could be sampled, nanoseconds.
     pub sampled_ns: u64,
-    /// GC cycles.
+    /// Number of GC cycles.
     pub cycles: u64,
-    /// GC pauses of a Ruby whose cycles are not known.
+    /// Number of GC pauses, of a Ruby whose cycles are unknown.
     pub pauses: u64,
-    /// Major ones of the cycles.
+    /// Number of major cycles among them.
     pub majors: u64,
-    /// GC pauses and GC work together, nanoseconds.
+    /// Total time of GC pauses and GC work, nanoseconds.
     pub stopped_ns: u64,
-    /// The longest stop.
+    /// Longest pause, nanoseconds.
     pub longest_ns: u64,
     /// Memory, if it was read.
     pub rss: Option<Rss>,
-    /// The same when the process was found.
+    /// Memory when the process was found.
     found: Option<Rss>,
     /// CPU time of its samples, nanoseconds, and their number.
     pub cpu: (u64, u64),
     /// Waits for the GVL, if their sums are known.
     pub gvl: Option<GvlDigest>,
-    /// Long waits for the GVL that were seen: their number and time, nanoseconds.
+    /// Long waits for the GVL that were seen: number, and total time in nanoseconds.
     pub long_waits: (u64, u64),
-    /// GC records that were lost.
+    /// Number of lost GC records.
     pub lost: u64,
-    /// Whether it had ended when tracing did.
+    /// Whether the process ended before tracing did.
     pub over: bool,
 }
 
 /// What the threads of a process did with the GVL.
 #[derive(Clone, Debug)]
 pub struct GvlDigest {
-    /// Time that its threads waited, nanoseconds.
+    /// Total time that its threads waited, nanoseconds.
     pub wait_ns: u64,
-    /// Time of all its threads in which they were watched.
+    /// Total time in which its threads were watched, nanoseconds.
     pub watched_ns: u64,
-    /// Time of all its threads.
+    /// Total lifetime of its threads, nanoseconds.
     pub wall_ns: u64,
-    /// How many threads waited at a time, on average.
+    /// Average number of threads waiting at a time.
     pub waiting: f64,
-    /// Waiting and holding threads with most time, where both are known: time and number of waits.
+    /// Pairs of a waiting and a holding thread with the most time, if both are known: time in nanoseconds, and number of waits.
     pub blocked: Vec<(GvlWho, GvlWho, u64, u64)>,
 }
 
@@ -136,9 +136,9 @@ pub struct LongPause {
     pub begin_ns: u64,
     /// Its process.
     pub pid: u32,
-    /// Kind and reason of its cycle; `None` for a Ruby whose cycles are not known.
+    /// Kind and reason of its cycle; `None` for a Ruby whose cycles are unknown.
     pub key: Option<CycleKey>,
-    /// The line that started the cycle: the application's own, or where there is none any.
+    /// The line that started the cycle: in the application's own code or, if there is none, in any Ruby code.
     pub by: Option<Arc<Frame>>,
 }
 
@@ -179,19 +179,19 @@ impl ProcessDigest {
         self.lost += cycle.lost;
     }
 
-    /// A pause of a Ruby whose cycles are not known.
+    /// Adds a pause of a Ruby whose cycles are unknown.
     fn pause(&mut self, ns: u64) {
         self.pauses += 1;
         self.stopped_ns += ns;
         self.longest_ns = self.longest_ns.max(ns);
     }
 
-    /// Whether its GC cycles are known. Of a Ruby without event sites they are not.
+    /// Whether its GC cycles are known. Those of a Ruby without event sites are not.
     pub fn has_cycles(&self) -> bool {
         self.process.image.method == Method::Sites
     }
 
-    /// Share of its time in the GC, 0 to 1.
+    /// Share of its time spent in the GC, 0 to 1.
     pub fn gc_share(&self) -> f64 {
         self.stopped_ns as f64 / self.span_ns.max(1) as f64
     }
@@ -240,7 +240,7 @@ impl Digest {
         self.worst.truncate(PAUSES);
     }
 
-    /// A pause of a Ruby whose cycles are not known.
+    /// Adds a pause of a Ruby whose cycles are unknown.
     fn other_pause(&mut self, process: &Process, work: &GcWork) {
         self.process(process).pause(work.ns);
         let &GcWork { begin_ns, ns, .. } = work;
@@ -259,7 +259,7 @@ impl Digest {
         let sampled_since = self.began_ns.map(|began_ns| began_ns.max(end.since_ns));
         digest.sampled_ns = sampled_since.map_or(0, |since_ns| end.ts_ns.saturating_sub(since_ns));
         digest.stopped_ns = digest.stopped_ns.saturating_add(end.outside_ns).saturating_sub(end.beyond_ns);
-        // Those after its last cycle, too.
+        // This includes records lost after its last cycle.
         digest.lost = digest.lost.max(end.lost);
         digest.over = end.reason != crate::model::EndReason::Detached;
         if self.processes.len() < PROCESSES {
@@ -276,7 +276,7 @@ impl Observer for Digest {
         match seen {
             Seen::Process { state, .. } => {
                 let mut digest = ProcessDigest::new(process);
-                // When that was read depends on when the process was found: it counts if no event has memory.
+                // When this was read depends on when the process was found, so it is used only if no event has memory figures.
                 digest.found = state.and_then(Rss::of);
                 self.running.insert(process.pid, digest);
             }

@@ -1,17 +1,17 @@
-//! The first line of a request → method and template of its path. What identifies a person or a thing is replaced, the query
-//! is ignored, and the result is visible ASCII whatever comes in.
+//! Turns the first line of a request into its method and a template of its path. Parts that identify a person or a thing are replaced,
+//! the query is ignored, and the result is visible ASCII for any input.
 
 use std::collections::HashSet;
 
-/// Distinct templates per process.
+/// Maximum number of distinct templates per process.
 pub const MAX_TEMPLATES: usize = 500;
-/// Segments of a path that are kept.
+/// Maximum number of path segments that are kept.
 const MAX_SEGMENTS: usize = 16;
-/// Longest segment that may be a word.
+/// Maximum length of a segment that may be a word.
 const MAX_WORD: usize = 40;
-/// Segments of letters and digits are tokens from this length on.
+/// Minimum length from which a segment of letters and digits is a token.
 const MIN_TOKEN: usize = 16;
-/// Hexadecimal digits are a number from this length on.
+/// Minimum length from which hexadecimal digits are a number.
 const MIN_HEX: usize = 8;
 
 /// Stands for all paths beyond the limit.
@@ -21,8 +21,8 @@ pub const OTHER: &str = "(other)";
 pub const METHODS: [&str; 9] =
     ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "CONNECT", "TRACE"];
 
-/// Method and template of a request line, as far as they can be read (RFC 9112, 3). The line ends with the first CR, LF or NUL;
-/// a path that is cut off by the end of `bytes` is not known.
+/// Method and template of a request line, as far as they can be parsed (RFC 9112, 3). The line ends with the first CR, LF or NUL;
+/// a path that is cut off by the end of `bytes` is unknown.
 pub fn request_line(bytes: &[u8]) -> (Option<&'static str>, Option<String>) {
     let Some(space) = bytes.iter().position(|&byte| byte == b' ') else { return (None, None) };
     let method = METHODS.into_iter().find(|method| method.as_bytes() == &bytes[..space]);
@@ -32,7 +32,7 @@ pub fn request_line(bytes: &[u8]) -> (Option<&'static str>, Option<String>) {
     (method, template(&target[..end]))
 }
 
-/// The status of a response by its first bytes: `HTTP/1.1 200`.
+/// The status of a response, from its first bytes: `HTTP/1.1 200`.
 pub fn status(line: &[u8]) -> Option<u16> {
     let rest = line.strip_prefix(b"HTTP/1.")?;
     let digits = rest.get(2..5)?;
@@ -43,10 +43,10 @@ pub fn status(line: &[u8]) -> Option<u16> {
     (100..600).contains(&status).then_some(status)
 }
 
-/// A path without what differs from request to request.
+/// A path without the parts that differ between requests.
 fn template(target: &[u8]) -> Option<String> {
     let path = match target.iter().position(|&byte| byte == b':') {
-        // The absolute form: http://host/path. A path may have such an address in it.
+        // The absolute form: http://host/path. A path may contain such an address.
         Some(colon) if target[colon..].starts_with(b"://") && !target.starts_with(b"/") => {
             let rest = &target[colon + 3..];
             rest.iter().position(|&byte| byte == b'/').map_or(&b"/"[..], |slash| &rest[slash..])
@@ -64,7 +64,7 @@ fn template(target: &[u8]) -> Option<String> {
             out.push_str(":more");
             break;
         }
-        // Parameters of a segment (RFC 3986, 3.3), such as ;jsessionid=…
+        // Strips the parameters of a segment (RFC 3986, 3.3), such as ;jsessionid=…
         let segment = segment.split(|&byte| byte == b';').next().unwrap_or_default();
         push_segment(&mut out, segment);
     }
@@ -75,7 +75,7 @@ fn push_segment(out: &mut String, segment: &[u8]) {
     let word = |byte: &u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'.' | b'_' | b'~');
     let digits = segment.iter().filter(|byte| byte.is_ascii_digit()).count();
     if !segment.iter().all(word) || segment.len() > MAX_WORD {
-        // This includes percent-encoded text, mail addresses, and bytes that are not allowed in a URI.
+        // This includes percent-encoded text, e-mail addresses, and bytes that are not allowed in a URI.
         out.push_str(if is_uuid(segment) { ":uuid" } else { ":text" });
     } else if is_uuid(segment) {
         out.push_str(":uuid");
@@ -105,7 +105,7 @@ fn push_segment(out: &mut String, segment: &[u8]) {
     }
 }
 
-/// Whether it is words with something between them, such as `report-2024-01.pdf`.
+/// Whether it consists of words with separators, such as `report-2024-01.pdf`.
 fn has_parts(segment: &[u8]) -> bool {
     segment
         .split(|byte| !byte.is_ascii_alphanumeric())
@@ -131,7 +131,7 @@ fn is_uuid(segment: &[u8]) -> bool {
 pub struct Templates(HashSet<String>);
 
 impl Templates {
-    /// The template, or [`OTHER`] where there are too many already.
+    /// Returns the template, or [`OTHER`] if there are too many already.
     pub fn admit(&mut self, template: String) -> String {
         if self.0.contains(&template) {
             return template;
@@ -153,7 +153,7 @@ mod tests {
         request_line(line.as_bytes()).1
     }
 
-    /// What differs from request to request is replaced, words and versions stay.
+    /// Parts that differ between requests are replaced; words and versions stay.
     #[test]
     fn templates() {
         for (line, expected) in [
@@ -209,7 +209,7 @@ mod tests {
     }
 
     proptest! {
-        /// Any bytes give visible ASCII of bounded length, without anything that follows a question mark.
+        /// Any bytes result in visible ASCII of bounded length, without anything after a question mark.
         #[test]
         fn hostile(bytes in proptest::collection::vec(any::<u8>(), 0..300)) {
             let line = [b"GET /", bytes.as_slice(), b"?SECRETS"].concat();

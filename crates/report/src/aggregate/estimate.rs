@@ -1,12 +1,12 @@
-//! Estimates of sums from some of their parts, each of which was taken with a probability of its own, whatever became of the others
+//! Estimates of sums from a sample of their parts. Each part is taken with a probability of its own, independently of the others
 //! (D. G. Horvitz and D. J. Thompson, "A generalization of sampling without replacement from a finite universe", 1952).
 
-/// An estimate of a sum, and how far it may be off.
+/// An estimate of a sum, and its uncertainty.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Estimate {
-    /// The sum. Its expectation is the sum of all parts, those that were not taken included.
+    /// The sum. Its expectation is the sum of all parts, including those that were not taken.
     pub sum: f64,
-    /// The estimate of the variance of `sum`, likewise without bias.
+    /// An estimate of the variance of `sum`, also unbiased.
     pub variance: f64,
 }
 
@@ -17,25 +17,25 @@ impl Estimate {
         self.variance += value * value * (1.0 - probability) / (probability * probability);
     }
 
-    /// The standard error: the root of the variance.
+    /// The standard error: the square root of the variance.
     pub fn error(&self) -> f64 {
         self.variance.sqrt()
     }
 
-    /// As a whole number.
+    /// The sum, rounded to a whole number.
     pub fn rounded(&self) -> u64 {
         self.sum.round() as u64
     }
 }
 
-/// Calls and their bytes.
+/// Numbers of calls, and their bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct CallsAndBytes {
-    /// Calls that were taken.
+    /// Number of calls that were taken.
     pub taken: u64,
-    /// All calls.
+    /// Estimated number of all calls.
     pub calls: Estimate,
-    /// Their bytes.
+    /// Estimated bytes of all calls.
     pub bytes: Estimate,
 }
 
@@ -52,7 +52,7 @@ impl CallsAndBytes {
 mod tests {
     use super::*;
 
-    /// What is always taken is exact; over many draws the mean is the sum, and the spread is what the estimate of the variance says.
+    /// Parts that are always taken are exact; over many draws the mean is the sum, and the spread is that of the estimated variance.
     #[test]
     fn without_bias() {
         const RUNS: u32 = 4_000;
@@ -84,7 +84,7 @@ mod tests {
         }
         let runs = f64::from(RUNS);
         let (spread, estimated) = (squares / runs, variance / runs);
-        // Five standard errors of a mean of that number of runs; the variance of a variance of something nearly normal is 2/n of its square.
+        // Five standard errors of a mean of that many runs; the variance of the variance of a nearly normal variable is 2/n of its square.
         assert!((sum / runs - truth).abs() < 5.0 * (estimated / runs).sqrt(), "{} {truth}", sum / runs);
         assert!((spread / estimated - 1.0).abs() < 5.0 * (2.0 / runs).sqrt() + 0.02, "{spread} {estimated}");
     }

@@ -1,17 +1,17 @@
-//! Times between which events were lost, of bounded memory.
+//! Time intervals in which events were lost, in bounded memory.
 
 use std::collections::VecDeque;
 
-/// Most gaps that are kept; older ones are merged into one, which includes the time between them.
+/// Maximum number of gaps; above it, the oldest are merged into one that includes the time between them.
 const MAX: usize = 64;
 
-/// Gaps in the events of one process, the oldest first.
+/// Gaps in the events of one process, oldest first.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Gaps(VecDeque<(u64, u64)>);
 
 impl Gaps {
-    /// Events were lost between these times, nanoseconds, both included. Gaps come in the order of their begin, or nearly: one
-    /// that begins before the last one ends becomes part of it.
+    /// Adds a gap: events were lost between these times, nanoseconds, both inclusive. Gaps arrive in the order of their start, or nearly: one
+    /// that starts before the last one ends is merged into it.
     pub(super) fn add(&mut self, from_ns: u64, until_ns: u64) {
         if let Some((last_from, last_until)) = self.0.back_mut()
             && from_ns <= *last_until
@@ -29,7 +29,7 @@ impl Gaps {
         }
     }
 
-    /// Whether events may be missing between these times, both included.
+    /// Whether events may be missing between these times, both inclusive.
     pub(super) fn meet(&self, begin_ns: u64, end_ns: u64) -> bool {
         self.0.iter().any(|(from_ns, until_ns)| *from_ns <= end_ns && begin_ns <= *until_ns)
     }
@@ -39,7 +39,7 @@ impl Gaps {
 mod tests {
     use super::*;
 
-    /// Gaps that touch are one, whichever begins first.
+    /// Gaps that touch are merged, whichever starts first.
     #[test]
     fn joined() {
         let mut gaps = Gaps::default();
@@ -52,7 +52,7 @@ mod tests {
         assert!(gaps.meet(30, 30) && !gaps.meet(31, 39) && gaps.meet(u64::MAX, u64::MAX));
     }
 
-    /// However many there are, memory is bounded, and no gap is forgotten.
+    /// Memory is bounded, however many gaps there are, and no gap is forgotten.
     #[test]
     fn bounded() {
         let mut gaps = Gaps::default();

@@ -1,4 +1,4 @@
-//! GC events of one process → cycles and pauses.
+//! Folds the GC events of one process into cycles and pauses.
 
 use gctrace_common::event::PauseEvent;
 
@@ -7,36 +7,36 @@ use crate::{
     ruby::{PauseKind, stat::Mode},
 };
 
-/// A cycle has this number of pauses at most, further ones count as outside of it; a lazy sweep of a large heap takes some thousands.
+/// Maximum number of pauses of a cycle; further ones count as outside it. A lazy sweep of a large heap takes some thousands.
 const MAX_PAUSES: usize = 1 << 20;
 
-/// What folding one event produced.
+/// The result of folding one event.
 #[derive(Debug, Default)]
 pub struct Folded {
-    /// Cycles that are now complete (or were cut short by the next one).
+    /// Cycles that are now complete (or cut short by the next one).
     pub cycles: Vec<GcCycle>,
 }
 
-/// Counters of what the fold could not attribute.
+/// Counters of what could not be attributed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct FoldCounts {
-    /// `GC_END_SWEEP` of a cycle whose start was not seen (attached in the middle of it, or lost).
+    /// `GC_END_SWEEP` events of cycles whose start was not seen (gctrace attached in the middle of the cycle, or records were lost).
     pub end_without_start: u64,
-    /// Pauses outside any cycle whose start was seen.
+    /// Pauses outside all cycles whose start was seen.
     pub pauses_outside: u64,
-    /// Cycles whose end was not seen when the next one began (records lost).
+    /// Cycles whose end had not been seen when the next one started (records were lost).
     pub cut_short: u64,
 }
 
-/// The cycle of one process that is running, if any.
+/// The running cycle of one process, if any.
 #[derive(Debug, Default)]
 pub struct CycleFold {
     open: Option<GcCycle>,
-    /// The open cycle has been swept; the pause that did it has not been reported yet.
+    /// The open cycle has been swept; the pause that finished the sweep has not been reported yet.
     swept: bool,
     last_seq: u64,
     lost: u64,
-    /// State at an enter that may be the VM's shutdown.
+    /// State at a GC enter event that may be the VM's shutdown.
     shutdown: Option<GcState>,
     counts: FoldCounts,
 }
@@ -47,7 +47,7 @@ impl CycleFold {
         Self { last_seq: seq, ..Self::default() }
     }
 
-    /// Notes the sequence number of a record. Returns how many records the kernel lost before it.
+    /// Notes the sequence number of a record. Returns the number of records that the kernel lost before it.
     pub fn sequence(&mut self, seq: u64) -> u64 {
         let gap = seq.saturating_sub(self.last_seq.saturating_add(1));
         self.lost += gap;
@@ -55,12 +55,12 @@ impl CycleFold {
         gap
     }
 
-    /// The highest number of a record so far.
+    /// The highest sequence number so far.
     pub fn last_seq(&self) -> u64 {
         self.last_seq
     }
 
-    /// The process ended after record number `seq`: records missing at the end were lost, too.
+    /// The process ended after record number `seq`: records missing at the end were lost, too. Returns the number of lost records.
     pub fn sequence_end(&mut self, seq: u64) -> u64 {
         self.sequence(seq.saturating_add(1))
     }
@@ -70,7 +70,7 @@ impl CycleFold {
         self.counts
     }
 
-    /// A cycle starts, but too little is known of it to report it.
+    /// A cycle starts, but too little is known about it to report it.
     pub fn cut(&mut self) -> Folded {
         self.shutdown = None;
         let mut folded = Folded::default();
@@ -82,7 +82,7 @@ impl CycleFold {
         folded
     }
 
-    /// `GC_START`.
+    /// Handles `GC_START`.
     pub fn start(&mut self, comm: String, count: u64, state: GcState) -> Folded {
         let folded = self.cut();
         self.open = Some(GcCycle {
@@ -99,22 +99,22 @@ impl CycleFold {
         folded
     }
 
-    /// The stack that started the open cycle, if the cycle's snapshot was taken at that time, and the span that was active then; `false`: it
-    /// is of another one.
+    /// Sets the stack that started the open cycle, and the span that was active then, if the cycle's snapshot was taken at that time; `false`:
+    /// they belong to another cycle.
     pub fn trigger(&mut self, ts_ns: u64, stack: &Stack, span: Option<Span>) -> bool {
         let Some(cycle) = self.open.as_mut().filter(|cycle| cycle.start.ts_ns == ts_ns) else { return false };
         (cycle.trigger, cycle.span) = (Some(Stack::clone(stack)), span);
         true
     }
 
-    /// The open cycle was started in this request.
+    /// Sets the request in which the open cycle was started.
     pub fn of_request(&mut self, request: Option<u64>) {
         if let Some(cycle) = self.open.as_mut() {
             cycle.request = request;
         }
     }
 
-    /// `GC_END_SWEEP`. The cycle is reported with its last sweeping pause, which ends after this event.
+    /// Handles `GC_END_SWEEP`. The cycle is reported with its last sweeping pause, which ends after this event.
     pub fn end_sweep(&mut self, count: u64, state: GcState) {
         match self.open.as_mut() {
             Some(cycle) if cycle.count == count => {
@@ -125,12 +125,12 @@ impl CycleFold {
         }
     }
 
-    /// An enter with GC forbidden and no cycle running: the VM's shutdown, unless a `GC_START` follows.
+    /// Handles a GC enter event with GC forbidden and no cycle running: the VM's shutdown, unless a `GC_START` follows.
     pub fn maybe_shutdown(&mut self, state: GcState) {
         self.shutdown = Some(state);
     }
 
-    /// A pause has ended. `mode` is the GC mode at its beginning, `kind` is that of its site.
+    /// A pause has ended. `mode` is the GC mode at its start, `kind` is the kind of its site.
     pub fn pause(
         &mut self,
         event: &PauseEvent,
@@ -157,7 +157,7 @@ impl CycleFold {
         (pause, has_room, folded)
     }
 
-    /// The process ended or tracing did: the open cycle as it is, and the state at shutdown if the VM shut down.
+    /// The process or tracing ended. Returns the open cycle as it is, and the state at shutdown if the VM shut down.
     pub fn finish(&mut self) -> (Option<GcCycle>, Option<GcState>) {
         (self.close(), self.shutdown.take())
     }
@@ -170,7 +170,7 @@ impl CycleFold {
     }
 }
 
-/// Splits a pause into phases by the marks inside it and the mode at its beginning.
+/// Splits a pause into phases by the marks inside it and the mode at its start.
 fn split(event: &PauseEvent, mode: Mode, kind: Option<PauseKind>) -> Pause {
     let (begin, end) = (event.begin_ns, event.header.ts_ns.max(event.begin_ns));
     let inside = |ts: u64| (ts != 0).then(|| ts.clamp(begin, end));
@@ -182,7 +182,7 @@ fn split(event: &PauseEvent, mode: Mode, kind: Option<PauseKind>) -> Pause {
         marked.or((matches!(mode, Mode::Sweeping | Mode::Compacting) && start.is_none()).then_some(begin));
     let sweep_ns = sweep_from.map_or(0, |from| swept.unwrap_or(end).saturating_sub(from));
     let ns = end - begin;
-    // A pause in which a cycle starts is of kind `Start`; a nested pause may be of any kind.
+    // A pause in which a cycle starts has kind `Start`; a nested pause may have any kind.
     let started = (start.is_some() && event.nested == 0).then_some(PauseKind::Start);
     let other_ns = ns.saturating_sub(mark_ns + sweep_ns);
     Pause { tid: event.header.tid, begin_ns: begin, ns, kind: kind.or(started), mark_ns, sweep_ns, other_ns }
@@ -239,7 +239,7 @@ mod tests {
         assert!(cycle.end.is_some());
     }
 
-    /// Marking, then lazy sweep steps in later pauses, the last of which sees the end.
+    /// Marking, then lazy sweep steps in later pauses, the last of which contains the end.
     #[test]
     fn lazy_sweep() {
         let mut fold = CycleFold::default();
@@ -253,7 +253,7 @@ mod tests {
         assert_eq!(folded.cycles[0].pauses[2].sweep_ns, 5);
     }
 
-    /// A cycle that was running when we attached is counted, not reported.
+    /// A cycle that was running when gctrace attached is counted, not reported.
     #[test]
     fn attached_in_the_middle() {
         let mut fold = CycleFold::default();
@@ -264,7 +264,7 @@ mod tests {
         assert!(fold.finish().0.is_none());
     }
 
-    /// Pauses beyond those that a cycle can have are counted, and the cycle still ends.
+    /// Pauses above the maximum of a cycle are counted, and the cycle still ends.
     #[test]
     fn too_many_pauses() {
         let mut fold = CycleFold::default();
@@ -290,7 +290,7 @@ mod tests {
         assert_eq!(fold.counts().cut_short, 1);
     }
 
-    /// The state at shutdown survives the finalizer's pause, and a GC.start under GC.disable is not a shutdown.
+    /// The state at shutdown survives the finalizers' pause, and a GC.start under GC.disable is not a shutdown.
     #[test]
     fn shutdown() {
         let mut fold = CycleFold::default();

@@ -1,13 +1,13 @@
-//! The last GC pauses of a process, to say which of them fell into a time: of bounded memory.
+//! The latest GC pauses of a process, to find those within a time interval; in bounded memory.
 
 use std::collections::VecDeque;
 
 use super::gaps::Gaps;
 use crate::model::request::GcTime;
 
-/// Pauses that are remembered of a server.
+/// Maximum number of pauses remembered for a server.
 const MAX: usize = 1 << 14;
-/// The same of a process that has served nothing so far.
+/// The same for a process that has served nothing so far.
 const MAX_IDLE: usize = 1 << 8;
 
 /// A pause.
@@ -15,34 +15,34 @@ const MAX_IDLE: usize = 1 << 8;
 pub(super) struct PauseAt {
     /// The thread that was in the GC.
     pub(super) tid: u32,
-    /// Its begin, nanoseconds.
+    /// Start, nanoseconds.
     pub(super) begin_ns: u64,
-    /// Its end.
+    /// End, nanoseconds.
     pub(super) end_ns: u64,
 }
 
-/// Pauses of one thread and those of the others.
+/// Pauses of one thread, and those of the other threads.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct OwnAndOther {
-    /// Those of the thread that came.
+    /// Pauses of the thread whose records arrived.
     pub(super) own: GcTime,
-    /// `None`: some may be missing.
+    /// Pauses of the other threads; `None`: some may be missing.
     pub(super) other: Option<GcTime>,
 }
 
-/// The pauses of one process, in the order of their ends. Two threads of a process are never in the GC at once, so that is the order
-/// of their begins, too.
+/// The pauses of one process, in the order of their ends. Two threads of a process are never in the GC at the same time, so this is also
+/// the order of their starts.
 #[derive(Clone, Debug, Default)]
 pub(super) struct GcPauses {
     last: VecDeque<PauseAt>,
-    /// End of the last one that is forgotten.
+    /// End of the last pause that was forgotten.
     forgotten_ns: u64,
     gaps: Gaps,
     serves: bool,
 }
 
 impl GcPauses {
-    /// The process serves something.
+    /// Notes that the process serves requests or jobs.
     pub(super) fn serves(&mut self) {
         self.serves = true;
     }
@@ -57,19 +57,19 @@ impl GcPauses {
         self.last.push_back(pause);
     }
 
-    /// GC records were lost between these times. A pause is recorded when it ends: one that is missing can have begun as early as
-    /// the last one that is there ended.
+    /// GC records were lost between these times. A pause is recorded when it ends, so a missing one can have started as early as the end
+    /// of the last known pause.
     pub(super) fn lost(&mut self, from_ns: u64, until_ns: u64) {
         let last_ns = self.last.back().map_or(0, |last| last.end_ns);
         self.gaps.add(from_ns.min(last_ns), until_ns);
     }
 
-    /// Whether the pause that began then has ended, or is too old to know.
+    /// Whether the pause that started at this time has ended, or is too old to be known.
     pub(super) fn has(&self, begin_ns: u64) -> bool {
         begin_ns < self.forgotten_ns || self.last.iter().rev().any(|pause| pause.begin_ns == begin_ns)
     }
 
-    /// Pauses of a thread and of the others within a time, as far as they lie in it. `None`: the first of them are forgotten.
+    /// Pauses of a thread and of other threads, clipped to a time interval. `None`: its first pauses have been forgotten.
     pub(super) fn within(&self, tid: u32, begin_ns: u64, end_ns: u64) -> Option<OwnAndOther> {
         if begin_ns < self.forgotten_ns {
             return None;
@@ -101,7 +101,7 @@ mod tests {
         Some([sums.own, sums.other?].map(|time| (time.pauses, time.ns)))
     }
 
-    /// A pause counts with its part in the time, and for the thread that was in it.
+    /// Only the part of a pause within the interval counts, and it counts for the thread that was in the GC.
     #[test]
     fn parts() {
         let mut pauses = GcPauses::default();
@@ -115,7 +115,7 @@ mod tests {
         assert!(pauses.has(70) && !pauses.has(71));
     }
 
-    /// A lost pause may have begun before the last record that came, but not before the last pause ended.
+    /// A lost pause may have started before the last record that arrived, but not before the last pause ended.
     #[test]
     fn lost() {
         let mut pauses = GcPauses::default();
@@ -133,7 +133,7 @@ mod tests {
         assert_eq!(times(&unseen, 1, 0, 1), None, "its first pause may have begun at any time");
     }
 
-    /// Memory is bounded, and what is forgotten makes figures unknown.
+    /// Memory is bounded, and figures that depend on forgotten pauses are unknown.
     #[test]
     fn bounded() {
         let mut pauses = GcPauses::default();

@@ -1,5 +1,5 @@
 //! What the garbage collector did in a process while it was traced: sums, distributions, the worst cycle, and the lines that
-//! started most of it. Memory is bounded, however long that is.
+//! started most of it. Memory is bounded, however long tracing lasts.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -15,15 +15,15 @@ use crate::model::{
     stack::Frame,
 };
 
-/// Most lines of code kept apart per process; all others are one entry.
+/// Maximum number of distinguished lines of code per process; all others are one entry.
 const MAX_LINES: usize = 1000;
-/// Significant decimal digits of quantiles: they are at most 1 % too high.
+/// Significant decimal digits of quantiles, which are therefore at most 1 % too high.
 const DIGITS: u8 = 2;
 
-/// Times by their length: the largest exactly, quantiles with an error of at most 1 %.
+/// Distribution of times: the maximum is exact, quantiles have an error of at most 1 %.
 #[derive(Clone, Debug)]
 pub struct Distribution {
-    /// `None` if it rejected a value, which cannot happen.
+    /// `None` if it has rejected a value, which cannot happen.
     histogram: Option<Histogram<u64>>,
     max_ns: u64,
 }
@@ -35,28 +35,28 @@ impl Default for Distribution {
 }
 
 impl Distribution {
-    /// Counts one.
+    /// Adds a time.
     pub fn add(&mut self, ns: u64) {
         self.max_ns = self.max_ns.max(ns);
         if let Some(histogram) = &mut self.histogram {
-            // It grows as needed, up to all of u64, and so takes every value.
+            // The histogram grows as needed, up to all of u64, so it accepts every value.
             if histogram.record(ns).is_err() {
                 self.histogram = None;
             }
         }
     }
 
-    /// How many.
+    /// Number of times.
     pub fn count(&self) -> u64 {
         self.histogram.as_ref().map_or(0, Histogram::len)
     }
 
-    /// The longest.
+    /// The longest time, nanoseconds.
     pub fn max_ns(&self) -> u64 {
         self.max_ns
     }
 
-    /// The time that this share of all (0 to 1) does not exceed, at most 1 % too high.
+    /// The time that this share of all times (0 to 1) does not exceed, nanoseconds; at most 1 % too high.
     pub fn quantile_ns(&self, quantile: f64) -> u64 {
         self.histogram.as_ref().map_or(0, |histogram| histogram.value_at_quantile(quantile)).min(self.max_ns)
     }
@@ -65,12 +65,12 @@ impl Distribution {
 /// A line of code that starts cycles.
 #[derive(Clone, Debug)]
 pub struct Line {
-    /// The innermost frame of the application's own code, or where there is none, of any Ruby code; `None`: its stack was
-    /// not seen, or there were too many lines.
+    /// The innermost frame in the application's own code or, without one, in any Ruby code; `None`: the stack was
+    /// not captured, or there were too many lines.
     pub frame: Option<Arc<Frame>>,
-    /// Cycles.
+    /// Number of cycles.
     pub cycles: u64,
-    /// Their stops, nanoseconds.
+    /// Total time of their pauses, nanoseconds.
     pub stopped_ns: u64,
 }
 
@@ -83,9 +83,9 @@ pub struct Notable {
     pub key: CycleKey,
     /// When it began, `CLOCK_MONOTONIC` nanoseconds.
     pub ts_ns: u64,
-    /// All of its stops, nanoseconds.
+    /// Total time of its pauses, nanoseconds.
     pub stopped_ns: u64,
-    /// The longest of them, nanoseconds.
+    /// The longest pause, nanoseconds.
     pub max_ns: u64,
     /// The line that started it, as in [`Line`].
     pub by: Option<Arc<Frame>>,
@@ -94,21 +94,21 @@ pub struct Notable {
 /// Resident memory, bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Rss {
-    /// At the first GC event; without any, when the process was found.
+    /// At the first GC event; if there was none, when the process was found.
     pub first: u64,
-    /// At the last one.
+    /// At the last GC event.
     pub last: u64,
-    /// The peak that the kernel recorded, also before tracing.
+    /// The peak recorded by the kernel; it includes the time before tracing.
     pub peak: u64,
 }
 
 impl Rss {
-    /// That of a state, if it was read.
+    /// The resident memory in a state, if it was read.
     pub fn of(state: &GcState) -> Option<Self> {
         state.memory.map(|memory| Self { first: memory.rss, last: memory.rss, peak: memory.peak_rss })
     }
 
-    /// Adds that of a later state.
+    /// Adds the resident memory in a later state.
     pub fn add(to: &mut Option<Self>, state: &GcState) {
         let Some(new) = Self::of(state) else { return };
         let rss = to.get_or_insert(new);
@@ -120,32 +120,32 @@ impl Rss {
 /// What the garbage collector did.
 #[derive(Clone, Debug, Default)]
 pub struct GcSummary {
-    /// Cycles, including those whose end was not seen.
+    /// Number of cycles by key, including those whose end was not seen.
     pub cycles: BTreeMap<CycleKey, u64>,
-    /// All stops of these cycles, nanoseconds.
+    /// Total time of all pauses, nanoseconds.
     pub stopped_ns: u64,
-    /// Single stops.
+    /// Lengths of single pauses.
     pub stops: Distribution,
-    /// All stops of a cycle together.
+    /// Total pause times of single cycles.
     pub totals: Distribution,
-    /// The cycle with the most time.
+    /// The cycle with the longest total pause time.
     pub worst: Option<Notable>,
     /// Memory, if it was read.
     pub rss: Option<Rss>,
-    /// GC work of a Ruby without event sites, by what was timed: how often, and nanoseconds.
+    /// GC work of a Ruby without event sites, by what was timed: number of intervals, and nanoseconds.
     pub work: BTreeMap<&'static str, (u64, u64)>,
-    /// GC records that the kernel lost.
+    /// Number of GC records that the kernel lost.
     pub lost: u64,
     lines: HashMap<Option<Arc<Frame>>, (u64, u64)>,
 }
 
 impl GcSummary {
-    /// The VM's state at some time.
+    /// Adds the VM's state at some time.
     pub fn state(&mut self, state: &GcState) {
         Rss::add(&mut self.rss, state);
     }
 
-    /// A cycle.
+    /// Adds a cycle.
     pub fn cycle(&mut self, cycle: &GcCycle) {
         self.state(&cycle.start);
         if let Some(end) = &cycle.end {
@@ -159,7 +159,7 @@ impl GcSummary {
         }
         let stopped_ns = cycle.pause_ns();
         self.stopped_ns += stopped_ns;
-        // Of one that was cut off in its first pause no time is known.
+        // The time of a cycle that was cut off in its first pause is unknown.
         if !cycle.pauses.is_empty() {
             self.totals.add(stopped_ns);
         }
@@ -175,19 +175,19 @@ impl GcSummary {
         *ns += stopped_ns;
     }
 
-    /// GC work of a Ruby without event sites.
+    /// Adds GC work of a Ruby without event sites.
     pub fn work(&mut self, work: &GcWork) {
         let (count, ns) = self.work.entry(work.phase.name()).or_default();
         *count += 1;
         *ns += work.ns;
     }
 
-    /// Tracing of the process ended: of it so many records were lost in all, those after its last cycle among them.
+    /// Tracing of the process ended. `lost` is the total number of lost records, including those after its last cycle.
     pub fn ended(&mut self, lost: u64) {
         self.lost = self.lost.max(lost);
     }
 
-    /// A pause of a Ruby whose cycles are not known.
+    /// Adds a pause of a Ruby whose cycles are unknown.
     pub fn pause(&mut self, ns: u64) {
         self.stops.add(ns);
         self.stopped_ns += ns;
@@ -198,13 +198,13 @@ impl GcSummary {
         self.cycles.is_empty() && self.stops.count() == 0 && self.work.is_empty()
     }
 
-    /// Cycles of this kind, or all.
+    /// Number of cycles of this kind, or of all kinds (`None`).
     pub fn count(&self, kind: Option<&str>) -> u64 {
         let of_kind = self.cycles.iter().filter(|(key, _)| kind.is_none_or(|kind| key.kind == kind));
         of_kind.map(|(_, count)| count).sum()
     }
 
-    /// The lines that started cycles, those with the most time first; cycles without a line come last.
+    /// The lines that started cycles, those with the most time first; cycles without a known line come last.
     pub fn lines(&self) -> Vec<Line> {
         let line = |(frame, (cycles, ns)): (&Option<Arc<Frame>>, &(u64, u64))| Line {
             frame: frame.clone(),
@@ -261,7 +261,7 @@ mod tests {
         }
     }
 
-    /// A cycle of which no pause was seen is counted, and is nothing else: it is not the worst one.
+    /// A cycle of which no pause was seen is only counted: it is not the worst one.
     #[test]
     fn without_pauses() {
         let mut summary = GcSummary::default();

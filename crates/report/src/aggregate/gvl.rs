@@ -1,4 +1,4 @@
-//! Threads and edges of the GVL → sums of a process. Pure; bounded whatever a program does.
+//! Folds threads and edges of the GVL into sums of a process. Pure; memory is bounded whatever a program does.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -14,17 +14,17 @@ use crate::model::gvl::{
     GvlThreadSummary, GvlTimes, GvlWho, Histogram,
 };
 
-/// Ended threads of a process whose names are remembered for the pairs, before those that are in none are forgotten.
+/// Number of remembered thread names per process from which the names of ended threads that are in no pair are forgotten.
 const MANY_NAMES: usize = 16_384;
-/// With so many of threads that ended a moment ago, only names in pairs are kept.
+/// If more names than this remain, because many threads ended recently, only the names of threads in pairs are kept.
 const MOST_NAMES: usize = 8 * MANY_NAMES;
-/// For how long the pairs of a thread that has ended may still have to be read, nanoseconds.
+/// Time for which the pairs of an ended thread may not have been read yet, nanoseconds.
 const NAMED_NS: u64 = 10_000_000_000;
 
-/// Pauses and waits remembered per process.
+/// Maximum number of pauses, and of waits, remembered per process.
 const MAX_MOMENTS: usize = 1 << 16;
 
-/// GC pauses of a process, and its individually reported waits: begin and end, nanoseconds.
+/// GC pauses of a process, and its individually reported waits: start and end, nanoseconds.
 #[derive(Debug, Default)]
 pub struct GcAndWaits {
     pauses: Vec<(u64, u64)>,
@@ -33,17 +33,17 @@ pub struct GcAndWaits {
 }
 
 impl GcAndWaits {
-    /// A pause.
+    /// Adds a pause.
     pub fn pause(&mut self, begin_ns: u64, ns: u64) {
         Self::push(&mut self.pauses, &mut self.overflown, begin_ns, ns);
     }
 
-    /// Not all pauses or waits are known.
+    /// Notes that not all pauses or waits are known.
     pub fn incomplete(&mut self) {
         self.overflown = true;
     }
 
-    /// A wait.
+    /// Adds a wait.
     pub fn wait(&mut self, begin_ns: u64, ns: u64) {
         Self::push(&mut self.waits, &mut self.overflown, begin_ns, ns);
     }
@@ -56,7 +56,7 @@ impl GcAndWaits {
         }
     }
 
-    /// Sums from `first_ns` on; `None`: there were too many to remember.
+    /// Sums of pauses from `first_ns` on; `None`: not all pauses and waits are known.
     fn sum(&self, first_ns: u64, times: &OpenTimes) -> Option<GvlGc> {
         if self.overflown {
             return None;
@@ -66,7 +66,7 @@ impl GcAndWaits {
         pauses.sort_unstable();
         let pause_ns = pauses.iter().map(|&(from, to)| to - from - times.closed_within(from, to)).sum();
         let overlap = |&(from, to): &(u64, u64)| {
-            // Pauses of a process do not overlap, so their ends are in order, too.
+            // Pauses of a process do not overlap, so they are also sorted by their ends.
             let first = pauses.partition_point(|pause| pause.1 <= from);
             let inside = pauses[first..].iter().take_while(|pause| pause.0 < to);
             inside.map(|pause| pause.1.min(to) - pause.0.max(from)).sum::<u64>()
@@ -75,7 +75,7 @@ impl GcAndWaits {
     }
 }
 
-/// What is known of a process so far.
+/// Sums of a process so far.
 #[derive(Debug)]
 pub struct GvlFold {
     coverage: GvlCoverage,
@@ -84,12 +84,12 @@ pub struct GvlFold {
     sums: GvlSums,
     /// Names of threads, and when they ended or were read.
     names: HashMap<u64, (GvlWho, u64)>,
-    /// With so many names some are forgotten.
+    /// Number of names from which some are forgotten.
     most_names: usize,
 }
 
 impl GvlFold {
-    /// Nothing yet.
+    /// A fold without threads.
     pub fn new(coverage: GvlCoverage) -> Self {
         Self {
             coverage,
@@ -101,7 +101,7 @@ impl GvlFold {
         }
     }
 
-    /// A thread that has ended, or is read for the last time.
+    /// Adds a thread that has ended, or is read for the last time.
     /// `times`: when the probes were watching.
     pub fn thread(
         &mut self,
@@ -123,7 +123,7 @@ impl GvlFold {
         self.names.len() >= self.most_names
     }
 
-    /// Forgets the names of threads that ended some time before the last one and are in none of these pairs.
+    /// Forgets the names of threads that are in none of these pairs and ended some time before the latest one.
     pub fn keep_names(&mut self, of: &HashSet<u64>) {
         let last_ns = self.names.values().map(|(_, end_ns)| *end_ns).max().unwrap_or_default();
         self.names.retain(|id, (_, end_ns)| of.contains(id) || last_ns - *end_ns < NAMED_NS);
@@ -133,7 +133,7 @@ impl GvlFold {
         self.most_names = MANY_NAMES.max(2 * self.names.len());
     }
 
-    /// The process is gone, or tracing ends.
+    /// The process is gone, or tracing ends: returns its sums.
     pub fn finish(
         self,
         edges: &[(GvlEdgeKey, GvlEdge)],
@@ -166,12 +166,12 @@ impl GvlFold {
     }
 }
 
-/// A thread, from the kernel side's record of it.
+/// A thread's identity, from the kernel side's record of it.
 pub fn who(tid: u32, comm: &[u8; 16]) -> GvlWho {
     GvlWho { tid, comm: Arc::from(model::comm(comm)) }
 }
 
-/// A state as exporters show it; `None`: not known.
+/// A state as exporters show it; `None` if unknown.
 pub fn doing(state: GvlState) -> Option<GvlDoing> {
     match state {
         GvlState::Unknown => None,
@@ -181,7 +181,7 @@ pub fn doing(state: GvlState) -> Option<GvlDoing> {
     }
 }
 
-/// What the scheduler did with a thread. Time before the thread was first seen is not counted.
+/// A thread's time by GVL state and scheduler state. Time before the thread was first seen is not counted.
 fn split(thread: &GvlThread) -> GvlSplit {
     let row = |state: GvlState| {
         let [cpu_ns, runnable_ns, blocked_ns] = thread.split[state as usize];
@@ -199,13 +199,13 @@ fn summary(
 ) -> GvlThreadSummary {
     let mut thread = *known;
     if thread.state == GvlState::Ready as u32 && thread.left_ns != 0 {
-        // It left its futex and did not return: it has acquired the GVL.
+        // It left its futex and did not return to it: it has acquired the GVL.
         let ns = thread.left_ns.saturating_sub(thread.since_ns);
         let _paired = thread.waited(thread.left_ns);
         thread.buckets[bucket(ns)] += 1;
     }
     let state = GvlState::from_raw(thread.state);
-    // When the probes stopped, if it was not seen since: what it did afterwards, and whether it ended, is not known.
+    // When the probes stopped, if the thread has not been seen since: what it did afterwards, and whether it ended, is unknown.
     let stopped_ns = times.end_of(thread.epoch).filter(|&stopped| stopped < end_ns);
     let maybe_ended = !coverage.ends && state == Some(GvlState::Away) && stopped_ns.is_none();
     let end_ns = if maybe_ended { thread.since_ns } else { end_ns.max(thread.since_ns) };
@@ -216,7 +216,7 @@ fn summary(
         max_ns,
     };
     let hold = so_far(thread.holds, thread.hold_ns, thread.hold_max_ns, GvlState::Running);
-    // The longest time away is not kept: it says nothing about the GVL.
+    // The longest time away is not kept: it is irrelevant to the GVL.
     let away = so_far(thread.aways, thread.away_ns, 0, GvlState::Away);
     let mut waits = Histogram::default();
     waits.add(thread.buckets.iter().map(|&count| count.into()));
@@ -258,7 +258,7 @@ mod tests {
         thread
     }
 
-    /// What a thread did adds up to its life, what it is doing when it is looked at included, and threads add up to the
+    /// What a thread did adds up to its lifetime, including its state when it is read, and threads add up to the
     /// process.
     #[test]
     fn sums() {
@@ -280,7 +280,7 @@ mod tests {
         assert_eq!((second.sums.hold.unwrap().ns, second.sums.hold.unwrap().count), (1300, 0));
         let key = |waiter, holder| GvlEdgeKey { waiter, holder, tgid: 9, execs: 0 };
         let edge = |wait_ns| GvlEdge { holds: 1, wait_ns, wait_max_ns: wait_ns };
-        // One pause before anything was seen; one that partly overlaps two waits, one without a waiter.
+        // One pause before anything was seen, one that partly overlaps two waits, and one without a waiter.
         let mut gc = GcAndWaits::default();
         gc.pause(500, 100);
         gc.pause(1200, 100);
@@ -299,7 +299,7 @@ mod tests {
         assert_eq!(names, [(Some("one"), Some("two")), (Some("two"), None)]);
     }
 
-    /// What a thread did after the probes were stopped is not reported, and counts as time that was not watched.
+    /// What a thread did after the probes were stopped is not reported, and counts as unwatched time.
     #[test]
     fn stopped() {
         let mut times = OpenTimes::default();
@@ -325,7 +325,7 @@ mod tests {
         assert_eq!((summary.sums.hold.unwrap().ns, summary.sums.away.unwrap().ns), (200, 50));
     }
 
-    /// Names of threads that are in a pair, or ended a moment ago, are known however many there were; of too many at a time, those in pairs.
+    /// Names of threads that are in a pair or ended recently are kept, however many there were; if too many ended recently, only those in pairs are.
     #[test]
     fn names_of_many() {
         for (each_ns, most) in [(1_000_000, 40_000), (1_000, 2 * MOST_NAMES)] {
@@ -346,7 +346,7 @@ mod tests {
         }
     }
 
-    /// Where ends of threads are not seen, a thread without the GVL may have ended already.
+    /// If ends of threads are not observed, a thread without the GVL may already have ended.
     #[test]
     fn without_ends() {
         let coverage = GvlCoverage { holds: true, ..GvlCoverage::default() };
@@ -360,7 +360,7 @@ mod tests {
         assert_eq!((summary.end_ns, summary.sums.wall_ns, summary.sums.away.unwrap().ns), (1400, 400, 0));
     }
 
-    /// Where yields are not seen, holds are not reported.
+    /// If yields are not observed, holds are not reported.
     #[test]
     fn waits_only() {
         let mut one = thread(1, b"one");

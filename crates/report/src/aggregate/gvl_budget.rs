@@ -1,9 +1,9 @@
-//! The CPU budget for watching the GVL: probes that cost more than their share are reduced in steps, and the times when they
-//! watched are known. Pure: time and costs come in, actions come out.
+//! The CPU budget for watching the GVL: probes that cost more than their share are reduced in steps, and the times for which they
+//! watched are known. Pure: time and costs are inputs, actions are outputs.
 //!
-//! The steps: single waits are reported during parts of the time, as far as the budget goes; the GVL is watched in slices of time, and
-//! the probes are detached between them (a closed gate saves the program's cost, but not that of the trap, which is half); it is not
-//! watched any more. [`Governor::gaps`] has the times for which single waits were not reported.
+//! The steps: first, single waits are reported only for parts of the time, as far as the budget allows. Then the GVL is watched in slices of
+//! time, and the probes are detached between them (a closed gate saves the cost of the program but not of the trap, which is half). Finally,
+//! it is no longer watched. [`Governor::gaps`] returns the times for which single waits were not reported.
 
 use std::{collections::HashMap, time::Duration};
 
@@ -11,36 +11,36 @@ use gctrace_common::gvl::{GvlTask, GvlThread, STACK_NS, TRAP_NS};
 
 use crate::model::gvl::GvlGap;
 
-/// How long costs are observed before a decision.
+/// Time for which costs are observed before a decision.
 const WINDOW: Duration = Duration::from_millis(250);
-/// Windows in a row above the budget before a step back.
+/// Number of consecutive windows above the budget before a step back.
 const OVER: u32 = 2;
-/// Windows in a row with sampled waits within the budget before a step forward; doubled each time that the step is undone.
+/// Number of consecutive windows with sampled waits within the budget before a step forward; doubled each time that the step is undone.
 const UNDER: u32 = 20;
 /// Shortest slice of time in which the GVL is watched.
 const SLICE: Duration = Duration::from_millis(200);
-/// A slice lasts until it has cost half of what may be spent in this time. Attaching and detaching stop each process for a moment
+/// A slice lasts until it has cost half of the budget of this time. Attaching and detaching stop each process for a moment
 /// per probe, so they must be rare.
 const PERIOD: Duration = Duration::from_secs(10);
-/// Longest wait for the next slice; if it would have to be longer, watching ends.
+/// Maximum wait for the next slice; if it would have to be longer, watching ends.
 const LONGEST_WAIT: Duration = Duration::from_mins(5);
-/// Single waits are reported again once the budget of this much time has been saved.
+/// Single waits are reported again once the budget of this time has been saved.
 const SAVED: Duration = Duration::from_secs(1);
-/// Most remembered times without reports of single waits; after that many, single waits are no longer reported.
+/// Maximum number of remembered gaps in the reports of single waits; after that many, single waits are no longer reported.
 const MOST_GAPS: usize = 4096;
-/// How often the gate can be closed: the kernel keeps the times of a fixed number of epochs.
+/// Maximum number of times that the gate can be closed: the kernel keeps the times of a fixed number of epochs.
 const MOST_EPOCHS: usize = gctrace_common::gvl::MAX_GVL_EPOCHS as usize - 1;
 
 /// What the probes have cost so far.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Cost {
-    /// Probe hits.
+    /// Number of probe hits.
     pub hits: u64,
-    /// Time in the programs, nanoseconds.
+    /// Time spent in the BPF programs, nanoseconds.
     pub program_ns: u64,
-    /// Stacks taken.
+    /// Number of stacks captured.
     pub stacks: u64,
-    /// Cost to the process that was affected most, nanoseconds; see [`CostliestProcess`].
+    /// Cost to the most affected process, nanoseconds; see [`CostliestProcess`].
     pub dearest_ns: u64,
 }
 
@@ -51,22 +51,22 @@ impl Cost {
     }
 }
 
-/// Adds up, for each span of time, what watching the GVL cost the process that was affected most. Only one thread of a process holds
-/// its GVL at a time, so a process of many threads runs at the speed of one CPU, and its share is measured against one CPU.
+/// Adds up, for each span of time, the cost of watching the GVL to the most affected process. Only one thread of a process holds
+/// its GVL at a time, so a process with many threads runs at the speed of one CPU, and its share is measured against one CPU.
 #[derive(Debug, Default)]
 pub struct CostliestProcess {
-    /// By process, nanoseconds so far.
+    /// Cost so far by pid, nanoseconds.
     last: HashMap<u32, u64>,
     sum_ns: u64,
 }
 
 impl CostliestProcess {
-    /// Takes the cost of each process so far, and returns the sum.
+    /// Adds the cost of each process so far, and returns the sum.
     pub fn add(&mut self, processes: impl IntoIterator<Item = (u32, u64)>) -> u64 {
         let last = std::mem::take(&mut self.last);
         let mut most = 0;
         for (pid, ns) in processes {
-            // A smaller value than before belongs to another process, or to another program of the process.
+            // A smaller value than before belongs to another process, or to a new program of the same process.
             let before = last.get(&pid).copied().filter(|before| *before <= ns).unwrap_or(0);
             most = most.max(ns - before);
             self.last.insert(pid, ns);
@@ -76,16 +76,16 @@ impl CostliestProcess {
     }
 }
 
-/// How the GVL is watched.
+/// How much of the GVL is watched.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Stage {
-    /// All of it.
+    /// Everything.
     Events,
-    /// Single waits are reported in samples of the time.
+    /// Single waits are reported only for samples of the time.
     Sums,
-    /// The GVL is watched for part of the time.
+    /// The GVL is watched only for part of the time.
     Slices(Slice),
-    /// Not at all.
+    /// Nothing.
     Off,
 }
 
@@ -94,32 +94,32 @@ pub enum Stage {
 pub enum Slice {
     /// The probes are attached and count.
     Open,
-    /// They are being detached.
+    /// The probes are being detached.
     Detaching,
-    /// They are detached.
+    /// The probes are detached.
     Waiting,
-    /// They are being attached.
+    /// The probes are being attached.
     Attaching,
 }
 
-/// What is to be done.
+/// Actions for the caller to perform.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Act {
-    /// Probes report single waits again.
+    /// Let the probes report single waits again.
     ReportWaits,
-    /// Probes stop reporting single waits.
+    /// Let the probes stop reporting single waits.
     OnlySums,
-    /// Probes count from now on, and report single waits.
+    /// Let the probes count from now on, and report single waits.
     Open,
-    /// Probes do nothing from now on.
+    /// Let the probes do nothing from now on.
     Close,
-    /// Attach them; [`Governor::attached`] is to be called when that has been done.
+    /// Attach the probes; call [`Governor::attached`] when this is done.
     Attach,
-    /// Detach them; [`Governor::detached`] likewise.
+    /// Detach the probes; call [`Governor::detached`] when this is done.
     Detach,
 }
 
-/// Decides how the GVL is watched.
+/// Decides how much of the GVL is watched.
 #[derive(Debug)]
 pub struct Governor {
     /// Nanoseconds per nanosecond of a CPU.
@@ -129,11 +129,11 @@ pub struct Governor {
     began_ns: u64,
     window: (u64, Cost),
     over: u32,
-    /// Windows before the next step forward.
+    /// Number of windows before the next step forward.
     patience: u32,
     /// When the account of the slices was opened, and the cost then.
     account: (u64, Cost),
-    /// When the probes were opened last, and the cost then.
+    /// When the probes were last opened, and the cost then.
     opened: (u64, Cost),
     times: OpenTimes,
     /// Since when single waits are reported in [`Stage::Sums`].
@@ -142,7 +142,7 @@ pub struct Governor {
 }
 
 impl Governor {
-    /// For a budget in millionths: of the time of this many CPUs, and of one CPU for each process.
+    /// Makes a governor with a budget in millionths: of the time of `cpus` CPUs, and, for each process, of one CPU.
     pub fn new(budget_ppm: u64, cpus: u32, now_ns: u64) -> Self {
         Self {
             budget: budget_ppm as f64 / 1e6,
@@ -160,7 +160,7 @@ impl Governor {
         }
     }
 
-    /// How the GVL is watched.
+    /// How much of the GVL is watched.
     pub fn stage(&self) -> Stage {
         self.stage
     }
@@ -170,45 +170,45 @@ impl Governor {
         &self.times
     }
 
-    /// Times up to `now_ns` for which single waits were not reported.
+    /// Intervals up to `now_ns` for which single waits were not reported.
     pub fn gaps(&self, now_ns: u64) -> Vec<GvlGap> {
         let until = |gap: &GvlGap| GvlGap { to_ns: gap.to_ns.min(now_ns), ..*gap };
         self.gaps.iter().map(until).collect()
     }
 
-    /// Single waits are not reported from now on; `summed`: waits are still added up.
+    /// Notes that single waits are not reported from now on; `summed`: waits are still added up.
     fn gap(&mut self, now_ns: u64, summed: bool) {
         self.no_gap(now_ns);
         self.gaps.push(GvlGap { from_ns: now_ns, to_ns: u64::MAX, summed });
     }
 
-    /// Single waits are reported from now on.
+    /// Notes that single waits are reported from now on.
     fn no_gap(&mut self, now_ns: u64) {
         if let Some(last) = self.gaps.last_mut() {
             last.to_ns = last.to_ns.min(now_ns);
         }
     }
 
-    /// How long the GVL was watched up to `now_ns`, and how long not, nanoseconds.
+    /// Time for which the GVL was watched up to `now_ns`, and time for which it was not, nanoseconds.
     pub fn watched(&self, now_ns: u64) -> (u64, u64) {
         let closed = self.times.closed_within(self.began_ns, now_ns);
         (now_ns.saturating_sub(self.began_ns) - closed, closed)
     }
 
-    /// Average cost per CPU since then, nanoseconds, or the cost to the process that was affected most if that is more.
+    /// Average cost per CPU since then, nanoseconds, or the cost to the most affected process if that is higher.
     fn spent_since(&self, since: Cost, cost: Cost) -> f64 {
         let all = cost.ns().saturating_sub(since.ns()) as f64 / self.cpus;
         all.max(cost.dearest_ns.saturating_sub(since.dearest_ns) as f64)
     }
 
-    /// Share of the budget that was used since then; above 1 it was exceeded.
+    /// Share of the budget used since then; above 1 it was exceeded.
     fn use_since(&self, since: (u64, Cost), now_ns: u64, cost: Cost) -> f64 {
         let spent = self.spent_since(since.1, cost);
         let earned = now_ns.saturating_sub(since.0) as f64 * self.budget;
         if spent == 0.0 { 0.0 } else { spent / earned }
     }
 
-    /// Time has passed. Returns actions, to be done in this order.
+    /// Updates time and cost. Returns the actions to perform, in this order.
     pub fn tick(&mut self, now_ns: u64, cost: Cost) -> &'static [Act] {
         match self.stage {
             Stage::Events | Stage::Sums => self.watch(now_ns, cost),
@@ -247,7 +247,7 @@ impl Governor {
         }
         let used = self.use_since(self.window, now_ns, cost);
         if self.over == 0 && self.stage == Stage::Events {
-            // The cost until the probes are detached counts.
+            // The cost until the probes are detached counts, too.
             self.account = self.window;
         }
         self.window = (now_ns, cost);
@@ -258,7 +258,7 @@ impl Governor {
         if self.over >= OVER {
             if self.stage == Stage::Events {
                 self.stage = Stage::Sums;
-                // The account is kept open.
+                // The account stays open.
                 self.over = 1;
                 self.gap(now_ns, true);
                 return &[Act::OnlySums];
@@ -278,18 +278,18 @@ impl Governor {
         &[]
     }
 
-    /// The unspent budget since the account was opened, nanoseconds of each CPU.
+    /// Unspent budget since the account was opened, nanoseconds per CPU.
     fn saved_ns(&mut self, now_ns: u64, cost: Cost) -> f64 {
         let age = now_ns.saturating_sub(self.account.0);
         let saved = age as f64 * self.budget - self.spent_since(self.account.1, cost);
         if saved > nanos(PERIOD) as f64 * self.budget {
-            // A long quiet time must not allow a long excess.
+            // A long quiet period must not allow a long excess.
             self.account = (now_ns.saturating_sub(nanos(PERIOD)), cost);
         }
         saved
     }
 
-    /// Single waits are reported as long as the budget lasts.
+    /// Reports single waits as long as the budget lasts.
     fn sample(&mut self, now_ns: u64, cost: Cost, since_ns: u64) -> &'static [Act] {
         let lasted = now_ns.saturating_sub(since_ns);
         if self.saved_ns(now_ns, cost) < 0.0 && lasted >= nanos(SLICE) {
@@ -304,14 +304,14 @@ impl Governor {
         &[]
     }
 
-    /// The probes are detached, or could not be attached.
+    /// The probes have been detached, or could not be attached.
     pub fn detached(&mut self) {
         if matches!(self.stage, Stage::Slices(Slice::Detaching | Slice::Attaching)) {
             self.stage = Stage::Slices(Slice::Waiting);
         }
     }
 
-    /// The probes are attached. Returns what is to be done.
+    /// The probes have been attached. Returns the actions to perform.
     pub fn attached(&mut self, now_ns: u64, cost: Cost) -> &'static [Act] {
         if self.stage != Stage::Slices(Slice::Attaching) {
             return &[];
@@ -328,28 +328,28 @@ fn nanos(duration: Duration) -> u64 {
     u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
 }
 
-/// Times for which the probes did nothing.
+/// Intervals in which the probes did nothing.
 #[derive(Clone, Debug, Default)]
 pub struct OpenTimes {
-    /// Begin and end, `CLOCK_MONOTONIC` nanoseconds; the last may be still open. An epoch of the gate ends where one of these begins.
+    /// Start and end, `CLOCK_MONOTONIC` nanoseconds; the last may still be open. An epoch of the gate ends at the start of each.
     closed: Vec<(u64, u64)>,
-    /// For each, the total length of all before it.
+    /// For each interval, the total length of all earlier ones.
     before: Vec<u64>,
 }
 
 impl OpenTimes {
-    /// Adds what the native thread of a thread has done since it was last seen. If the probes were stopped meanwhile, only up to that
+    /// Adds what a thread's native thread has done since it was last seen. If the probes have been stopped since, only up to that
     /// time.
     pub fn tell_rest(&self, thread: &mut GvlThread, task: Option<&GvlTask>, now_ns: u64) {
         if thread.reported_ns == 0 {
             return;
         }
         let task = task.filter(|task| task.owner == thread.id);
-        // It has run since; its clocks at the end of the epoch are no longer known.
+        // The thread has run since; its clocks at the end of the epoch are no longer known.
         if task.is_some_and(|task| task.epoch != thread.epoch) {
             return;
         }
-        // It may have been seen after that time.
+        // The thread may have been seen after that time.
         let now_ns = self.end_of(thread.epoch).unwrap_or(now_ns).max(thread.reported_ns);
         thread.report(task.map(|task| task.clocks_at(now_ns)), now_ns);
     }
@@ -366,13 +366,13 @@ impl OpenTimes {
         }
     }
 
-    /// How often they were opened again.
+    /// Number of times that the probes were reopened.
     pub fn epoch(&self) -> u32 {
         let open = self.closed.last().is_some_and(|last| last.1 == u64::MAX);
         (self.closed.len() - usize::from(open)) as u32
     }
 
-    /// When an epoch ended; `None`: it has not.
+    /// When an epoch ended; `None`: it has not ended.
     pub fn end_of(&self, epoch: u32) -> Option<u64> {
         self.closed.get(epoch as usize).map(|closed| closed.0)
     }
@@ -383,7 +383,7 @@ impl OpenTimes {
         self.before[last] + self.closed[last].1.min(at_ns) - self.closed[last].0
     }
 
-    /// For how long of that time the probes did nothing, nanoseconds.
+    /// Time within the interval for which the probes did nothing, nanoseconds.
     pub fn closed_within(&self, from_ns: u64, to_ns: u64) -> u64 {
         self.closed_until(to_ns).saturating_sub(self.closed_until(from_ns))
     }

@@ -1,23 +1,23 @@
-//! What GVL holders did while other threads waited; kept until the records of those waits arrive. Pure.
+//! What holders of the GVL did while other threads waited, kept until the records of those waits arrive. Pure.
 
 use std::collections::{HashMap, VecDeque};
 
 use crate::model::stack::Stack;
 
-/// Stacks remembered per process: the wait follows at once, unless other threads held the GVL in between.
+/// Maximum number of stacks remembered per process: the wait follows at once, unless other threads held the GVL in between.
 const MOST: usize = 64;
 
-/// Samples remembered per process: those of the last 10 s of a thread that runs all the time, at 99 per second.
+/// Maximum number of samples remembered per process: the last 10 s of a thread that runs all the time, at 99 per second.
 const MOST_SAMPLES: usize = 1024;
-/// Distinct stacks reported per wait.
+/// Maximum number of distinct stacks reported per wait.
 const MOST_TOLD: usize = 8;
 
 /// The stacks and samples of a process.
 #[derive(Debug, Default)]
 pub struct Held {
-    /// Where threads were when they gave up the GVL, the last one first.
+    /// Stacks of threads when they released the GVL, latest first.
     ends: VecDeque<End>,
-    /// Samples of threads that held it: thread, time and stack, in the order of time.
+    /// Samples of threads that held it: thread, time in nanoseconds and stack, ordered by time.
     samples: VecDeque<(u32, u64, Stack)>,
 }
 
@@ -34,26 +34,26 @@ struct End {
 pub struct HolderStack {
     /// The stack, leaf first.
     pub stack: Stack,
-    /// Whether it was found for the first time.
+    /// Whether this is the first time that it was found.
     pub first: bool,
 }
 
 impl Held {
-    /// Remembers a stack. Returns how many stacks were dropped for it that were never asked for.
+    /// Remembers a stack. Returns the number of stacks evicted for it that were never looked up.
     pub fn keep(&mut self, tid: u32, ts_ns: u64, stack: Stack) -> u64 {
         self.ends.push_front(End { tid, ts_ns, stack, named: false });
         let beyond = if self.ends.len() > MOST { self.ends.pop_back() } else { None };
         u64::from(beyond.is_some_and(|end| !end.named))
     }
 
-    /// The stack with which the thread gave up the GVL at that time.
+    /// Looks up the stack with which a thread released the GVL at that time.
     pub fn find(&mut self, tid: u32, ts_ns: u64) -> Option<HolderStack> {
         let end = self.ends.iter_mut().find(|end| end.tid == tid && end.ts_ns == ts_ns)?;
         let first = !std::mem::replace(&mut end.named, true);
         Some(HolderStack { stack: end.stack.clone(), first })
     }
 
-    /// Remembers what a thread was doing at that time.
+    /// Remembers a sample of a thread.
     pub fn sample(&mut self, tid: u32, ts_ns: u64, stack: Stack) {
         if self.samples.len() >= MOST_SAMPLES {
             self.samples.pop_front();
@@ -61,7 +61,7 @@ impl Held {
         self.samples.push_back((tid, ts_ns, stack));
     }
 
-    /// What a thread was doing in that time: how often, and the stack, the most frequent first.
+    /// What a thread was doing in an interval: number of samples, and stack; most frequent first.
     pub fn ran(&self, tid: u32, begin_ns: u64, end_ns: u64) -> Vec<(u64, Stack)> {
         let mut counts: HashMap<&Stack, u64> = HashMap::new();
         let later = self.samples.iter().rev().take_while(|(_, ts_ns, _)| *ts_ns >= begin_ns);
@@ -75,7 +75,7 @@ impl Held {
         ran
     }
 
-    /// Stacks that were never asked for.
+    /// Number of remembered stacks that were never looked up.
     pub fn unclaimed(&self) -> u64 {
         self.ends.iter().filter(|end| !end.named).count() as u64
     }
@@ -88,7 +88,7 @@ mod tests {
     use super::*;
     use crate::model::stack::{Frame, FrameKind};
 
-    /// A stack is found by thread and time any number of times, is counted once, and is dropped when it is old.
+    /// A stack is found by thread and time any number of times, counts once, and is evicted when it is old.
     #[test]
     fn held() {
         let mut held = Held::default();
@@ -98,13 +98,13 @@ mod tests {
         assert!(held.find(8, 3).is_none() && held.find(7, 1000).is_none());
         assert!(held.find(7, 0).unwrap().first && held.find(7, 3).unwrap().first);
         assert!(!held.find(7, 3).unwrap().first);
-        // The oldest has been asked for, the next one has not.
+        // The oldest has been looked up, the next one has not.
         assert_eq!((held.keep(7, 100, Stack::from([])), held.keep(7, 101, Stack::from([]))), (0, 1));
         assert!(held.find(7, 1).is_none());
         assert_eq!(held.unclaimed(), MOST as u64 - 1);
     }
 
-    /// Only what the thread did in that time is reported, the most frequent first, and old samples are dropped.
+    /// Only samples of the thread in that interval are reported, most frequent first, and old samples are evicted.
     #[test]
     fn ran() {
         let stack = |name: &str| {

@@ -1,13 +1,13 @@
-//! Who waited for whom of threads that have ended: the pairs with most time one by one, the others as a sum. Pure.
+//! Which thread waited for which, including ended threads: the pairs with the most time individually, the rest as a sum. Pure.
 
 use std::collections::HashMap;
 
 use gctrace_common::gvl::{GvlEdge, GvlEdgeKey};
 
-/// Pairs of a process that are known one by one.
+/// Maximum number of pairs of a process that are kept individually.
 const MAX_PAIRS: usize = 16_384;
 
-/// Pairs of a program, which a thread of it can add to until it ends.
+/// Pairs of a program. Each thread can add to them until it ends.
 #[derive(Debug, Default)]
 pub struct GvlPairs {
     pairs: HashMap<(u64, u64), GvlEdge>,
@@ -15,7 +15,7 @@ pub struct GvlPairs {
 }
 
 impl GvlPairs {
-    /// Adds what a thread waited for another one.
+    /// Adds waits of one thread for another.
     pub fn add(&mut self, waiter: u64, holder: u64, edge: &GvlEdge) {
         if (waiter, holder) == Self::OTHERS {
             return add(&mut self.others, edge);
@@ -31,7 +31,7 @@ impl GvlPairs {
         self.pairs.keys().flat_map(|&(waiter, holder)| [waiter, holder])
     }
 
-    /// All pairs of this program; those that are not known one by one are one of thread 0 with itself.
+    /// All pairs of this program; those not kept individually are one pair of thread 0 with itself.
     pub fn into_edges(self, tgid: u32, execs: u32) -> Vec<(GvlEdgeKey, GvlEdge)> {
         let others = (self.others.holds > 0).then_some((Self::OTHERS, self.others));
         let key = |(waiter, holder)| GvlEdgeKey { waiter, holder, tgid, execs };
@@ -41,12 +41,12 @@ impl GvlPairs {
     /// No thread has this id.
     const OTHERS: (u64, u64) = (0, 0);
 
-    /// Adds the half with less time up.
+    /// Adds the half of the pairs with the least time to the sum of the others.
     fn fold(&mut self) {
         let mut times: Vec<u64> = self.pairs.values().map(|edge| edge.wait_ns).collect();
         let middle = times.len() / 2;
         let (_, &mut middle_ns, _) = times.select_nth_unstable(middle);
-        // Of those with the same time, as many go as are too many.
+        // Number of pairs with exactly the median time that must be removed, too.
         let mut equal =
             self.pairs.len() / 2 - self.pairs.values().filter(|edge| edge.wait_ns < middle_ns).count();
         let others = &mut self.others;
@@ -85,7 +85,7 @@ mod tests {
         edges.iter().fold((0, 0), |sum, (_, edge)| (sum.0 + edge.holds, sum.1 + edge.wait_ns))
     }
 
-    /// However many threads come and go, those that waited longest stay, and the sum is of all.
+    /// However many threads come and go, the pairs with the longest waits are kept, and the total covers all pairs.
     #[test]
     fn many() {
         for ns in [|_| 7, |n: u64| n % 1000, |n: u64| n] as [fn(u64) -> u64; 3] {
@@ -104,7 +104,7 @@ mod tests {
             let key = GvlEdgeKey { waiter: 1, holder: 2, tgid: 9, execs: 1 };
             let kept = edges.iter().find(|(of, _)| *of == key).unwrap().1;
             assert_eq!(kept, GvlEdge { holds: 2, wait_ns: 1_000_005, wait_max_ns: 1_000_000 });
-            // What it hands out can be added to others.
+            // The result can be added to other pairs.
             let mut again = GvlPairs::default();
             for (key, edge) in &edges {
                 again.add(key.waiter, key.holder, edge);
@@ -113,7 +113,7 @@ mod tests {
         }
     }
 
-    /// Without pairs there are no others.
+    /// Without pairs there is no sum of others.
     #[test]
     fn none() {
         assert_eq!(GvlPairs::default().into_edges(9, 1), []);

@@ -1,4 +1,4 @@
-//! Sums of what threads did with the GVL: of threads that have ended and of those that still run. Pure.
+//! Sums of what threads did with the GVL, for both ended and running threads. Pure.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 
@@ -6,18 +6,18 @@ use gctrace_common::gvl::{GvlKey, GvlThread};
 
 use crate::model::gvl_so_far::GvlSoFar;
 
-/// Ended threads by process, and what distinguishes them from running ones.
+/// Sums of ended threads by process, and the ended threads that must not be counted again as running ones.
 #[derive(Debug, Default)]
 pub struct GvlLook {
     over: HashMap<u32, GvlSoFar>,
     /// Threads whose end was reported but which may still be in the kernel's map.
     just_ended: HashSet<(u32, u64)>,
-    /// Whether the sums are read, from the start of a run on; otherwise `just_ended` would never be emptied.
+    /// Whether the sums are read, from the start of a run on; if not, `just_ended` is not filled, because it would never be emptied.
     is_used: bool,
 }
 
 impl GvlLook {
-    /// A thread has ended.
+    /// Adds a thread that has ended.
     pub fn over(&mut self, thread: &GvlThread) {
         let pid = thread.header.tgid;
         self.over.entry(pid).or_default().thread(thread);
@@ -26,7 +26,7 @@ impl GvlLook {
         }
     }
 
-    /// What the threads of each process have done, running ones included. If a process has replaced its program, these are the
+    /// Sums of the threads of each process, including running ones. If a process has replaced its program, these are the
     /// sums of the earlier program.
     pub fn with(&mut self, running: &[(GvlKey, GvlThread)]) -> BTreeMap<u32, GvlSoFar> {
         self.is_used = true;
@@ -50,7 +50,7 @@ impl GvlLook {
         sums
     }
 
-    /// A process has ended: all that its threads did.
+    /// A process has ended. Returns the sums of all its threads.
     pub fn ended(&mut self, pid: u32) -> Option<GvlSoFar> {
         self.just_ended.retain(|(of, _)| *of != pid);
         self.over.remove(&pid)
@@ -75,7 +75,7 @@ mod tests {
         sums.get(&pid).map_or((0, 0), |sums| (sums.waits().map(|(_, count)| count).sum(), sums.wait_ns))
     }
 
-    /// Every thread counts once, whether it runs, has ended, or is in between; and programs are not mixed up.
+    /// Every thread counts once, whether it runs, has ended, or is in between; sums of different programs are not mixed.
     #[test]
     fn once() {
         let mut look = GvlLook::default();
@@ -83,7 +83,7 @@ mod tests {
         let mut next = thread(1, 3, &[7]);
         next.0.execs = 1;
         assert_eq!(count(&look.with(&[one, two, next]), 1), (3, 9000));
-        // Its end came through the ring; it is still in the map.
+        // Its end arrived through the ring; it is still in the map.
         look.over(&one.1);
         assert_eq!(count(&look.with(&[one, two]), 1), (3, 9000));
         assert_eq!(count(&look.with(&[one, two]), 1), (3, 9000));
@@ -94,7 +94,7 @@ mod tests {
         assert_eq!(count(&look.with(&[next]), 1), (1, 7));
     }
 
-    /// Reported sums are never reduced, and nothing is reported twice.
+    /// Reported sums never decrease, and nothing is reported twice.
     #[test]
     fn grows() {
         let sums = |waits: &[u64]| {

@@ -1,13 +1,13 @@
-//! Which code of the application handles a request, as far as a stack shows it.
+//! Finds the application's code that handles a request, as far as a stack shows it.
 //!
-//! A web framework calls the handler from a place of its own, the same for all requests. The frame above it is the handler: an action of a
-//! Rails controller, a route of Sinatra or Grape. Nothing is said of stacks without such a place, as of filters and of middleware.
+//! A web framework calls all handlers from one place in its own code. The frame above that place is the handler: an action of a Rails
+//! controller, a route of Sinatra or Grape. A stack without such a place, as in filters and middleware, has no known handler.
 
 use std::sync::Arc;
 
 use crate::model::stack::{Frame, FrameKind};
 
-/// Where frameworks call handlers: frames from the inside out.
+/// Places where frameworks call handlers: frames, innermost first.
 const CALLERS: [&[&str]; 4] = [
     // actionpack 5 to 8: basic_implicit_render.rb, `super` is `send(action)`. `ActionController::Base` and `API`.
     &["ActionController::BasicImplicitRender#send_action"],
@@ -15,14 +15,14 @@ const CALLERS: [&[&str]; 4] = [
     &["AbstractController::Base#process_action"],
     // sinatra/base.rb (2 to 4). Filters are called by `compile!`, too, but not from `route!`.
     &["block in Sinatra::Base.compile!", "block (3 levels) in Sinatra::Base#route!"],
-    // grape/endpoint.rb (1.6): the block of a route is made a method.
+    // grape/endpoint.rb (1.6): the block of a route is turned into a method.
     &["block (2 levels) in Grape::Endpoint.generate_api_method"],
 ];
-/// What the frameworks call there besides handlers is their own.
+/// Prefixes of methods that the frameworks also call there, but that are their own.
 const OWN: [&str; 2] = ["ActionController::", "AbstractController::"];
 
-/// The handler that a stack (leaf first) shows, with the line at which it begins. One handler can call another application; it is the outer
-/// one. Not known where frames are missing outside of it.
+/// The handler in a stack (leaf first), with the line at which it begins. A handler can call another application; the outer handler is
+/// returned. `None` if there is none, or if frames outside it are missing.
 pub fn handler<'a>(stack: impl Iterator<Item = &'a Arc<Frame>>) -> Option<Arc<Frame>> {
     let called = |frame: &&Arc<Frame>| matches!(frame.kind, FrameKind::Ruby | FrameKind::Missing);
     let frames: Vec<&Arc<Frame>> = stack.filter(called).collect();
@@ -51,7 +51,7 @@ mod tests {
         Arc::new(Frame { kind, name: name.into(), file, line, first_line: 7, address: 0 })
     }
 
-    /// The handler of a stack of Ruby methods, leaf first; names in brackets are C functions, `?` is a missing frame.
+    /// The handler in a stack of Ruby methods, leaf first; names in brackets are C functions, `?` is a missing frame.
     fn of(names: &[&str]) -> Option<String> {
         let frames: Vec<Arc<Frame>> = names
             .iter()
@@ -69,7 +69,7 @@ mod tests {
     const SEND: &str = "ActionController::BasicImplicitRender#send_action";
     const PROCESS: &str = "AbstractController::Base#process_action";
 
-    /// An action is what is called by `send_action`, from wherever in it the stack was taken.
+    /// An action is the frame called by `send_action`, wherever in the action the stack was captured.
     #[test]
     fn rails() {
         let orders = Some("OrdersController#show".to_owned());
@@ -92,7 +92,7 @@ mod tests {
         );
     }
 
-    /// Filters, implicit rendering and middleware are no handlers, and a caller that is the leaf has called none.
+    /// Filters, implicit rendering and middleware are not handlers, and a caller that is the leaf has called no handler.
     #[test]
     fn nothing_is_guessed() {
         assert_eq!(
@@ -137,7 +137,7 @@ mod tests {
         assert_eq!(of(&grape).as_deref(), Some("block in <class:API>"));
     }
 
-    /// Of an application inside of another one it is the outer one, and unknown if what is outside is.
+    /// With nested applications the handler is the outer one, and unknown if frames outside it are missing.
     #[test]
     fn nested() {
         let inner = ["InnerController#call", SEND, PROCESS, "OuterController#run"];

@@ -1,27 +1,27 @@
-//! The reply that brought a job → its class, queue, number and when it was pushed. The arguments are skipped, and whatever comes in, the
+//! Parses the reply that delivered a job: its class, queue, id and time of the push. Arguments are skipped, and for any input the
 //! result is visible ASCII of bounded length.
 //!
-//! The reply is `*2\r\n$13\r\nqueue:default\r\n$168\r\n{"retry":true,…}\r\n` (RESP 2 and 3), the job a JSON object that
-//! Sidekiq has written. Of a long one only the beginning and the end are there. The end is read backwards from the last brace: so it is
-//! known which members are those of the job and not of an argument.
+//! The reply is `*2\r\n$13\r\nqueue:default\r\n$168\r\n{"retry":true,…}\r\n` (RESP 2 and 3), the job a JSON object written by
+//! Sidekiq. Of a long reply only the beginning and the end are available. The end is parsed backwards from the last brace, so that
+//! members of the job are distinguished from members of an argument.
 
 use crate::model::{
     request::Job,
     trace::{Trace, TraceOrigin},
 };
 
-/// Longest name of a class.
+/// Maximum length of a class name.
 const MAX_CLASS: usize = 200;
-/// Longest name of a queue, and longest number of a job.
+/// Maximum length of a queue name, and of a job id.
 const MAX_WORD: usize = 64;
-/// Classes of Rails and Sidekiq that run another one, which the job names in `wrapped`.
+/// Classes of Rails and Sidekiq that run another class, which the job names in `wrapped`.
 const WRAPPERS: [&[u8]; 2] =
     [b"ActiveJob::QueueAdapters::SidekiqAdapter::JobWrapper", b"Sidekiq::ActiveJob::Wrapper"];
 
-/// A job, as far as its reply says what it is.
+/// A job, as far as its reply shows it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Fetched {
-    /// The class that its author wrote.
+    /// The class that the job's author wrote.
     pub class: Option<String>,
     /// The trace that it belongs to.
     pub trace: JobTrace,
@@ -29,35 +29,35 @@ pub struct Fetched {
     pub job: Job,
 }
 
-/// What a job says of its trace, in its member `traceparent`: OpenTelemetry puts it there when the job is pushed, and it has the format of
+/// What a job says about its trace, in its member `traceparent`: OpenTelemetry adds it when the job is pushed, in the format of
 /// the header.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum JobTrace {
-    /// It has none.
+    /// The job has no such member.
     #[default]
     Absent,
     /// The trace, and the span that pushed it.
     Known(Trace),
-    /// It has one that is not valid, or several.
+    /// The member is invalid, or present with different values.
     Invalid,
-    /// It may have one in the part that is not there.
+    /// The member may be in the part that is not available.
     Unread,
 }
 
-/// What is there of a reply.
+/// The available parts of a reply.
 #[derive(Clone, Copy, Debug)]
 pub struct Reply<'a> {
     /// Its first bytes.
     pub head: &'a [u8],
-    /// Those before the tail, as far as they are there.
+    /// The bytes before the tail, as far as they are available.
     pub before: &'a [u8],
-    /// Its last ones, if there are more.
+    /// Its last bytes, if it is longer than the head.
     pub tail: &'a [u8],
-    /// How many it has.
+    /// Total number of bytes.
     pub total: u64,
 }
 
-/// Reads a reply. `None`: it is not the whole reply, or brought
+/// Parses a reply. `None`: it is not the whole reply, or it delivered
 /// no job.
 pub fn fetched(reply: &Reply<'_>) -> Option<Fetched> {
     let &Reply { head, before, tail, total } = reply;
@@ -65,7 +65,7 @@ pub fn fetched(reply: &Reply<'_>) -> Option<Fetched> {
     let key_len = length(&mut rest)?;
     let key = rest.get(..key_len)?;
     rest = rest.get(key_len..)?.strip_prefix(b"\r\n")?;
-    // A namespace may stand before it.
+    // A namespace may precede it.
     let at = key.windows(6).position(|part| part == b"queue:")?;
     let payload_len = length(&mut rest)?;
     let begin = head.len() - rest.len();
@@ -79,7 +79,7 @@ pub fn fetched(reply: &Reply<'_>) -> Option<Fetched> {
         forwards(payload, &mut members).is_none()
     } else {
         let until = forwards(rest, &mut members);
-        // What else has been received would be of something else.
+        // If more bytes were received, the end belongs to something else.
         match end.strip_suffix(b"\r\n").filter(|_| total == whole) {
             Some(end) => {
                 let from = backwards(end, &mut members) + payload_len.saturating_sub(end.len());
@@ -99,7 +99,7 @@ pub fn fetched(reply: &Reply<'_>) -> Option<Fetched> {
     })
 }
 
-/// `$168\r\n`.
+/// Parses a length such as `$168\r\n`.
 fn length(bytes: &mut &[u8]) -> Option<usize> {
     let rest = bytes.strip_prefix(b"$")?;
     let digits = rest.iter().take_while(|byte| byte.is_ascii_digit()).count();
@@ -112,13 +112,13 @@ fn length(bytes: &mut &[u8]) -> Option<usize> {
         .try_fold(0_usize, |sum, digit| sum.checked_mul(10)?.checked_add(usize::from(digit - b'0')))
 }
 
-/// The value of a member, as it is written.
+/// The value of a member, as written.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum Value<'a> {
     #[default]
     Absent,
     Once(&'a [u8]),
-    /// It is there with several values: nobody knows which one counts.
+    /// The member is present with different values: it is unknown which one counts.
     Several,
 }
 
@@ -139,7 +139,7 @@ impl<'a> Value<'a> {
     }
 }
 
-/// The members of a job that are wanted.
+/// The members of a job that are needed.
 #[derive(Debug, Default)]
 struct Members<'a> {
     class: Value<'a>,
@@ -150,7 +150,7 @@ struct Members<'a> {
 }
 
 impl<'a> Members<'a> {
-    /// `key` and `value` as they are written, with their quotes.
+    /// Adds a member; `key` and `value` are as written, with their quotes.
     fn add(&mut self, key: &[u8], value: &'a [u8]) {
         match key {
             b"\"class\"" => self.class.set(value),
@@ -171,7 +171,7 @@ impl<'a> Members<'a> {
         }
     }
 
-    /// `is_all`: there are no other members.
+    /// `is_all`: there are no further members.
     fn trace(&self, is_all: bool) -> JobTrace {
         match self.traceparent {
             Value::Absent if is_all => JobTrace::Absent,
@@ -186,7 +186,7 @@ impl<'a> Members<'a> {
     }
 }
 
-/// Members from the opening brace on, as far as they are there. Returns where the next one begins; `None`: these are all.
+/// Parses members from the opening brace on, as far as they are available. Returns the offset of the next member; `None`: these are all.
 fn forwards<'a>(json: &'a [u8], members: &mut Members<'a>) -> Option<usize> {
     let Some(mut rest) = json.strip_prefix(b"{") else { return Some(0) };
     loop {
@@ -197,7 +197,7 @@ fn forwards<'a>(json: &'a [u8], members: &mut Members<'a>) -> Option<usize> {
         let behind = &behind[value.len()..];
         match behind.first() {
             Some(b',') => rest = &behind[1..],
-            // The last one, of an object that is all there.
+            // The last member of an object that is complete.
             Some(b'}') if behind.len() == 1 => {
                 members.add(key, value);
                 return None;
@@ -208,7 +208,7 @@ fn forwards<'a>(json: &'a [u8], members: &mut Members<'a>) -> Option<usize> {
     }
 }
 
-/// Members before the closing brace, from the last one on, as far as they are there. Returns where those that it has read begin.
+/// Parses members backwards from the closing brace, as far as they are available. Returns the offset of the first member parsed.
 fn backwards<'a>(json: &'a [u8], members: &mut Members<'a>) -> usize {
     let Some(mut rest) = json.strip_suffix(b"}") else { return json.len() };
     let mut from = json.len();
@@ -223,7 +223,7 @@ fn backwards<'a>(json: &'a [u8], members: &mut Members<'a>) -> usize {
     }
 }
 
-/// The value that text begins with, if all of it is there. Nested ones are skipped, and not looked at.
+/// The value at the beginning of the text, if it is complete. Nested values are skipped, not parsed.
 fn leading(text: &[u8]) -> Option<&[u8]> {
     let mut depth = 0_usize;
     let mut at = 0;
@@ -246,7 +246,7 @@ fn leading(text: &[u8]) -> Option<&[u8]> {
             }
             byte if is_scalar(*byte) => {
                 at += text[at..].iter().take_while(|byte| is_scalar(**byte)).count();
-                // It may go on where the text is cut off.
+                // The value may continue where the text is cut off.
                 text.get(at)?;
             }
             b',' | b':' if depth > 0 => at += 1,
@@ -258,7 +258,7 @@ fn leading(text: &[u8]) -> Option<&[u8]> {
     }
 }
 
-/// The value that text ends with, if all of it is there.
+/// The value at the end of the text, if it is complete.
 fn trailing(text: &[u8]) -> Option<&[u8]> {
     let mut depth = 0_usize;
     let mut end = text.len();
@@ -270,7 +270,7 @@ fn trailing(text: &[u8]) -> Option<&[u8]> {
                     end = text[..end].iter().rposition(|&byte| byte == b'"')?;
                     let escapes = text[..end].iter().rev().take_while(|&&byte| byte == b'\\').count();
                     if escapes == end {
-                        // What comes before is not there.
+                        // What precedes it is not available.
                         return None;
                     }
                     if escapes % 2 == 0 {
@@ -299,18 +299,18 @@ fn trailing(text: &[u8]) -> Option<&[u8]> {
     }
 }
 
-/// Whether numbers, `true`, `false` and `null` are written with it.
+/// Whether it is a character of numbers, `true`, `false` or `null`.
 fn is_scalar(byte: u8) -> bool {
     byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'+' | b'.')
 }
 
-/// What is between the quotes of a string without escapes.
+/// The contents of a string without escapes.
 fn text(value: &[u8]) -> Option<&[u8]> {
     let inner = value.strip_prefix(b"\"")?.strip_suffix(b"\"")?;
     (!inner.contains(&b'\\')).then_some(inner)
 }
 
-/// The path of a class: `Shop::MailJob`.
+/// The qualified name of a class: `Shop::MailJob`.
 fn constant(name: &[u8]) -> Option<String> {
     let name = std::str::from_utf8(name).ok().filter(|name| name.len() <= MAX_CLASS)?;
     let part = |part: &str| {
@@ -320,14 +320,14 @@ fn constant(name: &[u8]) -> Option<String> {
     name.split("::").all(part).then(|| name.to_owned())
 }
 
-/// The name of a queue, or the number of a job.
+/// The name of a queue, or the id of a job.
 fn word(bytes: &[u8]) -> Option<String> {
     let word = |byte: &u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_' | b'.' | b':' | b'/');
     let fits = (1..=MAX_WORD).contains(&bytes.len()) && bytes.iter().all(word);
     fits.then(|| bytes.iter().map(|&byte| char::from(byte)).collect())
 }
 
-/// A time since the epoch: seconds with a fraction, or, from Sidekiq 8 on, milliseconds.
+/// Parses a time since the epoch: seconds with a fraction or, from Sidekiq 8 on, milliseconds.
 fn microseconds(value: &[u8]) -> Option<u64> {
     let text = std::str::from_utf8(value).ok()?;
     let (whole, fraction) = text.split_once('.').unwrap_or((text, ""));
@@ -359,7 +359,7 @@ mod tests {
         super::fetched(&Reply { head, before: &[], tail, total })
     }
 
-    /// As Redis sends it, and as the kernel's program cuts it.
+    /// Parses a reply as Redis sends it and the kernel's program cuts it.
     fn read(key: &str, json: &str) -> Option<Fetched> {
         let reply = format!("*2\r\n${}\r\n{key}\r\n${}\r\n{json}\r\n", key.len(), json.len());
         let bytes = reply.as_bytes();
@@ -388,7 +388,7 @@ mod tests {
         }
     }
 
-    /// Short and long ones, whatever the arguments are.
+    /// Short and long jobs, whatever their arguments.
     #[test]
     fn of_sidekiq() {
         let long = "x".repeat(5000);
@@ -400,7 +400,7 @@ mod tests {
             format!(r#"["{long}\",\"class\":\"Wrong\",\"jid\":\"1\"}}"]"#),
             format!(r#"["{long}",{{"class":"Wrong","jid":"9","enqueued_at":1795460000.5}}]"#),
         ] {
-            // With long arguments, a part that may have another member is not there.
+            // With long arguments, a part that may contain another member is not available.
             let trace = if args.len() > 1024 { JobTrace::Unread } else { JobTrace::Absent };
             let hard = Some(Fetched { trace, ..hard() });
             assert_eq!(read("queue:default", &sidekiq6(&args)), hard, "{args}");
@@ -413,7 +413,7 @@ mod tests {
         assert_eq!(job.job.enqueued_us, Some(1_795_460_659_798_000));
     }
 
-    /// A job of Active Job is called like the class that the user wrote.
+    /// A job of Active Job has the name of the class that the user wrote.
     #[test]
     fn of_active_job() {
         for wrapper in ["ActiveJob::QueueAdapters::SidekiqAdapter::JobWrapper", "Sidekiq::ActiveJob::Wrapper"]
@@ -430,8 +430,8 @@ mod tests {
         }
     }
 
-    /// As the instrumentation of OpenTelemetry writes it: behind the members of Sidekiq, but for the time of the push. Looked for in the members of
-    /// the job only, and known if it is valid and there once.
+    /// As OpenTelemetry's instrumentation writes it: after Sidekiq's members except the time of the push. It is searched for only in the members of
+    /// the job, and known if it is valid and has only one value.
     #[test]
     fn of_traces() {
         const VALUE: &str = "00-0af7651916cd43dd8448eb211c80319c-00f067aa0ba902b7-01";
@@ -461,7 +461,7 @@ mod tests {
         assert_eq!(trace("", "[]", &later), known);
         assert_eq!(trace("", "[]", &later.replace("\"01", "\"00")), JobTrace::Invalid);
         assert_eq!(trace("", &inner, ""), JobTrace::Absent);
-        // The head and the tail meet, or do not.
+        // The head and the tail touch, or do not.
         for len in 0..2000 {
             let expected = if len < 800 { JobTrace::Absent } else { JobTrace::Unread };
             let trace = trace("", &long(len), "");
@@ -472,7 +472,7 @@ mod tests {
         }
     }
 
-    /// What is doubtful is not known, and what is no job is none.
+    /// Ambiguous values are unknown, and what is not a job yields none.
     #[test]
     fn unknown() {
         let class = |json: &str| read("queue:q", json).and_then(|fetched| fetched.class);
@@ -497,7 +497,7 @@ mod tests {
         }
     }
 
-    /// The end of a reply that is longer than what is there must be its end.
+    /// If a reply is longer than its available parts, the tail must be its end.
     #[test]
     fn the_end() {
         let json = sidekiq6(&format!("[\"{}\"]", "x".repeat(2000)));
@@ -518,7 +518,7 @@ mod tests {
     }
 
     proptest! {
-        /// Any bytes give visible ASCII of bounded length.
+        /// Any bytes result in visible ASCII of bounded length.
         #[test]
         fn hostile(head in proptest::collection::vec(any::<u8>(), 0..300), tail in proptest::collection::vec(any::<u8>(), 0..100), total: u64) {
             let _any = fetched(&head, &tail, total);
@@ -530,10 +530,10 @@ mod tests {
             }
         }
 
-        /// Text made of what JSON is made of: no argument is taken for a member of the job, wherever the reply is cut.
+        /// Text of JSON's special characters: no argument is taken for a member of the job, wherever the reply is cut.
         #[test]
         fn arguments(text in "[\\[\\]{}\",:\\\\a1]{0,40}", pad in 0_usize..1600) {
-            // Rust escapes these characters as JSON does.
+            // Rust escapes these characters in the same way as JSON.
             let argument = format!("{:?}", format!("{}{text}\",\"class\":\"Wrong\",\"jid\":\"0\"", "x".repeat(pad)));
             let fetched = read("queue:default", &sidekiq6(&format!("[{argument},{{\"class\":\"Wrong\"}}]")));
             let trace = fetched.as_ref().map(|fetched| fetched.trace).unwrap_or_default();

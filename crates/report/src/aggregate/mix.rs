@@ -1,25 +1,25 @@
-//! Native and Ruby frames of one moment, put into one stack in true order.
+//! Combines native and Ruby frames of one moment into one stack in true order.
 //!
 //! Each invocation of the interpreter loop is one native frame of `vm_exec_core`, and runs the control frames down to and
-//! including the first with `VM_FRAME_FLAG_FINISH`: a group. What is above such a native frame, up to the next one, was
+//! including the first with `VM_FRAME_FLAG_FINISH`: a group. Frames above such a native frame, up to the next one, were
 //! called by the C function on top of its group (or by the instruction that the group's top frame executes). So
 //! stacks are zipped from the leaf: native frames above the innermost loop, the innermost group, native frames above the
-//! next loop, and so on. This is done only if there are exactly as many loops as groups.
+//! next loop, and so on. This is done only if the numbers of loops and groups are equal.
 //!
-//! What remains is what a reader of a profile wants to see:
-//! - between the loops, native frames outside the Ruby image (a C extension, and libraries that call back); those of the
-//!   Ruby image there are the plumbing between a C function and the block it yields to, and the C function is there under
-//!   its own name;
-//! - above the innermost loop, everything, except the plumbing next to the loop: functions of the VM that have no name, and
-//!   those that only dispatch calls ([`is_plumbing`]);
+//! Only frames that are useful in a profile are kept:
+//! - between the loops, native frames outside the Ruby image (a C extension, and libraries that call back); frames of the
+//!   Ruby image between the loops are the plumbing between a C function and the block it yields to, and the C function is
+//!   present under its own name;
+//! - above the innermost loop, everything, except the plumbing next to the loop: functions of the VM without a name, and
+//!   functions that only dispatch calls ([`is_plumbing`]);
 //! - below the outermost loop, nothing: it is the same in every stack of a thread.
 //!
 //! During a collection, GC frames replace the Ruby image's own frames (the names of the many functions of the collector
-//! say no more than "marking" does); what the collector calls outside of the image (an extension's mark or free function, the
+//! say no more than "marking" does); what the collector calls outside the image (an extension's mark or free function, the
 //! allocator) is above them, and what called into the VM when the collection began is below.
 //!
-//! Where that cannot be done, the native frames above the first frame of the Ruby image are put on top of the Ruby stack;
-//! those that belong to no file (just-in-time code of the Ruby method below) are left out.
+//! If that is not possible, the native frames above the first frame of the Ruby image are put on top of the Ruby stack;
+//! native frames that belong to no file (just-in-time code of the Ruby method below) are left out.
 
 use std::sync::Arc;
 
@@ -27,35 +27,35 @@ use gctrace_common::stack::NativeEnd;
 
 use crate::model::stack::{Frame, FrameKind};
 
-/// A native frame with the facts that mixing needs.
+/// A native frame with the facts needed for mixing.
 #[derive(Clone, Debug)]
 pub struct NativeFrame {
     /// The frame.
     pub frame: Arc<Frame>,
-    /// It is code of the Ruby image.
+    /// Whether it is code of the Ruby image.
     pub ruby: bool,
-    /// A symbol names it.
+    /// Whether its name is a symbol's.
     pub named: bool,
-    /// It is the interpreter loop.
+    /// Whether it is the interpreter loop.
     pub interpreter: bool,
 }
 
-/// How a stack was put together.
+/// How a stack was combined.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mixed {
     /// In true order.
     InOrder,
     /// The native leaf is on top of the Ruby stack: the walk did not reach the outermost frame.
     Incomplete,
-    /// The same, because the numbers of loops and groups differ (between the push of a frame and the loop's begin; code
-    /// that a just-in-time compiler made) or the loop is not known.
+    /// The same, because the numbers of loops and groups differ (the stack was captured between the push of a frame and the start of
+    /// the loop, or there is just-in-time code) or the loop is unknown.
     Unequal,
     /// There are no Ruby frames.
     NativeOnly,
 }
 
-/// Puts the frames together, leaf first. `gc` are the frames that say what the collector was doing, if it was. `groups` are the named Ruby frames of each invocation of the loop, innermost
-/// first; the frame at the root of a stack, in which no code runs, is in none.
+/// Combines the frames into `out`, leaf first. `gc` are the frames that show what the collector was doing, if it was active. `groups` are the
+/// named Ruby frames of each invocation of the loop, innermost first; the frame at the root of a stack, in which no code runs, is in none.
 pub fn mix(
     native: &[NativeFrame],
     end: NativeEnd,
@@ -95,7 +95,7 @@ pub fn mix(
     mixed
 }
 
-/// The frames above the innermost loop.
+/// Adds the frames above the innermost loop.
 fn leaf(native: &[NativeFrame], gc: &[Arc<Frame>], out: &mut Vec<Arc<Frame>>) {
     if gc.is_empty() {
         return out.extend(frames(native));
@@ -106,7 +106,7 @@ fn leaf(native: &[NativeFrame], gc: &[Arc<Frame>], out: &mut Vec<Arc<Frame>>) {
     out.extend(below.iter().filter(|native| !native.ruby).map(|native| native.frame.clone()));
 }
 
-/// How many frames there are above the first one of the Ruby image.
+/// Number of frames above the first frame of the Ruby image.
 fn above_ruby(native: &[NativeFrame]) -> usize {
     native.iter().position(|native| native.ruby).unwrap_or(native.len())
 }
@@ -115,7 +115,7 @@ fn frames(native: &[NativeFrame]) -> impl Iterator<Item = Arc<Frame>> {
     native.iter().map(|native| native.frame.clone())
 }
 
-/// Functions between the loop and the C function that it calls (`vm_insnhelper.c`, `vm_eval.c`).
+/// Whether it is a function between the loop and the C function that the loop calls (`vm_insnhelper.c`, `vm_eval.c`).
 fn is_plumbing(native: &NativeFrame) -> bool {
     const PREFIXES: [&str; 5] = ["vm_call", "vm_sendish", "vm_invoke", "vm_cfp_", "call_cfunc"];
     native.ruby && (!native.named || PREFIXES.iter().any(|prefix| native.frame.name.starts_with(prefix)))
@@ -130,7 +130,7 @@ mod tests {
         Arc::new(Frame { kind, name: name.into(), file: None, line: 0, first_line: 0, address: 0 })
     }
 
-    /// `!` the loop, `.` code of Ruby, `?` that without a name, else a library.
+    /// `!` marks the loop, `.` code of the Ruby image, `?` such code without a name; others are in a library.
     fn native(text: &str) -> Vec<NativeFrame> {
         let one = |word: &str| {
             let name = word.trim_start_matches(['!', '.', '?']);
@@ -158,7 +158,7 @@ mod tests {
     const NATIVE: &str = "memcpy .str_gsub .vm_call_cfunc ?x !loop .rb_vm_exec .rb_yield cb.so .rb_ensure .vm_call_cfunc \
                           !loop .rb_vm_exec .ruby_run_node main _start";
 
-    /// Frames that a C function called are above it, frames that yield are in between; dispatch and start-up frames are left out.
+    /// Frames called by a C function are above it, frames that yield are in between; dispatch and start-up frames are left out.
     #[test]
     fn in_order() {
         let ruby = "String#gsub block|Ext#each m <main>";
@@ -166,7 +166,7 @@ mod tests {
         assert_eq!(mixed(NATIVE, NativeEnd::Complete, ruby), (Mixed::InOrder, expected.to_owned()));
     }
 
-    /// With any doubt only the leaf is native.
+    /// In case of doubt, only the leaf is native.
     #[test]
     fn doubt() {
         for (end, ruby, how) in [

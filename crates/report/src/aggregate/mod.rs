@@ -1,4 +1,4 @@
-//! Folding of events into what users read. Pure: no I/O, no clock; time comes with the events.
+//! Aggregates events into what users read. Pure: no I/O, no clock; times come with the events.
 
 pub mod call_tree;
 pub mod condition;

@@ -1,5 +1,5 @@
-//! What was seen of stacks and GC pauses in a run: sums for profiles, and, if asked for, when it was for timelines.
-//! Memory is bounded: what is beyond a limit goes into sums that say so, and into counters.
+//! Stacks, GC pauses and other observations of a run: sums for profiles and, on request, the times of events for timelines.
+//! Memory is bounded: what exceeds a limit goes into sums labelled as such, and into counters.
 
 mod endpoints;
 mod filter;
@@ -40,21 +40,21 @@ use crate::model::{
     trace::Link,
 };
 
-/// How much is kept.
+/// Limits on how much is kept.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
-    /// Different call paths.
+    /// Distinct call paths.
     pub nodes: usize,
-    /// Different sums.
+    /// Distinct sums.
     pub sums: usize,
-    /// Different threads.
+    /// Distinct threads.
     pub threads: usize,
-    /// Samples of a timeline, and as many other events.
+    /// Samples of a timeline, and separately other events of it.
     pub timeline: usize,
 }
 
 impl Default for Limits {
-    /// A few hundred megabytes where all of it is used.
+    /// Allows a few hundred megabytes if fully used.
     fn default() -> Self {
         Self { nodes: 1 << 20, sums: 1 << 20, threads: 1 << 16, timeline: 1_000_000 }
     }
@@ -63,7 +63,7 @@ impl Default for Limits {
 /// A process of the recording.
 #[derive(Clone, Debug)]
 pub struct ProcessFacts {
-    /// Pid, host namespace; 0 for the sum of those beyond the limit.
+    /// Pid, host namespace; 0 for the sum of the processes beyond the limit.
     pub pid: u32,
     /// Name of its main thread when it was first seen.
     pub comm: String,
@@ -83,9 +83,9 @@ pub struct ProcessFacts {
     pub last_ns: u64,
 }
 
-/// Number of a process in a recording.
+/// Index of a process in a recording.
 pub type ProcessIndex = usize;
-/// Number of a thread in a recording.
+/// Index of a thread in a recording.
 pub type ThreadIndex = u32;
 
 /// A thread under one of its names.
@@ -93,13 +93,13 @@ pub type ThreadIndex = u32;
 pub struct Thread {
     /// Its process.
     pub process: ProcessIndex,
-    /// Its id, host namespace; 0 for the sum of those beyond the limit.
+    /// Its id, host namespace; 0 for the sum of the threads beyond the limit.
     pub tid: u32,
     /// Its name.
     pub name: Arc<str>,
 }
 
-/// What samples are summed by.
+/// The key by which samples are summed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct SampleKey {
     /// The thread.
@@ -110,16 +110,16 @@ pub struct SampleKey {
     pub state: ThreadState,
     /// What the GC was doing on it.
     pub gc: GcActivity,
-    /// The endpoint of the request that it served; `None`: it served none, or that is not known.
+    /// The endpoint of the request that the thread served; `None`: it served none, or that is unknown.
     pub endpoint: Option<EndpointIndex>,
-    /// The span that was active, or else that of the caller of the request; if one is known and distinguished.
+    /// The span that was active or, without one, the span of the request's caller, if known and distinguished.
     pub trace: Option<TraceIndex>,
 }
 
 /// A sum of samples.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SampleSum {
-    /// How many.
+    /// Number of samples.
     pub samples: u64,
     /// CPU time, nanoseconds.
     pub cpu_ns: u64,
@@ -127,16 +127,16 @@ pub struct SampleSum {
     pub wall_ns: u64,
 }
 
-/// What pauses are summed by.
+/// The key by which pauses are summed.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct PauseKey {
     /// The thread that started the cycle.
     pub thread: ThreadIndex,
-    /// Its stack at that moment; [`NodeId::ROOT`] where it was not seen.
+    /// Its stack at that moment; [`NodeId::ROOT`] if it was not captured.
     pub node: NodeId,
     /// `minor` or `major`.
     pub kind: &'static str,
-    /// Why.
+    /// Reasons of the cycle: `gc_by` and `major_by`.
     pub reason: (Option<&'static str>, Option<&'static str>),
     /// The part of the pause.
     pub phase: Phase,
@@ -149,18 +149,18 @@ pub struct PauseKey {
 /// A sum of pauses.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PauseSum {
-    /// How many began their work in this phase.
+    /// Number of pauses that began their work in this phase.
     pub pauses: u64,
     /// Time in this phase, nanoseconds.
     pub ns: u64,
 }
 
-/// A sample at its time.
+/// A sample with its time.
 #[derive(Clone, Copy, Debug)]
 pub struct Moment {
     /// `CLOCK_MONOTONIC` nanoseconds.
     pub ts_ns: u64,
-    /// Thread, stack and state.
+    /// Thread, stack, state and other attributes.
     pub key: SampleKey,
     /// CPU time, nanoseconds.
     pub cpu_ns: u64,
@@ -168,7 +168,7 @@ pub struct Moment {
     pub wall_ns: u64,
 }
 
-/// A GC cycle at its time.
+/// A GC cycle with its time.
 #[derive(Clone, Debug)]
 pub struct CycleMoment {
     /// The thread that started it.
@@ -179,19 +179,19 @@ pub struct CycleMoment {
     pub count: u64,
     /// `minor` or `major`.
     pub kind: &'static str,
-    /// Why.
+    /// Reasons: `gc_by` and `major_by`.
     pub reason: (Option<&'static str>, Option<&'static str>),
     /// Start, `CLOCK_MONOTONIC` nanoseconds.
     pub begin_ns: u64,
     /// End of its sweep, if it was seen.
     pub end_ns: Option<u64>,
-    /// The number of the request that started it, if one is known.
+    /// Number of the request that started it, if known.
     pub request: Option<NonZeroU64>,
     /// Its pauses.
     pub pauses: Box<[Pause]>,
 }
 
-/// An interval of GC work of an image without event sites.
+/// An interval of GC work in an image without event sites.
 #[derive(Clone, Copy, Debug)]
 pub struct WorkMoment {
     /// The thread.
@@ -204,30 +204,30 @@ pub struct WorkMoment {
     pub ns: u64,
 }
 
-/// What happened when, up to a limit.
+/// Events with their times, up to a limit.
 #[derive(Clone, Debug, Default)]
 pub struct Timeline {
-    /// Samples, in the order in which they came.
+    /// Samples, in the order of arrival.
     pub samples: Vec<Moment>,
     /// Cycles, likewise.
     pub cycles: Vec<CycleMoment>,
-    /// GC work without event sites.
+    /// GC work in images without event sites.
     pub work: Vec<WorkMoment>,
     /// Memory, at GC events.
     pub memory: Vec<MemoryMoment>,
-    /// Stacks of allocation, in the order in which they came.
+    /// Allocation stacks, in the order of arrival.
     pub allocs: Vec<AllocMoment>,
-    /// What was allocated in each interval, likewise.
+    /// Amounts allocated in each interval, likewise.
     pub allocated: Vec<AllocInterval>,
-    /// Long waits for the GVL, long holds, and long times without it, in the order in which they came; holds may come twice.
+    /// Long waits for the GVL, long holds, and long times without it, in the order of arrival; a hold may occur twice.
     pub gvl: Vec<GvlMoment>,
     /// Requests, in the order in which they ended.
     pub requests: Vec<RequestMoment>,
-    /// Samples beyond the limit, which are only in the sums.
+    /// Number of samples beyond the limit, which are only in the sums.
     pub samples_left_out: u64,
-    /// The same of stacks of allocation.
+    /// The same for allocation stacks.
     pub allocs_left_out: u64,
-    /// Cycles, pauses, requests, intervals of work or allocation and points of memory beyond the limit.
+    /// Number of cycles, pauses, requests, intervals of work or allocation, and memory points beyond the limit.
     pub events_left_out: u64,
     events: usize,
     endpoints: HashSet<Arc<str>>,
@@ -252,34 +252,34 @@ pub struct Recording {
     pub pauses: HashMap<PauseKey, PauseSum>,
     /// Sums of allocation.
     pub allocs: HashMap<AllocKey, AllocCount>,
-    /// Memory of malloc (`gctrace malloc`).
+    /// Memory allocated with malloc (`gctrace malloc`).
     pub mallocs: HashMap<MallocKey, MallocSum>,
     /// Sums of long waits for the GVL.
     pub gvl_waits: HashMap<WaitKey, GvlTimes>,
     /// Sums of times for which the GVL was held while another thread waited long for it.
     pub gvl_holds: HashMap<HoldKey, GvlTimes>,
-    /// Threads and what they did with the GVL, by process and number of the thread.
+    /// What threads did with the GVL, by process and number of the thread.
     pub gvl_threads: HashMap<(ProcessIndex, u64), GvlFacts>,
-    /// Waits that are not in the recording, of threads whose sums may be, by pid and number of the thread.
+    /// Waits that are not in the recording although the sums of their threads may be, by pid and number of the thread.
     gvl_outside: HashMap<(u32, u64), GvlTimes>,
-    /// When single waits for the GVL were not reported.
+    /// Times for which single waits for the GVL were not reported.
     pub gvl_gaps: Vec<GvlGap>,
     /// The timeline, if one was asked for.
     pub timeline: Option<Timeline>,
-    /// When everything that was asked for began to be traced, `CLOCK_MONOTONIC` nanoseconds. Nothing is recorded
+    /// When tracing of everything requested had begun, `CLOCK_MONOTONIC` nanoseconds. Nothing is recorded
     /// before.
     pub began_ns: Option<u64>,
     /// When tracing ended, `CLOCK_MONOTONIC` nanoseconds.
     pub closed_ns: Option<u64>,
-    /// Samples before the recording began, which are not in it.
+    /// Number of samples from before the recording began, which are not in it.
     pub early_samples: u64,
-    /// Cycles and intervals before that.
+    /// Number of cycles and intervals from before that.
     pub early_events: u64,
-    /// CPU time of the first sample on a CPU, which is the period of the clock, nanoseconds.
+    /// CPU time of the first sample on a CPU, that is, the period of the sampling clock, nanoseconds.
     pub period_ns: Option<u64>,
-    /// Samples whose stack or thread is beyond the limits; their time is in the sums.
+    /// Number of samples whose stack or thread is beyond the limits; their time is in the sums.
     pub merged: u64,
-    /// Samples, cycles and stacks of allocation of requests whose end was not seen, or came too late: their endpoint is not known.
+    /// Number of samples, cycles and allocation stacks of requests whose end was not seen or came too late: their endpoint is unknown.
     pub unresolved: u64,
     endpoints: Endpoints<Kept>,
     traces: Traces,
@@ -287,7 +287,7 @@ pub struct Recording {
     no_stack: Stack,
     current: HashMap<u32, ProcessIndex, FastHash>,
     thread_of: HashMap<Thread, ThreadIndex>,
-    /// The thread that was looked up last: mostly it is the next one, too.
+    /// The thread of the last lookup: usually the next one is the same.
     last_thread: Option<(Thread, ThreadIndex)>,
     beyond: Option<ThreadIndex>,
 }
@@ -312,7 +312,7 @@ impl Observer for Recording {
 }
 
 impl Recording {
-    /// Records sums of what this filter lets through, and a timeline if `timeline`.
+    /// Records sums of what the filter lets through, and a timeline if `timeline`.
     pub fn new(timeline: bool, limits: Limits, filter: Filter) -> Self {
         Self {
             limits,
@@ -355,17 +355,17 @@ impl Recording {
         }
     }
 
-    /// The same recording, which tells sums apart by trace if an output shows traces: else there would be more sums for nothing.
+    /// The same recording, with sums distinguished by trace if an output shows traces. Otherwise there would be more sums for no benefit.
     #[must_use]
     pub fn with_traces(mut self, wanted: bool) -> Self {
         self.traces.wanted = wanted;
         self
     }
 
-    /// A process is traced from now on. An earlier process with its pid is another one.
+    /// A process is traced from now on. An earlier process with the same pid is a different one.
     fn process(&mut self, process: &Process, state: Option<&GcState>) {
         self.current.remove(&process.pid);
-        // An image that is probed anew has another index, and indices are used again for other images.
+        // An image that is probed again gets another index, and indices are reused for other images.
         let image = &process.image;
         let is_it = |known: &Arc<Image>| Image { index: image.index, ..(**known).clone() } == **image;
         if !self.images.iter().any(is_it) {
@@ -376,14 +376,14 @@ impl Recording {
         }
     }
 
-    /// Tracing of a process ended, in this state if it shut down: none of its requests ends any more.
+    /// Tracing of a process ended, with this state if the VM shut down: none of its open requests will end.
     fn ended(&mut self, process: &Process, state: Option<&GcState>) {
         if let Some(state) = state {
             self.memory(process, state);
         }
         self.settle(Some(process.pid));
         self.current.remove(&process.pid);
-        // Of threads whose sums were left out, too.
+        // This includes threads whose sums are not in the recording.
         self.gvl_outside.retain(|(pid, _), _| *pid != process.pid);
     }
 
@@ -397,17 +397,17 @@ impl Recording {
         self.traces.get(index)
     }
 
-    /// Samples, cycles and stacks of allocation whose trace is known and not shown, because there were too many different sums or traces.
+    /// Number of samples, cycles and allocation stacks whose trace is known but not shown, because there were too many distinct sums or traces.
     pub fn traces_left_out(&self) -> u64 {
         self.traces.left_out
     }
 
-    /// An empty recording that goes on where this one ends: it knows the same requests.
+    /// Returns an empty recording that continues where this one ends: it knows the same requests.
     #[must_use]
     pub fn go_on(&mut self) -> Self {
         self.settle(None);
         let mut next = Self::new(self.timeline.is_some(), self.limits, self.filter().clone());
-        // Processes are reported once, with their Rubies.
+        // Processes are reported only once, with their Rubies.
         next.images.clone_from(&self.images);
         next.endpoints = self.endpoints.go_on();
         next.traces.wanted = self.traces.wanted;
@@ -415,47 +415,47 @@ impl Recording {
         next
     }
 
-    /// The recorded span of time. `now_ns` replaces an end that is not known.
+    /// The recorded time span. `now_ns` replaces an unknown end.
     pub fn span(&self, now_ns: u64) -> (u64, u64) {
         let ended = self.closed_ns.unwrap_or(now_ns);
         (self.began_ns.unwrap_or(ended).min(ended), ended)
     }
 
-    /// Whether something at this time belongs to the recording. What was seen while other Rubies, or other probes, were still
-    /// being attached does not: shares would refer to different times.
+    /// Whether an event at this time belongs to the recording. Events seen while other Rubies or other probes were still being
+    /// attached do not: shares would refer to different times.
     fn has_begun(&self, ts_ns: u64) -> bool {
         self.began_ns.is_some_and(|began_ns| ts_ns >= began_ns)
     }
 
-    /// [`Self::has_begun`] for a cycle or an interval, which is counted if it came before.
+    /// [`Self::has_begun`] for a cycle or an interval; counts it if it came before.
     fn admits(&mut self, ts_ns: u64) -> bool {
         let admitted = self.has_begun(ts_ns);
         self.early_events += u64::from(!admitted);
         admitted
     }
 
-    /// The node of a stack without the frames that are hidden; [`NodeId::ROOT`] if there is no stack.
+    /// The node of a stack without its hidden frames; [`NodeId::ROOT`] if there is no stack.
     fn node(&mut self, stack: Option<&Stack>) -> NodeId {
         stack.map_or(NodeId::ROOT, |stack| self.tree.insert(&self.filter.shown(stack)))
     }
 
-    /// What filters let through and what they dropped.
+    /// Counts of what the filters let through and what they dropped.
     pub fn filtered(&self) -> &FilterAccount {
         &self.filter.account
     }
 
-    /// What is recorded.
+    /// The filter: what is recorded.
     pub fn filter(&self) -> &Filter {
         self.filter.filter()
     }
 
-    /// Whether an event of a thread that has no stack is recorded.
+    /// Whether a thread's event without a stack is recorded.
     fn keeps_thread(&mut self, thread: ThreadName<'_>, ns: u64) -> bool {
         let dropped = self.filter.drops_thread(thread);
         self.filter.account.others.keeps(dropped, ns)
     }
 
-    /// GC work without event sites.
+    /// Adds GC work of an image without event sites.
     fn work(&mut self, process: &Process, work: &GcWork) {
         if self.timeline.is_none()
             || !self.admits(work.begin_ns)
@@ -478,7 +478,7 @@ impl Recording {
         index
     }
 
-    /// Something of a process happened at that time.
+    /// Notes that something was seen of a process at that time.
     fn seen_at(&mut self, process: ProcessIndex, ts_ns: u64) {
         if let Some(facts) = self.processes.get_mut(process) {
             facts.first_ns = facts.first_ns.min(ts_ns);
@@ -531,7 +531,7 @@ impl Recording {
         index
     }
 
-    /// The thread that represents all beyond the limit.
+    /// The thread that represents all threads beyond the limit.
     fn thread_beyond(&mut self) -> ThreadIndex {
         if let Some(index) = self.beyond {
             return index;
@@ -556,13 +556,13 @@ impl Recording {
         index
     }
 
-    /// A thread by its number.
+    /// A thread by its index, with its process.
     pub fn thread_facts(&self, index: ThreadIndex) -> (&Thread, &ProcessFacts) {
         let thread = &self.threads[index as usize];
         (thread, &self.processes[thread.process])
     }
 
-    /// Whether samples off the CPU were taken.
+    /// Whether off-CPU samples were taken.
     pub fn has_wall(&self) -> bool {
         self.samples.keys().any(|key| key.state != ThreadState::Running)
     }

@@ -1,4 +1,4 @@
-//! Requests by what they have in common: endpoint, service or thread.
+//! Requests grouped by endpoint, service or thread.
 
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -9,10 +9,10 @@ use crate::model::{
     stack::Frame,
 };
 
-/// Groups that are distinguished; the rest is one.
+/// Maximum number of distinguished groups; the rest are one.
 const MAX_GROUPS: usize = 500;
 
-/// What requests are put together by.
+/// What requests are grouped by.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum By {
     /// Service and endpoint.
@@ -23,68 +23,68 @@ pub enum By {
     Thread,
 }
 
-/// Requests that belong together.
+/// The key of a group of requests.
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Group {
-    /// Their service; empty where all are of one process.
+    /// Their service; empty if all are of one process.
     pub service: String,
-    /// What distinguishes them in it; empty where nothing does.
+    /// Endpoint or thread within the service; empty if requests are grouped by service alone.
     pub name: String,
 }
 
-/// What was seen of a group.
+/// Figures of a group.
 #[derive(Clone, Debug, Default)]
 pub struct GroupSummary {
-    /// Requests.
+    /// Number of requests.
     pub count: u64,
-    /// Requests with a status from 500 on.
+    /// Number of requests with status 500 or above.
     pub failed: u64,
-    /// Requests whose status is known.
+    /// Number of requests whose status is known.
     pub status_known: u64,
-    /// How long they took, where that was seen.
+    /// Their durations, as far as they are known.
     pub times: Distribution,
-    /// The sum of that, nanoseconds.
+    /// Sum of the durations, nanoseconds.
     pub ns: u64,
-    /// How long they had waited for a thread, where that is known.
+    /// How long they had waited for a thread, as far as that is known.
     pub queues: Distribution,
-    /// GC that their own threads ran.
+    /// GC pauses of their own threads.
     pub own: Part,
-    /// Pauses of other threads of their processes meanwhile.
+    /// GC pauses of other threads of their processes meanwhile.
     pub other: Part,
     /// Waits of their threads for the GVL.
     pub gvl: Part,
     /// CPU time of their threads.
     pub cpu: Part,
-    /// Time for which their threads could run and had no CPU.
+    /// Time for which their threads were runnable without a CPU.
     pub runnable: Part,
-    /// Time for which they waited for something.
+    /// Time for which their threads were blocked.
     pub blocked: Part,
-    /// GC cycles that they started, where that is known.
+    /// Number of GC cycles that they started, as far as it is known.
     pub gcs: u64,
-    /// Of how many requests it is.
+    /// Number of requests whose GC cycles are known.
     pub gcs_known: u64,
-    /// What they took of the heap, where that is known.
+    /// Heap slots that they took, as far as that is known.
     pub alloc: Allocated,
-    /// Of how many requests it is.
+    /// Number of requests whose slots are known.
     pub alloc_known: u64,
-    /// What handled them, where that was seen.
+    /// The code that handled them, as far as it was seen.
     pub handlers: Handlers,
 }
 
-/// What handled the requests of a group.
+/// The code that handled the requests of a group.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum Handlers {
-    /// It was seen of none.
+    /// No handler was seen.
     #[default]
     Unknown,
-    /// The same in all of which it was seen.
+    /// All requests whose handler was seen have this one.
     One(Arc<Frame>),
-    /// More than one.
+    /// More than one handler was seen.
     Several,
 }
 
 impl Handlers {
-    /// Adds one that was seen, or not.
+    /// Adds the handler of a request; `None`: it was not seen.
     pub fn add(&mut self, handler: Option<&Arc<Frame>>) {
         let Some(handler) = handler else { return };
         match self {
@@ -94,7 +94,7 @@ impl Handlers {
         }
     }
 
-    /// The one, if it is one.
+    /// The handler, if there is exactly one.
     pub fn one(&self) -> Option<&Frame> {
         match self {
             Self::One(frame) => Some(frame),
@@ -103,12 +103,12 @@ impl Handlers {
     }
 }
 
-/// A part of the time of requests.
+/// A part of the time of requests, such as their GC pauses.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Part {
-    /// Time of the requests of which the part is known, nanoseconds.
+    /// Total duration of the requests whose part is known, nanoseconds.
     pub of_ns: u64,
-    /// The part, nanoseconds.
+    /// Total of that part, nanoseconds.
     pub ns: u64,
 }
 
@@ -122,7 +122,7 @@ impl Part {
 }
 
 impl GroupSummary {
-    /// All GC in their time that is known, nanoseconds.
+    /// Known GC time of all threads during the requests, nanoseconds.
     pub fn gc_ns(&self) -> u64 {
         self.own.ns.saturating_add(self.other.ns)
     }
@@ -152,19 +152,19 @@ impl GroupSummary {
     }
 }
 
-/// Requests in groups.
+/// Requests by group.
 #[derive(Clone, Debug, Default)]
 pub struct RequestSummary {
     groups: BTreeMap<Group, GroupSummary>,
 }
 
 impl RequestSummary {
-    /// Counts one of a single process, by its endpoint.
+    /// Adds a request of the only process, by its endpoint.
     pub fn add(&mut self, request: &Request) {
         self.add_to(Group { service: String::new(), name: request.endpoint() }, request);
     }
 
-    /// Counts one of any process.
+    /// Adds a request of any process.
     pub fn add_by(&mut self, by: By, process: &Process, request: &Request) {
         let service = process.origin.service.clone();
         let name = match by {
@@ -181,73 +181,73 @@ impl RequestSummary {
         self.groups.entry(group).or_default().add(request);
     }
 
-    /// How many requests there were.
+    /// Total number of requests.
     pub fn count(&self) -> u64 {
         self.groups.values().map(|of| of.count).sum()
     }
 
-    /// Time of all of them, nanoseconds.
+    /// Sum of their durations, nanoseconds.
     pub fn ns(&self) -> u64 {
         self.groups.values().map(|of| of.ns).sum()
     }
 
-    /// Groups, those with most time first.
+    /// Groups by total duration, longest first.
     pub fn by_time(&self) -> Vec<(&Group, &GroupSummary)> {
         self.sorted(|of| of.ns)
     }
 
-    /// Groups with GC in their time, those with most of it first.
+    /// Groups with GC during their requests, longest GC time first.
     pub fn by_gc(&self) -> Vec<(&Group, &GroupSummary)> {
         let mut all = self.sorted(GroupSummary::gc_ns);
         all.retain(|(_, of)| of.gc_ns() > 0);
         all
     }
 
-    /// Groups that waited for the GVL, those with most of it first.
+    /// Groups that waited for the GVL, longest wait time first.
     pub fn by_gvl(&self) -> Vec<(&Group, &GroupSummary)> {
         let mut all = self.sorted(|of| of.gvl.ns);
         all.retain(|(_, of)| of.gvl.ns > 0);
         all
     }
 
-    /// Groups that took slots of the heap, those with most bytes first.
+    /// Groups that took heap slots, most bytes first.
     pub fn by_alloc(&self) -> Vec<(&Group, &GroupSummary)> {
         let mut all = self.sorted(|of| of.alloc.bytes);
         all.retain(|(_, of)| of.alloc.bytes > 0);
         all
     }
 
-    /// Whether the status of any is known.
+    /// Whether the status of any request is known.
     pub fn has_status(&self) -> bool {
         self.groups.values().any(|of| of.status_known > 0)
     }
 
-    /// Whether any failed.
+    /// Whether any request failed.
     pub fn has_failed(&self) -> bool {
         self.groups.values().any(|of| of.failed > 0)
     }
 
-    /// Whether it is known of any what it took of the heap.
+    /// Whether the heap slots of any request are known.
     pub fn has_alloc(&self) -> bool {
         self.groups.values().any(|of| of.alloc_known > 0)
     }
 
-    /// Whether waits for the GVL are known of any.
+    /// Whether the GVL waits of any request are known.
     pub fn has_gvl(&self) -> bool {
         self.groups.values().any(|of| of.gvl.of_ns > 0)
     }
 
-    /// Whether CPU time is known of any.
+    /// Whether the CPU time of any request is known.
     pub fn has_cpu(&self) -> bool {
         self.groups.values().any(|of| of.cpu.of_ns > 0)
     }
 
-    /// Whether it is known of any how long it had waited for a thread.
+    /// Whether it is known for any request how long it had waited for a thread.
     pub fn has_queues(&self) -> bool {
         self.groups.values().any(|of| of.queues.count() > 0)
     }
 
-    /// Whether they are of more than one service.
+    /// Whether there are groups of more than one service.
     pub fn has_services(&self) -> bool {
         let mut services = self.groups.keys().map(|group| &group.service).filter(|name| !name.is_empty());
         let first = services.next();
@@ -302,7 +302,7 @@ mod tests {
         groups.iter().map(|(group, _)| format!("{}|{}", group.service, group.name)).collect()
     }
 
-    /// By endpoint, most time first; what has no duration counts without one.
+    /// By endpoint, most time first; a request without a duration is counted without one.
     #[test]
     fn endpoints() {
         let mut summary = RequestSummary::default();
@@ -315,7 +315,7 @@ mod tests {
         assert_eq!((of.count, of.failed, of.ns, of.own.ns, of.other.ns, of.gcs), (2, 1, 1000, 10, 30, 2));
         assert_eq!((of.own.of_ns, of.other.of_ns), (1000, 1000));
         assert_eq!((summary.count(), summary.ns()), (3, 1100));
-        // A duration without its GC has no part in the share of GC, and one without that of other threads none in theirs.
+        // A duration whose GC is unknown does not count in the share of GC; likewise for the GC of other threads.
         let unknown = Request { gc_other: None, ..request("/b", Some(9100), None) };
         summary.add(&Request { gcs: None, gc_ns: None, gc_pauses: None, ..unknown.clone() });
         let of = summary.by_time()[0].1;
@@ -327,7 +327,7 @@ mod tests {
         assert_eq!((of.other.of_ns, of.other.ns), (1000, 30));
     }
 
-    /// The parts of a request's time are those of the requests of which they are known.
+    /// The parts of a request's time cover only the requests of which they are known.
     #[test]
     fn states() {
         let mut summary = RequestSummary::default();
@@ -343,7 +343,7 @@ mod tests {
         assert!(summary.has_cpu() && of.ns == 300);
     }
 
-    /// By GC, those that have none are left out.
+    /// By GC, groups without any are left out.
     #[test]
     fn most_gc() {
         let mut summary = RequestSummary::default();
@@ -354,7 +354,7 @@ mod tests {
         assert_eq!(names(&summary.by_gc()), ["|GET /starts", "|GET /waits"]);
     }
 
-    /// Processes of a service are one group, or their threads are groups of their own.
+    /// Processes of a service are one group, or their threads are separate groups.
     #[test]
     fn groups() {
         let (web, other) = (process(1, "web"), process(2, "web"));
@@ -375,7 +375,7 @@ mod tests {
         assert_eq!(grouped(By::Thread), all(&threads));
     }
 
-    /// However many groups there are, memory is bounded, and no request is missing.
+    /// Memory is bounded, however many groups there are, and no request is missing.
     #[test]
     fn bounded() {
         let mut summary = RequestSummary::default();

@@ -1,22 +1,22 @@
-//! The load of a server over a time.
+//! The load of a server over a period.
 
 use crate::model::load::ServerLoad;
 
-/// What readings of a load come to.
+/// Summary of load readings.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct LoadSummary {
-    /// Threads that were serving.
+    /// Number of threads that were serving.
     pub busy: Readings,
-    /// Connections in accept queues.
+    /// Number of connections in accept queues.
     pub waiting: Readings,
 }
 
 /// Readings of one number.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Readings {
-    /// How many there were, those included that do not show the number.
+    /// Number of readings, including those in which the number is unknown.
     pub all: u64,
-    /// How many show it.
+    /// Number of readings in which it is known.
     pub count: u64,
     /// Their sum.
     pub sum: u64,
@@ -25,7 +25,7 @@ pub struct Readings {
 }
 
 impl LoadSummary {
-    /// Adds what was read at one moment.
+    /// Adds the readings of one moment.
     pub fn add(&mut self, load: &ServerLoad) {
         self.busy.add(load.busy.map(u64::from));
         self.waiting.add(load.waiting());
@@ -42,7 +42,7 @@ impl Readings {
         }
     }
 
-    /// Their average; `None` without any.
+    /// Average of the readings; `None` if there are none.
     pub fn average(&self) -> Option<f64> {
         (self.count > 0).then(|| self.sum as f64 / self.count as f64)
     }
@@ -53,7 +53,7 @@ mod tests {
     use super::*;
     use crate::model::load::AcceptQueue;
 
-    /// What is not known is not zero.
+    /// Unknown is not zero.
     #[test]
     fn readings() {
         let mut summary = LoadSummary::default();

@@ -1,11 +1,11 @@
-//! The requests of a service by endpoint and class of status: counters that only grow, of bounded memory.
+//! The requests of a service by endpoint and class of status: counters that only grow, in bounded memory.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::{endpoint::OTHER, times::Times};
 use crate::model::request::{Allocated, Request};
 
-/// Upper bounds of the buckets of durations, nanoseconds: those of OpenTelemetry's HTTP conventions, and some below and above.
+/// Upper bounds of the buckets of durations, nanoseconds: those of OpenTelemetry's HTTP conventions, with more below and above.
 pub const REQUEST_BOUNDS: [u64; 17] = [
     1_000_000,
     2_500_000,
@@ -25,7 +25,7 @@ pub const REQUEST_BOUNDS: [u64; 17] = [
     10_000_000_000,
     30_000_000_000,
 ];
-/// The same of waits for a thread, which are often short.
+/// The same for waits for a thread, which are often short.
 pub const QUEUE_BOUNDS: [u64; 14] = [
     100_000,
     250_000,
@@ -42,44 +42,44 @@ pub const QUEUE_BOUNDS: [u64; 14] = [
     5_000_000_000,
     30_000_000_000,
 ];
-/// Endpoints kept apart per service; all others are [`OTHER`].
+/// Maximum number of distinguished endpoints per service; all others are [`OTHER`].
 const MAX_ENDPOINTS: usize = 500;
 /// Label of an unknown method or path.
 const UNKNOWN: &str = "(unknown)";
-/// Stands for the method of jobs.
+/// Used as the method of jobs.
 const JOB: &str = "(job)";
-/// The same of runs of programs.
+/// Used as the method of runs of programs.
 const RUN: &str = "(run)";
 
-/// What requests are counted by.
+/// The key by which requests are counted.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct RequestKey {
     /// Method, `(job)`, `(run)`, or `(unknown)`.
     pub method: &'static str,
-    /// Template of the path or class of a job, visible ASCII; `(unknown)`; or `(other)`, where there are too many.
+    /// Template of the path or class of a job, visible ASCII; `(unknown)`; or `(other)` if there are too many.
     pub path: String,
     /// `1xx` to `5xx`, or `unknown`.
     pub status: &'static str,
 }
 
-/// Figures of requests with one key.
+/// Figures of the requests with one key.
 #[derive(Clone, Debug)]
 pub struct RequestFigures {
-    /// Requests.
+    /// Number of requests.
     pub count: u64,
-    /// How long they took, where that was seen.
+    /// Their durations, as far as they are known.
     pub times: Times,
-    /// How long they had waited for a thread, where that is known.
+    /// How long they had waited for a thread, as far as that is known.
     pub queues: Times,
-    /// GC pauses of their threads meanwhile, nanoseconds, where known; `None`: of none so far.
+    /// GC pauses of their threads meanwhile, as far as they are known, nanoseconds; `None`: unknown for all so far.
     pub gc_ns: Option<u64>,
-    /// GC pauses of other threads of their processes meanwhile, nanoseconds, where known; `None`: of none so far.
+    /// GC pauses of other threads of their processes meanwhile, as far as they are known, nanoseconds; `None`: unknown for all so far.
     pub gc_other_ns: Option<u64>,
-    /// Waits of their threads for the GVL, nanoseconds, where known; `None`: of none so far.
+    /// Waits of their threads for the GVL, as far as they are known, nanoseconds; `None`: unknown for all so far.
     pub gvl_wait_ns: Option<u64>,
-    /// GC cycles that they started, where known; `None`: of none so far.
+    /// Number of GC cycles that they started, as far as it is known; `None`: unknown for all so far.
     pub gcs: Option<u64>,
-    /// What their threads took of the heap, where known; `None`: of none so far.
+    /// Heap slots that their threads took, as far as they are known; `None`: unknown for all so far.
     pub alloc: Option<Allocated>,
 }
 
@@ -91,7 +91,7 @@ pub struct ServiceRequests {
 }
 
 impl ServiceRequests {
-    /// Counts one. Without `room`, a new endpoint counts as [`OTHER`].
+    /// Counts a request. Without `room`, a new endpoint counts as [`OTHER`].
     pub fn add(&mut self, request: &Request, room: bool) {
         let method = request.method.unwrap_or(match request.kind() {
             "job" => JOB,
@@ -201,7 +201,7 @@ pub(crate) mod tests {
         }
     }
 
-    /// A job has its class for a path, and no method that a request could have.
+    /// The path of a job is its class, and its method is none that a request could have.
     #[test]
     fn jobs() {
         let mut requests = ServiceRequests::default();
@@ -217,7 +217,7 @@ pub(crate) mod tests {
         assert_eq!(keys, [("(job)", "(unknown)", "unknown"), ("(job)", "Shop::MailJob", "unknown")]);
     }
 
-    /// Each class of status by itself; a request whose end was not seen counts, but has no duration.
+    /// Each class of status has its own figures; a request whose end was not seen counts, but has no duration.
     #[test]
     fn classes() {
         let mut requests = ServiceRequests::default();
@@ -242,7 +242,7 @@ pub(crate) mod tests {
         );
         let (_, ok) = requests.iter().nth(2).unwrap();
         assert_eq!((ok.times.buckets[0], ok.times.buckets[1], ok.gcs, ok.gc_ns), (1, 1, Some(4), Some(20)));
-        // Where GC records were lost nothing is known, which is not zero.
+        // If GC records were lost, the figures are unknown, not zero.
         let unknown =
             Request { gcs: None, gc_ns: None, gc_other: None, ..request(Some("/b"), Some(1), None) };
         requests.add(&unknown, true);
@@ -252,7 +252,7 @@ pub(crate) mod tests {
         assert_eq!(failed.times.buckets[REQUEST_BOUNDS.len()], 1);
     }
 
-    /// However many endpoints are requested, memory is bounded, known endpoints stay, and every request is counted.
+    /// Memory is bounded, however many endpoints are requested; known endpoints stay, and every request is counted.
     #[test]
     fn bounded() {
         let mut requests = ServiceRequests::default();

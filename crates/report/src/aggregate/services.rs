@@ -1,5 +1,5 @@
-//! Figures of GC by service: counters that only grow, and the last known state of the processes that run. Memory is bounded:
-//! services beyond a limit are added up as one, which says so.
+//! GC figures by service: counters that only grow, and the last known state of the running processes. Memory is bounded:
+//! services beyond a limit are added up as one, which is labelled as such.
 
 use std::{
     collections::{BTreeMap, HashMap, HashSet},
@@ -18,7 +18,7 @@ use crate::model::{
 };
 
 /// Upper bounds of the buckets of waits for the GVL, nanoseconds: 8 µs to 4.3 s. The kernel side counts waits in finer buckets,
-/// none of which crosses one of these.
+/// none of which crosses one of these bounds.
 pub const GVL_BOUNDS: [u64; 20] = {
     let mut bounds = [0; 20];
     let mut at = 0;
@@ -28,32 +28,32 @@ pub const GVL_BOUNDS: [u64; 20] = {
     }
     bounds
 };
-/// Endpoints kept apart in all services together.
+/// Maximum number of distinguished endpoints of all services together.
 const MAX_ENDPOINTS: usize = 10_000;
-/// Services kept apart.
+/// Maximum number of distinguished services.
 const MAX_SERVICES: usize = 200;
 /// Name of the sum of the services beyond that limit.
 pub(crate) const BEYOND: &str = "(beyond gctrace's limit of services)";
 
-/// The key that processes are added up by.
+/// The key by which processes are added up.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ServiceKey {
     /// Name.
     pub service: String,
-    /// Container, or nothing.
+    /// Id of the container; empty if there is none.
     pub container: String,
-    /// Pid, where figures are kept per process.
+    /// Pid, if figures are kept per process.
     pub pid: Option<u32>,
 }
 
-/// The key that cycles are counted by.
+/// The key by which cycles are counted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct CycleKey {
     /// `minor` or `major`.
     pub kind: &'static str,
-    /// What asked for it.
+    /// What triggered it.
     pub gc_by: Option<&'static str>,
-    /// Why it is a major one.
+    /// Why it is a major cycle.
     pub major_by: Option<&'static str>,
 }
 
@@ -68,29 +68,29 @@ impl CycleKey {
 /// Figures of a process at its last GC event, or their sum over processes.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Gauges {
-    /// Slots with objects, where their number is known.
+    /// Number of slots with objects, if known.
     pub live_slots: Option<u64>,
-    /// Free slots, where their number is known.
+    /// Number of free slots, if known.
     pub free_slots: Option<u64>,
-    /// Slots of objects whose finalizers have not run.
+    /// Number of slots of objects whose finalizers have not run.
     pub final_slots: u64,
-    /// Pages of the heap.
+    /// Number of pages of the heap.
     pub pages: u64,
-    /// Old objects.
+    /// Number of old objects.
     pub old_objects: u64,
     /// Bytes allocated by `malloc` since the last cycle.
     pub malloc_increase: u64,
     /// The same since the last major cycle.
     pub oldmalloc_increase: u64,
-    /// Slots by their size in bytes: those in use, and free ones. Of Rubies that do not count objects by size there are none.
+    /// Number of used and of free slots, by slot size in bytes. Empty for Rubies that do not count objects by size.
     pub pools: BTreeMap<u64, (u64, u64)>,
-    /// Resident memory, bytes, where it was read.
+    /// Resident memory, bytes, if it was read.
     pub rss: Option<u64>,
-    /// How it is shared, in sums; `None` unless it was read of each process.
+    /// How it is shared, as sums; `None` unless it was read for each process.
     pub shares: Option<Shares>,
-    /// Threads that were serving when that was last read; `None` unless it is known of each process that has a pool of such threads.
+    /// Number of serving threads when last read; `None` unless it is known for each process that has a pool of such threads.
     pub busy: Option<u64>,
-    /// Connections in accept queues of the sockets of which that was read, by inode: processes may share one.
+    /// Connections in the accept queues that were read, by inode of the socket: processes may share one.
     pub queues: BTreeMap<u64, u32>,
 }
 
@@ -120,11 +120,11 @@ impl Gauges {
     }
 }
 
-/// The load of the processes of a service.
+/// Load of the processes of a service.
 #[derive(Clone, Debug, Default)]
 struct Load {
     busy: Option<u64>,
-    /// Threads of a pool are not known to be busy or not.
+    /// Whether it is unknown for some pool how many of its threads are busy.
     is_unknown: bool,
     queues: BTreeMap<u64, u32>,
 }
@@ -142,7 +142,7 @@ impl Load {
     }
 }
 
-/// Figures of a service since gctrace saw it first.
+/// Figures of a service since gctrace first saw it.
 #[derive(Clone, Debug)]
 pub struct Service {
     /// What its first process belongs to.
@@ -153,27 +153,27 @@ pub struct Service {
     pub image: Option<Arc<Image>>,
     /// When it was first seen, `CLOCK_MONOTONIC` nanoseconds.
     pub since_ns: u64,
-    /// Processes that were traced, those that have ended included.
+    /// Number of traced processes, including those that have ended.
     pub seen: u64,
-    /// Processes that are traced.
+    /// Number of processes that are currently traced.
     pub running: u64,
-    /// Cycles, unfinished ones included.
+    /// Number of cycles, including unfinished ones.
     pub cycles: BTreeMap<CycleKey, u64>,
-    /// Pauses of minor and of major cycles.
+    /// Single pauses of minor cycles, and of major cycles.
     pub pauses: [Times; 2],
-    /// All pauses of a cycle together, of minor and of major cycles.
+    /// Total pause times of minor cycles, and of major cycles.
     pub cycle_pauses: [Times; 2],
-    /// Time in pauses: marking, sweeping, neither, nanoseconds.
+    /// Time in pauses, nanoseconds: marking, sweeping, neither.
     pub phases: [u64; 3],
-    /// Time in pauses of no reported cycle, of processes whose tracing has ended, nanoseconds.
+    /// Time in pauses outside reported cycles, of processes whose tracing has ended, nanoseconds.
     pub outside_ns: u64,
-    /// GC work of images without event sites, by what was timed: how often, and how long in nanoseconds.
+    /// GC work of images without event sites, by what was timed: number of intervals, and nanoseconds.
     pub work: BTreeMap<&'static str, (u64, u64)>,
     /// Growth of `total_allocated_objects`.
     pub allocated: u64,
     /// Growth of `total_freed_objects`.
     pub freed: u64,
-    /// Slots that were handed out for objects, by their size in bytes, where that is counted.
+    /// Number of slots handed out for objects, by slot size in bytes, where that is counted.
     pub handed_out: BTreeMap<u32, u64>,
     /// Long waits for the GVL.
     pub gvl_long_waits: Times,
@@ -183,7 +183,7 @@ pub struct Service {
     pub gvl_held_ns: u64,
     /// Requests by endpoint.
     pub requests: ServiceRequests,
-    /// GC records that the kernel lost.
+    /// Number of GC records that the kernel lost.
     pub lost: u64,
 }
 
@@ -217,27 +217,27 @@ impl Service {
 #[derive(Clone, Debug)]
 struct Running {
     service: ServiceKey,
-    /// `None`: its VM has not been read yet.
+    /// `None` until its VM has been read.
     gauges: Option<Gauges>,
     /// `total_allocated_objects` and `total_freed_objects`, once they are known.
     totals: Option<(u64, u64)>,
-    /// The part of its threads' GVL sums that has been added already.
+    /// The part of its threads' GVL sums that has already been added.
     gvl: GvlSoFar,
-    /// GC records that were lost before one of its cycles.
+    /// Number of GC records that were lost before its cycles.
     lost: u64,
     load: ServerLoad,
     ppid: Option<u32>,
     server: MayServe,
 }
 
-/// Whether a process may have a pool of threads that serve requests, which Pumas have.
+/// Whether a process may have a pool of threads that serve requests, as Puma has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum MayServe {
-    /// It has: it is a worker of a cluster by its title, or was seen to have.
+    /// It has one: its title says that it is a worker of a cluster, or its pool was seen.
     Yes,
-    /// It is a Puma by its command line: a single one, a worker or the master of a cluster. The master has none.
+    /// Its command line is that of Puma: in single mode, a worker, or the master of a cluster, which has no pool.
     Puma,
-    /// Its command line does not say (`rails server`, `ruby app.rb`).
+    /// Its command line does not tell (`rails server`, `ruby app.rb`).
     Unknown,
     /// It is another server.
     No,
@@ -255,12 +255,12 @@ impl MayServe {
 }
 
 impl Running {
-    /// `is_parent`: another process of the service that may have a pool is its child.
+    /// `is_parent`: another process of the service that may have a pool is a child of this one.
     fn may_have_pool(&self, is_parent: bool) -> bool {
         match self.server {
             MayServe::Yes => true,
             MayServe::Puma => !is_parent,
-            // A server listens.
+            // A server listens on a socket.
             MayServe::Unknown => !is_parent && self.listens(),
             MayServe::No => false,
         }
@@ -270,7 +270,7 @@ impl Running {
         !self.load.queues.is_empty()
     }
 
-    /// Its parent, unless it is no server.
+    /// Its parent, unless it is not a server.
     fn master(&self) -> Option<u32> {
         let serves = match self.server {
             MayServe::Yes | MayServe::Puma => true,
@@ -287,7 +287,7 @@ pub struct Services {
     by_pid: bool,
     known: BTreeMap<ServiceKey, Service>,
     running: HashMap<u32, Running>,
-    /// Processes counted in the sum of services beyond the limit.
+    /// Number of processes counted in the sum of services beyond the limit.
     pub beyond: u64,
 }
 
@@ -309,7 +309,7 @@ impl Observer for Services {
 }
 
 impl Services {
-    /// Nothing yet; with `by_pid`, figures are kept per process.
+    /// Empty figures; with `by_pid`, they are kept per process.
     pub fn new(by_pid: bool) -> Self {
         Self { by_pid, ..Self::default() }
     }
@@ -323,7 +323,7 @@ impl Services {
             if key.service != BEYOND {
                 return service;
             }
-            // It is none of the services in it.
+            // The sum belongs to none of the services in it.
             let origin = Arc::new(Origin { service: BEYOND.to_owned(), ..Origin::default() });
             Service { origin, hostname: None, ..service }
         });
@@ -339,7 +339,7 @@ impl Services {
         }
     }
 
-    /// A cycle of a process.
+    /// Adds a cycle of a process.
     fn cycle(&mut self, process: &Process, cycle: &GcCycle) {
         self.state(process, &cycle.start);
         if let Some(end) = &cycle.end {
@@ -351,7 +351,7 @@ impl Services {
         let Some(service) = self.of(process.pid) else { return };
         *service.cycles.entry(CycleKey::of(cycle)).or_default() += 1;
         service.lost += cycle.lost;
-        // Of one that was cut off in its first pause no time is known.
+        // The time of a cycle that was cut off in its first pause is unknown.
         if !cycle.pauses.is_empty() {
             service.cycle_pauses[usize::from(cycle.is_major())].add(cycle.pause_ns());
         }
@@ -363,7 +363,7 @@ impl Services {
         }
     }
 
-    /// GC work of an image without event sites.
+    /// Adds GC work of an image without event sites.
     fn work(&mut self, process: &Process, work: &GcWork) {
         let Some(service) = self.of(process.pid) else { return };
         let (count, ns) = service.work.entry(work.phase.name()).or_default();
@@ -371,7 +371,7 @@ impl Services {
         *ns += work.ns;
     }
 
-    /// A request has been served.
+    /// Adds a request.
     fn request(&mut self, process: &Process, request: &Request) {
         let endpoints: usize = self.known.values().map(|service| service.requests.endpoints()).sum();
         if let Some(service) = self.of(process.pid) {
@@ -379,7 +379,7 @@ impl Services {
         }
     }
 
-    /// The load of a server.
+    /// Sets the load of a server.
     fn load(&mut self, process: &Process, load: &ServerLoad) {
         if let Some(running) = self.running.get_mut(&process.pid) {
             running.load = load.clone();
@@ -389,7 +389,7 @@ impl Services {
         }
     }
 
-    /// Slots that were handed out.
+    /// Adds slots that were handed out.
     fn handed_out(&mut self, process: &Process, sum: &AllocSum) {
         let Some(service) = self.of(process.pid) else { return };
         for (size, slots) in &sum.slots {
@@ -397,14 +397,14 @@ impl Services {
         }
     }
 
-    /// A long wait for the GVL.
+    /// Adds a long wait for the GVL.
     fn gvl_wait(&mut self, process: &Process, wait: &GvlWait) {
         if let Some(service) = self.of(process.pid) {
             service.gvl_long_waits.add(wait.ns);
         }
     }
 
-    /// What the threads of a process have done with the GVL so far.
+    /// Adds what the threads of a process have done with the GVL since the last report.
     fn gvl_so_far(&mut self, process: &Process, so_far: &GvlSoFar) {
         let Some(running) = self.running.get_mut(&process.pid) else { return };
         let grown = so_far.growth(&mut running.gvl);
@@ -421,7 +421,7 @@ impl Services {
         if let Some(state) = &end.shutdown {
             self.state(process, state);
         }
-        // Those after its last cycle.
+        // This includes records lost after its last cycle.
         if let Some(running) = self.running.get(&process.pid)
             && let Some(service) = self.known.get_mut(&running.service)
         {
@@ -431,7 +431,7 @@ impl Services {
         self.gone(process.pid);
     }
 
-    /// The services with what their processes that are known add up to; `None`: none of those that run is known.
+    /// The services, each with the sum of the gauges of its known processes; `None`: none of its running processes is known.
     pub fn iter(&self) -> impl Iterator<Item = (&ServiceKey, &Service, Option<Gauges>)> {
         let masters: HashSet<u32> = self.running.values().filter_map(Running::master).collect();
         let mut gauges: HashMap<&ServiceKey, (Option<Gauges>, bool)> = HashMap::new();
@@ -446,7 +446,7 @@ impl Services {
             }
         }
         let sum = move |key: &ServiceKey| match gauges.get(key) {
-            // Where nothing runs nothing is held.
+            // A service without running processes holds no memory.
             None => {
                 let nothing = Some(0);
                 Some(Gauges { rss: nothing, live_slots: nothing, free_slots: nothing, ..Gauges::default() })
@@ -454,7 +454,7 @@ impl Services {
             Some((Some(sum), true)) => Some(Gauges { shares: None, ..sum.clone() }),
             Some((sum, _)) => sum.clone(),
         };
-        // The load needs no VM that has been read: it is that of all processes.
+        // The load covers all processes, including those whose VM has not been read.
         let with_load = move |key: &ServiceKey| {
             let Load { busy, is_unknown, queues } = loads.get(key).cloned().unwrap_or_default();
             let busy = busy.filter(|_| !is_unknown);
@@ -474,7 +474,7 @@ impl Services {
         }
     }
 
-    /// The key of a process. If there is no room, a service without processes is dropped first.
+    /// The key of a process. If there is no room for it, the oldest service without processes is dropped first.
     fn key(&mut self, process: &Process) -> ServiceKey {
         let key = ServiceKey {
             service: process.origin.service.clone(),
@@ -509,7 +509,7 @@ impl Services {
             malloc_increase: value("malloc_increase_bytes"),
             oldmalloc_increase: value("oldmalloc_increase_bytes"),
             pools: pools.iter().map(|pool| (pool.slot_size, (pool.used, pool.free))).collect(),
-            // The last known memory is kept once the process is gone.
+            // If the process is gone, the last known memory is kept.
             rss: state.memory.map(|memory| memory.rss).or(before.and_then(|before| before.rss)),
             shares: state.memory.and_then(|memory| memory.shares).or(before.and_then(|before| before.shares)),
             ..Gauges::default()

@@ -24,9 +24,9 @@ const PAUSE_BOUNDS: [u64; 15] = [
 pub struct Times {
     /// Upper bounds of the buckets, nanoseconds; one further bucket is unbounded.
     pub bounds: &'static [u64],
-    /// How many are in each; not cumulative.
+    /// Number of times in each bucket; not cumulative.
     pub buckets: Vec<u64>,
-    /// Their sum, nanoseconds.
+    /// Sum of the times, nanoseconds.
     pub ns: u64,
 }
 
@@ -37,7 +37,7 @@ impl Default for Times {
 }
 
 impl Times {
-    /// An empty histogram.
+    /// An empty histogram with these bounds.
     pub(super) fn within(bounds: &'static [u64]) -> Self {
         Self { bounds, buckets: vec![0; bounds.len() + 1], ns: 0 }
     }
@@ -47,13 +47,13 @@ impl Times {
         self.ns = self.ns.saturating_add(ns);
     }
 
-    /// Counts times of at most `most` nanoseconds (`None`: any length), which all belong in one bucket.
+    /// Counts times of at most `most` nanoseconds (`None`: any length), all of which belong in one bucket.
     pub(super) fn count_in(&mut self, most: Option<u64>, count: u64) {
         let bucket = most.and_then(|most| self.bounds.iter().position(|bound| most <= *bound));
         self.buckets[bucket.unwrap_or(self.bounds.len())] += count;
     }
 
-    /// How many.
+    /// Number of times.
     pub fn count(&self) -> u64 {
         self.buckets.iter().sum()
     }

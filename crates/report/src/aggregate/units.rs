@@ -1,8 +1,8 @@
-//! Units of work. Events name a unit by its thread and begin; everything else is known when it ends.
+//! Units of work. Events identify a unit by its thread and start; everything else is known when the unit ends.
 //!
-//! A unit is entered when the first event names it, or when its end is seen. Its end seals it: its facts are final,
-//! and it is handed out once every event of it has been counted. A unit whose end was lost is detected by the next unit of its
-//! thread, and its events never go to that one.
+//! A unit is created when an event first names it, or when its end is seen. Its end seals it: its facts are final,
+//! and it is handed out once all of its events have been counted. A unit whose end was lost is detected by the next unit of its
+//! thread, and its events are never attributed to that one.
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap, VecDeque},
@@ -21,25 +21,25 @@ use crate::model::{
     trace::{Span, Trace},
 };
 
-/// Units that are open at one time, over all processes.
+/// Maximum number of open units, over all processes.
 const MAX_OPEN: usize = 1 << 16;
-/// Units that are remembered when they are not open any more.
+/// Maximum number of closed units that are remembered.
 const MAX_CLOSED: usize = 1 << 14;
-/// How long a unit that has ended waits for the record of a pause that had not ended then, nanoseconds.
+/// Maximum time that an ended unit waits for the record of a pause that had not ended by then, nanoseconds.
 const PATIENCE_NS: u64 = 1_000_000_000;
 
-/// Events name a unit by process, thread, and the time since when the thread serves it, nanoseconds.
+/// How events identify a unit: by process, thread, and the time since when the thread has been serving it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct UnitKey {
     /// The process.
     pub pid: u32,
     /// The thread.
     pub tid: u32,
-    /// Since when.
+    /// Since when, nanoseconds.
     pub begin_ns: u64,
 }
 
-/// What is known of a unit that has not ended.
+/// What is known about a unit that has not been handed out.
 #[derive(Clone, Debug, Default)]
 struct Open {
     id: u64,
@@ -47,11 +47,11 @@ struct Open {
     gc: GcTime,
     handler: Option<Arc<Frame>>,
     published: Published,
-    /// Its end has been seen.
+    /// Whether its end has been seen.
     sealed: bool,
 }
 
-/// The traces of the spans that a unit's stacks show.
+/// The traces of the spans seen in a unit's stacks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum Published {
     #[default]
@@ -89,7 +89,7 @@ pub struct Facts {
     pub last_byte_ns: Option<u64>,
     /// See [`Request::response_bytes`].
     pub response_bytes: Option<u64>,
-    /// Begin of the GC pause in which a thread of its process was when it ended, nanoseconds; `None`: in none.
+    /// Start of the GC pause that a thread of its process was in when it ended, nanoseconds; `None`: no thread was in one.
     pub pause_ns: Option<u64>,
     /// See [`Request::gvl_wait_ns`].
     pub gvl_wait_ns: Option<u64>,
@@ -107,23 +107,23 @@ pub struct Facts {
     pub gc_states: Option<Box<UnitStates>>,
 }
 
-/// What became of a unit that ended.
+/// Result of sealing a unit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Sealed {
-    /// It is handed out once everything in it has been counted.
+    /// The unit is handed out once all of its events have been counted.
     Taken,
-    /// There was no room for it.
+    /// There was no room for the unit.
     NoRoom,
-    /// It has ended before.
+    /// The unit had already ended.
     Repeated,
 }
 
 /// Counters of what could not be known.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct UnitCounts {
-    /// Units that events name and whose end was not seen.
+    /// Units named by events whose end was not seen.
     pub unknown: u64,
-    /// Events dropped, because there was no room for their unit.
+    /// Events dropped because there was no room for their unit.
     pub no_room: u64,
 }
 
@@ -132,37 +132,37 @@ pub struct UnitCounts {
 pub struct Units {
     last_id: u64,
     open: BTreeMap<UnitKey, Open>,
-    /// Those that were handed out last, or whose end was not seen: their stacks may come later.
+    /// Units that were handed out last, or whose end was not seen: their stacks may arrive later.
     closed: HashMap<UnitKey, u64>,
     closed_order: VecDeque<UnitKey>,
-    /// Ended, with what may still be counted in them.
+    /// Ended units of which events may still be counted.
     sealed: Vec<(UnitKey, Facts)>,
     templates: HashMap<u32, Templates>,
-    /// By process: when events of its units were lost.
+    /// Times for which events of units were lost, by pid.
     gaps: HashMap<u32, Gaps>,
     pauses: HashMap<u32, GcPauses>,
     counts: UnitCounts,
 }
 
 impl Units {
-    /// What could not be known so far.
+    /// Counters of what could not be known so far.
     pub fn counts(&self) -> UnitCounts {
         self.counts
     }
 
-    /// How many are open.
+    /// Number of open units.
     pub fn open(&self) -> usize {
         self.open.len()
     }
 
-    /// A cycle was started in a unit. Returns the unit's id, if there is room for it.
+    /// Counts a cycle started in a unit. Returns the unit's id, or `None` if there is no room for the unit.
     pub fn cycle(&mut self, key: UnitKey) -> Option<u64> {
         let open = self.enter(key)?;
         open.gcs = open.gcs.saturating_add(1);
         Some(open.id)
     }
 
-    /// The id of the unit that a stack names; `None`: it cannot be kept.
+    /// The id of the unit that a stack names; `None`: there is no room for the unit.
     pub fn name(&mut self, key: UnitKey) -> Option<u64> {
         if let Some(open) = self.open.get(&key) {
             return Some(open.id);
@@ -171,8 +171,8 @@ impl Units {
         closed.or_else(|| self.has_room(key).then(|| self.enter(key).map(|open| open.id)).flatten())
     }
 
-    /// A stack was taken in a unit, which shows this handler, or none, and this active span, if any. The handler of the first stack that shows
-    /// one is kept, and the trace of the spans if they have the same.
+    /// Adds a stack captured in a unit, with the handler and the active span that it shows, if any. The handler of the first stack that shows
+    /// one is kept, and the trace of the spans if it is the same for all.
     pub fn stack(&mut self, key: UnitKey, span: Option<Span>, handler: impl FnOnce() -> Option<Arc<Frame>>) {
         if self.closed.contains_key(&key) || !self.has_room(key) {
             return;
@@ -186,7 +186,7 @@ impl Units {
         }
     }
 
-    /// A thread was stopped in a GC pause, since `begin_ns` until `end_ns`, nanoseconds. `unit_ns`: since when it serves a unit, if it does.
+    /// Adds a GC pause of a thread from `begin_ns` to `end_ns`, nanoseconds. `unit_ns`: since when the thread serves a unit, if it does.
     pub fn pause(&mut self, pid: u32, tid: u32, unit_ns: Option<u64>, (begin_ns, end_ns): (u64, u64)) {
         self.pauses.entry(pid).or_default().add(PauseAt { tid, begin_ns, end_ns });
         if let Some(unit_ns) = unit_ns
@@ -197,14 +197,14 @@ impl Units {
         }
     }
 
-    /// Events of a process were lost between these times, `CLOCK_MONOTONIC` nanoseconds, both included: what is counted in units
-    /// that were open meanwhile is too low.
+    /// Events of a process were lost between these times, `CLOCK_MONOTONIC` nanoseconds, both inclusive: the counts of units
+    /// that were open meanwhile are too low.
     pub fn lost(&mut self, pid: u32, from_ns: u64, until_ns: u64) {
         self.gaps.entry(pid).or_default().add(from_ns, until_ns);
         self.pauses.entry(pid).or_default().lost(from_ns, until_ns);
     }
 
-    /// A unit has ended. Earlier units of its thread that are still open have ended unseen.
+    /// Seals a unit that has ended. Earlier units of its thread that are still open have ended unseen.
     pub fn seal(&mut self, key: UnitKey, mut facts: Facts) -> Sealed {
         if self.open.get(&key).is_some_and(|open| open.sealed) {
             return Sealed::Repeated;
@@ -222,8 +222,8 @@ impl Units {
         Sealed::Taken
     }
 
-    /// Hands out the units that have ended: all their events have been counted. Those that ended in a GC pause wait for its record,
-    /// until some time before `now_ns`, nanoseconds.
+    /// Hands out the units that have ended: all their events have been counted. A unit that ended in a GC pause waits for the pause's record,
+    /// at most a second after its end.
     pub fn take(&mut self, now_ns: u64) -> Vec<(u32, Request)> {
         let sealed = std::mem::take(&mut self.sealed);
         let (due, waiting) = sealed.into_iter().partition(|(key, facts)| self.is_due(*key, facts, now_ns));
@@ -236,7 +236,7 @@ impl Units {
         now_ns >= due_ns || self.pause_is_known(key, facts)
     }
 
-    /// Whether the record has come of the pause in which a unit has ended, if it did in one.
+    /// Whether the record of the pause in which a unit ended has arrived; true if it ended in none.
     fn pause_is_known(&self, key: UnitKey, facts: &Facts) -> bool {
         let Some((pause_ns, end_ns)) = facts.pause_ns.zip(facts.end_ns) else { return true };
         pause_ns >= end_ns || self.pauses.get(&key.pid).is_some_and(|pauses| pauses.has(pause_ns))
@@ -246,12 +246,12 @@ impl Units {
         sealed.into_iter().filter_map(|(key, facts)| Some((key.pid, self.request(key, facts)?))).collect()
     }
 
-    /// Processes with units that have ended and are not handed out yet.
+    /// Processes with units that have ended and have not been handed out yet.
     pub fn ended(&self) -> BTreeSet<u32> {
         self.sealed.iter().map(|(key, _)| key.pid).collect()
     }
 
-    /// A process has ended, or tracing of it has. Hands out its units that have ended; the others never will.
+    /// A process, or tracing of it, has ended. Hands out its units that have ended; the others never will.
     pub fn end(&mut self, pid: u32) -> Vec<(u32, Request)> {
         let (of_it, others) =
             std::mem::take(&mut self.sealed).into_iter().partition(|(key, _)| key.pid == pid);
@@ -275,12 +275,12 @@ impl Units {
         let none = OwnAndOther { own: GcTime::default(), other: Some(GcTime::default()) };
         let within = |end_ns| pauses.map_or(Some(none), |of| of.within(tid, begin_ns, end_ns));
         let times = facts.end_ns.and_then(within);
-        // Without an end, what its thread did later may be counted, too.
+        // Without an end, counts may include what its thread did later.
         let ended = facts.end_ns.is_some();
         let known = ended
             && !lost
             && match times {
-                // One that was found out only when it ended is not named by its events.
+                // A unit that was detected only at its end is not named by its events.
                 Some(times) => times.own == gc,
                 None => gc.pauses > 0,
             };
@@ -334,13 +334,13 @@ impl Units {
         })
     }
 
-    /// The id of a unit that no event names.
+    /// A new id, for a unit that no event names.
     pub fn new_id(&mut self) -> u64 {
         self.last_id += 1;
         self.last_id
     }
 
-    /// Nothing is counted in a unit any more.
+    /// Closes a unit: nothing is counted in it any more.
     fn close(&mut self, key: UnitKey) -> Option<Open> {
         let open = self.open.remove(&key)?;
         if self.closed_order.len() >= MAX_CLOSED
@@ -361,7 +361,7 @@ impl Units {
     fn enter(&mut self, key: UnitKey) -> Option<&mut Open> {
         if !self.has_room(key) {
             self.counts.no_room += 1;
-            // There may be room when it ends.
+            // There may be room when the unit ends.
             self.lost(key.pid, key.begin_ns, key.begin_ns);
             return None;
         }

@@ -1,27 +1,28 @@
-//! Sums by time: a recording is split into blocks of equal length, whose number is known when its end is. Memory is bounded, however
-//! long it is.
+//! Sums over time. A recording is split into blocks of equal length, whose number is known only at its end. Memory is bounded, however
+//! long the recording is.
 
 use std::collections::BTreeMap;
 
 use super::statistics;
 
 /// Length of a bin at first, nanoseconds.
+/// Initial length of a bin, nanoseconds.
 const WIDTH_NS: u64 = 50_000_000;
-/// Bins at most: with more, two become one.
+/// Maximum number of bins: above it, pairs of bins are merged.
 const BINS: u64 = 120;
-/// Blocks at least, and at most.
+/// Minimum and maximum number of blocks.
 pub(super) const LEAST_BLOCKS: usize = 8;
 const MOST_BLOCKS: u64 = 30;
-/// Shortest block, nanoseconds.
+/// Minimum length of a block, nanoseconds.
 const LEAST_NS: u64 = 250_000_000;
-/// What a recording must last for that, seconds.
+/// Minimum length of a recording that has such blocks, seconds.
 pub(super) const LEAST_SECONDS: f64 = LEAST_BLOCKS as f64 * (LEAST_NS as f64 / 1e9);
 
 /// The bins of a recording.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Grid {
     began_ns: Option<u64>,
-    /// Bins are 2 to the power of this as long as at first.
+    /// Bins have their initial length times 2 to the power of this.
     shift: u32,
 }
 
@@ -31,7 +32,7 @@ impl Grid {
         self.began_ns.get_or_insert(ts_ns);
     }
 
-    /// From when on things count, `CLOCK_MONOTONIC` nanoseconds.
+    /// Since when events count, `CLOCK_MONOTONIC` nanoseconds.
     pub(super) fn began_ns(&self) -> Option<u64> {
         self.began_ns
     }
@@ -40,17 +41,17 @@ impl Grid {
         WIDTH_NS << self.shift
     }
 
-    /// The bin of a time; `None`: it is before the begin.
+    /// The bin of a time; `None`: it is before the start.
     pub(super) fn bin(&mut self, ts_ns: u64) -> Option<Bin> {
         let after_ns = ts_ns.checked_sub(self.began_ns?)?;
-        // A time that no recording reaches is the last one.
+        // A time beyond any real recording falls into the last bin.
         while after_ns / self.width_ns() >= BINS && self.shift < 30 {
             self.shift += 1;
         }
         Some(Bin { at: (after_ns / self.width_ns()).min(BINS - 1) as u32, shift: self.shift })
     }
 
-    /// The bins of an interval with the nanoseconds of it that are in each.
+    /// Calls `of` for each bin of an interval, with the nanoseconds of the interval that lie in the bin.
     pub(super) fn spread(&mut self, from_ns: u64, to_ns: u64, mut of: impl FnMut(Bin, f64)) {
         let Some(began_ns) = self.began_ns else { return };
         let from_ns = from_ns.max(began_ns);
@@ -67,14 +68,14 @@ impl Grid {
         }
     }
 
-    /// The blocks of a recording that ended then; `None`: it is too short for them.
+    /// The blocks of a recording that ended at this time; `None`: it is too short for blocks.
     pub(super) fn cut(&mut self, ended_ns: u64) -> Option<Cut> {
         let span_ns = ended_ns.checked_sub(self.began_ns?)?;
         self.bin(ended_ns.saturating_sub(1))?;
         let width_ns = self.width_ns();
         let bins = span_ns / width_ns;
         let group = bins.div_ceil(MOST_BLOCKS).max(LEAST_NS.div_ceil(width_ns));
-        // What is left over at the end belongs to the last block.
+        // The remainder at the end belongs to the last block.
         let blocks = (bins / group) as usize;
         (blocks >= LEAST_BLOCKS).then_some(Cut {
             shift: self.shift,
@@ -85,14 +86,14 @@ impl Grid {
     }
 }
 
-/// A place in time.
+/// The index of a bin.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Bin {
     at: u32,
     shift: u32,
 }
 
-/// How bins become blocks.
+/// How bins are grouped into blocks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Cut {
     shift: u32,
@@ -102,7 +103,7 @@ pub(super) struct Cut {
     pub(super) block_ns: u64,
 }
 
-/// Sums by bin, those that are not zero.
+/// Sums by bin; bins that are zero are not stored.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Series {
     shift: u32,
@@ -110,7 +111,7 @@ pub(super) struct Series {
 }
 
 impl Series {
-    /// Adds to a bin. Bins come nearly in order.
+    /// Adds to a bin. Bins arrive nearly in order.
     pub(super) fn add(&mut self, bin: Bin, value: f64) {
         self.fold(bin.shift);
         let at = bin.at >> (self.shift - bin.shift);
@@ -127,7 +128,7 @@ impl Series {
         }
     }
 
-    /// Bins of this length from now on.
+    /// Merges bins to this length.
     fn fold(&mut self, shift: u32) {
         if shift <= self.shift {
             return;
@@ -142,20 +143,20 @@ impl Series {
         }
     }
 
-    /// All of it.
+    /// Sum of all bins.
     pub(super) fn total(&self) -> f64 {
         // An empty sum is -0.
         self.bins.iter().map(|(_, value)| value).sum::<f64>() + 0.0
     }
 
-    /// The blocks that are not zero.
+    /// The non-zero bins, as pairs of block index and sum; a block may occur several times.
     pub(super) fn some(&self, cut: &Cut) -> impl Iterator<Item = (usize, f64)> {
         let by = cut.shift - self.shift;
         let (group, last) = (cut.group, cut.blocks - 1);
         self.bins.iter().map(move |(at, value)| ((((at >> by) / group) as usize).min(last), *value))
     }
 
-    /// The blocks.
+    /// The sums of all blocks.
     pub(super) fn blocks(&self, cut: &Cut) -> Vec<f64> {
         let mut blocks = vec![0.0; cut.blocks];
         for (block, value) in self.some(cut) {
@@ -165,27 +166,27 @@ impl Series {
     }
 }
 
-/// Bits of a time's logarithm behind the point: a bucket is less than 1 % wide.
+/// Number of fractional bits of a time's logarithm: a bucket is less than 1 % wide.
 const BITS: u32 = 7;
 
-/// Times by their length and by when they were, within 1 %.
+/// Times by length, within 1 %, and by when they occurred.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Times {
     buckets: BTreeMap<u32, Series>,
     pub(super) count: u64,
-    /// The longest, exactly.
+    /// The longest time, exact.
     pub(super) max_ns: u64,
 }
 
 impl Times {
-    /// Counts some that took this long.
+    /// Counts `count` times of this length.
     pub(super) fn add(&mut self, bin: Bin, ns: u64, count: u64) {
         self.count += count;
         self.max_ns = self.max_ns.max(ns);
         self.buckets.entry(bucket(ns)).or_default().add(bin, count as f64);
     }
 
-    /// The time that this share of all does not exceed, each block taken that number of times.
+    /// The time that this share of all times does not exceed, with each block taken `taken` times.
     fn quantile_of(&self, quantile: f64, weights: &[Vec<(usize, f64)>], taken: &[u32]) -> Option<f64> {
         let weight = |blocks: &Vec<(usize, f64)>| -> f64 {
             blocks.iter().map(|(block, count)| count * f64::from(taken[*block])).sum()
@@ -259,7 +260,7 @@ impl Tail {
 fn bucket(ns: u64) -> u32 {
     let bits = u64::BITS - ns.leading_zeros();
     let drop = bits.saturating_sub(BITS + 1);
-    // Buckets of one power of two are 2^7 to 2^8 - 1, so they follow those of the power below.
+    // Buckets of one power of two are numbered 2^7 to 2^8 - 1, so they follow those of the power below.
     (drop << BITS) + (ns >> drop) as u32
 }
 
@@ -287,7 +288,7 @@ mod tests {
             prop_assert!(bucket(ns.min(other)) <= bucket(ns.max(other)));
         }
 
-        /// However long it takes and in whatever order things come: nothing is lost, and memory is bounded.
+        /// Nothing is lost and memory is bounded, however long a recording is and in whatever order events arrive.
         #[test]
         fn sums(mut times in proptest::collection::vec(0_u64..500 * SECOND, 1..300)) {
             let (mut grid, mut series) = (Grid::default(), Series::default());
@@ -312,7 +313,7 @@ mod tests {
         }
     }
 
-    /// What came before the begin is nowhere, and an interval is where it was.
+    /// Events before the start do not count, and an interval counts where it was.
     #[test]
     fn intervals() {
         let mut grid = Grid::default();
@@ -329,7 +330,7 @@ mod tests {
         assert_eq!(grid.cut(2 * SECOND), None);
     }
 
-    /// Quantiles are those of sorted times, and vary where blocks differ.
+    /// Quantiles are those of sorted times, and vary if blocks differ.
     #[test]
     fn quantiles() {
         let mut grid = Grid::default();

@@ -10,15 +10,15 @@ use super::{
     statistics,
 };
 
-/// Part of all below which a method has no row.
+/// Minimum share of the total weight of both recordings for a method to have a row.
 const LEAST_PART: f64 = 0.005;
-/// Stacks of both recordings together below which nothing is said of a change.
+/// Minimum number of stacks in both recordings together for a change to be tested.
 const LEAST_STACKS: u64 = 20;
 
 /// What a row is about.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Kind {
-    /// A figure of all processes together, which its figure names.
+    /// All processes together; the figure has the description.
     All,
     /// A method.
     Method(Method),
@@ -29,18 +29,18 @@ pub enum Kind {
 /// A row of a table.
 #[derive(Clone, Debug)]
 pub struct Row {
-    /// What it is about.
+    /// What the row is about.
     pub kind: Kind,
-    /// Its figures, the most telling one first.
+    /// Its figures, most important first.
     pub figures: Vec<Figure>,
 }
 
 /// What the weight of a method is divided by.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Per {
-    /// All weight: the figure is a share.
+    /// The total weight: the figure is a share.
     All,
-    /// Time of processes: the figure is a number of threads.
+    /// The processes' time: the figure is a number of threads.
     Time,
 }
 
@@ -73,7 +73,7 @@ impl Part<'_> {
     }
 }
 
-/// One figure of a method: its own weight, or all below it.
+/// One figure of a method: its own weight, or its weight including callees.
 fn figure(
     what: &'static str,
     method: &Method,
@@ -88,8 +88,8 @@ fn figure(
     let weight: f64 = found.into_iter().flatten().map(Series::total).sum();
     let wholes = parts.map(|part| part.whole(per).total());
     let pooled = weight / wholes.iter().sum::<f64>().max(1.0);
-    // What each recording varies by at least, where stacks come independently of each other: it may be more, and it is not less
-    // because a recording has none.
+    // The minimum variance of each recording, that of independent stacks: the true one may be higher, and it is not lower
+    // because a recording has no such stacks.
     let least_variance = |at: usize| match per {
         Per::All => pooled * (1.0 - pooled).max(0.0) / parts[at].sums.stacks.max(1) as f64,
         Per::Time => pooled * (weight / stacks.max(1) as f64) / wholes[at].max(1.0),
@@ -103,8 +103,8 @@ fn figure(
     figure
 }
 
-/// Rows of the methods that have any part worth a look in one of the recordings: what they have themselves and, if there is more to
-/// it, with what they call.
+/// Rows of the methods whose share of the total of both recordings is at least [`LEAST_PART`]: their own weight and, with `with_total`,
+/// their weight including callees.
 pub(super) fn rows(parts: [Part<'_>; 2], per: Per, least: Least, with_total: bool) -> Vec<Row> {
     let methods: BTreeSet<&Method> = parts.iter().flat_map(|part| part.sums.methods()).collect();
     let all: f64 = parts.iter().map(|part| part.sums.all.total()).sum();
@@ -120,7 +120,7 @@ pub(super) fn rows(parts: [Part<'_>; 2], per: Per, least: Least, with_total: boo
     .collect()
 }
 
-/// Real changes first, what grew before what shrank, the larger before the smaller.
+/// Sorts rows: real changes first, increases before decreases, larger before smaller.
 pub(super) fn sort(rows: &mut [Row]) {
     let rank = |row: &Row| {
         let of = |figure: &Figure| match figure.verdict {
@@ -128,7 +128,7 @@ pub(super) fn sort(rows: &mut [Row]) {
             Verdict::Shrank => 2,
             Verdict::Noise | Verdict::Untested(_) => 4,
         };
-        // A method that grew itself comes before those that only call one that did.
+        // A method that grew itself comes before methods that only call one that did.
         row.figures
             .iter()
             .enumerate()
@@ -142,7 +142,7 @@ pub(super) fn sort(rows: &mut [Row]) {
         if real.is_some_and(|figure| figure.verdict.is_real()) {
             change
         } else {
-            // Among those without a change, the largest.
+            // Rows without a change are sorted by size.
             row.figures.iter().map(of).fold(0.0, f64::max)
         }
     };

@@ -14,25 +14,25 @@ use super::{
 };
 use crate::words::plural;
 
-/// Probability with which anything in a table is called changed where nothing is. Six groups are judged apart, so it is below
-/// 5 % for all.
+/// Probability of calling anything in a table changed although nothing has changed. Six groups are judged separately, so it is below
+/// 5 % for all of them.
 pub const LEVEL: f64 = 0.005;
 
-/// Least changes that are called one.
+/// Smallest changes that are reported as such.
 const LEAST_SHARE: Least = Least { absolute: 0.002, relative: 0.1 };
 const LEAST_RATE: Least = Least { absolute: 0.02, relative: 0.1 };
 const LEAST_TIME: Least = Least { absolute: 50_000.0, relative: 0.1 };
 const LEAST_NUMBER: Least = Least { absolute: 0.01, relative: 0.1 };
 const LEAST_METHOD: Least = Least { absolute: 0.005, relative: 0.05 };
 
-/// Events below which their number varies as if they came by chance.
+/// Number of events below which the number is assumed to vary randomly.
 const REGULAR: f64 = 30.0;
-/// Events that must be beyond a quantile.
+/// Minimum number of events beyond a quantile.
 const BEYOND: f64 = 5.0;
-/// Endpoints that are compared: those with most requests.
+/// Number of endpoints that are compared: those with the most requests.
 const ENDPOINTS: usize = 30;
 
-/// Rows with one subject.
+/// Rows about one subject.
 #[derive(Clone, Debug)]
 pub struct Table {
     /// Its name on the wire.
@@ -41,9 +41,9 @@ pub struct Table {
     pub title: &'static str,
     /// Its rows.
     pub rows: Vec<Row>,
-    /// Why it has none.
+    /// Why it has no rows.
     pub absent: Vec<String>,
-    /// What else is to be known.
+    /// Further notes.
     pub notes: Vec<String>,
 }
 
@@ -58,20 +58,20 @@ impl Table {
     }
 }
 
-/// Two recordings compared.
+/// The comparison of two recordings.
 #[derive(Clone, Debug)]
 pub struct Comparison {
     /// The tables.
     pub tables: Vec<Table>,
-    /// Blocks of each recording, and their length in nanoseconds; `None`: it is too short for a test.
+    /// Number of blocks of each recording, and their length in nanoseconds; `None`: it is too short for tests.
     pub blocks: [Option<(usize, u64)>; 2],
-    /// Programs that only one of both has, A's first.
+    /// Programs that only one of the recordings has, A's first.
     pub only: [Vec<String>; 2],
     /// Why nothing can be compared.
     pub nothing: Vec<String>,
 }
 
-/// Both sides.
+/// Both recordings.
 struct Both<'a> {
     a: Prepared<'a>,
     b: Prepared<'a>,
@@ -94,12 +94,12 @@ impl Both<'_> {
         Figure::new(metric, what, Unit::Share, measured, LEAST_SHARE, SHORT)
     }
 
-    /// How often a second and process.
+    /// Rate per second and process.
     fn rate(&self, metric: &'static str, what: &'static str, unit: Unit, of: fn(&Side) -> &Series) -> Figure {
         self.rate_of_part(metric, what, unit, of, |_| 1.0)
     }
 
-    /// The same of what was only seen in this part of the time.
+    /// The same for events that were observed only in this part of the time.
     fn rate_of_part(
         &self,
         metric: &'static str,
@@ -138,7 +138,7 @@ impl Both<'_> {
             figure.untested(FEW);
         }
         if few(self.b.side) {
-            // Nor can it be compared with a bound.
+            // Nor can the figure be compared with a bound.
             figure.of_b = None;
         } else if !metric.is_empty()
             && let (Some(times), Some(cut)) = (of(self.b.side), &self.b.cut)
@@ -215,7 +215,7 @@ impl Both<'_> {
             if !gvl.has_blocks() {
                 return Measured::bare(value);
             }
-            // The sums of threads are the value; how it varies is seen in what was reported each second.
+            // The value comes from the sums of threads; its variation comes from what was reported each second.
             let estimate = one.per_time(&gvl.waited, &gvl.time).estimate;
             let scaled = estimate.zip(value).map(|(estimate, value)| {
                 let factor = if estimate.value > 0.0 { value / estimate.value } else { 1.0 };
@@ -346,7 +346,7 @@ impl Both<'_> {
         });
         table("triggers", "WHAT STARTS GC, TIME OF PAUSES", self.lacks(Side::without_gc), &|| {
             let mut rows = self.methods(|side| &side.triggers, Per::All, LEAST_METHOD, false);
-            // A loop and the growth of its heap lock into step, in each run at another line.
+            // A loop and the growth of its heap lock into step, at a different line in each run.
             for figure in rows.iter_mut().flat_map(|row| &mut row.figures) {
                 figure.untested(STEP);
             }
@@ -366,7 +366,7 @@ impl Both<'_> {
 }
 
 impl Comparison {
-    /// Compares.
+    /// Compares two recordings.
     pub fn of(a: &mut Side, b: &mut Side) -> Self {
         let cuts = [&mut *a, &mut *b].map(|side| side.grid.cut(side.closed_ns));
         let (a, b) = (&*a, &*b);
@@ -399,7 +399,7 @@ impl Comparison {
         comparison
     }
 
-    /// The shortest recording of which changes can be tested, seconds.
+    /// Minimum length of a recording for changes to be tested, seconds.
     pub const fn least_seconds() -> f64 {
         LEAST_SECONDS
     }

@@ -6,7 +6,7 @@ use super::{
     statistics,
 };
 
-/// The figures that conditions know: name, how it is shown, what it is.
+/// The figures that conditions can test: name, unit and description.
 pub const METRICS: [(&str, Unit, &str); 14] = [
     ("gc.share", Unit::Share, "share of the processes' time in GC pauses"),
     ("gc.minor.rate", Unit::PerSecond, "minor cycles a second and process"),
@@ -24,28 +24,28 @@ pub const METRICS: [(&str, Unit, &str); 14] = [
     ("request.gc.share", Unit::Share, "share of the requests' time in GC pauses (--requests)"),
 ];
 
-/// Why a condition cannot be understood.
+/// Why a condition is invalid.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ConditionError {
-    /// It has another form.
+    /// It does not have the form of a condition.
     #[error(
         "`{0}` is not a condition; write METRIC > BOUND, e.g. 'gc.share > +20%' or 'gc.pause.p99 > 50ms'"
     )]
     Form(String),
-    /// It names something else.
+    /// It does not name a metric.
     #[error("`{0}` is not a metric; there are {names}", names = METRICS.map(|(name, ..)| name).join(", "))]
     Metric(String),
-    /// Its bound does not fit.
+    /// Its bound does not suit the metric.
     #[error("`{bound}` is not a bound for {metric}; write {examples}")]
     Bound {
         /// The bound.
         bound: String,
         /// The metric.
         metric: &'static str,
-        /// What would fit.
+        /// Examples of valid bounds.
         examples: &'static str,
     },
-    /// Its bound is a change in the other direction.
+    /// Its bound is a change in the opposite direction.
     #[error(
         "`{text}` cannot be tested: {sign} needs a change in its direction, e.g. '{metric} {sign} {fits}'"
     )]
@@ -54,7 +54,7 @@ pub enum ConditionError {
         text: String,
         /// Its sign.
         sign: char,
-        /// A bound that fits.
+        /// A valid bound.
         fits: &'static str,
         /// The metric.
         metric: &'static str,
@@ -63,49 +63,49 @@ pub enum ConditionError {
 
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Bound {
-    /// On the change, as a part of A.
+    /// On the change relative to A.
     Relative(f64),
     /// On the change, in the metric's unit.
     Change(f64),
-    /// On B.
+    /// On the value of B, in the metric's unit.
     Level(f64),
 }
 
 /// A condition.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Condition {
-    /// As it was written.
+    /// The condition as it was written.
     pub text: String,
     metric: &'static str,
     above: bool,
     bound: Bound,
 }
 
-/// What became of a condition.
+/// The outcome of a condition.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Outcome {
-    /// The bound is not exceeded, or not beyond noise.
+    /// The bound is not exceeded, or by no more than noise.
     Held,
-    /// It is exceeded beyond noise.
+    /// The bound is exceeded by more than noise.
     Failed,
-    /// The figure is not there, or was not tested.
+    /// The figure is absent, or was not tested.
     Unknown,
 }
 
-/// A condition and what became of it.
+/// A condition with its outcome.
 #[derive(Clone, Debug)]
 pub struct Judged {
-    /// As it was written.
+    /// The condition as it was written.
     pub text: String,
-    /// What became of it.
+    /// The outcome.
     pub outcome: Outcome,
     /// The figure, if there is one.
     pub figure: Option<Figure>,
-    /// Why it is unknown; empty: it is not.
+    /// Why the outcome is unknown; empty if it is known.
     pub why: String,
-    /// Whether its bound is on B alone, whatever A has.
+    /// Whether the bound applies to B alone, regardless of A.
     pub of_b: bool,
-    /// Whether the figure is beyond the bound, but not by more than noise.
+    /// Whether the figure exceeds the bound, but by no more than noise.
     pub within_noise: bool,
 }
 
@@ -130,7 +130,7 @@ impl std::str::FromStr for Condition {
         let wrong = || ConditionError::Bound { bound: bound.to_owned(), metric, examples };
         let parsed = parse(bound, unit).ok_or_else(wrong)?;
         let above = &text[at..=at] == ">";
-        // A fall of more than `-5%` is `<`. `> -5%` would have to fail on no change at all, which is never more than noise.
+        // A decrease by more than 5 % is `< -5%`. `> -5%` would have to fail if nothing changed, which is never more than noise.
         if let Bound::Relative(change) | Bound::Change(change) = parsed
             && (if above { change < 0.0 } else { change > 0.0 })
         {
@@ -141,7 +141,7 @@ impl std::str::FromStr for Condition {
     }
 }
 
-/// `+20%`, `+2pp`, `-5ms`, `50ms`, `12`.
+/// Parses `+20%`, `+2pp`, `-5ms`, `50ms`, `12`.
 fn parse(text: &str, unit: Unit) -> Option<Bound> {
     let signed = text.starts_with(['+', '-']);
     let end =
@@ -150,7 +150,7 @@ fn parse(text: &str, unit: Unit) -> Option<Bound> {
     let scaled = match (suffix, unit) {
         ("%", _) if signed => return Some(Bound::Relative(number / 100.0)),
         ("pp", Unit::Share) if signed => number / 100.0,
-        // Nothing can be more than all.
+        // A share cannot exceed the whole.
         ("%", Unit::Share) if number <= 100.0 => number / 100.0,
         ("us" | "µs", Unit::Time) => number * 1e3,
         ("ms", Unit::Time) => number * 1e6,
@@ -162,7 +162,7 @@ fn parse(text: &str, unit: Unit) -> Option<Bound> {
 }
 
 impl Condition {
-    /// Whether the bound is exceeded by more than noise.
+    /// Evaluates whether the bound is exceeded by more than noise.
     pub fn judge(&self, comparison: &Comparison) -> Judged {
         let found = comparison.figures().find(|(_, _, figure)| figure.metric == self.metric);
         let figure = found.map(|(_, _, figure)| figure.clone());
@@ -195,13 +195,13 @@ impl Condition {
             (_, Verdict::Untested(why)) => return Err(why),
             (_, Verdict::Noise) => return Ok(false),
             (Bound::Change(bound), _) => figure.change().is_some_and(|change| beyond(change, bound)),
-            // From nothing to something is more than any part.
+            // A change from zero to something exceeds any relative bound.
             (Bound::Relative(bound), _) => beyond(figure.relative().unwrap_or(f64::INFINITY), bound),
         };
         Ok(change)
     }
 
-    /// Whether the figure itself is beyond the bound, however well it is known.
+    /// Whether the figure itself exceeds the bound, regardless of its uncertainty.
     fn seems_exceeded(&self, figure: &Figure) -> bool {
         let (value, bound) = match self.bound {
             Bound::Level(bound) => (figure.b, bound),
@@ -230,7 +230,7 @@ impl Condition {
 mod tests {
     use super::*;
 
-    /// What is written is what is meant; what is not is refused with what would be.
+    /// Conditions are parsed as intended; an invalid one is refused with a valid example.
     #[test]
     fn written() {
         let of = |text: &str| text.parse::<Condition>().map(|condition| (condition.above, condition.bound));

@@ -1,4 +1,4 @@
-//! One figure of both recordings, and whether the two are more than noise apart.
+//! One figure of both recordings, and whether the difference is more than noise.
 
 use super::{
     blocks::Tail,
@@ -10,7 +10,7 @@ use super::{
 pub enum Unit {
     /// A part of a whole, 0 to 1.
     Share,
-    /// So often a second.
+    /// A number per second.
     PerSecond,
     /// Nanoseconds.
     Time,
@@ -18,25 +18,25 @@ pub enum Unit {
     Number,
     /// Bytes.
     Bytes,
-    /// Bytes a second.
+    /// Bytes per second.
     BytesPerSecond,
 }
 
-/// What is said of a change.
+/// The verdict on a change.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verdict {
-    /// It is more in B, beyond noise.
+    /// B is larger, by more than noise.
     Grew,
-    /// It is less in B, beyond noise.
+    /// B is smaller, by more than noise.
     Shrank,
-    /// Noise explains it, or it is too small to matter.
+    /// The change is explained by noise, or too small to matter.
     Noise,
-    /// It was not tested, for this reason.
+    /// The change was not tested, for this reason.
     Untested(&'static str),
 }
 
 impl Verdict {
-    /// Whether it is more than noise.
+    /// Whether the change is more than noise.
     pub fn is_real(self) -> bool {
         matches!(self, Self::Grew | Self::Shrank)
     }
@@ -52,7 +52,7 @@ impl Verdict {
     }
 }
 
-/// Why something is not tested.
+/// Reasons for which a change is not tested.
 pub(super) const SHORT: &str = "too short";
 /// The same.
 pub(super) const FEW: &str = "too few";
@@ -77,14 +77,14 @@ impl Measured {
         Self { value, estimate: None }
     }
 
-    /// A tested one.
+    /// A value that can be tested.
     pub(super) fn of(estimate: Estimate) -> Self {
         Self { value: Some(estimate.value), estimate: Some(estimate) }
     }
 }
 
-/// The least change that is called one: what runs of the same program differ by, although nothing in it has changed, in its own unit
-/// and as a part of the mean of both.
+/// The smallest change that is reported as such: runs of the same program differ by that much although nothing in it has changed. In the
+/// figure's own unit, and relative to the mean of both recordings.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Least {
     pub(super) absolute: f64,
@@ -97,24 +97,24 @@ impl Least {
     }
 }
 
-/// A figure of both.
+/// A figure of both recordings.
 #[derive(Clone, Debug)]
 pub struct Figure {
-    /// By which name `--fail-if` knows it; empty: by none.
+    /// Its name in `--fail-if`; empty: it has none.
     pub metric: &'static str,
-    /// What it is.
+    /// Description.
     pub what: &'static str,
     /// How it is shown.
     pub unit: Unit,
-    /// Of A; `None`: there is none.
+    /// Value in A; `None` if absent.
     pub a: Option<f64>,
-    /// Of B.
+    /// Value in B; `None` if absent.
     pub b: Option<f64>,
-    /// Half of the width of the 95 % interval of the change, in the figure's unit.
+    /// Half of the width of the 95 % confidence interval of the change, in the figure's unit.
     pub margin: Option<f64>,
-    /// How probable such a change is where nothing has changed by more than the least change.
+    /// Probability of such a change if nothing has changed by more than the smallest change that matters; `None` if it was not tested.
     pub p: Option<f64>,
-    /// Whether it is more than noise.
+    /// The verdict on the change.
     pub verdict: Verdict,
     pub(super) of_b: Option<Estimate>,
     /// Of a quantile that `--fail-if` knows: B's times.
@@ -122,7 +122,7 @@ pub struct Figure {
 }
 
 impl Figure {
-    /// Compares. Where one of both has no estimate, `why` says why.
+    /// Compares two values. `why` is the reason for not testing if either has no estimate.
     pub(super) fn new(
         metric: &'static str,
         what: &'static str,
@@ -151,7 +151,7 @@ impl Figure {
         figure
     }
 
-    /// Nothing is said of its change, for this reason.
+    /// Marks the change as not tested, for this reason.
     pub(super) fn untested(&mut self, why: &'static str) {
         (self.p, self.margin, self.verdict) = (None, None, Verdict::Untested(why));
     }
@@ -161,14 +161,14 @@ impl Figure {
         Some(self.b? - self.a?)
     }
 
-    /// The change as a part of A; `None` where A is 0.
+    /// The change relative to A; `None` if A is 0.
     pub fn relative(&self) -> Option<f64> {
         let a = self.a.filter(|a| *a != 0.0)?;
         Some(self.change()? / a)
     }
 }
 
-/// Judges figures together: where nothing has changed, anything among them is called changed with at most this probability.
+/// Judges figures together: if nothing has changed, the probability of calling any of them changed is at most `level`.
 pub(super) fn judge<'a>(figures: impl Iterator<Item = &'a mut Figure>, level: f64) {
     let mut tested: Vec<&mut Figure> = figures.filter(|figure| figure.p.is_some()).collect();
     let p: Vec<f64> = tested.iter().filter_map(|figure| figure.p).collect();

@@ -1,4 +1,4 @@
-//! What is needed of one recording.
+//! Gathers what is needed from one recording.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
@@ -22,16 +22,16 @@ use crate::{
     words::UNNAMED,
 };
 
-/// Endpoints that are distinguished.
+/// Maximum number of distinguished endpoints.
 const ENDPOINTS: usize = 500;
 
-/// What was looked at, for what a recording lacks.
+/// What a recording observed; it explains what the recording lacks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[expect(clippy::struct_excessive_bools, reason = "each is a fact of its own")]
 pub struct Looked {
     /// CPU samples.
     pub samples: bool,
-    /// Threads off their CPU.
+    /// Threads off the CPU.
     pub wall: bool,
     /// The GVL.
     pub gvl: bool,
@@ -41,24 +41,24 @@ pub struct Looked {
     pub alloc: bool,
 }
 
-/// Which processes count.
+/// Selects the processes that count.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Chosen {
-    /// This pid.
+    /// Only this pid.
     pub pid: Option<u32>,
-    /// Programs of this name.
+    /// Only programs of this name.
     pub program: Option<String>,
 }
 
 impl Chosen {
-    /// Whether a process is one of them.
+    /// Whether a process is selected.
     pub fn has(&self, process: &Process) -> bool {
         self.pid.is_none_or(|pid| pid == process.pid)
             && self.program.as_deref().is_none_or(|name| name == program(process))
     }
 }
 
-/// What a process is called where it is compared with those of another recording: its service, or its main thread.
+/// The name by which a process is matched with those of another recording: its service, or the name of its main thread.
 pub fn program(process: &Process) -> &str {
     let names = [process.origin.service.as_str(), &process.comm];
     names.into_iter().find(|name| !name.is_empty()).unwrap_or(UNNAMED)
@@ -67,18 +67,18 @@ pub fn program(process: &Process) -> &str {
 /// Processes of one program.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Program {
-    /// How many.
+    /// Number of processes.
     pub processes: u64,
     /// Their Rubies.
     pub rubies: BTreeSet<String>,
 }
 
-/// Requests, of one endpoint or all.
+/// Requests of one endpoint or of all.
 #[derive(Debug, Default)]
 pub(super) struct Requests {
     pub(super) count: Series,
     pub(super) times: Times,
-    /// Time of those whose GC is known, and GC pauses of these, nanoseconds.
+    /// Total duration of the requests whose GC is known, and the GC pauses during them, nanoseconds.
     pub(super) known_ns: Series,
     pub(super) gc_ns: Series,
 }
@@ -96,19 +96,19 @@ impl Requests {
     }
 }
 
-/// A process that runs.
+/// A running process.
 #[derive(Clone, Debug, Default)]
 struct Running {
-    /// Until when its GVL sums were reported.
+    /// Time up to which its GVL sums were reported, nanoseconds.
     gvl_ns: u64,
-    /// Those sums, which only grow.
+    /// These sums, which only grow.
     reported: GvlSoFar,
 }
 
 /// One recording.
 #[derive(Debug)]
 pub struct Side {
-    /// What it is called in messages: `A` or `B`.
+    /// Its name in messages: `A` or `B`.
     pub name: &'static str,
     pub(super) chosen: Chosen,
     pub(super) looked: Looked,
@@ -118,7 +118,7 @@ pub struct Side {
     pub(super) programs: BTreeMap<String, Program>,
     running: HashMap<u32, Running>,
     now_ns: u64,
-    /// Time of processes, nanoseconds.
+    /// Lifetimes of processes, nanoseconds.
     pub(super) time: Series,
     pub(super) pause_ns: Series,
     pub(super) minor: Series,
@@ -126,20 +126,20 @@ pub struct Side {
     pub(super) pauses: Times,
     /// Time of GC pauses by the method that started the cycle, nanoseconds.
     pub(super) triggers: ByMethod,
-    /// Programs whose GC is not traced by its events.
+    /// Programs whose GC is not traced by its events, so that cycles are unknown.
     pub(super) without_cycles: BTreeSet<String>,
     /// CPU time, nanoseconds.
     pub(super) cpu: ByMethod,
-    /// Time for which threads were off their CPU, nanoseconds.
+    /// Off-CPU time of threads, nanoseconds.
     pub(super) off_cpu: ByMethod,
     pub(super) gvl: Gvl,
     pub(super) requests: Requests,
     pub(super) endpoints: BTreeMap<String, Requests>,
     pub(super) objects: Series,
     pub(super) bytes: Series,
-    /// Refills that are not in the sums.
+    /// Number of refills missing from the sums.
     pub(super) refills_lost: u64,
-    /// Bytes, by method.
+    /// Allocated bytes by method.
     pub(super) allocating: ByMethod,
     pub(super) peak_rss: Option<u64>,
 }
@@ -147,34 +147,34 @@ pub struct Side {
 /// What threads did with the GVL.
 #[derive(Debug, Default)]
 pub(super) struct Gvl {
-    /// Of whole threads, nanoseconds.
+    /// Sum over whole threads, nanoseconds.
     pub(super) wait_ns: u64,
     pub(super) watched_ns: u64,
-    /// With the time for which the CPU budget kept it from being watched.
+    /// Includes the time for which the CPU budget prevented watching.
     pub(super) wall_ns: u64,
-    /// Time of threads.
+    /// Watched time of threads, nanoseconds.
     pub(super) time: Series,
-    /// Time of waits that are over.
+    /// Time of completed waits, nanoseconds.
     pub(super) waited: Series,
     pub(super) waits: Series,
     /// Time of long waits by the method that held the GVL, nanoseconds.
     pub(super) holders: ByMethod,
-    /// For how long single waits were not reported, nanoseconds.
+    /// Time for which single waits were not reported, nanoseconds.
     pub(super) gap_ns: u64,
-    /// For how long waits were not seen at all, nanoseconds.
+    /// Time for which waits were not observed at all, nanoseconds.
     unwatched_ns: u64,
-    /// Kinds of what is seen of waits.
+    /// The values of `only_blocked` in the coverages of its threads.
     pub(super) only_blocked: BTreeSet<bool>,
     reported: bool,
 }
 
 impl Gvl {
-    /// Whether waits have times.
+    /// Whether the times of waits are known, so that they can be split into blocks.
     pub(super) fn has_blocks(&self) -> bool {
         self.reported
     }
 
-    /// Which part of the time was watched; `None`: not all of it, and no sums of threads say how much.
+    /// Share of the time that was watched, 0 to 1; `None`: it was not watched throughout, and no sums of threads say for how long.
     pub(super) fn watched(&self) -> Option<f64> {
         match self.unwatched_ns {
             0 => Some(1.0),
@@ -184,7 +184,7 @@ impl Gvl {
 }
 
 impl Side {
-    /// Nothing yet, of a recording that looked at this.
+    /// An empty side, for a recording that observed this.
     pub fn new(name: &'static str, looked: Looked, chosen: Chosen) -> Self {
         Self {
             name,
@@ -216,44 +216,44 @@ impl Side {
         }
     }
 
-    /// Everything is traced from this time on; what was before does not count. `CLOCK_MONOTONIC` nanoseconds.
+    /// Everything is traced from this time on, `CLOCK_MONOTONIC` nanoseconds; earlier events do not count.
     pub fn began(&mut self, ts_ns: u64) {
         self.grid.begin(ts_ns);
     }
 
-    /// Nothing is traced any more.
+    /// Tracing ended at this time.
     pub fn closed(&mut self, ts_ns: u64) {
         self.closed_ns = ts_ns;
     }
 
-    /// Time has come to this.
+    /// Advances the current time.
     pub fn now(&mut self, now_ns: u64) {
         self.now_ns = self.now_ns.max(now_ns);
     }
 
-    /// Single waits for the GVL were not reported for some time.
+    /// Adds an interval in which single waits for the GVL were not reported.
     pub fn gvl_gap(&mut self, gap: GvlGap) {
         let ns = gap.to_ns.min(self.now_ns).saturating_sub(gap.from_ns);
         self.gvl.gap_ns += ns;
         self.gvl.unwatched_ns += if gap.summed { 0 } else { ns };
     }
 
-    /// The last account.
+    /// Sets the last account.
     pub fn account(&mut self, ledger: &Ledger) {
         self.ledger = ledger.clone();
     }
 
-    /// For how long everything was traced, seconds.
+    /// Time for which everything was traced, seconds.
     pub fn seconds(&self) -> f64 {
         self.grid.began_ns().map_or(0.0, |began_ns| self.closed_ns.saturating_sub(began_ns) as f64 / 1e9)
     }
 
-    /// When everything was traced, `CLOCK_MONOTONIC` nanoseconds.
+    /// Since when everything was traced, `CLOCK_MONOTONIC` nanoseconds.
     pub fn began_ns(&self) -> Option<u64> {
         self.grid.began_ns()
     }
 
-    /// The programs in it.
+    /// The programs in the recording.
     pub fn programs(&self) -> &BTreeMap<String, Program> {
         &self.programs
     }
@@ -300,7 +300,7 @@ impl Side {
             }
             return;
         }
-        // A long sleep is where it was, not where it began.
+        // A long sleep counts in all bins that it spans, not only where it began.
         let sums = &mut self.off_cpu;
         sums.meet(&sample.stack);
         self.grid
@@ -319,7 +319,7 @@ impl Side {
         let now_ns = self.now_ns;
         let Some(running) = self.running.get_mut(&process.pid) else { return };
         let from_ns = std::mem::replace(&mut running.gvl_ns, now_ns);
-        // What is new is of the time since then.
+        // The growth is spread over the time since the last report.
         let so_far = so_far.growth(&mut running.reported);
         let length = now_ns.saturating_sub(from_ns) as f64;
         let waits: u64 = so_far.waits().map(|(_, count)| count).sum();
@@ -409,7 +409,7 @@ impl Observer for Side {
     }
 }
 
-/// The innermost method of the application's own, or where there is none, of any Ruby code.
+/// The innermost method of the application's own code or, if there is none, of any Ruby code.
 fn innermost(stack: &[std::sync::Arc<Frame>]) -> Option<&Frame> {
     app_frame(stack).or_else(|| ruby_frame(stack)).map(AsRef::as_ref)
 }

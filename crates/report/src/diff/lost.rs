@@ -1,4 +1,4 @@
-//! What a recording lacks, by name: figures that lack something are not shown.
+//! What a recording lacks, in words: figures based on incomplete data are not shown.
 
 use gctrace_common::stats::Family;
 use gctrace_tunemygc::printable::printable;
@@ -6,10 +6,10 @@ use gctrace_tunemygc::printable::printable;
 use super::gather::Side;
 use crate::{ledger::Extent, words::plural};
 
-/// Part of all stacks that may be lost, because shares are shown in tenths of a percent: more would show.
+/// Maximum share of stacks that may be lost. Shares are shown in tenths of a percent, so a larger loss would be visible.
 const STACKS: f64 = 0.001;
 
-/// Why figures are absent; `None`: they are whole.
+/// Why figures are absent; `None`: they are complete.
 pub(super) type Lack = Option<String>;
 
 impl Side {
@@ -17,7 +17,7 @@ impl Side {
         format!("{} {what}", self.name)
     }
 
-    /// Nothing is known of losses where no account was written.
+    /// Losses are unknown if no account was written.
     fn unaccounted(&self) -> Lack {
         self.ledger
             .kernel
@@ -30,7 +30,7 @@ impl Side {
         (lost > 0).then(|| self.lacks(&format!("lost {}", plural(lost, noun)))).or_else(|| self.unaccounted())
     }
 
-    /// Whether anything of the chosen processes is there at all.
+    /// Why there is no data of the chosen processes.
     pub(super) fn empty(&self) -> Lack {
         if self.grid.began_ns().is_none() {
             return Some(self.lacks("ends before everything was traced"));
@@ -50,7 +50,7 @@ impl Side {
         self.lost_of(Family::Gc, self.ledger.user.pipeline.undecodable, "GC event")
     }
 
-    /// The part of all stacks that was lost at most, or why there are no shares.
+    /// The share of all stacks that was lost, or why there are no shares.
     pub(super) fn without_samples(&self) -> Result<f64, String> {
         if !self.looked.samples {
             return Err(self.lacks("has no CPU samples"));
@@ -74,7 +74,7 @@ impl Side {
         if let Err(why) = self.without_samples() {
             return Some(why);
         }
-        // A time is recorded when it is over, or the run is; of a part of a run, up to the end of the part.
+        // An off-CPU time is recorded when it or the run ends; in a part of a run, at the end of the part.
         if self.ledger.extent == Extent::CutOff {
             return Some(self.lacks("was cut off: it lacks threads that were off the CPU then"));
         }
@@ -91,7 +91,7 @@ impl Side {
         self.lost_of(Family::Gvl, 0, "GVL event")
     }
 
-    /// Sums of a thread are written when it ends, or when the run does: others do not have those of threads that ran on.
+    /// A thread's sums are written when it or the run ends: other recordings lack the sums of threads that continued to run.
     pub(super) fn without_gvl_sums(&self) -> Lack {
         match self.ledger.extent {
             Extent::Run => None,
@@ -100,7 +100,7 @@ impl Side {
         }
     }
 
-    /// Counts of waits are those of the watched time.
+    /// Rates of waits need the watched time.
     pub(super) fn without_gvl_rates(&self) -> Lack {
         if self.gvl.watched().is_some() {
             None

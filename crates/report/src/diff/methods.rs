@@ -1,35 +1,35 @@
-//! What is summed by method: a weight for the innermost method of a stack, and one for each that is on it.
+//! Sums by method: a weight for the innermost method of a stack, and one for each method on it.
 
 use std::{collections::HashMap, sync::Arc};
 
 use super::blocks::{Bin, Series};
 use crate::model::stack::{Frame, FrameKind};
 
-/// Methods that are distinguished.
+/// Maximum number of distinguished methods.
 const MOST: usize = 1 << 16;
-/// Frames that are known by their address before that table is emptied.
+/// Maximum number of frames known by their address; the table is emptied when it would exceed it.
 const KNOWN: usize = 1 << 18;
 
-/// A method, as it is recognised in another recording: lines move from one version of a program to the next.
+/// A method, as it is recognised in another recording: without lines, which move between versions of a program.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Method {
     /// A method in Ruby or C.
     Of {
-        /// Its name, as it was seen.
+        /// Its name, as seen.
         name: Arc<str>,
-        /// The last part of the path of its file.
+        /// The last component of its file's path.
         file: Option<Arc<str>>,
     },
     /// The garbage collector.
     Gc,
-    /// No method: native code and the kernel, where no method is below, or no stack.
+    /// No method: native code and the kernel with no method below, or no stack.
     Outside,
     /// Methods beyond the limit, together.
     Beyond,
 }
 
 impl Method {
-    /// The method that a frame is of.
+    /// The method of a frame.
     fn of(frame: &Frame) -> Option<Self> {
         let file = || frame.file.as_deref().map(|path| Arc::from(path.rsplit('/').next().unwrap_or(path)));
         match frame.kind {
@@ -45,11 +45,11 @@ impl Method {
 /// A method's sums.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Sums {
-    /// Where it was the innermost one.
+    /// Weight of stacks on which it was the innermost method.
     pub(super) own: Series,
-    /// Where it was on the stack.
+    /// Weight of stacks that contain it.
     pub(super) total: Series,
-    /// Stacks it was on.
+    /// Number of stacks that contain it.
     pub(super) stacks: u64,
 }
 
@@ -58,11 +58,11 @@ pub(super) struct Sums {
 pub(super) struct ByMethod {
     numbers: HashMap<Method, usize>,
     pub(super) sums: Vec<Sums>,
-    /// All weight, that of stacks without any method included.
+    /// Total weight, including stacks without any method.
     pub(super) all: Series,
-    /// Stacks.
+    /// Number of stacks.
     pub(super) stacks: u64,
-    /// By the address of a frame, which is kept alive.
+    /// Methods by address of a frame, which is kept alive.
     known: HashMap<usize, (Arc<Frame>, Option<usize>)>,
     seen: Vec<usize>,
 }
@@ -74,7 +74,7 @@ impl ByMethod {
         self.put(bin, weight);
     }
 
-    /// Adds a stack whose weight follows by [`Self::put`], in as many parts as there are.
+    /// Adds a stack whose weight is then added with [`Self::put`], in any number of parts.
     pub(super) fn meet(&mut self, stack: &[Arc<Frame>]) {
         self.seen.clear();
         for frame in stack {
@@ -91,7 +91,7 @@ impl ByMethod {
         self.count();
     }
 
-    /// Adds what one method alone is charged with.
+    /// Adds weight to a single method.
     pub(super) fn charge(&mut self, bin: Bin, method: Option<&Frame>, weight: f64) {
         let number = self.number(method.and_then(Method::of).unwrap_or(Method::Outside));
         self.seen.clear();
@@ -164,7 +164,7 @@ mod tests {
         Arc::new(Frame { kind, name: Arc::from(name), file, line, first_line: line, address: 0 })
     }
 
-    /// The innermost method has it, its callers have it once each, and neither lines nor folders tell methods apart.
+    /// The innermost method has the weight, its callers have it once each, and neither lines nor folders distinguish methods.
     #[test]
     fn own_and_total() {
         let mut grid = Grid::default();
@@ -186,7 +186,7 @@ mod tests {
         assert_eq!((sums.all.total(), sums.stacks), (7.0, 3));
     }
 
-    /// Beyond the limit methods are one.
+    /// Methods beyond the limit are one.
     #[test]
     fn bounded() {
         let mut grid = Grid::default();

@@ -1,11 +1,11 @@
-//! Two recordings compared: what has changed, by how much, and whether that is more than noise.
+//! Compares two recordings: what has changed, by how much, and whether that is more than noise.
 //!
-//! [`Side`] gathers what is needed of one recording, [`Comparison`] has the tables, [`Condition`] is a bound that a change must not
+//! [`Side`] gathers what is needed from one recording, [`Comparison`] has the tables, [`Condition`] is a bound that a change must not
 //! exceed. Pure: no I/O, no clock. docs/diff.md describes the method; in short:
 //!
-//! - Samples that follow each other are alike, so they are no independent units. A recording is split into 8 to 30 blocks of equal
-//!   length, and a figure varies as it does from block to block ([`statistics::ratio`]).
-//! - A change is tested against the least one that matters (Welch's t), figures of a table together (Benjamini and Hochberg).
+//! - Consecutive samples are correlated, so they are not independent units. A recording is split into 8 to 30 blocks of equal
+//!   length, and the variance of a figure is estimated from its variation between blocks ([`statistics::ratio`]).
+//! - A change is tested against the smallest change that matters (Welch's t); all figures of a table are tested together (Benjamini and Hochberg).
 
 mod blocks;
 mod by_method;

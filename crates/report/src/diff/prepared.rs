@@ -1,4 +1,4 @@
-//! A recording of a comparison with the blocks that it is split into.
+//! A recording of a comparison, with the blocks it is split into.
 
 use super::{
     blocks::{Cut, Series, Times},
@@ -14,7 +14,7 @@ pub(super) struct Prepared<'a> {
 }
 
 impl Prepared<'_> {
-    /// So much of a sum for each nanosecond of processes' time.
+    /// The ratio of a sum to another, usually to the processes' time in nanoseconds.
     pub(super) fn per_time(&self, series: &Series, of: &Series) -> Measured {
         let total = of.total();
         let value = (total > 0.0).then(|| series.total() / total);

@@ -1,10 +1,10 @@
-//! What can be said of a figure by how it varies from block to block of a recording.
+//! What the variation of a figure between blocks of a recording says about it.
 
-/// Resamplings of a bootstrap.
+/// Number of resamplings of a bootstrap.
 const RESAMPLES: usize = 200;
-/// What is repeated in each run of the program, so that the same files always give the same answer.
+/// Fixed seed, so that the same files always give the same answer.
 const SEED: u64 = 0x9e37_79b9_7f4a_7c15;
-/// Largest correlation of neighbouring blocks that is taken into account.
+/// Maximum correlation of neighbouring blocks that is taken into account.
 const MOST_CORRELATED: f64 = 0.8;
 
 /// A figure of one recording.
@@ -23,16 +23,16 @@ impl Estimate {
         Self { variance: self.variance.max(variance), ..self }
     }
 
-    /// The same of a value that is this one times a constant.
+    /// The estimate of this value times a constant.
     pub(super) fn scaled(self, factor: f64) -> Self {
         Self { value: self.value * factor, variance: self.variance * factor * factor, ..self }
     }
 }
 
-/// The ratio of two sums, of which each block has a pair. Its variance is that of the linearised ratio (Cochran, Sampling
-/// Techniques, 6.4); where neighbouring blocks are alike, blocks count as fewer.
+/// The ratio of two sums, given as a pair for each block. Its variance is that of the linearised ratio (Cochran, Sampling
+/// Techniques, 6.4); if neighbouring blocks are correlated, the effective number of blocks is lower.
 ///
-/// `None`: fewer than two blocks have something to divide by.
+/// `None`: fewer than two blocks have a positive divisor.
 pub(super) fn ratio(blocks: impl Iterator<Item = (f64, f64)>) -> Option<Estimate> {
     let blocks: Vec<(f64, f64)> = blocks.filter(|(_, of)| *of > 0.0).collect();
     let n = blocks.len() as f64;
@@ -50,8 +50,8 @@ pub(super) fn ratio(blocks: impl Iterator<Item = (f64, f64)>) -> Option<Estimate
     Some(Estimate { value, variance, freedom: ((n - 1.0) / inflation).max(1.0) })
 }
 
-/// The variance of a statistic by a bootstrap over blocks: `of` gives it for how often each block is taken. `None` where a resampling
-/// has no value.
+/// The variance of a statistic by a bootstrap over blocks: `of` computes it for the number of times that each block is taken. `None` if a
+/// resampling has no value.
 pub(super) fn bootstrap(blocks: usize, mut of: impl FnMut(&[u32]) -> Option<f64>) -> Option<f64> {
     let mut random = Random(SEED);
     let mut taken = vec![0_u32; blocks];
@@ -68,7 +68,7 @@ pub(super) fn bootstrap(blocks: usize, mut of: impl FnMut(&[u32]) -> Option<f64>
         count += 1.0;
     }
     let mean: f64 = sum / count;
-    // A resampling takes n blocks of n, so its variance is (n - 1) / n of the right one.
+    // A resampling takes n blocks of n, so its variance is (n - 1) / n of the true one.
     let n = blocks.max(2) as f64;
     Some((squares / count - mean * mean).max(0.0) * n / (n - 1.0))
 }
@@ -83,7 +83,7 @@ impl Random {
         mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
         mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
         mixed ^= mixed >> 31;
-        // The high half of the product: as even as 64 bits allow.
+        // The high half of the product: as uniform as 64 bits allow.
         ((u128::from(mixed) * most as u128) >> 64) as usize
     }
 }
@@ -98,8 +98,8 @@ pub(super) fn difference(a: &Estimate, b: &Estimate) -> (f64, f64) {
     (both.sqrt(), freedom.max(1.0))
 }
 
-/// How probable a difference as large as this one is where the true one is not beyond `least`, on either side: a minimum-effect test
-/// by Welch's t.
+/// Probability of a difference at least this large if the true difference is at most `least` in either direction: a minimum-effect
+/// test with Welch's t.
 pub(super) fn p_value(a: &Estimate, b: &Estimate, least: f64) -> f64 {
     let beyond = (b.value - a.value).abs() - least;
     if beyond.is_nan() || beyond <= 0.0 {
@@ -112,7 +112,7 @@ pub(super) fn p_value(a: &Estimate, b: &Estimate, least: f64) -> f64 {
     (2.0 * upper_tail(beyond / error, freedom)).min(1.0)
 }
 
-/// How probable a value as far beyond `bound` as this one is where the true one is not beyond it.
+/// Probability of a value at least this far beyond `bound` if the true value is not beyond it.
 pub(super) fn p_beyond(of: &Estimate, bound: f64, above: bool) -> f64 {
     let beyond = if above { of.value - bound } else { bound - of.value };
     if beyond.is_nan() || beyond <= 0.0 {
@@ -124,7 +124,7 @@ pub(super) fn p_beyond(of: &Estimate, bound: f64, above: bool) -> f64 {
     upper_tail(beyond / of.variance.sqrt(), of.freedom)
 }
 
-/// Half of the width of the interval that has the true difference in 95 of 100 cases.
+/// Half of the width of the 95 % confidence interval of the difference.
 pub(super) fn margin(a: &Estimate, b: &Estimate) -> f64 {
     let (error, freedom) = difference(a, b);
     let (mut low, mut high) = (0.0, 20.0);
@@ -135,8 +135,8 @@ pub(super) fn margin(a: &Estimate, b: &Estimate) -> f64 {
     high * error
 }
 
-/// Which of these probabilities stand out, so that at most this share of those called so is expected to be wrong (Benjamini and
-/// Hochberg, 1995). Where nothing has changed, the probability of calling anything is at most `level`.
+/// Selects the significant ones of these probabilities, so that the expected share of false ones among them is at most `level` (Benjamini
+/// and Hochberg, 1995). If nothing has changed, the probability of selecting any is at most `level`.
 pub(super) fn stand_out(p: &[f64], level: f64) -> Vec<bool> {
     let mut order: Vec<usize> = (0..p.len()).collect();
     order.sort_by(|a, b| p[*a].total_cmp(&p[*b]));
@@ -150,7 +150,7 @@ pub(super) fn stand_out(p: &[f64], level: f64) -> Vec<bool> {
     found
 }
 
-/// P(T > t) of Student's t, for t not below 0: half of the regularised incomplete beta function.
+/// P(T > t) of Student's t, for t >= 0: half of the regularised incomplete beta function.
 fn upper_tail(t: f64, freedom: f64) -> f64 {
     0.5 * incomplete_beta(freedom / (freedom + t * t), freedom / 2.0, 0.5)
 }
@@ -216,7 +216,7 @@ fn ln_gamma(x: f64) -> f64 {
 mod tests {
     use super::*;
 
-    /// Values of printed tables of Student's t.
+    /// Values from printed tables of Student's t.
     #[test]
     fn students_t() {
         for (t, freedom, expected) in [
@@ -237,7 +237,7 @@ mod tests {
         assert!((margin(&one, &one) - 2.042).abs() < 1e-3, "{}", margin(&one, &one));
     }
 
-    /// The worked example of the paper: with 15 tests at 5 %, the four smallest are called.
+    /// The worked example of the paper: with 15 tests at 5 %, the four smallest are selected.
     #[test]
     fn many_tests() {
         let p = [
@@ -259,7 +259,7 @@ mod tests {
         // Of 0.5, 1.5, 0.5, 1.5: (1/3) / 4.
         assert!((found.variance - 1.0 / 12.0).abs() < 1e-12, "{}", found.variance);
         assert_eq!(ratio([(1.0, 1.0), (1.0, 0.0)].into_iter()), None);
-        // What drifts has less to say than what jumps.
+        // Blocks that drift carry less information than blocks that jump.
         let drifts = ratio((0..20).map(|at| (f64::from(at), 1.0))).unwrap();
         let jumps = ratio((0..20).map(|at| (f64::from(at * 7 % 20), 1.0))).unwrap();
         assert!(drifts.variance > 3.0 * jumps.variance && drifts.freedom < jumps.freedom);
@@ -279,7 +279,7 @@ mod tests {
         assert_eq!(bootstrap(3, |_| None), None);
     }
 
-    /// No difference up to the least one is ever called, a certain one always is.
+    /// A difference up to the minimum effect is never called, a certain one always is.
     #[test]
     fn least_effect() {
         let of = |value| Estimate { value, variance: 0.01, freedom: 20.0 };

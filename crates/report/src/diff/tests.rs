@@ -1,4 +1,4 @@
-//! Planted changes are named, and nothing is where nothing was planted. Everything is made up, with a fixed seed.
+//! Planted changes are found, and nothing is found where none were planted. All data is synthetic, with a fixed seed.
 
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -33,14 +33,14 @@ const BEGAN: u64 = 100 * SECOND;
 struct Random(u64);
 
 impl Random {
-    /// 0 to 1.
+    /// A number from 0 to 1.
     fn part(&mut self) -> f64 {
         self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         let mixed = (self.0 ^ (self.0 >> 29)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
         (mixed >> 11) as f64 / (1_u64 << 53) as f64
     }
 
-    /// About this, often less and sometimes much more.
+    /// A number around the mean, often smaller and sometimes much larger.
     fn around(&mut self, mean: f64) -> u64 {
         let spread = (self.part() + self.part() + self.part() - 1.5) * 0.8;
         (mean * spread.exp()) as u64
@@ -91,15 +91,15 @@ fn process(service: &str) -> Process {
 struct Program {
     seconds: u64,
     rate: u64,
-    /// How long `Order#total` takes, as a part of what it takes at first.
+    /// Duration of `Order#total`, relative to its usual duration.
     total: f64,
     /// Bytes that `Order#tax` allocates, likewise.
     tax_bytes: f64,
-    /// How long `Stock#update` keeps the GVL, likewise.
+    /// Time for which `Stock#update` holds the GVL, likewise.
     lock: f64,
-    /// The GVL is watched in one of so many seconds.
+    /// The GVL is watched during one of every `watched` seconds.
     watched: u64,
-    /// How long a pause is.
+    /// Length of a pause, likewise.
     pause: f64,
     /// How often a sample is like the one before.
     sticky: f64,
@@ -131,7 +131,7 @@ fn who() -> GvlWho {
     GvlWho { tid: 7, comm: Arc::from("worker") }
 }
 
-/// A recording of a program.
+/// Records a run of a program.
 fn record(name: &'static str, program: Program, seed: u64) -> Side {
     let mut random = Random(seed);
     let mut side = Side::new(name, all(), Chosen::default());
@@ -261,7 +261,7 @@ fn gvl(side: &mut Side, process: &Process, program: Program, random: &mut Random
             side.see(process, Seen::GvlSoFar(&so_far));
         }
     }
-    // Each reported all of it so far.
+    // Each report contained everything so far.
     let told = side.gvl.waited.total();
     assert!((told / wait_ns as f64 - 1.0).abs() < 1e-6, "{told} of {wait_ns}");
     let sums = GvlSums {
@@ -358,7 +358,7 @@ fn compared(a: Program, b: Program, seed: u64) -> Comparison {
     Comparison::of(&mut record("A", a, seed), &mut record("B", b, seed + 1))
 }
 
-/// Names of what has changed in a table, by its rows' order.
+/// What has changed in a table, in the order of its rows.
 fn changed(comparison: &Comparison, key: &str) -> Vec<(String, &'static str, Verdict)> {
     let real = comparison.figures().filter(|(table, _, figure)| table.key == key && figure.verdict.is_real());
     real.map(|(_, row, figure)| {
@@ -381,7 +381,7 @@ fn figure<'a>(comparison: &'a Comparison, metric: &str) -> &'a Figure {
     comparison.figures().find(|(_, _, figure)| figure.metric == metric).expect(metric).2
 }
 
-/// A method that takes 30 % longer is named first, although its lines have moved; what takes a smaller part for that shrank.
+/// A method that takes 30 % longer is named first, although its lines have moved; methods whose share is smaller as a result have shrunk.
 #[test]
 fn slower_method() {
     let comparison = compared(AS_EVER, Program { total: 1.3, line: 99, ..AS_EVER }, 1);
@@ -398,7 +398,7 @@ fn slower_method() {
     assert!(changed(&comparison, "gc").is_empty() && changed(&comparison, "allocating").is_empty());
 }
 
-/// Of a method that is in fewer than 20 stacks of both recordings together nothing is said.
+/// A method on fewer than 20 stacks of both recordings together is not tested.
 #[test]
 fn rare_method() {
     for (times, tested) in [(19, false), (20, true)] {
@@ -437,7 +437,7 @@ fn extra_allocation() {
     assert!(changed(&comparison, "methods").is_empty());
 }
 
-/// Longer pauses are longer pauses and more time in GC, and not more cycles.
+/// Longer pauses show as longer pauses and more time in GC, not as more cycles.
 #[test]
 fn longer_pauses() {
     let comparison = compared(AS_EVER, Program { pause: 1.5, ..AS_EVER }, 13);
@@ -463,7 +463,7 @@ fn longer_pauses() {
     }
 }
 
-/// Swapped recordings give the same answer the other way round.
+/// Swapped recordings give the opposite answer.
 #[test]
 fn swapped() {
     let slow = Program { total: 1.3, pause: 1.5, ..AS_EVER };
@@ -480,7 +480,7 @@ fn swapped() {
     }
 }
 
-/// Nothing is called changed where nothing has, more often than declared: in samples that are alike for a while and pauses of all
+/// False alarms are no more frequent than declared: with samples that are correlated for a while and pauses of all
 /// lengths, over 100 pairs of runs of 20 s.
 #[test]
 fn false_alarms() {
@@ -495,7 +495,7 @@ fn false_alarms() {
     assert!(alarms.len() <= 5, "{} of 100: {alarms:#?}", alarms.len());
 }
 
-/// A recording is as itself.
+/// A recording does not differ from itself.
 #[test]
 fn itself() {
     let comparison = compared(AS_EVER, AS_EVER, 3);
@@ -506,7 +506,7 @@ fn itself() {
     assert!(comparison.tables.iter().filter(|table| table.absent.is_empty()).count() >= 9);
 }
 
-/// What one of both lacks is named in place of figures; what was lost is, too.
+/// What either recording lacks, or has lost, is named in place of figures.
 #[test]
 fn absent() {
     let looked = Looked { samples: true, ..Looked::default() };
@@ -566,7 +566,7 @@ fn absent() {
     assert_eq!(absent(&comparison, "gc"), "B has no account of what was lost: it was cut off too early");
 }
 
-/// A recording that is too short has figures and no verdicts.
+/// A recording that is too short has figures but no verdicts.
 #[test]
 fn short() {
     let short = Program { seconds: 1, ..AS_EVER };
@@ -578,7 +578,7 @@ fn short() {
     assert_eq!((judged.outcome, judged.why.as_str()), (Outcome::Unknown, "not tested: too short"));
 }
 
-/// Programs are matched by name; one that is chosen is all that counts.
+/// Programs are matched by name; if one is chosen, only it counts.
 #[test]
 fn programs() {
     let mut side = Side::new("A", all(), Chosen { pid: None, program: Some("shop".to_owned()) });

@@ -6,7 +6,7 @@ use super::{Extent, Ledger, without_stack};
 use crate::words::{percent, plural};
 
 impl Ledger {
-    /// What was done, and whether anything is missing: one line for people.
+    /// One line for people: what was done, and whether anything is missing.
     pub fn summary(&self) -> String {
         if self.kernel.is_none() && matches!(self.extent, Extent::CutOff | Extent::Part) {
             return "what was lost is not known: the recording ends before its first account".to_owned();
@@ -164,7 +164,7 @@ mod tests {
         Ledger { kernel: Some(vec![0; Counter::ALL.len()]), user, ..Ledger::default() }
     }
 
-    /// A run without loss takes four words; a cycle that runs when tracing ends is no loss.
+    /// A run without loss takes four words; a cycle still running when tracing ends is not a loss.
     #[test]
     fn nothing_lost() {
         let counts = PipelineCounts {
@@ -191,7 +191,7 @@ mod tests {
         assert!(ledger.details()[1].contains("cycles_unfinished 1"), "{:?}", ledger.details());
     }
 
-    /// Of a recording that ends early nothing is known that its accounts do not have.
+    /// For a recording that ends early, only what its accounts contain is known.
     #[test]
     fn cut_off() {
         for extent in [Extent::CutOff, Extent::Part] {

@@ -1,4 +1,4 @@
-//! docs/ledger.md is made from the tables of counters.
+//! docs/ledger.md is generated from the tables of counters.
 
 use std::fmt::Write as _;
 
@@ -7,7 +7,7 @@ use gctrace_common::stats::{Counter, Family, IDENTITIES};
 use super::{UserCounter, identities};
 
 const FILE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/ledger.md");
-/// With this variable the file is written.
+/// If this environment variable is set, the test writes the file.
 const WRITE: &str = "GCTRACE_WRITE_DOCS";
 
 const HEAD: &str = "# The ledger

@@ -1,11 +1,11 @@
-//! The sums that must balance between what the kernel side and the stages of user space counted. Those of kernel counters alone are
-//! [`gctrace_common::stats::IDENTITIES`].
+//! The identities that must hold between the counters of the kernel side and those of the user-space stages. Identities of kernel
+//! counters alone are in [`gctrace_common::stats::IDENTITIES`].
 
 use gctrace_common::stats::Counter as C;
 
 use super::UserCounter as U;
 
-/// Two sums that are equal when a run has ended.
+/// Two sums that are equal at the end of a run.
 pub(super) struct Sum {
     /// The same in words.
     pub(super) text: &'static str,
@@ -13,13 +13,13 @@ pub(super) struct Sum {
     pub(super) right: Side,
 }
 
-/// What is added up on a side.
+/// The counters added up on one side.
 pub(super) struct Side {
     pub(super) kernel: &'static [C],
     pub(super) user: &'static [U],
 }
 
-/// All.
+/// All identities.
 pub(super) const ALL: &[Sum] = &[
     Sum {
         text: "records submitted = records decoded + undecodable",

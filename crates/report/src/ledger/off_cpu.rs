@@ -1,16 +1,16 @@
-//! How much of the time off the CPU has no stack, in words.
+//! The share of off-CPU time without a stack, in words.
 
 use super::StackCounts;
 
-/// Smaller shares are not reported.
+/// Smallest share that is reported.
 const LEAST: f64 = 0.001;
 
-/// The share of the reported time off the CPU that has no stack, 0 to 1; `None` if no time was reported.
+/// The share of the reported off-CPU time that has no stack, 0 to 1; `None` if no time was reported.
 pub fn share_without_stack(counts: &StackCounts) -> Option<f64> {
     (counts.off_cpu_ns > 0).then(|| counts.off_cpu_ns_without_stack as f64 / counts.off_cpu_ns as f64)
 }
 
-/// The same in words, where it is large enough to report.
+/// The same as text, if it is large enough to report.
 pub fn without_stack(counts: &StackCounts) -> Option<String> {
     let share = share_without_stack(counts).filter(|share| *share >= LEAST)?;
     Some(format!(

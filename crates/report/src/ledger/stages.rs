@@ -1,4 +1,4 @@
-//! The counters of the user-space stages: one table, each stage its own struct.
+//! The counters of the user-space stages: one table, with a struct for each stage.
 
 use gctrace_common::event::Kind;
 
@@ -17,7 +17,7 @@ macro_rules! user_counters {
             }
         )*
 
-        /// Counters of the user-space stages, each stage's own.
+        /// Counters of all user-space stages.
         #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
         pub struct UserCounts { $($(#[doc = $about])* pub $stage: $Stage,)* }
 
@@ -27,7 +27,7 @@ macro_rules! user_counters {
         pub(crate) enum UserCounter { $($($name,)*)* }
 
         impl UserCounter {
-            /// All, stage by stage.
+            /// All counters, stage by stage.
             pub(crate) const ALL: &'static [Self] = &[$($(Self::$name,)*)*];
 
             /// The counter's name as it is printed and exported.
@@ -41,14 +41,14 @@ macro_rules! user_counters {
                 match self { $($(Self::$name => concat!($($doc),*),)*)* }
             }
 
-            /// The same by stage, with what each is about.
+            /// The counters of each stage, with the stage's description.
             #[cfg(test)]
             pub(crate) const STAGES: &'static [(&'static str, &'static [Self])] =
                 &[$((concat!($($about),*), &[$(Self::$name,)*]),)*];
         }
 
         impl UserCounts {
-            /// Sets the counter of this name; `false`: there is none.
+            /// Sets the counter with this name; returns `false` if there is no such counter.
             pub(crate) fn set(&mut self, name: &str, count: u64) -> bool {
                 match name { $($(stringify!($name) => self.$stage.$name = count,)*)* _ => return false }
                 true
@@ -62,7 +62,7 @@ macro_rules! user_counters {
 }
 
 impl StackCounts {
-    /// An event was decoded that shares the ring of stacks.
+    /// Counts a decoded record of the stack ring that is not a stack.
     pub fn decoded(&mut self, kind: Kind) {
         let count = match kind {
             Kind::OffCpu => &mut self.decoded_off_cpu,

@@ -7,19 +7,19 @@ use gctrace_common::gvl::{BUCKETS, bucket_most};
 use super::stack::Stack;
 pub use crate::ruby::gvl_plan::GvlCoverage;
 
-/// A time in which single waits for the GVL were not reported, because that would have cost more than allowed.
+/// An interval in which single waits for the GVL were not reported, because that would have exceeded the CPU budget.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct GvlGap {
-    /// From when, `CLOCK_MONOTONIC` nanoseconds.
+    /// Start, `CLOCK_MONOTONIC` nanoseconds.
     pub from_ns: u64,
-    /// To when; `u64::MAX` while it goes on.
+    /// End; `u64::MAX` while it lasts.
     pub to_ns: u64,
-    /// Whether waits were added up all the same; else the GVL was not watched at all.
+    /// Whether waits were still added up; otherwise the GVL was not watched at all.
     pub summed: bool,
 }
 
 impl GvlGap {
-    /// What it is called on a timeline.
+    /// Its label on a timeline.
     pub fn name(self) -> &'static str {
         if self.summed {
             "single GVL waits not recorded (CPU budget)"
@@ -29,52 +29,52 @@ impl GvlGap {
     }
 }
 
-/// A thread, as far as it is known.
+/// Identity of a thread, as far as it is known.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct GvlWho {
-    /// Native thread that it ran on last, host pid namespace; 0 if it never ran.
+    /// Native thread that it last ran on, host pid namespace; 0 if it never ran.
     pub tid: u32,
     /// Name of that thread.
     pub comm: Arc<str>,
 }
 
-/// What a thread does with regard to the GVL.
+/// State of a thread with regard to the GVL.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum GvlDoing {
-    /// It waits for it.
+    /// Waiting for it.
     Waiting,
-    /// It holds it.
+    /// Holding it.
     Holding,
-    /// It does without it: it sleeps, blocks, or runs what needs no GVL.
+    /// Without it: sleeping, blocked, or running code that needs no GVL.
     Away,
 }
 
-/// A long time for which a thread held the GVL, or did without it.
+/// A long time for which a thread held the GVL, or was without it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct GvlSpan {
     /// The thread.
     pub who: GvlWho,
     /// Unique in its process.
     pub id: u64,
-    /// What it did.
+    /// What the thread did.
     pub doing: GvlDoing,
     /// When it began, `CLOCK_MONOTONIC` nanoseconds.
     pub begin_ns: u64,
-    /// For how long, nanoseconds.
+    /// Length, nanoseconds.
     pub ns: u64,
 }
 
-/// What a thread waited for: the time that another one held the GVL.
+/// What a thread waited for: another thread's hold of the GVL.
 #[derive(Clone, Debug)]
 pub struct GvlBlocker {
-    /// That time, the longest at a stretch during the wait.
+    /// The longest uninterrupted hold during the wait.
     pub hold: GvlSpan,
-    /// Where the thread was when it released the GVL, leaf first; `None` where that was not seen.
+    /// Stack of the holder when it released the GVL, leaf first; `None` if it was not captured.
     pub until: Option<Stack>,
-    /// What the sampling clock saw the thread do while the other one waited, leaf first: how often, and the stack; the most frequent first.
-    /// Empty: the clock did not tick then.
+    /// What the sampling clock saw the holder do during the wait: number of samples, and the stack, leaf first; most frequent first.
+    /// Empty: the clock did not tick during the wait.
     pub ran: Vec<(u64, Stack)>,
-    /// Whether no wait before named this time. (Several threads can wait for one.)
+    /// Whether no earlier wait named this hold. (Several threads can wait for one hold.)
     pub first: bool,
 }
 
@@ -85,27 +85,27 @@ pub struct GvlWait {
     pub who: GvlWho,
     /// Unique in its process.
     pub id: u64,
-    /// Its `rb_thread_t *`, where that is known: a thread can move from one native thread to another (3.3 and later).
+    /// Its `rb_thread_t *`, if known: a thread can move from one native thread to another (3.3 and later).
     pub thread: Option<u64>,
     /// When it began to wait, `CLOCK_MONOTONIC` nanoseconds.
     pub begin_ns: u64,
-    /// For how long, nanoseconds.
+    /// Length of the wait, nanoseconds.
     pub ns: u64,
-    /// [`Request::id`](super::request::Request::id) of the request that the thread served when it got the GVL; 0: which one is not known; `None`: it
-    /// served none, or requests are not watched.
+    /// [`Request::id`](super::request::Request::id) of the request that the thread was serving when it acquired the GVL; 0: unknown which one;
+    /// `None`: it served none, or requests are not watched.
     pub request: Option<u64>,
-    /// The thread that held the GVL longest at a stretch meanwhile; `None`: no thread was seen to acquire it.
+    /// The thread with the longest uninterrupted hold of the GVL during the wait; `None`: no thread was seen to acquire it.
     pub blocker: Option<GvlBlocker>,
-    /// What the thread was doing when it began to wait, leaf first; `None` where that was not seen.
+    /// Stack of the thread when it began to wait, leaf first; `None` if it was not captured.
     pub stack: Option<Stack>,
 }
 
-/// How often and how long something was done.
+/// Number and time of waits, holds or absences.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct GvlTimes {
-    /// How often it was done and ended.
+    /// Number of those that ended.
     pub count: u64,
-    /// For how long altogether, nanoseconds, up to the end of the reported time; what has not ended counts.
+    /// Total time, nanoseconds, up to the end of the reported time; one that has not ended counts, too.
     pub ns: u64,
     /// The longest of those that ended, nanoseconds.
     pub max_ns: u64,
@@ -119,7 +119,7 @@ impl GvlTimes {
     }
 }
 
-/// Waits by their length.
+/// Waits by length.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Histogram(Box<[u64; BUCKETS]>);
 
@@ -145,7 +145,7 @@ impl Histogram {
         self.0.iter().copied()
     }
 
-    /// The buckets that are not empty: the longest time that belongs there, nanoseconds (`None`: any), and how many.
+    /// The non-empty buckets: longest wait of the bucket in nanoseconds (`None`: no limit), and number of waits.
     pub fn buckets(&self) -> impl Iterator<Item = (Option<u64>, u64)> {
         self.0
             .iter()
@@ -154,8 +154,8 @@ impl Histogram {
             .map(|(at, &count)| (bucket_most(at), count))
     }
 
-    /// A time that at least `percent` of all did not exceed, and that is at most an eighth above the exact quantile;
-    /// `longest` is the longest of all. 0 if there are none.
+    /// A time that at least `percent` % of the waits did not exceed, and that is at most an eighth above the exact quantile.
+    /// `longest` is the longest of all waits. 0 if there are none.
     pub fn quantile(&self, percent: u64, longest: u64) -> u64 {
         let all: u64 = self.0.iter().sum();
         let wanted = (all * percent).div_ceil(100);
@@ -173,23 +173,23 @@ impl Histogram {
 /// What one or more threads did with the GVL.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct GvlSums {
-    /// Time from when the threads were first seen to their ends, nanoseconds.
+    /// Time from when the threads were first seen to their end, nanoseconds.
     pub wall_ns: u64,
-    /// For how much of it the GVL was watched, nanoseconds: less where that cost too much. Everything below is of that time.
+    /// Part of it in which the GVL was watched, nanoseconds: less where watching cost too much. All fields below cover this part.
     pub watched_ns: u64,
     /// Waiting for the GVL.
     pub wait: GvlTimes,
-    /// Holding it; `None` where that is not seen.
+    /// Holding it; `None` if that is not observed.
     pub hold: Option<GvlTimes>,
-    /// Neither: sleeping, or running what needs no GVL; `None` where that is not seen.
+    /// Neither: sleeping, or running code that needs no GVL; `None` if that is not observed.
     pub away: Option<GvlTimes>,
-    /// What the scheduler did meanwhile; `None` where that is not seen.
+    /// The same time by scheduler state; `None` if that is not observed.
     pub split: Option<GvlSplit>,
-    /// The waits by their length.
+    /// The waits by length.
     pub waits: Histogram,
 }
 
-/// For how long native threads ran on a CPU, could have run but had none, and could not run, nanoseconds.
+/// Time that native threads spent on a CPU, runnable without a CPU, and blocked, nanoseconds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct GvlTaskTimes {
     /// On a CPU.
@@ -208,14 +208,14 @@ impl GvlTaskTimes {
     }
 }
 
-/// What the scheduler did with threads, by what they did with the GVL.
+/// Time by scheduler state, split by what the threads did with the GVL.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct GvlSplit {
-    /// While they waited for it.
+    /// While waiting for it.
     pub waiting: GvlTaskTimes,
-    /// While they held it.
+    /// While holding it.
     pub holding: GvlTaskTimes,
-    /// While they did without it.
+    /// While without it.
     pub away: GvlTaskTimes,
 }
 
@@ -249,69 +249,69 @@ impl GvlSums {
 /// What a thread did with the GVL.
 #[derive(Clone, Debug)]
 pub struct GvlThreadSummary {
-    /// What is seen of it.
+    /// Which parts of its GVL use are observed.
     pub coverage: GvlCoverage,
     /// The thread.
     pub who: GvlWho,
     /// Unique in its process.
     pub id: u64,
-    /// What it was doing when it ended or was read for the last time, and since when, `CLOCK_MONOTONIC` nanoseconds;
-    /// `None` where that is not known.
+    /// Its state when it ended or was last read, and since when, `CLOCK_MONOTONIC` nanoseconds;
+    /// `None` if unknown.
     pub last: Option<(GvlDoing, u64)>,
-    /// Its `rb_thread_t *`, where that is known.
+    /// Its `rb_thread_t *`, if known.
     pub thread: Option<u64>,
     /// When it was first seen, `CLOCK_MONOTONIC` nanoseconds.
     pub begin_ns: u64,
-    /// When it ended, or tracing did.
+    /// When the thread or tracing ended.
     pub end_ns: u64,
-    /// Whether the thread ended, and not only its process or tracing.
+    /// Whether the thread itself ended, not only its process or tracing.
     pub ended: bool,
     /// What it did.
     pub sums: GvlSums,
 }
 
-/// How one thread waited while another held the GVL.
+/// Waits of one thread while another held the GVL.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct GvlBlocked {
-    /// Who waited; `None`: a thread whose end was lost.
+    /// The thread that waited; `None`: a thread whose end was lost.
     pub waiter: Option<GvlWho>,
-    /// Who held the GVL.
+    /// The thread that held the GVL; `None` likewise.
     pub holder: Option<GvlWho>,
-    /// How often the other had it meanwhile, and how long that was.
+    /// Number of the holder's holds during these waits, and the time of these holds within the waits.
     pub times: GvlTimes,
 }
 
 /// GC pauses of a process whose GVL is watched.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct GvlGc {
-    /// How long they took together, nanoseconds.
+    /// Total time of the pauses, nanoseconds.
     pub pause_ns: u64,
-    /// For how long threads waited for the GVL during a pause, all threads together, nanoseconds; only
-    /// waits that were reported one by one. `None`: not all of them were reported.
+    /// Time for which threads waited for the GVL during a pause, summed over all threads, nanoseconds; only
+    /// waits that were reported individually. `None`: not all of them were reported.
     pub wait_ns: Option<u64>,
 }
 
 /// What the threads of a process did with the GVL.
 #[derive(Clone, Debug, Default)]
 pub struct GvlProcessSummary {
-    /// What is seen of them.
+    /// Which parts of their GVL use are observed.
     pub coverage: GvlCoverage,
-    /// How many.
+    /// Number of threads.
     pub threads: u64,
-    /// From when the first was seen to the end of the process or of tracing, nanoseconds.
+    /// From when the first thread was seen to the end of the process or of tracing, nanoseconds.
     pub span_ns: u64,
     /// That end, `CLOCK_MONOTONIC` nanoseconds.
     pub end_ns: u64,
-    /// All of them together.
+    /// Sums of all threads.
     pub sums: GvlSums,
-    /// GC pauses meanwhile, in which a thread held the GVL and could not run.
+    /// GC pauses meanwhile; during a pause a thread holds the GVL and cannot run.
     pub gc: Option<GvlGc>,
-    /// Who waited for whom, the longest first.
+    /// Which thread waited for which, longest first.
     pub blocked: Vec<GvlBlocked>,
 }
 
 impl GvlProcessSummary {
-    /// Share of GC pauses in the time for which the GVL was held, 0 to 1; `None` where one of them is not known.
+    /// GC pauses as a share of the time for which the GVL was held, 0 to 1; `None` if either is unknown or nothing was held.
     pub fn gc_of_hold(&self) -> Option<f64> {
         let (pause_ns, hold_ns) = (self.gc?.pause_ns, self.sums.hold?.ns);
         (hold_ns > 0).then(|| pause_ns as f64 / hold_ns as f64)
@@ -325,7 +325,7 @@ mod tests {
     use proptest::prelude::*;
 
     proptest! {
-        /// A quantile is never below the exact one, never above the longest, and at most an eighth (or the first bucket)
+        /// A reported quantile is never below the exact one, never above the longest wait, and at most an eighth (or the first bucket)
         /// too large.
         #[test]
         fn quantiles(mut times in proptest::collection::vec(0_u64..10_000_000_000, 1..200), percent in 1_u64..=100) {

@@ -1,14 +1,14 @@
-//! What threads have done with the GVL while the run goes on: sums that only grow, of what is over.
+//! What threads have done with the GVL so far in a run: cumulative sums of completed waits and holds.
 
 use gctrace_common::gvl::{BUCKETS, GvlThread, bucket_most};
 
-/// Waits and holds that are over, of a thread or of several.
+/// Completed waits and holds of one or more threads.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct GvlSoFar {
     waits: Box<[u64; BUCKETS]>,
-    /// Time of the waits, nanoseconds.
+    /// Total time of the waits, nanoseconds.
     pub wait_ns: u64,
-    /// Time for which the GVL was held, nanoseconds; 0 where that is not seen.
+    /// Time for which the GVL was held, nanoseconds; 0 if that is not observed.
     pub hold_ns: u64,
 }
 
@@ -19,17 +19,17 @@ impl Default for GvlSoFar {
 }
 
 impl GvlSoFar {
-    /// With these counts of waits.
+    /// Sums with these counts of waits by bucket.
     pub(crate) fn of_counts(waits: Box<[u64; BUCKETS]>, wait_ns: u64, hold_ns: u64) -> Self {
         Self { waits, wait_ns, hold_ns }
     }
 
-    /// Waits by bucket.
+    /// Number of waits in each bucket.
     pub(crate) fn counts(&self) -> impl Iterator<Item = u64> {
         self.waits.iter().copied()
     }
 
-    /// Adds a thread.
+    /// Adds the sums of a thread.
     pub fn thread(&mut self, thread: &GvlThread) {
         for (sum, count) in self.waits.iter_mut().zip(thread.buckets) {
             *sum += u64::from(count);
@@ -38,7 +38,7 @@ impl GvlSoFar {
         self.hold_ns += thread.hold_ns;
     }
 
-    /// The growth since what was reported (`reported`), which is raised to this. Reported sums are never reduced: a thread that has just
+    /// Returns the growth since `reported`, and raises `reported` to the current sums. Reported sums never decrease: a thread that has just
     /// ended may be missing in both places for a moment.
     #[must_use]
     pub fn growth(&self, reported: &mut Self) -> Self {
@@ -55,7 +55,7 @@ impl GvlSoFar {
         grown
     }
 
-    /// The waits: the longest time that belongs together, nanoseconds (`None`: any), and how many took up to it.
+    /// The non-empty buckets: longest wait of the bucket in nanoseconds (`None`: no limit), and number of waits.
     pub fn waits(&self) -> impl Iterator<Item = (Option<u64>, u64)> {
         self.waits
             .iter()

@@ -4,98 +4,98 @@ use std::sync::Arc;
 
 use super::{GcState, gvl::GvlSplit, stack::Frame, trace::Trace};
 
-/// One HTTP request, one job, or the run of a program that is no server. What is not known is `None`.
+/// One HTTP request, one job, or the run of a program that is not a server. Unknown fields are `None`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Request {
     /// Its number in this run.
     pub id: u64,
     /// The thread that served it.
     pub tid: u32,
-    /// When that thread took it, `CLOCK_MONOTONIC` nanoseconds.
+    /// When that thread took the request, `CLOCK_MONOTONIC` nanoseconds.
     pub begin_ns: u64,
-    /// When the thread was done with it; not seen where the connection was handed over (hijack, WebSocket).
+    /// When the thread finished the request; not seen if the connection was handed over (hijack, WebSocket).
     pub end_ns: Option<u64>,
-    /// Its method, one of those of RFC 9110 and 5789; other methods are not known.
+    /// HTTP method, one of those of RFC 9110 and 5789; other methods are unknown.
     pub method: Option<&'static str>,
-    /// Its path without what differs from request to request, or the class of a job: visible ASCII. `(other)`: the process has too many.
+    /// Path without the parts that differ between requests, or the class of a job: visible ASCII. `(other)`: the process has too many paths.
     pub path: Option<String>,
     /// Status of the response, 200 to 599 (or 101).
     pub status: Option<u16>,
-    /// From when the kernel had received the last bytes that had come on its connection to when its thread took it, nanoseconds.
+    /// From when the kernel had received the latest bytes on its connection to when its thread took the request, nanoseconds.
     pub queue_ns: Option<u64>,
-    /// From taking it to the begin of the first call that wrote to its connection, nanoseconds (of `sendfile`: to its end).
+    /// From taking it to the start of the first call that wrote to its connection, nanoseconds (for `sendfile`: to its end).
     pub first_byte_ns: Option<u64>,
-    /// From taking it to the begin of the last such call, nanoseconds: a call that waits for a slow client takes longer.
+    /// From taking it to the start of the last such call, nanoseconds. A call that waits for a slow client itself takes longer.
     pub last_byte_ns: Option<u64>,
-    /// Bytes that were written on its connection while it was served: of a TLS connection, as they were encrypted. Not known where its end
-    /// was not seen, its connection is no TCP, or its socket was not known when it was taken.
+    /// Bytes written to its connection while it was served: for a TLS connection, encrypted bytes. Unknown if its end was not seen, its
+    /// connection is not TCP, or its socket was unknown when it was taken.
     pub response_bytes: Option<u64>,
-    /// GC cycles that it started; not known where GC records of its process were lost meanwhile.
+    /// Number of GC cycles that it started; unknown if GC records of its process were lost meanwhile.
     pub gcs: Option<u32>,
-    /// GC pauses of its thread meanwhile, nanoseconds; known when `gcs` is.
+    /// Time of the GC pauses of its thread while it was served, nanoseconds; known if `gcs` is.
     pub gc_ns: Option<u64>,
-    /// How many these were; known when `gcs` is.
+    /// Number of these pauses; known if `gcs` is.
     pub gc_pauses: Option<u32>,
-    /// GC pauses of other threads of its process meanwhile, in which its thread could not run Ruby. Not known where GC records of
-    /// the process were lost, its end was not seen, or it took so long that its first pauses are forgotten.
+    /// GC pauses of other threads of its process while it was served, during which its thread could not run Ruby. Unknown if GC records of
+    /// the process were lost, its end was not seen, or it took so long that its first pauses have been forgotten.
     pub gc_other: Option<GcTime>,
-    /// For how long its thread waited for the GVL meanwhile, nanoseconds; not known where not all of it was watched.
+    /// Time that its thread waited for the GVL while serving it, nanoseconds; unknown if waits were not watched throughout.
     pub gvl_wait_ns: Option<u64>,
-    /// How its time divides by the states of its native thread; not known where these were not watched all the time.
+    /// Its time by state of its native thread; unknown if the states were not watched throughout.
     pub states: Option<States>,
-    /// How that divides by what its thread did with the GVL, in which case the sum is that of `states`; not known where it was not watched all the
-    /// time, or where it is not seen when threads release the GVL.
+    /// The same time, also split by what its thread did with the GVL; the sums equal those of `states`. Unknown if the GVL was not watched
+    /// throughout, or if releases of the GVL are not observed.
     pub split: Option<GvlSplit>,
-    /// What its thread took of the heap to allocate objects; not known where that was not watched all the time.
+    /// Heap slots that its thread took to allocate objects; unknown if that was not watched throughout.
     pub alloc: Option<Allocated>,
-    /// The method or block of the application that handled it, with the line at which it begins. Not known where no stack was taken while
-    /// its thread was in it.
+    /// The application's method or block that handled it, with the line at which it begins. Unknown if no stack was captured while its
+    /// thread was in it.
     pub handler: Option<Arc<Frame>>,
-    /// The trace that it belongs to. Not known where its program did not publish it while a stack was taken, and it has no header `traceparent`
-    /// (a job: no such member), one that is not valid, or more than one, or where that was not looked at.
+    /// The trace that it belongs to. Unknown if its program did not publish one while a stack was captured, and its `traceparent` (a header; for
+    /// a job, a member) is absent, invalid, present more than once, or was not read.
     pub trace: Option<Trace>,
-    /// If it is a job: what only jobs have.
+    /// What only jobs have; `None` if it is not a job.
     pub job: Option<Job>,
-    /// Whether it is the run of a program, from its exec to its exit: `path` is the name of the program, `tid` its first thread, and GC is that of
-    /// all its threads.
+    /// Whether it is the run of a program, from its exec to its exit. Then `path` is the name of the program, `tid` its first thread, and the GC
+    /// fields cover all its threads.
     pub is_run: bool,
-    /// The state of its VM when its thread took it and when it was done with it, for TuneMyGC sample sets. Not known where that was not
-    /// looked at, its end was not seen, or somebody else changed the state while one of the two was being read.
+    /// The VM's state when its thread took it and when its thread finished it, for TuneMyGC sample sets. Unknown if the states were not
+    /// read, its end was not seen, or something else changed a state while it was being read.
     pub gc_states: Option<Box<UnitStates>>,
 }
 
-/// The state of the VM at the begin and at the end of a request or a job.
+/// The VM's state at the start and at the end of a request or a job.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct UnitStates {
-    /// When its thread took it.
+    /// When the thread took it.
     pub begin: GcState,
-    /// When its thread was done with it.
+    /// When the thread finished it.
     pub end: GcState,
 }
 
-/// How a time divides by the states of a thread in the scheduler, nanoseconds.
+/// A time by scheduler state of a thread, nanoseconds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct States {
-    /// It ran on a CPU.
+    /// Running on a CPU.
     pub cpu_ns: u64,
-    /// It could run, and had no CPU.
+    /// Runnable, without a CPU.
     pub runnable_ns: u64,
-    /// It waited for something: a socket, a lock, the GVL, a timer.
+    /// Blocked: waiting for a socket, a lock, the GVL or a timer.
     pub blocked_ns: u64,
 }
 
-/// What a thread took of the heap: the free slots of a page at once. The threads of a Ractor allocate in the same page, so another one may use
-/// slots that this one took: it is what was allocated, give or take a page each time that another thread gets the GVL.
+/// Heap slots that a thread took; it takes all free slots of a page at once. The threads of a Ractor allocate from the same page, so another
+/// thread may use slots that this one took: the figure is what was allocated, give or take a page per acquisition of the GVL by another thread.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Allocated {
-    /// Slots, each for an object.
+    /// Number of slots, each for one object.
     pub slots: u64,
-    /// Their bytes.
+    /// Their size, bytes.
     pub bytes: u64,
 }
 
 impl Allocated {
-    /// Adds that of another request.
+    /// Adds the slots of another request.
     pub fn add(&mut self, other: Self) {
         self.slots = self.slots.saturating_add(other.slots);
         self.bytes = self.bytes.saturating_add(other.bytes);
@@ -107,23 +107,23 @@ impl Allocated {
 pub struct Job {
     /// The queue it was in.
     pub queue: Option<String>,
-    /// The number that Sidekiq gave it.
+    /// The job id that Sidekiq gave it.
     pub jid: Option<String>,
-    /// When it was put into its queue, by the clock of the process that did: microseconds since the epoch.
+    /// When it was enqueued, by the clock of the process that enqueued it: microseconds since the epoch.
     pub enqueued_us: Option<u64>,
 }
 
 /// GC pauses and their time.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct GcTime {
-    /// How many.
+    /// Number of pauses.
     pub pauses: u32,
     /// The part of their time that counts, nanoseconds.
     pub ns: u64,
 }
 
 impl Request {
-    /// From taking it to being done with it, nanoseconds.
+    /// Time from taking the request to finishing it, nanoseconds; `None` if its end was not seen.
     pub fn duration_ns(&self) -> Option<u64> {
         self.end_ns.map(|end_ns| end_ns.saturating_sub(self.begin_ns))
     }
@@ -137,7 +137,7 @@ impl Request {
         }
     }
 
-    /// Where its trace is known from, if it is: a `thread`'s tracing library, the header `traceparent`, or the `job`.
+    /// Where its trace was found, if it is known: `thread` (its tracing library), `traceparent` (the header) or `job`.
     pub fn trace_origin(&self) -> Option<&'static str> {
         self.trace.map(|trace| trace.origin.name())
     }

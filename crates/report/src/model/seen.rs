@@ -1,4 +1,4 @@
-//! The vocabulary of what is seen of a process: aggregates and exporters receive all of it in one form.
+//! Everything that can be observed about a process, in the one form in which aggregates and exporters receive it.
 
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -12,48 +12,48 @@ use super::{
     trace::Span,
 };
 
-/// Something that was seen of a process.
+/// An observation about a process.
 #[derive(Clone, Copy, Debug)]
 pub enum Seen<'a> {
-    /// It is traced from now on.
+    /// The process is traced from now on.
     Process {
-        /// Its VM's state at that time, if it could be read.
+        /// The VM's state at that time, if it could be read.
         state: Option<&'a GcState>,
-        /// Now, `CLOCK_MONOTONIC` nanoseconds: its events come after this, though some may be older.
+        /// Current time, `CLOCK_MONOTONIC` nanoseconds: its events are reported after this, although some may be older.
         now_ns: u64,
-        /// Since when its events can have been seen, on the same clock.
+        /// Earliest time at which its events can have been seen, on the same clock.
         since_ns: u64,
     },
     /// A cycle is complete, or was cut short.
     Cycle(&'a GcCycle),
-    /// An interval of GC work, of an image whose event sites are not known.
+    /// An interval of GC work, in an image whose event sites are unknown.
     Work(&'a GcWork),
     /// A request has been served.
     Request(&'a Request),
     /// A stack of one of its threads.
     Stack(&'a StackSample),
-    /// A thread had to wait long for the GVL.
+    /// A thread waited long for the GVL.
     GvlWait(&'a GvlWait),
-    /// A thread held the GVL for long, or did without it.
+    /// A thread held the GVL for long, or was without it for long.
     GvlSpan(&'a GvlSpan),
-    /// What a thread did with the GVL, when it has ended, or its process or tracing has.
+    /// What a thread did with the GVL; reported when the thread, its process or tracing has ended.
     GvlThread(&'a GvlThreadSummary),
-    /// What its threads have done with the GVL so far, from time to time and at the end.
+    /// What its threads have done with the GVL so far; reported periodically and at the end.
     GvlSoFar(&'a GvlSoFar),
-    /// What its threads did with the GVL, when it or tracing has ended.
+    /// What its threads did with the GVL; reported when the process or tracing has ended.
     GvlProcess(&'a GvlProcessSummary),
-    /// What its threads took of the heap to allocate objects, about once a second and at the end.
+    /// Heap slots that its threads took to allocate objects; reported about once a second and at the end.
     Alloc(&'a AllocSum),
-    /// A part of what it took, under a stack.
+    /// A part of these slots, with a stack.
     AllocStack(&'a AllocStack),
-    /// Its load as a server, about once a second.
+    /// Its load as a server; reported about once a second.
     Load(&'a ServerLoad),
-    /// Tracing of it ended.
+    /// Tracing of the process ended.
     Ended(&'a ProcessEnd),
 }
 
 impl<'a> Seen<'a> {
-    /// The word for many of its kind.
+    /// Plural name of this kind of observation.
     pub fn plural(&self) -> &'static str {
         match self {
             Self::Process { .. } => "processes",
@@ -73,7 +73,7 @@ impl<'a> Seen<'a> {
         }
     }
 
-    /// When it was or began, `CLOCK_MONOTONIC` nanoseconds; `None`: it is of a whole life.
+    /// When it happened or began, `CLOCK_MONOTONIC` nanoseconds; `None` if it covers a whole lifetime.
     pub fn begin_ns(&self) -> Option<u64> {
         match self {
             Self::Process { now_ns, .. } => Some(*now_ns),
@@ -94,7 +94,7 @@ impl<'a> Seen<'a> {
         }
     }
 
-    /// Its thread in the host's namespace, with the name of it where what was seen has one; `None`: it is of no single thread.
+    /// Thread id in the host's pid namespace, and the thread's name if the observation has it; `None` if it is not about a single thread.
     pub fn thread(self) -> Option<(u32, Option<&'a str>)> {
         Some(match self {
             Self::Cycle(cycle) => (cycle.start.tid, Some(&cycle.comm)),
@@ -115,24 +115,24 @@ impl<'a> Seen<'a> {
     }
 }
 
-/// Slots that threads of a process took to allocate objects in them. What a garbage collection takes back before there is an object
-/// in it is not subtracted.
+/// Heap slots that threads of a process took to allocate objects in them. Slots that a garbage collection takes back before they contain
+/// an object are not subtracted.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct AllocSum {
-    /// From when, `CLOCK_MONOTONIC` nanoseconds.
+    /// Start, `CLOCK_MONOTONIC` nanoseconds.
     pub begin_ns: u64,
-    /// Until when.
+    /// End, likewise.
     pub end_ns: u64,
-    /// Slots, by their size in bytes.
+    /// Number of slots, by their size in bytes.
     pub slots: BTreeMap<u32, u64>,
-    /// How often the free slots of a page were taken.
+    /// Number of refills: a refill takes the free slots of a page.
     pub refills: u64,
-    /// Refills that are not in the sums: their records were lost or refused.
+    /// Refills missing from the sums: their records were lost or refused.
     pub lost: u64,
 }
 
 impl AllocSum {
-    /// Slots of all sizes.
+    /// Number of slots of all sizes.
     pub fn objects(&self) -> u64 {
         self.slots.values().sum()
     }
@@ -146,25 +146,25 @@ impl AllocSum {
     }
 }
 
-/// Slots of one size that were taken since the last stack of that size, under a stack that represents all of them: it is taken
-/// where slots run out, at bytes that are random. All of a process add up to its [`AllocSum`]s, without what is lost.
+/// Slots of one size taken since the last stack of that size. The stack represents all of them: it is captured when slots run out, at
+/// random intervals of bytes. All `AllocStack`s of a process add up to its [`AllocSum`]s, without what is lost.
 #[derive(Clone, Debug)]
 pub struct AllocStack {
     /// When the stack was taken, `CLOCK_MONOTONIC` nanoseconds.
     pub ts_ns: u64,
-    /// Its thread, host namespace; 0 where none is known.
+    /// Thread id, host pid namespace; 0 if unknown.
     pub tid: u32,
     /// The thread's name.
     pub comm: Arc<str>,
-    /// Bytes of a slot.
+    /// Size of a slot, bytes.
     pub slot_size: u32,
-    /// Slots.
+    /// Number of slots.
     pub slots: u64,
     /// The request that the thread was serving, as in [`StackSample`].
     pub request: Option<u64>,
     /// The span that was active on the thread, as in [`StackSample`].
     pub span: Option<Span>,
-    /// The stack, leaf first; empty for what came after the last one.
+    /// The stack, leaf first; empty for slots taken after the last stack.
     pub stack: Stack,
 }
 
@@ -175,25 +175,25 @@ impl AllocStack {
     }
 }
 
-/// Something that adds up what is seen.
+/// Something that aggregates observations.
 pub trait Observer {
-    /// Something was seen of a process.
+    /// Receives an observation about a process.
     fn see(&mut self, process: &Process, seen: Seen<'_>);
 }
 
-/// Cycles that a program ran before the first reported one.
+/// Cycles that a program ran before its first reported cycle.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CyclesBefore {
-    /// It ran before gctrace did: this many were over, or under way.
+    /// The program was running before gctrace: this many cycles were over, or under way.
     Earlier(u64),
-    /// It started during the run: this many were missed, because its Ruby had no probes yet.
+    /// The program started during the run: this many cycles were missed, because its Ruby had no probes yet.
     Missed(u64),
-    /// Not known.
+    /// Unknown.
     Unknown,
 }
 
 impl CyclesBefore {
-    /// How many were missed.
+    /// Number of missed cycles.
     pub fn missed(self) -> u64 {
         match self {
             Self::Missed(cycles) => cycles,
@@ -209,17 +209,17 @@ pub struct ProcessEnd {
     pub reason: EndReason,
     /// When, `CLOCK_MONOTONIC` nanoseconds.
     pub ts_ns: u64,
-    /// Since when it was traced: its start or exec, or that of tracing, whichever was later.
+    /// Since when it was traced: its start or exec, or the start of tracing, whichever was later.
     pub since_ns: u64,
-    /// GC pauses of no reported cycle, nanoseconds: of one that had begun before tracing, or of none, as for finalizers at the end of a program.
+    /// GC pauses outside reported cycles, nanoseconds: in a cycle that began before tracing, or in none, as for finalizers at program exit.
     pub outside_ns: u64,
-    /// The part of the pauses of reported cycles that lies after `ts_ns`, nanoseconds: of a part of a recording.
+    /// The part of the pauses of reported cycles that lies after `ts_ns`, nanoseconds, when this covers a part of a recording.
     pub beyond_ns: u64,
     /// The VM's state when it began to shut down, if it did.
     pub shutdown: Option<GcState>,
-    /// Cycles reported.
+    /// Number of cycles reported.
     pub cycles: u64,
-    /// Cycles before those.
+    /// Cycles before the reported ones.
     pub before: CyclesBefore,
     /// GC records the kernel lost.
     pub lost: u64,

@@ -1,32 +1,32 @@
-//! Programs that do work for others in units that `--requests` finds, by their command line. Pure.
+//! Recognises, by their command lines, the servers whose requests or jobs `--requests` finds. No I/O.
 
 use super::Process;
 
-/// The programs, by the name of their script, which is also how their titles begin.
+/// The known programs, by the name of their script. Their process titles begin with the same name.
 const KNOWN: [&str; 4] = ["puma", "unicorn", "unicorn_rails", "sidekiq"];
-/// The interpreter, `bundle exec` and the script come first.
+/// Number of words of a command line that are searched: the interpreter, `bundle exec` and the script come first.
 const WORDS: usize = 4;
 
 impl Process {
     /// The program whose requests or jobs `--requests` would find, if its command line names one.
     pub fn server(&self) -> Option<&'static str> {
         let words = self.cmdline.as_deref()?.iter();
-        // Words after `-e CODE` are arguments of the code.
+        // Words after `-e CODE` are arguments to the code.
         words.take_while(|word| *word != "-e").take(WORDS).find_map(|word| {
-            // A title is one word: `puma 6.4.2 (tcp://0.0.0.0:9292) [shop]`, `puma: cluster worker 0: 4711 [shop]`.
+            // A process title is a single word: `puma 6.4.2 (tcp://0.0.0.0:9292) [shop]`, `puma: cluster worker 0: 4711 [shop]`.
             let name = word.split([' ', ':']).next()?;
             let name = name.rsplit('/').next()?;
             KNOWN.into_iter().find(|known| *known == name)
         })
     }
 
-    /// Whether its command line is that of a Puma: a single one, a worker of a cluster, or the master of one.
+    /// Whether its command line is that of Puma: in single mode, a worker of a cluster, or the master of one.
     pub fn is_puma(&self) -> bool {
         self.server() == Some("puma")
     }
 
-    /// Whether its command line says that it is a worker of a cluster of Puma (`Cluster::Worker#run`, `lib/puma/cluster/worker.rb`). One that was
-    /// forked while its master was traced may have its master's.
+    /// Whether its command line says that it is a worker of a Puma cluster (`Cluster::Worker#run`, `lib/puma/cluster/worker.rb`). A worker that
+    /// was forked while its master was traced may have its master's command line.
     pub fn is_puma_worker(&self) -> bool {
         let first = self.cmdline.as_deref().and_then(|words| words.first());
         first.is_some_and(|title| title.starts_with("puma: cluster worker"))

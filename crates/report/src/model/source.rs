@@ -1,22 +1,22 @@
-//! Whose code a Ruby file is, as far as its path shows.
+//! Classifies the code of a Ruby file by its path.
 
 use super::stack::{Frame, FrameKind};
 
-/// Whose code a file is.
+/// Whose code a file contains.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Source<'a> {
     /// The application's own: neither in a gem, nor in Ruby's library, nor in the VM.
     App,
     /// A gem's, `NAME-VERSION`.
     Gem(&'a str),
-    /// Ruby's standard library, or what a distribution installs beside it.
+    /// Ruby's standard library, or code that a distribution installs next to it.
     Library,
-    /// Ruby code that is built into the VM.
+    /// Ruby code built into the VM.
     Internal,
 }
 
 impl<'a> Source<'a> {
-    /// Whose code the file with this path is.
+    /// Classifies the file with this path.
     pub fn of(path: &'a str) -> Self {
         if path.starts_with("<internal:") {
             return Self::Internal;
@@ -36,12 +36,12 @@ impl<'a> Source<'a> {
     }
 }
 
-/// `3.1.0`, the folder of a release series.
+/// Whether a part of a path is the folder of a release series, such as `3.1.0`.
 fn is_series(part: &str) -> bool {
     part.split('.').count() == 3 && part.split('.').all(|number| number.parse::<u8>().is_ok())
 }
 
-/// The last `NAME-VERSION` that follows a folder of gems: `/gems/rack-2.2.7/`, `/bundler/gems/rack-0ab1c2d3e4f5/`.
+/// The last `NAME-VERSION` that follows a gems folder: `/gems/rack-2.2.7/`, `/bundler/gems/rack-0ab1c2d3e4f5/`.
 fn gem(path: &str) -> Option<&str> {
     path.rmatch_indices("/gems/").find_map(|(at, folder)| {
         let name = path[at + folder.len()..].split_once('/')?.0;
@@ -58,12 +58,12 @@ pub fn last_two(path: &str) -> &str {
     path.rmatch_indices('/').nth(1).map_or(path, |(at, _)| &path[at + 1..])
 }
 
-/// The innermost frame that is Ruby code: the line that runs.
+/// The innermost Ruby frame: the line that runs.
 pub fn ruby_frame<F: AsRef<Frame>>(stack: &[F]) -> Option<&F> {
     stack.iter().find(|frame| frame.as_ref().kind == FrameKind::Ruby)
 }
 
-/// The innermost frame that is the application's own code.
+/// The innermost frame in the application's own code.
 pub fn app_frame<F: AsRef<Frame>>(stack: &[F]) -> Option<&F> {
     stack.iter().find(|frame| {
         let frame = frame.as_ref();
@@ -76,7 +76,7 @@ pub fn app_frame<F: AsRef<Frame>>(stack: &[F]) -> Option<&F> {
 mod tests {
     use super::*;
 
-    /// Paths as Debian, version managers and Bundler have them.
+    /// Paths as on Debian, and under version managers and Bundler.
     #[test]
     fn paths() {
         for (path, source) in [

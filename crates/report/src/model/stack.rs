@@ -15,13 +15,13 @@ pub type Stack = Arc<[Arc<Frame>]>;
 pub enum ThreadState {
     /// On a CPU.
     Running,
-    /// Ready to run, without a CPU.
+    /// Runnable, without a CPU.
     Runnable,
-    /// Sleeping or waiting; whether for the GVL is not known.
+    /// Sleeping or waiting; whether for the GVL is unknown.
     Blocked,
     /// Waiting for the GVL.
     GvlWait,
-    /// Sleeping or waiting, and not for the GVL.
+    /// Sleeping or waiting, but not for the GVL.
     OtherWait,
 }
 
@@ -40,7 +40,7 @@ impl ThreadState {
 /// A stack and the time it represents.
 #[derive(Clone, Debug)]
 pub struct StackSample {
-    /// `CLOCK_MONOTONIC` nanoseconds: the tick of the clock; off the CPU, the time at which the thread left it.
+    /// `CLOCK_MONOTONIC` nanoseconds: on a CPU, the tick of the sampling clock; off the CPU, the time at which the thread left it.
     pub ts_ns: u64,
     /// Thread, host pid namespace.
     pub tid: u32,
@@ -52,23 +52,23 @@ pub struct StackSample {
     pub cpu_ns: u64,
     /// Wall time it represents, nanoseconds.
     pub wall_ns: u64,
-    /// What the garbage collector was doing on the thread. The stack then begins with the frames that say so.
+    /// What the garbage collector was doing on the thread. If it was active, the stack begins with frames that show it.
     pub gc: GcActivity,
-    /// The request that the thread was serving, by number; 0: one whose number is not known. `None`: it served none, or that is not known.
+    /// Number of the request that the thread was serving; 0: its number is unknown. `None`: it served none, or that is unknown.
     pub request: Option<u64>,
-    /// The span that was active on the thread, where its program publishes that.
+    /// The span that was active on the thread, if its program publishes spans.
     pub span: Option<Span>,
     /// Kernel, native and Ruby frames, leaf first. The root end of an incomplete stack is a [`FrameKind::Missing`] frame.
     pub stack: Stack,
 }
 
 impl StackSample {
-    /// When the time off the CPU was over that it is of, `CLOCK_MONOTONIC` nanoseconds; `None`: it is of the CPU.
+    /// End of the off-CPU time that the sample represents, `CLOCK_MONOTONIC` nanoseconds; `None` for a sample on a CPU.
     pub fn off_cpu_end_ns(&self) -> Option<u64> {
         (self.state != ThreadState::Running).then(|| self.ts_ns.saturating_add(self.wall_ns))
     }
 
-    /// Its time and wall time, as far as they lie in what began then: of a time off the CPU the part that does. `None`: it was before.
+    /// Start and wall time, nanoseconds, of the part of the sample after `began_ns`: an off-CPU time is clipped to it. `None`: the sample is older.
     pub fn since(&self, began_ns: u64) -> Option<(u64, u64)> {
         let off_cpu_end_ns = self.off_cpu_end_ns().filter(|end_ns| *end_ns > began_ns);
         match (self.ts_ns < began_ns, off_cpu_end_ns) {

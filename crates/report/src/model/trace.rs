@@ -2,19 +2,19 @@
 
 use gctrace_common::traceparent::{VALUE_BYTES, VALUE_WORDS, is_valid, words};
 
-/// Where a trace is known from.
+/// Where a trace id was found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum TraceOrigin {
-    /// The tracing library of the program, which publishes what each thread works for (OTEP 4947).
+    /// The program's tracing library, which publishes the active span of each thread (OTEP 4947).
     Thread,
-    /// The header `traceparent` of the request.
+    /// The `traceparent` header of the request.
     Traceparent,
-    /// The member `traceparent` of the job.
+    /// The `traceparent` member of the job.
     Job,
 }
 
 impl TraceOrigin {
-    /// The word for it in outputs.
+    /// The word used in outputs.
     pub fn name(self) -> &'static str {
         match self {
             Self::Thread => "thread",
@@ -27,14 +27,14 @@ impl TraceOrigin {
 /// A span that was active on a thread, as its tracing library published it (OTEP 4947).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Span {
-    /// Its trace; not zero.
+    /// Trace id; not zero.
     pub trace_id: u128,
-    /// Itself; not zero.
+    /// Span id; not zero.
     pub span_id: u64,
 }
 
 impl Span {
-    /// Of the bytes of both, in words.
+    /// Makes a span of the bytes of both ids, given as words; `None` if an id is zero.
     pub fn of_words(trace_id: [u64; 2], span_id: u64) -> Option<Self> {
         let [high, low] = trace_id.map(|word| u128::from(word.swap_bytes()));
         let span = Self { trace_id: high << 64 | low, span_id: span_id.swap_bytes() };
@@ -42,49 +42,49 @@ impl Span {
     }
 }
 
-/// The span that something belongs to: it, or the span of the caller that made its request.
+/// The span that something belongs to: the span in which it happened, or the span of the caller that made the request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Link {
     /// The span.
     pub span: Span,
-    /// Where it is known from. Only of [`TraceOrigin::Thread`] it is the span in which something happened; else that of the caller.
+    /// Where the span was found. Only for [`TraceOrigin::Thread`] it is the span in which the event happened; otherwise it is the caller's span.
     pub origin: TraceOrigin,
 }
 
 impl Link {
-    /// The trace as it is written: 32 hexadecimal digits.
+    /// The trace id in its text form: 32 hexadecimal digits.
     pub fn trace_id_text(&self) -> String {
         format!("{:032x}", self.span.trace_id)
     }
 
-    /// The span as it is written: 16 hexadecimal digits.
+    /// The span id in its text form: 16 hexadecimal digits.
     pub fn span_id_text(&self) -> String {
         format!("{:016x}", self.span.span_id)
     }
 }
 
-/// The trace of a request. The span of the request itself is not known: it is the application that makes it, if anyone does.
+/// The trace of a request. The span of the request itself is unknown: the application creates it, if anything does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Trace {
-    /// The trace; not zero.
+    /// Trace id; not zero.
     pub trace_id: u128,
-    /// The caller that made the request, if the trace is known from it.
+    /// The caller that made the request, if the trace id came from it.
     pub caller: Option<Caller>,
-    /// Where it is known from.
+    /// Where the trace id was found.
     pub origin: TraceOrigin,
 }
 
-/// What a request says of its caller (W3C Trace Context, 3.2.2).
+/// What a request says about its caller (W3C Trace Context, 3.2.2).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Caller {
-    /// Its span; not zero.
+    /// The caller's span id; not zero.
     pub span_id: u64,
-    /// Whether it may have recorded the trace.
+    /// Whether the caller may have recorded the trace.
     pub sampled: bool,
 }
 
 impl Trace {
-    /// Reads the first 55 bytes of a value, and one that does not matter. Later versions have the same there (4.3).
+    /// Parses the first 55 bytes of a value; the 56th is ignored. Later versions have the same layout there (4.3).
     pub fn parse(value: &[u64; VALUE_WORDS]) -> Option<Self> {
         if !is_valid(value, false) {
             return None;
@@ -102,14 +102,14 @@ impl Trace {
         })
     }
 
-    /// What is known where the threads of a request published this trace: what its caller said counts if that is the same trace.
+    /// The trace of a request whose threads published `trace_id`. What its caller said is used if it names the same trace.
     #[must_use]
     pub fn published(trace_id: u128, said: Option<Self>) -> Self {
         let same = said.filter(|said| said.trace_id == trace_id);
         same.unwrap_or(Self { trace_id, caller: None, origin: TraceOrigin::Thread })
     }
 
-    /// Reads a value, all of it.
+    /// Parses a complete value.
     pub fn of_text(text: &[u8]) -> Option<Self> {
         let value = words(text.first_chunk::<VALUE_BYTES>()?);
         let goes_on = match text.get(VALUE_BYTES) {
@@ -120,17 +120,17 @@ impl Trace {
         is_valid(&value, goes_on).then(|| Self::parse(&value)).flatten()
     }
 
-    /// Its id as it is written: 32 hexadecimal digits.
+    /// The trace id in its text form: 32 hexadecimal digits.
     pub fn trace_id_text(&self) -> String {
         format!("{:032x}", self.trace_id)
     }
 
-    /// The span of the caller as it is written: 16 hexadecimal digits.
+    /// The caller's span id in its text form: 16 hexadecimal digits.
     pub fn parent_span_id_text(&self) -> Option<String> {
         self.caller.map(|caller| format!("{:016x}", caller.span_id))
     }
 
-    /// What belongs to the request is linked to the span of its caller.
+    /// Links what belongs to the request to the span of its caller; `None` if the caller is unknown.
     pub fn link(&self) -> Option<Link> {
         let span_id = self.caller?.span_id;
         Some(Link { span: Span { trace_id: self.trace_id, span_id }, origin: self.origin })
@@ -161,7 +161,7 @@ mod tests {
         assert_eq!(Trace::parse(&words(&other)), None);
     }
 
-    /// The words are those of the bytes in memory (OTEP 4947: both ids in network byte order).
+    /// The words hold the bytes as they are in memory (OTEP 4947: both ids in network byte order).
     #[test]
     fn spans() {
         let word = |bytes: [u8; 8]| u64::from_le_bytes(bytes);
@@ -173,7 +173,7 @@ mod tests {
         assert_eq!((Span::of_words([0; 2], 1), Span::of_words([0, 1], 0)), (None, None));
     }
 
-    /// What the program says counts before what its caller says.
+    /// The trace that the program published takes precedence over the caller's.
     #[test]
     fn published() {
         let said = Trace::parse(&words(VALUE)).unwrap();
@@ -184,7 +184,7 @@ mod tests {
     }
 
     proptest! {
-        /// Any bytes give nothing, or what was written.
+        /// Arbitrary bytes are either rejected or parsed to the ids that they contain.
         #[test]
         fn hostile(at in 0..VALUE_BYTES, byte: u8, bytes in proptest::collection::vec(any::<u8>(), VALUE_BYTES)) {
             let bytes: [u8; VALUE_BYTES] = bytes.try_into().unwrap();

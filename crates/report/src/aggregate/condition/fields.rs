@@ -1,4 +1,4 @@
-//! What a condition may ask for, and which records have it.
+//! The fields that a condition can test, and the kinds of records that have them.
 
 use std::borrow::Cow;
 
@@ -16,17 +16,17 @@ pub enum Kind {
     Work,
     /// Requests.
     Request,
-    /// Samples of stacks.
+    /// Stack samples.
     Sample,
     /// Long waits for the GVL.
     GvlWait,
     /// Long holds of the GVL and absences.
     GvlSpan,
-    /// Sums of a thread.
+    /// GVL sums of a thread.
     GvlThread,
-    /// Stacks of allocation.
+    /// Allocation stacks.
     AllocStack,
-    /// What is of a whole process: that it came and went, and its sums.
+    /// Records about a whole process: its start, its end, and its sums.
     Process,
 }
 
@@ -44,7 +44,7 @@ impl Kind {
         Self::Process,
     ];
 
-    /// What they are called.
+    /// Plural name.
     pub fn name(self) -> &'static str {
         match self {
             Self::Cycle => "GC cycles",
@@ -59,7 +59,7 @@ impl Kind {
         }
     }
 
-    /// The kind of what was seen.
+    /// The kind of an observation.
     pub fn of(seen: &Seen<'_>) -> Self {
         match seen {
             Seen::Cycle(_) => Self::Cycle,
@@ -75,7 +75,7 @@ impl Kind {
     }
 }
 
-/// What is compared.
+/// A field that a condition compares.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Field {
     /// Pid.
@@ -92,23 +92,23 @@ pub enum Field {
     GcKind,
     /// Reason of a cycle: `newobj`, `method, force`.
     GcReason,
-    /// The longest stop of a cycle.
+    /// Longest pause of a cycle.
     GcPause,
-    /// The sum of its stops.
+    /// Sum of its pauses.
     GcTotal,
-    /// From taking a request to being done with it.
+    /// Duration of a request: from taking it to finishing it.
     RequestDuration,
     /// Status of its response.
     RequestStatus,
-    /// For how long its data had been there.
+    /// For how long its data had waited to be taken.
     RequestQueue,
-    /// Bytes of slots that its thread took of the heap.
+    /// Bytes of the heap slots that its thread took.
     RequestAlloc,
-    /// A wait for the GVL.
+    /// Length of a wait for the GVL.
     GvlWait,
 }
 
-/// What values of a field are.
+/// Types of the values of fields.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Type {
     Number,
@@ -117,14 +117,14 @@ pub(super) enum Type {
     Thread,
 }
 
-/// What a record has of a field.
+/// The value of a field in a record.
 #[derive(Debug)]
 pub(super) enum Value<'a> {
-    /// Records of its kind have none.
+    /// Records of this kind do not have the field.
     Absent,
-    /// It is not known.
+    /// The value is unknown.
     Unknown,
-    /// A number, or nanoseconds.
+    /// A number, or a time in nanoseconds.
     Number(u64),
     Text(Cow<'a, str>),
     Thread(u64, Option<&'a str>),
@@ -180,7 +180,7 @@ impl Field {
         }
     }
 
-    /// Records that have it.
+    /// Kinds of records that have the field.
     pub fn kinds(self) -> &'static [Kind] {
         match self {
             Self::Pid | Self::Service => &Kind::ALL,
@@ -205,7 +205,7 @@ impl Field {
         }
     }
 
-    /// What a record has of it.
+    /// The value of the field in a record.
     pub(super) fn of<'a>(self, process: &'a Process, seen: &Seen<'a>) -> Value<'a> {
         match (self, *seen) {
             (Self::Pid, _) => Value::Number(process.pid.into()),

@@ -1,7 +1,7 @@
-//! Conditions on what was seen: `gc.pause > 10ms and thread ~ worker`.
+//! Conditions on observations: `gc.pause > 10ms and thread ~ worker`.
 //!
-//! A field exists for some kinds of records only. To each kind the part of a condition applies whose fields it has; a kind that has
-//! none of them is not touched. What is not known of a record, such as the duration of a request whose end was not seen, makes a comparison
+//! A field exists only for some kinds of records. The part of a condition whose fields a kind has applies to records of that kind; records
+//! with none of its fields are not affected. An unknown value, such as the duration of a request whose end was not seen, makes a comparison
 //! unknown; a record is kept if the condition is true.
 
 mod fields;
@@ -16,18 +16,18 @@ use crate::model::{Process, seen::Seen};
 use fields::Value;
 pub use fields::{Field, Kind};
 
-/// What is compared how.
+/// How a field is compared, and with what.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Test {
-    /// A number or time by order.
+    /// Compares a number or time.
     Number(Order, u64),
-    /// A text is this one.
+    /// The text equals this one.
     Text(String),
-    /// A text has this in it.
+    /// The text contains this pattern.
     Matches(Pattern),
 }
 
-/// Orders of numbers.
+/// Comparisons of numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Order {
     Less,
@@ -52,44 +52,44 @@ pub struct Condition {
     node: Node,
 }
 
-/// What a condition says of a record.
+/// The result of a condition for a record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verdict {
-    /// It has no field of it.
+    /// The record has none of the condition's fields.
     Untouched,
-    /// It is true.
+    /// The condition is true.
     True,
-    /// It is false.
+    /// The condition is false.
     False,
-    /// What it asks for is not known.
+    /// A value that the condition needs is unknown.
     Unknown,
 }
 
 impl Condition {
-    /// What it says of a record.
+    /// Evaluates the condition for a record.
     pub fn judge(&self, process: &Process, seen: &Seen<'_>) -> Verdict {
         if Kind::of(seen) != Kind::Process {
             return judge(&self.node, process, seen, Verdict::Untouched);
         }
-        // A process stays as long as anything of it might.
+        // A process is kept as long as any record of it might match.
         match judge(&self.node, process, seen, Verdict::Unknown) {
             Verdict::Unknown => Verdict::Untouched,
             verdict => verdict,
         }
     }
 
-    /// Whether it asks for something that records of this kind have.
+    /// Whether it tests a field that records of this kind have.
     pub fn applies_to(&self, kind: Kind) -> bool {
         asks(&self.node, &|field| field.kinds().contains(&kind))
     }
 
-    /// Whether it asks for threads.
+    /// Whether it tests threads.
     pub fn asks_for_threads(&self) -> bool {
         asks(&self.node, &|field| field == Field::Thread)
     }
 }
 
-/// Whether one of its fields is one of these.
+/// Whether `of` holds for any of its fields.
 fn asks(node: &Node, of: &impl Fn(Field) -> bool) -> bool {
     match node {
         Node::Test(field, _) => of(*field),
@@ -98,7 +98,7 @@ fn asks(node: &Node, of: &impl Fn(Field) -> bool) -> bool {
     }
 }
 
-/// `absent`: of a field that records of this kind do not have.
+/// `absent` is the verdict of a comparison whose field records of this kind do not have.
 fn judge(node: &Node, process: &Process, seen: &Seen<'_>, absent: Verdict) -> Verdict {
     let of = |nodes: &[Node], decides: Verdict, else_: Verdict| {
         let mut verdict = Verdict::Untouched;
@@ -158,7 +158,7 @@ impl FromStr for Condition {
     }
 }
 
-/// As it was written.
+/// The condition as it was written.
 impl fmt::Display for Condition {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.text)

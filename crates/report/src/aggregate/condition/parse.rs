@@ -1,4 +1,4 @@
-//! Reading conditions:
+//! Parses conditions:
 //!
 //! ```text
 //! or   = and { "or" and }
@@ -12,9 +12,9 @@ use super::{
 };
 use crate::{aggregate::recording::Pattern, words::TIME_UNITS};
 
-/// How deep parentheses and `not` may be.
+/// Maximum nesting depth of parentheses and `not`.
 const DEPTH: usize = 64;
-/// Digits behind the point that are read.
+/// Maximum number of digits read after the decimal point.
 const DIGITS: usize = 9;
 const OPERATORS: [&str; 9] = ["<=", ">=", "!=", "!~", "==", "<", ">", "=", "~"];
 
@@ -25,7 +25,7 @@ enum Token<'a> {
     Operator(&'a str),
     /// A word that may be a field, `and`, `or`, `not`, or a value.
     Word(&'a str),
-    /// In quotation marks.
+    /// A text in quotation marks.
     Quoted(&'a str),
 }
 
@@ -40,7 +40,7 @@ impl Token<'_> {
     }
 }
 
-/// Reads a condition.
+/// Parses a condition.
 pub(super) fn node(text: &str) -> Result<Node, String> {
     let mut parser = Parser { tokens: tokens(text)?.into_iter().peekable(), depth: 0 };
     let node = parser.or()?;
@@ -63,7 +63,7 @@ fn tokens(text: &str) -> Result<Vec<Token<'_>>, String> {
                 let length = rest[1..].find(first).ok_or_else(|| format!("{rest}: no closing {first}"))?;
                 (Token::Quoted(&rest[1..=length]), length + 2)
             }
-            // An expression between slashes may have anything in it.
+            // An expression between slashes may contain anything.
             '/' if after_operator => {
                 let end = rest[1..].find('/').ok_or_else(|| format!("{rest}: no closing /"))?;
                 (Token::Quoted(&rest[..end + 2]), end + 2)

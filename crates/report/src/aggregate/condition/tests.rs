@@ -1,4 +1,4 @@
-//! Conditions are read as they are meant, and say of each record what is true.
+//! Conditions are parsed as intended, and evaluate to the truth for each record.
 
 use proptest::prelude::*;
 
@@ -9,7 +9,7 @@ fn condition(text: &str) -> Condition {
     text.parse().unwrap_or_else(|error| panic!("{text}: {error}"))
 }
 
-/// Everything that can be seen, judged: by kind, in the order in which it is seen.
+/// The verdicts on every kind of observation, in the order of the observations.
 fn judged(text: &str) -> Vec<(Kind, Verdict)> {
     let condition = condition(text);
     let mut found = Vec::new();
@@ -32,7 +32,7 @@ fn verdict(text: &str, kind: Kind) -> Verdict {
     found[0]
 }
 
-/// Each field is that of the record; the samples' cycle has a stop of 60 ns twice.
+/// Each field is that of the record; the cycle in the samples has two pauses of 60 ns.
 #[test]
 fn fields() {
     use Verdict::{False, True, Unknown, Untouched};
@@ -68,7 +68,7 @@ fn fields() {
         ("service = other or gc.pause > 1h", Kind::Process, Untouched),
         ("service = other and gc.pause > 1h", Kind::Process, False),
         ("pid = 7", Kind::Cycle, False),
-        // The part that a kind has applies to it.
+        // The part of a condition that a kind has fields for applies to it.
         ("gc.kind = minor or endpoint ~ orders", Kind::Cycle, False),
         ("gc.kind = minor or endpoint ~ orders", Kind::Request, True),
         ("gc.kind = minor or endpoint ~ orders", Kind::Sample, Untouched),
@@ -82,7 +82,7 @@ fn fields() {
     }
 }
 
-/// What is not known is neither true nor false.
+/// An unknown value is neither true nor false.
 #[test]
 fn unknown() {
     let process = samples::process();
@@ -127,7 +127,7 @@ fn unknown() {
     }
 }
 
-/// Mistakes are named.
+/// Errors name the mistake.
 #[test]
 fn mistakes() {
     for (text, expected) in [
@@ -181,13 +181,13 @@ fn expression() -> impl Strategy<Value = String> {
 }
 
 proptest! {
-    /// Any text is a condition or an error.
+    /// Any text is either a condition or an error.
     #[test]
     fn any_text(text in "[ a-z.<>=!~()'\"/0-9µ]{0,60}|.{0,40}") {
         let _either = text.parse::<Condition>();
     }
 
-    /// The laws of logic hold of every record.
+    /// The laws of logic hold for every record.
     #[test]
     fn logic(one in expression(), other in expression()) {
         prop_assert_eq!(judged(&format!("not (not ({one}))")), judged(&one));

@@ -1,27 +1,27 @@
-//! What in a digest is worth a closer look: one rule for each kind of trouble, each with the figure that it goes by. Pure.
+//! What in a digest deserves a closer look: one rule per kind of problem, each based on one figure. Pure.
 
 use super::{Digest, LongPause, ProcessDigest};
 use crate::aggregate::request_summary::GroupSummary;
 
-/// From this share of a process's time on, GC is worth a look, if it is of [`CYCLES`] at least.
+/// Minimum share of a process's time for GC to be reported, if there were at least [`CYCLES`] cycles.
 pub const GC_SHARE: f64 = 0.1;
 const CYCLES: u64 = 10;
-/// A pause of this length is one that users feel, nanoseconds.
+/// Minimum length of a pause that users notice, nanoseconds.
 pub const PAUSE_NS: u64 = 100_000_000;
-/// From this average number of threads that wait for the GVL at a time, the GVL is reported as contended.
+/// Average number of threads waiting for the GVL from which the GVL is reported as contended.
 pub const WAITING: f64 = 0.5;
-/// Growth of resident memory in a recording, bytes, and as a share of what there was at first; in this time at least, nanoseconds.
+/// Minimum growth of resident memory in a recording: in bytes, as a share of the initial memory, and the minimum time in nanoseconds.
 pub const GROWTH_BYTES: u64 = 32 << 20;
 const GROWTH_SHARE: f64 = 0.1;
 const GROWTH_NS: u64 = 30_000_000_000;
-/// Requests that failed, and their share of an endpoint's.
+/// Minimum number of failed requests of an endpoint, and their minimum share of its requests.
 const FAILED: u64 = 5;
 const FAILED_SHARE: f64 = 0.01;
 
 /// Something that stands out.
 #[derive(Debug)]
 pub enum Step<'a> {
-    /// Much of a process's time is GC.
+    /// A process spends much of its time in the GC.
     Gc(&'a ProcessDigest),
     /// A pause was long.
     Pause(&'a LongPause),
@@ -34,7 +34,7 @@ pub enum Step<'a> {
 }
 
 impl Digest {
-    /// What stands out, the first of each kind.
+    /// What stands out: at most one finding of each kind.
     pub fn steps(&self) -> Vec<Step<'_>> {
         [self.gc(), self.pause(), self.gvl(), self.growth(), self.failing()].into_iter().flatten().collect()
     }
@@ -105,7 +105,7 @@ mod tests {
         of
     }
 
-    /// Each rule applies from its limit on, and not below it; of several processes the worst one is named.
+    /// Each rule applies from its limit on, and not below it; of several processes it names the worst one.
     #[test]
     fn limits() {
         let with = |processes: Vec<ProcessDigest>| names(&Digest { processes, ..Digest::default() });
@@ -137,7 +137,7 @@ mod tests {
         assert_eq!(with(vec![gvl(1, 0.5), gvl(2, 3.0)]), ["gvl 2"]);
     }
 
-    /// Failed requests count from a number and a share on.
+    /// Failed requests are reported from a minimum number and a minimum share on.
     #[test]
     fn failing() {
         let with = |good: u64, bad: u64| {

@@ -6,7 +6,7 @@ use super::*;
 
 const MS: u64 = 1_000_000;
 
-/// A program with `hits` hits per second, each of which costs a microsecond with its trap; attaching and
+/// Simulates a program with `hits` hits per second, each of which costs a microsecond including its trap; attaching and
 /// detaching take a while. Returns the cost and the stages after `seconds` seconds.
 fn run(governor: &mut Governor, from_ns: u64, seconds: u64, hits: u64, stacks: u64) -> (Cost, Vec<Stage>) {
     let (mut cost, mut stages) = (Cost::default(), vec![governor.stage()]);
@@ -48,7 +48,7 @@ fn run(governor: &mut Governor, from_ns: u64, seconds: u64, hits: u64, stacks: u
     (cost, stages)
 }
 
-/// What costs little is watched completely.
+/// If watching costs little, everything is watched.
 #[test]
 fn cheap() {
     let mut governor = Governor::new(10_000, 2, 0);
@@ -57,19 +57,19 @@ fn cheap() {
     assert_eq!(governor.watched(60_000 * MS), (60_000 * MS, 0));
 }
 
-/// Where only the reports are expensive, only they are given up, and come back when there are fewer.
+/// If only the reports are expensive, only they are suspended, and they return when there are fewer.
 #[test]
 fn reports() {
     let mut governor = Governor::new(10_000, 2, 0);
     let (_, stages) = run(&mut governor, 0, 4, 5_000, 10_000);
     assert_eq!(stages, [Stage::Events, Stage::Sums]);
-    // The costs start again from 0: they must never go down.
+    // The costs start again from 0, because they must never decrease.
     governor.window = (4_000 * MS, Cost::default());
     let (_, stages) = run(&mut governor, 4_000 * MS, 20, 5_000, 0);
     assert_eq!(stages, [Stage::Sums, Stage::Events]);
 }
 
-/// A storm of hits costs what the budget allows, in the long run, and is watched for a part of the time that is known.
+/// In the long run, a storm of hits costs what the budget allows, and the watched part of the time is known.
 #[test]
 fn storm() {
     let mut governor = Governor::new(10_000, 2, 0);
@@ -84,13 +84,13 @@ fn storm() {
     assert!(share > 0.005 && share < 0.05, "{share}");
 }
 
-/// On a host with many CPUs a process may lose no more than on a small one.
+/// On a host with many CPUs a process loses no more than on a small one.
 #[test]
 fn one_process() {
     let mut costliest = CostliestProcess::default();
     assert_eq!(costliest.add([(1, 100), (2, 50)]), 100);
     assert_eq!(costliest.add([(1, 110), (2, 90)]), 140);
-    // One process has ended, and another one has its pid.
+    // One process has ended, and another one has the same pid.
     assert_eq!(costliest.add([(1, 30), (2, 90)]), 170);
     assert_eq!(costliest.add([]), 170);
     let mut governor = Governor::new(10_000, 64, 0);
@@ -112,7 +112,7 @@ fn one_process() {
     }
 }
 
-/// A storm that leaves no room for slices is not watched at all.
+/// A storm that leaves no budget for slices is not watched at all.
 #[test]
 fn hopeless() {
     let mut governor = Governor::new(100, 2, 0);
@@ -140,7 +140,7 @@ fn calm() {
     assert_eq!(governor.stage(), Stage::Events);
 }
 
-/// A thread that sleeps all the time is blocked up to the end of the epoch in which it was seen, and nothing is known of it afterwards.
+/// A thread that sleeps all the time is blocked up to the end of the epoch in which it was seen; its state afterwards is unknown.
 #[test]
 fn asleep_all_the_time() {
     let mut times = OpenTimes::default();
@@ -150,14 +150,14 @@ fn asleep_all_the_time() {
         GvlThread { state: GvlState::Away as u32, reported_ns: 100, since_ns: 100, ..GvlThread::blank() };
     times.tell_rest(&mut thread, None, 1_000);
     assert_eq!(thread.split[GvlState::Away as usize], [0, 0, 400]);
-    // A thread that was seen again: its earlier clocks are gone.
+    // A thread that has been seen again: its earlier clocks are gone.
     let mut thread = GvlThread { id: 5, reported_ns: 100, ..GvlThread::blank() };
     let task = GvlTask { owner: 5, epoch: 1, ..GvlTask::default() };
     times.tell_rest(&mut thread, Some(&task), 1_000);
     assert_eq!(thread.split, [[0; 3]; 4]);
 }
 
-/// Where single waits are too expensive they are reported in samples all over the run, within the budget, and it is known when not.
+/// If single waits are too expensive, they are sampled throughout the run, within the budget, and the gaps are known.
 #[test]
 fn samples_of_waits() {
     let mut governor = Governor::new(10_000, 2, 0);
@@ -176,7 +176,7 @@ fn samples_of_waits() {
     }
 }
 
-/// Slices report single waits, too, and what lies between them is known as not watched.
+/// Slices report single waits, too, and the times between them are known to be unwatched.
 #[test]
 fn gaps_between_slices() {
     let mut governor = Governor::new(10_000, 2, 0);
@@ -188,7 +188,7 @@ fn gaps_between_slices() {
     assert!(gaps.is_sorted_by(|a, b| a.to_ns <= b.from_ns), "{gaps:?}");
 }
 
-/// Times that were closed are known to the nanosecond, and so are the ends of epochs.
+/// Closed intervals are known to the nanosecond, and so are the ends of epochs.
 #[test]
 fn times() {
     let mut times = OpenTimes::default();

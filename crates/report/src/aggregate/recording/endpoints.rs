@@ -1,5 +1,5 @@
-//! Which endpoint a sample, a cycle or a stack of allocation belongs to. They name their request, and that says what it was when it
-//! ends: until then they wait. What waits too long, or for a request whose end was not seen, belongs to one that is not known.
+//! Assigns samples, cycles and allocation stacks to endpoints. Each names its request, and the endpoint is known only when the request
+//! ends: until then it waits. What waits too long, or for a request whose end was not seen, gets the unknown endpoint.
 
 use std::{
     collections::{BTreeMap, HashMap, VecDeque},
@@ -8,21 +8,21 @@ use std::{
 
 use crate::{aggregate::endpoint::OTHER, model::trace::Trace};
 
-/// Number of an endpoint in a recording.
+/// Index of an endpoint in a recording.
 pub type EndpointIndex = u32;
-/// The endpoint of requests of which it is not known.
+/// The endpoint of requests whose endpoint is unknown.
 pub(super) const UNKNOWN: EndpointIndex = 0;
 
-/// Endpoints that are distinguished; the rest is one.
+/// Maximum number of distinguished endpoints; the rest are one.
 const MAX_ENDPOINTS: usize = 1000;
-/// Requests that are remembered when they have ended: stacks of theirs may come later.
+/// Maximum number of ended requests that are remembered: their stacks may arrive later.
 const MAX_ENDED: usize = 1 << 14;
-/// What waits for the end of its request.
+/// Maximum number of things that wait for the end of a request.
 const MAX_WAITING: usize = 1 << 16;
-/// For how long, nanoseconds.
+/// Maximum time that they wait, nanoseconds.
 const PATIENCE_NS: u64 = 60_000_000_000;
 
-/// What is known of a request.
+/// What is known about a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Of {
     /// Its endpoint.
@@ -31,14 +31,14 @@ pub(super) struct Of {
     pub(super) trace: Option<Trace>,
 }
 
-/// Where the endpoint of something is.
+/// Whether the endpoint of something is known.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum At {
     /// It belongs to no request.
     None,
-    /// Here.
+    /// The endpoint and trace of its request.
     Known(Of),
-    /// Its request has not ended.
+    /// Its request, with this number, has not ended.
     Waits(u64),
 }
 
@@ -57,7 +57,7 @@ pub(super) struct Endpoints<T> {
     numbers: HashMap<Arc<str>, EndpointIndex>,
     ended: HashMap<u64, Of>,
     ended_order: VecDeque<u64>,
-    /// By number of the request: the first has waited for longest, or nearly.
+    /// By request number: the first has waited longest, or nearly so.
     waiting: BTreeMap<u64, Waiting<T>>,
     count: usize,
 }
@@ -76,12 +76,12 @@ impl<T> Default for Endpoints<T> {
 }
 
 impl<T> Endpoints<T> {
-    /// The name of one.
+    /// The name of an endpoint.
     pub(super) fn name(&self, index: EndpointIndex) -> &str {
         self.names.get(index as usize).map_or("(unknown)", |name| name)
     }
 
-    /// Where the endpoint of a request is.
+    /// Whether the endpoint of a request is known.
     pub(super) fn of(&self, request: Option<u64>) -> At {
         match request {
             None => At::None,
@@ -90,7 +90,7 @@ impl<T> Endpoints<T> {
         }
     }
 
-    /// Something waits for the end of a request. Hands out what has waited too long at this time, nanoseconds, or too much.
+    /// Lets something wait for the end of a request. Returns what has waited too long at `ts_ns`, or what exceeds the limit.
     pub(super) fn wait(&mut self, id: u64, pid: u32, ts_ns: u64, kept: T) -> Vec<T> {
         let waiting = self.waiting.entry(id).or_insert(Waiting { pid, since_ns: ts_ns, kept: Vec::new() });
         waiting.kept.push(kept);
@@ -106,7 +106,7 @@ impl<T> Endpoints<T> {
         overdue
     }
 
-    /// A request has ended. Hands out what is known of it, and what has waited for it.
+    /// A request has ended. Returns what is known about it, and what has waited for it.
     pub(super) fn ended(&mut self, id: u64, endpoint: String, trace: Option<Trace>) -> (Of, Vec<T>) {
         let of = Of { endpoint: self.number(endpoint), trace };
         if self.ended_order.len() >= MAX_ENDED
@@ -122,7 +122,7 @@ impl<T> Endpoints<T> {
         (of, kept)
     }
 
-    /// Hands out what waits for requests of a process, or of all.
+    /// Returns what waits for requests of one process, or of all processes (`None`).
     pub(super) fn give_up(&mut self, of: Option<u32>) -> Vec<T> {
         let mut kept = Vec::new();
         self.waiting.retain(|_, waiting| {
@@ -136,7 +136,7 @@ impl<T> Endpoints<T> {
         kept
     }
 
-    /// The same endpoints and ended requests, for a recording that goes on.
+    /// The same endpoints and ended requests, for a recording that continues this one.
     pub(super) fn go_on(&self) -> Self {
         Self {
             names: self.names.clone(),
@@ -166,7 +166,7 @@ mod tests {
     use super::*;
     use crate::model::trace::TraceOrigin;
 
-    /// What comes before the end of a request and what comes after it have its endpoint.
+    /// Events that arrive before and after the end of a request both get its endpoint.
     #[test]
     fn ends() {
         let mut endpoints = Endpoints::default();
@@ -184,7 +184,7 @@ mod tests {
         assert_eq!(endpoints.go_on().of(Some(7)), At::Known(of));
     }
 
-    /// Nothing waits for ever: not longer than a time, and not when its process is gone.
+    /// Nothing waits forever: not beyond a maximum time, and not after its process is gone.
     #[test]
     fn gives_up() {
         let mut endpoints = Endpoints::default();
@@ -197,7 +197,7 @@ mod tests {
         assert_eq!((endpoints.give_up(None).len(), endpoints.count), (1, 0));
     }
 
-    /// However much comes, memory is bounded.
+    /// Memory is bounded, however much arrives.
     #[test]
     fn bounded() {
         let mut endpoints = Endpoints::default();

@@ -1,5 +1,5 @@
-//! What of a run is recorded, as its user chose: some threads, stacks with some frames, and some frames of each stack. What a
-//! filter drops is counted.
+//! Which part of a run is recorded, by the user's choice: some threads, stacks with some frames, and some frames of each stack.
+//! What a filter drops is counted.
 
 use std::{collections::HashMap, sync::Arc};
 
@@ -15,26 +15,26 @@ use crate::{
     words::{data_size, plural},
 };
 
-/// Most frames with a known verdict; when there are more, that table is emptied.
+/// Maximum number of frames with a remembered verdict; the table is emptied when it would exceed it.
 const KNOWN_FRAMES: usize = 1 << 20;
 
 /// What is recorded; the default is everything.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Filter {
-    /// Threads with one of these names, or this id (host namespace); empty: all.
+    /// Threads whose name contains one of these, or with this id (host namespace); empty: all.
     pub threads: Vec<Pattern>,
-    /// Stacks with a frame whose name or file has one of these; empty: all.
+    /// Stacks with a frame whose name or file contains one of these; empty: all.
     pub focus: Vec<Pattern>,
-    /// What belongs to requests of an endpoint with one of these; everything where there is none.
+    /// What belongs to requests of an endpoint that contains one of these; empty: everything.
     pub endpoints: Vec<Pattern>,
-    /// Frames that are left out of stacks, by name or file. Their time goes to their caller.
+    /// Frames to leave out of stacks, by name or file. Their time goes to their caller.
     pub hide: Vec<Pattern>,
-    /// Only the application's own code frames are left in stacks.
+    /// Leaves only frames of the application's own code in stacks.
     pub app_only: bool,
 }
 
 impl Filter {
-    /// Whether it changes anything.
+    /// Whether it filters anything.
     pub fn is_any(&self) -> bool {
         *self != Self::default()
     }
@@ -55,8 +55,8 @@ impl Filter {
     }
 }
 
-/// Whether a frame is of code that is not the application's: a gem's, Ruby's library's, a method in C, native code, the kernel.
-/// Frames that gctrace adds, such as those of the GC, belong to no code.
+/// Whether a frame is code other than the application's own: of a gem or Ruby's library, a C method, native code, the kernel.
+/// Frames that gctrace adds, such as those of the GC, are not code.
 fn is_others(frame: &Frame) -> bool {
     match frame.kind {
         FrameKind::Ruby => frame.file.as_deref().is_some_and(|file| Source::of(file) != Source::App),
@@ -75,24 +75,24 @@ struct Verdict {
 /// Why something is not recorded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum DropReason {
-    /// It is of another thread.
+    /// It belongs to another thread.
     Thread,
     /// Its stack has no frame in focus.
     Focus,
-    /// It is of another endpoint, or of none that is known.
+    /// It belongs to another endpoint, or to none that is known.
     Endpoint,
 }
 
-/// A number of things and their time.
+/// Number of things, and their time.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Amount {
-    /// How many.
+    /// Number of things.
     pub count: u64,
     /// Their time, nanoseconds; 0 if they have none.
     pub ns: u64,
 }
 
-/// Things of one kind: recorded, and dropped by reason. The sum is all that was seen.
+/// Amounts of one kind: recorded, and dropped by reason. The sum is everything seen.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Shares {
     /// Recorded.
@@ -123,7 +123,7 @@ impl Shares {
         amount.add(ns);
     }
 
-    /// All that was seen.
+    /// Everything seen.
     pub fn all(&self) -> Amount {
         let parts = [self.kept, self.thread, self.focus, self.endpoint];
         Amount {
@@ -133,7 +133,7 @@ impl Shares {
     }
 }
 
-/// What filters let through and what they dropped.
+/// Counts of what the filters let through and what they dropped.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct FilterAccount {
     /// All samples, with the time that they represent.
@@ -142,20 +142,20 @@ pub struct FilterAccount {
     pub samples: Shares,
     /// GC cycles, with the time of their pauses.
     pub cycles: Shares,
-    /// Waits for the GVL that were reported one by one.
+    /// Waits for the GVL that were reported individually.
     pub gvl_waits: Shares,
-    /// Stacks of allocation, with bytes where others have nanoseconds.
+    /// Allocation stacks, with bytes in place of nanoseconds.
     pub allocs: Shares,
-    /// Everything else that belongs to a thread: its sums and states with regard to the GVL, requests, GC work. `--focus` drops only
-    /// the sums of waits and holds among them, because these have no stack.
+    /// Everything else that belongs to a thread: its GVL sums and states, requests, GC work. Among these, `--focus` drops only
+    /// the sums of waits and holds, because they have no stack.
     pub others: Shares,
-    /// Frames that were left out of recorded stacks.
+    /// Number of frames left out of recorded stacks.
     pub frames_hidden: u64,
-    /// Recorded stacks whose frames are all hidden; they have a frame that says so.
+    /// Number of recorded stacks whose frames are all hidden; one frame says so in their place.
     pub stacks_hidden: u64,
 }
 
-/// A thread, as an event names it.
+/// A thread, as named by an event.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct ThreadName<'a> {
     /// Its process, host namespace.
@@ -165,16 +165,16 @@ pub(super) struct ThreadName<'a> {
     pub(super) name: &'a str,
 }
 
-/// Threads whose name is remembered.
+/// Maximum number of threads whose name is remembered.
 const KNOWN_THREADS: usize = 1 << 16;
 
-/// A filter at work.
+/// A filter in operation.
 #[derive(Debug)]
 pub(super) struct FilterState {
     filter: Filter,
-    /// Frames come interned, so most are known by their address. Each is kept alive here, so that its address is not reused.
+    /// Frames are interned, so most are found by their address. Each frame is kept alive here, so that its address is not reused.
     verdicts: HashMap<usize, (Arc<Frame>, Verdict)>,
-    /// Whether a thread (pid, tid) is wanted by its last name; only filled where some are not.
+    /// Whether a thread (pid, tid) is wanted, by its last name; only filled if threads are filtered.
     threads: HashMap<(u32, u32), bool>,
     /// Replaces a stack whose frames are all hidden.
     all_hidden: Stack,
@@ -205,12 +205,12 @@ impl FilterState {
         &self.filter
     }
 
-    /// Whether only stacks with some frame are recorded.
+    /// Whether only stacks with certain frames are recorded.
     pub(super) fn has_focus(&self) -> bool {
         !self.filter.focus.is_empty()
     }
 
-    /// Whether something of this thread with this stack is dropped. Nothing is in focus without a stack.
+    /// Whether something of this thread with this stack is dropped. Without a stack, nothing is in focus.
     pub(super) fn drops(
         &mut self,
         thread: ThreadName<'_>,
@@ -224,7 +224,7 @@ impl FilterState {
         (!in_focus).then_some(DropReason::Focus)
     }
 
-    /// Whether what belongs to a request of this endpoint is dropped; `None`: it belongs to none.
+    /// Whether what belongs to a request of this endpoint is dropped; `None`: it belongs to no request.
     pub(super) fn drops_endpoint(&self, endpoint: Option<&str>) -> Option<DropReason> {
         let patterns = &self.filter.endpoints;
         let is_in = |name: &str| patterns.iter().any(|pattern| pattern.is_in(name));
@@ -232,7 +232,7 @@ impl FilterState {
         (!wanted).then_some(DropReason::Endpoint)
     }
 
-    /// [`Self::drops`] for an event that has no stack by its nature.
+    /// [`Self::drops`] for an event that never has a stack.
     pub(super) fn drops_thread(&mut self, thread: ThreadName<'_>) -> Option<DropReason> {
         let ThreadName { pid, tid, name } = thread;
         if self.filter.threads.is_empty() {
@@ -245,13 +245,13 @@ impl FilterState {
         (!wanted).then_some(DropReason::Thread)
     }
 
-    /// [`Self::drops_thread`] for an event without the thread's name: a thread that no event has named is dropped.
+    /// [`Self::drops_thread`] for an event without the thread's name: a thread that no event has named yet is dropped.
     pub(super) fn drops_tid(&self, pid: u32, tid: u32) -> Option<DropReason> {
         let wanted = self.filter.threads.is_empty() || self.threads.get(&(pid, tid)) == Some(&true);
         (!wanted).then_some(DropReason::Thread)
     }
 
-    /// A stack without the frames that are hidden.
+    /// A stack without its hidden frames.
     pub(super) fn shown(&mut self, stack: &Stack) -> Stack {
         if self.filter.hide.is_empty() && !self.filter.app_only {
             return Arc::clone(stack);
@@ -281,7 +281,7 @@ impl FilterState {
 }
 
 impl FilterAccount {
-    /// Adds what another recording let through and dropped.
+    /// Adds the counts of another recording.
     pub fn add(&mut self, other: &Self) {
         for (to, from) in [
             (&mut self.samples, &other.samples),
@@ -308,7 +308,7 @@ impl FilterAccount {
 }
 
 impl Shares {
-    /// Records what becomes of one thing, and says whether it is recorded.
+    /// Counts the outcome for one thing, and returns whether it is recorded.
     pub(super) fn keeps(&mut self, dropped: Option<DropReason>, ns: u64) -> bool {
         self.add(dropped, ns);
         dropped.is_none()
@@ -316,7 +316,7 @@ impl Shares {
 }
 
 impl FilterAccount {
-    /// Adds it to the counters of the run.
+    /// Adds the counts to the counters of the run.
     pub fn add_to(&self, counts: &mut ProfileCounts) {
         let Self { samples, samples_seen, cycles, gvl_waits, allocs, others, .. } = self;
         counts.profile_samples += samples_seen.count;
@@ -340,7 +340,7 @@ impl FilterAccount {
         counts.profile_stacks_hidden += self.stacks_hidden;
     }
 
-    /// What this filter dropped, in words; `None` where nothing was filtered.
+    /// What this filter dropped, in words; `None` if nothing was filtered.
     pub fn text(&self, filter: &Filter) -> Option<String> {
         let named = |flag: &str, patterns: &[Pattern]| {
             let patterns: Vec<String> =
@@ -374,7 +374,7 @@ impl FilterAccount {
         (!parts.is_empty()).then(|| parts.join("; "))
     }
 
-    /// What was dropped for one reason, of how much.
+    /// The amounts dropped for one reason, and the totals, in words.
     fn dropped(&self, of: fn(&Shares) -> Amount) -> String {
         let seconds = |ns: u64| ns as f64 / 1e9;
         let timed = |shares: &Shares, what: &str| {

@@ -1,4 +1,4 @@
-//! What a recording keeps of memory that was asked for outside of the heap: estimates by thread and stack.
+//! What a recording keeps about memory requested outside the Ruby heap: estimates by thread and stack.
 
 use std::{collections::hash_map::Entry, sync::Arc};
 
@@ -8,7 +8,7 @@ use crate::{
     model::{Process, stack::Stack},
 };
 
-/// What it is summed by.
+/// The key by which such memory is summed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct MallocKey {
     /// The thread.
@@ -17,16 +17,16 @@ pub struct MallocKey {
     pub node: NodeId,
 }
 
-/// A sum of it.
+/// A sum of such memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct MallocSum {
-    /// What was asked for.
+    /// Requested memory.
     pub asked: CallsAndBytes,
-    /// Of it, what was there at the end.
+    /// The part of it that was still allocated at the end.
     pub left: CallsAndBytes,
 }
 
-/// A call whose stack was taken.
+/// A call whose stack was captured.
 #[derive(Clone, Debug)]
 pub struct MallocCall<'a> {
     /// When, `CLOCK_MONOTONIC` nanoseconds.
@@ -37,14 +37,14 @@ pub struct MallocCall<'a> {
     pub comm: &'a Arc<str>,
     /// Its stack.
     pub stack: &'a Stack,
-    /// What was asked for.
+    /// Requested bytes.
     pub bytes: u64,
-    /// With which probability the stack was to be taken.
+    /// Probability with which the stack was captured.
     pub probability: f64,
 }
 
 impl Recording {
-    /// A call under its stack. Returns where it is kept.
+    /// Adds a call under its stack. Returns the key of its sum.
     pub fn malloc(&mut self, process: &Process, call: &MallocCall<'_>) -> MallocKey {
         let key = self.malloc_key(process, call.ts_ns, call.tid, call.comm, call.stack);
         if let Some(sum) = self.mallocs.get_mut(&key) {
@@ -53,7 +53,7 @@ impl Recording {
         key
     }
 
-    /// Memory that is there at the end: of a call that is kept there, or of one whose stack is not known.
+    /// Adds memory that is still allocated at the end, to the sum with this key; `None`: the stack of its call is unknown.
     pub fn malloc_left(
         &mut self,
         process: &Process,

@@ -1,4 +1,4 @@
-//! Memory of processes over time: what was read at each GC event.
+//! Memory of processes over time, as read at each GC event.
 
 use super::{ProcessIndex, Recording};
 use crate::{
@@ -13,16 +13,16 @@ pub struct MemoryMoment {
     pub process: ProcessIndex,
     /// When it was read, `CLOCK_MONOTONIC` nanoseconds.
     pub ts_ns: u64,
-    /// Resident set size, bytes, if it is known.
+    /// Resident set size, bytes, if known.
     pub rss: Option<u64>,
-    /// How it is shared, and when that was read, if it was.
+    /// When shares were read, and the shares, if they were read.
     pub shares: Option<(u64, Shares)>,
-    /// What its VM counts.
+    /// What its VM counts for its heap.
     pub heap: HeapFigures,
 }
 
 impl Recording {
-    /// Memory as it was at a GC event, or when tracing began.
+    /// Adds the memory at a GC event, or when tracing began.
     pub(super) fn memory(&mut self, process: &Process, state: &GcState) {
         if self.timeline.is_none() || !self.has_begun(state.ts_ns) {
             return;

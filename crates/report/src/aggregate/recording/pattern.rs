@@ -1,10 +1,10 @@
-//! What a filter looks for.
+//! Patterns of filters.
 
 use std::str::FromStr;
 
 use regex_lite::Regex;
 
-/// A part of a text, or a regular expression between slashes: `Order#`, `/^Order(Line)?#/`. Case matters.
+/// A substring, or a regular expression between slashes: `Order#`, `/^Order(Line)?#/`. Case-sensitive.
 #[derive(Clone, Debug)]
 pub struct Pattern {
     text: String,
@@ -12,12 +12,12 @@ pub struct Pattern {
 }
 
 impl Pattern {
-    /// Whether it is in this text.
+    /// Whether the text contains a match.
     pub fn is_in(&self, text: &str) -> bool {
         self.regex.as_ref().map_or_else(|| text.contains(&self.text), |regex| regex.is_match(text))
     }
 
-    /// As it was written.
+    /// The pattern as it was written.
     pub fn text(&self) -> &str {
         &self.text
     }
@@ -52,7 +52,7 @@ impl FromStr for Pattern {
 mod tests {
     use super::*;
 
-    /// Names of methods are matched as they are; slashes enclose a regular expression.
+    /// Names of methods are matched literally; slashes enclose a regular expression.
     #[test]
     fn patterns() {
         let found = |pattern: &str, text: &str| pattern.parse::<Pattern>().unwrap().is_in(text);

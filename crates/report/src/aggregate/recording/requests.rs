@@ -1,4 +1,4 @@
-//! Requests at their time.
+//! Requests with their times.
 
 use std::sync::Arc;
 
@@ -10,38 +10,38 @@ use crate::model::{
     trace::Trace,
 };
 
-/// A request at its time.
+/// A request with its times.
 #[derive(Clone, Debug)]
 pub struct RequestMoment {
     /// The process.
     pub process: ProcessIndex,
     /// The thread that served it.
     pub tid: u32,
-    /// Its number in the run.
+    /// Its number in this run.
     pub id: u64,
-    /// Method and template of the path; requests of one endpoint share it.
+    /// Method and path template; requests of one endpoint share the string.
     pub endpoint: Arc<str>,
-    /// Of the response.
+    /// Status of the response.
     pub status: Option<u16>,
     /// When the thread took it, `CLOCK_MONOTONIC` nanoseconds.
     pub begin_ns: u64,
-    /// When the thread was done with it, if that was seen.
+    /// When the thread finished it, if that was seen.
     pub end_ns: Option<u64>,
-    /// How long its last bytes had waited for the thread, nanoseconds, if that is known.
+    /// How long its last bytes had waited for the thread, nanoseconds, if known.
     pub queue_ns: Option<u64>,
-    /// Until the first bytes of the response, nanoseconds.
+    /// From taking it to the first bytes of the response, nanoseconds.
     pub first_byte_ns: Option<u64>,
-    /// Bytes that were written on its connection, if that is known.
+    /// Bytes written on its connection, if known.
     pub response_bytes: Option<u64>,
-    /// GC cycles that it started, if that is known.
+    /// Number of GC cycles that it started, if known.
     pub gcs: Option<u32>,
-    /// GC pauses of its thread meanwhile, nanoseconds, if that is known.
+    /// Time of the GC pauses of its thread meanwhile, nanoseconds, if known.
     pub gc_ns: Option<u64>,
-    /// GC pauses of other threads of its process meanwhile, if they are known.
+    /// GC pauses of other threads of its process meanwhile, if known.
     pub gc_other: Option<GcTime>,
-    /// What its thread took of the heap, if that is known.
+    /// Heap slots that its thread took, if known.
     pub alloc: Option<Allocated>,
-    /// The trace that it belongs to, if one is known.
+    /// The trace that it belongs to, if known.
     pub trace: Option<Trace>,
 }
 
@@ -56,7 +56,7 @@ impl RequestMoment {
 }
 
 impl Recording {
-    /// Something that is not in the recording. What is in it may be of this request, and a thread's sums have this wait.
+    /// Takes note of an event that is not in the recording: recorded events may belong to this request, and a thread's sums include this wait.
     pub fn outside(&mut self, process: &Process, seen: Seen<'_>) {
         match seen {
             Seen::Request(request) => {

@@ -1,4 +1,4 @@
-//! Samples, cycles, stacks of allocation and waits for the GVL become sums, and moments of a timeline, once it is known which endpoint they belong to.
+//! Turns samples, cycles, allocation stacks and waits for the GVL into sums, and into moments of a timeline, once their endpoint is known.
 
 use std::{collections::hash_map::Entry, num::NonZeroU64, sync::Arc};
 
@@ -19,14 +19,14 @@ pub(super) mod gvl;
 
 use gvl::WaitMoment;
 
-/// What the other filters have let through.
+/// What the other filters have let through, while its endpoint is unknown.
 #[derive(Clone, Debug)]
 pub(super) enum Kept {
     /// A sample.
     Sample(Moment, Option<Span>),
     /// A cycle, with the time of its pauses.
     Cycle(Box<(CycleMoment, u64, Option<Span>)>),
-    /// Slots under a stack.
+    /// Slots with their stack.
     Alloc(AllocMoment, Option<Span>),
     /// A long wait for the GVL.
     Wait(Box<WaitMoment>),
@@ -38,14 +38,14 @@ impl Kept {
         match self {
             Self::Sample(_, span) | Self::Alloc(_, span) => *span,
             Self::Cycle(cycle) => cycle.2,
-            // Its record has none.
+            // Its record has no span.
             Self::Wait(_) => None,
         }
     }
 }
 
 impl Recording {
-    /// A sample.
+    /// Adds a sample.
     pub(super) fn sample(&mut self, process: &Process, sample: &StackSample) {
         let Some((ts_ns, wall_ns)) = self.began_ns.and_then(|began_ns| sample.since(began_ns)) else {
             self.early_samples += 1;
@@ -70,10 +70,10 @@ impl Recording {
         self.place(process, sample.request, ts_ns, Kept::Sample(moment, sample.span));
     }
 
-    /// A cycle with its pauses.
+    /// Adds a cycle with its pauses.
     pub(super) fn cycle(&mut self, process: &Process, cycle: &GcCycle) {
         let start = &cycle.start;
-        // All of a cycle or nothing, so that sums and timelines agree.
+        // A cycle is admitted as a whole or not at all, so that sums and timelines agree.
         if !self.admits(cycle.pauses.iter().map(|pause| pause.begin_ns).fold(start.ts_ns, u64::min)) {
             return;
         }
@@ -104,7 +104,7 @@ impl Recording {
         self.place(process, cycle.request, start.ts_ns, Kept::Cycle(Box::new((moment, ns, cycle.span))));
     }
 
-    /// Adds something if the endpoint of its request is known, or keeps it until it is.
+    /// Adds something if the endpoint of its request is known; otherwise keeps it until it is.
     pub(super) fn place(&mut self, process: &Process, request: Option<u64>, ts_ns: u64, kept: Kept) {
         match self.endpoints.of(request) {
             At::None => self.add(kept, None),
@@ -119,7 +119,7 @@ impl Recording {
         }
     }
 
-    /// A request has ended: what has waited for it is added.
+    /// A request has ended: adds what has waited for it.
     pub(super) fn request_ended(&mut self, id: u64, endpoint: String, trace: Option<Trace>) -> EndpointIndex {
         let (of, kept) = self.endpoints.ended(id, endpoint, trace);
         for kept in kept {
@@ -128,7 +128,7 @@ impl Recording {
         of.endpoint
     }
 
-    /// Nothing that waits for requests of a process, or of any, will be known.
+    /// Adds what waits for requests of one process, or of all (`None`), under the unknown endpoint: these requests will not end.
     pub(super) fn settle(&mut self, of: Option<u32>) {
         let kept = self.endpoints.give_up(of);
         self.give_up(kept);
@@ -175,8 +175,8 @@ impl Recording {
         }
     }
 
-    /// The number of a span. Sums are distinguished by span as long as half of the room for sums is free, so that the rest is not merged for
-    /// it.
+    /// The index of a span. Sums are distinguished by span only while at most half of the room for sums is used, so that spans do not cause other
+    /// sums to be merged.
     fn trace_index(&mut self, trace: Link) -> Option<TraceIndex> {
         let sums = [self.samples.len(), self.pauses.len(), self.allocs.len(), self.gvl_waits.len()];
         let sums = sums.into_iter().max().unwrap_or_default();
@@ -234,7 +234,7 @@ impl Recording {
 }
 
 impl SampleSum {
-    /// The time that a stack in this state represents: on a CPU its CPU time, else wall time. Nanoseconds.
+    /// The time that a stack in this state represents, nanoseconds: CPU time on a CPU, otherwise wall time.
     pub fn time_ns(&self, state: ThreadState) -> u64 {
         time_ns(state, self.cpu_ns, self.wall_ns)
     }

@@ -1,33 +1,33 @@
-//! The traces and spans that sums of a recording belong to.
+//! The traces and spans that the sums of a recording belong to.
 
 use std::collections::HashMap;
 
 use crate::model::trace::Link;
 
-/// Number of a span and its trace in a recording.
+/// Index of a span with its trace in a recording.
 pub type TraceIndex = u32;
 
-/// Traces that are distinguished; of the rest none is reported.
+/// Maximum number of distinguished traces; the rest are not reported.
 const MAX_TRACES: usize = 1 << 16;
 
-/// The traces of a recording that have something.
+/// The traces of a recording.
 #[derive(Debug, Default)]
 pub(super) struct Traces {
     /// Whether traces are distinguished at all.
     pub(super) wanted: bool,
     all: Vec<Link>,
     numbers: HashMap<Link, TraceIndex>,
-    /// How often a trace had no room.
+    /// Number of times that a trace had no room.
     pub(super) left_out: u64,
 }
 
 impl Traces {
-    /// A trace by its number.
+    /// A trace by its index.
     pub(super) fn get(&self, index: TraceIndex) -> Option<&Link> {
         self.all.get(index as usize)
     }
 
-    /// The number of a trace; `None`, counted, without `room`, or where there are too many.
+    /// The index of a trace; `None`, and counted, without `room` or if there are too many.
     pub(super) fn index(&mut self, trace: Link, room: bool) -> Option<TraceIndex> {
         if !self.wanted {
             return None;
@@ -51,7 +51,7 @@ mod tests {
     use super::*;
     use crate::model::trace::{Span, TraceOrigin};
 
-    /// However many there are, memory is bounded, and what has no room is counted.
+    /// Memory is bounded, however many traces there are, and what has no room is counted.
     #[test]
     fn bounded() {
         let trace = |id: usize| {

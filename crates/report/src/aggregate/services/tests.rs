@@ -1,4 +1,4 @@
-//! Figures add up, memory is bounded, and what is not known is not zero.
+//! Figures add up, memory is bounded, and unknown is not zero.
 
 use super::*;
 use crate::{
@@ -18,7 +18,7 @@ pub(crate) const END: ProcessEnd = ProcessEnd {
     lost: 0,
 };
 
-/// What is shared is known of a service once it was read of each of its processes, and from then on.
+/// Shared memory of a service is known once it has been read for each of its processes, and from then on.
 #[test]
 fn shares() {
     let mut services = Services::new(false);
@@ -35,13 +35,13 @@ fn shares() {
     assert_eq!(of(&services), None);
     services.state(&process(2, "web"), &with(30));
     assert_eq!(of(&services).map(|shares| (shares.pss, shares.private_dirty)), Some((130, 65)));
-    // Between two readings the last one holds.
+    // Between two readings the last one applies.
     services.state(&process(1, "web"), &state(10, 100));
     assert_eq!(of(&services).map(|shares| shares.pss), Some(130));
 }
 
-/// Busy threads are a sum, known once they are known of each process that may have some; a socket of several processes counts once, and what
-/// has ended has neither.
+/// Busy threads are a sum, known once they are known for each process that may have some; a socket shared by processes counts once, and
+/// an ended process has neither.
 #[test]
 fn loads() {
     let mut services = Services::new(false);
@@ -58,7 +58,7 @@ fn loads() {
     let load = |busy, queues| ServerLoad { ts_ns: 1, busy, queues };
     services.see(&process(1, "web"), Seen::Load(&load(Some(3), vec![queue(7, 4), queue(8, 1)])));
     services.see(&process(2, "web"), Seen::Load(&load(None, vec![queue(7, 5)])));
-    // The second one listens, and what its threads do is not known.
+    // The second process listens, and what its threads do is unknown.
     assert_eq!(of(&services), (None, vec![(7, 5), (8, 1)]));
     services.see(&process(2, "web"), Seen::Load(&load(Some(2), vec![queue(7, 0)])));
     services.see(&process(1, "web"), Seen::Load(&load(Some(0), vec![queue(7, 0)])));
@@ -67,7 +67,7 @@ fn loads() {
     assert_eq!(of(&services), (Some(0), vec![(7, 0)]));
 }
 
-/// The master of a cluster and other programs have no pool of threads that could be busy; each worker has, and each Puma.
+/// The master of a cluster and other programs have no pool of threads that could be busy; each worker has one, and each Puma in single mode.
 #[test]
 fn servers() {
     let of = |pid, ppid, words: &[&str]| {
@@ -78,7 +78,7 @@ fn servers() {
         let queues = inode.map(|inode| AcceptQueue { inode, waiting: 0 });
         ServerLoad { ts_ns: 1, busy, queues: queues.into_iter().collect() }
     };
-    // What it comes to of these processes, whose VMs have been read or not.
+    // The sum for these processes, whether or not their VMs have been read.
     let busy = |all: &[(Process, Option<ServerLoad>)]| {
         let mut services = Services::new(false);
         for (at, (process, load)) in all.iter().enumerate() {
@@ -99,21 +99,21 @@ fn servers() {
     assert_eq!(busy(&[master.clone(), first(Some(1)), second(Some(2))]), Some(3));
     assert_eq!(busy(&[master.clone(), first(Some(1)), second(None)]), None);
     assert_eq!(busy(&[master.clone(), first(None), second(None)]), None);
-    // One that was forked while its master was traced has the title of the master, and may not have been read yet.
+    // A worker forked while its master was traced has the master's title, and may not have been read yet.
     assert_eq!(busy(&[master.clone(), first(Some(1)), worker(12, title, Some(2))]), Some(3));
     assert_eq!(busy(&[master.clone(), first(Some(1)), worker(12, title, None)]), None);
     assert_eq!(busy(&[master.clone(), first(Some(1)), (of(12, 10, &[title]), None)]), None);
-    // Two that are no cluster.
+    // Two processes that are not a cluster.
     let single = |pid, busy| (of(pid, 1, &[title]), Some(load(busy, Some(u64::from(pid)))));
     assert_eq!(busy(&[single(20, Some(1)), single(21, None)]), None);
     assert_eq!(busy(&[single(20, Some(1)), single(21, Some(0))]), Some(1));
-    // Of another program that listens it is not known whether it is a Puma, unless it is a cluster's master.
+    // Another program that listens may be a Puma, unless it is a cluster's master.
     let rails =
         |pid, ppid, busy, inode| (of(pid, ppid, &["ruby", "bin/rails", "server"]), Some(load(busy, inode)));
     assert_eq!(busy(&[single(20, Some(1)), rails(30, 1, None, Some(9))]), None);
     assert_eq!(busy(&[rails(30, 1, None, Some(9)), rails(31, 30, Some(2), Some(9))]), Some(2));
     assert_eq!(busy(&[rails(30, 1, None, Some(9)), rails(31, 30, None, Some(9))]), None);
-    // These are none.
+    // These are not servers.
     assert_eq!(
         busy(&[single(20, Some(1)), rails(30, 1, None, None), (of(31, 1, &["ruby", "job.rb"]), None)]),
         Some(1)
@@ -184,14 +184,14 @@ pub(crate) fn cycle(count: u64, live: u64, allocated: u64, ns: u64) -> GcCycle {
     }
 }
 
-/// Counters outlive processes and never shrink; gauges are of running processes only; each pause is in its bucket.
+/// Counters outlive processes and never shrink; gauges cover running processes only; each pause is in its bucket.
 #[test]
 fn adds_up() {
     let mut services = Services::new(false);
     let (a, b) = (process(1, "web"), process(2, "web"));
     services.process(&a, Some(&state(10, 100)), 5);
     services.process(&b, None, 6);
-    // What is not known of one of them is not in the sum.
+    // A figure unknown for one process is missing from the sum.
     assert_eq!(services.iter().next().unwrap().2.unwrap().live_slots, Some(10));
     services.cycle(&a, &cycle(1, 20, 150, 50_000));
     services.cycle(&b, &cycle(1, 30, 1000, 50_001));
@@ -207,25 +207,25 @@ fn adds_up() {
             (1, 1, 1)
         );
     }
-    // Of a cycle that was cut off in its first pause no time is known.
+    // The time of a cycle that was cut off in its first pause is unknown.
     services.cycle(&b, &GcCycle { pauses: Vec::new(), ..cycle(3, 40, 1500, 0) });
     {
         let (_, web, _) = services.iter().next().unwrap();
         assert_eq!((web.cycles.values().sum::<u64>(), web.cycle_pauses[0].count()), (4, 3));
     }
-    // Its counts of what was lost are of the whole process: 2 before a cycle, and 3 after the last one.
+    // The count of lost records covers the whole process: 2 before a cycle, and 3 after the last one.
     services.cycle(&b, &GcCycle { lost: 2, ..cycle(4, 40, 1500, 1) });
     let end = ProcessEnd { lost: 5, outside_ns: 70, ..END };
     services.ended(&b, &end);
     services.ended(&b, &end);
-    // The same pid again is another process: its totals begin anew.
+    // The same pid again is another process: its totals start anew.
     services.process(&process(1, "web"), Some(&state(7, 3)), 9);
     let (_, web, gauges) = services.iter().next().unwrap();
     assert_eq!((web.lost, web.outside_ns), (5, 70));
     assert_eq!((web.seen, web.running, web.allocated, gauges.unwrap().live_slots), (3, 1, 550, Some(7)));
 }
 
-/// Of processes that have not been read nothing is known; where none runs nothing is held.
+/// Nothing is known of processes that have not been read; a service without running processes holds no memory.
 #[test]
 fn unknown_is_not_zero() {
     let mut services = Services::new(false);

@@ -1,4 +1,4 @@
-//! Units of work, from the events that name them.
+//! Units of work, built from the events that name them.
 
 use super::*;
 use crate::model::trace::TraceOrigin;
@@ -11,7 +11,7 @@ fn facts(path: &str) -> Facts {
     Facts { path: Some(path.to_owned()), end_ns: Some(1000), ..Facts::default() }
 }
 
-/// A pause of the thread of a unit at this time.
+/// Adds a pause of a unit's thread at this time.
 fn pause(units: &mut Units, key: UnitKey, begin_ns: u64, ns: u64) {
     units.pause(key.pid, key.tid, Some(key.begin_ns), (begin_ns, begin_ns + ns));
 }
@@ -20,7 +20,7 @@ fn take(units: &mut Units) -> Vec<Request> {
     units.take(0).into_iter().map(|(_, request)| request).collect()
 }
 
-/// The trace that a unit's stacks show comes before what its caller said, unless they show several.
+/// The trace that a unit's stacks show takes precedence over its caller's, unless they show several.
 #[test]
 fn published_traces() {
     let said = Trace { trace_id: 7, caller: None, origin: TraceOrigin::Traceparent };
@@ -40,7 +40,7 @@ fn published_traces() {
     assert_eq!((published(&[8, 9, 8], Some(said)), published(&[8, 9], None)), (Some(said), None));
 }
 
-/// Events that come before and after the end, which travels in another ring, are all in it.
+/// Events that arrive before and after the end, which travels in another ring, all count in the unit.
 #[test]
 fn late_events() {
     let mut units = Units::default();
@@ -58,8 +58,8 @@ fn late_events() {
     assert_eq!((units.open(), units.counts()), (0, UnitCounts::default()));
 }
 
-/// Pauses of other threads count with their part in the time of the unit, whether those threads serve one or not; its own do not,
-/// nor do those of another process.
+/// Only the part of other threads' pauses within the unit counts, whether or not those threads serve a unit; the unit's own pauses do not
+/// count as others, nor do those of another process.
 #[test]
 fn pauses_of_others() {
     let mut units = Units::default();
@@ -75,13 +75,13 @@ fn pauses_of_others() {
     let (first, second) = (&taken[0], &taken[1]);
     assert_eq!((first.gc_pauses, first.gc_ns, first.gc_other), (Some(1), Some(5), other(3, 60)));
     assert_eq!((second.gc_pauses, second.gc_ns, second.gc_other), (Some(1), Some(40), other(3, 45)));
-    // Without an end it is not known which there are.
+    // Without an end it is unknown which pauses belong to the unit.
     units.seal(key(7, 2000), Facts { end_ns: None, ..facts("/a") });
     let request = &take(&mut units)[0];
     assert_eq!((request.gcs, request.gc_ns, request.gc_other), (None, None, None));
 }
 
-/// A pause that was under way when the unit ended is waited for, but not for ever: then what it took is not known.
+/// The record of a pause that was under way when the unit ended is waited for, but not forever: after that, its time is unknown.
 #[test]
 fn ended_in_a_pause() {
     let mut units = Units::default();
@@ -94,21 +94,21 @@ fn ended_in_a_pause() {
     units.pause(1, 9, None, (950, 1200));
     let gc_other = units.take(5000)[0].1.gc_other;
     assert_eq!(gc_other, Some(GcTime { pauses: 1, ns: 50 }));
-    // Its record is lost.
+    // The pause's record is lost.
     seal(&mut units, 970);
     assert!(units.take(5000).is_empty());
     let request = &units.take(1000 + PATIENCE_NS)[0].1;
     assert_eq!((request.gc_ns, request.gc_other), (Some(0), None));
-    // It began when the unit had ended.
+    // The pause began after the unit had ended.
     seal(&mut units, 1001);
     assert_eq!(units.take(5000).len(), 1);
-    // Nothing comes any more.
+    // No more records arrive.
     seal(&mut units, 990);
     assert_eq!(units.end(1)[0].1.gc_other, None);
 }
 
-/// What names no unit was a pause of one all the same, if the connection of a request was found out when it ended: then the
-/// figures of the unit itself are not known, those of other threads are.
+/// A pause that named no unit may still belong to one, if the request was detected only when it ended: then the
+/// figures of the unit itself are unknown, and those of other threads are known.
 #[test]
 fn found_out_late() {
     let mut units = Units::default();
@@ -120,7 +120,7 @@ fn found_out_late() {
     assert_eq!(request.gc_other, Some(GcTime { pauses: 1, ns: 50 }));
 }
 
-/// A request whose end was lost is unknown, and nothing of it goes to the next one of its thread.
+/// A request whose end was lost is unknown, and none of its events go to the next request of its thread.
 #[test]
 fn lost_end() {
     let mut units = Units::default();
@@ -138,7 +138,7 @@ fn lost_end() {
     assert_eq!(units.open(), 0);
 }
 
-/// Two requests of one thread that end between two looks at the rings are both there.
+/// Two requests of one thread that end between two reads of the rings are both reported.
 #[test]
 fn two_at_once() {
     let mut units = Units::default();
@@ -151,7 +151,7 @@ fn two_at_once() {
     assert_eq!(units.counts().unknown, 0);
 }
 
-/// The end of a process hands out what has ended and drops the rest; nothing of it is kept.
+/// The end of a process hands out its ended units and drops the rest; nothing about the process is kept.
 #[test]
 fn process_end() {
     let mut units = Units::default();
@@ -164,7 +164,7 @@ fn process_end() {
 }
 
 /// Units that were open while events of their process were lost have no figures: those that had begun before, that ended
-/// after, that lay inside, and those whose end was not seen. The others keep theirs.
+/// after, that lay inside, and those whose end was not seen. Other units keep theirs.
 #[test]
 fn lost_events() {
     let mut units = Units::default();
@@ -195,7 +195,7 @@ fn lost_events() {
     assert_eq!(take(&mut units)[0].gcs, Some(1), "another process with the same pid");
 }
 
-/// A unit of which an event had no room has no figures, even if there is room when it ends.
+/// A unit that lost an event for lack of room has no figures, even if there is room when it ends.
 #[test]
 fn no_room_is_not_none() {
     let mut units = Units::default();
@@ -211,7 +211,7 @@ fn no_room_is_not_none() {
     assert_eq!(take(&mut units)[0].gcs, Some(1));
 }
 
-/// A stack names the unit that it was taken in, also when that has ended before the stack comes; none of the next one of the thread.
+/// A stack names the unit that it was captured in, even if that unit has ended before the stack arrives, and never the thread's next unit.
 #[test]
 fn stacks() {
     let mut units = Units::default();
@@ -221,7 +221,7 @@ fn stacks() {
     assert_eq!(units.name(key(7, 100)), Some(id));
     assert_eq!(take(&mut units)[0].id, id);
     assert_eq!((units.name(key(7, 100)), units.open()), (Some(id), 0));
-    // Of one whose end is lost, too.
+    // This also holds for a unit whose end is lost.
     let lost = units.name(key(7, 1100)).unwrap();
     units.seal(key(7, 1200), facts("/b"));
     assert_eq!((units.name(key(7, 1100)), units.counts().unknown), (Some(lost), 1));

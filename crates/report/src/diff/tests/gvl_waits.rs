@@ -2,7 +2,7 @@
 
 use super::*;
 
-/// A lock that is held longer is named by who holds it.
+/// A lock that is held longer is attributed to its holder.
 #[test]
 fn longer_lock() {
     let comparison = compared(AS_EVER, Program { lock: 1.5, ..AS_EVER }, 9);
@@ -12,7 +12,7 @@ fn longer_lock() {
     assert!((share.relative().unwrap() - 1.0 / 3.0).abs() < 0.1, "{share:?}");
 }
 
-/// A recording in which the CPU budget kept the GVL from being watched for most of the time is compared by what is seen in the rest.
+/// If the CPU budget prevented watching the GVL for most of a recording, the recording is compared by what was seen in the rest.
 #[test]
 fn watched_in_part() {
     let comparison = compared(AS_EVER, Program { watched: 4, ..AS_EVER }, 9);
@@ -24,7 +24,7 @@ fn watched_in_part() {
     assert!((figure(&comparison, "gvl.wait.rate").a.unwrap() - 20.0).abs() < 1.0);
     let gvl = comparison.tables.iter().find(|table| table.key == "gvl").unwrap();
     assert_eq!(gvl.notes, ["B was watched for 25.0 % of the time (CPU budget)"]);
-    // A part of it has no sums of threads, which would say how much that is.
+    // A part of the recording has no sums of threads, which would say how long it was watched.
     let mut part = record("B", Program { watched: 4, ..AS_EVER }, 10);
     part.account(&Ledger {
         extent: Extent::Part,

@@ -1,8 +1,8 @@
-//! Times off the CPU.
+//! Off-CPU times.
 
 use super::*;
 
-/// A recording that was cut off lacks the times that were not over then, and is not compared by those that were.
+/// A recording that was cut off lacks the off-CPU times that had not ended, and is not compared by those that had.
 #[test]
 fn cut_off() {
     for (extent, lacks) in [

@@ -3,10 +3,10 @@
 use super::*;
 use crate::aggregate::service_requests::tests;
 
-/// Few slow requests are beyond the median, and not beyond the quantile of the 5 % that took longest.
+/// A few slow requests are beyond the median, but not beyond the 95 % quantile.
 #[test]
 fn quantiles() {
-    /// Requests of a recording, and slow ones besides: 7.7 % of all.
+    /// Number of requests in a recording, and of additional slow ones: 7.7 % of the total.
     const ALL: u64 = AS_EVER.seconds * 20;
     const SLOW: u64 = ALL / 12;
     let with_slow = |name, seed| {
@@ -29,7 +29,7 @@ fn quantiles() {
     assert!(p95_of_a < 1.0 && (p95_of_b - 10.0).abs() < 0.5, "{p95_of_a} {p95_of_b}");
 }
 
-/// A quantile of few requests is not compared with a bound, whichever side of it it is on.
+/// A quantile of few requests is not compared with a bound, whichever side of the bound it is on.
 #[test]
 fn of_few() {
     let few = Program { seconds: 4, ..AS_EVER };
@@ -45,7 +45,7 @@ fn of_few() {
     }
 }
 
-/// A level just below a figure is exceeded, and not by more than noise.
+/// A bound just below a figure is exceeded, but by no more than noise.
 #[test]
 fn just_below() {
     let comparison = compared(AS_EVER, Program { pause: 1.5, ..AS_EVER }, 13);

@@ -1,4 +1,4 @@
-//! What a recording keeps of allocation: sums by thread and stack, and, for timelines, each stack and what each interval came to.
+//! What a recording keeps about allocation: sums by thread and stack and, for timelines, each stack and the amount of each interval.
 
 use std::{collections::hash_map::Entry, sync::Arc};
 
@@ -11,14 +11,14 @@ use crate::model::{
     seen::{AllocStack, AllocSum},
 };
 
-/// What allocation is summed by.
+/// The key by which allocation is summed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct AllocKey {
     /// The thread.
     pub thread: ThreadIndex,
-    /// Its stack; where none was taken, a stack of one frame that says so.
+    /// Its stack; if none was captured, a stack of one frame that says so.
     pub node: NodeId,
-    /// Bytes of a slot.
+    /// Size of a slot, bytes.
     pub slot_size: u32,
     /// The endpoint of the request that the thread served, as in [`SampleKey`](super::SampleKey).
     pub endpoint: Option<EndpointIndex>,
@@ -29,20 +29,20 @@ pub struct AllocKey {
 /// A sum of allocation.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct AllocCount {
-    /// Slots handed out.
+    /// Number of slots handed out.
     pub slots: u64,
-    /// Stacks that represent them.
+    /// Number of stacks that represent them.
     pub stacks: u64,
 }
 
-/// A stack of allocation at its time.
+/// An allocation stack with its time.
 #[derive(Clone, Copy, Debug)]
 pub struct AllocMoment {
     /// When the stack was taken, `CLOCK_MONOTONIC` nanoseconds.
     pub ts_ns: u64,
-    /// What it is of.
+    /// The key of its sum.
     pub key: AllocKey,
-    /// Slots that it stands for.
+    /// Number of slots that it represents.
     pub slots: u64,
 }
 
@@ -53,30 +53,30 @@ impl AllocMoment {
     }
 }
 
-/// What a process allocated in an interval.
+/// The amount that a process allocated in an interval.
 #[derive(Clone, Copy, Debug)]
 pub struct AllocInterval {
     /// The process.
     pub process: ProcessIndex,
-    /// From when, `CLOCK_MONOTONIC` nanoseconds.
+    /// Start, `CLOCK_MONOTONIC` nanoseconds.
     pub begin_ns: u64,
-    /// Until when.
+    /// End, likewise.
     pub end_ns: u64,
-    /// Slots handed out.
+    /// Number of slots handed out.
     pub slots: u64,
     /// Their bytes.
     pub bytes: u64,
 }
 
 impl AllocKey {
-    /// Bytes of that many slots.
+    /// Size of this number of slots, bytes.
     pub fn bytes(&self, slots: u64) -> u64 {
         slots.saturating_mul(u64::from(self.slot_size))
     }
 }
 
 impl Recording {
-    /// Slots under a stack.
+    /// Adds slots with their stack.
     pub(in crate::aggregate::recording) fn alloc(&mut self, process: &Process, alloc: &AllocStack) {
         if !self.admits(alloc.ts_ns) {
             return;
@@ -117,8 +117,8 @@ impl Recording {
         timeline.allocs.push(moment);
     }
 
-    /// What a process allocated in an interval. Of one that spans the beginning of the recording it is not known how much came before; all of it is
-    /// shown, as the stack that is taken next has all of it.
+    /// Adds what a process allocated in an interval. For an interval that spans the beginning of the recording it is unknown how much came before;
+    /// all of it is shown, because the next stack represents all of it, too.
     pub(in crate::aggregate::recording) fn allocated(&mut self, process: &Process, sum: &AllocSum) {
         if self.timeline.is_none() || !self.admits(sum.end_ns) {
             return;

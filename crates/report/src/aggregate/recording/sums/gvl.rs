@@ -1,4 +1,4 @@
-//! What a recording keeps of the GVL: sums of long waits, what each thread did with it, and when.
+//! What a recording keeps about the GVL: sums of long waits, what each thread did with it, and when.
 
 use std::{
     collections::{BTreeMap, HashMap, HashSet, hash_map::Entry},
@@ -15,29 +15,29 @@ use crate::model::{
     stack::Stack,
 };
 
-/// What long waits for the GVL are summed by.
+/// The key by which long waits for the GVL are summed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct WaitKey {
     /// The thread that waited.
     pub thread: ThreadIndex,
-    /// Its stack; [`NodeId::ROOT`] where it was not seen.
+    /// Its stack; [`NodeId::ROOT`] if it was not captured.
     pub node: NodeId,
-    /// Who held the GVL longest at a stretch meanwhile, where that was seen.
+    /// The thread with the longest uninterrupted hold of the GVL during the wait, if one was seen.
     pub holder: Option<ThreadIndex>,
     /// What that thread was doing, and where it released the GVL.
     pub holder_at: HolderAt,
-    /// The endpoint of the request that the thread served when it got the GVL, if it served one.
+    /// The endpoint of the request that the thread served when it acquired the GVL, if it served one.
     pub endpoint: Option<EndpointIndex>,
     /// The trace of that request.
     pub trace: Option<TraceIndex>,
 }
 
-/// What was seen of a thread that held the GVL while another one waited; [`NodeId::ROOT`] where nothing was.
+/// What was seen of a thread that held the GVL while another one waited; [`NodeId::ROOT`] if nothing was seen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct HolderAt {
-    /// What it was seen to do most often.
+    /// The stack seen most often.
     pub ran: NodeId,
-    /// Where it released the GVL.
+    /// The stack with which it released the GVL.
     pub until: NodeId,
 }
 
@@ -46,39 +46,39 @@ impl HolderAt {
     pub const UNSEEN: Self = Self { ran: NodeId::ROOT, until: NodeId::ROOT };
 }
 
-/// What times for which the GVL was held are summed by.
+/// The key by which holds of the GVL are summed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct HoldKey {
     /// The thread that held it.
     pub thread: ThreadIndex,
-    /// Where it released it.
+    /// The stack with which it released it.
     pub node: NodeId,
 }
 
 /// What a thread did with the GVL.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct GvlFacts {
-    /// The thread under its last name.
+    /// The thread, under its last name.
     pub thread: ThreadIndex,
-    /// Waits that were reported one by one.
+    /// Waits that were reported individually.
     pub reported: GvlTimes,
-    /// Waits that were reported one by one, and are not recorded.
+    /// Waits that were reported individually but are not recorded.
     pub left_out: GvlTimes,
-    /// All of its waits; `None` until it is read for the last time.
+    /// All of its waits; `None` until the thread is read for the last time.
     pub waits: Option<GvlTimes>,
-    /// Times for which it held it, where that is seen.
+    /// Its holds, if they are observed.
     pub holds: Option<GvlTimes>,
     /// The part of that time that is in [`Recording::gvl_holds`], nanoseconds.
     pub held_ns: u64,
 }
 
 impl GvlFacts {
-    /// For how long it held the GVL, without the times that were reported one by one, nanoseconds.
+    /// Time for which it held the GVL, without the holds that were reported individually, nanoseconds.
     pub fn held_besides(&self) -> u64 {
         self.holds.map_or(0, |holds| holds.ns).saturating_sub(self.held_ns)
     }
 
-    /// Number and time of the waits that were not reported one by one: they were shorter than the threshold, lost, or not over.
+    /// Number and time of the waits that were not reported individually: they were shorter than the threshold, lost, or had not ended.
     pub fn unreported(&self) -> (u64, u64) {
         let all = self.waits.unwrap_or(self.reported);
         let rest = |of: fn(&GvlTimes) -> u64| {
@@ -88,14 +88,14 @@ impl GvlFacts {
     }
 }
 
-/// What a thread did with regard to the GVL, at its time.
+/// A state of a thread with regard to the GVL, with its time.
 #[derive(Clone, Copy, Debug)]
 pub struct GvlMoment {
     /// The thread, as far as its native thread identifies it.
     pub thread: ThreadIndex,
     /// Unique in its process.
     pub id: u64,
-    /// What it did.
+    /// The state.
     pub doing: GvlDoing,
     /// Start, `CLOCK_MONOTONIC` nanoseconds.
     pub begin_ns: u64,
@@ -103,17 +103,17 @@ pub struct GvlMoment {
     pub ns: u64,
     /// For a wait: the stack.
     pub node: NodeId,
-    /// For a wait: the thread that held the GVL longest at a stretch meanwhile, its id, and when it acquired the GVL.
+    /// For a wait: the thread with the longest uninterrupted hold of the GVL during it, its id, and when it acquired the GVL.
     pub holder: Option<(ThreadIndex, u64, u64)>,
     /// What that thread was doing, and where it released the GVL.
     pub holder_at: HolderAt,
-    /// For a wait: the number of the request that the thread served when it got the GVL, if one is known.
+    /// For a wait: the number of the request that the thread served when it acquired the GVL, if known.
     pub request: Option<NonZeroU64>,
-    /// Whether it was still doing that when it ended or tracing did.
+    /// Whether the thread was still in this state when it or tracing ended.
     pub open: bool,
 }
 
-/// A long wait for the GVL whose endpoint is not known yet.
+/// A long wait for the GVL whose endpoint is not yet known.
 #[derive(Clone, Debug)]
 pub(in crate::aggregate::recording) struct WaitMoment {
     key: WaitKey,
@@ -128,20 +128,20 @@ impl WaitMoment {
     }
 }
 
-/// For how long another thread held the GVL meanwhile.
+/// The longest hold of the GVL by another thread during a wait.
 #[derive(Clone, Debug)]
 struct HoldMoment {
     moment: GvlMoment,
-    /// Where it released the GVL.
+    /// The stack with which it released the GVL.
     until: NodeId,
-    /// Whether it counts among the times for which the GVL was held: no wait before did.
+    /// Whether it counts in the sums of holds: no earlier wait has named it.
     is_counted: bool,
-    /// Why a filter drops it there.
+    /// Why a filter drops it from these sums.
     dropped: Option<DropReason>,
 }
 
 impl Recording {
-    /// A long wait for the GVL.
+    /// Adds a long wait for the GVL.
     pub(in crate::aggregate::recording) fn gvl_wait(&mut self, process: &Process, wait: &GvlWait) {
         let dropped = self.filter.drops(named(process, wait.who.tid, &wait.who.comm), wait.stack.as_deref());
         if dropped.is_some() {
@@ -178,10 +178,10 @@ impl Recording {
         );
     }
 
-    /// A long wait that is not recorded: it is reported in the sums of its thread alone, and is no wait that was not seen by itself.
+    /// A long wait that is not recorded: only the sums of its thread include it, and it does not count as a wait that was not reported individually.
     pub(in crate::aggregate::recording) fn gvl_wait_outside(&mut self, process: &Process, wait: &GvlWait) {
         let times = GvlTimes { count: 1, ns: wait.ns, max_ns: wait.ns };
-        // A wait that had been waiting for its stack can come after the end of its thread.
+        // A wait that was waiting for its stack can arrive after the end of its thread.
         let index = self.current.get(&process.pid);
         let facts = index.and_then(|index| self.gvl_threads.get_mut(&(*index, wait.id)));
         if let Some(facts) = facts.filter(|facts| facts.waits.is_some()) {
@@ -193,7 +193,7 @@ impl Recording {
         }
     }
 
-    /// What held the GVL during a wait.
+    /// The hold of the GVL that a wait names.
     fn blocker(
         &mut self,
         process: &Process,
@@ -221,7 +221,7 @@ impl Recording {
         HoldMoment { moment, until, is_counted, dropped }
     }
 
-    /// The same, once its endpoint is known.
+    /// Adds a long wait once its endpoint is known.
     pub(super) fn add_wait(
         &mut self,
         wait: WaitMoment,
@@ -245,7 +245,7 @@ impl Recording {
         self.gvl_facts(moment.thread, moment.id).reported.add(&times);
         self.gvl_moment(moment);
         let Some(HoldMoment { moment, until, is_counted, dropped }) = hold else { return };
-        // What the wait points at must be there, however short it was.
+        // The hold that the wait refers to must be in the timeline, however short it was.
         let (thread, id, ns) = (moment.thread, moment.id, moment.ns);
         self.gvl_moment(moment);
         if is_counted && self.filter.account.others.keeps(dropped, ns) {
@@ -253,10 +253,10 @@ impl Recording {
         }
     }
 
-    /// A thread held the GVL, and where it released it is known.
+    /// Adds a hold of the GVL whose stack at the release is known.
     fn gvl_held(&mut self, key: HoldKey, id: u64, ns: u64) {
         if self.gvl_holds.len() >= self.limits.sums && !self.gvl_holds.contains_key(&key) {
-            // The time is part of [`GvlFacts::held_besides`].
+            // The time remains part of [`GvlFacts::held_besides`].
             return;
         }
         let times = GvlTimes { count: 1, ns, max_ns: ns };
@@ -264,7 +264,7 @@ impl Recording {
         self.gvl_facts(key.thread, id).held_ns += ns;
     }
 
-    /// A thread held the GVL for long, or did without it.
+    /// Adds a long hold of the GVL, or a long time without it.
     pub(in crate::aggregate::recording) fn gvl_span(&mut self, process: &Process, span: &GvlSpan) {
         let thread = named(process, span.who.tid, &span.who.comm);
         if self.timeline.is_some() && self.keeps_thread(thread, span.ns) {
@@ -277,14 +277,14 @@ impl Recording {
         self.gvl_interval(process, &span.who, span.id, doing, begin_ns, ns, false);
     }
 
-    /// A thread has ended, or is read for the last time.
+    /// Adds the sums of a thread that has ended, or is read for the last time.
     pub(in crate::aggregate::recording) fn gvl_thread(
         &mut self,
         process: &Process,
         summary: &GvlThreadSummary,
     ) {
         let who = &summary.who;
-        // Sums have no stack, so they are never in focus; what the thread did last is shown nevertheless.
+        // Sums have no stack, so they are never in focus; the thread's last state is shown nevertheless.
         let focus = self.filter.has_focus();
         let dropped = self.filter.drops_thread(named(process, who.tid, &who.comm));
         let unseen = focus.then_some(DropReason::Focus).or_else(|| self.filter.drops_endpoint(None));
@@ -297,7 +297,7 @@ impl Recording {
         let thread = self.thread(process, who.tid, &who.comm, summary.end_ns);
         let facts = self.gvl_facts(thread, summary.id);
         if unseen.is_none() {
-            // One that represents several, beyond the limit, has the sums of all.
+            // An entry that represents several threads, beyond the limit, has the sums of all of them.
             facts.waits.get_or_insert_default().add(&summary.sums.wait);
             facts.left_out.add(&outside);
             if let Some(hold) = &summary.sums.hold {
@@ -345,7 +345,7 @@ impl Recording {
         self.gvl_moment(moment);
     }
 
-    /// What a timeline shows of it: the part in the recording.
+    /// Adds the part that lies in the recording to the timeline.
     fn gvl_moment(&mut self, mut moment: GvlMoment) {
         let end_ns = moment.begin_ns + moment.ns;
         if self.timeline.is_none() || !self.admits(end_ns) {
@@ -368,7 +368,7 @@ impl Recording {
 }
 
 impl Timeline {
-    /// What threads did with the GVL, each once, in the order in which it came: a hold may have been reported by itself and by the
+    /// What threads did with the GVL, each moment once, ordered by start: a hold may have been reported both by itself and by the
     /// waits that it caused.
     pub fn gvl_once(&self, recording: &Recording) -> Vec<&GvlMoment> {
         let mut known = HashSet::new();
@@ -376,7 +376,7 @@ impl Timeline {
             let (thread, _) = recording.thread_facts(moment.thread);
             known.insert((thread.process, moment.id, moment.doing, moment.begin_ns))
         };
-        // A hold that was not over is longer by now.
+        // A hold that had not ended when it was reported first is longer by now.
         let mut moments: Vec<&GvlMoment> = self.gvl.iter().collect();
         moments.sort_by_key(|moment| std::cmp::Reverse(moment.ns));
         moments.retain(once);
@@ -385,7 +385,7 @@ impl Timeline {
     }
 }
 
-/// Of what [`Timeline::gvl_once`] returns, the place of each wait whose longest hold is among it too, and the place of that hold.
+/// For each wait in the result of [`Timeline::gvl_once`] whose longest hold is in it, too: the index of the wait, and that of the hold.
 pub fn longest_holds(recording: &Recording, moments: &[&GvlMoment]) -> BTreeMap<usize, usize> {
     let process = |moment: &GvlMoment| recording.thread_facts(moment.thread).0.process;
     let holds: HashMap<_, usize> = moments

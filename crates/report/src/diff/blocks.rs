@@ -5,7 +5,6 @@ use std::collections::BTreeMap;
 
 use super::statistics;
 
-/// Length of a bin at first, nanoseconds.
 /// Initial length of a bin, nanoseconds.
 const WIDTH_NS: u64 = 50_000_000;
 /// Maximum number of bins: above it, pairs of bins are merged.

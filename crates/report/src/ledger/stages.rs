@@ -88,7 +88,7 @@ impl UserCounts {
 }
 
 user_counters! {
-    /// The data path: GC records, processes, and what is handed over.
+    /// The data path: GC records, processes, and what is handed to the exporters.
     pipeline: PipelineCounts {
         /// Snapshot records decoded.
         decoded_snapshots,
@@ -102,23 +102,23 @@ user_counters! {
         decoded_lives,
         /// Stacks handed to the exporters.
         stacks,
-        /// Stacks of processes that are refused or had ended, or whose image is not known.
+        /// Stacks of processes that are refused or had ended, or whose image is unknown.
         refused_stacks,
         /// Threads of `sleeper_stacks` that have been watched since.
         sleepers,
         /// Threads that were off their CPU when tracing ended.
         off_cpu_still,
-        /// Hits of tracepoints that the kernel skipped: threads that came, went or slept unseen. 0 before Linux 6.7, which does not count them.
+        /// Tracepoint hits that the kernel skipped: threads came, went or slept unseen. 0 before Linux 6.7, which does not count them.
         tracepoints_skipped,
         /// Records of the GC and lifecycle rings that could not be decoded.
         undecodable,
-        /// Stacks of GC starts that went with their cycle.
+        /// Stacks of GC starts that were reported with their cycle.
         triggers,
-        /// Records of processes that are refused or had ended, or whose image is not known.
+        /// Records of processes that are refused or had ended, or whose image is unknown.
         refused_records,
         /// Snapshots that started a cycle.
         cycles_started,
-        /// Snapshots that started a cycle outside any pause that was seen to begin; such cycles are not reported.
+        /// Snapshots that started a cycle outside any pause whose start was seen; such cycles are not reported.
         starts_outside,
         /// Cycles handed to the exporters.
         cycles,
@@ -134,21 +134,21 @@ user_counters! {
         cycle_ends,
         /// `GC_END_SWEEP` of cycles that had begun before tracing did.
         ends_without_start,
-        /// Snapshots at an enter that may be the VM's shutdown.
+        /// Snapshots at a GC enter event that may be the VM's shutdown.
         shutdown_states,
         /// Pauses that belong to a reported cycle.
         pauses_in_cycles,
         /// Pauses outside any cycle whose start was seen.
         pauses_outside,
-        /// GC records the kernel lost, by gaps in the sequence of each process.
+        /// GC records that the kernel lost, from gaps in the sequence numbers of each process.
         lost_records,
         /// Processes traced.
         processes,
         /// Processes and images refused.
         refused,
-        /// GC events whose memory was read in `/proc` when they were handled, because the kernel side could not read it.
+        /// GC events whose memory was read in `/proc` when they were processed, because the kernel side could not read it.
         memory_late,
-        /// GC events without memory: the kernel side could not read it, and then the process was gone.
+        /// GC events without memory figures: the kernel side could not read them, and by then the process was gone.
         memory_unread,
         /// Output that could not be written.
         export_failures,
@@ -165,8 +165,8 @@ user_counters! {
         natives_mixed,
         /// Native records without Ruby frames.
         natives_alone,
-        /// Native records of which only the leaf is shown, because the walk came to code without an unwind table (JIT code; a
-        /// process seen a moment ago, whose tables are not there yet).
+        /// Native records of which only the leaf is shown, because the walk reached code without an unwind table (JIT code; a
+        /// new process whose tables have not been loaded yet).
         natives_no_table,
         /// The same, because the file's unwind table has no row for the code.
         natives_no_row,
@@ -180,19 +180,19 @@ user_counters! {
         natives_truncated,
         /// The same, because the interpreter's invocations on the two stacks did not match.
         natives_unequal,
-        /// Stacks of threads that slept when their process was found; read from its memory.
+        /// Stacks of threads that were asleep when their process was found, read from its memory.
         sleeper_stacks,
         /// Off-CPU records decoded.
         decoded_off_cpu,
-        /// Off-CPU records whose stack was there.
+        /// Off-CPU records whose stack was available.
         off_cpu_stacks,
-        /// Off-CPU records whose stack had not been taken.
+        /// Off-CPU records whose stack had not been captured.
         off_cpu_without_stack,
         /// Stacks of threads that were off their CPU too briefly to be reported.
         off_cpu_unused,
-        /// Time off the CPU that was reported, nanoseconds.
+        /// Reported off-CPU time, nanoseconds.
         off_cpu_ns,
-        /// Of `off_cpu_ns`, the time without a stack.
+        /// The part of `off_cpu_ns` without a stack.
         off_cpu_ns_without_stack,
         /// Samples made of off-CPU records.
         off_cpu_samples,
@@ -200,7 +200,7 @@ user_counters! {
         decoded_gvl_waits,
         /// Records of ended threads decoded.
         decoded_gvl_threads,
-        /// Records of long holds and times without the GVL decoded.
+        /// Records of long holds of the GVL and long times without it decoded.
         decoded_gvl_spans,
         /// Samples of threads that held the GVL while another waited, in a run without a profile.
         gvl_blockers,
@@ -208,7 +208,7 @@ user_counters! {
         decoded_refills,
         /// Stacks of GC starts whose cycle is not reported.
         triggers_unclaimed,
-        /// Ruby frames to name.
+        /// Ruby frames to be named.
         frames,
         /// Ruby frames named.
         frames_named,
@@ -221,9 +221,9 @@ user_counters! {
         /// Records of the stack ring that could not be decoded.
         undecodable_stacks,
     }
-    /// Native frames and the tables by which they are found.
+    /// Native frames, and the tables used to find them.
     native: NativeCounts {
-        /// Native frames of user mode to name.
+        /// Native user-mode frames to be named.
         native_frames,
         /// Native frames named by a symbol.
         native_frames_named,
@@ -235,26 +235,26 @@ user_counters! {
         unwind_images,
         /// Images without a usable unwind table (no `.eh_frame`, damaged, too large).
         unwind_images_without,
-        /// Unwind tables, or sets of mappings of a process, that there was no room for.
+        /// Unwind tables, or sets of a process's mappings, for which there was no room.
         unwind_tables_full,
-        /// Mappings dropped, because a process had more than the kernel side keeps.
+        /// Mappings dropped, because a process had more than the kernel side stores.
         unwind_mappings_dropped,
     }
     /// The GVL.
     gvl: GvlCounts {
-        /// Threads that had not ended, read out of the kernel's map.
+        /// Threads that had not ended, read from the kernel's map.
         gvl_threads_read,
         /// Long waits for the GVL handed to the exporters.
         gvl_waits,
         /// Long waits for the GVL without a stack.
         gvl_waits_without_stack,
-        /// Long holds and times without the GVL handed to the exporters.
+        /// Long holds of the GVL and long times without it handed to the exporters.
         gvl_spans,
         /// Threads handed to the exporters.
         gvl_threads,
         /// Waits for the GVL of all threads.
         gvl_thread_waits,
-        /// Waits, holds and threads of processes that are refused or had ended, or whose image is not known.
+        /// Waits, holds and threads of processes that are refused or had ended, or whose image is unknown.
         gvl_refused,
         /// Changes of how the GVL is watched, made because of its cost.
         gvl_steps,
@@ -262,13 +262,13 @@ user_counters! {
         gvl_watched_ns,
         /// Time for which the GVL was not watched because of its cost, nanoseconds.
         gvl_unwatched_ns,
-        /// Stacks of long waits for the GVL that went with their wait.
+        /// Stacks of long waits for the GVL that were reported with their wait.
         gvl_stacks,
         /// Stacks of long waits whose wait was lost.
         gvl_stacks_unclaimed,
-        /// Stacks of threads that gave up the GVL, reported with a long wait.
+        /// Stacks of threads that released the GVL, reported with a long wait.
         gvl_holder_stacks,
-        /// Stacks of threads that gave up the GVL, of which no wait was reported.
+        /// Stacks of threads that released the GVL, for which no wait was reported.
         gvl_holder_stacks_unclaimed,
     }
     /// Requests.
@@ -277,37 +277,37 @@ user_counters! {
         decoded_requests,
         /// Requests handed to the exporters.
         requests_reported,
-        /// Of these, requests whose endpoint is `(other)`, because their process had too many before.
+        /// The part of `requests_reported` whose endpoint is `(other)`, because their process already had too many endpoints.
         requests_other_endpoint,
-        /// Requests of processes that are not traced, and records of an end that had come before.
+        /// Requests of processes that are not traced, and records of an end that had already been seen.
         requests_refused,
         /// Requests dropped, because too many were open.
         requests_no_room,
-        /// Jobs that were put back into their queue instead of being run, because their process was ending.
+        /// Jobs that were returned to their queue instead of being run, because their process was terminating.
         jobs_returned,
-        /// Jobs with a member `traceparent` that is not valid, or several: the line has no trace id.
+        /// Jobs whose member `traceparent` is invalid or has several values: they have no trace id.
         job_traceparent_invalid,
-        /// Jobs of which a part that may have the member `traceparent` was not copied: the line has no trace id.
+        /// Jobs of which a part that may contain the member `traceparent` was not copied: they have no trace id.
         job_traceparent_unread,
-        /// Requests that events refer to and whose end was not seen.
+        /// Requests that events refer to but whose end was not seen.
         requests_unknown,
         /// Runs of programs handed to the exporters.
         runs_reported,
-        /// Programs that ended and had served nothing, whose begin was not seen: their runs are not reported.
+        /// Programs that ended without having served anything and whose start was not seen: their runs are not reported.
         runs_without_begin,
         /// Requests that were being served when tracing ended.
         requests_open,
-        /// Records of requests, and of the state of the VM at their begins and ends, that could not be decoded.
+        /// Records of requests, and of the VM's state at their start and end, that could not be decoded.
         undecodable_requests,
-        /// Records of the state of the VM at a begin or end of a request or job decoded.
+        /// Records of the VM's state at the start or end of a request or job decoded.
         decoded_unit_states,
-        /// Of these, states that are exact: two copies in a row were the same.
+        /// The part of `decoded_unit_states` that is exact: two consecutive copies were equal.
         unit_states_exact,
-        /// Of these, states that somebody else changed while they were being copied. They are in no output.
+        /// The part of `decoded_unit_states` that was changed while it was being copied. These states are in no output.
         unit_states_moving,
-        /// Of these, states in the middle of a GC pause, of processes that are not traced, or for which there was no room.
+        /// The part of `decoded_unit_states` taken in the middle of a GC pause, of processes that are not traced, or for which there was no room.
         unit_states_refused,
-        /// Requests and jobs handed to the exporters without the states of begin and end, although these were wanted.
+        /// Requests and jobs handed to the exporters without the states at start and end, although these were requested.
         requests_without_states,
     }
     /// Allocation.
@@ -316,9 +316,9 @@ user_counters! {
         refills,
         /// Refills of processes that are refused, or of a program that has been replaced.
         refused_refills,
-        /// Stacks taken at refills, reported with the slots for which they stand.
+        /// Stacks captured at refills, reported with the slots that they represent.
         alloc_stacks,
-        /// Stacks taken at refills that are not reported, because the refill was refused or lost.
+        /// Stacks captured at refills that are not reported, because the refill was refused or lost.
         alloc_stacks_unclaimed,
     }
     /// Profiles.
@@ -327,7 +327,7 @@ user_counters! {
         profile_samples_early,
         /// Cycles and intervals that are not in profiles for the same reason.
         profile_events_early,
-        /// Samples for profiles. Files and servers that are pushed to have profiles of their own; the counters add them up.
+        /// Samples for profiles. Files, and servers to which profiles are pushed, have profiles of their own; the counters are their sums.
         profile_samples,
         /// Samples that are in profiles.
         profile_samples_recorded,
@@ -337,9 +337,9 @@ user_counters! {
         profile_samples_out_of_focus,
         /// Samples that `--endpoint` dropped.
         profile_samples_other_endpoints,
-        /// Time that the samples for profiles stand for, nanoseconds.
+        /// Time that the samples for profiles represent, nanoseconds.
         profile_ns,
-        /// Of that, time in profiles, nanoseconds.
+        /// The part of `profile_ns` that is in profiles, nanoseconds.
         profile_ns_recorded,
         /// Time that `--thread` dropped, nanoseconds.
         profile_ns_other_threads,
@@ -347,66 +347,66 @@ user_counters! {
         profile_ns_out_of_focus,
         /// Time that `--endpoint` dropped, nanoseconds.
         profile_ns_other_endpoints,
-        /// Cycles, waits for the GVL and other events of threads for profiles.
+        /// Cycles, waits for the GVL and other events of threads, for profiles.
         profile_events,
         /// Events that are in profiles.
         profile_events_recorded,
         /// Events that `--thread` dropped.
         profile_events_other_threads,
-        /// Events that `--focus` dropped, because their stack has no frame in focus or they have none.
+        /// Events that `--focus` dropped, because their stack has no frame in focus or they have no stack.
         profile_events_out_of_focus,
-        /// Events that `--endpoint` dropped, because they are of another endpoint or of none that is known.
+        /// Events that `--endpoint` dropped, because their endpoint is another or unknown.
         profile_events_other_endpoints,
-        /// Samples, cycles and stacks of allocation in requests whose end was not seen in time: their endpoint is `(unknown)`.
+        /// Samples, cycles and allocation stacks of requests whose end was not seen in time: their endpoint is `(unknown)`.
         profile_endpoints_unknown,
-        /// Samples, cycles and stacks of allocation whose trace is known and not in profiles: there were too many different ones.
+        /// Samples, cycles and allocation stacks whose trace is known but not in profiles, because there were too many distinct traces or sums.
         profile_traces_left_out,
         /// Frames that `--hide` and `--app-only` left out of stacks in profiles.
         profile_frames_hidden,
-        /// Stacks of which no frame was left.
+        /// Stacks with no frame left.
         profile_stacks_hidden,
     }
     /// The recording of the run.
     recording: RecordingCounts {
         /// Entries handed to the recording.
         recorded,
-        /// Entries in whole chunks of the file or, of a stream, in those that its reader or the pipe has taken.
+        /// Entries in complete chunks of the file or, for a stream, in those that its reader or the pipe has accepted.
         recorded_written,
-        /// Entries in the chunk that is being filled, and those on their way to the reader of a stream.
+        /// Entries in the chunk being filled and, for a stream, those on their way to the reader.
         recorded_waiting,
-        /// Entries that `--keep` has in memory.
+        /// Entries that `--keep` holds in memory.
         recorded_kept,
-        /// Entries that `--keep` dropped because they were older than it says.
+        /// Entries that `--keep` dropped because they were older than its limit.
         recorded_expired,
-        /// Entries that `--keep` dropped before, because of `--keep-size`.
+        /// Entries that `--keep` dropped earlier than that, because of `--keep-size`.
         recorded_displaced,
         /// Entries dropped, because the file could not be written or the reader of a stream did not take them.
         recorded_dropped,
-        /// Times that a trigger of `--dump-on`, or SIGUSR2, asked for a file of what is kept.
+        /// Requests by a trigger of `--dump-on`, or SIGUSR2, for a file of what `--keep` holds.
         dump_requests,
-        /// Files of what was kept that were written.
+        /// Files of what `--keep` holds that were written.
         dumps_written,
-        /// Files of what was kept that are to be written or being written.
+        /// Files of what `--keep` holds that are waiting or being written.
         dumps_waiting,
-        /// Files of what was kept that could not be written.
+        /// Files of what `--keep` holds that could not be written.
         dumps_failed,
-        /// Requests that wrote no file: in the time of `--dump-cooldown`, beyond `--max-dumps`, or while another one was to be written,
-        /// which has the same.
+        /// Requests that wrote no file: within `--dump-cooldown`, beyond `--max-dumps`, or while another file with the same data was waiting to be
+        /// written.
         dumps_suppressed,
     }
-    /// Payloads for servers that are pushed to.
+    /// Payloads for servers to which gctrace pushes.
     uploads: UploadCounts {
-        /// Uploads made.
+        /// Uploads created.
         uploads,
         /// Uploads accepted.
         uploads_sent,
-        /// Accepted uploads of which the server rejected a part.
+        /// Accepted uploads that the server rejected in part.
         uploads_partial,
-        /// Uploads that the server refused for good.
+        /// Uploads that the server refused permanently.
         uploads_refused,
-        /// Uploads dropped, because too many waited or the server could not be reached.
+        /// Uploads dropped, because too many were waiting or the server was unreachable.
         uploads_dropped,
-        /// Uploads that held nothing once they were made, such as those of a time whose samples were all filtered; they are not sent.
+        /// Uploads that turned out empty, for example because all samples of their interval were filtered; they are not sent.
         uploads_empty,
         /// Uploads still waiting.
         uploads_waiting,
@@ -417,15 +417,15 @@ user_counters! {
         sets,
         /// Sample sets accepted by the collector.
         sets_sent,
-        /// Sample sets that the collector refused for good.
+        /// Sample sets that the collector refused permanently.
         sets_refused,
-        /// Sample sets dropped, because too many waited or the disk was full.
+        /// Sample sets dropped, because too many were waiting or the disk was full.
         sets_dropped,
         /// Sample sets still waiting.
         sets_waiting,
         /// Processes whose sets are not sent, because their service has no token.
         sets_without_token,
-        /// Sample sets deleted from their directory, to make room for later ones.
+        /// Sample sets deleted from their directory to make room for later ones.
         sets_deleted,
     }
     /// Environment variables of traced processes.

@@ -1,5 +1,5 @@
-//! Hands a hash of the sources that analyses depend on to the crate: an analysis kept on disk is used only by the very
-//! code that made it.
+//! Passes a hash of the sources that analyses depend on to the crate: a cached analysis is used only by the same code
+//! that made it.
 
 use std::path::Path;
 

@@ -1,4 +1,4 @@
-//! The command that is started and traced: how it is started, ended with gctrace, and what its status means.
+//! The command that gctrace starts and traces: how it is started and ended, and what its exit status means.
 
 use std::{
     ffi::OsString,
@@ -21,29 +21,29 @@ use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 
 use crate::{console::say, preflight::with_users_limits, signals::Signals, sudo::User};
 
-/// Secrets of gctrace itself, which the command has no use for.
+/// Variables with secrets of gctrace itself, which are removed from the command's environment.
 const SECRETS: [&str; 2] = ["RUBY_GC_TOKEN", "GCTRACE_PYROSCOPE_HEADERS"];
-/// How long the command's end is not noticed at worst while nothing else is done.
+/// Maximum delay until the end of the command is noticed while gctrace only waits.
 const TICK: Duration = Duration::from_millis(200);
 
-/// What is to be started.
+/// A program to start.
 #[derive(Clone, Debug)]
 pub struct Program {
     /// Program and arguments.
     pub argv: Vec<OsString>,
-    /// Who runs it; `None`: who runs gctrace.
+    /// The user who runs it; `None`: the user who runs gctrace.
     pub user: Option<User>,
-    /// Standard output is for data, so the command's goes to standard error.
+    /// Whether standard output is for data; the command's standard output then goes to standard error.
     pub data_on_stdout: bool,
 }
 
 impl Program {
-    /// Why it certainly cannot be started: there is no such file. Known before anything else is done for it.
+    /// Why it certainly cannot be started, if its file does not exist. Checked before anything else is set up for it.
     pub fn missing(&self) -> Option<String> {
         let name = self.argv.first()?;
         let is_missing =
             |path: &Path| std::fs::metadata(path).is_err_and(|error| error.kind() == io::ErrorKind::NotFound);
-        // Without a path execvp(3) has its own.
+        // If PATH is unset, execvp(3) uses a default of its own.
         let places = std::env::var_os("PATH").filter(|_| !name.as_bytes().contains(&b'/'));
         let missing = match &places {
             _ if name.is_empty() => true,
@@ -61,7 +61,7 @@ impl Program {
     ///
     /// # Errors
     ///
-    /// There is no such program, or this user may not run it.
+    /// The program does not exist, or this user may not execute it.
     pub fn start(&self) -> io::Result<Child> {
         let Some((program, args)) = self.argv.split_first() else {
             return Err(io::ErrorKind::InvalidInput.into());
@@ -76,7 +76,7 @@ impl Program {
         }
         let Some(user) = self.user.clone() else { return with_users_limits(|| command.spawn()) };
         user.adapt(&mut command);
-        // The child has the credentials of the thread that makes it.
+        // The child inherits the credentials of the thread that spawns it.
         let thread = std::thread::Builder::new().name("gctrace-spawn".to_owned());
         let spawn = move || {
             user.become_on_this_thread()?;
@@ -86,7 +86,7 @@ impl Program {
     }
 }
 
-/// A command that was started.
+/// A started command.
 #[derive(Debug)]
 pub struct Running {
     child: Child,
@@ -94,7 +94,7 @@ pub struct Running {
 }
 
 impl Running {
-    /// A child of ours.
+    /// Takes a child of this process.
     pub fn new(child: Child) -> Self {
         Self { child, status: None }
     }
@@ -104,7 +104,7 @@ impl Running {
         self.child.id()
     }
 
-    /// Whether it has ended.
+    /// Its exit status if it has ended.
     ///
     /// # Errors
     ///
@@ -116,7 +116,7 @@ impl Running {
         Ok(self.status)
     }
 
-    /// Passes a signal on that ended the run, unless the terminal has sent it to both.
+    /// Passes on the signal that ended the run, unless the terminal has sent it to both processes.
     pub fn forward(&self, signal: Option<i32>) {
         let signal = match signal {
             Some(SIGINT) if in_foreground() => return,
@@ -125,7 +125,7 @@ impl Running {
             Some(SIGTERM) => Signal::TERM,
             _ => return,
         };
-        // Its pid is not reused before it is waited for.
+        // Its pid is not reused until it is reaped.
         let pid = i32::try_from(self.child.id()).ok().and_then(Pid::from_raw);
         if let Some(pid) = pid.filter(|_| self.status.is_none())
             && let Err(error) = kill_process(pid, signal)
@@ -134,7 +134,7 @@ impl Running {
         }
     }
 
-    /// Waits for its end, and passes signals on meanwhile. Everything else has been done by then.
+    /// Waits for its end and passes on signals meanwhile. Everything else has been done before this is called.
     pub fn wait(&mut self, signals: &Signals) -> io::Result<ExitStatus> {
         if let Some(status) = self.has_ended()? {
             return Ok(status);
@@ -159,13 +159,13 @@ impl Running {
     }
 }
 
-/// The exit status that represents a command's: its own, or 128 and the signal that ended it, as shells have it.
+/// The exit status of gctrace for a command: the command's own, or 128 plus the signal that ended it, as in shells.
 pub fn passed_on(status: ExitStatus) -> u8 {
     let code = status.code().or_else(|| Some(128 + status.signal()?));
     code.and_then(|code| u8::try_from(code).ok()).unwrap_or(u8::MAX)
 }
 
-/// Whether the terminal signals our process group, of which the command is a member, too.
+/// Whether our process group, which the command belongs to, is in the foreground, so that the terminal signals both.
 fn in_foreground() -> bool {
     let terminal = std::fs::File::open("/dev/tty");
     terminal.is_ok_and(|terminal| rustix::termios::tcgetpgrp(terminal).is_ok_and(|group| group == getpgrp()))
@@ -175,7 +175,7 @@ fn in_foreground() -> bool {
 mod tests {
     use super::*;
 
-    /// Statuses are passed on; signals are reported as shells report them.
+    /// Exit statuses are passed on; signals are reported as shells report them.
     #[test]
     fn statuses() {
         assert_eq!(passed_on(ExitStatus::from_raw(0)), 0);
@@ -183,7 +183,7 @@ mod tests {
         assert_eq!(passed_on(ExitStatus::from_raw(SIGTERM)), 143);
     }
 
-    /// Secrets stay, and standard output is not the command's where it is for data.
+    /// The exit status is passed on, and the command does not get standard output if that is for data.
     #[test]
     fn started() {
         let program = |script: &str| Program {
@@ -198,7 +198,7 @@ mod tests {
         assert_eq!(absent.start().unwrap_err().kind(), io::ErrorKind::NotFound);
     }
 
-    /// What cannot be there is known before; anything that may be is tried.
+    /// A program that certainly does not exist is reported in advance; anything else is tried.
     #[test]
     fn missing() {
         let missing =

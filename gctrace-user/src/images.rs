@@ -1,4 +1,4 @@
-//! What the threads share about images: which are probed, and how to read their processes.
+//! What gctrace's threads share about images: which are probed, and how to read their processes.
 
 use std::{
     collections::HashMap,
@@ -21,24 +21,24 @@ use crate::{
 pub struct KnownImage {
     /// What exporters receive about it.
     pub image: Arc<Image>,
-    /// How its events are read; `None` where there are only fallback probes.
+    /// How its events are read; `None` if there are only fallback probes.
     pub reading: Option<Reading>,
-    /// How the frames of its stacks are named; `None` where they cannot be walked.
+    /// How the frames of its stacks are named; `None` if stacks cannot be walked.
     pub frames: Option<Arc<FrameLayout>>,
-    /// How the threads of its VM are found; `None` where that is not known.
+    /// How the threads of its VM are found; `None` if that is unknown.
     pub threads: Option<Arc<ThreadsLayout>>,
-    /// Which other images its processes have records of.
+    /// Which image contains the GC of its processes.
     pub gc: GcOf,
 }
 
-/// Where the GC of an image's processes is: records of the GC name the image that holds it, those of the GVL that of the Ruby.
+/// Where the GC of an image's processes is: GC records name the image that contains the GC, GVL records that of the Ruby.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum GcOf {
     /// In the image.
     Itself,
     /// In the image, or in a library that each process chooses: a Ruby built `--with-modular-gc`.
     Chosen,
-    /// The image is such a library, of the Ruby with this index.
+    /// The image is such a library; the index is that of its Ruby.
     LibraryOf(u32),
 }
 
@@ -49,15 +49,15 @@ pub struct Reading {
     pub layout: ObjspaceLayout,
     /// Mask of `during_gc` in the flags word.
     pub during_gc: u32,
-    /// What is known of the kind of pause by its `GC_ENTER` site (stated address).
+    /// Kinds of pauses, where known, by `GC_ENTER` site (stated address).
     pub pause_kinds: HashMap<u64, PauseKind>,
-    /// Whether the layout of the counters of slots is known to be right: the build shows it, or the state of a process has passed all checks.
+    /// Whether the layout of the slot counters is known to be right: the build shows it, or the state of a process has passed all checks.
     pub proven: AtomicBool,
 }
 
 impl Reading {
-    /// What the checks of a state of a process say: one whose counters are not exact, because its Ractors count at the same time, is as good as
-    /// another once the layout is proven.
+    /// Judges the checks of the state of a process: once the layout is proven, a state is accepted although its counters are not exact
+    /// because Ractors count concurrently.
     ///
     /// # Errors
     ///
@@ -75,33 +75,33 @@ impl Reading {
         }
     }
 
-    /// The state of a process has passed.
+    /// Marks the layout as proven: the state of a process has passed.
     pub fn prove(&self) {
         self.proven.store(true, Ordering::Relaxed);
     }
 }
 
-/// The images probed so far, by index. One that is not probed any more stays until another has its index. The control thread adds an image before it attaches the first probe, so every
-/// record finds its image here.
+/// The images probed so far, by index. An image that is no longer probed stays until another one gets its index. The control thread adds an
+/// image before it attaches the first probe, so every record finds its image here.
 #[derive(Clone, Debug, Default)]
 pub struct Images(Arc<RwLock<Vec<Probed>>>);
 
 #[derive(Debug)]
 struct Probed {
     image: Arc<KnownImage>,
-    /// Since when GC events of its processes are recorded, `CLOCK_MONOTONIC` nanoseconds.
+    /// Time since which GC events of its processes are recorded, `CLOCK_MONOTONIC` nanoseconds.
     opened_ns: Option<u64>,
 }
 
 impl Images {
-    /// Adds an image, in the place of the one that had its index before, if there was one.
+    /// Adds an image; it replaces an earlier one with the same index.
     pub fn add(&self, image: KnownImage) {
         let mut images = self.0.write().unwrap_or_else(PoisonError::into_inner);
         images.retain(|probed| probed.image.image.index != image.image.index);
         images.push(Probed { image: Arc::new(image), opened_ns: None });
     }
 
-    /// What exporters receive about each.
+    /// What exporters receive about each image.
     pub fn all(&self) -> Vec<Arc<Image>> {
         let images = self.0.read().unwrap_or_else(PoisonError::into_inner);
         images.iter().map(|probed| probed.image.image.clone()).collect()
@@ -113,7 +113,7 @@ impl Images {
         images.iter().find(|probed| probed.image.image.index == index).map(|probed| probed.image.clone())
     }
 
-    /// GC events of the processes of an image are recorded from this time on.
+    /// Notes that GC events of the processes of an image are recorded from this time on.
     pub fn opened(&self, index: u32, now_ns: u64) {
         let mut images = self.0.write().unwrap_or_else(PoisonError::into_inner);
         for probed in images.iter_mut().filter(|probed| probed.image.image.index == index) {
@@ -121,7 +121,7 @@ impl Images {
         }
     }
 
-    /// Since when they are, `CLOCK_MONOTONIC` nanoseconds; `None`: not yet.
+    /// The time set by [`Self::opened`], `CLOCK_MONOTONIC` nanoseconds; `None`: not yet.
     pub fn opened_ns(&self, index: u32) -> Option<u64> {
         let images = self.0.read().unwrap_or_else(PoisonError::into_inner);
         images.iter().find(|probed| probed.image.image.index == index)?.opened_ns

@@ -4,14 +4,14 @@
 //! [`aggregate`] → [`export`]; control flows `/proc` → [`discover`] → [`gctrace_cruby`] → [`bpf`].
 #![deny(unsafe_code)]
 
-/// What is known of CRuby and of ELF files, by its short names.
+/// Knowledge of CRuby and of ELF files, under short names.
 pub(crate) use gctrace_cruby::{address, elf, ruby};
-/// What is made of what was seen, by its short names.
+/// Models, aggregation and outputs, under short names.
 pub use gctrace_report::{
     aggregate, clock, console, diff, export, ledger, model, private_dir, terminal, tls, trace_file, words,
 };
 
-// What tests share with those of the crate of CRuby knowledge.
+// Shared with the tests of the crate of CRuby knowledge.
 #[cfg(test)]
 #[path = "../../crates/cruby/src/damaged.rs"]
 mod damaged;

@@ -116,7 +116,7 @@ fn main() -> ExitCode {
     ended(result.map(Outcome::exit_status))
 }
 
-/// A run that is shown while it goes on.
+/// A run that is shown on a terminal.
 fn top(args: cli::TopArgs) -> ExitCode {
     if let Some(proc) = &args.proc {
         proc_root::read_below(proc);
@@ -154,7 +154,7 @@ fn written(text: &[u8]) -> ExitCode {
     on_stdout(io::stdout().write_all(text).and_then(|()| io::stdout().flush()))
 }
 
-/// The exit status of what only writes to standard output.
+/// The exit status of a command that only writes to standard output.
 fn on_stdout(written: io::Result<()>) -> ExitCode {
     match written {
         Ok(()) => ExitCode::SUCCESS,

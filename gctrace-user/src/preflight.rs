@@ -1,4 +1,4 @@
-//! What must be there before anything is loaded, each with its remedy.
+//! Requirements that are checked before anything is loaded, each with its remedy.
 
 use std::{
     fmt, fs, io,
@@ -17,7 +17,7 @@ use rustix::{
 /// A missing privilege or kernel feature.
 #[derive(Debug, thiserror::Error)]
 pub enum Missing {
-    /// Not root, or root without its powers.
+    /// Not root, or root without the required capabilities.
     #[error("{}", unprivileged(*uid, lacking))]
     Privilege {
         /// Effective user.
@@ -31,7 +31,7 @@ pub enum Missing {
          host, start the container with --pid=host, or mount the host's /proc in it and name that with --proc"
     )]
     PidNamespace,
-    /// `--proc` names something else.
+    /// `--proc` does not name the host's `/proc`.
     #[error("--proc {}: {reason}; it must be the host's /proc, e.g. `-v /proc:/host/proc` and --proc /host/proc", proc.display())]
     Proc {
         /// The folder.
@@ -39,10 +39,10 @@ pub enum Missing {
         /// What is wrong with it.
         reason: String,
     },
-    /// A kernel older than the ring buffer.
+    /// A kernel older than the BPF ring buffer.
     #[error("this kernel is {0}; gctrace needs Linux 5.8 or later (BPF ring buffer)")]
     Kernel(String),
-    /// No tracefs, and it could not be mounted.
+    /// tracefs is not mounted, and could not be mounted.
     #[error(
         "tracefs is not mounted and mounting it failed ({0}): run `mount -t tracefs nodev /sys/kernel/tracing` as root"
     )]
@@ -59,7 +59,7 @@ pub struct Privilege {
     pub name: &'static str,
     /// Any of these is enough.
     any_of: CapabilitySet,
-    /// What it is for.
+    /// What it is needed for.
     pub purpose: &'static str,
 }
 
@@ -70,15 +70,15 @@ impl Privilege {
     }
 }
 
-/// Privileges of which some are missing.
+/// The missing privileges.
 #[derive(Debug)]
 pub struct Lacking(Vec<&'static Privilege>);
 
-/// What to do as root where capabilities are missing.
+/// What root can do about missing capabilities.
 pub const GIVE_CAPABILITIES: &str = "a container (--cap-drop, or none added), a service unit (CapabilityBoundingSet=) or the program that \
                                      started gctrace may have dropped what is missing: grant it there, or run gctrace outside";
 
-/// What is said where privileges are missing.
+/// The message about missing privileges.
 fn unprivileged(uid: u32, lacking: &Lacking) -> String {
     if uid == 0 {
         return format!("gctrace runs as root, but lacks {lacking}: {GIVE_CAPABILITIES}");
@@ -89,7 +89,7 @@ fn unprivileged(uid: u32, lacking: &Lacking) -> String {
     )
 }
 
-/// What to do where privileges are missing.
+/// The remedy for missing privileges.
 pub fn remedy(uid: u32) -> &'static str {
     if uid == 0 {
         GIVE_CAPABILITIES
@@ -99,7 +99,7 @@ pub fn remedy(uid: u32) -> &'static str {
 }
 
 impl Lacking {
-    /// Those that are not among these; `None`: nothing is missing.
+    /// The privileges that `effective` does not include; `None`: nothing is missing.
     pub fn of(effective: CapabilitySet) -> Option<Self> {
         let lacking: Vec<_> = PRIVILEGES.iter().filter(|privilege| !privilege.is_held(effective)).collect();
         (!lacking.is_empty()).then_some(Self(lacking))
@@ -122,9 +122,9 @@ impl fmt::Display for Lacking {
     }
 }
 
-/// What a run needs (include/uapi/linux/capability.h). The smaller `CAP_BPF`, `CAP_PERFMON` and
+/// Privileges that a run needs (include/uapi/linux/capability.h). The smaller `CAP_BPF`, `CAP_PERFMON` and
 /// `CAP_CHECKPOINT_RESTORE` do not replace `CAP_SYS_ADMIN`: since 6.16, and in stable updates of older series, the kernel
-/// wants it for uprobes (`perf_uprobe_event_init`, kernel/events/core.c).
+/// requires it for uprobes (`perf_uprobe_event_init`, kernel/events/core.c).
 pub static PRIVILEGES: [Privilege; 3] = [
     Privilege {
         name: "CAP_SYS_ADMIN",
@@ -142,14 +142,14 @@ pub static PRIVILEGES: [Privilege; 3] = [
 const TRACEFS: [&str; 2] = ["/sys/kernel/tracing", "/sys/kernel/debug/tracing"];
 const UPROBE_PMU: &str = "/sys/bus/event_source/devices/uprobe/type";
 
-/// What the checks found.
+/// Results of the checks.
 #[derive(Debug)]
 pub struct Host {
-    /// Where tracefs is.
+    /// Mount point of tracefs.
     pub tracefs: PathBuf,
 }
 
-/// Checks, mounts tracefs if need be, and raises the limit of open files (one per probe).
+/// Checks the requirements, mounts tracefs if necessary, and raises the limit of open files (one per probe).
 pub fn check() -> Result<Host, Missing> {
     privileges()?;
     pid_namespace()?;
@@ -160,13 +160,13 @@ pub fn check() -> Result<Host, Missing> {
     Ok(Host { tracefs: tracefs()? })
 }
 
-/// Gives up what a run does not need: from here on there is no way back to it, not by running a program either. `writes`:
-/// files are written where root may only because it may write everywhere; `gives`: they are given to another user; `requests`: packets of
-/// servers are looked at (`bpf_prog_attach_check_attach_type`, kernel/bpf/syscall.c). Called before any thread is started, because each
-/// thread has capabilities of its own.
+/// Drops capabilities that a run does not need, irrevocably, also for programs that it executes. `writes`: files are written to places
+/// where root needs `CAP_DAC_OVERRIDE`; `gives`: these files are given to another user; `requests`: packets of servers are inspected
+/// (`bpf_prog_attach_check_attach_type`, kernel/bpf/syscall.c). Must be called before any thread is started, because each
+/// thread has its own capabilities.
 pub fn drop_privileges(writes: bool, gives: bool, requests: bool) {
     let keep = PRIVILEGES.iter().fold(CapabilitySet::empty(), |keep, privilege| keep | privilege.any_of);
-    // Leases of files that belong to other users (`generic_setlease`, fs/locks.c).
+    // `CAP_LEASE` is for leases of files that belong to other users (`generic_setlease`, fs/locks.c).
     let optional = CapabilitySet::SYSLOG | CapabilitySet::LEASE;
     let mut keep = keep.difference(CapabilitySet::DAC_OVERRIDE) | optional;
     if writes {
@@ -189,7 +189,7 @@ pub fn drop_privileges(writes: bool, gives: bool, requests: bool) {
         rustix::thread::set_capabilities(None, sets)
     });
     if let Err(error) = dropped {
-        // Having more than is needed is no reason not to run.
+        // Excess capabilities are no reason to fail.
         log::info!("capabilities that are not needed are not dropped: {error}");
     }
 }
@@ -199,18 +199,18 @@ pub fn capabilities() -> CapabilitySet {
     rustix::thread::capabilities(None).map_or(CapabilitySet::empty(), |sets| sets.effective)
 }
 
-/// What this process lacks of what a run needs.
+/// The privileges that a run needs and this process lacks.
 pub fn lacking() -> Option<Lacking> {
     Lacking::of(capabilities())
 }
 
-/// Whether this process may do what a run does.
+/// Whether this process has the privileges for a run.
 pub fn privileges() -> Result<(), Missing> {
     let uid = rustix::process::geteuid().as_raw();
     lacking().map_or(Ok(()), |lacking| Err(Missing::Privilege { uid, lacking }))
 }
 
-/// Whether the pids of the processes that are read are those of the kernel's events.
+/// Whether pids in the `/proc` that is read are those in the kernel's events.
 pub fn pid_namespace() -> Result<(), Missing> {
     let wrong = |reason| Missing::Proc { proc: proc_root::root().to_owned(), reason };
     match (proc_root::shows_the_host(), proc_root::is_named()) {
@@ -240,7 +240,7 @@ pub fn may_mount() -> bool {
     capabilities().contains(CapabilitySet::SYS_ADMIN)
 }
 
-/// Where tracefs is mounted, if it is. `Err`: it may be, but this process cannot look.
+/// Mount point of tracefs, `None` if it is not mounted. `Err`: unknown, because this process lacks permission to look.
 pub fn mounted_tracefs() -> io::Result<Option<PathBuf>> {
     let mut denied = None;
     for dir in TRACEFS {
@@ -263,13 +263,13 @@ fn tracefs() -> Result<PathBuf, Missing> {
     Ok(PathBuf::from(TRACEFS[0]))
 }
 
-/// The limits with which gctrace was started, of those that it raises.
+/// The original values of the limits that gctrace raises.
 static OPEN_FILES: OnceLock<Rlimit> = OnceLock::new();
 static LOCKED_MEMORY: OnceLock<Rlimit> = OnceLock::new();
 
-/// Starts a command with the limits that the user has, not with gctrace's own: programs behave differently with others. They are
-/// those of gctrace, too, for that moment. Where gctrace has more files open than the user may have, no process could be started so; then the command
-/// gets the limit as soon as it is there.
+/// Starts a command with the user's limits instead of those that gctrace raised: programs behave differently with other limits. gctrace
+/// itself has the user's limits during the start. If gctrace has more files open than the user's limit, no process could be started
+/// that way; the limit of the command is then set right after its start.
 ///
 /// # Errors
 ///
@@ -305,19 +305,19 @@ pub fn with_users_limits(start: impl FnOnce() -> io::Result<Child>) -> io::Resul
     started
 }
 
-/// Descriptors that starting a process needs.
+/// Number of descriptors that starting a process needs.
 const SPARE: u64 = 16;
 
-/// The highest descriptor that gctrace has open.
+/// The highest open descriptor of gctrace.
 fn highest_descriptor() -> u64 {
     let own = fs::read_dir("/proc/self/fd").into_iter().flatten().flatten();
     own.filter_map(|entry| entry.file_name().to_str()?.parse().ok()).max().unwrap_or_default()
 }
 
-/// One descriptor per probe: the usual soft limit of 1024 is too low for a host with many Rubies.
+/// Raises the limit of open files. Each probe needs a descriptor: the usual soft limit of 1024 is too low for a host with many Rubies.
 pub fn raise_open_files() {
     let limit = getrlimit(Resource::Nofile);
-    // Once: a second start must not take what the first has raised for the user's own.
+    // Only once: a second start must not take the raised limit for the user's own.
     let _set_before = OPEN_FILES.set(limit);
     let raised = Rlimit { current: limit.maximum, maximum: limit.maximum };
     if let Err(error) = setrlimit(Resource::Nofile, raised) {
@@ -325,13 +325,13 @@ pub fn raise_open_files() {
     }
 }
 
-/// Whether this kernel counts BPF maps as locked memory of the user, as those before 5.11 do.
+/// Whether this kernel charges BPF maps to the user's locked memory, as kernels before 5.11 do.
 pub fn locks_maps() -> bool {
     let release = rustix::system::uname().release().to_string_lossy().into_owned();
     parse_release(&release).is_some_and(|version| version < (5, 11))
 }
 
-/// On kernels that count maps as locked memory, the usual limit of 64 KiB is less than one ring.
+/// Raises the limit of locked memory on kernels that charge maps to it: the usual limit of 64 KiB is less than one ring.
 pub fn raise_locked_memory() {
     if !locks_maps() {
         return;
@@ -352,14 +352,14 @@ fn parse_release(release: &str) -> Option<(u32, u32)> {
 mod tests {
     use super::*;
 
-    /// Releases of distributions parse; nonsense does not pass for an old kernel.
+    /// Releases of distributions are parsed; an unknown format is not taken for an old kernel.
     #[test]
     fn releases() {
         assert_eq!(parse_release("6.18.44-fc-v657"), Some((6, 18)));
         assert_eq!(parse_release("5.4.0-150-generic"), Some((5, 4)));
         assert_eq!(parse_release("strange"), None);
     }
-    /// Root is not told to become root, but what is missing and who may have dropped it.
+    /// Root is not advised to use sudo, but learns what is missing and what may have dropped it.
     #[test]
     fn privileges_of_root() {
         let lacking = || Lacking::of(CapabilitySet::all().difference(CapabilitySet::SYS_PTRACE)).unwrap();

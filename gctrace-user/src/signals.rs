@@ -1,4 +1,4 @@
-//! Signals that end a run, and how: at once before tracing begins, then in order, and without files if the user insists.
+//! Signals that end a run: immediately before tracing begins, afterwards gracefully, and without files if the user insists.
 
 use std::{
     io::{self, Read as _, Write as _},
@@ -18,45 +18,45 @@ use signal_hook::{
 
 use crate::{console::say, export, host::proc};
 
-/// A second Ctrl-C counts from this long after the first on. Programs that signal a process and then its group (such as
+/// Minimum time after the first Ctrl-C for a second one to count. Programs that signal a process and then its group (such as
 /// `timeout`) do both within microseconds.
 const SECOND_THOUGHT: Duration = Duration::from_secs(1);
 
-/// What a signal leads to.
+/// The reaction to a signal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Answer {
-    /// Nothing has been recorded yet: what the signal does by default.
+    /// Nothing has been recorded yet: take the default action of the signal.
     Die,
-    /// The run ends in order.
+    /// End the run gracefully.
     Finish {
-        /// By Ctrl-C: the user can press it again.
+        /// Whether it was Ctrl-C, which the user can press again.
         interactive: bool,
     },
-    /// The end is to take less time.
+    /// Shorten the work at the end of the run.
     Shorten,
-    /// The user does not want to wait for the files.
+    /// Exit without waiting for the files.
     GiveUp,
-    /// It has been answered before.
+    /// None: an earlier signal has the same effect.
     Nothing,
 }
 
-/// Where a file would become larger than the user's limit (`ulimit -f`), the signal would end gctrace without a word. With a handler the write fails, and
-/// that is reported. Programs that gctrace starts get the signal as always.
+/// Handles SIGXFSZ. By default the signal silently kills gctrace if a file would exceed the user's limit (`ulimit -f`). With a handler the write
+/// fails, and the error is reported. Programs that gctrace starts get the signal as usual.
 pub fn report_large_files() {
     if let Err(error) = flag::register(SIGXFSZ, Arc::new(AtomicBool::new(false))) {
         log::info!("a file that is too large will end gctrace: {error}");
     }
 }
 
-/// What a second Ctrl-C does.
+/// The effect of a second Ctrl-C.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum Again {
     /// It gives up, without files.
     #[default]
     WithoutFiles,
-    /// It gives up; files are not written anyway.
+    /// It gives up; the run writes no files anyway.
     GiveUp,
-    /// It makes the end shorter; the next one gives up.
+    /// It shortens the end; the next one gives up.
     Shorten,
 }
 
@@ -70,15 +70,15 @@ impl Again {
     }
 }
 
-/// Which signals have come.
+/// The signals received so far.
 #[derive(Debug, Default)]
 struct Endings {
     tracing: bool,
     finishing: bool,
     interrupted: Option<Instant>,
-    /// What another Ctrl-C does.
+    /// The effect of another Ctrl-C.
     again: Again,
-    /// The first signal to end.
+    /// The first signal that ends the run.
     by: Option<i32>,
 }
 
@@ -110,14 +110,14 @@ impl Endings {
 
 /// Signals as readable descriptors.
 pub struct Signals {
-    /// Becomes readable with the first signal to end.
+    /// Becomes readable at the first signal that ends the run.
     end: UnixStream,
     child: UnixStream,
     endings: Arc<Mutex<Endings>>,
 }
 
 impl Signals {
-    /// Answers signals from now on. Until [`Signals::tracing`] a signal to end does so at once.
+    /// Handles signals from now on. Until [`Signals::tracing`] is called, a signal that ends the run does so immediately.
     pub fn install() -> io::Result<Self> {
         let pair = || {
             let (read, write) = UnixStream::pair()?;
@@ -128,12 +128,12 @@ impl Signals {
         let (child, child_write) = pair()?;
         pipe::register(SIGCHLD, child_write)?;
         let endings = Arc::<Mutex<Endings>>::default();
-        // `nohup` has it ignored: then it stays so, for the command, too. Shells have Ctrl-C ignored of what scripts start in the background, which
-        // end it by that signal all the same.
+        // `nohup` ignores SIGHUP: it stays ignored, also for the command. SIGINT is handled even if it is ignored: shells ignore it for processes
+        // that scripts start in the background, but scripts end these with that signal all the same.
         let hangup = (!proc::is_ignored(SIGHUP)).then_some(SIGHUP);
         let mut signals = iterator::Signals::new([SIGINT, SIGTERM].into_iter().chain(hangup))?;
         let known = endings.clone();
-        // A thread of its own, so that Ctrl-C is answered while files are being written or sent.
+        // A separate thread, so that Ctrl-C is handled while files are being written or sent.
         std::thread::Builder::new().name("gctrace-signals".to_owned()).spawn(move || {
             for signal in &mut signals {
                 let (answer, again) = {
@@ -146,13 +146,13 @@ impl Signals {
         Ok(Self { end, child, endings })
     }
 
-    /// Tracing has begun: from now on a signal ends the run in order.
+    /// Tracing has begun: from now on a signal ends the run gracefully.
     pub fn tracing(&self) {
         lock(&self.endings).tracing = true;
         export::keep_made();
     }
 
-    /// The end takes time, and can be made shorter: that is what a second Ctrl-C asks for, as [`Signals::take_end`] then says again. Only a
+    /// The end takes time and can be shortened: a second Ctrl-C requests that, and [`Signals::take_end`] returns true again. Only a
     /// third one gives up.
     pub fn can_shorten(&self) {
         lock(&self.endings).again = Again::Shorten;
@@ -163,18 +163,18 @@ impl Signals {
         lock(&self.endings).again = Again::GiveUp;
     }
 
-    /// Takes the request to end, if there is one.
+    /// Takes the request to end the run, if there is one.
     pub fn take_end(&self) -> bool {
         let mut byte = [0];
         (&self.end).read(&mut byte).is_ok_and(|n| n > 0)
     }
 
-    /// The first signal to end, if one has come.
+    /// The first signal that ends the run, if one has been received.
     pub fn ended_by(&self) -> Option<i32> {
         lock(&self.endings).by
     }
 
-    /// Forgets that children have changed their state.
+    /// Clears the notification that a child has changed its state.
     pub fn clear_child(&self) {
         let mut bytes = [0; 64];
         while (&self.child).read(&mut bytes).is_ok_and(|n| n > 0) {}
@@ -191,12 +191,12 @@ impl Signals {
     }
 }
 
-/// SIGUSR2, by which users ask for a file of what is kept, as a readable descriptor.
+/// SIGUSR2, by which users request a dump of the kept recording, as a readable descriptor.
 #[derive(Debug)]
 pub struct Asks(UnixStream);
 
 impl Asks {
-    /// Answers the signal from now on, and not by ending.
+    /// Handles the signal from now on instead of dying from it.
     pub fn install() -> io::Result<Self> {
         let (read, write) = UnixStream::pair()?;
         read.set_nonblocking(true)?;
@@ -204,7 +204,7 @@ impl Asks {
         Ok(Self(read))
     }
 
-    /// Whether the signal has come since this was called last. Several are one.
+    /// Whether the signal has been received since the last call. Several signals count as one.
     pub fn take(&self) -> bool {
         let mut bytes = [0; 64];
         let mut has_come = false;
@@ -214,7 +214,7 @@ impl Asks {
         has_come
     }
 
-    /// Readable when it has come.
+    /// Readable when the signal has been received.
     pub fn fd(&self) -> BorrowedFd<'_> {
         self.0.as_fd()
     }
@@ -232,7 +232,7 @@ fn act(answer: Answer, again: Again, signal: i32, mut wake: &UnixStream) {
     };
     match answer {
         Answer::Die => {
-            // Held until the end, so that no other file is made.
+            // Held until the process ends, so that no other file is created.
             let _none_is_made = export::remove_made();
             let files = if again == Again::WithoutFiles { "; no files were written" } else { "" };
             say(&format!("gctrace: stopped before tracing began{files}"));
@@ -251,7 +251,7 @@ fn act(answer: Answer, again: Again, signal: i32, mut wake: &UnixStream) {
             say("gctrace: reporting what is known… (Ctrl-C again to give up)");
         }
         Answer::GiveUp => {
-            // Holding this, no file appears between what is said and the end.
+            // While this is held, no file appears between the message and the exit.
             let published = export::published();
             match published.as_slice() {
                 [] if again != Again::WithoutFiles => say("gctrace: gave up"),
@@ -274,13 +274,13 @@ fn act(answer: Answer, again: Again, signal: i32, mut wake: &UnixStream) {
 mod tests {
     use super::*;
 
-    /// Only a second Ctrl-C, and only some time after the first, leaves without files.
+    /// Only a second Ctrl-C, some time after the first, exits without files.
     #[test]
     fn giving_up() {
         let start = Instant::now();
         let at = |ms| start + Duration::from_millis(ms);
         let mut endings = Endings { tracing: true, ..Endings::default() };
-        // As `timeout` does it, and an impatient service manager.
+        // As sent by `timeout`, and by an impatient service manager.
         assert_eq!(endings.answer(SIGTERM, at(0)), Answer::Finish { interactive: false });
         for signal in [SIGTERM, SIGHUP] {
             assert_eq!(endings.answer(signal, at(0)), Answer::Nothing);
@@ -292,7 +292,7 @@ mod tests {
         assert_eq!(endings.answer(SIGINT, at(61_001)), Answer::GiveUp);
     }
 
-    /// Where the end can be made shorter, the second Ctrl-C does that, and the third gives up.
+    /// If the end can be shortened, the second Ctrl-C does that, and the third gives up.
     #[test]
     fn shortening() {
         let start = Instant::now();
@@ -305,14 +305,14 @@ mod tests {
         assert_eq!(endings.answer(SIGINT, at(3_000)), Answer::GiveUp);
     }
 
-    /// Files are spoken of only where the run writes some.
+    /// Files are mentioned only if the run writes some.
     #[test]
     fn what_is_given_up() {
         assert!(Endings::default().again.words().contains("without files"));
         assert!(!Again::GiveUp.words().contains("files") && !Again::Shorten.words().contains("files"));
     }
 
-    /// Before anything is recorded a signal does what it does to any program.
+    /// Before anything is recorded, a signal has its default effect.
     #[test]
     fn during_the_start() {
         let now = Instant::now();

@@ -1,4 +1,4 @@
-//! The user who called `sudo`: commands run as this user, and files belong to them.
+//! The user who called `sudo`: commands run as this user, and output files belong to this user.
 
 use std::{ffi::OsString, fs, io, process::Command};
 
@@ -25,7 +25,7 @@ impl User {
     ///
     /// # Errors
     ///
-    /// The variables of `sudo` are there and do not name a user.
+    /// The variables of `sudo` are set, but do not contain ids.
     pub fn of_sudo() -> Result<Option<Self>, String> {
         let variable = |name| std::env::var(name).ok();
         let Some(uid) = variable("SUDO_UID").filter(|_| geteuid().is_root()) else { return Ok(None) };
@@ -36,7 +36,7 @@ impl User {
             return Ok(None);
         }
         let entry = fs::read_to_string("/etc/passwd").ok().and_then(|text| of_uid(&text, uid));
-        // Users of a directory service are not in the file.
+        // Users from a directory service are not in the file.
         let entry = entry.or_else(|| of_uid(&output("getent", &["passwd", &uid.to_string()])?, uid));
         let (name, home) = match entry {
             Some((name, home)) => (name, Some(OsString::from(home))),
@@ -50,7 +50,7 @@ impl User {
         Ok(Some(Self { uid, gid, groups, name, home }))
     }
 
-    /// Has a command see this user in its environment instead of root and `sudo`.
+    /// Sets the environment of a command to that of this user instead of root and `sudo`.
     pub fn adapt(&self, command: &mut Command) {
         for variable in ["SUDO_UID", "SUDO_GID", "SUDO_USER", "SUDO_COMMAND"] {
             command.env_remove(variable);
@@ -61,11 +61,11 @@ impl User {
         }
     }
 
-    /// Makes the calling thread this user for the rest of its life, without a way back. Other threads stay what they are.
+    /// Irrevocably switches the calling thread to this user. Other threads keep their credentials.
     ///
     /// # Errors
     ///
-    /// The kernel refuses, as it does where a capability is missing.
+    /// The kernel refuses, for example because a capability is missing.
     pub fn become_on_this_thread(&self) -> io::Result<()> {
         let (uid, gid) = (Uid::from_raw(self.uid), Gid::from_raw(self.gid));
         let groups: Vec<Gid> = self.groups.iter().copied().map(Gid::from_raw).collect();
@@ -75,16 +75,16 @@ impl User {
     }
 }
 
-/// What a program prints, if it is there and succeeds.
+/// The output of a program, if it exists and succeeds.
 fn output(program: &str, args: &[&str]) -> Option<String> {
-    // Root runs it: not what a PATH names.
+    // It runs as root, so PATH is not used.
     let output = ["/usr/bin", "/bin"]
         .iter()
         .find_map(|dir| Command::new(format!("{dir}/{program}")).args(args).output().ok())?;
     output.status.success().then(|| String::from_utf8_lossy(&output.stdout).into_owned())
 }
 
-/// Name and home of a user, from lines as in passwd(5).
+/// Name and home directory of a user, from lines in the format of passwd(5).
 fn of_uid(passwd: &str, uid: u32) -> Option<(String, String)> {
     passwd.lines().find_map(|line| {
         let fields: Vec<&str> = line.split(':').collect();
@@ -97,7 +97,7 @@ fn of_uid(passwd: &str, uid: u32) -> Option<(String, String)> {
 mod tests {
     use super::*;
 
-    /// Users by id; lines of other forms are passed over.
+    /// Users are found by id; lines of other formats are skipped.
     #[test]
     fn passwd() {
         let text = "root:x:0:0:root:/root:/bin/sh\n+nis\nbroken:x\nana:x:1000:1000:A,,:/home/ana:/bin/zsh\n";

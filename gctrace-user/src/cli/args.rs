@@ -1,4 +1,4 @@
-//! Flags as they are written. Parsing does nothing but parse.
+//! Flags as written on the command line. Parsing does nothing else.
 
 use std::{ffi::OsString, num::NonZeroU32, path::PathBuf, time::Duration};
 

@@ -1,4 +1,4 @@
-//! `gctrace collector` and `gctrace apps`: flags into options of the server and work on its store.
+//! `gctrace collector` and `gctrace apps`: converts flags to options of the server, and works on its store.
 
 use std::{net::SocketAddr, path::PathBuf, time::Duration};
 
@@ -71,11 +71,11 @@ pub struct CollectorArgs {
     pub min_agent: String,
 }
 
-/// For how long sets are kept.
+/// How long sets are kept; `None`: forever.
 #[derive(Clone, Copy, Debug)]
 pub struct Keep(Option<Duration>);
 
-/// The shortest time for which sets are kept: advice needs those of more than a few minutes.
+/// Minimum of `--keep`: recommendations need sets of more than a few minutes.
 const SHORTEST: Duration = Duration::from_hours(1);
 
 fn keep(text: &str) -> Result<Keep, String> {
@@ -89,7 +89,7 @@ fn keep(text: &str) -> Result<Keep, String> {
     Ok(Keep(Some(time)))
 }
 
-/// A time after which something is deleted or ends. Elsewhere a number alone is seconds; here it is more likely meant as days.
+/// A time after which something is deleted or expires. Elsewhere a bare number means seconds; here it more likely means days, so it is refused.
 fn age(text: &str) -> Result<Duration, String> {
     let number = text.trim();
     if !number.is_empty() && number.bytes().all(|byte| byte.is_ascii_digit() || byte == b'.') {
@@ -228,7 +228,7 @@ pub fn collector(args: CollectorArgs) -> Result<(), CollectorError> {
     server::run(args.into(), say)
 }
 
-/// Works on a store. What it prints; `None`: there is no such application or token.
+/// Runs an action on a store. Returns the text to print, or `None` if the application or token does not exist.
 pub fn apps(args: &AppsArgs) -> Result<Option<String>, StoreError> {
     let store = match args.action {
         AppsAction::Add { .. } | AppsAction::Operator => store::open(&args.store)?,
@@ -254,7 +254,7 @@ pub fn apps(args: &AppsArgs) -> Result<Option<String>, StoreError> {
 mod tests {
     use super::*;
 
-    /// What would delete nearly everything by mistake is refused, with what to write.
+    /// A value that would delete nearly everything by mistake is refused, and the error says what to write.
     #[test]
     fn ages() {
         for text in ["30", "1", "7", "0.5", " 30 "] {

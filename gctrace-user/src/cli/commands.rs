@@ -1,4 +1,4 @@
-//! Flags of commands that are no runs, resolved to what they do.
+//! Flags of commands that are not runs, resolved to settings.
 
 use std::{path::PathBuf, time::Duration};
 
@@ -14,18 +14,18 @@ use super::{
 };
 use crate::{discover::Selection, export::profile};
 
-/// An examination.
+/// Settings of `gctrace doctor`.
 #[derive(Debug)]
 pub struct DoctorSettings {
-    /// Which processes.
+    /// Processes to examine.
     pub selection: Selection,
-    /// Which files.
+    /// Files to examine.
     pub files: Vec<PathBuf>,
-    /// Standard output.
+    /// Format of standard output.
     pub format: Format,
-    /// Whether everything is shown.
+    /// Whether every check is shown.
     pub verbose: bool,
-    /// Where analyses are kept; `None`: nowhere.
+    /// Directory of cached analyses; `None`: analyses are not cached.
     pub cache_dir: Option<PathBuf>,
 }
 
@@ -47,25 +47,25 @@ impl From<DoctorArgs> for DoctorSettings {
 /// What the rows of a census represent.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum By {
-    /// Types of objects, as `ObjectSpace.count_objects` has them.
+    /// Types of objects, as `ObjectSpace.count_objects` reports them.
     #[default]
     Type,
-    /// Classes of objects, as `Object#class` gives them.
+    /// Classes of objects, as `Object#class` returns them.
     Class,
-    /// Lines that allocated them, and classes.
+    /// Lines that allocated the objects, and their classes.
     Line,
-    /// Sizes of slots.
+    /// Slot sizes.
     Size,
-    /// How full pages are.
+    /// Occupancy of pages.
     Page,
-    /// Collections that objects survived.
+    /// Number of collections that objects survived.
     Age,
-    /// Where the resident memory is.
+    /// Parts of the resident memory.
     Memory,
 }
 
 impl By {
-    /// The word used on the wire.
+    /// The name in JSON output.
     pub fn name(self) -> &'static str {
         match self {
             Self::Type => "type",
@@ -79,30 +79,30 @@ impl By {
     }
 }
 
-/// A census of a heap.
+/// Settings of `gctrace heap`.
 #[derive(Debug)]
 pub struct HeapSettings {
     /// The process; `None`: two saved censuses are compared.
     pub pid: Option<u32>,
     /// What a row represents.
     pub by: By,
-    /// Rows in text.
+    /// Number of rows in text output.
     pub top: usize,
-    /// Standard output.
+    /// Format of standard output.
     pub format: Format,
-    /// Where the picture goes.
+    /// File for the SVG picture of the pages.
     pub svg: Option<PathBuf>,
-    /// Where every object is written to.
+    /// File for a dump of every object.
     pub dump: Option<PathBuf>,
     /// Saved censuses to compare.
     pub diff: Vec<PathBuf>,
-    /// How often the heap is counted, and what grew reported.
+    /// Interval between censuses; what grew is reported after each.
     pub every: Option<Duration>,
-    /// How long growth between major collections is watched for.
+    /// How long to watch for growth between major collections.
     pub leaks: Option<Duration>,
-    /// Whether it is followed where objects are allocated meanwhile.
+    /// Whether allocation sites of objects are followed during that time.
     pub sites: bool,
-    /// Where analyses are kept; `None`: nowhere.
+    /// Directory of cached analyses; `None`: analyses are not cached.
     pub cache_dir: Option<PathBuf>,
 }
 
@@ -135,24 +135,24 @@ impl From<HeapArgs> for HeapSettings {
     }
 }
 
-/// A window in which allocation by malloc is counted.
+/// Settings of `gctrace malloc`: a window in which calls of malloc are counted.
 #[derive(Debug)]
 pub struct MallocSettings {
-    /// Which running processes.
+    /// Running processes to count.
     pub selection: Selection,
-    /// How long it is.
+    /// Length of the window.
     pub duration: Duration,
-    /// What the probes may cost, in millionths of the time of one CPU.
+    /// Maximum cost of the probes, in millionths of the time of one CPU.
     pub budget_ppm: u64,
-    /// Bytes per stack that is taken, on average; 0: none is.
+    /// Mean number of allocated bytes per stack; 0: no stacks are taken.
     pub sample: u64,
-    /// Lines of the table of places.
+    /// Number of rows in the table of allocation sites.
     pub top: usize,
-    /// Files to write.
+    /// Files to write, with their formats.
     pub files: Vec<(PathBuf, profile::Format)>,
-    /// Standard output.
+    /// Format of standard output.
     pub format: Format,
-    /// Where analyses are kept; `None`: nowhere.
+    /// Directory of cached analyses; `None`: analyses are not cached.
     pub cache_dir: Option<PathBuf>,
 }
 
@@ -184,16 +184,16 @@ impl TryFrom<MallocArgs> for MallocSettings {
     }
 }
 
-/// A look at threads.
+/// Settings of `gctrace dump`.
 #[derive(Clone, Debug)]
 pub struct DumpSettings {
-    /// Which running processes.
+    /// Running processes to read.
     pub selection: Selection,
-    /// Native frames and threads that are no Ruby threads, too.
+    /// Whether native frames, and threads that are not Ruby threads, are included.
     pub native: bool,
-    /// Standard output.
+    /// Format of standard output.
     pub format: Format,
-    /// Where analyses are kept; `None`: nowhere.
+    /// Directory of cached analyses; `None`: analyses are not cached.
     pub cache_dir: Option<PathBuf>,
 }
 

@@ -73,7 +73,7 @@ impl From<KeepArg> for ScrubKind {
 }
 
 impl ScrubArgs {
-    /// What stays as it is.
+    /// What is copied unchanged.
     pub fn kept(&self) -> BTreeSet<ScrubKind> {
         let names = (!self.names).then_some(ScrubKind::Names);
         self.keep.iter().copied().map(ScrubKind::from).chain(names).collect()

@@ -1,4 +1,4 @@
-//! What is made from the definition of the command line: completions and the manual page.
+//! Documents generated from the definition of the command line: completions and the manual page.
 
 use std::io::{self, Write as _};
 
@@ -15,7 +15,7 @@ pub fn completions(shell: Shell) -> Vec<u8> {
     script
 }
 
-/// The same command without the options that are for tests: completions have what is hidden, too.
+/// The same command without the hidden options, which are for tests: `clap_complete` would include them.
 fn visible(command: &Command) -> Command {
     let args = || command.get_arguments().filter(|arg| arg.is_positional() || !arg.is_hide_set());
     let known: Vec<Id> = args().map(|arg| arg.get_id().clone()).collect();
@@ -23,7 +23,7 @@ fn visible(command: &Command) -> Command {
         let of = group.get_args().filter(|id| known.contains(id)).cloned();
         ArgGroup::new(group.get_id()).args(of).multiple(true)
     });
-    // Definitions have static names; a process writes one script and ends.
+    // clap takes `'static` names. The process writes one script and exits, so the leak does not matter.
     let name = |text: &str| -> &'static str { Box::leak(text.to_owned().into_boxed_str()) };
     let mut shown = Command::new(name(command.get_name()))
         .args(args())
@@ -40,7 +40,7 @@ fn visible(command: &Command) -> Command {
     shown
 }
 
-/// Ways to call it.
+/// Usage lines: subcommand and its arguments.
 const SYNOPSIS: [(&str, &str); 18] = [
     ("", "[SELECTION...] [OPTIONS] [-- COMMAND ARGS...]"),
     ("doctor", "[OPTIONS] [FILE...]"),
@@ -62,7 +62,7 @@ const SYNOPSIS: [(&str, &str); 18] = [
     ("man", ""),
 ];
 
-/// The manual page, in roff: gctrace(1), with its subcommands' flags at the end.
+/// The manual page gctrace(1) in roff, with the flags of the subcommands at the end.
 pub fn man() -> io::Result<Vec<u8>> {
     let command = command();
     let mut page = Vec::new();
@@ -98,12 +98,12 @@ pub fn man() -> io::Result<Vec<u8>> {
     Ok(page)
 }
 
-/// The same command with every option that `-h` leaves out.
+/// The same command with the options that `-h` omits.
 fn complete(command: Command) -> Command {
     command.mut_args(|arg| arg.hide_short_help(false))
 }
 
-/// Text that roff does not take for its own: dashes are those of the keyboard, and no line is a request.
+/// Escapes text for roff: dashes are ASCII hyphen-minus, and no line is taken as a request.
 fn escaped(text: &str) -> String {
     let text = text.replace('\\', "\\\\").replace('-', "\\-");
     if text.starts_with(['.', '\'']) { format!("\\&{text}") } else { text }
@@ -127,7 +127,7 @@ mod tests {
         }
     }
 
-    /// Every option that is in `--help`, of the run and of each subcommand, is in the page with its text.
+    /// Every option that is in `--help`, of the run and of each subcommand, is on the page with its text.
     #[test]
     fn complete_page() {
         let page = String::from_utf8(man().unwrap()).unwrap();

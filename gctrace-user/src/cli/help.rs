@@ -1,4 +1,4 @@
-//! The help: options in groups by purpose, and of each what `-h` says of it in one line.
+//! The help: options grouped by purpose, with the one-line text that `-h` shows for each.
 
 use std::ffi::OsString;
 
@@ -6,7 +6,7 @@ use clap::{Arg, Args as _, Command, CommandFactory as _, Error, FromArgMatches a
 
 use super::{Args, args::look::LookArgs};
 
-/// An option and what `-h` says of it; nothing: only `--help` has it.
+/// An option and its text in `-h`. If the text is empty, only `--help` shows the option.
 type Entry = (&'static str, &'static str);
 
 const GROUPS: [(&str, &[Entry]); 5] = [
@@ -109,7 +109,7 @@ const GROUPS: [(&str, &[Entry]); 5] = [
     ),
 ];
 
-/// What is said of the other commands in one line each.
+/// One-line descriptions of the subcommands.
 const COMMANDS: [(&str, &str); 14] = [
     ("doctor", "Check what works here, per Ruby, and how to fix the rest"),
     ("top", "What every Ruby process does right now; gctrace alone does it"),
@@ -127,14 +127,14 @@ const COMMANDS: [(&str, &str); 14] = [
     ("man", "Write the manual page: gctrace man | man -l -"),
 ];
 
-/// What `-h` says after the options.
+/// Text that `-h` shows after the options.
 const SHORT_EXAMPLES: &str = "Examples:
   sudo gctrace --all-ruby --duration 30s
   sudo gctrace --pid 4242 --duration 1m -q --flamegraph cpu.svg
 
 All options and their meaning: gctrace --help";
 
-/// The definition of the command line, with its help in order.
+/// The definition of the command line, with its help arranged.
 pub fn command() -> Command {
     let mut command = Args::command();
     let long = command.get_after_help().cloned().unwrap_or_default();
@@ -158,9 +158,9 @@ pub fn command() -> Command {
         }
     }
     command = with_negative_numbers(command);
-    // Of the groups that runs have, what is given by default is not given.
+    // Flags of a run require `--live`. In a group, an argument with its default value does not count as given.
     command = command.mut_subcommand("serve", |command| {
-        // clap leaves the group of a struct empty that has another one inside.
+        // clap leaves the group of a struct that flattens another one empty.
         let look = LookArgs::augment_args(Command::new("look"));
         let look: Vec<Id> = look.get_arguments().map(|arg| arg.get_id().clone()).collect();
         ["SelectArgs", "LookArgs", "CacheArgs"]
@@ -176,7 +176,7 @@ pub fn command() -> Command {
     command
 }
 
-/// Lets `-5` be the value of an option, which refuses it as what it is. No option is a digit.
+/// Lets clap take `-5` as the value of an option, whose parser then refuses it with its own message. No option is a digit.
 fn with_negative_numbers(command: Command) -> Command {
     command.allow_negative_numbers(true).mut_subcommands(with_negative_numbers)
 }
@@ -190,7 +190,7 @@ fn arranged(arg: Arg, heading: &'static str, at: usize, short: &'static str) -> 
     arg.hide_short_help(false).help(short).long_help(long)
 }
 
-/// `gctrace help top` as `gctrace top --help`.
+/// Rewrites `gctrace help top` to `gctrace top --help`.
 fn spelled(words: Vec<OsString>) -> Result<Vec<OsString>, Error> {
     let Some((name, [help, of @ ..])) = words.split_first() else { return Ok(words) };
     if help != "help" {
@@ -218,7 +218,7 @@ pub fn parse() -> Result<Args, Error> {
 mod tests {
     use super::*;
 
-    /// A negative number is the value of the option before it, which says what it takes.
+    /// A negative number is taken as the value of the option before it, and the error says what that option accepts.
     #[test]
     fn negative_numbers() {
         for (words, reason) in [
@@ -233,7 +233,7 @@ mod tests {
         }
     }
 
-    /// `help` is `--help`, of a subcommand, too; what is none is refused, and a run that has the word elsewhere is not changed.
+    /// `help` means `--help`, also for a subcommand; an unknown subcommand is refused, and a run with the word elsewhere is not changed.
     #[test]
     fn help_as_a_word() {
         let words = |words: &[&str]| words.iter().map(OsString::from).collect::<Vec<_>>();
@@ -253,7 +253,7 @@ mod tests {
         assert!(error.to_string().contains("there is no subcommand `4242`"), "{error}");
     }
 
-    /// Every option that is not for tests is in one group, and no group has another one.
+    /// Every option that is not for tests is in exactly one group.
     #[test]
     fn groups() {
         let command = command();
@@ -268,7 +268,7 @@ mod tests {
         command.debug_assert();
     }
 
-    /// `-h` fits one screen and a bit, `--help` has everything, in the order of the groups.
+    /// `-h` is little more than one screen, and `--help` contains everything, in the order of the groups.
     #[test]
     fn short_and_long() {
         let short = command().term_width(80).render_help().to_string();

@@ -1,11 +1,11 @@
-//! What a user may have meant by a flag that does not exist.
+//! Suggests what a user may have meant by a flag that does not exist.
 
 use clap::{
     Error,
     error::{ContextKind, ContextValue},
 };
 
-/// Flags of other tools, and of first guesses, with the one that does it here.
+/// Flags of other tools and likely first guesses, each with the equivalent flag of gctrace.
 const MEANT: [(&str, &str); 6] = [
     ("--all", "--all-ruby"),
     ("--process", "--name"),
@@ -15,7 +15,7 @@ const MEANT: [(&str, &str); 6] = [
     ("--time", "--duration"),
 ];
 
-/// The same error, with a better suggestion than the one that is most alike in its letters.
+/// Returns the error with a better suggestion than the flag with the most similar spelling.
 #[must_use]
 pub fn with_hint(mut error: Error) -> Error {
     let meant = match error.get(ContextKind::InvalidArg) {
@@ -34,7 +34,7 @@ mod tests {
     use crate::cli::Args;
     use clap::{CommandFactory as _, Parser as _};
 
-    /// The suggestion is the flag that does it, and there are such flags.
+    /// The suggestion is the equivalent flag, and every suggested flag exists.
     #[test]
     fn suggestions() {
         for (given, meant) in MEANT {

@@ -1,4 +1,4 @@
-//! Values of flags.
+//! Parses values of flags.
 
 use std::{
     net::{Ipv4Addr, SocketAddr, ToSocketAddrs as _},
@@ -15,10 +15,10 @@ use crate::words::TIME_UNITS;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Pids(pub Vec<u32>);
 
-/// A year is more than any run takes.
+/// Longest accepted time: a year, which is more than any run takes.
 const LONGEST: Duration = Duration::from_hours(366 * 24);
 
-/// Pids, separated by commas or white space: `4242`, `1,2`, what `pgrep` prints.
+/// Parses pids separated by commas or white space: `4242`, `1,2`, the output of `pgrep`.
 pub(super) fn pids(text: &str) -> Result<Pids, String> {
     let parse = |word: &str| match word.parse::<u32>() {
         Ok(pid) if pid > 0 => Ok(pid),
@@ -31,7 +31,7 @@ pub(super) fn pids(text: &str) -> Result<Pids, String> {
     Ok(Pids(pids))
 }
 
-/// One pid.
+/// Parses exactly one pid.
 pub(super) fn pid(text: &str) -> Result<u32, String> {
     match pids(text)?.0[..] {
         [pid] => Ok(pid),
@@ -44,7 +44,7 @@ fn words(text: &str) -> impl Iterator<Item = &str> {
     text.split(|c: char| c == ',' || c.is_whitespace()).filter(|word| !word.is_empty())
 }
 
-/// A time: `500us`, `500ms`, `30s`, `1.5m`, `1m30s`, `1d`; without a unit, seconds.
+/// Parses a time: `500us`, `500ms`, `30s`, `1.5m`, `1m30s`, `1d`; a number without a unit is in seconds.
 pub(super) fn duration(text: &str) -> Result<Duration, String> {
     const USAGE: &str = "give a time such as 500us, 10ms, 30s, 1m30s, 2h or 1d";
     let mut rest = text.trim();
@@ -60,7 +60,7 @@ pub(super) fn duration(text: &str) -> Result<Duration, String> {
         let unit = match unit.trim() {
             "sec" => "s",
             "min" => "m",
-            // A number alone cannot be a part of a longer time.
+            // A number without a unit is valid only if it is the whole text.
             "" if number.len() == text.trim().len() => "s",
             "" => return Err(USAGE.to_owned()),
             unit => unit,
@@ -81,16 +81,16 @@ pub(super) fn duration(text: &str) -> Result<Duration, String> {
     }
 }
 
-/// A time in a recording.
+/// A point in time of a recording.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Moment {
-    /// So long after its begin.
+    /// This long after its beginning.
     After(Duration),
     /// Epoch nanoseconds.
     At(i64),
 }
 
-/// A time in a recording: `10s`, `1m30s` after its begin, `0`, or `2026-11-23T14:00:00Z` (RFC 3339).
+/// Parses a point in time of a recording: `10s`, `1m30s` after its beginning, `0`, or `2026-11-23T14:00:00Z` (RFC 3339).
 pub(super) fn moment(text: &str) -> Result<Moment, String> {
     // `0` and `0.0s`.
     let number = text.trim().trim_end_matches(char::is_alphabetic);
@@ -109,7 +109,7 @@ pub(super) fn moment(text: &str) -> Result<Moment, String> {
     duration(text).map(Moment::After).map_err(usage)
 }
 
-/// Epoch nanoseconds of a date (RFC 3339, 5.6).
+/// Parses a date (RFC 3339, 5.6) to epoch nanoseconds.
 fn rfc3339(text: &str) -> Option<i64> {
     let (date, time) = text.split_once('T')?;
     let numbers = |text: &str, mark: char, lengths: [usize; 3]| -> Option<[i64; 3]> {
@@ -158,7 +158,7 @@ fn rfc3339(text: &str) -> Option<i64> {
     seconds.checked_mul(1_000_000_000)?.checked_add(ns)
 }
 
-/// Percent as millionths.
+/// Parses percent; returns millionths.
 pub(super) fn percent(text: &str) -> Result<u64, String> {
     let percent: f64 =
         text.trim_end_matches('%').parse().map_err(|_| "give a number, such as 0.5".to_owned())?;
@@ -168,13 +168,13 @@ pub(super) fn percent(text: &str) -> Result<u64, String> {
     Ok((percent * 10_000.0).round() as u64)
 }
 
-/// Samples per second and CPU.
+/// Parses a number of samples per second and CPU.
 pub(super) fn rate(text: &str) -> Result<u32, String> {
     let rate = text.trim_end_matches("Hz").trim().parse().ok().filter(|rate| (1..=999).contains(rate));
     rate.ok_or_else(|| "give a number of samples per second from 1 to 999".to_owned())
 }
 
-/// The size of a ring.
+/// Parses the size of a ring, bytes.
 pub(super) fn ring(text: &str) -> Result<u32, String> {
     let (number, factor) = match text.strip_suffix("MiB").or_else(|| text.strip_suffix('M')) {
         Some(number) => (number, 1 << 20),
@@ -191,7 +191,7 @@ pub(super) fn ring(text: &str) -> Result<u32, String> {
         .ok_or_else(|| "give a power of two from 16KiB to 1024MiB".to_owned())
 }
 
-/// Bytes per stack of `gctrace malloc`.
+/// Parses the sampling period of `gctrace malloc`: bytes per stack.
 pub(super) fn malloc_period(text: &str) -> Result<u64, String> {
     let units = [("MiB", 20), ("M", 20), ("KiB", 10), ("K", 10), ("", 0)];
     let sized = units.iter().find_map(|(unit, bits)| Some((text.strip_suffix(unit)?.trim_end(), bits)));
@@ -201,13 +201,13 @@ pub(super) fn malloc_period(text: &str) -> Result<u64, String> {
         .ok_or_else(|| "give a size from 1KiB to 1024MiB, or 0 for no stacks".to_owned())
 }
 
-/// How much of a recording is kept in memory.
+/// Parses the limit of the part of a recording that is kept in memory, bytes.
 pub(super) fn kept(text: &str) -> Result<u64, String> {
     let bytes = size(text).filter(|bytes| (4 << 20..=64 << 30).contains(bytes));
     bytes.ok_or_else(|| "give a size from 4MiB to 64GiB".to_owned())
 }
 
-/// How large a recording gets.
+/// Parses the size limit of a recording, bytes.
 pub(super) fn recorded(text: &str) -> Result<u64, String> {
     let bytes = size(text).filter(|bytes| (64 << 10..=1 << 40).contains(bytes));
     bytes.ok_or_else(|| "give a size from 64KiB to 1024GiB".to_owned())
@@ -219,7 +219,7 @@ fn size(text: &str) -> Option<u64> {
     sized.and_then(|(number, bits)| number.parse::<u64>().ok()?.checked_mul(1 << bits))
 }
 
-/// A recording beside other outputs.
+/// Parses the path of a recording that is written beside other outputs; `-` is refused.
 pub(super) fn beside() -> impl TypedValueParser<Value = PathBuf> {
     PathBufValueParser::new().try_map(|path| match path.as_os_str().as_encoded_bytes() {
         b"-" => Err("only `gctrace record -o -` writes to standard output; name a file"),
@@ -227,7 +227,7 @@ pub(super) fn beside() -> impl TypedValueParser<Value = PathBuf> {
     })
 }
 
-/// A recording that is read again and again.
+/// Parses the path of a recording that is read repeatedly; `-` is refused.
 pub(super) fn recording_file() -> impl TypedValueParser<Value = PathBuf> {
     PathBufValueParser::new().try_map(|path| match path.as_os_str().as_encoded_bytes() {
         b"-" => Err("a pipe cannot be read again and again; name a file"),
@@ -235,18 +235,18 @@ pub(super) fn recording_file() -> impl TypedValueParser<Value = PathBuf> {
     })
 }
 
-/// A recording that is read; `-` is standard input.
+/// Parses the path of a recording to read; `-` is standard input.
 pub(super) fn recording() -> impl TypedValueParser<Value = PathBuf> {
     PathBufValueParser::new().map(|path| if path.as_os_str() == "-" { "/dev/stdin".into() } else { path })
 }
 
-/// Where to listen: `127.0.0.1:9394`, `[::1]:9394`, `localhost:9394`; a port alone, `9394` or `:9394`, means one on
-/// 127.0.0.1, because nothing is opened to other hosts that was not asked for.
+/// Parses an address to listen on: `127.0.0.1:9394`, `[::1]:9394`, `localhost:9394`. A port alone, `9394` or `:9394`, is one
+/// on 127.0.0.1: nothing is opened to other hosts unless asked for.
 pub(super) fn listen(text: &str) -> Result<SocketAddr, String> {
     address(text, "give an address and a port, such as 127.0.0.1:9394 or 0.0.0.0:9394 (all interfaces)")
 }
 
-/// The same for a server that only this host reaches.
+/// The same for a server that only this host can reach.
 pub(super) fn listen_here(text: &str) -> Result<SocketAddr, String> {
     address(text, "give an address of this host and a port, such as 127.0.0.1:8080")
 }
@@ -260,7 +260,7 @@ fn address(text: &str, usage: &str) -> Result<SocketAddr, String> {
     }
     let (host, port) = match text.rsplit_once(':') {
         Some((host, port)) => (Some(host), port),
-        // A host, or a number that is no port.
+        // A host, or a number that is not a port.
         None => (None, text),
     };
     let digits = !port.is_empty() && port.bytes().all(|byte| byte.is_ascii_digit());
@@ -278,7 +278,7 @@ fn address(text: &str, usage: &str) -> Result<SocketAddr, String> {
 mod tests {
     use super::*;
 
-    /// What pgrep prints, lists, and what is no list of pids.
+    /// Output of pgrep, lists, and texts that are not lists of pids.
     #[test]
     fn lists_of_pids() {
         for text in ["1,2", "1 2", "1\n2\n", " 1, 2 ", "1,,2"] {
@@ -303,7 +303,7 @@ mod tests {
         ] {
             assert_eq!(duration(text), Ok(Duration::from_millis(ms)), "{text}");
         }
-        // What outputs print, and what keyboards have instead of it.
+        // Units as outputs print them, and as users type them.
         for (text, ns) in [
             ("500000ns", 500_000),
             ("1us", 1_000),
@@ -333,7 +333,7 @@ mod tests {
         }
     }
 
-    /// What `date -u -d … +%s` prints.
+    /// The same as `date -u -d … +%s` prints.
     #[test]
     fn moments() {
         let at = |seconds: i64, ns: i64| Ok(Moment::At(seconds * 1_000_000_000 + ns));
@@ -385,7 +385,7 @@ mod tests {
         }
     }
 
-    /// A port alone is not open to other hosts.
+    /// A port alone is not opened to other hosts.
     #[test]
     fn addresses() {
         for (text, expected) in [

@@ -1,4 +1,4 @@
-//! `gctrace record` is a run that writes everything to a file; `gctrace report` writes from that file what a run writes.
+//! `gctrace record` is a run that writes everything to a file; `gctrace report` writes the outputs of a run from that file.
 
 use clap::Parser as _;
 
@@ -19,12 +19,12 @@ use crate::{
     trace_file::{Header, Subjects},
 };
 
-/// A run without flags.
+/// The arguments of a run without flags.
 fn bare() -> Result<Args, UsageError> {
     Args::try_parse_from(["gctrace"]).map_err(|error| UsageError::Flags(error.to_string()))
 }
 
-/// The run that `gctrace record` is.
+/// Resolves `gctrace record` to a run.
 ///
 /// # Errors
 ///
@@ -46,7 +46,7 @@ pub fn record(args: RecordArgs, own_pid: u32) -> Result<Settings, UsageError> {
     Ok(Settings { record_most: max_size, ..settings })
 }
 
-/// A part of a recording as words of the command line, each with a space before it. Times are after its beginning.
+/// The selected part of a recording as command-line words, each with a leading space. Times are relative to its beginning.
 fn words(window: &Window, header: &Header) -> String {
     let after = |(flag, ns): (&str, Option<u64>)| {
         let seconds = ns?.saturating_sub(header.begun_ns) as f64 / 1e9;
@@ -59,7 +59,7 @@ fn words(window: &Window, header: &Header) -> String {
     times.chain(pids).chain(services).chain(condition).collect()
 }
 
-/// What `gctrace report` writes of a recording: what a run with its subjects writes.
+/// Resolves `gctrace report` to the outputs of a run with the same subjects as the recording.
 ///
 /// # Errors
 ///
@@ -101,16 +101,16 @@ pub fn report(args: ReportFileArgs, header: &Header) -> Result<Settings, UsageEr
     });
     reports.quiet |= !asked && text;
     let mut run = Args { outputs, ..bare()? };
-    // Nothing is selected here: the recording has what was.
+    // The recording contains only what was selected when it was made.
     run.select.all_ruby = true;
     let gvl = gvl.then_some(GvlArg::Exact);
     run.look = LookArgs { rate: samples.then_some(1), wall, gvl, requests, ..run.look };
     run.look.optional.alloc = alloc;
     let hottest = samples && run.outputs.format == FormatArg::Text && one_screen.is_none();
-    // No process has pid 0: gctrace itself is not looked for.
+    // No process has pid 0, so the check for gctrace's own pid never matches.
     let settings = Settings::resolve(run, 0)?;
     let mut notes = settings.notes;
-    // Whether samples, threads off their CPU and allocation are in it are facts of the recording, not flags.
+    // These three describe what the recording contains; they are not flags of the user, so notes about them are dropped.
     let facts = ["--wall", "--rate", "--alloc"];
     notes.retain(|note| !facts.iter().any(|fact| note.starts_with(fact)));
     if one_screen.is_some()
@@ -144,7 +144,7 @@ mod tests {
         }
     }
 
-    /// A recording has stacks and GVL states, and no line is printed.
+    /// A recording contains stacks and GVL states, and no line is printed.
     #[test]
     fn recorded() {
         let run = |words: &[&str]| match parsed(words) {
@@ -176,7 +176,7 @@ mod tests {
         );
     }
 
-    /// Without flags it is one screen, with --quiet the summary of a run; what shows cycles prints lines.
+    /// Without flags the report is one screen, with --quiet it is the summary of a run; flags that show cycles print lines.
     #[test]
     fn reported() {
         let run = |words: &[&str], header: &Header| match parsed(&[&["report", "x"], words].concat()) {

@@ -1,4 +1,4 @@
-//! What is written to standard output, and how much of it.
+//! What is written to standard output, and in which detail.
 
 use std::time::Duration;
 
@@ -8,7 +8,7 @@ use crate::{
     export::{fields::Shape, text::Lines},
 };
 
-/// What goes to standard output.
+/// Format of standard output.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Format {
     /// Lines of text.
@@ -29,22 +29,22 @@ impl From<FormatArg> for Format {
 /// What is written to standard output.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Reports {
-    /// How.
+    /// The format.
     pub format: Format,
-    /// Which cycles.
+    /// Which cycles are printed.
     pub lines: Lines,
-    /// Only requests of at least this many nanoseconds in place of cycles.
+    /// If set, only requests of at least this many nanoseconds are printed, instead of cycles.
     pub slower_than_ns: Option<u64>,
-    /// What requests of all processes are put together by at the end.
+    /// Key by which requests of all processes are summed at the end.
     pub by: Option<By>,
-    /// What of JSON lines is written.
+    /// Which parts of JSON lines are written.
     pub shape: Shape,
     /// Whether all counters are shown at the end.
     pub verbose: bool,
 }
 
 impl Reports {
-    /// What these flags mean.
+    /// Resolves the flags.
     pub(super) fn resolve(args: &ReportArgs, format: Format) -> Self {
         let nanos = |time: Duration| u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
         let &ReportArgs { quiet, min_pause, interval, slower_than, by, brief, ref fields, verbose } = args;
@@ -54,22 +54,22 @@ impl Reports {
         Self { format, lines, slower_than_ns: slower_than.map(nanos), by: by.map(By::from), shape, verbose }
     }
 
-    /// Whether lines come while the run goes on.
+    /// Whether lines are printed during the run.
     pub fn streams(&self) -> bool {
         !self.lines.none
     }
 }
 
-/// What is said of accounts of memory where JSON lines are written.
+/// Note on accounts of memory when JSON lines are written.
 const MEMORY_ACCOUNT: &str =
     "--memory-account has no effect on JSON lines: use gctrace heap --by memory --format jsonl";
-/// What is said of filters where nothing is filtered.
+/// Note on filters when no profile is written.
 pub(super) const FILTERS: &str = "--thread, --focus, --endpoint, --hide and --app-only change profiles only: add --flamegraph, --pprof or another one";
 
-/// What is said of allocation that is counted and not shown.
+/// Note on allocation that is counted but not shown.
 const ALLOC: &str = "--alloc: no output shows allocation; add --requests, --format jsonl, --pprof, --prometheus, or --flamegraph FILE --flamegraph-of alloc";
 
-/// Flags that change nothing in this run.
+/// Detects flags that have no effect in this run.
 #[derive(Clone, Copy, Debug)]
 #[expect(clippy::struct_excessive_bools, reason = "each is a flag, or what it needs")]
 pub(super) struct Idle {
@@ -88,7 +88,7 @@ pub(super) struct Idle {
     pub(super) stack_lines: bool,
     /// Whether any output shows how memory is shared.
     pub(super) shows_shares: bool,
-    /// Whether any output shows time off the CPU.
+    /// Whether any output shows off-CPU time.
     pub(super) shows_wall: bool,
     /// Whether any output shows native frames.
     pub(super) shows_native: bool,
@@ -96,35 +96,35 @@ pub(super) struct Idle {
     pub(super) graph_of: bool,
     /// Whether any filter of profiles was given.
     pub(super) filters: bool,
-    /// Whether there is any profile.
+    /// Whether any profile is written, pushed or printed.
     pub(super) shows_profiles: bool,
-    /// Whether there is a flame graph, as a picture or as lines.
+    /// Whether a flame graph is written, as a picture or as collapsed stacks.
     pub(super) shows_graphs: bool,
-    /// Whether anything shows what `--flamegraph-of` chooses.
+    /// Whether any output shows the measure that `--flamegraph-of` chooses.
     pub(super) shows_measure: bool,
-    /// Whether cycles without a line were chosen, and there are no lines.
+    /// Whether `--min-pause` was given although `--quiet` suppresses lines of cycles.
     pub(super) min_pause_of_none: bool,
     pub(super) alloc: bool,
     /// Whether any output shows allocation.
     pub(super) shows_alloc: bool,
-    /// Whether it was said how often is sent.
+    /// Whether `--push-interval` was given.
     pub(super) push_interval: bool,
-    /// Whether anything is sent from time to time.
+    /// Whether anything is pushed periodically.
     pub(super) pushes: bool,
     /// Whether a token was given as a flag.
     pub(super) token: bool,
     /// Whether sample sets are sent.
     pub(super) sends_sets: bool,
-    /// Whether a header of sample sets was chosen.
+    /// Whether a header variant of sample sets was chosen.
     pub(super) dialect: bool,
-    /// Whether there are sample sets.
+    /// Whether sample sets are written or sent.
     pub(super) makes_sets: bool,
-    /// Whether pods are to be named, and no folder has their names.
+    /// Whether pods are to be named, but the directory with their names does not exist.
     pub(super) no_pods: bool,
 }
 
 impl Idle {
-    /// What to say about them.
+    /// The notes to print about them.
     pub(super) fn notes(self) -> Vec<&'static str> {
         [
             (

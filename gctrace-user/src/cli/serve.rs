@@ -1,4 +1,4 @@
-//! `gctrace serve`: how requests for a part are understood: as `gctrace report` understands its flags.
+//! `gctrace serve`: resolves its flags, and requests for a part of a recording as `gctrace report` resolves its flags.
 
 use std::{path::PathBuf, time::Duration};
 
@@ -13,15 +13,15 @@ use super::{
 };
 use crate::{export::window::Window, trace_file::Header};
 
-/// How long is kept what was seen where nothing else is said.
+/// Default for how long events are kept.
 const DEFAULT_KEEP: Duration = Duration::from_mins(10);
 
 impl ServeArgs {
-    /// What the server of a recording is to do.
+    /// Options of the server of a recording.
     ///
     /// # Errors
     ///
-    /// There is none, or there are more than two.
+    /// No recording is named, or more than two are.
     pub fn options(&self) -> Result<Options, UsageError> {
         let (file, against) = match &self.files[..] {
             [file] => (file, None),
@@ -33,7 +33,7 @@ impl ServeArgs {
     }
 }
 
-/// The run that `gctrace serve --live` is.
+/// Resolves `gctrace serve --live` to a run.
 ///
 /// # Errors
 ///
@@ -56,7 +56,7 @@ pub fn live(args: ServeArgs, own_pid: u32) -> Result<Settings, UsageError> {
     let words: Vec<String> = files.iter().map(|word| word.to_string_lossy().into_owned()).collect();
     select.all_ruby |= select.is_empty() && words.is_empty() && command.is_empty();
     let run = Args::try_parse_from(["gctrace"]).map_err(|error| UsageError::Flags(error.to_string()))?;
-    // It looks at what a recording has, and no file is written.
+    // The run traces what a recording contains, but writes no file.
     let record = Some(PathBuf::from(gctrace_serve::LIVE));
     let mut run = Args { select, look, record, as_root, cache, words, command, ..run };
     run.outputs.reports.quiet = true;
@@ -73,7 +73,7 @@ pub fn live(args: ServeArgs, own_pid: u32) -> Result<Settings, UsageError> {
     Ok(Settings { live: Some(live), memory_account: false, notes, hottest: false, record: None, ..settings })
 }
 
-/// The part of a recording that a request asks for.
+/// Resolves the part of a recording that a request asks for.
 pub fn choose(header: &Header, asked: &Asked) -> Result<Window, String> {
     let moment = |name: &str, text: &Option<String>| {
         let moment = text.as_deref().map(parse::moment).transpose();
@@ -106,7 +106,7 @@ mod tests {
         }
     }
 
-    /// A file, or a run: the flags of one are not those of the other.
+    /// Either a recording or a run: flags of one are refused for the other.
     #[test]
     fn files_and_runs() {
         assert_eq!(parsed(&["x"]).unwrap().options().unwrap().file, PathBuf::from("x"));
@@ -122,7 +122,7 @@ mod tests {
         ] {
             assert!(parsed(wrong).is_err(), "{wrong:?}");
         }
-        // Neither: what there is to choose from is said.
+        // With neither, the error names the alternatives.
         let nothing = parsed(&[]).unwrap().options().unwrap_err().to_string();
         assert!(nothing.contains("gctrace serve FILE") && nothing.contains("--live"), "{nothing}");
         let run = |words: &[&str]| live(parsed(words).unwrap(), 7);

@@ -1,4 +1,4 @@
-//! Flags resolved to what the run does.
+//! Flags resolved to the settings of a run.
 
 use std::{
     collections::HashSet,
@@ -37,25 +37,25 @@ use crate::{
     trace_file::Keep,
 };
 
-/// Ticks per second and CPU where nothing else is said: no multiple of the frequencies at which programs do things.
+/// Default number of samples per second and CPU: not a multiple of the frequencies at which programs do periodic work.
 const DEFAULT_RATE: u32 = 99;
-/// How often metrics and profiles are sent if nothing else is said.
+/// Default interval at which metrics and profiles are pushed.
 const DEFAULT_PUSH_INTERVAL: Duration = Duration::from_mins(1);
-/// How long a thread must be off its CPU to be reported where nothing else is said.
+/// Default minimum off-CPU time of a thread to be reported.
 const DEFAULT_OFF_CPU_MIN: Duration = Duration::from_millis(1);
 
-/// From when on a wait for the GVL is reported where nothing else is said.
+/// Default threshold of GVL waits: shorter ones are not reported individually.
 const DEFAULT_GVL_THRESHOLD: Duration = Duration::from_millis(1);
-/// Default budget of --gvl: estimated CPU share, millionths. A busy Puma loses some three times as much,
-/// because what delays a hand-over delays everybody who waits.
+/// Default of --gvl-budget: estimated CPU share, millionths. A busy Puma loses about three times as much,
+/// because a delay of a hand-over delays every waiting thread.
 const DEFAULT_GVL_BUDGET: u64 = 2_000;
-/// The same for a run of limited duration (`--duration`), where seeing more is worth more.
+/// The same for a run of limited duration (`--duration`), for which completeness is worth a higher cost.
 const DEFAULT_GVL_BUDGET_OF_SOME_TIME: u64 = 10_000;
 
-/// How `gctrace top` shows what it knows.
+/// How `gctrace top` presents its data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Show {
-    /// On a terminal, until the user ends it.
+    /// On a terminal, until the user quits.
     Screen {
         /// Whether the mouse is used.
         mouse: bool,
@@ -71,110 +71,110 @@ pub enum Show {
 pub struct Metrics {
     /// Address and port.
     pub address: std::net::SocketAddr,
-    /// Whether there are figures per process.
+    /// Whether series are per process.
     pub by_pid: bool,
 }
 
-/// A page that shows a run while it goes on.
+/// A web page that shows a run in progress.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Live {
-    /// An address of loopback.
+    /// A loopback address.
     pub listen: std::net::SocketAddr,
     /// Whether a browser is started.
     pub open: bool,
-    /// For how long is kept what was seen, nanoseconds.
+    /// How long events are kept, nanoseconds.
     pub keep_ns: u64,
-    /// How much of it, compressed bytes.
+    /// Limit of the kept events, compressed bytes.
     pub keep_bytes: u64,
 }
 
-/// A run.
+/// Settings of a run.
 #[derive(Debug)]
 #[expect(clippy::struct_excessive_bools, reason = "each is a separate flag")]
 pub struct Settings {
-    /// Which processes.
+    /// Processes to trace.
     pub selection: Selection,
-    /// The run is a `gctrace top`: how it is shown.
+    /// If the run is a `gctrace top`: how it is shown.
     pub top: Option<Show>,
-    /// The run is a `gctrace serve --live`: what its page is like.
+    /// If the run is a `gctrace serve --live`: the settings of its page.
     pub live: Option<Live>,
-    /// Of a recording: one screen about it in place of lines and summaries.
+    /// For a recording: one screen about it instead of lines and summaries.
     pub one_screen: Option<Recorded>,
     /// Root of the kubelet's files, by which pods are named.
     pub kube_root: Option<PathBuf>,
-    /// Whether it is read how memory is shared.
+    /// Whether to read how memory is shared.
     pub shares: bool,
     /// Whether an account of the memory of each process is written at the end.
     pub memory_account: bool,
-    /// For how long.
+    /// Length of the run; `None`: until it is ended.
     pub duration: Option<Duration>,
-    /// Where they are written; `None`: to standard output.
+    /// File for lines; `None`: standard output.
     pub output: Option<PathBuf>,
-    /// Whether a command runs as root and files are root's, although another user called `sudo`.
+    /// Whether a command runs as root and files belong to root although another user called `sudo`.
     pub as_root: bool,
-    /// Standard output.
+    /// What is written to standard output.
     pub reports: Reports,
-    /// Flags that change nothing, and why.
+    /// Notes on flags that have no effect.
     pub notes: Vec<&'static str>,
     /// Whether the hottest methods are printed at the end.
     pub hottest: bool,
     /// Directory for sample sets.
     pub tunemygc: Option<PathBuf>,
-    /// Bytes of sample sets in that directory.
+    /// Maximum size of sample sets in that directory, bytes.
     pub tunemygc_most: Option<NonZeroU64>,
     /// Where sample sets are sent.
     pub tunemygc_target: Option<Target>,
-    /// How the headers of sample sets are written.
+    /// Header variant of sample sets.
     pub tunemygc_dialect: Dialect,
     /// Where metrics are served.
     pub prometheus: Option<Metrics>,
-    /// Where is pushed.
+    /// Servers that metrics and profiles are pushed to.
     pub push: Servers,
-    /// What profiles have.
+    /// What profiles contain.
     pub filter: Filter,
     /// File for a table of cycles.
     pub csv: Option<PathBuf>,
     /// Files for profiles.
     pub profiles: Vec<(PathBuf, profile::Format)>,
-    /// File for everything, to be reported later.
+    /// File for a recording.
     pub record: Option<PathBuf>,
-    /// At which size of it the run ends, bytes.
+    /// Size of the recording at which the run ends, bytes.
     pub record_most: Option<u64>,
-    /// It is kept in memory until something happens.
+    /// If the recording is kept in memory until a trigger: how.
     pub keep: Option<Keep>,
-    /// Which stacks are taken besides those of GC starts.
+    /// Which stacks are taken in addition to those of GC starts.
     pub stacks: Option<StackOptions>,
-    /// Whether and how the GVL is watched.
+    /// Whether and how the GVL is traced.
     pub gvl: Option<GvlOptions>,
-    /// Whether and how requests are seen.
+    /// Whether and how requests are traced.
     pub requests: Option<RequestOptions>,
     /// Which optional events are traced.
     pub optional: Vec<OptionalEvent>,
     /// Whether allocation is counted.
     pub alloc: bool,
-    /// Whether it is also seen under stacks.
+    /// Whether allocation is also attributed to stacks.
     pub alloc_stacks: bool,
-    /// File for each stack.
+    /// File for a line per stack (for tests).
     pub stack_log: Option<PathBuf>,
-    /// How GC work is seen, in order of preference.
+    /// Methods of tracing GC work, in order of preference.
     pub methods: &'static [Method],
     /// A fault to inject into every plan.
     pub fault: Option<Fault>,
-    /// Use attach cookies where the kernel has them.
+    /// Whether to use attach cookies if the kernel has them.
     pub cookies: bool,
-    /// Attach many probes by one link where the kernel can.
+    /// Whether to attach many probes by one link if the kernel can.
     pub multi: bool,
-    /// Where memory is read if it can be.
+    /// Preferred source of memory usage.
     pub memory: MemorySource,
-    /// Size of the GC ring, bytes.
+    /// Size of the ring for GC events, bytes.
     pub gc_ring_bytes: Option<u32>,
     /// Debug files that contain layouts.
     pub layout_from: Vec<PathBuf>,
-    /// Where analyses are kept; `None`: nowhere.
+    /// Directory of cached analyses; `None`: analyses are not cached.
     pub cache_dir: Option<PathBuf>,
 }
 
-/// The pids of several flags, each once.
+/// The pids of several flags without duplicates.
 pub(super) fn merged(pids: Vec<Pids>) -> Vec<u32> {
     let mut pids: Vec<u32> = pids.into_iter().flat_map(|Pids(pids)| pids).collect();
     pids.sort_unstable();
@@ -183,7 +183,7 @@ pub(super) fn merged(pids: Vec<Pids>) -> Vec<u32> {
 }
 
 impl CacheArgs {
-    /// The directory that these flags mean.
+    /// The cache directory; `None`: analyses are not cached.
     pub(super) fn dir(self) -> Option<PathBuf> {
         if self.no_cache { None } else { self.cache_dir.or_else(cache::default_dir) }
     }
@@ -298,7 +298,7 @@ impl Settings {
         .into_iter()
         .filter_map(|(path, format)| Some((path?, format)))
         .collect();
-        // `-` is standard output by custom.
+        // `-` conventionally means standard output.
         let output = output.filter(|path| path.as_os_str() != "-");
         differ(
             profiles
@@ -374,12 +374,12 @@ impl Settings {
             shows_alloc: shows_alloc || !text || requests || has_metrics,
             push_interval: push_interval.is_some(),
             pushes: push.otlp.is_some() || push.pyroscope.is_some(),
-            // The variable may be there for other runs.
+            // The variable may be set for other runs.
             token: tunemygc_token.is_some() && std::env::var_os("RUBY_GC_TOKEN").is_none(),
             sends_sets: tunemygc_url.is_some(),
             dialect: tunemygc_dialect != DialectArg::Spec,
             makes_sets,
-            // It may come later: a node makes it with its first pod.
+            // The directory may appear later: a node creates it with its first pod.
             no_pods: kube_root.as_ref().is_some_and(|root| !root.join(PODS).is_dir()),
         };
         let alloc_stacks = alloc && shows_alloc;
@@ -397,7 +397,7 @@ impl Settings {
             output,
             as_root,
             notes: idle.notes(),
-            // Asked for with --rate, or what a run with stacks shows beside its cycles.
+            // Requested by --rate, or shown by a run with stacks in addition to its cycles.
             hottest: text && (rate.is_some() || (reports.streams() && wants_stacks)),
             reports,
             tunemygc,
@@ -474,13 +474,13 @@ impl Settings {
             || self.cache_dir.is_some()
     }
 
-    /// Whether any output shows stacks; else none are taken but those that start a GC.
+    /// Whether any output shows stacks; otherwise only stacks of GC starts are taken.
     pub fn wants_stacks(&self) -> bool {
         self.stacks.is_some()
     }
 }
 
-/// The selection, if it selects something that can be traced.
+/// Returns the selection if it selects something that can be traced.
 fn checked(mut selection: Selection, own_pid: u32) -> Result<Selection, UsageError> {
     let Selection { pids, only_pids, names, cgroups, units, containers, .. } = &mut selection;
     if pids.contains(&own_pid) || only_pids.contains(&own_pid) {
@@ -498,7 +498,7 @@ fn checked(mut selection: Selection, own_pid: u32) -> Result<Selection, UsageErr
     Ok(selection)
 }
 
-/// Refuses two outputs with one file, and files for standard output.
+/// Refuses two outputs to the same file, and file outputs to standard output.
 pub(super) fn differ<'a>(files: impl Iterator<Item = &'a PathBuf>) -> Result<(), UsageError> {
     let mut seen = HashSet::new();
     for path in files {
@@ -512,14 +512,14 @@ pub(super) fn differ<'a>(files: impl Iterator<Item = &'a PathBuf>) -> Result<(),
     Ok(())
 }
 
-/// The same for all names of a file, whether it is there or not.
+/// A path that is the same for all names of a file, whether or not the file exists.
 fn identity(path: &Path) -> PathBuf {
     let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
     let beside = || Some(fs::canonicalize(parent).ok()?.join(path.file_name()?));
     fs::canonicalize(path).ok().or_else(beside).unwrap_or_else(|| path.to_owned())
 }
 
-/// Where sample sets are sent, if anywhere.
+/// Where sample sets are sent; `None`: they are not sent.
 fn target(
     url: Option<String>,
     token: Option<String>,

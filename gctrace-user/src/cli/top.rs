@@ -1,4 +1,4 @@
-//! `gctrace top` is a run with an output of its own.
+//! `gctrace top` is a run with its own output.
 
 use std::io::{self, IsTerminal as _};
 
@@ -10,12 +10,12 @@ use super::{
     settings::Show,
 };
 
-/// Whether `gctrace` was called without any argument, at a terminal.
+/// Whether `gctrace` was called without arguments on a terminal.
 pub fn alone() -> bool {
     std::env::args_os().len() == 1 && io::stdout().is_terminal() && io::stdin().is_terminal()
 }
 
-/// The flags of `gctrace top` without flags.
+/// The arguments of `gctrace top` without flags.
 pub fn top_alone() -> Option<TopArgs> {
     match Args::try_parse_from(["gctrace", "top"]).ok()?.subcommand? {
         Subcommand::Top(args) => Some(args),
@@ -23,7 +23,7 @@ pub fn top_alone() -> Option<TopArgs> {
     }
 }
 
-/// The run that it is.
+/// Resolves `gctrace top` to a run.
 ///
 /// # Errors
 ///
@@ -43,12 +43,12 @@ pub fn top(args: TopArgs, own_pid: u32) -> Result<Settings, UsageError> {
     Ok(Settings { top: Some(show), duration, hottest: false, notes: Vec::new(), ..settings })
 }
 
-/// The same as flags of a run.
+/// The arguments of the corresponding run.
 fn as_run(args: TopArgs) -> Result<Args, UsageError> {
     let TopArgs { mut select, gvl, requests, rate, cache, words, .. } = args;
     select.pids.extend(words);
     select.all_ruby |= select.is_empty();
-    // Parts of the time would be counted as all of it.
+    // With a smaller budget only a part of the time would be counted, but shown as all of it.
     let gvl: &[&str] = if gvl { &["--gvl", "--gvl-budget=100"] } else { &[] };
     let requests: &[&str] = if requests { &["--requests"] } else { &[] };
     let run = Args::try_parse_from(["gctrace", "--no-native"].iter().chain(gvl).chain(requests));
@@ -68,7 +68,7 @@ mod tests {
         }
     }
 
-    /// Without a selection it is every Ruby; what is selected is handed on as it is.
+    /// Without a selection every Ruby is selected; a selection is passed on unchanged.
     #[test]
     fn selections() {
         let every = run(&[]);

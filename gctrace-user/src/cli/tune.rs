@@ -10,8 +10,8 @@ use gctrace_tunemygc::{
 use super::args::{DocumentArg, TuneArgs};
 use crate::console::say;
 
-/// Prints what is recommended. Returns the exit status: 2 if something could not be read; the rest is printed all the
-/// same.
+/// Prints recommendations. Returns the exit status: 2 if some input could not be read; recommendations from the rest are
+/// printed nevertheless.
 pub fn tune(args: &TuneArgs) -> u8 {
     let found = offline::recommend(&args.paths, args.together);
     let text = match args.format {

@@ -1,4 +1,4 @@
-//! Bytes of a ring record → event. Total: any bytes give an event or a counted reason. Allocates nothing.
+//! Decodes ring records to events. Total: any bytes yield an event or a counted error. Does not allocate.
 
 use gctrace_common::{
     event::{Header, Kind, LifeEvent, PauseEvent, PhaseEvent, Point, RefillEvent, SnapshotEvent, WorkPhase},
@@ -21,34 +21,34 @@ pub enum Event<'a> {
     Pause(PauseEvent),
     /// One interval between two fallback probes.
     Phase(WorkPhase, PhaseEvent),
-    /// What a thread was doing.
+    /// The stack of a thread.
     Stack(StackRecord<'a>),
     /// The native frames of the stack that follows, leaf first.
     Native(NativeEnd, NativeEvent, &'a [u64]),
     /// A thread runs again.
     OffCpu(OffCpuEvent),
-    /// A thread had to wait long for the GVL.
+    /// A thread waited long for the GVL.
     GvlWait(GvlWaitEvent),
-    /// A thread ended; what it did with the GVL.
+    /// A thread ended: its account of the GVL.
     GvlThread(&'a GvlThread),
-    /// A thread held the GVL for long, or did without it.
+    /// A thread held the GVL, or was without it, for a long time.
     GvlSpan(GvlState, GvlSpanEvent),
     /// A server has served a request.
     Request(RequestEnd, &'a RequestEvent),
     /// A thread has run a job.
     Job(RequestEnd, &'a JobEvent),
-    /// The objspace where a thread takes a request or a job, or is done with it.
+    /// The objspace when a thread starts or finishes a request or a job.
     Unit(UnitPoint, &'a UnitEvent),
     /// A thread took the free slots of a heap page.
     Refill(RefillEvent),
-    /// A followed process forked (the child is `other`), replaced its program, or is gone.
+    /// A traced process forked (the child is `other`), replaced its program, or is gone.
     Life(Kind, LifeEvent),
 }
 
 /// A stack as the kernel took it.
 #[derive(Clone, Copy, Debug)]
 pub struct StackRecord<'a> {
-    /// Why.
+    /// Why it was taken.
     pub cause: Cause,
     /// What the collector was doing on the thread.
     pub gc: GcActivity,
@@ -81,7 +81,7 @@ impl Event<'_> {
         }
     }
 
-    /// An event that shares the ring of stacks, apart from the bytes of the ring; `None`: it is not one of these.
+    /// Converts an event that arrives through the ring of stacks to one that does not borrow from the ring; `None` for other events.
     pub fn owned(self) -> Option<(Kind, OwnedEvent)> {
         Some(match self {
             Self::OffCpu(event) => (Kind::OffCpu, OwnedEvent::OffCpu(event)),
@@ -96,12 +96,12 @@ impl Event<'_> {
     }
 }
 
-/// An event, apart from the bytes of the ring.
+/// An event that does not borrow from the ring.
 #[derive(Debug)]
 pub enum OwnedEvent {
     /// A thread is back on a CPU.
     OffCpu(OffCpuEvent),
-    /// Something that a thread did with the GVL.
+    /// An event of the GVL.
     Gvl(GvlRecord),
     /// A thread took the free slots of a heap page.
     Refill(RefillEvent),
@@ -120,14 +120,14 @@ impl OwnedEvent {
     }
 }
 
-/// What threads do with the GVL.
+/// An event of a thread and the GVL.
 #[derive(Debug)]
 pub enum GvlRecord {
-    /// A thread had to wait long for it; its stack may follow.
+    /// A thread waited long for it; its stack may follow.
     Wait(Box<GvlWaitEvent>),
-    /// A thread ended; what it did with it.
+    /// A thread ended: its account of the GVL.
     Thread(Box<GvlThread>),
-    /// A thread held it for long, or did without it.
+    /// A thread held it, or was without it, for a long time.
     Span(GvlState, Box<GvlSpanEvent>),
 }
 
@@ -257,7 +257,7 @@ mod tests {
     struct Aligned([u8; 4096]);
 
     proptest! {
-        /// Any bytes of any length decode or give a reason; nothing panics.
+        /// Any bytes of any length decode or yield an error; nothing panics.
         #[test]
         fn total(bytes in proptest::collection::vec(any::<u8>(), 0..4096), kind in 0_u32..20) {
             let mut buffer = Aligned([0; 4096]);
@@ -271,7 +271,7 @@ mod tests {
         }
     }
 
-    /// A stack's frames are those that its head announces; what is not there, or more than any stack has, is refused.
+    /// A stack has the frames that its head announces; missing frames, or more than the maximum, are refused.
     #[test]
     fn stacks() {
         const HEAD: usize = size_of::<StackEvent>();
@@ -294,7 +294,7 @@ mod tests {
         assert!(matches!(decode(&buffer.0), Err(DecodeError::Frames(_))));
     }
 
-    /// A misaligned record is refused, not read.
+    /// A misaligned record is refused instead of read.
     #[test]
     fn misaligned() {
         let mut buffer = Aligned([0; 4096]);

@@ -1,19 +1,19 @@
-//! How sure the reading of an image is, from how its sites and its layout are known. The only place in doctor that
-//! judges a layout.
+//! How reliable the reading of an image is, derived from how its sites and its layout are known. The only place in doctor
+//! that judges a layout.
 
 use super::report::{Confidence, KeySource};
 use crate::ruby::plan::AttachPlan;
 use crate::ruby::reconcile::Source;
 
-/// What is known of an image's layout, and by what.
+/// How reliable an image's layout is, and why.
 pub(super) struct Judgement {
-    /// The word.
+    /// The verdict.
     pub(super) confidence: Confidence,
-    /// What it rests on.
+    /// What the verdict is based on.
     pub(super) reason: String,
     /// Where the layout comes from.
     pub(super) layout: String,
-    /// By what each key of `GC.stat` is known.
+    /// How each key of `GC.stat` is known.
     pub(super) keys: Vec<KeySource>,
 }
 

@@ -7,7 +7,7 @@ use crate::{
     ruby::{fallback::Method, gvl_plan::NoGvl, plan::AttachPlan},
 };
 
-/// Stable names of all features, in the order in which they are reported.
+/// Stable names of all features, in the order of the report.
 pub(super) const NAMES: [&str; 9] = [
     "gc_cycles",
     "gc_pauses",
@@ -23,7 +23,7 @@ pub(super) const NAMES: [&str; 9] = [
 /// The only feature of the fallback methods.
 const WORK: &str = "gc_work";
 
-/// What to do about a feature that other processors do not have.
+/// Remedy for a feature that is missing on other processors.
 const ON_X86: &str = "not possible on this processor: use x86-64";
 
 /// The features of an image that is traced by its event sites.
@@ -51,7 +51,7 @@ pub(super) fn of(plan: &AttachPlan, abilities: Abilities) -> Vec<Feature> {
     NAMES.iter().map(|&name| Feature { name, lack: lack(name) }).collect()
 }
 
-/// What is missing of what `--gvl` reports.
+/// What is missing from the output of `--gvl`, and the remedy; `None` if nothing is.
 fn gvl(plan: &AttachPlan, name: &str, abilities: Abilities) -> Option<(String, String)> {
     if !abilities.cookies {
         let reason = "the kernel has no attach cookies, so the site of a hit is not known";
@@ -68,7 +68,7 @@ fn gvl(plan: &AttachPlan, name: &str, abilities: Abilities) -> Option<(String, S
     }
 }
 
-/// The features of an image that is not traced by its event sites: at best, how long GC work takes.
+/// The features of an image that is not traced by its event sites: at most the time of GC work.
 pub(super) fn without_sites(refused: &Refused, method: Option<Method>) -> Vec<Feature> {
     let lack = || Some((refused.reason.clone(), refused.remedy.clone()));
     let work = method.map(|_| Feature { name: WORK, lack: None });

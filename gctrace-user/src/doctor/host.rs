@@ -1,4 +1,4 @@
-//! The host: kernel, privileges, settings that matter.
+//! Checks of the host: kernel, privileges, and relevant settings.
 
 use std::{
     fs, io,
@@ -12,7 +12,7 @@ use crate::{
     preflight::{self, Missing, PRIVILEGES},
 };
 
-/// Checks the host. `tracefs`: where it is mounted, or why that is not known.
+/// Checks the host. `tracefs`: where it is mounted, or why that is unknown.
 pub(super) fn examine(
     tracefs: &io::Result<Option<PathBuf>>,
     kernel: &KernelCheck,
@@ -50,7 +50,7 @@ impl HostCheck {
     }
 }
 
-/// What a run refuses to start without. The message names the remedy behind its last colon.
+/// A check that a run fails without. The message of the error ends with the remedy after its last colon.
 fn preflighted(name: &str, result: Result<(), Missing>, detail: String) -> HostCheck {
     match result {
         Ok(()) => check(name, Status::Ok, detail),
@@ -98,7 +98,7 @@ fn privileges() -> Vec<HostCheck> {
     PRIVILEGES.iter().map(one).collect()
 }
 
-/// A hint only: what matters is the pid namespace.
+/// Only informative: what matters is the pid namespace.
 fn container() -> HostCheck {
     let marks = ["/.dockerenv", "/run/.containerenv"];
     let named = fs::read_to_string("/run/systemd/container").ok().map(|name| name.trim().to_owned());
@@ -123,7 +123,7 @@ fn mounted_tracefs(tracefs: &io::Result<Option<PathBuf>>) -> HostCheck {
     }
 }
 
-/// What it took the verifier, where the kernel reports it.
+/// The number of verified instructions, if the kernel reports it.
 fn verified(kernel: &KernelCheck) -> String {
     let count = kernel.verified.len();
     kernel.verified.first().map_or_else(
@@ -134,7 +134,7 @@ fn verified(kernel: &KernelCheck) -> String {
     )
 }
 
-/// What was tried. Without privileges a failure says nothing of the kernel.
+/// The results of trying BPF. Without privileges a failure says nothing about the kernel.
 fn bpf(kernel: &KernelCheck, tracefs: bool) -> Vec<HostCheck> {
     let unprivileged = unprivileged();
     let tried = |name: &str, tried: &CheckResult, works: &str, status: Status, remedy: &str| match tried {
@@ -211,7 +211,7 @@ fn bpf(kernel: &KernelCheck, tracefs: bool) -> Vec<HostCheck> {
     checks
 }
 
-/// Only where it matters.
+/// `None` on kernels where the limit does not matter.
 fn locked_memory() -> Option<HostCheck> {
     if !preflight::locks_maps() {
         return None;
@@ -226,7 +226,7 @@ fn locked_memory() -> Option<HostCheck> {
     })
 }
 
-/// Settings that forbid things to some; the attempts above say whether they do here.
+/// Settings that can restrict gctrace; the attempts above show whether they do here.
 fn settings() -> Vec<HostCheck> {
     let mut checks = Vec::new();
     let read = |path: &str| fs::read_to_string(path).map(|text| text.trim().to_owned());

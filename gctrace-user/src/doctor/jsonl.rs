@@ -1,4 +1,4 @@
-//! What `gctrace doctor` found, as JSON lines: `host`, `image`, `process`, `summary`. Documented in docs/doctor.md.
+//! The report of `gctrace doctor` as JSON lines: `host`, `image`, `process`, `summary`. Documented in docs/doctor.md.
 
 use std::{
     collections::BTreeMap,

@@ -1,4 +1,4 @@
-//! `gctrace doctor`: what works on this host and for each Ruby, and why the rest does not. Reads and tries; attaches
+//! `gctrace doctor`: what works on this host and for each Ruby, and why the rest does not. It reads and tries; it attaches
 //! nothing to Ruby and changes nothing.
 
 mod confidence;
@@ -25,7 +25,7 @@ use crate::{
 use self::report::{Looked, Report, Summary};
 pub use text::Style;
 
-/// Examines, prints, and returns the exit status.
+/// Examines the host and its Rubies, prints the report, and returns the exit status.
 pub fn run(settings: &DoctorSettings) -> Result<u8, ExportError> {
     let mut cache = settings.cache_dir.as_deref().map_or_else(Cache::none, Cache::at);
     let report = examine(settings, &mut cache);
@@ -37,7 +37,7 @@ pub fn run(settings: &DoctorSettings) -> Result<u8, ExportError> {
         Format::Text => text::write(&mut out, &report, style),
     };
     match written.and_then(|()| out.flush()) {
-        // The reader has seen enough.
+        // The reader has closed the pipe.
         Err(error) if error.kind() == io::ErrorKind::BrokenPipe => {}
         written => written.map_err(ExportError::Stdout)?,
     }
@@ -56,7 +56,7 @@ fn examine(settings: &DoctorSettings, cache: &mut Cache) -> Report {
         files: settings.files.clone(),
         abilities: Abilities {
             reads_threads: kernel.kernel_types.is_ok(),
-            // What could not be tried, for lack of privilege, is taken to be there.
+            // An ability that could not be tested for lack of privilege is assumed to exist.
             cookies: kernel.cookies.is_ok() || kernel.programs.is_err(),
         },
         debug: DebugInfo::of_servers(std::env::var("DEBUGINFOD_URLS").ok().as_deref()),

@@ -1,4 +1,4 @@
-//! What doctor found: the data behind both output formats.
+//! The findings of doctor: the data behind both output formats.
 
 use std::path::PathBuf;
 
@@ -8,7 +8,7 @@ use crate::{
     ruby::fallback::Method,
 };
 
-/// Everything.
+/// All findings.
 #[derive(Debug)]
 pub struct Report {
     /// The host.
@@ -17,11 +17,11 @@ pub struct Report {
     pub images: Vec<ImageReport>,
     /// The processes.
     pub processes: Vec<ProcessReport>,
-    /// What was named and is no Ruby, or cannot be inspected.
+    /// Named subjects that are not Ruby, or cannot be inspected.
     pub misses: Vec<Miss>,
-    /// Processes that could not be looked at.
+    /// Processes that could not be inspected.
     pub denied: Vec<Denied>,
-    /// The sum.
+    /// The summary.
     pub summary: Summary,
 }
 
@@ -30,15 +30,15 @@ pub struct Report {
 pub struct HostReport {
     /// Its name.
     pub hostname: String,
-    /// Release of the kernel.
+    /// Kernel release.
     pub kernel: String,
     /// Processor architecture.
     pub machine: String,
     /// Effective user of gctrace.
     pub uid: u32,
-    /// The checks, in the order in which they are reported.
+    /// The checks, in the order of the report.
     pub checks: Vec<HostCheck>,
-    /// How many instructions the verifier walked for each program, of a million at most; empty before Linux 5.16.
+    /// Number of instructions that the verifier walked for each program, of at most a million; empty before Linux 5.16.
     pub verified: Vec<(String, u32)>,
 }
 
@@ -49,29 +49,29 @@ pub struct HostCheck {
     pub name: String,
     /// Outcome.
     pub status: Status,
-    /// What was found, or why it was not looked at.
+    /// What was found, or why it was not checked.
     pub detail: String,
-    /// What to do.
+    /// What to do about it.
     pub remedy: Option<String>,
 }
 
 /// Outcome of a check.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Status {
-    /// As needed.
+    /// As required.
     Ok,
-    /// A fact that changes nothing.
+    /// A fact that does not matter to gctrace.
     Info,
-    /// Could not be checked.
+    /// It could not be checked.
     Unknown,
-    /// gctrace works, with less.
+    /// gctrace works, but with restrictions.
     Limited,
     /// gctrace does not work.
     Missing,
 }
 
 impl Status {
-    /// The word on the wire.
+    /// The name in JSON output.
     pub fn name(self) -> &'static str {
         match self {
             Self::Ok => "ok",
@@ -83,23 +83,23 @@ impl Status {
     }
 }
 
-/// How sure the way to read an image is.
+/// How reliable the reading of an image is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Confidence {
-    /// Said by the file's own symbols or debug information.
+    /// Known from the file's own symbols or debug information.
     Exact,
     /// Derived from the machine code, and every check passed.
     Proven,
-    /// The layout is that of this release as it is usually built.
+    /// The layout is that of the usual build of this release.
     Table,
-    /// Some of it is not known.
+    /// A part of it is unknown.
     Partial,
     /// Not traced.
     None,
 }
 
 impl Confidence {
-    /// The word.
+    /// Its name.
     pub fn name(self) -> &'static str {
         match self {
             Self::Exact => "exact",
@@ -116,23 +116,23 @@ impl Confidence {
 pub struct ImageReport {
     /// Its path.
     pub path: PathBuf,
-    /// Version, as the file says.
+    /// Version as stated in the file.
     pub version: Option<String>,
-    /// What `ruby -v` prints.
+    /// The output of `ruby -v`.
     pub description: Option<String>,
     /// Build id, hexadecimal.
     pub build_id: Option<String>,
-    /// How sure its reading is, and what that rests on.
+    /// How reliable its reading is, and the reason.
     pub confidence: (Confidence, String),
-    /// How its GC work is seen; `None`: it is not traced.
+    /// How its GC work is traced; `None`: not at all.
     pub method: Option<Method>,
     /// How it is traced by its event sites.
     pub tracing: Option<Tracing>,
-    /// With fallback probes: their number, and how many of them the kernel single-steps.
+    /// If fallback probes are used: their number, and how many of them the kernel single-steps.
     pub fallback: Option<(usize, usize)>,
     /// Why it is not traced by its event sites.
     pub refused: Option<Refused>,
-    /// What works.
+    /// The features, with what they lack.
     pub features: Vec<Feature>,
     /// Number of processes that run it.
     pub processes: usize,
@@ -146,7 +146,7 @@ impl ImageReport {
         self.tracing.is_some() && self.features.iter().all(|feature| feature.lack.is_none())
     }
 
-    /// Whether anybody cares: it runs, or it was named.
+    /// Whether the image is relevant: it runs, or it was named.
     pub fn matters(&self) -> bool {
         self.named || self.processes > 0
     }
@@ -161,9 +161,9 @@ pub struct Tracing {
     pub slow_sites: usize,
     /// Whether the file has a symbol table.
     pub symbols: bool,
-    /// Where the symbols come from that confirm the sites.
+    /// Source of the symbols that confirm the sites.
     pub symbols_from: Option<String>,
-    /// The acceptance checks: name, and `None` for passed or else the reason why it does not apply.
+    /// The acceptance checks: name, and `None` if passed, otherwise the reason why the check does not apply.
     pub checks: Vec<(String, Option<String>)>,
     /// How the layout is known.
     pub layout: String,
@@ -171,7 +171,7 @@ pub struct Tracing {
     pub stat_keys: Vec<KeySource>,
     /// Whether the analysis came from the cache.
     pub cached: bool,
-    /// How long it took, microseconds.
+    /// Duration of the analysis, microseconds.
     pub took_us: u128,
 }
 
@@ -180,7 +180,7 @@ pub struct Tracing {
 pub struct KeySource {
     /// Its name.
     pub name: &'static str,
-    /// By what it is known where its value lies: `table`.
+    /// How the location of its value is known: `table and code`, `table` or `code`.
     pub known_by: &'static str,
 }
 
@@ -189,13 +189,13 @@ pub struct KeySource {
 pub struct SiteCount {
     /// Name of the event.
     pub event: &'static str,
-    /// Found from the hook call behind the test.
+    /// Jumps found from the hook call behind the test.
     pub guard: usize,
-    /// Found by the test alone.
+    /// Jumps found by the test alone.
     pub scan: usize,
-    /// Calls that test inside.
+    /// Calls of a function that contains the test.
     pub call: usize,
-    /// Of all, those where a register holds the objspace.
+    /// Of all these, sites where a register holds the objspace.
     pub with_register: usize,
 }
 
@@ -215,12 +215,12 @@ pub struct Refused {
     pub remedy: String,
 }
 
-/// Something that gctrace does.
+/// A feature of gctrace.
 #[derive(Debug)]
 pub struct Feature {
     /// Stable name.
     pub name: &'static str,
-    /// What is missing, and what to do; `None` if it works.
+    /// What is missing, and the remedy; `None` if the feature works.
     pub lack: Option<(String, String)>,
 }
 
@@ -233,57 +233,57 @@ pub struct ProcessReport {
     pub image: usize,
     /// Its command line.
     pub command: Option<String>,
-    /// The live proof.
+    /// Outcome of the live check.
     pub proof: Proof,
 }
 
 impl ProcessReport {
-    /// Whether a run would trace it with all features; `image` is its image.
+    /// Whether a run would trace it with all features. `image` is its image.
     pub fn works(&self, image: &ImageReport) -> bool {
         image.works() && !matches!(self.proof, Proof::Failed(_) | Proof::NotTried)
     }
 }
 
-/// Outcome of the live proof.
+/// Outcome of the live check of a process.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Proof {
-    /// It holds; some values that were read.
+    /// It passed; some values that were read.
     Passed {
         /// `GC.count`
         count: u64,
-        /// `heap_live_slots`, where it can be read outside an event.
+        /// `heap_live_slots`, if it can be read outside an event.
         live_slots: Option<u64>,
         /// `heap_available_slots`
         available_slots: Option<u64>,
     },
-    /// It will be made at the first GC, and why not now.
+    /// It is deferred to the first GC; the reason why.
     Later(&'static str),
     /// Memory could not be read.
     Unreadable(String),
-    /// It failed: nothing of this process is reported.
+    /// It failed: a run reports nothing of this process.
     Failed(String),
-    /// The image is not traced by its event sites, so that nothing of the VM is read.
+    /// The image is not traced by its event sites, so nothing of the VM is read.
     NotTried,
 }
 
-/// Which processes were looked at, besides those that were named.
+/// Which processes were inspected, besides those that were named.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Looked {
-    /// How many.
+    /// Their number.
     pub at: usize,
-    /// How many of them could not be inspected.
+    /// Number of them that could not be inspected.
     pub denied: usize,
-    /// Whether all were looked for that run an image.
+    /// Whether all processes were searched for those that run an image.
     pub searched: bool,
 }
 
 impl Looked {
-    /// How many processes there are, of which so many were found; `None`: that none was found means nothing.
+    /// Returns `found`, the number of processes found; `None` if none was found and others may exist: not all could be searched.
     pub fn known(self, found: usize) -> Option<usize> {
         (found > 0 || self.searched && self.denied == 0).then_some(found)
     }
 
-    /// What is said where none was found.
+    /// The text for an image of which no process was found.
     pub fn none(self) -> String {
         match self.denied {
             _ if !self.searched => "not looked for".to_owned(),
@@ -295,26 +295,26 @@ impl Looked {
     }
 }
 
-/// The sum.
+/// The summary.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Summary {
     /// Images found.
     pub images: usize,
-    /// Those traced with all features.
+    /// Images that are traced with all features.
     pub images_working: usize,
-    /// Those whose analysis came from the cache.
+    /// Images whose analysis came from the cache.
     pub images_cached: usize,
     /// Processes found.
     pub processes: usize,
-    /// Those that would be traced with all features.
+    /// Processes that would be traced with all features.
     pub processes_working: usize,
-    /// Named things that are no Ruby, or cannot be inspected.
+    /// Named subjects that are not Ruby, or cannot be inspected.
     pub misses: usize,
-    /// Which processes were looked at.
+    /// Which processes were inspected.
     pub looked: Looked,
     /// Whether a run could start.
     pub host_ready: bool,
-    /// See the documentation of the command.
+    /// The exit status; see docs/doctor.md.
     pub exit_status: u8,
 }
 
@@ -352,7 +352,7 @@ impl Summary {
     }
 }
 
-/// What a miss is about, in words.
+/// The subject of a miss as text.
 pub(super) fn subject(subject: &Subject) -> String {
     match subject {
         Subject::Pid(pid) => format!("pid {pid}"),

@@ -1,4 +1,4 @@
-//! The Rubies: how each image and process would be traced.
+//! Checks of the Rubies: how each image and process would be traced.
 
 use gctrace_common::event::Point;
 
@@ -20,7 +20,7 @@ use crate::{
     },
 };
 
-/// Reports on what a survey found.
+/// Reports on the results of a survey.
 pub(super) fn examine(survey: &Survey, abilities: Abilities) -> (Vec<ImageReport>, Vec<ProcessReport>) {
     let users = |index| survey.processes.iter().filter(|process| process.image == index).count();
     let images = survey.images.iter().enumerate().map(|(index, found)| image(found, users(index), abilities));
@@ -140,7 +140,7 @@ fn proof(state: &Result<VmState, String>, plan: &AttachPlan) -> Proof {
     }
 }
 
-/// What can be done about an image that is not traced.
+/// The remedy for an image that is not traced.
 fn remedy(why: &Rejection) -> String {
     let error = match why {
         Rejection::Sites(error) => error,

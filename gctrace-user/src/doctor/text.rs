@@ -1,4 +1,4 @@
-//! The report for people: verdicts first, what is wrong and what to do next, the rest only if asked for.
+//! The report as text: verdicts first, then problems and their remedies; the rest only on request.
 
 use std::{
     collections::BTreeSet,
@@ -14,20 +14,20 @@ use super::report::{
 
 use crate::ruby::fallback::Method;
 
-/// How to print.
+/// Options of the text.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Style {
-    /// With colours.
+    /// Whether to use colours.
     pub colour: bool,
-    /// With every check.
+    /// Whether to show every check.
     pub verbose: bool,
 }
 
-/// Working processes of an image that are shown without being asked for.
+/// Number of working processes shown per image unless verbose.
 const SHOWN: usize = 10;
-/// Processes that cannot be inspected, which are shown without being asked for.
+/// Number of processes that cannot be inspected shown unless verbose.
 const DENIED: usize = 3;
-/// Characters of a command line that are shown.
+/// Maximum number of characters shown of a command line.
 const COMMAND: usize = 70;
 const GREEN: &str = "32";
 const YELLOW: &str = "33";
@@ -57,7 +57,7 @@ struct Page<'a, W> {
 }
 
 impl<W: Write> Page<'_, W> {
-    /// A verdict: what it is about, and the word for it.
+    /// A verdict: its subject and the word for it.
     fn verdict(&mut self, about: &str, colour: &str, verdict: &str) -> io::Result<()> {
         let about = self.style.paint(BOLD, &clean(about));
         writeln!(self.out, "{about}: {}", self.style.paint(colour, &clean(verdict)))
@@ -68,7 +68,7 @@ impl<W: Write> Page<'_, W> {
         writeln!(self.out, "  {label:<14} {}", clean(text))
     }
 
-    /// The same for something that is wrong.
+    /// The same for a problem.
     fn problem(&mut self, label: &str, colour: &str, text: &str) -> io::Result<()> {
         let label = self.style.paint(colour, &format!("{label:<14}"));
         writeln!(self.out, "  {label} {}", clean(text))
@@ -104,12 +104,12 @@ impl<W: Write> Page<'_, W> {
         self.host_problems(&host.checks)
     }
 
-    /// What is wrong, with each remedy once, below everything that it mends. Of what could not be checked only the names
-    /// are shown: the reason is one of the problems above.
+    /// Prints problems; each remedy appears once, below all problems that it solves. Of checks that could not be made only
+    /// the names are shown: the reason is one of the problems above.
     fn host_problems(&mut self, checks: &[HostCheck]) -> io::Result<()> {
         let mut problems: Vec<&HostCheck> =
             checks.iter().filter(|check| check.status > Status::Unknown).collect();
-        // The worst first; the others keep their order.
+        // The worst come first; equally bad ones keep their order.
         problems.sort_by_key(|check| std::cmp::Reverse(check.status));
         while let Some(first) = problems.first().copied() {
             let (same, others): (Vec<_>, Vec<_>) =
@@ -315,7 +315,7 @@ impl<W: Write> Page<'_, W> {
         self.verdict(&about, colour, verdict)
     }
 
-    /// Which processes could not be inspected. To who is not root that says nothing new.
+    /// Processes that could not be inspected. A user other than root does not need the reasons unless asked for.
     fn denied(&mut self, report: &Report) -> io::Result<()> {
         let Looked { at, denied, .. } = report.summary.looked;
         if denied == 0 {
@@ -342,8 +342,8 @@ impl<W: Write> Page<'_, W> {
     }
 }
 
-/// Paths, descriptions and command lines come from files and processes that need not mean well: nothing of them
-/// controls the terminal.
+/// Paths, descriptions and command lines come from files and processes that may be hostile: escapes them so that they
+/// cannot control the terminal.
 fn clean(text: &str) -> String {
     printable(text).into_owned()
 }
@@ -352,7 +352,7 @@ fn passed(tracing: &Tracing) -> usize {
     tracing.checks.iter().filter(|(_, reason)| reason.is_none()).count()
 }
 
-/// What hits of probes cost, of which this many are single-stepped.
+/// The cost of probe hits; `slow` is the number of single-stepped probes.
 fn cost(slow: usize) -> String {
     match slow {
         0 => "all cheap (emulated by the kernel)".to_owned(),
@@ -360,7 +360,7 @@ fn cost(slow: usize) -> String {
     }
 }
 
-/// A feature in words.
+/// The label of a feature.
 fn label(name: &str) -> &str {
     match name {
         "gc_work" => "time of GC work",
@@ -438,7 +438,7 @@ mod tests {
         String::from_utf8(out).unwrap()
     }
 
-    /// The worst comes first, a remedy comes once behind all that it mends, and what is as it should be takes one line.
+    /// The worst problem comes first, a remedy appears once after all problems that it solves, and passed checks take one line.
     #[test]
     fn problems_with_their_remedies() {
         let report = report(vec![
@@ -458,7 +458,7 @@ mod tests {
         assert!(print(&report, false, true).contains("fine"));
     }
 
-    /// "Everything" is said where nothing is less.
+    /// "Everything works" appears only if nothing is restricted.
     #[test]
     fn last_line() {
         let last = |status, working| {
@@ -471,8 +471,8 @@ mod tests {
         assert!(last(Status::Limited, 1).contains("not everything"), "{}", last(Status::Limited, 1));
     }
 
-    /// A Ruby that is not traced is status 2 with reason and remedy; colours appear only if wanted; and nothing that a
-    /// file or a process says reaches the terminal as a command.
+    /// A Ruby that is not traced yields status 2 with reason and remedy; colours appear only on request; and text from a
+    /// file or a process cannot control the terminal.
     #[test]
     fn refused_and_hostile() {
         let report = report(vec![check("fine", Status::Ok, None)]);
@@ -492,7 +492,7 @@ mod tests {
                 && !coloured.contains('\x07')
         );
     }
-    /// That no process was seen is not said as if there were none: others were not looked for, or could not be inspected.
+    /// If no process was seen, but some were not searched or could not be inspected, the number is unknown instead of 0.
     #[test]
     fn unknown_processes() {
         let shown = |denied: u32, searched, uid, verbose| {
@@ -519,7 +519,7 @@ mod tests {
         let (text, json) = shown(5, true, 0, false);
         assert!(text.contains("none seen; 5 of 140 processes cannot be inspected"), "{text}");
         assert!(text.contains("1 Ruby, processes unknown:"), "{text}");
-        // As root some are named, with the reason.
+        // For root some are named with the reason.
         assert!(
             text.contains("pid 2          the why of 2") && text.contains("and 2 more (all with -v)"),
             "{text}"

@@ -1,4 +1,4 @@
-//! What was found of a process at one moment, and who waits for whom.
+//! The state of a process at one moment, and which thread waits for which.
 
 use std::sync::Arc;
 
@@ -17,62 +17,62 @@ pub struct Dump {
     pub pid: u32,
     /// Its command line.
     pub command: Option<String>,
-    /// Its Ruby's version.
+    /// Version of its Ruby.
     pub ruby: String,
-    /// Whether it was in a GC pause before and after its threads were read; `None`: before or after, or not known.
+    /// Whether it was in a GC pause, if the state was the same before and after its threads were read; `None` otherwise, or if unknown.
     pub collecting: Option<bool>,
-    /// Why there are no Ruby stacks.
+    /// Why there are no Ruby stacks, if there are none.
     pub no_stacks: Option<String>,
     /// Main thread first, then Ruby threads by tid, then native threads.
     pub threads: Vec<Thread>,
-    /// Threads that wait for each other in a circle, each for the next one; indices.
+    /// Circles of threads, each of which waits for the next one; indices.
     pub deadlocks: Vec<Vec<usize>>,
 }
 
 /// A thread.
 #[derive(Debug, Default)]
 pub struct Thread {
-    /// Host pid namespace; `None`: a Ruby thread that is on no native thread now (M:N).
+    /// Its tid in the host's pid namespace; `None`: a Ruby thread that is on no native thread now (M:N).
     pub tid: Option<u32>,
-    /// Whether it is a Ruby thread that went from one native thread to another each time that it was read (M:N): what it does is not known.
+    /// Whether it is a Ruby thread that changed its native thread each time it was read (M:N), so that its state is unknown.
     pub moved: bool,
-    /// In its own pid namespace.
+    /// Its tid in its own pid namespace.
     pub own_tid: Option<u32>,
     /// Its name in the kernel.
     pub comm: String,
-    /// What the kernel says.
+    /// Its state according to the kernel.
     pub doing: Doing,
-    /// What the file descriptor of its system call is open on.
+    /// What the file descriptor of its system call refers to.
     pub open_on: Option<String>,
-    /// CPU time that it got while the process was read, nanoseconds.
+    /// CPU time that it used while the process was read, nanoseconds.
     pub cpu_ns: Option<u64>,
-    /// When it last had a CPU, if it sleeps.
+    /// When it last ran, if it sleeps.
     pub(super) last_run: Option<LastRun>,
-    /// For how long, at least, it had not run when it was seen to sleep, nanoseconds; `None`: it runs, or not known, or not asked for.
+    /// Minimum time since it last ran when it was seen asleep, nanoseconds; `None`: it runs, or the time is unknown or was not requested.
     pub not_run_ns: Option<u64>,
-    /// What the VM says; `None`: it is no Ruby thread.
+    /// Its state according to the VM; `None`: it is not a Ruby thread.
     pub ruby: Option<RubySide>,
-    /// Its native stack, if it was asked for.
+    /// Its native stack, if requested.
     pub native: Option<NativeSide>,
 }
 
 /// The native stack of a thread.
 #[derive(Clone, Debug, Default)]
 pub struct NativeSide {
-    /// Of a Ruby thread, its frames of both kinds; of another thread, its native frames. Leaf first.
+    /// Frames, leaf first: of a Ruby thread its frames of both kinds, of another thread its native frames.
     pub frames: Vec<Arc<Frame>>,
-    /// What is known of it.
+    /// How complete it is.
     pub read: NativeRead,
 }
 
-/// What is known of a native stack.
+/// How complete a native stack is.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum NativeRead {
-    /// All of it, in true order with the Ruby frames.
+    /// Complete, in true order with the Ruby frames.
     InOrder,
-    /// All of it; but native and Ruby frames cannot be put into one order, so that the Ruby frames have only the native leaf above them.
+    /// Complete, but native and Ruby frames cannot be put into one order; the Ruby frames have only the native leaf above them.
     LeafOnly,
-    /// The thread slept, and the callers of some frame are not known; the Ruby frames have only the native leaf above them.
+    /// The thread slept, but the callers of some frame are unknown; the Ruby frames have only the native leaf above them.
     Cut(NativeEnd),
     /// The thread ran.
     #[default]
@@ -82,7 +82,7 @@ pub enum NativeRead {
 }
 
 impl NativeRead {
-    /// The word used on the wire.
+    /// The name in JSON output.
     pub fn name(self) -> &'static str {
         match self {
             Self::InOrder => "in_order",
@@ -93,7 +93,7 @@ impl NativeRead {
         }
     }
 
-    /// What is missing and why; `None`: nothing.
+    /// What is missing and why; `None` if nothing is.
     pub fn missing(self) -> Option<String> {
         match self {
             Self::InOrder => None,
@@ -109,10 +109,10 @@ impl NativeRead {
     }
 }
 
-/// A thread as the VM knows it.
+/// The state of a thread according to the VM.
 #[derive(Debug, Default)]
 pub struct RubySide {
-    /// Address of its `rb_thread_t`, which tells apart threads that are on no native thread.
+    /// Address of its `rb_thread_t`, which distinguishes threads that are on no native thread.
     pub address: u64,
     /// `Thread#name`.
     pub name: Option<Arc<str>>,
@@ -120,24 +120,24 @@ pub struct RubySide {
     pub main: bool,
     /// Frames, leaf first.
     pub frames: Vec<Arc<Frame>>,
-    /// What is known of how well they were read.
+    /// How reliably they were read.
     pub read: StackRead,
-    /// What its GVL is, and who held it.
+    /// Its relation to its GVL.
     pub gvl: Option<Gvl>,
     /// The `Mutex` that it waits for.
     pub wants: Option<LockWait>,
-    /// How many `Mutex` it holds; `None`: not known.
+    /// Number of `Mutex`es that it holds; `None`: unknown.
     pub locks: Option<usize>,
 }
 
 /// How a stack was read.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum StackRead {
-    /// The thread slept all the time.
+    /// The thread slept the whole time.
     Slept,
-    /// It runs; two reads in a row agreed.
+    /// It runs; two consecutive reads agreed.
     Agreed,
-    /// It runs, and its inner frames changed too fast: they are missing.
+    /// It runs, and its inner frames changed too fast to be read: they are missing.
     RootOnly,
     /// There is no stack.
     #[default]
@@ -145,7 +145,7 @@ pub enum StackRead {
 }
 
 impl StackRead {
-    /// The word used on the wire.
+    /// The name in JSON output.
     pub fn name(self) -> &'static str {
         match self {
             Self::Slept => "slept",
@@ -159,9 +159,9 @@ impl StackRead {
 /// A thread and its GVL.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Gvl {
-    /// Whether it held it.
+    /// Whether the thread held it.
     pub held: bool,
-    /// Whether it waited for it: proven by its condition variable.
+    /// Whether the thread waited for it: proven by its condition variable.
     pub waits: bool,
     /// Index of the thread that held it.
     pub holder: Option<usize>,
@@ -170,16 +170,16 @@ pub struct Gvl {
 /// A lock that a thread waits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LockWait {
-    /// Index of the thread that holds it; `None`: none of those that were read.
+    /// Index of the thread that holds it; `None`: none of the threads that were read.
     pub holder: Option<usize>,
 }
 
-/// What a thread does, in one word.
+/// The state of a thread.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum State {
-    /// It used CPU time while it was inspected.
+    /// It used CPU time while the process was read.
     Running,
-    /// It was runnable, and used none.
+    /// It was runnable, but used no CPU time.
     Runnable,
     /// It waits for the GVL.
     GvlWait,
@@ -187,7 +187,7 @@ pub enum State {
     MutexWait,
     /// It sleeps in the kernel.
     Blocked,
-    /// The same, and signals do not wake it.
+    /// It sleeps in the kernel, and signals do not wake it.
     Uninterruptible,
     /// A signal stopped it.
     Stopped,
@@ -197,12 +197,12 @@ pub enum State {
     Ended,
     /// It is on no native thread (M:N).
     Detached,
-    /// The kernel does not say.
+    /// Its state is unknown.
     Unknown,
 }
 
 impl State {
-    /// Whether it is a state of a thread that can have no CPU.
+    /// Whether a thread in this state cannot be on a CPU.
     pub fn is_asleep(self) -> bool {
         matches!(
             self,
@@ -215,7 +215,7 @@ impl State {
         )
     }
 
-    /// The word used on the wire.
+    /// The name in JSON output.
     pub fn name(self) -> &'static str {
         match self {
             Self::Running => "running",
@@ -234,7 +234,7 @@ impl State {
 }
 
 impl Thread {
-    /// What it does.
+    /// Its state.
     pub fn state(&self) -> State {
         let ruby = self.ruby.as_ref();
         match self.doing.state {
@@ -253,12 +253,12 @@ impl Thread {
         }
     }
 
-    /// Whether the VM says that it is locking a `Mutex`.
+    /// Whether it is locking a `Mutex` according to the VM.
     pub(super) fn wants_lock(&self) -> bool {
         self.ruby.as_ref().is_some_and(|ruby| ruby.wants.is_some())
     }
 
-    /// Its frames: with native ones if these were asked for and are known.
+    /// Its frames, with native ones if these were requested and are known.
     pub fn frames(&self) -> &[Arc<Frame>] {
         let native = self.native.as_ref().filter(|native| !native.frames.is_empty());
         match (native, &self.ruby) {
@@ -268,7 +268,7 @@ impl Thread {
         }
     }
 
-    /// What identifies it among the threads of its process: its tid; if it is on no native thread, the address of its `rb_thread_t`.
+    /// Its id, unique in the process: its tid, or the address of its `rb_thread_t` if it is on no native thread.
     pub fn id(&self) -> String {
         match (self.tid, self.address()) {
             (Some(tid), _) => tid.to_string(),
@@ -277,23 +277,23 @@ impl Thread {
         }
     }
 
-    /// The address of its `rb_thread_t`, of a Ruby thread.
+    /// The address of its `rb_thread_t`; `None` if it is not a Ruby thread.
     pub fn address(&self) -> Option<String> {
         let address = self.ruby.as_ref().map(|ruby| ruby.address).filter(|&address| address != 0);
         address.map(|address| format!("{address:#x}"))
     }
 
-    /// `Thread#name`, or else its name in the kernel.
+    /// `Thread#name`, otherwise its name in the kernel.
     pub fn name(&self) -> &str {
         let name = self.ruby.as_ref().and_then(|ruby| ruby.name.as_deref());
         name.unwrap_or(&self.comm)
     }
 }
 
-/// The circles among threads of which each waits for at most one other one. Each circle begins with its smallest index.
+/// The circles among threads that each wait for at most one other thread. Each circle begins with its smallest index.
 pub(super) fn circles(waits_for: &[Option<usize>]) -> Vec<Vec<usize>> {
     let mut found = Vec::new();
-    // 0: not looked at; else the walk that came by.
+    // 0: not visited; otherwise the number of the walk that visited it.
     let mut seen = vec![0; waits_for.len()];
     for start in 0..waits_for.len() {
         let mut at = start;
@@ -304,7 +304,7 @@ pub(super) fn circles(waits_for: &[Option<usize>]) -> Vec<Vec<usize>> {
                 None => break,
             }
         }
-        // It came back to a thread of this same walk: unless it stopped there, that is in the circle.
+        // If the walk came back to a thread that it had visited itself, that thread is in the circle; it may also have stopped there.
         let Some(second) = waits_for[at].filter(|&next| next < seen.len() && seen[at] == start + 1) else {
             continue;
         };
@@ -333,7 +333,7 @@ pub(super) fn circles(waits_for: &[Option<usize>]) -> Vec<Vec<usize>> {
 mod tests {
     use super::*;
 
-    /// Two circles, a tail that leads into one, a thread that waits for itself, and threads that wait for no other.
+    /// Two circles, a tail that leads into one, a thread that waits for itself, and threads that wait for no other thread.
     #[test]
     fn who_waits_for_whom() {
         assert_eq!(circles(&[]), Vec::<Vec<usize>>::new());
@@ -341,11 +341,11 @@ mod tests {
         assert_eq!(circles(&[Some(1), Some(0)]), [vec![0, 1]]);
         assert_eq!(circles(&[Some(2), Some(0), Some(3), Some(2)]), [vec![2, 3]]);
         assert_eq!(circles(&[Some(0), Some(4), None, Some(1), Some(3), Some(2)]), [vec![0], vec![1, 4, 3]]);
-        // An index that is not valid.
+        // An invalid index.
         assert_eq!(circles(&[Some(7)]), Vec::<Vec<usize>>::new());
     }
 
-    /// The kernel's letter decides; of a thread that sleeps, what is proven of its GVL comes before its lock.
+    /// The kernel's state letter decides; for a sleeping thread a proven wait for the GVL takes precedence over its lock.
     #[test]
     fn states() {
         let thread = |letter, cpu_ns, waits, wants: bool| Thread {

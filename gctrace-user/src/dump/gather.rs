@@ -1,10 +1,10 @@
-//! Reading the threads of one process, which is not stopped.
+//! Reads the threads of one process without stopping it.
 //!
-//! The stack of a thread that sleeps is exact: its counts of context switches show that it has not run meanwhile. That of a thread that
-//! runs is read until two reads in a row agree.
+//! The stack of a sleeping thread is exact: the counts of its context switches show that it has not run meanwhile. The stack of a
+//! running thread is read until two consecutive reads agree.
 //!
-//! Ruby threads may change their native threads meanwhile (M:N). One is shown at a native thread only if it is still there after it was
-//! read; those that are not shown then are looked for again.
+//! Ruby threads may change their native threads meanwhile (M:N). A Ruby thread is shown at a native thread only if it is still there after
+//! it was read; Ruby threads that are not shown after that are searched again.
 
 use std::collections::{HashMap, HashSet};
 
@@ -30,39 +30,39 @@ use crate::{
     },
 };
 
-/// How often the list of threads is read when it changes meanwhile.
+/// Maximum number of reads of the list of threads if it changes meanwhile.
 const LIST_TRIES: u32 = 3;
-/// How often Ruby threads are looked for that have changed their native threads.
+/// Maximum number of searches for Ruby threads that have changed their native threads.
 const MOVED_TRIES: u32 = 3;
-/// How often a thread is looked at that sleeps and wakes.
+/// Maximum number of reads of a thread that sleeps, but wakes meanwhile.
 const SLEEP_TRIES: u32 = 4;
-/// How often the stack of a thread that runs is read.
+/// Maximum number of reads of the stack of a running thread.
 const RUN_TRIES: u32 = 200;
-/// Each process is read once, so that nothing is remembered from one GC to the next.
+/// Each process is read only once, so nothing is cached from one GC to the next.
 const EPOCH: u64 = 0;
 
-/// What reading a process takes.
+/// What is needed to read a process.
 pub(super) struct Subject<'a> {
     pub(super) process: &'a ProcessFound,
     pub(super) plan: &'a AttachPlan,
     pub(super) bias: u64,
-    /// What is wanted besides.
+    /// What to read in addition.
     pub(super) wanted: Wanted,
 }
 
-/// What is looked at on demand.
+/// What is read on request only.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Wanted {
     /// Native stacks.
     pub(super) native: bool,
-    /// For how long threads have not run, which takes a moment on each CPU that they left.
+    /// How long threads have not run, which takes a moment on each CPU that they ran on last.
     pub(super) not_run: bool,
 }
 
 /// Addresses of a native stack, and how its walk ended.
 type NativeWalk = (Vec<u64>, NativeEnd);
 
-/// A thread, and what relates it to others if it is a Ruby thread.
+/// A thread, and its relations to others if it is a Ruby thread.
 type Entry = (Thread, Option<Reading>);
 
 /// A Ruby thread while its process is being read.
@@ -71,7 +71,7 @@ struct Reading {
     address: u64,
     state: Option<ThreadState>,
     waits: bool,
-    /// What it was seen as when it slept.
+    /// Its task as seen asleep, if it slept.
     slept: Option<Task>,
     /// Its native stack at that time.
     native: Option<NativeWalk>,
@@ -81,7 +81,7 @@ struct Reading {
 ///
 /// # Errors
 ///
-/// The process is gone, or its memory must not be read.
+/// The process is gone, or its memory cannot be read.
 pub(super) fn gather(subject: &Subject<'_>) -> std::io::Result<Dump> {
     let pid = subject.process.pid;
     let memory = ProcessMemory::open(pid)?;
@@ -97,7 +97,7 @@ pub(super) fn gather(subject: &Subject<'_>) -> std::io::Result<Dump> {
         (ruby.is_none(), !ruby.is_some_and(|ruby| ruby.main), thread.tid)
     });
     let after = collecting(subject, &reader.memory);
-    // A thread that used CPU time while the others were read ran.
+    // CPU time that a thread used while the process was read shows that it ran.
     for (thread, _) in &mut found {
         let Some(tid) = thread.tid else { continue };
         let now = doing::cpu_ns(pid, tid);
@@ -121,7 +121,7 @@ pub(super) fn gather(subject: &Subject<'_>) -> std::io::Result<Dump> {
     })
 }
 
-/// Whether the process is inside a GC pause.
+/// Whether the process is inside a GC pause; `None`: unknown.
 fn collecting(subject: &Subject<'_>, memory: &ProcessMemory) -> Option<bool> {
     let read = |address: u64, buffer: &mut [u8]| memory.read(address, buffer);
     let (_, data) = objspace_of(read, subject.bias, subject.plan)?;
@@ -129,7 +129,7 @@ fn collecting(subject: &Subject<'_>, memory: &ProcessMemory) -> Option<bool> {
     Some(!live_check::is_outside_gc(&subject.plan.layout, &data, during_gc))
 }
 
-/// Enters who holds what and who waits for whom; returns the circles of threads that have slept all the time.
+/// Enters which thread holds what and waits for which thread; returns the circles of threads that have slept the whole time.
 fn relate(pid: u32, found: &mut [Entry]) -> Vec<Vec<usize>> {
     let state = |reading: &Option<Reading>| reading.as_ref().and_then(|reading| reading.state.clone());
     let mut by_address = HashMap::new();
@@ -164,7 +164,7 @@ fn relate(pid: u32, found: &mut [Entry]) -> Vec<Vec<usize>> {
     circles(&waits_for)
 }
 
-/// The Ruby threads that are not among what was found.
+/// The Ruby threads that are not in `found`.
 fn not_shown(all: Vec<(u64, Option<u32>)>, found: &[Entry]) -> Vec<(u64, Option<u32>)> {
     let shown: HashSet<u64> =
         found.iter().filter_map(|(_, reading)| Some(reading.as_ref()?.address)).collect();
@@ -178,7 +178,7 @@ struct Reader<'a> {
     threads: Vec<RubyThread>,
     namer: Option<Namer<ProcessMemory>>,
     no_stacks: Option<String>,
-    /// If native stacks are wanted: what is mapped, if that can be read.
+    /// The mappings, if native stacks are requested; `Err` if they cannot be read.
     native: Option<std::io::Result<Sleepers>>,
 }
 
@@ -208,7 +208,7 @@ impl<'a> Reader<'a> {
         let mut task = Task::look(pid, tid)?;
         let mut doing = Doing::look(pid, tid);
         let mut claims = self.threads.iter().filter(|thread| thread.tid == task.own_tid);
-        // Two threads that claim it are in transition.
+        // If two Ruby threads claim this native thread, they are in transition, and neither is shown at it.
         let ruby = claims.next().copied().filter(|_| claims.next().is_none());
         let read = self.layout.zip(ruby).map(|(layout, ruby)| {
             for _ in 0..SLEEP_TRIES {
@@ -241,14 +241,14 @@ impl<'a> Reader<'a> {
         Some((thread, reading))
     }
 
-    /// The native stack of a thread in a system call, if it is wanted. Whether it sleeps meanwhile is not looked at.
+    /// The native stack of a thread in a system call, if requested. The caller checks that the thread sleeps meanwhile.
     fn native_walk(&self, doing: &Doing) -> Option<NativeWalk> {
         let sleepers = self.native.as_ref()?.as_ref().ok()?;
         let Some(call) = doing.call else { return Some((Vec::new(), NativeEnd::NoRegisters)) };
         Some(sleepers.walk(&self.memory, call.sp, call.pc))
     }
 
-    /// The native stack of a thread that is no Ruby thread; `None`: it has run meanwhile.
+    /// The native stack of a thread that is not a Ruby thread; `None`: it has run meanwhile.
     fn others(&self, pid: u32, mut task: Task, doing: &Doing) -> Option<NativeWalk> {
         let mut doing = doing.clone();
         for _ in 0..SLEEP_TRIES {
@@ -262,7 +262,7 @@ impl<'a> Reader<'a> {
         None
     }
 
-    /// Names a native stack and puts it together with the Ruby frames.
+    /// Symbolizes a native stack and merges it with the Ruby frames.
     fn native_side(&mut self, ruby: Option<&Walked>, walked: Option<NativeWalk>) -> Option<NativeSide> {
         let Ok(sleepers) = self.native.as_mut()? else {
             return Some(NativeSide { read: NativeRead::NoMappings, ..NativeSide::default() });
@@ -278,7 +278,7 @@ impl<'a> Reader<'a> {
             }
         }
         let missing = ruby.and_then(|ruby| missing(ruby.flags));
-        // Without its root end a stack lacks loops, and these cannot be compared.
+        // A stack without its root end lacks interpreter loops, so that native and Ruby frames cannot be matched.
         let whole = if missing.is_some() { NativeEnd::Truncated } else { end };
         let mut frames = Vec::new();
         let read = match (mix(&native, whole, &[], &groups, &mut frames), end) {
@@ -290,7 +290,7 @@ impl<'a> Reader<'a> {
         Some(NativeSide { frames, read })
     }
 
-    /// Reads a thread that sleeps; `None`: it does not, or has run meanwhile.
+    /// Reads a sleeping thread; `None`: it does not sleep, or has run meanwhile.
     fn asleep(
         &self,
         layout: &ThreadsLayout,
@@ -307,7 +307,7 @@ impl<'a> Reader<'a> {
         let futex = doing.call.and_then(|call| call.futex());
         let waits = futex.and_then(|at| layout.waits_for_gvl(&self.memory, ruby, at)) == Some(true);
         let native = self.native_walk(doing);
-        // A thread that sleeps does not leave its native thread, so one that is there now was there all the time.
+        // A sleeping Ruby thread does not leave its native thread: if it is there now, it was there the whole time.
         if !self.is_at(layout, ruby) {
             return None;
         }
@@ -315,7 +315,7 @@ impl<'a> Reader<'a> {
         task.still_sleeps(pid).then_some((walked, StackRead::Slept, reading))
     }
 
-    /// Reads a thread that runs.
+    /// Reads a running thread.
     fn awake(&self, layout: &ThreadsLayout, ruby: RubyThread) -> (Walked, StackRead, Reading) {
         let (walked, agreed) = layout.walk_running(&self.memory, ruby, RUN_TRIES);
         let how = if agreed == Agreed::Whole { StackRead::Agreed } else { StackRead::RootOnly };
@@ -334,7 +334,7 @@ impl<'a> Reader<'a> {
         all.unwrap_or_default()
     }
 
-    /// Adds Ruby threads that are on no native thread, or have come to another one.
+    /// Adds Ruby threads that are on no native thread, or have moved to another one.
     fn find_others(&mut self, pid: u32, found: &mut Vec<Entry>) {
         let Some(layout) = self.layout else { return };
         for _ in 0..MOVED_TRIES {
@@ -352,7 +352,7 @@ impl<'a> Reader<'a> {
             }
             self.threads =
                 on.into_iter().filter_map(|(address, tid)| Some(RubyThread { address, tid: tid? })).collect();
-            // The native thread may be one that had another Ruby thread, none, or did not exist.
+            // The native thread may have had another Ruby thread or none, or may not have existed.
             for tid in tasks::tids(pid).unwrap_or_default() {
                 let at = found.iter().position(|(thread, _)| thread.tid == Some(tid));
                 if at.is_some_and(|at| found[at].1.is_some()) {
@@ -375,14 +375,14 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// A Ruby thread without its native thread.
+    /// Reads a Ruby thread without its native thread.
     fn off_threads(&mut self, layout: &ThreadsLayout, address: u64) -> Entry {
         let (walked, how, reading) = self.awake(layout, RubyThread { address, tid: 0 });
         let ruby = Some(self.side(&walked, how, &reading));
         (Thread { ruby, ..Thread::default() }, Some(reading))
     }
 
-    /// What the VM says of a thread.
+    /// The state of a thread according to the VM.
     fn side(&mut self, walked: &Walked, read: StackRead, reading: &Reading) -> RubySide {
         let state = reading.state.as_ref();
         let mut frames = Vec::new();
@@ -414,7 +414,7 @@ fn missing(flags: u32) -> Option<std::sync::Arc<Frame>> {
 mod tests {
     use super::*;
 
-    /// What was shown is not shown again, wherever it is by now; what was not is left.
+    /// A thread that was shown is not shown again, wherever it is by now; the others remain.
     #[test]
     fn others() {
         let entry = |address| (Thread::default(), Some(Reading { address, ..Reading::default() }));

@@ -17,7 +17,7 @@ enum Line<'a> {
         collecting: Option<bool>,
         no_stacks: Option<&'a str>,
         threads: usize,
-        /// Tids, each waiting for the next one.
+        /// Tids; each thread waits for the next one.
         deadlocks: Vec<Vec<Option<u32>>>,
         /// The same by address.
         deadlock_addresses: Vec<Vec<Option<String>>>,

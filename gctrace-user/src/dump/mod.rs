@@ -1,5 +1,5 @@
 //! `gctrace dump`: what each thread of a process does right now, with its stack. The process is not stopped, and nothing is
-//! attached to it: everything is read from `/proc` and its memory.
+//! attached to it: everything is read from `/proc` and the memory of the process.
 
 mod found;
 mod gather;
@@ -37,49 +37,49 @@ use crate::{
     words::plural,
 };
 
-/// How long the kernel may block one read. It makes readers wait while a thread of the process changes its memory map, and that thread may
-/// hang on a file system.
+/// Maximum time that the kernel may block one read. The kernel makes readers wait while a thread of the process changes its memory map, and
+/// that thread may hang on a file system.
 const PATIENCE: Duration = Duration::from_secs(20);
-/// How often it is looked whether the reader is blocked.
+/// Interval of the checks whether the reader is blocked.
 const LOOK: Duration = Duration::from_secs(1);
-/// How many threads are named at most.
+/// Maximum number of threads that are named.
 const NAMED: usize = 8;
 
 /// Why there is no dump of a process.
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum DumpFailure {
-    /// It is no Ruby process, or none that can be read.
+    /// It is not a Ruby process, or cannot be read.
     #[error("pid {pid}: {reason}")]
     NotRuby {
-        /// Which.
+        /// Its pid.
         pid: u32,
         /// Why.
         reason: String,
         /// Whether privilege is missing.
         denied: bool,
     },
-    /// Nothing was selected.
+    /// No process matches the selection.
     #[error("no running Ruby process is selected ({0})")]
     Nobody(String),
-    /// Processes that are selected could not be looked at, so they may be Rubies.
+    /// Selected processes could not be inspected, so they may be Ruby.
     #[error("{} cannot be inspected, and may be Ruby; the first is pid {first}: {reason}", plural(*count as u64, "process"))]
     Unseen {
-        /// How many.
+        /// Number of these processes.
         count: usize,
-        /// One of them.
+        /// Pid of the first of them.
         first: u32,
-        /// Why that one.
+        /// Why that one could not be inspected.
         reason: String,
-        /// Whether there is a dump of others.
+        /// Whether other processes were dumped.
         others: bool,
     },
-    /// What is selected cannot be found out.
+    /// The selection could not be resolved.
     #[error("{0}")]
     Selection(String),
-    /// The kernel does not answer.
+    /// The kernel blocks reading.
     #[error("{0}")]
     Hangs(String),
-    /// The reader of the output is gone.
+    /// Output could not be written.
     #[error("writing to standard output: {0}")]
     Output(String),
 }
@@ -89,14 +89,14 @@ impl DumpFailure {
         match self {
             Self::NotRuby { denied: true, .. } | Self::Unseen { others: false, .. } => 3,
             Self::NotRuby { .. } | Self::Nobody(_) => 1,
-            // What could be read was read.
+            // Everything readable was read.
             Self::Unseen { others: true, .. } => 0,
             Self::Selection(_) | Self::Hangs(_) | Self::Output(_) => 2,
         }
     }
 }
 
-/// Reads and prints. Returns the exit status: that of the first process of which there is no dump.
+/// Reads and prints. Returns the exit status: that of the first failure whose status is not 0.
 pub fn run(settings: &DumpSettings) -> u8 {
     let mut status = 0;
     let mut out = BufWriter::new(io::stdout());
@@ -130,7 +130,7 @@ pub fn run(settings: &DumpSettings) -> u8 {
     status
 }
 
-/// The dumps, one after the other, as they are read by a thread that may hang.
+/// The dumps, one after the other, read by a separate thread, which may hang.
 fn started(settings: &DumpSettings) -> impl Iterator<Item = Result<Dump, DumpFailure>> {
     let (send, receive) = mpsc::channel();
     let (settings, pids) = (settings.clone(), settings.selection.pids.clone());
@@ -160,12 +160,12 @@ fn started(settings: &DumpSettings) -> impl Iterator<Item = Result<Dump, DumpFai
     })
 }
 
-/// How long a thread has slept in one place. One that reads much, or waits for a short time now and then, is not blocked.
+/// How long a thread has slept in one place. A thread that reads a lot, or waits briefly now and then, is not blocked.
 #[derive(Default)]
 struct Wait(Option<(Task, Instant)>);
 
 impl Wait {
-    /// The thread is seen as this now.
+    /// Takes the state of the thread `now`; returns how long it has slept without running.
     fn for_how_long(&mut self, task: Option<Task>, now: Instant) -> Duration {
         match (self.0, task.filter(|task| task.asleep)) {
             (Some((before, since)), Some(task)) if before == task => return now.duration_since(since),
@@ -175,7 +175,7 @@ impl Wait {
     }
 }
 
-/// Why a process cannot be read, for people: where the reader is blocked, and which threads hang as well, if there are any.
+/// Explains why a process cannot be read: where the reader is blocked, and which threads of the process hang as well.
 fn hangs(own: u32, reader: Option<u32>, pids: &[u32]) -> String {
     let at = |doing: Doing| doing.wchan.filter(|at| at != "0").map(|at| format!(" in {at}"));
     let blocked = reader.and_then(|tid| at(Doing::look_briefly(own, tid))).unwrap_or_default();
@@ -187,14 +187,14 @@ fn hangs(own: u32, reader: Option<u32>, pids: &[u32]) -> String {
         let doing = Doing::look_briefly(*pid, tid);
         (doing.state == Some('D')).then(|| format!("{tid}{}", at(doing).unwrap_or_default()))
     });
-    // Any of them can be the one that holds the memory map, and none has to be.
+    // Any of them may hold the memory map, but none has to.
     match stuck.take(NAMED).collect::<Vec<_>>().as_slice() {
         [] => format!("pid {pid}: {waited}"),
         stuck => format!("pid {pid}: {waited}; threads of it in state D: {}", stuck.join(", ")),
     }
 }
 
-/// Reads all processes; stops when the receiver is gone.
+/// Reads all processes; stops if the receiver is gone.
 fn read(settings: &DumpSettings, send: &Sender<Result<Dump, DumpFailure>>) {
     let selection = &settings.selection;
     let pids = match present(selection) {
@@ -219,14 +219,14 @@ fn read(settings: &DumpSettings, send: &Sender<Result<Dump, DumpFailure>>) {
     }
 }
 
-/// What is to be said of processes that were selected and are not among those that were found. `dumped`: whether there is a dump.
+/// Failures for processes that were selected, but not found. `dumped`: whether any process was dumped.
 fn missed(found: &Survey, selection: &Selection, dumped: bool) -> Vec<DumpFailure> {
     let mut failures = Vec::new();
     let mut unseen = Vec::new();
     for miss in &found.misses {
         let Subject::Pid(pid) = miss.subject else { continue };
         let (reason, denied) = (miss.reason.clone(), miss.denied);
-        // Of a tree that has a Ruby in it, those that are none are not missed.
+        // In a process tree that contains a Ruby, processes that are not Ruby are not reported.
         let has_ruby = || {
             let tree: BTreeSet<u32> = descendants(pid).into_iter().collect();
             found.processes.iter().any(|process| tree.contains(&process.pid))
@@ -246,19 +246,19 @@ fn missed(found: &Survey, selection: &Selection, dumped: bool) -> Vec<DumpFailur
     failures
 }
 
-/// Looks at one process again and again.
+/// Reads one process repeatedly.
 pub struct Looker {
     cache: Cache,
-    /// The process that was looked at last.
+    /// The process that was read last.
     known: Option<Known>,
 }
 
-/// What was found of a process.
+/// What is known of a process.
 struct Known {
     pid: u32,
-    /// When it was started.
+    /// Its start time, nanoseconds.
     started: Option<u64>,
-    /// Its memory, opened before.
+    /// Its memory, opened before the process was surveyed.
     memory: io::Result<ProcessMemory>,
     found: Survey,
 }
@@ -275,7 +275,7 @@ impl Known {
         Some((process, self.found.images[process.image].plan()))
     }
 
-    /// Whether this is the process, and it still runs the same program: with another one it has other memory.
+    /// Whether this is the process, and it still runs the same program: another program has other memory.
     fn is(&self, pid: u32) -> bool {
         let runs = || {
             let (process, plan) = self.process()?;
@@ -287,7 +287,7 @@ impl Known {
 }
 
 impl Looker {
-    /// Keeps analyses in that directory.
+    /// Caches analyses in that directory.
     pub fn new(cache_dir: Option<&std::path::Path>) -> Self {
         Self { cache: cache_dir.map_or_else(Cache::none, Cache::at), known: None }
     }
@@ -296,7 +296,7 @@ impl Looker {
     ///
     /// # Errors
     ///
-    /// It is no Ruby process, or cannot be read.
+    /// It is not a Ruby process, or cannot be read.
     pub fn look(&mut self, pid: u32) -> Result<Dump, DumpFailure> {
         let known = match self.known.take().filter(|known| known.is(pid)) {
             Some(known) => known,
@@ -310,7 +310,7 @@ impl Looker {
         };
         let result = of(&known.found, process, Wanted { native: false, not_run: false });
         let walks = plan.is_some_and(|plan| plan.frames.is_ok());
-        // A list of threads that cannot be read may be that of another program.
+        // If the list of threads cannot be read, the process may have replaced its program.
         let lists = |dump: &Dump| dump.no_stacks.is_none() || !walks;
         if result.as_ref().is_ok_and(lists) {
             self.known = Some(known);
@@ -323,9 +323,9 @@ fn surveyed(pids: Vec<u32>, cache: &mut Cache) -> Survey {
     let subjects = Subjects {
         selection: Selection { pids, ..Selection::default() },
         files: Vec::new(),
-        // What the kernel can do matters to events only; stacks are planned where threads are read.
+        // Abilities of the kernel matter to events only; stacks are planned if threads can be read.
         abilities: Abilities { reads_threads: true, cookies: true },
-        // A look at what happens now does not wait for a server.
+        // A look at the present does not wait for a debuginfod server.
         debug: DebugInfo::default(),
     };
     survey(&subjects, cache)
@@ -340,7 +340,7 @@ fn of(found: &Survey, process: &ProcessFound, wanted: Wanted) -> Result<Dump, Du
     Err(DumpFailure::NotRuby { pid, reason: "it has ended".to_owned(), denied: false })
 }
 
-/// What was read of a process. It may have ended meanwhile.
+/// The threads of a process, which may end meanwhile.
 fn gathered(found: &Survey, process: &ProcessFound, wanted: Wanted) -> Result<Dump, DumpFailure> {
     let pid = process.pid;
     let not_ruby = |reason: String, denied| DumpFailure::NotRuby { pid, reason, denied };
@@ -367,7 +367,7 @@ mod tests {
     use super::*;
     use crate::discover::Miss;
 
-    /// A process that replaces its program, here by the same one, is shown with the threads of the new one.
+    /// A process that replaces its program, here by the same one, is shown with the threads of the new program.
     #[test]
     fn replaced_program() {
         let (ruby, again) =
@@ -395,7 +395,7 @@ mod tests {
         child.wait().unwrap();
     }
 
-    /// Only one sleep that lasts is a block: not one that begins anew, and not a thread that runs.
+    /// Only one lasting sleep counts as blocked: not a new sleep, and not a running thread.
     #[test]
     fn blocked() {
         let begin = Instant::now();
@@ -411,7 +411,7 @@ mod tests {
         assert_eq!(wait.for_how_long(None, at(90)), Duration::ZERO);
     }
 
-    /// Threads of a process that sleep in another state are not named, and a kernel that does not say where hides nothing else.
+    /// Threads of the process that sleep in another state are not named, and the rest is reported even if the kernel does not say where they wait.
     #[test]
     fn words_for_a_block() {
         let own = std::process::id();
@@ -423,7 +423,7 @@ mod tests {
         assert!(hangs(own, None, &[]).starts_with("a process: the kernel"));
     }
 
-    /// Processes that cannot be looked at are counted, whoever selected them; with nothing else they are missing privilege.
+    /// Processes that cannot be inspected are counted, whoever selected them; if nothing else was found, the failure is missing privilege.
     #[test]
     fn processes_that_cannot_be_inspected() {
         let own = std::process::id();
@@ -432,7 +432,7 @@ mod tests {
             reason: "it is another user's".to_owned(),
             denied,
         };
-        // One is no Ruby, one has ended, and one that runs is denied.
+        // One is not Ruby, one has ended, and one is running, but access is denied.
         let found = Survey {
             misses: vec![miss(own, false), miss(u32::MAX, true), miss(own, true)],
             ..Survey::default()

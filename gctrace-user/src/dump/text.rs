@@ -1,4 +1,4 @@
-//! A dump for people, in the manner of `jstack`.
+//! A dump as text, in the style of `jstack`.
 
 use std::io::{self, Write};
 
@@ -10,7 +10,7 @@ use crate::{
     words::{plural, span},
 };
 
-/// Writes one process. `native`: with the threads that are no Ruby threads.
+/// Writes one process. `native`: whether threads that are not Ruby threads are included.
 pub(super) fn write(out: &mut impl Write, dump: &Dump, native: bool) -> io::Result<()> {
     let command = dump.command.as_deref().unwrap_or("ruby");
     let ruby: Vec<&Thread> = dump.threads.iter().filter(|thread| thread.ruby.is_some()).collect();
@@ -62,7 +62,7 @@ fn ruby_thread(out: &mut impl Write, dump: &Dump, thread: &Thread, ruby: &RubySi
     stack(out, thread)
 }
 
-/// Frames, and what is missing of them.
+/// Frames, and which ones are missing.
 fn stack(out: &mut impl Write, thread: &Thread) -> io::Result<()> {
     for frame in thread.frames() {
         writeln!(out, "    {}", line(frame))?;
@@ -77,7 +77,7 @@ fn title(thread: &Thread) -> String {
     let own = thread.own_tid.filter(|own| thread.tid.is_some_and(|tid| tid != *own));
     let own = own.map(|own| format!(" [{own} in its container]")).unwrap_or_default();
     let name = match printable(thread.name()) {
-        // It has none, and is on no native thread that has one.
+        // It has no name, and is on no native thread whose name could be used.
         name if name.is_empty() && thread.tid.is_none() => String::new(),
         name => format!(" \"{name}\""),
     };
@@ -97,7 +97,7 @@ fn line(frame: &Frame) -> String {
     }
 }
 
-/// A thread in half a sentence: `thread 77 "worker"`.
+/// A reference to a thread: `thread 77 "worker"`.
 fn named(dump: &Dump, at: Option<usize>) -> String {
     match at.and_then(|at| dump.threads.get(at)) {
         Some(thread) => title(thread),
@@ -105,7 +105,7 @@ fn named(dump: &Dump, at: Option<usize>) -> String {
     }
 }
 
-/// What a thread does, in words.
+/// The state of a thread in words.
 pub fn doing(dump: &Dump, thread: &Thread) -> String {
     let gvl = thread.ruby.as_ref().and_then(|ruby| ruby.gvl);
     let mut text = match thread.state() {
@@ -187,7 +187,7 @@ mod tests {
         Frame { kind, name: name.into(), file, line, first_line: 0, address: 0 }.into()
     }
 
-    /// Who holds what, who waits for whom; names from outside cannot write to the terminal.
+    /// Holders and waiters are named; names from the process cannot control the terminal.
     #[test]
     fn page() {
         let thread = |tid, state, ruby: RubySide| Thread {
@@ -243,7 +243,7 @@ mod tests {
         assert!(!text.contains('\x1b'));
     }
 
-    /// Threads that are on no native thread and have no name are told apart, in text and JSON.
+    /// Threads that are on no native thread and have no name are distinguishable, in text and JSON.
     #[test]
     fn without_native_threads() {
         let thread = |address, wants: Option<usize>| Thread {

@@ -1,5 +1,5 @@
-//! Where the memory of traced processes is when a run ends (`--memory-account`): what `gctrace heap --by memory` says of each that still
-//! runs. It is read once, after tracing, without stopping the process, so that it costs the traced time nothing.
+//! Accounts of the memory of traced processes at the end of a run (`--memory-account`): the output of `gctrace heap --by memory` for each
+//! process that still runs. Memory is read once, after tracing, without stopping the process, so it costs the traced time nothing.
 
 use std::{
     collections::BTreeSet,
@@ -28,21 +28,21 @@ use crate::{
     words::plural,
 };
 
-/// Processes whose account is written: those with most memory. Each takes about 60 ms for a heap of 100 MB.
+/// Maximum number of accounts: those of the processes with the most memory. Each takes about 60 ms for a heap of 100 MB.
 const PROCESSES: usize = 5;
 
 /// Writes accounts of memory at the end of a run.
 pub struct Accounts<W: Write> {
     out: W,
     cache_dir: Option<PathBuf>,
-    /// Pids of the processes that run.
+    /// Pids of the running processes.
     running: BTreeSet<u32>,
-    /// What they shared with others when they were first seen.
+    /// What the processes shared with others when they were first seen.
     baselines: Baselines,
 }
 
 impl<W: Write> Accounts<W> {
-    /// To this output; analyses of Ruby files are in that folder.
+    /// Writes to this output. `cache_dir` is the directory of cached analyses.
     ///
     /// # Errors
     ///
@@ -60,11 +60,11 @@ impl<W: Write> Accounts<W> {
         Ok((report, account))
     }
 
-    /// What has become of what it shared when it was first seen, if it shared something.
+    /// Writes what became of the memory that the process shared when it was first seen, if it shared any.
     fn sharing(&mut self, pid: u32, account: &Account) -> io::Result<()> {
         let since = self.baselines.take(pid).and_then(|mut pages| {
             match Since::look(&mut pages, &account.places) {
-                // It has replaced its program, and with it all that it shared.
+                // It has replaced its program, so nothing of the shared memory is left.
                 Err(SharingError::Unreadable(error)) if error.kind() == io::ErrorKind::UnexpectedEof => {
                     Ok(None)
                 }
@@ -125,7 +125,7 @@ impl<W: Write> Exporter for Accounts<W> {
                 self.running.insert(process.pid);
                 self.baselines.want(process.pid);
             }
-            // The end of tracing is not that of the process.
+            // The end of tracing is not the end of the process.
             Seen::Ended(end) if end.reason != EndReason::Detached => {
                 self.running.remove(&process.pid);
                 self.baselines.forget(process.pid);
@@ -135,7 +135,7 @@ impl<W: Write> Exporter for Accounts<W> {
         Ok(())
     }
 
-    /// A worker that has not collected so far is one of those that run, too.
+    /// A worker is running even if it has had no GC so far.
     fn forked(&mut self, pid: u32) {
         self.running.insert(pid);
         self.baselines.want(pid);

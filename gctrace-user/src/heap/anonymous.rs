@@ -1,5 +1,5 @@
-//! What a mapping without a file is used for, where its own bytes prove it: the stack of a thread, an arena of glibc's malloc, or
-//! large blocks of it. Everything else is not distinguished.
+//! The use of a mapping without a file, if its own bytes prove it: the stack of a thread, an arena of glibc's malloc, or
+//! large blocks of malloc. Other uses are not distinguished.
 
 use std::{collections::HashSet, io};
 
@@ -8,33 +8,33 @@ use crate::{
     ruby::frames::Memory,
 };
 
-/// What an anonymous mapping is.
+/// The use of an anonymous mapping.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Use {
-    /// The stack of this thread (its id as the process itself knows it).
+    /// The stack of this thread (tid in the process's own pid namespace).
     Stack(u32),
-    /// An arena beside the main one.
+    /// An arena other than the main one.
     Arena,
-    /// Blocks that malloc mapped one by one, and pages of objects between them.
+    /// Blocks that malloc mapped individually, possibly with pages of objects between them.
     Blocks,
 }
 
-/// Alignment and largest size of a heap of an arena (`HEAP_MAX_SIZE` on 64 bits).
+/// Alignment and maximum size of a heap of an arena (`HEAP_MAX_SIZE` on 64 bits).
 const ARENA: u64 = 64 << 20;
-/// Sizes that `struct heap_info` has had: the arena of its first heap follows it.
+/// Known sizes of `struct heap_info`: in the first heap of an arena the arena follows it.
 const HEAP_INFO: [u64; 2] = [0x20, 0x30];
-/// Flags of a block that was mapped by itself: `IS_MMAPPED` alone.
+/// Flags of an individually mapped block: `IS_MMAPPED` alone.
 const MAPPED_BLOCK: u64 = 2;
-/// The thread's id is that far into its control block at most.
+/// Maximum offset of the thread's id in its control block.
 const TCB: usize = 0x400;
-/// Blocks of a mapping that are looked at.
+/// Maximum number of blocks read of a mapping.
 const BLOCKS: usize = 100_000;
 
 /// Reads mappings of one process.
 pub(super) struct Anonymous<'a, M> {
     pub(super) memory: &'a M,
     pub(super) pages: &'a PageMap,
-    /// Ids of its threads, as the process itself knows them.
+    /// Ids of its threads in its own pid namespace.
     pub(super) threads: &'a HashSet<u32>,
     /// Size of a page of memory.
     pub(super) page: u64,
@@ -43,7 +43,7 @@ pub(super) struct Anonymous<'a, M> {
 }
 
 impl<M: Memory> Anonymous<'_, M> {
-    /// What a mapping is used for; `None` where that is not proven. `below` is the mapping before it.
+    /// The use of a mapping; `None` if it is not proven. `below` is the mapping before it.
     pub(super) fn look(&self, map: &Resident, below: Option<&Resident>) -> io::Result<Option<Use>> {
         if let Some(tid) = self.thread(map, below)? {
             return Ok(Some(Use::Stack(tid)));
@@ -54,8 +54,8 @@ impl<M: Memory> Anonymous<'_, M> {
         Ok(self.is_blocks(map)?.then_some(Use::Blocks))
     }
 
-    /// The thread whose stack this is: a guard lies below it, and its last page has the thread's control block, which begins with
-    /// its own address (x86-64) and has the thread's id. So nothing else was merged into it at either end.
+    /// The thread whose stack this is: a guard lies below it, and its last page contains the thread's control block, which begins
+    /// with its own address (x86-64) and contains the thread's id. Hence nothing else was merged into the mapping at either end.
     fn thread(&self, map: &Resident, below: Option<&Resident>) -> io::Result<Option<u32>> {
         let guarded = below.is_some_and(|below| !below.readable && below.range.1 == map.range.0);
         let Some(last) = map.range.1.checked_sub(self.page).filter(|last| guarded && *last >= map.range.0)
@@ -78,7 +78,7 @@ impl<M: Memory> Anonymous<'_, M> {
         Ok(None)
     }
 
-    /// A heap of an arena is aligned, begins with the address of its arena, and knows how much of it is mapped.
+    /// Whether it is a heap of an arena: aligned, with the address of its arena at the beginning, and with its mapped size.
     fn is_arena(&self, map: &Resident) -> io::Result<bool> {
         let (start, end) = map.range;
         if !start.is_multiple_of(ARENA) || end - start > ARENA {
@@ -92,7 +92,7 @@ impl<M: Memory> Anonymous<'_, M> {
         Ok((first || further) && mapped == end - start && size <= mapped)
     }
 
-    /// Large blocks lie one after another, each with its size before it, from the first byte of the mapping to the last; pages of
+    /// Whether it consists of large blocks, each preceded by its size, from the first byte of the mapping to the last; pages of
     /// objects may lie between them.
     fn is_blocks(&self, map: &Resident) -> io::Result<bool> {
         let (mut at, end) = map.range;
@@ -118,7 +118,7 @@ impl<M: Memory> Anonymous<'_, M> {
         Ok(false)
     }
 
-    /// Bytes of one page, if it is in memory: reading another one would make the kernel map it.
+    /// Bytes of one page; `None` if it is not resident: reading it would make the kernel map it.
     fn read(&self, address: u64, len: usize) -> io::Result<Option<Vec<u8>>> {
         if self.pages.look(address / self.page * self.page, self.page)?.resident == 0 {
             return Ok(None);
@@ -140,11 +140,11 @@ mod tests {
         residency::{Region, mappings},
     };
 
-    /// This test's own memory: the stack of its thread is found, a large block is one, and neither is anything else.
+    /// In the test's own memory the stack of its thread is found, a large block is recognised, and nothing else is taken for either.
     #[test]
     fn own_mappings() {
         let pid = std::process::id();
-        // Larger than what malloc ever takes from its arenas.
+        // Larger than anything that malloc takes from its arenas.
         let mut block = vec![0_u8; 48 << 20];
         block.fill(3);
         let address = block.as_ptr().addr() as u64;
@@ -163,7 +163,7 @@ mod tests {
             assert_eq!(stack, threads.iter().next().map(|tid| Use::Stack(*tid)));
         }
         let blocks = found(address);
-        // What else was mapped beside it may have become one mapping with it.
+        // A neighbouring mapping may have been merged with it.
         assert!(matches!(blocks, Some(Use::Blocks) | None), "{blocks:?}");
         let uses: Vec<Use> = maps
             .iter()
@@ -185,12 +185,12 @@ mod tests {
         }
     }
 
-    /// Sizes that lead nowhere, beyond the end or around the address space are no blocks.
+    /// Blocks with invalid flags, or sizes that are too small, lead beyond the end or around the address space, are refused.
     #[test]
     fn hostile_blocks() {
         let page = rustix::param::page_size() as u64;
         let own = vec![1_u8; 4 * page as usize];
-        // Resident memory of this process at addresses where the image answers.
+        // Resident memory of this process at addresses for which the test's memory image answers.
         let start = (own.as_ptr().addr() as u64).next_multiple_of(page);
         let pages = PageMap::open(std::process::id()).unwrap();
         let threads = HashSet::new();

@@ -1,4 +1,4 @@
-//! What processes share with others when they are first seen: read by a thread of its own, soon after their fork.
+//! What processes share with others when they are first seen, read by a separate thread soon after their fork.
 
 use std::{
     collections::HashMap,
@@ -17,16 +17,16 @@ use crate::host::{
     sharing::{SharedPages, SharingError},
 };
 
-/// Processes that are remembered at a time: each is an open file.
+/// Maximum number of processes remembered at a time: each is an open file.
 const MOST: usize = 256;
-/// The thread rests as long as it has read, times this: a server that forks for each job does not keep it busy.
+/// The thread rests this many times as long as it has read, so that a server that forks for each job does not keep it busy.
 const REST: u32 = 1;
-/// It rests no longer.
+/// Maximum rest.
 const LONGEST_REST: Duration = Duration::from_millis(200);
 
-/// What is known of a process.
+/// What a process shared at first.
 enum Baseline {
-    /// It will be read.
+    /// Not read yet.
     Wanted,
     Read(SharedPages),
     Unknown(String),
@@ -34,7 +34,7 @@ enum Baseline {
 
 type Known = Arc<Mutex<HashMap<u32, Baseline>>>;
 
-/// Reads and remembers.
+/// Reads and remembers what processes share.
 pub(super) struct Baselines {
     known: Known,
     wanted: Option<SyncSender<u32>>,
@@ -53,26 +53,26 @@ impl Baselines {
         Ok(Self { known, wanted: Some(wanted), thread: Some(thread), over })
     }
 
-    /// A process has been seen; the first time counts.
+    /// A process has been seen; only the first call for it counts.
     pub(super) fn want(&self, pid: u32) {
         let mut known = lock(&self.known);
         if known.contains_key(&pid) {
             return;
         }
         let room = known.len() < MOST;
-        // The queue has room for all that are remembered, except when they come and go faster than they are read.
+        // The queue has room for all remembered processes, unless they come and go faster than they are read.
         let queued = room && self.wanted.as_ref().is_some_and(|wanted| wanted.try_send(pid).is_ok());
         if queued {
             known.insert(pid, Baseline::Wanted);
         }
     }
 
-    /// It has ended.
+    /// The process has ended.
     pub(super) fn forget(&self, pid: u32) {
         lock(&self.known).remove(&pid);
     }
 
-    /// No more is read.
+    /// Stops reading and joins the thread.
     pub(super) fn end(&mut self) {
         self.over.store(true, Ordering::Relaxed);
         drop(self.wanted.take());
@@ -83,7 +83,7 @@ impl Baselines {
         }
     }
 
-    /// What it shared.
+    /// What the process shared at first, or why that is unknown.
     pub(super) fn take(&self, pid: u32) -> Result<SharedPages, String> {
         match lock(&self.known).remove(&pid) {
             Some(Baseline::Read(pages)) => Ok(pages),
@@ -112,7 +112,7 @@ fn read(wanted: &Receiver<u32>, known: &Known, over: &AtomicBool) {
         let begin = Instant::now();
         let pages = mappings(pid).map_err(SharingError::from).and_then(|maps| SharedPages::read(pid, &maps));
         let baseline = pages.map_or_else(|error| Baseline::Unknown(error.to_string()), Baseline::Read);
-        // It may have ended meanwhile.
+        // The process may have ended meanwhile.
         if let Some(known) = lock(known).get_mut(&pid) {
             *known = baseline;
         }
@@ -124,7 +124,7 @@ fn read(wanted: &Receiver<u32>, known: &Known, over: &AtomicBool) {
 mod tests {
     use super::*;
 
-    /// A process that is gone is unknown for a reason, one that was forgotten, or that is one too many, too.
+    /// For a process that is gone, was forgotten, or exceeded the limit, there is a reason why its baseline is unknown.
     #[test]
     fn reasons() {
         let mut baselines = Baselines::start().unwrap();

@@ -1,4 +1,4 @@
-//! A census that belongs to one moment, or says that it does not.
+//! A census that belongs to one moment, or reports that it does not.
 
 use super::{
     places::{self, Known, Traced},
@@ -11,46 +11,46 @@ use crate::ruby::{
     stat::Mode,
 };
 
-/// A heap is counted again when a GC ran meanwhile, so often.
+/// Maximum number of censuses; another one is taken if a GC ran meanwhile.
 const TRIES: u32 = 5;
 
-/// A census with what was true before and after it.
+/// A census, with the state of the objspace before and after it.
 pub(super) struct Counted {
     pub(super) census: Census,
     /// What happened meanwhile.
     pub(super) moment: Moment,
     /// Whether age, write barriers and death of objects are known.
     pub(super) knows_bits: bool,
-    /// Whether it is known which objects the last compacting collection found pinned: a later major one has not forgotten it.
+    /// Whether it is known which objects the last compacting collection found pinned: no later major collection has cleared the pins.
     pub(super) knows_pins: bool,
-    /// How often the heap had been compacted.
+    /// Number of compactions so far.
     pub(super) compactions: Option<u64>,
-    /// Places of objects, or why there are none, if they were asked for.
+    /// Allocation sites of objects, or why there are none, if requested.
     pub(super) places: Option<Result<Traced, NoPlaces>>,
 }
 
-/// What is said of a heap that did not change, but has dead objects that a collection is yet to sweep.
+/// The text for a heap that did not change, but contains dead objects that a collection has yet to sweep.
 pub(super) const NOT_SWEPT: &str = "not of one moment: a collection has not swept all pages yet";
 
 /// What happened between two states of an objspace.
 pub(super) struct Moment {
     /// `GC.count` before and after.
     pub(super) gc_count: [u64; 2],
-    /// Objects that the program allocated meanwhile, if that is known.
+    /// Number of objects that the program allocated meanwhile, if known.
     pub(super) allocated: Option<u64>,
-    /// Whether a cycle was being swept after it.
+    /// Whether a cycle was being swept at the end.
     pub(super) sweeping: bool,
-    /// Whether no collection began, went on or ended, and no slot was freed by a finalizer.
+    /// Whether no collection began, continued or ended, and no slot was freed by a finalizer.
     pub(super) still: bool,
 }
 
 impl Moment {
-    /// Whether what was read between them belongs to one moment.
+    /// Whether data read between the two states belongs to one moment.
     pub(super) fn consistent(&self) -> bool {
         self.gc_count[0] == self.gc_count[1] && self.allocated == Some(0) && !self.sweeping && self.still
     }
 
-    /// What is said of what does not belong to one moment, as far as that is known.
+    /// Why the data does not belong to one moment, as far as that is known.
     pub(super) fn words(&self) -> &'static str {
         if self.gc_count[0] == self.gc_count[1] && self.allocated.is_none() && self.still && !self.sweeping {
             return "perhaps not of one moment: how many objects this Ruby has allocated is not known";
@@ -62,7 +62,7 @@ impl Moment {
     }
 }
 
-/// The collections between two values of `GC.count`: `GC #10`, `GC #10 to #12`; `None`: there were none.
+/// The collections between two values of `GC.count`: `GC #10`, `GC #10 to #12`; `None` if there were none.
 pub(super) fn collections(before: u64, after: u64) -> Option<String> {
     match after.checked_sub(before)? {
         0 => None,
@@ -88,13 +88,13 @@ pub(super) fn same_moment(plan: &AttachPlan, before: &[u8], after: &[u8]) -> Mom
     }
 }
 
-/// Counts until no GC has run meanwhile, or often enough. Pages that hold another number of slots than `GC.stat` says
-/// are refused.
+/// Takes a census until no GC ran meanwhile, or the maximum number of attempts is reached. Refuses pages whose number of slots differs
+/// from `GC.stat`.
 pub(super) fn count(target: &Target) -> Result<Counted, HeapError> {
     counted(target, false)
 }
 
-/// The same, with the places of objects.
+/// The same, with allocation sites of objects.
 pub(super) fn count_with_places(target: &Target) -> Result<Counted, HeapError> {
     counted(target, true)
 }
@@ -139,9 +139,9 @@ fn counted(target: &Target, with_places: bool) -> Result<Counted, HeapError> {
         }
         let moment = same_moment(plan, &before, &after);
         let compactions = key(plan, "compact_count", &after);
-        // Each major collection begins with no pins, and one that compacts finds some: those of stacks. A slot that was freed keeps its pin.
+        // Each major collection clears the pins, and one that compacts sets some, e.g. of objects on stacks. A freed slot keeps its pin.
         if places.as_ref().is_some_and(Result::is_ok) && places::is_left_behind(plan, &after) {
-            // They may be of what was in these slots before.
+            // The places may be those of objects that were in these slots before.
             places = Some(Err(NoPlaces::Compacted));
         }
         let whole = places
@@ -165,7 +165,7 @@ fn counted(target: &Target, with_places: bool) -> Result<Counted, HeapError> {
     last.unwrap_or(Err(HeapError::Layout))
 }
 
-/// A census with places, as far as there are some.
+/// A census with allocation sites, as far as they are known.
 fn placed_census(
     target: &Target,
     layout: &HeapLayout,
@@ -193,7 +193,7 @@ fn placed_census(
 mod tests {
     use super::*;
 
-    /// One collection has one number, and none has none.
+    /// One collection has one number; without a collection there is no text.
     #[test]
     fn numbers_of_collections() {
         let words = |before, after| collections(before, after);

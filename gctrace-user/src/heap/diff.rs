@@ -1,4 +1,4 @@
-//! Two censuses side by side, and a heap that is watched.
+//! Comparison of two censuses, and watching a heap.
 
 use std::{
     io::{self, Write},
@@ -27,7 +27,7 @@ use crate::{
 struct Line<'a> {
     r#type: &'static str,
     pid: u32,
-    /// Where the census before is of another program: what shows that.
+    /// If the earlier census is of another program: what shows that.
     #[serde(skip_serializing_if = "Option::is_none")]
     other_program: Option<&'a str>,
     by: &'a str,
@@ -43,11 +43,11 @@ struct Line<'a> {
     seconds: Option<f64>,
 }
 
-/// What is compared.
+/// The two censuses to compare.
 struct Pair<'a> {
     before: &'a Saved,
     after: &'a Saved,
-    /// Time between both, if one process was watched.
+    /// Time between them, if one process was watched.
     apart: Option<Duration>,
 }
 
@@ -131,7 +131,7 @@ impl Pair<'_> {
     }
 }
 
-/// What became of the output.
+/// Flushes the output; returns whether it is still read.
 pub(super) fn flushed(written: io::Result<()>, out: &mut impl Write) -> Result<Reader, HeapFailure> {
     match written.and_then(|()| out.flush()) {
         Ok(()) => Ok(Reader::There),
@@ -176,10 +176,10 @@ pub(super) fn compare(settings: &HeapSettings) -> Result<(), HeapFailure> {
     pair.write(&changes(&before, &after), settings).map(|_| ())
 }
 
-/// Censuses that fail one after the other, at which a watch ends.
+/// Number of consecutive failed censuses that are tolerated in a watch.
 const MOST_FAILURES: u32 = 3;
 
-/// Counts again and again, and reports what grew, until the process ends or the output is no longer read.
+/// Takes censuses periodically and reports what grew, until the process ends or the output is no longer read.
 pub(super) fn watch(target: &Target, every: Duration, settings: &HeapSettings) -> Result<(), HeapFailure> {
     let by = if matches!(settings.by, By::Class | By::Line) { settings.by } else { By::Type };
     let mut at = Instant::now();
@@ -190,7 +190,7 @@ pub(super) fn watch(target: &Target, every: Duration, settings: &HeapSettings) -
         let now = Instant::now();
         let after = match look(target, by) {
             Ok(report) => Saved::of(&report),
-            // That is how a watch ends.
+            // The regular end of a watch.
             Err(HeapFailure::NotRuby { .. }) if rounds > 0 => {
                 let times = plural(rounds + 1, "time");
                 say(&format!("pid {} has ended; it was counted {times}", target.pid));
@@ -201,7 +201,7 @@ pub(super) fn watch(target: &Target, every: Duration, settings: &HeapSettings) -
                 say(&format!("pid {} has replaced its program; it was counted {times}", target.pid));
                 return Ok(());
             }
-            // Pages come and go. It may be another time that its heap holds still for long enough.
+            // Pages come and go while they are read. The next attempt may find a heap that is stable for long enough.
             Err(failure @ (HeapFailure::Heap { .. } | HeapFailure::NoPlaces { .. }))
                 if rounds > 0 && failures < MOST_FAILURES =>
             {
@@ -245,7 +245,7 @@ mod tests {
         String::from_utf8(out).unwrap()
     }
 
-    /// The collections between both are those after the first.
+    /// The collections between two censuses are those after the first one.
     #[test]
     fn collections_between() {
         let head = |first, last| {
@@ -259,7 +259,7 @@ mod tests {
         assert_eq!(head(9, 3), "GC #9 before, GC #3 after, 5.0 s");
     }
 
-    /// Only a heap that changed is said to have changed.
+    /// Only a heap that changed is reported as changed.
     #[test]
     fn not_of_one_moment() {
         let whole = Saved { consistent: true, ..Saved::default() };

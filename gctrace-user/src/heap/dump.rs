@@ -1,7 +1,7 @@
-//! A heap as `ObjectSpace.dump_all` writes it: a JSON line for each object, in the order of pages. Documented in docs/heap.md.
+//! A heap in the format of `ObjectSpace.dump_all`: a JSON line for each object, in the order of pages. Documented in docs/heap.md.
 //!
-//! Source: `dump_object` (`ext/objspace/objspace_dump.c`). What cannot be read exactly is left out of a line. One page is in
-//! memory at a time, and lines are written as they come.
+//! Source: `dump_object` (`ext/objspace/objspace_dump.c`). Values that cannot be read exactly are omitted from a line. Only one page is in
+//! memory at a time, and lines are written as they are produced.
 
 use std::{
     borrow::Cow,
@@ -31,14 +31,14 @@ use crate::{
     words::plural,
 };
 
-/// A dump is written again if a GC ran meanwhile, so often.
+/// Maximum number of attempts; the dump is written again if a GC ran meanwhile.
 const TRIES: u32 = 3;
 /// `FL_FREEZE` (`include/ruby/internal/fl_type.h`).
 const FROZEN: u64 = 1 << 11;
-/// References of one object that are written.
+/// Maximum number of references written for one object.
 const MOST_REFERENCES: usize = 1 << 22;
 
-/// What became of a dump.
+/// The result of a dump.
 #[derive(Clone, Debug, Default, Serialize)]
 pub(super) struct Dumped {
     objects: u64,
@@ -46,24 +46,24 @@ pub(super) struct Dumped {
     gc_count: u64,
     gc_count_after: u64,
     allocated_meanwhile: Option<u64>,
-    /// Objects by type whose references are not in the file, because they cannot be read exactly.
+    /// Number of objects, by type, whose references are not in the file because they cannot be read exactly.
     references_unknown: BTreeMap<&'static str, u64>,
-    /// Objects that changed while they were read.
+    /// Number of objects that changed while they were read.
     changed: u64,
-    /// Objects with a place.
+    /// Number of objects with an allocation site.
     allocated_at: u64,
     #[serde(flatten)]
     table: OfPlaces,
-    /// What is said if it is not consistent.
+    /// The text if the dump is not consistent.
     #[serde(skip)]
     inconsistent: &'static str,
-    /// What is said of the places.
+    /// Notes on the allocation sites.
     #[serde(skip)]
     places: Vec<String>,
 }
 
 impl Dumped {
-    /// Whether no GC ran while it was written, and places were read to the end.
+    /// Whether no GC ran while it was written, and the table of allocation sites was not replaced meanwhile.
     fn is_whole(&self) -> bool {
         self.gc_count == self.gc_count_after && !self.table.is_changed()
     }
@@ -90,7 +90,7 @@ struct Line<'a> {
     flags: Option<Flags>,
 }
 
-/// Where and when it was allocated.
+/// Where and when an object was allocated.
 #[derive(Serialize)]
 struct Made<'a> {
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -111,7 +111,7 @@ struct Flags {
     age: u8,
 }
 
-/// Objects that are held from outside of the heap.
+/// Objects that are held from outside the heap.
 #[derive(Serialize)]
 struct Held<'a> {
     r#type: &'static str,
@@ -119,7 +119,7 @@ struct Held<'a> {
     references: &'a [Address],
 }
 
-/// The last line: as a root that refers to nothing, what reads such files passes over it.
+/// The last line: a root without references, so that readers of such files skip it.
 #[derive(Serialize)]
 struct End<'a> {
     r#type: &'static str,
@@ -150,7 +150,7 @@ pub(super) fn write(target: &Target, path: &Path) -> Result<Dumped, HeapFailure>
         match (written, failed) {
             (Ok(()), _) if last.as_ref().is_some_and(Dumped::is_whole) => break,
             (Ok(()), _) => {}
-            // A page may have been given back. What was written before is still there.
+            // A page may have been given back meanwhile. A file from an earlier attempt still exists.
             (Err(_), Some(source)) => unread = Some(source),
             (Err(source), None) => return Err(HeapFailure::File { path: path.to_owned(), source }),
         }
@@ -185,7 +185,7 @@ fn dump(
     let layout = target.layout()?;
     let mut names = target.names();
     let mut references = target.references(&layout);
-    // Each, and whether it is among the objects. Those of C code may be anything.
+    // Each value, and whether it is an object of the heap. Values of global variables of C code may be anything.
     let globals = names.as_mut().and_then(ClassNames::global_values).unwrap_or_default();
     let mut globals: BTreeMap<u64, bool> = globals.into_iter().map(|value| (value, false)).collect();
     let mut dumped = Dumped::default();
@@ -254,7 +254,7 @@ fn dump(
             }),
         };
         failed = match line.name {
-            // Nothing in it is from outside, or it is harmless; and what has a million references is not held as a text.
+            // It contains no text from outside, or only harmless text; an object with a million references is not held as a text.
             None if plain => jsonl::plain_line(out, &line),
             _ => jsonl::line(out, &line),
         };
@@ -286,12 +286,12 @@ fn dump(
     Ok(dumped)
 }
 
-/// Names of the methods of places, each read once.
+/// Method names of allocation sites, each read once.
 #[derive(Default)]
 struct Methods(HashMap<u32, (Option<Arc<str>>, bool)>);
 
 impl Methods {
-    /// Where and when an object was allocated, and whether that is safe to show as it is.
+    /// Where and when an object was allocated, and whether that can be printed without escaping.
     fn made<'a, M: Memory>(
         &'a mut self,
         places: &'a Places,
@@ -311,7 +311,7 @@ impl Methods {
     }
 }
 
-/// Whether there is a class in its slot: what internal objects have there is something else.
+/// Whether its slot contains a class: internal objects have something else there.
 fn has_class(kind: ObjectType) -> bool {
     !matches!(kind.name(), "T_IMEMO" | "T_NODE" | "T_ZOMBIE" | "T_MOVED" | "T_NONE")
 }
@@ -321,7 +321,7 @@ fn short(kind: ObjectType) -> &'static str {
     kind.name().trim_start_matches("T_")
 }
 
-/// What is said of a dump to people, line by line.
+/// The summary of a dump as lines of text.
 pub(super) fn summary(path: &Path, dumped: &Dumped) -> Vec<String> {
     let mut lines = vec![format!("{} written to {}", plural(dumped.objects, "object"), path.display())];
     if !dumped.consistent {

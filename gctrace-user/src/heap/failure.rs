@@ -1,4 +1,4 @@
-//! Why there is no report, and the exit status of that.
+//! Why there is no report, and the exit status for it.
 
 use std::{io, path::PathBuf};
 
@@ -7,10 +7,10 @@ use crate::{host::sharing::SharingError, ruby::heap::HeapError};
 /// Why there is no report.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum HeapFailure {
-    /// It is no Ruby process, or none that can be read.
+    /// It is not a Ruby process, or cannot be read.
     #[error("pid {pid}: {reason}")]
     NotRuby {
-        /// Which.
+        /// Its pid.
         pid: u32,
         /// Why.
         reason: String,
@@ -20,7 +20,7 @@ pub(crate) enum HeapFailure {
     /// The heap could not be counted.
     #[error("pid {pid}: its heap could not be counted: {source}")]
     Heap {
-        /// Which.
+        /// Its pid.
         pid: u32,
         /// Why.
         #[source]
@@ -31,37 +31,37 @@ pub(crate) enum HeapFailure {
         "pid {pid}: the classes of this Ruby {ruby} cannot be named ({reason}); --by type, size and page work"
     )]
     NoNames {
-        /// Which.
+        /// Its pid.
         pid: u32,
         /// Its version.
         ruby: String,
         /// Why.
         reason: String,
     },
-    /// The places of its objects are not known.
+    /// The allocation sites of its objects are unknown.
     #[error("pid {pid}: {advice}")]
     NoPlaces {
-        /// Which.
+        /// Its pid.
         pid: u32,
         /// Why, and what to do.
         advice: String,
     },
-    /// It is not known what it shares with other processes.
+    /// It is unknown what it shares with other processes.
     #[error("pid {pid}: unknown what it shares with other processes: {source}")]
     Sharing {
-        /// Which.
+        /// Its pid.
         pid: u32,
         /// Why.
         #[source]
         source: SharingError,
     },
-    /// Flags that do not go together.
+    /// Flags that do not fit together.
     #[error("{0}")]
     Usage(String),
     /// A saved census could not be read.
     #[error("reading the census in {}: {source}", path.display())]
     Saved {
-        /// Which.
+        /// The file.
         path: PathBuf,
         /// Why.
         #[source]
@@ -70,7 +70,7 @@ pub(crate) enum HeapFailure {
     /// A file could not be written.
     #[error("writing {}: {source}", path.display())]
     File {
-        /// Which.
+        /// The file.
         path: PathBuf,
         /// Why.
         #[source]
@@ -81,11 +81,11 @@ pub(crate) enum HeapFailure {
     System {
         /// What gctrace was doing.
         what: &'static str,
-        /// What the system says.
+        /// The system's error.
         #[source]
         source: io::Error,
     },
-    /// The reader of the output is gone.
+    /// Output could not be written.
     #[error("writing to standard output: {0}")]
     Output(#[source] io::Error),
 }

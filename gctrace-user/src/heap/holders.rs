@@ -1,6 +1,6 @@
-//! Who holds objects of a class: from samples back to what refers to them, as far as references are read exactly.
+//! Finds what holds objects of a class: from samples back along references, as far as these are read exactly.
 //!
-//! Each step reads the heap once, one page at a time. What refers to most samples is the next step: an object, or objects that are alike.
+//! Each step reads the heap once, one page at a time. What refers to most samples is the next step: one object, or several similar objects.
 
 mod named;
 mod search;
@@ -24,33 +24,33 @@ use crate::ruby::{
     heap::{HeapError, Slot, each_object},
 };
 
-/// Steps from a sample towards the roots.
+/// Maximum number of steps from a sample towards the roots.
 const STEPS: usize = 8;
-/// How often the heap is read for one step, if its pages change meanwhile.
+/// Maximum number of reads of the heap for one step, if its pages change meanwhile.
 const TRIES: usize = 3;
 
-/// An object that holds others, or several that are alike.
+/// An object that holds others, or several similar ones.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub(super) struct Holder {
-    /// Of several, that of one of them.
+    /// Its address; for several objects, that of one of them.
     pub(super) address: Address,
     pub(super) kind: &'static str,
     pub(super) class: Option<String>,
-    /// Ruby code never sees it: it has no class, not one without a name.
+    /// Whether it is invisible to Ruby code: it has no class at all, as opposed to a class without a name.
     pub(super) hidden: bool,
-    /// Of the variables of a method or block that a closure keeps, and of a Proc: label, file and first line of the code.
+    /// For a Proc, or the variables of a method or block that a closure keeps: label, file and first line of the code.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) code: Option<String>,
-    /// Objects that it refers to; of several, those of the one at the address.
+    /// Number of objects that it refers to; for several objects, that of the one at `address`.
     pub(super) refers: u64,
     /// Bytes of its slot.
     #[serde(skip)]
     pub(super) size: usize,
-    /// How many of this class, with this code, refer to samples; 1: it alone is told.
+    /// Number of objects of this class and with this code that refer to samples; 1: only this one is reported.
     pub(super) objects: u64,
-    /// Samples of the step before that it or they refer to.
+    /// Number of samples of the previous step that it or they refer to.
     pub(super) holds: usize,
-    /// How many samples there were.
+    /// Total number of these samples.
     pub(super) of: usize,
 }
 
@@ -58,37 +58,37 @@ pub(super) struct Holder {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub(super) enum End {
-    /// No object of the class is there any more.
+    /// No old object of the class exists any more.
     NoSample,
-    /// None of the references that are read leads to it: a stack, a thread, data of an extension, or similar.
+    /// None of the readable references leads to it: it is held by a stack, a thread, data of an extension, or similar.
     NotReadable,
-    /// The same, or it is not held any more: it may be a copy that was replaced, and that no collection has found yet.
+    /// The same, or it is no longer held: it may be a replaced copy that no collection has found yet.
     Doubtful,
-    /// Nothing is found that holds most of several objects. Not all is looked for then.
+    /// Nothing was found that holds most of several objects. In this case not everything is searched.
     Several,
-    /// Objects of different classes hold them, none of them most.
+    /// Objects of different classes hold them, and none of the classes holds most.
     Scattered,
-    /// A constant refers to it, which is for ever.
+    /// A constant refers to it, so it is never freed.
     Constant,
     /// A class variable or an instance variable of a class or module refers to it.
     ClassVariable,
     /// A global variable refers to it.
     GlobalVariable,
-    /// A thread or one of its fibers has it by a name (`Thread#[]`).
+    /// A thread or one of its fibers holds it as a local variable (`Thread#[]`).
     ThreadLocal,
-    /// A thread has it as a variable (`Thread#thread_variable_get`).
+    /// A thread holds it as a thread variable (`Thread#thread_variable_get`).
     ThreadVariable,
-    /// A fiber has it in its storage (`Fiber[]`).
+    /// A fiber holds it in its storage (`Fiber[]`).
     FiberStorage,
-    /// There are more steps than are followed.
+    /// The maximum number of steps was reached.
     Bounded,
-    /// A collection moved objects, or what was found last had changed when it was read again.
+    /// A collection moved objects, or the last holder had changed when it was read again.
     Changed,
-    /// The references of no object of this release are read.
+    /// References cannot be read in this release of Ruby.
     Release,
     /// The heap could not be read again.
     Unread,
-    /// Whoever waits for it does not want to wait any more.
+    /// The user stopped the search.
     Stopped,
 }
 
@@ -119,19 +119,19 @@ impl End {
     }
 }
 
-/// A path from samples to the holder that is farthest.
+/// A path from samples to their most distant holder.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Path {
     pub(super) holders: Vec<Holder>,
-    /// The constant that it ends at.
+    /// The constant at its end.
     pub(super) constant: Option<String>,
-    /// The variable of a class that it ends at.
+    /// The variable of a class at its end.
     pub(super) variable: Option<ClassVariable>,
-    /// The global variable that it ends at: `$cache`.
+    /// The global variable at its end: `$cache`.
     pub(super) global: Option<String>,
-    /// What of a thread it ends at; the end says in which way.
+    /// The variable of a thread or fiber at its end; `end` says which kind.
     pub(super) local: Option<Local>,
-    /// What has a name and holds some of several objects that it ends at.
+    /// If it ends at several objects: the named holders of some of them.
     pub(super) several: Option<Several>,
     pub(super) end: End,
     /// Why the heap could not be read.
@@ -152,14 +152,14 @@ impl Path {
         }
     }
 
-    /// What of a thread it ends at, if it ends so.
+    /// The variable of a thread or fiber at its end, if it ends in that way.
     pub(super) fn local_at(&self, end: End) -> Option<&Local> {
         self.local.as_ref().filter(|_| self.end == end)
     }
 }
 
-/// The paths of old objects of so many classes; `class_of` says which one an object is of. The heap is read once for the samples of all, and
-/// once for each step of all. The search ends early when `stop` says so.
+/// The paths of old objects of `classes` classes; `class_of` returns the index of an object's class. The heap is read once for the samples of
+/// all classes, and once for each step of all paths. The search ends early when `stop` returns true.
 pub(super) fn paths(
     target: &Target,
     classes: usize,
@@ -181,7 +181,7 @@ pub(super) fn paths(
     paths.into_iter().map(|path| path.unwrap_or_else(|| here(Vec::new()))).collect()
 }
 
-/// Why a search has no end.
+/// Why a search is incomplete.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Unfinished {
     Unread(HeapError),
@@ -194,7 +194,7 @@ impl From<HeapError> for Unfinished {
     }
 }
 
-/// Paths that have ended go to `paths`. If the heap cannot be read, `steps` are those of the others.
+/// Follows the paths; finished ones go to `paths`. If the search is incomplete, `steps` contains the last steps of the other paths.
 fn follow(
     target: &Target,
     paths: &mut [Option<Path>],
@@ -241,7 +241,7 @@ fn follow(
             steps.iter_mut().for_each(Step::again);
             pass(&mut |slot| search.see(slot, steps))
         })?;
-        // Objects may have moved, and others may be in their places.
+        // Objects may have moved, and others may be at their addresses.
         let moved = key(&target.plan, "compact_count", &target.state()?.1) != compactions;
         for step in std::mem::take(steps) {
             let suspect = step.suspect;
@@ -258,7 +258,7 @@ fn follow(
     Ok(())
 }
 
-/// Memory that cannot be read any more once `stop` has said so.
+/// Memory that cannot be read any more once `stop` has returned true.
 struct Stoppable<'a, M, F> {
     memory: &'a M,
     stop: F,
@@ -274,7 +274,7 @@ impl<M: Memory, F: Fn() -> bool> Memory for Stoppable<'_, M, F> {
     }
 }
 
-/// Pages come and go while they are read.
+/// Retries, because pages come and go while they are read.
 fn several_times<T>(mut look: impl FnMut() -> Result<T, Unfinished>) -> Result<T, Unfinished> {
     for _ in 1..TRIES {
         match look() {
@@ -289,7 +289,7 @@ fn several_times<T>(mut look: impl FnMut() -> Result<T, Unfinished>) -> Result<T
 mod tests {
     use super::*;
 
-    /// Once it is to stop, nothing is read any more.
+    /// Once the search is stopped, nothing is read any more.
     #[test]
     fn stopping() {
         struct All(Cell<u32>);
@@ -300,7 +300,7 @@ mod tests {
             }
         }
         let (all, stop) = (All(Cell::new(0)), Cell::new(false));
-        // A signal is told once.
+        // A signal is reported only once.
         let memory = Stoppable { memory: &all, stop: || stop.take(), stopped: Cell::new(false) };
         assert!(memory.read(8, &mut [0]) && !memory.stopped.get());
         stop.set(true);
@@ -309,7 +309,7 @@ mod tests {
         assert_eq!(all.0.get(), 1);
     }
 
-    /// What changes while it is read is read again, but not for ever; what is not there is not.
+    /// A heap that changes while it is read is read again, but not forever; other errors are returned at once.
     #[test]
     fn several_looks() {
         let look = |results: &[Result<u8, Unfinished>]| {

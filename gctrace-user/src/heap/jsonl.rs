@@ -1,4 +1,4 @@
-//! A census as JSON lines: one `census`, then a `heap` line for each row, with pages a `keeper` line for each class on nearly
+//! A census as JSON lines: one `census`, then a `heap` line for each row, and with pages a `keeper` line for each class on nearly
 //! empty ones. Documented in docs/heap.md.
 
 use std::io::{self, Write};
@@ -50,7 +50,7 @@ enum Line<'a> {
         #[serde(skip_serializing_if = "Option::is_none")]
         classes: Option<u64>,
         count: u64,
-        /// Not of ages: objects of one age have slots of several sizes.
+        /// Absent for ages: objects of one age have slots of several sizes.
         #[serde(skip_serializing_if = "Option::is_none")]
         bytes: Option<u64>,
         #[serde(skip_serializing_if = "Option::is_none")]
@@ -70,7 +70,7 @@ enum Line<'a> {
     },
 }
 
-/// What is known of the table of places.
+/// What is known of the table of allocation sites.
 #[derive(Clone, Debug, Default, Serialize)]
 pub(super) struct OfPlaces {
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -81,13 +81,13 @@ pub(super) struct OfPlaces {
     entries_of_others: Option<u64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     table_changed: Option<bool>,
-    /// Why there is none.
+    /// Why there is no table.
     #[serde(skip_serializing_if = "Option::is_none")]
     no_places: Option<String>,
 }
 
 impl OfPlaces {
-    /// Whether it was made anew while the heap was read.
+    /// Whether the table was replaced while the heap was read.
     pub(super) fn is_changed(&self) -> bool {
         self.table_changed == Some(true)
     }
@@ -106,7 +106,7 @@ impl OfPlaces {
     }
 }
 
-/// What is known of objects; what is not known of this Ruby is left out.
+/// Sums over objects; values that are unknown for this Ruby are omitted.
 #[derive(Serialize)]
 struct Objects {
     owned_bytes: u64,
@@ -204,19 +204,19 @@ impl Serialize for Address {
     }
 }
 
-/// Writes a line, safe to show on a terminal.
+/// Writes a line, escaped for a terminal.
 pub(super) fn line(out: &mut (impl Write + ?Sized), line: &impl Serialize) -> io::Result<()> {
     let text = serde_json::to_string(line)?;
     writeln!(out, "{}", gctrace_tunemygc::printable::printable_json(&text))
 }
 
-/// Writes a line that has no text from outside, as it is made: it may be long.
+/// Writes a line that contains no text from outside, unescaped and without buffering it: it may be long.
 pub(super) fn plain_line(mut out: &mut (impl Write + ?Sized), line: &impl Serialize) -> io::Result<()> {
     serde_json::to_writer(&mut out, line)?;
     out.write_all(b"\n")
 }
 
-/// Reads a line that was saved.
+/// Parses a saved line.
 pub(super) fn parsed<T: DeserializeOwned>(line: &str) -> io::Result<T> {
     Ok(serde_json::from_str(line)?)
 }

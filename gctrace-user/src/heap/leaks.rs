@@ -1,7 +1,7 @@
 //! `--leaks TIME`: what grows from one major collection to the next, what holds it, and where it was allocated.
 //!
-//! Only old objects are counted, after a major collection and before its garbage can come back: what survives those is
-//! held by something.
+//! Only old objects are counted, after a major collection and before garbage can accumulate again: what survives major
+//! collections is held by something.
 
 mod shown;
 mod unwatched;
@@ -38,11 +38,11 @@ use crate::{
     words::plural,
 };
 
-/// Time between two looks at the number of major collections.
+/// Interval at which the number of major collections is read.
 const LOOK: Duration = Duration::from_millis(20);
-/// Censuses at most: they are the time apart that this makes.
+/// Maximum number of censuses, from which the minimum time between two of them follows.
 const CENSUSES: u32 = 40;
-/// Classes whose holders are looked for.
+/// Maximum number of classes whose holders are searched.
 const PATHS: usize = 5;
 
 /// Old objects by class, after a major collection.
@@ -50,9 +50,9 @@ struct Survivors {
     major: u64,
     at: Instant,
     old: BTreeMap<String, u64>,
-    /// Objects without write barrier, which are never old.
+    /// Objects without a write barrier, which are never old.
     unprotected: BTreeMap<String, u64>,
-    /// Bytes that strings and arrays own outside of their slots.
+    /// Bytes that strings and arrays own outside their slots.
     owned: BTreeMap<String, u64>,
     heap: Heap,
     /// Resident memory of the process, bytes; `None`: it could not be read.
@@ -63,17 +63,17 @@ struct Survivors {
 #[derive(Clone, Copy)]
 struct Heap {
     pages: u64,
-    /// Of them, with a quarter of their slots in use at most.
+    /// Number of these with at most a quarter of their slots in use.
     nearly_empty: u64,
-    /// Bytes of all.
+    /// Total size of the pages, bytes.
     bytes: u64,
 }
 
-/// What was seen.
+/// The result of a watch.
 #[derive(Default)]
 struct Watched {
     censuses: Vec<Survivors>,
-    /// Censuses that a GC or a sweep that was not done made useless.
+    /// Number of discarded censuses: a GC ran meanwhile, a sweep was not finished, or the heap could not be read.
     discarded: u64,
     majors: u64,
     lasted: Duration,
@@ -84,14 +84,14 @@ struct Watched {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 enum Ended {
-    /// Its time.
+    /// The requested time has passed.
     #[default]
     Time,
     /// A signal to gctrace.
     Signal,
     /// The process has ended.
     Process,
-    /// It has replaced its program: the one that was watched has ended.
+    /// The process has replaced its program: the watched program has ended.
     Program,
 }
 
@@ -105,7 +105,7 @@ impl Ended {
         }
     }
 
-    /// Why nothing more can be read.
+    /// Why nothing more can be read, if that is so.
     fn gone(self) -> Option<&'static str> {
         self.words().filter(|_| matches!(self, Self::Process | Self::Program))
     }
@@ -118,7 +118,7 @@ struct Suspect {
     path: Option<Path>,
 }
 
-/// What is shown.
+/// What is reported.
 struct Found<'a> {
     target: &'a Target,
     watched: Watched,
@@ -196,9 +196,9 @@ fn watched(
             Err(HeapFailure::NotRuby { denied: false, .. }) if first.is_some() => {
                 watched.ended_by = Ended::Process;
             }
-            // The memory that was opened is that of a program that is gone.
+            // The opened memory is that of a program that is gone.
             Err(HeapFailure::Heap { .. }) if target.is_replaced() => watched.ended_by = Ended::Program,
-            // Pages come and go while they are read. What fails each time is an error.
+            // Pages come and go while they are read. It is an error only if no census succeeds.
             Err(failure @ HeapFailure::Heap { .. }) => {
                 watched.discarded += 1;
                 failed = Some(failure);
@@ -217,7 +217,7 @@ fn watched(
     }
 }
 
-/// Waits for a signal, so long at most.
+/// Waits for a signal, at most for this time.
 fn wait(signals: &Signals, time: Duration) -> Result<(), HeapFailure> {
     let timeout = Timespec { tv_sec: 0, tv_nsec: i64::from(time.subsec_nanos()) };
     let end = signals.end_fd();
@@ -228,14 +228,14 @@ fn wait(signals: &Signals, time: Duration) -> Result<(), HeapFailure> {
 }
 
 struct Look {
-    /// Major collections that had ended when this began, and after it.
+    /// Number of completed major collections before this look; `major` is that after it.
     before: u64,
     major: u64,
     discarded: bool,
     survivors: Option<Survivors>,
 }
 
-/// Major collections that have ended, and what the collector does.
+/// Number of completed major collections, and the state of the collector.
 fn majors(target: &Target) -> Result<(u64, Mode), HeapFailure> {
     let (_, data) = target.state().map_err(|source| target.failure(source))?;
     let layout = &target.plan.layout;
@@ -246,7 +246,7 @@ fn majors(target: &Target) -> Result<(u64, Mode), HeapFailure> {
     Ok((major, live_check::mode(layout, flags)))
 }
 
-/// Counts if a major collection has ended since the one that is known.
+/// Takes a census if it is `due`, no GC is in progress, and a major collection has ended since the `known` one.
 fn look(target: &Target, known: Option<u64>, due: bool) -> Result<Look, HeapFailure> {
     let (before, mode) = majors(target)?;
     let mut look = Look { before, major: before, discarded: false, survivors: None };
@@ -286,14 +286,14 @@ fn look(target: &Target, known: Option<u64>, due: bool) -> Result<Look, HeapFail
     Ok(look)
 }
 
-/// By how many it grows in a minute.
+/// Growth in objects per minute.
 fn per_minute(censuses: &[Survivors], growth: Growth) -> Option<f64> {
     let (from, to) = (censuses.get(growth.at.0)?, censuses.get(growth.at.1)?);
     let minutes = (to.at - from.at).as_secs_f64() / 60.0;
     Some(growth.more() as f64 / minutes)
 }
 
-/// Classes that grow, those with most objects more first.
+/// Classes that grow, largest growth first.
 fn suspects(censuses: &[Survivors]) -> Vec<Suspect> {
     let Some(last) = censuses.last() else { return Vec::new() };
     let mut suspects: Vec<Suspect> = last
@@ -312,7 +312,7 @@ fn suspects(censuses: &[Survivors]) -> Vec<Suspect> {
     suspects
 }
 
-/// Which of the suspects an object is of. Each class is named once.
+/// Maps objects to suspects. Each class is named once.
 struct Classes<'t> {
     memory: &'t ProcessMemory,
     names: Option<ClassNames<&'t ProcessMemory>>,
@@ -329,7 +329,7 @@ impl<'t> Classes<'t> {
     fn class_of(&mut self, slot: &Slot<'_>) -> Option<usize> {
         let Self { memory, names, suspects, known } = self;
         let kind = slot.kind();
-        // What internal objects have in the place of a class is something else.
+        // Internal objects have something else in place of the class.
         let class = if kind.is_internal() { 0 } else { slot.class() };
         *known.entry((kind, class)).or_insert_with(|| {
             let name = |class| class_name(names.as_mut()?, *memory, class);
@@ -339,14 +339,14 @@ impl<'t> Classes<'t> {
     }
 }
 
-/// Where what is left of the suspects was allocated.
+/// Allocation sites of the remaining objects of the suspects.
 fn origins(target: &Target, following: Following, suspects: &[Suspect]) -> Result<Origins, HeapFailure> {
     let (major, _) = majors(target)?;
     let mut classes = Classes::of(target, suspects);
     Ok(following.finish(target, major, |slot| Some(suspects.get(classes.class_of(slot)?)?.name.clone())))
 }
 
-/// Looks for what holds old objects of the first suspects.
+/// Searches holders of old objects of the first suspects.
 fn find_holders(target: &Target, suspects: &mut [Suspect], signals: &Signals) {
     let looked = suspects.len().min(PATHS);
     let suspects = &mut suspects[..looked];

@@ -1,4 +1,4 @@
-//! A line of Ruby code that asks for memory or for an object.
+//! A line of Ruby code that allocates memory or an object.
 
 use std::sync::Arc;
 
@@ -18,14 +18,14 @@ pub(crate) struct Line {
 }
 
 impl Line {
-    /// The innermost line of Ruby code, of what is built into the VM (`Integer#times`) only where there is no other; `None`: there is
-    /// none, or it is not known. Then none of those that called it is taken instead.
+    /// The innermost line of Ruby code. Code that is built into the VM (`Integer#times`) counts only if there is no other. `None`: there is
+    /// no such line, or it is unknown; a caller's line is not used instead.
     pub(crate) fn of(stack: &Stack) -> Option<Self> {
         let mut internal = None;
         for frame in stack.iter() {
             let file = match (&frame.file, frame.kind) {
                 (Some(file), FrameKind::Ruby) if frame.line > 0 => file,
-                // Its line is not known, or it is not known which frame it is. A C function has no line of its own.
+                // The line or the frame itself is unknown. C functions are skipped: they have no line.
                 (_, FrameKind::Ruby) => return internal,
                 (_, FrameKind::Missing) if &*frame.name != "(C function)" => return internal,
                 _ => continue,
@@ -39,7 +39,7 @@ impl Line {
         internal
     }
 
-    /// As people read it: `Shop#all (models/shop.rb:12)`.
+    /// Method and place as text: `Shop#all (models/shop.rb:12)`.
     pub(crate) fn text(&self) -> String {
         format!("{} ({})", printable(&self.method), self.place())
     }
@@ -55,7 +55,7 @@ mod tests {
     use super::*;
     use crate::model::stack::Frame;
 
-    /// Code of the VM is passed over where something has called it.
+    /// Code of the VM is skipped if other code called it.
     #[test]
     fn of_a_stack() {
         let frame = |name: &str, file: &str, line| {
@@ -68,7 +68,7 @@ mod tests {
         assert_eq!(of(vec![times(), run()]).as_deref(), Some("run (app/run.rb:7)"));
         assert_eq!(of(vec![times()]).as_deref(), Some("Integer#times (<internal:numeric>:238)"));
         assert_eq!(of(Vec::new()), None);
-        // Of code without lines, and of a frame that could not be named, the caller's line is not the one.
+        // For code without lines, and for a frame that could not be named, the caller's line is not used.
         assert_eq!(of(vec![frame("Shop#all", "/srv/app/shop.rb", 0), run()]), None);
         let missing = |name: &str| {
             let (name, kind) = (name.into(), FrameKind::Missing);

@@ -1,4 +1,4 @@
-//! Where the resident memory of a process is: what of it is the heap of objects, and what the rest.
+//! Parts of the resident memory of a process: the heap of objects, and the rest.
 
 use std::{
     collections::{BTreeMap, HashSet},
@@ -24,48 +24,48 @@ use crate::{
     words::{data_size, percent, plural},
 };
 
-/// The account of a process; bytes that are resident.
+/// The account of a process: resident bytes.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Account {
     rss: u64,
     swap: u64,
     objects: u64,
-    /// Of them, in pages that only this process maps.
+    /// Of `objects`, bytes in pages that only this process maps.
     objects_own: u64,
-    /// Bytes of slots in use and of free ones, resident or not.
+    /// Bytes of slots in use and of free slots, resident or not.
     slots: [u64; 2],
-    /// Without the pages of objects.
+    /// The other parts, without the pages of objects.
     parts: BTreeMap<Part, PartBytes>,
     /// Which part an address belongs to.
     pub(super) places: Places,
-    /// Threads, and those of them whose stack is a part of its own.
+    /// Number of threads; `stacks` is the number of them whose stack was recognised.
     threads: u64,
     stacks: u64,
     /// The kernel's own count (`VmRSS`) before and after the mappings were read.
     vm_rss: [Option<u64>; 2],
 }
 
-/// What a part has; bytes.
+/// Sizes of a part, bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct PartBytes {
     rss: u64,
-    /// Of it, what a fork has left to other processes, too, and none of them has written since; `None` if that changed while it was read.
+    /// Of `rss`, memory that a fork left shared with other processes and nobody has written since; `None` if it changed while it was read.
     shared: Option<u64>,
 }
 
-/// Where the parts are.
+/// Locations of the parts.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Places {
     /// First addresses of the pages of objects, sorted, and their size.
     objects: (Vec<u64>, u64),
-    /// Mappings in the order of addresses.
+    /// Mappings in order of addresses.
     maps: Vec<((u64, u64), Part)>,
     /// The mappings themselves.
     pub(super) mappings: Vec<Resident>,
 }
 
 impl Places {
-    /// The number of the part ([`PARTS`]) that this address is in now.
+    /// The index in [`PARTS`] of the part that contains this address now.
     pub(super) fn part(&self, address: u64) -> Option<usize> {
         let (starts, size) = &self.objects;
         let before = starts.partition_point(|start| *start <= address);
@@ -77,7 +77,7 @@ impl Places {
     }
 }
 
-/// The names of the parts, in the order of their numbers.
+/// The names of the parts, in the order of their indices.
 pub(super) const PARTS: [&str; 9] = {
     let mut names = [OBJECTS; 9];
     let mut at = 0;
@@ -90,7 +90,7 @@ pub(super) const PARTS: [&str; 9] = {
 
 const OBJECTS: &str = "pages of objects";
 
-/// A part of what is resident.
+/// A part of the resident memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Part {
     Break,
@@ -104,7 +104,7 @@ enum Part {
 }
 
 impl Part {
-    /// What there is, with its source. Each is without the pages of objects in it.
+    /// All parts, with name and source. None of them includes the pages of objects in its mappings.
     const ALL: [(Self, &'static str, &'static str); 8] = [
         (Self::Break, "allocated (break)", "smaps: [heap]"),
         (Self::Arenas, "allocated (arenas of threads)", "smaps: mappings that begin like an arena of glibc"),
@@ -131,7 +131,7 @@ impl Part {
 }
 
 impl Account {
-    /// Adds up what is resident. Mappings that come and go meanwhile can make parts overlap: `None`.
+    /// Sums up resident memory. `None`: mappings came and went meanwhile, so that parts overlap.
     pub(super) fn of(target: &Target, counted: &Counted, page: u64) -> io::Result<Option<Self>> {
         let mut account = Self { slots: slots(counted), ..Self::default() };
         let status = MemoryReader::open(target.pid)?;
@@ -226,7 +226,7 @@ impl Account {
     }
 }
 
-/// How another count differs from the sum of the parts: `12 kB more`.
+/// The difference of another count to the sum of the parts: `12 kB more`.
 fn difference(other: u64, rss: u64) -> String {
     match other.cmp(&rss) {
         std::cmp::Ordering::Equal => "the same".to_owned(),
@@ -239,8 +239,8 @@ fn slots(counted: &Counted) -> [u64; 2] {
     [counted.census.live().bytes, counted.census.free.bytes]
 }
 
-/// What of a mapping, without pages of objects, a fork has left to several processes: the kernel has the sum, but where pages of a file,
-/// which are shared in any case, lie between.
+/// Bytes of a mapping, without pages of objects, that a fork left shared with other processes. The kernel reports the sum, except for
+/// mappings of files, where pages of the file, which are shared in any case, lie between.
 fn shared(pages: &PageMap, map: &Resident, objects: Pages) -> io::Result<Option<u64>> {
     if !map.is_forked() {
         return Ok(Some(0));
@@ -341,7 +341,7 @@ pub(super) fn write(
             "pages of objects: {shared} ({share}) shared with other processes, copied when written"
         )?;
     }
-    // The main thread's is a part of its own.
+    // The stack of the main thread is a separate part.
     let others = account.threads.saturating_sub(1);
     if account.stacks < others {
         writeln!(

@@ -1,4 +1,4 @@
-//! `gctrace heap`: what lies in the heap of a running process, slot by slot, without stopping it.
+//! `gctrace heap`: the contents of the heap of a running process, slot by slot, without stopping it.
 
 mod accounts;
 mod anonymous;
@@ -40,7 +40,7 @@ use crate::{
     ruby::heap::HeapError,
 };
 
-/// Counts and prints. Returns the exit status.
+/// Takes the census and prints it. Returns the exit status.
 pub fn run(settings: &HeapSettings) -> u8 {
     match reported(settings) {
         Ok(()) => 0,
@@ -106,12 +106,12 @@ fn reported(settings: &HeapSettings) -> Result<(), HeapFailure> {
     write(&report, settings)
 }
 
-/// A census, with places of objects where rows are lines.
+/// A census; with allocation sites of objects if rows are lines.
 fn counted(target: &Target, by: By) -> Result<count::Counted, HeapError> {
     if by == By::Line { count::count_with_places(target) } else { count::count(target) }
 }
 
-/// Where the memory of the process is; the kernel's view and the census must fit together.
+/// The account of the memory of the process; the kernel's view and the census must match.
 fn account(target: &Target, counted: &count::Counted) -> Result<memory::Account, HeapFailure> {
     let unreadable = |source: io::Error| {
         if !target.is_there() {

@@ -1,8 +1,8 @@
-//! Where objects that are still there were allocated.
+//! Where objects that still exist were allocated.
 //!
-//! The kernel takes the stack at some refills and follows the object that is allocated there ([`gctrace_common::leak`]): what is in its
-//! slot is that object, unless its slot was seen free, or the heap was compacted. So a line that is reported is the line of that object,
-//! not of one that was there before.
+//! The kernel takes the stack at some refills and follows the object that is allocated there ([`gctrace_common::leak`]): the object in its
+//! slot is that object, unless the slot was seen free, or the heap was compacted. So a reported line is the line of that object,
+//! not of an earlier one in the same slot.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -33,13 +33,13 @@ use crate::{
     stacks::{Reader, Record, StackOf, Stacks},
 };
 
-/// Major collections that an object has survived when it counts as a survivor, besides being old.
+/// Minimum number of major collections that an object must have survived to count as a survivor; it must also be old.
 const SURVIVED: u64 = 2;
-/// Stacks per second above which half as many refills are drawn: at 25 microseconds each, 1 % of the time of a CPU.
+/// Limit of stacks per second, above which half as many refills are drawn: at 25 microseconds each, 1 % of the time of a CPU.
 const MOST_STACKS: u64 = 400;
-/// Objects that are remembered at most; then half as many are drawn.
+/// Maximum number of objects that are remembered; above it half as many refills are drawn.
 const MOST_SAMPLES: usize = 1 << 15;
-/// How often that is looked at.
+/// Interval at which these limits are checked.
 const LOOK: Duration = Duration::from_secs(1);
 
 /// An object whose allocation was seen.
@@ -47,23 +47,23 @@ struct Sample {
     address: u64,
     ts_ns: u64,
     line: Option<Line>,
-    /// Major collections that had ended at the latest when it was allocated; `None`: not known yet.
+    /// Upper bound of the number of major collections that had ended when it was allocated; `None`: not known yet.
     major: Option<u64>,
 }
 
-/// Objects of a class that were sampled and survived, by the line that allocated them; most first. `None`: no line of Ruby code, or it is not known.
+/// Sampled surviving objects of a class by the line that allocated them; most first. `None`: no line of Ruby code, or unknown.
 pub(super) type Lines = Vec<(Option<Line>, u64)>;
 
-/// Objects of a class that were sampled and survived.
+/// Sampled surviving objects of a class.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Allocated {
     pub(super) lines: Lines,
-    /// By the number of major collections that they have survived, at least.
+    /// Number of objects by the minimum number of major collections that they survived.
     pub(super) survived: BTreeMap<u64, u64>,
 }
 
 impl Allocated {
-    /// Of samples that are there when so many major collections have ended.
+    /// Sums up samples that still exist after `major` major collections.
     fn of(samples: &[&Sample], major: u64) -> Self {
         let mut lines: BTreeMap<Option<&Line>, u64> = BTreeMap::new();
         let mut survived = BTreeMap::new();
@@ -77,12 +77,12 @@ impl Allocated {
         Self { lines, survived }
     }
 
-    /// How many there are.
+    /// Number of the objects.
     pub(super) fn all(&self) -> u64 {
         self.survived.values().sum()
     }
 
-    /// The fewest collections, the most, and as many as half of the objects have survived at least.
+    /// The smallest and the largest number of survived collections, and the number that at least half of the objects survived.
     pub(super) fn range(&self) -> Option<(u64, u64, u64)> {
         let (first, last) = (self.survived.keys().next()?, self.survived.keys().next_back()?);
         let mut older = 0;
@@ -94,13 +94,13 @@ impl Allocated {
     }
 }
 
-/// What became of the objects that were drawn. Each is followed or not, for one of three reasons; what was followed was freed, could not
-/// be read any more, or is left.
+/// What became of the objects that were drawn. Each is followed, or not, for one of three reasons; a followed object was freed, became
+/// unreadable, or is left.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub(super) struct Account {
-    /// Hits of the probe at refills, also those without a page.
+    /// Hits of the probe at refills, including those without a page.
     hits: u64,
-    /// Refills, of which one in this number was drawn in the end. What was drawn before was thinned out alike.
+    /// In the end one in this many refills was drawn. Earlier samples were thinned out accordingly.
     one_in: u64,
     drawn: u64,
     followed: u64,
@@ -110,27 +110,27 @@ pub(super) struct Account {
     freed: u64,
     gone: u64,
     left: u64,
-    /// Followed, but the stack did not come.
+    /// Followed objects whose stack was lost.
     stacks_lost: u64,
-    /// Refills whose page could not be read; then nothing is known of any object.
+    /// Refills whose page could not be read; if there are any, nothing is known of any object.
     unread: u64,
     adds_up: bool,
 }
 
-/// What was found in the end.
+/// The result.
 pub(super) struct Origins {
-    /// By class, or why it is not known.
+    /// Survivors by class, or why they are unknown.
     pub(super) lines: Result<BTreeMap<String, Allocated>, String>,
     pub(super) account: Option<Account>,
 }
 
 impl Origins {
-    /// Nothing, because of this.
+    /// No result, for this reason.
     pub(super) fn missing(why: String) -> Self {
         Self { lines: Err(why), account: None }
     }
 
-    /// Of a class.
+    /// The survivors of a class.
     pub(super) fn of(&self, class: &str) -> Option<&Allocated> {
         const NONE: &Allocated = &Allocated { lines: Vec::new(), survived: BTreeMap::new() };
         self.lines.as_ref().ok().map(|lines| lines.get(class).unwrap_or(NONE))
@@ -152,7 +152,7 @@ pub(super) struct Following {
 }
 
 impl Following {
-    /// Attaches the probe. `Err`: why it is not possible.
+    /// Attaches the probe. `Err`: why that is not possible.
     pub(super) fn start(target: &Target) -> Result<Self, String> {
         preflight::check().map_err(|missing| missing.to_string())?;
         let (pid, plan) = (target.pid, &target.plan);
@@ -186,7 +186,7 @@ impl Following {
             mask: 0,
             freelist: page.freelist.into(),
         };
-        // The kernel takes pids of gctrace's own namespace.
+        // The kernel expects pids of gctrace's own namespace.
         let scope = NonZeroU32::new(pid).filter(|_| proc_root::shares_pids()).map_or(Scope::All, Scope::One);
         let path = PathBuf::from(format!("/proc/self/fd/{}", file.as_raw_fd()));
         probes
@@ -206,9 +206,9 @@ impl Following {
         })
     }
 
-    /// Takes what has come. `major` are the major collections that have ended, read just before.
+    /// Takes the stacks that have arrived. `major` is the number of completed major collections, read just before.
     pub(super) fn take(&mut self, major: u64) -> Result<(), AttachError> {
-        // They came before the number was read.
+        // These samples arrived before the number was read.
         for sample in self.samples.iter_mut().rev().take_while(|sample| sample.major.is_none()) {
             sample.major = Some(major);
         }
@@ -240,18 +240,18 @@ impl Following {
         }
     }
 
-    /// The same line, whose texts are shared with all others of it.
+    /// Interns a line, so that equal lines share their texts.
     fn known(&mut self, line: Line) -> Line {
         self.lines.entry(line).or_insert_with_key(Clone::clone).clone()
     }
 
-    /// Forgets what was freed.
+    /// Drops samples that are no longer followed.
     fn prune(&mut self) {
         let Self { probes, target, .. } = self;
         self.samples.retain(|sample| is_followed(probes, target, sample));
     }
 
-    /// From here on half as many are drawn; of those before, half are kept.
+    /// Halves the rate: from now on half as many refills are drawn, and a random half of the samples is kept.
     fn thin(&mut self) -> Result<(), AttachError> {
         self.target.mask = self.target.mask << 1 | 1;
         self.probes.set(self.target)?;
@@ -266,7 +266,7 @@ impl Following {
         Ok(())
     }
 
-    /// What the objects that `class_of` names were allocated by. `major` are the major collections that have ended.
+    /// The allocation sites of objects for which `class_of` returns a name. `major` is the number of completed major collections.
     pub(super) fn finish(
         mut self,
         target: &Target,
@@ -296,7 +296,7 @@ impl Following {
         mut class_of: impl FnMut(&Slot<'_>) -> Option<String>,
     ) -> Result<BTreeMap<String, Allocated>, String> {
         let text = |error: HeapError| error.to_string();
-        // The last one is the one that may be there.
+        // Of several samples at an address only the last one can still exist.
         let wanted: HashMap<u64, &Sample> = self
             .samples
             .iter()
@@ -314,7 +314,7 @@ impl Following {
             }
         })
         .map_err(text)?;
-        // After the heap was read: what is followed now was in its slot then.
+        // Checked after the heap was read: an object that is followed now was in its slot then.
         there.retain(|(_, sample)| is_followed(&self.probes, &self.target, sample));
         let (objspace, data) = target.state().map_err(text)?;
         if objspace != self.objspace {
@@ -331,10 +331,10 @@ impl Following {
         Ok(found.into_iter().map(|(class, samples)| (class, Allocated::of(&samples, major))).collect())
     }
 
-    /// Closes the gate and adds up.
+    /// Closes the gate and sums up.
     fn account(&mut self) -> Result<Account, AttachError> {
         self.probes.close()?;
-        // A program that had passed the gate is done in a microsecond, its stack is read within a tick of the reader.
+        // A program run that has passed the gate finishes within a microsecond; its stack is read within a tick of the reader.
         std::thread::sleep(Duration::from_millis(50));
         self.drain();
         let count = |count| self.probes.count(count);
@@ -374,7 +374,7 @@ fn is_followed(probes: &LeakProbes, target: &LeakTarget, sample: &Sample) -> boo
 mod tests {
     use super::*;
 
-    /// Half of the objects are as old as the third number says, or older.
+    /// At least half of the objects are as old as the third number, or older.
     #[test]
     fn ages() {
         let of = |survived: &[(u64, u64)]| {
@@ -388,7 +388,7 @@ mod tests {
         assert_eq!(of(&[(2, 10), (3, 10), (7, 1), (9, 9)]), Some((2, 9, 3)));
     }
 
-    /// Every object that was drawn is in one place.
+    /// Every drawn object is in exactly one category.
     #[test]
     fn accounts() {
         let mut account = Account { drawn: 10, followed: 7, page_full: 2, not_free: 1, ..Account::default() };

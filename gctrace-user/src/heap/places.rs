@@ -1,4 +1,4 @@
-//! Where the objects of a process were allocated, if it traces its allocations itself.
+//! Allocation sites of the objects of a process that traces its allocations itself.
 
 use super::target::{Target, key};
 use crate::ruby::{
@@ -6,22 +6,22 @@ use crate::ruby::{
     plan::AttachPlan,
 };
 
-/// Places, and what is known of them once the heap was read.
+/// Allocation sites, and notes on them after the heap was read.
 pub(super) struct Traced {
     pub(super) places: Places,
     pub(super) known: Known,
 }
 
-/// What is said of the table of places.
+/// Notes on the table of allocation sites.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Known {
-    /// Whether the program was tracing; else it had stopped.
+    /// Whether the program was still tracing allocations; otherwise it had stopped.
     pub(super) running: bool,
-    /// Objects that the table had.
+    /// Number of objects in the table.
     pub(super) entries: u64,
-    /// Objects with an entry that is of another one.
+    /// Number of objects whose entry is that of another object.
     pub(super) others: u64,
-    /// Whether the table was made anew while the heap was read.
+    /// Whether the table was replaced while the heap was read.
     pub(super) changed: bool,
 }
 
@@ -35,12 +35,12 @@ impl Known {
         }
     }
 
-    /// The word for it on the wire.
+    /// The name in JSON output.
     pub(super) fn tracing(self) -> &'static str {
         if self.running { "running" } else { "stopped" }
     }
 
-    /// What is said to people, if there is something.
+    /// Notes in text output.
     pub(super) fn words(self) -> Vec<String> {
         let mut words = Vec::new();
         if !self.running {
@@ -57,7 +57,7 @@ impl Known {
     }
 }
 
-/// What is said where there are no places.
+/// The text if there are no allocation sites.
 pub(super) fn advice(reason: NoPlaces) -> String {
     match reason {
         NoPlaces::NotTraced => {
@@ -72,7 +72,7 @@ pub(super) fn advice(reason: NoPlaces) -> String {
     }
 }
 
-/// Finds the table of the process. One pass over its heap.
+/// Finds the table of the process, in one pass over its heap.
 pub(super) fn find(
     target: &Target,
     objspace: u64,
@@ -85,7 +85,7 @@ pub(super) fn find(
     Ok(tracepoints.tracing(&target.memory))
 }
 
-/// Reads the table. `state` is that of the objspace before.
+/// Reads the table. `state` is that of the objspace before it is read.
 pub(super) fn read(
     target: &Target,
     tracing: Result<Tracing, NoPlaces>,
@@ -98,15 +98,15 @@ pub(super) fn read(
     Places::read(&target.memory, &tracing)
 }
 
-/// What gives objects their places. `state` is that of the objspace after the table and before the heap are read.
+/// Assigns allocation sites to objects. `state` is that of the objspace after the table and before the heap is read.
 pub(super) fn placed<'a>(target: &'a Target, places: &'a Places, state: &[u8]) -> Placed<'a> {
     let names = target.names();
     let count = target.plan.layout.count.read(state).unwrap_or_default();
     Placed::new(places, count, move |class| names.as_ref()?.real_class(class))
 }
 
-/// Whether objects were moved and the table was not: up to 3.3, `allocation_info_tracer_compact` compares the data of an entry instead of the
-/// object (`ext/objspace/object_tracing.c`, `v3_3_8`; it does not exist in 2.7).
+/// Whether objects were moved, but the table was not updated: up to 3.3, `allocation_info_tracer_compact` compares the data of an entry instead of
+/// the object (`ext/objspace/object_tracing.c`, `v3_3_8`; it does not exist in 2.7).
 pub(super) fn is_left_behind(plan: &AttachPlan, state: &[u8]) -> bool {
     !plan.analysis.version.at_least(3, 4) && key(plan, "compact_count", state).is_none_or(|count| count > 0)
 }
@@ -115,7 +115,7 @@ pub(super) fn is_left_behind(plan: &AttachPlan, state: &[u8]) -> bool {
 mod tests {
     use super::*;
 
-    /// Only what limits the places is said.
+    /// Only notes that restrict the results are printed.
     #[test]
     fn words() {
         let known = Known { running: true, entries: 9, others: 1, changed: false };

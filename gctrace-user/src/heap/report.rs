@@ -1,4 +1,4 @@
-//! What is reported of a census: rows by type, class, slot size, age or occupancy of pages.
+//! The report of a census: rows by type, class, slot size, age or occupancy of pages.
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
@@ -18,7 +18,7 @@ use crate::{
     },
 };
 
-/// Whose heap it is, and how it is to be reported.
+/// The process, and the kind of report.
 pub(super) struct Who {
     pub(super) pid: u32,
     pub(super) command: Option<String>,
@@ -30,24 +30,24 @@ pub(super) struct Who {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Row {
     pub(super) name: String,
-    /// Objects; of pages, pages.
+    /// Number of objects; if rows represent pages, of pages.
     pub(super) count: u64,
     /// Bytes of slots.
     pub(super) bytes: u64,
-    /// Free slots among them, where a row represents slots or pages.
+    /// Number of free slots among them, if rows represent slots or pages.
     pub(super) free: Option<u64>,
-    /// What is known of the objects, where a row represents objects.
+    /// Sums over the objects, if rows represent objects.
     pub(super) objects: Option<Tally>,
-    /// Where a row represents objects by class: how many classes of this name there are, if it is more than one.
+    /// If rows represent classes: number of classes with this name, if more than one.
     pub(super) classes: Option<u64>,
-    /// Where a row represents a line: which, and the class of the objects.
+    /// If rows represent lines: the line, and the class of the objects.
     pub(super) line: Option<Allocated>,
 }
 
-/// What was allocated at a line.
+/// The line and class of allocated objects.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Allocated {
-    /// `None`: outside of Ruby code.
+    /// File and line; `None`: outside Ruby code.
     pub(super) place: Option<(Arc<str>, u32)>,
     pub(super) class: String,
 }
@@ -59,14 +59,14 @@ pub(super) struct KeeperRow {
     pub(super) keeper: Keeper,
 }
 
-/// What is printed.
+/// The data to print.
 pub(super) struct Report {
     pub(super) who: Who,
     /// Rows, largest first.
     pub(super) rows: Vec<Row>,
-    /// With `--by page`, what keeps nearly empty pages, by the number of pages.
+    /// With `--by page`: what keeps nearly empty pages, most pages first.
     pub(super) keepers: Vec<KeeperRow>,
-    /// Pages that are nearly empty.
+    /// Number of nearly empty pages.
     pub(super) nearly_empty: u64,
     pub(super) live: Tally,
     pub(super) free: Tally,
@@ -76,14 +76,14 @@ pub(super) struct Report {
     pub(super) allocated: Option<u64>,
     pub(super) sweeping: bool,
     pub(super) consistent: bool,
-    /// What is said if it is not.
+    /// The text if it is not.
     pub(super) inconsistent: &'static str,
     pub(super) known: ObjectBits,
-    /// With `--by line`, what is known of the table of places, or why there is none.
+    /// With `--by line`: notes on the table of allocation sites, or why there is none.
     pub(super) places: Option<Result<Known, NoPlaces>>,
 }
 
-/// What is known of the objects of this Ruby.
+/// Which bits of objects are known for this Ruby.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct ObjectBits {
     /// Age, write barriers and death.
@@ -93,7 +93,7 @@ pub(super) struct ObjectBits {
 }
 
 impl Report {
-    /// Reports what was counted.
+    /// Reports a census.
     ///
     /// # Errors
     ///
@@ -102,8 +102,8 @@ impl Report {
         Self::made(target, by, counted, true)
     }
 
-    /// The same without how many classes have the name of a row, for which each class is read once more: a census must end before the next
-    /// collection.
+    /// The same without the number of classes that share the name of a row, for which each class would be read once more: a census must end
+    /// before the next collection.
     pub(super) fn brief(target: &Target, by: By, counted: &Counted) -> Result<Self, HeapError> {
         Self::made(target, by, counted, false)
     }
@@ -118,7 +118,7 @@ impl Report {
             None => Self::with(who, counted, |class| (Some(format!("(class at {class:#x})").into()), None)),
         };
         let (_, state) = target.state()?;
-        // Classes are named after they were counted.
+        // Classes are named after the objects were counted.
         if key(&target.plan, "compact_count", &state) != counted.compactions {
             report.consistent = false;
             report.inconsistent = "not of one moment: the heap was compacted meanwhile, and rows may have names of other classes";
@@ -166,7 +166,7 @@ impl Report {
     }
 }
 
-/// The name of a class, and the class that `Object#class` gives, by its address.
+/// The name of a class, and the address of the class that `Object#class` returns.
 type Named = (Option<Arc<str>>, Option<u64>);
 
 /// Names of rows for classes, each read once.
@@ -176,12 +176,12 @@ struct Labels<F> {
 }
 
 impl<F: FnMut(u64) -> Named> Labels<F> {
-    /// Objects of one class are one row, whatever their type. Objects that Ruby code never sees are reported by type.
+    /// The name of the row. Objects of one class are one row, whatever their type. Objects that Ruby code never sees are reported by type.
     fn of(&mut self, kind: ObjectType, class: u64) -> String {
         self.label(kind, class).0.as_ref().to_owned()
     }
 
-    /// The same, and which class it is, if it has a name.
+    /// The same, and the address of the class, if it has a name.
     fn label(&mut self, kind: ObjectType, class: u64) -> (Arc<str>, Option<u64>) {
         if class == 0 {
             return (class_label(kind, 0, |_| None).into(), None);
@@ -196,8 +196,8 @@ impl<F: FnMut(u64) -> Named> Labels<F> {
     }
 }
 
-/// The name of the class that objects with this class pointer have; `None`: it has none. Where there is no class, as when a program goes on
-/// that frees it, the name says so.
+/// The name of the class of objects with this class pointer; `None`: the class has no name. If there is no class at that address, for example
+/// because the program continued and freed it, the returned name says so.
 pub(super) fn class_name<M: Memory>(
     names: &mut ClassNames<M>,
     memory: &impl Memory,
@@ -206,7 +206,7 @@ pub(super) fn class_name<M: Memory>(
     names.name(class).or_else(|| (!is_class(memory, class)).then(|| "(class that cannot be read)".into()))
 }
 
-/// Whether a class is at an address, or what stands for an included module.
+/// Whether a class, or the stand-in for an included module, is at an address.
 fn is_class(memory: &impl Memory, address: u64) -> bool {
     let mut flags = [0; 8];
     if !memory.read(address, &mut flags) {
@@ -216,7 +216,7 @@ fn is_class(memory: &impl Memory, address: u64) -> bool {
     ["T_CLASS", "T_ICLASS"].contains(&kind.name())
 }
 
-/// The name of the row that an object of this type and class is in; 0 for hidden objects.
+/// The name of the row for an object of this type and class; `class` is 0 for hidden objects.
 pub(super) fn class_label(
     kind: ObjectType,
     class: u64,
@@ -251,7 +251,7 @@ fn by_class<F: FnMut(u64) -> Named>(classes: &ByClass<Tally>, labels: &mut Label
     rows.collect()
 }
 
-/// Objects without a place are one row, whatever their class.
+/// Objects without an allocation site are one row, whatever their class.
 fn by_line<F: FnMut(u64) -> Named>(
     census: &Census,
     traced: Option<&Result<Traced, NoPlaces>>,
@@ -275,7 +275,7 @@ fn by_line<F: FnMut(u64) -> Named>(
     rows.collect()
 }
 
-/// The row of objects without a place.
+/// The row of objects without an allocation site.
 const NOT_TRACED: &str = "(not traced)";
 
 impl Allocated {
@@ -287,13 +287,13 @@ impl Allocated {
         }
     }
 
-    /// What a row is called: no two of them have the same name.
+    /// The name of the row, which is unique.
     fn name(&self) -> String {
         format!("{} {}", self.line(), self.class)
     }
 }
 
-/// Pages with objects of several classes of one name are counted for each of them.
+/// A page with objects of several classes of the same name is counted for each of the classes.
 fn keepers<F: FnMut(u64) -> Named>(keepers: &ByClass<Keeper>, labels: &mut Labels<F>) -> Vec<KeeperRow> {
     let name = |(&(kind, class), keeper): (&(ObjectType, u64), &Keeper)| KeeperRow {
         name: if class == 0 {
@@ -332,7 +332,7 @@ fn by_size(pages: &[Page]) -> Vec<Row> {
     sizes.into_iter().map(row).collect()
 }
 
-/// A page is given back to the system only when it is empty: nearly empty ones are what fragmentation costs.
+/// A page is given back to the system only when it is empty: nearly empty pages are the cost of fragmentation.
 fn by_occupancy(pages: &[Page]) -> Vec<Row> {
     const NAMES: [&str; 6] = ["empty", "1-25 %", "26-50 %", "51-75 %", "76-99 %", "full"];
     let mut rows = NAMES.map(|name| Row { name: name.to_owned(), free: Some(0), ..Row::default() });
@@ -359,7 +359,7 @@ mod tests {
         Page { start: 0x1000, slot_size: 40, slots, live, old: 0, pinned: 0 }
     }
 
-    /// Each page is in the one row that its occupancy belongs to.
+    /// Each page is in exactly the row of its occupancy.
     #[test]
     fn occupancy() {
         let pages = [page(100, 0), page(100, 1), page(100, 25), page(100, 26), page(400, 399), page(7, 7)];
@@ -371,7 +371,7 @@ mod tests {
         assert_eq!(nearly, [false, true, true, false, false, false]);
     }
 
-    /// A class without a name is one; what cannot be read, is free or is something else is none.
+    /// A class without a name is recognised; an unreadable or free slot, or another object, is not a class.
     #[test]
     fn classes() {
         struct Words(BTreeMap<u64, u64>);
@@ -386,7 +386,7 @@ mod tests {
         assert_eq!(classes, [true, true, false, false, false, false]);
     }
 
-    /// Classes of one name are one row, which says how many they are; a singleton class is not another class.
+    /// Classes of the same name are one row, which says how many there are; a singleton class does not count as another class.
     #[test]
     fn classes_of_one_name() {
         // 0x11 is the singleton class of an object of 0x10; 0x30 and 0x31 have no name, and 0x40 cannot be read.
@@ -413,7 +413,7 @@ mod tests {
         );
     }
 
-    /// Slots in use and free ones are separate.
+    /// Slots in use and free slots are separate.
     #[test]
     fn sizes() {
         let rows = by_size(&[page(100, 60), Page { slot_size: 160, ..page(10, 10) }, page(100, 0)]);

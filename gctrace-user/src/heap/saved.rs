@@ -1,4 +1,4 @@
-//! A census that was saved: what `--format jsonl` wrote, read back.
+//! A saved census: the output of `--format jsonl`, read back.
 
 use std::{
     collections::BTreeMap,
@@ -11,21 +11,21 @@ use serde::Deserialize;
 
 use super::{count::NOT_SWEPT, jsonl, report::Report};
 
-/// Bytes of a file that are read at most; a row has about 200.
+/// Maximum number of bytes read of a file; a row has about 200.
 const LARGEST: u64 = 256 << 20;
 
 /// Rows of a census by their names.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Saved {
     pub(super) pid: u32,
-    /// The release, and the program, where it is known.
+    /// The Ruby release; this and the command line are `None` if unknown.
     pub(super) ruby: Option<String>,
     pub(super) command: Option<String>,
     /// What a row represents.
     pub(super) by: String,
     pub(super) gc_count: u64,
     pub(super) consistent: bool,
-    /// Whether it is not, only because a collection had not swept all pages yet.
+    /// Whether it is inconsistent only because a collection had not swept all pages yet.
     pub(super) not_swept: bool,
     pub(super) rows: BTreeMap<String, Amount>,
 }
@@ -34,7 +34,7 @@ pub(super) struct Saved {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Amount {
     pub(super) count: u64,
-    /// Bytes of slots, and those owned outside of them.
+    /// Bytes of slots, plus those owned outside them.
     pub(super) bytes: u64,
 }
 
@@ -72,7 +72,7 @@ enum Line {
 }
 
 impl Saved {
-    /// What is being reported.
+    /// Converts a report.
     pub(super) fn of(report: &Report) -> Self {
         let rows = report.rows.iter().map(|row| {
             let owned = row.objects.map_or(0, |tally| tally.owned);
@@ -90,8 +90,8 @@ impl Saved {
         }
     }
 
-    /// What shows that a later census is of another program, in words: a process may have been started again, or its number was given to
-    /// another one.
+    /// What shows that a later census is of another program, in words: a process may have been restarted, or its pid may have been reused;
+    /// `None` if nothing does.
     pub(super) fn other_program(&self, later: &Self) -> Option<String> {
         let differ = |one: &Option<String>, other: &Option<String>| {
             one.as_ref()
@@ -121,7 +121,7 @@ impl Saved {
         Self::parse(BufReader::new(file.take(LARGEST)))
     }
 
-    /// Reads one census; what else is among its lines is passed over.
+    /// Parses one census; unknown lines are skipped.
     fn parse(lines: impl BufRead) -> io::Result<Self> {
         let mut saved = Self::default();
         let mut heads = 0;
@@ -160,7 +160,7 @@ impl Saved {
                     if by != saved.by {
                         return Err(bad(format!("a row by {by} among rows by {}", saved.by)));
                     }
-                    // Sums, not objects.
+                    // These rows are sums, not objects.
                     if by == "type" && ["FREE", "TOTAL"].contains(&name.as_str()) {
                         continue;
                     }
@@ -197,18 +197,18 @@ pub(super) struct Change {
 }
 
 impl Change {
-    /// Objects more or less.
+    /// Change of the number of objects.
     pub(super) fn count(&self) -> i128 {
         i128::from(self.after.count) - i128::from(self.before.count)
     }
 
-    /// Bytes more or less.
+    /// Change of the number of bytes.
     pub(super) fn bytes(&self) -> i128 {
         i128::from(self.after.bytes) - i128::from(self.before.bytes)
     }
 }
 
-/// Rows that differ, those that grew most first.
+/// Rows that differ, largest growth first.
 pub(super) fn changes(before: &Saved, after: &Saved) -> Vec<Change> {
     let names = before.rows.keys().chain(after.rows.keys().filter(|name| !before.rows.contains_key(*name)));
     let of = |saved: &Saved, name: &str| saved.rows.get(name).copied().unwrap_or_default();
@@ -241,7 +241,7 @@ mod tests {
         Saved::parse(lines.join("\n").as_bytes())
     }
 
-    /// What grew comes first, what shrank last; what is the same is left out, what is new or gone is not.
+    /// What grew comes first, what shrank last; unchanged rows are omitted, new and missing ones are not.
     #[test]
     fn what_changed() {
         let before = parse(&[HEAD.into(), row("A", 5), row("B", 9), row("C", 1), row("D", 2)]).unwrap();
@@ -253,7 +253,7 @@ mod tests {
         assert_eq!(changes(&before, &before), []);
     }
 
-    /// A census of another program is known by its pid, its Ruby, its name, or by a count that only grows.
+    /// A census of another program is recognised by its pid, Ruby or name, or by a decrease of a count that only grows.
     #[test]
     fn of_another_program() {
         let head = |text: &str| parse(&[text.to_owned(), row("A", 1)]).unwrap();
@@ -278,7 +278,7 @@ mod tests {
         }
     }
 
-    /// A heap that did not change while it was read has another reason than one that did.
+    /// A heap that did not change while it was read has a different reason than one that did.
     #[test]
     fn why_not_of_one_moment() {
         let head = HEAD.replace(r#""consistent":true"#, r#""consistent":false,"sweeping":true"#);
@@ -293,7 +293,7 @@ mod tests {
         assert!(!parse(&[HEAD.into(), row("A", 1)]).unwrap().not_swept);
     }
 
-    /// One whose last rows are missing would look like growth.
+    /// A census that lacks its last rows is refused, because it would look like growth.
     #[test]
     fn cut_off() {
         let head = r#"{"type":"census","pid":7,"gc_count":3,"consistent":true,"live":5}"#;
@@ -311,7 +311,7 @@ mod tests {
         assert!(parse(&[row("A", u64::MAX), row("B", 6)]).is_err(), "nor does the sum wrap around");
     }
 
-    /// What is no saved census is refused in words.
+    /// A file that is not a saved census is refused with an explanation.
     #[test]
     fn refused() {
         let why = |lines: &[String]| parse(lines).unwrap_err().to_string();
@@ -326,7 +326,7 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever a file holds is a census or a refusal, and numbers do not overflow.
+        /// Any file content is parsed or refused, and numbers do not overflow.
         #[test]
         fn garbage(text in ".{0,200}", count in any::<u64>(), bytes in any::<u64>()) {
             let row = format!(

@@ -1,4 +1,4 @@
-//! What has become of memory that a process shared with others since a fork: copy-on-write damage, by part.
+//! What became of memory that a process shared with others since a fork: copy-on-write damage, by part.
 
 use std::{
     io::{self, Write},
@@ -23,7 +23,7 @@ use crate::{
     words::{data_size, plural},
 };
 
-/// What has become of it; bytes. The sums of the four are what was shared before.
+/// What became of shared memory; bytes. `before` is the sum of the other four.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Fate {
     before: u64,
@@ -33,16 +33,16 @@ pub(super) struct Fate {
     gone: u64,
 }
 
-/// The same of one time and another.
+/// What became of it between two times, in total and by part.
 pub(super) struct Since {
     all: Fate,
-    /// Private and shared now, by the part that they are in now.
+    /// Bytes that are private and shared now, by the part that contains them now.
     parts: [(u64, u64); PARTS.len()],
     apart: Duration,
 }
 
 impl Since {
-    /// Looks at the pages again.
+    /// Reads the state of the pages again.
     pub(super) fn look(pages: &mut SharedPages, places: &Places) -> Result<Self, SharingError> {
         let (size, before) = (pages.page(), pages.bytes());
         let mut since = Self {
@@ -72,7 +72,7 @@ impl Since {
         rows.filter(|(_, private, shared)| private + shared > 0)
     }
 
-    /// A sentence and a table; `when` it was shared.
+    /// Writes a sentence and a table; `when` says when the memory was shared.
     pub(super) fn text(&self, out: &mut impl Write, when: &str) -> io::Result<()> {
         let Fate { before, private, shared, swapped, gone } = self.all;
         if before == 0 {
@@ -98,7 +98,7 @@ impl Since {
         Ok(())
     }
 
-    /// How long ago, and what was collected meanwhile.
+    /// How long ago that was, and which collections ran meanwhile.
     fn when(&self, before: u64, after: u64) -> String {
         let apart = self.apart.as_secs_f64();
         match count::collections(before, after) {
@@ -107,12 +107,12 @@ impl Since {
         }
     }
 
-    /// How many bytes were shared.
+    /// Number of bytes that were shared.
     pub(super) fn before(&self) -> u64 {
         self.all.before
     }
 
-    /// How long ago.
+    /// How long ago that was.
     pub(super) fn ago(&self) -> Duration {
         self.apart
     }
@@ -163,14 +163,14 @@ enum Line {
     },
 }
 
-/// What is shared at one time, where it lies, and `GC.count` before that.
+/// What is shared at one time, its location, and `GC.count` just before.
 struct Look {
     pages: SharedPages,
     places: Places,
     gc_count: u64,
 }
 
-/// Mappings may come and go while they are read: so often it is tried again.
+/// Maximum number of attempts: mappings may come and go while they are read.
 const TRIES: u32 = 3;
 
 fn look(target: &Target) -> Result<Look, HeapFailure> {
@@ -218,7 +218,7 @@ fn unknown(target: &Target, error: SharingError) -> HeapFailure {
     }
 }
 
-/// Looks again and again, and reports how much of what was shared became private: since the last time, and since the first. Ends with
+/// Reads periodically, and reports how much of the shared memory became private, since the last time and since the first. Ends with
 /// the process, or when the output is no longer read.
 pub(super) fn watch(target: &Target, every: Duration, settings: &HeapSettings) -> Result<(), HeapFailure> {
     let mut began = Instant::now();
@@ -244,7 +244,7 @@ pub(super) fn watch(target: &Target, every: Duration, settings: &HeapSettings) -
         });
         let (now, whole, recent, gc) = match round {
             Ok(round) => round,
-            // That is how a watch ends.
+            // The regular end of a watch.
             Err(HeapFailure::NotRuby { .. }) if !target.is_there() && rounds > 1 => {
                 say(&format!("pid {} has ended; it was looked at {rounds} times", target.pid));
                 return Ok(());

@@ -1,8 +1,8 @@
 //! A picture of a heap: a cell for each page, a band for each slot size.
 //!
-//! The colour of a cell shows how full its page is, the bar at its foot the share of old objects, the mark in its
-//! corner that an object on it is pinned. Pages are in the order of their addresses. A cell of a large heap represents
-//! several neighbours.
+//! The colour of a cell shows how full its page is, the bar at its foot the share of old objects, and the mark in its
+//! corner that an object on it is pinned. Pages are in order of addresses. In a picture of a large heap a cell represents
+//! several neighbouring pages.
 
 use std::{
     collections::BTreeMap,
@@ -24,11 +24,11 @@ const MARGIN: usize = 24;
 const CELL: usize = 14;
 const GAP: usize = 2;
 const COLUMNS: usize = (WIDTH - 2 * MARGIN) / CELL;
-/// Cells that are drawn at most; in a larger heap a cell represents several pages.
+/// Maximum number of cells; in a larger heap a cell represents several pages.
 const MOST_CELLS: usize = 20_000;
 const FONT: &str = "font-family=\"Verdana,DejaVu Sans,sans-serif\"";
 
-/// Occupancy and its colour; from light to dark, so that it reads in grey, too.
+/// Occupancy and its colour, from light to dark, so that it is readable in greyscale.
 const STEPS: [(&str, &str); 6] = [
     ("empty", "#f4f4f4"),
     ("1-25 %", "#fde0c5"),
@@ -40,7 +40,7 @@ const STEPS: [(&str, &str); 6] = [
 const OLD: &str = "#1d6fb8";
 const PINNED: &str = "#ffd400";
 
-/// Pages that share a cell.
+/// The pages of one cell.
 #[derive(Default)]
 struct Cell {
     pages: u64,
@@ -131,7 +131,7 @@ fn draw(
         STEPS[cell.step()].1
     )?;
     if report.known.bits && cell.old > 0 {
-        // At least a pixel: one old object is what keeps the page.
+        // At least one pixel: a single old object can keep the page.
         let width = (cell.old as usize * side).div_ceil(cell.live.max(1) as usize).clamp(1, side);
         write!(
             out,
@@ -217,7 +217,7 @@ fn swatch(out: &mut dyn Write, (x, y): (usize, usize), colour: &str) -> io::Resu
     )
 }
 
-/// Text, escaped: the name of a command may contain anything.
+/// Writes escaped text: the name of a command may contain anything.
 fn label(out: &mut dyn Write, x: usize, y: usize, size: usize, colour: &str, text: &str) -> io::Result<()> {
     let text = text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;");
     writeln!(out, "<text x=\"{x}\" y=\"{y}\" font-size=\"{size}\" fill=\"{colour}\" {FONT}>{text}</text>")

@@ -25,12 +25,12 @@ use crate::{
     },
 };
 
-/// Looks at processes.
+/// Surveys processes.
 pub(crate) fn looked_at(pids: Vec<u32>, cache_dir: Option<&Path>) -> Survey {
     let subjects = Subjects {
         selection: Selection { pids, ..Selection::default() },
         files: Vec::new(),
-        // What the kernel can do matters to events only; frames, and with them names, are planned where threads are
+        // Abilities of the kernel matter to events only; frames, and with them names, are planned if threads can be
         // read.
         abilities: Abilities { reads_threads: true, cookies: true },
         debug: DebugInfo::of_servers(std::env::var("DEBUGINFOD_URLS").ok().as_deref()),
@@ -48,7 +48,7 @@ pub(crate) struct Target {
 }
 
 impl Target {
-    /// Finds the process, and how its Ruby is read.
+    /// Finds the process, and determines how its Ruby is read.
     pub(crate) fn find(pid: u32, cache_dir: Option<&Path>) -> Result<Self, HeapFailure> {
         let not_ruby = |reason: String, denied| HeapFailure::NotRuby { pid, reason, denied };
         let mut found = looked_at(vec![pid], cache_dir);
@@ -61,7 +61,7 @@ impl Target {
         Self::of(process, image).map_err(|failure| if is_running(pid) { failure } else { ended(pid) })
     }
 
-    /// How a process that was found is read. It may have ended since.
+    /// How a found process is read. It may have ended since.
     fn of(process: ProcessFound, image: ImageFound) -> Result<Self, HeapFailure> {
         let pid = process.pid;
         let not_ruby = |reason: String, denied| HeapFailure::NotRuby { pid, reason, denied };
@@ -82,17 +82,17 @@ impl Target {
         Ok(Self { pid, command: process.command, memory, bias, plan })
     }
 
-    /// How its heap is read.
+    /// The layout of its heap.
     pub(crate) fn layout(&self) -> Result<HeapLayout, HeapError> {
         HeapLayout::of(self.plan.analysis.version)
     }
 
-    /// The release.
+    /// The release of its Ruby.
     pub(crate) fn ruby(&self) -> String {
         self.plan.analysis.version.to_string()
     }
 
-    /// The file that the process has mapped as its Ruby, and its path there.
+    /// The file that the process has mapped as its Ruby, and its path in the process.
     pub(crate) fn file(&self) -> Result<(File, PathBuf), String> {
         let mappings = mappings::of_process(self.pid).map_err(|error| error.to_string())?;
         let mut last = "it is not mapped any more".to_owned();
@@ -115,26 +115,26 @@ impl Target {
         Err(last)
     }
 
-    /// Address and state of the objspace, as it is now.
+    /// Address and current state of the objspace.
     pub(crate) fn state(&self) -> Result<(u64, Vec<u8>), HeapError> {
         let read = |address, buffer: &mut [u8]| self.memory.read(address, buffer);
         objspace_of(read, self.bias, &self.plan)
             .ok_or(HeapError::Unreadable { what: "the objspace", address: self.bias })
     }
 
-    /// What names its classes; `None` if nothing does.
+    /// The reader of class names; `None` if they cannot be read.
     pub(crate) fn names(&self) -> Option<ClassNames<&ProcessMemory>> {
         let frames = self.plan.frames.as_ref().ok()?.clone();
         Some(ClassNames::new(&self.memory, frames, self.bias))
     }
 
-    /// What reads references of its objects; `None` if that is not known of this Ruby.
+    /// The reader of references of its objects; `None` if their layout is unknown for this Ruby.
     pub(crate) fn references(&self, layout: &HeapLayout) -> Option<References> {
         let shapes = self.plan.analysis.derived.shapes.as_ref().ok();
         References::of(self.plan.analysis.version, layout, shapes.map(|list| Shapes::new(*list, self.bias)))
     }
 
-    /// Refuses a Ruby whose classes nothing names.
+    /// Refuses a Ruby whose class names cannot be read.
     pub(crate) fn needs_names(&self) -> Result<(), HeapFailure> {
         match &self.plan.frames {
             Ok(_) => Ok(()),
@@ -144,22 +144,22 @@ impl Target {
         }
     }
 
-    /// What a failure to read the heap means: it could not be read, or there is no process any more.
+    /// The failure that an error means: the heap could not be read, or the process has ended.
     pub(crate) fn failure(&self, source: HeapError) -> HeapFailure {
         if self.is_there() { HeapFailure::Heap { pid: self.pid, source } } else { self.ended() }
     }
 
-    /// Whether the process still has its memory.
+    /// Whether the process still runs.
     pub(crate) fn is_there(&self) -> bool {
         is_running(self.pid)
     }
 
-    /// Whether the process is there with another program: the memory that was opened is that of one that is gone.
+    /// Whether the process runs another program now: the opened memory is that of a program that is gone.
     pub(crate) fn is_replaced(&self) -> bool {
         self.state().is_err() && self.is_there()
     }
 
-    /// What is said when it has none any more.
+    /// The failure of a process that has ended.
     pub(crate) fn ended(&self) -> HeapFailure {
         ended(self.pid)
     }
@@ -169,7 +169,7 @@ fn ended(pid: u32) -> HeapFailure {
     HeapFailure::NotRuby { pid, reason: "it has ended".to_owned(), denied: false }
 }
 
-/// A number of `GC.stat`.
+/// The value of a key of `GC.stat`.
 pub(super) fn key(plan: &AttachPlan, name: &str, data: &[u8]) -> Option<u64> {
     plan.layout.keys.iter().find(|key| key.name == name).and_then(|key| key.value(data))
 }

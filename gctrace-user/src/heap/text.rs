@@ -1,4 +1,4 @@
-//! A census for people.
+//! A census as text.
 
 use std::io::{self, Write};
 
@@ -12,10 +12,10 @@ use super::{
 use crate::cli::By;
 use crate::words::{data_size, percent, plural};
 
-/// Rows of what keeps pages.
+/// Maximum number of rows about what keeps pages.
 const KEEPERS: usize = 10;
 
-/// A part of a whole in percent. As small parts are not rounded to nothing, large ones are not rounded to all.
+/// A part of a whole in percent. Small parts are not rounded to 0, and large ones are not rounded to all.
 pub(super) fn share(part: u64, whole: u64) -> String {
     match percent(part, whole) {
         all if all == "100.0 %" && part < whole => "above 99.9 %".to_owned(),
@@ -23,12 +23,12 @@ pub(super) fn share(part: u64, whole: u64) -> String {
     }
 }
 
-/// Writes the first `top` rows, and the sum of the others.
+/// Writes the first `top` rows, and the sum of the rest.
 pub(super) fn write(out: &mut impl Write, report: &Report, top: usize) -> io::Result<()> {
     head(out, report)?;
     writeln!(out)?;
     match report.who.by {
-        // It has a form of its own.
+        // The account has its own format.
         By::Memory => {}
         By::Line if let Some(Err(reason)) = report.places => writeln!(out, "{}", advice(reason))?,
         By::Type | By::Class | By::Line => objects(out, report, top)?,
@@ -50,7 +50,7 @@ pub(super) fn write(out: &mut impl Write, report: &Report, top: usize) -> io::Re
     Ok(())
 }
 
-/// Whose heap it is, its size, and whether the sums belong to one moment.
+/// The process, the size of its heap, and whether the sums belong to one moment.
 pub(super) fn head(out: &mut impl Write, report: &Report) -> io::Result<()> {
     let who = &report.who;
     let command = who.command.as_deref().unwrap_or("ruby");
@@ -184,7 +184,7 @@ fn keepers(out: &mut impl Write, report: &Report) -> io::Result<()> {
 mod tests {
     use super::*;
 
-    /// All is said only of all.
+    /// 100 % is printed only for all.
     #[test]
     fn shares() {
         let shares = [(0, 9), (1, 1_000_000), (1, 2), (9989, 10_000), (999_999, 1_000_000), (7, 7)];

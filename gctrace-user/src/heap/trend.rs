@@ -1,21 +1,21 @@
-//! Whether what survives major collections grows, or only varies.
+//! Decides whether what survives major collections grows, or only varies.
 
-/// Growth is reported after this many steps, which takes one major collection more.
+/// Minimum number of steps for growth to be reported; one more major collection is needed.
 pub(super) const FEWEST_STEPS: usize = 3;
-/// Censuses are put together to at most this many neighbouring groups.
+/// Maximum number of groups of neighbouring censuses.
 const GROUPS: usize = 8;
-/// The growth must be this many times what such counts vary by.
+/// Minimum growth in standard deviations of such counts.
 const SIGMAS: f64 = 5.0;
-/// The last step must be at least this part of a mean one: a cache that is full has stopped growing.
+/// Minimum size of the last step as a fraction of the mean one: a cache that is full has stopped growing.
 const STILL: f64 = 0.25;
 
-/// Objects of a class that grew.
+/// Growth of the number of objects of a class.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Growth {
-    /// The least count of the first group of censuses, and of the last one.
+    /// The lowest count of the first group of censuses; `last` is that of the last group.
     pub(super) first: u64,
     pub(super) last: u64,
-    /// Which censuses they are of.
+    /// The indices of these censuses.
     pub(super) at: (usize, usize),
 }
 
@@ -24,11 +24,11 @@ impl Growth {
         self.last - self.first
     }
 
-    /// Whether counts, each taken after a major collection, grow. The least count of each group represents it, as garbage
-    /// that minor collections have promoted meanwhile only adds to a count. Four conditions: at least four groups;
-    /// each larger than the one before; the whole growth larger than five standard deviations of the difference of two
+    /// Whether counts, each taken after a major collection, grow. Each group is represented by its lowest count, because garbage
+    /// that minor collections have promoted meanwhile only adds to a count. Four conditions: there are at least four groups;
+    /// each is larger than the one before; the total growth is larger than five standard deviations of the difference of two
     /// counts of objects that come and go independently (Poisson: the variance of a count is the count); and
-    /// the last step not much smaller than the mean one.
+    /// the last step is not much smaller than the mean one.
     pub(super) fn of(counts: &[u64]) -> Option<Self> {
         let size = counts.len().div_ceil(GROUPS).max(1);
         let low = |(group, counts): (usize, &[u64])| {
@@ -59,7 +59,7 @@ mod tests {
         (0..20).map(of).collect()
     }
 
-    /// What grows steadily is seen, with as few steps as are needed, and also under garbage that comes and goes.
+    /// Steady growth is detected with the minimum number of steps, and also under garbage that comes and goes.
     #[test]
     fn grows() {
         assert_eq!(Growth::of(&[0, 100, 200, 300]), Some(Growth { first: 0, last: 300, at: (0, 3) }));
@@ -68,7 +68,7 @@ mod tests {
         assert!(under_garbage.is_some_and(|growth| growth.first == 1_000), "{under_garbage:?}");
     }
 
-    /// What is stable, too short, shrinks, varies, is filled once or grows by less than it may vary by is no growth.
+    /// Counts that are stable, too few, shrinking or varying, that grow only once, or by less than the variation, are not growth.
     #[test]
     fn stable() {
         assert_eq!(Growth::of(&[]), None);
@@ -82,7 +82,7 @@ mod tests {
     }
 
     proptest! {
-        /// Any counts are judged, and what is found has grown.
+        /// Any counts are judged, and reported growth is growth.
         #[test]
         fn anything(counts in proptest::collection::vec(any::<u64>(), 0..60)) {
             if let Some(growth) = Growth::of(&counts) {
@@ -90,7 +90,7 @@ mod tests {
             }
         }
 
-        /// A number that varies around a mean without growing raises no alarm, whatever the mean and the width.
+        /// A number that varies around a mean without growing is not reported, whatever the mean and the variation.
         #[test]
         fn no_alarm(mean in 0_u64..100_000, noise in proptest::collection::vec(0.0_f64..1.0, 4..41)) {
             let width = 2.0 * (mean as f64).sqrt();

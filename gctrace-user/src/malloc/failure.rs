@@ -1,4 +1,4 @@
-//! Why there is no report, and the exit status of that.
+//! Why there is no report, and the exit status for it.
 
 use std::io;
 
@@ -13,22 +13,22 @@ use crate::{
 /// Why there is no report.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum MallocFailure {
-    /// It is no Ruby process, or none that can be read.
+    /// It is not a Ruby process, or cannot be read.
     #[error("{0}")]
     Process(#[from] HeapFailure),
     /// Flags that do not fit together.
     #[error("{0}")]
     Usage(&'static str),
-    /// Nothing was selected.
+    /// No process matches the selection.
     #[error("no running Ruby process is selected ({0})")]
     Nobody(String),
-    /// What is selected cannot be found out.
+    /// The selection could not be resolved.
     #[error("{0}")]
     Selection(String),
-    /// More were selected than can be counted at a time.
+    /// More processes are selected than can be counted at a time.
     #[error("{found} Ruby processes are selected: gctrace malloc counts at most {most} at a time")]
     TooMany {
-        /// How many.
+        /// Number of selected processes.
         found: usize,
         /// The limit.
         most: usize,
@@ -39,7 +39,7 @@ pub(super) enum MallocFailure {
     /// The file of its Ruby cannot be read.
     #[error("pid {pid}: the file of its Ruby cannot be read: {reason}")]
     File {
-        /// Which.
+        /// Its pid.
         pid: u32,
         /// Why.
         reason: String,
@@ -47,22 +47,22 @@ pub(super) enum MallocFailure {
     /// Its calls cannot be counted.
     #[error("pid {pid}: {source}")]
     Calls {
-        /// Which.
+        /// Its pid.
         pid: u32,
         /// Why.
         #[source]
         source: NoMalloc,
     },
-    /// A call that the kernel emulates could end it.
+    /// It has a shadow stack: a call instruction that the kernel emulates could crash it.
     #[error("pid {0}: it runs with a shadow stack, where probing a call can crash it")]
     ShadowStack(u32),
-    /// The program could not be loaded.
+    /// The BPF program could not be loaded.
     #[error("{} (gctrace malloc needs Linux 5.15 or later)", bpf::brief(.0))]
     Load(#[from] LoadError),
-    /// A probe could not be attached, or a map not be read.
+    /// A probe could not be attached, or a map could not be read.
     #[error("{}", bpf::brief(.0))]
     Attach(#[from] AttachError),
-    /// It has started another program.
+    /// It has replaced its program.
     #[error("pid {0}: it replaced its program while its calls were counted")]
     Replaced(u32),
     /// The operating system refused something basic.
@@ -70,14 +70,14 @@ pub(super) enum MallocFailure {
     System {
         /// What was tried.
         what: &'static str,
-        /// The answer.
+        /// The system's error.
         #[source]
         source: io::Error,
     },
     /// A profile cannot be written.
     #[error("{0}")]
     Export(#[from] ExportError),
-    /// The reader of the output is gone.
+    /// Output could not be written.
     #[error("writing to standard output: {0}")]
     Output(#[source] io::Error),
 }

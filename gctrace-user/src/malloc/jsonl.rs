@@ -1,4 +1,5 @@
-//! A window as JSON lines: one `malloc`, then a `malloc_size` line for each size class and a `malloc_site` line for each place. Documented in docs/malloc.md.
+//! A window as JSON lines: one `malloc`, then a `malloc_size` line for each size class and a `malloc_site` line for each allocation site.
+//! Documented in docs/malloc.md.
 
 use std::{
     collections::BTreeMap,
@@ -217,13 +218,13 @@ fn by_function(tallies: &[MallocTally], value: impl Fn(&MallocTally) -> u64) -> 
     FUNCTIONS.into_iter().zip(tallies.iter().map(value)).collect()
 }
 
-/// Ages that nothing has are left out.
+/// Values by age; ages without calls are omitted.
 fn by_age(tallies: &[MallocTally], value: impl Fn(&MallocTally) -> u64) -> BTreeMap<usize, u64> {
     let some = tallies.iter().enumerate().filter(|(_, tally)| tally.calls > 0);
     some.map(|(age, tally)| (age, value(tally))).collect()
 }
 
-/// Writes a line, safe to show on a terminal.
+/// Writes a line, escaped for a terminal.
 fn line(out: &mut impl Write, line: &Line<'_>) -> io::Result<()> {
     let text = serde_json::to_string(line)?;
     writeln!(out, "{}", printable_json(&text))
@@ -236,7 +237,7 @@ mod tests {
     use super::{super::report::Ended, *};
     use crate::malloc::report::tests::sample;
 
-    /// Each line is an object of its own, and names are escaped.
+    /// Each line is a separate object, and names are escaped.
     #[test]
     fn lines() {
         let mut out = Vec::new();

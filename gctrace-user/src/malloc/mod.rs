@@ -1,8 +1,8 @@
-//! `gctrace malloc`: what a running process allocates outside its heap in a window of time, by size and by age (Feature #14857).
+//! `gctrace malloc`: what a running process allocates outside its heap during a time window, by size and by age (Feature #14857).
 //!
-//! The kernel counts at the calls themselves and hands over sums, and the stacks of some calls, which are drawn by their size, for
-//! estimates of where memory is asked for. Each call costs a trap, so the window is bounded, and ends early when it costs more than the
-//! budget.
+//! The kernel counts the calls themselves and delivers sums. It also takes the stacks of some calls, drawn by their size, from which the
+//! distribution over allocation sites is estimated. Each call costs a trap, so the window is bounded, and it ends early if it costs more
+//! than the budget.
 
 mod failure;
 mod jsonl;
@@ -24,7 +24,7 @@ use crate::{
     export::profile::MallocProfile,
 };
 
-/// Counts and prints. Returns the exit status: that of the first process of which there is no report.
+/// Counts and prints. Returns the exit status: that of the first process without a report.
 pub fn run(settings: &MallocSettings) -> u8 {
     let mut status = 0;
     let mut fail = |failure: &MallocFailure| {
@@ -57,7 +57,7 @@ fn write(
     }
 }
 
-/// Each process, then the sums of several.
+/// Writes each process, then the sums if there are several.
 fn written(out: &mut impl io::Write, reports: &[Report], settings: &MallocSettings) -> io::Result<()> {
     for (at, report) in reports.iter().enumerate() {
         match settings.format {

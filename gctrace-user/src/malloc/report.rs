@@ -1,4 +1,4 @@
-//! What is reported of a window.
+//! The report of a window.
 
 use std::time::Duration;
 
@@ -10,10 +10,10 @@ use gctrace_common::malloc::{
 use super::sampling::Sampled;
 use crate::bpf::MallocRead;
 
-/// The functions, in the order of their tallies.
+/// The allocation functions, in the order of their tallies.
 pub(super) const FUNCTIONS: [&str; MALLOC_FUNCTIONS as usize] = ["malloc", "calloc", "realloc"];
 
-/// Whose calls they are.
+/// The process.
 pub(super) struct Who {
     pub(super) pid: u32,
     pub(super) command: Option<String>,
@@ -23,21 +23,21 @@ pub(super) struct Who {
 /// What ended the window.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Ended {
-    /// Its time.
+    /// The requested time has passed.
     Time,
     /// A signal to gctrace.
     Signal,
     /// The process has ended.
     Process,
-    /// Its cost exceeded this many millionths of the time of one CPU.
+    /// Its cost exceeded the budget.
     Budget {
-        /// The budget.
+        /// The budget, in millionths of the time of one CPU.
         ppm: u64,
     },
 }
 
 impl Ended {
-    /// The word used on the wire.
+    /// The name in JSON output.
     pub(super) fn name(self) -> &'static str {
         match self {
             Self::Time => "time",
@@ -51,24 +51,24 @@ impl Ended {
 /// Calls of one size class.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct SizeRow {
-    /// Bytes, at most.
+    /// Upper limit of the size, bytes.
     pub(super) up_to: u64,
-    /// By function.
+    /// Calls by function.
     pub(super) calls: [MallocTally; FUNCTIONS.len()],
-    /// Freed in the window, by collections between allocation and free; the last one stands for all that are higher. Of memory that was
-    /// allocated in the window.
+    /// Memory that was allocated and freed in the window, by the number of collections between allocation and free; the last entry includes
+    /// all higher numbers.
     pub(super) freed: Vec<MallocTally>,
-    /// Allocated in the window and there at its end.
+    /// Memory that was allocated in the window and not freed before its end.
     pub(super) live: MallocTally,
 }
 
 impl SizeRow {
-    /// All calls.
+    /// The sum over all functions.
     pub(super) fn all(&self) -> MallocTally {
         self.calls.iter().fold(MallocTally::default(), |sum, one| plus(sum, *one))
     }
 
-    /// Adds those of another process.
+    /// Adds the calls of another process.
     fn absorb(&mut self, other: &Self) {
         let both = |mine: &mut [MallocTally], theirs: &[MallocTally]| {
             for (mine, theirs) in mine.iter_mut().zip(theirs) {
@@ -89,27 +89,27 @@ impl SizeRow {
 /// Sums over calls, of one process or of several.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Sums {
-    /// Size classes that something is in, smallest first.
+    /// Non-empty size classes, smallest first.
     pub(super) sizes: Vec<SizeRow>,
     counts: [u64; MallocCount::ALL.len()],
 }
 
-/// What is printed.
+/// The data to print.
 pub(super) struct Report {
     pub(super) who: Who,
     pub(super) lasted: Duration,
     pub(super) ended: Ended,
-    /// `GC.count` before and after, where it could be read.
+    /// `GC.count` before and after, if it could be read.
     pub(super) gc_count: [Option<u64>; 2],
     pub(super) sums: Sums,
-    /// Where memory was asked for, if stacks were taken.
+    /// Allocation sites, if stacks were taken.
     pub(super) sampled: Option<Sampled>,
-    /// Bytes that all calls stand for whose stack was to be taken.
+    /// Bytes that are represented by all calls whose stack was to be taken.
     stood_for: u64,
 }
 
 impl Report {
-    /// Reports what was read.
+    /// Builds the report from the data that was read.
     pub(super) fn of(
         who: Who,
         read: &MallocRead,
@@ -136,7 +136,7 @@ impl Report {
         Self { who, lasted, ended, gc_count, sums: Sums { sizes, counts }, sampled: None, stood_for }
     }
 
-    /// Stacks that were to be taken and did not come, and the bytes that they stand for, which the places lack.
+    /// Number of lost stacks, and the bytes that they represent, which the allocation sites lack.
     pub(super) fn stacks_lost(&self) -> MallocTally {
         let Some(sampled) = &self.sampled else { return MallocTally::default() };
         MallocTally {
@@ -179,12 +179,12 @@ impl Sums {
         (0..MALLOC_AGES as usize).map(|age| self.sizes.iter().map(|row| row.freed[age]).fold_sum()).collect()
     }
 
-    /// Memory of the window that is there at its end.
+    /// Memory allocated in the window that is still there at its end.
     pub(super) fn live(&self) -> MallocTally {
         self.sizes.iter().map(|row| row.live).fold_sum()
     }
 
-    /// Followed allocations that were freed, are there, or are known to have been lost sight of add up to all that were followed.
+    /// Whether all followed allocations are accounted for: they were freed, still exist, or are known to have been lost track of.
     pub(super) fn adds_up(&self) -> bool {
         let freed: u64 = self.ages().iter().map(|tally| tally.calls).sum();
         let lost = self.count(MallocCount::Replaced) + self.count(MallocCount::Lost);
@@ -210,7 +210,7 @@ pub(super) mod tests {
 
     use super::*;
 
-    /// Three calls of malloc (two of them in one class), one of realloc, one block freed after two collections, two that are left.
+    /// Three calls of malloc (two of them in one class), one of realloc; one block was freed after two collections, and two are left.
     pub(crate) fn sample(ended: Ended) -> Report {
         let mut tallies = vec![MallocTally::default(); MALLOC_TALLIES as usize];
         let mut set = |index: u32, calls, bytes| tallies[index as usize] = MallocTally { calls, bytes };

@@ -1,4 +1,4 @@
-//! The stacks of some calls: named as they come, added up by where memory is asked for, and looked up again at the end for what is left.
+//! The stacks of some calls: named as they arrive, summed up by allocation site, and looked up again at the end for the memory that is left.
 
 use std::{
     collections::HashMap,
@@ -27,9 +27,9 @@ use crate::{
     stacks::{Finished, Reader, Record, StackOf, Stacks},
 };
 
-/// How often the mappings of the process are read again: it may have loaded another library.
+/// Interval at which the mappings of the process are read again: it may have loaded another library.
 const REFRESH: Duration = Duration::from_secs(1);
-/// Calls that are remembered at most until memory that they asked for is freed.
+/// Maximum number of remembered calls; above it those whose memory was freed are dropped.
 const MAX_CALLS: usize = 1 << 19;
 
 /// The probability with which the stack of a call was to be taken.
@@ -37,34 +37,34 @@ pub(super) fn probability(size: u64, period: u64) -> f64 {
     malloc_threshold(size, period) as f64 / (1_u64 << 32) as f64
 }
 
-/// A place, with what was asked for there, and what is left of it.
+/// An allocation site, with what was allocated there, and what is left of it.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct SiteRow {
-    /// `None`: stacks that were lost.
+    /// The site; `None`: memory that is left, but whose stacks were lost.
     pub(super) site: Option<Site>,
     pub(super) asked: CallsAndBytes,
     pub(super) left: CallsAndBytes,
 }
 
-/// What came of it.
+/// The result of sampling.
 pub(super) struct Sampled {
     /// Bytes per stack.
     pub(super) period: u64,
-    /// Stacks that came.
+    /// Number of stacks that arrived.
     pub(super) stacks: u64,
-    /// The bytes that they stand for.
+    /// Bytes that these stacks represent.
     pub(super) stood_for: u64,
-    /// Most bytes first.
+    /// Allocation sites, most bytes first.
     pub(super) rows: Vec<SiteRow>,
 }
 
-/// A call that may have left memory.
+/// A call whose memory may still be there.
 struct Call {
     key: MallocKey,
     row: usize,
 }
 
-/// What is taken of a window.
+/// Collects the stacks of a window.
 pub(super) struct Sampling {
     process: Process,
     period: u64,
@@ -80,7 +80,7 @@ pub(super) struct Sampling {
 }
 
 impl Sampling {
-    /// Prepares everything; `None` if no stacks are wanted.
+    /// Prepares everything; `None` if no stacks are requested.
     pub(super) fn start(
         target: &Target,
         shown: &Path,
@@ -128,7 +128,7 @@ impl Sampling {
         profile.add(&self.process, monotonic_ns());
     }
 
-    /// Takes what has come.
+    /// Takes the stacks that have arrived.
     pub(super) fn take(
         &mut self,
         probes: &MallocProbes,
@@ -179,7 +179,7 @@ impl Sampling {
         })
     }
 
-    /// The window is over; `live` is what is left of it.
+    /// Ends the window; `live` is the memory that is left.
     pub(super) fn finish(mut self, live: &[MallocBlock], profile: &mut MallocProfile) -> Sampled {
         self.drain(profile);
         let now_ns = monotonic_ns();

@@ -1,4 +1,4 @@
-//! Which processes calls are counted of.
+//! Selects the processes whose calls are counted.
 
 use super::failure::MallocFailure;
 use crate::{
@@ -7,10 +7,10 @@ use crate::{
     heap::{HeapFailure, looked_at},
 };
 
-/// How many processes at a time: each has maps and programs of its own in the kernel.
+/// Maximum number of processes at a time: each has its own maps and programs in the kernel.
 const MOST: usize = 16;
 
-/// The Ruby processes that are selected and run now, and why named ones are not among them.
+/// The selected Ruby processes that run now, and why explicitly named ones are not among them.
 pub(super) fn select(settings: &MallocSettings) -> Result<(Vec<u32>, Vec<MallocFailure>), MallocFailure> {
     let MallocSettings { selection, cache_dir, .. } = settings;
     if let Some(pid) = selection.single() {
@@ -25,7 +25,7 @@ pub(super) fn select(settings: &MallocSettings) -> Result<(Vec<u32>, Vec<MallocF
     let mut failures = Vec::new();
     for miss in found.misses {
         let Subject::Pid(pid) = miss.subject else { continue };
-        // Of a tree that has a Ruby in it, the others are not missed.
+        // In a process tree that contains a Ruby, processes that are not Ruby are not reported.
         let with_descendants = selection.pids.contains(&pid);
         let in_tree = || with_descendants && descendants(pid).iter().any(|below| rubies.contains(below));
         if selection.named().any(|named| named == pid) && !in_tree() {

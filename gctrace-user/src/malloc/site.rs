@@ -1,4 +1,4 @@
-//! Where memory is asked for: the innermost line of Ruby code, and the C function that calls the allocation function.
+//! Allocation sites: the innermost line of Ruby code, and the C function that calls the allocation function.
 
 use std::sync::Arc;
 
@@ -9,9 +9,9 @@ use crate::{
     model::stack::{Frame, FrameKind, Stack},
 };
 
-/// How many frames above the probe are looked at for allocation functions.
+/// Maximum number of frames above the probe that are searched for allocation functions.
 const MOST_ALLOCATORS: usize = 6;
-/// Prefixes of the names of CRuby's allocation functions, which only pass on what they are asked for (gc.c, gc/default/default.c).
+/// Prefixes of the names of CRuby's allocation functions, which only pass requests on (gc.c, gc/default/default.c).
 const ALLOCATORS: [&str; 9] = [
     "ruby_x",
     "ruby_sized_x",
@@ -28,24 +28,24 @@ const ALLOCATORS: [&str; 9] = [
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(super) struct Caller {
     pub(super) library: Arc<str>,
-    /// Its symbol, or the file and where it begins in that.
+    /// Its symbol, or the file and its offset in the file.
     pub(super) symbol: Arc<str>,
 }
 
-/// Where memory is asked for.
+/// An allocation site.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(super) struct Site {
-    /// `None`: no Ruby code is on the stack, or it is not known.
+    /// `None`: no Ruby code is on the stack, or the line is unknown.
     pub(super) line: Option<Line>,
-    /// `None`: the interpreter itself, or it is not known.
+    /// `None`: the interpreter itself, or unknown.
     pub(super) caller: Option<Caller>,
 }
 
 impl Site {
-    /// Of a stack; `above` are the native frames above the interpreter, leaf first: the first one has the probe.
+    /// The site of a stack; `above` are the native frames above the interpreter, leaf first: the first one contains the probe.
     pub(super) fn of(stack: &Stack, above: &[Arc<Frame>]) -> Self {
         let line = Line::of(stack);
-        // Functions of stripped files have no names: what is between the probe and a named one is passed over with it.
+        // Functions of stripped files have no names: those between the probe and a named allocation function are skipped with it.
         let last = above.iter().take(MOST_ALLOCATORS).rposition(|frame| is_allocator(&frame.name));
         let caller = above.get(last.unwrap_or(0) + 1).and_then(|frame| {
             let library = frame.file.clone().filter(|_| frame.kind == FrameKind::Native)?;
@@ -60,7 +60,7 @@ fn is_allocator(name: &str) -> bool {
 }
 
 impl Caller {
-    /// `rb_str_resize (libruby.so.3.1)`; a function without a name has the file in what replaces that.
+    /// As text: `rb_str_resize (libruby.so.3.1)`. The symbol of a function without a name already contains the file.
     pub(super) fn text(&self) -> String {
         let library = self.library.rsplit('/').next().unwrap_or_default();
         if self.symbol.starts_with(library) {
@@ -79,7 +79,7 @@ mod tests {
         Arc::new(Frame { kind, name: name.into(), file, line, first_line: 1, address: 0 })
     }
 
-    /// Allocation functions, named or not, are no callers; a C function has no line, its Ruby caller has.
+    /// Allocation functions, named or not, are not callers; a C function has no line, so that of its Ruby caller is used.
     #[test]
     fn of_a_stack() {
         let native = |name: &str| frame(FrameKind::Native, name, "/usr/lib/libruby-3.1.so.3.1", 0);

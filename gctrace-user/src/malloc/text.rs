@@ -1,4 +1,4 @@
-//! A window for people.
+//! A window as text.
 
 use std::io::{self, Write};
 
@@ -15,7 +15,7 @@ use crate::{
     words::{data_size, plural},
 };
 
-/// Writes what it was, sizes, ages, a limited number of places, and what is missing.
+/// Writes a heading, sizes, ages, the first `top` allocation sites, and what is missing.
 pub(super) fn write(out: &mut impl Write, report: &Report, top: usize) -> io::Result<()> {
     head(out, report)?;
     if report.sums.sizes.is_empty() {
@@ -51,7 +51,7 @@ fn head(out: &mut impl Write, report: &Report) -> io::Result<()> {
     calls(out, &report.sums)
 }
 
-/// Writes what all processes have asked for together.
+/// Writes the sums over all processes.
 pub(super) fn total(out: &mut impl Write, sums: &Sums, processes: usize) -> io::Result<()> {
     writeln!(out, "\nall {processes} processes")?;
     calls(out, sums)?;
@@ -105,7 +105,7 @@ fn ages(out: &mut impl Write, sums: &Sums) -> io::Result<()> {
     )
 }
 
-/// Where memory was asked for.
+/// Writes the allocation sites.
 fn places(out: &mut impl Write, report: &Report, top: usize) -> io::Result<()> {
     let Some(sampled) = &report.sampled else { return Ok(()) };
     if sampled.rows.is_empty() {
@@ -141,7 +141,7 @@ fn places(out: &mut impl Write, report: &Report, top: usize) -> io::Result<()> {
     stacks_lost(out, report)
 }
 
-/// What the places lack.
+/// Writes what the allocation sites lack.
 fn stacks_lost(out: &mut impl Write, report: &Report) -> io::Result<()> {
     let lost = report.stacks_lost();
     if lost.calls > 0 {
@@ -154,7 +154,7 @@ fn stacks_lost(out: &mut impl Write, report: &Report) -> io::Result<()> {
     Ok(())
 }
 
-/// Bytes with their standard error, which what is exact does not have.
+/// Bytes with their standard error, which is omitted for exact values.
 fn size(estimate: &Estimate) -> String {
     let bytes = |value: f64| data_size(value.round() as u64);
     match estimate.error() {
@@ -163,7 +163,7 @@ fn size(estimate: &Estimate) -> String {
     }
 }
 
-/// The same of a number.
+/// The same for a number.
 fn number(estimate: &Estimate) -> String {
     match estimate.error() {
         error if error < 0.5 => format!("{:.0}", estimate.sum),
@@ -171,7 +171,7 @@ fn number(estimate: &Estimate) -> String {
     }
 }
 
-/// What is not in the tables.
+/// Writes what is not in the tables.
 fn missing(out: &mut impl Write, report: &Report) -> io::Result<()> {
     let notes = [
         (MallocCount::Failed, "failed: the C library had no memory"),
@@ -211,7 +211,7 @@ mod tests {
         String::from_utf8(out).unwrap()
     }
 
-    /// The tables, what is missing, and no control character of a name.
+    /// The tables and what is missing are printed, and names contain no control characters.
     #[test]
     fn tables() {
         let text = text(Ended::Time);
@@ -226,7 +226,7 @@ mod tests {
         assert!(!text.contains("add up") && !text.contains("early"), "{text}");
     }
 
-    /// Estimates have their error, unless they are exact.
+    /// Estimates are printed with their error, unless they are exact.
     #[test]
     fn errors() {
         let mut sum = Estimate::default();
@@ -239,7 +239,7 @@ mod tests {
         assert_eq!(number(&calls), "100 ± 99");
     }
 
-    /// A window that ends before its time says so.
+    /// A window that ends early says so.
     #[test]
     fn budget() {
         let text = text(Ended::Budget { ppm: 100_000 });

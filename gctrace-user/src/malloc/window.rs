@@ -1,4 +1,4 @@
-//! The window: attached, watched and ended.
+//! The window: attaches probes, watches their cost, and ends.
 
 use std::{
     num::NonZeroU32,
@@ -31,17 +31,17 @@ use crate::{
     words::plural,
 };
 
-/// How often the cost is looked at.
+/// Interval at which the cost is checked.
 const TICK: Duration = Duration::from_millis(50);
-/// What a hit costs the process, nanoseconds: the trap, and the program with its look-ups (docs/malloc.md).
+/// Cost of a probe hit for the process, nanoseconds: the trap, and the BPF program with its lookups (docs/malloc.md).
 const HIT_NS: u64 = 1_500;
-/// What a stack costs it besides, nanoseconds.
+/// Additional cost of a stack, nanoseconds.
 const STACK_NS: u64 = 25_000;
-/// The cost of a shorter time is not held against the budget: start of a burst, or all there is.
+/// Minimum time over which the cost is judged: in a shorter time it may be the start of a burst, or the total.
 const SHORTEST: Duration = Duration::from_secs(1);
 
-/// Counts the calls of each process until the time, the process or its budget ends, with one profile of all. Of those that cannot be
-/// counted among several, `fail` is called with the reason.
+/// Counts the calls of each process until the time is over, the process ends or its budget is exceeded, with one profile for all processes.
+/// If several are selected, `fail` is called with the reason for each that cannot be counted.
 pub(super) fn watch(
     settings: &MallocSettings,
     mut fail: impl FnMut(&MallocFailure),
@@ -84,7 +84,7 @@ pub(super) fn watch(
     let mut reports: Vec<Option<Report>> = windows.iter().map(|_| None).collect();
     let mut open: Vec<(usize, Window)> = windows.into_iter().enumerate().collect();
     let several = open.len() > 1;
-    // Hits of windows that are over.
+    // Hits of closed windows.
     let mut over = 0;
     loop {
         let ending = signals.take_end();
@@ -122,7 +122,7 @@ pub(super) fn watch(
 /// The window of one process.
 struct Window {
     target: Target,
-    /// How many probes it has.
+    /// Number of its probes.
     sites: usize,
     objspace: u64,
     /// `GC.count` when it was opened.
@@ -133,7 +133,7 @@ struct Window {
 }
 
 impl Window {
-    /// Attaches everything; nothing counts so far.
+    /// Attaches everything; nothing is counted yet.
     fn attach(pid: u32, settings: &MallocSettings) -> Result<Self, MallocFailure> {
         let target = Target::find(pid, settings.cache_dir.as_deref())?;
         if has_shadow_stack(pid) {
@@ -165,7 +165,7 @@ impl Window {
             say_what_stacks_lack(&target, options);
         }
         let sampling = Sampling::start(&target, &shown, &mut probes, settings.sample)?;
-        // The kernel takes pids of gctrace's own namespace.
+        // The kernel expects pids of gctrace's own namespace.
         let scope = NonZeroU32::new(pid).filter(|_| proc_root::shares_pids()).map_or(Scope::All, Scope::One);
         let path = PathBuf::from(format!("/proc/self/fd/{}", file.as_raw_fd()));
         probes.attach(counted, &sites, &path, scope)?;
@@ -173,9 +173,9 @@ impl Window {
         Ok(Self { target, sites: sites.len(), objspace, gc_count, probes, sampling, begin: Instant::now() })
     }
 
-    /// From here on calls count.
+    /// Starts counting.
     fn open(&mut self, profile: &mut MallocProfile) -> Result<(), MallocFailure> {
-        // Attaching others took some time.
+        // Attaching the other processes took some time.
         if let Ok((_, data)) = self.target.state() {
             self.gc_count = self.target.plan.layout.count.read(&data);
         }
@@ -186,12 +186,12 @@ impl Window {
         Ok(self.probes.open()?)
     }
 
-    /// How much of its time is left.
+    /// The remaining time.
     fn left(&self, settings: &MallocSettings) -> Duration {
         settings.duration.saturating_sub(self.begin.elapsed())
     }
 
-    /// Takes what has come; says whether, and why, the window ends now. `elsewhere` hits are counted in the windows of others.
+    /// Takes what has arrived; says whether, and why, the window ends now. `elsewhere` is the number of hits counted in other windows.
     fn look(
         &mut self,
         settings: &MallocSettings,
@@ -211,14 +211,14 @@ impl Window {
             Some(Ended::Signal)
         } else {
             let mut cost = self.probes.cost()?;
-            // Each process has a budget of its own.
+            // Each process has its own budget.
             cost.other_hits = cost.other_hits.saturating_sub(elsewhere);
             let above = is_above(cost, lasted, settings.budget_ppm);
             above.then_some(Ended::Budget { ppm: settings.budget_ppm })
         })
     }
 
-    /// Ends it.
+    /// Ends the window and reports it.
     fn close(mut self, ended: Ended, profile: &mut MallocProfile) -> Result<Report, MallocFailure> {
         let lasted = self.begin.elapsed();
         self.probes.close()?;
@@ -227,7 +227,7 @@ impl Window {
         let after = match after {
             Ok((now, _)) if now != self.objspace => return Err(MallocFailure::Replaced(self.target.pid)),
             Ok((_, data)) => self.target.plan.layout.count.read(&data),
-            // The memory that was opened is that of a program that is gone.
+            // The opened memory is that of a program that is gone.
             Err(_) if self.target.is_there() => return Err(MallocFailure::Replaced(self.target.pid)),
             Err(_) => None,
         };
@@ -239,7 +239,7 @@ impl Window {
     }
 }
 
-/// Says which frames stacks will not have.
+/// Prints which frames stacks will lack.
 fn say_what_stacks_lack(target: &Target, options: ProbeStacks) {
     if let Err(why) = &target.plan.frames {
         say(&format!("gctrace: stacks have no Ruby frames: {why}"));
@@ -252,7 +252,7 @@ fn say_what_stacks_lack(target: &Target, options: ProbeStacks) {
     }
 }
 
-/// Waits for a signal, so long at most.
+/// Waits for a signal, at most for this time.
 fn wait(signals: &Signals, left: Duration) -> Result<(), MallocFailure> {
     let tick = left.min(TICK);
     let timeout = Timespec { tv_sec: 0, tv_nsec: i64::from(tick.subsec_nanos()) };
@@ -263,7 +263,7 @@ fn wait(signals: &Signals, left: Duration) -> Result<(), MallocFailure> {
     }
 }
 
-/// Whether this costs more than the budget, in millionths of the time.
+/// Whether the cost exceeds the budget, which is in millionths of the time.
 fn is_above(cost: MallocCost, lasted: Duration, budget_ppm: u64) -> bool {
     let allowed = lasted.max(SHORTEST).as_nanos() * u128::from(budget_ppm) / 1_000_000;
     let MallocCost { hits, other_hits, stacks } = cost;
@@ -274,7 +274,7 @@ fn is_above(cost: MallocCost, lasted: Duration, budget_ppm: u64) -> bool {
 mod tests {
     use super::*;
 
-    /// A tenth of a second in one second is within ten percent; one hit more is not, unless the time goes on.
+    /// A tenth of a second per second is within ten percent; one more hit is not, unless the window is longer.
     #[test]
     fn budgets() {
         let within = 100_000_000 / HIT_NS;

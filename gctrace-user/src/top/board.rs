@@ -1,4 +1,4 @@
-//! What `gctrace top` knows: everything that is seen, folded into what is shown. It reads no clock and no file, and its size is bounded.
+//! The data of `gctrace top`: events, folded into what is shown. It reads no clock and no file, and its size is bounded.
 
 use std::{
     collections::{BTreeMap, HashMap, VecDeque},
@@ -26,26 +26,26 @@ pub(super) mod blocked;
 mod pauses;
 pub(super) mod requests;
 
-/// Seconds of the past that rows are about: pauses and sparklines.
+/// Number of past seconds that rows cover: pauses and sparklines.
 pub(super) const WINDOW: usize = 60;
-/// Seconds of the past that shares are of.
+/// Number of past seconds over which shares are computed.
 pub(super) const SHARES: usize = 10;
-/// Processes that are kept at most.
+/// Maximum number of processes; further ones are dropped.
 const MOST_PROCESSES: usize = 4096;
-/// Methods of one process that are kept at most, in each of two generations.
+/// Maximum number of methods of one process, in each of two generations.
 const MOST_METHODS: usize = 1024;
-/// Cycles of one process that are kept.
+/// Maximum number of cycles of one process; the oldest are evicted.
 const LAST_CYCLES: usize = 50;
 pub(super) const SECOND: u64 = 1_000_000_000;
-/// The allocation rate is that of cycles of this time. Two cycles that follow each other at once say nothing of it.
+/// Time over which the allocation rate is computed, nanoseconds. Two cycles in quick succession say nothing about it.
 const ALLOC_WINDOW: u64 = 5 * SECOND;
-/// Between two readings that are kept.
+/// Minimum time between two readings that are kept, nanoseconds.
 const ALLOC_STEP: u64 = SECOND / 4;
-/// Where the bars of the histogram of pauses end, nanoseconds; the last has no end.
+/// Upper ends of the bars of the histogram of pauses, nanoseconds; the last bar has no end.
 pub(super) const BARS: [u64; 7] =
     [100_000, 1_000_000, 5_000_000, 10_000_000, 50_000_000, 100_000_000, u64::MAX];
 
-/// What is read of a process from time to time.
+/// Values that are read of a process periodically.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Sample {
     /// CPU time so far, nanoseconds.
@@ -61,11 +61,11 @@ struct Second {
     at: u64,
     pause_ns: u64,
     gvl_wait_ns: u64,
-    /// Pauses that ended in it by their length ([`BARS`]).
+    /// Number of pauses that became known in it, by length ([`BARS`]).
     bars: [u32; BARS.len()],
 }
 
-/// A cycle in the list of the last ones.
+/// A cycle in the list of recent ones.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct LastCycle {
     /// `GC.count`.
@@ -74,7 +74,7 @@ pub(super) struct LastCycle {
     pub kind: &'static str,
     /// What started it.
     pub reason: Option<&'static str>,
-    /// When, `CLOCK_MONOTONIC` nanoseconds.
+    /// Its start, `CLOCK_MONOTONIC` nanoseconds.
     pub ts_ns: u64,
     /// Sum of its pauses, nanoseconds.
     pub pause_ns: u64,
@@ -90,27 +90,27 @@ struct ProcessState {
     service: String,
     container: Option<String>,
     ruby: String,
-    /// Since when it is traced.
+    /// Time since which it is traced.
     since_ns: u64,
     seconds: [Second; WINDOW],
     pauses: Pauses,
     cycles: u64,
     last: VecDeque<LastCycle>,
-    /// Objects allocated so far at cycles of the last [`ALLOC_WINDOW`]: when, and how many.
+    /// Readings of the number of allocated objects at cycles of the last [`ALLOC_WINDOW`]: time and number.
     allocated: VecDeque<(u64, u64)>,
     heap: Option<(u64, u64)>,
     rss: Option<u64>,
-    /// CPU time when it was read last, and when that was.
+    /// Time and value of the last reading of its CPU time.
     cpu: Option<(u64, u64)>,
     cpu_share: Option<f64>,
     cpu_history: VecDeque<u64>,
-    /// CPU time by method: this generation, and the one before.
+    /// CPU time by method: the current generation, and the previous one.
     methods: [HashMap<Arc<str>, u64>; 2],
-    /// Samples that they are of.
+    /// Number of samples in each generation.
     samples: [u64; 2],
-    /// Whether its GVL is watched.
+    /// Whether its GVL is traced.
     gvl: bool,
-    /// For how long its threads have waited for it so far, nanoseconds.
+    /// Total time that its threads have waited for the GVL so far, nanoseconds.
     gvl_wait_ns: u64,
     blocked: Blocked,
     requests: Requests,
@@ -123,7 +123,7 @@ pub(super) struct Detail {
     pub row: Row,
     /// CPU time by the innermost Ruby method, largest first, nanoseconds, of the last 10 to 20 s.
     pub methods: Vec<(Arc<str>, u64)>,
-    /// Of how many samples, and of how long a time, nanoseconds.
+    /// Number of samples behind `methods`, and the time that they cover, nanoseconds.
     pub sampled: (u64, u64),
     /// The last cycles, newest first.
     pub cycles: Vec<LastCycle>,
@@ -131,13 +131,13 @@ pub(super) struct Detail {
     pub bars: [u64; BARS.len()],
     /// CPU share of the last minute in hundredths of a percent, oldest first.
     pub cpu_history: Vec<u64>,
-    /// Endpoints of the last minute, the most frequent first.
+    /// Endpoints of the last minute, most frequent first.
     pub endpoints: Vec<(Arc<str>, Figures)>,
-    /// Requests whose end was not seen, and those for whose endpoint there was no room, since the process is traced.
+    /// Number of requests whose end was not seen, and of those whose endpoint exceeded the limit, since the process is traced.
     pub uncounted: (u64, u64),
-    /// Who waited for whom in the last minute, the longest first.
+    /// Who waited for whom in the last minute, longest first.
     pub blocked: Vec<(Pair, Waited)>,
-    /// Of how many waits that is, if there were more.
+    /// If there were more waits in the last minute than are kept: number of waits that are covered.
     pub blocked_most: Option<usize>,
 }
 
@@ -145,45 +145,45 @@ pub(super) struct Detail {
 #[derive(Default)]
 pub(super) struct Board {
     processes: BTreeMap<u32, ProcessState>,
-    /// Processes for which there was no room.
+    /// Number of processes dropped because of the limit.
     pub dropped: u64,
-    /// When the generation of methods that runs began, and the one before.
+    /// When the current generation of methods began, and when the previous one did.
     turned_ns: [u64; 2],
     /// The last tick.
     now_ns: u64,
-    /// The last second in which waits for the GVL were not all counted.
+    /// The last second in which some waits for the GVL were not counted.
     gvl_shed: Option<u64>,
-    /// Requests that were lost so far, and the last second in which some were.
+    /// Total number of lost requests, and the last second in which some were lost.
     requests_lost: (u64, Option<u64>),
 }
 
 impl Board {
-    /// The time at which what comes next is seen.
+    /// Sets the time for the events that follow.
     pub(super) fn now(&mut self, now_ns: u64) {
         self.now_ns = now_ns;
     }
 
-    /// All that was asked for is traced from this time on.
+    /// Everything requested is traced from this time on.
     pub(super) fn began(&mut self, ts_ns: u64) {
         for known in self.processes.values_mut() {
             known.since_ns = known.since_ns.max(ts_ns);
         }
     }
 
-    /// How many requests were lost since the beginning, of all processes.
+    /// Sets the total number of lost requests of all processes.
     pub(super) fn requests_lost(&mut self, lost: u64, now_ns: u64) {
         if lost > self.requests_lost.0 {
             self.requests_lost = (lost, Some(now_ns / SECOND));
         }
     }
 
-    /// Whether all requests of the seconds that a rate is of were seen, and all of the last minute.
+    /// Whether all requests of the seconds that a rate covers were seen, and all requests of the last minute.
     fn requests_whole(&self, now_ns: u64) -> (bool, bool) {
         let none_for = |seconds: u64| self.requests_lost.1.is_none_or(|at| at + seconds < now_ns / SECOND);
         (none_for(SHARES as u64 + requests::LATE + 1), none_for(WINDOW as u64 + 1))
     }
 
-    /// What a process had when it was found: CPU time counts from there.
+    /// Sets the initial values of a process when it is found: CPU time counts from there.
     pub(super) fn start(&mut self, pid: u32, now_ns: u64, sample: Sample) {
         if let Some(known) = self.processes.get_mut(&pid) {
             known.cpu = sample.cpu_ns.map(|cpu_ns| (now_ns, cpu_ns));
@@ -191,7 +191,7 @@ impl Board {
         }
     }
 
-    /// A second has passed: reads what is read from time to time. `gvl_whole`: whether all waits for the GVL were seen meanwhile.
+    /// A second has passed: reads the periodic values. `gvl_whole`: whether all waits for the GVL were seen meanwhile.
     pub(super) fn tick(&mut self, now_ns: u64, gvl_whole: bool, mut read: impl FnMut(u32) -> Sample) {
         if !gvl_whole {
             self.gvl_shed = Some(now_ns / SECOND);
@@ -221,7 +221,7 @@ impl Board {
         }
     }
 
-    /// The rows, one per process or group, in no order that matters.
+    /// The rows, one per process or group, in unspecified order.
     pub(super) fn rows(&self, now_ns: u64, group: Group) -> Vec<Row> {
         if group == Group::Endpoint {
             return self.by_endpoint(now_ns);
@@ -241,7 +241,7 @@ impl Board {
         groups.into_iter().map(|(name, rows)| self.together(name, &rows, now_ns)).collect()
     }
 
-    /// One process.
+    /// One process in detail; `None` if it is unknown.
     pub(super) fn detail(&self, pid: u32, now_ns: u64) -> Option<Detail> {
         let known = self.processes.get(&pid)?;
         let mut methods = known.methods[0].clone();
@@ -282,7 +282,7 @@ impl Board {
     }
 
     fn row(&self, pid: u32, known: &ProcessState, now_ns: u64) -> Row {
-        // The second that runs is not over, and of the first one only a part was traced.
+        // The current second is not over, and only a part of the first one was traced.
         let now = now_ns / SECOND;
         let first = known.since_ns.div_ceil(SECOND).max(now.saturating_sub(SHARES as u64));
         let whole = now.saturating_sub(first);
@@ -321,12 +321,12 @@ impl Board {
         }
     }
 
-    /// Several processes as one row. What is not known of one of them is not known of all.
+    /// Several processes as one row. A value that is unknown for one of them is unknown for the group.
     fn together(&self, name: String, rows: &[(Row, &ProcessState)], now_ns: u64) -> Row {
         let sum = |of: fn(&Row) -> Option<f64>| rows.iter().map(|(row, _)| of(row)).sum::<Option<f64>>();
         let whole = |of: fn(&Row) -> Option<u64>| rows.iter().map(|(row, _)| of(row)).sum::<Option<u64>>();
         let (p99_ns, max_ns) = pauses::longest(rows.iter().map(|(_, known)| &known.pauses), now_ns);
-        // A master that serves nothing is none of the servers.
+        // A master process that serves nothing does not count as a server.
         let servers = rows.iter().filter(|(_, known)| known.requests.seen > 0);
         let times: Vec<_> = servers.map(|(_, known)| (known.requests.all(), known.since_ns)).collect();
         let served = requests::figures(&times, now_ns, self.requests_whole(now_ns));
@@ -359,7 +359,7 @@ impl Board {
         }
     }
 
-    /// One row for each endpoint of the last minute, of all processes together.
+    /// One row for each endpoint of the last minute, over all processes.
     fn by_endpoint(&self, now_ns: u64) -> Vec<Row> {
         let mut endpoints: BTreeMap<&Arc<str>, Vec<(&ProcessState, &Times)>> = BTreeMap::new();
         for known in self.processes.values() {
@@ -398,7 +398,7 @@ fn spark(seconds: &[Second; WINDOW], now: u64) -> Vec<u64> {
     spark
 }
 
-/// Adds to a list; the oldest makes room.
+/// Appends to a list; the oldest entry is evicted if it is full.
 pub(super) fn bounded<T>(list: &mut VecDeque<T>, new: T, most: usize) {
     if list.len() >= most {
         list.pop_front();
@@ -422,14 +422,14 @@ impl Observer for Board {
         let Some(known) = self.processes.get_mut(&process.pid) else { return };
         match seen {
             Seen::Cycle(cycle) => known.cycle(process, cycle, now_ns),
-            // Of a Ruby whose cycles are not known. Other phases lie within pauses.
+            // This is for a Ruby whose cycles are not known. Phases other than pauses lie within pauses.
             Seen::Work(work) if work.phase == WorkPhase::Pause => known.pause(work.begin_ns, work.ns, now_ns),
             Seen::Stack(sample) => known.stack(sample),
             Seen::Request(request) => known.requests.see(request),
             Seen::GvlWait(wait) => known.blocked.see(wait),
             Seen::GvlSoFar(more) => {
                 known.gvl = true;
-                // A sum since tracing began.
+                // `wait_ns` is a sum since tracing began.
                 let grown = more.wait_ns.saturating_sub(known.gvl_wait_ns);
                 known.gvl_wait_ns = known.gvl_wait_ns.max(more.wait_ns);
                 known.second(now_ns).gvl_wait_ns += grown;
@@ -443,7 +443,7 @@ impl Observer for Board {
 }
 
 impl Board {
-    /// How many processes there are.
+    /// Number of processes.
     pub(super) fn len(&self) -> usize {
         self.processes.len()
     }
@@ -480,19 +480,19 @@ impl ProcessState {
         }
     }
 
-    /// The second in which something was.
+    /// The entry for the second of an event.
     fn second(&mut self, ts_ns: u64) -> &mut Second {
         let at = ts_ns / SECOND;
         let second = &mut self.seconds[at as usize % WINDOW];
-        // What comes a whole window late cannot be distinguished from what is new; it would have to be older than a minute.
+        // An event that is a whole window late cannot be distinguished from a new one; it would have to be older than a minute.
         if second.at != at {
             *second = Second { at, ..Second::default() };
         }
         second
     }
 
-    /// A pause, which is known when its cycle is complete: a lazy sweep can take minutes. Its time is in the seconds that it lasted, as far as
-    /// they are shown. Among the pauses of the last minute it is from when it is known.
+    /// Adds a pause, which becomes known when its cycle is complete: a lazy sweep can take minutes. Its time counts in the seconds that it
+    /// lasted, as far as they are in the window. Among the pauses of the last minute it counts from the time when it became known.
     fn pause(&mut self, begin_ns: u64, ns: u64, now_ns: u64) {
         let (end, now_ns) = (begin_ns + ns, now_ns.max(begin_ns + ns));
         let mut at = begin_ns.max((now_ns / SECOND + 1).saturating_sub(WINDOW as u64) * SECOND);
@@ -514,7 +514,7 @@ impl ProcessState {
         }
         let last = cycle.end.as_ref().unwrap_or(&cycle.start);
         let value = |name: &str| last.value(&process.image, name);
-        // A cycle begins when no slot is free; one that is not over says nothing of what it will leave.
+        // A cycle begins when no slot is free; an unfinished one says nothing about the slots that it will leave.
         if cycle.end.is_some() {
             self.heap = value("heap_live_slots").zip(value("heap_free_slots")).or(self.heap);
         }
@@ -530,7 +530,7 @@ impl ProcessState {
         bounded(&mut self.last, line, LAST_CYCLES);
     }
 
-    /// Keeps a reading each [`ALLOC_STEP`], the latest one, and as many before it as the window needs.
+    /// Adds a reading. Keeps one for each [`ALLOC_STEP`], the latest one, and as many earlier ones as the window needs.
     fn allocated_so_far(&mut self, ts_ns: u64, count: u64) {
         let kept = &mut self.allocated;
         if kept.back().is_some_and(|&(at, before)| ts_ns < at || count < before) {
@@ -545,8 +545,8 @@ impl ProcessState {
         }
     }
 
-    /// Objects allocated per second between the first and the last of the readings that are kept; `None` once the last one is older than
-    /// these are apart: a process that has stopped allocating starts no cycle that says so.
+    /// Objects allocated per second between the first and the last kept reading; `None` once the last one is older than the time between these
+    /// and [`ALLOC_WINDOW`]: a process that has stopped allocating starts no cycle that would show it.
     fn alloc_rate(&self, now_ns: u64) -> Option<f64> {
         let (first, last) = (self.allocated.front()?, self.allocated.back()?);
         let wall = last.0 - first.0;
@@ -572,7 +572,7 @@ impl ProcessState {
     }
 }
 
-/// Where Ruby code was, innermost: `app.rb:12 Foo#bar`.
+/// The innermost line of Ruby code: `app.rb:12 Foo#bar`.
 pub(super) fn place(stack: &Stack) -> Option<String> {
     let frame = stack.iter().find(|frame| frame.kind == FrameKind::Ruby)?;
     let file = frame.file.as_deref().unwrap_or("?");

@@ -1,4 +1,4 @@
-//! Drawing: from what is known to a screen. It decides nothing.
+//! Draws the data on a screen. It makes no decisions.
 
 use gctrace_tunemygc::printable::printable;
 use ratatui::{
@@ -24,21 +24,21 @@ mod process;
 pub(super) struct Shown<'a> {
     /// The rows, sorted and filtered.
     pub rows: &'a [Row],
-    /// What the user has chosen.
+    /// The user's choices.
     pub view: &'a View,
-    /// Processes that are traced.
+    /// Number of traced processes.
     pub processes: usize,
-    /// Processes for which there was no room.
+    /// Number of processes dropped because of the limit.
     pub dropped: u64,
-    /// The last thing that gctrace had to say.
+    /// The last message of gctrace.
     pub message: Option<&'a str>,
-    /// Now, `CLOCK_MONOTONIC` nanoseconds.
+    /// The current time, `CLOCK_MONOTONIC` nanoseconds.
     pub now_ns: u64,
-    /// The process that is looked at.
+    /// The process that is shown in detail.
     pub detail: Option<&'a Detail>,
-    /// Its threads, or why they are not known.
+    /// Its threads, or why they are unknown.
     pub threads: Option<&'a Result<Dump, String>>,
-    /// Whether colours are wanted.
+    /// Whether to use colours.
     pub colour: bool,
 }
 
@@ -84,7 +84,7 @@ pub(super) fn draw(frame: &mut Frame<'_>, shown: &Shown<'_>) {
     }
 }
 
-/// How headings look.
+/// Style of headings.
 pub(super) fn strong() -> Style {
     Style::new().add_modifier(Modifier::BOLD)
 }
@@ -109,7 +109,7 @@ fn header(frame: &mut Frame<'_>, area: Rect, shown: &Shown<'_>) {
     let by = Line::from(format!("{} by {}{order} ", view.group.name(), view.sort.heading()));
     let has_room = text.width() + 2 + by.width() <= area.width.into();
     frame.render_widget(text, area);
-    // The heading of the column is marked, too.
+    // Without room it is omitted: the heading of the column is marked, too.
     if has_room {
         frame.render_widget(by.alignment(Alignment::Right), area);
     }
@@ -173,8 +173,8 @@ fn table(frame: &mut Frame<'_>, area: Rect, shown: &Shown<'_>) {
     frame.render_stateful_widget(table, area, &mut state);
 }
 
-/// A text on one line of visible characters that takes this many columns at most. What is cut ends with a mark: the begin of a number would be
-/// another number.
+/// A text on one line of visible characters, of at most this many columns. A text that is cut ends with a mark, because the beginning of a
+/// number would be another number.
 fn cut(text: &str, width: u16) -> String {
     let (text, width) = (printable(text), usize::from(width));
     if text.unicode_truncate(width).0.len() == text.len() {
@@ -186,7 +186,7 @@ fn cut(text: &str, width: u16) -> String {
     }
 }
 
-/// The same, with spaces behind it up to that width.
+/// The same, padded with spaces to that width.
 fn filled(text: &str, width: u16) -> String {
     let mut text = cut(text, width);
     let taken = text.unicode_truncate(usize::MAX).1;
@@ -229,7 +229,7 @@ fn bars(values: &[u64], width: usize) -> String {
 mod tests {
     use super::*;
 
-    /// What is cut is marked, and takes no more columns than it may: escaped and wide characters count as they are shown.
+    /// A cut text is marked and takes at most its columns: escaped and wide characters count as shown.
     #[test]
     fn cut_texts() {
         for (text, width, shown) in [

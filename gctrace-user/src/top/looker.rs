@@ -1,4 +1,4 @@
-//! Looks at the threads of the process that is shown in detail, on a thread of its own: the kernel may make it wait.
+//! Reads the threads of the process that is shown in detail, in a separate thread: the kernel may block it.
 
 use std::{
     path::PathBuf,
@@ -8,26 +8,26 @@ use std::{
 
 use crate::dump::{Dump, Looker as Threads};
 
-/// For how long the kernel may make the thread wait until that is said, and until another process gets a thread of its own.
+/// Time for which the kernel may block the thread before that is reported, and before another process gets a new thread.
 const PATIENCE: Duration = Duration::from_secs(5);
-/// Threads that wait at most: one for each process that cannot be read.
+/// Maximum number of blocked threads: one for each process that cannot be read.
 const MOST_WAITING: usize = 8;
 
-/// What a thread is asked, and what it has found.
+/// A thread that reads processes on request.
 struct Worker {
     ask: Sender<u32>,
     answers: Receiver<(u32, Result<Dump, String>)>,
-    /// What it is looking at, and since when.
+    /// The process that it is reading, and since when.
     busy: Option<(u32, Instant)>,
 }
 
-/// The thread, and what it has found.
+/// The current thread, blocked ones, and the last result.
 pub(super) struct Looker {
     cache_dir: Option<PathBuf>,
     worker: Worker,
-    /// Those that were left waiting.
+    /// Threads that were left behind blocked.
     waiting: Vec<Worker>,
-    /// What was found last, and of which process.
+    /// The last result, and its process.
     pub(super) last: Option<(u32, Result<Dump, String>)>,
 }
 
@@ -60,7 +60,7 @@ impl Looker {
         Ok(Self { cache_dir, worker, waiting: Vec::new(), last: None })
     }
 
-    /// Takes what was found, and asks for the process unless that is under way; `again`: also if its threads are known.
+    /// Takes results, and requests a read of the process unless one is in progress; `again`: also if its threads are known.
     pub(super) fn look(&mut self, pid: u32, again: bool) {
         while let Ok(found) = self.worker.answers.try_recv() {
             self.worker.busy = None;
@@ -69,7 +69,7 @@ impl Looker {
         if self.last.as_ref().is_some_and(|(last, _)| *last != pid) {
             self.last = None;
         }
-        // What they find now is old. Their threads end with them.
+        // Results of blocked threads are outdated. A thread ends when its channels are dropped.
         self.waiting.retain(|worker| matches!(worker.answers.try_recv(), Err(TryRecvError::Empty)));
         let late = |worker: &Worker| worker.busy.filter(|(_, since)| since.elapsed() >= PATIENCE);
         if let Some((_, since)) = self.waiting.iter().filter_map(late).find(|(asked, _)| *asked == pid) {

@@ -1,7 +1,7 @@
 //! `gctrace top`: what every Ruby process does right now, on a terminal or as one table.
 //!
-//! [`board`] folds what is seen, [`rows`] and [`view`] decide what is shown, [`place`] where, [`draw`] draws it; all of these are pure.
-//! [`screen`] has the terminal.
+//! [`board`] folds events, [`rows`] and [`view`] decide what is shown, [`place`] decides where, and [`draw`] draws it; all of these are pure.
+//! [`screen`] owns the terminal.
 
 mod board;
 mod draw;
@@ -45,7 +45,7 @@ pub struct Top {
 }
 
 impl Top {
-    /// Nothing has been seen yet. `cache_dir`: where analyses are kept.
+    /// An output without any data. `cache_dir`: directory of cached analyses.
     pub fn new(show: Show, traced: Traced, cache_dir: Option<PathBuf>) -> Self {
         Self { board: Arc::default(), show, traced, cache_dir, screen: None }
     }
@@ -71,7 +71,7 @@ impl Top {
 
 impl Exporter for Top {
     fn see(&mut self, process: &Process, seen: Seen<'_>) -> Result<(), ExportError> {
-        // The end of tracing is not that of the processes, which are shown at the end.
+        // The end of tracing is not the end of the processes, which are shown at the end.
         if !matches!(seen, Seen::Ended(end) if end.reason == crate::model::EndReason::Detached) {
             let mut board = self.board();
             board.see(process, seen);
@@ -102,14 +102,14 @@ impl Exporter for Top {
         let lost = ledger.lost_of(Family::Requests) + user.requests_no_room + user.undecodable_requests;
         let (now_ns, mut board) = (monotonic_ns(), self.board());
         board.requests_lost(lost, now_ns);
-        // The screen reads by itself; of a table CPU shares are of the whole time.
+        // The screen reads by itself; in a table CPU shares cover the whole run.
         if !self.is_screen() {
             board.now(now_ns);
         }
     }
 
     fn closed(&mut self, _ts_ns: u64) {
-        // What follows takes a moment, and has something to say.
+        // The rest of the end takes a moment, and may print messages.
         self.screen = None;
         if !self.is_screen() {
             self.board().tick(monotonic_ns(), true, screen::sample);

@@ -6,7 +6,7 @@ use serde::Serialize;
 
 use super::rows::{Column, Row, Traced};
 
-/// One row as JSON. What is not known is `null`.
+/// One row as JSON. Unknown values are `null`.
 #[derive(Serialize)]
 struct Line<'a> {
     #[serde(rename = "type")]
@@ -32,7 +32,7 @@ struct Line<'a> {
     cycles: u64,
 }
 
-/// The rows as a table of fixed columns.
+/// Writes the rows as a table with fixed columns.
 pub(super) fn text(out: &mut impl Write, rows: &[Row]) -> io::Result<()> {
     let width = |column: Column| usize::from(column.width());
     let line = |of: &dyn Fn(Column) -> String| {
@@ -49,7 +49,7 @@ pub(super) fn text(out: &mut impl Write, rows: &[Row]) -> io::Result<()> {
     Ok(())
 }
 
-/// The rows as JSON lines.
+/// Writes the rows as JSON lines.
 pub(super) fn jsonl(out: &mut impl Write, rows: &[Row], traced: Traced) -> io::Result<()> {
     for row in rows {
         let line = Line {

@@ -1,4 +1,4 @@
-//! Where things are on the screen: for those who draw, and for those who ask what was clicked. Pure.
+//! Layout of the screen, for drawing and for finding what was clicked. Pure.
 
 use ratatui::layout::{Constraint, Layout, Rect};
 
@@ -7,14 +7,14 @@ use super::{
     view::{Panel, Spot, View},
 };
 
-/// Texts of a table that has room for them besides all numbers, and their widths: the first ones first.
+/// Text columns that are shown if there is room besides all numbers, with their widths, most important first.
 pub(super) const TEXTS: [(&str, u16); 4] =
     [("SERVICE", 16), ("CONTAINER", 14), ("RUBY", 7), ("PAUSES, LAST 30 s", 30)];
-/// Width of the name, with the gap before it, that texts leave to it.
+/// Minimum width of the name, with the gap before it, that text columns leave.
 const NAME: u16 = 16;
-/// Columns of the histogram of pauses, with one to spare.
+/// Width of the histogram of pauses, with one spare column.
 const HISTOGRAM: u16 = 50;
-/// Lines that a panel of a process needs, with its title, to be shown beside others.
+/// Minimum number of lines of a panel of a process, including its title, for several panels to be shown.
 const PANEL: u16 = 7;
 
 /// The screen: first line, body, last line.
@@ -24,9 +24,9 @@ pub(super) fn page(screen: Rect) -> [Rect; 3] {
 
 /// The columns of the table.
 pub(super) struct Columns {
-    /// Those that rows can be sorted by.
+    /// Columns by which rows can be sorted.
     pub sortable: Vec<Column>,
-    /// How many of [`TEXTS`] follow them.
+    /// Number of [`TEXTS`] that follow them.
     pub texts: usize,
     /// Width of the name.
     pub name: u16,
@@ -34,7 +34,7 @@ pub(super) struct Columns {
     pub widths: Vec<Constraint>,
 }
 
-/// Columns of the table in so much room: numbers first, then texts as far as they fit. A wider table has all that a narrower one has.
+/// Columns of a table of this width: numbers first, then texts as far as they fit. A wider table has all columns of a narrower one.
 pub(super) fn columns(width: u16, view: &View) -> Columns {
     let sortable = Column::shown(width, view.group, view.traced, view.sort);
     let numbers: u16 = sortable.iter().filter(|&&column| column != Column::Name).map(|c| c.width()).sum();
@@ -57,7 +57,7 @@ pub(super) fn columns(width: u16, view: &View) -> Columns {
     Columns { sortable, texts, name: room, widths }
 }
 
-/// Rows above the first that is shown, so that the one under the cursor is.
+/// Number of rows above the first visible one, such that the row under the cursor is visible.
 pub(super) fn skipped(body: Rect, cursor: usize) -> usize {
     let room = usize::from(body.height.saturating_sub(1)).max(1);
     (cursor + 1).saturating_sub(room)
@@ -75,7 +75,7 @@ pub(super) struct Process {
     pub cycles: Rect,
     /// Its pauses by length.
     pub histogram: Rect,
-    /// Its panels, those that are shown.
+    /// Its visible panels.
     pub panels: Vec<(Panel, Rect)>,
 }
 
@@ -102,7 +102,7 @@ pub(super) fn process(body: Rect, view: &View) -> Process {
     Process { facts, sparks, methods, cycles, histogram, panels }
 }
 
-/// What is at this place of a screen with this number of rows.
+/// What is at a position of a screen with this number of rows.
 pub(super) fn spot(screen: Rect, view: &View, rows: usize, (x, y): (u16, u16)) -> Spot {
     let [_, body, _] = page(screen);
     let inside = |area: Rect| area.contains((x, y).into());
@@ -120,7 +120,7 @@ pub(super) fn spot(screen: Rect, view: &View, rows: usize, (x, y): (u16, u16)) -
     if y == body.y {
         let Columns { sortable: columns, widths, .. } = columns(body.width, view);
         let areas = Layout::horizontal(widths).spacing(1).split(Rect { height: 1, ..body });
-        // The gap before a column belongs to it.
+        // The gap in front of a column belongs to it.
         let at = areas.iter().position(|area| x < area.x + area.width);
         return at.and_then(|at| columns.get(at)).map_or(Spot::Other, |&column| Spot::Heading(column));
     }
@@ -129,7 +129,7 @@ pub(super) fn spot(screen: Rect, view: &View, rows: usize, (x, y): (u16, u16)) -
 }
 
 impl Panel {
-    /// Those that there are, by what is traced.
+    /// The panels that exist, depending on what is traced.
     pub(super) fn of(traced: Traced) -> Vec<Self> {
         let is_there = |panel: &Self| match panel {
             Self::Threads => true,

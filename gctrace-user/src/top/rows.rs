@@ -1,4 +1,4 @@
-//! Rows of the table: what a column shows, how rows are sorted and filtered. Pure.
+//! Rows of the table: what a column shows, and how rows are sorted and filtered. Pure.
 
 use std::{cmp::Ordering, sync::Arc};
 
@@ -12,11 +12,11 @@ pub(super) enum Group {
     Service,
     /// All processes in a container.
     Container,
-    /// All requests of an endpoint, of all processes.
+    /// All requests of an endpoint, over all processes.
     Endpoint,
 }
 
-/// What is traced that costs more than the rest.
+/// Optional events that are traced, because they cost more than the rest.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Traced {
     /// Requests and jobs.
@@ -26,7 +26,7 @@ pub struct Traced {
 }
 
 impl Group {
-    /// The next one.
+    /// The next kind of group.
     pub(super) fn next(self, traced: Traced) -> Self {
         match self {
             Self::Process => Self::Service,
@@ -36,7 +36,7 @@ impl Group {
         }
     }
 
-    /// One of it.
+    /// Its name in the singular.
     pub(super) fn singular(self) -> &'static str {
         match self {
             Self::Process => "process",
@@ -46,7 +46,7 @@ impl Group {
         }
     }
 
-    /// Its word.
+    /// Its name in the plural.
     pub(super) fn name(self) -> &'static str {
         match self {
             Self::Process => "processes",
@@ -57,12 +57,12 @@ impl Group {
     }
 }
 
-/// A row. What is not known is `None`.
+/// A row. Unknown values are `None`.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct Row {
-    /// Its pid, of a process.
+    /// Pid, if it represents a process.
     pub pid: Option<u32>,
-    /// How many processes it represents.
+    /// Number of processes that it represents.
     pub processes: usize,
     /// Program, service, container or endpoint.
     pub name: String,
@@ -74,13 +74,13 @@ pub(super) struct Row {
     pub ruby: String,
     /// CPU time of the last second, percent of one CPU.
     pub cpu: Option<f64>,
-    /// Time stopped for GC in the last 10 s, percent; of an endpoint, of the time of its requests.
+    /// Time stopped for GC in the last 10 s, percent; for an endpoint, relative to the time of its requests.
     pub gc: Option<f64>,
     /// 99th percentile of the pauses of the last minute, nanoseconds.
     pub p99_ns: Option<u64>,
-    /// The longest of them.
+    /// The longest of these pauses, nanoseconds.
     pub max_ns: Option<u64>,
-    /// Time that all threads together waited for the GVL in the last 10 s, percent of that time; of an endpoint, of the time of its
+    /// Total time that threads waited for the GVL in the last 10 s, percent of that time; for an endpoint, relative to the time of its
     /// requests.
     pub gvl: Option<f64>,
     /// Objects allocated per second between cycles of the last five seconds, or between the last two.
@@ -91,21 +91,21 @@ pub(super) struct Row {
     pub live: Option<u64>,
     /// Free slots at that time.
     pub free: Option<u64>,
-    /// Requests and jobs that ended, a second, of the last ten seconds.
+    /// Requests and jobs that ended per second, in the last ten seconds.
     pub requests: Option<f64>,
-    /// 99th percentile of the times of those of the last minute, nanoseconds.
+    /// 99th percentile of the times of those that ended in the last minute, nanoseconds.
     pub request_p99_ns: Option<u64>,
-    /// Requests seen since it is traced; of an endpoint, those whose times are kept.
+    /// Number of requests seen since the process is traced; for an endpoint, of those whose times are kept.
     pub requests_seen: u64,
-    /// Endpoints of the last minute, of a process.
+    /// Endpoints of the last minute, if it represents a process.
     pub endpoints: Vec<Arc<str>>,
-    /// Cycles seen.
+    /// Number of cycles seen.
     pub cycles: u64,
     /// Microseconds of pauses in each second of the last minute, oldest first.
     pub spark: Vec<u64>,
 }
 
-/// A column that rows can be sorted by.
+/// A column by which rows can be sorted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) enum Column {
     /// Pid.
@@ -129,16 +129,16 @@ pub(super) enum Column {
     Live,
     /// Free slots.
     Free,
-    /// Requests a second.
+    /// Requests per second.
     Requests,
-    /// 99th percentile of their times.
+    /// 99th percentile of the times of requests.
     RequestP99,
     /// Name.
     Name,
 }
 
 impl Column {
-    /// All, in the order of the screen.
+    /// All columns, in the order of the screen.
     pub(super) const ALL: [Self; 13] = [
         Self::Pid,
         Self::Cpu,
@@ -155,7 +155,7 @@ impl Column {
         Self::Name,
     ];
 
-    /// Those that a screen of this width has, `sort` among them. A wider one has all of a narrower one.
+    /// The columns of a screen of this width, including `sort`. A wider screen has all columns of a narrower one.
     pub(super) fn shown(width: u16, group: Group, traced: Traced, sort: Self) -> Vec<Self> {
         let fits = |without: &[Self]| {
             let all = Self::ALL.into_iter().filter(|column| !without.contains(column));
@@ -168,7 +168,7 @@ impl Column {
         if group == Group::Endpoint {
             without.extend([Self::Cpu, Self::P99, Self::Max, Self::Alloc, Self::Rss, Self::Live, Self::Free]);
         }
-        // What says least goes first.
+        // The least informative columns are removed first.
         let gvl = if traced.gvl { Self::Alloc } else { Self::Gvl };
         for column in [
             gvl,
@@ -211,7 +211,7 @@ impl Column {
         }
     }
 
-    /// Its width; the name has the rest.
+    /// Its width; the name gets the rest.
     pub(super) fn width(self) -> u16 {
         match self {
             Self::Pid => 8,
@@ -228,14 +228,14 @@ impl Column {
         }
     }
 
-    /// The column `by` columns to the right, or to the left, of these.
+    /// The column `by` columns to the right, or to the left if negative, among `shown`.
     pub(super) fn moved(self, by: isize, shown: &[Self]) -> Self {
         let at = shown.iter().position(|column| *column == self).unwrap_or(0) as isize;
         let at = (at + by).rem_euclid(shown.len().max(1) as isize);
         shown.get(at as usize).copied().unwrap_or(self)
     }
 
-    /// What a row has there.
+    /// The text of a row in this column.
     pub(super) fn text(self, row: &Row) -> String {
         let shown = match self {
             Self::Pid => row.pid.map(|pid| pid.to_string()).or_else(|| Some(format!("×{}", row.processes))),
@@ -277,7 +277,7 @@ impl Column {
     }
 }
 
-/// Sorts: the largest first, what is not known last, names and pids ascending; `reversed` the other way round.
+/// Sorts rows: largest first, unknown values last, names and pids ascending; `reversed` reverses this.
 pub(super) fn sort(rows: &mut [Row], by: Column, reversed: bool) {
     rows.sort_by(|one, two| {
         let order = by.compare(one, two);
@@ -286,10 +286,10 @@ pub(super) fn sort(rows: &mut [Row], by: Column, reversed: bool) {
     });
 }
 
-/// What processes outside of containers are grouped under.
+/// The group of processes outside containers.
 pub(super) const ON_HOST: &str = "(host)";
 
-/// Whether the row of a process belongs to a group: that of its service, its container, or an endpoint that it serves.
+/// Whether the row of a process belongs to a group: its service, its container, or an endpoint that it serves.
 pub(super) fn belongs(row: &Row, (group, name): &(Group, String)) -> bool {
     match group {
         Group::Process => row.name == *name,
@@ -299,7 +299,7 @@ pub(super) fn belongs(row: &Row, (group, name): &(Group, String)) -> bool {
     }
 }
 
-/// Whether a row has the text in its name, service, container, version, pid or endpoints.
+/// Whether a row contains the text in its name, service, container, version, pid or endpoints.
 pub(super) fn matches(row: &Row, filter: &str) -> bool {
     let filter = filter.to_lowercase();
     let pid = row.pid.map(|pid| pid.to_string());
@@ -313,12 +313,12 @@ pub(super) fn share(percent: f64) -> String {
     if percent >= 99.95 { format!("{percent:.0}") } else { format!("{percent:.1}") }
 }
 
-/// A rate: `0.4`, `37.5`, then as a count.
+/// A rate: `0.4`, `37.5`; larger ones as [`count`] formats them.
 pub(super) fn rate(number: f64) -> String {
     if number < 99.95 { format!("{number:.1}") } else { count(number) }
 }
 
-/// A time in three digits or more, six characters at most up to 27 hours: `870us`, `12.3ms`, `1.20s`, `234.6s`.
+/// A time with at least three digits, at most six characters up to 27 hours: `870us`, `12.3ms`, `1.20s`, `234.6s`.
 pub(super) fn time(ns: u64) -> String {
     let us = ns as f64 / 1e3;
     match us {
@@ -333,12 +333,12 @@ pub(super) fn time(ns: u64) -> String {
     }
 }
 
-/// A number in three digits: `870`, `12.3k`, `1.20M`.
+/// A number with three digits: `870`, `12.3k`, `1.20M`.
 pub(super) fn count(number: f64) -> String {
     scaled(number, 1000.0)
 }
 
-/// Bytes, of which `M` is 2^20, as in all texts.
+/// A number of bytes; `M` is 2^20, as in all texts.
 pub(super) fn memory(bytes: f64) -> String {
     scaled(bytes, 1024.0)
 }
@@ -373,7 +373,7 @@ mod tests {
         assert_eq!(texts, ["88.89s", "99.99s", "100.0s", "234.6s", "999.9s", "1000s", "86400s"]);
     }
 
-    /// Every number fits its column; what is not known is a dash.
+    /// Every number fits its column; an unknown value is a dash.
     #[test]
     fn texts() {
         let numbers = [0, 999, 1000, 9_999, 99_999, 999_999, 99_999_999, 999_999_999, 88_888_888_888];
@@ -409,7 +409,7 @@ mod tests {
         assert!(!Column::Name.text(&Row { name: "a\x1b[2J".into(), ..Row::default() }).contains('\x1b'));
     }
 
-    /// 80 columns have room for a name whatever is traced, and what was asked for is shown. 40 columns have room for a name, too.
+    /// 80 columns have room for a name whatever is traced, and requested columns are shown. 40 columns have room for a name, too.
     #[test]
     fn columns() {
         for (requests, gvl) in [(false, false), (false, true), (true, false), (true, true)] {
@@ -435,7 +435,7 @@ mod tests {
         assert_eq!(Group::Container.next(Traced::default()), Group::Process);
     }
 
-    /// The largest is first, and what is not known is last; equal rows keep one order.
+    /// The largest value is first, and unknown ones are last; equal rows keep their order.
     #[test]
     fn sorting() {
         let row = |pid, gc| Row { pid: Some(pid), gc, name: format!("n{pid}"), ..Row::default() };

@@ -1,4 +1,4 @@
-//! The terminal while `gctrace top` has it, and the thread that draws.
+//! The terminal while `gctrace top` uses it, and the thread that draws.
 
 use std::{
     io, panic,
@@ -37,11 +37,11 @@ use super::{
 };
 use crate::{clock::monotonic_ns, console, host::proc, terminal::colours};
 
-/// How often values are read and drawn.
+/// Interval at which values are read and drawn.
 const EVERY: Duration = Duration::from_secs(1);
 /// How long a message is shown.
 const MESSAGE: Duration = Duration::from_secs(6);
-/// How long the thread waits for a key at a stretch.
+/// Maximum time of one wait for a key.
 const PATIENCE: Duration = Duration::from_millis(100);
 
 /// The screen, until it is dropped.
@@ -51,8 +51,8 @@ pub(super) struct Screen {
 }
 
 impl Screen {
-    /// Takes the terminal. From now on messages wait until it is given back, or are drawn.
-    /// `mouse`: whether gctrace sees the mouse; the terminal does not select text with it then.
+    /// Takes over the terminal. Until it is restored, messages are drawn or held back.
+    /// `mouse`: whether gctrace captures the mouse; the terminal does not select text with it then.
     pub(super) fn start(
         board: Arc<Mutex<Board>>,
         mut looker: Looker,
@@ -61,7 +61,7 @@ impl Screen {
     ) -> io::Result<Self> {
         let stop = Arc::new(AtomicBool::new(false));
         let stopped = stop.clone();
-        // By default it would end gctrace and leave the terminal as it is. It does that again once the terminal is given back.
+        // By default SIGQUIT would end gctrace without restoring the terminal. It has that effect again once the terminal is restored.
         let (quit, given_back) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicBool::new(false)));
         signal_hook::flag::register_conditional_default(SIGQUIT, given_back.clone())?;
         signal_hook::flag::register(SIGQUIT, quit.clone())?;
@@ -79,7 +79,7 @@ impl Screen {
                 console::say(&format!("gctrace: the terminal: {error}"));
             }
             if !stopped.load(Relaxed) {
-                // The user is done, or the terminal is gone: the run ends in order.
+                // The user has quit, or the terminal is gone: end the run gracefully.
                 let _ends = signal_hook::low_level::raise(signal_hook::consts::SIGTERM);
             }
         });
@@ -94,7 +94,7 @@ impl Screen {
     }
 }
 
-/// Takes the terminal. A panic anywhere gives it back, too, before it is reported.
+/// Takes over the terminal. A panic in any thread restores it before the panic is reported.
 fn take(mouse: bool) -> io::Result<DefaultTerminal> {
     static HOOK: Once = Once::new();
     HOOK.call_once(|| {
@@ -112,10 +112,10 @@ fn take(mouse: bool) -> io::Result<DefaultTerminal> {
     Terminal::new(CrosstermBackend::new(io::stdout()))
 }
 
-/// Gives the terminal back, if it is there. `ratatui::restore` prints where it is not, which panics where standard error was that terminal;
+/// Restores the terminal, if it still exists. `ratatui::restore` prints an error otherwise, which panics if standard error was that terminal;
 /// and the hook of `ratatui::init` is called by that panic, which ends the program by SIGABRT.
 fn give_back() {
-    // A terminal that is gone has no mouse and no other screen.
+    // These fail if the terminal is gone, which does not matter.
     let _gone = execute!(io::stdout(), DisableMouseCapture);
     let _gone = ratatui::try_restore();
     console::revert();
@@ -133,18 +133,18 @@ impl Drop for Screen {
     }
 }
 
-/// What is read of a process each second.
+/// Reads the periodic values of a process.
 pub(super) fn sample(pid: u32) -> Sample {
     let rss = proc::MemoryReader::open(pid).ok().and_then(|reader| reader.read()).map(|memory| memory.rss);
     Sample { cpu_ns: proc::cpu_ns(pid), rss }
 }
 
-/// Waits a moment for a key, the mouse, or another size of the terminal. Returns whether there is one.
+/// Waits briefly for a key, the mouse, or a resize of the terminal. Returns whether there is such an event.
 ///
-/// Where a terminal that is gone reports the end of its input, crossterm 0.29 reads again and again (`event/source/unix/mio.rs`) and
-/// never returns. So it is asked only while the terminal is there.
+/// If the terminal is gone and reports end of file, crossterm 0.29 reads in a loop (`event/source/unix/mio.rs`) and
+/// never returns. So it is called only while the terminal exists.
 fn wait_for_input() -> io::Result<bool> {
-    // What it has read already, input, or a signal that says that the size is another.
+    // First an event that crossterm has already read, then new input, or the signal of a resize.
     for patience in [Duration::ZERO, PATIENCE] {
         wait_for_terminal(patience)?;
         if event::poll(Duration::ZERO)? {
@@ -154,7 +154,7 @@ fn wait_for_input() -> io::Result<bool> {
     Ok(false)
 }
 
-/// Waits until the terminal has input, for this time at most.
+/// Waits until the terminal has input, at most for this time.
 fn wait_for_terminal(patience: Duration) -> io::Result<()> {
     let stdout = io::stdout();
     let mut terminal = [PollFd::new(&stdout, PollFlags::IN)];
@@ -180,7 +180,7 @@ fn run(
     let mut ticked: Option<Instant> = None;
     let mut due = true;
     let mut rows: Vec<Row> = Vec::new();
-    // How many processes there are, and how many more are not shown.
+    // Number of processes, and number of those that were dropped.
     let mut number = (0, 0);
     let mut held = None;
     let mut detail: Option<(u32, Option<Detail>)> = None;
@@ -195,7 +195,7 @@ fn run(
             due = false;
             let opened = view.detail.is_some() && view.detail != detail.as_ref().map(|(pid, _)| *pid);
             if !view.paused || opened {
-                // Of the time that is held, no more is kept than the rows.
+                // Only the rows of the held time are kept, so an opened process is shown as it is now.
                 held = None;
             }
             let now_ns = *held.get_or_insert_with(monotonic_ns);
@@ -205,7 +205,7 @@ fn run(
                     rows = board.rows(now_ns, view.group);
                     number = (board.len(), board.dropped);
                 }
-                // What is held stays, unless another process is looked at.
+                // A held screen does not change, unless another process is opened.
                 if !view.paused || view.detail != detail.as_ref().map(|(pid, _)| *pid) {
                     detail = view.detail.map(|pid| (pid, board.detail(pid, now_ns)));
                 }

@@ -1,4 +1,4 @@
-//! What is seen becomes rows and screens; no terminal is needed.
+//! Events become rows and screens; no terminal is needed.
 
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -64,7 +64,7 @@ fn frame(name: &str) -> Arc<Frame> {
     Frame { kind: FrameKind::Ruby, name: name.into(), file, line: 7, first_line: 5, address: 0 }.into()
 }
 
-/// A cycle with one pause of that length at that time.
+/// A cycle with one pause of this length at this time.
 fn cycle(ts_ns: u64, pause_ns: u64, allocated: u64) -> GcCycle {
     let info = GcInfo {
         major_by: None,
@@ -100,7 +100,7 @@ fn cycle(ts_ns: u64, pause_ns: u64, allocated: u64) -> GcCycle {
     }
 }
 
-/// Two processes of one service, one of them busy, and an idle one of another.
+/// Two processes of one service, one of them busy, and an idle process of another service.
 fn board() -> Board {
     let mut board = Board::default();
     let read =
@@ -110,7 +110,7 @@ fn board() -> Board {
     }
     board.tick(104 * S, true, read(0));
     let shop = process(7, "shop");
-    // 30 ms, 20 ms and 50 ms of stops, and 6000 objects in three seconds.
+    // 30 ms, 20 ms and 50 ms of pauses, and 6000 objects in three seconds.
     for (at, pause, allocated) in [(101, 30, 0), (103, 20, 1000), (104, 50, 6000)] {
         board.see(&shop, Seen::Cycle(&cycle(at * S, pause * MS, allocated)));
     }
@@ -131,7 +131,7 @@ fn board() -> Board {
     board
 }
 
-/// The rate of allocation is that of the last five seconds, however close two cycles are; a count that falls begins anew.
+/// The allocation rate covers the last five seconds, however close two cycles are; when the count falls, it starts anew.
 #[test]
 fn allocation_rate() {
     let shop = process(7, "shop");
@@ -153,19 +153,19 @@ fn allocation_rate() {
     assert_eq!(rate(130 * S, 14_000 + 18_000), Some(1_000.0));
     assert_eq!(rate(131 * S, 10), None);
     assert_eq!(rate(132 * S, 20), Some(10.0));
-    // No cycle says that it allocates no more.
+    // There is no cycle that would show that it no longer allocates.
     let at = |now_ns: u64| board.rows(now_ns, Group::Process)[0].alloc;
     assert_eq!((at(137 * S), at(137 * S + 1)), (Some(10.0), None));
 }
 
-/// Shares, rates and quantiles are what was put in; nothing is known of a process of which nothing was seen.
+/// Shares, rates and quantiles match the events; nothing is known of a process without events.
 #[test]
 fn values() {
     let board = board();
     let rows = board.rows(105 * S, Group::Process);
     let of = |pid| rows.iter().find(|row| row.pid == Some(pid)).unwrap();
     let busy = of(7);
-    // 100 ms of the 5 s since it is traced.
+    // 100 ms of the 5 s for which it has been traced.
     assert_eq!((busy.cpu, busy.gc), (Some(50.0), Some(2.0)));
     assert_eq!((busy.p99_ns, busy.max_ns), (Some(50 * MS), Some(50 * MS)));
     assert_eq!((busy.alloc, busy.live, busy.free), (Some(2000.0), Some(600), Some(400)));
@@ -176,11 +176,11 @@ fn values() {
         (idle.cpu, idle.gc, idle.max_ns, idle.alloc, idle.live),
         (Some(0.0), Some(0.0), None, None, None)
     );
-    // Half a second after it was found nothing can be said of ten seconds.
+    // Half a second after it was found, no share over ten seconds is known.
     let mut fresh = Board::default();
     fresh.see(&process(1, "x"), Seen::Process { state: None, now_ns: 100 * S, since_ns: 100 * S });
     assert_eq!(fresh.rows(100 * S + S / 2, Group::Process)[0].gc, None);
-    // Nor of a second of which a part was traced.
+    // Neither is one over a second that was traced only partly.
     let mut late = Board::default();
     late.see(
         &process(1, "x"),
@@ -191,17 +191,17 @@ fn values() {
     }
     let gc = |now_ns| late.rows(now_ns, Group::Process)[0].gc;
     assert_eq!([101 * S + 950 * MS, 102 * S + MS].map(gc), [None, Some(50.0)]);
-    // A minute later its pauses are forgotten.
+    // A minute later its pauses have expired.
     let later = board.rows(170 * S, Group::Process);
     assert_eq!((later[0].max_ns, later[0].gc, later[0].spark.iter().sum::<u64>()), (None, Some(0.0), 0));
-    // A group has the pauses of all, and nothing where it is not known of one.
+    // A group has the pauses of all its processes, and a value that is unknown for one of them is unknown.
     let groups = board.rows(105 * S, Group::Service);
     let shop = groups.iter().find(|row| row.name == "shop").unwrap();
     assert_eq!((shop.processes, shop.cpu, shop.gc), (2, Some(50.0), Some(1.0)));
     assert_eq!((shop.max_ns, shop.alloc, shop.rss), (Some(50 * MS), None, Some(2 << 20)));
 }
 
-/// Slots are those at the end of the last cycle that is over, not those at the begin of the one that runs when tracing ends.
+/// Slots are those at the end of the last finished cycle, not those at the beginning of the cycle that runs when tracing ends.
 #[test]
 fn slots_at_the_end() {
     let shop = process(7, "shop");
@@ -222,7 +222,7 @@ fn slots_at_the_end() {
     assert_eq!(slots(&board), (Some(600), Some(400)));
 }
 
-/// Pauses of a cycle that was swept for minutes are among those of the minute in which that is known, and take no place of newer times. GC work of a
+/// Pauses of a cycle that was swept for minutes count in the minute in which they become known, and do not overwrite newer times. GC work of a
 /// Ruby whose cycles are not known counts, too.
 #[test]
 fn late_pauses() {
@@ -232,7 +232,7 @@ fn late_pauses() {
     late.wait_ns = S / 4;
     board.now(220 * S);
     board.see(&shop, Seen::GvlSoFar(&late));
-    // In the same place as the second 220.
+    // It has the same entry as second 220.
     board.see(&shop, Seen::Cycle(&cycle(160 * S - 300 * MS, 300 * MS, 9000)));
     board.see(&shop, Seen::Cycle(&cycle(100 * S + 1, 200 * MS, 9000)));
     let row = board.rows(222 * S, Group::Process).into_iter().find(|row| row.pid == Some(7)).unwrap();
@@ -246,7 +246,7 @@ fn late_pauses() {
     assert_eq!(row.gc, Some(1.0));
 }
 
-/// A long pause takes a part of each second that it lasts, and no second is stopped for longer than it is.
+/// A long pause counts in part in each second that it lasts, and no second has more than a second of pauses.
 #[test]
 fn long_pauses() {
     let mut board = board();
@@ -262,7 +262,7 @@ fn long_pauses() {
     assert_eq!(gc(&board, 221 * S), Some(85.0), "the second 210 is not in it any more");
 }
 
-/// Waits for the GVL come as a sum since the beginning; a share is of what was added, and none where not all were seen.
+/// Waits for the GVL arrive as a sum since the beginning; a share covers the increase, and is unknown if some waits were not seen.
 #[test]
 fn gvl() {
     let mut board = board();
@@ -280,7 +280,7 @@ fn gvl() {
     assert_eq!(share(&board), None);
 }
 
-/// What is kept does not grow with what is seen, and a process that has ended is gone.
+/// Memory does not grow with the number of events, and a process that has ended is gone.
 #[test]
 fn bounds() {
     let mut board = board();
@@ -290,7 +290,7 @@ fn bounds() {
     }
     let detail = board.detail(7, 106 * S).unwrap();
     assert_eq!(detail.cycles.len(), 50);
-    // Each of them is counted, with the three before, however few are kept.
+    // Each of them is counted, in addition to the three before, however few are kept.
     assert_eq!(detail.bars.iter().sum::<u64>(), 20_003);
     for pid in 0..10_000 {
         board.see(&process(pid, "many"), Seen::Process { state: None, now_ns: 106 * S, since_ns: 106 * S });
@@ -318,7 +318,7 @@ fn screen(board: &Board, view: &View, size: (u16, u16)) -> String {
     terminal.backend().to_string()
 }
 
-/// Tables, a process, help and an empty host fit every size, down to a few cells, and nothing from outside reaches the terminal raw.
+/// Tables, a process, help and an empty host fit every size, down to a few cells, and text from outside reaches the terminal only escaped.
 #[test]
 fn screens() {
     let board = board();
@@ -341,7 +341,7 @@ fn screens() {
     assert!(nothing.contains("No selected Ruby process runs"), "{nothing}");
     let filtered = screen(&board, &View { filter: "zzz".into(), ..View::default() }, (80, 24));
     assert!(filtered.contains("No row matches") && filtered.contains("filter: zzz"), "{filtered}");
-    // What is sorted by has its place while there is room for it.
+    // The sort order is shown if there is room for it.
     let narrow = screen(&board, &View { filter: "app".into(), ..View::default() }, (45, 24));
     let title = narrow.lines().next().unwrap().trim_end();
     assert!(
@@ -361,7 +361,7 @@ fn screens() {
     }
 }
 
-/// `--once`: a column never runs into the next one, and JSON has `null` for what is not known.
+/// `--once`: a column never runs into the next one, and JSON has `null` for unknown values.
 #[test]
 fn tables() {
     let rows = View::default().arranged(board().rows(105 * S, Group::Process));
@@ -377,7 +377,7 @@ fn tables() {
     assert!(first.contains("\"gc_percent\":2.0") && first.contains("\"gvl_wait_percent\":null"), "{first}");
 }
 
-/// A request of this length that ended then, of which a tenth was GC and a half waiting for the GVL.
+/// A request of this length that ended at this time, with a tenth of it GC and half of it waiting for the GVL.
 fn request(path: &str, end_ns: u64, ns: u64) -> Request {
     Request {
         trace: None,
@@ -407,7 +407,7 @@ fn request(path: &str, end_ns: u64, ns: u64) -> Request {
     }
 }
 
-/// Two processes serve one endpoint, one of them another one, too.
+/// Two processes serve one endpoint; one of them also serves another one.
 fn serving() -> Board {
     let mut board = board();
     for (pid, path, count, ms) in [(7, "/orders", 40, 20), (7, "/slow", 4, 900), (8, "/orders", 20, 40)] {
@@ -419,7 +419,7 @@ fn serving() -> Board {
     board
 }
 
-/// Requests a second and their times, of a process, a service and an endpoint; where some were lost none is given.
+/// Requests per second and their times, for a process, a service and an endpoint; if some were lost, none are given.
 #[test]
 fn requests() {
     let mut board = serving();
@@ -428,7 +428,7 @@ fn requests() {
         let row = rows.iter().find(|row| row.pid.is_some_and(|pid| pid.to_string() == at) || row.name == at);
         row.map(|row| (row.requests, row.request_p99_ns, row.requests_seen)).unwrap()
     };
-    // Of the four seconds that are over and complete: 40 and 4, 20, none at all.
+    // In the four seconds that are over and complete: 40 and 4, 20, none at all.
     assert_eq!(figures(&rows, "7"), (Some(11.0), Some(900 * MS), 44));
     assert_eq!(figures(&rows, "8"), (Some(5.0), Some(40 * MS), 20));
     assert_eq!(figures(&rows, "9"), (None, None, 0));
@@ -440,20 +440,20 @@ fn requests() {
     let orders = endpoints.iter().find(|row| row.name == "GET /orders").unwrap();
     assert_eq!((orders.processes, &*orders.service, orders.cpu), (2, "shop", None));
     assert_eq!((orders.gc, orders.gvl), (Some(10.0), Some(50.0)));
-    // A minute later there are no endpoints any more.
+    // A minute later there are no endpoints left.
     assert!(board.rows(170 * S, Group::Endpoint).is_empty());
     board.requests_lost(3, 106 * S);
     board.requests_lost(3, 130 * S);
     let of = |board: &Board, now_ns| figures(&board.rows(now_ns, Group::Process), "7");
     assert_eq!(of(&board, 107 * S), (None, None, 44));
     assert_eq!(of(&board, 125 * S), (Some(0.0), None, 44));
-    // What ended before tracing had begun in earnest counts for nothing.
+    // Seconds before tracing was complete do not count.
     let mut late = serving();
     late.began(103 * S);
     assert_eq!(of(&late, 106 * S), (Some(5.0), Some(900 * MS), 44));
 }
 
-/// Columns, the page by endpoint and the panels of a process appear with what is traced, in 80 columns, too.
+/// Columns, the page by endpoint and the panels of a process depend on what is traced, in 80 columns, too.
 #[test]
 fn panels() {
     let board = serving();
@@ -489,7 +489,7 @@ fn panels() {
     }
 }
 
-/// A click means what is drawn there: each heading, the rows that are in sight, and the titles of panels.
+/// A click refers to what is drawn there: each heading, the visible rows, and the titles of panels.
 #[test]
 fn spots() {
     let mut board = serving();

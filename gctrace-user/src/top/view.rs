@@ -1,13 +1,13 @@
-//! What the user has chosen to see, and what keys and the mouse do. Pure.
+//! The user's choices, and the effects of keys and the mouse. Pure.
 
 use crossterm::event::{KeyCode, KeyModifiers, MouseButton, MouseEventKind};
 
 use super::rows::{Column, Group, Row, Traced, belongs, matches, sort};
 
-/// Characters of a filter at most.
+/// Maximum number of characters of a filter.
 const MOST_FILTER: usize = 64;
 
-/// Rows that the wheel moves by.
+/// Number of rows that the wheel moves by.
 const WHEEL: isize = 3;
 
 /// A part of the page of a process.
@@ -22,54 +22,54 @@ pub(super) enum Panel {
     Blocked,
 }
 
-/// What is there at some place.
+/// What is at a position of the screen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Spot {
     /// The heading of a column.
     Heading(Column),
-    /// A row, counted from the first that there is.
+    /// The index of a row, visible or not.
     Row(usize),
-    /// The titles of panels of which one is shown.
+    /// The titles of panels, if only one panel is shown.
     Panels,
     /// Anything else.
     Other,
 }
 
-/// What the user has chosen.
+/// The user's choices.
 #[derive(Clone, Debug, Default)]
 #[expect(clippy::struct_excessive_bools, reason = "each is a separate switch")]
 pub(super) struct View {
-    /// What the rows are sorted by.
+    /// The column by which rows are sorted.
     pub sort: Column,
-    /// The other way round.
+    /// Whether the order is reversed.
     pub reversed: bool,
     /// What a row represents.
     pub group: Group,
-    /// Only processes of this group, which was opened.
+    /// If a group was opened: only its processes are shown.
     pub within: Option<(Group, String)>,
-    /// Filter and cursor of the groups, for when it is left.
+    /// Filter and cursor of the list of groups, restored when the group is left.
     pub outside: (String, usize),
-    /// Only rows that have this.
+    /// Only rows that contain this text are shown.
     pub filter: String,
-    /// Whether keys go into the filter.
+    /// Whether keys edit the filter.
     pub editing: bool,
     /// Whether the screen is held.
     pub paused: bool,
-    /// Whether the keys are explained.
+    /// Whether the help is shown.
     pub help: bool,
-    /// Row under the cursor.
+    /// Index of the row under the cursor.
     pub cursor: usize,
     /// The process that is shown in detail.
     pub detail: Option<u32>,
-    /// Its panel that is shown, where there is room for one.
+    /// Its panel that is shown if there is room for only one.
     pub panel: Panel,
-    /// Lines of that panel that are above the screen.
+    /// Number of lines of that panel above the visible ones.
     pub scroll: usize,
-    /// What is traced that not every run traces.
+    /// Which optional events are traced.
     pub traced: Traced,
 }
 
-/// What a key leads to, besides what it changes here.
+/// What a key leads to, besides a change of the view.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Answer {
     /// The screen is drawn again.
@@ -79,7 +79,7 @@ pub(super) enum Answer {
 }
 
 impl View {
-    /// The rows as they are shown.
+    /// The rows as shown: filtered and sorted.
     pub(super) fn arranged(&self, rows: Vec<Row>) -> Vec<Row> {
         let shown = |row: &Row| {
             self.within.as_ref().is_none_or(|within| belongs(row, within)) && matches(row, &self.filter)
@@ -89,7 +89,7 @@ impl View {
         rows
     }
 
-    /// A key was pressed, while these rows were shown.
+    /// Handles a key that was pressed while these rows were shown.
     pub(super) fn key(&mut self, code: KeyCode, modifiers: KeyModifiers, rows: &[Row]) -> Answer {
         self.stay(rows.len());
         if modifiers.contains(KeyModifiers::CONTROL) {
@@ -139,7 +139,7 @@ impl View {
         Answer::Draw
     }
 
-    /// The mouse did something at this place, while these rows were shown. True: there is something to draw.
+    /// Handles a mouse event at this position while these rows were shown. Returns whether there is something to draw.
     pub(super) fn mouse(&mut self, did: MouseEventKind, spot: Spot, rows: &[Row]) -> bool {
         self.stay(rows.len());
         match (did, spot) {
@@ -164,12 +164,12 @@ impl View {
         true
     }
 
-    /// Columns that rows have, on a screen that is wide enough.
+    /// The columns of the rows on a screen that is wide enough.
     pub(super) fn sortable(&self) -> Vec<Column> {
         Column::shown(u16::MAX, self.group, self.traced, self.sort)
     }
 
-    /// Sorts by a column, if rows have it.
+    /// Sorts by a column, if the rows have it.
     fn sort_by(&mut self, column: Column) {
         if self.sortable().contains(&column) {
             self.sort = column;
@@ -188,7 +188,7 @@ impl View {
         }
     }
 
-    /// From the processes of a group back to the groups.
+    /// Returns from the processes of a group to the groups.
     fn leave(&mut self) {
         let Some((group, _)) = self.within.take() else { return };
         (self.filter, self.cursor) = std::mem::take(&mut self.outside);
@@ -218,7 +218,7 @@ impl View {
         self.cursor = 0;
     }
 
-    /// Rows may have gone from below the cursor, which is drawn on the last one then.
+    /// Moves the cursor to the last row if there are fewer rows now, as it is drawn.
     fn stay(&mut self, rows: usize) {
         self.cursor = self.cursor.min(rows.saturating_sub(1));
     }
@@ -231,7 +231,7 @@ impl View {
         }
     }
 
-    /// Into a process; of a group, its processes; of an endpoint, those that serve it.
+    /// Opens the row under the cursor: a process, the processes of a group, or those that serve an endpoint.
     fn open(&mut self, rows: &[Row]) {
         let Some(row) = rows.get(self.cursor) else { return };
         self.scroll = 0;
@@ -255,7 +255,7 @@ mod tests {
         vec![row(1, 5.0), row(2, 50.0), row(3, 0.5)]
     }
 
-    /// Keys move, sort, filter, open and close; Ctrl-C ends from everywhere.
+    /// Keys move, sort, filter, open and close; Ctrl-C quits everywhere.
     #[test]
     fn keys() {
         let mut view = View::default();
@@ -269,7 +269,7 @@ mod tests {
         view.key(KeyCode::Home, none, &shown);
         view.key(KeyCode::Enter, none, &shown);
         assert_eq!(view.detail, Some(2));
-        // There it closes the process, and not the program.
+        // On the page of a process this key closes the page, and does not quit.
         assert_eq!(view.key(KeyCode::Char('q'), none, &shown), Answer::Draw);
         assert_eq!(view.detail, None);
         for code in ['/', 'p', '3', 'q'] {
@@ -289,14 +289,14 @@ mod tests {
         assert_eq!(view.key(KeyCode::Char('q'), none, &shown), Answer::Quit);
         view.editing = true;
         assert_eq!(view.key(KeyCode::Char('c'), KeyModifiers::CONTROL, &shown), Answer::Quit);
-        // Nothing is there to be opened.
+        // There is nothing to open.
         let mut empty = View::default();
         empty.key(KeyCode::Enter, none, &[]);
         empty.key(KeyCode::End, none, &[]);
         assert_eq!((empty.detail, empty.cursor), (None, 0));
     }
 
-    /// A click selects, another one opens; on a heading it sorts, and turns the order round; the wheel moves.
+    /// A click selects a row, another one opens it; on a heading it sorts, then reverses the order; the wheel moves.
     #[test]
     fn mouse() {
         let mut view = View::default();
@@ -322,7 +322,7 @@ mod tests {
         assert_eq!((view.help, view.cursor), (false, 2));
     }
 
-    /// Panels follow each other, those that there are; an endpoint opens into the processes that serve it.
+    /// Tab cycles through the panels that exist; an endpoint opens into the processes that serve it.
     #[test]
     fn requests() {
         let none = KeyModifiers::NONE;
@@ -371,19 +371,19 @@ mod tests {
         let all = || vec![of(1, "shop-admin"), of(2, "shop"), Row { name: "shop".into(), ..of(3, "other") }];
         let pids = |view: &View| view.arranged(all()).iter().map(|row| row.pid).collect::<Vec<_>>();
         assert_eq!(pids(&view), [Some(2)]);
-        // A filter besides: it goes first, then the group.
+        // With a filter: Esc removes the filter first, then leaves the group.
         view.filter = "x".to_owned();
         assert!(pids(&view).is_empty());
         view.key(KeyCode::Esc, KeyModifiers::NONE, &[]);
         assert_eq!(pids(&view), [Some(2)]);
         view.key(KeyCode::Esc, KeyModifiers::NONE, &[]);
         assert_eq!((pids(&view).len(), view.group), (3, Group::Service));
-        // What is in no container is a group, too.
+        // Processes outside containers are a group, too.
         view.within = Some((Group::Container, "(host)".to_owned()));
         assert_eq!(pids(&view).len(), 3);
     }
 
-    /// From an opened group all that goes back leads to the groups as they were; only from there `q` ends the program.
+    /// From an opened group every key to go back leads to the groups as they were; `q` quits only from there.
     #[test]
     fn back_to_groups() {
         let none = KeyModifiers::NONE;
@@ -394,7 +394,7 @@ mod tests {
         for code in [KeyCode::Char('q'), KeyCode::Esc, KeyCode::Left, KeyCode::Backspace] {
             view.key(KeyCode::Enter, none, &groups);
             assert_eq!((view.group, view.filter.as_str(), view.cursor), (Group::Process, "", 0));
-            // A process of it leads back to it.
+            // The page of a process of the group leads back to the group.
             view.key(KeyCode::Enter, none, std::slice::from_ref(&process));
             view.key(code, none, std::slice::from_ref(&process));
             assert_eq!((view.detail, view.within.is_some()), (None, true));
@@ -405,7 +405,7 @@ mod tests {
         view.mouse(MouseEventKind::Down(MouseButton::Right), Spot::Other, &groups);
         assert_eq!((view.group, view.filter.as_str()), (Group::Service, "sho"));
         assert_eq!(view.key(KeyCode::Char('q'), none, &groups), Answer::Quit);
-        // What endpoints cannot be sorted by is not kept.
+        // A sort column that endpoints do not have is not kept.
         let traced = Traced { requests: true, gvl: false };
         let mut view = View { group: Group::Endpoint, sort: Column::Requests, traced, ..View::default() };
         view.key(KeyCode::Char('m'), none, &groups);
@@ -417,7 +417,7 @@ mod tests {
         assert_eq!((view.group, view.sort), (Group::Endpoint, Column::Requests));
     }
 
-    /// The cursor is where it is drawn when rows have gone from below it.
+    /// If rows below the cursor have gone, the cursor is where it is drawn.
     #[test]
     fn fewer_rows() {
         let mut view = View { cursor: 29, ..View::default() };

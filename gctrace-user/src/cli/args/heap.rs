@@ -102,7 +102,7 @@ mod tests {
     use crate::cli::{Args, HeapSettings, Subcommand};
     use clap::Parser as _;
 
-    /// A pid may stand alone, as for a run and for `gctrace dump`.
+    /// A pid may be given without a flag, as for a run and for `gctrace dump`.
     #[test]
     fn pids() {
         let pid = |words: &[&str]| -> Result<Option<u32>, String> {
@@ -123,7 +123,7 @@ mod tests {
         }
     }
 
-    /// A flag that would change nothing is refused.
+    /// A flag that would have no effect is refused.
     #[test]
     fn without_effect() {
         let heap = |flags: &[&str]| {

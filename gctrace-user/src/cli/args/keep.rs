@@ -1,4 +1,4 @@
-//! Flags about a recording that is kept in memory until something happens.
+//! Flags of a recording that is kept in memory until a trigger.
 
 use std::{path::Path, time::Duration};
 
@@ -10,9 +10,9 @@ use crate::{
     trace_file::{Keep, Metric, Trigger},
 };
 
-/// Most compressed bytes that are kept where nothing else is said.
+/// Default limit of the kept recording, compressed bytes.
 pub(in crate::cli) const DEFAULT_BYTES: u64 = 64 << 20;
-/// Files that triggers write at most where nothing else is said.
+/// Default limit of the number of files that triggers write.
 const DEFAULT_MOST: u64 = 10;
 
 /// A flight recorder.
@@ -47,12 +47,12 @@ fn nanos(time: Duration) -> u64 {
 }
 
 impl KeepArgs {
-    /// What is kept, if anything is. `gvl`: from when on waits for the GVL are seen one by one, if they are; `requests`: whether
-    /// these are seen.
+    /// What is kept; `None` without `--keep`. `gvl` is the threshold above which GVL waits are reported individually, `None` if
+    /// they are not traced; `requests` says whether requests are traced.
     ///
     /// # Errors
     ///
-    /// There is no file by which others are named, or a trigger looks at what is not seen.
+    /// No file is given from which dumps take their names, or a trigger needs something that is not traced.
     pub(in crate::cli) fn resolve(
         self,
         record: Option<&Path>,
@@ -105,7 +105,7 @@ mod tests {
         settings.map_err(|error| error.to_string())
     }
 
-    /// Defaults, and what replaces them, of both commands.
+    /// Defaults and the flags that override them, for both commands.
     #[test]
     fn kept() {
         let of = |flags: &[&str]| run(&[&["record", "4", "-o", "x"], flags].concat()).unwrap().keep;
@@ -122,7 +122,7 @@ mod tests {
         assert_eq!(run(&also).unwrap().keep, Some(keep));
     }
 
-    /// What cannot be is refused with what to do.
+    /// Impossible combinations are refused, and the error says what to do.
     #[test]
     fn refused() {
         let recorded = ["record", "4", "-o", "x", "--keep", "10m"];

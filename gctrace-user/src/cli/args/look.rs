@@ -1,4 +1,4 @@
-//! Flags about what is looked at: of a run, and of `gctrace record`.
+//! Flags that choose what is traced, of a run and of `gctrace record`.
 
 use std::time::Duration;
 
@@ -93,7 +93,7 @@ pub struct OptionalArgs {
 }
 
 impl OptionalArgs {
-    /// The events that are wanted.
+    /// The requested events.
     pub(in crate::cli) fn events(self) -> Vec<OptionalEvent> {
         let Self { alloc } = self;
         [(alloc, OptionalEvent::Refill)]

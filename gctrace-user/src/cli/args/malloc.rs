@@ -130,7 +130,7 @@ mod tests {
         }
     }
 
-    /// Whoever selects nothing reads of all flags that select.
+    /// If nothing is selected, the error names all selecting flags.
     #[test]
     fn selection() {
         let error = malloc(&[]).unwrap_err();
@@ -140,7 +140,7 @@ mod tests {
         for one in [&["--all-ruby"][..], &["--name", "puma"], &["--pid", "4", "--unit", "puma.service"]] {
             malloc(one).unwrap();
         }
-        // A pid may stand alone, as for a run and for `gctrace dump`.
+        // A pid may be given without a flag, as for a run and for `gctrace dump`.
         for words in [&["4,5"][..], &["4", "5"], &["4", "--pid", "5"]] {
             let settings = MallocSettings::try_from(malloc(words).unwrap()).unwrap();
             let mut pids = settings.selection.only_pids;
@@ -152,7 +152,7 @@ mod tests {
         malloc(&["--all-ruby", "--children"]).unwrap_err();
     }
 
-    /// What is drawn is refused where nothing is.
+    /// `--flamegraph-of` is refused if no graph is drawn.
     #[test]
     fn graphs() {
         let of = ["--all-ruby", "--flamegraph-of", "malloc-live"];

@@ -1,4 +1,4 @@
-//! Flags about what is written: of a run, and of `gctrace report`, which writes the same from a recording.
+//! Flags that choose outputs, of a run and of `gctrace report`, which writes the same outputs from a recording.
 
 use std::{num::NonZeroU64, path::PathBuf};
 

@@ -57,13 +57,13 @@ pub enum MeasureArg {
 }
 
 impl ProfileArgs {
-    /// What profiles have.
+    /// The filter that these flags describe.
     pub(in crate::cli) fn filter(&self) -> Filter {
         let Self { threads, focus, endpoints, hide, app_only, .. } = self.clone();
         Filter { threads, focus, endpoints, hide, app_only }
     }
 
-    /// What flame graphs are of, in a run with or without --wall, --gvl and --alloc.
+    /// What flame graphs show, in a run with or without --wall, --gvl and --alloc.
     pub(in crate::cli) fn measure(&self, wall: bool, gvl: bool, alloc: bool) -> Result<Measure, UsageError> {
         match self.flamegraph_of {
             Some(MeasureArg::Wall) if !wall => Err(UsageError::GraphNeeds("wall", "--wall")),

@@ -115,7 +115,7 @@ pub struct ReportFileArgs {
 }
 
 impl ReportFileArgs {
-    /// The part of the recording that was asked for.
+    /// The requested part of the recording.
     ///
     /// # Errors
     ///

@@ -1,4 +1,4 @@
-//! Flags about what is written to standard output, and how much of it.
+//! Flags that choose what is written to standard output, and in which detail.
 
 use std::{str::FromStr as _, time::Duration};
 

@@ -1,4 +1,4 @@
-//! Flags that select what is traced: of a run, and of `gctrace top`.
+//! Flags that select what is traced, of a run and of `gctrace top`.
 
 use std::path::PathBuf;
 
@@ -67,7 +67,7 @@ pub struct RunningArgs {
 }
 
 impl RunningArgs {
-    /// What these flags alone select.
+    /// The selection that these flags alone describe.
     pub(in crate::cli) fn selection(self, all: bool) -> Selection {
         let Self { names, units, cgroups, containers } = self;
         Selection { all, names, cgroups, units, containers, ..Selection::default() }
@@ -75,7 +75,7 @@ impl RunningArgs {
 }
 
 impl SelectArgs {
-    /// Whether nothing is given.
+    /// Whether no selecting flag is given.
     pub(in crate::cli) fn is_empty(&self) -> bool {
         let Self { all_ruby, pids, only_pids, names, units, cgroups, containers } = self;
         let lists = [names, units, containers];

@@ -1,4 +1,4 @@
-//! What is wrong with flags that do not make a run.
+//! Errors in flags that do not describe a valid run.
 
 use std::path::PathBuf;
 
@@ -6,7 +6,7 @@ use clap::CommandFactory as _;
 
 use crate::{cli::Args, trace_file::Trigger};
 
-/// Flags that do not make a run.
+/// Flags that do not describe a valid run.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 pub enum UsageError {
     /// Nothing was selected.
@@ -15,12 +15,12 @@ pub enum UsageError {
          --help)"
     )]
     NothingSelected,
-    /// Neither a recording nor a run.
+    /// Neither a recording nor a run was given.
     #[error(
         "name a recording (gctrace serve FILE), or show what is traced now (sudo gctrace serve --live); see gctrace serve --help"
     )]
     NothingToServe,
-    /// A recording where a run is shown.
+    /// A recording was given with `--live`.
     #[error(
         "`{0}` is not a pid: --live traces processes that run (--pid PID, --name NAME, --all-ruby, …) and takes no file; `gctrace serve {0}` shows \
          a recording"
@@ -32,34 +32,34 @@ pub enum UsageError {
     /// An output would overwrite the recording that is read.
     #[error("{} is the recording that is read; give the output a file of its own", .0.display())]
     Recording(PathBuf),
-    /// `--from` and `--to` the wrong way round.
+    /// `--from` is not before `--to`.
     #[error(
         "there is no time of the recording between --from and --to: --to must be later, and after the begin of the recording"
     )]
     NoTime,
-    /// A profile for standard output.
+    /// A profile would be written to standard output.
     #[error(
         "profiles and recordings are written to files, not to standard output: name a file instead of `-`"
     )]
     Dash,
-    /// A command would write into the recording.
+    /// The command would write into the recording.
     #[error(
         "COMMAND writes to standard output, too: record to a file, or trace a command that runs by --pid"
     )]
     CommandOnStdout,
-    /// What a flame graph shows is not traced.
+    /// The measure of a flame graph is not traced.
     #[error("--flamegraph-of {0} needs {1}; of a recording, one that was made with it")]
     GraphNeeds(&'static str, &'static str),
-    /// It is not known where sample sets go.
+    /// The URL for sample sets is not valid.
     #[error("--tunemygc-url: `{0}` is not an http:// or https:// URL")]
     Url(String),
-    /// It is not known where is pushed.
+    /// The URL of a server to push to is not valid.
     #[error("{0}: `{1}` is not an http:// or https:// URL")]
     Server(&'static str, String),
-    /// The same, of OTLP.
+    /// The same for OTLP.
     #[error("--otlp: {0}")]
     Otlp(String),
-    /// It is not known whose sample sets are.
+    /// The application of the sample sets is unknown.
     #[error(
         "--tunemygc-url needs the token of an application: give --tunemygc-token or set RUBY_GC_TOKEN (a collector \
          makes one: curl -d email=you@example.com -d app=NAME URL/accounts)"
@@ -73,34 +73,34 @@ pub enum UsageError {
         /// What is wrong with it.
         reason: String,
     },
-    /// There is no place for sets that wait.
+    /// There is no directory for sets that wait to be sent.
     #[error("--tunemygc-url needs a directory for sets that wait: give --tunemygc-spool")]
     NoSpool,
-    /// A cgroup or container without a name, as from a variable that is not set.
+    /// An empty name of a cgroup or container, as from an unset variable.
     #[error("--name, --unit, --cgroup and --container need a non-empty value")]
     EmptyGroup,
-    /// A word that is no flag, no subcommand and no pid.
+    /// A word that is not a flag, a subcommand or a pid.
     #[error("{}", unknown_word(.0))]
     Word(String),
-    /// Requests are to be shown, and they are not looked at, or the recording lacks them.
+    /// Requests are to be shown, but are not traced, or the recording lacks them.
     #[error("{0} needs requests: add --requests (a recording has them if it was recorded with --requests)")]
     NoRequests(&'static str),
-    /// There is nothing to draw on.
+    /// There is no terminal to draw on.
     #[error("gctrace top needs a terminal; `gctrace top --once` prints one table")]
     NoTerminal,
-    /// Both recordings are to come from standard input.
+    /// Both recordings would be read from standard input.
     #[error("only one of A and B can be standard input, which is read once; name a file for the other")]
     BothStandardInput,
-    /// More files than are served.
+    /// More than two recordings were given.
     #[error("gctrace serve shows one recording, or compares two; `gctrace merge` makes one of several")]
     TooManyRecordings,
     /// The selection of `gctrace top` or `gctrace record` is not valid.
     #[error("{0}")]
     Flags(String),
-    /// There is nothing to keep.
+    /// `--keep` was given without a recording.
     #[error("--keep keeps a recording: name its file with --record FILE (of gctrace record: -o FILE)")]
     KeepsNothing,
-    /// A trigger looks at what is not seen.
+    /// A trigger needs something that is not traced.
     #[error("--dump-on '{0}' needs {1}")]
     TriggerNeeds(Trigger, String),
     /// gctrace cannot trace itself.
@@ -108,10 +108,10 @@ pub enum UsageError {
     OwnPid(u32),
 }
 
-/// What other tracers call what gctrace does without a subcommand.
+/// Subcommands of other tracers for what gctrace does without a subcommand.
 const SUBCOMMANDS_OF_OTHERS: [&str; 5] = ["attach", "run", "snapshot", "stat", "trace"];
 
-/// What to do about a word that is no subcommand and no pid.
+/// The advice about a word that is neither a subcommand nor a pid.
 fn unknown_word(word: &str) -> String {
     if word.starts_with(|c: char| c.is_ascii_digit()) {
         return format!("`{word}` is not a pid");
@@ -130,7 +130,7 @@ fn unknown_word(word: &str) -> String {
     )
 }
 
-/// Whether a word is the beginning of a known one, or differs from it by one letter, or by two neighbours that changed places.
+/// Whether a word is a prefix of a known one, or differs from it by one letter or by two swapped neighbours.
 fn is_like(word: &str, known: &str) -> bool {
     let (ours, theirs): (Vec<char>, Vec<char>) = (word.chars().collect(), known.chars().collect());
     let shorter = ours.len().min(theirs.len());
@@ -149,7 +149,7 @@ fn is_like(word: &str, known: &str) -> bool {
 mod tests {
     use super::*;
 
-    /// A subcommand that was not typed whole is offered beside a program of that name.
+    /// An incomplete subcommand is suggested in addition to a program of that name.
     #[test]
     fn subcommands_that_are_meant() {
         for (word, meant) in [

@@ -1,4 +1,4 @@
-//! Flags, and what they mean together.
+//! Combinations of flags and the settings that they resolve to.
 
 use super::*;
 use crate::export::profile::Measure;
@@ -8,7 +8,7 @@ fn resolve(words: &[&str]) -> Result<Settings, UsageError> {
     Settings::resolve(Args::try_parse_from(words).unwrap(), 77)
 }
 
-/// Every profile wants stacks, and each has a file of its own.
+/// Every profile requires stacks, and each has its own file.
 #[test]
 fn profiles() {
     let run = |flags: &[&str]| resolve(&[&["gctrace", "--all-ruby"], flags].concat());
@@ -77,7 +77,7 @@ fn profiles() {
     assert!(run(&["-o", "-"]).unwrap().data_on_stdout() && !run(&["-o", "a"]).unwrap().data_on_stdout());
 }
 
-/// Sample sets are sent only where a URL says so, and never without a token.
+/// Sample sets are sent only if a URL is given, and never without a token.
 #[test]
 fn sending() {
     let run = |flags: &[&str]| resolve(&[&["gctrace", "--all-ruby"], flags].concat());
@@ -88,7 +88,7 @@ fn sending() {
     let units = ["--requests", "--tunemygc-sync-units", "8"];
     let target = run(&[&url[..], &flags, &units].concat()).unwrap();
     assert!(Args::try_parse_from([&["gctrace", "--all-ruby"], &url[..], &units[1..]].concat()).is_err());
-    // Only sample sets have states of units.
+    // Only sample sets need states of units.
     assert!(target.requests.unwrap().states && !run(&["--requests"]).unwrap().requests.unwrap().states);
     assert!(run(&["--requests", "--tunemygc", "sets"]).unwrap().requests.unwrap().states);
     let tokens = Tokens { default: Some("t".into()), ..Tokens::default() };
@@ -99,7 +99,7 @@ fn sending() {
     assert_eq!(wrong.unwrap_err(), UsageError::Url("localhost:1".into()));
 }
 
-/// Selectors form a union; none, or gctrace itself, is bad usage.
+/// Selectors form a union; an empty selection, or gctrace itself, is a usage error.
 #[test]
 fn selection() {
     let run = resolve(&["gctrace", "--pid", "5", "--pid", "4", "--pid", "5", "--", "ruby", "-v"]).unwrap();

@@ -1,4 +1,4 @@
-//! What has a name in Ruby code and holds objects: where paths end.
+//! Named holders in Ruby code, at which paths end.
 
 use serde::Serialize;
 
@@ -9,25 +9,25 @@ use super::{End, Path};
 pub(in crate::heap) struct ClassVariable {
     /// `@@cache` or `@cache`.
     pub(in crate::heap) name: String,
-    /// What Ruby code calls the class or module; `None`: it has no name.
+    /// The class or module as Ruby code names it; `None`: it has no name.
     pub(in crate::heap) class: Option<String>,
 }
 
-/// A thread local, a thread variable, or something in the storage of a fiber.
+/// A thread local, a thread variable, or an entry in the storage of a fiber.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub(in crate::heap) struct Local {
     pub(in crate::heap) name: String,
-    /// The native thread, in gctrace's own pid namespace; `None`: it has none, or it is not known.
+    /// Tid of the native thread in gctrace's own pid namespace; `None`: there is none, or it is unknown.
     pub(in crate::heap) tid: Option<u32>,
     /// `Thread#name`.
     pub(in crate::heap) thread: Option<String>,
     /// Whether it is the main thread of the process.
     pub(in crate::heap) main: bool,
-    /// Whether a fiber has it that did not run on its thread at that moment.
+    /// Whether it belongs to a fiber that was not running on its thread at that moment.
     pub(in crate::heap) fiber: bool,
 }
 
-/// What has a name and holds an object.
+/// A named holder of an object.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub(in crate::heap) enum NamedEnd {
@@ -47,7 +47,7 @@ impl NamedEnd {
         }
     }
 
-    /// The path of one object that it ends.
+    /// The path of one object that ends at this holder.
     pub(super) fn of_one(self, path: Path) -> Path {
         let path = Path { end: self.end(), ..path };
         match self {
@@ -59,11 +59,11 @@ impl NamedEnd {
     }
 }
 
-/// Several objects, each of which something with a name may hold.
+/// Several objects, some of which have a named holder.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub(in crate::heap) struct Several {
-    /// What holds them: one name for each object that has one.
+    /// The holders: one for each object that has one.
     pub(in crate::heap) named: Vec<NamedEnd>,
-    /// How many objects there are.
+    /// Number of the objects.
     pub(in crate::heap) of: usize,
 }

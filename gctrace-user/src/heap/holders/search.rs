@@ -1,4 +1,4 @@
-//! Reads what objects refer to, and names them.
+//! Reads the references of objects, and names holders.
 
 mod ends;
 
@@ -22,23 +22,23 @@ use crate::{
     },
 };
 
-/// How often an object is read again that the program has changed meanwhile.
+/// Maximum number of reads of an object that the program changes meanwhile.
 const LOOKS: usize = 4;
 
-/// What the time between looks at a holder that was found is made of: twice this, then four times, and so on.
+/// Unit of the delay between reads of a holder that was found: twice this, then four times, and so on.
 const BETWEEN_LOOKS: Duration = Duration::from_millis(1);
 
-/// What was found of an object.
+/// The result of reading an object.
 enum Found {
-    /// It holds some of the objects.
+    /// It holds some of the wanted objects.
     Holds(HeapObject),
-    /// It holds none, or what it holds cannot be read.
+    /// It holds none of them, or its references cannot be read.
     Nothing,
     /// The program changed it while it was read.
     Changed,
 }
 
-/// What reads references of the objects of one process.
+/// Reads references of the objects of one process.
 pub(super) struct Search<'t> {
     target: &'t Target,
     names: Option<ClassNames<&'t ProcessMemory>>,
@@ -47,11 +47,11 @@ pub(super) struct Search<'t> {
     threads: Option<Threads>,
     /// The `Thread` objects that have variables, and their `rb_thread_t *`.
     with_variables: BTreeMap<u64, u64>,
-    /// The hashes in which fibers have their storage: the thread, and whether it was found by a fiber only.
+    /// The hashes that are storages of fibers: the thread, and whether they were found only through a fiber.
     storages: BTreeMap<u64, (u64, bool)>,
-    /// What is looked for.
+    /// The objects whose holders are searched.
     wanted: HashSet<u64>,
-    /// Which of it the last object holds.
+    /// Those of them that the object read last holds.
     held: BTreeSet<u64>,
 }
 
@@ -79,7 +79,7 @@ impl<'t> Search<'t> {
         self.wanted = steps.iter().flat_map(|step| &step.wanted).copied().collect();
     }
 
-    /// Looks whether an object is a holder of what any of the paths is at.
+    /// Checks whether an object holds wanted objects of any of the paths.
     pub(super) fn see(&mut self, slot: &Slot<'_>, steps: &mut [Step]) {
         if slot.marks.is_some_and(|marks| marks.dead) {
             return;
@@ -91,7 +91,7 @@ impl<'t> Search<'t> {
             if !matches!(found, Found::Changed) {
                 break;
             }
-            // Its page was read some time ago, and what grows is moved now and then.
+            // Its page was read some time ago, and growing objects are moved now and then.
             bytes.resize(slot.bytes.len(), 0);
             if !self.target.memory.read(slot.address, &mut bytes) {
                 return;
@@ -105,12 +105,12 @@ impl<'t> Search<'t> {
         }
     }
 
-    /// Whether an object that was found is still there, and holds as many of the objects. An array that grows is moved now and then, and
-    /// may be at neither place when it is read.
+    /// Whether an object that was found still exists and holds at least as many of the objects. A growing array is moved now and then, and
+    /// may be at neither address when it is read.
     fn still_holds(&mut self, found: &HeapObject, step: &Step, holds: usize) -> bool {
         (0..LOOKS).any(|look| {
             if look > 0 {
-                // The program may have lost its CPU while it moves it.
+                // The program may have been preempted while moving it.
                 std::thread::sleep(BETWEEN_LOOKS * 2_u32.pow(look as u32));
             }
             self.holds_now(found, step, holds)
@@ -127,7 +127,7 @@ impl<'t> Search<'t> {
         matches!(now, Found::Holds(now) if now.likeness() == found.likeness() && held >= holds)
     }
 
-    /// Which of the objects a slot holds.
+    /// Reads which of the wanted objects a slot holds.
     fn held(&mut self, slot: &Slot<'_>) -> Found {
         let (mut held, wanted) = (std::mem::take(&mut self.held), std::mem::take(&mut self.wanted));
         held.clear();
@@ -147,7 +147,7 @@ impl<'t> Search<'t> {
         if self.held.is_empty() {
             return Found::Nothing;
         }
-        // What internal objects have in the place of a class is something else.
+        // Internal objects have something else in place of the class.
         let class = if slot.kind().is_internal() { 0 } else { slot.class() };
         Found::Holds(HeapObject {
             address: slot.address,
@@ -160,7 +160,7 @@ impl<'t> Search<'t> {
         })
     }
 
-    /// Hands what an object refers to to `visit`, and returns the address of the code that it has, if any; or why its references cannot be
+    /// Passes each reference of an object to `visit`, and returns the address of its code, if it has any; or why its references cannot be
     /// read.
     fn references(&mut self, slot: &Slot<'_>, visit: &mut dyn FnMut(u64)) -> Result<Option<u64>, Referred> {
         let memory = &self.target.memory;
@@ -178,10 +178,10 @@ impl<'t> Search<'t> {
         }
     }
 
-    /// What a pass has found of a path: its next step, or its end.
+    /// Evaluates a pass for one path: its next step, or its end.
     pub(super) fn decide(&mut self, mut step: Step) -> ControlFlow<Path, Step> {
-        // A constant or a variable holds one object, and holds it for ever. Of several it says nothing of the others: those have names only
-        // where nothing else is found.
+        // A constant or a variable holds one object, and holds it forever. For several objects it says nothing about the others, so names
+        // are used only if nothing else is found.
         if let Some(path) = self.ends_at(&mut step) {
             return ControlFlow::Break(path);
         }
@@ -203,7 +203,7 @@ impl<'t> Search<'t> {
         }
     }
 
-    /// What is told of an object that holds so many, and what the path goes on from; `None`: it does not hold them any more.
+    /// The holder to report, and the objects that the path continues from; `None`: it no longer holds as many.
     fn one(&mut self, object: &HeapObject, step: &Step, holds: usize) -> Option<(Holder, Vec<u64>)> {
         let there = self.still_holds(object, step, holds);
         there.then(|| (self.holder(object, (holds, step.wanted.len())), vec![object.address]))
@@ -232,7 +232,7 @@ impl<'t> Search<'t> {
         }
     }
 
-    /// The same of objects that are alike. The path goes on from those of them that hold some still.
+    /// The same for similar objects. The path continues from those that still hold some of the wanted objects.
     fn alike(
         &mut self,
         objects: Samples<HeapObject>,

@@ -1,7 +1,7 @@
-//! One step from objects towards what holds them: what was seen in one pass over the heap, and who of it counts.
+//! One step from objects towards their holders: collects candidates in one pass over the heap, and chooses among them.
 //!
-//! Most often one object holds all samples, as an array does. But a leaked object may have a holder of its own, as a string has that is an
-//! instance variable of an order: then it is not any of the orders that is told, but that orders hold them.
+//! Usually one object, such as an array, holds all samples. But each leaked object may have its own holder, for example a string that is an
+//! instance variable of an order: then not a single order is reported, but that orders hold them.
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap, HashSet},
@@ -11,9 +11,9 @@ use std::{
 use super::{End, Holder};
 use crate::ruby::heap::ObjectType;
 
-/// Old objects of a class that holders are looked for, and objects of a group that the path goes on with.
+/// Maximum number of old objects of a class whose holders are searched, and of objects of a group that the path continues with.
 const SAMPLES: usize = 64;
-/// Groups that are kept in a pass.
+/// Maximum number of groups kept in a pass.
 const GROUPS: usize = 4096;
 
 /// An object that holds others.
@@ -21,9 +21,9 @@ const GROUPS: usize = 4096;
 pub(super) struct HeapObject {
     pub(super) address: u64,
     pub(super) kind: ObjectType,
-    /// 0: hidden.
+    /// Address of its class; 0: hidden.
     pub(super) class: u64,
-    /// Of variables that a closure keeps, and of a Proc: the address of the code.
+    /// For a Proc, or variables that a closure keeps: the address of the code.
     pub(super) code: Option<u64>,
     pub(super) refers: u64,
     pub(super) old: bool,
@@ -37,67 +37,67 @@ impl HeapObject {
     }
 }
 
-/// What objects of one group have in common: type, class, and code.
+/// What the objects of one group have in common: type, class, and code.
 pub(super) type Likeness = (ObjectType, u64, Option<u64>);
 
-/// Objects that are alike and hold some of the samples.
+/// Similar objects that hold some of the samples.
 #[derive(Clone, Debug)]
 pub(super) struct Group {
-    /// Which.
+    /// The samples that they hold.
     held: BTreeSet<u64>,
-    /// Some of them, drawn at random.
+    /// A random sample of the objects.
     pub(super) holders: Samples<HeapObject>,
 }
 
-/// What holds the objects of a step.
+/// The holder of the objects of a step.
 #[derive(Debug)]
 pub(super) enum Choice {
-    /// One object, and how many of them.
+    /// One object, and how many of the samples it holds.
     One(HeapObject, usize),
-    /// Objects that are alike, and how many of them.
+    /// Similar objects, and how many of the samples they hold.
     Alike(Samples<HeapObject>, usize),
-    /// Nothing that can be told.
+    /// No holder can be reported.
     End(End),
 }
 
-/// What has a name in Ruby code, and refers to one of the objects.
+/// A named holder in Ruby code of one of the objects.
 #[derive(Clone, Debug)]
 pub(super) enum Named {
     /// The class, and the key of a constant.
     Constant(u64, u32),
     /// The class, and the name of a variable.
     Variable(u64, Arc<str>),
-    /// Thread, whether it was found by a fiber, and the name.
+    /// The thread, whether it was found through a fiber, and the name.
     Local(u64, bool, Arc<str>),
     /// A global variable.
     Global(Arc<str>),
 }
 
-/// What refers to the objects of one step of a path.
+/// What refers to the objects (`wanted`) of one step of a path.
 #[derive(Debug)]
 pub(super) struct Step {
-    /// Which class the path is of.
+    /// Index of the class of the path.
     pub(super) suspect: usize,
-    /// What was found before.
+    /// The holders found so far.
     pub(super) holders: Vec<Holder>,
     pub(super) wanted: BTreeSet<u64>,
-    /// Those of the steps before: objects that hold each other lead nowhere.
+    /// The objects of the earlier steps, which are skipped: circular references lead nowhere.
     pub(super) seen: HashSet<u64>,
-    /// What holds most of them, and how many.
+    /// The object that holds most of them, and how many.
     best: Option<(HeapObject, usize)>,
-    /// Whether other objects hold as many.
+    /// Whether other objects hold equally many.
     tied: bool,
-    /// Whether what it is at may be garbage that no collection has found yet: nothing shows that it is held.
+    /// Whether the object of this step may be garbage that no collection has found yet: nothing shows that it is held.
     doubtful: bool,
     groups: HashMap<Likeness, Group>,
-    /// Those that anything holds.
+    /// The objects that anything holds.
     reached: BTreeSet<u64>,
-    /// What has a name and holds one of them, by which.
+    /// Named holders, by the object that they hold.
     pub(super) named: BTreeMap<u64, Named>,
 }
 
 impl Step {
-    /// The first one, from samples.
+    /// The first step, from samples.
     pub(super) fn new(suspect: usize, wanted: impl IntoIterator<Item = u64>) -> Self {
         Self {
             suspect,
@@ -113,7 +113,7 @@ impl Step {
         }
     }
 
-    /// The one after it, from what was found. A single object may be a copy that the program has replaced, unless it is old and the only one.
+    /// The next step, from the holder found. A single object may be a replaced copy, unless it is old and no other one holds as many.
     pub(super) fn next(self, holder: Holder, old: bool, wanted: impl IntoIterator<Item = u64>) -> Self {
         let Self { suspect, mut holders, wanted: before, mut seen, tied, .. } = self;
         seen.extend(before);
@@ -122,7 +122,7 @@ impl Step {
         Self { holders, seen, doubtful, ..Self::new(suspect, wanted) }
     }
 
-    /// Forgets what a pass has found that did not come to its end.
+    /// Discards the results of a pass that was not completed.
     pub(super) fn again(&mut self) {
         self.best = None;
         self.tied = false;
@@ -131,24 +131,24 @@ impl Step {
         self.named.clear();
     }
 
-    /// Whether what holds an object holds all that the path has come from.
+    /// Whether the step has a single object, so that its holder holds everything that the path came from.
     pub(super) fn is_single(&self) -> bool {
         self.wanted.len() == 1
     }
 
-    /// Whether one of the objects is at this address, and no constant or variable of a class is known that holds it. What a thread has
-    /// is told only where there is none of these.
+    /// Whether one of the objects is at this address, and no named holder is known except possibly a local variable of a thread, which
+    /// is reported only if there is no other.
     pub(super) fn is_unnamed(&self, address: u64) -> bool {
         self.wanted.contains(&address) && matches!(self.named.get(&address), None | Some(Named::Local(..)))
     }
 
-    /// The same, and it may be a thread that has it: one may have been found by another fiber, too.
+    /// The same for noting a local variable of a thread: one that was found through a fiber may still be replaced.
     pub(super) fn is_open(&self, address: u64) -> bool {
         self.wanted.contains(&address)
             && matches!(self.named.get(&address), None | Some(Named::Local(_, true, _)))
     }
 
-    /// Notes what holds some of the objects. Of several that hold as many, not one is kept that may be gone soon.
+    /// Notes an object that holds some of the objects. Among those that hold equally many, an old one is preferred: others may be gone soon.
     pub(super) fn offer(&mut self, object: HeapObject, held: &BTreeSet<u64>) {
         if self.wanted.contains(&object.address) || self.seen.contains(&object.address) {
             return;
@@ -164,7 +164,7 @@ impl Step {
         if self.best.as_ref().is_none_or(|(best, most)| rank(best, *most) < rank(&object, holds)) {
             self.best = Some((object, holds));
         }
-        // One object is held by one of a group as by all of it.
+        // A single object is held by any one member of a group as much as by the whole group.
         if self.wanted.len() > 1 {
             self.reached.extend(held());
             let likeness = object.likeness();
@@ -177,17 +177,17 @@ impl Step {
         }
     }
 
-    /// Why nothing is found that holds them.
+    /// The end of the path if no holder is found.
     fn nothing(&self) -> End {
-        // The variables of threads are looked for only where the path is at the hash that has them.
+        // Variables of threads are searched only if the path is at the single hash that contains them.
         if !self.is_single() {
             return End::Several;
         }
         if self.doubtful { End::Doubtful } else { End::NotReadable }
     }
 
-    /// What the path goes on with: an object or a group that holds more than half of the samples. Else an object that holds a quarter at
-    /// least: chance gives none so many, while samples of a common class are also of objects that do not leak.
+    /// Chooses what the path continues with: an object or a group that holds more than half of the samples, otherwise an object that holds at
+    /// least a quarter. Chance does not yield that many, but the samples of a common class include objects that do not leak.
     pub(super) fn choose(&mut self) -> Choice {
         let of = self.wanted.len();
         let Some((best, holds)) = self.best else { return Choice::End(self.nothing()) };
@@ -208,9 +208,9 @@ impl Step {
     }
 }
 
-/// Some of all that are seen, in memory that is bounded: those whose addresses have the smallest hashes. Every object is as likely as any
-/// other to be among them, whatever the order of addresses or of allocations is: each n-th one would not do, because programs allocate
-/// in patterns that repeat.
+/// A random sample of everything seen, in bounded memory: the objects whose addresses have the smallest hashes. Every object is equally
+/// likely to be included, regardless of the order of addresses or allocations. Taking every n-th object would not do, because programs
+/// allocate in repeating patterns.
 #[derive(Clone, Debug)]
 pub(super) struct Samples<T> {
     by_hash: BTreeMap<u64, T>,
@@ -246,8 +246,8 @@ impl<T> Samples<T> {
     }
 }
 
-/// The output function of `SplitMix64` (Steele, Lea, Flood 2014): a different number for each address, each bit of which depends on all of
-/// the address.
+/// The output function of `SplitMix64` (Steele, Lea, Flood 2014): a different number for each address; each of its bits depends on the
+/// whole address.
 fn hash(address: u64) -> u64 {
     let mixed = address.wrapping_add(0x9e37_79b9_7f4a_7c15);
     let mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -260,7 +260,7 @@ mod tests {
     use super::*;
     use crate::heap::jsonl::Address;
 
-    /// Few objects are all kept; of many, some of each part of the heap, in whatever order they are seen.
+    /// If there are few objects, all are kept; of many, some of each part of the heap are, in whatever order they are seen.
     #[test]
     fn samples() {
         let of = |addresses: &mut dyn Iterator<Item = u64>| {
@@ -282,8 +282,8 @@ mod tests {
         assert_eq!(of(&mut (0..100_000).rev()), many);
     }
 
-    /// Objects that are allocated in a pattern that repeats are drawn by their shares: each third, fourth, … object of a heap, the first of
-    /// whose slots are anywhere. The heaps are fixed, so the draws are, too.
+    /// Objects that are allocated in a repeating pattern are drawn in proportion: every third, fourth, … object of a heap, starting at any
+    /// slot. The heaps are fixed, so the draws are, too.
     #[test]
     fn samples_of_a_pattern() {
         for period in [2_u64, 3, 4, 5, 8, 16, 64] {
@@ -319,14 +319,14 @@ mod tests {
         step
     }
 
-    /// One order for each of 39 strings of 52; a hash with many references has one of the others.
+    /// One order for each of 39 of the 52 strings; a hash with many references holds one of the other strings.
     fn own(orders: u64) -> impl Iterator<Item = (HeapObject, Vec<u64>)> {
         let orders = (0..orders).map(|i| (object(0x1000 + i, ORDER, 2), vec![i]));
         orders.chain([(object(0x9000, HASH, 3072), vec![51])])
     }
 
-    /// Where each has a holder of its own, it is their class that holds most, and the path goes on from them, not from an object with
-    /// many references that holds one.
+    /// If each sample has its own holder, their class holds most, and the path continues from these holders, not from an object with
+    /// many references that holds one sample.
     #[test]
     fn holders_of_their_own() {
         let Choice::Alike(orders, holds) = step(52, own(39)).choose() else { panic!("no group") };
@@ -334,28 +334,28 @@ mod tests {
         let orders: Vec<HeapObject> = orders.kept().collect();
         assert!(orders.iter().all(|order| order.class == ORDER));
         assert_eq!(orders.len(), 39);
-        // Their code tells blocks apart, whose variables are all of one type.
+        // Blocks are distinguished by their code; their variables are all of one type.
         let blocks = |code| move |i| (HeapObject { code, ..object(0x1000 + i, 0, 2) }, vec![i]);
         let two = (0..30).map(blocks(Some(1))).chain((30..52).map(blocks(Some(2))));
         let Choice::Alike(most, 30) = step(52, two).choose() else { panic!("not 30") };
         assert!(most.kept().all(|object| object.code == Some(1)));
     }
 
-    /// One object that holds more than half is what holds them, whatever else does.
+    /// A single object that holds more than half of the samples is their holder, whatever else holds them.
     #[test]
     fn one_holder() {
         let array = object(0x8000, HASH, 900);
         let both = own(39).chain([(array, (0..27).collect())]);
         assert!(matches!(step(52, both).choose(), Choice::One(found, 27) if found == array));
-        // Of samples of a common class some are of other objects.
+        // Some samples of a common class have other holders.
         let few = [(array, (0..13).collect())];
         assert!(matches!(step(52, few.clone()).choose(), Choice::One(_, 13)));
         assert!(matches!(step(53, few).choose(), Choice::End(End::Several)));
-        // What holds the only one is it.
+        // Whatever holds the only sample is its holder.
         assert!(matches!(step(1, [(array, vec![0])]).choose(), Choice::One(found, 1) if found == array));
     }
 
-    /// Nothing is said where no class of holders has most, nor where most are held by what is not read.
+    /// No holder is reported if no class of holders holds most of the samples, or if most have no readable holder.
     #[test]
     fn scattered() {
         let of_classes = |classes: u64, held: u64| {
@@ -366,7 +366,7 @@ mod tests {
         assert!(matches!(step(52, of_classes(4, 26)).choose(), Choice::End(End::Several)));
         assert!(matches!(step(52, of_classes(4, 0)).choose(), Choice::End(End::Several)));
         assert!(matches!(step(2, of_classes(2, 2)).choose(), Choice::End(End::Scattered)));
-        // Classes without end are not kept, but one that was there goes on.
+        // The number of groups is bounded, but an existing group continues to be counted.
         let step = &mut step(52, of_classes(1, 30));
         for class in 0..10_000 {
             step.offer(object(0x9000 + class, 0x1000 + class, 2), &BTreeSet::from([51]));
@@ -375,7 +375,7 @@ mod tests {
         assert!(matches!(step.choose(), Choice::Alike(_, 30)));
     }
 
-    /// A pass that did not come to its end leaves nothing behind.
+    /// A pass that was not completed leaves nothing behind.
     #[test]
     fn again() {
         let mut step = step(52, own(39));
@@ -383,7 +383,7 @@ mod tests {
         assert!(matches!(step.choose(), Choice::End(End::Several)));
     }
 
-    /// What nothing holds is held by what is not read, or is garbage: a copy that the program has replaced is not old, or one of several.
+    /// An object without a holder is held by something unreadable, or is garbage: a replaced copy is not old, or one of several.
     #[test]
     fn replaced() {
         let holder = Holder {
@@ -407,7 +407,7 @@ mod tests {
         assert_eq!(end(1, true), End::NotReadable);
         assert_eq!(end(1, false), End::Doubtful);
         assert_eq!(end(2, true), End::Doubtful);
-        // Of what holds less there may be several.
+        // Only ties for the largest number count.
         let mut found =
             step(3, [(object(0x900, HASH, 1), vec![1]), array(0x1000), (object(0x901, HASH, 1), vec![1])]);
         assert!(!found.tied);
@@ -415,7 +415,7 @@ mod tests {
         assert!(found.tied);
     }
 
-    /// Objects of steps before hold nothing.
+    /// Objects of earlier steps are not holders.
     #[test]
     fn circles() {
         let holder = Holder {

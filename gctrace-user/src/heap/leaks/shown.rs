@@ -1,4 +1,4 @@
-//! What `--leaks` has found, as text and as JSON lines (docs/heap.md).
+//! The results of `--leaks` as text and as JSON lines (docs/heap.md).
 
 use std::io::{self, Write};
 
@@ -19,11 +19,11 @@ use super::{
 };
 use crate::words::{data_size, plural};
 
-/// Lines of a class in text.
+/// Maximum number of allocation sites of a class in text.
 const SITES: usize = 3;
-/// What the numbers of samples are: each refill counts once, and there is one after each GC.
+/// Note on the numbers of samples: each refill counts once, and there is one after each GC.
 const NO_SHARES: &str = "samples are the first objects of pages: a line that often allocates first after a GC has more than its share";
-/// What growth of RSS is judged in, bytes.
+/// Unit in which growth of RSS is judged, bytes.
 const PAGE: u64 = 4096;
 
 #[derive(Clone, Copy, PartialEq, Eq, Serialize)]
@@ -48,23 +48,23 @@ enum Record<'a> {
         seconds: f64,
         ended: bool,
         ended_by: Ended,
-        /// Bytes, if it grows.
+        /// Bytes; present if it grows.
         #[serde(skip_serializing_if = "Option::is_none")]
         rss: Option<u64>,
         #[serde(skip_serializing_if = "Option::is_none")]
         rss_before: Option<u64>,
         heap_bytes: Option<u64>,
         heap_bytes_before: Option<u64>,
-        /// Classes with more objects without write barrier, which are not watched.
+        /// Classes whose number of objects without a write barrier grew; these objects are not watched.
         #[serde(skip_serializing_if = "Vec::is_empty")]
         unprotected: Vec<More>,
-        /// Classes that own more memory outside of their slots, bytes.
+        /// Classes whose memory outside their slots grew, bytes.
         #[serde(skip_serializing_if = "Vec::is_empty")]
         owned_bytes: Vec<More>,
         fragmented: bool,
         #[serde(skip_serializing_if = "Option::is_none")]
         allocations: Option<Account>,
-        /// Why it is not known where objects were allocated.
+        /// Why it is unknown where objects were allocated.
         #[serde(skip_serializing_if = "Option::is_none")]
         no_sites: Option<&'a str>,
     },
@@ -88,7 +88,7 @@ enum Record<'a> {
         thread_variable: Option<&'a Local>,
         #[serde(skip_serializing_if = "Option::is_none")]
         fiber_storage: Option<&'a Local>,
-        /// What holds the last of them, where these are several.
+        /// Named holders of the last objects of the path, if these are several.
         #[serde(skip_serializing_if = "Option::is_none")]
         several: Option<&'a Several>,
         #[serde(skip_serializing_if = "Option::is_none")]
@@ -103,14 +103,14 @@ enum Record<'a> {
     },
 }
 
-/// Sampled objects that have survived as many major collections.
+/// Sampled objects that have survived the same number of major collections.
 #[derive(Serialize)]
 struct Generation {
     survived: u64,
     survivors: u64,
 }
 
-/// Where objects that are left were allocated.
+/// An allocation site of remaining objects.
 #[derive(Serialize)]
 struct Site<'a> {
     method: Option<&'a str>,
@@ -140,7 +140,7 @@ impl Found<'_> {
         }
     }
 
-    /// RSS of the first and the last group of censuses, if it grows as a class that is reported does.
+    /// RSS of the first and the last group of censuses and its growth per minute, bytes; `None` unless it grows like a reported class.
     fn rss_growth(&self) -> Option<(u64, u64, f64)> {
         let censuses = &self.watched.censuses;
         let pages: Vec<u64> =
@@ -150,7 +150,7 @@ impl Found<'_> {
         Some((growth.first * PAGE, growth.last * PAGE, per_minute * PAGE as f64))
     }
 
-    /// Bytes of the pages of objects, at the first and the last census.
+    /// Bytes of the pages of objects at the first and the last census.
     fn heap_bytes(&self) -> Option<(u64, u64)> {
         let censuses = &self.watched.censuses;
         censuses.first().zip(censuses.last()).map(|(first, last)| (first.heap.bytes, last.heap.bytes))
@@ -166,7 +166,7 @@ impl Found<'_> {
         ends.map_or(Vec::new(), |(first, last)| More::owned(&first.owned, &last.owned))
     }
 
-    /// The pages at the end, if most of them have been nearly empty in each of the last censuses.
+    /// The pages at the end, if most were nearly empty in each of the last censuses.
     fn fragmented(&self) -> Option<Heap> {
         let censuses = &self.watched.censuses;
         let last = censuses.get(censuses.len().checked_sub(FEWEST_STEPS + 1)?..)?;
@@ -308,7 +308,7 @@ impl Found<'_> {
         Ok(())
     }
 
-    /// What is said of the memory of the process besides objects that grow in number.
+    /// Writes about the memory of the process apart from classes whose number of objects grows.
     fn memory(&self, out: &mut impl Write) -> io::Result<()> {
         if let (Some((first, last, per_minute)), Some((heap_before, heap))) =
             (self.rss_growth(), self.heap_bytes())
@@ -344,7 +344,7 @@ impl Found<'_> {
     }
 }
 
-/// Lines of which objects of a class are left.
+/// The lines that allocated the remaining objects of a class.
 fn allocated(out: &mut impl Write, allocated: &Allocated) -> io::Result<()> {
     let (of, lines) = (allocated.all(), &allocated.lines);
     if of == 0 {

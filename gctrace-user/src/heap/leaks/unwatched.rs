@@ -1,8 +1,8 @@
-//! What old objects do not show: objects without write barrier, which never become old, and memory that strings and arrays own.
+//! What the count of old objects misses: objects without a write barrier, which never become old, and memory owned by strings and arrays.
 //!
-//! Which objects without write barrier survived a major collection, no bit says in all releases: the uncollectible bit is set for those that
-//! an old object refers to up to 3.2 (`rgengc_check_relation`, gc.c), and from 3.3 on only for those that lost their barrier while they were
-//! old (`rb_gc_writebarrier_unprotect`). So they are not judged: how many there are, garbage included, is all that is said.
+//! No bit says in all releases which objects without a write barrier survived a major collection: up to 3.2 the uncollectible bit is set for
+//! those that an old object refers to (`rgengc_check_relation`, gc.c), and from 3.3 on only for those that lost their barrier while they were
+//! old (`rb_gc_writebarrier_unprotect`). So they are not judged: only their number, including garbage, is reported.
 
 use std::collections::BTreeMap;
 
@@ -11,14 +11,14 @@ use serde::Serialize;
 
 use crate::words::{data_size, plural};
 
-/// Classes that are told.
+/// Maximum number of classes that are named.
 const TOLD: usize = 3;
-/// The growth must be this many times what such counts vary by (Poisson), as that of old objects must.
+/// Minimum growth in standard deviations of such counts (Poisson), the same as for old objects.
 const SIGMAS: f64 = 5.0;
-/// Owned memory must grow by so much to be told, bytes, and by a tenth.
+/// Minimum growth of owned memory to be reported, bytes; it must also grow by a tenth.
 const OWNED: u64 = 1 << 20;
 
-/// A class of which there is more at the last census than at the first.
+/// A class that has more at the last census than at the first.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub(super) struct More {
     pub(super) name: String,
@@ -46,20 +46,20 @@ impl More {
         all
     }
 
-    /// Classes with more objects without write barrier.
+    /// Classes whose number of objects without a write barrier grew.
     pub(super) fn unprotected(before: &BTreeMap<String, u64>, after: &BTreeMap<String, u64>) -> Vec<Self> {
         Self::all(before, after, |before, after| {
             (after - before) as f64 > SIGMAS * (before as f64 + after as f64).sqrt()
         })
     }
 
-    /// Classes that own more memory outside of their slots.
+    /// Classes whose memory outside their slots grew.
     pub(super) fn owned(before: &BTreeMap<String, u64>, after: &BTreeMap<String, u64>) -> Vec<Self> {
         Self::all(before, after, |before, after| after - before >= (before / 10).max(OWNED))
     }
 }
 
-/// What is said of objects without write barrier.
+/// The text about objects without a write barrier; `None` if none grew.
 pub(super) fn unprotected_words(more: &[More]) -> Option<[String; 2]> {
     let sum = plural(more.iter().map(More::more).sum(), "more object");
     let names = told(more, |one| format!("{} {} to {}", printable(&one.name), one.before, one.after))?;
@@ -69,7 +69,7 @@ pub(super) fn unprotected_words(more: &[More]) -> Option<[String; 2]> {
     ])
 }
 
-/// What is said of memory that strings and arrays own.
+/// The text about memory that strings and arrays own; `None` if none grew.
 pub(super) fn owned_words(more: &[More]) -> Option<String> {
     let bytes = |one: &More| {
         format!("{} {} to {}", printable(&one.name), data_size(one.before), data_size(one.after))
@@ -95,7 +95,7 @@ mod tests {
         rows.map(|(name, count)| (name.to_owned(), count)).into()
     }
 
-    /// Objects without write barrier that grew are told by class, the most first; those that vary are not.
+    /// Growing numbers of objects without a write barrier are reported by class, largest growth first; variation is not.
     #[test]
     fn unprotected() {
         let before = of([("File", 10), ("Time", 1000), ("Method", 5)]);
@@ -112,7 +112,7 @@ mod tests {
         assert_eq!(unprotected_words(&More::unprotected(&after, &before)), None);
     }
 
-    /// Memory of strings that grow is told by class.
+    /// Growing memory of strings is reported by class.
     #[test]
     fn owned() {
         let before = of([("String", 18_000_000), ("Array", 5_000_000)]);

@@ -1,4 +1,4 @@
-//! What holds objects, in words.
+//! Holders of objects in words.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -7,10 +7,10 @@ use gctrace_tunemygc::printable::printable;
 use super::super::holders::{ClassVariable, End, Holder, Local, NamedEnd, Path, Several};
 use crate::words::plural;
 
-/// Names of a kind that are told.
+/// Maximum number of names listed per kind.
 const NAMES: usize = 3;
 
-/// An object or several that hold others.
+/// A holder: one object, or several.
 pub(super) fn words(holder: &Holder) -> String {
     let Holder { address, kind, class, hidden, code, refers, objects, holds, of, .. } = holder;
     let (class, code) = (class.as_deref().map(printable), code.as_deref().map(printable));
@@ -46,7 +46,7 @@ pub(super) fn words(holder: &Holder) -> String {
     format!("{class} {:#x} with {}{samples}", address.0, plural(*refers, "reference"))
 }
 
-/// What the path of an object ends at.
+/// The end of a path.
 pub(super) fn end_words(path: &Path) -> String {
     let Path { constant, variable, global, local, several, end, unread, .. } = path;
     if let Some(constant) = constant {
@@ -75,7 +75,7 @@ pub(super) fn end_words(path: &Path) -> String {
     }
 }
 
-/// What holds several objects, each by a name.
+/// The named holders of several objects.
 fn several_words(several: &Several) -> String {
     let (mut constants, mut globals) = (Vec::new(), Vec::new());
     let mut variables: BTreeMap<&str, Vec<&ClassVariable>> = BTreeMap::new();
@@ -122,7 +122,7 @@ fn several_words(several: &Several) -> String {
     if named < of { format!("{words} ({named} of {of} of them)") } else { words }
 }
 
-/// The first names of some, in the order of the alphabet, and how many more.
+/// The first names in alphabetical order, and how many more there are.
 fn list(mut names: Vec<String>, what: &str) -> String {
     names.sort();
     match names.len().checked_sub(NAMES) {
@@ -134,7 +134,7 @@ fn list(mut names: Vec<String>, what: &str) -> String {
     }
 }
 
-/// A symbol as Ruby code has it.
+/// A symbol in the syntax of Ruby code.
 fn symbol(name: &str) -> String {
     let name = printable(name);
     let plain = |character: char| character.is_alphanumeric() || character == '_';
@@ -186,7 +186,7 @@ mod tests {
         }
     }
 
-    /// One holder has an address; of several it would mislead.
+    /// A single holder is shown with its address; for several an address would mislead.
     #[test]
     fn holders() {
         let (order, block) = (Some("Order"), Some("block in on bus.rb:3"));
@@ -222,7 +222,7 @@ mod tests {
         }
     }
 
-    /// What holds several objects is told with names, as many as there is room for, and for how many of the objects it is known.
+    /// Holders of several objects are named up to the limit, with the number of objects for which a holder is known.
     #[test]
     fn several_names() {
         let words = |named: Vec<NamedEnd>, of| {
@@ -259,7 +259,7 @@ mod tests {
         );
     }
 
-    /// What is held by a name, in words of Ruby code.
+    /// Named holders are described in the terms of Ruby code.
     #[test]
     fn ends() {
         let local = Local {

@@ -1,32 +1,32 @@
-//! Who waited long for the GVL, and for whom, in one process in the last minute. It reads no clock, and its size is bounded.
+//! Long waits for the GVL in one process in the last minute: who waited, and for whom. It reads no clock, and its size is bounded.
 
 use std::collections::{HashMap, VecDeque};
 
 use super::{SECOND, WINDOW, bounded, place};
 use crate::model::gvl::{GvlWait, GvlWho};
 
-/// Waits that are kept at most.
+/// Maximum number of waits; the oldest are evicted.
 const MOST: usize = 2048;
 
 /// Who waited for whom.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(in crate::top) struct Pair {
-    /// Who waited.
+    /// The thread that waited.
     pub waiter: GvlWho,
-    /// Who held the GVL longest meanwhile, if that was seen.
+    /// The thread that held the GVL longest meanwhile, if that was seen.
     pub holder: Option<GvlWho>,
-    /// Where that thread was: `app.rb:12 Foo#bar`.
+    /// Where the holder was: `app.rb:12 Foo#bar`.
     pub place: Option<String>,
 }
 
-/// How often and how long.
+/// Number and length of waits.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(in crate::top) struct Waited {
-    /// Waits.
+    /// Number of waits.
     pub count: u64,
-    /// Their time, nanoseconds.
+    /// Total length, nanoseconds.
     pub ns: u64,
-    /// The longest.
+    /// The longest wait, nanoseconds.
     pub max_ns: u64,
 }
 
@@ -34,18 +34,18 @@ pub(in crate::top) struct Waited {
 #[derive(Debug, Default)]
 pub(in crate::top) struct Blocked {
     waits: VecDeque<(u64, u64, Pair)>,
-    /// When the latest one ended that had to make room.
+    /// When the latest of the evicted waits ended.
     dropped_ns: u64,
 }
 
 impl Blocked {
-    /// A thread had to wait long.
+    /// A thread waited long for the GVL.
     pub(in crate::top) fn see(&mut self, wait: &GvlWait) {
         let blocker = wait.blocker.as_ref();
         let pair = Pair {
             waiter: wait.who.clone(),
             holder: blocker.map(|blocker| blocker.hold.who.clone()),
-            // What the holder was seen to run, or else where it was when it let go.
+            // What the holder was seen running, otherwise where it was when it released the GVL.
             place: blocker.and_then(|blocker| {
                 blocker.ran.first().map(|(_, stack)| stack).or(blocker.until.as_ref()).and_then(place)
             }),
@@ -58,13 +58,13 @@ impl Blocked {
         bounded(&mut self.waits, (wait.begin_ns + wait.ns, wait.ns, pair), MOST);
     }
 
-    /// How many waits there are at most, if there were more in the last minute.
+    /// The maximum number of waits, if there were more in the last minute.
     pub(in crate::top) fn most(&self, now_ns: u64) -> Option<usize> {
         let from = now_ns.saturating_sub(WINDOW as u64 * SECOND);
         (self.dropped_ns > 0 && self.dropped_ns >= from).then_some(MOST)
     }
 
-    /// Who waited for whom, the longest sum first.
+    /// Who waited for whom in the last minute, longest total first.
     pub(in crate::top) fn pairs(&self, now_ns: u64) -> Vec<(Pair, Waited)> {
         let from = now_ns.saturating_sub(WINDOW as u64 * SECOND);
         let mut pairs: HashMap<&Pair, Waited> = HashMap::new();
@@ -87,7 +87,7 @@ mod tests {
     use super::*;
     use crate::model::gvl::{GvlBlocker, GvlDoing, GvlSpan};
 
-    /// Pairs add up, the longest first; after a minute, and beyond the bound, they are gone.
+    /// Pairs are summed up, longest first; waits older than a minute, and those above the limit, are gone.
     #[test]
     fn pairs() {
         let who = |tid: u32, comm: &str| GvlWho { tid, comm: Arc::from(comm) };

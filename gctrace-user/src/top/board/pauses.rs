@@ -1,10 +1,10 @@
-//! GC pauses of the last minute. The longest is exact. So is the 99th percentile, if there are few pauses; of more it is at most 1 % too high.
+//! GC pauses of the last minute. The longest is exact. The 99th percentile is exact if there are few pauses, otherwise at most 1 % too high.
 
 use std::collections::{BTreeMap, VecDeque};
 
 use super::{SECOND, WINDOW, bounded};
 
-/// Pauses of one process that are kept each for itself.
+/// Maximum number of pauses of one process that are kept individually.
 const MOST: usize = 4096;
 
 /// The pauses that became known in one second.
@@ -13,22 +13,22 @@ struct OneSecond {
     /// Second since boot.
     at: u64,
     longest_ns: u64,
-    /// How many, by their length.
+    /// Number of pauses, by class of length.
     counts: BTreeMap<u16, u32>,
 }
 
 /// The pauses of a process.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Pauses {
-    /// When each became known, and its length, nanoseconds.
+    /// Time at which each became known, and its length, nanoseconds.
     last: VecDeque<(u64, u64)>,
-    /// When the newest one became known that had to make room.
+    /// When the newest evicted pause became known, nanoseconds.
     dropped_ns: Option<u64>,
     seconds: VecDeque<OneSecond>,
 }
 
 impl Pauses {
-    /// A pause becomes known.
+    /// Adds a pause that becomes known at this time.
     pub(super) fn add(&mut self, now_ns: u64, ns: u64) {
         if self.last.len() >= MOST {
             self.dropped_ns = self.last.front().map(|(at_ns, _)| *at_ns);
@@ -46,7 +46,7 @@ impl Pauses {
     }
 }
 
-/// The 99th percentile of the pauses of the last minute of all these, and the longest.
+/// The 99th percentile of all these pauses of the last minute, and the longest, nanoseconds.
 pub(super) fn longest<'a>(
     all: impl Iterator<Item = &'a Pauses> + Clone,
     now_ns: u64,
@@ -61,7 +61,7 @@ pub(super) fn longest<'a>(
     (rank(lengths.len()).and_then(|at| lengths.get(at).copied()), lengths.last().copied())
 }
 
-/// The same by classes, of the seconds after one.
+/// The same from classes of length, for the seconds after `after`.
 fn by_class<'a>(all: impl Iterator<Item = &'a Pauses>, after: u64) -> (Option<u64>, Option<u64>) {
     let mut counts = BTreeMap::<u16, usize>::new();
     let mut longest_ns = 0;
@@ -80,18 +80,18 @@ fn by_class<'a>(all: impl Iterator<Item = &'a Pauses>, after: u64) -> (Option<u6
     (class.map(|class| end(class).min(longest_ns)), Some(longest_ns))
 }
 
-/// Where the 99th percentile is among so many, the shortest first.
+/// Index of the 99th percentile among this many values in ascending order.
 fn rank(count: usize) -> Option<usize> {
     (count * 99).div_ceil(100).checked_sub(1)
 }
 
-/// Lengths by their first eight binary digits.
+/// The class of a length: its first eight binary digits, and how many follow.
 fn class(ns: u64) -> u16 {
     let shift = (u64::BITS - ns.leading_zeros()).saturating_sub(8);
     (shift * 128) as u16 + (ns >> shift) as u16
 }
 
-/// The longest of a class.
+/// The largest length of a class, nanoseconds.
 fn end(class: u16) -> u64 {
     let shift = (class / 128).saturating_sub(1);
     let digits = u64::from(class - shift * 128);
@@ -102,7 +102,7 @@ fn end(class: u16) -> u64 {
 mod tests {
     use super::*;
 
-    /// Each length is in the class whose end is the next one that is as long or longer, by less than 1 %.
+    /// Each length is in a class whose end is at least the length, and larger by less than 1 %.
     #[test]
     fn classes() {
         let mut last = None;
@@ -118,7 +118,7 @@ mod tests {
         assert_eq!(end(class(u64::MAX)), u64::MAX);
     }
 
-    /// Few are exact. Of many the longest is, for as long as it is of the last minute, and the percentile nearly.
+    /// With few pauses all is exact. With many the longest is, as long as it is in the last minute, and the percentile nearly is.
     #[test]
     fn many() {
         let begun_ns = 1000 * SECOND;

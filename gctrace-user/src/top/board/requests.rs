@@ -1,4 +1,4 @@
-//! Requests and jobs of one process: how many end in a second, and how long they took, all together and by endpoint. It reads no clock,
+//! Requests and jobs of one process: how many end per second, and how long they take, in total and by endpoint. It reads no clock,
 //! and its size is bounded.
 
 use std::{
@@ -13,15 +13,15 @@ use crate::{
     model::{request::Request, stack::Frame},
 };
 
-/// Requests whose times are kept at most, of all endpoints.
+/// Maximum number of requests whose times are kept, over all endpoints.
 const MOST: usize = 4096;
-/// Of one endpoint.
+/// The same for one endpoint.
 const MOST_OF_ENDPOINT: usize = 512;
-/// Endpoints that are kept at most.
+/// Maximum number of endpoints.
 const MOST_ENDPOINTS: usize = 512;
-/// Seconds for which requests are counted: those that a rate is of, the one that runs, and those that come late.
+/// Number of seconds for which requests are counted: those that a rate covers, the current one, and those by which requests are late.
 const SECONDS: usize = 16;
-/// A request is reported when all records of its time have been read: the last second may not be complete.
+/// A request is reported when all records of its time have been read: the last second may be incomplete.
 pub(in crate::top) const LATE: u64 = 1;
 
 /// Times of one request, nanoseconds.
@@ -29,36 +29,36 @@ pub(in crate::top) const LATE: u64 = 1;
 struct Served {
     end_ns: u64,
     ns: u64,
-    /// Stopped for GC meanwhile, by its own thread or by another one.
+    /// Time during which it was stopped for GC, by its own thread or by another one.
     gc_ns: Option<u64>,
-    /// Waiting for the GVL.
+    /// Time spent waiting for the GVL.
     gvl_ns: Option<u64>,
 }
 
 /// Requests of one kind.
 #[derive(Debug, Default)]
 pub(in crate::top) struct Times {
-    /// Second since boot, and how many ended in it.
+    /// Second since boot, and number of requests that ended in it.
     seconds: [(u64, u64); SECONDS],
     last: VecDeque<Served>,
-    /// What handled them; kept of single endpoints.
+    /// Their handlers; recorded for single endpoints only.
     handlers: Handlers,
 }
 
-/// What is known of several [`Times`].
+/// Figures of several [`Times`].
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(in crate::top) struct Figures {
-    /// Requests a second, of the last [`SHARES`] seconds.
+    /// Requests per second, over the last [`SHARES`] seconds.
     pub rate: Option<f64>,
-    /// Those of the last minute whose times are kept.
+    /// Number of requests of the last minute whose times are kept.
     pub count: usize,
     /// The median of their times, nanoseconds.
     pub p50_ns: Option<u64>,
-    /// The 99th percentile.
+    /// The 99th percentile, nanoseconds.
     pub p99_ns: Option<u64>,
-    /// The longest.
+    /// The longest, nanoseconds.
     pub max_ns: Option<u64>,
-    /// Share of their time in which they stood for GC, percent.
+    /// Share of their time in which they were stopped for GC, percent.
     pub gc: Option<f64>,
     /// Share of their time in which they waited for the GVL, percent.
     pub gvl: Option<f64>,
@@ -69,11 +69,11 @@ pub(in crate::top) struct Figures {
 pub(in crate::top) struct Requests {
     all: Times,
     endpoints: HashMap<Arc<str>, Times>,
-    /// Seen so far.
+    /// Number of requests seen so far.
     pub seen: u64,
-    /// Of these, the ones whose end was not seen: they have no time and are in no rate.
+    /// Number of these whose end was not seen: they have no time and are in no rate.
     pub unended: u64,
-    /// Of these, the ones for whose endpoint there was no room.
+    /// Number of these whose endpoint exceeded the limit.
     pub no_room: u64,
 }
 
@@ -92,7 +92,7 @@ impl Times {
         self.seconds.iter().filter(|(at, _)| seconds.contains(at)).map(|(_, count)| count).sum()
     }
 
-    /// What handled all of them of which that was seen.
+    /// The handler of all these requests whose handler was seen; `None` if none was, or there are several.
     pub(in crate::top) fn handler(&self) -> Option<&Frame> {
         self.handlers.one()
     }
@@ -103,8 +103,8 @@ impl Times {
     }
 }
 
-/// The figures of these together: each with the time since which it is traced. `whole`: whether all requests of the last ten seconds
-/// were seen, and all of the last minute.
+/// The combined figures of `all`, each of which comes with the time since which it is traced. `whole`: whether all requests of the last ten
+/// seconds were seen, and all requests of the last minute.
 pub(in crate::top) fn figures(all: &[(&Times, u64)], now_ns: u64, whole: (bool, bool)) -> Figures {
     let rate = |(times, since_ns): &(&Times, u64)| {
         let seconds = seconds(*since_ns, now_ns);
@@ -134,7 +134,7 @@ pub(in crate::top) fn figures(all: &[(&Times, u64)], now_ns: u64, whole: (bool, 
     }
 }
 
-/// The whole seconds that a rate is of.
+/// The whole seconds that a rate covers.
 fn seconds(since_ns: u64, now_ns: u64) -> Range<u64> {
     let end = (now_ns / SECOND).saturating_sub(LATE);
     since_ns.div_ceil(SECOND).max(end.saturating_sub(SHARES as u64))..end
@@ -161,12 +161,12 @@ impl Requests {
         }
     }
 
-    /// Forgets endpoints of which nothing has been seen for a minute.
+    /// Drops endpoints without requests in the last minute.
     pub(in crate::top) fn forget(&mut self, now_ns: u64) {
         self.endpoints.retain(|_, times| times.recent(now_ns).next().is_some());
     }
 
-    /// All of them.
+    /// The times of all requests.
     pub(in crate::top) fn all(&self) -> &Times {
         &self.all
     }
@@ -210,12 +210,12 @@ mod tests {
         }
     }
 
-    /// Rates are of whole seconds that are over, times of the last minute; what is not known of one is not known of all.
+    /// Rates cover whole, completed seconds, and times the last minute; a value that is unknown for one request is unknown for all.
     #[test]
     fn figures_of_some() {
         const MS: u64 = SECOND / 1000;
         let mut requests = Requests::default();
-        // 20 a second, of 1 to 100 ms, from the first second on.
+        // 20 per second, of 1 to 100 ms, from the first second on.
         for n in 0..100 {
             requests.see(&request("/a", 100 * SECOND + n * 50 * MS, (n + 1) * MS));
         }
@@ -223,7 +223,7 @@ mod tests {
         requests.see(&Request { end_ns: None, ..request("/a", 104 * SECOND, MS) });
         let of = |now_ns, whole| figures(&[(requests.all(), 100 * SECOND - MS)], now_ns, whole);
         let all = of(106 * SECOND + MS, (true, true));
-        // 101 in the five seconds from 100 to 105.
+        // There are 101 in the five seconds from 100 to 105.
         assert_eq!((all.rate, all.count), (Some(101.0 / 5.0), 101));
         assert_eq!((all.p50_ns, all.p99_ns, all.max_ns), (Some(51 * MS), Some(100 * MS), Some(500 * MS)));
         assert_eq!((all.gc.map(f64::round), all.gvl), (Some(20.0), None));
@@ -242,7 +242,7 @@ mod tests {
         assert_eq!(names, ["GET /a", "GET /b"]);
     }
 
-    /// However many endpoints and requests there are, what is kept is bounded; what had no room is counted.
+    /// However many endpoints and requests there are, memory is bounded, and requests above the limit are counted.
     #[test]
     fn bounds() {
         let mut requests = Requests::default();

@@ -1,4 +1,4 @@
-//! Drawing the page of one process. It decides nothing.
+//! Draws the page of one process. It makes no decisions.
 
 use std::sync::Arc;
 
@@ -22,7 +22,7 @@ use crate::{
     words::plural,
 };
 
-/// Draws it.
+/// Draws the page.
 pub(in crate::top) fn page(frame: &mut Frame<'_>, area: Rect, shown: &Shown<'_>, detail: &Detail) {
     let areas = place::process(area, shown.view);
     frame.render_widget(Paragraph::new(facts_of(shown, &detail.row, area.width)), areas.facts);
@@ -48,9 +48,9 @@ pub(in crate::top) fn page(frame: &mut Frame<'_>, area: Rect, shown: &Shown<'_>,
     }
 }
 
-/// The last minute, as far as there is room for it, with what the highest bar stands for.
+/// The last minute, as far as there is room, with the value of the highest bar.
 fn sparks(frame: &mut Frame<'_>, area: Rect, detail: &Detail) {
-    // With a column between them.
+    // There is a column between the two.
     let areas = Layout::horizontal([Constraint::Fill(1), Constraint::Fill(1)]).spacing(1).areas::<2>(area);
     let pauses = |us: u64| format!("{}/s", time(us * 1_000));
     let cpu = |hundredths: u64| format!("{}%", share(hundredths as f64 / 100.0));
@@ -76,7 +76,7 @@ fn facts_of(shown: &Shown<'_>, row: &Row, width: u16) -> Vec<Line<'static>> {
     let pid = row.pid.map(|pid| pid.to_string()).unwrap_or_default();
     let container = row.container.as_deref().map(|name| format!("  container {name}")).unwrap_or_default();
     let rest = format!("  pid {pid}  Ruby {}  service {}{container}", row.ruby, row.service);
-    // A long name leaves room for pid and version, and for more if it can.
+    // A long name leaves room for pid and version, and for the rest if possible.
     let taken = Line::from(printable(&rest)).width().try_into().unwrap_or(u16::MAX);
     let name = cut(&row.name, width.saturating_sub(taken).max(width / 3));
     let mut first = vec![Column::Cpu, Column::Gc, Column::P99, Column::Max];
@@ -162,7 +162,7 @@ fn threads_of(shown: &Shown<'_>, area: Rect) -> (String, Vec<Line<'static>>) {
                 format!("{}{}", leaf.name, place.unwrap_or_default())
             })
             .unwrap_or_default();
-        // What does not fit is said in full where there is room.
+        // On a wide screen the state is described in full.
         let doing = if area.width >= 120 { crate::dump::doing(dump, thread) } else { String::new() };
         let unnamed = thread.tid.is_none() && thread.name().is_empty();
         let name = if unnamed { thread.id() } else { thread.name().to_owned() };

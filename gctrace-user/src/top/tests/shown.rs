@@ -1,8 +1,8 @@
-//! What screens show, of columns, long names, scales and samples.
+//! What screens show: columns, long names, scales and samples.
 
 use super::*;
 
-/// A wider screen has all that a narrower one has, and what is sorted by: numbers come first, then texts, and the name has a place in any.
+/// A wider screen has all columns of a narrower one, and the sort column: numbers come first, then texts, and the name always has room.
 #[test]
 fn widths() {
     for (requests, gvl) in [(false, false), (false, true), (true, false), (true, true)] {
@@ -22,7 +22,7 @@ fn widths() {
                     assert!(last.sortable.iter().all(|column| shown.contains(column)), "{width} {shown:?}");
                     assert!(columns.texts >= last.texts, "{width}");
                     assert!(columns.texts == 0 || shown.len() == view.sortable().len(), "{width} {shown:?}");
-                    // All of it has its place, the name at least that of its heading with the mark.
+                    // All columns have room, the name at least that of its heading with the mark.
                     let numbers = shown.iter().filter(|column| **column != Column::Name);
                     let texts = place::TEXTS[..columns.texts].iter().map(|(_, text)| text + 1);
                     let taken = numbers.map(|column| column.width()).sum::<u16>() + texts.sum::<u16>();
@@ -43,7 +43,7 @@ fn widths() {
     assert!(reversed.contains("RSS▴") && reversed.contains("processes by RSS, reversed"), "{reversed}");
 }
 
-/// Names of any length and kind stay in their column, and what is cut is marked; the page of a process keeps pid and version.
+/// Names of any length and kind stay in their column, and a cut name is marked; the page of a process keeps pid and version.
 #[test]
 fn long_names() {
     let mut board = Board::default();
@@ -58,7 +58,7 @@ fn long_names() {
     for width in [80, 103, 120, 126, 160, 200] {
         let shown = screen(&board, &View::default(), (width, 24));
         let lines: Vec<&str> = shown.lines().map(|line| line.trim_matches('"')).collect();
-        // Cells of wide characters are two, of which the backend prints the first.
+        // A wide character takes two cells, of which the backend prints the first.
         let at = |line: &str, part: &str| {
             line.find(part).map(|at| ratatui::text::Line::from(line[..at].to_owned()).width())
         };
@@ -79,7 +79,7 @@ fn long_names() {
     assert!(head.contains("…  pid 7  Ruby 3.1.2  service shop"), "{detail}");
 }
 
-/// The last minute is drawn in parts of a percent and of a millisecond, with what the highest bar stands for.
+/// The last minute is drawn in parts of a percent and of a millisecond, with the value of the highest bar.
 #[test]
 fn scales() {
     let mut board = board();
@@ -89,7 +89,7 @@ fn scales() {
     board.see(&shop, Seen::Cycle(&cycle(106 * S, MS / 2, 7000)));
     assert_eq!(board.detail(7, 106 * S).unwrap().row.spark.last(), Some(&500));
     let shown = screen(&board, &View { detail: Some(7), ..View::default() }, (80, 24));
-    // 30 ms, 20 ms and 50 ms; half of a second.
+    // Pauses of 30 ms, 20 ms and 50 ms; CPU time of half a second per second.
     for part in ["GC pauses, last 40 s (█ 50.0ms/s)", "CPU, last 39 s (█ 50.0%)", "█▁"] {
         assert!(shown.contains(part), "{part}:\n{shown}");
     }
@@ -97,7 +97,7 @@ fn scales() {
     assert!(wide.contains("GC pauses, last minute  ") && wide.contains("no CPU time was sampled"), "{wide}");
 }
 
-/// Of methods it is said of how many samples their shares are, and of what time.
+/// The heading of methods says how many samples and how much time their shares cover.
 #[test]
 fn samples() {
     let mut board = board();
@@ -108,7 +108,7 @@ fn samples() {
     assert_eq!(head(&board, 106 * S), (1, 6), "since the process is traced");
     let shown = screen(&board, &View { detail: Some(7), ..View::default() }, (80, 24));
     assert!(shown.contains("  % OF 1 CPU SAMPLES, 5 s") && shown.contains(" 100 Shop#index"), "{shown}");
-    // Two generations at most: this one, and the one before.
+    // At most two generations: the current one, and the previous one.
     board.tick(115 * S, true, |_| Sample::default());
     assert_eq!(head(&board, 117 * S), (1, 13));
     board.tick(125 * S, true, |_| Sample::default());

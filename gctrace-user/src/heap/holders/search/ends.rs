@@ -1,4 +1,4 @@
-//! Where paths end: at what has a name in Ruby code and holds one object for ever, or as long as a thread lives.
+//! Ends of paths: named holders in Ruby code that hold one object forever, or as long as a thread lives.
 
 use std::{collections::BTreeSet, sync::Arc};
 
@@ -19,7 +19,7 @@ use crate::{
 };
 
 impl Search<'_> {
-    /// Notes what of a class or of a thread holds what one of the paths is at. Where it cannot be read, the paths go on as if there were none.
+    /// Notes named holders, in a class or a thread, of wanted objects. If these cannot be read, the paths continue as if there were none.
     pub(super) fn see_names(&mut self, slot: &Slot<'_>, steps: &mut [Step]) {
         if [ObjectType::CLASS, ObjectType::MODULE].contains(&slot.kind()) {
             self.of_class(slot.address, steps);
@@ -36,7 +36,7 @@ impl Search<'_> {
         }
     }
 
-    /// Constants and variables of a class that are some of the objects.
+    /// Notes constants and variables of a class that refer to wanted objects.
     fn of_class(&mut self, class: u64, steps: &mut [Step]) {
         let Some(names) = self.names.as_mut() else { return };
         let wanted = &self.wanted;
@@ -68,7 +68,7 @@ impl Search<'_> {
         }
     }
 
-    /// What `Thread#[]` reads there and is one of the objects.
+    /// Notes variables that `Thread#[]` reads and that refer to wanted objects.
     fn of_thread(&mut self, found: &FiberLocals, steps: &mut [Step]) {
         let Some(names) = self.names.as_mut() else { return };
         let wanted = &self.wanted;
@@ -90,7 +90,7 @@ impl Search<'_> {
         }
     }
 
-    /// The path of one object that ends there; `None`: nothing was found, or a constant without a name.
+    /// The path of one object, if it ends at a named holder; `None`: there is no such holder, or only a constant without a name.
     pub(super) fn ends_at(&mut self, step: &mut Step) -> Option<Path> {
         if !step.is_single() {
             return None;
@@ -106,7 +106,7 @@ impl Search<'_> {
         }
     }
 
-    /// The path of several objects that ends at what has a name and holds some of them.
+    /// The path of several objects, if it ends at named holders of some of them.
     pub(super) fn ends_at_several(&mut self, step: &mut Step) -> Option<Path> {
         self.name_globals(step);
         let named: Vec<NamedEnd> =
@@ -116,7 +116,7 @@ impl Search<'_> {
         Some(Path { several: Some(several), ..Path::new(step.holders.clone(), end) })
     }
 
-    /// Looks for global variables that hold what no constant and no variable of a class does.
+    /// Searches global variables for objects that no constant and no variable of a class refers to.
     fn name_globals(&mut self, step: &mut Step) {
         let Some(names) = self.names.as_mut() else { return };
         let mut values = BTreeSet::new();
@@ -135,7 +135,7 @@ impl Search<'_> {
         }
     }
 
-    /// What has that name, in words of Ruby code; `None`: a constant without a name.
+    /// The named holder in the terms of Ruby code; `None`: a constant without a name.
     fn named(&mut self, by: Named) -> Option<NamedEnd> {
         let names = self.names.as_mut()?;
         Some(match by {
@@ -151,8 +151,8 @@ impl Search<'_> {
         })
     }
 
-    /// The path that ends at a variable of a thread or in the storage of a fiber. The hash that has these is no object that Ruby code knows,
-    /// so it is left out.
+    /// The path, if it ends at a variable of a thread or in the storage of a fiber. The hash of these variables is not visible to Ruby code,
+    /// so it is omitted from the path.
     fn in_hash(&mut self, step: &Step) -> Option<Path> {
         let [before @ .., held, hash] = step.holders.as_slice() else { return None };
         let address = hash.address.0;
@@ -189,7 +189,7 @@ impl Search<'_> {
         self.names.as_mut()?.symbol_name(key?)
     }
 
-    /// What is told of a thread.
+    /// Describes a variable of a thread, and the thread.
     fn local(&mut self, thread: u64, fiber: bool, name: &str) -> Local {
         let target = self.target;
         let mut local = Local { name: name.to_owned(), tid: None, thread: None, main: false, fiber };

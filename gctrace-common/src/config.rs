@@ -1,4 +1,4 @@
-//! What the loader tells the BPF programs: read-only configuration and the per-image entries of the `IMAGES` map.
+//! What the loader passes to the BPF programs: read-only configuration and the per-image entries of the `IMAGES` map.
 
 #[cfg(feature = "user")]
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
@@ -10,9 +10,9 @@ use crate::{
 
 /// Entries of the `IMAGES` map.
 pub const MAX_IMAGES: u32 = 256;
-/// Entries of the `PROCESSES` map: followed processes at one time.
+/// Entries of the `PROCESSES` map: maximum number of followed processes at one time.
 pub const MAX_PROCESSES: u32 = 65_536;
-/// Entries of the `SCOPES` map: threads inside a GC pause at one time.
+/// Entries of the `SCOPES` map: maximum number of threads inside a GC pause at one time.
 pub const MAX_SCOPES: u32 = 16_384;
 /// Default size of the GC ring, bytes (a power of two and a multiple of the page size).
 pub const GC_RING_BYTES: u32 = 4 << 20;
@@ -21,22 +21,22 @@ pub const STACK_RING_BYTES: u32 = 4 << 20;
 /// Default size of the lifecycle ring, bytes.
 pub const LIFE_RING_BYTES: u32 = 256 << 10;
 
-/// Entries of the `CGROUPS` map: selected cgroups at one time.
+/// Entries of the `CGROUPS` map: maximum number of selected cgroups at one time.
 pub const MAX_CGROUPS: u32 = 4096;
-/// Levels below the root of the cgroup v2 hierarchy on which a cgroup can be selected.
+/// Deepest level below the root of the cgroup v2 hierarchy on which a cgroup can be selected.
 pub const MAX_CGROUP_LEVEL: u32 = 32;
 
-/// [`Config::select`]: every process that hits a probe. Else it is the union of what the bits below say.
+/// [`Config::select`]: every process that hits a probe is selected. Otherwise the selection is the union of the bits below.
 pub const SELECT_ALL: u32 = 0;
-/// Bit of [`Config::select`]: processes whose entry in `PROCESSES` carries [`ProcessEntry::SELECTED`].
+/// Bit of [`Config::select`]: processes whose entry in `PROCESSES` has [`ProcessEntry::SELECTED`].
 pub const SELECT_LISTED: u32 = 1;
-/// Bit of [`Config::select`]: processes in a cgroup (v2) of which `CGROUPS` has the id, or below one.
+/// Bit of [`Config::select`]: processes in a cgroup (v2) whose id is in `CGROUPS`, or below such a cgroup.
 pub const SELECT_CGROUPS: u32 = 2;
-/// Bit of [`Config::select`]: processes in a cgroup (v2) of which `CGROUPS` has the id; user space enters those below it.
-/// For kernels whose uprobes cannot ask for ancestors (before Linux 5.15).
+/// Bit of [`Config::select`]: processes in a cgroup (v2) whose id is in `CGROUPS`; user space also enters the cgroups below it.
+/// For kernels whose uprobes cannot query ancestors (before Linux 5.15).
 pub const SELECT_CGROUP_IDS: u32 = 4;
 
-/// Stacks that uprobes of one CPU can be taking at once (one may be preempted by another).
+/// Number of stacks that uprobes of one CPU can take at once (one may be preempted by another).
 pub const PROBE_SLOTS: u32 = 2;
 
 /// Read-only configuration, frozen before the programs are verified, so that the verifier removes dead branches.
@@ -48,52 +48,52 @@ pub struct Config {
     pub select: u32,
     /// The tgid of gctrace itself, never traced.
     pub own_tgid: u32,
-    /// 1 where `bpf_get_attach_cookie` exists for uprobes (Linux 5.15); else image and bias come from `PROCESSES`.
+    /// 1 if `bpf_get_attach_cookie` exists for uprobes (Linux 5.15); otherwise image and bias come from `PROCESSES`.
     pub has_cookie: u32,
     /// Byte offset of `pid` in the `task:task_newtask` tracepoint record (from its `format` file).
     pub newtask_pid: u32,
-    /// Byte offset of `clone_flags` there.
+    /// Byte offset of `clone_flags` in the same record.
     pub newtask_clone_flags: u32,
     /// Byte offset of the user thread pointer in the kernel's `task_struct` (`thread.fsbase` on x86-64; from the
-    /// kernel's BTF), or 0 where it is not known: then no image may use [`Span::CACHE`] or [`Span::LOCAL`].
+    /// kernel's BTF), or 0 if unknown: then no image may use [`Span::CACHE`] or [`Span::LOCAL`].
     pub task_thread_pointer: u32,
-    /// CPU time that one tick of the sampling clock stands for, nanoseconds; 0: only stacks of threads are taken that hold the GVL while
-    /// another one waits for it.
+    /// CPU time that one tick of the sampling clock stands for, nanoseconds; 0: only stacks of threads that hold the GVL while another thread
+    /// waits for it are taken.
     pub tick_ns: u64,
     /// Byte offset of `stack` in the kernel's `task_struct`, for kernels without `bpf_task_pt_regs` (before Linux 5.15,
-    /// where there are no cookies either); 0 where it is not known.
+    /// which have no cookies either); 0 if unknown.
     pub task_stack: u32,
-    /// Stacks of threads off their CPU, about this many per [`OFF_CPU_WINDOW_NS`] and CPU, and never more than twice as many; 0: threads off
-    /// their CPU are not looked at.
+    /// Quota of off-CPU stacks: about this many per [`OFF_CPU_WINDOW_NS`] and CPU, and never more than twice as many; 0: threads off their
+    /// CPU are not watched.
     pub off_cpu_stacks: u32,
-    /// 1 where the GVL is watched.
+    /// 1 if the GVL is watched.
     pub gvl: u32,
     /// Zero.
     pub reserved: u32,
-    /// A thread that is off its CPU for less is not reported, nanoseconds.
+    /// Shortest time off the CPU that is reported, nanoseconds.
     pub off_cpu_min_ns: u64,
-    /// A wait for the GVL that takes at least this long is reported, nanoseconds.
+    /// Shortest wait for the GVL that is reported, nanoseconds.
     pub gvl_threshold_ns: u64,
-    /// So is a time for which a thread holds it or does without it, if it takes at least this long, nanoseconds.
+    /// Shortest hold of the GVL, or time without it, that is reported, nanoseconds.
     pub gvl_span_ns: u64,
     /// Byte offset of `uaddr` in the `syscalls:sys_enter_futex` tracepoint record.
     pub futex_address: u32,
-    /// Byte offset of `op` there.
+    /// Byte offset of `op` in the same record.
     pub futex_op: u32,
-    /// Byte offset of `pid` in the kernel's `task_struct`; 0: not known.
+    /// Byte offset of `pid` in the kernel's `task_struct`; 0 if unknown.
     pub task_pid: u32,
-    /// Byte offset of `__state` (`state` before Linux 5.14) there.
+    /// Byte offset of `__state` (`state` before Linux 5.14) in the `task_struct`.
     pub task_state: u32,
-    /// Byte offset of `se.sum_exec_runtime` there; 0: what the scheduler does with threads that watch the GVL is not seen.
+    /// Byte offset of `se.sum_exec_runtime` in the `task_struct`; 0: the scheduler's treatment of watched threads is not followed.
     pub task_charged: u32,
-    /// 1: a thread's stack is taken when it is back on a CPU (`sched_exit_tp`, Linux 6.15), so that short times cost none. 0: when it
-    /// leaves it.
+    /// 1: a thread's stack is taken when the thread is back on a CPU (`sched_exit_tp`, Linux 6.15), so that short times need no stack. 0: it
+    /// is taken when the thread leaves its CPU.
     pub at_return: u32,
 }
 
-/// What [`Config::off_cpu_stacks`] is counted over.
+/// The period of the quota [`Config::off_cpu_stacks`], nanoseconds.
 pub const OFF_CPU_WINDOW_NS: u64 = 100_000_000;
-/// Entries of the `AWAY` map: threads of followed processes that are off their CPU at one time.
+/// Entries of the `AWAY` map: maximum number of threads of followed processes that are off their CPU at one time.
 pub const MAX_AWAY: u32 = 65_536;
 
 /// One piece of the objspace that a snapshot copies.
@@ -101,9 +101,9 @@ pub const MAX_AWAY: u32 = 65_536;
 #[cfg_attr(feature = "user", derive(FromBytes, Immutable, IntoBytes, KnownLayout))]
 #[repr(C)]
 pub struct Span {
-    /// Byte offset inside `rb_objspace_t`, or inside what `via` points to.
+    /// Byte offset inside `rb_objspace_t`, or inside the memory that `via` points to.
     pub offset: u16,
-    /// Bytes, 1..=[`SLOT_BYTES`].
+    /// Length in bytes, 1..=[`SLOT_BYTES`].
     pub len: u16,
     /// [`Span::DIRECT`], [`Span::CACHE`], [`Span::LOCAL`], or the byte offset in `rb_objspace_t` of a pointer to
     /// follow first. A null pointer yields zero bytes (CRuby's own readers of such fields treat null as empty).
@@ -121,17 +121,17 @@ impl Span {
     pub const LOCAL: u16 = u16::MAX - 2;
 }
 
-/// How to get from the thread at a probe to what the VM keeps per thread and per Ractor.
+/// How to get from the thread at a probe to the data that the VM keeps per thread and per Ractor.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[cfg_attr(feature = "user", derive(FromBytes, Immutable, IntoBytes, KnownLayout))]
 #[repr(C)]
 pub struct ThreadPath {
-    /// Stated address of the word that holds the image's TLS module id (a `DTPMOD64` GOT slot), whose block is found
-    /// in the thread's dynamic thread vector; 0: the offsets below count from the thread pointer (static executables).
+    /// Stated address of the word that holds the image's TLS module id (a `DTPMOD64` GOT slot); the module's block is found
+    /// in the thread's dynamic thread vector. 0: the offsets below count from the thread pointer (static executables).
     pub module: u64,
     /// Byte offset of `ruby_current_ec` in the TLS block.
     pub ec: i64,
-    /// Byte offset there of the variable that [`Span::LOCAL`] copies (`malloc_increase_local`, gc.c ≥ 4.0).
+    /// Byte offset, in the same block, of the variable that [`Span::LOCAL`] copies (`malloc_increase_local`, gc.c ≥ 4.0).
     pub local: i64,
     /// Byte offset of `thread_ptr` in `rb_execution_context_t`.
     pub ec_thread: u32,
@@ -139,7 +139,7 @@ pub struct ThreadPath {
     pub thread_ractor: u32,
     /// Byte offset of `newobj_cache` in `rb_ractor_t`.
     pub ractor_cache: u32,
-    /// Bytes from entry to entry of the dynamic thread vector: 16 with glibc, 8 with musl.
+    /// Size of an entry of the dynamic thread vector, bytes: 16 with glibc, 8 with musl.
     pub dtv_entry: u32,
 }
 
@@ -148,25 +148,25 @@ pub struct ThreadPath {
 #[cfg_attr(feature = "user", derive(FromBytes, Immutable, IntoBytes, KnownLayout))]
 #[repr(C)]
 pub struct StackPath {
-    /// Where the pointer to the thread's execution context is: one of the constants.
+    /// Where the pointer to the thread's execution context is: one of the constants below.
     pub place: u32,
-    /// Bytes from entry to entry of the dynamic thread vector: 16 with glibc, 8 with musl.
+    /// Size of an entry of the dynamic thread vector, bytes: 16 with glibc, 8 with musl.
     pub dtv_entry: u32,
     /// [`StackPath::TLS`]: stated address of the word that holds the image's TLS module id.
     pub module: u64,
-    /// Byte offset of the pointer in the TLS block or from the thread pointer; its stated address.
+    /// Byte offset of the pointer in the TLS block or from the thread pointer; or its stated address ([`StackPath::GLOBAL`]).
     pub context: i64,
     /// Byte offset of `vm_stack` in `rb_execution_context_t`.
     pub ec_stack: u32,
-    /// Byte offset of `vm_stack_size` (in words) there.
+    /// Byte offset of `vm_stack_size` (in words) in `rb_execution_context_t`.
     pub ec_stack_size: u32,
-    /// Byte offset of `cfp` there.
+    /// Byte offset of `cfp` in `rb_execution_context_t`.
     pub ec_frame: u32,
-    /// Byte offset of `thread_ptr` there.
+    /// Byte offset of `thread_ptr` in `rb_execution_context_t`.
     pub ec_thread: u32,
     /// Byte offset of `ec` in `rb_thread_t`.
     pub thread_ec: u32,
-    /// [`StackPath::GLOBAL`]: byte offset of `thread_id` (a `pthread_t`) there.
+    /// [`StackPath::GLOBAL`]: byte offset of `thread_id` (a `pthread_t`) in `rb_thread_t`.
     pub thread_id: u32,
     /// `sizeof(rb_control_frame_t)`.
     pub frame_size: u32,
@@ -176,21 +176,21 @@ pub struct StackPath {
     pub frame_iseq: u32,
     /// Byte offset of `ep` in it.
     pub frame_ep: u32,
-    /// Byte offset of `jit_return` in it, 0 where there is none.
+    /// Byte offset of `jit_return` in it, 0 if it does not exist.
     pub frame_jit: u32,
     /// First bit of the GC mode in the objspace's `flags`.
     pub mode_shift: u32,
-    /// Mask of `during_compacting` there, 0 where there is none.
+    /// Mask of `during_compacting` in the objspace's `flags`, 0 if it does not exist.
     pub compacting_mask: u32,
     /// Byte offset of `body` in `rb_iseq_t`.
     pub iseq_body: u32,
-    /// Byte offset of `location.base_label`, the name of the method, in it.
+    /// Byte offset of `location.base_label`, the name of the method, in the body.
     pub body_base_label: u32,
     /// Byte offset of the pointer to the bytes in `RString`.
     pub string_pointer: u32,
-    /// Byte offset of the bytes themselves, where they are embedded.
+    /// Byte offset of the bytes themselves if they are embedded.
     pub string_embedded: u32,
-    /// Byte offset of `profile.latest_gc_info` in the objspace (32 bits, gc.c `enum gpr_flag`); 0: not known.
+    /// Byte offset of `profile.latest_gc_info` in the objspace (32 bits, gc.c `enum gpr_flag`); 0 if unknown.
     pub gc_info: u32,
 }
 
@@ -200,7 +200,7 @@ impl StackPath {
     pub const MAJOR_MASK: u32 = 0xff;
     /// [`StackPath::place`]: stacks of this image cannot be walked.
     pub const NONE: u32 = 0;
-    /// A thread-local variable in the image's TLS block, which the thread's dynamic thread vector leads to.
+    /// A thread-local variable in the image's TLS block, which is found through the thread's dynamic thread vector.
     pub const TLS: u32 = 1;
     /// A thread-local variable at a fixed distance from the thread pointer (static executables).
     pub const THREAD_POINTER: u32 = 2;
@@ -210,7 +210,7 @@ impl StackPath {
     pub const MAX_FRAME_SIZE: u32 = 64;
 }
 
-/// What the programs must know of one Ruby image.
+/// What the programs need to know about one Ruby image.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[cfg_attr(feature = "user", derive(FromBytes, Immutable, IntoBytes, KnownLayout))]
 #[repr(C)]
@@ -223,39 +223,39 @@ pub struct ImageConfig {
     pub count: u32,
     /// Byte offset of the `flags` word in `rb_objspace_t`.
     pub flags: u32,
-    /// Mask of the GC mode inside `flags` (0 under it: no cycle is running).
+    /// Mask of the GC mode inside `flags` (all bits 0: no cycle is running).
     pub mode_mask: u32,
     /// Mask of `dont_gc` inside `flags`.
     pub dont_gc_mask: u32,
     /// Number of spans used.
     pub spans: u32,
-    /// 0 marks an entry that is closed: no hit of the image is an event. (Its stacks can be walked all the same.)
+    /// 0: the entry is closed, and no hit of the image is an event. (Its stacks can still be walked.)
     pub open: u32,
     /// Byte offset of `free_slots` in `struct heap_page`; 0: refills are not counted.
     pub page_free_slots: u16,
-    /// Byte offset of `slot_size` there, or [`ImageConfig::RVALUE_SLOTS`].
+    /// Byte offset of `slot_size` in `struct heap_page`, or [`ImageConfig::RVALUE_SLOTS`].
     pub page_slot_size: u16,
-    /// The way to per-thread data; used only where a span asks for it.
+    /// How to find per-thread data; used only if a span needs it.
     pub thread: ThreadPath,
-    /// The way to the Ruby stack of a thread.
+    /// How to find and walk the Ruby stack of a thread.
     pub stack: StackPath,
     /// How its GVL is watched.
     pub gvl: GvlPath,
     /// The spans, in the order of the snapshot's slots.
     pub span: [Span; SLOTS],
     /// For a GC library (`librubygc`, CRuby built `--with-modular-gc`), whose VM is in another image: stated address of
-    /// a word of the library that holds an address of that image, by which both are known. `vm_ptr` and
+    /// a word of the library that holds an address of that image, which relates the two. `vm_ptr` and
     /// [`ThreadPath::module`] are then distances from that address. 0: they are addresses of this image.
     pub anchor: u64,
-    /// For a GC library: stated address of the word with the library's own TLS module id, whose block
-    /// [`ThreadPath::local`] counts from. 0: it counts from where [`ThreadPath::ec`] does.
+    /// For a GC library: stated address of the word with the library's own TLS module id; [`ThreadPath::local`] counts from
+    /// the block of that module. 0: it counts from the same block as [`ThreadPath::ec`].
     pub local_module: u64,
 }
 
 impl ImageConfig {
     /// [`ImageConfig::page_slot_size`]: all slots have the size of an `RVALUE`, 40 bytes (up to 3.0, gc.c).
     pub const RVALUE_SLOTS: u16 = u16::MAX;
-    /// That size.
+    /// The size of an `RVALUE`, bytes.
     pub const RVALUE_BYTES: u32 = 40;
 }
 
@@ -264,16 +264,16 @@ impl ImageConfig {
 #[cfg_attr(feature = "user", derive(FromBytes, Immutable, IntoBytes, KnownLayout))]
 #[repr(C)]
 pub struct ProcessEntry {
-    /// GC records emitted or lost so far.
+    /// Number of GC records emitted or lost so far.
     pub seq: u64,
-    /// Load bias of the image; used where there are no cookies.
+    /// Load bias of the image; used if there are no cookies.
     pub bias: u64,
-    /// Image index; used where there are no cookies.
+    /// Image index; used if there are no cookies.
     pub image: u32,
-    /// [`ProcessEntry::SELECTED`] and friends.
+    /// [`ProcessEntry::SELECTED`] and the other flags.
     pub flags: u32,
-    /// Begin of the GC pause in which a thread of it is, nanoseconds; 0: in none. That of a pause that an exception has left stays
-    /// until the next one ends.
+    /// Start of the GC pause that a thread of the process is in, nanoseconds; 0: in none. The start of a pause that an exception has left
+    /// stays until the next pause ends.
     pub pause_ns: u64,
 }
 
@@ -282,34 +282,34 @@ impl ProcessEntry {
     pub const SELECTED: u32 = 1;
     /// `image` and `bias` are set.
     pub const IMAGE_KNOWN: u32 = 2;
-    /// At least one GC record has been emitted for it.
+    /// At least one probe hit of the process has passed selection.
     pub const RUBY: u32 = 4;
     /// The user selected this process alone: its children do not inherit the selection.
     pub const ALONE: u32 = 8;
 }
 
-/// Entry of the `SHARES` map: what a CPU has taken of its share of off-CPU stacks.
+/// Entry of the `SHARES` map: how much of its quota of off-CPU stacks a CPU has used.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C)]
 pub struct StackShare {
-    /// When the present window began, nanoseconds.
+    /// Start of the current window, nanoseconds.
     pub begin_ns: u64,
-    /// Stacks wanted in it.
+    /// Number of stacks wanted in it.
     pub wanted: u64,
-    /// Of them, taken.
+    /// Number of stacks taken in it.
     pub taken: u64,
-    /// Stacks wanted in the window before.
+    /// Number of stacks wanted in the previous window.
     pub wanted_before: u64,
 }
 
 impl StackShare {
-    /// Whether one more stack is taken. Where there were more than `quota` in the window before, each has the same chance: taking the first
-    /// ones of each window would prefer threads that wake together with whatever begins it.
+    /// Whether one more stack is taken. If more than `quota` were wanted in the previous window, each stack has the same chance: taking the
+    /// first ones of each window would prefer threads that wake together with whatever starts it.
     #[inline]
     pub const fn takes(&mut self, now_ns: u64, quota: u64, random: u32) -> bool {
         let age = now_ns.wrapping_sub(self.begin_ns);
         if age >= OFF_CPU_WINDOW_NS {
-            // An older window tells nothing of this one.
+            // A window further back says nothing about this one.
             self.wanted_before = if age < 2 * OFF_CPU_WINDOW_NS { self.wanted } else { 0 };
             self.begin_ns = now_ns;
             self.wanted = 0;
@@ -326,15 +326,15 @@ impl StackShare {
     }
 }
 
-/// Entry of the `RETURNING` map, of each CPU: the thread that has just got it, whose stack is to be taken.
+/// Entry of the `RETURNING` map, one per CPU: the thread that has just been switched to, whose stack is to be taken.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C)]
 pub struct Returning {
-    /// The thread; 0: none.
+    /// Tid of the thread; 0: none.
     pub tid: u32,
-    /// Its process.
+    /// Tgid of its process.
     pub tgid: u32,
-    /// When it had left its CPU, which is the time of the stack.
+    /// When it had left its CPU, nanoseconds; this is the time of the stack.
     pub begin_ns: u64,
     /// As in [`AwayEntry`].
     pub thread: u64,
@@ -345,40 +345,40 @@ pub struct Returning {
 #[cfg_attr(feature = "user", derive(FromBytes, Immutable, IntoBytes, KnownLayout))]
 #[repr(C)]
 pub struct AwayEntry {
-    /// When, nanoseconds.
+    /// When it left its CPU, nanoseconds.
     pub begin_ns: u64,
-    /// When it became runnable, or 0.
+    /// When it became runnable, nanoseconds, or 0.
     pub wakeup_ns: u64,
-    /// Its process.
+    /// Tgid of its process.
     pub tgid: u32,
-    /// Image of that.
+    /// Image index of the process.
     pub image: u32,
-    /// How often that had replaced its program.
+    /// How often the process had replaced its program.
     pub execs: u32,
     /// One of the constants of [`OffCpuEvent`](crate::stack::OffCpuEvent).
     pub why: u32,
-    /// Its `rb_thread_t *`, where that is known only while it holds the GVL ([`StackPath::GLOBAL`]), else 0.
+    /// Its `rb_thread_t *` if that is known only while it holds the GVL ([`StackPath::GLOBAL`]), otherwise 0.
     pub thread: u64,
     /// Name of the thread, NUL padded.
     pub comm: [u8; 16],
 }
 
-/// Entry of the `RUBIES` map, keyed by tgid: a followed process that runs a known image. Kept apart from
-/// [`ProcessEntry`], so that a tick in a process that is not one of them costs one look-up.
+/// Entry of the `RUBIES` map, keyed by tgid: a followed process that runs a known image. Separate from
+/// [`ProcessEntry`], so that a tick in any other process costs one lookup.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[cfg_attr(feature = "user", derive(FromBytes, Immutable, IntoBytes, KnownLayout))]
 #[repr(C)]
 pub struct RubyEntry {
-    /// Stack records emitted or lost so far.
+    /// Number of stack records emitted or lost so far.
     pub seq: u64,
-    /// Events so far after which the VM may have freed or moved objects.
+    /// Number of events so far after which the VM may have freed or moved objects; see [`epoch_step`](crate::stack::epoch_step).
     pub epoch: u64,
-    /// What watching its GVL has cost it so far, nanoseconds: its hits with [`TRAP_NS`](crate::gvl::TRAP_NS) each, and its stacks with
+    /// What watching its GVL has cost the process so far, nanoseconds: each hit plus [`TRAP_NS`](crate::gvl::TRAP_NS), and each stack as
     /// [`STACK_NS`](crate::gvl::STACK_NS).
     pub gvl_ns: u64,
-    /// Refills of the program so far.
+    /// Number of refills of the program so far.
     pub refills: u64,
-    /// Bytes of slots that are handed out before a stack is taken at a refill ([`alloc_interval`]).
+    /// Bytes of slots that are still to be handed out before a stack is taken at a refill ([`alloc_interval`]).
     pub alloc_left: u64,
     /// Load bias of the image.
     pub bias: u64,
@@ -386,14 +386,14 @@ pub struct RubyEntry {
     pub image: u32,
     /// How often the process has replaced its program.
     pub execs: u32,
-    /// 1: `image` and `bias` hold. 0 since the last exec.
+    /// 1: `image` and `bias` are valid. 0 since the last exec.
     pub known: u32,
     /// Zero.
     pub reserved: u32,
 }
 
-/// Where the threads of a process keep the variable by which a tracing library publishes the active span: `otel_thread_ctx_v1`, a pointer
-/// to a [`ThreadContextRecord`] (OTEP 4947).
+/// Where the threads of a process keep the variable through which a tracing library publishes the active span: `otel_thread_ctx_v1`, a
+/// pointer to a [`ThreadContextRecord`] (OTEP 4947).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[cfg_attr(feature = "user", derive(FromBytes, Immutable, IntoBytes, KnownLayout))]
 #[repr(C)]
@@ -402,26 +402,26 @@ pub struct ThreadContext {
     pub module: u64,
     /// Byte offset in the module's TLS block, or from the thread pointer.
     pub offset: i64,
-    /// Bytes from entry to entry of the dynamic thread vector: 16 with glibc, 8 with musl.
+    /// Size of an entry of the dynamic thread vector, bytes: 16 with glibc, 8 with musl.
     pub dtv_entry: u32,
     /// Zero.
     pub reserved: u32,
 }
 
-/// The part of fixed size of what the variable points to (OTEP 4947, "Thread Local Context Record"). Attributes follow, which are not read.
+/// The fixed-size part of the record that the variable points to (OTEP 4947, "Thread Local Context Record"). Attributes follow; they are not read.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C)]
 pub struct ThreadContextRecord {
-    /// Zeros: no trace.
+    /// Trace id; zeros: no trace.
     pub trace_id: [u32; 4],
-    /// Zeros: no span.
+    /// Span id; zeros: no span.
     pub span_id: [u32; 2],
     /// The first byte is 1 if the record is complete, 0 while it is being written. Flags and the size of the attributes follow.
     pub valid: u32,
 }
 
 impl ThreadContextRecord {
-    /// Trace and span, as words in the order of their bytes, if the record is complete and has both.
+    /// Trace id and span id, as words in memory order, if the record is complete and has both.
     #[inline]
     pub const fn span(&self) -> Option<([u64; 2], u64)> {
         let trace = [word(self.trace_id[0], self.trace_id[1]), word(self.trace_id[2], self.trace_id[3])];
@@ -439,8 +439,8 @@ const _: () = assert!(size_of::<ThreadContext>() == 24);
 const _: () = assert!(size_of::<ThreadContextRecord>() == 28);
 
 impl RubyEntry {
-    /// The image is there, as one of its probes has shown. Of another image, such as the library of a GC beside that of the VM, nothing is
-    /// known here.
+    /// Updates the bias from a probe hit that shows where the image is. A hit in another image, such as a GC library beside the VM's image,
+    /// changes nothing.
     #[inline]
     pub const fn place(&mut self, image: u32, bias: u64) {
         if self.image == image {
@@ -448,7 +448,7 @@ impl RubyEntry {
         }
     }
 
-    /// The entry of a child that was forked: it has the same image at the same place, and has counted nothing.
+    /// The entry of a forked child: it has the same image at the same place, and its counts start at zero.
     #[inline]
     #[must_use]
     pub const fn forked(&self) -> Self {
@@ -456,11 +456,11 @@ impl RubyEntry {
     }
 }
 
-/// Bytes of slots between two stacks that are taken at refills, on average.
+/// Average number of bytes of slots between two stacks taken at refills.
 pub const ALLOC_INTERVAL: u64 = 512 << 10;
 
-/// An interval from a random number. Intervals are of all lengths, so that a pattern of the program does not come at the same place
-/// each time.
+/// An interval from a random number. Intervals are uniformly distributed, so that a periodic pattern of the program is not always sampled
+/// at the same place.
 #[inline]
 pub const fn alloc_interval(random: u32) -> u64 {
     random as u64 & (2 * ALLOC_INTERVAL - 1)
@@ -483,7 +483,7 @@ const _: () = assert!(SLOT_BYTES <= 256 && SLOTS <= 64);
 mod tests {
     use super::*;
 
-    /// Numbers that are as good as random.
+    /// A pseudorandom generator.
     fn randoms() -> impl FnMut() -> u32 {
         let mut state = 0x9e37_79b9_7f4a_7c15_u64;
         move || {
@@ -494,7 +494,7 @@ mod tests {
         }
     }
 
-    /// A probe of the same image shows where it is now; one of another image says nothing of it.
+    /// A probe of the same image shows where it is now; a probe of another image says nothing about it.
     #[test]
     fn place_of_an_image() {
         let mut entry = RubyEntry { image: 1, bias: 0x1000, known: 1, ..RubyEntry::default() };
@@ -504,7 +504,7 @@ mod tests {
         assert_eq!((entry.image, entry.bias), (1, 0x3000));
     }
 
-    /// As long as there are no more than the quota, all are taken.
+    /// All stacks are taken as long as there are no more than the quota.
     #[test]
     fn few_stacks() {
         let (mut share, mut random) = (StackShare::default(), randoms());
@@ -513,7 +513,7 @@ mod tests {
         }
     }
 
-    /// Where there are more, each has the same chance, wherever in a window it comes, and the quota holds.
+    /// If there are more, each has the same chance, wherever in a window it comes, and the quota holds.
     #[test]
     fn many_stacks() {
         const WANTED: u64 = 1_000;
@@ -533,7 +533,7 @@ mod tests {
         }
     }
 
-    /// A burst after a time of rest is bounded, too.
+    /// A burst after an idle time is limited, too.
     #[test]
     fn burst() {
         let (mut share, mut random) = (StackShare::default(), randoms());

@@ -16,21 +16,22 @@ const ADDRESS_BITS: u32 = 48;
 pub struct Cookie {
     /// Index into the `IMAGES` map.
     pub image: u16,
-    /// At the probes of a [`WorkPhase`](crate::event::WorkPhase) its number. Else the hardware number (x86-64 encoding order: 0 rax, 1 rcx, 2 rdx, 3 rbx, 5 rbp, 6 rsi, 7 rdi, 8–15 r8–r15).
+    /// At a probe of a [`WorkPhase`](crate::event::WorkPhase), its number. Otherwise the hardware number of the register (x86-64 encoding
+    /// order: 0 rax, 1 rcx, 2 rdx, 3 rbx, 5 rbp, 6 rsi, 7 rdi, 8–15 r8–r15).
     pub register: u8,
     /// Stated virtual address of the probed instruction; the run-time `ip` minus this is the load bias.
     pub address: u64,
 }
 
 impl Cookie {
-    /// Packs the cookie; fields beyond their width are masked, [`Cookie::fits`] tells beforehand.
+    /// Packs the cookie; fields beyond their width are masked; [`Cookie::fits`] checks that beforehand.
     pub const fn pack(self) -> u64 {
         ((self.image & MAX_IMAGE) as u64) << 52
             | ((self.register & 0xf) as u64) << ADDRESS_BITS
             | (self.address & ((1 << ADDRESS_BITS) - 1))
     }
 
-    /// The inverse of [`Cookie::pack`]; total.
+    /// The inverse of [`Cookie::pack`]; never fails.
     pub const fn unpack(raw: u64) -> Self {
         Self {
             image: (raw >> 52) as u16,

@@ -5,14 +5,14 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 use crate::memory::MemoryPages;
 
-/// Bytes of one objspace span slot in a [`SnapshotEvent`].
+/// Size of one objspace span slot in a [`SnapshotEvent`], bytes.
 pub const SLOT_BYTES: usize = 256;
 /// Number of span slots in a [`SnapshotEvent`].
 pub const SLOTS: usize = 12;
-/// Bytes of object-space data in a [`SnapshotEvent`].
+/// Size of the objspace data in a [`SnapshotEvent`], bytes.
 pub const SNAPSHOT_BYTES: usize = SLOT_BYTES * SLOTS;
 
-/// What a record is; the first word of every record.
+/// The type of a record; the first word of every record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 pub enum Kind {
@@ -24,7 +24,7 @@ pub enum Kind {
     Fork = 3,
     /// [`LifeEvent`]: a followed process replaced its program.
     Exec = 4,
-    /// [`LifeEvent`]: a followed process is gone.
+    /// [`LifeEvent`]: a followed process ended.
     Exit = 5,
     /// [`PhaseEvent`]: one interval between two fallback probes.
     Phase = 6,
@@ -34,24 +34,24 @@ pub enum Kind {
     Native = 8,
     /// [`OffCpuEvent`](crate::stack::OffCpuEvent): a thread runs again.
     OffCpu = 9,
-    /// [`GvlWaitEvent`](crate::gvl::GvlWaitEvent): a thread had to wait long for the GVL.
+    /// [`GvlWaitEvent`](crate::gvl::GvlWaitEvent): a thread waited long for the GVL.
     GvlWait = 10,
-    /// [`GvlThread`](crate::gvl::GvlThread): a thread ended; what it did with the GVL.
+    /// [`GvlThread`](crate::gvl::GvlThread): a thread ended; the record sums up what it did with the GVL.
     GvlThread = 11,
-    /// [`GvlSpanEvent`](crate::gvl::GvlSpanEvent): a thread held the GVL for long, or did without it.
+    /// [`GvlSpanEvent`](crate::gvl::GvlSpanEvent): a thread held the GVL for long, or was without it for long.
     GvlSpan = 12,
     /// [`RequestEvent`](crate::request::RequestEvent): a server has served a request.
     Request = 16,
     /// [`JobEvent`](crate::job::JobEvent): a thread has run a job.
     Job = 17,
-    /// [`UnitEvent`](crate::request::UnitEvent): the objspace where a request or a job begins or ends.
+    /// [`UnitEvent`](crate::request::UnitEvent): the objspace at the start or end of a request or a job.
     Unit = 18,
     /// [`RefillEvent`]: a thread took the free slots of a heap page for itself.
     Refill = 13,
 }
 
 impl Kind {
-    /// Reads a record kind; unknown numbers are `None`.
+    /// Decodes a record kind; unknown numbers are `None`.
     pub const fn from_raw(raw: u32) -> Option<Self> {
         Some(match raw {
             1 => Self::Snapshot,
@@ -75,7 +75,7 @@ impl Kind {
     }
 }
 
-/// Where in the VM a probe sits: CRuby's internal events (`include/ruby/internal/event.h`), which the VM tests for
+/// Where in the VM a probe is: CRuby's internal events (`include/ruby/internal/event.h`), for which the VM tests
 /// in its own code at these points, and the start of shutdown.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[repr(u32)]
@@ -97,7 +97,7 @@ impl Point {
     pub const ALL: [Self; 5] =
         [Self::GcStart, Self::GcEndMark, Self::GcEndSweep, Self::GcEnter, Self::GcExit];
 
-    /// Reads a point; unknown numbers are `None`.
+    /// Decodes a point; unknown numbers are `None`.
     pub const fn from_raw(raw: u32) -> Option<Self> {
         Some(match raw {
             0 => Self::GcStart,
@@ -121,8 +121,8 @@ impl Point {
     }
 }
 
-/// What is timed where an image's event sites are not known: the bodies of functions found by their symbols, or what
-/// USDT probes bracket.
+/// What is timed if an image's event sites are not known: the bodies of functions found by their symbols, or the intervals
+/// between USDT probes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[repr(u8)]
 pub enum WorkPhase {
@@ -145,12 +145,12 @@ impl WorkPhase {
     pub const ALL: [Self; 6] =
         [Self::Mark, Self::Sweep, Self::Start, Self::Rest, Self::Continue, Self::Pause];
 
-    /// Reads a phase; unknown numbers are `None`.
+    /// Decodes a phase; unknown numbers are `None`.
     pub const fn from_raw(raw: u32) -> Option<Self> {
         if (raw as usize) < Self::ALL.len() { Some(Self::ALL[raw as usize]) } else { None }
     }
 
-    /// The word used on the wire.
+    /// The word used in output formats.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Mark => "mark",
@@ -170,7 +170,7 @@ impl WorkPhase {
 pub struct Header {
     /// A [`Kind`].
     pub kind: u32,
-    /// A [`Point`], for [`Kind::Phase`] a [`WorkPhase`]; zero where the kind has none.
+    /// A [`Point`]; for [`Kind::Phase`] a [`WorkPhase`]; other kinds define it themselves or leave it zero.
     pub point: u32,
     /// Thread group id (what user space calls the pid), host pid namespace.
     pub tgid: u32,
@@ -183,34 +183,35 @@ pub struct Header {
     /// Index into `IMAGES`.
     pub image: u32,
     /// How often the process had replaced its program ([`Kind::Stack`], [`Kind::Native`], [`Kind::OffCpu`],
-    /// [`Kind::GvlWait`], [`Kind::GvlThread`], [`Kind::GvlSpan`], [`Kind::Refill`], [`Kind::Request`], [`Kind::Job`], [`Kind::Unit`]), before it did or ended ([`Kind::Exec`], [`Kind::Exit`]); else 0.
+    /// [`Kind::GvlWait`], [`Kind::GvlThread`], [`Kind::GvlSpan`], [`Kind::Refill`], [`Kind::Request`], [`Kind::Job`], [`Kind::Unit`]);
+    /// the same before this event ([`Kind::Exec`], [`Kind::Exit`]); otherwise 0.
     pub execs: u32,
 }
 
-/// A copy of the objspace taken while the thread stands at the probe.
+/// A copy of the objspace taken while the thread is stopped at the probe.
 #[derive(Clone, Copy, Debug)]
 #[cfg_attr(feature = "user", derive(FromBytes, Immutable, IntoBytes, KnownLayout))]
 #[repr(C)]
 pub struct SnapshotEvent {
-    /// Common head; `point` tells where.
+    /// Common head; `point` says where.
     pub header: Header,
     /// Run-time address of the probed instruction minus its stated one: the load bias of the image.
     pub bias: u64,
     /// Address of the objspace, as read through the VM pointer.
     pub objspace: u64,
-    /// Objspace pointer that the site's register held, or 0 where no register is known.
+    /// Objspace pointer that the site's register held, or 0 if no register is known.
     pub register: u64,
     /// `comm` of the thread, NUL padded.
     pub comm: [u8; 16],
     /// Number of slots of `data` that are filled, in the order of the image's spans.
     pub slots: u32,
-    /// Enters of the thread that are not yet exited, as far as they were seen; 0 outside any pause.
+    /// Number of enters of the thread that have not been exited yet, as far as they were seen; 0 outside any pause.
     pub depth: u32,
-    /// Since when the thread serves a request, nanoseconds as in the header; 0: it serves none, or that is not known.
+    /// When the thread took the request that it serves, nanoseconds as in the header; 0: it serves none, or that is not known.
     pub request_ns: u64,
     /// The memory counters of the process at this moment.
     pub memory: MemoryPages,
-    /// The spans, one to a slot of [`SLOT_BYTES`]; bytes beyond a span's length are undefined.
+    /// The spans, one per slot of [`SLOT_BYTES`]; bytes beyond a span's length are undefined.
     pub data: [u8; SNAPSHOT_BYTES],
 }
 
@@ -223,19 +224,19 @@ pub struct PauseEvent {
     pub header: Header,
     /// Start of the pause, nanoseconds as in the header.
     pub begin_ns: u64,
-    /// `GC_START` inside this pause, or 0.
+    /// Time of `GC_START` inside this pause, or 0.
     pub start_ns: u64,
-    /// Last `GC_END_MARK` inside this pause, or 0.
+    /// Time of the last `GC_END_MARK` inside this pause, or 0.
     pub end_mark_ns: u64,
-    /// Last `GC_END_SWEEP` inside this pause, or 0.
+    /// Time of the last `GC_END_SWEEP` inside this pause, or 0.
     pub end_sweep_ns: u64,
     /// `objspace->profile.count` at the start of the pause (before `GC_START` increments it).
     pub count: u64,
-    /// Stated address of the `GC_ENTER` site, which tells the kind of the pause.
+    /// Stated address of the `GC_ENTER` site, which determines the kind of the pause.
     pub enter_site: u64,
-    /// `objspace->flags` word at the start of the pause; holds the GC mode.
+    /// `objspace->flags` word at the start of the pause; contains the GC mode.
     pub flags: u32,
-    /// Nested enters that were seen inside this pause.
+    /// Number of nested enters seen inside this pause.
     pub nested: u32,
     /// As [`SnapshotEvent::request_ns`].
     pub request_ns: u64,
@@ -261,27 +262,27 @@ pub struct PhaseEvent {
 pub struct LifeEvent {
     /// Common head; `point` is 0, `seq` the number of GC records the process has emitted or lost so far.
     pub header: Header,
-    /// The child's tgid for a fork, else 0.
+    /// The child's tgid for a fork, otherwise 0.
     pub other: u32,
-    /// 1 for the end of a program whose GVL was watched: there may be entries of its threads.
+    /// 1 at the end of a program whose GVL was watched: there may be entries of its threads.
     pub gvl: u32,
-    /// When the program that ended began by an exec, `CLOCK_MONOTONIC` nanoseconds; 0 where that was not seen, requests are not watched, or
-    /// nothing ended.
+    /// When the program that ended was started by an exec, `CLOCK_MONOTONIC` nanoseconds; 0 if that was not seen, requests are not watched, or
+    /// no program ended.
     pub begun_ns: u64,
     /// `comm` of the thread, NUL padded.
     pub comm: [u8; 16],
 }
 
-/// A thread took the free slots of a heap page for itself: so many objects can be allocated before the next one.
+/// A thread took the free slots of a heap page for itself: it can allocate that many objects before its next refill.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "user", derive(FromBytes, Immutable, IntoBytes, KnownLayout))]
 #[repr(C)]
 pub struct RefillEvent {
     /// Common head; `seq` is the number of this record among the refills of its program, from 1.
     pub header: Header,
-    /// Slots.
+    /// Number of slots.
     pub slots: u32,
-    /// Bytes of each.
+    /// Size of each slot, bytes.
     pub slot_size: u32,
 }
 

@@ -1,4 +1,4 @@
-//! The GVL: what the kernel side adds up per thread, and the records about it. They travel in the ring of stacks.
+//! The GVL: what the kernel side adds up per thread, and the records about it. The records travel in the ring of stacks.
 
 #[cfg(feature = "user")]
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
@@ -11,27 +11,27 @@ mod task;
 pub use place::{FutexPath, GOES_ON_NS, GvlCookie, GvlPath, GvlPoint};
 pub use task::{CLOCKS_UNKNOWN, Clocks, GvlTask, OwnTimes, clocks_at, elapsed};
 
-/// Entries of the `GVL_THREADS` map: threads of all traced processes at one time.
+/// Entries of the `GVL_THREADS` map: maximum number of threads of all traced processes at one time.
 pub const MAX_GVL_THREADS: u32 = 8192;
 /// Entries of the `GVL_LOCKS` map: GVLs (one per process up to 2.7, one per Ractor from 3.0 on).
 pub const MAX_GVL_LOCKS: u32 = 4096;
 /// Entries of the `GVL_EDGES` map: pairs of a waiting and a holding thread.
 pub const MAX_GVL_EDGES: u32 = 16_384;
 
-/// Entries of the `OWN_TIMES` map: threads that take or end a request at one time.
+/// Entries of the `OWN_TIMES` map: maximum number of threads that begin or end a request at one time.
 pub const MAX_OWN_TIMES: u32 = 4096;
-/// Entries of the `GVL_TASKS` map: native threads of all traced processes at one time.
+/// Entries of the `GVL_TASKS` map: maximum number of native threads of all traced processes at one time.
 pub const MAX_GVL_TASKS: u32 = 16_384;
 
-/// Entries of the `GVL_CLOSED` map: how often the gate of the GVL probes can be closed and opened again.
+/// Entries of the `GVL_CLOSED` map: how often the gate of the GVL probes can be closed and reopened.
 pub const MAX_GVL_EPOCHS: u32 = 65_536;
 
-/// The gate of the GVL probes, one word in the `GVL_GATE` map: what they do at a hit, and how often they were opened before.
+/// The gate of the GVL probes, one word in the `GVL_GATE` map: what they do at a hit, and how often they were reopened.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct GvlGate {
-    /// One of the constants.
+    /// One of the constants below.
     pub level: u8,
-    /// How often the gate was closed and opened again. What is known of a thread from an earlier epoch ended with that.
+    /// How often the gate was closed and reopened. What is known about a thread from an earlier epoch ended with that epoch.
     pub epoch: u32,
 }
 
@@ -40,15 +40,15 @@ impl GvlGate {
     pub const EVENTS: u8 = 0;
     /// [`GvlGate::level`]: add up, report nothing.
     pub const SUMS: u8 = 1;
-    /// [`GvlGate::level`]: nothing.
+    /// [`GvlGate::level`]: do nothing.
     pub const CLOSED: u8 = 2;
 
-    /// The word.
+    /// Encodes it as a word.
     pub const fn pack(self) -> u64 {
         (self.epoch as u64) << 8 | self.level as u64
     }
 
-    /// The inverse of [`GvlGate::pack`]; total.
+    /// The inverse of [`GvlGate::pack`]; never fails.
     pub const fn unpack(raw: u64) -> Self {
         Self { level: raw as u8, epoch: (raw >> 8) as u32 }
     }
@@ -59,12 +59,12 @@ impl GvlGate {
 #[cfg_attr(feature = "user", derive(FromBytes, Immutable, IntoBytes, KnownLayout))]
 #[repr(C)]
 pub struct GvlKey {
-    /// Of a thread: its `rb_thread_t *` where the events tell it ([`GvlPath::BY_THREAD`]), else its tid.
-    /// Of a GVL: the address of its `rb_ractor_t` (3.2 and later), of the GVL (3.0, 3.1) or of the VM.
+    /// For a thread: its `rb_thread_t *` if the events carry it ([`GvlPath::BY_THREAD`]), otherwise its tid.
+    /// For a GVL: the address of its `rb_ractor_t` (3.2 and later), of the GVL (3.0, 3.1) or of the VM.
     pub at: u64,
-    /// Its process.
+    /// Tgid of its process.
     pub tgid: u32,
-    /// How often that had replaced its program.
+    /// How often the process had replaced its program.
     pub execs: u32,
 }
 
@@ -72,10 +72,10 @@ pub struct GvlKey {
 pub const BUCKETS: usize = 256;
 /// Times below 2 to this power share the first bucket, nanoseconds.
 const FIRST_BITS: u32 = 10;
-/// Each power of two above is divided into 2 to this power buckets of the same width.
+/// Each power of two above is divided into 2 to this power buckets of equal width.
 const SUB_BITS: u32 = 3;
 
-/// The bucket of a time: log-linear, so that a bucket is at most an eighth of its times wide.
+/// The bucket of a time: log-linear, so that a bucket is at most an eighth as wide as its times are long.
 #[inline]
 pub const fn bucket(ns: u64) -> usize {
     if ns < 1 << FIRST_BITS {
@@ -87,7 +87,7 @@ pub const fn bucket(ns: u64) -> usize {
     if at < BUCKETS - 1 { at } else { BUCKETS - 1 }
 }
 
-/// The longest time that falls into a bucket, nanoseconds; `None` for the last, which has no bound.
+/// The longest time in a bucket, nanoseconds; `None` for the last bucket, which is unbounded.
 pub const fn bucket_most(bucket: usize) -> Option<u64> {
     if bucket == 0 {
         return Some((1 << FIRST_BITS) - 1);
@@ -100,24 +100,24 @@ pub const fn bucket_most(bucket: usize) -> Option<u64> {
     Some((1 << power) + ((part + 1) << (power - SUB_BITS)) - 1)
 }
 
-/// Holds of a GVL that are remembered. A wait in which more threads held it is not reported completely.
+/// Number of holds of a GVL that are remembered. A wait during which more threads held the GVL is not reported completely.
 pub const HOLDS: usize = 16;
 
-/// One time that a thread held a GVL.
+/// One period in which a thread held a GVL.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[cfg_attr(feature = "user", derive(FromBytes, Immutable, IntoBytes, KnownLayout))]
 #[repr(C)]
 pub struct GvlHold {
-    /// When it got it, nanoseconds.
+    /// When the thread acquired the GVL, nanoseconds.
     pub begin_ns: u64,
-    /// When it gave it up, nanoseconds; 0 if it has not yet.
+    /// When the thread released the GVL, nanoseconds; 0 if it has not yet.
     pub end_ns: u64,
-    /// Who.
+    /// The thread.
     pub holder: GvlHolder,
 }
 
 impl GvlHold {
-    /// How much of a wait it covers, nanoseconds.
+    /// How much of a wait this hold covers, nanoseconds.
     #[inline]
     pub fn overlap(&self, begin_ns: u64, end_ns: u64) -> u64 {
         let from = if self.begin_ns > begin_ns { self.begin_ns } else { begin_ns };
@@ -131,15 +131,15 @@ impl GvlHold {
 #[cfg_attr(feature = "user", derive(FromBytes, Immutable, IntoBytes, KnownLayout))]
 #[repr(C)]
 pub struct GvlLock {
-    /// How often it was got so far; the last one is in `holds` at one less, modulo [`HOLDS`].
+    /// Number of acquisitions so far; the last one is in `holds` at index `count - 1` modulo [`HOLDS`].
     pub count: u64,
-    /// [`GvlGate::epoch`] of the last one.
+    /// [`GvlGate::epoch`] of the last acquisition.
     pub epoch: u64,
-    /// The last holds.
+    /// The last holds, a circular buffer.
     pub holds: [GvlHold; HOLDS],
-    /// Threads that wait for it.
+    /// Number of threads that wait for it.
     pub waiting: u64,
-    /// The one of them that has waited longest began at this time or before, nanoseconds.
+    /// The thread that has waited longest began to wait at or before this time, nanoseconds.
     pub waiting_ns: u64,
 }
 
@@ -150,30 +150,30 @@ pub struct GvlLock {
 pub struct GvlHolder {
     /// [`GvlThread::id`]; 0: no thread.
     pub id: u64,
-    /// Its tid then.
+    /// Its tid at that time.
     pub tid: u32,
     /// Zero.
     pub reserved: u32,
-    /// `comm` of that, NUL padded.
+    /// `comm` of that native thread, NUL padded.
     pub comm: [u8; 16],
 }
 
-/// What a thread is doing with regard to the GVL.
+/// The state of a thread with regard to the GVL.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 pub enum GvlState {
     /// Not seen yet.
     Unknown = 0,
-    /// It waits for it.
+    /// It waits for the GVL.
     Ready = 1,
-    /// It holds it.
+    /// It holds the GVL.
     Running = 2,
-    /// It does without: it sleeps, or runs what needs no GVL.
+    /// It is without the GVL: it sleeps, or runs code that needs no GVL.
     Away = 3,
 }
 
 impl GvlState {
-    /// Reads a state; unknown numbers are `None`.
+    /// Decodes a state; unknown numbers are `None`.
     pub const fn from_raw(raw: u32) -> Option<Self> {
         Some(match raw {
             0 => Self::Unknown,
@@ -185,79 +185,79 @@ impl GvlState {
     }
 }
 
-/// What is known of a thread: value of the `GVL_THREADS` map, and the record with which the thread ends.
+/// What is known about a thread: value of the `GVL_THREADS` map, and the record sent when the thread ends.
 #[derive(Clone, Copy, Debug)]
 #[cfg_attr(feature = "user", derive(FromBytes, Immutable, IntoBytes, KnownLayout))]
 #[repr(C)]
 pub struct GvlThread {
-    /// Common head of the record; `ts_ns` is the end of the thread, `tid` that of its last native thread, 0 if it never ran.
+    /// Common head of the record; `ts_ns` is the end of the thread, `tid` is that of its last native thread, 0 if it never ran.
     pub header: Header,
     /// Unique in its process, never 0.
     pub id: u64,
-    /// Its `rb_thread_t *`; 0 where the events do not tell it.
+    /// Its `rb_thread_t *`; 0 if the events do not carry it.
     pub thread: u64,
-    /// [`GvlKey::at`] of its GVL, 0 if that is not known yet.
+    /// [`GvlKey::at`] of its GVL, 0 if not known yet.
     pub lock: u64,
     /// When it was first seen, nanoseconds.
     pub born_ns: u64,
-    /// Since when it has been in its state, nanoseconds.
+    /// Start of its current state, nanoseconds.
     pub since_ns: u64,
     /// A [`GvlState`].
     pub state: u32,
-    /// [`GvlGate::epoch`] in which it was entered.
+    /// [`GvlGate::epoch`] to which the state belongs.
     pub epoch: u32,
-    /// 1: it is one of [`GvlLock::waiting`].
+    /// 1: the thread is counted in [`GvlLock::waiting`].
     pub queued: u64,
-    /// [`GvlPath::BY_FUTEX`]: when a thread that waits left its futex, nanoseconds; 0 while it is in there. Whether it got the
-    /// GVL then is not known yet.
+    /// [`GvlPath::BY_FUTEX`]: when a waiting thread left its futex call, nanoseconds; 0 while it is in the call. Whether it then
+    /// acquired the GVL is not known yet.
     pub left_ns: u64,
     /// `comm` of its last native thread, NUL padded.
     pub comm: [u8; 16],
-    /// Waits for the GVL that are over.
+    /// Number of finished waits for the GVL.
     pub waits: u64,
-    /// How long they took together, nanoseconds.
+    /// Their total length, nanoseconds.
     pub wait_ns: u64,
-    /// The longest.
+    /// The longest wait, nanoseconds.
     pub wait_max_ns: u64,
-    /// Times for which it held the GVL that are over.
+    /// Number of finished holds of the GVL.
     pub holds: u64,
-    /// How long they took together, nanoseconds.
+    /// Their total length, nanoseconds.
     pub hold_ns: u64,
-    /// The longest.
+    /// The longest hold, nanoseconds.
     pub hold_max_ns: u64,
-    /// Times without the GVL that are over.
+    /// Number of finished times without the GVL.
     pub aways: u64,
-    /// How long they took together, nanoseconds.
+    /// Their total length, nanoseconds.
     pub away_ns: u64,
-    /// Up to when `split` is reported, nanoseconds; 0: it is not reported any more, because its native thread has ended.
+    /// `split` is complete up to this time, nanoseconds; 0: it is no longer updated, because the native thread has ended.
     pub reported_ns: u64,
-    /// Clocks of its native thread then.
+    /// Clocks of its native thread at that time.
     pub clocks: Clocks,
-    /// What its native thread did, by [`GvlState`], nanoseconds.
+    /// What its native thread did in each [`GvlState`], nanoseconds.
     pub split: [Clocks; 4],
-    /// The waits by [`bucket`].
+    /// Number of waits in each [`bucket`].
     pub buckets: [u32; BUCKETS],
 }
 
-/// What a trap costs besides its program, nanoseconds: entering and leaving the kernel, and stepping over the instruction (measured on
-/// x86-64).
+/// What a trap costs in addition to its program, nanoseconds: entering and leaving the kernel, and stepping over the instruction
+/// (measured on x86-64).
 pub const TRAP_NS: u64 = 700;
-/// What reporting a wait costs besides, nanoseconds: taking its stack.
+/// What reporting a wait costs in addition, nanoseconds: taking its stack.
 pub const STACK_NS: u64 = 10_000;
 
-/// What an event means for a thread, by the state that it was in.
+/// What an event means for a thread, depending on the thread's state before it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Step {
-    /// The next event after the one before.
+    /// It follows the event expected before it; the value is the time since then, nanoseconds.
     Paired(u64),
-    /// It goes on with what it had been doing: a suspension that was called off, a yield without a suspension.
+    /// The thread continues what it was doing: a suspension was called off, or a yield came without a suspension.
     Continued,
     /// The event before it was not seen.
     Orphan,
 }
 
 impl GvlThread {
-    /// A thread that was not seen yet.
+    /// A thread that has not been seen yet.
     pub const fn blank() -> Self {
         Self {
             header: Header { kind: 0, point: 0, tgid: 0, tid: 0, ts_ns: 0, seq: 0, image: 0, execs: 0 },
@@ -286,8 +286,8 @@ impl GvlThread {
         }
     }
 
-    /// Adds up what its native thread did in the state that it is in. `clocks` are those of the native thread now; `None`: it
-    /// has none of its own, so it does nothing.
+    /// Adds what the native thread did to the part of `split` that belongs to the thread's current state. `clocks` are those of the native
+    /// thread now; `None`: the thread has no native thread, so it counts as blocked.
     #[inline]
     pub fn report(&mut self, clocks: Option<Clocks>, now_ns: u64) {
         let parts = match clocks {
@@ -303,11 +303,11 @@ impl GvlThread {
         self.reported_ns = now_ns;
     }
 
-    /// The gate was closed at that time, and what it did since is not known. What it was doing then counts up to then.
+    /// The gate was closed at `closed_ns`, and what the thread did since is unknown. Its state at that time counts up to that time.
     #[inline]
     pub fn interrupted(&mut self, closed_ns: u64, now_ns: u64, epoch: u32) {
         let ns = closed_ns.saturating_sub(self.since_ns);
-        // Each is written in any case: of a choice LLVM makes one store at an offset that depends on the state, which the
+        // Each sum is written in any case: LLVM turns a choice into one store at an offset that depends on the state, which the
         // verifier refuses ("R2 unbounded memory access, make sure to bounds check any such access").
         self.wait_ns += if self.state == READY { ns } else { 0 };
         self.hold_ns += if self.state == RUNNING { ns } else { 0 };
@@ -317,7 +317,7 @@ impl GvlThread {
         self.enter(UNKNOWN, now_ns);
     }
 
-    /// It has left its futex for good at that time: it has got the GVL, and what it does then is not seen. Returns how long it
+    /// The thread left its futex for good at `until_ns`: it acquired the GVL, and what it does then is not seen. Returns how long it
     /// waited; the caller counts it in its bucket.
     #[inline]
     pub fn waited(&mut self, until_ns: u64) -> Step {
@@ -327,7 +327,7 @@ impl GvlThread {
         step
     }
 
-    /// It wants the GVL. `Paired` has the time that it was away.
+    /// The thread requests the GVL. `Paired` has the time that it was without it.
     #[inline]
     pub fn ready(&mut self, now_ns: u64) -> Step {
         let ns = now_ns.wrapping_sub(self.since_ns);
@@ -337,7 +337,7 @@ impl GvlThread {
                 self.away_ns += ns;
                 Step::Paired(ns)
             }
-            // `thread_sched_yield` of 3.2 has no event for what it gives up.
+            // `thread_sched_yield` of 3.2 has no event for the release.
             RUNNING => Step::Continued,
             UNKNOWN => Step::Paired(0),
             _ => Step::Orphan,
@@ -346,7 +346,7 @@ impl GvlThread {
         step
     }
 
-    /// It has got the GVL. `Paired` has the time that it waited; the caller counts it in its bucket.
+    /// The thread has acquired the GVL. `Paired` has the time that it waited; the caller counts it in its bucket.
     #[inline]
     pub fn resumed(&mut self, now_ns: u64) -> Step {
         let ns = now_ns.wrapping_sub(self.since_ns);
@@ -364,7 +364,7 @@ impl GvlThread {
         step
     }
 
-    /// It gives the GVL up. `Paired` has the time that it held it.
+    /// The thread releases the GVL. `Paired` has the time that it held it.
     #[inline]
     pub fn suspended(&mut self, now_ns: u64) -> Step {
         let ns = now_ns.wrapping_sub(self.since_ns);
@@ -377,7 +377,7 @@ impl GvlThread {
                 }
                 Step::Paired(ns)
             }
-            // `thread_sched_to_waiting_until_wakeup` of 3.3 and later, interrupted: it has the event, and keeps the GVL.
+            // `thread_sched_to_waiting_until_wakeup` of 3.3 and later, interrupted: the event occurs, but the thread keeps the GVL.
             AWAY => {
                 self.hold_ns += ns;
                 Step::Continued
@@ -407,11 +407,11 @@ const AWAY: u32 = GvlState::Away as u32;
 pub struct GvlEdgeKey {
     /// [`GvlThread::id`] of the thread that waited.
     pub waiter: u64,
-    /// [`GvlThread::id`] of the thread that held the GVL meanwhile.
+    /// [`GvlThread::id`] of the thread that held the GVL during the wait.
     pub holder: u64,
-    /// Their process.
+    /// Tgid of their process.
     pub tgid: u32,
-    /// How often that had replaced its program.
+    /// How often the process had replaced its program.
     pub execs: u32,
 }
 
@@ -420,30 +420,30 @@ pub struct GvlEdgeKey {
 #[cfg_attr(feature = "user", derive(FromBytes, Immutable, IntoBytes, KnownLayout))]
 #[repr(C)]
 pub struct GvlEdge {
-    /// How often the other got the GVL or had it.
+    /// Number of the holder's holds that overlapped waits of the waiter.
     pub holds: u64,
-    /// How long that was while the one waited, nanoseconds.
+    /// Total length of these overlaps, nanoseconds.
     pub wait_ns: u64,
-    /// The longest at a stretch.
+    /// The longest overlap, nanoseconds.
     pub wait_max_ns: u64,
 }
 
-/// One long wait for the GVL. A stack record of the same `tid` and `ts_ns` follows if `stack` says so.
+/// One long wait for the GVL. A stack record with the same `tid` and `ts_ns` follows if `stack` says so.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "user", derive(FromBytes, Immutable, IntoBytes, KnownLayout))]
 #[repr(C)]
 pub struct GvlWaitEvent {
-    /// Common head; `ts_ns` is the time at which it got the GVL.
+    /// Common head; `ts_ns` is the time at which the thread acquired the GVL.
     pub header: Header,
     /// When it began to wait, nanoseconds as in the header.
     pub begin_ns: u64,
     /// [`GvlThread::id`] of the thread that waited.
     pub id: u64,
-    /// Its `rb_thread_t *`; 0 where the events do not tell it.
+    /// Its `rb_thread_t *`; 0 if the events do not carry it.
     pub thread: u64,
-    /// When its thread took the request that it served when it got the GVL, nanoseconds; 0: it served none, or requests are not watched.
+    /// When the thread took the request that it was serving when it acquired the GVL, nanoseconds; 0: none, or requests are not watched.
     pub request_ns: u64,
-    /// Who held the GVL longest at a stretch meanwhile, and when.
+    /// The longest hold by another thread during the wait.
     pub hold: GvlHold,
     /// `comm` of the thread, NUL padded.
     pub comm: [u8; 16],
@@ -453,18 +453,18 @@ pub struct GvlWaitEvent {
     pub reserved: u32,
 }
 
-/// For a long time a thread held the GVL, or did without it.
+/// A long hold of the GVL, or a long time without it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "user", derive(FromBytes, Immutable, IntoBytes, KnownLayout))]
 #[repr(C)]
 pub struct GvlSpanEvent {
     /// Common head; `ts_ns` is the end.
     pub header: Header,
-    /// When it began, nanoseconds as in the header.
+    /// Its start, nanoseconds as in the header.
     pub begin_ns: u64,
-    /// [`GvlThread::id`].
+    /// [`GvlThread::id`] of the thread.
     pub id: u64,
-    /// Its `rb_thread_t *`; 0 where the events do not tell it.
+    /// Its `rb_thread_t *`; 0 if the events do not carry it.
     pub thread: u64,
     /// `comm` of its native thread, NUL padded.
     pub comm: [u8; 16],
@@ -488,7 +488,7 @@ const _: () = assert!(size_of::<GvlSpanEvent>() == 40 + 24 + 16 + 8);
 mod tests {
     use super::*;
 
-    /// Every time lies in its bucket, buckets follow each other without gaps, and none is wider than an eighth.
+    /// Every time lies in its bucket, buckets follow each other without gaps, and none is wider than an eighth of its times.
     #[test]
     fn buckets() {
         let mut from = 0;
@@ -503,7 +503,7 @@ mod tests {
         assert!(from > 1_000_000_000_000, "more than a thousand seconds have a bucket");
     }
 
-    /// A thread's events add up, and what is unpaired adds nothing.
+    /// A thread's events add up, and unpaired events add nothing.
     #[test]
     fn events() {
         let mut t = GvlThread::blank();
@@ -514,21 +514,21 @@ mod tests {
         assert_eq!(t.resumed(1_000_260), Step::Paired(10));
         assert_eq!((t.waits, t.wait_ns, t.wait_max_ns), (2, 1_000_010, 1_000_000));
         assert_eq!((t.holds, t.hold_ns, t.hold_max_ns, t.aways, t.away_ns), (1, 50, 50, 1, 100));
-        // A resume that was not seen to be waited for; the hold that it begins counts all the same.
+        // A resume whose request was not seen; the hold that it begins counts all the same.
         assert_eq!(t.resumed(1_000_300), Step::Orphan);
         assert_eq!(t.suspended(1_000_310), Step::Paired(10));
         assert_eq!(t.waits, 2);
-        // A suspension that was called off: it went on holding.
+        // A suspension that was called off: the thread continued to hold the GVL.
         assert_eq!(t.suspended(1_000_330), Step::Continued);
         assert_eq!((t.holds, t.hold_ns), (2, 80));
-        // Two readies: the time in between is nobody's.
+        // Two requests: the time between them is not counted.
         assert_eq!(t.ready(1_000_340), Step::Paired(10));
         assert_eq!(t.ready(1_000_350), Step::Orphan);
         assert_eq!(t.suspended(1_000_360), Step::Orphan);
         assert_eq!((t.waits, t.holds), (2, 2));
     }
 
-    /// What a native thread does follows from what its thread does with the GVL, and the parts add up.
+    /// The times of a native thread are split by the GVL state of its thread, and the parts add up.
     #[test]
     fn parts() {
         let mut task = GvlTask { since_ns: 100, ..GvlTask::default() };
@@ -553,7 +553,7 @@ mod tests {
         assert_eq!(t.split.as_flattened().iter().sum::<u64>(), 350 - 100);
     }
 
-    /// What of a hold lies in a wait.
+    /// The part of a hold that lies in a wait.
     #[test]
     fn overlaps() {
         let hold = |begin_ns, end_ns| GvlHold { begin_ns, end_ns, holder: GvlHolder::default() };

@@ -1,24 +1,24 @@
-//! Jobs of Sidekiq: what a thread does with each that it fetches from Redis.
+//! Sidekiq jobs: what a thread does with each job that it fetches from Redis.
 
 #[cfg(feature = "user")]
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 use crate::{event::Header, gvl::OwnTimes};
 
-/// First bytes of a reply that are kept.
+/// Maximum number of bytes kept from the start of a reply.
 pub const HEAD_BYTES: usize = 1024;
-/// Last bytes of a longer reply that are kept.
+/// Maximum number of bytes kept from the end of a longer reply.
 pub const TAIL_BYTES: usize = 512;
-/// First bytes of a command that are looked at: `*3\r\n$5\r\nbrpop\r\n`, with up to three digits.
+/// Number of bytes of a command that are checked: `*3\r\n$5\r\nbrpop\r\n`, with up to three digits.
 pub const COMMAND_BYTES: usize = 17;
 /// Entries of the map of threads that fetch jobs.
 pub const MAX_FETCHERS: u32 = 2048;
-/// Stands for a port where there is none.
+/// Stands for the port of an address that has none.
 pub const NO_PORT: u32 = u32::MAX;
-/// Stands for the parser in [`Serving`](crate::request::Serving) of a thread that runs a job.
+/// Value of the parser in [`Serving`](crate::request::Serving) for a thread that runs a job.
 pub const JOB: u64 = 1;
 
-/// What a probe of a Sidekiq process is at; the attach cookie.
+/// Where a probe of a Sidekiq process is; the attach cookie.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum JobPoint {
@@ -26,25 +26,25 @@ pub enum JobPoint {
     Send = 0,
     /// A call of `recv(fd, buffer, length, flags)`.
     Receive = 1,
-    /// The jump behind it that tests what it has returned.
+    /// The jump after that call that tests its result.
     Received = 2,
     /// A call of `connect(fd, address, length)`.
     Connect = 3,
-    /// A call of `pthread_setname_np`: the first thing that a Ruby thread does. Up to 3.2 a native thread runs one after the other.
+    /// A call of `pthread_setname_np`: the first action of a Ruby thread. Up to 3.2 a native thread runs several Ruby threads in succession.
     Name = 4,
 }
 
-/// What a thread that fetches jobs is doing.
+/// The state of a thread that fetches jobs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 pub enum FetchState {
-    /// Nothing that is known.
+    /// Nothing known.
     Idle = 0,
-    /// It has asked for a job.
+    /// It has requested a job.
     Asked = 1,
-    /// It runs one, and may still receive the rest of the reply that brought it.
+    /// It runs a job, and may still receive the rest of the reply that brought it.
     Receiving = 2,
-    /// It runs one.
+    /// It runs a job.
     Running = 3,
 }
 
@@ -53,32 +53,32 @@ pub enum FetchState {
 #[cfg_attr(feature = "user", derive(FromBytes, Immutable, IntoBytes, KnownLayout))]
 #[repr(C)]
 pub struct Fetcher {
-    /// Where a call of `recv` puts what it receives of the reply; 0: there is no such call.
+    /// Buffer of the current call of `recv` that receives part of the reply, address in the process; 0: there is no such call.
     pub buffer: u64,
-    /// Bytes of the reply so far.
+    /// Number of bytes of the reply received so far.
     pub total: u64,
     /// Thread group id.
     pub tgid: u32,
     /// A [`FetchState`].
     pub state: u32,
-    /// The descriptor on which it has asked.
+    /// The descriptor on which it requested the job.
     pub fd: u32,
-    /// The port to which it connected last since its job began, in network byte order, plus 1; of another address than one of TCP
-    /// [`NO_PORT`]; 0: it did not.
+    /// The port to which it last connected since its job began, in network byte order, plus 1; [`NO_PORT`] if the address was not a TCP
+    /// address; 0: it has not connected.
     pub connected: u32,
-    /// Bytes of `head`.
+    /// Number of valid bytes in `head`.
     pub head_len: u32,
-    /// Bytes of `tail`.
+    /// Number of valid bytes in `tail`.
     pub tail_len: u32,
-    /// Bytes of `before`.
+    /// Number of valid bytes in `before`.
     pub before_len: u32,
     /// See [`JobEvent::reconnected`].
     pub reconnected: u32,
-    /// First bytes of the reply. What lies beyond `head_len` is undefined.
+    /// First bytes of the reply; undefined beyond `head_len`.
     pub head: [u8; HEAD_BYTES],
-    /// Last bytes of its last piece, if it is longer. What lies beyond `tail_len` is undefined.
+    /// Last bytes of the reply's last piece, if `head` does not hold the whole reply; undefined beyond `tail_len`.
     pub tail: [u8; TAIL_BYTES],
-    /// Last bytes of the piece before. What lies beyond `before_len` is undefined.
+    /// Last bytes of the piece before; undefined beyond `before_len`.
     pub before: [u8; TAIL_BYTES],
 }
 
@@ -87,9 +87,9 @@ pub struct Fetcher {
 #[cfg_attr(feature = "user", derive(FromBytes, Immutable, IntoBytes, KnownLayout))]
 #[repr(C)]
 pub struct JobEvent {
-    /// Common head; `point` is a [`RequestEnd`](crate::request::RequestEnd), `ts_ns` when it ended.
+    /// Common head; `point` is a [`RequestEnd`](crate::request::RequestEnd), `ts_ns` the end of the job.
     pub header: Header,
-    /// When its reply came, nanoseconds as in the header.
+    /// When the job's reply arrived, nanoseconds as in the header.
     pub begin_ns: u64,
     /// See [`RequestEvent::pause_ns`](crate::request::RequestEvent::pause_ns).
     pub pause_ns: u64,
@@ -101,21 +101,21 @@ pub struct JobEvent {
     pub alloc_slots: u64,
     /// See [`RequestEvent::alloc_bytes`](crate::request::RequestEvent::alloc_bytes).
     pub alloc_bytes: u64,
-    /// Bytes of the reply.
+    /// Number of bytes of the reply.
     pub total: u64,
-    /// 1: its thread connected to the port of Redis meanwhile, so it may have waited for Redis before it asked for the next one.
+    /// 1: the thread connected to the port of Redis during the job, so it may have waited for Redis before it requested the next job.
     pub reconnected: u32,
-    /// Bytes of `head`.
+    /// Number of valid bytes in `head`.
     pub head_len: u32,
-    /// Bytes of `tail`.
+    /// Number of valid bytes in `tail`.
     pub tail_len: u32,
-    /// Bytes of `before`.
+    /// Number of valid bytes in `before`.
     pub before_len: u32,
     /// First bytes of the reply; undefined beyond `head_len`.
     pub head: [u8; HEAD_BYTES],
-    /// Last bytes of its last piece, if it is longer; undefined beyond `tail_len`.
+    /// Last bytes of the reply's last piece, if `head` does not hold the whole reply; undefined beyond `tail_len`.
     pub tail: [u8; TAIL_BYTES],
-    /// Last bytes of the piece before, if the last one is shorter than `tail`; undefined beyond `before_len`.
+    /// Last bytes of the piece before, if the last piece is shorter than `tail`; undefined beyond `before_len`.
     pub before: [u8; TAIL_BYTES],
 }
 

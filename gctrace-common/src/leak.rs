@@ -1,20 +1,20 @@
-//! `gctrace heap --leaks`: which objects were allocated where, and whether they are still there.
+//! `gctrace heap --leaks`: which objects were allocated where, and whether they still exist.
 //!
-//! At a refill a thread takes the list of free slots of a heap page because it needs one: its object gets the first slot of the list. The
-//! stack at some refills is taken, and the slot is followed. A slot is handed out again only by another refill of the same page, and only
+//! At a refill a thread takes the list of free slots of a heap page because it needs a slot: its object gets the first slot of the list.
+//! At some refills the stack is taken and the slot is followed. A slot is handed out again only by another refill of the same page, and only
 //! if it was freed before, which sets its flags to zero (`heap_page_add_freeobj`, gc.c up to 3.3, gc/default/default.c from 3.4 on). So
-//! its flags are looked at in each refill of its page: as long as they were never zero, the object in it is the one that was allocated
+//! its flags are checked at each refill of its page: as long as they were never zero, the slot still holds the object that was allocated
 //! there, unless the heap was compacted.
 
 #[cfg(feature = "user")]
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
-/// Slots of one page that are followed at a time, at most.
+/// Maximum number of followed slots per page.
 pub const LEAK_SLOTS: usize = 8;
-/// Pages with followed slots, at most.
+/// Maximum number of pages with followed slots.
 pub const MAX_LEAK_PAGES: u32 = 1 << 16;
 
-/// The process that is looked at.
+/// The process that is watched.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[cfg_attr(feature = "user", derive(FromBytes, Immutable, IntoBytes, KnownLayout))]
 #[repr(C)]
@@ -27,11 +27,11 @@ pub struct LeakTarget {
     pub tgid: u32,
     /// Mask of the GC mode inside `flags`.
     pub mode_mask: u32,
-    /// How far the mode is shifted.
+    /// First bit of the GC mode inside `flags`.
     pub mode_shift: u32,
-    /// Bytes of a heap page, a power of two, to which it is aligned.
+    /// Size of a heap page, bytes: a power of two, which is also its alignment.
     pub page: u32,
-    /// A refill is drawn if a random number has none of these bits; 0: each is.
+    /// A refill is sampled if a random number has none of these bits set; 0: every refill is sampled.
     pub mask: u32,
     /// Byte offset of `freelist` in `struct heap_page`.
     pub freelist: u32,
@@ -42,22 +42,22 @@ pub struct LeakTarget {
 #[cfg_attr(feature = "user", derive(FromBytes, Immutable, IntoBytes, KnownLayout))]
 #[repr(C)]
 pub struct LeakSlot {
-    /// Its address; 0: none.
+    /// Its address; 0: the slot is unused.
     pub address: u64,
     /// When it was allocated, nanoseconds.
     pub ts_ns: u64,
 }
 
-/// Entry of the `LEAK_PAGES` map, keyed by the address that the page is aligned to.
+/// Entry of the `LEAK_PAGES` map, keyed by the page's aligned address.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[cfg_attr(feature = "user", derive(FromBytes, Immutable, IntoBytes, KnownLayout))]
 #[repr(C)]
 pub struct LeakPage {
-    /// What is followed of it.
+    /// The followed objects of the page.
     pub slots: [LeakSlot; LEAK_SLOTS],
 }
 
-/// What is counted.
+/// Counters of `gctrace heap --leaks`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 #[repr(u32)]
 pub enum LeakCount {
@@ -65,28 +65,28 @@ pub enum LeakCount {
     Hits = 0,
     /// Hits of other processes that run the same file.
     OtherHits,
-    /// Hits on another path, where there is no page.
+    /// Hits on another path, which has no page.
     NoPage,
-    /// Refills whose page could not be read: what is followed of that page is not known any more.
+    /// Refills whose page could not be read: the state of the followed objects of that page is no longer known.
     Unread,
-    /// Refills of which the object was drawn.
+    /// Refills whose object was sampled.
     Drawn,
-    /// Of those, followed.
+    /// Sampled objects that are followed.
     Followed,
-    /// Not followed, because enough of the page are.
+    /// Sampled objects not followed because the page already has [`LEAK_SLOTS`].
     PageFull,
-    /// Not followed, because enough pages are.
+    /// Sampled objects not followed because the map of pages was full.
     MapFull,
-    /// Not followed, because what is first in the list of free slots is not free.
+    /// Sampled objects not followed because the first slot of the list of free slots is not free.
     NotFree,
     /// Followed objects that were freed.
     Freed,
-    /// Followed objects that could not be read any more.
+    /// Followed objects that could no longer be read.
     Gone,
 }
 
 impl LeakCount {
-    /// All, in the order of their number.
+    /// All counters, in the order of their numbers.
     pub const ALL: [Self; 11] = [
         Self::Hits,
         Self::OtherHits,

@@ -75,7 +75,7 @@ mod tests {
         }
     }
 
-    /// The hash covers every file but this one, which has the list, and the one that only user space compiles.
+    /// The hash covers every file except this one, which has the list, and the one that only user space compiles.
     #[test]
     fn hash_covers_every_file() {
         let src = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");

@@ -1,6 +1,7 @@
 //! `gctrace malloc`: memory that CRuby allocates for its objects (`ruby_xmalloc` and its relatives, gc.c), counted in the kernel, and
-//! under which stacks: of a call of `size` bytes a stack is taken with the probability `size / period` (at most 1), whatever came before
-//! it. Such a call stands for `1 / probability` calls (Horvitz and Thompson's estimator), so that the expectation of every sum is the sum.
+//! the stacks it is allocated under: the stack of a call of `size` bytes is taken with the probability `size / period` (at most 1),
+//! independently of earlier calls. Such a call stands for `1 / probability` calls (Horvitz and Thompson's estimator), so that the expectation
+//! of every sum is the sum.
 
 #[cfg(feature = "user")]
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
@@ -9,9 +10,9 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 #[repr(u8)]
 pub enum MallocPlace {
-    /// `malloc` has returned: its result is in rax, its size in the register of the cookie.
+    /// `malloc` has returned: its result is in rax, the size in the register that the cookie names.
     Malloc = 0,
-    /// The same of `calloc(1, size)`.
+    /// The same for `calloc(1, size)`.
     Calloc = 1,
     /// `realloc` is about to be called: pointer in rdi, size in rsi.
     ReallocBegin = 2,
@@ -21,12 +22,12 @@ pub enum MallocPlace {
     Free = 4,
 }
 
-/// The attach cookie of a probe: bits 3..0 the place, 11..8 the hardware number of the register with the size (x86-64 encoding order).
+/// The attach cookie of a probe: bits 3..0 the place, 11..8 the hardware number of the register that holds the size (x86-64 encoding order).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MallocCookie {
     /// A [`MallocPlace`].
     pub place: u8,
-    /// The register.
+    /// Hardware number of the register that holds the size.
     pub size: u8,
 }
 
@@ -43,18 +44,18 @@ impl MallocCookie {
     }
 }
 
-/// Size classes: class n holds sizes above 2^(n-1), up to 2^n bytes.
+/// Number of size classes: class n holds sizes above 2^(n-1), up to 2^n bytes.
 pub const MALLOC_CLASSES: u32 = 64;
-/// Ages: collections between allocation and free; the last one stands for all that are higher.
+/// Number of ages: collections between allocation and free; the last age stands for all higher ones, too.
 pub const MALLOC_AGES: u32 = 34;
-/// Functions whose calls are added up by size: `malloc`, `calloc`, `realloc`.
+/// Number of functions whose calls are added up by size: `malloc`, `calloc`, `realloc`.
 pub const MALLOC_FUNCTIONS: u32 = 3;
-/// Allocations that are followed at a time, at most.
+/// Maximum number of allocations that are followed at a time.
 pub const MAX_MALLOC_LIVE: u32 = 1 << 18;
-/// Threads in `realloc` at a time, at most.
+/// Maximum number of threads in `realloc` at a time.
 pub const MAX_MALLOC_PENDING: u32 = 1024;
 
-/// The size class of a size, bytes.
+/// The size class of a size in bytes.
 #[inline]
 pub const fn malloc_class(size: u64) -> u32 {
     if size <= 1 {
@@ -69,14 +70,14 @@ pub const fn malloc_class_limit(class: u32) -> u64 {
     1 << class
 }
 
-/// The age of what was allocated when `GC.count` was `born` and is freed when it is `now`.
+/// The age of memory that was allocated when `GC.count` was `born` and is freed when it is `now`.
 #[inline]
 pub const fn malloc_age(born: u64, now: u64) -> u32 {
     let age = now.wrapping_sub(born);
     if age < MALLOC_AGES as u64 { age as u32 } else { MALLOC_AGES - 1 }
 }
 
-/// What is counted beside sizes and ages.
+/// Counters in addition to sizes and ages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 #[repr(u32)]
 pub enum MallocCount {
@@ -88,28 +89,28 @@ pub enum MallocCount {
     Failed,
     /// Allocations that are followed.
     Followed,
-    /// Allocations that are not, because too many are already.
+    /// Allocations not followed because the map of followed memory was full.
     Overflow,
-    /// Allocations that are not, because `GC.count` could not be read.
+    /// Allocations not followed because `GC.count` could not be read.
     Unread,
     /// Calls of `free`.
     Frees,
-    /// Of those, of memory that is not followed: it was allocated before, by other means, or is one of the above.
+    /// Calls of `free` with memory that is not followed: it was allocated before, by other means, or is one of the above.
     FreesUnknown,
     /// Followed memory whose free was not seen: its address was handed out again.
     Replaced,
     /// Calls of `realloc` with memory that is not followed.
     ReallocsUnknown,
-    /// Calls of `realloc` whose begin, or end, was not seen.
+    /// Calls of `realloc` whose start or end was not seen.
     ReallocsUnpaired,
-    /// Followed memory that was given up because of that, or because `GC.count` could not be read.
+    /// Followed memory that is no longer followed for that reason, or because `GC.count` could not be read.
     Lost,
-    /// Calls whose stack was to be taken; its bytes are what they stand for ([`malloc_stands_for`]).
+    /// Calls whose stack was to be taken; the bytes are those that they stand for ([`malloc_stands_for`]).
     Sampled,
 }
 
 impl MallocCount {
-    /// All, in the order of their number.
+    /// All counters, in the order of their numbers.
     pub const ALL: [Self; 13] = [
         Self::Hits,
         Self::OtherHits,
@@ -139,7 +140,7 @@ pub const fn malloc_age_index(class: u32, age: u32) -> u32 {
     MALLOC_FUNCTIONS * MALLOC_CLASSES + class * MALLOC_AGES + age
 }
 
-/// Index of the tally of a count, which uses `calls` only, but for [`MallocCount::Sampled`].
+/// Index of the tally of a counter; only `calls` is used, except for [`MallocCount::Sampled`].
 #[inline]
 pub const fn malloc_count_index(count: MallocCount) -> u32 {
     MALLOC_FUNCTIONS * MALLOC_CLASSES + MALLOC_CLASSES * MALLOC_AGES + count as u32
@@ -149,18 +150,18 @@ pub const fn malloc_count_index(count: MallocCount) -> u32 {
 pub const MALLOC_TALLIES: u32 =
     MALLOC_FUNCTIONS * MALLOC_CLASSES + MALLOC_CLASSES * MALLOC_AGES + MallocCount::ALL.len() as u32;
 
-/// Calls and the bytes that they asked for.
+/// A number of calls and the bytes that they requested.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[cfg_attr(feature = "user", derive(FromBytes, Immutable, IntoBytes, KnownLayout))]
 #[repr(C)]
 pub struct MallocTally {
-    /// Calls.
+    /// Number of calls.
     pub calls: u64,
-    /// Bytes.
+    /// Number of bytes.
     pub bytes: u64,
 }
 
-/// The process that is looked at.
+/// The process that is watched.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[cfg_attr(feature = "user", derive(FromBytes, Immutable, IntoBytes, KnownLayout))]
 #[repr(C)]
@@ -169,19 +170,19 @@ pub struct MallocTarget {
     pub gc_count: u64,
     /// Address of the `flags` word of its objspace.
     pub flags: u64,
-    /// Bytes per stack, on average ([`malloc_is_sampled`]); 0: no stacks are taken.
+    /// Average number of bytes per stack ([`malloc_is_sampled`]); 0: no stacks are taken.
     pub period: u64,
     /// Its thread group id.
     pub tgid: u32,
     /// Mask of the GC mode inside `flags`.
     pub mode_mask: u32,
-    /// How far the mode is shifted.
+    /// First bit of the GC mode inside `flags`.
     pub mode_shift: u32,
     /// Zero.
     pub reserved: u32,
 }
 
-/// The highest period: with it and a size below it, products have 64 bits.
+/// The longest period: products of such a period and a smaller size fit in 64 bits.
 pub const MAX_MALLOC_PERIOD: u64 = 1 << 30;
 
 /// Whether the stack of a call is taken. `random` is uniform, `period` at most [`MAX_MALLOC_PERIOD`] and not 0.
@@ -190,26 +191,26 @@ pub const fn malloc_is_sampled(random: u32, size: u64, period: u64) -> bool {
     size >= period || random as u64 * period < at_least_one(size) << 32
 }
 
-/// Of all 2³² random numbers, how many let the stack of a call of that size be taken.
+/// For how many of all 2³² random numbers the stack of a call of that size is taken.
 #[inline]
 pub const fn malloc_threshold(size: u64, period: u64) -> u64 {
     if size >= period { 1 << 32 } else { (at_least_one(size) << 32).div_ceil(period) }
 }
 
-/// The bytes that a call stands for whose stack is taken: its own by their probability.
+/// The number of bytes that a call whose stack is taken stands for: its own size divided by its probability.
 #[inline]
 pub const fn malloc_stands_for(size: u64, period: u64) -> u64 {
     if size >= period { size } else { period }
 }
 
-/// CRuby asks for at least one byte; a size of 0 would never be seen.
+/// CRuby requests at least one byte; a size of 0 would never be sampled.
 const fn at_least_one(size: u64) -> u64 {
     if size == 0 { 1 } else { size }
 }
 
 /// A number that changes whenever the VM may have freed or moved objects, as
-/// [`StackEvent::epoch`](crate::stack::StackEvent::epoch) does: `GC.count` grows where a collection begins, before it marks, and objects
-/// are freed from the end of marking to the end of the sweep. Each cycle counts as a major one: which it is, is not looked at.
+/// [`StackEvent::epoch`](crate::stack::StackEvent::epoch) does: `GC.count` grows when a collection begins, before it marks, and objects
+/// are freed between the end of marking and the end of the sweep. Each cycle counts as a major one, because its kind is not checked.
 #[inline]
 pub const fn malloc_epoch(gc_count: u64, mode: u32) -> u64 {
     let twice = gc_count.wrapping_mul(2);
@@ -222,38 +223,38 @@ pub const fn malloc_epoch(gc_count: u64, mode: u32) -> u64 {
     events.wrapping_mul(crate::stack::MAJOR_EPOCH + 1)
 }
 
-/// Memory that is followed, by its address.
+/// Followed memory, keyed by its address.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[cfg_attr(feature = "user", derive(FromBytes, Immutable, IntoBytes, KnownLayout))]
 #[repr(C)]
 pub struct MallocBlock {
-    /// Bytes that were asked for, last.
+    /// Number of bytes last requested.
     pub size: u64,
-    /// `GC.count` when it was allocated first.
+    /// `GC.count` when it was first allocated.
     pub born: u64,
-    /// When the stack of the call was taken that has given it its size, nanoseconds; 0: none was.
+    /// When the stack of the call that gave it its size was taken, nanoseconds; 0: it was not.
     pub sampled_ns: u64,
-    /// The thread of that call.
+    /// The thread that made that call.
     pub tid: u32,
     /// Zero.
     pub reserved: u32,
 }
 
-/// A thread is in `realloc`.
+/// A call of `realloc` under way.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[cfg_attr(feature = "user", derive(FromBytes, Immutable, IntoBytes, KnownLayout))]
 #[repr(C)]
 pub struct MallocPending {
-    /// The pointer that was passed.
+    /// The pointer passed to it.
     pub pointer: u64,
-    /// The size that is wanted.
+    /// The size requested.
     pub size: u64,
-    /// What was known of it.
+    /// What was known about the memory.
     pub block: MallocBlock,
 }
 
 impl MallocPending {
-    /// `born` of memory that was not followed.
+    /// [`MallocBlock::born`] of memory that was not followed.
     pub const UNKNOWN: u64 = u64::MAX;
 }
 
@@ -281,7 +282,7 @@ mod tests {
         assert_eq!((malloc_age(0, 1 << 40), malloc_age(9, 7)), (MALLOC_AGES - 1, MALLOC_AGES - 1));
     }
 
-    /// No two tallies share an index, and all fit.
+    /// No two tallies share an index, and all indices are in range.
     #[test]
     fn indices() {
         assert_eq!(malloc_size_index(2, 63) + 1, malloc_age_index(0, 0));
@@ -292,7 +293,7 @@ mod tests {
         }
     }
 
-    /// The probability is that of the size, exactly where the period is a power of two; and sizes above the period are always taken.
+    /// The probability is proportional to the size, exactly if the period is a power of two; and sizes above the period are always sampled.
     #[test]
     fn probability() {
         for size in [1, 40, 4095, 65_535] {
@@ -310,7 +311,7 @@ mod tests {
         }
     }
 
-    /// Nothing is freed within one epoch: it is another one from the end of marking on, and from the end of the sweep on.
+    /// Nothing is freed within one epoch: a new one begins at the end of marking, and another at the end of the sweep.
     #[test]
     fn epochs() {
         let [marking, sweeping, none] = [1, 2, 0].map(|mode| malloc_epoch(7, mode));

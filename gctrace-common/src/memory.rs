@@ -1,5 +1,5 @@
 //! The memory counters of a process, as the kernel keeps them in `struct mm_struct`: where they are (from the kernel's BTF)
-//! and what was read at an event.
+//! and their values at an event.
 
 #[cfg(feature = "user")]
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
@@ -15,9 +15,9 @@ pub const MM_SWAP: usize = 2;
 /// Index of `MM_SHMEMPAGES`: shared memory and tmpfs.
 pub const MM_SHMEM: usize = 3;
 
-/// Possible CPUs up to which the parts of a counter are summed up at an event; each costs two helper calls.
+/// Maximum number of possible CPUs for which the parts of a counter are summed up at an event; each costs two helper calls.
 pub const MAX_SUMMED_CPUS: u32 = 256;
-/// Largest `sizeof(struct percpu_counter)` that is understood.
+/// Largest supported `sizeof(struct percpu_counter)`.
 pub const MAX_COUNTER_BYTES: u32 = 64;
 
 /// Where the counters are. Offsets are in bytes.
@@ -25,25 +25,25 @@ pub const MAX_COUNTER_BYTES: u32 = 64;
 #[cfg_attr(feature = "user", derive(FromBytes, Immutable, IntoBytes, KnownLayout))]
 #[repr(C)]
 pub struct MemoryLayout {
-    /// One of the constants: how a counter is kept.
+    /// How a counter is kept: one of the constants below.
     pub shape: u32,
-    /// Of `mm` in `task_struct`.
+    /// Offset of `mm` in `task_struct`.
     pub task_mm: u32,
-    /// Of `rss_stat` in `mm_struct`.
+    /// Offset of `rss_stat` in `mm_struct`.
     pub counters: u32,
-    /// Of `hiwater_rss` there.
+    /// Offset of `hiwater_rss` in `mm_struct`.
     pub peak: u32,
-    /// [`MemoryLayout::WORDS`]: of the counts in `task_struct` that the thread has not added yet (`rss_stat.count`), or 0
-    /// where the kernel keeps none.
+    /// [`MemoryLayout::WORDS`]: offset, in `task_struct`, of the counts that the thread has not added yet (`rss_stat.count`), or 0
+    /// if the kernel keeps none.
     pub pending: u32,
-    /// From counter to counter (`sizeof(struct percpu_counter)`), at most [`MAX_COUNTER_BYTES`]; not for
+    /// Distance between two counters (`sizeof(struct percpu_counter)`), at most [`MAX_COUNTER_BYTES`]; not used for
     /// [`MemoryLayout::WORDS`].
     pub stride: u32,
-    /// Of `count` in `struct percpu_counter`.
+    /// Offset of `count` in `struct percpu_counter`.
     pub count: u32,
-    /// [`MemoryLayout::PER_CPU`]: of `counters` there, the per-CPU pointer to the parts.
+    /// [`MemoryLayout::PER_CPU`]: offset of `counters` in `struct percpu_counter`, the per-CPU pointer to the parts.
     pub parts: u32,
-    /// [`MemoryLayout::PER_CPU`]: of `pptrs` in `struct bpf_array`.
+    /// [`MemoryLayout::PER_CPU`]: offset of `pptrs` in `struct bpf_array`.
     pub array_parts: u32,
     /// [`MemoryLayout::PER_CPU`]: the possible CPUs are those below this number, at most [`MAX_SUMMED_CPUS`].
     pub cpus: u32,
@@ -56,20 +56,20 @@ impl MemoryLayout {
     pub const WORDS: u32 = 1;
     /// Four `struct percpu_counter` (from Linux 6.2 on); the parts of all CPUs are added.
     pub const PER_CPU: u32 = 2;
-    /// The same, but the parts cannot be read: what CPUs have not added to the counts yet is missing.
+    /// The same, but the parts cannot be read: amounts that CPUs have not added to the counts yet are missing.
     pub const COUNTS: u32 = 3;
 }
 
-/// What was read at an event, in pages.
+/// The counters read at an event, in pages.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[cfg_attr(feature = "user", derive(FromBytes, Immutable, IntoBytes, KnownLayout))]
 #[repr(C)]
 pub struct MemoryPages {
-    /// The counters, by the constants of this module. They can be negative for a moment, where the kernel says 0.
+    /// The counters, indexed by the constants of this module. They can be negative for a moment; the kernel then reports 0.
     pub counters: [i64; MEMORY_COUNTERS],
-    /// `hiwater_rss`: the highest resident size that the kernel has noted. It does so only when the process is about to give memory back.
+    /// `hiwater_rss`: the highest resident size that the kernel has recorded, which it does only when the process is about to release memory.
     pub peak: u64,
-    /// One of the constants: whether there is a reading, and of what quality.
+    /// Whether the counters were read, and how exactly: one of the constants below.
     pub source: u64,
 }
 
@@ -78,7 +78,7 @@ impl MemoryPages {
     pub const NONE: u64 = 0;
     /// All parts of all counters.
     pub const WHOLE: u64 = 1;
-    /// Without what CPUs have not added yet.
+    /// Without the amounts that CPUs have not added yet.
     pub const APPROXIMATE: u64 = 2;
 
     /// Resident pages: anonymous ones, those of files, and shared memory.
@@ -87,7 +87,7 @@ impl MemoryPages {
         self.count(MM_FILE) + self.count(MM_ANON) + self.count(MM_SHMEM)
     }
 
-    /// A counter as the kernel tells it: never below 0.
+    /// A counter as the kernel reports it: never below 0.
     #[must_use]
     pub fn count(&self, counter: usize) -> u64 {
         self.counters.get(counter).map_or(0, |count| (*count).max(0).cast_unsigned())

@@ -11,7 +11,7 @@ use crate::{
     request::{Serving, SocketLayout},
 };
 
-/// Marks types as plain data, if the compiler agrees: any bit pattern is a value, no byte is padding, nothing is shared.
+/// Marks types as plain data, if the compiler agrees: any bit pattern is a value, there is no padding and no interior mutability.
 macro_rules! pod {
     ($($name:ty),* $(,)?) => {$(
         const _: () = {

@@ -1,7 +1,7 @@
 //! Pairing of `GC_ENTER` and `GC_EXIT` on one thread: a pure state machine, run by the BPF programs on a map entry
 //! keyed by thread and by the host tests on plain values.
 
-/// The pause of one thread. Entries outlive their pauses (depth 0): opening one in place is much cheaper than inserting
+/// The pause of one thread. Entries outlive their pauses (depth 0): reusing an entry in place is much cheaper than inserting
 /// and deleting a map entry for every pause.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C)]
@@ -10,11 +10,11 @@ pub struct Scope {
     pub sp: u64,
     /// Time of the outermost `GC_ENTER`, nanoseconds.
     pub begin_ns: u64,
-    /// Time of `GC_START` inside, or 0.
+    /// Time of `GC_START` inside the pause, nanoseconds, or 0.
     pub start_ns: u64,
-    /// Time of the last `GC_END_MARK` inside, or 0.
+    /// Time of the last `GC_END_MARK` inside the pause, nanoseconds, or 0.
     pub end_mark_ns: u64,
-    /// Time of the last `GC_END_SWEEP` inside, or 0.
+    /// Time of the last `GC_END_SWEEP` inside the pause, nanoseconds, or 0.
     pub end_sweep_ns: u64,
     /// `profile.count` at the outermost `GC_ENTER`.
     pub count: u64,
@@ -37,7 +37,7 @@ const _: () = assert!(size_of::<Scope>() == 72);
 pub enum Reenter {
     /// No pause is open: a new one begins.
     Fresh,
-    /// It is called from inside the open pause.
+    /// It comes from inside the open pause.
     Nested,
     /// The open pause is stale: the stack has unwound past it (an exception left the GC), so its exit never comes.
     Stale,
@@ -48,7 +48,7 @@ pub enum Reenter {
 pub enum Leave {
     /// No pause is open: the enter was not seen.
     Orphan,
-    /// A nested enter was left; the pause goes on.
+    /// The exit of a nested enter; the pause continues.
     Inner,
     /// The pause ends.
     Outermost,

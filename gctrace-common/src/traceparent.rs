@@ -1,36 +1,36 @@
-//! The `traceparent` header in the head of a request (W3C Trace Context, Level 1 and 2, sections 3.2 and 4): the search for it, and whether its
-//! value is valid. The kernel side does both, so that for this no other header leaves the server's memory.
+//! The `traceparent` header in the head of a request (W3C Trace Context, Level 1 and 2, sections 3.2 and 4): the search for it, and the check of
+//! its value. The kernel side does both, so that no other header leaves the server's memory for this purpose.
 //!
-//! Lines end by CR LF, as Puma has it since 5.5.1: a lone LF is a part of a value, where what looks like a header is none. What comes in pieces, and
-//! other servers, are in [`pieces`].
+//! Lines end with CR LF, as in Puma since 5.5.1: a lone LF is part of a value, and what follows it is not a header, even if it looks like one.
+//! Heads that arrive in pieces, and other servers, are handled in [`pieces`].
 
 #![allow(clippy::inline_always, reason = "a call costs a BPF program a frame of its stack")]
 
 pub mod pieces;
 
-/// Bytes of a head that are looked at in one go.
+/// Number of bytes of a head that are searched at a time.
 pub const CHUNK_BYTES: usize = CHUNK_WORDS * 8;
 /// The same in words of 8 bytes, little-endian.
 pub const CHUNK_WORDS: usize = 16;
-/// Of those, bytes at which a line can end whose successor is known: enough bytes follow each.
+/// Number of these bytes at which the end of a line can be decided, because enough bytes follow.
 pub const SEARCHED_BYTES: usize = SEARCHED_WORDS * 8;
 const SEARCHED_WORDS: usize = CHUNK_WORDS - 2;
-/// Bytes behind the CR of a line that are needed to tell whether the next one is the header: LF, `traceparent:`.
+/// Number of bytes after the CR of a line that decide whether the next line is the header: LF, `traceparent:`.
 pub const NAME_BYTES: usize = 13;
-/// Heads that are longer are not searched to their end.
+/// Longest head that is searched to its end.
 pub const MAX_HEAD_BYTES: u32 = 8 << 10;
 /// `00-` trace id `-` parent id `-` flags: 2, 32, 16 and 2 hexadecimal digits.
 pub const VALUE_BYTES: usize = 55;
-/// The same in words, with one byte more.
+/// The same in words, including one more byte.
 pub const VALUE_WORDS: usize = 7;
 
-/// What is known of the header of a request.
+/// What is known about the header of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 pub enum Traceparent {
-    /// The end of the head has not come, or was not looked for.
+    /// The end of the head has not arrived, or was not searched for.
     Unread = 0,
-    /// It has none.
+    /// The request has no such header.
     Absent = 1,
     /// It has one, which is valid.
     Valid = 2,
@@ -38,23 +38,24 @@ pub enum Traceparent {
     Invalid = 3,
 }
 
-/// What a part of a head has first: nothing that is looked for,
+/// Result of a search: neither the header nor the end of the head was found.
 pub const NOTHING: u64 = 1 << 8;
-/// or the end of the last line; else the header behind a line whose CR is at this byte, with LF and `traceparent:` behind it.
+/// Result of a search: the end of the last line was found. Any other result is the byte of the CR that precedes LF and `traceparent:`.
 pub const END: u64 = 1 << 9;
 
 const ONES: u64 = 0x0101_0101_0101_0101;
 const HIGHEST: u64 = 0x80 * ONES;
 const RETURN: u64 = b'\r' as u64;
 
-/// Which bytes are zeros, each as 0x80.
+/// Mask with 0x80 in each byte that is zero.
 #[inline(always)]
 const fn zeros(word: u64) -> u64 {
     const LOW: u64 = !HIGHEST;
     !(((word & LOW) + LOW) | word | LOW)
 }
 
-/// Looks for the ends of lines in [`SEARCHED_BYTES`] of a chunk. Bytes that have not come are zeros. `search_word` is [`search_word`], or calls it.
+/// Searches [`SEARCHED_BYTES`] of a chunk for the ends of lines. Bytes that have not arrived are zeros. `search_word` is [`search_word`], or
+/// calls it.
 #[inline(always)]
 pub fn search(chunk: &[u64; CHUNK_WORDS], search_word: impl Fn(u64, u64, u64) -> u64) -> u64 {
     let mut at = 0;
@@ -73,23 +74,23 @@ pub fn search(chunk: &[u64; CHUNK_WORDS], search_word: impl Fn(u64, u64, u64) ->
     NOTHING
 }
 
-/// The same in one word that two others follow.
+/// The same for one word, which `next` and `last` follow.
 #[inline(always)]
 pub fn search_word(word: u64, next: u64, last: u64) -> u64 {
     const FIRST: u64 = u64::from_le_bytes(*b"\ntracepa");
     const SECOND: u64 = u64::from_le_bytes(*b"rent:\0\0\0");
-    /// Bytes of the second word that count.
+    /// Bytes of the second word that are compared.
     const SECOND_BYTES: u64 = 0x00ff_ffff_ffff;
-    /// Bits by which letters differ in case.
+    /// Bits in which upper and lower case letters differ.
     const FIRST_CASE: u64 = 0x2020_2020_2020_2000;
     const SECOND_CASE: u64 = 0x2020_2020;
-    /// What follows the CR of the last line: LF, and an empty line.
+    /// The bytes after the CR of the last line: LF, and an empty line.
     const EMPTY: u64 = u32::from_le_bytes(*b"\n\r\n\0") as u64;
 
     let mut byte = 0;
     while byte < 8 {
         if word >> (byte * 8) & 0xff == RETURN {
-            // What follows it, 16 bytes of it at most. A shift by 64 bits is none.
+            // The bytes after it, at most 16. (A shift by 64 bits would shift nothing.)
             let (right, left) = (byte * 8 + 8, 56 - byte * 8);
             let (follows, rest) = if byte == 7 {
                 (next, last)
@@ -108,14 +109,14 @@ pub fn search_word(word: u64, next: u64, last: u64) -> u64 {
     NOTHING
 }
 
-/// Bytes of a chunk that need not be looked at again, if `there` have come and it has nothing.
+/// Number of bytes of a chunk that need not be searched again, if `there` bytes have arrived and nothing was found.
 #[inline]
 pub const fn passed(there: u32) -> u32 {
     let whole = there.saturating_sub(NAME_BYTES as u32);
     if whole > SEARCHED_BYTES as u32 { SEARCHED_BYTES as u32 } else { whole }
 }
 
-/// Bytes of a word that lie in these of the value, each as 0x80.
+/// Mask with 0x80 in each byte of word number `word` of the value whose byte number in the value is in `from..to`.
 const fn highest(word: usize, from: usize, to: usize) -> u64 {
     let mut mask = 0;
     let mut byte = 0;
@@ -128,22 +129,22 @@ const fn highest(word: usize, from: usize, to: usize) -> u64 {
     mask
 }
 
-/// Which bytes are at least this one, each as 0x80; their highest bit is ignored.
+/// Mask with 0x80 in each byte that is at least `least`; the highest bit of each byte is ignored.
 const fn at_least(word: u64, least: u8) -> u64 {
     ((word | HIGHEST) - ONES * least as u64) & HIGHEST
 }
 
-/// Whether a value is valid, of which these are the words; the last byte is what follows it. `more`: it goes on with a dash, which it may
-/// from version 01 on.
+/// Whether a value, given as its words, is valid; the last byte, which follows the value, is ignored. `more`: the value continues with a
+/// dash, which is allowed from version 01 on.
 ///
-/// Digits are lower case; the version is not `ff`; neither id is zeros. Without branches for each byte, whose ways the verifier would walk
-/// one by one.
+/// Digits must be lower case; the version must not be `ff`; neither id may be all zeros. There are no branches per byte, because the verifier
+/// would walk their paths one by one.
 pub fn is_valid(value: &[u64; VALUE_WORDS], more: bool) -> bool {
     is_valid_by_word(value, more, |word, _| word)
 }
 
-/// The same. `after` returns its first number; where the stack is small it makes the compiler believe that this takes the second one, which
-/// is what is known of all words before: else it works at all words at once.
+/// The same. `after` returns its first argument; if the BPF stack is small, it makes the compiler believe that the result depends on the second
+/// argument, which is what is known from all words before: otherwise the compiler processes all words at once.
 #[inline]
 pub fn is_valid_by_word(value: &[u64; VALUE_WORDS], more: bool, after: impl Fn(u64, u64) -> u64) -> bool {
     let seen = Seen { wrong: 0, trace: 0, parent: 0 };
@@ -162,17 +163,17 @@ pub fn is_valid_by_word(value: &[u64; VALUE_WORDS], more: bool, after: impl Fn(u
         && !(more && version == u64::from(u16::from_le_bytes(*b"00")))
 }
 
-/// Where the dashes of a value are.
+/// Positions of the dashes in a value.
 const DASHES: [usize; 3] = [2, 35, 52];
 
-/// What is known of the first words of a value: bits of what is wrong, and of digits of the two ids that are not `0`.
+/// What is known from the first words of a value: bits that are wrong, and bits of digits of the two ids that differ from `0`.
 struct Seen {
     wrong: u64,
     trace: u64,
     parent: u64,
 }
 
-/// Which bytes of one word are what, each as 0x80; constants, because they are computed byte by byte.
+/// Masks of the kinds of bytes in one word, with 0x80 for each; constants, because they are computed byte by byte.
 struct Places<const AT: usize>;
 
 impl<const AT: usize> Places<AT> {
@@ -204,7 +205,7 @@ impl Seen {
     }
 }
 
-/// The words of a value, and a zero.
+/// The words of a value, padded with a zero byte.
 pub fn words(value: &[u8; VALUE_BYTES]) -> [u64; VALUE_WORDS] {
     let mut words = [0; VALUE_WORDS];
     let mut at = 0;
@@ -232,7 +233,7 @@ mod tests {
         core::array::from_fn(|at| u64::from_le_bytes(padded[at * 8..at * 8 + 8].try_into().unwrap()))
     }
 
-    /// Offsets of all values, and whether the end was found: as the kernel side goes through a head whose pieces end here.
+    /// Offsets of all values, and whether the end was found: the way the kernel side searches a head whose pieces end at these offsets.
     fn walk(head: &[u8], pieces: &[usize]) -> (Vec<usize>, bool) {
         let (mut at, mut values) = (0, Vec::new());
         for &there in pieces {
@@ -273,7 +274,7 @@ mod tests {
         (values, false)
     }
 
-    /// Wherever the header is in a head, in whatever pieces it comes, it is found once; so is the end, and nothing behind it.
+    /// Wherever the header is in a head, and in whatever pieces the head arrives, it is found once; so is the end, and nothing after it.
     #[test]
     fn found_at_each_place() {
         for before in 0..300 {
@@ -294,7 +295,7 @@ mod tests {
         }
     }
 
-    /// Names that only look like it are none.
+    /// Names that only look similar are not found.
     #[test]
     fn other_names() {
         for line in [
@@ -308,7 +309,7 @@ mod tests {
             "trac\u{45}parent",
             " traceparent: v",
             "tracepar\u{0}nt:",
-            // A lone LF or CR ends no line.
+            // A lone LF or CR does not end a line.
             "x: a\ntraceparent: v",
             "x: a\rtraceparent: v",
             "x: a\n\nb\r\r\n\nc",
@@ -320,7 +321,7 @@ mod tests {
         assert_eq!(walk(twice, &[twice.len()]).0.len(), 2);
     }
 
-    /// Any bytes give what the plain search gives, in whatever pieces they come.
+    /// For any bytes, in whatever pieces they arrive, the result is that of the plain search.
     #[test]
     fn hostile() {
         let alphabet: &[&[u8]] = &[
@@ -360,7 +361,7 @@ mod tests {
     fn values() {
         let is_valid = |value: &[u8; VALUE_BYTES], more| {
             let (plain, mut words) = (is_valid(&words(value), more), words(value));
-            // What follows does not matter.
+            // The byte after the value does not matter.
             words[VALUE_WORDS - 1] |= 0xfe << 56;
             assert_eq!(is_valid(&words, more), plain);
             plain

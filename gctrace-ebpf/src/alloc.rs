@@ -1,4 +1,4 @@
-//! Refills: a thread takes the free slots of a heap page, in which it allocates until the next one.
+//! Refills: a thread takes the free slots of a heap page, in which it allocates until its next refill.
 
 use aya_ebpf::{
     helpers::{bpf_get_prandom_u32, bpf_ktime_get_ns},
@@ -23,7 +23,7 @@ use crate::{
 };
 
 /// One refill. The page's counter of free slots is about to be set to zero. The site may be a jump that is also reached on another
-/// path, where there is no page.
+/// path, on which there is no page.
 #[inline(always)]
 pub fn refill(ctx: &ProbeContext) {
     if closed() {
@@ -38,7 +38,7 @@ pub fn refill(ctx: &ProbeContext) {
         request::took_slots(admitted.tgid, admitted.tid, None);
         return count(Counter::RefillUnread);
     };
-    // Add, then read: a thread holds the GVL of its Ractor here. Where two Ractors come at the same time, the number of one record is
+    // Add, then read: a thread holds the GVL of its Ractor here. If two Ractors refill at the same time, the number of one record is
     // too high by one, and the last one is right.
     // SAFETY: a map value pointer, valid while the program runs, 8-byte aligned.
     let (seq, execs) = unsafe {
@@ -76,7 +76,7 @@ pub fn refill(ctx: &ProbeContext) {
     }
 }
 
-/// Whether the bytes since the last stack have reached their random number: each byte is as likely as any other to have its stack taken.
+/// Whether the bytes since the last stack have reached their random number: each byte is equally likely to have its stack taken.
 #[inline(always)]
 fn is_due(ruby: *mut RubyEntry, slots: u32, slot_size: u32) -> bool {
     let bytes = u64::from(slots) * u64::from(slot_size);
@@ -93,7 +93,7 @@ fn is_due(ruby: *mut RubyEntry, slots: u32, slot_size: u32) -> bool {
     true
 }
 
-/// The stack of the thread that asks for the object. Does not return if it can be walked.
+/// Takes the stack of the thread that needs a slot. Does not return if it can be walked.
 #[inline(always)]
 fn stack(ctx: &ProbeContext, admitted: &Admitted, ruby: *mut RubyEntry, ts_ns: u64) {
     count(Counter::RefillStacks);
@@ -114,7 +114,7 @@ fn stack(ctx: &ProbeContext, admitted: &Admitted, ruby: *mut RubyEntry, ts_ns: u
     );
 }
 
-/// Slots that are taken, and the bytes of each.
+/// Number of slots taken, and the size of each in bytes; `None` if they cannot be read.
 #[inline(always)]
 fn taken(admitted: &Admitted) -> Option<(u32, u32)> {
     let image = admitted.image;

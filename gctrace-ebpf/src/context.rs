@@ -1,5 +1,5 @@
-//! The span that is active on a thread, where its tracing library publishes it (OTEP 4947). The thread itself is interrupted or waits meanwhile, so
-//! that what it has published does not change.
+//! The active span of a thread, if its tracing library publishes it (OTEP 4947). The thread is interrupted or waits meanwhile, so
+//! what it has published does not change.
 
 use gctrace_common::{config::ThreadContextRecord, stack::StackEvent, stats::Counter};
 
@@ -8,7 +8,7 @@ use crate::{
     thread, usermem,
 };
 
-/// Notes the active span of the running thread in the head of its stack, if there is one.
+/// Stores the active span of the running thread in the head of its stack record, if there is one.
 ///
 /// # Safety
 /// The head must be this program's.

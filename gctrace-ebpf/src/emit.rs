@@ -1,4 +1,4 @@
-//! The only place that reserves and submits records, and counts what was lost.
+//! The only place that reserves and submits GC and lifecycle records and counts the lost ones.
 
 use aya_ebpf::{helpers::bpf_ktime_get_ns, maps::ring_buf::RingBufEntry};
 use gctrace_common::{
@@ -17,7 +17,7 @@ use crate::{
     spans,
 };
 
-/// Numbers the next GC record of the process. Lost records take a number too, so that user space sees the gap.
+/// Numbers the next GC record of the process. Lost records take a number, too, so that user space sees the gap.
 #[inline(always)]
 fn next_seq(process: *mut ProcessEntry) -> u64 {
     // Add, then read: two threads of one process are never inside the GC at once (the GVL or the VM barrier), so

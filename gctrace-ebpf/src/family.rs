@@ -14,19 +14,19 @@ use crate::{
     scratch::Scratch,
 };
 
-/// A family of programs: those of one type, which never interrupt each other in the middle of a stack.
+/// A family of programs: programs of one type, which never interrupt each other in the middle of a stack.
 pub trait Family {
     /// The stages.
     fn stages() -> &'static ProgramArray;
-    /// Takes a scratch of this CPU.
+    /// Claims a scratch of this CPU; `None` if none is free.
     fn claim() -> Option<*mut Scratch>;
     /// The scratch that this thread has claimed, in a later stage, and its slot.
     fn claimed() -> Option<(u32, *mut Scratch)>;
-    /// Gives it back.
+    /// Releases it.
     fn release(scratch: *mut Scratch);
 }
 
-/// Perf events: run in interrupt context, one at a time on a CPU.
+/// Perf events: they run in interrupt context, one at a time on a CPU.
 pub struct Tick;
 
 impl Family for Tick {
@@ -49,7 +49,7 @@ impl Family for Tick {
     fn release(_scratch: *mut Scratch) {}
 }
 
-/// Tracepoints of futexes: run with preemption off, and take a stack in the context of a thread.
+/// Tracepoints of futexes: they run with preemption disabled, and take a stack in the context of a thread.
 pub struct Switch;
 
 impl Family for Switch {
@@ -72,7 +72,7 @@ impl Family for Switch {
     fn release(_scratch: *mut Scratch) {}
 }
 
-/// The raw tracepoints at a switch of threads and behind it: they run with interrupts off, one after the other, and share the scratch of the
+/// The raw tracepoints at and after a switch of threads: they run with interrupts disabled, one after the other, and share the scratch of the
 /// tracepoints of futexes, which no switch interrupts.
 pub struct Return;
 
@@ -96,7 +96,7 @@ impl Family for Return {
     fn release(_scratch: *mut Scratch) {}
 }
 
-/// Uprobes: a program stays on its CPU, but others can run there in between.
+/// Uprobes: a program stays on its CPU, but other programs can run there in between.
 pub struct Probe;
 
 impl Family for Probe {

@@ -40,7 +40,7 @@ pub struct Admitted {
 }
 
 impl Admitted {
-    /// The base of the VM's addresses: the load bias, or that of the Ruby that has loaded this GC library.
+    /// The base of the VM's addresses: the load bias, or for a GC library the base of the Ruby that has loaded it.
     #[inline(always)]
     pub fn vm_base(&self) -> Option<u64> {
         match self.image.anchor {
@@ -77,7 +77,7 @@ pub fn selected(tgid: u32) -> Result<(*mut ProcessEntry, u32), Counter> {
     if !free && config.select & SELECT_LISTED == 0 {
         return Err(Counter::Filtered);
     }
-    // In the listed mode an unknown process is one that was not selected; else the map was full.
+    // If only listed processes are selected, an unknown process was not selected; otherwise the map was full.
     let unknown = if free { Counter::NoImage } else { Counter::Filtered };
     let process = process_entry(tgid, free).ok_or(unknown)?;
     // SAFETY: a map value pointer, valid while the program runs.
@@ -102,7 +102,7 @@ pub fn still_selected(tgid: u32) -> bool {
             .is_some_and(|entry| unsafe { (*entry).flags } & ProcessEntry::SELECTED != 0)
 }
 
-/// Whether the current process is in a selected cgroup. One look-up per level on which one is selected.
+/// Whether the current process is in a selected cgroup. Costs one lookup per level on which a cgroup is selected.
 #[inline(always)]
 fn in_selected_cgroup(config: &Config) -> bool {
     if config.select & SELECT_CGROUP_IDS != 0 {
@@ -131,7 +131,7 @@ fn is_selected_cgroup(id: u64) -> bool {
     CGROUPS.get_ptr(&id).is_some()
 }
 
-/// Notes that a process, whose flags are given, runs an image.
+/// Records that a process, whose flags are given, runs an image.
 #[inline(always)]
 pub fn note_image(tgid: u32, process: *mut ProcessEntry, flags: u32, image: u32, bias: u64) {
     if flags & ProcessEntry::RUBY == 0 {
@@ -142,7 +142,7 @@ pub fn note_image(tgid: u32, process: *mut ProcessEntry, flags: u32, image: u32,
     }
 }
 
-/// Selects, finds the image, and counts the outcome of the hit.
+/// Checks the selection, finds the image, and counts the outcome of the hit.
 #[inline(always)]
 pub fn admit(ctx: &ProbeContext) -> Option<Admitted> {
     count(Counter::Hits);
@@ -189,7 +189,7 @@ fn process_entry(tgid: u32, create: bool) -> Option<*mut ProcessEntry> {
     if !create {
         return None;
     }
-    // BPF_NOEXIST: another thread may have been faster, whose entry must stay.
+    // BPF_NOEXIST: another thread may have been faster; its entry must stay.
     const BPF_NOEXIST: u64 = 1;
     let _lost_race = PROCESSES.insert(&tgid, &ProcessEntry::default(), BPF_NOEXIST);
     let entry = PROCESSES.get_ptr_mut(&tgid);

@@ -1,5 +1,5 @@
 //! Waits for the GVL without any probe in the program: each thread waits for it on its own condition variable, so a wait that
-//! blocks is a futex call at an address that is found from the thread itself. Holds are not seen, nor waits that do not block.
+//! blocks is a futex call at an address that is found from the thread itself. Holds are not seen, nor are waits that do not block.
 
 use aya_ebpf::{
     EbpfContext,
@@ -21,8 +21,8 @@ use crate::{
     rubies, thread, usermem, walk,
 };
 
-/// The offset in a condition variable of glibc on which its waiters wait: `__g_signals` since 2.25 (behind two words less since 2.41, which has no
-/// `__g_refs`; sysdeps/nptl/bits/thread-shared-types.h), `__futex` before.
+/// Offsets of the words in a glibc condition variable on which its waiters wait: `__g_signals` since 2.25 (two words lower since 2.41, which
+/// has no `__g_refs`; sysdeps/nptl/bits/thread-shared-types.h), `__futex` before.
 const WAITED_ON: [u64; 5] = [40, 44, 32, 36, 4];
 /// `sizeof(pthread_cond_t)` of glibc.
 const COND_BYTES: u64 = 48;
@@ -30,7 +30,7 @@ const COND_BYTES: u64 = 48;
 /// A thread enters a futex call.
 #[inline(always)]
 pub fn entered(ctx: &TracePointContext) {
-    /// `FUTEX_CMD_MASK` leaves the operation without its flags (include/uapi/linux/futex.h).
+    /// The flags of an operation, which `FUTEX_CMD_MASK` removes (include/uapi/linux/futex.h).
     const FLAGS: u64 = 128 | 256;
     const FUTEX_WAIT: u64 = 0;
     const FUTEX_WAIT_BITSET: u64 = 9;
@@ -51,8 +51,8 @@ pub fn entered(ctx: &TracePointContext) {
     if asleep(path, thread) {
         return count(Counter::GvlSleeps);
     }
-    // Read behind that check: a thread that goes to sleep may have been put into the queue by another one while this program ran, and did not wait
-    // before (`thread_sched_to_ready_common`, thread_pthread.c, which reports `READY` first).
+    // Read after that check: another thread may have put a thread that goes to sleep into the queue while this program ran, and the thread
+    // did not wait before (`thread_sched_to_ready_common`, thread_pthread.c, which reports `READY` first).
     // SAFETY: a plain helper call.
     let begin_ns = unsafe { bpf_ktime_get_ns() };
     hit.thread = thread;
@@ -108,7 +108,7 @@ pub fn left(ctx: &TracePointContext) {
     charge(now, Some(hit.ruby), TRAP_NS);
 }
 
-/// A thread ends. One that woke last while the GVL had a holder has acquired it without another futex call: its wait was over then.
+/// A thread ends. If it last woke while the GVL had a holder, it acquired the GVL without another futex call: its wait ended when it woke.
 #[inline(always)]
 pub fn thread_ended<C: EbpfContext>(ctx: &C) {
     let Some((mut hit, now)) = hit() else { return };
@@ -141,7 +141,7 @@ fn ends<C: EbpfContext>(ctx: &C, hit: &Hit, thread: &mut GvlThread, until_ns: u6
     }
 }
 
-/// The state of the running thread, if it belongs to a Ruby whose GVL is watched this way.
+/// The hit of the running thread and the time, if the thread belongs to a Ruby whose GVL is watched this way.
 #[inline(always)]
 fn hit() -> Option<(Hit, u64)> {
     let (tgid, tid) = tgid_tid();
@@ -182,7 +182,7 @@ fn waiter(image: &ImageConfig, bias: u64, address: u64) -> Option<u64> {
         let cond = word(thread, path.native)?.wrapping_add(u64::from(path.cond));
         return if address.wrapping_sub(cond) < COND_BYTES { Some(thread) } else { None };
     }
-    // The context of the running thread cannot be found where the VM has only that of the GVL's holder (up to 2.7). But the
+    // The context of the running thread cannot be found if the VM has only that of the GVL's holder (up to 2.7). But the
     // thread identifies itself: around its own condition variable are its own `pthread_t` (glibc's is the thread pointer) and a
     // context that points back.
     let pointer = thread::pointer()?;

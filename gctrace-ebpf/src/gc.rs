@@ -1,4 +1,4 @@
-//! The GC points: what is read and noted at each.
+//! The GC points: what is read and recorded at each.
 
 use aya_ebpf::{helpers::bpf_ktime_get_ns, programs::ProbeContext};
 use gctrace_common::{
@@ -79,8 +79,8 @@ fn collected(admitted: &Admitted, objspace: Option<u64>) {
     rubies::collected(admitted.tgid, step);
 }
 
-/// By what the epoch grows: that of a major cycle, unless the one under way is known to be minor. `gc_start` sets the reasons of its cycle before it
-/// marks (gc.c). A global function, which the verifier walks once and not for each way to it.
+/// The amount by which the epoch grows: that of a major cycle, unless the current cycle is known to be minor. `gc_start` sets the reasons of its
+/// cycle before it marks (gc.c). A global function, which the verifier walks once and not once per path to it.
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn verified_once_2_epoch_step(objspace: u64, info_at: u64) -> u64 {
@@ -104,14 +104,14 @@ fn enter(ctx: &ProbeContext, admitted: &Admitted, now: u64) {
             Reenter::Fresh => {}
             Reenter::Nested => return count(Counter::ScopeNested),
             Reenter::Stale => {
-                // It was abandoned. Should this enter be unreadable, its exit must not end the old pause.
+                // The open pause was abandoned. If this enter cannot be read, its exit must not end the old pause.
                 scope.depth = 0;
                 count(Counter::ScopeStale);
             }
         }
     }
     let image = admitted.image;
-    // The register is proven against the VM pointer at every snapshot; here it saves two reads.
+    // Every snapshot checks the register against the VM pointer; using the register here saves two reads.
     let known = if admitted.register == 0 { admitted.objspace() } else { Some(admitted.register) };
     let state = known.and_then(|objspace| {
         let flags: u32 = usermem::read(objspace.wrapping_add(u64::from(image.flags)))?;
@@ -137,7 +137,7 @@ fn enter(ctx: &ProbeContext, admitted: &Admitted, now: u64) {
     in_pause(admitted, now);
     count(Counter::ScopeOpened);
     // rb_objspace_call_finalizer forbids GC, then enters (gc.c, every version): the last moment at which the heap
-    // is whole. GC.start under GC.disable looks the same here; user space drops that one at its GC_START.
+    // is complete. GC.start under GC.disable looks the same here; user space drops that one at its GC_START.
     if flags & image.mode_mask == 0 && flags & image.dont_gc_mask != 0 {
         count(Counter::Shutdowns);
         emit::snapshot(admitted, Point::GcEnter, now, Some(objspace), 1);
@@ -162,7 +162,7 @@ fn exit(admitted: &Admitted, now: u64) {
     }
 }
 
-/// Notes a time in the thread's open pause. Returns the depth of its enters, 0 if no pause is open.
+/// Records a time in the thread's open pause. Returns the depth of its enters, 0 if no pause is open.
 #[inline(always)]
 fn note(admitted: &Admitted, set: impl FnOnce(&mut Scope)) -> u32 {
     let Some(open) = SCOPES.get_ptr_mut(&key(admitted)) else {
@@ -180,7 +180,7 @@ fn note(admitted: &Admitted, set: impl FnOnce(&mut Scope)) -> u32 {
     scope.depth
 }
 
-/// Notes since when a thread of the process is in a pause; 0: none is any more.
+/// Records the start of the pause that a thread of the process is in; 0: no thread is in a pause any more.
 #[inline(always)]
 fn in_pause(admitted: &Admitted, begin_ns: u64) {
     // SAFETY: a map value pointer, valid while the program runs; two threads of a process are never in the GC at once.

@@ -1,5 +1,5 @@
 //! The GVL: the state of each thread, with times added up per thread, and who waits for whom. All events of a thread come in
-//! order: the VM makes them under the lock of its scheduler, or on the thread itself.
+//! order: the VM emits them under the lock of its scheduler, or on the thread itself.
 
 use aya_ebpf::{
     EbpfContext,
@@ -44,7 +44,7 @@ pub fn hit(ctx: &ProbeContext, point: GvlPoint) {
     let gate = gvl_gate();
     if gate.level == GvlGate::CLOSED {
         count(Counter::GvlShed);
-        // Until its probes are detached it costs the process as much as before.
+        // Until the probes are detached, they cost the process as much as before.
         return charge(now, rubies::known(tgid_tid().0), TRAP_NS);
     }
     let ruby = match find(ctx, point, gate) {
@@ -91,7 +91,7 @@ fn event(ctx: &ProbeContext, point: GvlPoint, hit: &Hit, now: u64) {
     let epoch = unsafe { (*entry).epoch };
     let closed = if epoch == gate.epoch { 0 } else { gvl_closed(epoch) };
     if epoch != gate.epoch {
-        // It changes the entry, too: before anything of that is borrowed.
+        // This changes the entry, too, so it comes before any part of the entry is borrowed.
         add_until(&hit.key, closed);
     }
     // SAFETY: as above.
@@ -117,15 +117,15 @@ fn event(ctx: &ProbeContext, point: GvlPoint, hit: &Hit, now: u64) {
     }
 }
 
-/// The gate was closed at that time, after a thread was seen last: what its native thread did until then is added.
+/// Adds what a thread's native thread did until the gate was closed, at `closed`, after the thread was last seen.
 #[inline(always)]
 fn add_until(key: &GvlKey, closed: u64) {
     let process = u64::from(key.tgid) << 32 | u64::from(key.execs);
     verified_once_3_gvl_interrupted(key.at, process, closed);
 }
 
-/// The same: a global function, which the verifier walks once and not for each way to it. It can be given numbers only, so it looks the thread's
-/// entry up. Returns 0.
+/// The same as a global function, which the verifier walks once and not once per path to it. It can take only numbers, so it looks up the
+/// thread's entry. Returns 0.
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn verified_once_3_gvl_interrupted(at: u64, process: u64, closed: u64) -> u64 {
@@ -137,7 +137,7 @@ extern "C" fn verified_once_3_gvl_interrupted(at: u64, process: u64, closed: u64
     0
 }
 
-/// Selects, and finds the thread that the event is about.
+/// Checks the selection, and finds the thread that the event is about. The error is the counter of a hit that is not used.
 #[inline(always)]
 fn find(ctx: &ProbeContext, point: GvlPoint, gate: GvlGate) -> Result<Hit, Counter> {
     let (tgid, tid) = tgid_tid();
@@ -146,7 +146,7 @@ fn find(ctx: &ProbeContext, point: GvlPoint, gate: GvlGate) -> Result<Hit, Count
     let cookie = GvlCookie::unpack(unsafe { bpf_get_attach_cookie(ctx.as_ptr()) });
     let index = u32::from(cookie.image);
     let image = maps::image(index).ok_or(Counter::GvlFiltered)?;
-    // At a return the instruction is the caller's, but the process was noted at the entry.
+    // At a return probe the instruction is the caller's, but the process was recorded at the entry.
     let bias = usermem::instruction_pointer(ctx).wrapping_sub(cookie.address);
     if cookie.address != 0 {
         note_image(tgid, process, flags, index, bias);
@@ -169,8 +169,8 @@ fn find(ctx: &ProbeContext, point: GvlPoint, gate: GvlGate) -> Result<Hit, Count
     };
     match image.gvl.by {
         GvlPath::BY_THREAD => {
-            // Read in any case, and volatile: as one more arm of the match in `register`, LLVM would make one load of all
-            // of them at an offset that depends on the number, which the verifier refuses.
+            // Read in any case, and volatile: if it were one more arm of the match in `register`, LLVM would merge all of them into one load at
+            // an offset that depends on the number, which the verifier refuses.
             let mut value = usermem::volatile_stack_pointer(ctx);
             if cookie.register != 4 {
                 value = usermem::register(ctx, cookie.register);
@@ -199,7 +199,7 @@ fn find(ctx: &ProbeContext, point: GvlPoint, gate: GvlGate) -> Result<Hit, Count
     Ok(hit)
 }
 
-/// The entry of the thread, which is created if there is none.
+/// The entry of the thread, created if missing; `None` if the map is full.
 #[inline(always)]
 pub fn entry(hit: &Hit, now: u64) -> Option<*mut GvlThread> {
     if let Some(entry) = GVL_THREADS.get_ptr_mut(&hit.key) {
@@ -208,7 +208,7 @@ pub fn entry(hit: &Hit, now: u64) -> Option<*mut GvlThread> {
         if hit.thread == 0 || known == 0 || known == hit.thread {
             return Some(entry);
         }
-        // Up to 3.1: a native thread that has been used again for another thread.
+        // Up to 3.1: a native thread that is reused for another thread.
         end(&hit.key, now);
     }
     let blank = GVL_BLANK.get(0)?;
@@ -312,8 +312,8 @@ fn suspended(ctx: &ProbeContext, hit: &Hit, thread: &mut GvlThread, now: u64) {
     }
 }
 
-/// A native thread ended. Threads that are identified by it have no other end up to 3.1. (The end of the first one is that of the
-/// process, which removes the rest.)
+/// A native thread ended. Up to 3.1, threads that are identified by their native thread have no other end event. (The end of the first
+/// native thread is that of the process, which removes the rest.)
 #[inline(always)]
 pub fn thread_ended(tgid: u32, tid: u32) {
     let Some(ruby) = rubies::known(tgid) else { return };

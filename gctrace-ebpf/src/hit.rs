@@ -1,4 +1,4 @@
-//! A hit of a program that watches the GVL, and what it cost.
+//! A hit of a program that watches the GVL, and its cost.
 
 use aya_ebpf::helpers::bpf_ktime_get_ns;
 use gctrace_common::{
@@ -9,17 +9,17 @@ use gctrace_common::{
 
 use crate::maps::{add, count_many};
 
-/// A hit of a process that is watched.
+/// A hit in a process that is watched.
 pub struct Hit {
     pub tgid: u32,
-    /// Of the running thread, which need not be the one that the event is about.
+    /// Tid of the running thread, which need not be the thread that the event is about.
     pub tid: u32,
     pub execs: u32,
     pub index: u32,
     pub image: &'static ImageConfig,
     pub bias: u64,
     pub ruby: *mut RubyEntry,
-    /// What the event is about.
+    /// The thread that the event is about.
     pub key: GvlKey,
     /// Its `rb_thread_t *`, or 0.
     pub thread: u64,
@@ -28,7 +28,7 @@ pub struct Hit {
     pub gate: GvlGate,
 }
 
-/// Adds up the cost of the programs, from the beginning of a hit until now; for the watched process, `more_ns` are added.
+/// Adds up the cost of the programs, from the start of a hit until now; `more_ns` are added for the watched process only.
 #[inline(always)]
 pub fn charge(since_ns: u64, ruby: Option<*mut RubyEntry>, more_ns: u64) {
     // SAFETY: a plain helper call.

@@ -1,4 +1,4 @@
-//! `gctrace heap --leaks`: refills, of which some objects are followed ([`gctrace_common::leak`]).
+//! `gctrace heap --leaks`: refills, some of whose objects are followed ([`gctrace_common::leak`]).
 
 use aya_ebpf::{
     EbpfContext as _,
@@ -27,7 +27,7 @@ const BPF_NOEXIST: u64 = 1;
 /// One refill. As in [`alloc`](crate::alloc), the page still has its list of free slots.
 #[inline(always)]
 pub fn refill(ctx: &ProbeContext) {
-    // Without cookies the kernel does not say which register has the page: then nothing is attached.
+    // Without cookies the kernel does not say which register holds the page: then nothing is attached.
     if config().has_cookie == 0 || closed() {
         return;
     }
@@ -47,7 +47,7 @@ pub fn refill(ctx: &ProbeContext) {
         return count(LeakCount::Unread);
     };
     let Some(ruby) = rubies::known(tgid) else { return count(LeakCount::Unread) };
-    // Nothing is handed out.
+    // No slot is handed out.
     if first == 0 {
         return;
     }
@@ -74,7 +74,7 @@ pub fn refill(ctx: &ProbeContext) {
         return;
     }
     count(LeakCount::Followed);
-    // Names of frames are remembered for an epoch; no probe of the collector counts it here.
+    // User space caches the names of frames for an epoch; no GC probe counts the epochs here.
     let epoch = match (usermem::read::<u64>(target.gc_count), usermem::read::<u32>(target.flags)) {
         (Some(gc_count), Some(flags)) => {
             malloc_epoch(gc_count, (flags & target.mode_mask) >> (target.mode_shift & 31))
@@ -99,7 +99,7 @@ pub fn refill(ctx: &ProbeContext) {
     );
 }
 
-/// Ends what was freed since the page was taken last; whether something is left. A page is taken by one thread at a time.
+/// Removes followed objects that were freed since the page was last taken. Returns whether any are left. One thread at a time takes a page.
 #[inline(always)]
 fn look(entry: *mut LeakPage) -> bool {
     let mut left = false;
@@ -125,7 +125,7 @@ fn look(entry: *mut LeakPage) -> bool {
     left
 }
 
-/// Follows an object if there is room.
+/// Starts to follow an object if there is room. Returns whether there was.
 #[inline(always)]
 fn follow(entry: Option<*mut LeakPage>, body: u64, object: LeakSlot) -> bool {
     let Some(entry) = entry else {
@@ -142,7 +142,7 @@ fn follow(entry: Option<*mut LeakPage>, body: u64, object: LeakSlot) -> bool {
         let slot = unsafe { &raw mut (*entry).slots[index] };
         // SAFETY: as above.
         if unsafe { (*slot).address } == 0 {
-            // The address comes last: it says that the entry is one.
+            // The address is written last: it marks the entry as valid.
             // SAFETY: as above.
             unsafe {
                 (&raw mut (*slot).ts_ns).write_volatile(object.ts_ns);

@@ -1,8 +1,8 @@
-//! Fork, exec and exit of followed processes. Unfollowed ones cost one map look-up, and where requests are watched one change of a map.
+//! Fork, exec and exit of followed processes. Other processes cost one map lookup and, if requests are watched, one map update.
 //!
 //! Exec and exit are raw tracepoints: to detach from an ordinary one the kernel waits 80 ms and more for each, one after the other
-//! (`perf_trace_event_unreg`, kernel/trace/trace_event_perf.c). Of a fork the record of the ordinary one is needed, which has the child's
-//! pid on kernels without BTF, too.
+//! (`perf_trace_event_unreg`, kernel/trace/trace_event_perf.c). Fork needs the record of the ordinary tracepoint, which has the child's
+//! pid also on kernels without BTF.
 
 use aya_ebpf::{
     helpers::{bpf_get_current_task, bpf_probe_read_kernel},
@@ -52,7 +52,7 @@ pub fn forked(ctx: &TracePointContext) -> u32 {
     0
 }
 
-/// The program is replaced: selection stays, the data of the image are removed. `sched_process_exec(task *, pid_t old_pid, …)`
+/// The program is replaced: the selection stays, the data about the image are removed. `sched_process_exec(task *, pid_t old_pid, …)`
 /// (include/trace/events/sched.h, the same from Linux 3.4 on).
 #[inline(always)]
 pub fn execed(ctx: &RawTracePointContext) {
@@ -65,7 +65,7 @@ pub fn execed(ctx: &RawTracePointContext) {
     let kept = ProcessEntry { flags, ..ProcessEntry::default() };
     let _cannot_fail_for_an_existing_key = PROCESSES.insert(&tgid, &kept, 0);
     if watches_requests() {
-        // A thread that is not the leader has taken the leader's number over (`de_thread`, fs/exec.c).
+        // A thread that was not the leader has taken over the leader's tid (`de_thread`, fs/exec.c).
         request::execed(tgid, ctx.arg::<u32>(1));
     }
     let program = rubies::program(tgid);
@@ -74,8 +74,8 @@ pub fn execed(ctx: &RawTracePointContext) {
     emit::life(Kind::Exec, tgid, tid, entry, program, 0);
 }
 
-/// A thread ended. The process has, too, if no other thread of it lives. It need not be the leader: that one ends first where another
-/// thread calls exec, and takes its pid over (`de_thread`, fs/exec.c).
+/// A thread ended. The process has ended, too, if no other thread of it lives. The last thread need not be the leader: the leader ends first
+/// if another thread calls exec, which takes over the leader's pid (`de_thread`, fs/exec.c).
 #[inline(always)]
 pub fn exited(ctx: &RawTracePointContext) {
     let (tgid, tid) = tgid_tid();
@@ -93,13 +93,13 @@ pub fn exited(ctx: &RawTracePointContext) {
         }
         return;
     };
-    // A thread that is killed in the middle of a collection leaves it open, and its number may be given again.
+    // A thread that is killed in the middle of a collection leaves it open, and its tid may be reused.
     let key = gc::thread_key(tgid, tid);
     let _was_not_there = (SCOPES.remove(&key), PHASES.remove(&key));
     if !is_last(tgid == tid) {
         return;
     }
-    // Threads that end at the same time on two CPUs both see that none lives.
+    // Threads that end at the same time on two CPUs both see that no thread lives.
     if PROCESSES.remove(&tgid).is_err() {
         return;
     }
@@ -110,7 +110,7 @@ pub fn exited(ctx: &RawTracePointContext) {
 }
 
 /// Whether no thread of the process lives any more: `signal->live`, which `do_exit` (kernel/exit.c) decrements before the tracepoint.
-/// Where it cannot be read the leader's end is treated as that of the process.
+/// If it cannot be read, the leader's end counts as that of the process.
 #[inline(always)]
 fn is_last(leader: bool) -> bool {
     let [signal, live] = signal_offsets();

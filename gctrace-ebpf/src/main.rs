@@ -1,4 +1,4 @@
-//! Entry points of the BPF programs: a table of contents. Each family's logic is in its module.
+//! Entry points of the BPF programs: a table of contents. The logic of each family is in its module.
 #![no_std]
 #![no_main]
 #![feature(core_intrinsics, asm_experimental_arch)]
@@ -180,7 +180,7 @@ pub fn probe_native(ctx: ProbeContext) -> u32 {
     0
 }
 
-/// `sched:sched_switch`: a CPU switches from one thread to another, in the context of the former.
+/// `sched:sched_switch`: a CPU switches from one thread to another, in the context of the thread that leaves.
 #[raw_tracepoint(tracepoint = "sched_switch")]
 pub fn sched_switch(ctx: RawTracePointContext) -> i32 {
     offcpu::switched(&ctx);
@@ -194,7 +194,7 @@ pub fn sched_wakeup(ctx: RawTracePointContext) -> i32 {
     0
 }
 
-/// Stage [`RUBY`](gctrace_common::stack::stage::RUBY) of the stack of a thread that begins to wait for a futex.
+/// Stage [`RUBY`](gctrace_common::stack::stage::RUBY) of a stack at a tracepoint of futexes.
 #[tracepoint]
 pub fn switch_ruby(ctx: TracePointContext) -> u32 {
     walk::ruby::<family::Switch, _>(&ctx);
@@ -264,7 +264,7 @@ pub fn job_hit(ctx: ProbeContext) -> u32 {
     0
 }
 
-/// A packet for a socket in the cgroup of a server. Every packet passes.
+/// A packet for a socket in the cgroup of a server. Every packet is let through.
 #[cgroup_skb(ingress)]
 pub fn request_data(ctx: SkBuffContext) -> i32 {
     socket::received(&ctx);

@@ -1,5 +1,5 @@
-//! `gctrace malloc`: memory that CRuby allocates, added up without a record per call. Of some calls, which are drawn by their size, the
-//! stack is taken.
+//! `gctrace malloc`: memory that CRuby allocates, added up without a record per call. The stack is taken for some calls, which are
+//! sampled by their size.
 
 use aya_ebpf::{
     EbpfContext as _,
@@ -32,10 +32,10 @@ const CALLOC: u8 = MallocPlace::Calloc as u8;
 const REALLOC_BEGIN: u8 = MallocPlace::ReallocBegin as u8;
 const REALLOC_END: u8 = MallocPlace::ReallocEnd as u8;
 const FREE: u8 = MallocPlace::Free as u8;
-/// The number of `realloc` among the functions.
+/// Number of `realloc` among the functions ([`malloc_size_index`]).
 const REALLOC_FUNCTION: u32 = 2;
 
-/// A call whose stack is to be taken.
+/// A call, and when its stack is to be taken (`ts_ns`, 0: it is not).
 #[derive(Clone, Copy)]
 struct Drawn {
     ts_ns: u64,
@@ -44,7 +44,7 @@ struct Drawn {
 }
 
 impl Drawn {
-    /// Marks the memory that the call has handed out.
+    /// The entry of the memory that the call has handed out.
     #[inline(always)]
     fn block(self, born: u64) -> MallocBlock {
         MallocBlock { size: self.size, born, sampled_ns: self.ts_ns, tid: self.tid, reserved: 0 }
@@ -54,7 +54,7 @@ impl Drawn {
 /// One hit.
 #[inline(always)]
 pub fn hit(ctx: &ProbeContext) {
-    // Without cookies the kernel does not say which place it is: then nothing is attached.
+    // Without cookies the kernel does not say which place was hit: then nothing is attached.
     if config().has_cookie == 0 || closed() {
         return;
     }
@@ -85,7 +85,7 @@ pub fn hit(ctx: &ProbeContext) {
     }
 }
 
-/// A call of that size; its time is 0 unless its stack is to be taken.
+/// Decides whether the stack of a call of that size is taken.
 #[inline(always)]
 fn draw(target: &MallocTarget, tid: u32, size: u64) -> Drawn {
     // SAFETY: a plain helper call.
@@ -96,15 +96,15 @@ fn draw(target: &MallocTarget, tid: u32, size: u64) -> Drawn {
     Drawn { ts_ns, tid, size }
 }
 
-/// The same of a call that has failed: no stack is taken.
+/// A failed call: no stack is taken.
 const FAILED: Drawn = Drawn { ts_ns: 0, tid: 0, size: 0 };
 
-/// The stack of the call. Does not return if it can be walked.
+/// Takes the stack of the call. Does not return if it can be walked.
 #[inline(always)]
 fn stack(ctx: &ProbeContext, target: &MallocTarget, drawn: Drawn) {
     tally(malloc_count_index(MallocCount::Sampled), malloc_stands_for(drawn.size, target.period));
     let Some(ruby) = rubies::known(target.tgid) else { return };
-    // Names of frames are remembered for an epoch; no probe of the collector counts it here.
+    // User space caches the names of frames for an epoch; no GC probe counts the epochs here.
     let epoch = match (usermem::read::<u64>(target.gc_count), usermem::read::<u32>(target.flags)) {
         (Some(gc_count), Some(flags)) => {
             malloc_epoch(gc_count, (flags & target.mode_mask) >> (target.mode_shift & 31))
@@ -144,7 +144,7 @@ fn allocated(target: &MallocTarget, function: u32, pointer: u64, drawn: Drawn) -
     drawn
 }
 
-/// Follows memory that has just been handed out, or moved.
+/// Starts to follow memory that has just been handed out or moved. Returns `false` if the map is full.
 #[inline(always)]
 fn follow(pointer: u64, block: &MallocBlock) -> bool {
     if MALLOC_LIVE.insert(&pointer, block, BPF_NOEXIST).is_ok() {
@@ -153,15 +153,15 @@ fn follow(pointer: u64, block: &MallocBlock) -> bool {
     if MALLOC_LIVE.get_ptr(&pointer).is_none() {
         return false;
     }
-    // What was there before has been freed in a way that is not looked at.
+    // The memory that was there before has been freed in a way that is not watched.
     count(MallocCount::Replaced);
     MALLOC_LIVE.insert(&pointer, block, 0).is_ok()
 }
 
-/// Takes memory that is about to be freed or moved: once it is, another thread may get the address.
+/// Removes the entry of memory that is about to be freed or moved: afterwards another thread may get the address.
 #[inline(always)]
 fn take(pointer: u64) -> Option<MallocBlock> {
-    // SAFETY: a map value pointer, valid while the program runs; who frees memory is alone with it.
+    // SAFETY: a map value pointer, valid while the program runs; only the thread that frees memory uses it.
     let block = MALLOC_LIVE.get_ptr(&pointer).map(|block| unsafe { *block })?;
     let _gone = MALLOC_LIVE.remove(&pointer);
     Some(block)
@@ -207,8 +207,8 @@ fn realloc_ends(target: &MallocTarget, tid: u32, pointer: u64) -> Drawn {
         FAILED
     };
     if known {
-        // Memory keeps its birth when it is moved, as with `USE_GC_MALLOC_OBJ_INFO_DETAILS` (gc.c), and belongs to the call that has
-        // given it its size; where it is not moved it stays as it was.
+        // Memory keeps its birth when it is moved, as with `USE_GC_MALLOC_OBJ_INFO_DETAILS` (gc.c), and belongs to the call that gave
+        // it its size; if the call fails, the memory stays as it was.
         let (place, block) = if pointer == 0 {
             (pending.pointer, pending.block)
         } else {
@@ -221,7 +221,7 @@ fn realloc_ends(target: &MallocTarget, tid: u32, pointer: u64) -> Drawn {
     drawn
 }
 
-/// Adds a call and its bytes.
+/// Adds one call and its bytes to a tally.
 #[inline(always)]
 fn tally(index: u32, bytes: u64) {
     if let Some(cell) = MALLOC_TALLIES.get_ptr_mut(index) {

@@ -1,4 +1,4 @@
-//! Every map and every piece of read-only data, with typed accessors.
+//! All maps and all read-only data, with typed accessors.
 
 use core::intrinsics::{AtomicOrdering, atomic_xadd};
 
@@ -65,7 +65,7 @@ static CONFIG: Global<Config> = Global::new(Config {
     off_cpu_stacks: 0,
 });
 
-/// Separate from [`CONFIG`], which is read whole wherever a part of it is.
+/// Separate from [`CONFIG`]: any access to that reads all of it.
 #[unsafe(no_mangle)]
 static MEMORY: Global<MemoryLayout> = Global::new(MemoryLayout {
     shape: MemoryLayout::NONE,
@@ -80,27 +80,27 @@ static MEMORY: Global<MemoryLayout> = Global::new(MemoryLayout {
     cpus: 0,
 });
 
-/// 1 where requests are traced.
+/// 1 if requests are traced.
 #[unsafe(no_mangle)]
 static REQUESTS: Global<u32> = Global::new(0);
 
-/// 1 where the state of the VM is copied at the begin and end of each request and job.
+/// 1 if the state of the VM is copied at the start and end of each request and job.
 #[unsafe(no_mangle)]
 static UNIT_STATES: Global<u32> = Global::new(0);
 
-/// 1 where refills are watched.
+/// 1 if refills are watched.
 #[unsafe(no_mangle)]
 static ALLOC: Global<u32> = Global::new(0);
 
-/// 1 where stacks are taken at refills.
+/// 1 if stacks are taken at refills.
 #[unsafe(no_mangle)]
 static ALLOC_STACKS: Global<u32> = Global::new(0);
 
-/// Byte offsets of `signal` in the kernel's `task_struct`, and of `live` (the number of threads) in what it points to; 0: not known.
+/// Byte offsets of `signal` in the kernel's `task_struct`, and of `live` (the number of threads) in the structure it points to; 0: unknown.
 #[unsafe(no_mangle)]
 static SIGNAL: Global<[u32; 2]> = Global::new([0; 2]);
 
-/// How to get from a descriptor to the socket's state; zeros where it is not known or no requests are looked at.
+/// How to get from a descriptor to the socket's state; zeros if that is unknown or requests are not traced.
 #[unsafe(no_mangle)]
 static SOCKET: Global<SocketLayout> = Global::new(SocketLayout {
     task_files: 0,
@@ -120,7 +120,7 @@ static SOCKET: Global<SocketLayout> = Global::new(SocketLayout {
     tcp_acked: 0,
 });
 
-/// GC records. A ring of their own, so that no other family's storm can lose them.
+/// GC records. A ring of their own, so that no burst of other records can lose them.
 #[map]
 pub static GC_RING: RingBuf = RingBuf::with_byte_size(GC_RING_BYTES, 0);
 
@@ -159,7 +159,7 @@ pub static CGROUP_LEVELS: Array<u64> = Array::with_max_entries(1, 0);
 #[map]
 pub static RUBIES: HashMap<u32, RubyEntry> = HashMap::with_max_entries(MAX_PROCESSES, 0);
 
-/// Unwind tables and lists of mappings. The loader makes it small where native stacks are not walked.
+/// Unwind tables and lists of mappings. The loader makes it small if native stacks are not walked.
 #[map]
 pub static CHUNKS: Array<Chunk> = Array::with_max_entries(MAX_CHUNKS, 0);
 
@@ -167,11 +167,11 @@ pub static CHUNKS: Array<Chunk> = Array::with_max_entries(MAX_CHUNKS, 0);
 #[map]
 pub static UNWOUND: HashMap<u32, u32> = HashMap::with_max_entries(MAX_UNWOUND, 0);
 
-/// Keyed by tgid: where the threads of the process publish the active span. Only of processes with a library that does.
+/// Keyed by tgid: where the threads of the process publish the active span. Only processes with a library that does so have an entry.
 #[map]
 pub static THREAD_CONTEXTS: HashMap<u32, ThreadContext> = HashMap::with_max_entries(MAX_UNWOUND, 0);
 
-/// Where the stack of a tick is put together: one entry per CPU (the loader sets the number). Families of programs that
+/// Buffer in which the stack of a tick is put together: one entry per CPU (the loader sets the number). Families of programs that
 /// can interrupt each other on a CPU have separate scratches. An array, because the values of per-CPU maps are
 /// limited to 32 KiB.
 #[map]
@@ -185,11 +185,11 @@ pub static PROBE_SCRATCH: Array<Scratch> = Array::with_max_entries(1, 0);
 #[map]
 pub static SWITCH_SCRATCH: Array<Scratch> = Array::with_max_entries(1, 0);
 
-/// Keyed by tid. LRU, because a thread that replaces its program returns under another tid.
+/// Keyed by tid: threads that are off their CPU. LRU, because a thread that replaces its program returns under another tid.
 #[map]
 pub static AWAY: LruHashMap<u32, AwayEntry> = LruHashMap::with_max_entries(1, 0);
 
-/// The part of its share of off-CPU stacks that each CPU has used.
+/// How much of its quota of off-CPU stacks each CPU has used.
 #[map]
 pub static SHARES: PerCpuArray<StackShare> = PerCpuArray::with_max_entries(1, 0);
 
@@ -213,15 +213,15 @@ pub static RETURN_STAGES: ProgramArray = ProgramArray::with_max_entries(stage::C
 #[map]
 pub static PROBE_STAGES: ProgramArray = ProgramArray::with_max_entries(stage::COUNT, 0);
 
-/// Keyed by `tgid << 32 | tid`. LRU, because entries of threads whose end is not seen stay.
+/// Keyed by `tgid << 32 | tid`. LRU, because entries of threads whose end is not seen remain.
 #[map]
 pub static SCOPES: LruHashMap<u64, Scope> = LruHashMap::with_max_entries(MAX_SCOPES, 0);
 
-/// Keyed by `tgid << 32 | tid`: when each phase began on the thread, nanoseconds, by number; 0 where it is not running.
+/// Keyed by `tgid << 32 | tid`: when each phase began on the thread, nanoseconds, by the phase's number; 0 if the phase is not running.
 #[map]
 pub static PHASES: LruHashMap<u64, [u64; WorkPhase::ALL.len()]> = LruHashMap::with_max_entries(MAX_SCOPES, 0);
 
-/// Threads and what they did with the GVL. The loader makes it and the following small where the GVL is not watched.
+/// Threads and what they did with the GVL. The loader makes it and the following small if the GVL is not watched.
 #[map]
 pub static GVL_THREADS: HashMap<GvlKey, GvlThread> = HashMap::with_max_entries(MAX_GVL_THREADS, 0);
 
@@ -229,11 +229,11 @@ pub static GVL_THREADS: HashMap<GvlKey, GvlThread> = HashMap::with_max_entries(M
 #[map]
 pub static GVL_TASKS: HashMap<u32, GvlTask> = HashMap::with_max_entries(MAX_GVL_TASKS, 0);
 
-/// Keyed by tid: where a thread that takes or ends a request leaves its times for itself. It needs them at once, so those of others may go.
+/// Keyed by tid: buffer in which a thread that begins or ends a request stores its own times. It reads them at once, so others may be evicted.
 #[map]
 pub static OWN_TIMES: LruHashMap<u32, OwnTimes> = LruHashMap::with_max_entries(MAX_OWN_TIMES, 0);
 
-/// Those of a thread that has none.
+/// Initial value of an entry of [`OWN_TIMES`].
 #[map]
 pub static BLANK_TIMES: Array<OwnTimes> = Array::with_max_entries(1, 0);
 
@@ -241,31 +241,31 @@ pub static BLANK_TIMES: Array<OwnTimes> = Array::with_max_entries(1, 0);
 #[map]
 pub static GVL_LOCKS: HashMap<GvlKey, GvlLock> = HashMap::with_max_entries(MAX_GVL_LOCKS, 0);
 
-/// Who waited for whom.
+/// Which thread waited for which.
 #[map]
 pub static GVL_EDGES: HashMap<GvlEdgeKey, GvlEdge> = HashMap::with_max_entries(MAX_GVL_EDGES, 0);
 
-/// A thread that was not seen yet; it is larger than the BPF stack.
+/// Initial value of an entry of [`GVL_THREADS`], which is larger than the BPF stack.
 #[map]
 pub static GVL_BLANK: Array<GvlThread> = Array::with_max_entries(1, 0);
 
-/// A GVL that no thread has held.
+/// Initial value of an entry of [`GVL_LOCKS`].
 #[map]
 pub static GVL_BLANK_LOCK: Array<GvlLock> = Array::with_max_entries(1, 0);
 
-/// One word, a [`GvlGate`]: what GVL probes do.
+/// One word, a [`GvlGate`]: what the GVL probes do.
 #[map]
 static GVL_GATE: Array<u64> = Array::with_max_entries(1, 0);
 
-/// Request records. The loader makes it and the following small where requests are not traced.
+/// Request records. The loader makes it and the following small if requests are not traced.
 #[map]
 pub static REQUEST_RING: RingBuf = RingBuf::with_byte_size(REQUEST_RING_BYTES, 0);
 
-/// Thread group ids of processes that begin to listen and are no servers yet, or are Pumas.
+/// Tgids of processes that begin to listen and are not servers yet, or are Pumas.
 #[map]
 pub static LISTEN_RING: RingBuf = RingBuf::with_byte_size(LISTEN_RING_BYTES, 0);
 
-/// Keyed by tgid: the processes whose requests are traced. User space enters them when all their probes are set.
+/// Keyed by tgid: the processes whose requests or jobs are traced. User space enters them when all their probes are attached.
 #[map]
 pub static SERVERS: HashMap<u32, u32> = HashMap::with_max_entries(MAX_SERVERS, 0);
 
@@ -273,8 +273,8 @@ pub static SERVERS: HashMap<u32, u32> = HashMap::with_max_entries(MAX_SERVERS, 0
 #[map]
 pub static SERVING: HashMap<u32, Serving> = HashMap::with_max_entries(MAX_SERVING, 0);
 
-/// Keyed by tgid: when any process became its program by an exec, nanoseconds, where requests are watched. LRU: it has processes of the
-/// whole host, and the run of one whose entry is gone has no begin.
+/// Keyed by tgid: when a process, followed or not, started its program by an exec, nanoseconds; only if requests are watched. LRU: it covers
+/// the processes of the whole host, and a program whose entry is gone merely has no known start.
 #[map]
 pub static EXECS: LruHashMap<u32, u64> = LruHashMap::with_max_entries(MAX_EXECS, 0);
 
@@ -286,7 +286,7 @@ pub static CONNECTIONS: LruHashMap<u64, u64> = LruHashMap::with_max_entries(MAX_
 #[map]
 pub static PARSERS: LruHashMap<ParserKey, Parsed> = LruHashMap::with_max_entries(MAX_CONNECTIONS, 0);
 
-/// By the number of a socket (its cookie), when the last packet with data came, nanoseconds.
+/// Keyed by socket cookie: when the last packet with data arrived, nanoseconds.
 #[map]
 pub static ARRIVALS: LruHashMap<u64, u64> = LruHashMap::with_max_entries(MAX_ARRIVALS, 0);
 
@@ -294,15 +294,15 @@ pub static ARRIVALS: LruHashMap<u64, u64> = LruHashMap::with_max_entries(MAX_ARR
 #[map]
 pub static FETCHERS: HashMap<u32, Fetcher> = HashMap::with_max_entries(MAX_FETCHERS, 0);
 
-/// A thread that has fetched nothing, which is larger than fits on the BPF stack.
+/// Initial value of an entry of [`FETCHERS`], which is larger than the BPF stack.
 #[map]
 pub static BLANK_FETCHER: Array<Fetcher> = Array::with_max_entries(1, 0);
 
-/// A thread that has served nothing: too large for the BPF stack beside other things.
+/// Initial value of an entry of [`SERVING`]: too large for the BPF stack beside other data.
 #[map]
 pub static BLANK_SERVING: Array<Serving> = Array::with_max_entries(1, 0);
 
-/// A parser that has been given nothing, which is larger than fits on the BPF stack beside other things.
+/// Initial value of an entry of [`PARSERS`]: too large for the BPF stack beside other data.
 #[map]
 pub static BLANK_PARSER: Array<Parsed> = Array::with_max_entries(1, 0);
 
@@ -310,15 +310,15 @@ pub static BLANK_PARSER: Array<Parsed> = Array::with_max_entries(1, 0);
 #[map]
 pub static CPU_PROBE: PerCpuArray<u64> = PerCpuArray::with_max_entries(1, 0);
 
-/// The process that `gctrace malloc` looks at.
+/// The process that `gctrace malloc` watches.
 #[map]
 pub static MALLOC_TARGET: Array<MallocTarget> = Array::with_max_entries(1, 0);
 
-/// Calls and bytes by function and size class, then by size class and age, then what else is counted.
+/// Calls and bytes by function and size class, then by size class and age, then the other counters.
 #[map]
 pub static MALLOC_TALLIES: PerCpuArray<MallocTally> = PerCpuArray::with_max_entries(TALLIES, 0);
 
-/// Keyed by address: memory that is followed. `gctrace malloc` makes it and the following large. Not an LRU map: memory that is evicted
+/// Keyed by address: followed memory. `gctrace malloc` makes it and the following large. Not an LRU map: evicted memory
 /// would be missing in the ages without being counted.
 #[map]
 pub static MALLOC_LIVE: HashMap<u64, MallocBlock> = HashMap::with_max_entries(1, 0);
@@ -327,16 +327,16 @@ pub static MALLOC_LIVE: HashMap<u64, MallocBlock> = HashMap::with_max_entries(1,
 #[map]
 pub static MALLOC_PENDING: HashMap<u32, MallocPending> = HashMap::with_max_entries(1, 0);
 
-/// The process that `gctrace heap --leaks` looks at.
+/// The process that `gctrace heap --leaks` watches.
 #[map]
 pub static LEAK_TARGET: Array<LeakTarget> = Array::with_max_entries(1, 0);
 
-/// By the number of a [`LeakCount`](gctrace_common::leak::LeakCount).
+/// Indexed by the number of a [`LeakCount`](gctrace_common::leak::LeakCount).
 #[map]
 pub static LEAK_TALLIES: PerCpuArray<u64> = PerCpuArray::with_max_entries(LEAK_COUNTS, 0);
 
-/// Keyed by the address that a heap page is aligned to: what is followed of it. `gctrace heap --leaks` makes it large. Not an LRU map:
-/// what is evicted would be missing without being counted.
+/// Keyed by the aligned address of a heap page: its followed objects. `gctrace heap --leaks` makes it large. Not an LRU map:
+/// evicted objects would be missing without being counted.
 #[map]
 pub static LEAK_PAGES: HashMap<u64, LeakPage> = HashMap::with_max_entries(1, 0);
 
@@ -344,13 +344,13 @@ pub static LEAK_PAGES: HashMap<u64, LeakPage> = HashMap::with_max_entries(1, 0);
 #[map]
 static GVL_CLOSED: Array<u64> = Array::with_max_entries(MAX_GVL_EPOCHS, 0);
 
-/// What GVL probes do at this moment.
+/// What the GVL probes do at this moment.
 #[inline(always)]
 pub fn gvl_gate() -> GvlGate {
     GVL_GATE.get(0).map_or(GvlGate::default(), |&raw| GvlGate::unpack(raw))
 }
 
-/// When an epoch of the gate ended, nanoseconds.
+/// When an epoch of the gate ended, nanoseconds; 0 if unknown.
 #[inline(always)]
 pub fn gvl_closed(epoch: u32) -> u64 {
     GVL_CLOSED.get(epoch).copied().unwrap_or(0)
@@ -368,7 +368,7 @@ pub fn watches_requests() -> bool {
     REQUESTS.load() != 0
 }
 
-/// Whether the state of the VM is copied at the begin and end of each request and job, as a constant for the verifier.
+/// Whether the state of the VM is copied at the start and end of each request and job, as a constant for the verifier.
 #[inline(always)]
 pub fn copies_states() -> bool {
     UNIT_STATES.load() != 0
@@ -380,13 +380,13 @@ pub fn watches_alloc() -> bool {
     ALLOC.load() != 0
 }
 
-/// Whether stacks are taken at refills.
+/// Whether stacks are taken at refills, as a constant for the verifier.
 #[inline(always)]
 pub fn takes_alloc_stacks() -> bool {
     ALLOC_STACKS.load() != 0
 }
 
-/// Where the number of living threads of a process is; see [`SIGNAL`].
+/// Offsets that lead to the number of living threads of a process; see [`SIGNAL`].
 #[inline(always)]
 pub fn signal_offsets() -> [u32; 2] {
     SIGNAL.load()
@@ -443,7 +443,7 @@ pub unsafe fn add(cell: *mut u64, number: u64) {
     unsafe { atomic_xadd::<u64, u64, { AtomicOrdering::Relaxed }>(cell, number) };
 }
 
-/// Atomically takes one away.
+/// Atomically subtracts one.
 ///
 /// # Safety
 /// As [`add_one`].
@@ -459,7 +459,7 @@ pub fn closed() -> bool {
     GATE.get(0).is_none_or(|&closed| closed != 0)
 }
 
-/// The image with this index, if it is configured.
+/// The image with this index, if it is open.
 #[inline(always)]
 pub fn image(index: u32) -> Option<&'static ImageConfig> {
     IMAGES.get(index).filter(|image| image.open != 0)

@@ -14,7 +14,7 @@ use gctrace_common::{
 
 use crate::maps::{CPU_PROBE, count, memory_layout};
 
-/// Size of all counters in the kernel, bytes, at most.
+/// Maximum size of all counters in the kernel, bytes.
 const BLOCK: usize = MEMORY_COUNTERS * MAX_COUNTER_BYTES as usize;
 
 /// Reads the counters.
@@ -65,7 +65,7 @@ unsafe fn counters(layout: &MemoryLayout, pages: *mut MemoryPages, scratch: *mut
     }
 }
 
-/// Before Linux 6.2: one word each, and what the thread has not added to them yet (it does so once in 64 page faults).
+/// Before Linux 6.2: one word each, plus what the thread has not added to them yet (it does so once in 64 page faults).
 #[inline(always)]
 fn words(layout: &MemoryLayout, task: u64, block: u64) -> Option<[i64; MEMORY_COUNTERS]> {
     let mut counters: [i64; MEMORY_COUNTERS] = kernel(block)?;
@@ -95,7 +95,7 @@ unsafe fn copy(layout: &MemoryLayout, block: u64, scratch: *mut u8) -> Option<()
     }
 }
 
-/// A word of each copied counter.
+/// A word of a copied counter.
 ///
 /// # Safety
 /// As [`read`], after [`copy`].
@@ -118,8 +118,8 @@ unsafe fn counts(layout: &MemoryLayout, scratch: *const u8) -> [i64; MEMORY_COUN
     counters
 }
 
-/// Whether the parts of all counters are side by side, as they are since Linux 6.6 (`percpu_counter_init_many`): one read of a
-/// CPU reads all. In 6.2 to 6.5 each counter was allocated separately.
+/// Whether the parts of all counters are adjacent, as they are since Linux 6.6 (`percpu_counter_init_many`): then one read per
+/// CPU covers all of them. In 6.2 to 6.5 each counter was allocated separately.
 ///
 /// # Safety
 /// As [`field`].
@@ -146,10 +146,10 @@ unsafe fn add_parts(
     scratch: *mut u8,
     counters: &mut [i64; MEMORY_COUNTERS],
 ) -> Option<()> {
-    // SAFETY: the caller's promise; `word` is behind the copied counters.
+    // SAFETY: the caller's promise; `word` is after the copied counters.
     unsafe {
         let word: *mut u64 = scratch.add(BLOCK).cast();
-        // A per-CPU pointer plus the CPU's own offset is an address. The offsets have no symbol that every kernel exports, but the
+        // A per-CPU pointer plus the CPU's own offset is an address. No symbol that every kernel exports has the offsets, but the
         // elements of a per-CPU map are at such addresses, and its head has the pointer from which they are computed.
         let probe = forget(word, (&raw const CPU_PROBE).cast::<u8>() as u64);
         let base: u64 = kernel(probe.wrapping_add(u64::from(layout.array_parts)))?;
@@ -166,7 +166,7 @@ unsafe fn add_parts(
             let element = bpf_map_lookup_percpu_elem(map, (&raw const key).cast(), cpu);
             let at = forget(word, element as u64).wrapping_add(parts);
             failed |= probe_read_kernel((&raw mut own).cast(), size_of_val(&own) as u32, at as *const _);
-            // The helper fills it with zeros where it fails.
+            // The helper fills it with zeros on failure.
             let filled = own.assume_init();
             for counter in 0..MEMORY_COUNTERS {
                 counters[counter] += i64::from(filled[counter]);

@@ -1,11 +1,11 @@
 //! Threads off their CPU: when they leave it, what they were doing, when they became runnable, and when they run again. A thread
-//! of a process that is not followed costs one look-up at each of these.
+//! of a process that is not followed costs one lookup at each of these.
 //!
-//! Where the kernel reports that a switch of threads is over (`sched_exit_tp`, Linux 6.15) the stack is taken then, in the context of the
-//! thread that is back: it has not changed, and only times that are long enough cost one. `sched_switch` is too early for that: only the
-//! memory of the thread that leaves is readable there. Before Linux 6.15 a stack may be taken of each thread that leaves.
+//! If the kernel reports the end of a switch of threads (`sched_exit_tp`, Linux 6.15), the stack is taken then, in the context of the
+//! thread that is back: its stack has not changed, and only times that are long enough cost one. `sched_switch` is too early for that: only
+//! the memory of the thread that leaves is readable there. Before Linux 6.15 a stack may be taken of each thread that leaves.
 //!
-//! These are raw tracepoints, which are not skipped where a thread is preempted in a bpf(2) call (`tasks`).
+//! These are raw tracepoints, which are not skipped when a thread is preempted in a bpf(2) call (`tasks`).
 
 use aya_ebpf::{
     helpers::{bpf_get_current_comm, bpf_get_prandom_u32, bpf_ktime_get_ns},
@@ -95,7 +95,7 @@ pub fn switched(ctx: &RawTracePointContext) {
     );
 }
 
-/// The thread that leaves its CPU, where it can be identified only while it holds the GVL, else 0.
+/// The `rb_thread_t *` of the thread that leaves its CPU, if it can be found only while the thread holds the GVL, otherwise 0.
 #[inline(always)]
 fn holder(ruby: *mut RubyEntry) -> u64 {
     // SAFETY: a map value pointer, valid while the program runs.
@@ -108,7 +108,7 @@ fn holder(ruby: *mut RubyEntry) -> u64 {
     }
 }
 
-/// Whether one more stack is taken on this CPU.
+/// Whether one more stack may be taken on this CPU.
 #[inline(always)]
 fn is_taken(now: u64) -> bool {
     count(Counter::OffCpuWanted);
@@ -167,7 +167,7 @@ fn take_at_return(tid: u32, away: &AwayEntry, now: u64) -> bool {
     // SAFETY: as above.
     unsafe {
         if (*slot).tid != 0 {
-            // The kernel has not reported the return of that one.
+            // The kernel has not reported the return of the previous thread.
             count(Counter::StackNotWalked);
         }
         *slot = Returning { tid, tgid: away.tgid, begin_ns: away.begin_ns, thread: away.thread };

@@ -1,4 +1,4 @@
-//! The fallback probes: intervals of GC work where the event sites of an image are not known.
+//! The fallback probes: intervals of GC work, for images whose event sites are not known.
 
 use aya_ebpf::{helpers::bpf_ktime_get_ns, programs::ProbeContext};
 use gctrace_common::{event::WorkPhase, stats::Counter};

@@ -1,8 +1,8 @@
-//! HTTP requests: which one each thread of a server serves, from the calls that the server makes anyway.
+//! HTTP requests: which one each thread of a server serves, derived from calls that the server makes anyway.
 //!
-//! `parse` and `reset` are calls of Puma's parser, known by its address; `take`, `write` and `close` are calls about a
-//! descriptor. A connection's descriptor and parser belong together since both were made by the thread that accepted it, or
-//! since a thread that had taken a request of the descriptor reset the parser behind it.
+//! `parse` and `reset` are calls of Puma's parser, which is identified by its address; `take`, `write` and `close` are calls on a
+//! descriptor. A connection's descriptor and parser are associated when the thread that accepted the connection creates both, or
+//! when a thread that has taken a request on the descriptor resets the parser after it.
 
 mod application;
 pub mod blocking;
@@ -107,7 +107,7 @@ pub fn current(tgid: u32, tid: u32) -> u64 {
     }
 }
 
-/// The same, for programs in which the verifier would walk it for each way to it.
+/// The same, for programs in which the verifier would walk it once per path to it.
 #[inline(always)]
 pub fn current_once(tgid: u32, tid: u32) -> u64 {
     if !watches_requests() {
@@ -122,7 +122,7 @@ extern "C" fn verified_once_1_request(thread: u64) -> u64 {
     current((thread >> 32) as u32, thread as u32)
 }
 
-/// A thread got the GVL. What it has waited for it counts in the request that it serves, if any.
+/// A thread acquired the GVL. Its wait counts towards the request that it serves, if any.
 #[inline(always)]
 pub fn got_gvl(tgid: u32, tid: u32, step: Step, epoch: u32) {
     if !watches_requests() || SERVERS.get_ptr(&tgid).is_none() {
@@ -135,7 +135,7 @@ pub fn got_gvl(tgid: u32, tid: u32, step: Step, epoch: u32) {
     verified_once_3_got_gvl(u64::from(tgid) << 32 | u64::from(tid), ns, u64::from(epoch.wrapping_add(1)));
 }
 
-/// The same: a global function, which the verifier walks once and not for each way to it. Returns 0.
+/// The same as a global function, which the verifier walks once and not once per path to it. Returns 0.
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn verified_once_3_got_gvl(thread: u64, ns: u64, epoch: u64) -> u64 {
@@ -150,8 +150,8 @@ extern "C" fn verified_once_3_got_gvl(thread: u64, ns: u64, epoch: u64) -> u64 {
     0
 }
 
-/// A thread took free slots of the heap, so many of that size; `None`: of how many is not known. They count in the request that it serves,
-/// if any.
+/// A thread took free slots of the heap: their number and size in bytes, or `None` if they are unknown. They count towards the request that
+/// the thread serves, if any.
 #[inline(always)]
 pub fn took_slots(tgid: u32, tid: u32, taken: Option<(u32, u32)>) {
     if !watches_requests() || SERVERS.get_ptr(&tgid).is_none() {
@@ -170,8 +170,8 @@ pub fn took_slots(tgid: u32, tid: u32, taken: Option<(u32, u32)>) {
     }
 }
 
-/// Slots that a thread has taken which takes a request: none, if the probe at refills is known to be there, because a refill of its process
-/// was seen.
+/// The number of slots of a thread that takes a request: 0 if the refill probe is known to be attached, because a refill of the process
+/// was seen; otherwise [`ALLOC_UNKNOWN`].
 #[inline(always)]
 pub fn no_slots_yet(tgid: u32) -> u64 {
     // SAFETY: a map value pointer, valid while the program runs.
@@ -179,14 +179,14 @@ pub fn no_slots_yet(tgid: u32) -> u64 {
     if seen { 0 } else { ALLOC_UNKNOWN }
 }
 
-/// Whether waits of the thread for the GVL are added up, since it was last seen to get it at the latest.
+/// Whether the thread's waits for the GVL are added up: it was seen to acquire the GVL in the current epoch.
 #[inline(always)]
 pub fn sees_gvl(serving: &Serving) -> bool {
     let gate = gvl_gate();
     gate.level != GvlGate::CLOSED && serving.gvl_epoch == gate.epoch.wrapping_add(1)
 }
 
-/// Writes the times of the thread that runs since it took its request.
+/// Writes the times of the running thread since it took its request.
 ///
 /// # Safety
 /// `to` must be valid for writing and 8-byte aligned.
@@ -203,7 +203,7 @@ pub unsafe fn own_times_since(tid: u32, serving: &Serving, now: u64, to: *mut Ow
     }
 }
 
-/// Keeps the times of a thread that takes a request or a job.
+/// Stores the current times of a thread that takes a request or a job.
 #[inline(always)]
 fn keep_times(tid: u32, serving: &mut Serving, now: u64) {
     // SAFETY: a reference.
@@ -230,8 +230,8 @@ pub fn thread_ended(tgid: u32, tid: u32) {
     }
 }
 
-/// A process replaced its program: the entries of its connections are not used any more. `tid`: which of its threads did, by the number
-/// that it had until then.
+/// A process replaced its program: the entries of its connections are no longer used. `tid`: the thread that did so, by the tid that it
+/// had until then.
 #[inline(always)]
 pub fn execed(tgid: u32, tid: u32) {
     thread_ended(tgid, tid);
@@ -247,13 +247,13 @@ fn serving(tgid: u32, tid: u32) -> Option<&'static mut Serving> {
     if serving.tgid == tgid { Some(serving) } else { None }
 }
 
-/// The same, created if there is none.
+/// The same, created if missing; `None` if the map is full.
 #[inline(always)]
 pub fn entry(tgid: u32, tid: u32) -> Option<&'static mut Serving> {
     if let Some(serving) = serving(tgid, tid) {
         return Some(serving);
     }
-    // On the stack it would be a third of what a chain of calls may use ("combined stack size of 3 calls is 544. Too large", Linux 6.1).
+    // On the stack it would take a third of what a call chain may use ("combined stack size of 3 calls is 544. Too large", Linux 6.1).
     let blank = BLANK_SERVING.get(0)?;
     if SERVING.insert(&tid, blank, 0).is_err() {
         count(Counter::RequestMapFull);
@@ -296,7 +296,7 @@ fn parse(at: &At<'_>) {
         && serving.parser != 0
         && serving.phase != Serving::CALLED
     {
-        // It serves no request any more. (Where the parser of its request is unknown, this may be that one.)
+        // It no longer serves its request. (If the parser of its request is unknown, it may be this one.)
         end(at.tgid, at.tid, serving, RequestEnd::Left, at.now);
     }
     let key = ParserKey { parser, tgid: at.tgid, reserved: 0 };
@@ -322,14 +322,14 @@ fn parse(at: &At<'_>) {
     traceparent::look(parser, parsed, second(at), third(at));
 }
 
-/// A parser is reset for the next request, or for the first one. Returns whether the request of its thread ends.
+/// A parser is reset for the next request, or for the first one. Returns whether the request of the current thread ends.
 #[inline(always)]
 fn reset(at: &At<'_>) -> bool {
     let parser = first(at);
     let Some(serving) = serving(at.tgid, at.tid) else { return false };
     let accepted = serving.accepted;
     serving.accepted = 0;
-    // A thread that serves a request has accepted a connection of its own, if any, and none of the server.
+    // If the thread serves a request, a connection that it accepted belongs to the application and not to the server.
     if accepted != 0 && serving.begin_ns == 0 {
         let fd = accepted - 1;
         let _may_be_full = CONNECTIONS.insert(&connection(at.tgid, fd), &parser, 0);
@@ -350,7 +350,7 @@ fn reset(at: &At<'_>) -> bool {
     true
 }
 
-/// What the parser has been given is of a request that is over.
+/// Discards what the parser was given: it belongs to a request that is over.
 #[inline(always)]
 fn forget_line(at: &At<'_>) {
     let key = ParserKey { parser: first(at), tgid: at.tgid, reserved: 0 };
@@ -363,7 +363,7 @@ fn forget_line(at: &At<'_>) {
     }
 }
 
-/// A thread takes a request, if the call is a `getsockopt` for `TCP_INFO`. Returns whether it does.
+/// A thread takes a request, if the call is a `getsockopt` for `TCP_INFO`. Returns whether it does and the state of the VM is to be copied.
 #[inline(always)]
 fn take(at: &At<'_>) -> bool {
     if second(at) as u32 != IPPROTO_TCP || third(at) as u32 != TCP_INFO {
@@ -375,11 +375,11 @@ fn take(at: &At<'_>) -> bool {
     let parser = unsafe { CONNECTIONS.get(&connection(at.tgid, fd)).copied() }.unwrap_or(0);
     if serving.begin_ns != 0 {
         if serving.fd == fd && !arrived_since(at.tgid, parser, serving.begin_ns) {
-            // Puma 6 and later call it again before they answer.
+            // Puma 6 and later make the call again before they answer.
             return false;
         }
         if serving.fd != fd && parser == 0 && serving.parser != 0 && serving.parser != Serving::UNBOUND {
-            // No parser has read from this one: the application asks about a connection of its own.
+            // No parser has read from this connection: the application queries a connection of its own.
             return false;
         }
         end(at.tgid, at.tid, serving, RequestEnd::Left, at.now);
@@ -388,8 +388,8 @@ fn take(at: &At<'_>) -> bool {
     copies_states()
 }
 
-/// Whether the first bytes of what a parser has were parsed after that. A request is taken when it has been parsed, so they are of another
-/// one: the connection of the one before was handed over to the application and closed by another thread, and its number was given again.
+/// Whether a parser got the first bytes of what it has after `begin_ns`. A request is taken after it has been parsed, so these bytes belong to
+/// another request: the previous connection was handed over to the application and closed by another thread, and its descriptor was reused.
 #[inline(always)]
 fn arrived_since(tgid: u32, parser: u64, begin_ns: u64) -> bool {
     let key = ParserKey { parser, tgid, reserved: 0 };
@@ -415,8 +415,8 @@ fn begin(at: &At<'_>, serving: &mut Serving, fd: u32, parser: u64) {
     count(Counter::Requests);
 }
 
-/// Notes when data came on the connection of the current thread, and what was written on it: a global function, whose frame is not part of the
-/// longest chain of calls ("combined stack size of 5 calls is 544. Too large", Linux 6.1). Returns 0.
+/// Records when data arrived on the connection of the current thread, and how much was written on it: a global function, whose frame is not
+/// part of the longest call chain ("combined stack size of 5 calls is 544. Too large", Linux 6.1). Returns 0.
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn verified_once_look_at_connection(fd: u64) -> u64 {
@@ -426,7 +426,7 @@ extern "C" fn verified_once_look_at_connection(fd: u64) -> u64 {
     0
 }
 
-/// Bytes that were written on it since then: as above.
+/// Number of bytes written on the connection since then: a global function for the same reason.
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn verified_once_sent_bytes(fd: u64) -> u64 {
@@ -456,7 +456,7 @@ fn open(at: &At<'_>) {
     }
 }
 
-/// A thread writes. `PUMA`: the connection of its request may not be known.
+/// A thread writes. `PUMA`: the connection of its request may be unknown.
 #[inline(always)]
 fn write<const PUMA: bool>(at: &At<'_>, point: u64) {
     let Some(serving) = serving(at.tgid, at.tid) else { return };
@@ -498,13 +498,13 @@ fn encrypt(at: &At<'_>) {
     }
 }
 
-/// Whether bytes begin a response, as `HTTP/1.1 200`.
+/// Whether bytes are the start of a response, such as `HTTP/1.1 200`.
 #[inline(always)]
 fn begins_response(begin: &[u8; STATUS_BYTES]) -> bool {
     begin[0] == b'H' && begin[1] == b'T' && begin[4] == b'/' && begin[8] == b' '
 }
 
-/// Whether no final response has begun. After `HTTP/1.1 `: interim responses (1xx) come before it.
+/// Whether no final response has begun. The byte after `HTTP/1.1 ` is `1` in interim responses (1xx), which come before it.
 #[inline(always)]
 fn is_status_wanted(serving: &Serving) -> bool {
     serving.status[9] == 0 || serving.status[9] == b'1'
@@ -525,7 +525,7 @@ fn written(at: &At<'_>, point: u64) -> Option<[u8; STATUS_BYTES]> {
     usermem::read(buffer)
 }
 
-/// A descriptor is closed. Returns whether the request of its thread ends.
+/// A descriptor is closed. Returns whether the request of the current thread ends.
 #[inline(always)]
 fn close(at: &At<'_>) -> bool {
     let fd = first(at) as u32;

@@ -1,5 +1,5 @@
-//! Which processes run a known image: entered by user space when it finds the mapping and by the first GC hit, inherited by
-//! forked children, forgotten at exec and exit.
+//! Which processes run a known image: entered by user space when it finds the mapping and by the first probe hit, inherited by
+//! forked children, invalidated at exec and removed at exit.
 
 use gctrace_common::{config::RubyEntry, stats::Counter};
 
@@ -7,8 +7,8 @@ use aya_ebpf::helpers::bpf_ktime_get_ns;
 
 use crate::maps::{EXECS, RUBIES, THREAD_CONTEXTS, UNWOUND, add as add_to, count, watches_requests};
 
-/// A process hit a probe of an image, which is where the hit says. User space may have read an entry's place before an exec and
-/// stored it after.
+/// A process hit a probe of an image, and the hit shows the image's bias. User space may have determined an entry's bias before an exec
+/// and stored it after the exec.
 #[inline(always)]
 pub fn add(tgid: u32, image: u32, bias: u64) {
     // SAFETY: a map value pointer, valid while the program runs. Counters of an unknown entry are not used.
@@ -46,7 +46,7 @@ pub struct Program {
     pub execs: u32,
     /// Whether its GVL was watched.
     pub gvl: bool,
-    /// When it began, nanoseconds; 0: not known.
+    /// When the program was started, nanoseconds; 0: unknown.
     pub begun_ns: u64,
 }
 
@@ -64,7 +64,7 @@ pub fn program(tgid: u32) -> Program {
     Program { execs, gvl, begun_ns }
 }
 
-/// A process, whether it is followed or not, has become a new program.
+/// A process, whether followed or not, has started a new program.
 #[inline(always)]
 pub fn begun(tgid: u32) {
     if watches_requests() {
@@ -74,7 +74,7 @@ pub fn begun(tgid: u32) {
     }
 }
 
-/// The first thread of a process has ended, or its last one: another process may get its number.
+/// The first or the last thread of a process has ended: another process may get its number.
 #[inline(always)]
 pub fn gone(tgid: u32) {
     if watches_requests() {
@@ -90,7 +90,7 @@ pub fn exited(tgid: u32) {
     let _was_not_there = RUBIES.remove(&tgid);
 }
 
-/// The VM of a process may have freed or moved objects. `step`: [`epoch_step`](gctrace_common::stack::epoch_step).
+/// The VM of a process may have freed or moved objects. `step`: see [`epoch_step`](gctrace_common::stack::epoch_step).
 #[inline(always)]
 pub fn collected(tgid: u32, step: u64) {
     if let Some(entry) = RUBIES.get_ptr_mut(&tgid) {

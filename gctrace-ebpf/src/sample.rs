@@ -1,4 +1,4 @@
-//! The occasions at which a stack is taken: a tick of the sampling clock, the start of a GC cycle.
+//! Two occasions at which a stack is taken: a tick of the sampling clock, and the start of a GC cycle.
 
 use aya_ebpf::{
     helpers::bpf_ktime_get_ns,
@@ -19,7 +19,7 @@ use crate::{
     usermem,
 };
 
-/// The sampling clock ticked. Anything but a followed Ruby (idle and kernel threads among it) costs one look-up.
+/// The sampling clock ticked. Anything but a followed Ruby (including idle and kernel threads) costs one lookup.
 #[inline(always)]
 pub fn tick(ctx: &PerfEventContext) {
     let (tgid, tid) = tgid_tid();
@@ -48,7 +48,7 @@ pub fn tick(ctx: &PerfEventContext) {
     );
 }
 
-/// A cycle starts because of what the thread was doing. Does not return if the stack can be walked.
+/// A cycle starts because of what the thread was doing: takes its stack. Does not return if the stack can be walked.
 #[inline(always)]
 pub fn trigger(ctx: &ProbeContext, admitted: &Admitted, ts_ns: u64) {
     if admitted.image.stack.place == 0 {
@@ -73,7 +73,7 @@ pub fn trigger(ctx: &ProbeContext, admitted: &Admitted, ts_ns: u64) {
     );
 }
 
-/// The process is about to end: user space must read the names of its stacks now. Only the wake-up needs the record, which is discarded.
+/// The process is about to end: user space must read the names for its stacks now. Only the wakeup needs the record, which is discarded.
 #[inline(always)]
 pub fn last_chance(admitted: &Admitted) {
     if admitted.image.stack.place == StackPath::NONE || rubies::known(admitted.tgid).is_none() {

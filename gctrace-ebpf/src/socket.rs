@@ -1,5 +1,5 @@
-//! When the kernel received data on the connections of servers. A program in the cgroup of each server sees their packets; no other
-//! cgroup's packets are looked at, and none is changed or held up.
+//! When the kernel received data on the connections of servers. A program in the cgroup of each server sees their packets; packets of
+//! other cgroups are not inspected, and no packet is changed or held up.
 
 use aya_ebpf::{
     EbpfContext as _,
@@ -16,7 +16,7 @@ const SOCKET: u16 = 0o140_000;
 /// `IPPROTO_TCP` (include/uapi/linux/in.h).
 const TCP: u8 = 6;
 
-/// A packet has come for a socket of the cgroup. The time of those with data is noted.
+/// A packet has arrived for a socket of the cgroup. Records the time if the packet has data.
 #[inline(always)]
 pub fn received(ctx: &SkBuffContext) {
     if closed() {
@@ -36,13 +36,13 @@ pub fn received(ctx: &SkBuffContext) {
         unsafe { known.write_volatile(now) };
         return;
     }
-    // An older time must not stand for data that came later.
+    // An older time must not stand for data that arrived later.
     if data.is_none() || ARRIVALS.insert(&cookie, &now, 0).is_err() {
         let _may_not_be_there = ARRIVALS.remove(&cookie);
     }
 }
 
-/// Bytes of data in a TCP segment; `None`: it is none, or its headers are not understood. The context begins at the IP header.
+/// Number of data bytes in a TCP segment; `None`: it is not TCP, or its headers are not supported. The context begins at the IP header.
 #[inline(always)]
 fn data_bytes(ctx: &SkBuffContext) -> Option<u32> {
     let version = ctx.load::<u8>(0).ok()?;
@@ -59,7 +59,7 @@ fn data_bytes(ctx: &SkBuffContext) -> Option<u32> {
     ctx.len().checked_sub(head + u32::from(offset >> 4) * 4)
 }
 
-/// When the last data came on a TCP connection of the current process; 0 if that was not seen. Notes what has been written on it.
+/// When the last data arrived on a TCP connection of the current process, nanoseconds; 0 if not seen. Records how much has been written on it.
 #[inline(always)]
 pub fn arrival_ns(fd: u32, written: &mut Written) -> u64 {
     written.sock = 0;
@@ -76,7 +76,7 @@ pub fn arrival_ns(fd: u32, written: &mut Written) -> u64 {
     unsafe { ARRIVALS.get(&cookie).copied() }.unwrap_or(0)
 }
 
-/// Bytes that were written since then on a connection; [`SENT_UNKNOWN`] if that is not known, or the descriptor is another one's now.
+/// Number of bytes written on a connection since `earlier`; [`SENT_UNKNOWN`] if unknown, or if the descriptor now belongs to another socket.
 #[inline(always)]
 pub fn sent_bytes(fd: u32, earlier: &Written) -> u64 {
     if earlier.sock == 0 {
@@ -109,7 +109,7 @@ fn note_written(layout: &SocketLayout, sock: u64, to: &mut Written) -> bool {
     true
 }
 
-/// The peer's port of a TCP connection of the current process, in network byte order.
+/// The peer's port of a TCP connection of the current process, in network byte order; `None` if unknown.
 #[inline(always)]
 pub fn peer_port(fd: u32) -> Option<u16> {
     let layout = socket_layout();
@@ -119,13 +119,13 @@ pub fn peer_port(fd: u32) -> Option<u16> {
     kernel(socket(&layout, fd)?.sock, layout.sock_port)
 }
 
-/// A TCP socket: the kernel address of its `sock`, and the number of its inode.
+/// A TCP socket: the kernel address of its `sock`, and its inode number.
 struct Socket {
     sock: u64,
     inode: u64,
 }
 
-/// The TCP socket that a descriptor of the current process is.
+/// The TCP socket of a descriptor of the current process; `None` if it is not one.
 #[inline(always)]
 fn socket(layout: &SocketLayout, fd: u32) -> Option<Socket> {
     // SAFETY: a plain helper call.

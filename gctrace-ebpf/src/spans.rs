@@ -1,4 +1,4 @@
-//! Copies what an image's configuration names of the objspace.
+//! Copies the parts of the objspace that an image's configuration lists.
 
 use gctrace_common::{
     config::Span,
@@ -7,7 +7,7 @@ use gctrace_common::{
 
 use crate::{filter::Admitted, thread, usermem};
 
-/// Copies the spans of the objspace.
+/// Copies the spans of the objspace. Fails if one could not be read.
 ///
 /// # Safety
 /// `data` must be valid for `SLOTS * SLOT_BYTES` bytes of writing.
@@ -58,7 +58,7 @@ pub unsafe fn fill(admitted: &Admitted, objspace: u64, data: *mut u8) -> Result<
 #[inline(always)]
 unsafe fn zero(slot: *mut u8) {
     for word in 0..SLOT_BYTES / 8 {
-        // SAFETY: the caller's promise. Volatile, or LLVM makes a call to memset of it, which BPF lacks.
+        // SAFETY: the caller's promise. Volatile, or LLVM turns it into a call of memset, which BPF lacks.
         unsafe { slot.cast::<u64>().add(word).write_volatile(0) };
     }
 }

@@ -20,7 +20,7 @@ use crate::{
     usermem, walk,
 };
 
-/// What is known of the thread whose stack is to be taken.
+/// Why a stack is to be taken, and what is known about its thread.
 pub struct Occasion {
     pub cause: Cause,
     pub ts_ns: u64,
@@ -31,7 +31,7 @@ pub struct Occasion {
     pub in_kernel: bool,
     /// It holds the GVL, and another thread waits for it.
     pub blocks: bool,
-    /// The thread's `rb_thread_t *` where that is known at once, else 0.
+    /// The thread's `rb_thread_t *` if it is already known, otherwise 0.
     pub thread: u64,
 }
 
@@ -109,7 +109,7 @@ unsafe fn kernel_frames<C: EbpfContext>(ctx: &C, scratch: *mut Scratch) {
     }
 }
 
-/// What the collector is doing on the thread, and [`StackEvent::MAJOR`] or [`StackEvent::MINOR`] where that is known.
+/// What the collector is doing on the thread, and [`StackEvent::MAJOR`] or [`StackEvent::MINOR`] if the kind of cycle is known.
 #[inline(always)]
 fn gc_activity(image: &ImageConfig, bias: u64, occasion: &Occasion) -> (GcActivity, u32) {
     let key = u64::from(occasion.tgid) << 32 | u64::from(occasion.tid);
@@ -119,7 +119,7 @@ fn gc_activity(image: &ImageConfig, bias: u64, occasion: &Occasion) -> (GcActivi
         return (GcActivity::None, 0);
     }
     if image.stack.place == StackPath::NONE {
-        // A GC library's VM is in another image, and without a path the phases cannot be distinguished.
+        // The VM of a GC library is in another image, and without a path the phases cannot be distinguished.
         return (GcActivity::Other, 0);
     }
     let objspace = (|| {
@@ -131,7 +131,7 @@ fn gc_activity(image: &ImageConfig, bias: u64, occasion: &Occasion) -> (GcActivi
         return (GcActivity::Other, 0);
     };
     let mode = (flags & image.mode_mask) >> (image.stack.mode_shift & 31);
-    // While no mode is set the reasons may be those of the cycle before: gc_start sets them first.
+    // While no mode is set, the reasons may be those of the previous cycle: gc_start sets the reasons before the mode.
     let kind = if mode == 0 || image.stack.gc_info == 0 {
         0
     } else {

@@ -1,10 +1,10 @@
 //! Whether threads of watched programs have a CPU: the states of their native threads in the scheduler, and how these divide
 //! the times of their GVL states.
 //!
-//! These are raw tracepoints. Programs on ordinary ones are skipped where a CPU switches from a thread that was preempted in a bpf(2)
-//! call on a map (`bpf_prog_active`, kernel/trace/bpf_trace.c), as gctrace's own do. Still some kernels do not report every switch (seen
-//! on a sandbox's, where those from its own agent are missing in the kernel's own trace, too); a thread then seems to wait for its CPU
-//! while it has it. Where that shows, the CPU time that the kernel has charged replaces the switches not seen (`gvl_switch_unseen`).
+//! These are raw tracepoints. Programs on ordinary ones are skipped when a CPU switches from a thread that was preempted in a bpf(2)
+//! call on a map (`bpf_prog_active`, kernel/trace/bpf_trace.c), as gctrace's own threads can be. Still, some kernels do not report every
+//! switch (seen on a sandbox's, where those from its own agent are missing in the kernel's own trace, too); a thread then seems to wait for
+//! its CPU while it has it. When that is noticed, the CPU time that the kernel has charged replaces the switches not seen (`gvl_switch_unseen`).
 
 use aya_ebpf::{
     helpers::{bpf_get_current_task, bpf_ktime_get_ns, bpf_probe_read_kernel},
@@ -74,7 +74,7 @@ pub fn woken(ctx: &RawTracePointContext) {
 #[inline(always)]
 fn enter(tid: u32, state: u32, switched: u64) {
     let Some(task) = GVL_TASKS.get_ptr_mut(&tid) else { return };
-    // Of an epoch that is over it stays as it was then, until its thread is seen again.
+    // An entry of a past epoch stays as it was then, until its thread is seen again.
     // SAFETY: a map value pointer, valid while the program runs.
     if closed() || unsafe { (*task).epoch } != gvl_gate().epoch {
         return;
@@ -118,7 +118,7 @@ unsafe fn change(task: *mut GvlTask, by: impl FnOnce(&mut GvlTask)) {
     }
 }
 
-/// A thread is registered, in the state that it has been in so far. `own`: it is the one that runs.
+/// Adds a thread's times up to now to the state that it has been in, and registers its native thread. `own`: it is the running thread.
 #[inline(always)]
 pub fn sync_task(hit: &Hit, thread: &mut GvlThread, own: bool, now: u64) {
     if config().task_charged == 0 {
@@ -130,9 +130,9 @@ pub fn sync_task(hit: &Hit, thread: &mut GvlThread, own: bool, now: u64) {
     }
     let task = GVL_TASKS.get_ptr_mut(&tid);
     if let Some(task) = task {
-        // SAFETY: a map value pointer, valid while the program runs; only the thread that runs there writes these two.
+        // SAFETY: a map value pointer, valid while the program runs; only the thread that runs on it writes these two.
         let held = unsafe { (*task).owner == thread.id && (*task).epoch == hit.gate.epoch };
-        // A thread that returns to a native thread after it ran on another one has clocks of that one.
+        // A thread that returns to a native thread after it ran on another one has the clocks of the other one.
         let known = held && thread.header.tid == tid;
         if known {
             let clocks = clocks(task, now);
@@ -175,22 +175,22 @@ pub fn sync_task(hit: &Hit, thread: &mut GvlThread, own: bool, now: u64) {
     thread.clocks = [0; 3];
 }
 
-/// A thread is seen again after the gate was closed at that time. What its native thread did until then divides the state that it was in.
+/// A thread is seen again after the gate was closed at `closed_ns`. Adds what its native thread did until then to the state that it was in.
 #[inline(always)]
 pub fn interrupted(thread: &mut GvlThread, closed_ns: u64) {
     if config().task_charged == 0 || closed_ns < thread.reported_ns {
         return;
     }
     let Some(task) = GVL_TASKS.get_ptr_mut(&thread.header.tid) else { return };
-    // SAFETY: a map value pointer, valid while the program runs. Nobody changes a task whose epoch is over.
+    // SAFETY: a map value pointer, valid while the program runs. Nothing changes a task of a past epoch.
     let (owner, epoch, clocks) = unsafe { ((*task).owner, (*task).epoch, (*task).clocks_at(closed_ns)) };
     if owner == thread.id && epoch == thread.epoch {
         thread.report(Some(clocks), closed_ns);
     }
 }
 
-/// The thread that runs has a CPU, if it has a task of this epoch: a global function, which the verifier walks once and not for each way to it.
-/// Returns 0.
+/// Marks the running thread as being on a CPU, if it has a task of this epoch: a global function, which the verifier walks once and not once
+/// per path to it. Returns 0.
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn verified_once_3_has_cpu(tid: u64, epoch: u64, now: u64) -> u64 {
@@ -203,7 +203,7 @@ extern "C" fn verified_once_3_has_cpu(tid: u64, epoch: u64, now: u64) -> u64 {
     0
 }
 
-/// The task of the thread that runs: it is on a CPU, whether it was seen to get there or not.
+/// Marks the task of the running thread as being on a CPU, whether its switch to it was seen or not.
 #[inline(always)]
 fn has_cpu(task: *mut GvlTask, now: u64) {
     // SAFETY: a map value pointer, valid while the program runs.
@@ -219,8 +219,8 @@ fn has_cpu(task: *mut GvlTask, now: u64) {
     }
 }
 
-/// Copies the times of the thread that runs, where the states of threads are watched, and returns the epoch in which they began plus 1;
-/// otherwise 0, and what is copied is undefined.
+/// Copies the times of the running thread, if the states of threads are watched, and returns the epoch in which they began, plus 1.
+/// Otherwise returns 0, and the copy is undefined.
 ///
 /// # Safety
 /// `to` must be valid for writing and 8-byte aligned.
@@ -236,14 +236,14 @@ pub unsafe fn own_times(tid: u32, now: u64, to: *mut OwnTimes) -> u32 {
         let from: *const u64 = own.cast();
         let to: *mut u64 = to.cast();
         for word in 0..size_of::<OwnTimes>() / 8 {
-            // Volatile, or LLVM makes a call to memcpy of it, which BPF lacks.
+            // Volatile, or LLVM turns it into a call of memcpy, which BPF lacks.
             to.add(word).write_volatile(from.add(word).read_volatile());
         }
     }
     epoch
 }
 
-/// The same into [`OWN_TIMES`]: a global function, which the verifier walks once and not for each way to it.
+/// The same into [`OWN_TIMES`]: a global function, which the verifier walks once and not once per path to it.
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn verified_once_2_own_times(tid: u64, now: u64) -> u64 {
@@ -266,7 +266,7 @@ extern "C" fn verified_once_2_own_times(tid: u64, now: u64) -> u64 {
     // SAFETY: as above; only this thread uses this key.
     let own = unsafe { &mut *own };
     *own = OwnTimes { clocks, ..OwnTimes::UNKNOWN };
-    // SAFETY: as above; only the thread that runs there writes these two.
+    // SAFETY: as above; only the thread that runs on it writes these two.
     let (owner, key) = unsafe { ((*task).owner, (*task).key) };
     if let Some(thread) = GVL_THREADS.get_ptr(&key) {
         // SAFETY: as above.
@@ -289,20 +289,20 @@ extern "C" fn verified_once_2_own_times(tid: u64, now: u64) -> u64 {
     u64::from(gate.epoch.wrapping_add(1))
 }
 
-/// A native thread ends: its thread's account is closed, if it is still there.
+/// A native thread ends: completes the times of its thread, if the thread still exists, and removes the task.
 #[inline(always)]
 pub fn ended(tid: u32, now: u64) {
     let Some(task) = GVL_TASKS.get_ptr_mut(&tid) else { return };
     // SAFETY: a map value pointer, valid while the program runs.
     let (key, owner, epoch) = unsafe { ((*task).key, (*task).owner, (*task).epoch) };
     let gate = gvl_gate();
-    // What came after the gate was closed is in no time of the thread.
+    // Time after the gate was closed does not count for the thread.
     let over = gate.level == GvlGate::CLOSED || gate.epoch != epoch;
     let until = if over { gvl_closed(epoch) } else { now };
     if let Some(thread) = GVL_THREADS.get_ptr_mut(&key) {
         // SAFETY: as above.
         let thread = unsafe { &mut *thread };
-        // Up to 3.1 a native thread is kept for a while after its thread has ended, which is not seen.
+        // Up to 3.1 a native thread is kept for a while after its thread has ended, and that end is not seen.
         let kept = thread.state == GvlState::Away as u32
             && any_image(thread.header.image)
                 .is_some_and(|image| image.gvl.by == GvlPath::BY_TID && image.gvl.thread_ractor == 0);
@@ -315,7 +315,7 @@ pub fn ended(tid: u32, now: u64) {
     let _was_there = GVL_TASKS.remove(&tid);
 }
 
-/// A task's clocks. It may be changed meanwhile: the reading thread may lose its CPU at any moment, and the scheduler updates those of
+/// A task's clocks. They may change meanwhile: the reading thread may lose its CPU at any moment, and the scheduler updates those of
 /// other threads on other CPUs.
 #[inline(always)]
 fn clocks(task: *const GvlTask, now: u64) -> Clocks {

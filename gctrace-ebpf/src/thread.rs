@@ -1,4 +1,4 @@
-//! From the thread at the probe to the data that the VM has per thread and per Ractor.
+//! How to get from the thread at the probe to the data that the VM has per thread and per Ractor.
 
 use aya_ebpf::helpers::{bpf_get_current_task, bpf_probe_read_kernel};
 
@@ -20,7 +20,7 @@ pub fn pointer() -> Option<u64> {
 }
 
 /// Address of a thread-local block: `module` is the address of the word that holds the image's TLS module id,
-/// `dtv_entry` the bytes from entry to entry of the dynamic thread vector.
+/// `dtv_entry` the size of an entry of the dynamic thread vector, bytes.
 #[inline(always)]
 pub fn tls_block(pointer: u64, module: u64, dtv_entry: u32) -> Option<u64> {
     let module: u64 = usermem::read(module)?;
@@ -43,7 +43,7 @@ pub fn block(admitted: &Admitted) -> Option<u64> {
     tls_block(pointer, admitted.vm_base()?.wrapping_add(path.module), path.dtv_entry)
 }
 
-/// Address of the current thread's own count of allocated bytes; 0 where the thread has none yet, so that its count is 0.
+/// Address of the current thread's own count of allocated bytes; 0 if the thread has none yet, so that its count is 0.
 /// `block`: see [`block`].
 #[inline(always)]
 pub fn local(admitted: &Admitted, block: u64) -> Option<u64> {
@@ -55,14 +55,14 @@ pub fn local(admitted: &Admitted, block: u64) -> Option<u64> {
 }
 
 /// The current thread's block of the TLS module of a library that was loaded at run time; 0 if the thread has not used it
-/// yet (glibc makes it then; musl makes it for all threads when it loads the library).
+/// yet (glibc creates it at the first use; musl creates it for all threads when it loads the library).
 #[inline(always)]
 fn lazy_block(admitted: &Admitted, slot: u64) -> Option<u64> {
     let module: u64 = usermem::read(slot)?;
     block_of(pointer()?, module, admitted.image.thread.dtv_entry)
 }
 
-/// The block of a TLS module of the thread with that thread pointer; 0 if there is none yet.
+/// The block of a TLS module for the thread with this thread pointer; 0 if it does not exist yet.
 #[inline(always)]
 fn block_of(pointer: u64, module: u64, stride: u32) -> Option<u64> {
     /// `TLS_DTV_UNALLOCATED` (glibc, sysdeps/generic/dl-dtv.h).
@@ -70,7 +70,7 @@ fn block_of(pointer: u64, module: u64, stride: u32) -> Option<u64> {
     const GLIBC_ENTRY: u32 = 16;
     let vector: u64 = usermem::read(pointer.wrapping_add(8))?;
     if stride == GLIBC_ENTRY {
-        // The number of entries is before the first; a thread's vector grows when the thread needs it.
+        // The number of entries is stored before the first one; a thread's vector grows when the thread needs it.
         let entries: u64 = usermem::read(vector.wrapping_sub(u64::from(GLIBC_ENTRY)))?;
         if module > entries {
             return Some(0);
@@ -80,7 +80,7 @@ fn block_of(pointer: u64, module: u64, stride: u32) -> Option<u64> {
     Some(if block == UNALLOCATED { 0 } else { block })
 }
 
-/// Address of the current thread's block of a TLS module, or its thread pointer for the module 0; 0 where the thread has no block yet.
+/// Address of the current thread's block of a TLS module, or its thread pointer for module 0; 0 if the thread has no block yet.
 /// `dtv_entry`: see [`tls_block`].
 #[inline(always)]
 pub fn module_block(module: u64, dtv_entry: u32) -> Option<u64> {

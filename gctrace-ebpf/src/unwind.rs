@@ -1,4 +1,4 @@
-//! Walking a native stack by unwind tables (x86-64). The tables are made in user space; see `gctrace_common::unwind`.
+//! Walking a native stack by unwind tables (x86-64). User space builds the tables; see `gctrace_common::unwind`.
 //!
 //! Searches do not branch on what they find: the verifier follows both sides of each branch, so sixteen of them in a row
 //! would be 65 thousand paths. They add a masked half instead.
@@ -19,15 +19,15 @@ use crate::{
     usermem::{self, Registers, opaque},
 };
 
-/// Frames that one program walks before it calls the next one; with the Ruby stack's programs this stays below the number of
-/// tail calls that the kernel allows.
+/// Number of frames that one program walks before it calls the next one; together with the programs of the Ruby stack this stays below
+/// the number of tail calls that the kernel allows.
 const FRAMES_PER_PROGRAM: usize = 64;
-/// Frames that a function walks which the verifier walks once.
+/// Number of frames that one call of a function walks, which the verifier walks once.
 const FRAMES_PER_CALL: usize = 8;
 
 /// A family whose programs walk native stacks.
 pub trait Unwinds: Family {
-    /// Walks [`FRAMES_PER_CALL`] frames in the scratch of a slot.
+    /// Walks up to [`FRAMES_PER_CALL`] frames in the scratch of a slot. Returns [`MORE`] or how the walk ended ([`cut_by`]).
     fn native_frames(slot: u32) -> u64;
 }
 
@@ -45,7 +45,7 @@ impl Unwinds for Probe {
     }
 }
 
-/// The stage: walks the native stack in as many programs as it takes, emits its record, and continues with the Ruby stack.
+/// The stage: walks the native stack in as many programs as needed, emits its record, and continues with the Ruby stack.
 #[inline(always)]
 pub fn native<F: Unwinds, C: EbpfContext>(ctx: &C, registers: impl FnOnce() -> Option<Registers>) {
     let Some((slot, scratch)) = F::claimed() else { return count(Counter::StackNotWalked) };
@@ -78,7 +78,7 @@ pub fn native<F: Unwinds, C: EbpfContext>(ctx: &C, registers: impl FnOnce() -> O
     count(Counter::StackNotWalked);
 }
 
-/// Prepares the walk of the thread's stack; `false`: its registers are not known.
+/// Prepares the walk of the thread's stack; returns `false` if its registers are not known.
 #[inline(always)]
 fn begin(native: &mut Native, head: &StackEvent, registers: impl FnOnce() -> Option<Registers>) -> bool {
     count(Counter::NativeStacks);
@@ -120,7 +120,7 @@ fn emit(native: &mut Native, head: &mut StackEvent, end: u64) {
 /// There may be more frames.
 const MORE: u64 = 0;
 
-/// How a walk ended, where 0 means that it did not.
+/// Encodes how a walk ended; 0 means that it has not ended.
 #[inline(always)]
 fn cut_by(end: NativeEnd) -> u64 {
     end as u64 + 1
@@ -135,7 +135,7 @@ extern "C" fn verified_once_tick_native(slot: u64) -> u64 {
     some_frames(unsafe { &mut (*scratch).native })
 }
 
-/// The same of a stack at a probe.
+/// The same for a stack at a probe.
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn verified_once_probe_native(slot: u64) -> u64 {
@@ -154,7 +154,7 @@ fn some_frames(native: &mut Native) -> u64 {
     if native.event.count as usize >= MAX_NATIVE_FRAMES { cut_by(NativeEnd::Truncated) } else { MORE }
 }
 
-/// Records the frame and goes to its caller.
+/// Records the frame and moves to its caller. Returns how the walk ended, if it did.
 #[inline(always)]
 fn frame(native: &mut Native) -> Option<NativeEnd> {
     let ip = native.ip;
@@ -176,7 +176,7 @@ fn frame(native: &mut Native) -> Option<NativeEnd> {
     }
 }
 
-/// Goes to the caller by a row.
+/// Moves to the caller according to a row.
 #[inline(always)]
 fn apply(native: &mut Native, row: UnwindRow) -> Option<NativeEnd> {
     let kind = row.kind & UnwindRow::KIND_MASK;
@@ -204,11 +204,11 @@ fn apply(native: &mut Native, row: UnwindRow) -> Option<NativeEnd> {
         UnwindRow::NONE => return Some(NativeEnd::NoRow),
         _ => return Some(NativeEnd::Unsupported),
     };
-    // The stack grows downwards: a caller's frame is above.
+    // The stack grows downwards: a caller's frame is at a higher address.
     if cfa <= native.sp {
         return Some(NativeEnd::ReadFailed);
     }
-    // Return address and saved rbp are mostly close together, and a read of one costs as much as one of both.
+    // Return address and saved rbp are usually close together, and reading one costs as much as reading both.
     let near = row.rbp < 0 && row.rbp >= -(UNWIND_WINDOW as i8);
     if near && read_window(native, cfa.wrapping_sub(8 * UNWIND_WINDOW as u64)) {
         native.ip = native.window[UNWIND_WINDOW - 1];
@@ -236,7 +236,7 @@ fn apply(native: &mut Native, row: UnwindRow) -> Option<NativeEnd> {
     if native.ip == 0 { Some(NativeEnd::Complete) } else { None }
 }
 
-/// Copies the words from an address on.
+/// Copies the words from an address on into the window.
 #[inline(always)]
 fn read_window(native: &mut Native, address: u64) -> bool {
     let window = (&raw mut native.window).cast();
@@ -245,7 +245,7 @@ fn read_window(native: &mut Native, address: u64) -> bool {
         .is_ok()
 }
 
-/// Goes to the code that a signal interrupted: the registers are in the `struct ucontext` that `rsp` points to
+/// Moves to the code that a signal interrupted: its registers are in the `struct ucontext` that `rsp` points to
 /// (arch/x86/include/uapi/asm/ucontext.h).
 #[inline(always)]
 fn signal(native: &mut Native) -> Option<NativeEnd> {
@@ -264,7 +264,7 @@ fn signal(native: &mut Native) -> Option<NativeEnd> {
     None
 }
 
-/// Makes the mapping of an address the current one.
+/// Makes the mapping of an address the current one. Returns whether there is one.
 #[inline(always)]
 fn find_mapping(native: &mut Native, pc: u64) -> bool {
     let Some(chunk) = chunk(native.mappings as u32) else { return false };
@@ -311,17 +311,17 @@ fn chunk(number: u32) -> Option<&'static Chunk> {
     if number == 0 { None } else { CHUNKS.get(number) }
 }
 
-/// The index within an array of `len` entries, a power of two. Where LLVM knows the bound by itself it leaves the mask out,
-/// and Linux 5.10 does not ("math between map_value pointer and register with unbounded min value is not allowed").
+/// The index within an array of `len` entries, a power of two. If LLVM can prove the bound by itself, it omits the mask, but
+/// Linux 5.10 cannot prove it ("math between map_value pointer and register with unbounded min value is not allowed").
 #[inline(always)]
 fn within(index: usize, len: usize) -> usize {
     opaque(index as u64) as usize & (len - 1)
 }
 
-/// `half` if `key <= wanted`, else 0, without a branch.
+/// `half` if `key <= wanted`, otherwise 0, without a branch.
 #[inline(always)]
 fn masked(key: u64, wanted: u64, half: usize) -> usize {
-    // LLVM must learn neither that this is a comparison nor that its sign is one of two values, or it makes a branch of it.
+    // LLVM must learn neither that this is a comparison nor that its sign is one of two values, or it turns it into a branch.
     let below = opaque(wanted.wrapping_sub(key)) as i64 >> 63;
     half & !(opaque(below as u64) as usize)
 }

@@ -10,7 +10,7 @@ use aya_ebpf::{
 #[cfg(bpf_target_arch = "x86_64")]
 use crate::maps::config;
 
-/// Reads one plain value at an address of the current process. Never faults: a page that is not present is `None`.
+/// Reads one plain value at an address of the current process. Never faults: returns `None` if the page is not present.
 #[inline(always)]
 pub fn read<T>(address: u64) -> Option<T> {
     // SAFETY: the helper checks the address; T is an integer everywhere this is used.
@@ -23,8 +23,8 @@ pub fn read<T>(address: u64) -> Option<T> {
 /// `target` must be valid for `MAX` bytes of writing.
 #[inline(always)]
 pub unsafe fn copy<const MAX: u32>(address: u64, len: u32, target: *mut u8) -> Result<(), ()> {
-    /// The helper with the whole register as length: for a shorter one the compiler passes a register and tests the copy that
-    /// it has shortened, which the verifier does not connect ("R2 unbounded memory access").
+    /// The helper with the whole register as length: for a shorter type the compiler passes a register and tests the copy that
+    /// it has truncated, which the verifier does not connect ("R2 unbounded memory access").
     type Read = unsafe extern "C" fn(target: *mut u8, len: u64, address: u64) -> i64;
     /// `BPF_FUNC_probe_read_user` (include/uapi/linux/bpf.h).
     const READ: usize = 112;
@@ -33,7 +33,7 @@ pub unsafe fn copy<const MAX: u32>(address: u64, len: u32, target: *mut u8) -> R
 
     // The verifier requires both bounds on the value it passes: "R2 min value is negative" otherwise. Linux 5.10 forgets
     // them when the value goes through the stack ("invalid access to memory, mem_size=3160 off=88 size=65535"), so the
-    // compiler must treat it as a new one.
+    // compiler must treat it as a new value.
     let len = opaque(u64::from(len));
     if len == 0 || len > u64::from(MAX) {
         return Err(());
@@ -89,7 +89,7 @@ pub struct Registers {
     pub bp: u64,
 }
 
-/// Registers that the thread had in user mode, when a tick interrupted it there or in the kernel.
+/// User-mode registers of the thread, which a tick interrupted in user mode or in the kernel.
 #[cfg(bpf_target_arch = "x86_64")]
 #[inline(always)]
 pub fn tick_registers(ctx: &PerfEventContext) -> Option<Registers> {
@@ -121,7 +121,7 @@ fn entry_registers() -> Option<Registers> {
     const CS: u64 = 17;
     const RSP: u64 = 19;
     const PT_REGS: u64 = 168;
-    /// Of kernels before 5.15; twice as much with `CONFIG_KASAN`, which the check of the code segment then notices.
+    /// In kernels before 5.15; twice as much with `CONFIG_KASAN`, which the check of the code segment then detects.
     const THREAD_SIZE: u64 = 16 << 10;
     /// `__USER_CS`: 64-bit code in user mode.
     const USER_CS: u64 = 0x33;
@@ -174,7 +174,7 @@ pub fn volatile_stack_pointer(ctx: &ProbeContext) -> u64 {
 #[inline(always)]
 pub fn register(ctx: &ProbeContext, number: u8) -> u64 {
     // Each arm is a load at a constant offset: the verifier refuses variable offsets into the context ("dereference of modified ctx
-    // ptr"), which the compiler makes of loads that it can move behind the arms.
+    // ptr"), which the compiler would generate from loads that it can move behind the arms.
     // SAFETY: as above.
     let regs = unsafe { &*ctx.regs };
     match number {
@@ -197,7 +197,7 @@ pub fn register(ctx: &ProbeContext, number: u8) -> u64 {
     }
 }
 
-/// Registers around a call of a C function: its result, its first two arguments, and those that it preserves.
+/// Registers around a call of a C function: its result, its first two arguments, and the registers that it preserves.
 pub struct CallRegisters {
     pub result: u64,
     pub first: u64,
@@ -226,8 +226,8 @@ impl CallRegisters {
     }
 }
 
-/// Reads all of them at once: where each way through a program reads another one, the compiler makes one load of that at an offset that
-/// depends on the way, which the verifier refuses.
+/// Reads all of them at once: if each path through a program read a different one, the compiler would merge them into one load at an
+/// offset that depends on the path, which the verifier refuses.
 #[cfg(bpf_target_arch = "x86_64")]
 #[inline(always)]
 pub fn call_registers(ctx: &ProbeContext) -> CallRegisters {
@@ -246,7 +246,7 @@ pub fn call_registers(ctx: &ProbeContext) -> CallRegisters {
     }
 }
 
-/// No call on aarch64 is probed yet.
+/// No calls are probed on aarch64 yet.
 #[cfg(bpf_target_arch = "aarch64")]
 #[inline(always)]
 pub fn call_registers(_ctx: &ProbeContext) -> CallRegisters {

@@ -24,12 +24,12 @@ mod steps;
 
 use steps::{Next, cut, step};
 
-/// Steps (control frames, and environments of blocks) that one program takes. With 33 tail calls (32 before Linux 5.16)
+/// Number of steps (control frames, and environments of blocks) that one program takes. With 33 tail calls (32 before Linux 5.16)
 /// this reaches beyond [`MAX_RUBY_FRAMES`].
 const STEPS: u32 = 192;
-/// Steps that a function takes which the verifier walks once.
+/// Number of steps that one call of a function takes, which the verifier walks once.
 const STEPS_PER_CALL: u32 = 8;
-/// Finds the thread's control frames; an error is noted in the record, and then there are none.
+/// Finds the thread's control frames. On an error, the record gets a flag, and the thread has no frames.
 #[inline(always)]
 pub fn prepare(scratch: *mut Scratch, image: &ImageConfig, bias: u64, thread: u64) {
     let (stack, next, end, flag) = match frames(&image.stack, bias, thread) {
@@ -54,7 +54,7 @@ pub fn prepare(scratch: *mut Scratch, image: &ImageConfig, bias: u64, thread: u6
     }
 }
 
-/// Where the VM stack of the running thread begins, and the bounds of its control frames; or the flag that says why there are none.
+/// The start of the VM stack of the running thread, and the bounds of its control frames; or the flag that says why there are none.
 #[inline(always)]
 fn frames(path: &StackPath, bias: u64, thread: u64) -> Result<(u64, u64, u64), u32> {
     if path.place == StackPath::NONE {
@@ -81,7 +81,7 @@ fn frames(path: &StackPath, bias: u64, thread: u64) -> Result<(u64, u64, u64), u
     bounds().ok_or(StackEvent::BAD_CONTEXT)
 }
 
-/// The bounds of the control frames of the running thread, if they are sound.
+/// The bounds of the control frames of the running thread, if they are consistent.
 #[inline(always)]
 pub fn current_frames(path: &StackPath, bias: u64) -> Option<(u64, u64)> {
     frames(path, bias, 0).ok().map(|(_, frame, last)| (frame, last))
@@ -114,7 +114,7 @@ pub fn context(path: &StackPath, bias: u64) -> Option<(u64, u64)> {
 
 /// A family whose programs walk Ruby stacks.
 pub trait Walks: Family {
-    /// Takes [`STEPS_PER_CALL`] steps in the scratch of a slot.
+    /// Takes up to [`STEPS_PER_CALL`] steps in the scratch of a slot. Returns [`MORE`], [`DONE`] or [`LOST`].
     fn ruby_steps(slot: u32) -> u64;
 }
 
@@ -162,7 +162,7 @@ pub fn ruby<F: Walks, C: EbpfContext>(ctx: &C) {
     }
     // SAFETY: nothing is left to be dropped.
     unsafe { F::stages().tail_call(ctx, stage::RUBY) };
-    // As many calls as the kernel allows.
+    // The kernel allows no more tail calls.
     // SAFETY: the scratch is this program's until it is released.
     unsafe { cut(scratch, StackEvent::TRUNCATED) };
     emit(scratch);
@@ -171,7 +171,7 @@ pub fn ruby<F: Walks, C: EbpfContext>(ctx: &C) {
 
 /// The stack may have more frames.
 const MORE: u64 = 0;
-/// It is complete.
+/// The stack is complete.
 const DONE: u64 = 1;
 /// There is no such scratch or image, which is impossible.
 const LOST: u64 = 2;
@@ -191,7 +191,7 @@ extern "C" fn verified_once_probe_ruby(slot: u64) -> u64 {
     ruby_steps(&PROBE_SCRATCH, slot as u32)
 }
 
-/// Steps of the stack of a thread that leaves its CPU.
+/// Steps of a stack at a tracepoint, or of the stack of a thread that leaves its CPU or is back on it.
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn verified_once_switch_ruby(slot: u64) -> u64 {
@@ -213,10 +213,10 @@ fn ruby_steps(scratches: &Array<Scratch>, slot: u32) -> u64 {
     MORE
 }
 
-/// A program that runs for half a second must be named while it runs, so the first stacks of a process wake the reader.
-/// Later ones wait for its timer, or for the end of the process (`sample::last_chance`): a wake-up from a tick is an interrupt
-/// that the CPU sends to itself, which on a virtual machine costs as much as a stack of 100 frames (4.5 µs measured), and the
-/// traced thread is then preempted by the reader.
+/// Threshold of the number of a process's stack record, up to which the record wakes the reader: a program that runs for half a second must
+/// be named while it runs. Later records wait for the reader's timer, or for the end of the process (`sample::last_chance`): a wakeup from
+/// a tick is an interrupt that the CPU sends to itself, which on a virtual machine costs as much as a stack of 100 frames (4.5 µs measured),
+/// and the traced thread is then preempted by the reader.
 const PROMPT: u64 = 1024;
 
 /// Submits the record.

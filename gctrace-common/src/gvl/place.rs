@@ -1,22 +1,22 @@
-//! Where the GVL of an image is found, and what its probes need to know.
+//! How the GVL of an image is found, and what its probes need to know.
 
 #[cfg(feature = "user")]
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
-/// How the threads of an image are distinguished and their GVL is found.
+/// How the threads of an image are distinguished and how their GVL is found.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[cfg_attr(feature = "user", derive(FromBytes, Immutable, IntoBytes, KnownLayout))]
 #[repr(C)]
 pub struct GvlPath {
-    /// One of the constants.
+    /// One of the constants below.
     pub by: u32,
-    /// Byte offset of `ractor` in `rb_thread_t`; 0: the GVL is an argument at the probe.
+    /// Byte offset of `ractor` in `rb_thread_t`; 0: the GVL is an argument of the probed function.
     pub thread_ractor: u32,
-    /// Where the condition variable is on which a thread waits for the GVL. Zero unless futexes are looked at.
+    /// Where the condition variable is on which a thread waits for the GVL. Zero unless futexes are watched.
     pub futex: FutexPath,
 }
 
-/// How a wait for the GVL is recognised by the futex that the thread waits on. Offsets are in `rb_thread_t` where nothing else is said.
+/// How a wait for the GVL is recognised by the futex that the thread waits on. Offsets are in `rb_thread_t` unless stated otherwise.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[cfg_attr(feature = "user", derive(FromBytes, Immutable, IntoBytes, KnownLayout))]
 #[repr(C)]
@@ -26,33 +26,33 @@ pub struct FutexPath {
     pub cond: u32,
     /// Byte offset of `nt`; 0: the condition variable is in `rb_thread_t`.
     pub native: u32,
-    /// Byte offset of `thread_id`, a `pthread_t`, where the condition variable is in `rb_thread_t`.
+    /// Byte offset of `thread_id`, a `pthread_t`; used if the condition variable is in `rb_thread_t`.
     pub thread_id: u32,
     /// Byte offset of `sched.node.readyq` (from 3.3 on): a thread that waits for the GVL is in that list, one that sleeps on the
-    /// same condition variable is not. 0: `unblock` tells it.
+    /// same condition variable is not. 0: `unblock` distinguishes them.
     pub ready: u32,
     /// Byte offset of `unblock.func` (up to 3.2): null in a thread that waits for the GVL, set in one that sleeps.
     pub unblock: u32,
-    /// Byte offset of the pointer to what `owner` is in: the VM or the Ractor.
+    /// Byte offset of the pointer to the structure that contains `owner`: the VM or the Ractor.
     pub owner_in: u32,
-    /// Byte offset there of who holds the GVL (up to 3.2).
+    /// Byte offset of the holder of the GVL in that structure (up to 3.2).
     pub owner: u32,
     /// Zero.
     pub reserved: u32,
 }
 
-/// A thread that waits again on its condition variable within this time had not got the GVL if somebody held it when it
-/// woke, nanoseconds.
+/// A thread that waits again on its condition variable within this time, nanoseconds, had not acquired the GVL if the GVL had a
+/// holder when the thread woke.
 pub const GOES_ON_NS: u64 = 1_000_000;
 
 impl GvlPath {
     /// [`GvlPath::by`]: the GVL of this image is not watched.
     pub const NONE: u32 = 0;
-    /// By `rb_thread_t *`: a thread can go from one native thread to another (3.3 and later).
+    /// By `rb_thread_t *`: a thread can move from one native thread to another (3.3 and later).
     pub const BY_THREAD: u32 = 1;
-    /// By tid: each has a native thread of its own.
+    /// By tid: each thread has a native thread of its own.
     pub const BY_TID: u32 = 2;
-    /// By tid, and only what blocks on a futex is seen.
+    /// By tid, and only waits that block on a futex are seen.
     pub const BY_FUTEX: u32 = 3;
 }
 
@@ -60,20 +60,20 @@ impl GvlPath {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[repr(u32)]
 pub enum GvlPoint {
-    /// A thread begins.
+    /// A thread starts.
     Started = 0,
-    /// It wants the GVL.
+    /// It requests the GVL.
     Ready = 1,
-    /// It has got the GVL.
+    /// It has acquired the GVL.
     Resumed = 2,
-    /// It gives the GVL up.
+    /// It releases the GVL.
     Suspended = 3,
     /// It ends.
     Exited = 4,
 }
 
 impl GvlPoint {
-    /// All of them, in the order of their numbers.
+    /// All points, in the order of their numbers.
     pub const ALL: [Self; 5] = [Self::Started, Self::Ready, Self::Resumed, Self::Suspended, Self::Exited];
 
     /// The word used in messages.
@@ -88,19 +88,19 @@ impl GvlPoint {
     }
 }
 
-/// The attach cookie of a probe at a GVL point: which image, where the thread is, and which instruction it is.
+/// The attach cookie of a probe at a GVL point: the image, where to find the thread, and the instruction.
 ///
-/// Bit layout: 63..56 image, 55..52 register, 51 whether the thread is in memory, 50..36 how many bytes behind what the
-/// register holds (signed), 35..0 stated address.
+/// Bit layout: 63..56 image, 55..52 register, 51 whether the thread is in memory, 50..36 displacement from the register's value
+/// in bytes (signed), 35..0 stated address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct GvlCookie {
     /// Index into the `IMAGES` map.
     pub image: u8,
     /// Hardware number of the register (0 rax … 4 rsp … 15 r15).
     pub register: u8,
-    /// Whether the register leads to the eight bytes that hold the thread, instead of holding it.
+    /// Whether the thread is in the eight bytes of memory that the register leads to, instead of in the register.
     pub in_memory: bool,
-    /// Bytes from where the register points to those.
+    /// Byte offset of those eight bytes from the address in the register.
     pub displacement: i16,
     /// Stated address of the probed instruction.
     pub address: u64,
@@ -110,7 +110,7 @@ impl GvlCookie {
     const ADDRESS: u64 = (1 << 36) - 1;
     const DISPLACEMENT: u64 = (1 << 15) - 1;
 
-    /// Packs the cookie; [`GvlCookie::fits`] tells beforehand whether it can be.
+    /// Packs the cookie; [`GvlCookie::fits`] says beforehand whether its fields fit.
     pub const fn pack(self) -> u64 {
         (self.image as u64) << 56
             | (self.register as u64 & 15) << 52
@@ -119,7 +119,7 @@ impl GvlCookie {
             | self.address & Self::ADDRESS
     }
 
-    /// The inverse of [`GvlCookie::pack`]; total.
+    /// The inverse of [`GvlCookie::pack`]; never fails.
     pub const fn unpack(raw: u64) -> Self {
         Self {
             image: (raw >> 56) as u8,

@@ -5,54 +5,54 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 use super::GvlKey;
 
-/// For how long a native thread ran on a CPU, could have run, and could not, nanoseconds; by the constants of [`GvlTask`].
+/// How long a native thread was on a CPU, runnable, and blocked, nanoseconds; indexed by the constants of [`GvlTask`].
 pub type Clocks = [u64; 3];
 
 /// A native thread as the scheduler sees it: value of the `GVL_TASKS` map, keyed by tid. The scheduler's tracepoints change
-/// `state`, `since_ns` and `clocks`; so does a thread that runs although they did not tell it.
+/// `state`, `since_ns` and `clocks`; so does a thread that runs although they did not report it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[cfg_attr(feature = "user", derive(FromBytes, Immutable, IntoBytes, KnownLayout))]
 #[repr(C)]
 pub struct GvlTask {
     /// Odd while it is being changed.
     pub seq: u64,
-    /// Since when it has been in its state, nanoseconds.
+    /// Start of the current state, nanoseconds.
     pub since_ns: u64,
-    /// How long it has been in each state before.
+    /// Time spent in each state before that.
     pub clocks: Clocks,
-    /// CPU time that the kernel had charged it when it was switched to or from last, nanoseconds.
+    /// CPU time that the kernel had charged the thread when it was last switched to or from, nanoseconds.
     pub charged_ns: u64,
-    /// [`GvlThread::id`] of the thread that it runs.
+    /// [`GvlThread::id`] of the thread that runs on it.
     pub owner: u64,
-    /// The key of that.
+    /// The key of that thread.
     pub key: GvlKey,
-    /// One of the constants.
+    /// One of the constants below.
     pub state: u32,
-    /// [`GvlGate::epoch`] in which it was entered; in a later one nothing of it holds.
+    /// [`GvlGate::epoch`] in which the entry was made; in a later epoch the entry is invalid.
     pub epoch: u32,
 }
 
-/// The times of a thread up to a moment, or between two.
+/// The times of a thread up to a moment, or between two moments.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[cfg_attr(feature = "user", derive(FromBytes, Immutable, IntoBytes, KnownLayout))]
 #[repr(C)]
 pub struct OwnTimes {
-    /// The clocks of its native thread; [`CLOCKS_UNKNOWN`]: not all was seen.
+    /// The clocks of its native thread; [`CLOCKS_UNKNOWN`] if they are incomplete.
     pub clocks: Clocks,
-    /// Of them, what belongs to waits for the GVL; [`CLOCKS_UNKNOWN`] where that is not known.
+    /// The part of them that belongs to waits for the GVL; [`CLOCKS_UNKNOWN`] if unknown.
     pub waiting: Clocks,
-    /// Of them, what belongs to times without the GVL; known if `waiting` is.
+    /// The part of them that belongs to times without the GVL; known if `waiting` is.
     pub away: Clocks,
 }
 
-/// Clocks of which not all was seen.
+/// Clocks that are unknown because not everything was seen.
 pub const CLOCKS_UNKNOWN: Clocks = [u64::MAX; 3];
 
 impl OwnTimes {
     /// Nothing is known.
     pub const UNKNOWN: Self = Self { clocks: CLOCKS_UNKNOWN, waiting: CLOCKS_UNKNOWN, away: CLOCKS_UNKNOWN };
 
-    /// Leaves what the thread has done since then. In place, because a copy would need too much of the BPF stack.
+    /// Leaves what the thread has done since `then`. In place, because a copy would need too much of the BPF stack.
     #[inline]
     pub fn subtract(&mut self, then: &Self) {
         self.clocks = elapsed(&then.clocks, &self.clocks);
@@ -69,9 +69,9 @@ impl OwnTimes {
 }
 
 impl GvlTask {
-    /// It runs on a CPU.
+    /// The thread runs on a CPU.
     pub const CPU: u32 = 0;
-    /// It could run, and has no CPU.
+    /// It is runnable, but has no CPU.
     pub const RUNNABLE: u32 = 1;
     /// It sleeps, or waits for something.
     pub const BLOCKED: u32 = 2;
@@ -82,7 +82,7 @@ impl GvlTask {
         clocks_at(&self.clocks, self.state, self.since_ns, now_ns)
     }
 
-    /// It is on a CPU, and was not seen to get there. What the kernel has charged it since tells how long it has been.
+    /// The thread is on a CPU, and its switch to it was not seen. The CPU time charged since then says for how long.
     #[inline]
     pub fn unseen(&mut self, charged_ns: u64, now_ns: u64) {
         let ns = now_ns.saturating_sub(self.since_ns);
@@ -96,7 +96,7 @@ impl GvlTask {
         self.charged_ns = charged_ns;
     }
 
-    /// Its state changes.
+    /// The thread changes its state.
     #[inline]
     pub fn enter(&mut self, state: u32, now_ns: u64) {
         self.clocks = self.clocks_at(now_ns);
@@ -105,7 +105,7 @@ impl GvlTask {
     }
 }
 
-/// Clocks at a time, of a thread that has been in a state since then.
+/// The clocks at `now_ns` of a thread that has been in `state` since `since_ns`.
 #[inline]
 pub fn clocks_at(clocks: &Clocks, state: u32, since_ns: u64, now_ns: u64) -> Clocks {
     let ns = now_ns.saturating_sub(since_ns);
@@ -113,8 +113,8 @@ pub fn clocks_at(clocks: &Clocks, state: u32, since_ns: u64, now_ns: u64) -> Clo
     [clocks[0] + of(GvlTask::CPU), clocks[1] + of(GvlTask::RUNNABLE), clocks[2] + of(GvlTask::BLOCKED)]
 }
 
-/// What three clocks went forward by. [`GvlTask::unseen`] gives one clock what another one had: that goes back, and the others together
-/// stay behind by as much.
+/// How far three clocks advanced. [`GvlTask::unseen`] moves time from one clock to another: the one goes back, and the others
+/// together fall short by the same amount.
 #[inline]
 pub fn elapsed(before: &Clocks, now: &Clocks) -> Clocks {
     let forward = |from: u64, to: u64| {
@@ -137,8 +137,8 @@ mod tests {
         *,
     };
 
-    /// A native thread that was not seen to get its CPU has had it for as long as the kernel has charged it. What was reported before
-    /// that showed is not reported again, and all parts are still the whole.
+    /// A native thread whose switch to its CPU was not seen has had the CPU for as long as the kernel has charged it. What was reported
+    /// before that was noticed is not reported again, and the parts still add up to the whole.
     #[test]
     fn unseen() {
         let mut task = GvlTask { since_ns: 100, charged_ns: 7, ..GvlTask::default() };
@@ -156,14 +156,14 @@ mod tests {
         assert_eq!(task.clocks_at(300), [200, 0, 0]);
         tell(&mut t, &task, 310);
         assert_eq!(t.split[2], [130, 80, 0]);
-        // No more than the time that has passed, however much was charged; and nothing is charged back.
+        // At most the time that has passed, however much was charged; and nothing is charged back.
         task.enter(GvlTask::BLOCKED, 310);
         task.unseen(1_000_000, 330);
         assert_eq!(task.clocks_at(330), [230, 0, 0]);
         task.enter(GvlTask::BLOCKED, 330);
         task.unseen(0, 350);
         assert_eq!(task.clocks_at(350), [230, 0, 20]);
-        // A clock that was read too late does not go back either.
+        // A clock that was read too late does not go back, either.
         t.report(Some([0; 3]), 360);
         assert_eq!(t.split[2], [130, 80, 0]);
     }

@@ -1,37 +1,37 @@
-//! The search in a head that comes in pieces of which each is seen once, when it has been read: a later piece does not have what came before.
-//! Of what came before, the last 16 bytes are kept for it.
+//! The search in a head that arrives in pieces, each of which is seen once, when it has been read: a later piece does not contain the earlier
+//! ones. The last 16 bytes of what arrived before are kept for it.
 //!
-//! The servers that read so agree on lines that end by CR LF. Some take a lone LF for the end of a line, too (WEBrick up to 1.8), others for a part
-//! of a value: where one is seen, the search gives up. It also gives up where the request line does not end in `HTTP/1.0` or `HTTP/1.1`: a
-//! request of HTTP/0.9 has no headers, and what follows it is none of it.
+//! All servers that read like this accept CR LF as the end of a line. Some accept a lone LF, too (WEBrick up to 1.8), others treat it as part
+//! of a value: if one is seen, the search gives up. It also gives up if the request line does not end with `HTTP/1.0` or `HTTP/1.1`: a
+//! request of HTTP/0.9 has no headers, and what follows it does not belong to it.
 
 use super::{END, NAME_BYTES, NOTHING, ONES, RETURN, zeros};
 
-/// Bytes of a piece that are looked at in one go: half as many as [there](super), for the BPF stack, which the longest chain of calls has here.
+/// Number of bytes of a piece searched at a time: half of the [parent's](super), because the longest call chain on the BPF stack is here.
 pub const CHUNK_BYTES: usize = CHUNK_WORDS * 8;
 /// The same in words of 8 bytes, little-endian.
 pub const CHUNK_WORDS: usize = 8;
-/// Of those, bytes at which a line can end whose successor is known.
+/// Number of these bytes at which the end of a line can be decided, because enough bytes follow.
 pub const SEARCHED_BYTES: usize = CHUNK_BYTES - 16;
 
-/// What a part of a head has first, beside those of the [parent](super): a LF that ends no line.
+/// Result of a search, in addition to those of the [parent](super): an LF that does not end a line.
 pub const LONE: u64 = 1 << 11;
-/// Bytes of what came before that are kept, in words.
+/// Number of words kept from the end of what arrived before.
 pub const TAIL_WORDS: usize = 2;
 /// The same in bytes.
 pub const TAIL_BYTES: usize = TAIL_WORDS * 8;
-/// Longest head of a WEBrick that is searched: its `read_line` cuts lines behind 4096 bytes (`WEBrick::HTTPRequest`), so that the end of a longer one
-/// can be taken for the end of the head.
+/// Longest head of a WEBrick that is searched: its `read_line` cuts lines after 4096 bytes (`WEBrick::HTTPRequest`), so that the end of a
+/// longer one can be taken for the end of the head.
 pub const MAX_WEBRICK_HEAD: u32 = 4096;
-/// `HTTP/1.1` CR: what the request line ends in.
+/// Length of `HTTP/1.1` and CR, the end of the request line.
 pub const VERSION_BYTES: usize = 9;
 
 const LINE_FEED: u64 = b'\n' as u64;
 /// A word whose last byte is CR.
 const AFTER_RETURN: u64 = RETURN << 56;
 
-/// Looks for the ends of lines in a chunk of a head. The first byte of the chunk has been looked at, or is not a lone LF. `search_word` is
-/// [`search_word`], or calls it.
+/// Searches a chunk of a head for the ends of lines. The first byte of the chunk must have been searched before, or not be a lone LF.
+/// `search_word` is [`search_word`], or calls it.
 #[inline(always)]
 pub fn search(chunk: &[u64; CHUNK_WORDS], search_word: impl Fn(u64, u64, u64, u64) -> u64) -> u64 {
     let mut at = 0;
@@ -53,27 +53,27 @@ pub fn search(chunk: &[u64; CHUNK_WORDS], search_word: impl Fn(u64, u64, u64, u6
     NOTHING
 }
 
-/// The same in one word that follows another one, and that two others follow.
+/// The same for one word, which follows `before`, and which `next` and `last` follow.
 #[inline(always)]
 pub fn search_word(before: u64, word: u64, next: u64, last: u64) -> u64 {
     let returns = zeros(word ^ (ONES * RETURN));
     let is_first = zeros(before ^ (ONES * RETURN)) >> 56;
     let lone = zeros(word ^ (ONES * LINE_FEED)) & !(returns << 8 | is_first);
-    // The bytes before the first lone LF, or all.
+    // Mask of the bytes before the first lone LF, or of all bytes.
     let good = (lone & lone.wrapping_neg()).wrapping_sub(1);
     let found = super::search_word(word & good, next, last);
     if found == NOTHING && lone != 0 { LONE } else { found }
 }
 
-/// Bytes of a chunk that need not be looked at again, if `there` have come and it has nothing: the last of them is the first of the next chunk,
-/// which has to be one that has been looked at.
+/// Number of bytes of a chunk that need not be searched again, if `there` bytes have arrived and nothing was found. Less than
+/// [`SEARCHED_BYTES`], because the first byte of the next chunk must be one that has been searched.
 #[inline]
 pub const fn passed(there: u32) -> u32 {
     let whole = there.saturating_sub(NAME_BYTES as u32);
     if whole < SEARCHED_BYTES as u32 { whole } else { SEARCHED_BYTES as u32 - 1 }
 }
 
-/// Where the first LF of a chunk is, else [`NOTHING`].
+/// Position of the first LF in a chunk, or [`NOTHING`].
 #[inline(always)]
 pub fn first_line_end(chunk: &[u64; CHUNK_WORDS]) -> u64 {
     let mut at = 0;
@@ -87,26 +87,26 @@ pub fn first_line_end(chunk: &[u64; CHUNK_WORDS]) -> u64 {
     NOTHING
 }
 
-/// The number of the first byte that is 0x80 in a word of which one is.
+/// The number of the first byte that is 0x80, in a word that has at least one.
 #[inline(always)]
 const fn first_byte(marks: u64) -> u64 {
-    // The bytes below it are ones, each 0x01: their sum is their number.
+    // Each byte below it becomes 0x01: their sum is their number.
     let below = (marks & marks.wrapping_neg()).wrapping_sub(1) >> 7 & ONES;
     below.wrapping_mul(ONES) >> 56
 }
 
-/// Whether a request line ends in this, which CR and LF follow.
+/// Whether this is a version with which a request line ends, before CR and LF.
 #[inline(always)]
 pub const fn is_version(word: u64) -> bool {
     word == u64::from_le_bytes(*b"HTTP/1.1") || word == u64::from_le_bytes(*b"HTTP/1.0")
 }
 
-/// Looks for an end of a line that lies in the last bytes of what came before, `tail`, and is decided by the first 16 bytes of a new piece; zeros
-/// where fewer have come. Else [`LONE`] if the piece begins with a lone LF. What is found is a number from 3 on: the value of the header begins at
-/// the same number of the new piece less [`VALUE_BEFORE`].
+/// Searches for the end of a line that lies in `tail`, the last bytes of what arrived before, and is decided by the first 16 bytes of a new
+/// piece (zeros if fewer have arrived). Otherwise returns [`LONE`] if the piece begins with a lone LF. A header is returned as a number from 3
+/// on: in the new piece, its value begins at that number minus [`VALUE_BEFORE`].
 #[inline(always)]
 pub fn search_boundary(tail: [u64; TAIL_WORDS], piece: [u64; 2]) -> u64 {
-    // All LF of the tail have been looked at.
+    // All LFs of the tail have been searched.
     let found = super::search_word(tail[0], tail[1], piece[0]);
     if found != NOTHING {
         return found;
@@ -122,7 +122,7 @@ pub fn search_boundary(tail: [u64; TAIL_WORDS], piece: [u64; 2]) -> u64 {
 /// See [`search_boundary`].
 pub const VALUE_BEFORE: u64 = (TAIL_BYTES - NAME_BYTES - 1) as u64;
 
-/// The last 16 bytes after a piece of `len` bytes has come, 16 at most, without those that have been looked at to their end.
+/// The last 16 bytes after a piece of `len` bytes (at most 16) has arrived, without the bytes that have been decided.
 #[inline(always)]
 pub fn tail_after(tail: [u64; TAIL_WORDS], piece: [u64; 2], len: u64) -> [u64; TAIL_WORDS] {
     let [first, second] = if len >= 16 {
@@ -135,13 +135,13 @@ pub fn tail_after(tail: [u64; TAIL_WORDS], piece: [u64; 2], len: u64) -> [u64; T
     [first & UNDECIDED, second]
 }
 
-/// The bytes of the first word of a tail at which a line can end whose successor is not known yet.
+/// Mask of the bytes of a tail's first word at which the end of a line cannot be decided yet.
 const UNDECIDED: u64 = u64::MAX << (8 * (TAIL_BYTES - NAME_BYTES));
 
-/// The eight bytes that begin at this one of two words, 0 to 7.
+/// The eight bytes that begin at byte `byte` (0 to 7) of two words.
 #[inline(always)]
 const fn follows(word: u64, next: u64, byte: u64) -> u64 {
-    // A shift by 64 bits is none.
+    // A shift by 64 bits would shift nothing.
     if byte == 0 { word } else { word >> (byte * 8) | next << (64 - byte * 8) }
 }
 
@@ -155,7 +155,7 @@ mod tests {
 
     use super::*;
 
-    /// What is found in a head: values of headers, by their places in all of it, and how the search ends.
+    /// How the search in a head ends. (What is found are the positions of the header's values in the whole head.)
     #[derive(Debug, PartialEq, Eq)]
     enum Ends {
         More,
@@ -170,7 +170,7 @@ mod tests {
         core::array::from_fn(|at| u64::from_le_bytes(padded[at * 8..at * 8 + 8].try_into().unwrap()))
     }
 
-    /// As the kernel side goes through pieces.
+    /// Searches pieces the way the kernel side does.
     fn walk(pieces: &[&[u8]]) -> (Vec<usize>, Ends) {
         let (mut values, mut tail, mut before, mut is_first) = (Vec::new(), [0; TAIL_WORDS], 0, true);
         for piece in pieces {
@@ -226,7 +226,7 @@ mod tests {
         (values, Ends::More)
     }
 
-    /// The same byte by byte, in a head whose request line has come.
+    /// The same byte by byte, for a head whose request line has arrived.
     fn reference(head: &[u8]) -> (Vec<usize>, Ends) {
         let mut values = Vec::new();
         let first = head.iter().position(|byte| *byte == b'\n').unwrap();
@@ -256,7 +256,7 @@ mod tests {
         core::iter::once(first).chain(rest.chunks(len)).collect()
     }
 
-    /// Wherever the header is, in whatever pieces it comes, it is found once; so is the end, and nothing behind it.
+    /// Wherever the header is, and in whatever pieces the head arrives, it is found once; so is the end, and nothing after it.
     #[test]
     fn found_at_each_place() {
         for before in 0..300 {
@@ -278,7 +278,7 @@ mod tests {
         }
     }
 
-    /// What is not decided by the first piece, or by its line ends, is given up.
+    /// The search gives up if the first piece, or its line ends, leave the result open.
     #[test]
     fn given_up() {
         for head in [
@@ -298,7 +298,7 @@ mod tests {
         assert_eq!(walk(&twice), (vec![28, 43], Ends::End));
     }
 
-    /// Any bytes give what the plain search gives, in whatever pieces they come.
+    /// For any bytes, in whatever pieces they arrive, the result is that of the plain search.
     #[test]
     fn hostile() {
         let alphabet: &[&[u8]] = &[

@@ -18,7 +18,7 @@ use crate::{
     usermem, walk,
 };
 
-/// A thread requests its GVL, if its GVL is known yet. Only the queue is written here.
+/// A thread requests its GVL. Does nothing if its GVL is not known yet. Only the queue is written here.
 #[inline(always)]
 pub fn wanted(hit: &Hit, thread: &mut GvlThread, now: u64) {
     if thread.queued != 0 || (thread.lock == 0 && hit.thread == 0) {
@@ -51,13 +51,13 @@ pub fn got(hit: &Hit, thread: &mut GvlThread, step: Step, begin_ns: u64, now: u6
         // SAFETY: as above.
         unsafe { add(&raw mut lock.waiting, thread.queued.wrapping_neg()) };
         thread.queued = 0;
-        // The time at which the others began to wait is not known: it is now at the latest.
+        // The time at which the other threads began to wait is unknown: it is now at the latest.
         lock.waiting_ns = now;
     }
     hold
 }
 
-/// A thread releases its GVL. Returns whether another one has been waiting for it for about the threshold.
+/// A thread releases its GVL. Returns whether another thread has been waiting for it for about the threshold.
 #[inline(always)]
 pub fn given_up(hit: &Hit, thread: &mut GvlThread, step: Step, begin_ns: u64, now: u64) -> bool {
     let Some(lock) = find(hit, thread) else { return false };
@@ -72,7 +72,7 @@ pub fn given_up(hit: &Hit, thread: &mut GvlThread, step: Step, begin_ns: u64, no
         // Its name may have changed meanwhile.
         hold.holder.comm = thread.comm;
     } else if let Step::Paired(_) = step {
-        // When it acquired the GVL, the GVL was not known: a thread of 3.2 has no context when it begins.
+        // When the thread acquired the GVL, its GVL was not known: a thread of 3.2 has no context when it starts.
         begun(hit, thread, lock, begin_ns, now);
     } else {
         return false;
@@ -84,7 +84,7 @@ pub fn given_up(hit: &Hit, thread: &mut GvlThread, step: Step, begin_ns: u64, no
     waiting != 0 && now.wrapping_sub(lock.waiting_ns) >= threshold_ns - threshold_ns / 8
 }
 
-/// Whether a thread that runs holds a GVL for which another one waits.
+/// Whether a running thread holds a GVL for which another thread waits.
 #[inline(always)]
 pub fn blocks(tid: u32) -> bool {
     let gate = gvl_gate();
@@ -106,7 +106,7 @@ pub fn blocks(tid: u32) -> bool {
     }
 }
 
-/// Since when a thread that is off its CPU has been waiting for its GVL: `gvl_ns` of an [`OffCpuEvent`].
+/// When a thread that is off its CPU began to wait for its GVL: `gvl_ns` of an [`OffCpuEvent`].
 #[inline(always)]
 pub fn waits_since(tid: u32) -> u64 {
     let gate = gvl_gate();
@@ -129,7 +129,7 @@ pub fn waits_since(tid: u32) -> u64 {
     }
 }
 
-/// A thread that may wait for its GVL ends.
+/// A thread that may be waiting for its GVL ends.
 #[inline(always)]
 pub fn left(key: &GvlKey, thread: &GvlThread) {
     if thread.queued == 0 {
@@ -146,7 +146,7 @@ pub fn left(key: &GvlKey, thread: &GvlThread) {
     }
 }
 
-/// Notes who holds the GVL, and until when.
+/// Records who holds the GVL, and until when.
 #[inline(always)]
 fn begun(hit: &Hit, thread: &GvlThread, lock: &mut GvlLock, begin_ns: u64, end_ns: u64) {
     let at = lock.count as usize & (HOLDS - 1);
@@ -184,7 +184,7 @@ fn find(hit: &Hit, thread: &mut GvlThread) -> Option<*mut GvlLock> {
     Some(lock)
 }
 
-/// When the gate was closed, a thread may have held the GVL; the duration is known up to then.
+/// Ends a hold of an earlier epoch: a thread may have held the GVL when the gate was closed, and the hold is known up to then.
 #[inline(always)]
 fn forget_open(lock: &mut GvlLock, epoch: u32) {
     if lock.epoch == u64::from(epoch) {
@@ -216,7 +216,7 @@ fn ractor(hit: &Hit) -> Option<u64> {
     usermem::read(thread.wrapping_add(u64::from(offset)))
 }
 
-/// Adds to the time that a thread waited for another. Only the thread itself writes here.
+/// Adds to the time that a thread waited for another thread. Only the waiting thread writes here.
 #[inline(always)]
 fn edge(hit: &Hit, thread: &GvlThread, holder: u64, ns: u64) {
     let key = GvlEdgeKey { waiter: thread.id, holder, tgid: hit.tgid, execs: hit.execs };
@@ -237,7 +237,7 @@ fn edge(hit: &Hit, thread: &GvlThread, holder: u64, ns: u64) {
 /// The same number, if `zero` is zero, which the verifier does not know.
 #[inline(always)]
 fn unbounded(mut number: u64, zero: u64) -> u64 {
-    // SAFETY: an addition. Not `pure`, or LLVM makes one for all rounds.
+    // SAFETY: an addition. Not `pure`, or LLVM merges the additions of all rounds into one.
     unsafe { core::arch::asm!("{0} += {1}", inout(reg) number, in(reg) zero, options(nomem, nostack)) };
     number
 }
@@ -246,7 +246,7 @@ fn unbounded(mut number: u64, zero: u64) -> u64 {
 #[inline(always)]
 fn holders(hit: &Hit, thread: &GvlThread, lock: &GvlLock, begin_ns: u64, now: u64) -> GvlHold {
     let holds: *const GvlHold = (&raw const lock.holds).cast();
-    // Zero, but not for the verifier. It learns from each comparison, and a value that was compared more often has other bounds: it followed
+    // Zero, but not for the verifier. It learns from each comparison, and a value that was compared more often has different bounds: it followed
     // each history of the loop separately, 450 thousand instructions on Linux 7.2. So values that are carried from round to round are never
     // compared themselves: only their sums with this zero are.
     let zero = now.wrapping_sub(usermem::opaque(now));
@@ -281,7 +281,7 @@ fn holders(hit: &Hit, thread: &GvlThread, lock: &GvlLock, begin_ns: u64, now: u6
         return GvlHold::default();
     }
     if longest_ns.wrapping_add(covered_ns) < now.wrapping_sub(begin_ns) {
-        // The holder is unknown for such a long time that it may have been another one for longer.
+        // The holder is unknown for so long that another thread may have held the GVL for longer.
         count(Counter::GvlHoldersLost);
         return GvlHold::default();
     }

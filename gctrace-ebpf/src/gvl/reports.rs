@@ -23,7 +23,7 @@ use crate::{
     stack::{Occasion, capture},
 };
 
-/// Reports what a thread has been doing if it took long: holding the GVL, or running without it.
+/// Reports what a thread has been doing if it took long: holding the GVL, or being without it.
 #[inline(always)]
 pub fn span(hit: &Hit, thread: &GvlThread, state: GvlState, now: u64) {
     // In 3.2 a thread can release the GVL without an event.
@@ -61,7 +61,7 @@ pub fn span(hit: &Hit, thread: &GvlThread, state: GvlState, now: u64) {
     count(Counter::GvlSpanSubmitted);
 }
 
-/// Reports a wait with the stack of the thread, if it has run no Ruby code since it began to wait; else without it.
+/// Reports a wait, with the stack of the thread if it has run no Ruby code since it began to wait (`stack`).
 #[inline(always)]
 pub fn long_wait<F: Family, C: EbpfContext>(
     ctx: &C,
@@ -131,7 +131,7 @@ fn walk_from<F: Family, C: EbpfContext>(ctx: &C, cause: Cause, hit: &Hit, thread
     );
 }
 
-/// Reports the account of a thread that ends, and removes it.
+/// Reports the sums of a thread that ends, and removes its entry.
 #[inline(always)]
 pub fn end(key: &GvlKey, now: u64) {
     let Some(entry) = GVL_THREADS.get_ptr_mut(key) else { return };

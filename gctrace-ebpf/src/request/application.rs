@@ -1,5 +1,5 @@
-//! Requests of a Puma on a Unix socket, where it does not look whether the client is still there. What shows that a thread takes one is that
-//! Puma calls the application, in `ThreadPool#with_force_shutdown`, which `Server#handle_request` calls (Puma 5 to 8):
+//! Requests of a Puma on a Unix socket, for which it does not check whether the client is still connected. The sign that a thread takes one is
+//! that Puma calls the application, in `ThreadPool#with_force_shutdown`, which `Server#handle_request` calls (Puma 5 to 8):
 //!
 //! ```ruby
 //! def with_force_shutdown
@@ -14,8 +14,8 @@
 //! end
 //! ```
 //!
-//! No call about the connection comes before the response, so its first bytes show which one it is: the first `HTTP/` that the thread
-//! writes once the application has returned. Until then the request is [`Serving::UNBOUND`].
+//! There is no call on the connection before the response, so the response's first bytes show the connection: the first `HTTP/` that the
+//! thread writes after the application has returned. Until then the request is [`Serving::UNBOUND`].
 
 use gctrace_common::{
     config::StackPath,
@@ -38,8 +38,8 @@ const NO_EMBED: u64 = 1 << 13;
 const SHUTDOWN: Name = Name::of(b"with_force_shutdown\0", 8);
 const HANDLE: Name = Name::of(b"handle_request\0", 4);
 
-/// The name of a method and a zero byte, as words that overlap: compared byte by byte, each would double the ways to the end ("BPF program is
-/// too large. Processed 1000001 insn", Linux 6.18).
+/// The name of a method and a zero byte, as words that overlap: comparing bytes would double the number of paths with each byte ("BPF program
+/// is too large. Processed 1000001 insn", Linux 6.18).
 struct Name {
     first: u64,
     middle: u64,
@@ -49,7 +49,7 @@ struct Name {
 }
 
 impl Name {
-    /// `middle_at`: where the second word begins.
+    /// `middle_at`: offset of the second word.
     const fn of(name: &[u8], middle_at: usize) -> Self {
         let last_at = name.len() - 8;
         assert!(middle_at <= 8 && last_at <= middle_at + 8);
@@ -78,12 +78,12 @@ const fn word(name: &[u8], at: usize) -> u64 {
 
 /// What a `Thread#[]=` was for.
 const OTHER: u64 = 0;
-/// `with_force_shutdown` called by `handle_request`: the block of it is the application.
+/// `with_force_shutdown`, called by `handle_request`: its block is the application.
 const APPLICATION: u64 = 1;
-/// `with_force_shutdown` of something else; or of anything where `false` is set, whose caller is not looked at.
+/// `with_force_shutdown`, called by something else; or, if `false` is set, by anything: the caller is not checked then.
 const SHUTDOWN_ONLY: u64 = 2;
 
-/// A thread sets a thread-local variable. Returns whether it takes a request by that.
+/// A thread sets a thread-local variable. Returns whether it thereby takes a request and the state of the VM is to be copied.
 #[inline(always)]
 pub fn local(at: &At<'_>) -> bool {
     let value = third(at);
@@ -112,10 +112,10 @@ pub fn local(at: &At<'_>) -> bool {
             }
             return false;
         }
-        // (Up to Puma 6 one that is answered sets `true` once more, before its parser is reset.)
+        // (Up to Puma 6 a thread that has answered its request sets `true` once more, before its parser is reset.)
         let may_go_on = serving.phase == Serving::ANSWERED || serving.phase == Serving::ENTERED;
         if what == APPLICATION || !may_go_on {
-            // It was handed over.
+            // The connection of the previous request was handed over.
             end(at.tgid, at.tid, serving, RequestEnd::Left, at.now);
         }
     }
@@ -127,7 +127,7 @@ pub fn local(at: &At<'_>) -> bool {
     copies_states()
 }
 
-/// What sets a thread-local variable to this value: one of the constants above. A global function, which the verifier walks once.
+/// What a `Thread#[]=` with this value was for: one of the constants above. A global function, which the verifier walks once.
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn verified_once_puma_local(value: u64) -> u64 {
@@ -140,7 +140,7 @@ extern "C" fn verified_once_puma_local(value: u64) -> u64 {
     }
 }
 
-/// The same; `None`: it could not be read.
+/// The same; `None` if memory could not be read.
 #[inline(always)]
 fn who_sets(to_true: bool) -> Option<u64> {
     let (tgid, _) = tgid_tid();
@@ -151,8 +151,8 @@ fn who_sets(to_true: bool) -> Option<u64> {
     let (frame, last) = walk::current_frames(path, bias)?;
     let size = u64::from(path.frame_size);
     let caller = frame.wrapping_add(size.wrapping_mul(4));
-    // The frame of `Thread#[]=` is the first one. `true` is set in a block of the method, which `Mutex#synchronize` calls: their frames are
-    // the next three, and that of the method's caller is behind them.
+    // The first frame is that of `Thread#[]=`. `true` is set in a block of the method, which `Mutex#synchronize` calls: their frames are
+    // the next three, and that of the method's caller comes after them.
     if caller >= last {
         return Some(OTHER);
     }
@@ -165,7 +165,7 @@ fn who_sets(to_true: bool) -> Option<u64> {
     Some(SHUTDOWN_ONLY)
 }
 
-/// Whether a control frame is of Ruby code in a method of this name.
+/// Whether a control frame is Ruby code in a method of this name.
 #[inline(always)]
 fn is_named(path: &StackPath, frame: u64, name: &Name) -> Option<bool> {
     let member = |base: u64, offset: u32| usermem::read::<u64>(base.wrapping_add(u64::from(offset)));
@@ -179,7 +179,7 @@ fn is_named(path: &StackPath, frame: u64, name: &Name) -> Option<bool> {
     } else {
         member(label, path.string_pointer)?
     };
-    // A short name may end where its page does, so what is behind it is not read unless it goes on.
+    // A short name may end where its page ends, so later bytes are read only if the first word matches.
     if usermem::read::<u64>(text)? != name.first {
         return Some(false);
     }
@@ -187,7 +187,7 @@ fn is_named(path: &StackPath, frame: u64, name: &Name) -> Option<bool> {
     Some(word(name.middle_at)? == name.middle && word(name.last_at)? == name.last)
 }
 
-/// A thread that serves a request of an unknown connection writes these first bytes.
+/// A thread that serves a request of an unknown connection writes. `begins_response`: the bytes are the start of a response.
 #[inline(always)]
 pub fn bind(at: &At<'_>, serving: &mut Serving, begins_response: bool) {
     let fd = first(at) as u32;
@@ -210,7 +210,7 @@ pub fn bind(at: &At<'_>, serving: &mut Serving, begins_response: bool) {
     }
     serving.phase = Serving::ANSWERED;
     serving.fd = fd;
-    // Of a connection that is older than tracing the parser is known when it is reset.
+    // The parser of a connection that is older than the tracing becomes known when it is reset.
     serving.parser = parser.unwrap_or(Serving::UNBOUND);
     if serving.first_write_ns != Serving::UNKNOWN_NS && serving.early != fd.wrapping_add(1) {
         serving.first_write_ns = 0;

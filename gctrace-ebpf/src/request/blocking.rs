@@ -1,7 +1,7 @@
-//! Requests of Unicorn and WEBrick: one thread reads a request of a connection, serves it, and answers it before it reads the next one.
+//! Requests of Unicorn and WEBrick: one thread reads a request from a connection, serves it, and answers it before it reads the next one.
 //!
-//! A connection is known by its descriptor. Which calls mean that a thread takes a request is in [`gctrace_common::blocking`]; it ends when
-//! its connection is closed, or when it has been answered and its thread waits for the next one.
+//! A connection is identified by its descriptor. [`gctrace_common::blocking`] describes which calls mean that a thread takes a request; a
+//! request ends when its connection is closed, or when it has been answered and its thread waits for the next one.
 
 use aya_ebpf::{
     EbpfContext as _,
@@ -25,13 +25,13 @@ use crate::{
     usermem,
 };
 
-/// Hardware number of the register of what a function has returned.
+/// Hardware number of the register that holds the result of a function.
 const RESULT: u8 = 0;
-/// Most letters of a method that are looked at.
+/// Maximum number of bytes that are checked for a method and the space after it.
 const METHOD: usize = 12;
-/// Of a request that comes in pieces, so much of one is kept where half of the room is free.
+/// Maximum bytes kept of a later piece of a request while half of the buffer is free.
 const HALF: u32 = LINE_BYTES as u32 / 2;
-/// The same where an eighth is free.
+/// The same while an eighth is free.
 const EIGHTH: u32 = LINE_BYTES as u32 / 8;
 
 /// One hit of a probe.
@@ -46,7 +46,7 @@ pub fn hit(ctx: &ProbeContext) {
     // SAFETY: a plain helper call with the program's own context.
     let cookie = unsafe { bpf_get_attach_cookie(ctx.as_ptr()) };
     if cookie == BlockingPoint::Listen as u64 {
-        // What is looked at of a Puma depends on what it listens on.
+        // What is watched in a Puma depends on what it listens on.
         if kinds == 0 || kinds & SERVES_HTTP != 0 {
             listens(tgid);
         }
@@ -58,7 +58,7 @@ pub fn hit(ctx: &ProbeContext) {
     let unicorn = kinds & SERVES_UNICORN != 0;
     // SAFETY: a plain helper call.
     let at = At { ctx, tgid, tid, now: unsafe { bpf_ktime_get_ns() } };
-    // What has been read, if the hit is about that.
+    // The data that has been read, if the hit is after a read.
     let read = has_read(&at, cookie);
     let fd = match cookie {
         p if p == BlockingPoint::Accepted as u64 => usermem::register(ctx, RESULT) as u32,
@@ -90,7 +90,7 @@ pub fn hit(ctx: &ProbeContext) {
     }
 }
 
-/// A process listens from now on that is no server yet, or a Puma.
+/// Reports a process that begins to listen and is not a server yet, or is a Puma.
 #[inline(always)]
 fn listens(tgid: u32) {
     if LISTEN_RING.output::<u64>(u64::from(tgid), 0).is_err() {
@@ -103,7 +103,7 @@ fn key(tgid: u32, fd: u32) -> ParserKey {
     ParserKey { parser: DESCRIPTOR | u64::from(fd), tgid, reserved: 0 }
 }
 
-/// What has been read on a connection; created if there is nothing.
+/// What has been read on a connection; created if missing.
 #[inline(always)]
 fn parsed(key: &ParserKey) -> Option<&'static mut Parsed> {
     if PARSERS.get_ptr(key).is_none() {
@@ -119,7 +119,7 @@ fn parsed(key: &ParserKey) -> Option<&'static mut Parsed> {
 struct Read {
     fd: u32,
     buffer: u64,
-    /// Bytes; 0: none.
+    /// Number of bytes; 0: nothing was read.
     len: u64,
 }
 
@@ -155,7 +155,7 @@ fn is_answered(serving: &Serving) -> bool {
     serving.status[9] > b'1'
 }
 
-/// Ends the request of a thread that shows by this hit that it serves it no more.
+/// Ends the request of a thread if this hit shows that the thread no longer serves it.
 #[inline(always)]
 fn leave(at: &At<'_>, cookie: u64, fd: u32, unicorn: bool) {
     let Some(serving) = serving(at.tgid, at.tid) else { return };
@@ -163,16 +163,16 @@ fn leave(at: &At<'_>, cookie: u64, fd: u32, unicorn: bool) {
         return;
     }
     let how = match cookie {
-        // The connection was handed to somebody else.
+        // The connection was handed over.
         p if p == BlockingPoint::Accepted as u64 || p == BlockingPoint::Accept as u64 => RequestEnd::Left,
-        // Of one with the same descriptor, which was closed unseen.
+        // A new connection with the same descriptor; the close of the previous one was not seen.
         p if p == BlockingPoint::HasRead as u64 || p == BlockingPoint::Received as u64 => {
             if unicorn || serving.fd != fd || !is_answered(serving) {
                 return;
             }
             RequestEnd::Left
         }
-        // The next request had come together with this one.
+        // The next request arrived together with this one.
         p if p == BlockingPoint::Announce as u64 => {
             if unicorn || serving.fd != fd || !is_answered(serving) {
                 return;
@@ -186,7 +186,7 @@ fn leave(at: &At<'_>, cookie: u64, fd: u32, unicorn: bool) {
     forget(at);
 }
 
-/// What has been read on the connection that a thread has served is of a request that is over.
+/// Discards what has been read on the connection of the thread's last request: it belongs to a request that is over.
 #[inline(always)]
 fn forget(at: &At<'_>) {
     let Some(serving) = serving(at.tgid, at.tid) else { return };
@@ -213,7 +213,7 @@ fn connected(at: &At<'_>, fd: u32, kinds: u32) {
         && kinds < ACCEPTED * TRIED
         && let Some(kinds) = SERVERS.get_ptr_mut(&at.tgid)
     {
-        // SAFETY: as above. One that another thread adds meanwhile may be missed: it is a bound, and no figure.
+        // SAFETY: as above. An increment by another thread may be lost: the number only limits the attempts.
         unsafe { *kinds = (*kinds).wrapping_add(ACCEPTED) };
     }
 }
@@ -229,7 +229,7 @@ fn open(at: &At<'_>, fd: u32, kinds: u32) {
     }
 }
 
-/// `accept` has returned this, where a negative number is an error.
+/// `accept` has returned `fd`; a negative number is an error.
 #[inline(always)]
 fn accepted(at: &At<'_>, fd: u32, kinds: u32) {
     if fd as i32 >= 0 {
@@ -237,7 +237,7 @@ fn accepted(at: &At<'_>, fd: u32, kinds: u32) {
     }
 }
 
-/// A thread asks for the own address of a descriptor. Returns whether it takes a request.
+/// A thread queries the own address of a descriptor. Returns whether it takes a request and the state of the VM is to be copied.
 #[inline(always)]
 fn announce(at: &At<'_>, fd: u32, unicorn: bool) -> bool {
     if unicorn || CONNECTIONS.get_ptr(&connection(at.tgid, fd)).is_none() {
@@ -253,12 +253,12 @@ fn announce(at: &At<'_>, fd: u32, unicorn: bool) -> bool {
     let Some(parsed) = parsed(&key) else { return false };
     if parsed.first_ns != 0 {
         if !begins_request(parsed) {
-            // Its first bytes may be too few to tell.
+            // There may be too few bytes yet to decide.
             serving.announced = if parsed.tid != 0 { fd.wrapping_add(1) } else { 0 };
             return false;
         }
     } else if next_of_pipeline {
-        // What was read last belonged to the request before, too; where this one begins in it is not known.
+        // What was read last also belonged to the previous request; where this request begins in it is unknown.
         parsed.first_ns = at.now;
         parsed.len = 0;
         parsed.tid = 0;
@@ -275,7 +275,7 @@ fn announce(at: &At<'_>, fd: u32, unicorn: bool) -> bool {
     copies_states()
 }
 
-/// A thread has read something. Returns whether it takes a request.
+/// A thread has read something. Returns whether it takes a request and the state of the VM is to be copied.
 #[inline(always)]
 fn received(at: &At<'_>, read: &Read, unicorn: bool) -> bool {
     if read.len == 0 || CONNECTIONS.get_ptr(&connection(at.tgid, read.fd)).is_none() {
@@ -289,7 +289,7 @@ fn received(at: &At<'_>, read: &Read, unicorn: bool) -> bool {
     let key = key(at.tgid, read.fd);
     let Some(parsed) = parsed(&key) else { return false };
     if serves && parsed.first_ns == 0 {
-        // The entry of its request was lost, which is not the begin of one.
+        // The entry of its request was lost; this is not the start of a request.
         return false;
     }
     keep(at, key.parser, parsed, read);
@@ -302,7 +302,7 @@ fn received(at: &At<'_>, read: &Read, unicorn: bool) -> bool {
     copies_states()
 }
 
-/// Keeps the first bytes of a request, which may come in pieces. `tid` is 0 where more would leave a hole.
+/// Keeps the first bytes of a request, which may arrive in pieces. Sets `tid` to 0 if keeping later bytes would leave a gap.
 #[inline(always)]
 fn keep(at: &At<'_>, parser: u64, parsed: &mut Parsed, read: &Read) {
     let target: *mut u8 = (&raw mut parsed.line).cast();
@@ -321,12 +321,12 @@ fn keep(at: &At<'_>, parser: u64, parsed: &mut Parsed, read: &Read) {
     } else {
         let used = parsed.len;
         let mut len = 0;
-        // A number that is only compared and added here: what is kept for later goes to the stack, and Linux 6.1 does not apply the comparison to
-        // what is read back from there ("R1 unbounded memory access").
+        // A copy of the number that is only compared and added here: a value that is kept for later goes to the stack, and Linux 6.1 does not apply
+        // the comparison to the value read back from there ("R1 unbounded memory access").
         let at = usermem::opaque(u64::from(used));
         if at <= u64::from(HALF) {
             len = at_most(read.len, HALF);
-            // SAFETY: what is used and what is copied are at most a half of the array each.
+            // SAFETY: the used bytes and the copied bytes are at most half of the array each.
             let copied = unsafe { usermem::copy::<HALF>(read.buffer, len, target.add(at as usize)) };
             len = if copied.is_ok() { len } else { 0 };
         } else {
@@ -355,7 +355,7 @@ fn begins_with_letter(parsed: &Parsed) -> bool {
     parsed.len > 0 && parsed.line[0].is_ascii_uppercase()
 }
 
-/// Whether what has been read is the begin of a request: a method of three letters or more and a space.
+/// Whether what has been read is the start of a request: a method of at least three letters and a space.
 #[inline(always)]
 fn begins_request(parsed: &Parsed) -> bool {
     let mut at = 0;
@@ -381,7 +381,7 @@ fn wait(at: &At<'_>, unicorn: bool) -> bool {
     /// `POLLIN` (include/uapi/asm-generic/poll.h).
     const POLLIN: u32 = 1;
     let Some(serving) = serving(at.tgid, at.tid) else { return false };
-    // Up to 3.2 one of the threads that wait has a second descriptor, behind its own, by which signals arrive (`rb_sigwait_fd_get` in
+    // Up to 3.2 one of the waiting threads has a second descriptor, after its own, through which signals arrive (`rb_sigwait_fd_get` in
     // `rb_thread_wait_for_single_fd`, thread.c).
     let waits_for = second(at);
     if unicorn || serving.begin_ns == 0 || waits_for == 0 || waits_for > 2 || !is_answered(serving) {

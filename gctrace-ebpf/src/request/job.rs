@@ -1,8 +1,8 @@
-//! Jobs of Sidekiq: a thread sends `BRPOP`, receives a reply with a job, runs it, and sends the next `BRPOP`.
+//! Sidekiq jobs: a thread sends `BRPOP`, receives a reply with a job, runs it, and sends the next `BRPOP`.
 //!
-//! A job begins when the first bytes of its reply have come. User space reads class and queue in the bytes that are kept, and decides
-//! whether it was a job. A thread that is to end puts a job that it still receives back into its queue, by `RPUSH` (`requeue`,
-//! lib/sidekiq/fetch.rb): it was not run.
+//! A job begins when the first bytes of its reply have arrived. User space reads class and queue from the bytes that are kept, and decides
+//! whether it was a job. A thread that is about to end puts a job that it is still receiving back into its queue, with `RPUSH` (`requeue`,
+//! lib/sidekiq/fetch.rb): the job was not run.
 
 use aya_ebpf::{
     EbpfContext as _,
@@ -27,11 +27,11 @@ use crate::{
     rubies, socket, usermem,
 };
 
-/// From the end of the first line of a `BRPOP` to its arguments: `\r\n$5\r\nbrpop\r\n`.
+/// Number of bytes from the end of the first line of a `BRPOP` to its arguments: `\r\n$5\r\nbrpop\r\n`.
 const ARGUMENTS: u64 = 13;
-/// How many times eight bytes of its arguments are looked at.
+/// Maximum number of words of eight bytes of its arguments that are checked.
 const KEY_PIECES: u64 = 8;
-/// Hardware number of the register of what a function has returned.
+/// Hardware number of the register that holds the result of a function.
 const RESULT: u8 = 0;
 
 /// A thread at a call.
@@ -77,7 +77,7 @@ fn fetcher(at: &At<'_>) -> Option<&'static mut Fetcher> {
     if fetcher.tgid == at.tgid { Some(fetcher) } else { None }
 }
 
-/// The same, created if there is none.
+/// The same, created if missing; `None` if the map is full.
 #[inline(always)]
 fn new_fetcher(at: &At<'_>) -> Option<&'static mut Fetcher> {
     if let Some(fetcher) = fetcher(at) {
@@ -102,13 +102,13 @@ fn send(at: &At<'_>) -> bool {
     let command = usermem::register(at.ctx, SECOND);
     let len = usermem::register(at.ctx, THIRD);
     let fetched = fetch(command, len);
-    // A job may wait for something else in Redis.
+    // A job may itself wait for something else in Redis.
     let fetches = fetched != 0 && (!runs_job(at) || names_queue(command.wrapping_add(fetched)));
     if !fetches {
         if let Some(fetcher) = fetcher(at)
             && fetcher.fd == fd
         {
-            // What comes next is the reply to this.
+            // The next reply is the reply to this command.
             if fetcher.state == FetchState::Receiving as u32 {
                 fetcher.state = FetchState::Running as u32;
             } else if fetcher.state == FetchState::Asked as u32 {
@@ -136,11 +136,11 @@ fn send(at: &At<'_>) -> bool {
     runs
 }
 
-/// A thread connects to something. If it is Redis and the connection fails, Sidekiq waits for a second and tries again: then its job has
-/// ended long before it asks for the next one.
+/// A thread connects to something. If it is Redis and the connection fails, Sidekiq waits for a second and retries: then the thread's job
+/// ended long before the thread requests the next one.
 #[inline(always)]
 fn connect(at: &At<'_>) {
-    /// Families of addresses (include/linux/socket.h), which begin with them; the port is next.
+    /// Address families (include/linux/socket.h), the first field of an address; the port follows.
     const INET: u16 = 2;
     const INET6: u16 = 10;
     let Some(fetcher) = fetcher(at) else { return };
@@ -151,8 +151,8 @@ fn connect(at: &At<'_>) {
     };
 }
 
-/// A thread names one. It may be another Ruby thread that has just begun in the same native thread; then its job has ended, nobody
-/// knows when.
+/// A thread sets a thread name. It may be another Ruby thread that has just started on the same native thread; then the job of the
+/// previous one ended at an unknown time.
 #[inline(always)]
 fn named(at: &At<'_>) {
     let Some(fetcher) = fetcher(at) else { return };
@@ -176,7 +176,7 @@ fn runs_job(at: &At<'_>) -> bool {
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn verified_once_2_put_back(command: u64, len: u64) -> u64 {
-    /// From the end of the first line of the reply, `*2\r\n`, to that of the second line of the command, `*3\r\n$5\r\nrpush\r\n`.
+    /// How much later the elements begin in the command, after `*3\r\n$5\r\nrpush\r\n`, than in the reply, after `*2\r\n`.
     const FURTHER: u64 = 11;
     /// With fewer bytes of the reply there is nothing to compare.
     const LEAST: u32 = 16;
@@ -192,7 +192,7 @@ extern "C" fn verified_once_2_put_back(command: u64, len: u64) -> u64 {
         return 0;
     }
     let words: *const u64 = fetcher.head.as_ptr().cast();
-    // The first one has the lines that differ.
+    // The first word contains the lines that differ.
     let mut at = 1;
     while at < HEAD_BYTES / 8 {
         if (at as u32 + 1) * 8 > fetcher.head_len {
@@ -210,8 +210,8 @@ extern "C" fn verified_once_2_put_back(command: u64, len: u64) -> u64 {
     1
 }
 
-/// Where the arguments of a command begin if it is `BRPOP`: `*3\r\n$5\r\nbrpop\r\n` with one to three digits in the first line. 0 if it
-/// is another one.
+/// Offset of the arguments of a command if it is `BRPOP`: `*3\r\n$5\r\nbrpop\r\n` with one to three digits in the first line. 0 if it
+/// is another command.
 #[inline(always)]
 fn fetch(command: u64, len: u64) -> u64 {
     const FETCH: [u8; 5] = *b"brpop";
@@ -227,14 +227,14 @@ fn fetch(command: u64, len: u64) -> u64 {
     }
 }
 
-/// Whether the first key of a `BRPOP` is that of a queue of Sidekiq: `$13\r\nqueue:default\r\n`, maybe with a namespace before it. A key of
-/// which the end cannot be seen is taken for one.
+/// Whether the first key of a `BRPOP` is that of a Sidekiq queue: `$13\r\nqueue:default\r\n`, possibly with a namespace before it. A key
+/// whose end is not found counts as one.
 #[inline(always)]
 fn names_queue(arguments: u64) -> bool {
     /// `queue:`.
     const QUEUE: u64 = u64::from_be_bytes(*b"\0\0queue:");
     let (mut window, mut ends, mut piece) = (0_u64, 0_u32, 0_u64);
-    // In pieces: "combined stack size of 2 calls is 544. Too large" (Linux 6.1).
+    // In pieces, because of the stack limit: "combined stack size of 2 calls is 544. Too large" (Linux 6.1).
     while piece < KEY_PIECES {
         let Some(mut bytes) = usermem::read::<u64>(arguments.wrapping_add(8 * piece)) else { return true };
         let mut left = 8;
@@ -245,7 +245,7 @@ fn names_queue(arguments: u64) -> bool {
                 return true;
             }
             if byte == u64::from(b'\r') {
-                // Of its length, then its own.
+                // The first end is that of the key's length, the second one that of the key.
                 ends += 1;
                 if ends == 2 {
                     return false;
@@ -259,7 +259,7 @@ fn names_queue(arguments: u64) -> bool {
     true
 }
 
-/// Whether a command has this name, where its first line has `at` bytes.
+/// Whether a command has this name, if its first line has `at` bytes.
 #[inline(always)]
 fn is_command_at(bytes: &[u8; COMMAND_BYTES], at: usize, name: [u8; 5]) -> bool {
     let lower = |offset: usize| bytes[at + offset] | 0x20;
@@ -285,7 +285,7 @@ fn receive(at: &At<'_>) {
     }
 }
 
-/// It has. Returns whether a job begins.
+/// A thread has received something. Returns whether a job begins and the state of the VM is to be copied.
 #[inline(always)]
 fn received(at: &At<'_>) -> bool {
     let Some(fetcher) = fetcher(at) else { return false };
@@ -296,7 +296,7 @@ fn received(at: &At<'_>) -> bool {
     fetcher.buffer = 0;
     let result = usermem::register(at.ctx, RESULT) as i64;
     if result < 0 {
-        // There is nothing yet, in most cases. After an error comes no other call.
+        // In most cases nothing has arrived yet. After an error no further call follows.
         return false;
     }
     let len = result as u64;
@@ -330,7 +330,7 @@ fn received(at: &At<'_>) -> bool {
     asked && copies_states()
 }
 
-/// Keeps the end of a piece: the next one is short.
+/// Keeps the end of the previous piece, because the new piece is short.
 #[inline(always)]
 fn keep_tail(fetcher: &mut Fetcher) {
     // SAFETY: both are arrays of the same size in a map value.
@@ -340,7 +340,7 @@ fn keep_tail(fetcher: &mut Fetcher) {
     }
 }
 
-/// The first bytes of a reply have come. Begins a job if it can be one: `*2`.
+/// The first bytes of a reply have arrived. Begins a job if the reply can be one: `*2`.
 #[inline(always)]
 fn begin(at: &At<'_>, fetcher: &mut Fetcher, reply: u64, len: u64) -> bool {
     let is_array = match usermem::read::<u8>(reply) {

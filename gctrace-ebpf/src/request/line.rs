@@ -1,10 +1,10 @@
-//! The first line of a request. What is kept of it ends with its target: no header and no query.
+//! The first line of a request. Only the part up to the end of its target is kept: no header and no query.
 
 use gctrace_common::request::{LINE_BYTES, Parsed, ParserKey, end_of_target};
 
 use crate::{filter::tgid_tid, maps::PARSERS, usermem};
 
-/// Copies the first bytes of a request, of which `there` have come, up to the end of its target or of the array.
+/// Copies the first bytes of a request, of which `there` bytes have arrived, up to the end of its target or of the array.
 #[inline(always)]
 pub fn copy(parser: u64, parsed: &mut Parsed, from: u64, there: u64) {
     let len = if there > LINE_BYTES as u64 { LINE_BYTES as u32 } else { there as u32 };
@@ -13,14 +13,14 @@ pub fn copy(parser: u64, parsed: &mut Parsed, from: u64, there: u64) {
     parsed.len = if copied.is_ok() { cut(parser, len) } else { 0 };
 }
 
-/// Clears what has been copied behind the end of the target, if that is in the first `len` bytes; returns how many are left.
+/// Clears the copied bytes after the end of the target, if that is in the first `len` bytes. Returns how many bytes are left.
 #[inline(always)]
 pub fn cut(parser: u64, len: u32) -> u32 {
     verified_once_2_cut_line(parser, u64::from(len)) as u32
 }
 
-/// The same: a global function, which the verifier walks once and not for each way to it. The caller has the entry, too; only bytes change
-/// that it does not look at.
+/// The same as a global function, which the verifier walks once and not once per path to it. The caller also has a reference to the entry;
+/// only bytes that it does not read are changed.
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn verified_once_2_cut_line(parser: u64, len: u64) -> u64 {
@@ -31,7 +31,7 @@ extern "C" fn verified_once_2_cut_line(parser: u64, len: u64) -> u64 {
     let line: *mut u64 = unsafe { (&raw mut (*entry).line).cast() };
     let (mut kept, mut left) = (u64::MAX, len);
     for index in 0..LINE_BYTES / 8 {
-        // SAFETY: inside the array, which is 8-byte aligned in the entry. Volatile, or LLVM makes a call to memset of it.
+        // SAFETY: inside the array, which is 8-byte aligned in the entry. Volatile, or LLVM turns it into a call of memset.
         unsafe {
             let word = line.add(index);
             if kept == 0 {
@@ -50,7 +50,7 @@ extern "C" fn verified_once_2_cut_line(parser: u64, len: u64) -> u64 {
     left
 }
 
-/// Whether the target is there to its end: then what comes later is no part of it.
+/// Whether the end of the target has been copied: then later bytes do not belong to the target.
 #[inline(always)]
 pub fn is_complete(parsed: &Parsed) -> bool {
     let last = usermem::opaque(u64::from(parsed.len).wrapping_sub(1));

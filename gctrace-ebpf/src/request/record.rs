@@ -54,7 +54,7 @@ pub fn emit(tgid: u32, tid: u32, serving: &Serving, how: RequestEnd, now: u64) {
         (*record).gvl_ns = if sees_gvl(serving) { serving.gvl_ns } else { GVL_UNKNOWN };
         own_times_since(tid, serving, now, &raw mut (*record).times);
         ((*record).alloc_slots, (*record).alloc_bytes) = (serving.alloc_slots, serving.alloc_bytes);
-        // Otherwise other threads may write on its connection, too.
+        // In the other cases other threads may write on its connection, too.
         (*record).sent_bytes = match how {
             RequestEnd::Kept | RequestEnd::Closed => verified_once_sent_bytes(u64::from(serving.fd)),
             RequestEnd::Left | RequestEnd::Gone | RequestEnd::Returned => SENT_UNKNOWN,
@@ -65,7 +65,7 @@ pub fn emit(tgid: u32, tid: u32, serving: &Serving, how: RequestEnd, now: u64) {
         (*record).len = 0;
         (*record).traceparent = Traceparent::Unread as u32;
         (*record).reserved = 0;
-        // What came later is of another request: after a connection was handed over, its parser's memory may be that of a new one.
+        // Bytes parsed later belong to another request: after a connection was handed over, the memory of its parser may be that of a new parser.
         if let Some(parsed) = PARSERS.get_ptr(&key)
             && (*parsed).first_ns != 0
             && (*parsed).first_ns <= serving.begin_ns
@@ -76,7 +76,7 @@ pub fn emit(tgid: u32, tid: u32, serving: &Serving, how: RequestEnd, now: u64) {
             let from: *const u64 = (&raw const (*parsed).line).cast();
             let to: *mut u64 = (&raw mut (*record).line).cast();
             for word in 0..LINE_BYTES / 8 {
-                // Volatile, or LLVM makes a call to memcpy of it, which BPF lacks.
+                // Volatile, or LLVM turns it into a call of memcpy, which BPF lacks.
                 to.add(word).write_volatile(from.add(word).read_volatile());
             }
             trace = (*parsed).traceparent;

@@ -1,4 +1,4 @@
-//! The `traceparent` header of a request, looked for where its head is parsed: pieces of it pass over the BPF stack, and nothing but a valid
+//! The `traceparent` header of a request, searched for when the head is parsed: pieces of the head pass over the BPF stack, and only a valid
 //! value is kept.
 
 pub mod pieces;
@@ -13,19 +13,19 @@ use gctrace_common::{
 
 use crate::{filter::tgid_tid, maps::PARSERS, usermem};
 
-/// Chunks of the longest head, and one for each of its first headers.
+/// Number of chunks of the longest head, plus one for each of the first headers found in it.
 const MAX_CHUNKS: u32 = MAX_HEAD_BYTES / SEARCHED_BYTES as u32 + 16;
-/// Blanks that are skipped before and behind a value.
+/// Maximum number of blanks that are skipped before and after a value.
 const MAX_BLANKS: u32 = 8;
 
 /// Result of a chunk that could not be read.
 const FAULT: u64 = 1 << 10;
 
-/// How far a search has come, in one number: bytes that have been searched, where the value of the first header begins (see [`Parsed`]), and
-/// how many headers there are, two at most. [`ENDED`] tells that there are no more, [`STOP`] that there is nothing to do before more bytes come.
+/// The state of a search, in one number: how many bytes have been searched, where the value of the first header begins (see [`Parsed`]), and
+/// how many headers there are, at most two. [`ENDED`] says that there are no more, [`STOP`] that nothing can be done before more bytes arrive.
 ///
-/// A global function makes each step from one to the next. The loop that calls it has one way through it, and the verifier walks it as often as
-/// it turns; with the branches of a step in it, it would walk all of their combinations.
+/// A global function computes each state from the one before. The loop that calls it has a single path, which the verifier walks once per
+/// round; if the branches of a step were in the loop, the verifier would walk all of their combinations.
 const OFFSET_BITS: u32 = 16;
 const OFFSET: u64 = (1 << OFFSET_BITS) - 1;
 const HEADERS_AT: u32 = 2 * OFFSET_BITS;
@@ -36,7 +36,7 @@ const STOP: u64 = 1 << 41;
 
 const _: () = assert!((MAX_HEAD_BYTES as usize + CHUNK_BYTES + NAME_BYTES) as u64 <= OFFSET);
 
-/// Goes on with the search in a head that a parser receives: `there` bytes at `head` have come. To be called once per parse.
+/// Continues the search in a head that a parser receives: `there` bytes at `head` have arrived. To be called once per parse.
 #[inline(always)]
 pub fn look(parser: u64, parsed: &Parsed, head: u64, there: u64) {
     if parsed.traceparent == Traceparent::Unread as u32 && parsed.searched < MAX_HEAD_BYTES {
@@ -47,11 +47,11 @@ pub fn look(parser: u64, parsed: &Parsed, head: u64, there: u64) {
     }
 }
 
-/// Global functions are walked once, and not for each way to them. They can be given numbers only. Returns the address of the value if the
-/// search ends with one header, else 0.
+/// Global functions are walked once, and not once per path to them. They can take only numbers. Returns the address of the value if the
+/// search ends with one header, otherwise 0.
 ///
-/// Before Linux 6.13 the stacks of all functions that call each other share 512 bytes, each rounded up to 32: so the calls of this chain are few
-/// and their variables, too.
+/// Before Linux 6.13 the stacks of all functions in a call chain share 512 bytes, each rounded up to 32: so this chain has few calls and few
+/// variables.
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn verified_once_3_search_head(parser: u64, head: u64, there: u64) -> u64 {
@@ -87,7 +87,7 @@ extern "C" fn verified_once_3_search_head(parser: u64, head: u64, there: u64) ->
     value
 }
 
-/// Searches one chunk of a head of which `there` bytes have come.
+/// Searches one chunk of a head of which `there` bytes have arrived. Returns the new state.
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn verified_once_3_search_step(state: u64, head: u64, there: u64) -> u64 {
@@ -117,7 +117,7 @@ extern "C" fn verified_once_3_search_step(state: u64, head: u64, there: u64) -> 
     }
 }
 
-/// Looks at `len` bytes, 128 at most.
+/// Searches `len` bytes, at most 128.
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn verified_once_2_search_chunk(from: u64, len: u64) -> u64 {
@@ -137,8 +137,8 @@ extern "C" fn verified_once_3_search_word(word: u64, next: u64, last: u64) -> u6
     search_word(word, next, last)
 }
 
-/// Copies the value that begins at an address of the process, behind blanks, into the entry of its parser, if it is valid. Behind it are two ends
-/// of lines at least, or it is too short. Returns 0.
+/// Copies the value that follows the blanks at an address of the process into the entry of its parser, if the value is valid. At least two ends
+/// of lines follow it, or it is too short. Returns 0.
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn verified_once_2_copy_value(parser: u64, from: u64) -> u64 {
@@ -155,7 +155,7 @@ extern "C" fn verified_once_2_copy_value(parser: u64, from: u64) -> u64 {
         return 0;
     }
     let more = value[VALUE_WORDS - 1] >> 56 == u64::from(b'-');
-    // What follows it is none of it.
+    // The byte after the value does not belong to it.
     value[VALUE_WORDS - 1] &= u64::MAX >> 8;
     if is_valid_by_word(&value, more, usermem::opaque_after)
         && (more || ends_line(verified_once_skip_blanks(begin.wrapping_add(VALUE_BYTES as u64))))
@@ -169,7 +169,7 @@ extern "C" fn verified_once_2_copy_value(parser: u64, from: u64) -> u64 {
     0
 }
 
-/// The address of the first byte that is no blank (RFC 9110, 5.5).
+/// The address of the first byte that is not a blank (RFC 9110, 5.5).
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn verified_once_skip_blanks(from: u64) -> u64 {

@@ -1,4 +1,4 @@
-//! The state of the VM where a thread takes a request or a job, and where it is done with it.
+//! The state of the VM when a thread takes a request or a job, and when the thread finishes it.
 
 use core::ptr;
 
@@ -18,7 +18,7 @@ use crate::{
     rubies, spans,
 };
 
-/// The last step of a hit that has left one: the state is copied of a unit that has begun or ends, and one that ends is emitted behind
+/// The last step of a hit, if one remains: copies the state for a unit that has begun or ends; a unit that ends is emitted after
 /// that.
 #[inline(always)]
 pub fn settle(tgid: u32, tid: u32, now: u64) {
@@ -42,8 +42,8 @@ pub fn settle(tgid: u32, tid: u32, now: u64) {
     }
 }
 
-/// Copies the state for the step of the current thread at this time: a global function, which the verifier walks once and not for each
-/// way to it. It can be given numbers only, so it looks the thread's entry up. Returns 0.
+/// Copies the state for the step of the current thread at this time: a global function, which the verifier walks once and not once per
+/// path to it. It can take only numbers, so it looks up the thread's entry. Returns 0.
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn verified_once_unit_state(now: u64) -> u64 {

@@ -1,4 +1,4 @@
-//! The steps of a walk of a Ruby stack: what is read of the thread's memory, and what becomes a frame.
+//! The steps of a walk of a Ruby stack: what is read from the thread's memory, and what becomes a frame.
 //!
 //! Nothing here knows how memory is read or counters are kept: that is done by the module above, so that the tests compile this
 //! file for the host and compare its result with that of user space (`tests/tests/host_walker.rs`,
@@ -16,7 +16,7 @@ use super::{
     usermem,
 };
 
-/// Environments between a block and its method; deeper nesting loses the method.
+/// Maximum number of environments between a block and its method; deeper nesting loses the method.
 const MAX_HOPS: u32 = 64;
 /// `VM_FRAME_MAGIC_MASK` and `VM_FRAME_MAGIC_CFUNC` (`vm_core.h`, every version from 2.6 to 4.0; so are the following).
 const MAGIC_MASK: u64 = 0x7fff_0001;
@@ -50,7 +50,7 @@ pub unsafe fn cut(scratch: *mut Scratch, flag: u32) -> Next {
     Next::Done
 }
 
-/// One control frame, or one of the environments outside of it.
+/// Processes one control frame, or one of the environments outside of it.
 ///
 /// # Safety
 /// The scratch must be this program's.
@@ -115,7 +115,7 @@ pub unsafe fn step(scratch: *mut Scratch, path: &StackPath) -> Next {
     }
 }
 
-/// Takes the next control frame from the chunk, which is refilled when it is used up.
+/// Takes the next control frame from the chunk, which is refilled when it is used up. Returns `false` if it could not be read.
 #[inline(always)]
 fn load(s: &mut Scratch, path: &StackPath) -> bool {
     let mut at = s.next.wrapping_sub(s.chunk_at);
@@ -132,7 +132,7 @@ fn load(s: &mut Scratch, path: &StackPath) -> bool {
     }
     let frame = (at as u32 & CHUNK_MASK) as usize;
     let chunk: *const u8 = (&raw const s.chunk).cast();
-    // SAFETY: both offsets are masked to what the chunk holds behind its last frame.
+    // SAFETY: both offsets are masked to what the chunk holds after its last frame.
     let word =
         |offset: u32| unsafe { chunk.add(frame + (offset & 0x38) as usize).cast::<u64>().read_volatile() };
     s.pc = word(path.frame_pc);
@@ -147,19 +147,19 @@ fn load(s: &mut Scratch, path: &StackPath) -> bool {
     s.ep != 0
 }
 
-/// The three words of the current environment. Those of the frames are one below the other in the VM stack; the environment
+/// The three words of the current environment. The environments of the frames lie one below the other in the VM stack; the environment
 /// in which a block was created may be anywhere.
 #[inline(always)]
 fn environment(s: &mut Scratch) -> Option<[u64; 3]> {
     let first = s.ep.wrapping_sub(16);
     let room = u64::from(ENVIRONMENT);
-    // An environment at one of the first addresses begins at one of the last, and is not inside for it.
+    // The start of an environment at one of the lowest addresses wraps to one of the highest, which is not inside.
     let mut inside = first.wrapping_sub(s.window_at) <= s.window_len.wrapping_sub(room);
     if (s.window_len == 0 || !inside) && s.hops == 0 && first >= s.stack && s.ep < s.end {
         let past = first.wrapping_add(room);
         let lowest = past.wrapping_sub(u64::from(WINDOW));
         let from = if lowest > s.stack && lowest < past { lowest } else { s.stack };
-        // Through memory, or LLVM checks one register and passes another, which the verifier has no bounds of.
+        // Through memory, or LLVM checks one register and passes another, for which the verifier has no bounds.
         // SAFETY: a field of the scratch, which is this program's; the window is longer than what is copied.
         let (len, copied) = unsafe {
             let cell = &raw mut s.window_want;
@@ -177,7 +177,7 @@ fn environment(s: &mut Scratch) -> Option<[u64; 3]> {
     }
     let at = (first.wrapping_sub(s.window_at) as u32 & (WINDOW - 8)) as usize;
     let window: *const u8 = (&raw const s.window).cast();
-    // SAFETY: the offset is masked to less than WINDOW, behind which one environment has room.
+    // SAFETY: the offset is masked to less than WINDOW, after which one environment has room.
     unsafe {
         let words = window.add(at).cast::<u64>();
         Some([words.read_volatile(), words.add(1).read_volatile(), words.add(2).read_volatile()])
@@ -204,7 +204,7 @@ fn push(s: &mut Scratch, method: u64, definition: u64) {
     s.ep = 0;
 }
 
-/// What an environment contains about its method.
+/// What an environment says about its method.
 enum EnvMethod {
     /// A method entry and its `def`.
     Entry(u64, u64),
@@ -215,7 +215,7 @@ enum EnvMethod {
 }
 
 /// `check_method_entry` (`vm_insnhelper.c`): `ep[-2]` is a method entry, a `cref`, or, in the environment of a method itself,
-/// an `svar` in front of one of them.
+/// an `svar` that leads to one of them.
 #[inline(always)]
 fn method_entry(value: u64, local: bool) -> EnvMethod {
     if value == 0 {

@@ -1,5 +1,5 @@
-//! The same header where a head is read in pieces ([`gctrace_common::traceparent::pieces`]): each is searched when it has been read, and what it
-//! shows of the header is kept until the head has ended.
+//! The same header for a head that is read in pieces ([`gctrace_common::traceparent::pieces`]): each piece is searched when it has been read, and
+//! what is known about the header is kept until the head has ended.
 
 use gctrace_common::{
     request::{Parsed, ParserKey},
@@ -18,16 +18,16 @@ use super::{
 };
 use crate::{filter::tgid_tid, maps::PARSERS, usermem};
 
-/// Chunks of the longest head, and one for each of its first headers.
+/// Number of chunks of the longest head, plus one for each of the first headers found in it.
 const MAX_CHUNKS: u32 = MAX_HEAD_BYTES / (SEARCHED_BYTES as u32 - 1) + 16;
-/// In the state of a search, beside what the [parent](super) has: the first line has not ended,
+/// In the state of a search, in addition to the bits of the [parent](super): the first line has not ended.
 const FIRST_LINE: u64 = 1 << 42;
-/// or what follows cannot be determined.
+/// In the state of a search: what follows cannot be determined.
 const GIVEN_UP: u64 = 1 << 43;
-/// [`Parsed::searched`] of a head in which nothing is searched any more.
+/// [`Parsed::searched`] of a head that is not searched any further.
 pub const DONE: u32 = u32::MAX;
 
-/// Goes on with the search in a head of which `len` bytes at `piece` have been read.
+/// Continues the search in a head of which `len` bytes at `piece` have been read.
 #[inline(always)]
 pub fn look(parser: u64, parsed: &Parsed, piece: u64, len: u64, is_webrick: bool) {
     let longest = if is_webrick { MAX_WEBRICK_HEAD } else { MAX_HEAD_BYTES };
@@ -65,7 +65,7 @@ extern "C" fn verified_once_4_search_piece(parser: u64, piece: u64, len: u64, lo
     parsed.headers = headers as u32;
     if headers_before == 0 && headers == 1 {
         let value_at = state >> OFFSET_BITS & OFFSET;
-        // Behind the end of the head there are bytes in any case.
+        // If the head has ended, enough bytes follow the value in any case.
         let end = if state & ENDED == 0 { piece.wrapping_add(there) } else { u64::MAX };
         parsed.value_at = verified_once_3_copy_value(parser, piece.wrapping_add(value_at), end) as u32;
     }
@@ -85,7 +85,7 @@ extern "C" fn verified_once_4_search_piece(parser: u64, piece: u64, len: u64, lo
     0
 }
 
-/// Where two pieces meet. Returns the state with which the search in the second begins.
+/// Searches the boundary between two pieces. Returns the state in which the search of the second piece begins.
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn verified_once_5_search_boundary(
@@ -111,7 +111,7 @@ extern "C" fn verified_once_5_search_boundary(
     }
 }
 
-/// The state behind a header: the search goes on at `offset`, and the value begins at `value_at`.
+/// The state after a header was found: the search continues at `offset`, and the value begins at `value_at`.
 #[inline(always)]
 fn header(state: u64, offset: u64, value_at: u64) -> u64 {
     let headers = state >> HEADERS_AT & HEADERS;
@@ -122,7 +122,7 @@ fn header(state: u64, offset: u64, value_at: u64) -> u64 {
     }
 }
 
-/// Searches one chunk of a piece of which `there` bytes count.
+/// Searches one chunk of a piece of which `there` bytes count. Returns the new state.
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn verified_once_3_search_piece_step(state: u64, piece: u64, there: u64) -> u64 {
@@ -156,7 +156,7 @@ extern "C" fn verified_once_3_search_piece_step(state: u64, piece: u64, there: u
     if is_known { state & !(OFFSET | FIRST_LINE) | end.wrapping_sub(1) } else { state | GIVEN_UP | STOP }
 }
 
-/// Looks at `len` bytes, 64 at most: for a line's end if it `is_first`, which is not 0, else for what ends the head or begins the header.
+/// Searches `len` bytes, at most 64: for the end of the line if `is_first` is not 0, otherwise for the end of the head or the header.
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn verified_once_3_search_lines(from: u64, len: u64, is_first: u64) -> u64 {
@@ -201,8 +201,8 @@ extern "C" fn verified_once_3_keep_tail(parser: u64, piece: u64, there: u64) -> 
     0
 }
 
-/// Copies the value that begins at an address of the process, behind blanks, into the entry of its connection, if it is valid. Returns what it is, as a
-/// [`Traceparent`]: not known if not all of it, and of what ends it, comes before `end`.
+/// Copies the value that follows the blanks at an address of the process into the entry of its connection, if the value is valid. Returns its
+/// state as a [`Traceparent`]: unread unless all of it, and what ends it, comes before `end`.
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn verified_once_3_copy_value(parser: u64, from: u64, end: u64) -> u64 {
@@ -223,7 +223,7 @@ extern "C" fn verified_once_3_copy_value(parser: u64, from: u64, end: u64) -> u6
         return Traceparent::Unread as u64;
     }
     let more = value[VALUE_WORDS - 1] >> 56 == u64::from(b'-');
-    // What follows it is none of it.
+    // The byte after the value does not belong to it.
     value[VALUE_WORDS - 1] &= u64::MAX >> 8;
     if !is_valid_by_word(&value, more, usermem::opaque_after) {
         return Traceparent::Invalid as u64;
@@ -239,11 +239,11 @@ extern "C" fn verified_once_3_copy_value(parser: u64, from: u64, end: u64) -> u6
     Traceparent::Valid as u64
 }
 
-/// Whether the line of a value ends at this address, and the next one does not go on with it, as one that begins with a blank does (RFC 9112, 5.2).
+/// Whether the line of a value ends at this address and the next line does not continue it, as a line that begins with a blank does (RFC 9112, 5.2).
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn verified_once_2_ends_value(at: u64, end: u64) -> u64 {
-    /// CR, LF, and what may be the end of the head.
+    /// CR, LF, and the two bytes that may be the end of the head.
     const NEEDED: u64 = 4;
     if at.wrapping_add(NEEDED) > end {
         return Traceparent::Unread as u64;

@@ -1,4 +1,4 @@
-//! Wires the pipeline, answers signals, shuts down in order.
+//! Wires the pipeline, handles signals, shuts down in order.
 
 use std::{
     ffi::OsStr,
@@ -58,22 +58,22 @@ pub use serve::serve;
 use outcome::system;
 use progress::Progress;
 
-/// How long records may lie in the ring when no event woke us.
+/// Maximum time that records stay in the ring when no event wakes the loop.
 const TICK: Duration = Duration::from_millis(50);
 /// The same during the start.
 const START_TICK: Duration = Duration::from_millis(5);
-/// Between two accounts to the exporters.
+/// Interval between accounts to the exporters.
 const ACCOUNT: Duration = Duration::from_secs(1);
-/// How long an account waits for threads that have been woken and have not got a CPU yet: their stacks are taken when they do.
+/// Maximum time that an account waits for threads that are runnable but have no CPU yet: their stacks are taken when they run.
 const RETURNS: Duration = Duration::from_millis(100);
-/// How often it looks at them.
+/// Interval at which these threads are checked.
 const RETURN_TICK: Duration = Duration::from_millis(2);
-/// Findings waiting for the data thread; the control thread waits when it is full.
+/// Capacity of the channel of findings to the data thread; the control thread blocks when it is full.
 const FINDINGS: usize = 1024;
 
-/// Runs until the duration is over, the command has ended, or a signal comes.
+/// Runs until the duration is over, the command has ended, or a signal arrives.
 pub fn run(settings: &Settings) -> Result<Outcome, Failure> {
-    // Before tracing begins nothing is in the files of outputs.
+    // If tracing has not started, the files of outputs are empty: remove those that were created.
     trace(settings).inspect_err(|_| drop(export::remove_made()))
 }
 
@@ -81,7 +81,7 @@ fn trace(settings: &Settings) -> Result<Outcome, Failure> {
     let servers = std::env::var("DEBUGINFOD_URLS").ok();
     let debug = DebugInfo::open(&settings.layout_from, servers.as_deref(), settings.selection.all)
         .map_err(Failure::DebugFile)?;
-    // A service manager may ask at any time, and whoever asks all gctraces of a host must not end those that keep nothing.
+    // Install it first: a service manager may send it at any time, and a signal to all gctraces of a host must not end those that keep nothing.
     let asks = Asks::install().map_err(system("installing the handler of SIGUSR2"))?;
     let checked = preflight::check()?;
     for note in &settings.notes {
@@ -97,17 +97,17 @@ fn trace(settings: &Settings) -> Result<Outcome, Failure> {
     if let Some(why) = program.as_ref().and_then(Program::missing) {
         return Err(Failure::Control(why));
     }
-    // A browser is started as the user, which takes privileges that are given up below.
+    // The browser is started as the user, which needs privileges that are dropped below.
     let page = settings.live.as_ref().map(|live| serve::Page::listen(live, user.clone()));
     let mut page = page.transpose()?;
-    // A command that is started has what the user has.
+    // With a command, privileges are kept: the command must have what the user has.
     if program.is_none() {
-        // Which pages of another user's process are in memory is in a file of that user's.
+        // Reading which pages of another user's process are resident requires the privilege to read files of other users.
         let writes = settings.writes() || settings.memory_account;
         preflight::drop_privileges(writes, user.is_some(), settings.requests.is_some());
     }
-    // Its thread has no more privileges than this one. Until tracing begins a signal ends the process as it ends any other, after outputs' new
-    // files are removed; what was loaded into the kernel goes with the process.
+    // The thread of the signals has no more privileges than this one. Until tracing starts, a signal ends the process as usual, after the new files
+    // of outputs are removed; what was loaded into the kernel is released with the process.
     let signals = Signals::install().map_err(system("installing signal handlers"))?;
     if settings.top.is_some() || settings.live.is_some() {
         signals.writes_no_files();
@@ -125,7 +125,7 @@ fn trace(settings: &Settings) -> Result<Outcome, Failure> {
         }
         bpf::StackOptions { native, ..stacks }
     });
-    // Exact waits carry the stack of the thread that blocked them, so stacks are taken.
+    // Exact waits include the stack of the thread that blocked them, so stacks must be taken.
     let exact = settings.cookies && settings.gvl.is_some_and(|gvl| !gvl.futex);
     let stacks = stacks.or_else(|| exact.then_some(bpf::StackOptions::BLOCKERS));
     let own_pid = proc_root::own_pid();
@@ -215,16 +215,16 @@ fn trace(settings: &Settings) -> Result<Outcome, Failure> {
     let ended = run.until_end();
     console::end_progress();
     ended?;
-    // Files are completed, also of a run that ends before it is ready.
+    // Complete the files, even if the run ends before it is ready.
     signals.tracing();
     while run.pipeline.drain(&mut run.rings) {}
     let min = settings.stacks.map_or(Duration::ZERO, |stacks| stacks.off_cpu_min);
     run.pipeline.read_sleepers(min);
-    // The gate is closed first: what is in the rings afterwards is all there will ever be. Outputs are finished while
+    // The gate is closed first: after that, the rings receive nothing more. Outputs are finished while
     // the probes are being detached.
     drop(stop);
     run.drain_until_closed(|| control.is_finished());
-    // Settled counters mean that no program is running any more, so the rings are complete, too.
+    // Settled counters mean that no program is running any more, so the rings are complete as well.
     let kernel = run.counters.read_settled();
     while run.pipeline.drain(&mut run.rings) {}
     let closed = run.closed.unwrap_or_else(monotonic_ns);
@@ -270,9 +270,9 @@ fn trace(settings: &Settings) -> Result<Outcome, Failure> {
     }
 }
 
-/// What decides in the kernel.
+/// What decides about selection in the kernel.
 fn select(selection: &Selection) -> Select {
-    // Where a cgroup is in a v1 hierarchy only, its processes are listed.
+    // The processes of cgroups that are only in a v1 hierarchy are listed.
     let listed = selection.lists_processes() || discover::lists_cgroups();
     match (selection.all, selection.has_groups(), listed) {
         (true, ..) => Select::All,
@@ -288,18 +288,18 @@ struct Run<'a> {
     counters: bpf::CounterReader,
     /// When the counters were last passed to the exporters.
     accounted: Option<Instant>,
-    /// To the control thread, about the GVL's probes; readable when that has found something.
+    /// Sends orders about the GVL probes to the control thread; readable when that thread has findings.
     orders: UnixStream,
-    /// Whether the control thread is there: a socket without it would be readable all the time.
+    /// Whether the control thread is running: after its end the socket would always be readable.
     controlled: bool,
     findings: Receiver<ControlEvent>,
     signals: &'a Signals,
-    /// Users ask for a file of what is kept.
+    /// Requests of the user for a file of the kept data.
     asks: Asks,
     settings: &'a Settings,
     command: Option<command::Running>,
     matched: bool,
-    /// Since when there are no further records.
+    /// Since when no further records are made.
     closed: Option<u64>,
     fatal: Option<String>,
     deadline: Option<Instant>,
@@ -312,7 +312,7 @@ impl Run<'_> {
         loop {
             let more = self.pipeline.drain(&mut self.rings);
             let ended = self.take_findings();
-            // One image may take long to prepare, while what runs on others is recorded already.
+            // Preparing an image may take long, while processes of other images are already being recorded.
             if !self.progress.ready && self.pipeline.counts().pipeline.decoded_snapshots > 0 {
                 self.signals.tracing();
             }
@@ -345,7 +345,7 @@ impl Run<'_> {
         if self.settings.wants_accounts() && self.accounted.is_none_or(|last| now - last >= ACCOUNT) {
             self.accounted = Some(now);
             self.pipeline.gvl_so_far();
-            // The sums have waits whose records came since the rings were read. A recording that a sum sets off must have them.
+            // The sums include waits whose records have arrived since the rings were read. A recording triggered by a sum must contain them.
             self.pipeline.drain(&mut self.rings);
             if self.pipeline.account_follows() {
                 self.take_sleepers();
@@ -354,7 +354,7 @@ impl Run<'_> {
         }
     }
 
-    /// Outputs are about to be read: they get the times of threads off their CPU up to now, those that are over and those that are not.
+    /// Before outputs are read: gives them the off-CPU times up to now, both completed ones and those still in progress.
     fn take_sleepers(&mut self) {
         let min = self.settings.stacks.map_or(Duration::ZERO, |stacks| stacks.off_cpu_min);
         let until = Instant::now() + RETURNS;
@@ -368,7 +368,7 @@ impl Run<'_> {
         self.pipeline.away_so_far(away, now_ns, min);
     }
 
-    /// A user asks for a file of what is kept.
+    /// Handles the user's request for a file of the kept data.
     fn asked(&mut self) {
         if self.settings.keep.is_none() {
             return say("gctrace: SIGUSR2: this run keeps nothing that could be written (--keep)");
@@ -377,7 +377,7 @@ impl Run<'_> {
         self.accounted = None;
     }
 
-    /// What watching the GVL has cost so far.
+    /// The overhead of watching the GVL so far.
     fn gvl_cost(counters: &bpf::CounterReader) -> Option<Cost> {
         Some(Cost {
             hits: counters.one(Counter::GvlHits)?,
@@ -411,7 +411,7 @@ impl Run<'_> {
         let left = self
             .deadline
             .map_or(TICK, |deadline| deadline.saturating_duration_since(Instant::now()).min(TICK));
-        // The command waits until it is known that everything is ready.
+        // The command waits until everything is known to be ready.
         let left = if self.progress.ready { left } else { left.min(START_TICK) };
         let timeout = Timespec { tv_sec: left.as_secs() as i64, tv_nsec: i64::from(left.subsec_nanos()) };
         match poll(fds, Some(&timeout)) {
@@ -420,11 +420,11 @@ impl Run<'_> {
         }
     }
 
-    /// Takes what the control thread has found. Returns whether the run is over before it began: only pids were
+    /// Handles the findings of the control thread. Returns whether the run is over before it has started: only pids were
     /// selected, and none of them is a Ruby.
     fn take_findings(&mut self) -> bool {
         let mut woken = [0; 256];
-        // Each byte is for one finding, which is in the channel by then.
+        // Each byte stands for one finding, which is already in the channel.
         self.controlled &= !matches!(self.orders.read(&mut woken), Ok(0));
         loop {
             match self.findings.try_recv() {
@@ -435,7 +435,7 @@ impl Run<'_> {
                 }
                 Err(TryRecvError::Empty) => return false,
                 Err(TryRecvError::Disconnected) => {
-                    // It has detached all probes: nothing would be traced any more.
+                    // The control thread has detached all probes: nothing would be traced any more.
                     if self.closed.is_none() && self.fatal.is_none() {
                         self.fatal =
                             Some("the thread that finds processes has ended; please report this".to_owned());
@@ -450,7 +450,7 @@ impl Run<'_> {
         match found {
             ControlEvent::Process { pid, image, state } => {
                 self.matched = true;
-                // What it was looked at as may be the program of an exec that is still in the ring.
+                // The finding may be about the program of an exec that is still in the ring.
                 self.pipeline.take_lives(self.rings.life());
                 self.pipeline.add_process(pid, image, state);
                 self.pipeline.find_sleepers(pid);
@@ -475,7 +475,7 @@ impl Run<'_> {
                 if is_running(pid) {
                     self.pipeline.refuse_process(pid, &path, &reason, monotonic_ns());
                 } else {
-                    // Its exit has been handled: remembering the pid would hit the next process that has it.
+                    // Its exit has been handled already: remembering the pid would affect the next process with this pid.
                     self.pipeline.refuse(Some(pid), &path, &reason);
                 }
             }
@@ -487,10 +487,10 @@ impl Run<'_> {
                 self.pipeline.begun();
                 self.pipeline.recording_began(monotonic_ns());
                 if begun.send(()).is_err() {
-                    // Only where a command is held back until tracing has begun.
+                    // Somebody waits only if a command is held back until tracing has started.
                     log::trace!("nobody waits for the begin of tracing");
                 }
-                // A screen shows that by itself; said behind it, it would be there when all is over.
+                // The screen shows this itself; a message behind it would appear when the run is over.
                 if !matches!(self.settings.top, Some(Show::Screen { .. })) {
                     let what = self.pipeline.only_process();
                     say(&format!(
@@ -541,7 +541,7 @@ impl Run<'_> {
         }
     }
 
-    /// How the command ended. It is waited for: its status is passed on, and it is left alone only with a word.
+    /// The exit status of the command. Waits for it, because its status is passed on; if gctrace stops waiting, it says so.
     fn command_status(&mut self) -> Option<u8> {
         let command = self.command.as_mut()?;
         if self.fatal.is_some() {
@@ -557,7 +557,7 @@ impl Run<'_> {
         }
     }
 
-    /// Keeps the rings empty until no further record can come.
+    /// Drains the rings until no further record can arrive.
     fn drain_until_closed(&mut self, gone: impl Fn() -> bool) {
         while self.closed.is_none() && !gone() {
             let more = self.pipeline.drain(&mut self.rings);

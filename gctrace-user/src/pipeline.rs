@@ -1,4 +1,4 @@
-//! The data path: events in, exporters out. One instance, one thread.
+//! The data path from events to exporters. One instance, one thread.
 
 use std::{
     collections::{HashMap, HashSet, VecDeque},
@@ -63,7 +63,7 @@ use self::{
     traced::{TracedProcess, Waiting},
 };
 
-/// GC records taken in one go, so that a signal is answered promptly under any load.
+/// Maximum number of GC records handled at a time, so that a signal is handled promptly under any load.
 const BATCH: usize = 4096;
 
 /// State of the data path.
@@ -71,35 +71,35 @@ pub struct Pipeline {
     outputs: Outputs,
     images: Images,
     traced: HashMap<u32, TracedProcess>,
-    /// Processes of which nothing is reported.
+    /// Processes about which nothing is reported.
     refused: HashMap<u32, Refusal>,
-    /// Images whose probes were detached while a process ran them: what its program did before names them.
+    /// Images whose probes were detached while a process ran them: records of its program from before name these images.
     left: HashMap<u32, Vec<u32>>,
     /// Processes that are counted as refused.
     refused_pids: HashSet<u32>,
-    /// Processes of which only pauses of unseen cycles came so far.
+    /// Processes that have so far only had pauses of unseen cycles.
     waiting: HashMap<u32, Waiting>,
-    /// Who forked a process, and when, monotonic nanoseconds.
+    /// The parent of a process, and when it forked, in monotonic nanoseconds.
     parents: HashMap<u32, (u32, u64)>,
-    /// When a process last replaced its program, monotonic nanoseconds.
+    /// When a process last replaced its program, in monotonic nanoseconds.
     execs: HashMap<u32, u64>,
-    /// When processes ended whose records could still come, monotonic nanoseconds.
+    /// When processes ended whose records may still arrive, in monotonic nanoseconds.
     ended: HashMap<u32, u64>,
-    /// Since when events of an image can be seen, monotonic nanoseconds: the first process of it was seen then, or tracing
-    /// began with the image probed. Indices are used again.
+    /// Since when events of an image can be seen, in monotonic nanoseconds: since its first process was seen, or since tracing
+    /// started with the image probed. Indices are reused.
     probed_since: HashMap<u32, (Arc<Image>, u64)>,
     beginnings: Beginnings,
     lives: VecDeque<(Kind, LifeEvent)>,
-    /// Records of programs whose exec is among them.
+    /// Records of programs whose exec is still in `lives`.
     early: Vec<Early>,
     stacks: Stacks,
     asleep: Option<Asleep>,
     gvl: Gvl,
     requests: Option<RequestReader>,
     units: Units,
-    /// Processes whose requests have ended, with their GC records of that time.
+    /// Processes with ended requests, and their number of GC records at that time.
     numbered: HashMap<u32, Numbered>,
-    /// Requests wait for GC records that may still be written.
+    /// Whether requests are waiting for GC records that may still be written.
     requests_wait: bool,
     unit_states: unit_states::Pending,
     allocs: Allocs,
@@ -111,7 +111,7 @@ pub struct Pipeline {
 }
 
 impl Pipeline {
-    /// A path into these exporters.
+    /// Creates a data path into these exporters.
     pub fn new(
         exporters: Vec<Box<dyn Exporter>>,
         images: Images,
@@ -151,19 +151,19 @@ impl Pipeline {
         }
     }
 
-    /// The same, with these names of containers and pods.
+    /// Sets the names of containers and pods.
     #[must_use]
     pub fn naming(self, names: Names) -> Self {
         Self { names, ..self }
     }
 
-    /// The same, reading how memory is shared, too.
+    /// Sets whether to read how memory is shared.
     #[must_use]
     pub fn reading_shares(self, shares: bool) -> Self {
         Self { shares, ..self }
     }
 
-    /// The same, looking at threads that are off their CPU.
+    /// Sets the map of off-CPU threads, if these are traced.
     #[must_use]
     pub fn with_away(self, away: Option<AwayMap>) -> Self {
         Self { asleep: away.map(Asleep::new), ..self }
@@ -183,17 +183,17 @@ impl Pipeline {
         counts
     }
 
-    /// Whether no more is wanted: the reader of standard output is gone, or an output has all that it may have.
+    /// Whether the run can end: the reader of standard output is gone, or an output has reached its limit.
     pub fn is_enough(&self) -> bool {
         self.outputs.stdout_closed() || self.outputs.is_any_full()
     }
 
-    /// What could not be written.
+    /// The outputs that could not be written.
     pub fn failures(&self) -> &[String] {
         self.outputs.failures()
     }
 
-    /// All that was present has been looked at: what starts from now on with one of the images probed is seen from its
+    /// Everything present at start has been inspected: programs that start from now on with a probed image are traced from their
     /// beginning.
     pub fn begun(&mut self) {
         let now = monotonic_ns();
@@ -202,28 +202,28 @@ impl Pipeline {
         }
     }
 
-    /// All that was asked for is being traced from this time on.
+    /// Everything requested is being traced from this time on.
     pub fn recording_began(&mut self, ts_ns: u64) {
         self.outputs.tell(|exporter| exporter.began(ts_ns));
     }
 
-    /// Nothing is traced any more since this time.
+    /// Nothing is traced from this time on.
     pub fn recording_closed(&mut self, ts_ns: u64) {
         self.outputs.tell(|exporter| exporter.closed(ts_ns));
     }
 
-    /// A process runs a probed image.
+    /// Adds a process that runs a probed image.
     pub fn add_process(&mut self, pid: u32, image: u32, state: Option<(u64, Vec<u8>)>) {
         let Some(known) = self.images.get(image) else { return };
         if let Some(traced) = self.traced.get_mut(&pid)
             && traced.process.image.index == image
         {
-            // A sample was first.
+            // A sample arrived before this finding.
             traced.beginning.count =
                 traced.beginning.count.or_else(|| count_of(&known, state.as_ref().map(|(_, data)| data)));
             return;
         }
-        // The finding may be older than the exit that has already been handled.
+        // The finding may be older than an exit that has already been handled.
         if let Some(Refusal::Image(left)) = self.refused.get(&pid)
             && *left != image
         {
@@ -236,18 +236,18 @@ impl Pipeline {
         self.trace(pid, "", &known, state, seen_ns);
     }
 
-    /// The process that is traced, if it is the only one so far, for people.
+    /// Describes the traced process for messages, if it is the only one so far.
     pub fn only_process(&self) -> Option<String> {
         let mut all = self.traced.values();
         let (process, None) = (&all.next()?.process, all.next()) else { return None };
         Some(format!("pid {}, {}, Ruby {}", process.pid, program(process), process.image.version))
     }
 
-    /// Takes what is in the rings. Returns whether there may be more.
+    /// Handles what is in the rings. Returns whether there may be more.
     pub fn drain(&mut self, rings: &mut Rings) -> bool {
         let mut lives_until = monotonic_ns();
         self.take_lives(rings.life());
-        // Whatever a process emitted before it forked, execed or exited is in the other rings by now: they are merged by
+        // Everything a process emitted before it forked, execed or exited is in the other rings by now: these are merged by
         // time.
         let mut stacks_until = monotonic_ns();
         self.take_stacks();
@@ -255,8 +255,8 @@ impl Pipeline {
         self.bound_early();
         let taken = rings.drain_gc(BATCH, |bytes, life| match decode::decode(bytes) {
             Ok(event) => {
-                // A child that was forked meanwhile may have collected and ended by now: only its fork says whose child it is.
-                // What it emitted before it ended is taken with its end, or it would be a new process.
+                // A child forked meanwhile may already have run a GC and ended: only the record of its fork names its parent.
+                // Its records from before its end must be handled before that end, or it would appear as a new process.
                 if event.ts_ns() >= lives_until {
                     lives_until = monotonic_ns();
                     self.take_lives(life);
@@ -264,7 +264,7 @@ impl Pipeline {
                     self.take_stacks();
                     self.take_requests();
                 }
-                // Before a GC record comes every stack that was taken before it.
+                // Every stack taken before a GC record must be handled first.
                 if event.ts_ns() >= stacks_until {
                     stacks_until = monotonic_ns();
                     self.take_stacks();
@@ -291,13 +291,13 @@ impl Pipeline {
         more
     }
 
-    /// What was taken is handed on. At the same moment to all: a recording has it, and replays what the others made of it.
+    /// Flushes all exporters with the same time: a recording stores it, and its replay then does what the other exporters did.
     fn flush(&mut self) {
         let now_ns = monotonic_ns();
         self.export(|exporter| exporter.flush(now_ns));
     }
 
-    /// Tracing ends: reports what is still running.
+    /// Ends tracing: reports what is still running.
     pub fn detach(&mut self, now_ns: u64) {
         self.lives_until(u64::MAX);
         self.report_stacks(None);
@@ -310,24 +310,24 @@ impl Pipeline {
         }
     }
 
-    /// How many hits of tracepoints the kernel skipped.
+    /// Sets the number of tracepoint hits that the kernel skipped.
     pub fn tracepoints_skipped(&mut self, hits: u64) {
         self.counts.tracepoints_skipped = hits;
     }
 
-    /// The user asks for a file of what is kept.
+    /// The user requests a file of the kept data.
     pub fn dump(&mut self) {
         self.outputs.tell(|exporter| exporter.dump_requested());
     }
 
-    /// An account follows. Returns whether times off the CPU that are not over are wanted.
+    /// Announces an account. Returns whether an exporter wants the off-CPU times still in progress.
     pub fn account_follows(&mut self) -> bool {
         let mut wanted = false;
         self.outputs.tell(|exporter| wanted |= exporter.account_follows());
         wanted && self.asleep.is_some()
     }
 
-    /// Reports to the exporters what has been counted so far.
+    /// Reports the current counts to the exporters.
     pub fn account(&mut self, kernel: Option<Vec<u64>>) {
         let ledger = Ledger { kernel, user: self.counts(), ..Ledger::default() };
         self.outputs.tell(|exporter| exporter.account(&ledger));
@@ -338,7 +338,7 @@ impl Pipeline {
         self.export(|exporter| exporter.finish(ledger));
     }
 
-    /// Reports the last account, with what became of the last uploads.
+    /// Reports the final account, including the results of the last uploads.
     pub fn settle(&mut self, ledger: &Ledger) {
         self.export(|exporter| exporter.settled(ledger));
     }
@@ -378,12 +378,12 @@ impl Pipeline {
                 let request = self.request_of_stack(pid, tid, request_ns);
                 self.refill_stack(pid, tid, AllocOf { comm, ts_ns, request, span }, stack);
             }
-            // Runs do not load its program.
+            // Runs do not load the program that takes these.
             StackOf::Malloc => {}
         }
     }
 
-    /// The stack that started a cycle, whose snapshot may have come already or not.
+    /// Handles the stack that started a cycle, whether or not its snapshot has arrived.
     fn trigger(&mut self, pid: u32, ts_ns: u64, stack: Stack, span: Option<Span>) {
         if self.traced.get_mut(&pid).is_some_and(|traced| traced.fold.trigger(ts_ns, &stack, span)) {
             self.counts.triggers += 1;
@@ -392,7 +392,7 @@ impl Pipeline {
         }
     }
 
-    /// Hands waiting samples over: those of a process up to a time, or all.
+    /// Exports waiting samples: those of a process up to a time, or all.
     fn report_stacks(&mut self, of: Option<(u32, u64)>) {
         for ReadySample { pid, image, request_ns, mut sample } in self.stacks.take_ready(of) {
             let Some(process) = self.process_of(pid, image, &sample.comm, sample.ts_ns) else {
@@ -405,7 +405,7 @@ impl Pipeline {
         }
     }
 
-    /// The process of a record that does not prove its VM, if it is traced.
+    /// The process of a record that does not prove the process's VM, if it is traced.
     fn process_of(&mut self, pid: u32, image: u32, comm: &str, seen_ns: u64) -> Option<Process> {
         if !self.is_traced(pid, image, comm, seen_ns) {
             return None;
@@ -413,7 +413,7 @@ impl Pipeline {
         self.traced.get(&pid).map(|traced| traced.process.clone())
     }
 
-    /// Whether the process of a record that does not prove its VM is traced: from now on if it was not.
+    /// Whether the process of a record that does not prove its VM is traced; starts tracing it if possible.
     fn is_traced(&mut self, pid: u32, image: u32, comm: &str, seen_ns: u64) -> bool {
         if let Some(traced) = self.traced.get(&pid)
             && (traced.process.image.index == image || traced.image.gc == GcOf::LibraryOf(image))
@@ -421,7 +421,7 @@ impl Pipeline {
             return true;
         }
         let Some(known) = self.images.get(image) else { return false };
-        // Which GC the process runs is seen by its state or by a record of the GC.
+        // Which GC the process runs only shows in its state or in a GC record.
         if self.refused.contains_key(&pid)
             || self.has_left(pid, image)
             || self.has_ended(pid, seen_ns)
@@ -433,7 +433,7 @@ impl Pipeline {
         true
     }
 
-    /// Whether a record is of a process that ended after it, and whose end has been handled.
+    /// Whether a record is from before the end of its process, and that end has already been handled.
     fn has_ended(&self, pid: u32, ts_ns: u64) -> bool {
         self.ended.get(&pid).is_some_and(|end_ns| ts_ns <= *end_ns)
     }
@@ -446,12 +446,12 @@ impl Pipeline {
         state: Option<(u64, Vec<u8>)>,
         seen_ns: u64,
     ) {
-        // The same pid with another image: an exec whose record we have not seen (lost, or still to come).
+        // The same pid with another image: an exec whose record has not been seen (lost, or yet to arrive).
         self.gvl_replaced(pid);
         self.end(pid, EndReason::Execed, seen_ns);
         let mut process = proc::describe(pid, comm, known.image.clone(), self.names.place(pid));
         let mut arguments_at = proc::arguments_at(pid);
-        // What was read may be of the program that a forked child has become since, or it is gone.
+        // The data read may be of the program that a forked child runs by now, or the child is gone.
         let parent = self.forking_parent(pid, &known.image, seen_ns);
         let forked = parent.is_some();
         if let Some(parent) = parent
@@ -460,7 +460,7 @@ impl Pipeline {
             process = parent.forked(process, comm);
             arguments_at = parent.arguments_at;
         }
-        // It is gone, but the kernel has reported its fork.
+        // The process is gone, but the kernel has reported its fork.
         process.ppid = process.ppid.or_else(|| self.parents.get(&pid).map(|(parent, _)| *parent));
         let memory = MemoryReader::open(pid).ok();
         let waiting = self.waiting.remove(&pid).unwrap_or_default();
@@ -492,7 +492,7 @@ impl Pipeline {
             decode_state(&reading.layout, ts_ns, pid, &data, traced.read_memory())
         });
         self.traced.insert(pid, traced);
-        // What holds for a server holds for its workers.
+        // What applies to a server also applies to its workers, so it is not repeated for forked children.
         if !forked {
             self.say_of_threads(&process);
         }
@@ -504,7 +504,7 @@ impl Pipeline {
         self.see(&process, Seen::Process { state: state.as_ref(), now_ns: monotonic_ns(), since_ns });
     }
 
-    /// The process whose program a process was at a time, by its fork.
+    /// The parent of a process, if the process was still running its parent's program at that time.
     fn forking_parent(&self, pid: u32, image: &Image, at_ns: u64) -> Option<&TracedProcess> {
         if self.has_execed(pid, at_ns) {
             return None;
@@ -512,11 +512,11 @@ impl Pipeline {
         let (forked_from, forked_ns) = self.parents.get(&pid)?;
         let parent = self.traced.get(forked_from)?;
         let same = parent.process.image.index == image.index && *forked_ns <= at_ns;
-        // The parent itself may have become another program since it forked.
+        // The parent itself may have replaced its program since the fork.
         (same && self.execs.get(forked_from).is_none_or(|execed_ns| execed_ns < forked_ns)).then_some(parent)
     }
 
-    /// Since when the events of a process with this image can have been seen.
+    /// Since when events of a process with this image could be seen.
     fn traced_since(&mut self, pid: u32, image: &Arc<Image>) -> u64 {
         let now = monotonic_ns();
         let opened = self.images.opened_ns(image.index).unwrap_or(now);
@@ -525,7 +525,7 @@ impl Pipeline {
             *since = (image.clone(), opened);
         }
         let probed = since.1;
-        // Of one that is gone already, and whose fork was not seen, it is not known how old it became.
+        // The start of a process that is already gone is unknown, unless its fork was seen.
         let forked = self.parents.get(&pid).map(|(_, forked_ns)| *forked_ns);
         let Some(started) = forked.or_else(|| proc::started_ns(pid)) else { return now };
         let execed = self.execs.get(&pid).copied().unwrap_or_default();
@@ -577,18 +577,18 @@ impl Pipeline {
         }
     }
 
-    /// Hands what was seen of a process to every exporter.
+    /// Passes an observation of a process to every exporter.
     fn see(&mut self, process: &Process, seen: Seen<'_>) {
         self.export(|exporter| exporter.see(process, seen));
     }
 
-    /// Hands something to every exporter; one that fails does not stop the others.
+    /// Calls `hand` for every exporter; one that fails does not stop the others.
     fn export(&mut self, hand: impl FnMut(&mut dyn Exporter) -> Result<(), ExportError>) {
         self.outputs.hand(hand);
     }
 }
 
-/// `GC.count` in the state of a process that was read when it was found.
+/// `GC.count` in the state of a process, as read when it was found.
 fn count_of(known: &KnownImage, state: Option<&Vec<u8>>) -> Option<u64> {
     known.reading.as_ref()?.layout.count.read(state?)
 }

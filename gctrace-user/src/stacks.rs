@@ -1,5 +1,5 @@
-//! Stack records → samples and trigger stacks. [`reader`] names Ruby frames at once; native and kernel frames, whose names do
-//! not go away, are named here, and all are put in order.
+//! Turns stack records into samples and trigger stacks. [`reader`] names Ruby frames at once; native and kernel frames, whose names
+//! remain available, are named here, and all frames are put in order.
 
 mod reader;
 mod synthetic;
@@ -29,9 +29,9 @@ use crate::{
     ruby::threads::Walked,
 };
 
-/// Trigger stacks that wait for the snapshot of their cycle. They come within microseconds of each other, but all stacks are taken
-/// before a batch of GC records is, and a batch may hold fewer cycles than a program has begun while gctrace had no CPU. Beyond this
-/// number the oldest are dropped, and counted.
+/// Maximum number of trigger stacks that wait for the snapshot of their cycle. Both come within microseconds of each other, but all stacks are
+/// taken before a batch of GC records is, and a batch may hold fewer cycles than a program has started while gctrace had no CPU. Above
+/// it the oldest are dropped and counted.
 const MAX_TRIGGERS: usize = 1 << 13;
 
 /// A sample that waits for its turn among the other events.
@@ -41,63 +41,63 @@ pub struct ReadySample {
     pub pid: u32,
     /// Index of its image.
     pub image: u32,
-    /// Since when its thread serves a request, nanoseconds; 0: none that is known.
+    /// When the request served by its thread began, in nanoseconds; 0: no known request.
     pub request_ns: u64,
     /// The sample, without its request.
     pub sample: StackSample,
 }
 
-/// A stack that is finished: what it is the stack of.
+/// A finished stack and what it was taken for.
 #[derive(Debug)]
 pub struct Finished {
-    /// The occasion at which it was taken.
+    /// The occasion on which it was taken.
     pub of: StackOf,
     /// The process.
     pub pid: u32,
     /// The thread.
     pub tid: u32,
-    /// Its name.
+    /// The name of the thread.
     pub comm: Arc<str>,
     /// When it was taken.
     pub ts_ns: u64,
-    /// Since when its thread serves a request, nanoseconds; 0: none that is known.
+    /// When the request served by its thread began, in nanoseconds; 0: no known request.
     pub request_ns: u64,
     /// The span that was active on its thread.
     pub span: Option<Span>,
-    /// What its record says that it stands for: bytes of [`StackOf::Malloc`].
+    /// The weight in its record: bytes for [`StackOf::Malloc`].
     pub weight: u64,
-    /// The native frames above the innermost interpreter loop, leaf first, also where the others do not fit the Ruby frames. Of
-    /// [`StackOf::Malloc`] only.
+    /// The native frames above the innermost interpreter loop, leaf first, even if the remaining ones do not match the Ruby frames. Only for
+    /// [`StackOf::Malloc`].
     pub above: Vec<Arc<Frame>>,
     /// The stack.
     pub stack: Stack,
 }
 
-/// The occasion at which a stack was taken.
+/// The occasion on which a stack was taken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StackOf {
-    /// The cycle whose snapshot has this time: it started it.
+    /// The start of the cycle whose snapshot has this time.
     Trigger,
-    /// A thread that had to wait for the GVL until that time.
+    /// A thread acquired the GVL at that time, after waiting for it.
     Waiter,
-    /// A thread that gave up the GVL at that time, for which another was waiting.
+    /// A thread released the GVL at that time while another thread was waiting for it.
     Holder,
-    /// A thread that held the GVL at that time while another was waiting.
+    /// A thread held the GVL at that time while another thread was waiting for it.
     Blocker,
-    /// A thread that took the free slots of a heap page at that time.
+    /// A thread took the free slots of a heap page at that time.
     Refill,
-    /// A thread that called an allocation function at that time.
+    /// A thread called an allocation function at that time.
     Malloc,
 }
 
-/// The stage.
+/// The stack stage of the data path.
 pub struct Stacks {
     reader: Option<Reader>,
     ready: VecDeque<ReadySample>,
     triggers: VecDeque<Trigger>,
     /// Threads off their CPU, by tid.
     away: HashMap<u32, Away>,
-    /// Threads that are back on a CPU, whose stack follows, by tid.
+    /// Threads that are back on a CPU and whose stack is still to come, by tid.
     returned: HashMap<u32, OffCpuEvent>,
     frames: SyntheticFrames,
     kernel: KernelNamer,
@@ -118,7 +118,7 @@ pub struct Trigger {
     pub span: Option<Span>,
 }
 
-/// The stack with which a thread has left its CPU.
+/// The stack of a thread when it left its CPU.
 struct Away {
     pid: u32,
     begin_ns: u64,
@@ -128,11 +128,11 @@ struct Away {
 }
 
 impl Stacks {
-    /// The stage behind a reader. Without `native`, native frames are left out.
+    /// Creates the stage for a reader. Without `native`, native frames are left out.
     pub fn new(reader: Option<Reader>, native: Option<NativeNamer>) -> Self {
         let mut kernel = KernelNamer::default();
         if native.is_some() {
-            // Profiles are wanted. It takes some tens of milliseconds, for which the rings would fill later.
+            // Load now, since profiles are wanted: it takes some tens of milliseconds, during which the rings would fill later.
             kernel.load();
         }
         Self {
@@ -149,14 +149,14 @@ impl Stacks {
         }
     }
 
-    /// What has been read of the ring since, in its order.
+    /// The records read from the ring since the last call, in ring order.
     pub fn take(&mut self) -> Vec<Record> {
         self.reader.as_ref().map_or_else(Vec::new, |reader| reader.take(&mut self.counts))
     }
 
-    /// A thread is back on a CPU.
+    /// Handles a thread that is back on a CPU.
     pub fn returned(&mut self, event: OffCpuEvent) {
-        // The one before has lost its stack.
+        // The stack of the previous return was lost.
         if let Some(before) = self.returned.remove(&event.header.tid) {
             self.back(&before);
         }
@@ -167,8 +167,8 @@ impl Stacks {
         }
     }
 
-    /// Finishes a stack. Returns it unless it stays in the stage: as a sample, which waits for its turn, or as that of a thread that
-    /// has left its CPU, which waits for its return.
+    /// Finishes a stack. Returns it unless it stays in the stage: as a sample, which waits for its turn, or as the stack of a thread that
+    /// has left its CPU, which waits for the thread's return.
     pub fn finish(&mut self, named: NamedStack) -> Option<Finished> {
         let NamedStack { header, cause, gc, comm, weight_ns, blocks, request_ns, span, stack } = named;
         let (stack, above) = self.mixed(&header, stack);
@@ -215,13 +215,13 @@ impl Stacks {
         Some(Finished { of, pid, tid, comm, ts_ns, request_ns, span, weight: weight_ns, above, stack })
     }
 
-    /// The stack with which a thread has left its CPU.
+    /// Stores the stack of a thread that left its CPU.
     fn left(&mut self, header: &Header, (gc, span): (GcActivity, Option<Span>), stack: Stack) {
         let away = Away { pid: header.tgid, begin_ns: header.ts_ns, gc, span, stack };
         if self.away.len() >= MAX_AWAY as usize {
             self.forget_oldest();
         }
-        // The last one was back so soon that its time is not reported.
+        // The thread returned so soon from its previous absence that it is not reported.
         self.counts.off_cpu_unused += u64::from(self.away.insert(header.tid, away).is_some());
         let its = |event: &OffCpuEvent| event.header.tgid == header.tgid && event.begin_ns == header.ts_ns;
         if self.returned.get(&header.tid).is_some_and(its)
@@ -231,7 +231,7 @@ impl Stacks {
         }
     }
 
-    /// Forgets the older half of the stacks with which threads left their CPU. Those of threads that ended after a time too short to be
+    /// Forgets the older half of the stacks of off-CPU threads. Those of threads that ended after an absence too short to be
     /// reported are never claimed.
     fn forget_oldest(&mut self) {
         let mut begins: Vec<u64> = self.away.values().map(|away| away.begin_ns).collect();
@@ -242,7 +242,7 @@ impl Stacks {
         self.counts.off_cpu_unused += (before - self.away.len()) as u64;
     }
 
-    /// A thread is back on a CPU: where it was meanwhile becomes one sample, or two if it had to wait for its CPU.
+    /// Turns the off-CPU time of a returned thread into one sample per state, such as a wait and the time it was runnable.
     fn back(&mut self, event: &OffCpuEvent) {
         let counts = &mut self.counts;
         let header = &event.header;
@@ -270,8 +270,8 @@ impl Stacks {
         }
     }
 
-    /// Where a thread is that has not come back to a CPU, up to now: what it will have then, without being counted. Nothing, if its stack is not
-    /// known.
+    /// The samples of a thread that is still off its CPU, up to now: those that it would have if it returned now, without being counted. Empty if its
+    /// stack is unknown.
     pub fn away_so_far(&mut self, tid: u32, entry: &AwayEntry, gvl_ns: u64, now_ns: u64) -> Vec<StackSample> {
         let event = still(tid, entry, gvl_ns, now_ns);
         let comm = self.comm(entry.tgid, &entry.comm);
@@ -281,19 +281,19 @@ impl Stacks {
         off_cpu(&event, now_ns.max(entry.begin_ns), &comm, how).collect()
     }
 
-    /// The stack of a thread that was asleep when its process was found.
+    /// Adds the stack of a thread that was asleep when its process was found.
     pub fn sleeper(&self, sleeper: &Sleeper, walked: &Walked) {
         if let Some(reader) = &self.reader {
             reader.sleeper(sleeper, walked);
         }
     }
 
-    /// A thread is off its CPU when tracing ends. `gvl_ns`: as in an [`OffCpuEvent`].
+    /// Handles a thread that is off its CPU when tracing ends. `gvl_ns`: as in an [`OffCpuEvent`].
     pub fn still_away(&mut self, tid: u32, entry: &AwayEntry, gvl_ns: u64, now_ns: u64) {
         self.back(&still(tid, entry, gvl_ns, now_ns));
     }
 
-    /// Threads that are back on a CPU, whose stacks will not come any more: those of a process, or all.
+    /// Handles returned threads whose stacks will not arrive any more: those of a process, or all.
     pub fn stacks_are_lost(&mut self, of: Option<u32>) {
         let lost: Vec<u32> = self
             .returned
@@ -308,7 +308,7 @@ impl Stacks {
         }
     }
 
-    /// Whether the stack is there with which a thread left its CPU at that time.
+    /// Whether the stack of the thread's absence that began at `begin_ns` is known.
     pub fn knows(&self, tid: u32, begin_ns: u64) -> bool {
         self.away.get(&tid).is_some_and(|away| away.begin_ns == begin_ns)
     }
@@ -322,13 +322,13 @@ impl Stacks {
         self.triggers.push_back(Trigger { pid, ts_ns, stack, span });
     }
 
-    /// The trigger of the cycle whose snapshot was taken at that time.
+    /// Removes and returns the trigger of the cycle whose snapshot was taken at that time.
     pub fn take_trigger(&mut self, pid: u32, ts_ns: u64) -> Option<Trigger> {
         let at = self.triggers.iter().position(|trigger| (trigger.pid, trigger.ts_ns) == (pid, ts_ns))?;
         self.triggers.remove(at)
     }
 
-    /// Samples of a process up to a time, in the order of their records; of all processes without one.
+    /// Takes the samples of a process up to a time, in record order; `None`: those of all processes.
     pub fn take_ready(&mut self, of: Option<(u32, u64)>) -> Vec<ReadySample> {
         let Some((pid, ts_ns)) = of else { return self.ready.drain(..).collect() };
         let (taken, kept) = self.ready.drain(..).partition(|r| r.pid == pid && r.sample.ts_ns <= ts_ns);
@@ -337,13 +337,13 @@ impl Stacks {
         taken.into()
     }
 
-    /// A process is gone or has become another program.
+    /// Forgets a process that is gone or has become another program.
     pub fn forget(&mut self, pid: u32) {
         self.comms.remove(&pid);
         if let Some(reader) = &self.reader {
             reader.forget(pid);
         }
-        // What was remembered of its code is read again if the pid lives on.
+        // If the pid lives on, its code is read again.
         if let Some(native) = &mut self.native {
             native.exited(pid);
         }
@@ -355,14 +355,14 @@ impl Stacks {
         self.counts.off_cpu_unused += (before - self.away.len()) as u64;
     }
 
-    /// A process replaced its program at that time.
+    /// Records that a process replaced its program at that time.
     pub fn execed(&mut self, pid: u32, ts_ns: u64) {
         if let Some(native) = &mut self.native {
             native.execed(pid, ts_ns);
         }
     }
 
-    /// Adds what it has counted.
+    /// Adds its counts.
     pub fn add_counts(&self, counts: &mut UserCounts) {
         counts.stacks.add(&self.counts);
         if let Some(native) = &self.native {
@@ -370,7 +370,7 @@ impl Stacks {
         }
     }
 
-    /// The end of the run: triggers that were not fetched are counted.
+    /// Ends the run: unclaimed triggers are counted.
     pub fn close(&mut self) {
         self.counts.triggers_unclaimed += self.triggers.len() as u64;
         self.triggers.clear();
@@ -386,7 +386,7 @@ impl Stacks {
         let Unmixed { bias, cut, kernel, native, gc, groups, missing } = stack;
         let mut frames = self.kernel.stack(&kernel);
         if header.point == Cause::OffCpu as u32 {
-            // The program that takes the stack is called behind the switch of threads.
+            // The program that takes the stack is called after the context switch: drop the frames of tracing itself.
             let own = frames.iter().take_while(|frame| is_of_tracing(&frame.name)).count();
             frames.drain(..own);
         }
@@ -414,7 +414,7 @@ impl Stacks {
 
     fn comm(&mut self, pid: u32, comm: &[u8; 16]) -> Arc<str> {
         let comms = self.comms.entry(pid).or_default();
-        // Programs may number their threads for as long as they run.
+        // Programs may create numbered thread names without end.
         if comms.len() >= COMMS && !comms.contains_key(comm) {
             comms.clear();
         }
@@ -428,11 +428,11 @@ impl Default for Stacks {
     }
 }
 
-/// Names of threads of a process that are remembered, so that samples share them.
+/// Maximum number of thread names remembered per process, so that samples share them; all are forgotten above it.
 const COMMS: usize = 1024;
 
-/// What a thread did while it was off its CPU, in order, each with its begin and end: it slept or waited, then for the GVL if it waited for
-/// that, then for a CPU from `runnable` on. A part may be empty.
+/// The states of a thread while it was off its CPU, in order, each with start and end: blocked or waiting, then waiting for the GVL if it
+/// did, then runnable from `runnable` on. A part may be empty.
 fn parts(event: &OffCpuEvent, runnable: u64, end: u64) -> [(ThreadState, u64, u64); 3] {
     let begin = event.begin_ns;
     let (state, gvl) = match event.gvl_ns {
@@ -443,23 +443,23 @@ fn parts(event: &OffCpuEvent, runnable: u64, end: u64) -> [(ThreadState, u64, u6
     [(state, begin, gvl), (ThreadState::GvlWait, gvl, runnable), (ThreadState::Runnable, runnable, end)]
 }
 
-/// The event of a thread that is still off its CPU, as if it came back now.
+/// The event of a thread that is still off its CPU, as if it returned now.
 fn still(tid: u32, entry: &AwayEntry, gvl_ns: u64, now_ns: u64) -> OffCpuEvent {
     let &AwayEntry { begin_ns, wakeup_ns, tgid, image, execs, why, comm, .. } = entry;
     let (kind, ts_ns) = (Kind::OffCpu as u32, now_ns);
     let header = Header { kind, point: why, tgid, tid, ts_ns, seq: 0, image, execs };
-    // Since when it serves a request is not read: its end would be unseen.
+    // The start of its request is not read, because the end of the request would not be seen.
     OffCpuEvent { header, begin_ns, wakeup_ns, request_ns: 0, gvl_ns, comm }
 }
 
-/// Where a thread was that was off its CPU until `end`: one sample for each state.
+/// The off-CPU time of a thread until `end`: one sample for each state.
 fn off_cpu(
     event: &OffCpuEvent,
     end: u64,
     comm: &Arc<str>,
     (gc, span, stack): (GcActivity, Option<Span>, Stack),
 ) -> impl Iterator<Item = StackSample> {
-    // A wake-up that was not seen leaves all of it to blocking.
+    // Without a known wake-up, all of the time counts as blocked.
     let runnable = if event.wakeup_ns == 0 { end } else { event.wakeup_ns.clamp(event.begin_ns, end) };
     let (tid, comm) = (event.header.tid, Arc::clone(comm));
     let whole = parts(event, runnable, end).into_iter().filter(|(_, begin, end)| end > begin);
@@ -477,14 +477,14 @@ fn off_cpu(
     })
 }
 
-/// Whether a function of the kernel runs because it is traced.
+/// Whether a kernel function is part of tracing itself.
 fn is_of_tracing(name: &str) -> bool {
     ["bpf_prog_", "bpf_trace_run", "__bpf_trace_", "__traceiter_"]
         .iter()
         .any(|prefix| name.starts_with(prefix))
 }
 
-/// The count of walks that ended for this reason.
+/// The counter of walks that ended for this reason.
 fn ended_early(end: NativeEnd, counts: &mut StackCounts) -> &mut u64 {
     match end {
         NativeEnd::NoTable => &mut counts.natives_no_table,
@@ -537,7 +537,7 @@ mod tests {
         stage.away.insert(2, Away { span: None, pid: 1, begin_ns, gc: GcActivity::None, stack });
     }
 
-    /// Time off the CPU is divided at the wake-up, adds up, and has the stack with which the thread left.
+    /// Off-CPU time is divided at the wake-up, adds up, and has the stack with which the thread left.
     #[test]
     fn off_the_cpu() {
         use ThreadState::{Blocked, Runnable};
@@ -554,7 +554,7 @@ mod tests {
         assert_eq!((stage.counts.off_cpu_stacks, stage.counts.off_cpu_samples), (3, 4));
     }
 
-    /// A wait for the GVL can begin before the thread leaves its CPU, or while it is off it, and ends when it becomes runnable.
+    /// A wait for the GVL may start before the thread leaves its CPU, or while it is off it, and ends when the thread becomes runnable.
     #[test]
     fn waits_for_the_gvl() {
         use ThreadState::{GvlWait, OtherWait, Runnable};
@@ -571,7 +571,7 @@ mod tests {
         assert_eq!(parts(180), [(OtherWait, 100, 70), cpu]);
     }
 
-    /// A time whose stack was not taken is reported all the same; the stack of another time does not replace it.
+    /// Off-CPU time without a stack is still reported; the stack of another absence does not replace it.
     #[test]
     fn stack_not_taken() {
         let mut stage = Stacks::default();

@@ -15,18 +15,18 @@ use crate::{
     trace_file::{self, Ending, Header, ReadError, Recording, Subjects},
 };
 
-/// A condition is true.
+/// Exit status: a condition is true.
 const FAILED: u8 = 1;
-/// A condition cannot be tested.
+/// Exit status: a condition cannot be tested.
 const UNKNOWN: u8 = 2;
 
-/// What a recording looked at.
+/// What a recording covers.
 pub(super) fn looked(header: &Header) -> Looked {
     let Subjects { samples, wall, gvl, requests, alloc } = header.subjects;
     Looked { samples, wall, gvl, requests, alloc }
 }
 
-/// Reads a side.
+/// Reads one side of the comparison.
 fn gather(
     name: &'static str,
     path: &Path,
@@ -133,7 +133,7 @@ mod tests {
         Ok(args)
     }
 
-    /// A recording is as itself, and recordings of several Rubies are compared, whatever they lack.
+    /// A recording equals itself, and recordings of several Rubies can be compared, whatever they lack.
     #[test]
     fn recordings() {
         let dir = tempfile::tempdir().unwrap();
@@ -153,7 +153,7 @@ mod tests {
         }
     }
 
-    /// Exit statuses: what cannot be tested is an error, and so is what is no metric or no recording.
+    /// Exit statuses: an untestable condition is an error, as is an unknown metric or a file that is not a recording.
     #[test]
     fn statuses() {
         let recording = golden("3.4");
@@ -182,7 +182,7 @@ mod tests {
                 assert_eq!(failure.exit_status(), 2);
             }
         }
-        // One that was cut off is compared by what it has.
+        // A truncated recording is compared by what it contains.
         std::fs::write(&other, &bytes[..bytes.len() - 1]).unwrap();
         assert_eq!(diff(&parsed(&recording, &other, &[]).unwrap()).unwrap(), 0);
     }

@@ -1,4 +1,4 @@
-//! `gctrace info`: what a recording holds.
+//! `gctrace info`: the contents of a recording.
 
 use std::io::Write as _;
 
@@ -12,11 +12,11 @@ use crate::{
     trace_file::{self, Ending, FORMAT, Recording},
 };
 
-/// Reads the recording to its end and prints what is in it. Returns the exit status.
+/// Reads the recording to its end and prints its contents. Returns the exit status.
 ///
 /// # Errors
 ///
-/// It cannot be read; or it is damaged: then what comes before that is printed.
+/// The recording cannot be read, or is damaged; what precedes the damage is printed.
 pub fn info(args: &InfoArgs) -> Result<u8, Failure> {
     let mut recording = Recording::open(&args.file)?;
     let contents = Contents::default();
@@ -68,7 +68,7 @@ mod tests {
 
     use super::*;
 
-    /// Of a whole recording, of one that was cut off, and of a damaged one it is said what there is; of others one message.
+    /// The contents of a whole, a truncated and a damaged recording are printed; other files give one message.
     #[test]
     fn recordings() {
         let dir = tempfile::tempdir().unwrap();

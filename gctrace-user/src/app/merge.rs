@@ -1,9 +1,9 @@
-//! `gctrace merge`: several recordings as one.
+//! `gctrace merge`: merges several recordings into one.
 
 use super::Failure;
 use crate::{cli::MergeArgs, console::say, export, sudo::User, trace_file, words::plural};
 
-/// Writes the recordings as one, and says how. Returns the exit status.
+/// Writes the merged recording, and prints how it was merged. Returns the exit status.
 ///
 /// # Errors
 ///

@@ -1,4 +1,4 @@
-//! How a run ended, and the exit statuses of both kinds.
+//! The outcome of a run, and the exit statuses of success and failure.
 
 use std::io;
 
@@ -17,7 +17,7 @@ pub enum Outcome {
     Done,
     /// No Ruby process matched the selection.
     NothingMatched,
-    /// Something could not be written (it was said when it happened).
+    /// Something could not be written (reported when it happened).
     OutputFailed,
     /// The command has ended with this status, and there is nothing worse to report.
     Command(u8),
@@ -35,7 +35,7 @@ impl Outcome {
     }
 }
 
-/// Why a run could not be made.
+/// Why a run or a command failed.
 #[derive(Debug, thiserror::Error)]
 pub enum Failure {
     /// Wrong flags.
@@ -68,12 +68,12 @@ pub enum Failure {
     /// The control thread failed.
     #[error("{0}")]
     Control(String),
-    /// The operating system refused something basic.
+    /// The operating system refused a basic operation.
     #[error("{what}: {}", bpf::brief(.source))]
     System {
-        /// What was tried.
+        /// The operation.
         what: &'static str,
-        /// The answer.
+        /// The error.
         #[source]
         source: io::Error,
     },
@@ -97,7 +97,7 @@ impl Failure {
     }
 }
 
-/// Makes a failure of what the operating system refused.
+/// Turns an operating system error into a failure.
 pub(super) fn system(what: &'static str) -> impl FnOnce(io::Error) -> Failure {
     move |source| Failure::System { what, source }
 }
@@ -106,7 +106,7 @@ pub(super) fn system(what: &'static str) -> impl FnOnce(io::Error) -> Failure {
 mod tests {
     use super::*;
 
-    /// A limit that the system call came up against is named.
+    /// A limit that a system call has reached is named.
     #[test]
     fn limits() {
         let failure =

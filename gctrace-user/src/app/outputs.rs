@@ -1,4 +1,4 @@
-//! What a run writes, by its settings.
+//! The outputs of a run, from its settings.
 
 use std::io::BufWriter;
 
@@ -30,7 +30,7 @@ use crate::{
     trace_file::{FlightRecorder, Header, Host, Recorder, Subjects},
 };
 
-/// What holds for a whole recording.
+/// The header of a recording.
 pub(super) fn header(settings: &Settings, clock: WallClock) -> Header {
     let subjects = Subjects {
         samples: settings.stacks.is_some(),
@@ -51,13 +51,13 @@ pub(super) fn header(settings: &Settings, clock: WallClock) -> Header {
     Header { gctrace: VERSION.to_owned(), clock, begun_ns: monotonic_ns(), subjects, host, dump: None }
 }
 
-/// Which of the host's boots this is.
+/// The id of the host's current boot.
 fn boot_id() -> Option<String> {
     let id = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").ok()?;
     Some(id.trim().to_owned())
 }
 
-/// The exporters that were asked for, in the order in which they see things and end, of a run that watches requests or not.
+/// The requested exporters, in the order in which they receive data and end. `requests`: whether the run traces requests.
 pub(super) fn exporters(
     settings: &Settings,
     clock: WallClock,
@@ -70,7 +70,7 @@ pub(super) fn exporters(
         let header = header(settings, clock);
         exporters.push(match &settings.keep {
             None if path.as_os_str() == "-" => {
-                // It is all that is written there.
+                // The recording is all that is written to standard output.
                 return Ok(vec![Box::new(Recorder::to_stdout(&header)?.until(settings.record_most))]);
             }
             None => Box::new(Recorder::create(path, &header)?.until(settings.record_most)),
@@ -78,7 +78,7 @@ pub(super) fn exporters(
         });
     }
     if settings.live.is_some() {
-        // Its page is the output.
+        // The live page is the output.
         return Ok(exporters);
     }
     if let Some(show) = settings.top {
@@ -87,10 +87,10 @@ pub(super) fn exporters(
         return Ok(exporters);
     }
     let Reports { format, lines: which, slower_than_ns, by, ref shape, .. } = settings.reports;
-    // Where there are no lines, none is missing.
+    // Without lines, none is omitted because of its length.
     let least_ns = if which.none { 0 } else { which.min_pause_ns };
     let screen = if settings.output.is_some() { Screen::none() } else { Screen::stdout() };
-    // It stands in place of lines and summaries.
+    // It replaces lines and summaries.
     let one_screen = settings.one_screen.clone();
     let summary = format == Format::Text && one_screen.is_none();
     match format {
@@ -132,7 +132,7 @@ pub(super) fn exporters(
     }
     exporters.extend(sink.kept());
     if settings.output.is_some() && settings.selection.command.is_none() {
-        // The lines are in a file: the answer is on standard output nevertheless, unless that is the command's.
+        // The lines go to a file: print the summary on standard output nevertheless, unless that is the command's.
         let out = BufWriter::new(Sink::Stdout);
         exporters
             .push(Box::new(Summary::new(out, clock, Screen::stdout(), least_ns).by(by).requests(requests)));
@@ -142,7 +142,7 @@ pub(super) fn exporters(
     }
     let agent = push::Agent { pid: proc_root::own_pid(), boot: boot_id() };
     exporters.extend(push::exporters(&settings.push, clock, &agent, say)?);
-    // Last of all: the files are complete before anybody waits for a collector.
+    // Last of all: the files are complete before the run waits for a collector.
     if let Some(target) = &settings.tunemygc_target {
         exporters.push(Box::new(TuneMyGc::sending(target, settings.tunemygc_dialect, clock, say)?));
     }

@@ -7,10 +7,10 @@ use std::{
 
 use crate::{cli::Settings, console, pipeline::Pipeline, words::plural};
 
-/// A line on the terminal that says that something is going on, where no data is written to it.
+/// A line on the terminal that shows that the run is progressing, if no data is written to the terminal.
 pub(super) struct Progress {
     enabled: bool,
-    /// Until then the line says what the start is doing.
+    /// Whether the start is over; until then the line shows what the start is doing.
     pub(super) ready: bool,
     last: Option<Instant>,
 }

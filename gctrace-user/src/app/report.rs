@@ -17,11 +17,11 @@ use crate::{
     words::{plural, span, utc},
 };
 
-/// Writes what was asked for.
+/// Writes the requested outputs.
 ///
 /// # Errors
 ///
-/// The recording cannot be read, or is damaged: then the outputs have what comes before that.
+/// The recording cannot be read, or is damaged; the outputs then contain what precedes the damage.
 pub fn report(args: ReportFileArgs) -> Result<Outcome, Failure> {
     let mut recording = Recording::open(&args.file)?;
     let path = args.file.display().to_string();
@@ -103,7 +103,7 @@ pub fn report(args: ReportFileArgs) -> Result<Outcome, Failure> {
     Ok(Outcome::Done)
 }
 
-/// What a condition left, in words.
+/// What a condition selected, in words.
 fn kept(condition: &Condition, tally: &Tally) -> String {
     let mut parts = Vec::new();
     let mut untouched = Vec::new();
@@ -142,9 +142,9 @@ mod tests {
         export::window::Judged,
     };
 
-    /// With this variable the files are written.
+    /// If this variable is set, the files are written.
     const WRITE: &str = "GCTRACE_WRITE_DOCS";
-    /// What is written of each recording, and how its name ends.
+    /// The outputs written for each recording, with the suffix of the file name.
     const EXPECTED: [(&[&str], &str); 5] = [
         (&["--lines", "-o"], "txt"),
         (&["--format=jsonl", "--brief", "-o"], "jsonl"),
@@ -152,7 +152,7 @@ mod tests {
         (&["--stack-lines", "--folded"], "lines.folded"),
         (&["--flamegraph-of=alloc", "--folded"], "alloc.folded"),
     ];
-    /// Flags of other outputs, and what their files begin with. Their contents are too long to be kept: lengths and digests are.
+    /// Flags of other outputs, and the first bytes of their files. Their contents are too long to be stored: lengths and digests are.
     const OTHERS: [(&[&str], &[u8]); 20] = [
         (&["--callgrind"], b"# callgrind format"),
         (&["--top-lines"], b"By line: "),
@@ -171,7 +171,7 @@ mod tests {
         (&["--stack-root=thread", "--folded"], b""),
         (&["--app-only", "--folded"], b""),
         (&["--tunemygc"], b"[["),
-        // Where it was looked at.
+        // For recordings that cover these.
         (&["--flamegraph-of=wall", "--folded"], b""),
         (&["--slower-than=1ms", "-o"], b""),
         (&["--by=endpoint", "-o"], b""),
@@ -199,7 +199,7 @@ mod tests {
         bytes
     }
 
-    /// Two parts of a recording have all of its cycles and samples together, and each once; a process that runs through both is in both.
+    /// Two parts of a recording together have all its cycles and samples exactly once; a process that spans both is in both.
     #[test]
     fn parts() {
         let dir = tempfile::tempdir().unwrap();
@@ -242,7 +242,7 @@ mod tests {
         }
     }
 
-    /// A condition and its opposite have all records together; kinds that it does not concern are in both.
+    /// A condition and its negation together have all records; kinds of records that it does not concern are in both.
     #[test]
     fn conditions() {
         let dir = tempfile::tempdir().unwrap();
@@ -285,7 +285,7 @@ mod tests {
         }
     }
 
-    /// The costs of a call graph are those of the flame graphs; each is in exactly one function.
+    /// The costs of a call graph equal those of the flame graphs; each is in exactly one function.
     #[test]
     fn call_graphs() {
         let dir = tempfile::tempdir().unwrap();
@@ -318,7 +318,7 @@ mod tests {
         }
     }
 
-    /// The own parts of all lines are the collapsed stacks of the same measure and filters; no line has less in all than by itself.
+    /// The self values of all lines are the collapsed stacks of the same measure and filters; a line's total is never below its self value.
     #[test]
     fn tables_of_lines() {
         let dir = tempfile::tempdir().unwrap();
@@ -352,20 +352,20 @@ mod tests {
         }
     }
 
-    /// By lines, methods have the same time as a whole, in more rows.
+    /// By lines, methods have the same total time, in more rows.
     #[test]
     fn stacks_by_line() {
         let dir = tempfile::tempdir().unwrap();
         let mut others = 0;
         for recording in recordings() {
-            // The names of the rows of each path, without the places, with their time.
+            // The row names of each path, without the locations, with their time.
             let names = |flags: &[&str]| {
                 let text = String::from_utf8(run(&recording, flags, &dir.path().join("out"))).unwrap();
                 let mut paths = std::collections::BTreeMap::<String, u64>::new();
                 for line in text.lines() {
                     let (path, ns) = line.rsplit_once(' ').unwrap();
                     let name = |row: &str| match row.rsplit_once(" (") {
-                        // Of a script in an argument, methods have only `-e`.
+                        // For a script in an argument, methods have only `-e`.
                         Some((name, place)) if place.ends_with(')') => name.to_owned(),
                         _ => row.to_owned(),
                     };
@@ -379,11 +379,11 @@ mod tests {
             assert!(methods.1.lines().count() <= lines.1.lines().count());
             others += usize::from(methods.1 != lines.1);
         }
-        // Of a program whose methods have a line each, both are the same.
+        // For a program with one line per method, both are the same.
         assert!(others >= 4, "{others}");
     }
 
-    /// What is said of a condition.
+    /// The description of a condition.
     #[test]
     fn said() {
         let mut tally = Tally::default();
@@ -398,7 +398,7 @@ mod tests {
         );
     }
 
-    /// Committed recordings of each Ruby give what they gave; `cargo xtask recordings` writes what they give now.
+    /// Committed recordings of each Ruby give the committed outputs; `cargo xtask recordings` writes what they give now.
     #[test]
     fn golden() {
         let dir = tempfile::tempdir().unwrap();
@@ -449,7 +449,7 @@ mod tests {
         );
     }
 
-    /// Where the first difference is; `None`: there is none. A line of digests begins with the flags of its output.
+    /// Where the first difference is; `None`: no difference. A line of digests starts with the flags of its output.
     fn first_difference(expected: &Path, found: &str) -> Option<String> {
         let text = std::fs::read_to_string(expected).unwrap();
         if text == found {
@@ -462,7 +462,7 @@ mod tests {
         Some(format!("{name}:{line}\n  was: {before}\n  now: {now}"))
     }
 
-    /// The sample sets of all processes, one after the other.
+    /// The sample sets of all processes, concatenated.
     fn sets(recording: &Path) -> Vec<u8> {
         let dir = tempfile::tempdir().unwrap();
         let out = dir.path().join("lines");
@@ -480,7 +480,7 @@ mod tests {
         lines.filter(|line| !line.starts_with(b"{\"type\":\"ledger\"")).flatten().copied().collect()
     }
 
-    /// Length and digest of a file; of what it was compressed from, if it is, because that is the same with all versions of the library.
+    /// Length and digest of a file; if it is compressed, of its uncompressed contents, which do not depend on the version of the library.
     fn digest(file: Vec<u8>) -> (usize, String) {
         let file = if file.starts_with(&[0x1f, 0x8b]) {
             let mut bytes = Vec::new();

@@ -13,7 +13,7 @@ use crate::{
     words::plural,
 };
 
-/// Writes the copy, and says what was replaced and what stays. Returns the exit status.
+/// Writes the copy, and prints what was replaced and what remains. Returns the exit status.
 ///
 /// # Errors
 ///
@@ -41,7 +41,7 @@ pub fn scrub(args: &ScrubArgs) -> Result<u8, Failure> {
     Ok(0)
 }
 
-/// `2 names of threads`: the first noun has the ending.
+/// `2 names of threads`: the first noun gets the plural ending.
 fn plural_of(n: u64, noun: &str) -> String {
     match noun.split_once(' ') {
         Some((first, rest)) if rest.starts_with("of ") || rest.starts_with("or ") => {

@@ -1,4 +1,4 @@
-//! `gctrace serve`: a recording as a web page, and a run while it goes on.
+//! `gctrace serve`: a recording as a web page, and the live page of a run.
 
 use std::{io::Write as _, process::Child};
 
@@ -28,7 +28,7 @@ pub fn serve(args: &ServeArgs) -> Result<u8, Failure> {
     Ok(0)
 }
 
-/// Says where the page is, and opens it if that is wanted.
+/// Prints the address of the page, and opens it if requested.
 fn ready(addresses: &Addresses, open: bool, user: Option<User>) {
     print(addresses);
     say("gctrace: serving the recording to users of this host who know the full address; Ctrl-C ends it");
@@ -36,7 +36,7 @@ fn ready(addresses: &Addresses, open: bool, user: Option<User>) {
         return;
     }
     if let Some(mut child) = browser(addresses, user) {
-        // Whoever opened it is gone soon; nothing depends on when.
+        // The program that opens it ends soon; nothing depends on when.
         drop(std::thread::spawn(move || {
             if let Ok(status) = child.wait()
                 && !status.success()
@@ -57,7 +57,7 @@ fn print(addresses: &Addresses) {
 /// Starts a browser.
 fn browser(addresses: &Addresses, user: Option<User>) -> Option<Child> {
     let argv = vec!["xdg-open".into(), addresses.once.clone().into()];
-    // It keeps running and may write to standard output.
+    // The browser keeps running and may write to standard output.
     let started = Program { argv, user, data_on_stdout: true }.start();
     started
         .inspect_err(|error| {
@@ -66,17 +66,17 @@ fn browser(addresses: &Addresses, user: Option<User>) -> Option<Child> {
         .ok()
 }
 
-/// The page of a run, before and while it goes on.
+/// The page of a run, before and during the run.
 pub(super) struct Page {
     listening: Option<Listening>,
-    /// When it is served.
+    /// The page once it is served.
     served: Option<LivePage>,
     addresses: Addresses,
     browser: Option<Child>,
 }
 
 impl Page {
-    /// Listens, and starts a browser, which waits for its answer. What that takes is given up before tracing begins.
+    /// Listens, and starts a browser, which waits for a response. The privileges that this needs are dropped before tracing starts.
     pub(super) fn listen(live: &Live, user: Option<User>) -> Result<Self, Failure> {
         let listening = Listening::new(live.listen)?;
         let addresses = listening.addresses();
@@ -84,7 +84,7 @@ impl Page {
         Ok(Self { listening: Some(listening), served: None, addresses, browser })
     }
 
-    /// Begins to answer. Returns the outputs of the run that fill the page.
+    /// Starts to respond. Returns the exporters of the run that fill the page.
     pub(super) fn start(&mut self, live: &Live, header: Header) -> Result<Vec<Box<dyn Exporter>>, Failure> {
         let &Live { keep_ns, keep_bytes, .. } = live;
         let Some(listening) = self.listening.take() else { return Ok(Vec::new()) };
@@ -95,7 +95,7 @@ impl Page {
         Ok(exporters)
     }
 
-    /// The run is over, and its page stays until the user ends it.
+    /// The run is over; keeps serving its page until the user ends it.
     pub(super) fn stay(mut self, signals: &Signals) -> Result<(), Failure> {
         if signals.ended_by().is_some() {
             return Ok(());
@@ -112,7 +112,7 @@ impl Page {
         }
     }
 
-    /// Takes what became of the browser.
+    /// Reports if the browser failed.
     fn look_after(&mut self) {
         let ended = self.browser.as_mut().and_then(|child| child.try_wait().ok().flatten());
         if let Some(status) = ended {
@@ -124,7 +124,7 @@ impl Page {
     }
 }
 
-/// Says where the page is when there is something to see.
+/// Prints the address of the page when there is something to see.
 struct Announcer(Addresses);
 
 impl Exporter for Announcer {

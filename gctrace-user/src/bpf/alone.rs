@@ -1,4 +1,4 @@
-//! Programs that a command loads for itself, one of them attached to one process: `gctrace malloc`, `gctrace heap --leaks`.
+//! Programs that a command loads on its own, one of them attached to a single process: `gctrace malloc`, `gctrace heap --leaks`.
 
 use std::{
     num::NonZeroU32,
@@ -30,44 +30,44 @@ use super::{
     unwind::NativeMaps,
 };
 
-/// The smallest ring that there is.
+/// The smallest possible ring size (one page), for rings that are not used.
 const NO_RING_BYTES: u32 = 4096;
 
-/// The process that is looked at, with room.
+/// Map entries for the one traced process, with spare room.
 const ONE_PROCESS: u32 = 16;
 
 /// Which stacks are taken at the probes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ProbeStacks {
-    /// Any.
+    /// Take stacks at all.
     pub stacks: bool,
-    /// Their native frames, too.
+    /// Include native frames.
     pub native: bool,
 }
 
 impl ProbeStacks {
-    /// The programs that are loaded beside that of the command.
+    /// The programs that are loaded in addition to the command's own.
     pub(super) fn programs(self) -> impl Iterator<Item = &'static str> {
         let stages = sample::PROBE_STAGES.into_iter().filter(move |_| self.stacks);
         stages.chain((self.stacks && self.native).then_some(sample::PROBE_NATIVE))
     }
 }
 
-/// The program of a command, and where its probes are.
+/// The program of a command and the maps that it uses.
 #[derive(Clone, Copy)]
 pub(super) struct Own {
     pub(super) program: &'static str,
-    /// What happens there, for messages.
+    /// Name of the probed event, for messages.
     pub(super) point: &'static str,
-    /// Maps that it needs, and their entries.
+    /// The maps that the program needs: name and number of entries.
     pub(super) maps: &'static [(&'static str, u32)],
 }
 
-/// What is loaded. Dropping it detaches the probes.
+/// The loaded programs and maps. Dropping it detaches the probes.
 pub(super) struct Alone {
     own: Own,
     pub(super) programs: Programs,
-    /// Kept, or the program could not jump to them.
+    /// Held only to keep the stages alive: without them the program cannot tail-call.
     _stages: Stages,
     stacks: Option<StackRing>,
     unwind: Option<NativeMaps>,
@@ -85,7 +85,7 @@ impl Alone {
         let mut loader = EbpfLoader::new();
         let mut config = Config::new_zeroed();
         config.has_cookie = 1;
-        // The way from a thread to its Ruby stack begins there.
+        // The programs start from the thread pointer to find a thread's Ruby stack.
         config.task_thread_pointer = kernel_types::task_thread_pointer().unwrap_or_else(|error| {
             log::info!("{error}; the Ruby stacks of calls cannot be read");
             0
@@ -139,12 +139,12 @@ impl Alone {
         Ok(alone)
     }
 
-    /// Where stacks come, and where unwind tables go; once.
+    /// The ring that stacks arrive in and the maps for unwind tables; `None` after the first call.
     pub(super) fn take_stacks(&mut self) -> Option<(StackRing, Option<NativeMaps>)> {
         Some((self.stacks.take()?, self.unwind.take()))
     }
 
-    /// Configures how the programs walk the Ruby stacks of the process. Its image has the index 0.
+    /// Configures how the programs walk the Ruby stacks of the process. Its image gets index 0.
     pub(super) fn set_ruby(&mut self, pid: u32, bias: u64, config: &ImageConfig) -> Result<(), AttachError> {
         let closed = ImageConfig { open: 0, ..*config };
         self.images.set(0, closed, 0).map_err(|source| written("IMAGES", source))?;
@@ -152,7 +152,7 @@ impl Alone {
         self.rubies.insert(pid, entry, 0).map_err(|source| written("RUBIES", source))
     }
 
-    /// Attaches the program at these places of a file (offset, cookie), for one process where the kernel can filter by it.
+    /// Attaches the program at `places` (offset, cookie) of a file; restricted to one process where the kernel can filter by process.
     pub(super) fn attach(
         &mut self,
         places: &[(u64, u64)],
@@ -186,12 +186,12 @@ impl Alone {
         Ok(())
     }
 
-    /// From here on hits count.
+    /// Opens the gate: hits count from now on.
     pub(super) fn open(&mut self) -> Result<(), AttachError> {
         self.gate.set(0, 0, 0).map_err(|source| written("GATE", source))
     }
 
-    /// From here on nothing counts.
+    /// Closes the gate: nothing counts from now on.
     pub(super) fn close(&mut self) -> Result<(), AttachError> {
         self.gate.set(0, 1, 0).map_err(|source| written("GATE", source))
     }

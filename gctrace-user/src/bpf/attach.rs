@@ -42,9 +42,9 @@ pub(super) mod uprobes;
 #[expect(clippy::struct_excessive_bools, reason = "each is a separate fact about the kernel or the run")]
 pub struct Probes {
     ebpf: Ebpf,
-    /// The uprobes, where many are attached by one link.
+    /// The uprobes, if one link can attach many.
     multi: Option<Multi>,
-    /// What keeps the probes of each image attached, but those of the GVL.
+    /// The links of each image's probes, except GVL probes.
     links: Map<u32, ImageLinks>,
     images: Array<MapData, ImageConfig>,
     processes: HashMap<MapData, u32, ProcessEntry>,
@@ -53,29 +53,29 @@ pub struct Probes {
     cgroup_levels: Array<MapData, u64>,
     asks_ancestors: bool,
     gate: Array<MapData, u32>,
-    /// Processes whose requests are seen, if any can be.
+    /// Processes whose requests are traced; `None` if requests cannot be traced.
     servers: Option<Servers>,
-    /// Kept, or the programs could not jump to them.
+    /// Held only to keep the stages alive: without them the programs cannot tail-call.
     _stages: Stages,
-    /// What says when a CPU's stack is taken, where that is.
+    /// The per-CPU sampling clocks, if CPU stacks are sampled.
     clocks: Option<Clocks>,
     has_cookie: bool,
     reads_threads: bool,
     next_image: u32,
-    /// Indices that images had that are not probed any more, oldest first, with the threads that detach their probes.
+    /// Indices of images that are no longer probed, oldest first, with the threads that detach their probes.
     free_images: VecDeque<(u32, Option<JoinHandle<()>>)>,
     attached: usize,
     gvl: Vec<GvlAttached>,
-    /// What looks at futexes or at the scheduler for the GVL.
+    /// Links to the futex or scheduler tracepoints of the GVL.
     tracepoints: Vec<Link>,
-    /// What looks at them, and at lives of processes, for the whole run.
+    /// Links to tracepoints, including those of the process lifecycle, that stay attached for the whole run.
     lasting: Vec<Link>,
-    /// Whether GVL probes are detached for a while.
+    /// Whether GVL probes are temporarily detached.
     gvl_paused: bool,
 }
 
 impl Probes {
-    /// How many instructions the verifier walked for each program, most first; nothing on kernels that do not report it.
+    /// Number of instructions that the verifier walked for each program, largest first; empty on kernels that do not report it.
     pub(super) fn verified_instructions(&self) -> Vec<(String, u32)> {
         let walked = |program: &Program| program.info().ok()?.verified_instruction_count();
         let programs = self.ebpf.programs();
@@ -134,7 +134,7 @@ impl Probes {
         })
     }
 
-    /// Starts the clocks of CPUs that have come online, looking at most once a second.
+    /// Starts the clocks of CPUs that have come online; checks at most once a second.
     pub fn look_at_cpus(&mut self) -> Result<(), LoadError> {
         self.clocks.as_mut().map_or(Ok(()), |clocks| clocks.look(&mut self.ebpf))
     }
@@ -143,7 +143,7 @@ impl Probes {
         self.ebpf.program_mut(name)
     }
 
-    /// Whether the programs can find what a Ruby keeps per thread.
+    /// Whether the programs can read the per-thread state of a Ruby.
     pub fn reads_threads(&self) -> bool {
         self.reads_threads
     }
@@ -154,30 +154,30 @@ impl Probes {
         self.has_cookie
     }
 
-    /// Probes attached so far.
+    /// Number of probes attached so far.
     pub fn attached(&self) -> usize {
         self.attached
     }
 
-    /// Makes an image known to the programs whose probes are not attached yet: the stacks of its processes can be walked.
+    /// Registers an image with the programs before its probes are attached, so that the stacks of its processes can be walked.
     pub fn add_image(&mut self, index: u32, config: &ImageConfig) -> Result<(), AttachError> {
         self.open_image(index, &ImageConfig { open: 0, ..*config })
     }
 
-    /// Opens an image: from here on its hits are events. Done after all its probes are attached, because attaching
-    /// takes a while and half of the events would be worse than none.
+    /// Opens an image: from now on its hits are events. Called after all its probes are attached, because attaching
+    /// takes a while and an incomplete set of events would be worse than no events.
     pub fn open_image(&mut self, index: u32, config: &ImageConfig) -> Result<(), AttachError> {
         self.images
             .set(index, config, 0)
             .map_err(|source| AttachError::Map { map: "IMAGES", source: Box::new(source) })
     }
 
-    /// Ends the run: from here on nothing is counted or emitted, although detaching the probes takes a while.
+    /// Ends the run: from now on nothing is counted or emitted, although detaching the probes takes a while.
     pub fn close(&mut self) -> Result<(), AttachError> {
         self.gate.set(0, 1, 0).map_err(|source| AttachError::Map { map: "GATE", source: Box::new(source) })
     }
 
-    /// Attaches all sites of an image through `path`, or none: a failure detaches those already attached.
+    /// Attaches all sites of an image through `path`, or none: on failure, those already attached are detached.
     pub fn attach(
         &mut self,
         image: u32,
@@ -185,7 +185,7 @@ impl Probes {
         path: &Path,
         scope: Scope,
     ) -> Result<(), AttachError> {
-        // Exits first, starts last: a pause that begins while we attach is then seen with its end or not at all.
+        // Exits first, starts last: a pause that starts while probes are being attached is then seen with its end or not at all.
         let mut order: Vec<&ProbeSite> = sites.iter().collect();
         order.sort_by_key(|site| std::cmp::Reverse(site.point));
         let probes =
@@ -249,7 +249,7 @@ impl Probes {
         self.update(pid, |entry| entry.flags |= ProcessEntry::SELECTED | ProcessEntry::ALONE)
     }
 
-    /// The processes that are followed at this moment.
+    /// The processes that are currently followed.
     pub fn followed(&self) -> Vec<u32> {
         self.processes.keys().flatten().collect()
     }
@@ -259,15 +259,15 @@ impl Probes {
         self.processes.keys().next().is_some()
     }
 
-    /// Whether the user (or inheritance in the kernel) selected the process.
+    /// Whether the process was selected, by the user or by inheritance in the kernel.
     pub fn is_selected(&self, pid: u32) -> bool {
         self.processes.get(&pid, 0).is_ok_and(|entry| entry.flags & ProcessEntry::SELECTED != 0)
     }
 
-    /// Takes the selection of a process back.
+    /// Undoes the selection of a process.
     pub fn deselect(&mut self, pid: u32) {
-        // The programs may be counting in the entry, which is not possible while it is rewritten; but a process that
-        // has left is not looked at from now on, and one that comes back is as good as new.
+        // Counts that the programs make in the entry while it is rewritten are lost. That does no harm: a deselected process
+        // is no longer traced, and one that is selected again starts afresh.
         if self.is_selected(pid)
             && let Err(error) = self.update(pid, |entry| entry.flags &= !ProcessEntry::SELECTED)
         {
@@ -275,7 +275,7 @@ impl Probes {
         }
     }
 
-    /// Selects the processes in a cgroup (v2), which lies this many levels below the root of the hierarchy.
+    /// Selects the processes in a cgroup (v2) that is `level` levels below the root of the hierarchy.
     pub fn select_cgroup(&mut self, id: u64, level: u32) -> Result<(), AttachError> {
         let error = |map| move |source| AttachError::Map { map, source: Box::new(source) };
         self.cgroups.insert(id, level, 0).map_err(error("CGROUPS"))?;
@@ -283,21 +283,21 @@ impl Probes {
         self.cgroup_levels.set(0, levels | 1 << level, 0).map_err(error("CGROUP_LEVELS"))
     }
 
-    /// A selected cgroup was removed. (Ids are not used again.)
+    /// Deselects a cgroup that was removed. (Cgroup ids are not reused.)
     pub fn deselect_cgroup(&mut self, id: u64) {
         if let Err(error) = self.cgroups.remove(&id) {
             log::debug!("forgetting the cgroup {id}: {error}");
         }
     }
 
-    /// Whether a cgroup is selected together with those below it; else each of them must be.
+    /// Whether selecting a cgroup includes its descendants; otherwise each of them must be selected.
     pub fn asks_ancestors(&self) -> bool {
         self.asks_ancestors
     }
 
     /// Forgets a process.
     pub fn forget(&mut self, pid: u32) {
-        // It may have exited, which removes the entry in the kernel.
+        // The process may have exited, which removes the entry in the kernel.
         for removed in [self.processes.remove(&pid), self.rubies.remove(&pid)] {
             if let Err(error) = removed {
                 log::debug!("forgetting pid {pid}: {error}");
@@ -305,17 +305,17 @@ impl Probes {
         }
     }
 
-    /// Follows a process (its fork, exec and exit are reported), and passes image and load bias for kernels without
-    /// cookies and for its stacks.
+    /// Follows a process (its fork, exec and exit are reported) and stores its image and load bias, which its stacks and kernels
+    /// without cookies need.
     pub fn set_process(&mut self, pid: u32, image: u32, bias: u64) -> Result<(), AttachError> {
         self.set_ruby(pid, image, bias)?;
         self.follow(pid, image, bias)
     }
 
-    /// The same without its stacks, where it is not certain yet that its events are those of this image.
+    /// Like [`Probes::set_process`] but without enabling stacks, for when it is not yet certain that its events are those of this image.
     pub fn follow(&mut self, pid: u32, image: u32, bias: u64) -> Result<(), AttachError> {
         if self.has_cookie && self.processes.get(&pid, 0).is_ok() {
-            // The programs may be counting in the entry at this moment: rewriting it could undo a count.
+            // The programs may be counting in the entry right now: rewriting it could undo a count.
             return Ok(());
         }
         self.update(pid, |entry| {
@@ -325,12 +325,12 @@ impl Probes {
         })
     }
 
-    /// Stores for the programs where a process has its image, so that its stacks can be walked before its first GC.
-    /// What has been passed before stays until the process replaces its program.
+    /// Stores the image and load bias of a process for the programs, so that its stacks can be walked before its first GC.
+    /// Values stored earlier stay until the process replaces its program.
     pub fn set_ruby(&mut self, pid: u32, image: u32, bias: u64) -> Result<(), AttachError> {
         let error = |source| AttachError::Map { map: "RUBIES", source: Box::new(source) };
         let execs = match self.rubies.get(&pid, 0) {
-            // The programs are counting in it.
+            // The programs are already counting in the entry.
             Ok(entry) if entry.known != 0 => return Ok(()),
             Ok(entry) => entry.execs,
             Err(MapError::KeyNotFound) => 0,
@@ -340,16 +340,16 @@ impl Probes {
         self.rubies.insert(pid, entry, 0).map_err(error)
     }
 
-    /// The processes that the programs know by this image, with its load bias.
+    /// The processes that the programs know to run this image, with their load bias.
     pub fn rubies_with(&self, image: u32) -> Vec<(u32, u64)> {
         let entries = self.rubies.iter().take(2 * MAX_PROCESSES as usize).flatten();
         let its = entries.filter(|(_, entry)| entry.known != 0 && entry.image == image);
         its.map(|(pid, entry)| (pid, entry.bias)).collect()
     }
 
-    /// Takes back what [`Probes::set_ruby`] stored of a program that the process has replaced meanwhile.
+    /// Undoes [`Probes::set_ruby`] for a program that the process has replaced meanwhile.
     pub fn unset_ruby(&mut self, pid: u32, image: u32, bias: u64) {
-        // An exec after it was stored has cleared it, and the program may be known by a hit of its own.
+        // A later exec has cleared the entry, and the new program may have been registered by a hit of its own.
         let Ok(entry) = self.rubies.get(&pid, 0) else { return };
         if entry.known == 0 || (entry.image, entry.bias) != (image, bias) {
             return;
@@ -377,7 +377,7 @@ impl Probes {
 }
 
 impl Drop for Probes {
-    /// Detaches everything at the same time.
+    /// Detaches everything in parallel.
     fn drop(&mut self) {
         let mut all = std::mem::take(&mut self.lasting);
         all.append(&mut self.tracepoints);

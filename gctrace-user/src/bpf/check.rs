@@ -1,4 +1,4 @@
-//! What the kernel lets gctrace do, tried piece by piece: the object is loaded as for a run, and attached to nothing but
+//! Checks piece by piece what the kernel lets gctrace do: the object is loaded as for a run, but attached only to
 //! gctrace itself and the kernel's own tracepoints, with its gate closed.
 
 use std::{num::NonZeroU32, path::Path, time::Duration};
@@ -25,34 +25,34 @@ use crate::{
     ruby::plan::ProbeSite,
 };
 
-/// The outcome of one attempt: it worked, or why not.
+/// The outcome of one check: success, or the reason of the failure.
 pub type CheckResult = Result<(), String>;
 
-/// What was tried.
+/// The outcomes of all checks.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct KernelCheck {
-    /// Making a ring buffer map (Linux 5.8).
+    /// Creating a ring buffer map (Linux 5.8).
     pub ring_buffer: CheckResult,
     /// Loading every program and map of a run through the verifier.
     pub programs: CheckResult,
-    /// How many instructions the verifier walked for each program, most first: of a million that it walks at most. Empty
+    /// Number of instructions that the verifier walked for each program, largest first; its limit is one million. Empty
     /// before Linux 5.16, which does not report it.
     pub verified: Vec<(String, u32)>,
     /// Attach cookies (Linux 5.15).
     pub cookies: CheckResult,
-    /// Attaching a uprobe; to an instruction of gctrace's own, for this process only.
+    /// Attaching a uprobe to an instruction of gctrace itself, for this process only.
     pub uprobe: CheckResult,
     /// Attaching to the lifecycle tracepoints: category and name of each.
     pub tracepoints: Vec<(String, CheckResult)>,
     /// Watching for new executable mappings (`perf_event_open`).
     pub mappings: CheckResult,
-    /// The kernel's description of its types (BTF), and in it where a thread's own memory begins.
+    /// The kernel's type information (BTF), and in it the offset of the user thread pointer.
     pub kernel_types: CheckResult,
-    /// Reading the memory counters of a process in the kernel; what else comes out if that is not possible.
+    /// Reading the memory counters of a process in the kernel; if that is not possible, the reason.
     pub memory: CheckResult,
 }
 
-/// Tries everything. `own_code`: file offset in `/proc/self/exe` of an instruction that is never executed.
+/// Runs all checks. `own_code`: file offset in `/proc/self/exe` of an instruction that is never executed.
 pub fn check(tracefs: Option<&Path>, own_code: Option<u64>, cookies: bool) -> KernelCheck {
     let not_tried = || Err("not tried: the programs cannot be loaded".to_owned());
     let mut check = KernelCheck {
@@ -99,11 +99,11 @@ pub fn check(tracefs: Option<&Path>, own_code: Option<u64>, cookies: bool) -> Ke
     check
 }
 
-/// The programs of a run, loaded and gated.
+/// Loads the programs of a run with their gate closed.
 fn probes(tracefs: Option<&Path>, cookies: bool) -> Result<Probes, LoadError> {
     // Without tracefs the offsets only have to satisfy the verifier.
     let lives = tracefs.map_or(Ok(LifeOffsets::TRIED), LifeOffsets::read)?;
-    // Of time off the CPU the programs must know the records' fields, which tracefs describes.
+    // To measure off-CPU time, the programs need the fields of the tracepoint records, which tracefs describes.
     let stacks = StackOptions {
         rate: 99,
         wall: tracefs.is_some(),
@@ -117,7 +117,7 @@ fn probes(tracefs: Option<&Path>, cookies: bool) -> Result<Probes, LoadError> {
         own_pid: proc_root::own_pid(),
         tracefs: tracefs.unwrap_or(Path::new("/")),
         cookies,
-        // Aya reports what the verifier walked for those that it loads.
+        // The verifier's instruction counts are only available for programs that Aya loads.
         multi: false,
         memory: true,
         gc_ring_bytes: None,
@@ -147,7 +147,7 @@ fn tracepoint(probes: &mut Probes, program: &'static str, category: &str, name: 
 
 fn uprobe(probes: &mut Probes, own_code: Option<u64>) -> CheckResult {
     let offset = own_code.ok_or("gctrace's own code was not found in /proc/self/maps")?;
-    // perf_event_open takes the caller's own pids.
+    // perf_event_open takes pids of the caller's own namespace.
     let pid = NonZeroU32::new(std::process::id()).ok_or("gctrace has no pid")?;
     let site = ProbeSite {
         point: Point::GcStart,

@@ -1,4 +1,4 @@
-//! Which CPUs are online: perf events are opened on each, and die with it.
+//! The set of online CPUs: perf events are opened per CPU and end when the CPU goes offline.
 
 use std::{
     collections::BTreeSet,
@@ -6,39 +6,39 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// How often it is looked at. A CPU that leaves and comes back in between is not noticed.
+/// Interval between checks. A CPU that goes offline and comes back within it is not noticed.
 const LOOK_INTERVAL: Duration = Duration::from_secs(1);
 
-/// The CPUs that were online when they were last looked at.
+/// The CPUs that were online at the last check.
 #[derive(Debug)]
 pub(super) struct OnlineCpus {
     known: BTreeSet<u32>,
-    /// Those of which it was said that nothing can be opened on them.
+    /// CPUs for which a failed open has already been reported.
     refused: BTreeSet<u32>,
     next: Instant,
 }
 
-/// What changed between two looks.
+/// Changes between two checks.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Change {
-    /// CPUs that went offline. The kernel has turned off what was opened on them, and does not turn it on again.
+    /// CPUs that went offline. The kernel has disabled the events on them and does not enable them again.
     pub(super) gone: Vec<u32>,
     /// CPUs that came online.
     pub(super) come: Vec<u32>,
 }
 
 impl OnlineCpus {
-    /// Those of now.
+    /// The CPUs that are online now.
     pub(super) fn now() -> io::Result<Self> {
         Ok(Self { known: online()?, refused: BTreeSet::new(), next: Instant::now() + LOOK_INTERVAL })
     }
 
-    /// The CPUs.
+    /// The known online CPUs.
     pub(super) fn known(&self) -> impl Iterator<Item = u32> + '_ {
         self.known.iter().copied()
     }
 
-    /// What changed since the last look; nothing if it is not time for the next one.
+    /// The changes since the last check; `None` if the next check is not due yet.
     pub(super) fn change(&mut self) -> io::Result<Option<Change>> {
         let now = Instant::now();
         if now < self.next {
@@ -48,7 +48,7 @@ impl OnlineCpus {
         Ok(Some(self.become_these(online()?)))
     }
 
-    /// What changes if these are online.
+    /// Replaces the known CPUs by `online` and returns the difference.
     fn become_these(&mut self, online: BTreeSet<u32>) -> Change {
         let gone = self.known.difference(&online).copied().collect();
         let come = online.difference(&self.known).copied().collect();
@@ -57,14 +57,14 @@ impl OnlineCpus {
         Change { gone, come }
     }
 
-    /// Nothing could be opened on this CPU: at the next look it comes again. Returns whether that is news.
+    /// Records that nothing could be opened on this CPU: the next check reports it as new again. Returns whether this is its first failure.
     pub(super) fn retry(&mut self, cpu: u32) -> bool {
         self.known.remove(&cpu);
         self.refused.insert(cpu)
     }
 }
 
-/// `/sys/devices/system/cpu/online`.
+/// The CPUs in `/sys/devices/system/cpu/online`.
 fn online() -> io::Result<BTreeSet<u32>> {
     let cpus = aya::util::online_cpus().map_err(|(_, source)| source)?;
     Ok(cpus.into_iter().collect())
@@ -86,7 +86,7 @@ mod tests {
         assert_eq!(cpus.become_these([0].into()), Change { gone: vec![1, 2], come: vec![] });
         assert_eq!(cpus.become_these([0, 3].into()), Change { gone: vec![], come: vec![3] });
         assert!(cpus.retry(3), "it was away meanwhile");
-        // The machine's own: something is online, and nothing is looked at twice in a moment.
+        // This machine's CPUs: at least one is online, and a second check right away does nothing.
         let mut cpus = OnlineCpus::now().unwrap();
         assert!(cpus.known().count() > 0);
         assert_eq!(cpus.change().unwrap(), None);

@@ -1,11 +1,11 @@
-//! What the kernel, or the object, does not do.
+//! Errors of the kernel and of the BPF object.
 
 use std::{error::Error, path::PathBuf};
 
 use aya::{EbpfError, maps::MapError, programs::ProgramError};
 use gctrace_common::config::MAX_IMAGES;
 
-/// Why the object could not be brought into the kernel.
+/// Why the object could not be loaded into the kernel.
 #[derive(Debug, thiserror::Error)]
 pub enum LoadError {
     /// Binary and object were built from different ABI sources.
@@ -14,9 +14,9 @@ pub enum LoadError {
          rebuild it with `cargo xtask ebpf`, then rebuild gctrace"
     )]
     Abi {
-        /// What the object says, if anything.
+        /// The object's ABI, or that it states none.
         object: String,
-        /// What the binary was built with.
+        /// The ABI that the binary was built with.
         binary: u64,
     },
     /// The object could not be parsed or a map could not be created.
@@ -34,7 +34,7 @@ pub enum LoadError {
     /// The object lacks a program or a map that this binary needs.
     #[error("the BPF object has no `{0}`; rebuild it with `cargo xtask ebpf`")]
     Missing(&'static str),
-    /// A map is not what it should be.
+    /// A map has an unexpected type or layout.
     #[error("opening the BPF map `{map}`: {source}")]
     Map {
         /// The map's name.
@@ -81,19 +81,19 @@ pub enum LoadError {
     },
 }
 
-/// What helps if the object is refused.
+/// Advice for when the object is refused.
 fn object_remedy(error: &EbpfError) -> &'static str {
-    // A limit of locked memory is EPERM (`bpf_charge_memlock`, kernel/bpf/syscall.c, up to Linux 5.10).
+    // Exceeding the limit of locked memory returns EPERM (`bpf_charge_memlock`, kernel/bpf/syscall.c, up to Linux 5.10).
     limit(error).unwrap_or(
         "needs Linux 5.8 or later with CONFIG_BPF_SYSCALL, and CAP_BPF or root; before Linux 5.11 also `ulimit -l unlimited`",
     )
 }
 
-/// The kernel's answer (`errno(3)`) among the causes of an error.
+/// The kernel's error code (`errno(3)`) among the causes of an error.
 fn code_of(error: &(dyn Error + 'static)) -> Option<i32> {
     let mut causes = std::iter::successors(Some(error), |error: &&(dyn Error + 'static)| (**error).source());
     causes.find_map(|error| {
-        // Aya shows some of them as its own, which then are no causes.
+        // Aya displays some of these transparently; they are then missing from the chain of sources.
         let answer = match (error.downcast_ref(), error.downcast_ref()) {
             (Some(ProgramError::IOError(error)), _) | (_, Some(MapError::IoError(error))) => Some(error),
             _ => error.downcast_ref::<std::io::Error>(),
@@ -102,7 +102,7 @@ fn code_of(error: &(dyn Error + 'static)) -> Option<i32> {
     })
 }
 
-/// Which limit was reached, and how it is raised, if that is what an error says.
+/// The limit that was reached and how to raise it, if the error shows one.
 fn limit(error: &(dyn Error + 'static)) -> Option<&'static str> {
     match code_of(error)? {
         libc::EMFILE => Some(
@@ -117,10 +117,10 @@ fn limit(error: &(dyn Error + 'static)) -> Option<&'static str> {
     }
 }
 
-/// How often a program is verified that a signal interrupts, as libbpf does it.
+/// Maximum number of attempts to load a program while signals interrupt its verification; as in libbpf.
 const TRIES: usize = 5;
 
-/// Loads a program. The verifier gives up when the thread has a signal to answer (EAGAIN, `do_check`, kernel/bpf/verifier.c).
+/// Loads a program. The verifier gives up when the thread has a pending signal (EAGAIN, `do_check`, kernel/bpf/verifier.c).
 pub(super) fn uninterrupted<T, E: Error + 'static>(mut load: impl FnMut() -> Result<T, E>) -> Result<T, E> {
     for _ in 1..TRIES {
         match load() {
@@ -134,7 +134,7 @@ pub(super) fn uninterrupted<T, E: Error + 'static>(mut load: impl FnMut() -> Res
 /// Why an image could not be probed.
 #[derive(Debug, thiserror::Error)]
 pub enum AttachError {
-    /// More images at one time than the object has room for.
+    /// More images are in use at the same time than the object has room for.
     #[error(
         "more than {MAX_IMAGES} different Ruby images are in use on this host; the further ones are not traced"
     )]
@@ -204,13 +204,13 @@ pub enum AttachError {
         #[source]
         source: Box<MapError>,
     },
-    /// The object lacks a program: cannot happen after loading.
+    /// The object lacks a program; this cannot happen after loading.
     #[error("the BPF object has no program `{0}`")]
     NoProgram(&'static str),
 }
 
 /// The first line of an error with its innermost cause. (Several errors of aya do not show their cause, and the
-/// verifier's log is long.) Where a limit is the cause, it is named.
+/// verifier's log is long.) If the cause is a limit, it is named.
 pub fn brief(error: &(dyn Error + 'static)) -> String {
     let line = |text: &str| text.lines().next().unwrap_or_default().trim_end().to_owned();
     let mut text = line(&error.to_string());
@@ -232,7 +232,7 @@ pub fn brief(error: &(dyn Error + 'static)) -> String {
 mod tests {
     use super::*;
 
-    /// An error keeps its innermost cause and loses its length.
+    /// A brief error keeps the innermost cause and drops the rest.
     #[test]
     fn brief_errors() {
         let cause = std::io::Error::from_raw_os_error(1);
@@ -249,7 +249,7 @@ mod tests {
         assert!(brief(&error).contains("Operation not permitted"), "{}", brief(&error));
     }
 
-    /// A limit that was reached is named once, wherever it was; what the kernel forbids is no limit.
+    /// A limit that was reached is named once, wherever it is in the chain; a missing permission is not a limit.
     #[test]
     fn limits() {
         let map = |code| MapError::CreateError {
@@ -283,7 +283,7 @@ mod tests {
         assert!(forbidden.contains("CAP_BPF or root") && !forbidden.contains("too low"), "{forbidden}");
     }
 
-    /// What a signal interrupts is tried again, a few times; what fails otherwise is not.
+    /// Loading is retried a few times when a signal interrupts it; other failures are not retried.
     #[test]
     fn interrupted() {
         for (code, interruptions, tries) in

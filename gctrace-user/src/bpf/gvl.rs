@@ -1,4 +1,4 @@
-//! Watching the GVL: what its programs need, and reading what they have added up.
+//! Watching the GVL: configuration and maps of its programs, and reading their sums.
 
 use std::{
     collections::{BTreeSet, HashSet},
@@ -21,20 +21,20 @@ use gctrace_common::{
 
 use super::{errors::LoadError, gone, kernel_types, rings::shared, tracepoint::TracepointFormat};
 
-/// Programs at GVL points (they need attach cookies, Linux 5.15), in the order of [`GvlPoint`](gctrace_common::gvl::GvlPoint), and the one at a return.
+/// Programs at GVL points (they need attach cookies, Linux 5.15), in the order of [`GvlPoint`](gctrace_common::gvl::GvlPoint), and the return probe.
 pub(super) const PROGRAMS: [&str; 6] =
     ["gvl_started", "gvl_ready", RESUMED, "gvl_suspended", "gvl_exited", AT_RETURN];
-/// The program where a thread has acquired the GVL.
+/// The program that runs when a thread has acquired the GVL.
 pub(super) const RESUMED: &str = "gvl_resumed";
-/// The same code for a return, which matters to Aya only.
+/// The same code as a return probe; only Aya needs the distinction.
 pub(super) const AT_RETURN: &str = "gvl_acquired";
 /// Programs on the tracepoints of futexes: program and name of the tracepoint.
 pub(super) const FUTEX_PROGRAMS: [(&str, &str); 2] =
     [("futex_left", "sys_exit_futex"), ("futex_entered", "sys_enter_futex")];
-/// Programs on the scheduler's tracepoints, by which it is known whether threads have a CPU; likewise.
+/// Programs on the scheduler's tracepoints, which show whether threads have a CPU: program and name of the tracepoint.
 pub(super) const TASK_PROGRAMS: [(&str, &str); 2] =
     [("gvl_switch", "sched_switch"), ("gvl_wakeup", "sched_wakeup")];
-/// Maps and how many entries they have.
+/// Maps and their number of entries.
 const MAPS: [(&str, u32); 5] = [
     ("GVL_THREADS", MAX_GVL_THREADS),
     ("GVL_LOCKS", MAX_GVL_LOCKS),
@@ -46,13 +46,13 @@ const MAPS: [(&str, u32); 5] = [
 /// How the GVL is watched.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct GvlOptions {
-    /// Whether only futexes are looked at, and no probe is set in any program.
+    /// Whether only futexes are watched, without probes in any program.
     pub futex: bool,
-    /// A wait that takes at least this long is reported.
+    /// Minimum duration of a reported wait.
     pub threshold: Duration,
-    /// So are times for which a thread holds the GVL or does without it: a timeline is written.
+    /// Also report the times during which a thread holds the GVL or does not need it: a timeline is written.
     pub spans: bool,
-    /// What watching may cost, in millionths of this host's CPU time.
+    /// Maximum overhead of watching, in millionths of this host's CPU time.
     pub budget_ppm: u64,
 }
 
@@ -80,7 +80,7 @@ pub(super) fn configure(
     Ok(())
 }
 
-/// The programs that this needs.
+/// The programs that these options need.
 pub(super) fn programs(options: Option<GvlOptions>) -> Vec<&'static str> {
     match options {
         Some(GvlOptions { futex: true, .. }) => FUTEX_PROGRAMS.map(|(program, _)| program).to_vec(),
@@ -89,37 +89,37 @@ pub(super) fn programs(options: Option<GvlOptions>) -> Vec<&'static str> {
     }
 }
 
-/// Makes the maps small where they are not needed.
+/// Shrinks the maps if the GVL is not watched.
 pub(super) fn size_maps(loader: &mut EbpfLoader<'_>, watched: bool) {
     for (map, entries) in MAPS {
         loader.map_max_entries(map, if watched { entries } else { 1 });
     }
 }
 
-/// What the programs have added up for threads that have not ended, and who waited for whom.
+/// The programs' sums for threads that have not ended, and which thread waited for which.
 #[derive(Debug, Default)]
 pub struct GvlRead {
     /// The threads.
     pub threads: Vec<GvlThread>,
     /// Their native threads, by tid.
     pub tasks: std::collections::HashMap<u32, GvlTask>,
-    /// Who waited for whom.
+    /// Which thread waited for which.
     pub edges: Vec<(GvlEdgeKey, GvlEdge)>,
 }
 
-/// Reads what the programs have added up.
+/// Reads the programs' sums.
 pub struct GvlReader {
     threads: HashMap<MapData, GvlKey, GvlThread>,
     tasks: HashMap<MapData, u32, GvlTask>,
     locks: HashMap<MapData, GvlKey, GvlLock>,
     edges: HashMap<MapData, GvlEdgeKey, GvlEdge>,
-    /// A second handle; the programs and who attaches them write there.
+    /// A second handle; the programs and [`super::Probes`] write to this map.
     rubies: HashMap<MapData, u32, RubyEntry>,
     gate: Array<MapData, u64>,
     closed: Array<MapData, u64>,
     /// [`GvlOptions::budget_ppm`].
     pub budget_ppm: u64,
-    /// CPUs that are online.
+    /// Number of online CPUs.
     pub cpus: u32,
 }
 
@@ -153,9 +153,9 @@ impl GvlReader {
         })
     }
 
-    /// What watching it has cost each process so far, nanoseconds.
+    /// Overhead of watching the GVL so far, per process (pid), in nanoseconds.
     pub fn spent(&self) -> Result<Vec<(u32, u64)>, MapError> {
-        // A map that changes meanwhile may show some entries again, from the beginning, and others not any more.
+        // Iterating over a map that changes meanwhile may restart, repeat entries and miss others.
         let entries = self.rubies.iter().take(2 * MAX_PROCESSES as usize);
         entries
             .filter(|entry| !matches!(entry, Err(MapError::KeyNotFound)))
@@ -168,14 +168,14 @@ impl GvlReader {
         self.gate.set(0, gate.pack(), 0)
     }
 
-    /// Has them do nothing any more, and says when an epoch ended.
+    /// Disables the programs and records when the epoch ended.
     pub fn close(&mut self, epoch: u32, at_ns: u64) -> Result<(), MapError> {
         self.closed.set(epoch, at_ns, 0)?;
         self.gate(GvlGate { level: GvlGate::CLOSED, epoch })
     }
 
-    /// Since when a native thread that is off its CPU has been waiting for its GVL: `gvl_ns` of an [`OffCpuEvent`], as the programs say it of
-    /// a thread that is back.
+    /// Since when a native thread that is off its CPU has been waiting for its GVL: the `gvl_ns` that the programs would report in an
+    /// [`OffCpuEvent`] when the thread is back.
     pub fn waits_since(&self, tid: u32) -> u64 {
         let gate = self.gate.get(&0, 0).map(GvlGate::unpack);
         let (Ok(gate), Ok(task)) = (gate, self.tasks.get(&tid, 0)) else { return OffCpuEvent::GVL_UNKNOWN };
@@ -184,13 +184,13 @@ impl GvlReader {
             .map_or(OffCpuEvent::GVL_UNKNOWN, |thread| waits_since(gate, &task, &thread))
     }
 
-    /// What threads have done so far; they go on meanwhile.
+    /// The current sums of all threads, which keep running meanwhile.
     pub fn look(&self) -> Result<Vec<(GvlKey, GvlThread)>, MapError> {
         let mut read = Vec::new();
         for key in keys(&self.threads, |_| true, MAX_GVL_THREADS)? {
             match self.threads.get(&key, 0) {
                 Ok(thread) => read.push((key, thread)),
-                // It ended meanwhile, and is in the ring.
+                // The thread ended meanwhile; its sums are in the ring.
                 Err(MapError::KeyNotFound) => {}
                 Err(error) => return Err(error),
             }
@@ -198,7 +198,7 @@ impl GvlReader {
         Ok(read)
     }
 
-    /// Takes out how threads that have ended waited, by process, its execs and thread: only a thread itself adds to that.
+    /// Removes and returns the wait edges of ended threads, given as process, execs and thread: only the thread itself adds to them.
     pub fn take_ended(
         &mut self,
         ended: &HashSet<(u32, u32, u64)>,
@@ -212,8 +212,8 @@ impl GvlReader {
         Ok(taken)
     }
 
-    /// Takes out what is known of a process that is gone or has become another program (then with `execs`, how often it had
-    /// been another one before); of all processes without one.
+    /// Removes and returns the state of a process that has exited or executed another program, given as pid and the number of execs before;
+    /// `None` means all processes, whose native threads are kept.
     pub fn take_out(&mut self, of: Option<(u32, u32)>) -> Result<GvlRead, MapError> {
         let wanted = |tgid: u32, execs: u32| of.is_none_or(|of| of == (tgid, execs));
         let mut read = GvlRead::default();
@@ -221,7 +221,7 @@ impl GvlReader {
             match self.threads.get(&key, 0) {
                 Ok(thread) => {
                     let tid = thread.header.tid;
-                    // After an exec it may be that of the next program's first thread, which has the same number.
+                    // After an exec, the entry may belong to the first thread of the next program, which has the same tid.
                     if let Ok(task) = self.tasks.get(&tid, 0)
                         && task.owner == thread.id
                     {
@@ -232,7 +232,7 @@ impl GvlReader {
                     }
                     read.threads.push(thread);
                 }
-                // It ended meanwhile, and is in the ring.
+                // The thread ended meanwhile; its sums are in the ring.
                 Err(MapError::KeyNotFound) => continue,
                 Err(error) => return Err(error),
             }
@@ -261,7 +261,7 @@ fn waits_since(gate: GvlGate, task: &GvlTask, thread: &GvlThread) -> u64 {
     }
 }
 
-/// The keys that are wanted. A map that changes meanwhile may show some of them again, from the beginning.
+/// The keys that `wanted` accepts. Iterating over a map that changes meanwhile may restart and repeat keys.
 fn keys<K: Pod + Ord, V: Pod>(
     map: &HashMap<MapData, K, V>,
     wanted: impl Fn(&K) -> bool,
@@ -281,7 +281,7 @@ fn keys<K: Pod + Ord, V: Pod>(
 mod tests {
     use super::*;
 
-    /// What is known of a thread is of the native thread that runs it, and of the time since the gate was opened.
+    /// A thread's state is valid only for the native thread that runs it and since the gate was opened.
     #[test]
     fn waits() {
         let gate = GvlGate { level: GvlGate::EVENTS, epoch: 3 };

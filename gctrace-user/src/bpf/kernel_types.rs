@@ -1,6 +1,6 @@
-//! Byte offsets of members of kernel structures, from the kernel's own description of its types (BTF, in
-//! `/sys/kernel/btf/vmlinux` since Linux 5.4, where `CONFIG_DEBUG_INFO_BTF` is set). The BPF programs are not relocated
-//! against kernel types (Rust has no CO-RE), so what they read of the kernel is looked up here.
+//! Byte offsets of members of kernel structures, from the kernel's own type information (BTF, in
+//! `/sys/kernel/btf/vmlinux` since Linux 5.4, if `CONFIG_DEBUG_INFO_BTF` is set). The BPF programs are not relocated
+//! against kernel types (Rust has no CO-RE), so the offsets that they need are looked up here.
 //!
 //! Format: Documentation/bpf/btf.rst.
 
@@ -12,10 +12,10 @@ mod memory;
 
 pub(super) use self::memory::deepest as deepest_memory;
 
-/// Why an offset is not known.
+/// Why an offset is unknown.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum BtfError {
-    /// The description could not be read.
+    /// The BTF could not be read.
     #[error("reading {path}: {source} (this kernel was built without CONFIG_DEBUG_INFO_BTF?)")]
     Read {
         /// The file.
@@ -24,18 +24,18 @@ pub(super) enum BtfError {
         #[source]
         source: std::io::Error,
     },
-    /// It is not what the format says.
+    /// The BTF violates its format.
     #[error("the kernel's BTF is not understood: {0}")]
     Malformed(&'static str),
-    /// A type or member is not there.
+    /// A type or member does not exist.
     #[error("the kernel's BTF has no `{0}`")]
     Missing(String),
 }
 
-/// Where the kernel describes its types.
+/// The kernel's BTF.
 const VMLINUX: &str = "/sys/kernel/btf/vmlinux";
 
-/// What is looked up, each by itself: one that is missing does not hide the others.
+/// The offsets, each looked up separately: a missing one does not affect the others.
 struct Offsets {
     thread_pointer: Result<u32, BtfError>,
     stack: Result<u32, BtfError>,
@@ -55,7 +55,7 @@ pub(super) fn task_stack() -> Result<u32, &'static BtfError> {
     offsets()?.stack.as_ref().copied()
 }
 
-/// Offsets of `pid`, of the state (`state` before Linux 5.14) and of the CPU time that was charged in `task_struct`.
+/// Offsets in `task_struct` of `pid`, of the state (`state` before Linux 5.14) and of the CPU time charged.
 pub(super) fn task_members() -> Result<[u32; 3], &'static BtfError> {
     offsets()?.members.as_ref().copied()
 }
@@ -65,17 +65,17 @@ pub(super) fn task_signal() -> Result<[u32; 2], &'static BtfError> {
     offsets()?.signal.as_ref().copied()
 }
 
-/// How to get from a descriptor to what the kernel knows of its TCP connection.
+/// The offsets that lead from a file descriptor to the kernel's state of its TCP connection.
 pub(super) fn socket() -> Result<SocketLayout, &'static BtfError> {
     offsets()?.socket.as_ref().copied()
 }
 
-/// Where the memory counters of a process are.
+/// The location of a process's memory counters.
 pub(super) fn memory() -> Result<MemoryLayout, &'static BtfError> {
     offsets()?.memory.as_ref().copied()
 }
 
-/// The description has five megabytes and is the same as long as the kernel runs: it is read once.
+/// The BTF has five megabytes and does not change while the kernel runs, so it is read once.
 fn offsets() -> Result<&'static Offsets, &'static BtfError> {
     static OFFSETS: OnceLock<Result<Offsets, BtfError>> = OnceLock::new();
     OFFSETS.get_or_init(|| Offsets::read(Path::new(VMLINUX))).as_ref()
@@ -125,15 +125,15 @@ fn socket_layout(btf: &Btf<'_>) -> Result<SocketLayout, BtfError> {
         sock_protocol: member("sock", &["sk_protocol"])?,
         sock_cookie: member("sock", &["__sk_common", "skc_cookie"])?,
         sock_state: member("sock", &["__sk_common", "skc_state"])?,
-        // Only the ends of jobs need it.
+        // Only needed for the ends of jobs.
         sock_port: member("sock", &["__sk_common", "skc_dport"]).unwrap_or(0),
-        // Only the size of responses needs these.
+        // Only needed for the size of responses.
         tcp_written: member("tcp_sock", &["write_seq"]).unwrap_or(0),
         tcp_acked: member("tcp_sock", &["bytes_acked"]).unwrap_or(0),
     })
 }
 
-/// Whether the kernel has a raw tracepoint of that name: the types of their functions are described, too.
+/// Whether the kernel has a raw tracepoint of that name: BTF also describes the types of their functions.
 pub(super) fn has_raw_tracepoint(name: &str) -> Result<bool, BtfError> {
     let bytes = read(Path::new(VMLINUX))?;
     let function = format!("btf_trace_{name}");
@@ -151,7 +151,7 @@ const KIND_UNION: u32 = 5;
 const KIND_ENUM: u32 = 6;
 /// Typedef, volatile, const, restrict, type tag: a name for another type.
 const ALIASES: [u32; 5] = [8, 9, 10, 11, 18];
-/// Structures inside structures; deeper is malformed.
+/// Maximum nesting of structures; deeper ones are malformed.
 const MAX_DEPTH: u32 = 16;
 
 struct Btf<'a> {
@@ -231,18 +231,18 @@ impl<'a> Btf<'a> {
         })
     }
 
-    /// Whether a name is this one, without looking for the end of every other.
+    /// Whether a name equals `name`, without searching for the terminator of each other name.
     fn is_named(&self, offset: u32, name: &[u8]) -> bool {
         let rest = self.strings.get(offset as usize..).unwrap_or_default();
         rest.strip_prefix(name).is_some_and(|rest| rest.first().is_none_or(|&byte| byte == 0))
     }
 
-    /// Byte offset of a member of a structure with this id and name, through the structures on the way.
+    /// Byte offset of a member of a structure with this id and name, following the path through nested structures.
     fn offset_in(&self, id: u32, structure: &str, members: &[&str]) -> Result<u32, BtfError> {
         self.place_in(id, structure, members).map(|(offset, _)| offset)
     }
 
-    /// The same, and the type of the member.
+    /// Like [`Btf::offset_in`], with the type of the member.
     fn place_in(&self, mut id: u32, structure: &str, members: &[&str]) -> Result<(u32, u32), BtfError> {
         let missing = || BtfError::Missing(format!("{structure}.{}", members.join(".")));
         let mut bits = 0_u32;
@@ -254,7 +254,7 @@ impl<'a> Btf<'a> {
         Ok((bits / 8, id))
     }
 
-    /// A type without the names for it.
+    /// A type after resolving aliases.
     fn resolved(&self, mut id: u32) -> Option<(u32, Type)> {
         for _ in 0..MAX_DEPTH {
             let (_, kind) = self.by_id(id)?;
@@ -276,19 +276,19 @@ impl<'a> Btf<'a> {
         Some((word(self.types, start + 12)?, word(self.types, start + 20)?))
     }
 
-    /// Bytes of a structure or a number.
+    /// Size in bytes of a structure, union or integer.
     fn size(&self, id: u32) -> Option<u32> {
         let (_, kind) = self.resolved(id)?;
-        // For these, the place of the target has the size.
+        // These kinds store the size where others store the target.
         matches!(kind.kind, KIND_INT | KIND_STRUCT | KIND_UNION).then_some(kind.target)
     }
 
-    /// The name of a structure or a number.
+    /// The name of a type after resolving aliases.
     fn type_name(&self, id: u32) -> Option<&[u8]> {
         self.resolved(id).map(|(_, kind)| self.name(kind.name))
     }
 
-    /// The enumeration with this enumerator.
+    /// The id of the enumeration with this enumerator.
     fn enumeration(&self, with: &str) -> Option<u32> {
         (1..=self.starts.len() as u32).find(|&id| self.enumerator(id, with).is_some())
     }
@@ -306,7 +306,7 @@ impl<'a> Btf<'a> {
         })
     }
 
-    /// Bit offset and type of a member, looked for inside anonymous structures and unions, too.
+    /// Bit offset and type of a member, including members of anonymous structures and unions.
     fn member(&self, id: u32, wanted: &[u8], depth: u32) -> Option<(u32, u32)> {
         let depth = depth.checked_sub(1)?;
         let (start, kind) = self.by_id(id)?;
@@ -351,7 +351,7 @@ mod tests {
         }
     }
 
-    /// A description of some types, put together.
+    /// Builds BTF with some types.
     #[derive(Default)]
     pub(super) struct Sample {
         strings: Vec<u8>,
@@ -441,7 +441,7 @@ mod tests {
         assert_eq!((btf.size(1), btf.array(1), btf.enumeration("int")), (Some(8), None, None));
     }
 
-    /// Of this machine's kernel, where it describes itself: the thread pointer lies at a sane, aligned place.
+    /// This machine's kernel, if it has BTF: the thread pointer's offset is plausible and aligned.
     #[test]
     fn this_kernel() {
         if !Path::new(VMLINUX).exists() {
@@ -452,7 +452,7 @@ mod tests {
     }
 
     proptest! {
-        /// Damaged descriptions are errors, never panics.
+        /// Damaged BTF causes errors, never panics.
         #[test]
         fn damage(at in 0_usize..260, byte: u8, cut in 0_usize..260) {
             let mut bytes = sample();

@@ -1,4 +1,4 @@
-//! `gctrace heap --leaks`: its program at refills, attached to one process, and what it follows.
+//! `gctrace heap --leaks`: the program at refills, attached to one process, and the objects that it follows.
 
 use std::path::Path;
 
@@ -20,10 +20,10 @@ use crate::ruby::plan::OptionalProbe;
 
 /// The program at refills.
 pub(super) const PROGRAM: &str = "leak_refill";
-/// It and its maps.
+/// The program and its maps.
 const OWN: Own = Own { program: PROGRAM, point: "refill", maps: &[("LEAK_PAGES", MAX_LEAK_PAGES)] };
 
-/// The probes while objects are followed. Dropping it detaches them.
+/// The probes that follow objects. Dropping it detaches them.
 pub struct LeakProbes {
     alone: Alone,
     target: Array<MapData, LeakTarget>,
@@ -36,7 +36,7 @@ impl LeakProbes {
     ///
     /// # Errors
     ///
-    /// The kernel refuses one.
+    /// The kernel refuses a program.
     pub fn load() -> Result<Self, LoadError> {
         let mut alone = Alone::load(OWN, ProbeStacks { stacks: true, native: false })?;
         let ebpf = &mut alone.programs.ebpf;
@@ -48,17 +48,17 @@ impl LeakProbes {
         })
     }
 
-    /// Where stacks come; once.
+    /// The ring that stacks arrive in; `None` after the first call.
     pub fn take_stacks(&mut self) -> Option<StackRing> {
         self.alone.take_stacks().map(|(ring, _)| ring)
     }
 
-    /// Attaches all sites of a file, for one process where the kernel can filter by it, and opens the gate. `config` says how its Ruby stacks
-    /// are walked.
+    /// Attaches all sites of a file, restricted to one process where the kernel can filter by process, and opens the gate. `config`
+    /// describes how to walk the Ruby stacks of the process.
     ///
     /// # Errors
     ///
-    /// The kernel refuses one, or a map cannot be written.
+    /// The kernel refuses a probe, or a map cannot be written.
     pub fn attach(
         &mut self,
         target: LeakTarget,
@@ -74,7 +74,7 @@ impl LeakProbes {
         self.alone.open()
     }
 
-    /// Changes how many refills are drawn.
+    /// Changes the sampling rate of refills.
     ///
     /// # Errors
     ///
@@ -83,13 +83,13 @@ impl LeakProbes {
         self.target.set(0, target, 0).map_err(|source| written("LEAK_TARGET", source))
     }
 
-    /// Whether the object that was allocated at this address then is followed at this moment. `page` is the address of its page.
+    /// Whether the object allocated at this address and time is still followed. `page` is the address of its page.
     pub fn follows(&self, page: u64, address: u64, ts_ns: u64) -> bool {
         let wanted = LeakSlot { address, ts_ns };
         self.pages.get(&page, 0).is_ok_and(|page| page.slots.contains(&wanted))
     }
 
-    /// How many objects are followed. Exact after [`LeakProbes::close`].
+    /// Number of followed objects. Exact after [`LeakProbes::close`].
     ///
     /// # Errors
     ///
@@ -103,7 +103,7 @@ impl LeakProbes {
         Ok(followed)
     }
 
-    /// A count so far.
+    /// The current value of a counter.
     ///
     /// # Errors
     ///
@@ -113,7 +113,7 @@ impl LeakProbes {
         Ok(cells.iter().sum())
     }
 
-    /// From here on nothing counts.
+    /// Closes the gate: nothing counts from now on.
     ///
     /// # Errors
     ///

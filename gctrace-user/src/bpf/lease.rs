@@ -1,9 +1,9 @@
 //! Files that must not change while they are probed.
 //!
-//! The kernel keeps a probe by inode and offset (kernel/events/uprobes.c). Whoever writes to such a file in place would find a breakpoint in his new
-//! code, where any instruction may begin, in every process that maps it from then on. A lease (`F_SETLEASE`, fcntl(2)) makes him wait, in open(2)
-//! or truncate(2), until the probes are detached; the kernel waits for that no longer than /proc/sys/fs/lease-break-time seconds. Files that are replaced
-//! (a new one is renamed over the old) are no concern of it.
+//! The kernel keeps a probe by inode and offset (kernel/events/uprobes.c). If such a file is written in place, every process that maps it from
+//! then on has a breakpoint in the new code, possibly in the middle of an instruction. A lease (`F_SETLEASE`, fcntl(2)) blocks writers in open(2)
+//! or truncate(2) until the probes are detached; the kernel waits at most /proc/sys/fs/lease-break-time seconds for that. Files that are replaced
+//! (a new file is renamed over the old one) are not affected.
 
 use std::{
     fs::File,
@@ -17,31 +17,31 @@ use super::raw;
 /// File systems whose leases depend on what a server grants (include/uapi/linux/magic.h): NFS, SMB.
 const REMOTE: [u32; 4] = [0x6969, 0x517b, 0xff53_4d42, 0xfe53_4d42];
 
-/// What changes when a file is written to: size, times of modification and of change.
+/// The metadata that a write changes: size, modification time and change time.
 type State = (u64, (i64, i64), (i64, i64));
 
-/// What is in a file: its size and a checksum.
+/// Content of a file: its size and a checksum.
 pub type Content = (u64, u32);
 
-/// A file that nobody writes to unnoticed.
+/// A file whose modification is blocked or noticed.
 #[derive(Debug)]
 pub struct Lease {
     file: File,
     state: State,
-    /// Whether writers wait. Not every file system has leases, and one of another user's file needs `CAP_LEASE`.
+    /// Whether writers are blocked. Not every file system supports leases, and a lease on another user's file needs `CAP_LEASE`.
     held: bool,
-    /// Whether writers have been let go on.
+    /// Whether writers have been released.
     ended: AtomicBool,
-    /// What it holds; `None`: it could not be read.
+    /// The content of the file; `None` if it could not be read.
     content: Option<Content>,
 }
 
 impl Lease {
-    /// Makes writers wait from now on, where the file system can.
+    /// Blocks writers from now on, if the file system supports leases.
     ///
     /// # Errors
     ///
-    /// `EAGAIN`: a process has it open for writing.
+    /// `EAGAIN`: a process has the file open for writing.
     pub fn take(file: File) -> io::Result<Self> {
         let held = match raw::set_lease(&file, libc::F_RDLCK) {
             Ok(()) => true,
@@ -53,44 +53,44 @@ impl Lease {
                 false
             }
         };
-        // After it: what was written before counts.
+        // Read the state after taking the lease, so that earlier writes are included.
         let state = state(&file)?;
         Ok(Self { file, state, held, ended: AtomicBool::new(false), content: None })
     }
 
-    /// A file that may be written to, because its probes are in one process only, which has mapped it.
+    /// A file without a lease: it may be written to, because its probes are in a single process, which has already mapped it.
     ///
     /// # Errors
     ///
-    /// It has no state.
+    /// The metadata of the file cannot be read.
     pub fn without(file: File) -> io::Result<Self> {
         Ok(Self { state: state(&file)?, file, held: false, ended: AtomicBool::new(false), content: None })
     }
 
-    /// What the file holds, read since it was taken.
+    /// Sets the content of the file, read after the lease was taken.
     #[must_use]
     pub fn with(mut self, content: Option<Content>) -> Self {
         self.content = content;
         self
     }
 
-    /// Whether this is what it held.
+    /// Whether `content` equals the known content of the file; false if either is unknown.
     pub fn has_held(&self, content: Option<Content>) -> bool {
         self.content.is_some() && self.content == content
     }
 
-    /// Whether somebody waits to write to the file.
+    /// Whether a writer is waiting for the lease.
     pub fn is_awaited(&self) -> bool {
         self.held && raw::lease(&self.file).is_ok_and(|kind| kind != libc::F_RDLCK)
     }
 
-    /// Whether the file has been written to. A new link, owner or mode is no such change.
+    /// Whether the file has been written to. A new link, owner or mode does not count.
     pub fn is_written(&self) -> bool {
         let (size, modified, _) = self.state;
         state(&self.file).is_ok_and(|now| (now.0, now.1) != (size, modified))
     }
 
-    /// Whether anything about the file has changed. Unlike its other times, that of the last change can be set by nobody.
+    /// Whether anything about the file has changed. Unlike its other times, the change time cannot be set by anybody.
     pub fn is_changed(&self) -> bool {
         state(&self.file).map_or(true, |now| now != self.state)
     }
@@ -100,14 +100,14 @@ impl Lease {
         self.file.metadata().is_ok_and(|file| file.nlink() == 0)
     }
 
-    /// Lets writers go on.
+    /// Ends the lease and releases writers.
     pub fn end(&self) {
         if !self.held || self.ended.swap(true, Ordering::Relaxed) {
             return;
         }
         match raw::set_lease(&self.file, libc::F_UNLCK) {
             Ok(()) => {}
-            // The kernel has ended it, because a writer had waited for too long (`generic_delete_lease`, fs/locks.c).
+            // The kernel has ended the lease because a writer had waited too long (`generic_delete_lease`, fs/locks.c).
             Err(error) if error.raw_os_error() == Some(libc::EAGAIN) => {
                 log::debug!("the lease of {} has ended by itself", self.path());
             }
@@ -122,7 +122,7 @@ impl Lease {
 }
 
 impl Drop for Lease {
-    /// Other descriptors of the same open file would keep it.
+    /// Ends the lease explicitly: other descriptors of the same open file would keep it alive.
     fn drop(&mut self) {
         self.end();
     }
@@ -147,10 +147,10 @@ mod tests {
 
     use super::*;
 
-    /// Who opens a leased file for writing waits until the lease has ended; who reads, renames over it or deletes it does not.
+    /// Opening a leased file for writing blocks until the lease has ended; reading it, renaming over it or deleting it does not.
     #[test]
     fn writers_wait() {
-        // The signal that the kernel sends would end this program.
+        // The signal that the kernel sends would terminate this program.
         let (_wakes, wake) = std::os::unix::net::UnixStream::pair().unwrap();
         signal_hook::low_level::pipe::register(libc::SIGIO, wake).unwrap();
         let dir = tempfile::tempdir().unwrap();
@@ -181,7 +181,7 @@ mod tests {
         assert_eq!(fs::read(&path).unwrap(), b"old");
         lease.end();
         assert!(writer.wait().unwrap().success());
-        // It was ended, and is so once: the kernel would refuse a second time.
+        // The lease was ended, and only once: the kernel would refuse a second time.
         assert!(raw::set_lease(&lease.file, libc::F_UNLCK).is_err() && lease.ended.load(Ordering::Relaxed));
         lease.end();
         assert!(lease.is_written() && lease.is_changed() && !lease.is_deleted());
@@ -189,7 +189,7 @@ mod tests {
         assert!(lease.is_deleted());
     }
 
-    /// A file that is open for writing gets no lease; one without a lease is compared.
+    /// A file that is open for writing gets no lease; a file without a lease is compared.
     #[test]
     fn open_for_writing() {
         let dir = tempfile::tempdir().unwrap();
@@ -204,7 +204,7 @@ mod tests {
         assert!(!lease.is_written() && lease.is_changed());
         fs::write(&path, "newer").unwrap();
         assert!(lease.is_written());
-        // What could not be read was never the same.
+        // Unreadable content never compares equal.
         assert!(!lease.has_held(None) && !lease.has_held(Some((3, 7))));
         let lease = lease.with(Some((3, 7)));
         assert!(lease.has_held(Some((3, 7))) && !lease.has_held(Some((3, 8))) && !lease.has_held(None));

@@ -1,21 +1,21 @@
-//! Another BPF object than the committed one, and the lines that its programs send: for who debugs them. Built with the
-//! feature `bpf-log` only (CONTRIBUTING.md).
+//! Loads another BPF object than the committed one and logs the lines that its programs send, for debugging them. Only built
+//! with the feature `bpf-log` (CONTRIBUTING.md).
 
 use std::{fs, time::Duration};
 
 use aya::{Ebpf, EbpfLoader};
 use aya_log::EbpfLogger;
 
-/// Names the object.
+/// Environment variable with the path of the object.
 const OBJECT: &str = "GCTRACE_BPF_OBJECT";
-/// How often lines are taken out of the ring.
+/// Interval at which lines are read from the ring.
 const INTERVAL: Duration = Duration::from_millis(50);
 
-/// The object that the environment names; `committed` without one, or with one that cannot be read.
+/// The object that the environment names; `committed` if it names none or the object cannot be read.
 pub(super) fn object(committed: &'static [u8]) -> &'static [u8] {
     let Some(path) = std::env::var_os(OBJECT) else { return committed };
     match fs::read(&path) {
-        // Once per load, in a build that is not shipped.
+        // Leaked once per load, in a build that is not shipped.
         Ok(bytes) => Vec::leak(bytes),
         Err(error) => {
             log::warn!("{OBJECT} {}: {error}; the committed object is loaded", path.display());
@@ -24,7 +24,7 @@ pub(super) fn object(committed: &'static [u8]) -> &'static [u8] {
     }
 }
 
-/// Has the programs send the lines of the levels that `RUST_LOG` asks for.
+/// Makes the programs send lines of the levels that `RUST_LOG` enables.
 #[expect(clippy::trivially_copy_pass_by_ref, reason = "the loader keeps the reference until it loads")]
 pub(super) fn configure<'a>(loader: &mut EbpfLoader<'a>, level: &'a u8) {
     loader.override_global(aya_log::LEVEL, level, false);

@@ -1,6 +1,6 @@
-//! What keeps programs attached.
+//! Links, which keep programs attached.
 //!
-//! The kernel waits for all its CPUs at each detaching, so everything that is detached at one time is detached by several threads.
+//! Each detach waits for all CPUs in the kernel, so several threads detach what is detached at the same time.
 
 use aya::{
     Ebpf,
@@ -9,22 +9,22 @@ use aya::{
 
 use super::errors::LoadError;
 
-/// Links that are closed at the same time.
+/// Maximum number of threads that close links in parallel.
 const CLOSERS: usize = 16;
 
-/// What keeps a program attached somewhere, at one place or many. It is detached when this is dropped, which takes up to 0.1 s:
-/// [`detach`] is faster for more than one.
+/// Keeps a program attached at one or many places. Dropping it detaches the program, which takes up to 0.1 s:
+/// use [`detach`] for more than one.
 pub(super) struct Link {
     _detaches_when_dropped: Box<dyn Send>,
 }
 
 impl Link {
-    /// Of a link that detaches when it is dropped.
+    /// Wraps a link that detaches when it is dropped.
     pub(super) fn of(link: impl Send + 'static) -> Self {
         Self { _detaches_when_dropped: Box::new(link) }
     }
 
-    /// Attaches a program for ordinary or raw tracepoints.
+    /// Attaches a program to an ordinary or raw tracepoint.
     ///
     /// # Errors
     ///
@@ -47,7 +47,7 @@ impl Link {
         }
     }
 
-    /// The same of a program that must be there for a run to begin.
+    /// Like [`Link::to_tracepoint`], for a program that a run requires.
     ///
     /// # Errors
     ///
@@ -64,7 +64,7 @@ impl Link {
     }
 }
 
-/// Drops links, several at a time.
+/// Drops links in parallel.
 pub(super) fn detach(links: Vec<Link>) {
     let mut shares: Vec<Vec<Link>> = Vec::new();
     for (at, link) in links.into_iter().enumerate() {
@@ -75,7 +75,7 @@ pub(super) fn detach(links: Vec<Link>) {
     }
     std::thread::scope(|scope| {
         for share in shares {
-            // Without a thread it is dropped with the closure, here.
+            // If no thread can be spawned, the closure is dropped here and with it the share.
             let _spawned = std::thread::Builder::new().spawn_scoped(scope, move || drop(share));
         }
     });
@@ -98,7 +98,7 @@ mod tests {
         }
     }
 
-    /// All are detached when it returns, however many there are.
+    /// All links are detached when it returns, however many they are.
     #[test]
     fn all() {
         for count in [0, 1, CLOSERS, 3 * CLOSERS + 1] {

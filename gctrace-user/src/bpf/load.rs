@@ -28,16 +28,16 @@ use super::{
 };
 use crate::ruby::plan::OptionalEvent;
 
-/// What decides whether a process is traced.
+/// What decides which processes are traced.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Select {
-    /// Nothing: every process that hits a probe is.
+    /// No selection: every process that hits a probe.
     All,
-    /// The list of processes.
+    /// Listed processes.
     Listed,
-    /// Selected cgroups.
+    /// Processes in selected cgroups.
     Cgroups,
-    /// Either.
+    /// Listed processes and those in selected cgroups.
     ListedOrCgroups,
 }
 
@@ -52,38 +52,38 @@ impl Select {
     }
 }
 
-/// What the programs must know.
+/// Options for loading the programs.
 #[derive(Clone, Copy, Debug)]
 #[expect(clippy::struct_excessive_bools, reason = "each is a separate choice")]
 pub struct LoadOptions<'a> {
-    /// Which processes are traced.
+    /// How processes are selected.
     pub select: Select,
     /// The tgid of gctrace.
     pub own_pid: u32,
     /// Where tracefs is mounted.
     pub tracefs: &'a std::path::Path,
-    /// Use attach cookies where the kernel has them.
+    /// Whether to use attach cookies where the kernel has them.
     pub cookies: bool,
-    /// Attach many probes by one link where the kernel can.
+    /// Whether to attach many probes by one link where the kernel supports it.
     pub multi: bool,
-    /// Read memory counters in the kernel where it is known how that keeps them.
+    /// Whether to read memory counters in the kernel if their layout is known.
     pub memory: bool,
-    /// Bytes of the GC ring, if not the default.
+    /// Size of the GC ring in bytes; `None`: the default.
     pub gc_ring_bytes: Option<u32>,
-    /// Which stacks are taken besides those of GC starts.
+    /// Which stacks are taken in addition to those of GC starts.
     pub stacks: Option<StackOptions>,
     /// Whether and how the GVL is watched.
     pub gvl: Option<GvlOptions>,
-    /// Whether and how requests are seen.
+    /// Whether and how requests are traced.
     pub requests: Option<RequestOptions>,
     /// Which optional events are traced.
     pub optional: &'a [OptionalEvent],
-    /// Take stacks where a thread takes the free slots of a heap page.
+    /// Whether to take a stack when a thread takes the free slots of a heap page.
     pub alloc_stacks: bool,
 }
 
 impl LoadOptions<'_> {
-    /// How many programs a run loads at its start.
+    /// Number of programs that a run loads at its start.
     pub fn programs(&self) -> usize {
         let watched = self.gvl.is_some_and(|gvl| self.cookies || gvl.futex);
         needed(
@@ -102,23 +102,23 @@ impl LoadOptions<'_> {
     }
 }
 
-/// The loaded object, split by who uses which part.
+/// The loaded object, split by the parts of gctrace that use it.
 pub struct Loaded {
-    /// Attaching and selection: the slow path.
+    /// Attaching and selection, which are not time-critical.
     pub probes: Probes,
-    /// The records of the data thread.
+    /// The rings that the data thread reads.
     pub rings: Rings,
-    /// The records of stacks.
+    /// The ring of stacks.
     pub stacks: StackRing,
     /// The kernel's counters.
     pub counters: CounterReader,
-    /// Who is off its CPU, if that is looked at.
+    /// The threads that are off their CPU, if these are tracked.
     pub away: Option<AwayMap>,
-    /// Where unwind tables go, if native stacks are walked.
+    /// The maps for unwind tables, if native stacks are walked.
     pub unwind: Option<NativeMaps>,
-    /// What threads did with the GVL, if it is watched.
+    /// The GVL state of threads, if the GVL is watched.
     pub gvl: Option<GvlReader>,
-    /// Requests, if they are seen.
+    /// Requests, if they are traced.
     pub requests: Option<RequestReader>,
 }
 
@@ -151,15 +151,15 @@ pub fn load(options: &LoadOptions<'_>) -> Result<Loaded, LoadError> {
     Ok(Loaded { probes, rings, stacks, counters, away, unwind, gvl, requests: reader })
 }
 
-/// What loading needs beyond the options.
+/// Parameters of loading in addition to the options.
 pub(super) struct Verified<'a> {
     pub(super) options: LoadOptions<'a>,
     pub(super) lives: LifeOffsets,
-    /// Programs, too, that are left until something needs them ([`LATE`]).
+    /// Whether to include programs that are otherwise loaded on demand ([`LATE`]).
     pub(super) everything: bool,
 }
 
-/// Where the kernel keeps memory counters; `deepest`: as on the largest machine, so that what the verifier walks does not
+/// The layout of the kernel's memory counters; `deepest`: as on the largest machine, so that the verifier's work does not
 /// depend on the number of CPUs.
 fn memory_layout(deepest: bool) -> MemoryLayout {
     match kernel_types::memory() {
@@ -179,12 +179,12 @@ fn memory_layout(deepest: bool) -> MemoryLayout {
     }
 }
 
-/// Programs that hardly any run needs: they are loaded when something is to be attached to them. Those of fallback probes, the one at a
-/// return of Rubies up to 3.1, and the one for packets of servers.
+/// Programs that few runs need, loaded when something is to be attached to them: those of fallback probes, the return probe of
+/// Rubies up to 3.1, and the one for packets of servers.
 const LATE: [&str; 5] =
     ["phase_begin", "phase_end", "phase_return", gvl::AT_RETURN, requests::ARRIVALS_PROGRAM];
 
-/// Loads the object and has its programs verified. Nothing is attached.
+/// Loads the object and lets the kernel verify its programs. Nothing is attached.
 pub(super) fn verified(wanted: &Verified<'_>) -> Result<(Programs, Config), LoadError> {
     let Verified {
         options:
@@ -235,11 +235,11 @@ pub(super) fn verified(wanted: &Verified<'_>) -> Result<(Programs, Config), Load
     };
     sample::configure(&mut config, stacks);
     gvl::configure(&mut config, gvl.filter(|gvl| cookies || gvl.futex), tracefs)?;
-    // Whether uprobes can ask for the ancestors of a cgroup is tried, too.
+    // Whether uprobes may query the ancestors of a cgroup is probed as well.
     if config.select & SELECT_CGROUPS != 0 && !asks_ancestors(cookies) {
         config.select = config.select & !SELECT_CGROUPS | SELECT_CGROUP_IDS;
     }
-    // Cookies are probed for by doing: kernels before 5.15 refuse the helper, and with the flag off the verifier
+    // Cookie support is probed by loading: kernels before 5.15 refuse the helper, and with the flag off the verifier
     // never sees it.
     let programs = match load_programs(
         (config, memory),
@@ -251,11 +251,11 @@ pub(super) fn verified(wanted: &Verified<'_>) -> Result<(Programs, Config), Load
         everything,
     ) {
         Ok(programs) => programs,
-        // Any program may be the one that needs them, and may fail for other reasons, too.
+        // Any program may be the one that needs cookies, and it may fail for other reasons as well.
         Err(LoadError::Program { program, .. }) if cookies && !gives_cookies() => {
             log::debug!("without attach cookies, since {program} does not load");
             config.has_cookie = 0;
-            // Only cookies identify the site of a hit.
+            // Without cookies the site of a hit is unknown, so only futexes remain.
             config.gvl = u32::from(gvl.is_some_and(|gvl| gvl.futex));
             load_programs(
                 (config, memory),
@@ -272,15 +272,15 @@ pub(super) fn verified(wanted: &Verified<'_>) -> Result<(Programs, Config), Load
     Ok((programs, config))
 }
 
-/// Whether the kernel has the helper that gives a uprobe its cookie.
+/// Whether the kernel has the helper that returns a uprobe's cookie.
 fn gives_cookies() -> bool {
     is_helper_supported(ProgramType::KProbe, BpfHelper::BPF_FUNC_get_attach_cookie).unwrap_or(false)
 }
 
 /// Whether uprobes can query the ancestors of a cgroup. A kernel without cookies is treated as an old one. The kernel counts levels from
-/// the root of the hierarchy, and in a namespace of cgroups that cannot be seen.
+/// the root of the hierarchy, which is not visible inside a cgroup namespace.
 fn asks_ancestors(cookies: bool) -> bool {
-    /// The first namespace (`PROC_CGROUP_INIT_INO`, `include/linux/proc_ns.h`).
+    /// The initial cgroup namespace (`PROC_CGROUP_INIT_INO`, `include/linux/proc_ns.h`).
     const FIRST: &str = "cgroup:[4026531835]";
     let own = std::fs::read_link("/proc/self/ns/cgroup");
     let sees_root = own.map_or(true, |namespace| namespace == std::path::Path::new(FIRST));
@@ -353,7 +353,7 @@ fn needed(
     let mut names: Vec<&'static str> = GC_PROGRAMS.into_iter().chain(PHASE_PROGRAMS).collect();
     let traced = OptionalEvent::ALL.into_iter().filter(|event| everything || optional.contains(event));
     names.extend(traced.map(|event| optional_program(event).0));
-    // Runs never need them: they are of commands that load them alone.
+    // Runs never need these: they belong to commands that load them separately.
     names.extend(
         everything.then_some([leak::PROGRAM, malloc::PROGRAM, sample::PROBE_NATIVE]).into_iter().flatten(),
     );
@@ -376,8 +376,8 @@ fn needed(
     names
 }
 
-/// Loads the uprobes among the programs so that a link takes many, if the kernel can do that. Those of fallback probes stay Aya's: a probe
-/// with a semaphore is one by itself.
+/// Loads the uprobes among the programs for multi-uprobe links, if the kernel supports them. Those of fallback probes stay with Aya: a probe
+/// with a semaphore must be attached individually.
 fn load_multi(ebpf: &Ebpf, object: &[u8], names: &[&'static str]) -> Option<Multi> {
     let uprobes: Vec<&'static str> = names
         .iter()
@@ -391,7 +391,7 @@ fn load_multi(ebpf: &Ebpf, object: &[u8], names: &[&'static str]) -> Option<Mult
             log::debug!("{error}; each probe is attached separately");
             None
         }
-        // Aya loads them then, and has more to say if they cannot be.
+        // Aya then loads them, and reports more if they cannot be loaded.
         Err(error) => {
             log::warn!("{error}; each probe is attached separately");
             None
@@ -399,7 +399,7 @@ fn load_multi(ebpf: &Ebpf, object: &[u8], names: &[&'static str]) -> Option<Mult
     }
 }
 
-/// Loads programs at the same time, so that the kernel verifies as many as there are CPUs.
+/// Loads programs in parallel, so that the kernel verifies one per CPU.
 fn load_all(ebpf: &mut Ebpf, names: &[&'static str]) -> Result<(), LoadError> {
     if let Some(missing) = names.iter().find(|name| ebpf.program(name).is_none()) {
         return Err(LoadError::Missing(missing));
@@ -413,7 +413,7 @@ fn load_all(ebpf: &mut Ebpf, names: &[&'static str]) -> Result<(), LoadError> {
     });
     let mut failed = None;
     for error in loaded.into_iter().filter_map(Result::err) {
-        // Each with the verifier's log, of which the message that comes out shows the first line.
+        // Each error with the verifier's log; the message that is reported shows only its first line.
         log::debug!("{error}");
         failed.get_or_insert(error);
     }

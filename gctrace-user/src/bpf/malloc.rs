@@ -1,4 +1,4 @@
-//! `gctrace malloc`: loading its programs alone, attaching them to one process, reading what they have added up.
+//! `gctrace malloc`: loading its programs separately, attaching them to one process, reading their sums.
 
 use std::{path::Path, time::Duration};
 
@@ -23,23 +23,23 @@ use crate::ruby::malloc::MallocSite;
 
 /// The program at calls of allocation functions.
 pub(super) const PROGRAM: &str = "malloc_hit";
-/// It and its maps.
+/// The program and its maps.
 const OWN: Own = Own {
     program: PROGRAM,
     point: "malloc",
     maps: &[("MALLOC_LIVE", MAX_MALLOC_LIVE), ("MALLOC_PENDING", MAX_MALLOC_PENDING)],
 };
-/// How often the counters are read again at most; the program runs for a microsecond.
+/// Maximum number of times the counters are read until they settle; the program runs for a microsecond.
 const SETTLE_TRIES: u32 = 100;
 
-/// What the probes have done so far.
+/// The work that the probes have done so far.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct MallocCost {
-    /// Hits of the process: each has cost a trap.
+    /// Hits of the process; each cost a trap.
     pub hits: u64,
-    /// Hits of other processes, which have cost one, too.
+    /// Hits of other processes; each cost a trap as well.
     pub other_hits: u64,
-    /// Stacks.
+    /// Stacks taken.
     pub stacks: u64,
 }
 
@@ -52,12 +52,12 @@ pub struct MallocProbes {
     pending: HashMap<MapData, u32, MallocPending>,
 }
 
-/// What was added up in a window.
+/// The sums of a window.
 #[derive(Debug)]
 pub struct MallocRead {
-    /// The tallies by their index ([`gctrace_common::malloc`]), of all CPUs together.
+    /// The tallies by their index ([`gctrace_common::malloc`]), summed over all CPUs.
     pub tallies: Vec<MallocTally>,
-    /// Memory that is still followed.
+    /// Memory that has not been freed.
     pub live: Vec<MallocBlock>,
 }
 
@@ -66,7 +66,7 @@ impl MallocProbes {
     ///
     /// # Errors
     ///
-    /// The kernel refuses one.
+    /// The kernel refuses a program.
     pub fn load(options: ProbeStacks) -> Result<Self, LoadError> {
         let mut alone = Alone::load(OWN, options)?;
         let ebpf = &mut alone.programs.ebpf;
@@ -79,17 +79,17 @@ impl MallocProbes {
         })
     }
 
-    /// How many programs these are.
+    /// Number of programs that are loaded.
     pub fn programs(options: ProbeStacks) -> usize {
         1 + options.programs().count()
     }
 
-    /// Where stacks come, and where unwind tables go; once.
+    /// The ring that stacks arrive in and the maps for unwind tables; `None` after the first call.
     pub fn take_stacks(&mut self) -> Option<(StackRing, Option<NativeMaps>)> {
         self.alone.take_stacks()
     }
 
-    /// Configures how the programs walk the Ruby stacks of the process. Its image has the index 0.
+    /// Configures how the programs walk the Ruby stacks of the process. Its image gets index 0.
     ///
     /// # Errors
     ///
@@ -98,11 +98,11 @@ impl MallocProbes {
         self.alone.set_ruby(pid, bias, config)
     }
 
-    /// Attaches all sites of a file, for one process where the kernel can filter by it; the program looks at this process only.
+    /// Attaches all sites of a file, restricted to one process where the kernel can filter by process; the program ignores all others.
     ///
     /// # Errors
     ///
-    /// The kernel refuses one.
+    /// The kernel refuses a probe.
     pub fn attach(
         &mut self,
         target: MallocTarget,
@@ -116,7 +116,7 @@ impl MallocProbes {
         self.alone.attach(&places, path, scope)
     }
 
-    /// From here on calls count.
+    /// Opens the gate: calls count from now on.
     ///
     /// # Errors
     ///
@@ -125,16 +125,16 @@ impl MallocProbes {
         self.alone.open()
     }
 
-    /// From here on nothing counts.
+    /// Closes the gate: nothing counts from now on.
     ///
     /// # Errors
     ///
-    /// As above.
+    /// The map cannot be written.
     pub fn close(&mut self) -> Result<(), AttachError> {
         self.alone.close()
     }
 
-    /// What they have done so far.
+    /// The work that the probes have done so far.
     ///
     /// # Errors
     ///
@@ -148,7 +148,7 @@ impl MallocProbes {
         })
     }
 
-    /// Memory that is followed at this moment and whose stack was taken: its thread and time.
+    /// The currently followed memory that has a stack: thread and time of the stack.
     ///
     /// # Errors
     ///
@@ -165,13 +165,13 @@ impl MallocProbes {
         Ok(keys)
     }
 
-    /// Detaches the probes after [`MallocProbes::close`], and reads what was added up.
+    /// Detaches the probes after [`MallocProbes::close`] and reads the sums.
     ///
     /// # Errors
     ///
     /// A map cannot be read.
     pub fn finish(mut self) -> Result<MallocRead, AttachError> {
-        // A program that had passed the gate may be in the middle of its work.
+        // A program that passed the gate before it closed may still be running.
         let mut last = self.cost()?;
         for _ in 0..SETTLE_TRIES {
             std::thread::sleep(Duration::from_millis(1));
@@ -188,7 +188,7 @@ impl MallocProbes {
         for entry in &self.live {
             live.push(entry.map_err(|source| read("MALLOC_LIVE", source))?.1);
         }
-        // Memory of threads that were in `realloc` at the end is not gone.
+        // Memory of threads that were in `realloc` at the end is still allocated.
         for entry in &self.pending {
             let pending = entry.map_err(|source| read("MALLOC_PENDING", source))?.1;
             live.extend((pending.block.born != MallocPending::UNKNOWN).then_some(pending.block));

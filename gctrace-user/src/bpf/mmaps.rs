@@ -1,6 +1,6 @@
 //! New executable mappings of every process, as the kernel makes them (`PERF_RECORD_MMAP2`, Linux 3.16): the moment
-//! at which a Ruby image enters a process. Where native stacks are walked, also forks and exits, which decide what code a
-//! process has.
+//! at which a Ruby image enters a process. If native stacks are walked, also forks and exits, which change the code of a
+//! process.
 
 use std::{collections::BTreeMap, os::fd::BorrowedFd};
 
@@ -16,20 +16,20 @@ const BUFFER_BYTES: usize = 64 << 10;
 pub struct FileId {
     /// Major and minor number of its device.
     pub device: (u32, u32),
-    /// Its inode number there.
+    /// Its inode number on the device.
     pub inode: u64,
-    /// Which file with that number it is.
+    /// The inode generation: distinguishes files that reuse the number.
     pub generation: u64,
 }
 
 /// An executable mapping that a process has just made.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ExecMapping {
-    /// The process, in the pid namespace of gctrace; 0 if it is not in there.
+    /// The process, in the pid namespace of gctrace; 0 if it is not in that namespace.
     pub pid: u32,
-    /// Start address of the mapping in it.
+    /// Start address of the mapping in the process.
     pub address: u64,
-    /// Bytes.
+    /// Length in bytes.
     pub len: u64,
     /// File offset of the start.
     pub offset: u64,
@@ -39,14 +39,14 @@ pub struct ExecMapping {
     pub file_id: Option<FileId>,
 }
 
-/// What was seen.
+/// An event of the watch.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Watched {
     /// A new executable mapping.
     Mapping(ExecMapping),
     /// A process was forked.
     Fork {
-        /// From this one.
+        /// The parent process.
         parent: u32,
         /// The new process.
         child: u32,
@@ -81,7 +81,7 @@ pub enum WatchError {
 pub struct MappingWatch {
     /// By CPU.
     samplers: BTreeMap<u32, Sampler>,
-    /// Those of CPUs that had gone at the last look; they may have records until they are drained.
+    /// Samplers of CPUs found offline at the last check; they may still have records until they are drained.
     gone: Vec<Sampler>,
     cpus: OnlineCpus,
     tasks: bool,
@@ -89,7 +89,7 @@ pub struct MappingWatch {
 }
 
 impl MappingWatch {
-    /// Starts watching on every online CPU; `tasks`: forks and exits, too.
+    /// Starts watching on every online CPU; `tasks`: watch forks and exits as well.
     pub fn start(tasks: bool) -> Result<Self, WatchError> {
         let cpus = OnlineCpus::now().map_err(WatchError::Cpus)?;
         let samplers = cpus.known().map(|cpu| Ok((cpu, sampler(cpu, tasks)?)));
@@ -97,8 +97,8 @@ impl MappingWatch {
         Ok(Self { samplers, gone: Vec::new(), cpus, tasks, lost: 0 })
     }
 
-    /// Starts watching on CPUs that have come online since, looking at most once a second. Returns whether there are any: what was
-    /// mapped on them until now has no records, so the caller scans `/proc`.
+    /// Starts watching on CPUs that have come online; checks at most once a second. Returns whether there are any: mappings made
+    /// on them until now have no records, so the caller scans `/proc`.
     pub fn look_at_cpus(&mut self) -> Result<bool, WatchError> {
         let Some(change) = self.cpus.change().map_err(WatchError::Cpus)? else { return Ok(false) };
         self.gone = change.gone.iter().filter_map(|cpu| self.samplers.remove(cpu)).collect();
@@ -126,12 +126,12 @@ impl MappingWatch {
         self.samplers.values().map(raw::borrow_fd).collect()
     }
 
-    /// Mapping records lost because they were not read in time; each may hide an image, so the caller scans `/proc`.
+    /// Number of mapping records lost because they were not read in time; each may hide an image, so the caller scans `/proc`.
     pub fn lost(&self) -> u64 {
         self.lost
     }
 
-    /// Takes all waiting records.
+    /// Passes all pending records to `sink`.
     pub fn drain(&mut self, mut sink: impl FnMut(Watched)) {
         for sampler in self.samplers.values_mut().chain(&mut self.gone) {
             while let Some(record) = sampler.next_record() {
@@ -164,7 +164,7 @@ impl MappingWatch {
     }
 }
 
-/// Mapping records of one CPU; `tasks`: forks and exits, too.
+/// Opens the mapping records of one CPU; `tasks`: forks and exits as well.
 fn sampler(cpu: u32, tasks: bool) -> Result<Sampler, WatchError> {
     let open = |source| WatchError::Open { cpu, source };
     let mut counter = Builder::new(Software::DUMMY)

@@ -50,11 +50,11 @@ pub use rings::{AwayMap, CounterReader, LifeRing, Rings, StackRing};
 pub use sample::StackOptions;
 pub use unwind::{NativeMaps, ThreadContexts, UnwindMaps};
 
-/// The outcome of removing an entry of a map that the programs may have removed already.
+/// The result of removing a map entry that the programs may already have removed.
 fn gone(removed: Result<(), MapError>) -> Result<(), MapError> {
     match removed {
         Err(MapError::KeyNotFound) => Ok(()),
-        // Aya's `HashMap::remove` does not distinguish it.
+        // Aya's `HashMap::remove` does not distinguish a missing entry from other errors.
         Err(MapError::SyscallError(error)) if error.io_error.kind() == ErrorKind::NotFound => Ok(()),
         other => other,
     }

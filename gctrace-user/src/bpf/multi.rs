@@ -1,8 +1,8 @@
-//! Uprobes by the link that takes many at once (`BPF_TRACE_UPROBE_MULTI`).
+//! Uprobes attached by multi-uprobe links (`BPF_TRACE_UPROBE_MULTI`).
 //!
-//! A uprobe that is attached by itself is a perf event, and closing each waits for all CPUs to leave the probe: 0.1 s and more, one
-//! after the other, in which traps go on. A link of many waits once, and several can be closed at the same time. Aya has no
-//! such programs, so the uprobes among ours are relocated and loaded here; maps and all others are Aya's.
+//! A uprobe that is attached individually is a perf event, and closing it waits until all CPUs have left the probe: 0.1 s and more each, one
+//! after the other, while traps continue. A multi-uprobe link waits once, and several can be closed at the same time. Aya does not support
+//! such programs, so the uprobes are relocated and loaded here; Aya loads the maps and all other programs.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -20,13 +20,13 @@ use aya_obj::{Function, Object};
 
 use super::{errors::uninterrupted, gvl, parallel, raw};
 
-/// Why programs could not be loaded for links of many.
+/// Why programs could not be loaded for multi-uprobe links.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum MultiError {
-    /// The kernel has no such links, or mixes up threads and processes there.
+    /// The kernel has no such links, or its links confuse threads with processes.
     #[error("the kernel has no multi-uprobe links (Linux 6.11 has them)")]
     Unsupported,
-    /// The object could not be parsed or relocated, which Aya has done before.
+    /// The object could not be parsed or relocated, although Aya had done so.
     #[error("relocating the BPF object: {0}")]
     Object(String),
     /// The kernel refused a program.
@@ -40,14 +40,14 @@ pub(super) enum MultiError {
     },
 }
 
-/// Where a link has a probe: file offset and attach cookie.
+/// A probe of a link: file offset and attach cookie.
 pub(super) type ProbeOffset = (u64, u64);
 
 /// The uprobe programs of a run.
 pub(super) struct Multi(HashMap<&'static str, OwnedFd>);
 
 impl Multi {
-    /// Loads these programs with the maps that Aya has made.
+    /// Loads these programs with the maps that Aya has created.
     pub(super) fn load(ebpf: &Ebpf, object: &[u8], names: &[&'static str]) -> Result<Self, MultiError> {
         if !supported().unwrap_or(false) {
             return Err(MultiError::Unsupported);
@@ -65,7 +65,7 @@ impl Multi {
         let maps = maps.iter().map(|(name, fd, map)| (*name, *fd, map));
         object.relocate_maps(maps, &sections).map_err(|error| failed(&error))?;
         object.relocate_calls(&sections).map_err(|error| failed(&error))?;
-        // Which functions there are: those that are global are verified once.
+        // Describes the functions: global functions are verified only once.
         let types = object.btf.as_ref().ok_or_else(|| failed(&"it has no BTF"))?.to_bytes();
         let types = raw::load_btf(&types).map_err(|error| failed(&error))?;
         let code = |name: &'static str| {
@@ -83,13 +83,13 @@ impl Multi {
         parallel::each(code.into_iter(), load).into_iter().collect::<Result<_, _>>().map(Self)
     }
 
-    /// A program.
+    /// The descriptor of a program.
     pub(super) fn program(&self, name: &str) -> Option<BorrowedFd<'_>> {
-        // Whether a link fires at a return is said of the link.
+        // Whether a probe fires at the return is a property of the link, not of the program.
         self.0.get(if name == gvl::AT_RETURN { gvl::RESUMED } else { name }).map(|fd| fd.as_fd())
     }
 
-    /// Attaches a program to a file at these places, or to none.
+    /// Attaches a program at all of these places of a file, or at none.
     pub(super) fn attach(
         program: BorrowedFd<'_>,
         at_return: bool,
@@ -101,20 +101,20 @@ impl Multi {
     }
 }
 
-/// Whether the kernel has links of many uprobes that distinguish processes.
+/// Whether the kernel has multi-uprobe links that filter by process correctly.
 fn supported() -> io::Result<bool> {
     let program = raw::load_multi("gctrace_try", &raw::return_zero(), None)?;
-    // A path that cannot be probed is the last thing that is looked at (`bpf_uprobe_multi_link_attach`, kernel/trace/bpf_trace.c).
+    // The kernel checks last whether the path can be probed (`bpf_uprobe_multi_link_attach`, kernel/trace/bpf_trace.c).
     let refused = |pid| {
         let link = raw::link_multi(program.as_fd(), false, Path::new("/"), &[(0, 0)], pid);
         link.err().and_then(|error| error.raw_os_error())
     };
-    // Up to Linux 6.10 a link for one process was one for its first thread; since that was mended, a pid that cannot be is refused
-    // by itself ("bpf: fix multi-uprobe PID filtering logic"), and before the path.
+    // Up to Linux 6.10 a link for one process covered only its first thread. Since the fix ("bpf: fix multi-uprobe PID filtering
+    // logic"), an invalid pid has its own error, which comes before that of the path.
     Ok(refused(0) == Some(libc::EBADF) && refused(u32::MAX) == Some(libc::EINVAL))
 }
 
-/// What a map of ours is.
+/// The data of a map that the uprobes may use.
 pub(super) fn data(map: &Map) -> Option<&MapData> {
     match map {
         Map::Array(data)
@@ -127,7 +127,7 @@ pub(super) fn data(map: &Map) -> Option<&MapData> {
         | Map::RingBuf(data)
         | Map::CgroupArray(data)
         | Map::LpmTrie(data) => Some(data),
-        // A program that uses it cannot be loaded then, which is said.
+        // A program that uses such a map then fails to load, which is reported.
         _ => None,
     }
 }

@@ -1,4 +1,4 @@
-//! Work on several things at the same time.
+//! Running work in parallel.
 
 use std::{
     num::NonZero,
@@ -6,8 +6,8 @@ use std::{
     thread,
 };
 
-/// Does this work on each thing, on as many threads as there are CPUs, of which the caller's is one: without further threads (a limit of a
-/// container, say) it does all of it. The results are in the order of the things.
+/// Runs `work` on each thing, with as many threads as there are CPUs, including the caller's: if no further threads can be spawned (because of a
+/// container's limit, say), the caller does all of it. The results are in the order of the things.
 pub(super) fn each<T: Send, R: Send>(
     things: impl ExactSizeIterator<Item = T> + Send,
     work: impl Fn(T) -> R + Sync,

@@ -1,4 +1,4 @@
-//! The programs of the object: what they are called, and loading one.
+//! The programs of the object: their names, and loading one.
 
 use aya::{
     Ebpf,
@@ -32,9 +32,9 @@ pub(super) fn object() -> &'static [u8] {
     OBJECT
 }
 
-/// Programs that sit on GC points, in the order of their `Point`.
+/// Programs at GC points, in the order of their `Point`.
 pub(super) const GC_PROGRAMS: [&str; 5] = ["gc_start", "gc_end_mark", "gc_end_sweep", "gc_enter", "gc_exit"];
-/// The program of an optional event, and the global that enables its part of other programs.
+/// The program of an optional event, and the global that enables the event in other programs.
 pub(super) const fn optional_program(event: OptionalEvent) -> (&'static str, &'static str) {
     match event {
         OptionalEvent::Refill => ("refill", "ALLOC"),
@@ -50,11 +50,11 @@ pub(super) const TRACEPOINTS: [(&str, &str, &str); 3] = [
 /// The loaded programs.
 pub(super) struct Programs {
     pub(super) ebpf: Ebpf,
-    /// The uprobes, where a link takes many.
+    /// The uprobes, if one link can attach many.
     pub(super) multi: Option<Multi>,
 }
 
-/// Loads a program that was left until now.
+/// Loads a program that was not loaded at the start.
 pub(super) fn load_late(program: &mut Program) -> Result<(), ProgramError> {
     let loaded = match program {
         Program::UProbe(program) => program.fd().is_ok(),
@@ -75,7 +75,7 @@ pub(super) fn load_one(program: &mut Program) -> Result<(), ProgramError> {
     })
 }
 
-/// Refuses an object whose ABI is not this binary's.
+/// Rejects an object whose ABI differs from this binary's.
 pub(super) fn check_abi(object: &[u8]) -> Result<(), LoadError> {
     match elf::read_symbol_u64(object, "GCTRACE_ABI") {
         Some(ABI_HASH) => Ok(()),
@@ -90,13 +90,13 @@ pub(super) fn check_abi(object: &[u8]) -> Result<(), LoadError> {
 mod tests {
     use super::*;
 
-    /// The committed object speaks this binary's ABI.
+    /// The committed object has this binary's ABI.
     #[test]
     fn committed_object_matches() {
         check_abi(OBJECT).unwrap();
     }
 
-    /// What the scheduler does is seen at raw tracepoints: the kernel passes programs of ordinary ones over where a thread was preempted in a
+    /// The scheduler is traced at raw tracepoints: the kernel skips programs at ordinary ones when a thread was preempted in a
     /// bpf(2) call, as gctrace's own are.
     #[test]
     fn the_scheduler_is_seen_raw() {
@@ -107,7 +107,7 @@ mod tests {
         }
     }
 
-    /// An object of another ABI is refused before anything reaches the kernel.
+    /// An object with another ABI is rejected before anything reaches the kernel.
     #[test]
     fn foreign_object_is_refused() {
         let mut object = OBJECT.to_vec();

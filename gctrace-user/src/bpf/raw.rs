@@ -1,4 +1,4 @@
-//! What no library offers in a safe form.
+//! System calls that no library offers in a safe form.
 
 use std::{
     ffi::{CStr, CString},
@@ -12,32 +12,32 @@ use std::{
 
 use aya_obj::generated::{bpf_attr, bpf_func_info, bpf_insn};
 
-/// Borrows the descriptor of an owner that only knows `AsRawFd`.
+/// Borrows the descriptor of an owner that only implements `AsRawFd`.
 pub(super) fn borrow_fd<T: AsRawFd>(owner: &T) -> BorrowedFd<'_> {
     // SAFETY: the owner keeps its descriptor open for as long as it is borrowed, and the result cannot outlive it.
     unsafe { BorrowedFd::borrow_raw(owner.as_raw_fd()) }
 }
 
-/// `fcntl(2)`, `include/uapi/linux/fcntl.h`. Leases are for whoever opens the file as this descriptor did, and end with it.
+/// `fcntl(2)`, `include/uapi/linux/fcntl.h`. A lease belongs to the open file description and ends with it.
 const F_SETLEASE: libc::c_int = 1024;
 const F_GETLEASE: libc::c_int = 1025;
 
-/// Takes a lease of a file (`F_RDLCK`: nobody opens it for writing before it has ended), or ends it (`F_UNLCK`).
+/// Takes a lease on a file (`F_RDLCK`: opening it for writing blocks until the lease ends), or ends it (`F_UNLCK`).
 pub(super) fn set_lease(file: &impl AsRawFd, kind: libc::c_int) -> io::Result<()> {
     // SAFETY: the descriptor is open for as long as it is borrowed, and the argument is a number.
     let result = unsafe { libc::fcntl(file.as_raw_fd(), F_SETLEASE, kind) };
     if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 
-/// The lease that a file has, or is to become because somebody waits for it.
+/// The lease on a file, or the one that it must be changed to because a process is waiting.
 pub(super) fn lease(file: &impl AsRawFd) -> io::Result<libc::c_int> {
     // SAFETY: as above; this one takes no argument.
     let kind = unsafe { libc::fcntl(file.as_raw_fd(), F_GETLEASE) };
     if kind < 0 { Err(io::Error::last_os_error()) } else { Ok(kind) }
 }
 
-/// Attaches a program to a perf event by a link that carries a cookie (`BPF_LINK_CREATE`, Linux 5.15). Aya does the same
-/// for the events that it opens itself. Closing the result detaches.
+/// Attaches a program to a perf event by a link with a cookie (`BPF_LINK_CREATE`, Linux 5.15). Aya does the same
+/// for the events that it opens itself. Closing the result detaches the program.
 pub(super) fn link_perf_event(program: BorrowedFd<'_>, event: i32, cookie: u64) -> io::Result<OwnedFd> {
     /// `enum bpf_attach_type`.
     const BPF_PERF_EVENT: u32 = 41;
@@ -77,7 +77,7 @@ const BPF_LINK_CREATE: libc::c_long = 28;
 /// `enum bpf_attach_type`.
 const BPF_TRACE_UPROBE_MULTI: u32 = 48;
 
-/// The program that returns 0.
+/// A program that returns 0.
 pub(super) fn return_zero() -> [bpf_insn; 2] {
     /// `BPF_ALU64 | BPF_MOV | BPF_K`.
     const MOVE: u8 = 0xb7;
@@ -89,7 +89,7 @@ pub(super) fn return_zero() -> [bpf_insn; 2] {
     })
 }
 
-/// Brings the description of a program's types and functions into the kernel.
+/// Loads the BTF of a program's types and functions into the kernel.
 pub(super) fn load_btf(types: &[u8]) -> io::Result<OwnedFd> {
     // SAFETY: all bytes zero is a value of every member.
     let mut attributes: bpf_attr = unsafe { std::mem::zeroed() };
@@ -98,7 +98,7 @@ pub(super) fn load_btf(types: &[u8]) -> io::Result<OwnedFd> {
     descriptor(BPF_BTF_LOAD, &attributes)
 }
 
-/// Loads a uprobe for links of many (Linux 6.6). `functions`: where its functions begin, and what describes them.
+/// Loads a uprobe for multi-uprobe links (Linux 6.6). `functions`: where its functions start, and their BTF.
 pub(super) fn load_multi(
     name: &str,
     code: &[bpf_insn],
@@ -106,10 +106,10 @@ pub(super) fn load_multi(
 ) -> io::Result<OwnedFd> {
     /// `enum bpf_prog_type`.
     const BPF_PROG_TYPE_KPROBE: u32 = 2;
-    /// The helpers that read memory are for programs under this licence, which is the object's.
+    /// The helpers that read memory require this licence, which is the object's.
     const LICENSE: &CStr = c"GPL";
     let mut prog_name = [0; 16];
-    // The last byte stays the end.
+    // The last byte stays zero, as the terminator.
     for (to, from) in prog_name.iter_mut().zip(name.bytes()).take(15) {
         *to = from as libc::c_char;
     }
@@ -130,7 +130,7 @@ pub(super) fn load_multi(
     descriptor(BPF_PROG_LOAD, &attributes)
 }
 
-/// Attaches a program to places of a file (file offset and cookie), of one process or of all (0). Closing the result detaches.
+/// Attaches a program at places of a file (file offset and cookie), for one process or for all (0). Closing the result detaches it.
 pub(super) fn link_multi(
     program: BorrowedFd<'_>,
     at_return: bool,
@@ -146,8 +146,8 @@ pub(super) fn link_multi(
     let mut attributes: bpf_attr = unsafe { std::mem::zeroed() };
     attributes.link_create.__bindgen_anon_1.prog_fd = program.as_raw_fd() as u32;
     attributes.link_create.attach_type = BPF_TRACE_UPROBE_MULTI;
-    // Field by field: a whole value would bring its padding along, which has any content, and the kernel refuses attributes
-    // with anything but zeros behind the last field.
+    // Assigned field by field: assigning a whole value would copy its padding, which may have any content, and the kernel refuses
+    // attributes with non-zero bytes behind the last field.
     attributes.link_create.__bindgen_anon_3.uprobe_multi.path = path.as_ptr().addr() as u64;
     attributes.link_create.__bindgen_anon_3.uprobe_multi.offsets = offsets.as_ptr().addr() as u64;
     attributes.link_create.__bindgen_anon_3.uprobe_multi.cookies = cookies.as_ptr().addr() as u64;
@@ -157,7 +157,7 @@ pub(super) fn link_multi(
     descriptor(BPF_LINK_CREATE, &attributes)
 }
 
-/// Makes a program a stage that others jump to, in a `BPF_MAP_TYPE_PROG_ARRAY`.
+/// Makes a program a tail-call stage in a `BPF_MAP_TYPE_PROG_ARRAY`.
 pub(super) fn set_stage(stages: BorrowedFd<'_>, stage: u32, program: BorrowedFd<'_>) -> io::Result<()> {
     let program = program.as_raw_fd();
     // SAFETY: as above.
@@ -182,14 +182,14 @@ fn descriptor(command: libc::c_long, attributes: &bpf_attr) -> io::Result<OwnedF
     Ok(unsafe { OwnedFd::from_raw_fd(fd as i32) })
 }
 
-/// Gives pages that were freed back to the kernel. The descriptions of the kernel's types, which the loader reads (about 10 MB), and an analysis of an
-/// image (about 25 MB) are freed after a moment, but glibc keeps their pages for good, in the arena of the thread that needed them.
+/// Returns freed pages to the kernel. The kernel's BTF, which the loader reads (about 10 MB), and the analysis of an
+/// image (about 25 MB) are freed soon, but glibc keeps their pages indefinitely, in the arena of the thread that allocated them.
 #[cfg(target_env = "gnu")]
 pub fn give_back_memory() {
-    // SAFETY: it has no requirements, and any thread may call it (malloc_trim(3)).
+    // SAFETY: it has no preconditions, and any thread may call it (malloc_trim(3)).
     let _any_released = unsafe { libc::malloc_trim(0) };
 }
 
-/// Other allocators give back what they free.
+/// Other allocators return freed memory by themselves.
 #[cfg(not(target_env = "gnu"))]
 pub fn give_back_memory() {}

@@ -1,4 +1,4 @@
-//! Requests: what their programs need, and reading what these emit.
+//! Requests: configuration and maps of their programs, and reading their records.
 
 use std::collections::BTreeMap;
 
@@ -28,9 +28,9 @@ pub(super) const PROGRAM: &str = "request_hit";
 pub(super) const JOBS_PROGRAM: &str = "job_hit";
 /// The program at the calls of a server whose threads block.
 pub(super) const BLOCKING_PROGRAM: &str = "blocking_hit";
-/// The one for packets that servers get.
+/// The program at packets that servers receive.
 pub(super) const ARRIVALS_PROGRAM: &str = "request_data";
-/// Maps and how many entries they have.
+/// Maps and their number of entries.
 const MAPS: [(&str, u32); 8] = [
     ("ARRIVALS", MAX_ARRIVALS),
     ("EXECS", MAX_EXECS),
@@ -41,27 +41,27 @@ const MAPS: [(&str, u32); 8] = [
     ("CONNECTIONS", MAX_CONNECTIONS),
     ("PARSERS", MAX_CONNECTIONS),
 ];
-/// The smallest ring that there is.
+/// The smallest possible ring size (one page), for rings that are not used.
 const NO_RING_BYTES: u32 = 4096;
 
-/// How requests are seen.
+/// How requests are traced.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RequestOptions {
-    /// Bytes of their ring.
+    /// Size of their ring in bytes.
     pub ring_bytes: u32,
-    /// Copy the state of the VM where a request or a job begins and ends.
+    /// Whether to copy the state of the VM when a request or a job begins and ends.
     pub states: bool,
 }
 
 impl RequestOptions {
-    /// With this ring, or with one of the usual size.
+    /// Options with a ring of this size; `None`: the default size.
     pub fn new(ring_bytes: Option<u32>, states: bool) -> Self {
         let usual = if states { UNIT_RING_BYTES } else { REQUEST_RING_BYTES };
         Self { ring_bytes: ring_bytes.unwrap_or(usual), states }
     }
 }
 
-/// Makes the maps small where they are not needed.
+/// Shrinks the maps if requests are not traced.
 pub(super) fn size_maps(loader: &mut EbpfLoader<'_>, requests: Option<RequestOptions>) {
     let watched = requests.is_some();
     for (map, entries) in MAPS {
@@ -70,7 +70,7 @@ pub(super) fn size_maps(loader: &mut EbpfLoader<'_>, requests: Option<RequestOpt
     loader.map_max_entries("REQUEST_RING", requests.map_or(NO_RING_BYTES, |requests| requests.ring_bytes));
 }
 
-/// Where the kernel keeps when data came on a connection; zeros if no requests are watched or the kernel does not describe it.
+/// Where the kernel stores the time of a connection's last data; zeros if requests are not traced or BTF does not describe it.
 pub(super) fn socket_layout(watched: bool) -> SocketLayout {
     if !watched {
         return SocketLayout::default();
@@ -94,7 +94,7 @@ pub(super) fn map<K: Pod, V: Pod>(
 pub struct RequestReader {
     ring: RingBuf<MapData>,
     serving: HashMap<MapData, u32, Serving>,
-    /// A second handle; the programs and who attaches them write there.
+    /// A second handle; the programs and [`super::Probes`] write to this map.
     processes: HashMap<MapData, u32, ProcessEntry>,
 }
 
@@ -105,21 +105,21 @@ impl RequestReader {
         Ok(Self { ring: take(ebpf, "REQUEST_RING")?, serving: map(ebpf, "SERVING")?, processes })
     }
 
-    /// How many GC records of a process have been numbered so far, lost ones included. `None`: the kernel does not follow it.
+    /// Number of GC records of a process so far, including lost ones. `None` if the programs do not follow the process.
     pub fn numbered(&self, pid: u32) -> Option<u64> {
         self.processes.get(&pid, 0).ok().map(|entry| entry.seq)
     }
 
-    /// Hands up to `limit` records to `sink`; returns how many there were.
+    /// Passes up to `limit` records to `sink`; returns their number.
     pub fn drain(&mut self, limit: usize, sink: impl FnMut(&[u8])) -> usize {
         drain(&mut self.ring, limit, sink)
     }
 
-    /// The threads that have been seen to take a request or a job, by process, and whether each serves one now. `None`: it has asked for the
-    /// state of a connection whose parser is not known, which the application may have done, too.
+    /// The threads that have been seen to take a request or a job, by process, and whether each is serving one now. `None`: the thread has queried
+    /// the state of a connection whose parser is unknown, which may also have been the application.
     pub fn serving(&self) -> BTreeMap<u32, BTreeMap<u32, Option<bool>>> {
         let mut processes: BTreeMap<u32, BTreeMap<u32, Option<bool>>> = BTreeMap::new();
-        // One that is removed meanwhile has the kernel begin again.
+        // If the current entry is removed meanwhile, the kernel restarts the iteration, hence the limit.
         for (tid, serving) in self.serving.iter().take(2 * MAX_SERVING as usize).flatten() {
             let serves = match (serving.begin_ns, serving.parser) {
                 (0, _) => Some(false),
@@ -131,7 +131,7 @@ impl RequestReader {
         processes
     }
 
-    /// How many requests are being served, known or not.
+    /// Number of requests that are being served, whether their parser is known or not.
     pub fn open(&self) -> u64 {
         let entries = self.serving.iter().take(2 * MAX_SERVING as usize);
         entries.filter(|entry| entry.as_ref().is_ok_and(|(_, serving)| serving.begin_ns != 0)).count() as u64

@@ -19,10 +19,10 @@ use gctrace_common::{
 
 use super::errors::LoadError;
 
-/// How often the counters are read again at most; a program runs for some microseconds.
+/// Maximum number of times the counters are read until they settle; a program runs for some microseconds.
 const SETTLE_TRIES: u32 = 100;
 
-/// The rings of the data thread.
+/// The rings that the data thread reads.
 pub struct Rings {
     gc: RingBuf<MapData>,
     life: LifeRing,
@@ -32,13 +32,13 @@ pub struct Rings {
 pub struct LifeRing(RingBuf<MapData>);
 
 impl LifeRing {
-    /// Hands up to `limit` records to `sink`; returns how many there were.
+    /// Passes up to `limit` records to `sink`; returns their number.
     pub fn drain(&mut self, limit: usize, sink: impl FnMut(&[u8])) -> usize {
         drain(&mut self.0, limit, sink)
     }
 }
 
-/// The ring of stacks, which has a thread of its own.
+/// The ring of stacks, which is read by its own thread.
 pub struct StackRing(RingBuf<MapData>);
 
 impl StackRing {
@@ -46,12 +46,12 @@ impl StackRing {
         take(ebpf, "STACK_RING").map(Self)
     }
 
-    /// Another name of the descriptor that is readable when the ring has woken its reader.
+    /// A duplicate of the descriptor that is readable when the ring has woken its reader.
     pub fn fd(&self) -> io::Result<OwnedFd> {
         self.0.as_fd().try_clone_to_owned()
     }
 
-    /// Hands up to `limit` records to `sink`; returns how many there were.
+    /// Passes up to `limit` records to `sink`; returns their number.
     pub fn drain(&mut self, limit: usize, sink: impl FnMut(&[u8])) -> usize {
         drain(&mut self.0, limit, sink)
     }
@@ -62,23 +62,23 @@ impl Rings {
         Ok(Self { gc: take(ebpf, "GC_RING")?, life: LifeRing(take(ebpf, "LIFE_RING")?) })
     }
 
-    /// Readable when the GC ring has woken its reader.
+    /// A descriptor that is readable when the GC ring has woken its reader.
     pub fn gc_fd(&self) -> BorrowedFd<'_> {
         self.gc.as_fd()
     }
 
-    /// Readable when the lifecycle ring has woken its reader.
+    /// A descriptor that is readable when the lifecycle ring has woken its reader.
     pub fn life_fd(&self) -> BorrowedFd<'_> {
         self.life.0.as_fd()
     }
 
-    /// Hands up to `limit` GC records to `sink`, which may look at the lifecycle records beside them; returns how many there were.
+    /// Passes up to `limit` GC records to `sink`, which may also read lifecycle records; returns the number of GC records.
     pub fn drain_gc(&mut self, limit: usize, mut sink: impl FnMut(&[u8], &mut LifeRing)) -> usize {
         let life = &mut self.life;
         drain(&mut self.gc, limit, |bytes| sink(bytes, life))
     }
 
-    /// The lifecycle records.
+    /// The ring of lifecycle records.
     pub fn life(&mut self) -> &mut LifeRing {
         &mut self.life
     }
@@ -97,10 +97,10 @@ pub(super) fn drain(ring: &mut RingBuf<MapData>, limit: usize, mut sink: impl Fn
     limit
 }
 
-/// Which threads are off their CPU.
+/// The threads that are off their CPU.
 pub struct AwayMap {
     away: HashMap<MapData, u32, AwayEntry>,
-    /// A second handle; the programs and who attaches them write there.
+    /// A second handle; the programs and [`super::Probes`] write to this map.
     rubies: HashMap<MapData, u32, RubyEntry>,
 }
 
@@ -113,27 +113,27 @@ impl AwayMap {
         Ok(Self { away, rubies })
     }
 
-    /// What the programs know of a process, if that is a followed Ruby.
+    /// The programs' entry of a process, if it is a followed Ruby.
     pub fn ruby(&self, pid: u32) -> Option<RubyEntry> {
         self.rubies.get(&pid, 0).ok().filter(|entry| entry.known != 0)
     }
 
-    /// What is known of a thread that was seen to leave its CPU and not to come back.
+    /// The entry of a thread that was seen to leave its CPU and has not returned.
     pub fn get(&self, tid: u32) -> Option<AwayEntry> {
         self.away.get(&tid, 0).ok()
     }
 
-    /// Whether a thread was seen to leave its CPU and not to come back.
+    /// Whether a thread was seen to leave its CPU and has not returned.
     pub fn has(&self, tid: u32) -> bool {
         self.get(tid).is_some()
     }
 
-    /// Enters a thread that had left its CPU before the programs ran. Returns whether it was not there yet: a thread that was seen to
-    /// leave keeps its entry.
+    /// Adds a thread that left its CPU before the programs ran. Returns whether it was absent: a thread that was seen to
+    /// leave its CPU keeps its entry.
     ///
     /// # Errors
     ///
-    /// The map does not take it.
+    /// The map rejects the entry.
     pub fn enter(&mut self, tid: u32, entry: &AwayEntry) -> Result<bool, MapError> {
         /// `BPF_NOEXIST` (include/uapi/linux/bpf.h).
         const NOT_THERE: u64 = 1;
@@ -144,12 +144,12 @@ impl AwayMap {
         }
     }
 
-    /// The threads that have left their CPU and have not come back, by tid. After [`super::Probes::close`], nothing changes in it.
+    /// The threads that have left their CPU and not returned, by tid. After [`super::Probes::close`] the map no longer changes.
     pub fn read(&self) -> BTreeMap<u32, AwayEntry> {
         let entries = self.away.iter().filter_map(|entry| {
             entry.inspect_err(|error| log::warn!("reading a thread that is off its CPU: {error}")).ok()
         });
-        // A walk begins again where the entry that it is at goes (`htab_map_get_next_key`, kernel/bpf/hashtab.c).
+        // The iteration restarts if its current entry is removed (`htab_map_get_next_key`, kernel/bpf/hashtab.c), hence the set by tid.
         entries.collect()
     }
 }
@@ -163,7 +163,7 @@ fn misses_of(fdinfo: &str) -> Option<u64> {
     fdinfo.lines().find_map(|line| line.strip_prefix("recursion_misses:"))?.trim().parse().ok()
 }
 
-/// Reads the kernel's counters.
+/// Reads the programs' counters.
 pub struct CounterReader {
     map: Array<MapData, u64>,
     /// Programs at tracepoints.
@@ -186,17 +186,17 @@ impl CounterReader {
         Ok(Self { map, tracepoints })
     }
 
-    /// Hits of tracepoints that their programs were passed over for: of ordinary ones because the CPU had been taken from a thread in the
-    /// middle of a bpf(2) call (`bpf_prog_active` in `trace_call_bpf`, `kernel/trace/bpf_trace.c`), of raw ones because the program was at
-    /// work there (`__bpf_trace_run`). What they had to report is not known.
+    /// Number of tracepoint hits for which the kernel skipped the program: at ordinary tracepoints because a thread had been preempted on this CPU
+    /// in the middle of a bpf(2) call (`bpf_prog_active` in `trace_call_bpf`, `kernel/trace/bpf_trace.c`), at raw ones because the program was
+    /// already running there (`__bpf_trace_run`). The events of these hits are unknown.
     /// 0 before Linux 6.7, which does not count them.
     pub fn skipped(&self) -> u64 {
         self.tracepoints.iter().filter_map(|fd| misses(fd.as_raw_fd())).sum()
     }
 
-    /// All counters after [`super::Probes::close`], in the order of [`Counter::ALL`]: read again until they do
-    /// not change, because a program that had passed the gate may be in the middle of its work. `None` if the kernel would
-    /// not read one.
+    /// All counters after [`super::Probes::close`], in the order of [`Counter::ALL`]: read repeatedly until they stop
+    /// changing, because a program that passed the gate before it closed may still be running. `None` if the kernel fails to
+    /// read one.
     pub fn read_settled(&self) -> Option<Vec<u64>> {
         let mut last = self.read()?;
         for _ in 0..SETTLE_TRIES {
@@ -210,18 +210,18 @@ impl CounterReader {
         Some(last)
     }
 
-    /// The present value of one counter.
+    /// The current value of one counter.
     pub fn one(&self, counter: Counter) -> Option<u64> {
         self.map.get(&(counter as u32), 0).ok()
     }
 
-    /// The present values of all counters; those of a record in progress may not add up.
+    /// The current values of all counters; while a record is in progress they may be inconsistent.
     pub fn read(&self) -> Option<Vec<u64>> {
         Counter::ALL.iter().map(|&counter| self.map.get(&(counter as u32), 0).ok()).collect()
     }
 }
 
-/// Another handle of a map that another part takes.
+/// A second handle to a map whose first one is taken elsewhere.
 pub(super) fn shared(ebpf: &Ebpf, map: &'static str) -> Result<Map, LoadError> {
     let error = |source| LoadError::Map { map, source };
     let Some(Map::HashMap(data)) = ebpf.map(map) else { return Err(LoadError::Missing(map)) };
@@ -233,7 +233,7 @@ pub(super) fn shared(ebpf: &Ebpf, map: &'static str) -> Result<Map, LoadError> {
 mod tests {
     use super::*;
 
-    /// As Linux 6.18 writes it, and 5.10, which has no such line.
+    /// As in Linux 6.18, and in 5.10, which has no such line.
     #[test]
     fn fdinfo() {
         let new = "pos:\t0\nprog_type:\t5\nrun_cnt:\t0\nrecursion_misses:\t3\nverified_insns:\t48\n";

@@ -1,4 +1,4 @@
-//! Taking stacks: the stages that walk them, and the clock that says when.
+//! Taking stacks: the stages that walk them, and the clock that triggers them.
 
 use std::{collections::BTreeMap, os::fd::AsFd as _, sync::LazyLock, time::Duration};
 
@@ -27,28 +27,28 @@ use super::{
     raw,
 };
 
-/// Programs of the sampling clock: its tick and the later stages.
+/// Programs of the sampling clock: the tick and its later stage.
 pub(super) const TICK_PROGRAMS: [&str; 2] = ["cpu_sample", "tick_ruby"];
-/// The stage of a tick's stack that walks the native stack.
+/// The stage that walks the native stack of a tick.
 pub(super) const NATIVE_PROGRAM: &str = "tick_native";
 /// Programs of the scheduler's tracepoints: program and name of the tracepoint.
 const SWITCH_PROGRAMS: [(&str, &str); 2] =
     [("sched_switch", "sched_switch"), ("sched_wakeup", "sched_wakeup")];
-/// The later stage of a stack that these or the next one takes.
+/// The later stage of stacks taken by these programs or by [`RETURN_PROGRAM`].
 const RETURN_STAGE: &str = "return_ruby";
-/// The raw tracepoint behind a switch of threads, and its program.
+/// The raw tracepoint after a context switch, and its program.
 const RETURN_TRACEPOINT: &str = "sched_exit_tp";
 const RETURN_PROGRAM: &str = "sched_return";
-/// Later stages of a stack that a tracepoint of futexes takes.
+/// Later stages of stacks taken at a futex tracepoint.
 const SWITCH_STAGES: [&str; 1] = ["switch_ruby"];
-/// Later stages of a stack that a uprobe takes.
+/// Later stages of stacks taken at a uprobe.
 pub(super) const PROBE_STAGES: [&str; 1] = ["probe_ruby"];
 
-/// The stage of a uprobe's stack that walks the native stack. The traced program waits for that, so only `gctrace malloc`
-/// loads it, whose samples are bounded by a budget.
+/// The stage that walks the native stack at a uprobe. The traced program waits meanwhile, so only `gctrace malloc`
+/// loads it, whose samples are limited by a budget.
 pub(super) const PROBE_NATIVE: &str = "probe_native";
 
-/// Family of programs, its stages.
+/// The stage map of each family of programs, and its stages.
 const STAGES: [(&str, &[(u32, &str)]); 4] = [
     ("TICK_STAGES", &[(stage::NATIVE, NATIVE_PROGRAM), (stage::RUBY, "tick_ruby")]),
     ("PROBE_STAGES", &[(stage::NATIVE, PROBE_NATIVE), (stage::RUBY, "probe_ruby")]),
@@ -61,20 +61,20 @@ const STAGES: [(&str, &[(u32, &str)]); 4] = [
 pub struct StackOptions {
     /// Ticks per second and CPU.
     pub rate: u32,
-    /// Whether threads that leave their CPU are looked at, too.
+    /// Whether threads that leave their CPU are traced as well.
     pub wall: bool,
-    /// How long they must stay away to be reported.
+    /// Minimum off-CPU time to be reported.
     pub off_cpu_min: Duration,
-    /// How many of their stacks are taken per second and CPU.
+    /// Maximum number of off-CPU stacks per second and CPU.
     pub off_cpu_stacks: u32,
     /// Whether native stacks are walked.
     pub native: bool,
-    /// Whether only threads are looked at that hold the GVL while another one waits for it.
+    /// Whether only threads that hold the GVL while another thread waits for it are sampled.
     pub only_blockers: bool,
 }
 
 impl StackOptions {
-    /// Where no profile is wanted, but the GVL is watched: what keeps threads waiting for it.
+    /// For watching the GVL without a profile: samples the threads that keep others waiting for it.
     pub const BLOCKERS: Self = Self {
         rate: 99,
         wall: false,
@@ -83,25 +83,25 @@ impl StackOptions {
         native: false,
         only_blockers: true,
     };
-    /// How many stacks of threads off their CPU are taken per second and CPU, if nothing else was said.
+    /// Default maximum number of off-CPU stacks per second and CPU.
     pub const OFF_CPU_STACKS: u32 = 1000;
 
-    /// The same for the window that the programs count in.
+    /// Maximum number of off-CPU stacks per counting window of the programs.
     fn off_cpu_quota(self) -> u32 {
         let quota = u64::from(self.off_cpu_stacks) * OFF_CPU_WINDOW_NS / 1_000_000_000;
         u32::try_from(quota.max(1)).unwrap_or(u32::MAX)
     }
 
-    /// CPU time between two ticks, nanoseconds.
+    /// CPU time between two ticks, in nanoseconds.
     fn tick_ns(self) -> u64 {
         1_000_000_000 / u64::from(self.rate.max(1))
     }
 }
 
-/// The stages of each family; the programs can jump to them as long as this is kept.
+/// The stages of each family; must be kept while the programs are to tail-call them.
 pub(super) type Stages = Vec<ProgramArray<MapData>>;
 
-/// Lets the programs of each family find the stages.
+/// Registers the stages of each family for its programs.
 pub(super) fn link_stages(
     programs: &mut Programs,
     options: Option<StackOptions>,
@@ -112,7 +112,7 @@ pub(super) fn link_stages(
     link_loaded(programs, &loaded)
 }
 
-/// The same with the programs that are loaded.
+/// Like [`link_stages`], for the given loaded programs.
 pub(super) fn link_loaded(programs: &mut Programs, loaded: &[&str]) -> Result<Stages, LoadError> {
     let Programs { ebpf, multi } = programs;
     let loaded = |name: &str| loaded.contains(&name);
@@ -144,7 +144,7 @@ pub(super) fn link_loaded(programs: &mut Programs, loaded: &[&str]) -> Result<St
     STAGES.into_iter().map(link).collect()
 }
 
-/// Makes room for what the options need.
+/// Sizes the maps for the options.
 pub(super) fn size_maps(
     loader: &mut EbpfLoader<'_>,
     options: Option<StackOptions>,
@@ -178,7 +178,7 @@ pub(super) fn configure(config: &mut Config, options: Option<StackOptions>) {
     }
 }
 
-/// Whether the kernel reports when a switch of threads is over.
+/// Whether the kernel reports the end of a context switch.
 fn tells_returns() -> bool {
     static TELLS: LazyLock<bool> =
         LazyLock::new(|| kernel_types::has_raw_tracepoint(RETURN_TRACEPOINT).unwrap_or(false));
@@ -201,12 +201,12 @@ pub(super) fn names(options: Option<StackOptions>) -> Vec<&'static str> {
     names
 }
 
-/// The stages that stacks of waits for the GVL need, which the programs of futexes take.
+/// The stages that the futex programs need for stacks of GVL waits.
 pub(super) fn stages_for(gvl: Option<GvlOptions>) -> Vec<&'static str> {
     if gvl.is_some_and(|gvl| gvl.futex) { SWITCH_STAGES.to_vec() } else { Vec::new() }
 }
 
-/// Starts whatever the options say; `links` gets what keeps the rest of it attached.
+/// Starts what the options enable and returns the clocks; adds the other links to `links`.
 pub(super) fn start(
     ebpf: &mut Ebpf,
     options: Option<StackOptions>,
@@ -227,7 +227,7 @@ pub(super) fn start(
     Ok(Some(clocks))
 }
 
-/// The clocks of the CPUs that are online.
+/// The sampling clocks of the online CPUs.
 pub(super) struct Clocks {
     tick_ns: u64,
     cpus: OnlineCpus,
@@ -235,7 +235,7 @@ pub(super) struct Clocks {
 }
 
 impl Clocks {
-    /// Starts the clock of every CPU that is online.
+    /// Starts the clock of every online CPU.
     fn start(ebpf: &mut Ebpf, tick_ns: u64) -> Result<Self, LoadError> {
         let cpus = OnlineCpus::now().map_err(LoadError::Cpus)?;
         let program = program(ebpf)?;
@@ -244,7 +244,7 @@ impl Clocks {
         Ok(Self { tick_ns, cpus, links })
     }
 
-    /// Starts the clocks of CPUs that have come online since.
+    /// Starts the clocks of CPUs that have come online since the last check.
     pub(super) fn look(&mut self, ebpf: &mut Ebpf) -> Result<(), LoadError> {
         let Some(change) = self.cpus.change().map_err(LoadError::Cpus)? else { return Ok(()) };
         for cpu in change.gone {

@@ -12,7 +12,7 @@ pub(super) struct TracepointFormat {
 }
 
 impl TracepointFormat {
-    /// Reads it.
+    /// Reads the format file.
     pub(super) fn read(tracefs: &Path, category: &str, name: &str) -> Result<Self, LoadError> {
         let path = tracefs.join(format!("events/{category}/{name}/format"));
         let tracepoint = format!("{category}:{name}");
@@ -32,20 +32,20 @@ impl TracepointFormat {
     }
 }
 
-/// Byte offsets in the record of forks.
+/// Byte offsets in the records of forks.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct LifeOffsets {
-    /// Of `pid` in that of `task:task_newtask`.
+    /// Offset of `pid` in the record of `task:task_newtask`.
     pub(super) newtask_pid: u32,
-    /// Of `clone_flags` there.
+    /// Offset of `clone_flags` in that record.
     pub(super) newtask_clone_flags: u32,
 }
 
 impl LifeOffsets {
-    /// Offsets that the verifier accepts, for loading where nothing is attached.
+    /// Offsets that the verifier accepts, for loading without attaching.
     pub(super) const TRIED: Self = Self { newtask_pid: 8, newtask_clone_flags: 32 };
 
-    /// Those of the running kernel.
+    /// Reads the offsets of the running kernel.
     pub(super) fn read(tracefs: &Path) -> Result<Self, LoadError> {
         let newtask = TracepointFormat::read(tracefs, "task", "task_newtask")?;
         Ok(Self { newtask_pid: newtask.offset("pid")?, newtask_clone_flags: newtask.offset("clone_flags")? })
@@ -68,7 +68,7 @@ fn format_offset(text: &str, field: &str) -> Option<u32> {
 mod tests {
     use super::*;
 
-    /// Field offsets are taken from the format text, whatever the type is called.
+    /// Field offsets are read from the format text, whatever the type of the field is called.
     #[test]
     fn tracepoint_format() {
         let text = "format:\n\tfield:int common_pid;\toffset:4;\tsize:4;\tsigned:1;\n\n\

@@ -1,4 +1,4 @@
-//! The maps that belong to native code: unwind tables, and where libraries publish spans.
+//! The maps for native code: unwind tables, and where libraries publish spans.
 
 use aya::{
     Ebpf,
@@ -8,21 +8,21 @@ use gctrace_common::{config::ThreadContext, unwind::Chunk};
 
 use super::{errors::LoadError, gone};
 
-/// All of them.
+/// All maps for native code.
 pub struct NativeMaps {
-    /// Where the programs look for unwind tables.
+    /// The unwind tables.
     pub unwind: UnwindMaps,
-    /// Where they look for the variables by which spans are published.
+    /// The locations of the variables through which spans are published.
     pub contexts: ThreadContexts,
 }
 
-/// Where the programs look for unwind tables.
+/// The maps in which the programs look up unwind tables.
 pub struct UnwindMaps {
     chunks: Array<MapData, Chunk>,
     processes: HashMap<MapData, u32, u32>,
 }
 
-/// Where the programs look for the variables by which spans are published.
+/// The map in which the programs look up the variables through which spans are published, by process.
 pub struct ThreadContexts(HashMap<MapData, u32, ThreadContext>);
 
 impl NativeMaps {
@@ -45,39 +45,39 @@ impl NativeMaps {
 }
 
 impl ThreadContexts {
-    /// Says where the threads of a process publish spans.
+    /// Sets where the threads of a process publish spans.
     pub fn set(&mut self, pid: u32, place: ThreadContext) -> Result<(), MapError> {
         self.0.insert(pid, place, 0)
     }
 
-    /// Forgets a process. The programs do so, too, when it ends or replaces its program.
+    /// Removes a process. The programs also do so when it exits or execs.
     pub fn forget(&mut self, pid: u32) -> Result<(), MapError> {
         gone(self.0.remove(&pid))
     }
 }
 
 impl UnwindMaps {
-    /// Chunks that there are.
+    /// Number of chunks.
     pub fn chunks(&self) -> u32 {
         self.chunks.len()
     }
 
-    /// Fills a chunk. No process may refer to it.
+    /// Writes a chunk. No process may refer to it.
     pub fn write(&mut self, number: u32, chunk: &Chunk) -> Result<(), MapError> {
         self.chunks.set(number, chunk, 0)
     }
 
-    /// Says where the mappings of a process are.
+    /// Sets the chunk with the mappings of a process.
     pub fn set(&mut self, pid: u32, chunk: u32) -> Result<(), MapError> {
         self.processes.insert(pid, chunk, 0)
     }
 
-    /// Whether the stacks of a process are unwound. The programs forget it when it ends or replaces its program.
+    /// Whether the stacks of a process are unwound. The programs remove the process when it exits or execs.
     pub fn has(&self, pid: u32) -> bool {
         self.processes.get(&pid, 0).is_ok()
     }
 
-    /// Forgets a process.
+    /// Removes a process.
     pub fn forget(&mut self, pid: u32) -> Result<(), MapError> {
         gone(self.processes.remove(&pid))
     }

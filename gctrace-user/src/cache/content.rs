@@ -1,8 +1,8 @@
-//! What is in a file, as a checksum: whether it is what was analysed, where its times say nothing.
+//! Checksums of file contents: they show whether a file is the one that was analysed when its times cannot.
 
 use std::{fs::File, os::unix::fs::FileExt as _};
 
-/// Larger files are not read, which would hold up the start: some milliseconds for this one.
+/// Maximum size in bytes of a file that is read: a file of this size takes some milliseconds, and larger ones would delay the start.
 const LIMIT: u64 = 64 << 20;
 
 /// Size and CRC-32 of a file; `None` if it cannot be read or is very large.
@@ -24,7 +24,7 @@ pub fn content(file: &File) -> Option<(u64, u32)> {
 mod tests {
     use super::*;
 
-    /// Each byte counts, and the times of the file do not.
+    /// Each byte affects the checksum, and the times of the file do not.
     #[test]
     fn each_byte() {
         let file = tempfile::tempfile().unwrap();

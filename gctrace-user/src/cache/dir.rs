@@ -4,9 +4,9 @@ use std::{ffi::OsString, io, ops::Deref, path::Path};
 
 use crate::private_dir::{DirError, PrivateDir};
 
-/// Ends every entry's name.
+/// Suffix of every entry's name.
 const SUFFIX: &str = ".analysis";
-/// Entries kept; the oldest go first.
+/// Maximum number of entries; the oldest are removed above it.
 pub(super) const MAX_ENTRIES: usize = 256;
 
 /// An open, checked directory.
@@ -27,7 +27,7 @@ impl Dir {
         Ok(PrivateDir::open(path)?.map(Self))
     }
 
-    /// Makes it, with its parents, if it is not there, and opens it.
+    /// Creates the directory with its parents, unless it exists, and opens it.
     pub(super) fn create(path: &Path) -> Result<Self, DirError> {
         PrivateDir::create(path).map(Self)
     }
@@ -37,7 +37,7 @@ impl Dir {
         format!("{key}{SUFFIX}")
     }
 
-    /// Removes the oldest entries beyond [`MAX_ENTRIES`], and what was never finished.
+    /// Removes the oldest entries beyond [`MAX_ENTRIES`], and unfinished files.
     pub(super) fn prune(&self) -> io::Result<()> {
         let mut entries: Vec<(i64, i64, OsString)> = Vec::new();
         for (name, stat) in self.files()? {

@@ -1,7 +1,7 @@
-//! One analysis on disk: what is stored, and what must hold of it before it is believed.
+//! One analysis on disk: what is stored, and what is checked before it is used.
 //!
 //! Layout: [`MAGIC`], identity of the writer (`u64`), length of the payload (`u32`), CRC-32 of the payload (`u32`), all
-//! little-endian, then the payload (postcard). The checksum finds damage; forgery is kept out by the directory's owner.
+//! little-endian, then the payload (postcard). The checksum detects damage; the ownership of the directory prevents forgery.
 
 use gctrace_common::ABI_HASH;
 use serde::{Deserialize, Serialize};
@@ -15,11 +15,11 @@ use crate::{
 
 const MAGIC: [u8; 8] = *b"gctrace\x01";
 const HEADER: usize = MAGIC.len() + 8 + 4 + 4;
-/// Real entries are some kilobytes long; this bounds what a damaged one can make us read.
+/// Maximum size of an entry in bytes; real entries have some kilobytes. Limits what a damaged one makes gctrace read.
 pub(super) const MAX_BYTES: usize = 256 << 10;
-/// Bytes of each instruction that are compared with the file: no instruction of interest is longer.
+/// Number of bytes of each instruction that are compared with the file: no relevant instruction is longer.
 const CODE_BYTES: usize = 8;
-/// The strings that say which Ruby it is (version.c).
+/// The strings that identify the Ruby (version.c).
 const STRINGS: [&str; 2] = ["ruby_version", "ruby_description"];
 
 /// Why an entry is not used.
@@ -28,10 +28,10 @@ pub(super) enum EntryError {
     /// Not written by gctrace, or by one that wrote another format.
     #[error("it is not a cache entry of this gctrace's format")]
     Foreign,
-    /// Written by a gctrace with another finder.
+    /// Written by a gctrace with a different finder.
     #[error("it was written by another version of gctrace")]
     OtherVersion,
-    /// Shorter or longer than it says.
+    /// Its length differs from the stated one.
     #[error("it is {0} bytes long and says {1}")]
     Length(usize, usize),
     /// Changed since it was written.
@@ -40,15 +40,15 @@ pub(super) enum EntryError {
     /// The payload does not decode.
     #[error("its contents are malformed")]
     Malformed,
-    /// It is about another file.
+    /// It belongs to another file.
     #[error("it is about another image ({0})")]
     OtherImage(&'static str),
-    /// The file does not hold what was there when the entry was written.
+    /// The content of the file differs from that when the entry was written.
     #[error("the image's {0} differs from the analysed one, although its build id is the same")]
     Differs(String),
 }
 
-/// What is stored of an image.
+/// The stored data of an image.
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Entry {
     build_id: BuildId,
@@ -56,9 +56,9 @@ pub(super) struct Entry {
     kept: CachedAnalysis,
     /// Version and description, with their addresses.
     strings: [(Svma, String); 2],
-    /// The beginnings of the instructions that matter.
+    /// The first bytes of the relevant instructions.
     code: Vec<(Svma, [u8; CODE_BYTES])>,
-    /// CRC-32 of all executable segments: what a site means depends on the code around it.
+    /// CRC-32 of all executable segments: the meaning of a site depends on the code around it.
     checksum: u32,
 }
 
@@ -82,13 +82,13 @@ fn checksum(source: &(impl ReadAt + ?Sized), head: &ImageHead) -> Option<u32> {
     Some(hasher.finalize())
 }
 
-/// Hash of everything that makes an older entry unusable: the sources of finder and format, and the kernel ABI.
+/// Hash of everything whose change invalidates older entries: the sources of finder and format, and the kernel ABI.
 const fn identity() -> u64 {
     SOURCES ^ ABI_HASH.rotate_left(1)
 }
 
 /// The instructions of an analysis that are compared with the file: first those that get a probe, then those that their
-/// meaning depends on. Names every field, so that adding one requires a decision about it.
+/// meaning depends on. The pattern lists every field, so that a new field requires a decision.
 fn instructions(analysis: &RubyAnalysis) -> (Vec<Svma>, Vec<Svma>) {
     let RubyAnalysis {
         machine: _,
@@ -104,7 +104,7 @@ fn instructions(analysis: &RubyAnalysis) -> (Vec<Svma>, Vec<Svma>) {
         gvl,
         // Not attached yet.
         refill: _,
-        // Offsets, no addresses that get a probe.
+        // Offsets, not addresses of probes.
         derived: _,
         modular: _,
     } = analysis;
@@ -112,13 +112,13 @@ fn instructions(analysis: &RubyAnalysis) -> (Vec<Svma>, Vec<Svma>) {
     probed.extend(thread.sites.iter().map(|site| site.address));
     let emulated = |site: &&GvlSite| site.emulated && site.event != GvlEvent::Acquired;
     probed.extend(gvl.sites.iter().filter(emulated).map(|site| site.address));
-    // The function that acquires the GVL is probed at its beginning, whatever instruction that is.
+    // The function that acquires the GVL is probed at its start, whatever its first instruction is.
     let others = gvl.sites.iter().filter(|site| !emulated(site)).map(|site| site.address);
     (probed, sites.iter().map(|site| site.guard).chain(others).collect())
 }
 
 impl Entry {
-    /// What is worth storing of an analysis, if the image has a build id.
+    /// The entry of an analysis; `None` if the image has no build id.
     pub(super) fn new(
         source: &(impl ReadAt + ?Sized),
         head: &ImageHead,
@@ -144,7 +144,7 @@ impl Entry {
         })
     }
 
-    /// As bytes; `None` if it is absurdly large.
+    /// Encodes the entry; `None` if it is too large.
     pub(super) fn encode(&self) -> Option<Vec<u8>> {
         let payload = postcard::to_stdvec(self).ok()?;
         let mut bytes = Vec::with_capacity(HEADER + payload.len());
@@ -156,7 +156,7 @@ impl Entry {
         (bytes.len() <= MAX_BYTES).then_some(bytes)
     }
 
-    /// From bytes. Memory is bounded by a small multiple of their number.
+    /// Decodes an entry. Memory use is limited to a small multiple of the input size.
     pub(super) fn decode(bytes: &[u8]) -> Result<Self, EntryError> {
         let (magic, rest) = bytes.split_at_checked(MAGIC.len()).ok_or(EntryError::Foreign)?;
         if magic != MAGIC {
@@ -182,7 +182,7 @@ impl Entry {
         }
     }
 
-    /// What was kept, if the file is the one it was made of.
+    /// The stored analysis, if the file is the one that was analysed.
     pub(super) fn verified(
         self,
         source: &(impl ReadAt + ?Sized),
@@ -230,7 +230,7 @@ impl Entry {
             if !head.read_at(source, *address, &mut found) || found != *stored {
                 return Err(EntryError::Differs(format!("code at {address}")));
             }
-            // Whatever an entry says, a probe never goes where none may be.
+            // Whatever an entry says, a probe must be at an address that may be probed.
             let executable = code_offset(&head.segments, *address).is_some();
             if index < probed.len() && !(executable && may_be_probed(stored, *address)) {
                 return Err(EntryError::Malformed);

@@ -1,5 +1,5 @@
-//! Analyses of images kept on disk by build id, so that a second start, or a short-lived Ruby in an unusual place, does
-//! not wait for one. Nothing here can fail a run: what cannot be read is analysed again, what cannot be written is not.
+//! Caches analyses of images on disk by build id, so that a second start, or a short-lived Ruby in an unusual place, does
+//! not wait for one. Nothing here can fail a run: what cannot be read is analysed again, what cannot be written is not stored.
 
 mod content;
 mod dir;
@@ -27,7 +27,7 @@ use crate::{
     ruby::RubyAnalysis,
 };
 
-/// What is kept of an image.
+/// The cached data of an image.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CachedAnalysis {
     /// Its analysis.
@@ -36,7 +36,7 @@ pub struct CachedAnalysis {
     pub witnessed: bool,
 }
 
-/// Where root's cache is.
+/// The cache directory of root.
 const SYSTEM_DIR: &str = "/var/cache/gctrace";
 
 /// The cache of this run.
@@ -46,13 +46,13 @@ pub struct Cache {
     dir: Option<Dir>,
 }
 
-/// Hash of the sources that make analyses, from the build script.
+/// Hash of the sources that produce analyses, from the build script.
 const SOURCES: u64 = match u64::from_str_radix(env!("GCTRACE_SOURCES"), 10) {
     Ok(hash) => hash,
     Err(_) => panic!("the build script gives a number"),
 };
 
-/// The directory that is used if none is named: root's own, else `gctrace` in the user's cache directory.
+/// The default directory: root's own, otherwise `gctrace` in the user's cache directory.
 pub fn default_dir() -> Option<PathBuf> {
     if rustix::process::geteuid().is_root() {
         return Some(PathBuf::from(SYSTEM_DIR));
@@ -65,12 +65,12 @@ pub fn default_dir() -> Option<PathBuf> {
 }
 
 impl Cache {
-    /// No cache.
+    /// A disabled cache.
     pub fn none() -> Self {
         Self { path: None, dir: None }
     }
 
-    /// The cache in this directory, which is made when there is something to store. A directory that is not safe to use
+    /// The cache in this directory, which is created when something is stored. A directory that is not safe to use
     /// is reported and not used.
     pub fn at(path: &Path) -> Self {
         match Dir::open(path) {
@@ -82,12 +82,12 @@ impl Cache {
         }
     }
 
-    /// Where it is; `None` if there is none.
+    /// Its directory; `None` if the cache is disabled.
     pub fn path(&self) -> Option<&Path> {
         self.path.as_deref()
     }
 
-    /// The stored analysis of an image, if there is one and the file is still the one that was analysed.
+    /// The stored analysis of an image, if it exists and the file is still the one that was analysed.
     pub fn get(&self, source: &(impl ReadAt + ?Sized), head: &ImageHead) -> Option<CachedAnalysis> {
         let dir = self.dir.as_ref()?;
         let name = Dir::entry_name(&key(head)?);
@@ -118,7 +118,7 @@ impl Cache {
         }
     }
 
-    /// Stores an analysis. A failure is reported once and ends storing, not the run.
+    /// Stores an analysis. A failure is reported once and disables storing; the run continues.
     pub fn put(
         &mut self,
         source: &(impl ReadAt + ?Sized),
@@ -160,7 +160,7 @@ fn not_used(path: &Path, error: &DirError) {
     log::warn!("the cache directory {} is not used: {error} (--cache-dir)", path.display());
 }
 
-/// Files without build id have no key: nothing else says cheaply that two files are the same.
+/// The key of an image; `None` without a build id: nothing else cheaply shows that two files are the same.
 fn key(head: &ImageHead) -> Option<String> {
     Some(format!("{}-{}", head.build_id.as_ref()?, head.file_size))
 }

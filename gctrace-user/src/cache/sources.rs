@@ -1,8 +1,8 @@
-//! Identity of the code that makes analyses. Used by the build script, which can use no other module.
+//! Identity of the code that produces analyses. Used by the build script, which cannot use other modules.
 
 use std::{fs, io, path::Path};
 
-/// What an analysis and its form on disk depend on: files and directories, relative to the crate. The lock file represents
+/// The sources that an analysis and its stored form depend on: files and directories, relative to the crate. The lock file stands for
 /// the libraries.
 pub(super) const PATHS: [&str; 3] = ["../crates/cruby/src", "src/cache", "../Cargo.lock"];
 
@@ -22,7 +22,7 @@ fn add(hash: &mut u64, path: &Path, name: &str) -> io::Result<()> {
         return names.iter().try_for_each(|name| add(hash, &path.join(name), &name.to_string_lossy()));
     }
     let contents = match fs::read(path) {
-        // A packaged crate has its lock file elsewhere.
+        // In a packaged crate the lock file is elsewhere.
         Err(error) if error.kind() == io::ErrorKind::NotFound => Vec::new(),
         read => read?,
     };

@@ -45,7 +45,7 @@ fn read(bytes: &[u8]) -> Result<CachedAnalysis, EntryError> {
     Entry::decode(bytes)?.verified(&sample().file, &sample().head)
 }
 
-/// The entry with another payload and the checksum that fits it.
+/// The entry with another payload and a matching checksum.
 fn with_payload(payload: &[u8]) -> Vec<u8> {
     let mut bytes = sample().bytes[..16].to_vec();
     bytes.extend((payload.len() as u32).to_le_bytes());
@@ -58,7 +58,7 @@ fn stored(dir: &std::path::Path) -> PathBuf {
     dir.join(Dir::entry_name(&key(&sample().head).unwrap()))
 }
 
-/// What comes out is what went in.
+/// A stored analysis is read back unchanged.
 #[test]
 fn round_trip() {
     let sample = sample();
@@ -74,7 +74,7 @@ fn round_trip() {
     assert_eq!(fs::read_dir(&path).unwrap().count(), 1);
 }
 
-/// The identity is that of the sources as they are, and a change of any of them changes it.
+/// The identity is that of the current sources, and a change of any of them changes it.
 #[test]
 fn identity_follows_the_sources() {
     let root = std::path::Path::new(env!("CARGO_MANIFEST_DIR"));
@@ -95,7 +95,7 @@ fn identity_follows_the_sources() {
     assert_eq!(seen.len(), 4);
 }
 
-/// Every kind of unusable entry is refused for what it is, and the next store replaces it.
+/// Every kind of unusable entry is refused with its own error, and the next store replaces it.
 #[test]
 fn unusable_entries() {
     let sample = sample();
@@ -147,7 +147,7 @@ fn patched_image() {
     assert!(Entry::decode(&sample.bytes).unwrap().verified(&sample.file, &other).is_err());
 }
 
-/// Directories and files that others can write, links and pipes are not used, and nothing waits for them.
+/// Directories and files that others can write, links and pipes are not used, and do not block.
 #[test]
 fn unsafe_places() {
     let sample = sample();
@@ -175,11 +175,11 @@ fn unsafe_places() {
     assert_eq!(cache.get(&sample.file, &sample.head), None);
 }
 
-/// Where nothing can be written, storing ends and nothing else happens.
+/// If nothing can be written, storing ends and nothing else happens.
 #[test]
 fn nowhere_to_write() {
     let sample = sample();
-    // Not even root can make a directory there.
+    // Not even root can create a directory there.
     let mut cache = Cache::at(std::path::Path::new("/proc/self/cache"));
     assert!(cache.path().is_some());
     cache.put(&sample.file, &sample.head, &sample.image, &sample.kept);
@@ -187,7 +187,7 @@ fn nowhere_to_write() {
     assert_eq!(cache.get(&sample.file, &sample.head), None);
 }
 
-/// The oldest entries go first; other people's files stay.
+/// The oldest entries are removed first; foreign files stay.
 #[test]
 fn pruning() {
     let temporary = tempfile::tempdir().unwrap();
@@ -215,7 +215,7 @@ fn pruning() {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 2000, ..ProptestConfig::default() })]
 
-    /// A changed entry is refused; it never becomes another analysis.
+    /// A changed entry is refused; it never yields a different analysis.
     #[test]
     fn changed_entries(changes in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..8), cut in any::<prop::sample::Index>(), truncate in any::<bool>()) {
         let mut bytes = sample().bytes.clone();
@@ -231,8 +231,8 @@ proptest! {
         }
     }
 
-    /// Even with a fitting checksum, what is accepted has its probes where the file has instructions that may be
-    /// probed, and the version that the file has.
+    /// Even with a matching checksum, an accepted entry has its probes where the file has instructions that may be
+    /// probed, and the version of the file.
     #[test]
     fn forged_entries(changes in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..4)) {
         let sample = sample();

@@ -11,7 +11,7 @@ use crate::elf::{ElfError, Headers, ReadAt};
 const WHAT: &str = ".gnu_debugdata";
 const MAX_PACKED: u64 = 16 << 20;
 const MAX_UNPACKED: u64 = 64 << 20;
-/// For the dictionary that the stream asks for.
+/// Maximum dictionary size that a stream may request.
 const MAX_DICTIONARY_KIB: u32 = 64 << 10;
 
 /// Whether the image has the section.

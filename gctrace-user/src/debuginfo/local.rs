@@ -14,10 +14,10 @@ use crate::host::root_file;
 
 /// Where distributions install separate debug files.
 const DEBUG: &str = "/usr/lib/debug";
-/// A file whose checksum has to be computed must not be larger.
+/// Maximum size in bytes of a file whose checksum must be computed.
 const MAX_FILE: u64 = 1 << 30;
 
-/// The files that may hold an image's debug information, best first: place, root and path below it.
+/// The files that may contain an image's debug information, best first: origin, root and path below it.
 pub(super) fn candidates<'a>(source: &dyn ReadAt, search: &Search<'a>) -> Vec<(Origin, &'a Path, PathBuf)> {
     let mut found = Vec::new();
     if let Some(path) = search.build_id.and_then(build_id_path) {
@@ -30,7 +30,7 @@ pub(super) fn candidates<'a>(source: &dyn ReadAt, search: &Search<'a>) -> Vec<(O
         let beneath_debug = below(Path::new(DEBUG), folder);
         for root in search.roots {
             for path in [folder.join(&name), folder.join(".debug").join(&name), beneath_debug.join(&name)] {
-                // A file may be its own debug link.
+                // A debug link may lead back to the file itself.
                 if path != search.path {
                     found.push((Origin::DebugLink(below(root, &path)), root.as_path(), path));
                 }
@@ -47,7 +47,7 @@ fn build_id_path(id: &BuildId) -> Option<PathBuf> {
     (!rest.is_empty()).then(|| PathBuf::from(format!("{DEBUG}/.build-id/{first}/{rest}.debug")))
 }
 
-/// `.gnu_debuglink`: a file name and the CRC of that file. Names with a folder in them are no names.
+/// `.gnu_debuglink`: a file name and the CRC of that file. Names with a folder in them are rejected.
 fn debug_link(source: &dyn ReadAt) -> Option<(String, u32)> {
     const WHAT: &str = ".gnu_debuglink";
     let headers = Headers::read(source).ok()?;
@@ -57,7 +57,7 @@ fn debug_link(source: &dyn ReadAt) -> Option<(String, u32)> {
     (name != "." && name != "..").then(|| (name.to_owned(), crc.get(LE)))
 }
 
-/// Whether a candidate is there, be it of use or not.
+/// Whether a candidate exists, whether or not it is usable.
 pub(super) fn is_there(root: &Path, path: &Path) -> bool {
     !matches!(open_below(root, path), Err(Reject::Absent))
 }
@@ -79,13 +79,13 @@ pub(super) fn open_belonging(
             return Err(Reject::OtherChecksum { found, wanted });
         }
     } else if !same {
-        // Found by its name only: without a build id of its own it proves nothing.
+        // Found by its name only: without its own build id, its origin is not proven.
         return Err(ElfError::malformed("a debug file", "it has no build id").into());
     }
     Ok(file)
 }
 
-/// Opens the supplementary file that a debug file names, if it names one.
+/// Opens the supplementary file that a debug file names, if any.
 pub(super) fn alt_of(file: &File, root: &Path, path: &Path) -> Result<Option<File>, Reject> {
     let Some(link) = dwarf::alt_link(file)? else { return Ok(None) };
     let folder = path.parent().unwrap_or(Path::new("/"));
@@ -108,7 +108,7 @@ fn open_below(root: &Path, path: &Path) -> Result<File, Reject> {
     })
 }
 
-/// The CRC-32 of a whole file, as `.gnu_debuglink` has it.
+/// The CRC-32 of a whole file, as in `.gnu_debuglink`.
 fn checksum(file: &File) -> Result<u32, Reject> {
     const PIECE: u64 = 1 << 16;
     let size = ReadAt::size(file)?;
@@ -127,7 +127,7 @@ fn checksum(file: &File) -> Result<u32, Reject> {
     Ok(hasher.finalize())
 }
 
-/// An absolute path, below a root.
+/// An absolute path, placed below a root.
 fn below(root: &Path, path: &Path) -> PathBuf {
     root.join(path.strip_prefix("/").unwrap_or(path))
 }

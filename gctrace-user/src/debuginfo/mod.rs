@@ -1,8 +1,8 @@
 //! Separate debug information: where it may be, and whether it belongs to an image.
 //!
 //! After the image's own `.symtab`, in this order: `.gnu_debugdata` inside the image; the file for its build id and the
-//! one that `.gnu_debuglink` names, below each root folder; the debuginfod servers, if any were named. What is found is
-//! only used if it proves to belong to the image: by build id, by checksum, and by the addresses of what both name.
+//! one that `.gnu_debuglink` names, below each root folder; the debuginfod servers, if any were named. A candidate is
+//! only used if it is proven to belong to the image: by build id, by checksum, and by the addresses of symbols in both.
 
 mod embedded;
 mod local;
@@ -22,17 +22,17 @@ pub use names::FunctionNames;
 use crate::elf::{BuildId, ElfError, ElfImage, Headers, ReadAt, Section, SymbolTable, build_id, dwarf};
 use object::elf;
 
-/// Where to look.
+/// Where to search.
 #[derive(Clone, Copy, Debug)]
 pub struct Search<'a> {
     /// The image's build id, if it has one.
     pub build_id: Option<&'a BuildId>,
     /// The image's path, as its process sees it.
     pub path: &'a Path,
-    /// Root folders in the order in which they are searched: that of the process (`/proc/PID/root`), then the host's.
-    /// Symbolic links are followed inside the root only.
+    /// Root folders in search order: that of the process (`/proc/PID/root`), then the host's.
+    /// Symbolic links are only followed inside the root.
     pub roots: &'a [PathBuf],
-    /// Servers to ask when nothing was found on disk.
+    /// Servers to query when nothing was found on disk.
     pub servers: Option<&'a Servers>,
 }
 
@@ -60,12 +60,12 @@ impl fmt::Display for Origin {
     }
 }
 
-/// A place that was looked at in vain.
+/// A place that was searched without success.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Miss {
     /// The place.
     pub place: String,
-    /// Why nothing of it is used.
+    /// Why it yielded nothing usable.
     pub reason: String,
 }
 
@@ -75,16 +75,16 @@ impl fmt::Display for Miss {
     }
 }
 
-/// What a search found, and where it had looked before.
+/// The result of a search, and the places searched before.
 #[derive(Debug)]
 pub struct Located<T> {
-    /// The first that belongs to the image.
+    /// The first match that belongs to the image.
     pub found: Option<(T, Origin)>,
-    /// The places before it, in order.
+    /// The unsuccessful places before it, in order.
     pub misses: Vec<Miss>,
 }
 
-/// A file with debug information, and the one that dwz moved its common parts to.
+/// A file with debug information, and the supplementary file to which dwz moved its common parts.
 #[derive(Debug)]
 pub struct DebugFile {
     /// The debug file.
@@ -120,7 +120,7 @@ pub(super) enum Reject {
     TooLarge(u64, u64),
 }
 
-/// Collects misses while places are tried.
+/// Collects misses while places are tried in order.
 struct Trail<T> {
     located: Located<T>,
 }
@@ -130,7 +130,7 @@ impl<T> Trail<T> {
         Self { located: Located { found: None, misses: Vec::new() } }
     }
 
-    /// Tries a place unless something was found before.
+    /// Tries a place unless something has already been found.
     fn look(&mut self, place: Origin, read: impl FnOnce() -> Result<T, Reject>) {
         if self.located.found.is_some() {
             return;
@@ -144,12 +144,12 @@ impl<T> Trail<T> {
     }
 }
 
-/// Looks for the symbol table of an image that has none of its own.
+/// Searches for the symbol table of an image that has none of its own.
 pub fn symbols(image: &ElfImage, source: &dyn ReadAt, search: &Search<'_>) -> Located<SymbolTable> {
     symbols_beside(image.dynamic_symbols(), source, search)
 }
 
-/// The same for an image of which only the exports were read.
+/// Like [`symbols`], for an image of which only the exports were read.
 pub(super) fn symbols_beside(
     exports: &SymbolTable,
     source: &dyn ReadAt,
@@ -177,14 +177,14 @@ pub(super) fn symbols_beside(
     trail.located
 }
 
-/// Whether anything on this host may hold the symbols of an image: costs some attempts to open a file, and the image need
-/// not have been read.
+/// Whether anything on this host may contain the symbols of an image: costs only some attempts to open a file, and does not require
+/// that the image has been read.
 pub fn may_be_at_hand(source: &dyn ReadAt, search: &Search<'_>) -> bool {
     embedded::is_there(source)
         || local::candidates(source, search).iter().any(|(_, root, path)| local::is_there(root, path))
 }
 
-/// Looks for the debug information (DWARF) of an image. The image itself is not looked at.
+/// Searches for the debug information (DWARF) of an image. The image itself is not searched.
 pub fn types(source: &dyn ReadAt, search: &Search<'_>) -> Located<DebugFile> {
     let mut trail = Trail::new();
     for (origin, root, path) in local::candidates(source, search) {
@@ -212,7 +212,7 @@ pub fn types(source: &dyn ReadAt, search: &Search<'_>) -> Located<DebugFile> {
     trail.located
 }
 
-/// Opens a debug file that the user named, with the supplementary file that it names; `Err` says why it is not used.
+/// Opens a debug file that the user named, with its supplementary file; `Err`: why it is not used.
 pub fn open_given(path: &Path) -> Result<(DebugFile, Option<BuildId>), String> {
     let open = || -> Result<_, Reject> {
         let file = File::open(path)?;
@@ -236,7 +236,7 @@ fn build_id_of(source: &(impl ReadAt + ?Sized)) -> Result<Option<BuildId>, ElfEr
     build_id(source, &Headers::read(source)?)
 }
 
-/// Two different build ids are two different builds.
+/// Whether the build ids are equal: different build ids mean different builds.
 fn same_build(wanted: Option<&BuildId>, source: &(impl ReadAt + ?Sized)) -> Result<bool, Reject> {
     match (wanted, build_id_of(source)?) {
         (Some(wanted), Some(found)) if *wanted != found => {
@@ -254,7 +254,7 @@ fn symtab(source: &(impl ReadAt + ?Sized)) -> Result<SymbolTable, Reject> {
     if table.is_empty() { Err(Reject::NoSymbols) } else { Ok(table) }
 }
 
-/// A table belongs to the image if it puts everything that both name at the same address. A whole table also names at
+/// Accepts a table that belongs to the image: symbols in both have equal addresses. A whole table also contains at
 /// least one function that the image exports; an embedded one leaves those out.
 fn proven(exports: &SymbolTable, table: SymbolTable, whole: bool) -> Result<SymbolTable, Reject> {
     let mut agreeing = 0;

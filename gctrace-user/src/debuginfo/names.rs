@@ -1,4 +1,4 @@
-//! Names of an image's functions, from wherever there are some.
+//! Names of an image's functions, from any available source.
 
 use std::path::{Path, PathBuf};
 
@@ -10,7 +10,7 @@ use crate::elf::{ElfError, FunctionRange, Headers, ReadAt, Section, SymbolTable,
 
 const MAX_SECTION: u64 = 64 << 20;
 
-/// What names the functions of an image.
+/// The sources of an image's function names.
 #[derive(Debug)]
 pub struct FunctionNames {
     symbols: SymbolTable,
@@ -19,8 +19,8 @@ pub struct FunctionNames {
 }
 
 impl FunctionNames {
-    /// Reads the symbols of an image: `.symtab`, else `.gnu_debugdata` or a separate debug file below the roots; `.dynsym`;
-    /// and the extents of functions without a symbol. What is missing or damaged is left out; an error is only that
+    /// Reads the symbols of an image: `.symtab`, otherwise `.gnu_debugdata` or a separate debug file below the roots; `.dynsym`;
+    /// and the extents of functions without a symbol. Missing or damaged sources are skipped; it is only an error if
     /// nothing could be read at all.
     pub fn read(source: &dyn ReadAt, path: &Path, roots: &[PathBuf]) -> Result<Self, ElfError> {
         let headers = Headers::read(&source)?;
@@ -47,7 +47,7 @@ impl FunctionNames {
         Some(symbol.or_else(|| self.exports.function_covering(address))?.name)
     }
 
-    /// Where the function that covers the address begins, whether it has a name or not.
+    /// The start of the function that covers the address, whether it has a name or not.
     pub fn start(&self, address: Svma) -> Option<Svma> {
         let index = self.ranges.partition_point(|range| range.start <= address).checked_sub(1)?;
         self.ranges[index].contains(address).then_some(self.ranges[index].start)

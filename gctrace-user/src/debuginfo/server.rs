@@ -1,4 +1,4 @@
-//! debuginfod: debug information over HTTP, by build id. Used only when servers are named; nothing is ever sent else.
+//! debuginfod: debug information over HTTP, by build id. Only used if servers are named; otherwise nothing is ever sent.
 
 use std::fs::File;
 use std::io::{self, Read, Seek as _, Write as _};
@@ -10,13 +10,13 @@ use super::Reject;
 use crate::elf::{BuildId, SymbolTable};
 use crate::tls;
 
-/// A symbol or string table larger than this belongs to no Ruby.
+/// Maximum size in bytes of a symbol or string table; no Ruby's is larger.
 const MAX_SECTION: u64 = 32 << 20;
-/// A debug file larger than this is not downloaded to the end.
+/// Maximum size in bytes of a debug file; the download of a larger one is aborted.
 const MAX_FILE: u64 = 512 << 20;
-/// For one answer, from the look-up of the name to the last byte.
+/// Timeout of one response, from the DNS lookup to the last byte.
 const TIMEOUT: Duration = Duration::from_secs(30);
-/// For the connection alone: an unreachable server should not cost more.
+/// Timeout of the connection alone: an unreachable server should not cost more.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// debuginfod servers.
@@ -26,19 +26,19 @@ pub struct Servers {
     agent: Agent,
 }
 
-/// A server name that is not valid.
+/// An invalid server name.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("`{0}` in DEBUGINFOD_URLS is not an http:// or https:// URL; it is ignored")]
 pub struct InvalidServer(String);
 
 impl Servers {
-    /// The servers named in the text of `DEBUGINFOD_URLS`: addresses with spaces between them. `None` if there is none.
-    /// What cannot be asked is reported and left out.
+    /// The servers in the text of `DEBUGINFOD_URLS`: URLs separated by spaces. `None` if there are none.
+    /// Invalid ones are reported and left out.
     pub fn parse(text: &str) -> (Option<Self>, Vec<InvalidServer>) {
         Self::with_timeout(text, TIMEOUT)
     }
 
-    /// As [`Servers::parse`], with another limit for the time that one answer may take.
+    /// Like [`Servers::parse`], with another time limit for one response.
     pub fn with_timeout(text: &str, timeout: Duration) -> (Option<Self>, Vec<InvalidServer>) {
         let known = |url: &&str| url.starts_with("http://") || url.starts_with("https://");
         let (urls, others): (Vec<&str>, Vec<&str>) = text.split_ascii_whitespace().partition(known);
@@ -48,7 +48,7 @@ impl Servers {
         ((!urls.is_empty()).then_some(Self { urls, agent }), invalid)
     }
 
-    /// Their addresses, in the order in which they are asked.
+    /// Their URLs, in the order in which they are queried.
     pub fn urls(&self) -> &[String] {
         &self.urls
     }
@@ -63,12 +63,12 @@ impl Servers {
             return Err(Reject::TooLarge(size, limit));
         }
         let body = std::mem::replace(response.body_mut(), ureq::Body::builder().data(Vec::new()));
-        // One byte more than allowed shows that there is more.
+        // One byte more than allowed shows that the response is too long.
         Ok(body.into_with_config().limit(limit + 1).reader().take(limit + 1))
     }
 }
 
-/// Asks for a symbol table: the two sections alone where the server has them (some 300 KB), else the whole file.
+/// Requests a symbol table: the two sections alone if the server supports it (some 300 KB), otherwise the whole file.
 pub(super) fn symbols(servers: &Servers, url: &str, id: &BuildId) -> Result<SymbolTable, Reject> {
     let section = |name: &str| {
         let mut bytes = Vec::new();
@@ -84,7 +84,7 @@ pub(super) fn symbols(servers: &Servers, url: &str, id: &BuildId) -> Result<Symb
             let table = SymbolTable::parse(&symbols, strings);
             if table.is_empty() { Err(Reject::NoSymbols) } else { Ok(table) }
         }
-        // Old servers do not know sections.
+        // Old servers do not support sections.
         Err(Reject::Absent) => {
             let file = debug_file(servers, url, id)?;
             match super::build_id_of(&file)? {

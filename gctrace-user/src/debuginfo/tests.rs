@@ -1,4 +1,4 @@
-//! Searching for separate debug information of a small library, below made-up roots and on a made-up server.
+//! Searches for separate debug information of a small library, below fabricated roots and on a fake server.
 
 use std::fs;
 use std::io::{BufRead as _, BufReader, Write as _};
@@ -19,7 +19,7 @@ const SOURCE: &str = "static int __attribute__((noinline)) hidden(int a) { retur
                       int shown(int a) { return hidden(a) + 1; }\n\
                       struct thing { int a; } thing;\n";
 
-/// A library in several states, and a root folder without anything in it.
+/// A library in several states, and an empty root folder.
 struct Fixture {
     dir: TempDir,
 }
@@ -32,7 +32,7 @@ impl Fixture {
         fixture.run("objcopy", &["--only-keep-debug", "whole.so", "thing.debug"]);
         fixture.run("objcopy", &["--strip-all", "whole.so", "bare.so"]);
         fixture.run("objcopy", &["--strip-all", "--add-gnu-debuglink=thing.debug", "whole.so", "linked.so"]);
-        // The same source, but another build: other code, other build id.
+        // The same source, but another build, with different code and build id.
         fixture.run("gcc", &["-g", "-O0", "-shared", "-fPIC", "-Wl,--build-id", "gc.c", "-o", "other.so"]);
         fs::create_dir(fixture.path("root")).unwrap();
         fixture
@@ -53,7 +53,7 @@ impl Fixture {
         (ElfImage::read(&file).unwrap(), file)
     }
 
-    /// Puts a file below the root.
+    /// Installs a file below the root.
     fn install(&self, name: &str, at: &str) -> PathBuf {
         let target = self.path("root").join(at.trim_start_matches('/'));
         fs::create_dir_all(target.parent().unwrap()).unwrap();
@@ -79,7 +79,7 @@ impl Fixture {
     }
 }
 
-/// The whole truth about the library's functions, from the unstripped file.
+/// Asserts that a table agrees with the symbols of the unstripped file.
 fn agrees(fixture: &Fixture, table: &SymbolTable) {
     let (whole, _) = fixture.image("whole.so");
     for name in ["hidden", "shown"] {
@@ -91,7 +91,7 @@ fn reasons<T>(located: &Located<T>) -> String {
     located.misses.iter().map(ToString::to_string).collect::<Vec<_>>().join("\n")
 }
 
-/// By build id; and by debug link beside the file, in `.debug`, and below /usr/lib/debug, with its checksum.
+/// Found by build id; and by debug link beside the file, in `.debug`, and below /usr/lib/debug, with its checksum.
 #[test]
 fn separate_files() {
     for (image, at) in [
@@ -122,8 +122,8 @@ fn separate_files() {
     }
 }
 
-/// The root of the process comes before the host's, and build ids before links: what comes first and does not belong is
-/// passed over.
+/// The root of the process takes precedence over the host's, and build ids over links; candidates that do not belong are
+/// skipped.
 #[test]
 fn order_of_places() {
     let fixture = Fixture::new();
@@ -152,7 +152,7 @@ fn order_of_places() {
 }
 
 /// A debug file of another build, one whose checksum differs, one without symbols and a broken one are not used, and
-/// it is said why.
+/// the reason is reported.
 #[test]
 fn strangers_are_refused() {
     let fixture = Fixture::new();
@@ -177,7 +177,7 @@ fn strangers_are_refused() {
     assert!(reasons(&fixture.symbols_of("bare.so", None)).contains("not an ELF file"));
 }
 
-/// Symbolic links are followed inside the root and never out of it; what is no regular file is not opened.
+/// Symbolic links are followed inside the root and never out of it; only regular files are opened.
 #[test]
 fn links_stay_below_the_root() {
     let fixture = Fixture::new();
@@ -199,7 +199,7 @@ fn links_stay_below_the_root() {
     assert!(reasons(&fifo).contains("not a regular file"), "{}", reasons(&fifo));
 }
 
-/// `.gnu_debugdata`, made as distributions make it; broken or bloated ones are refused.
+/// `.gnu_debugdata`, made as distributions make it; broken or oversized ones are refused.
 #[test]
 fn embedded_symbols() {
     let fixture = Fixture::new();
@@ -229,7 +229,7 @@ fn embedded_symbols() {
     assert!(reasons(&embed("stranger.xz")).contains("its build id is"));
 }
 
-/// A server that answers each path with what it is given, and records the requests.
+/// A server that responds to each path with the given data, and records the requests.
 fn serve(answer: impl Fn(&str) -> Option<Vec<u8>> + Send + 'static) -> (String, Arc<Mutex<Vec<String>>>) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let url = format!("http://{}", listener.local_addr().unwrap());
@@ -266,8 +266,8 @@ fn servers(urls: &str) -> Servers {
     Servers::with_timeout(urls, Duration::from_secs(2)).0.unwrap()
 }
 
-/// Sections are asked for first; a server that does not know them is asked for the whole file; after a server that has
-/// nothing comes the next one.
+/// Sections are requested first; a server that does not support them is asked for the whole file; after a server that has
+/// nothing, the next one is queried.
 #[test]
 fn servers_are_asked() {
     let fixture = Fixture::new();
@@ -307,7 +307,7 @@ fn servers_are_asked() {
     );
 }
 
-/// Wrong, endless, slow and oversized answers are refused by name, within the time limit.
+/// Wrong, endless, slow and oversized responses are refused by name, within the time limit.
 #[test]
 fn servers_are_not_trusted() {
     let fixture = Fixture::new();
@@ -349,7 +349,7 @@ fn servers_are_not_trusted() {
     }
 }
 
-/// Without servers nothing is requested; what is not a URL is reported and left out.
+/// Without servers nothing is requested; anything that is not a URL is reported and left out.
 #[test]
 fn servers_are_named_by_the_user() {
     let (none, invalid) = Servers::parse("  ");
@@ -360,11 +360,11 @@ fn servers_are_named_by_the_user() {
     assert!(invalid[0].to_string().contains("`file:///x`"));
 }
 
-/// The supplementary file of dwz is found beside the debug file or by its build id, and must be the right one.
+/// The supplementary file of dwz is found beside the debug file or by its build id, and must match.
 #[test]
 fn supplementary_files() {
     let fixture = Fixture::new();
-    // Enough types that sharing them is worth it.
+    // Enough types to make sharing worthwhile.
     let part = |i| format!("struct part{i} {{ long a{i}, b{i}; char *c{i}; }} part{i};\n");
     let many = (0..40).map(part).collect::<Vec<_>>().concat();
     fs::write(fixture.path("many.c"), many).unwrap();

@@ -1,8 +1,8 @@
-//! Selected cgroups: by path, or those of a container given by id or name.
+//! Selected cgroups, given by path, by systemd unit, or by the id or name of a container.
 //!
-//! In the v2 hierarchy the kernel decides at each event, by the ids that are kept here; cgroups and containers that come
-//! later are noticed when their folder is made. Where a cgroup is in a v1 hierarchy only, the processes in it are kept in
-//! the set of selected ones.
+//! In the v2 hierarchy the kernel decides at each event, by the cgroup ids that are stored for it here; cgroups and containers that
+//! are created later are noticed when their folder is created. If a cgroup is only in a v1 hierarchy, its processes are added to
+//! the set of selected processes.
 
 use std::{
     cell::Cell,
@@ -33,19 +33,19 @@ use crate::{
     },
 };
 
-/// How often the processes of cgroups in v1 hierarchies are listed. Forks between two lists are followed by the kernel.
+/// Interval at which the processes of cgroups in v1 hierarchies are listed. In between, the kernel follows forks.
 const V1_INTERVAL: Duration = Duration::from_millis(100);
-/// The same where `cgroup.procs` cannot give the host's pids, so that every process is asked for its cgroup.
+/// The same interval if `cgroup.procs` cannot show the host's pids, so that the cgroup of every process must be read.
 const ASKING_INTERVAL: Duration = Duration::from_secs(1);
 
-/// What a cgroup must be.
+/// How a selected cgroup is identified.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Wanted {
-    /// This path below the root of its hierarchy.
+    /// By this path below the root of its hierarchy.
     Path(PathBuf),
-    /// That of the container with this id, beginning of an id, or name.
+    /// By its container: a full id, a prefix of an id, or a name.
     Container(String),
-    /// That of the systemd unit with this name: the last part of its path.
+    /// By its systemd unit: the last component of its path.
     Unit(String),
 }
 
@@ -62,7 +62,7 @@ struct Selected {
     id: u64,
 }
 
-/// Fewer digits are not treated as the beginning of an id.
+/// Minimum number of digits of an id prefix; shorter strings are names.
 const SHORTEST_ID: usize = 8;
 
 /// The selected cgroups.
@@ -71,26 +71,26 @@ pub(super) struct Groups {
     hierarchies: Vec<Hierarchy>,
     names: Names,
     inotify: OwnedFd,
-    /// Watched folders: path of the folder, whether it is in the v2 hierarchy.
+    /// Watched folders by watch descriptor: path, and whether the folder is in the v2 hierarchy.
     watched: HashMap<i32, (PathBuf, bool)>,
-    /// Selected folders of the v2 hierarchy, and below them, where the kernel cannot ask for ancestors.
+    /// Selected folders of the v2 hierarchy, including their descendants if the kernel cannot query ancestors.
     selected: HashMap<PathBuf, Selected>,
-    /// Those whose processes were not looked at.
+    /// Selected folders whose processes have not been inspected yet.
     new: Vec<PathBuf>,
     /// Selected folders of v1 hierarchies.
     v1: HashSet<PathBuf>,
-    /// Processes in them, as listed last.
+    /// Processes in the v1 folders, as last listed.
     members: HashSet<u32>,
-    /// Whether the kernel asks for ancestors.
+    /// Whether the kernel queries ancestors.
     ancestors: bool,
-    /// Cgroups that could not be watched or selected.
+    /// Number of cgroups that could not be watched or selected.
     skipped: u32,
-    /// Changes were lost.
+    /// Whether inotify events were lost.
     overflowed: Cell<bool>,
 }
 
 impl Groups {
-    /// Those that are there, and those that will be. `ancestors`: the kernel asks for ancestors.
+    /// Starts tracking existing and future cgroups. `ancestors`: the kernel queries ancestors.
     pub(super) fn open(selection: &Selection, names: Names, ancestors: bool) -> Result<Self, String> {
         let hierarchies = hierarchies().map_err(|error| format!("reading /proc/self/mountinfo: {error}"))?;
         if hierarchies.is_empty() {
@@ -122,12 +122,12 @@ impl Groups {
         Ok(groups)
     }
 
-    /// Looks at everything that is there. What is not is said: it may come later.
+    /// Enters all existing cgroups. Selected ones that do not exist are reported: they may appear later.
     pub(super) fn begin(&mut self, probes: &mut Probes) -> Result<(), String> {
         for hierarchy in self.hierarchies.clone() {
             self.enter(&hierarchy.mounted, hierarchy.v2, probes)?;
         }
-        // The scan of all processes follows.
+        // A scan of all processes follows.
         self.new.clear();
         for wanted in &self.wanted {
             let there = |path: &Path| self.matches_one(wanted, path);
@@ -154,18 +154,18 @@ impl Groups {
         Ok(())
     }
 
-    /// Readable when a cgroup was made or removed.
+    /// A descriptor that is readable when a cgroup was created or removed.
     pub(super) fn fd(&self) -> BorrowedFd<'_> {
         self.inotify.as_fd()
     }
 
-    /// How often processes must be listed; `None` if they need not be.
+    /// Interval at which processes must be listed; `None` if that is not needed.
     pub(super) fn interval(&self) -> Option<Duration> {
         let interval = if proc_root::shares_pids() { V1_INTERVAL } else { ASKING_INTERVAL };
         (!self.v1.is_empty()).then_some(interval)
     }
 
-    /// Whether a process is in a selected cgroup at this moment.
+    /// Whether a process is in a selected cgroup now.
     pub(super) fn contains(&self, pid: u32) -> bool {
         self.is_below(
             pid,
@@ -175,7 +175,7 @@ impl Groups {
         )
     }
 
-    /// Whether the cgroup of a process, or one above it, is such a folder (and of the v2 hierarchy).
+    /// Whether `wanted` accepts the folder of a process's cgroup or of one of its ancestors (second argument: in the v2 hierarchy).
     fn is_below(&self, pid: u32, mut wanted: impl FnMut(&Path, bool) -> bool) -> bool {
         let Some(cgroups) = Cgroups::of(pid) else { return false };
         self.hierarchies.iter().any(|hierarchy| {
@@ -207,11 +207,11 @@ impl Groups {
         }
     }
 
-    /// Takes what has happened to cgroups. Returns processes that are selected since and were not listed before.
+    /// Handles created and removed cgroups. Returns newly selected processes that were not listed before.
     pub(super) fn take(&mut self, probes: &mut Probes) -> Result<Vec<u32>, String> {
         let events = self.events()?;
         if self.overflowed.take() {
-            // Some are gone, or were made again under their names.
+            // Some selected cgroups may have been removed, or recreated under the same name.
             let is_new = |(folder, selected): (&PathBuf, &Selected)| {
                 let there = fs::metadata(folder).is_ok_and(|data| data.ino() == selected.id);
                 (!there).then(|| folder.clone())
@@ -221,7 +221,7 @@ impl Groups {
             for folder in gone {
                 self.leave(&folder, probes);
             }
-            // Watching one again does nothing.
+            // Adding a watch again has no effect.
             for hierarchy in self.hierarchies.clone() {
                 self.enter_or_skip(&hierarchy.mounted, hierarchy.v2, probes);
             }
@@ -258,7 +258,7 @@ impl Groups {
         Ok(new)
     }
 
-    /// A process has mapped something: selects it if it is in a cgroup whose processes are listed.
+    /// Handles a new mapping of a process: selects the process if it is in a cgroup whose processes are listed.
     pub(super) fn has_mapped(&mut self, pid: u32, probes: &mut Probes) -> Result<(), String> {
         if !self.v1.is_empty() && !self.members.contains(&pid) && self.contains(pid) {
             probes.select(pid).map_err(|error| error.to_string())?;
@@ -267,15 +267,15 @@ impl Groups {
         Ok(())
     }
 
-    /// Looks at a cgroup and those below it, and watches them.
+    /// Enters a cgroup and its descendants, and watches them.
     fn enter(&mut self, folder: &Path, v2: bool, probes: &mut Probes) -> Result<(), String> {
-        // Watching comes first: what is made between the two is seen twice, which does nothing.
+        // Watch before listing: a cgroup created in between is seen twice, which does no harm.
         let flags = WatchFlags::CREATE | WatchFlags::DELETE | WatchFlags::ONLYDIR;
         match inotify::add_watch(&self.inotify, folder, flags) {
             Ok(watch) => {
                 self.watched.insert(watch, (folder.to_owned(), v2));
             }
-            // It is gone again.
+            // The cgroup has been removed meanwhile.
             Err(rustix::io::Errno::NOENT) => return Ok(()),
             Err(rustix::io::Errno::NOSPC) => {
                 return Err(format!(
@@ -294,9 +294,9 @@ impl Groups {
         Ok(())
     }
 
-    /// The same of a cgroup that anybody may have made: one that cannot be watched or selected is skipped, and said.
+    /// Like [`Groups::enter`], for cgroups that anybody may have created: one that cannot be watched or selected is skipped and reported.
     fn enter_or_skip(&mut self, folder: &Path, v2: bool, probes: &mut Probes) {
-        /// Then only the log says it.
+        /// Maximum number of reports to the user; further ones are only logged.
         const SAID: u32 = 20;
         let Err(reason) = self.enter(folder, v2, probes) else { return };
         self.skipped += 1;
@@ -318,7 +318,7 @@ impl Groups {
             return Ok(());
         }
         if !v2 {
-            // The same container may be in several hierarchies; the kernel knows the v2 one.
+            // The same container may be in several hierarchies; in v2 the kernel selects it.
             let known = self
                 .selected
                 .keys()
@@ -339,7 +339,7 @@ impl Groups {
         let id = metadata.ino();
         probes.select_cgroup(id, level).map_err(|error| error.to_string())?;
         log::info!("the cgroup {} is selected", folder.display());
-        // It was in a v1 hierarchy first.
+        // It may have been entered in a v1 hierarchy first.
         let (hierarchies, below) = (&self.hierarchies, below(&self.hierarchies, folder));
         self.v1.retain(|other| self::below(hierarchies, other) != below);
         self.selected.insert(folder.to_owned(), Selected { id });
@@ -356,7 +356,7 @@ impl Groups {
     }
 
     fn matches(&mut self, folder: &Path) -> bool {
-        // Names are looked up only where one is selected.
+        // Names are only looked up if one is selected.
         if let Some(id) = container_of(folder) {
             let _cached = self.names.container(&id);
         }
@@ -419,24 +419,24 @@ pub(super) fn members(selection: &Selection) -> Result<HashSet<u32>, String> {
     Ok(groups.processes(&folders))
 }
 
-/// The container whose own cgroup this is: the innermost part of the path has the id.
+/// The container that this cgroup belongs to: the last component of the path contains its id.
 fn container_of(folder: &Path) -> Option<String> {
     container::parse(&Path::new("/").join(folder.file_name()?).to_string_lossy()).id
 }
 
 /// The path of a folder below the root of its hierarchy.
 fn below<'a>(hierarchies: &[Hierarchy], folder: &'a Path) -> Option<&'a Path> {
-    // The mount point of one hierarchy can lie in that of another (`/sys/fs/cgroup/unified`).
+    // One hierarchy may be mounted inside another (`/sys/fs/cgroup/unified`).
     let roots = hierarchies.iter().filter_map(|hierarchy| folder.strip_prefix(&hierarchy.mounted).ok());
     roots.min_by_key(|path| path.as_os_str().len())
 }
 
-/// Whether there are hierarchies in which the kernel cannot select.
+/// Whether there are hierarchies in which the kernel cannot select (v1).
 pub fn lists_cgroups() -> bool {
     hierarchies().is_ok_and(|found| found.iter().any(|hierarchy| !hierarchy.v2))
 }
 
-/// The folder of the v2 cgroup that a process is in. That of the root is refused: all processes of the host could be in it.
+/// The folder of a process's v2 cgroup. The root cgroup is refused: it may contain all processes of the host.
 pub(super) fn folder_of(pid: u32) -> Result<PathBuf, String> {
     let path = Cgroups::of(pid).and_then(|cgroups| cgroups.v2).ok_or("it is in no cgroup of version 2")?;
     if path == "/" {
@@ -456,7 +456,7 @@ pub(super) fn folder_of(pid: u32) -> Result<PathBuf, String> {
     Ok(root.mounted.join(below))
 }
 
-/// The name of a unit's cgroup: a name without a type means a service, as with systemctl.
+/// The name of a unit's cgroup: a name without a type means a service, as in systemctl.
 fn unit_name(unit: &str) -> String {
     const TYPES: [&str; 3] = [".service", ".scope", ".slice"];
     if TYPES.iter().any(|kind| unit.ends_with(kind)) { unit.to_owned() } else { format!("{unit}.service") }
@@ -467,7 +467,7 @@ fn is_id(text: &str) -> bool {
         && text.bytes().all(|byte| byte.is_ascii_digit() || (b'a'..=b'f').contains(&byte))
 }
 
-/// A path as the user gives it: of a folder in a mounted hierarchy, or as in `/proc/PID/cgroup`.
+/// A path from the user, below the root of its hierarchy: given as a folder in a mounted hierarchy, or as in `/proc/PID/cgroup`.
 fn below_root(path: &Path, hierarchies: &[Hierarchy]) -> PathBuf {
     below(hierarchies, path).unwrap_or_else(|| path.strip_prefix("/").unwrap_or(path)).components().collect()
 }
@@ -477,22 +477,22 @@ fn hierarchies() -> Result<Vec<Hierarchy>, procfs::ProcError> {
     let mut found: Vec<Hierarchy> = Vec::new();
     for mount in Process::myself()?.mountinfo()? {
         let v2 = mount.fs_type == "cgroup2";
-        // A part of a hierarchy that is mounted elsewhere would give other paths.
+        // A mounted subtree of a hierarchy would give other paths.
         if (v2 || mount.fs_type == "cgroup") && mount.root == "/" {
             found.push(Hierarchy { mounted: mount.mount_point, v2 });
         }
     }
     found.sort_by_key(|hierarchy| !hierarchy.v2);
-    // One of each is enough where v1 ones are mounted twice.
+    // Keep one mount of each hierarchy, even if v1 hierarchies are mounted twice.
     found.dedup_by(|a, b| a.mounted == b.mounted || (a.v2 && b.v2));
     Ok(found)
 }
 
-/// The processes in a cgroup and below it. What goes away meanwhile has none.
+/// The processes in a cgroup and its descendants. Cgroups removed meanwhile are skipped.
 fn processes_below(folder: &Path) -> Vec<u32> {
     let read = |path: &Path| -> io::Result<Vec<u32>> {
         let text = fs::read_to_string(path.join("cgroup.procs"))?;
-        // 0 means a process that our pid namespace does not have.
+        // 0 is a process that does not exist in our pid namespace.
         Ok(text.lines().filter_map(|line| line.parse().ok()).filter(|pid| *pid != 0).collect())
     };
     let mut pids = read(folder).unwrap_or_default();
@@ -508,7 +508,7 @@ fn processes_below(folder: &Path) -> Vec<u32> {
 mod tests {
     use super::*;
 
-    /// A path may be given as a folder of any hierarchy or as `/proc/PID/cgroup` has it.
+    /// A path may be given as a folder of any hierarchy or as in `/proc/PID/cgroup`.
     #[test]
     fn paths() {
         let hierarchy = |mounted: &str, v2| Hierarchy { mounted: mounted.into(), v2 };

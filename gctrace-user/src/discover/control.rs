@@ -1,4 +1,4 @@
-//! The control thread: scans, watches, analyses, attaches, and reports what it found to the data thread.
+//! The control thread: scans, watches, analyses, attaches, and reports its findings to the data thread.
 
 mod blocking;
 mod event;
@@ -68,33 +68,33 @@ use crate::{
     },
 };
 
-/// What the control thread needs to run.
+/// Input of the control thread.
 pub struct Start {
     /// The loaded probes.
     pub probes: Probes,
     /// What to trace.
     pub selection: Selection,
-    /// The command of the selection.
+    /// The command to start, if the selection has one.
     pub program: Option<Program>,
-    /// How GC work is seen, in order of preference.
+    /// Methods of tracing GC work, in order of preference.
     pub methods: &'static [Method],
-    /// Whether stacks are an output, so that gctrace must report where there are none.
+    /// Whether stacks are an output, so that gctrace must report where they are missing.
     pub stacks: bool,
     /// Whether and how the GVL is watched.
     pub gvl: Option<GvlOptions>,
     /// Which optional events are traced.
     pub optional: Vec<OptionalEvent>,
-    /// What comes about its probes: [`GVL_ATTACH`], [`GVL_DETACH`]. Non-blocking.
+    /// Receives orders for the GVL probes: [`GVL_ATTACH`], [`GVL_DETACH`]. Non-blocking.
     pub gvl_orders: UnixStream,
     /// A fault to inject into every plan.
     pub fault: Option<Fault>,
-    /// Analyses made before.
+    /// Cached analyses.
     pub cache: Cache,
     /// Debug information that may be used.
     pub debug: DebugInfo,
-    /// Where images are made known before they are probed.
+    /// Where images are registered before they are probed.
     pub images: Images,
-    /// Where findings go.
+    /// Channel for findings.
     pub sender: SyncSender<ControlEvent>,
     /// Becomes readable (end of file) when the thread is to end.
     pub stop: OwnedFd,
@@ -104,53 +104,53 @@ pub struct Start {
     pub native: Option<Tables>,
 }
 
-/// What is known of an image file.
+/// The verdict on an image file.
 #[derive(Clone)]
 pub(super) enum Verdict {
     NotRuby,
-    /// Servers are being asked about it, or it is tried again.
+    /// Servers are being queried about it, or a retry is pending.
     Waiting,
     Traced(Arc<ProbedImage>),
     Refused(Arc<str>),
-    /// It is a GC library: traced or not together with the Ruby that loads it.
+    /// A GC library: traced or not together with the Ruby that loads it.
     GcLibrary,
 }
 
 /// A probed image.
 pub(super) struct ProbedImage {
     pub(super) index: u32,
-    /// `None` where there are only fallback probes.
+    /// `None` if the image has only fallback probes.
     pub(super) plan: Option<AttachPlan>,
-    /// File offsets of the probes that every process of it has.
+    /// File offsets of the probes that are in every process of the image.
     pub(super) probes: Vec<FileOffset>,
     pub(super) segments: Vec<LoadSegment>,
-    /// Its file, which nobody writes to before the probes are detached.
+    /// Blocks writers of the file until the probes are detached.
     lease: Arc<Lease>,
 }
 
 impl ProbedImage {
-    /// The choice of GCs, if it is a Ruby built `--with-modular-gc`.
+    /// The modular GC data if it is a Ruby built `--with-modular-gc`.
     pub(super) fn modular(&self) -> Option<&Modular> {
         self.plan.as_ref()?.analysis.modular.as_ref()
     }
 }
 
-/// Processes whose image waits for the answer of a server.
+/// Processes whose image waits for a server's response.
 struct Waiting {
     shown: PathBuf,
     pids: BTreeSet<u32>,
 }
 
-/// The GVL probes are to be attached.
+/// Order: attach the GVL probes.
 pub const GVL_ATTACH: u8 = b'a';
-/// The GVL probes are to be detached.
+/// Order: detach the GVL probes.
 pub const GVL_DETACH: u8 = b'd';
 
-/// How long installed images are prepared before tracing begins; what is left is prepared while nothing else is to be done.
-/// Analysing one for the first time takes some hundredths of a second.
+/// Maximum time for preparing installed images before tracing starts; the remaining ones are prepared when the thread is idle.
+/// The first analysis of an image takes some hundredths of a second.
 const PREPARATION: Duration = Duration::from_secs(1);
 
-/// Bounds the memory for not telling a refusal twice.
+/// Maximum number of refusals remembered to avoid repeating them; all are forgotten above it.
 const REFUSALS_REMEMBERED: usize = 4096;
 
 pub(super) struct Control {
@@ -167,38 +167,38 @@ pub(super) struct Control {
     fault: Option<Fault>,
     cache: Cache,
     pub(super) debug: Arc<DebugInfo>,
-    /// Started when there is something to ask.
+    /// Started when the first request is made.
     lookup: Option<Lookup>,
-    /// Who waits for it.
+    /// The processes that wait for it, by image.
     waiting: HashMap<ImageKey, Waiting>,
     retries: Retries,
     verdicts: HashMap<ImageKey, Verdict>,
-    /// GC libraries, each with the Rubies that have loaded it.
+    /// GC libraries, with each of the Rubies that have loaded them.
     pub(super) libraries: HashMap<(ImageKey, ImageKey), Verdict>,
-    /// Processes that are traced.
+    /// Number of traced processes.
     processes: usize,
-    /// Refusals already reported; forgotten when there are very many.
+    /// Refusals already reported; cleared when there are too many.
     refused_said: HashSet<(u32, ImageKey)>,
     images: Images,
-    /// Images probed.
+    /// Number of probed images.
     attached: usize,
     native: Option<Tables>,
-    /// Processes that are selected one by one.
+    /// Processes that are selected individually.
     listed: Listed,
-    /// Installed images that are not prepared yet.
+    /// Installed images that have not been prepared yet.
     pub(super) installed: VecDeque<PathBuf>,
-    /// Images whose GC is probed, with what is left to be found of them and kept.
+    /// Images whose GC is probed, with the analysis that is still to be completed and stored.
     put_off: VecDeque<(File, Later, RubyAnalysis)>,
     /// Selected cgroups, if there are any.
     groups: Option<Groups>,
-    /// Where mapping records have no pids.
+    /// Mapping records without pids, if the kernel cannot give pids of gctrace's namespace.
     unattributed: Option<UnattributedMappings>,
     servers: Servers,
     unused: Unused,
     writers: Writers,
 }
 
-/// Runs until it is asked to stop. Returns (and so detaches) only then.
+/// Runs until told to stop. Returns (and so detaches the probes) only then.
 pub fn run(start: Start) {
     let Start {
         probes,
@@ -258,7 +258,7 @@ pub fn run(start: Start) {
         unused: Unused::default(),
         writers,
     };
-    // Watching starts before the scan, so that nothing falls between the two.
+    // Start watching before the scan, so that no mapping is missed in between.
     let mut watch = match MappingWatch::start(control.native.is_some() || control.probes.sees_requests()) {
         Ok(watch) => watch,
         Err(error) => return control.tell(ControlEvent::Fatal(brief(&error))),
@@ -266,7 +266,7 @@ pub fn run(start: Start) {
     if let Err(reason) = control.begin() {
         return control.tell(ControlEvent::Fatal(reason));
     }
-    // What waits for a server was present at start, too.
+    // Images that wait for a server were also present at start.
     if control.watch(&mut watch, &stop, Until::Answered) {
         if let Err(reason) = control.ready() {
             return control.tell(ControlEvent::Fatal(reason));
@@ -284,11 +284,11 @@ pub fn run(start: Start) {
 
 impl Control {
     fn tell(&self, found: ControlEvent) {
-        // The data thread has ended: so shall we, at the next look at `stop`.
+        // The data thread has ended. This thread ends at its next check of `stop`.
         if self.sender.send(found).is_err() {
             log::debug!("the data thread is gone");
         }
-        // It describes a process by `/proc`, which one that lives for ten milliseconds must not wait for.
+        // Wake it now: it describes a process from `/proc`, and a process that lives for ten milliseconds would be gone.
         if let Err(error) = (&self.gvl_orders).write(&[0])
             && error.kind() != std::io::ErrorKind::WouldBlock
         {
@@ -317,14 +317,14 @@ impl Control {
             self.groups = Some(groups);
         }
         self.begin_pids()?;
-        // What a process runs that comes into a selected cgroup later is probed by then, too.
+        // Probe all running images: their processes may move into a selected cgroup later.
         if self.selection.all || self.groups.is_some() || !self.selection.names.is_empty() {
             self.scan();
         }
         Ok(())
     }
 
-    /// Everything that was present has been looked at: says so, and starts the command.
+    /// Everything present at start has been inspected: reports that, and starts the command.
     fn ready(&mut self) -> Result<(), String> {
         let (begun, has_begun) = sync_channel(1);
         self.tell(ControlEvent::Ready {
@@ -335,7 +335,7 @@ impl Control {
         });
         if let Some(program) = self.program.take() {
             if has_begun.recv().is_err() {
-                // The data thread has ended: so shall we, at the next look at `stop`.
+                // The data thread has ended. This thread ends at its next check of `stop`.
                 return Ok(());
             }
             self.spawn(&program)?;
@@ -343,21 +343,21 @@ impl Control {
         Ok(())
     }
 
-    /// Whether others than the named processes and their descendants can be selected.
+    /// Whether processes other than the named ones and their descendants can be selected.
     fn watches_others(&self) -> bool {
         self.selection.is_open()
     }
 
-    /// A run that selects exactly one process puts its probes on that only: others then pay nothing. (Children must have
-    /// the probes when they begin, which the kernel has no scope for.)
+    /// A run that selects exactly one process attaches its probes to that process only, so other processes pay nothing. (Children need
+    /// the probes from their start, and the kernel has no scope for that.)
     fn scope(&self) -> Scope {
         // perf_event_open takes pids of gctrace's own namespace.
         let single = self.selection.single().filter(|_| proc_root::shares_pids());
         single.and_then(NonZeroU32::new).map_or(Scope::All, Scope::One)
     }
 
-    /// Starts the command. Children of a selected process are selected in the kernel before they run, so gctrace
-    /// selects itself for the moment of the fork (its own hits are dropped before selection is looked at).
+    /// Starts the command. The kernel selects children of a selected process before they run, so gctrace selects itself
+    /// during the fork (its own hits are dropped before the selection is checked).
     fn spawn(&mut self, program: &Program) -> Result<(), String> {
         self.probes.select(self.own_pid).map_err(|e| e.to_string())?;
         let child = program.start();
@@ -384,7 +384,7 @@ impl Control {
         }
     }
 
-    /// Takes what has happened to cgroups, and looks at the processes that are selected since.
+    /// Handles cgroup changes, and inspects the processes that became selected.
     fn take_groups(&mut self) -> Result<(), String> {
         let Some(groups) = &mut self.groups else { return Ok(()) };
         for pid in groups.take(&mut self.probes)? {
@@ -395,7 +395,7 @@ impl Control {
         Ok(())
     }
 
-    /// Looks at everything that can be selected, after mapping records were lost.
+    /// Rescans everything that can be selected, after mapping records were lost.
     fn look_again(&mut self) {
         if self.watches_others() {
             return self.scan();
@@ -419,7 +419,7 @@ impl Control {
         }
     }
 
-    /// Prepares the next of the installed images, which need not be running. Returns whether there was one.
+    /// Prepares the next installed image, which need not be running. Returns whether there was one.
     pub(super) fn prepare_one(&mut self) -> bool {
         let next = self.installed.pop_front();
         if let Some(path) = &next {
@@ -430,8 +430,8 @@ impl Control {
 
     fn add_installed(&mut self, path: &Path) {
         let Ok(key) = ImageKey::of(path) else { return };
-        // A file on an overlay and the same one below it: probing both would count every hit twice. Only the memory of a
-        // process shows whether it is the same, so it is looked at again when one maps it.
+        // May be the overlay's and the lower layer's view of one file: probing both would count every hit twice. Only the memory of a
+        // process shows whether they are the same, so the image is checked again when a process maps it.
         let same = |known: &ImageKey| *known == key || key.may_be(known);
         if let Some((_, verdict)) = self.verdicts.iter().find(|(known, _)| same(known)) {
             if let Verdict::Traced(image) = verdict {
@@ -455,8 +455,8 @@ impl Control {
             || self.groups.as_ref().is_some_and(|groups| groups.contains(pid))
     }
 
-    /// A process runs the GC of an image with this load bias. `sure` has the last word on what reading the VM gave: whether this is the image whose
-    /// events the process has.
+    /// Handles a process that runs the GC of an image with this load bias. `sure` decides, from the result of reading the VM, whether this is
+    /// the image whose events the process has.
     pub(super) fn found_at(
         &mut self,
         pid: u32,
@@ -467,7 +467,7 @@ impl Control {
     ) {
         self.used(traced, pid);
         if !self.wants(pid) {
-            // It may come into a selected cgroup, and on such kernels nothing but this identifies its image then.
+            // It may move into a selected cgroup, and without cookies only this entry identifies its image then.
             if self.groups.is_some() && !self.probes.has_cookie() {
                 if let Err(error) = self.probes.follow(pid, traced.index, bias) {
                     log::warn!("pid {pid}: {error}");
@@ -478,7 +478,7 @@ impl Control {
             }
             return;
         }
-        // A process of a Ruby with a choice of GCs is treated as one of this image, stacks included, when that is certain.
+        // With a modular GC, the process's stacks are enabled only when it is certain that it runs this image.
         let choice = traced.modular().is_some();
         let followed = if choice {
             self.probes.follow(pid, traced.index, bias)
@@ -489,11 +489,11 @@ impl Control {
             log::warn!("pid {pid}: {error}");
         }
         if !is_running(pid) {
-            // Its exit may have been reported before it was followed, and then nothing else removes it.
+            // Its exit may have been reported before it was followed, and then nothing else removes the entry.
             return self.probes.forget(pid);
         }
         if !still_maps(pid, mapping) {
-            // It has replaced its program since its mappings were read. Those of the new one are looked at by themselves.
+            // It has replaced its program since its mappings were read. The mappings of the new program are inspected separately.
             return self.probes.unset_ruby(pid, traced.index, bias);
         }
         if let Some(native) = &mut self.native {
@@ -530,7 +530,7 @@ impl Control {
     }
 }
 
-/// Whether a process still has a mapping, as far as that can be read. One that has replaced its program may have the same file elsewhere.
+/// Whether a process still has a mapping, as far as it can be read. A process that has replaced its program may map the same file elsewhere.
 fn still_maps(pid: u32, mapping: &ExecutableMapping) -> bool {
     let has = |other: &ExecutableMapping| {
         let inside = (other.start..other.end).contains(&mapping.start);

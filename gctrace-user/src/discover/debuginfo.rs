@@ -1,4 +1,4 @@
-//! What debug information adds to the analysis of an image: symbols as a witness, and layouts of exactly this build.
+//! What debug information adds to the analysis of an image: symbols that confirm its sites, and layouts of exactly this build.
 
 use std::{cell::Cell, collections::BTreeSet, fs::File, path::PathBuf};
 
@@ -22,7 +22,7 @@ use crate::{
 pub struct DebugInfo {
     servers: Option<Servers>,
     given: Vec<DebugFileOption>,
-    /// Images that no given file belongs to are read as if none was given, instead of being refused.
+    /// Images that match none of the given files are read as if none was given, instead of being refused.
     lenient: bool,
 }
 
@@ -34,33 +34,33 @@ struct DebugFileOption {
     file: DebugFile,
 }
 
-/// The debug information that may be used for one image, and where to look for more of it.
+/// The debug information that may be used for one image, and where more of it may be found.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Around<'a> {
-    /// What the user gave and allowed.
+    /// The debug files and servers that the user gave.
     pub(super) info: &'a DebugInfo,
     /// The image.
     pub(super) image: &'a ImageFile,
-    /// If given, no server is asked now; it is set if one would have been.
+    /// If given, no server is queried now; it is set to true if one would have been.
     pub(super) later: Option<&'a Cell<bool>>,
 }
 
 /// Which symbols confirm the sites of an image.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Symbols {
-    /// There are none: only the sites' own checks prove them.
+    /// No symbols: only the sites' own checks prove them.
     None,
-    /// The file's own.
+    /// The symbols of the file itself.
     Own,
-    /// Separate ones.
+    /// Symbols of a separate file.
     Separate(Origin),
-    /// Separate ones that were found when the image was analysed earlier.
+    /// Symbols of a separate file that was found in an earlier analysis of the image.
     Earlier,
 }
 
 impl DebugInfo {
     /// Opens the files that the user named (`--layout-from`) and takes the servers from the text of `DEBUGINFOD_URLS`.
-    /// `lenient`: images that no file belongs to are traced too, because the user did not choose them one by one.
+    /// `lenient`: images that match no file are traced, too, because the user did not choose them individually.
     pub fn open(files: &[PathBuf], servers: Option<&str>, lenient: bool) -> Result<Self, String> {
         let mut given = Vec::new();
         for path in files {
@@ -78,7 +78,7 @@ impl DebugInfo {
         Ok(Self { given, lenient, ..Self::of_servers(servers) })
     }
 
-    /// What is on this host and what the servers in the text of `DEBUGINFOD_URLS` have.
+    /// Debug information on this host and on the servers in the text of `DEBUGINFOD_URLS`.
     pub fn of_servers(servers: Option<&str>) -> Self {
         let (servers, invalid) = Servers::parse(servers.unwrap_or_default());
         for server in &invalid {
@@ -87,7 +87,7 @@ impl DebugInfo {
         Self { servers, ..Self::default() }
     }
 
-    /// The servers, if they may be asked in this moment.
+    /// The servers, if they may be queried now.
     fn servers(&self, later: Option<&Cell<bool>>) -> Option<&Servers> {
         let servers = self.servers.as_ref();
         match later {
@@ -110,9 +110,9 @@ impl DebugInfo {
 }
 
 impl<'a> Around<'a> {
-    /// Has symbols that belong to the image confirm the sites: its own, or separate ones, which may have been installed
-    /// after the image was analysed. Without any there is no witness, and only the sites' own checks prove them. `image` is
-    /// `None` for an analysis from the cache, and read if it is needed; `earlier`: symbols have confirmed that one before.
+    /// Confirms the sites by symbols that belong to the image: its own, or separate ones, which may have been installed
+    /// after the image was analysed. Without symbols only the sites' own checks prove them. `image` is
+    /// `None` for an analysis from the cache, and read if needed; `earlier`: symbols have confirmed that analysis before.
     pub(super) fn witness(
         &self,
         image: &mut Option<ElfImage>,
@@ -121,7 +121,7 @@ impl<'a> Around<'a> {
         earlier: bool,
     ) -> Result<Symbols, PlanError> {
         if analysis.has_symbols {
-            // They are part of the file, and nothing is kept of an image whose own symbols contradict it.
+            // For a cached analysis this is not repeated: the symbols are part of the file, and an image that they contradict is not cached.
             if let Some(image) = image {
                 witness(&analysis.sites, image.symbols())?;
             }
@@ -136,7 +136,7 @@ impl<'a> Around<'a> {
             let image = self.read(image, source)?;
             located = self.symbols(image, source, &search);
         }
-        // One answer of a server is enough: it serves what belongs to the build id.
+        // One response of a server is enough: it serves what belongs to the build id.
         if located.is_none()
             && !earlier
             && id.is_some()
@@ -176,7 +176,7 @@ impl<'a> Around<'a> {
         located.found
     }
 
-    /// The layout of exactly this build: from a file that the user named, or, if no layout is known of the release,
+    /// The layout of exactly this build: from a file that the user named, or, if no layout of the release is known,
     /// from the image's own or separate debug information. `None`: use the committed layout.
     pub(super) fn table(
         &self,
@@ -232,7 +232,7 @@ impl<'a> Around<'a> {
         located.found
     }
 
-    /// What is on this host.
+    /// A search on this host.
     fn search<'s>(&self, build_id: Option<&'s BuildId>) -> Search<'s>
     where
         'a: 's,
@@ -283,7 +283,7 @@ mod tests {
         Ok(planned)
     }
 
-    /// What is attached and how it is read; not how it was named and found.
+    /// What is attached and how it is read, without how it was named and found.
     fn essence(planned: &Planned) -> String {
         let plan = &planned.plan;
         format!("{:x?} {:?} {:?} {:?}", plan.sites, plan.config, plan.layout.keys, plan.layout.heaps)
@@ -297,9 +297,9 @@ mod tests {
         !planned.plan.knowledge.own
     }
 
-    /// Every unstripped Ruby that the environment names (`GCTRACE_RUBY_IMAGES`, separated by colons) gives the same plan
+    /// Every unstripped Ruby listed in the environment (`GCTRACE_RUBY_IMAGES`, separated by colons) gives the same plan
     /// with its own symbols, with a separate debug file made by each tool and found in each place, from a debuginfod
-    /// server, and stripped bare; and its own debug information gives the committed layout.
+    /// server, and fully stripped; and its own debug information gives the committed layout.
     #[test]
     #[ignore = "needs GCTRACE_RUBY_IMAGES"]
     fn one_build_one_plan() {
@@ -323,12 +323,12 @@ mod tests {
             // Exported functions keep their names in a stripped file; those of the GC are internal.
             assert!(owners_named(&bare).iter().any(Option::is_none), "{image}");
 
-            // Without a build id nothing is found by it.
+            // Debug files are found by the build id; without one there is nothing to test.
             let Some(id) = whole.plan.analysis.build_id.as_ref().map(ToString::to_string) else { continue };
             let by_id = root.join(format!("usr/lib/debug/.build-id/{}/{}.debug", &id[..2], &id[2..]));
             std::fs::create_dir_all(by_id.parent().unwrap()).unwrap();
 
-            // Some builds have symbols but no types.
+            // Some builds have symbols but no type information.
             let file = File::open(at("whole")).unwrap();
             let described = dwarf::read_structs(&file, None, &tables::tags(), tables::UNITS)
                 .is_ok_and(|found| found.by_tag.contains_key("rb_objspace"));
@@ -368,7 +368,7 @@ mod tests {
             }
             std::fs::remove_file(&by_id).unwrap();
 
-            // A real server, where one was started over a folder with this image (see docs/debuginfo.md).
+            // A real server, if one was started over a folder with this image (see docs/debuginfo.md).
             if let Ok(url) = std::env::var("GCTRACE_TEST_DEBUGINFOD") {
                 let served = DebugInfo::open(&[], Some(&url), false).unwrap();
                 let asked = planned(&at("bare"), shown, &root, &served).unwrap();
@@ -396,7 +396,7 @@ mod tests {
     }
 
     /// Symbols that are installed after an image was analysed confirm the cached analysis, which is remembered, or refuse
-    /// it by name.
+    /// it, naming their origin.
     #[test]
     fn cached_analyses_are_witnessed() {
         let ruby = crate::debian::libruby();
@@ -439,8 +439,8 @@ mod tests {
         assert!(look().unwrap().cached);
     }
 
-    /// A debug file of another build is refused with both build ids; for images that were not chosen one by one it is
-    /// passed over.
+    /// A debug file of another build is refused, naming both build ids; for images that were not chosen individually it is
+    /// ignored.
     #[test]
     fn other_builds_are_refused() {
         let dir = tempfile::tempdir().unwrap();

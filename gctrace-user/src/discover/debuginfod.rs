@@ -1,5 +1,5 @@
-//! Images about which debuginfod servers are asked, on a thread of its own: a slow server holds up only the images that
-//! wait for its answer.
+//! Queries debuginfod servers about images, on a separate thread: a slow server delays only the images that
+//! wait for its response.
 
 use std::{
     fs::File,
@@ -24,25 +24,25 @@ use super::{
 };
 use crate::{cache::Cache, ruby::fallback::Method};
 
-/// An image that waits for an answer.
+/// An image to query.
 pub(super) struct Request {
     /// Its identity.
     pub(super) key: ImageKey,
-    /// It, open: its process may exit meanwhile.
+    /// The open file: its process may exit meanwhile.
     pub(super) file: File,
-    /// How it is called and found.
+    /// Its paths.
     pub(super) image: ImageFile,
 }
 
-/// What came of it.
+/// The outcome of a request.
 pub(super) struct Response {
-    /// The image.
+    /// The request.
     pub(super) request: Request,
-    /// How it is traced, everything considered.
+    /// The tracing method, taking everything into account.
     pub(super) choice: Choice,
 }
 
-/// What the thread needs.
+/// Input of the thread.
 pub(super) struct Context {
     pub(super) info: Arc<DebugInfo>,
     pub(super) cache: Cache,
@@ -50,16 +50,16 @@ pub(super) struct Context {
     pub(super) abilities: Abilities,
 }
 
-/// The thread, which ends with this (after the answer that it waits for, which takes half a minute at most).
+/// The thread, which ends when this is dropped (after the pending response, which takes at most half a minute).
 pub(super) struct Lookup {
     requests: SyncSender<Request>,
     responses: Receiver<Response>,
-    /// Becomes readable when there is an answer.
+    /// Readable when there is a response.
     awake: UnixStream,
 }
 
 impl Lookup {
-    /// Starts it.
+    /// Starts the thread.
     pub(super) fn start(context: Context) -> io::Result<Self> {
         let (awake, mut wake) = UnixStream::pair()?;
         awake.set_nonblocking(true)?;
@@ -80,17 +80,17 @@ impl Lookup {
         Ok(Self { requests, responses, awake })
     }
 
-    /// Queues a request. `false`: there are too many, or the thread has ended.
+    /// Queues a request. `false`: the queue is full, or the thread has ended.
     pub(super) fn request(&self, request: Request) -> bool {
         self.requests.try_send(request).is_ok()
     }
 
-    /// Readable when there is an answer, or never will be one.
+    /// A descriptor that is readable when there is a response, or when the thread has ended.
     pub(super) fn fd(&self) -> BorrowedFd<'_> {
         self.awake.as_fd()
     }
 
-    /// The next answer, if there is one; `Err` if the thread has ended.
+    /// The next response, if there is one; `Err` if the thread has ended.
     pub(super) fn response(&self) -> Result<Option<Response>, ()> {
         let mut bytes = [0; 64];
         while (&self.awake).read(&mut bytes).is_ok_and(|n| n == bytes.len()) {}

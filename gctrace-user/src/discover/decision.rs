@@ -1,5 +1,5 @@
-//! Which images hold the GC that a process runs, and whether that is certain: the one decision behind a run and `gctrace doctor`.
-//! Nothing here reads a process; both hand over what they read.
+//! Decides which images contain the GC that a process runs, and whether that is certain; shared by runs and `gctrace doctor`.
+//! Nothing here reads a process; both callers pass what they have read.
 
 use std::{fs::File, path::Path};
 
@@ -12,7 +12,7 @@ use crate::{
     preflight::{self, Lacking},
 };
 
-/// What a file holds.
+/// The content of a file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Content {
     /// A CRuby interpreter.
@@ -21,12 +21,12 @@ pub(super) enum Content {
     GcLibrary,
     /// No Ruby.
     Other,
-    /// It should hold an interpreter by its name, and this is why it cannot be read.
+    /// By its name it should be an interpreter, but it cannot be read, for this reason.
     Damaged(String),
 }
 
 impl Content {
-    /// Of an open file; `shown` is the path that messages name.
+    /// The content of an open file; `shown` is the path that messages name.
     pub(super) fn of(file: &File, shown: &Path) -> Self {
         Self::from_probe(probe_ruby(file), shown)
     }
@@ -40,7 +40,7 @@ impl Content {
                 "by its name it holds a CRuby interpreter, but the file is damaged: {error}"
             )),
             Err(error) => {
-                // A broken file with no sign of being a Ruby is not reported.
+                // A broken file that does not look like a Ruby is not reported.
                 log::debug!("{}: {error}", shown.display());
                 Self::Other
             }
@@ -48,16 +48,16 @@ impl Content {
     }
 }
 
-/// What an image is to a process that maps it.
+/// The role of an image in a process that maps it.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Role<'a> {
     /// No Ruby.
     Other,
     /// A Ruby that can be traced.
     Ruby {
-        /// Where its code lies.
+        /// Its load segments.
         segments: &'a [LoadSegment],
-        /// Whether its event sites are known; else there are fallback probes only.
+        /// Whether its event sites are known; otherwise it has only fallback probes.
         sites: bool,
         /// Whether it was built `--with-modular-gc`.
         modular: bool,
@@ -68,23 +68,23 @@ pub(super) enum Role<'a> {
     GcLibrary,
 }
 
-/// Which GCs a process runs. Numbers are indexes of its mappings.
+/// The GCs that a process runs. Numbers are indexes into its mappings.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Gcs {
     /// Whether it maps a Ruby at all, traced or not.
     pub(super) ruby: bool,
-    /// Images that hold their own GC, each with its load bias.
+    /// Images that contain their own GC, each with its load bias.
     pub(super) own: Vec<(usize, u64)>,
     /// Images that are not traced.
     pub(super) refused: Vec<usize>,
-    /// Where the GC is chosen when the VM is set up: which one.
+    /// The chosen GC, if the Ruby chooses it when the VM is set up.
     pub(super) chosen: Option<Chosen>,
 }
 
 /// The GC of a Ruby built `--with-modular-gc`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Chosen {
-    /// The one inside the Ruby, as far as the mappings show ([`built_in`]). It may choose a library later, as long as its VM is not
+    /// The one inside the Ruby, as far as the mappings show ([`built_in`]). The process may still choose a library until its VM is
     /// set up.
     BuiltIn {
         /// The Ruby.
@@ -92,7 +92,7 @@ pub(super) enum Chosen {
         /// Its load bias.
         bias: u64,
     },
-    /// That of a library ([`linked_library`]).
+    /// The GC of a library ([`linked_library`]).
     Library {
         /// The library.
         library: usize,
@@ -101,7 +101,7 @@ pub(super) enum Chosen {
         /// The Ruby's load bias.
         bias: u64,
     },
-    /// That of a library, of which nothing can be known ([`NO_SITES`]).
+    /// The GC of a library about which nothing can be known ([`NO_SITES`]).
     Unknown {
         /// The library.
         library: usize,
@@ -112,7 +112,7 @@ pub(super) enum Chosen {
 pub(super) const NO_SITES: &str = "modular GC: the process runs the GC of this library, and its Ruby is not traced by event \
                                    sites, so nothing is known about it";
 
-/// Decides which GCs a process runs, by its mappings and the roles of their files.
+/// Decides which GCs a process runs, from its mappings and the roles of their files.
 pub(super) fn gcs<'a>(mapped: impl IntoIterator<Item = (&'a ExecutableMapping, Role<'a>)>) -> Gcs {
     let mut gcs = Gcs::default();
     let (mut modular_ruby, mut gc_library, mut fallback) = (None, None, false);
@@ -124,7 +124,7 @@ pub(super) fn gcs<'a>(mapped: impl IntoIterator<Item = (&'a ExecutableMapping, R
             Role::GcLibrary => gc_library = Some(index),
             Role::Ruby { segments, sites, modular } => {
                 fallback |= !sites;
-                // None: another mapping of the file than the one of its code.
+                // `None`: this mapping of the file is not the one with its code.
                 let found = load_bias(mapping, segments).map(|bias| (index, bias));
                 if modular {
                     modular_ruby = modular_ruby.or(found);
@@ -146,15 +146,15 @@ pub(super) fn gcs<'a>(mapped: impl IntoIterator<Item = (&'a ExecutableMapping, R
 /// Whether an image is the one whose events a process has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Sure {
-    /// It is.
+    /// Yes.
     Yes,
-    /// Its first event shows it.
+    /// Its first event will show.
     NotYet,
-    /// It is not, and why.
+    /// No, for this reason.
     No(&'static str),
 }
 
-/// Whether a process runs the GC inside its Ruby. `state`: what reading its VM gave; `loaded`: whether it has loaded a library.
+/// Whether a process runs the GC inside its Ruby. `state`: the result of reading its VM; `loaded`: whether it has loaded a library.
 pub(super) fn built_in<E>(state: &Result<VmState, E>, loaded: impl FnOnce() -> Option<bool>) -> Sure {
     match state {
         Ok(VmState::NotSetUp | VmState::Unreadable(_)) => Sure::NotYet,
@@ -163,7 +163,7 @@ pub(super) fn built_in<E>(state: &Result<VmState, E>, loaded: impl FnOnce() -> O
     }
 }
 
-/// Whether a process runs the GC library that it maps. `state`: what reading its VM gave; `linked`: whether the library refers to the
+/// Whether a process runs the GC library that it maps. `state`: the result of reading its VM; `linked`: whether the library refers to the
 /// VM of its Ruby.
 pub(super) fn linked_library<E>(state: &Result<VmState, E>, linked: impl FnOnce() -> Option<bool>) -> Sure {
     match state {
@@ -175,13 +175,13 @@ pub(super) fn linked_library<E>(state: &Result<VmState, E>, linked: impl FnOnce(
     }
 }
 
-/// Why an id that a user has given as a pid is not the id of a process.
+/// Why an id that a user gave as a pid is not that of a process.
 pub(super) fn not_a_process(pid: u32) -> Option<String> {
     let process = proc_root::process_of_thread(pid)?;
     Some(format!("it is a thread of process {process}: give --pid {process}"))
 }
 
-/// Why a process whose mappings could not be read is not known; and whether it may be a Ruby.
+/// Why the mappings of a process could not be read; and whether it may still be a Ruby.
 pub(super) fn unreadable(error: &ProcError) -> (String, bool) {
     match error {
         ProcError::NotFound(_) => ("no such process".to_owned(), false),
@@ -193,7 +193,7 @@ pub(super) fn unreadable(error: &ProcError) -> (String, bool) {
     }
 }
 
-/// Why the kernel does not let a file of a process be read, and what helps.
+/// Why the kernel denies reading a file of a process, and the remedy.
 fn denied(path: Option<&Path>, root: bool, lacking: Option<&Lacking>) -> String {
     if !root {
         return "its mappings cannot be read: it is another user's, or protected by the system; run gctrace as root (sudo), on the host"
@@ -250,7 +250,7 @@ mod tests {
         gcs(mappings.iter().zip(roles.iter().copied()))
     }
 
-    /// Every mix of a plain Ruby, a modular one, fallback probes, a refused one, and a library has one answer.
+    /// Every combination of a plain Ruby, a modular one, fallback probes, a refused one, and a library has one answer.
     #[test]
     fn every_mix() {
         let code = segments();
@@ -301,7 +301,7 @@ mod tests {
         }
     }
 
-    /// Who is root is not told to become root, but what was refused.
+    /// A user who is root is not advised to become root; the message names what was denied.
     #[test]
     fn denials() {
         let path = Path::new("/proc/1/maps");
@@ -316,7 +316,7 @@ mod tests {
         }
     }
 
-    /// A file that cannot be read is a damaged Ruby by its name, and else nothing.
+    /// A file that cannot be read is a damaged Ruby if its name says so, and otherwise nothing.
     #[test]
     fn content() {
         let probe = || Err(ElfError::OutOfFile { what: "x" });

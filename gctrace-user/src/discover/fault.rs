@@ -1,5 +1,5 @@
-//! Faults injected on request, so that tests can see the live checks catch them on real processes. Each could be in a
-//! plan if the static checks missed it. Nothing but what gctrace believes is changed.
+//! Faults injected on request, so that tests can show that the live checks catch them on real processes. Each could be in a
+//! plan if the static checks missed it. Only gctrace's view is changed, never the traced process.
 
 use gctrace_common::{config::Span, event::Point};
 
@@ -23,11 +23,11 @@ pub enum Fault {
     Attach,
 }
 
-/// Beyond the end of any file.
+/// An offset beyond the end of any file.
 const NOWHERE: FileOffset = FileOffset(1 << 50);
 
 impl Fault {
-    /// Injects it.
+    /// Injects the fault into a plan.
     pub fn inject(self, plan: &mut AttachPlan) {
         let mut exchange = |one: Point, two: Point| {
             for site in &mut plan.sites {
@@ -58,7 +58,7 @@ impl Fault {
         }
     }
 
-    /// The same for fallback probes, of which only the last one is a subject.
+    /// The same for fallback probes, to which only [`Fault::Attach`] applies.
     pub fn inject_last(self, last: &mut FallbackProbes) {
         if self == Self::Attach
             && let Some(last) = last.probes.last_mut()

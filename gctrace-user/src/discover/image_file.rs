@@ -1,4 +1,4 @@
-//! The file of an image: how to open it, how it is called, and below which root folders its debug files may be.
+//! The file of an image: how to open it, its paths, and below which root folders its debug files may be.
 
 use std::{
     fs,
@@ -13,11 +13,11 @@ use crate::host::proc_root;
 pub(super) struct ImageFile {
     /// Path by which gctrace opens it.
     pub(super) open: PathBuf,
-    /// Path that messages name: that of the process's maps.
+    /// Path that messages name: the one in the process's maps.
     pub(super) shown: PathBuf,
     /// Path below the root of its process.
     pub(super) in_root: PathBuf,
-    /// Root folders to look below: that of its process, then the host's.
+    /// Root folders to search below: that of its process, then the host's.
     pub(super) roots: Vec<PathBuf>,
 }
 
@@ -28,13 +28,13 @@ impl ImageFile {
         Self { open: path.clone(), shown: path.clone(), in_root: path, roots: vec![PathBuf::from("/")] }
     }
 
-    /// A file that a process maps, opened by `open`; `shown` is its path in the process's maps.
+    /// A file that a process maps. `open`: the path to open it; `shown`: its path in the process's maps.
     pub(super) fn of_process(pid: u32, open: &Path, shown: &Path) -> Self {
         let root = proc_root::path(pid, "root");
         if is_ours(pid, &root) {
             return Self { open: open.to_owned(), ..Self::on_host(shown) };
         }
-        // A process that has changed its root sees less of the path than we, unless its namespace ends there, too.
+        // A process that has changed its root sees less of the path than gctrace does, unless its mount namespace has that root, too.
         let path = fs::read_link(&root).ok().and_then(|root| beneath(shown, &root));
         let (open, shown) = (open.to_owned(), shown.to_owned());
         let in_root = path.unwrap_or_else(|| shown.clone());
@@ -42,12 +42,12 @@ impl ImageFile {
     }
 }
 
-/// The path as it is seen below `root`; `None` if it does not lie there.
+/// The path relative to `root`; `None` if it is not below it.
 fn beneath(path: &Path, root: &Path) -> Option<PathBuf> {
     path.strip_prefix(root).ok().map(|rest| Path::new("/").join(rest))
 }
 
-/// Whether a process sees the same files under the same paths as we: it has our root and our mounts.
+/// Whether a process sees the same files under the same paths as gctrace: it has the same root and mount namespace.
 fn is_ours(pid: u32, root: &Path) -> bool {
     let mounts = |link: &Path| fs::read_link(link).ok();
     let folder = |path: &Path| fs::metadata(path).ok().map(|data| (data.dev(), data.ino()));
@@ -59,7 +59,7 @@ fn is_ours(pid: u32, root: &Path) -> bool {
 mod tests {
     use super::*;
 
-    /// What a process sees of a path that it reaches through a root of its own, and of another one.
+    /// How a process sees a path below its own root, and one that is not below it.
     #[test]
     fn below_a_root() {
         let library = Path::new("/srv/box/usr/lib/libruby.so");
@@ -68,7 +68,7 @@ mod tests {
         assert_eq!(beneath(library, Path::new("/srv/bo")), None);
     }
 
-    /// A process with our root is looked at by the host's paths; one that is gone still has the host's root to fall back on.
+    /// A process with gctrace's root uses the host's paths; one that is gone falls back on the host's root.
     #[test]
     fn own_and_vanished() {
         let path = Path::new("/usr/lib/libruby.so");

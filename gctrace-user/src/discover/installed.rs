@@ -1,5 +1,5 @@
-//! Ruby images that are installed but may not be running yet. Probing them beforehand is what makes the very first
-//! GC of a short script visible.
+//! Ruby images that are installed but may not be running yet. Probing them beforehand makes the very first GC of a short
+//! script visible.
 
 use std::{
     collections::BTreeSet,
@@ -16,7 +16,7 @@ use crate::{
     host::root_file,
 };
 
-/// Where the dynamic linker looks when the file says nothing.
+/// Default search folders of the dynamic linker.
 const LIB_DIRS: [&str; 8] = [
     "/lib/x86_64-linux-gnu",
     "/usr/lib/x86_64-linux-gnu",
@@ -28,13 +28,13 @@ const LIB_DIRS: [&str; 8] = [
     "/usr/local/lib",
 ];
 
-/// How long looking for them may take: a home may be on a file server that does not answer.
+/// Maximum time of the search: a home may be on a file server that does not respond.
 const PATIENCE: Duration = Duration::from_secs(1);
-/// Most images that are looked for.
+/// Maximum number of images to find.
 const IMAGES: usize = 64;
 
-/// Paths of files that hold a Ruby interpreter, each once, those that are the likeliest first. With `layers`, those of
-/// containers' roots, too.
+/// Paths of files that contain a Ruby interpreter, without duplicates, the most likely ones first. With `layers`, including those in
+/// containers' roots.
 pub(super) fn images(layers: bool) -> Vec<PathBuf> {
     let (sender, receiver) = mpsc::channel();
     let look = move || {
@@ -42,7 +42,7 @@ pub(super) fn images(layers: bool) -> Vec<PathBuf> {
         let images = bins.flat_map(|path| images_of(&path));
         let inside = layers.then(places::layer_files).into_iter().flatten().filter(|path| holds_ruby(path));
         for path in images.chain(inside) {
-            // Its results are not needed any more.
+            // The search has ended; its results are no longer needed.
             if sender.send(path).is_err() {
                 return;
             }
@@ -67,14 +67,14 @@ pub(super) fn images(layers: bool) -> Vec<PathBuf> {
     found
 }
 
-/// The images of the Rubies in known places beside which there is a program of this name, as a shim starts one of them.
+/// The images of Rubies in known places that have a program of this name beside them: a shim starts one of these.
 pub(super) fn images_named(name: &str, libraries: &OsStr) -> BTreeSet<PathBuf> {
     let dirs = places::bin_dirs().into_iter().filter(|dir| dir.join(name).is_file());
     let rubies = dirs.map(|dir| dir.join("ruby")).take(IMAGES);
     rubies.flat_map(|ruby| images_of_with(&ruby, libraries)).collect()
 }
 
-/// Files of a folder by their names.
+/// The files of a folder whose names are wanted.
 fn executables(dir: &Path, wanted: impl Fn(&OsStr) -> bool) -> Vec<PathBuf> {
     let entries = fs::read_dir(dir).into_iter().flatten().flatten();
     entries.filter(|entry| wanted(&entry.file_name())).map(|entry| entry.path()).collect()
@@ -84,12 +84,12 @@ fn holds_ruby(path: &Path) -> bool {
     root_file::open(path).is_ok_and(|file| matches!(probe_ruby(&file), Ok(Some(RubyPresence::Defines))))
 }
 
-/// The files that hold the interpreter which this executable would run: itself, or the libraries it loads.
+/// The files with the interpreter that this executable would run: itself, or the libraries it loads.
 pub(super) fn images_of(executable: &Path) -> Vec<PathBuf> {
     images_of_with(executable, OsStr::new(""))
 }
 
-/// The same where `LD_LIBRARY_PATH` is this.
+/// Like [`images_of`], with this `LD_LIBRARY_PATH`.
 pub(super) fn images_of_with(executable: &Path, libraries: &OsStr) -> Vec<PathBuf> {
     let Ok(executable) = fs::canonicalize(executable) else { return Vec::new() };
     let Ok(file) = root_file::open(&executable) else { return Vec::new() };
@@ -107,21 +107,21 @@ pub(super) fn images_of_with(executable: &Path, libraries: &OsStr) -> Vec<PathBu
     }
 }
 
-/// Paths of the GC libraries of a Ruby built `--with-modular-gc`, in the file system below `root`. `directory`: as the
-/// Ruby's file shows it.
+/// Paths of the GC libraries of a Ruby built `--with-modular-gc`, in the file system below `root`. `directory`: as stored in the
+/// Ruby's file.
 pub(super) fn gc_libraries(root: &Path, directory: &str) -> BTreeSet<PathBuf> {
     let directory = root.join(directory.trim_start_matches('/'));
     let Ok(entries) = fs::read_dir(directory) else { return BTreeSet::new() };
     entries.flatten().map(|entry| entry.path()).filter(|path| names_gc_library(path)).collect()
 }
 
-/// Whether a path says by its name that the file is a GC library: `librubygc.default.so`.
+/// Whether a file name is that of a GC library: `librubygc.default.so`.
 pub(super) fn names_gc_library(path: &Path) -> bool {
     let name = path.file_stem().and_then(OsStr::to_str).and_then(|name| name.strip_prefix("librubygc."));
     name.is_some() && path.extension() == Some(OsStr::new("so"))
 }
 
-/// Whether a path says by its name that the file is a Ruby or a Ruby library.
+/// Whether a file name is that of a Ruby or a Ruby library.
 pub(super) fn names_ruby(path: &Path) -> bool {
     path.file_name().is_some_and(|name| is_ruby_name(name) || name.as_encoded_bytes().starts_with(b"libruby"))
 }
@@ -133,8 +133,8 @@ fn is_ruby_name(name: &OsStr) -> bool {
         .is_some_and(|rest| rest.chars().all(|c| c.is_ascii_digit() || c == '.'))
 }
 
-/// Where a library may be loaded from. Whether the file's own path or `LD_LIBRARY_PATH` comes first depends on the tag of
-/// the former, so it is both.
+/// The possible locations of a library. Whether the file's own path or `LD_LIBRARY_PATH` takes precedence depends on the tag of
+/// the former, so both are returned.
 fn find_library(
     soname: &str,
     run_path: Option<&str>,
@@ -147,7 +147,7 @@ fn find_library(
     let own = own.map(|dir| dir.replace("${ORIGIN}", &origin).replace("$ORIGIN", &origin));
     let own = own.map(PathBuf::from).find_map(in_dir);
     let given = std::env::split_paths(libraries).find_map(in_dir);
-    // A Ruby that was moved is started by a shim that sets the variable.
+    // A Ruby that was moved is started by a shim that sets the variable to this folder.
     let beside = executable.parent().and_then(Path::parent).and_then(|root| in_dir(root.join("lib")));
     if own.is_some() || given.is_some() || beside.is_some() {
         return [own, given, beside].into_iter().flatten().collect();
@@ -155,7 +155,7 @@ fn find_library(
     LIB_DIRS.iter().map(PathBuf::from).chain(configured()).find_map(in_dir).into_iter().collect()
 }
 
-/// Why nothing is known of an executable that loads these libraries, when [`images_of`] finds none of them.
+/// The message for an executable that loads these libraries, if [`images_of`] finds none of them.
 pub(super) fn not_found(sonames: &[String]) -> String {
     format!(
         "it loads {}, which was not found beside it or where this host's dynamic linker looks ({}, …): name the file of that library, \
@@ -165,7 +165,7 @@ pub(super) fn not_found(sonames: &[String]) -> String {
     )
 }
 
-/// Folders that the administrator has named to the dynamic linker.
+/// Folders that the administrator has configured for the dynamic linker.
 fn configured() -> Vec<PathBuf> {
     let files = fs::read_dir("/etc/ld.so.conf.d").into_iter().flatten().flatten();
     let files = files.map(|entry| entry.path()).filter(|path| path.extension() == Some(OsStr::new("conf")));
@@ -181,7 +181,7 @@ mod tests {
     use super::*;
     use crate::debian::libruby;
 
-    /// Version suffixes belong to Ruby, other programs' names do not.
+    /// Names with a version suffix are Ruby; those of other programs are not.
     #[test]
     fn names() {
         for (name, expected) in [("ruby", true), ("ruby3.1", true), ("ruby-lsp", false), ("rubygems", false)]

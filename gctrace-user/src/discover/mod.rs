@@ -1,4 +1,4 @@
-//! Finding Ruby processes and images, now and later, and having them probed. The slow path, on a thread of its own.
+//! Finding Ruby processes and images, at start and later, and having them probed. Not time-critical; runs on its own thread.
 
 mod cgroups;
 mod control;

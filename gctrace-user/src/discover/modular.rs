@@ -1,4 +1,4 @@
-//! Processes of a Ruby built `--with-modular-gc`: which GC each runs, and with which image it is traced.
+//! Processes of a Ruby built `--with-modular-gc`: which GC each runs, and by which image it is traced.
 //!
 //! The GC that is compiled into the Ruby has its event sites there; a GC library has its own. A process has one of them,
 //! chosen before its VM is set up, and only the chosen one's sites are ever reached.
@@ -19,7 +19,7 @@ use super::{
 use crate::{host::root_file, images::GcOf};
 
 impl Control {
-    /// Finds out which GC the process runs, and has it traced with the image that holds it.
+    /// Finds out which GC the process runs, and traces it by the image that contains that GC.
     pub(super) fn inspect_modular(&mut self, pid: u32) {
         let mappings = match mappings::of_process(pid) {
             Ok(mappings) => mappings,
@@ -67,7 +67,7 @@ impl Control {
         }
     }
 
-    /// Has the GC libraries probed that processes of a Ruby may choose, where they are installed.
+    /// Probes the installed GC libraries that processes of a Ruby may choose.
     pub(super) fn add_gc_libraries(&mut self, key: ImageKey, ruby: &Arc<ProbedImage>, image: &ImageFile) {
         let Some(directory) = ruby.modular().and_then(|modular| modular.directory.as_deref()) else { return };
         for root in &image.roots {
@@ -84,7 +84,7 @@ impl Control {
         }
     }
 
-    /// What is known of a GC library in processes of that Ruby.
+    /// The verdict on a GC library in processes of that Ruby.
     fn library(
         &mut self,
         key: &ImageKey,
@@ -94,7 +94,7 @@ impl Control {
         if let Some(verdict) = self.libraries.get(&(*key, ruby_key)) {
             return verdict.clone();
         }
-        // Its probes find the VM at the place where it is in that Ruby.
+        // Its probes find the VM at its location in that Ruby only.
         let other = |(library, _): &(ImageKey, ImageKey), verdict: &Verdict| {
             library == key && matches!(verdict, Verdict::Traced(_))
         };
@@ -106,7 +106,7 @@ impl Control {
         } else {
             match self.open_library(*key, image, ruby) {
                 Ok(verdict) => verdict,
-                // The next process that maps it is another try.
+                // Retried when the next process maps it.
                 Err(NotOpened { reason, passes: true }) => return Verdict::Refused(reason.into()),
                 Err(NotOpened { reason, .. }) => Verdict::Refused(reason.into()),
             }
@@ -123,11 +123,11 @@ impl Control {
     ) -> Result<Verdict, NotOpened> {
         let Some(plan) = ruby.plan.as_ref() else { return Ok(Verdict::NotRuby) };
         let file = root_file::open(&image.open).map_err(|error| NotOpened {
-            // The process is gone, or we are out of descriptors: that says nothing of the library.
+            // The process is gone, or gctrace has run out of descriptors. That says nothing about the library.
             passes: error.kind() != io::ErrorKind::Other,
             reason: format!("{} cannot be opened: {error}", image.shown.display()),
         })?;
-        // Its symbols are only a witness: servers are not asked for them.
+        // Its symbols only confirm the sites: servers are not queried for them.
         let never = Cell::new(false);
         let around = Around { info: &self.debug, image, later: Some(&never) };
         let abilities = self.abilities();

@@ -1,4 +1,4 @@
-//! Folders in which packages, version managers and container engines put Rubies.
+//! Folders in which packages, version managers and container engines install Rubies.
 
 use std::{
     collections::{BTreeSet, HashSet},
@@ -10,9 +10,9 @@ use std::{
 
 use crate::host::proc_root;
 
-/// Where packages put `ruby`.
+/// Where packages install `ruby`.
 const BIN_DIRS: [&str; 4] = ["/usr/bin", "/usr/local/bin", "/bin", "/opt/ruby/bin"];
-/// Where version managers and bundles put one Ruby each.
+/// Where version managers and bundles install one Ruby each.
 const SYSTEM: [&str; 11] = [
     "/opt/rubies/*/bin",
     "/opt/rbenv/versions/*/bin",
@@ -26,7 +26,7 @@ const SYSTEM: [&str; 11] = [
     "/opt/*/embedded/bin",
     "/opt/puppetlabs/*/bin",
 ];
-/// The same, in the home of a user.
+/// The same, relative to the home of a user.
 const HOME: [&str; 8] = [
     ".rbenv/versions/*/bin",
     ".asdf/installs/ruby/*/bin",
@@ -37,7 +37,7 @@ const HOME: [&str; 8] = [
     ".frum/versions/*/bin",
     ".linuxbrew/Cellar/ruby*/*/bin",
 ];
-/// Variables that move a version manager elsewhere, and where the Rubies are below that.
+/// Variables that relocate a version manager, and where its Rubies are below that folder.
 const MOVED: [(&str, &str); 5] = [
     ("RBENV_ROOT", "versions/*/bin"),
     ("ASDF_DATA_DIR", "installs/ruby/*/bin"),
@@ -45,7 +45,7 @@ const MOVED: [(&str, &str); 5] = [
     ("rvm_path", "rubies/*/bin"),
     ("HOMEBREW_CELLAR", "ruby*/*/bin"),
 ];
-/// Where a layer of a container's root has a Ruby.
+/// Where a layer of a container's root may have a Ruby.
 const LAYER: [&str; 10] = [
     "usr/local/lib/libruby*",
     "usr/lib/*-linux-gnu/libruby*",
@@ -58,18 +58,18 @@ const LAYER: [&str; 10] = [
     "opt/*/bin/ruby*",
     "opt/rubies/*/bin/ruby*",
 ];
-/// Homes that no user has.
+/// Home folders that are never those of a person.
 const NO_HOMES: [&str; 6] = ["", "/", "/dev", "/proc", "/sys", "/nonexistent"];
 
-/// Entries of a folder that are looked at where a pattern has a star.
+/// Maximum number of folder entries read where a pattern has a star.
 const ENTRIES: usize = 256;
-/// Folders that are looked at, homes of users, and layers.
+/// Maximum numbers of folders, home folders and layers that are searched.
 const DIRS: usize = 1024;
 const HOMES: usize = 1024;
 const LAYERS: usize = 512;
 const NAMESPACES: usize = 256;
 
-/// Folders in which a `ruby` may be, those that are the likeliest first.
+/// Folders in which a `ruby` may be, the most likely ones first.
 pub(super) fn bin_dirs() -> Vec<PathBuf> {
     let path = env::var_os("PATH").unwrap_or_default();
     let mut dirs: Vec<PathBuf> = env::split_paths(&path).filter(|dir| dir.is_absolute()).collect();
@@ -90,7 +90,7 @@ pub(super) fn bin_dirs() -> Vec<PathBuf> {
     dirs
 }
 
-/// The homes of all users: our own first, then that of who called sudo, then as in passwd(5).
+/// The homes of all users: gctrace's own first, then that of the caller of sudo, then in the order of passwd(5).
 fn homes() -> Vec<PathBuf> {
     let passwd = fs::read_to_string("/etc/passwd").unwrap_or_default();
     let listed = homes_of(&passwd, env::var("SUDO_USER").ok().as_deref());
@@ -114,8 +114,8 @@ fn homes_of(passwd: &str, first: Option<&str>) -> Vec<PathBuf> {
     homes.into_iter().map(|(_, home)| home.into()).collect()
 }
 
-/// Files in the layers of containers' roots that may hold a Ruby, by their names. Links are left out: they mean something
-/// else here than in the container.
+/// Files in the layers of containers' roots that may contain a Ruby, by their names. Links are left out: their targets differ
+/// inside the container.
 pub(super) fn layer_files() -> BTreeSet<PathBuf> {
     let mut found = BTreeSet::new();
     for layer in layers() {
@@ -150,7 +150,7 @@ fn layers() -> BTreeSet<PathBuf> {
     layers
 }
 
-/// The paths that match a pattern: a star in it is any part of one name.
+/// The paths that match a pattern: a star matches any part of one name.
 fn expand(base: &Path, pattern: &str) -> Vec<PathBuf> {
     let mut paths = vec![base.to_owned()];
     for part in pattern.split('/') {
@@ -180,7 +180,7 @@ fn expand(base: &Path, pattern: &str) -> Vec<PathBuf> {
 mod tests {
     use super::*;
 
-    /// Stars match one name each, in order.
+    /// A star matches within one name, in order.
     #[test]
     fn patterns() {
         let dir = tempfile::tempdir().unwrap();

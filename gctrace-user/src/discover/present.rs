@@ -1,11 +1,11 @@
-//! Which processes a selection means at one moment, for a look that does not follow them.
+//! The processes that a selection covers at one moment, for commands that do not follow them.
 
 use std::collections::BTreeSet;
 
 use super::{Selection, cgroups, descendants};
 use crate::host::{called, proc_root};
 
-/// The processes that a selection means now, Rubies or not.
+/// The processes that a selection covers now, whether they are Rubies or not.
 ///
 /// # Errors
 ///

@@ -1,8 +1,8 @@
-//! Which Ruby a command will run, found out before it is started, so that its first cycles are seen.
+//! Finds out which Ruby a command will run before it is started, so that its first GC cycles are seen.
 //!
-//! What decides in the end is the command itself; here are the ways that are usual: `PATH`, `#!` lines, `env`, shells
-//! and other programs that start what their arguments name, and shims of version managers, whose Rubies are known places.
-//! A Ruby that is found in vain costs nothing but its analysis.
+//! Only the command itself decides in the end; this covers the usual ways: `PATH`, `#!` lines, `env`, shells
+//! and other programs that start what their arguments name, and shims of version managers, whose Rubies are in known places.
+//! A Ruby that is found in vain costs only its analysis.
 
 use std::{
     collections::BTreeSet,
@@ -16,18 +16,18 @@ use std::{
 
 use super::installed;
 
-/// Programs that start each other, at most.
+/// Maximum length of a chain of programs that start each other.
 const DEPTH: usize = 8;
-/// Words of arguments and of shell scripts that are looked at.
+/// Maximum number of words examined in arguments and shell scripts.
 const WORDS: usize = 64;
-/// How much of a script is read.
+/// Maximum number of bytes read of a script.
 const SCRIPT: u64 = 16 << 10;
-/// How long a `#!` line may be (`BINPRM_BUF_SIZE`, include/uapi/linux/binfmts.h).
+/// Maximum length of a `#!` line in bytes (`BINPRM_BUF_SIZE`, include/uapi/linux/binfmts.h).
 const SHEBANG: usize = 256;
 
-/// Files that hold the Rubies which a command may run.
+/// Files with the Rubies that a command may run.
 pub(super) fn images_of_command(command: &[OsString]) -> BTreeSet<PathBuf> {
-    // A program whose path is no UTF-8 is found when it maps its Ruby.
+    // A program whose path is not UTF-8 is found when it maps its Ruby.
     let command: Vec<String> = command.iter().map(|word| word.to_string_lossy().into_owned()).collect();
     let mut search = Search {
         path: env::var_os("PATH").unwrap_or_default(),
@@ -43,7 +43,7 @@ struct Search {
     path: OsString,
     libraries: OsString,
     found: BTreeSet<PathBuf>,
-    /// Commands looked at so far.
+    /// Number of commands examined so far.
     looked: usize,
 }
 
@@ -71,7 +71,7 @@ impl Search {
         if name == "env" || name == "coreutils" {
             return self.env(args, depth);
         }
-        // A shell, a wrapper such as `timeout 10`, or a program that has nothing to do with Ruby.
+        // A shell, a wrapper such as `timeout 10`, or a program unrelated to Ruby.
         for word in args.iter().flat_map(|arg| words(arg)).take(WORDS) {
             if !word.starts_with('-') && !word.contains('=') {
                 self.command(&[word.to_owned()], depth - 1);
@@ -79,19 +79,19 @@ impl Search {
         }
     }
 
-    /// A script: its interpreter, and where that is a shell what its lines name by absolute paths.
+    /// A script: its interpreter, and if that is a shell, the programs that its lines name by absolute paths.
     fn script(&mut self, line: &[u8], text: &[u8], path: &Path, args: &[String], depth: usize) {
         let line = line.split(|&byte| byte == b'\n').next().unwrap_or_default();
         let line = String::from_utf8_lossy(&line[..line.len().min(SHEBANG)]).into_owned();
         let line = line.trim();
-        // The kernel passes everything behind the interpreter as one argument.
+        // The kernel passes everything after the interpreter as one argument.
         let (interpreter, argument) = line.split_once([' ', '\t']).unwrap_or((line, ""));
         let mut command = vec![interpreter.to_owned()];
         command.extend((!argument.trim().is_empty()).then(|| argument.trim().to_owned()));
         let before = self.found.len();
         command.push(path.to_string_lossy().into_owned());
         command.extend_from_slice(args);
-        // The script itself would be looked at again as an argument of a shell.
+        // As an argument of a shell, the script itself would be examined again.
         let is_shell = interpreter.ends_with("sh");
         if !is_shell {
             self.command(&command, depth - 1);
@@ -103,7 +103,7 @@ impl Search {
                     self.command(&[word.to_owned()], depth - 1);
                 }
             }
-            // A shim: the Rubies that it chooses from are in known places; a wrapper starts another one by its name.
+            // A shim: the Rubies that it chooses from are in known places. A wrapper: it starts another program by its name.
             let name = path.file_name().map(|name| name.to_string_lossy().into_owned());
             self.found.extend(name.iter().flat_map(|name| installed::images_named(name, &self.libraries)));
             if is_shell && String::from_utf8_lossy(text).contains("ruby") {
@@ -144,7 +144,7 @@ impl Search {
         }
     }
 
-    /// The file that a program is, opened. Only regular, executable files are.
+    /// Resolves a program to its file, opened. Only regular, executable files qualify.
     fn find(&self, program: &str) -> Option<(PathBuf, File)> {
         if program.contains('/') {
             return open(Path::new(program));
@@ -153,7 +153,7 @@ impl Search {
     }
 }
 
-/// Opens a regular file that may be executed. Nothing that is opened blocks, be it a FIFO.
+/// Opens a regular, executable file. Opening never blocks, not even on a FIFO.
 fn open(path: &Path) -> Option<(PathBuf, File)> {
     let is_program = |data: &fs::Metadata| data.is_file() && data.mode() & 0o111 != 0;
     if !fs::metadata(path).is_ok_and(|data| is_program(&data)) {
@@ -163,7 +163,7 @@ fn open(path: &Path) -> Option<(PathBuf, File)> {
     file.metadata().is_ok_and(|data| is_program(&data)).then(|| (path.to_owned(), file))
 }
 
-/// The words of a piece of shell.
+/// The words of a shell fragment.
 fn words(text: &str) -> impl Iterator<Item = &str> {
     text.split(|c: char| c.is_whitespace() || "\"'`;|&()<>{}$".contains(c)).filter(|word| !word.is_empty())
 }
@@ -174,7 +174,7 @@ mod tests {
 
     use super::*;
 
-    /// The library of this machine's Ruby, by which results are recognised.
+    /// The library of this machine's Ruby, which identifies results.
     fn library() -> PathBuf {
         installed::images_of(Path::new("/usr/bin/ruby")).pop().unwrap()
     }
@@ -190,7 +190,7 @@ mod tests {
         path.to_string_lossy().into_owned()
     }
 
-    /// A Ruby elsewhere: an executable without the library of the system.
+    /// A Ruby in another place: an executable without the system's library.
     fn copied(dir: &Path) -> (String, PathBuf) {
         let (bin, lib) = (dir.join("bin"), dir.join("lib"));
         fs::create_dir_all(&bin).unwrap();
@@ -206,7 +206,7 @@ mod tests {
         (bin.join("ruby").to_string_lossy().into_owned(), copy)
     }
 
-    /// Programs by name and path, scripts, `env` with all it may carry, shells and wrappers lead to the Ruby.
+    /// Programs by name and path, scripts, `env` with all its options, shells and wrappers lead to the Ruby.
     #[test]
     fn ways() {
         let dir = tempfile::tempdir().unwrap();
@@ -248,7 +248,7 @@ mod tests {
         assert!(found.contains(&fs::canonicalize(copy).unwrap()), "{found:?}");
     }
 
-    /// Links in a circle, scripts that are each other's interpreters, pipes and damaged files end the search.
+    /// Cyclic links, scripts that are each other's interpreters, pipes and damaged files end the search.
     #[test]
     fn hostile() {
         let dir = tempfile::tempdir().unwrap();

@@ -1,4 +1,4 @@
-//! Which processes a run is about.
+//! The selection of processes for a run.
 
 use std::{ffi::OsString, path::PathBuf};
 
@@ -13,13 +13,13 @@ pub struct Selection {
     pub only_pids: Vec<u32>,
     /// Programs with these names, and their descendants.
     pub names: Vec<String>,
-    /// Those in these cgroups or below them.
+    /// Processes in these cgroups or their descendants.
     pub cgroups: Vec<PathBuf>,
-    /// Those of these systemd units.
+    /// Processes of these systemd units.
     pub units: Vec<String>,
-    /// Those in containers with these ids, beginnings of ids, or names.
+    /// Processes in containers with these ids, id prefixes, or names.
     pub containers: Vec<String>,
-    /// This one, started by us, and its descendants.
+    /// This command, started by gctrace, and its descendants.
     pub command: Option<Vec<OsString>>,
 }
 
@@ -29,7 +29,7 @@ impl Selection {
         self.pids.iter().chain(&self.only_pids).copied()
     }
 
-    /// What can select processes that the user did not name by pid, as the flags say it, for people.
+    /// The criteria that can select processes not named by pid, worded like the flags, for messages.
     pub fn sought(&self) -> String {
         let Self { all, names, cgroups, units, containers, .. } = self;
         let paths = cgroups.iter().map(|path| format!("--cgroup {}", path.display()));
@@ -50,25 +50,25 @@ impl Selection {
         !self.is_open() && self.pids.is_empty() && self.only_pids.is_empty()
     }
 
-    /// Whether cgroups decide, too.
+    /// Whether cgroups are part of the selection.
     pub fn has_groups(&self) -> bool {
         let any = !self.cgroups.is_empty() || !self.containers.is_empty() || !self.units.is_empty();
         any && !self.all
     }
 
-    /// Whether processes can be selected that are not descendants of a process that was named. A run that is not open is
-    /// over when the last selected process has ended.
+    /// Whether processes other than the named ones and their descendants can be selected. A run that is not open
+    /// ends when the last selected process has ended.
     pub fn is_open(&self) -> bool {
         self.all || self.command.is_some() || !self.names.is_empty() || self.has_groups()
     }
 
-    /// Whether a command and what it starts is all that is selected.
+    /// Whether only a command and its descendants are selected.
     pub fn is_of_command(&self) -> bool {
         let others = Self { command: None, ..self.clone() };
         self.command.is_some() && others.is_empty()
     }
 
-    /// Whether the kernel must know processes one by one, besides cgroups.
+    /// Whether the kernel needs a list of individual processes, besides cgroups.
     pub fn lists_processes(&self) -> bool {
         !self.pids.is_empty()
             || !self.only_pids.is_empty()
@@ -76,7 +76,7 @@ impl Selection {
             || self.command.is_some()
     }
 
-    /// The one process that can be traced, where there is only one: its probes are then invisible to all others.
+    /// The only process that can be traced, if there is just one: its probes then do not affect any other.
     pub fn single(&self) -> Option<u32> {
         match self.only_pids.as_slice() {
             [pid] if self.pids.is_empty() && !self.is_open() => Some(*pid),
@@ -89,7 +89,7 @@ impl Selection {
 mod tests {
     use super::*;
 
-    /// A tree of processes ends with its last member; names and groups can always match another process.
+    /// A selection of process trees ends with the last process; names and groups can always match another process.
     #[test]
     fn openness() {
         let none = Selection::default();

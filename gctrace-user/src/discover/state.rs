@@ -1,4 +1,4 @@
-//! Where an image lies in a process, and the state of its VM, read from its memory.
+//! The location of an image in a process, and the state of its VM, read from its memory.
 
 use std::{cell::Cell, fs::File, io, os::unix::fs::FileExt as _, time::Duration};
 
@@ -8,10 +8,10 @@ use crate::{
     ruby::{Modular, live_check, plan::AttachPlan},
 };
 
-/// How often a state is read again when the VM was busy.
+/// Maximum number of attempts to read a state while the VM is busy.
 const STATE_TRIES: u32 = 5;
 
-/// What reading a VM from its memory gave.
+/// The result of reading a VM from its memory.
 #[derive(Debug)]
 pub enum VmState {
     /// Read between two GC pauses and proven: time and snapshot data.
@@ -20,14 +20,14 @@ pub enum VmState {
     PerThread,
     /// The VM is not set up yet.
     NotSetUp,
-    /// It was collecting whenever it was looked at.
+    /// A GC was running at every attempt.
     Busy,
-    /// Its memory cannot be read, or it is gone.
+    /// Its memory cannot be read, or the process is gone.
     Unreadable(io::Error),
 }
 
 impl VmState {
-    /// The state, if it could be read; without it the first GC event of the process is proven instead.
+    /// The state, if it could be read; otherwise the first GC event of the process is proven instead.
     pub fn data(self) -> Option<(u64, Vec<u8>)> {
         match self {
             Self::Proven(ts_ns, data) => Some((ts_ns, data)),
@@ -36,7 +36,7 @@ impl VmState {
     }
 }
 
-/// An integer of a process's memory; `None` if it cannot be read.
+/// `N` bytes of a process's memory; `None` if they cannot be read.
 fn number<const N: usize>(pid: u32, address: u64) -> Option<[u8; N]> {
     let memory = File::open(proc_root::path(pid, "mem")).ok()?;
     let mut bytes = [0; N];
@@ -44,14 +44,14 @@ fn number<const N: usize>(pid: u32, address: u64) -> Option<[u8; N]> {
     Some(bytes)
 }
 
-/// Whether a process of a Ruby built `--with-modular-gc` has loaded a GC library, or is about to use it; `None` if its
-/// memory cannot be read. A process that has not chosen yet has none.
+/// Whether a process of a Ruby built `--with-modular-gc` has loaded a GC library, or is about to use one; `None` if its
+/// memory cannot be read. A process that has not chosen yet has not loaded one.
 pub(super) fn has_loaded_library(pid: u32, bias: u64, modular: &Modular) -> Option<bool> {
     number::<1>(pid, bias.wrapping_add(modular.loaded.0)).map(|[loaded]| loaded != 0)
 }
 
-/// Whether a GC library reaches the VM of the Ruby that is mapped in the same process; `None` if its memory cannot be
-/// read or it has not been linked with it yet.
+/// Whether a GC library refers to the VM of the Ruby that is mapped in the same process; `None` if the memory cannot be
+/// read or the library has not been linked with the VM yet.
 pub(super) fn is_linked_with(pid: u32, library: (u64, &AttachPlan), ruby: (u64, &Modular)) -> Option<bool> {
     let ((bias, plan), (ruby_bias, modular)) = (library, ruby);
     let anchor = plan.analysis.vm.anchor?;
@@ -59,7 +59,7 @@ pub(super) fn is_linked_with(pid: u32, library: (u64, &AttachPlan), ruby: (u64, 
     (held != 0).then_some(held == ruby_bias.wrapping_add(modular.landmark.0))
 }
 
-/// The address of the objspace of a VM, and what a snapshot of it copies; `None` if it is not set up or cannot be read.
+/// The address of a VM's objspace, and the data of a snapshot of it; `None` if the VM is not set up or cannot be read.
 pub(crate) fn objspace_of(
     get: impl Fn(u64, &mut [u8]) -> bool,
     bias: u64,
@@ -84,7 +84,7 @@ pub(super) fn read_state(pid: u32, bias: u64, plan: &AttachPlan) -> Result<VmSta
         Ok(memory) => memory,
         Err(error) => return Ok(VmState::Unreadable(error)),
     };
-    // The last thing that could not be read.
+    // The last error of a read.
     let error = Cell::new(None);
     let get = |address: u64, buffer: &mut [u8]| {
         memory.read_exact_at(buffer, address).inspect_err(|e| error.set(Some(e.kind()))).is_ok()
@@ -100,7 +100,7 @@ pub(super) fn read_state(pid: u32, bias: u64, plan: &AttachPlan) -> Result<VmSta
         if !live_check::is_set_up(&plan.layout, &first) {
             return Ok(VmState::NotSetUp);
         }
-        // Two equal reads outside a GC: what changes in between is only what an allocation changes.
+        // Two consistent reads outside a GC: in between, only values that an allocation changes may change.
         if !live_check::is_outside_gc(&plan.layout, &first, during_gc)
             || !live_check::no_gc_between(&plan.layout, &first, &second)
         {
@@ -121,7 +121,7 @@ pub(super) fn read_state(pid: u32, bias: u64, plan: &AttachPlan) -> Result<VmSta
                     VmState::Proven(ts_ns, second)
                 });
             }
-            // Read while the program runs, so a failure must repeat to count.
+            // The program runs while its memory is read, so only a repeated failure counts.
             Err(error) => failed = Some(error),
         }
     }

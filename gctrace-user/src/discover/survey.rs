@@ -1,4 +1,4 @@
-//! One look at the Rubies of a host, with the eyes of a run and without attaching anything.
+//! A single inspection of the Rubies of a host, judging them as a run would, without attaching anything.
 
 use std::{
     cell::Cell,
@@ -31,7 +31,7 @@ use crate::{
     ruby::{Modular, fallback::METHODS, live_check::FailedProof, plan::AttachPlan},
 };
 
-/// What to look at.
+/// What to inspect.
 #[derive(Debug)]
 pub struct Subjects {
     /// Processes.
@@ -44,38 +44,38 @@ pub struct Subjects {
     pub debug: DebugInfo,
 }
 
-/// What was found.
+/// The findings.
 #[derive(Debug, Default)]
 pub struct Survey {
     /// Ruby images, in the order in which they were found.
     pub images: Vec<ImageFound>,
     /// Ruby processes, by pid.
     pub processes: Vec<ProcessFound>,
-    /// Named processes and files that are no Ruby, or cannot be inspected, and why.
+    /// Named processes and files that are not a Ruby, or cannot be inspected, and why.
     pub misses: Vec<Miss>,
-    /// Processes looked at.
+    /// Number of processes inspected.
     pub looked_at: usize,
-    /// Processes that could not be looked at for lack of privilege.
+    /// Processes that could not be inspected for lack of privilege.
     pub denied: Vec<Denied>,
-    /// Whether all processes were looked at for those that run the images, and not only named ones.
+    /// Whether all processes, not only named ones, were searched for users of the images.
     pub searched: bool,
 }
 
-/// A process that could not be looked at.
+/// A process that could not be inspected.
 #[derive(Debug)]
 pub struct Denied {
     /// Its pid.
     pub pid: u32,
-    /// Why.
+    /// The reason.
     pub reason: String,
 }
 
-/// A file that holds a Ruby interpreter.
+/// A file that contains a Ruby interpreter or a GC library.
 #[derive(Debug)]
 pub struct ImageFound {
     /// Its path, as the first process that maps it sees it.
     pub path: PathBuf,
-    /// What the file says of itself.
+    /// The identity stated in the file.
     pub identity: Identity,
     /// How a run would trace it, or why it would not.
     pub choice: Choice,
@@ -84,7 +84,7 @@ pub struct ImageFound {
 }
 
 impl ImageFound {
-    /// How its event sites would be traced.
+    /// The plan for its event sites, if a run would trace it by these.
     pub fn plan(&self) -> Option<&AttachPlan> {
         match &self.choice.method {
             Some(TracingMethod::Sites(planned)) => Some(&planned.plan),
@@ -92,7 +92,7 @@ impl ImageFound {
         }
     }
 
-    /// The same, when nothing else of the image is needed.
+    /// Like [`ImageFound::plan`], consuming the image.
     pub fn into_plan(self) -> Option<AttachPlan> {
         match self.choice.method {
             Some(TracingMethod::Sites(planned)) => Some(planned.plan),
@@ -109,7 +109,7 @@ impl ImageFound {
     }
 }
 
-/// What a file says of itself, traced or not.
+/// The identity stated in a file, whether traced or not.
 #[derive(Clone, Debug, Default)]
 pub struct Identity {
     /// `ruby_version`.
@@ -147,26 +147,26 @@ pub struct ProcessFound {
     pub pid: u32,
     /// Index of its image.
     pub image: usize,
-    /// Load bias of that image, where its event sites are known.
+    /// Load bias of that image, if its event sites are known.
     pub bias: Option<u64>,
     /// Its command line, or its name.
     pub command: Option<String>,
-    /// What reading its VM gave, or why it is not traced; `None`: not tried, since its image is not traced by its event sites.
+    /// The result of reading its VM, or why it is not traced; `None`: not tried, since its image is not traced by its event sites.
     pub state: Option<Result<VmState, String>>,
 }
 
-/// Something named that is no Ruby.
+/// A named process or file that is not a Ruby.
 #[derive(Debug)]
 pub struct Miss {
-    /// What was named.
+    /// The process or file.
     pub subject: Subject,
-    /// Why it is not looked at.
+    /// The reason.
     pub reason: String,
-    /// Whether it could not be looked at, so that it may be a Ruby.
+    /// Whether it could not be inspected, so that it may be a Ruby.
     pub denied: bool,
 }
 
-/// Something that the user named.
+/// A process or file that the user named.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Subject {
     /// A process.
@@ -175,7 +175,7 @@ pub enum Subject {
     File(PathBuf),
 }
 
-/// What a file is.
+/// The kind of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Known {
     /// The image with this index.
@@ -202,12 +202,12 @@ struct Surveyor<'a> {
     abilities: Abilities,
     debug: &'a DebugInfo,
     known: HashMap<ImageKey, Known>,
-    /// Index of the image of a GC library in processes of the Ruby with that index.
+    /// Index of a GC library's image, by library and index of the Ruby that uses it.
     libraries: HashMap<(ImageKey, usize), usize>,
     survey: Survey,
 }
 
-/// Looks at the subjects, and at the processes that run a named file. With [`Selection::all`] at everything that runs, and also at what is installed.
+/// Inspects the subjects, and the processes that run a named file. With [`Selection::all`], inspects everything that runs or is installed.
 pub fn survey(subjects: &Subjects, cache: &mut Cache) -> Survey {
     let Subjects { abilities, debug, .. } = subjects;
     let mut surveyor = Surveyor {
@@ -284,7 +284,7 @@ impl Surveyor<'_> {
         self.survey.misses.push(Miss { subject: Subject::Pid(pid), reason, denied });
     }
 
-    /// Everything that runs, except what has been looked at, then everything that is installed.
+    /// Everything that runs, except what has been inspected, then everything that is installed.
     fn host(&mut self, seen: &BTreeSet<u32>) {
         for pid in self.others(seen) {
             self.any_process(pid, None);
@@ -298,7 +298,7 @@ impl Surveyor<'_> {
         }
     }
 
-    /// Processes that run one of the named files, except those that have been looked at.
+    /// Processes that run one of the named files, except those already inspected.
     fn users_of_files(&mut self, seen: &BTreeSet<u32>) {
         let named = |&(_, known): &(&ImageKey, &Known)| {
             known.image().is_some_and(|image| self.survey.images[image].named)
@@ -309,7 +309,7 @@ impl Surveyor<'_> {
         }
     }
 
-    /// All processes but these.
+    /// All processes except `seen`.
     fn others(&mut self, seen: &BTreeSet<u32>) -> Vec<u32> {
         match proc_root::pids() {
             Ok(pids) => {
@@ -324,7 +324,7 @@ impl Surveyor<'_> {
         }
     }
 
-    /// Looks at a process; with `files`, only if it maps one of these.
+    /// Inspects a process; with `files`, only if it maps one of these.
     fn any_process(&mut self, pid: u32, files: Option<&HashSet<ImageKey>>) {
         self.survey.looked_at += 1;
         let reason = match mappings::of_process(pid) {
@@ -353,7 +353,7 @@ impl Surveyor<'_> {
         self.survey.denied.push(Denied { pid, reason });
     }
 
-    /// Returns whether it is a Ruby, and the last thing of it that could not be opened.
+    /// Returns whether it is a Ruby, and the last error of opening one of its files.
     fn process(&mut self, pid: u32, mappings: &[ExecutableMapping]) -> (bool, Option<io::Error>) {
         let mut denied = None;
         let mut files = Vec::new();
@@ -381,11 +381,11 @@ impl Surveyor<'_> {
         {
             denied = Some(error);
         }
-        // Of a process that is gone, what was read means nothing.
+        // If the process is gone, the data read may be meaningless.
         if is_running(pid) { (gcs.ruby, denied) } else { (false, None) }
     }
 
-    /// What a file is to a process that maps it.
+    /// The role of a file in a process that maps it.
     fn role(&self, file: Option<&Mapped>) -> Role<'_> {
         match file.map(|file| file.image) {
             None | Some(Known::Other) => Role::Other,
@@ -490,7 +490,7 @@ impl Surveyor<'_> {
             return Ok(known);
         }
         let file = root_file::open(&image_file.open)?;
-        // As in a run, servers are not asked for symbols that are only a witness.
+        // As in a run, servers are not queried for symbols that only confirm the sites.
         let never = Cell::new(false);
         let around = Around { info: self.debug, image: image_file, later: Some(&never) };
         let choice = match self.survey.images[ruby].plan() {
@@ -507,7 +507,7 @@ impl Surveyor<'_> {
         Ok(index)
     }
 
-    /// Adds the GC libraries that are installed for a Ruby.
+    /// Adds the installed GC libraries of a Ruby.
     fn add_libraries(&mut self, ruby: usize) {
         let modular = self.survey.images[ruby].plan().and_then(|plan| plan.analysis.modular.as_ref());
         let Some(directory) = modular.and_then(|modular: &Modular| modular.directory.clone()) else { return };
@@ -520,7 +520,7 @@ impl Surveyor<'_> {
         }
     }
 
-    /// What the file is; if it holds an interpreter, its image is added.
+    /// The kind of the file; adds its image if it contains an interpreter.
     fn image(&mut self, key: ImageKey, image_file: &ImageFile) -> io::Result<Known> {
         if let Some(known) = self.known.get(&key) {
             return Ok(*known);
@@ -553,7 +553,7 @@ impl Surveyor<'_> {
     }
 }
 
-/// What a run would make of a VM whose image is sure, not yet, or not that of the process.
+/// How a run would judge a VM, given whether its image is certainly, possibly, or not that of the process.
 fn settled(state: Result<VmState, FailedProof>, sure: Sure) -> Result<VmState, String> {
     match sure {
         Sure::Yes => state.map_err(|failed| failed.to_string()),

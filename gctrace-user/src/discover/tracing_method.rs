@@ -1,4 +1,4 @@
-//! From an image file to its plan: analysed, or analysed before.
+//! From an image file to its plan: by a new analysis or a cached one.
 
 use std::{
     fs::File,
@@ -21,25 +21,25 @@ use crate::{
     },
 };
 
-/// A plan and how it came about.
+/// A plan and its origin.
 #[derive(Debug)]
 pub struct Planned {
     /// What is attached and how it is read.
     pub plan: AttachPlan,
-    /// Where the image's segments lie.
+    /// The image's load segments.
     pub segments: Vec<LoadSegment>,
     /// Which symbols confirm its sites.
     pub symbols: Symbols,
     /// Whether the analysis was taken from the cache.
     pub cached: bool,
-    /// How long it took.
+    /// Time that planning took.
     pub took: Duration,
-    /// What is still to be done about it, once its GC is probed.
+    /// The work that is deferred until its GC is probed.
     pub(super) later: Option<Later>,
 }
 
 impl Planned {
-    /// Finds what was left for later.
+    /// Completes the deferred part of the plan.
     pub(super) fn complete(&mut self) {
         if let Some(later) = &mut self.later
             && let Some(rest) = later.rest.take()
@@ -49,7 +49,7 @@ impl Planned {
         }
     }
 
-    /// Does everything that was left for later.
+    /// Does all deferred work.
     pub(super) fn finish(&mut self, file: &File, cache: &mut Cache) {
         self.complete();
         if let Some(later) = self.later.take() {
@@ -58,7 +58,7 @@ impl Planned {
     }
 }
 
-/// What is to be done about an image that nothing waits for: finding what its GC does not need, and keeping the analysis.
+/// Deferred work on an image: finding what its GC does not need, and storing the analysis.
 #[derive(Debug)]
 pub(super) struct Later {
     head: ImageHead,
@@ -69,7 +69,7 @@ pub(super) struct Later {
 }
 
 impl Later {
-    /// Does it.
+    /// Completes the analysis and stores it in the cache.
     pub(super) fn keep(self, mut analysis: RubyAnalysis, file: &File, cache: &mut Cache) {
         let Self { head, image, rest, witnessed, .. } = self;
         if let Some(rest) = rest {
@@ -81,7 +81,7 @@ impl Later {
     }
 }
 
-/// Plans an image file, for its GC. `reads_threads`: see [`plan_with`].
+/// Plans an image file, as far as its GC needs. `reads_threads`: see [`plan_with`].
 pub(super) fn plan_file(
     file: &File,
     reads_threads: bool,
@@ -119,7 +119,7 @@ pub(super) fn plan_file(
     Ok(Planned { plan, segments, symbols, cached: earlier.is_some(), took: begun.elapsed(), later })
 }
 
-/// Plans a GC library together with the Ruby that loads it. It is not kept in the cache: it is small, and what is known of it
+/// Plans a GC library together with the Ruby that loads it. The plan is not cached: the library is small, and the plan
 /// depends on two files.
 fn plan_library(
     file: &File,
@@ -139,7 +139,7 @@ fn plan_library(
     Ok(Planned { plan, segments: head.segments, symbols, cached: false, took, later: None })
 }
 
-/// How a GC library is traced. It has event sites, or nothing.
+/// Chooses the tracing method of a GC library: its event sites, or none.
 pub(super) fn choose_library(
     file: &File,
     ruby: &RubyAnalysis,
@@ -157,7 +157,7 @@ pub(super) fn choose_library(
     }
 }
 
-/// How an image's GC work is seen.
+/// How an image's GC work is traced.
 #[derive(Debug)]
 pub enum TracingMethod {
     /// By its event sites.
@@ -166,13 +166,13 @@ pub enum TracingMethod {
     Fallback(ImageFacts, FallbackProbes),
 }
 
-/// Why a method does not serve an image.
+/// Why a method does not work for an image.
 #[derive(Debug, thiserror::Error)]
 pub enum Rejection {
     /// There is no plan for its event sites.
     #[error("{0}")]
     Sites(#[from] PlanError),
-    /// It offers nothing to the method.
+    /// It lacks what the method needs.
     #[error("{0}")]
     Fallback(&'static str),
     /// It cannot be read at all.
@@ -180,25 +180,25 @@ pub enum Rejection {
     Damaged(String),
 }
 
-/// The best method to see an image's GC work.
+/// The best method of tracing an image's GC work.
 #[derive(Debug)]
 pub struct Choice {
     /// `None`: it is not traced.
     pub method: Option<TracingMethod>,
-    /// Why the methods that were preferred to it do not serve, in order of preference.
+    /// Why the preferred methods do not work, in order of preference.
     pub refusals: Vec<Rejection>,
 }
 
-/// What the kernel can do for probes.
+/// Features of the kernel that probes use.
 #[derive(Clone, Copy, Debug)]
 pub struct Abilities {
-    /// Find what the VM keeps per thread.
+    /// The programs can read the per-thread state of the VM.
     pub reads_threads: bool,
-    /// Hand cookies to probes.
+    /// The kernel supports attach cookies.
     pub cookies: bool,
 }
 
-/// Chooses the first of the methods that serves the image, leaves nothing for later, and keeps the analysis.
+/// Chooses the first method that works for the image, defers nothing, and stores the analysis.
 pub(super) fn choose(
     file: &File,
     methods: &[Method],
@@ -213,7 +213,7 @@ pub(super) fn choose(
     choice
 }
 
-/// Chooses the first of the methods that serves the image, and looks at no more of it than its GC needs.
+/// Chooses the first method that works for the image, and analyses only what its GC needs.
 pub(super) fn choose_first(
     file: &File,
     methods: &[Method],
@@ -237,7 +237,7 @@ pub(super) fn choose_first(
         match chosen {
             Ok(method) => return Choice { method: Some(method), refusals },
             Err(why) => {
-                // The user said what to read it by; that is not answered with something coarser.
+                // The user chose the debug file to read it by; do not fall back to something coarser.
                 let final_answer = matches!(why, Rejection::Sites(PlanError::OtherBuild(_)));
                 refusals.push(why);
                 if final_answer {
@@ -249,7 +249,7 @@ pub(super) fn choose_first(
     Choice { method: None, refusals }
 }
 
-/// What is reported about an image that has only fallback probes.
+/// Facts reported about an image that has only fallback probes.
 #[derive(Debug)]
 pub struct ImageFacts {
     /// Version.
@@ -258,11 +258,11 @@ pub struct ImageFacts {
     pub build_id: Option<String>,
     /// Whether the file has a symbol table.
     pub has_symbols: bool,
-    /// Where its segments lie.
+    /// Its load segments.
     pub segments: Vec<LoadSegment>,
 }
 
-/// Fallback probes for an image, or why there are none.
+/// Fallback probes for an image, or why it has none.
 fn fallback(file: &File, method: Method) -> Result<(ImageFacts, FallbackProbes), &'static str> {
     let image = ElfImage::read(file).map_err(|_| "it cannot be read")?;
     if [image.machine(), Machine::HOST] != [Machine::X86_64; 2] {
@@ -284,7 +284,7 @@ fn fallback(file: &File, method: Method) -> Result<(ImageFacts, FallbackProbes),
     Ok((head, found))
 }
 
-/// What exporters receive about an image with event sites.
+/// The description of an image with event sites for exporters.
 pub(crate) fn site_image(index: u32, shown: &Path, plan: &AttachPlan) -> Image {
     let heap = plan.layout.heaps.first();
     Image {

@@ -1,9 +1,9 @@
-//! Mapping records without usable pids: the kernel reports them in the pid namespace of the process that opened the event, and in
-//! a container with a separate one that is 0 for every process outside.
+//! Mapping records without usable pids: the kernel reports pids in the pid namespace of the process that opened the event; in
+//! a container with its own pid namespace, that is 0 for every process outside.
 //!
-//! Such a record still has the address and the file, so the process is looked for in the host's `/proc`: the one that has
-//! that file mapped there. All records that have come meanwhile are looked for at once, and files that are known to hold
-//! no Ruby are not looked for at all.
+//! Such a record still has the address and the file, so the host's `/proc` is searched for the process that has
+//! that file mapped there. All pending records are searched for at once, and files that are known to contain
+//! no Ruby are skipped.
 
 use std::{
     collections::HashSet,
@@ -31,39 +31,39 @@ impl From<ExecMapping> for ExecutableMapping {
     }
 }
 
-/// More records than this are given up for a look at everything.
+/// Maximum number of pending records; above it they are dropped in favour of a full scan.
 const MOST: usize = 4096;
-/// A file is taken to hold no Ruby this long: what was found for it may have been another one at the same address.
+/// How long a file is assumed to contain no Ruby: the mapping found for it may have been of another file at the same address.
 const KNOWN: Duration = Duration::from_mins(1);
-/// Looking takes at most one part in this many of the time.
+/// Searching takes at most one part in this many of the time.
 const SHARE: u32 = 10;
 
-/// A mapping of a process that was looked for.
+/// A recorded mapping and its process.
 pub(super) struct AttributedMapping {
     pub(super) pid: u32,
     pub(super) mapping: ExecutableMapping,
-    /// The file, as the record named it.
+    /// The file, as in the record.
     pub(super) file: Option<FileId>,
 }
 
-/// The records that wait.
+/// The pending records.
 pub(super) struct UnattributedMappings {
     wanted: Vec<ExecMapping>,
     no_ruby: HashSet<FileId>,
     known_since: Instant,
-    /// When it may be looked next.
+    /// Earliest time of the next search.
     due: Instant,
 }
 
 impl UnattributedMappings {
-    /// `None` where records have pids that mean something.
+    /// `None` if records have usable pids.
     pub(super) fn expected() -> Option<Self> {
         let now = Instant::now();
         let new = Self { wanted: Vec::new(), no_ruby: HashSet::new(), known_since: now, due: now };
         (!proc_root::shares_pids()).then_some(new)
     }
 
-    /// A record; the processes of files are looked for.
+    /// Adds a record; only records of files are searched for.
     pub(super) fn add(&mut self, record: ExecMapping) {
         let is_file = record.file.first() == Some(&b'/') && record.file.get(1) != Some(&b'/');
         if is_file && !record.file_id.is_some_and(|file| self.no_ruby.contains(&file)) {
@@ -71,12 +71,12 @@ impl UnattributedMappings {
         }
     }
 
-    /// How long until [`UnattributedMappings::find`] looks; `None` if nothing waits.
+    /// Time until [`UnattributedMappings::find`] will search; `None` if nothing is pending.
     pub(super) fn wait(&self) -> Option<Duration> {
         (!self.wanted.is_empty()).then(|| self.due.saturating_duration_since(Instant::now()))
     }
 
-    /// Whether too many records wait, so that everything must be looked at. They are dropped then.
+    /// Whether too many records are pending, so that a full scan is needed. They are dropped then.
     pub(super) fn overflowed(&mut self) -> bool {
         let overflowed = self.wanted.len() > MOST;
         if overflowed {
@@ -85,12 +85,12 @@ impl UnattributedMappings {
         overflowed
     }
 
-    /// A file holds no Ruby.
+    /// Records that a file contains no Ruby.
     pub(super) fn no_ruby(&mut self, file: FileId) {
         self.no_ruby.insert(file);
     }
 
-    /// The processes that have the recorded mappings, if it is time. Mappings that no process has are gone again.
+    /// The processes that have the recorded mappings, if a search is due. Mappings that no process has were removed meanwhile.
     pub(super) fn find(&mut self) -> Vec<AttributedMapping> {
         let started = Instant::now();
         if self.wanted.is_empty() || started < self.due {
@@ -106,7 +106,7 @@ impl UnattributedMappings {
             Err(error) => log::warn!("listing {}: {error}", proc_root::root().display()),
             Ok(pids) => {
                 for pid in pids {
-                    // A process that is gone, or a thread of the kernel, has none.
+                    // A process that is gone and a kernel thread have no mappings.
                     for mapping in mappings::of_process(pid).unwrap_or_default() {
                         if let Some(record) = wanted.iter().find(|record| is_of(record, &mapping)) {
                             found.push(AttributedMapping { pid, mapping, file: record.file_id });
@@ -120,7 +120,7 @@ impl UnattributedMappings {
     }
 }
 
-/// Whether a record can be about this mapping. Inode numbers cannot be compared: on overlayfs a record has that of the
+/// Whether a record may be about this mapping. Inode numbers cannot be compared: on overlayfs a record has that of the
 /// layer.
 fn is_of(record: &ExecMapping, mapping: &ExecutableMapping) -> bool {
     let name = record.file.rsplit(|byte| *byte == b'/').next().unwrap_or_default();
@@ -137,8 +137,8 @@ mod tests {
         ExecMapping { pid: 0, address, len: 0x1000, offset, file: file.into(), file_id: None }
     }
 
-    /// Where a record is looked for: the same place of a file of that name, however the process's namespace calls its
-    /// folder, and however much of it is one mapping.
+    /// A record matches a mapping of a file of that name at the same place, whatever path of its folder the process's namespace shows, and
+    /// however much of it is one mapping.
     #[test]
     fn same_mapping() {
         let mapping = ExecutableMapping {
@@ -159,7 +159,7 @@ mod tests {
         }
     }
 
-    /// This test's own program is found by where it lies; what is no file, or known to hold no Ruby, is not looked for.
+    /// This test's own program is found by its address; records that are not of a file, or of a file known to contain no Ruby, are skipped.
     #[test]
     fn finds_itself() {
         let now = Instant::now();

@@ -1,4 +1,4 @@
-//! The names by which a program is selected.
+//! Program names: those by which processes are selected, and those of known servers and job runners.
 
 use std::path::Path;
 
@@ -7,7 +7,7 @@ use super::{origin, proc_root};
 /// `TASK_COMM_LEN` without the terminating zero (include/linux/sched.h).
 const COMM: usize = 15;
 
-/// Whether a process has one of these names at this moment.
+/// Whether a process currently has one of these names.
 pub fn is_any(pid: u32, names: &[String]) -> bool {
     let Ok(process) = proc_root::process(pid) else { return false };
     let Ok(stat) = process.stat() else { return false };
@@ -15,8 +15,8 @@ pub fn is_any(pid: u32, names: &[String]) -> bool {
     names.iter().any(|name| is(name, &stat.comm, &cmdline))
 }
 
-/// Whether a program is called so: by the name of its main thread (which the kernel cuts off at 15 characters), by its
-/// executable, by its script with or without `.rb`, or by the first word of a title that it has set.
+/// Whether a program has this name: as the name of its main thread (which the kernel truncates to 15 characters), as its
+/// executable, as its script with or without `.rb`, or as the first word of a title that it has set.
 fn is(name: &str, comm: &str, cmdline: &[String]) -> bool {
     let cut = comm.len() == COMM && name.as_bytes().get(..COMM) == Some(comm.as_bytes());
     let executable = cmdline.first().and_then(|first| Path::new(first).file_name()?.to_str());
@@ -27,11 +27,11 @@ fn is(name: &str, comm: &str, cmdline: &[String]) -> bool {
         || script.strip_suffix(".rb") == Some(name)
 }
 
-/// Programs that run Sidekiq's jobs.
+/// Programs that run Sidekiq jobs.
 const SIDEKIQ: [&str; 2] = ["sidekiq", "sidekiqswarm"];
-/// How many words of a command line are looked at for one of them: `ruby -W0 /usr/bin/bundle exec sidekiq`.
+/// Maximum number of words of a command line that are searched for one of them: `ruby -W0 /usr/bin/bundle exec sidekiq`.
 const WORDS: usize = 6;
-/// Programs that serve requests or run jobs in a way that gctrace does not see: what they are called, and in words what is not seen.
+/// Programs whose requests or jobs gctrace cannot trace: their name, and a description of what is not traced.
 const UNSEEN: [(&str, &str); 8] = [
     ("falcon", "requests to Falcon"),
     ("resque:work", "jobs of Resque"),
@@ -43,12 +43,12 @@ const UNSEEN: [(&str, &str); 8] = [
     ("solid-queue", "jobs of Solid Queue"),
 ];
 
-/// Whether a process is a Sidekiq by the title that it sets, or is about to be one by its command line.
+/// Whether a process is a Sidekiq by the title that it has set, or is about to become one by its command line.
 pub fn is_sidekiq(pid: u32) -> bool {
     proc_root::cmdline(pid).is_ok_and(|cmdline| names_sidekiq(&cmdline))
 }
 
-/// What a process does that is not seen, by its title or its command line: `requests to Falcon`.
+/// The untraceable work of a process, from its title or its command line: `requests to Falcon`.
 pub fn unseen_work(pid: u32) -> Option<&'static str> {
     names_unseen(&proc_root::cmdline(pid).ok()?)
 }
@@ -63,7 +63,7 @@ fn names_unseen(cmdline: &[String]) -> Option<&'static str> {
     titled.map(|(_, work)| work).or_else(|| cmdline.iter().take(WORDS).find_map(|word| known(name(word)?)))
 }
 
-/// The name of the file that a word of a command line is the path of.
+/// The file name in a word of a command line.
 fn name(word: &str) -> Option<&str> {
     Path::new(word).file_name()?.to_str()
 }
@@ -74,7 +74,7 @@ fn names_sidekiq(cmdline: &[String]) -> bool {
     title.is_some_and(is_one) || cmdline.iter().take(WORDS).any(|word| is_one(word))
 }
 
-/// Whether Ruby threads of a process may change from one native thread to another (`RUBY_MN_THREADS`, from Ruby 3.3 on).
+/// Whether Ruby threads of a process may move between native threads (`RUBY_MN_THREADS`, from Ruby 3.3 on).
 pub fn has_mn_threads(pid: u32) -> bool {
     let environ = proc_root::process(pid).and_then(|process| process.environ());
     let value = |environ: std::collections::HashMap<std::ffi::OsString, std::ffi::OsString>| {
@@ -87,7 +87,7 @@ pub fn has_mn_threads(pid: u32) -> bool {
 mod tests {
     use super::*;
 
-    /// By title, script or the words of Bundler; names that only begin so are others.
+    /// By title, script or the words of Bundler; names that only start the same way do not count.
     #[test]
     fn sidekiq() {
         let is =
@@ -106,7 +106,7 @@ mod tests {
         }
     }
 
-    /// By title, script or task; what only sounds so is nothing.
+    /// By title, script or task; names that only look similar do not count.
     #[test]
     fn unseen() {
         let work =
@@ -127,7 +127,7 @@ mod tests {
         }
     }
 
-    /// Scripts, titles, executables and names of threads; parts of them do not count.
+    /// Scripts, titles, executables and names of threads match; parts of them do not.
     #[test]
     fn names() {
         let words = |line: &str| line.split(' ').map(ToOwned::to_owned).collect::<Vec<_>>();

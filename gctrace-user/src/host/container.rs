@@ -1,11 +1,11 @@
-//! Containers, identified by the names of cgroups. Every runtime writes the id of a container into the path of its cgroup.
+//! Containers, identified by cgroup names. Every runtime writes the id of a container into the path of its cgroup.
 
 use std::fs;
 
 use super::proc_root;
 use crate::model::{Container, Runtime};
 
-/// Where a process is, as `/proc/PID/cgroup` says.
+/// The cgroups of a process, from `/proc/PID/cgroup`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Cgroups {
     /// Path in the v2 hierarchy, if there is one.
@@ -15,7 +15,7 @@ pub struct Cgroups {
 }
 
 impl Cgroups {
-    /// Those of a process; `None` once it is gone.
+    /// The cgroups of a process; `None` once it is gone.
     pub fn of(pid: u32) -> Option<Self> {
         Some(Self::parse(&fs::read_to_string(proc_root::path(pid, "cgroup")).ok()?))
     }
@@ -30,7 +30,7 @@ impl Cgroups {
             else {
                 continue;
             };
-            // A cgroup that was removed while the process was in it.
+            // The cgroup was removed while the process was in it.
             let path = path.strip_suffix(" (deleted)").unwrap_or(path).to_owned();
             if hierarchy == "0" && controllers.is_empty() {
                 found.v2 = Some(path);
@@ -38,17 +38,17 @@ impl Cgroups {
                 found.v1.push((controllers.to_owned(), path));
             }
         }
-        // That of systemd has the units; runtimes use all of them.
+        // The systemd hierarchy first: it shows the units; runtimes use all hierarchies.
         found.v1.sort_by_key(|(controllers, _)| controllers != "name=systemd");
         found
     }
 
-    /// All paths, the one that says most first.
+    /// All paths, the most informative first.
     fn paths(&self) -> impl Iterator<Item = &str> {
         self.v2.iter().map(String::as_str).chain(self.v1.iter().map(|(_, path)| path.as_str()))
     }
 
-    /// What the paths show. On a hybrid host the v2 path may be the root while the v1 ones have the container.
+    /// The container that the paths show. On a hybrid host the v2 path may be the root while the v1 paths show the container.
     pub fn container(&self) -> Container {
         let path = self.paths().find(|path| *path != "/").unwrap_or("/");
         let named = self.paths().map(parse).find(|named| named.id.is_some()).unwrap_or_else(|| parse(path));
@@ -56,10 +56,10 @@ impl Cgroups {
     }
 }
 
-/// Hexadecimal digits of a container's id.
+/// Number of hexadecimal digits of a container id.
 const ID_LEN: usize = 64;
 
-/// What the path of a cgroup shows: the innermost container, its pod, the systemd unit. What it does not show is `None`.
+/// Parses the path of a cgroup: the innermost container, its pod, the systemd unit. Parts that the path does not show are `None`.
 pub fn parse(path: &str) -> Container {
     let parts: Vec<&str> = path.split('/').filter(|part| !part.is_empty()).collect();
     let innermost = parts.iter().enumerate().rev().find_map(|(at, part)| {
@@ -83,20 +83,20 @@ pub fn parse(path: &str) -> Container {
     }
 }
 
-/// The prefix before a container's id, and the id, if that is what the name of a cgroup ends with.
+/// The prefix before a container id, and the id, if the name of a cgroup ends with one.
 fn id_of(part: &str) -> Option<(&str, &str)> {
     let name = part.strip_suffix(".scope").unwrap_or(part);
     let (prefix, id) = name.split_at_checked(name.len().checked_sub(ID_LEN)?)?;
     let hex = id.bytes().all(|byte| byte.is_ascii_digit() || (b'a'..=b'f').contains(&byte));
-    // `libpod-conmon-ID` and `crio-conmon-ID` hold the monitor of a container, which is outside of it.
+    // `libpod-conmon-ID` and `crio-conmon-ID` are cgroups of a container's monitor, which is outside the container.
     let monitor = prefix.ends_with("conmon-");
     let separated = prefix.is_empty() || prefix.ends_with(['-', ':']);
     (hex && separated && !monitor).then_some((prefix, id))
 }
 
-/// The runtime that writes this prefix, or this parent where there is none.
+/// The runtime that uses this prefix, or this parent if there is no prefix.
 fn runtime(prefix: &str, above: &str) -> Option<Runtime> {
-    // `SLICE:cri-containerd:ID` is what containerd makes of a systemd path when it drives cgroups itself.
+    // containerd turns a systemd path into `SLICE:cri-containerd:ID` when it manages cgroups itself.
     let name = prefix.trim_end_matches(['-', ':']);
     let name = name.rsplit(':').next().unwrap_or(name);
     match name {
@@ -109,7 +109,7 @@ fn runtime(prefix: &str, above: &str) -> Option<Runtime> {
     }
 }
 
-/// The uid of a pod: `podUID` where the kubelet drives cgroups, `…-podUID.slice` with `_` for `-` where systemd does.
+/// The uid of a pod: `podUID` where the kubelet manages cgroups, `…-podUID.slice` with `_` for `-` where systemd does.
 fn pod_uid(part: &str) -> Option<String> {
     let name = part.split(':').next().unwrap_or(part);
     let name = name.strip_suffix(".slice").unwrap_or(name);
@@ -118,7 +118,7 @@ fn pod_uid(part: &str) -> Option<String> {
         None => name.strip_prefix("pod")?,
     };
     let uid = uid.replace('_', "-");
-    // A UUID, or the hash that names a static pod.
+    // A UUID, or the hash that identifies a static pod.
     let digits = uid.bytes().filter(u8::is_ascii_hexdigit).count();
     let dashes = uid.bytes().filter(|byte| *byte == b'-').count();
     (digits == 32 && (dashes == 0 || dashes == 4) && digits + dashes == uid.len()).then_some(uid)
@@ -137,7 +137,7 @@ mod tests {
         (id, runtime, pod_uid, unit)
     }
 
-    /// Paths as the runtimes write them, with what drives their cgroups: systemd or the runtime itself.
+    /// Paths as the runtimes write them, for both cgroup managers: systemd and the runtime itself.
     #[test]
     fn runtimes() {
         let uid = UID.replace('-', "_");
@@ -202,7 +202,7 @@ mod tests {
         }
     }
 
-    /// Static pods are named by a hash.
+    /// Static pods are identified by a hash.
     #[test]
     fn static_pod() {
         let hash = "8d3e5c6a7f8091a2b3c4d5e6f7081920";
@@ -210,7 +210,7 @@ mod tests {
         assert_eq!(pod.as_deref(), Some(hash));
     }
 
-    /// What is no container has none: units, sessions, the monitors of containers, and names that look a bit like ids.
+    /// Units, sessions, the monitors of containers, and names that resemble ids are not containers.
     #[test]
     fn no_container() {
         for (path, unit) in [
@@ -233,14 +233,14 @@ mod tests {
         }
     }
 
-    /// A unit inside a container is that of the container's systemd; one that the container's cgroup lies in is not its.
+    /// A unit inside a container belongs to the container's systemd; a unit that contains the container's cgroup is not reported.
     #[test]
     fn unit_inside() {
         let (id, _, _, unit) = named(&format!("/system.slice/docker-{A}.scope/system.slice/puma.service"));
         assert_eq!((id.as_deref(), unit.as_deref()), (Some(A), Some("puma.service")));
     }
 
-    /// All three kinds of hosts; a path may hold colons.
+    /// Files of all three kinds of hosts; a path may contain colons.
     #[test]
     fn files() {
         let v2 = Cgroups::parse("0::/system.slice/a:b.service\n");

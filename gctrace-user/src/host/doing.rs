@@ -1,36 +1,36 @@
-//! What the kernel says that a thread does: its state, the system call in which it sleeps, the CPU time that it has had.
+//! The kernel's view of a thread: its state, the system call in which it sleeps, its CPU time.
 
 use std::fs;
 
 use super::proc_root;
 
-/// What a thread does, as `/proc/PID/task/TID` shows it.
+/// The activity of a thread, from `/proc/PID/task/TID`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Doing {
-    /// The letter in `stat`: `R` running or ready to, `S` asleep, `D` asleep and not to be woken, `T` stopped, `t` traced, `Z` ended.
+    /// The state letter in `stat`: `R` running or runnable, `S` asleep, `D` in uninterruptible sleep, `T` stopped, `t` traced, `Z` ended.
     pub state: Option<char>,
     /// The system call in which it sleeps.
     pub call: Option<Call>,
     /// The kernel function in which it sleeps (`wchan`).
     pub wchan: Option<String>,
-    /// CPU time that it has had so far, nanoseconds (`schedstat`).
+    /// CPU time so far, in nanoseconds (`schedstat`).
     pub cpu_ns: Option<u64>,
 }
 
-/// A system call under way.
+/// A system call in progress.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Call {
     /// Its number.
     pub number: i64,
-    /// Its first argument: of a futex call its address, of most others a file descriptor.
+    /// Its first argument: the address for a futex call, a file descriptor for most other calls.
     pub first: u64,
     /// The stack pointer of the thread.
     pub sp: u64,
-    /// Where the thread goes on, in its program.
+    /// The address at which the thread continues in user space.
     pub pc: u64,
 }
 
-/// Calls that threads sleep in.
+/// System calls in which threads sleep.
 const CALLS: [(i64, &str); 44] = [
     (libc::SYS_futex, "futex"),
     (libc::SYS_read, "read"),
@@ -77,7 +77,7 @@ const CALLS: [(i64, &str); 44] = [
     (libc::SYS_execve, "execve"),
     (libc::SYS_exit_group, "exit_group"),
 ];
-/// The same of calls that newer architectures do not have.
+/// More of these calls, which newer architectures do not have.
 #[cfg(target_arch = "x86_64")]
 const OLD_CALLS: [(i64, &str); 6] = [
     (libc::SYS_poll, "poll"),
@@ -89,7 +89,7 @@ const OLD_CALLS: [(i64, &str); 6] = [
 ];
 #[cfg(not(target_arch = "x86_64"))]
 const OLD_CALLS: [(i64, &str); 0] = [];
-/// Those of them whose first argument is a file descriptor.
+/// The calls whose first argument is a file descriptor.
 const ON_FILES: [&str; 21] = [
     "read",
     "write",
@@ -115,13 +115,13 @@ const ON_FILES: [&str; 21] = [
 ];
 
 impl Call {
-    /// Its name: `futex`; `None`: one that is not in the table of those that programs usually sleep in.
+    /// Its name: `futex`; `None` if it is not in the table of calls in which programs usually sleep.
     pub fn name(&self) -> Option<&'static str> {
         let mut all = CALLS.iter().chain(&OLD_CALLS);
         all.find(|(number, _)| *number == self.number).map(|(_, name)| *name)
     }
 
-    /// The file descriptor that it is about.
+    /// The file descriptor that it operates on.
     pub fn descriptor(&self) -> Option<i32> {
         self.name().filter(|name| ON_FILES.contains(name))?;
         i32::try_from(self.first).ok()
@@ -146,7 +146,7 @@ impl Call {
 }
 
 impl Doing {
-    /// Reads the state of a thread. Parts that are not permitted to be read are absent.
+    /// Reads the state of a thread. Parts that may not be read are absent.
     pub fn look(pid: u32, tid: u32) -> Self {
         let read = |name: &str| proc_root::text(pid, &format!("task/{tid}/{name}")).ok();
         let wchan = read("wchan").filter(|name| !name.is_empty() && name != "0");
@@ -160,25 +160,25 @@ impl Doing {
 }
 
 impl Doing {
-    /// State and place alone: what the kernel says even where it does not let the memory of the process be read.
+    /// Reads only `state` and `wchan`, which the kernel shows even if the memory of the process may not be read.
     pub fn look_briefly(pid: u32, tid: u32) -> Self {
         let read = |name: &str| proc_root::text(pid, &format!("task/{tid}/{name}")).ok();
         Self { state: read("stat").as_deref().and_then(state), wchan: read("wchan"), ..Self::default() }
     }
 }
 
-/// The letter behind the name of a thread, which may hold anything.
+/// The letter after the name of a thread; the name may contain anything.
 fn state(stat: &str) -> Option<char> {
     stat.rsplit_once(')')?.1.trim_start().chars().next()
 }
 
-/// CPU time that a thread has had so far, nanoseconds; `None`: it is gone, or the kernel does not count it.
+/// CPU time of a thread so far, in nanoseconds; `None`: the thread is gone, or the kernel does not count it.
 pub fn cpu_ns(pid: u32, tid: u32) -> Option<u64> {
     let text = fs::read_to_string(proc_root::path(pid, &format!("task/{tid}/schedstat"))).ok()?;
     text.split_whitespace().next()?.parse().ok()
 }
 
-/// What a file descriptor of a process is open on: a path, `pipe:[123]`, `socket:[123]`.
+/// The target of a file descriptor of a process: a path, `pipe:[123]`, `socket:[123]`.
 pub fn open_on(pid: u32, descriptor: i32) -> Option<String> {
     let link = fs::read_link(proc_root::path(pid, &format!("fd/{descriptor}"))).ok()?;
     Some(link.to_string_lossy().into_owned())
@@ -188,7 +188,7 @@ pub fn open_on(pid: u32, descriptor: i32) -> Option<String> {
 mod tests {
     use super::*;
 
-    /// As Linux 6.18 writes it.
+    /// As in Linux 6.18.
     #[test]
     fn calls() {
         let text = "202 0x7f2b0c000b88 0x189 0x0 0x0 0x0 0xffffffff 0x7f2b137fdc40 0x7f2b2a0a4d16\n";
@@ -202,14 +202,14 @@ mod tests {
         }
     }
 
-    /// A name with brackets and spaces in it does not move the state.
+    /// Brackets and spaces in a name do not affect the state.
     #[test]
     fn states() {
         assert_eq!(state("17 (a) S (b)) D 1 17"), Some('D'));
         assert_eq!(state("17 (ruby"), None);
     }
 
-    /// A thread of this process that reads from a pipe is seen to do that, and on which file.
+    /// For a thread of this process that reads from a pipe, the call and the file are found.
     #[test]
     fn reading() {
         let (reader, writer) = std::io::pipe().unwrap();

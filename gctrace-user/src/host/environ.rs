@@ -4,14 +4,14 @@ use std::fs;
 
 use super::proc_root;
 
-/// `NAME=value` entries, each with a NUL behind it; `None` if they cannot be read, or are not there any more: a program that gives itself
-/// a title longer than its command line (`$0 = …`, `Process.setproctitle`) overwrites its environment with the rest and with NULs, for good
+/// `NAME=value` entries, each terminated by a NUL; `None` if they cannot be read or no longer exist: a program that sets a
+/// title longer than its command line (`$0 = …`, `Process.setproctitle`) overwrites its environment with the rest and with NULs, permanently
 /// (`missing/setproctitle.c` of CRuby).
 pub(crate) fn read(pid: u32) -> Option<Vec<u8>> {
     fs::read(proc_root::path(pid, "environ")).ok().filter(|bytes| is_whole(bytes))
 }
 
-/// Whether each entry is one of an environment.
+/// Whether every entry looks like one of an environment.
 fn is_whole(environ: &[u8]) -> bool {
     let Some(entries) = environ.strip_suffix(b"\0") else { return environ.is_empty() };
     entries.split(|&byte| byte == 0).all(|entry| entry.contains(&b'='))
@@ -26,7 +26,7 @@ mod tests {
 
     use super::*;
 
-    /// What a title has left of an environment is none.
+    /// The remainder that a title leaves of an environment is not an environment.
     #[test]
     fn overwritten() {
         assert!(is_whole(b"") && is_whole(b"A=1\0B=\0=x\0") && is_whole(b"A=1\0"));
@@ -35,7 +35,7 @@ mod tests {
         }
     }
 
-    /// The environment of a Ruby is known until it gives itself a long title.
+    /// The environment of a Ruby is known until it sets a long title.
     #[test]
     fn of_a_process() {
         let program = "puts 1; $stdin.gets; $0 = 'x' * 9000; puts 2; $stdin.gets";

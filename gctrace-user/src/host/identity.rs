@@ -9,10 +9,10 @@ use std::{
 /// `OVERLAYFS_SUPER_MAGIC` (include/uapi/linux/magic.h).
 const OVERLAYFS: i64 = 0x794c_7630;
 
-/// What makes two paths the same image. On overlayfs the device number differs from mount to mount while uprobes sit
-/// on the one lower inode, so there the device does not count: the same lower file attached through two containers
-/// would count every hit twice. A container that changes the mode or the owner of such a file has a copy of it that keeps
-/// the inode number and the time of modification, so there the time of the change counts, too.
+/// Identifies an image independently of its path. On overlayfs the device number differs from mount to mount while uprobes are
+/// on the one lower inode, so the device is ignored there: attaching the same lower file through two containers
+/// would count every hit twice. A container that changes the mode or the owner of such a file gets a copy that keeps
+/// the inode number and the modification time, so the change time is included there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ImageKey {
     device: Option<u64>,
@@ -23,7 +23,7 @@ pub struct ImageKey {
 }
 
 impl ImageKey {
-    /// The identity of the file behind `path` (links are followed).
+    /// The identity of the file that `path` leads to (links are followed).
     pub fn of(path: &Path) -> io::Result<Self> {
         let metadata = std::fs::metadata(path)?;
         let overlay = rustix::fs::statfs(path).is_ok_and(|fs| fs.f_type == OVERLAYFS);
@@ -36,15 +36,15 @@ impl ImageKey {
         })
     }
 
-    /// Whether another identity may be one of the same file: seen on overlayfs and below it, or before and after a change
-    /// of a file below it, which a new link to it is, too. Then only the code itself decides.
+    /// Whether another identity may be of the same file: seen on overlayfs and below it, or before and after a metadata change
+    /// of the lower file (a new link is one). Only a comparison of the code itself can tell then.
     pub fn may_be(&self, other: &Self) -> bool {
         let same = |key: &Self| (key.inode, key.size, key.modified);
         same(self) == same(other) && (self.device.is_none() || other.device.is_none())
     }
 
-    /// Whether this may have been the identity of the same file: times and size of a file change while it is mapped, the numbers of its
-    /// inode and device do not.
+    /// Whether this may have been an earlier identity of the same file: the times and the size of a file may change while it is mapped, its
+    /// inode and device numbers do not.
     pub fn may_have_been(&self, other: &Self) -> bool {
         let unknown = self.device.is_none() || other.device.is_none();
         self.inode == other.inode && (unknown || self.device == other.device)
@@ -67,7 +67,7 @@ mod tests {
         assert_ne!(ImageKey::of(&file).unwrap(), ImageKey::of(&copy).unwrap());
     }
 
-    /// A file that has changed is the same one; a copy is not.
+    /// A changed file is recognised as the same one; a copy is not.
     #[test]
     fn changed_files() {
         let dir = tempfile::tempdir().unwrap();

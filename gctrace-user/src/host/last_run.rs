@@ -1,11 +1,11 @@
-//! For how long a thread that sleeps has not run.
+//! Measures for how long a sleeping thread has not run.
 //!
 //! The kernel keeps, per thread, when it was last charged CPU time (`sched_entity.exec_start`, kernel/sched/fair.c `update_curr`), and shows
-//! it in `/proc/PID/task/TID/sched` (kernel/sched/debug.c `proc_sched_show_task`; `CONFIG_SCHED_DEBUG` up to Linux 6.14). Of a thread that
-//! sleeps, that is when it left its CPU. It is a time of that CPU's `rq_clock_task`, which is different on each CPU: it stands still while
-//! the CPU handles interrupts (`CONFIG_IRQ_TIME_ACCOUNTING`) and while the hypervisor runs something else. What that clock shows now is
-//! known of a thread of gctrace that has just got that CPU. So the difference is the least time for which the thread has not run, and
-//! less than the whole only by interrupts and stolen time, which nothing shows for one CPU and one stretch of time.
+//! it in `/proc/PID/task/TID/sched` (kernel/sched/debug.c `proc_sched_show_task`; `CONFIG_SCHED_DEBUG` up to Linux 6.14). For a sleeping
+//! thread, this is when it left its CPU. The time is of that CPU's `rq_clock_task`, which differs between CPUs: it stands still while
+//! the CPU handles interrupts (`CONFIG_IRQ_TIME_ACCOUNTING`) and while the hypervisor runs something else. The current value of that clock is
+//! read from a thread of gctrace that has just been scheduled on that CPU. So the difference is a lower bound of the time for which the thread
+//! has not run; it misses only interrupts and stolen time, which nothing shows for a single CPU and interval.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -18,9 +18,9 @@ use rustix::thread::{CpuSet, sched_getcpu, sched_setaffinity, sched_yield};
 
 use super::{proc_root, tasks::Task};
 
-/// How long all CPUs may take to be had: one may be busy with threads that go first.
+/// Maximum time to get scheduled on all CPUs: one may be busy with threads of higher priority.
 const PATIENCE: Duration = Duration::from_secs(1);
-/// How often a thread that has a CPU gives it up until its own time has been noted.
+/// Maximum number of times a thread yields its CPU until its own time has been updated.
 const YIELDS: u32 = 16;
 
 /// When a thread left its CPU.
@@ -28,14 +28,14 @@ const YIELDS: u32 = 16;
 pub struct LastRun {
     /// The CPU.
     cpu: usize,
-    /// What its `rq_clock_task` showed, nanoseconds.
+    /// The value of its `rq_clock_task`, in nanoseconds.
     left_ns: u64,
-    /// When the thread was still seen to sleep.
+    /// When the thread was last seen asleep.
     seen: Instant,
 }
 
 impl LastRun {
-    /// Looks at a thread; `None`: it has run since it was looked at as `task`, or the kernel does not say.
+    /// Reads when a thread left its CPU; `None`: it has run since `task` was read, or the kernel does not show it.
     pub fn of(pid: u32, task: Task) -> Option<Self> {
         let read = |name: &str| proc_root::text(pid, &format!("task/{}/{name}", task.tid)).ok();
         let left_ns = exec_start(&read("sched")?)?;
@@ -45,19 +45,19 @@ impl LastRun {
     }
 }
 
-/// For how long each has not run, at least, until it was seen; nanoseconds. `None`: its CPU is not open to gctrace, or could not be had.
+/// For how long, at least, each thread had not run when it was seen, in nanoseconds. `None`: gctrace may not run on its CPU, or got no turn there.
 pub fn not_run(last: &[Option<LastRun>]) -> Vec<Option<u64>> {
     let clocks = clocks(last.iter().flatten().map(|last| last.cpu).collect());
     let ns = |last: &LastRun| {
         let &(clock_ns, read) = clocks.get(&last.cpu)?;
-        // The clock of a CPU is not faster than time: when the thread was seen, it showed this or more.
+        // The clock of a CPU is never faster than real time: when the thread was seen, it showed at least this.
         let then = clock_ns.checked_sub(read.saturating_duration_since(last.seen).as_nanos() as u64)?;
         then.checked_sub(last.left_ns)
     };
     last.iter().map(|last| ns(last.as_ref()?)).collect()
 }
 
-/// What the clocks of CPUs show, and when at the latest.
+/// The values of the clocks of CPUs, each with the latest time at which it was read.
 fn clocks(cpus: BTreeSet<usize>) -> BTreeMap<usize, (u64, Instant)> {
     let until = Instant::now() + PATIENCE;
     let (send, receive) = mpsc::channel();
@@ -73,12 +73,12 @@ fn clocks(cpus: BTreeSet<usize>) -> BTreeMap<usize, (u64, Instant)> {
     if reader.is_err() {
         return BTreeMap::new();
     }
-    // Ends with the thread, which waits no longer than until a CPU is had and somebody listens.
+    // Ends when the thread has read all clocks, or at the timeout; the thread then ends at its next clock, because nobody receives it.
     std::iter::from_fn(|| receive.recv_timeout(until.saturating_duration_since(Instant::now())).ok())
         .collect()
 }
 
-/// What the clock of a CPU shows, or showed a moment ago. Moves the calling thread there.
+/// The value of a CPU's clock, now or a moment ago. Moves the calling thread to that CPU.
 fn clock(cpu: usize) -> Option<u64> {
     if cpu >= CpuSet::MAX_CPU {
         return None;
@@ -89,7 +89,7 @@ fn clock(cpu: usize) -> Option<u64> {
     let own = || exec_start(&fs::read_to_string("/proc/thread-self/sched").ok()?);
     let before = own()?;
     let mut now = before;
-    // The scheduler notes the time when it chooses a thread again.
+    // The scheduler updates the time when it picks a thread again.
     for _ in 0..YIELDS {
         sched_yield();
         now = own()?;
@@ -101,7 +101,7 @@ fn clock(cpu: usize) -> Option<u64> {
     (sched_getcpu() == cpu).then_some(now)
 }
 
-/// `se.exec_start  :  38783363.141057`: milliseconds, and six digits of them (`SPLIT_NS`). 0: the thread was moved to another CPU.
+/// `se.exec_start  :  38783363.141057`: milliseconds with six decimals (`SPLIT_NS`). 0: the thread was moved to another CPU.
 fn exec_start(sched: &str) -> Option<u64> {
     let line = sched.lines().find_map(|line| line.strip_prefix("se.exec_start"))?;
     let (ms, rest) = line.trim_start().strip_prefix(':')?.trim().split_once('.')?;
@@ -121,7 +121,7 @@ fn processor(stat: &str) -> Option<usize> {
 mod tests {
     use super::*;
 
-    /// As Linux 6.18 and 5.10 write it.
+    /// As in Linux 6.18 and 5.10.
     #[test]
     fn noted_times() {
         let text = "ruby (24749, #threads: 1)\n---\nse.exec_start                                :      38783363.141057\n\
@@ -140,7 +140,7 @@ mod tests {
         assert_eq!(exec_start("se.exec_start : 18446744073709551615.000000"), None);
     }
 
-    /// A name with brackets and spaces in it does not move the CPU.
+    /// Brackets and spaces in a name do not affect the CPU.
     #[test]
     fn processors() {
         let rest = (3..=52).map(|field| if field == 39 { "3" } else { "0" }).collect::<Vec<_>>().join(" ");
@@ -149,7 +149,7 @@ mod tests {
         assert_eq!(processor("17 (ruby"), None);
     }
 
-    /// A CPU that does not exist has no clock, and takes nothing from the others.
+    /// A CPU that does not exist has no clock and does not affect the others.
     #[test]
     fn absent_cpus() {
         let seen = Instant::now();

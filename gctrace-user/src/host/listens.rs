@@ -1,4 +1,4 @@
-//! Whether a process listens, and what waits there.
+//! Whether a process listens, and the length of its accept queues.
 
 use std::{
     collections::HashSet,
@@ -14,15 +14,15 @@ use procfs::{
 use super::proc_root;
 use crate::model::load::AcceptQueue;
 
-/// Whether a process has a TCP socket that listens. `false` where that cannot be read.
+/// Whether a process has a listening TCP socket. `false` if that cannot be read.
 pub fn on_tcp(pid: u32) -> bool {
     proc_root::process(pid).is_ok_and(|process| has_listening_socket(&process))
 }
 
-/// Whether a process has a Unix socket that listens. `false` where that cannot be read.
+/// Whether a process has a listening Unix socket. `false` if that cannot be read.
 pub fn on_unix(pid: u32) -> bool {
     let own = proc_root::process(pid).map(|process| sockets(&process)).unwrap_or_default();
-    // The list of a host's sockets can be long.
+    // Check this first: the list of a host's sockets may be long.
     !own.is_empty()
         && std::fs::read(proc_root::path(pid, "net/unix"))
             .is_ok_and(|list| listening(&list).any(|inode| own.contains(&inode)))
@@ -31,12 +31,12 @@ pub fn on_unix(pid: u32) -> bool {
 /// The accept queues of the TCP sockets on which a process listens.
 #[derive(Default)]
 pub struct AcceptQueues {
-    /// Inodes of these sockets when that was looked up.
+    /// Inodes of these sockets, as of the lookup.
     own: HashSet<u64>,
 }
 
 impl AcceptQueues {
-    /// Looks on which sockets a process listens. That takes longer than reading their queues: it may have many connections.
+    /// Looks up the listening sockets of a process. That takes longer than reading their queues: it may have many connections.
     pub fn of(pid: u32) -> Self {
         let listening: HashSet<u64> = tcp_queues(pid).map(|queue| queue.inode).collect();
         if listening.is_empty() {
@@ -46,7 +46,7 @@ impl AcceptQueues {
         Self { own: listening.intersection(&own).copied().collect() }
     }
 
-    /// Reads the queues of those that still listen, in the order of their inodes.
+    /// Reads the queues of those sockets that still listen, in the order of their inodes.
     pub fn read(&self, pid: u32) -> Vec<AcceptQueue> {
         if self.own.is_empty() {
             return Vec::new();
@@ -57,10 +57,10 @@ impl AcceptQueues {
     }
 }
 
-/// Most listening sockets of a network namespace that are read: anybody in it can make more.
+/// Maximum number of listening sockets in a network namespace that are read: anybody in it can create more.
 const MOST: usize = 4096;
 
-/// All listening TCP sockets in the network namespace of a process, with what waits there; none if there are too many.
+/// All listening TCP sockets in the network namespace of a process, with their queue lengths; none if there are too many.
 fn tcp_queues(pid: u32) -> impl Iterator<Item = AcceptQueue> {
     let lists = ["net/tcp", "net/tcp6"]
         .into_iter()
@@ -68,21 +68,21 @@ fn tcp_queues(pid: u32) -> impl Iterator<Item = AcceptQueue> {
     bounded(lists.flat_map(|list| queues(BufReader::new(list)))).into_iter()
 }
 
-/// All of them, or none if there are too many: a part would be no sum.
+/// All queues, or none if there are too many: part of them would give a wrong sum.
 fn bounded(all: impl Iterator<Item = AcceptQueue>) -> Vec<AcceptQueue> {
     let read: Vec<_> = all.take(MOST + 1).collect();
     if read.len() > MOST { Vec::new() } else { read }
 }
 
-/// The same of one list. Those that listen come before all connections (`tcp_seek_last_pos`, `net/ipv4/tcp_ipv4.c`), of which there may be very
-/// many: nothing behind them is read.
+/// The queues in one list. Listening sockets come before all connections (`tcp_seek_last_pos`, `net/ipv4/tcp_ipv4.c`), of which there may be
+/// very many: reading stops at the first connection.
 fn queues(list: impl BufRead) -> impl Iterator<Item = AcceptQueue> {
     /// `TCP_LISTEN` (`include/net/tcp_states.h`).
     const LISTENS: &str = "0A";
     let lines = list.split(b'\n').skip(1).map_while(Result::ok);
     lines.map_while(|line| {
         let mut words = str::from_utf8(&line).ok()?.split_ascii_whitespace();
-        // Number, addresses, state, queues (of bytes; of one that listens the second is `sk_ack_backlog`: `get_tcp4_sock`), timer,
+        // Number, addresses, state, queues (in bytes; for a listening socket the second is `sk_ack_backlog`: `get_tcp4_sock`), timer,
         // retransmits, user, probes, inode.
         let listens = words.nth(3)? == LISTENS;
         let (_, waiting) = words.next()?.split_once(':')?;
@@ -92,8 +92,8 @@ fn queues(list: impl BufRead) -> impl Iterator<Item = AcceptQueue> {
     })
 }
 
-/// Inodes of the listening ones in `/proc/PID/net/unix` (`unix_seq_show`): address, references, protocol, flags, type,
-/// state, inode and, if it has one, a name, which may be of any bytes.
+/// Inodes of the listening sockets in `/proc/PID/net/unix` (`unix_seq_show`): address, references, protocol, flags, type,
+/// state, inode and optionally a name, which may contain any bytes.
 fn listening(list: &[u8]) -> impl Iterator<Item = u64> {
     /// `__SO_ACCEPTCON` (include/uapi/linux/net.h).
     const LISTENS: u32 = 1 << 16;
@@ -117,7 +117,7 @@ fn sockets(process: &Process) -> HashSet<u64> {
 
 fn has_listening_socket(process: &Process) -> bool {
     let own = sockets(process);
-    // The list of a host's connections can be long.
+    // Check this first: the list of a host's connections may be long.
     if own.is_empty() {
         return false;
     }
@@ -138,7 +138,7 @@ mod tests {
 
     use super::*;
 
-    /// Only sockets that listen count, and names may be of any bytes.
+    /// Only listening sockets count, and names may contain any bytes.
     #[test]
     fn unix_sockets() {
         let list = b"Num RefCount Protocol Flags Type St Inode Path\n\
@@ -160,7 +160,7 @@ mod tests {
         assert!(!on_unix(u32::MAX));
     }
 
-    /// What waits on each of its sockets that listen, and nothing else: no connections, no garbage, no other process's sockets.
+    /// The queue length of each listening socket, and nothing else: no connections, no garbage, no other process's sockets.
     #[test]
     fn accept_queues() {
         let list = b"  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode\n\
@@ -187,7 +187,7 @@ mod tests {
         let clients: Vec<_> =
             [Some(&own), Some(&own), six.as_ref()].into_iter().flatten().map(connected).collect();
         let waiting: u64 = of.read(pid).iter().map(|queue| u64::from(queue.waiting)).sum();
-        // Other tests of this process may listen, too, and accept.
+        // Other tests of this process may also listen and accept.
         assert!(waiting >= before.max(clients.len() as u64), "{waiting} of {before} and {}", clients.len());
         let mut child = std::process::Command::new("sleep").arg("5").spawn().unwrap();
         assert_eq!(AcceptQueues::of(child.id()).read(child.id()), []);
@@ -201,7 +201,7 @@ mod tests {
         TcpStream::connect(to.local_addr().unwrap()).unwrap()
     }
 
-    /// Its own sockets count, by IPv4 and IPv6. (Other tests of this process may listen, too, so it is never seen not to.)
+    /// The process's own sockets count, by IPv4 and IPv6. (Other tests of this process may listen as well, so the negative case is not tested.)
     #[test]
     fn own_sockets() {
         let _v4 = TcpListener::bind("127.0.0.1:0").unwrap();

@@ -19,20 +19,20 @@ pub(crate) struct ExecutableMapping {
     pub end: u64,
     /// File offset of the first address.
     pub offset: u64,
-    /// Inode of the file, as the process's maps say; 0 if that is not known.
+    /// Inode of the file according to the process's maps; 0 if unknown.
     pub inode: u64,
-    /// Path as the process sees it, without the mark of a deleted file.
+    /// Path as the process sees it, without the suffix of a deleted file.
     pub path: PathBuf,
 }
 
 impl ExecutableMapping {
-    /// The mapped file itself, whatever has become of its path: works across mount namespaces and for deleted files.
+    /// A path to the mapped file itself, even if its own path has changed: works across mount namespaces and for deleted files.
     pub(crate) fn file(&self, pid: u32) -> PathBuf {
         proc_root::path(pid, &format!("map_files/{:x}-{:x}", self.start, self.end))
     }
 
-    /// A path that opens the mapped file with what privileges there are: [`ExecutableMapping::file`] where it may be
-    /// used, else the file's own path, if it is still the same file.
+    /// A path that opens the mapped file with the available privileges: [`ExecutableMapping::file`] if it may be
+    /// used, otherwise the file's own path, if it is still the same file.
     pub(crate) fn open_path(&self, pid: u32) -> io::Result<PathBuf> {
         let file = self.file(pid);
         let Err(error) = std::fs::metadata(&file) else { return Ok(file) };
@@ -61,15 +61,15 @@ pub(crate) fn load_bias(mapping: &ExecutableMapping, segments: &[LoadSegment]) -
         })
 }
 
-/// Code of a process.
+/// A mapping with code of a process.
 pub(crate) enum CodeMapping {
-    /// Of a file.
+    /// Code of a file.
     File(ExecutableMapping),
-    /// The kernel's own image: first address, one past the last.
+    /// The vDSO: first address, one past the last.
     Vdso(u64, u64),
 }
 
-/// All code of a process that has an image, in address order; not that of just-in-time compilers.
+/// All code of a process that belongs to an image, in address order; excludes code of just-in-time compilers.
 pub(crate) fn code_of(pid: u32) -> Result<Vec<CodeMapping>, ProcError> {
     let maps = proc_root::process(pid)?.maps()?;
     let code = |map: &MemoryMap| match map.pathname {
@@ -85,12 +85,12 @@ pub(crate) fn of_process(pid: u32) -> Result<Vec<ExecutableMapping>, ProcError> 
     Ok(maps.iter().filter_map(executable).collect())
 }
 
-/// Whether a process's mappings must not be read.
+/// Whether access to a process's mappings is denied.
 pub(crate) fn is_denied(error: &ProcError) -> bool {
     matches!(error, ProcError::PermissionDenied(_))
 }
 
-/// The mapping, if it is one of code in a file.
+/// The mapping, if it is an executable one of a file.
 fn executable(map: &MemoryMap) -> Option<ExecutableMapping> {
     let MMapPath::Path(path) = &map.pathname else { return None };
     if !map.perms.contains(MMPermissions::EXECUTE) {

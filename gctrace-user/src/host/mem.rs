@@ -7,12 +7,12 @@ use crate::ruby::frames::Memory;
 
 /// Reads the memory of one process through one open file. The process is neither stopped nor disturbed.
 ///
-/// The file stays with the process that it was opened for: once that is gone, nothing can be read any more, even if its
-/// pid was given to another process.
+/// The file stays bound to the process that it was opened for: once that is gone, nothing can be read any more, even if its
+/// pid was reused.
 #[derive(Debug)]
 pub struct ProcessMemory {
     file: File,
-    /// Where much is read: what divides that.
+    /// For large reads: divides the work into bursts.
     bursts: Option<Bursts>,
 }
 
@@ -21,29 +21,29 @@ impl ProcessMemory {
     ///
     /// # Errors
     ///
-    /// The process is gone, or the kernel does not let gctrace read it (it takes what `ptrace` takes: the same user and a
+    /// The process is gone, or the kernel does not let gctrace read it (it requires what `ptrace` requires: the same user and a
     /// dumpable process, or `CAP_SYS_PTRACE`).
     pub fn open(pid: u32) -> io::Result<Self> {
         Ok(Self { file: File::open(proc_root::path(pid, "mem"))?, bursts: None })
     }
 
-    /// The same, to read all of it: in bursts, so that a thread of the process that needs the CPU does not wait for it.
+    /// Like [`ProcessMemory::open`], for reading all of it: in bursts, so that a thread of the process that needs the CPU is not delayed.
     ///
     /// # Errors
     ///
-    /// As of [`ProcessMemory::open`].
+    /// As for [`ProcessMemory::open`].
     pub fn open_in_bursts(pid: u32) -> io::Result<Self> {
         Ok(Self { bursts: Some(Bursts::default()), ..Self::open(pid)? })
     }
 
-    /// Into what reading is divided, if it is.
+    /// The bursts that divide reading, if it is divided.
     pub fn bursts(&self) -> Option<&Bursts> {
         self.bursts.as_ref()
     }
 }
 
-/// Whether memory could not be opened because the first thread of the process has none any more (`ESRCH`, `proc_mem_open`, fs/proc/base.c). The process
-/// is ending then, though others of its threads may still be there.
+/// Whether opening failed because the first thread of the process no longer has any memory (`ESRCH`, `proc_mem_open`, fs/proc/base.c). The
+/// process is ending then, though other threads may still exist.
 pub fn is_gone(error: &io::Error) -> bool {
     error.raw_os_error() == Some(rustix::io::Errno::SRCH.raw_os_error())
 }
@@ -67,7 +67,7 @@ impl Memory for &ProcessMemory {
 mod tests {
     use super::*;
 
-    /// What this very process has in memory is read; unmapped memory, the end of the address space and a process that is
+    /// This process's own memory is read; unmapped memory, the end of the address space and a process that is
     /// gone are not.
     #[test]
     fn reads() {
@@ -88,7 +88,7 @@ mod tests {
         assert!(ProcessMemory::open(child.id()).is_err());
     }
 
-    /// A process that has ended and is still listed, because nobody has waited for it, has no memory. Older kernels open it all the same, and nothing can be read.
+    /// A zombie process, which has ended but is still listed, has no memory. Older kernels still open it, but nothing can be read.
     #[test]
     fn a_process_that_is_gone() {
         let mut child = std::process::Command::new("true").spawn().unwrap();

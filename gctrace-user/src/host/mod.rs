@@ -1,4 +1,4 @@
-//! What the kernel's records do not carry: wall time, memory, who the process is.
+//! Facts that the kernel's records do not contain: wall time, memory, the identity of the process.
 
 pub mod called;
 pub mod container;

@@ -1,4 +1,4 @@
-//! Names of containers and pods, from the files in which runtimes and the kubelet keep them. No socket is asked.
+//! Names of containers and pods, from the files in which runtimes and the kubelet store them. No socket is queried.
 
 use std::{
     collections::HashMap,
@@ -12,7 +12,7 @@ use serde::Deserialize;
 use super::container::Cgroups;
 use crate::model::Container;
 
-/// A container without a name is looked for again at most this often.
+/// Minimum interval between lookups of a container without a name.
 const FRESH: Duration = Duration::from_secs(1);
 
 /// Looks names up.
@@ -41,7 +41,7 @@ struct Stored {
     names: Vec<String>,
 }
 
-/// Of Docker's `config.v2.json`.
+/// Part of Docker's `config.v2.json`.
 #[derive(Deserialize)]
 #[serde(rename_all = "PascalCase")]
 struct Docker {
@@ -63,12 +63,12 @@ const DOCKER: &str = "var/lib/docker/containers";
 pub const PODS: &str = "var/log/pods";
 
 impl Names {
-    /// Names of the host whose files lie below `root`; of pods, if the root of the kubelet's files was given.
+    /// Names of the host whose files are below `root`; including pods, if the root of the kubelet's files is given.
     pub fn below(root: &Path, kube_root: Option<PathBuf>) -> Self {
         Self { root: root.to_owned(), kube_root, containers: HashMap::new(), missing: HashMap::new() }
     }
 
-    /// Where a process runs.
+    /// The container that a process runs in, with its name.
     pub fn place(&mut self, pid: u32) -> Container {
         let mut place = Cgroups::of(pid).map(|cgroups| cgroups.container()).unwrap_or_default();
         place.name = place.id.as_deref().and_then(|id| self.container(id));
@@ -79,7 +79,7 @@ impl Names {
         place
     }
 
-    /// The name of a container, if its runtime keeps one in a file.
+    /// The name of a container, if its runtime stores one in a file.
     pub fn container(&mut self, id: &str) -> Option<String> {
         let known = self.containers.contains_key(id);
         if !known && self.missing.get(id).is_none_or(|looked| looked.elapsed() >= FRESH) {
@@ -90,17 +90,17 @@ impl Names {
         self.containers.get(id).cloned()
     }
 
-    /// The same without looking anew.
+    /// Like [`Names::container`], without a new lookup.
     pub fn known(&self, id: &str) -> Option<&str> {
         self.containers.get(id).map(String::as_str)
     }
 
-    /// The pod with this uid, if the root of the kubelet's files was given and it is there.
+    /// The pod with this uid, if the root of the kubelet's files was given and the pod exists.
     pub fn pod(&self, uid: &str) -> Option<Pod> {
         let folder = self.kube_root.as_ref()?.join(PODS);
         fs::read_dir(folder).ok()?.flatten().find_map(|entry| {
             let name = entry.file_name();
-            // Namespaces and names are DNS labels: they hold no underscore.
+            // Namespaces and names are DNS labels: they contain no underscore.
             let mut words = name.to_str()?.split('_');
             let pod = Pod { namespace: words.next()?.to_owned(), name: words.next()?.to_owned() };
             (words.next() == Some(uid) && words.next().is_none()).then_some(pod)
@@ -137,7 +137,7 @@ impl Names {
 mod tests {
     use super::*;
 
-    /// Names are found in the files of Podman and Docker; a broken file hides nothing but its own names.
+    /// Names are found in the files of Podman and Docker; a broken file affects only its own names.
     #[test]
     fn containers() {
         let root = tempfile::tempdir().unwrap();
@@ -155,7 +155,7 @@ mod tests {
         assert_eq!(found, [Some("web".to_owned()), None, Some("worker".to_owned()), None]);
     }
 
-    /// Pods are named only by folders that are theirs, and only when the root was given.
+    /// Pods get their names only from their own folders, and only if the root was given.
     #[test]
     fn pods() {
         let root = tempfile::tempdir().unwrap();

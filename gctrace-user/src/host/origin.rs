@@ -1,4 +1,4 @@
-//! What a process belongs to: its service, by what its OpenTelemetry SDK publishes, its initial environment, its systemd unit or its
+//! The origin of a process: its service, from what its OpenTelemetry SDK publishes, its initial environment, its systemd unit or its
 //! command line, and where it runs.
 
 use std::{collections::BTreeMap, path::Path};
@@ -11,16 +11,16 @@ use crate::{
     words::percent_decoded,
 };
 
-/// Names and values longer than this are cut: they become labels.
+/// Maximum length of names and values in characters; longer ones are truncated, because they become labels.
 const MAX_TEXT: usize = 200;
-/// How an SDK calls a service that nobody has named (semantic conventions, `service.name`).
+/// The SDK's name for a service without a configured name (semantic conventions, `service.name`).
 const UNNAMED: &str = "unknown_service";
-/// Attributes that are kept.
+/// Maximum number of attributes that are kept.
 const MAX_ATTRIBUTES: usize = 32;
 /// Where a container in Kubernetes finds its namespace.
 const NAMESPACE: &str = "var/run/secrets/kubernetes.io/serviceaccount/namespace";
 
-/// Reads it; what cannot be read is not there. `container`: where the process runs.
+/// Reads the origin; what cannot be read is absent. `container`: where the process runs.
 pub fn read(pid: u32, comm: &str, cmdline: &[String], container: &Container) -> Origin {
     let environ = environ::read(pid).unwrap_or_default();
     let published = process_context::read(pid).unwrap_or_default();
@@ -41,7 +41,7 @@ fn tell(
     let environment = environment(environ);
     let set = |name: &str| environment.get(name).filter(|value| !value.is_empty()).cloned();
     let list = environment.get("OTEL_RESOURCE_ATTRIBUTES").map_or_else(Vec::new, |list| listed(list));
-    // What the SDK publishes is what came of the environment and of the program's own settings.
+    // The SDK publishes the result of the environment and the program's own settings.
     let mut attributes = published.iter().filter_map(taken).collect::<Vec<_>>();
     let own = service_name(&mut attributes).filter(|name| !name.starts_with(UNNAMED));
     let mut list =
@@ -64,7 +64,7 @@ fn tell(
     }
 }
 
-/// A published attribute, as far as it says something outside of the process's namespaces, where its pids are others.
+/// A published attribute, if it is meaningful outside the process's namespaces, in which its pids differ.
 fn taken((key, value): &(String, String)) -> Option<(String, String)> {
     let (key, value) = (clean(key), clean(value));
     let usable =
@@ -72,13 +72,13 @@ fn taken((key, value): &(String, String)) -> Option<(String, String)> {
     usable.then_some((key, value))
 }
 
-/// Takes the name of the service out of attributes.
+/// Removes and returns the name of the service from attributes.
 fn service_name(attributes: &mut Vec<(String, String)>) -> Option<String> {
     let at = attributes.iter().position(|(key, _)| key == "service.name")?;
     Some(attributes.remove(at).1)
 }
 
-/// The variables that matter here.
+/// The relevant environment variables.
 fn environment(environ: &[u8]) -> BTreeMap<String, String> {
     let entries =
         environ.split(|&byte| byte == 0).filter_map(|entry| std::str::from_utf8(entry).ok()?.split_once('='));
@@ -97,21 +97,21 @@ fn listed(list: &str) -> Vec<(String, String)> {
         .collect()
 }
 
-/// The service that a systemd unit is, without `.service`.
+/// The service of a systemd unit, without `.service`.
 fn unit(name: &str) -> Option<String> {
-    // `user@1000.service` is the manager of all that a user runs.
+    // `user@1000.service` is the manager of everything that a user runs.
     let unit = name.strip_suffix(".service").filter(|unit| !unit.starts_with("user@"))?;
-    // Of the instances of a template, the template is the service.
+    // For instances of a template, the template is the service.
     Some(unit.split('@').next().unwrap_or(unit).to_owned())
 }
 
-/// The script that a command line names, or what the program calls itself.
+/// The script that a command line names, or the name that the program has set.
 pub(crate) fn program(comm: &str, cmdline: &[String]) -> String {
     let name = |path: &str| Path::new(path).file_name().map(|name| name.to_string_lossy().into_owned());
     if let [title] = cmdline
         && let Some((first, _)) = title.trim().split_once(' ')
     {
-        // A title that the program has set, such as `puma: cluster worker 0: 17 [shop]`.
+        // A title set by the program, such as `puma: cluster worker 0: 17 [shop]`.
         return name(first.trim_end_matches(':')).unwrap_or_else(|| comm.to_owned());
     }
     let is_ruby =
@@ -119,7 +119,7 @@ pub(crate) fn program(comm: &str, cmdline: &[String]) -> String {
     let mut arguments = cmdline.iter().skip(1);
     while is_ruby && let Some(argument) = arguments.next() {
         match argument.as_str() {
-            // The program is in the argument itself.
+            // The program is the argument itself.
             _ if argument.starts_with("-e") => break,
             "-C" | "-I" | "-r" | "-E" => drop(arguments.next()),
             _ if argument.starts_with('-') => {}
@@ -130,7 +130,7 @@ pub(crate) fn program(comm: &str, cmdline: &[String]) -> String {
 }
 
 fn clean(text: &str) -> String {
-    // Names of services appear in messages, labels and pages of servers.
+    // Service names appear in messages, labels and web pages.
     printable(text).chars().take(MAX_TEXT).collect()
 }
 
@@ -143,7 +143,7 @@ mod tests {
         line.split(' ').map(ToOwned::to_owned).collect()
     }
 
-    /// The first source that knows the service names it.
+    /// The first source that has a name for the service provides it.
     #[test]
     fn services() {
         let ruby = words("/usr/bin/ruby -w -I lib /srv/shop/bin/work.rb 1");
@@ -164,7 +164,8 @@ mod tests {
         }
     }
 
-    /// What the SDK publishes comes before the environment, but for a name that is none; pids of the process's own namespace are not shown.
+    /// Published attributes take precedence over the environment, except for a placeholder name; pids of the process's own namespace
+    /// are not shown.
     #[test]
     fn published() {
         let environ = b"OTEL_SERVICE_NAME=web\0OTEL_RESOURCE_ATTRIBUTES=a=1,b=2\0";

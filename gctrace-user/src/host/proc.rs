@@ -1,4 +1,4 @@
-//! Facts from `/proc`. Every reader answers `None` for a process that is gone.
+//! Facts from `/proc`. Every reader returns `None` for a process that is gone.
 
 use std::{
     collections::BTreeMap,
@@ -21,7 +21,7 @@ use crate::{
 /// Value shown instead of a secret.
 const REDACTED: &str = "[redacted]";
 
-/// Reads resident memory of one process again and again through one open file.
+/// Reads the resident memory of one process repeatedly through one open file.
 #[derive(Debug)]
 pub struct MemoryReader {
     status: File,
@@ -33,9 +33,9 @@ impl MemoryReader {
         Ok(Self { status: File::open(proc_root::path(pid, "status"))? })
     }
 
-    /// What it has now; `None` once the process is gone.
+    /// The current memory; `None` once the process is gone.
     pub fn read(&self) -> Option<Memory> {
-        /// A user may be in 65 536 groups, which are listed before.
+        /// A user may be in 65 536 groups, which are listed before the memory.
         const LONGEST: usize = 1 << 20;
         let mut buffer = [0; 4096];
         let mut len = self.status.read_at(&mut buffer, 0).ok()?;
@@ -55,7 +55,7 @@ fn parse_memory(status: &str) -> Option<Memory> {
     let rss = kib(status, "VmRSS:")?;
     Some(Memory {
         rss,
-        // The two counters are batched differently, so the current one can be ahead of the peak.
+        // The two counters are batched differently, so the current value may exceed the peak.
         peak_rss: kib(status, "VmHWM:")?.max(rss),
         anon: kib(status, "RssAnon:")?,
         file: kib(status, "RssFile:")?,
@@ -66,7 +66,7 @@ fn parse_memory(status: &str) -> Option<Memory> {
     })
 }
 
-/// What was read in the kernel at an event, if anything.
+/// The memory that the programs read at an event, if any.
 pub fn at_event(pages: &MemoryPages) -> Option<Memory> {
     let source = match pages.source {
         MemoryPages::WHOLE => MemorySource::Kernel,
@@ -78,7 +78,7 @@ pub fn at_event(pages: &MemoryPages) -> Option<Memory> {
     let rss = pages.resident().saturating_mul(page);
     Some(Memory {
         rss,
-        // The kernel notes the highest size only when it is about to shrink (`task_mem`, fs/proc/task_mmu.c).
+        // The kernel updates the peak only when the size is about to shrink (`task_mem`, fs/proc/task_mmu.c).
         peak_rss: pages.peak.saturating_mul(page).max(rss),
         anon: bytes(MM_ANON),
         file: bytes(MM_FILE),
@@ -90,15 +90,15 @@ pub fn at_event(pages: &MemoryPages) -> Option<Memory> {
 }
 
 /// Reads how the memory of a process is shared. The kernel walks its page tables for that, during which the process cannot
-/// map memory: not something to do often.
+/// map memory, so do not call it often.
 pub fn shares(pid: u32) -> Option<Shares> {
     let text = proc_root::text(pid, "smaps_rollup").ok()?;
     let (pss, private_dirty) = (kib(&text, "Pss:")?, kib(&text, "Private_Dirty:")?);
     Some(Shares { pss, private_dirty, read_ns: Some(monotonic_ns()) })
 }
 
-/// Whether the processor keeps a second copy of the process's return addresses and compares them (`x86_Thread_features` of
-/// `/proc/PID/status`, Linux 6.6: arch/x86/kernel/shstk.c). A call that the kernel emulates need not be on it.
+/// Whether the process has a shadow stack: a second copy of its return addresses, which the processor compares (`x86_Thread_features` of
+/// `/proc/PID/status`, Linux 6.6: arch/x86/kernel/shstk.c). A call that the kernel emulates may be missing on it.
 pub(crate) fn has_shadow_stack(pid: u32) -> bool {
     proc_root::text(pid, "status").is_ok_and(|status| lists_shadow_stack(&status))
 }
@@ -117,8 +117,8 @@ fn kib(status: &str, field: &str) -> Option<u64> {
 /// `PF_EXITING` (include/linux/sched.h): set before the kernel reports the exit (`sched_process_exit`).
 const PF_EXITING: u32 = 0x4;
 
-/// Whether the process is there and its exit has not been reported yet. Its first thread may have ended before others: it does when
-/// another thread calls exec, which then takes its place (`de_thread`, fs/exec.c).
+/// Whether the process exists and its exit has not been reported yet. Its first thread may end before others: it does when
+/// another thread calls exec and then takes its place (`de_thread`, fs/exec.c).
 pub fn is_running(pid: u32) -> bool {
     let Ok(process) = proc_root::process(pid) else { return false };
     let lives =
@@ -128,66 +128,66 @@ pub fn is_running(pid: u32) -> bool {
         let tasks = process.tasks().into_iter().flatten().flatten();
         tasks.filter_map(|task| task.stat().ok()).any(|stat| lives(&stat))
     };
-    // Once more, if its place was taken while the others were looked at.
+    // Check the leader again, in case it was replaced while the other threads were checked.
     leader_lives() || thread_lives() || leader_lives()
 }
 
-/// CPU time of all threads of a process so far, nanoseconds: whole clock ticks (10 ms).
+/// CPU time of all threads of a process so far, in nanoseconds; a multiple of clock ticks (10 ms).
 pub fn cpu_ns(pid: u32) -> Option<u64> {
     let stat = proc_root::process(pid).and_then(|process| process.stat()).ok()?;
     Some((stat.utime + stat.stime) * (1_000_000_000 / procfs::ticks_per_second()))
 }
 
-/// How the program of a process began.
+/// How the program of a process started.
 #[derive(Clone, Copy, Debug)]
 pub struct ProgramStart {
-    /// When the process started, nanoseconds since boot: the beginning of a tick of 10 ms.
+    /// When the process started, in nanoseconds since boot, rounded down to a tick of 10 ms.
     pub process_ns: u64,
-    /// Whether the process has replaced its program since, so that this one is not its parent's: `PF_FORKNOEXEC`
+    /// Whether the process has called exec since, so that its program is not its parent's: `PF_FORKNOEXEC`
     /// (include/linux/sched.h), which `copy_process` sets and `begin_new_exec` (fs/exec.c) clears.
     pub by_exec: bool,
 }
 
-/// How the program of a process began.
+/// How the program of a process started.
 pub fn program_start(pid: u32) -> Option<ProgramStart> {
     let stat = proc_root::process(pid).and_then(|process| process.stat()).ok()?;
     Some(ProgramStart {
         process_ns: stat.starttime * (1_000_000_000 / procfs::ticks_per_second()),
-        // Newer kernels have flags that `Stat::flags` refuses.
+        // Newer kernels have flags that `Stat::flags` rejects.
         by_exec: stat.flags & StatFlags::PF_FORKNOEXEC.bits() == 0,
     })
 }
 
-/// [`ProgramStart::process_ns`].
+/// The start time of a process, as [`ProgramStart::process_ns`].
 pub fn start_ns(pid: u32) -> Option<u64> {
     program_start(pid).map(|start| start.process_ns)
 }
 
-/// Now, on the clock of [`ProgramStart::process_ns`].
+/// The current time on the clock of [`ProgramStart::process_ns`].
 pub fn boot_ns() -> Option<u64> {
     let now = rustix::time::clock_gettime(rustix::time::ClockId::Boottime);
     Some(u64::try_from(now.tv_sec).ok()? * 1_000_000_000 + u64::try_from(now.tv_nsec).ok()?)
 }
 
-/// Its command line as one line, or the name of its main thread.
+/// The command line of a process as one line, or the name of its main thread.
 pub fn command_line(pid: u32) -> Option<String> {
     let process = proc_root::process(pid).ok()?;
     let words = proc_root::cmdline(pid).ok().filter(|words| !words.is_empty());
     let line = words.map(|words| words.join(" ")).or_else(|| Some(process.stat().ok()?.comm))?;
-    // Programs write what they like there, for example when they set a title.
+    // Programs may write anything there, for example when they set a title.
     Some(printable(line.trim_end()).into_owned())
 }
 
-/// When a process was started, `CLOCK_MONOTONIC` nanoseconds, to a clock tick (10 ms) below.
+/// When a process was started, in `CLOCK_MONOTONIC` nanoseconds, rounded down to a clock tick (10 ms).
 pub fn started_ns(pid: u32) -> Option<u64> {
     let ticks = proc_root::process(pid).ok()?.stat().ok()?.starttime;
     let since_boot = u128::from(ticks) * 1_000_000_000 / u128::from(procfs::ticks_per_second());
-    // The kernel counts it in boot time, which goes on while the machine sleeps.
+    // The kernel counts in boot time, which continues while the machine is suspended.
     let asleep = boottime_ns().saturating_sub(monotonic_ns());
     Some(u64::try_from(since_boot).ok()?.saturating_sub(asleep))
 }
 
-/// Describes a process as far as it can be read.
+/// Describes a process, as far as its data can be read.
 pub fn describe(pid: u32, comm: &str, image: Arc<Image>, container: Container) -> Process {
     let process = proc_root::process(pid).ok();
     let stat = process.as_ref().and_then(|p| p.stat().ok());
@@ -217,12 +217,12 @@ pub fn describe(pid: u32, comm: &str, image: Arc<Image>, container: Container) -
     }
 }
 
-/// Where the arguments of a process lie, which is another place after each `exec`, and the same in a forked child.
+/// The address of a process's arguments. It changes at each `exec` and is the same in a forked child.
 pub fn arguments_at(pid: u32) -> Option<u64> {
     proc_root::process(pid).ok()?.stat().ok()?.arg_start.filter(|at| *at != 0)
 }
 
-/// Arguments, of which a program can have megabytes, up to a limit. What is left out is said in their place.
+/// Arguments up to a limit, since a program may have megabytes of them. A note replaces the omitted ones.
 fn shortened(mut args: Vec<String>) -> Vec<String> {
     const BYTES: usize = 32 << 10;
     const ARGUMENTS: usize = 4096;
@@ -244,18 +244,18 @@ fn shortened(mut args: Vec<String>) -> Vec<String> {
     args
 }
 
-/// Whether gctrace ignores a signal at this moment.
+/// Whether gctrace currently ignores a signal.
 pub fn is_ignored(signal: i32) -> bool {
     let status = procfs::process::Process::myself().and_then(|process| process.status());
     status.is_ok_and(|status| is_in(status.sigign, signal))
 }
 
-/// Whether a mask of signals, as `/proc` has it, has this one.
+/// Whether a signal mask in the format of `/proc` contains a signal.
 fn is_in(mask: u64, signal: i32) -> bool {
     u32::try_from(signal - 1).is_ok_and(|bit| mask.checked_shr(bit).is_some_and(|rest| rest & 1 == 1))
 }
 
-/// Epoch seconds of a start time in ticks since boot, to a clock tick. (The time of boot in `/proc/stat` is in whole seconds.)
+/// Converts a start time in ticks since boot to epoch seconds, with a precision of one clock tick. (The boot time in `/proc/stat` has whole seconds.)
 fn start_seconds(ticks: u64) -> f64 {
     let per_second = procfs::ticks_per_second();
     let start_ns = u128::from(ticks) * 1_000_000_000 / u128::from(per_second);
@@ -263,11 +263,11 @@ fn start_seconds(ticks: u64) -> f64 {
     let now_ns = monotonic_ns();
     let ago_ns = u128::from(clock.boottime_nanos(now_ns)).saturating_sub(start_ns);
     let start = clock.epoch_seconds(now_ns) - ago_ns as f64 / 1e9;
-    // Two looks at a process have the same, but where that is at the end of a tick.
+    // Rounded so that two reads of a process give the same time, unless it is near the boundary of a rounding interval.
     (start * per_second as f64).round() / per_second as f64
 }
 
-/// `RUBY_GC_*` of the initial environment, and what is refused of it.
+/// The `RUBY_GC_*` variables of the initial environment, and the names of those refused.
 type GcEnv = (BTreeMap<String, String>, Vec<String>);
 
 /// The token is a secret and is not kept.
@@ -275,7 +275,7 @@ fn gc_env(pid: u32) -> Option<GcEnv> {
     environ::read(pid).map(|bytes| parse_gc_env(&bytes))
 }
 
-/// Variables `RUBY_GC_*` that are kept, and bytes of a name or a value of one: Ruby knows some twenty, which are numbers.
+/// Maximum number of `RUBY_GC_*` variables, and maximum bytes of the name or the value of one: Ruby knows some twenty, with numeric values.
 const VARIABLES: usize = 256;
 const LONGEST_VARIABLE: usize = 1024;
 
@@ -302,7 +302,7 @@ fn parse_gc_env(environ: &[u8]) -> GcEnv {
     (kept, refused)
 }
 
-/// Host name of the process's UTS namespace: ours if it is the same namespace, else what the container's root says
+/// Host name of the process's UTS namespace: gctrace's own if the namespace is the same, otherwise the name in the container's root
 /// (runtimes write the name they set to /etc/hostname).
 fn hostname(pid: u32) -> Option<String> {
     let theirs = fs::read_link(proc_root::path(pid, "ns/uts")).ok()?;
@@ -324,7 +324,7 @@ mod tests {
         assert!(!is_in(0b10, 1) && !is_in(u64::MAX, 0) && !is_in(u64::MAX, 65) && !is_in(0, 64));
     }
 
-    /// However long the arguments and variables of a program are, what is kept of them is not.
+    /// However long the arguments and variables of a program are, what is kept of them is limited.
     #[test]
     fn long_ones() {
         let args =
@@ -358,7 +358,7 @@ mod tests {
         assert_eq!(env["RUBY_GC_Y"], "\x1b", "values are data: shown escaped, sent as they are");
     }
 
-    /// A process runs as long as one of its threads does, also without its first one.
+    /// A process is running as long as one of its threads is, even if its first thread has ended.
     #[test]
     fn first_thread_ended() {
         let exit = if cfg!(target_arch = "x86_64") { 60 } else { 93 };
@@ -379,7 +379,7 @@ mod tests {
         child.wait().unwrap();
     }
 
-    /// As Linux 6.6 and later write it with and without, and as kernels that do not know them.
+    /// As written by Linux 6.6 and later with and without shadow stacks, and by kernels that do not support them.
     #[test]
     fn shadow_stacks() {
         assert!(lists_shadow_stack(
@@ -390,7 +390,7 @@ mod tests {
         assert!(!has_shadow_stack(0));
     }
 
-    /// What the kernel side read becomes bytes; the peak is never below what is there now, as in the kernel.
+    /// Values read in the kernel are converted to bytes; the peak is never below the current value, as in the kernel.
     #[test]
     fn memory_at_an_event() {
         let page = rustix::param::page_size() as u64;
@@ -408,7 +408,7 @@ mod tests {
         assert_eq!(at_event(&MemoryPages { source: MemoryPages::NONE, ..pages }), None);
     }
 
-    /// Memory of this very process is plausible, and of a vanished one absent.
+    /// Memory of this process is plausible, and absent for a process that is gone.
     #[test]
     fn memory() {
         let memory = MemoryReader::open(std::process::id()).unwrap().read().unwrap();

@@ -1,7 +1,7 @@
-//! The host's processes, as seen from where gctrace runs: below `/proc`, or where `--proc` says that the host's is mounted.
+//! The host's processes, as seen from where gctrace runs: below `/proc`, or where the host's is mounted according to `--proc`.
 //!
-//! All that is read of another process goes through here. What gctrace reads of itself (`/proc/self/fd`,
-//! `/proc/self/mountinfo`) and of the kernel (`/proc/sys`) is in its own `/proc`.
+//! All reads about other processes go through here. What gctrace reads about itself (`/proc/self/fd`,
+//! `/proc/self/mountinfo`) and about the kernel (`/proc/sys`) is in its own `/proc`.
 
 use std::{
     fs, io,
@@ -11,25 +11,25 @@ use std::{
 
 use procfs::{ProcError, process::Process};
 
-/// Where processes are if nothing else was said.
+/// Where processes are by default.
 const PROC: &str = "/proc";
 /// The first pid namespace (`PROC_PID_INIT_INO`, `include/linux/proc_ns.h`).
 const HOST_PIDS: &str = "pid:[4026531836]";
 
-/// The host's first processes, where one can look at them: init, and the kernel's thread that starts its threads. Some
-/// hosts protect the former.
+/// The host's first processes: init, and the kernel thread that starts kernel threads. Some
+/// hosts deny access to init.
 const FIRST: [u32; 2] = [1, 2];
 
 /// Set once, from the command line, before anything is read.
 static ROOT: OnceLock<PathBuf> = OnceLock::new();
 
-/// Has processes read below this folder, in which the host's proc file system is mounted. Only the first call counts.
+/// Reads processes below this folder, where the host's proc file system is mounted. Only the first call has an effect.
 pub fn read_below(root: &Path) {
-    // Where it is set already, that is what has been read.
+    // If it is already set, processes have been read there.
     let _already = ROOT.set(root.to_owned());
 }
 
-/// The folder of which that is done.
+/// The folder below which processes are read.
 pub fn root() -> &'static Path {
     ROOT.get().map_or(Path::new(PROC), PathBuf::as_path)
 }
@@ -46,22 +46,22 @@ pub fn path(pid: u32, name: &str) -> PathBuf {
     path
 }
 
-/// The text of a file of a process. The names in it (of threads, of files) are bytes of any kind: the kernel cuts the name of a thread to 15 of
-/// them, also within a character.
+/// The text of a file of a process. The names in it (of threads, of files) may be any bytes: the kernel truncates the name of a thread to 15
+/// bytes, even within a character.
 ///
 /// # Errors
 ///
-/// It is gone, or must not be read.
+/// The process is gone, or access is denied.
 pub fn text(pid: u32, name: &str) -> io::Result<String> {
     Ok(String::from_utf8_lossy(&fs::read(path(pid, name))?).into_owned())
 }
 
-/// The command line of a process: its arguments, or the title that it has set. Bytes that are no UTF-8 are replaced. Empty arguments at the end are not
-/// told apart from what a title leaves of them.
+/// The command line of a process: its arguments, or the title that it has set. Bytes that are not UTF-8 are replaced. Empty trailing arguments
+/// cannot be distinguished from what a title leaves of the arguments.
 ///
 /// # Errors
 ///
-/// It is gone, or must not be read.
+/// The process is gone, or access is denied.
 pub fn cmdline(pid: u32) -> io::Result<Vec<String>> {
     Ok(arguments(&fs::read(path(pid, "cmdline"))?))
 }
@@ -72,11 +72,11 @@ fn arguments(bytes: &[u8]) -> Vec<String> {
     words.map(|word| String::from_utf8_lossy(word).into_owned()).collect()
 }
 
-/// A process.
+/// Opens a process.
 ///
 /// # Errors
 ///
-/// It is gone, or must not be read.
+/// The process is gone, or access is denied.
 pub fn process(pid: u32) -> Result<Process, ProcError> {
     Process::new_with_root(root().join(pid.to_string()))
 }
@@ -91,11 +91,11 @@ pub fn pids() -> Result<impl Iterator<Item = u32>, ProcError> {
     Ok(processes.flatten().map(|process| process.pid as u32))
 }
 
-/// The pids of all processes, without opening any: nothing is left out, however few descriptors there are.
+/// The pids of all processes, without opening any: none is missed, even if file descriptors are exhausted.
 ///
 /// # Errors
 ///
-/// The folder cannot be listed as a whole.
+/// The folder cannot be listed completely.
 pub fn listed() -> io::Result<Vec<u32>> {
     let mut pids = Vec::new();
     for entry in fs::read_dir(root())? {
@@ -104,7 +104,7 @@ pub fn listed() -> io::Result<Vec<u32>> {
     Ok(pids)
 }
 
-/// The process of a thread, if this is the id of a thread and not that of its process. `/proc/ID` opens for threads, too, although the kernel does not
+/// The process of a thread, if this is a thread id other than that of its process. `/proc/ID` opens for threads, too, although the kernel does not
 /// list them there (`proc_pid(5)`).
 pub fn process_of_thread(tid: u32) -> Option<u32> {
     let status = text(tid, "status").ok()?;
@@ -112,31 +112,31 @@ pub fn process_of_thread(tid: u32) -> Option<u32> {
     (pid != tid).then_some(pid)
 }
 
-/// Whether a process is certainly gone, not a zombie either.
+/// Whether a process is certainly gone, and not a zombie.
 pub fn is_gone(pid: u32) -> bool {
     fs::metadata(root().join(pid.to_string())).is_err_and(|error| error.kind() == io::ErrorKind::NotFound)
 }
 
-/// Whether a process has one thread, or none any more.
+/// Whether a process has at most one thread.
 pub fn is_single(pid: u32) -> bool {
     fs::read_dir(path(pid, "task")).map_or_else(|_| is_gone(pid), |tasks| tasks.count() <= 1)
 }
 
-/// gctrace's own pid as the kernel's events have it: `self` is a link to the pid that the reader has in the namespace that
-/// is shown there.
+/// gctrace's own pid as in the kernel's events: `self` is a link to the reader's pid in the pid namespace of the mounted
+/// proc file system.
 pub fn own_pid() -> u32 {
     let link = fs::read_link(root().join("self")).ok();
     link.and_then(|link| link.to_str()?.parse().ok()).unwrap_or_else(std::process::id)
 }
 
-/// The same of the calling thread.
+/// The tid of the calling thread, likewise.
 pub fn own_tid() -> u32 {
     let link = fs::read_link(root().join("thread-self")).ok();
     let tid = link.and_then(|link| link.file_name()?.to_str()?.parse().ok());
     tid.unwrap_or_else(|| rustix::thread::gettid().as_raw_nonzero().get() as u32)
 }
 
-/// The root of the host's files: that of a first process, where gctrace has mounts of its own, as in a container.
+/// The root of the host's files: that of a first process, if gctrace has its own mount namespace, as in a container.
 pub fn file_root() -> PathBuf {
     let own = fs::read_link("/proc/self/ns/mnt").ok();
     let first = FIRST.into_iter().find_map(|pid| Some((pid, fs::read_link(path(pid, "ns/mnt")).ok()?)));
@@ -150,7 +150,7 @@ pub fn file_root() -> PathBuf {
 
 /// Whether gctrace itself is in the host's pid namespace, so that the pids that the kernel gives it are the host's.
 pub fn shares_pids() -> bool {
-    // A /proc that hides the link is that of a user who must not read anything else there, either.
+    // If /proc hides the link, the user may not read anything else there, either.
     fs::read_link("/proc/self/ns/pid").map_or(true, |link| link.as_os_str() == HOST_PIDS)
 }
 
@@ -158,14 +158,14 @@ pub fn shares_pids() -> bool {
 ///
 /// # Errors
 ///
-/// The folder holds no proc file system, or none of its processes can be looked at.
+/// The folder contains no proc file system, or none of its processes can be read.
 pub fn shows_the_host() -> io::Result<bool> {
     if !is_named() {
         return Ok(shares_pids());
     }
     let mut failed = None;
     let mut others = false;
-    // A pid namespace shows its own processes and those of namespaces below it, but never one of the host's.
+    // A pid namespace shows its own processes and those of descendant namespaces, but never one of the host's.
     let all = pids().map_err(|error| io::Error::other(error.to_string()))?;
     for pid in FIRST.into_iter().chain(all) {
         match fs::read_link(path(pid, "ns/pid")) {
@@ -182,7 +182,7 @@ pub fn shows_the_host() -> io::Result<bool> {
 mod tests {
     use super::*;
 
-    /// Empty arguments and those that are no UTF-8 are arguments; the zero bytes behind a title are none.
+    /// Empty arguments and those that are not UTF-8 are arguments; the zero bytes after a title are not.
     #[test]
     fn command_lines() {
         let of = |bytes: &[u8]| arguments(bytes);

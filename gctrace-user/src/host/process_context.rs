@@ -1,4 +1,4 @@
-//! The process context that an OpenTelemetry SDK publishes for readers like us (OTEP 4719): a header in a mapping with a known name,
+//! The process context that an OpenTelemetry SDK publishes for external readers (OTEP 4719): a header in a mapping with a known name,
 //! and a payload anywhere in the memory of the process.
 
 use std::{
@@ -13,14 +13,14 @@ use crate::{export::process_context::attributes, ruby::frames::Memory};
 const NAMES: [&str; 3] = ["[anon_shmem:OTEL_CTX]", "[anon:OTEL_CTX]", "/memfd:OTEL_CTX"];
 const SIGNATURE: [u8; 8] = *b"OTEL_CTX";
 const VERSION: u32 = 2;
-/// A larger payload is not read: the context is "in the KB range".
+/// Maximum size in bytes of a payload that is read: the context is "in the KB range".
 const MAX_PAYLOAD: u32 = 64 << 10;
-/// No more of a process's list of mappings is searched.
+/// Maximum number of bytes of a process's list of mappings that are searched.
 const MAX_MAPS: u64 = 4 << 20;
-/// So often a context that is being changed is read again.
+/// Maximum number of attempts to read a context that is being changed.
 const ATTEMPTS: usize = 3;
 
-/// The resource attributes that the process publishes at this moment. `None`: it publishes none, or none that is readable.
+/// The resource attributes that the process currently publishes. `None`: it publishes none, or they cannot be read.
 pub(super) fn read(pid: u32) -> Option<Vec<(String, String)>> {
     let maps = BufReader::new(File::open(proc_root::path(pid, "maps")).ok()?.take(MAX_MAPS));
     let memory = ProcessMemory::open(pid).ok()?;
@@ -40,17 +40,17 @@ fn header_address(line: &str) -> Option<u64> {
     u64::from_str_radix(range.split('-').next()?, 16).ok()
 }
 
-/// Header (OTEP 4719, "Header Structure").
+/// The header (OTEP 4719, "Header Structure").
 #[derive(PartialEq, Eq)]
 struct Header {
     payload_size: u32,
-    /// 0: it is being changed.
+    /// 0: the context is being changed.
     published_at_ns: u64,
     payload: u64,
 }
 
 impl Header {
-    /// `None`: there is no header of a known version.
+    /// Reads the header; `None` if there is none of a known version.
     fn read(memory: &impl Memory, address: u64) -> Option<Self> {
         let mut bytes = [0; 32];
         if !memory.read(address, &mut bytes) || bytes[..8] != SIGNATURE {
@@ -70,7 +70,7 @@ impl Header {
     }
 }
 
-/// The attributes of a payload that its header did not change around (OTEP 4719, "Reading Protocol").
+/// The attributes of a payload, if its header did not change while it was read (OTEP 4719, "Reading Protocol").
 fn consistent(memory: &impl Memory, address: u64) -> Option<Vec<(String, String)>> {
     for _ in 0..ATTEMPTS {
         let header = Header::read(memory, address)?;
@@ -91,7 +91,7 @@ mod tests {
 
     use super::*;
 
-    /// The names that OTEP 4719 lists, and lines that look similar.
+    /// The names that OTEP 4719 lists, and similar lines.
     #[test]
     fn lines_of_maps() {
         let of = |name: &str| {
@@ -109,11 +109,11 @@ mod tests {
         assert_eq!(header_address("x"), None);
     }
 
-    /// Memory with a header at 0 and its payload behind it; after so many reads the publisher changes it.
+    /// Memory with a header at 0 followed by its payload; the publisher changes the time in the header from read to read.
     struct Changing {
         bytes: Vec<u8>,
         reads: Cell<usize>,
-        /// The times that the header has, read by read; the last one stays.
+        /// The time in the header at each read; the last one repeats.
         times: Vec<u64>,
     }
 
@@ -143,7 +143,7 @@ mod tests {
         consistent(&Changing { bytes, reads: Cell::new(0), times: times.to_vec() }, 0)
     }
 
-    /// What changes while it is read is read again; what never settles, has another version or leads nowhere is not read.
+    /// A context that changes during a read is read again; one that never settles, has another version or a bad address is not used.
     #[test]
     fn headers() {
         let expected = Some(vec![("k".to_owned(), "v".to_owned())]);

@@ -1,4 +1,4 @@
-//! What of a process is in memory: by mapping (`/proc/PID/smaps`), and page by page (`/proc/PID/pagemap`).
+//! Resident memory of a process: by mapping (`/proc/PID/smaps`), and page by page (`/proc/PID/pagemap`).
 
 use std::{fs::File, io, os::unix::fs::FileExt as _};
 
@@ -6,10 +6,10 @@ use procfs::{ProcError, process::MMapPath};
 
 use super::proc_root;
 
-/// What a mapping belongs to, as the kernel names it.
+/// The kind of a mapping, from its name in the kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Region {
-    /// The break, which small allocations of the main arena come from.
+    /// The heap at the program break, used for small allocations of the main arena.
     Break,
     /// Memory without a file: large allocations, other arenas, stacks of threads and fibers, code of just-in-time compilers.
     Anonymous,
@@ -17,33 +17,33 @@ pub enum Region {
     File,
     /// The stack of the main thread.
     Stack,
-    /// The kernel's own pages.
+    /// Mappings of the kernel, such as the vDSO.
     Kernel,
 }
 
-/// A mapping and how much of it is resident; bytes.
+/// A mapping and its resident memory, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Resident {
-    /// What it belongs to.
+    /// The kind of the mapping.
     pub region: Region,
-    /// First address, and the one past the last.
+    /// First address, and one past the last.
     pub range: (u64, u64),
-    /// Whether the process may read it; guards of stacks and reserved memory are not.
+    /// Whether the process may read it; stack guards and reserved memory are not readable.
     pub readable: bool,
     /// `Rss`.
     pub rss: u64,
     /// `Swap`.
     pub swap: u64,
-    /// Whether what is written stays with the process (`MAP_PRIVATE`).
+    /// Whether writes stay private to the process (`MAP_PRIVATE`).
     pub private: bool,
-    /// `Anonymous`: not of a file, without the page of zeros.
+    /// `Anonymous`: memory not of a file, without the zero page.
     pub anonymous: u64,
-    /// `Shared_Clean` and `Shared_Dirty`: of `rss`, what another process maps, too.
+    /// `Shared_Clean` and `Shared_Dirty`: the part of `rss` that other processes map as well.
     pub shared: u64,
 }
 
 impl Resident {
-    /// Whether it can have memory that a fork has left to several processes.
+    /// Whether it may contain memory that is shared since a fork.
     pub fn is_forked(&self) -> bool {
         self.private && self.anonymous > 0
     }
@@ -53,7 +53,7 @@ impl Resident {
 ///
 /// # Errors
 ///
-/// The process is gone, or must not be read.
+/// The process is gone, or access is denied.
 pub fn mappings(pid: u32) -> io::Result<Vec<Resident>> {
     let maps = proc_root::process(pid).and_then(|process| process.smaps()).map_err(unwrapped)?;
     let resident = |map: &procfs::process::MemoryMap| {
@@ -78,7 +78,7 @@ pub fn mappings(pid: u32) -> io::Result<Vec<Resident>> {
     Ok(maps.iter().map(resident).collect())
 }
 
-/// An error with the kernel's own reason, where it has one.
+/// An error with the kernel's own reason, if it has one.
 fn unwrapped(error: ProcError) -> io::Error {
     match error {
         ProcError::PermissionDenied(_) => io::ErrorKind::PermissionDenied.into(),
@@ -88,18 +88,18 @@ fn unwrapped(error: ProcError) -> io::Error {
     }
 }
 
-/// Pages of a range that are in memory; bytes.
+/// Resident memory of a range, in bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Pages {
-    /// In memory.
+    /// Resident.
     pub resident: u64,
-    /// Of them, mapped by this process alone: written since it was forked, or never shared.
+    /// The resident part that only this process maps: written since it was forked, or never shared.
     pub exclusive: u64,
-    /// Of those in memory, neither of a file nor mapped by this process alone.
+    /// The resident part that is neither of a file nor mapped by this process alone.
     pub shared_anonymous: u64,
 }
 
-/// Looks pages up.
+/// Reads the page map of a process.
 #[derive(Debug)]
 pub struct PageMap {
     file: File,
@@ -109,66 +109,66 @@ pub struct PageMap {
 /// Bits of an entry (Documentation/admin-guide/mm/pagemap.rst).
 const PRESENT: u64 = 1 << 63;
 const SWAPPED: u64 = 1 << 62;
-/// Of a file, or anonymous memory that is shared by `MAP_SHARED`.
+/// The page is of a file, or of anonymous memory that is shared by `MAP_SHARED`.
 const FILE: u64 = 1 << 61;
 const EXCLUSIVE: u64 = 1 << 56;
-/// The number of the page frame, of a page in memory; 0 without `CAP_SYS_ADMIN`.
+/// The page frame number of a resident page; 0 without `CAP_SYS_ADMIN`.
 const FRAME: u64 = (1 << 55) - 1;
-/// Entries that are read at once.
+/// Number of entries per read.
 const ENTRIES: u64 = 1 << 14;
 
-/// What an entry says of a page.
+/// The entry of a page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Entry(u64);
 
 impl Entry {
-    /// Whether the page is in memory.
+    /// Whether the page is resident.
     pub fn is_present(self) -> bool {
         self.0 & PRESENT != 0
     }
 
-    /// Whether it is in swap.
+    /// Whether the page is in swap.
     pub fn is_swapped(self) -> bool {
         self.0 & SWAPPED != 0
     }
 
-    /// Whether it is in memory, and this process alone maps it.
+    /// Whether the page is resident and only this process maps it.
     pub fn is_exclusive(self) -> bool {
         self.is_present() && self.0 & EXCLUSIVE != 0
     }
 
-    /// Whether it is in memory, and neither of a file nor of this process alone: other processes map it, or it is the page of zeros.
+    /// Whether the page is resident, not of a file, and not exclusive: other processes map it, or it is the zero page.
     pub fn is_shared_anonymous(self) -> bool {
         self.is_present() && self.0 & (FILE | EXCLUSIVE) == 0
     }
 
-    /// Whether it is in memory, not of a file, and this process alone maps it.
+    /// Whether the page is resident, not of a file, and only this process maps it.
     pub fn is_anonymous_of_one(self) -> bool {
         self.is_exclusive() && self.0 & FILE == 0
     }
 
-    /// Its page frame, if the kernel says it.
+    /// Its page frame number, if the kernel shows it.
     pub fn frame(self) -> Option<u64> {
         Some(self.0 & FRAME).filter(|frame| self.is_present() && *frame != 0)
     }
 }
 
 impl PageMap {
-    /// Opens that of a process.
+    /// Opens the page map of a process.
     ///
     /// # Errors
     ///
-    /// The process is gone, or must not be read.
+    /// The process is gone, or access is denied.
     pub fn open(pid: u32) -> io::Result<Self> {
         let file = File::open(proc_root::path(pid, "pagemap"))?;
         Ok(Self { file, page: rustix::param::page_size() as u64 })
     }
 
-    /// What is in memory of `len` bytes at `start`; whole pages, at most 1 MiB.
+    /// The resident memory of `len` bytes at `start`; whole pages, at most 1 MiB.
     ///
     /// # Errors
     ///
-    /// It cannot be read.
+    /// The page map cannot be read.
     pub fn look(&self, start: u64, len: u64) -> io::Result<Pages> {
         let mut pages = Pages::default();
         let size = |is: bool| if is { self.page } else { 0 };
@@ -180,12 +180,12 @@ impl PageMap {
         Ok(pages)
     }
 
-    /// Looks at each page of `len` bytes from `start` on, and its address. The file stays with the memory that it was opened for:
-    /// once the process has ended or replaced its program, that is an error.
+    /// Calls `seen` for each page of `len` bytes from `start`, with its address. The file stays bound to the memory that it was opened for:
+    /// once the process has exited or called exec, reading is an error.
     ///
     /// # Errors
     ///
-    /// It cannot be read.
+    /// The page map cannot be read.
     pub fn each(&self, start: u64, len: u64, mut seen: impl FnMut(u64, Entry)) -> io::Result<()> {
         let first = start / self.page;
         let end = start.saturating_add(len).div_ceil(self.page);
@@ -202,7 +202,7 @@ impl PageMap {
         Ok(())
     }
 
-    /// Bytes of a page.
+    /// Page size in bytes.
     pub fn page(&self) -> u64 {
         self.page
     }

@@ -1,9 +1,9 @@
-//! Long work for one process that leaves its CPU again and again.
+//! Long work on one process that yields the CPU repeatedly.
 //!
-//! The kernel lets two threads that compute on one CPU take turns of one tick and more (4 ms at 250 Hz): while gctrace works, a thread of the
-//! program that it looks at may wait as long, if no other CPU is free. A lower priority does not help: it counts within one control group only,
-//! and a reader that got no CPU while the kernel has locked the mappings of the program for it would hold up what maps memory there. So gctrace
-//! works in short bursts: who sleeps is in nobody's way, whatever its group.
+//! The kernel alternates two threads that compete for a CPU in slices of one tick and more (4 ms at 250 Hz): while gctrace works, a thread of the
+//! inspected program may wait that long if no other CPU is free. A lower priority does not help: it only applies within one control group,
+//! and a reader that gets no CPU while it holds the kernel's lock on the program's mappings would block threads that map memory there. So gctrace
+//! works in short bursts: a sleeping thread delays nobody, whatever its group.
 
 use std::{
     io::{self, Write},
@@ -13,27 +13,27 @@ use std::{
 
 use crate::clock::monotonic_ns;
 
-/// After so much work it sleeps.
+/// Duration of a burst of work before it sleeps.
 const BURST: Duration = Duration::from_micros(150);
-/// For so long, and for as long as the kernel combines timers (50 µs).
+/// Duration of the sleep, to which the kernel adds its timer slack (50 µs).
 const REST: Duration = Duration::from_micros(20);
-/// Where others have the CPU when it wakes up, it works for this part of the time that it waited for them. Short bursts there would be no
-/// help to a program that waits for its turn anyway, and the work would take many times as long, or not end at all.
+/// If other threads have the CPU when it wakes up, it works for this fraction of the time that it waited for them. Short bursts would not
+/// help a program that waits for its turn anyway, and the work would take many times as long, or never end.
 const PART_OF_WAIT: u32 = 8;
-/// But not for longer than the kernel would leave it the CPU, a tick at 250 Hz.
+/// Maximum length of a burst: what the kernel would leave it the CPU for, a tick at 250 Hz.
 const LONGEST: Duration = Duration::from_millis(4);
-/// After so many bytes it is looked whether that is due.
+/// Number of bytes after which it checks whether a pause is due.
 const PIECE: usize = 4096;
 
-/// The burst that is under way.
+/// The current burst.
 #[derive(Debug, Default)]
 pub struct Bursts {
-    /// When its work is to end. 0: before the first.
+    /// When the current burst ends. 0: none has started yet.
     until_ns: AtomicU64,
 }
 
 impl Bursts {
-    /// Between two short pieces of work: sleeps if that is due.
+    /// Called between short pieces of work: sleeps if a pause is due.
     pub fn pause(&self) {
         let now = monotonic_ns();
         if now < self.until_ns.load(Relaxed) {
@@ -46,7 +46,7 @@ impl Bursts {
     }
 }
 
-/// How long to work after a rest that took so long.
+/// Length of the burst after a rest of this duration.
 fn burst_after(rest: Duration) -> Duration {
     (rest / PART_OF_WAIT).clamp(BURST, LONGEST)
 }
@@ -55,12 +55,12 @@ fn burst_after(rest: Duration) -> Duration {
 pub struct Restful<'a> {
     out: &'a mut dyn Write,
     bursts: &'a Bursts,
-    /// Bytes since it was looked.
+    /// Bytes written since the last check.
     written: usize,
 }
 
 impl<'a> Restful<'a> {
-    /// Writes to `out`, with the same rests as what is read meanwhile.
+    /// Writes to `out`, sharing the bursts of concurrent reads.
     pub fn new(out: &'a mut dyn Write, bursts: &'a Bursts) -> Self {
         Self { out, bursts, written: 0 }
     }
@@ -88,7 +88,7 @@ mod tests {
 
     use super::*;
 
-    /// Short, unless others have the CPU: then a ninth of the time, up to a tick at once.
+    /// Bursts are short, unless other threads have the CPU: then a ninth of the time, up to one tick at once.
     #[test]
     fn lengths() {
         assert_eq!(burst_after(Duration::from_micros(70)), BURST);
@@ -97,7 +97,7 @@ mod tests {
         assert_eq!(burst_after(Duration::from_secs(1)), LONGEST);
     }
 
-    /// Work is cut into bursts, and what is written is written.
+    /// Work is divided into bursts, and all output is written.
     #[test]
     fn bursts() {
         let bursts = Bursts::default();

@@ -1,5 +1,5 @@
-//! Files that others have made: nothing but a regular file is opened. Opening alone can do harm: it starts a watchdog, waits for the other end of a
-//! pipe, or takes a terminal. Below the root folder of a process links never lead out of that folder.
+//! Files made by others: only regular files are opened. Opening alone can do harm: it may start a watchdog, wait for the other end of a
+//! pipe, or take a terminal. Below the root folder of a process, links never lead out of that folder.
 
 use std::{
     fs::File,
@@ -13,14 +13,14 @@ use rustix::fs::{CWD, FileType, Mode, OFlags, ResolveFlags, openat2};
 
 use super::proc_root;
 
-/// More than this of a name is not read.
+/// Maximum number of bytes read of a name.
 const LONGEST: u64 = 4096;
 
 /// Opens a regular file. Links are followed.
 ///
 /// # Errors
 ///
-/// There is none, it may not be read, or it is something else.
+/// The file does not exist, may not be read, or is not a regular file.
 pub(crate) fn open(path: &Path) -> io::Result<File> {
     regular(&rustix::fs::openat(CWD, path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty())?)
 }
@@ -43,7 +43,7 @@ fn regular(found: &OwnedFd) -> io::Result<File> {
     Ok(rustix::fs::openat(CWD, link, flags, Mode::empty())?.into())
 }
 
-/// The first line of a file in the root of a process, without blanks around it and with visible characters only; `None` if there is none.
+/// The first line of a file in the root of a process, trimmed and with visible characters only; `None` if there is none.
 pub(super) fn line(pid: u32, path: &str) -> Option<String> {
     line_below(&proc_root::path(pid, "root"), path)
 }
@@ -62,7 +62,7 @@ mod tests {
 
     use super::*;
 
-    /// A root that somebody made who wants gctrace to read other files, to wait or to read for ever.
+    /// A hostile root that tries to make gctrace read other files, wait, or read for ever.
     #[test]
     fn hostile_roots() {
         let dir = tempfile::tempdir().unwrap();
@@ -77,14 +77,14 @@ mod tests {
         }
         rustix::fs::mknodat(CWD, &name, FileType::Fifo, Mode::RUSR, 0).unwrap();
         assert_eq!(line_below(&root, "etc/hostname"), None);
-        // Nobody has the other end: it is not opened.
+        // Nobody has the other end of the pipe: it is not opened.
         assert_eq!(open(&name).unwrap_err().to_string(), "not a regular file");
         std::fs::remove_file(&name).unwrap();
         std::fs::write(&name, [b"\n web-1\x1b[2J \nmore\n".to_vec(), vec![b'x'; 1 << 16]].concat()).unwrap();
         assert_eq!(line_below(&root, "etc/hostname").as_deref(), Some("web-1\\u{1b}[2J"));
         assert!(open(&name).is_ok() && open(Path::new("/dev/zero")).is_err() && open(&root).is_err());
         assert_eq!(open(&root.join("none")).unwrap_err().kind(), io::ErrorKind::NotFound);
-        // Links within it are followed, absolute ones, too.
+        // Links within the root are followed, including absolute ones.
         std::fs::create_dir_all(root.join("run/secrets")).unwrap();
         std::fs::create_dir_all(root.join("var")).unwrap();
         symlink("/run", root.join("var/run")).unwrap();

@@ -1,4 +1,4 @@
-//! Memory that a fork has left to several processes, page by page: what of it is shared at one time, and what has become of it later.
+//! Memory that a fork has left to several processes, page by page: which pages are shared at one time, and their state later.
 
 use std::{fs::File, io, os::unix::fs::FileExt as _, time::Instant};
 
@@ -7,62 +7,62 @@ use super::{
     residency::{Entry, PageMap, Resident},
 };
 
-/// Mappings with more address space than this together are not looked at: 8 bytes are read for each page of 4 KiB.
+/// Maximum total size of the mappings in bytes; larger ones are not read: each page of 4 KiB takes 8 bytes.
 const MOST: u64 = 64 << 30;
-/// Runs of pages that are kept, at most: 16 bytes each.
+/// Maximum number of page runs that are kept: 16 bytes each.
 const RUNS: usize = 1 << 22;
-/// The page of zeros, and pages that the kernel has merged because they are equal (`KPF_ZERO_PAGE`, `KPF_KSM`,
+/// The zero page, and pages that the kernel has merged because they are equal (`KPF_ZERO_PAGE`, `KPF_KSM`,
 /// include/uapi/linux/kernel-page-flags.h).
 const NOT_OF_A_FORK: u64 = 1 << 24 | 1 << 21;
 
-/// Why it is not known what is shared.
+/// Why it is unknown what is shared.
 #[derive(Debug, thiserror::Error)]
 pub enum SharingError {
-    /// The process is gone, has replaced its program, or must not be read.
+    /// The process is gone, has replaced its program, or access is denied.
     #[error("its page map cannot be read: {0}")]
     Unreadable(#[from] io::Error),
-    /// The numbers of page frames are hidden.
+    /// The page frame numbers are hidden.
     #[error("the kernel hides which page frames are shared: that needs CAP_SYS_ADMIN")]
     Hidden,
     /// `/proc/kpageflags` cannot be read.
     #[error("/proc/kpageflags: {0}")]
     Flags(#[source] io::Error),
-    /// There is too much to look at.
+    /// The mappings are too large.
     #[error("its mappings are too large to be looked at page by page")]
     TooLarge,
 }
 
-/// What is in a page whose memory was shared.
+/// The current state of a page that was shared.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Now {
-    /// Other processes map it still.
+    /// Other processes still map it.
     Shared,
-    /// This process alone has it.
+    /// Only this process maps it.
     Private,
-    /// It is in swap, and not known who shares it.
+    /// It is in swap; whether it is shared is unknown.
     Swapped,
-    /// Nothing that a fork has left: it is unmapped, or has been given back.
+    /// No longer memory left by a fork: it was unmapped or given back.
     Gone,
 }
 
-/// The anonymous pages of a process that other processes map, too, as they were at one time.
+/// The anonymous pages of a process that other processes map as well, at one time.
 #[derive(Debug)]
 pub struct SharedPages {
     map: PageMap,
     flags: Option<File>,
-    /// Address and end of each run of pages, in order.
+    /// Start and end address of each run of pages, in order.
     runs: Vec<(u64, u64)>,
     /// When they were read.
     pub at: Instant,
 }
 
 impl SharedPages {
-    /// Looks at all pages of these mappings, one after another while the process runs. Pages of zeros and those that the kernel has
-    /// merged are not among them: no fork has made them shared.
+    /// Reads all pages of these mappings, one after another while the process runs. Excludes zero pages and pages that the kernel has
+    /// merged: these are not shared because of a fork.
     ///
     /// # Errors
     ///
-    /// They cannot be read, or the kernel does not say which are those of zeros.
+    /// The pages cannot be read, or the kernel does not show which are zero pages.
     pub fn read(pid: u32, maps: &[Resident]) -> Result<Self, SharingError> {
         let maps = maps.iter().filter(|map| map.is_forked());
         let room = maps.clone().fold(0_u64, |sum, map| sum.saturating_add(map.range.1 - map.range.0));
@@ -95,21 +95,21 @@ impl SharedPages {
         Ok(pages)
     }
 
-    /// How many bytes these are.
+    /// Total size of the pages in bytes.
     pub fn bytes(&self) -> u64 {
         self.runs.iter().map(|run| run.1 - run.0).sum()
     }
 
-    /// Bytes of a page.
+    /// Page size in bytes.
     pub fn page(&self) -> u64 {
         self.map.page()
     }
 
-    /// Looks at each of these pages again: its address, and what is there now.
+    /// Reads each of these pages again, and passes its address and current state to `seen`.
     ///
     /// # Errors
     ///
-    /// They cannot be read: the process is gone, or has replaced its program.
+    /// The pages cannot be read: the process is gone, or has replaced its program.
     pub fn again(&mut self, mut seen: impl FnMut(u64, Now)) -> Result<(), SharingError> {
         for run in 0..self.runs.len() {
             let (start, end) = self.runs[run];
@@ -150,14 +150,15 @@ mod tests {
     use super::*;
     use crate::host::residency::mappings;
 
-    /// Untouched memory that was only read is no shared one, though the kernel says that others map it. Without privilege nothing is said.
+    /// Untouched memory that was only read does not count as shared, though the kernel says that others map it. Without privilege
+    /// nothing is reported.
     #[test]
     fn zeros_are_not_shared() {
         let pid = std::process::id();
         let zeros = std::hint::black_box(vec![0_u8; 64 << 20]);
         assert_eq!(zeros.iter().step_by(4096).map(|byte| u64::from(*byte)).sum::<u64>(), 0);
         let own = zeros.as_ptr().addr() as u64..zeros.as_ptr().addr() as u64 + (64 << 20);
-        // Mappings without any other memory are not looked at.
+        // Mappings without any other memory are not read.
         let mut maps = mappings(pid).unwrap();
         maps.retain(|map| (map.range.0..map.range.1).contains(&(own.start + (1 << 20))));
         for map in &mut maps {

@@ -1,24 +1,24 @@
-//! The threads of a process as `/proc` shows them.
+//! The threads of a process, from `/proc`.
 
 use std::{fs, io};
 
 use super::proc_root;
 
-/// A thread at one moment.
+/// A snapshot of a thread.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Task {
     /// Its id in the host's pid namespace.
     pub tid: u32,
     /// Its id in its own pid namespace.
     pub own_tid: u32,
-    /// Whether it was off its CPU and could not run: asleep, blocked in the kernel, or stopped.
+    /// Whether it was off its CPU and not runnable: asleep, blocked in the kernel, or stopped.
     pub asleep: bool,
-    /// How often it had left a CPU, by itself and preempted: if this has not changed and the thread is still asleep, it has not run.
+    /// Number of voluntary and involuntary context switches: if these are unchanged and the thread is still asleep, it has not run.
     pub switches: (u64, u64),
 }
 
 impl Task {
-    /// Looks at a thread; `None` if it is gone.
+    /// Reads the state of a thread; `None` if it is gone.
     pub fn look(pid: u32, tid: u32) -> Option<Self> {
         let status = proc_root::text(pid, &format!("task/{tid}/status")).ok()?;
         Self::parse(tid, &status)
@@ -38,7 +38,7 @@ impl Task {
         })
     }
 
-    /// Whether the thread has slept all the time since.
+    /// Whether the thread has been asleep ever since.
     pub fn still_sleeps(self, pid: u32) -> bool {
         self.asleep && Self::look(pid, self.tid) == Some(self)
     }
@@ -48,13 +48,13 @@ impl Task {
 ///
 /// # Errors
 ///
-/// The process is gone, or must not be read.
+/// The process is gone, or access is denied.
 pub fn tids(pid: u32) -> io::Result<Vec<u32>> {
     let entries = fs::read_dir(proc_root::path(pid, "task"))?;
     Ok(entries.flatten().filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect())
 }
 
-/// The name of a thread, NUL padded, as the kernel's records have it.
+/// The name of a thread, NUL padded, as in the kernel's records.
 pub fn comm(pid: u32, tid: u32) -> [u8; 16] {
     let mut comm = [0; 16];
     if let Ok(name) = fs::read(proc_root::path(pid, &format!("task/{tid}/comm"))) {
@@ -69,7 +69,7 @@ pub fn comm(pid: u32, tid: u32) -> [u8; 16] {
 mod tests {
     use super::*;
 
-    /// As Linux 6.18 writes it for a thread in a container.
+    /// As written by Linux 6.18 for a thread in a container.
     #[test]
     fn status() {
         let text = "Name:\tworker\nUmask:\t0022\nState:\tS (sleeping)\nTgid:\t700\nNgid:\t0\nPid:\t705\nNSpid:\t705\t12\n\
@@ -80,14 +80,14 @@ mod tests {
         assert_eq!(Task::parse(705, "State:\tS (sleeping)\n"), None);
     }
 
-    /// A sleeping thread is distinguished from one that has run since, and from one that runs.
+    /// A sleeping thread is distinguished from one that has run since, and from a running one.
     #[test]
     fn sleeping() {
         let pid = std::process::id();
         let (wake, woken) = std::sync::mpsc::channel::<()>();
         let (say, said) = std::sync::mpsc::channel();
         let thread = std::thread::Builder::new().name("a-sleeper".to_owned()).spawn(move || {
-            // Cut within a character, as the kernel does it.
+            // Truncated within a character, as the kernel does it.
             rustix::thread::set_name(c"\xd0\x9e\xd0\xb1\xd1").unwrap();
             while woken.recv().is_ok() {
                 say.send(rustix::thread::gettid().as_raw_nonzero().get() as u32).unwrap();

@@ -1,22 +1,22 @@
-//! Numbers of chunks: which are free, and which must rest before they are written again.
+//! Allocation of chunk numbers: which are free, and which must rest before they are written again.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::time::{Duration, Instant};
 
-/// A chunk that was in use a moment ago may be read by a program that is still running; none runs for that long.
+/// A chunk that was recently in use may still be read by a running program; no program runs for this long.
 const REST: Duration = Duration::from_secs(2);
 
-/// A run of chunks.
+/// A run of consecutive chunks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Run {
     pub first: u32,
     pub count: u32,
 }
 
-/// Gives out runs of chunks. Number 0 is never given out.
+/// Allocates runs of chunks. Number 0 is never allocated.
 #[derive(Debug)]
 pub(super) struct Arena {
-    /// First number and length of each free run; no two touch.
+    /// First number and length of each free run; no two are adjacent.
     free: BTreeMap<u32, u32>,
     resting: VecDeque<(Instant, Run)>,
 }
@@ -27,7 +27,7 @@ impl Arena {
         Self { free: free.into_iter().collect(), resting: VecDeque::new() }
     }
 
-    /// Takes a run of `count` chunks.
+    /// Allocates a run of `count` chunks.
     pub(super) fn take(&mut self, count: u32, now: Instant) -> Option<Run> {
         let (first, len) = self.find(count, now)?;
         self.free.remove(&first);
@@ -35,12 +35,12 @@ impl Arena {
         Some(Run { first, count })
     }
 
-    /// Whether there is a run of `count` chunks.
+    /// Whether a run of `count` chunks is free.
     pub(super) fn has(&mut self, count: u32, now: Instant) -> bool {
         self.find(count, now).is_some()
     }
 
-    /// First number and length of a free run that is long enough.
+    /// First number and length of a sufficiently long free run.
     fn find(&mut self, count: u32, now: Instant) -> Option<(u32, u32)> {
         while let Some(&(since, run)) = self.resting.front()
             && now.duration_since(since) >= REST
@@ -51,7 +51,7 @@ impl Arena {
         self.free.iter().find(|(_, len)| **len >= count).map(|(&first, &len)| (first, len))
     }
 
-    /// Gives a run back, to which nothing refers any more.
+    /// Releases a run that nothing refers to any more.
     pub(super) fn give_back(&mut self, run: Run, now: Instant) {
         self.resting.push_back((now, run));
     }
@@ -80,7 +80,7 @@ mod tests {
     use super::*;
 
     proptest! {
-        /// Runs in use never overlap and never hold number 0; what came back is not given out before its rest; at the end
+        /// Runs in use never overlap and never contain number 0; a released run is not allocated before its rest; at the end
         /// everything is one run again.
         #[test]
         fn runs(steps in prop::collection::vec((1_u32..9, any::<prop::sample::Index>(), any::<bool>()), 1..200)) {
@@ -113,7 +113,7 @@ mod tests {
         }
     }
 
-    /// Without room there is nothing to give.
+    /// Without room, nothing can be allocated.
     #[test]
     fn empty() {
         for size in [0, 1] {

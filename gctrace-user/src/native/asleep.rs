@@ -1,8 +1,8 @@
-//! Native stacks of threads that sleep, read from outside by the tables of their files, as the kernel side does it
-//! (gctrace-ebpf/src/unwind.rs). Whether a thread slept during the whole read is the caller's to prove.
+//! Native stacks of sleeping threads, read from outside by the unwind tables of their files, as the kernel side does it
+//! (gctrace-ebpf/src/unwind.rs). The caller must prove that a thread slept during the whole read.
 //!
-//! Of a thread in a system call the kernel shows stack pointer and program counter only. The value of rbp is known once a function has
-//! been walked that has saved it; a rule that needs it before ends the walk. Nothing is assumed of it.
+//! For a thread in a system call, the kernel shows only stack pointer and program counter. The value of rbp is known once the walk has
+//! passed a function that saved it; a rule that needs it earlier ends the walk. No value is assumed.
 
 use std::cell::OnceCell;
 use std::sync::Arc;
@@ -19,7 +19,7 @@ use crate::elf::UnwindTable;
 use crate::host::mappings::{CodeMapping, code_of, load_bias};
 use crate::ruby::frames::Memory;
 
-/// Places of registers in `struct ucontext` (arch/x86/include/uapi/asm/ucontext.h).
+/// Offsets of registers in `struct ucontext` (arch/x86/include/uapi/asm/ucontext.h).
 const UC_RBP: u64 = 120;
 const UC_RSP: u64 = 160;
 const UC_RIP: u64 = 168;
@@ -28,24 +28,24 @@ const UC_RIP: u64 = 168;
 pub struct Sleepers {
     pid: u32,
     map: Arc<CodeMap>,
-    /// Of each mapping; read when a stack leads there. `None` inside: it has none.
+    /// The table of each mapping; read when a stack first leads there. The inner `None`: it has no table.
     tables: Vec<OnceCell<Option<UnwindTable>>>,
     namer: NativeNamer,
 }
 
-/// Where a walk is.
+/// The position of a walk.
 #[derive(Clone, Copy, Debug)]
 struct At {
     ip: u64,
     sp: u64,
-    /// `None`: not known.
+    /// The value of rbp; `None`: unknown.
     bp: Option<u64>,
-    /// Whether `ip` is an instruction that runs next, and not a return address.
+    /// Whether `ip` is the next instruction, and not a return address.
     exact: bool,
 }
 
 impl Sleepers {
-    /// Reads what is mapped now.
+    /// Reads the current mappings.
     ///
     /// # Errors
     ///
@@ -60,12 +60,12 @@ impl Sleepers {
         Ok(Self { pid, map, tables, namer: NativeNamer::new(book) })
     }
 
-    /// Walks from here: addresses, leaf first, all but the first of which are return addresses, and how that ended.
+    /// Walks from here. Returns the addresses, leaf first, of which all but the first are return addresses, and how the walk ended.
     pub fn walk(&self, memory: &impl Memory, sp: u64, pc: u64) -> (Vec<u64>, NativeEnd) {
         walk(memory, At { ip: pc, sp, bp: None, exact: true }, |pc| self.row(pc))
     }
 
-    /// The rule for an instruction.
+    /// The unwind rule for an instruction.
     fn row(&self, pc: u64) -> Result<UnwindRow, NativeEnd> {
         let at = self.map.mappings.iter().position(|mapped| mapped.start <= pc && pc < mapped.end);
         let at = at.ok_or(NativeEnd::NoTable)?;
@@ -78,7 +78,7 @@ impl Sleepers {
         table.row(Svma(pc.wrapping_sub(*bias))).ok_or(NativeEnd::NoRow)
     }
 
-    /// Names what was walked. `ruby` is the load bias of the Ruby image.
+    /// Names the walked addresses. `ruby` is the load bias of the Ruby image.
     pub fn name(&mut self, ruby: u64, addresses: &[u64]) -> Vec<NativeFrame> {
         self.namer.stack(self.pid, self.map.read_ns, ruby, addresses)
     }
@@ -110,7 +110,7 @@ fn walk(
             return (addresses, NativeEnd::Truncated);
         }
         addresses.push(at.ip);
-        // A return address may be the first one after a function that ends with a call.
+        // A return address may be just past a function that ends with a call.
         let row = row(at.ip.wrapping_sub(u64::from(!at.exact)));
         match row.and_then(|row| caller(memory, at, row)) {
             Ok(next) => at = next,
@@ -119,7 +119,7 @@ fn walk(
     }
 }
 
-/// The caller by a rule.
+/// The caller's position according to a rule.
 fn caller(memory: &impl Memory, at: At, row: UnwindRow) -> Result<At, NativeEnd> {
     let word = |address: u64| {
         let mut bytes = [0; 8];
@@ -146,7 +146,7 @@ fn caller(memory: &impl Memory, at: At, row: UnwindRow) -> Result<At, NativeEnd>
         UnwindRow::NONE => return Err(NativeEnd::NoRow),
         _ => return Err(NativeEnd::Unsupported),
     };
-    // The stack grows downwards: a caller's frame is above.
+    // The stack grows downwards: a caller's frame is at a higher address.
     if cfa <= at.sp {
         return Err(NativeEnd::ReadFailed);
     }
@@ -161,12 +161,12 @@ fn caller(memory: &impl Memory, at: At, row: UnwindRow) -> Result<At, NativeEnd>
     if ip == 0 { Err(NativeEnd::Complete) } else { Ok(At { ip, sp: cfa, bp, exact: false }) }
 }
 
-/// Why the callers of the last frame are not known, in words; `None`: there are none.
+/// The reason, in words, why the callers of the last frame are unknown; `None`: it has no callers.
 pub fn missing(end: NativeEnd) -> Option<&'static str> {
     reason(end, cfg!(target_arch = "x86_64"))
 }
 
-/// The same. `tables`: whether the unwind tables of this processor's programs are read.
+/// Like [`missing`]. `tables`: whether unwind tables are read for this processor.
 fn reason(end: NativeEnd, tables: bool) -> Option<&'static str> {
     Some(match end {
         NativeEnd::Complete => return None,
@@ -189,7 +189,7 @@ mod tests {
     use super::*;
     use crate::host::{doing::Doing, mem::ProcessMemory, tasks::Task};
 
-    /// Words at addresses from 0x1000 on.
+    /// Memory with words at addresses from 0x1000 on.
     struct Words(Vec<u64>);
 
     impl Memory for Words {
@@ -204,10 +204,10 @@ mod tests {
         UnwindRow { pc: 0, cfa, kind, rbp }
     }
 
-    /// A caller is found by the stack pointer; by rbp only once a function has saved it.
+    /// A caller is found by the stack pointer; by rbp only after a function that has saved it.
     #[test]
     fn callers() {
-        // rbp of the caller, return address; the frame of that: rbp, return address; zero behind it.
+        // The caller's rbp, return address; that frame's rbp, return address; then zero.
         let memory = Words(vec![7, 0x1028, 0x200, 8, 9, 0x300, 0]);
         let begin = At { ip: 0x100, sp: 0x1000, bp: None, exact: true };
         let rules = |pc: u64| match pc {
@@ -225,7 +225,7 @@ mod tests {
         let lost = |_| Ok(row(UnwindRow::RSP, 3, UnwindRow::RBP_LOST));
         let beyond = walk(&memory, At { sp: 0x1018, ..begin }, lost);
         assert_eq!(beyond, (vec![0x100, 0x300], NativeEnd::ReadFailed));
-        // A coroutine's first function returns to zero; what does not go upwards is no stack; a stack that never ends is cut.
+        // A coroutine's first function returns to zero; a walk that does not go upwards is no stack; an endless stack is truncated.
         assert_eq!(walk(&memory, At { sp: 0x1020, ..begin }, lost).1, NativeEnd::Complete);
         let stays = |_| Ok(row(UnwindRow::RSP, 0, 0));
         assert_eq!(walk(&memory, begin, stays), (vec![0x100], NativeEnd::ReadFailed));
@@ -234,7 +234,7 @@ mod tests {
         assert_eq!((addresses.len(), end), (MAX_NATIVE_FRAMES, NativeEnd::Truncated));
     }
 
-    /// Where no unwind table is read, the code has none to blame.
+    /// If no unwind tables are read, their absence is not blamed on the code.
     #[test]
     fn reasons() {
         let of = |end, tables| reason(end, tables).unwrap_or_default();
@@ -244,7 +244,7 @@ mod tests {
         assert_eq!(reason(NativeEnd::Complete, false), None);
     }
 
-    /// A program of C that sleeps has the functions of the C library on its stack, up to where it began.
+    /// A sleeping C program has the functions of the C library on its stack, down to its start.
     #[test]
     fn sleeping_program() {
         let mut child = std::process::Command::new("sleep").arg("60").spawn().unwrap();
@@ -266,7 +266,7 @@ mod tests {
         assert!(names.len() >= 4 && names.iter().any(|name| name.contains("libc_start_main")), "{names:?}");
     }
 
-    /// Where the main thread of a process sleeps, if it slept while that was read.
+    /// The stack of a process's main thread, if it slept while the stack was read.
     fn sleeping(pid: u32) -> Option<(Vec<String>, NativeEnd)> {
         let mut sleepers = Sleepers::read(pid).ok()?;
         let memory = ProcessMemory::open(pid).ok()?;

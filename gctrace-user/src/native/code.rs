@@ -1,4 +1,4 @@
-//! Which code lies where in a process. Written by the thread that watches mappings, read by the one that names frames.
+//! The code mappings of processes. Written by the thread that watches mappings, read by the one that names frames.
 
 use std::collections::{HashMap, VecDeque};
 use std::fs::File;
@@ -14,18 +14,18 @@ use crate::elf::{ElfError, ElfImage, ImageHead, LoadSegment, ThreadLocal, Unwind
 use crate::host::{proc_root, root_file};
 use crate::ruby::interpreter;
 
-/// The variable that a library exports which publishes spans (OTEP 4947, "Thread Local Variable").
+/// The variable exported by a library that publishes spans (OTEP 4947, "Thread Local Variable").
 pub(super) const VARIABLE: &str = "otel_thread_ctx_v1";
 
-/// An image whose functions can be named. Its file stays open: the process may be gone when a name is asked for.
+/// An image whose functions can be named. Its file stays open: the process may be gone when a name is needed.
 #[derive(Debug)]
 pub(super) struct CodeImage {
-    /// As the process saw it.
+    /// Its path, as the process saw it.
     pub path: Arc<str>,
     pub source: Source,
-    /// Where debug files are looked for.
+    /// Root folders to search for debug files.
     pub roots: Vec<PathBuf>,
-    /// The variable by which it publishes spans, if it does.
+    /// The variable through which it publishes spans, if any.
     pub published: Option<ThreadLocal>,
     names: OnceLock<Option<FunctionNames>>,
     interpreter: OnceLock<Option<Range<Svma>>>,
@@ -49,12 +49,12 @@ impl CodeImage {
         }
     }
 
-    /// Whether its file was deleted: no further process can map it then.
+    /// Whether its file was deleted: no new process can map it then.
     pub(super) fn is_deleted(&self) -> bool {
         matches!(&self.source, Source::File(file) if file.metadata().is_ok_and(|file| file.nlink() == 0))
     }
 
-    /// How its callers are found.
+    /// Its unwind table.
     pub(super) fn table(&self) -> Result<UnwindTable, ElfError> {
         match &self.source {
             Source::File(file) => UnwindTable::read(file),
@@ -62,7 +62,7 @@ impl CodeImage {
         }
     }
 
-    /// Where the interpreter loop is, in a Ruby image; looked for when it is first asked for.
+    /// The address range of the interpreter loop in a Ruby image; searched for at the first call.
     pub(super) fn interpreter(&self) -> Option<&Range<Svma>> {
         let find = || {
             let Source::File(file) = &self.source else { return None };
@@ -78,7 +78,7 @@ impl CodeImage {
         self.interpreter.get_or_init(find).as_ref()
     }
 
-    /// Its functions; read when they are first asked for.
+    /// The names of its functions; read at the first call.
     pub(super) fn names(&self) -> Option<&FunctionNames> {
         let read = || {
             let path = Path::new(&*self.path);
@@ -92,10 +92,10 @@ impl CodeImage {
     }
 }
 
-/// A vDSO has two pages.
+/// Maximum size of a vDSO in bytes; a real one has two pages.
 const MAX_VDSO: u64 = 1 << 20;
 
-/// The image in a file that a process has mapped (`None`: one that no process is known to have), and its segments.
+/// The image in a file that a process has mapped (`None`: no process is known to have mapped it), and its segments.
 pub(super) fn of_file(
     pid: Option<u32>,
     path: &Path,
@@ -112,7 +112,7 @@ pub(super) fn of_file(
     Ok((head.segments, CodeImage { published, ..code }))
 }
 
-/// The kernel's own image in a process.
+/// The vDSO of a process.
 pub(super) fn of_vdso(pid: u32, start: u64, end: u64) -> Result<CodeImage, ElfError> {
     let io = |source| ElfError::Io { what: "the vDSO", source };
     let mut bytes = vec![0; (end - start).min(MAX_VDSO) as usize];
@@ -121,7 +121,7 @@ pub(super) fn of_vdso(pid: u32, start: u64, end: u64) -> Result<CodeImage, ElfEr
     Ok(CodeImage::new(Path::new("[vdso]"), Source::Bytes(bytes), Vec::new()))
 }
 
-/// Where an image's code lies.
+/// A mapping of an image's code.
 #[derive(Clone, Debug)]
 pub(super) struct Mapped {
     pub start: u64,
@@ -134,7 +134,7 @@ pub(super) struct Mapped {
 /// The code of a process.
 #[derive(Debug)]
 pub(super) struct CodeMap {
-    /// When it was read, nanoseconds of `CLOCK_MONOTONIC`.
+    /// When it was read, in `CLOCK_MONOTONIC` nanoseconds.
     pub read_ns: u64,
     /// Sorted by address.
     pub mappings: Vec<Mapped>,
@@ -147,20 +147,20 @@ impl CodeMap {
     }
 }
 
-/// What became of images and mappings.
+/// Counts of images and mappings by outcome.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct TableCounts {
-    /// Images whose table the kernel side has or had.
+    /// Number of images whose table the kernel side has or had.
     pub images: u64,
-    /// Images without a usable table (no `.eh_frame`, damaged, too large).
+    /// Number of images without a usable table (no `.eh_frame`, damaged, too large).
     pub images_without: u64,
-    /// Times that there was no room for the table of an image or the mappings of a process.
+    /// Number of times there was no room for the table of an image or the mappings of a process.
     pub full: u64,
-    /// Mappings beyond what the kernel side can keep for one process.
+    /// Number of mappings dropped because the kernel side cannot hold more for one process.
     pub mappings_dropped: u64,
 }
 
-/// The code of all processes, and what became of it: written by the thread that has the tables, read by the one that names.
+/// The code of all processes, and its counts: written by the thread that manages the tables, read by the one that names frames.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Book(Arc<Mutex<Pages>>);
 
@@ -196,28 +196,28 @@ impl Book {
     }
 }
 
-/// How long the code of a process that ended is remembered: stacks of it may still be waiting to be named.
+/// How long the code of an ended process is kept: its stacks may still be waiting to be named.
 const REMEMBERED: Duration = Duration::from_secs(10);
 
-/// Processes that ended and whose code is still in the book, oldest first.
+/// Ended processes whose code is still in the book, oldest first.
 #[derive(Debug, Default)]
 pub(super) struct Ended(VecDeque<(Instant, u32, Arc<CodeMap>)>);
 
 impl Ended {
-    /// A process ended.
+    /// Records that a process ended.
     pub(super) fn left(&mut self, pid: u32, book: &Book, now: Instant) {
         if let Some(map) = book.get(pid) {
             self.0.push_back((now, pid, map));
         }
     }
 
-    /// Forgets the code of those that ended long ago. `lives`: whether a process with this pid has a table.
+    /// Forgets the code of processes that ended long ago. `lives`: whether a process with this pid has a table.
     pub(super) fn expire(&mut self, book: &Book, now: Instant, lives: impl Fn(u32) -> bool) {
         while let Some((since, ..)) = self.0.front()
             && now.duration_since(*since) > REMEMBERED
             && let Some((_, pid, map)) = self.0.pop_front()
         {
-            // Another process may have the pid by now, and then other code, or that of its parent.
+            // The pid may have been reused, by a process with other code or with its parent's.
             if !lives(pid) && book.get(pid).is_some_and(|now| Arc::ptr_eq(&now, &map)) {
                 book.forget(pid);
             }
@@ -229,7 +229,8 @@ impl Ended {
 mod tests {
     use super::*;
 
-    /// The code of a process is forgotten some time after its end, whether it had a table or not; but not that of another one that has its pid.
+    /// The code of a process is forgotten some time after its end, whether it had a table or not; that of another process with
+    /// the same pid is not.
     #[test]
     fn code_of_ended_processes() {
         let (book, mut ended) = (Book::default(), Ended::default());

@@ -1,4 +1,4 @@
-//! Where the threads of a process publish the span that is active on them (OTEP 4947), as far as one of its libraries does.
+//! Where the threads of a process publish their active span (OTEP 4947), if one of its libraries does.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -16,26 +16,26 @@ use crate::{
     ruby::frames::Memory,
 };
 
-/// The dynamic linker stores where a variable is some time after it has mapped the code of the library: when that is looked for again.
+/// The dynamic linker stores the location of a variable some time after it has mapped the library's code: the delay until the next lookup.
 const SOON: Duration = Duration::from_millis(20);
-/// How often, which takes two seconds; then that it is not there is said. Some dynamic linkers store it at the first use of the variable, so it is
-/// looked for on.
+/// Number of such lookups, which take two seconds; then the missing location is reported. Some dynamic linkers store it at the first use of the
+/// variable, so lookups continue.
 const TRIES: u32 = 100;
-/// When it is looked for then, for the first minute and later.
+/// Interval of lookups from then on, for the first minute and later.
 const LATER: Duration = Duration::from_secs(1);
 const MUCH_LATER: Duration = Duration::from_mins(1);
 
-/// A process whose variable was not there yet.
+/// A process whose variable was not found yet.
 #[derive(Clone)]
 struct Waiting {
-    /// How often it was looked for.
+    /// Number of lookups so far.
     tries: u32,
-    /// When it is looked for next.
+    /// When the next lookup is due.
     next: Instant,
     mapped: Vec<Mapped>,
 }
 
-/// For how long to wait after so many tries.
+/// Delay after this number of lookups.
 fn pause(tries: u32) -> Duration {
     match tries.checked_sub(TRIES) {
         None => SOON,
@@ -44,32 +44,32 @@ fn pause(tries: u32) -> Duration {
     }
 }
 
-/// The processes with such a library.
+/// The processes with a library that publishes spans.
 pub(super) struct Contexts {
     map: ThreadContexts,
     known: HashMap<u32, ThreadContext>,
     waiting: HashMap<u32, Waiting>,
-    /// Libraries and processes of which it was said that their variable cannot be found.
+    /// Libraries and processes whose variable has been reported as not found.
     said: HashSet<String>,
 }
 
 impl Contexts {
-    /// None yet.
+    /// Starts without any process.
     pub(super) fn new(map: ThreadContexts) -> Self {
         Self { map, known: HashMap::new(), waiting: HashMap::new(), said: HashSet::new() }
     }
 
-    /// A process has mapped this code.
+    /// Handles the code that a process has mapped.
     pub(super) fn mapped(&mut self, pid: u32, mapped: &[Mapped]) {
         self.look(pid, mapped, 0);
     }
 
-    /// For how long to wait until it is looked again for what was not there yet; `None`: there is nothing.
+    /// Time until the next lookup; `None`: none is pending.
     pub(super) fn wait(&self) -> Option<Duration> {
         self.waiting.values().map(|waiting| waiting.next.saturating_duration_since(Instant::now())).min()
     }
 
-    /// Looks again for what was not there yet, from time to time.
+    /// Repeats the lookups that are due.
     pub(super) fn try_again(&mut self) {
         let now = Instant::now();
         let due = |(pid, waiting): (&u32, &Waiting)| (waiting.next <= now).then_some(*pid);
@@ -81,18 +81,18 @@ impl Contexts {
         }
     }
 
-    /// A process was forked from a known one: its threads publish at the same place.
+    /// Handles a fork of a known process: the child's threads publish at the same location.
     pub(super) fn forked(&mut self, parent: u32, child: u32) {
         if let Some(&place) = self.known.get(&parent) {
             self.set(child, place);
         }
-        // It has a copy of what the dynamic linker has stored so far.
+        // The child has a copy of what the dynamic linker has stored so far.
         if let Some(waiting) = self.waiting.get(&parent).cloned() {
             self.waiting.insert(child, waiting);
         }
     }
 
-    /// A process has ended or is no longer traced.
+    /// Forgets a process that has ended or is no longer traced.
     pub(super) fn forget(&mut self, pid: u32) {
         self.waiting.remove(&pid);
         self.forget_place(pid);
@@ -112,7 +112,7 @@ impl Contexts {
             return self.forget(pid);
         }
         let Ok(memory) = ProcessMemory::open(pid) else { return self.forget(pid) };
-        // The second word of a thread's vector entry is glibc's own.
+        // In glibc, a thread's vector entry has a second word, for glibc's own use.
         let musl = mapped.iter().any(|code| is_musl(&code.image.path));
         let dtv_entry = if musl { 8 } else { 16 };
         let mut places = Vec::new();
@@ -161,29 +161,29 @@ impl Contexts {
         }
     }
 
-    /// Says once of a library that its variable cannot be found.
+    /// Reports once per library that its variable cannot be found.
     fn refuse(&mut self, path: &str, why: &str) {
         if self.says(path.to_owned()) {
             log::warn!("{path} exports {VARIABLE}, but {why}: stacks have no spans of its processes");
         }
     }
 
-    /// Whether something is to be said: once, and not of too many.
+    /// Whether to report this: only once, and only up to a limit.
     fn says(&mut self, what: String) -> bool {
-        /// Bounds the memory.
+        /// Maximum number of remembered reports.
         const MAX: usize = 1024;
         self.said.len() < MAX && self.said.insert(what)
     }
 }
 
-/// Whether a file is musl's dynamic linker, which is its C library, too. As its authors install it, it is `libc.so`; that of glibc is a text.
+/// Whether a file is musl's dynamic linker, which is also its C library. By default it is installed as `libc.so`; glibc's `libc.so` is a text file.
 fn is_musl(path: &str) -> bool {
     let is_its =
         |name: &str| name == "libc.so" || ["ld-musl-", "libc.musl-"].iter().any(|of| name.starts_with(of));
     path.rsplit('/').next().is_some_and(is_its)
 }
 
-/// Finds where the variable is, in a process in which its image lies with this load bias, or why that is not known. `dtv_entry`: see
+/// Finds the location of the variable in a process that has mapped its image with this load bias, or returns why it is unknown. `dtv_entry`: see
 /// [`ThreadContext`].
 fn locate(
     memory: &impl Memory,
@@ -191,12 +191,12 @@ fn locate(
     bias: u64,
     dtv_entry: u32,
 ) -> Result<ThreadContext, &'static str> {
-    /// Static TLS of all libraries together is far less.
+    /// Lower bound of the offset: static TLS of all libraries together is far smaller.
     const LOWEST: i64 = -(1 << 24);
     const UNREADABLE: &str = "what the dynamic linker stores about it cannot be read";
     let (kind, slot) = variable.slot.ok_or("no relocation says where it is")?;
     let static_at = |offset: u64| match offset.cast_signed() {
-        // Static blocks end at the thread pointer (x86-64).
+        // Static TLS blocks end at the thread pointer (x86-64).
         offset @ LOWEST..=-8 => Ok(ThreadContext { offset, ..ThreadContext::default() }),
         _ => Err("the dynamic linker has not stored its offset from the thread pointer"),
     };
@@ -216,7 +216,7 @@ fn locate(
     }
 }
 
-/// Whether the function of a descriptor returns its argument: then that is the variable's offset from the thread pointer.
+/// Whether the function of a descriptor returns its argument: then the argument is the variable's offset from the thread pointer.
 fn is_static(memory: &impl Memory, function: u64) -> Option<bool> {
     const ENDBR64: &[u8] = &[0xf3, 0x0f, 0x1e, 0xfa];
     /// `mov 0x8(%rax),%rax; ret` (glibc, `sysdeps/x86_64/dl-tlsdesc.S`; musl, `src/ldso/x86_64/tlsdesc.s`).
@@ -272,7 +272,7 @@ mod tests {
         locate(&pages(slot), &variable, BIAS, 16)
     }
 
-    /// Each way of storing it, before it is stored, and what is stored about something else.
+    /// Each way of storing the location, before it is stored, and with values that do not fit.
     #[test]
     fn slots() {
         let at = |module, offset| {
@@ -289,14 +289,14 @@ mod tests {
             assert_eq!(located(kind, slot), expected, "{kind:?} {slot:x?}");
         }
         for (kind, slot) in [
-            // Not stored yet, or a part of it.
+            // Not stored yet, or only partly.
             (TlsSlot::ThreadPointer, [0, 0]),
             (TlsSlot::Module, [0, 0]),
             (TlsSlot::Module, [3, 0]),
             (TlsSlot::Descriptor, [0, 0]),
             (TlsSlot::Descriptor, [0x1000, 0]),
             (TlsSlot::Descriptor, [0x3000, 0]),
-            // Something else.
+            // Values that do not fit.
             (TlsSlot::ThreadPointer, [64, 0]),
             (TlsSlot::ThreadPointer, [below(-1 << 40), 0]),
             (TlsSlot::Module, [3, 0x28]),
@@ -319,7 +319,7 @@ mod tests {
     }
 
     proptest! {
-        /// What is accepted can be the variable: in its module, or below the thread pointer.
+        /// An accepted location is plausible: in the variable's module, or below the thread pointer.
         #[test]
         fn hostile(kind in 0..3_usize, first: u64, second in prop_oneof![any::<u64>(), Just(0x4000), Just(0x20)]) {
             let kind = [TlsSlot::Descriptor, TlsSlot::ThreadPointer, TlsSlot::Module][kind];

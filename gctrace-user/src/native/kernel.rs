@@ -1,11 +1,11 @@
-//! Names of kernel functions, from `/proc/kallsyms`. Their addresses stay here: they are a secret of the host (they show where
-//! the kernel has been loaded), and profiles are passed on.
+//! Names of kernel functions, from `/proc/kallsyms`. Their addresses are never output: they are a secret of the host (they reveal where
+//! the kernel is loaded), and profiles are passed on.
 
 use std::{collections::HashMap, sync::Arc};
 
 use crate::model::stack::{Frame, FrameKind};
 
-/// Addresses remembered at most; beyond, all are forgotten.
+/// Maximum number of remembered addresses; all are forgotten above it.
 const MAX_FRAMES: usize = 1 << 14;
 
 /// Names kernel frames.
@@ -14,17 +14,17 @@ pub struct KernelNamer {
     symbols: KernelSymbols,
     /// By address.
     frames: HashMap<u64, Arc<Frame>>,
-    /// By name: the same function is the same frame.
+    /// By name: a function always has the same frame.
     by_name: HashMap<Arc<str>, Arc<Frame>>,
 }
 
 impl KernelNamer {
-    /// Reads the kernel's symbols now, not when the first frame comes.
+    /// Reads the kernel's symbols now, instead of at the first frame.
     pub fn load(&mut self) {
         self.symbols.load();
     }
 
-    /// The frames of a kernel stack, leaf first. Those without a name that follow each other are one.
+    /// The frames of a kernel stack, leaf first. Consecutive frames without a name become one.
     pub fn stack(&mut self, addresses: &[u64]) -> Vec<Arc<Frame>> {
         let mut frames: Vec<Arc<Frame>> = Vec::with_capacity(addresses.len());
         for &address in addresses {
@@ -55,17 +55,17 @@ impl KernelNamer {
     }
 }
 
-/// What a frame without a name is called.
+/// Name of frames without a symbol.
 const UNNAMED: &str = "[kernel]";
 
-/// More symbols than any kernel has; bounds the memory.
+/// Maximum number of symbols; more than any kernel has.
 const MAX_SYMBOLS: usize = 1 << 20;
 
-/// The kernel's functions; read when the first name is asked for.
+/// The kernel's functions; read when the first name is needed.
 #[derive(Debug, Default)]
 pub(super) struct KernelSymbols {
     read: bool,
-    /// Address, and where the name begins in `names` and how long it is; sorted.
+    /// Address, and the start and length of the name in `names`; sorted.
     symbols: Vec<(u64, u32, u16)>,
     names: String,
 }
@@ -77,7 +77,7 @@ impl KernelSymbols {
         self.find(address).map_or_else(|| UNNAMED.into(), Into::into)
     }
 
-    /// Reads the kernel's symbols, which takes some tens of milliseconds, if that has not been done.
+    /// Reads the kernel's symbols unless already done; takes some tens of milliseconds.
     pub(super) fn load(&mut self) {
         if !self.read {
             self.read = true;
@@ -95,7 +95,7 @@ impl KernelSymbols {
     }
 
     fn find(&self, address: u64) -> Option<&str> {
-        // Frames are return addresses, except the leaf, whose function begins before it as well or at it.
+        // Frames are return addresses, except the leaf, whose function starts at or before the address.
         let index = self.symbols.partition_point(|(at, ..)| *at <= address).checked_sub(1)?;
         let (_, start, len) = self.symbols[index];
         self.names.get(start as usize..start as usize + usize::from(len))
@@ -121,7 +121,7 @@ impl KernelSymbols {
             self.names.push_str(name);
             self.symbols.push((address, start, len));
         }
-        // Of several names for one address, the first that the kernel lists stays first.
+        // If an address has several names, the stable sort keeps the one that the kernel lists first.
         self.symbols.sort_by_key(|(address, ..)| *address);
         self.symbols.dedup_by_key(|(address, ..)| *address);
     }
@@ -131,7 +131,7 @@ impl KernelSymbols {
 mod tests {
     use super::*;
 
-    /// Data is not a function, hidden addresses are not addresses, the function before an address covers it.
+    /// Data symbols are not functions, hidden addresses are ignored, and the function before an address covers it.
     #[test]
     fn lookup() {
         let mut symbols = KernelSymbols { read: true, ..KernelSymbols::default() };
@@ -150,7 +150,7 @@ mod tests {
         frames.iter().map(|frame| frame.name.to_string()).collect()
     }
 
-    /// Frames have names and no addresses; where the kernel hides its symbols, a stack is one frame.
+    /// Frames have names but no addresses; if the kernel hides its symbols, a stack is one frame.
     #[test]
     fn stacks() {
         let mut symbols = KernelSymbols { read: true, ..KernelSymbols::default() };

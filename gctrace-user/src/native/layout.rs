@@ -1,13 +1,13 @@
-//! How tables and mappings are laid out in chunks. Pure.
+//! Layout of tables and mappings in chunks. Pure functions.
 
 use gctrace_common::unwind::{
     CHUNK_MAPPINGS, CHUNK_WORDS, Chunk, MAPPING_WORDS, PAGE_BYTES, PageWord, UnwindMapping, UnwindRow,
 };
 
-/// 256 MiB of code, for which the page words alone take 8 MiB.
+/// Maximum number of pages of an image: 256 MiB of code, for which the page words alone take 8 MiB.
 const MAX_PAGES: u32 = 1 << 20;
 
-/// A table, ready to be written into a run of chunks.
+/// A table in the form in which it is written into a run of chunks.
 pub(super) struct Layout {
     pub chunks: Vec<Box<Chunk>>,
     pub pages: u32,
@@ -20,7 +20,7 @@ pub(super) fn table(rows: &[UnwindRow]) -> Option<Layout> {
         return None;
     }
     let mut words = vec![0; pages as usize];
-    // The row in force where a page begins.
+    // The row in effect at the start of a page.
     let mut before = UnwindRow::default();
     let mut rest = rows;
     for page in 0..pages {
@@ -34,7 +34,7 @@ pub(super) fn table(rows: &[UnwindRow]) -> Option<Layout> {
             before = *first;
             inside = others;
         }
-        // Pages that have no row of their own, one behind the other, share one.
+        // Consecutive pages without rows of their own share one row.
         let repeated =
             inside.is_empty() && words.len() > pages as usize && words.last() == Some(&before.to_word());
         if !repeated {
@@ -57,7 +57,7 @@ pub(super) fn table(rows: &[UnwindRow]) -> Option<Layout> {
     Some(Layout { chunks: words.chunks(CHUNK_WORDS).map(filled).collect(), pages })
 }
 
-/// Lays out the mappings of a process, sorted by address; those beyond what a chunk holds are left out.
+/// Lays out the mappings of a process, sorted by address; those that exceed the capacity of a chunk are left out.
 pub(super) fn mappings(mappings: &[UnwindMapping]) -> Box<Chunk> {
     let mut chunk = Box::new([UnwindMapping::END; CHUNK_WORDS]);
     for (words, mapping) in chunk.chunks_exact_mut(MAPPING_WORDS).zip(mappings).take(CHUNK_MAPPINGS) {
@@ -75,7 +75,7 @@ mod tests {
     use super::*;
     use crate::elf::UnwindTable;
 
-    /// The search of the BPF programs.
+    /// The search algorithm of the BPF programs.
     fn find(layout: &Layout, offset: u32) -> Option<UnwindRow> {
         let page = offset / PAGE_BYTES;
         if page >= layout.pages {
@@ -101,7 +101,7 @@ mod tests {
     }
 
     proptest! {
-        /// Every address finds the row that a linear search finds, however rows crowd or how far apart they are.
+        /// Every address finds the same row as a linear search, however dense or sparse the rows are.
         #[test]
         fn search(
             gaps in prop::collection::vec(prop_oneof![4 => 1_u32..3, 3 => 1_u32..40, 1 => 1_u32..5000], 1..1500),
@@ -126,7 +126,7 @@ mod tests {
         }
     }
 
-    /// A real library: every row is found, and the page words do not cost much.
+    /// A real library: every row is found, and the page words take little space.
     #[test]
     fn library() {
         let table_of = UnwindTable::read(&File::open("/lib/x86_64-linux-gnu/libc.so.6").unwrap()).unwrap();
@@ -139,7 +139,7 @@ mod tests {
         assert!(bytes < raw * 3 / 2, "{bytes} {raw}");
     }
 
-    /// Nothing, and too much.
+    /// An empty table, and one that is too large.
     #[test]
     fn bounds() {
         assert_eq!(table(&[]).unwrap().chunks.len(), 0);
@@ -147,7 +147,7 @@ mod tests {
         assert!(table(&[far]).is_none());
     }
 
-    /// What is behind the last mapping is beyond every address.
+    /// The entries after the last mapping are beyond every address.
     #[test]
     fn mapping_chunk() {
         let one = UnwindMapping { start: 0x1000, end: 0x2000, base: 0x1000, chunk: 7, pages: 1 };

@@ -1,8 +1,8 @@
-//! Native stacks: unwind tables for the kernel side, names for what it walked.
+//! Native stacks: unwind tables for the kernel side, names for the frames that it walks.
 //!
-//! [`Tables`] belongs to the thread that watches mappings: it compiles the unwind table of each image once and gives the
-//! kernel side the mappings of each process. [`NativeNamer`] belongs to the thread that handles stacks. [`Sleepers`]
-//! walks in user space, without the kernel side, what does not run meanwhile.
+//! [`Tables`] belongs to the thread that watches mappings: it compiles the unwind table of each image once and passes the
+//! mappings of each process to the kernel side. [`NativeNamer`] belongs to the thread that handles stacks. [`Sleepers`]
+//! walks stacks of sleeping threads in user space, without the kernel side.
 
 mod arena;
 mod asleep;

@@ -9,18 +9,18 @@ use crate::aggregate::mix::NativeFrame;
 use crate::ledger::{NativeCounts, UserCounts};
 use crate::model::stack::{Frame, FrameKind};
 
-/// Frames remembered at most; beyond, all are forgotten.
+/// Maximum number of remembered frames; all are forgotten above it.
 const MAX_FRAMES: usize = 1 << 16;
 
-/// Where a frame is: process, address, and whether that is a return address.
+/// The location of a frame: process, address, and whether that is a return address.
 type Place = (u32, u64, bool);
 
-/// A frame that was named before.
+/// A frame that was named earlier.
 struct Named {
     frame: Arc<Frame>,
-    /// Whether a symbol names it.
+    /// Whether its name is a symbol.
     by_symbol: bool,
-    /// Of what, and where that lay: another library may lie there by now. Its file is not kept open by this.
+    /// Its image and load bias at that time: another library may be mapped there by now. Does not keep the file open.
     image: Weak<CodeImage>,
     bias: u64,
 }
@@ -35,7 +35,7 @@ impl Named {
 pub struct NativeNamer {
     book: Book,
     frames: HashMap<Place, Named>,
-    /// When a process replaced its program, nanoseconds.
+    /// When a process last replaced its program, in nanoseconds.
     execs: HashMap<u32, u64>,
     counts: NativeCounts,
 }
@@ -45,7 +45,7 @@ impl NativeNamer {
         Self { book, frames: HashMap::new(), execs: HashMap::new(), counts: NativeCounts::default() }
     }
 
-    /// Adds what became of the frames so far, and of the tables by which they were found.
+    /// Adds the counts of frames so far, and of the tables by which they were found.
     pub fn add_counts(&self, counts: &mut UserCounts) {
         counts.native.add(&self.counts);
         let tables = self.book.counts();
@@ -55,28 +55,28 @@ impl NativeNamer {
         counts.native.unwind_mappings_dropped += tables.mappings_dropped;
     }
 
-    /// A process replaced its program at that time: addresses have other meanings after that.
+    /// Records that a process replaced its program at this time: addresses have other meanings from then on.
     pub fn execed(&mut self, pid: u32, ts_ns: u64) {
         self.frames.retain(|(of, ..), _| *of != pid);
         self.execs.insert(pid, ts_ns);
     }
 
-    /// A process ended.
+    /// Forgets a process that ended.
     pub fn exited(&mut self, pid: u32) {
         self.frames.retain(|(of, ..), _| *of != pid);
         self.execs.remove(&pid);
     }
 
-    /// Names the frames of a native stack, leaf first, that was taken at that time. All but the first are return
+    /// Names the frames of a native stack, leaf first, taken at `ts_ns`. All but the first are return
     /// addresses. `ruby` is the load bias of the process's Ruby image.
     pub fn stack(&mut self, pid: u32, ts_ns: u64, ruby: u64, addresses: &[u64]) -> Vec<NativeFrame> {
-        // An old stack is not named by the mappings of the new program.
+        // A stack from before an exec must not be named by the mappings of the new program.
         let exec = self.execs.get(&pid).copied().unwrap_or(0);
         let map = self.book.get(pid).filter(|map| ts_ns >= exec || map.read_ns < exec);
         let mut leaf = true;
         let one = |&address: &u64| {
             let returns = !std::mem::take(&mut leaf);
-            // A return address may be the first behind a function that ends with a call.
+            // A return address may be just past a function that ends with a call.
             let code = address - u64::from(returns).min(address);
             let mapped = map.as_deref().and_then(|map| map.find(code));
             let (frame, named) = self.frame((pid, address, returns), code, mapped);
@@ -130,7 +130,7 @@ impl NativeNamer {
     }
 }
 
-/// The symbol, or the file and where the function begins in it (so that frames of one function have one name).
+/// The symbol, or the file and the start of the function in it (so that all frames of a function have the same name).
 fn name(mapped: &Mapped, address: u64) -> (Arc<str>, bool) {
     let stated = Svma(address.wrapping_sub(mapped.bias));
     let names = mapped.image.names();
@@ -142,7 +142,7 @@ fn name(mapped: &Mapped, address: u64) -> (Arc<str>, bool) {
     (format!("{file}+{:#x}", start.0).into(), false)
 }
 
-/// Names of Rust functions as they are written; of others as they are.
+/// Demangles names of Rust functions; other names are unchanged.
 fn demangled(name: &str) -> Arc<str> {
     name.into()
 }
@@ -152,8 +152,8 @@ mod tests {
     use super::super::code::{CodeMap, Source};
     use super::*;
 
-    /// Names follow what is mapped: another library at the same address has its own, and so has the same one elsewhere. A return address is
-    /// not the same frame as an instruction there.
+    /// Names follow the current mappings: another library at the same address has its own names, and so has the same library elsewhere. A return
+    /// address is not the same frame as an instruction at that address.
     #[test]
     fn another_library() {
         let book = Book::default();

@@ -1,4 +1,4 @@
-//! Keeps the kernel side's unwind tables: one per image file, one list of mappings per process. Used by the thread that
+//! Maintains the kernel side's unwind tables: one per image file, and one list of mappings per process. Used by the thread that
 //! watches mappings.
 
 use std::collections::HashMap;
@@ -19,56 +19,56 @@ use crate::host::{
     mappings::{CodeMapping, code_of, load_bias},
 };
 
-/// How long what found no room waits at least until it is tried again.
+/// Minimum time until a retry for processes for which there was no room.
 const AGAIN: Duration = Duration::from_secs(5);
 
-/// What the code of a mapping belongs to.
+/// Identifies the image of a code mapping.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 enum Key {
     File(ImageKey),
-    /// The kernel's own image, the same in every process, by its size.
+    /// The vDSO, the same in every process, by its size.
     Vdso(u64),
 }
 
 #[derive(Debug)]
 struct Image {
-    /// The chunks of its table; none: there is no table.
+    /// The chunks of its table; an empty run: it has no table.
     run: Run,
     pages: u32,
-    /// How many chunks there was no room for; 0: it has all that it needs.
+    /// Number of chunks that could not be allocated; 0: it has all that it needs.
     lacks: u32,
-    /// Stated address that the table counts from.
+    /// Stated address to which the table's offsets are relative.
     base: u64,
     segments: Vec<LoadSegment>,
     code: Arc<CodeImage>,
 }
 
-/// What is mapped, shared by forked processes.
+/// The mappings of a process, shared by forked processes.
 struct Shared {
     run: Run,
     mappings: Vec<UnwindMapping>,
     code: Arc<CodeMap>,
-    /// Keeps the tables that the list refers to.
+    /// Keeps the tables alive that the list refers to.
     _images: Vec<Arc<Image>>,
 }
 
-/// The tables.
+/// All unwind tables.
 pub struct Tables {
     maps: UnwindMaps,
     arena: Arena,
     images: HashMap<Key, Arc<Image>>,
     processes: HashMap<u32, Arc<Shared>>,
     ended: Ended,
-    /// Processes for which something found no room, and how many chunks that is.
+    /// Processes for which something did not fit, and the number of chunks needed.
     starved: HashMap<u32, u32>,
-    /// When it was last looked whether there is room for them.
+    /// When it was last checked whether there is room for them.
     looked: Option<Instant>,
     book: Book,
     contexts: Contexts,
 }
 
 impl Tables {
-    /// No tables yet.
+    /// Starts without any tables.
     pub fn new(maps: NativeMaps) -> Self {
         let NativeMaps { unwind: maps, contexts } = maps;
         Self {
@@ -84,14 +84,14 @@ impl Tables {
         }
     }
 
-    /// Names what is mapped here; for the thread that handles stacks.
+    /// Creates the namer for the mappings of these tables; for the thread that handles stacks.
     pub fn namer(&self) -> NativeNamer {
         NativeNamer::new(self.book.clone())
     }
 
-    /// New executable mappings of processes: what is known of the processes is read again. Each process is read once,
-    /// however many there are, and not for code without a file that lies where no file was, as just-in-time compilers
-    /// make it all the time.
+    /// Handles new executable mappings: reads the processes concerned again. Each process is read once,
+    /// however many mappings it has, and not for code without a file at an address where no file was mapped: just-in-time compilers
+    /// create such code all the time.
     pub fn mapped<'a>(&mut self, mappings: impl Iterator<Item = &'a ExecMapping>) {
         let concerns = |new: &&ExecMapping| {
             let file = new.file.first() == Some(&b'/') && new.file.get(1) != Some(&b'/');
@@ -110,12 +110,12 @@ impl Tables {
         self.contexts.try_again();
     }
 
-    /// For how long to wait until [`Tables::mapped`] is to be called, whether anything is mapped or not.
+    /// Time until [`Tables::mapped`] must be called, even without new mappings.
     pub fn wait(&self) -> Option<Duration> {
         self.contexts.wait()
     }
 
-    /// Reads the processes again for which there was no room, if there is some now.
+    /// Reads the processes again for which there was no room, if there is now.
     fn try_again(&mut self) {
         let now = Instant::now();
         let lately = self.looked.is_some_and(|looked| now.duration_since(looked) < AGAIN);
@@ -133,7 +133,7 @@ impl Tables {
         }
     }
 
-    /// Mapping records were lost: everything may be different.
+    /// Reads all processes again, after mapping records were lost.
     pub fn refresh_all(&mut self) {
         let pids: Vec<u32> = self.processes.keys().copied().collect();
         for pid in pids {
@@ -141,15 +141,15 @@ impl Tables {
         }
     }
 
-    /// Compiles the table of an image before a process that maps it is seen.
+    /// Compiles the table of an image before any process that maps it is seen.
     pub fn prepare(&mut self, key: ImageKey, path: &Path, shown: &Path) {
-        // Where it fails it is tried again. The thread that names frames must not have to look for the loop.
+        // A failure is retried later. The interpreter loop is located here, so that the naming thread does not have to.
         if let Some(image) = self.image(Key::File(key), || of_file(None, path, shown)) {
             image.code.interpreter();
         }
     }
 
-    /// Reads the mappings of a process and makes them known to the kernel side, with the tables of what is mapped.
+    /// Reads the mappings of a process and passes them to the kernel side, with the tables of the mapped images.
     pub fn refresh(&mut self, pid: u32) {
         let read_ns = monotonic_ns();
         let code = match code_of(pid) {
@@ -167,12 +167,12 @@ impl Tables {
         }
         let (images, mapped): (Vec<_>, Vec<_>) =
             found.into_iter().map(|(image, mapped, _)| (image, mapped)).unzip();
-        // Of several, any is worth another try.
+        // If several images lack chunks, room for any of them is worth a retry.
         match images.iter().map(|image| image.lacks).filter(|&lacks| lacks > 0).min() {
             Some(lacks) => self.starved.insert(pid, lacks),
             None => self.starved.remove(&pid),
         };
-        // ImageTables here, so that the thread that names frames does not wait for it while others leave.
+        // Read the names here, so that the naming thread does not spend the time on it while further processes exit.
         for code in &mapped {
             code.image.names();
         }
@@ -202,7 +202,7 @@ impl Tables {
         self.release(before);
     }
 
-    /// A process was forked from a known one: it has the same mappings.
+    /// Handles a fork of a known process: the child has the same mappings.
     pub fn forked(&mut self, parent: u32, child: u32) {
         self.contexts.forked(parent, child);
         let Some(shared) = self.processes.get(&parent).map(Arc::clone) else { return };
@@ -219,12 +219,12 @@ impl Tables {
         self.release(before);
     }
 
-    /// A process ended or is no longer traced. Its frames can be named for a while yet.
+    /// Handles a process that ended or is no longer traced. Its frames can still be named for a while.
     pub fn forget(&mut self, pid: u32) {
         let now = Instant::now();
         self.starved.remove(&pid);
         self.contexts.forget(pid);
-        // Also one whose mappings found no room: its code is in the book.
+        // Also if there was no room for its mappings: its code is in the book.
         self.ended.left(pid, &self.book, now);
         self.drop_table(pid);
         self.ended.expire(&self.book, now, |pid| self.processes.contains_key(&pid));
@@ -244,7 +244,7 @@ impl Tables {
         }
     }
 
-    /// The image of an executable mapping, and what is passed to the kernel side about it, if it has a table.
+    /// The image of an executable mapping, and the entry for the kernel side, if the image has a table.
     fn mapping(
         &mut self,
         pid: u32,
@@ -275,7 +275,7 @@ impl Tables {
         Some((image, mapped, unwind))
     }
 
-    /// The image with that key, read if it is new.
+    /// The image with this key, read if it is new.
     fn image(
         &mut self,
         key: Key,
@@ -286,10 +286,10 @@ impl Tables {
             Some(image) if image.lacks == 0 || !self.arena.has(image.lacks, Instant::now()) => {
                 return Some(image);
             }
-            // What was read of it serves again.
+            // Reuse what was read earlier.
             Some(image) => (image.segments.clone(), Arc::clone(&image.code)),
             None => {
-                // What cannot be read now may be readable for another process: nothing is remembered.
+                // A failure is not remembered: another process may be able to read it.
                 let read = read().inspect_err(|error| log::debug!("unwind table: {error}")).ok()?;
                 (read.0, Arc::new(read.1))
             }
@@ -326,7 +326,7 @@ impl Tables {
         Some(image)
     }
 
-    /// Takes chunks. If there are none left, images that no process maps any longer return theirs, for the next time.
+    /// Allocates chunks. If none are left, images that no process maps any more release theirs, for the next attempt.
     fn room(&mut self, count: u32) -> Option<Run> {
         let now = Instant::now();
         let taken = self.arena.take(count, now);
@@ -336,8 +336,8 @@ impl Tables {
         taken
     }
 
-    /// Forgets images that no process maps any longer: those that none can map again, as their file was deleted, and those that are not to be
-    /// kept. Each keeps its file open.
+    /// Forgets images that no process maps any more: those that no process can map again, because their file was deleted, and those that `kept`
+    /// does not accept. Each image keeps its file open.
     pub fn give_back_unused(&mut self, kept: impl Fn(&ImageKey) -> bool) {
         let now = Instant::now();
         self.ended.expire(&self.book, now, |pid| self.processes.contains_key(&pid));
@@ -347,7 +347,7 @@ impl Tables {
         });
     }
 
-    /// Images that no process maps any longer return their chunks, if they may be forgotten.
+    /// Releases the chunks of images that no process maps any more, if `may` accepts them.
     fn give_up_unmapped(&mut self, now: Instant, may: impl Fn(&Key, &CodeImage) -> bool) {
         let arena = &mut self.arena;
         self.images.retain(|key, image| {

@@ -1,4 +1,4 @@
-//! What threads take of the heap to allocate objects, added up by process, and under stacks.
+//! Heap slots that threads take to allocate objects, summed up by process and by stack.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -17,25 +17,25 @@ use crate::{
     },
 };
 
-/// Sizes that slots of a process can have: CRuby has up to 12 (4.1). A record with another one is refused.
+/// Maximum number of slot sizes of a process: CRuby has up to 12 (4.1). Records with further sizes are refused.
 const MAX_SIZES: usize = 32;
 
-/// How often sums are reported.
+/// Interval at which sums are reported.
 const INTERVAL_NS: u64 = 1_000_000_000;
 
-/// Threads of a process whose last refill is known: it has just come when its stack does.
+/// Maximum number of threads of a process whose last refill is remembered: it arrives just before its stack.
 const MAX_LAST: usize = 4096;
 
-/// By process.
+/// Allocations of all processes.
 #[derive(Default)]
 pub(super) struct Allocs {
     pub(super) counts: AllocCounts,
     processes: HashMap<u32, Allocated>,
-    /// When they were reported last, `CLOCK_MONOTONIC` nanoseconds.
+    /// When sums were last reported, in `CLOCK_MONOTONIC` nanoseconds.
     reported_ns: u64,
 }
 
-/// What is known of a stack of allocation besides itself.
+/// The data that belongs to an allocation stack.
 pub(super) struct AllocOf {
     pub(super) comm: Arc<str>,
     pub(super) ts_ns: u64,
@@ -44,19 +44,19 @@ pub(super) struct AllocOf {
 }
 
 struct Allocated {
-    /// Programs that the process had replaced.
+    /// Number of programs that the process had replaced.
     execs: u32,
-    /// Number of the last record.
+    /// Sequence number of the last record.
     last: u64,
-    /// Records that came.
+    /// Number of records received.
     came: u64,
-    /// What was lost and reported as such.
+    /// Number of lost records reported so far.
     lost: u64,
-    /// Since the last report.
+    /// Sum since the last report.
     sum: AllocSum,
     /// Slots of each size since the last stack of that size.
     pending: BTreeMap<u32, u64>,
-    /// The last refill of each thread: when, and its slot size.
+    /// The last refill of each thread: its time and slot size.
     last_refill: HashMap<u32, (u64, u32)>,
 }
 
@@ -76,7 +76,7 @@ impl Allocs {
         let allocated = self.processes.entry(header.tgid).or_insert_with(fresh);
         let known =
             allocated.sum.slots.len() < MAX_SIZES || allocated.sum.slots.contains_key(&event.slot_size);
-        // What came before an exec belongs to another program, as does what comes before the record of it.
+        // Records from before an exec belong to another program, as do records of the new program before that of the exec.
         if header.execs != allocated.execs || !known {
             return false;
         }
@@ -92,8 +92,8 @@ impl Allocs {
         true
     }
 
-    /// The slots that a stack represents which was taken at a refill of a thread: their size and number. `None` if that refill is not
-    /// known.
+    /// The slots that a stack represents, taken at a refill of this thread and time: their size and number. `None` if that refill is
+    /// unknown.
     fn stand_for(&mut self, pid: u32, tid: u32, ts_ns: u64) -> Option<(u32, u64)> {
         let allocated = self.processes.get_mut(&pid)?;
         let (_, size) = allocated.last_refill.remove(&tid).filter(|(at, _)| *at == ts_ns)?;
@@ -101,7 +101,7 @@ impl Allocs {
         (slots > 0).then_some((size, slots))
     }
 
-    /// Slots of each size that came after the last stack of that size.
+    /// Takes the slots of each size since the last stack of that size.
     fn without_stack(&mut self, pid: u32) -> BTreeMap<u32, u64> {
         self.processes
             .get_mut(&pid)
@@ -109,7 +109,7 @@ impl Allocs {
             .unwrap_or_default()
     }
 
-    /// What has been added up since the last time.
+    /// Takes the sum since the last report.
     fn take(&mut self, pid: u32, now_ns: u64) -> Option<AllocSum> {
         let allocated = self.processes.get_mut(&pid)?;
         let lost = allocated.last.saturating_sub(allocated.came);
@@ -120,14 +120,14 @@ impl Allocs {
         (sum.refills > 0 || sum.lost > 0).then_some(sum)
     }
 
-    /// A process is gone or has become another program.
+    /// Forgets a process that is gone or has become another program.
     pub(super) fn forget(&mut self, pid: u32) {
         self.processes.remove(&pid);
     }
 }
 
 impl Pipeline {
-    /// A thread took free slots.
+    /// Handles a refill: a thread took free slots.
     pub(super) fn refill(&mut self, event: &RefillEvent) {
         let header = &event.header;
         let its = self.is_traced(header.tgid, header.image, "", header.ts_ns);
@@ -138,7 +138,7 @@ impl Pipeline {
         }
     }
 
-    /// A stack was taken at the refill of that time.
+    /// Handles a stack that was taken at the refill of that time.
     pub(super) fn refill_stack(&mut self, pid: u32, tid: u32, of: AllocOf, stack: Stack) {
         let AllocOf { comm, ts_ns, request, span } = of;
         let process = self.traced.get(&pid).map(|traced| traced.process.clone());
@@ -152,7 +152,7 @@ impl Pipeline {
         self.see(&process, Seen::AllocStack(&alloc));
     }
 
-    /// Reports what a process took after its last stacks, which is of no thread that is known.
+    /// Reports the slots that a process took after its last stacks; their threads are unknown.
     pub(super) fn report_allocs_without_stack(&mut self, pid: u32, ts_ns: u64) {
         let Some(process) = self.traced.get(&pid).map(|traced| traced.process.clone()) else { return };
         for (slot_size, slots) in self.allocs.without_stack(pid).into_iter().filter(|(_, slots)| *slots > 0) {
@@ -163,7 +163,7 @@ impl Pipeline {
         }
     }
 
-    /// Reports what every process has taken since the last time, if that is long enough ago.
+    /// Reports the sums of all processes, if the interval has passed.
     pub(super) fn report_allocs(&mut self, now_ns: u64) {
         if now_ns.saturating_sub(self.allocs.reported_ns) < INTERVAL_NS {
             return;
@@ -176,7 +176,7 @@ impl Pipeline {
         }
     }
 
-    /// The same of one process.
+    /// Reports the sum of one process.
     pub(super) fn report_alloc(&mut self, pid: u32, now_ns: u64) {
         let Some(process) = self.traced.get(&pid).map(|traced| traced.process.clone()) else { return };
         if let Some(sum) = self.allocs.take(pid, now_ns) {
@@ -197,8 +197,8 @@ mod tests {
         RefillEvent { header, slots, slot_size }
     }
 
-    /// Sums are of an interval each, whatever the order of the records; a gap in their numbers is reported once; another program's
-    /// records and garbage are refused.
+    /// Each sum covers one interval, in whatever order the records arrive; a gap in their numbers is reported once; records of another program
+    /// and garbage are refused.
     #[test]
     fn sums() {
         let mut allocs = Allocs::default();

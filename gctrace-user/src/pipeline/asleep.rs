@@ -1,7 +1,7 @@
-//! Threads that are off their CPU when they are found, and those that still are when tracing ends.
+//! Threads that are off their CPU when their process is found, and those that still are when tracing ends.
 //!
-//! The kernel side learns of a thread when it leaves its CPU, so a thread that sleeps all the time would never be seen. Such threads are
-//! entered when their process is found: it is proven by their counts of context switches that they slept while their stacks were
+//! The kernel side sees a thread when it leaves its CPU, so a thread that sleeps all the time would never be seen. Such threads are
+//! entered when their process is found: their context switch counts prove that they slept while their stacks were
 //! read, and after that the kernel side treats them like any other thread.
 
 use std::{
@@ -26,14 +26,14 @@ use crate::{
     stacks::Sleeper,
 };
 
-/// How often the list of threads is read when it changes meanwhile.
+/// Maximum number of attempts to read a list of threads that is changing.
 const LIST_TRIES: u32 = 3;
 
-/// What is known of threads off their CPU.
+/// State of off-CPU threads.
 pub(super) struct Asleep {
     map: AwayMap,
-    /// Threads that may have run again when they were entered, and since when they are off their CPU by that entry. The kernel side
-    /// replaces it when they leave their CPU; one that does not has no time off its CPU.
+    /// Threads that may have been running again when they were entered, and the start of the off-CPU time in that entry. The kernel side
+    /// replaces the entry when such a thread leaves its CPU; until then the entry does not count as off-CPU time.
     doubtful: HashSet<(u32, u64)>,
 }
 
@@ -43,7 +43,7 @@ impl Asleep {
     }
 }
 
-/// What the threads of a process can be read with.
+/// What is needed to read the threads of a process.
 struct Reading<'a> {
     layout: &'a ThreadsLayout,
     memory: ProcessMemory,
@@ -57,7 +57,7 @@ impl<'a> Reading<'a> {
         Some(Self { layout, memory, threads })
     }
 
-    /// The stack of a native thread; two Ruby threads that claim it have none.
+    /// The stack of a native thread; none if two Ruby threads claim it.
     fn walk(&self, task: Task) -> Walked {
         let mut claims = self.threads.iter().filter(|thread| thread.tid == task.own_tid);
         match (claims.next(), claims.next()) {
@@ -68,14 +68,14 @@ impl<'a> Reading<'a> {
     }
 }
 
-/// The stack of a native thread, or why there is none.
+/// The stack of a native thread, or the reason why it is missing.
 fn walked(reading: Option<&Reading<'_>>, task: Task) -> Walked {
     let unreadable = || Walked { flags: StackEvent::NO_LAYOUT, ..Walked::default() };
     reading.map_or_else(unreadable, |reading| reading.walk(task))
 }
 
 impl Pipeline {
-    /// A process was found: enters those of its threads that sleep, with their stacks.
+    /// Enters the sleeping threads of a process that was found, with their stacks.
     pub fn find_sleepers(&mut self, pid: u32) {
         let Some(ruby) = self.asleep.as_ref().and_then(|asleep| asleep.map.ruby(pid)) else { return };
         let Some(known) = self.images.get(ruby.image) else { return };
@@ -110,7 +110,7 @@ impl Pipeline {
             thread: 0,
             comm: tasks::comm(pid, tid),
         };
-        // Its stack must be there before it can come back.
+        // The stack must be stored before the thread can return.
         self.stacks.sleeper(&Sleeper { ruby: *ruby, away, tid }, &walked);
         match asleep.map.enter(tid, &away) {
             Ok(true) if task.still_sleeps(pid) => self.counts.sleepers += 1,
@@ -124,8 +124,8 @@ impl Pipeline {
         }
     }
 
-    /// Outputs are about to be read: reads the stacks of threads that are off their CPU, where they are taken when threads come back. Returns
-    /// whether some have been for at least so long and can run at any moment: theirs are known when they have.
+    /// Before outputs are read: reads the missing stacks of off-CPU threads, where stacks are otherwise taken when threads return. Returns
+    /// whether threads that have been off their CPU for at least `min` can run at any moment: their stacks are known once they have run.
     pub fn read_sleepers(&mut self, min: Duration) -> bool {
         let Some(asleep) = &self.asleep else { return false };
         let mut some_return = false;
@@ -143,11 +143,11 @@ impl Pipeline {
             let layout = known.as_ref().and_then(|known| known.threads.as_deref());
             let reading = layout.and_then(|layout| Reading::of(layout, pid, ruby.bias));
             for (tid, away) in threads {
-                // One that ends has no stack any more.
+                // A thread that has ended has no stack.
                 let Some(task) = Task::look(pid, tid) else { continue };
                 let walked = task.asleep.then(|| walked(reading.as_ref(), task));
                 match walked.filter(|_| task.still_sleeps(pid)) {
-                    // It has not been back if its entry is the same.
+                    // If its entry is unchanged, the thread has not returned in between.
                     Some(walked) if asleep.map.get(tid).is_some_and(|now| now.begin_ns == away.begin_ns) => {
                         self.stacks.sleeper(&Sleeper { ruby, away, tid }, &walked);
                     }
@@ -158,17 +158,17 @@ impl Pipeline {
         some_return
     }
 
-    /// The threads that are off their CPU now. Records of those that had come back before are in the ring.
+    /// The threads that are off their CPU now. Records of threads that returned before are in the ring.
     pub fn away_now(&self) -> BTreeMap<u32, AwayEntry> {
         let Some(asleep) = &self.asleep else { return BTreeMap::new() };
         let mut away = asleep.map.read();
-        // Some may have come back while the others were read.
+        // Some threads may have returned while others were read.
         away.retain(|tid, entry| asleep.map.get(*tid).is_some_and(|now| now.begin_ns == entry.begin_ns));
         away
     }
 
-    /// Hands over the times off the CPU that are not over, of at least so long, to the outputs that are about to be read. Of a thread whose
-    /// record has come since [`Self::away_now`], they have that.
+    /// Passes off-CPU times of at least `min` that are still in progress to the outputs that are about to be read. A thread whose
+    /// record has arrived since [`Self::away_now`] is reported by that record.
     pub fn away_so_far(&mut self, away: BTreeMap<u32, AwayEntry>, now_ns: u64, min: Duration) {
         let Some(asleep) = &self.asleep else { return };
         let mut open = Vec::new();
@@ -187,11 +187,11 @@ impl Pipeline {
         self.outputs.tell(|exporter| exporter.off_cpu_so_far(&open));
     }
 
-    /// Tracing ended at that time: reports where threads are off their CPU, if they have been for at least so long.
+    /// Tracing ended at `now_ns`: reports threads that are still off their CPU, if they have been for at least `min`.
     pub fn still_away(&mut self, now_ns: u64, min: Duration) {
         let Some(asleep) = self.asleep.take() else { return };
         self.outputs.tell(|exporter| exporter.off_cpu_so_far(&[]));
-        // The stacks of the last sleepers may not have been taken over yet.
+        // The stacks of the last sleepers may not have been taken yet.
         self.take_stacks();
         self.stacks.stacks_are_lost(None);
         for (tid, entry) in asleep.map.read() {

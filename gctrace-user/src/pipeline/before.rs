@@ -1,5 +1,5 @@
-//! How many cycles a program had behind it when its first one was seen. `GC.count` shows it: it counts from the start of the
-//! VM, and goes on in forked children.
+//! The number of cycles that a program had completed before its first one was seen. `GC.count` shows it: it counts from the start of the
+//! VM, and continues in forked children.
 
 use std::collections::{HashMap, HashSet};
 
@@ -8,36 +8,36 @@ use crate::{
     model::seen::CyclesBefore,
 };
 
-/// Most processes that are remembered by how they began.
+/// Maximum number of processes whose beginning is remembered; all are forgotten above it.
 const REMEMBERED: usize = 1 << 16;
 
-/// How processes have begun, as far as it was seen.
+/// How processes started, as far as it was seen.
 #[derive(Debug)]
 pub(super) struct Beginnings {
-    /// When the run began, nanoseconds since boot.
+    /// When the run started, in nanoseconds since boot.
     run_ns: Option<u64>,
-    /// `GC.count` of the parent at the fork, where it was known.
+    /// `GC.count` of the parent at the fork, if known.
     forked: HashMap<u32, Option<u64>>,
-    /// Processes that have replaced their program since.
+    /// Processes that have since replaced their program.
     execed: HashSet<u32>,
 }
 
-/// What `GC.count` of a program began with.
+/// The initial value of a program's `GC.count`.
 #[derive(Clone, Copy, Debug)]
 enum Base {
-    /// With the cycles of its parent, or none.
+    /// This number of cycles: those of its parent, or 0.
     Count(u64),
     /// The program is older than the run.
     BeforeRun,
-    /// Some cycles may be those of a parent that was not seen.
+    /// Some cycles may be those of an unseen parent.
     Unknown,
 }
 
-/// What is known of one program.
+/// The beginning of one program.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Beginning {
     base: Base,
-    /// `GC.count` as seen last.
+    /// The latest `GC.count` seen.
     pub(super) count: Option<u64>,
     before: Option<CyclesBefore>,
 }
@@ -47,16 +47,16 @@ impl Beginnings {
         Self { run_ns: boot_ns(), forked: HashMap::new(), execed: HashSet::new() }
     }
 
-    /// A process was forked by one with this `GC.count`.
+    /// Records that a process with this `GC.count` forked a child.
     pub(super) fn forked(&mut self, child: u32, count: Option<u64>) {
-        // Only those whose exits were lost stay.
+        // Without lost exits, the map does not grow this large.
         if self.forked.len() > REMEMBERED {
             self.forked.clear();
         }
         self.forked.insert(child, count);
     }
 
-    /// A process has replaced its program: the next one begins from nothing.
+    /// Records that a process has replaced its program: the new one starts counting at 0.
     pub(super) fn execed(&mut self, pid: u32) {
         if self.execed.len() > REMEMBERED {
             self.execed.clear();
@@ -70,7 +70,7 @@ impl Beginnings {
         self.execed.remove(&pid);
     }
 
-    /// A program is traced from now on; its `GC.count` if it could be read.
+    /// The beginning of a program that is traced from now on; `count`: its `GC.count`, if it could be read.
     pub(super) fn of(&self, pid: u32, count: Option<u64>) -> Beginning {
         let base = match self.forked.get(&pid) {
             Some(Some(count)) => Base::Count(*count),
@@ -81,7 +81,7 @@ impl Beginnings {
         Beginning { base, count, before: None }
     }
 
-    /// The same of a process of which neither fork nor exec was seen: the kernel reports those of followed processes only.
+    /// The base for a process whose fork and exec were not seen: the kernel reports these for followed processes only.
     fn unseen(&self, pid: u32) -> Base {
         match program_start(pid).zip(self.run_ns) {
             Some((start, run_ns)) if start.process_ns <= run_ns => Base::BeforeRun,
@@ -93,8 +93,8 @@ impl Beginnings {
 }
 
 impl Beginning {
-    /// A cycle with this number is the next that is reported. `lost`: records of the process were lost before it, so that
-    /// cycles may be missing for another reason. Returns what the first one reported.
+    /// Records that the next reported cycle has the number `count`. `lost`: records of the process were lost before, so that
+    /// cycles may be missing for another reason. Returns the result for the first cycle only.
     pub(super) fn reported(&mut self, count: u64, lost: bool) -> Option<CyclesBefore> {
         if self.before.is_some() {
             return None;
@@ -103,7 +103,7 @@ impl Beginning {
         self.before
     }
 
-    /// The program has ended, or tracing has. Also returns it if no cycle had reported it.
+    /// The result at the end of the program or of tracing, and whether it is new because no cycle had reported it.
     pub(super) fn ended(&self, lost: bool) -> (CyclesBefore, bool) {
         match (self.before, self.count) {
             (Some(before), _) => (before, false),
@@ -129,7 +129,7 @@ mod tests {
         Beginnings { run_ns: boot_ns(), ..Beginnings::new() }
     }
 
-    /// Programs that started during the run have missed cycles, others had earlier ones; a child's begin with its parent's.
+    /// Programs that started during the run have missed cycles, others had earlier ones; a child's count starts with its parent's.
     #[test]
     fn judged() {
         let mut beginnings = beginnings();
@@ -146,7 +146,7 @@ mod tests {
         assert_eq!(beginnings.of(5, None).reported(15, false), Some(CyclesBefore::Missed(2)));
     }
 
-    /// A child's count begins with its parent's. Where that is not known, nothing is said of the child's.
+    /// A child's count starts with its parent's. If that is unknown, nothing is concluded for the child.
     #[test]
     fn children_of_unseen_parents() {
         let mut beginnings = Beginnings { run_ns: Some(0), ..Beginnings::new() };
@@ -154,12 +154,12 @@ mod tests {
         assert_eq!(beginnings.of(7, Some(70)).reported(71, false), Some(CyclesBefore::Unknown));
         beginnings.execed(7);
         assert_eq!(beginnings.of(7, None).reported(71, false), Some(CyclesBefore::Missed(70)));
-        // Without any record: this process has begun by an exec, and a process that is gone says nothing.
+        // Without any record: this process has started by an exec, and a process that is gone is unknown.
         assert_eq!(beginnings.of(std::process::id(), None).reported(2, false), Some(CyclesBefore::Missed(1)));
         assert_eq!(beginnings.of(1 << 23, None).reported(2, false), Some(CyclesBefore::Unknown));
     }
 
-    /// Without a cycle the count that was read shows it; where records were lost nothing does.
+    /// Without a cycle, the count that was read decides; with lost records the result is unknown.
     #[test]
     fn absent() {
         let mut beginnings = beginnings();

@@ -1,4 +1,4 @@
-//! Records of a program that its process became by an exec, while the end of the one before has not been handled: that waits for the last
+//! Records of a program started by an exec, while the end of the previous program has not been handled: that end waits for the last
 //! GC records of the old program.
 
 use gctrace_common::{
@@ -10,7 +10,7 @@ use gctrace_common::{
 use super::Pipeline;
 use crate::stacks::Record;
 
-/// Most records that wait. With more the exec is handled at once, and what still comes of the old program is missing in it.
+/// Maximum number of waiting records. Above it the exec is handled at once, and the remaining records of the old program are lost for it.
 pub(super) const MOST: usize = 1 << 14;
 
 /// A record that waits for an exec.
@@ -21,7 +21,7 @@ pub(super) enum Early {
     Request(RequestEnd, Box<RequestEvent>),
     /// A job that ended.
     Job(RequestEnd, Box<JobEvent>),
-    /// A state at the begin or the end of a unit of work.
+    /// A VM state at the beginning or the end of a unit of work.
     Unit(UnitPoint, Box<UnitEvent>),
 }
 
@@ -37,14 +37,14 @@ impl Early {
 }
 
 impl Pipeline {
-    /// Whether a record is of a program that its process has become by an exec that is still to be handled.
+    /// Whether a record is of a program that was started by an exec which has not been handled yet.
     pub(super) fn is_early(&self, header: &Header) -> bool {
         self.lives.iter().any(|(kind, life)| {
             *kind == Kind::Exec && life.header.tgid == header.tgid && life.header.execs < header.execs
         })
     }
 
-    /// Keeps such a record until the exec.
+    /// Keeps such a record until the exec is handled.
     pub(super) fn wait_for_exec(&mut self, record: Early) {
         self.early.push(record);
     }
@@ -70,7 +70,7 @@ impl Pipeline {
         self.number_requests();
     }
 
-    /// Handles execs for which too many records wait.
+    /// Handles pending execs if too many records wait for them.
     pub(super) fn bound_early(&mut self) {
         if self.early.len() <= MOST {
             return;

@@ -1,4 +1,4 @@
-//! The GC's part of the data path: records are proven, and become states, cycles, pauses and work.
+//! The GC's part of the data path: records are proven, and turned into states, cycles, pauses and work.
 
 use gctrace_common::event::{Header, PauseEvent, PhaseEvent, Point, SnapshotEvent, WorkPhase};
 
@@ -17,8 +17,8 @@ use crate::{
     stacks::Trigger,
 };
 
-/// A cycle starts inside a pause. One that was entered before the probes were attached, or whose entry was evicted from
-/// the kernel's map, seems not to and is not reported; more than this in a row cannot be that.
+/// A cycle starts inside a pause. If the pause was entered before the probes were attached, or its entry was evicted from
+/// the kernel's map, the cycle seems to start outside one and is not reported. More than this number in a row has another cause.
 const MAX_STARTS_OUTSIDE: u32 = 2;
 
 impl Pipeline {
@@ -36,7 +36,7 @@ impl Pipeline {
                 self.counts.decoded_phases += 1;
                 self.work(*phase, event);
             }
-            // The others have rings of their own.
+            // Other events have rings of their own.
             _ => self.counts.undecodable += 1,
         }
     }
@@ -71,7 +71,7 @@ impl Pipeline {
         self.see(&process, Seen::Work(&work));
     }
 
-    /// A record shows that the process does not keep its GC state where its version says: nothing more is reported of it.
+    /// A record shows that the process's GC state is not where its version has it: nothing more is reported about the process.
     fn disproven(&mut self, known: &KnownImage, failed: &FailedProof, header: &Header) {
         self.counts.refused_records += 1;
         let (pid, path) = (header.tgid, known.image.path.display());
@@ -93,8 +93,8 @@ impl Pipeline {
             self.counts.refused_records += 1;
             return;
         };
-        // The VM forbids GC until its heap is there, and enters one meanwhile for its first page (heap_prepare, gc.c 3.3).
-        // That is no end, and an objspace full of zeros proves and disproves nothing.
+        // The VM forbids GC until its heap exists, and enters one meanwhile for its first page (heap_prepare, gc.c 3.3).
+        // This is not a shutdown, and an objspace full of zeros proves and disproves nothing.
         let unborn = point == Point::GcEnter && !live_check::is_set_up(&reading.layout, &event.data);
         if !unborn && let Err(failed) = reading.accept(prove_event(reading, point, event)) {
             return self.disproven(known, &failed, header);
@@ -108,11 +108,11 @@ impl Pipeline {
         }
         self.sequence(header);
         let Some(traced) = self.traced.get_mut(&pid) else { return };
-        // A record without a name was first, of a process that could not be looked at any more.
+        // An earlier record without a name was of a process that could not be read any more.
         if traced.process.comm.is_empty() {
             traced.process.comm = model::comm(&event.comm);
         }
-        // Its first events may be older than the moment at which it is known what it runs.
+        // Its first events may be older than the moment at which its image became known.
         traced.since_ns = traced.since_ns.min(header.ts_ns);
         if point == Point::GcStart {
             traced.starts_outside = if event.depth == 0 { traced.starts_outside + 1 } else { 0 };
@@ -121,9 +121,9 @@ impl Pipeline {
                 return self.disproven(known, &failed, header);
             }
             if event.depth == 0 {
-                // The pause that it starts in is not known, so its pauses would be too few.
+                // The pause that the cycle starts in is unknown, so its pauses would be incomplete.
                 self.counts.starts_outside += 1;
-                // Nor is the cycle counted in the request that started it.
+                // The cycle is not counted in the request that started it, either.
                 self.units.lost(pid, header.ts_ns, header.ts_ns);
                 let before = traced.fold.counts().cut_short;
                 let folded = traced.fold.cut();
@@ -142,7 +142,7 @@ impl Pipeline {
         self.counts.memory_unread += u64::from(memory.is_none());
         let state = decode_state(&reading.layout, header.ts_ns, header.tid, &event.data, memory);
         let count = reading.layout.count.read(&event.data).unwrap_or_default();
-        // The VM counts a cycle before it reports its start.
+        // The VM counts a cycle before it reports the start.
         traced.beginning.count = Some(count);
         let request = match point {
             Point::GcStart => self.request_of_cycle(pid, header.tid, event.request_ns),
@@ -173,7 +173,7 @@ impl Pipeline {
                 let orphan = traced.fold.counts().end_without_start - before;
                 self.counts.ends_without_start += orphan;
                 if orphan > 0 {
-                    // The reading is not of a cycle that is reported; a forked child begins its life with such an end.
+                    // The state is not of a reported cycle; a forked child's life starts with such an end.
                     traced.shares_read = None;
                 }
                 self.counts.cycle_ends += 1 - orphan;
@@ -187,7 +187,7 @@ impl Pipeline {
         }
     }
 
-    /// Notes the number of a GC record. A gap is records that were lost since the last one.
+    /// Notes the sequence number of a GC record. A gap means that records were lost since the previous one.
     fn sequence(&mut self, header: &Header) {
         let Some(traced) = self.traced.get_mut(&header.tgid) else { return };
         let gap = traced.fold.sequence(header.seq);
@@ -201,7 +201,7 @@ impl Pipeline {
 
     fn pause(&mut self, event: &PauseEvent) {
         let pid = event.header.tgid;
-        // A process is traced from its first snapshot on; a pause before it belongs to a cycle that had begun earlier.
+        // A process is traced from its first snapshot on; a pause before it belongs to a cycle that started earlier.
         if !self.traced.contains_key(&pid) {
             if self.is_refused(&event.header) {
                 return;
@@ -266,7 +266,7 @@ pub(super) fn decode_state(
         mode,
         layout.weak_references.map(|(weak, retained)| (read(weak), retained.map(read))),
     );
-    // The places of a layout lie inside a snapshot by construction.
+    // The offsets of a layout are inside a snapshot by construction.
     let values = |keys: &[BoundKey]| keys.iter().map(|key| key.value(data).unwrap_or_default()).collect();
     let heaps = layout.heaps.iter().map(|keys| values(keys)).collect();
     GcState { ts_ns, tid, stat: values(&layout.keys), heaps, info, memory }

@@ -1,5 +1,5 @@
-//! What is under way of the GVL: long waits get their stacks, threads and edges become sums. It returns what there is to report;
-//! `seen` hands that over.
+//! GVL data in progress: long waits get their stacks, threads and edges are summed up. Methods return what is to be reported;
+//! `gvl_seen` exports it.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -36,29 +36,29 @@ use crate::{
     },
 };
 
-/// How long a wait whose stack has been announced waits for it. It comes within microseconds; if it does not, it was lost.
+/// Maximum time that a wait with an announced stack waits for it. The stack arrives within microseconds; otherwise it was lost.
 const PATIENCE_NS: u64 = 1_000_000_000;
 
-/// After the states of threads were read for some time, they are not read for this many times as long.
+/// After reading the states of threads, they are not read for this many times as long as it took.
 const LOOK_SELDOM: u32 = 500;
 
-/// How often what it costs each process is read, nanoseconds.
+/// Interval at which the overhead per process is read, in nanoseconds.
 const ADD_UP_NS: u64 = 100_000_000;
 
-/// What is under way.
+/// GVL data in progress.
 pub struct Gvl {
     reader: Option<GvlReader>,
     folds: HashMap<u32, GvlFold>,
     gc: HashMap<u32, GcAndWaits>,
     governor: Governor,
-    /// When the gate had been written that ends reports of single waits, by the time of that decision, `CLOCK_MONOTONIC` nanoseconds.
+    /// When the gate that ends reports of single waits was actually written, by the time of the decision; both in `CLOCK_MONOTONIC` nanoseconds.
     silenced: BTreeMap<u64, u64>,
     costliest: CostliestProcess,
-    /// When that was added up last, and what everything had cost then.
+    /// When the overhead per process was last summed up, and the total overhead at that time.
     added: (u64, Cost),
-    /// Waits whose stack has not come yet, by process and thread.
+    /// Waits whose stack has not arrived yet, by process and thread.
     pending: HashMap<(u32, u32), Pending>,
-    /// Where threads gave up the GVL, by process.
+    /// Stacks of threads that released or held the GVL, by process.
     held: HashMap<u32, Held>,
     look: GvlLook,
     next_look: Option<Instant>,
@@ -67,18 +67,18 @@ pub struct Gvl {
 }
 
 struct Pending {
-    /// When the thread got the GVL, which is the time of the stack.
+    /// When the thread acquired the GVL, which is the time of the stack.
     ts_ns: u64,
     image: u32,
     wait: GvlWait,
 }
 
-/// The data to report of a process, which may be unknown until now.
+/// Data to report about a process, which may not be known yet.
 pub(super) struct Report {
     pub(super) pid: u32,
     /// Index of its image.
     pub(super) image: u32,
-    /// Name of the thread, or nothing.
+    /// Name of the thread, or empty.
     pub(super) comm: Arc<str>,
     /// `CLOCK_MONOTONIC` nanoseconds.
     pub(super) ts_ns: u64,
@@ -88,11 +88,11 @@ pub(super) struct Report {
 enum What {
     Wait(Box<GvlWait>),
     Span(GvlSpan),
-    /// A thread, until when, and whether it has ended.
+    /// A thread, the end of its time, and whether it has ended.
     Thread(Box<GvlThread>, u64, bool),
 }
 
-/// What is exported of a report.
+/// The exported form of a report.
 pub(super) enum GvlReport {
     Wait(Box<GvlWait>),
     Span(GvlSpan),
@@ -109,12 +109,12 @@ impl GvlReport {
     }
 }
 
-/// What is to be done with the probes.
+/// An order for the GVL probes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum GvlOrder {
-    /// Attach them; [`Gvl::attached`] is to be called then.
+    /// Attach them; then call [`Gvl::attached`].
     Attach,
-    /// Detach them; likewise.
+    /// Detach them; then call [`Gvl::attached`].
     Detach,
 }
 
@@ -139,7 +139,7 @@ impl Gvl {
         }
     }
 
-    /// Completes a cost by what the processes have, as of a moment ago at the most.
+    /// Adds the overhead of the costliest process to a cost, as of at most [`ADD_UP_NS`] ago.
     fn by_process(&mut self, cost: Cost, now_ns: u64) -> Cost {
         let (then_ns, before) = self.added;
         if let Some(reader) = &self.reader
@@ -155,7 +155,7 @@ impl Gvl {
         Cost { dearest_ns: self.added.1.dearest_ns, ..cost }
     }
 
-    /// Looks at what watching the GVL has cost. Returns what is to be done.
+    /// Checks the overhead of watching the GVL against the budget. Returns the order for the probes, if any.
     pub fn budget(&mut self, cost: impl FnOnce() -> Option<Cost>) -> Option<GvlOrder> {
         self.ended.take(self.reader.as_mut()?);
         let before = self.governor.stage();
@@ -165,14 +165,14 @@ impl Gvl {
         self.said(before);
         let order = self.act(acts);
         if acts.iter().any(|act| matches!(act, Act::OnlySums | Act::Close)) {
-            // What costs have been is read between the decision's time and this one, and this thread may have lost its CPU: single waits
+            // Between the time of the decision and now, the cost was read, and this thread may have been preempted: single waits
             // were reported until now.
             self.silenced.insert(now_ns, monotonic_ns());
         }
         order
     }
 
-    /// All probes have been attached, or detached.
+    /// Handles that all probes have been attached or detached.
     pub fn attached(&mut self, attached: bool, cost: Cost) {
         if !attached {
             return self.governor.detached();
@@ -183,7 +183,7 @@ impl Gvl {
         self.act(acts);
     }
 
-    /// Says what has changed, once; slices of time come and go.
+    /// Reports a change of the stage once; changes between slices of time are not reported.
     fn said(&mut self, before: Stage) {
         let after = self.governor.stage();
         let slices = |stage| matches!(stage, Stage::Slices(_));
@@ -236,12 +236,12 @@ impl Gvl {
         order
     }
 
-    /// Adds what it has counted.
+    /// Adds its counts.
     pub(super) fn add_counts(&self, counts: &mut UserCounts) {
         counts.gvl.add(&self.counts);
     }
 
-    /// What the threads of each process have done so far, if looking does not cost too much now.
+    /// The current sums of the threads of each process; empty if reading them is not due again yet.
     pub(super) fn so_far(&mut self) -> BTreeMap<u32, GvlSoFar> {
         let begun = Instant::now();
         let due = self.next_look.is_none_or(|next| begun >= next);
@@ -258,20 +258,20 @@ impl Gvl {
         so_far
     }
 
-    /// Since when a native thread that is off its CPU has been waiting for its GVL, when no program runs any more: `gvl_ns` of an
-    /// [`OffCpuEvent`].
+    /// Since when a native thread that is off its CPU has been waiting for its GVL, as `gvl_ns` of an [`OffCpuEvent`]; the programs need not be
+    /// running any more.
     pub(super) fn waits_since(&self, tid: u32) -> u64 {
         self.reader.as_ref().map_or(OffCpuEvent::GVL_UNKNOWN, |reader| reader.waits_since(tid))
     }
 
-    /// A GC pause.
+    /// Handles a GC pause.
     pub(super) fn pause(&mut self, pid: u32, begin_ns: u64, ns: u64) {
         if self.reader.is_some() {
             self.gc.entry(pid).or_default().pause(begin_ns, ns);
         }
     }
 
-    /// Pauses of a process from before it was traced, begin and length in nanoseconds. `all`: whether these are all.
+    /// Adds pauses of a process from before it was traced: start and length in nanoseconds. `all`: whether they are complete.
     pub(super) fn pauses(&mut self, pid: u32, pauses: &[(u64, u64)], all: bool) {
         for (begin_ns, ns) in pauses {
             self.pause(pid, *begin_ns, *ns);
@@ -281,7 +281,8 @@ impl Gvl {
         }
     }
 
-    /// A thread had to wait long, in this request (0: one that is not known). Returns what can be reported now: this wait, or the last one of the thread, whose stack was lost.
+    /// Handles a long wait of a thread in this request (0: unknown). Returns what can be reported now: this wait, or the thread's previous one
+    /// if its stack was lost.
     pub(super) fn wait(&mut self, event: &GvlWaitEvent, request: Option<u64>) -> Option<Report> {
         let header = &event.header;
         let key = (header.tgid, header.tid);
@@ -299,11 +300,11 @@ impl Gvl {
         if event.stack == 0 {
             return Some(pending.report(key.0));
         }
-        // The native thread has gone on, so the stack before was lost.
+        // The native thread has continued, so the stack of the previous wait was lost.
         self.pending.insert(key, pending).map(|before| before.report(key.0))
     }
 
-    /// Who held the GVL; it did until `now_ns` if it was not seen to give it up (yields of 3.2).
+    /// The thread that held the GVL; it did until `now_ns` if it was not seen to release it (yields of 3.2).
     fn blocker(&mut self, pid: u32, hold: &GvlHold, begin_ns: u64, now_ns: u64) -> Option<GvlBlocker> {
         if hold.holder.id == 0 {
             return None;
@@ -324,18 +325,18 @@ impl Gvl {
         Some(GvlBlocker { hold: span, until: found.map(|found| found.stack), first, ran })
     }
 
-    /// The stack of a thread that gave up the GVL, which precedes the waits that ended with that.
+    /// Handles the stack of a thread that released the GVL; it precedes the waits that this release ended.
     pub(super) fn holder_stack(&mut self, pid: u32, tid: u32, ts_ns: u64, stack: Stack) {
         let forgotten = self.held.entry(pid).or_default().keep(tid, ts_ns, stack);
         self.counts.gvl_holder_stacks_unclaimed += forgotten;
     }
 
-    /// What a thread did that held the GVL while another was waiting.
+    /// Handles a stack of a thread that held the GVL while another thread was waiting.
     pub(super) fn ran(&mut self, pid: u32, tid: u32, ts_ns: u64, stack: Stack) {
         self.held.entry(pid).or_default().sample(tid, ts_ns, stack);
     }
 
-    /// No wait will name where threads of this process (of all, without one) gave up the GVL.
+    /// Forgets the holder stacks of a process (`None`: of all): no wait will refer to them any more.
     fn forget_held(&mut self, ended: Option<u32>) {
         let unclaimed = |held: &Held| held.unclaimed();
         let forgotten = match ended {
@@ -345,7 +346,7 @@ impl Gvl {
         self.counts.gvl_holder_stacks_unclaimed += forgotten;
     }
 
-    /// The stack of a wait, which can be reported then.
+    /// Handles the stack of a wait. Returns the wait if it can now be reported.
     pub(super) fn stack(&mut self, pid: u32, tid: u32, ts_ns: u64, stack: Stack) -> Option<Report> {
         match self.pending.remove(&(pid, tid)) {
             Some(mut pending) if pending.ts_ns == ts_ns => {
@@ -363,7 +364,7 @@ impl Gvl {
         }
     }
 
-    /// Waits whose stack does not come: those that are old enough, and all of a process that has ended.
+    /// Takes the waits whose stack will not arrive: those that are old enough, and all of a process that has ended.
     pub(super) fn without_stacks(&mut self, now_ns: u64, ended: Option<u32>) -> Vec<Report> {
         let due = |pid: u32, ts_ns: u64| ended == Some(pid) || ts_ns.saturating_add(PATIENCE_NS) < now_ns;
         let keys: Vec<_> =
@@ -372,7 +373,7 @@ impl Gvl {
         keys.into_iter().filter_map(taken).collect()
     }
 
-    /// A thread held the GVL for long, or did without it.
+    /// Handles a time in which a thread held the GVL for long, or did not need it.
     pub(super) fn span(&mut self, state: GvlState, event: &GvlSpanEvent) -> Option<Report> {
         let header = &event.header;
         let Some(doing) = doing(state) else {
@@ -389,14 +390,14 @@ impl Gvl {
         Some(Report::of(header, header.ts_ns, What::Span(span)))
     }
 
-    /// A thread has ended.
+    /// Handles a thread that has ended.
     pub(super) fn thread(&mut self, thread: Box<GvlThread>) -> Report {
         self.ended.thread(&thread);
         let end_ns = thread.header.ts_ns;
         self.summary(thread, end_ns, true)
     }
 
-    /// A thread of a process that is gone, or that goes on when tracing ends.
+    /// Handles a thread of a process that is gone, or one that continues when tracing ends.
     pub(super) fn last_of(
         &mut self,
         thread: &GvlThread,
@@ -407,14 +408,14 @@ impl Gvl {
         self.counts.gvl_threads_read += 1;
         let mut thread = Box::new(*thread);
         let task = read.tasks.get(&thread.header.tid);
-        // Where ends are not seen, a thread that does without the GVL may have none of its own any more.
+        // If ends of threads are not seen, a thread outside the GVL may no longer have a native thread of its own.
         if coverage.ends || thread.state != GvlState::Away as u32 {
             self.governor.times().tell_rest(&mut thread, task, end_ns);
         }
         self.summary(thread, end_ns, false)
     }
 
-    /// A program that was not reported has become another one: nobody asks what its threads did.
+    /// A program that was not reported has been replaced: the sums of its threads are counted as refused.
     pub(super) fn refuse(&mut self, read: &GvlRead) {
         for thread in &read.threads {
             self.counts.gvl_threads_read += 1;
@@ -429,7 +430,7 @@ impl Gvl {
         Report::of(&header, end_ns, What::Thread(thread, end_ns, ended))
     }
 
-    /// Makes of a report what is exported, once it is known whose it is. Without a process it is refused.
+    /// Turns a report into its exported form, once its process is known. Without a process it is refused.
     pub(super) fn shown(&mut self, report: Report, process: Option<&Process>) -> Option<GvlReport> {
         let Report { pid, what, .. } = report;
         if let What::Wait(wait) = &what {
@@ -451,7 +452,7 @@ impl Gvl {
             }
             What::Thread(thread, end_ns, ended) => {
                 self.counts.gvl_threads += 1;
-                // Hits are of images that are watched.
+                // Only images whose GVL is watched have hits.
                 let coverage = process.image.gvl.unwrap_or_default();
                 let fold = self.folds.entry(pid).or_insert_with(|| GvlFold::new(coverage));
                 let summary = fold.thread(&thread, end_ns, ended, self.governor.times());
@@ -464,21 +465,21 @@ impl Gvl {
         })
     }
 
-    /// A process is gone or has become another program: what had been waiting for a stack.
+    /// Handles a process that is gone or has become another program. Returns the waits that were waiting for a stack.
     pub(super) fn gone(&mut self, pid: u32) -> Vec<Report> {
         let reports = self.without_stacks(0, Some(pid));
         self.forget_held(Some(pid));
         reports
     }
 
-    /// Tracing ends: what had been waiting for a stack.
+    /// Ends tracing. Returns the waits that were waiting for a stack.
     pub(super) fn close(&mut self) -> Vec<Report> {
         let reports = self.without_stacks(u64::MAX, None);
         self.forget_held(None);
         reports
     }
 
-    /// When single waits were not reported, at the end.
+    /// The times in which single waits were not reported; to be called at the end.
     pub(super) fn gaps(&mut self, now_ns: u64) -> Vec<GvlGap> {
         if self.reader.is_none() {
             return Vec::new();
@@ -486,7 +487,7 @@ impl Gvl {
         self.count_watched(now_ns);
         let mut gaps = self.governor.gaps(now_ns);
         for gap in &mut gaps {
-            // A gap that another one follows at once ends where that one begins.
+            // If another gap follows immediately, this gap ends where that one starts.
             for time_ns in [&mut gap.from_ns, &mut gap.to_ns] {
                 let silent_ns = self.silenced.get(&*time_ns).copied();
                 *time_ns = silent_ns.unwrap_or(*time_ns).min(now_ns);
@@ -495,12 +496,12 @@ impl Gvl {
         gaps
     }
 
-    /// What the kernel side has of a process that had been `execs` other programs, or of all; it forgets them. `None` where the GVL
+    /// Takes the kernel side's data of a process, given with its number of execs, or of all, and removes it there. `None` if the GVL
     /// is not watched.
     pub(super) fn take_out(&mut self, of: Option<(u32, u32)>) -> Option<GvlRead> {
         let reader = self.reader.as_mut()?;
         let mut read = reader.take_out(of).unwrap_or_else(|error| {
-            // The ledger does not balance then.
+            // The ledger will not balance.
             log::error!("reading the GVL times of threads: {error}");
             GvlRead::default()
         });
@@ -508,7 +509,7 @@ impl Gvl {
         Some(read)
     }
 
-    /// Processes with threads, of which some may have been read at the end.
+    /// Processes with GVL sums or with threads that were read at the end.
     pub(super) fn processes(&self, read: &GvlRead) -> Vec<u32> {
         let mut pids: Vec<u32> = read.threads.iter().map(|thread| thread.header.tgid).collect();
         pids.extend(self.folds.keys());
@@ -517,7 +518,7 @@ impl Gvl {
         pids
     }
 
-    /// What the threads of a process did, all of which have been reported.
+    /// The final sums of a process, all of whose threads have been reported.
     pub(super) fn finish(
         &mut self,
         pid: u32,
@@ -534,14 +535,14 @@ impl Gvl {
         (so_far, Some(summary))
     }
 
-    /// What was summed up of a program's threads is dropped: it is not the whole.
+    /// Drops the sums of a program's threads, because they are incomplete.
     pub(super) fn abandon(&mut self, pid: u32) {
         self.look.ended(pid);
         self.gc.remove(&pid);
         self.folds.remove(&pid);
     }
 
-    /// For how long the GVL was watched, and for how long not.
+    /// Updates for how long the GVL was watched and not watched.
     fn count_watched(&mut self, now_ns: u64) {
         if self.reader.is_some() {
             (self.counts.gvl_watched_ns, self.counts.gvl_unwatched_ns) = self.governor.watched(now_ns);

@@ -1,4 +1,4 @@
-//! How threads waited for others that have ended. The kernel side's map has room for the threads of all processes at one time: programs
+//! Wait edges of threads that have ended. The kernel side's map has room for the threads of all processes at one time: programs
 //! with a thread for each request would fill it.
 
 use std::{
@@ -10,30 +10,30 @@ use gctrace_common::gvl::{GvlEdge, GvlEdgeKey, GvlThread};
 
 use crate::{aggregate::gvl_pairs::GvlPairs, bpf::GvlReader};
 
-/// So many threads end before how they waited is taken out of the map.
+/// Minimum number of ended threads before their edges are taken out of the map.
 const MANY: usize = 64;
-/// After it was taken out, it is not for this many times as long.
+/// After taking them out, the map is not read for this many times as long as that took.
 const SELDOM: u32 = 4;
-/// Nor for this time.
+/// Nor for at least this time.
 const LEAST: Duration = Duration::from_millis(250);
 
-/// Threads that have ended, of all processes.
+/// Ended threads of all processes.
 #[derive(Default)]
 pub(super) struct Ended {
-    /// Process, its execs, thread: how they waited is in the map.
+    /// Threads whose edges are still in the map: process, number of execs, thread.
     threads: HashSet<(u32, u32, u64)>,
-    /// How the others waited, by process and its execs.
+    /// Edges taken out of the map, by process and number of execs.
     pairs: HashMap<(u32, u32), GvlPairs>,
     next: Option<Instant>,
 }
 
 impl Ended {
-    /// A thread has ended.
+    /// Records that a thread has ended.
     pub(super) fn thread(&mut self, thread: &GvlThread) {
         self.threads.insert((thread.header.tgid, thread.header.execs, thread.id));
     }
 
-    /// Takes out of the map how they waited, if they are many.
+    /// Takes the edges of ended threads out of the map, if there are many threads.
     pub(super) fn take(&mut self, reader: &mut GvlReader) {
         let begun = Instant::now();
         if self.threads.len() < MANY || self.next.is_some_and(|next| begun < next) {
@@ -41,7 +41,7 @@ impl Ended {
         }
         match reader.take_ended(&self.threads) {
             Ok(edges) => self.keep(&edges),
-            // The ledger does not balance then.
+            // The ledger will not balance.
             Err(error) => log::error!("reading who waited for whom: {error}"),
         }
         self.threads.clear();
@@ -54,14 +54,15 @@ impl Ended {
         }
     }
 
-    /// The threads of a process whose names will be asked for.
+    /// The threads of a process whose names will still be needed.
     pub(super) fn threads(&self, pid: u32) -> HashSet<u64> {
         let ended = self.threads.iter().filter(|(of, ..)| *of == pid).map(|(.., id)| *id);
         let pairs = self.pairs.iter().filter(|((of, _), _)| *of == pid);
         ended.chain(pairs.flat_map(|(_, pairs)| pairs.threads())).collect()
     }
 
-    /// What was in the map of a process that had been so many other programs, or of all, with what was taken out before; forgets that.
+    /// Adds the edges `rest` from the map to those taken out before; returns and removes those of a process, given with its number of execs,
+    /// or of all.
     pub(super) fn with(
         &mut self,
         rest: &[(GvlEdgeKey, GvlEdge)],

@@ -1,4 +1,4 @@
-//! Hands over what there is to report of the GVL.
+//! Exports the GVL reports.
 
 use gctrace_common::event::{Header, LifeEvent};
 
@@ -13,7 +13,7 @@ use crate::{
 };
 
 impl Pipeline {
-    /// What is under way of the GVL.
+    /// The GVL data in progress.
     pub fn gvl(&mut self) -> &mut Gvl {
         &mut self.gvl
     }
@@ -39,7 +39,7 @@ impl Pipeline {
         }
     }
 
-    /// Reports what threads have done so far.
+    /// Reports the current GVL sums of threads.
     pub fn gvl_so_far(&mut self) {
         for (pid, so_far) in self.gvl.so_far() {
             if let Some(process) = self.process(pid) {
@@ -48,12 +48,12 @@ impl Pipeline {
         }
     }
 
-    /// A process is gone or has become another program.
+    /// Handles a process that is gone or has become another program.
     pub(super) fn gvl_process(&mut self, end: &LifeEvent) {
         let Header { tgid: pid, execs, ts_ns, .. } = end.header;
         let reports = self.gvl.gone(pid);
         self.gvl_report(reports);
-        // The kernel side has entries of all processes: looking for those of one takes a while.
+        // The kernel side's maps hold entries of all processes: searching for those of one takes a while, so skip it without entries.
         let read =
             if end.gvl == 0 { Some(GvlRead::default()) } else { self.gvl.take_out(Some((pid, execs))) };
         if let Some(read) = read {
@@ -61,8 +61,8 @@ impl Pipeline {
         }
     }
 
-    /// Records of another program have come before that of the exec, if any comes. What threads and who blocked whom did is not known
-    /// whole then: the kernel side's part of it is taken, and refused, with the record of the exec.
+    /// Records of another program have arrived before that of the exec, if that arrives at all. The sums and edges of the threads are then
+    /// incomplete and dropped: the kernel side's part is taken and refused with the record of the exec.
     pub(super) fn gvl_replaced(&mut self, pid: u32) {
         if !self.traced.contains_key(&pid) {
             return;
@@ -72,7 +72,7 @@ impl Pipeline {
         self.gvl.abandon(pid);
     }
 
-    /// Tracing ends.
+    /// Ends tracing.
     pub(super) fn gvl_detach(&mut self, now_ns: u64) {
         let reports = self.gvl.close();
         self.gvl_report(reports);
@@ -100,7 +100,7 @@ impl Pipeline {
         let (so_far, summary) = self.gvl.finish(pid, read, end_ns);
         let Some(process) = self.process(pid) else { return };
         if let Some(mut so_far) = so_far {
-            // Whoever held it last has held it until the end.
+            // The last holder has held the GVL until the end.
             let held = summary.as_ref().and_then(|summary| summary.sums.hold);
             so_far.hold_ns = so_far.hold_ns.max(held.map_or(0, |held| held.ns));
             self.see(&process, Seen::GvlSoFar(&so_far));

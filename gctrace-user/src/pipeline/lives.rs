@@ -1,4 +1,4 @@
-//! Forks, execs and exits, merged by time with the records of the GC.
+//! Forks, execs and exits, merged by time with the GC records.
 
 use gctrace_common::event::{Kind, LifeEvent};
 
@@ -10,17 +10,17 @@ use crate::{
     model::EndReason,
 };
 
-/// Most parents that are remembered.
+/// Maximum number of parents that are remembered; all are forgotten above it.
 const PARENTS: usize = 1 << 16;
-/// So many ends are remembered, whenever they were.
+/// Number of process ends that are remembered regardless of their age.
 const ENDED: usize = 1 << 12;
-/// A record that comes so long after it was written is not expected, nanoseconds.
+/// Maximum expected delay of a record after it was written, in nanoseconds.
 const LATE_NS: u64 = 10_000_000_000;
-/// How long an end waits for the last record of its process, nanoseconds.
+/// Maximum time that an end waits for the last record of its process, in nanoseconds.
 const AWAIT_LAST_RECORD_NS: u64 = 1_000_000_000;
 
 impl Pipeline {
-    /// Takes what is in the ring, to be handled in its turn.
+    /// Reads the ring; its records are handled in their turn.
     pub fn take_lives(&mut self, ring: &mut LifeRing) {
         let Self { lives, counts, .. } = self;
         ring.drain(BATCH, |bytes| match decode::decode(bytes) {
@@ -44,8 +44,8 @@ impl Pipeline {
         }
     }
 
-    /// What is known of processes once the ring of the GC has nothing more to read. That is also so where a program is still
-    /// filling a record, behind which those of other processes may be: an end waits for the last record of its process, but not
+    /// Handles the pending lifecycle records once the GC ring has nothing more to read. That is also the case while a program is still
+    /// filling a record, behind which there may be records of other processes: an end waits for the last record of its process, but not
     /// for one that the kernel lost.
     pub(super) fn lives_that_are_complete(&mut self) {
         let now = monotonic_ns();
@@ -57,7 +57,7 @@ impl Pipeline {
         }
     }
 
-    /// Handles the first of those that wait, and what waits for it.
+    /// Handles the first pending record, and the records that wait for it.
     fn next_life(&mut self, kind: Kind, event: &LifeEvent) {
         self.lives.pop_front();
         self.life(kind, event);
@@ -66,7 +66,7 @@ impl Pipeline {
         }
     }
 
-    /// Whether every GC record that the program emitted before this end of it has been handled.
+    /// Whether every GC record that the program emitted before this end has been handled.
     fn all_have_come(&self, kind: Kind, event: &LifeEvent) -> bool {
         let pid = event.header.tgid;
         if !matches!(kind, Kind::Exec | Kind::Exit) || self.refused.contains_key(&pid) {
@@ -83,13 +83,13 @@ impl Pipeline {
             Kind::Exit => EndReason::Exited,
             // A forked child is traced from its first GC event on, which identifies its image.
             _ => {
-                // Only those whose exits were lost stay.
+                // Without lost exits, the map does not grow this large.
                 if self.parents.len() > PARENTS {
                     self.parents.clear();
                 }
                 self.parents.insert(event.other, (event.header.tgid, event.header.ts_ns));
                 let parent = self.traced.get(&event.header.tgid);
-                // Where records of the parent are missing, its count is not the one that the child began with.
+                // If records of the parent are missing, its count is not the one that the child started with.
                 let parent = parent.filter(|traced| traced.fold.last_seq() >= event.header.seq);
                 self.beginnings.forked(event.other, parent.and_then(|traced| traced.beginning.count));
                 self.export(|exporter| {
@@ -109,7 +109,7 @@ impl Pipeline {
                     Ok(())
                 });
             }
-            // Nobody else takes what the old program's threads left in the kernel: the end of the new one takes its own.
+            // Nothing else removes what the old program's threads left in the kernel: the end of the new program only takes its own.
             if event.gvl != 0
                 && let Some(read) = self.gvl.take_out(Some((event.header.tgid, event.header.execs)))
             {
@@ -149,12 +149,12 @@ impl Pipeline {
         }
         self.refused.remove(&event.header.tgid);
         self.left.remove(&event.header.tgid);
-        // Another program with this pid counts by itself.
+        // Another program with this pid is counted separately.
         self.refused_pids.remove(&event.header.tgid);
         self.waiting.remove(&event.header.tgid);
     }
 
-    /// Remembers when a process ended, as long as records of it may be under way.
+    /// Remembers when a process ended, while records of it may still arrive.
     fn ended(&mut self, pid: u32, ts_ns: u64) {
         if self.ended.len() > ENDED {
             self.ended.retain(|_, end_ns| ts_ns.saturating_sub(*end_ns) < LATE_NS);
@@ -170,7 +170,7 @@ impl Pipeline {
         self.execs.insert(pid, ts_ns);
     }
 
-    /// Whether a process had become another program at a time. The record of that may still wait for its turn.
+    /// Whether a process had replaced its program by a time. The record of that exec may still be pending.
     pub(super) fn has_execed(&self, pid: u32, at_ns: u64) -> bool {
         let is_its = |(kind, event): &(Kind, LifeEvent)| {
             *kind == Kind::Exec && event.header.tgid == pid && event.header.ts_ns <= at_ns
@@ -178,8 +178,8 @@ impl Pipeline {
         self.execs.get(&pid).is_some_and(|execed_ns| *execed_ns <= at_ns) || self.lives.iter().any(is_its)
     }
 
-    /// Whether what is known of a process is of the program that it became by an exec at this time, or nothing is: records of
-    /// other rings may come before that of the exec.
+    /// Whether the known state of a process is that of the program started by the exec at this time, or the process is unknown: records of
+    /// other rings may arrive before that of the exec.
     fn is_new_program(&self, pid: u32, exec_ns: u64) -> bool {
         self.traced.get(&pid).map_or(!self.refused.contains_key(&pid), |traced| traced.seen_ns > exec_ns)
     }

@@ -1,4 +1,4 @@
-//! What a run says of processes besides what it reports of them.
+//! Notices of a run about processes, besides its reports.
 
 use super::Pipeline;
 use crate::{
@@ -9,14 +9,14 @@ use crate::{
     ruby::RubyVersion,
 };
 
-/// So many processes are named.
+/// Maximum number of processes that a notice names.
 const NAMED: usize = 3;
 
-/// Processes that are traced, with the names of their programs.
+/// Traced processes, with the names of their programs.
 pub struct Traced(Vec<(u32, String)>);
 
 impl Traced {
-    /// That some of them run although the command that was traced has ended; `None`: none does.
+    /// The notice that some of them are still running although the traced command has ended; `None`: none is.
     pub fn left_behind(&self) -> Option<String> {
         self.left(proc::is_running)
     }
@@ -43,7 +43,7 @@ impl Traced {
 }
 
 impl Pipeline {
-    /// The processes that are traced now, by pid.
+    /// The currently traced processes, sorted by pid.
     pub fn traced_now(&self) -> Traced {
         let mut all: Vec<_> =
             self.traced.values().map(|traced| (traced.process.pid, program(&traced.process))).collect();
@@ -51,7 +51,7 @@ impl Pipeline {
         Traced(all)
     }
 
-    /// Says of a process that times off the CPU are not known of all its threads.
+    /// Reports that the off-CPU times of a process do not cover all its threads.
     pub(super) fn say_of_threads(&self, process: &Process) {
         if self.asleep.is_some()
             && let Some(environ) = environ::read(process.pid)
@@ -68,8 +68,8 @@ impl Pipeline {
     }
 }
 
-/// Whether threads of the main Ractor give their native thread back while they wait: as `Init_native_thread` decides (`thread_pthread.c`), by
-/// `atoi`. Threads of other Ractors always do, from 3.3 on, but whether a program has some is not known here.
+/// Whether threads of the main Ractor give up their native thread while they wait: as `Init_native_thread` decides (`thread_pthread.c`), by
+/// `atoi`. Threads of other Ractors always do, from 3.3 on, but whether a program has any is unknown here.
 fn shares_native_threads(version: RubyVersion, environ: &[u8]) -> bool {
     let set = environ.split(|&byte| byte == 0).find_map(|entry| entry.strip_prefix(b"RUBY_MN_THREADS="));
     let number = set.map(|value| {
@@ -85,7 +85,7 @@ fn shares_native_threads(version: RubyVersion, environ: &[u8]) -> bool {
 mod tests {
     use super::*;
 
-    /// Three are named, and how to go on; those that have ended are not.
+    /// Up to three processes are named, with the command to continue; those that have ended are not.
     #[test]
     fn left_behind() {
         let of = |pids: &[u32]| Traced(pids.iter().map(|pid| (*pid, format!("d{pid}.rb"))).collect());
@@ -106,7 +106,7 @@ mod tests {
         );
     }
 
-    /// As Ruby reads the variable.
+    /// The variable is parsed as Ruby does it.
     #[test]
     fn native_threads() {
         let of = |minor, environ: &str| {

@@ -1,22 +1,22 @@
-//! Processes and images that are not traced, or not any more.
+//! Processes and images that are not traced, or no longer traced.
 
 use super::{Pipeline, Waiting};
 use crate::model::EndReason;
 
-/// Processes that are remembered.
+/// Maximum number of processes remembered as counted; all are forgotten above it.
 const REMEMBERED: usize = 4096;
 
-/// Until when nothing of a process is reported.
+/// How long nothing is reported about a process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Refusal {
-    /// It failed a proof: as long as it runs this program.
+    /// As long as it runs this program: the program failed a proof.
     Program,
-    /// The probes of this image were detached: until it is found with another one.
+    /// Until it is found with another image: the probes of this one were detached.
     Image(u32),
 }
 
 impl Pipeline {
-    /// A process that is left, and is refused when its image is looked at again, or is left again, is one.
+    /// Counts a refusal. A process is counted once, even if it is left several times, or refused when its image is inspected again.
     fn count_refusal(&mut self, pid: Option<u32>) {
         if self.refused_pids.len() >= REMEMBERED {
             self.refused_pids.clear();
@@ -26,23 +26,23 @@ impl Pipeline {
         }
     }
 
-    /// A process or image is not traced.
+    /// Reports that a process or image is not traced.
     pub fn refuse(&mut self, pid: Option<u32>, path: &str, reason: &str) {
         self.count_refusal(pid);
         self.export(|exporter| exporter.refused(pid, path, reason));
     }
 
-    /// The VM of a followed process did not pass a proof: what is traced of it ends, and nothing is reported any more.
+    /// The VM of a followed process failed a proof: ends its tracing, and reports nothing more about it.
     pub fn refuse_process(&mut self, pid: u32, path: &str, reason: &str, ts_ns: u64) {
         self.refused.insert(pid, Refusal::Program);
         self.end(pid, EndReason::Detached, ts_ns);
         self.refuse(Some(pid), path, reason);
     }
 
-    /// The probes of the image that a process runs were detached. It is traced again once it is found with another one.
+    /// The probes of the image that a process runs were detached: ends its tracing until it is found with another image.
     pub fn leave_process(&mut self, pid: u32, image: u32, path: &str, reason: &str, ts_ns: u64) {
         if let Some(traced) = self.traced.get(&pid) {
-            // Its records go on with these numbers.
+            // The sequence numbers of its records will continue.
             self.waiting.insert(pid, Waiting::after(traced.fold.last_seq()));
             self.beginnings.forked(pid, traced.beginning.count);
         }
@@ -52,7 +52,7 @@ impl Pipeline {
         self.refuse(Some(pid), path, reason);
     }
 
-    /// Counts a record of a process of which nothing is reported; `false`: it is reported.
+    /// Counts a record of a process about which nothing is reported; `false`: the process is reported.
     pub(super) fn is_refused(&mut self, header: &gctrace_common::event::Header) -> bool {
         let Some(refusal) = self.refused.get(&header.tgid) else { return false };
         if matches!(refusal, Refusal::Image(_)) {
@@ -62,8 +62,8 @@ impl Pipeline {
         true
     }
 
-    /// Whether this program of a process was traced with this image before. What its threads did with the GVL since then has a gap: it is refused, and
-    /// is no other program.
+    /// Whether this program of a process was traced with this image before. The GVL data of its threads has a gap since then, so it is refused;
+    /// it does not belong to another program.
     pub(super) fn has_left(&self, pid: u32, image: u32) -> bool {
         self.left.get(&pid).is_some_and(|left| left.contains(&image))
     }

@@ -1,4 +1,4 @@
-//! The requests' part of the data path: records become units of work, which events name.
+//! The requests' part of the data path: records are turned into units of work, to which events refer.
 
 use gctrace_common::{
     event::PauseEvent,
@@ -31,16 +31,16 @@ use crate::{
     stacks::NamedStack,
 };
 
-/// Records taken in one go.
+/// Maximum number of records handled at a time.
 const BATCH: usize = 4096;
 
-/// How a time divides by what the clocks of a thread have gone forward in it.
+/// The states that a time is divided into, from the advance of the thread's clocks; `None` if unknown.
 fn states(clocks: Clocks) -> Option<States> {
     let [cpu_ns, runnable_ns, blocked_ns] = clocks;
     (clocks != CLOCKS_UNKNOWN).then_some(States { cpu_ns, runnable_ns, blocked_ns })
 }
 
-/// How it divides by what the thread did with the GVL, too. `seen`: what is seen of the GVL in its process.
+/// The division of a time by the thread's GVL state, too. `seen`: the GVL coverage of its process.
 fn split(times: &OwnTimes, seen: Option<GvlCoverage>) -> Option<GvlSplit> {
     if times.clocks == CLOCKS_UNKNOWN
         || times.waiting == CLOCKS_UNKNOWN
@@ -56,42 +56,42 @@ fn split(times: &OwnTimes, seen: Option<GvlCoverage>) -> Option<GvlSplit> {
     Some(GvlSplit { waiting: of(times.waiting), holding: of(holding), away: of(times.away) })
 }
 
-/// What a thread took of the heap in it.
+/// The heap slots that a thread took meanwhile; `None` if unknown.
 fn allocated(slots: u64, bytes: u64) -> Option<Allocated> {
     (slots != ALLOC_UNKNOWN).then_some(Allocated { slots, bytes })
 }
 
-/// Characters of the name of a program.
+/// Maximum length of a program name in characters.
 const MAX_PROGRAM: usize = 100;
 
-/// The name of the program of a process, in visible ASCII.
+/// The name of a process's program, in visible ASCII.
 fn program_of(process: &Process) -> String {
     let name = origin::program(&process.comm, process.cmdline.as_deref().unwrap_or_default());
     let visible = |c: char| if c.is_ascii_graphic() { c } else { '_' };
     name.chars().take(MAX_PROGRAM).map(visible).collect()
 }
 
-/// From this Ruby on a native thread ends with its Ruby thread. Before, it may stay for some seconds, in which another one may come.
+/// From this Ruby version on, a native thread ends with its Ruby thread. Before, it may stay for some seconds and run another Ruby thread.
 const NATIVE_THREADS_END: (u16, u16) = (3, 3);
 
-/// What the kernel had numbered of a process when its requests were taken.
+/// The kernel's sequence numbers for a process when its requests were taken.
 pub(super) struct Numbered {
-    /// GC records; `None`: the kernel does not follow the process any more.
+    /// Number of GC records; `None`: the kernel no longer follows the process.
     seq: Option<u64>,
-    /// When that was read, `CLOCK_MONOTONIC` nanoseconds.
+    /// When that was read, in `CLOCK_MONOTONIC` nanoseconds.
     at_ns: u64,
 }
 
 impl Pipeline {
-    /// The same, seeing requests, with the state of the VM at the begin and end of each if it is copied.
+    /// Sets the reader of requests, and whether the state of the VM at the beginning and end of each is copied.
     #[must_use]
     pub fn with_requests(self, requests: Option<RequestReader>, states: bool) -> Self {
         let states = states && requests.is_some();
         Self { requests, unit_states: Pending::new(states), ..self }
     }
 
-    /// Takes the requests that have ended. Before the GC records of the same moment are taken: then none of a request that has
-    /// ended comes later.
+    /// Takes the requests that have ended. Must run before the GC records of the same moment are taken, so that no GC record of an ended
+    /// request arrives later.
     pub(super) fn take_requests(&mut self) {
         let Some(mut reader) = self.requests.take() else { return };
         reader.drain(BATCH, |bytes| match decode::decode(bytes) {
@@ -105,7 +105,7 @@ impl Pipeline {
         self.number_requests();
     }
 
-    /// A record of the ring of requests.
+    /// Handles a record of the ring of requests.
     pub(super) fn unit_record(&mut self, event: &Event<'_>) {
         let counts = &mut self.request_counts;
         let (counter, header) = match event {
@@ -130,7 +130,7 @@ impl Pipeline {
         }
     }
 
-    /// Notes how many GC records the processes have emitted of which requests have ended.
+    /// Notes how many GC records have been emitted by the processes whose requests have ended.
     pub(super) fn number_requests(&mut self) {
         let Some(reader) = &mut self.requests else { return };
         for pid in self.units.ended() {
@@ -157,7 +157,7 @@ impl Pipeline {
             method,
             path,
             status: endpoint::status(&event.status),
-            // Data that came later is of another request.
+            // Data that arrived later belongs to another request.
             queue_ns: begin_ns.checked_sub(event.arrival_ns).filter(|_| event.arrival_ns != 0),
             first_byte_ns: since(event.first_write_ns),
             last_byte_ns: since(event.last_write_ns),
@@ -236,13 +236,13 @@ impl Pipeline {
         }
     }
 
-    /// Hands out the requests that have ended. All GC records of them must have been taken.
+    /// Exports the requests that have ended. All their GC records must have been taken.
     pub(super) fn report_requests(&mut self) {
-        // Stacks of requests that have ended were taken before.
+        // Take the stacks first: those of ended requests precede the end.
         if !self.numbered.is_empty() {
             self.take_stacks();
         }
-        // A record that is being written has a number already. The next look at the ring finds it, or it was lost.
+        // A record that is being written already has a number. The next read of the ring finds it, or it was lost.
         let behind = self.numbered.keys().any(|pid| self.is_behind(*pid));
         if behind && !self.requests_wait {
             self.requests_wait = true;
@@ -257,7 +257,7 @@ impl Pipeline {
         self.export_requests(taken);
     }
 
-    /// A process has ended, or tracing of it has.
+    /// Handles the end of a process, or of its tracing.
     pub(super) fn end_requests(&mut self, pid: u32) {
         self.lost_at_the_end(pid);
         self.unit_states.forget(pid);
@@ -265,14 +265,14 @@ impl Pipeline {
         self.export_requests(taken);
     }
 
-    /// Whether GC records of a process that were numbered before its requests were taken have not come.
+    /// Whether GC records of a process that were numbered before its requests were taken are missing.
     fn is_behind(&self, pid: u32) -> bool {
         let Some(Numbered { seq, .. }) = self.numbered.get(&pid) else { return false };
         let came = self.traced.get(&pid).map_or(0, |traced| traced.fold.last_seq());
         seq.is_none_or(|seq| came < seq)
     }
 
-    /// GC records that were lost show by the number of the next one, which may come too late for requests that have ended.
+    /// Accounts for lost GC records, which otherwise only show by the number of the next record: too late for requests that have ended.
     fn lost_at_the_end(&mut self, pid: u32) {
         if self.is_behind(pid)
             && let Some(Numbered { at_ns, .. }) = self.numbered.get(&pid)
@@ -283,8 +283,8 @@ impl Pipeline {
         self.numbered.remove(&pid);
     }
 
-    /// A process has ended. If it has served nothing and is no server, its run is a unit of work, unless it has no begin: it is older than
-    /// tracing, or a child that has never become another program.
+    /// Handles the end of a process. If it has served nothing and is not a server, its run is a unit of work, unless its start is unknown: it is
+    /// older than tracing, or a child that has never called exec.
     pub(super) fn run_ended(&mut self, traced: &TracedProcess, before: CyclesBefore, end_ns: u64) {
         let process = &traced.process;
         if self.requests.is_none() || traced.has_units || process.server().is_some() {
@@ -294,7 +294,7 @@ impl Pipeline {
             self.request_counts.runs_without_begin += 1;
             return;
         };
-        // Not those of a cycle that was missed, of one whose record was lost, or of probes that show none.
+        // Unknown if cycles were missed, if records were lost, or if the probes do not show cycles.
         let known = before == CyclesBefore::Missed(0) && traced.lost == 0 && traced.image.reading.is_some();
         let gcs = u32::try_from(traced.cycles).ok().filter(|_| known);
         let run = Request {
@@ -341,12 +341,12 @@ impl Pipeline {
                     say(&format!("gctrace: pid {pid}: it has {most} endpoints: further ones are `(other)`"));
                 }
             }
-            // Probes on functions show no cycles.
+            // Fallback probes on functions do not show cycles.
             if traced.image.reading.is_none() {
                 (request.gcs, request.gc_ns, request.gc_pauses) = (None, None, None);
                 request.gc_other = None;
             }
-            // Only waits in which a thread blocked are no sum, and the end of a request that was not seen is none of its waits.
+            // If only blocking waits are seen, their sum is incomplete; and without the end of the request, its waits are unknown.
             let all_waits = traced.image.image.gvl.is_some_and(|coverage| !coverage.only_blocked);
             request.gvl_wait_ns = request.gvl_wait_ns.filter(|_| all_waits && request.end_ns.is_some());
             request.states = request.states.filter(|_| request.end_ns.is_some());
@@ -367,12 +367,12 @@ impl Pipeline {
         (begin_ns != 0).then(|| self.units.cycle(UnitKey { pid, tid, begin_ns })).flatten()
     }
 
-    /// The id of the request that a thread was serving when its stack was taken; 0: it has none.
+    /// The id of the request that a thread was serving when its stack was taken; `None`: no request; `Some(0)`: one without an id.
     pub(super) fn request_of_stack(&mut self, pid: u32, tid: u32, begin_ns: u64) -> Option<u64> {
         (begin_ns != 0).then(|| self.units.name(UnitKey { pid, tid, begin_ns }).unwrap_or_default())
     }
 
-    /// A stack, which may have been taken in a request and show what handles it.
+    /// Handles a stack, which may have been taken in a request and show its handler.
     pub(super) fn handler_of(&mut self, stack: &NamedStack) {
         let (pid, tid, begin_ns) = stack.unit();
         if self.requests.is_some() && begin_ns != 0 && self.traced.contains_key(&pid) {
@@ -381,7 +381,7 @@ impl Pipeline {
         }
     }
 
-    /// A pause of a thread, which may serve a request.
+    /// Handles a GC pause of a thread, which may be serving a request.
     pub(super) fn request_pause(&mut self, event: &PauseEvent) {
         if self.requests.is_some() {
             let PauseEvent { header, begin_ns, request_ns, .. } = event;
@@ -395,7 +395,7 @@ impl Pipeline {
         }
     }
 
-    /// Requests that were being served when the gate was closed.
+    /// Counts the requests that were being served when the gate was closed.
     pub fn requests_still_open(&mut self) {
         self.request_counts.requests_open = self.requests.as_ref().map_or(0, RequestReader::open);
     }

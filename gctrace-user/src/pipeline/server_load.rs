@@ -1,4 +1,4 @@
-//! How busy servers are, read about once a second.
+//! The load of servers, read about once a second.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -9,33 +9,33 @@ use crate::{
     model::{load::ServerLoad, seen::Seen},
 };
 
-/// How often it is read.
+/// Interval at which the load is read.
 const INTERVAL_NS: u64 = 1_000_000_000;
-/// How often it is looked up on which sockets a process listens.
+/// Interval at which the listening sockets of a process are looked up.
 const LOOK_NS: u64 = 10_000_000_000;
 
-/// How the names of the threads of a Puma's pool begin (`ThreadPool#spawn_thread`, `lib/puma/thread_pool.rb` of 5.0 to 8.0). Those that serve
-/// have a number behind it, the others a word.
+/// Prefix of the thread names of a Puma's pool (`ThreadPool#spawn_thread`, `lib/puma/thread_pool.rb` of 5.0 to 8.0). Threads that serve
+/// have a number after it, other threads a word.
 const POOL: &[u8] = b"puma srv tp ";
 
-/// When that was done.
+/// When loads and sockets were last read.
 #[derive(Default)]
 pub(super) struct Loads {
-    /// Last read, `CLOCK_MONOTONIC` nanoseconds.
+    /// When the loads were last read, in `CLOCK_MONOTONIC` nanoseconds.
     read_ns: u64,
     /// Sockets of the processes, and when they were looked up.
     queues: HashMap<u32, (u64, AcceptQueues)>,
 }
 
 impl Loads {
-    /// A process is gone or has become another program.
+    /// Forgets a process that is gone or has become another program.
     pub(super) fn forget(&mut self, pid: u32) {
         self.queues.remove(&pid);
     }
 }
 
-/// How many threads of a Puma's pool serve a request. `None`: what one of them does is not known, because it has not been seen to take one yet, or
-/// the process has no such threads.
+/// Number of threads of a Puma's pool that are serving a request. `None`: the state of one of them is unknown, because it has not been seen to take
+/// a request yet, or the process has no such threads.
 fn busy(pid: u32, serving: &BTreeMap<u32, Option<bool>>) -> Option<u32> {
     let mut busy = None;
     let serves_requests =
@@ -48,7 +48,7 @@ fn busy(pid: u32, serving: &BTreeMap<u32, Option<bool>>) -> Option<u32> {
 }
 
 impl Pipeline {
-    /// Reports the load of every traced process of which something is known, if requests are watched and the last time is long enough ago.
+    /// Reports the load of every traced process for which it is known, if requests are traced and the interval has passed.
     pub(super) fn report_loads(&mut self) {
         let now_ns = monotonic_ns();
         let Some(requests) = &self.requests else { return };

@@ -1,4 +1,4 @@
-//! Planted snapshots through the pipeline.
+//! Fabricated snapshots through the pipeline.
 
 use std::{cell::RefCell, rc::Rc, sync::atomic::AtomicBool};
 
@@ -21,7 +21,7 @@ use crate::{
     ruby::{RubyVersion, layout::ObjspaceLayout, live_check},
 };
 
-/// Notes the names of what it is handed.
+/// Records the names of what it receives.
 struct Notes(Rc<RefCell<Vec<&'static str>>>);
 
 impl Exporter for Notes {
@@ -115,7 +115,7 @@ fn snapshot(layout: &ObjspaceLayout, seq: u64, shift: u64) -> SnapshotEvent {
     }
 }
 
-/// One event that breaks an invariant ends the process's tracing; sound ones afterwards are not reported either.
+/// One event that violates an invariant ends the process's tracing; sound events after it are not reported, either.
 #[test]
 fn a_failed_proof_is_final() {
     let (mut pipeline, notes, layout) = pipeline();
@@ -127,7 +127,7 @@ fn a_failed_proof_is_final() {
     assert_eq!((pipeline.counts().pipeline.refused_records, pipeline.counts().pipeline.refused), (2, 1));
 }
 
-/// Ractors lose some of what they count: once the layout is known to be right, a number of live slots below none is taken as it is.
+/// Ractors lose some of their counts: once the layout is proven, a negative number of live slots is accepted.
 #[test]
 fn lost_counts() {
     let lost = |layout: &ObjspaceLayout, seq| {
@@ -149,7 +149,7 @@ fn lost_counts() {
     assert_eq!(*notes.borrow(), ["refused"], "nothing shows that the layout is right");
 }
 
-/// What /proc says of a forked child is of the program that it has become since, or nothing: until its exec it is what its parent is.
+/// /proc describes the program that a forked child has become since, or nothing: until its exec the child is what its parent is.
 #[test]
 fn forked_children() {
     let (mut pipeline, _, layout) = pipeline();
@@ -161,7 +161,7 @@ fn forked_children() {
     let parent = std::process::id();
     let mut sleeps = [(); 3].map(|()| std::process::Command::new("sleep").arg("60").spawn().unwrap());
     let [forked, execed, queued] = [sleeps[0].id(), sleeps[1].id(), sleeps[2].id()];
-    // A program has its arguments only after its exec has let its parent go on.
+    // A program has its arguments only after its exec has let its parent continue.
     for sleep in &sleeps {
         while proc_root::cmdline(sleep.id()).unwrap().is_empty() {
             std::thread::yield_now();
@@ -172,7 +172,7 @@ fn forked_children() {
         pipeline.parents.insert(child, (parent, 10));
     }
     pipeline.execs.insert(execed, 15);
-    // The record of its exec waits for its turn.
+    // The record of its exec is still pending.
     let mut exec = exit(0, 15);
     exec.header.tgid = queued;
     pipeline.lives.push_back((Kind::Exec, exec));
@@ -195,7 +195,7 @@ fn forked_children() {
     }
 }
 
-/// A process whose probes were detached, and that is refused when it is looked at again, is one; an image is another.
+/// A process whose probes were detached, and which is refused when it is inspected again, counts once; an image counts separately.
 #[test]
 fn refused_processes_count_once() {
     let (mut pipeline, notes, layout) = pipeline();
@@ -210,7 +210,7 @@ fn refused_processes_count_once() {
     assert_eq!(pipeline.counts().pipeline.refused, 4);
 }
 
-/// A site whose register holds something else than the objspace is caught at its first event.
+/// A site whose register holds something other than the objspace is caught at its first event.
 #[test]
 fn a_wrong_register_is_refused() {
     let (mut pipeline, notes, layout) = pipeline();
@@ -219,7 +219,7 @@ fn a_wrong_register_is_refused() {
     assert_eq!(*notes.borrow(), ["refused"]);
 }
 
-/// A process whose state failed the proof when it was found is not reported by its events, however sound.
+/// A process whose state failed the proof when it was found is not reported by its events, however sound they are.
 #[test]
 fn an_unproven_process_stays_refused() {
     let (mut pipeline, notes, layout) = pipeline();
@@ -229,7 +229,7 @@ fn an_unproven_process_stays_refused() {
     assert_eq!(*notes.borrow(), ["refused"]);
 }
 
-/// A process whose probes were detached goes on where it was once it is found with another image, and not before.
+/// A process whose probes were detached continues where it was once it is found with another image, and not before.
 #[test]
 fn a_process_that_was_left_comes_back() {
     let (mut pipeline, notes, layout) = pipeline();
@@ -247,16 +247,16 @@ fn a_process_that_was_left_comes_back() {
     assert_eq!(*notes.borrow(), ["process", "cycle", "ended", "refused"]);
     assert_eq!((pipeline.counts.refused_records, pipeline.counts.lost_records), (1, 0));
     pipeline.add_process(own, 1, None);
-    // One record was lost meanwhile.
+    // One record was lost in between.
     pipeline.snapshot(Point::GcStart, &of_own(4, 1));
     assert_eq!(*notes.borrow(), ["process", "cycle", "ended", "refused", "process"]);
     assert_eq!((pipeline.counts.refused_records, pipeline.counts.lost_records), (1, 1));
-    // What the kernel side still has of the image that it had before is of no other program.
+    // Data that the kernel side still has of its previous image does not belong to another program.
     assert!(pipeline.process_of(own, 0, "ruby", 5).is_none());
     assert_eq!(*notes.borrow(), ["process", "cycle", "ended", "refused", "process"]);
 }
 
-/// A GC that is entered before there is a heap (3.3 does so at boot) does not disprove the layout; an event on a heap
+/// A GC that is entered before the heap exists (3.3 does so at boot) does not disprove the layout; an event on a heap
 /// of zeros does.
 #[test]
 fn a_heap_that_is_not_set_up_proves_nothing() {
@@ -272,7 +272,7 @@ fn a_heap_that_is_not_set_up_proves_nothing() {
     assert!(pipeline.refused.contains_key(&PID));
 }
 
-/// The ring is read up to a record that a program is still filling: an end waits for the records of its process behind it.
+/// The ring is read up to a record that a program is still filling: an end waits for the records of its process after that one.
 #[test]
 fn an_end_waits_for_the_last_record() {
     let (mut pipeline, notes, layout) = pipeline();
@@ -287,7 +287,7 @@ fn an_end_waits_for_the_last_record() {
     assert_eq!((pipeline.counts.lost_records, pipeline.counts.processes), (0, 1));
 }
 
-/// The same of a process whose first record is among them.
+/// The same for a process whose first record is among them.
 #[test]
 fn an_end_waits_for_the_first_record() {
     let (mut pipeline, notes, layout) = pipeline();
@@ -298,7 +298,7 @@ fn an_end_waits_for_the_first_record() {
     assert_eq!(*notes.borrow(), ["process", "cycle", "ended"]);
 }
 
-/// A record that the kernel lost never comes: the end does not wait for it for ever, and says so.
+/// A record that the kernel lost never arrives: the end does not wait for it forever, and reports the loss.
 #[test]
 fn an_end_does_not_wait_for_lost_records() {
     let (mut pipeline, notes, layout) = pipeline();
@@ -309,7 +309,7 @@ fn an_end_does_not_wait_for_lost_records() {
     assert_eq!(pipeline.counts.lost_records, 2);
 }
 
-/// What still waits when tracing ends has ended all the same.
+/// Ends that are still pending when tracing ends are handled all the same.
 #[test]
 fn detaching_handles_every_end() {
     let (mut pipeline, notes, layout) = pipeline();
@@ -320,7 +320,7 @@ fn detaching_handles_every_end() {
     assert_eq!(pipeline.counts.lost_records, 1);
 }
 
-/// A record that comes after the end of its process, but is older, does not make it a process again.
+/// A record that arrives after the end of its process, but is older, does not recreate the process.
 #[test]
 fn a_late_record_revives_nothing() {
     let (mut pipeline, notes, layout) = pipeline();
@@ -330,11 +330,11 @@ fn a_late_record_revives_nothing() {
     assert!(pipeline.process_of(PID, 0, "ruby", 9).is_none());
     assert_eq!(*notes.borrow(), ["process", "cycle", "ended"]);
     assert_eq!((pipeline.counts.refused_records, pipeline.counts.processes), (1, 1));
-    // The next process with its number.
+    // The next process with this pid.
     assert!(pipeline.process_of(PID, 0, "ruby", 11).is_some());
 }
 
-/// The records of a process that has chosen a GC library name two images; it is one process, traced by the library.
+/// The records of a process that has chosen a GC library refer to two images; it is one process, traced by the library.
 #[test]
 fn two_images_of_one_process() {
     let (mut pipeline, notes, layout) = pipeline();
@@ -362,8 +362,8 @@ fn two_images_of_one_process() {
     assert_eq!(*notes.borrow(), ["process", "cycle"]);
 }
 
-/// What a program does after an exec is not told of the one before, whose end waits for its last GC record, though both run the same
-/// image.
+/// Records of a program after an exec are not attributed to the previous program, whose end waits for its last GC record, though both run the
+/// same image.
 #[test]
 fn records_behind_an_exec_wait_for_it() {
     let (mut pipeline, notes, layout) = pipeline();
@@ -393,7 +393,7 @@ fn records_behind_an_exec_wait_for_it() {
     assert!(pipeline.early.is_empty());
 }
 
-/// Requests of an endpoint that a process has in excess are counted.
+/// Requests to endpoints above a process's limit are counted.
 #[test]
 fn other_endpoints() {
     let (mut pipeline, _, layout) = pipeline();
@@ -414,7 +414,7 @@ fn other_endpoints() {
     assert!(pipeline.traced[&PID].has_other_endpoints);
 }
 
-/// With too many of them the exec is handled at once.
+/// With too many waiting records the exec is handled at once.
 #[test]
 fn few_records_wait_for_an_exec() {
     let (mut pipeline, notes, layout) = pipeline();
@@ -437,7 +437,7 @@ fn exit(seq: u64, ts_ns: u64) -> LifeEvent {
     LifeEvent { header, other: 0, gvl: 0, begun_ns: 0, comm: [0; 16] }
 }
 
-/// Notes when it was flushed.
+/// Records when it was flushed.
 struct Flushes(Rc<RefCell<Vec<u64>>>);
 
 impl Exporter for Flushes {
@@ -450,7 +450,7 @@ impl Exporter for Flushes {
     }
 }
 
-/// A recording replays a flush with its own moment: the outputs beside it must have had the same.
+/// A recording replays a flush with the recorded time: the outputs of the run must have had the same.
 #[test]
 fn all_are_flushed_at_the_same_moment() {
     let moments = Rc::new(RefCell::new(Vec::new()));
@@ -461,7 +461,7 @@ fn all_are_flushed_at_the_same_moment() {
     assert!(moments.len() == 100 && moments.iter().all(|moment| *moment == moments[0]), "{moments:?}");
 }
 
-/// A record of the ring of requests with any content behind its head; few threads and begins, so that some are the same.
+/// A record of the ring of requests with random content after its header; with few threads and start times, so that some coincide.
 fn unit_records() -> impl Strategy<Value = (u32, Header, Vec<u8>)> {
     let header = (0..3_u32, 0..4_u64, 0..2_u32, any::<u64>()).prop_map(|(tid, ts_ns, image, seq)| Header {
         kind: 0,
@@ -476,7 +476,7 @@ fn unit_records() -> impl Strategy<Value = (u32, Header, Vec<u8>)> {
     (0..3_u32, header, prop::collection::vec(any::<u8>(), 0..64))
 }
 
-/// A structure of these bytes, again and again, behind a head.
+/// A structure filled with these bytes repeatedly, after a header.
 fn filled<T: FromBytes + IntoBytes>(header: Header, bytes: &[u8]) -> T {
     let mut event = T::new_zeroed();
     let whole = event.as_mut_bytes();
@@ -486,7 +486,7 @@ fn filled<T: FromBytes + IntoBytes>(header: Header, bytes: &[u8]) -> T {
 }
 
 proptest! {
-    /// Whatever the kernel writes of requests and jobs, each record is reported, refused or counted as one without room, once.
+    /// Whatever the kernel writes about requests and jobs, each record is reported, refused or counted as one without room, exactly once.
     #[test]
     fn any_unit_record(
         records in prop::collection::vec((unit_records(), 0..4_u64, 0..5_u32), 1..40),

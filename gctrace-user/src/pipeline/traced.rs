@@ -1,4 +1,4 @@
-//! What the pipeline keeps of a process that is traced.
+//! The pipeline's state of a traced process.
 
 use std::{
     sync::Arc,
@@ -15,34 +15,34 @@ use crate::{
     model::{Memory, Process, Shares, request::GcTime},
 };
 
-/// How memory is shared is read at most this often of a process.
+/// Minimum interval between reads of how a process's memory is shared.
 const SHARES_INTERVAL: Duration = Duration::from_secs(1);
 
-/// Pauses that are kept one by one of a process before it is traced, for what is known of its GVL.
+/// Maximum number of pauses kept individually for a process before it is traced; they are needed for its GVL data.
 const MAX_WAITING: usize = 1 << 14;
 
-/// A process of which only pauses came so far: a forked child that goes on with the sweep of its parent.
+/// A process with only pauses so far: a forked child that continues the sweep of its parent.
 #[derive(Default)]
 pub(super) struct Waiting {
-    /// Number of its last record.
+    /// Sequence number of its last record.
     pub(super) seq: u64,
-    /// Records that the kernel lost between those.
+    /// Number of records that the kernel lost between the received ones.
     pub(super) lost: u64,
-    /// The length of its pauses, nanoseconds.
+    /// Total length of its pauses, in nanoseconds.
     pub(super) ns: u64,
-    /// Begin and length of the first ones, nanoseconds.
+    /// Start and length of the first pauses, in nanoseconds.
     pub(super) pauses: Vec<(u64, u64)>,
-    /// Whether these are not all.
+    /// Whether `pauses` is incomplete.
     pub(super) cut: bool,
 }
 
 impl Waiting {
-    /// One whose last record had this number.
+    /// A process whose last record had this sequence number.
     pub(super) fn after(seq: u64) -> Self {
         Self { seq, ..Self::default() }
     }
 
-    /// A pause has ended.
+    /// Adds a pause that has ended.
     pub(super) fn pause(&mut self, event: &PauseEvent) {
         let ns = event.header.ts_ns.saturating_sub(event.begin_ns);
         self.lost += event.header.seq.saturating_sub(self.seq + 1);
@@ -56,41 +56,41 @@ impl Waiting {
     }
 }
 
-/// A process that is traced.
+/// A traced process.
 pub(super) struct TracedProcess {
     pub(super) process: Process,
     pub(super) image: Arc<KnownImage>,
     pub(super) fold: CycleFold,
     pub(super) memory: Option<MemoryReader>,
-    /// See [`proc::arguments_at`]; `None` where that is not known.
+    /// See [`proc::arguments_at`]; `None` if unknown.
     pub(super) arguments_at: Option<u64>,
     /// When it was last read how its memory is shared.
     pub(super) shares_read: Option<Instant>,
-    /// Starts in a row outside any pause.
+    /// Number of consecutive cycle starts outside any pause.
     pub(super) starts_outside: u32,
     pub(super) cycles: u64,
     pub(super) lost: u64,
-    /// Time of its last GC record, monotonic nanoseconds; 0: none so far.
+    /// Time of its last GC record, in monotonic nanoseconds; 0: none so far.
     pub(super) last_ns: u64,
-    /// Since when it is traced, monotonic nanoseconds.
+    /// Since when it is traced, in monotonic nanoseconds.
     pub(super) since_ns: u64,
-    /// Time of the record, or of the look at its memory, by which it was first seen.
+    /// Time of the record, or of the read of its memory, by which it was first seen.
     pub(super) seen_ns: u64,
-    /// When its program began by an exec, nanoseconds: known at its end, where requests are watched and the exec was seen.
+    /// When its program started by an exec, in nanoseconds: known at its end, if requests are traced and the exec was seen.
     pub(super) begun_ns: Option<u64>,
-    /// Its GC pauses since it is traced, if requests are watched.
+    /// Its GC pauses since it is traced, if requests are traced.
     pub(super) pauses: GcTime,
     /// Whether it has served a request or run a job.
     pub(super) has_units: bool,
-    /// Whether it has more endpoints than are kept apart.
+    /// Whether it has more endpoints than are distinguished.
     pub(super) has_other_endpoints: bool,
-    /// Its pauses outside any reported cycle.
+    /// Total length of its pauses outside any reported cycle, in nanoseconds.
     pub(super) outside_ns: u64,
     pub(super) beginning: Beginning,
 }
 
 impl TracedProcess {
-    /// What a forked child of it is until it becomes another program. `comm`: its thread's name at that time, where it is known.
+    /// Describes a forked child of it until the child calls exec. `comm`: the name of the child's thread at that time, if known.
     pub(super) fn forked(&self, child: Process, comm: &str) -> Process {
         let parent = self.process.clone();
         Process {
@@ -106,12 +106,12 @@ impl TracedProcess {
         }
     }
 
-    /// Its memory at this moment.
+    /// Its current memory.
     pub(super) fn read_memory(&self) -> Option<Memory> {
         self.memory.as_ref().and_then(MemoryReader::read)
     }
 
-    /// How its memory is shared, if that was not read just before.
+    /// How its memory is shared; `None` if that was read less than [`SHARES_INTERVAL`] ago.
     pub(super) fn read_shares(&mut self) -> Option<Shares> {
         if self.shares_read.is_some_and(|read| read.elapsed() < SHARES_INTERVAL) {
             return None;

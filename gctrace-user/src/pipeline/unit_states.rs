@@ -1,4 +1,4 @@
-//! The state of the VM where threads take requests and jobs, and where they are done with them: checked, and kept until the unit is
+//! The state of the VM when threads take requests and jobs, and when they finish them: checked, and kept until the unit is
 //! reported.
 
 use std::collections::HashMap;
@@ -14,40 +14,40 @@ use crate::{
     ruby::live_check,
 };
 
-/// Threads whose states are kept; the kernel side follows fewer.
+/// Maximum number of threads whose states are kept; the kernel side follows fewer.
 const MOST: usize = 1 << 15;
 
-/// The states of units that have not been reported.
+/// The states of units that have not been reported yet.
 #[derive(Default)]
 pub(super) struct Pending {
-    /// States are copied at all.
+    /// Whether states are copied at all.
     copied: bool,
-    /// By process and thread, which has one unit at a time: since when it has it, and the state then.
+    /// By process and thread, which has one unit at a time: when the unit began, and the state at that time.
     begun: HashMap<(u32, u32), (u64, GcState)>,
-    /// The same, with the state at the end. The record of the unit itself comes next.
+    /// The same with the state at the end of the unit. The record of the unit itself follows.
     ended: HashMap<(u32, u32), (u64, GcState)>,
 }
 
-/// Why a state is not used.
+/// Why a state cannot be used.
 enum Unusable {
     /// The two copies differ.
     Moving,
-    /// It is none that a VM has outside a GC pause, or its process is not traced.
+    /// A VM never has this state outside a GC pause, or the process is not traced.
     Refused,
 }
 
 impl Pending {
-    /// With states, or without any.
+    /// Creates it with or without states.
     pub(super) fn new(copied: bool) -> Self {
         Self { copied, ..Self::default() }
     }
 
-    /// Whether they are copied.
+    /// Whether states are copied.
     pub(super) fn are_copied(&self) -> bool {
         self.copied
     }
 
-    /// Keeps a state; `false`: there is no room.
+    /// Keeps a state; `false`: no room.
     fn keep(&mut self, point: UnitPoint, key: UnitKey, state: GcState) -> bool {
         let of = match point {
             UnitPoint::Begin => &mut self.begun,
@@ -61,7 +61,7 @@ impl Pending {
         true
     }
 
-    /// The states of a unit that has ended, if both are known. What is kept of earlier units of its thread is forgotten.
+    /// Takes the states of an ended unit, if both are known. States of earlier units of its thread are forgotten.
     pub(super) fn take(&mut self, key: UnitKey) -> Option<Box<UnitStates>> {
         let thread = (key.pid, key.tid);
         let of_it = |(begin_ns, state)| (begin_ns == key.begin_ns).then_some(state);
@@ -70,7 +70,7 @@ impl Pending {
         Some(Box::new(UnitStates { begin: begin?, end: end? }))
     }
 
-    /// A process has ended, or tracing of it has.
+    /// Forgets a process that has ended or is no longer traced.
     pub(super) fn forget(&mut self, pid: u32) {
         self.begun.retain(|(of, _), _| *of != pid);
         self.ended.retain(|(of, _), _| *of != pid);
@@ -78,7 +78,7 @@ impl Pending {
 }
 
 impl Pipeline {
-    /// A state at the begin or the end of a unit.
+    /// Handles a state at the beginning or the end of a unit.
     pub(super) fn unit_state(&mut self, point: UnitPoint, event: &UnitEvent) {
         let header = &event.header;
         let (pid, tid) = (header.tgid, header.tid);
@@ -98,7 +98,7 @@ impl Pipeline {
     }
 }
 
-/// The state in a record. No thread is in a GC pause, and two copies in a row are the same: nobody changed anything meanwhile.
+/// The state in a record. Requires that no thread is in a GC pause and that two consecutive copies are equal: nothing changed in between.
 fn proven(reading: &Reading, event: &UnitEvent) -> Result<GcState, Unusable> {
     let (layout, header) = (&reading.layout, &event.header);
     let memory = proc::at_event(&event.memory);
@@ -129,7 +129,7 @@ mod tests {
         UnitKey { pid: 1, tid, begin_ns }
     }
 
-    /// A unit has the states of its own begin and end, or none: one that was lost does not leave its state to the next one.
+    /// A unit has the states of its own beginning and end, or none: a lost unit does not leave its state to the next one.
     #[test]
     fn pairs() {
         let mut pending = Pending::new(true);
@@ -139,7 +139,7 @@ mod tests {
         let states = pending.take(key(7, 100)).unwrap();
         assert_eq!((states.begin.ts_ns, states.end.ts_ns), (100, 200));
         assert_eq!(pending.take(key(7, 100)), None);
-        // The record of the first was lost, then the begin of the next one, then an end.
+        // The record of the first unit was lost, then the beginning of the next one, then an end.
         pending.keep(UnitPoint::End, key(8, 150), state(8, 190));
         pending.keep(UnitPoint::End, key(8, 300), state(8, 400));
         assert_eq!(pending.take(key(8, 300)), None);

@@ -1,5 +1,5 @@
-//! Stack records → stacks whose Ruby frames are named, on a thread of their own: the process may be gone, or its objects
-//! moved, a moment later. Everything that can wait is done by the data thread.
+//! Turns stack records into stacks with named Ruby frames, on a separate thread: a moment later the process may be gone, or its objects
+//! moved. Everything that can wait is left to the data thread.
 
 use std::{
     collections::{HashMap, VecDeque},
@@ -33,28 +33,28 @@ use crate::{
     },
 };
 
-/// Stacks that wait for the data thread at most; then the ring fills, and what it loses is counted.
+/// Maximum number of stacks that wait for the data thread; above it the ring fills, and what it loses is counted.
 const MAX_TAKEN: usize = 1 << 15;
-/// Native records that wait for their stack at most: each CPU can have one under way.
+/// Maximum number of native records that wait for their stack: each CPU can have one in progress.
 const MAX_PENDING: usize = 4096;
-/// How long records that do not wake may lie in the ring while others come.
+/// Maximum time that records which do not wake the reader stay in the ring while others arrive.
 const BUSY: Timespec = Timespec { tv_sec: 0, tv_nsec: 5_000_000 };
-/// The same after a time without any.
+/// The same after a period without records.
 const IDLE: Timespec = Timespec { tv_sec: 0, tv_nsec: 50_000_000 };
 /// How long the thread sleeps when its results are not taken.
 const FULL: Duration = Duration::from_millis(2);
 
-/// A record of the ring, in its order.
+/// A record of the ring, in ring order.
 #[derive(Debug)]
 pub enum Record {
-    /// An event, which shares the ring with the stacks that belong to it.
+    /// An event that shares the ring with the stacks that belong to it.
     Event(OwnedEvent),
     /// A stack.
     Stack(Box<NamedStack>),
 }
 
 impl Record {
-    /// The head of it.
+    /// The header of the record.
     pub fn header(&self) -> &Header {
         match self {
             Self::Stack(stack) => &stack.header,
@@ -63,26 +63,26 @@ impl Record {
     }
 }
 
-/// A stack whose Ruby frames are named, and what else its record says.
+/// A stack with named Ruby frames, and the other data of its record.
 #[derive(Debug)]
 pub struct NamedStack {
     pub(super) header: Header,
     pub(super) cause: Cause,
     pub(super) gc: GcActivity,
     pub(super) comm: [u8; 16],
-    /// CPU time that it represents, nanoseconds.
+    /// CPU time that it represents, in nanoseconds.
     pub(super) weight_ns: u64,
-    /// It held the GVL, and another thread waited for it.
+    /// Whether its thread held the GVL while another thread waited for it.
     pub(super) blocks: bool,
-    /// Since when its thread serves a request, nanoseconds; 0: none that is known.
+    /// When the request served by its thread began, in nanoseconds; 0: no known request.
     pub(super) request_ns: u64,
-    /// The span that was active on it.
+    /// The span that was active on its thread.
     pub(super) span: Option<Span>,
     pub(super) stack: Unmixed,
 }
 
 impl NamedStack {
-    /// The process, the thread, and since when it serves a request, nanoseconds; 0: none that is known.
+    /// The process, the thread, and when the request it serves began, in nanoseconds; 0: no known request.
     pub fn unit(&self) -> (u32, u32, u64) {
         (self.header.tgid, self.header.tid, self.request_ns)
     }
@@ -92,13 +92,13 @@ impl NamedStack {
         self.span
     }
 
-    /// The frames of Ruby methods, leaf first, with the mark of missing ones.
+    /// The frames of Ruby methods, leaf first, with the marker of missing ones.
     pub fn ruby_frames(&self) -> impl Iterator<Item = &Arc<Frame>> {
         self.stack.groups.iter().flatten().chain(&self.stack.missing)
     }
 }
 
-/// A stack whose Ruby frames are named.
+/// A stack with named Ruby frames, before the native and kernel frames are mixed in.
 #[derive(Debug)]
 pub(super) struct Unmixed {
     pub(super) bias: u64,
@@ -106,7 +106,7 @@ pub(super) struct Unmixed {
     pub(super) kernel: Vec<u64>,
     pub(super) native: Option<(NativeEnd, Vec<u64>)>,
     pub(super) gc: Vec<Arc<Frame>>,
-    /// By invocation of the interpreter loop; all in one without native frames.
+    /// Frames by invocation of the interpreter loop; a single group without native frames.
     pub(super) groups: Vec<Vec<Arc<Frame>>>,
     pub(super) missing: Option<Arc<Frame>>,
 }
@@ -114,11 +114,11 @@ pub(super) struct Unmixed {
 /// A thread that was asleep when its process was found.
 #[derive(Clone, Copy, Debug)]
 pub struct Sleeper {
-    /// Its process as the programs know it.
+    /// The programs' entry of its process.
     pub ruby: RubyEntry,
-    /// What is entered for it.
+    /// The entry to be added for the thread.
     pub away: AwayEntry,
-    /// Thread, host pid namespace.
+    /// Thread id in the host's pid namespace.
     pub tid: u32,
 }
 
@@ -130,7 +130,7 @@ pub struct Reader {
 }
 
 impl Reader {
-    /// Starts the thread. Without `native`, records of native frames are thrown away.
+    /// Starts the thread. Without `native`, records of native frames are discarded.
     pub fn start(ring: StackRing, images: Images, native: bool) -> std::io::Result<Self> {
         let fd = ring.fd()?;
         let stage = Arc::new(Mutex::new(Stage { ring, naming: Naming::new(images, native), came: false }));
@@ -142,7 +142,7 @@ impl Reader {
         Ok(Self { stage, stop, thread: Some(thread) })
     }
 
-    /// Reads what is in the ring now and hands over all that has been read so far.
+    /// Reads what is in the ring now and returns everything read so far.
     pub(super) fn take(&self, counts: &mut StackCounts) -> Vec<Record> {
         let mut stage = lock(&self.stage);
         stage.drain();
@@ -150,17 +150,17 @@ impl Reader {
         std::mem::take(&mut stage.naming.taken)
     }
 
-    /// The stack of a thread that was asleep when its process was found.
+    /// Adds the stack of a thread that was asleep when its process was found.
     pub(super) fn sleeper(&self, sleeper: &Sleeper, walked: &Walked) {
         lock(&self.stage).naming.sleeper(sleeper, walked);
     }
 
-    /// A process is gone or has become another program.
+    /// Forgets a process that is gone or has become another program.
     pub(super) fn forget(&self, pid: u32) {
         lock(&self.stage).naming.namers.remove(&pid);
     }
 
-    /// No further record can come: native frames without their stack are counted.
+    /// No further records can arrive: counts native frames without their stack.
     pub(super) fn finish(&self, counts: &mut StackCounts) {
         counts.natives_orphaned += std::mem::take(&mut lock(&self.stage).naming.pending).len() as u64;
     }
@@ -194,7 +194,7 @@ fn read(fd: &OwnedFd, stage: &Mutex<Stage>, stop: &AtomicBool) {
             let full = stage.drain();
             (full, std::mem::take(&mut stage.came))
         };
-        // Records come, whoever of the two threads has read the last ones.
+        // Records are arriving, no matter which of the two threads has read the latest ones.
         period = if came { BUSY } else { IDLE };
         if full {
             std::thread::sleep(FULL);
@@ -202,11 +202,11 @@ fn read(fd: &OwnedFd, stage: &Mutex<Stage>, stop: &AtomicBool) {
     }
 }
 
-/// The ring and what is made of it.
+/// The ring and the stacks made from it.
 struct Stage {
     ring: StackRing,
     naming: Naming,
-    /// Whether there were records since the thread has looked.
+    /// Whether records have arrived since the thread last checked.
     came: bool,
 }
 
@@ -226,7 +226,7 @@ struct Naming {
     native: bool,
     namers: HashMap<u32, Named>,
     frames: SyntheticFrames,
-    /// Native frames whose stack record has not come yet. It follows at once, unless it was lost.
+    /// Native frames whose stack record has not arrived yet. It follows at once, unless it was lost.
     pending: VecDeque<Pending>,
     taken: Vec<Record>,
     counts: StackCounts,
@@ -241,7 +241,7 @@ struct Pending {
     addresses: Vec<u64>,
 }
 
-/// The frames of one life of a process between two execs.
+/// The frames of a process between two execs.
 struct Named {
     execs: u32,
     image: u32,
@@ -286,9 +286,9 @@ impl Naming {
         }
     }
 
-    /// Keeps the native frames of the stack record that follows.
+    /// Keeps the native frames for the stack record that follows.
     fn native(&mut self, header: &Header, end: NativeEnd, addresses: &[u64]) {
-        // A thread has one stack at a time: what is there of an earlier time waits in vain.
+        // A thread has one stack at a time: the stack record of earlier frames was lost.
         let before = self.pending.len();
         self.pending.retain(|p| (p.pid, p.tid) != (header.tgid, header.tid));
         if self.pending.len() >= MAX_PENDING {
@@ -299,7 +299,7 @@ impl Naming {
         self.pending.push_back(Pending { pid, tid, ts_ns, end, addresses: addresses.to_vec() });
     }
 
-    /// Makes the record that the kernel side would have made when the thread left its CPU.
+    /// Creates the record that the kernel side would have made when the thread left its CPU.
     fn sleeper(&mut self, sleeper: &Sleeper, walked: &Walked) {
         let Sleeper { ruby, away, tid } = sleeper;
         let header = Header {
@@ -317,7 +317,7 @@ impl Naming {
             bias: ruby.bias,
             weight_ns: 0,
             epoch: ruby.epoch,
-            // It slept before its process was found.
+            // It was asleep before its process was found.
             request_ns: 0,
             trace_id: [0; 2],
             span_id: 0,
@@ -357,13 +357,13 @@ impl Naming {
             groups.push(self.named(event, ruby, leaf));
         }
         let missing = match self.frames.missing(event.flags) {
-            // The VM is being set up or torn down, and nothing else is known of the thread.
+            // The VM is being set up or torn down, and nothing else is known about the thread.
             None if record.ruby.is_empty() && native.is_none() => Some(self.frames.no_frames.clone()),
             missing => missing,
         };
         let stack = Unmixed {
             bias: event.bias,
-            // A stack without its root end lacks groups, and then the numbers cannot be compared.
+            // A stack without its root end lacks groups, so the numbers of groups cannot be compared.
             cut: event.flags & (StackEvent::TRUNCATED | StackEvent::READ_FAILED) != 0,
             kernel: record.kernel.to_vec(),
             native: native.map(|pending| (pending.end, pending.addresses)),
@@ -398,7 +398,7 @@ impl Naming {
             return frames;
         }
         let Some(namer) = Self::namer(&mut self.namers, &self.images, event) else {
-            // The process is gone, or its memory must not be read: as many frames as the walk found.
+            // The process is gone, or access to its memory is denied: count as many frames as the walk found.
             self.counts.frames += ruby.len() as u64;
             self.counts.frames_unreadable += ruby.len() as u64;
             frames.resize(ruby.len(), Arc::clone(&self.frames.unreadable));
@@ -416,7 +416,7 @@ impl Naming {
         frames
     }
 
-    /// The namer of the process as it was when the record was made; `None` if its frames cannot be named.
+    /// The namer for the process as of the time of the record; `None` if its frames cannot be named.
     fn namer<'a>(
         namers: &'a mut HashMap<u32, Named>,
         images: &Images,

@@ -1,4 +1,4 @@
-//! Frames that no program has: what the collector was doing, and what could not be determined.
+//! Synthetic frames: what the collector was doing, and what could not be determined.
 
 use std::sync::Arc;
 
@@ -6,7 +6,7 @@ use gctrace_common::stack::{GcActivity, StackEvent};
 
 use crate::model::stack::{Frame, FrameKind, Stack, gc_name};
 
-/// Frames that gctrace puts in.
+/// Frames that gctrace inserts.
 pub(super) struct SyntheticFrames {
     collection: Arc<Frame>,
     marking: Arc<Frame>,
@@ -45,7 +45,7 @@ impl SyntheticFrames {
         }
     }
 
-    /// Frames that say that the collector ran, leaf first; those of a measured pause have the same names. `flags`: of its record.
+    /// Frames that show that the collector ran, leaf first; those of a measured pause have the same names. `flags`: of the record.
     pub(super) fn gc(&self, activity: GcActivity, flags: u32) -> Vec<Arc<Frame>> {
         let phase = match activity {
             GcActivity::None => return Vec::new(),

@@ -1,4 +1,4 @@
-//! Every output of a copy, compared with that of its recording.
+//! Compares every output of a copy with that of its recording.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -18,7 +18,7 @@ use crate::{
     trace_file::Recording,
 };
 
-/// Rows below a stack that say what its thread waited for.
+/// Rows below a stack that show what its thread waited for.
 const WAITS: [&str; 8] = [
     "(sleep)",
     "(process wait)",
@@ -51,7 +51,7 @@ fn run(words: &[&str]) -> Subcommand {
     Args::try_parse_from([&["gctrace"], words].concat()).unwrap().subcommand.unwrap()
 }
 
-/// An output of a recording, expanded if it is compressed.
+/// An output of a recording, uncompressed.
 fn output(recording: &Path, flags: &[&str], dir: &Path) -> Vec<u8> {
     let file = dir.join("out");
     let file = file.to_str().unwrap();
@@ -77,7 +77,7 @@ fn output(recording: &Path, flags: &[&str], dir: &Path) -> Vec<u8> {
     expanded
 }
 
-/// Collects what must not be in a copy.
+/// Collects texts that must not be in a copy.
 #[derive(Clone, Default)]
 struct Secrets(std::rc::Rc<std::cell::RefCell<BTreeSet<String>>>);
 
@@ -127,7 +127,7 @@ fn goldens() -> Vec<PathBuf> {
     files.filter(|path| path.extension().is_some_and(|name| name == "gctrace")).collect()
 }
 
-/// The same values but for texts.
+/// Asserts that the values are equal except for texts.
 fn assert_alike(one: &Value, other: &Value) {
     match (one, other) {
         (Value::String(_), Value::String(_)) => {}
@@ -143,7 +143,7 @@ fn assert_alike(one: &Value, other: &Value) {
     }
 }
 
-/// Every output of a copy has the figures of the recording's, and none of its texts.
+/// Every output of a copy has the figures of the recording's output, and none of its texts.
 #[test]
 fn outputs() {
     let dir = tempfile::tempdir().unwrap();
@@ -178,7 +178,7 @@ fn outputs() {
                 assert_eq!(before.len(), after.len());
                 before.iter().zip(&after).for_each(|(before, after)| assert_alike(before, after));
             } else if flags.contains(&"--folded") {
-                // What a thread waited for is known by the name of a method, and not without it: then it is blocked.
+                // What a thread waited for is derived from the name of a method; without it, the thread counts as blocked.
                 let values = |bytes| -> Vec<u64> {
                     let mut stacks = BTreeMap::<String, u64>::new();
                     for line in text(bytes).lines() {

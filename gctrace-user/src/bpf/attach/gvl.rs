@@ -34,8 +34,8 @@ pub(super) struct GvlAttached {
 }
 
 impl Probes {
-    /// Attaches the GVL probes of an image, or none: a failure detaches those already attached. While all are detached
-    /// ([`Probes::pause_gvl`]), these will be attached with the others.
+    /// Attaches the GVL probes of an image, or none: on failure, those already attached are detached. While GVL probes are
+    /// paused ([`Probes::pause_gvl`]), the probes are only recorded; [`Probes::resume_gvl`] attaches them.
     pub fn attach_gvl(
         &mut self,
         image: u32,
@@ -56,7 +56,7 @@ impl Probes {
         Ok(())
     }
 
-    /// Takes out what keeps the GVL probes of an image attached.
+    /// Removes and returns the links of an image's GVL probes.
     pub(super) fn take_gvl(&mut self, image: u32) -> Vec<Link> {
         let (own, others) = std::mem::take(&mut self.gvl).into_iter().partition(|gvl| gvl.image == image);
         self.gvl = others;
@@ -73,8 +73,8 @@ impl Probes {
         links::detach(all);
     }
 
-    /// Looks at the futexes of all processes, or at what the scheduler does, if that is not done yet. (A tracepoint of a system
-    /// call makes every system call of this host a little slower, so this is left until there is a Ruby to be watched.)
+    /// Attaches the futex tracepoints of all processes, or those of the scheduler, unless already attached. (A tracepoint of a system
+    /// call makes every system call of this host a little slower, so this is deferred until there is a Ruby to watch.)
     fn attach_gvl_tracepoints(&mut self, futex: bool) -> Result<(), AttachError> {
         if !self.tracepoints.is_empty() {
             return Ok(());
@@ -91,13 +91,13 @@ impl Probes {
         Ok(())
     }
 
-    /// Attaches them again, or none.
+    /// Reattaches the GVL probes of all images, or none.
     pub fn resume_gvl(&mut self) -> Result<(), AttachError> {
         self.gvl_paused = false;
         let mut all = std::mem::take(&mut self.gvl);
         let attached = self.attach_all_gvl(&mut all);
         self.gvl = all;
-        // Processes of an image without probes would seem not to wait.
+        // Without probes, the processes of an image would appear never to wait.
         attached.inspect_err(|_| self.pause_gvl())
     }
 
@@ -118,7 +118,7 @@ impl Probes {
         file: &File,
         scope: Scope,
     ) -> Result<Vec<Link>, AttachError> {
-        // The process whose mapping it is may exit at any moment.
+        // The process that owns the mapping may exit at any moment.
         let path = PathBuf::from(format!("/proc/self/fd/{}", file.as_raw_fd()));
         let path = path.as_path();
         let mut probes = plan
@@ -147,14 +147,14 @@ fn uprobe(image: u32, probe: &GvlProbe, path: &Path) -> Result<Uprobe, AttachErr
     })
 }
 
-/// The cookie of a probe, if everything fits into it.
+/// The attach cookie of a probe; `None` if a value does not fit into it.
 fn cookie(image: u32, probe: &GvlProbe) -> Option<GvlCookie> {
     let (register, in_memory, displacement) = match probe.place {
         Some(ThreadOperand::Register(register)) => (register, false, 0),
         Some(ThreadOperand::Memory(register, displacement)) => (register, true, displacement),
         None => (0, false, 0),
     };
-    // At a return the instruction is not one of the image's.
+    // At a return, the instruction pointer is not in the image.
     let address = if probe.at_return { 0 } else { probe.address.0 };
     let image = u8::try_from(image).ok()?;
     let cookie = GvlCookie { image, register, in_memory, displacement, address };

@@ -36,14 +36,14 @@ use crate::{
 /// Programs of the phases, by [`Edge`](crate::ruby::fallback::Edge).
 pub(in crate::bpf) const PHASE_PROGRAMS: [&str; 3] = ["phase_begin", "phase_end", "phase_return"];
 
-/// A probe that only we keep alive: Aya cannot attach to probes that count their users in a semaphore.
+/// A probe attached without Aya, which cannot attach to probes that count their users in a semaphore.
 struct Semaphore {
     _link: OwnedFd,
     _event: Counter,
 }
 
 impl Probes {
-    /// Attaches the phases of an image through `path`, or none: a failure detaches those already attached. Needs attach
+    /// Attaches the phases of an image through `path`, or none: on failure, those already attached are detached. Needs attach
     /// cookies (Linux 5.15).
     pub fn attach_phases(
         &mut self,
@@ -112,7 +112,7 @@ impl Probes {
     }
 }
 
-/// A uprobe whose users the kernel counts in a word of the program (a USDT semaphore).
+/// A uprobe whose users the kernel counts in a word of the traced program (a USDT semaphore).
 struct CountedUprobe {
     kind: u32,
     path: CString,
@@ -133,7 +133,7 @@ impl Event for CountedUprobe {
         self.update_attrs_with_data(attributes);
     }
 
-    /// The kernel reads the path when the event is opened: the builder keeps it until then.
+    /// The kernel reads the path when it opens the event, so the builder keeps the path alive until then.
     fn update_attrs_with_data(self, attributes: &mut perf_event_attr) -> Option<Arc<dyn EventData>> {
         let path = Arc::new(self.path);
         attributes.type_ = self.kind;

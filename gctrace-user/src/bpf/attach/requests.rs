@@ -1,4 +1,4 @@
-//! Attaching the probes of requests, and saying whose are seen.
+//! Attaching the probes of requests and registering the processes whose requests are traced.
 
 use std::{
     fs::File,
@@ -31,22 +31,22 @@ use crate::{
 };
 
 impl Probes {
-    /// Whether requests can be seen: the kernel says at which site a hit is (attach cookies, Linux 5.15).
+    /// Whether requests can be traced: the kernel must identify the site of a hit (attach cookies, Linux 5.15).
     pub fn sees_requests(&self) -> bool {
         self.servers.is_some()
     }
 
-    /// Whether one link attaches all sites of a file, so that a process can have them for itself at little cost (Linux 6.11). Otherwise each is a
-    /// perf event, whose end takes the kernel up to 0.4 s.
+    /// Whether one link attaches all sites of a file, so that attaching per process is cheap (Linux 6.11). Otherwise each probe is a
+    /// perf event, and closing one takes the kernel up to 0.4 s.
     pub fn attaches_files(&self) -> bool {
         self.multi.is_some()
     }
 
-    /// Attaches the probes of a file.
+    /// Attaches the request probes of a file.
     ///
     /// # Errors
     ///
-    /// The kernel refuses one; those attached already are detached then.
+    /// The kernel refuses a probe; those already attached are detached.
     pub fn attach_requests(
         &mut self,
         sites: &[RequestSite],
@@ -57,11 +57,11 @@ impl Probes {
         self.attach_calls(probes, path, scope)
     }
 
-    /// Attaches the probes of a file by which one process's jobs are seen.
+    /// Attaches the probes of a file that trace one process's jobs.
     ///
     /// # Errors
     ///
-    /// As above.
+    /// As for [`Probes::attach_requests`].
     pub fn attach_jobs(
         &mut self,
         sites: &[JobSite],
@@ -72,11 +72,11 @@ impl Probes {
         self.attach_calls(probes, path, Scope::One(pid))
     }
 
-    /// Attaches the probes of a file by which requests of servers are seen whose threads block.
+    /// Attaches the probes of a file that trace requests of servers whose threads block.
     ///
     /// # Errors
     ///
-    /// As above.
+    /// As for [`Probes::attach_requests`].
     pub fn attach_blocking(
         &mut self,
         sites: &[BlockingSite],
@@ -108,18 +108,18 @@ impl Probes {
         Ok(RequestLinks { links, sites: probes.len() })
     }
 
-    /// Detaches them.
+    /// Detaches the probes of a file.
     pub fn detach_requests(&mut self, links: RequestLinks) {
         self.attached -= links.sites;
         links::detach(links.links);
     }
 
-    /// Has the time noted at which packets with data come for sockets of a cgroup (v2). What was noted before is forgotten: packets may
-    /// have come since that nobody saw.
+    /// Starts recording when packets with data arrive for sockets of a cgroup (v2). Times recorded earlier are discarded: packets may
+    /// have arrived unseen since then.
     ///
     /// # Errors
     ///
-    /// The kernel cannot do it, or somebody else has the cgroup for himself.
+    /// The kernel cannot do it, or another program is attached to the cgroup exclusively.
     pub fn attach_arrivals(&mut self, cgroup: &File) -> Result<ArrivalsLink, String> {
         let program = self.ebpf.program_mut(ARRIVALS_PROGRAM).ok_or("the object lacks the program")?;
         let failed = |error: &(dyn std::error::Error + 'static)| brief(error);
@@ -130,18 +130,18 @@ impl Probes {
         if let Some(servers) = &mut self.servers {
             servers.forget_arrivals();
         }
-        // Programs that others have there, or will have, stay: links share a cgroup.
+        // Programs that others have attached, or will attach, are unaffected: links share a cgroup.
         let link = program.attach(cgroup, CgroupSkbAttachType::Ingress, CgroupAttachMode::Single);
         let link = link.and_then(|link| program.take_link(link)).map_err(|error| failed(&error))?;
         Ok(ArrivalsLink { _detaches_when_dropped: link })
     }
 
-    /// From now on the requests, or the jobs, of a process are seen ([`SERVES_HTTP`], [`RUNS_JOBS`]). What is left of another one of this pid, or of the program that it
-    /// replaced, is removed before: connections that the kernel closed at an exec or an end were not seen to close.
+    /// Starts tracing the requests or the jobs of a process ([`SERVES_HTTP`], [`RUNS_JOBS`]). Removes stale state first: that of an earlier
+    /// process with this pid, or of the program that it replaced. The kernel closes connections at exec and exit, which is not seen.
     ///
     /// # Errors
     ///
-    /// The map does not take it.
+    /// The map rejects the entry.
     pub fn add_server(&mut self, pid: u32, kind: u32) -> Result<(), AttachError> {
         let Some(servers) = &mut self.servers else { return Ok(()) };
         let error = |source| AttachError::Map { map: "SERVERS", source: Box::new(source) };
@@ -149,17 +149,17 @@ impl Probes {
         servers.pids.insert(pid, kind, 0).map_err(error)
     }
 
-    /// Whether they are. The kernel forgets a process that ends or becomes another program.
+    /// Whether its requests or jobs are traced. The BPF programs remove a process that exits or execs.
     pub fn is_server(&self, pid: u32) -> bool {
         self.server_kinds(pid).is_some()
     }
 
-    /// What kinds of a server it is, and more ([`gctrace_common::blocking`]).
+    /// The kinds of server and other flags of a process ([`gctrace_common::blocking`]); `None` if it is not traced.
     pub fn server_kinds(&self, pid: u32) -> Option<u32> {
         self.servers.as_ref()?.pids.get(&pid, 0).ok()
     }
 
-    /// The requests of a process are not seen any more.
+    /// Stops tracing the requests of a process.
     pub fn remove_server(&mut self, pid: u32) {
         if let Some(servers) = &mut self.servers {
             let _may_have_ended = servers.pids.remove(&pid);
@@ -167,12 +167,12 @@ impl Probes {
         }
     }
 
-    /// Readable when processes that are no servers have begun to listen.
+    /// A descriptor that is readable when processes that are not servers have started to listen.
     pub fn listening_fd(&self) -> Option<BorrowedFd<'_>> {
         self.servers.as_ref().map(|servers| servers.listening.as_fd())
     }
 
-    /// Those that have, since this was asked last.
+    /// The processes that have started to listen since the last call.
     pub fn listening(&mut self) -> Vec<u32> {
         let mut pids = Vec::new();
         if let Some(servers) = &mut self.servers {
@@ -184,12 +184,12 @@ impl Probes {
     }
 }
 
-/// What keeps the packets of a cgroup looked at.
+/// The link of a cgroup's packet program; detaches when dropped.
 pub struct ArrivalsLink {
     _detaches_when_dropped: CgroupSkbLink,
 }
 
-/// What keeps the probes of a file attached.
+/// The links of a file's probes.
 pub struct RequestLinks {
     links: Vec<Link>,
     sites: usize,
@@ -198,13 +198,13 @@ pub struct RequestLinks {
 /// A `ParserKey`: the parser, and the process in the low half.
 type RawParserKey = [u64; 2];
 
-/// The processes whose requests are seen, and what is known of their connections.
+/// The processes whose requests are traced, and the state of their connections.
 pub(super) struct Servers {
     pids: HashMap<MapData, u32, u32>,
     /// Keyed by `tgid << 32 | fd`.
     connections: HashMap<MapData, u64, u64>,
     parsers: HashMap<MapData, RawParserKey, [u8; size_of::<Parsed>()]>,
-    /// Keyed by the number of the socket.
+    /// Keyed by the socket number.
     arrivals: HashMap<MapData, u64, u64>,
     listening: RingBuf<MapData>,
 }
@@ -220,9 +220,9 @@ impl Servers {
         })
     }
 
-    /// Removes what is known of connections of a process that is not a server now.
+    /// Removes the state of the connections of a process that is no longer a server.
     fn forget(&mut self, pid: u32) {
-        // A map that changes meanwhile could be walked without end.
+        // Without a limit, iterating over a map that changes meanwhile might not end.
         let most = 2 * MAX_CONNECTIONS as usize;
         let of_it = |key: &u64| (key >> 32) as u32 == pid;
         let connections: Vec<u64> = self.connections.keys().take(most).flatten().filter(of_it).collect();

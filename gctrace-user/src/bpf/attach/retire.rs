@@ -1,4 +1,4 @@
-//! Images and what keeps their probes attached: from the reservation of an index until it is given back.
+//! Images and the links of their probes: from the reservation of an index until its release.
 
 use std::{collections::VecDeque, thread::JoinHandle};
 
@@ -10,17 +10,17 @@ use crate::bpf::{
     links::{self, Link},
 };
 
-/// What keeps the probes of an image attached.
+/// The links of an image's probes.
 #[derive(Default)]
 pub(super) struct ImageLinks {
     pub(super) links: Vec<Link>,
-    /// How many probes that is.
+    /// Number of probes.
     sites: usize,
 }
 
 impl Probes {
-    /// Reserves an index: one that no image has had, as long as there are any, and then the one that was given back first. So what was
-    /// recorded of the image before has long been read. Its probes are detached by then.
+    /// Reserves an index: an unused one while there are any, then the one released longest ago. So by then all records of its
+    /// previous image have been read. Waits until the probes of that image are detached.
     pub fn reserve_image(&mut self) -> Result<u32, AttachError> {
         let reserved = reserve(&mut self.next_image, &mut self.free_images);
         let (index, detaching) = reserved.ok_or(AttachError::TooManyImages)?;
@@ -30,19 +30,19 @@ impl Probes {
         Ok(index)
     }
 
-    /// How many more images there can be.
+    /// How many more images fit.
     pub fn spare_images(&self) -> usize {
         (MAX_IMAGES - self.next_image) as usize + self.free_images.len()
     }
 
-    /// Closes an image to events, detaches its probes and gives its index back. The probes are detached by another thread: the kernel takes
-    /// its time (see [`links`]).
+    /// Closes an image to events, detaches its probes and releases its index. Another thread detaches the probes, because the kernel
+    /// takes a while (see [`links`]).
     pub fn retire_image(&mut self, index: u32) {
         let closed = self.images.set(index, ImageConfig::default(), 0);
         let ImageLinks { mut links, sites } = self.links.remove(&index).unwrap_or_default();
         self.attached -= sites;
         links.extend(self.take_gvl(index));
-        // Without a thread they are dropped with the closure, here.
+        // If no thread can be spawned, the closure is dropped here and with it the links.
         let detaching =
             std::thread::Builder::new().name("gctrace-detach".to_owned()).spawn(move || links::detach(links));
         if let Err(error) = closed {
@@ -52,7 +52,7 @@ impl Probes {
         self.free_images.push_back((index, detaching.ok()));
     }
 
-    /// Waits until the probes of all images that were given back are detached.
+    /// Waits until the probes of all retired images are detached.
     pub fn await_detached(&mut self) {
         for (_, detaching) in &mut self.free_images {
             if let Some(Err(panic)) = detaching.take().map(JoinHandle::join) {
@@ -61,7 +61,7 @@ impl Probes {
         }
     }
 
-    /// Keeps probes of an image attached.
+    /// Stores the links of an image's probes.
     pub(super) fn keep(&mut self, image: u32, sites: usize, links: Vec<Link>) {
         let kept = self.links.entry(image).or_default();
         kept.sites += sites;
@@ -70,7 +70,7 @@ impl Probes {
     }
 }
 
-/// An index, and what is to be waited for.
+/// Returns an index and the handle to wait for, if any.
 fn reserve<T>(next: &mut u32, free: &mut VecDeque<(u32, Option<T>)>) -> Option<(u32, Option<T>)> {
     if *next < MAX_IMAGES {
         *next += 1;
@@ -83,7 +83,7 @@ fn reserve<T>(next: &mut u32, free: &mut VecDeque<(u32, Option<T>)>) -> Option<(
 mod tests {
     use super::*;
 
-    /// An index is used again only when all have been used, and the one first that was given back first, with what is to be waited for.
+    /// An index is reused only when all have been used, the one released first first, along with its handle to wait for.
     #[test]
     fn indices() {
         let (mut next, mut free) = (0, VecDeque::new());

@@ -1,4 +1,4 @@
-//! Attaching uprobes to a file, each by itself or many by one link.
+//! Attaching uprobes to a file, individually or many by one link.
 
 use std::{
     num::NonZeroU32,
@@ -23,7 +23,7 @@ use crate::bpf::{
 pub enum Scope {
     /// Every process that maps the image, now or later; the programs filter.
     All,
-    /// One process, not its children.
+    /// One process, without its children.
     One(NonZeroU32),
 }
 
@@ -43,21 +43,21 @@ impl Scope {
     }
 }
 
-/// A probe that is to be attached.
+/// A probe to attach.
 pub(super) struct Uprobe {
     /// Its program.
     pub(super) program: &'static str,
-    /// What happens there, for messages.
+    /// Name of the probed event, for messages.
     pub(super) point: &'static str,
     pub(super) offset: u64,
     pub(super) cookie: Option<u64>,
-    /// Whether it fires where the function at the offset returns.
+    /// Whether it fires when the function at the offset returns.
     pub(super) at_return: bool,
 }
 
 impl Probes {
-    /// Attaches probes to a file in their order, or none: a failure detaches those already attached. Neighbours with the same
-    /// program are attached at once where the kernel can do that.
+    /// Attaches probes to a file in order, or none: on failure, those already attached are detached. Adjacent probes with the same
+    /// program are attached by one link where the kernel supports it.
     pub(super) fn attach_uprobes(
         &mut self,
         probes: &[Uprobe],

@@ -1,5 +1,5 @@
-//! Where this kernel keeps the memory counters of a process. Two shapes are understood: four words (before Linux 6.2, and on
-//! kernels for one CPU), and four `struct percpu_counter`. Anything else is refused, and memory is read from `/proc`.
+//! Location of a process's memory counters in this kernel. Two layouts are supported: four words (before Linux 6.2, and on
+//! kernels for one CPU), and four `struct percpu_counter`. Any other is rejected, and memory is read from `/proc`.
 
 use std::fs;
 
@@ -9,7 +9,7 @@ use gctrace_common::memory::{
 
 use super::{Btf, BtfError};
 
-/// The same layout for the largest number of CPUs: the most that the verifier can have to walk.
+/// The same layout with the maximum number of CPUs: the worst case for the verifier.
 pub(in crate::bpf) fn deepest(layout: MemoryLayout) -> MemoryLayout {
     if layout.shape == MemoryLayout::PER_CPU {
         MemoryLayout { cpus: MAX_SUMMED_CPUS, ..layout }
@@ -18,15 +18,15 @@ pub(in crate::bpf) fn deepest(layout: MemoryLayout) -> MemoryLayout {
     }
 }
 
-/// The CPUs that this machine can have.
+/// The list of CPUs that this machine can have.
 const POSSIBLE: &str = "/sys/devices/system/cpu/possible";
 
-/// The number of possible CPUs, if their parts of a counter can all be read at an event.
+/// The number of possible CPUs, if an event can read the per-CPU parts of a counter on all of them.
 pub(super) fn summed_cpus() -> Option<u32> {
     consecutive(&fs::read_to_string(POSSIBLE).ok()?).filter(|number| *number <= MAX_SUMMED_CPUS)
 }
 
-/// The number of CPUs in a list such as `0-7`, if it has no gaps: a number that no CPU can have leads to no memory of its own.
+/// The number of CPUs in a list such as `0-7`; `None` if it has gaps: an impossible CPU has no per-CPU memory.
 fn consecutive(cpus: &str) -> Option<u32> {
     match cpus.trim().split_once('-') {
         None => (cpus.trim() == "0").then_some(1),
@@ -35,7 +35,7 @@ fn consecutive(cpus: &str) -> Option<u32> {
     }
 }
 
-/// Where the counters are. `task`: the type `task_struct`; `cpus`: see [`summed_cpus`].
+/// The layout of the counters. `task`: the type `task_struct`; `cpus`: see [`summed_cpus`].
 pub(super) fn layout(btf: &Btf<'_>, task: u32, cpus: Option<u32>) -> Result<MemoryLayout, BtfError> {
     let order = [
         ("MM_FILEPAGES", MM_FILE),
@@ -77,7 +77,7 @@ fn words(btf: &Btf<'_>, known: MemoryLayout, task: u32, kept: u32) -> Result<Mem
     if !list_of(count, 8) {
         return Err(BtfError::Malformed("`struct mm_rss_stat` is not four words"));
     }
-    // Kernels that lock page tables as a whole have no such counts.
+    // Kernels without split page table locks have no per-thread counts.
     let pending = match btf.place_in(task, "task_struct", &["rss_stat", "count"]) {
         Err(_) => 0,
         Ok((pending, count)) if list_of(count, 4) => pending,
@@ -101,7 +101,7 @@ fn per_cpu(
     }
     let counts = MemoryLayout { shape: MemoryLayout::COUNTS, stride, count, ..known };
     let Ok(parts) = btf.offset_in(element, "percpu_counter", &["counters"]) else {
-        // A kernel for one CPU: the count is all there is.
+        // On a kernel for one CPU the counter has only the count.
         let only = stride == 8 && count == 0;
         return Ok(if only {
             MemoryLayout { shape: MemoryLayout::WORDS, stride: 0, ..counts }
@@ -130,7 +130,7 @@ mod tests {
 
     const CPUS: Option<u32> = Some(2);
 
-    /// What is the same in all kernels, with the type of `rss_stat` and a further member of `task_struct`.
+    /// The types common to all kernels, with the given type of `rss_stat` and additional members of `task_struct`.
     fn kernel(mut btf: Sample, kept: u32, more: &[(&'static str, u32, u32)]) -> Vec<u8> {
         btf.enumeration(&[
             ("MM_FILEPAGES", 0),
@@ -152,7 +152,7 @@ mod tests {
         layout(&btf, btf.structure("task_struct").unwrap_or(1), cpus)
     }
 
-    /// As in Linux 5.10 and 6.1, with and without counts of the thread.
+    /// As in Linux 5.10 and 6.1, with and without per-thread counts.
     #[test]
     fn four_words() {
         let sample = |elements: u32| {
@@ -180,7 +180,7 @@ mod tests {
         assert!(parsed(&kernel(btf, kept, &[]), CPUS).is_err());
     }
 
-    /// As from Linux 6.2 on; with too many CPUs the parts are left out.
+    /// As from Linux 6.2 on; with too many CPUs the per-CPU parts are left out.
     #[test]
     fn per_cpu_counters() {
         let sample = |name: &'static str, number: u32| {
@@ -212,7 +212,7 @@ mod tests {
         }
     }
 
-    /// A kernel for one CPU has nothing but the counts.
+    /// A kernel for one CPU has only the counts.
     #[test]
     fn one_cpu() {
         let mut btf = Sample::default();
@@ -223,7 +223,7 @@ mod tests {
         assert_eq!((layout.shape, layout.counters), (MemoryLayout::WORDS, 960));
     }
 
-    /// Counters in another order are not guessed.
+    /// Counters in another order are rejected, not guessed.
     #[test]
     fn another_order_is_refused() {
         let mut btf = Sample::default();
@@ -231,7 +231,7 @@ mod tests {
         assert!(parsed(&btf.bytes(), CPUS).is_err());
     }
 
-    /// Only a list of CPUs without gaps has a number.
+    /// Only a list of CPUs without gaps yields a number.
     #[test]
     fn lists_of_cpus() {
         let lists = ["0\n", "0-1\n", "0-255", "1-2", "0-1,4-5", "0,2", "", "0-4294967295"];
@@ -239,7 +239,7 @@ mod tests {
         assert_eq!(lists.map(consecutive), expected);
     }
 
-    /// Of this machine's kernel, where it describes itself.
+    /// This machine's kernel, if it has BTF.
     #[test]
     fn this_kernel() {
         if Path::new(VMLINUX).exists() {

@@ -1,6 +1,6 @@
 use super::*;
 
-/// A run that only follows the GC loads nothing for stacks of ticks, for threads off their CPU or for the GVL; those of the last
+/// A run that only traces the GC loads no programs for sampled stacks, off-CPU threads or the GVL; those of the last
 /// resort wait until they are needed; and a program that two options need is loaded once.
 #[test]
 fn only_what_is_needed() {

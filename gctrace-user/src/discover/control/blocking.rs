@@ -1,4 +1,4 @@
-//! Servers whose threads block: Unicorn, which has a parser of its own, and processes that listen, one of which may be WEBrick.
+//! Servers whose threads block: Unicorn, which has its own parser, and processes that listen, any of which may be WEBrick.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -22,21 +22,21 @@ use crate::{
     ruby::blocking::{BlockingFile, BlockingSite, blocking_sites, listen_sites, needed},
 };
 
-/// What is known of such servers.
+/// State of such servers.
 #[derive(Default)]
 pub(super) struct Blocking {
     /// Sites by file.
     sites: SiteCache<BlockingSite>,
-    /// Files whose calls of `listen` are probed for all processes that have them.
+    /// Files whose calls of `listen` are probed, for all processes that map them.
     pub(super) listen: HashMap<ImageKey, (Arc<Lease>, RequestLinks)>,
-    /// Processes that listen, and are taken for WEBrick until they have shown that they are something else.
+    /// Processes that listen and are assumed to be WEBrick until they have shown otherwise.
     candidates: HashSet<u32>,
-    /// Processes that have.
+    /// Processes that have shown not to be WEBrick.
     others: HashSet<u32>,
 }
 
 impl Blocking {
-    /// A process may be another program now.
+    /// Forgets a process that may run another program now.
     pub(super) fn forget(&mut self, pid: u32) {
         self.others.remove(&pid);
     }
@@ -46,7 +46,7 @@ fn file_of(mapping: &ExecutableMapping) -> Option<BlockingFile> {
     BlockingFile::of_name(mapping.path.file_name()?.to_str()?)
 }
 
-/// Whether a file is what makes a process a Unicorn.
+/// Whether a file identifies a process as Unicorn.
 pub(super) fn is_unicorn(mapping: &ExecutableMapping) -> bool {
     file_of(mapping) == Some(BlockingFile::Unicorn)
 }
@@ -56,7 +56,7 @@ impl Control {
         self.add_blocking(pid, mappings, SERVES_UNICORN);
     }
 
-    /// Looks whether a process listens that has `socket.so` and no server's parser; and has it noticed if it does later.
+    /// Checks whether a process with `socket.so` and no known parser listens, and arranges for it to be noticed if it does later.
     pub(super) fn look_for_webrick(&mut self, pid: u32, mappings: &[ExecutableMapping]) {
         let Some(socket) = mappings.iter().find(|mapping| file_of(mapping) == Some(BlockingFile::Socket))
         else {
@@ -66,7 +66,7 @@ impl Control {
             return;
         }
         match self.probe_listen(pid, socket) {
-            // After its calls are probed: it may have listened before.
+            // Checked after its calls are probed: it may have started to listen before.
             Ok(()) if listens::on_tcp(pid) => self.add_blocking(pid, mappings, MAY_BE_WEBRICK),
             Ok(()) => {}
             Err(why) => {
@@ -76,7 +76,7 @@ impl Control {
         }
     }
 
-    /// Has it noticed when a process that has mapped this `socket.so` begins to listen.
+    /// Arranges for processes that have mapped this `socket.so` to be noticed when they start to listen.
     pub(super) fn probe_listen(&mut self, pid: u32, socket: &ExecutableMapping) -> Result<(), String> {
         let (key, file, sites) = self
             .servers
@@ -93,7 +93,7 @@ impl Control {
         Ok(())
     }
 
-    /// Looks at the processes that have begun to listen, and leaves those that are no WEBrick.
+    /// Inspects the processes that have started to listen, and stops tracing those that are not WEBrick.
     pub(super) fn listening_processes(&mut self) {
         for pid in self.probes.listening() {
             self.add_server(pid);
@@ -136,7 +136,7 @@ impl Control {
         if called::has_mn_threads(pid) {
             return Err("with RUBY_MN_THREADS a request may change its native thread".to_owned());
         }
-        // First all sites: a server that lacks some is not probed at all.
+        // Find all sites first: a server that lacks some is not probed at all.
         let mut files: Vec<(ImageKey, File)> = Vec::new();
         let mut sites = Vec::new();
         for mapping in mappings {

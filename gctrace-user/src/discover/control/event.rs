@@ -1,4 +1,4 @@
-//! What the control thread reports.
+//! Messages of the control thread.
 
 use std::{path::PathBuf, process::Child, sync::mpsc::SyncSender};
 
@@ -11,19 +11,19 @@ pub enum ControlEvent {
         pid: u32,
         /// Its image.
         image: u32,
-        /// Its VM's state, read from its memory outside a GC: time and snapshot data.
+        /// The state of its VM, read from its memory outside a GC: time and snapshot data.
         state: Option<(u64, Vec<u8>)>,
     },
     /// A process or an image is not traced.
     Refused {
-        /// The process, if it is about one.
+        /// The process, if the message is about one.
         pid: Option<u32>,
         /// The image file.
         path: PathBuf,
         /// The reason and the remedy.
         reason: String,
     },
-    /// The VM of a process did not pass the live proof, although its image did: nothing of it may be reported.
+    /// The VM of a process failed the live proof, although its image passed: nothing about it may be reported.
     Unproven {
         /// The process.
         pid: u32,
@@ -40,44 +40,44 @@ pub enum ControlEvent {
         image: u32,
         /// The image file.
         path: PathBuf,
-        /// Why.
+        /// The reason.
         reason: String,
     },
-    /// A selected pid is not there or is no Ruby.
+    /// A selected pid does not exist or is not a Ruby.
     NotRuby {
         /// The pid.
         pid: u32,
         /// What was found instead.
         reason: String,
     },
-    /// Everything present at start has been looked at.
+    /// Everything present at start has been inspected.
     Ready {
-        /// Processes that are traced now.
+        /// Number of processes that are traced now.
         processes: usize,
-        /// Probes attached.
+        /// Number of attached probes.
         probes: usize,
-        /// Images probed.
+        /// Number of probed images.
         images: usize,
-        /// Is notified when recordings have begun: the command is started then, so that nothing of it is older.
+        /// Must be notified when recording has started: the command is started then, so that none of its events is missed.
         begun: SyncSender<()>,
     },
     /// The command was started.
     Spawned(Child),
     /// All selected processes have ended, and no other can be selected.
     Ended {
-        /// Those that the user named.
+        /// The pids that the user named.
         pids: Vec<u32>,
     },
-    /// Tracing cannot go on.
+    /// Tracing cannot continue.
     Fatal(String),
-    /// The GVL probes of all images have been attached, or detached.
+    /// The GVL probes of all images have been attached or detached.
     GvlProbes {
-        /// Which.
+        /// Whether they are attached.
         attached: bool,
     },
-    /// No further record will be made. The probes are being detached, which takes about 0.1 s each.
+    /// No further records are made. The probes are being detached, which takes about 0.1 s each.
     Closed {
-        /// Since when, nanoseconds of `CLOCK_MONOTONIC`.
+        /// When recording ended, in nanoseconds of `CLOCK_MONOTONIC`.
         at_ns: u64,
     },
 }

@@ -1,4 +1,4 @@
-//! Images: each is judged once, asked about where servers may know more, and opened to events.
+//! Images: each is judged once, looked up on servers if these may know more, and opened to events.
 
 use std::{
     cell::Cell,
@@ -37,7 +37,7 @@ use crate::{
     ruby::{RubyAnalysis, fallback::FallbackProbes, plan::AttachPlan},
 };
 
-/// Images that wait to be finished: each holds its code, some megabytes.
+/// Maximum number of images that wait to be finished; the oldest is finished above it. Each holds its code, some megabytes.
 const MAX_PUT_OFF: usize = 4;
 
 impl Control {
@@ -45,8 +45,8 @@ impl Control {
         let file = match root_file::open(&image.open) {
             Ok(file) => file,
             Err(error) => {
-                // The process is gone, or we are out of descriptors: that says nothing about the image, so nothing is
-                // remembered, and the next process that maps it is looked at again.
+                // The process is gone, or gctrace has run out of descriptors. That says nothing about the image, so the verdict is not
+                // stored, and the image is judged again when another process maps it.
                 log::debug!("{}: {error}", image.shown.display());
                 return Verdict::NotRuby;
             }
@@ -63,7 +63,7 @@ impl Control {
         verdict
     }
 
-    /// What a try to open an image comes to. One that failed for a reason that may pass waits for another try.
+    /// The verdict after an attempt to open an image. If the failure may be temporary, the image waits for a retry.
     fn settle(&mut self, key: ImageKey, shown: &Path, opened: Result<Verdict, NotOpened>) -> Verdict {
         match opened {
             Ok(Verdict::Waiting) => Verdict::Waiting,
@@ -81,7 +81,7 @@ impl Control {
         }
     }
 
-    /// Tries images again whose time has come, for the processes that map them.
+    /// Retries the images that are due, for the processes that map them.
     pub(super) fn try_again(&mut self) {
         for (key, pids) in self.retries.due(Instant::now()) {
             self.verdicts.remove(&key);
@@ -119,7 +119,7 @@ impl Control {
         Abilities { reads_threads: self.probes.reads_threads(), cookies: self.probes.has_cookie() }
     }
 
-    /// Has the servers asked about an image.
+    /// Queues a server lookup for an image.
     pub(super) fn ask(&mut self, request: Request) -> Result<(), NotOpened> {
         let lookup = if let Some(lookup) = self.lookup.take() {
             lookup
@@ -150,7 +150,7 @@ impl Control {
         Ok(())
     }
 
-    /// Takes the answers that have come.
+    /// Handles the responses that have arrived.
     pub(super) fn take_responses(&mut self) {
         while let Some(lookup) = &self.lookup {
             match lookup.response() {
@@ -175,7 +175,7 @@ impl Control {
         }
     }
 
-    /// An image has its verdict: those that waited for it are looked at again.
+    /// Stores the verdict on an image and inspects the processes that waited for it.
     pub(super) fn conclude(&mut self, key: ImageKey, opened: Result<Verdict, NotOpened>) {
         let Some(Waiting { shown, pids }) = self.waiting.remove(&key) else { return };
         let verdict = self.settle(key, &shown, opened);
@@ -185,7 +185,7 @@ impl Control {
         }
     }
 
-    /// The run ends before the servers have answered, or before another try: who waited was not traced.
+    /// The run ends before the servers have responded, or before a retry: reports the waiting processes as not traced.
     pub(super) fn give_up_waiting(&mut self) {
         for Waiting { shown, pids } in std::mem::take(&mut self.waiting).into_values() {
             for pid in pids.into_iter().filter(|&pid| self.wants(pid)) {
@@ -204,7 +204,7 @@ impl Control {
         }
     }
 
-    /// Attaches what was chosen.
+    /// Attaches the chosen probes.
     pub(super) fn open(
         &mut self,
         key: ImageKey,
@@ -244,7 +244,7 @@ impl Control {
         }
     }
 
-    /// Makes an image known, attaches its event sites and opens it.
+    /// Registers an image, attaches its event sites and opens it.
     pub(in crate::discover) fn open_sites(
         &mut self,
         key: ImageKey,
@@ -256,7 +256,7 @@ impl Control {
         if self.gvl.is_some() || !self.optional.is_empty() {
             planned.complete();
         }
-        // What the image is, whatever becomes of the plan.
+        // The analysis describes the image even if attaching fails.
         let later = planned.later.take().map(|later| (later, planned.plan.analysis.clone()));
         let verdict = self.attach_sites(key, file, shown, planned, gc);
         if let Some((later, analysis)) = later {
@@ -303,7 +303,7 @@ impl Control {
         self.probes.add_image(index, &plan.config).map_err(|e| e.to_string())?;
         let attached = self.probes.attach(index, &plan.sites, &reopened(file), self.scope());
         if let Err(error) = attached {
-            // Another try attaches its own, and threads would be counted twice.
+            // A retry attaches its own probes; with both, threads would be counted twice.
             self.probes.retire_image(index);
             return Err(NotOpened::by(&error, brief(&error)));
         }
@@ -321,14 +321,14 @@ impl Control {
         Ok(Verdict::Traced(Arc::new(ProbedImage { index, plan: Some(plan), probes, segments, lease })))
     }
 
-    /// Leaves the rest of an image for when nothing else is to be done.
+    /// Defers the rest of an image's analysis until the thread is idle.
     fn put_off(&mut self, file: &File, later: Later, analysis: RubyAnalysis) {
         while self.put_off.len() >= MAX_PUT_OFF {
             self.finish_one();
         }
         match file.try_clone() {
             Ok(file) => self.put_off.push_back((file, later, analysis)),
-            // The next run analyses it again.
+            // Not stored, so the next run analyses it again.
             Err(error) => log::debug!("{error}; the analysis of an image is not stored"),
         }
     }
@@ -343,7 +343,7 @@ impl Control {
         false
     }
 
-    /// Attaches the GVL probes of an image, if they are wanted. What prevents them is said, and prevents nothing else.
+    /// Attaches the GVL probes of an image, if enabled. A failure is reported and affects nothing else.
     fn watch_gvl(
         &mut self,
         index: u32,
@@ -376,7 +376,7 @@ impl Control {
         Some(gvl.coverage)
     }
 
-    /// Attaches the probes of optional events that are wanted. What prevents them is said, and prevents nothing else.
+    /// Attaches the probes of the enabled optional events. A failure is reported and affects nothing else.
     fn attach_optional(&mut self, index: u32, file: &File, shown: &Path, plan: &AttachPlan) {
         let scope = self.scope();
         for &event in &self.optional {
@@ -396,7 +396,7 @@ impl Control {
         }
     }
 
-    /// The same with the fallback probes.
+    /// Like [`Control::open_sites`], with fallback probes.
     pub(super) fn open_fallback(
         &mut self,
         key: ImageKey,
@@ -442,12 +442,12 @@ impl Control {
     }
 }
 
-/// There is no index for an image: there may be one when others are not used any more.
+/// The error of attaching an image. If no index was available, a retry may succeed, when other images are no longer used.
 fn full(error: &AttachError) -> NotOpened {
     NotOpened { passes: matches!(error, AttachError::TooManyImages), reason: error.to_string() }
 }
 
-/// A path to the file through our own descriptor: the process whose mapping it is may exit at any moment.
+/// A path to the file through gctrace's own descriptor: the process that maps it may exit at any moment.
 pub(super) fn reopened(file: &File) -> PathBuf {
     PathBuf::from(format!("/proc/self/fd/{}", file.as_raw_fd()))
 }

@@ -1,4 +1,4 @@
-//! Processes: which of their mappings hold a Ruby, and whether that is traced.
+//! Processes: which of their mappings contain a Ruby, and whether it is traced.
 
 use std::{fs::File, os::unix::fs::FileExt as _, path::Path, sync::Arc};
 
@@ -16,7 +16,7 @@ use crate::{
     host::{proc_root, root_file},
 };
 
-/// What an image is to a process that maps it.
+/// The role of an image in a process that maps it.
 pub(in crate::discover) fn role(known: Option<&(ImageKey, Verdict)>) -> Role<'_> {
     match known {
         None | Some((_, Verdict::NotRuby | Verdict::Waiting)) => Role::Other,
@@ -40,7 +40,7 @@ impl Control {
         }
     }
 
-    /// Looks at every executable mapping; returns whether one is a Ruby (traced or refused).
+    /// Inspects all executable mappings; returns whether one is a Ruby (traced or refused).
     pub(super) fn inspect_mappings(&mut self, pid: u32, mappings: &[ExecutableMapping]) -> bool {
         let verdicts = self.verdicts_of(pid, mappings);
         let gcs = decision::gcs(mappings.iter().zip(verdicts.iter().map(|known| role(known.as_ref()))));
@@ -72,16 +72,16 @@ impl Control {
                 self.refuse(pid, *key, &mappings[index], reason);
             }
         }
-        // Which GC such a process runs depends on all of its mappings.
+        // Which GC such a process runs depends on all its mappings.
         if chosen && self.wants(pid) {
             self.inspect_modular(pid);
         }
-        // After its Ruby: before that is probed, requests would be those of a process that is not traced.
+        // Only after its Ruby is probed: otherwise its requests would be those of a process that is not traced.
         self.look_for_server(pid, mappings);
         ruby
     }
 
-    /// What is known of the files of these mappings.
+    /// The verdicts on the files of these mappings.
     pub(in crate::discover) fn verdicts_of(
         &mut self,
         pid: u32,
@@ -90,7 +90,7 @@ impl Control {
         mappings.iter().map(|mapping| self.verdict(pid, mapping)).collect()
     }
 
-    /// What is known of the file of a mapping; `None` if the process is gone.
+    /// The verdict on the file of a mapping; `None` if the process is gone.
     pub(in crate::discover) fn verdict(
         &mut self,
         pid: u32,
@@ -111,7 +111,7 @@ impl Control {
         Some((key, verdict))
     }
 
-    /// The verdict on a file that is known by another identity: its probes are in this process's code already.
+    /// The verdict on a file already traced under another identity: this process's code already contains its probes.
     fn alias(&self, pid: u32, mapping: &ExecutableMapping, file: &Path, key: &ImageKey) -> Option<Verdict> {
         let known = self.verdicts.iter().filter(|(other, _)| key.may_be(other));
         let mut probed = known.filter_map(|(_, verdict)| match verdict {

@@ -1,4 +1,4 @@
-//! Processes that run Sidekiq's jobs, and the probes by which these are seen.
+//! Processes that run Sidekiq jobs, and the probes that trace these.
 
 use std::num::NonZeroU32;
 
@@ -18,7 +18,7 @@ use crate::{
 type Find = fn(&ElfImage) -> Result<Vec<JobSite>, RequestRefusal>;
 
 impl Control {
-    /// Probes a process that is a Sidekiq, if it has mapped what it needs for jobs. What is missing is mapped later, and then looked at.
+    /// Probes a Sidekiq process, if it has mapped all files that jobs need. A missing file is handled when it is mapped later.
     pub(super) fn add_job_runner(&mut self, pid: u32, mappings: &[ExecutableMapping]) {
         let named = |wanted: fn(&str) -> bool| {
             mappings
@@ -29,7 +29,7 @@ impl Control {
         let library = named(|name| name.starts_with("libruby") && name.contains(".so"));
         let Some(ruby) = library.or_else(|| named(|name| name.starts_with("ruby"))) else { return };
         if let Err(why) = self.probe_job_runner(pid, socket, ruby) {
-            // A child that a job has forked has the title of its Sidekiq, and may be gone by now.
+            // A child forked by a job has the title of its Sidekiq, and may be gone by now.
             let path = socket.path.display();
             self.say_of(pid, &format!("gctrace: pid {pid}: {path}: jobs of Sidekiq are not seen: {why}"));
         }
@@ -47,7 +47,7 @@ impl Control {
         if called::has_mn_threads(pid) {
             return Err("with RUBY_MN_THREADS a job may change its native thread".to_owned());
         }
-        // First all sites: a process that lacks some is not probed at all.
+        // Find all sites first: a process that lacks some is not probed at all.
         let files: [(&ExecutableMapping, Find); 2] = [(socket, socket_sites), (ruby, thread_sites)];
         let mut found = Vec::new();
         for (mapping, find) in files {

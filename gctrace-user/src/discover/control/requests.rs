@@ -1,4 +1,4 @@
-//! Servers: processes that have mapped a web server's parser, and the probes by which their requests are seen.
+//! Servers: processes that have mapped a web server's parser, and the probes that trace their requests.
 
 use std::{
     collections::{HashMap, HashSet, hash_map::Entry},
@@ -32,10 +32,10 @@ use crate::{
     },
 };
 
-/// Bounds the memory for not telling a refusal twice.
+/// Maximum number of messages remembered to avoid repeating them; all are forgotten above it.
 const REFUSALS_REMEMBERED: usize = 1024;
 
-/// Servers whose requests are not seen, by the library that they alone have.
+/// Servers whose requests are not traced, by a library that only they have.
 const UNSEEN: [(&str, &str); 4] = [
     ("thin_parser.so", "requests to Thin"),
     ("passenger_native_support.so", "requests to Passenger"),
@@ -43,58 +43,58 @@ const UNSEEN: [(&str, &str); 4] = [
     ("agoo.so", "requests to Agoo"),
 ];
 
-/// What is known of servers.
+/// State of servers.
 #[derive(Default)]
 pub(super) struct Servers {
     /// Sites by file.
     sites: SiteCache<RequestSite>,
-    /// Files probed for all processes that have them, where a link attaches one site: with many servers that would be many.
+    /// Files probed for all processes that map them, used where a link attaches only one site: per-process probes would be too many.
     probed: HashMap<ImageKey, (Arc<Lease>, RequestLinks)>,
-    /// What each server has of its own.
+    /// The probes specific to each server.
     pub(super) processes: HashMap<u32, OwnProbes>,
     /// Sites in interpreters, by file.
     local_sites: SiteCache<RequestSite>,
     /// Servers whose threads block.
     pub(super) blocking: Blocking,
-    /// Sites of jobs by file.
+    /// Job sites, by file.
     pub(super) job_sites: SiteCache<JobSite>,
     /// The probes in processes that run jobs.
     pub(super) job_runners: HashMap<u32, Vec<RequestLinks>>,
-    /// By the id of a cgroup.
+    /// Links of packet programs, by cgroup id.
     arrivals: HashMap<u64, ArrivalsLink>,
     said: HashSet<String>,
 }
 
-/// What is probed for one server only.
+/// The probes of one server.
 pub(super) struct OwnProbes {
-    /// In its libc, and more.
+    /// Links in its libc and other files.
     links: Vec<RequestLinks>,
-    /// The cgroup whose packets are looked at for it.
+    /// The cgroup whose packets are traced for it.
     cgroup: Option<u64>,
-    /// Calls of its application are probed, or cannot be: by them requests on Unix sockets are seen.
+    /// Whether the calls of its application are probed (or cannot be): these show requests on Unix sockets.
     sees_calls: bool,
 }
 
 impl Servers {
-    /// What is probed for all processes that map it.
+    /// The files that are probed for all processes that map them.
     pub(super) fn libraries(&self) -> impl Iterator<Item = (ImageKey, &Arc<Lease>)> {
         self.probed.iter().chain(&self.blocking.listen).map(|(key, (lease, _))| (*key, lease))
     }
 }
 
-/// Which of the files a mapping is of.
+/// Which request file a mapping is of.
 fn file_of(mapping: &ExecutableMapping) -> Option<RequestFile> {
     RequestFile::of_name(mapping.path.file_name()?.to_str()?)
 }
 
-/// What is not seen of a server that has this mapping.
+/// The requests that are not traced of a server with this mapping.
 fn unseen(mapping: &ExecutableMapping) -> Option<&'static str> {
     let name = mapping.path.file_name()?.to_str()?;
     UNSEEN.into_iter().find(|(library, _)| *library == name).map(|(_, what)| what)
 }
 
 impl Control {
-    /// Looks whether a process is a server, if it maps what one has.
+    /// Checks whether a process is a server, if it maps a file that identifies one.
     pub(super) fn look_for_server(&mut self, pid: u32, seen: &[ExecutableMapping]) {
         let may_be = |mapping| {
             matches!(file_of(mapping), Some(RequestFile::Puma | RequestFile::Socket))
@@ -107,7 +107,7 @@ impl Control {
         }
     }
 
-    /// Looks at the children of servers: they have all that their parents have mapped.
+    /// Inspects the children of servers: they inherit their parents' mappings.
     pub(super) fn forked_servers(&mut self, forks: &[(u32, u32)]) {
         for (parent, child) in forks {
             if self.servers.processes.contains_key(parent) || self.servers.job_runners.contains_key(parent) {
@@ -117,7 +117,7 @@ impl Control {
     }
 
     pub(super) fn add_server(&mut self, pid: u32) {
-        // What may be WEBrick is another server if it turns out to have more.
+        // A process assumed to be WEBrick is another server if it turns out to have more mapped.
         let known = self.probes.server_kinds(pid);
         let is_puma = known.is_some_and(|kinds| kinds & SERVES_HTTP != 0);
         if !is_puma && known.is_some_and(|kinds| kinds & MAY_BE_WEBRICK == 0) || !self.wants(pid) {
@@ -143,11 +143,11 @@ impl Control {
             }
             return;
         }
-        // A child that has not called exec yet has the memory of its parent.
+        // A child that has not called exec yet has its parent's memory.
         if !is_running(pid) {
             return;
         }
-        // What is missing is mapped later, and then looked at.
+        // A missing file is handled when it is mapped later.
         let (Some(puma), Some(socket)) = (find(RequestFile::Puma), find(RequestFile::Socket)) else { return };
         let added = match find(RequestFile::Libc) {
             Some(libc) => self.probe_server(pid, puma, socket, libc),
@@ -162,7 +162,7 @@ impl Control {
         }
     }
 
-    /// Looks whether a Puma whose requests are seen listens on a Unix socket: then the calls of its application are probed, too.
+    /// Checks whether a traced Puma listens on a Unix socket; if so, the calls of its application are probed as well.
     pub(super) fn look_for_unix_sockets(&mut self, pid: u32, mappings: &[ExecutableMapping]) {
         let new = self.servers.processes.get(&pid).is_some_and(|own| !own.sees_calls);
         if !new || !listens::on_unix(pid) {
@@ -196,7 +196,7 @@ impl Control {
             .map_err(|error| format!("{}: {}", ruby.path.display(), brief(&error)))
     }
 
-    /// Says why requests of a process are not seen, unless it has ended meanwhile: a child that a request forks, for example.
+    /// Reports why requests of a process are not traced, unless the process has ended meanwhile: a child forked by a request, for example.
     pub(super) fn say_of(&mut self, pid: u32, text: &str) {
         if is_running(pid) {
             self.say_once(text);
@@ -209,7 +209,7 @@ impl Control {
         }
     }
 
-    /// Whether this has not been said yet.
+    /// Whether this message has not been reported yet; remembers it.
     fn is_new(&mut self, text: &str) -> bool {
         if self.servers.said.len() > REFUSALS_REMEMBERED {
             self.servers.said.clear();
@@ -230,7 +230,7 @@ impl Control {
         if called::has_mn_threads(pid) {
             return Err("with RUBY_MN_THREADS a request may change its native thread".to_owned());
         }
-        // First all sites: a server that lacks some is not probed at all.
+        // Find all sites first: a server that lacks some is not probed at all.
         let puma_sites = self.servers.sites.of(pid, puma, |image| request_sites(image, RequestFile::Puma))?;
         let socket_sites =
             self.servers.sites.of(pid, socket, |image| request_sites(image, RequestFile::Socket))?;
@@ -241,14 +241,14 @@ impl Control {
                 self.probe_library(pid, mapping, (key, file, sites))?;
             }
         }
-        // It may listen on a Unix socket later.
+        // It may start to listen on a Unix socket later.
         if let Err(why) = self.probe_listen(pid, socket) {
             self.say_once(&format!(
                 "gctrace: {}: requests to a Puma on a Unix socket are seen only if it listens there already: {why}",
                 socket.path.display()
             ));
         }
-        // Where one link attaches a whole file, servers that are not selected have none of these probes.
+        // If one link can attach a whole file, attach per server: servers that are not selected then have none of these probes.
         let in_it = libraries.into_iter().filter(|_| self.probes.attaches_files());
         let mut attached: Vec<RequestLinks> = Vec::new();
         for (mapping, (_, file, sites)) in in_it.chain([(libc, libc_sites)]).collect::<Vec<_>>() {
@@ -265,7 +265,7 @@ impl Control {
         self.has_probes(pid, attached, SERVES_HTTP)
     }
 
-    /// Has a library probed in all processes that map it.
+    /// Probes a library for all processes that map it.
     fn probe_library(
         &mut self,
         pid: u32,
@@ -282,12 +282,12 @@ impl Control {
         Ok(())
     }
 
-    /// All probes of a server are set: its requests are seen from now on.
+    /// Registers a server whose probes are all attached: its requests are traced from now on.
     pub(super) fn has_probes(&mut self, pid: u32, links: Vec<RequestLinks>, kind: u32) -> Result<(), String> {
         self.forget_ended_servers();
         let cgroup = self.look_at_packets(pid);
         let cgroup = cgroup.map_err(|why| {
-            // It may have ended meanwhile, as the child of a `system` does. The workers of a cluster have one reason.
+            // It may have ended meanwhile, as the child of a `system` does. All workers of a cluster have the same reason.
             if is_running(pid) && self.is_new(&why) {
                 say(&format!(
                     "gctrace: pid {pid}: how long its requests wait for a thread is not known: {why}"
@@ -301,8 +301,8 @@ impl Control {
         self.add_if_running(pid, kind)
     }
 
-    /// Enters a server for the programs, whose probes are set. The kernel removes those that end; one that has ended before would stay, with
-    /// its probes, and the next process with its number would be taken for it.
+    /// Registers a server with attached probes for the programs. The programs remove it when it ends; if it has ended before, its entry and
+    /// probes would remain, and the next process with its pid would be mistaken for it.
     pub(super) fn add_if_running(&mut self, pid: u32, kind: u32) -> Result<(), String> {
         self.probes.add_server(pid, kind).map_err(|error| brief(&error))?;
         if !is_running(pid) {
@@ -312,7 +312,7 @@ impl Control {
         Ok(())
     }
 
-    /// Has the packets of a server's cgroup looked at; returns the cgroup's id.
+    /// Starts tracing the packets of a server's cgroup; returns the cgroup's id.
     fn look_at_packets(&mut self, pid: u32) -> Result<u64, String> {
         let folder = cgroups::folder_of(pid)?;
         let shown = folder.display();
@@ -336,14 +336,14 @@ impl Control {
         leases
     }
 
-    /// Detaches the probes in a process.
+    /// Detaches the probes of a process.
     pub(super) fn detach_server(&mut self, pid: u32) {
         for links in self.servers.processes.remove(&pid).map(|own| own.links).unwrap_or_default() {
             self.probes.detach_requests(links);
         }
     }
 
-    /// Detaches what was in the libc of servers that are gone, and in processes that ran jobs.
+    /// Detaches the libc probes of servers that are gone, and the probes of processes that ran jobs.
     pub(super) fn forget_ended_servers(&mut self) {
         let probes = &self.probes;
         let ended: Vec<u32> =

@@ -1,4 +1,4 @@
-//! Images that could not be opened for a reason that may pass: each is tried again a few times before it is refused.
+//! Images that could not be opened for a possibly temporary reason: each is retried a few times before it is refused.
 
 use std::{
     collections::{BTreeSet, HashMap},
@@ -10,34 +10,34 @@ use std::{
 
 use super::super::identity::ImageKey;
 
-/// How often an image is tried at most.
+/// Maximum number of attempts per image.
 const TRIES: u32 = 5;
-/// How long the second try waits; each further one waits twice as long as the one before.
+/// Delay before the second attempt; it doubles for each further one.
 const FIRST_WAIT: Duration = Duration::from_secs(1);
 
 /// Why an image could not be opened.
 #[derive(Debug, PartialEq, Eq)]
 pub(in crate::discover) struct NotOpened {
     pub(in crate::discover) reason: String,
-    /// Whether the same may succeed a little later.
+    /// Whether a retry may succeed.
     pub(in crate::discover) passes: bool,
 }
 
 impl NotOpened {
-    /// The reason in these words; whether it passes says the error, or what caused it.
+    /// With the given wording of the reason; the error and its causes decide whether it is temporary.
     pub(super) fn by(error: &(dyn Error + 'static), reason: String) -> Self {
         Self { reason, passes: passes(error) }
     }
 }
 
-/// A reason that stays.
+/// A permanent reason.
 impl From<String> for NotOpened {
     fn from(reason: String) -> Self {
         Self { reason, passes: false }
     }
 }
 
-/// Whether the kernel was short of something (`errno(3)`).
+/// Whether the error is a temporary shortage in the kernel (`errno(3)`).
 pub(super) fn passes(error: &(dyn Error + 'static)) -> bool {
     let mut cause = Some(error);
     while let Some(error) = cause {
@@ -50,23 +50,23 @@ pub(super) fn passes(error: &(dyn Error + 'static)) -> bool {
     false
 }
 
-/// An image that is tried again.
+/// An image with a pending retry.
 struct Retry {
     tries: u32,
-    /// `None`: the next process that maps it is the next try.
+    /// When to retry; `None`: when the next process maps it.
     at: Option<Instant>,
     shown: PathBuf,
     reason: String,
-    /// Who maps it.
+    /// Processes that map the image.
     pids: BTreeSet<u32>,
 }
 
-/// All such images.
+/// All images with pending retries.
 #[derive(Default)]
 pub(super) struct Retries(HashMap<ImageKey, Retry>);
 
 impl Retries {
-    /// An image was not opened. Returns whether it will be tried again.
+    /// Records a failed attempt. Returns whether the image will be retried.
     pub(super) fn failed(&mut self, key: ImageKey, shown: &Path, reason: &str, now: Instant) -> bool {
         let retry = self.0.entry(key).or_insert_with(|| Retry {
             tries: 0,
@@ -85,25 +85,25 @@ impl Retries {
         true
     }
 
-    /// What is to be done about an image is done.
+    /// Ends the retries of an image that has its verdict.
     pub(super) fn opened(&mut self, key: &ImageKey) {
         self.0.remove(key);
     }
 
-    /// A process maps an image that is tried again.
+    /// Adds a process that maps an image with a pending retry.
     pub(super) fn wait_for(&mut self, key: &ImageKey, pid: u32) {
         if let Some(retry) = self.0.get_mut(key) {
             retry.pids.insert(pid);
         }
     }
 
-    /// How long until the next one is tried.
+    /// Time until the next retry.
     pub(super) fn wait(&self, now: Instant) -> Option<Duration> {
         let next = self.0.values().filter_map(|retry| retry.at).min();
         next.map(|at| at.saturating_duration_since(now))
     }
 
-    /// Images whose time has come, and the processes that map them.
+    /// Takes the images that are due, with the processes that map them.
     pub(super) fn due(&mut self, now: Instant) -> Vec<(ImageKey, BTreeSet<u32>)> {
         let due = self.0.iter_mut().filter(|(_, retry)| retry.at.is_some_and(|at| at <= now));
         let take = |(key, retry): (&ImageKey, &mut Retry)| {
@@ -113,7 +113,7 @@ impl Retries {
         due.map(take).collect()
     }
 
-    /// The run ends: what was not opened, why, and who maps it.
+    /// At the end of the run, takes the images that were not opened: path, reason, and the processes that map them.
     pub(super) fn left(&mut self) -> impl Iterator<Item = (PathBuf, String, BTreeSet<u32>)> + use<> {
         std::mem::take(&mut self.0)
             .into_values()
@@ -125,7 +125,7 @@ impl Retries {
 mod tests {
     use super::*;
 
-    /// What the kernel is short of may come back; what it forbids or does not have will not.
+    /// A shortage in the kernel is temporary; missing permissions or features are not.
     #[test]
     fn reasons_that_pass() {
         #[derive(Debug, thiserror::Error)]
@@ -142,7 +142,7 @@ mod tests {
         assert!(!NotOpened::from("too many images".to_owned()).passes);
     }
 
-    /// An image is tried a few times, later and later, for the processes that map it; then it is refused. Success begins anew.
+    /// An image is retried a few times, with growing delays, for the processes that map it; then it is refused. Success resets the count.
     #[test]
     fn tries() {
         let file = tempfile::NamedTempFile::new().unwrap();

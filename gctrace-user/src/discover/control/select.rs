@@ -1,4 +1,4 @@
-//! Processes that are selected one by one: by pid, with their descendants, or by name.
+//! Processes that are selected individually: by pid, with their descendants, or by name.
 
 use std::{
     collections::{BTreeSet, HashMap, HashSet},
@@ -11,32 +11,32 @@ use crate::{
     host::{called, proc::is_running, proc_root},
 };
 
-/// How often Ruby processes are asked for their names again: programs change them when they are up.
+/// Interval at which the names of known Ruby processes are read again: programs change them once they are up.
 const RENAMED: Duration = Duration::from_secs(1);
-/// How often all processes are: forked children take other names than their parents.
+/// The same interval for all processes: forked children take other names than their parents.
 const ALL_RENAMED: Duration = Duration::from_secs(5);
-/// Most Ruby processes of other names that are asked again.
+/// Maximum number of Ruby processes with other names whose names are read again.
 const CANDIDATES: usize = 4096;
-/// How often the end of the last selected process is looked for.
+/// Interval of checks whether the last selected process has ended.
 pub(super) const END_INTERVAL: Duration = Duration::from_millis(200);
-/// How often each selected process is looked at, in case the kernel skipped the event of its exit.
+/// Interval at which each selected process is checked, in case the kernel skipped the event of its exit.
 const SWEEP: Duration = Duration::from_secs(5);
 
-/// What is known of processes that are selected one by one.
+/// State of individually selected processes.
 #[derive(Debug, Default)]
 pub(super) struct Listed {
-    /// Pids that the user named and that were found to be Rubies, or to have started some.
+    /// Pids that the user named and that proved to be Rubies or to have Ruby descendants.
     roots: Vec<u32>,
-    /// Whether it has been reported that all of them have ended.
+    /// Whether the end of all of them has been reported.
     ended: bool,
     swept: Option<Instant>,
-    /// Ruby processes that have another name so far.
+    /// Ruby processes that have had other names so far.
     candidates: HashSet<u32>,
     asked: Option<Instant>,
     scanned: Option<Instant>,
 }
 
-/// Whether an interval has passed; it begins anew then.
+/// Whether `interval` has passed since `last`; if so, restarts it.
 pub(super) fn due(last: &mut Option<Instant>, interval: Duration) -> bool {
     let now = Instant::now();
     let due = last.is_none_or(|last| now - last >= interval);
@@ -49,7 +49,7 @@ pub(super) fn due(last: &mut Option<Instant>, interval: Duration) -> bool {
 impl Control {
     /// Selects the processes that the user named by pid.
     pub(super) fn begin_pids(&mut self) -> Result<(), String> {
-        // Its events have the id of the process, so nothing would be seen.
+        // It is a thread id. Its events have the id of the process, so none would be seen.
         for pid in self.selection.named() {
             if let Some(why) = decision::not_a_process(pid) {
                 return Err(format!("pid {pid}: {why}"));
@@ -79,7 +79,7 @@ impl Control {
             rubies += usize::from(self.inspect_or_why(pid).is_ok());
         }
         for &pid in &members {
-            // An exit before the selection was not reported.
+            // An exit before the selection is not reported.
             if rubies == 0 || !is_running(pid) {
                 self.probes.forget(pid);
             }
@@ -98,7 +98,7 @@ impl Control {
         Ok(())
     }
 
-    /// Selects a process and its descendants. Each is selected before its children are listed, and after that the kernel
+    /// Selects a process and its descendants. Each is selected before its children are listed, and from then on the kernel
     /// selects its new children, so none is missed.
     pub(super) fn select_tree(&mut self, root: u32) -> Result<BTreeSet<u32>, String> {
         let mut selected = BTreeSet::from([root]);
@@ -116,7 +116,7 @@ impl Control {
         }
     }
 
-    /// Looks at a selected process: `Err` says why it is no Ruby.
+    /// Inspects a selected process; `Err`: why it is not a Ruby.
     fn inspect_or_why(&mut self, pid: u32) -> Result<(), String> {
         match mappings::of_process(pid) {
             Err(error) => Err(decision::unreadable(&error).0),
@@ -125,7 +125,7 @@ impl Control {
         }
     }
 
-    /// A Ruby process was seen: selects it and its descendants if it has one of the names.
+    /// Handles a newly seen Ruby process: selects it and its descendants if it has one of the names.
     pub(super) fn consider_name(&mut self, pid: u32) {
         if self.selection.names.is_empty() || self.wants(pid) {
             return;
@@ -151,7 +151,7 @@ impl Control {
         }
     }
 
-    /// Asks for names again, from time to time.
+    /// Reads names again, at intervals.
     pub(super) fn ask_names(&mut self) {
         if self.selection.names.is_empty() || !due(&mut self.listed.asked, RENAMED) {
             return;
@@ -174,7 +174,7 @@ impl Control {
         }
     }
 
-    /// Reports, once, that the last selected process has ended, where no other can be selected any more.
+    /// Reports, once, that the last selected process has ended, if no other can be selected.
     pub(super) fn tell_end(&mut self) {
         if self.listed.ended || self.selection.is_open() || self.listed.roots.is_empty() {
             return;
@@ -193,7 +193,7 @@ impl Control {
     }
 }
 
-/// The descendants of a process at this moment.
+/// The current descendants of a process.
 pub(crate) fn descendants(root: u32) -> Vec<u32> {
     let mut children: HashMap<u32, Vec<u32>> = HashMap::new();
     match proc_root::pids() {
@@ -215,7 +215,7 @@ fn below(children: &HashMap<u32, Vec<u32>>, root: u32) -> Vec<u32> {
     let mut open = vec![root];
     while let Some(pid) = open.pop() {
         for &child in children.get(&pid).into_iter().flatten() {
-            // Pids are reused while they are listed, so there may be a circle.
+            // Pids may be reused while they are listed, so there may be a cycle.
             if seen.insert(child) {
                 found.push(child);
                 open.push(child);
@@ -229,7 +229,7 @@ fn below(children: &HashMap<u32, Vec<u32>>, root: u32) -> Vec<u32> {
 mod tests {
     use super::*;
 
-    /// All generations, each process once, even where reused pids form a circle.
+    /// All generations, each process once, even if reused pids form a cycle.
     #[test]
     fn generations() {
         let children = HashMap::from([(1, vec![2, 3]), (3, vec![4]), (4, vec![1, 5]), (9, vec![8])]);

@@ -1,14 +1,14 @@
-//! The sites that were found in files that servers map, each file searched once.
+//! The sites found in files that servers map; each file is searched once.
 
 use std::{collections::HashMap, fs::File};
 
 use super::super::{identity::ImageKey, mappings::ExecutableMapping};
 use crate::{elf::ElfImage, host::root_file, ruby::requests::RequestRefusal};
 
-/// Sites, or why there are none, by file.
+/// The sites of each file, or why it has none.
 pub(super) struct SiteCache<S>(HashMap<ImageKey, Result<Vec<S>, String>>);
 
-/// A mapped file, opened, and its sites.
+/// A mapped file: its identity, an open descriptor, and its sites.
 pub(super) type Found<S> = (ImageKey, File, Vec<S>);
 
 impl<S> Default for SiteCache<S> {

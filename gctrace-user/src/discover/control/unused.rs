@@ -1,8 +1,8 @@
-//! Images that no process uses any more: their probes are detached, and their indices given back.
+//! Images that no process uses any more: their probes are detached and their indices released.
 //!
-//! A probe holds on to its file: the kernel has a reference to the inode (`uprobe_register`, kernel/events/uprobes.c) and to the mount
-//! (`bpf_uprobe_multi_link_attach`, `kernel/trace/bpf_trace.c`). While that of a program that is gone is probed, its disk space is not freed and
-//! its file system stays in use; and a host that is watched for months sees more images come and go than there are indices.
+//! A probe keeps its file in use: the kernel holds a reference to the inode (`uprobe_register`, kernel/events/uprobes.c) and to the mount
+//! (`bpf_uprobe_multi_link_attach`, `kernel/trace/bpf_trace.c`). While the file of a removed program is probed, its disk space is not freed and
+//! its file system stays busy; and a host that is watched for months sees more images come and go than there are indices.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -15,36 +15,36 @@ use std::{
 use super::{super::identity::ImageKey, Control, ProbedImage, Verdict, select::due};
 use crate::{bpf::AttachError, discover::mappings, host::proc_root};
 
-/// How often images are looked at.
+/// Interval between checks of all images.
 const LOOK: Duration = Duration::from_secs(5);
-/// How often it is looked in the memory of a process that used an image, which may have become another program.
+/// Interval at which the mappings of a process that used an image are read again: it may run another program by then.
 const CHECKED: Duration = Duration::from_mins(1);
-/// How long no process must have used an image: a program that is started every minute is seen from its beginning.
+/// Minimum time without a user before an image is retired: a program started every minute stays traced from its start.
 const UNUSED: Duration = Duration::from_mins(5);
-/// With fewer spare indices, images do not wait to be given back.
+/// With fewer spare indices than this, unused images are retired without waiting.
 const SPARE: usize = 32;
-/// How many images are given back at once: probes that are attached at that time wait for theirs to be detached.
+/// Maximum number of images retired at a time: attaching probes has to wait while theirs are being detached.
 const GIVEN_BACK: usize = 8;
-/// Files without a Ruby that are remembered; all are forgotten when there are more.
+/// Maximum number of remembered verdicts; above it, those on files without a Ruby are forgotten.
 const OTHERS_REMEMBERED: usize = 65_536;
 
-/// What is known of the use of an image.
+/// Usage of an image.
 #[derive(Default)]
 struct Use {
-    /// A process that uses it.
+    /// A process that is known to use it.
     user: Option<u32>,
-    /// When it was last looked whether that process still does, if it is the same.
+    /// When that process was last checked to use it still.
     checked: Option<Instant>,
-    /// Since when no process is known that does.
+    /// Since when it has no known user.
     since: Option<Instant>,
-    /// Found where programs are installed, and probed for those that will run it.
+    /// Found where programs are installed, and probed for future processes.
     installed: bool,
-    /// Not looked for in the memory of all processes before.
+    /// The earliest time to search the mappings of all processes for it.
     not_before: Option<Instant>,
 }
 
 impl Use {
-    /// Whether the process that was known to use it may still do so.
+    /// Whether the known user may still use it.
     fn still_has_user(&mut self, keys: &[ImageKey], now: Instant) -> bool {
         let Some(pid) = self.user.filter(|&pid| !proc_root::is_gone(pid)) else { return false };
         if self.checked.is_some_and(|checked| now.saturating_duration_since(checked) < CHECKED) {
@@ -54,7 +54,7 @@ impl Use {
         mapped(pid).map_or(true, |mapped| is_any(&mapped, keys))
     }
 
-    /// Whether an image without a known user is to be looked for in all processes, and given back if none uses it.
+    /// Whether all processes must be searched for an image without a known user; it is retired if none uses it.
     fn is_over(&self, deleted: bool, wait: Duration, now: Instant) -> bool {
         let Some(since) = self.since else { return false };
         let waited = deleted || !self.installed && now.saturating_duration_since(since) >= wait;
@@ -62,21 +62,21 @@ impl Use {
     }
 }
 
-/// What is probed for all processes that map it.
+/// A file that is probed for all processes that map it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(super) enum Probed {
-    /// An image. Libraries with a GC go with their Ruby, which those who use them use, too.
+    /// An image. A GC library is handled together with its Ruby, because its users use that, too.
     Image(u32),
-    /// A library of servers.
+    /// A library that servers map.
     Library(ImageKey),
 }
 
-/// What is probed, each with all identities of its file.
+/// The probed files, each with all its identities.
 type Files = Vec<(Probed, Vec<ImageKey>)>;
-/// A process that uses each, where there is one; `None`: not all processes could be looked at.
+/// One user of each probed file that has any; `None`: some process could not be inspected.
 type Users = Option<HashMap<Probed, u32>>;
 
-/// What is known of the use of images.
+/// Usage of all probed files.
 #[derive(Default)]
 pub(super) struct Unused {
     probed: HashMap<Probed, Use>,
@@ -85,39 +85,39 @@ pub(super) struct Unused {
 }
 
 impl Unused {
-    /// A process uses an image.
+    /// Records that a process uses an image.
     pub(super) fn used(&mut self, image: u32, pid: u32) {
         self.has_user(Probed::Image(image), pid);
     }
 
-    /// A process maps what is probed.
+    /// Records that a process maps a probed file.
     pub(super) fn has_user(&mut self, probed: Probed, pid: u32) {
         let known = self.probed.entry(probed).or_default();
         (known.user, known.checked, known.since) = (Some(pid), None, None);
     }
 
-    /// It is not probed any more.
+    /// Forgets a file that is no longer probed.
     pub(super) fn forget(&mut self, probed: Probed) {
         self.probed.remove(&probed);
         if let Some((all, _)) = &mut self.search {
-            // Another image may have its index when the search ends.
+            // Another image may have this index when the running search ends.
             all.retain(|other| *other != probed);
         }
     }
 
-    /// An image is probed although no process may use it yet.
+    /// Records that an image is installed and probed, possibly before any process uses it.
     pub(super) fn is_installed(&mut self, image: u32) {
         self.probed.entry(Probed::Image(image)).or_default().installed = true;
     }
 }
 
 impl Control {
-    /// A process uses an image.
+    /// Records that a process uses an image.
     pub(in crate::discover) fn used(&mut self, traced: &ProbedImage, pid: u32) {
         self.unused.used(traced.index, pid);
     }
 
-    /// Reserves an index for an image; where all are taken, some images that nobody uses give theirs back first. `kept` does not: it is
+    /// Reserves an index for an image; if all are taken, some unused images are retired first, except `kept`, which is
     /// about to be used.
     pub(super) fn reserve_image(&mut self, kept: Option<u32>) -> Result<u32, AttachError> {
         let reserved = self.probes.reserve_image();
@@ -133,7 +133,7 @@ impl Control {
                 None => unused.push(probed),
             }
         }
-        // Those that are installed last, and of the others first what has not been used for longest.
+        // Installed images last; the other ones in order of how long they have been unused, longest first.
         unused.sort_by_key(|probed| {
             let known = self.unused.probed.get(probed);
             known.map(|known| (known.installed, known.since.is_none(), known.since))
@@ -144,9 +144,9 @@ impl Control {
         self.probes.reserve_image()
     }
 
-    /// Gives back what no process has used for a while, and at once what cannot be used again because its file was deleted.
+    /// Retires images that no process has used for a while, and at once those that cannot be used again because their file was deleted.
     pub(super) fn give_back_unused(&mut self) {
-        // Of mappings that are not looked at yet one may be of such an image.
+        // A mapping whose process is not known yet may be of such an image.
         if !self.watches_others()
             || self.unattributed.as_ref().is_some_and(|records| records.wait().is_some())
         {
@@ -187,7 +187,7 @@ impl Control {
         }
         let all = files.iter().map(|(probed, _)| *probed).collect();
         let followed = self.probes.followed();
-        // A host may have thousands of processes, and new ones must not wait for their probes meanwhile.
+        // In a separate thread: a host may have thousands of processes, and new ones must not wait for their probes meanwhile.
         let search = std::thread::Builder::new().name("gctrace-unused".to_owned());
         match search.spawn(move || users(&files, &followed)) {
             Ok(search) => self.unused.search = Some((all, search)),
@@ -203,19 +203,19 @@ impl Control {
                 None => known.not_before = Some(Instant::now() + UNUSED),
                 Some(users) => match users.get(&probed) {
                     Some(&pid) => self.unused.has_user(probed, pid),
-                    // It may have been used since.
+                    // It may have been used since the search.
                     None if known.user.is_none() => unused.push(probed),
                     None => {}
                 },
             }
         }
-        // The rest next time.
+        // The remaining ones are retired next time.
         for probed in unused.into_iter().take(GIVEN_BACK) {
             self.retire(probed);
         }
     }
 
-    /// Images that are probed by themselves.
+    /// The images that are probed on their own (not GC libraries), with all their identities.
     fn probed_images(&self) -> BTreeMap<Probed, (Arc<ProbedImage>, Vec<ImageKey>)> {
         let mut found = BTreeMap::new();
         for (key, verdict) in &self.verdicts {
@@ -242,8 +242,8 @@ impl Control {
         self.give_back_tables(|verdict| matches!(verdict, Some(Verdict::Traced(_))));
     }
 
-    /// Whether a process that has hit a probe of an image, or was forked by one that had, still uses it. It may have begun after the search, or
-    /// have been forked while that went on.
+    /// Whether a process that has hit a probe of an image, or was forked by such a process, still uses the image. It may have started after
+    /// the search, or have been forked during it.
     fn has_hits(&mut self, index: u32) -> bool {
         let keys = self.keys_of(index);
         for own in [self.libraries_of(&keys), vec![index]].concat() {
@@ -252,7 +252,7 @@ impl Control {
                     self.unused.used(index, pid);
                     return true;
                 }
-                // The next image with that index is another one.
+                // The index will be reused for another image.
                 self.probes.unset_ruby(pid, own, bias);
             }
         }
@@ -264,7 +264,7 @@ impl Control {
         self.probed_images().remove(&Probed::Image(index)).map(|(_, keys)| keys).unwrap_or_default()
     }
 
-    /// The probed libraries with a GC of a Ruby.
+    /// The probed GC libraries of a Ruby.
     pub(super) fn libraries_of(&self, ruby: &[ImageKey]) -> Vec<u32> {
         let its = self.libraries.iter().filter(|((_, of), _)| ruby.contains(of));
         its.filter_map(|(_, verdict)| match verdict {
@@ -274,7 +274,7 @@ impl Control {
         .collect()
     }
 
-    /// Unwind tables hold on to their files, too. Those of files with such verdicts are kept while the files are there.
+    /// Unwind tables keep their files in use as well. Those of files whose verdict `kept` accepts remain while the files exist.
     fn give_back_tables(&mut self, kept: impl Fn(Option<&Verdict>) -> bool) {
         if let Some(native) = &mut self.native {
             native.give_back_unused(|key| kept(self.verdicts.get(key)));
@@ -297,8 +297,8 @@ impl Control {
     }
 }
 
-/// Looks for these images in the memory of all processes. Not all of them may be open to gctrace; one whose probes were hit is among those that
-/// are followed.
+/// Searches the mappings of all processes for these images. Some processes may be inaccessible to gctrace; those whose probes were hit are
+/// among the `followed` ones.
 fn users(files: &Files, followed: &[u32]) -> Users {
     let mut found = HashMap::new();
     for pid in proc_root::listed().ok()? {
@@ -314,20 +314,20 @@ fn users(files: &Files, followed: &[u32]) -> Users {
     Some(found)
 }
 
-/// A process whose memory cannot be looked at.
+/// The mappings of a process cannot be read.
 pub(super) struct Unreadable {
-    /// It must not be; else gctrace is short of something.
+    /// Access is denied; otherwise gctrace lacks some resource.
     denied: bool,
 }
 
-/// The identities of the files that a process maps; none if it is gone.
+/// The identities of the files that a process maps; empty if it is gone.
 pub(super) fn mapped(pid: u32) -> Result<Vec<ImageKey>, Unreadable> {
     let mappings = match mappings::of_process(pid) {
         Ok(mappings) => mappings,
         Err(_) if proc_root::is_gone(pid) => return Ok(Vec::new()),
         Err(error) => return Err(Unreadable { denied: mappings::is_denied(&error) }),
     };
-    // The first thread has ended, and others may go on: then its maps show nothing.
+    // The first thread has ended while others may continue: then its maps are empty.
     if mappings.is_empty() && !proc_root::is_single(pid) {
         return Err(Unreadable { denied: true });
     }
@@ -335,7 +335,7 @@ pub(super) fn mapped(pid: u32) -> Result<Vec<ImageKey>, Unreadable> {
     for mapping in mappings {
         match ImageKey::of(&mapping.file(pid)) {
             Ok(key) => keys.push(key),
-            // The mapping is gone.
+            // The mapping has been removed.
             Err(error) if error.kind() == ErrorKind::NotFound => {}
             Err(error) => return Err(Unreadable { denied: error.kind() == ErrorKind::PermissionDenied }),
         }
@@ -351,7 +351,7 @@ pub(super) fn is_any(mapped: &[ImageKey], keys: &[ImageKey]) -> bool {
 mod tests {
     use super::*;
 
-    /// A deleted file goes at once, an installed one stays, and others wait; none goes that has a user.
+    /// A deleted file is retired at once, an installed one never, and others after a wait; a file with a user is not retired.
     #[test]
     fn what_is_over() {
         let begin = Instant::now();
@@ -368,7 +368,7 @@ mod tests {
         assert!(!Use { user: Some(1), ..Use::default() }.is_over(true, UNUSED, at(100_000)));
     }
 
-    /// This test's own program is found in its process; another file is not, nor any in a process that is gone.
+    /// This test's own program is found in its process; another file is not, and a process that is gone has no files.
     #[test]
     fn own_program() {
         let own = std::process::id();

@@ -1,4 +1,4 @@
-//! Watching: new mappings, answers of servers, cgroups and orders about the GVL, until the run ends.
+//! Watching: new mappings, server responses, cgroups and orders about the GVL, until the run ends.
 
 use std::{
     collections::HashSet,
@@ -24,31 +24,31 @@ use crate::{
     native::Tables,
 };
 
-/// How long nothing must happen before an image is finished, or an installed one is prepared.
+/// Idle time before an image is finished or an installed one is prepared.
 const PREPARING: Duration = Duration::from_millis(20);
 
-/// What watching ends with, besides the run.
+/// When watching ends, besides the end of the run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Until {
-    /// Nothing else.
+    /// Not before the end of the run.
     Stopped,
-    /// Nothing waits for a server.
+    /// When no image waits for a server.
     Answered,
 }
 
-/// Forks and ends of processes. Each CPU has records of its own, which are read one CPU after the other: the end of a process can be
-/// read before its fork, but not earlier than in the round before.
+/// Forks and exits of processes. Each CPU has its own records, which are read one CPU after the other: the exit of a process may be
+/// read before its fork, but at most one round earlier.
 #[derive(Default)]
 struct Lives {
-    /// Processes whose end was read in the round before.
+    /// Processes whose exit was read in the previous round.
     before: Vec<u32>,
 }
 
 impl Lives {
-    /// Which processes have ended, after all forks of a round were handled.
+    /// The processes that have ended, to be called after all forks of a round were handled.
     fn ended(&mut self, forks: &[(u32, u32)], exits: Vec<u32>, runs: impl Fn(u32) -> bool) -> Vec<u32> {
         let forked: HashSet<u32> = forks.iter().map(|&(_, child)| child).collect();
-        // Of a pid that was forked and has ended, either can be the last: pids are used again.
+        // If a pid was both forked and ended, either event can be the later one, because pids are reused.
         let of_before = self.before.iter().filter(|pid| forked.contains(pid));
         let ended = exits.iter().chain(of_before).copied();
         let ended = ended.filter(|pid| !forked.contains(pid) || !runs(*pid)).collect();
@@ -58,10 +58,10 @@ impl Lives {
 }
 
 impl Control {
-    /// Attaches or detaches the GVL probes, as was ordered last.
+    /// Executes the latest order to attach or detach the GVL probes.
     fn take_gvl_orders(&mut self) {
         let mut orders = [0; 16];
-        // Nothing there is an error, too.
+        // An empty socket is reported as an error, too.
         let taken = self.gvl_orders.read(&mut orders).unwrap_or(0);
         let attached = match orders[..taken].last() {
             Some(&GVL_ATTACH) => match self.probes.resume_gvl() {
@@ -81,7 +81,7 @@ impl Control {
         self.tell(ControlEvent::GvlProbes { attached });
     }
 
-    /// Handles new mappings and answers until asked to stop, which gives `false`, or until nothing waits for an answer.
+    /// Handles new mappings and responses until told to stop (returns `false`) or until nothing waits for a response (returns `true`).
     pub(super) fn watch(&mut self, watch: &mut MappingWatch, stop: &OwnedFd, until: Until) -> bool {
         let mut lost = watch.lost();
         let mut lives = Lives::default();
@@ -129,7 +129,7 @@ impl Control {
                     return false;
                 }
             }
-            // First: somebody may wait for it.
+            // First: a writer may be blocked.
             self.make_way();
             self.take_gvl_orders();
             self.take_responses();
@@ -189,7 +189,7 @@ impl Control {
         }
     }
 
-    /// Watches and samples CPUs that have come online, too.
+    /// Starts watching and sampling CPUs that have come online.
     fn look_at_cpus(&mut self, watch: &mut MappingWatch) {
         match watch.look_at_cpus() {
             Ok(false) => {}
@@ -204,7 +204,7 @@ impl Control {
         }
     }
 
-    /// Mappings were made of which there are no records: reads them all again.
+    /// Some mappings have no records: reads those of all processes again.
     fn read_all_again(&mut self) {
         self.look_again();
         if let Some(native) = &mut self.native {
@@ -212,7 +212,7 @@ impl Control {
         }
     }
 
-    /// A process has mapped code.
+    /// Handles a new executable mapping of a process.
     fn mapped_code(&mut self, pid: u32, mapping: ExecutableMapping) {
         let selectable = self.watches_others() || self.probes.is_selected(pid);
         if let Some(groups) = &mut self.groups
@@ -225,7 +225,7 @@ impl Control {
         }
     }
 
-    /// Finds out who has mapped what was recorded without a pid.
+    /// Finds the processes of mappings that were recorded without a pid.
     fn attribute_mappings(&mut self) {
         let Some(unattributed) = &mut self.unattributed else { return };
         if unattributed.overflowed() {
@@ -233,7 +233,7 @@ impl Control {
         }
         for AttributedMapping { pid, mapping, file } in unattributed.find() {
             let verdict = self.verdict(pid, &mapping);
-            // A file that could not be opened says nothing of the image, and its verdict is not kept.
+            // If a file could not be opened, its verdict is not stored and says nothing about the image.
             let holds_none = verdict.is_some_and(|(key, verdict)| {
                 matches!(verdict, Verdict::NotRuby) && self.verdicts.contains_key(&key)
             });
@@ -249,7 +249,7 @@ impl Control {
 mod tests {
     use super::*;
 
-    /// A child whose end is read before its fork is forgotten all the same; a pid that was used again is not.
+    /// A child whose exit is read before its fork is forgotten all the same; a reused pid is not.
     #[test]
     fn ends_before_forks() {
         let mut lives = Lives::default();

@@ -1,5 +1,5 @@
-//! Files that somebody writes to in place while they are probed: their probes are detached before he may (see [`Lease`]), and files whose
-//! content has changed are not probed again. Processes that were probed keep the old code where a probe was, so that probes of the new code do not fit them.
+//! Files that are written to in place while they are probed: their probes are detached before the writer proceeds (see [`Lease`]), and files
+//! with changed content are not probed again. Processes that were probed keep the old code where a probe was, so probes of the new code do not fit.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -28,23 +28,23 @@ use crate::{
     console::say,
 };
 
-/// How often files without a lease are compared.
+/// Interval at which files without a lease are compared.
 const LOOK: Duration = Duration::from_secs(5);
-/// Files that are remembered.
+/// Maximum number of remembered files; the oldest are evicted above it.
 const REMEMBERED: usize = 1024;
 
-/// What is known of writers.
+/// State of written files.
 #[derive(Default)]
 pub(super) struct Writers {
-    /// Readable when one waits.
+    /// Readable when a writer is waiting.
     wakes: Option<UnixStream>,
     looked: Option<Instant>,
-    /// Files that were opened for writing while they were probed, as they were then.
+    /// Files that were opened for writing while they were probed, with their state of that time.
     opened: Vec<(ImageKey, Arc<Lease>)>,
 }
 
 impl Writers {
-    /// Has the signal answered that the kernel sends for each writer: by default it ends a program.
+    /// Handles the signal that the kernel sends for each writer: by default it terminates the program.
     pub(super) fn watch() -> io::Result<Self> {
         let (wakes, wake) = UnixStream::pair()?;
         wakes.set_nonblocking(true)?;
@@ -56,7 +56,7 @@ impl Writers {
         self.wakes.as_ref().map(|wakes| wakes.as_fd())
     }
 
-    /// Whether files are to be looked at now.
+    /// Whether files must be checked now.
     fn is_time(&mut self) -> bool {
         let mut bytes = [0; 64];
         let mut woken = false;
@@ -66,7 +66,7 @@ impl Writers {
         due(&mut self.looked, LOOK) || woken
     }
 
-    /// Why a file is not probed again that has this content. Where only its times have changed (`touch`), it is what it was.
+    /// Why a file with this content is not probed again. If only its times have changed (`touch`), the file counts as unchanged.
     fn refuses(&self, key: &ImageKey, content: Option<Content>) -> Option<&'static str> {
         let changed = |(known, lease): &(ImageKey, Arc<Lease>)| {
             known.may_have_been(key) && (known != key || lease.is_changed()) && !lease.has_held(content)
@@ -78,7 +78,7 @@ impl Writers {
     }
 
     fn remember(&mut self, keys: &[ImageKey], lease: &Arc<Lease>) {
-        // What was deleted cannot be mapped any more, and its number may be given to another file.
+        // A deleted file cannot be mapped again, and its inode number may be reused for another file.
         self.opened.retain(|(key, lease)| !keys.contains(key) && !lease.is_deleted());
         if self.opened.len() >= REMEMBERED {
             self.opened.remove(0);
@@ -88,7 +88,7 @@ impl Writers {
 }
 
 impl Control {
-    /// Makes writers of a file wait from now on. It must be the one that has been read: `key` is its identity from before.
+    /// Blocks writers of a file from now on. The file must still be the one that was analysed: `key` is its identity from before.
     pub(super) fn lease(
         &self,
         key: &ImageKey,
@@ -97,7 +97,7 @@ impl Control {
     ) -> Result<Arc<Lease>, NotOpened> {
         let lease = file.try_clone().and_then(|file| match scope {
             Scope::All => Lease::take(file),
-            // Only this process has the probes, and has mapped the file.
+            // Only this process has the probes, and it has already mapped the file.
             Scope::One(_) => Lease::without(file),
         });
         let lease = lease.map_err(|error| {
@@ -109,7 +109,7 @@ impl Control {
             };
             NotOpened::by(&error, reason)
         })?;
-        // Nobody writes to it now.
+        // With the lease held, nobody is writing to the file.
         let content = cache::content(file);
         if let Some(reason) = self.writers.refuses(key, content) {
             return Err(reason.to_owned().into());
@@ -122,7 +122,7 @@ impl Control {
         Err(NotOpened { reason: "the file was written to while it was analysed".to_owned(), passes: true })
     }
 
-    /// Detaches the probes of files that somebody writes to, or waits to.
+    /// Detaches the probes of files that are being written to or that a writer is waiting for.
     pub(super) fn make_way(&mut self) {
         if !self.writers.is_time() {
             return;
@@ -139,7 +139,7 @@ impl Control {
             }
         }
         for (key, image) in written {
-            // Another identity of the same file was first.
+            // The image may have been handled already through another identity of the same file.
             if let Some(Verdict::Traced(ruby)) = self.verdicts.get(&key).cloned() {
                 self.leave(&ruby, &image);
             }
@@ -152,7 +152,7 @@ impl Control {
         }
     }
 
-    /// Detaches a Ruby of which a file, its own or that of its GC, is written to. Once nobody has that open any more it is looked at again.
+    /// Detaches a Ruby whose file, or that of its GC, is written to. It is inspected again when no process has the file open for writing.
     fn leave(&mut self, ruby: &ProbedImage, written: &ProbedImage) {
         let keys = self.keys_of(ruby.index);
         let parts: Vec<u32> = self.libraries_of(&keys).into_iter().chain([ruby.index]).collect();
@@ -165,7 +165,7 @@ impl Control {
         }
         self.retire_image(ruby.index, "it is written to in place");
         for (pid, index, bias) in &users {
-            // The next image with that index is another one.
+            // The index will be reused for another image.
             self.probes.unset_ruby(*pid, *index, *bias);
         }
         self.probes.await_detached();
@@ -190,7 +190,7 @@ impl Control {
         }
     }
 
-    /// The same with a library of servers, whose requests are not seen any more.
+    /// The same for a library of servers, whose requests are then no longer traced.
     fn leave_library(&mut self, key: &ImageKey) {
         let servers: Vec<u32> = self.servers.processes.keys().copied().collect();
         for pid in servers {
@@ -209,7 +209,7 @@ impl Control {
         }
     }
 
-    /// Why the library of a server is not probed.
+    /// Takes a lease on the library of a server; `Err`: why the library is not probed.
     pub(super) fn lease_library(
         &self,
         key: &ImageKey,

@@ -14,7 +14,7 @@ fn of_file(path: &Path) -> Survey {
     survey(&subjects, &mut Cache::none())
 }
 
-/// Of a named file its processes are looked for, those of others are not shown. A Ruby whose library is missing is not "no Ruby".
+/// For a named file, its processes are searched, and processes of other files are not shown. A Ruby with a missing library is not "no Ruby".
 #[test]
 fn files() {
     let mut ruby = Command::new("/usr/bin/ruby3.1")

@@ -27,13 +27,13 @@ struct Args {
     files: Vec<PathBuf>,
 }
 
-/// A series: the releases that were looked at, and where a structure changed inside it.
+/// A series: the releases that were examined, and the releases in it that changed a structure.
 struct Series {
     from: Release,
     to: Release,
-    /// Tag and first release with another layout.
+    /// Tag of a structure and the first release with a different layout.
     changes: &'static [(&'static str, Release)],
-    /// Tag and last release, where more is known of a structure than of the series.
+    /// Tag of a structure and the last release for which its layout is known, where that is beyond the series' last release.
     longer: &'static [(&'static str, Release)],
 }
 
@@ -41,7 +41,7 @@ const fn series(from: Release, to: Release, changes: &'static [(&'static str, Re
     Series { from, to, changes, longer: &[] }
 }
 
-/// What is read of the object space and of what names frames, known up to this release.
+/// The structures read for the object space and for frame names, known up to this release.
 const fn longer(to: Release) -> [(&'static str, Release); 16] {
     [
         ("rb_objspace", to),
@@ -64,9 +64,9 @@ const fn longer(to: Release) -> [(&'static str, Release); 16] {
 }
 
 /// Found by comparing the definitions of these structures (and of all structures and limits they are made of) over
-/// every release tag of CRuby's repository; changes that move nothing a table holds were left out after comparing the
-/// DWARF of the releases on both sides. Two files of one range must give one layout, so that every further release
-/// that is given to this command checks the list.
+/// every release tag of CRuby's repository. Changes that do not move anything in a table were left out after comparing
+/// the DWARF of the releases on both sides. Two files of one range must have the same layout, so every further release
+/// given to this command checks the list.
 const SERIES: &[Series] = &[
     series((2, 6, 0), (2, 6, 10), &[]),
     series((2, 7, 0), (2, 7, 8), &[("rb_method_definition_struct", (2, 7, 6))]),
@@ -93,8 +93,8 @@ const SERIES: &[Series] = &[
             ("rb_vm_struct", (3, 2, 7)),
         ],
     ),
-    // Debian's 3.3.13, 3.3.14 and 3.4.11 have no public tags; their machine code gives the same places of everything that GC.stat
-    // reads, every key equals the witness's, and every frame of every thread is named as Ruby itself does.
+    // Debian's 3.3.13, 3.3.14 and 3.4.11 have no public tags. Their machine code has the same offsets for everything that GC.stat
+    // reads, every key equals the witness's, and every frame of every thread gets the name that Ruby itself reports.
     Series {
         longer: &longer((3, 3, 14)),
         ..series((3, 3, 0), (3, 3, 11), &[("rb_vm_struct", (3, 3, 1)), ("rb_vm_struct", (3, 3, 7))])
@@ -103,7 +103,7 @@ const SERIES: &[Series] = &[
     series((4, 0, 0), (4, 0, 5), &[("rb_classext_struct", (4, 0, 4))]),
 ];
 
-/// What one file gives.
+/// The contents of one input file.
 struct Input {
     version: RubyVersion,
     source: String,
@@ -176,7 +176,7 @@ fn read(path: &Path) -> Result<Input> {
     let found = dwarf::read_structs(&file, None, &tables::tags(), tables::UNITS)?;
     let build_id = image.build_id().context("no build id; link with -Wl,--build-id")?;
     let producer = found.producer.as_deref().unwrap_or("an unnamed compiler");
-    // "GNU C11 12.2.0 -mtune=generic …": who, not how; options that move members show in the layout itself.
+    // "GNU C11 12.2.0 -mtune=generic …": keep the compiler, drop its options; options that move members show in the layout itself.
     let compiler: Vec<&str> = producer.split(' ').take_while(|word| !word.starts_with('-')).collect();
     Ok(Input {
         version,

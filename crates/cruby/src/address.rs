@@ -19,7 +19,7 @@ macro_rules! address {
 }
 
 address! {
-    /// Stated virtual address: what the ELF file says (`p_vaddr` space).
+    /// Stated virtual address: the address in the ELF file (`p_vaddr` space).
     Svma
 }
 address! {
@@ -27,7 +27,7 @@ address! {
     Avma
 }
 address! {
-    /// Byte offset in the ELF file; what a uprobe is attached to.
+    /// Byte offset in the ELF file, where uprobes are attached.
     FileOffset
 }
 

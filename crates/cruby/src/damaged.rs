@@ -4,7 +4,7 @@ use std::io;
 
 use crate::elf::ReadAt;
 
-/// A file in which some bytes differ and which may end early, without a copy of it.
+/// A damaged file, without a copy of its bytes: some bytes are patched, and it may end early.
 pub(crate) struct Damaged<'a> {
     pub(crate) bytes: &'a [u8],
     pub(crate) patches: Vec<(usize, u8)>,

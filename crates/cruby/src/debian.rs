@@ -1,8 +1,8 @@
 //! Debian's libruby of the series 3.1, on which unit tests run: whichever patch release is installed.
 //!
 //! Security updates replace this file, so no test may depend on its patch release, its build id or its addresses. Tests
-//! take versions, sections and symbols from the image. What is known of one build only, such as the exact addresses of
-//! its probe sites, is in [`KNOWN`] by build id, and every test checks something on an unknown build, too.
+//! take versions, sections and symbols from the image. Facts of one build only, such as the exact addresses of its probe
+//! sites, are in [`KNOWN`] by build id; every test also checks something on an unknown build.
 //!
 //! Compiled for tests only (`#[cfg(test)]` in both crates that use it): a library that cannot be read fails the test, so results
 //! are unwrapped.
@@ -22,27 +22,27 @@ use crate::{
     ruby::{RubyAnalysis, RubyVersion, analyse},
 };
 
-/// Names another libruby of the series to test on, such as the one of a root of the lab.
+/// Names another libruby of the series to test on, such as one in a root directory of the lab.
 const VARIABLE: &str = "GCTRACE_LIBRUBY";
 /// The name under which programs load the library, a link to the installed patch release.
 const SONAME: &str = "libruby-3.1.so.3.1";
-/// Where Debian's libraries for this processor are.
+/// Directory of Debian's libraries for this processor.
 const LIBRARIES: &str = "/usr/lib/x86_64-linux-gnu";
 
 /// Exact values of one build.
 pub(crate) struct Known {
     /// Its build id.
     build_id: &'static str,
-    /// Its version, as the package has it.
+    /// Its version, as in the package.
     pub(crate) version: RubyVersion,
     /// Addresses of the GC's event sites, by event. Those of 3.1.2 were confirmed by DWARF and by a dynamic comparison with
-    /// `GC.count`; those of 3.1.7 are the instructions behind the tests that `objdump -d` shows.
+    /// `GC.count`; those of 3.1.7 are the instructions after the tests in the output of `objdump -d`.
     pub(crate) sites: [&'static [u64]; Point::ALL.len()],
-    /// Registers that hold the objspace where a cycle starts, where marking ends, and where sweeping ends.
+    /// Registers that hold the objspace at the start of a cycle, at the end of marking and at the end of sweeping.
     pub(crate) registers: [u8; 3],
-    /// Numbers of GVL sites: waits, acquisitions, releases.
+    /// Number of GVL sites: waits, acquisitions, releases.
     pub(crate) gvl: [usize; 3],
-    /// Numbers of stores that take a page, and of similar ones that do not.
+    /// Number of stores that take a page, and of similar stores that do not.
     pub(crate) refill: (usize, usize),
 }
 
@@ -81,7 +81,7 @@ const KNOWN: [Known; 2] = [
 
 static PATH: LazyLock<PathBuf> = LazyLock::new(|| {
     let link = std::env::var_os(VARIABLE).map_or_else(|| Path::new(LIBRARIES).join(SONAME), PathBuf::from);
-    // The file itself: some tests must not be given a link.
+    // The file itself: some tests must not get a symbolic link.
     fs::canonicalize(&link).unwrap_or_else(|error| {
         panic!("{}: {error}; `cargo xtask setup --for test` installs it", link.display())
     })
@@ -114,13 +114,13 @@ pub(crate) fn libruby_analysis() -> &'static RubyAnalysis {
     &ANALYSIS
 }
 
-/// What is known of this very build, if it is a known one.
+/// The facts of this build, if it is a known one.
 pub(crate) fn known_libruby() -> Option<&'static Known> {
     let id = libruby_analysis().build_id.as_ref().unwrap().to_string();
     KNOWN.iter().find(|known| known.build_id == id)
 }
 
-/// Where the file has what is at a stated address, of code or data.
+/// File offset of a stated address of code or data.
 pub(crate) fn libruby_offset(address: Svma) -> usize {
     let segments = Headers::read(libruby_bytes()).unwrap().segments;
     let holds = |segment: &&LoadSegment| {
@@ -130,7 +130,7 @@ pub(crate) fn libruby_offset(address: Svma) -> usize {
     (segment.offset.0 + address.0 - segment.address.0) as usize
 }
 
-/// Where a section of the library lies in the file.
+/// Byte range of a section of the library in the file.
 pub(crate) fn libruby_section(name: &str) -> Range<usize> {
     let headers = Headers::read(libruby_bytes()).unwrap();
     let section = headers.section(name).unwrap_or_else(|| panic!("the library has no section {name}"));

@@ -50,7 +50,7 @@ pub enum ElfError {
 }
 
 impl ElfError {
-    /// A part of the file that is not as it has to be.
+    /// A part of the file that violates the format.
     pub fn malformed(what: &'static str, reason: impl Into<String>) -> Self {
         Self::Malformed { what, reason: reason.into() }
     }

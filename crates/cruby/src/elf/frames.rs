@@ -1,5 +1,5 @@
-//! Function extents from `.eh_frame`. Unlike symbols it is needed at run time, so strip keeps it, and it also covers
-//! static functions.
+//! Function extents from `.eh_frame`. Unlike symbols, the section is needed at run time, so strip keeps it, and it also
+//! covers static functions.
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -10,13 +10,13 @@ use super::ElfError;
 use super::headers::Machine;
 use crate::address::Svma;
 
-/// More functions than in any Ruby; bounds the memory that a hostile file can ask for.
+/// More functions than any Ruby has; bounds the memory that a hostile file can request.
 const MAX_FUNCTIONS: usize = 1 << 20;
 /// Compilers share a handful of common information entries among all functions.
 const MAX_CACHED_CIES: usize = 1 << 12;
-/// Bytes of what functions begin with in common, which is executed for each of them. Compilers write some twenty.
+/// Maximum bytes of a common information entry, whose instructions run for every function that uses it. Compilers emit about 20.
 pub(super) const MAX_CIE: usize = 512;
-/// What the stack looks like at the entry of a function: the DWARF number of the stack pointer, and how far it is from the
+/// State of the stack at the entry of a function: the DWARF number of the stack pointer, and its distance to the
 /// canonical frame address. On x86-64 the caller has pushed the return address.
 const fn at_entry(machine: Machine) -> (gimli::Register, i64) {
     match machine {
@@ -25,16 +25,16 @@ const fn at_entry(machine: Machine) -> (gimli::Register, i64) {
     }
 }
 
-/// A piece of code with its own frame description entry: a function, or the part of one that the compiler moved
+/// A range of code with its own frame description entry: a function, or the part of one that the compiler moved
 /// to `.text.unlikely`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FunctionRange {
     /// First address.
     pub start: Svma,
-    /// First address behind it.
+    /// First address after it.
     pub end: Svma,
     /// Whether the first unwind row has the shape of a function entry (on x86-64 CFA = rsp + 8: only the return
-    /// address is on the stack). Parts that are entered by jumps mostly begin inside a frame.
+    /// address is on the stack). Parts that are entered by jumps mostly start inside a frame.
     pub entry: bool,
 }
 
@@ -132,7 +132,7 @@ mod tests {
         FunctionRange { start: Svma(start), end: Svma(end), entry: true }
     }
 
-    /// Duplicate and nested entries disappear, adjacent ones stay.
+    /// Duplicate and nested entries are dropped, adjacent ones are kept.
     #[test]
     fn overlaps() {
         let mut functions = vec![range(0, 8), range(0, 8), range(4, 6), range(8, 9), range(20, 30)];

@@ -1,4 +1,4 @@
-//! Fuzzing of everything that reads bytes of an ELF file, with damaged copies of a real library.
+//! Fuzzes everything that reads bytes of an ELF file, with damaged copies of a real library.
 
 use std::sync::LazyLock;
 use std::time::{Duration, Instant};
@@ -13,7 +13,7 @@ use crate::damaged::Damaged;
 use crate::debian::{libruby_bytes, libruby_section};
 use crate::ruby::analyse;
 
-/// Parts of the file that decide how the rest is read: file header, program headers, section headers, and the sections
+/// Parts of the file that determine how the rest is read: file header, program headers, section headers, and the sections
 /// that the finder parses.
 static TARGETS: LazyLock<Vec<std::ops::Range<usize>>> = LazyLock::new(|| {
     let bytes = libruby_bytes();
@@ -29,17 +29,17 @@ fn byte() -> impl Strategy<Value = u8> {
     prop_oneof![Just(0), Just(0xff), Just(0x7f), Just(0x80), any::<u8>()]
 }
 
-/// A few changes, all in one part of the file.
+/// A few changes, all in the same part of the file.
 fn patches() -> impl Strategy<Value = Vec<(usize, u8)>> {
     select(TARGETS.clone()).prop_flat_map(|range| {
-        // The beginning of a table is where its sizes are.
+        // The sizes of a table are at its start.
         let end = range.end;
         let near = range.start..end.min(range.start + 64);
         prop::collection::vec((prop_oneof![near, range], byte()), 1..12)
     })
 }
 
-/// Far more than a sane file takes on a busy machine, far less than a runaway loop.
+/// Far more than a valid file takes on a busy machine, far less than a runaway loop.
 const LIMIT: Duration = Duration::from_secs(20);
 
 fn survives(patches: Vec<(usize, u8)>) {
@@ -60,20 +60,20 @@ fn survives(patches: Vec<(usize, u8)>) {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 40, failure_persistence: None, ..ProptestConfig::default() })]
 
-    /// Damage is an error, a refusal, or sites that can be probed; never a panic and never much time.
+    /// Damage causes an error, a refusal, or sites that can be probed; never a panic, and it never takes long.
     #[test]
     fn damaged_library(patches in patches()) {
         survives(patches);
     }
 
-    /// The same without section headers, where program headers and dynamic section are believed instead.
+    /// The same without section headers, so that program headers and the dynamic section are used instead.
     #[test]
     fn damaged_library_without_section_headers(patches in patches()) {
         let removed = (0x28..0x30).chain(0x3c..0x40).map(|at| (at, 0));
         survives(patches.into_iter().chain(removed).collect());
     }
 
-    /// Arbitrary bytes behind a valid identification.
+    /// Arbitrary bytes after a valid identification.
     #[test]
     fn arbitrary_bytes(mut bytes in prop::collection::vec(any::<u8>(), 0..4096)) {
         for (at, value) in b"\x7fELF\x02\x01\x01".iter().enumerate().take(bytes.len()) {

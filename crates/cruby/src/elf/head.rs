@@ -1,4 +1,4 @@
-//! What an ELF file says of itself before any of its code is loaded.
+//! Properties of an ELF file that are read before any of its code is loaded.
 
 use super::headers::Headers;
 use super::image::build_id;
@@ -12,7 +12,7 @@ pub struct ImageHead {
     pub file_size: u64,
     /// Its build id, if it has one.
     pub build_id: Option<BuildId>,
-    /// The loadable segments, as the file lists them.
+    /// The loadable segments, in file order.
     pub segments: Vec<LoadSegment>,
 }
 
@@ -24,7 +24,7 @@ impl ImageHead {
         Ok(Self { file_size, build_id: build_id(source, &headers)?, segments: headers.segments })
     }
 
-    /// Fills `buffer` with what the file holds at a stated address; `false` if it does not hold that many bytes there.
+    /// Fills `buffer` with the file's bytes at a stated address; `false` if the file does not hold that many bytes there.
     pub fn read_at(&self, source: &(impl ReadAt + ?Sized), address: Svma, buffer: &mut [u8]) -> bool {
         let len = buffer.len() as u64;
         let offset = self.segments.iter().find_map(|segment| {
@@ -41,7 +41,7 @@ mod tests {
     use super::*;
     use crate::debian::{libruby_file, libruby_image};
 
-    /// The head agrees with the image that is read in full, and reads the bytes that the image has.
+    /// The head agrees with the fully read image, and reads the same bytes.
     #[test]
     fn agrees_with_the_image() {
         let file = libruby_file();

@@ -10,7 +10,7 @@ use super::source::read_bytes;
 use super::{ElfError, ReadAt};
 use crate::address::{FileOffset, Svma};
 
-/// Processor an image is made for.
+/// Processor that an image is built for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub enum Machine {
     /// AMD64.
@@ -28,7 +28,7 @@ impl Machine {
 #[expect(clippy::struct_excessive_bools, reason = "independent facts of the file header")]
 #[derive(Debug)]
 pub struct Headers {
-    /// What it is made for.
+    /// The processor that it is built for.
     pub machine: Machine,
     /// `ET_EXEC`: addresses in the file are final.
     pub fixed_position: bool,
@@ -36,15 +36,15 @@ pub struct Headers {
     pub relocatable: bool,
     /// The `PT_LOAD` segments.
     pub segments: Vec<LoadSegment>,
-    /// Whether it names a dynamic linker: it is a program.
+    /// Whether it names a dynamic linker, that is, whether it is a program.
     pub has_interpreter: bool,
-    /// The sections; without section headers those that the program headers describe.
+    /// The sections; without section headers, those that the program headers describe.
     pub sections: Vec<Section>,
-    /// The file has no section headers; the sections are what the program headers show.
+    /// Whether the file lacks section headers, so that the sections come from the program headers.
     pub sectionless: bool,
 }
 
-/// Sections or program headers beyond this number are not an image that gctrace should load.
+/// Maximum number of sections or program headers; a file with more is refused.
 const MAX_HEADERS: u64 = 4096;
 const MAX_SECTION_NAMES: u64 = 1 << 20;
 
@@ -60,7 +60,7 @@ impl Headers {
         Self::read_rest(source, &header, machine)
     }
 
-    /// As [`Headers::read`] for a file of any machine, such as a BPF object.
+    /// As [`Headers::read`], but for a file of any machine, such as a BPF object.
     pub fn read_any_machine(source: &(impl ReadAt + ?Sized)) -> Result<Self, ElfError> {
         let header = read_file_header(source)?;
         Self::read_rest(source, &header, Machine::X86_64)
@@ -117,7 +117,7 @@ impl Headers {
         self.sections.iter().find(|s| s.kind == kind)
     }
 
-    /// The section that a section's `sh_link` names, such as the string table of a symbol table.
+    /// The section that a section's `sh_link` refers to, such as the string table of a symbol table.
     pub fn linked(&self, section: &Section) -> Option<&Section> {
         self.sections.get(section.link as usize)
     }

@@ -1,4 +1,4 @@
-//! An ELF image: everything about the file that finding probe sites needs, and nothing else of it in memory.
+//! An ELF image: everything in the file that finding probe sites needs; nothing else is kept in memory.
 
 use std::ops::Range;
 
@@ -16,12 +16,12 @@ use super::usdt::{self, UsdtProbe};
 use super::{ElfError, ReadAt};
 use crate::address::{FileOffset, Svma};
 
-/// Text beyond this is not a Ruby.
+/// Maximum bytes of the text; no Ruby has more.
 const MAX_TEXT: u64 = 256 << 20;
 const MAX_DATA: u64 = 64 << 20;
 const MAX_SMALL: u64 = 1 << 20;
 
-/// Bytes of one section that stay in memory.
+/// Bytes of one section that are kept in memory.
 #[derive(Debug)]
 struct Region {
     address: u64,
@@ -39,7 +39,7 @@ impl Region {
     }
 }
 
-/// What gctrace keeps of an ELF file.
+/// The parts of an ELF file that gctrace keeps.
 #[derive(Debug)]
 pub struct ElfImage {
     machine: Machine,
@@ -62,14 +62,14 @@ pub struct ElfImage {
 }
 
 impl ElfImage {
-    /// Reads an image. Of the contents only code, constants, unwind and symbol tables are read. Without section headers
-    /// the program headers have to do.
+    /// Reads an image. Only its code, constants, unwind and symbol tables are loaded. Without section headers the program
+    /// headers are used instead.
     pub fn read(source: &(impl ReadAt + ?Sized)) -> Result<Self, ElfError> {
         let headers = Headers::read(source)?;
         let text_section = headers.section(".text").ok_or(ElfError::MissingSection(".text"))?;
         let text_range = section_range(text_section)?;
 
-        // The unwind table goes first: its bytes are dropped before the text is loaded, which keeps the peak low.
+        // The unwind table is read first: its bytes are dropped before the text is loaded, which keeps peak memory low.
         let eh_frame = headers.section(".eh_frame").ok_or(ElfError::MissingSection(".eh_frame"))?;
         let functions = frames::function_ranges(
             &eh_frame.read(source, ".eh_frame", MAX_DATA)?,
@@ -86,7 +86,7 @@ impl ElfImage {
         let relocations = plt::relocations(source, &headers)?;
         let mut stubs = plt::stubs(source, &headers)?;
         if headers.sectionless {
-            // Whole code was searched, so what looks like a stub may be the middle of something else.
+            // All code was searched, so an apparent stub may be the middle of something else.
             stubs.retain(|(_, slot)| relocations.binary_search_by_key(slot, |&(slot, _)| slot).is_ok());
         }
         Ok(Self {
@@ -115,7 +115,7 @@ impl ElfImage {
         &self.usdt
     }
 
-    /// The processor it is made for.
+    /// The processor it is built for.
     pub fn machine(&self) -> Machine {
         self.machine
     }
@@ -130,17 +130,17 @@ impl ElfImage {
         self.build_id.as_ref()
     }
 
-    /// The loadable segments, as the file lists them.
+    /// The loadable segments, in file order.
     pub fn segments(&self) -> &[LoadSegment] {
         &self.segments
     }
 
-    /// Whether it names a program interpreter, that is, can be started.
+    /// Whether it names a program interpreter, that is, whether it can be executed.
     pub fn has_interpreter(&self) -> bool {
         self.has_interpreter
     }
 
-    /// Whether it declares that it works with shadow stacks, so that a process may run it with them.
+    /// Whether it declares support for shadow stacks, so that a process may run it with them.
     pub fn allows_shadow_stacks(&self) -> bool {
         self.shadow_stacks
     }
@@ -150,12 +150,12 @@ impl ElfImage {
         &self.dynamic.needed
     }
 
-    /// `DT_RUNPATH`, else `DT_RPATH`, unexpanded.
+    /// `DT_RUNPATH`, or else `DT_RPATH`, unexpanded.
     pub fn run_path(&self) -> Option<&str> {
         self.dynamic.run_path.as_deref()
     }
 
-    /// Addresses of zero-initialised data.
+    /// Address range of zero-initialised data.
     pub fn bss(&self) -> Range<Svma> {
         self.bss.clone()
     }
@@ -186,24 +186,24 @@ impl ElfImage {
         &self.symbols
     }
 
-    /// Makes it the image of the stripped file.
+    /// Turns it into the image of the stripped file.
     #[cfg(test)]
     pub(crate) fn forget_symbols(&mut self) {
         self.symbols = SymbolTable::default();
     }
 
-    /// The defined symbol of that name, exported or not.
+    /// The defined symbol with this name, exported or not.
     pub fn symbol(&self, name: &str) -> Option<Symbol<'_>> {
         self.dynamic_symbols.find(name).or_else(|| self.symbols.find(name))
     }
 
-    /// Name of the function that covers the address: from `.symtab`, else from the exports.
+    /// Name of the function that covers the address: from `.symtab`, or else from the exports.
     pub fn function_name(&self, address: Svma) -> Option<&str> {
         let symbol = self.symbols.function_covering(address);
         Some(symbol.or_else(|| self.dynamic_symbols.function_covering(address))?.name)
     }
 
-    /// What the dynamic linker puts into a slot.
+    /// The value that the dynamic linker stores in a slot.
     pub fn relocation(&self, slot: Svma) -> Option<Relocation> {
         let first = self.relocations.partition_point(|&(s, _)| s < slot);
         let &(found, relocation) = self.relocations.get(first)?;
@@ -211,7 +211,7 @@ impl ElfImage {
     }
 
     /// The stated address that a pointer slot holds at run time, if it points into this image: a symbol that the image
-    /// itself defines (the common case; interposition would move it), a relative relocation, or a link-time constant
+    /// itself defines (the common case; interposition would change it), a relative relocation, or a link-time constant
     /// in the global offset table.
     pub fn pointer(&self, slot: Svma) -> Option<Svma> {
         match self.relocation(slot) {
@@ -225,11 +225,11 @@ impl ElfImage {
         }
     }
 
-    /// Slots without a relocation record hold the address itself in fixed-position images and where relative
-    /// relocations are packed (`DT_RELR`).
+    /// The address in a slot without a relocation record: slots of fixed-position images, and slots whose relative
+    /// relocations are packed (`DT_RELR`), hold the address itself.
     fn link_time_pointer(&self, slot: Svma) -> Option<Svma> {
-        /// The first page of an image has its headers, which no program points to; small numbers such as `Qnil` do not
-        /// become addresses in it where data cannot be distinguished from the offset table (no section headers).
+        /// The first page of an image holds its headers, which no program points to. This keeps small numbers such as `Qnil`
+        /// from becoming addresses where data cannot be distinguished from the offset table (no section headers).
         const HEADERS: u64 = 4096;
         let bytes = self.got.iter().find_map(|region| region.get(slot.0, 8))?;
         let address = Svma(u64::from_le_bytes(bytes.try_into().ok()?));
@@ -244,13 +244,13 @@ impl ElfImage {
         Some(self.dynamic_symbols.by_index(index)?.0)
     }
 
-    /// Offset of the thread-local variable that a TLS relocation means, in the terms of that relocation.
+    /// Offset of the thread-local variable that a TLS relocation refers to, as that relocation counts it.
     pub fn tls_offset(&self, index: u32, addend: i64) -> i64 {
         let symbol = self.dynamic_symbols.by_index(index).and_then(|(_, offset)| offset);
         addend.wrapping_add(symbol.map_or(0, |offset| offset.0 as i64))
     }
 
-    /// The slot that the PLT stub at this address jumps through.
+    /// The slot through which the PLT stub at this address jumps.
     pub fn stub_slot(&self, stub: Svma) -> Option<Svma> {
         let index = self.stubs.binary_search_by_key(&stub, |&(s, _)| s).ok()?;
         Some(self.stubs[index].1)
@@ -261,7 +261,7 @@ impl ElfImage {
         self.stubs.iter().filter(move |&&(_, slot)| self.pointer(slot) == Some(target)).map(|&(stub, _)| stub)
     }
 
-    /// PLT stubs and slots that lead to the symbol of that name, wherever it is defined.
+    /// PLT stubs and slots that lead to the symbol with this name, wherever it is defined.
     pub fn imports(&self, name: &str) -> impl Iterator<Item = Svma> {
         let leads = move |slot| self.slot_symbol(slot) == Some(name);
         let stubs = self.stubs.iter().filter(move |&&(_, slot)| leads(slot)).map(|&(stub, _)| stub);
@@ -285,13 +285,13 @@ impl ElfImage {
         Some(u64::from_le_bytes(self.read_bytes(address, 8)?.try_into().ok()?))
     }
 
-    /// The NUL-terminated string constant at a stated address; `None` if there is none or it is not UTF-8.
+    /// The NUL-terminated string constant at a stated address; `None` if there is none or if it is not UTF-8.
     pub fn c_string(&self, address: Svma) -> Option<&str> {
         let region = self.constants.iter().find(|region| region.contains(address.0))?;
         string_at(&region.bytes, (address.0 - region.address) as usize)
     }
 
-    /// Addresses at which exactly this string constant begins (as a constant of its own, not as the end of another).
+    /// Addresses of exactly this string constant (as a constant of its own, not as the end of another).
     pub fn find_c_string(&self, text: &str) -> Vec<Svma> {
         let pattern = [text.as_bytes(), &[0]].concat();
         let mut found = Vec::new();
@@ -303,7 +303,7 @@ impl ElfImage {
         found
     }
 
-    /// The string constants that end like this; not those that are this.
+    /// The string constants that end with this suffix and are longer than it.
     pub fn find_c_strings_ending(&self, suffix: &str) -> Vec<&str> {
         let pattern = [suffix.as_bytes(), &[0]].concat();
         let mut found = Vec::new();
@@ -316,7 +316,7 @@ impl ElfImage {
         found
     }
 
-    /// File offset of a stated address in an executable segment: where a uprobe on it is attached.
+    /// File offset of a stated address in an executable segment: the offset at which a uprobe is attached.
     pub fn svma_to_file_offset(&self, address: Svma) -> Option<FileOffset> {
         code_offset(&self.segments, address)
     }
@@ -365,7 +365,7 @@ pub fn build_id(source: &(impl ReadAt + ?Sized), headers: &Headers) -> Result<Op
     Ok(None)
 }
 
-/// Whether the note sections say that the code works with shadow stacks.
+/// Whether the note sections declare that the code supports shadow stacks.
 fn allows_shadow_stacks(source: &(impl ReadAt + ?Sized), headers: &Headers) -> Result<bool, ElfError> {
     let named = |s: &&Section| s.name == ".note.gnu.property" || headers.sectionless;
     for section in headers.sections.iter().filter(|s| s.kind == elf::SHT_NOTE).filter(named) {
@@ -376,7 +376,7 @@ fn allows_shadow_stacks(source: &(impl ReadAt + ?Sized), headers: &Headers) -> R
     Ok(false)
 }
 
-/// The entries of `.dynamic` that gctrace looks at.
+/// The entries of `.dynamic` that gctrace uses.
 #[derive(Debug, Default)]
 pub(crate) struct DynamicSection {
     pub(crate) needed: Vec<String>,
@@ -407,7 +407,7 @@ impl DynamicSection {
     }
 }
 
-/// Reads one string of a string table without loading the table.
+/// Reads one string of a string table without loading the whole table.
 fn read_string(source: &(impl ReadAt + ?Sized), table: &Section, offset: u64) -> Option<String> {
     const MAX_STRING: u64 = 4096;
     let size = table.size.checked_sub(offset)?.min(MAX_STRING);

@@ -1,7 +1,7 @@
 //! Reading ELF images.
 //!
 //! Everything here treats the file as hostile: sizes are capped before memory is allocated for them, arithmetic on
-//! header fields is checked, and a broken part is an [`ElfError`] that names it.
+//! header fields is checked, and a malformed part is an [`ElfError`] that names it.
 
 pub mod dwarf;
 mod error;

@@ -1,10 +1,10 @@
-//! ELF notes: the build id, and what the code declares of itself.
+//! ELF notes: the build id, and the properties that the code declares.
 
 use std::fmt;
 
 use object::elf;
 
-/// Notes that are looked at in one section.
+/// Maximum number of notes read in one section.
 const MAX_NOTES: usize = 1 << 14;
 
 /// The GNU build id: a hash of the linked contents that survives stripping.
@@ -43,8 +43,8 @@ pub(crate) struct Note<'a> {
     pub(crate) contents: &'a [u8],
 }
 
-/// The notes of a section or segment with 4-byte alignment (all that GNU tools write for 64-bit files, except
-/// `.note.gnu.property`, of which only whole multiples of 8 exist). Ends at the first that is cut off.
+/// The notes of a section or segment with 4-byte alignment (the only one that GNU tools write for 64-bit files, except for
+/// `.note.gnu.property`, whose sizes are multiples of 8). Ends at the first truncated note.
 pub(crate) fn notes(bytes: &[u8]) -> impl Iterator<Item = Note<'_>> {
     let mut rest = bytes;
     std::iter::from_fn(move || {
@@ -69,14 +69,14 @@ fn first_note(bytes: &[u8]) -> Option<(Note<'_>, &[u8])> {
 
 /// The build id among the notes.
 pub(crate) fn build_id_in(bytes: &[u8]) -> Option<BuildId> {
-    /// SHA-1 has 20 bytes, the longest hash that linkers offer 32.
+    /// SHA-1 has 20 bytes; the longest hash that linkers offer has 32.
     const MAX_BUILD_ID: usize = 64;
     let note = notes(bytes).find(|note| note.owner == b"GNU" && note.kind == elf::NT_GNU_BUILD_ID.0)?;
     let fits = !note.contents.is_empty() && note.contents.len() <= MAX_BUILD_ID;
     fits.then(|| BuildId::new(note.contents))
 }
 
-/// Whether the notes of `.note.gnu.property` say that the code works with shadow stacks
+/// Whether the notes of `.note.gnu.property` declare that the code supports shadow stacks
 /// (`GNU_PROPERTY_X86_FEATURE_1_SHSTK`, x86-64 psABI).
 pub(crate) fn allows_shadow_stacks(bytes: &[u8]) -> bool {
     const NT_GNU_PROPERTY_TYPE_0: u32 = 5;
@@ -113,7 +113,7 @@ mod tests {
         bytes
     }
 
-    /// The build id is found among other notes, and a note that is cut off ends the list.
+    /// The build id is found among other notes, and a truncated note ends the list.
     #[test]
     fn kinds() {
         let other = note(b"Go\0", 3, &[1; 24]);
@@ -125,7 +125,7 @@ mod tests {
         }
     }
 
-    /// The property is read past others; without the bit it is no.
+    /// The property is found after others; without the bit the answer is no.
     #[test]
     fn shadow_stacks() {
         let property = |flags: u32| {

@@ -1,4 +1,4 @@
-//! Dynamic relocations, and the PLT stubs that jump through the slots they fill.
+//! Dynamic relocations, and the PLT stubs that jump through the slots filled by them.
 
 use object::LittleEndian as LE;
 use object::elf;
@@ -31,21 +31,21 @@ pub enum Relocation {
     TlsModule,
     /// The offset of a variable in the TLS block of its module.
     TlsModuleOffset {
-        /// Index in `.dynsym`, 0 for none.
+        /// Index in `.dynsym`, 0 if there is no symbol.
         index: u32,
         /// Added to the symbol's offset.
         addend: i64,
     },
     /// The offset of a variable from the thread pointer.
     TlsOffset {
-        /// Index in `.dynsym`, 0 for none.
+        /// Index in `.dynsym`, 0 if there is no symbol.
         index: u32,
         /// Added to the symbol's offset.
         addend: i64,
     },
     /// A TLS descriptor.
     TlsDescriptor {
-        /// Index in `.dynsym`, 0 for none.
+        /// Index in `.dynsym`, 0 if there is no symbol.
         index: u32,
         /// Added to the symbol's offset.
         addend: i64,
@@ -73,7 +73,7 @@ pub(crate) fn relocations(
     Ok(slots)
 }
 
-/// The allocated sections of a kind. Several of a hostile file may be the same bytes, so that the limit is that of all together.
+/// The allocated sections of a kind. In a hostile file several may cover the same bytes, so the limit applies to their total.
 fn of_kind<'a>(
     headers: &'a Headers,
     kind: elf::SectionType,
@@ -117,8 +117,8 @@ fn packed_relocations(
     Ok(found)
 }
 
-/// Adds the slots of a `SHT_RELR` table: an even word is the address of a slot, an odd one a bit map of the 63 slots behind
-/// the last.
+/// Adds the slots of a `SHT_RELR` table: an even word is the address of a slot, an odd one a bitmap of the 63 slots after
+/// the last one.
 fn packed_slots(packed: &[u8], slots: &mut Vec<u64>) -> Result<(), ElfError> {
     const SLOTS_PER_MAP: u64 = 63;
     let mut next = 0_u64;
@@ -178,7 +178,7 @@ fn aarch64_relocation(kind: elf::RelocationType, index: u32, addend: i64) -> Opt
     })
 }
 
-/// Finds the PLT stubs: address of the stub and the slot it jumps through, sorted by stub.
+/// Finds the PLT stubs: the address of each stub and the slot it jumps through, sorted by stub.
 pub(crate) fn stubs(
     source: &(impl ReadAt + ?Sized),
     headers: &Headers,
@@ -196,7 +196,7 @@ pub(crate) fn stubs(
     Ok(found)
 }
 
-/// Stubs are 8 or 16 bytes, so every one begins at a multiple of 8.
+/// Stubs have 8 or 16 bytes, so each starts at a multiple of 8.
 fn scan_stubs(bytes: &[u8], address: u64, found: &mut Vec<(Svma, Svma)>) {
     const ENDBR64: &[u8] = &[0xf3, 0x0f, 0x1e, 0xfa];
     const BND: &[u8] = &[0xf2];
@@ -214,7 +214,7 @@ fn scan_stubs(bytes: &[u8], address: u64, found: &mut Vec<(Svma, Svma)>) {
     }
 }
 
-/// Stubs of aarch64 are `[bti c;] adrp x16, page; ldr x17, [x16, offset]; add x16, x16, offset; br x17`, also with
+/// Stubs on aarch64 are `[bti c;] adrp x16, page; ldr x17, [x16, offset]; add x16, x16, offset; br x17`, optionally with
 /// `autia1716` before the jump (the psABI's PLT; Arm ARM C6.2 for the encodings).
 fn scan_aarch64_stubs(bytes: &[u8], address: u64, found: &mut Vec<(Svma, Svma)>) {
     const BTI_C: u32 = 0xd503_245f;
@@ -228,7 +228,7 @@ fn scan_aarch64_stubs(bytes: &[u8], address: u64, found: &mut Vec<(Svma, Svma)>)
             continue;
         }
         let at = address.wrapping_add(4 * index as u64);
-        // 21 bits, of which the lowest two are separate, in pages.
+        // 21 bits, the lowest two encoded separately; the unit is pages.
         let pages = (adrp >> 5 & 0x7_ffff) << 2 | adrp >> 29 & 3;
         let distance = i64::from((pages << 11).cast_signed() >> 11) << 12;
         let slot =
@@ -242,7 +242,7 @@ fn scan_aarch64_stubs(bytes: &[u8], address: u64, found: &mut Vec<(Svma, Svma)>)
 mod tests {
     use super::*;
 
-    /// The stubs of aarch64, plain (Debian's libruby) and marked as targets of branches.
+    /// The stubs of aarch64: plain (Debian's libruby), and marked as branch targets.
     #[test]
     fn aarch64_stub_shapes() {
         let plain = [0xd000_1a50_u32, 0xf941_8a11, 0x910c_4210, 0xd61f_0220];
@@ -253,20 +253,20 @@ mod tests {
         assert_eq!(found, [(Svma(0x32d50), Svma(0x37_c310)), (Svma(0x32d60), Svma(0x3_5008))]);
     }
 
-    /// An address, the slots that a bit map adds behind it, and a second bit map that goes on behind the first.
+    /// An address, the slots that a bitmap adds after it, and a second bitmap that continues after the first.
     #[test]
     fn packed() {
         let table = [0x1000_u64, 0b1011, 1 << 63 | 1].map(u64::to_le_bytes).concat();
         let mut slots = Vec::new();
         packed_slots(&table, &mut slots).unwrap();
         assert_eq!(slots, [0x1000, 0x1008, 0x1018, 0x1008 + 63 * 8 + 62 * 8]);
-        // The limit is that of all tables together.
+        // The limit applies to all tables together.
         let some = vec![0xff; 1 << 16];
         assert!(packed_slots(&some, &mut slots).is_ok() && packed_slots(&some, &mut slots).is_ok());
         assert!(packed_slots(&some, &mut slots).is_err());
     }
 
-    /// Lazy, IBT (`endbr64; bnd jmp`) and `.plt.got` stubs are recognised, the resolver entry is not.
+    /// Lazy, IBT (`endbr64; bnd jmp`) and `.plt.got` stubs are recognised; the resolver entry is not.
     #[test]
     fn stub_shapes() {
         let resolver = [0xff, 0x35, 2, 0, 0, 0, 0xff, 0x25, 4, 0, 0, 0, 0x0f, 0x1f, 0x40, 0];

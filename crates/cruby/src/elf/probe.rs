@@ -1,4 +1,4 @@
-//! Quick looks into an ELF file that load next to nothing of it.
+//! Quick checks of an ELF file that load next to nothing of it.
 
 use object::LittleEndian as LE;
 use object::elf;
@@ -9,7 +9,7 @@ use super::raw::{Section, records, string_at};
 use super::source::read_bytes;
 use super::{ElfError, ReadAt};
 
-/// What an ELF file has to do with CRuby.
+/// The relation of an ELF file to CRuby.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum RubyPresence {
     /// The interpreter is in this file: `libruby.so`, or a statically linked `ruby`.
@@ -18,24 +18,24 @@ pub enum RubyPresence {
     GcLibrary,
     /// It loads the interpreter from shared libraries.
     Needs {
-        /// Sonames that begin with `libruby`, in the order of `DT_NEEDED`.
+        /// Sonames that start with `libruby`, in the order of `DT_NEEDED`.
         sonames: Vec<String>,
-        /// `DT_RUNPATH`, else `DT_RPATH`, unexpanded.
+        /// `DT_RUNPATH`, or else `DT_RPATH`, unexpanded.
         run_path: Option<String>,
     },
 }
 
-/// The objects that `version.c` of every CRuby since 1.9 defines.
+/// Objects that `version.c` of every CRuby since 1.9 defines.
 const RUBY_OBJECTS: [&[u8]; 2] = [b"ruby_version\0", b"ruby_description\0"];
 /// Functions that every GC library exports (`gc/gc_impl.h`).
 const GC_FUNCTIONS: [&[u8]; 2] = [b"rb_gc_impl_objspace_alloc\0", b"rb_gc_impl_start\0"];
-/// Symbol tables beyond this are not searched: the file is not a Ruby, and the probe has to be quick.
+/// Larger symbol tables are not searched: the file is not a Ruby, and the check has to be quick.
 const MAX_TABLE: u64 = 16 << 20;
-/// Symbols are read in pieces of this many bytes (a multiple of the size of a symbol).
+/// Symbols are read in chunks of this many bytes (a multiple of the size of a symbol).
 const CHUNK: u64 = 2048 * size_of::<elf::Sym64<LE>>() as u64;
 
-/// Decides whether a file is, or loads, a CRuby interpreter. Files that are not ELF, or ELF for other machines, are
-/// `None`. Takes well under a millisecond for ordinary files.
+/// Decides whether a file is, or loads, a CRuby interpreter. Returns `None` for files that are not ELF and for ELF files of
+/// other machines. Takes well under a millisecond for ordinary files.
 pub fn probe_ruby(source: &(impl ReadAt + ?Sized)) -> Result<Option<RubyPresence>, ElfError> {
     let headers = match Headers::read(source) {
         Ok(headers) => headers,
@@ -73,7 +73,7 @@ fn defines(
     if table.size > MAX_TABLE || strings.size > MAX_TABLE {
         return Ok(false);
     }
-    // Looking for the two names first costs one pass over the names; most files end here.
+    // Searching for the two names first costs one pass over the string table; most files are rejected here.
     let names = strings.read(source, "symbol names", MAX_TABLE)?;
     let offsets = wanted.map(|object| name_offsets(&names, object));
     if offsets.iter().any(Vec::is_empty) {
@@ -82,8 +82,8 @@ fn defines(
     defines_all(source, table, &offsets)
 }
 
-/// Offsets in a string table at which a name is found, including those inside longer names: linkers let a name share
-/// the end of another one.
+/// Offsets in a string table at which a name occurs, including as the end of a longer name: linkers merge a name with
+/// the tail of another one.
 fn name_offsets(names: &[u8], name: &[u8]) -> Vec<u32> {
     const MAX_OFFSETS: usize = 16;
     let first = name[0];
@@ -116,8 +116,8 @@ fn defines_all(
     Ok(false)
 }
 
-/// Reads an 8-byte data symbol (little-endian) out of an ELF file of any machine. In a relocatable object, such as a
-/// BPF object, the symbol's value counts from the start of its section.
+/// Reads an 8-byte data symbol (little-endian) from an ELF file of any machine. In a relocatable object, such as a
+/// BPF object, the symbol's value is relative to the start of its section.
 pub fn read_symbol_u64(object_bytes: &[u8], name: &str) -> Option<u64> {
     let headers = Headers::read_any_machine(object_bytes).ok()?;
     let table = headers.section_of_kind(elf::SHT_SYMTAB)?;

@@ -1,4 +1,4 @@
-//! The pieces that headers are made of: segments, sections, tables of records, strings.
+//! The parts of which headers consist: segments, sections, tables of records, strings.
 
 use object::elf;
 use object::pod::{self, Pod};
@@ -24,7 +24,7 @@ pub struct LoadSegment {
     pub writable: bool,
 }
 
-/// File offset of a stated address in an executable segment: where a uprobe on it is attached.
+/// File offset of a stated address in an executable segment: the offset at which a uprobe is attached.
 pub fn code_offset(segments: &[LoadSegment], address: Svma) -> Option<FileOffset> {
     let segment = segments
         .iter()
@@ -43,11 +43,11 @@ pub struct Section {
     pub flags: elf::SectionFlags,
     /// Stated address, 0 if it is not mapped.
     pub address: u64,
-    /// Where its bytes are in the file.
+    /// File offset of its contents.
     pub offset: u64,
-    /// Bytes.
+    /// Size in bytes.
     pub size: u64,
-    /// `sh_link`: index of a section that belongs to it.
+    /// `sh_link`: index of an associated section.
     pub link: u32,
 }
 
@@ -57,7 +57,7 @@ impl Section {
         self.flags.0 & elf::SHF_ALLOC.0 != 0
     }
 
-    /// Whether the file holds bytes for it.
+    /// Whether the section has contents in the file.
     pub fn has_bytes(&self) -> bool {
         self.kind != elf::SHT_NOBITS && self.kind != elf::SHT_NULL
     }
@@ -98,12 +98,12 @@ pub(crate) fn read_table<T: Pod>(
     Ok(records::<T>(&bytes).to_vec())
 }
 
-/// The bytes as records, without an incomplete last one.
+/// The bytes as records; an incomplete last one is dropped.
 pub(crate) fn records<T: Pod>(bytes: &[u8]) -> &[T] {
     pod::slice_from_bytes(bytes, bytes.len() / size_of::<T>()).map_or(&[], |(records, _)| records)
 }
 
-/// The NUL-terminated string at `offset` of a string table; `None` if it is not there, not UTF-8 or absurdly long.
+/// The NUL-terminated string at `offset` of a string table; `None` if it is absent, not UTF-8 or absurdly long.
 pub fn string_at(table: &[u8], offset: usize) -> Option<&str> {
     /// Bounds the work on a hostile table in which every name is the rest of the table.
     const MAX_NAME: usize = 4096;

@@ -1,6 +1,6 @@
-//! Sections of a file without section headers, as far as its program headers and its dynamic section show. Some
-//! packaging tools (sstrip, `strip --strip-section-headers`) remove the headers; the kernel and the dynamic linker never
-//! look at them.
+//! Sections of a file without section headers, as far as its program headers and its dynamic section describe them. Some
+//! packaging tools (sstrip, `strip --strip-section-headers`) remove the section headers; the kernel and the dynamic linker
+//! never read them.
 
 use object::LittleEndian as LE;
 use object::elf;
@@ -10,12 +10,12 @@ use super::ReadAt;
 use super::raw::{LoadSegment, Section, records};
 use super::source::read_bytes;
 
-/// Dynamic symbols beyond this are not counted.
+/// Maximum number of dynamic symbols counted.
 const MAX_SYMBOLS: u64 = 1 << 22;
 const MAX_DYNAMIC: u64 = 1 << 20;
 const MAX_UNWIND: u64 = 64 << 20;
 
-/// A program header that is not a segment to load, but shows where something is.
+/// A program header that is not a loadable segment but locates something.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Pointer {
     pub(crate) kind: elf::ProgramType,
@@ -24,7 +24,7 @@ pub(crate) struct Pointer {
     pub(crate) size: u64,
 }
 
-/// The sections that gctrace looks at, by their usual names.
+/// The sections that gctrace uses, under their usual names.
 pub(crate) fn sections(
     source: &(impl ReadAt + ?Sized),
     segments: &[LoadSegment],
@@ -51,7 +51,7 @@ struct Builder<'a, S: ?Sized> {
 }
 
 impl<S: ReadAt + ?Sized> Builder<'_, S> {
-    /// Adds a section whose bytes lie in a segment; nothing if they do not.
+    /// Adds a section whose bytes lie in a segment; does nothing if they do not.
     fn push(&mut self, name: &str, kind: elf::SectionType, address: u64, size: u64, link: u32) {
         let null = kind == elf::SHT_NULL || kind == elf::SHT_NOBITS;
         let offset = if null { Some(0) } else { self.offset(address, size) };
@@ -75,7 +75,7 @@ impl<S: ReadAt + ?Sized> Builder<'_, S> {
         })
     }
 
-    /// Bytes in the file from an address to the end of its segment.
+    /// Number of bytes in the file from an address to the end of its segment.
     fn available(&self, address: u64) -> u64 {
         let behind = |s: &LoadSegment| s.file_size.checked_sub(address.checked_sub(s.address.0)?);
         self.segments.iter().find_map(behind).unwrap_or(0)
@@ -86,7 +86,7 @@ impl<S: ReadAt + ?Sized> Builder<'_, S> {
         read_bytes(self.source, what, offset, size, limit)
     }
 
-    /// Code, constants and data are whole segments. Where constants share the segment of the code, they are in both.
+    /// Code, constants and data are whole segments. Constants that share the segment of the code are part of both.
     fn segments(&mut self) {
         let segments = self.segments;
         let code = segments.iter().filter(|s| s.executable).max_by_key(|s| s.file_size);
@@ -154,7 +154,7 @@ impl<S: ReadAt + ?Sized> Builder<'_, S> {
         Ok(())
     }
 
-    /// Number of dynamic symbols: `DT_GNU_HASH` orders them by bucket, so the last chain ends at the last symbol.
+    /// Number of dynamic symbols: `DT_GNU_HASH` sorts them by bucket, so the last chain ends at the last symbol.
     fn count_by_gnu_hash(&self, address: u64) -> Result<u64, ElfError> {
         const HEADER: u64 = 16;
         let what = "the symbol hash table";
@@ -179,7 +179,7 @@ impl<S: ReadAt + ?Sized> Builder<'_, S> {
         Ok(u64::from(last) + end as u64 + 1)
     }
 
-    /// `.eh_frame` begins where `.eh_frame_hdr` says and ends at its terminator.
+    /// `.eh_frame` starts at the address in `.eh_frame_hdr` and ends at its terminator.
     fn unwind_table(&mut self, pointer: &Pointer) -> Result<(), ElfError> {
         let what = ".eh_frame_hdr";
         let bytes = read_bytes(self.source, what, pointer.offset, pointer.size, MAX_UNWIND)?;
@@ -196,7 +196,7 @@ impl<S: ReadAt + ?Sized> Builder<'_, S> {
     }
 }
 
-/// Bytes of the entries before the terminator, a length of zero.
+/// Bytes of the entries before the terminator (a length of zero).
 fn unwind_size(bytes: &[u8]) -> u64 {
     let mut at = 0_usize;
     while let Some(length) = bytes.get(at..).and_then(|rest| rest.first_chunk::<4>()) {

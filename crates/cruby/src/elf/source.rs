@@ -6,11 +6,11 @@ use std::os::unix::fs::FileExt;
 
 use super::ElfError;
 
-/// Positioned reads. Nothing is cached: a caller keeps what it needs and the rest of the file never enters memory.
+/// Positioned reads without a cache: a caller keeps what it needs, and the rest of the file never enters memory.
 pub trait ReadAt {
     /// Size of the whole source, bytes.
     fn size(&self) -> io::Result<u64>;
-    /// Fills `buffer` from `offset` on, or fails.
+    /// Fills `buffer` with the bytes at `offset`, or fails.
     fn read_exact_at(&self, buffer: &mut [u8], offset: u64) -> io::Result<()>;
 }
 
@@ -47,7 +47,7 @@ impl<T: ReadAt + ?Sized> ReadAt for &T {
     }
 }
 
-/// Reads `size` bytes from `offset` on. The size is checked against `limit` and against the size of the file before
+/// Reads the `size` bytes at `offset`. The size is checked against `limit` and against the size of the file before
 /// anything is allocated, because both numbers come from the file itself.
 pub(crate) fn read_bytes(
     source: &(impl ReadAt + ?Sized),

@@ -1,4 +1,4 @@
-//! Symbol tables (`.dynsym`, `.symtab`), kept compact: names stay in the string table they came in.
+//! Symbol tables (`.dynsym`, `.symtab`), kept compact: names stay in their string table.
 
 use object::LittleEndian as LE;
 use object::elf;
@@ -8,7 +8,7 @@ use super::raw::{Section, records, string_at};
 use super::{ElfError, ReadAt};
 use crate::address::Svma;
 
-/// Symbol and string tables of 32 MiB belong to something that is not a Ruby.
+/// Maximum bytes of a symbol or string table; no Ruby has 32 MiB of them.
 const MAX_TABLE: u64 = 32 << 20;
 
 /// A defined symbol.
@@ -16,9 +16,9 @@ const MAX_TABLE: u64 = 32 << 20;
 pub struct Symbol<'a> {
     /// Its name, without a version.
     pub name: &'a str,
-    /// Its stated address; for a thread-local symbol the offset in the TLS block.
+    /// Its stated address; for a thread-local symbol, the offset in the TLS block.
     pub address: Svma,
-    /// Its size in bytes, 0 where the file does not say.
+    /// Its size in bytes, 0 if the file does not state it.
     pub size: u64,
 }
 
@@ -41,9 +41,9 @@ enum RecordKind {
 /// One symbol table.
 #[derive(Debug, Default)]
 pub struct SymbolTable {
-    /// In the order of the file, because relocations refer to symbols by index.
+    /// In file order, because relocations refer to symbols by index.
     records: Vec<Record>,
-    /// Hash of the name and index of the defined symbols, sorted: cheaper to build than an order by name.
+    /// Hash of the name and index of the defined symbols, sorted: cheaper to build than an index sorted by name.
     by_name: Vec<(u32, u32)>,
     /// Indices of the defined symbols with an address, sorted by address.
     by_address: Vec<u32>,
@@ -66,7 +66,7 @@ impl SymbolTable {
         Ok(Self::parse(&bytes, strings))
     }
 
-    /// The functions and objects among the records of a symbol table (`Elf64_Sym`), named from its string table.
+    /// The functions and objects among the records of a symbol table (`Elf64_Sym`), with names from its string table.
     pub fn parse(bytes: &[u8], strings: Vec<u8>) -> Self {
         let records: Vec<Record> = records::<elf::Sym64<LE>>(bytes).iter().map(Record::from_elf).collect();
         let mut table = Self { records, by_name: Vec::new(), by_address: Vec::new(), strings };
@@ -114,7 +114,7 @@ impl SymbolTable {
         self.symbol(found.1)
     }
 
-    /// All defined symbols that have an address in memory, in the order of their addresses.
+    /// All defined symbols that have an address in memory, in order of address.
     pub fn iter(&self) -> impl Iterator<Item = Symbol<'_>> {
         self.by_address.iter().filter_map(|&i| self.symbol(i))
     }
@@ -128,9 +128,9 @@ impl SymbolTable {
             .take_while(move |symbol| symbol.address == address)
     }
 
-    /// The function symbol whose extent covers the address; the innermost where several do.
+    /// The function symbol whose extent covers the address; the innermost if there are several.
     pub fn function_covering(&self, address: Svma) -> Option<Symbol<'_>> {
-        /// Aliases and nested symbols that are looked at before giving up.
+        /// Maximum number of aliases and nested symbols checked before giving up.
         const LOOK_BACK: usize = 16;
         let end = self.by_address.partition_point(|&i| self.records[i as usize].address <= address.0);
         let covering = |&&i: &&u32| {
@@ -141,7 +141,7 @@ impl SymbolTable {
         self.symbol(*found)
     }
 
-    /// Name and, if the symbol is defined here, address (TLS offset) of the symbol with that index.
+    /// Name of the symbol with this index and, if it is defined here, its address (TLS offset).
     pub(crate) fn by_index(&self, index: u32) -> Option<(&str, Option<Svma>)> {
         let record = self.records.get(index as usize)?;
         let address = (record.kind != RecordKind::Undefined).then_some(Svma(record.address));
@@ -194,7 +194,7 @@ mod tests {
         bytes
     }
 
-    /// Lookup by name, by address and by extent agree, and undefined symbols are only seen by index.
+    /// Lookups by name, by address and by extent agree, and undefined symbols are only found by index.
     #[test]
     fn lookups() {
         let bytes = [

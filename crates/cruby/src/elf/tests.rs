@@ -10,7 +10,7 @@ use crate::damaged::Damaged;
 use crate::debian::{libruby, libruby_bytes, libruby_file, libruby_image, libruby_section};
 use crate::ruby::RubyVersion;
 
-/// Installed by the project's setup.
+/// Installed by the project's setup task.
 const DEBIAN_RUBY: &str = "/usr/bin/ruby3.1";
 
 /// A table of functions: name, address, size.
@@ -39,7 +39,7 @@ impl Noise {
         self.0
     }
 
-    /// A few byte changes inside the range, biased to values that break length fields.
+    /// A few byte changes inside the range, biased towards values that break length fields.
     pub(crate) fn patches(&mut self, range: std::ops::Range<usize>) -> Vec<(usize, u8)> {
         let count = 1 + self.next() % 6;
         let mut patch = || {
@@ -56,7 +56,7 @@ impl Noise {
     }
 }
 
-/// The library is recognised as an interpreter, the program as a user of one, other programs as neither.
+/// The library is recognised as an interpreter, the program as a user of one, and other programs as neither.
 #[test]
 fn probing_for_ruby() {
     let probe = |path: &str| probe_ruby(&File::open(path).unwrap()).unwrap();
@@ -71,7 +71,7 @@ fn probing_for_ruby() {
     assert_eq!(probe("/etc/passwd"), None);
 }
 
-/// The parts of an image agree with each other and with what readelf prints for this file.
+/// The parts of an image agree with each other and with readelf's output for this file.
 #[test]
 fn image_of_libruby() {
     let image = libruby_image();
@@ -93,7 +93,7 @@ fn image_of_libruby() {
     let version = image.c_string(image.symbol("ruby_version").unwrap().address).unwrap();
     assert_eq!(RubyVersion::of_image(&image), Some(version.parse().unwrap()));
     assert!(version.starts_with("3.1."), "{version}");
-    // The description repeats it.
+    // The description contains the version, too.
     let description = image.c_string(image.symbol("ruby_description").unwrap().address).unwrap();
     assert!(description.starts_with(&format!("ruby {version}p")), "{description}");
 }
@@ -116,7 +116,7 @@ fn file_offsets() {
     assert_eq!(image.read_bytes(Svma(u64::MAX - 3), 8), None);
 }
 
-/// Truncated files are errors, never panics, and never an image with half its functions.
+/// Truncated files are errors, never panics, and never an image with only some of its functions.
 #[test]
 fn truncation() {
     let bytes = libruby_bytes();
@@ -134,7 +134,7 @@ fn truncation() {
 #[test]
 fn damaged_tables() {
     let bytes = libruby_bytes();
-    // The section headers are the end of the file, 64 bytes each.
+    // The section headers are at the end of the file, 64 bytes each.
     let count = Headers::read(bytes).unwrap().sections.len();
     let sections = bytes.len() - count * 64..bytes.len();
     let names = [".gnu.hash", ".dynsym", ".dynstr", ".rela.dyn", ".rela.plt", ".eh_frame", ".dynamic"];
@@ -154,7 +154,7 @@ fn damaged_tables() {
     }
 }
 
-/// A data symbol of a relocatable object is found relative to its section; absent or undefined ones are not.
+/// A data symbol of a relocatable object is found relative to its section; absent or undefined symbols are not found.
 #[test]
 fn symbol_of_a_relocatable_object() {
     let object = relocatable_object(0x1122_3344_5566_7788);
@@ -166,7 +166,7 @@ fn symbol_of_a_relocatable_object() {
     }
 }
 
-/// A BPF object with `ABI` at offset 8 of its data section and `OUT` past the end of it.
+/// A BPF object with `ABI` at offset 8 of its data section and `OUT` past its end.
 fn relocatable_object(value: u64) -> Vec<u8> {
     const EM_BPF: u16 = 247;
     let data = [0_u64.to_le_bytes(), value.to_le_bytes()].concat();

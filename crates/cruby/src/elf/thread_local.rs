@@ -1,4 +1,4 @@
-//! Thread-local variables that an image exports, and how programs find them.
+//! Thread-local variables that an image exports, and how programs locate them.
 
 use object::elf;
 
@@ -7,7 +7,7 @@ use super::plt::{Relocation, relocations};
 use super::{ElfError, ReadAt, SymbolTable};
 use crate::address::Svma;
 
-/// String tables of libraries have some hundred kilobytes at most.
+/// Maximum bytes of a string table; those of libraries have a few hundred kilobytes at most.
 const MAX_STRINGS: u64 = 32 << 20;
 
 /// A thread-local variable that an image defines and exports.
@@ -15,7 +15,7 @@ const MAX_STRINGS: u64 = 32 << 20;
 pub struct ThreadLocal {
     /// Its byte offset in the TLS block of the image.
     pub offset: u64,
-    /// What the dynamic linker stores about it, and where; `None`: nothing, as in a program that uses its own variable.
+    /// What the dynamic linker stores about it, and where; `None` if it stores nothing, as for a program's own variable.
     pub slot: Option<(TlsSlot, Svma)>,
 }
 
@@ -32,7 +32,7 @@ pub enum TlsSlot {
 }
 
 impl ThreadLocal {
-    /// Finds a variable by its name. Of an image that does not export it only the names of its dynamic symbols are read.
+    /// Finds a variable by name. If the image does not export it, only the names of its dynamic symbols are read.
     pub fn find(source: &(impl ReadAt + ?Sized), name: &str) -> Result<Option<Self>, ElfError> {
         let headers = Headers::read(source)?;
         let Some(section) = headers.sections.iter().find(|s| s.kind == elf::SHT_DYNSYM) else {
@@ -46,7 +46,7 @@ impl ThreadLocal {
         }
         let symbols = SymbolTable::read(source, &headers, section)?;
         let Some(offset) = symbols.thread_local(name).map(|symbol| symbol.address.0) else { return Ok(None) };
-        // A reference by name, or by the offset alone where the linker has bound it to this image.
+        // A reference by name, or only by offset if the linker has bound it to this image.
         let its = |index: u32, addend: i64| match symbols.by_index(index).filter(|_| index != 0) {
             Some((other, _)) => other == name && addend == 0,
             None => index == 0 && addend == offset.cast_signed(),
@@ -58,7 +58,7 @@ impl ThreadLocal {
             Relocation::TlsOffset { index, addend } if its(index, addend) => {
                 Some((TlsSlot::ThreadPointer, slot))
             }
-            // The offset of a pair; the number of the module is before it.
+            // The offset of a module and offset pair; the module number precedes it.
             Relocation::TlsModuleOffset { index, addend } if its(index, addend) => {
                 Some((TlsSlot::Module, Svma(slot.0.checked_sub(8)?)))
             }
@@ -78,12 +78,12 @@ mod tests {
 
     const EC: &str = "ruby_current_ec";
 
-    /// Ruby's own variable, which Debian's libruby exports and reads as that of a module (readelf -Wrs).
+    /// Ruby's own variable, which Debian's libruby exports and accesses through a module and offset pair (readelf -Wrs).
     #[test]
     fn of_libruby() {
         let found = ThreadLocal::find(&libruby_file(), EC).unwrap().unwrap();
         assert!(matches!(found.slot, Some((TlsSlot::Module, _))), "{found:?}");
-        // A function, a part of a name, nothing.
+        // A function, part of a name, an unknown name.
         for name in ["ruby_init", "ruby_current_e", "otel_thread_ctx_v1"] {
             assert_eq!(ThreadLocal::find(&libruby_file(), name).unwrap(), None, "{name}");
         }
@@ -92,7 +92,7 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig { cases: 40, failure_persistence: None, ..ProptestConfig::default() })]
 
-        /// Whatever the tables contain, it is an answer or an error.
+        /// Whatever the tables contain, the outcome is an answer or an error.
         #[test]
         fn hostile(table in 0..3_usize, at in 0..4096_usize, byte: u8) {
             let range = libruby_section([".dynsym", ".dynstr", ".rela.dyn"][table]);

@@ -1,5 +1,5 @@
 //! `.eh_frame` compiled into rows that the kernel side can search and evaluate: one rule for the canonical frame address
-//! (CFA) and one for `rbp`. On x86-64 that is all a walk needs: callers of C functions are found by `rsp` or `rbp`.
+//! (CFA) and one for `rbp`. On x86-64 a walk needs nothing else: callers of C functions are found by `rsp` or `rbp`.
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -15,9 +15,9 @@ use super::headers::{Headers, Machine};
 use super::{ElfError, ReadAt};
 use crate::address::Svma;
 
-/// Unwind information of 64 MiB belongs to a program of some 4 GiB.
+/// Maximum bytes of the section: a program with 64 MiB of unwind information has about 4 GiB.
 const MAX_SECTION: u64 = 64 << 20;
-/// Rows of one image; more are not compiled. libruby has 60 thousand, a browser some millions.
+/// Maximum number of rows of one image; an image with more is not compiled. libruby has 60 thousand, a browser several million.
 const MAX_ROWS: usize = 900_000;
 const MAX_FUNCTIONS: usize = 1 << 20;
 /// Compilers share a handful of common information entries among all functions.
@@ -32,12 +32,12 @@ const ENCODING: Encoding = Encoding { address_size: 8, format: Format::Dwarf32, 
 
 type Slice<'a> = EndianSlice<'a, LittleEndian>;
 
-/// How each instruction of an image finds its caller.
+/// How to find the caller of each instruction of an image.
 #[derive(Debug, PartialEq, Eq)]
 pub struct UnwindTable {
-    /// The stated address that the rows count from.
+    /// The stated address to which the rows' addresses are relative.
     pub base: Svma,
-    /// Sorted by address, without two alike in a row.
+    /// Sorted by address; neighbouring rows differ in their rules.
     pub rows: Vec<UnwindRow>,
 }
 
@@ -59,7 +59,7 @@ impl UnwindTable {
         Self::compile(&bytes, section.address, &code)
     }
 
-    /// Compiles the bytes of an `.eh_frame` section; what lies outside the ranges of `code` is left out.
+    /// Compiles the bytes of an `.eh_frame` section; functions outside the ranges of `code` are skipped.
     pub(super) fn compile(bytes: &[u8], address: u64, code: &[Range<u64>]) -> Result<Self, ElfError> {
         let base = code.iter().map(|range| range.start).min().unwrap_or(0);
         let mut compiler = Compiler {
@@ -135,7 +135,7 @@ impl<'a> Compiler<'a> {
         Ok(())
     }
 
-    /// Adds the rows of one function. From where its instructions are broken on, nothing is known of it.
+    /// Adds the rows of one function. After its first malformed instruction the rest of the function is `UNSUPPORTED`.
     fn function(&mut self, pcs: Range<u32>, fde: &gimli::FrameDescriptionEntry<Slice<'a>>) {
         let first = self.rows.len() as u32;
         let signal = fde.is_signal_trampoline();
@@ -168,7 +168,7 @@ impl<'a> Compiler<'a> {
         self.functions.push(Function { pcs, rows: first..self.rows.len() as u32 });
     }
 
-    /// Puts the functions in order, without overlaps (the first stays) and without rows that say the same.
+    /// Sorts the functions, drops overlapping ones (the first is kept) and merges neighbouring rows with equal rules.
     fn finish(mut self) -> Vec<UnwindRow> {
         self.functions.sort_by_key(|function| (function.pcs.start, std::cmp::Reverse(function.pcs.end)));
         let mut rows: Vec<UnwindRow> = Vec::with_capacity(self.rows.len() + self.functions.len() / 2);
@@ -191,7 +191,7 @@ impl<'a> Compiler<'a> {
     }
 }
 
-/// Appends a row; of two for the same address the later one counts.
+/// Appends a row; it replaces an earlier one for the same address.
 fn push(rows: &mut Vec<UnwindRow>, row: UnwindRow) {
     if rows.last().is_some_and(|last| last.pc == row.pc) {
         rows.pop();
@@ -210,7 +210,7 @@ fn rules(row: &UnwindTableRow<usize>, section: &EhFrame<Slice<'_>>) -> UnwindRow
         Some(RegisterRule::Undefined) => return UnwindRow { kind: UnwindRow::OUTERMOST, ..UNSUPPORTED },
         _ => return UNSUPPORTED,
     }
-    // The stack pointer of the caller is the CFA unless something else is said.
+    // The stack pointer of the caller is the CFA unless there is a rule for it.
     if row.register(RSP).is_some_and(|rule| rule != RegisterRule::ValOffset(0)) {
         return UNSUPPORTED;
     }
@@ -239,13 +239,13 @@ fn rules(row: &UnwindTableRow<usize>, section: &EhFrame<Slice<'_>>) -> UnwindRow
     UnwindRow { pc: 0, cfa, kind, rbp }
 }
 
-/// Whole words of 8 bytes.
+/// Bytes as whole words of 8 bytes; `None` if they are not a multiple of 8 or do not fit.
 fn words(bytes: i64) -> Option<i16> {
     (bytes % 8 == 0).then(|| i16::try_from(bytes / 8).ok())?
 }
 
-/// The return trampoline of a signal handler: the interrupted registers are at the places of `struct ucontext`
-/// (arch/x86/include/uapi/asm/sigcontext.h), or it is not what the kernel side knows.
+/// The return trampoline of a signal handler: the interrupted registers must be at their places in `struct ucontext`
+/// (arch/x86/include/uapi/asm/sigcontext.h), the only layout that the kernel side knows.
 fn signal_rules(row: &UnwindTableRow<usize>, section: &EhFrame<Slice<'_>>) -> UnwindRow {
     let at = |rule: Option<RegisterRule<usize>>, place: i64| {
         let Some(RegisterRule::Expression(expression)) = rule else { return false };
@@ -262,8 +262,8 @@ fn signal_rules(row: &UnwindTableRow<usize>, section: &EhFrame<Slice<'_>>) -> Un
     UnwindRow { kind: if known { UnwindRow::SIGNAL } else { UnwindRow::UNSUPPORTED }, ..UNSUPPORTED }
 }
 
-/// The few expressions that occur: those of linkers for procedure linkage tables, and of hand-written code that keeps the
-/// caller's stack pointer in memory.
+/// The few expressions that occur in practice: those that linkers emit for procedure linkage tables, and those of hand-written
+/// code that keeps the caller's stack pointer in memory.
 fn cfa_expression(expression: UnwindExpression<usize>, section: &EhFrame<Slice<'_>>) -> Option<(u8, i16)> {
     use Operation as Op;
     let with = |kind: u8, offset: i64, added: u64| {
@@ -303,7 +303,7 @@ fn operations<'a>(
     expression: UnwindExpression<usize>,
     section: &EhFrame<Slice<'a>>,
 ) -> Option<Vec<Operation<Slice<'a>>>> {
-    /// The longest that is known has nine.
+    /// The longest known expression has nine.
     const MAX: usize = 10;
     let mut iter = expression.get(section).ok()?.operations(ENCODING);
     let mut operations = Vec::new();
@@ -332,7 +332,7 @@ mod tests {
     const LIBC: &str = "/lib/x86_64-linux-gnu/libc.so.6";
     const LIBCRYPTO: &str = "/usr/lib/x86_64-linux-gnu/libcrypto.so.3";
 
-    /// Every row, and random instructions between rows, say what gimli's own unwinder says there.
+    /// At every row, and at random instructions between rows, the table agrees with gimli's own unwinder.
     #[test]
     fn agrees_with_the_reference() {
         for path in [libruby(), Path::new(LIBC), Path::new(LIBCRYPTO)] {
@@ -391,7 +391,7 @@ mod tests {
             UnwindRow::RSP => RSP,
             UnwindRow::RBP => RBP,
             UnwindRow::NONE => panic!("{at}: the reference has a row"),
-            // Rules that the reference gives as expressions; their evaluation is tested below.
+            // Rules that the reference returns as expressions; their evaluation is tested below.
             _ => return,
         };
         let offset = i64::from(ours.cfa) * 8;
@@ -405,7 +405,7 @@ mod tests {
         }
     }
 
-    /// The special rules are found where they must be.
+    /// The special rules are found at the expected places.
     #[test]
     fn special_rules() {
         let libc = UnwindTable::read(&File::open(LIBC).unwrap()).unwrap();
@@ -425,14 +425,14 @@ mod tests {
         let section = headers.section(WHAT).unwrap();
         let code = headers.segments.iter().filter(|s| s.executable);
         let code = code.map(|s| s.address.0..s.address.0 + s.memory_size).collect();
-        // Enough for every shape, little enough for many cases.
+        // Large enough for every shape, small enough for many cases.
         (section.read(&file, WHAT, MAX_SECTION).unwrap()[..20_000].to_vec(), section.address, code)
     });
 
     proptest! {
         #![proptest_config(ProptestConfig { cases: 300, failure_persistence: None, ..ProptestConfig::default() })]
 
-        /// Damage is an error or a table that is still sorted and searched without a panic.
+        /// Damage gives an error or a table that is still sorted and can be searched without a panic.
         #[test]
         fn damage(
             patches in prop::collection::vec((0_usize..20_000, any::<u8>()), 1..40),
@@ -456,7 +456,7 @@ mod tests {
             prop_assert!(started.elapsed() < Duration::from_secs(10));
         }
 
-        /// So are arbitrary bytes.
+        /// Arbitrary bytes do so, too.
         #[test]
         fn arbitrary(bytes in prop::collection::vec(any::<u8>(), 0..2000), address: u64) {
             let everything = 0..u64::MAX;

@@ -1,4 +1,4 @@
-//! USDT probes: the notes that `sys/sdt.h` leaves in `.note.stapsdt`.
+//! USDT probes: the notes that `sys/sdt.h` emits to `.note.stapsdt`.
 //!
 //! Format: sourceware.org/systemtap/wiki/UserSpaceProbeImplementation, version 3.
 
@@ -10,7 +10,7 @@ use super::headers::Headers;
 use super::{ElfError, ReadAt};
 use crate::address::Svma;
 
-/// Notes of this size belong to something that is not a Ruby.
+/// Maximum bytes of the notes; no Ruby has more.
 const MAX_NOTES: u64 = 1 << 20;
 /// `NT_STAPSDT`.
 const NOTE_TYPE: u32 = 3;
@@ -22,19 +22,19 @@ pub struct UsdtProbe {
     pub provider: String,
     /// Name, such as `gc__mark__begin`.
     pub name: String,
-    /// The instruction, a `nop`.
+    /// Address of the instruction, a `nop`.
     pub address: Svma,
-    /// The word that counts the probe's users, where the program asks it before it reaches the probe.
+    /// The word that counts the probe's users, if the program checks it before it reaches the probe.
     pub semaphore: Option<Svma>,
-    /// Its arguments, in the assembler's terms: `4@$0 8@%rdi`.
+    /// Its arguments, in assembler syntax: `4@$0 8@%rdi`.
     pub arguments: String,
 }
 
-/// The probes of an image; none where it has no such notes. Notes that are not understood are skipped.
+/// The probes of an image; empty if it has no such notes. Notes that are not understood are skipped.
 pub(super) fn probes(source: &(impl ReadAt + ?Sized), headers: &Headers) -> Result<Vec<UsdtProbe>, ElfError> {
     let Some(notes) = headers.section(".note.stapsdt") else { return Ok(Vec::new()) };
     let bytes = notes.read(source, ".note.stapsdt", MAX_NOTES)?;
-    // Prelinking moves addresses but not notes: `.stapsdt.base` shows by how much.
+    // Prelinking moves addresses but not notes: the distance shows in the address of `.stapsdt.base`.
     let base = headers.section(".stapsdt.base").map(|section| section.address);
     let mut found = Vec::new();
     let Ok(mut iterator) = NoteIterator::<elf::FileHeader64<LE>>::new(LE, 4, &bytes) else {
@@ -72,7 +72,7 @@ fn probe(description: &[u8], base: Option<u64>) -> Option<UsdtProbe> {
 mod tests {
     use super::*;
 
-    /// A note is read, moved by as much as its section was, and a damaged one is skipped.
+    /// A note is read and relocated by the distance that its section was moved; a damaged note is skipped.
     #[test]
     fn description() {
         let words = [0x1000_u64, 0x5000, 0x9000];

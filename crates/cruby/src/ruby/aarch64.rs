@@ -1,4 +1,4 @@
-//! A64 code: decoding it, what its instructions write, and who refers to an address.
+//! A64 code: decoding, the registers that instructions write, and references to an address.
 
 use std::ops::Range;
 
@@ -11,7 +11,7 @@ use crate::elf::ElfImage;
 
 /// Bytes of an instruction.
 pub(super) const WORD: u64 = 4;
-/// Number of the stack pointer, or of the zero register, where operands say which of both.
+/// Number of the stack pointer or the zero register; the operand says which of the two.
 pub(super) const SP: u16 = 31;
 /// Registers that a call preserves (AAPCS64): x19 to x28, the frame pointer, the stack pointer.
 pub(super) const PRESERVED: [usize; 12] = [19, 20, 21, 22, 23, 24, 25, 26, 27, 28, 29, 31];
@@ -24,29 +24,29 @@ pub(super) struct Instruction {
     pub(super) operands: [Operand; 4],
 }
 
-/// How the code goes on behind an instruction.
+/// Where execution continues after an instruction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Flow {
-    /// With the next one.
+    /// At the next instruction.
     Next,
-    /// There, or with the next one.
+    /// At this address or at the next instruction.
     Conditional(Svma),
-    /// There.
+    /// At this address.
     Jump(Svma),
     /// At the address in a register.
     IndirectJump,
-    /// There, and then with the next one.
+    /// At this address, and then at the next instruction.
     Call(Svma),
-    /// At the address in a register, and then with the next one.
+    /// At the address in a register, and then at the next instruction.
     IndirectCall,
-    /// With the caller.
+    /// In the caller.
     Return,
-    /// Nowhere that is known: a trap, a system call, or no instruction.
+    /// Unknown: a trap, a system call, or not an instruction.
     Stop,
 }
 
 impl Instruction {
-    /// The operand `Nothing` and the opcode `Invalid` where the bytes are no instruction.
+    /// Bytes that are not an instruction give the operand `Nothing` and the opcode `Invalid`.
     fn decode(address: Svma, bytes: [u8; 4]) -> Self {
         let decoded = InstDecoder::default().decode(&mut U8Reader::new(&bytes));
         match decoded {
@@ -55,7 +55,7 @@ impl Instruction {
         }
     }
 
-    /// How the code goes on.
+    /// Where execution continues.
     pub(super) fn flow(&self) -> Flow {
         match self.opcode {
             Opcode::B => self.target().map_or(Flow::Stop, Flow::Jump),
@@ -80,7 +80,7 @@ impl Instruction {
         }
     }
 
-    /// The address that a jump, `adr` or `adrp` or a load relative to the program counter names.
+    /// The target address of a jump, `adr`, `adrp` or a load relative to the program counter.
     pub(super) fn target(&self) -> Option<Svma> {
         let offset = self.operands.iter().find_map(|operand| match operand {
             Operand::PCOffset(offset) => Some(*offset),
@@ -113,7 +113,7 @@ impl Instruction {
         }
     }
 
-    /// Bytes and base and offset of a plain load into a general register that extends with zeros, and that register.
+    /// Size in bytes, base and offset of a plain zero-extending load into a general register, and that register.
     pub(super) fn plain_load(&self) -> Option<(u16, u16, i64, u8)> {
         let size = match (self.opcode, self.operands[0]) {
             (Opcode::LDR | Opcode::LDUR, Operand::Register(SizeCode::X, _)) => 8,
@@ -126,7 +126,7 @@ impl Instruction {
         Some((self.register(0)?, base, offset, size))
     }
 
-    /// The constant that an instruction puts into a register by itself.
+    /// The register and the constant that the instruction alone puts into it.
     pub(super) fn constant(&self) -> Option<(u16, u64)> {
         let register = self.register(0)?;
         let wide = matches!(
@@ -147,7 +147,7 @@ impl Instruction {
         Some((register, if wide { value } else { value & 0xffff_ffff }))
     }
 
-    /// The general registers that it may write; those of a call are not among them. More rather than fewer.
+    /// The general registers that it may write (an overestimate); those clobbered by a callee are not included.
     pub(super) fn written(&self) -> impl Iterator<Item = u16> {
         let only_reads = matches!(
             self.opcode,
@@ -184,7 +184,7 @@ impl Instruction {
             | Operand::RegPostIndexReg(base, _) => Some(base),
             _ => None,
         });
-        // The pairs that compare and swap.
+        // Compare-and-swap of register pairs.
         let pair = self.operands.iter().find_map(|operand| match *operand {
             Operand::RegisterPair(_, number) => Some(number),
             _ => None,
@@ -193,7 +193,7 @@ impl Instruction {
     }
 }
 
-/// Decodes the function extent with that index.
+/// Decodes the function extent with this index.
 pub(super) fn decode(image: &ElfImage, function: usize) -> Vec<Instruction> {
     let Some(range) = image.functions().get(function) else { return Vec::new() };
     let Some(bytes) = image.read_bytes(range.start, range.size() as usize) else { return Vec::new() };
@@ -201,20 +201,20 @@ pub(super) fn decode(image: &ElfImage, function: usize) -> Vec<Instruction> {
     words.map(|(word, address)| Instruction::decode(Svma(address), *word)).collect()
 }
 
-/// The instruction that these bytes begin with.
+/// The instruction at the start of these bytes.
 pub(super) fn decode_one(bytes: &[u8], address: Svma) -> Option<Instruction> {
     Some(Instruction::decode(address, *bytes.first_chunk()?))
 }
 
-/// The address that an instruction takes, loads from or jumps to, followed from `adrp` through a register.
+/// Computes the address that an instruction forms, loads from or jumps to, by following `adrp` through a register.
 #[derive(Default)]
 pub(super) struct Addresses {
-    /// What the general registers hold, as far as `adrp` and `add` show.
+    /// Contents of the general registers, as far as `adrp` and `add` determine them.
     registers: [Option<u64>; 32],
 }
 
 impl Addresses {
-    /// The address that the instruction computes in full or loads from; goes on to the next instruction.
+    /// Returns the address that the instruction computes in full or loads from, and updates the registers.
     pub(super) fn step(&mut self, instruction: &Instruction) -> Option<Svma> {
         let of = |register: u16| *self.registers.get(usize::from(register))?;
         let found = match (instruction.opcode, instruction.operands) {
@@ -258,8 +258,8 @@ impl Addresses {
     }
 }
 
-/// Finds the instructions that refer into one of the ranges: jumps and calls, and for [`Kind::Any`] also what `adrp` and
-/// the instruction behind it make together.
+/// Finds the instructions that refer into one of the ranges: jumps and calls, and for [`Kind::Any`] also the addresses
+/// that `adrp` and a following instruction form together.
 pub(super) fn find_references(image: &ElfImage, wanted: &[Range<u64>], kind: Kind) -> Vec<Reference> {
     let mut wanted: Vec<Range<u64>> = wanted.iter().filter(|range| !range.is_empty()).cloned().collect();
     wanted.sort_by_key(|range| range.start);
@@ -300,7 +300,7 @@ pub(super) fn assemble(address: u64, words: &[u32]) -> Vec<Instruction> {
 mod tests {
     use super::*;
 
-    /// `adrp` and what completes it name an address; a call or another write in between loses it.
+    /// `adrp` and the instruction that completes it give an address; a call or another write in between loses it.
     #[test]
     fn addresses() {
         let last = |words: &[u32]| {
@@ -316,7 +316,7 @@ mod tests {
         assert_eq!(last(&[0xd000_15a0, 0xaa01_03e0, 0xf946_0000]), None);
     }
 
-    /// What the kernel simulates: tbz, tbnz, b.hi, cbz, bl, b; what it steps over in a copy: ldr, nop, add.
+    /// Instructions that the kernel simulates: tbz, tbnz, b.hi, cbz, bl, b; those that it single-steps in a copy: ldr, nop, add.
     #[test]
     fn emulated() {
         let simulated = [0x36d0_00a0, 0x37c8_36a0, 0x5400_00a8, 0xb400_0600, 0x97fd_a92a, 0x17fd_b09d];
@@ -325,7 +325,7 @@ mod tests {
         assert!(!assemble(0, &stepped).iter().any(Instruction::is_emulated));
     }
 
-    /// Constants however they are made: movz, movn, movz of 32 bits, orr with the zero register.
+    /// Constants from every encoding: movz, movn, movz of 32 bits, orr with the zero register.
     #[test]
     fn constants() {
         let made: Vec<_> = assemble(0, &[0x52a0_8001, 0x92f8_0002, 0xd280_0280, 0xb240_03e0])

@@ -1,4 +1,4 @@
-//! Static acceptance: what must hold of a set of sites before any of them is probed.
+//! Static acceptance: conditions that a set of sites must meet before any of them is probed.
 
 use std::borrow::Cow;
 use std::collections::BTreeSet;
@@ -24,7 +24,7 @@ use crate::elf::Machine;
 pub struct Check {
     /// What was checked.
     pub name: Cow<'static, str>,
-    /// What came of it.
+    /// Its result.
     pub outcome: Outcome,
 }
 
@@ -94,7 +94,7 @@ fn guarded_field(code: &Code<'_>, vm: &VmPath, findings: &Findings) -> Outcome {
     guards_test(event_flags, vm, findings)
 }
 
-/// `event_flags` is the address of `ruby_vm_event_flags`, where symbols give it.
+/// `event_flags` is the address of `ruby_vm_event_flags`, if symbols give it.
 fn guards_test(event_flags: Option<Svma>, vm: &VmPath, findings: &Findings) -> Outcome {
     match findings.field {
         None => Outcome::NotApplicable("rb_gc_event_hook tests inside (Ruby 3.4)".to_owned()),
@@ -153,9 +153,9 @@ fn increments(body: &Body, index: usize, offset: u32) -> bool {
     }
 }
 
-/// Whether the register that the instruction at `store` stores was loaded from the same field and incremented since.
+/// Whether the register stored by the instruction at `store` was loaded from the same field and incremented since.
 fn loaded_plus_one(body: &Body, store: usize, offset: u32) -> bool {
-    /// Instructions between load and store.
+    /// Maximum number of instructions between load and store.
     const MAX_DISTANCE: usize = 16;
     let mut register = body.instructions[store].op1_register();
     let mut incremented = false;
@@ -186,8 +186,8 @@ fn addresses_field(instruction: &Instruction, offset: u32) -> bool {
         && !matches!(instruction.memory_base(), Register::None | Register::RSP | Register::RIP)
 }
 
-/// Every probe must sit on an instruction that begins where the decoder says one begins, in an executable segment,
-/// and that the kernel emulates instead of single-stepping (arch/x86/kernel/uprobes.c: `branch_setup_xol_ops`;
+/// Every probe must be at the start of an instruction as decoded, in an executable segment, and the kernel must emulate
+/// that instruction instead of single-stepping it (arch/x86/kernel/uprobes.c: `branch_setup_xol_ops`;
 /// arch/arm64/kernel/probes/decode-insn.c: `arm_probe_decode_insn`).
 fn probeable(code: &Code<'_>, findings: &Findings) -> Outcome {
     for site in &findings.sites {
@@ -215,7 +215,7 @@ fn probeable_site(code: &Code<'_>, site: &Site) -> Result<(), &'static str> {
     emulated(&instruction)
 }
 
-/// Whether these bytes, at this address, begin with an instruction of this machine that may be probed.
+/// Whether these bytes, at this address, start with an instruction of this machine that may be probed.
 pub fn may_be_probed(bytes: &[u8], address: Svma) -> bool {
     if Machine::HOST == Machine::Aarch64 {
         return aarch64::decode_one(bytes, address).is_some_and(|instruction| instruction.is_emulated());
@@ -232,8 +232,8 @@ fn emulated(instruction: &Instruction) -> Result<(), &'static str> {
         return Err("a kind of jump that the kernel single-steps");
     }
     match instruction.code() {
-        // Built with -fno-plt. The kernel single-steps these and corrects the return address afterwards
-        // (`default_post_xol_op`), though not the one on a shadow stack: see `shadow_stacks`.
+        // Emitted by -fno-plt. The kernel single-steps these and corrects the return address afterwards
+        // (`default_post_xol_op`), but not the copy on a shadow stack: see `shadow_stacks`.
         Opcode::Call_rm64 | Opcode::Jmp_rm64 if instruction.is_ip_rel_memory_operand() => Ok(()),
         _ => Err(STEPPED),
     }
@@ -241,8 +241,8 @@ fn emulated(instruction: &Instruction) -> Result<(), &'static str> {
 
 const STEPPED: &str = "an instruction that the kernel single-steps";
 
-/// A call that the kernel single-steps leaves the address of its copy on the shadow stack, so the return faults. Only
-/// images that declare shadow stacks can run with them.
+/// A call that the kernel single-steps leaves the address of its out-of-line copy on the shadow stack, so the return
+/// faults. Only images that declare shadow stack support can run with shadow stacks.
 fn shadow_stacks(code: &Code<'_>, findings: &Findings) -> Outcome {
     if code.image.machine() == Machine::Aarch64 {
         return Outcome::NotApplicable("the kernel simulates calls on aarch64".to_owned());
@@ -269,16 +269,16 @@ fn shadow_stacks(code: &Code<'_>, findings: &Findings) -> Outcome {
     })
 }
 
-/// [`VmPath`] is only derived if `rb_gc_count` and `rb_during_gc` agree about the objspace, and `rb_gc_enable` too
-/// where it can be evaluated.
+/// [`VmPath`] is only derived if `rb_gc_count` and `rb_during_gc` agree about the objspace, and `rb_gc_enable` as well
+/// if it can be evaluated.
 fn accessors(vm: &VmPath) -> Outcome {
     require(vm.dont_gc_bit != Some(vm.during_gc_bit), || {
         format!("during_gc and dont_gc are both bit {}", vm.during_gc_bit)
     })
 }
 
-/// Where the file has symbols, the sites must lie in the functions that the sources say. Inlining can only move them
-/// into other functions of the GC.
+/// If the file has symbols, the sites must lie in the functions that contain them in the sources. Inlining can only move
+/// them into other functions of the GC.
 fn symbols(code: &Code<'_>, findings: &Findings) -> Outcome {
     if code.image.symbols().is_empty() {
         return Outcome::NotApplicable("the file is stripped".to_owned());
@@ -296,14 +296,14 @@ fn symbols(code: &Code<'_>, findings: &Findings) -> Outcome {
 #[derive(Clone, Copy, Debug)]
 struct UsdtEnd {
     point: Point,
-    /// The function that it is in.
+    /// The function that contains it.
     owner: Svma,
-    /// Which pause, where the note gives it as a constant.
+    /// The kind of pause, if the note states it as a constant.
     pause: Option<PauseKind>,
 }
 
-/// From 4.1 on `gc_enter` and `gc_exit` have a USDT probe each beside their event (gc/default/default.c), so that the
-/// functions with the one are those with the other. A constant argument gives the kind of pause (`enum gc_enter_event`).
+/// From 4.1 on `gc_enter` and `gc_exit` each have a USDT probe beside their event (gc/default/default.c), so the
+/// functions with a probe are those with an event. A constant argument gives the kind of pause (`enum gc_enter_event`).
 fn usdt(code: &Code<'_>, findings: &Findings) -> Outcome {
     let kind = |arguments: &str| {
         Some(match arguments.split_once("@$")?.1 {
@@ -455,7 +455,7 @@ mod tests {
         assert!(failed(&every_event(&shared)));
     }
 
-    /// A pause that begins where none ends, or where `gc_enter` is not, fails; before 3.0 the string says nothing.
+    /// A pause that begins in a function where none ends, or outside `gc_enter`, fails; before 3.0 the string says nothing.
     #[test]
     fn stray_enters_fail() {
         let mut findings = findings();
@@ -467,7 +467,7 @@ mod tests {
         assert!(matches!(enter_string(&findings), Outcome::NotApplicable(_)));
     }
 
-    /// Guards on another word, guards the scan did not see, hook calls without a guard and jumps into a guard fail.
+    /// Guards on another word, guards that the scan did not find, hook calls without a guard and jumps into a guard fail.
     #[test]
     fn doubtful_guards_fail() {
         let other_word = Findings { field: Some(Field::Objspace(0x18)), ..findings() };
@@ -477,7 +477,7 @@ mod tests {
         assert!(failed(&undivided(&Findings { entered_midway: vec![Svma(1)], ..findings() })));
     }
 
-    /// USDT probes in other functions than the events, or of another kind of pause, fail; none say nothing.
+    /// USDT probes in functions other than those of the events, or of another kind of pause, fail; absent ones are not applicable.
     #[test]
     fn doubtful_usdt_fails() {
         let end = |point, owner, pause| UsdtEnd { point, owner: Svma(owner), pause };

@@ -1,4 +1,4 @@
-//! From an ELF image to everything that probing its GC needs, or to the reason why not.
+//! Analyses an ELF image: the result is everything that probing its GC needs, or the reason why it cannot be probed.
 
 use std::borrow::Cow;
 use std::collections::BTreeSet;
@@ -19,10 +19,10 @@ use super::vm_path::{VmPath, VmPathError};
 use crate::address::Svma;
 use crate::elf::{BuildId, ElfImage, Machine};
 
-/// What is known of one Ruby image.
+/// The result of analysing one Ruby image.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RubyAnalysis {
-    /// The processor that the image is made for.
+    /// The processor that the image is built for.
     pub machine: Machine,
     /// Version of the interpreter.
     pub version: RubyVersion,
@@ -30,36 +30,36 @@ pub struct RubyAnalysis {
     pub description: String,
     /// Build id of the file.
     pub build_id: Option<BuildId>,
-    /// Way to the object space.
+    /// Path to the object space.
     pub vm: VmPath,
-    /// Where to probe, ordered by event and address.
+    /// Probe sites, ordered by event and address.
     pub sites: Vec<Site>,
     /// The acceptance checks, all passed or not applicable.
     pub checks: Vec<Check>,
     /// Whether the file has a symbol table.
     pub has_symbols: bool,
-    /// Static probes of the provider `ruby` that the build announces (USDT; 4.1 has `gc__enter` and `gc__exit`). They are
-    /// attached only where the event sites are refused ([`fallback`](super::fallback)).
+    /// Static probes (USDT) of the provider `ruby` in the build (4.1 has `gc__enter` and `gc__exit`). They are attached only
+    /// if the event sites are refused ([`fallback`](super::fallback)).
     pub static_probes: Vec<String>,
-    /// Where threads wait for, get and give up the GVL (from 3.2 on). Never a reason to refuse.
+    /// Where threads wait for, acquire and release the GVL (from 3.2 on). Never a reason to refuse.
     pub thread: ThreadSites,
-    /// The same up to 3.1, by other means. Never a reason to refuse.
+    /// The same for releases up to 3.1, found by other means. Never a reason to refuse.
     pub gvl: GvlSites,
     /// Where a thread takes a page of free slots. Not attached yet, and never a reason to refuse.
     pub refill: RefillSites,
-    /// What the code shows of the layout.
+    /// Layout facts derived from the code.
     pub derived: Derivation,
-    /// The choice of GCs, if it is a Ruby built `--with-modular-gc`.
+    /// The selection of a GC, if it is a Ruby built `--with-modular-gc`.
     pub modular: Option<Modular>,
 }
 
 impl RubyAnalysis {
-    /// The way to what the VM keeps per thread, where it is known.
+    /// The path to the VM's per-thread data, if known.
     pub fn thread_path(&self) -> Option<ThreadPath> {
         self.derived.thread.as_ref().ok().map(ThreadLayout::path)
     }
 
-    /// The slot with the TLS module id of a GC library that keeps something per thread.
+    /// The slot with the TLS module id of a GC library that keeps per-thread data.
     pub fn local_module(&self) -> Option<Svma> {
         self.derived.thread.as_ref().ok()?.local_module
     }
@@ -72,7 +72,7 @@ pub enum Refusal {
     /// Another processor.
     #[error("the image is made for another processor, {0:?}")]
     Machine(Machine),
-    /// A version whose events are not found on aarch64.
+    /// A version whose events cannot be found on aarch64.
     #[error(
         "on aarch64 the event sites of Ruby {0} are not supported yet (2.6 to 3.4 are traced, 3.4 without a modular GC)"
     )]
@@ -80,13 +80,13 @@ pub enum Refusal {
     /// Not a Ruby.
     #[error("the image has no ruby_version")]
     NotRuby,
-    /// A version outside the range in which the internal events exist as described.
+    /// A version outside the range in which the internal events are known to exist in this form.
     #[error("Ruby {0} is not supported (2.6 to 4.x are)")]
     Version(RubyVersion),
-    /// CRuby's GC may be in a library (`--with-modular-gc`, from 3.4 on), and how it is chosen was not understood.
+    /// CRuby's GC may be in a library (`--with-modular-gc`, from 3.4 on), and the code that selects it was not understood.
     #[error("modular GC: this Ruby was built --with-modular-gc, and {0} is not in the file as it is known")]
     ModularGc(&'static str),
-    /// A GC for such a Ruby, looked at without the Ruby that loads it.
+    /// A GC library for such a Ruby, analysed without the Ruby that loads it.
     #[error(
         "modular GC: this is a GC library (librubygc) for a Ruby built --with-modular-gc; it is traced in the \
          processes that have loaded it, together with their Ruby"
@@ -98,13 +98,13 @@ pub enum Refusal {
          the events and counters that are traced"
     )]
     ForeignGc(String),
-    /// A GC library without the way to the VM.
+    /// A GC library in which the path to the VM was not found.
     #[error("modular GC: {0} is not in this GC library as it is known")]
     Library(&'static str),
     /// The object space was not found.
     #[error("the object space was not found: {0}")]
     VmPath(#[from] VmPathError),
-    /// Nothing to start the search from.
+    /// No function from which the search can start.
     #[error("the image exports no GC functions")]
     NoGcFunctions,
     /// An acceptance check failed.
@@ -118,13 +118,13 @@ pub enum Refusal {
 }
 
 const OLDEST: RubyVersion = RubyVersion::new(2, 6, 0);
-/// The first version that can be built with a modular GC. (3.4 named it shared GC in its previews.)
+/// The first version that can be built with a modular GC. (The previews of 3.4 called it shared GC.)
 const FIRST_MODULAR: RubyVersion = RubyVersion::new(3, 4, 0);
 /// From 4.0 on the events are tested in a global variable.
 const FIRST_UNKNOWN_ON_AARCH64: RubyVersion = RubyVersion::new(4, 0, 0);
 const TOO_NEW: RubyVersion = RubyVersion::new(5, 0, 0);
 
-/// What is left to find of an image whose GC has been analysed ([`analyse_gc`]), and what is known of its code so far.
+/// The remaining analysis of an image whose GC has been analysed ([`analyse_gc`]), with the knowledge of its code so far.
 pub struct Rest {
     code: Explored,
     searched: BTreeSet<usize>,
@@ -137,8 +137,8 @@ impl fmt::Debug for Rest {
 }
 
 impl Rest {
-    /// Finds where threads get and give up the GVL and where they take slots. `image` and `analysis` are those that this
-    /// was left by.
+    /// Finds where threads acquire and release the GVL and where they take slots. `image` and `analysis` must be those of the
+    /// [`analyse_gc`] call that returned this.
     pub fn complete(self, image: &ElfImage, analysis: &mut RubyAnalysis) {
         let Self { code, searched } = self;
         let mut code = Code::with(image, code);
@@ -151,17 +151,17 @@ impl Rest {
     }
 }
 
-/// Finds version, object space, event sites and the places of threads of a Ruby image. A pure function of the image.
+/// Finds version, object space, event sites and thread sites of a Ruby image. A pure function of the image.
 pub fn analyse(image: &ElfImage) -> Result<RubyAnalysis, Refusal> {
     let (mut analysis, rest) = analyse_gc(image)?;
     rest.complete(image, &mut analysis);
     Ok(analysis)
 }
 
-/// The same without the places of threads and of page refills, which are left for later: the GC can be probed meanwhile.
-/// What is left is never a reason to refuse.
+/// The same without the sites of threads and of page refills. [`Rest::complete`] finds those later, while the GC can
+/// already be probed; they are never a reason to refuse.
 pub fn analyse_gc(image: &ElfImage) -> Result<(RubyAnalysis, Rest), Refusal> {
-    // A probe is an instruction of the machine that runs: in the code of another one it would be something else.
+    // A probe is an instruction of the running machine; in code of another machine it would be a different instruction.
     if image.machine() != Machine::HOST {
         return Err(Refusal::Machine(image.machine()));
     }
@@ -223,7 +223,7 @@ fn sweepers(sites: &[Site]) -> BTreeSet<Svma> {
     sites.iter().filter(|site| site.point == Point::GcEndSweep).map(|site| site.owner).collect()
 }
 
-/// The same of a GC library that the Ruby which was analysed has loaded.
+/// The same for a GC library that an analysed Ruby has loaded.
 pub fn analyse_library(image: &ElfImage, ruby: &RubyAnalysis) -> Result<RubyAnalysis, Refusal> {
     if image.machine() != Machine::HOST {
         return Err(Refusal::Machine(image.machine()));

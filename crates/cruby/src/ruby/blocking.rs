@@ -1,8 +1,8 @@
-//! Where requests of servers are seen in which one thread reads, serves and answers by blocking calls: Unicorn and WEBrick.
+//! Finds where to observe requests of servers in which one thread reads, serves and answers with blocking calls: Unicorn and WEBrick.
 //!
-//! What a thread has read shows in libc, at the jump behind the system call, where the kernel's own convention says which register has
-//! what. From glibc 2.41 on there is no such jump (its `read` calls a function that all system calls share); then it shows in the files
-//! that call it, at the jump that tests the result. All sites are instructions that the kernel emulates.
+//! The data that a thread has read is visible in libc, at the jump after the system call, where the kernel's calling convention defines
+//! the registers. From glibc 2.41 on that jump does not exist (its `read` calls a function shared by all system calls). The data is then
+//! visible in the files that call `read`, at the jump that tests the result. All sites are instructions that the kernel emulates.
 
 use gctrace_common::blocking::BlockingPoint;
 use iced_x86::{FlowControl, Register};
@@ -18,24 +18,24 @@ use crate::{
     elf::{ElfImage, Machine},
 };
 
-/// Most sites of one file.
+/// Maximum number of sites in one file.
 const MAX_SITES: usize = 64;
 
-/// A file in which such requests are seen.
+/// A file in which such requests are observed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum BlockingFile {
-    /// `unicorn_http.so`: what makes a process a Unicorn. Nothing is probed in it.
+    /// `unicorn_http.so`: identifies a process as a Unicorn. Nothing is probed in it.
     Unicorn,
     /// Ruby's `socket.so`.
     Socket,
-    /// The C library, or its part with threads (glibc before 2.34).
+    /// The C library, or its thread library (glibc before 2.34).
     Libc,
-    /// What reads of connections through libc: the interpreter, and `kgio_ext.so`, which Unicorn uses.
+    /// A file that reads from connections through libc: the interpreter, and `kgio_ext.so`, which Unicorn uses.
     Reader,
 }
 
 impl BlockingFile {
-    /// Which one a file is by its name, if any.
+    /// The kind of a file by its name; `None` for other files.
     pub fn of_name(name: &str) -> Option<Self> {
         match name {
             "unicorn_http.so" => Some(Self::Unicorn),
@@ -48,22 +48,22 @@ impl BlockingFile {
     }
 }
 
-/// Where a probe goes.
+/// A probe site.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BlockingSite {
     /// What happens there.
     pub point: BlockingPoint,
     /// Stated address.
     pub address: Svma,
-    /// The same in the file.
+    /// File offset of that address.
     pub file_offset: FileOffset,
 }
 
-/// Finds all sites of a file; which of them are needed, [`needed`] decides.
+/// Finds all sites of a file; [`needed`] selects those that are needed.
 ///
 /// # Errors
 ///
-/// It is another processor's, or has too many.
+/// The file is for another processor, or has too many sites.
 pub fn blocking_sites(image: &ElfImage, file: BlockingFile) -> Result<Vec<BlockingSite>, RequestRefusal> {
     use BlockingPoint as P;
     if image.machine() != Machine::X86_64 {
@@ -92,11 +92,11 @@ pub fn blocking_sites(image: &ElfImage, file: BlockingFile) -> Result<Vec<Blocki
     Ok(sites)
 }
 
-/// Of the sites of all files of a process, those that are needed.
+/// Selects the needed sites among those of all files of a process.
 ///
 /// # Errors
 ///
-/// Something cannot be seen in any of them.
+/// A needed point has no site in any of the files.
 pub fn needed(
     mut sites: Vec<Vec<BlockingSite>>,
     webrick: bool,
@@ -131,11 +131,11 @@ pub fn needed(
     Ok(sites)
 }
 
-/// The jumps behind calls of `listen`, by which a process may have become a server.
+/// The jumps after calls of `listen`, at which a process may have become a server.
 ///
 /// # Errors
 ///
-/// There is none.
+/// There is no such jump.
 pub fn listen_sites(sites: &[BlockingSite]) -> Result<Vec<BlockingSite>, RequestRefusal> {
     let found: Vec<BlockingSite> =
         sites.iter().filter(|site| site.point == BlockingPoint::Listen).copied().collect();
@@ -146,7 +146,7 @@ fn site(image: &ElfImage, point: BlockingPoint, address: Svma) -> Option<Blockin
     Some(BlockingSite { point, address, file_offset: image.svma_to_file_offset(address)? })
 }
 
-/// Calls of imported functions; where it is their result that shows something, the jumps behind them that test it.
+/// Calls of imported functions; if the result matters, the jumps after the calls that test it.
 fn call_sites(image: &ElfImage, calls: &[(&str, BlockingPoint)]) -> Vec<BlockingSite> {
     let code = Code::new(image);
     let mut sites = Vec::new();
@@ -163,7 +163,7 @@ fn call_sites(image: &ElfImage, calls: &[(&str, BlockingPoint)]) -> Vec<Blocking
             let call = site(image, point, Svma(instruction.ip()));
             let test = |point| site(image, point, Svma(result_test(&instructions[index + 1..])?.ip()));
             match point {
-                // A call whose result does not show is as none: what it reads is no connection's.
+                // A call whose result is not tested is ignored: it does not read from a connection.
                 BlockingPoint::Read => {
                     sites.extend(
                         test(BlockingPoint::HasRead)
@@ -172,7 +172,7 @@ fn call_sites(image: &ElfImage, calls: &[(&str, BlockingPoint)]) -> Vec<Blocking
                             .flatten(),
                     );
                 }
-                // A process that is looked at while it calls `listen` may not listen yet.
+                // A process that is examined while it calls `listen` may not be listening yet.
                 BlockingPoint::Accepted | BlockingPoint::Listen => sites.extend(test(point)),
                 _ => sites.extend(call),
             }
@@ -181,7 +181,7 @@ fn call_sites(image: &ElfImage, calls: &[(&str, BlockingPoint)]) -> Vec<Blocking
     sites
 }
 
-/// Beginnings of functions of libc, and jumps behind their system calls.
+/// Entries of libc functions, and jumps after their system calls.
 fn libc_sites(image: &ElfImage) -> Vec<BlockingSite> {
     use BlockingPoint as P;
     let arguments = [Register::RDI, Register::RSI, Register::RDX];
@@ -208,7 +208,7 @@ fn libc_sites(image: &ElfImage) -> Vec<BlockingSite> {
         let symbol = image.dynamic_symbols().find(name)?;
         Some((symbol.address, code.body(image.function_index(symbol.address)?)))
     };
-    // Several functions mean the same: what is seen of one of them only is not seen.
+    // Several functions stand for the same point: if one of them cannot be probed, the point is dropped.
     let mut unseen = Vec::new();
     for (name, point, count) in begins {
         let Some((start, body)) = body(name) else { continue };
@@ -219,7 +219,7 @@ fn libc_sites(image: &ElfImage) -> Vec<BlockingSite> {
             unseen.push(point);
         }
     }
-    // `sendfile` has no buffer: nothing can be read where that would be.
+    // `sendfile` has no buffer: nothing can be read at the address where the buffer would be.
     for (name, point) in results.into_iter().chain([("sendfile", P::Write)]) {
         let Some((_, body)) = body(name) else { continue };
         for address in behind_system_calls(&body.instructions) {
@@ -264,7 +264,7 @@ mod tests {
         }
     }
 
-    /// All that is needed for either server is in the files of this machine's Ruby, at instructions that the kernel emulates; without
+    /// Everything needed for either server is in the files of this machine's Ruby, at instructions that the kernel emulates; without
     /// libc, or without `socket.so` for WEBrick, it is refused.
     #[test]
     fn this_ruby() {

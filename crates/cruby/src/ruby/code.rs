@@ -1,5 +1,5 @@
-//! Access to the code of an image: functions with the parts that the compiler moved away from them, and what their
-//! calls lead to. Functions are decoded when asked for and not kept.
+//! Access to the code of an image: functions with the parts that the compiler moved away from them, and the targets of
+//! their calls. Functions are decoded on demand and not kept.
 
 use std::cell::OnceCell;
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
@@ -14,34 +14,34 @@ use super::x86::has_frame_pointer;
 use crate::address::Svma;
 use crate::elf::{ElfImage, Machine};
 
-/// Instructions in a basic block, and jumps to one, that are looked at: bounds the work on hostile code.
+/// Maximum number of instructions in a basic block, and of jumps to one, that are examined: bounds the work on hostile code.
 const MAX_BLOCK: usize = 4096;
 const MAX_PREDECESSORS: usize = 64;
 
-/// Functions that do not return and that the GC and the code of threads call; the code behind such a call belongs to something else.
+/// Functions that do not return, called by the GC and the thread code; the code after such a call belongs to something else.
 const NO_RETURN: [&str; 6] =
     ["__stack_chk_fail", "abort", "rb_bug", "rb_bug_errno", "rb_memerror", "ruby_malloc_size_overflow"];
 
-/// The code of one image. A function is named by the index of its extent in [`ElfImage::functions`].
+/// The code of one image. A function is identified by the index of its extent in [`ElfImage::functions`].
 pub(super) struct Code<'a> {
     pub(super) image: &'a ElfImage,
     explored: Explored,
 }
 
-/// What has been found out about the code of an image.
+/// Results gathered so far about the code of an image.
 #[derive(Default)]
 pub(super) struct Explored {
-    /// Cold part → function it was split from.
+    /// Cold part → function from which it was split.
     parents: BTreeMap<usize, usize>,
     /// Extents whose role has been decided.
     examined: BTreeSet<usize>,
-    /// Slots of tables that are filled at run time, and what they are taken to hold.
+    /// Slots of tables that are filled at run time, and their assumed contents.
     dispatch: BTreeMap<Svma, Svma>,
-    /// What may refer to something, found when it is asked for first.
+    /// Possible references, computed on first use.
     displacements: OnceCell<Displacements>,
 }
 
-/// What a call or jump leads to.
+/// The target of a call or jump.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Callee<'a> {
     /// Its address, if it is in this image (also behind a PLT stub).
@@ -55,17 +55,17 @@ impl<'a> Code<'a> {
         Self::with(image, Explored::default())
     }
 
-    /// Goes on with what was found out about the same image before.
+    /// Continues with earlier results about the same image.
     pub(super) fn with(image: &'a ElfImage, explored: Explored) -> Self {
         Self { image, explored }
     }
 
-    /// What has been found out.
+    /// The results gathered so far.
     pub(super) fn explored(self) -> Explored {
         self.explored
     }
 
-    /// Says what slots of tables that are filled at run time are taken to hold.
+    /// Sets the assumed contents of table slots that are filled at run time.
     pub(super) fn set_dispatch(&mut self, table: BTreeMap<Svma, Svma>) {
         self.explored.dispatch = table;
     }
@@ -78,12 +78,12 @@ impl<'a> Code<'a> {
         }
     }
 
-    /// What in x86-64 code may refer to something.
+    /// The places in x86-64 code that may refer to something.
     pub(super) fn displacements(&self) -> &Displacements {
         self.explored.displacements.get_or_init(|| Displacements::of(self.image))
     }
 
-    /// The function that an extent belongs to: itself, or the one it was split from.
+    /// The function that an extent belongs to: itself, or the one from which it was split.
     pub(super) fn owner(&self, function: usize) -> usize {
         *self.explored.parents.get(&function).unwrap_or(&function)
     }
@@ -93,7 +93,7 @@ impl<'a> Code<'a> {
         Some(self.owner(self.image.function_index(address)?))
     }
 
-    /// The extents of a function, in the order of their addresses.
+    /// The extents of a function, in order of address.
     pub(super) fn parts(&self, owner: usize) -> Vec<usize> {
         let cold =
             self.explored.parents.iter().filter(|&(_, &parent)| parent == owner).map(|(&part, _)| part);
@@ -125,7 +125,7 @@ impl<'a> Code<'a> {
         body
     }
 
-    /// What a call or jump leads to; empty for one that is known only at run time.
+    /// The target of a call or jump; empty if it is known only at run time.
     pub(super) fn callee(&self, instruction: &Instruction) -> Callee<'a> {
         if instruction.is_call_near_indirect() || instruction.is_jmp_near_indirect() {
             if !instruction.is_ip_rel_memory_operand() {
@@ -140,7 +140,7 @@ impl<'a> Code<'a> {
         self.callee_at(target)
     }
 
-    /// What a call or jump to an address leads to.
+    /// The target of a call or jump to an address.
     pub(super) fn callee_at(&self, target: Svma) -> Callee<'a> {
         if let Some(slot) = self.image.stub_slot(target) {
             return self.through_slot(slot);
@@ -149,7 +149,7 @@ impl<'a> Code<'a> {
         Callee { address: Some(target), name }
     }
 
-    /// By what a function of another image is known in this one: its first PLT stub or slot.
+    /// The address that represents a function of another image in this one: its first PLT stub or slot.
     pub(super) fn import(&self, name: &str) -> Option<Svma> {
         self.image.imports(name).min()
     }
@@ -187,8 +187,8 @@ impl<'a> Code<'a> {
                 into.entry(function).or_default().push(reference);
             }
         }
-        // A part may be entered from another part of the same function, so what the first round learns can settle
-        // what it left open.
+        // A part may be entered from another part of the same function, so results of the first round can settle cases
+        // that it left open.
         for _ in 0..2 {
             for &function in &fresh {
                 let references = into.get(&function).map_or(&[][..], Vec::as_slice);
@@ -226,10 +226,10 @@ fn extent(image: &ElfImage, function: usize) -> Range<u64> {
     range.start.0..range.end.0
 }
 
-/// A decoded function with its cold parts, in the order of addresses.
+/// A decoded function with its cold parts, in order of address.
 pub(super) struct Body {
     pub(super) instructions: Vec<Instruction>,
-    /// Indices at which a part begins.
+    /// Indices at which a part starts.
     part_starts: BTreeSet<usize>,
     /// Whether rbp addresses the stack frame.
     pub(super) frame_pointer: bool,
@@ -264,7 +264,7 @@ impl Body {
         body
     }
 
-    /// Index of the instruction that begins at the address.
+    /// Index of the instruction that starts at the address.
     pub(super) fn index_of(&self, address: Svma) -> Option<usize> {
         self.instructions.binary_search_by_key(&address.0, Instruction::ip).ok()
     }
@@ -314,8 +314,8 @@ impl Body {
         jump.into_iter().chain(following.then_some(next))
     }
 
-    /// Indices of the instructions that may have run just before; `None` at the entry and where there are very many. Empty
-    /// for padding that nothing reaches.
+    /// Indices of the instructions that may have run just before; `None` at the entry and if there are too many. Empty
+    /// for unreachable padding.
     pub(super) fn predecessors(&self, index: usize) -> Option<Vec<usize>> {
         let jumps = self.jumps.get(&self.instructions[index].ip()).map_or(&[][..], Vec::as_slice);
         if jumps.len() > MAX_PREDECESSORS {
@@ -326,7 +326,7 @@ impl Body {
             return None;
         }
         if self.part_starts.contains(&index) {
-            // A cold part is entered by the jumps of its function only.
+            // A cold part is entered only by jumps of its function.
             return Some(found);
         }
         let before = index.checked_sub(1)?;
@@ -351,7 +351,7 @@ impl Body {
         false
     }
 
-    /// Indices of the conditional jumps that lead to the block which begins at `start`, directly, by falling through,
+    /// Indices of the conditional jumps that lead to the block starting at `start`: directly, by falling through,
     /// or over `hops` blocks that do nothing but continue there.
     pub(super) fn conditional_predecessors(&self, start: usize, hops: u32) -> Vec<usize> {
         let mut found = Vec::new();
@@ -412,7 +412,7 @@ mod tests {
         assert_eq!(body.index_of(Svma(0x102)), None);
     }
 
-    /// The first instruction of a part has nothing before it, whatever lies at lower addresses.
+    /// The first instruction of a part has no predecessor, whatever lies at lower addresses.
     #[test]
     fn parts_are_separate() {
         let body = Body::new([decode(0x100, &[0x90, 0x90]), decode(0x200, &[0x90, 0x90])]);

@@ -1,4 +1,4 @@
-//! The truth about an image with DWARF, for tests: where the compiler put the bodies of the functions whose events the
+//! Ground truth for tests from an image with DWARF: where the compiler put the bodies of the functions whose events the
 //! finder looks for, inlined copies included.
 
 use std::collections::{BTreeMap, HashMap};
@@ -9,7 +9,7 @@ use object::{LittleEndian as LE, Object, ObjectSection};
 
 type Slice<'a> = EndianSlice<'a, LittleEndian>;
 
-/// Source files whose functions matter; link-time optimisation names its units otherwise.
+/// Source files whose functions matter; link-time optimisation gives its units another name.
 const UNITS: [&str; 5] = ["gc.c", "default.c", "thread.c", "thread_pthread.c", "<artificial>"];
 
 /// A copy of a function: out of line, or inlined into another.
@@ -28,7 +28,7 @@ impl Instance {
     }
 }
 
-/// A row of the line table: where the code of a source line begins.
+/// A row of the line table: where the code of a source line starts.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Line {
     pub(super) address: u64,
@@ -37,14 +37,14 @@ pub(super) struct Line {
     pub(super) number: u64,
 }
 
-/// What the DWARF of a file says.
+/// The functions and lines in the DWARF of a file.
 pub(super) struct Truth {
     instances: Vec<Instance>,
     lines: Vec<Line>,
 }
 
 impl Truth {
-    /// Reads the DWARF of the file; `None` if it has none or only compressed sections.
+    /// Reads the DWARF of the file; `None` if it has no DWARF or only compressed sections.
     pub(super) fn read(file: &[u8], names: &[&str]) -> Option<Self> {
         let object = object::read::elf::ElfFile64::<LE>::parse(file).ok()?;
         let section = |id: gimli::SectionId| -> Result<Slice<'_>, gimli::Error> {
@@ -60,7 +60,7 @@ impl Truth {
         let mut names_of = Names::default();
         let mut units = dwarf.units();
         let mut any = false;
-        // Link-time optimisation refers from one unit to another, so all names come first.
+        // With link-time optimisation units refer to each other, so all names are read first.
         let mut wanted = Vec::new();
         while let Some(header) = units.next().ok()? {
             any = true;
@@ -191,7 +191,7 @@ impl Names {
     }
 
     fn of(&self, mut offset: usize) -> Option<String> {
-        /// Out-of-line copy → abstract instance → declaration, and one step more with link-time optimisation.
+        /// Out-of-line copy → abstract instance → declaration, and one more step with link-time optimisation.
         const MAX_CHAIN: usize = 6;
         for _ in 0..MAX_CHAIN {
             if let Some(name) = self.names.get(&offset) {

@@ -1,8 +1,8 @@
-//! Which instructions the kernel emulates under a uprobe. It single-steps a copy of the others, which costs a second trap
-//! per hit (some 20 µs on a virtual machine instead of 0.6).
+//! Which instructions the kernel emulates under a uprobe. It single-steps a copy of all others, which costs a second trap
+//! per hit (about 20 µs on a virtual machine instead of 0.6).
 //!
-//! What is known here holds from Linux 5.8 on (arch/x86/kernel/uprobes.c, `branch_setup_xol_ops` and
-//! `push_setup_xol_ops`). Later kernels emulate more: longer nops, for example. That is not counted on.
+//! The rules here hold from Linux 5.8 on (arch/x86/kernel/uprobes.c, `branch_setup_xol_ops` and
+//! `push_setup_xol_ops`). Later kernels emulate more, for example longer nops; this code does not rely on that.
 
 use iced_x86::{
     Code as Opcode, Decoder, DecoderOptions, FlowControl, Instruction, InstructionInfoFactory, Mnemonic,
@@ -14,26 +14,26 @@ use super::x86::written_registers;
 use crate::address::Svma;
 use crate::elf::ElfImage;
 
-/// No instruction is longer.
+/// Length of the longest instruction.
 const LONGEST: usize = 15;
-/// Instructions of a function's beginning that are looked at.
+/// Maximum number of instructions examined from the start of a function.
 const MAX_PROLOGUE: usize = 8;
-/// The same where only arguments are read. Functions of glibc 2.41 set up seven for the one that they all call.
+/// The same if only arguments are read. Functions of glibc 2.41 set up seven arguments for the function that they all call.
 const MAX_ARGUMENTS: usize = 12;
-/// What a probe at a function's beginning may want to read: the stack, and the first arguments.
+/// Registers that a probe at the start of a function may read: the stack pointer and the first arguments.
 const KEPT: [Register; 5] = [Register::RSP, Register::RDI, Register::RSI, Register::RDX, Register::RCX];
 
 /// Whether the kernel emulates the instruction.
 pub(super) fn is_emulated(instruction: &Instruction) -> bool {
     if instruction.flow_control() == FlowControl::ConditionalBranch {
-        // The kernel refuses a 16-bit operand size; loop and jrcxz are no Jcc at all.
+        // The kernel refuses a 16-bit operand size; loop and jrcxz are not Jcc instructions.
         return instruction.is_jcc_short_or_near() && instruction.op0_kind() == OpKind::NearBranch64;
     }
     match instruction.code() {
         Opcode::Call_rel32_64 | Opcode::Jmp_rel8_64 | Opcode::Jmp_rel32_64 => true,
-        // With prefixes it is either refused by some kernels or another instruction.
+        // With prefixes some kernels refuse it, or it is a different instruction.
         Opcode::Nopd => instruction.len() == 1,
-        // With no prefix but the one that is needed.
+        // With no prefix except the required one.
         Opcode::Push_r64 => {
             let extended = instruction.op0_register() >= Register::R8;
             instruction.len() == 1 + usize::from(extended)
@@ -42,9 +42,9 @@ pub(super) fn is_emulated(instruction: &Instruction) -> bool {
     }
 }
 
-/// Whether the kernel emulates the instruction at an address; `false` where the file has none.
+/// Whether the kernel emulates the instruction at an address; `false` if the file has no code there.
 pub(super) fn is_emulated_at(image: &ElfImage, address: Svma) -> bool {
-    // The last instruction of a segment has fewer bytes behind it.
+    // Fewer bytes follow the last instruction of a segment.
     let bytes = (1..=LONGEST).rev().find_map(|length| image.read_bytes(address, length));
     bytes.is_some_and(|bytes| {
         let mut decoder = Decoder::with_ip(64, bytes, address.0, DecoderOptions::NONE);
@@ -52,15 +52,15 @@ pub(super) fn is_emulated_at(image: &ElfImage, address: Svma) -> bool {
     })
 }
 
-/// The instruction at which a call of a function is probed, and whether the kernel emulates it: the first one that it
-/// emulates, if all calls come to it once, with stack and arguments as the caller left them; else the function's first.
-/// (`endbr64`, with which functions begin in builds for indirect branch tracking, is not emulated.)
+/// The instruction at which calls of a function are probed, and whether the kernel emulates it: the first emulated one,
+/// provided that every call reaches it once, with stack and arguments as the caller left them; else the function's first.
+/// (`endbr64`, with which functions start in builds for indirect branch tracking, is not emulated.)
 pub(super) fn entry(body: &Body, start: Svma) -> (Svma, bool) {
     entry_with(body, start, &KEPT, MAX_PROLOGUE)
 }
 
-/// The same where only arguments in these registers are read. The stack may have changed, and a number of 32 bits may have been extended
-/// to 64.
+/// The same if only arguments in these registers are read. The stack may have changed, and a 32-bit number may have been extended to
+/// 64 bits.
 pub(super) fn entry_with_arguments(body: &Body, start: Svma, arguments: &[Register]) -> (Svma, bool) {
     entry_with(body, start, arguments, MAX_ARGUMENTS)
 }
@@ -71,7 +71,7 @@ fn entry_with(body: &Body, start: Svma, kept: &[Register], most: usize) -> (Svma
         return (start, false);
     };
     for (index, instruction) in body.instructions.iter().enumerate().skip(first).take(most) {
-        // What jumps here has not come by the beginning.
+        // A jump to this instruction bypasses the start of the function.
         if index > first && body.is_jump_target(index) {
             break;
         }
@@ -87,14 +87,14 @@ fn entry_with(body: &Body, start: Svma, kept: &[Register], most: usize) -> (Svma
     (start, false)
 }
 
-/// Whether an instruction extends a number of 32 bits to 64 where it is.
+/// Whether an instruction extends a 32-bit number to 64 bits in place.
 fn is_extension(instruction: &Instruction) -> bool {
     instruction.code() == Opcode::Movsxd_r64_rm32
         && instruction.op1_kind() == OpKind::Register
         && instruction.op0_register() == instruction.op1_register().full_register()
 }
 
-/// Jumps behind system calls that test for errors: `syscall; cmp rax, -4096; ja`. The kernel keeps the registers of the arguments.
+/// Jumps after system calls that test for errors: `syscall; cmp rax, -4096; ja`. The kernel preserves the argument registers.
 pub(super) fn behind_system_calls(instructions: &[Instruction]) -> Vec<Svma> {
     let is_test = |instruction: &Instruction| {
         instruction.mnemonic() == Mnemonic::Cmp
@@ -133,7 +133,7 @@ mod tests {
             &[0xe8, 0, 1, 0, 0],
             &[0x54],
         ];
-        // endbr64, pause, xchg r8, rax, nop of two and of four bytes, push with a needless prefix, push of a constant,
+        // endbr64, pause, xchg r8, rax, nop of two and of four bytes, push with a redundant prefix, push of a constant,
         // sub rsp, mov, loop, jrcxz, call [rip], ret.
         let stepped: [&[u8]; 13] = [
             &[0xf3, 0x0f, 0x1e, 0xfa],
@@ -166,11 +166,11 @@ mod tests {
         // push; endbr64, mov eax, [rdi], push.
         assert_eq!(entry_of(&[0x55, 0xc3]), (0, true));
         assert_eq!(entry_of(&[0xf3, 0x0f, 0x1e, 0xfa, 0x8b, 0x07, 0x41, 0x57, 0xc3]), (6, true));
-        // The stack, or an argument, has changed before: sub rsp, 8; mov edi, esi; ret.
+        // The stack, or an argument, changes first: sub rsp, 8; mov edi, esi; ret.
         assert_eq!(entry_of(&[0x48, 0x83, 0xec, 8, 0x55, 0xc3]), (0, false));
         assert_eq!(entry_of(&[0xf3, 0x0f, 0x1e, 0xfa, 0x89, 0xf7, 0x55, 0xc3]), (0, false));
         assert_eq!(entry_of(&[0xf3, 0x0f, 0x1e, 0xfa, 0xc3, 0x55]), (0, false));
-        // jmp -4 back to the push, behind endbr64.
+        // jmp -4 back to the push, after endbr64.
         assert_eq!(entry_of(&[0xf3, 0x0f, 0x1e, 0xfa, 0x55, 0x89, 0xc0, 0xeb, 0xfb]), (0, false));
         // write of glibc 2.41: sub rsp, 16; movsxd rdi, edi; push 1; xor ecx, ecx; call.
         let write = [0x48, 0x83, 0xec, 0x10, 0x48, 0x63, 0xff, 0x6a, 1, 0x31, 0xc9, 0xe8, 0, 0, 0, 0, 0xc3];
@@ -181,11 +181,11 @@ mod tests {
         assert_eq!(with(&[Register::RDI, Register::RSI, Register::RDX]), (11, true));
         assert_eq!(with(&[Register::RDI, Register::RCX]), (0, false));
         assert_eq!(entry_of(&write), (0, false));
-        // None near enough.
+        // None within the limit.
         assert_eq!(entry_of(&[[0x89, 0xc0].repeat(9), vec![0x55]].concat()), (0, false));
     }
 
-    /// Only a jump that directly tests what the kernel has returned is one.
+    /// Only a jump that directly tests the kernel's return value counts.
     #[test]
     fn system_calls() {
         let jumps = |bytes: &[u8]| {

@@ -1,9 +1,9 @@
-//! The data that remain for an image whose event sites are not known: only how long GC work takes.
+//! Reduced data for an image whose event sites are not known: only the durations of GC work.
 //!
 //! Functions are found by their symbols. Compilers split and clone them, so `gc_rest.part.0` is as good as `gc_rest`, and
-//! better where both exist: the plain one then only decides whether to call it. Old USDT probes (up to 3.2 in Debian's
-//! builds) bracket marking and sweeping; those that came with 4.1 bracket each pause, wherever the compiler has copied its
-//! ends, and so are preferred to functions.
+//! better if both exist: the plain one then only decides whether to call the part. Old USDT probes (up to 3.2 in Debian's
+//! builds) bracket marking and sweeping. Those that 4.1 introduced bracket each pause, wherever the compiler has copied
+//! its ends, and are therefore preferred to functions.
 
 use gctrace_common::event::WorkPhase;
 
@@ -15,7 +15,7 @@ use crate::{
     elf::{ElfImage, LoadSegment, SymbolTable},
 };
 
-/// How GC work is seen.
+/// How GC work is observed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Method {
     /// The VM's own event sites: everything.
@@ -30,7 +30,7 @@ pub enum Method {
 
 /// All methods, in order of preference.
 pub const METHODS: [Method; 4] = [Method::Sites, Method::UsdtPauses, Method::Functions, Method::Usdt];
-/// Those that use USDT probes.
+/// The methods that use USDT probes.
 pub const USDT_METHODS: [Method; 2] = [Method::UsdtPauses, Method::Usdt];
 
 impl Method {
@@ -44,12 +44,12 @@ impl Method {
         }
     }
 
-    /// Whether all time in the GC is known. Functions and the old USDT probes time parts of it, which may lie within each other.
+    /// Whether all time in the GC is known. Functions and the old USDT probes time parts of it, which may nest.
     pub fn times_pauses(self) -> bool {
         matches!(self, Self::Sites | Self::UsdtPauses)
     }
 
-    /// The data that it lacks.
+    /// The data that the method lacks.
     pub fn misses(self) -> Option<&'static str> {
         match self {
             Self::Sites => None,
@@ -68,29 +68,29 @@ impl Method {
     }
 }
 
-/// Which end of a phase a probe is.
+/// The end of a phase at which a probe is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Edge {
-    /// It begins.
+    /// The phase begins.
     Begin,
-    /// It ends.
+    /// The phase ends.
     End,
-    /// It ends when the function that begins here returns.
+    /// The phase ends when the function that starts here returns.
     Return,
 }
 
 /// A fallback probe.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PhaseProbe {
-    /// What it is an end of.
+    /// The phase.
     pub phase: WorkPhase,
-    /// Which end.
+    /// Which end of the phase.
     pub edge: Edge,
-    /// Where, stated.
+    /// Stated address.
     pub address: Svma,
     /// Whether the kernel emulates the instruction there instead of single-stepping it.
     pub emulated: bool,
-    /// Where in the file.
+    /// File offset of that address.
     pub file_offset: FileOffset,
     /// File offset of the word in which the kernel counts the probe's users, for USDT.
     pub semaphore: Option<FileOffset>,
@@ -99,7 +99,7 @@ pub struct PhaseProbe {
 /// The probes of one image.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FallbackProbes {
-    /// How.
+    /// The method that they belong to.
     pub method: Method,
     /// Never empty.
     pub probes: Vec<PhaseProbe>,
@@ -127,17 +127,17 @@ const USDT: [Ends; 2] = [
     (WorkPhase::Mark, "gc__mark__begin", "gc__mark__end"),
     (WorkPhase::Sweep, "gc__sweep__begin", "gc__sweep__end"),
 ];
-/// The same of 4.1 and later. `gc_enter` begins with the one and `gc_exit` with the other (gc/default/default.c).
+/// The same for 4.1 and later. `gc_enter` starts with the first probe and `gc_exit` with the second (gc/default/default.c).
 const USDT_PAUSES: [Ends; 1] = [(WorkPhase::Pause, "gc__enter", "gc__exit")];
 
 impl FallbackProbes {
-    /// Number of its probes that the kernel single-steps.
+    /// Number of probes that the kernel single-steps.
     pub fn slow(&self) -> usize {
         self.probes.iter().filter(|probe| !probe.emulated).count()
     }
 
-    /// By the functions' symbols; `gc_start` must be among them, and each must begin a function of the unwind table. They
-    /// are probed at the first instruction that the kernel emulates, if that serves as well as the very first.
+    /// Probes by the functions' symbols; `gc_start` must be among them, and each must be the start of a function in the unwind
+    /// table. They are at the first instruction that the kernel emulates, if it serves as well as the very first.
     pub fn functions(version: RubyVersion, image: &ElfImage) -> Option<Self> {
         let (symbols, segments) = (image.symbols(), image.segments());
         let code = Code::new(image);
@@ -149,7 +149,7 @@ impl FallbackProbes {
             }
             for address in bodies(symbols, name) {
                 let function = image.function_index(address)?;
-                // A return probe anywhere but at the entry of a function would replace something else than the return address.
+                // A return probe anywhere but at a function entry would replace something other than the return address.
                 if !image.functions().get(function).is_some_and(|of| of.start == address && of.entry) {
                     return None;
                 }
@@ -164,18 +164,18 @@ impl FallbackProbes {
         complete.then_some(Self { method: Method::Functions, probes })
     }
 
-    /// By the image's own USDT probes around marking and sweeping.
+    /// Probes at the image's own USDT probes around marking and sweeping.
     pub fn usdt(image: &ElfImage) -> Option<Self> {
         Some(Self { method: Method::Usdt, probes: usdt_probes(image, &USDT)? })
     }
 
-    /// By the image's own USDT probes around each pause.
+    /// Probes at the image's own USDT probes around each pause.
     pub fn usdt_pauses(image: &ElfImage) -> Option<Self> {
         Some(Self { method: Method::UsdtPauses, probes: usdt_probes(image, &USDT_PAUSES)? })
     }
 }
 
-/// All probes of these phases; both ends of each must be there.
+/// All probes of these phases; `None` unless both ends of each phase exist.
 fn usdt_probes(image: &ElfImage, wanted: &[Ends]) -> Option<Vec<PhaseProbe>> {
     let mut probes = Vec::new();
     for &(phase, begin, end) in wanted {
@@ -188,7 +188,7 @@ fn usdt_probes(image: &ElfImage, wanted: &[Ends]) -> Option<Vec<PhaseProbe>> {
                         None => None,
                     };
                     let file_offset = in_file(image.segments(), probe.address, true)?;
-                    // `sys/sdt.h` leaves a one-byte nop; anything else is a damaged file.
+                    // `sys/sdt.h` emits a one-byte nop; anything else is a damaged file.
                     if image.read_bytes(probe.address, 1)? != [NOP] {
                         return None;
                     }
@@ -213,13 +213,13 @@ fn usdt_probes(image: &ElfImage, wanted: &[Ends]) -> Option<Vec<PhaseProbe>> {
     Some(probes)
 }
 
-/// Where the code of a function is: of its parts if it was split, else of the function itself.
+/// Addresses of the code of a function: of its parts if it was split, else of the function itself.
 fn bodies(symbols: &SymbolTable, name: &str) -> Vec<Svma> {
     let mut plain = Vec::new();
     let mut parts = Vec::new();
     for symbol in symbols.iter() {
         let Some(rest) = symbol.name.strip_prefix(name) else { continue };
-        // A part that is rarely run, to which the others jump: it is no function.
+        // A rarely executed part, to which other parts jump: it is not a function.
         if rest.contains(".cold") {
             continue;
         }
@@ -247,7 +247,7 @@ fn in_file(segments: &[LoadSegment], address: Svma, executable: bool) -> Option<
 mod tests {
     use super::*;
 
-    /// Parts of a function that are rarely run are jumped to: the word on the stack is no return address there.
+    /// Rarely executed parts of a function are entered by jumps: the word on the stack is not a return address there.
     #[test]
     fn cold_parts() {
         let names = [

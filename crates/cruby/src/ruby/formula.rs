@@ -12,9 +12,9 @@ use super::stat::Sign;
 pub struct Piece {
     /// Byte offset in the objspace of a pointer to follow first, or [`Span::DIRECT`].
     pub via: u16,
-    /// Byte offset in the objspace, or behind the pointer.
+    /// Byte offset in the objspace, or in the structure that the pointer leads to.
     pub offset: u32,
-    /// Bytes.
+    /// Size in bytes.
     pub size: u8,
 }
 
@@ -40,11 +40,11 @@ impl fmt::Display for Piece {
 /// A sum of fields of the objspace, divided.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Formula {
-    /// What is added and what is subtracted, sorted.
+    /// The terms with their signs, sorted.
     pub terms: Vec<(Sign, Piece)>,
-    /// What the sum is divided by, rounding down.
+    /// Divisor of the sum; the quotient is rounded down.
     pub divisor: u64,
-    /// Terms that lie elsewhere.
+    /// Number of terms that lie elsewhere.
     pub outside: usize,
 }
 
@@ -55,7 +55,7 @@ impl Formula {
         Self { terms, divisor, outside: 0 }
     }
 
-    /// Whether both are the same, but for terms that lie elsewhere.
+    /// Whether both are equal, except for terms that lie elsewhere.
     pub(super) fn agrees_with(&self, other: &Self) -> bool {
         self.terms == other.terms && self.divisor == other.divisor
     }

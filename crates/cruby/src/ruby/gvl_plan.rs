@@ -1,4 +1,4 @@
-//! How the GVL of an image is watched: which of the found sites are probed, and how threads and their GVL are identified there.
+//! How the GVL of an image is observed: which of the sites are probed, and how threads and their GVL are identified there.
 
 use gctrace_common::{
     config::StackPath,
@@ -14,23 +14,23 @@ use crate::{
     elf::{LoadSegment, Machine, code_offset},
 };
 
-/// What is seen of the GVL in an image, besides waits.
+/// What is observed of the GVL in an image, besides waits.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[expect(clippy::struct_excessive_bools, reason = "each is a fact of its own about what is seen")]
 pub struct GvlCoverage {
-    /// Holds, and times without it: no thread can release it unseen (in 3.2 they can).
+    /// Times with and without the GVL: no thread can release it unobserved (in 3.2 threads can).
     pub holds: bool,
     /// The ends of threads (from 3.2 on). Without them a thread's life is reported up to the last time that it was seen to release
     /// the GVL.
     pub ends: bool,
-    /// Only waits are seen for which a thread had to block (futexes are looked at, and not the program).
+    /// Only waits for which a thread had to block are seen (futexes are observed instead of the program).
     pub only_blocked: bool,
-    /// Waits of threads that another one woke are seen: from a `Queue`, a `Mutex`, a `join`.
+    /// Waits of threads that another thread woke are seen: from a `Queue`, a `Mutex`, a `join`.
     pub woken: bool,
 }
 
 impl GvlCoverage {
-    /// What is missing, for people; empty: nothing.
+    /// What is missing, as text for people; empty if nothing is missing.
     pub fn lacks(self) -> &'static str {
         match (self.only_blocked, self.woken, self.holds) {
             (true, true, _) => "only waits for which a thread had to block (--gvl=futex), and no holds",
@@ -50,32 +50,32 @@ impl GvlCoverage {
 pub struct GvlProbe {
     /// What happens there.
     pub point: GvlPoint,
-    /// Where it is, stated.
+    /// Stated address.
     pub address: Svma,
-    /// Where it is in the file.
+    /// File offset of that address.
     pub file_offset: FileOffset,
-    /// Where the thread is found; `None`: it is the running one.
+    /// Where the thread pointer is; `None` for the running thread.
     pub place: Option<ThreadOperand>,
-    /// Whether it is about the return of the function that begins there. Only up to 3.1: from 3.3 on a thread may come back
+    /// Whether it probes the return of the function that starts there. Only up to 3.1: from 3.3 on a thread may return
     /// on another native thread, and the kernel's return probes would crash the program.
     pub at_return: bool,
 }
 
-/// How the GVL of an image is watched.
+/// How the GVL of an image is observed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct GvlPlan {
     /// How threads and their GVL are identified.
     pub path: GvlPath,
-    /// Where.
+    /// The probes.
     pub probes: Vec<GvlProbe>,
-    /// Which parts are seen.
+    /// Which parts are observed.
     pub coverage: GvlCoverage,
 }
 
-/// Why it is not.
+/// Why the GVL is not observed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum NoGvl {
-    /// The places are looked for in x86-64 code only.
+    /// The sites are searched for in x86-64 code only.
     #[error("the GVL is watched on x86-64 only")]
     Machine,
     /// A GC library: threads are in the Ruby that has loaded it.
@@ -83,7 +83,7 @@ pub enum NoGvl {
         "the process runs a GC library (RUBY_GC_LIBRARY), and the GVL is watched only with the compiled-in GC"
     )]
     GcLibrary,
-    /// The sites were not all found.
+    /// Not all sites were found.
     #[error("not all places where threads wait for the GVL were found: {0}")]
     Sites(String),
     /// The thread of a site is not known.
@@ -92,7 +92,7 @@ pub enum NoGvl {
     /// The Ractor of a thread is not known.
     #[error("the layout of rb_thread_t in CRuby {0} is not known")]
     Layout(RubyVersion),
-    /// Where threads wait is not known.
+    /// The place where threads wait is not known.
     #[error("where the threads of CRuby {0} wait for the GVL is not known: its layout table has no `{1}`")]
     Member(RubyVersion, &'static str),
     /// Condition variables of another libc.
@@ -106,12 +106,12 @@ pub enum NoGvl {
     NotExecutable(Svma),
 }
 
-/// Ruby 3.2, whose `thread_sched_yield` releases the GVL without an event, and whose hooks do not receive the thread.
+/// Whether it is Ruby 3.2, whose `thread_sched_yield` releases the GVL without an event, and whose hooks do not receive the thread.
 fn is_first_with_events(version: RubyVersion) -> bool {
     version.at_least(3, 2) && !version.at_least(3, 3)
 }
 
-/// Decides it. `stack` is how its stacks are walked.
+/// Decides how the GVL of an image is observed. `stack` is how its stacks are walked.
 pub fn plan(
     segments: &[LoadSegment],
     analysis: &RubyAnalysis,
@@ -133,7 +133,7 @@ pub fn plan(
         passed(&analysis.gvl.outcome)?;
         let sites = analysis.gvl.sites.iter();
         let of = |event| sites.clone().filter(move |site| site.event == event).map(|site| site.address);
-        // The return of the acquiring function is probed as such: its instructions are not all emulated.
+        // The return itself of the acquiring function is probed: not all of its returning instructions are emulated.
         let waits = of(GvlEvent::Wait).map(|address| (GvlPoint::Ready, address, false));
         let returns = of(GvlEvent::Wait).map(|address| (GvlPoint::Resumed, address, true));
         let releases = of(GvlEvent::Release).map(|address| (GvlPoint::Suspended, address, false));
@@ -166,19 +166,19 @@ pub fn plan(
     Ok(GvlPlan { path, probes: probes.collect::<Result<_, _>>()?, coverage })
 }
 
-/// Bytes from entry to entry of glibc's dynamic thread vector.
+/// Size of an entry of glibc's dynamic thread vector, bytes.
 pub(super) const GLIBC_DTV_ENTRY: u32 = 16;
 
 /// Decides how waits are identified by futexes alone.
 ///
-/// A wrong offset cannot make a wait: the kernel side takes a futex call for one only where the thread's own memory, found by
-/// these, leads back to the thread.
+/// A wrong offset cannot produce a wait: the kernel side treats a futex call as one only if the thread's own memory, found
+/// by these offsets, leads back to the thread.
 pub fn futex_plan(analysis: &RubyAnalysis, own: Option<&Table>, stack: &StackPath) -> Result<GvlPlan, NoGvl> {
     let version = analysis.version;
     if analysis.vm.anchor.is_some() {
         return Err(NoGvl::GcLibrary);
     }
-    // musl's condition variables have their waiters wait on their own stacks.
+    // With musl's condition variables, waiters wait on their own stacks.
     if analysis.derived.ec.dtv_entry != GLIBC_DTV_ENTRY {
         return Err(NoGvl::Libc);
     }
@@ -232,8 +232,8 @@ fn passed(outcome: &Outcome) -> Result<(), NoGvl> {
     }
 }
 
-/// Byte offset of `ractor` in `rb_thread_t`, which no release of a series has moved. In a series without a table the code shows
-/// it: from 4.0 on `GC.stat` goes through it. (Where both do, they agree, or the image is refused.)
+/// Byte offset of `ractor` in `rb_thread_t`, which is the same in all releases of a series. In a series without a table the code shows
+/// it: from 4.0 on `GC.stat` goes through it. (If both have it, they agree, or the image is refused.)
 fn ractor_offset(analysis: &RubyAnalysis, own: Option<&Table>) -> Option<u32> {
     const TAG: &str = "rb_thread_struct";
     let version = analysis.version;
@@ -267,8 +267,8 @@ mod tests {
         }
     }
 
-    /// For a release of a series that has no table, it comes from the code of the image, or it is unknown. Without any probe, more
-    /// would have to be known.
+    /// For a release of a series without a table, it comes from the code of the image, or it is unknown. Without any probe, more
+    /// offsets would have to be known.
     #[test]
     fn ractors_of_a_new_series() {
         let mut analysis = libruby_analysis().clone();
@@ -309,7 +309,7 @@ mod tests {
         assert_eq!(futex_plan(&analysis, None, &stack), Err(NoGvl::Libc));
     }
 
-    /// Up to 3.1 a thread waits from the entry of one function to its return, and gives the GVL up in many places.
+    /// Up to 3.1 a thread waits from the entry of one function to its return, and releases the GVL in many places.
     #[test]
     fn before_the_events() {
         let image = libruby_image();

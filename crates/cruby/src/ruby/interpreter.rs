@@ -1,9 +1,9 @@
 //! The interpreter loop (`vm_exec_core`, `vm_exec.c)`: where Ruby code runs in a native stack.
 //!
 //! Its instructions end with a jump through the table of instructions (`DISPATCH_ARCH_DEPEND_WAY`, `vm_exec.h`, with
-//! `OPT_DIRECT_THREADED_CODE`, the default with GCC and Clang in every version from 2.6 to 4.0), so that it has some 120 to 150
-//! of the form `jmp *offset(register)`. Jumps of `switch` statements have an index or go through a register:
-//! no other function has more than one or two.
+//! `OPT_DIRECT_THREADED_CODE`, the default with GCC and Clang in every version from 2.6 to 4.0), so it has about 120 to 150
+//! jumps of the form `jmp *offset(register)`. Jumps of `switch` statements have an index or go through a register:
+//! no other function has more than one or two such jumps.
 
 use std::ops::Range;
 
@@ -12,19 +12,19 @@ use iced_x86::{Decoder, DecoderOptions, FlowControl, Instruction, OpKind, Regist
 use crate::address::Svma;
 use crate::elf::{ElfImage, FunctionRange, Machine};
 
-/// Indirect jumps that the loop has at least.
+/// Minimum number of indirect jumps in the loop.
 const MIN_JUMPS: usize = 60;
 
-/// Why the loop is not known.
+/// Why the loop was not found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum NoInterpreter {
-    /// Only x86-64 is read.
+    /// Only x86-64 is supported.
     #[error("not x86-64")]
     Machine,
-    /// No function has as many.
+    /// No function has enough such jumps.
     #[error("no function dispatches like the interpreter loop ({0} jumps at most)")]
     Few(usize),
-    /// Two functions have about as many.
+    /// Two functions have about the same number.
     #[error("two functions have {0} and {1} such jumps: either could be the interpreter loop")]
     Ambiguous(usize, usize),
     /// The symbol table names another function.
@@ -34,7 +34,7 @@ pub enum NoInterpreter {
     Symbol,
 }
 
-/// Finds the loop. Where symbols name it, they must agree.
+/// Finds the loop. If symbols name it, they must agree.
 pub fn find(image: &ElfImage) -> Result<Range<Svma>, NoInterpreter> {
     if image.machine() != Machine::X86_64 {
         return Err(NoInterpreter::Machine);
@@ -81,7 +81,7 @@ mod tests {
     use super::*;
     use crate::debian::libruby_image;
 
-    /// In the stripped library of Debian 12 the loop is where its source build has it.
+    /// In the stripped library of Debian 12 the loop is where its source build places it.
     #[test]
     fn stripped_library() {
         let image = libruby_image();
@@ -94,7 +94,7 @@ mod tests {
         assert!(took < Duration::from_secs(1), "{took:?}");
     }
 
-    /// A library that is no Ruby has no such function.
+    /// A library that is not a Ruby has no such function.
     #[test]
     fn other_libraries() {
         let image = ElfImage::read(&std::fs::File::open("/lib/x86_64-linux-gnu/libc.so.6").unwrap()).unwrap();

@@ -1,5 +1,5 @@
-//! Where Sidekiq's jobs are seen: in Ruby's `socket.so`, through which the Redis clients written in Ruby send and receive, and, up to
-//! 3.2, where a Ruby thread begins. All sites are instructions that the kernel emulates.
+//! Where Sidekiq's jobs are observed: in Ruby's `socket.so`, through which the Redis clients written in Ruby send and receive, and, up to
+//! 3.2, where a Ruby thread starts. All sites are instructions that the kernel emulates.
 
 use gctrace_common::job::JobPoint;
 use iced_x86::{FlowControl, Instruction, InstructionInfoFactory, Register};
@@ -13,21 +13,21 @@ use crate::{
     elf::{ElfImage, Machine},
 };
 
-/// Most sites of one file.
+/// Maximum number of sites in one file.
 const MAX_SITES: usize = 64;
-/// Instructions behind a call among which its result is tested.
+/// Maximum number of instructions after a call within which its result is tested.
 const MAX_DISTANCE: usize = 8;
 /// From this version on a native thread ends with its Ruby thread.
 const THREADS_END: (u16, u16) = (3, 3);
 
-/// Where a probe goes.
+/// A probe site.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct JobSite {
     /// What happens there.
     pub point: JobPoint,
     /// Stated address.
     pub address: Svma,
-    /// The same in the file.
+    /// File offset of that address.
     pub file_offset: FileOffset,
 }
 
@@ -35,7 +35,7 @@ pub struct JobSite {
 ///
 /// # Errors
 ///
-/// A call is not there, or not as the kernel can emulate it; or what one has received cannot be seen.
+/// A call is missing or not in a form that the kernel can emulate, or the result of receiving cannot be observed.
 pub fn socket_sites(image: &ElfImage) -> Result<Vec<JobSite>, RequestRefusal> {
     let calls = [("send", JobPoint::Send), ("recv", JobPoint::Receive), ("connect", JobPoint::Connect)];
     let sites = sites(image, &calls)?;
@@ -51,11 +51,11 @@ pub fn socket_sites(image: &ElfImage) -> Result<Vec<JobSite>, RequestRefusal> {
     Ok(sites)
 }
 
-/// Finds the sites in the interpreter, where they are needed.
+/// Finds the sites in the interpreter, if they are needed.
 ///
 /// # Errors
 ///
-/// The file is no interpreter, or the call is not there as the kernel can emulate it.
+/// The file is not an interpreter, or the call is missing or not in a form that the kernel can emulate.
 pub fn thread_sites(image: &ElfImage) -> Result<Vec<JobSite>, RequestRefusal> {
     let version = RubyVersion::of_image(image).ok_or(RequestRefusal::Version)?;
     if (version.major, version.minor) >= THREADS_END {
@@ -105,7 +105,7 @@ fn sites(image: &ElfImage, calls: &[(&'static str, JobPoint)]) -> Result<Vec<Job
     Ok(sites)
 }
 
-/// The first jump behind a call, if it is one that the kernel emulates and rax still has what the call returned.
+/// The first jump after a call, if the kernel emulates it and rax still holds the return value.
 pub(super) fn result_test(behind: &[Instruction]) -> Option<&Instruction> {
     let mut factory = InstructionInfoFactory::new();
     for instruction in behind.iter().take(MAX_DISTANCE) {
@@ -132,7 +132,7 @@ mod tests {
         result_test(&code).map(|jump| jump.ip() - 0x1000)
     }
 
-    /// The jump behind a call is used only if the result is in its register, and nothing else can have come there.
+    /// The jump after a call is used only if the result is in its register, and if it cannot be reached in any other way.
     #[test]
     fn results() {
         // mov r13, rax; test rax, rax; jns.

@@ -1,4 +1,4 @@
-//! From a table of offsets to a plan: which bytes of the objspace a snapshot copies, and where in the copy each
+//! Turns a table of offsets into a plan: which bytes of the objspace a snapshot copies, and where in the copy each
 //! field lies.
 
 use gctrace_common::{
@@ -19,12 +19,12 @@ pub enum LayoutError {
     /// No table covers the release.
     #[error("no layout is known for CRuby {0} (known: {1}); upgrade gctrace")]
     UnknownVersion(RubyVersion, String),
-    /// No table covers the release, and its code does not show enough.
+    /// No table covers the release, and its code does not reveal enough.
     #[error("{unknown}; its code does not show `{field}` either: {reason}")]
     NotProven {
-        /// That no table covers it.
+        /// The error that no table covers it.
         unknown: String,
-        /// What the code does not show.
+        /// The field that the code does not reveal.
         field: &'static str,
         /// Why not.
         reason: String,
@@ -54,7 +54,7 @@ impl SnapshotField {
     }
 }
 
-/// A `GC.stat` key bound to places: the sum of its terms, divided.
+/// A `GC.stat` key bound to places in a snapshot: the sum of its terms, divided.
 #[derive(Clone, Debug)]
 pub struct BoundKey {
     /// The key's name.
@@ -84,18 +84,18 @@ impl BoundKey {
 pub struct ObjspaceLayout {
     /// First bit and number of bits of `flags.mode`.
     pub mode_bits: (u32, u32),
-    /// What the kernel copies, in slot order.
+    /// The spans that the kernel copies, in slot order.
     pub spans: Vec<Span>,
     /// `GC.stat` keys in the order in which this Ruby returns them.
     pub keys: Vec<BoundKey>,
     /// `GC.stat_heap` keys of each heap, in this Ruby's order; empty before 3.2.
     pub heaps: Vec<Vec<BoundKey>>,
-    /// Keys of this Ruby that are not read: the way to what the VM keeps per thread is not known, or neither a table
-    /// nor the code shows how they are computed.
+    /// Keys of this Ruby that are not read: the path to the VM's per-thread data is not known, or neither a table nor the
+    /// code shows how they are computed.
     pub absent: Vec<&'static str>,
     /// Whether the spans include per-thread data: [`Span::CACHE`] or [`Span::LOCAL`].
     pub per_thread: bool,
-    /// Whether the release has Ractors (≥ 3.0), which count what they allocate at the same time and without a lock.
+    /// Whether the release has Ractors (≥ 3.0), which count their allocations concurrently and without a lock.
     pub has_ractors: bool,
     /// The `flags` word.
     pub flags: SnapshotField,
@@ -185,7 +185,7 @@ impl Table {
         }
     }
 
-    /// What each Ractor caches for each heap.
+    /// The per-heap array in the object cache of each Ractor.
     fn caches(&self) -> Option<&Array> {
         self.structure("ractor_newobj_cache")?.array("heap_caches")
     }
@@ -201,7 +201,7 @@ impl Table {
 /// A `GC.stat` or `GC.stat_heap` key and how it is computed.
 pub(super) type WantedKey = (&'static str, Formula);
 
-/// What is wanted of an objspace, before it is bound to spans.
+/// The wanted fields of an objspace, before they are bound to spans.
 #[derive(Clone, Debug)]
 pub(super) struct Wanted {
     pub(super) flags: u32,
@@ -218,7 +218,7 @@ pub(super) struct Wanted {
 }
 
 impl Wanted {
-    /// What a table says that a release has. Without `per_thread`, keys that need what the VM keeps per thread are
+    /// The fields of a release according to a table. Without `per_thread`, keys that need per-thread data of the VM are
     /// absent.
     pub(super) fn of_table(
         version: RubyVersion,
@@ -285,13 +285,13 @@ impl Wanted {
 }
 
 impl ObjspaceLayout {
-    /// Plans the snapshot of a release from its table alone. Without `per_thread`, keys that need what the VM keeps per
-    /// thread are absent.
+    /// Plans the snapshot of a release from its table alone. Without `per_thread`, keys that need per-thread data of the VM
+    /// are absent.
     pub fn of(version: RubyVersion, per_thread: bool) -> Result<Self, LayoutError> {
         Self::bind(version, Wanted::of_table(version, Table::of(version)?, per_thread)?)
     }
 
-    /// Plans the snapshot of what is wanted.
+    /// Plans the snapshot of the wanted fields.
     pub(super) fn bind(version: RubyVersion, wanted: Wanted) -> Result<Self, LayoutError> {
         let spans = pack(wanted.pieces());
         if spans.len() > SLOTS {
@@ -326,7 +326,7 @@ impl ObjspaceLayout {
         })
     }
 
-    /// Byte offset of `profile.latest_gc_info` in the objspace, where it lies in the objspace itself.
+    /// Byte offset of `profile.latest_gc_info` in the objspace, if it lies in the objspace itself.
     pub fn latest_gc_info_offset(&self) -> Option<u32> {
         let at = self.latest_gc_info.at;
         let span = self.spans.get(at / SLOT_BYTES).filter(|span| span.via == Span::DIRECT)?;
@@ -349,7 +349,7 @@ fn pieces_of(table: &Table, key: &Key) -> Result<Formula, &'static str> {
     Ok(Formula::new(all, key.divisor))
 }
 
-/// Packs the wanted pieces into as few spans as a greedy sweep finds; a span is at most a slot long.
+/// Packs the wanted pieces into as few spans as a greedy sweep finds; a span is at most one slot long.
 fn pack(mut wanted: Vec<Piece>) -> Vec<Span> {
     wanted.sort_unstable();
     let mut spans: Vec<Span> = Vec::new();
@@ -383,8 +383,8 @@ mod tests {
         RubyVersion { major, minor, teeny }
     }
 
-    /// Every table can be planned at both ends of its range, fits a snapshot, and has the number of keys that Ruby
-    /// of that series returns.
+    /// Every table can be planned at both ends of its range, fits a snapshot, and has as many keys as a Ruby of that series
+    /// returns.
     #[test]
     fn every_table_is_complete() {
         let expected = [
@@ -411,7 +411,7 @@ mod tests {
         }
     }
 
-    /// Ranges do not overlap, and versions outside all of them are refused by name.
+    /// Ranges do not overlap, and versions outside all of them are refused with an error that names them.
     #[test]
     fn unknown_versions_are_refused() {
         for pair in tables::tables().windows(2) {

@@ -1,4 +1,4 @@
-//! Proof of a layout on the live process: invariants of CRuby's own counters that a wrong layout cannot keep.
+//! Proof of a layout on the live process: invariants of CRuby's own counters that a wrong layout violates.
 
 use gctrace_common::{
     config::Span,
@@ -24,14 +24,14 @@ pub struct FailedProof {
 const LIVE: &str = "live + final ≤ available slots";
 
 impl FailedProof {
-    /// Whether a right layout can fail like this: Ractors add to `total_allocated_objects` without a lock (`newobj_slowpath`, gc.c 3.0; `rb_gc_impl_new_obj`,
-    /// gc/default 3.4), so that some of it is lost and fewer objects than none seem to live. `GC.stat` has the same number then.
+    /// Whether a correct layout can fail in this way: Ractors add to `total_allocated_objects` without a lock (`newobj_slowpath`, gc.c 3.0;
+    /// `rb_gc_impl_new_obj`, gc/default 3.4), so additions get lost and the number of live objects can become negative, as in `GC.stat` itself.
     pub fn may_be_lost_counts(&self, layout: &ObjspaceLayout) -> bool {
         self.check == LIVE && layout.has_ractors
     }
 }
 
-/// Copies the layout's spans into snapshot form by a reader of memory. What is kept per thread stays zero.
+/// Copies the layout's spans into snapshot form with a memory reader. Per-thread data stays zero.
 pub fn read_spans(
     layout: &ObjspaceLayout,
     objspace: u64,
@@ -62,7 +62,7 @@ pub fn read_spans(
     Some(data)
 }
 
-/// `count` cycles in a row have started outside any pause.
+/// The failure that `count` cycles in a row have started outside any pause.
 pub fn starts_outside_pauses(count: u32) -> FailedProof {
     FailedProof { check: "cycles start inside a pause", detail: format!("{count} in a row have not") }
 }
@@ -78,7 +78,7 @@ pub fn is_outside_gc(layout: &ObjspaceLayout, data: &[u8], during_gc: u32) -> bo
     layout.flags.read(data).is_some_and(|flags| flags as u32 & during_gc == 0)
 }
 
-/// Whether the heap has been set up. The VM pointer is set some time before, with an objspace full of zeros.
+/// Whether the heap has been set up. The VM pointer is set earlier, with an objspace full of zeros.
 pub fn is_set_up(layout: &ObjspaceLayout, data: &[u8]) -> bool {
     let available = layout.keys.iter().find(|key| key.name == "heap_available_slots");
     available.and_then(|key| key.value(data)).is_some_and(|slots| slots > 0)
@@ -90,7 +90,7 @@ pub fn no_gc_between(layout: &ObjspaceLayout, first: &[u8], second: &[u8]) -> bo
         && layout.count.read(first) == layout.count.read(second)
 }
 
-/// Whether, between two snapshots without a GC between them, objects were allocated and none was freed: these counters are what the layout says.
+/// Whether, between two snapshots without a GC in between, objects were allocated and none was freed, as a correct layout must show.
 pub fn only_allocates(layout: &ObjspaceLayout, first: &[u8], second: &[u8]) -> bool {
     let value = |name: &str, data| layout.keys.iter().find(|key| key.name == name)?.value(data);
     let grew = |name| Some(value(name, second)?.wrapping_sub(value(name, first)?));
@@ -156,11 +156,11 @@ fn kinds_add_up(layout: &ObjspaceLayout, data: &[u8], pending: u64) -> Result<()
     })
 }
 
-/// `0 ≤ live ≤ available`, and no key is absurd.
+/// `0 ≤ live ≤ available`, and no key has an absurd value.
 fn heap_is_consistent(layout: &ObjspaceLayout, data: &[u8]) -> Result<(), FailedProof> {
     let key = |name: &str| layout.keys.iter().find(|key| key.name == name);
     let value = |name: &str| key(name).and_then(|key| key.value(data));
-    // Ruby 4.0 counts allocations per thread: where those counters cannot be found, the number of live slots is not known.
+    // Ruby 4.0 counts allocations per thread: if those counters cannot be found, the number of live slots is unknown.
     let live = match key("heap_live_slots") {
         Some(key) => key.value(data),
         None => Some(0),
@@ -218,8 +218,8 @@ mod tests {
         }
     }
 
-    /// With Ractors fewer objects than none may seem to live. That alone proves nothing, before 3.0 it cannot be, and a snapshot with it is
-    /// taken for one where objects are allocated meanwhile.
+    /// With Ractors the number of live objects may seem negative. That alone proves nothing; before 3.0 it cannot happen. Such a snapshot
+    /// is accepted if the next one shows that objects were allocated in between and none was freed.
     #[test]
     fn lost_counts() {
         let words = |allocated| {
@@ -241,7 +241,7 @@ mod tests {
         assert!(!outside_gc(&layout, &filled(version, &other).1).unwrap_err().may_be_lost_counts(&layout));
     }
 
-    /// Without the counters of threads (4.0 on a kernel without BTF) the number of live slots is not among the keys; what is there is checked.
+    /// Without the counters of threads (4.0 on a kernel without BTF) the number of live slots is not among the keys; the other keys are checked.
     #[test]
     fn without_live_slots() {
         let words = [(440, 10), (384, 6), (392, 3), (120, 20_000), (24, 50_000), (448, 40_000), (16, 0x20)];
@@ -252,7 +252,7 @@ mod tests {
         assert!(at_event(&layout, Point::GcStart, &data, 0x20).is_err());
     }
 
-    /// An `END_SWEEP` site that is really something else is caught by the mode.
+    /// An `END_SWEEP` site that is really something else is detected by the mode.
     #[test]
     fn wrong_event_fails() {
         let words = [(440, 9), (384, 6), (392, 3), (120, 20_000), (24, 50_000), (448, 40_000), (16, 0x20)];

@@ -1,16 +1,16 @@
 //! Finds where CRuby allocates and frees the memory of its objects outside the heap: the calls of `malloc`, `calloc`, `realloc` and
-//! `free` of `objspace_xmalloc0`, `objspace_xcalloc`, `objspace_xrealloc` and `objspace_xfree` (gc.c; `rb_gc_impl_malloc` and its
-//! neighbours in gc/default/default.c from 3.4 on), wherever they have been inlined.
+//! `free` in `objspace_xmalloc0`, `objspace_xcalloc`, `objspace_xrealloc` and `objspace_xfree` (gc.c; `rb_gc_impl_malloc` and its
+//! neighbours in gc/default/default.c from 3.4 on), including their inlined copies.
 //!
-//! `ruby_xmalloc` and its relatives all end there, also those calls that never pass the exported names. What CRuby allocates for the VM
-//! itself (`ruby_mimmalloc`, calls of `malloc` elsewhere) does not, and does not count in `malloc_increase` either. The calls are
-//! recognised by what surrounds them: up to 3.4 the size of the memory is asked from the C library for `malloc_increase`
-//! (`objspace_malloc_size`), after it was allocated and before it is freed, and nothing else in a Ruby does that. Ruby 4.0 takes the size
-//! that it knows. But it adds small sizes up by thread first (`malloc_increase_local`), so that the size, or the sum, is compared
-//! with 8 KiB (`GC_MALLOC_INCREASE_LOCAL_THRESHOLD`) right behind each of these calls (`objspace_malloc_increase_body`).
+//! `ruby_xmalloc` and its relatives all end there, including calls that bypass the exported names. Allocations of CRuby for the VM
+//! itself (`ruby_mimmalloc`, calls of `malloc` elsewhere) do not, and do not count in `malloc_increase` either. The calls are
+//! recognised by the code around them: up to 3.4 `objspace_malloc_size` queries the C library for the size of the memory for
+//! `malloc_increase`, after it was allocated and before it is freed, and nothing else in a Ruby does that. Ruby 4.0 uses the size that it
+//! knows. But it first adds small sizes up per thread (`malloc_increase_local`), so the size, or the sum, is compared with 8 KiB
+//! (`GC_MALLOC_INCREASE_LOCAL_THRESHOLD`) right after each of these calls (`objspace_malloc_increase_body`).
 //!
-//! An allocation is probed at the conditional jump behind it, `if (mem = malloc(size))`, at which the result is in rax and the size
-//! still in the register that it was passed from: calls preserve it. The kernel emulates that jump, and direct calls.
+//! An allocation is probed at the conditional jump after it, `if (mem = malloc(size))`, where the result is in rax and the size is
+//! still in the register from which it was passed, which calls preserve. The kernel emulates that jump, and direct calls.
 
 use std::collections::BTreeSet;
 use std::ops::Range;
@@ -28,9 +28,9 @@ use crate::elf::{ElfImage, Machine, code_offset};
 /// An instruction to probe.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MallocSite {
-    /// Where it is, stated.
+    /// Stated address.
     pub address: Svma,
-    /// Where it is in the file.
+    /// File offset of that address.
     pub file_offset: FileOffset,
     /// What happens there.
     pub place: MallocPlace,
@@ -41,10 +41,10 @@ pub struct MallocSite {
 /// Why the calls of an image cannot be counted.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum NoMalloc {
-    /// Not looked for.
+    /// Calls are not searched for on this processor.
     #[error("allocation by malloc is looked for on x86-64 only")]
     Machine,
-    /// The image asks no C library for the size of memory.
+    /// The image does not query a C library for the size of memory.
     #[error("this Ruby does not import malloc_usable_size, by which its allocation functions are recognised")]
     NoImport,
     /// Code that is not as expected.
@@ -62,35 +62,35 @@ pub enum NoMalloc {
     None(&'static str),
 }
 
-/// Asked for the size of memory that was allocated or is about to be freed.
+/// Called for the size of memory that was allocated or is about to be freed.
 const USABLE_SIZE: &str = "malloc_usable_size";
 const MALLOC: &str = "malloc";
 const CALLOC: &str = "calloc";
 const REALLOC: &str = "realloc";
 const FREE: &str = "free";
-/// Asked for the thread's own counter, where it is in a library.
+/// Called for the thread's own counter, if it is in a library.
 const THREAD_LOCAL: &str = "__tls_get_addr";
-/// Sizes that compilers compare with `GC_MALLOC_INCREASE_LOCAL_THRESHOLD`: `<` it, or `<=` its predecessor.
+/// Operands of compilers' comparisons with `GC_MALLOC_INCREASE_LOCAL_THRESHOLD`: `<` the threshold, or `<=` its predecessor.
 const LOCAL_THRESHOLD: [u64; 2] = [8191, 8192];
 
-/// Instructions between a call and what belongs to it. Builds have up to five.
+/// Maximum number of instructions between a call and the code that belongs to it. Builds have up to five.
 const NEAR: usize = 8;
-/// Calls that are looked at: bounds the work on hostile code. Builds have up to 20.
+/// Maximum number of calls that are examined: bounds the work on hostile code. Builds have up to 20.
 const MAX_SITES: usize = 256;
 /// Registers that calls preserve (System V ABI).
 const PRESERVED: [Register; 6] =
     [Register::RBX, Register::RBP, Register::R12, Register::R13, Register::R14, Register::R15];
 
-/// How `malloc_increase` is kept, by which the calls are recognised.
+/// How `malloc_increase` is counted; the calls are recognised by it.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Accounting {
-    /// By the size that the C library says, up to 3.4.
+    /// By the size that the C library reports, up to 3.4.
     Usable,
-    /// By the thread's own counter first, from 4.0 on.
+    /// In the thread's own counter first, from 4.0 on.
     Local,
 }
 
-/// Finds all of them, or says what is in the way: some alone would be worse than none.
+/// Finds all of them, or gives the reason why not: an incomplete set would be worse than none.
 ///
 /// # Errors
 ///
@@ -129,7 +129,7 @@ fn sites_in(
     for owner in owners {
         let body = code.body(owner);
         let function = Function { code, body: &body, accounting };
-        // Many others allocate memory.
+        // Many other functions allocate memory.
         if accounting == Accounting::Local && !function.keeps_account() {
             continue;
         }
@@ -161,7 +161,7 @@ struct Function<'a, 'i> {
 }
 
 impl Function<'_, '_> {
-    /// Whether it has one of the calls.
+    /// Whether the function contains one of the calls.
     fn keeps_account(&self) -> bool {
         (0..self.body.instructions.len()).any(|index| match self.called(index) {
             Some(FREE) => self.is_counted_free(index),
@@ -205,7 +205,7 @@ impl Function<'_, '_> {
         (name, place, argument): (&'static str, MallocPlace, Register),
         found: &mut Vec<MallocSite>,
     ) -> Result<(), NoMalloc> {
-        // Without a test it is the one call at the start of the VM by which 3.3 and later measure what the C library adds to a size.
+        // A call without a test is the one at VM startup with which 3.3 and later measure how much the C library adds to a size.
         let Some(test) = self.tested(index) else { return Ok(()) };
         if !self.is_counted(test) {
             return Err(self.unknown(name, index, "its result goes elsewhere"));
@@ -250,7 +250,7 @@ impl Function<'_, '_> {
         index.checked_sub(1).is_some_and(|before| self.body.predecessors(index) == Some(vec![before]))
     }
 
-    /// The jump that depends on whether the call has returned memory: `test rax, rax; je`.
+    /// The jump that tests whether the call returned memory: `test rax, rax; je`.
     fn tested(&self, call: usize) -> Option<Test> {
         let instructions = &self.body.instructions;
         let mut factory = InstructionInfoFactory::new();
@@ -278,7 +278,7 @@ impl Function<'_, '_> {
         None
     }
 
-    /// Whether the memory that a call has returned counts in `malloc_increase`.
+    /// Whether the memory returned by a call counts in `malloc_increase`.
     fn is_counted(&self, test: Test) -> bool {
         match self.accounting {
             Accounting::Usable => self.asks_size(test),
@@ -286,7 +286,7 @@ impl Function<'_, '_> {
         }
     }
 
-    /// The same of memory that a call frees.
+    /// The same for memory that a call frees.
     fn is_counted_free(&self, free: usize) -> bool {
         match self.accounting {
             Accounting::Usable => self.follows_size(free),
@@ -294,7 +294,7 @@ impl Function<'_, '_> {
         }
     }
 
-    /// Whether the next thing that is done here is to compare something with the limit up to which sizes are added up by thread.
+    /// Whether the next operation here is a comparison with the limit up to which sizes are added up per thread.
     fn counts_locally(&self, from: usize) -> bool {
         let mut at = from;
         for _ in 0..2 * NEAR {
@@ -319,7 +319,7 @@ impl Function<'_, '_> {
         false
     }
 
-    /// Whether the next thing that is done with the memory is to ask for its size.
+    /// Whether the next operation on the memory is a query for its size.
     fn asks_size(&self, test: Test) -> bool {
         let instructions = &self.body.instructions;
         let mut factory = InstructionInfoFactory::new();
@@ -364,7 +364,7 @@ impl Function<'_, '_> {
         false
     }
 
-    /// Number of the register that an argument of the call was copied from, if it still holds it at the jump behind the call.
+    /// Number of the register from which an argument of the call was copied, if it still holds it at the jump after the call.
     fn preserved(&self, call: usize, jump: usize, argument: Register) -> Option<u8> {
         let copy = self.last_write(call, argument)?;
         let instruction = &self.body.instructions[copy];
@@ -397,7 +397,7 @@ impl Function<'_, '_> {
         })
     }
 
-    /// The instruction that has written the register last before the call, if the code came straight from there.
+    /// The instruction that last wrote the register before the call, in straight-line code.
     fn last_write(&self, call: usize, register: Register) -> Option<usize> {
         let mut factory = InstructionInfoFactory::new();
         let mut at = call;
@@ -433,8 +433,8 @@ impl Function<'_, '_> {
         })
     }
 
-    /// Whether the size of what is freed was asked for right before, and it was not allocated right before that. Between both may be a jump for
-    /// memory without a size (gcc 12 on 3.2), of which there is none that was allocated.
+    /// Whether the size of the freed memory was queried right before, and the memory was not allocated right before that query. A jump for
+    /// memory of size 0 may lie between query and free (gcc 12 on 3.2); allocated memory never has that size.
     fn follows_size(&self, free: usize) -> bool {
         let mut asked = false;
         for index in (free.saturating_sub(2 * NEAR)..free).rev() {
@@ -463,7 +463,7 @@ struct Test {
     call: usize,
     /// The conditional jump.
     jump: usize,
-    /// Where the code goes on with memory.
+    /// Where execution continues if memory was returned.
     success: usize,
 }
 
@@ -480,7 +480,7 @@ mod tests {
         sites.iter().filter(|site| site.place == place).map(|site| site.address).collect()
     }
 
-    /// Debian's stripped library has two calls of each (the second after a collection), and what frees is in `ruby_sized_xfree`.
+    /// Debian's stripped library has two calls of each (the second after a collection), and frees in `ruby_sized_xfree`.
     #[test]
     fn debian_libruby() {
         let image = libruby_image();
@@ -505,7 +505,7 @@ mod tests {
         );
     }
 
-    /// Damage to code and tables leads to an answer, never to a panic.
+    /// Damage to code and tables gives an answer, never a panic.
     #[test]
     fn damaged_images() {
         let (image, bytes) = (libruby_image(), libruby_bytes());

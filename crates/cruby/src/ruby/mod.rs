@@ -1,4 +1,4 @@
-//! What gctrace knows of CRuby: versions, event sites, layouts.
+//! Knowledge about CRuby: versions, event sites, layouts.
 
 mod aarch64;
 mod accept;

@@ -1,8 +1,8 @@
-//! What a Ruby built `--with-modular-gc` (3.4 and later) has besides: a choice of GCs.
+//! Additional parts of a Ruby built `--with-modular-gc` (3.4 and later): a choice of GCs.
 //!
-//! The GC that is compiled into such a Ruby is one implementation of an interface (`gc/gc_impl.h`); another may come from
-//! a library, `librubygc.<name>.so`, that the process names in `RUBY_GC_LIBRARY`. At start `ruby_modular_gc_init` (gc.c)
-//! fills a table of pointers with the functions of the one or the other, and everything goes through that table.
+//! The GC compiled into such a Ruby is one implementation of an interface (`gc/gc_impl.h`); another may come from
+//! a library, `librubygc.<name>.so`, that the process names in `RUBY_GC_LIBRARY`. At startup `ruby_modular_gc_init` (gc.c)
+//! fills a table of pointers with the functions of one of them, and all calls go through that table.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
@@ -15,30 +15,30 @@ use super::reference::Kind;
 use crate::address::Svma;
 use crate::elf::ElfImage;
 
-/// The environment variable that chooses. Nothing but `ruby_modular_gc_init` names it.
+/// The environment variable that selects the GC. Only `ruby_modular_gc_init` refers to its name.
 const VARIABLE: &str = "RUBY_GC_LIBRARY";
-/// How the path of every GC library begins, behind the directory that the build was configured with.
+/// Prefix of the file name of every GC library, after the directory configured at build time.
 const PREFIX: &str = "librubygc.";
 /// An exported variable of the VM (gc.c) that every GC library refers to, since it defines methods of `GC`.
 pub(super) const LANDMARK: &str = "rb_mGC";
-/// Exported since the first release with modular GCs (gc.c): returns a byte behind the table.
+/// Exported since the first release with modular GCs (gc.c): returns the byte after the table.
 const LOADED: &str = "rb_gc_modular_gc_loaded_p";
 /// The table has about 60 functions (`rb_gc_function_map_t`, gc.c).
 const MIN_FUNCTIONS: usize = 40;
-/// Functions that refer to the variable's name; one does. Bounds the work on hostile code.
+/// Maximum number of functions that refer to the variable's name; builds have one. Bounds the work on hostile code.
 const MAX_OWNERS: usize = 8;
 /// Filling the table takes about 400 instructions.
 const LIMITS: Limits = Limits { steps: 8_000, depth: 0, function: 0x10000, callee: 0, exported: |_| false };
 
-/// What is known of the choice.
+/// Facts about the selection of the GC.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Modular {
-    /// Stated address of `rb_mGC`, from which a GC library's processes find the VM.
+    /// Stated address of `rb_mGC`, from which the VM is found in processes that use a GC library.
     pub landmark: Svma,
-    /// Stated address of the byte that is 1 in a process that has loaded a GC library, and 0 in one that uses the GC
-    /// that is compiled in or has not chosen yet.
+    /// Stated address of the byte that is 1 in a process that has loaded a GC library, and 0 in a process that uses the
+    /// compiled-in GC or has not selected one yet.
     pub loaded: Svma,
-    /// The directory of GC libraries, as the build was configured; `None` if it is not in the file.
+    /// The directory of GC libraries configured at build time; `None` if it is not in the file.
     pub directory: Option<String>,
 }
 
@@ -48,8 +48,8 @@ pub(super) fn is_modular(image: &ElfImage) -> bool {
 }
 
 impl Modular {
-    /// Finds what there is to know, and lets the code be read as it runs in a process that has chosen no GC library. The
-    /// error says what was not found.
+    /// Finds these facts, and makes `code` resolve calls as in a process that has not selected a GC library. The error names
+    /// what was not found.
     pub(super) fn of(code: &mut Code<'_>) -> Result<Self, &'static str> {
         let image = code.image;
         let landmark = image.dynamic_symbols().find(LANDMARK).ok_or("the exported variable rb_mGC")?.address;
@@ -65,7 +65,7 @@ impl Modular {
     }
 }
 
-/// The table as `ruby_modular_gc_init` fills it where the variable is not set: slot → function of this image.
+/// The table as `ruby_modular_gc_init` fills it if the variable is not set: slot → function of this image.
 fn table(code: &mut Code<'_>) -> Option<BTreeMap<Svma, Svma>> {
     let wanted: Vec<_> = code.image.find_c_string(VARIABLE).into_iter().map(|Svma(at)| at..at + 1).collect();
     let referring: BTreeSet<usize> =
@@ -91,7 +91,7 @@ fn filled_by(code: &Code<'_>, function: Svma) -> Option<BTreeMap<Svma, Svma>> {
         narrow: 0,
     };
     let mut machine = Machine::assuming(&program, &Rc::new(nothing), None, LIMITS);
-    // How it ends does not matter: the function may have been inlined into one that goes on.
+    // How it ends does not matter: the function may have been inlined into a larger one.
     machine.run_to_end(function);
     let begins_function = |address: Svma| {
         let index = code.image.function_index(address)?;
@@ -118,18 +118,18 @@ fn loaded(code: &Code<'_>, accessor: Svma) -> Option<Svma> {
     }
 }
 
-/// The only string constant that ends like the beginning of a GC library's path, without that.
+/// The directory in the only string constant that ends with the prefix of a GC library's file name.
 fn directory(image: &ElfImage) -> Option<String> {
     let found: BTreeSet<&str> = image.find_c_strings_ending(PREFIX).into_iter().collect();
     let mut absolute = found.into_iter().filter_map(|path| path.strip_suffix(PREFIX)).filter(|dir| {
-        // Everything else is relative to where the Ruby lies (`LOAD_RELATIVE`).
+        // Relative directories depend on the location of the Ruby (`LOAD_RELATIVE`).
         dir.starts_with('/')
     });
     let directory = absolute.next()?;
     absolute.next().is_none().then(|| directory.to_owned())
 }
 
-/// What CRuby's own GC calls itself (gc/default/default.c).
+/// The name of CRuby's own GC (gc/default/default.c).
 pub(super) const DEFAULT: &str = "default";
 
 /// Whether the file is a GC library.
@@ -139,7 +139,7 @@ pub(super) fn is_library(image: &ElfImage) -> bool {
         .all(|name| image.dynamic_symbols().find(name).is_some())
 }
 
-/// What a GC library calls itself (`rb_gc_impl_active_gc_name`): `default`, `mmtk`.
+/// The name of a GC library (`rb_gc_impl_active_gc_name`): `default`, `mmtk`.
 pub(super) fn library_name<'a>(code: &Code<'a>) -> Option<&'a str> {
     let accessor = code.image.symbol("rb_gc_impl_active_gc_name")?.address;
     match Machine::new(code, 0).run(accessor) {
@@ -148,7 +148,7 @@ pub(super) fn library_name<'a>(code: &Code<'a>) -> Option<&'a str> {
     }
 }
 
-/// The word of a GC library that holds the address of [`LANDMARK`] from the moment on at which the library is loaded.
+/// The word of a GC library that holds the address of [`LANDMARK`] once the library is loaded.
 pub(super) fn anchor(image: &ElfImage) -> Option<Svma> {
     let imported = |at: &Svma| image.slot_symbol(*at) == Some(LANDMARK) && image.pointer(*at).is_none();
     image.imports(LANDMARK).filter(imported).min()
@@ -160,7 +160,7 @@ mod tests {
     use crate::debian::{libruby_analysis, libruby_bytes, libruby_image};
     use crate::ruby::{Refusal, analyse_library};
 
-    /// An ordinary Ruby offers no choice, whatever it is asked for, and is no GC library.
+    /// An ordinary Ruby has no selection of GCs and is not a GC library.
     #[test]
     fn ordinary_ruby() {
         let (image, analysis) = (libruby_image(), libruby_analysis());
@@ -172,7 +172,7 @@ mod tests {
         assert_eq!(analyse_library(&image, analysis), Err(Refusal::Library("the interface of a GC")));
     }
 
-    /// The path of GC libraries is found as the one constant that ends like its beginning.
+    /// The directory of GC libraries is found in the one constant that ends with their prefix.
     #[test]
     fn directories() {
         let mut bytes = libruby_bytes().to_vec();

@@ -1,4 +1,4 @@
-//! What comes of a check.
+//! The outcome of a check.
 
 use std::fmt;
 
@@ -9,9 +9,9 @@ use serde::{Deserialize, Serialize};
 pub enum Outcome {
     /// It holds.
     Passed,
-    /// It does not hold, and why.
+    /// It does not hold; the reason.
     Failed(String),
-    /// It makes no statement about this image, and why.
+    /// It does not apply to this image; the reason.
     NotApplicable(String),
 }
 

@@ -1,4 +1,4 @@
-//! From the analysis of an image to what is attached where: a pure decision.
+//! Turns the analysis of an image into a plan of what is attached where: a pure decision.
 
 use std::{path::PathBuf, sync::Arc};
 
@@ -29,15 +29,15 @@ use crate::{
 pub struct ProbeSite {
     /// Which event it is.
     pub point: Point,
-    /// Where it is, stated.
+    /// Stated address.
     pub address: Svma,
-    /// Where it is in the file.
+    /// File offset of that address.
     pub file_offset: FileOffset,
     /// Hardware number of the register that holds the objspace pointer there.
     pub register: Option<u8>,
 }
 
-/// An event of CRuby that only runs trace that are asked to.
+/// An event of CRuby that is traced only in runs that request it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OptionalEvent {
     /// A thread takes the free slots of a heap page; the register holds the `struct heap_page *`.
@@ -48,7 +48,7 @@ impl OptionalEvent {
     /// All of them.
     pub const ALL: [Self; 1] = [Self::Refill];
 
-    /// What a run lacks where the event cannot be traced.
+    /// What a run lacks if the event cannot be traced.
     pub fn lack(self) -> &'static str {
         match self {
             Self::Refill => "its allocation is not counted",
@@ -59,11 +59,11 @@ impl OptionalEvent {
 /// A place at which such an event happens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct OptionalProbe {
-    /// Where it is, stated.
+    /// Stated address.
     pub address: Svma,
-    /// Where it is in the file.
+    /// File offset of that address.
     pub file_offset: FileOffset,
-    /// Hardware number of the register with what the event is about.
+    /// Hardware number of the register with the object of the event.
     pub register: u8,
 }
 
@@ -80,9 +80,9 @@ pub struct AttachPlan {
     pub config: ImageConfig,
     /// How the frames of its Ruby stacks are named, or why those cannot be walked.
     pub frames: Result<Arc<FrameLayout>, NoStacks>,
-    /// How the threads of its VM are found; `None` where that, or how their stacks are walked, is not known.
+    /// How the threads of its VM are found; `None` if that, or how their stacks are walked, is not known.
     pub threads: Option<Arc<ThreadsLayout>>,
-    /// How its GVL is watched, or why it cannot be.
+    /// How its GVL is observed, or why it cannot be.
     pub gvl: Result<GvlPlan, NoGvl>,
     /// The same for waits that are identified by futexes alone.
     pub gvl_futex: Result<GvlPlan, NoGvl>,
@@ -100,7 +100,7 @@ pub enum PlanError {
     Elf {
         /// The file.
         path: PathBuf,
-        /// What was tried and failed.
+        /// The operation that failed.
         #[source]
         source: crate::elf::ElfError,
     },
@@ -110,18 +110,18 @@ pub enum PlanError {
     /// Symbols contradict what the finder found.
     #[error("{0}")]
     Disagreement(#[from] Disagreement),
-    /// The same of symbols that are not in the file itself.
+    /// The same for symbols that are not in the file itself.
     #[error("the symbols of {origin} contradict the code: {disagreement}")]
     SymbolsDisagree {
-        /// Where they come from.
+        /// Origin of the symbols.
         origin: String,
-        /// In what.
+        /// The contradiction.
         disagreement: Disagreement,
     },
-    /// The debug file that the user named is of another build.
+    /// The debug file that the user named belongs to another build.
     #[error("{0}")]
     OtherBuild(String),
-    /// The debug information that was given for the layout does not contain it.
+    /// The given debug information does not contain the layout.
     #[error("{0}")]
     DebugInformation(String),
     /// The layout of its structures is not known or contradicts the code.
@@ -132,9 +132,9 @@ pub enum PlanError {
     NotExecutable(&'static str, Svma),
 }
 
-/// Decides what to attach and how to read, or refuses with the reason. Of the image it needs the segments only, so that
-/// an analysis kept from an earlier run can be planned without reading the code again. `reads_threads`: whether the
-/// kernel side can find what the VM keeps per thread.
+/// Decides what to attach and how to read, or refuses with the reason. It needs only the segments of the image, so an
+/// analysis kept from an earlier run can be planned without reading the code again. `reads_threads`: whether the
+/// kernel side can find the VM's per-thread data.
 pub fn plan(
     segments: &[LoadSegment],
     analysis: RubyAnalysis,
@@ -143,7 +143,7 @@ pub fn plan(
     plan_with(segments, analysis, reads_threads, None)
 }
 
-/// As [`plan`], with the layout of exactly this build instead of the committed one of its release.
+/// As [`plan`], but with the layout of exactly this build instead of the committed one of its release.
 pub fn plan_with(
     segments: &[LoadSegment],
     analysis: RubyAnalysis,
@@ -175,7 +175,7 @@ pub fn plan_with(
         page_slot_size: 0,
         thread: thread.unwrap_or_default(),
         stack: StackPath { gc_info: layout.latest_gc_info_offset().unwrap_or(0), ..stack },
-        // Set where it is watched.
+        // Set when the GVL is observed.
         gvl: GvlPath::default(),
         span,
         anchor: vm.anchor.map_or(0, |anchor| anchor.0),
@@ -212,8 +212,8 @@ fn refills(segments: &[LoadSegment], analysis: &RubyAnalysis) -> Result<Vec<Opti
 }
 
 impl AttachPlan {
-    /// Decides what depends on the parts of the analysis that were left for later ([`Rest`](super::Rest)). `segments` and
-    /// `own` are those that the plan was made with.
+    /// Decides the parts that depend on the remaining analysis ([`Rest`](super::Rest)). `segments` and `own` must be those
+    /// with which the plan was made.
     pub fn complete(&mut self, segments: &[LoadSegment], own: Option<&Table>) {
         self.gvl = gvl_plan::plan(segments, &self.analysis, own, &self.config.stack);
         self.gvl_futex = gvl_plan::futex_plan(&self.analysis, own, &self.config.stack);

@@ -1,6 +1,6 @@
-//! What is known of an image's layout and how: the table of its release against what its code shows.
+//! What is known of an image's layout, and from which source: the table of its release compared with its code.
 //!
-//! Where both have a value they must agree. A release without a table of its own is read as far as its code shows.
+//! If both have a value, they must agree. A release without a table of its own is read as far as its code reveals.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -31,21 +31,21 @@ pub enum Unproven {
         version: RubyVersion,
         /// Member or key.
         field: String,
-        /// What the code does, as offsets in the objspace and sizes.
+        /// The code's value, as offsets in the objspace and sizes.
         derived: String,
-        /// What the table says, in the same form.
+        /// The table's value, in the same form.
         table: String,
     },
 }
 
-/// How something about a layout is known.
+/// The source of a fact about a layout.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Source {
-    /// Table and code say the same.
+    /// Table and code agree.
     Confirmed,
-    /// From the table; the code did not show it.
+    /// From the table; the code did not reveal it.
     Table,
-    /// From the code; there is no table for it.
+    /// From the code; no table has it.
     Code,
 }
 
@@ -69,14 +69,14 @@ pub struct Absent {
     pub reason: String,
 }
 
-/// How each part of a layout is known.
+/// The source of each part of a layout.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Knowledge {
-    /// First and last release of the table that holds for this release, if there is one.
+    /// First and last release of the table that applies to this release, if there is one.
     pub table: Option<[RubyVersion; 2]>,
-    /// The table was read from the debug information of exactly this build.
+    /// Whether the table was read from the debug information of exactly this build.
     pub own: bool,
-    /// Fields that are read besides the keys.
+    /// Fields other than the keys.
     pub fields: Vec<(&'static str, Source)>,
     /// The `GC.stat` keys.
     pub keys: Vec<(&'static str, Source)>,
@@ -85,12 +85,12 @@ pub struct Knowledge {
 }
 
 impl Knowledge {
-    /// Number of keys that are known in that way.
+    /// Number of keys with this source.
     pub fn keys_by(&self, source: Source) -> usize {
         self.keys.iter().filter(|(_, its)| *its == source).count()
     }
 
-    /// Whether this very build shows how it counts its live slots: by its code, or by its debug information.
+    /// Whether this very build reveals how it counts its live slots, by its code or by its debug information.
     pub fn shows_live_slots(&self) -> bool {
         let shown = |(name, source): &(&str, Source)| *name == "heap_live_slots" && *source != Source::Table;
         self.own || self.keys.iter().any(shown)
@@ -144,10 +144,10 @@ pub(super) fn settle(
     Ok((ObjspaceLayout::bind(version, wanted)?, knowledge))
 }
 
-/// Name of a field, its structure and its names there, and where the code finds it.
+/// Name of a field, its structure and its possible names there, and the place that the code reveals.
 type Around = (&'static str, (&'static str, &'static [&'static str]), Option<Piece>);
 
-/// What the code of an image shows.
+/// Facts from the code of an image.
 #[derive(Clone, Copy)]
 pub(super) struct Evidence<'a> {
     pub(super) machine: Machine,
@@ -158,7 +158,7 @@ pub(super) struct Evidence<'a> {
 }
 
 impl Evidence<'_> {
-    /// What the table of the release says, if the code does not say otherwise.
+    /// The facts of the release's table, unless the code contradicts them.
     pub(super) fn confirm(&self, table: &Table) -> Result<(Wanted, Knowledge), Unproven> {
         let mut wanted = Wanted::of_table(self.version, table, self.per_thread)?;
         let info = &self.derived.info;
@@ -190,9 +190,9 @@ impl Evidence<'_> {
         let code = shown(info.retained_weak_references_count.clone().ok());
         field("profile.retained_weak_references_count", code, shown(retained.flatten()))?;
 
-        // These are not read for a snapshot but where the code goes there itself.
+        // These are not read for a snapshot, but the code itself goes through them.
         for (name, (structure, members), code) in self.around() {
-            // The tables are of x86-64. The objspace has the same layout everywhere; of these structures those that hold
+            // The tables are for x86-64. The objspace has the same layout everywhere. Of these structures, those that contain
             // locks do not (glibc's have other sizes on aarch64), and only the code shows them.
             if code.is_none() || self.machine != Machine::X86_64 {
                 continue;
@@ -208,7 +208,7 @@ impl Evidence<'_> {
         for (name, formula) in &wanted.keys {
             let source = match self.formula(name) {
                 Some(code) if code == formula => Source::Confirmed,
-                // What lies elsewhere was not understood; the rest must be the same.
+                // Terms that lie elsewhere were not understood; the rest must be equal.
                 Some(code) if code.outside > 0 && in_objspace(code) == in_objspace(formula) => Source::Table,
                 Some(code) => return Err(self.disagreement(*name, code.to_string(), formula.to_string())),
                 None => Source::Table,
@@ -216,7 +216,7 @@ impl Evidence<'_> {
             keys.push((*name, source));
         }
         let mut absent: Vec<Absent> = wanted.absent.iter().map(|name| per_thread(name)).collect();
-        // Keys that this build has and its series has not.
+        // Keys that this build has and its series lacks.
         let has =
             |name: &str| wanted.keys.iter().any(|(key, _)| *key == name) || wanted.absent.contains(&name);
         let (extra, unread) = self.keys_of_code(|name| !has(name));
@@ -227,7 +227,7 @@ impl Evidence<'_> {
         Ok((wanted, Knowledge { table: Some(range), own: false, fields, keys, absent }))
     }
 
-    /// Fields of other structures that the code shows: name, structure and members in a table, place.
+    /// Fields of other structures that the code reveals: name, structure and members in a table, place.
     fn around(&self) -> [Around; 7] {
         let pointer = |offset: Option<u32>| offset.map(|offset| Piece::direct(offset, 8));
         let derived = |offset: &Result<u32, NotDerived>| pointer(offset.as_ref().ok().copied());
@@ -253,7 +253,7 @@ impl Evidence<'_> {
         ]
     }
 
-    /// What the code alone proves. The table of another release of the series only says which keys to look for.
+    /// The facts proven by the code alone. The table of another release of the series only says which keys to look for.
     pub(super) fn derive(
         &self,
         hypothesis: Option<&Table>,
@@ -284,7 +284,7 @@ impl Evidence<'_> {
         let weak = || {
             let retained = match &info.retained_weak_references_count {
                 Ok(retained) => Some(*retained),
-                // Not in 4.1 any more.
+                // Removed in 4.1.
                 Err(NotDerived::UnknownKey(_)) => None,
                 Err(_) => return None,
             };
@@ -327,7 +327,7 @@ impl Evidence<'_> {
         Ok((wanted, Knowledge { table: None, own: false, fields, keys: sources, absent }))
     }
 
-    /// The keys that the code computes and those of them that are not read, in the code's order.
+    /// The keys that the code computes, and those of its keys that are not read, in the code's order.
     fn keys_of_code(&self, wants: impl Fn(&str) -> bool) -> (Vec<(&'static str, Formula)>, Vec<Absent>) {
         let (mut keys, mut absent) = (Vec::new(), Vec::new());
         let derived = self.derived.stat.iter().flat_map(|stat| &stat.keys).filter(|key| wants(&key.name));
@@ -356,7 +356,7 @@ impl Evidence<'_> {
     }
 }
 
-/// Keys that every process is proven by (`live_check`).
+/// Keys that prove the layout on every process (`live_check`).
 const PROVING: [&str; 3] = ["heap_available_slots", "heap_live_slots", "heap_final_slots"];
 
 const PER_THREAD: &str = "a part of it is per thread, and the path to it is not known";
@@ -375,10 +375,10 @@ fn is_per_thread(formula: &Formula) -> bool {
     formula.terms.iter().any(|(_, piece)| matches!(piece.via, Span::CACHE | Span::LOCAL))
 }
 
-/// Keys that only releases have of which there is no table yet.
+/// Keys that only releases without a table have so far.
 const NEWER_KEYS: [&str; 3] = ["total_malloc_bytes", "total_free_bytes", "heap_allocatable_bytes"];
 
-/// The key of that name, if any series has it.
+/// The key with this name, if any series has it.
 fn known_name(name: &str) -> Option<&'static str> {
     const SERIES: [(u16, u16); 8] = [(2, 6), (2, 7), (3, 0), (3, 1), (3, 2), (3, 3), (3, 4), (4, 0)];
     let keys = SERIES.into_iter().flat_map(|(major, minor)| stat::keys(RubyVersion::new(major, minor, 0)));

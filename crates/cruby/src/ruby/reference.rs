@@ -1,4 +1,4 @@
-//! A reference from code to an address, whatever the processor.
+//! A reference from code to an address, on either processor.
 
 use crate::address::Svma;
 
@@ -9,22 +9,22 @@ pub(super) struct Reference {
     pub(super) function: usize,
     /// Address of the instruction.
     pub(super) address: Svma,
-    /// How it goes on.
+    /// Where execution continues.
     pub(super) flow: Flow,
     /// The wanted address it refers to.
     pub(super) target: Svma,
 }
 
-/// How the code goes on behind a reference.
+/// Where execution continues after a reference.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Flow {
-    /// A conditional jump there.
+    /// A conditional jump to the address.
     Conditional,
-    /// A jump there.
+    /// A jump to the address.
     Jump,
     /// A call.
     Call,
-    /// With the next instruction, or elsewhere.
+    /// At the next instruction, or elsewhere.
     Other,
 }
 

@@ -1,6 +1,6 @@
-//! Who refers to an address? A linear scan for 4-byte displacements that hit it, each verified by decoding the
-//! function around it. It costs a few milliseconds where decoding all of a large `.text` costs a hundred; what it finds is
-//! kept, because a dozen questions are asked of one image.
+//! Finds references to an address: a linear scan for 4-byte displacements that match it, each verified by decoding the
+//! function that contains it. It takes a few milliseconds; decoding all of a large `.text` takes a hundred. The result of
+//! the scan is kept, because an image is searched about a dozen times.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -12,20 +12,20 @@ use super::x86::immediate;
 use crate::address::Svma;
 use crate::elf::ElfImage;
 
-/// The places in `.text` whose four bytes, read as a displacement or (at a fixed position) as an address, name a place in
-/// the image. Most are chance: decoding shows which of them refer to an address.
+/// The places in `.text` whose four bytes, read as a displacement or (at a fixed position) as an address, give an address
+/// in the image. Most are coincidences: decoding shows which of them are real references.
 pub(super) struct Displacements {
     /// First address of `.text`.
     text: u64,
     /// Offset in `.text` and value, ordered by offset.
     places: Vec<(u32, i32)>,
-    /// Those of them that by the bytes before may belong to a branch: a fifth.
+    /// Those of them that may belong to a branch, judged by the preceding bytes: a fifth.
     branches: Vec<(u32, i32)>,
     fixed_position: bool,
 }
 
 impl Displacements {
-    /// Scans the text of an image. One that is 4 GiB long is not that of a Ruby, and has no places.
+    /// Scans the text of an image. A text of 4 GiB or more is not a Ruby's, and has no places.
     pub(super) fn of(image: &ElfImage) -> Self {
         let (Svma(text), bytes) = image.text();
         let segments = image.segments();
@@ -51,8 +51,8 @@ impl Displacements {
         Self { text, places, branches, fixed_position }
     }
 
-    /// The address behind each place, with the address that it is a displacement to from there and, at a fixed position,
-    /// the address that it is.
+    /// For each place the address after it, the address that it gives as a displacement from there and, at a fixed position,
+    /// the address that it gives as an absolute address.
     pub(super) fn iter(&self, kind: Kind) -> impl Iterator<Item = (u64, u64, Option<u64>)> {
         let places = match kind {
             Kind::Branch => &self.branches,
@@ -100,15 +100,15 @@ pub(super) fn find_references(
     found
 }
 
-/// Decodes the function extent with that index.
+/// Decodes the function extent with this index.
 pub(super) fn decode(image: &ElfImage, function: usize) -> Vec<Instruction> {
     let Some(range) = image.functions().get(function) else { return Vec::new() };
     let Some(bytes) = image.read_bytes(range.start, range.size() as usize) else { return Vec::new() };
     Decoder::with_ip(64, bytes, range.start.0, DecoderOptions::NONE).into_iter().collect()
 }
 
-/// Bytes before a displacement that identify a branch; no instruction with a displacement is shorter than one opcode byte,
-/// and code does not begin with a branch.
+/// Number of bytes before a displacement that identify a branch; every instruction with a displacement has at least one
+/// opcode byte, and code does not start with a branch.
 const OPCODE: usize = 2;
 
 /// `call rel32`, `jmp rel32` or a conditional jump with a 32-bit displacement.
@@ -116,7 +116,7 @@ fn is_branch(prefix: u8, opcode: u8) -> bool {
     matches!(opcode, 0xe8 | 0xe9) || (prefix == 0x0f && opcode & 0xf0 == 0x80)
 }
 
-/// By function: addresses behind a displacement that hits a wanted address, with that address.
+/// By function: addresses after a displacement that matches a wanted address, with that address.
 fn candidates(
     image: &ElfImage,
     displacements: &Displacements,

@@ -1,7 +1,7 @@
-//! Where requests are seen: calls that a web server makes anyway, in files that hardly any other process has, or in its libc.
+//! Where requests are observed: at calls that a web server makes anyway, in files that hardly any other process has, or in its libc.
 //!
 //! Puma's parser (`ext/puma_http11`) is called through its exported functions. `socket.so` is Ruby's. All sites
-//! but those in libc are `call` instructions, which the kernel emulates.
+//! except those in libc are `call` instructions, which the kernel emulates.
 
 use gctrace_common::request::RequestPoint;
 use iced_x86::{FlowControl, Register};
@@ -15,13 +15,13 @@ use crate::{
     elf::{ElfImage, Machine},
 };
 
-/// Most sites of one file; more are no server's.
+/// Maximum number of sites in one file; a server's files have fewer.
 const MAX_SITES: usize = 64;
 
-/// A file in which requests are seen.
+/// A file in which requests are observed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum RequestFile {
-    /// `puma_http11.so`: what makes a process a server.
+    /// `puma_http11.so`: identifies a process as a server.
     Puma,
     /// `socket.so`.
     Socket,
@@ -30,7 +30,7 @@ pub enum RequestFile {
 }
 
 impl RequestFile {
-    /// Which one a file is by its name, if any.
+    /// The kind of a file by its name; `None` for other files.
     pub fn of_name(name: &str) -> Option<Self> {
         match name {
             "puma_http11.so" => Some(Self::Puma),
@@ -44,7 +44,7 @@ impl RequestFile {
         }
     }
 
-    /// What is called there, and whether requests cannot be seen without it.
+    /// The functions called there, and whether requests cannot be observed without the call.
     fn calls(self) -> &'static [(&'static str, RequestPoint, bool)] {
         use RequestPoint as P;
         match self {
@@ -71,33 +71,33 @@ impl RequestFile {
     }
 }
 
-/// Where a probe goes.
+/// A probe site.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RequestSite {
     /// What happens there.
     pub point: RequestPoint,
     /// Stated address.
     pub address: Svma,
-    /// The same in the file.
+    /// File offset of that address.
     pub file_offset: FileOffset,
 }
 
-/// Why requests are not seen in a file.
+/// Why requests cannot be observed in a file.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum RequestRefusal {
-    /// The instructions are those of another processor.
+    /// The file is for another processor.
     #[error("requests are seen on x86-64 only")]
     Machine,
-    /// A function is not called, or not there.
+    /// A function does not exist or is not called.
     #[error("no call of {0} that the kernel can emulate")]
     NoCall(&'static str),
-    /// What it returns cannot be seen.
+    /// The return value of a function cannot be observed.
     #[error("no test of what {0} returns that the kernel can emulate")]
     NoResult(&'static str),
-    /// It is no interpreter.
+    /// The file is not an interpreter.
     #[error("the file has no ruby_version")]
     Version,
-    /// It is called too often.
+    /// There are too many calls.
     #[error("more than {MAX_SITES} calls")]
     TooMany,
 }
@@ -106,7 +106,7 @@ pub enum RequestRefusal {
 ///
 /// # Errors
 ///
-/// A call is not there, or not as the kernel can emulate it.
+/// A call is missing or not in a form that the kernel can emulate.
 pub fn request_sites(image: &ElfImage, file: RequestFile) -> Result<Vec<RequestSite>, RequestRefusal> {
     if image.machine() != Machine::X86_64 {
         return Err(RequestRefusal::Machine);
@@ -122,7 +122,7 @@ pub fn request_sites(image: &ElfImage, file: RequestFile) -> Result<Vec<RequestS
         return Err(RequestRefusal::TooMany);
     }
     for &(name, point, needed) in file.calls() {
-        // Several functions of libc mean the same.
+        // Several functions of libc stand for the same point.
         let is_there = match &entered {
             Some(names) => names.contains(&name),
             None => sites.iter().any(|site| site.point == point),
@@ -134,12 +134,12 @@ pub fn request_sites(image: &ElfImage, file: RequestFile) -> Result<Vec<RequestS
     Ok(sites)
 }
 
-/// Finds where `Thread#[]=` sets a thread-local variable: in the interpreter, the call of `rb_thread_local_aset` behind one of `rb_to_id`
+/// Finds where `Thread#[]=` sets a thread-local variable: in the interpreter, the call of `rb_thread_local_aset` after one of `rb_to_id`
 /// (thread.c, `rb_thread_aset`; 2.7 to 3.4).
 ///
 /// # Errors
 ///
-/// The call is not there, there are several, or it is not as the kernel can emulate it.
+/// The call is missing, there are several, or it is not in a form that the kernel can emulate.
 pub fn local_sites(image: &ElfImage) -> Result<Vec<RequestSite>, RequestRefusal> {
     const CALLED: &str = "rb_thread_local_aset";
     if image.machine() != Machine::X86_64 {
@@ -179,7 +179,7 @@ fn call_sites(image: &ElfImage, calls: &[(&'static str, RequestPoint, bool)]) ->
     let mut sites = Vec::new();
     for function in 0..image.functions().len() {
         for instruction in code.decode(function) {
-            // A jump to a function is a call whose caller is done.
+            // A jump to a function is a tail call.
             let calls_or_jumps =
                 matches!(instruction.flow_control(), FlowControl::Call | FlowControl::UnconditionalBranch);
             if !calls_or_jumps || !is_emulated(&instruction) {
@@ -193,7 +193,7 @@ fn call_sites(image: &ElfImage, calls: &[(&'static str, RequestPoint, bool)]) ->
     sites
 }
 
-/// Beginnings of exported functions: the first instruction there that the kernel emulates, with the arguments as they came.
+/// Entries of exported functions: the first instruction that the kernel emulates, with the arguments still unchanged.
 fn entries(
     image: &ElfImage,
     functions: &[(&'static str, RequestPoint, bool)],
@@ -205,7 +205,7 @@ fn entries(
         let Some(symbol) = image.dynamic_symbols().find(name) else { continue };
         let Some(function) = image.function_index(symbol.address) else { continue };
         let arguments = [Register::RDI, Register::RSI, Register::RDX];
-        // `close` has one.
+        // `close` has one argument.
         let arguments = if point == RequestPoint::Close { &arguments[..1] } else { &arguments };
         let (address, emulated) = entry_with_arguments(&code.body(function), symbol.address, arguments);
         if !emulated {
@@ -218,7 +218,7 @@ fn entries(
             names.push(name);
         }
     }
-    // Files are sent by it. It has no buffer: nothing can be read where that would be.
+    // It sends files. It has no buffer: nothing can be read at the address where the buffer would be.
     let send_file = image.dynamic_symbols().find("sendfile");
     if let Some(function) = send_file.and_then(|symbol| image.function_index(symbol.address)) {
         let behind = behind_system_calls(&code.body(function).instructions);
@@ -248,7 +248,7 @@ mod tests {
         }
     }
 
-    /// Of the two calls of `rb_thread_local_aset` in libruby the site is that of `Thread#[]=`, which leaves with the arguments in their
+    /// Of the two calls of `rb_thread_local_aset` in libruby, the site is the tail call of `Thread#[]=`, with the arguments in their
     /// registers; a library without it is refused.
     #[test]
     fn thread_variables() {
@@ -266,7 +266,7 @@ mod tests {
         assert!(matches!(local_sites(&other), Err(RequestRefusal::NoCall(_))));
     }
 
-    /// The C library of this machine has all of its sites, at instructions that the kernel emulates; it is no server's parser.
+    /// The C library of this machine has all of its sites, at instructions that the kernel emulates; it is not a server's parser.
     #[test]
     fn this_libc() {
         if Machine::HOST != Machine::X86_64 {

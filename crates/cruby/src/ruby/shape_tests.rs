@@ -1,4 +1,4 @@
-//! Tests of the shapes of the GVL and of page refill on real images.
+//! Tests of the code shapes of the GVL and of page refill on real images.
 
 use std::collections::BTreeSet;
 use std::fs::File;
@@ -13,7 +13,7 @@ use crate::address::Svma;
 use crate::debian::{known_libruby, libruby_analysis, libruby_image};
 use crate::elf::{ElfImage, Machine};
 
-/// Functions that take a page, each an inner part of the ones behind it; the first that a version has counts.
+/// Functions that take a page, each an inner part of those after it; the first one that a version has counts.
 const REFILL: [&str; 4] = [
     "ractor_cache_set_page",
     "ractor_set_cache",
@@ -21,7 +21,7 @@ const REFILL: [&str; 4] = [
     "heap_get_freeobj_from_next_freepage",
 ];
 
-/// Functions that get and give up the GVL.
+/// Functions that acquire and release the GVL.
 const ACQUIRE: &str = "gvl_acquire_common";
 const RELEASE: &str = "gvl_release_common";
 
@@ -29,8 +29,8 @@ fn image(path: impl AsRef<Path>) -> ElfImage {
     ElfImage::read(&File::open(path).unwrap()).unwrap()
 }
 
-/// Debian's stripped library has one function that waits for the GVL and has all of its ends, releases, and two places
-/// that take a page.
+/// Debian's stripped library has one function that waits for the GVL, and the finder has all of its ends; it has releases,
+/// and two places that take a page.
 #[test]
 fn debian_libruby() {
     let (image, analysis) = (libruby_image(), libruby_analysis());
@@ -42,7 +42,7 @@ fn debian_libruby() {
     assert_eq!((function.start, function.entry), (wait.address, true));
     let addresses = |sites: &[&GvlSite]| sites.iter().map(|site| site.address.0).collect::<BTreeSet<_>>();
     let body = image.read_bytes(function.start, function.size() as usize).unwrap();
-    // The function ends with returns, and with jumps to functions that return for it.
+    // The function ends with returns, and with jumps to functions that return in its place.
     let ends = Decoder::with_ip(64, body, function.start.0, DecoderOptions::NONE).into_iter();
     let ends = ends.filter(|instruction| match instruction.flow_control() {
         FlowControl::Return => true,
@@ -54,7 +54,7 @@ fn debian_libruby() {
 
     let refill = &analysis.refill;
     assert_eq!(refill.outcome, Outcome::Passed);
-    // Compiled with optimisation, they test for a page before they take it.
+    // In optimised code, they test for a page before they take it.
     assert!(!refill.sites.is_empty() && refill.sites.iter().all(|site| site.emulated), "{:?}", refill.sites);
     let page = table_of_libruby().structure("heap_page").unwrap();
     let offset = |name: &str| page.field(name).unwrap().offset.try_into().unwrap();
@@ -69,7 +69,7 @@ fn debian_libruby() {
     }
 }
 
-/// Every image that the environment names (`GCTRACE_RUBY_IMAGES`, separated by colons): sites are the same without
+/// For every image that the environment names (`GCTRACE_RUBY_IMAGES`, separated by colons): sites are the same without
 /// symbols, and lie in the copies of the functions that DWARF names.
 #[test]
 #[ignore = "needs GCTRACE_RUBY_IMAGES"]
@@ -79,7 +79,7 @@ fn images_of_the_environment() {
     for path in paths.split(':').filter(|path| !path.is_empty() && !path.contains('@')) {
         let name = Path::new(path).file_name().unwrap().to_string_lossy();
         let mut image = image(path);
-        // They are looked for on x86-64 only.
+        // The sites are searched for on x86-64 only.
         if image.machine() != Machine::HOST {
             continue;
         }
@@ -115,7 +115,7 @@ fn images_of_the_environment() {
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
 
-/// Sites outside of every copy of the function, and, where the finder claims to have all, copies without a site.
+/// Sites outside every copy of the function, and, if the finder claims to have all, copies without a site.
 fn refill_differences(analysis: &RubyAnalysis, truth: &Truth) -> Vec<String> {
     let copies: Vec<&Instance> =
         REFILL.iter().map(|name| truth.instances(name)).find(|copies| !copies.is_empty()).unwrap_or_default();
@@ -147,7 +147,7 @@ fn gvl_sites(analysis: &RubyAnalysis, event: GvlEvent) -> Vec<&GvlSite> {
     analysis.gvl.sites.iter().filter(|site| site.event == event).collect()
 }
 
-/// Sites outside of every copy of their function, and copies without a site.
+/// Sites outside every copy of their function, and copies without a site.
 fn gvl_differences(analysis: &RubyAnalysis, truth: &Truth) -> Vec<String> {
     let mut wrong = Vec::new();
     let acquiring = truth.instances(ACQUIRE);

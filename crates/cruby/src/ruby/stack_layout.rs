@@ -1,6 +1,6 @@
-//! What the kernel side must know of an image to walk the Ruby stacks of its threads.
+//! What the kernel side needs from an image to walk the Ruby stacks of its threads.
 //!
-//! The members' offsets are the table's; what the code of the image shows of them must agree, or its stacks are not
+//! The members' offsets come from the table; those that the code of the image reveals must agree, or its stacks are not
 //! walked.
 
 use gctrace_common::config::StackPath;
@@ -16,7 +16,7 @@ use crate::elf::Machine;
 /// Why the stacks of an image cannot be walked.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum NoStacks {
-    /// The tables are of x86-64, where structures with locks in them have other sizes.
+    /// The tables are for x86-64; on other processors structures that contain locks have other sizes.
     #[error("Ruby stacks are walked on x86-64 only")]
     Machine,
     /// No table covers the release.
@@ -27,18 +27,18 @@ pub enum NoStacks {
         "the process runs a GC library (RUBY_GC_LIBRARY), and stacks are walked only with the compiled-in GC"
     )]
     GcLibrary,
-    /// The kernel does not report where a thread's own memory begins.
+    /// The kernel does not report where a thread's own memory starts.
     #[error(
         "the kernel does not describe its types (CONFIG_DEBUG_INFO_BTF), so threads cannot be distinguished"
     )]
     ThreadPointer,
-    /// The way to the running context was not found in the code.
+    /// The path to the running context was not found in the code.
     #[error("the running thread's execution context was not found: {0}")]
     Context(NotDerived),
     /// The variable is thread-local and its module is not known from the image.
     #[error("the running thread's execution context is in a TLS block that the code does not name")]
     Module,
-    /// How a C library finds thread-local variables is its own affair.
+    /// The C library is unknown, and each locates thread-local variables in its own way.
     #[error("the C library that the image needs is neither glibc nor musl")]
     Libc,
     /// The table lacks a member: a mistake in gctrace.
@@ -49,20 +49,20 @@ pub enum NoStacks {
     Disagree {
         /// Member.
         member: &'static str,
-        /// What the code does.
+        /// The code's offset.
         derived: u32,
-        /// What the table says.
+        /// The table's offset.
         table: u32,
     },
     /// Its frames could not be named.
     #[error("{0}")]
     Names(String),
-    /// A structure is not of the shape that the kernel side reads.
+    /// A structure does not have the shape that the kernel side reads.
     #[error("`{0}` has an unknown shape")]
     Shape(&'static str),
 }
 
-/// Releases whose `ruby_current_execution_context_ptr` is one global for all threads.
+/// Whether `ruby_current_execution_context_ptr` of a release is one global for all threads.
 fn is_global(version: RubyVersion) -> bool {
     !version.at_least(3, 0)
 }
@@ -88,7 +88,7 @@ pub fn stacks(
     Ok((frames.with_labels(path), frames))
 }
 
-/// The way to the Ruby stack of a thread of this image. `reads_threads`: whether the kernel side can find a thread's own memory.
+/// The path to the Ruby stack of a thread of this image. `reads_threads`: whether the kernel side can find a thread's own memory.
 fn stack_path(analysis: &RubyAnalysis, table: &Table, reads_threads: bool) -> Result<StackPath, NoStacks> {
     let version = analysis.version;
     if !reads_threads {
@@ -104,9 +104,9 @@ fn stack_path(analysis: &RubyAnalysis, table: &Table, reads_threads: bool) -> Re
     if (place == StackPath::GLOBAL) != is_global(version) {
         return Err(NoStacks::Shape("ruby_current_ec"));
     }
-    // Releases without public sources have tables of fewer structures. What the walk uses of these three is proven by
-    // every context that it finds (thread and context point at each other, a whole number of control frames lies between
-    // the current one and the end of the stack, the stack's bounds hold), so the series' newest table will do.
+    // Releases without public sources have tables of fewer structures. The members of these three that the walk uses are
+    // proven by every context that it finds (thread and context point to each other, a whole number of control frames lies
+    // between the current one and the end of the stack, the stack's bounds hold), so the series' newest table suffices.
     let structure = |tag| {
         let known = table.structure(tag).or_else(|| tables::newest_structure(version, tag));
         known.ok_or(NoStacks::Missing(version, tag))
@@ -124,11 +124,11 @@ fn stack_path(analysis: &RubyAnalysis, table: &Table, reads_threads: bool) -> Re
             Ok(derived) if *derived != table => {
                 Err(NoStacks::Disagree { member: name, derived: *derived, table })
             }
-            // Members that the code does not show are those of the table; a wrong one shows in every context that does not fit together.
+            // Members that the code does not reveal come from the table; with a wrong one no context is consistent.
             _ => Ok(table),
         }
     };
-    // The kernel side reads flags and `def` in one piece.
+    // The kernel side reads flags and `def` in one read.
     if member(entry, "def")? != 16 {
         return Err(NoStacks::Shape("rb_callable_method_entry_t"));
     }
@@ -150,12 +150,12 @@ fn stack_path(analysis: &RubyAnalysis, table: &Table, reads_threads: bool) -> Re
         frame_jit: frame.field("jit_return").map_or(0, |field| field.offset),
         mode_shift: table.mode_bits.0,
         compacting_mask: table.bit_field("flags.during_compacting").map_or(0, |bit| 1 << bit.first),
-        // With those of names.
+        // The members for names are added later.
         ..StackPath::default()
     };
     let last_word = path.frame_size.checked_sub(8).ok_or(NoStacks::Shape("rb_control_frame_t"))?;
     let members = [path.frame_pc, path.frame_iseq, path.frame_ep, path.frame_jit];
-    // 56 and 64 bytes are what a chunk of control frames holds a whole number of.
+    // A chunk of control frames holds a whole number of frames only at 56 and 64 bytes.
     if ![56, 64].contains(&path.frame_size)
         || members.iter().any(|&at| at > last_word || !at.is_multiple_of(8))
     {
@@ -168,8 +168,8 @@ fn stack_path(analysis: &RubyAnalysis, table: &Table, reads_threads: bool) -> Re
 mod tests {
     use super::*;
 
-    /// Every release with a table has what a walk needs, in the shape that the kernel side reads; where the three
-    /// structures of the walk are known, they are those of the series.
+    /// Every release with a table has what a walk needs, in the shape that the kernel side reads; if the three structures of
+    /// the walk are known, they equal those of the series.
     #[test]
     fn every_table() {
         for table in tables::tables() {

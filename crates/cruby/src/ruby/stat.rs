@@ -22,7 +22,7 @@ pub enum Term {
     PlusCached(&'static str),
     /// The same, subtracted.
     MinusCached(&'static str),
-    /// The thread's own `malloc_increase_local` (4.0), a signed number; the sum stops at 0, as in
+    /// The thread's own `malloc_increase_local` (4.0), a signed number; the sum is clamped at 0, as in
     /// `atomic_sub_nounderflow` (gc/default/default.c).
     PlusLocal,
 }
@@ -42,7 +42,7 @@ impl Term {
         }
     }
 
-    /// How the term enters the sum.
+    /// The sign of the term in the sum.
     pub fn sign(&self) -> Sign {
         match self {
             Self::Minus(_) | Self::MinusEach(_) | Self::MinusCached(_) => Sign::Minus,
@@ -51,20 +51,20 @@ impl Term {
         }
     }
 
-    /// Whether it is kept per thread or per Ractor, outside the objspace.
+    /// Whether it is stored per thread or per Ractor, outside the objspace.
     pub fn is_per_thread(&self) -> bool {
         matches!(self, Self::PlusCached(_) | Self::MinusCached(_) | Self::PlusLocal)
     }
 }
 
-/// How a term enters a sum.
+/// The sign of a term in a sum.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, serde::Serialize, serde::Deserialize)]
 pub enum Sign {
     /// Added.
     Plus,
     /// Subtracted.
     Minus,
-    /// A signed number is added, and the sum does not fall below 0.
+    /// A signed number is added, and the sum is clamped at 0.
     Signed,
 }
 
@@ -73,9 +73,9 @@ pub enum Sign {
 pub struct Key {
     /// The key's name.
     pub name: &'static str,
-    /// What is summed, in `size_t` arithmetic.
+    /// The terms of the sum, in `size_t` arithmetic.
     pub terms: &'static [Term],
-    /// What the sum is divided by (1 000 000 turns nanoseconds into milliseconds).
+    /// Divisor of the sum (1 000 000 converts nanoseconds to milliseconds).
     pub divisor: u64,
 }
 
@@ -128,7 +128,7 @@ pub fn keys(version: RubyVersion) -> Vec<Key> {
     keys
 }
 
-/// The keys of each heap of a release, in the order in which its `GC.stat_heap` returns them; none before 3.2. Terms
+/// The keys of each heap of a release, in the order in which its `GC.stat_heap` returns them; empty before 3.2. Terms
 /// are members of the size pool or heap.
 pub fn heap_keys(version: RubyVersion) -> Vec<Key> {
     let mut keys = match (version.major, version.minor) {
@@ -335,7 +335,7 @@ const HEAP_3_4: &[Key] = &[
     key("total_freed_objects", &[PlusEach("total_freed_objects")]),
 ];
 
-/// As 3.4, where each Ractor counts its newest objects for itself.
+/// As 3.4, but each Ractor counts its newest objects separately.
 const HEAP_4_0: &[Key] = &[
     key("heap_allocated_pages", &[FirstWordBehind("heap_pages.sorted")]),
     key("heap_empty_pages", &[Plus("empty_pages_count")]),
@@ -376,7 +376,7 @@ const MALLOC: &[Key] = &[
     key("malloc_increase_bytes_limit", &[Plus("malloc_params.limit")]),
 ];
 
-/// Each native thread counts its newest bytes for itself.
+/// Each native thread counts its newest bytes separately.
 const MALLOC_4_0: &[Key] = &[
     key("malloc_increase_bytes", &[Plus("malloc_counters.increase"), PlusLocal]),
     key("malloc_increase_bytes_limit", &[Plus("malloc_params.limit")]),
@@ -434,7 +434,7 @@ impl Mode {
         }
     }
 
-    /// What `GC.latest_gc_info(:state)` says; compacting is reported as sweeping (`gc_info_decode`).
+    /// The value of `GC.latest_gc_info(:state)`; compacting is reported as sweeping (`gc_info_decode`).
     pub fn state(self) -> &'static str {
         match self {
             Self::None => "none",
@@ -447,15 +447,15 @@ impl Mode {
 /// `GC.latest_gc_info`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct GcInfo {
-    /// Why it is a major GC; `None` for a minor one.
+    /// Why it is a major GC; `None` for a minor GC.
     pub major_by: Option<&'static str>,
     /// Why the next one will be major (outer `None`: the series has no such key).
     pub need_major_by: Option<Option<&'static str>>,
-    /// What started it.
+    /// What triggered it.
     pub gc_by: Option<&'static str>,
-    /// Whether finalizers were run by it.
+    /// Whether it ran finalizers.
     pub have_finalizer: bool,
-    /// Whether it sweeps at once.
+    /// Whether it sweeps immediately.
     pub immediate_sweep: bool,
     /// The state when it was read.
     pub state: &'static str,
@@ -483,8 +483,8 @@ impl GcInfo {
     }
 }
 
-/// Every word that a `GC.stat`, `GC.stat_heap` or `GC.latest_gc_info` of a known release can have, some several times: keys, reasons
-/// and states.
+/// Every word that `GC.stat`, `GC.stat_heap` or `GC.latest_gc_info` of a known release can return (keys, reasons and states); some
+/// occur several times.
 pub fn words() -> impl Iterator<Item = &'static str> {
     let releases = [(2, 6..=7), (3, 0..=4), (4, 0..=1)];
     let releases = releases
@@ -503,7 +503,7 @@ fn first(names: &[(u32, &'static str)], flags: u32) -> Option<&'static str> {
 mod tests {
     use super::*;
 
-    /// The flag words seen at real cycles decode to what those cycles' `GC.latest_gc_info` said.
+    /// The flag words seen in real cycles decode to what `GC.latest_gc_info` returned for those cycles.
     #[test]
     fn info_words() {
         let explicit = GcInfo::decode(0x1_a408 | 0x2000, None, Mode::None, None);

@@ -1,5 +1,5 @@
-//! Symbols as a witness of the finder: do the functions in which it found an event carry the names that the sources
-//! give them, and does every function that the sources say holds an event hold one?
+//! Symbols as a witness for the finder: do the functions in which it found an event have the names in the sources, and
+//! does every function with an event in the sources contain a site?
 
 use gctrace_common::event::Point;
 
@@ -8,7 +8,7 @@ use super::sites::{Site, base_name};
 use crate::address::Svma;
 use crate::elf::SymbolTable;
 
-/// What the symbols say about the sites.
+/// The result of comparing symbols and sites.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Witness {
     /// The function that holds each site, in the order of the sites.
@@ -17,7 +17,7 @@ pub struct Witness {
     pub confirmed: Vec<String>,
 }
 
-/// Symbols and sites contradict each other: one of both is wrong, and nothing is probed.
+/// Symbols and sites contradict each other: one of them is wrong, and nothing is probed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Disagreement {
@@ -28,10 +28,10 @@ pub enum Disagreement {
         event: &'static str,
         /// The site.
         address: Svma,
-        /// Start of the function around it.
+        /// Start of the function that contains it.
         owner: Svma,
     },
-    /// A site is in a function that cannot hold it.
+    /// A site is in a function that cannot contain it.
     #[error("{event} was found at {address} in `{name}`, where the sources have no such event")]
     WrongFunction {
         /// The event.
@@ -48,7 +48,7 @@ pub enum Disagreement {
         event: &'static str,
         /// The function.
         name: String,
-        /// Where it is.
+        /// Its address.
         address: Svma,
     },
 }
@@ -92,7 +92,7 @@ pub fn witness(sites: &[Site], symbols: &SymbolTable) -> Result<Witness, Disagre
     Ok(Witness { owners, confirmed })
 }
 
-/// Whether a symbol is a whole function: not the part that a compiler split off (`.cold`, `.part.0`).
+/// Whether a symbol is a whole function, not a part that a compiler split off (`.cold`, `.part.0`).
 fn is_whole(name: &str) -> bool {
     !name.contains(".cold") && !name.contains(".part.")
 }
@@ -117,7 +117,7 @@ mod tests {
         }
     }
 
-    /// Sites in their own functions, in clones of them and in functions they were inlined into.
+    /// Sites in their own functions, in clones of them and in functions into which they were inlined.
     #[test]
     fn agreement() {
         let symbols = symbol_table(&[
@@ -136,7 +136,7 @@ mod tests {
         assert_eq!(found.confirmed, ["gc_start.constprop.0"]);
     }
 
-    /// A site outside the GC, one in no function at all, and an event that was missed in its own function.
+    /// A site outside the GC, a site in no function at all, and an event that was missed in its own function.
     #[test]
     fn disagreements() {
         let symbols =

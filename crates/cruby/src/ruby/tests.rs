@@ -28,7 +28,7 @@ use crate::debian::{
 use crate::elf::tests::Noise;
 use crate::elf::{ElfImage, Machine, RubyPresence, probe_ruby};
 
-/// The path in a Ruby of the series 3.1, as good as any for files that are no Ruby.
+/// The path in a Ruby of the series 3.1; any path will do for files that are not a Ruby.
 const VM: VmPath = VmPath {
     vm_ptr: Svma(0x1000),
     vm_objspace: 0x450,
@@ -39,8 +39,8 @@ const VM: VmPath = VmPath {
     anchor: None,
 };
 
-/// The layouts of the release of Debian's library, from the DWARF of a build of the upstream sources. A release that came after the tables
-/// has those of the newest release of its series.
+/// The layouts of the release of Debian's library, from the DWARF of a build of the upstream sources. A release newer than the tables
+/// gets those of the newest release of its series.
 pub(super) fn table_of_libruby() -> &'static Table {
     let version = libruby_analysis().version;
     Table::of(version).ok().or_else(|| Table::newest_of_series(version)).unwrap()
@@ -51,7 +51,7 @@ fn image(path: impl AsRef<Path>) -> ElfImage {
 }
 
 /// The analysis of an entry of `GCTRACE_RUBY_IMAGES`: an image, or a GC library with the Ruby that loads it
-/// (`library@ruby`). `prepare` changes the image first.
+/// (`library@ruby`). `prepare` modifies the image first.
 pub(super) fn analysed(
     entry: &str,
     prepare: impl Fn(&mut ElfImage),
@@ -95,7 +95,7 @@ const EVENT_BITS: [(Point, u32); 5] = [
 ];
 
 /// All instructions `test [register+offset], bit` of an image that test an event's bit in the word at this offset, found
-/// by decoding everything and nothing else.
+/// only by decoding everything.
 fn event_tests(image: &ElfImage, hook_events: u64) -> BTreeSet<(&'static str, u64)> {
     let (start, text) = image.text();
     let decoder = Decoder::with_ip(64, text, start.0, DecoderOptions::NONE);
@@ -113,7 +113,7 @@ fn event_tests(image: &ElfImage, hook_events: u64) -> BTreeSet<(&'static str, u6
     tests.collect()
 }
 
-/// Debian's stripped library gives the sites that its code has: all of the instructions, and no other, that test an event.
+/// Debian's stripped library gives the sites in its code: all instructions that test an event, and no others.
 #[test]
 fn debian_libruby() {
     let (image, analysis) = (libruby_image(), libruby_analysis());
@@ -134,7 +134,7 @@ fn debian_libruby() {
     assert_eq!(analysis.sites.len(), guards.len());
     assert!(analysis.sites.iter().all(|site| site.form == SiteForm::Guard && site.register.is_some()));
 
-    // What gc.c has: one place for each event of a cycle, `gc_enter` and `gc_exit` inlined into their callers.
+    // As in gc.c: one place for each event of a cycle; `gc_enter` and `gc_exit` are inlined into their callers.
     let counts = Point::ALL.map(|point| sites(analysis, point).len());
     assert_eq!(counts[..3], [1, 1, 1]);
     assert!(counts[3] >= 3 && counts[4] >= 3, "{counts:?}");
@@ -149,7 +149,7 @@ fn debian_libruby() {
     }
 }
 
-/// In a known build everything is where it was found by other means.
+/// In a known build everything is where it was located by other means.
 fn assert_known(analysis: &RubyAnalysis, known: &Known) {
     assert_eq!(analysis.version, known.version);
     let at = |point| sites(analysis, point).iter().map(|site| site.address.0).collect::<Vec<_>>();
@@ -235,14 +235,14 @@ fn images_of_the_environment() {
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
 
-/// Thread sites whose source line is another event's, and, where the finder claims to have all, source lines with code
-/// and without a site.
+/// Thread sites whose source line is that of another event and, if the finder claims to have all, source lines that have
+/// code but no site.
 fn thread_differences(analysis: &RubyAnalysis, truth: &Truth) -> Vec<String> {
     let mut wrong = Vec::new();
     let mut texts: HashMap<String, Vec<String>> = HashMap::new();
     let mut event_of = |line: &Line| -> Option<ThreadEvent> {
         let lines = texts.entry(line.file.clone()).or_insert_with(|| {
-            // Distributions make the paths relative to the folder of the source, which the environment names then.
+            // Distributions make the paths relative to the source directory, which the environment then names.
             let source = std::env::var("GCTRACE_RUBY_SOURCE").unwrap_or_default();
             let text = std::fs::read_to_string(Path::new(&source).join(&line.file)).unwrap_or_default();
             text.lines().map(str::to_owned).collect()
@@ -283,7 +283,7 @@ fn differences(analysis: &RubyAnalysis, truth: &Truth) -> Vec<String> {
             instance.contains(site.address.0) || instance.contains(site.guard.0)
         };
         for site in &sites {
-            // Where clang merges two copies into one, it gives the code line 0 and leaves it out of both.
+            // If clang merges two copies into one, it gives the code line 0 and leaves it out of both.
             let merged = [site.address, site.guard]
                 .iter()
                 .all(|address| truth.line(address.0).is_some_and(|line| line.number == 0));
@@ -292,7 +292,7 @@ fn differences(analysis: &RubyAnalysis, truth: &Truth) -> Vec<String> {
             }
         }
         for instance in instances {
-            // The rare half of a function that the compiler split in two belongs to the other half.
+            // The cold part of a function that the compiler split belongs to the hot part.
             if instance.caller.as_deref() == Some(name) {
                 continue;
             }
@@ -322,7 +322,7 @@ fn differences(analysis: &RubyAnalysis, truth: &Truth) -> Vec<String> {
     wrong
 }
 
-/// Programs and libraries that are not Ruby are refused for what they are.
+/// Programs and libraries that are not Ruby are refused with the right reason.
 #[test]
 fn other_files_are_refused() {
     for path in ["/bin/ls", "/lib/x86_64-linux-gnu/libc.so.6", "/usr/bin/ruby3.1", "/proc/self/exe"] {
@@ -330,11 +330,11 @@ fn other_files_are_refused() {
     }
 }
 
-/// None of the host's programs and libraries is mistaken for a Ruby, whatever its code looks like, and looking at them costs
+/// None of the host's programs and libraries is mistaken for a Ruby, whatever its code looks like, and checking them costs
 /// next to nothing.
 #[test]
 fn unrelated_files_of_the_host() {
-    /// Of each folder; more would only take longer.
+    /// Maximum number of files per directory; more would only take longer.
     const FILES: usize = 150;
     let mut looked_at = 0;
     let start = std::time::Instant::now();
@@ -371,7 +371,7 @@ fn unrelated_files_of_the_host() {
     assert!(looked_at > 50);
 }
 
-/// Time and memory of one analysis, printed for each image of the environment, else for Debian's.
+/// Prints time and memory of one analysis, for each image of the environment, else for Debian's.
 #[test]
 fn cost_of_an_analysis() {
     let debian = || libruby().to_str().unwrap().to_owned();
@@ -385,7 +385,7 @@ fn cost_of_an_analysis() {
     }
 }
 
-/// Without section headers the program headers lead to the same sites; without those there is no image.
+/// Without section headers the program headers lead to the same sites; without program headers there is no image.
 #[test]
 fn without_section_headers() {
     let bytes = libruby_bytes();
@@ -401,11 +401,11 @@ fn without_section_headers() {
     assert!(ElfImage::read(&Damaged { bytes, patches }).is_err());
 }
 
-/// Damage to code and tables leads to a refusal or to sites that still pass every check, never to a panic.
+/// Damage to code and tables gives a refusal or sites that still pass every check, never a panic.
 #[test]
 fn damaged_images() {
     let bytes = libruby_bytes();
-    // The code around the sites, which is that of gc.c, then symbols, relocations, constants, unwind table.
+    // The code around the sites (that of gc.c), then symbols, relocations, constants, unwind table.
     let start = libruby_analysis().sites.iter().find(|site| site.point == Point::GcStart).unwrap();
     let start = libruby_offset(start.address);
     let tables = [".dynsym", ".rela.dyn", ".rela.plt", ".rodata", ".eh_frame"];
@@ -421,7 +421,7 @@ fn damaged_images() {
     }
 }
 
-/// A site whose guard reads another word than `hook_events` (a shifted field in the code) refuses the whole image.
+/// A site whose guard reads a word other than `hook_events` (a shifted field in the code) makes the whole image refused.
 #[test]
 fn contradiction_is_refused() {
     let bytes = libruby_bytes();

@@ -18,7 +18,7 @@ pub struct RubyVersion {
     pub teeny: u16,
 }
 
-/// The text is not three numbers with dots between them.
+/// The text is not three numbers separated by dots.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("not a Ruby version: {0:?}")]
 pub struct InvalidVersion(String);
@@ -65,7 +65,7 @@ impl fmt::Display for RubyVersion {
 mod tests {
     use super::*;
 
-    /// Display and parse are inverse, and versions order by number, not by text.
+    /// Display and parse are inverses, and versions are ordered by number, not by text.
     #[test]
     fn round_trip_and_order() {
         let version: RubyVersion = "3.3.10".parse().unwrap();

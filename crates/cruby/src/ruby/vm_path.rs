@@ -1,13 +1,13 @@
-//! Where the VM keeps its object space: derived by evaluating exported accessors.
+//! Where the VM stores the pointer to its object space: derived by evaluating exported accessors.
 
 use super::code::Code;
 use super::eval::{Machine, Operator, Store, Value};
 use crate::address::Svma;
 
-/// How to get from the image to `rb_objspace_t`, and to the fields in it that the probes read.
+/// The path from the image to `rb_objspace_t`, and to the fields in it that the probes read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct VmPath {
-    /// The global VM pointer (`ruby_current_vm_ptr`, vm.c). Of a GC library: its distance from what `anchor` holds,
+    /// The global VM pointer (`ruby_current_vm_ptr`, vm.c). For a GC library: its distance from the address in `anchor`,
     /// modulo 2⁶⁴.
     pub vm_ptr: Svma,
     /// Byte offset of the objspace pointer in `rb_vm_t`.
@@ -20,21 +20,21 @@ pub struct VmPath {
     pub during_gc_bit: u32,
     /// Bit of `dont_gc` in `flags`; `None` if `rb_gc_enable` could not be evaluated.
     pub dont_gc_bit: Option<u32>,
-    /// Of a GC library: the word in it that holds the address of `rb_mGC` of the Ruby that has loaded it.
+    /// For a GC library: the word in it that holds the address of `rb_mGC` of the Ruby that has loaded it.
     pub anchor: Option<Svma>,
 }
 
 /// The functions that lead to the objspace.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Accessors {
-    /// Those of gc.c, which find the objspace through the VM.
+    /// The functions of gc.c, which find the objspace through the VM.
     Vm,
-    /// Those of a GC implementation (`gc/gc_impl.h`), which get it as their first argument.
+    /// The functions of a GC implementation (`gc/gc_impl.h`), which receive it as their first argument.
     Implementation,
 }
 
 impl Accessors {
-    /// The function that answers what `name` of gc.c answers.
+    /// The function that corresponds to `name` of gc.c.
     pub(super) fn function(self, name: &'static str) -> &'static str {
         match (self, name) {
             (Self::Implementation, "rb_gc_count") => "rb_gc_impl_gc_count",
@@ -66,9 +66,9 @@ pub enum VmPathError {
     Unexpected {
         /// The accessor.
         function: &'static str,
-        /// What it returns.
+        /// Its return value.
         value: String,
-        /// What it should return.
+        /// The expected return value.
         expected: &'static str,
     },
     /// Two accessors find the object space in different places.
@@ -76,9 +76,9 @@ pub enum VmPathError {
     Disagreement(&'static str),
 }
 
-/// Conditional jumps in an accessor whose both ways are tried: from 3.4 on `rb_during_gc` tests for a VM first.
+/// Number of conditional jumps in an accessor for which both directions are tried: from 3.4 on `rb_during_gc` tests for a VM first.
 const BRANCHES: u32 = 3;
-/// Offsets beyond this lie in no CRuby struct of interest.
+/// Upper bound of plausible offsets in the structures read here.
 const MAX_OFFSET: i64 = 1 << 20;
 
 impl VmPath {
@@ -99,8 +99,8 @@ impl VmPath {
         Ok(Self { vm_ptr, vm_objspace, count, flags, during_gc_bit, dont_gc_bit, anchor: None })
     }
 
-    /// For a GC library: evaluates what those functions call in it. The way to the objspace is that of the Ruby that it
-    /// belongs to, by way of `rb_mGC`, which is at `landmark` there and whose address is at `anchor` in the library.
+    /// For a GC library: evaluates its implementations of those functions. The path to the objspace is that of the Ruby
+    /// that it belongs to, through `rb_mGC`, which is at `landmark` there and whose address is at `anchor` in the library.
     pub(super) fn derive_library(
         code: &Code<'_>,
         ruby: &Self,
@@ -116,7 +116,7 @@ impl VmPath {
         Ok(Self { vm_ptr, vm_objspace, count, flags, during_gc_bit, dont_gc_bit, anchor: Some(anchor) })
     }
 
-    /// The part whose functions lead to the objspace in this image.
+    /// The functions that lead to the objspace in this image.
     pub(super) fn accessors(&self) -> Accessors {
         if self.anchor.is_some() { Accessors::Implementation } else { Accessors::Vm }
     }
@@ -207,7 +207,7 @@ fn cleared_bit(store: &Store) -> Option<(u32, u32)> {
     cleared.is_power_of_two().then(|| word_bit(store.offset, cleared.trailing_zeros()))?
 }
 
-/// Compilers narrow an access to a bit field to the byte that holds the bit; back to the 32-bit word of the source.
+/// Compilers narrow an access to a bit field to the byte that holds the bit; this converts it back to the source's 32-bit word.
 fn word_bit(offset: i64, bit: u32) -> Option<(u32, u32)> {
     if !(0..MAX_OFFSET).contains(&offset) {
         return None;

@@ -1,4 +1,4 @@
-//! Small questions about x86-64 instructions.
+//! Helper functions for x86-64 instructions.
 
 use iced_x86::{Instruction, InstructionInfoFactory, Mnemonic, OpAccess, OpKind, Register};
 
@@ -30,12 +30,12 @@ pub(super) fn is_memory(instruction: &Instruction, operand: u32) -> bool {
     operand < instruction.op_count() && instruction.op_kind(operand) == OpKind::Memory
 }
 
-/// The general-purpose register that operand 0 names, widened to 64 bits.
+/// The general-purpose register in operand 0, widened to 64 bits.
 pub(super) fn first_register(instruction: &Instruction) -> Option<Register> {
     is_register(instruction, 0).then(|| instruction.op0_register().full_register())
 }
 
-/// The registers an instruction writes, wholly, partly or perhaps, widened to 64 bits.
+/// The registers that an instruction writes, wholly, partly or conditionally, widened to 64 bits.
 pub(super) fn written_registers(
     factory: &mut InstructionInfoFactory,
     instruction: &Instruction,
@@ -44,7 +44,7 @@ pub(super) fn written_registers(
     used.iter().filter(|used| is_write(used.access())).map(|used| used.register().full_register()).collect()
 }
 
-/// Whether an access changes, or may change, what it accesses.
+/// Whether an access changes, or may change, its operand.
 fn is_write(access: OpAccess) -> bool {
     matches!(access, OpAccess::Write | OpAccess::CondWrite | OpAccess::ReadWrite | OpAccess::ReadCondWrite)
 }

@@ -1,4 +1,4 @@
-//! Debugging information entries: what of them structure layouts need, across units and files.
+//! Debugging information entries: the parts that structure layouts need, across units and files.
 
 use std::cell::Cell;
 
@@ -9,15 +9,15 @@ use super::file::{DwarfFile, Slice};
 use crate::elf::ElfError;
 
 const WHAT: &str = "an entry in .debug_info";
-/// Entries that may be read for one question: a whole libruby has about three million.
+/// Maximum number of entries read for one query: a whole libruby has about three million.
 const MAX_ENTRIES: u64 = 24_000_000;
-/// Children of one entry that are kept at a time: the largest unit of a libruby has some ten thousand.
+/// Maximum number of children kept of one entry: the largest unit of a libruby has about ten thousand.
 const MAX_CHILDREN: usize = 1 << 19;
 
-/// Where an entry is.
+/// Position of an entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Position {
-    /// In the supplementary file.
+    /// Whether it is in the supplementary file.
     pub(super) alt: bool,
     pub(super) unit: usize,
     pub(super) offset: UnitOffset,
@@ -41,12 +41,12 @@ pub(super) struct Die {
     pub(super) data_bit_offset: Option<u64>,
     /// `DW_AT_bit_offset` (DWARF 2 and 3): from the most significant bit of the storage unit.
     pub(super) bit_offset: Option<u64>,
-    /// Elements of a dimension of an array, where known.
+    /// Number of elements of an array dimension, if known.
     pub(super) count: Option<u64>,
     str_offsets_base: Option<u64>,
 }
 
-/// Where an entry's name is.
+/// Where the name of an entry is stored.
 #[derive(Clone, Debug)]
 enum Name {
     Inline(String),
@@ -68,7 +68,7 @@ impl<'a> Dies<'a> {
         Self { main, alt, budget: Cell::new(MAX_ENTRIES) }
     }
 
-    /// The root entries' positions of all units.
+    /// All units, each given by whether it is in the supplementary file and by its index.
     pub(super) fn units(&self) -> Vec<(bool, usize)> {
         let alt = self.alt.as_ref().map_or(0, DwarfFile::units);
         (0..self.main.units()).map(|unit| (false, unit)).chain((0..alt).map(|unit| (true, unit))).collect()
@@ -113,7 +113,7 @@ impl<'a> Dies<'a> {
                 }
                 let sibling = entry.attr_value(gimli::DW_AT_sibling).filter(|_| depth > 0);
                 match sibling {
-                    // Only forwards, so that this ends.
+                    // Forward only, so that the loop ends.
                     Some(AttributeValue::UnitRef(next)) if next > entry.offset() => {
                         cursor = entries_from(next).map_err(&malformed)?;
                     }
@@ -164,7 +164,7 @@ impl<'a> Dies<'a> {
             base
         } else {
             let own = die.str_offsets_base;
-            // Behind the header of the first part, where the unit does not say.
+            // After the header of the first contribution, if the unit has no base of its own.
             let base = own.or(self.root(alt, unit)?.str_offsets_base).unwrap_or(size * 2);
             loaded.str_offsets_base.set(Some(base));
             base

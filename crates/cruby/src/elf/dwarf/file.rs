@@ -1,4 +1,4 @@
-//! The debug information of one file: where its units begin, and units loaded on demand.
+//! The debug information of one file: the positions of its units, and units loaded on demand.
 
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
@@ -12,21 +12,21 @@ use crate::elf::headers::Headers;
 use crate::elf::raw::string_at;
 use crate::elf::{BuildId, ElfError, ReadAt};
 
-/// How gimli reads here: borrowed little-endian bytes.
+/// The reader type for gimli: borrowed little-endian bytes.
 pub(super) type Slice<'a> = EndianSlice<'a, LittleEndian>;
 
-/// Units beyond this number are not a Ruby's.
+/// Maximum number of units; no Ruby has more.
 const MAX_UNITS: usize = 1 << 20;
 const MAX_ABBREV: u64 = 64 << 20;
 const MAX_UNIT: u64 = 64 << 20;
-/// A longer table of abbreviations is not a compiler's: each of its bytes takes ten or more in memory.
+/// Maximum bytes of an abbreviation table; compilers emit shorter ones. Each byte takes ten or more in memory.
 const MAX_TABLE: u64 = 4 << 20;
-/// Loaded units that are kept, in bytes.
+/// Capacity of the cache of loaded units, bytes.
 const CACHE: usize = 16 << 20;
-/// Tables of abbreviations that are kept, in bytes.
+/// Capacity of the cache of abbreviation tables, bytes.
 const TABLES: u64 = 4 << 20;
 
-/// `.gnu_debugaltlink`: the supplementary file that dwz moved common parts to.
+/// `.gnu_debugaltlink`: the supplementary file to which dwz moved common parts.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AltLink {
     /// Its path, absolute or relative to the folder of the debug file.
@@ -50,7 +50,7 @@ fn alt_link_of(source: &dyn ReadAt, headers: &Headers) -> Result<Option<AltLink>
     Ok(Some(AltLink { path: path.to_owned(), build_id }))
 }
 
-/// Where a unit lies in `.debug_info`, and where its abbreviations lie in `.debug_abbrev`.
+/// Position of a unit in `.debug_info`, and of its abbreviations in `.debug_abbrev`.
 #[derive(Clone, Copy, Debug)]
 struct Span {
     start: u64,
@@ -87,10 +87,10 @@ pub(super) struct DwarfFile<'a> {
     units: Vec<Span>,
     loaded: RefCell<HashMap<usize, Rc<Unit>>>,
     cached: Cell<usize>,
-    /// Tables of abbreviations by their offset: many units may have the same.
+    /// Abbreviation tables by offset: several units may share one.
     tables: RefCell<HashMap<u64, Rc<gimli::Abbreviations>>>,
     tables_len: Cell<u64>,
-    /// Bytes that may still be loaded: bounds the work on files whose references jump to and fro.
+    /// Bytes that may still be loaded: bounds the work on files whose references jump back and forth.
     budget: Cell<u64>,
 }
 
@@ -98,7 +98,7 @@ impl<'a> DwarfFile<'a> {
     /// Finds the units of a file.
     pub(super) fn open(source: &'a dyn ReadAt) -> Result<Self, DwarfError> {
         let headers = Headers::read(source)?;
-        // dwz's supplementary files call themselves relocatable, but there is nothing to relocate.
+        // dwz's supplementary files are marked relocatable, but have no relocations.
         if headers.relocatable && headers.section(".rela.debug_info").is_some() {
             return Err(DwarfError::Unsupported("a relocatable object; link it first (gcc -shared)"));
         }
@@ -159,7 +159,7 @@ impl<'a> DwarfFile<'a> {
         Ok(unit)
     }
 
-    /// Takes it from what may still be loaded.
+    /// Deducts loaded bytes from the budget.
     fn spend(&self, bytes: u64) -> Result<(), DwarfError> {
         let budget = self.budget.get().checked_sub(bytes);
         self.budget.set(budget.ok_or(DwarfError::TooMuch("references between units"))?);
@@ -201,8 +201,8 @@ impl<'a> DwarfFile<'a> {
     }
 }
 
-/// Walks over the unit headers. Abbreviation tables follow each other, so that the next one bounds each: a table is
-/// then parsed over its own bytes only, whatever the file says.
+/// Walks the unit headers. Abbreviation tables are adjacent, so each ends where the next one starts: a table is
+/// parsed over its own bytes only, whatever its contents.
 fn find_units(info: &Data<'_>, abbrev_len: u64) -> Result<Vec<Span>, DwarfError> {
     /// `unit_length` (12 in the 64-bit format), `version`, `unit_type`, `address_size`, `debug_abbrev_offset`.
     const MAX_HEADER: u64 = 24;

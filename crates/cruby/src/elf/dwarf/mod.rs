@@ -1,8 +1,8 @@
-//! Structure layouts out of DWARF debug information: sizes, member offsets, bit-fields and arrays.
+//! Structure layouts from DWARF debug information: sizes, member offsets, bit-fields and arrays.
 //!
-//! Only the units that can define a wanted structure are read, one at a time. Versions 2 to 5, compressed sections
-//! (`SHF_COMPRESSED`: zlib, zstd), partial units and references between units (dwz), and a supplementary file
-//! (`.gnu_debugaltlink`) are understood; split DWARF, type units and relocatable objects are refused by name.
+//! Only the units that can define a wanted structure are read, one at a time. Supported: versions 2 to 5, compressed
+//! sections (`SHF_COMPRESSED`: zlib, zstd), partial units and references between units (dwz), and a supplementary file
+//! (`.gnu_debugaltlink`). Split DWARF, type units and relocatable objects are refused with an error that names them.
 
 mod die;
 mod file;
@@ -37,21 +37,21 @@ pub enum DwarfError {
     /// The file has no `.debug_info`.
     #[error("the file has no DWARF (.debug_info)")]
     Missing,
-    /// A form of DWARF that gctrace does not read.
+    /// A kind of DWARF that gctrace does not read.
     #[error("unsupported debug information: {0}")]
     Unsupported(&'static str),
     /// The types are in a supplementary file that was not given.
     #[error("the types are in the supplementary file {path} (dwz), build id {build_id}, which was not found")]
     NeedsAlt {
-        /// The path that `.gnu_debugaltlink` names.
+        /// The path in `.gnu_debugaltlink`.
         path: String,
-        /// The build id that it names.
+        /// The build id in it.
         build_id: super::BuildId,
     },
     /// Two units define the same structure differently.
     #[error("`struct {0}` is defined in two ways")]
     Ambiguous(String),
-    /// The work that the file asks for exceeds a limit.
+    /// The file requires more work than a limit allows.
     #[error("{0} exceed what gctrace is willing to read")]
     TooMuch(&'static str),
 }
@@ -62,16 +62,16 @@ impl DwarfError {
     }
 }
 
-/// Which file a library with dwz-compressed debug information names as its supplementary file, if any.
+/// The supplementary file that the debug information of a library refers to, if it was compressed with dwz.
 pub fn alt_link(source: &dyn ReadAt) -> Result<Option<AltLink>, DwarfError> {
     file::alt_link(source)
 }
 
-/// Reads the structures with these tags out of the debug information in `source`, with the supplementary file `alt`
-/// where there is one.
+/// Reads the structures with these tags from the debug information in `source` and in its supplementary file `alt`,
+/// if any.
 ///
-/// `units` are the base names of the C files that define them (`gc.c`); other units are only looked at when none of
-/// those is there. Structures that are nowhere defined are missing in the answer.
+/// `units` are the base names of the C files that define them (`gc.c`). Partial units, artificial units (link-time
+/// optimisation) and all units of `alt` are read, too. A structure without a definition is missing in the result.
 pub fn read_structs(
     source: &dyn ReadAt,
     alt: Option<&dyn ReadAt>,

@@ -1,4 +1,4 @@
-//! The sections of debug information: read piecewise from the file, or inflated into memory where compressed.
+//! The sections of debug information: read piecewise from the file, or inflated into memory if compressed.
 
 use std::io::Read as _;
 
@@ -12,12 +12,12 @@ use crate::elf::raw::Section;
 use crate::elf::source::read_bytes;
 use crate::elf::{ElfError, ReadAt};
 
-/// A compressed section that would take more memory than this is refused.
+/// Maximum bytes of an inflated section; a larger one is refused.
 pub(super) const MAX_INFLATED: u64 = 256 << 20;
 
 /// The bytes of one section.
 pub(super) enum Data<'a> {
-    /// In the file: only what is asked for is read.
+    /// In the file: only the requested bytes are read.
     File { source: &'a dyn ReadAt, what: &'static str, offset: u64, size: u64 },
     /// In memory.
     Memory { what: &'static str, bytes: Vec<u8> },
@@ -46,7 +46,7 @@ impl<'a> Data<'a> {
         }
     }
 
-    /// A copy of `len` bytes from `at` on.
+    /// A copy of the `len` bytes at `at`.
     pub(super) fn read(&self, at: u64, len: u64) -> Result<Vec<u8>, DwarfError> {
         let end = at.checked_add(len).filter(|&end| end <= self.len());
         match self {
@@ -62,7 +62,7 @@ impl<'a> Data<'a> {
         }
     }
 
-    /// The NUL-terminated string at `at`; `None` if there is none, it is not UTF-8 or absurdly long.
+    /// The NUL-terminated string at `at`; `None` if there is none, or if it is not UTF-8 or absurdly long.
     pub(super) fn string(&self, at: u64) -> Option<String> {
         const STEP: u64 = 64;
         const MAX_STRING: usize = 4096;
@@ -82,8 +82,8 @@ impl<'a> Data<'a> {
     }
 }
 
-/// Inflates an `SHF_COMPRESSED` section. The size that its header states is an upper bound that is checked against
-/// `limit` first and then against what really comes out.
+/// Inflates an `SHF_COMPRESSED` section. The size in its header is an upper bound: it is checked against `limit` first
+/// and then against the actual output.
 pub(crate) fn inflate(
     source: &dyn ReadAt,
     section: &Section,
@@ -99,7 +99,7 @@ pub(crate) fn inflate(
         return Err(ElfError::TooLarge { what, size, limit }.into());
     }
     let broken = |reason: String| DwarfError::Elf(ElfError::malformed(what, reason));
-    // Memory grows with what comes out, not with what the header promises; one byte more than promised is an error.
+    // Memory grows with the output, not with the size in the header; one byte more than that size is an error.
     let mut bytes = Vec::new();
     let read = match header.ch_type.get(LE) {
         elf::ELFCOMPRESS_ZLIB => {

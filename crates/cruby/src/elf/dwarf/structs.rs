@@ -1,4 +1,4 @@
-//! From entries to flat lists of members.
+//! Converts entries to flat lists of members.
 
 use std::collections::BTreeMap;
 
@@ -7,22 +7,22 @@ use gimli::DwTag;
 use super::DwarfError;
 use super::die::{Die, Dies, Position};
 
-/// Members of all structures of one question.
+/// Maximum number of members of all structures of one query.
 const MAX_MEMBERS: usize = 100_000;
-/// Nested structures.
+/// Maximum nesting depth of structures.
 const MAX_DEPTH: usize = 8;
-/// Qualifiers and typedefs around a type.
+/// Maximum number of qualifiers and typedefs around a type.
 const MAX_WRAPPERS: usize = 32;
 
 /// A member of a structure, or of a structure inside it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Member {
-    /// Path from the structure: `profile.count`, `heaps[].slot_size`. Anonymous members leave no trace in it.
+    /// Path from the structure: `profile.count`, `heaps[].slot_size`. Anonymous members do not appear in it.
     pub path: String,
-    /// Bytes from the start of the structure; inside an array of its first element. Of a bit-field, the offset of
-    /// the storage unit that it begins in.
+    /// Bytes from the start of the structure. For a member inside an array: that of the first element. For a bit-field: that
+    /// of the storage unit in which it starts.
     pub offset: u64,
-    /// Bytes; of a bit-field those of its storage unit; 0 for a flexible array.
+    /// Size in bytes; that of the storage unit for a bit-field; 0 for a flexible array.
     pub size: u64,
     /// What it is.
     pub kind: MemberKind,
@@ -37,16 +37,16 @@ pub enum MemberKind {
     Aggregate,
     /// A bit-field.
     Bits {
-        /// First bit, counted from the least significant one of the storage unit.
+        /// First bit, counted from the least significant bit of the storage unit.
         first: u32,
         /// Number of bits.
         bits: u32,
     },
-    /// An array; the members of an element that is a structure follow, with `[]` in their paths.
+    /// An array; if the element is a structure, its members follow with `[]` in their paths.
     Array {
-        /// Bytes from element to element.
+        /// Bytes from one element to the next.
         stride: u64,
-        /// Elements, 0 for a flexible array.
+        /// Number of elements, 0 for a flexible array.
         count: u64,
     },
 }
@@ -67,7 +67,7 @@ impl StructLayout {
     }
 }
 
-/// The structures found, and who made them.
+/// The structures found, and the compiler that produced them.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Structs {
     /// By tag.
@@ -176,13 +176,13 @@ impl Reader<'_, '_> {
         let size = self.size_of(ty.as_ref(), 0)?;
         if let Some(bits) = die.bit_size {
             let field = bit_field(die, path, base, size, bits).ok_or_else(too_much)?;
-            // A nameless one is padding.
+            // An unnamed bit-field is padding.
             out.extend(name.map(|_| field));
             return Ok(());
         }
         let offset = base.checked_add(die.location.unwrap_or(0)).ok_or_else(too_much)?;
         let push = |out: &mut Vec<Member>, kind| {
-            // An anonymous aggregate is no member of its own; its members are those of what is around it.
+            // An anonymous aggregate is not a member itself; its members belong to the enclosing structure.
             out.extend(name.map(|path| Member { path: path.clone(), offset, size, kind }));
         };
         let Some(ty) = ty else {
@@ -211,7 +211,7 @@ impl Reader<'_, '_> {
         Ok(())
     }
 
-    /// The type behind typedefs and qualifiers; `None` for `void`.
+    /// The type without typedefs and qualifiers; `None` for `void`.
     fn resolve(&self, ty: Option<Position>) -> Result<Option<Die>, DwarfError> {
         let Some(mut position) = ty else { return Ok(None) };
         for _ in 0..MAX_WRAPPERS {
@@ -227,7 +227,7 @@ impl Reader<'_, '_> {
         Err(DwarfError::TooMuch("the typedefs around a type"))
     }
 
-    /// `sizeof`; 0 where it has none.
+    /// `sizeof`; 0 for a type without a size.
     fn size_of(&self, ty: Option<&Die>, depth: usize) -> Result<u64, DwarfError> {
         const POINTER: u64 = 8;
         let Some(ty) = ty else { return Ok(0) };
@@ -246,7 +246,7 @@ impl Reader<'_, '_> {
         }
     }
 
-    /// Elements of all dimensions together.
+    /// Number of elements in all dimensions together.
     fn elements(&self, array: &Die) -> Result<u64, DwarfError> {
         let mut count = None;
         for dimension in self.dies.children(array.position)? {
@@ -274,7 +274,7 @@ fn is_aggregate(tag: DwTag) -> bool {
     matches!(tag, gimli::DW_TAG_structure_type | gimli::DW_TAG_union_type)
 }
 
-/// Brings both ways to state a bit-field to one: storage unit and bits from its least significant one.
+/// Converts both encodings of a bit-field to one: storage unit, and bits from its least significant bit.
 fn bit_field(die: &Die, path: &str, base: u64, storage: u64, bits: u64) -> Option<Member> {
     let storage = die.size.unwrap_or(storage);
     let width = storage.checked_mul(8).filter(|&width| width > 0)?;

@@ -1,4 +1,4 @@
-//! Layouts of small C programs against what the C compiler itself says, in every form of debug information.
+//! Compares layouts of small C programs with the C compiler's own, in every form of debug information.
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
@@ -39,7 +39,7 @@ struct objspace {
 struct unused_elsewhere { char text[7]; };
 ";
 
-/// Prints what the compiler makes of the structure; bit-fields by setting them and looking at the bytes.
+/// Prints the compiler's layout of the structure; bit-fields by setting them and reading the bytes.
 const WITNESS: &str = r#"
 #include <stdio.h>
 #include <string.h>
@@ -91,7 +91,7 @@ impl Fixture {
         String::from_utf8(output.stdout).unwrap()
     }
 
-    /// Builds the library with these options of the compiler.
+    /// Builds the library with these compiler options.
     fn library(&self, name: &str, options: &[&str]) -> PathBuf {
         let mut args = vec!["-shared", "-fPIC", "-Wl,--build-id", "gc.c", "other.c", "-o", name];
         args.extend(options);
@@ -99,7 +99,7 @@ impl Fixture {
         self.path(name)
     }
 
-    /// What the compiler says: path and place.
+    /// The compiler's layout: path and place of each member.
     fn truth(&self) -> Vec<(String, Vec<String>)> {
         self.run("gcc", &["witness.c", "-o", "witness"]);
         let said = self.run("./witness", &[]);
@@ -114,7 +114,7 @@ fn read(path: &Path, alt: Option<&Path>) -> Result<Structs, DwarfError> {
     read_structs(&file, alt.as_ref().map(|file| file as &dyn ReadAt), &["objspace", "list"], &["gc.c"])
 }
 
-/// Compares a layout with what the compiler says, fact by fact.
+/// Compares a layout with the compiler's, fact by fact.
 fn check(found: &Structs, truth: &[(String, Vec<String>)], what: &str) {
     let objspace = &found.by_tag["objspace"];
     let number = |text: &String| text.parse::<u64>().unwrap();
@@ -151,8 +151,8 @@ fn check(found: &Structs, truth: &[(String, Vec<String>)], what: &str) {
     assert!(found.producer.as_deref().is_some_and(|producer| producer.starts_with("GNU C")), "{what}");
 }
 
-/// Every version of DWARF, optimised or not, 64-bit DWARF, and sections compressed in both ways give what the compiler
-/// says.
+/// Every version of DWARF, optimised or not, 64-bit DWARF, and sections compressed in both ways give the compiler's
+/// layout.
 #[test]
 fn every_form_agrees_with_the_compiler() {
     let fixture = Fixture::new();
@@ -177,8 +177,8 @@ fn every_form_agrees_with_the_compiler() {
     check(&read(&fixture.path("lib.debug"), None).unwrap(), &truth, "a separate debug file");
 }
 
-/// dwz moves types to partial units, or to a file that several libraries share: both are followed; a missing
-/// supplementary file is named.
+/// dwz moves types to partial units, or to a file that several libraries share: both are followed; the error for a
+/// missing supplementary file names it.
 #[test]
 fn dwz_is_followed() {
     let fixture = Fixture::new();
@@ -199,7 +199,7 @@ fn dwz_is_followed() {
     assert!(without.contains("common.debug") && without.contains(&link.build_id.to_string()), "{without}");
 }
 
-/// What is not read is refused by name.
+/// Unsupported forms are refused with an error that names them.
 #[test]
 fn unsupported_forms_are_refused() {
     let fixture = Fixture::new();
@@ -212,7 +212,7 @@ fn unsupported_forms_are_refused() {
     assert!(object.contains("relocatable object"), "{object}");
 }
 
-/// Two definitions of one structure in the same library are no layout.
+/// Two different definitions of one structure in the same library are an error.
 #[test]
 fn ambiguity_is_refused() {
     let fixture = Fixture::new();
@@ -225,7 +225,7 @@ fn ambiguity_is_refused() {
     assert!(matches!(both, DwarfError::Ambiguous(tag) if tag == "objspace"));
 }
 
-/// Bytes of the debug sections of a few libraries, for damage.
+/// A few libraries with debug sections, whose bytes are then damaged.
 fn fuzz_inputs() -> Vec<Vec<u8>> {
     let fixture = Fixture::new();
     let mut inputs = Vec::new();
@@ -240,8 +240,7 @@ fn fuzz_inputs() -> Vec<Vec<u8>> {
     inputs
 }
 
-/// Damaged files end in an error or in layouts, soon, without a panic and without taking more memory than the limits
-/// say.
+/// Damaged files give an error or layouts, quickly, without a panic and within the memory limits.
 #[test]
 fn damage_never_panics() {
     let inputs = fuzz_inputs();
@@ -251,7 +250,7 @@ fn damage_never_panics() {
             let headers = crate::elf::headers::Headers::read(bytes.as_slice()).unwrap();
             let debug = headers.sections.iter().filter(|section| section.name.starts_with(".debug"));
             let mut ranges: Vec<_> = debug.map(|s| s.offset as usize..(s.offset + s.size) as usize).collect();
-            // The section headers, which say where everything is.
+            // The section headers, which locate everything else.
             ranges.push(bytes.len().saturating_sub(64 * headers.sections.len())..bytes.len());
             ranges
         })

@@ -1,4 +1,4 @@
-//! The way to the running thread's execution context, and the fields of it that exported accessors give away.
+//! The path to the running thread's execution context, and those of its fields that exported accessors reveal.
 
 use serde::{Deserialize, Serialize};
 
@@ -8,9 +8,9 @@ use crate::elf::ElfImage;
 use crate::ruby::code::Code;
 use crate::ruby::eval::{Machine, Value};
 
-/// Conditional jumps in an accessor whose both ways are tried.
+/// Number of conditional jumps in an accessor for which both directions are tried.
 const BRANCHES: u32 = 3;
-/// Offsets beyond this lie in no structure of interest.
+/// Upper bound of plausible offsets in the structures read here.
 const MAX_OFFSET: i64 = 1 << 16;
 
 /// Where the pointer to the running `rb_execution_context_t` is.
@@ -18,14 +18,14 @@ const MAX_OFFSET: i64 = 1 << 16;
 pub enum CurrentEc {
     /// A thread-local variable of the image, by its offset in the image's TLS block (`ruby_current_ec`, from 3.0 on).
     Tls(i64),
-    /// A thread-local variable by its distance from the thread pointer (a static executable).
+    /// A thread-local variable by its offset from the thread pointer (a static executable).
     ThreadPointer(i64),
     /// A global variable (`ruby_current_execution_context_ptr`, up to 2.7).
     Global(Svma),
 }
 
 impl CurrentEc {
-    /// The place of a variable by its address.
+    /// The place of a variable, from its address.
     pub(super) fn at(base: &Value, offset: i64) -> Option<Self> {
         match *base {
             Value::TlsAddress(at) => Some(Self::Tls(at.wrapping_add(offset))),
@@ -36,14 +36,14 @@ impl CurrentEc {
     }
 }
 
-/// What is needed to walk from an event to the Ruby stack, as byte offsets.
+/// What is needed to walk from an event to the Ruby stack; byte offsets.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct EcLayout {
     /// The pointer to the running context.
     pub current_ec: Result<CurrentEc, NotDerived>,
-    /// [`CurrentEc::Tls`]: the slot with the image's TLS module id.
+    /// For [`CurrentEc::Tls`]: the slot with the image's TLS module id.
     pub module: Option<Svma>,
-    /// Bytes from entry to entry of the dynamic thread vector of the C library that the image needs; 0: an unknown one.
+    /// Size in bytes of an entry of the dynamic thread vector of the C library that the image needs; 0 if the library is unknown.
     pub dtv_entry: u32,
     /// `ec.thread_ptr`.
     pub thread_ptr: Result<u32, NotDerived>,
@@ -58,7 +58,7 @@ pub struct EcLayout {
 pub(super) fn derive(code: &Code<'_>) -> EcLayout {
     let thread = chain(code, "rb_thread_current", 2);
     let ec = thread.as_ref().map_err(Clone::clone).and_then(|(ec, ..)| Ok((current(ec)?, ec.clone())));
-    // A field of the same context, by an accessor that returns it or something behind it.
+    // A field of the same context, from an accessor that returns it or something it points to.
     let field = |function, deref| {
         let (_, ec) = ec.as_ref().map_err(Clone::clone)?;
         let (its, offsets, _) = chain(code, function, deref)?;
@@ -87,10 +87,10 @@ fn current(ec: &Value) -> Result<CurrentEc, NotDerived> {
     place.ok_or_else(|| NotDerived::Shape(ec.to_string()))
 }
 
-/// What an accessor starts from, the offsets that it goes through, and the TLS module slot that it used.
+/// The base of an accessor, the offsets that it follows, and the TLS module slot that it used.
 type Chained = (Value, Vec<u32>, Option<Svma>);
 
-/// An accessor that returns `[[base + a] + b]…` with that many offsets: the base and the offsets.
+/// Evaluates an accessor that returns `[[base + a] + b]…` with this many offsets: the base and the offsets.
 fn chain(code: &Code<'_>, function: &'static str, levels: usize) -> Result<Chained, NotDerived> {
     let address = code.image.symbol(function).ok_or(NotDerived::Missing(function.into()))?.address;
     let mut last = Value::Unknown;
@@ -111,7 +111,7 @@ fn chain(code: &Code<'_>, function: &'static str, levels: usize) -> Result<Chain
     }
 }
 
-/// Bytes from entry to entry of the dynamic thread vector of the C library that an image needs; 0: it is neither glibc nor musl
+/// Size in bytes of an entry of the dynamic thread vector of the C library that an image needs; 0 if that is neither glibc nor musl
 /// (which Alpine calls `libc.musl-x86_64.so.1` and its authors `libc.so`).
 pub(super) fn dtv_entry(image: &ElfImage) -> u32 {
     dtv_entry_of(image.needed())

@@ -1,4 +1,4 @@
-//! From a symbolic value to a sum over the objspace.
+//! Converts a symbolic value to a sum over the objspace.
 
 use gctrace_common::config::Span;
 
@@ -8,7 +8,7 @@ use crate::ruby::eval::{OBJECT_CACHE, Operator, Sum, Value};
 use crate::ruby::formula::{Formula, Piece};
 use crate::ruby::stat::Sign;
 
-/// Offsets beyond this lie in no objspace.
+/// Upper bound of plausible offsets in an objspace.
 const MAX_OFFSET: i64 = 1 << 16;
 
 impl Formula {
@@ -45,7 +45,7 @@ fn as_sum(value: &Value) -> Option<Vec<(i64, &Value)>> {
     }
 }
 
-/// A field of the objspace, one behind a pointer in it, or one of the Ractor's object cache.
+/// A field of the objspace, a field behind a pointer in it, or a field of the Ractor's object cache.
 pub(super) fn field(value: &Value, session: &Session<'_>) -> Option<Piece> {
     let objspace = &session.objspace;
     let &Value::Load { ref base, offset, size } = value else { return None };
@@ -72,7 +72,7 @@ pub(super) fn field(value: &Value, session: &Session<'_>) -> Option<Piece> {
     }
 }
 
-/// Takes a division by a constant off: a `div`, or the multiplication with the reciprocal that compilers make of it.
+/// Strips a division by a constant: a `div`, or the multiplication by the reciprocal that compilers emit for it.
 fn divided(value: &Value) -> (&Value, u64) {
     let found = match value {
         Value::Binary(Operator::Divide, dividend, divisor) => match **divisor {
@@ -140,7 +140,7 @@ mod tests {
         Value::binary(operator, left, right)
     }
 
-    /// Nanoseconds become milliseconds by `div`, or by the reciprocal as gcc and clang write it.
+    /// Nanoseconds are converted to milliseconds by `div`, or by the reciprocal as gcc and clang emit it.
     #[test]
     fn divisions() {
         let product = binary(Operator::MultiplyHigh, field(8), Value::Constant(0x431b_de82_d7b6_34db));
@@ -156,7 +156,7 @@ mod tests {
         assert!(formula(&off).is_err());
     }
 
-    /// Only sums of whole fields count; what lies elsewhere is counted, constants and multiples are refused.
+    /// Only sums of whole fields are accepted; terms that lie elsewhere are counted, constants and multiples are refused.
     #[test]
     fn shapes() {
         let behind = Value::load(field(0x40), 0, 8);

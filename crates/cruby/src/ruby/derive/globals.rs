@@ -1,6 +1,6 @@
 //! Where the VM's tables of global variables (`rb_global_tbl`, variable.c) and of instance variables of objects of C code
-//! (`generic_iv_tbl_`) can be. No library exports them: they are `static` pointers, so they lie among the zero-initialised data, unless
-//! symbols say where. What a table contains proves which pointer it is. Of global variables these are functions that are exported, since
+//! (`generic_iv_tbl_`) can be. No library exports them: they are `static` pointers, so they lie in the zero-initialised data, unless
+//! symbols locate them. The contents of a table prove which pointer it is. For global variables the proof is exported functions, because
 //! extensions define global variables, too (include/ruby/internal/variable.h).
 
 use serde::{Deserialize, Serialize};
@@ -10,37 +10,37 @@ use crate::{address::Svma, elf::ElfImage};
 
 const GLOBALS: &[&str] = &["rb_global_tbl"];
 const VARIABLES: &[&str] = &["generic_iv_tbl_", "generic_iv_tbl"];
-/// Bytes of data that are searched at most; CRuby has 0.1 MB of it.
+/// Maximum bytes of data that are searched; CRuby has 0.1 MB of it.
 const MOST: u64 = 8 << 20;
 
-/// Data of the image that a pointer is among.
+/// A range of the image's data that contains a pointer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DataRange {
-    /// The first address at which it can be.
+    /// First address at which the pointer can be.
     pub from: Svma,
-    /// The one behind the last.
+    /// First address after the range.
     pub to: Svma,
 }
 
-/// Where the table of global variables can be, and what proves that it is there.
+/// Where the table of global variables can be, and the functions that prove its identity.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct GlobalTable {
-    /// Where the pointer to it is.
+    /// Where the pointer to the table can be.
     pub data: DataRange,
     /// `rb_gvar_undef_marker`: the variable was never set.
     pub unset: Svma,
-    /// The functions of a variable that has a value.
+    /// The functions of a variable that holds a value.
     pub own: Functions,
-    /// Those of one that has the address of a value, as C code defines them.
+    /// The functions of a variable that holds the address of a value, as C code defines them.
     pub pointed: Functions,
 }
 
 /// The functions that CRuby calls for the variables of one kind.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Functions {
-    /// For its value.
+    /// Returns the variable's value.
     pub getter: Svma,
-    /// To mark its value.
+    /// Marks the variable's value.
     pub marker: Svma,
 }
 
@@ -60,7 +60,7 @@ pub(super) fn other_variables(image: &ElfImage) -> Result<DataRange, NotDerived>
     data(image, VARIABLES)
 }
 
-/// The variable with one of these names, or the data that it is among.
+/// The range of the variable with one of these names, or the data in which it must be.
 fn data(image: &ElfImage, names: &'static [&'static str]) -> Result<DataRange, NotDerived> {
     let bss = || DataRange { from: Svma(image.bss().start.0.next_multiple_of(8)), to: image.bss().end };
     let one = |at: Svma| DataRange { from: at, to: Svma(at.0.saturating_add(8)) };

@@ -1,5 +1,5 @@
 //! `GC.latest_gc_info` (gc.c, from 3.4 on gc/default/default.c: `gc_info_decode`): which words of the objspace it
-//! decodes. A word counts as found if every flag in it makes the function return what that flag means, and no other
+//! decodes. A word is accepted if every flag in it makes the function return the meaning of that flag, and if no other
 //! word does.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -21,17 +21,17 @@ const TRUE: i64 = 0x14;
 const FALSE: i64 = 0;
 /// `Qnil`: 8 up to 3.1, 4 from 3.2 on.
 const NIL: [i64; 2] = [8, 4];
-/// Words that one key may read; more are not gone through.
+/// Maximum number of words that one key may read.
 const MAX_WORDS: usize = 8;
 
-/// Where `GC.latest_gc_info` looks, as byte offsets in the objspace.
+/// The words that `GC.latest_gc_info` reads, as byte offsets in the objspace.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct InfoLayout {
     /// The 32-bit word `profile.latest_gc_info`.
     pub latest_gc_info: Result<u32, NotDerived>,
     /// The 32-bit word `rgengc.need_major_gc` (3.2 and later).
     pub need_major_gc: Result<u32, NotDerived>,
-    /// First bit of `flags.mode` in the flags word; it has two.
+    /// First bit of `flags.mode` in the flags word; the field has two bits.
     pub mode_bit: Result<u32, NotDerived>,
     /// `profile.weak_references_count` (3.3 and later).
     pub weak_references_count: Result<Piece, NotDerived>,
@@ -64,14 +64,14 @@ pub(super) fn derive(session: &Session<'_>, vm: &VmPath) -> InfoLayout {
     }
 }
 
-/// Each flag alone gives its symbol, none gives nil.
+/// Each flag alone gives its symbol; no flag gives nil.
 fn flags(names: &[(u32, &'static str)]) -> Vec<(u32, Answer)> {
     let all = names.iter().fold(0, |all, (flag, _)| all | flag);
     let each = names.iter().map(|&(flag, name)| (flag, Answer::Symbol(name)));
     each.chain([(0, Answer::Nil), (!all, Answer::Nil)]).collect()
 }
 
-/// One flag gives true, all others without it false.
+/// The flag gives true, all other flags without it false.
 fn flag(flag: u32) -> Vec<(u32, Answer)> {
     vec![(flag, Answer::Bool(true)), (0, Answer::Bool(false)), (!flag, Answer::Bool(false))]
 }
@@ -83,7 +83,7 @@ struct Decoder<'a> {
 }
 
 impl Decoder<'_> {
-    /// The word that holds reason, finalizers and sweeping of the latest GC; all four keys must agree on it.
+    /// The word with the reason, finalizers and sweeping of the latest GC; all four keys must agree on it.
     fn latest_gc_info(&self) -> Result<u32, NotDerived> {
         let found = [
             ("have_finalizer", self.word("have_finalizer", &flag(gpr::HAVE_FINALIZE))?),
@@ -100,7 +100,7 @@ impl Decoder<'_> {
         }
     }
 
-    /// The only word of the objspace for which the key's value is as the cases say.
+    /// The only word of the objspace for which the key's value matches the cases.
     fn word(&self, key: &'static str, cases: &[(u32, Answer)]) -> Result<u32, NotDerived> {
         let words = self.words_read(key)?;
         let mut fitting = words.into_iter().filter(|&word| self.answers(key, word, cases));

@@ -1,9 +1,9 @@
-//! Layouts derived from the code of the image: what `GC.stat` sums and `GC.latest_gc_info` decodes, read off the
-//! functions that do it.
+//! Layouts derived from the code of the image: the fields that `GC.stat` sums and `GC.latest_gc_info` decodes, read from
+//! the functions that do so.
 //!
 //! `rb_gc_stat` and `rb_gc_latest_gc_info` are exported by every CRuby. They are run symbolically once per key, with
-//! that key as their argument; what they return is the key's formula over the objspace. Every condition on memory that
-//! the run reached is tried the other way too, and a key counts as derived only if the formula stays the same.
+//! that key as their argument; the return value is the key's formula over the objspace. Every condition on memory that
+//! the run reached is also tried the other way, and a key counts as derived only if the formula stays the same.
 
 mod ec;
 mod formula;
@@ -39,34 +39,34 @@ use crate::address::Svma;
 use crate::elf::ElfImage;
 use symbols::Symbols;
 
-/// Instructions that all runs over one image may take together; the largest unoptimised build needs a third of them.
+/// Maximum number of instructions for all runs over one image together; the largest unoptimised build needs a third of them.
 const STEPS: u32 = 400_000;
-/// Limits of one run. The functions that serve one key are small, those that know all keys are not; unoptimised they
-/// reach 30 KiB.
+/// Limits of one run. Functions that serve one key are small; those that know all keys reach 30 KiB in unoptimised
+/// builds.
 const LIMITS: Limits =
     Limits { steps: 30_000, depth: 8, function: 0x10000, callee: 0x10000, exported: is_accessor };
-/// Conditions of one run that are tried the other way; more make it underivable.
+/// Maximum number of conditions of one run that are tried the other way; a run with more cannot be derived.
 const MAX_GUARDS: usize = 24;
 
 /// Why something could not be derived.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error, Serialize, Deserialize)]
 pub enum NotDerived {
-    /// A function to start from is not in the image.
+    /// A function from which the derivation starts is not in the image.
     #[error("no function {0}")]
     Missing(Cow<'static, str>),
     /// The code could not be followed to the end.
     #[error("the code of {0} could not be followed")]
     Lost(Cow<'static, str>),
-    /// The function has no keys in sight.
+    /// The function's keys were not found.
     #[error("{0} sets no symbols up")]
     NoSymbols(Cow<'static, str>),
     /// The key is unknown to this function.
     #[error("{0} does not know this key")]
     UnknownKey(Cow<'static, str>),
-    /// What is returned is no sum over the objspace.
+    /// The returned value is not a sum over the objspace.
     #[error("it is {0}, which is not a sum over the objspace")]
     Shape(String),
-    /// It is not part of this release.
+    /// This release does not have it.
     #[error("it is not part of this release")]
     NoSuch,
     /// It depends on a condition that is not understood.
@@ -75,12 +75,12 @@ pub enum NotDerived {
     /// Another key has the same formula.
     #[error("{0} is computed in the same way")]
     Shared(String),
-    /// The code contradicts something that is known.
+    /// The code contradicts a known fact.
     #[error("{0}")]
     Contradiction(String),
 }
 
-/// Exported functions on the way to the objspace and the running context; all others do something else.
+/// Whether an exported function is on the path to the objspace or the running context; all others do something else.
 fn is_accessor(name: &str) -> bool {
     ["rb_gc_", "rb_current_", "rb_ec_"].iter().any(|prefix| name.starts_with(prefix))
 }
@@ -90,11 +90,11 @@ fn is_accessor(name: &str) -> bool {
 pub struct Derivation {
     /// The `GC.stat` keys.
     pub stat: Result<DerivedStat, NotDerived>,
-    /// Where `GC.latest_gc_info` looks.
+    /// The words that `GC.latest_gc_info` reads.
     pub info: InfoLayout,
-    /// The way to the running thread and its frames.
+    /// The path to the running thread and its frames.
     pub ec: EcLayout,
-    /// The way to what the VM keeps per thread and per Ractor (4.0 and later).
+    /// The path to the VM's per-thread and per-Ractor data (4.0 and later).
     pub thread: Result<ThreadLayout, NotDerived>,
     /// Where the names of methods are.
     pub symbols: Result<SymbolTable, NotDerived>,
@@ -104,12 +104,12 @@ pub struct Derivation {
     pub globals: Result<GlobalTable, NotDerived>,
     /// Where the table of the instance variables of objects of C code can be (up to 3.4).
     pub other_variables: Result<DataRange, NotDerived>,
-    /// Instructions that were run.
+    /// Number of instructions that were run.
     pub steps: u32,
 }
 
 impl Derivation {
-    /// Derives what the code of the image shows. A pure function of the image.
+    /// Derives everything from the code of the image. A pure function of the image.
     pub(super) fn of(code: &Code<'_>, vm: &VmPath) -> Self {
         let session = Session::new(code, vm);
         let stat = stat::derive(&session, vm);
@@ -124,7 +124,7 @@ impl Derivation {
         Self { stat, info, ec, thread, symbols, shapes, globals, other_variables, steps }
     }
 
-    /// The same of a GC library; what is not the GC's is known from the Ruby that it belongs to.
+    /// The same for a GC library; everything outside the GC is taken from the Ruby that it belongs to.
     pub(super) fn of_library(code: &Code<'_>, vm: &VmPath, ruby: &Self, landmark: Svma) -> Self {
         let session = Session::new(code, vm);
         let stat = stat::derive(&session, vm);
@@ -137,7 +137,7 @@ impl Derivation {
     }
 }
 
-/// The objspace as `rb_gc_count` reaches it, or as a GC implementation receives it.
+/// The objspace as `rb_gc_count` reaches it, or as a GC implementation receives it as an argument.
 fn objspace(vm: &VmPath) -> Value {
     if let Accessors::Implementation = vm.accessors() {
         return Value::Argument(0);
@@ -151,11 +151,11 @@ struct Session<'a> {
     program: Rc<Program<'a>>,
     objspace: Value,
     accessors: Accessors,
-    /// What the formulas have shown of the way to per-thread data.
+    /// What the formulas have shown so far of the path to per-thread data.
     thread: RefCell<thread::Seen>,
 }
 
-/// How a run ended, and what it depended on.
+/// How a run ended, and the conditions on which it depended.
 struct Run {
     ending: Ending,
     guards: Vec<Guard>,
@@ -170,7 +170,7 @@ impl<'a> Session<'a> {
         Session { program, objspace: objspace(vm), accessors: vm.accessors(), thread: RefCell::default() }
     }
 
-    /// Gives a function that decodes a key that key.
+    /// Passes a key to a function that decodes keys.
     fn set_key(&self, machine: &mut Machine<'_>, key: i64) {
         let index = match self.accessors {
             Accessors::Vm => 0,
@@ -179,8 +179,8 @@ impl<'a> Session<'a> {
         machine.set_argument(index, Value::Constant(key));
     }
 
-    /// The number that a run over the function behind `GC.stat` ended with: `rb_gc_stat` returns it, an implementation
-    /// makes it a Fixnum.
+    /// The number with which a run over the function behind `GC.stat` ended: `rb_gc_stat` returns it, an implementation
+    /// converts it to a Fixnum.
     fn number(&self, ending: Ending) -> Ending {
         match (self.accessors, ending) {
             (Accessors::Implementation, Ending::Returned(Value::Constant(UNDEFINED))) => Ending::Left,
@@ -200,8 +200,8 @@ impl<'a> Session<'a> {
         Ok(self.image().symbol(name).ok_or(NotDerived::Missing(name.into()))?.address)
     }
 
-    /// Numbers for memory: words of the objspace, and one number for every other field of it. Everything else is a
-    /// pointer to an object.
+    /// Assumed contents of memory: given words of the objspace, and one number for every other field of it. Everything else
+    /// is a pointer to an object.
     fn assumptions(&self, words: BTreeMap<i64, u32>, field: u64) -> Assumptions {
         const POINTER: u64 = 0x7d12_3456_7800;
         Assumptions {

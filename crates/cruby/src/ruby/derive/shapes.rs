@@ -1,6 +1,6 @@
-//! The list of shapes (`rb_shape_t`, shape.h): what says how many instance variables an object has, from 3.2 on.
+//! The list of shapes (`rb_shape_t`, shape.h), which gives the number of instance variables of an object, from 3.2 on.
 //!
-//! Up to 3.4 `rb_shape_get_shape_by_id` is exported, which returns the address of one of them; 4.0 exports the variable
+//! Up to 3.4 `rb_shape_get_shape_by_id` is exported, which returns the address of a shape; 4.0 exports the variable
 //! `rb_shape_tree`, whose first member is the list.
 
 use serde::{Deserialize, Serialize};
@@ -18,17 +18,17 @@ const FUNCTION: &str = "rb_shape_get_shape_by_id";
 const VARIABLE: &str = "rb_shape_tree";
 /// `sizeof(rb_shape_t)` in 4.0 (shape.h).
 const SIZE: u32 = 40;
-/// Offsets and sizes beyond this lie in no structure of interest.
+/// Upper bound of plausible offsets and sizes.
 const MAX: i64 = 1 << 16;
 
 /// Where the list of shapes is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ShapeList {
-    /// The variable with the pointer to the list, or to what has that pointer.
+    /// The variable with the pointer to the list, or to the structure that contains that pointer.
     pub variable: Svma,
-    /// Byte offset of the pointer to the list behind that in the variable; `None` if the variable has it.
+    /// Byte offset of the pointer to the list in that structure; `None` if the variable itself is that pointer.
     pub field: Option<u32>,
-    /// Bytes of a shape.
+    /// Size of a shape, bytes.
     pub size: u32,
 }
 

@@ -19,7 +19,7 @@ use crate::ruby::vm_path::VmPath;
 
 const FUNCTION: &str = "rb_gc_stat";
 const FIRST: &str = "count";
-/// What every counter is assumed to be: no pointer is null, and no counter is beyond a Fixnum.
+/// Assumed value of every counter: no pointer is null, and no counter exceeds a Fixnum.
 const COUNTER: u64 = 0x40;
 
 /// A key of `GC.stat` as the code computes it.
@@ -27,7 +27,7 @@ const COUNTER: u64 = 0x40;
 pub struct DerivedKey {
     /// Its name.
     pub name: String,
-    /// Its formula, or why there is none.
+    /// Its formula, or the reason why there is none.
     pub formula: Result<Formula, NotDerived>,
 }
 
@@ -39,12 +39,12 @@ pub struct DerivedStat {
 }
 
 impl DerivedStat {
-    /// The formula of that key.
+    /// The formula of this key.
     pub fn formula(&self, name: &str) -> Option<&Formula> {
         self.keys.iter().find(|key| key.name == name)?.formula.as_ref().ok()
     }
 
-    /// Why there is no formula of that key.
+    /// Why this key has no formula.
     pub(in crate::ruby) fn reason(&self, name: &str) -> String {
         match self.keys.iter().find(|key| key.name == name) {
             Some(DerivedKey { formula: Err(reason), .. }) => reason.to_string(),
@@ -62,7 +62,7 @@ pub(super) fn derive(session: &Session<'_>, vm: &VmPath) -> Result<DerivedStat, 
     let function = session.function(FUNCTION)?;
     let symbols = Symbols::of(session, FUNCTION)?;
     let assumptions = Rc::new(session.assumptions(BTreeMap::new(), COUNTER));
-    // Other symbols of gc.c may lie before the array of the keys, which begins with `count`.
+    // Other symbols of gc.c may precede the array of the keys, which starts with `count`.
     let first = symbols.all.iter().position(|symbol| symbol.name == FIRST).unwrap_or(symbols.all.len());
     let mut keys: Vec<DerivedKey> = symbols.all[first..]
         .iter()
@@ -70,7 +70,7 @@ pub(super) fn derive(session: &Session<'_>, vm: &VmPath) -> Result<DerivedStat, 
             name: symbol.name.clone(),
             formula: key(session, function, &symbols, symbol.value, &assumptions),
         })
-        // Names that only older releases knew, or that only have a symbol.
+        // Names that only older releases have, or that only have a symbol.
         .filter(|key| key.formula != Err(NotDerived::UnknownKey(FUNCTION.into())))
         .collect();
     refuse_shared(&mut keys);
@@ -78,7 +78,7 @@ pub(super) fn derive(session: &Session<'_>, vm: &VmPath) -> Result<DerivedStat, 
     Ok(DerivedStat { keys })
 }
 
-/// The formula of one key, the same on every way through the code.
+/// The formula of one key; it must be the same on every path through the code.
 fn key(
     session: &Session<'_>,
     function: Svma,
@@ -128,17 +128,17 @@ fn key(
     Ok(formula)
 }
 
-/// What a thread-local variable has to do with a key.
+/// How a thread-local variable affects a key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum LocalUse {
     None,
-    /// It is added; the sum does not fall below 0.
+    /// It is added; the sum is clamped at 0.
     Added,
 }
 
-/// From 4.0 on each thread has a signed count of its own that is added to a counter when the counter is asked for,
-/// which does not fall below 0 by that (`malloc_increase_local_flush`). Tries with numbers whether the key is such a
-/// counter.
+/// From 4.0 on each thread has a signed count of its own that is added to a counter when the counter is read; the
+/// result is clamped at 0 (`malloc_increase_local_flush`). Runs the code with several numbers to see whether the key is
+/// such a counter.
 fn local_use(session: &Session<'_>, function: Svma, symbols: &Symbols, key: i64) -> Option<LocalUse> {
     let with = |number: i32| {
         let mut assumptions = session.assumptions(BTreeMap::new(), COUNTER);
@@ -157,7 +157,7 @@ fn local_use(session: &Session<'_>, function: Svma, symbols: &Symbols, key: i64)
     added.then_some(LocalUse::Added)
 }
 
-/// The place of a 32-bit thread-local variable that the condition is about.
+/// The place of a 32-bit thread-local variable that the condition tests.
 fn thread_local(guard: &Guard) -> Option<CurrentEc> {
     let mut found = None;
     for value in guard.flags.values() {
@@ -170,15 +170,15 @@ fn thread_local(guard: &Guard) -> Option<CurrentEc> {
     found
 }
 
-/// Whether the condition is that the pointer which the formula follows is null: then the value is 0 (`rb_darray_size`).
+/// Whether the condition tests the pointer that the formula follows for null, in which case the value is 0 (`rb_darray_size`).
 fn guards_pointer(guard: &Guard, formula: &Formula, objspace: &Value) -> bool {
     let Flags::Compare { left, right: Value::Constant(0), size: 8 } = &guard.flags else { return false };
     let [(Sign::Plus, Piece { via, .. })] = formula.terms[..] else { return false };
     guard.code == ConditionCode::e && *left == Value::load(objspace.clone(), via.into(), 8)
 }
 
-/// Whether the condition is that a term of the formula is 0, and the other formula is the same without that term: what
-/// a cache counts is added only if it has counted something (`gc_bump_flush_alloc_count`, from 4.1 on).
+/// Whether the condition is that a term of the formula is 0, and the other formula is the same without that term: the
+/// count of a cache is added only if it is not 0 (`gc_bump_flush_alloc_count`, from 4.1 on).
 fn adds_nothing(guard: &Guard, formula: &Formula, other: &Formula, session: &Session<'_>) -> bool {
     let Flags::Compare { left, right: Value::Constant(0), size: 8 } = &guard.flags else { return false };
     let Some(term) = formula::field(left, session).filter(|_| guard.code == ConditionCode::e) else {
@@ -196,7 +196,7 @@ fn describe(guard: &Guard) -> String {
     text.chars().take(160).collect()
 }
 
-/// Two keys with one formula: the code was misread somewhere.
+/// Refuses two keys with the same formula: the code was misread somewhere.
 fn refuse_shared(keys: &mut [DerivedKey]) {
     for index in 1..keys.len() {
         let (before, rest) = keys.split_at_mut(index);
@@ -209,8 +209,8 @@ fn refuse_shared(keys: &mut [DerivedKey]) {
     }
 }
 
-/// The first key is what `rb_gc_count` returns. This guards against names and formulas that are shifted against each
-/// other.
+/// The first key must be what `rb_gc_count` returns. This guards against names and formulas that are shifted against
+/// each other.
 fn check_first(keys: &[DerivedKey], vm: &VmPath) -> Result<(), NotDerived> {
     let expected = Formula::new(vec![(Sign::Plus, Piece::direct(vm.count, 8))], 1);
     let first = keys.first().ok_or(NotDerived::NoSymbols(FUNCTION.into()))?;
@@ -232,7 +232,7 @@ mod tests {
     use crate::elf::ElfImage;
     use crate::ruby::code::Code;
 
-    /// The formula of a key that this code computes with the objspace in rdx.
+    /// The formula of a key that this code computes, with the objspace in rdx.
     fn formula(code: &[u8]) -> Result<Formula, NotDerived> {
         let mut bytes = libruby_bytes().to_vec();
         let image = ElfImage::read(&bytes[..]).unwrap();

@@ -10,7 +10,7 @@ use crate::address::Svma;
 use crate::ruby::eval::{Ending, Machine, Value};
 
 const FUNCTION: &str = "rb_id2str";
-/// An id that is not that of an operator.
+/// An id that is not an operator's.
 const ID: i64 = 0x4321 << 4;
 /// Byte offset of `ids` in `rb_symbols_t`, behind `last_id` (`next_id` from 4.0 on) and one pointer (2.6–4.0).
 const IDS: u32 = 16;
@@ -24,12 +24,12 @@ pub struct SymbolTable {
     pub ids: u32,
 }
 
-/// Global variables that a run has read.
+/// Global variables that a run read.
 #[derive(Default)]
 struct Reads {
-    /// Those of four bytes.
+    /// Variables of four bytes.
     narrow: BTreeSet<u64>,
-    /// Those that are pointers to something else that was read.
+    /// Variables that point to something else that was read.
     pointers: BTreeSet<u64>,
 }
 
@@ -67,7 +67,7 @@ impl Reads {
 }
 
 /// Runs `rb_id2str`: it compares the number of the symbol with the 32-bit number of all symbols, and then reads the
-/// array of names. The table is the only variable that is used in both ways.
+/// array of names. The table is the only variable used in both ways.
 pub(super) fn derive(session: &Session<'_>) -> Result<SymbolTable, NotDerived> {
     let function = session.function(FUNCTION)?;
     let assumptions = Rc::new(session.assumptions(BTreeMap::new(), 0));

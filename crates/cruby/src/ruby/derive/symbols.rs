@@ -1,4 +1,4 @@
-//! The symbols that a function makes of its keys when it is first called, and the variables that hold them.
+//! The symbols that a function creates for its keys on its first call, and the variables that hold them.
 
 use std::collections::BTreeMap;
 use std::rc::Rc;
@@ -22,14 +22,14 @@ pub(super) struct Symbols {
     pub(super) all: Vec<Symbol>,
 }
 
-/// What a variable may hold before the first call: 0, or `Qnil` (8 up to 3.1, 4 from 3.2 on).
+/// Values of a variable before the first call: 0, or `Qnil` (8 up to 3.1, 4 from 3.2 on).
 const UNSET: [u64; 3] = [0, 8, 4];
 /// A symbol that no function knows.
 const STRANGER: i64 = 1 << 48 | STATIC_SYMBOL;
 
 impl Symbols {
-    /// Runs a function with its variables unset, so that it makes its symbols (`setup_gc_stat_symbols` in gc.c and its
-    /// like).
+    /// Runs a function with its variables unset, so that it creates its symbols (`setup_gc_stat_symbols` in gc.c and similar
+    /// functions).
     pub(super) fn of(session: &Session<'_>, name: &'static str) -> Result<Self, NotDerived> {
         let function = session.function(name)?;
         let runs = UNSET.map(|unset| {
@@ -37,7 +37,7 @@ impl Symbols {
             assumptions.global = unset;
             let mut machine = Machine::assuming(&session.program, &Rc::new(assumptions), None, LIMITS);
             session.set_key(&mut machine, STRANGER);
-            // How it ends does not matter: up to 2.7 the function looks a stranger up among the keys of old.
+            // How it ends does not matter: up to 2.7 the function looks an unknown symbol up among the old keys.
             machine.run_to_end(function);
             found(session, &machine)
         });
@@ -47,12 +47,12 @@ impl Symbols {
         }
     }
 
-    /// The symbol of that name.
+    /// The symbol with this name.
     pub(super) fn named(&self, name: &str) -> Option<&Symbol> {
         self.all.iter().find(|symbol| symbol.name == name)
     }
 
-    /// The name of the symbol that the number represents.
+    /// The name of the symbol that this number represents.
     pub(super) fn name_of(&self, value: i64) -> Option<&str> {
         Some(&self.all.iter().find(|symbol| symbol.value == value)?.name)
     }

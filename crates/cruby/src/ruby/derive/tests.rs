@@ -1,4 +1,4 @@
-//! Derivations of real images.
+//! Tests of the derivations on real images.
 
 use std::time::Duration;
 
@@ -18,7 +18,7 @@ pub(super) fn session<T>(call: impl FnOnce(&Session<'_>) -> T) -> T {
     call(&Session::new(&code, &vm))
 }
 
-/// Where the thread-local `ruby_current_ec` is, by its symbol.
+/// Place of the thread-local `ruby_current_ec`, by its symbol.
 fn current_ec(image: &ElfImage) -> CurrentEc {
     CurrentEc::Tls(image.symbol("ruby_current_ec").unwrap().address.0.try_into().unwrap())
 }
@@ -29,7 +29,7 @@ fn of_image(image: &ElfImage) -> Derivation {
     Derivation::of(&code, &vm)
 }
 
-/// All that Debian's library shows; the offsets are those of the DWARF of a build of the upstream sources.
+/// Everything derived from Debian's library; the offsets are those in the DWARF of a build of the upstream sources.
 #[test]
 fn debian_libruby() {
     let (image, table) = (libruby_image(), table_of_libruby());
@@ -53,7 +53,7 @@ fn debian_libruby() {
     assert_eq!(formula("heap_free_slots"), format!("{eden} + {tomb} + {freed} - {allocated}"));
     assert_eq!(derived.info.latest_gc_info, Ok(member("profile.latest_gc_info")));
     assert_eq!(derived.info.mode_bit, Ok(table.mode_bits.0));
-    // These keys came with 3.2 and 3.3.
+    // These keys were added in 3.2 and 3.3.
     let unknown = || NotDerived::UnknownKey("rb_gc_latest_gc_info".into());
     assert_eq!(derived.info.need_major_gc, Err(unknown()));
     assert_eq!(derived.info.weak_references_count, Err(unknown()));
@@ -65,14 +65,14 @@ fn debian_libruby() {
     assert_eq!([ec.thread_ptr, ec.errinfo, ec.cfp], offsets);
     assert_eq!(ec.thread_self, of("rb_thread_struct", "self"));
     assert_eq!(derived.thread, Err(NotDerived::NoSuch));
-    // The table is in the part of the data that the file holds: it begins with the number of symbols that there are from
-    // the start.
+    // The table is in the part of the data that the file holds: it starts with the number of symbols, which is not 0 from
+    // the beginning.
     let symbols = derived.symbols.unwrap();
     let at = libruby_offset(symbols.address);
     let known = u32::from_le_bytes(libruby_bytes()[at..at + 4].try_into().unwrap());
     assert!((200..1000).contains(&known), "{known}");
     assert_eq!(symbols.ids, 16);
-    // Debian strips the symbol of the table of global variables, so that it is searched for among the data.
+    // Debian strips the symbol of the table of global variables, so the data is searched for it.
     let globals = derived.globals.unwrap();
     let (data, bss) = (globals.data, image.bss());
     assert!(data.from.0.is_multiple_of(8) && data.from.0 - bss.start.0 < 8 && data.to == bss.end);
@@ -82,7 +82,7 @@ fn debian_libruby() {
     assert_eq!(named(globals.pointed.getter), "rb_gvar_var_getter");
 }
 
-/// Of every image that the environment names (`GCTRACE_RUBY_IMAGES`, separated by colons) all keys are derived, in
+/// For every image that the environment names (`GCTRACE_RUBY_IMAGES`, separated by colons) all keys are derived, in
 /// time; `GCTRACE_SHOW_DERIVED` prints them.
 #[test]
 #[ignore = "needs GCTRACE_RUBY_IMAGES"]
@@ -99,7 +99,7 @@ fn images_of_the_environment() {
         let begun = processor_time();
         let again = Derivation::of(&code, &vm);
         let took = processor_time().saturating_sub(begun);
-        // What a GC library has of its Ruby is not derived again.
+        // What a GC library takes from its Ruby is not derived again.
         assert!(vm.anchor.is_some() || again == derived, "{path}");
         if std::env::var_os("GCTRACE_SHOW_DERIVED").is_some() {
             show(path, &derived, took);
@@ -122,7 +122,7 @@ fn images_of_the_environment() {
         assert!(derived.info.need_major_gc.is_ok() == version.at_least(3, 2), "{path}");
         assert!(derived.info.weak_references_count.is_ok() == version.at_least(3, 3), "{path}");
         assert!(derived.thread.is_ok() == version.at_least(4, 0), "{path}: {:?}", derived.thread);
-        // Libraries that were linked of some objects only have no symbols.
+        // Libraries that were linked from only some of the objects have no symbols.
         assert!(
             derived.symbols.is_ok() == image.symbol("rb_id2str").is_some(),
             "{path}: {:?}",
@@ -137,7 +137,7 @@ fn images_of_the_environment() {
     }
 }
 
-/// Time that this thread has used: other work on the machine does not count.
+/// CPU time of this thread: other work on the machine does not count.
 fn processor_time() -> Duration {
     let time = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
     Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
@@ -155,7 +155,7 @@ fn show(path: &str, derived: &Derivation, took: Duration) {
     println!("  {:?}\n  {:?}\n  {:?}\n  {:?}", derived.info, derived.ec, derived.thread, derived.symbols);
 }
 
-/// The bytes of Debian's library with other code in place of `rb_gc_stat`, `rb_gc_latest_gc_info` and all around them.
+/// The bytes of Debian's library with other code in place of `rb_gc_stat`, `rb_gc_latest_gc_info` and the code around them.
 fn with_code(code: &[u8]) -> (ElfImage, VmPath) {
     let mut bytes = libruby_bytes().to_vec();
     let image = ElfImage::read(&bytes[..]).unwrap();
@@ -165,7 +165,7 @@ fn with_code(code: &[u8]) -> (ElfImage, VmPath) {
         let at = image.svma_to_file_offset(start).unwrap().0 as usize;
         let index = image.function_index(start).unwrap();
         let room = image.functions()[index].size() as usize;
-        // Most of the functions is behind a jump: let the code run on into what follows.
+        // Most of the function is behind a jump: let the code continue into what follows.
         for (target, byte) in bytes[at..at + room.max(code.len())].iter_mut().zip(code.iter().cycle()) {
             *target = *byte;
         }
@@ -173,10 +173,10 @@ fn with_code(code: &[u8]) -> (ElfImage, VmPath) {
     (ElfImage::read(&bytes[..]).unwrap(), vm)
 }
 
-/// The thread-local variable is found in every way in which code accesses one.
+/// The thread-local variable is found in every TLS model that code uses.
 #[test]
 fn tls_models() {
-    /// Type of the slot's relocation, code before the use of the slot, opcode of that use, code behind, what is found.
+    /// Type of the slot's relocation, code before the use of the slot, opcode of that use, code after it, expected result.
     type Model<'a> = (u8, &'a [u8], Option<&'a [u8; 3]>, &'a [u8], CurrentEc);
     let mut bytes = libruby_bytes().to_vec();
     let image = ElfImage::read(&bytes[..]).unwrap();
@@ -194,7 +194,7 @@ fn tls_models() {
 
     // mov rax, [rax+0x30]; mov rax, [rax+0x10]; ret
     let rest = [0x48, 0x8b, 0x40, 0x30, 0x48, 0x8b, 0x40, 0x10, 0xc3];
-    // Models as instructions, of which one has the distance to the slot as its last four bytes.
+    // Models as instructions; one of them has the distance to the slot as its last four bytes.
     let (load, add, lea) = (&[0x48, 0x8b, 0x05], &[0x48, 0x03, 0x05], &[0x48, 0x8d, 0x05]);
     let thread_pointer: &[u8] = &[0x64, 0x48, 0x8b, 0x04, 0x25, 0, 0, 0, 0];
     let models: [Model<'_>; 5] = [
@@ -236,7 +236,7 @@ fn tls_models() {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 24, ..ProptestConfig::default() })]
 
-    /// Whatever the code is, the evaluation ends within its bounds, and nothing comes of nonsense.
+    /// Whatever the code is, the evaluation ends within its bounds, and nonsense gives no result.
     #[test]
     fn random_code(code in proptest::collection::vec(any::<u8>(), 1..600)) {
         let (image, vm) = with_code(&code);

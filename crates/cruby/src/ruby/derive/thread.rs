@@ -1,4 +1,4 @@
-//! The way to what the VM keeps per thread and per Ractor (from 4.0 on), as the formulas of `GC.stat` go it.
+//! The path to the VM's per-thread and per-Ractor data (from 4.0 on), as the formulas of `GC.stat` follow it.
 
 use gctrace_common::config::ThreadPath;
 use serde::{Deserialize, Serialize};
@@ -10,14 +10,14 @@ use crate::ruby::eval::Value;
 
 const NO_LIBC: &str = "the C library that the image needs is neither glibc nor musl";
 
-/// Offsets beyond this lie in no structure of interest.
+/// Upper bound of plausible offsets in the structures read here.
 const MAX_OFFSET: i64 = 1 << 16;
 
 /// Where the object cache of the running Ractor and the thread's own count of allocated bytes are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ThreadLayout {
-    /// The slot with the image's TLS module id; `None` if the variables are counted from the thread pointer. Of a GC
-    /// library: that of its Ruby, as a distance from `rb_mGC`, modulo 2⁶⁴.
+    /// The slot with the image's TLS module id; `None` if the variables are addressed from the thread pointer. For a GC
+    /// library: the slot of its Ruby, as a distance from `rb_mGC`, modulo 2⁶⁴.
     pub module: Option<Svma>,
     /// Byte offset of `ruby_current_ec` in the TLS block, or from the thread pointer.
     pub ec: i64,
@@ -29,14 +29,14 @@ pub struct ThreadLayout {
     pub thread_ractor: u32,
     /// Byte offset of `newobj_cache` in `rb_ractor_t`.
     pub ractor_cache: u32,
-    /// Bytes from entry to entry of the dynamic thread vector.
+    /// Size of an entry of the dynamic thread vector, bytes.
     pub dtv_entry: u32,
-    /// Of a GC library: the slot with its own TLS module id, for `local`.
+    /// For a GC library: the slot with its own TLS module id, for `local`.
     pub local_module: Option<Svma>,
 }
 
 impl ThreadLayout {
-    /// In the form that the kernel side wants.
+    /// In the form that the kernel side uses.
     pub fn path(&self) -> ThreadPath {
         ThreadPath {
             module: self.module.map_or(0, |slot| slot.0),
@@ -59,7 +59,7 @@ pub(super) struct Seen {
 }
 
 impl Seen {
-    /// Whether the chain is the one that all formulas go; the first one sets it.
+    /// Whether the chain equals the one that all formulas so far follow; the first call sets it.
     pub(super) fn meets(&mut self, chain: Chain) -> bool {
         *self.chain.get_or_insert(chain) == chain
     }
@@ -75,7 +75,7 @@ impl Seen {
     }
 }
 
-/// The way from the running context to the object cache: `ec->thread_ptr->ractor->newobj_cache`.
+/// The path from the running context to the object cache: `ec->thread_ptr->ractor->newobj_cache`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Chain {
     ec: CurrentEc,
@@ -101,8 +101,8 @@ impl Chain {
 }
 
 /// As long as there is only one Ractor, `rb_current_ractor` takes it from a global variable
-/// (`ruby_single_main_ractor`). The longer path, which always holds, is taken when the condition on that variable is tried
-/// the other way.
+/// (`ruby_single_main_ractor`). The longer path, which is always valid, is taken when the condition on that variable is
+/// tried the other way.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Shortcut {
     variable: u64,
@@ -134,7 +134,7 @@ pub(super) fn layout(session: &Session<'_>, ec: &EcLayout) -> Result<ThreadLayou
     if seen.shortcut.is_some_and(|shortcut| shortcut.ractor_cache != chain.offsets[2]) {
         return contradiction("rb_gc_stat takes the object cache from different places in a Ractor");
     }
-    // Where no key needs the thread's own count, it does not matter where that is.
+    // If no key needs the thread's own count, its place does not matter.
     let (module, ec, local) = match (chain.ec, seen.local.unwrap_or(chain.ec), session.program.tls_module()) {
         (CurrentEc::Tls(ec), CurrentEc::Tls(local), Some(module)) => (Some(module), ec, local),
         (CurrentEc::ThreadPointer(ec), CurrentEc::ThreadPointer(local), _) => (None, ec, local),
@@ -149,7 +149,7 @@ pub(super) fn layout(session: &Session<'_>, ec: &EcLayout) -> Result<ThreadLayou
     Ok(ThreadLayout { module, ec, local, ec_thread, thread_ractor, ractor_cache, dtv_entry, local_module })
 }
 
-/// The same of a GC library, for which its Ruby, with `rb_mGC` at `landmark`, knows the way to the object cache.
+/// The same for a GC library; the path to the object cache is that of its Ruby, which has `rb_mGC` at `landmark`.
 pub(super) fn library_layout(
     session: &Session<'_>,
     ruby: &Result<ThreadLayout, NotDerived>,

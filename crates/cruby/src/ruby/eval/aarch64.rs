@@ -1,5 +1,5 @@
-//! The machine for A64 code. Values, memory and conditions are those of x86-64; instructions that are not modelled make
-//! what they write unknown, and such as reach memory in a way that is not modelled end the run.
+//! The machine for A64 code. Values, memory and conditions are those of x86-64. Instructions that are not modelled make
+//! their results unknown; an access to memory that is not modelled ends the run.
 
 use iced_x86::ConditionCode;
 use yaxpeax_arm::armv8::a64::{Opcode, Operand, ShiftStyle, SizeCode};
@@ -14,7 +14,7 @@ use crate::ruby::code::Callee;
 const X: u8 = 8;
 const W: u8 = 4;
 
-/// A memory operand: where it is, and what its base register becomes.
+/// A memory operand: its address, and the new value of its base register.
 struct MemoryOperand {
     address: Value,
     base: Option<(u16, Value)>,
@@ -34,7 +34,7 @@ fn bytes(size: SizeCode) -> u8 {
     }
 }
 
-/// The condition of a `b.cond` and similar instructions, which the flags of a comparison decide alike on both processors.
+/// The condition of a `b.cond` or similar instruction; after a comparison it has the same meaning on both processors.
 fn condition(number: u8) -> Option<ConditionCode> {
     use ConditionCode::{a, ae, b, be, e, g, ge, l, le, ne, ns, s};
     Some(match number {
@@ -82,7 +82,7 @@ impl Machine<'_> {
         if self.compute_aarch64(instruction) { Next::Following } else { Next::Stop }
     }
 
-    /// What a call or jump through a register leads to.
+    /// The target of a call or jump through a register.
     fn pointed(&self, instruction: &Instruction) -> Callee<'static> {
         match instruction.register(0).map(|register| self.general(register, SizeCode::X)) {
             Some(Value::Image(address)) => Callee { address: Some(Svma(address)), name: None },
@@ -90,7 +90,7 @@ impl Machine<'_> {
         }
     }
 
-    /// Whether a conditional jump is taken; `None` if the condition is of a kind that is not modelled.
+    /// Whether a conditional jump is taken; `None` if this kind of condition is not modelled.
     fn jumps(&mut self, instruction: &Instruction) -> Option<bool> {
         let address = instruction.address.0;
         let (value, size, code) = match (instruction.opcode, instruction.operands) {
@@ -119,7 +119,7 @@ impl Machine<'_> {
         Some(taken)
     }
 
-    /// Runs an instruction that neither jumps nor calls; `false` if what it does to memory is not known.
+    /// Runs an instruction that neither jumps nor calls; `false` if its effect on memory is not known.
     fn compute_aarch64(&mut self, instruction: &Instruction) -> bool {
         if let Some(done) = self.memory_access(instruction) {
             return done;
@@ -245,14 +245,14 @@ impl Machine<'_> {
             Value::binary(operator, left, right)
         };
         if matches!(instruction.opcode, Opcode::ANDS | Opcode::BICS) {
-            // The carry flag is 0, which means the opposite of what it does behind a comparison.
+            // The carry flag is 0, which means the opposite of what it means after a comparison.
             self.flags = Flags::Result { value: value.clone(), size: bytes(size) };
         }
         value
     }
 
     /// Bits `from` to `to` of a register moved down to bit 0, or its lowest bits moved up: `lsr`, `lsl`, `ubfx`, `sxtw`
-    /// and their like.
+    /// and similar instructions.
     fn bit_field(&self, instruction: &Instruction, size: SizeCode) -> Value {
         let (Operand::Immediate(from), Operand::Immediate(to)) =
             (instruction.operands[2], instruction.operands[3])
@@ -284,7 +284,7 @@ impl Machine<'_> {
         }
         if to < from {
             let low = Value::binary(Operator::And, value.clone(), ones(to + 1));
-            // What is shifted out at the top need not be cut off before.
+            // Bits that are shifted out at the top need no mask.
             let low = if to + 1 == from { value } else { low };
             return Value::binary(Operator::ShiftLeft, low, Value::Constant((bits - from).into()));
         }
@@ -295,7 +295,7 @@ impl Machine<'_> {
         Value::binary(Operator::And, shifted, ones(to - from + 1))
     }
 
-    /// `csel`, `cset` and their like.
+    /// `csel`, `cset` and similar instructions.
     fn selected(&mut self, instruction: &Instruction) -> Value {
         let Operand::ConditionCode(number) = instruction.operands[3] else { return Value::Unknown };
         let (first, second) = (self.operand_of(instruction, 1), self.operand_of(instruction, 2));
@@ -313,7 +313,7 @@ impl Machine<'_> {
             return first;
         }
         let Some(code) = condition(number) else { return Value::Unknown };
-        // `cset` of a bit is that bit; its condition is the opposite of the one that is encoded.
+        // `cset` of a bit is that bit; its condition is the opposite of the encoded one.
         let is_set = (&first, &second) == (&Value::Constant(0), &Value::Constant(1));
         let symbolic =
             (is_set && code == ConditionCode::e).then(|| self.flags.as_bit(ConditionCode::ne)).flatten();
@@ -324,7 +324,7 @@ impl Machine<'_> {
         }
     }
 
-    /// `ccmp`: a comparison if the flags say so, else the flags that it names.
+    /// `ccmp`: a comparison if the condition holds, else the flags given as an immediate.
     fn compare_if(&mut self, instruction: &Instruction, size: SizeCode) {
         let (Operand::Immediate(named), Operand::ConditionCode(number)) =
             (instruction.operands[2], instruction.operands[3])
@@ -341,11 +341,11 @@ impl Machine<'_> {
         };
         self.flags = match (holds, named) {
             (Some(true), _) => Flags::Compare { left, right, size: bytes(size) },
-            // Negative, zero, carry, overflow: numbers whose comparison leaves the same.
+            // Negative, zero, carry, overflow: numbers whose comparison sets the same flags.
             (Some(false), 0b0000) => compare(0, i64::MIN + 1),
             (Some(false), 0b0010) => compare(1, 0),
             (Some(false), 0b1000) => compare(0, 1),
-            // No comparison leaves zero and no carry; the carry is unknown.
+            // No comparison gives zero without carry; the carry is unknown.
             (Some(false), 0b0100) => Flags::Result { value: Value::Constant(0), size: X },
             _ => Flags::Unknown,
         };
@@ -403,7 +403,7 @@ impl Machine<'_> {
                     }
                     offset += i64::from(width);
                 }
-                // What vector registers hold is not followed. At most 16 bytes.
+                // The contents of vector registers are not followed. At most 16 bytes.
                 Operand::SIMDRegister(size, _) => {
                     use yaxpeax_arm::armv8::a64::SIMDSizeCode::{B, D, H, Q, S};
                     let width: i64 = match size {
@@ -451,12 +451,12 @@ impl Machine<'_> {
         })
     }
 
-    /// A register as a base address, where number 31 is the stack pointer.
+    /// A register as a base address; number 31 is the stack pointer.
     fn pointer_register(&self, number: u16) -> Value {
         self.registers[usize::from(number & SP)].clone()
     }
 
-    /// A general register, where number 31 is always 0.
+    /// A general register; number 31 is always 0.
     fn general(&self, number: u16, size: SizeCode) -> Value {
         if number == SP {
             return Value::Constant(0);
@@ -498,7 +498,7 @@ impl Machine<'_> {
     }
 }
 
-/// A register operand of `size` bytes with the shift or extension that comes with it.
+/// A register operand of `size` bytes with its shift or extension applied.
 fn shifted(value: Value, style: ShiftStyle, amount: u8, size: u8) -> Option<Value> {
     let signed = |value: Value, size: u8| {
         Value::binary(Operator::SignExtend, value.truncated(size), Value::Constant(size.into()))

@@ -1,4 +1,4 @@
-//! What instructions do to registers, flags and memory.
+//! The effects of instructions on registers, flags and memory.
 
 use iced_x86::{ConditionCode, Instruction, InstructionInfoFactory, Mnemonic, OpKind, Register};
 
@@ -14,7 +14,7 @@ const RCX: usize = 1;
 const RDX: usize = 2;
 const RSI: usize = 6;
 const RDI: usize = 7;
-/// Longer strings are not followed.
+/// Maximum bytes of a string that is followed.
 const MAX_STRING: i64 = 4096;
 
 fn moved(base: &Value, distance: i64) -> Value {
@@ -218,12 +218,12 @@ impl Machine<'_> {
         } else {
             second
         };
-        // The order matters where an operand is used twice: the destination is written last.
+        // The order matters if an operand is used twice: the destination is written last.
         self.assign(instruction, 1, first);
         self.assign(instruction, 0, new);
     }
 
-    /// `cmpxchg`, which succeeds if nothing but this code has changed the operand since it was read.
+    /// `cmpxchg`, which succeeds if only this code has changed the operand since it was read.
     fn compare_exchange(&mut self, instruction: &Instruction) {
         let size = operand_size(instruction, 0);
         let expected = self.registers[RAX].clone().truncated(size);
@@ -320,7 +320,7 @@ impl Machine<'_> {
         match (self.memory.read(&base, offset, size), &address) {
             (Content::Known(value), _) => value,
             (Content::Mixed, _) | (Content::Untouched, Value::Stack(_)) => Value::Unknown,
-            // The thread control block begins with its own address.
+            // The thread control block starts with its own address.
             (Content::Untouched, Value::ThreadPointer) if size == 8 => Value::ThreadPointer,
             (Content::Untouched, Value::Image(at)) => self.load_image(*at, size),
             (Content::Untouched, _) => Value::memory(address, size),
@@ -370,7 +370,7 @@ impl Machine<'_> {
     pub(super) fn store_at(&mut self, address: Value, size: u8, value: Value) {
         let (base, offset) = place(&address);
         if base == Value::Unknown {
-            // It may have gone anywhere but to locals and to variables that are set once.
+            // The store may have gone anywhere except to locals and to variables that are set once.
             self.memory.retain(|place, _| matches!(place, Value::Stack(_) | Value::Image(_)));
             self.stores.push(Store { base, offset, size, value });
             return;
@@ -383,7 +383,7 @@ impl Machine<'_> {
     }
 }
 
-/// Bytes of an operand; of immediate ones 8.
+/// Size of an operand in bytes; 8 for an immediate.
 fn operand_size(instruction: &Instruction, operand: u32) -> u8 {
     if operand >= instruction.op_count() {
         return 8;
@@ -395,7 +395,7 @@ fn operand_size(instruction: &Instruction, operand: u32) -> u8 {
     }
 }
 
-/// An address as the place it lies in and the offset there.
+/// An address as the object that it lies in and the offset in it.
 fn place(address: &Value) -> (Value, i64) {
     match *address {
         Value::Stack(offset) => (Value::Stack(0), offset),

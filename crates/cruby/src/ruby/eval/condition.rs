@@ -1,4 +1,4 @@
-//! What the flags show, and numbers to decide by where the code does not.
+//! What the flags determine, and the numbers that decide conditions which the code leaves open.
 
 use std::collections::BTreeMap;
 
@@ -6,24 +6,24 @@ use iced_x86::ConditionCode;
 
 use super::value::{Value, mask};
 
-/// What the last instruction that set the flags left in them.
+/// The state of the flags after the last instruction that set them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Flags {
     /// Nothing is known.
     Unknown,
     /// `left - right`, both of `size` bytes. A test or logical operation compares its result with 0.
     Compare { left: Value, right: Value, size: u8 },
-    /// The carry flag is that bit.
+    /// The carry flag equals this bit.
     Carry(Value),
-    /// Zero and sign flag describe a result of `size` bytes, carry and overflow flag are unknown.
+    /// Zero and sign flag describe a result of `size` bytes; carry and overflow flag are unknown.
     Result { value: Value, size: u8 },
-    /// As `Result`; and the carry flag shows whether the value is not 0 (`neg`).
+    /// As `Result`; in addition, the carry flag is set if the value is not 0 (`neg`).
     Negated { value: Value, size: u8 },
 }
 
 impl Flags {
-    /// The outcome of a condition on the flags (b, e, be, s, l or le; the others are their opposites), with the values
-    /// that `number` gives; `None` if they do not show it.
+    /// The outcome of a condition on the flags (b, e, be, s, l or le; the other conditions are their opposites), with the
+    /// values that `number` gives; `None` if the flags do not determine it.
     pub(super) fn holds(&self, code: ConditionCode, number: impl Fn(&Value) -> Option<u64>) -> Option<bool> {
         use ConditionCode::{b, be, e, l, le, s};
         let sign = |value: u64, size: u8| value >> (u32::from(size.clamp(1, 8)) * 8 - 1) & 1 == 1;
@@ -39,7 +39,7 @@ impl Flags {
             Self::Unknown => None,
             Self::Compare { left, right, size } => {
                 let (left, right) = (number(left)? & mask(*size), number(right)? & mask(*size));
-                // Moves the sign up to bit 63, so that 64-bit comparisons serve every size.
+                // Moves the sign up to bit 63, so that 64-bit comparisons work for every size.
                 let unused = 64 - u32::from((*size).clamp(1, 8)) * 8;
                 let signed = |value: u64| (value << unused).cast_signed();
                 match code {
@@ -62,7 +62,7 @@ impl Flags {
         }
     }
 
-    /// If the condition holds exactly when a bit is set: that bit.
+    /// If the condition holds exactly when one bit is set: that bit.
     pub(super) fn as_bit(&self, code: ConditionCode) -> Option<Value> {
         match (self, code) {
             (Self::Carry(bit), ConditionCode::b) => Some(bit.clone()),
@@ -86,7 +86,7 @@ impl Flags {
         first.into_iter().chain(second)
     }
 
-    /// Whether the outcome depends on what memory holds, or is not known.
+    /// Whether the outcome depends on the contents of memory, or is unknown.
     pub(super) fn is_open(&self) -> bool {
         match self {
             Self::Unknown => true,
@@ -100,28 +100,28 @@ impl Flags {
     }
 }
 
-/// Numbers for what memory holds. With them the code takes one definite way; the conditions that depend on them are
-/// recorded, and the caller decides whether the way was the right one.
+/// Assumed contents of memory. They make the code take one definite path; the conditions that depend on them are
+/// recorded, and the caller decides whether the path was the right one.
 #[derive(Clone, Debug)]
 pub(crate) struct Assumptions {
     /// Address of the object whose fields are distinguished.
     pub(crate) object: Value,
-    /// Its 32-bit words, by their offset.
+    /// Its 32-bit words, by offset.
     pub(crate) words: BTreeMap<i64, u32>,
     /// Every other 64-bit word of it.
     pub(crate) field: u64,
     /// Every global variable.
     pub(crate) global: u64,
-    /// Every other 64-bit word. As an object pointer it must be aligned and no immediate value.
+    /// Every other 64-bit word. As an object pointer it must be aligned and not an immediate value.
     pub(crate) other: u64,
     /// Every narrower field of other objects.
     pub(crate) narrow: u64,
 }
 
 impl Assumptions {
-    /// The number that a value has.
+    /// The number that a value stands for.
     pub(crate) fn number(&self, value: &Value) -> Option<u64> {
-        // Places are far apart, and no place is address 0.
+        // The regions are far apart, and none of them contains address 0.
         const IMAGE: u64 = 0x5600_0000_0000;
         const STACK: u64 = 0x7ffc_0000_0000;
         const THREAD: u64 = 0x7e00_0000_0000;
@@ -204,7 +204,7 @@ mod tests {
         assert_eq!(compare(3, 3, 8).holds(ConditionCode::p, number), None);
     }
 
-    /// `neg` carries unless the value was 0, a bit test carries the bit, and other results say nothing of the carry.
+    /// `neg` carries unless the value was 0, a bit test carries the bit, and other results do not determine the carry.
     #[test]
     fn carries() {
         let five = || Value::Constant(5);

@@ -1,5 +1,5 @@
-//! Functions whose meaning is known from their name: what makes symbols and Fixnums, what raises, and the ways to
-//! thread-local variables.
+//! Functions whose meaning is known from their name: those that make symbols and Fixnums, those that raise, and those that
+//! access thread-local variables.
 
 use iced_x86::Instruction;
 
@@ -9,15 +9,15 @@ use crate::address::Svma;
 use crate::elf::Relocation;
 use crate::ruby::code::Callee;
 
-/// Functions that do not come back to the path that is followed: they raise, abort, or make a Bignum of a size that is
+/// Functions that do not return to the path that is followed: they raise, abort, or make a Bignum of a size that is
 /// too large for a Fixnum.
 const LEAVING: [&str; 7] =
     ["__stack_chk_fail", "abort", "rb_bug", "rb_int2big", "rb_memerror", "rb_raise", "rb_uint2big"];
 
 /// `RUBY_SPECIAL_SHIFT` and `RUBY_SYMBOL_FLAG` (`special_consts.h`, with flonums, as on every 64-bit platform): a static
-/// symbol is its id, shifted and marked.
+/// symbol is its id, shifted and tagged.
 pub(crate) const SYMBOL_SHIFT: u32 = 8;
-/// Represents the object cache of the running Ractor where another image has the path to it; no function has this many
+/// Represents the object cache of the running Ractor if the path to it is in another image; no function has this many
 /// arguments.
 pub(crate) const OBJECT_CACHE: Value = Value::Argument(u8::MAX);
 /// See [`SYMBOL_SHIFT`].
@@ -33,15 +33,15 @@ impl Machine<'_> {
                 Value::Constant(id) => Value::Constant(id << SYMBOL_SHIFT | STATIC_SYMBOL),
                 _ => Value::Unknown,
             },
-            // Sizes are below 2⁶²: they become Fixnums, and Fixnums them.
+            // Sizes are below 2⁶², so they always convert to Fixnums and back.
             "rb_uint2inum" | "rb_ull2inum" => {
                 let doubled =
                     Value::binary(Operator::ShiftLeft, self.argument(0).clone(), Value::Constant(1));
                 Value::binary(Operator::Add, doubled, Value::Constant(1))
             }
-            // A GC library asks the Ruby that has loaded it (gc.c from 4.0 on).
+            // A GC library calls the Ruby that has loaded it (gc.c from 4.0 on).
             "rb_gc_get_ractor_newobj_cache" if callee.address.is_none() => OBJECT_CACHE,
-            // As in a process that has not set the variable.
+            // As in a process in which the variable is not set.
             "getenv" => Value::Constant(0),
             "rb_num2ulong" => self.argument(0).clone().fixnum().unwrap_or(Value::Unknown),
             name => return LEAVING.contains(&name).then_some(Ending::Left),
@@ -59,8 +59,8 @@ impl Machine<'_> {
         }
     }
 
-    /// The general dynamic TLS model: the argument points at a pair of slots, module number and offset. The offset has a
-    /// relocation where the variable is a dynamic symbol, and is in the file where it is local. In the local
+    /// The general dynamic TLS model: the argument points to a pair of slots, module number and offset. The offset has a
+    /// relocation if the variable is a dynamic symbol, and is in the file if it is local. In the local
     /// dynamic model the offset is 0 and the code adds it.
     fn tls_get_addr(&self) -> Value {
         let Value::Image(slot) = *self.argument(0) else { return Value::Unknown };
@@ -81,8 +81,8 @@ impl Machine<'_> {
         }
     }
 
-    /// `call [rax]` with the address of a TLS descriptor in rax: gives the variable's distance from the thread
-    /// pointer, and keeps all other registers.
+    /// `call [rax]` with the address of a TLS descriptor in rax: returns the variable's offset from the thread
+    /// pointer, and preserves all other registers.
     pub(super) fn tls_descriptor(&self, instruction: &Instruction) -> Option<Value> {
         if !instruction.is_call_near_indirect() {
             return None;

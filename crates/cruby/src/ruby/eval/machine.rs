@@ -14,16 +14,16 @@ use crate::elf::{self, ElfImage};
 use crate::ruby::aarch64;
 use crate::ruby::code::{Callee, Code};
 
-/// What calls and returns agree on about general registers, by number.
+/// The calling convention for general registers, by number.
 #[derive(Debug)]
 pub(super) struct Convention {
-    /// Those that a call preserves.
+    /// Registers that a call preserves.
     preserved: &'static [usize],
-    /// Those of integer arguments.
+    /// Registers of integer arguments.
     arguments: &'static [usize],
     /// The stack pointer.
     stack: usize,
-    /// Whether a call puts the return address on the stack.
+    /// Whether a call pushes the return address.
     pushes: bool,
 }
 
@@ -34,35 +34,35 @@ const X86_64: Convention = Convention {
     stack: RSP,
     pushes: true,
 };
-/// AAPCS64. The first six arguments are enough.
+/// AAPCS64. The first six arguments suffice.
 const AARCH64: Convention = Convention {
     preserved: &aarch64::PRESERVED,
     arguments: &[0, 1, 2, 3, 4, 5],
     stack: aarch64::SP as usize,
     pushes: false,
 };
-/// General registers of the processor that has most.
+/// Number of general registers of the processor that has the most.
 const REGISTERS: usize = 32;
-/// What a function returns: rax and x0 have the same number.
+/// The register of the return value: rax and x0 have the same number.
 pub(super) const RAX: usize = 0;
 pub(super) const RSP: usize = 4;
 pub(super) const RBP: usize = 5;
 
-/// Conditions of which nothing is known that a run with assumptions may meet: it may go round in circles.
+/// Maximum number of unknown conditions in a run with assumptions: such a run may loop.
 const MAX_UNKNOWN: u32 = 64;
 
 /// How far a run may go.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Limits {
-    /// Instructions, over all functions it enters.
+    /// Maximum number of instructions, over all functions it enters.
     pub(crate) steps: u32,
-    /// Calls that are followed into each other.
+    /// Maximum depth of nested calls that are followed.
     pub(crate) depth: u32,
     /// Bytes of the largest function that is run.
     pub(crate) function: u64,
-    /// Bytes of the largest function that a call is followed into.
+    /// Bytes of the largest function into which a call is followed.
     pub(crate) callee: u64,
-    /// Whether a call is followed into the exported function of that name.
+    /// Whether a call is followed into the exported function with this name.
     pub(crate) exported: fn(&str) -> bool,
 }
 
@@ -79,7 +79,7 @@ enum Decoded {
     Aarch64(Rc<[aarch64::Instruction]>),
 }
 
-/// The code of an image with what has been decoded of it, shared by the machines that run it.
+/// The code of an image with the functions decoded so far, shared by the machines that run it.
 pub(crate) struct Program<'a> {
     pub(super) code: &'a Code<'a>,
     decoded: RefCell<HashMap<usize, Decoded>>,
@@ -88,7 +88,7 @@ pub(crate) struct Program<'a> {
 }
 
 impl<'a> Program<'a> {
-    /// A program whose runs may take this many steps in all.
+    /// A program whose runs may take this many steps in total.
     pub(crate) fn new(code: &'a Code<'a>, steps: u32) -> Self {
         Self {
             code,
@@ -103,12 +103,12 @@ impl<'a> Program<'a> {
         self.code.image
     }
 
-    /// Steps that its runs may still take.
+    /// Number of steps that its runs may still take.
     pub(crate) fn steps_left(&self) -> u32 {
         self.steps_left.get()
     }
 
-    /// The slot with the image's TLS module id that the code has used.
+    /// The slot with the image's TLS module id, if the code has used it.
     pub(crate) fn tls_module(&self) -> Option<Svma> {
         self.tls_module.get()
     }
@@ -130,25 +130,25 @@ impl<'a> Program<'a> {
     }
 }
 
-/// Which way conditional jumps go that the code does not decide by itself.
+/// How to decide conditional jumps that the code leaves open.
 #[derive(Clone, Debug)]
 enum Branching {
-    /// Bit n says whether the n-th one is taken.
+    /// Bit n says whether the n-th jump is taken.
     Choices(u32),
-    /// As these numbers say; except for the condition at which another way is tried.
+    /// By these numbers, except for the condition that is tried the other way.
     Assumed(Rc<Assumptions>, Option<Guard>),
 }
 
 /// A condition that a run reached and could not decide from the code alone.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Guard {
-    /// What the flags showed.
+    /// The state of the flags.
     pub(crate) flags: Flags,
-    /// What was asked of them: one of b, e, be, s, l, le.
+    /// The condition that was tested: one of b, e, be, s, l, le.
     pub(crate) code: ConditionCode,
-    /// The answer that the run went on with.
+    /// The outcome with which the run continued.
     pub(crate) outcome: bool,
-    /// Where it was asked, if the flags are not known well enough to be recognised.
+    /// Address of the test, if the flags are not known well enough to be recognised.
     address: Option<u64>,
 }
 
@@ -161,11 +161,11 @@ impl Guard {
 /// How a run ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Ending {
-    /// The function returned that.
+    /// The function returned this value.
     Returned(Value),
     /// It called something that raises, aborts or makes a Bignum.
     Left,
-    /// The code could not be followed, or not within the limits.
+    /// The code could not be followed, at least not within the limits.
     Lost,
 }
 
@@ -183,9 +183,9 @@ pub(crate) struct Machine<'a> {
     guards: Vec<Guard>,
     limits: Limits,
     steps: u32,
-    /// Conditions reached about which nothing was known.
+    /// Number of conditions reached about which nothing was known.
     unknown_conditions: u32,
-    /// Functions that have been entered and not left: a call to one of them is not followed.
+    /// Functions that have been entered and not left; a call to one of them is not followed.
     active: Vec<usize>,
 }
 
@@ -199,19 +199,19 @@ pub(super) enum Next {
 }
 
 impl<'a> Machine<'a> {
-    /// A machine at the entry of an accessor. `choices`: bit n says whether the n-th conditional jump is taken that
-    /// the code does not decide by itself.
+    /// A machine at the entry of an accessor. `choices`: bit n says whether the n-th conditional jump that the code leaves
+    /// open is taken.
     pub(crate) fn new(code: &'a Code<'a>, choices: u32) -> Self {
         let program = Program::new(code, Limits::ACCESSOR.steps);
         Self::with(Rc::new(program), Branching::Choices(choices), Limits::ACCESSOR)
     }
 
-    /// The slot with the image's TLS module id that its code has used.
+    /// The slot with the image's TLS module id, if its code has used it.
     pub(crate) fn tls_module(&self) -> Option<Svma> {
         self.program.tls_module()
     }
 
-    /// A machine that decides open conditions by `assumptions`, but `other_way` the other way.
+    /// A machine that decides open conditions by `assumptions`, except `other_way`, which goes the other way.
     pub(crate) fn assuming(
         program: &Rc<Program<'a>>,
         assumptions: &Rc<Assumptions>,
@@ -257,18 +257,18 @@ impl<'a> Machine<'a> {
         &self.registers[self.convention.arguments[index]]
     }
 
-    /// Lets a 64-bit global variable hold a value.
+    /// Sets the value of a 64-bit global variable.
     pub(crate) fn set_global(&mut self, address: Svma, value: Value) {
         self.memory.write(Value::Image(0), address.0.cast_signed(), 8, value);
     }
 
-    /// The 64-bit global variables that the run has set, in the order of their addresses.
+    /// The 64-bit global variables that the run has set, in order of address.
     pub(crate) fn globals(&self) -> impl Iterator<Item = (Svma, &Value)> {
         let globals = self.memory.words(&Value::Image(0)).filter(|(_, (size, _))| *size == 8);
         globals.map(|(offset, (_, value))| (Svma(offset.cast_unsigned()), value))
     }
 
-    /// Runs the function at `address` to its return and gives the value it returns.
+    /// Runs the function at `address` until it returns, and gives its return value.
     pub(crate) fn run(&mut self, address: Svma) -> Value {
         match self.run_to_end(address) {
             Ending::Returned(value) => value,
@@ -276,7 +276,7 @@ impl<'a> Machine<'a> {
         }
     }
 
-    /// Runs the function at `address` and reports how that ended.
+    /// Runs the function at `address` and reports how the run ended.
     pub(crate) fn run_to_end(&mut self, address: Svma) -> Ending {
         self.run_function(address, self.limits.depth)
     }
@@ -292,7 +292,7 @@ impl<'a> Machine<'a> {
     }
 
     fn run_function(&mut self, mut address: Svma, depth: u32) -> Ending {
-        // Each round is one part of a function: jumps to its cold part and tail calls continue in the next.
+        // Each iteration is one part of a function: jumps to its cold part and tail calls continue in the next iteration.
         loop {
             let image = self.program.code.image;
             let Some(function) = image.function_index(address) else { return Ending::Lost };
@@ -416,7 +416,7 @@ impl<'a> Machine<'a> {
         Some(outcome != negated)
     }
 
-    /// What a call or jump leads to, also where a register or slot that the code has computed holds it.
+    /// The target of a call or jump, including one in a register or slot that the code has computed.
     fn target(&self, instruction: &Instruction) -> Callee<'a> {
         let callee = self.program.code.callee(instruction);
         if callee.address.is_some() || callee.name.is_some() || instruction.op_count() == 0 {
@@ -436,7 +436,7 @@ impl<'a> Machine<'a> {
         self.call_to(self.target(instruction), depth)
     }
 
-    /// A jump, perhaps out of the function (a tail call).
+    /// A jump, possibly out of the function (a tail call).
     pub(super) fn jump_to(&mut self, target: Callee<'_>) -> Next {
         match self.known_function(target) {
             Some(Ending::Returned(value)) => {
@@ -454,7 +454,7 @@ impl<'a> Machine<'a> {
             Some(Ending::Returned(value)) => value,
             Some(_) => return Next::Leave,
             None => match callee.address.map(|address| self.follow_call(callee, address, depth)) {
-                // Compilers know which registers a local function leaves alone, and so does this machine.
+                // Compilers know which registers a local function does not change, and so does this machine.
                 Some(Ending::Returned(_)) => return Next::Following,
                 Some(Ending::Left) => return Next::Leave,
                 Some(Ending::Lost) | None => {
@@ -506,8 +506,8 @@ impl<'a> Machine<'a> {
         ending
     }
 
-    /// A function that was not followed may have changed anything but global variables that are set once, and locals
-    /// whose address it was not given.
+    /// A function that was not followed may have changed everything except global variables that are set once, and locals
+    /// whose address it did not receive.
     fn forget_memory(&mut self) {
         let escaped =
             self.convention.arguments.iter().filter_map(|&register| match self.registers[register] {
@@ -536,7 +536,7 @@ impl<'a> Machine<'a> {
     }
 }
 
-/// A condition as one of b, e, be, s, l, le, and whether it is the opposite of that.
+/// A condition as one of b, e, be, s, l, le, and whether it is the negation of that.
 fn canonical(code: ConditionCode) -> Option<(ConditionCode, bool)> {
     use ConditionCode::{a, ae, b, be, e, g, ge, l, le, ne, ns, s};
     Some(match code {

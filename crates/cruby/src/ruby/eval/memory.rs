@@ -1,4 +1,4 @@
-//! What the code has stored so far.
+//! The values that the code has stored so far.
 
 use std::collections::BTreeMap;
 
@@ -8,34 +8,34 @@ use super::value::Value;
 /// A store to memory outside the stack.
 #[derive(Clone, Debug)]
 pub(crate) struct Store {
-    /// Address it goes to, less `offset`.
+    /// Address of the store, less `offset`.
     pub(crate) base: Value,
-    /// Added to `base`, bytes.
+    /// Bytes added to `base`.
     pub(crate) offset: i64,
     /// Bytes written.
     pub(crate) size: u8,
-    /// What is stored.
+    /// The stored value.
     pub(crate) value: Value,
 }
 
-/// What memory holds where.
+/// Contents of a memory location.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Content {
     /// Nothing was stored there.
     Untouched,
-    /// That.
+    /// This value.
     Known(Value),
-    /// Something was stored there that is not known or overlaps.
+    /// An unknown value, or only part of it, was stored there.
     Mixed,
 }
 
-/// Words that a run may keep; a run that stores more goes round in circles.
+/// Maximum number of words that a run may store; a run that stores more is in a loop.
 const MAX_WORDS: usize = 4096;
 
 /// A stored word: bytes and value.
 type Word = (u8, Value);
 
-/// Words by the place they lie in and their offset there; they do not overlap. Different places are taken not to
+/// Words by the object they lie in and their offset there; they do not overlap. Different objects are assumed not to
 /// overlap either.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Memory {
@@ -70,7 +70,7 @@ impl Memory {
             overlapping(words, offset, end).map(|(start, (size, _))| (start, *size)).collect();
         for (start, size) in old {
             let Some((_, value)) = words.remove(&start) else { continue };
-            // What sticks out at the beginning are its low bytes; of its high bytes nothing is known any more.
+            // The remaining bytes at the start are its low bytes; its high bytes are no longer known.
             if start < offset {
                 let left = (offset - start) as u8;
                 let value = if matches!(left, 1 | 2 | 4) { value.truncated(left) } else { Value::Unknown };
@@ -85,12 +85,12 @@ impl Memory {
         self.words = self.words + words.len() - before;
     }
 
-    /// Whether more has been stored than is sensible.
+    /// Whether more words are stored than the limit allows.
     pub(super) fn is_full(&self) -> bool {
         self.words > MAX_WORDS
     }
 
-    /// Forgets the words for which `keep` says no, by place and offset.
+    /// Forgets the words for which `keep` returns `false`, by object and offset.
     pub(super) fn retain(&mut self, keep: impl Fn(&Value, i64) -> bool) {
         self.places.retain(|place, words| {
             words.retain(|&offset, _| keep(place, offset));
@@ -99,7 +99,7 @@ impl Memory {
         self.words = self.places.values().map(BTreeMap::len).sum();
     }
 
-    /// The words in a place, by offset.
+    /// The words in an object, by offset.
     pub(super) fn words(&self, place: &Value) -> impl Iterator<Item = (i64, &Word)> {
         self.places.get(place).into_iter().flatten().map(|(offset, word)| (*offset, word))
     }
@@ -117,7 +117,7 @@ fn overlapping(words: &BTreeMap<i64, Word>, offset: i64, end: i64) -> impl Itera
 mod tests {
     use super::*;
 
-    /// A read inside a store sees its part; one that the store covers in part sees nothing definite.
+    /// A read inside a store gives its part; a read that the store covers only partly gives nothing definite.
     #[test]
     fn overlaps() {
         let mut memory = Memory::default();
@@ -143,7 +143,7 @@ mod tests {
         assert_eq!(memory.read(&Value::Argument(1), 8, 8), Content::Untouched);
     }
 
-    /// A run that keeps storing is noticed; what is overwritten does not count.
+    /// A run that keeps storing is detected; overwritten words do not count.
     #[test]
     fn fullness() {
         let mut memory = Memory::default();

@@ -1,10 +1,10 @@
-//! A symbolic evaluator for machine code: it runs a function of the VM and returns what the function returns as an
+//! A symbolic evaluator for machine code: it runs a function of the VM and gives the function's return value as an
 //! expression over memory, such as `[[[@ruby_current_vm_ptr]+0x450]+0x1b8]`.
 //!
 //! It derives struct offsets from the very code that runs, so that nothing about the build has to be guessed. A
-//! condition that the code does not decide by itself follows a given choice, or numbers assumed for what memory holds
-//! and is recorded as a [`Guard`]. Anything it does not understand becomes [`Value::Unknown`], never a guess. Steps,
-//! call depth and the size of expressions are bounded.
+//! condition that the code leaves open is decided by a given choice, or by numbers assumed for the contents of memory;
+//! in the latter case it is recorded as a [`Guard`]. Anything that is not understood becomes [`Value::Unknown`], never a
+//! guess. Steps, call depth and the size of expressions are bounded.
 
 mod aarch64;
 mod compute;

@@ -11,7 +11,7 @@ fn evaluate(image: &ElfImage, function: &str) -> Value {
     Machine::new(&Code::new(image), 0).run(address)
 }
 
-/// Accessors become the expressions that their source says, through slots of the global offset table.
+/// Accessors evaluate to the expressions in their source, through slots of the global offset table.
 #[test]
 fn accessors() {
     let image = libruby_image();
@@ -23,7 +23,7 @@ fn accessors() {
     assert_eq!(count.to_string(), format!("[[[@{vm_ptr}+0x0]:8+{objspace:#x}]:8+{profile_count:#x}]:8"));
 }
 
-/// `rb_thread_current` starts from the thread-local `ruby_current_ec`, over `__tls_get_addr`.
+/// `rb_thread_current` starts from the thread-local `ruby_current_ec`, through `__tls_get_addr`.
 #[test]
 fn thread_local() {
     let image = libruby_image();
@@ -35,7 +35,7 @@ fn thread_local() {
     assert_eq!(value, Value::TlsAddress(offset.0 as i64));
 }
 
-/// What a function has stored in globals, by their distance from it, that runs this code in place of `rb_gc_stat`.
+/// What a function stores in globals, by their distance from it, when it runs this code in place of `rb_gc_stat`.
 fn stored(code: &[u8]) -> Vec<(u64, Value)> {
     let mut bytes = libruby_bytes().to_vec();
     let image = ElfImage::read(&bytes[..]).unwrap();
@@ -49,7 +49,7 @@ fn stored(code: &[u8]) -> Vec<(u64, Value)> {
     machine.globals().map(|(slot, value)| (slot.0.wrapping_sub(function.0), value.clone())).collect()
 }
 
-/// Structures are zeroed and copied by string instructions; of a string of unknown length nothing is known afterwards.
+/// Structures are zeroed and copied by string instructions; after one of unknown length nothing is known.
 #[test]
 fn strings() {
     // mov [rsp-16], rsi; mov qword [rsp-8], 7

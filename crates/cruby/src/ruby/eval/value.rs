@@ -3,12 +3,12 @@
 use std::fmt;
 use std::rc::Rc;
 
-/// Expressions with more nodes than this become [`Value::Unknown`]. The bound keeps comparing cheap: code that combines
-/// values over and over would otherwise double the expression with each instruction. The longest honest expression, the
+/// Expressions with more nodes than this become [`Value::Unknown`]. The limit keeps comparisons cheap: code that combines
+/// values repeatedly would otherwise double the expression with each instruction. The longest legitimate expression, the
 /// free slots of five size pools, has about a hundred nodes.
 const MAX_WEIGHT: u32 = 320;
 
-/// What is known of a register or memory word.
+/// The known contents of a register or memory word.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Value {
     /// Nothing.
@@ -25,13 +25,13 @@ pub(crate) enum Value {
     TlsAddress(i64),
     /// The thread pointer (base of the fs segment).
     ThreadPointer,
-    /// What must be added to the thread pointer to get that thread-local address.
+    /// The offset of that thread-local address from the thread pointer.
     TlsDistance(i64),
     /// The memory at `base + offset`, zero-extended from `size` bytes. The base has no constant part of its own.
     Load {
         /// The address.
         base: Rc<Value>,
-        /// Added to it, bytes.
+        /// Bytes added to it.
         offset: i64,
         /// Bytes read.
         size: u8,
@@ -49,15 +49,15 @@ pub(crate) enum Value {
     Binary(Operator, Rc<Value>, Rc<Value>),
     /// Known in its lowest `size` bytes only.
     Low {
-        /// What the low bytes hold.
+        /// The contents of the low bytes.
         value: Rc<Value>,
-        /// How many bytes.
+        /// Number of known bytes.
         size: u8,
     },
 }
 
-/// `constant + Σ factor · value`: at least one term, no value twice, no factor 0, in the order of the values. Equal
-/// sums are therefore equal values, in whatever order the code adds.
+/// `constant + Σ factor · value`: at least one term, no duplicate value, no factor 0, sorted by value. Equal sums are
+/// therefore equal values, in whatever order the code adds.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Sum {
     /// The constant part.
@@ -88,9 +88,9 @@ pub(crate) enum Operator {
     Xor,
     /// Left shift.
     ShiftLeft,
-    /// Right shift. An arithmetic one counts as well: what is derived are sizes, below 2⁶³.
+    /// Right shift. An arithmetic shift counts as well: the derived values are sizes, below 2⁶³.
     ShiftRight,
-    /// Sign extension from as many bytes as the right operand says.
+    /// Sign extension from the number of bytes in the right operand.
     SignExtend,
 }
 
@@ -118,7 +118,7 @@ fn sign_extend(value: u64, size: u8) -> u64 {
     ((value << unused).cast_signed() >> unused).cast_unsigned()
 }
 
-/// All ones in as many bytes.
+/// All ones in this many bytes.
 pub(super) fn mask(size: u8) -> u64 {
     u64::MAX >> (64 - u32::from(size.clamp(1, 8)) * 8)
 }
@@ -178,13 +178,13 @@ impl Value {
         }
     }
 
-    /// The integer that the value is as a Fixnum (2 n + 1), if it certainly is one.
+    /// The integer that the value represents as a Fixnum (2 n + 1), if it certainly is one.
     pub(crate) fn fixnum(self) -> Option<Self> {
         let marked = Self::binary(Operator::And, self.clone(), Self::Constant(1)) == Self::Constant(1);
         marked.then(|| Self::binary(Operator::ShiftRight, self, Self::Constant(1)))
     }
 
-    /// If the value is not 0 exactly when one bit of a word is set: that bit.
+    /// If the value is non-zero exactly when one bit of a word is set: that bit.
     pub(super) fn single_bit(&self) -> Option<Self> {
         match self {
             Self::Bit { .. } => Some(self.clone()),
@@ -198,7 +198,7 @@ impl Value {
         }
     }
 
-    /// The operation on two values, simplified where that keeps addresses and sums recognisable.
+    /// The operation on two values, simplified where this keeps addresses and sums recognisable.
     pub(crate) fn binary(operator: Operator, left: Self, right: Self) -> Self {
         use Operator::{Add, And, Divide, Multiply, Or, ShiftLeft, ShiftRight, SignExtend, Subtract, Xor};
         if let (And, Self::Low { value, size }, Self::Constant(bits @ 0..)) = (operator, &left, &right)
@@ -249,13 +249,13 @@ impl Value {
         Self::Binary(operator, Rc::new(left), Rc::new(right))
     }
 
-    /// `self & mask`, where that is something simpler.
+    /// `self & mask`, if that can be simplified.
     fn masked(&self, mask: i64) -> Option<Self> {
         if mask == 0 {
             return Some(Self::Constant(0));
         }
         match self {
-            // Aligning the stack pointer: slots stay distinct, which is all that matters.
+            // Aligns the stack pointer: slots stay distinct, which is all that matters.
             Self::Stack(_) if mask < 0 => Some(self.clone()),
             Self::Binary(Operator::And, value, inner) => {
                 let Self::Constant(inner) = **inner else { return None };
@@ -284,7 +284,7 @@ impl Value {
         Self::sum(constant.wrapping_add(added.wrapping_mul(factor)), terms)
     }
 
-    /// The value as constant and terms; addresses count from the start of what they lie in.
+    /// The value as constant and terms; an address is relative to the start of the object that it lies in.
     fn into_parts(self) -> (i64, Vec<(i64, Self)>) {
         match self {
             Self::Constant(constant) => (constant, Vec::new()),
@@ -338,7 +338,7 @@ impl Value {
         matches!(self, Self::Unknown | Self::Low { .. })
     }
 
-    /// Whether the value depends on what memory holds, or is not known.
+    /// Whether the value depends on the contents of memory, or is unknown.
     pub(super) fn is_open(&self) -> bool {
         match self {
             Self::Unknown | Self::Low { .. } | Self::Load { .. } => true,
@@ -359,7 +359,7 @@ impl Value {
         }
     }
 
-    /// No bit from this one on is set.
+    /// No bit from this number on is set.
     fn bits(&self) -> u32 {
         match self {
             Self::Constant(number) => 64 - number.leading_zeros(),
@@ -376,7 +376,7 @@ impl Value {
         }
     }
 
-    /// Whether the value is made of memory that lies directly behind that base.
+    /// Whether the value contains memory that lies directly behind this base.
     pub(crate) fn reads_from(&self, object: &Self) -> bool {
         let mut found = false;
         self.for_each_load(&mut |base, _, _| {
@@ -385,7 +385,7 @@ impl Value {
         found
     }
 
-    /// The loads that the value is made of, outermost only.
+    /// The loads in the value, outermost only.
     pub(crate) fn for_each_load(&self, visit: &mut impl FnMut(&Self, i64, u8)) {
         match self {
             Self::Load { base, offset, size } => visit(base, *offset, *size),
@@ -399,7 +399,7 @@ impl Value {
         }
     }
 
-    /// If the value is a single bit of memory: base, byte offset and bit counted from that byte's lowest.
+    /// If the value is a single bit of memory: base, byte offset and bit number in that byte, from the lowest.
     pub(crate) fn as_memory_bit(&self) -> Option<(&Value, i64, u32)> {
         let (word, bit) = self.as_bit()?;
         let Self::Load { base, offset, size } = word else { return None };
@@ -410,7 +410,7 @@ impl Value {
         match self {
             Self::Low { value, .. } => value.as_bit(),
             Self::Bit { word, bit } => match &**word {
-                // Shifted before it was tested.
+                // The word was shifted before it was tested.
                 Self::Binary(Operator::ShiftRight, word, count) => Some((word, bit + count.as_bit_number()?)),
                 _ => Some((word, *bit)),
             },
@@ -487,7 +487,7 @@ mod tests {
         Value::binary(operator, left, Value::Constant(right))
     }
 
-    /// The ways in which compilers isolate one bit of a bit field are all recognised.
+    /// All ways in which compilers isolate one bit of a bit field are recognised.
     #[test]
     fn bit_shapes() {
         let byte = || field(0x10, 1);
@@ -502,7 +502,7 @@ mod tests {
         assert_eq!(binary(Operator::And, byte(), 3).as_memory_bit(), None);
     }
 
-    /// Combining an expression over and over ends in `Unknown` instead of growing without bound.
+    /// Combining an expression repeatedly ends in `Unknown` instead of unbounded growth.
     #[test]
     fn growth_is_bounded() {
         for operator in [Operator::Or, Operator::MultiplyHigh, Operator::Divide] {
@@ -522,7 +522,7 @@ mod tests {
         assert_eq!(sum, Value::Unknown);
     }
 
-    /// Sums are equal whatever the order of their terms; what is subtracted again is gone.
+    /// Sums are equal whatever the order of their terms; a term that is subtracted again disappears.
     #[test]
     fn sums_are_canonical() {
         let (a, b) = (field(8, 8), field(16, 8));
@@ -537,7 +537,7 @@ mod tests {
         assert_eq!(tls, Value::TlsAddress(8));
     }
 
-    /// A size made a Fixnum (2 x + 1) and back is the size again, and is seen to be a Fixnum.
+    /// A size converted to a Fixnum (2 x + 1) and back is the same size, and is recognised as a Fixnum.
     #[test]
     fn fixnums() {
         let size = field(8, 8);
@@ -551,7 +551,7 @@ mod tests {
         assert_eq!(size.fixnum(), None);
     }
 
-    /// Narrow reads of a word are reads of its low bytes; masks that change nothing vanish.
+    /// Narrow reads of a word are reads of its low bytes; masks that change nothing disappear.
     #[test]
     fn truncation() {
         assert_eq!(field(16, 4).truncated(1), field(16, 1));

@@ -1,4 +1,4 @@
-//! 128-bit registers as pairs of 64-bit words: compilers sum counters and copy pairs of words in them.
+//! 128-bit registers as pairs of 64-bit words: compilers use them to sum counters and to copy pairs of words.
 
 use iced_x86::{Instruction, InstructionInfoFactory, Mnemonic, OpKind, Register};
 
@@ -11,7 +11,7 @@ type Pair = [Value; 2];
 const UNKNOWN: Pair = [Value::Unknown, Value::Unknown];
 
 impl Machine<'_> {
-    /// Runs the instruction if it works on 128-bit registers in a way that is modelled.
+    /// Runs the instruction if it operates on 128-bit registers in a way that is modelled.
     pub(super) fn compute_vector(&mut self, instruction: &Instruction) -> bool {
         let destination = || number(instruction.op0_register());
         match instruction.mnemonic() {

@@ -1,8 +1,8 @@
-//! A map that forgets what has not been asked for lately, so that it stays small.
+//! A map that drops entries which have not been used recently, so that its size stays bounded.
 
 use std::{collections::HashMap, hash::Hash};
 
-/// Two generations: when the young one is full it becomes the old one, and what was old is forgotten.
+/// Two generations: when the young one is full it becomes the old one, and the previous old one is dropped.
 #[derive(Debug)]
 pub(super) struct Cache<K, V> {
     young: HashMap<K, V>,
@@ -11,12 +11,12 @@ pub(super) struct Cache<K, V> {
 }
 
 impl<K: Eq + Hash, V> Cache<K, V> {
-    /// A cache that holds at most twice as many entries.
+    /// A cache that holds at most twice `capacity` entries.
     pub(super) fn new(capacity: usize) -> Self {
         Self { young: HashMap::new(), old: HashMap::new(), capacity }
     }
 
-    /// The entry of a key, which is then among the young.
+    /// The entry of a key; it is moved to the young generation.
     pub(super) fn get(&mut self, key: &K) -> Option<&mut V> {
         if let Some((key, value)) = self.old.remove_entry(key) {
             self.insert(key, value);
@@ -24,7 +24,7 @@ impl<K: Eq + Hash, V> Cache<K, V> {
         self.young.get_mut(key)
     }
 
-    /// Remembers an entry.
+    /// Adds or replaces an entry.
     pub(super) fn insert(&mut self, key: K, value: V) {
         if self.young.len() >= self.capacity && !self.young.contains_key(&key) {
             self.old = std::mem::take(&mut self.young);
@@ -32,7 +32,7 @@ impl<K: Eq + Hash, V> Cache<K, V> {
         self.young.insert(key, value);
     }
 
-    /// Entries that are held.
+    /// Number of entries held.
     #[cfg(test)]
     pub(super) fn len(&self) -> usize {
         self.young.len() + self.old.len()
@@ -43,7 +43,7 @@ impl<K: Eq + Hash, V> Cache<K, V> {
 mod tests {
     use super::*;
 
-    /// What is asked for stays, what is not goes, and the size is bounded.
+    /// Used entries stay, unused ones are dropped, and the size is bounded.
     #[test]
     fn forgets() {
         let mut cache = Cache::new(10);

@@ -1,4 +1,4 @@
-//! What was read of objects of the VM, and for how long it holds.
+//! Data that was read from objects of the VM, and how long it stays valid.
 
 use std::sync::Arc;
 
@@ -6,10 +6,10 @@ use gctrace_common::stack::same_majors;
 
 use super::read::Failure;
 
-/// Something that was read, and when it was last found to be still the same.
+/// Data that was read, and when it was last found unchanged.
 pub(super) struct Checked<T> {
     epoch: u64,
-    /// Whether it was read from old objects, which stay as they are until the next major GC.
+    /// Whether it was read from old objects, which do not change until the next major GC.
     old: bool,
     pub(super) known: Arc<T>,
 }
@@ -19,13 +19,13 @@ impl<T> Checked<T> {
         Self { epoch, old, known: Arc::new(known) }
     }
 
-    /// It was read again, and is the same.
+    /// It was read again and is unchanged.
     pub(super) fn found_again(&mut self, epoch: u64, old: bool) -> Arc<T> {
         (self.epoch, self.old) = (epoch, old);
         Arc::clone(&self.known)
     }
 
-    /// What is known in an epoch, if it need not be read again.
+    /// The data, if it need not be read again in this epoch.
     pub(super) fn at(&self, epoch: u64, trust: &mut Trust) -> Option<Arc<T>> {
         if self.epoch != epoch {
             if trust.refused || !self.old || !same_majors(self.epoch, epoch) {
@@ -37,8 +37,8 @@ impl<T> Checked<T> {
     }
 }
 
-/// Whether what was read from old objects is taken for what they still are. What it names must fit what the kernel side saw: if it does not, a GC was
-/// missed, or one has moved objects without an event (`GC.compact` of 2.7), and all is read again.
+/// Whether data that was read from old objects is assumed to be still valid. It must match what the kernel side saw: if it does not, a GC
+/// was missed, or one has moved objects without an event (`GC.compact` of 2.7), and everything is read again.
 #[derive(Debug, Default)]
 pub(super) struct Trust {
     refused: bool,
@@ -46,7 +46,7 @@ pub(super) struct Trust {
 }
 
 impl Trust {
-    /// Whether to try once more after this result, and without trust.
+    /// Whether to retry without trust after this result.
     pub(super) fn retries<T>(&mut self, found: &Result<T, Failure>) -> bool {
         let again = self.used && matches!(found, Err(Failure::Stale));
         *self = Self { refused: again, used: false };
@@ -58,7 +58,7 @@ impl Trust {
 mod tests {
     use super::*;
 
-    /// What is of old objects holds until a major GC, the rest until any; and once something does not fit, nothing holds for one more try.
+    /// Data from old objects is valid until a major GC, other data until any GC; after a mismatch nothing is valid for one retry.
     #[test]
     fn holds() {
         const MAJOR: u64 = gctrace_common::stack::MAJOR_EPOCH;

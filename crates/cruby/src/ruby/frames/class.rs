@@ -1,4 +1,4 @@
-//! Names of classes and modules, as `rb_gen_method_name` (`vm_backtrace.c`, 3.4 and later) puts them before methods.
+//! Names of classes and modules, as `rb_gen_method_name` (`vm_backtrace.c`, 3.4 and later) prefixes them to methods.
 
 use std::sync::Arc;
 
@@ -16,11 +16,11 @@ pub(super) struct Owner {
     pub(super) separator: char,
 }
 
-/// Instance variables of a class that are looked through at most.
+/// Maximum number of instance variables of a class that are searched.
 pub(super) const MAX_VARIABLES: u64 = 1024;
-/// Singleton classes and included modules that are passed over on the way to the class of an object.
+/// Maximum number of singleton classes and included modules that are skipped on the way to the class of an object.
 const MAX_ANCESTORS: u32 = 4096;
-/// `T_ICLASS`: a module as an entry among the ancestors of a class.
+/// `T_ICLASS`: represents a module among the ancestors of a class.
 const T_ICLASS: u64 = 0x1c;
 /// `struct st_table` (include/ruby/st.h, 2.6–4.0): byte offsets of `entries_start`, `entries_bound` and `entries`.
 const TABLE_START: u32 = 32;
@@ -32,7 +32,7 @@ const ENTRY_SIZE: usize = 24;
 /// `RESERVED_HASH_VAL` (st.c): the entry was deleted.
 const DELETED: u64 = u64::MAX;
 
-/// Hidden instance variables that name a class (variable.c) and what a singleton class belongs to (class.c).
+/// Hidden instance variables with the name of a class (variable.c) and the attached object of a singleton class (class.c).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Hidden {
     ClassPath,
@@ -48,15 +48,15 @@ impl Hidden {
     }
 }
 
-/// A class or module and what was read of it.
+/// A class or module and the bytes read from it.
 struct Class {
     address: u64,
     bytes: Vec<u8>,
     singleton: bool,
 }
 
-/// The class or module before the methods of `owner`; `None` if backtraces leave it out: it is anonymous, or the
-/// singleton class of something else than a class or module. `id_name` gives the name of an id.
+/// The class or module shown before the methods of `owner`; `None` if backtraces omit it: it is anonymous, or the
+/// singleton class of something other than a class or module. `id_name` gives the name of an id.
 pub(super) fn owner<M: Memory>(
     reader: &Reader<M>,
     owner: u64,
@@ -80,7 +80,7 @@ pub(super) fn owner<M: Memory>(
     Ok(path.map(|path| Owner { path, separator: '.' }))
 }
 
-/// The name of the class that `rb_obj_class` (object.c) gives for an object with this class pointer; `None` if it has no
+/// The name of the class that `rb_obj_class` (object.c) returns for an object with this class pointer; `None` if it has no
 /// permanent name.
 pub(super) fn real_name<M: Memory>(
     reader: &Reader<M>,
@@ -98,8 +98,8 @@ pub(super) fn real_name<M: Memory>(
     }
 }
 
-/// The class that `rb_obj_class` (object.c) gives for an object with this class pointer; `None` if it is not known where this release keeps
-/// superclasses.
+/// The class that `rb_obj_class` (object.c) returns for an object with this class pointer; `None` if the place of superclasses in this
+/// release is not known.
 pub(super) fn real<M: Memory>(
     reader: &Reader<M>,
     mut class: u64,
@@ -118,7 +118,7 @@ pub(super) fn real<M: Memory>(
 }
 
 impl Class {
-    /// Reads the class or module at an address; `None` if there is another object.
+    /// Reads the class or module at an address; `None` if another object is there.
     fn read<M: Memory>(reader: &Reader<M>, address: u64, layout: &FrameLayout) -> Result<Option<Self>> {
         let class_or_module = |flags| matches!(object_type(flags), T_CLASS | T_MODULE);
         let slot = reader.slot(address)?;
@@ -152,7 +152,7 @@ impl Class {
         string.map(|string| reader.string(string, layout)).transpose()
     }
 
-    /// What a singleton class belongs to.
+    /// The attached object of a singleton class.
     fn attached<M: Memory>(
         &self,
         reader: &Reader<M>,
@@ -175,7 +175,7 @@ impl Class {
     ) -> Result<Option<u64>> {
         let mut is_wanted = |id| match id_name(id) {
             Ok(name) => Ok(name.as_deref() == Some(wanted.name())),
-            // Some hidden variables have ids without a name.
+            // The ids of some hidden variables have no name.
             Err(Failure::Stale) => Ok(false),
             Err(failure) => Err(failure),
         };
@@ -230,7 +230,7 @@ pub(super) fn table_entries<M: Memory>(reader: &Reader<M>, table: u64) -> Result
     Ok(entries.map(|entry| (u64_at(entry, 8), u64_at(entry, 16))).collect())
 }
 
-/// The index of an instance variable, by the shape and those it grew from (`rb_shape_get_iv_index`, shape.c).
+/// The index of an instance variable, by the shape and its ancestors (`rb_shape_get_iv_index`, shape.c).
 fn in_shape<M: Memory>(
     reader: &Reader<M>,
     shapes: u64,

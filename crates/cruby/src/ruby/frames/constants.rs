@@ -12,7 +12,7 @@ const ENTRY_VALUE: u64 = 8;
 const SCOPE_SHIFT: u32 = 4;
 const CONSTANT: [u64; 2] = [0xb, 0xa];
 
-/// Hands the key and the value of each constant of a class or module to `visit`. `None`: where they are is not known.
+/// Passes the key and the value of each constant of a class or module to `visit`. `None`: the place of the constants is not known.
 pub(super) fn each<M: Memory>(
     reader: &Reader<M>,
     class: u64,
@@ -38,7 +38,7 @@ pub(super) fn each<M: Memory>(
     Ok(Some(()))
 }
 
-/// The ids that a key of the table can be of: `rb_id_to_serial` (symbol.h) leaves out what kind of name it is.
+/// The ids to which a key of the table may belong: `rb_id_to_serial` (symbol.h) drops the kind of name.
 pub(super) fn ids(key: u32) -> [u64; 2] {
     CONSTANT.map(|kind| u64::from(key) << SCOPE_SHIFT | kind)
 }
@@ -49,7 +49,7 @@ mod tests {
 
     use super::*;
 
-    /// Bytes from address 0x10000 on.
+    /// Bytes at address 0x10000.
     struct Bytes(Vec<u8>);
 
     impl Memory for Bytes {
@@ -70,7 +70,7 @@ mod tests {
         each(&reader, 0x10000, Some(at), &mut |key, value| found.push((key, value))).map(|_| found)
     }
 
-    /// Slots without a key or an entry are passed over; a class without constants has no table.
+    /// Slots without a key or an entry are skipped; a class without constants has no table.
     #[test]
     fn tables() {
         // Class: the pointer to its extension; extension: the table; table; items; entries.
@@ -95,7 +95,7 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever lies there, reading ends, with no more constants than there is room for.
+        /// Whatever the memory contains, reading ends, with no more constants than fit.
         #[test]
         fn anything(
             words in prop::collection::vec(

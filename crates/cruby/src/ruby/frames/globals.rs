@@ -1,7 +1,7 @@
 //! Global variables, from the VM's table of them (`rb_global_tbl`, variable.c).
 //!
-//! Which pointer among the image's data is that to the table is not known in advance. A table is only believed to be it if all that is in it
-//! fits: each key is the number of the id of its entry, and each variable has one of the three markers of CRuby.
+//! It is not known in advance which pointer in the image's data points to the table. A table is accepted only if all of its contents
+//! fit: each key is the number of the id of its entry, and each variable has one of the three markers of CRuby.
 
 use super::{
     Memory, id_table,
@@ -23,23 +23,23 @@ const VARIABLE: usize = 40;
 const TRACE_DATA: u32 = 16;
 const TRACE_NEXT: u32 = 24;
 const TRACE: usize = 32;
-/// Blocks that trace one variable.
+/// Maximum number of blocks that trace one variable.
 const MOST_TRACES: u32 = 1024;
 /// `ID_SCOPE_SHIFT`.
 const SCOPE_SHIFT: u32 = 4;
 
-/// What the collector marks through a global variable.
+/// A value that the collector marks through a global variable.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Global {
     pub(super) id: u64,
     pub(super) value: u64,
-    /// Whether Ruby code gets it from the variable. A getter in C may return something else, and a block that traces the variable
+    /// Whether Ruby code reads the value from the variable. A getter in C may return something else, and a block that traces the variable
     /// (`trace_var`) is marked, too.
     pub(super) is_read: bool,
 }
 
-/// The global variables, and where the pointer to their table is. `known`: where it was found before. `None`: nothing that is there is the
-/// table.
+/// The global variables, and the address of the pointer to their table. `known`: the address at which it was found before. `None`: no
+/// pointer in the data leads to the table.
 pub(super) fn read<M: Memory>(
     reader: &Reader<M>,
     at: &GlobalsLayout,
@@ -51,7 +51,7 @@ pub(super) fn read<M: Memory>(
     }
     for (pointer, table) in pointers(reader, at.table.data, bias)? {
         match in_table(reader, at, bias, table) {
-            // Other tables of ids are empty at times.
+            // Other tables of ids are sometimes empty.
             Ok(found) if !found.is_empty() => return Ok(Some((pointer, found))),
             Ok(_) | Err(Failure::Stale) => {}
             Err(failure) => return Err(failure),
@@ -60,7 +60,7 @@ pub(super) fn read<M: Memory>(
     Ok(None)
 }
 
-/// The pointers among some data of the image, each with its address.
+/// The pointers in a range of the image's data, each with its address.
 pub(super) fn pointers<M: Memory>(reader: &Reader<M>, data: DataRange, bias: u64) -> Result<Vec<(u64, u64)>> {
     let first = data.from.0.wrapping_add(bias);
     let words = reader.vec(first, data.to.0.saturating_sub(data.from.0) as usize)?;
@@ -69,7 +69,7 @@ pub(super) fn pointers<M: Memory>(reader: &Reader<M>, data: DataRange, bias: u64
     Ok(pointers.map(|(index, word)| (first.wrapping_add(index as u64 * 8), word)).collect())
 }
 
-/// The variables of the table at this address; an error if it is not that of global variables.
+/// The variables of the table at this address; an error if it is not the table of global variables.
 fn in_table<M: Memory>(reader: &Reader<M>, at: &GlobalsLayout, bias: u64, table: u64) -> Result<Vec<Global>> {
     let mut found = Vec::new();
     for (key, entry) in id_table::entries(reader, table)? {
@@ -78,7 +78,7 @@ fn in_table<M: Memory>(reader: &Reader<M>, at: &GlobalsLayout, bias: u64, table:
         }
         let entry = reader.bytes::<ENTRY>(entry)?;
         let (variable, id) = (u64_at(&entry, ENTRY_VARIABLE), u64_at(&entry, ENTRY_ID));
-        // Ids of operators are their numbers.
+        // The ids of operators equal their numbers.
         if ![id, id >> SCOPE_SHIFT].contains(&key.into()) || !is_object(variable) {
             return Err(Failure::Stale);
         }
@@ -129,7 +129,7 @@ mod tests {
 
     const BASE: u64 = 0x10000;
 
-    /// The data are the first three words.
+    /// The data range is the first three words.
     const TABLE: GlobalTable = GlobalTable {
         data: DataRange { from: Svma(0), to: Svma(24) },
         unset: Svma(0x71),
@@ -143,8 +143,8 @@ mod tests {
         BASE + word * 8
     }
 
-    /// A table of no ids, the table with four variables in eight slots: with a value, with the address of one, with another getter, unset.
-    /// The last one is traced by two blocks.
+    /// An empty table of ids, and the table with four variables in eight slots: one with a value, one with the address of a value, one with
+    /// another getter, one unset. The last one is traced by two blocks.
     fn memory() -> Vec<u64> {
         let mut words = vec![0; 72];
         (words[0], words[1], words[2]) = (12, at(70), at(4));
@@ -174,7 +174,7 @@ mod tests {
         read(&reader, &AT, BASE, known)
     }
 
-    /// The table is the one in which everything fits; it is found by what it has.
+    /// The table is the one whose contents all fit; it is found by its contents.
     #[test]
     fn tables() {
         let id = |slot: u64| (slot + 400) << 4 | 7;
@@ -206,7 +206,7 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever lies there, reading ends.
+        /// Whatever the memory contains, reading ends.
         #[test]
         fn anything(
             words in prop::collection::vec(

@@ -1,4 +1,4 @@
-//! Tables of CRuby whose keys are the numbers of ids (`id_table.c`).
+//! CRuby's tables whose keys are the numbers of ids (`id_table.c`).
 
 use super::{
     Memory,
@@ -10,13 +10,13 @@ const CAPACITY: u32 = 0;
 const USED: u32 = 4;
 const ITEMS: u32 = 16;
 const TABLE: usize = 24;
-/// `item_t`: the key, and `val` 8 bytes on. A slot without a key is empty.
+/// `item_t`: the key, and `val` at offset 8. A slot without a key is empty.
 const ITEM: usize = 16;
 const ITEM_VALUE: u32 = 8;
-/// Slots of a table beyond this many are not plausible.
+/// Maximum plausible number of slots of a table.
 pub(super) const MOST: u32 = 1 << 16;
 
-/// Keys and values of the table at an address. `rb_id_to_serial` (symbol.h), which makes the keys, leaves out what kind of name it is.
+/// Keys and values of the table at an address. `rb_id_to_serial` (symbol.h), which makes the keys, drops the kind of name.
 pub(super) fn entries<M: Memory>(reader: &Reader<M>, table: u64) -> Result<Vec<(u32, u64)>> {
     let table = reader.bytes::<TABLE>(table)?;
     let (capacity, used) = (u32_at(&table, CAPACITY), u32_at(&table, USED));

@@ -1,4 +1,4 @@
-//! Instruction sequences (`rb_iseq_t`): what they are, where they come from, and which line a program counter is in.
+//! Instruction sequences (`rb_iseq_t`): their kind, their source, and the line of a program counter.
 
 use super::{
     Memory,
@@ -39,13 +39,13 @@ impl Kind {
 
 /// `BUILTIN_ATTR_C_TRACE` (`vm_core.h`, 3.4).
 const C_TRACE: u32 = 8;
-/// Instructions and operands of the longest code that is believed.
+/// Maximum plausible number of instructions and operands of code.
 const MAX_SIZE: u32 = 1 << 28;
 
-/// What an instruction sequence says of itself. Two reads that give the same are of the same sequence.
+/// The fields of an instruction sequence. Two reads with equal results are of the same sequence.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Body {
-    /// Where the body is.
+    /// Address of the body.
     pub(super) address: u64,
     pub(super) kind: Kind,
     size: u32,
@@ -116,15 +116,15 @@ impl Body {
     }
 
     /// The index that `calc_lineno` (`vm_backtrace.c`) looks up for a program counter: the counter points behind the
-    /// instruction that runs. `None` if it points elsewhere than into this code.
+    /// running instruction. `None` if it does not point into this code.
     pub(super) fn position(&self, pc: u64) -> Option<u32> {
         let bytes = pc.checked_sub(self.encoded)?;
         let words = u32::try_from(bytes / 8).ok().filter(|&words| bytes % 8 == 0 && words <= self.size)?;
         Some(words.saturating_sub(1))
     }
 
-    /// Whether the instruction that a program counter points to is the same as the last one: code ends with a `leave`, and if it does not, nothing of
-    /// it is the same.
+    /// Whether the instruction at a program counter equals the last one: code ends with a `leave`; in code that does not, no other instruction
+    /// equals the last one.
     pub(super) fn leaves_at<M: Memory>(&self, reader: &Reader<M>, pc: u64) -> Result<bool> {
         let last = self.encoded + u64::from(self.size - 1) * 8;
         Ok(pc <= last && (pc == last || reader.word(pc)? == reader.word(last)?))
@@ -150,9 +150,9 @@ impl Body {
         reader.half(self.infos.wrapping_add(place)).map(line)
     }
 
-    /// How many entries begin at or before a position (`succ_index_lookup`, iseq.c).
+    /// Number of entries that start at or before a position (`succ_index_lookup`, iseq.c).
     fn rank<M: Memory>(&self, reader: &Reader<M>, position: u32, layout: &FrameLayout) -> Result<u32> {
-        /// Positions that are stored without a block (`IMMEDIATE_TABLE_SIZE`): seven bits each, nine in a word.
+        /// Number of positions stored without a block (`IMMEDIATE_TABLE_SIZE`): seven bits each, nine in a word.
         const IMMEDIATE: u32 = 54;
         let at = &layout.iseq;
         if !is_object(self.index) {
@@ -173,7 +173,7 @@ impl Body {
     }
 }
 
-/// Lines are `int`s; a negative one (`eval(code, binding, file, -5)`) has no place in a profile.
+/// Lines are `int`s; a negative one (`eval(code, binding, file, -5)`) is meaningless in a profile and becomes 0.
 fn line(raw: u32) -> u32 {
     i32::try_from(raw).map_or(0, |_| raw)
 }

@@ -9,10 +9,10 @@ use super::{
     read::{Failure, Reader, Result},
 };
 
-/// Instruction sequences around each other that are followed at most; Ruby's own parser does not nest deeper by far.
+/// Maximum nesting of instruction sequences that is followed; Ruby's own parser does not nest nearly as deep.
 const MAX_NESTING: usize = 256;
 
-/// A label in two parts, between which the class of a method is inserted.
+/// A label in two parts; the class of a method is inserted between them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Label {
     /// `block in `, or empty.
@@ -24,8 +24,8 @@ pub(super) struct Label {
 }
 
 impl Label {
-    /// The label of the code, as the release shows it. `local` is the method, class body or file around it; `read_body`
-    /// reads others.
+    /// The label of the code, as the release shows it. `local` is the method, class body or file that contains it;
+    /// `read_body` reads other bodies.
     pub(super) fn read<M: Memory>(
         reader: &Reader<M>,
         iseq: u64,

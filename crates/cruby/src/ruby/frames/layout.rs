@@ -1,4 +1,4 @@
-//! Where the structures behind frames keep what a name is made of, in one image.
+//! Where the structures behind frames hold the parts of a name, in one image.
 
 use gctrace_common::config::StackPath;
 
@@ -20,17 +20,17 @@ pub struct FrameLayout {
     pub(super) array: ArrayLayout,
     pub(super) class: ClassLayout,
     pub(super) rules: Rules,
-    /// The way to the names of C functions, or why it is not known.
+    /// The path to the names of C functions, or why it is not known.
     pub(super) symbols: Result<SymbolTable, String>,
-    /// Where the table of global variables can be; `None` if that is not known, or its entries are not.
+    /// Where the table of global variables can be; `None` if that, or the layout of its entries, is not known.
     pub(super) globals: Option<GlobalsLayout>,
-    /// Where the table of the instance variables of objects of C code can be; `None` as of `globals`.
+    /// Where the table of the instance variables of objects of C code can be; `None` as for `globals`.
     pub(super) other_variables: Option<DataRange>,
-    /// A variable of the image, by which a process that is gone is distinguished from a pointer that leads nowhere.
+    /// A variable of the image; reading it distinguishes an exited process from an invalid pointer.
     pub(super) vm_ptr: Svma,
 }
 
-/// Where global variables are, and what they are like.
+/// Where global variables are, and their layout.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct GlobalsLayout {
     pub(super) table: GlobalTable,
@@ -38,7 +38,7 @@ pub(super) struct GlobalsLayout {
     pub(super) trace: u32,
 }
 
-/// `rb_iseq_t` and what hangs on it; byte offsets.
+/// `rb_iseq_t` and the structures it points to; byte offsets.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct IseqLayout {
     pub(super) body: u32,
@@ -49,7 +49,7 @@ pub(super) struct IseqLayout {
     pub(super) base_label: u32,
     pub(super) label: u32,
     pub(super) first_line: u32,
-    /// Up to 3.1 the first line is a Fixnum, then an `int`.
+    /// Up to 3.1 the first line is a Fixnum, later an `int`.
     pub(super) first_line_is_fixnum: bool,
     pub(super) infos: u32,
     pub(super) infos_size: u32,
@@ -58,7 +58,7 @@ pub(super) struct IseqLayout {
     pub(super) local: u32,
     /// `builtin_attrs`, for releases whose backtraces depend on it (3.4).
     pub(super) attributes: Option<u32>,
-    /// Bytes of the body that are read.
+    /// Number of bytes of the body that are read.
     pub(super) span: usize,
     pub(super) info_size: u32,
     pub(super) info_line: u32,
@@ -85,9 +85,9 @@ pub(super) struct MethodLayout {
 /// `RString`.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct StringLayout {
-    /// Byte offset of the length of a string that lies elsewhere.
+    /// Byte offset of the length of a string that is not embedded.
     pub(super) length: u32,
-    /// Byte offset of the pointer to it.
+    /// Byte offset of the pointer to such a string.
     pub(super) pointer: u32,
     /// Byte offset of the length of an embedded string; up to 3.1 it is in the flags.
     pub(super) embedded_length: Option<u32>,
@@ -101,57 +101,57 @@ pub(super) struct ArrayLayout {
     pub(super) length: u32,
     pub(super) pointer: u32,
     pub(super) embedded: u32,
-    /// Mask of the length of an embedded array, once shifted down.
+    /// Mask of the length of an embedded array, applied after the shift.
     pub(super) embedded_mask: u64,
 }
 
-/// Where a class keeps its name.
+/// Where a class holds its name.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct ClassLayout {
     /// `RUBY_FL_SINGLETON`.
     pub(super) singleton: u64,
     pub(super) path: ClassPath,
-    /// Byte offset of the superclass from the class; `None` if it is not known.
+    /// Byte offset of the superclass in the class; `None` if unknown.
     pub(super) superclass: Option<u32>,
-    /// Where its table of constants is; `None` if that is not known.
+    /// Where its table of constants is; `None` if unknown.
     pub(super) constants: Option<ConstantsAt>,
-    /// Where its own instance variables and class variables are; `None` if that is not known.
+    /// Where its own instance variables and class variables are; `None` if unknown.
     pub(super) variables: Option<VariablesAt>,
 }
 
-/// Where instance variables of a class or module, and its class variables, are; byte offsets.
+/// Where the instance variables and class variables of a class or module are; byte offsets.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum VariablesAt {
-    /// Up to 3.1, in a hash table: of the pointer to the extension from the class, and of that to the table from there.
+    /// Up to 3.1, in a hash table: the pointer to the extension in the class, and the pointer to the table in the extension.
     Table { extension: u32, table: u32 },
-    /// 3.2 to 3.4, in an array: of the pointer to it from the class. The shape of the class has their order.
+    /// 3.2 to 3.4, in an array: the pointer to it in the class. The shape of the class has their order.
     Shapes { values: u32, list: ShapeList, shape: ShapeLayout },
-    /// From 4.0 on, in an object of their own: of the pointer to it from the extension of the class, and of that extension from the class.
-    /// The shape of that object has their order. A class of Ruby's own has further extensions, one for each box that has changed it
-    /// (`RUBY_BOX`): of the pointer to their table from the class (`RClass_boxable.box_classext_tbl`, internal/class.h).
+    /// From 4.0 on, in a separate object: the pointer to it in the extension of the class, and that extension in the class.
+    /// The shape of that object has their order. A built-in class has further extensions, one for each box that has changed it
+    /// (`RUBY_BOX`): the pointer to their table in the class (`RClass_boxable.box_classext_tbl`, internal/class.h).
     Fields { object: u32, extension: u32, boxes: u32, list: ShapeList, shape: ShapeLayout },
 }
 
 /// Where the pointer to a class's table of constants is; byte offsets.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum ConstantsAt {
-    /// From the class: its extension lies behind it (3.2 and later).
+    /// In the class, since its extension directly follows it (3.2 and later).
     Class(u32),
-    /// Up to 3.1: of the pointer to the extension from the class, and from there.
+    /// Up to 3.1: the pointer to the extension in the class, and the pointer to the table in the extension.
     Extension(u32, u32),
 }
 
 /// The three generations of class names.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum ClassPath {
-    /// From 3.3 on: members of the class extension, which lies behind `RClass`; byte offsets from the class.
+    /// From 3.3 on: members of the class extension, which follows `RClass`; byte offsets from the class.
     Member { path: u32, permanent: u32, permanent_bit: u8, attached: u32, span: usize },
     /// Up to 3.1: hidden instance variables in a hash table; byte offsets of `RClass.ptr` and `rb_classext_t.iv_tbl`.
     Table { extension: u32, variables: u32 },
-    /// In 3.2: hidden instance variables in an array, whose order the shape of the class gives; byte offsets of
+    /// In 3.2: hidden instance variables in an array, in the order given by the shape of the class; byte offsets of
     /// `rb_classext_t.iv_ptr` from the class and of `rb_vm_t.shape_list`.
     Shapes { variables: u32, list: u32, shape: ShapeLayout },
-    /// Not known: methods are named without their class.
+    /// Unknown: methods are named without their class.
     Unknown,
 }
 
@@ -161,7 +161,7 @@ pub(super) struct ShapeLayout {
     pub(super) size: u32,
     pub(super) name: u32,
     pub(super) next_index: u32,
-    /// From 4.0 on it counts fields, of which an object id is one, in two bytes instead of four.
+    /// From 4.0 on it counts fields, including an object id, in two bytes instead of four.
     pub(super) counts_fields: bool,
     pub(super) kind: u32,
     pub(super) parent: u32,
@@ -170,15 +170,15 @@ pub(super) struct ShapeLayout {
 /// Which frames a backtrace of the release shows, and how it labels them (`vm_backtrace.c`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Rules {
-    /// Labels are composed when they are asked for (3.4 and later) instead of when the code is compiled.
+    /// Labels are composed on demand (3.4 and later) instead of when the code is compiled.
     pub(super) composed: bool,
-    /// The frame below one of a `rescue` or `ensure` clause is not shown (3.4 and later).
+    /// The frame below that of a `rescue` or `ensure` clause is not shown (3.4 and later).
     pub(super) hides_below_clause: bool,
     /// Ruby code that is shown as if it were a C function.
     pub(super) as_c: AsC,
-    /// The program counter goes behind an instruction that calls no method only after it (up to 3.2).
+    /// For an instruction that calls no method, the program counter advances only after the instruction (up to 3.2).
     pub(super) counts_behind_leaf_instructions: bool,
-    /// `RUBY_FL_PROMOTED`: the flags of an old object (`include/ruby/internal/fl_type.h`; up to 3.2 two bits count its age).
+    /// `RUBY_FL_PROMOTED`: the flags of an old object (`include/ruby/internal/fl_type.h`; up to 3.2 a two-bit age).
     pub(super) promoted: u64,
 }
 
@@ -187,9 +187,9 @@ pub(super) struct Rules {
 pub(super) enum AsC {
     /// None (up to 3.3).
     Nothing,
-    /// Methods that say so: `Primitive.attr! :c_trace` (3.4).
+    /// Methods that declare it: `Primitive.attr! :c_trace` (3.4).
     Attribute,
-    /// Everything in `<internal:…>`; of adjacent ones the last is shown (4.0 and later).
+    /// Everything in `<internal:…>`; of adjacent frames the last is shown (4.0 and later).
     Internal,
 }
 
@@ -211,15 +211,15 @@ impl Rules {
 }
 
 impl Rules {
-    /// Whether an object with these flags is old: no minor GC frees it, and only a major one moves it. One that loses its write barrier later
-    /// stays until the next major GC, too (`rb_gc_writebarrier_unprotect`, gc.c).
+    /// Whether an object with these flags is old: no minor GC frees it, and only a major GC moves it. An object that loses its write barrier
+    /// later also stays until the next major GC (`rb_gc_writebarrier_unprotect`, gc.c).
     pub(super) fn is_old(&self, flags: u64) -> bool {
         flags & self.promoted == self.promoted
     }
 }
 
 impl FrameLayout {
-    /// The layout of an image, from its release's table and what its code shows; or why there is none, in words.
+    /// The layout of an image, from its release's table and from its code; or a text that says why there is none.
     pub fn of(analysis: &RubyAnalysis, table: &Table) -> Result<Self, String> {
         let symbols = analysis.derived.symbols.as_ref().copied().map_err(ToString::to_string);
         let mut layout = Self::with(analysis.version, table, symbols, analysis.vm.vm_ptr)?;
@@ -227,17 +227,17 @@ impl FrameLayout {
         layout.class.variables = layout.class.variables_at(analysis.version, table, shapes);
         let derived = &analysis.derived;
         let others = derived.other_variables.as_ref().ok();
-        // From 4.0 on, these objects have the pointer to their variables in their slots (`RTypedData.fields_obj`).
+        // From 4.0 on, the slots of these objects hold the pointer to their variables (`RTypedData.fields_obj`).
         let in_table = layout.class.variables.filter(|at| !matches!(at, VariablesAt::Fields { .. }));
         layout.other_variables = others.filter(|_| in_table.is_some()).copied();
-        // From 3.0 on, another function (`compactor`) precedes it.
+        // From 3.0 on, an additional function (`compactor`) precedes it.
         let trace = if analysis.version.at_least(3, 0) { 48 } else { 40 };
         let table = derived.globals.as_ref().ok().filter(|_| reads_tables(analysis.version));
         layout.globals = table.map(|&table| GlobalsLayout { table, trace });
         Ok(layout)
     }
 
-    /// The way to a Ruby stack with that from a frame to the name of its method.
+    /// The path to a Ruby stack, with the path from a frame to the name of its method added.
     pub(in crate::ruby) fn with_labels(&self, path: StackPath) -> StackPath {
         StackPath {
             iseq_body: self.iseq.body,
@@ -273,7 +273,7 @@ impl FrameLayout {
     }
 }
 
-/// Whether tables of ids, and the entries of those of constants and global variables, are as they are read here.
+/// Whether tables of ids, and the entries of those for constants and global variables, have the layout read here.
 fn reads_tables(version: RubyVersion) -> bool {
     version >= RubyVersion::new(2, 7, 0) && version < RubyVersion::new(4, 1, 0)
 }
@@ -288,7 +288,7 @@ fn array(structure: &Struct, member: &str) -> Result<(u32, u32), String> {
     structure.array(member).map(|array| (array.offset, array.stride)).ok_or_else(missing)
 }
 
-/// Bytes up to the end of the last of these 8-byte members.
+/// Number of bytes up to the end of the last of these 8-byte members.
 fn span(offsets: &[u32]) -> usize {
     offsets.iter().max().map_or(0, |&last| last as usize + 8)
 }
@@ -422,7 +422,7 @@ impl ClassLayout {
         Ok(Self { singleton, path, superclass, constants: Self::constants(version, table), variables: None })
     }
 
-    /// The table of constants, of releases whose table and entries are as `constants.rs` reads them.
+    /// The table of constants, for releases whose tables and entries have the layout that `constants.rs` reads.
     fn constants(version: RubyVersion, table: &Table) -> Option<ConstantsAt> {
         if !reads_tables(version) {
             return None;
@@ -442,8 +442,8 @@ impl ClassLayout {
     }
 
     /// Instance variables and class variables are in one table (`RCLASS_IV_TBL`, internal/class.h, up to 3.1), from 3.2 to 3.4 in one
-    /// array (`RCLASS_IVPTR`), from 4.0 on in one object (`RCLASSEXT_FIELDS_OBJ`, v4.0.0): `rb_cvar_set` stores by `rb_class_ivar_set`
-    /// (variable.c).
+    /// array (`RCLASS_IVPTR`), from 4.0 on in one object (`RCLASSEXT_FIELDS_OBJ`, v4.0.0): `rb_cvar_set` stores through
+    /// `rb_class_ivar_set` (variable.c).
     fn variables_at(
         &self,
         version: RubyVersion,
@@ -473,7 +473,7 @@ impl ClassLayout {
         Some(VariablesAt::Shapes { values, list, shape })
     }
 
-    /// Releases that keep the name in an instance variable.
+    /// For releases that hold the name in an instance variable.
     fn variables(table: &Table, extension: &Struct) -> Result<ClassPath, String> {
         let Some(class) = table.structure("RClass") else { return Ok(ClassPath::Unknown) };
         if let Some(variables) = extension.field("iv_tbl") {

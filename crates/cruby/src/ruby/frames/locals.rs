@@ -1,4 +1,4 @@
-//! What `Thread#[]` reads: a table of values by the ids of names, which each fiber has.
+//! The values that `Thread#[]` reads: each fiber has a table of them, keyed by the ids of names.
 
 use super::{
     Memory, class, id_table,
@@ -14,12 +14,12 @@ pub enum LocalTable {
     Ids(u64),
 }
 
-/// `ID_SCOPE_SHIFT`: bits of an id with the kind of its name.
+/// `ID_SCOPE_SHIFT`: number of bits in an id for the kind of its name.
 const SCOPE_SHIFT: u32 = 4;
-/// Numbers below this may be ids of operators, which are their numbers.
+/// Numbers below this may be ids of operators, which equal their numbers.
 const MAX_OPERATOR: u32 = 512;
 
-/// The ids that the name of each wanted value can have, in the order in which they are to be tried.
+/// For each wanted value, the ids that its name can have, in the order in which to try them.
 pub(super) fn find<M: Memory>(
     reader: &Reader<M>,
     table: LocalTable,
@@ -38,7 +38,7 @@ pub(super) fn find<M: Memory>(
     }
 }
 
-/// The ids that a key of a table can be of: it leaves out what kind of name it is.
+/// The ids to which a key of a table may belong: the key lacks the kind of name.
 fn ids(key: u32) -> Vec<u64> {
     let operator = (key < MAX_OPERATOR).then_some(u64::from(key));
     operator
@@ -62,7 +62,7 @@ mod tests {
         find(&Reader { memory: Words(words.to_vec()), alive: at(0) }, table, &mut |value| value == 0x5000)
     }
 
-    /// Both kinds: two entries of which one is wanted, and no table.
+    /// Both kinds of table: two entries, one of them wanted, and no table.
     #[test]
     fn tables() {
         let mut words = vec![0; 24];
@@ -84,7 +84,7 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever lies there, reading ends.
+        /// Whatever the memory contains, reading ends.
         #[test]
         fn anything(
             words in prop::collection::vec(

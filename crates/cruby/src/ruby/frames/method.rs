@@ -14,7 +14,7 @@ const CFUNC: u32 = 1;
 const BMETHOD: u32 = 4;
 
 /// Byte offset in `struct RTypedData` of the word with `TYPED_DATA_EMBEDDED` (3.3 and later), and of the pointer to the
-/// data or, where that bit is set, of the data itself (include/ruby/internal/core/rtypeddata.h, 2.6–4.0).
+/// data or, if that bit is set, of the data itself (include/ruby/internal/core/rtypeddata.h, 2.6–4.0).
 const DATA_FLAGS: u32 = 24;
 const DATA_EMBEDDED: u64 = 2;
 const DATA: u32 = 32;
@@ -30,12 +30,12 @@ pub(super) enum Kind {
     Block(u64),
     /// A C function: the id of the name by which it was defined.
     C(u64),
-    /// Something that has no frame of its own.
+    /// A kind without a frame of its own.
     Other,
 }
 
-/// What an environment holds where a method entry could be (`check_method_entry`, `vm_insnhelper.c`): a `struct vm_svar`
-/// precedes one (`cref_or_me`, internal/imemo.h, 2.6–4.0); `None` for a `cref`, whose frame has no method.
+/// The method entry that the object at `address`, which an environment holds in place of one, leads to (`check_method_entry`,
+/// `vm_insnhelper.c`): through a `struct vm_svar` (`cref_or_me`, internal/imemo.h, 2.6–4.0). `None` for a `cref`, whose frame has no method.
 pub(super) fn behind<M: Memory>(reader: &Reader<M>, address: u64) -> Result<Option<u64>> {
     let flags = |slot: &[u8]| u64_at(slot, 0);
     let slot = reader.slot(address)?;
@@ -52,12 +52,12 @@ pub(super) fn behind<M: Memory>(reader: &Reader<M>, address: u64) -> Result<Opti
     Ok(Some(behind))
 }
 
-/// What a method entry and its definition say. Two reads that give the same are of the same method.
+/// The fields of a method entry and its definition. Two reads with equal results are of the same method.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct MethodEntry {
     /// Address of its definition.
     pub(super) definition: u64,
-    /// The class or module that it was defined in.
+    /// The class or module in which it was defined.
     pub(super) owner: u64,
     /// What implements it.
     pub(super) kind: Kind,
@@ -88,8 +88,8 @@ impl MethodEntry {
     }
 }
 
-/// The instruction sequence of a `Proc`. The caller compares it with one that is known, so that a `Proc` of another
-/// kind or layout is found out.
+/// The instruction sequence of a `Proc`. The caller compares it with a known one, so a `Proc` of another kind or layout
+/// is detected.
 fn block<M: Memory>(reader: &Reader<M>, proc: u64) -> Result<u64> {
     let slot = reader.slot(proc)?;
     let embedded = u64_at(&slot, DATA_FLAGS) & DATA_EMBEDDED != 0;

@@ -1,21 +1,21 @@
-//! From the addresses of a Ruby stack to names: iseqs, method entries, symbols, classes, lines, read out of the process.
+//! Turns the addresses of a Ruby stack into names: iseqs, method entries, symbols, classes and lines, read from the process.
 //!
 //! A frame is named as the running Ruby's own `caller_locations` would: the same frames, the same label, path and line.
 //! On every release the method's class precedes its name, by the rule that CRuby itself follows from 3.4 on:
-//! `Class#method`, `Class.method` for singleton methods of classes and modules, and no class where the class has no
-//! permanent name or the singleton belongs to something else. Frames of C functions have the name alone, without file
+//! `Class#method`, `Class.method` for singleton methods of classes and modules, and no class if the class has no
+//! permanent name or the singleton class belongs to something else. Frames of C functions have only a name, without file
 //! and line: Ruby shows those of the caller there, which is the next Ruby frame.
 //!
 //! Up to 3.3 the label is the one that the compiler stored (`rescue in Foo#bar`), from 3.4 on the one that is composed
-//! when it is asked for (`Foo#bar` for the same frame). A method whose entry was not found ([`RubyFrame::METHOD_LOST`])
+//! on demand (`Foo#bar` for the same frame). A method whose entry was not found ([`RubyFrame::METHOD_LOST`])
 //! is named without class.
 //!
-//! Frames are read after they were sampled. Garbage collection may have freed or moved what they point to, so nothing
-//! is believed before it was checked: the program counter must lie in the code that is found, the method entry must
-//! belong to that code, a C function's entry must still have the definition that it had, the name of an id must be
-//! beside the symbol with that id, and what was read before is read again once the process has been through another
-//! collection. What fails is counted as stale. One case is not found out: code and method entry were both freed, and
-//! others that belong together took the places of both, down to the same address of the instructions.
+//! Frames are read after they were sampled. Garbage collection may have freed or moved what they point to, so everything
+//! is checked before it is used: the program counter must lie in the code found, the method entry must belong to that
+//! code, a C function's entry must still have the same definition, the name of an id must be stored beside the symbol
+//! with that id, and earlier results are read again once the process has been through another collection. Failures are
+//! counted as stale. One case is not detected: code and method entry were both freed, and another matching pair took the
+//! places of both, down to the same address of the instructions.
 
 mod cache;
 mod checked;
@@ -54,31 +54,31 @@ pub trait Memory {
     fn read(&self, address: u64, buffer: &mut [u8]) -> bool;
 }
 
-/// Frames that were named or not.
+/// Numbers of frames that were named or could not be named.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct NameCounts {
-    /// Frames that were asked for, without those that Ruby's own backtraces leave out.
+    /// Frames to be named, without those that Ruby's own backtraces omit.
     pub asked: u64,
-    /// Of them, named.
+    /// Of these, named.
     pub named: u64,
-    /// Of them, not: what was read at their address was not (or no longer) the frame that ran.
+    /// Of these, not named: the data at their address was not (or no longer) that of the frame that ran.
     pub stale: u64,
-    /// Of them, not: the process's memory could not be read (it is gone).
+    /// Of these, not named: the process's memory could not be read (it has exited).
     pub unreadable: u64,
-    /// Of them, not: C functions in an image whose table of symbols is not known.
+    /// Of these, not named: C functions in an image whose table of symbols is not known.
     pub no_symbols: u64,
 }
 
-/// What the leaf of a stack was doing when it was taken.
+/// What the leaf of a stack was doing when the stack was taken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Leaf {
     /// Anything.
     Runs,
-    /// It allocated, or started a collection: an instruction of it was running.
+    /// It allocated, or started a collection: one of its instructions was running.
     Allocates,
 }
 
-/// Names the frames of one process; remembers them.
+/// Names the frames of one process and caches the results.
 pub struct Namer<M> {
     names: namer::Names<M>,
     counts: NameCounts,
@@ -96,13 +96,13 @@ impl<M: Memory> Namer<M> {
     }
 
     /// Names a stack that was taken in this epoch ([`gctrace_common::stack::StackEvent::epoch`]) of the process, leaf
-    /// first. As many frames come out as Ruby's own `caller` would show.
+    /// first. The number of resulting frames is that of Ruby's own `caller`.
     ///
-    /// Up to 3.2 the program counter of a frame that allocates points to the instruction that runs if that calls no method, and behind it
-    /// otherwise (`if (!leaf) ADD_PC`, `tool/ruby_vm/views/_insn_entry.erb`; from 3.3 on always behind it). With [`Leaf::Allocates`] the line is then
-    /// the one that CRuby states for allocations and events of the GC, that of the next instruction (`gc_event_hook_body`, gc.c: "increment PC because
-    /// source line is calculated with PC-1"), but never that of a `leave`, which allocates nothing: a method whose last expression allocates is not
-    /// named at its `end`.
+    /// Up to 3.2 the program counter of a frame that allocates points to the running instruction if that instruction calls no method, and
+    /// behind it otherwise (`if (!leaf) ADD_PC`, `tool/ruby_vm/views/_insn_entry.erb`; from 3.3 on always behind it). With [`Leaf::Allocates`] the
+    /// line is then the one that CRuby reports for allocations and GC events, that of the next instruction (`gc_event_hook_body`, gc.c: "increment PC
+    /// because source line is calculated with PC-1"), but never that of a `leave`, which does not allocate: a method whose last expression allocates
+    /// is not attributed to its `end`.
     pub fn name(&mut self, frames: &[RubyFrame], epoch: u64, leaf: Leaf, out: &mut Vec<Arc<Frame>>) {
         self.shown.clear();
         self.names.stack(frames, epoch, leaf, &mut self.shown);
@@ -118,17 +118,17 @@ impl<M: Memory> Namer<M> {
         }
     }
 
-    /// The name of a class or module itself; `None`: it has no permanent one, as singleton classes, or it cannot be read.
+    /// The name of a class or module itself; `None`: it has no permanent name, like a singleton class, or it cannot be read.
     pub(in crate::ruby) fn own_name(&mut self, class: u64) -> Option<Arc<str>> {
         self.names.own_name(class)
     }
 
-    /// The name of the class that `Object#class` gives for an object with this class pointer.
+    /// The name of the class that `Object#class` returns for an object with this class pointer.
     pub(in crate::ruby) fn class_name(&mut self, class: u64) -> Option<Arc<str>> {
         self.names.class_name(class)
     }
 
-    /// Hands the key and the value of each constant of a class or module to `visit`; `None` if they cannot be read.
+    /// Passes the key and the value of each constant of a class or module to `visit`; `None` if they cannot be read.
     pub(in crate::ruby) fn constants(&mut self, class: u64, visit: &mut dyn FnMut(u32, u64)) -> Option<()> {
         self.names.constants(class, visit)
     }
@@ -138,7 +138,7 @@ impl<M: Memory> Namer<M> {
         self.names.constant_name(key)
     }
 
-    /// Names of the instance variables and class variables of a class or module that have a value for which `is_wanted` holds; `None` if
+    /// Names of the instance variables and class variables of a class or module whose value satisfies `is_wanted`; `None` if
     /// they cannot be read.
     pub(in crate::ruby) fn class_variables(
         &mut self,
@@ -148,7 +148,7 @@ impl<M: Memory> Namer<M> {
         self.names.class_variables(class, is_wanted)
     }
 
-    /// Names of the global variables from which Ruby code gets a value for which `is_wanted` holds; `None` if they cannot be read.
+    /// Names of the global variables from which Ruby code reads a value that satisfies `is_wanted`; `None` if they cannot be read.
     pub(in crate::ruby) fn global_names(
         &mut self,
         is_wanted: &mut dyn FnMut(u64) -> bool,
@@ -158,7 +158,7 @@ impl<M: Memory> Namer<M> {
         Some(found.into_iter().filter_map(|global| self.names.global_name(global.id)).collect())
     }
 
-    /// The names by which `Thread#[]` reads a value for which `is_wanted` holds; `None` if they cannot be read.
+    /// The names under which `Thread#[]` reads a value that satisfies `is_wanted`; `None` if they cannot be read.
     pub(in crate::ruby) fn local_names(
         &mut self,
         table: LocalTable,
@@ -167,27 +167,27 @@ impl<M: Memory> Namer<M> {
         self.names.local_names(table, is_wanted)
     }
 
-    /// Whether a hash is the one with the variables of a thread, given the `Thread`; `None` if that cannot be read.
+    /// Whether a hash holds the variables of the given `Thread`; `None` if that cannot be read.
     pub(in crate::ruby) fn has_thread_variables(&mut self, thread: u64, hash: u64) -> Option<bool> {
         self.names.has_thread_variables(thread, hash)
     }
 
-    /// The class that an object with this class pointer has; `None` if it cannot be read.
+    /// The class of an object with this class pointer; `None` if it cannot be read.
     pub(in crate::ruby) fn real_class(&self, class: u64) -> Option<u64> {
         self.names.real_class(class)
     }
 
-    /// The name of a `Symbol`; `None`: it is something else, or it cannot be read.
+    /// The name of a `Symbol`; `None`: it is not a `Symbol`, or it cannot be read.
     pub(in crate::ruby) fn symbol_name(&mut self, symbol: u64) -> Option<Arc<str>> {
         self.names.symbol_name(symbol)
     }
 
-    /// What the collector marks through global variables; `None` if it cannot be read.
+    /// The values that the collector marks through global variables; `None` if they cannot be read.
     pub(in crate::ruby) fn global_values(&mut self) -> Option<Vec<u64>> {
         Some(self.names.globals()?.into_iter().map(|global| global.value).collect())
     }
 
-    /// What Ruby code calls a class or module: `Order`, or `Order.singleton_class`. `None`: it has no permanent name.
+    /// The Ruby expression for a class or module: `Order`, or `Order.singleton_class`. `None`: it has no permanent name.
     pub(in crate::ruby) fn class_expression(&mut self, class: u64) -> Option<String> {
         self.names.class_expression(class)
     }
@@ -202,7 +202,7 @@ impl<M: Memory> Namer<M> {
         self.names.text(value)
     }
 
-    /// What became of the frames so far.
+    /// The counts of all frames so far.
     pub fn counts(&self) -> NameCounts {
         self.counts
     }

@@ -1,4 +1,4 @@
-//! Which frames are shown, and what is remembered of them.
+//! Decides which frames are shown, and caches what is known about them.
 
 use std::{
     collections::{BTreeSet, HashMap, hash_map::Entry},
@@ -24,15 +24,15 @@ use super::{
     symbol, variables,
 };
 
-/// Entries of each kind that are remembered, in each of two generations.
+/// Capacity of each of the two generations of a cache, entries.
 const CAPACITY: usize = 16 << 10;
-/// What the paths of Ruby code inside of CRuby begin with.
+/// Prefix of the paths of Ruby code inside CRuby.
 const INTERNAL: &str = "<internal:";
 
-/// The name of the instance variable with the variables of a thread (`idLocals`, id.def).
+/// The name of the instance variable that holds the variables of a thread (`idLocals`, id.def).
 const THREAD_VARIABLES: &str = "locals";
 
-/// A frame as it comes out.
+/// A resulting frame.
 pub(super) struct Shown {
     pub(super) frame: Arc<Frame>,
     pub(super) fate: std::result::Result<(), Unnamed>,
@@ -57,14 +57,14 @@ impl From<Failure> for Unnamed {
 
 /// An instruction sequence.
 struct Code {
-    /// Distinguishes it from everything else that was ever read.
+    /// Distinguishes it from everything else that was read.
     number: u64,
     body: Body,
     label: Label,
     path: Arc<str>,
     /// Whether backtraces show it as if it were a C function.
     as_c: bool,
-    /// Whether the method around it is shown so.
+    /// Whether backtraces show the method that contains it in that way.
     local_as_c: bool,
 }
 
@@ -80,8 +80,8 @@ struct Method {
 /// Key of a frame of Ruby code: code, method, position.
 type FrameKey = (u64, u64, u32);
 
-/// What was read for the stack that is being named. Objects move, so it is not kept longer: an address says nothing by
-/// itself.
+/// Data read for the stack that is being named. Objects move, so it is not kept longer: an address alone does not identify
+/// an object.
 #[derive(Default)]
 struct Lately {
     bodies: HashMap<u64, Body>,
@@ -107,12 +107,12 @@ pub(super) struct Names<M> {
     trust: Trust,
     codes: Cache<u64, Checked<Code>>,
     methods: Cache<u64, Checked<Method>>,
-    /// What environments hold where a method entry could be, and the entry behind it.
+    /// Objects that environments hold in the place of a method entry, and the entry behind each.
     behind: Cache<u64, Checked<Option<u64>>>,
     /// Names of ids; they never change.
     ids: Cache<u64, Arc<str>>,
     units: symbol::Units,
-    /// Where the pointer to the table of global variables is.
+    /// Address of the pointer to the table of global variables.
     globals: Option<u64>,
     frames: Cache<FrameKey, Arc<Frame>>,
     interned: BTreeSet<Arc<Frame>>,
@@ -146,14 +146,14 @@ impl<M: Memory> Names<M> {
         class::real_name(reader, class, layout, &mut id_name).ok().flatten()
     }
 
-    /// The class that an object with this class pointer has; `None` if there is none, or it is not known where its superclass is.
+    /// The class of an object with this class pointer; `None` if there is none, or if the place of superclasses is not known.
     pub(super) fn real_class(&self, class: u64) -> Option<u64> {
         let real = class::real(&self.reader, class, &self.layout).ok().flatten()?;
         let flags = self.reader.word(real).ok()?;
         (object_type(flags) == T_CLASS).then_some(real)
     }
 
-    /// Hands the key and the value of each constant of a class or module to `visit`; `None` if they cannot be read.
+    /// Passes the key and the value of each constant of a class or module to `visit`; `None` if they cannot be read.
     pub(super) fn constants(&mut self, class: u64, visit: &mut dyn FnMut(u32, u64)) -> Option<()> {
         constants::each(&self.reader, class, self.layout.class.constants, visit).ok().flatten()
     }
@@ -166,7 +166,7 @@ impl<M: Memory> Names<M> {
             .find_map(|id| id_name(reader, layout, *bias, ids, units, id).ok().flatten())
     }
 
-    /// Names of the variables of a class or module that have a wanted value. Hidden variables have other names, or none.
+    /// Names of the variables of a class or module that have a wanted value. Hidden variables have other names, or no name.
     pub(super) fn class_variables(
         &mut self,
         class: u64,
@@ -204,16 +204,16 @@ impl<M: Memory> Names<M> {
         Some(found.into_iter().filter_map(|ids| ids.into_iter().find_map(&mut name)).collect())
     }
 
-    /// Whether a hash is the instance variable of a `Thread` in which `Thread#thread_variable_set` stores (`idLocals`, thread.c).
+    /// Whether a hash is the instance variable of a `Thread` into which `Thread#thread_variable_set` stores (`idLocals`, thread.c).
     pub(super) fn has_thread_variables(&mut self, thread: u64, hash: u64) -> Option<bool> {
-        /// `Qundef` up to 3.1: a variable that other objects of the class have.
+        /// `Qundef` up to 3.1: an unset variable that other objects of the class have.
         const UNDEF: u64 = 0x34;
         let Self { reader, layout, bias, ids, units, .. } = self;
         let is_hash = &mut |value| value == hash;
         let in_table =
             |reader| other_variables::values(reader, layout.other_variables?, *bias, thread).ok()?;
         let found = match layout.class.variables? {
-            // Which of several it is, its class knows. The variable is there once the thread has any: if it is the only one, it is it.
+            // Only its class knows the index of the variable. The variable exists once the thread has any: if it is the only one, it is the hash.
             VariablesAt::Table { .. } => {
                 let mut values = in_table(reader)?.into_iter().filter(|value| *value != UNDEF);
                 return Some(values.next() == Some(hash) && values.next().is_none());
@@ -238,7 +238,7 @@ impl<M: Memory> Names<M> {
         symbol::of_value(reader, symbol, layout, &mut id_name).ok()?
     }
 
-    /// The name of a class or module itself (`rb_mod_name`, variable.c): a singleton class has none.
+    /// The name of a class or module itself (`rb_mod_name`, variable.c); a singleton class has no name.
     pub(super) fn own_name(&mut self, class: u64) -> Option<Arc<str>> {
         let Self { reader, layout, bias, ids, units, .. } = self;
         let mut id_name = |id| id_name(reader, layout, *bias, ids, units, id);
@@ -246,7 +246,7 @@ impl<M: Memory> Names<M> {
         (separator != '.').then_some(path)
     }
 
-    /// The name of a class or module, or of what a singleton class belongs to.
+    /// The Ruby expression for a class or module, or for the singleton class of one.
     pub(super) fn class_expression(&mut self, class: u64) -> Option<String> {
         let Self { reader, layout, bias, ids, units, .. } = self;
         let mut id_name = |id| id_name(reader, layout, *bias, ids, units, id);
@@ -273,7 +273,7 @@ impl<M: Memory> Names<M> {
         let mut next = leaf == Leaf::Allocates && rules.counts_behind_leaf_instructions;
         self.lately.clear();
         let mut hidden = false;
-        // Frames at the end of `out` that are shown as C functions.
+        // Number of frames at the end of `out` that are shown as C functions.
         let mut as_c = 0;
         for frame in frames {
             let takes_next = std::mem::take(&mut next);
@@ -352,7 +352,7 @@ impl<M: Memory> Names<M> {
         }
     }
 
-    /// Its name; `None` where there is no table of symbols.
+    /// Its name; `None` if the table of symbols is not known.
     fn c_function_name(&mut self, frame: &RubyFrame, epoch: u64) -> Result<Option<Arc<str>>> {
         let address = frame.method & !RubyFrame::METHOD_FLAGS;
         let method = self.method(address, epoch)?;
@@ -380,7 +380,7 @@ impl<M: Memory> Names<M> {
         if let Some(known) = self.frames.get(&key) {
             return Ok((known.clone(), code));
         }
-        // The method must be the one around the code, or something else took the place of either.
+        // The method must be the one that contains the code, or something else took the place of either.
         let method = method.as_deref();
         if let Some(method) = method
             && !self.fits(&method.entry, iseq, &code.body)?
@@ -399,7 +399,7 @@ impl<M: Memory> Names<M> {
                 c_frame(name)
             } else {
                 let line = code.body.line(&self.reader, position, &self.layout)?;
-                // The table of lines goes with the code.
+                // The table of lines is freed with the code.
                 if Body::read_at(&self.reader, code.body.address, &self.layout)? != code.body {
                     return Err(Failure::Stale);
                 }
@@ -418,7 +418,7 @@ impl<M: Memory> Names<M> {
         Ok((named, code))
     }
 
-    /// The method of a frame of Ruby code: what its environment holds, or the entry that an `svar` there precedes
+    /// The method of a frame of Ruby code: the entry that its environment holds, or the entry behind an `svar` there
     /// (`check_method_entry`, `vm_insnhelper.c`).
     fn method_around(&mut self, method: u64, epoch: u64) -> Result<Option<Arc<Method>>> {
         let address = method & !RubyFrame::METHOD_FLAGS;
@@ -441,9 +441,9 @@ impl<M: Memory> Names<M> {
         }
     }
 
-    /// Whether a frame of this code can be one of the method, or of a block in it.
+    /// Whether a frame of this code can belong to the method, or to a block in it.
     fn fits(&self, entry: &MethodEntry, iseq: u64, body: &Body) -> Result<bool> {
-        /// Blocks around each other that are looked through.
+        /// Maximum number of nested blocks that are followed.
         const MAX_NESTING: usize = 256;
         match entry.kind {
             method::Kind::Ruby(code) => Ok(code == body.local),
@@ -470,7 +470,7 @@ impl<M: Memory> Names<M> {
         self.numbers
     }
 
-    /// The instruction sequence at an address, read again if it was not yet in this epoch.
+    /// The instruction sequence at an address, read again if that has not happened yet in this epoch.
     fn code(&mut self, iseq: u64, epoch: u64) -> Result<Arc<Code>> {
         let cached = self.codes.get(&iseq);
         if let Some(known) = cached.as_ref().and_then(|cached| cached.at(epoch, &mut self.trust)) {
@@ -495,7 +495,7 @@ impl<M: Memory> Names<M> {
             Entry::Occupied(known) => known.get().clone(),
             Entry::Vacant(new) => new.insert(reader.path(body.pathobj, &layout)?).clone(),
         };
-        // Strings were read by addresses that the collector may have changed in the meantime.
+        // Strings were read through addresses that the collector may have changed in the meantime.
         if Body::read_at(reader, body.address, &layout)? != body {
             return Err(Failure::Stale);
         }
@@ -512,7 +512,7 @@ impl<M: Memory> Names<M> {
         Ok(known)
     }
 
-    /// The method entry at an address, read again if it was not yet in this epoch.
+    /// The method entry at an address, read again if that has not happened yet in this epoch.
     fn method(&mut self, address: u64, epoch: u64) -> Result<Arc<Method>> {
         let cached = self.methods.get(&address);
         if let Some(known) = cached.and_then(|cached| cached.at(epoch, &mut self.trust)) {
@@ -531,7 +531,7 @@ impl<M: Memory> Names<M> {
             method::Kind::C(id) => id_name(id)?,
             _ => None,
         };
-        // A class that has no name yet may get one at any time; one that has keeps it.
+        // A class without a name may get one at any time; a class with a name keeps it.
         let old = self.layout.rules.is_old(flags) && owner.is_some();
         let cached = self.methods.get(&address);
         if let Some(cached) = cached
@@ -540,7 +540,7 @@ impl<M: Memory> Names<M> {
         {
             return Ok(cached.found_again(epoch, old));
         }
-        // The names of its class and of itself were read behind it.
+        // The names of its class and of itself were read through it.
         if MethodEntry::read(&self.reader, address, &self.layout)?.1 != entry {
             return Err(Failure::Stale);
         }

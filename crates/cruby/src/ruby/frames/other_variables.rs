@@ -1,8 +1,8 @@
-//! Instance variables of objects of C code, such as threads: they are in a table of the VM by the addresses of the objects
-//! (`generic_iv_tbl_`, variable.c, up to 3.4).
+//! Instance variables of objects of C code, such as threads: a table of the VM, keyed by the addresses of the objects,
+//! holds them (`generic_iv_tbl_`, variable.c, up to 3.4).
 //!
-//! Which pointer among the image's data is that to the table is not known in advance. A table is only believed to be it if it has the
-//! object, and all of its keys that are looked at are objects that have variables in it.
+//! It is not known in advance which pointer in the image's data points to the table. A table is accepted only if it contains the object,
+//! and if all keys that are checked are objects with variables in such a table.
 
 use super::{
     Memory, globals,
@@ -20,20 +20,20 @@ const TABLE: usize = 56;
 const ENTRY: usize = 24;
 /// `RESERVED_HASH_VAL` (st.c): the entry was deleted.
 const DELETED: u64 = u64::MAX;
-/// Entries of a table beyond this many are not looked at.
+/// Maximum number of entries of a table; a larger one is not searched.
 const MOST: u64 = 1 << 24;
-/// Entries that are read at once.
+/// Number of entries read at once.
 const CHUNK: u64 = 4096;
-/// Keys that are looked at, spread over the table.
+/// Number of keys that are checked, spread over the table.
 const KEYS: u64 = 64;
 /// `FL_EXIVAR` (`include/ruby/internal/fl_type.h`, up to 3.4).
 const HAS_VARIABLES: u64 = 1 << 10;
 /// `struct gen_ivtbl` (variable.h, 2.7 to 3.4): `numiv`, and byte offset of `ivptr`.
 const VALUES: u64 = 8;
-/// Variables of one object beyond this many are not plausible.
+/// Maximum plausible number of variables of one object.
 const MOST_VALUES: u32 = 1024;
 
-/// The values of the instance variables of an object of C code. `None`: it is in no table.
+/// The values of the instance variables of an object of C code. `None`: no table contains it.
 pub(super) fn values<M: Memory>(
     reader: &Reader<M>,
     data: DataRange,
@@ -57,7 +57,7 @@ pub(super) fn values<M: Memory>(
     Ok(None)
 }
 
-/// What a table has for an object, if it is the table of variables.
+/// The record of an object in a table, if it is the table of variables.
 fn record<M: Memory>(reader: &Reader<M>, table: u64, object: u64) -> Result<Option<u64>> {
     let table = reader.bytes::<TABLE>(table)?;
     let (start, bound) = (u64_at(&table, START), u64_at(&table, BOUND));
@@ -105,7 +105,7 @@ mod tests {
         BASE + word * 8
     }
 
-    /// Data with another table and the one with two objects; at word 40 the objects, at word 50 what they have.
+    /// Data with another table and the one with two objects; the objects are at word 40, their records at word 50.
     fn memory() -> Vec<u64> {
         let mut words = vec![0; 60];
         (words[0], words[1], words[2]) = (12, at(4), at(12));
@@ -145,7 +145,7 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever lies there, reading ends.
+        /// Whatever the memory contains, reading ends.
         #[test]
         fn anything(
             words in prop::collection::vec(prop_oneof![any::<u64>(), (0_u64..40).prop_map(at), 0_u64..9], 3..60),

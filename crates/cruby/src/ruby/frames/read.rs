@@ -4,10 +4,10 @@ use std::sync::Arc;
 
 use super::{Memory, layout::FrameLayout};
 
-/// Why something in the process was not read.
+/// Why a read from the process failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Failure {
-    /// Something else is at the address than what should be there.
+    /// The expected data is not at the address.
     Stale,
     /// The process's memory could not be read at all.
     Unreadable,
@@ -17,7 +17,7 @@ pub(super) type Result<T> = std::result::Result<T, Failure>;
 
 /// Bytes of the smallest slot of an object (`RVALUE`); reading more could leave its page.
 pub(super) const SLOT: usize = 40;
-/// Bytes of the longest string that is read; what is longer is cut.
+/// Maximum bytes of a string; a longer one is truncated.
 const LONGEST: usize = 4096;
 
 /// `RUBY_T_MASK` and the types of objects (`include/ruby/internal/value_type.h`).
@@ -51,7 +51,7 @@ pub(super) fn object_type(flags: u64) -> u64 {
     flags & T_MASK
 }
 
-/// Whether the flags are those of an internal object of that kind.
+/// Whether the flags are those of an internal object of this kind.
 pub(super) fn is_imemo(flags: u64, kind: u64) -> bool {
     object_type(flags) == T_IMEMO && flags >> USER & 0xf == kind
 }
@@ -61,13 +61,13 @@ pub(super) fn is_object(value: u64) -> bool {
     value.is_multiple_of(8) && value > 0x1000
 }
 
-/// An element of bytes that were read.
+/// The 64-bit word at an offset in bytes that were read.
 pub(super) fn u64_at(bytes: &[u8], offset: u32) -> u64 {
     let at = offset as usize;
     bytes.get(at..at + 8).and_then(|word| word.try_into().ok()).map_or(0, u64::from_le_bytes)
 }
 
-/// An element of bytes that were read.
+/// The 32-bit word at an offset in bytes that were read.
 pub(super) fn u32_at(bytes: &[u8], offset: u32) -> u32 {
     let at = offset as usize;
     bytes.get(at..at + 4).and_then(|word| word.try_into().ok()).map_or(0, u32::from_le_bytes)
@@ -76,7 +76,7 @@ pub(super) fn u32_at(bytes: &[u8], offset: u32) -> u32 {
 /// Memory of one process and how to read it.
 pub(super) struct Reader<M> {
     pub(super) memory: M,
-    /// An address that can be read as long as the process is there.
+    /// An address that can be read as long as the process exists.
     pub(super) alive: u64,
 }
 
@@ -113,7 +113,7 @@ impl<M: Memory> Reader<M> {
         self.bytes(address).map(u32::from_le_bytes)
     }
 
-    /// The smallest part of an object that is always there.
+    /// The smallest part of an object that always exists.
     pub(super) fn slot(&self, value: u64) -> Result<[u8; SLOT]> {
         if !is_object(value) {
             return Err(Failure::Stale);
@@ -121,7 +121,7 @@ impl<M: Memory> Reader<M> {
         self.bytes(value)
     }
 
-    /// A string, cut if it is very long, with what is not UTF-8 replaced.
+    /// A string; truncated if it is very long, with invalid UTF-8 replaced.
     pub(super) fn string(&self, value: u64, layout: &FrameLayout) -> Result<Arc<str>> {
         let slot = self.slot(value)?;
         self.string_of(value, &slot, layout)
@@ -154,7 +154,7 @@ impl<M: Memory> Reader<M> {
         Ok(String::from_utf8_lossy(&bytes).into())
     }
 
-    /// The address and number of an array's elements.
+    /// The address and number of the elements of an array.
     pub(super) fn array(&self, value: u64, layout: &FrameLayout) -> Result<(u64, u64)> {
         let slot = self.slot(value)?;
         Self::array_of(value, &slot, layout)
@@ -191,5 +191,5 @@ impl<M: Memory> Reader<M> {
     }
 }
 
-/// Where the last whole word of a slot begins, and one more.
+/// One more than the offset of the last whole word of a slot.
 const SLOT_WORDS: u64 = SLOT as u64 - 7;

@@ -8,29 +8,29 @@ use super::{
     read::{Failure, Reader, Result, T_SYMBOL, is_object, object_type, u64_at},
 };
 
-/// `ID_ENTRY_UNIT`: symbols in one array of the table.
+/// `ID_ENTRY_UNIT`: number of symbols in one array of the table.
 const UNIT: u64 = 512;
-/// Arrays whose place is remembered.
+/// Maximum number of arrays whose addresses are cached.
 const MAX_UNITS: usize = 4096;
-/// `ID_SCOPE_SHIFT`: bits of an id with the kind of its name. Ids of operators have none.
+/// `ID_SCOPE_SHIFT`: number of bits in an id for the kind of its name. Ids of operators have none.
 const SCOPE_SHIFT: u32 = 4;
 /// Ids below this may be those of operators (`tLAST_OP_ID` is below 200 in 2.6–4.0).
 const MAX_OPERATOR: u64 = 512;
-/// `RUBY_SPECIAL_SHIFT` and `RUBY_SYMBOL_FLAG`: a static symbol is its id, shifted and marked.
+/// `RUBY_SPECIAL_SHIFT` and `RUBY_SYMBOL_FLAG`: a static symbol is its id, shifted and tagged.
 const SYMBOL_SHIFT: u32 = 8;
 const STATIC_SYMBOL: u64 = 0xc;
 /// Byte offset of `id` in `struct RSymbol` (symbol.h, 2.6–4.0).
 const SYMBOL_ID: u32 = 32;
-/// Of `fstr`.
+/// Byte offset of `fstr`.
 const SYMBOL_STRING: u32 = 24;
 
-/// Where the elements of the table's arrays are, by the number of the array.
+/// Addresses of the elements of the table's arrays, by array number.
 pub(super) type Units = HashMap<u64, u64>;
 
 /// The name of an id.
 ///
-/// Beside each string the table keeps the symbol, which contains its id: a name is only returned if that is the id that
-/// was asked for, which proves the way there, and with it the whole layout of the table.
+/// Beside each string the table holds the symbol, which contains its id. A name is only returned if that id is the
+/// requested one, which proves the path to it and the whole layout of the table.
 pub(super) fn name<M: Memory>(
     reader: &Reader<M>,
     id: u64,
@@ -43,7 +43,7 @@ pub(super) fn name<M: Memory>(
     let whole = (id < MAX_OPERATOR).then_some(id);
     for serial in whole.into_iter().chain([id >> SCOPE_SHIFT]) {
         let (unit, index) = (serial / UNIT, serial % UNIT * 2);
-        // The arrays never grow, so that their elements stay where they are; but nothing relies on that.
+        // The arrays never grow, so their elements do not move; but nothing relies on that.
         if let Some(elements) = units.get(&unit)
             && let Some(found) = entry(reader, elements + index * 8, id, layout)?
         {
@@ -75,7 +75,7 @@ fn unit_at<M: Memory>(reader: &Reader<M>, ids: u64, unit: u64, layout: &FrameLay
     Ok((count <= 2 * UNIT).then_some(elements))
 }
 
-/// The string at an entry of the table, if the symbol beside it is that of the id.
+/// The string at an entry of the table, if the symbol beside it has this id.
 fn entry<M: Memory>(
     reader: &Reader<M>,
     address: u64,
@@ -98,7 +98,7 @@ pub(super) fn of_value<M: Memory>(
         return id_of(reader, symbol)?.map_or(Ok(None), id_name);
     }
     let slot = reader.slot(symbol)?;
-    // One that is collected when nobody refers to it has no id that is in the table.
+    // A symbol that can be garbage collected has no id in the table.
     let is_symbol = object_type(u64_at(&slot, 0)) == T_SYMBOL;
     is_symbol.then(|| reader.string(u64_at(&slot, SYMBOL_STRING), layout)).transpose()
 }

@@ -1,4 +1,4 @@
-//! Layouts of all releases, lines against a plain search, and memory without valid data.
+//! Layouts of all releases, lines compared with a plain search, and memory without valid data.
 
 use std::{
     cell::{Cell, RefCell},
@@ -34,7 +34,7 @@ fn all() -> Vec<FrameLayout> {
     releases.into_iter().map(|(major, minor, teeny)| layout(major, minor, teeny).unwrap()).collect()
 }
 
-/// Every release that a table covers has a layout, with a way to the names of classes.
+/// Every release that a table covers has a layout, with a path to the names of classes.
 #[test]
 fn every_release_has_a_layout() {
     for table in tables::tables() {
@@ -45,7 +45,7 @@ fn every_release_has_a_layout() {
     }
 }
 
-/// A table without a structure is refused, by the structure's name.
+/// A table that lacks a structure is refused, and the error names the structure.
 #[test]
 fn missing_structures_are_named() {
     for tag in ["rb_iseq_constant_body", "rb_method_definition_struct", "RString", "succ_dict_block"] {
@@ -90,7 +90,7 @@ const CODE: u64 = 0x30_0000;
 const INFOS: u64 = 0x40_0000;
 const INDEX: u64 = 0x50_0000;
 
-/// Writes code whose lines begin at these positions (`succ_index_table_create`, iseq.c).
+/// Writes code whose lines start at these positions (`succ_index_table_create`, iseq.c).
 fn write_code(image: &Image, layout: &FrameLayout, size: u32, lines: &BTreeMap<u32, u32>) {
     let at = &layout.iseq;
     image.put(ISEQ, &[0; 40]);
@@ -135,7 +135,7 @@ fn write_code(image: &Image, layout: &FrameLayout, size: u32, lines: &BTreeMap<u
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(40))]
 
-    /// The succinct index gives the line that a plain search through the positions gives, in all its blocks.
+    /// The succinct index gives the same line as a plain search through the positions, in all its blocks.
     #[test]
     fn lines(
         positions in prop::collection::btree_map(1_u32..1800, 1_u32..100_000, 0..120),
@@ -161,7 +161,7 @@ proptest! {
     }
 }
 
-/// Where the next instruction is the one that ends all code, what runs is before it.
+/// If the next instruction is the one that ends all code, the running one is before it.
 #[test]
 fn leaves() {
     let layout = &all()[0];
@@ -176,10 +176,10 @@ fn leaves() {
     assert_eq!([3, 4, 8, 9].map(leaves), [true, false, true, false]);
 }
 
-/// Memory without valid data: every word is made of its address, in a way that leads readers on.
+/// Memory without valid data: every word is computed from its address, so that readers keep following it.
 struct Noise {
     seed: u64,
-    /// Out of 16 reads that many fail.
+    /// Number of reads out of 16 that fail.
     failing: u64,
     reads: Cell<u64>,
     bytes: Cell<u64>,
@@ -225,7 +225,7 @@ impl Memory for &Noise {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(400))]
 
-    /// Whatever memory holds, naming ends after a bounded number of reads, and every frame is accounted for.
+    /// Whatever the memory contains, naming ends after a bounded number of reads, and every frame is accounted for.
     #[test]
     fn noise(
         seed: u64,
@@ -260,7 +260,7 @@ proptest! {
     }
 }
 
-/// A symbol is named by its id, or, if it may be collected, by its own string.
+/// A symbol is named by its id or, if it can be garbage collected, by its own string.
 #[test]
 fn symbols() {
     let layout = layout(3, 3, 8).unwrap();
@@ -295,7 +295,8 @@ impl Memory for &Counted<'_> {
     }
 }
 
-/// Old code is not read again before a major GC, other code after each one. Code at its address that does not fit what was seen is read at once.
+/// Old code is not read again before a major GC, other code after each GC. Code that does not match what was seen at its address is read
+/// again at once.
 #[test]
 fn old_code() {
     const STRING: u64 = 0x60_0000;
@@ -335,7 +336,7 @@ fn old_code() {
         assert_eq!(first_name(0, CODE).1, 0);
         assert_eq!(first_name(1, CODE).1 == 0, old);
         assert!(first_name(gctrace_common::stack::MAJOR_EPOCH + 2, CODE).1 > 0);
-        // Another one came without a GC that was seen.
+        // Another one replaced it without a GC that was seen.
         code(promoted, OTHER, b"load");
         assert_eq!(first_name(gctrace_common::stack::MAJOR_EPOCH + 3, OTHER).0, "load");
         assert_eq!(first_name(gctrace_common::stack::MAJOR_EPOCH + 3, CODE).0, "(unnamed)");

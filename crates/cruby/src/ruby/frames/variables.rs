@@ -1,4 +1,4 @@
-//! Instance variables of classes and modules, and their class variables: both are kept in one place (variable.c).
+//! Instance variables of classes and modules, and their class variables: both are stored together (variable.c).
 
 use super::{
     Memory,
@@ -10,27 +10,27 @@ use crate::ruby::derive::ShapeList;
 
 /// A shape's id is the upper half of the flags (`SHAPE_FLAG_SHIFT`, shape.h, 3.2 to 4.0).
 const SHAPE_SHIFT: u32 = 32;
-/// `SHAPE_ID_OFFSET_MASK` and `SHAPE_ID_FL_TOO_COMPLEX` (shape.h, v4.0.0): which shape of the list it is, and whether it is a hash table
-/// that has the variables, because there were too many shapes.
+/// `SHAPE_ID_OFFSET_MASK` and `SHAPE_ID_FL_TOO_COMPLEX` (shape.h, v4.0.0): the index of the shape in the list, and whether a hash table
+/// holds the variables, because there were too many shapes.
 const SHAPE_INDEX: u32 = (1 << 19) - 1;
 const COMPLEX: u32 = 1 << 27;
 /// `SHAPE_ROOT` and `SHAPE_IVAR` (`enum shape_type`, shape.h, 3.2 to 4.0).
 const ROOT: u8 = 0;
 const VARIABLE: u8 = 1;
-/// `SHAPE_OBJ_ID` of 4.0; another kind up to 3.4.
+/// `SHAPE_OBJ_ID` of 4.0; up to 3.4 this value is another kind.
 const OBJECT_ID: u8 = 2;
 /// `RCLASS_BOXABLE` (internal/class.h, v4.0.0): `FL_USER4`.
 const BOXABLE: u64 = 1 << 16;
 /// Byte offset of `fields_obj` in `struct RTypedData` (include/ruby/internal/core/rtypeddata.h, v4.0.0).
 pub(super) const FIELDS_OF_DATA: u64 = 16;
-/// `struct rb_fields` (internal/imemo.h, v4.0.0): byte offsets of the owner, which is in the place of the class, and of the first value,
-/// or of the pointer to it if the flags say so (`OBJ_FIELD_HEAP`), or to the table.
+/// `struct rb_fields` (internal/imemo.h, v4.0.0): byte offsets of the owner, which takes the place of the class, and of the first value,
+/// or of the pointer to it if the flags say so (`OBJ_FIELD_HEAP`), or of the pointer to the table.
 const OWNER: u32 = 8;
 const FIRST: u32 = 16;
 const FIELDS_HEAD: usize = 24;
 const FIELDS_ELSEWHERE: u64 = 1 << 16;
 
-/// The ids of the variables of a class or module whose values are wanted. `None`: where they are is not known.
+/// The ids of the variables of a class or module that have a wanted value. `None`: the place of the variables is not known.
 pub(super) fn find<M: Memory>(
     reader: &Reader<M>,
     class: u64,
@@ -76,7 +76,7 @@ pub(super) fn find<M: Memory>(
     }
 }
 
-/// The extensions that a class of Ruby's own has in boxes that have changed it (`RCLASS_CLASSEXT_TBL`, internal/class.h, v4.0.0).
+/// The extensions of a built-in class in boxes that have changed it (`RCLASS_CLASSEXT_TBL`, internal/class.h, v4.0.0).
 fn in_boxes<M: Memory>(reader: &Reader<M>, class: u64, boxes: u32) -> Result<Vec<u64>> {
     if reader.word(class)? & BOXABLE == 0 {
         return Ok(Vec::new());
@@ -88,9 +88,9 @@ fn in_boxes<M: Memory>(reader: &Reader<M>, class: u64, boxes: u32) -> Result<Vec
     Ok(table_entries(reader, table)?.into_iter().map(|(_, extension)| extension).collect())
 }
 
-/// The ids of the wanted instance variables of an object or a class (the owner) that has them in an object of their own (4.0), the pointer
-/// to which is at an address. That object says whose variables it has, and it must still do so once they were read: a program that goes
-/// on may make a new one, and what is in the place of the old one is another object then.
+/// The ids of the wanted instance variables of an object or class (the owner) that stores them in a separate object (4.0); `at` is the
+/// address of the pointer to it. That object names its owner, and it is checked again after the variables were read: the running program may
+/// replace it, and another object may then take its place.
 pub(super) fn of_fields<M: Memory>(
     reader: &Reader<M>,
     (owner, at): (u64, u64),
@@ -130,7 +130,7 @@ pub(super) fn of_fields<M: Memory>(
     if head(reader)? == (id, elsewhere) { Ok(found) } else { Err(Failure::Stale) }
 }
 
-/// The ids of the instance variables of an object, from its values and its shape (3.2 to 3.4), that are wanted.
+/// The ids of the wanted instance variables of an object, from its values and its shape (3.2 to 3.4).
 pub(super) fn of_shape<M: Memory>(
     reader: &Reader<M>,
     flags: u64,
@@ -162,7 +162,7 @@ struct Shapes<'a, M> {
 }
 
 impl<M: Memory> Shapes<'_, M> {
-    /// A shape, and how many variables it has (`next_iv_index`, from 4.0 on `next_field_index`).
+    /// A shape, and its number of variables (`next_iv_index`, from 4.0 on `next_field_index`).
     fn read(&self, id: u32) -> Result<(Vec<u8>, u32)> {
         let fields = self.layout.counts_fields;
         let id = if fields { id & SHAPE_INDEX } else { id };
@@ -175,8 +175,8 @@ impl<M: Memory> Shapes<'_, M> {
         Ok((shape, if fields { count & 0xffff } else { count }))
     }
 
-    /// The ids of the wanted variables, from a shape and those that it grew from. Each that adds a variable (or in 4.0 an object id) has one
-    /// more than its parent, the others have as many, and the root has none.
+    /// The ids of the wanted variables, from a shape and its ancestors. A shape that adds a variable (or in 4.0 an object id) has one more
+    /// than its parent, any other shape has as many, and the root has none.
     fn names(&self, mut shape: Vec<u8>, wanted: &[bool]) -> Result<Vec<u64>> {
         let mut found = Vec::new();
         let mut count = wanted.len() as u32;
@@ -224,7 +224,7 @@ mod tests {
         Ok(found.unwrap_or_default())
     }
 
-    /// Up to 3.1: the class, its extension, the table, entries of which one is deleted.
+    /// Up to 3.1: the class, its extension, the table, and entries, one of them deleted.
     #[test]
     fn tables() {
         let mut words = vec![0; 24];
@@ -259,7 +259,7 @@ mod tests {
         assert_eq!(read(&words, SHAPES, 0x5000).ok(), Some(vec![77]));
         assert_eq!(read(&words, SHAPES, 0x6000).ok(), Some(vec![78]));
         assert_eq!(read(&words, SHAPES, 0x7000).ok(), Some(Vec::new()));
-        // Of another object, whose values are known.
+        // Another object, whose values are known.
         let of_values = |values: &[u64]| {
             let reader = Reader { memory: Words(words.clone()), alive: 0x10000 };
             of_shape(&reader, 3 << 32 | 0xc, values, 0x10000, (LIST, SHAPE), &mut |value| value == 5)
@@ -270,7 +270,7 @@ mod tests {
         words[1] = 2;
         assert_eq!(read(&words, SHAPES, 0x5000).ok(), Some(Vec::new()), "no variables");
         words[1] = 3 << 32 | 2;
-        // The counts must agree, and the way must end.
+        // The counts must agree, and the chain of parents must end.
         words[14] = 7;
         assert!(read(&words, SHAPES, 0x6000).is_err(), "more than what grew from it");
         words[14] = 1;
@@ -280,12 +280,12 @@ mod tests {
         assert!(read(&words, SHAPES, 0x6000).is_err(), "too many");
     }
 
-    /// The list of shapes; a class; four shapes, of which the third is for an object id and the fourth for another variable; what the class has.
+    /// The list of shapes; a class; four shapes, the third for an object id and the fourth for another variable; the variables of the class.
     fn with_fields() -> Vec<u64> {
         let mut words = vec![0; 40];
         words[0] = 0x10000 + 4 * 8;
         (words[1], words[3]) = (2, 0x10000 + 24 * 8);
-        // The capacity is behind the count.
+        // The capacity follows the count.
         let shape = |name: u64, count: u64, kind: u64, parent: u64| {
             [0, name, 0, parent | count << 32 | 9 << 48, 0xab00 | kind]
         };
@@ -299,7 +299,7 @@ mod tests {
         words
     }
 
-    /// From 4.0 on: in the object of the variables, behind a pointer there, or in a hash table.
+    /// From 4.0 on: in the object for the variables, behind a pointer in it, or in a hash table.
     #[test]
     fn fields() {
         let mut words = with_fields();
@@ -313,7 +313,7 @@ mod tests {
         words[26..33].copy_from_slice(&[0x10000 + 30 * 8, 0, 0, 0, 0x5000, 17, 0x6000]);
         check(&words);
         let elsewhere = words.clone();
-        // Entries of the table, of which one is deleted.
+        // Entries of the table, one of them deleted.
         words[24] |= u64::from(COMPLEX) << 32;
         (words[26], words[31], words[32], words[33]) = (0x10000 + 27 * 8, 0, 3, 0x10000 + 40 * 8);
         words.extend([1, 77, 0x5000, u64::MAX, 79, 0x7000, 9, 78, 0x6000]);
@@ -343,10 +343,10 @@ mod tests {
         assert!(read(&words, FIELDS, 0x5000).is_err(), "values that are not there");
     }
 
-    /// A class of Ruby's own has further ones in boxes.
+    /// A built-in class has further variables in boxes.
     #[test]
     fn boxes() {
-        // In front of all else, where another shape would be: the pointer to the table, which is behind the rest.
+        // Before everything else, in the place of another shape: the pointer to the table, which follows the rest.
         let mut words = with_fields();
         words.truncate(30);
         words[9] = 0x10000 + 30 * 8;
@@ -364,7 +364,7 @@ mod tests {
         assert_eq!(read(&words, FIELDS, 0x5000).ok(), Some(vec![77]), "in no box");
     }
 
-    /// A process whose memory changes while what the class has is read.
+    /// A process whose memory changes while the variables of the class are read.
     struct Changing(std::cell::RefCell<(Vec<u64>, usize)>, (usize, u64));
 
     impl Memory for Changing {
@@ -379,7 +379,7 @@ mod tests {
         }
     }
 
-    /// What has got the place of the variables since they were found is not theirs.
+    /// Objects that have taken the place of the variables since they were found are not reported as theirs.
     #[test]
     fn fields_that_change() {
         let read = |word: usize, value: u64| {
@@ -396,7 +396,7 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever lies there, reading ends.
+        /// Whatever the memory contains, reading ends.
         #[test]
         fn anything(
             words in prop::collection::vec(

@@ -2,7 +2,7 @@
 
 use super::Memory;
 
-/// Words from address 0x10000 on.
+/// Words at address 0x10000.
 pub(crate) struct Words(pub(crate) Vec<u64>);
 
 impl Memory for Words {

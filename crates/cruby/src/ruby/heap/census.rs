@@ -1,4 +1,4 @@
-//! Objects counted by type, class and page.
+//! Counts objects by type, class and page.
 
 use std::collections::HashMap;
 
@@ -8,25 +8,25 @@ use crate::ruby::frames::Memory;
 /// Objects, and the bytes of their slots.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Tally {
-    /// How many.
+    /// Number of objects.
     pub count: u64,
     /// Bytes of their slots.
     pub bytes: u64,
-    /// Bytes that strings and arrays among them own outside of their slots, as `ObjectSpace.memsize_of` counts them. What
-    /// objects of other types own is not known.
+    /// Bytes that strings and arrays among them own outside their slots, as `ObjectSpace.memsize_of` counts them. Memory owned by
+    /// objects of other types is not known.
     pub owned: u64,
-    /// Of them, by age: collections survived, 3 are the old ones. All 0 where the pages of the release are not known.
+    /// Of these, by age, that is, collections survived; objects of age 3 are old. All 0 if the page layout of the release is not known.
     pub ages: [u64; 4],
-    /// Of them, without write barrier.
+    /// Of these, without write barrier.
     pub unprotected: u64,
-    /// Of them, pinned by the last collection that compacted.
+    /// Of these, pinned by the last compacting collection.
     pub pinned: u64,
-    /// Of them, dead and yet to be swept.
+    /// Of these, dead but not yet swept.
     pub dead: u64,
 }
 
 impl Tally {
-    /// Adds what another one counted.
+    /// Adds the counts of another tally.
     pub fn absorb(&mut self, other: &Self) {
         self.count += other.count;
         self.bytes += other.bytes;
@@ -39,7 +39,7 @@ impl Tally {
         self.dead += other.dead;
     }
 
-    /// Of them, old: only a major collection frees them.
+    /// Of these, old: only a major collection frees them.
     pub fn old(&self) -> u64 {
         self.ages[3]
     }
@@ -63,47 +63,47 @@ pub struct Page {
     pub start: u64,
     /// Bytes of each slot.
     pub slot_size: u16,
-    /// Slots.
+    /// Number of slots.
     pub slots: u16,
-    /// Slots in use.
+    /// Number of slots in use.
     pub live: u16,
-    /// Of them, with old objects.
+    /// Of these, with old objects.
     pub old: u16,
-    /// Of them, with objects that the last compaction found pinned.
+    /// Of these, with objects that the last compaction found pinned.
     pub pinned: u16,
 }
 
 impl Page {
-    /// Whether a quarter of its slots at most is in use, and at least one: what is on it keeps it from being given back.
+    /// Whether at least one and at most a quarter of its slots are in use: its objects keep it from being released.
     pub fn nearly_empty(&self) -> bool {
         self.live > 0 && u32::from(self.live) * 4 <= u32::from(self.slots)
     }
 }
 
-/// What is on pages that are nearly empty.
+/// Objects on pages that are nearly empty.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Keeper {
-    /// Objects.
+    /// The objects.
     pub tally: Tally,
-    /// Pages with one of them or more.
+    /// Number of pages with at least one of them.
     pub pages: u64,
-    /// Pages with nothing else.
+    /// Number of pages with no other objects.
     pub alone: u64,
 }
 
-/// By type and address of the class; 0 for hidden objects.
+/// By type and address of the class; the class is 0 for internal objects.
 pub type ByClass<T> = HashMap<(ObjectType, u64), T>;
 
-/// What was counted.
+/// The result of counting a heap.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Census {
     /// By type.
     pub by_type: HashMap<ObjectType, Tally>,
     /// By class.
     pub by_class: ByClass<Tally>,
-    /// By place, type and class; `None`: the place is not known. Empty unless places were asked for.
+    /// By place, type and class; `None` for an unknown place. Empty unless places were requested.
     pub by_place: HashMap<(Option<u32>, ObjectType, u64), Tally>,
-    /// What keeps pages that are nearly empty from being given back.
+    /// The objects that keep nearly empty pages from being released.
     pub keepers: ByClass<Keeper>,
     /// Free slots.
     pub free: Tally,
@@ -117,7 +117,7 @@ impl Census {
         self.pages.iter().map(|page| u64::from(page.slots)).sum()
     }
 
-    /// Objects in them.
+    /// Objects in these slots.
     pub fn live(&self) -> Tally {
         self.by_type.values().fold(Tally::default(), |mut sum, tally| {
             sum.absorb(tally);
@@ -126,18 +126,18 @@ impl Census {
     }
 }
 
-/// Counts all slots of the heap behind `objspace`. Bounded: each page is at most 64 KiB, and each is read once. A process
-/// that runs goes on meanwhile, so the sums belong to one moment only if it neither allocated nor collected: compare
+/// Counts all slots of the heap behind `objspace`. Bounded: each page is at most 64 KiB, and each is read once. A running
+/// process continues meanwhile, so the sums are a snapshot only if it neither allocated nor collected: compare
 /// `GC.count` and the number of allocated objects before and after.
 pub fn census<M: Memory>(memory: &M, objspace: u64, layout: &HeapLayout) -> Result<Census, HeapError> {
     counted(memory, objspace, layout, None)
 }
 
-/// The same, also by places.
+/// As [`census`], but counts by places, too.
 ///
 /// # Errors
 ///
-/// As of [`census`].
+/// As for [`census`].
 pub fn census_with_places<M: Memory>(
     memory: &M,
     objspace: u64,

@@ -1,4 +1,4 @@
-//! Names of the classes that objects belong to.
+//! Names of the classes of objects.
 
 use std::sync::Arc;
 
@@ -13,46 +13,46 @@ impl<M: Memory> ClassNames<M> {
         Self(Namer::new(memory, layout, bias))
     }
 
-    /// The name of the class that `Object#class` gives for an object with this class pointer: singleton classes and
-    /// included modules are passed over. `None`: the class has no name, or it cannot be read.
+    /// The name of the class that `Object#class` returns for an object with this class pointer: singleton classes and
+    /// included modules are skipped. `None`: the class has no name, or it cannot be read.
     pub fn name(&mut self, class: u64) -> Option<Arc<str>> {
         self.0.class_name(class)
     }
 
-    /// The class that `Object#class` gives for an object with this class pointer, by its address. `None`: it cannot be read.
+    /// The address of the class that `Object#class` returns for an object with this class pointer. `None`: it cannot be read.
     pub fn real_class(&self, class: u64) -> Option<u64> {
         self.0.real_class(class)
     }
 
-    /// The name of the class or module at this address. `None`: it has no permanent one, as singleton classes, or it cannot be read.
+    /// The name of the class or module at this address. `None`: it has no permanent name, like a singleton class, or it cannot be read.
     pub fn own_name(&mut self, class: u64) -> Option<Arc<str>> {
         self.0.own_name(class)
     }
 
-    /// Hands the constants of the class or module at this address to `visit`, each as a key that [`Self::constant`] names, and its
+    /// Passes the constants of the class or module at this address to `visit`, each as a key for [`Self::constant`] and its
     /// value. `None`: they cannot be read, as in releases before 2.7 and after 4.0.
     pub fn constants(&mut self, class: u64, visit: &mut dyn FnMut(u32, u64)) -> Option<()> {
         self.0.constants(class, visit)
     }
 
-    /// Label, file and first line of the code at an address; `None`: there is none, or it cannot be read.
+    /// Label, file and first line of the code at an address; `None`: there is no code, or it cannot be read.
     pub fn code(&mut self, iseq: u64) -> Option<(String, Arc<str>, u32)> {
         self.0.code_place(iseq)
     }
 
-    /// Names of the instance variables (`@cache`) and class variables (`@@cache`) of a class or module that have a value for which
-    /// `is_wanted` holds. `None`: they cannot be read, as in releases before 2.7 and after 4.0.
+    /// Names of the instance variables (`@cache`) and class variables (`@@cache`) of a class or module whose value satisfies
+    /// `is_wanted`. `None`: they cannot be read, as in releases before 2.7 and after 4.0.
     pub fn variables(&mut self, class: u64, is_wanted: &mut dyn FnMut(u64) -> bool) -> Option<Vec<Arc<str>>> {
         self.0.class_variables(class, is_wanted)
     }
 
-    /// Names of the global variables (`$cache`) from which Ruby code gets a value for which `is_wanted` holds. `None`: they cannot be read,
+    /// Names of the global variables (`$cache`) from which Ruby code reads a value that satisfies `is_wanted`. `None`: they cannot be read,
     /// as in releases before 2.7 and after 4.0.
     pub fn global_names(&mut self, is_wanted: &mut dyn FnMut(u64) -> bool) -> Option<Vec<Arc<str>>> {
         self.0.global_names(is_wanted)
     }
 
-    /// The names by which `Thread#[]` reads a value for which `is_wanted` holds. `None`: they cannot be read.
+    /// The names under which `Thread#[]` reads a value that satisfies `is_wanted`. `None`: they cannot be read.
     pub fn local_names(
         &mut self,
         table: LocalTable,
@@ -61,33 +61,33 @@ impl<M: Memory> ClassNames<M> {
         self.0.local_names(table, is_wanted)
     }
 
-    /// The text of a `String`. `None`: it is not one, or cannot be read.
+    /// The text of a `String`. `None`: it is not a `String`, or cannot be read.
     pub fn text(&mut self, value: u64) -> Option<Arc<str>> {
         self.0.text(value)
     }
 
-    /// Whether a hash is the one in which a `Thread` has what `Thread#thread_variable_set` stores. `None`: that cannot be read, as in
-    /// releases before 2.7 and after 4.0. Up to 3.1 it is not said of a `Thread` that has other instance variables, too.
+    /// Whether a hash is the one in which `Thread#thread_variable_set` stores the variables of this `Thread`. `None`: that cannot be read, as in
+    /// releases before 2.7 and after 4.0. Up to 3.1 it is `false` for a `Thread` that also has other instance variables.
     pub fn has_thread_variables(&mut self, thread: u64, hash: u64) -> Option<bool> {
         self.0.has_thread_variables(thread, hash)
     }
 
-    /// The name of a `Symbol`. `None`: it is something else, or cannot be read.
+    /// The name of a `Symbol`. `None`: it is not a `Symbol`, or cannot be read.
     pub fn symbol_name(&mut self, symbol: u64) -> Option<Arc<str>> {
         self.0.symbol_name(symbol)
     }
 
-    /// What the collector marks through global variables: values, and the blocks that trace them. `None`: it cannot be read.
+    /// What the collector marks through global variables: their values, and the blocks that trace them. `None`: they cannot be read.
     pub fn global_values(&mut self) -> Option<Vec<u64>> {
         self.0.global_values()
     }
 
-    /// What Ruby code calls a class or module: `Order`, or `Order.singleton_class`. `None`: it has no name.
+    /// The Ruby expression for a class or module: `Order`, or `Order.singleton_class`. `None`: it has no name.
     pub fn expression(&mut self, class: u64) -> Option<String> {
         self.0.class_expression(class)
     }
 
-    /// What Ruby code calls a constant: `CACHE` of `Object`, else `Order::CACHE`. `None`: it or its class has no name.
+    /// The Ruby expression for a constant: `CACHE` for one of `Object`, else `Order::CACHE`. `None`: it or its class has no name.
     pub fn constant(&mut self, class: u64, key: u32) -> Option<String> {
         let (class, name) = (self.0.class_expression(class)?, self.0.constant_name(key)?);
         Some(if class == "Object" { name.to_string() } else { format!("{class}::{name}") })

@@ -6,7 +6,7 @@ use super::{
 };
 use crate::ruby::{RubyVersion, frames::Memory};
 
-/// `imemo_env` (`internal/imemo.h`) and where the kind of an internal object is in its flags.
+/// `imemo_env` (`internal/imemo.h`), and the position of an internal object's kind in its flags.
 const ENVIRONMENT: u64 = 0;
 const KIND_SHIFT: u32 = 12;
 const KIND_MASK: u64 = 0xf;
@@ -15,15 +15,15 @@ const CODE: usize = 8;
 const POINTER: usize = 16;
 const VALUES: usize = 24;
 const COUNT: usize = 32;
-/// Bytes of the part of `rb_env_t` that is read.
+/// Number of bytes of `rb_env_t` that are read.
 const HEAD: usize = 40;
-/// `VM_ENV_DATA_INDEX_SPECVAL`, `_FLAGS` and `_ENV` (`vm_core.h`), from -1 on.
+/// `VM_ENV_DATA_INDEX_SPECVAL`, `_FLAGS` and `_ENV` (`vm_core.h`), counted from index -1.
 const SPECIAL: usize = 0;
 const FLAGS: usize = 1;
 const ITSELF: usize = 2;
-/// `VM_ENV_FLAG_LOCAL`: those of a method, not of a block.
+/// `VM_ENV_FLAG_LOCAL`: the environment is a method's, not a block's.
 const LOCAL: u64 = 2;
-/// More variables than this are not plausible.
+/// Maximum plausible number of variables.
 const MOST: u64 = 1 << 16;
 
 /// The variables of one call.
@@ -31,7 +31,7 @@ const MOST: u64 = 1 << 16;
 pub struct Environment {
     /// Address of the code of the method or block.
     pub code: u64,
-    /// Of the object itself.
+    /// Address of the environment object.
     address: u64,
     pointer: u64,
     values: u64,
@@ -39,7 +39,7 @@ pub struct Environment {
 }
 
 impl Environment {
-    /// That of a slot; `None` if it is something else, or the release is not known (2.7 to 4.0 are).
+    /// The environment in a slot; `None` if the slot holds something else, or the release is not supported (2.7 to 4.0 are).
     pub fn of(slot: &Slot<'_>, version: RubyVersion) -> Option<Self> {
         if !version.at_least(2, 7) || version.at_least(4, 1) || slot.kind().name() != "T_IMEMO" {
             return None;
@@ -55,8 +55,8 @@ impl Environment {
         })
     }
 
-    /// The object that the variables behind this pointer (`ep`) belong to. `None`: they belong to none, as those on a stack, or what is
-    /// there contradicts that: the environment must point back.
+    /// The environment object that holds the variables at this pointer (`ep`). `None`: the variables are on a stack, or the contents of memory
+    /// contradict this: the environment must point back.
     pub(super) fn at<M: Memory>(memory: &M, pointer: u64, version: RubyVersion) -> Option<u64> {
         let address = of_pointer(memory, pointer)?[ITSELF];
         let mut bytes = [0; HEAD];
@@ -67,8 +67,8 @@ impl Environment {
         (found.pointer == pointer).then_some(address)
     }
 
-    /// Hands what the collector marks through it to `visit`, without its code; `None` if it is not there any more: then what was handed out
-    /// may be of something else, which got its memory.
+    /// Passes what the collector marks through it to `visit`, except its code; `None` if it no longer exists: the values passed may then
+    /// belong to something else that reuses its memory.
     pub fn each<M: Memory>(&self, memory: &M, visit: &mut dyn FnMut(u64)) -> Option<()> {
         let mut bytes = vec![0; self.count as usize * 8];
         if !memory.read(self.values, &mut bytes) {
@@ -81,8 +81,8 @@ impl Environment {
         Some(())
     }
 
-    /// The environment of the method or block around a block (`rb_vm_env_prev_env`, vm.c): 0 for a method's own. `None`: it is not there
-    /// any more.
+    /// The environment of the method or block that contains a block (`rb_vm_env_prev_env`, vm.c): 0 for a method's own. `None`: it no
+    /// longer exists.
     fn outer<M: Memory>(&self, memory: &M) -> Option<u64> {
         let own = of_pointer(memory, self.pointer)?;
         if own[ITSELF] != self.address {
@@ -96,7 +96,7 @@ impl Environment {
     }
 }
 
-/// The words from -1 on at a pointer to variables.
+/// The three words from index -1 on at a pointer to variables.
 fn of_pointer<M: Memory>(memory: &M, pointer: u64) -> Option<[u64; 3]> {
     let mut bytes = [0; 24];
     let first = pointer.checked_sub(8).filter(|first| first.is_multiple_of(8))?;
@@ -110,7 +110,7 @@ mod tests {
 
     const IMEMO: u64 = 0x1a;
     const VERSION: RubyVersion = RubyVersion { major: 3, minor: 1, teeny: 0 };
-    /// Four values; from the pointer -1 on: no block, a method's own.
+    /// Four values; from index -1 of the pointer on: no block, a method's own.
     const OWN: [u64; 7] = [0x20000, 3, 0x8, 0x20008, 0, LOCAL, 0x9000];
     const POINTER_TO_OWN: u64 = 0x10000 + 5 * 8;
 
@@ -118,7 +118,7 @@ mod tests {
         later(memory, head, head, version)
     }
 
-    /// The environment as it was, and as it is when its values are read: behind the other memory, at the address that is 0x9000 there.
+    /// The environment as it was, and as it is when its values are read: after the other memory, at the address given as 0x9000 there.
     fn later(
         memory: &[u64],
         before: [u64; 4],
@@ -137,14 +137,14 @@ mod tests {
         Some(read.map(|()| found).ok_or("gone"))
     }
 
-    /// Objects among the values, of environments only; sizes and addresses that lead nowhere are refused.
+    /// Objects among the values, of environments only; invalid sizes and addresses are refused.
     #[test]
     fn values() {
         let of = |flags: u64, values: u64, count: u64, version| {
             of(&OWN, [flags, POINTER_TO_OWN, values, count], version)
         };
         assert_eq!(of(IMEMO, 0x10000, 4, VERSION), Some(Ok(vec![0x20000, 0x20008])));
-        // The upper half of the word is no part of the count.
+        // The upper half of the word is not part of the count.
         assert_eq!(of(IMEMO, 0x10000, 7 << 32 | 1, VERSION), Some(Ok(vec![0x20000])));
         assert_eq!(of(IMEMO, 0x10000, 1 << 10, VERSION), Some(Err("gone")), "not there");
         assert_eq!(of(IMEMO, u64::MAX, 4, VERSION), Some(Err("gone")));
@@ -154,7 +154,7 @@ mod tests {
         assert_eq!(of(IMEMO, 0x10000, 4, RubyVersion { major: 4, minor: 1, teeny: 0 }), None);
     }
 
-    /// Memory that another object has by now is not read as this one's.
+    /// Memory that now belongs to another object is not read as this one's.
     #[test]
     fn reused() {
         let head = [IMEMO, POINTER_TO_OWN, 0x10000, 4];
@@ -170,11 +170,11 @@ mod tests {
         );
     }
 
-    /// That of a block refers to that of what is around it.
+    /// The environment of a block refers to that of the enclosing method or block.
     #[test]
     fn outer() {
         let outer = 0x10000 + 8 * 8;
-        // A value; -1: the outer one, guarded; flags; itself. Then of the outer one.
+        // A value; index -1: the outer environment, guarded; flags; itself. Then the same for the outer one.
         let mut memory = vec![0x20000, 0, 0, 0, outer | 1, 0, 0x9000, 0, 0, 0x30000];
         let head = [IMEMO, POINTER_TO_OWN, 0x10000, 1];
         assert_eq!(of(&memory, head, VERSION), Some(Ok(vec![0x20000, 0x30000])));

@@ -24,7 +24,7 @@ impl ObjectType {
         Self((flags & T_MASK) as u8)
     }
 
-    /// Its name, as `ObjectSpace.count_objects` has it.
+    /// Its name, as in `ObjectSpace.count_objects`.
     pub fn name(self) -> &'static str {
         match self.0 {
             0x00 => "T_NONE",

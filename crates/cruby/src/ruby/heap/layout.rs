@@ -11,7 +11,7 @@ use crate::ruby::{
 pub struct HeapLayout {
     /// `heap_pages.sorted` in the objspace.
     pub(super) sorted: u32,
-    /// `heap_pages.allocated_pages` in the objspace; from 3.4 on the list has its length itself (`rb_darray`).
+    /// `heap_pages.allocated_pages` in the objspace; from 3.4 on the list itself contains its length (`rb_darray`).
     pub(super) allocated_pages: Option<u32>,
     /// `slot_size` in a page, from 3.1 on.
     pub(super) slot_size: Option<u32>,
@@ -19,21 +19,21 @@ pub struct HeapLayout {
     pub(super) total_slots: u32,
     /// `start` in a page: the first slot.
     pub(super) start: u32,
-    /// Bytes of a page structure.
+    /// Size of a page structure, bytes.
     pub(super) head: u32,
-    /// `HEAP_PAGE_ALIGN`: bytes of a page.
+    /// `HEAP_PAGE_ALIGN`: size of a page, bytes.
     pub(super) page: u64,
     /// `flags.before_sweep` in a page.
     pub(super) before_sweep: Option<BitField>,
-    /// The bits that a page has for each of its slots.
+    /// The bitmaps of a page for its slots.
     pub(super) bits: Option<SlotBits>,
-    /// How strings and arrays say what they own.
+    /// Where strings and arrays record the memory that they own.
     pub(super) owned: OwnedLayout,
-    /// Of the flags, what is set if instance variables are not in the slot. `FL_EXIVAR` (`include/ruby/internal/fl_type.h`), from 4.0 on
-    /// The bits of the shape's id, which is the upper half, that `rb_shape_has_fields` tests (shape.h): an object id is a field, too.
+    /// Mask of the flags that are set if instance variables are not in the slot: `FL_EXIVAR` (`include/ruby/internal/fl_type.h`), from 4.0 on
+    /// the bits of the shape's id, in the upper half, that `rb_shape_has_fields` tests (shape.h): an object id is a field, too.
     pub(super) variables: u64,
-    /// Whether the layout is that of this very release. Else it is that of the newest known one of its series, and what is
-    /// read by it must prove itself: the slots of all pages add up to `heap_available_slots` of `GC.stat`.
+    /// Whether the layout is that of exactly this release. Otherwise it is that of the newest known release of its series, and the
+    /// data must prove it: the slots of all pages add up to `heap_available_slots` of `GC.stat`.
     pub exact: bool,
 }
 
@@ -43,13 +43,13 @@ pub(super) struct SlotBits {
     pub(super) unprotected: u32,
     pub(super) marked: u32,
     pub(super) pinned: u32,
-    /// Two bits for each slot, from 3.3 on. Before, the age is in the flags of the object.
+    /// Two bits for each slot, from 3.3 on. In earlier releases the age is in the flags of the object.
     pub(super) age: Option<u32>,
-    /// Words of a bitmap with one bit for each slot.
+    /// Number of words of a bitmap with one bit for each slot.
     pub(super) words: u32,
 }
 
-/// Members of strings and arrays that own memory outside of their slots; byte offsets from the object.
+/// Members of strings and arrays that own memory outside their slots; byte offsets from the object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct OwnedLayout {
     pub(super) string_capacity: u32,
@@ -62,12 +62,12 @@ pub(super) struct OwnedLayout {
 }
 
 impl HeapLayout {
-    /// `sizeof(RVALUE)`: what bitmaps count in, and the size of slots where all are of one size.
+    /// `sizeof(RVALUE)`: the unit of bitmaps, and the size of slots in releases where all have the same size.
     pub(super) const BASE_SLOT: u16 = 40;
-    /// Bytes of the largest page structure that is plausible.
+    /// Maximum plausible size of a page structure, bytes.
     const MAX_HEAD: u32 = 4096;
 
-    /// The layout of a release (x86-64). `Err`: no table has one of its series.
+    /// The layout of a release (x86-64). `Err`: no table has a layout for its series.
     pub fn of(version: RubyVersion) -> Result<Self, HeapError> {
         let own = Table::of(version).ok();
         let table = own.or_else(|| Table::newest_of_series(version)).ok_or(HeapError::Layout)?;
@@ -95,7 +95,7 @@ impl HeapLayout {
                 shared: if version.at_least(3, 4) { 1 << 12 } else { 1 << 14 },
             },
             variables: if version.at_least(3, 5) { 0x0807_ffff << 32 } else { 1 << 10 },
-            // Tables of structures are of fewer releases than those of the objspace.
+            // Tables of structures cover fewer releases than those of the objspace.
             exact: own.is_some_and(|own| own.structure("heap_page").is_some()),
         };
         let last = [
@@ -108,12 +108,12 @@ impl HeapLayout {
         fits.then_some(layout).ok_or(HeapError::Layout)
     }
 
-    /// Bytes of a page; pages are aligned to their size.
+    /// Size of a page, bytes; pages are aligned to their size.
     pub fn page_bytes(&self) -> u64 {
         self.page
     }
 
-    /// Whether pages have bits for age, write barriers and pins of their objects.
+    /// Whether pages have bits for age, write barriers and pinning of their objects.
     pub fn knows_bits(&self) -> bool {
         self.bits.is_some()
     }
@@ -123,7 +123,7 @@ impl SlotBits {
     /// The bitmaps are the last members of the structure, in this order in every release that has them (`struct heap_page`,
     /// gc.c; gc/default/default.c from 3.4 on): `wb_unprotected`, `mark`, `uncollectible`, `marking`, from 3.3 on
     /// `remembered`, `pinned` (2.7 and later), from 3.3 on `age` with two bits for each slot. Their number of words follows
-    /// from the size of the structure, and must be what the slots of a page need.
+    /// from the size of the structure, and must match what the slots of a page need.
     fn of(version: RubyVersion, page: &Struct) -> Option<Self> {
         if !version.at_least(2, 7) {
             return None;

@@ -37,21 +37,21 @@ pub use threads::{FiberLocals, Threads};
 pub use tracing::{NoPlaces, Tracepoints, Tracing};
 pub use walk::{Marks, Slot, each_object};
 
-/// Why the heap could not be counted.
+/// Why the heap could not be read.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum HeapError {
     /// No table has the layout of pages of this release.
     #[error("the layout of heap pages of this Ruby is not known")]
     Layout,
-    /// The process is gone, or its memory cannot be read.
+    /// The process has exited, or its memory cannot be read.
     #[error("{what} at {address:#x} cannot be read")]
     Unreadable {
-        /// What was to be read.
+        /// What was being read.
         what: &'static str,
-        /// Where.
+        /// The address.
         address: u64,
     },
-    /// What was read cannot be a heap. While a process runs, this happens when pages come and go; try again.
+    /// The data read cannot be a heap. In a running process this happens when pages are added or removed; retry.
     #[error("{0}")]
     Implausible(String),
 }

@@ -1,7 +1,7 @@
-//! Objects of a heap with the places where they were allocated.
+//! Objects of a heap with the places at which they were allocated.
 //!
-//! The table was read before, and a program that goes on frees objects and makes others in their slots. So after each page it is looked up
-//! whether the entries of its objects are still where they were: then they were there when the page was read, and are of what was on it.
+//! The table was read earlier, and the running program frees objects and creates others in their slots. So after each page is read, the
+//! entries of its objects are looked up again: if they are unchanged, they were valid when the page was read, and belong to its objects.
 
 use std::collections::HashMap;
 
@@ -14,30 +14,30 @@ use super::{
 };
 use crate::ruby::frames::Memory;
 
-/// Pairs of classes that are remembered.
+/// Maximum number of cached pairs of classes.
 const MOST_PAIRS: usize = 1 << 16;
 
-/// Gives objects of a heap their places.
+/// Assigns their places to objects of a heap.
 pub struct Placed<'a> {
     places: &'a Places,
     /// `GC.count` after the table and before the heap were read.
     count: u64,
-    /// Whether two class pointers are of one class.
+    /// Whether two class pointers stand for the same class.
     is_same_class: Box<dyn FnMut(u64, u64) -> bool + 'a>,
     classes: HashMap<(u64, u64), bool>,
     window: Window,
     /// Entries of the page that was read last.
     page: Vec<Entry>,
-    /// The first of them that may be of the next slot.
+    /// Index of the first of these that may belong to the next slot.
     next: usize,
-    /// Whether the table was made anew, or emptied.
+    /// Whether the table was rebuilt or emptied.
     pub changed: bool,
-    /// Objects that have an entry which is of another one: it was not deleted when that was freed.
+    /// Number of objects whose entry belongs to an earlier object: it was not deleted when that object was freed.
     pub others: u64,
 }
 
 impl<'a> Placed<'a> {
-    /// `count` is `GC.count` after the table and before the heap is read; `real_class` gives the class of an object by its class pointer.
+    /// `count` is `GC.count` after the table and before the heap is read; `real_class` gives the class for an object's class pointer.
     pub fn new(places: &'a Places, count: u64, mut real_class: impl FnMut(u64) -> Option<u64> + 'a) -> Self {
         let is_same = move |one, other| real_class(one).is_some_and(|one| real_class(other) == Some(one));
         Self {
@@ -82,7 +82,7 @@ impl<'a> Placed<'a> {
         }
     }
 
-    /// Where an object of this page was allocated. Slots come in the order of their addresses.
+    /// The place at which an object of this page was allocated. Slots must be passed in order of address.
     pub(super) fn origin(&mut self, slot: &Slot<'_>) -> Option<Origin> {
         while self.page.get(self.next).is_some_and(|entry| entry.address < slot.address) {
             self.next += 1;
@@ -100,7 +100,7 @@ impl<'a> Placed<'a> {
     }
 }
 
-/// Hands each object of the heap behind `objspace` to `visit` with its place, page by page, as [`super::each_object`].
+/// Passes each object of the heap behind `objspace` to `visit` with its place, page by page, like [`super::each_object`].
 ///
 /// # Errors
 ///

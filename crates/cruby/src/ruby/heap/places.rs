@@ -1,7 +1,7 @@
-//! Where objects were allocated, by the table of a program that traces its allocations.
+//! The places at which objects were allocated, from the table of a program that traces its allocations.
 //!
 //! Source: `newobj_i` and `freeobj_i` (`ext/objspace/object_tracing.c`), `struct allocation_info` (ext/objspace/objspace.h), the same from 2.7
-//! to 4.0. What is kept of an entry are 24 bytes; files, lines and methods are kept once.
+//! to 4.0. 24 bytes are kept per entry; files, lines and methods are kept once.
 
 use std::{collections::HashMap, sync::Arc};
 
@@ -23,19 +23,19 @@ const LINE: usize = 32;
 const METHOD: usize = 48;
 const GENERATION: usize = 56;
 const INFO: usize = 64;
-/// Entries that are read at once.
+/// Number of entries read at once.
 const CHUNK: u64 = 2048;
-/// A table is read again if it was changed meanwhile, so often.
+/// Maximum number of attempts to read a table that changes meanwhile.
 const TRIES: u32 = 4;
-/// Entries, different places and classes, and bytes of all paths, that are kept at most.
+/// Maximum number of entries, of distinct places and classes, and of bytes of all paths that are kept.
 const MOST_ENTRIES: u64 = 1 << 24;
 const MOST_PLACES: usize = 1 << 20;
 const MOST_TEXT: usize = 64 << 20;
-/// Slots of the table, in use or not, that are read at most.
+/// Maximum number of slots of the table, in use or not, that are read.
 const MOST_SLOTS: u64 = 1 << 28;
-/// Bytes of a path (`PATH_MAX` of Linux).
+/// Maximum bytes of a path (`PATH_MAX` of Linux).
 const LONGEST: usize = 4096;
-/// Of the flags, the type, and for internal objects its kind (`imemo_type`, internal/imemo.h).
+/// Masks of the flags for the type and, for internal objects, the kind (`imemo_type`, internal/imemo.h).
 const T_MASK: u64 = 0x1f;
 const KIND_MASK: u64 = 0xf000;
 
@@ -43,24 +43,24 @@ const KIND_MASK: u64 = 0xf000;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Place {
     file: u32,
-    /// 0: it is not known.
+    /// Line number, 0 if unknown.
     pub line: u32,
-    /// The `Symbol` of the method, or what is none.
+    /// The `Symbol` of the method, or a value that is not a `Symbol`.
     pub method: u64,
 }
 
-/// What the table says of an object.
+/// The table's entry for an object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Entry {
     pub(super) address: u64,
-    /// Which entry of the table it is.
+    /// Index of the entry in the table.
     pub(super) index: u32,
     place: u32,
     class: u32,
     generation: u32,
 }
 
-/// An object when it was allocated.
+/// Properties of an object when it was allocated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 struct Made {
     flags: u64,
@@ -70,9 +70,9 @@ struct Made {
 /// Where and when an object was allocated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Origin {
-    /// Where, as [`Places::place`] has it.
+    /// Number of the place, for [`Places::place`].
     pub place: u32,
-    /// `GC.count` then.
+    /// `GC.count` at that time.
     pub generation: u64,
 }
 
@@ -89,11 +89,11 @@ pub struct Places {
 }
 
 impl Places {
-    /// Reads the table. Bounded, and it ends however much it changes meanwhile.
+    /// Reads the table. Bounded: it ends however much the table changes meanwhile.
     ///
     /// # Errors
     ///
-    /// It is not there any more, it is not plausible or too large, or it was changed each time.
+    /// The table no longer exists, is not plausible, is too large, or changed during every attempt.
     pub fn read<M: Memory>(memory: &M, tracing: &Tracing) -> Result<Self, NoPlaces> {
         let mut found = Err(NoPlaces::Changed);
         for _ in 0..TRIES {
@@ -105,17 +105,17 @@ impl Places {
         found
     }
 
-    /// Objects that it has.
+    /// Number of objects in it.
     pub fn len(&self) -> usize {
         self.entries.len()
     }
 
-    /// Whether it has none, as after `trace_object_allocations_clear`.
+    /// Whether it contains no objects, as after `trace_object_allocations_clear`.
     pub fn is_empty(&self) -> bool {
         self.entries.is_empty()
     }
 
-    /// Whether the program was tracing. Else it has stopped.
+    /// Whether the program was tracing; otherwise it has stopped.
     pub fn running(&self) -> bool {
         self.tracing.running
     }
@@ -125,18 +125,18 @@ impl Places {
         self.lines.get(place as usize).copied()
     }
 
-    /// The file of a place; `None`: it was not in Ruby code.
+    /// The file of a place; `None` if it was not in Ruby code.
     pub fn file(&self, place: Place) -> Option<&Arc<str>> {
         self.files.get(place.file as usize)?.as_ref()
     }
 
-    /// Entries of objects from an address on and below another one, by address.
+    /// Entries of objects with addresses from `start` up to, but not including, `end`, by address.
     pub(super) fn between(&self, start: u64, end: u64) -> &[Entry] {
         let at = |limit: u64| self.entries.partition_point(|entry| entry.address < limit);
         self.entries.get(at(start)..at(end)).unwrap_or_default()
     }
 
-    /// Where the object in a slot was allocated, if it is the one that the entry is of. `count` is `GC.count` from before it was read.
+    /// Where the object in a slot was allocated, if the entry belongs to it. `count` is `GC.count` from before the slot was read.
     pub(super) fn origin(
         &self,
         entry: &Entry,
@@ -152,7 +152,7 @@ impl Places {
         let same = if kind.is_internal() {
             made.flags == of_flags(slot.flags())
         } else {
-            // One that was or is hidden (`rb_obj_hide`, object.c) has no class.
+            // An object that was or is hidden (`rb_obj_hide`, object.c) has no class.
             [made.class, slot.class()].contains(&0)
                 || made.class == slot.class()
                 || is_same_class(made.class, slot.class())
@@ -166,7 +166,7 @@ impl Places {
     }
 }
 
-/// What is compared of the flags of an object.
+/// The part of an object's flags that is compared.
 fn of_flags(flags: u64) -> u64 {
     let mask = if ObjectType::of_flags(flags).is_internal() { T_MASK | KIND_MASK } else { T_MASK };
     flags & mask
@@ -180,12 +180,12 @@ struct Reader<'m, M> {
     made: HashMap<Made, u32>,
     /// By address.
     files: HashMap<u64, Option<u32>>,
-    /// Of each file.
+    /// Address of the name of each file.
     addresses: Vec<u64>,
     text: usize,
 }
 
-/// An entry whose data was read.
+/// An entry with its data.
 struct Info {
     pair: Pair,
     made: Made,
@@ -221,7 +221,7 @@ impl<'m, M: Memory> Reader<'m, M> {
             entries: Vec::new(),
             lines: Vec::new(),
             made: Vec::new(),
-            // That of places outside of Ruby code.
+            // The file of places outside Ruby code.
             files: vec![None],
         };
         self.addresses.push(0);
@@ -234,13 +234,13 @@ impl<'m, M: Memory> Reader<'m, M> {
             }
             first += count;
         }
-        // A table that was made anew meanwhile has its entries elsewhere.
+        // A table that was rebuilt meanwhile has its entries elsewhere.
         if tracing.table(memory) != Some(address) || !table.is_same(memory) {
             return Err(NoPlaces::Changed);
         }
         self.confirm_files(&mut found);
         found.entries.sort_unstable_by_key(|entry| entry.address);
-        // Keys are unique: if some are not, it is not known which entry is the one.
+        // Keys are unique. Of duplicate keys, the valid entry is not known.
         let mut twice: Vec<u64> = Vec::new();
         for pair in found.entries.windows(2) {
             if pair[0].address == pair[1].address {
@@ -252,7 +252,7 @@ impl<'m, M: Memory> Reader<'m, M> {
         Ok(found)
     }
 
-    /// Entries from `first` on, with their data. Those that were changed while that was read are left out.
+    /// Entries from `first` on, with their data. Entries that changed while the data was read are skipped.
     fn chunk(&mut self, table: &Table, first: u64, count: u64) -> Result<Vec<Info>, NoPlaces> {
         let at = table.entry(first).ok_or(NoPlaces::Implausible)?;
         let mut bytes = vec![0; count as usize * ENTRY];
@@ -278,7 +278,7 @@ impl<'m, M: Memory> Reader<'m, M> {
         Ok(infos)
     }
 
-    /// The `struct allocation_info` of an entry; `None`: there is none that is plausible.
+    /// The `struct allocation_info` of an entry; `None` if it is not plausible.
     fn info(&mut self, pair: Pair) -> Option<Info> {
         let mut info = [0; INFO];
         if !self.window.read(self.memory, pair.record, &mut info) {
@@ -317,7 +317,7 @@ impl<'m, M: Memory> Reader<'m, M> {
         Ok(())
     }
 
-    /// The number of the file whose name is at an address; `None`: there is none.
+    /// The number of the file whose name is at an address; `None` if no name is there.
     fn file(&mut self, found: &mut Places, address: u64) -> Result<Option<u32>, NoPlaces> {
         if let Some(&known) = self.files.get(&address) {
             return Ok(known);
@@ -340,13 +340,13 @@ impl<'m, M: Memory> Reader<'m, M> {
         if self.text > MOST_TEXT { Err(NoPlaces::TooLarge) } else { Ok(file) }
     }
 
-    /// The text that ends with a zero at an address.
+    /// The NUL-terminated text at an address.
     fn path(&mut self, address: u64) -> Option<Arc<str>> {
         const STEP: u64 = 64;
         let mut bytes = Vec::new();
         let mut at = address;
         while bytes.len() < LONGEST {
-            // Not over the end of a page, behind which nothing may be.
+            // Not past the end of a page; the next one may not be mapped.
             let len = STEP.min(4096 - at % 4096) as usize;
             let mut piece = [0; STEP as usize];
             let piece = piece.get_mut(..len)?;
@@ -364,7 +364,7 @@ impl<'m, M: Memory> Reader<'m, M> {
         None
     }
 
-    /// Leaves out objects of files whose names are not there any more: another text may have been in their place for a while.
+    /// Drops objects of files whose names have changed: another text may have been there temporarily.
     fn confirm_files(&mut self, found: &mut Places) {
         self.window.forget();
         let files: Vec<bool> = (found.files.iter().zip(std::mem::take(&mut self.addresses)))
@@ -376,7 +376,7 @@ impl<'m, M: Memory> Reader<'m, M> {
     }
 }
 
-/// The number of a value, each of which is kept once.
+/// The number of a value; each distinct value is stored once.
 fn number<T: Copy + Eq + std::hash::Hash>(
     known: &mut HashMap<T, u32>,
     all: &mut Vec<T>,

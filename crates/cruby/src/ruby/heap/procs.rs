@@ -1,4 +1,4 @@
-//! Procs and lambdas: the code of a block, the object that is `self` in it, and the variables around it (`rb_proc_t`, `vm_core.h`).
+//! Procs and lambdas: the code of a block, its `self`, and the variables that it captures (`rb_proc_t`, `vm_core.h`).
 
 use std::collections::HashMap;
 
@@ -14,8 +14,8 @@ const TYPED: usize = 24;
 const DATA: usize = 32;
 /// `TYPED_DATA_EMBEDDED` (3.3 and 3.4): the data is in the slot.
 const EMBEDDED: u64 = 2;
-/// Of 4.0 (the same file, v4.0.0): byte offset of the object that has the instance variables, and of the type, whose lowest bit says that
-/// the data is in the slot. Whether there is a type, the flags say (`RUBY_TYPED_FL_IS_TYPED_DATA`).
+/// In 4.0 (the same file, v4.0.0): byte offset of the object with the instance variables, and of the type; the lowest bit of the type
+/// means that the data is in the slot. The flags say whether there is a type (`RUBY_TYPED_FL_IS_TYPED_DATA`).
 const FIELDS: usize = 16;
 const TYPE_AND_EMBEDDED: usize = 24;
 const IS_TYPED: u64 = 1 << 6;
@@ -29,7 +29,7 @@ const KIND: usize = 24;
 const BLOCK: usize = 32;
 /// `block_type_iseq`: a block of Ruby code.
 const RUBY: u64 = 0;
-/// Types of data that are remembered.
+/// Maximum number of cached types of data.
 const MOST_TYPES: usize = 4096;
 
 /// A Proc of Ruby code.
@@ -39,14 +39,14 @@ pub struct Closure {
     pub code: u64,
     /// `self` in it.
     own_self: u64,
-    /// The variables around it.
+    /// The captured variables.
     environment: u64,
-    /// What has the instance variables of the Proc itself (4.0); 0: it has none.
+    /// The object with the instance variables of the Proc itself (4.0), 0 if it has none.
     fields: u64,
 }
 
 impl Closure {
-    /// Hands what the collector marks through it to `visit` (`block_mark`, proc.c), without the code.
+    /// Passes what the collector marks through it to `visit` (`block_mark`, proc.c), except the code.
     pub fn each(&self, visit: &mut dyn FnMut(u64)) {
         let found = [self.own_self, self.environment, self.fields].into_iter();
         found.filter(|value| value.is_multiple_of(8) && *value > 0x1000).for_each(visit);
@@ -58,20 +58,20 @@ impl Closure {
 pub struct Procs {
     version: RubyVersion,
     layout: HeapLayout,
-    /// Which types of data are that of Procs.
+    /// Whether a type of data is that of Procs.
     types: HashMap<u64, bool>,
 }
 
 impl Procs {
-    /// For a release; `None`: it is not known how it keeps Procs (2.7 to 4.0 are).
+    /// For a release; `None` if its layout of Procs is not known (2.7 to 4.0 are).
     pub fn of(version: RubyVersion, layout: &HeapLayout) -> Option<Self> {
         let known = version.at_least(2, 7) && !version.at_least(4, 1);
         known.then(|| Self { version, layout: *layout, types: HashMap::new() })
     }
 
-    /// The Proc in a slot. `None`: it is something else, a Proc of a symbol, a method or a C function, or up to 3.4 one with instance
-    /// variables; or it has changed meanwhile. What says that it is one: the name of its type, and an environment that points back to its
-    /// variables.
+    /// The Proc in a slot. `None`: the slot holds something else, a Proc of a symbol, a method or a C function, or up to 3.4 a Proc with
+    /// instance variables; or it has changed meanwhile. Two facts identify a Proc: the name of its type, and an environment that points back to
+    /// its variables.
     pub fn closure<M: Memory>(&mut self, memory: &M, slot: &Slot<'_>) -> Option<Closure> {
         if slot.kind().name() != "T_DATA" {
             return None;
@@ -96,8 +96,8 @@ impl Procs {
         Some(Closure { code: word(&block, CODE), own_self: word(&block, OWN_SELF), environment, fields })
     }
 
-    /// The type of the data in a slot, whether the data is there, too, and what has its instance variables. `None`: it has no type, or
-    /// its instance variables are elsewhere.
+    /// The type of the data in a slot, whether the data itself is in the slot, and the object with its instance variables. `None`: it has no
+    /// type, or its instance variables are elsewhere.
     fn typed(&self, slot: &Slot<'_>) -> Option<(u64, bool, u64)> {
         if self.version.at_least(4, 0) {
             let kind = slot.word(TYPE_AND_EMBEDDED);
@@ -163,7 +163,7 @@ mod tests {
         Procs::of(version, &layout)?.closure(&Words(memory), &slot)
     }
 
-    /// What is a Proc in every respect is one; what differs in one is none.
+    /// An object that is a Proc in every respect is recognised; one that differs in any respect is not.
     #[test]
     fn closures() {
         let slot = [DATA_TYPE, 0x8000, at(0), 1, at(2)];
@@ -207,14 +207,14 @@ mod tests {
         }
     }
 
-    /// In 4.0 the type is elsewhere, and what has instance variables is one more reference.
+    /// In 4.0 the type is elsewhere, and the object with the instance variables is one more reference.
     #[test]
     fn with_fields() {
         let slot = [DATA_TYPE | IS_TYPED, 0x8000, 0, at(0), at(2)];
         let expected = Closure { code: 0x5000, own_self: 0x7000, environment: at(9), fields: 0 };
         assert_eq!(find(NEWEST, memory(), &slot), Some(expected));
         assert_eq!(later(NEWEST, memory(), &slot, &[0; 5]), None, "swept meanwhile");
-        // A shape other than the root's.
+        // A shape other than the root shape.
         let own = [DATA_TYPE | IS_TYPED | 7 << 32, 0x8000, 0x6000, at(0), at(2)];
         let expected_of_own = Closure { fields: 0x6000, ..expected };
         assert_eq!(find(NEWEST, memory(), &own), Some(expected_of_own));
@@ -242,7 +242,7 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever lies there, reading ends.
+        /// Whatever the memory contains, reading ends.
         #[test]
         fn anything(words in prop::collection::vec(prop_oneof![any::<u64>(), (0_u64..40).prop_map(at), 0_u64..9], 1..40)) {
             for version in [OLD, NEW, NEWEST] {

@@ -1,9 +1,9 @@
-//! What objects refer to, where that can be read exactly.
+//! The references of objects, where they can be read exactly.
 //!
-//! What is reported of an object is what `ObjectSpace.reachable_objects_from` gives (`gc_mark_children`, gc.c; `rb_gc_mark_children`
-//! from 3.4 on), without its class. Objects with their instance variables, arrays, strings, hashes, structs, numbers, matches
-//! and regular expressions of 2.7 to 4.0 are read. Not read, and said so: classes, code, what C extensions mark, and what is no
-//! object or class and has instance variables nevertheless. Symbols are reported as Ruby does: up to 3.4 without their strings.
+//! The references reported for an object are those of `ObjectSpace.reachable_objects_from` (`gc_mark_children`, gc.c;
+//! `rb_gc_mark_children` from 3.4 on), without its class. Supported are objects with their instance variables, arrays, strings, hashes,
+//! structs, numbers, matches and regular expressions of 2.7 to 4.0. Reported as unknown: classes, code, what C extensions mark, and any
+//! other kind of object with instance variables. Symbols are reported as Ruby does: up to 3.4 without their strings.
 
 use super::{
     HeapLayout, Shapes, Slot,
@@ -18,15 +18,15 @@ const USER: u32 = 12;
 const HASH_IN_TABLE: u64 = 1 << 15;
 /// `RHASH_AR_TABLE_BOUND_SHIFT`.
 const HASH_BOUND: u32 = USER + 8;
-/// `Qundef` up to 3.1 and later (`include/ruby/internal/special_consts.h`): the key of an entry that was deleted.
+/// `Qundef` up to 3.1, and later (`include/ruby/internal/special_consts.h`): the key of a deleted entry.
 const UNDEF: [u64; 2] = [0x34, 0x24];
 /// `struct st_table` (include/ruby/st.h, 2.7 to 3.4): `entries_start`, `entries_bound`, `entries`; bytes.
 const TABLE: (usize, usize, usize, usize) = (32, 40, 48, 56);
 /// `RESERVED_HASH_VAL` (st.c).
 const DELETED: u64 = u64::MAX;
-/// Bytes that are read at once, a multiple of all strides.
+/// Number of bytes read at once, a multiple of all strides.
 const CHUNK: usize = 48 << 10;
-/// Elements beyond this many are not plausible.
+/// Maximum plausible number of elements.
 const MOST: u64 = 1 << 36;
 
 /// Whether the references of an object were read.
@@ -34,10 +34,10 @@ const MOST: u64 = 1 << 36;
 pub enum Referred {
     /// All of them.
     Exactly,
-    /// What objects of its kind refer to cannot be read in this release.
+    /// References of objects of this kind cannot be read in this release.
     Unknown,
-    /// It has changed meanwhile: what it points to is not there, or it points to something else now. What was visited may be of another
-    /// object, which got the memory.
+    /// It has changed meanwhile: the memory it points to is gone, or it points elsewhere now. The visited references may belong to another
+    /// object that reuses the memory.
     Changed,
 }
 
@@ -59,12 +59,12 @@ enum Release {
     Variables,
     /// 3.2.
     Pointers,
-    /// From 3.3 on: hashes hold their tables.
+    /// From 3.3 on: hashes contain their tables.
     Embedded,
 }
 
 impl References {
-    /// For a release; `None` if none of its objects can be read. Without `shapes`, those of 3.2 and later that have instance variables
+    /// For a release; `None` if none of its objects can be read. Without `shapes`, objects of 3.2 and later that have instance variables
     /// are unknown.
     pub fn of(version: RubyVersion, layout: &HeapLayout, shapes: Option<Shapes>) -> Option<Self> {
         if !version.at_least(2, 7) || version.at_least(4, 1) {
@@ -87,7 +87,7 @@ impl References {
         })
     }
 
-    /// Hands each object that `slot` refers to to `visit`; one that it refers to twice comes twice.
+    /// Passes each object that `slot` refers to to `visit`; duplicate references are passed each time.
     pub fn each<M: Memory>(&mut self, memory: &M, slot: &Slot<'_>, visit: &mut dyn FnMut(u64)) -> Referred {
         let flags = slot.flags();
         if slot.has_other_variables(&self.layout) {
@@ -174,7 +174,7 @@ impl References {
         if read.is_some() { Referred::Exactly } else { Referred::Changed }
     }
 
-    /// Hands the keys and the values of a `Hash` to `visit`.
+    /// Passes the keys and the values of a `Hash` to `visit`.
     pub fn pairs<M: Memory>(
         &mut self,
         memory: &M,
@@ -259,7 +259,7 @@ impl References {
         self.entries::<_, 8>(memory, first, count, &mut |entry| found(entry[0]))
     }
 
-    /// Entries of `BYTES` bytes, in pieces.
+    /// Entries of `BYTES` bytes, read in chunks.
     fn entries<M: Memory, const BYTES: usize>(
         &mut self,
         memory: &M,
@@ -287,7 +287,7 @@ impl References {
     }
 }
 
-/// Values behind the head of a slot.
+/// Values after the header of a slot.
 fn embedded(slot: &Slot<'_>, count: u64, found: &mut dyn FnMut(u64)) -> Option<()> {
     let end = 16 + usize::try_from(count).ok()? * 8;
     slot.bytes.get(16..end)?.chunks_exact(8).for_each(|value| found(word(value, 0)));

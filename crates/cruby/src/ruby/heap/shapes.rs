@@ -1,25 +1,25 @@
-//! Instance variables of objects from 3.2 on: the shape of an object says how many it has (`ROBJECT_FIELDS_COUNT`, shape.h).
+//! Instance variables of objects from 3.2 on: the shape of an object gives their number (`ROBJECT_FIELDS_COUNT`, shape.h).
 
 use std::collections::HashMap;
 
 use super::{Slot, walk::USER1};
 use crate::ruby::{RubyVersion, derive::ShapeList, frames::Memory};
 
-/// Counts that are kept; there are at most 2^19 shapes in 4.0.
+/// Maximum number of cached counts; there are at most 2^19 shapes in 4.0.
 const MOST_KEPT: usize = 1 << 20;
 /// `ROBJECT_HEAP` (include/ruby/internal/core/robject.h, 4.0): `FL_USER4`.
 const HEAP: u64 = 1 << 16;
 
-/// Where an object has its instance variables.
+/// Where the instance variables of an object are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Variables {
-    /// In its slot.
+    /// In its slot: their number.
     Embedded(u64),
-    /// How many are at this address.
+    /// The address of the first one, and their number.
     At(u64, u64),
     /// In a hash table at this address (`rb_shape_obj_too_complex`).
     Table(u64),
-    /// It is not known how they are kept.
+    /// Unknown.
     Unknown,
 }
 
@@ -33,7 +33,7 @@ pub struct Shapes {
 }
 
 impl Shapes {
-    /// Of the process whose image has this load bias.
+    /// For the process whose image has this load bias.
     pub fn new(list: ShapeList, bias: u64) -> Self {
         Self { list, bias, start: None, counts: HashMap::new() }
     }
@@ -58,7 +58,7 @@ impl Shapes {
             (id == complex, slot.flags() & USER1 != 0, id)
         };
         if complex {
-            // In 3.2 the table is another kind (`rb_id_table`).
+            // In 3.2 the table is of another kind (`rb_id_table`).
             let known = version.at_least(3, 3);
             return Some(if known { Variables::Table(slot.word(16)) } else { Variables::Unknown });
         }
@@ -66,12 +66,12 @@ impl Shapes {
         Some(if embedded { Variables::Embedded(count) } else { Variables::At(slot.word(16), count) })
     }
 
-    /// `next_iv_index` of a shape, from 4.0 on `next_field_index`. It never changes.
+    /// `next_iv_index` of a shape, from 4.0 on `next_field_index`. It never changes for a given shape.
     fn count<M: Memory>(&mut self, memory: &M, index: u32, version: RubyVersion) -> Option<u64> {
         if let Some(&count) = self.counts.get(&index) {
             return Some(count);
         }
-        // Behind two pointers, four bytes; from 4.0 on behind another pointer and four bytes, two bytes (`struct rb_shape`, shape.h).
+        // Four bytes after two pointers; from 4.0 on two bytes after another pointer and four bytes (`struct rb_shape`, shape.h).
         let (at, bytes) = if version.at_least(4, 0) { (28, 2) } else { (16, 4) };
         let start = self.start(memory)?;
         let shape = start.checked_add(u64::from(index) * u64::from(self.list.size))?;
@@ -86,7 +86,7 @@ impl Shapes {
         Some(count)
     }
 
-    /// The address of the first shape. It is mapped once for all.
+    /// The address of the first shape. The list is mapped once and never moves.
     fn start<M: Memory>(&mut self, memory: &M) -> Option<u64> {
         if self.start.is_none() {
             let pointer = |at: u64| {

@@ -1,4 +1,4 @@
-//! A `struct st_table` with numbers as keys, read piece by piece while the program goes on.
+//! A `struct st_table` with numbers as keys, read in chunks while the program continues.
 
 use super::walk::word;
 use crate::ruby::frames::Memory;
@@ -20,14 +20,14 @@ const DELETED: u64 = u64::MAX;
 /// `MAX_POWER2` (st.c).
 const MOST_POWER: u64 = 62;
 
-/// A table as its head was at one moment.
+/// A table as its header was at one moment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Table {
     address: u64,
     rebuilds: u64,
     kind: u64,
     entries: u64,
-    /// The first entry that may be in use, and the one after the last.
+    /// Index of the first entry that may be in use, and the index after the last.
     pub(super) start: u64,
     pub(super) bound: u64,
 }
@@ -41,7 +41,7 @@ pub(super) struct Pair {
 }
 
 impl Table {
-    /// The table at an address; `None`: there is none that is plausible, with `most` entries at most.
+    /// The table at an address; `None` if it is not plausible.
     pub(super) fn at<M: Memory>(memory: &M, address: u64) -> Option<Self> {
         let mut head = [0; SIZE];
         if !memory.read(address, &mut head) {
@@ -71,7 +71,7 @@ impl Table {
         plausible.then_some(table)
     }
 
-    /// Whether each entry is still where it was, unless it was deleted: the table has neither been made anew nor emptied since.
+    /// Whether each entry is still where it was, unless it was deleted: the table has been neither rebuilt nor emptied since.
     pub(super) fn is_same<M: Memory>(&self, memory: &M) -> bool {
         Self::at(memory, self.address).is_some_and(|now| {
             (now.rebuilds, now.kind, now.entries) == (self.rebuilds, self.kind, self.entries)
@@ -80,12 +80,12 @@ impl Table {
         })
     }
 
-    /// Where an entry is; `None`: it has no address.
+    /// Address of an entry; `None` if it overflows.
     pub(super) fn entry(&self, index: u64) -> Option<u64> {
         self.entries.checked_add(index.checked_mul(ENTRY as u64)?)
     }
 
-    /// What these bytes are, as an entry; `None`: it was deleted.
+    /// These bytes as an entry; `None` if it was deleted.
     pub(super) fn pair(index: u64, entry: &[u8]) -> Option<Pair> {
         (word(entry, 0) != DELETED).then(|| Pair { index, key: word(entry, 8), record: word(entry, 16) })
     }

@@ -1,4 +1,4 @@
-//! Made-up heaps, and hostile ones.
+//! Synthetic heaps, and hostile ones.
 
 use std::collections::BTreeMap;
 
@@ -10,7 +10,7 @@ use crate::{
     ruby::{RubyVersion, derive::ShapeList, frames::Memory, tables},
 };
 
-/// Memory made of pieces.
+/// Memory made of separate pieces.
 #[derive(Default)]
 struct Pieces(BTreeMap<u64, Vec<u8>>);
 
@@ -34,7 +34,7 @@ const HEADS: u64 = 0x30_0000;
 const SLOTS: u64 = 0x7f00_0000_0000;
 const CLASS: u64 = 0x5555_0000;
 
-/// A heap with pages of these slots: the flags of each, 0 for a free one.
+/// A heap with pages of these slots, each given by its flags, 0 for a free one.
 fn heap(layout: &HeapLayout, pages: &[(u16, Vec<u64>)]) -> Pieces {
     let mut memory = Pieces::default();
     let mut objspace = vec![0; 4096];
@@ -74,7 +74,7 @@ fn layouts() -> Vec<(RubyVersion, HeapLayout)> {
     tables::tables().iter().map(newest).map(|version| (version, HeapLayout::of(version).unwrap())).collect()
 }
 
-/// Each slot is counted once, as what it is, whatever the release.
+/// Each slot is counted once, under its own type, in every release.
 #[test]
 fn slots_are_counted() {
     assert!(layouts().len() >= 8);
@@ -93,13 +93,13 @@ fn slots_are_counted() {
         assert_eq!(tally("T_IMEMO"), Some((1, 40)), "{version}");
         assert_eq!((counted.free.count, counted.live().count), (3, 4), "{version}");
         assert_eq!(counted.by_class.values().map(|tally| tally.count).sum::<u64>(), 4);
-        // What internal objects have in the place of a class is not one.
+        // The class field of internal objects does not hold a class.
         assert!(counted.by_class.keys().all(|(kind, class)| kind.is_internal() == (*class == 0)));
         assert_eq!(counted.pages[1].live, 2);
     }
 }
 
-/// Age, write barrier, pin and death of an object are the bits of its own slot, in every release that has them.
+/// Age, write barrier, pin and death of an object are read from the bits of its own slot, in every release that has them.
 #[test]
 fn bits_of_slots() {
     let mut known = 0;
@@ -150,7 +150,7 @@ fn bits_of_slots() {
     assert!(known >= 7, "{known}");
 }
 
-/// Strings and arrays own what `memsize_of` says; shared and embedded ones own nothing, and no size overflows.
+/// Strings and arrays own what `memsize_of` reports; shared and embedded ones own nothing, and no size overflows.
 #[test]
 fn owned_memory() {
     for (version, layout) in layouts() {
@@ -177,7 +177,7 @@ fn owned_memory() {
     }
 }
 
-/// What is alone on a page, and what is on it with others, keeps it.
+/// Objects that are alone on a page, and objects that share it with others, keep it.
 #[test]
 fn keepers() {
     let (_, layout) = layouts().pop().unwrap();
@@ -193,8 +193,8 @@ fn keepers() {
     assert_eq!((of(8).tally.count, of(8).pages, of(8).alone), (1, 1, 0));
 }
 
-/// A release without a table, or whose table has no pages, is read as the newest of its series, and must prove itself; a series without one is
-/// refused.
+/// A release without a table, or whose table lacks pages, is read like the newest one of its series, and must prove itself; a release
+/// of a series without any table is refused.
 #[test]
 fn unknown_releases() {
     let unknown = HeapLayout::of(RubyVersion::new(3, 4, 99)).unwrap();
@@ -203,13 +203,13 @@ fn unknown_releases() {
         let own = tables::Table::of(version).unwrap().structure("heap_page");
         assert_eq!(layout.exact, own.is_some(), "{version}");
     }
-    // Its objspace is in the table, its pages are not.
+    // The table has its objspace, but not its pages.
     let exact = |patch| HeapLayout::of(RubyVersion::new(3, 4, patch)).unwrap().exact;
     assert_eq!([exact(9), exact(11)], [true, false]);
     assert_eq!(HeapLayout::of(RubyVersion::new(9, 9, 0)), Err(HeapError::Layout));
 }
 
-/// What cannot be a heap is an error that says why.
+/// Data that cannot be a heap is an error that gives the reason.
 #[test]
 fn implausible_heaps() {
     let (_, layout) = layouts().pop().unwrap();
@@ -239,7 +239,7 @@ fn implausible_heaps() {
     }
 }
 
-/// References lead where the words of an object say, without its class, numbers and deleted entries.
+/// References are those in the words of an object, without its class, numbers and deleted entries.
 #[test]
 fn references() {
     let mut known = 0;
@@ -258,7 +258,7 @@ fn references() {
             let fate = references.each(&memory, &slot, &mut |value| found.push(value));
             (fate, found)
         };
-        // What was read of an array that was moved meanwhile may be of another one; one that grew where it is has its elements.
+        // Data of an array that was moved meanwhile may belong to another one; an array that grew in place has its elements.
         let array = [0x7, CLASS, 5, 5, 0x6000_0000];
         assert_eq!(of_changed(&array, &[0x7, CLASS, 5, 5, 0x6300_0000]).0, Referred::Changed, "{version}");
         assert_eq!(of_changed(&array, &[0x7, CLASS, 6, 9, 0x6000_0000]).0, Referred::Exactly, "{version}");
@@ -287,7 +287,7 @@ fn references() {
         };
         assert_eq!(found, exactly(&[three, one, two]), "{version}");
 
-        // Two pairs in the hash itself or in an array of them, of which one was deleted.
+        // Two pairs in the hash itself, or in an array of pairs in which one was deleted.
         let small = [one, two, if version.at_least(3, 2) { 0x24 } else { 0x34 }, three];
         let flags = 0x8 | 2 << 20;
         let slot = if version.at_least(3, 3) {
@@ -307,7 +307,7 @@ fn references() {
     assert!(known >= 7, "{known}");
 }
 
-/// Objects have as many variables as their shape says, in their slot, elsewhere, or in a table.
+/// Objects have the number of variables in their shape, in their slot, elsewhere, or in a table.
 #[test]
 fn variables_of_objects() {
     const SHAPES: u64 = 0x7100_0000;
@@ -349,7 +349,7 @@ fn variables_of_objects() {
         assert_eq!(of(3, false, &[one, two, three]), exactly(&[one, two]), "{version}");
         assert_eq!(of(4, false, &[one, two, three]), exactly(&[]), "{version}");
         assert_eq!(of(5, true, &[0x6000_0000, 0, 0]), exactly(&[one, two]), "{version}");
-        // More than the slot has room for, and elsewhere where nothing is.
+        // More than the slot has room for, and a pointer to unmapped memory.
         assert_eq!(of(5, false, &[one, two, three]).0, Referred::Changed, "{version}");
         assert_eq!(of(5, true, &[0x1234_0000, 0, 0]).0, Referred::Changed, "{version}");
         // No such shape.
@@ -363,7 +363,7 @@ fn variables_of_objects() {
 }
 
 proptest! {
-    /// Whatever is in a slot, references are bounded and never a panic.
+    /// Whatever a slot contains, references are bounded and there is never a panic.
     #[test]
     fn garbage_references(
         version in 0..8_usize,
@@ -385,7 +385,7 @@ proptest! {
         }
     }
 
-    /// Garbage is counted or refused, in bounded time and memory, and never a panic.
+    /// Garbage is counted or refused, in bounded time and memory, never with a panic.
     #[test]
     fn garbage(
         version in 0..8_usize,

@@ -1,4 +1,4 @@
-//! Objects of threads and fibers, and where they keep what `Thread#[]` and `Fiber[]` read (`rb_execution_context_t`, `vm_core.h`).
+//! Objects of threads and fibers, and where they hold what `Thread#[]` and `Fiber[]` read (`rb_execution_context_t`, `vm_core.h`).
 
 use std::collections::HashMap;
 
@@ -9,26 +9,26 @@ use crate::ruby::{
     tables::{self, Table},
 };
 
-/// Byte offset of `type` in `struct RTypedData` (include/ruby/internal/core/rtypeddata.h; ruby/ruby.h in 2.7); another from 4.0 on.
+/// Byte offset of `type` in `struct RTypedData` (include/ruby/internal/core/rtypeddata.h; ruby/ruby.h in 2.7): up to 3.4, and from 4.0 on.
 const TYPE: [usize; 2] = [16, 24];
-/// Of `data`.
+/// Byte offset of `data`.
 const DATA: usize = 32;
 /// `wrap_struct_name` of `ruby_threadptr_data_type` (vm.c) and of `fiber_data_type` (cont.c).
 const THREAD: &[u8] = b"VM/thread\0";
 const FIBER: &[u8] = b"fiber\0";
-/// Types of data that are remembered.
+/// Maximum number of cached types of data.
 const MOST_TYPES: usize = 4096;
 /// `THREAD_LOCAL_STORAGE_INITIALISED` (thread.c, 2.7 to 4.0): `FL_USER13`.
 const VARIABLES: u64 = 1 << 25;
 
-/// A thread or a fiber that Ruby code knows as an object.
+/// A thread or fiber that Ruby code can access as an object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FiberLocals {
-    /// The `rb_thread_t *` of it, or of the thread of the fiber.
+    /// Its `rb_thread_t *`, or that of the fiber's thread.
     pub thread: u64,
-    /// Whether it was found by the fiber. By the thread, it is the fiber that runs on it.
+    /// Whether it was found through the fiber object. If found through the thread object, it is the fiber that runs on the thread.
     pub by_fiber: bool,
-    /// What `Thread#[]` reads there.
+    /// The table that `Thread#[]` reads there.
     pub table: LocalTable,
     /// The hash that `Fiber[]` reads, from 3.2 on.
     pub storage: Option<u64>,
@@ -41,7 +41,7 @@ pub struct FiberLocals {
 pub struct Threads {
     version: RubyVersion,
     at: Offsets,
-    /// Which types of data are those of threads and fibers.
+    /// The kind of each type of data: thread, fiber or other.
     types: HashMap<u64, Option<Kind>>,
 }
 
@@ -67,7 +67,7 @@ struct Offsets {
 }
 
 impl Threads {
-    /// For a release; `None`: it is not known where it keeps them (2.7 to 4.0 are).
+    /// For a release; `None` if its layout of them is not known (2.7 to 4.0 are).
     pub fn of(version: RubyVersion) -> Option<Self> {
         if !version.at_least(2, 7) || version.at_least(4, 1) {
             return None;
@@ -93,8 +93,8 @@ impl Threads {
         Some(Self { version, at, types: HashMap::new() })
     }
 
-    /// The thread or fiber in a slot. `None`: it is something else, or has ended, or has changed meanwhile. What says that it is one: the
-    /// name of its type, and that what it points to points back to it.
+    /// The thread or fiber in a slot. `None`: the slot holds something else, or the thread or fiber has ended or changed meanwhile. Two
+    /// facts identify it: the name of its type, and that the structure it points to points back to it.
     pub fn locals<M: Memory>(&mut self, memory: &M, slot: &Slot<'_>) -> Option<FiberLocals> {
         if slot.kind().name() != "T_DATA" {
             return None;
@@ -162,7 +162,7 @@ mod tests {
         BASE + word * 8
     }
 
-    /// Two types and their names, then a thread, a context, a fiber, and at word 150 the slots of both.
+    /// Two types and their names, then a thread, a context and a fiber; the slots of thread and fiber are at word 150.
     fn memory(threads: &Threads) -> Vec<u64> {
         let o = threads.at;
         let mut words = vec![0; 170];
@@ -193,7 +193,7 @@ mod tests {
         Threads::of(VERSION)?.locals(&Words(words.to_vec()), &slot)
     }
 
-    /// A thread and a fiber; what differs in one respect is none.
+    /// A thread and a fiber are recognised; an object that differs in one respect is not.
     #[test]
     fn threads_and_fibers() {
         let threads = Threads::of(VERSION).unwrap();
@@ -233,7 +233,7 @@ mod tests {
         assert_eq!(find(&words, 150).map(|found| found.table), Some(LocalTable::Ids(0)));
     }
 
-    /// Every release with a table has them from 2.7 on.
+    /// Every release with a table has these members from 2.7 on.
     #[test]
     fn every_table() {
         for table in tables::tables() {
@@ -243,7 +243,7 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever lies there, reading ends.
+        /// Whatever the memory contains, reading ends.
         #[test]
         fn anything(words in prop::collection::vec(prop_oneof![any::<u64>(), (0_u64..40).prop_map(at), 0_u64..9], 5..40)) {
             let mut words = words;

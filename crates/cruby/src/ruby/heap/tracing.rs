@@ -1,18 +1,18 @@
-//! Whether a program traces its allocations (`ObjectSpace.trace_object_allocations_start`), and the table that it keeps of them.
+//! Whether a program traces its allocations (`ObjectSpace.trace_object_allocations_start`), and the table in which it records them.
 //!
-//! Nothing exports that table. What leads to it are the two `TracePoint`s of the extension, which are objects of the heap: both have the
-//! same data, a `struct traceobj_arg` (`ext/objspace/object_tracing.c`, the same from 2.7 to 4.0), and that refers to both of them.
+//! That table is not exported. It is reached through the two `TracePoint`s of the extension, which are objects of the heap: both have the
+//! same data, a `struct traceobj_arg` (`ext/objspace/object_tracing.c`, the same from 2.7 to 4.0), which refers to both of them.
 
 use std::collections::HashMap;
 
 use super::{Slot, walk::word};
 use crate::ruby::{RubyVersion, frames::Memory};
 
-/// Byte offset of `type` in `struct RTypedData` (include/ruby/internal/core/rtypeddata.h; ruby/ruby.h in 2.7); another from 4.0 on.
+/// Byte offset of `type` in `struct RTypedData` (include/ruby/internal/core/rtypeddata.h; ruby/ruby.h in 2.7): up to 3.4, and from 4.0 on.
 const TYPE: [usize; 2] = [16, 24];
-/// Of `typed_flag`, up to 3.4.
+/// Byte offset of `typed_flag`, up to 3.4.
 const TYPED: usize = 24;
-/// Of `data`, or of what is embedded in the slot (3.3 and later).
+/// Byte offset of `data`, or of data embedded in the slot (3.3 and later).
 const DATA: usize = 32;
 /// `TYPED_DATA_EMBEDDED`: in `typed_flag`, from 4.0 on in `type`.
 const EMBEDDED: [u64; 2] = [2, 1];
@@ -32,33 +32,33 @@ const NEW_TRACE: usize = 8;
 const FREE_TRACE: usize = 16;
 const TABLE: usize = 24;
 const ARGUMENT_SIZE: usize = 48;
-/// Types of data that are remembered.
+/// Maximum number of cached types of data.
 const MOST_TYPES: usize = 4096;
-/// Tracepoints of these events that are looked at. The extension has one of each.
+/// Maximum number of tracepoints for these events that are collected. The extension has one for each event.
 const MOST_TRACEPOINTS: usize = 256;
 
-/// Why it is not said where objects were allocated.
+/// Why the places of allocations are not reported.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, thiserror::Error)]
 pub enum NoPlaces {
-    /// It is not known where this release keeps them.
+    /// The layout of these data in this release is not known.
     #[error("it is not known where this Ruby keeps the places of objects")]
     Release,
-    /// The program does not trace its allocations, and has not done so.
+    /// The program does not trace its allocations, and has not traced them before.
     #[error("not traced")]
     NotTraced,
-    /// More than one table proves itself.
+    /// More than one table passes the checks.
     #[error("more than one table of places was found")]
     Several,
-    /// What should be the table is none.
+    /// The data at the table's address is not a table.
     #[error("the table of places is not plausible")]
     Implausible,
-    /// The table changed each time.
+    /// The table changed during every attempt.
     #[error("the table was changed while it was read")]
     Changed,
-    /// Objects were moved, and the table of this release keeps their old addresses.
+    /// Objects were moved, and the table of this release still has their old addresses.
     #[error("the heap was compacted, and this Ruby does not follow that in its table")]
     Compacted,
-    /// It has more entries, places or text than are read.
+    /// It has more entries, places or text than the limits allow.
     #[error("the table of places is too large")]
     TooLarge,
 }
@@ -78,24 +78,24 @@ pub struct Tracepoints {
     is_4: bool,
     embeds: bool,
     own_self: usize,
-    /// Which types of data are those of tracepoints.
+    /// Whether a type of data is that of tracepoints.
     types: HashMap<u64, bool>,
     found: Vec<Tracepoint>,
 }
 
-/// What the extension keeps of the allocations.
+/// The extension's record of allocations.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Tracing {
     /// Address of the `struct traceobj_arg`.
     argument: u64,
     /// Addresses of the two tracepoints.
     tracepoints: [u64; 2],
-    /// Whether both were enabled: the program traces now. Else it has stopped.
+    /// Whether both were enabled: the program is tracing now. Otherwise it has stopped.
     pub running: bool,
 }
 
 impl Tracepoints {
-    /// For a release; `None`: it is not known how it keeps them (2.7 to 4.0 are).
+    /// For a release; `None` if its layout of tracepoints is not known (2.7 to 4.0 are).
     pub fn of(version: RubyVersion) -> Option<Self> {
         let known = version.at_least(2, 7) && !version.at_least(4, 1);
         known.then(|| Self {
@@ -107,7 +107,7 @@ impl Tracepoints {
         })
     }
 
-    /// Remembers the object in a slot if it is a tracepoint of objects that are allocated or freed. What says that it is one: the name of its
+    /// Records the object in a slot if it is a tracepoint for objects that are allocated or freed. Two facts identify it: the name of its
     /// type, and that its data points back to it.
     pub fn look<M: Memory>(&mut self, memory: &M, slot: &Slot<'_>) {
         if slot.kind().name() != "T_DATA" || self.found.len() >= MOST_TRACEPOINTS {
@@ -167,11 +167,11 @@ impl Tracepoints {
         found
     }
 
-    /// What two of the tracepoints that were seen prove.
+    /// The tracing data that is proven by two of the tracepoints seen.
     ///
     /// # Errors
     ///
-    /// No two of them do, or more than two.
+    /// No pair of tracepoints proves it, or more than one pair does.
     pub fn tracing<M: Memory>(&self, memory: &M) -> Result<Tracing, NoPlaces> {
         let mut proven = None;
         for new in self.found.iter().filter(|found| found.is_new) {
@@ -192,7 +192,7 @@ impl Tracepoints {
 }
 
 impl Tracing {
-    /// Address of the `st_table` of objects; `None`: what is there does not refer to both tracepoints.
+    /// Address of the `st_table` of objects; `None` if the data does not refer to both tracepoints.
     pub(super) fn table<M: Memory>(&self, memory: &M) -> Option<u64> {
         let mut argument = [0; ARGUMENT_SIZE];
         if !memory.read(self.argument, &mut argument) {

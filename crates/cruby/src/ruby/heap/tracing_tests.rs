@@ -1,4 +1,4 @@
-//! Programs that trace their allocations, made up, and hostile ones.
+//! Synthetic programs that trace their allocations, and hostile ones.
 
 use std::cell::{Cell, RefCell};
 
@@ -15,7 +15,7 @@ const RELEASES: [RubyVersion; 4] = [OLD, MIDDLE, NEW, NEWEST];
 const T_DATA: u64 = 0xc;
 const T_STRING: u64 = 0x5;
 const CLASS: u64 = 0x8000;
-/// Words: where the parts of the made-up program are.
+/// Word indices of the parts of the synthetic program.
 const NEW_DATA: usize = 10;
 const FREE_DATA: usize = 20;
 const ARGUMENT: usize = 30;
@@ -37,7 +37,7 @@ fn text(bytes: [u8; 8]) -> u64 {
     u64::from_le_bytes(bytes)
 }
 
-/// A program that traces, with two objects in its table between entries that were deleted.
+/// A program that traces, with two objects in its table between deleted entries.
 fn program(version: RubyVersion) -> Vec<u64> {
     let mut words = vec![0; WORDS];
     let mut put = |first: usize, values: &[u64]| words[first..first + values.len()].copy_from_slice(values);
@@ -92,7 +92,7 @@ fn places(version: RubyVersion, words: &[u64]) -> Result<Places, NoPlaces> {
     Places::read(&Words(words.to_vec()), &tracing(version, words)?)
 }
 
-/// File, line, method and generation of both objects, `later` is the memory when the heap is read.
+/// File, line, method and generation of both objects; `later` is the memory when the heap is read.
 fn origins(version: RubyVersion, words: &[u64], later: &[u64], marks: Marks) -> Vec<Option<Found>> {
     let places = places(version, words).unwrap();
     let mut reader = Placed::new(&places, 4, |class| (class == CLASS + 8).then_some(CLASS).or(Some(class)));
@@ -109,7 +109,7 @@ fn origins(version: RubyVersion, words: &[u64], later: &[u64], marks: Marks) -> 
     OBJECTS.into_iter().map(of).collect()
 }
 
-/// Each release's program is found, and each of its objects has what its entry says.
+/// Each release's program is found, and each of its objects gets the data of its entry.
 #[test]
 fn objects_have_their_places() {
     for version in RELEASES {
@@ -128,7 +128,7 @@ fn objects_have_their_places() {
     assert!(Tracepoints::of(RubyVersion::new(4, 1, 0)).is_none());
 }
 
-/// What differs in one respect is not the table.
+/// Data that differs in one respect is not accepted as the table.
 #[test]
 fn nothing_is_guessed() {
     let version = MIDDLE;
@@ -166,13 +166,13 @@ fn nothing_is_guessed() {
     words[TABLE] = 60;
     (words[TABLE + 2], words[TABLE + 5]) = (1 << 59, 1 << 59);
     assert_eq!(places(version, &words).unwrap_err(), NoPlaces::TooLarge);
-    // Entries that are not there.
+    // Entries in unmapped memory.
     let mut words = program(version);
     words[TABLE + 6] = 0x7000_0000;
     assert_eq!(places(version, &words).unwrap_err(), NoPlaces::Changed);
 }
 
-/// An entry that is not plausible gives no place; the others do.
+/// An implausible entry gives no place; the other entries do.
 #[test]
 fn entries_prove_themselves() {
     let version = MIDDLE;
@@ -198,7 +198,7 @@ fn entries_prove_themselves() {
         assert_eq!(found[0], None, "{why}");
         assert_eq!(found[1].is_some(), why != "two of one object", "{why}");
     }
-    // A singleton class, and one that is or was hidden.
+    // A singleton class, and an object that is or was hidden.
     for class in [CLASS + 8, 0] {
         let mut words = program(version);
         words[OBJECTS[0] + 1] = class;
@@ -206,7 +206,7 @@ fn entries_prove_themselves() {
     }
 }
 
-/// An object that is younger than its entry is another one.
+/// An object that is younger than its entry is a different object.
 #[test]
 fn ages() {
     let mut words = program(MIDDLE);
@@ -219,7 +219,7 @@ fn ages() {
     assert!(of(0, false)[1].is_some());
 }
 
-/// What changes between the table and the heap: entries that are deleted, and a table that is made anew or emptied.
+/// Changes between reading the table and the heap: deleted entries, and a table that is rebuilt or emptied.
 #[test]
 fn changes() {
     let words = program(NEW);
@@ -241,7 +241,7 @@ fn changes() {
     assert_eq!(changed(&[(TABLE + 4, 1)]), [true, true], "deleted at the start");
 }
 
-/// Memory in which something changes with the given read of an address.
+/// Memory that changes at the n-th read of an address.
 struct Changing {
     words: RefCell<Vec<u64>>,
     at: u64,
@@ -260,7 +260,7 @@ impl Memory for Changing {
     }
 }
 
-/// A table that is made anew each time is not read, and that ends.
+/// A table that is rebuilt during every attempt is not read, and the attempts end.
 #[test]
 fn a_table_that_never_rests() {
     let words = program(MIDDLE);
@@ -276,7 +276,7 @@ fn a_table_that_never_rests() {
     assert!(Table::at(&memory, at(TABLE)).is_some());
 }
 
-/// A cleared table has no objects, and is one.
+/// A cleared table is a valid table without objects.
 #[test]
 fn cleared() {
     let mut words = program(OLD);
@@ -286,7 +286,7 @@ fn cleared() {
 }
 
 proptest! {
-    /// Whatever lies there, reading ends.
+    /// Whatever the memory contains, reading ends.
     #[test]
     fn anything(changes in prop::collection::vec((0..WORDS, prop_oneof![any::<u64>(), (0..WORDS).prop_map(at), 0_u64..9]), 1..12)) {
         for version in RELEASES {

@@ -1,11 +1,11 @@
-//! From the objspace over its pages to each slot. One page is in memory at a time.
+//! Walks from the objspace over its pages to each slot. One page is in memory at a time.
 
 use super::{HeapError, HeapLayout, ObjectType};
 use crate::ruby::frames::Memory;
 
-/// Pages beyond this many are not a heap: 4 million of 64 KiB.
+/// Maximum number of pages: 4 million of 64 KiB.
 const MAX_PAGES: u64 = 1 << 22;
-/// Bytes of the largest page (`HEAP_PAGE_SIZE`, 3.2 and later; before 16 KiB).
+/// Size of the largest page, bytes (`HEAP_PAGE_SIZE`, 3.2 and later; 16 KiB before).
 pub(super) const PAGE: u64 = 64 << 10;
 /// `RVALUE_OLD_AGE` (gc.c, gc/default/default.c).
 const OLD: u8 = 3;
@@ -18,26 +18,26 @@ const STR_NOFREE: u64 = 1 << 30;
 /// `ENCODING_SHIFT` (include/ruby/internal/encoding/encoding.h): seven bits of the flags.
 const ENCODING_SHIFT: u32 = 22;
 
-/// A page as it was read: its slots follow each other.
+/// A page that was read; its slots are contiguous.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct PageHead {
     pub(super) start: u64,
     pub(super) slot_size: u16,
     pub(super) slots: u16,
-    /// Whether what is not marked on it is dead and awaits the sweep.
+    /// Whether unmarked objects on it are dead and await the sweep.
     pub(super) before_sweep: bool,
 }
 
-/// What the collector knows of an object.
+/// The collector's data about an object.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Marks {
-    /// Collections that it survived; 3 and more are 3: it is old.
+    /// Number of collections that it survived, at most 3; at 3 it is old.
     pub age: u8,
-    /// It has no write barrier (shady): every minor collection that reaches it goes through it again.
+    /// It has no write barrier (shady): every minor collection that reaches it traverses it again.
     pub unprotected: bool,
-    /// The last compaction found it held from where objects cannot be moved. Set by collections that compact only.
+    /// The last compaction found a reference to it that cannot be updated. Set by compacting collections only.
     pub pinned: bool,
-    /// No mark on a page that is yet to be swept: it is dead.
+    /// It is unmarked on a page that is yet to be swept: it is dead.
     pub dead: bool,
 }
 
@@ -51,11 +51,11 @@ impl Marks {
 /// A slot in use.
 #[derive(Clone, Copy, Debug)]
 pub struct Slot<'a> {
-    /// Where it is.
+    /// Its address.
     pub address: u64,
-    /// What is in it.
+    /// Its contents.
     pub bytes: &'a [u8],
-    /// What the collector knows of it, if the release's pages are known that well.
+    /// The collector's data about it, if the page layout of the release is known in that detail.
     pub marks: Option<Marks>,
 }
 
@@ -65,7 +65,7 @@ impl Slot<'_> {
         self.word(0)
     }
 
-    /// `RBasic.klass`; what it says only for types that are not internal.
+    /// `RBasic.klass`; meaningful only for types that are not internal.
     pub fn class(&self) -> u64 {
         self.word(8)
     }
@@ -75,20 +75,20 @@ impl Slot<'_> {
         ObjectType::of_flags(self.flags())
     }
 
-    /// The word at a byte offset; 0 beyond its end.
+    /// The word at a byte offset; 0 beyond the end of the slot.
     pub fn word(&self, at: usize) -> u64 {
         word(self.bytes, at)
     }
 
-    /// Whether it is something else than an object, class or module, and has instance variables, which are elsewhere then
+    /// Whether it is not an object, class or module, and has instance variables, which are then stored elsewhere
     /// (`rb_obj_gen_fields_p`, variable.c, in 4.0).
     pub fn has_other_variables(&self, layout: &HeapLayout) -> bool {
         let own = [ObjectType::OBJECT, ObjectType::CLASS, ObjectType::MODULE];
         !own.contains(&self.kind()) && !self.kind().is_internal() && self.flags() & layout.variables != 0
     }
 
-    /// Bytes that a string or an array owns outside of its slot, by the rules of `ObjectSpace.memsize_of`
-    /// (`rb_str_memsize`, string.c; `rb_ary_memsize`, array.c). `None`: an object of another type, or not plausible.
+    /// Bytes that a string or an array owns outside its slot, by the rules of `ObjectSpace.memsize_of`
+    /// (`rb_str_memsize`, string.c; `rb_ary_memsize`, array.c). `None` for an object of another type, or if implausible.
     pub fn owned(&self, layout: &HeapLayout) -> Option<u64> {
         let flags = self.flags();
         let owned = match self.kind() {
@@ -108,7 +108,7 @@ impl Slot<'_> {
                 if flags & (USER1 | layout.owned.shared) != 0 {
                     return Some(0);
                 }
-                // ARY_CAPA (array.c): the root of shared ones counts those instead, and is full.
+                // ARY_CAPA (array.c): the root of shared arrays has a reference count in place of the capacity, and is full.
                 let root = flags & layout.owned.array_root != 0;
                 let capacity = if root { layout.owned.array_length } else { layout.owned.array_capacity };
                 self.word(capacity as usize).checked_mul(8)?
@@ -119,7 +119,7 @@ impl Slot<'_> {
     }
 }
 
-/// Where all pages are, and a page at a time.
+/// Reads the list of pages, and one page at a time.
 pub(super) struct Walk<'m, M> {
     memory: &'m M,
     layout: HeapLayout,
@@ -158,7 +158,7 @@ impl<'m, M: Memory> Walk<'m, M> {
         Ok(bytes.chunks_exact(8).map(|address| word(address, 0)).collect())
     }
 
-    /// Reads the page described at an address; `None` if it has no slots now (a page of the pool of empty ones, from 3.4
+    /// Reads the page described at an address; `None` if it has no slots now (a page in the pool of empty pages, from 3.4
     /// on).
     pub(super) fn read(&mut self, address: u64) -> Result<Option<PageHead>, HeapError> {
         if !self.memory.read(address, &mut self.head) {
@@ -229,8 +229,8 @@ pub(super) fn word(bytes: &[u8], at: usize) -> u64 {
     bytes.get(at..at + 8).and_then(|word| word.try_into().ok()).map_or(0, u64::from_le_bytes)
 }
 
-/// Hands each object of the heap behind `objspace` to `visit`, page by page. Bounded: each page is at most 64 KiB and is
-/// read once. A process that runs goes on meanwhile.
+/// Passes each object of the heap behind `objspace` to `visit`, page by page. Bounded: each page is at most 64 KiB and is
+/// read once. A running process continues meanwhile.
 pub fn each_object<M: Memory>(
     memory: &M,
     objspace: u64,
@@ -246,13 +246,13 @@ pub fn each_object<M: Memory>(
     Ok(())
 }
 
-/// Whether a word of a slot is what it was. While what it points to is read, a program that runs may move that, and give the memory to
-/// another object.
+/// Checks that a word of a slot is unchanged. While the memory it points to is read, a running program may move that memory and reuse
+/// it for another object.
 pub(super) fn unchanged<M: Memory>(memory: &M, slot: &Slot<'_>, at: u64) -> Option<()> {
     is_still(memory, slot.address.checked_add(at)?, slot.word(usize::try_from(at).ok()?))
 }
 
-/// Whether this word is at an address.
+/// Checks that this word is at an address.
 pub(super) fn is_still<M: Memory>(memory: &M, address: u64, expected: u64) -> Option<()> {
     let mut bytes = [0; 8];
     (memory.read(address, &mut bytes) && u64::from_le_bytes(bytes) == expected).then_some(())

@@ -1,11 +1,11 @@
-//! Small reads that lie near each other, in pieces of a page.
+//! Small reads that lie near each other, served from whole pages.
 
 use crate::ruby::frames::Memory;
 
-/// Bytes that are read at once: those of a page of the kernel, which is there as a whole or not at all.
+/// Number of bytes read at once: a page of the kernel, which is mapped as a whole or not at all.
 const PAGE: u64 = 4096;
 
-/// Holds the page that was read last. What it gives is as old as the page: [`Self::forget`] says from when on it must be new.
+/// Holds the page that was read last. Its data is as old as that read; [`Self::forget`] forces a new read.
 #[derive(Debug)]
 pub(super) struct Window {
     start: Option<u64>,
@@ -17,7 +17,7 @@ impl Window {
         Self { start: None, bytes: vec![0; PAGE as usize] }
     }
 
-    /// What is read from now on is read anew.
+    /// Drops the page; the next read fetches it again.
     pub(super) fn forget(&mut self) {
         self.start = None;
     }
@@ -45,7 +45,7 @@ mod tests {
 
     use super::*;
 
-    /// Memory from a page on, whose reads are counted.
+    /// Memory that starts at a page; its reads are counted.
     struct Counted(Vec<u8>, Cell<u32>);
 
     impl Memory for Counted {
@@ -57,7 +57,7 @@ mod tests {
         }
     }
 
-    /// Neighbours cost one read; what crosses a page, or is on one that is not there as a whole, is read by itself.
+    /// Neighbours cost one read; data that crosses a page, or is on a page that cannot be read as a whole, is read separately.
     #[test]
     fn neighbours() {
         let memory = Counted((0..6000_u32).map(|at| at as u8).collect(), Cell::new(0));

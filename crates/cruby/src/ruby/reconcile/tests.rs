@@ -1,4 +1,4 @@
-//! Table against code, on Debian's library.
+//! Compares table and code, on Debian's library.
 
 use gctrace_common::event::{SLOT_BYTES, SLOTS};
 
@@ -12,7 +12,7 @@ use crate::ruby::tables::Array;
 use crate::ruby::tests::{analysed, table_of_libruby};
 use crate::ruby::{PauseKind, analyse};
 
-/// A release of the series that never was, so that no table has it.
+/// A release of the series that never existed, so that no table has it.
 const UNKNOWN: RubyVersion = RubyVersion::new(3, 1, 9);
 
 /// Debian's library with another version number in it.
@@ -48,13 +48,13 @@ fn table() -> &'static Table {
     table_of_libruby()
 }
 
-/// The newest release that the table of the library holds for.
+/// The newest release to which the table of the library applies.
 fn known_version() -> RubyVersion {
     let (major, minor, teeny) = table().to;
     RubyVersion::new(major, minor, teeny)
 }
 
-/// Every key and every field of the table is what the code says.
+/// Every key and every field of the table agrees with the code.
 #[test]
 fn known_release() {
     let plan = renumbered(known_version());
@@ -73,7 +73,7 @@ fn known_release() {
     assert!(plan.analysis.sites.iter().any(|site| site.pause == Some(PauseKind::Start)));
 }
 
-/// A release that has no table is read in the same places, by its code alone.
+/// A release without a table is read at the same places, by its code alone.
 #[test]
 fn unknown_release() {
     let (known, unknown) = (renumbered(known_version()), renumbered(UNKNOWN));
@@ -95,7 +95,7 @@ fn unknown_release() {
     assert_eq!(fields(&unknown.layout), fields(&known.layout));
 }
 
-/// What the code does not prove is absent, by name and with the reason.
+/// Keys that the code does not prove are absent, listed by name and with the reason.
 #[test]
 fn unproven_keys_are_absent() {
     let mut derived = libruby_analysis().derived.clone();
@@ -113,18 +113,18 @@ fn unproven_keys_are_absent() {
     assert_eq!(absent, ["heap_marked_slots", "total_freed_books", "old_objects", "total_freed_pages"]);
     assert!(knowledge.absent.iter().all(|absent| !absent.reason.is_empty()));
     assert!(knowledge.to_string().ends_with("26 keys derived from the code, 4 keys absent"), "{knowledge}");
-    // With a table the same gaps are filled from it: two keys not derived, one not wholly, one under another name.
+    // With a table the same gaps are filled from it: two keys not derived, one derived in part, one under another name.
     let (wanted, knowledge) = evidence(&derived).confirm(table()).unwrap();
     assert_eq!((wanted.keys.len(), knowledge.keys_by(Source::Table)), (29, 3));
     assert_eq!(knowledge.keys_by(Source::Confirmed), 26);
-    // As long as what was understood agrees.
+    // As long as the parts that were understood agree.
     let keys = &mut derived.stat.as_mut().unwrap().keys;
     keys[marked].formula.as_mut().unwrap().terms.pop();
     assert!(evidence(&derived).confirm(table()).is_err());
 }
 
-/// Without the counters that every cycle is made of, an unknown release is refused, and the message says which one and
-/// why.
+/// Without the counters that every cycle needs, an unknown release is refused, and the message says which counter is
+/// missing and why.
 #[test]
 fn too_little_is_refused() {
     let refused = |spoil: &dyn Fn(&mut Derivation), field: &str| {
@@ -151,7 +151,7 @@ fn too_little_is_refused() {
     }
 }
 
-/// A table with any one offset wrong is refused, and both sides are named.
+/// A table with any one offset wrong is refused, and the error gives both values.
 #[test]
 fn wrong_tables_are_refused() {
     let evidence = evidence(&libruby_analysis().derived);
@@ -163,7 +163,7 @@ fn wrong_tables_are_refused() {
         Err(other) => panic!("{what}: {other}"),
         Ok(_) => false,
     };
-    // What a snapshot of 3.1 is made of. All of it is covered, and what is not read does not matter.
+    // The members in a snapshot of 3.1. All of them are covered; members that are not read do not matter.
     let fixed = ["profile.count", "profile.latest_gc_info"];
     let keys = stat::keys(known_version());
     let used: Vec<&str> = keys.iter().flat_map(|key| key.terms).map(Term::name).chain(fixed).collect();
@@ -197,8 +197,8 @@ fn contradictions_are_refused() {
     assert!(error.contains("its first key is [0x8]:8"), "{error}");
 }
 
-/// Of every image that the environment names (`GCTRACE_RUBY_IMAGES`, separated by colons): where there is a table, the
-/// code confirms all of it, and what the code alone gives is the same.
+/// For every image that the environment names (`GCTRACE_RUBY_IMAGES`, separated by colons): if there is a table, the
+/// code confirms all of it, and the code alone gives the same result.
 #[test]
 #[ignore = "needs GCTRACE_RUBY_IMAGES"]
 fn images_of_the_environment() {
@@ -220,7 +220,7 @@ fn images_of_the_environment() {
         };
         let (wanted, knowledge) = evidence.confirm(table).unwrap_or_else(|error| panic!("{path}: {error}"));
         println!("{path}: CRuby {version}: {knowledge}");
-        // Libraries of gc.c alone have no functions that use threads; the last three came with 4.0.
+        // Libraries of gc.c alone have no functions that use threads; the last three were added in 4.0.
         let of_threads = |name: &str| ["ec.", "thread.", "ractor."].iter().any(|of| name.starts_with(of));
         let sources = knowledge.fields.iter().filter(|(name, _)| !of_threads(name)).chain(&knowledge.keys);
         assert!(sources.into_iter().all(|(_, source)| *source == Source::Confirmed), "{path}: {knowledge:?}");

@@ -1,9 +1,9 @@
 //! The finder for A64 code, for CRuby up to 3.4.
 //!
-//! Up to 3.3 a test of an event is a load of `objspace->hook_events` and a jump on one bit of it, mostly `ldr w0, [x20, #20]` and
-//! `tbnz w0, #22, …`. The jump is the site: the kernel simulates it. Where the word of the events lies is known from
-//! `rb_during_gc` ([`hook_events`]); the calls of the function that runs the hooks, each with the constant of its event, are
-//! an independent witness: every one must be guarded by such a test of its own event. In 3.4 that function tests itself,
+//! Up to 3.3 the test of an event is a load of `objspace->hook_events` and a jump on one bit of it, mostly `ldr w0, [x20, #20]` and
+//! `tbnz w0, #22, …`. The jump is the site: the kernel simulates it. The place of the word with the events is known from
+//! `rb_during_gc` ([`hook_events`]). The calls of the function that runs the hooks, each with the constant of its event, are
+//! an independent witness: each must be guarded by such a test of its own event. In 3.4 that function does the test itself,
 //! and its calls are the sites.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -21,15 +21,15 @@ use crate::ruby::aarch64::{Flow, Instruction, SP, decode};
 use crate::ruby::code::Code;
 use crate::ruby::vm_path::VmPath;
 
-/// Instructions between a load and the test of what it loaded.
+/// Maximum number of instructions between a load and the test of the loaded value.
 const MAX_DISTANCE: usize = 10;
-/// Instructions before a call in which its constant arguments are set up.
+/// Maximum number of instructions before a call in which its constant arguments are set up.
 const MAX_SETUP: usize = 14;
-/// A function that receives this many distinct event constants runs the hooks.
+/// A function that receives at least this many distinct event constants runs the hooks.
 const MIN_EVENTS: usize = 3;
-/// Rounds in which cold parts of members may be discovered.
+/// Maximum number of rounds in which cold parts of members are discovered.
 const MAX_ROUNDS: usize = 4;
-/// The frame pointer: what it addresses are locals.
+/// The frame pointer: it addresses locals.
 const FRAME: u16 = 29;
 
 /// A jump on one event bit of a word in memory.
@@ -52,10 +52,10 @@ struct EventCall {
     point: Point,
 }
 
-/// A function with its cold parts, in the order of addresses.
+/// A function with its cold parts, in order of address.
 struct Body {
     instructions: Vec<Instruction>,
-    /// Indices at which a part begins.
+    /// Indices at which a part starts.
     starts: BTreeSet<usize>,
     /// Target → indices of the jumps of this function that lead there.
     jumps: BTreeMap<Svma, Vec<usize>>,
@@ -80,15 +80,15 @@ impl Body {
         self.jumps.get(&self.instructions[index].address).map_or(&[], Vec::as_slice)
     }
 
-    /// Whether the code before `index` goes on there, not counting conditional jumps.
+    /// Whether the code before `index` continues there, not counting conditional jumps.
     fn falls_into(&self, index: usize) -> bool {
         index > 0
             && !self.starts.contains(&index)
             && matches!(self.instructions[index - 1].flow(), Flow::Next | Flow::Call(_) | Flow::IndirectCall)
     }
 
-    /// Indices of the conditional jumps that decide whether the block around `index` runs, also over `hops` blocks that
-    /// only lead there.
+    /// Indices of the conditional jumps that decide whether the block around `index` runs, including those over `hops` blocks
+    /// that only lead there.
     fn deciding(&self, index: usize, hops: u32) -> Vec<usize> {
         let mut start = index;
         while self.jumps_to(start).is_empty() && self.falls_into(start) {
@@ -144,7 +144,7 @@ impl Body {
         (word >= 0).then_some(EventTest { load, field: Field::Objspace(word), point })
     }
 
-    /// The only bit that the jump at `index` depends on, of which register, and where that register is read.
+    /// The only bit on which the jump at `index` depends, the register that holds it, and where that register is read.
     fn tested_bit(&self, index: usize) -> Option<(u32, u16, usize)> {
         let jump = &self.instructions[index];
         let and = |at: usize| {
@@ -181,7 +181,7 @@ impl Body {
         }
     }
 
-    /// Index of the instruction that set the flags which the jump at `index` asks.
+    /// Index of the instruction that set the flags tested by the jump at `index`.
     fn setter(&self, index: usize) -> Option<usize> {
         for at in (index.saturating_sub(MAX_DISTANCE)..index).rev() {
             let instruction = &self.instructions[at];
@@ -216,7 +216,7 @@ impl Body {
     }
 }
 
-/// Finds the sites. `None` if the image exports no GC functions to start from.
+/// Finds the sites. `None` if the image exports no GC functions from which to start.
 pub(super) fn find(code: &mut Code<'_>, vm: &VmPath) -> Option<Findings> {
     let unit = GcUnit::find(code)?;
     let hook = code.image.dynamic_symbols().find(HOOK).map(|symbol| symbol.address);
@@ -247,7 +247,7 @@ pub(super) fn find(code: &mut Code<'_>, vm: &VmPath) -> Option<Findings> {
     Some(findings)
 }
 
-/// What the calls of a function that contains the test show.
+/// The findings from the calls of a function that contains the test.
 fn called(code: &Code<'_>, bodies: &BTreeMap<usize, Body>, calls: &[EventCall]) -> Findings {
     let site = |call: &EventCall| {
         let instruction = &bodies[&call.owner].instructions[call.index];
@@ -277,7 +277,7 @@ fn called(code: &Code<'_>, bodies: &BTreeMap<usize, Body>, calls: &[EventCall]) 
     }
 }
 
-/// The tests of that field, held against the calls.
+/// The tests of this field, compared with the calls.
 fn guarded(code: &Code<'_>, bodies: &BTreeMap<usize, Body>, calls: &[EventCall], field: Field) -> Findings {
     let mut sites = BTreeMap::new();
     let mut entered_midway = Vec::new();
@@ -297,7 +297,7 @@ fn guarded(code: &Code<'_>, bodies: &BTreeMap<usize, Body>, calls: &[EventCall],
                 address: jump.address,
                 emulated: jump.is_emulated(),
                 guard,
-                // The kernel side takes the objspace from the VM: what names a register there has four bits.
+                // The kernel side takes the objspace from the VM: its field for a register has only four bits.
                 register: None,
                 owner: code.start(owner),
                 owner_name: None,
@@ -362,7 +362,7 @@ fn with_cold_parts(code: &mut Code<'_>, mut extents: BTreeSet<usize>) -> BTreeSe
     extents
 }
 
-/// The calls of the function that runs the hooks, where it exists out of line: the one that most of the events reach.
+/// The calls of the function that runs the hooks, if it exists out of line: the one that most of the events reach.
 fn calls_of_the_hook(code: &Code<'_>, bodies: &BTreeMap<usize, Body>) -> Vec<EventCall> {
     let mut calls = Vec::new();
     for (&owner, body) in bodies {
@@ -421,7 +421,7 @@ mod tests {
         tests.map(|test| (test.load, test.field, test.point)).collect()
     }
 
-    /// The shapes in which gcc and clang test a bit of a word.
+    /// The ways in which gcc and clang test a bit of a word.
     #[test]
     fn shapes() {
         // ldr w0, [x20, #20]; tbnz w0, #25
@@ -439,7 +439,7 @@ mod tests {
         assert_eq!(tests_in(&unoptimised), [(0, H, Point::GcEndSweep)]);
     }
 
-    /// Locals, other bits, several bits, and registers that were overwritten or come over a call are no event tests.
+    /// Tests of locals, of other or several bits, and of registers that were overwritten or set before a call are not event tests.
     #[test]
     fn other_tests() {
         // ldr w0, [sp, #20] and [x29, #20]; tbnz w0, #25
@@ -457,7 +457,7 @@ mod tests {
         assert_eq!(tests_in(&[0xb940_1a80, 0x37c8_36a0]), [(0, Field::Objspace(0x18), Point::GcEnter)]);
     }
 
-    /// A call in a block that a jump far away leads to is decided by that jump, also over a block that only goes on.
+    /// A call in a block that is the target of a distant jump is decided by that jump, also over a block that only continues there.
     #[test]
     fn deciding_jumps() {
         // 1000: tbnz w0, #25, 100c; ret; nop; 100c: mov w1, #0x2000000; bl

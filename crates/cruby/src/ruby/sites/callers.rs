@@ -1,4 +1,4 @@
-//! What the finders of both processors share: who calls a function, which functions end pauses, names of owners.
+//! Code that the finders of both processors share: callers of a function, functions that end pauses, names of owners.
 
 use std::collections::BTreeSet;
 
@@ -10,11 +10,11 @@ use crate::address::Svma;
 use crate::ruby::code::Code;
 use crate::ruby::reference::Kind;
 
-/// Optimised builds have 10 to 40 sites. Acceptance refuses a set beyond this, so no more need be looked at.
+/// Maximum number of sites examined. Optimised builds have 10 to 40; acceptance refuses a larger set.
 pub(in crate::ruby) const MAX_SITES: usize = 256;
 
-/// Functions in which a pause begins that ends neither there nor, where `gc_enter` or `gc_exit` is out of line, by a
-/// call of `gc_exit` there or in each of their callers.
+/// Functions in which a pause begins but has no end: neither in the function itself nor, if `gc_enter` or `gc_exit` is out
+/// of line, by a call of `gc_exit` in it or in each of its callers.
 pub(super) fn endless(code: &mut Code<'_>, findings: &Findings) -> BTreeSet<Svma> {
     let exits = findings.owners(Point::GcExit);
     let enters = findings.owners(Point::GcEnter);
@@ -22,7 +22,7 @@ pub(super) fn endless(code: &mut Code<'_>, findings: &Findings) -> BTreeSet<Svma
     if without.is_empty() || without.len() > MAX_SITES || exits.len() > MAX_SITES {
         return without.into_iter().collect();
     }
-    // A function that ends pauses for others begins none itself, and rb_memerror does not return.
+    // A function that ends pauses for others begins none itself; rb_memerror is excluded because it does not return.
     let memory_error = code.image.symbol("rb_memerror").map(|symbol| symbol.address);
     let mut ending = exits.clone();
     for &exit in exits.iter().filter(|&&exit| !enters.contains(&exit) && Some(exit) != memory_error) {
@@ -47,7 +47,7 @@ pub(super) fn calling_functions(code: &mut Code<'_>, function: Svma) -> BTreeSet
     callers.filter(|&caller| caller != function).collect()
 }
 
-/// The extents that call a function of this image, directly or through PLT stub or slot.
+/// The extents that call a function of this image, directly or through a PLT stub or slot.
 pub(super) fn callers_of(code: &Code<'_>, function: Svma) -> BTreeSet<usize> {
     let image = code.image;
     let imports = (code.import(HOOK) == Some(function)).then(|| image.imports(HOOK));
@@ -68,7 +68,7 @@ pub(super) fn name_owners(code: &Code<'_>, sites: &mut [Site]) {
     }
 }
 
-/// The name in the source of a function that the compiler cloned or split: without `.part.0`, `.isra.0` and similar.
+/// The source name of a function that the compiler cloned or split: without `.part.0`, `.isra.0` and similar suffixes.
 pub(in crate::ruby) fn base_name(name: &str) -> &str {
     name.split('.').next().unwrap_or(name)
 }

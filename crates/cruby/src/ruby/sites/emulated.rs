@@ -1,9 +1,9 @@
-//! Finds instructions that the kernel emulates and that run in place of one that it does not: each time the other one runs,
+//! Finds emulated instructions that can be probed in place of one that the kernel does not emulate: each time that one runs,
 //! exactly one of them has run just before, with the same pointer in the same register.
 //!
-//! CRuby takes a heap page only where it has one: `while ((page = heap->free_pages) == NULL) heap_prepare(…)` becomes `test
-//! page, page` and a conditional jump before each of the ways to the code that uses the page. A hit whose register is zero
-//! took the other way.
+//! CRuby takes a heap page only if it has one: `while ((page = heap->free_pages) == NULL) heap_prepare(…)` becomes `test
+//! page, page` and a conditional jump before each of the paths to the code that uses the page. A hit whose register is zero
+//! took the other path.
 
 use std::collections::BTreeSet;
 
@@ -14,16 +14,16 @@ use crate::ruby::code::Body;
 use crate::ruby::emulation::is_emulated;
 use crate::ruby::x86::{is_memory, is_register, written_registers};
 
-/// Instructions that are looked at on all ways back: bounds the work on hostile code. Builds have up to 40.
+/// Maximum number of instructions examined on all paths backwards: bounds the work on hostile code. Builds have up to 40.
 const MAX_BACK: usize = 128;
-/// Instructions between a test and the jump that depends on it.
+/// Maximum number of instructions between a test and the jump that depends on it.
 const MAX_TEST: usize = 4;
 
-/// The emulated instructions on all ways to the store at `store`, at which its base register already holds what it does
-/// there and the memory that it writes is still the same. `None` unless there is one on each way.
+/// The emulated instructions on the paths to the store at `store`, at which its base register already has the value that it
+/// has there and the memory that it writes is still unchanged. `None` unless every path has one.
 pub(super) fn before(body: &Body, store: usize) -> Option<Vec<Svma>> {
     let instructions = &body.instructions;
-    // Where a jump through a table leads is not known here.
+    // The targets of a jump through a table are not known here.
     if instructions.iter().any(|one| one.flow_control() == FlowControl::IndirectBranch) {
         return None;
     }
@@ -64,7 +64,7 @@ pub(super) fn before(body: &Body, store: usize) -> Option<Vec<Svma>> {
     (!found.is_empty()).then(|| found.into_iter().map(Svma).collect())
 }
 
-/// Whether the conditional jump continues at `to` exactly if the register is not zero.
+/// Whether the conditional jump continues at `to` exactly if the register is non-zero.
 fn leads_if_set(body: &Body, jump: usize, to: usize, register: Register) -> bool {
     let instructions = &body.instructions;
     let target = body.index_of(Svma(instructions[jump].near_branch_target()));
@@ -84,7 +84,7 @@ fn leads_if_set(body: &Body, jump: usize, to: usize, register: Register) -> bool
 fn tests(body: &Body, jump: usize, register: Register) -> bool {
     let mut factory = InstructionInfoFactory::new();
     for index in (jump.saturating_sub(MAX_TEST)..jump).rev() {
-        // Nothing comes in between from elsewhere.
+        // No jump leads in between.
         if body.predecessors(index + 1) != Some(vec![index]) {
             return false;
         }
@@ -112,14 +112,14 @@ mod tests {
         Body::new([Decoder::with_ip(64, code, 0x1000, DecoderOptions::NONE).into_iter().collect()])
     }
 
-    /// Addresses of the instruction that represents the store at the offset.
+    /// Addresses of the instructions that represent the store at the offset.
     fn of(code: &[u8], store: u64) -> Option<Vec<u64>> {
         let body = body(code);
         let store = body.index_of(Svma(0x1000 + store)).unwrap();
         before(&body, store).map(|found| found.into_iter().map(|address| address.0 - 0x1000).collect())
     }
 
-    /// `nop; test rax, rax; je end; xor edx, edx; mov [rax + 4], dx; end: ret`: what Debian's 3.1 has.
+    /// `nop; test rax, rax; je end; xor edx, edx; mov [rax + 4], dx; end: ret`: the code of Debian's 3.1.
     const PLAIN: [u8; 15] =
         [0x90, 0x48, 0x85, 0xc0, 0x74, 0x06, 0x31, 0xd2, 0x66, 0x89, 0x50, 0x04, 0xc3, 0x90, 0x90];
 
@@ -148,7 +148,7 @@ mod tests {
             0xeb, 0xf4,
         ];
         assert_eq!(of(&code, 8), Some(vec![4, 16]));
-        // A jump to between the test and the jump: not tested there.
+        // A jump between the test and the jump: the register is not tested on that path.
         let mut other = code;
         other[17] = 0xf2;
         assert_eq!(of(&other, 8), None);
@@ -158,7 +158,7 @@ mod tests {
         assert_eq!(of(&other, 8), None);
     }
 
-    /// The first instruction of a function can be come to from anywhere.
+    /// The first instruction of a function can be reached from anywhere.
     #[test]
     fn entry() {
         assert_eq!(of(&[0x31, 0xd2, 0x66, 0x89, 0x50, 0x04, 0xc3], 2), None);

@@ -1,4 +1,4 @@
-//! One pass over one function extent, collecting what the finder needs to know of it.
+//! One pass over one function extent that collects the facts the finder needs.
 
 use std::collections::BTreeSet;
 
@@ -11,9 +11,9 @@ use crate::address::Svma;
 use crate::ruby::code::{Code, is_jump};
 use crate::ruby::x86::{first_register, has_frame_pointer, immediate};
 
-/// The function that runs the hooks (gc.c from 3.4 on), by the name that GC libraries know it by.
+/// The function that runs the hooks (gc.c from 3.4 on), by the name under which GC libraries import it.
 pub(super) const HOOK: &str = "rb_gc_event_hook";
-/// Instructions before a call in which its constant arguments are set up.
+/// Maximum number of instructions before a call in which its constant arguments are set up.
 const MAX_SETUP: usize = 14;
 
 /// A call, or tail call, with the constant of an event among its first four arguments.
@@ -21,16 +21,16 @@ const MAX_SETUP: usize = 14;
 pub(super) struct EventCall {
     /// The instruction.
     pub(super) address: Svma,
-    /// What it calls.
+    /// The function that it calls.
     pub(super) callee: Svma,
     /// The event.
     pub(super) point: Point,
 }
 
-/// What one extent contains.
+/// The facts about one extent.
 #[derive(Debug, Default)]
 pub(super) struct Facts {
-    /// Extents that its jumps lead into, itself excepted.
+    /// Extents that its jumps lead into, excluding itself.
     pub(super) jumps_into: BTreeSet<usize>,
     pub(super) event_calls: Vec<EventCall>,
     /// Tests of event bits: the flags word, the event and the address of the testing instruction.

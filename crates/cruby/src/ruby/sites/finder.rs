@@ -1,4 +1,4 @@
-//! Puts the sites together.
+//! Combines the facts into sites.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
@@ -19,14 +19,14 @@ use crate::ruby::emulation::is_emulated_at;
 use crate::ruby::vm_path::VmPath;
 use crate::ruby::x86::{register_number, written_registers};
 
-/// A function that receives this many distinct event constants runs the hooks. In every CRuby the next best function
-/// receives at most two.
+/// A function that receives at least this many distinct event constants runs the hooks. In every CRuby the next best
+/// function receives at most two.
 const MIN_EVENTS: usize = 3;
 /// The first version in which `rb_gc_event_hook` is a function, called for every event.
 const FIRST_SELF_GUARDED: RubyVersion = RubyVersion::new(3, 4, 0);
-/// Rounds in which new functions may be discovered: cold parts of members, callers of the hook, their cold parts.
+/// Maximum number of rounds in which new functions are discovered: cold parts of members, callers of the hook, their cold parts.
 const MAX_ROUNDS: usize = 6;
-/// Finds the sites. `None` if the image exports no GC functions to start from.
+/// Finds the sites. `None` if the image exports no GC functions from which to start.
 pub(in crate::ruby) fn find(code: &mut Code<'_>, version: RubyVersion, vm: &VmPath) -> Option<Findings> {
     if code.image.machine() == Machine::Aarch64 {
         return super::aarch64::find(code, vm);
@@ -85,7 +85,7 @@ fn explore(code: &mut Code<'_>, unit: BTreeSet<usize>) -> BTreeMap<usize, Facts>
     facts
 }
 
-/// The function that runs the hooks, where it exists out of line: the one that most of the five events reach.
+/// The function that runs the hooks, if it exists out of line: the one that most of the five events reach.
 fn vote(facts: &BTreeMap<usize, Facts>) -> Option<Svma> {
     let mut votes: BTreeMap<Svma, (BTreeSet<Point>, usize)> = BTreeMap::new();
     for call in facts.values().flat_map(|facts| &facts.event_calls) {
@@ -157,8 +157,8 @@ impl Finder<'_, '_> {
         self.bodies.entry(owner).or_insert_with(|| self.code.body(owner))
     }
 
-    /// The flags that the guards test: by the vote of the guards found from calls. Where the hook is inlined
-    /// everywhere and there is no call to start from, it is the word behind `objspace->flags` (`struct rb_objspace` in
+    /// The flags that the guards test: by majority of the guards found from calls. If the hook is inlined
+    /// everywhere and there is no call from which to start, it is the word after `objspace->flags` (`struct rb_objspace` in
     /// gc.c: `flags` and then `hook_events`), or else the only word of which all five bits are tested.
     fn choose_field(&self, guards: &[(EventCall, Vec<Guard>)], flags: u32) -> Option<Field> {
         let mut votes: BTreeMap<Field, usize> = BTreeMap::new();
@@ -180,7 +180,7 @@ impl Finder<'_, '_> {
         if tested.contains_key(&expected) {
             return Some(expected);
         }
-        // 4.0 tests a global; an object whose five bits are tested all over may exist beside it.
+        // 4.0 tests a global; an object whose five bits are all tested may exist as well.
         let only = |wanted: fn(&Field) -> bool| {
             let mut fields = tested.keys().copied().filter(wanted);
             fields.next().filter(|_| fields.next().is_none())
@@ -189,11 +189,11 @@ impl Finder<'_, '_> {
     }
 
     /// From 3.4 on `rb_gc_event_hook` does the test itself (gc.c). It is exported in 3.4; in 4.0 the compiler mostly
-    /// moves its test into the callers, and where it does not, none of the calls has a guard.
+    /// moves its test into the callers, and if it does not, none of the calls has a guard.
     fn is_self_guarded(&self, version: RubyVersion, guards: &[(EventCall, Vec<Guard>)]) -> bool {
         let Some(hook) = self.hook else { return false };
         let exported = self.code.image.dynamic_symbols().find(HOOK).map(|symbol| symbol.address);
-        // Libraries call it by its name.
+        // GC libraries call it by name.
         if [exported, self.code.import(HOOK)].contains(&Some(hook)) {
             return true;
         }
@@ -245,7 +245,7 @@ impl Finder<'_, '_> {
                 sites.extend(owner.map(|owner| ((call.point, call.address), self.call_site(&call, owner))));
             } else if let Some(at) = scan_only.iter().position(|&(o, p)| Some(o) == owner && p == call.point)
             {
-                // The scan found the guard that the way back from the call missed.
+                // The scan found the guard that the backward search from the call missed.
                 scan_only.swap_remove(at);
             } else {
                 unguarded.push(call.address);
@@ -287,7 +287,7 @@ impl Finder<'_, '_> {
                     test.field = Field::Global(pointer);
                     test.base = None;
                 }
-                // Seen with the whole function around it, a register may turn out to hold the address of a global.
+                // In the context of the whole function, a register may turn out to hold the address of a global.
                 if test.field != field {
                     continue;
                 }
@@ -342,7 +342,7 @@ fn guard(body: &Body, owner: usize, test: &EventTest, jump: Option<usize>) -> Gu
     }
 }
 
-/// The number of the base register of the test if nothing from the load to the probed instruction writes it.
+/// The number of the base register of the test, if nothing from the load to the probed instruction writes it.
 fn surviving_register(body: &Body, test: &EventTest, last: usize) -> Option<u8> {
     let base = test.base?;
     let mut factory = InstructionInfoFactory::new();

@@ -1,5 +1,5 @@
-//! What registers and stack slots of one function hold, relative to what its arguments, calls and loads gave, whichever
-//! way the code came to an instruction.
+//! The contents of registers and stack slots of one function, relative to its arguments and to the results of calls and
+//! loads, on every path to an instruction.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -8,24 +8,24 @@ use iced_x86::{FlowControl, Instruction, InstructionInfoFactory, Mnemonic, Regis
 use crate::ruby::code::Body;
 use crate::ruby::x86::{first_register, immediate, is_memory, is_register, written_registers};
 
-/// Instructions of a function that is followed, and steps taken in it: bounds the work on hostile code.
+/// Maximum number of instructions of a function that is followed, and of steps in it: bounds the work on hostile code.
 const MAX_INSTRUCTIONS: usize = 20_000;
 const MAX_STEPS: usize = 50_000;
 
-/// Where a value comes from.
+/// The origin of a value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Origin {
-    /// Nothing: it is a number, or the address of a global.
+    /// None: it is a number, or the address of a global.
     Constant,
     /// The stack pointer at the entry.
     Stack,
-    /// What the register held at the entry.
+    /// The contents of the register at the entry.
     Entry(Register),
-    /// Whatever the instruction with that index put into the register.
+    /// Whatever the instruction with this index put into the register.
     Result(usize, Register),
 }
 
-/// An origin and what has been added to it.
+/// An origin and the offset added to it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Value {
     pub(super) origin: Origin,
@@ -33,7 +33,7 @@ pub(super) struct Value {
 }
 
 impl Value {
-    /// The value that is `offset` further.
+    /// The value plus `offset`.
     pub(super) fn plus(self, offset: i64) -> Self {
         Self { offset: self.offset.wrapping_add(offset), ..self }
     }
@@ -43,11 +43,11 @@ impl Value {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Storage {
     Register(Register),
-    /// Eight bytes of the frame, by their offset from the stack pointer at the entry.
+    /// Eight bytes of the frame, by offset from the stack pointer at the entry.
     Slot(i64),
 }
 
-/// What is known before an instruction.
+/// The known values before an instruction.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct State(BTreeMap<Storage, Value>);
 
@@ -77,7 +77,7 @@ impl State {
         Self(state)
     }
 
-    /// What a 64-bit register holds.
+    /// The value of a 64-bit register.
     pub(super) fn register(&self, register: Register) -> Option<Value> {
         self.0.get(&Storage::Register(register)).copied()
     }
@@ -98,7 +98,7 @@ impl State {
         }
     }
 
-    /// What the register or constant that an operand names holds.
+    /// The value of the register or constant in an operand.
     pub(super) fn operand(&self, instruction: &Instruction, operand: u32) -> Option<Value> {
         if let Some(value) = immediate(instruction, operand) {
             return Some(Value { origin: Origin::Constant, offset: value as i64 });
@@ -123,7 +123,7 @@ impl State {
         self.0.retain(|place, _| !matches!(place, Storage::Slot(at) if near.contains(at)));
     }
 
-    /// Keeps what both know; whether anything was lost.
+    /// Keeps only what both states agree on; returns whether anything was lost.
     fn join(&mut self, other: &Self) -> bool {
         let before = self.0.len();
         self.0.retain(|place, value| other.0.get(place) == Some(value));
@@ -131,8 +131,8 @@ impl State {
     }
 }
 
-/// Follows the values through a function and shows every instruction that can run with what is known before it, at
-/// least once, and the last time with what holds on all ways. Stops early in very large functions, then returns false.
+/// Follows the values through a function and calls `see` for every instruction that can run, with the state before it: at
+/// least once, and the last time with what holds on all paths. Stops early in very large functions and then returns `false`.
 pub(super) fn follow(body: &Body, entry: usize, mut see: impl FnMut(usize, &State)) -> bool {
     if body.instructions.len() > MAX_INSTRUCTIONS {
         return false;
@@ -152,7 +152,7 @@ pub(super) fn follow(body: &Body, entry: usize, mut see: impl FnMut(usize, &Stat
             see(index, &state);
             run(&mut factory, &mut state, index, &body.instructions[index]);
             let next: Vec<usize> = body.successors(index).collect();
-            // In the middle of a block the state need not be kept.
+            // Inside a block the state need not be kept.
             if let [only] = next[..]
                 && only == index + 1
                 && !body.is_jump_target(only)
@@ -232,7 +232,7 @@ fn run(factory: &mut InstructionInfoFactory, state: &mut State, index: usize, in
     }
 }
 
-/// What the instruction puts into its first operand, a register.
+/// The value that the instruction puts into its first operand, a register.
 fn computed(state: &State, instruction: &Instruction) -> Option<Value> {
     let wide = instruction.op_count() >= 1
         && is_register(instruction, 0)
@@ -283,7 +283,7 @@ mod tests {
 
     use super::*;
 
-    /// What a register holds before the last instruction.
+    /// The value of a register before the last instruction.
     fn last(code: &[u8], register: Register) -> Option<Value> {
         let instructions: Vec<Instruction> =
             Decoder::with_ip(64, code, 0x1000, DecoderOptions::NONE).into_iter().collect();
@@ -314,14 +314,14 @@ mod tests {
         .concat();
         assert_eq!(last(&spilled, Register::RSI), Some(argument(12)));
         assert_eq!(last(&spilled, Register::RBX), Some(argument(8)));
-        // What was in rdi is lost.
+        // The previous value of rdi is lost.
         assert_ne!(last(&spilled, Register::RDI), Some(argument(0)));
         // The same with four bytes of the slot overwritten: mov dword [rsp+12], 0 instead of the call
         let damaged = [&spilled[..13], &[0xc7, 0x44, 0x24, 12, 0, 0, 0, 0], &spilled[18..]].concat();
         assert_ne!(last(&damaged, Register::RSI), Some(argument(12)));
     }
 
-    /// Where two ways meet, only what both agree on is known.
+    /// Where two paths meet, only what both agree on is known.
     #[test]
     fn ways_that_meet() {
         // mov rbx, rdi; test esi, esi; je +3; mov rbx, rdx; ret

@@ -11,7 +11,7 @@ use crate::ruby::code::Body;
 use crate::ruby::x86::{first_register, immediate, is_high_byte, is_memory, is_register, written_registers};
 use gctrace_common::event::Point;
 
-/// Instructions between a load and the test of what it loaded, or between two loads of a pointer chain.
+/// Maximum number of instructions between a load and the test of the loaded value, or between two loads of a pointer chain.
 const MAX_LOAD_DISTANCE: usize = 10;
 
 /// A test of one event bit.
@@ -21,7 +21,7 @@ pub(super) struct EventTest {
     pub(super) load: usize,
     /// Index of the instruction that tests the bit; equal to `load` if it tests memory directly.
     pub(super) test: usize,
-    /// Register that the flags are addressed by, `None` for a global variable.
+    /// Base register of the flags' address, `None` for a global variable.
     pub(super) base: Option<Register>,
     /// The word whose bit is tested.
     pub(super) field: Field,
@@ -29,8 +29,8 @@ pub(super) struct EventTest {
     pub(super) point: Point,
 }
 
-/// If the instruction tests exactly one bit of memory, or of a register just loaded from memory, and the bit is an
-/// event's bit of some 32-bit word.
+/// The event test, if the instruction tests exactly one bit of memory, or of a register just loaded from memory, and the
+/// bit is an event's bit of some 32-bit word.
 /// `frame_pointer` says whether rbp addresses the stack frame in this code.
 pub(super) fn event_test(
     image: &ElfImage,
@@ -45,7 +45,7 @@ pub(super) fn event_test(
     if memory.memory_index() != Register::None {
         return None;
     }
-    // Compilers narrow the test to the byte that holds the bit, so only the position in bits counts.
+    // Compilers narrow the test to the byte that holds the bit, so only the bit position counts.
     let within_word = |byte: i64| {
         let position = byte.checked_mul(8)?.checked_add(bit.into())?;
         let bit_of_word = position.rem_euclid(32) as u32;
@@ -79,7 +79,7 @@ pub(super) fn event_test(
     })
 }
 
-/// Number of the only bit that `test x, imm`, `and r, imm` or `bt x, imm` looks at.
+/// Number of the only bit that `test x, imm`, `and r, imm` or `bt x, imm` tests.
 fn tested_bit(instruction: &Instruction) -> Option<u32> {
     if instruction.op_count() != 2 {
         return None;
@@ -124,7 +124,7 @@ fn definition(instructions: &[Instruction], index: usize, register: Register) ->
     None
 }
 
-/// The address that the instruction takes from a slot of the global offset table, or computes itself.
+/// The address that the instruction loads from a slot of the global offset table, or computes itself.
 fn global_pointer(image: &ElfImage, instruction: &Instruction) -> Option<Svma> {
     if !instruction.is_ip_rel_memory_operand() {
         return None;
@@ -137,7 +137,7 @@ fn global_pointer(image: &ElfImage, instruction: &Instruction) -> Option<Svma> {
     }
 }
 
-/// The global address that a register holds all through a function: every instruction that writes it, except to
+/// The global address that a register holds throughout a function: every instruction that writes it, except to
 /// restore the caller's value at the end, writes that address. Compilers keep the address of the event flags in a
 /// register from one test to the next.
 fn only_global_pointer(image: &ElfImage, instructions: &[Instruction], base: Register) -> Option<Svma> {
@@ -161,8 +161,8 @@ fn only_global_pointer(image: &ElfImage, instructions: &[Instruction], base: Reg
     found
 }
 
-/// The global address that a register holds whichever way the code comes to the instruction at `index`: all
-/// definitions of it that reach there give the same one.
+/// The global address that a register holds on every path to the instruction at `index`: all definitions of it that reach
+/// the instruction give the same address.
 pub(super) fn reaching_pointer(image: &ElfImage, body: &Body, index: usize, base: Register) -> Option<Svma> {
     let mut factory = InstructionInfoFactory::new();
     let mut found = None;
@@ -188,7 +188,7 @@ pub(super) fn reaching_pointer(image: &ElfImage, body: &Body, index: usize, base
     found
 }
 
-/// The register that a move between 64-bit registers copies.
+/// The register copied by a move between 64-bit registers.
 fn copied_register(instruction: &Instruction) -> Option<Register> {
     let copies = instruction.mnemonic() == Mnemonic::Mov
         && is_register(instruction, 0)
@@ -197,14 +197,14 @@ fn copied_register(instruction: &Instruction) -> Option<Register> {
     copies.then(|| instruction.op1_register())
 }
 
-/// Index of the instruction whose result the conditional jump at `jump` depends on.
+/// Index of the instruction on whose result the conditional jump at `jump` depends.
 pub(super) fn flag_setter(instructions: &[Instruction], jump: usize) -> Option<usize> {
-    /// Instructions between the two that do not touch the flags.
+    /// Maximum number of instructions in between that do not touch the flags.
     const MAX_DISTANCE: usize = 8;
     for at in (jump.saturating_sub(MAX_DISTANCE)..jump).rev() {
         let instruction = &instructions[at];
         match instruction.mnemonic() {
-            // `and r, imm; test r, r`, as compilers write it without optimisation.
+            // `and r, imm; test r, r`, as compilers emit it without optimisation.
             Mnemonic::Test if is_register(instruction, 0) && is_register(instruction, 1) => {
                 return definition(instructions, at, first_register(instruction)?);
             }
@@ -219,9 +219,9 @@ pub(super) fn flag_setter(instructions: &[Instruction], jump: usize) -> Option<u
     None
 }
 
-/// Index of the first conditional jump behind a test, in straight-line code.
+/// Index of the first conditional jump after a test, in straight-line code.
 pub(super) fn jump_behind(instructions: &[Instruction], test: usize) -> Option<usize> {
-    /// Instructions between the two that do not touch the flags.
+    /// Maximum number of instructions in between that do not touch the flags.
     const MAX_DISTANCE: usize = 12;
     let end = instructions.len().min(test + 1 + MAX_DISTANCE);
     for (index, instruction) in instructions.iter().enumerate().take(end).skip(test + 1) {
@@ -234,7 +234,7 @@ pub(super) fn jump_behind(instructions: &[Instruction], test: usize) -> Option<u
     None
 }
 
-/// The constant of an event.
+/// The event with this constant.
 pub(super) fn point_of_constant(value: u64) -> Option<Point> {
     (value.is_power_of_two() && value >= 1 << FIRST_EVENT_BIT)
         .then(|| point_of_bit(value.trailing_zeros()))?
@@ -261,7 +261,7 @@ mod tests {
         tests.map(|test| (test.load, test.field, test.point)).collect()
     }
 
-    /// The same test narrowed to a byte, on a whole loaded word, and by bit number is the same event of the same word.
+    /// The same test narrowed to a byte, on a whole loaded word, and by bit number gives the same event of the same word.
     #[test]
     fn test_shapes() {
         let word = Field::Objspace(0x14);
@@ -279,7 +279,7 @@ mod tests {
         assert_eq!(tests_in(0, &unoptimised), [(1, word, Point::GcEndSweep)]);
     }
 
-    /// Locals, other bits and tests of several bits are no event tests.
+    /// Tests of locals, of other bits and of several bits are not event tests.
     #[test]
     fn other_tests() {
         // test byte [rsp+0x17], 4
@@ -325,8 +325,8 @@ mod tests {
         assert_eq!(tests_in(0x1000, &direct), [(0, Field::Global(0x200c), Point::GcEnter)]);
     }
 
-    /// The address of the flags is followed through a copy in another register and past padding that nothing reaches; a
-    /// way on which the register holds something else spoils it.
+    /// The address of the flags is followed through a copy in another register and past unreachable padding; a path on which
+    /// the register holds something else invalidates it.
     #[test]
     fn pointers_that_reach() {
         let image = libruby_image();
@@ -343,7 +343,7 @@ mod tests {
         assert_eq!(pointer([0x75, 4]), None);
     }
 
-    /// The jump behind a test and the test before a jump are found over moves, but not over calls.
+    /// The jump after a test and the test before a jump are found across moves, but not across calls.
     #[test]
     fn test_and_jump() {
         // test byte [r14+0x16], 0x40; mov rax, rbx; jne

@@ -1,10 +1,10 @@
-//! Finds the instructions at which threads of CRuby up to 3.1 wait for, get and give up the GVL (`thread_pthread.c`).
+//! Finds the instructions at which threads of CRuby up to 3.1 wait for, acquire and release the GVL (`thread_pthread.c`).
 //!
-//! - `gvl_acquire_common(gvl, th)` is out of line. It alone stores `ETIMEDOUT` to a field (`gvl->timer_err`) and waits
-//!   for a condition variable. It begins with a test of `gvl->owner`, and waits with `&gvl->lock`.
+//! - `gvl_acquire_common(gvl, th)` is out of line. Only this function stores `ETIMEDOUT` to a field (`gvl->timer_err`) and
+//!   waits for a condition variable. It starts with a test of `gvl->owner`, and waits with `&gvl->lock`.
 //! - `gvl_release_common(gvl)` is mostly inlined: `rb_native_mutex_lock(&gvl->lock)`, then `gvl->owner = 0`.
 //!
-//! `gvl` is the first argument: `&vm->gvl` seen from `vm` up to 2.7, the ractor's lock from 3.0 on.
+//! `gvl` is the first argument: `&vm->gvl`, a part of `vm`, up to 2.7, the Ractor's lock from 3.0 on.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -28,7 +28,7 @@ pub enum GvlEvent {
     Wait,
     /// It has acquired it: a return of that function, or a jump out of it to another that returns in its place.
     Acquired,
-    /// It is about to give it up: the call that locks the GVL's mutex before the owner is cleared.
+    /// It is about to release it: the call that locks the GVL's mutex before the owner is cleared.
     Release,
 }
 
@@ -37,18 +37,18 @@ impl GvlEvent {
     pub const ALL: [Self; 3] = [Self::Wait, Self::Acquired, Self::Release];
 }
 
-/// One instruction at which that happens.
+/// One instruction at which a thread does so.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct GvlSite {
     /// The event.
     pub event: GvlEvent,
     /// The instruction.
     pub address: Svma,
-    /// Whether the kernel emulates it instead of single-stepping it: calls and jumps always, entries and returns by chance.
+    /// Whether the kernel emulates it instead of single-stepping it: always for calls and jumps, sometimes for entries and returns.
     pub emulated: bool,
     /// First address of the function.
     pub owner: Svma,
-    /// For a release the instruction that clears the owner, which is in another function where `gvl_release_common` is
+    /// For a release: the instruction that clears the owner, which is in another function if `gvl_release_common` is
     /// out of line.
     pub cleared: Option<Svma>,
 }
@@ -67,31 +67,31 @@ pub struct GvlFields {
 pub struct GvlSites {
     /// Ordered by event and address; incomplete unless `outcome` is passed.
     pub sites: Vec<GvlSite>,
-    /// Where the fields are; `None` if that is not known.
+    /// Offsets of the fields; `None` if unknown.
     pub fields: Option<GvlFields>,
-    /// Whether these are all sites there are, and what is missing if not.
+    /// Whether the sites are complete, and what is missing if not.
     pub outcome: Outcome,
 }
 
-/// The first version with thread events instead.
+/// The first version that has thread events instead.
 const FIRST_EVENTS: RubyVersion = RubyVersion::new(3, 2, 0);
 /// `ETIMEDOUT` on Linux.
 const TIMED_OUT: u32 = 110;
-/// Functions with that number in their code, and functions that lock a mutex, that are looked at: bounds the work on
-/// hostile code. Builds have some dozens.
+/// Maximum number of functions with that number in their code, and of functions that lock a mutex, that are examined:
+/// bounds the work on hostile code. Builds have a few dozen.
 const MAX_FUNCTIONS: usize = 1024;
 const MAX_LOCKING: usize = 256;
-/// Instructions from the return of the lock to the store that clears the owner.
+/// Maximum number of instructions from the return of the lock to the store that clears the owner.
 const MAX_RELEASE: usize = 15;
-/// Callers of callers from the acquiring function up to an exported one.
+/// Maximum depth of callers from the acquiring function up to an exported one.
 const MAX_DEPTH: usize = 6;
-/// Exported functions that give up and get the GVL.
+/// Exported functions that release and acquire the GVL.
 const ROOTS: [&str; 3] = ["rb_nogvl", "rb_thread_schedule", "rb_thread_call_without_gvl"];
-/// Compilers that need not heed interposition inline the first into its callers.
+/// Compilers that may ignore interposition inline the first one into its callers.
 const COND_WAIT: [&str; 2] = ["rb_native_cond_wait", "pthread_cond_wait"];
 const MUTEX_LOCK: [&str; 2] = ["rb_native_mutex_lock", "pthread_mutex_lock"];
 
-/// Finds the GVL sites. Never prevents anything else: what is missing is named in the outcome.
+/// Finds the GVL sites. A failure does not prevent anything else: the outcome says what is missing.
 pub(in crate::ruby) fn find(code: &mut Code<'_>, version: RubyVersion) -> GvlSites {
     let none = |outcome| GvlSites { sites: Vec::new(), fields: None, outcome };
     if version >= FIRST_EVENTS {
@@ -122,7 +122,7 @@ pub(in crate::ruby) fn find(code: &mut Code<'_>, version: RubyVersion) -> GvlSit
 struct Acquire {
     owner: usize,
     fields: GvlFields,
-    /// Its entry and its ends.
+    /// Its entry and its exits.
     sites: Vec<GvlSite>,
     /// What could not be determined.
     open: Vec<String>,
@@ -139,7 +139,7 @@ impl Acquire {
         if !reached(code, owner) {
             return Err("the function that may acquire the GVL is not called where threads are switched");
         }
-        // Parts that the compiler moved away count as its own.
+        // Parts that the compiler moved away belong to the function.
         let targets = code.decode(owner).into_iter().filter(is_jump);
         let targets: BTreeSet<usize> = targets
             .filter_map(|jump| code.image.function_index(Svma(jump.near_branch_target())))
@@ -184,7 +184,7 @@ fn end(body: &Body, instruction: &Instruction) -> End {
     match instruction.flow_control() {
         FlowControl::Return => End::Leaves,
         FlowControl::UnconditionalBranch if !inside() => End::Leaves,
-        // A tail call through the slot of another function. A table of jumps would have an index.
+        // A tail call through the slot of another function. A jump table would have an index.
         FlowControl::IndirectBranch if instruction.is_ip_rel_memory_operand() => End::Leaves,
         FlowControl::IndirectBranch => End::Unknown,
         FlowControl::ConditionalBranch if !inside() => End::Unknown,
@@ -239,7 +239,7 @@ fn calls(code: &Code<'_>, instruction: &Instruction, names: &[&str]) -> bool {
     by_name || callee.address.is_some_and(|address| names.iter().any(|name| symbol(name) == Some(address)))
 }
 
-/// Whether one of the exported functions that switch threads calls the function, perhaps through others.
+/// Whether one of the exported functions that switch threads calls the function, directly or indirectly.
 fn reached(code: &mut Code<'_>, owner: usize) -> bool {
     let roots: BTreeSet<Svma> =
         ROOTS.iter().filter_map(|name| code.image.symbol(name)).map(|symbol| symbol.address).collect();
@@ -262,11 +262,11 @@ fn reached(code: &mut Code<'_>, owner: usize) -> bool {
     false
 }
 
-/// Where owner and lock are: the function first decides by whether the owner is null, and waits with the lock.
+/// Offsets of owner and lock: the function first tests whether the owner is null, and waits with the lock.
 fn fields(code: &Code<'_>, body: &Body, start: Svma) -> Option<GvlFields> {
     let entry = body.index_of(start)?;
     let argument = |value: Option<Value>| value.filter(|value| value.origin == Origin::Entry(Register::RDI));
-    // Loaded value → the offset from the argument that it was read at.
+    // Loaded value → the offset from the argument at which it was read.
     let mut loaded: BTreeMap<usize, i64> = BTreeMap::new();
     let mut tested: BTreeMap<usize, i64> = BTreeMap::new();
     let mut locks: BTreeMap<usize, Option<Value>> = BTreeMap::new();
@@ -299,9 +299,9 @@ fn fields(code: &Code<'_>, body: &Body, start: Svma) -> Option<GvlFields> {
     locks.all(|other| other == Some(lock)).then_some(GvlFields { owner, lock: lock.offset })
 }
 
-/// Index of the comparison that the first conditional jump of a function depends on, if nothing is called before it.
+/// Index of the comparison on which the first conditional jump of a function depends, if there is no call before it.
 fn first_decision(body: &Body, entry: usize) -> Option<usize> {
-    /// Instructions that set up the frame.
+    /// Maximum number of instructions that set up the frame.
     const MAX_PROLOGUE: usize = 64;
     let mut last = None;
     for (index, instruction) in body.instructions.iter().enumerate().skip(entry).take(MAX_PROLOGUE) {
@@ -322,14 +322,14 @@ fn first_decision(body: &Body, entry: usize) -> Option<usize> {
     None
 }
 
-/// A call that locks a mutex, and what the code does then.
+/// The calls of a function that lock a mutex, and what follows them.
 #[derive(Default)]
 struct Locking {
-    /// Indices of the locking calls with the mutex.
+    /// Indices of the locking calls, with the mutex.
     locks: BTreeMap<usize, Option<Value>>,
-    /// Indices of stores of eight zero bytes with their address.
+    /// Indices of stores of eight zero bytes, with their address.
     zeroes: BTreeMap<usize, Option<Value>>,
-    /// Indices of calls in this image with their target and first argument.
+    /// Indices of calls in this image, with their target and first argument.
     calls: BTreeMap<usize, (Svma, Option<Value>)>,
 }
 
@@ -368,7 +368,7 @@ fn leads_on(body: &Body, instruction: &Instruction) -> bool {
 
 type Releases = (Vec<GvlSite>, Vec<String>);
 
-/// The calls that lock the GVL's mutex before the owner is cleared, and what could not be determined.
+/// The calls that lock the GVL's mutex before the owner is cleared, and a list of what could not be determined.
 fn releases(code: &mut Code<'_>, acquire: usize, fields: GvlFields) -> Result<Releases, &'static str> {
     let extents = callers_by_name(code, &MUTEX_LOCK);
     if extents.len() > MAX_LOCKING {
@@ -376,7 +376,7 @@ fn releases(code: &mut Code<'_>, acquire: usize, fields: GvlFields) -> Result<Re
     }
     code.resolve_cold_parts(extents.iter().copied());
     let owners: BTreeSet<usize> = extents.iter().map(|&extent| code.owner(extent)).collect();
-    // Function that may clear the owner → where it does.
+    // Function that may clear the owner → the clearing instruction.
     let mut clearing: BTreeMap<Svma, Option<Svma>> = BTreeMap::new();
     let mut through: BTreeMap<Svma, BTreeSet<Svma>> = BTreeMap::new();
     let mut sites = Vec::new();
@@ -417,7 +417,7 @@ fn releases(code: &mut Code<'_>, acquire: usize, fields: GvlFields) -> Result<Re
     Ok((sites, unmatched(code, &through)))
 }
 
-/// Callers of the functions that clear the owner, other than those that are known.
+/// Callers of the functions that clear the owner, other than the known ones.
 fn unmatched(code: &Code<'_>, known: &BTreeMap<Svma, BTreeSet<Svma>>) -> Vec<String> {
     let clearing = known.iter().filter(|(_, calls)| !calls.is_empty());
     let mut found = Vec::new();
@@ -433,7 +433,7 @@ fn unmatched(code: &Code<'_>, known: &BTreeMap<Svma, BTreeSet<Svma>>) -> Vec<Str
     found
 }
 
-/// Where the function at the address clears the owner of the GVL that is its first argument.
+/// Where the function at the address clears the owner of the GVL that it receives as first argument.
 fn clears(code: &Code<'_>, function: Svma, fields: GvlFields) -> Option<Svma> {
     let owner = code.image.function_index(function).filter(|&owner| code.start(owner) == function)?;
     let body = code.body(owner);
@@ -446,7 +446,7 @@ fn clears(code: &Code<'_>, function: Svma, fields: GvlFields) -> Option<Svma> {
     Some(Svma(body.instructions[index].ip()))
 }
 
-/// Indices of the instructions that can run at most that many after the one at `from`, nearest first.
+/// Indices of the instructions that can run within this many instructions after the one at `from`, nearest first.
 fn within(body: &Body, from: usize, distance: usize) -> Vec<usize> {
     let mut found = Vec::new();
     let mut level = BTreeSet::from([from]);
@@ -458,7 +458,7 @@ fn within(body: &Body, from: usize, distance: usize) -> Vec<usize> {
     found
 }
 
-/// The extents that call a function by one of the names, whether this image defines it or imports it.
+/// The extents that call a function with one of the names, whether this image defines it or imports it.
 fn callers_by_name(code: &Code<'_>, names: &[&str]) -> BTreeSet<usize> {
     let image = code.image;
     let mut found = BTreeSet::new();

@@ -1,12 +1,12 @@
 //! Finds the instructions at which CRuby tests for its internal GC events.
 //!
-//! The VM guards each event by `if (flags & RUBY_INTERNAL_EVENT_…)` (gc.c, `gc_event_hook`). The five constants,
+//! The VM guards each event with `if (flags & RUBY_INTERNAL_EVENT_…)` (gc.c, `gc_event_hook`). The five constants,
 //! 1 << 22 to 1 << 26 (include/ruby/internal/event.h), survive stripping, inlining and link-time optimisation, so the
-//! tests are found in the machine code itself, once per inlined copy. Three forms exist:
+//! tests are found in the machine code itself, once per inlined copy. There are three forms:
 //!
-//! - up to 3.3 the flags are `objspace->hook_events`, the word behind `objspace->flags`;
-//! - 3.4 calls `rb_gc_event_hook` with the constant, and the callee tests;
-//! - from 4.0 on the flags are the global `ruby_vm_event_flags`, and the call behind the test is out of line.
+//! - up to 3.3 the flags are `objspace->hook_events`, the word after `objspace->flags`;
+//! - 3.4 calls `rb_gc_event_hook` with the constant, and the callee does the test;
+//! - from 4.0 on the flags are the global `ruby_vm_event_flags`, and the call after the test is out of line.
 
 mod aarch64;
 mod callers;
@@ -37,21 +37,21 @@ pub(super) use aarch64::increments as increments_aarch64;
 pub(super) use callers::{MAX_SITES, base_name, hook_events};
 pub(super) use finder::find;
 
-/// How a site was recognised, and what is there.
+/// How a site was recognised, and the kind of instruction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum SiteForm {
-    /// The conditional jump behind a test, found from the hook call that it guards.
+    /// The conditional jump after a test, found from the hook call that it guards.
     Guard,
-    /// The conditional jump behind a test, found by the test alone (the hook is inlined behind it).
+    /// The conditional jump after a test, found by the test alone (the hook is inlined after it).
     Scan,
-    /// The call of `rb_gc_event_hook`, which tests inside (3.4).
+    /// The call of `rb_gc_event_hook`, which does the test (3.4).
     Call,
 }
 
-/// Which kind of pause a `GC_ENTER` site begins (`enum gc_enter_event`, gc.c).
+/// The kind of pause that a `GC_ENTER` site begins (`enum gc_enter_event`, gc.c).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum PauseKind {
-    /// A new cycle: the code goes on to the `GC_START` site.
+    /// A new cycle: the code continues to the `GC_START` site.
     Start,
     /// A step of incremental marking or lazy sweeping.
     Continue,
@@ -79,7 +79,7 @@ pub struct Site {
     /// The event.
     #[serde(with = "point")]
     pub point: Point,
-    /// The instruction to probe: the conditional jump behind the test, or the call.
+    /// The instruction to probe: the conditional jump after the test, or the call.
     pub address: Svma,
     /// Whether the kernel emulates that instruction instead of single-stepping it.
     pub emulated: bool,
@@ -89,11 +89,11 @@ pub struct Site {
     pub register: Option<u8>,
     /// First address of the function that contains the site (of the hot part, if the site is in the cold one).
     pub owner: Svma,
-    /// Name of that function, where symbols give it.
+    /// Name of that function, if symbols give it.
     pub owner_name: Option<String>,
     /// How it was recognised.
     pub form: SiteForm,
-    /// For a `GC_ENTER` site, which pause it begins; `None` where the code does not prove it.
+    /// For a `GC_ENTER` site, the kind of pause that it begins; `None` if the code does not prove it.
     pub pause: Option<PauseKind>,
 }
 
@@ -106,21 +106,21 @@ pub(super) enum Field {
     Global(u64),
 }
 
-/// What the finder saw, for the acceptance checks.
+/// The findings of the finder, for the acceptance checks.
 #[derive(Debug)]
 pub(super) struct Findings {
     pub(super) sites: Vec<Site>,
-    /// The flags that the guards test; `None` where the callee tests.
+    /// The flags that the guards test; `None` if the callee does the test.
     pub(super) field: Option<Field>,
-    /// Guards found from a hook call that test other flags than `field`, or that the scan did not see.
+    /// Guards found from a hook call that test other flags than `field`, or that the scan did not find.
     pub(super) disputed: Vec<Svma>,
     /// Hook calls with an event constant whose guard was not found.
     pub(super) unguarded: Vec<Svma>,
     /// Guards with a branch target between the test and the jump.
     pub(super) entered_midway: Vec<Svma>,
-    /// Functions with a `GC_ENTER` site where neither they nor all their callers hold or call a `GC_EXIT` site.
+    /// Functions with a `GC_ENTER` site such that neither they nor all their callers contain or call a `GC_EXIT` site.
     pub(super) endless: BTreeSet<Svma>,
-    /// Owners of references to the string `"during_gc != 0"` (`gc_enter`, gc.c from 3.0 on); `None` where it is absent.
+    /// Owners of references to the string `"during_gc != 0"` (`gc_enter`, gc.c from 3.0 on); `None` if it is absent.
     pub(super) enter_string_owners: Option<BTreeSet<Svma>>,
     /// The extents that were searched: gc.c with its cold parts, and all callers of the hook.
     pub(super) searched: BTreeSet<usize>,
@@ -138,5 +138,5 @@ fn point_of_bit(bit: u32) -> Option<Point> {
     Point::from_raw(bit.checked_sub(FIRST_EVENT_BIT)?)
 }
 
-/// Bit of `RUBY_INTERNAL_EVENT_GC_START`; the others follow in the order of [`Point`].
+/// Bit of `RUBY_INTERNAL_EVENT_GC_START`; the other events follow in the order of [`Point`].
 const FIRST_EVENT_BIT: u32 = 22;

@@ -1,4 +1,4 @@
-//! What the VM enters the GC for at each `GC_ENTER` site (`enum gc_enter_event`, gc.c), as far as the code proves it.
+//! Why the VM enters the GC at each `GC_ENTER` site (`enum gc_enter_event`, gc.c), as far as the code proves it.
 
 use std::collections::{BTreeSet, HashMap};
 
@@ -19,12 +19,12 @@ const FINALIZERS: [&str; 2] = ["rb_objspace_call_finalizer", "rb_gc_impl_shutdow
 const CONTINUERS: [&str; 3] = ["gc_continue", "gc_marks_continue", "gc_sweep_continue"];
 /// The first version in which one function, `gc_continue`, holds all steps of a cycle.
 const ONE_CONTINUE: RubyVersion = RubyVersion::new(3, 2, 0);
-/// Calls into each other that are followed.
+/// Maximum depth of nested calls that are followed.
 const MAX_DEPTH: usize = 4;
-/// Functions visited in one walk over calls.
+/// Maximum number of functions visited in one walk over calls.
 const MAX_FUNCTIONS: usize = 256;
 
-/// Finds the kind of each pause. `None` where nothing proves it, and where all kinds share one `gc_enter`.
+/// Finds the kind of each pause. `None` if nothing proves it, or if all kinds share one `gc_enter`.
 pub(super) fn tell_pauses(code: &Code<'_>, version: RubyVersion, vm: &VmPath, sites: &mut [Site]) {
     let mut walk = Walk { code, bodies: HashMap::new() };
     let all = sites.to_vec();
@@ -41,7 +41,7 @@ pub(super) fn tell_pauses(code: &Code<'_>, version: RubyVersion, vm: &VmPath, si
     let resting = walk.owners_behind(vm.accessors().function("rb_gc_disable"), &enters);
 
     for site in sites.iter_mut().filter(|site| site.point == Point::GcEnter) {
-        // A pause is in this function only if it also ends here; otherwise the site is in a gc_enter that all share.
+        // A pause is in this function only if it also ends here; otherwise the site is in a gc_enter that all kinds share.
         let ends_here = exits.contains(&site.owner) || !walk.callees(site.owner).is_disjoint(&exits);
         if !ends_here {
             continue;
@@ -65,8 +65,8 @@ pub(super) fn tell_pauses(code: &Code<'_>, version: RubyVersion, vm: &VmPath, si
     the_last_is_continue(version, sites);
 }
 
-/// From 3.2 on there are four kinds, each with a site of its own. If three are accounted for and one site is left, it is
-/// the fourth.
+/// From 3.2 on there are four kinds, each with a site of its own. If three are identified and one site is left, that site
+/// is the fourth.
 fn the_last_is_continue(version: RubyVersion, sites: &mut [Site]) {
     let enters = || sites.iter().filter(|site| site.point == Point::GcEnter);
     let has = |kind| enters().any(|site| site.pause == Some(kind));
@@ -80,7 +80,7 @@ fn the_last_is_continue(version: RubyVersion, sites: &mut [Site]) {
     }
 }
 
-/// The code that may run from a site on until a pause begins or ends.
+/// The code that may run after a site until a pause begins or ends.
 #[derive(Default)]
 struct Region {
     addresses: BTreeSet<Svma>,
@@ -143,7 +143,7 @@ impl Walk<'_, '_> {
         region
     }
 
-    /// Whether one of the functions is, or leads by direct calls to, one of the wanted.
+    /// Whether one of the functions is a wanted one, or leads to one by direct calls.
     fn reaches(&mut self, from: &BTreeSet<Svma>, wanted: &BTreeSet<Svma>) -> bool {
         let mut seen = from.clone();
         let mut level = from.clone();
@@ -156,15 +156,15 @@ impl Walk<'_, '_> {
             level = next.difference(&seen).copied().collect();
             seen.extend(&level);
             if seen.len() > MAX_FUNCTIONS {
-                // Too much to look at: nothing is proven.
+                // Too many functions: nothing is proven.
                 return true;
             }
         }
         !level.is_disjoint(wanted)
     }
 
-    /// `rb_gc_disable` finishes the cycle first, by `gc_rest`, and does nothing else that enters the GC (gc.c;
-    /// gc/default/default.c `rb_gc_impl_gc_disable`). The functions with a `GC_ENTER` site that it leads to.
+    /// The functions with a `GC_ENTER` site to which `disable` leads. `rb_gc_disable` finishes the cycle first, by `gc_rest`, and
+    /// enters the GC in no other way (gc.c; gc/default/default.c `rb_gc_impl_gc_disable`).
     fn owners_behind(&mut self, disable: &str, enters: &BTreeSet<Svma>) -> BTreeSet<Svma> {
         let Some(disable) = self.code.image.symbol(disable) else { return BTreeSet::new() };
         let mut found = BTreeSet::new();
@@ -187,8 +187,8 @@ impl Walk<'_, '_> {
         found
     }
 
-    /// `rb_objspace_call_finalizer` sets `dont_gc` before it enters the GC (gc.c): whether a store of that bit leads to
-    /// the site.
+    /// Whether a store of the `dont_gc` bit leads to the site: `rb_objspace_call_finalizer` sets it before it enters the GC
+    /// (gc.c).
     fn forbids_gc_before(&mut self, site: &Site, vm: &VmPath) -> bool {
         let Some(bit) = vm.dont_gc_bit else { return false };
         let Some(body) = self.body(site.owner) else { return false };

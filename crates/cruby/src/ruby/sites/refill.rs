@@ -1,9 +1,9 @@
-//! Finds the instructions at which a thread takes a heap page's free slots for itself.
+//! Finds the instructions at which a thread takes the free slots of a heap page for itself.
 //!
 //! `ractor_cache_set_page` (gc.c of 3.2, gc/default/default.c from 3.4 on; `ractor_cache_slots` in 3.0,
 //! `ractor_set_cache` in 3.1, `heap_get_freeobj_from_next_freepage` up to 2.7) moves `page->freelist` into the
 //! allocator's cache and then writes `page->free_slots = 0; page->freelist = NULL`. No other code takes the list and
-//! empties both. Just before the first of the two stores `free_slots` still is the number of objects that will be
+//! clears both. Just before the first of the two stores `free_slots` is still the number of objects that will be
 //! allocated before the next refill.
 
 use std::collections::BTreeSet;
@@ -24,12 +24,12 @@ use crate::ruby::x86::{
 /// One instruction at which a page is taken.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RefillSite {
-    /// A jump on the way to the store if there is one on each way ([`emulated`]), else the store. A jump is also hit where
-    /// there is no page yet: its register is zero then.
+    /// A jump before the store if every path to it has one ([`emulated`]), else the store. A jump is also hit when there is no
+    /// page yet; its register is then zero.
     pub address: Svma,
-    /// The store of zero to `free_slots`, which has not run yet when a probe does. One store can have several sites.
+    /// The store of zero to `free_slots`, which has not run yet when a probe fires. One store can have several sites.
     pub store: Svma,
-    /// Whether the kernel emulates the instruction instead of single-stepping it: it emulates no store up to Linux 6.18.
+    /// Whether the kernel emulates the instruction instead of single-stepping it: it does not emulate stores up to Linux 6.18.
     pub emulated: bool,
     /// Hardware number (0 rax … 15 r15) of the register that holds the `struct heap_page *` there.
     pub register: u8,
@@ -44,8 +44,8 @@ pub struct PageFields {
     pub free_slots: u8,
     /// `freelist`.
     pub freelist: u8,
-    /// `short slot_size` (unsigned from 3.4 on), which 3.1 put before `total_slots` and `free_slots`; `None` before, when
-    /// all slots had the size of an `RVALUE`.
+    /// `short slot_size` (unsigned from 3.4 on), which 3.1 put before `total_slots` and `free_slots`; `None` in earlier releases,
+    /// where all slots have the size of an `RVALUE`.
     pub slot_size: Option<u8>,
 }
 
@@ -54,31 +54,31 @@ pub struct PageFields {
 pub struct RefillSites {
     /// Ordered by address; incomplete unless `outcome` is passed.
     pub sites: Vec<RefillSite>,
-    /// Where the fields are; `None` if no site shows it.
+    /// Offsets of the fields; `None` if no site shows them.
     pub page: Option<PageFields>,
-    /// Stores of the same shape that empty a page which is swept or given back, and take nothing from it.
+    /// Stores of the same shape that clear a page which is swept or released, without taking anything from it.
     pub dropped: Vec<Svma>,
-    /// Whether these are all sites there are, and what is missing if not.
+    /// Whether the sites are complete, and what is missing if not.
     pub outcome: Outcome,
 }
 
-/// The first version whose pages have slots of one of several sizes.
+/// The first version with several slot sizes.
 const FIRST_SIZED: RubyVersion = RubyVersion::new(3, 1, 0);
-/// Offset of `slot_size` in those: it is the first field.
+/// Offset of `slot_size` from that version on: it is the first field.
 const SLOT_SIZE: u8 = 0;
 /// Offsets that `freelist` has had, from 2.6 to 4.0.
 const FREELIST: [u64; 3] = [32, 40, 48];
-/// Instructions from one of the two stores to the other.
+/// Maximum number of instructions from one of the two stores to the other.
 const MAX_DISTANCE: usize = 8;
-/// Instructions from reading the list to emptying it.
+/// Maximum number of instructions from reading the list to clearing it.
 const MAX_TAKE: usize = 24;
-/// Instructions from the one that zeroes a register to the store of it.
+/// Maximum number of instructions from zeroing a register to the store of it.
 const MAX_ZERO: usize = 40;
-/// Sites and candidates that are looked at: bounds the work on hostile code. Builds have one to four.
+/// Maximum number of sites and candidates examined: bounds the work on hostile code. Builds have one to four.
 const MAX_CANDIDATES: usize = 64;
 
-/// Finds the refill sites in the functions of the GC. Never prevents anything else: what is missing is named in the
-/// outcome. `sweepers` are the functions with a `GC_END_SWEEP` site.
+/// Finds the refill sites in the functions of the GC. A failure does not prevent anything else: the outcome says what is
+/// missing. `sweepers` are the functions with a `GC_END_SWEEP` site.
 pub(in crate::ruby) fn find(
     code: &mut Code<'_>,
     version: RubyVersion,
@@ -116,11 +116,11 @@ struct Candidate {
     free_slots: (Svma, u8),
     freelist: u8,
     register: Option<u8>,
-    /// Emulated instructions that run in place of the store to `free_slots`.
+    /// Emulated instructions that are probed in place of the store to `free_slots`.
     instead: Option<Vec<Svma>>,
-    /// The list is read from the page before it is emptied.
+    /// The list is read from the page before it is cleared.
     takes: bool,
-    /// Something jumps between the two stores, or they do not surely address the same page.
+    /// A jump leads between the two stores, or they may address different pages.
     divided: bool,
 }
 
@@ -133,7 +133,7 @@ fn candidates_in(body: &Body, owner: Svma, free_slots: u64) -> Vec<Candidate> {
         }
         let base = instruction.memory_base();
         let near = index.saturating_sub(MAX_DISTANCE)..instructions.len().min(index + MAX_DISTANCE + 1);
-        // The nearest one, should there be several.
+        // The nearest one, if there are several.
         let mut lists: Vec<usize> = near
             .filter(|&at| {
                 let other = &instructions[at];
@@ -156,7 +156,7 @@ fn candidates_in(body: &Body, owner: Svma, free_slots: u64) -> Vec<Candidate> {
     found
 }
 
-/// Whether it stores that many bytes at one of the displacements from a register that is not the stack's.
+/// Whether it stores this many bytes at one of the displacements from a register other than the stack pointer.
 fn stores(instruction: &Instruction, size: usize, displacements: &[u64]) -> bool {
     matches!(instruction.mnemonic(), Mnemonic::Mov | Mnemonic::And)
         && is_memory(instruction, 0)
@@ -167,7 +167,7 @@ fn stores(instruction: &Instruction, size: usize, displacements: &[u64]) -> bool
         && displacements.contains(&instruction.memory_displacement64())
 }
 
-/// Whether what the instruction stores is zero: as a constant, or a register zeroed before, in the order of addresses.
+/// Whether the instruction stores zero: a constant, or a register zeroed before, in order of address.
 fn is_zero(body: &Body, index: usize) -> bool {
     let instruction = &body.instructions[index];
     if let Some(value) = immediate(instruction, 1) {
@@ -192,15 +192,15 @@ fn is_zero(body: &Body, index: usize) -> bool {
     false
 }
 
-/// Whether code that runs the first of the instructions comes in order to the last, and nothing jumps in between.
+/// Whether code that runs the first of the instructions runs all of them in order, and no jump leads in between.
 fn straight(body: &Body, range: std::ops::RangeInclusive<usize>) -> bool {
     let (first, last) = (*range.start(), *range.end());
     (first..last)
         .all(|index| body.successors(index).any(|next| next == index + 1) && !body.is_jump_target(index + 1))
 }
 
-/// Whether the register holds the same all through the instructions: nothing writes it, or, in code that is not
-/// optimised, everything that does reads it from the same place in the frame.
+/// Whether the register has the same value throughout the instructions: nothing writes it or, in unoptimised code,
+/// everything that writes it reads the value from the same place in the frame.
 fn same_page(body: &Body, range: std::ops::RangeInclusive<usize>, base: Register) -> bool {
     let mut factory = InstructionInfoFactory::new();
     let instructions = &body.instructions[range.clone()];
@@ -219,10 +219,10 @@ fn same_page(body: &Body, range: std::ops::RangeInclusive<usize>, base: Register
         && !instructions.iter().any(|other| writes(other, variable))
 }
 
-/// In code that keeps its variables in the frame: the displacement of the one that the base register of the instruction
-/// was just loaded from.
+/// In code that keeps its variables in the frame: the displacement of the variable from which the base register of the
+/// instruction was just loaded.
 fn variable_of(body: &Body, index: usize) -> Option<u64> {
-    /// Unoptimised code loads the pointer, and perhaps a value to store, right before it is used.
+    /// Unoptimised code loads the pointer, and possibly a value to store, right before it is used.
     const MAX_RELOAD: usize = 3;
     if !body.frame_pointer {
         return None;
@@ -238,7 +238,7 @@ fn variable_of(body: &Body, index: usize) -> Option<u64> {
     reloads.then(|| load.memory_displacement64())
 }
 
-/// Whether it writes the variable at that displacement in the frame.
+/// Whether it writes the variable at this displacement in the frame.
 fn writes(instruction: &Instruction, variable: Option<u64>) -> bool {
     is_memory(instruction, 0)
         && instruction.memory_base() == Register::RBP
@@ -246,7 +246,7 @@ fn writes(instruction: &Instruction, variable: Option<u64>) -> bool {
         && !matches!(instruction.mnemonic(), Mnemonic::Cmp | Mnemonic::Test)
 }
 
-/// Whether the code before the store that empties the list has read it from the same page.
+/// Whether the code before the store that clears the list has read it from the same page.
 fn takes(body: &Body, list: usize, base: Register) -> bool {
     let displacement = body.instructions[list].memory_displacement64();
     let variable = variable_of(body, list);
@@ -302,7 +302,7 @@ fn assemble(candidates: Vec<Candidate>, slot_size: Option<u8>, sweepers: &BTreeS
             _ => open.push(candidate.free_slots.0),
         }
     }
-    // A sweep empties pages without taking anything; whatever else looks like that is not understood.
+    // A sweep clears pages without taking anything; any other such code is not understood.
     let dropped: Vec<Svma> = other.iter().map(|candidate| candidate.free_slots.0).collect();
     let list = |addresses: &[Svma]| addresses.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ");
     let strange: Vec<Svma> = other

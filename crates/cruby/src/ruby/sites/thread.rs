@@ -1,6 +1,6 @@
 //! Finds the instructions at which CRuby reports the states of its threads: `RB_INTERNAL_THREAD_HOOK(event, th)` in
-//! `thread_pthread.c`, from 3.2 on. It is `if (rb_internal_thread_event_hooks) rb_thread_execute_hooks(event, th)`, so
-//! every place reads one static variable, which two exported functions write.
+//! `thread_pthread.c`, from 3.2 on. It expands to `if (rb_internal_thread_event_hooks) rb_thread_execute_hooks(event, th)`,
+//! so every place reads one static variable, which two exported functions write.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 
@@ -21,13 +21,13 @@ use crate::ruby::x86::{first_register, immediate, is_memory, is_register, regist
 /// An event of a thread (`RUBY_INTERNAL_THREAD_EVENT_*`, include/ruby/thread.h of 3.2).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub enum ThreadEvent {
-    /// It begins.
+    /// It starts.
     Started,
     /// It wants the GVL.
     Ready,
     /// It has acquired the GVL.
     Resumed,
-    /// It has given up the GVL.
+    /// It has released the GVL.
     Suspended,
     /// It ends.
     Exited,
@@ -43,12 +43,12 @@ impl ThreadEvent {
     }
 }
 
-/// Where a site has the thread. Registers by their hardware numbers (0 rax … 15 r15).
+/// Where the thread pointer is at a site. Registers are given by hardware number (0 rax … 15 r15).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum ThreadOperand {
     /// In a register.
     Register(u8),
-    /// In the eight bytes at this offset from the address in a register: a slot of the stack, as a rule.
+    /// In the eight bytes at this offset from the address in a register: usually a stack slot.
     Memory(u8, i16),
 }
 
@@ -57,10 +57,10 @@ pub enum ThreadOperand {
 pub struct ThreadSite {
     /// The event.
     pub event: ThreadEvent,
-    /// The conditional jump behind the test for hooks, which the kernel emulates.
+    /// The conditional jump after the test for hooks, which the kernel emulates.
     pub address: Svma,
-    /// Where the thread (`rb_thread_t *`) is found when `address` is reached, where the hooks receive it (from 3.3 on)
-    /// and the code shows it.
+    /// Where the thread (`rb_thread_t *`) is when `address` is reached, if the hooks receive it (from 3.3 on) and the code
+    /// shows it.
     pub thread: Option<ThreadOperand>,
     /// First address of the function.
     pub owner: Svma,
@@ -71,22 +71,22 @@ pub struct ThreadSite {
 pub struct ThreadSites {
     /// Ordered by event and address; incomplete unless `outcome` is passed.
     pub sites: Vec<ThreadSite>,
-    /// Whether these are all sites there are, and what is missing if not.
+    /// Whether the sites are complete, and what is missing if not.
     pub outcome: Outcome,
 }
 
 /// The first version with the hooks.
 const FIRST: RubyVersion = RubyVersion::new(3, 2, 0);
-/// The first version whose hooks get the thread as an argument; before, it is the running one.
+/// The first version whose hooks receive the thread as an argument; in earlier ones it is the running thread.
 const FIRST_TOLD: RubyVersion = RubyVersion::new(3, 3, 0);
-/// Instructions from the test to the call of the hooks, which may be inlined.
+/// Maximum number of instructions from the test to the call of the hooks, which may be inlined.
 const MAX_WALK: usize = 192;
-/// References to the variable that are looked at: bounds the work on hostile code. Builds have 10 to 40.
+/// Maximum number of references to the variable examined: bounds the work on hostile code. Builds have 10 to 40.
 const MAX_REFERENCES: usize = 256;
-/// Functions that refer to the variable other than those that add and remove hooks: at least the five events' places.
+/// Minimum number of functions that read the variable, other than those that add and remove hooks; the five events are in them.
 const MIN_READERS: usize = 2;
 
-/// Finds the thread sites. Never prevents anything else: what is missing is named in the outcome.
+/// Finds the thread sites. A failure does not prevent anything else: the outcome says what is missing.
 pub(in crate::ruby) fn find(code: &mut Code<'_>, version: RubyVersion) -> ThreadSites {
     if version < FIRST {
         let reason = "Ruby before 3.2 has no thread events".to_owned();
@@ -125,8 +125,8 @@ fn find_sites(code: &mut Code<'_>, passed: bool) -> Result<(Vec<ThreadSite>, Out
     Ok(assemble(code, tests, passed))
 }
 
-/// The variable that both functions refer to and that others read: the list of hooks. (The other one both refer to is
-/// its lock, which is only passed by address.)
+/// The variable that both functions refer to and that others read: the list of hooks. (The other variable that both refer
+/// to is its lock, which is only passed by address.)
 fn hooks_variable(
     code: &Code<'_>,
     add: usize,
@@ -156,7 +156,7 @@ fn hooks_variable(
     }
 }
 
-/// For each address the extents that may refer to it by a 32-bit displacement, with up to one byte behind that (the
+/// For each address, the extents that may refer to it by a 32-bit displacement, with up to one byte after it (the
 /// immediate operand of a comparison).
 fn referring(code: &Code<'_>, wanted: &[u64]) -> BTreeMap<u64, BTreeSet<usize>> {
     let mut found: BTreeMap<u64, BTreeSet<usize>> = BTreeMap::new();
@@ -169,7 +169,7 @@ fn referring(code: &Code<'_>, wanted: &[u64]) -> BTreeMap<u64, BTreeSet<usize>> 
     found
 }
 
-/// The global address that an instruction's memory operand names.
+/// The global address in an instruction's memory operand.
 fn address_operand(image: &ElfImage, instruction: &Instruction) -> Option<u64> {
     if instruction.is_ip_rel_memory_operand() {
         return Some(instruction.ip_rel_memory_address());
@@ -199,17 +199,17 @@ fn reads_quad(image: &ElfImage, instruction: &Instruction, variable: u64) -> boo
 /// A place that reads the list of hooks.
 struct Test {
     owner: usize,
-    /// The instruction that reads.
+    /// The instruction that reads the list.
     read: Svma,
     /// The conditional jump that depends on it.
     jump: Option<Svma>,
-    /// The event whose hooks run behind it, and the function that runs them if it is not inlined.
+    /// The event whose hooks run after it, and the function that runs them if it is not inlined.
     event: Option<(ThreadEvent, Option<Svma>)>,
     /// Other reads on the path.
     inner: Vec<Svma>,
     /// Where the second argument of that function, the thread, is at the jump.
     thread: Option<ThreadOperand>,
-    /// Whether something jumps between read and jump.
+    /// Whether a jump leads between read and jump.
     entered_midway: bool,
 }
 
@@ -238,9 +238,9 @@ fn tests_of(code: &Code<'_>, body: &Body, owner: usize, Svma(variable): Svma) ->
         .collect()
 }
 
-/// Index of the jump that depends on whether what the instruction reads is zero.
+/// Index of the jump that depends on whether the value read by the instruction is zero.
 fn tested_by(body: &Body, read: usize) -> Option<usize> {
-    /// Instructions between a load and its test.
+    /// Maximum number of instructions between a load and its test.
     const MAX_DISTANCE: usize = 12;
     let instruction = &body.instructions[read];
     if instruction.mnemonic() == Mnemonic::Cmp {
@@ -262,8 +262,8 @@ fn tested_by(body: &Body, read: usize) -> Option<usize> {
     None
 }
 
-/// Where that is at the jump which the hooks get as their second argument, `th`: `rb_thread_execute_hooks(event, th)` of
-/// 3.3 and later. (Where that function is inlined, or not called straight away, it is not known.)
+/// Where the hooks' second argument, `th`, is at the jump: `rb_thread_execute_hooks(event, th)` of
+/// 3.3 and later. (Unknown if that function is inlined, or not called in straight-line code.)
 fn thread_at(body: &Body, jump: usize, walked: &Walked) -> Option<ThreadOperand> {
     walked.executor?;
     let way = body.instructions.get(hooked_side(body, jump)?..=walked.call)?;
@@ -274,7 +274,7 @@ fn thread_at(body: &Body, jump: usize, walked: &Walked) -> Option<ThreadOperand>
     let straight = Body::new([way.to_vec()]);
     let mut argument = None;
     let mut loads = HashMap::new();
-    // Whatever the registers held at the jump is what is followed.
+    // The values that the registers have at the jump are followed.
     let complete = follow(&straight, 0, |index, state| {
         let instruction = &straight.instructions[index];
         if instruction.ip() == call.ip() {
@@ -316,13 +316,13 @@ struct Walked {
     inner: Vec<Svma>,
 }
 
-/// A way through the code that runs when there are hooks.
+/// A path through the code that runs if there are hooks.
 #[derive(Clone)]
 struct Way {
     at: usize,
     /// Registers that hold an event constant.
     constants: HashMap<Register, ThreadEvent>,
-    /// Reads of the list passed on the way; the inlined body of the function that runs the hooks has one.
+    /// Reads of the list on this path; the inlined body of the function that runs the hooks has one.
     inner: Vec<Svma>,
 }
 
@@ -377,7 +377,7 @@ fn walk(code: &Code<'_>, body: &Body, jump: usize, reads: &[Svma]) -> Option<Wal
 const PRESERVED: [Register; 6] =
     [Register::RBX, Register::RBP, Register::R12, Register::R13, Register::R14, Register::R15];
 
-/// Where the code goes on after a comparison with zero if the list is not empty.
+/// Where execution continues after a comparison with zero if the list is not empty.
 fn hooked_side(body: &Body, jump: usize) -> Option<usize> {
     let instruction = &body.instructions[jump];
     match instruction.condition_code() {
@@ -469,7 +469,7 @@ mod tests {
         [&[0x48, 0x83, 0x3d][..], &displacement.to_le_bytes(), &[0]].concat()
     }
 
-    /// The call on the side with hooks has the event, whichever side the jump leads to; on the other side it does not.
+    /// The call on the side with hooks has the event, whichever side is the target of the jump; a call on the other side does not.
     #[test]
     fn sides() {
         let call = [0xbf, 2, 0, 0, 0, 0xe8, 0, 1, 0, 0, 0xc3];
@@ -484,7 +484,7 @@ mod tests {
         assert_eq!(events(&other), [(None, Some(0x1008))]);
     }
 
-    /// Where the thread is at the jump: in the register that is handed on, or in the slot that is loaded.
+    /// Where the thread is at the jump: in the register that is passed on, or in the slot that is loaded.
     #[test]
     fn threads() {
         let place = |slow: &[u8]| {
@@ -499,22 +499,22 @@ mod tests {
         let call = [0xbf, 2, 0, 0, 0, 0xe8, 0, 1, 0, 0, 0xc3];
         // mov rsi, rbp
         assert_eq!(place(&[&[0x48, 0x89, 0xee][..], &call].concat()), Some(ThreadOperand::Register(5)));
-        // it is there already
+        // it is already in rsi
         assert_eq!(place(&call), Some(ThreadOperand::Register(6)));
         // mov rsi, [rsp+24]
         let loaded = [0x48, 0x8b, 0x74, 0x24, 24];
         assert_eq!(place(&[&loaded[..], &call].concat()), Some(ThreadOperand::Memory(4, 24)));
-        // mov [rsp+24], rax before that: it was in rax at the jump.
+        // mov [rsp+24], rax first: it was in rax at the jump.
         let stored = [0x48, 0x89, 0x44, 0x24, 24];
         assert_eq!(place(&[&stored[..], &loaded, &call].concat()), Some(ThreadOperand::Register(0)));
-        // mov [rbp+24], rax before that: perhaps the same slot.
+        // mov [rbp+24], rax first: possibly the same slot.
         let stored = [0x48, 0x89, 0x45, 24];
         assert_eq!(place(&[&stored[..], &loaded, &call].concat()), None);
         // lea rsi, [rbp+8]
         assert_eq!(place(&[&[0x48, 0x8d, 0x75, 8][..], &call].concat()), None);
     }
 
-    /// A call in between takes the constant with it unless it is in a register that calls preserve.
+    /// A call in between clobbers the constant unless it is in a register that calls preserve.
     #[test]
     fn constants_over_calls() {
         // jne +1; ret; mov edi, 8; call; call; ret: the first call has the event.

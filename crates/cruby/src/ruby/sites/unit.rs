@@ -1,4 +1,4 @@
-//! Which functions come from gc.c.
+//! The functions that come from gc.c.
 
 use std::collections::BTreeSet;
 use std::ops::Range;
@@ -8,22 +8,22 @@ use crate::elf::SymbolTable;
 use crate::ruby::code::Code;
 use crate::ruby::reference::Kind;
 
-/// Exported functions of the GC lie within this distance of their median; others that share the prefix do not count.
+/// Exported functions of the GC lie within this distance of their median; others with the same prefix do not count.
 const CLUSTER_RADIUS: u64 = 0x8_0000;
-/// Code around the outermost exported function that may still be gc.c.
+/// Bytes of code around the outermost exported function that may still be gc.c.
 const SLACK: u64 = 0x4000;
-/// A function this large is an interpreter loop or generated table, not one that names a GC string.
+/// A function this large is an interpreter loop or a generated table, not one that refers to a GC string.
 const MAX_STRING_OWNER: u64 = 0x4000;
 
-/// String constants that only gc.c refers to, from functions that are not exported. The first is in `gc_enter` (gc.c
+/// String constants referred to only by gc.c, from functions that are not exported. The first is in `gc_enter` (gc.c
 /// from 3.0 on, gc/default/default.c from 3.4 on), the others in `newobj_slowpath` and `gc_stat`.
 const STRINGS: [&str; 3] =
     ["during_gc != 0", "object allocation during garbage collection phase", "heap_live_slots"];
 
-/// The functions of gc.c, as far as exports and strings show.
+/// The functions of gc.c, as far as exports and strings identify them.
 #[derive(Debug, Default)]
 pub(super) struct GcUnit {
-    /// Addresses between the outermost functions.
+    /// Address range that spans the outermost functions.
     pub(super) range: Range<u64>,
     /// Extents that refer to `"during_gc != 0"`; `None` if the image does not contain the string.
     pub(super) enter_string: Option<BTreeSet<usize>>,
@@ -31,7 +31,7 @@ pub(super) struct GcUnit {
 
 impl GcUnit {
     /// Finds the unit: the cluster of exported GC functions, widened to the owners of the strings (compilers order
-    /// functions differently). Decides on the way which extents that refer to the strings are cold parts.
+    /// functions differently). Also decides which of the extents that refer to the strings are cold parts.
     pub(super) fn find(code: &mut Code<'_>) -> Option<Self> {
         let cluster = exported_cluster(code)?;
         let [enter, allocation, live_slots] = string_references(code, STRINGS);
@@ -84,7 +84,7 @@ fn exported_cluster(code: &Code<'_>) -> Option<Range<u64>> {
     Some(near().min()?..near().max()?)
 }
 
-/// For each string constant the extents that refer to it; `None` if the image does not contain it.
+/// For each string constant, the extents that refer to it; `None` if the image does not contain it.
 fn string_references<const N: usize>(code: &Code<'_>, texts: [&str; N]) -> [Option<BTreeSet<usize>>; N] {
     let strings = texts.map(|text| code.image.find_c_string(text));
     let wanted: Vec<Range<u64>> = strings.iter().flatten().map(|&Svma(at)| at..at + 1).collect();

@@ -1,4 +1,4 @@
-//! From the structures that DWARF describes to a [`Table`].
+//! Converts the structures in DWARF to a [`Table`].
 
 use super::schema::SCHEMA;
 use super::{Array, BitField, Field, OBJSPACE, Struct, Table};
@@ -15,10 +15,10 @@ pub enum FromDwarfError {
     /// A structure is not described.
     #[error("the debug information does not describe `struct {0}`")]
     MissingStruct(&'static str),
-    /// A member is not described, or is no bit-field where one is expected.
+    /// A member is not described, or is not a bit-field where one is expected.
     #[error("the debug information does not describe `{0}` of `struct rb_objspace`")]
     MissingMember(&'static str),
-    /// A number does not fit what it is for.
+    /// A number is out of range for its use.
     #[error("`{name}` of `struct {tag}` has an impossible place or size")]
     Impossible {
         /// The structure.
@@ -28,12 +28,12 @@ pub enum FromDwarfError {
     },
 }
 
-/// Tags of the structures that a table is made of.
+/// Tags of the structures in a table.
 pub fn tags() -> Vec<&'static str> {
     SCHEMA.iter().map(|wanted| wanted.tag).collect()
 }
 
-/// What of the structures that were found a table wants.
+/// The parts of the structures found that a table needs.
 pub fn structs_of(found: &Structs) -> Result<Vec<Struct>, FromDwarfError> {
     let present = SCHEMA.iter().filter_map(|wanted| Some((wanted, found.by_tag.get(wanted.tag)?)));
     present.map(|(wanted, layout)| structure(wanted.tag, wanted.members, layout)).collect()
@@ -67,7 +67,7 @@ fn structure(
     Ok(found)
 }
 
-/// Puts a member where it belongs; `None` if it does not fit into its structure or array.
+/// Adds a member to its list; `None` if it does not fit into its structure or array.
 fn place(found: &mut Struct, path: &'static str, member: &Member, whole: u64) -> Option<()> {
     let offset = u32::try_from(member.offset).ok()?;
     if member.offset.checked_add(member.size)? > whole {
@@ -86,7 +86,7 @@ fn place(found: &mut Struct, path: &'static str, member: &Member, whole: u64) ->
         MemberKind::Bits { first, bits } => {
             let size = u8::try_from(member.size).ok()?;
             let (first, bits) = (u8::try_from(first).ok()?, u8::try_from(bits).ok()?);
-            // What is read of a bit field is a word of 32 bits.
+            // Bit-fields are read from a 32-bit word.
             if u64::from(first) + u64::from(bits) > (u64::from(size) * 8).min(32) {
                 return None;
             }

@@ -1,8 +1,8 @@
 //! Layouts of CRuby's structures by exact version range.
 //!
 //! The committed data is `layouts.txt`: one entry per structure and range of releases over which it did not change,
-//! written by `cargo xtask layouts` from DWARF through the same reader that reads a user's debug file at run time
-//! ([`Table::from_dwarf`]). Each entry names the release, build and compiler it was read from.
+//! written by `cargo xtask layouts` from DWARF with the same reader that reads a user's debug file at run time
+//! ([`Table::from_dwarf`]). Each entry names the release, build and compiler from which it was read.
 
 mod dwarf;
 mod schema;
@@ -27,7 +27,7 @@ pub struct Field {
     pub name: &'static str,
     /// Byte offset.
     pub offset: u32,
-    /// Bytes; 1, 2, 4 or 8 for numbers and pointers.
+    /// Size in bytes; 1, 2, 4 or 8 for numbers and pointers.
     pub size: u8,
 }
 
@@ -40,7 +40,7 @@ pub struct BitField {
     pub offset: u32,
     /// Bytes of the storage unit.
     pub size: u8,
-    /// First bit, counted from the least significant one of the storage unit.
+    /// First bit, counted from the least significant bit of the storage unit.
     pub first: u8,
     /// Number of bits.
     pub bits: u8,
@@ -54,15 +54,15 @@ pub struct Array {
     pub name: &'static str,
     /// Byte offset of the first element.
     pub offset: u32,
-    /// Bytes from element to element.
+    /// Bytes from one element to the next.
     pub stride: u32,
-    /// Elements; 0 for a flexible array.
+    /// Number of elements, 0 for a flexible array.
     pub count: u32,
-    /// Members of an element, relative to it; none where elements are numbers.
+    /// Members of an element, relative to it; empty if elements are numbers.
     pub fields: Vec<Field>,
 }
 
-/// A C structure, as far as gctrace wants to know it.
+/// A C structure, reduced to what gctrace needs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Struct {
     /// Its tag in the C source: `rb_vm_struct`.
@@ -78,22 +78,22 @@ pub struct Struct {
 }
 
 impl Struct {
-    /// The field with that path.
+    /// The field with this path.
     pub fn field(&self, name: &str) -> Option<Field> {
         self.fields.iter().find(|field| field.name == name).copied()
     }
 
-    /// The bit-field with that path.
+    /// The bit-field with this path.
     pub fn bit_field(&self, name: &str) -> Option<BitField> {
         self.bits.iter().find(|field| field.name == name).copied()
     }
 
-    /// The array with that path.
+    /// The array with this path.
     pub fn array(&self, name: &str) -> Option<&Array> {
         self.arrays.iter().find(|array| array.name == name)
     }
 
-    /// What differs between two layouts of the same structure, in words; members that only one of both names count.
+    /// The differences between two layouts of the same structure, as text; a member that only one of them has counts.
     pub fn differences(&self, other: &Self) -> Vec<String> {
         let mut found = Vec::new();
         let mut compare = |what: &str, one: Option<String>, two: Option<String>| {
@@ -113,14 +113,14 @@ impl Struct {
     }
 }
 
-/// Layouts for a range of releases; the objspace's members lie open, the others are in `extra`.
+/// Layouts for a range of releases; the objspace's members are fields of this struct, other structures are in `extra`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Table {
-    /// First release it holds for.
+    /// First release to which it applies.
     pub from: Release,
-    /// Last release it holds for.
+    /// Last release to which it applies.
     pub to: Release,
-    /// What it was read from.
+    /// Where it was read from.
     pub source: String,
     /// `sizeof(rb_objspace_t)`.
     pub size: u32,
@@ -132,13 +132,13 @@ pub struct Table {
     pub fields: Vec<Field>,
     /// Bit-fields of the objspace.
     pub bits: Vec<BitField>,
-    /// The objspace's size pools or heaps, where the series has them.
+    /// The objspace's size pools or heaps, if the series has them.
     pub pools: Option<Array>,
-    /// Further structures. One that is missing is not known for these releases.
+    /// Further structures. A missing one is not known for these releases.
     pub extra: Vec<Struct>,
 }
 
-/// Structures whose end depends on whether a JIT compiler was built in; nothing before it does.
+/// Structures whose end depends on whether a JIT compiler was built in; the members before it do not.
 const SIZE_VARIES: &[&str] = &["rb_iseq_constant_body"];
 
 /// Tag of the objspace's structure.
@@ -146,7 +146,7 @@ const OBJSPACE: &str = "rb_objspace";
 
 static VARIANTS: LazyLock<Vec<Variant>> = LazyLock::new(|| {
     text::parse(include_str!("layouts.txt")).unwrap_or_else(|error| {
-        // A test parses the same text, so that this cannot be released.
+        // A test parses the same text, so a broken one cannot be released.
         log::error!("the layouts inside gctrace are broken: {error}");
         Vec::new()
     })
@@ -165,17 +165,17 @@ pub fn tables() -> &'static [Table] {
 }
 
 impl Table {
-    /// The structure with that tag, other than the objspace.
+    /// The structure with this tag, other than the objspace.
     pub fn structure(&self, tag: &str) -> Option<&Struct> {
         self.extra.iter().find(|structure| structure.name == tag)
     }
 
-    /// The objspace's bit-field with that path: `flags.during_gc`.
+    /// The objspace's bit-field with this path: `flags.during_gc`.
     pub fn bit_field(&self, name: &str) -> Option<BitField> {
         self.bits.iter().find(|field| field.name == name).copied()
     }
 
-    /// Puts a table together.
+    /// Assembles a table.
     fn assemble(
         (from, to): (Release, Release),
         source: String,
@@ -197,7 +197,7 @@ impl Table {
         })
     }
 
-    /// The objspace's layout as a structure like the others.
+    /// The objspace's layout in the form of the other structures.
     pub fn objspace(&self) -> Struct {
         Struct {
             name: OBJSPACE,
@@ -208,7 +208,7 @@ impl Table {
         }
     }
 
-    /// What differs between two tables, in words. Structures that only one of both knows are passed over.
+    /// The differences between two tables, as text. Structures that only one of them has are skipped.
     pub fn differences(&self, other: &Self) -> Vec<String> {
         let mut found = self.objspace().differences(&other.objspace());
         for structure in &self.extra {
@@ -220,7 +220,7 @@ impl Table {
     }
 }
 
-/// Cuts the ranges of the objspace wherever another structure changes.
+/// Splits the ranges of the objspace wherever another structure changes.
 fn compose(variants: &[Variant]) -> Vec<Table> {
     let mut tables = Vec::new();
     for objspace in variants.iter().filter(|variant| variant.layout.name == OBJSPACE) {
@@ -250,7 +250,7 @@ pub fn knows_series(version: RubyVersion) -> bool {
     tables().iter().any(|table| (table.from.0, table.from.1) == (version.major, version.minor))
 }
 
-/// A structure as the newest release of the series has it of which it is known.
+/// The structure in the newest release of the series for which it is known.
 pub(super) fn newest_structure(version: RubyVersion, tag: &str) -> Option<&'static Struct> {
     let same = |table: &&Table| (table.to.0, table.to.1) == (version.major, version.minor);
     let knowing = tables().iter().filter(same).filter(|table| table.structure(tag).is_some());

@@ -1,9 +1,9 @@
-//! What gctrace wants to know of which structure. A member that a release does not have is left out of its table.
+//! The structures and members that gctrace needs. A member that a release lacks is left out of its table.
 //!
 //! Sources: gc.c (≤ 3.3), gc/default/default.c (3.4 and later), `vm_core.h`, `ractor_core.h`, iseq.h, iseq.c, cont.c, method.h,
 //! internal/class.h, `thread_pthread.h`, include/ruby/internal/core/*.h.
 
-/// A structure and the members that are wanted, by their paths. An array comes before its elements' members.
+/// A structure and its wanted members, by path. An array comes before the members of its elements.
 pub(super) struct Wanted {
     pub(super) tag: &'static str,
     pub(super) members: &'static [&'static str],

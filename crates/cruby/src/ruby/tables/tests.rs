@@ -1,4 +1,4 @@
-//! The committed layouts are well-formed, and a table is what its parts say.
+//! The committed layouts are well-formed, and a table equals its parts.
 
 use super::schema::SCHEMA;
 use super::*;
@@ -8,8 +8,8 @@ fn committed() -> Vec<Variant> {
     text::parse(include_str!("layouts.txt")).unwrap()
 }
 
-/// The committed text is what the generator would write, and every member that is asked for exists somewhere: a
-/// misspelt one would be missing everywhere.
+/// The committed text equals the generator's output, and every wanted member exists in some release: a misspelt one
+/// would be missing in all of them.
 #[test]
 fn committed_layouts_are_whole() {
     let variants = committed();
@@ -33,7 +33,7 @@ fn committed_layouts_are_whole() {
     }
 }
 
-/// Ranges of one structure do not overlap, every entry says where it is from, and every member lies inside.
+/// Ranges of one structure do not overlap, every entry names its source, and every member lies inside the structure.
 #[test]
 fn committed_layouts_are_consistent() {
     let variants = committed();
@@ -55,7 +55,7 @@ fn committed_layouts_are_consistent() {
     }
 }
 
-/// Lines that are cut off, have a word too many, or belong to nothing are refused with their number.
+/// Lines that are truncated, have an extra word, or belong to nothing are refused with their number.
 #[test]
 fn broken_text_is_refused() {
     assert!(text::parse("struct a 1.2.3 1.2.4 8\nfield x 0 8\n").is_ok());
@@ -75,8 +75,8 @@ fn broken_text_is_refused() {
     }
 }
 
-/// The objspace's range is cut where another structure changes, and a structure that is known for only a part of it
-/// is missing in the rest.
+/// The objspace's range is split where another structure changes, and a structure that is known for only part of it is
+/// missing in the rest.
 #[test]
 fn tables_are_cut_where_a_structure_changes() {
     let text = "struct rb_objspace 3.1.0 3.1.7 32\nsource s\nbits flags.mode 16 4 0 2\n\
@@ -122,8 +122,8 @@ fn described(members: Vec<Member>) -> Structs {
     structs
 }
 
-/// A table from debug information has the members that are there, relative to their array inside it; places that
-/// cannot be are refused by name.
+/// A table from debug information has the existing members, relative to their array inside it; impossible places are
+/// refused with an error that names them.
 #[test]
 fn tables_from_dwarf() {
     let mode = member("flags.mode", 16, 4, MemberKind::Bits { first: 0, bits: 2 });
@@ -147,21 +147,21 @@ fn tables_from_dwarf() {
         member("flags.dont_gc", 16, 4, MemberKind::Bits { first: 31, bits: 2 }),
         member("heaps[].total_slots", 39, 2, MemberKind::Scalar),
         member("heaps[].total_slots", 8, 2, MemberKind::Scalar),
-        // Beyond the word that is read.
+        // Outside the 32-bit word that is read.
         member("flags.dont_gc", 16, 8, MemberKind::Bits { first: 32, bits: 1 }),
     ];
     for wrong in impossible {
         let error = of(vec![mode.clone(), heaps.clone(), wrong]).unwrap_err();
         assert!(matches!(error, FromDwarfError::Impossible { .. }), "{error}");
     }
-    // More elements than there is room for.
+    // More elements than fit.
     for (stride, count) in [(16, 3), (12, 0xffff_ffff)] {
         let error = of(vec![mode.clone(), member("heaps", 24, 32, MemberKind::Array { stride, count })]);
         assert!(matches!(error, Err(FromDwarfError::Impossible { .. })), "{error:?}");
     }
 }
 
-/// Differences name the member and both places.
+/// Differences name the member and both of its places.
 #[test]
 fn differences_are_named() {
     let one = Table::of(RubyVersion::new(3, 4, 9)).unwrap();

@@ -21,7 +21,7 @@ pub struct Variant {
     pub from: Release,
     /// Last release.
     pub to: Release,
-    /// What it was read from.
+    /// Where it was read from.
     pub source: String,
     /// The layout.
     pub layout: Struct,
@@ -131,7 +131,7 @@ fn lines(layout: &Struct) -> Vec<String> {
     lines
 }
 
-/// A member's path and its place in words.
+/// A member's path and its place as text.
 type Member = (&'static str, String);
 
 /// The members of two layouts, paired by path.

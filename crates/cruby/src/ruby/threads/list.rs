@@ -2,14 +2,14 @@
 
 use super::{Lists, Memory, Native, ThreadsLayout, word};
 
-/// Ractors and threads that are followed at most, together: lists that change while they are read may not end.
+/// Maximum number of Ractors and threads, together, that are followed: lists that change while they are read may not end.
 const MOST: usize = 1 << 16;
-/// Byte offset of `tid` in glibc's `struct pthread` on x86-64 (nptl/descr.h: behind a header of 704 bytes and a list node).
+/// Byte offset of `tid` in glibc's `struct pthread` on x86-64 (nptl/descr.h: after a header of 704 bytes and a list node).
 const GLIBC_TID: u32 = 720;
-/// Byte offset of the pointer to itself in glibc's `tcbhead_t`, behind `tcb` and `dtv`.
+/// Byte offset of the pointer to itself in glibc's `tcbhead_t`, after `tcb` and `dtv`.
 const GLIBC_SELF: u32 = 16;
 
-/// The threads of a VM, and the native threads of those that have one.
+/// The threads of a VM, each with its native thread if it has one.
 pub(super) fn threads(
     layout: &ThreadsLayout,
     memory: &impl Memory,
@@ -23,7 +23,7 @@ pub(super) fn threads(
             let ractors = nodes(memory, vm, head, node, &mut left)?;
             let mut all = Vec::new();
             for ractor in ractors {
-                // A Ractor that ends meanwhile has none any more.
+                // A Ractor that ends meanwhile no longer has any.
                 all.extend(nodes(memory, ractor, threads, thread_node, &mut left).unwrap_or_default());
                 if left == 0 {
                     return None;
@@ -35,8 +35,8 @@ pub(super) fn threads(
     Some(addresses.into_iter().map(|address| (address, tid(memory, layout.native, address))).collect())
 }
 
-/// The structures of a list (ccan/list): `head` is in `owner`, the nodes are `node` bytes inside the structures. `left`: how many nodes may
-/// still be followed.
+/// The structures of a list (ccan/list): the head is at offset `head` in `owner`, the nodes at offset `node` in the structures. `left`: number
+/// of nodes that may still be followed.
 fn nodes(memory: &impl Memory, owner: u64, head: u32, node: u32, left: &mut usize) -> Option<Vec<u64>> {
     let head = owner.checked_add(u64::from(head))?;
     let mut found = Vec::new();
@@ -52,7 +52,7 @@ fn nodes(memory: &impl Memory, owner: u64, head: u32, node: u32, left: &mut usiz
     Some(found)
 }
 
-/// The id of the native thread. The C library's own is preferred: a fork changes it at once.
+/// The id of the native thread. The C library's own value is preferred: a fork updates it at once.
 pub(super) fn tid(memory: &impl Memory, native: Native, thread: u64) -> Option<u32> {
     let at = match native.nt {
         Some(nt) => word(memory, thread, nt).filter(|&at| at != 0)?,
@@ -61,7 +61,7 @@ pub(super) fn tid(memory: &impl Memory, native: Native, thread: u64) -> Option<u
     let half =
         |address, offset| word(memory, address, offset).map(|word| word as u32).filter(|&tid| tid != 0);
     let pthread = word(memory, at, native.thread_id).filter(|&pthread| pthread != 0);
-    // glibc's `pthread_t` is the address of a structure that names itself twice.
+    // glibc's `pthread_t` is the address of a structure that contains its own address twice.
     let glibc = pthread.filter(|&pthread| {
         word(memory, pthread, 0) == Some(pthread) && word(memory, pthread, GLIBC_SELF) == Some(pthread)
     });

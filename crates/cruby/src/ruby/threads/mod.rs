@@ -1,8 +1,8 @@
 //! The threads of a VM and their stacks, read from the memory of a process that is not stopped.
 //!
-//! This serves threads that sleep: no event of theirs comes by at which the kernel side could look, and nothing changes their stacks
-//! while they sleep. Whether a thread slept during the whole read is the caller's to prove (its counts of context switches, read
-//! before and after). What is read here is checked as the kernel side checks it: context and thread point at each other, and the
+//! This is for threads that sleep: they cause no event at which the kernel side could read their stacks, and nothing changes their stacks
+//! while they sleep. The caller must prove that a thread slept during the whole read (by its counts of context switches, read
+//! before and after). The data read here is checked as on the kernel side: context and thread point to each other, and the
 //! control frames lie inside the thread's VM stack.
 
 mod list;
@@ -32,11 +32,11 @@ pub struct ThreadsLayout {
     lists: Lists,
     native: Native,
     path: StackPath,
-    /// What a thread does; `None`: a member is not known.
+    /// Where the state of a thread is; `None` if a member is not known.
     state: Option<StateLayout>,
 }
 
-/// Where the VM keeps its threads; byte offsets.
+/// Where the VM's lists of threads are; byte offsets.
 #[derive(Clone, Copy, Debug)]
 enum Lists {
     /// Up to 2.7: one list. Its head in `rb_vm_t` and its node in `rb_thread_t`.
@@ -45,14 +45,14 @@ enum Lists {
     Ractors { head: u32, node: u32, threads: u32, thread_node: u32 },
 }
 
-/// Where a thread has its native thread; byte offsets.
+/// Where the native thread of a thread is; byte offsets.
 #[derive(Clone, Copy, Debug)]
 struct Native {
-    /// Of the pointer to `struct rb_native_thread` in `rb_thread_t` (3.2 and later); up to 3.1 the members are in `rb_thread_t`.
+    /// The pointer to `struct rb_native_thread` in `rb_thread_t` (3.2 and later); `None` up to 3.1, where the members are in `rb_thread_t`.
     nt: Option<u32>,
-    /// Of the `pthread_t`.
+    /// The `pthread_t`.
     thread_id: u32,
-    /// Of the thread's id (3.1 and later).
+    /// The thread's id (3.1 and later).
     tid: Option<u32>,
 }
 
@@ -66,7 +66,7 @@ pub struct RubyThread {
 }
 
 impl ThreadsLayout {
-    /// The layout for an image whose stacks are walked by `path`; `None` if a structure of its release is not known.
+    /// The layout for an image whose stacks are walked with `path`; `None` if a structure of its release is not known.
     pub(super) fn of(analysis: &RubyAnalysis, own: Option<&Table>, path: &StackPath) -> Option<Self> {
         let table = match own {
             Some(table) => table,
@@ -110,48 +110,48 @@ impl ThreadsLayout {
         Some(Self { vm_ptr, lists, native, path: *path, state })
     }
 
-    /// The threads of the VM in the process behind `memory`, whose image has this load bias. Threads that come and go meanwhile may be
+    /// The threads of the VM in the process behind `memory`, whose image has this load bias. Threads that start or end meanwhile may be
     /// missing. `None`: the VM is not set up, or cannot be read.
     pub fn threads(&self, memory: &impl Memory, bias: u64) -> Option<Vec<RubyThread>> {
         let all = self.all(memory, bias)?;
         Some(all.into_iter().filter_map(|(address, tid)| Some(RubyThread { address, tid: tid? })).collect())
     }
 
-    /// The `rb_thread_t *` of all threads, and their native threads as [`ThreadsLayout::native`]. `None`: as of [`ThreadsLayout::threads`].
+    /// The `rb_thread_t *` of all threads, and their native threads as in [`ThreadsLayout::native`]. `None` as for [`ThreadsLayout::threads`].
     pub fn all(&self, memory: &impl Memory, bias: u64) -> Option<Vec<(u64, Option<u32>)>> {
         list::threads(self, memory, bias)
     }
 
-    /// The native thread of a thread at the moment, in the pid namespace of the process. `None`: it has none (those of Ractors other than
-    /// the main one share some and change them: M:N, from 3.3 on), or it cannot be read.
+    /// The current native thread of a thread, in the pid namespace of the process. `None`: it has none (threads of Ractors other than
+    /// the main one share native threads and change between them: M:N, from 3.3 on), or it cannot be read.
     pub fn native(&self, memory: &impl Memory, address: u64) -> Option<u32> {
         list::tid(memory, self.native, address)
     }
 
-    /// What a thread does, as the VM keeps it at this moment; `None`: it cannot be read, or the release is not known.
+    /// What a thread is doing at this moment, according to the VM; `None`: it cannot be read, or the release is not known.
     pub fn state(&self, memory: &impl Memory, bias: u64, thread: RubyThread) -> Option<ThreadState> {
         let vm = word(memory, bias.wrapping_add(self.vm_ptr.0), 0).filter(|&vm| vm != 0)?;
         self.state.as_ref()?.read(memory, vm, thread.address)
     }
 
-    /// Whether a thread that sleeps on the futex at this address waits for the GVL; `None` where that is not known.
+    /// Whether a thread that sleeps on the futex at this address waits for the GVL; `None` if unknown.
     pub fn waits_for_gvl(&self, memory: &impl Memory, thread: RubyThread, futex: u64) -> Option<bool> {
         self.state.as_ref()?.waits_for_gvl(memory, thread, futex)
     }
 
-    /// The stack of a thread that runs. It is read until two reads in a row agree, but for where the innermost frame is; after that
-    /// many `tries` only what the last two have in common is returned, from the root on.
+    /// The stack of a running thread. It is read until two reads in a row agree, except for the position in the innermost frame; after
+    /// `tries` attempts only the frames that the last two have in common are returned, from the root on.
     pub fn walk_running(&self, memory: &impl Memory, thread: RubyThread, tries: u32) -> (Walked, Agreed) {
         walk::agreed(tries, || walk::walk(memory, &self.path, thread.address))
     }
 
-    /// The stack of a thread that sleeps.
+    /// The stack of a sleeping thread.
     pub fn walk(&self, memory: &impl Memory, thread: RubyThread) -> Walked {
         walk::walk(memory, &self.path, thread.address)
     }
 }
 
-/// Reads one number; `None` if it is not there.
+/// Reads one number; `None` if it cannot be read.
 fn word(memory: &impl Memory, address: u64, offset: u32) -> Option<u64> {
     let mut bytes = [0; 8];
     memory.read(address.checked_add(u64::from(offset))?, &mut bytes).then(|| u64::from_le_bytes(bytes))

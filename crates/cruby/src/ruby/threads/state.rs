@@ -1,6 +1,6 @@
-//! What a thread does as the VM itself keeps it: who holds its GVL, which `Mutex` it waits for, which it holds.
+//! What a thread is doing, according to the VM itself: the holder of its GVL, the `Mutex` it waits for, those it holds.
 //!
-//! Everything here is one read of the memory of a process that runs. A caller that wants more than "at some moment" reads twice and
+//! Everything here is one read of the memory of a running process. A caller that needs more than a momentary value reads twice and
 //! compares.
 
 use gctrace_common::gvl::FutexPath;
@@ -10,26 +10,26 @@ use crate::ruby::{RubyVersion, gvl_plan, tables::Table};
 
 /// `sizeof(pthread_cond_t)` of glibc.
 const COND_BYTES: u64 = 48;
-/// Byte offsets at which `waitq` can be in `rb_mutex_t`, behind one or two words and `next_mutex`.
+/// Possible byte offsets of `waitq` in `rb_mutex_t`, after one or two words and `next_mutex`.
 const WAITQ: [u64; 2] = [16, 24];
-/// Mutexes of one thread that are followed at most: the list changes while it is read.
+/// Maximum number of mutexes of one thread that are followed: the list changes while it is read.
 const MOST_HELD: usize = 1024;
 /// `T_DATA` and the mask of types in `RBasic.flags`.
 const T_MASK: u64 = 0x1f;
 const T_DATA: u64 = 0x0c;
-/// Byte offset of `data` in `struct RTypedData`; an embedded structure begins there (rtypeddata.h, 2.6–4.0).
+/// Byte offset of `data` in `struct RTypedData`; an embedded structure starts there (rtypeddata.h, 2.6–4.0).
 const TYPED_DATA: u32 = 32;
-/// Byte offset of the word that says whether it is embedded: `typed_flag` (3.3, 3.4), `type` (4.0).
+/// Byte offset of the word with the embedded bit: `typed_flag` (3.3, 3.4), `type` (4.0).
 const TYPED_FLAG: u32 = 24;
 
-/// What a thread does, as the VM keeps it.
+/// What a thread is doing, according to the VM.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ThreadState {
-    /// Which GVL it needs: the address of the word that names the holder. Threads of one Ractor share it; up to 2.7 all do.
+    /// The GVL that it needs: the address of the word with the holder. Threads of one Ractor share it; up to 2.7 all threads do.
     pub gvl: u64,
     /// The `rb_thread_t *` that holds that GVL.
     pub holder: Option<u64>,
-    /// The `rb_mutex_t *` that it waits to lock.
+    /// The `rb_mutex_t *` that it is waiting to lock.
     pub wanted: Option<u64>,
     /// The `rb_mutex_t *` of each `Mutex` that it has locked; `None`: the list changed while it was read.
     pub locked: Option<Vec<u64>>,
@@ -39,25 +39,25 @@ pub struct ThreadState {
     pub main: bool,
 }
 
-/// Where that is; byte offsets.
+/// Where this state is; byte offsets.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct StateLayout {
     /// In `rb_vm_t`: the main thread.
     pub(super) main: u32,
-    /// In `rb_thread_t`: the VM or the Ractor, which has the GVL.
+    /// In `rb_thread_t`: the pointer to the VM or the Ractor, which contains the GVL.
     pub(super) owner_in: u32,
-    /// There: the holder.
+    /// In the VM or the Ractor: the holder.
     pub(super) owner: u32,
     pub(super) name: u32,
     pub(super) locking: u32,
-    /// The bit of the word at [`TYPED_FLAG`] that says that a structure is embedded; 0 before 3.3.
+    /// The bit of the word at [`TYPED_FLAG`] that marks an embedded structure; 0 before 3.3.
     pub(super) embedded: u64,
-    /// How a thread that waits for the GVL is identified; `None`: not known of this libc or release.
+    /// How a thread that waits for the GVL is identified; `None` if unknown for this libc or release.
     pub(super) waits: Option<FutexPath>,
 }
 
 impl StateLayout {
-    /// The layout of a release; `None` if a member is not known. `glibc`: whether its condition variables can be looked at.
+    /// The layout of a release; `None` if a member is not known. `glibc`: whether its condition variables can be read.
     pub(super) fn of(
         version: RubyVersion,
         table: &Table,
@@ -127,7 +127,7 @@ impl StateLayout {
     }
 
     /// Whether a thread that waits on the futex at this address waits for the GVL, as in `gctrace-ebpf/src/futex.rs`; `None`
-    /// where that is not known.
+    /// if unknown.
     pub(super) fn waits_for_gvl(&self, memory: &impl Memory, thread: RubyThread, futex: u64) -> Option<bool> {
         let path = self.waits.as_ref()?;
         let owner = match path.native {
@@ -147,8 +147,8 @@ impl StateLayout {
     }
 }
 
-/// `next_mutex` of an `rb_mutex_t`. Patch releases have moved it, but it is always before `waitq`, and that shows by itself: a
-/// list (ccan/list) whose first node leads back to its head (`thread_sync.c`, 2.6–4.0).
+/// `next_mutex` of an `rb_mutex_t`. Patch releases have moved it, but it is always before `waitq`, which is recognised by its
+/// contents: a list (ccan/list) whose first node points back to its head (`thread_sync.c`, 2.6–4.0).
 fn next_held(memory: &impl Memory, mutex: u64) -> Option<u64> {
     let is_head = |at: u64| {
         let first = word(memory, at, 0).filter(|&first| first != 0)?;

@@ -1,4 +1,4 @@
-//! Lists and stacks in made-up memory; real ones are in `tests/tests/live_hung.rs`.
+//! Lists and stacks in synthetic memory; real ones are in `tests/tests/live_hung.rs`.
 
 use std::collections::BTreeMap;
 
@@ -47,7 +47,7 @@ fn layout() -> ThreadsLayout {
     }
 }
 
-/// A VM of one Ractor with these threads: the first has a glibc behind it, the second another C library, the third no native thread.
+/// A VM of one Ractor with three threads: the first uses glibc, the second another C library, the third has no native thread.
 fn vm() -> Words {
     let mut words = Words::default();
     let threads = [0x10_000_u64, 0x20_000, 0x30_000];
@@ -65,7 +65,7 @@ fn vm() -> Words {
     words
 }
 
-/// Each thread with a native thread is found, with the id that the C library has for it, or else the VM.
+/// Each thread with a native thread is found, with the id from the C library, or else from the VM.
 #[test]
 fn lists() {
     let found = layout().threads(&vm(), 0x800).unwrap();
@@ -74,14 +74,14 @@ fn lists() {
     let all = layout().all(&vm(), 0x800).unwrap();
     assert_eq!(all, [(0x10_000, Some(41)), (0x20_000, Some(42)), (0x30_000, None)]);
     assert!(all.iter().all(|&(address, tid)| layout().native(&vm(), address) == tid));
-    // Not set up, or being changed: no list at all rather than half of one.
+    // Not set up, or being changed: no list at all rather than part of one.
     assert_eq!(layout().threads(&Words::default(), 0x800), None);
     let mut broken = vm();
     broken.0.insert(RACTOR + 16, 0);
     assert_eq!(layout().threads(&broken, 0x800), None);
 }
 
-/// Memory that counts what is read of it.
+/// Memory that counts its reads.
 struct Counted(Words, std::cell::Cell<usize>);
 
 impl Memory for Counted {
@@ -126,13 +126,13 @@ fn stacked() -> Words {
     // The block: no method of its own; its outer environment is that of a method.
     words.0.extend([(0x70_000 - 16, 0), (0x70_000 - 8, 0x73_001), (0x70_000, 0x20)]);
     words.0.extend([(0x73_000 - 16, 0x80_000), (0x73_000 - 8, 0), (0x73_000, 2)]);
-    // The C function: its method entry and what defines it.
+    // The C function: its method entry and its definition.
     words.0.extend([(0x71_000 - 16, 0x80_000), (0x71_000 - 8, 0), (0x71_000, 0x5555_0001 | 2)]);
     words.0.extend([(0x80_000, 0x1a | 6 << 12), (0x80_008, 0), (0x80_010, 0x90_000)]);
     words
 }
 
-/// Frames come out as the kernel side sends them; one that is being set up is left out.
+/// Frames are returned as the kernel side sends them; a frame that is being set up is skipped.
 #[test]
 fn stacks() {
     let thread = RubyThread { address: 0x10_000, tid: 41 };
@@ -145,7 +145,7 @@ fn stacks() {
     assert_eq!(walked.frames[0], block);
 }
 
-/// What does not fit together is no stack.
+/// Inconsistent data is not a stack.
 #[test]
 fn unsound() {
     let thread = RubyThread { address: 0x10_000, tid: 41 };
@@ -161,7 +161,7 @@ fn unsound() {
     assert_eq!((walked.flags, walked.frames.len()), (StackEvent::READ_FAILED, 1));
 }
 
-/// Every release with a table has what finding its threads takes.
+/// Every release with a table has everything needed to find its threads.
 #[test]
 fn every_table() {
     for table in tables::tables() {
@@ -171,7 +171,7 @@ fn every_table() {
         let layout = ThreadsLayout::with(version, table, Svma(0), &path, true);
         let state = layout.as_ref().and_then(|layout| layout.state.as_ref());
         assert!(state.is_some_and(|state| state.waits.is_some()), "{version}");
-        // The member after it is `keeping_mutexes`, so it is not the last member before another one that is known.
+        // `keeping_mutexes` follows `locking_mutex`, so no other known member may have that offset.
         let thread = table.structure("rb_thread_struct");
         let thread = thread.or_else(|| tables::newest_structure(version, "rb_thread_struct")).unwrap();
         let behind = thread.field("locking_mutex").unwrap().offset + 8;
@@ -179,7 +179,7 @@ fn every_table() {
     }
 }
 
-/// Two threads that hold a lock each and want the other's; the third is not queued for the GVL, the first is.
+/// Two threads hold a lock each and want the other's; the third is not queued for the GVL, the first is.
 #[test]
 fn states() {
     let mut layout = layout();
@@ -206,7 +206,7 @@ fn states() {
             (thread + 136, next),
         ]);
     }
-    // The list of those who wait is behind the next lock: in one of them behind one word, in the other behind two.
+    // The list of waiters follows the next lock: one word after it in one mutex, two words in the other.
     words.0.extend([(a + 8, 0), (a + 16, a + 16), (a + 24, a + 16)]);
     words.0.extend([
         (b + 8, 0x77_000),
@@ -233,12 +233,12 @@ fn states() {
     assert_eq!(read(0x30_000), None);
     let waits =
         |thread: u64, futex| layout.waits_for_gvl(&words, RubyThread { address: thread, tid: 1 }, futex);
-    // Its condition variable and queued; another futex; its own, and not queued; no native thread.
+    // Its own condition variable, while queued; another futex; its own, but not queued; no native thread.
     assert_eq!(waits(0x10_000, 0x11_000 + 300 + 40), Some(true));
     assert_eq!(waits(0x10_000, 0x11_000 + 300 + 48), Some(false));
     assert_eq!(waits(0x20_000, 0x21_000 + 300), Some(false));
     assert_eq!(waits(0x30_000, 300), None);
-    // A list that bites its tail, and one whose shape is not known.
+    // A list that is a loop, and one of unknown shape.
     words.0.insert(a + 8, a);
     let locked = |words: &Words| {
         layout.state(words, 0x800, RubyThread { address: 0x10_000, tid: 1 }).map(|state| state.locked)
@@ -248,7 +248,7 @@ fn states() {
     assert_eq!(locked(&words), Some(None));
 }
 
-/// Two reads that agree are the stack, wherever in the innermost frame the thread is; else what they share is.
+/// Two reads that agree are the stack, wherever the thread is in the innermost frame; otherwise their common part is.
 #[test]
 fn running() {
     let frame = |iseq, pc| RubyFrame { iseq, pc, method: 0 };
@@ -261,7 +261,7 @@ fn running() {
         at(pc)
     };
     assert_eq!(walk::agreed(4, moving), (at(16), Agreed::Whole));
-    // A method that is called all the time: its caller's line is that of the call, or not.
+    // A method that is called repeatedly: its caller's line is that of the call, or another one.
     let mut turn = 0;
     let changing = || {
         turn += 1;

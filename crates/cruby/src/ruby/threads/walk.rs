@@ -1,4 +1,4 @@
-//! Walking the stack of a sleeping thread, as the kernel side does it (`gctrace-ebpf/src/walk/steps.rs`); `tests/tests/host_walker.rs`
+//! Walks the stack of a sleeping thread as the kernel side does (`gctrace-ebpf/src/walk/steps.rs`); `tests/tests/host_walker.rs`
 //! compares the two.
 
 use gctrace_common::{
@@ -8,9 +8,9 @@ use gctrace_common::{
 
 use super::{Memory, word};
 
-/// Environments between a block and its method; deeper nesting loses the method.
+/// Maximum number of environments between a block and its method; deeper nesting loses the method.
 const MAX_HOPS: u32 = 64;
-/// `VM_FRAME_MAGIC_MASK` and `VM_FRAME_MAGIC_CFUNC` (`vm_core.h`, every version from 2.6 to 4.0; so are the following).
+/// `VM_FRAME_MAGIC_MASK` and `VM_FRAME_MAGIC_CFUNC` (`vm_core.h`, every version from 2.6 to 4.0, as for the following constants).
 const MAGIC_MASK: u64 = 0x7fff_0001;
 const MAGIC_CFUNC: u64 = 0x5555_0001;
 /// `VM_FRAME_FLAG_FINISH`.
@@ -26,33 +26,33 @@ const IMEMO_MASK: u64 = 0xf;
 const IMEMO_SVAR: u64 = 2;
 const IMEMO_MENT: u64 = 6;
 
-/// What walking a stack gave.
+/// The result of walking a stack.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Walked {
     /// Frames, leaf first.
     pub frames: Vec<RubyFrame>,
-    /// Flags of [`StackEvent`] that say what is missing.
+    /// Flags of [`StackEvent`] for what is missing.
     pub flags: u32,
 }
 
 /// The control frames of each invocation of the interpreter loop, innermost first. The frame at the root of a stack, in
-/// which no code runs (`th_init` pushes it), is not among them.
+/// which no code runs (`th_init` pushes it), is excluded.
 pub fn loops(ruby: &[RubyFrame]) -> impl Iterator<Item = &[RubyFrame]> {
     let code = |frame: &RubyFrame| frame.iseq & !(RubyFrame::FINISH | RubyFrame::JIT) != 0;
     let end = ruby.iter().rposition(code).map_or(0, |last| last + 1);
     ruby[..end].split_inclusive(|frame| frame.iseq & RubyFrame::FINISH != 0)
 }
 
-/// How far the stack of a thread that runs could be read.
+/// How much of the stack of a running thread could be read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Agreed {
     /// Two reads in a row gave the same frames.
     Whole,
-    /// Inner frames changed all the time, and are missing.
+    /// Inner frames kept changing and are missing.
     Root,
 }
 
-/// Walks until two walks agree. Each is a copy of memory that the thread may change at that very moment, so one says nothing.
+/// Walks until two walks agree. Each walk copies memory that the thread may be changing, so a single one proves nothing.
 pub(super) fn agreed(tries: u32, mut walk: impl FnMut() -> Walked) -> (Walked, Agreed) {
     let mut last = walk();
     for _ in 1..tries {
@@ -72,7 +72,7 @@ pub(super) fn agreed(tries: u32, mut walk: impl FnMut() -> Walked) -> (Walked, A
     (Walked { frames, flags: next.flags }, Agreed::Root)
 }
 
-/// Whether two walks found the same frames; the innermost one goes from line to line.
+/// Whether two walks found the same frames; the line in the innermost frame may differ.
 fn same(one: &Walked, two: &Walked) -> bool {
     let tail = |walked: &Walked| walked.frames.get(1..).map(<[RubyFrame]>::to_vec);
     let leaf = |walked: &Walked| walked.frames.first().map(|leaf| (leaf.iseq, leaf.method));
@@ -85,7 +85,7 @@ pub(super) fn walk(memory: &impl Memory, path: &StackPath, thread: u64) -> Walke
         return Walked { flags: StackEvent::BAD_CONTEXT, ..Walked::default() };
     };
     let mut walked = Walked::default();
-    // The kernel side takes as many frames; skipped ones do not count, so twice as many are read.
+    // The kernel side has the same limit of frames; skipped frames do not count, so twice as many are read.
     let most = u64::from(path.frame_size) * 2 * MAX_RUBY_FRAMES as u64;
     let mut bytes = vec![0; (end - next).min(most) as usize];
     if !memory.read(next, &mut bytes) {
@@ -118,7 +118,7 @@ pub(super) fn walk(memory: &impl Memory, path: &StackPath, thread: u64) -> Walke
     walked
 }
 
-/// Where the control frames begin and end.
+/// Start and end of the control frames.
 fn bounds(memory: &impl Memory, path: &StackPath, thread: u64) -> Option<(u64, u64)> {
     let ec = word(memory, thread, path.thread_ec)?;
     if word(memory, ec, path.ec_thread)? != thread {
@@ -127,7 +127,7 @@ fn bounds(memory: &impl Memory, path: &StackPath, thread: u64) -> Option<(u64, u
     let (stack, words) = (word(memory, ec, path.ec_stack)?, word(memory, ec, path.ec_stack_size)?);
     let frame = word(memory, ec, path.ec_frame)?;
     let end = stack.checked_add(words.checked_mul(8)?)?;
-    // The outermost frame is no call but a mark (`VM_FRAME_MAGIC_DUMMY`), which Ruby's own backtraces leave out.
+    // The outermost frame is not a call but a marker (`VM_FRAME_MAGIC_DUMMY`), which Ruby's own backtraces omit.
     let size = u64::from(path.frame_size);
     let last = end.checked_sub(size)?;
     let sound = stack != 0 && stack <= frame && frame <= last && (last - frame).is_multiple_of(size);
@@ -142,7 +142,7 @@ struct Frame {
     jit: bool,
 }
 
-/// What the kernel side would report of a frame; `None` where Ruby's own backtraces leave it out.
+/// What the kernel side would report for a frame; `None` if Ruby's own backtraces omit it.
 fn read(memory: &impl Memory, frame: &Frame) -> Result<Option<RubyFrame>, ()> {
     let c = frame.iseq == 0;
     if frame.ep == 0 {
@@ -210,18 +210,18 @@ fn words(memory: &impl Memory, address: u64) -> Option<[u64; 3]> {
     Some(words)
 }
 
-/// What an environment says of its method.
+/// The method in an environment.
 enum EnvMethod {
     /// A method entry and its `def`.
     Entry(u64, u64),
-    /// It is a scope without a method, or that of a block.
+    /// It is a scope without a method, or a block's.
     None,
     /// It could not be read.
     Unreadable,
 }
 
 /// `check_method_entry` (`vm_insnhelper.c`): `ep[-2]` is a method entry, a `cref`, or, in the environment of a method itself,
-/// an `svar` in front of one of them.
+/// an `svar` that points to one of these.
 fn method_entry(memory: &impl Memory, value: u64, local: bool) -> EnvMethod {
     if value == 0 {
         return EnvMethod::None;

@@ -13,6 +13,8 @@ pub struct Profile {
     pub types: Vec<String>,
     /// Values of each sample, in the order of the types, with its labels.
     pub samples: Vec<Sample>,
+    /// Type and unit of the period, as `cpu nanoseconds`; empty: it has none.
+    pub period_type: String,
 }
 
 /// One sample.
@@ -55,6 +57,7 @@ impl Frame {
             _ => (place.rsplit_once(':').map_or(before, |(file, _)| file), last.parse().ok()?),
         };
         let base = file.rsplit('/').next().unwrap_or(file);
+        let base = if file.starts_with("<internal:/") { base.trim_end_matches('>') } else { base };
         let placed = name.rsplit_once(' ').filter(|(_, place)| place.split(':').next() == Some(base));
         let (name, place) = placed.map_or((name, None), |(name, place)| (name, Some(place.to_owned())));
         Some(Self { name: name.to_owned(), place, file: file.to_owned(), line, native })
@@ -62,6 +65,11 @@ impl Frame {
 }
 
 impl Sample {
+    /// The names of its labels.
+    pub fn label_names(&self) -> impl Iterator<Item = &str> {
+        self.labels.split("]").filter_map(|label| Some(label.split_once(":[")?.0.trim()))
+    }
+
     /// The value of a label.
     pub fn label(&self, key: &str) -> Option<&str> {
         let from = self.labels.find(&format!("{key}:["))? + key.len() + 2;
@@ -82,6 +90,8 @@ impl Profile {
     fn parse(raw: &str) -> Self {
         let mut profile = Self::default();
         let locations = locations(raw);
+        let period = raw.lines().find_map(|line| line.strip_prefix("PeriodType:"));
+        period.unwrap_or_default().trim().clone_into(&mut profile.period_type);
         let mut lines = raw.lines().skip_while(|line| *line != "Samples:").skip(1);
         profile.types = lines
             .next()
@@ -180,14 +190,14 @@ mod tests {
     /// Values and labels are read from the text form of a profile, whose samples may lack a stack.
     #[test]
     fn raw_text() {
-        let raw = "PeriodType: gc-pauses count\nPeriod: 1\nSamples:\ngc-pauses/count gc-pause-time/nanoseconds[dflt]\n\
+        let raw = "PeriodType: gc_pauses count\nPeriod: 1\nSamples:\ngc_pauses/count gc-pause-time/nanoseconds[dflt]\n\
                    \x20         2       1500: 1 2 3 \n                comm:[ruby] gc kind:[minor]\n                pid:[77]\n\
                    \x20         1        250: \n                gc kind:[major]\nLocations\n     1: 0x0 M=1 block in A#b lib/a b.rb:12 s=10\n\
                    \x20    2: 0x0 Array#each :0:0 s=0\n     3: 0x77 M=2 rb_ary_each c.c:7:1 s=0\n\
                    \x20    4: 0x0 M=1 GC.start <internal:gc>:35 s=34\nMappings\n1: 0x0/0x0/0x0 ruby\n";
         let profile = Profile::parse(raw);
-        assert_eq!(profile.types, ["gc-pauses/count", "gc-pause-time/nanoseconds"]);
-        assert_eq!(profile.total("gc-pauses/count").unwrap(), 3);
+        assert_eq!(profile.types, ["gc_pauses/count", "gc-pause-time/nanoseconds"]);
+        assert_eq!(profile.total("gc_pauses/count").unwrap(), 3);
         assert_eq!(profile.total("gc-pause-time/nanoseconds").unwrap(), 1750);
         assert_eq!(profile.samples[0].label("gc kind"), Some("minor"));
         assert_eq!(profile.samples[0].label("pid"), Some("77"));

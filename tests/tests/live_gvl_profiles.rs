@@ -56,11 +56,11 @@ fn profiles_agree_with_the_lines() -> Result<()> {
 
         let profile = Profile::open(&pprof)?;
         let sum = |of: fn(&GvlSumsLine) -> u64| report.gvl_threads.iter().map(of).sum::<u64>();
-        assert_eq!(profile.total("gvl-waits/count")?, sum(|line| line.waits), "waits in pprof");
-        assert_eq!(profile.total("gvl-wait/nanoseconds")?, sum(|line| line.wait_ns), "their time");
+        assert_eq!(profile.total("gvl_waits/count")?, sum(|line| line.waits), "waits in pprof");
+        assert_eq!(profile.total("gvl_wait/nanoseconds")?, sum(|line| line.wait_ns), "their time");
         let holds = sum(|line| line.hold_ns.unwrap_or(0));
-        assert_eq!(profile.total("gvl-hold/nanoseconds")?, holds, "holds in pprof");
-        let wait = profile.index("gvl-wait/nanoseconds")?;
+        assert_eq!(profile.total("gvl_hold/nanoseconds")?, holds, "holds in pprof");
+        let wait = profile.index("gvl_wait/nanoseconds")?;
         let told: u64 = report.gvl_waits.iter().map(|line| line.wait_ns).sum();
         let for_hog = |sample: &&Sample| sample.label("blocked by id") == Some(&hog.to_string());
         let of_hog: Vec<&Sample> = profile.samples.iter().filter(for_hog).collect();
@@ -80,7 +80,7 @@ fn profiles_agree_with_the_lines() -> Result<()> {
         // Time slices end by a yield, which has no event in 3.2.
         let known = if ruby.tells_holds() { ruby.has_tables() } else { until };
         ensure!(until == known, "where it gave the GVL up: {of_hog:?}");
-        let hold = profile.index("gvl-hold/nanoseconds")?;
+        let hold = profile.index("gvl_hold/nanoseconds")?;
         let given_up = |sample: &&Sample| {
             sample.stack.iter().any(|f| f.name == "(giving up the GVL)") && in_script(sample)
         };

@@ -180,9 +180,9 @@ fn termination_and_duration_flush() -> Result<()> {
         cycles.sort_by(|one, two| one.ts.total_cmp(&two.ts));
         let pauses = cycles.iter().skip(early as usize).map(|line| line.steps).sum::<u64>();
         ensure!(
-            opened.total("gc-pauses/count")? == pauses,
+            opened.total("gc_pauses/count")? == pauses,
             "{:?}, {pauses} in jsonl",
-            opened.total("gc-pauses/count")
+            opened.total("gc_pauses/count")
         );
         stop(program)?;
     }

@@ -311,18 +311,18 @@ fn pprof_totals_equal_the_lines() -> Result<()> {
                 "samples/count",
                 "cpu/nanoseconds",
                 "wall/nanoseconds",
-                "gc-pauses/count",
+                "gc_pauses/count",
                 "gc/nanoseconds",
-                "gvl-waits/count",
-                "gvl-wait/nanoseconds",
-                "gvl-hold/nanoseconds",
+                "gvl_waits/count",
+                "gvl_wait/nanoseconds",
+                "gvl_hold/nanoseconds",
                 "alloc_objects/count",
                 "alloc_space/bytes",
             ]
         );
         let pauses = report.gcs.iter().map(|line| line.steps).sum::<u64>();
         let time = report.gcs.iter().map(|line| line.pause_ns).sum::<u64>();
-        assert_eq!(profile.total("gc-pauses/count")?, pauses, "number of pauses");
+        assert_eq!(profile.total("gc_pauses/count")?, pauses, "number of pauses");
         assert_eq!(profile.total("gc/nanoseconds")?, time, "time of pauses");
         for pid in done.iter().map(|done| done.pid) {
             let lines = report.gcs_of(pid).collect::<Vec<_>>();

@@ -17,7 +17,7 @@ use gctrace_tests::receiver::{Answer, Push, Receiver};
 use gctrace_tests::report::{GvlSumsLine, Report};
 use gctrace_tests::ruby::Ruby;
 use gctrace_tests::script::{Report as ScriptReport, Script};
-use gctrace_tests::witness;
+use gctrace_tests::{ensure_times, witness};
 use serde_json::Value;
 
 const OK: Answer = (200, "", b"");
@@ -448,6 +448,93 @@ fn fields(mut message: &[u8], wanted: u64) -> Result<Vec<&[u8]>> {
     Ok(found)
 }
 
+/// Names and profiles of the series in these pushes. Pyroscope must accept them: the rules of its pkg/validation/validate.go
+/// (`ValidateProfile`, `SanitizeLegacyLabelName`; text labels of samples become labels of series, pkg/model/pprofsplit).
+fn pushed_series(live: &Live, pushes: &[Push]) -> Result<Vec<(String, Profile)>> {
+    let is_name = |name: &str| {
+        let mut bytes = name.bytes();
+        bytes.next().is_some_and(|first| first.is_ascii_alphabetic() || first == b'_')
+            && bytes.all(|byte| byte.is_ascii_alphanumeric() || byte == b'_')
+    };
+    let mut found = Vec::new();
+    for (at, push) in pushes.iter().enumerate() {
+        ensure!(push.path == "/push.v1.PusherService/Push", "{}", push.path);
+        ensure!(push.head.contains("content-type: application/proto"), "{}", push.head);
+        let mut body = Vec::new();
+        std::io::Read::read_to_end(&mut flate2::read::GzDecoder::new(push.body.as_slice()), &mut body)?;
+        for series in fields(&body, 1)? {
+            let mut labels = Vec::new();
+            for label in fields(series, 1)? {
+                let text =
+                    |number| Ok::<_, anyhow::Error>(String::from_utf8(fields(label, number)?.concat())?);
+                labels.push((text(1)?, text(2)?));
+            }
+            ensure!(labels.iter().all(|(name, _)| is_name(name)), "{labels:?}");
+            let of =
+                |name: &str| labels.iter().find(|(known, _)| known == name).map(|(_, value)| value.as_str());
+            let name = of("__name__").context("no name")?.to_owned();
+            ensure!(name == "memory" || name == "process_cpu", "{labels:?}");
+            ensure!(of("service_name") == Some("shop"), "{labels:?}");
+            for sample in fields(series, 2)? {
+                let file = live.path(&format!("{at}.pb.gz"));
+                std::fs::write(&file, fields(sample, 1)?.concat())?;
+                let profile = Profile::open(&file)?;
+                ensure!(profile.types.iter().all(|of| !of.contains('-')), "{:?}", profile.types);
+                // The name of a series ends with it.
+                let period = if name == "memory" { "space bytes" } else { "cpu nanoseconds" };
+                ensure!(profile.period_type == period, "the period of {name} is {:?}", profile.period_type);
+                for sample in &profile.samples {
+                    ensure!(sample.label_names().all(is_name), "labels {}", sample.labels);
+                    let bounded = ["state", "wait", "gc_phase", "endpoint"];
+                    let of_series = |name| bounded.contains(&name);
+                    ensure!(
+                        sample.label_names().all(of_series),
+                        "each value makes a series: {}",
+                        sample.labels
+                    );
+                }
+                found.push((name.clone(), profile));
+            }
+        }
+    }
+    Ok(found)
+}
+
+/// A thread that sleeps all the time is in each window with the time that it slept meanwhile, also while it has not come back; all windows
+/// together are the profile of the whole run.
+#[test]
+fn sleeping_threads_in_windows() -> Result<()> {
+    let live = Live::begin()?;
+    let ruby = Ruby::main()?;
+    let receiver = Receiver::start(|_, _| OK)?;
+    let url = format!("http://{}", receiver.address);
+    let whole = live.path("whole.pb.gz");
+    let mut args: Vec<OsString> =
+        ["--quiet", "--wall", "--pyroscope", &url, "--push-interval", "1s", "--pprof"].map(Into::into).into();
+    args.extend([whole.clone().into(), "--".into()]);
+    args.extend(ruby.argv()?);
+    args.extend(["-e".into(), "Thread.new { 50.times { sleep 0.1 } }; sleep 6".into()]);
+    let finished = Invocation::new(args)?
+        .with(|command| {
+            command.env("OTEL_SERVICE_NAME", "shop");
+        })
+        .run()?;
+    ensure!(finished.status.success(), "{}", finished.errors());
+    let mut windows = Vec::new();
+    for (_, profile) in pushed_series(&live, &receiver.pushes())? {
+        windows.push(profile.total("wall/nanoseconds")?);
+    }
+    let whole = Profile::open(&whole)?.total("wall/nanoseconds")?;
+    ensure!(windows.iter().sum::<u64>() == whole, "{windows:?} are not {whole}");
+    let (last, others) = windows.split_last().context("no window")?;
+    ensure!(others.len() >= 3, "{} windows: {}", windows.len(), finished.errors());
+    // The main thread and another one; Ruby's timer thread may be a third.
+    let second = 1_000_000_000;
+    ensure_times!(others.iter().all(|ns| (second..5 * second).contains(ns)), "{windows:?}");
+    ensure_times!(*last < 5 * second, "{windows:?}");
+    Ok(())
+}
+
 /// Pyroscope receives profiles that `go tool pprof` reads, with the labels that it expects, and all windows together are the run.
 #[test]
 fn pyroscope() -> Result<()> {
@@ -461,37 +548,16 @@ fn pyroscope() -> Result<()> {
     ensure!(pushes.len() > 1, "{} pushes", pushes.len());
     let (mut pauses, mut ns, mut cpu) = (0, 0, 0);
     let mut slots = (0, 0);
-    for (at, push) in pushes.iter().enumerate() {
-        ensure!(push.path == "/push.v1.PusherService/Push", "{}", push.path);
-        ensure!(push.head.contains("content-type: application/proto"), "{}", push.head);
-        let mut body = Vec::new();
-        std::io::Read::read_to_end(&mut flate2::read::GzDecoder::new(push.body.as_slice()), &mut body)?;
-        for series in fields(&body, 1)? {
-            let mut labels = Vec::new();
-            for label in fields(series, 1)? {
-                let text =
-                    |number| Ok::<_, anyhow::Error>(String::from_utf8(fields(label, number)?.concat())?);
-                labels.push((text(1)?, text(2)?));
-            }
-            let has = |name: &str, value: &str| labels.contains(&(name.to_owned(), value.to_owned()));
-            let of_memory = has("__name__", "memory");
-            ensure!(of_memory || has("__name__", "process_cpu"), "{labels:?}");
-            ensure!(has("service_name", "shop"), "{labels:?}");
-            for sample in fields(series, 2)? {
-                let file = live.path(&format!("{at}.pb.gz"));
-                std::fs::write(&file, fields(sample, 1)?.concat())?;
-                let profile = Profile::open(&file)?;
-                if of_memory {
-                    let types = ["alloc_objects/count", "alloc_space/bytes"];
-                    ensure!(profile.types == types, "{:?}", profile.types);
-                    slots = (slots.0 + profile.total(types[0])?, slots.1 + profile.total(types[1])?);
-                    continue;
-                }
-                pauses += profile.total("gc-pauses/count")?;
-                ns += profile.total("gc/nanoseconds")?;
-                cpu += profile.total("cpu/nanoseconds")?;
-            }
+    for (series, profile) in pushed_series(&live, &pushes)? {
+        if series == "memory" {
+            let types = ["alloc_objects/count", "alloc_space/bytes"];
+            ensure!(profile.types == types, "{:?}", profile.types);
+            slots = (slots.0 + profile.total(types[0])?, slots.1 + profile.total(types[1])?);
+            continue;
         }
+        pauses += profile.total("gc_pauses/count")?;
+        ns += profile.total("gc/nanoseconds")?;
+        cpu += profile.total("cpu/nanoseconds")?;
     }
     let lines: Vec<_> = report.gcs_of(script.pid).collect();
     let told: usize = lines.iter().map(|line| line.pauses.len()).sum();

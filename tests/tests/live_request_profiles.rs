@@ -120,8 +120,8 @@ fn samples_have_their_endpoint() -> Result<()> {
     for (name, least) in [
         ("cpu/nanoseconds", 1_000_000_000),
         ("wall/nanoseconds", 1_000_000_000),
-        ("gc-pauses/count", 50),
-        ("gvl-waits/count", 50),
+        ("gc_pauses/count", 50),
+        ("gvl_waits/count", 50),
         ("alloc_objects/count", 10_000),
     ] {
         let at = profile.types.iter().position(|known| known == name).with_context(|| name.to_owned())?;

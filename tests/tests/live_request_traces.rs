@@ -197,7 +197,7 @@ fn traces(live: &Live, ruby: &Ruby) -> Result<()> {
             *sum += value;
         }
     }
-    for kind in ["samples/count", "gc-pauses/count", "alloc_objects/count"] {
+    for kind in ["samples/count", "gc_pauses/count", "alloc_objects/count"] {
         let of_kind =
             with_trace.iter().filter(|((of, trace), sum)| *of == kind && trace.is_some() && **sum > 0);
         let traces = of_kind.count();
@@ -226,7 +226,7 @@ fn linked(live: &Live, receiver: &Receiver, labels: &Labels<'_>, profile: &pprof
     let found = python::script("otlp.py", &files)?;
     ensure!(found["errors"].as_array().is_some_and(Vec::is_empty), "against the rules: {}", found["errors"]);
     for (kind, of) in [
-        ("gc_pauses", "gc-pauses/count"),
+        ("gc_pauses", "gc_pauses/count"),
         ("alloc_objects", "alloc_objects/count"),
         ("cpu", "cpu/nanoseconds"),
     ] {

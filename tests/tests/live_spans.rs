@@ -109,7 +109,7 @@ fn traced(live: &Live, ruby: &Ruby, model: &str) -> Result<()> {
         }
     }
     ensure!(without > 10 && pids.len() == 2, "{without} without a span; {pids:?}");
-    for kind in ["samples/count", "wall/nanoseconds", "gc-pauses/count", "alloc_objects/count"] {
+    for kind in ["samples/count", "wall/nanoseconds", "gc_pauses/count", "alloc_objects/count"] {
         let spans = with.keys().filter(|(of, _)| *of == kind).count();
         ensure!(spans >= 5, "{spans} spans have {kind}: {with:?}");
     }
@@ -125,7 +125,7 @@ fn linked(live: &Live, receiver: &Receiver, labels: &BTreeMap<(&str, String), u6
     }
     let found = python::script("otlp.py", &files)?;
     ensure!(found["errors"].as_array().is_some_and(Vec::is_empty), "against the rules: {}", found["errors"]);
-    for (kind, of) in [("gc_pauses", "gc-pauses/count"), ("cpu", "cpu/nanoseconds")] {
+    for (kind, of) in [("gc_pauses", "gc_pauses/count"), ("cpu", "cpu/nanoseconds")] {
         let expected = labels.iter().filter(|((label, _), _)| *label == of);
         let expected: BTreeMap<String, u64> = expected.map(|((_, ids), sum)| (ids.clone(), *sum)).collect();
         let links: BTreeMap<String, u64> = serde_json::from_value(found["links"][kind].clone())?;

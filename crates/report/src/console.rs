@@ -91,9 +91,13 @@ pub fn make_way_for_data() {
     }
 }
 
+/// Log messages that are shown by default. A certificate that is refused is reported with the upload that failed, and the verifier would
+/// repeat it for each attempt.
+const QUIET: &str = "warn,rustls_platform_verifier=off";
+
 /// Sends log messages to the console, in the style of all other messages.
 pub fn init_logging() {
-    env_logger::Builder::from_env(env_logger::Env::default().default_filter_or("warn"))
+    env_logger::Builder::from_env(env_logger::Env::default().default_filter_or(QUIET))
         .format(|out, record| {
             let message = Printable(record.args());
             match record.level() {

@@ -33,6 +33,23 @@ pub fn http(timeout: Duration, connect: Duration) -> ConfigBuilder<AgentScope> {
         .tls_config(tls)
 }
 
+/// The proxy of the environment (`http_proxy`, `https_proxy`, `all_proxy`; not for hosts in `no_proxy`) that requests to this URL go
+/// through, `HOST:PORT`.
+fn proxy(url: &str) -> Option<String> {
+    let (proxy, uri) = (ureq::Proxy::try_from_env()?, url.parse().ok()?);
+    (!proxy.is_no_proxy(&uri)).then(|| format!("{}:{}", proxy.host(), proxy.port()))
+}
+
+/// Why a request over HTTP/1.1 to this URL failed, with the proxy, if there is one: it may be the proxy that was not reached.
+pub fn failed(url: &str, error: &ureq::Error) -> String {
+    let text = error.to_string();
+    let why = why(&text);
+    proxy(url).map_or_else(
+        || why.to_string(),
+        |proxy| format!("{why} (through {proxy}, the proxy of the environment)"),
+    )
+}
+
 /// TLS configuration for a protocol other than HTTP/1.1, given by its ALPN name (RFC 7301).
 pub fn client(protocol: &[u8]) -> Result<Arc<ClientConfig>, rustls::Error> {
     let mut config = ClientConfig::builder_with_provider(crypto())

@@ -26,7 +26,7 @@ use crate::{
         profile::{self, Graph},
         push::Servers,
         tunemygc::{self, Dialect, Target, Tokens},
-        upload::{Address, Protocol},
+        upload::{Address, Protocol, shown},
     },
     host::names::PODS,
     model::MemorySource,
@@ -310,7 +310,7 @@ impl Settings {
         )?;
         let server = |flag, url: Option<String>| match url {
             None => Ok(None),
-            Some(url) => Address::http(&url).map(Some).ok_or(UsageError::Server(flag, url)),
+            Some(url) => Address::http(&url).map(Some).ok_or(UsageError::Server(flag, shown(&url))),
         };
         let otlp_protocol = otlp_protocol.map(|protocol| match protocol {
             OtlpProtocolArg::Grpc => Protocol::Grpc,
@@ -539,7 +539,7 @@ fn target(
         return Err(UsageError::NoToken);
     }
     Ok(Some(Target {
-        url: Target::url(&url).ok_or(UsageError::Url(url))?,
+        url: Target::url(&url).ok_or(UsageError::Url(shown(&url)))?,
         tokens,
         spool: spool.or_else(tunemygc::default_spool).ok_or(UsageError::NoSpool)?,
         cycles,

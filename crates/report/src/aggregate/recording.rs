@@ -411,7 +411,7 @@ impl Recording {
         next.images.clone_from(&self.images);
         next.endpoints = self.endpoints.go_on();
         next.traces.wanted = self.traces.wanted;
-        next.began_ns = self.began_ns;
+        (next.began_ns, next.period_ns) = (self.began_ns, self.period_ns);
         next
     }
 

@@ -8,7 +8,7 @@ use gctrace_tunemygc::printable::printable;
 use prost::Message as _;
 
 use super::{
-    profile::pprof::{self, Allocation},
+    profile::pprof::{self, Allocation, Labels},
     upload::{Payload, Protocol},
     windows::Window,
 };
@@ -81,7 +81,7 @@ impl Push {
             gvl,
             alloc,
             wall: *wall,
-            traces: false,
+            labels: Labels::OfSeries,
         };
         let mut raw_profile = Vec::new();
         // Writing to memory cannot fail.

@@ -15,12 +15,12 @@ mod http;
 mod memory;
 mod notices;
 
-pub(super) use address::shown;
-pub use address::{Address, Protocol, web as address};
+pub use address::{Address, Protocol, shown, web as address};
 pub(super) use http::{agent, gzip, retry_after};
 pub(super) use notices::Reason;
 
-use engine::{Counts, Engine, FIRST_PAUSE, Failing, Outcome, Peer, Policy, Receipt};
+pub(super) use engine::Receipt;
+use engine::{Counts, Engine, FIRST_PAUSE, Failing, Outcome, Peer, Policy};
 use memory::{Item, Memory};
 
 /// Maximum number of queued payloads.
@@ -47,9 +47,9 @@ pub(super) trait Payload: Send {
     fn halves(&self) -> Option<[Box<dyn Payload>; 2]> {
         None
     }
-    /// The part of an accepted payload that the server rejected, according to its response.
-    fn rejected(&self, _answer: &[u8]) -> Option<Reason> {
-        None
+    /// What the server says of a payload that it accepted.
+    fn receipt(&self, _answer: &[u8]) -> Receipt {
+        Receipt::Whole(None)
     }
 }
 
@@ -81,7 +81,7 @@ impl Uploader {
             // gRPC compresses each message.
             Protocol::Grpc => (Transport::Grpc(grpc::Server::new(&address.url, headers)?), Bytes::from),
         };
-        let server = Server { url: shown(&address.url), transport };
+        let server = Server { url: address.shown(), transport };
         Engine::start(policy, Memory::new(prepare), server, say).map(Self)
     }
 
@@ -139,7 +139,7 @@ impl Peer<Memory> for Server {
             }
             Transport::Grpc(server) => server.call(payload.path(Protocol::Grpc), body),
         };
-        outcome.map(|answer| payload.rejected(&answer).map_or(Receipt::Whole(None), Receipt::Partial))
+        outcome.map(|answer| payload.receipt(&answer))
     }
 
     fn url(&self) -> &str {
@@ -201,8 +201,8 @@ mod tests {
             vec![b'x']
         }
 
-        fn rejected(&self, _: &[u8]) -> Option<Reason> {
-            Some(Reason::quoting("1 points", "\x1b[2J\u{202e}nope"))
+        fn receipt(&self, _: &[u8]) -> Receipt {
+            Receipt::Partial(Reason::quoting("1 points", "\x1b[2J\u{202e}nope"))
         }
     }
 

@@ -1,7 +1,7 @@
 //! Profiles to push: what was recorded in a window of time is sent at its end, and recording starts anew.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, HashMap},
     rc::Rc,
     sync::{Arc, Weak},
     time::{Duration, Instant},
@@ -18,6 +18,7 @@ use crate::{
     model::{
         Process,
         seen::{Observer as _, Seen},
+        stack::StackSample,
     },
 };
 
@@ -55,6 +56,57 @@ struct Sink {
     waiting: Vec<Weak<Window>>,
 }
 
+/// The off-CPU times of which windows that have been handed over contain the beginning.
+#[derive(Default)]
+struct Handed {
+    /// By process and thread. A record that reports the end of a time may come after the next one has begun.
+    by_thread: HashMap<(u32, u32), Vec<Part>>,
+    /// Number of windows.
+    windows: u64,
+}
+
+/// The beginning of an off-CPU time.
+#[derive(Clone, Copy)]
+struct Part {
+    began_ns: u64,
+    until_ns: u64,
+    /// The last window that contains some of it.
+    window: u64,
+}
+
+impl Handed {
+    /// Up to when windows contain the off-CPU time of this sample; `None`: they contain nothing of it.
+    fn until(&self, pid: u32, sample: &StackSample) -> Option<u64> {
+        sample.off_cpu_end_ns()?;
+        let parts = self.by_thread.get(&(pid, sample.tid))?;
+        let of = |part: &&Part| (part.began_ns..part.until_ns).contains(&sample.ts_ns);
+        parts.iter().find(of).map(|part| part.until_ns)
+    }
+
+    /// A window that is handed over contains these times, which are still in progress.
+    fn add(&mut self, open: &[(Process, StackSample)]) {
+        self.windows += 1;
+        for (process, sample) in open {
+            let until_ns = sample.ts_ns.saturating_add(sample.wall_ns);
+            let parts = self.by_thread.entry((process.pid, sample.tid)).or_default();
+            // The states of one time follow each other without a gap.
+            let known = parts.iter_mut().find(|part| (part.began_ns..=part.until_ns).contains(&sample.ts_ns));
+            match known {
+                Some(part) => {
+                    (part.until_ns, part.window) = (part.until_ns.max(until_ns), self.windows);
+                }
+                None => parts.push(Part { began_ns: sample.ts_ns, until_ns, window: self.windows }),
+            }
+        }
+        // The records of times that ended before the previous window did have arrived, or are lost.
+        let windows = self.windows;
+        self.by_thread.retain(|_, parts| {
+            parts.retain(|part| part.window + 1 >= windows);
+            !parts.is_empty()
+        });
+    }
+}
+
 /// Records, and hands over windows.
 pub(super) struct Windows {
     sinks: Vec<Sink>,
@@ -67,6 +119,12 @@ pub(super) struct Windows {
     closed_ns: Option<u64>,
     /// Samples and events of earlier windows from before recording began.
     early: (u64, u64),
+    /// Off-CPU times that are still in progress, read for the window that is about to end.
+    open: Vec<(Process, StackSample)>,
+    /// The parts of off-CPU times that are in earlier windows.
+    handed: Handed,
+    /// Whether the window ends with the next account.
+    is_due: bool,
     /// Samples, cycles and allocation stacks of earlier windows whose request did not end in time, so their endpoint is unknown.
     unresolved: u64,
     /// Samples, cycles and allocation stacks of earlier windows whose trace is known but not shown.
@@ -95,6 +153,9 @@ impl Windows {
             began_ns: None,
             closed_ns: None,
             early: (0, 0),
+            open: Vec::new(),
+            handed: Handed::default(),
+            is_due: false,
             unresolved: 0,
             traces_left_out: 0,
             filtered: FilterAccount::default(),
@@ -102,10 +163,29 @@ impl Windows {
         }
     }
 
+    /// Adds what no earlier window contains of a sample.
+    fn sample(&mut self, process: &Process, sample: &StackSample) {
+        match self.handed.until(process.pid, sample) {
+            None => self.recording.see(process, Seen::Stack(sample)),
+            Some(until_ns) => {
+                if let Some((ts_ns, wall_ns)) = sample.since(until_ns) {
+                    let rest = StackSample { ts_ns, wall_ns, ..sample.clone() };
+                    self.recording.see(process, Seen::Stack(&rest));
+                }
+            }
+        }
+    }
+
     /// Ends the window. Its contents are encoded and sent on another thread.
     fn hand_over(&mut self) {
+        self.is_due = false;
         let Some(began_ns) = self.began_ns else { return };
         let ended_ns = self.closed_ns.unwrap_or_else(monotonic_ns);
+        let open = std::mem::take(&mut self.open);
+        for (process, sample) in &open {
+            self.sample(process, sample);
+        }
+        self.handed.add(&open);
         // A late sample is in the window that is open when it arrives.
         let next = self.recording.go_on();
         let recording = std::mem::replace(&mut self.recording, next);
@@ -149,11 +229,22 @@ impl Windows {
 
 impl Exporter for Windows {
     fn see(&mut self, process: &Process, seen: Seen<'_>) -> Result<(), ExportError> {
-        // The sums of a thread's whole lifetime belong to no window.
-        if !matches!(seen, Seen::GvlThread(_)) {
-            self.recording.see(process, seen);
+        match seen {
+            // The sums of a thread's whole lifetime belong to no window.
+            Seen::GvlThread(_) => {}
+            Seen::Stack(sample) => self.sample(process, sample),
+            seen => self.recording.see(process, seen),
         }
         Ok(())
+    }
+
+    fn account_follows(&mut self) -> bool {
+        self.is_due = self.wall && self.began.elapsed() >= self.interval;
+        self.is_due
+    }
+
+    fn off_cpu_so_far(&mut self, open: &[(Process, StackSample)]) {
+        self.open = if self.is_due { open.to_vec() } else { Vec::new() };
     }
 
     fn began(&mut self, ts_ns: u64) {
@@ -178,16 +269,21 @@ impl Exporter for Windows {
 
     fn account(&mut self, ledger: &Ledger) {
         self.account = format!("gctrace {}: {}", super::VERSION, ledger.summary());
+        if self.is_due {
+            self.hand_over();
+        }
     }
 
     fn finish(&mut self, ledger: &Ledger) -> Result<(), ExportError> {
+        self.is_due = false;
         self.account(ledger);
         self.hand_over();
         Ok(())
     }
 
     fn flush(&mut self, _now_ns: u64) -> Result<(), ExportError> {
-        if self.began.elapsed() >= self.interval {
+        // With off-CPU times a window ends with an account, for which those in progress are read.
+        if !self.wall && self.began.elapsed() >= self.interval {
             self.hand_over();
         }
         Ok(())
@@ -230,6 +326,7 @@ mod tests {
     use std::sync::Mutex;
 
     use super::{super::upload::Protocol, *};
+    use crate::model::stack::ThreadState;
 
     static SPANS: Mutex<Vec<(u64, u64)>> = Mutex::new(Vec::new());
 
@@ -310,5 +407,63 @@ mod tests {
         let spans = SPANS.lock().unwrap();
         assert_eq!(spans.len(), 2);
         assert_eq!((spans[0].0, spans[1].0, spans[1].1), (7_000_000_000, spans[0].1, now + 1_000));
+    }
+
+    /// An off-CPU time is in each window with the part that lies in it, and the parts add up to the whole; so with the states of a time, and
+    /// with a time that begins again before the record of the one before has come.
+    #[test]
+    fn open_times_are_divided() {
+        static WALL: Mutex<Vec<Vec<(ThreadState, u64)>>> = Mutex::new(Vec::new());
+        fn keeping(window: Arc<Window>, _: Vec<ProcessIndex>) -> Box<dyn Payload> {
+            let mut times: Vec<_> =
+                window.recording.samples.iter().map(|(key, sum)| (key.state, sum.wall_ns)).collect();
+            times.sort_unstable_by_key(|(state, _)| state.name());
+            WALL.lock().unwrap().push(times);
+            Box::new(Nothing(None))
+        }
+        let address =
+            super::super::upload::Address { url: "http://127.0.0.1:1".to_owned(), protocol: Protocol::Http };
+        let headers = super::super::upload::headers("GCTRACE_NO_SUCH_VARIABLE").unwrap();
+        let uploader = Rc::new(Uploader::start("test", &address, headers, |_| {}).unwrap());
+        let sinks: Vec<(Rc<Uploader>, Make)> = vec![(uploader, keeping)];
+        let mut windows = Windows::new(sinks, Duration::ZERO, (true, false), &Filter::default());
+        let (process, sample) = crate::export::profile::a_sample(1_000);
+        let off = |state, began_ns: u64, ended_ns: u64| StackSample {
+            ts_ns: began_ns,
+            wall_ns: ended_ns - began_ns,
+            cpu_ns: 0,
+            state,
+            ..sample.clone()
+        };
+        let end_with = |windows: &mut Windows, open: &[StackSample]| {
+            let open: Vec<_> = open.iter().map(|sample| (process.clone(), sample.clone())).collect();
+            assert!(windows.account_follows());
+            windows.off_cpu_so_far(&open);
+            windows.account(&Ledger::default());
+        };
+        let (blocked, waits) = (ThreadState::Blocked, ThreadState::GvlWait);
+        windows.began(1_000);
+        // It has been asleep since before tracing.
+        end_with(&mut windows, &[off(blocked, 500, 2_000)]);
+        end_with(&mut windows, &[off(blocked, 500, 2_500), off(waits, 2_500, 3_000)]);
+        // Its record comes late: the thread sleeps again by then.
+        end_with(&mut windows, &[off(blocked, 3_600, 4_000)]);
+        for ended in [off(blocked, 500, 2_500), off(waits, 2_500, 3_500)] {
+            windows.see(&process, Seen::Stack(&ended)).unwrap();
+        }
+        end_with(&mut windows, &[off(blocked, 3_600, 5_000)]);
+        windows.see(&process, Seen::Stack(&off(blocked, 3_600, 5_200))).unwrap();
+        windows.see(&process, Seen::Stack(&off(blocked, 5_300, 5_400))).unwrap();
+        windows.finish(&Ledger::default()).unwrap();
+        assert_eq!(
+            *WALL.lock().unwrap(),
+            [
+                vec![(blocked, 1_000)],
+                vec![(blocked, 500), (waits, 500)],
+                vec![(blocked, 400)],
+                vec![(blocked, 1_000), (waits, 500)],
+                vec![(blocked, 300)],
+            ]
+        );
     }
 }

@@ -22,7 +22,7 @@ use crate::{
     export::{
         VERSION,
         figures::{self, Figure, Kind, Value},
-        upload::{Payload, Protocol, Reason},
+        upload::{Payload, Protocol, Receipt},
     },
     ledger::{Ledger, only_grows},
     model::Origin,
@@ -114,10 +114,11 @@ impl Payload for Metrics {
         (middle > self.from).then(|| [part(self.from, middle), part(middle, self.to)])
     }
 
-    fn rejected(&self, answer: &[u8]) -> Option<Reason> {
-        let part = ExportMetricsServiceResponse::decode(answer).ok()?.partial_success?;
-        (part.rejected_data_points > 0).then(|| {
-            Reason::quoting("points", &format!("{}: {}", part.rejected_data_points, part.error_message))
+    fn receipt(&self, answer: &[u8]) -> Receipt {
+        let part =
+            ExportMetricsServiceResponse::decode(answer).ok().and_then(|answer| answer.partial_success);
+        part.map_or(Receipt::Whole(None), |part| {
+            super::receipt(part.rejected_data_points, "points", &part.error_message)
         })
     }
 }

@@ -12,7 +12,10 @@ use opentelemetry_proto::tonic::{
     resource::v1::Resource,
 };
 
-use super::{ExportError, Exporter, VERSION, upload::Uploader};
+use super::{
+    ExportError, Exporter, VERSION,
+    upload::{Reason, Receipt, Uploader},
+};
 use crate::{
     aggregate::services::Services,
     clock::{WallClock, monotonic_ns},
@@ -79,8 +82,9 @@ impl Agent {
     }
 }
 
-/// The resource of metrics and profiles; with `pid` if it describes one process. Its own attributes come first, and no
-/// attribute occurs twice.
+/// The resource of metrics and profiles; with `pid` if it describes one process. No attribute occurs twice. What gctrace knows from the kernel
+/// and the process's memory precedes what the process's environment says: children inherit a variable, and have a pid, a container and a Ruby
+/// of their own.
 fn resource(origin: &Origin, hostname: Option<&str>, image: Option<&Image>, pid: Option<u32>) -> Resource {
     let mut attributes = vec![text("service.name", origin.service.as_str())];
     let mut put = |attribute: KeyValue| {
@@ -88,11 +92,7 @@ fn resource(origin: &Origin, hostname: Option<&str>, image: Option<&Image>, pid:
             attributes.push(attribute);
         }
     };
-    for (key, value) in origin.attributes.iter().filter(|(key, _)| pid.is_some() || !of_one_process(key)) {
-        put(text(key, value.as_str()));
-    }
     let known = [
-        ("host.name", hostname),
         ("container.id", origin.container.as_deref()),
         ("k8s.pod.uid", origin.pod.as_deref()),
         ("k8s.namespace.name", origin.namespace.as_deref()),
@@ -109,7 +109,23 @@ fn resource(origin: &Origin, hostname: Option<&str>, image: Option<&Image>, pid:
     if let Some(pid) = pid {
         put(attribute("process.pid", Value::IntValue(i64::from(pid))));
     }
+    for (key, value) in origin.attributes.iter().filter(|(key, _)| pid.is_some() || !of_one_process(key)) {
+        put(text(key, value.as_str()));
+    }
+    if let Some(hostname) = hostname {
+        put(text("host.name", hostname));
+    }
     Resource { attributes, ..Resource::default() }
+}
+
+/// What a receiver's `partial_success` says of a request. Without anything rejected, its message is a warning (OTLP specification, "Partial
+/// Success").
+fn receipt(rejected: i64, what: &str, message: &str) -> Receipt {
+    match (rejected > 0, message) {
+        (true, _) => Receipt::Partial(Reason::quoting(what, &format!("{rejected}: {message}"))),
+        (false, "") => Receipt::Whole(None),
+        (false, message) => Receipt::Warned(Reason::new(message)),
+    }
 }
 
 /// Adds up metrics, and hands them over periodically.
@@ -206,6 +222,61 @@ mod tests {
         export::upload::{Address, Protocol, headers},
         ledger::UserCounts,
     };
+
+    /// A variable that a process inherited replaces nothing that is known of it, and adds what is not.
+    #[test]
+    fn facts_precede_variables() {
+        let said = [
+            ("process.pid", "1"),
+            ("container.id", "theirs"),
+            ("k8s.pod.uid", "u"),
+            ("host.name", "chosen"),
+            ("deployment.environment.name", "test"),
+        ];
+        let attributes = said.map(|(key, value)| (key.into(), value.into())).to_vec();
+        let origin = Origin {
+            service: "shop".into(),
+            container: Some("ours".into()),
+            attributes,
+            ..Origin::default()
+        };
+        let of = |pid| {
+            let resource = resource(&origin, Some("kernel"), None, pid);
+            let mut found: Vec<_> = resource
+                .attributes
+                .into_iter()
+                .map(|one| match one.value.unwrap().value.unwrap() {
+                    Value::StringValue(text) => (one.key, text),
+                    Value::IntValue(number) => (one.key, format!("{number} as a number")),
+                    other => panic!("{other:?}"),
+                })
+                .collect();
+            found.sort_unstable();
+            found
+        };
+        let expected = [
+            ("container.id", "ours"),
+            ("deployment.environment.name", "test"),
+            ("host.name", "chosen"),
+            ("k8s.pod.uid", "u"),
+            ("process.pid", "7 as a number"),
+            ("service.name", "shop"),
+        ]
+        .map(|(key, value)| (key.to_owned(), value.to_owned()));
+        assert_eq!(of(Some(7)), expected);
+        let of_all: Vec<_> = expected.into_iter().filter(|(key, _)| key != "process.pid").collect();
+        assert_eq!(of(None), of_all);
+    }
+
+    /// A message without anything rejected is a warning.
+    #[test]
+    fn receipts() {
+        assert_eq!(receipt(0, "points", ""), Receipt::Whole(None));
+        assert!(matches!(receipt(0, "points", "old"), Receipt::Warned(why) if why.to_string() == "old"));
+        assert!(
+            matches!(receipt(2, "points", "no"), Receipt::Partial(why) if why.to_string() == "points (2: no)")
+        );
+    }
 
     /// While a server is unreachable, a few snapshots are queued, and the last one is among them.
     #[test]

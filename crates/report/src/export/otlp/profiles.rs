@@ -25,7 +25,7 @@ use crate::{
     },
     export::{
         profile::label,
-        upload::{Payload, Protocol, Reason},
+        upload::{Payload, Protocol, Receipt},
         windows::Window,
     },
     model::stack::{Frame, FrameKind, GcActivity, ThreadState, gc_name},
@@ -115,10 +115,11 @@ impl Payload for Profiles {
         (!one.is_empty()).then(|| [part(&self.processes, one), part(&self.processes, other)])
     }
 
-    fn rejected(&self, answer: &[u8]) -> Option<Reason> {
-        let part = ExportProfilesServiceResponse::decode(answer).ok()?.partial_success?;
-        (part.rejected_profiles > 0).then(|| {
-            Reason::quoting("profiles", &format!("{}: {}", part.rejected_profiles, part.error_message))
+    fn receipt(&self, answer: &[u8]) -> Receipt {
+        let part =
+            ExportProfilesServiceResponse::decode(answer).ok().and_then(|answer| answer.partial_success);
+        part.map_or(Receipt::Whole(None), |part| {
+            super::receipt(part.rejected_profiles, "profiles", &part.error_message)
         })
     }
 }

@@ -76,9 +76,10 @@ pub(super) fn leaf(recording: &Recording, node: NodeId) -> Option<String> {
     })
 }
 
-/// The last component of a path.
+/// The last component of a path, also of a file in Ruby's load path that is built in: `<internal:/usr/lib/…/kernel_require.rb>`.
 pub(super) fn base_name(path: &str) -> &str {
-    path.rsplit('/').find(|part| !part.is_empty()).unwrap_or(path)
+    let name = path.rsplit('/').find(|part| !part.is_empty()).unwrap_or(path);
+    if name.len() < path.len() && path.starts_with("<internal:") { name.trim_end_matches('>') } else { name }
 }
 
 /// The name of a process as in other outputs: `puma (pid 4242)`.

@@ -336,7 +336,7 @@ fn write(
                 gvl: true,
                 alloc: pprof::Allocation::Too,
                 wall: context.wall,
-                traces: true,
+                labels: pprof::Labels::All,
             };
             pprof::write(recording, &head, &|_| true, out).map(|()| 0)
         }

@@ -3,12 +3,12 @@
 //! A file always has all sample types, so that profiles of different runs can be compared; anything not measured is 0.
 //! `wall` is only measured with `--wall`: the CPU time of a thread is not wall time.
 //!
-//! The sample types `samples/count`, `cpu/nanoseconds` and `wall/nanoseconds` are those of samples. `gc-pauses/count`
+//! The sample types `samples/count`, `cpu/nanoseconds` and `wall/nanoseconds` are those of samples. `gc_pauses/count`
 //! and `gc/nanoseconds` are those of GC pauses, which are measured, not sampled: their totals are the number and the
 //! sum of all pauses seen. A pause is under the stack that triggered its cycle and is split over its phases: its time
 //! is attributed to each phase, its count to the phase in which its work begins.
 //!
-//! With `--gvl` there are also `gvl-waits/count`, `gvl-wait/nanoseconds` and `gvl-hold/nanoseconds`, which are measured.
+//! With `--gvl` there are also `gvl_waits/count`, `gvl_wait/nanoseconds` and `gvl_hold/nanoseconds`, which are measured.
 //! Waits that were reported individually are under their stack and name the holder of the GVL (`blocked by`); the other waits
 //! of a thread are one sample without a stack, so that the total is the sum of all waits. No stack is taken where the GVL is
 //! acquired, so a thread's hold time is one sample of the thread; Rubies whose holds are not seen (3.2) have no such sample.
@@ -37,7 +37,6 @@ use crate::{
             ProcessIndex, Recording, SampleKey, SampleSum, Thread, TraceIndex, WaitKey, reason_text,
         },
     },
-    clock::WallClock,
     model::{
         Image,
         gvl::GvlTimes,
@@ -45,8 +44,11 @@ use crate::{
     },
 };
 
+mod head;
 pub(super) mod malloc;
 pub(super) mod proto;
+
+pub(in crate::export) use head::{Allocation, Head, Labels};
 
 /// Number of samples written in one piece.
 const PIECE: usize = 1024;
@@ -55,11 +57,11 @@ const TYPES: [(&str, &str); 10] = [
     ("samples", "count"),
     ("cpu", "nanoseconds"),
     ("wall", "nanoseconds"),
-    ("gc-pauses", "count"),
+    ("gc_pauses", "count"),
     ("gc", "nanoseconds"),
-    ("gvl-waits", "count"),
-    ("gvl-wait", "nanoseconds"),
-    ("gvl-hold", "nanoseconds"),
+    ("gvl_waits", "count"),
+    ("gvl_wait", "nanoseconds"),
+    ("gvl_hold", "nanoseconds"),
     ("alloc_objects", "count"),
     ("alloc_space", "bytes"),
 ];
@@ -71,48 +73,6 @@ const OF_ALLOC: Range<usize> = 8..10;
 const ALLOC_PERIOD: u64 = 512 << 10;
 /// The mapping of the kernel's frames.
 const KERNEL: &str = "[kernel.kallsyms]";
-
-/// What a profile contains in addition to its samples.
-pub(in crate::export) struct Head {
-    /// What was counted and lost, in one line.
-    pub(in crate::export) comment: String,
-    /// The clock of the run.
-    pub(in crate::export) clock: WallClock,
-    /// Start, `CLOCK_MONOTONIC` nanoseconds.
-    pub(in crate::export) began_ns: u64,
-    /// End, `CLOCK_MONOTONIC` nanoseconds.
-    pub(in crate::export) ended_ns: u64,
-    /// Whether to write the sample types of the GVL: always in files; a server would make a series of each.
-    pub(in crate::export) gvl: bool,
-    /// Which sample types of allocation to write.
-    pub(in crate::export) alloc: Allocation,
-    /// Whether wall time was measured.
-    pub(in crate::export) wall: bool,
-    /// Whether samples name their trace: in files; a server would make a series of each.
-    pub(in crate::export) traces: bool,
-}
-
-/// Whether a profile has the sample types of allocation.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in crate::export) enum Allocation {
-    /// It does not.
-    None,
-    /// It has them in addition to the others.
-    Too,
-    /// It has only these, with the period of Go's heap profiles, where servers look for allocation.
-    Only,
-}
-
-impl Head {
-    /// Whether the profile has a sample type.
-    fn shows(&self, index: usize) -> bool {
-        match self.alloc {
-            Allocation::None => !OF_ALLOC.contains(&index) && (self.gvl || !OF_GVL.contains(&index)),
-            Allocation::Too => self.gvl || !OF_GVL.contains(&index),
-            Allocation::Only => OF_ALLOC.contains(&index),
-        }
-    }
-}
 
 /// Writes the data of the wanted processes.
 pub(in crate::export) fn write(
@@ -231,8 +191,7 @@ struct Builder<'a> {
     shown: [bool; TYPES.len()],
     /// Whether wall time was measured.
     wall: bool,
-    /// Whether samples name their trace.
-    traces: bool,
+    labels: Labels,
     /// Names of class bodies and top levels that occur at more than one place.
     ambiguous: HashSet<&'a str>,
     strings: Vec<String>,
@@ -257,7 +216,7 @@ impl<'a> Builder<'a> {
             recording,
             shown: std::array::from_fn(|index| head.shows(index)),
             wall: head.wall,
-            traces: head.traces,
+            labels: head.labels,
             ambiguous: ambiguous(recording),
             strings: Vec::new(),
             string_ids: HashMap::new(),
@@ -286,10 +245,13 @@ impl<'a> Builder<'a> {
         let types = TYPES.iter().zip(shown).filter_map(|(of, shown)| shown.then_some(of));
         let sample_type = types.map(|(r#type, unit)| self.value_type(r#type, unit)).collect();
         let sampled = !self.recording.samples.is_empty();
+        // The type of the period is there without a sample, too: `go tool pprof -diff_base` compares no profiles that differ in it, and
+        // servers name series after it.
         let (period, of, default) = match head.alloc {
-            Allocation::Only => (Some(ALLOC_PERIOD), ("space", "bytes"), "alloc_space"),
+            Allocation::Only => (ALLOC_PERIOD, ("space", "bytes"), "alloc_space"),
             Allocation::None | Allocation::Too => {
-                (self.recording.period_ns, ("cpu", "nanoseconds"), if sampled { "cpu" } else { "gc" })
+                let period = self.recording.period_ns.unwrap_or_default();
+                (period, ("cpu", "nanoseconds"), if sampled { "cpu" } else { "gc" })
             }
         };
         let mut comment = vec![self.text(&head.comment)];
@@ -303,8 +265,8 @@ impl<'a> Builder<'a> {
             sample_type,
             time_nanos: head.clock.epoch_nanos(head.began_ns),
             duration_nanos: head.ended_ns.saturating_sub(head.began_ns) as i64,
-            period_type: period.map(|_| self.value_type(of.0, of.1)),
-            period: period.unwrap_or_default() as i64,
+            period_type: Some(self.value_type(of.0, of.1)),
+            period: period as i64,
             comment,
             default_sample_type: self.text(default),
             ..proto::Profile::default()
@@ -329,7 +291,8 @@ impl<'a> Builder<'a> {
             label.push(self.label("wait", row.trim_matches(['(', ')'])));
         }
         if key.gc != GcActivity::None {
-            label.push(self.label("gc phase", gc_name(key.gc)));
+            let name = if self.labels == Labels::All { "gc phase" } else { "gc_phase" };
+            label.push(self.label(name, gc_name(key.gc)));
         }
         label.extend(self.endpoint(key.endpoint));
         label.extend(self.trace(key.trace));
@@ -341,9 +304,9 @@ impl<'a> Builder<'a> {
     fn pause(&mut self, key: &PauseKey, sum: &PauseSum) -> proto::Sample {
         let (thread, process) = self.recording.thread_facts(key.thread);
         let mut label = self.who(thread, process);
-        label.push(self.label("gc kind", key.kind));
-        label.push(self.label("gc reason", &reason_text(key.reason)));
-        label.push(self.label("gc phase", key.phase.name()));
+        label.extend(self.detail("gc kind", key.kind));
+        label.extend(self.detail("gc reason", &reason_text(key.reason)));
+        label.extend(self.detail("gc phase", key.phase.name()));
         label.extend(self.endpoint(key.endpoint));
         label.extend(self.trace(key.trace));
         let mapping = self.ruby_mapping(process);
@@ -363,12 +326,12 @@ impl<'a> Builder<'a> {
         let mut label = self.who(thread, process);
         if let Some(holder) = key.holder {
             let (holder, _) = self.recording.thread_facts(holder);
-            label.push(self.label("blocked by", &label::text(&holder.name)));
-            label.push(self.label("blocked by id", &holder.tid.to_string()));
+            label.extend(self.detail("blocked by", &label::text(&holder.name)));
+            label.extend(self.detail("blocked by id", &holder.tid.to_string()));
         }
         for (name, node) in [("blocked in", key.holder_at.ran), ("blocked until", key.holder_at.until)] {
             if let Some(leaf) = label::leaf(self.recording, node) {
-                label.push(self.label(name, &leaf));
+                label.extend(self.detail(name, &leaf));
             }
         }
         label.extend(self.endpoint(key.endpoint));
@@ -395,7 +358,7 @@ impl<'a> Builder<'a> {
     fn alloc(&mut self, key: &AllocKey, sum: &AllocCount) -> proto::Sample {
         let (thread, process) = self.recording.thread_facts(key.thread);
         let mut label = self.who(thread, process);
-        label.push(self.label("slot size", &key.slot_size.to_string()));
+        label.extend(self.detail("slot size", &key.slot_size.to_string()));
         label.extend(self.endpoint(key.endpoint));
         label.extend(self.trace(key.trace));
         let value = self.values([0, 0, 0, 0, 0, 0, 0, 0, sum.slots, key.bytes(sum.slots)]);
@@ -429,7 +392,9 @@ impl<'a> Builder<'a> {
     /// The labels with a trace: its id, a span, and the source of both, which tells what kind of span it is.
     fn trace(&mut self, trace: Option<TraceIndex>) -> Vec<proto::Label> {
         let recording = self.recording;
-        let Some(trace) = trace.filter(|_| self.traces).and_then(|index| recording.trace(index)) else {
+        let Some(trace) =
+            trace.filter(|_| self.labels == Labels::All).and_then(|index| recording.trace(index))
+        else {
             return Vec::new();
         };
         vec![
@@ -447,6 +412,10 @@ impl<'a> Builder<'a> {
 
     /// Labels that identify the thread and process of a sample.
     fn who(&mut self, thread: &Thread, process: &ProcessFacts) -> Vec<proto::Label> {
+        if self.labels == Labels::OfSeries {
+            // The container and its pod are labels of the series already.
+            return Vec::new();
+        }
         let place = &process.container;
         let known = [
             ("container", &place.id),
@@ -566,6 +535,11 @@ impl<'a> Builder<'a> {
 
     fn value_type(&mut self, r#type: &str, unit: &str) -> proto::ValueType {
         proto::ValueType { r#type: self.text(r#type), unit: self.text(unit) }
+    }
+
+    /// A label that only files have.
+    fn detail(&mut self, key: &str, value: &str) -> Option<proto::Label> {
+        (self.labels == Labels::All).then(|| self.label(key, value))
     }
 
     fn label(&mut self, key: &str, value: &str) -> proto::Label {

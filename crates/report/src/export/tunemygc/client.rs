@@ -195,21 +195,24 @@ fn meaning(url: &str, code: u16, body: &str, after: Option<Duration>) -> Outcome
     let refused = |what: &str| Outcome::Refused(Reason::quoting(what, body));
     match code {
         200..=299 => {
-            let address = Reason::new(body);
-            let line = format!("a sample set was accepted; recommendations: {address}");
-            Outcome::Accepted(Receipt::Whole(Some(line)))
+            let address = if body.trim().is_empty() {
+                String::new()
+            } else {
+                format!("; recommendations: {}", Reason::new(body))
+            };
+            Outcome::Accepted(Receipt::Whole(Some(format!("a sample set was accepted{address}"))))
         }
         400 => refused("invalid payload"),
         404 if is_unknown_token(body) => Outcome::Refused(Reason::new(UNKNOWN_TOKEN)),
         // Possibly from another server, or from a path without a collector: this says nothing about the set, which is kept
         // for the right one.
         404 => {
-            let why = format!("{url} answered 404, and nothing of the token: check the URL");
+            let why = format!("{url} answered 404 without naming the token: check the URL");
             Outcome::Again(Reason::quoting(&why, body), after)
         }
         // The set was read, and is not sent again.
         412 => {
-            let why = "nothing is recommended: the program is tuned by environment variables already";
+            let why = "no recommendation: the program is already tuned by environment variables";
             let line = format!("a sample set was accepted; {}", Reason::quoting(why, body));
             Outcome::Accepted(Receipt::Whole(Some(line)))
         }
@@ -237,7 +240,7 @@ struct Collector {
 impl Peer<Spool> for Collector {
     fn send(&mut self, set: Vec<u8>) -> Outcome<Receipt> {
         self.post(&set).unwrap_or_else(|error| {
-            let reason = Reason::new(&tls::why(&error.to_string()));
+            let reason = Reason::new(&tls::failed(&self.address, &error));
             // Other sets may still be accepted: one that is too large for its link, or for a proxy, does not block them.
             if was_connected(&error) { Outcome::Again(reason, None) } else { Outcome::Unreachable(reason) }
         })
@@ -324,7 +327,10 @@ mod tests {
         else {
             panic!("412 is an answer to a set that was read")
         };
-        assert!(line.ends_with("by environment variables already ({\"RUBY_GC_MALLOC_LIMIT\":1})"), "{line}");
+        assert!(
+            line.ends_with("already tuned by environment variables ({\"RUBY_GC_MALLOC_LIMIT\":1})"),
+            "{line}"
+        );
         for code in [500, 502, 503, 504, 429, 408] {
             assert!(matches!(meaning(code, "later"), Outcome::Again(..)), "{code}");
         }
@@ -350,7 +356,7 @@ mod tests {
             panic!("404 of another server says nothing of the set")
         };
         let expected =
-            "http://h/ruby answered 404, and nothing of the token: check the URL (<h1>nginx</h1>\\u{1b}[2J)";
+            "http://h/ruby answered 404 without naming the token: check the URL (<h1>nginx</h1>\\u{1b}[2J)";
         assert_eq!(reason.to_string(), expected);
         let Outcome::Refused(reason) = meaning(400, "\u{1b}[2J") else { panic!("400 is final") };
         assert_eq!(reason.to_string(), "invalid payload (\\u{1b}[2J)");

@@ -323,7 +323,10 @@ impl TuneMyGc {
             && let Some(state) = &end.shutdown
             && let Some(open) = self.open.get_mut(&process.pid)
         {
-            open.push(Origin { process, clock: self.clock }, EventName::Terminated, state, None);
+            let origin = Origin { process, clock: self.clock };
+            // Of a process without a cycle, its end is the first state that is known.
+            open.boot(origin, state);
+            open.push(origin, EventName::Terminated, state, None);
         }
         self.write(process.pid, true)
     }

@@ -162,7 +162,7 @@ fn answers() {
         "a sample set is tried again: answered 500 (busy)",
         "recommendations: http://x/configs/1",
         "invalid application token",
-        "environment variables already ({\"RUBY_GC_MALLOC_LIMIT\":\"1\"})",
+        "already tuned by environment variables ({\"RUBY_GC_MALLOC_LIMIT\":\"1\"})",
         "a later version of the agent is required (1.0.15)",
         "not supported (Ruby 9)",
         "invalid payload (sample 0 (timestamp): is not a number)",

@@ -49,12 +49,21 @@ impl Address {
             .then_some(Self { url, protocol: Protocol::Grpc })
     }
 
+    /// The address for messages, without user name and password.
+    pub(super) fn shown(&self) -> String {
+        let shown = shown(&self.url);
+        match self.protocol {
+            Protocol::Http => shown,
+            Protocol::Grpc => shown.replacen("http", "grpc", 1),
+        }
+    }
+
     /// An OTLP receiver. The protocol is that of the address's scheme, otherwise that of the flag, otherwise that of
     /// OpenTelemetry's environment variable, otherwise HTTP. An error says what is wrong.
     pub fn otlp(text: &str, flag: Option<Protocol>, environment: Option<&str>) -> Result<Self, String> {
         let is_grpc = text.starts_with("grpc://") || text.starts_with("grpcs://");
         if is_grpc && flag == Some(Protocol::Http) {
-            return Err(format!("`{text}` speaks gRPC, --otlp-protocol says HTTP"));
+            return Err(format!("`{}` speaks gRPC, --otlp-protocol says HTTP", shown(text)));
         }
         let protocol = match (flag, environment) {
             _ if is_grpc => Protocol::Grpc,
@@ -69,10 +78,14 @@ impl Address {
         };
         match protocol {
             Protocol::Http => Self::http(text).ok_or_else(|| {
-                format!("`{text}` is not an http:// or https:// address (or grpc://, grpcs://)")
+                format!(
+                    "`{}` is not an http:// or https:// address (or grpc://, grpcs://) without query",
+                    shown(text)
+                )
             }),
-            Protocol::Grpc => Self::grpc(text)
-                .ok_or_else(|| format!("`{text}` is not a gRPC address, such as grpc://localhost:4317")),
+            Protocol::Grpc => Self::grpc(text).ok_or_else(|| {
+                format!("`{}` is not a gRPC address, such as grpc://localhost:4317", shown(text))
+            }),
         }
     }
 }
@@ -87,7 +100,7 @@ pub fn web(text: &str) -> Option<String> {
 }
 
 /// An address for messages, without user name and password.
-pub(in crate::export) fn shown(url: &str) -> String {
+pub fn shown(url: &str) -> String {
     let Some((scheme, rest)) = url.split_once("://") else { return url.to_owned() };
     let end = rest.find(['/', '?', '#']).unwrap_or(rest.len());
     let host = rest[..end].rsplit_once('@').map_or(0, |(user, _)| user.len() + 1);
@@ -109,6 +122,22 @@ mod tests {
             ("h", "h"),
         ] {
             assert_eq!(shown(url), expected);
+        }
+    }
+
+    /// A gRPC address is shown as one.
+    #[test]
+    fn schemes() {
+        for (text, expected) in [
+            ("grpc://u:p@h", "grpc://h:4317"),
+            ("grpcs://h:1", "grpcs://h:1"),
+            ("https://u@h:1/x", "https://h:1/x"),
+        ] {
+            assert_eq!(Address::otlp(text, None, None).unwrap().shown(), expected);
+        }
+        for text in ["http://u:secret@h/x?y=1", "grpc://u:secret@h/x#y"] {
+            let error = Address::otlp(text, None, None).unwrap_err();
+            assert!(!error.contains("secret"), "{error}");
         }
     }
 

@@ -97,6 +97,8 @@ impl<A> Outcome<A> {
 pub(in crate::export) enum Receipt {
     /// Entirely; with a line for the user.
     Whole(Option<String>),
+    /// Entirely, with a warning.
+    Warned(Reason),
     /// It rejected a part.
     Partial(Reason),
 }
@@ -212,6 +214,7 @@ impl<J: Send + 'static> Engine<J> {
             notices: Notices::new(policy.name, say),
             failures: 0,
             next: Instant::now(),
+            asked: None,
         };
         let thread = std::thread::Builder::new().name(policy.thread.to_owned()).spawn(move || {
             worker.run(&jobs);
@@ -328,6 +331,8 @@ struct Worker<B, P> {
     failures: u32,
     /// Earliest time of the next attempt.
     next: Instant,
+    /// The time until which the peer asked for no further attempt.
+    asked: Option<Instant>,
 }
 
 impl<B: Backlog, P: Peer<B>> Worker<B, P> {
@@ -346,9 +351,10 @@ impl<B: Backlog, P: Peer<B>> Worker<B, P> {
                 self.keep(job, room);
             }
         }
-        // Tracing has ended: every job gets one more attempt, without a pause.
+        // Tracing has ended: every job gets one more attempt, without a pause unless the peer asked for one.
+        let end = Instant::now() + self.policy.finish;
         let mut chances = self.backlog.len();
-        while chances > 0 && self.backlog.len() > 0 {
+        while chances > 0 && self.backlog.len() > 0 && self.may_go_on(end) {
             let before = self.backlog.len();
             if !self.attempt(true) {
                 break;
@@ -359,6 +365,21 @@ impl<B: Backlog, P: Peer<B>> Worker<B, P> {
         if !self.given_up.load(Ordering::Relaxed) {
             self.notices.finish();
         }
+    }
+
+    /// Waits as long as the peer asked for; returns false if that is later than the end.
+    fn may_go_on(&mut self, end: Instant) -> bool {
+        let Some(asked) = self.asked.take_if(|asked| *asked > Instant::now()) else { return true };
+        if asked >= end {
+            let (url, job) = (self.peer.url(), self.policy.jobs[0]);
+            self.notices.report(
+                &format!("{url}: a {job} is not tried again: the server asked for a longer pause"),
+                "",
+            );
+            return false;
+        }
+        std::thread::sleep(asked.saturating_duration_since(Instant::now()));
+        true
     }
 
     /// Takes the jobs handed over; returns false once no more can come.
@@ -421,6 +442,9 @@ impl<B: Backlog, P: Peer<B>> Worker<B, P> {
                 match receipt {
                     Receipt::Whole(None) => {}
                     Receipt::Whole(Some(line)) => self.notices.say(&line),
+                    Receipt::Warned(why) => {
+                        self.notices.because(&format!("{url} accepted a {job} with a warning"), &why);
+                    }
                     Receipt::Partial(why) => {
                         self.notices.because(&format!("{url} rejected part of a {job}"), &why);
                     }
@@ -455,6 +479,7 @@ impl<B: Backlog, P: Peer<B>> Worker<B, P> {
         let pause = (self.policy.first_pause * doubled).min(self.policy.last_pause);
         // Some servers round the delay down to whole seconds: 0 is not a request for immediate retries.
         let after = after.filter(|asked| !asked.is_zero());
+        self.asked = after.map(|asked| Instant::now() + asked.min(self.policy.last_pause));
         self.next = Instant::now() + after.unwrap_or(pause + jitter(pause)).min(self.policy.last_pause);
         self.failures += 1;
         let attempts = self.backlog.failed();

@@ -43,7 +43,7 @@ impl Server {
         }
         let mut response = match request.send(body) {
             Ok(response) => response,
-            Err(error) => return Outcome::Unreachable(Reason::new(&tls::why(&error.to_string()))),
+            Err(error) => return Outcome::Unreachable(Reason::new(&tls::failed(&self.url, &error))),
         };
         let after = retry_after(response.headers());
         let answer = response.body_mut().with_config().limit(MAX_ANSWER).read_to_vec().unwrap_or_default();

@@ -5,7 +5,7 @@ use std::io::{self, Write};
 use flate2::{Compression, write::GzEncoder};
 use prost::Message as _;
 
-use super::{Allocation, Builder, Head, PIECE, proto};
+use super::{Allocation, Builder, Head, Labels, PIECE, proto};
 use crate::{
     aggregate::recording::{MallocKey, MallocSum, Recording},
     clock::WallClock,
@@ -39,7 +39,7 @@ pub(in crate::export::profile) fn write(
         gvl: false,
         alloc: Allocation::None,
         wall: false,
-        traces: false,
+        labels: Labels::All,
     };
     let mut builder = Builder::new(recording, &head, &|_| true);
     let sample_type = TYPES.map(|(r#type, unit)| builder.value_type(r#type, unit)).into();

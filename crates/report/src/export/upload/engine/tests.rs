@@ -165,6 +165,46 @@ fn no_pause_is_not_none() {
     engine.finish(|| {});
 }
 
+/// A pause that a peer asks for holds at the end of the run, too: a short one is waited for, and nothing is sent within a longer one.
+#[test]
+fn asked_pauses_at_the_end() {
+    static SAID: Mutex<Vec<String>> = Mutex::new(Vec::new());
+    let run = |asked: fn(u32) -> Outcome<Receipt>, finish| {
+        let got = Arc::new(Mutex::new(Vec::new()));
+        let patient =
+            Policy { last_pause: Duration::from_mins(1), finish, ..policy(Failing::Drop(u32::MAX)) };
+        let say = |text: &str| SAID.lock().unwrap().push(text.to_owned());
+        let engine = Engine::start(patient, Jobs::default(), Scripted(asked, Arc::clone(&got)), say).unwrap();
+        engine.send(1, 1);
+        while got.lock().unwrap().is_empty() {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        let begun = Instant::now();
+        (2..=3).for_each(|job| engine.send(job, 1));
+        engine.finish(|| {});
+        let took = begun.elapsed();
+        (engine.counts(), got.lock().unwrap().clone(), took)
+    };
+    let long = |_| Outcome::Again(Reason::new("answered 503"), Some(Duration::from_secs(30)));
+    let (counts, got, took) = run(long, Duration::from_secs(5));
+    assert_eq!((got, counts.sent, counts.waiting), (vec![1], 0, 3));
+    assert!(took < Duration::from_secs(4), "it waited {took:?} for a pause that is longer than the end");
+    let said = SAID.lock().unwrap().join("\n");
+    assert!(said.contains("the server asked for a longer pause") && said.contains("3 wait in"), "{said}");
+
+    static FIRST: Mutex<Option<Instant>> = Mutex::new(None);
+    let short = |_| match *FIRST.lock().unwrap() {
+        Some(first) if first.elapsed() >= Duration::from_millis(400) => ACCEPTED,
+        Some(first) => panic!("sent again after {:?}", first.elapsed()),
+        ref mut none => {
+            *none = Some(Instant::now());
+            Outcome::Again(Reason::new("answered 503"), Some(Duration::from_millis(400)))
+        }
+    };
+    let (counts, got, _) = run(short, Duration::from_secs(20));
+    assert_eq!((got, counts.sent, counts.dropped), (vec![1, 1, 2, 3], 3, 0));
+}
+
 /// After the final report nothing more is sent and nothing is reported, whatever the outcome of the job in flight.
 #[test]
 fn the_account_is_the_end() {

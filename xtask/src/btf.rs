@@ -1,7 +1,7 @@
-//! The type information (BTF) of a BPF object, as far as the verifier needs it: which functions there are, and which of them are global.
+//! The type information (BTF) of a BPF object, as far as the verifier needs it: its functions, and which of them are global.
 //!
-//! A global function is verified by itself, once, with unknown arguments; a static one again at each call. The functions that walk
-//! stacks are called in loops, so this makes the difference between 5 and 300 thousand instructions that the verifier walks. The
+//! A global function is verified on its own, once, with unknown arguments; a static one is verified again at each call. The functions that walk
+//! stacks are called in loops, so this makes the difference between 5 and 300 thousand instructions that the verifier processes. The
 //! compiler would write BTF only together with line information, which differs from machine to machine.
 //!
 //! Format: Documentation/bpf/btf.rst.
@@ -11,9 +11,9 @@ use std::collections::BTreeMap;
 use anyhow::{Context as _, Result};
 use object::{Object as _, ObjectSection as _, ObjectSymbol as _, SymbolKind, read::File};
 
-/// Functions with this prefix are global. They take one number, or as many as a digit says that follows (`verified_once_3_`), and return one.
+/// Functions with this prefix are global. They take one number, or the number of them given by a digit after it (`verified_once_3_`), and return one.
 const GLOBAL: &str = "verified_once_";
-/// As many numbers as a global function can be given in registers.
+/// Maximum number of arguments that a global function can take in registers.
 const MOST_ARGUMENTS: u32 = 5;
 
 const MAGIC: u16 = 0xeb9f;
@@ -22,7 +22,7 @@ const KIND_FUNC: u32 = 12;
 const KIND_FUNC_PROTO: u32 = 13;
 /// Size of `struct btf_header`, and of the used part of `struct btf_ext_header`.
 const HEADER: u32 = 24;
-/// Type ids: the number, and functions without argument; those with one and more follow.
+/// Type ids: the number, and the prototype without arguments; the prototypes with one and more arguments follow.
 const NUMBER: u32 = 1;
 const NO_ARGUMENT: u32 = 2;
 /// The kernel's `KSYM_NAME_LEN` was 128 before Linux 6.1.
@@ -37,7 +37,7 @@ pub(crate) struct Sections {
 /// Describes the functions of an object.
 pub(crate) fn describe(object: &[u8]) -> Result<Sections> {
     let file = File::parse(object).context("not an ELF file")?;
-    // By section: the functions by address.
+    // By section; the functions by address.
     let mut functions: BTreeMap<String, BTreeMap<u64, String>> = BTreeMap::new();
     for symbol in file.symbols().filter(|symbol| symbol.kind() == SymbolKind::Text && symbol.size() > 0) {
         let Some(index) = symbol.section_index() else { continue };
@@ -78,12 +78,12 @@ fn encode(functions: &BTreeMap<String, BTreeMap<u64, String>>) -> Sections {
         (types.len() as u32, strings.0.len() as u32, infos.len() as u32);
     Sections {
         types: [header([0, types_len, types_len, strings_len]), types, strings.0].concat(),
-        // No line information.
+        // Without line information.
         functions: [header([0, infos_len, infos_len, 0]), infos].concat(),
     }
 }
 
-/// How many numbers a function takes if it is global; else 0.
+/// The number of arguments of a global function; 0 for others.
 fn arguments(name: &str) -> u32 {
     let Some(rest) = name.strip_prefix(GLOBAL) else { return 0 };
     let digit = rest.split_once('_').and_then(|(digit, _)| digit.parse().ok());
@@ -143,7 +143,7 @@ mod tests {
         assert_eq!(types.len(), HEADER as usize + types_len + word(types, 20) as usize);
         let strings = &types[HEADER as usize + types_len..];
         let text = |at: u32| strings[at as usize..].split(|byte| *byte == 0).next().unwrap();
-        // After the number and the prototypes.
+        // After the types of the number and of the prototypes.
         let first = HEADER as usize + 16 + 12 + 20 + 28 + 36 + 44 + 52;
         let found: Vec<_> = (0..5)
             .map(|index| {

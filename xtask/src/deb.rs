@@ -10,7 +10,7 @@ use crate::util::{cargo, output, progress, root, run, short, target_dir};
 #[derive(clap::Args)]
 pub(crate) struct Args {}
 
-/// Files that gctrace itself writes, and by which arguments. The package's manifest names them by these paths.
+/// Files that gctrace itself generates, and the arguments for that. The package's manifest refers to them by these paths.
 const WRITTEN: [(&str, &[&str]); 4] = [
     ("gctrace.1", &["man"]),
     ("gctrace.bash", &["completions", "bash"]),
@@ -18,7 +18,7 @@ const WRITTEN: [(&str, &[&str]); 4] = [
     ("gctrace.fish", &["completions", "fish"]),
 ];
 
-/// Runs the command. The last line names the package.
+/// Runs the command. The last line of its output is the path of the package.
 pub(crate) fn run_deb(_args: &Args) -> Result<()> {
     let there = cargo().args(["deb", "--version"]).output().is_ok_and(|asked| asked.status.success());
     ensure!(there, "there is no `cargo deb` here: `cargo install --locked cargo-deb`, then try again");

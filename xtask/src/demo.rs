@@ -1,4 +1,4 @@
-//! `cargo xtask demo`: the outputs of gctrace, on a program that comes with it.
+//! `cargo xtask demo`: shows the outputs of gctrace for a bundled program.
 
 use std::{
     fs,
@@ -26,7 +26,7 @@ pub(crate) fn run_demo() -> Result<()> {
     let gctrace = target_dir()?.join("release/gctrace");
     let mut build = cargo();
     build.args(["build", "--release", "--package", "gctrace-user"]);
-    // The collector's databases are a fifth of a first build, and the demo needs none of them. An executable that has it keeps it.
+    // The collector's databases take a fifth of a first build, and the demo does not need them. If the executable already has them, they stay.
     let complete = has_collector(&gctrace);
     if !complete {
         build.arg("--no-default-features");
@@ -67,13 +67,13 @@ pub(crate) fn run_demo() -> Result<()> {
     Ok(())
 }
 
-/// Whether there is an executable of gctrace that has the collector.
+/// Whether an executable of gctrace exists that has the collector.
 fn has_collector(gctrace: &Path) -> bool {
     let help = Command::new(gctrace).args(["collector", "--help"]).output();
     help.is_ok_and(|help| help.status.success())
 }
 
-/// Runs gctrace, shows its lines as they come with a countdown below them, and returns those of standard output.
+/// Runs gctrace, shows its lines as they arrive with a countdown below them, and returns the lines of its standard output.
 fn watch(command: &mut Command) -> Result<Vec<String>> {
     let mut gctrace =
         Running::start(command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()))?;
@@ -115,7 +115,7 @@ fn watch(command: &mut Command) -> Result<Vec<String>> {
     Ok(lines)
 }
 
-/// Sends each line of a pipe on, marked as output or diagnostics.
+/// Forwards each line of a pipe, marked as output or diagnostics.
 fn forward(
     pipe: impl Read + Send + 'static,
     output: bool,
@@ -153,7 +153,7 @@ fn report(lines: &[String], pid: u32, account: &str, sets: &Path, profiles: &[&P
         bail!("gctrace wrote no profile to {}", missing.display());
     }
     let [pprof, graph] = profiles;
-    // The workload's own set first; other Ruby processes of this host may have theirs.
+    // The workload's own set first; other Ruby processes of this host may have sets, too.
     written.sort_by_key(|path| !path.to_string_lossy().contains(&format!("-{pid}-")));
     let gctrace = target_dir()?.join("release/gctrace");
     let advice = output(Command::new(&gctrace).arg("tune").arg(&written[0]))?;
@@ -186,7 +186,7 @@ fn findings(advice: &str) -> Result<[String; 3]> {
     Ok([share.to_owned(), format!("cycles: {}", causes.join(", ")), setting])
 }
 
-/// The summary's part of a line: `… #42 minor newobj 1.23ms …`.
+/// The part of a line that the summary needs: `… #42 minor newobj 1.23ms …`.
 #[derive(Debug, PartialEq)]
 struct Cycle {
     major: bool,
@@ -194,20 +194,20 @@ struct Cycle {
 }
 
 impl Cycle {
-    /// Reads the line of a GC cycle; other lines are `None`.
+    /// Parses the line of a GC cycle; `None` for other lines.
     fn read(line: &str) -> Option<Self> {
         let words: Vec<&str> = line.split_whitespace().collect();
         let kind = words.windows(2).position(|pair| {
             let count = pair[0].strip_prefix('#').is_some_and(|count| count.parse::<u64>().is_ok());
             count && matches!(pair[1], "minor" | "major")
         })? + 1;
-        // The reasons between the kind and the pause are words.
+        // The reasons between the kind and the pause do not parse as durations.
         let pause_ms = words[kind + 1..].iter().find_map(|word| milliseconds(word));
         Some(Self { major: words[kind] == "major", pause_ms })
     }
 }
 
-/// Reads a duration: `1.5ms`, `900µs`, `2s`, `0`.
+/// Parses a duration: `1.5ms`, `900µs`, `2s`, `0`.
 fn milliseconds(text: &str) -> Option<f64> {
     let end = text.find(|c: char| c != '.' && !c.is_ascii_digit()).unwrap_or(text.len());
     let (number, unit) = text.split_at(end);
@@ -220,7 +220,7 @@ fn milliseconds(text: &str) -> Option<f64> {
     Some(number.parse::<f64>().ok()? * factor)
 }
 
-/// Debian's Ruby where there is one, whatever else comes first on `PATH`.
+/// Debian's Ruby if it is installed, whatever comes first on `PATH`; otherwise the one on `PATH`.
 pub fn ruby() -> PathBuf {
     let debian = Path::new("/usr/bin/ruby");
     if debian.exists() { debian.into() } else { "ruby".into() }

@@ -1,4 +1,4 @@
-//! `cargo xtask dist`: gctrace as one static file for hosts without cargo and with any C library, and a container image of it.
+//! `cargo xtask dist`: builds gctrace as one static file for hosts without cargo and with any C library, and a container image of it.
 
 use std::{fs, path::Path, process::Command};
 
@@ -15,13 +15,13 @@ pub(crate) struct Args {
     image: Option<String>,
 }
 
-/// Flags of a container in which limits cannot be raised and networks not be created.
+/// Flags of a container in which limits cannot be raised and networks cannot be created.
 const MODEST: [&str; 3] = ["--network=none", "--ulimit=nofile=1024:1024", "--ulimit=nproc=4096:4096"];
 
-/// Largest size of the file, bytes.
+/// Maximum size of the file, bytes.
 const MAX_BYTES: u64 = 25 << 20;
 
-/// Runs the command. Its last lines name what it made.
+/// Runs the command. Its last lines name its results.
 pub(crate) fn run_dist(args: &Args) -> Result<()> {
     ensure!(
         args.image.is_none() || which("podman").is_some(),
@@ -29,13 +29,13 @@ pub(crate) fn run_dist(args: &Args) -> Result<()> {
     );
     let target = host_target()?;
     progress("dist: building gctrace as a static executable");
-    // With an explicit target, the flags do not apply to build scripts and macros, which cannot be static.
+    // With an explicit target, the flags do not apply to build scripts and procedural macros, which cannot be static.
     run(cargo()
         .args(["build", "--quiet", "--release", "--locked", "--package", "gctrace-user", "--bin", "gctrace"])
         .args(["--target", &target])
         .env("RUSTFLAGS", "-C target-feature=+crt-static")
         .env("CARGO_PROFILE_RELEASE_STRIP", "symbols")
-        // Optimised as one: 23.1 MB instead of 27.5 MB, for about 4 min more of two cores.
+        // Optimised as one unit: 23.1 MB instead of 27.5 MB, for about 4 min more on two cores.
         .env("CARGO_PROFILE_RELEASE_LTO", "fat")
         .env("CARGO_PROFILE_RELEASE_CODEGEN_UNITS", "1"))?;
     let built = target_dir()?.join(&target).join("release/gctrace");
@@ -59,14 +59,14 @@ pub(crate) fn run_dist(args: &Args) -> Result<()> {
     Ok(())
 }
 
-/// The target of the toolchain itself.
+/// The target triple of the toolchain's own host.
 fn host_target() -> Result<String> {
     let about = output(Command::new("rustc").arg("-vV"))?;
     let host = about.lines().find_map(|line| line.strip_prefix("host: "));
     Ok(host.context("rustc does not name its host")?.to_owned())
 }
 
-/// Checks that it needs nothing of the host, and runs. Returns its size, bytes.
+/// Checks that the file depends on nothing of the host, and runs. Returns its size, bytes.
 fn check(path: &Path) -> Result<u64> {
     let bytes = fs::read(path).with_context(|| format!("cannot read {}", path.display()))?;
     let file = File::parse(bytes.as_slice()).context("the result of the build is not an ELF file")?;

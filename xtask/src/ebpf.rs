@@ -1,4 +1,4 @@
-//! `cargo xtask ebpf`: the committed BPF objects.
+//! `cargo xtask ebpf`: builds or checks the committed BPF objects.
 //!
 //! The objects must be byte for byte the same wherever the checkout is; otherwise it could not be checked whether a committed
 //! object belongs to its sources. Rust hashes the path of a crate into its symbols, so the sources are copied to one
@@ -32,9 +32,9 @@ pub(crate) struct Args {
     log: bool,
 }
 
-/// Values of `cfg(bpf_target_arch)`; the object of each differs in the layout of the registers.
+/// Values of `cfg(bpf_target_arch)`; the objects differ in the layout of the registers.
 const ARCHITECTURES: [&str; 2] = ["x86_64", "aarch64"];
-/// Where the objects are built, on every machine.
+/// The directory in which the objects are built, on every machine.
 const PLACE: &str = "/tmp/gctrace-bpf-build";
 const TARGET: &str = "bpfel-unknown-none";
 const REMEDY: &str = "run `cargo xtask ebpf` and commit gctrace-ebpf/prebuilt";
@@ -48,7 +48,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     }
 }
 
-/// Objects for debugging, which are not committed.
+/// Builds objects for debugging, which are not committed.
 fn with_lines() -> Result<()> {
     let folder = target_dir()?.join("bpf-log");
     fs::create_dir_all(&folder).with_context(|| format!("cannot create {}", folder.display()))?;
@@ -76,7 +76,7 @@ fn check() -> Result<()> {
         Info::parse(&fs::read_to_string(prebuilt().join("BUILD_INFO")).with_context(|| {
             format!("cannot read {}: {REMEDY}", prebuilt().join("BUILD_INFO").display())
         })?)?;
-    // First the checks that need no compiler.
+    // First the checks that do not need a compiler.
     let (lock, sources) = source_hashes()?;
     ensure!(
         recorded.get("lock") == lock,
@@ -199,7 +199,7 @@ fn flags(arch: &str) -> Result<String> {
     Ok(flags.join("\x1f"))
 }
 
-/// Reserves the build place for this process; freed when the returned file is dropped.
+/// Reserves the build directory for this process; it is released when the returned file is dropped.
 fn occupy(place: &Path) -> Result<File> {
     match fs::DirBuilder::new().mode(0o700).create(place) {
         Err(error) if error.kind() != std::io::ErrorKind::AlreadyExists => {
@@ -237,7 +237,7 @@ fn copy_sources(to: &Path) -> Result<()> {
     write(&to.join("Cargo.toml"), reduced_workspace(&text).as_bytes())
 }
 
-/// A workspace that holds `gctrace-common` alone, with the tables it inherits from.
+/// A workspace that contains only `gctrace-common`, with the tables that it inherits.
 fn reduced_workspace(manifest: &str) -> String {
     let mut text = String::from(
         "[workspace]\nresolver = \"3\"\nmembers = [\"gctrace-common\"]\nexclude = [\"gctrace-ebpf\"]\n\n",
@@ -255,8 +255,8 @@ fn reduced_workspace(manifest: &str) -> String {
     text
 }
 
-/// Hash of the lock file, and of all files that the objects are built from: that of the list which `sha256sum` would print of
-/// them in the order of their names.
+/// Hash of the lock file, and of all source files of the objects: the latter is the hash of the list that `sha256sum` would print for
+/// them, sorted by name.
 fn source_hashes() -> Result<(String, String)> {
     let (mut lock, mut list) = (String::new(), String::new());
     for path in source_files()? {
@@ -270,7 +270,7 @@ fn source_hashes() -> Result<(String, String)> {
     Ok((lock, sha256(list.as_bytes())?))
 }
 
-/// Files that the objects are built from, relative to the root folder, in the order of their names.
+/// Source files of the objects, relative to the root directory, sorted by name.
 fn source_files() -> Result<Vec<String>> {
     let mut files: Vec<String> =
         ["gctrace-ebpf/Cargo.toml", "gctrace-ebpf/Cargo.lock", "gctrace-common/Cargo.toml"]
@@ -331,7 +331,7 @@ impl Info {
         self.0.iter().find(|(name, _)| name == key).map_or("", |(_, value)| value)
     }
 
-    /// Tools whose version here is not the recorded one, as sentences.
+    /// Sentences about tools whose version here differs from the recorded one.
     fn other_tools(&self, here: &Self) -> Vec<String> {
         ["rustc", "llvm", "cargo", "bpf-linker"]
             .iter()
@@ -345,7 +345,7 @@ impl Info {
 mod tests {
     use super::*;
 
-    /// Only the inherited tables survive, and the members are reduced.
+    /// Only the inherited tables remain, and the members are reduced.
     #[test]
     fn workspace_is_reduced() {
         let text = reduced_workspace(
@@ -356,7 +356,7 @@ mod tests {
         assert!(!text.contains("\"b\"") && !text.contains("lto"));
     }
 
-    /// What is written is read back; a changed tool is named, an unchanged one is not.
+    /// What is written is read back; a changed tool is reported, an unchanged one is not.
     #[test]
     fn info_round_trip() {
         let mut then = Info::default();

@@ -1,4 +1,4 @@
-//! The part of a linked BPF object that is kept, and the parts by which two objects are compared.
+//! Strips a linked BPF object to the parts that are kept, and extracts the parts by which two objects are compared.
 
 use std::collections::BTreeMap;
 
@@ -30,7 +30,7 @@ pub(crate) fn strip(object: &[u8]) -> Result<Vec<u8>> {
         section.sh_addralign = 4;
         section.data = SectionData::Data(data.as_slice().into());
     }
-    // LLVM keeps the names of sections and of symbols in one table, the writer in two.
+    // LLVM stores the names of sections and of symbols in one table, the writer uses two.
     if !builder.sections.iter().any(|section| matches!(section.data, SectionData::SectionString)) {
         let names = builder.sections.add();
         names.name = ByteString::from(".shstrtab");
@@ -49,7 +49,7 @@ fn is_debug(name: &ByteString<'_>) -> bool {
         .any(|prefix| name.starts_with(prefix))
 }
 
-/// The sections the kernel is given (code, maps, constants, licence), by name.
+/// The sections that are loaded into the kernel (code, maps, constants, licence), by name.
 pub(crate) fn loaded_sections(object: &[u8]) -> Result<BTreeMap<String, Vec<u8>>> {
     let file = File::parse(object).context("not an ELF file")?;
     let mut sections = BTreeMap::new();

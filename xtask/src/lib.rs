@@ -1,4 +1,4 @@
-//! The development commands. The benchmarks use it, too.
+//! The development commands. The benchmarks use this library, too.
 
 mod btf;
 mod deb;

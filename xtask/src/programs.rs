@@ -6,14 +6,14 @@ use anyhow::{Context as _, Result, ensure};
 
 use crate::util::{cargo, line, root};
 
-/// The test programs by name, built. Cargo names each as `Executable tests/live.rs (target/debug/deps/live-…)`.
+/// Builds the test programs and returns them by name. Cargo prints each as `Executable tests/live.rs (target/debug/deps/live-…)`.
 pub(crate) fn test_programs() -> Result<BTreeMap<String, PathBuf>> {
     let mut tests = cargo();
     tests.args(["test", "--no-run", "--package", "gctrace-tests"]).env("CARGO_TERM_COLOR", "never");
     executables(&mut tests)
 }
 
-/// The test programs that a `cargo test --no-run` builds.
+/// The test programs that a `cargo test --no-run` command builds.
 pub(crate) fn executables(tests: &mut Command) -> Result<BTreeMap<String, PathBuf>> {
     let built = tests.output().with_context(|| format!("cannot run `{}`", line(tests)))?;
     let said = String::from_utf8_lossy(&built.stderr);

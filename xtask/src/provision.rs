@@ -1,8 +1,8 @@
-//! `cargo xtask provision`: whether a fresh Debian machine becomes one on which the tests run.
+//! `cargo xtask provision`: checks that a fresh Debian machine can be turned into one on which the tests run.
 //!
-//! What `vagrant up` does to a machine, `vagrant/provision.sh`, is done here to a root of Debian that holds nothing but its
-//! essential packages and apt. Then it must pass a live test, built there by its own compiler. This machine's
-//! toolchain is not visible in there; its kernel is.
+//! `vagrant up` runs `vagrant/provision.sh` on a machine; here it is run in a root of Debian that contains only its
+//! essential packages and apt. Then a live test, built there by its own compiler, must pass. This machine's
+//! toolchain is not visible inside; its kernel is.
 
 use std::{
     fs,
@@ -31,7 +31,7 @@ pub(crate) struct Args {
 
 /// The release of the box in `vagrant/Vagrantfile`.
 const SUITE: &str = "bookworm";
-/// Where the checkout is in the root.
+/// The path of the checkout inside the root.
 const CHECKOUT: &str = "/srv/gctrace";
 
 /// Runs the command.
@@ -46,7 +46,7 @@ pub(crate) fn run_provision(args: &Args) -> Result<()> {
     remove()?;
 
     progress(format!("provision: making a root of {SUITE} (about 30 s)"));
-    // The script installs a compiler that came with security updates.
+    // The script installs a compiler that was released with security updates.
     let sources = lab::updated_sources(SUITE)?;
     run_quiet(lab::mmdebstrap("minbase", lab::AMD64)?.arg(SUITE).arg(&bare).args(sources))?;
 

@@ -1,4 +1,4 @@
-//! `cargo xtask recordings`: the committed recordings, and what each output makes of them (tests/fixtures/recordings).
+//! `cargo xtask recordings`: the committed recordings, and the expected outputs for them (tests/fixtures/recordings).
 
 use anyhow::Result;
 
@@ -15,7 +15,7 @@ pub(crate) struct Args {
     again: bool,
 }
 
-/// Runs the command. Its user looks at the differences before committing them.
+/// Runs the command. Its user must review the differences before committing them.
 pub(crate) fn run_recordings(args: &Args) -> Result<()> {
     let mut tests = test::with_rubies()?;
     if args.again {

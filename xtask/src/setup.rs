@@ -41,7 +41,7 @@ pub enum Purpose {
     Ebpf,
 }
 
-/// A Debian package, with the command that shows whether the same thing is there from another source.
+/// A Debian package, with the command that shows whether its contents are already present from another source.
 struct Need {
     package: &'static str,
     command: Option<&'static str>,
@@ -82,7 +82,7 @@ const SQLITE: Need = package("ruby-sqlite3");
 const WRK: Need = command("wrk", "wrk");
 const TMUX: Need = command("tmux", "tmux");
 const CHROMIUM: Need = command("chromium", "chromium");
-// Text in a page has no size without a font.
+// Without a font, text in a page has no size.
 const FONTS: Need = package("fonts-dejavu-core");
 const MMDEBSTRAP: Need = command("mmdebstrap", "mmdebstrap");
 const QEMU: Need = command("qemu-system-x86", "qemu-system-x86_64");

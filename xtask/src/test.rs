@@ -1,4 +1,4 @@
-//! `cargo xtask test`: everything a change must pass.
+//! `cargo xtask test`: everything that a change must pass.
 
 mod background;
 mod built;
@@ -45,7 +45,7 @@ pub(crate) struct Args {
     rest: Vec<String>,
 }
 
-/// Runs the command; the last thing printed is what failed, and why.
+/// Runs the command; it prints last what failed, and why.
 pub(crate) fn run_tests(args: &Args) -> Result<ExitCode> {
     setup::ensure(&[Purpose::Test])?;
     if let Some(names) = &args.built {
@@ -54,7 +54,7 @@ pub(crate) fn run_tests(args: &Args) -> Result<ExitCode> {
     let stages = times::Stages::default();
     stages.begin("building gctrace");
     let named = std::env::var_os("GCTRACE_RUBIES");
-    // Making the lab's roots mostly waits for the network, building does not.
+    // Creating the lab's roots mostly waits for the network; building does not.
     let rubies = thread::scope(|scope| {
         let rubies = scope.spawn(|| named.clone().map_or_else(rubies, Ok));
         progress("test: building gctrace");
@@ -73,10 +73,10 @@ pub(crate) fn run_tests(args: &Args) -> Result<ExitCode> {
         }
         Ok(passed)
     };
-    // They are built with the CPU time that the live tests leave, and run afterwards: some start Rubies, which those would see.
+    // The unit tests are built with the CPU time that the live tests leave, and run afterwards: some start Rubies, which live tests would see.
     let host_first = if args.kernels { None } else { Some(host(&mut failures)?) };
 
-    // Servers and files: these tests mostly wait, and none disturbs another.
+    // Servers and files: these tests mostly wait, and do not disturb each other.
     stages.begin("tests of servers and files");
     let mut servers = root_tests()?;
     servers.args(WAITING).env("GCTRACE_RUBIES", &rubies);
@@ -125,19 +125,19 @@ pub(crate) fn run_tests(args: &Args) -> Result<ExitCode> {
     Ok(if passed { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-/// Builds the gctrace that tests run: the development build, whose arithmetic overflows are errors. The tests are selected with it,
-/// so that its libraries have the features that they have in all other commands here.
+/// Builds the gctrace that tests run: the development build, in which arithmetic overflows are errors. The tests are selected with it,
+/// so that its libraries have the same features as in all other commands here.
 pub(crate) fn build() -> Result<()> {
     run(cargo().args(["build"]).args(BUILT))
 }
 
-/// What is built together.
+/// Packages that are built together.
 const BUILT: [&str; 4] = ["--package", "gctrace-user", "--package", "gctrace-tests"];
-/// What has tests that need no root.
+/// Packages with tests that do not need root.
 const HOST: [&str; 3] = ["--workspace", "--exclude", "gctrace-tests"];
-/// What has tests on real Rubies.
+/// The package with tests on real Rubies.
 const END_TO_END: [&str; 2] = ["--package", "gctrace-tests"];
-/// Of those, the ones that do not load BPF programs.
+/// Tests of that package that do not load BPF programs.
 const WAITING: [&str; 5] = ["--lib", "--test", "host_*", "--test", "collector_*"];
 
 /// A command for tests on real Rubies, as root.
@@ -149,7 +149,7 @@ fn root_tests() -> Result<Command> {
     Ok(tests)
 }
 
-/// The same, with the Rubies to test on and a new build of gctrace.
+/// Like [`root_tests`], with the Rubies to test on and a new build of gctrace.
 pub(crate) fn with_rubies() -> Result<Command> {
     setup::ensure(&[Purpose::Test])?;
     build()?;
@@ -158,9 +158,9 @@ pub(crate) fn with_rubies() -> Result<Command> {
     Ok(tests)
 }
 
-/// The program, with arguments, that runs a test program.
+/// The program, with its arguments, that runs a test program.
 fn runner() -> Result<Vec<String>> {
-    // A shell that runs this in the background has it ignore these, and gctrace with it until it is ready.
+    // A shell that runs this in the background makes it ignore these signals, and gctrace with it until it is ready.
     let mut runner = vec!["env".to_owned(), "--default-signal=HUP,INT,QUIT".to_owned()];
     if !is_root() {
         let sudo: Command = as_root("true", "run the live tests")?;
@@ -169,10 +169,10 @@ fn runner() -> Result<Vec<String>> {
     Ok(runner)
 }
 
-/// The environment of tests on real Rubies.
+/// Sets the environment of tests on real Rubies.
 fn surround(tests: &mut Command) -> Result<()> {
     tests.env("GCTRACE_BIN", target_dir()?.join("debug/gctrace"));
-    // A machine that wants backtraces of panics gets thirty lines of the test harness below each error, and what keeps only the end of
+    // With backtraces of panics enabled, each error is followed by thirty lines of the test harness, and a tool that keeps only the end of
     // an output then loses the error.
     if std::env::var_os("RUST_LIB_BACKTRACE").is_none() {
         tests.env("RUST_LIB_BACKTRACE", "0");
@@ -180,22 +180,22 @@ fn surround(tests: &mut Command) -> Result<()> {
     Ok(())
 }
 
-/// Roots of the lab that the tests run on besides this machine's Ruby (Debian 12 has 3.1): one of each other series.
+/// Roots of the lab on which the tests run besides this machine's Ruby (Debian 12 has 3.1): one for each other series.
 const TESTED: [&str; 3] = ["bullseye", "trixie", "experimental"];
-/// Roots with the series of this machine's Ruby, one of them with another patch release.
+/// Roots with the same series as this machine's Ruby, one of them with another patch release.
 const SAME_SERIES: [&str; 2] = ["bookworm", "bookworm-security"];
-/// The library on which unit tests run, below a root.
+/// The library that unit tests read, relative to a root.
 const LIBRUBY: &str = "usr/lib/x86_64-linux-gnu/libruby-3.1.so.3.1";
 
-/// The Rubies to test on if the caller names none: this machine's and those of the lab, whose roots for tests are made first.
+/// The Rubies to test on if the caller names none: this machine's and those of the lab, after creating the lab's roots for tests.
 fn rubies() -> Result<OsString> {
     lab::available(&[&TESTED[..], &SAME_SERIES].concat())?;
     std::env::join_paths(std::iter::once(ruby()).chain(lab::available(&TESTED)?))
         .context("the path of a Ruby cannot be put into GCTRACE_RUBIES")
 }
 
-/// Runs the unit tests that read a Ruby again on each libruby of the lab that has the same series as the installed one and is
-/// another file: with and without security updates they must pass.
+/// Repeats the unit tests that read a Ruby on each libruby of the lab that has the same series as the installed one but is a
+/// different file: they must pass with and without security updates.
 fn other_patch_releases(args: &Args, failures: &mut Failures) -> Result<bool> {
     let read = |path: &Path| fs::read(path).with_context(|| format!("cannot read {}", path.display()));
     let mut seen = vec![read(&Path::new("/").join(LIBRUBY))?];
@@ -228,7 +228,7 @@ mod tests {
     use super::*;
     use crate::util::root;
 
-    /// No file of tests is left out.
+    /// No test file is left out.
     #[test]
     fn all_test_files_are_run() {
         let waiting: Vec<_> = WAITING.iter().filter_map(|name| name.strip_suffix('*')).collect();
@@ -252,8 +252,8 @@ mod tests {
         }
     }
 
-    /// The features of each library in the commands here. Where they differ, cargo builds the library and all that depends on it
-    /// again: tokio with `test-util` alone cost the whole product once more.
+    /// The features of each library are the same in all commands here. If they differ, cargo rebuilds the library and everything that depends on
+    /// it: tokio with `test-util` alone cost a second build of the whole product.
     #[test]
     fn libraries_are_built_once() {
         let features = |edges: &str, packages: &[&str]| {
@@ -280,7 +280,7 @@ mod tests {
         }
     }
 
-    /// A new user waits for xtask to be built before anything is shown.
+    /// A new user waits for xtask to be built before any output appears.
     #[test]
     fn few_libraries_before_the_first_word() {
         let mut tree = cargo();

@@ -1,8 +1,8 @@
 //! The compiler and linker of the BPF objects.
 //!
-//! Debian's `rustc-web` is the only compiler that a fresh Debian 12 can install itself, with its standard library for
+//! Debian's `rustc-web` is the only compiler that a fresh Debian 12 can install itself and that has its standard library for
 //! the BPF target as a package. bpf-linker is built once; it loads LLVM at run time, and is given the same library that
-//! this rustc uses, so that both always agree.
+//! this rustc uses, so that the two always agree.
 
 use std::{
     env, fs,
@@ -15,18 +15,18 @@ use anyhow::{Context as _, Result, bail};
 
 use crate::util::{cache_dirs, output, progress, run_quiet, which};
 
-/// Later releases no longer use the compiler's own LLVM.
+/// Later releases no longer use the LLVM of the compiler.
 const LINKER_VERSION: &str = "0.10.3";
-/// The LLVM generation that this bpf-linker release is built for.
+/// The major version of LLVM for which this bpf-linker release is built.
 const LLVM_MAJOR: &str = "22";
 const RUSTC: &str = "/usr/bin/rustc";
 const CARGO: &str = "/usr/bin/cargo";
 
-/// What builds the objects, with its versions as recorded in `BUILD_INFO`.
+/// The tools that build the objects, with their versions as recorded in `BUILD_INFO`.
 pub(crate) struct Toolchain {
     /// Version of rustc.
     pub(crate) rustc: String,
-    /// Version of the LLVM it uses.
+    /// Version of the LLVM that rustc uses.
     pub(crate) llvm: String,
     /// Version of cargo.
     pub(crate) cargo: String,
@@ -37,7 +37,7 @@ pub(crate) struct Toolchain {
 }
 
 impl Toolchain {
-    /// Finds the toolchain; `setup --for ebpf` has put it there.
+    /// Finds the toolchain that `setup --for ebpf` has installed.
     pub(crate) fn find() -> Result<Self> {
         let verbose = output(clean(Command::new(RUSTC)).arg("-vV"))?;
         let llvm =
@@ -62,7 +62,7 @@ impl Toolchain {
         })
     }
 
-    /// A cargo command of this toolchain, isolated from the caller's settings. `scratch` receives a folder with
+    /// A cargo command of this toolchain, isolated from the caller's settings. In `scratch` it creates a directory with
     /// the only LLVM library that bpf-linker can find.
     pub(crate) fn cargo(&self, scratch: &Path) -> Result<Command> {
         let llvm = scratch.join("llvm");
@@ -87,7 +87,7 @@ impl Toolchain {
     }
 }
 
-/// Installs bpf-linker when it is missing.
+/// Installs bpf-linker if it is missing.
 pub(crate) fn ensure_linker() -> Result<()> {
     if linker().is_some() {
         return Ok(());
@@ -95,7 +95,7 @@ pub(crate) fn ensure_linker() -> Result<()> {
     let tools = cache_dirs("tools")?.into_iter().next().context("no folder to install bpf-linker into")?;
     progress(format!("setup: building bpf-linker {LINKER_VERSION} (about two minutes)"));
     let mut command = clean(Command::new(CARGO));
-    // LLVM does the work; the linker's own code need not be fast, but its build must be short.
+    // LLVM does the work: the linker's own code need not be fast, but its build must be short.
     command.env("CARGO_PROFILE_RELEASE_OPT_LEVEL", "1").env("CARGO_PROFILE_RELEASE_DEBUG", "0");
     command.env("CARGO_PROFILE_RELEASE_LTO", "off").env("CARGO_PROFILE_RELEASE_CODEGEN_UNITS", "16");
     command.env("RUSTC", RUSTC);
@@ -104,7 +104,7 @@ pub(crate) fn ensure_linker() -> Result<()> {
     run_quiet(&mut command).context("cannot build bpf-linker")
 }
 
-/// The bpf-linker of the right version: on `PATH`, or where `ensure_linker` puts it.
+/// The bpf-linker of the required version: where `ensure_linker` puts it, or on `PATH`.
 fn linker() -> Option<PathBuf> {
     let own = cache_dirs("tools").unwrap_or_default().into_iter().map(|dir| dir.join("bin/bpf-linker"));
     own.chain(which("bpf-linker")).find(|path| {
@@ -122,19 +122,19 @@ fn llvm_library() -> Result<PathBuf> {
         .with_context(|| format!("`ldd {RUSTC}` names no libLLVM; bpf-linker needs the compiler's own"))
 }
 
-/// Cargo with Debian's rustc, isolated in the same way, for targets whose standard library Debian has.
+/// Cargo with Debian's rustc, isolated in the same way, for targets whose standard library Debian provides.
 pub(crate) fn plain_cargo() -> Command {
     let mut command = clean(Command::new(CARGO));
     command.env("RUSTC", RUSTC);
     command
 }
 
-/// The full version of Debian's rustc: it cannot use the standard library of another one.
+/// The full version of Debian's rustc, which cannot use the standard library of another version.
 pub(crate) fn rustc_version() -> Result<String> {
     output(clean(Command::new(RUSTC)).arg("-vV"))
 }
 
-/// A command whose environment holds no build settings, only what cargo needs to find its home and the network.
+/// Clears the environment of a command, except for what cargo needs to find its home and the network.
 fn clean(mut command: Command) -> Command {
     const NAMES: [&str; 6] =
         ["HOME", "CARGO_HOME", "TERM", "CURL_CA_BUNDLE", "SSL_CERT_FILE", "SSL_CERT_DIR"];

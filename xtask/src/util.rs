@@ -12,14 +12,14 @@ use std::{
 use anyhow::{Context as _, Result, bail};
 use rustix::process::{Pid, Signal, kill_process};
 
-/// Root folder of the checkout: the one of the workspace that the running package is in.
+/// Root directory of the checkout: that of the workspace of the running package.
 pub fn root() -> PathBuf {
     let manifest = env::var_os("CARGO_MANIFEST_DIR").unwrap_or_else(|| env!("CARGO_MANIFEST_DIR").into());
     let mut above = Path::new(&manifest).ancestors();
     above.find(|dir| dir.join("Cargo.lock").is_file()).map_or_else(|| PathBuf::from("."), Path::to_path_buf)
 }
 
-/// Folder of the build: the one this program was built in.
+/// The target directory in which this program was built.
 pub fn target_dir() -> Result<PathBuf> {
     let exe = env::current_exe().context("cannot find the path of this program")?;
     exe.ancestors()
@@ -28,8 +28,8 @@ pub fn target_dir() -> Result<PathBuf> {
         .with_context(|| format!("no build folder above {}", exe.display()))
 }
 
-/// Where results that are costly to make are kept, best first: the user's cache, which survives `cargo clean`, then the
-/// build folder.
+/// Directories for results that are costly to create, best first: the user's cache, which survives `cargo clean`, then the
+/// target directory.
 pub fn cache_dirs(name: &str) -> Result<Vec<PathBuf>> {
     let cache = env::var_os("XDG_CACHE_HOME").filter(|dir| !dir.is_empty()).map(PathBuf::from);
     let cache = cache.or_else(|| env::var_os("HOME").map(|home| Path::new(&home).join(".cache")));
@@ -38,11 +38,11 @@ pub fn cache_dirs(name: &str) -> Result<Vec<PathBuf>> {
     Ok(dirs)
 }
 
-/// A cargo command in the root folder, run by the cargo that started us.
+/// A cargo command in the root directory, run by the cargo that started us.
 pub fn cargo() -> Command {
     let mut command = Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     command.current_dir(root());
-    // What cargo said of this program. Build scripts that look at it (ring's) would run again, and all that depends on them would be built again.
+    // Remove what cargo set about this program. Build scripts that depend on it (ring's) would run again, and all their dependents would be rebuilt.
     let of_this_program = |name: &str| name.starts_with("CARGO_PKG_") || name.starts_with("CARGO_MANIFEST_");
     for (name, _) in env::vars_os().filter(|(name, _)| name.to_str().is_some_and(of_this_program)) {
         command.env_remove(name);
@@ -50,18 +50,18 @@ pub fn cargo() -> Command {
     command
 }
 
-/// Reports what happens next.
+/// Prints what happens next.
 pub fn progress(line: impl AsRef<str>) {
     eprintln!("xtask: {}", line.as_ref());
 }
 
-/// A path as short as possible, seen from the current folder.
+/// A path relative to the current directory if it is below it.
 pub fn short(path: &Path) -> String {
     let cwd = env::current_dir().unwrap_or_default();
     path.strip_prefix(&cwd).unwrap_or(path).display().to_string()
 }
 
-/// A command as it would be typed.
+/// A command line as it would be typed.
 pub fn line(command: &Command) -> String {
     let words: Vec<_> = std::iter::once(command.get_program())
         .chain(command.get_args())
@@ -75,7 +75,7 @@ pub fn status(command: &mut Command) -> Result<ExitStatus> {
     command.status().with_context(|| format!("cannot run `{}`", line(command)))
 }
 
-/// Runs a command on our terminal and fails when it fails.
+/// Runs a command on our terminal; its failure is an error.
 pub fn run(command: &mut Command) -> Result<()> {
     let status = status(command)?;
     if !status.success() {
@@ -84,7 +84,7 @@ pub fn run(command: &mut Command) -> Result<()> {
     Ok(())
 }
 
-/// Runs a command silently; its output becomes part of the error when it fails.
+/// Runs a command silently; if it fails, its output becomes part of the error.
 pub fn run_quiet(command: &mut Command) -> Result<()> {
     output(command).map(drop)
 }
@@ -103,7 +103,7 @@ pub fn output(command: &mut Command) -> Result<String> {
     String::from_utf8(output.stdout).with_context(|| format!("`{}` did not answer in UTF-8", line(command)))
 }
 
-/// First program of that name on `PATH`.
+/// The first program with this name on `PATH`.
 pub fn which(name: &str) -> Option<PathBuf> {
     env::split_paths(&env::var_os("PATH")?).map(|dir| dir.join(name)).find(|path| path.is_file())
 }
@@ -126,14 +126,14 @@ pub fn as_root(program: impl AsRef<OsStr>, why: &str) -> Result<Command> {
     Ok(command)
 }
 
-/// SHA-256 of some bytes in hexadecimal, by coreutils.
+/// SHA-256 of some bytes in hexadecimal, computed by coreutils.
 pub fn sha256(bytes: &[u8]) -> Result<String> {
     let mut child = Command::new("sha256sum")
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
         .spawn()
         .context("cannot run `sha256sum` (package coreutils)")?;
-    // It reads to the end before it writes, so this cannot block for ever. The pipe closes with the statement.
+    // It reads to the end before it writes, so this cannot block forever. The pipe is closed at the end of the statement.
     child
         .stdin
         .take()
@@ -166,17 +166,17 @@ impl Running {
         &mut self.child
     }
 
-    /// Its process number.
+    /// Its pid.
     pub fn pid(&self) -> u32 {
         self.child.id()
     }
 
-    /// Its status, if it has ended.
+    /// Its exit status, if it has ended.
     pub fn ended(&mut self) -> Result<Option<ExitStatus>> {
         self.child.try_wait().with_context(|| format!("cannot wait for `{}`", self.name))
     }
 
-    /// Sends a signal to exactly this process, unless it has ended.
+    /// Sends a signal to this process only, unless it has ended.
     pub fn signal(&mut self, signal: Signal) -> Result<()> {
         if self.ended()?.is_none() {
             kill_process(Pid::from_child(&self.child), signal)
@@ -185,7 +185,7 @@ impl Running {
         Ok(())
     }
 
-    /// Waits for its end, but not longer than `limit`.
+    /// Waits for its end, for at most `limit`.
     pub fn wait(&mut self, limit: Duration) -> Result<ExitStatus> {
         let end = Instant::now() + limit;
         loop {
@@ -215,7 +215,7 @@ impl Drop for Running {
 mod tests {
     use super::*;
 
-    /// The hash is the published one of the empty and of a short text.
+    /// The hashes equal the published ones of the empty text and of a short text.
     #[test]
     fn sha256_of_known_texts() {
         assert_eq!(sha256(b"").unwrap(), "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855");
@@ -225,7 +225,7 @@ mod tests {
         );
     }
 
-    /// An error names the command and repeats what it said.
+    /// An error names the command and quotes its output.
     #[test]
     fn failing_command_is_quoted() {
         let error =

@@ -1,9 +1,9 @@
-//! `cargo xtask bench --collector`: how many sample sets a collector accepts, on SQLite, as they are and compressed by gzip (what
+//! `cargo xtask bench --collector`: the rate at which a collector accepts sample sets, on SQLite, uncompressed and compressed by gzip (what
 //! gctrace sends), and on PostgreSQL.
 //!
 //! Agents are threads of this program; each sends its sets one after the other, each on a new connection, as the protocol's
-//! agent does, and waits for each answer. Collector, agents and PostgreSQL share the machine: the work of a core is measured by the
-//! CPU time of the collector's process.
+//! agent does, and waits for each answer. Collector, agents and PostgreSQL share the machine, so the work per core is computed from
+//! the CPU time of the collector's process.
 
 use std::{
     fmt::Write as _,
@@ -27,30 +27,30 @@ use rustix::process::Signal;
 use super::cpu_ticks;
 use xtask::util::{progress, target_dir};
 
-/// Agents at a time.
+/// Number of simultaneous agents.
 const AGENTS: usize = 500;
-/// Sets that each of them sends.
+/// Number of sets that each agent sends.
 const SETS: usize = 4;
-/// Samples of a set: the most that the protocol's agent sends.
+/// Number of samples in a set: the maximum that the protocol's agent sends.
 const SAMPLES: usize = 2000;
-/// How long an agent sends a set again that is answered with 500. gctrace waits longer, and keeps its sets meanwhile.
+/// How long an agent retries a set that is answered with 500. gctrace retries for longer, and keeps its sets meanwhile.
 const INSISTS: Duration = Duration::from_mins(5);
-/// Timeout of an answer, on a machine where everything waits for everything.
+/// Timeout for an answer, on an overloaded machine.
 const TIMEOUT: Duration = Duration::from_mins(5);
 
 struct Measured {
     store: &'static str,
     seconds: f64,
     collector_cpu: f64,
-    /// Sets that were sent again: memory is limited, and sets beyond it are answered with 500.
+    /// Number of retries: memory is limited, and sets beyond the limit are answered with 500.
     repeated: u64,
-    /// Seconds per set, repetitions included, in order.
+    /// Seconds per set, including retries, sorted.
     answers: Vec<f64>,
     set_bytes: usize,
     stored_bytes: u64,
 }
 
-/// Runs it.
+/// Runs the measurement.
 pub(super) fn run(json: bool) -> Result<()> {
     let scratch = target_dir()?.join("bench-collector");
     let file = scratch.join("sets.db");
@@ -114,7 +114,7 @@ fn measure(
                     let mut answer = post(address, "/ruby", fields, &body);
                     while answer.is_err() && sent.elapsed() < INSISTS {
                         repeated.fetch_add(1, Ordering::Relaxed);
-                        // Agents that were refused together do not come back together.
+                        // A random pause, so that agents that were refused together do not retry together.
                         thread::sleep(Duration::from_millis(fastrand::u64(500..4000)));
                         answer = post(address, "/ruby", fields, &body);
                     }
@@ -199,11 +199,11 @@ fn cpu(process: &Guarded) -> Result<f64> {
     Ok(ticks as f64 / rustix::param::clock_ticks_per_second() as f64)
 }
 
-/// Header fields of a set as it is, and of a compressed one.
+/// Header fields of an uncompressed set (`JSON`), and of a compressed one (`GZIP`).
 const JSON: &str = "Content-Type: application/json";
 const GZIP: &str = "Content-Type: application/json\r\nContent-Encoding: gzip";
 
-/// A part of a gzip file: agents have their own headers and the same samples, which are compressed once.
+/// A part of a gzip file: agents have their own headers but the same samples, which are compressed once.
 struct Deflated {
     bytes: Vec<u8>,
     crc: Crc,
@@ -223,7 +223,7 @@ impl Deflated {
 
     /// The gzip file of a set with this header and these samples, in parts.
     fn set(&self, header: &str) -> Result<Vec<Vec<u8>>> {
-        // It ends at a byte, where the samples go on.
+        // The header ends at a byte boundary, where the samples continue.
         let Self { bytes, mut crc } = Self::of(header.as_bytes(), FlushCompress::Sync)?;
         crc.combine(&self.crc);
         let end = [crc.sum().to_le_bytes(), crc.amount().to_le_bytes()].concat();
@@ -231,7 +231,7 @@ impl Deflated {
     }
 }
 
-/// A request on a new connection; its body is sent in pieces. Returns the body of a 200.
+/// Sends a request on a new connection, its body in pieces. Returns the body of a 200.
 fn post(address: SocketAddr, path: &str, fields: &str, body: &[&[u8]]) -> Result<String> {
     let mut stream = TcpStream::connect(address)?;
     stream.set_read_timeout(Some(TIMEOUT))?;
@@ -283,7 +283,7 @@ const KEYS: [&str; 29] = [
     "oldmalloc_increase_bytes_limit",
 ];
 
-/// The beginning of a set; each process has its own.
+/// The start of a set; each process has its own.
 fn header(token: &str, pid: usize) -> String {
     let keys = KEYS.map(|key| format!("{key:?}")).join(",");
     format!(
@@ -291,12 +291,12 @@ fn header(token: &str, pid: usize) -> String {
     )
 }
 
-/// The rest: cycles of a program with a steady heap.
+/// The rest of a set: cycles of a program with a steady heap.
 fn samples() -> String {
     let mut text = String::new();
     let mut random = 1_u64;
     for at in 0..SAMPLES as u64 {
-        // Numbers that compress like real ones: they grow, and their last digits are random.
+        // Numbers that compress like real ones: they increase, and their last digits are random.
         random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         let noise = (random >> 33) % 5000;
         let (cycle, ends) = (at / 2 + 1, at % 2 == 1);

@@ -1,4 +1,4 @@
-//! The kernel's cost of taking one stack, by its depth, from the kernel's own run statistics of BPF programs.
+//! The kernel's cost of taking one stack, by its depth, measured by the kernel's own run statistics of BPF programs.
 
 use std::{
     fs,
@@ -20,9 +20,9 @@ use xtask::{
     util::{Running, root, target_dir},
 };
 
-/// Frames of the recursion.
+/// Numbers of frames of the recursion.
 const DEPTHS: [u32; 5] = [10, 50, 200, 400, 800];
-/// Cost of a stack: the time of all programs on ticks of the CPU clock, idle CPUs included, over the stacks taken.
+/// Cost of a stack: the time of all programs on ticks of the CPU clock, including those of idle CPUs, divided by the number of stacks taken.
 struct Cost {
     depth: u32,
     native: bool,
@@ -81,12 +81,12 @@ fn measure(depth: u32, native: bool) -> Result<Cost> {
         bail!("gctrace failed: {said}");
     }
     fs::remove_file(&pprof).with_context(|| format!("cannot remove {}", pprof.display()))?;
-    // The script used no CPU time before, so all stacks are from the time that was measured.
+    // The script used no CPU time before, so all stacks belong to the measured time.
     let stacks = stacks_taken(&said)?;
     Ok(Cost { depth, native, stacks, ns: each(ns, stacks)? })
 }
 
-/// The time of one stack.
+/// Nanoseconds per stack.
 fn each(ns: u64, stacks: u64) -> Result<u64> {
     ns.checked_div(stacks).context("gctrace took no stack, so there is nothing to measure")
 }
@@ -100,7 +100,7 @@ fn expect(said: &mut impl std::io::BufRead, word: &str) -> Result<()> {
     Ok(())
 }
 
-/// Nanoseconds of the programs of a process on perf events.
+/// Nanoseconds that a process's programs on perf events have run.
 fn on_ticks(pid: u32) -> Result<u64> {
     Ok(programs(pid)?.iter().filter(|program| program.kind == PERF_EVENT).map(|program| program.ns).sum())
 }
@@ -109,7 +109,7 @@ fn on_ticks(pid: u32) -> Result<u64> {
 mod tests {
     use super::*;
 
-    /// Without a stack there is no cost of one.
+    /// Without a stack there is no cost per stack.
     #[test]
     fn no_stacks() {
         assert_eq!(each(900, 3).unwrap(), 300);

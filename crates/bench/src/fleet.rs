@@ -1,4 +1,4 @@
-//! Many Ruby processes at once: how soon gctrace is ready, how much memory it needs, and what it uses while they idle and
+//! Many Ruby processes at once: how soon gctrace is ready, how much memory it needs, and how much CPU time it uses while they idle and
 //! while some of them work.
 
 use std::{
@@ -26,7 +26,7 @@ const BUSY: usize = 20;
 const WINDOW: Duration = Duration::from_secs(20);
 const PATIENCE: Duration = Duration::from_mins(2);
 
-/// Waits for a line, then collects garbage again and again, a little at a time, until its input ends.
+/// Waits for a line, then creates garbage repeatedly, a little at a time, until its input ends.
 const PROGRAM: &str = "$stdout.sync = true; puts 'ready'; exit unless gets
     Thread.new { gets; exit! }
     loop { 4_000.times { |i| [i, i.to_s] }; sleep 0.05 }";
@@ -56,7 +56,7 @@ pub(super) fn run(json: bool) -> Result<()> {
         BufReader::new(output).read_line(&mut line)?;
         ensure!(line == "ready\n", "a Ruby process said {line:?}");
     }
-    // The first start analyses the images, later ones read the analysis from the cache.
+    // The first start analyses the images; later ones read the analysis from the cache.
     let cache = target_dir()?.join("bench-cache");
     let (mut first, _, first_s) = start(&cache)?;
     first.signal(Signal::INT)?;
@@ -92,7 +92,7 @@ pub(super) fn run(json: bool) -> Result<()> {
     Ok(())
 }
 
-/// Starts gctrace and waits until it is ready. Returns how many seconds that took.
+/// Starts gctrace and waits until it is ready. Returns the number of seconds that it took.
 fn start(cache: &Path) -> Result<(Running, Receiver<String>, f64)> {
     let mut command = Command::new(target_dir()?.join("release/gctrace"));
     command.args(["--all-ruby", "--quiet", "--verbose", "--cache-dir"]).arg(cache);
@@ -129,13 +129,13 @@ fn wait(lines: &Receiver<String>, wanted: &str) -> Result<String> {
     }
 }
 
-/// What gctrace counted: processes that collect garbage cannot leave it at nothing.
+/// A counter of gctrace, which must not be 0: the processes collect garbage.
 fn counted(line: &str, name: &str) -> Result<u64> {
     let count = counter(line, name).filter(|&count| count > 0);
     count.with_context(|| format!("gctrace counted no {name}, so nothing was measured: {line}"))
 }
 
-/// Microseconds of a hit; `None`: the work did not show in the CPU time.
+/// Microseconds per hit; `None` if the work is not visible in the CPU time.
 fn hit_us(figures: &Figures) -> Option<f64> {
     let seconds = (figures.busy_cpu - figures.idle_cpu) * WINDOW.as_secs_f64();
     (seconds > 0.0 && figures.hits > 0).then(|| seconds * 1e6 / figures.hits as f64)
@@ -166,7 +166,7 @@ fn print(figures: &Figures, json: bool) {
 mod tests {
     use super::*;
 
-    /// What was not measured is absent, or an error.
+    /// A figure that was not measured is absent, or an error.
     #[test]
     fn nothing_measured() {
         let line = "gctrace: counted by gctrace: records 9, cycles 7, lost 0";

@@ -1,7 +1,7 @@
-//! `cargo xtask bench`: what gctrace costs the traced program, and what it uses itself.
+//! `cargo xtask bench`: the cost of gctrace for the traced program, and its own resource usage.
 //!
-//! Runs of one script alternate, without a tracer and with each of them, and each round gives one ratio per tracer: a
-//! machine that slows down over minutes slows all of a round.
+//! Runs of one script alternate, without a tracer and with each of them, and each round yields one ratio per tracer: a
+//! machine that slows down over minutes slows down the whole of a round.
 
 mod collector;
 mod depth;
@@ -110,7 +110,7 @@ struct Args {
 /// Default number of rounds.
 const ROUNDS: u32 = 10;
 const SCRIPTS: [&str; 2] = ["bench_gc", "bench_cpu"];
-/// How long gctrace may take to find and prepare the Ruby that is running.
+/// How long gctrace may take to find and prepare the running Ruby.
 const SETTLE: Duration = Duration::from_secs(3);
 
 fn main() -> ExitCode {
@@ -238,11 +238,11 @@ fn run(args: &Args) -> Result<()> {
     Ok(())
 }
 
-/// What is measured.
+/// The measured tracer.
 enum Tracer {
-    /// A gctrace without options: every GC event; and its name in the table.
+    /// A gctrace without options, which traces every GC event; and its name in the table.
     Gc(PathBuf, &'static str),
-    /// The same and stacks with native frames at 99 Hz.
+    /// The same, plus stacks with native frames at 99 Hz.
     Stacks(PathBuf, &'static str),
     /// rbspy at 99 Hz.
     Rbspy(PathBuf),
@@ -255,7 +255,7 @@ struct Run {
     cpu: f64,
 }
 
-/// What gctrace used in its whole life.
+/// Resources that gctrace used over its whole lifetime.
 #[derive(Clone, Copy)]
 struct Agent {
     cpu: f64,
@@ -328,7 +328,7 @@ fn gctrace(binary: &Path, script: &str, pprof: Option<&Path>) -> Result<(Run, Ag
     Ok((run, agent))
 }
 
-/// rbspy is given the pid after the process has started, and ends with it.
+/// Runs a script under rbspy, which is given the pid after the process has started, and ends with it.
 fn rbspy(path: &Path, name: &str, scratch: &Path) -> Result<(Run, Agent)> {
     let mut traced = Running::start(script(name).stdout(Stdio::piped()))?;
     let mut command = Command::new(path);
@@ -349,7 +349,7 @@ fn rbspy(path: &Path, name: &str, scratch: &Path) -> Result<(Run, Agent)> {
         if let Some(status) = rbspy.ended()? {
             break status;
         }
-        // Its last moments are missing: /proc is empty once it has ended.
+        // Its last moments are missing: /proc is empty once the process has ended.
         if let Ok(now) = Agent::read(rbspy.pid()) {
             agent = now;
         }
@@ -364,7 +364,7 @@ fn rbspy(path: &Path, name: &str, scratch: &Path) -> Result<(Run, Agent)> {
     Ok((said(name, &text)?, agent))
 }
 
-/// Waits until gctrace has attached; what it says later can be read from the answer.
+/// Waits until gctrace has attached; its later messages can be read from the returned reader.
 fn until_ready(gctrace: &mut Running) -> Result<BufReader<ChildStderr>> {
     let mut lines = BufReader::new(gctrace.child().stderr.take().context("no pipe from gctrace")?);
     let (mut said, mut begin) = (String::new(), 0);
@@ -377,12 +377,12 @@ fn until_ready(gctrace: &mut Running) -> Result<BufReader<ChildStderr>> {
     Ok(lines)
 }
 
-/// How many stacks gctrace reports at its end, with `--verbose`.
+/// The number of stacks that gctrace reports at its end with `--verbose`.
 fn stacks_taken(said: &str) -> Result<u64> {
     counter(said, "stacks").with_context(|| format!("gctrace does not say how many stacks it took: {said}"))
 }
 
-/// A counter from the report of `gctrace --verbose` at its end: `NAME NUMBER, NAME NUMBER`.
+/// A counter from the final report of `gctrace --verbose`: `NAME NUMBER, NAME NUMBER`.
 fn counter(said: &str, name: &str) -> Option<u64> {
     let mut words = said.split([' ', ',', '\n']).filter(|word| !word.is_empty());
     words.find(|word| *word == name)?;
@@ -409,12 +409,12 @@ impl Agent {
         let cpu = cpu_ticks(&stat).context("/proc/PID/stat has an unknown form")?;
         let peak = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
         let peak = peak.and_then(|text| text.trim().strip_suffix(" kB")?.parse().ok());
-        // USER_HZ has been 100 on every architecture this runs on.
+        // USER_HZ is 100 on every architecture on which this runs.
         Ok(Self { cpu: cpu as f64 / 100.0, peak_rss_kib: peak.context("/proc/PID/status has no VmHWM")? })
     }
 }
 
-/// User and system time of `/proc/PID/stat`; the program's name in it may hold blanks and parentheses.
+/// User and system time of `/proc/PID/stat`, in ticks; the program's name in it may contain blanks and parentheses.
 fn cpu_ticks(stat: &str) -> Option<u64> {
     let fields: Vec<&str> = stat.rsplit_once(')')?.1.split_whitespace().collect();
     Some(fields.get(11)?.parse::<u64>().ok()? + fields.get(12)?.parse::<u64>().ok()?)
@@ -476,7 +476,7 @@ fn json(results: &[Measured]) -> String {
 mod tests {
     use super::*;
 
-    /// Scripts are found from this package, which is two folders below the root.
+    /// Scripts are found relative to this package, which is two directories below the root.
     #[test]
     fn scripts_are_there() {
         for name in SCRIPTS.into_iter().chain(["bench_depth"]) {
@@ -485,7 +485,7 @@ mod tests {
         }
     }
 
-    /// The last line counts, in any order of its fields.
+    /// The last line counts, with its fields in any order.
     #[test]
     fn script_line() {
         let run = Run::read("noise\nwall=3.5 cpu=3.25 gc=9 check=1\n").unwrap();
@@ -493,14 +493,14 @@ mod tests {
         assert_eq!(Run::read("wall=3.5"), None);
     }
 
-    /// The name of a program cannot shift the fields.
+    /// A program's name cannot shift the fields.
     #[test]
     fn stat_with_a_hostile_name() {
         let stat = "7 (a) R 1) S 1 7 7 0 -1 4194560 100 0 0 0 25 17 0 0 20 0 1 0 5 1000 10";
         assert_eq!(cpu_ticks(stat), Some(42));
     }
 
-    /// Out of the last line of a run.
+    /// The number is taken from the last line of a run.
     #[test]
     fn stacks_of_a_run() {
         let said = "gctrace: counted by gctrace: decoded_stacks 800, cycles 7, stacks 792, frames 9\n";

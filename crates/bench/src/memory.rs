@@ -1,7 +1,7 @@
-//! `cargo xtask bench --memory`: what the ways of looking at memory cost a program that mostly allocates, and gctrace itself.
+//! `cargo xtask bench --memory`: the cost of gctrace's ways of tracing memory, for a program that mostly allocates and for gctrace itself.
 //!
-//! One program stays for the whole of the measurement. A turn for each way has a turn without gctrace before and behind it, and is compared
-//! with their mean, so that a machine that changes its speed shifts no ratio; every other round runs in reverse order.
+//! One program runs for the whole measurement. The turn of each arm has a turn without gctrace before and after it, and is compared
+//! with their mean, so that a machine whose speed changes shifts no ratio; every other round runs in reverse order.
 
 use std::{
     fs,
@@ -20,38 +20,38 @@ use serde_json::json;
 use super::{Agent, Spread, interval, script};
 use xtask::util::{Running, progress, target_dir};
 
-/// Rounds of the script's loop in a turn: about two seconds.
+/// Iterations of the script's loop per turn: about two seconds.
 const WORK: u32 = 2_000_000;
-/// Until gctrace has attached, or has read the heap for the first time.
+/// Time until gctrace has attached, or has read the heap for the first time.
 const SETTLED: Duration = Duration::from_secs(3);
-/// The next turn finds the program without probes.
+/// Pause after a turn, during which the probes are removed.
 const REST: Duration = Duration::from_millis(500);
 const PATIENCE: Duration = Duration::from_mins(1);
 
-/// A way of looking at memory: what it is called, and the arguments of gctrace. `FILE` stands for a file to write to.
+/// The ways of tracing memory: name, and arguments of gctrace. `FILE` stands for an output file.
 const ARMS: [(&str, &[&str]); 6] = [
     ("GC only", &["--quiet"]),
     ("--alloc", &["--quiet", "--alloc"]),
     ("--alloc --pprof", &["--quiet", "--alloc", "--pprof", "FILE"]),
-    // Within the default budget its window would end at once.
+    // With the default budget its measuring window would end at once.
     ("malloc --budget 100", &["malloc", "--duration", "1h", "--budget", "100"]),
     ("heap --by class --every 1s", &["heap", "--by", "class", "--every", "1s"]),
     ("heap --leaks", &["heap", "--leaks", "1h"]),
 ];
 
-/// What a turn took.
+/// The results of a turn.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Turn {
     wall_ns: f64,
     cpu_ns: f64,
     objects: f64,
-    /// CPU time of gctrace in it, percent of a core.
+    /// CPU time of gctrace during the turn, percent of a core.
     agent_percent: f64,
     agent_peak_kib: f64,
 }
 
 impl Turn {
-    /// Reads the answer of the script.
+    /// Parses the answer of the script.
     fn read(line: &str) -> Option<Self> {
         let field = |name: &str| {
             line.split_whitespace().find_map(|word| word.strip_prefix(name))?.parse::<f64>().ok()
@@ -66,7 +66,7 @@ impl Turn {
     }
 }
 
-/// A turn, and those without gctrace before and behind it.
+/// A turn, and the turns without gctrace before and after it.
 struct Pair {
     with: Turn,
     without: [Turn; 2],
@@ -78,14 +78,14 @@ impl Pair {
     }
 }
 
-/// Runs it.
+/// Runs the measurement.
 pub(super) fn run(rounds: u32, json: bool) -> Result<()> {
     let scratch = target_dir()?.join("bench");
     fs::create_dir_all(&scratch).with_context(|| format!("cannot create {}", scratch.display()))?;
     let mut program = Program::start()?;
     let gctrace = target_dir()?.join("release/gctrace");
     let mut all: Vec<Vec<Pair>> = ARMS.iter().map(|_| Vec::new()).collect();
-    // The heap has grown, and methods are in the caches.
+    // A first run grows the heap and fills the method caches.
     program.work()?;
     for number in 1..=rounds {
         let mut places: Vec<usize> = (0..ARMS.len()).collect();
@@ -113,7 +113,7 @@ pub(super) fn run(rounds: u32, json: bool) -> Result<()> {
     Ok(())
 }
 
-/// The program that is watched.
+/// The traced program.
 struct Program {
     process: Running,
     answers: BufReader<ChildStdout>,
@@ -135,7 +135,7 @@ impl Program {
         Turn::read(&line).with_context(|| format!("bench_memory.rb answered {line:?}"))
     }
 
-    /// Ends its input, and it with it.
+    /// Closes the program's input, which ends it.
     fn end(mut self) -> Result<()> {
         drop(self.process.child().stdin.take());
         let status = self.process.wait(PATIENCE)?;
@@ -144,7 +144,7 @@ impl Program {
     }
 }
 
-/// A turn while gctrace watches.
+/// A turn under gctrace.
 fn watched(gctrace: &PathBuf, arguments: &[&str], program: &mut Program, scratch: &Path) -> Result<Turn> {
     let said = scratch.join("memory.err");
     let errors = fs::File::create(&said).with_context(|| format!("cannot create {}", said.display()))?;
@@ -161,7 +161,7 @@ fn watched(gctrace: &PathBuf, arguments: &[&str], program: &mut Program, scratch
     command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(errors);
     let mut tracer = Running::start(&mut command)?;
     thread::sleep(SETTLED);
-    // The first stacks of a process wake gctrace one by one; a budget is used up.
+    // A run that is not measured: the first stacks of a process wake gctrace one by one, and a budget is used up.
     program.work()?;
     let before = Agent::read(tracer.pid()).with_context(|| format!("gctrace has ended: {}", said()))?;
     let turn = program.work()?;
@@ -171,7 +171,7 @@ fn watched(gctrace: &PathBuf, arguments: &[&str], program: &mut Program, scratch
     }
     tracer.signal(Signal::INT)?;
     let status = tracer.wait(PATIENCE)?;
-    // A census that is repeated has nothing to finish, and is ended by the signal itself.
+    // A repeated census has nothing to finish, and is terminated by the signal itself.
     let ended = status.success() || status.signal() == Some(Signal::INT.as_raw());
     ensure!(ended, "gctrace ended with {status} after SIGINT: {}", said());
     thread::sleep(REST);
@@ -240,7 +240,7 @@ fn report(all: &[Vec<Pair>], json: bool) {
 mod tests {
     use super::*;
 
-    /// Fields in any order; a line that is none is refused.
+    /// Fields in any order; an invalid line is refused.
     #[test]
     fn answers() {
         let turn = Turn::read("cpu_ns=2000 objects=7 wall_ns=3000\n").unwrap();

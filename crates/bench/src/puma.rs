@@ -1,9 +1,9 @@
-//! `cargo xtask bench --puma`: what watching requests, and a recording of everything that it usually has, cost a Puma that does next to
-//! nothing else, and how large such a recording is.
+//! `cargo xtask bench --puma`: the cost of tracing requests, and of a recording with its usual contents, for a Puma that does almost
+//! nothing else, and the size of such a recording.
 //!
-//! One server stays for the whole of the measurement, under the load of `--connections`. With one, its threads never wait for each other, and
-//! the CPU time of a request is steady; with several on few CPUs it differs by a third from turn to turn. A turn for each way of watching has
-//! a turn without gctrace before and behind it, and is compared with their mean, so that a machine that changes its speed shifts no ratio;
+//! One server runs for the whole measurement, under the load of `--connections`. With one connection, its threads never wait for each other, and
+//! the CPU time per request is steady; with several on few CPUs it varies by a third from turn to turn. The turn of each arm has
+//! a turn without gctrace before and after it, and is compared with their mean, so that a machine whose speed changes shifts no ratio;
 //! every other round runs in reverse order.
 
 use std::{
@@ -30,20 +30,20 @@ use xtask::{
     util::{Running, progress, target_dir},
 };
 
-/// The server is warm long before.
+/// Seconds of load before a turn without gctrace: the server has been warm for long.
 const WARM_S: u32 = 2;
-/// Until gctrace does what it does from then on: its budget for the GVL has settled, and the first 1,024 stacks of the process, each of which
+/// Seconds until gctrace is in its steady state: its budget for the GVL has settled, and the first 1,024 stacks of the process, each of which
 /// wakes it at once, have been taken.
 const SETTLED_S: u32 = 14;
 const MEASURED_S: u32 = 6;
-/// The request that costs a server least.
+/// The path of the cheapest request.
 const PATH: &str = "hello";
 const PATIENCE: Duration = Duration::from_mins(1);
 
 /// What gctrace does in a turn.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Arm {
-    /// It traces another process, with requests.
+    /// Traces another process, with requests.
     Elsewhere,
     /// GC only.
     Gc,
@@ -51,7 +51,7 @@ enum Arm {
     Requests,
     /// A recording: GC, CPU stacks, and the GVL with its budget.
     Record,
-    /// The same with requests.
+    /// A recording with requests.
     RecordRequests,
 }
 
@@ -82,21 +82,21 @@ impl Arm {
     }
 }
 
-/// What a turn has.
+/// The results of a turn.
 #[derive(Clone, Copy)]
 struct Turn {
     load: Load,
-    /// CPU time of the server for each request, microseconds.
+    /// CPU time of the server per request, microseconds.
     cpu_us: f64,
     /// CPU time of gctrace's user space, percent of a core.
     agent_percent: f64,
-    /// CPU time of gctrace's user space before that, with its start, seconds.
+    /// CPU time of gctrace's user space before the turn, including its start, seconds.
     agent_before: f64,
-    /// Growth of the recording, bytes a minute.
+    /// Growth of the recording, bytes per minute.
     recorded: f64,
 }
 
-/// What stays for all turns.
+/// The state shared by all turns.
 struct Bench {
     gctrace: PathBuf,
     live: Live,
@@ -105,20 +105,20 @@ struct Bench {
     connections: u32,
 }
 
-/// A turn, and those without gctrace before and behind it.
+/// A turn, and the turns without gctrace before and after it.
 struct Pair {
     with: Turn,
     without: [Turn; 2],
 }
 
 impl Pair {
-    /// A figure relative to that without gctrace.
+    /// A figure relative to the mean of the turns without gctrace.
     fn ratio(&self, of: fn(&Turn) -> f64) -> f64 {
         of(&self.with) / f64::midpoint(of(&self.without[0]), of(&self.without[1]))
     }
 }
 
-/// Runs it.
+/// Runs the measurement.
 pub(super) fn run(rounds: u32, connections: u32, json: bool) -> Result<()> {
     load::check()?;
     let live = Live::begin()?;
@@ -171,7 +171,7 @@ impl Bench {
             let said = std::io::read_to_string(errors).context("cannot read what gctrace says")?;
             let status = process.wait(PATIENCE)?;
             ensure!(status.success(), "gctrace ended with {status} after SIGINT: {said}");
-            // The next turn finds the program without probes.
+            // Let the probes be removed before the next turn.
             thread::sleep(Duration::from_millis(500));
         }
         let seconds = f64::from(MEASURED_S);
@@ -202,7 +202,7 @@ impl Bench {
     }
 }
 
-/// CPU time of the threads of a process, seconds, as the scheduler counts it; `/proc/PID/stat` has it in ticks of 10 ms.
+/// CPU time of the threads of a process, seconds, from the scheduler's statistics; `/proc/PID/stat` has only ticks of 10 ms.
 fn cpu_of_threads(pid: u32) -> Result<f64> {
     let mut ns = 0;
     for thread in fs::read_dir(format!("/proc/{pid}/task"))? {
@@ -213,7 +213,7 @@ fn cpu_of_threads(pid: u32) -> Result<f64> {
     Ok(ns as f64 / 1e9)
 }
 
-/// A figure of all rounds relative to that without gctrace.
+/// A figure over all rounds, relative to that without gctrace.
 struct Ratio {
     median: f64,
     interval: (f64, f64),

@@ -1,6 +1,6 @@
-//! `cargo xtask bench --retention DIR`: how large a collector's store becomes, and how fast it answers, after many agents sent sets for weeks.
+//! `cargo xtask bench --retention DIR`: the size of a collector's store, and its response times, after many agents sent sets for weeks.
 //!
-//! The sets are written to the store directly, as the collector writes them, with simulated times; figures are added up and quotas
+//! The sets are written to the store directly, as the collector writes them, with simulated times; figures are summed and quotas
 //! applied as the collector does. Then a collector is started on the store and queried.
 
 use std::{
@@ -44,13 +44,13 @@ const DAY: u64 = 86_400;
 const SERIES: Series = Series(3, 4);
 /// The collector's default.
 const APP_BYTES: u64 = 1 << 30;
-/// Settings of the first, second and third part of the time.
+/// Settings of the first, second and last third of the time.
 const ENVIRONMENTS: [&str; 3] =
     ["", "RUBY_GC_MALLOC_LIMIT=33554432", "RUBY_GC_MALLOC_LIMIT=33554432 RUBY_GC_MALLOC_LIMIT_MAX=67108864"];
-/// How often each page is asked for.
+/// Number of requests per page.
 const TURNS: u32 = 5;
 
-/// Runs it with the store in this directory, which is kept.
+/// Runs the measurement with the store in this directory, where it remains.
 pub(super) fn run(dir: &Path, options: &Simulated) -> Result<()> {
     fs::create_dir_all(dir).with_context(|| format!("cannot create {}", dir.display()))?;
     let path = dir.join("sets.db");
@@ -121,7 +121,7 @@ fn fill(path: &Path, options: &Simulated) -> Result<Vec<String>> {
             store.insert(&new, quota)?;
         }
         if (tick + 1) % (DAY / TICK) == 0 {
-            // As the collector does it.
+            // As the collector does.
             for group in &groups {
                 for (age, width) in [(25 * 3600, 2 * 3600), (8 * DAY, 6 * 3600)] {
                     let before = at.saturating_sub(age) / width * width;

@@ -1,6 +1,6 @@
-//! Figures of several rounds.
+//! Summaries of the figures of several rounds.
 
-/// Median, least and greatest.
+/// Median, minimum and maximum.
 #[derive(Debug, PartialEq)]
 pub(super) struct Spread {
     pub(super) median: f64,
@@ -17,7 +17,7 @@ impl Spread {
     }
 }
 
-/// The interval that has the median in at least 95 of 100 cases, by ranks (the sign test); of fewer than six values all.
+/// The interval that contains the median in at least 95 of 100 cases, by ranks (the sign test); for fewer than six values, their whole range.
 pub(super) fn interval(values: &[f64]) -> (f64, f64) {
     let mut values = values.to_vec();
     values.sort_by(f64::total_cmp);
@@ -45,7 +45,7 @@ mod tests {
         assert_eq!(Spread::of([4.0, 1.0, 2.0, 3.0].into_iter()), Spread { median: 2.5, min: 1.0, max: 4.0 });
     }
 
-    /// The ranks of the sign test's tables: 1 of 6 to 8 values, 2 of 9 to 11, 3 of 12.
+    /// The ranks in tables of the sign test: 1 for 6 to 8 values, 2 for 9 to 11, 3 for 12.
     #[test]
     fn intervals_of_medians() {
         let of = |count: usize| interval(&(1..=count).rev().map(|value| value as f64).collect::<Vec<_>>());

@@ -1,7 +1,7 @@
-//! How long a tracer keeps a running thread from running: the gaps between the readings of a clock in a loop.
+//! How long a tracer keeps a running thread from running, measured by the gaps between readings of a clock in a loop.
 //!
-//! One process stays for the whole of the measurement. Each round has one turn without a tracer and one with each of them, and
-//! gives one difference per tracer: other interruptions of a thread (ticks, other programs, a stolen CPU) are in both of its terms.
+//! One process runs for the whole measurement. Each round has one turn without a tracer and one with each of them, and
+//! yields one difference per tracer: other interruptions of a thread (ticks, other programs, a stolen CPU) are in both of its terms.
 
 use std::{
     fs,
@@ -21,22 +21,22 @@ use xtask::util::{Running, progress, target_dir};
 
 /// How long each turn lasts.
 const TURN: Duration = Duration::from_secs(8);
-/// How long the thread runs under a tracer before it is measured: the first 1,024 stacks of a process wake gctrace at once, and rbspy
+/// How long the thread runs under a tracer before it is measured: each of the first 1,024 stacks of a process wakes gctrace at once, and rbspy
 /// reads what it needs of a new process.
 const WARM: Duration = Duration::from_secs(12);
-/// Longer gaps count, nanoseconds. A reading takes some tenths of a microsecond.
+/// Gaps longer than this count, nanoseconds. A reading takes some tenths of a microsecond.
 const LONGER_THAN: u64 = 3_000;
-/// From the start of a tracer, or from its ready message, to the turn: it attaches meanwhile.
+/// Pause from the start of a tracer, or from its ready message, to the turn, during which it attaches.
 const SETTLE: Duration = Duration::from_secs(2);
-/// From the end of a tracer to the next turn: it detaches meanwhile.
+/// Pause from the end of a tracer to the next turn, during which it detaches.
 const REST: Duration = Duration::from_secs(1);
 const PATIENCE: Duration = Duration::from_mins(1);
-/// Samples a second.
+/// Samples per second.
 const RATE: &str = "99";
-/// The method of the script in which the thread is while it is measured.
+/// The method of the script in which the thread runs while it is measured.
 const METHOD: &str = "read_clock";
 
-/// What the script says of a turn.
+/// The script's report on a turn.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Gaps {
     wall_ns: u64,
@@ -45,14 +45,14 @@ struct Gaps {
     longest_ns: u64,
 }
 
-/// A turn.
+/// The results of a turn.
 #[derive(Clone, Copy)]
 struct Turn {
     gaps: Gaps,
-    /// How long the thread was ready to run while others had its CPU, where the kernel reports that: on a busy machine most of
+    /// How long the thread was runnable while others had its CPU, if the kernel reports that: on a busy machine most of
     /// the gaps are of this kind, with any tracer.
     queued_ns: Option<u64>,
-    /// Stacks of the turn and of the time before it, if there is a tracer: evidence that it was at work, and how much.
+    /// Stacks of the turn and of the time before it, if there is a tracer: they prove that it was active, and how much.
     samples: Option<u64>,
 }
 
@@ -62,7 +62,7 @@ struct Round {
     rbspy: Option<Turn>,
 }
 
-/// Runs the measurement, with rbspy, too, if there is one.
+/// Runs the measurement, with rbspy as well if there is one.
 pub(super) fn run(rbspy: Option<&Path>, rounds: u32, json: bool) -> Result<()> {
     let scratch = target_dir()?.join("bench");
     fs::create_dir_all(&scratch).with_context(|| format!("cannot create {}", scratch.display()))?;
@@ -92,7 +92,7 @@ pub(super) fn run(rbspy: Option<&Path>, rounds: u32, json: bool) -> Result<()> {
     Ok(())
 }
 
-/// The process that is traced.
+/// The traced process.
 struct TracedRuby {
     process: Running,
     answers: BufReader<ChildStdout>,
@@ -111,7 +111,7 @@ impl TracedRuby {
         self.process.pid().to_string()
     }
 
-    /// Measures for this long; the caller fills in the samples.
+    /// Measures for this duration; the caller fills in the samples.
     fn turn(&mut self, length: Duration) -> Result<Turn> {
         let before = self.queued_ns();
         let input = self.process.child().stdin.as_mut().context("no pipe to the script")?;
@@ -124,12 +124,12 @@ impl TracedRuby {
         Ok(Turn { gaps, queued_ns, samples: None })
     }
 
-    /// How long its main thread has waited for a CPU in all.
+    /// Total time that its main thread has waited for a CPU, nanoseconds.
     fn queued_ns(&self) -> Option<u64> {
         run_delay(&fs::read_to_string(format!("/proc/{}/schedstat", self.pid())).ok()?)
     }
 
-    /// Ends its input, and it with it.
+    /// Closes the process's input, which ends it.
     fn end(mut self) -> Result<()> {
         drop(self.process.child().stdin.take());
         let status = self.process.wait(PATIENCE)?;
@@ -166,7 +166,7 @@ fn gctrace(traced: &mut TracedRuby, scratch: &Path) -> Result<Turn> {
     }
     let status = gctrace.wait(PATIENCE)?;
     ensure!(status.success(), "gctrace ended with {status} after SIGINT: {said}");
-    // The process uses CPU time only in turns, so all stacks are from those.
+    // The process uses CPU time only in turns, so all stacks belong to them.
     let samples = stacks_taken(&said)?;
     ensure!(samples > 0, "gctrace took no stack: {said}");
     thread::sleep(REST);
@@ -200,7 +200,7 @@ fn rbspy(path: &Path, traced: &mut TracedRuby, scratch: &Path) -> Result<Turn> {
     Ok(Turn { samples: Some(samples), ..turn })
 }
 
-/// Collapsed stacks that contain the measured method: rbspy samples the thread while it waits for its turn, too.
+/// Number of samples in collapsed stacks that contain the measured method: rbspy samples the thread while it waits for its turn, too.
 fn samples_within(collapsed: &str) -> Option<u64> {
     let counts = collapsed.lines().map(|line| {
         let (stack, count) = line.rsplit_once(' ')?;
@@ -211,7 +211,7 @@ fn samples_within(collapsed: &str) -> Option<u64> {
 }
 
 /// The second field of `/proc/PID/schedstat` (Documentation/scheduler/sched-stats.rst), nanoseconds. All fields
-/// are zero where the kernel does not count.
+/// are zero if the kernel does not count.
 fn run_delay(schedstat: &str) -> Option<u64> {
     let mut fields = schedstat.split_whitespace().map(str::parse);
     let ran: u64 = fields.next()?.ok()?;
@@ -219,7 +219,7 @@ fn run_delay(schedstat: &str) -> Option<u64> {
 }
 
 impl Gaps {
-    /// `wall_ns=8000000042 gap_ns=9000 gaps=2 longest_ns=5000`.
+    /// Parses a line such as `wall_ns=8000000042 gap_ns=9000 gaps=2 longest_ns=5000`.
     fn read(line: &str) -> Option<Self> {
         let field = |name: &str| {
             let text = line.split_whitespace().find_map(|word| word.strip_prefix(name)?.strip_prefix('='))?;
@@ -234,27 +234,27 @@ impl Gaps {
         (gaps.wall_ns > 0 && gaps.longest_ns <= gaps.gap_ns && gaps.gap_ns <= gaps.wall_ns).then_some(gaps)
     }
 
-    /// Share of the time.
+    /// Share of the time spent in gaps, percent.
     fn percent(&self) -> f64 {
         self.gap_ns as f64 * 100.0 / self.wall_ns as f64
     }
 }
 
 impl Turn {
-    /// Share of the time.
+    /// Share of the time spent waiting for a CPU, percent.
     fn queued_percent(&self) -> Option<f64> {
         Some(self.queued_ns? as f64 * 100.0 / self.gaps.wall_ns as f64)
     }
 }
 
-/// What a tracer adds to the share of the time, in percentage points.
+/// What a tracer adds to the share of gaps in the time, in percentage points.
 fn added(rounds: &[Round], turn: fn(&Round) -> Option<Turn>) -> Option<Spread> {
     let added = |round| Some(turn(round)?.gaps.percent() - round.without.gaps.percent());
     let added: Option<Vec<f64>> = rounds.iter().map(added).collect();
     Some(Spread::of(added?.into_iter()))
 }
 
-/// What gctrace adds over what rbspy adds; `None` if one of them is not above the other interruptions of the thread.
+/// Ratio of what gctrace adds to what rbspy adds; `None` if one of them is not above the other interruptions of the thread.
 fn ratio(gctrace: &Spread, rbspy: &Spread) -> Option<f64> {
     (gctrace.median > 0.0 && rbspy.median > 0.0).then(|| gctrace.median / rbspy.median)
 }
@@ -331,7 +331,7 @@ fn to_json(rounds: &[Round]) -> Value {
 mod tests {
     use super::*;
 
-    /// All fields count, in any order; what cannot be is refused.
+    /// All fields count, in any order; impossible values are refused.
     #[test]
     fn account_of_a_turn() {
         let gaps = Gaps::read("gaps=2 wall_ns=8000 gap_ns=400 longest_ns=300\n").unwrap();
@@ -349,7 +349,7 @@ mod tests {
         }
     }
 
-    /// What the kernel does not count is absent, not zero.
+    /// A figure that the kernel does not count is absent, not zero.
     #[test]
     fn time_in_the_queue() {
         assert_eq!(run_delay("81234 567 9\n"), Some(567));
@@ -358,7 +358,7 @@ mod tests {
         assert_eq!(run_delay("81234"), None);
     }
 
-    /// Samples from before the turn, and files that are named like the method, do not count.
+    /// Samples from before the turn, and files named like the method, do not count.
     #[test]
     fn samples_of_the_turn() {
         let text = "<main> - /a b/x.rb:29 7\n\
@@ -370,7 +370,7 @@ mod tests {
         assert_eq!(samples_within("<main> - x.rb:1;read_clock - x.rb:2 many"), None);
     }
 
-    /// Each turn is taken against that without a tracer of its own round.
+    /// Each turn is compared with the turn without a tracer of its own round.
     #[test]
     fn difference_by_rounds() {
         let gaps = |gap_ns| Gaps { wall_ns: 1000, gap_ns, count: 1, longest_ns: gap_ns };

@@ -1,6 +1,6 @@
-//! How long gctrace takes from its start to `ready`, and how much CPU time: mostly the kernel's, which verifies the BPF programs.
+//! How long gctrace takes from its start to `ready`, and how much CPU time, most of which the kernel spends verifying the BPF programs.
 //!
-//! Each round starts every binary with every set of options once, so that other load of the machine affects all of them.
+//! Each round starts every binary with every set of options once, so that other load on the machine affects all of them.
 
 use std::{
     fs,
@@ -17,7 +17,7 @@ use serde_json::{Map, Value, json};
 use super::{Agent, Spread, ruby, until_ready};
 use xtask::util::{Running, progress, target_dir};
 
-/// Where profiles go, in the scratch folder.
+/// The file for profiles, in the scratch directory.
 const FOLDED: &str = "start.folded";
 /// Sets of options, by name.
 const SETS: [(&str, &[&str]); 6] = [
@@ -29,16 +29,16 @@ const SETS: [(&str, &[&str]); 6] = [
     ("doctor", &["doctor"]),
 ];
 
-/// One start.
+/// The measurements of one start.
 #[derive(Clone, Copy)]
 struct Took {
     /// Time until it was ready, seconds; for doctor, until its end.
     wall: f64,
-    /// User and system time so far, seconds; `None`: not measured, as of doctor, which has ended by then.
+    /// User and system time so far, seconds; `None` if not measured, as for doctor, which has ended by then.
     cpu: Option<f64>,
 }
 
-/// Runs the measurement with these binaries, or with the one that was built. The second is compared with the first.
+/// Runs the measurement with these binaries, or with the built one. The second is compared with the first.
 pub(super) fn run(binaries: &[PathBuf], rounds: u32, as_json: bool) -> Result<()> {
     let built = [target_dir()?.join("release/gctrace")];
     let binaries = if binaries.is_empty() { &built } else { binaries };
@@ -47,7 +47,7 @@ pub(super) fn run(binaries: &[PathBuf], rounds: u32, as_json: bool) -> Result<()
     fs::create_dir_all(&scratch).with_context(|| format!("cannot create {}", scratch.display()))?;
     let traced = Running::start(Command::new(ruby()).args(["-e", "sleep"]).stdin(Stdio::null()))?;
     let pid = traced.pid().to_string();
-    // By set and binary.
+    // By set of options, then by binary.
     let mut all = vec![vec![Vec::new(); binaries.len()]; SETS.len()];
     // The first round fills the caches, and does not count.
     for round in 0..=rounds {
@@ -78,7 +78,7 @@ pub(super) fn run(binaries: &[PathBuf], rounds: u32, as_json: bool) -> Result<()
 }
 
 fn start(binary: &Path, options: &[&str], pid: &str, scratch: &Path) -> Result<Took> {
-    // Before the folder changes.
+    // Resolved before the working directory changes.
     let binary = fs::canonicalize(binary).with_context(|| format!("cannot find {}", binary.display()))?;
     let begin = Instant::now();
     let mut command = Command::new(binary);
@@ -105,7 +105,7 @@ fn start(binary: &Path, options: &[&str], pid: &str, scratch: &Path) -> Result<T
     Ok(Took { wall, cpu })
 }
 
-/// Spreads per binary, of CPU time where it was measured, and the ratios of the second to the first by rounds.
+/// Spreads per binary (of CPU time if it was measured), and the spread of the ratios of the second to the first binary by round.
 fn spreads(took: &[Vec<Took>]) -> (Vec<(Spread, Option<Spread>)>, Option<Spread>) {
     let cpu = |took: &[Took]| {
         let times: Option<Vec<f64>> = took.iter().map(|took| took.cpu).collect();
@@ -147,7 +147,7 @@ fn print(all: &[Vec<Vec<Took>>]) {
 mod tests {
     use super::*;
 
-    /// The ratio is that of the rounds, not of the medians.
+    /// The ratio is computed by round, not from the medians.
     #[test]
     fn ratio_by_rounds() {
         let took = |walls: [f64; 3]| walls.map(|wall| Took { wall, cpu: Some(0.5) }).to_vec();

@@ -13,19 +13,19 @@ use anyhow::{Context as _, Result, ensure};
 use xtask::util::Running;
 
 const SWITCH: &str = "/proc/sys/kernel/bpf_stats_enabled";
-/// `BPF_PROG_TYPE_KPROBE`, that of uprobes, too (include/uapi/linux/bpf.h).
+/// `BPF_PROG_TYPE_KPROBE`, which is also the type of uprobes (include/uapi/linux/bpf.h).
 pub(super) const KPROBE: u64 = 2;
 /// `BPF_PROG_TYPE_PERF_EVENT`.
 pub(super) const PERF_EVENT: u64 = 7;
 
-/// The statistics are on until this is dropped or this process ends in any way: they cost every program of the host time. So a
-/// shell that Ctrl-C does not end restores the old setting as soon as its input ends.
+/// The statistics are enabled until this is dropped or this process ends in any way, because they cost every program of the host time. To
+/// that end, a shell that ignores Ctrl-C restores the old setting as soon as its input ends.
 pub(super) struct Statistics {
     keeper: Running,
 }
 
 impl Statistics {
-    /// Turns them on.
+    /// Enables the statistics.
     pub(super) fn on() -> Result<Self> {
         let before = fs::read_to_string(SWITCH).with_context(|| format!("cannot read {SWITCH}"))?;
         let script = r#"trap "" INT TERM HUP; cat > /dev/null; echo "$1" > "$2""#;
@@ -47,25 +47,25 @@ impl Drop for Statistics {
     }
 }
 
-/// What a program has run so far.
+/// The statistics of a program so far.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Program {
     /// `BPF_PROG_TYPE_*`.
     pub(super) kind: u64,
     /// Hash of its instructions: the same in each run of the same gctrace.
     pub(super) tag: String,
-    /// How often it ran.
+    /// Number of runs.
     pub(super) runs: u64,
-    /// For how long, including the programs that it tail-called, nanoseconds.
+    /// Total run time, including the programs that it tail-called, nanoseconds.
     pub(super) ns: u64,
 }
 
-/// The programs of a process.
+/// The BPF programs that a process has open.
 pub(super) fn programs(pid: u32) -> Result<Vec<Program>> {
     let dir = PathBuf::from(format!("/proc/{pid}/fdinfo"));
     let mut programs = BTreeMap::new();
     for entry in fs::read_dir(&dir).with_context(|| format!("cannot list {}", dir.display()))? {
-        // A descriptor may be closed meanwhile.
+        // A descriptor may have been closed meanwhile.
         let text = fs::read_to_string(entry?.path()).unwrap_or_default();
         if let Some((id, program)) = program(&text).with_context(|| format!("unknown figures in {text}"))? {
             programs.insert(id, program);
@@ -75,7 +75,7 @@ pub(super) fn programs(pid: u32) -> Result<Vec<Program>> {
     Ok(programs.into_values().collect())
 }
 
-/// The program of one descriptor, with its number, if it is one.
+/// The program of one descriptor, with its id; `None` if the descriptor is not a program.
 fn program(fdinfo: &str) -> Result<Option<(u64, Program)>> {
     let field = |name: &str| {
         let line = fdinfo.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
@@ -101,7 +101,7 @@ fn program(fdinfo: &str) -> Result<Option<(u64, Program)>> {
 mod tests {
     use super::*;
 
-    /// The kernel's text for a program, a link to one and a file; a kernel without statistics is an error, not zero.
+    /// The kernel's text for a program, for a link to one, and for a file; a kernel without statistics is an error, not zero.
     #[test]
     fn descriptors() {
         let text = "pos:\t0\nflags:\t02000002\nprog_type:\t2\nprog_jited:\t1\nprog_tag:\tbaf3e2ee3f2c3d0d\nmemlock:\t4096\n\

@@ -1,4 +1,4 @@
-//! Operator commands on the store: applications are added, listed and deleted. The server may run meanwhile.
+//! Operator commands on the store: add, list and delete applications. The server may be running meanwhile.
 
 use std::{fmt::Write as _, time::Duration};
 
@@ -15,7 +15,7 @@ pub fn list(store: &dyn Store) -> Result<String, StoreError> {
     Ok(table(&apps, now()))
 }
 
-/// Adds an application, or a part of one. Returns its token; `None`: the application that it should be a part of does not exist.
+/// Adds an application, or a part of one. Returns its token, or `None` if the parent application does not exist.
 pub fn add(
     store: &dyn Store,
     name: &str,
@@ -39,7 +39,7 @@ pub fn add(
     Ok(Some(token + "\n"))
 }
 
-/// Adds a token. Returns it; `None`: there is no such application.
+/// Adds a token and returns it, or `None` if the application does not exist.
 pub fn add_token(store: &dyn Store, app: Option<App>, rights: Rights) -> Result<Option<String>, StoreError> {
     if let Some(app) = app
         && find(store, app)?.is_none()
@@ -51,7 +51,8 @@ pub fn add_token(store: &dyn Store, app: Option<App>, rights: Rights) -> Result<
     Ok(Some(token + "\n"))
 }
 
-/// Replaces a token by a new one with the same rights, which is returned. The old one stays valid for this time.
+/// Replaces a token by a new one with the same rights and returns the new one; `None` if no valid token has this id. The old token stays
+/// valid for `old_valid`.
 pub fn rotate(store: &dyn Store, id: &str, old_valid: Duration) -> Result<Option<String>, StoreError> {
     let Some(old) = find_token(store, id)? else { return Ok(None) };
     let token = new_token().ok_or(StoreError::Random)?;
@@ -61,14 +62,14 @@ pub fn rotate(store: &dyn Store, id: &str, old_valid: Duration) -> Result<Option
     Ok(ended.then(|| token + "\n"))
 }
 
-/// Ends a token at once.
+/// Revokes a token at once; `None` if no valid token has this id.
 pub fn revoke(store: &dyn Store, id: &str) -> Result<Option<String>, StoreError> {
     let Some(token) = find_token(store, id)? else { return Ok(None) };
     let ended = store.end_token(token.hash, now())?;
     Ok(ended.then(|| format!("{}: revoked\n", token.hash.id())))
 }
 
-/// A table of all tokens, or of those of one application. Tokens are shown by their ids.
+/// A table of all tokens, or of one application's tokens; `None` if that application does not exist. Tokens are shown by their ids.
 pub fn tokens(store: &dyn Store, app: Option<App>) -> Result<Option<String>, StoreError> {
     if let Some(app) = app
         && find(store, app)?.is_none()
@@ -80,7 +81,7 @@ pub fn tokens(store: &dyn Store, app: Option<App>) -> Result<Option<String>, Sto
     Ok(Some(token_table(&tokens, now())))
 }
 
-/// The token with this id (see [`TokenHash::id`]) that is still valid.
+/// The token with this id (see [`TokenHash::id`]) if it is still valid.
 fn find_token(store: &dyn Store, id: &str) -> Result<Option<Token>, StoreError> {
     let now = now();
     Ok(store.tokens()?.into_iter().find(|token| token.is_valid(now) && token.hash.id() == id))
@@ -107,14 +108,14 @@ fn token_table(tokens: &[Token], now: f64) -> String {
     text
 }
 
-/// Deletes an application with everything; `None` if it does not exist.
+/// Deletes an application with all its data; `None` if it does not exist.
 pub fn delete(store: &dyn Store, app: App) -> Result<Option<String>, StoreError> {
     let Some(info) = find(store, app)? else { return Ok(None) };
     let gone = store.delete_app(app)?;
     Ok(gone.then(|| format!("{}: deleted, with {}\n", printable(&info.name), sets(info.sets))))
 }
 
-/// Deletes the sets of an application that came longer ago than this; `None` if it does not exist.
+/// Deletes an application's sets that arrived longer ago than `older_than`; `None` if the application does not exist.
 pub fn prune(store: &dyn Store, app: App, older_than: Duration) -> Result<Option<String>, StoreError> {
     let Some(info) = find(store, app)? else { return Ok(None) };
     let before = now() - older_than.as_secs_f64();
@@ -155,12 +156,12 @@ fn table(apps: &[AppInfo], now: f64) -> String {
     text
 }
 
-/// How long ago a time was.
+/// Formats a number of seconds as a time in the past.
 fn age(seconds: f64) -> String {
     format!("{} ago", length(seconds))
 }
 
-/// A time in its largest unit.
+/// Formats a number of seconds in its largest unit.
 fn length(seconds: f64) -> String {
     let units = [(86_400.0, "d"), (3600.0, "h"), (60.0, "min")];
     let unit = units.into_iter().find(|(length, _)| seconds >= *length);
@@ -172,7 +173,7 @@ fn length(seconds: f64) -> String {
 mod tests {
     use super::*;
 
-    /// A name is one line that can be seen, as it is over HTTP.
+    /// A name must be one visible line, as it must over HTTP.
     #[test]
     fn names() {
         let dir = tempfile::tempdir().unwrap();
@@ -190,7 +191,7 @@ mod tests {
         );
     }
 
-    /// A name that an earlier release kept can be any text, and stays on its line.
+    /// A name that an earlier release stored can be any text, and stays on its line.
     #[test]
     fn tables() {
         let app = |id, name: &str, last| AppInfo {

@@ -1,4 +1,4 @@
-//! What pages show of a set: a few figures, added up over ten minutes of a process.
+//! What pages show of a set: a few figures, summed over ten minutes of a process.
 
 use std::fmt::Write as _;
 
@@ -10,27 +10,27 @@ use crate::{
     wire::{EventName, Header, Sample},
 };
 
-/// Seconds of a slot.
+/// Length of a slot, seconds.
 pub const SLOT: i64 = 600;
 /// Upper bounds of the classes of time in GC per cycle, milliseconds; the last class is unbounded.
 pub const BOUNDS: [u64; 9] = [1, 2, 5, 10, 20, 50, 100, 200, 500];
-/// Classes of time in GC per cycle.
+/// Number of classes of time in GC per cycle.
 pub const CLASSES: usize = BOUNDS.len() + 1;
-/// Most bytes kept of an environment.
+/// Maximum bytes kept of an environment.
 const MAX_ENVIRONMENT: usize = 1000;
-/// Most bytes kept of a host's name: Linux has 64, DNS 253.
+/// Maximum bytes kept of a host name: Linux allows 64, DNS 253.
 const MAX_HOST: usize = 255;
-/// A set's own times are used if they are this near to its arrival, seconds; agents may send times of another clock.
+/// A set's own times are used if they differ from its arrival by less than this, seconds; agents may send times of another clock.
 const NEAR: f64 = 86_400.0;
-/// And if they are this old at most, seconds, and no time since a machine was started: a set may have waited for the collector.
+/// They are also used if they are at most this old, seconds, and are not relative to boot: a set may have waited for the collector.
 const OLDEST: f64 = 30.0 * 86_400.0;
-/// No machine runs for as many seconds, and no set is older.
+/// Smallest time taken for epoch time, seconds. No machine has this uptime, and no set is older.
 const EPOCH: f64 = 1e9;
-/// From this age on, figures are added up to this many seconds: at most a column of the chart of a week, or of a month. A set may arrive a
-/// day after it was made, and its ten minutes must still be there.
+/// Age, and width of the slots into which figures of that age are summed, both in seconds. A slot is at most one column of the chart of a
+/// week, or of a month. A set may arrive a day after it was made, and its ten-minute slot must still exist.
 pub const WIDTHS: [(i64, i64); 2] = [(25 * 3600, 2 * 3600), (8 * 86_400, 6 * 3600)];
 
-/// Figures that can be added up.
+/// Figures that can be summed.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Figures {
     /// GC cycles.
@@ -39,18 +39,18 @@ pub struct Figures {
     pub majors: u64,
     /// Time in GC during `gc_seconds`, as `GC.stat(:time)` counts it, milliseconds.
     pub gc_ms: u64,
-    /// Seconds between neighbouring cycles; 0 where this Ruby does not count its time in GC (before 3.1).
+    /// Seconds between neighbouring cycles; 0 if this Ruby does not measure its time in GC (before 3.1).
     pub gc_seconds: f64,
     /// Cycles by time in GC, see [`BOUNDS`].
     pub classes: [u64; CLASSES],
-    /// Most resident memory of a process, bytes.
+    /// Maximum resident memory of a process, bytes.
     pub rss: u64,
-    /// Most slots of a heap.
+    /// Maximum number of slots of a heap.
     pub slots: u64,
 }
 
 impl Figures {
-    /// Adds others.
+    /// Adds other figures to these.
     pub fn merge(&mut self, other: &Self) {
         self.cycles += other.cycles;
         self.majors += other.majors;
@@ -63,17 +63,17 @@ impl Figures {
         self.slots = self.slots.max(other.slots);
     }
 
-    /// Whether the time in GC is counted. It stands still in a program with `GC.measure_total_time = false`.
+    /// Whether the time in GC is measured. It does not advance in a program with `GC.measure_total_time = false`.
     fn is_counted(&self) -> bool {
         self.gc_seconds > 0.0 && (self.gc_ms > 0 || self.classes.iter().sum::<u64>() < STILL)
     }
 
-    /// Share of the time in GC, 0 to 1; `None` where that is not counted.
+    /// Share of the time in GC, 0 to 1; `None` if that time is not measured.
     pub fn share(&self) -> Option<f64> {
         self.is_counted().then(|| self.gc_ms as f64 / 1000.0 / self.gc_seconds)
     }
 
-    /// The class in which 99 of 100 cycles are, or below.
+    /// Index of the class that contains the 99th percentile of the cycles; `None` without cycles, or if the time in GC is not measured.
     pub fn p99(&self) -> Option<usize> {
         let all: u64 = self.classes.iter().sum();
         let mut left = (all * 99).div_ceil(100);
@@ -84,7 +84,7 @@ impl Figures {
     }
 }
 
-/// The figures of a set, and which process they are of.
+/// The figures of a set, and the process to which they belong.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Digest {
     /// Host name, according to the set.
@@ -98,12 +98,12 @@ pub struct Digest {
     first_ts: Option<f64>,
     last_ts: f64,
     columns: [Option<usize>; 3],
-    /// At the last start: time, count of cycles, milliseconds in GC.
+    /// At the latest start of a cycle: time, number of cycles, milliseconds in GC.
     last: Option<(f64, u64, u64)>,
 }
 
 impl Digest {
-    /// Begins with a header.
+    /// Starts a digest with a set's header.
     pub fn new(header: &Header) -> Self {
         let column = |wanted: &str| header.stat_keys.iter().position(|key| key == wanted);
         let mut text = String::new();
@@ -124,14 +124,14 @@ impl Digest {
         }
     }
 
-    /// Takes the next sample.
+    /// Adds the next sample.
     pub fn add(&mut self, sample: &Sample) {
         let at = |column: Option<usize>| column.and_then(|column| sample.stat.get(column)).copied();
         let [count, time, slots] = self.columns.map(at);
         let figures = &mut self.figures;
         self.first_ts = Some(self.first_ts.map_or(sample.ts, |first| first.min(sample.ts)));
         self.last_ts = self.last_ts.max(sample.ts);
-        // Values that the store cannot hold are nonsense.
+        // Values that the store cannot hold are invalid anyway.
         let held = |value: u64| value.min(i64::MAX as u64 >> 8);
         figures.rss = figures.rss.max(held(sample.current_rss.unwrap_or(0)));
         figures.slots = figures.slots.max(held(slots.unwrap_or(0)));
@@ -147,7 +147,7 @@ impl Digest {
             && let Some(ms) = time.checked_sub(ms)
             && is_time_in_gc(ms, sample.ts - ts)
         {
-            // A million sets that are added up in the store are below what it can hold.
+            // A million such sets, summed in the store, stay below its limit.
             figures.gc_ms = figures.gc_ms.saturating_add(ms).min(i64::MAX as u64 >> 20);
             figures.gc_seconds += (sample.ts - ts).max(0.0);
             let class = BOUNDS.iter().position(|bound| ms < *bound).unwrap_or(BOUNDS.len());
@@ -155,14 +155,14 @@ impl Digest {
         }
     }
 
-    /// When a set that arrived at this time ends, both in epoch seconds: its own time, if that can be.
+    /// When a set that arrived at `received` ends: its own time if that is plausible. Both are epoch seconds.
     fn at(&self, received: f64) -> Option<f64> {
         let age = received - self.last_ts;
         let own = age.abs() < NEAR || (self.last_ts > EPOCH && (0.0..OLDEST).contains(&age));
         own.then_some(self.last_ts.min(received))
     }
 
-    /// The time from which to which a set is that arrived at this time, in epoch seconds.
+    /// First and last time of a set that arrived at `received`, all in epoch seconds.
     pub fn span(&self, received: f64) -> [f64; 2] {
         match (self.at(received), self.first_ts) {
             (Some(at), Some(first)) => [first.max(at - NEAR).min(at), at],
@@ -170,7 +170,7 @@ impl Digest {
         }
     }
 
-    /// The slot of a set that arrived at this time, in epoch seconds.
+    /// Start of the slot of a set that arrived at `received`, both in epoch seconds.
     pub fn slot(&self, received: f64) -> i64 {
         let at = self.at(received).unwrap_or(received);
         let age = (received - at) as i64;
@@ -179,7 +179,7 @@ impl Digest {
     }
 }
 
-/// The beginning of a text, without NUL, which PostgreSQL's texts cannot hold.
+/// At most the first `most` bytes of a text, without NUL, which PostgreSQL's texts cannot hold.
 fn cut(text: &str, most: usize) -> String {
     text[..text.floor_char_boundary(most)].replace('\0', "\u{fffd}")
 }
@@ -189,7 +189,7 @@ mod tests {
     use super::*;
     use crate::wire::SampleSet;
 
-    /// There are no shares and quantiles of nothing.
+    /// Without data there are no shares and no quantiles.
     #[test]
     fn figures() {
         let mut figures = Figures::default();
@@ -203,13 +203,13 @@ mod tests {
         let mut sum = figures;
         sum.merge(&figures);
         assert_eq!((sum.share(), sum.p99(), sum.gc_ms), (Some(0.05), Some(2), 1000));
-        // A program that does not count its time.
+        // A program that does not measure its time in GC.
         let mut still = Figures { gc_seconds: 10.0, ..Figures::default() };
         still.classes[0] = STILL;
         assert_eq!((still.share(), still.p99()), (None, None));
         still.classes[0] -= 1;
         assert_eq!((still.share(), still.p99()), (Some(0.0), Some(0)));
-        // A set that claims more time in GC than there was between its cycles, or as much as there is.
+        // A set that claims more time in GC than passed between its cycles, and one that claims centuries of it.
         let header = r#"["t","3.4.1","0.0",{},"2",[],{},["count","time"],"h",1,2]"#;
         let sample = |ts: f64, count: u64, ms: u64| {
             format!(r#"[{ts},1,1,"GC_CYCLE_STARTED",[{count},{ms}],{{}},null,1]"#)
@@ -235,7 +235,7 @@ mod tests {
         assert_eq!(years.gc_ms, i64::MAX as u64 >> 20);
         let digest = Digest { last_ts: 5.0, ..Digest::default() };
         assert_eq!((digest.slot(1_000_000_000.0), digest.slot(700.0)), (999_999_600, 0));
-        // Sets that have waited are of their own time, in figures as wide as those of that time are by now.
+        // Sets that have waited count at their own time, in slots as wide as those of that age.
         let received = 1_700_000_000.0;
         let slot = |age: f64| Digest { last_ts: received - age, ..Digest::default() }.slot(received);
         assert_eq!(slot(3.0 * 86_400.0), (1_700_000_000 - 3 * 86_400) / 7200 * 7200);

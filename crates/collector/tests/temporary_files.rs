@@ -1,8 +1,8 @@
-//! Where SQLite puts what does not fit into memory. The directory is one for a whole program, so this test has one for itself.
+//! Location of SQLite's temporary files. The directory is a setting of the whole process, so this test is a program of its own.
 
 use gctrace_collector::store;
 
-/// It is beside the store, and not where a container cannot write.
+/// They are beside the store, and not where a container cannot write.
 #[test]
 fn they_are_beside_the_store() {
     let dir = tempfile::tempdir().unwrap();

@@ -1,6 +1,6 @@
 //! Charts over time, as SVG that a style sheet colours.
 //!
-//! Written by hand: a line and a heat map are a hundred lines, take their colours from the page (light, dark, contrast), scale with it
+//! Written by hand: a line and a heat map are a hundred lines of code, take their colours from the page (light, dark, contrast), scale with it
 //! and need neither scripts nor inline styles, which plotting libraries put into their SVG and a strict policy forbids.
 
 use std::fmt::Write as _;
@@ -9,20 +9,20 @@ use maud::{Markup, html};
 
 use crate::words;
 
-/// Size of a chart, in its own units.
+/// Size of a chart, in user units of the SVG.
 const WIDTH: f64 = 560.0;
 const HEIGHT: f64 = 200.0;
-/// Room for labels to the left of and below the data.
+/// Space for labels to the left of and below the data, and space above it.
 const LEFT: f64 = 76.0;
 const BELOW: f64 = 22.0;
 const ABOVE: f64 = 8.0;
 
-/// A stretch of time in columns of the same width, the earliest first.
+/// A stretch of time, divided into columns of the same width, earliest first.
 #[derive(Clone, Debug)]
 pub struct Axis {
-    /// Columns.
+    /// Number of columns.
     pub columns: usize,
-    /// Labels below the first and the last one.
+    /// Labels below the first and the last column.
     pub ends: [String; 2],
 }
 
@@ -40,7 +40,7 @@ impl Axis {
     }
 }
 
-/// A line over time. Columns without a value (`None`) interrupt it. `shown`: a value as text.
+/// A line over time. Columns without a value (`None`) interrupt it. `shown` formats a value.
 pub fn line(title: &str, axis: &Axis, values: &[Option<f64>], shown: impl Fn(f64) -> String) -> Markup {
     let Some(most) = values.iter().flatten().copied().reduce(f64::max) else { return empty(title) };
     let top = if most > 0.0 { most * 1.1 } else { 1.0 };
@@ -68,7 +68,7 @@ pub fn line(title: &str, axis: &Axis, values: &[Option<f64>], shown: impl Fn(f64
     )
 }
 
-/// The points of a line.
+/// The points of a line, as the attribute of a `polyline`.
 fn points(axis: &Axis, part: &[(usize, f64)], y: impl Fn(f64) -> f64) -> String {
     let mut text = String::new();
     for (at, value) in part {
@@ -78,7 +78,7 @@ fn points(axis: &Axis, part: &[(usize, f64)], y: impl Fn(f64) -> f64) -> String 
     text
 }
 
-/// Neighbouring values, with the numbers of their columns.
+/// Runs of neighbouring values, each value with the number of its column.
 fn parts(values: &[Option<f64>]) -> Vec<Vec<(usize, f64)>> {
     let mut parts = vec![Vec::new()];
     for (at, value) in values.iter().enumerate() {
@@ -91,7 +91,7 @@ fn parts(values: &[Option<f64>]) -> Vec<Vec<(usize, f64)>> {
     parts
 }
 
-/// Counts by time and class: the darker, the more. `classes`: names of the rows, the lowest first; `counts[column][row]`.
+/// A heat map of counts by time and class; darker means more. `classes` are the names of the rows, lowest first; `counts[column][row]`.
 pub fn heat(title: &str, axis: &Axis, classes: &[&str], counts: &[Vec<u64>]) -> Markup {
     let most = counts.iter().flatten().copied().max().unwrap_or(0);
     if most == 0 {
@@ -103,7 +103,7 @@ pub fn heat(title: &str, axis: &Axis, classes: &[&str], counts: &[Vec<u64>]) -> 
     let highest =
         counts.iter().filter_map(|column| column.iter().rposition(|count| *count > 0)).max().unwrap_or(0);
     let says = format!("{sum} in all, the longest {}", classes[highest]);
-    // By powers: one among thousands is still visible.
+    // A logarithmic scale: one among thousands is still visible.
     let shade = |count: u64| 0.15 + 0.85 * ((count as f64).ln_1p() / (most as f64).ln_1p());
     figure(
         title,
@@ -126,14 +126,14 @@ pub fn heat(title: &str, axis: &Axis, classes: &[&str], counts: &[Vec<u64>]) -> 
     )
 }
 
-/// Counts by class, as bars from the left. `classes`: names of the rows, the uppermost first.
+/// Counts by class as horizontal bars. `classes` are the names of the rows, uppermost first.
 pub fn bars(title: &str, classes: &[&str], counts: &[u64]) -> Markup {
     let most = counts.iter().copied().max().unwrap_or(0);
     if most == 0 {
         return empty(title);
     }
     let row = (HEIGHT - 2.0 * ABOVE) / classes.len().max(1) as f64;
-    // Room for the largest count after its bar.
+    // Leaves space for the largest count after its bar.
     let widest = WIDTH - LEFT - 64.0;
     let sum: u64 = counts.iter().sum();
     let says = format!("{sum} in all");
@@ -152,7 +152,7 @@ pub fn bars(title: &str, classes: &[&str], counts: &[u64]) -> Markup {
     )
 }
 
-/// A drawing, with what it says in numbers: on a telephone a part of it is seen at a time, without its axes.
+/// A drawing with its main numbers in a caption: on a phone only a part of it is visible at a time, without its axes.
 fn figure(title: &str, says: &str, drawing: &Markup) -> Markup {
     let all = format!("{title}: {says}");
     html! {
@@ -171,7 +171,7 @@ fn empty(title: &str) -> Markup {
 mod tests {
     use super::*;
 
-    /// Gaps stay gaps, one value alone is a dot, no value at all is stated; names are text.
+    /// Gaps remain gaps, a single value is a dot, the absence of values is stated; names are escaped.
     #[test]
     fn charts() {
         let axis = Axis { columns: 6, ends: ["<b>".to_owned(), "now".to_owned()] };
@@ -179,7 +179,7 @@ mod tests {
         let text = line("a<b", &axis, &values, |value| format!("{value:.1}")).into_string();
         assert_eq!((text.matches("<polyline").count(), text.matches("<circle").count()), (1, 1), "{text}");
         assert!(!text.contains("<b>") && !text.contains("NaN"), "{text}");
-        // In numbers, too, where the axes are out of sight.
+        // The numbers are in the caption, too, for when the axes are out of sight.
         let caption = text.split("</figcaption>").next().unwrap();
         assert!(caption.contains("a&lt;b: at most 2.0, last 0.0"), "{text}");
         assert!(line("x", &axis, &[None; 6], |_| String::new()).into_string().contains("No figures"));

@@ -1,7 +1,7 @@
 //! Parts of pages about garbage collection: a frame, tables, and charts as SVG ([`chart`], [`timeline`], [`strips`]).
 //!
-//! These know neither a server nor a store: the caller has the figures. Everything is rendered here, so pages work without
-//! scripts and under the strictest policy ([`POLICY`]); all that comes from outside is text, escaped by maud at compile-checked places.
+//! These depend on neither a server nor a store: the caller provides the figures. Everything is rendered here, so pages work without
+//! scripts and under the strictest policy ([`POLICY`]); everything from outside is text, which maud escapes at compile-checked places.
 #![forbid(unsafe_code)]
 
 use std::fmt::Write as _;
@@ -15,27 +15,27 @@ pub mod words;
 
 /// The style sheet of all pages.
 pub const STYLE: &str = include_str!("style.css");
-/// Where pages expect [`STYLE`].
+/// The path at which pages expect [`STYLE`].
 pub const STYLE_PATH: &str = "/style.css";
-/// The `Content-Security-Policy` that pages work under: only the style sheet, and forms to their own origin.
+/// The `Content-Security-Policy` under which pages work: it permits only the style sheet, and forms to their own origin.
 pub const POLICY: &str =
     "default-src 'none'; style-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'";
 
 /// A link: target and text.
 pub type Link<'a> = (String, &'a str);
 
-/// What a page needs besides its content.
+/// The properties of a page besides its content.
 #[derive(Clone, Copy, Debug)]
 pub struct Head<'a> {
-    /// Where [`STYLE`] is.
+    /// Address of [`STYLE`].
     pub style: &'a str,
-    /// Where its scripts are; the page works without them.
+    /// Addresses of its scripts; the page works without them.
     pub scripts: &'a [&'a str],
-    /// Whether it loads itself again after a second.
+    /// Whether it reloads itself after a second.
     pub again: bool,
-    /// Whether it loads itself again after some seconds where scripts do not run.
+    /// Whether it reloads itself after some seconds if scripts do not run.
     pub again_without_scripts: bool,
-    /// Where a form is sent that signs its visitor out; it has no fields.
+    /// Target of the form that signs the visitor out; it has no fields.
     pub sign_out: Option<&'a str>,
 }
 
@@ -45,12 +45,12 @@ impl Default for Head<'_> {
     }
 }
 
-/// A whole page. `above`: links to the pages above it, the topmost first.
+/// A whole page. `above` are links to the pages above it, topmost first.
 pub fn page(title: &str, above: &[Link<'_>], content: &Markup) -> String {
     page_with(Head::default(), title, above, content)
 }
 
-/// A whole page with a style sheet at another place, or with scripts.
+/// A whole page with a style sheet at another address, or with scripts.
 pub fn page_with(head: Head<'_>, title: &str, above: &[Link<'_>], content: &Markup) -> String {
     html! {
         (DOCTYPE)
@@ -83,9 +83,9 @@ pub fn page_with(head: Head<'_>, title: &str, above: &[Link<'_>], content: &Mark
 /// A column of a table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Column {
-    /// Names, to the left.
+    /// Names, left-aligned.
     Text(&'static str),
-    /// Figures, to the right.
+    /// Figures, right-aligned.
     Number(&'static str),
 }
 
@@ -97,20 +97,20 @@ impl Column {
     }
 }
 
-/// A table that scrolls by itself where it is too wide. `rows`: as many cells as there are columns.
+/// A table that scrolls by itself if it is too wide. Each of `rows` has as many cells as there are columns.
 pub fn table(caption: &str, columns: &[Column], rows: &[Vec<Markup>]) -> Markup {
     table_of("", caption, columns, rows)
 }
 
-/// A table of long texts, whose rows become paragraphs where it would be too wide: from the fourth column on, each cell has a line to
-/// itself.
+/// A table of long texts, whose rows become paragraphs if it would be too wide: from the fourth column on, each cell has its own
+/// line.
 pub fn stacked_table(caption: &str, columns: &[Column], rows: &[Vec<Markup>]) -> Markup {
     table_of("stacked", caption, columns, rows)
 }
 
 fn table_of(class: &str, caption: &str, columns: &[Column], rows: &[Vec<Markup>]) -> Markup {
     let stacked = !class.is_empty();
-    // Cells that are no longer laid out as a table are still one for those who have it read to them.
+    // The roles keep cells that are no longer laid out as a table a table for screen readers.
     let role = |role: &'static str| stacked.then_some(role);
     html! {
         div.wide tabindex="0" role="region" aria-label=(caption) {
@@ -140,7 +140,7 @@ fn table_of(class: &str, caption: &str, columns: &[Column], rows: &[Vec<Markup>]
     }
 }
 
-/// Figures that are read at a glance, each with its name.
+/// Figures to read at a glance, each with its name.
 pub fn facts(facts: &[(&str, Markup)]) -> Markup {
     html! {
         dl.facts {
@@ -149,17 +149,17 @@ pub fn facts(facts: &[(&str, Markup)]) -> Markup {
     }
 }
 
-/// Lines to be copied.
+/// Lines to copy.
 pub fn lines(text: &str) -> Markup {
     html! { pre tabindex="0" { (text) } }
 }
 
-/// Lines to be copied, with names of variables as [`settings`] has them.
+/// Lines to copy, with names of variables formatted as by [`settings`].
 pub fn setting_lines(text: &str) -> Markup {
     html! { pre tabindex="0" { @for line in text.lines() { (settings(line)) "\n" } } }
 }
 
-/// Text with names of variables, which are long: a line ends within one only where that is longer than a line, and then behind a
+/// Text with names of variables, which are long: a line breaks within a name only if the name is longer than a line, and then after a
 /// `_` or `=`.
 pub fn settings(text: &str) -> Markup {
     html! {
@@ -172,7 +172,7 @@ pub fn settings(text: &str) -> Markup {
     }
 }
 
-/// A value of a query, with everything but letters, digits and `-._~` percent-encoded (RFC 3986, 2.3).
+/// Percent-encodes a value of a query: everything but letters, digits and `-._~` (RFC 3986, 2.3).
 pub fn encoded(text: &str) -> String {
     text.bytes().fold(String::new(), |mut all, byte| {
         if byte.is_ascii_alphanumeric() || b"-._~".contains(&byte) {
@@ -189,7 +189,7 @@ pub fn encoded(text: &str) -> String {
 mod tests {
     use super::*;
 
-    /// Names from outside are text wherever they are put.
+    /// Names from outside are escaped wherever they are put.
     #[test]
     fn hostile() {
         let name = "</title><script>alert(1)</script>\"'onload=x &amp; \u{202e}";

@@ -1,5 +1,5 @@
-//! What several things did over the same time, one below the other: a strip for each kind of doing, the darker, the more of a column's
-//! time it took. The times stand where those of [`crate::timeline`] do.
+//! The activities of several rows over the same time, one below the other: one strip per kind of activity, darker where it took more of a
+//! column's time. The times are at the same positions as those of [`crate::timeline`].
 
 use std::fmt::Write as _;
 
@@ -7,35 +7,35 @@ use maud::{Markup, html};
 
 use crate::timeline::{BELOW, LEFT, NAME, RIGHT, Span, WIDTH, after};
 
-/// Height of a strip, and of it with the room below.
+/// Height of a strip (`STRIP`), and including the space below it (`EACH`).
 const STRIP: f64 = 10.0;
 const EACH: f64 = 12.0;
-/// Room below the strips of a row.
+/// Space below the strips of a row.
 const AFTER: f64 = 8.0;
-/// Shades. Columns of one shade are one path, so that a picture has few elements.
+/// Number of shades. All columns of one shade are one path, so that a picture has few elements.
 const SHADES: usize = 8;
 
-/// Something that is done.
+/// A kind of activity.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Doing<'a> {
-    /// What it is called in the legend.
+    /// Its name in the legend.
     pub name: &'a str,
-    /// The same in a word or two, beside its strip.
+    /// Its name in a word or two, beside its strip.
     pub short: &'a str,
-    /// Class of its strip and of its mark in the legend; the style sheet colours it.
+    /// CSS class of its strip and of its mark in the legend; the style sheet colours it.
     pub class: &'static str,
 }
 
-/// What does something.
+/// One row: whatever is active, such as a thread.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Row {
     /// Its name.
     pub name: String,
-    /// For each kind of doing: the share of each column's time, 0 to 1, and the sum in words.
+    /// For each kind of activity: its share of each column's time, 0 to 1, and the total as text.
     pub strips: Vec<(Vec<f64>, String)>,
 }
 
-/// The picture with its legend. `columns`: how many the span has.
+/// The picture with its legend. `columns` is the number of columns of the span.
 pub fn strips(title: &str, span: Span, columns: usize, doings: &[Doing<'_>], rows: &[Row]) -> Markup {
     let row_height = NAME + EACH * doings.len() as f64 + AFTER;
     let bottom = row_height * rows.len() as f64;
@@ -89,12 +89,12 @@ fn drawn(row: &Row, doings: &[Doing<'_>], columns: usize, above: f64) -> Markup 
     }
 }
 
-/// The shade of a share; 0: none.
+/// The shade of a share; 0 means no shade.
 fn shade(share: f64) -> usize {
     if share > 0.0 { ((share * SHADES as f64).ceil() as usize).clamp(1, SHADES) } else { 0 }
 }
 
-/// The columns of one shade; neighbours together.
+/// The path of all columns of one shade; neighbours are joined.
 fn path(shares: &[f64], of: usize, columns: usize, y: f64) -> String {
     let width = (WIDTH - LEFT - RIGHT) / columns.max(1) as f64;
     let mut text = String::new();
@@ -114,7 +114,7 @@ fn path(shares: &[f64], of: usize, columns: usize, y: f64) -> String {
 mod tests {
     use super::*;
 
-    /// Names are text; neighbours of one shade are one piece, and a little is seen; strips without anything are there, empty.
+    /// Names are escaped; neighbours of one shade are joined, and a small share is visible; strips without any activity are present but empty.
     #[test]
     fn rows() {
         let doing = |name, class| Doing { name, short: name, class };
@@ -141,7 +141,7 @@ mod tests {
         assert!(!none.contains("NaN") && !none.contains("inf"), "{none}");
     }
 
-    /// However much there is, a picture has few elements.
+    /// However much activity there is, a picture has few elements.
     #[test]
     fn bounded() {
         let shares: Vec<f64> = (0..200).map(|at| f64::from(at % 9) / 8.0).collect();

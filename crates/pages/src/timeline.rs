@@ -1,30 +1,30 @@
-//! Several figures over the same time, one below the other, in one picture: what happens together stands together.
+//! Several figures over the same time in one picture, one below the other, so that simultaneous events are aligned.
 
 use std::fmt::Write as _;
 
 use maud::{Markup, html};
 
-/// Size of the picture, in its own units; its height depends on the lanes.
+/// Width of the picture, in user units of the SVG; its height depends on the lanes.
 pub(crate) const WIDTH: f64 = 1120.0;
-/// Room to the left of the data, and to the right.
+/// Space to the left of the data, and to the right.
 pub(crate) const LEFT: f64 = 76.0;
 pub(crate) const RIGHT: f64 = 8.0;
-/// Height of a lane with the room for its name above.
+/// Height of a lane (`LANE`), including the space for its name above (`NAME`).
 const LANE: f64 = 96.0;
 pub(crate) const NAME: f64 = 18.0;
-/// Room for the times.
+/// Space for the labels of the time axis.
 pub(crate) const BELOW: f64 = 24.0;
-/// Marks of time, about.
+/// Approximate number of ticks on the time axis.
 const TICKS: f64 = 8.0;
 
 /// How a lane is drawn.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
-    /// A bar for each column: what happened in it.
+    /// A bar for each column: what happened during it.
     Bars,
-    /// The same as one shape, a fifth of the bytes: bars have no words of their own.
+    /// All bars as one shape, in a fifth of the bytes: single bars have no titles.
     Shape,
-    /// A line through the columns with values: something that was measured now and then.
+    /// A line through the columns with values: something that was measured from time to time.
     Line,
 }
 
@@ -34,29 +34,29 @@ pub struct Lane<'a> {
     pub name: &'a str,
     /// How it is drawn.
     pub kind: Kind,
-    /// A value for each column; columns without one are left out.
+    /// A value for each column; columns without one are skipped.
     pub values: Vec<Option<f64>>,
-    /// A value as text.
+    /// Formats a value.
     pub shown: fn(f64) -> String,
 }
 
-/// A part of the time that stands out.
+/// A highlighted part of the time.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Mark<'a> {
-    /// Which part.
+    /// The part.
     pub span: Span,
-    /// What it is called; empty: nothing is written on it.
+    /// Its label; none if empty.
     pub name: &'a str,
-    /// Its class in the style sheet.
+    /// Its CSS class in the style sheet.
     pub class: &'a str,
 }
 
-/// The time of the columns, seconds after the begin of everything.
+/// The time that the columns cover, seconds after the start of the recording or run.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Span {
-    /// Where the first column begins.
+    /// The start of the first column.
     pub from: f64,
-    /// Where the last one ends.
+    /// The end of the last column.
     pub to: f64,
 }
 
@@ -69,7 +69,7 @@ impl Span {
         LEFT + (at - self.from) / self.length() * (WIDTH - LEFT - RIGHT)
     }
 
-    /// Round times in it.
+    /// Round times within it, for the axis.
     pub(crate) fn ticks(self) -> Vec<f64> {
         const STEPS: [f64; 11] =
             [60.0, 120.0, 300.0, 600.0, 1800.0, 3600.0, 7200.0, 14_400.0, 21_600.0, 43_200.0, 86_400.0];
@@ -84,7 +84,7 @@ impl Span {
     }
 }
 
-/// A time after the begin: `1.25 s`, `12:30`, `26:03:00`.
+/// Formats a time after the start: `1.25 s`, `12:30 min`, `26:03:00 h`.
 pub fn after(seconds: f64) -> String {
     if seconds < 120.0 {
         let text = format!("{seconds:.6}");
@@ -100,12 +100,12 @@ pub fn after(seconds: f64) -> String {
     }
 }
 
-/// The picture. It carries its times as data, so that a script can let its reader choose a part.
+/// The picture. It has its times as data attributes, so that a script can let the reader choose a part.
 pub fn timeline(title: &str, span: Span, lanes: &[Lane<'_>]) -> Markup {
     timeline_with(title, span, lanes, &[])
 }
 
-/// The picture with parts that stand out, as far as they are in it.
+/// The picture with highlighted parts, as far as they lie within it.
 pub fn timeline_with(title: &str, span: Span, lanes: &[Lane<'_>], marks: &[Mark<'_>]) -> Markup {
     let bottom = LANE * lanes.len() as f64;
     let height = bottom + BELOW;
@@ -127,7 +127,7 @@ pub fn timeline_with(title: &str, span: Span, lanes: &[Lane<'_>], marks: &[Mark<
                     @for Mark { span: part, name, class } in marks {
                         @let (from, to) = (part.from.clamp(span.from, span.to), part.to.clamp(span.from, span.to));
                         @if from < to {
-                            // What is there is seen, however short it is.
+                            // A part is visible, however short it is.
                             @let (x, width) = (span.x(from), (span.x(to) - span.x(from)).max(1.0));
                             rect.(class) x=(format!("{x:.1}")) y="0" width=(format!("{width:.1}")) height=(bottom) {}
                             @if !name.is_empty() { text.name x=(format!("{:.1}", x + 4.0)) y="13" { (name) } }
@@ -168,7 +168,7 @@ fn drawn(lane: &Lane<'_>, above: f64) -> Markup {
             text x=(LEFT - 6.0) y=(end) text-anchor="end" { "0" }
             @match lane.kind {
                 Kind::Bars => @for (at, value) in some().filter(|(_, value)| *value > 0.0) {
-                    // What is there is seen, however little it is.
+                    // A value above 0 is visible, however small it is.
                     @let y = y(value).min(end - 1.0);
                     rect.bar x=(format!("{:.1}", x(at))) y=(format!("{y:.1}")) width=(format!("{:.1}", (width - 0.3).max(0.7)))
                         height=(format!("{:.1}", end - y)) {
@@ -208,7 +208,7 @@ fn drawn(lane: &Lane<'_>, above: f64) -> Markup {
 mod tests {
     use super::*;
 
-    /// Lanes without values say so, names are text, small bars are seen.
+    /// Lanes without values say so, names are escaped, small bars are visible.
     #[test]
     fn lanes() {
         let lane = |name, kind, values: &[Option<f64>]| Lane {
@@ -234,7 +234,7 @@ mod tests {
         assert!(text.contains("data-from=\"0\"") && text.contains("data-to=\"10\""), "{text}");
     }
 
-    /// A shape has all bars, parts that stand out are within the picture, and their names are text.
+    /// A shape contains all bars, highlighted parts lie within the picture, and their names are escaped.
     #[test]
     fn shapes_and_marks() {
         let lanes = [Lane {
@@ -257,7 +257,7 @@ mod tests {
         assert!(text.contains(&format!("x=\"{LEFT:.1}\" y=\"0\"")), "{text}");
     }
 
-    /// Marks of time are round, few, and inside.
+    /// Ticks are round, few, and within the span.
     #[test]
     fn ticks() {
         for (from, to) in

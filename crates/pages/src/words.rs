@@ -1,6 +1,6 @@
-//! Figures as people read them.
+//! Formats figures for people.
 
-/// Bytes, in the largest unit that leaves a number of at least 1.
+/// Formats bytes in the largest unit that leaves a number of at least 1.
 pub fn bytes(bytes: u64) -> String {
     let units = [(1_u64 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")];
     match units.into_iter().find(|(size, _)| bytes >= *size) {
@@ -9,7 +9,7 @@ pub fn bytes(bytes: u64) -> String {
     }
 }
 
-/// A count with its thousands apart.
+/// Formats a count with its thousands separated.
 pub fn count(count: u64) -> String {
     let digits = count.to_string();
     let mut text = String::new();
@@ -22,18 +22,18 @@ pub fn count(count: u64) -> String {
     text
 }
 
-/// A count of these: `1 application`, `1 234 applications`.
+/// Formats a count with its noun: `1 application`, `1 234 applications`.
 pub fn counted(n: u64, one: &str, many: &str) -> String {
     if n == 1 { format!("1 {one}") } else { format!("{} {many}", count(n)) }
 }
 
-/// How long ago something was, in its largest unit.
+/// Formats how long ago something happened, in the largest unit.
 pub fn ago(seconds: f64) -> String {
     let (length, name) = unit(seconds);
     format!("{:.0} {name} ago", (seconds / length).floor().max(0.0))
 }
 
-/// The same for what happened at some time since then.
+/// Formats an upper bound on how long ago something happened: less than one unit more.
 pub fn since(seconds: f64) -> String {
     let (length, name) = unit(seconds);
     format!("< {:.0} {name} ago", (seconds / length).floor().max(0.0) + 1.0)
@@ -44,14 +44,14 @@ fn unit(seconds: f64) -> (f64, &'static str) {
     units.into_iter().find(|(length, _)| seconds >= *length).unwrap_or((1.0, "s"))
 }
 
-/// A share of 1 in percent.
+/// Formats a share (0 to 1) in percent.
 pub fn percent(share: f64) -> String {
     format!("{:.1} %", share * 100.0)
 }
 
 #[cfg(test)]
 mod tests {
-    /// Units and thousands.
+    /// Units and thousands separators.
     #[test]
     fn figures() {
         assert_eq!([0, 1023, 1024, 3 << 29].map(super::bytes), ["0 B", "1023 B", "1.0 KiB", "1.5 GiB"]);

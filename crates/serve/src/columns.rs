@@ -1,17 +1,17 @@
-//! Figures by columns of time. Where the end of the time is not known yet, columns grow together.
+//! Figures by columns of time. While the end of the time is unknown, columns are merged as it grows.
 
 use crate::held::Held;
 
-/// Columns, at most.
+/// Maximum number of columns.
 pub(crate) const COLUMNS: usize = 200;
-/// Width of columns at first, where the end is not known.
+/// Initial width of columns if the end is unknown, nanoseconds.
 const FIRST_NS: u64 = 1_000_000;
-/// Classes of how long something took.
+/// Number of classes of durations.
 pub(crate) const CLASSES: usize = 10;
-/// What each of them is below, nanoseconds; the last one has no bound.
+/// Exclusive upper bounds of the classes, nanoseconds; the last class is unbounded.
 const BOUNDS: [u64; CLASSES - 1] =
     [100_000, 300_000, 1_000_000, 3_000_000, 10_000_000, 30_000_000, 100_000_000, 300_000_000, 1_000_000_000];
-/// Their names.
+/// Names of the classes.
 pub(crate) const CLASS_NAMES: [&str; CLASSES] = [
     "< 0.1 ms",
     "0.1–0.3 ms",
@@ -25,33 +25,33 @@ pub(crate) const CLASS_NAMES: [&str; CLASSES] = [
     "≥ 1 s",
 ];
 
-/// The class of a time.
+/// The class of a duration.
 pub(crate) fn class(ns: u64) -> usize {
     BOUNDS.partition_point(|bound| *bound <= ns)
 }
 
-/// What a column has.
+/// The content of a column.
 pub(crate) trait Fold: Clone + Default {
-    /// Takes in what another column has, which becomes part of this one.
+    /// Adds the content of another column, which becomes part of this one.
     fn add(&mut self, other: &Self);
 }
 
-/// What happened in a column.
+/// What happened during a column.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Cell {
-    /// Cycles that began in it.
+    /// Cycles that began during it.
     pub(crate) cycles: u64,
-    /// Those of them that were major.
+    /// Major cycles among them.
     pub(crate) majors: u64,
-    /// The longest pause that began in it.
+    /// The longest pause that began during it.
     pub(crate) longest_ns: u64,
     /// Time in pauses.
     pub(crate) pause_ns: u64,
     /// CPU time of samples.
     pub(crate) cpu_ns: u64,
-    /// The most of what processes held, all together, in the order of [`Held`].
+    /// Maximum amounts that all processes together held, in the order of the constants of [`Held`]; `None` if unknown.
     pub(crate) held: [Option<u64>; Held::KINDS],
-    /// Bytes of slots that were taken.
+    /// Bytes of allocated slots.
     pub(crate) allocated: u64,
     /// Requests that began.
     pub(crate) requests: u64,
@@ -80,27 +80,27 @@ impl Fold for Cell {
     }
 }
 
-/// Columns of what happened.
+/// Columns of cells.
 pub(crate) type Columns = Over<Cell>;
 
-/// Columns of the same width, the earliest first.
+/// Columns of the same width, earliest first.
 #[derive(Clone, Debug)]
 pub(crate) struct Over<C> {
     pub(crate) from_ns: u64,
     pub(crate) width_ns: u64,
     pub(crate) cells: Vec<C>,
-    /// Nothing from here on belongs to them.
+    /// End of the covered time, exclusive.
     end_ns: u64,
-    /// With more of them, two become one.
+    /// Maximum number of columns; above it, pairs of columns are merged.
     most: usize,
-    /// Whether what is before the first one belongs to none.
+    /// Whether times before the first column are ignored instead of belonging to it.
     forgets: bool,
-    /// Since when all was traced that times are of. What comes before it is in no sum of times.
+    /// The time since which everything was traced. Earlier durations are in no sum.
     traced_ns: u64,
 }
 
 impl<C: Fold> Over<C> {
-    /// From a time on, to another if that is known.
+    /// Columns from a time on, up to another if that is known.
     pub(crate) fn new(from_ns: u64, to_ns: Option<u64>) -> Self {
         let width_ns = to_ns.map_or(FIRST_NS, |to_ns| to_ns.saturating_sub(from_ns).div_ceil(COLUMNS as u64));
         Self {
@@ -114,20 +114,20 @@ impl<C: Fold> Over<C> {
         }
     }
 
-    /// From a time on, without an end: old ones are to be removed before the number reaches the limit.
+    /// Columns from a time on, without an end. The caller must remove old ones before their number reaches the limit `most`.
     pub(crate) fn rolling(from_ns: u64, width_ns: u64, most: usize) -> Self {
         Self { width_ns: width_ns.max(1), most, forgets: true, ..Self::new(from_ns, None) }
     }
 
-    /// Drops what ended before a time.
+    /// Drops columns that ended before a time.
     pub(crate) fn forget(&mut self, before_ns: u64) {
         let old = before_ns.saturating_sub(self.from_ns) / self.width_ns;
         self.from_ns += old * self.width_ns;
         self.cells.drain(..self.cells.len().min(old as usize));
     }
 
-    /// Those that had ended by a time, put together to be few. Each begins a multiple of its width after `origin_ns`, so that they stay
-    /// what they are while time goes on and `full` of them are there; what is a part of one only is left out.
+    /// The columns that had ended by `until_ns`, merged so that there are few. Each begins a multiple of its width after `origin_ns`, so that they
+    /// do not change as time passes once `full` of them exist; columns that would fill only a part of a merged one are left out.
     pub(crate) fn together(&self, origin_ns: u64, until_ns: u64, full: usize) -> Self {
         let ended = (until_ns.saturating_sub(self.from_ns) / self.width_ns) as usize;
         let ended = ended.min(self.cells.len());
@@ -146,18 +146,18 @@ impl<C: Fold> Over<C> {
         Self { from_ns, width_ns: self.width_ns.saturating_mul(each as u64), cells, ..self.clone() }
     }
 
-    /// All is traced from this time on; `clear` takes from a column the sums of times of before.
+    /// Everything is traced from this time on; `clear` removes the sums of earlier durations from a column.
     pub(crate) fn traced(&mut self, since_ns: u64, clear: impl Fn(&mut C)) {
         self.traced_ns = since_ns;
         self.cells.iter_mut().for_each(clear);
     }
 
-    /// Whether all was traced at a time.
+    /// Whether everything was traced at a time.
     pub(crate) fn is_traced(&self, ns: u64) -> bool {
         ns >= self.traced_ns
     }
 
-    /// The last N that had ended by a time, together, and for how much of them all was traced, nanoseconds.
+    /// The sum of the last `most` columns that had ended by a time, and for how much of their time everything was traced, nanoseconds.
     pub(crate) fn latest(&self, until_ns: u64, most: usize) -> (C, u64) {
         let ended = ((until_ns.saturating_sub(self.from_ns) / self.width_ns) as usize).min(self.cells.len());
         let first = ended.saturating_sub(most);
@@ -169,26 +169,26 @@ impl<C: Fold> Over<C> {
         (sum, length)
     }
 
-    /// For how much of a column all was traced, up to a time.
+    /// For how much of a column's time up to `end_ns` everything was traced, nanoseconds.
     fn length(&self, at: usize, end_ns: u64) -> u64 {
         let begin_ns = self.from_ns.saturating_add((at as u64).saturating_mul(self.width_ns));
         let next_ns = begin_ns.saturating_add(self.width_ns);
         next_ns.min(end_ns).saturating_sub(begin_ns.max(self.traced_ns))
     }
 
-    /// For how much of each column all was traced, nanoseconds, up to a time: the last one may end after it. One that begins after it is whole.
+    /// For how much of each column's time up to `end_ns` everything was traced, nanoseconds. A column that begins after `end_ns` counts in full.
     pub(crate) fn lengths(&self, end_ns: u64) -> impl Iterator<Item = u64> {
         let begins = move |at: usize| self.from_ns.saturating_add((at as u64).saturating_mul(self.width_ns));
         let length = move |at: usize| self.length(at, if begins(at) < end_ns { end_ns } else { u64::MAX });
         (0..self.cells.len()).map(length)
     }
 
-    /// Columns of the same time for something else.
+    /// Columns of the same time with another content.
     pub(crate) fn like<D: Fold>(&self) -> Over<D> {
         Over::new(self.from_ns, (self.end_ns != u64::MAX).then_some(self.end_ns))
     }
 
-    /// The column of a time; what is before the first one belongs to it. `None`: it is after the end.
+    /// The column of a time; `None` if the time is after the end. Times before the first column belong to it, or to none if it `forgets`.
     pub(crate) fn at(&mut self, ns: u64) -> Option<&mut C> {
         if ns >= self.end_ns || (self.forgets && ns < self.from_ns) {
             return None;
@@ -203,14 +203,14 @@ impl<C: Fold> Over<C> {
         self.cells.get_mut(at)
     }
 
-    /// Adds a time to all columns that it covers, to each its part.
+    /// Adds a duration to all columns that it covers, to each its part.
     pub(crate) fn cover(&mut self, begin_ns: u64, ns: u64, of: impl Fn(&mut C) -> &mut u64) {
         let end_ns = begin_ns.saturating_add(ns).min(self.end_ns);
         let begin_ns = begin_ns.max(self.from_ns).max(self.traced_ns);
         if begin_ns >= end_ns {
             return;
         }
-        // Grows the columns first: they do not change below, and so there are few.
+        // Extend the columns first: then they do not change below, and their number is bounded.
         self.reach(end_ns);
         for at in self.number(begin_ns)..=self.number(end_ns - 1) {
             let first_ns = self.from_ns.saturating_add(at.saturating_mul(self.width_ns));
@@ -222,7 +222,7 @@ impl<C: Fold> Over<C> {
         }
     }
 
-    /// Spreads bytes of a time over the columns of that time, to each what its part of the time would have: when in it is not known.
+    /// Spreads bytes evenly over the columns from `begin_ns` to `end_ns`, because the exact times are unknown.
     pub(crate) fn spread(&mut self, begin_ns: u64, end_ns: u64, bytes: u64, of: impl Fn(&mut C) -> &mut u64) {
         let end_ns = end_ns.max(begin_ns.saturating_add(1));
         let first_ns = begin_ns.max(self.from_ns).max(self.traced_ns);
@@ -231,7 +231,7 @@ impl<C: Fold> Over<C> {
             return;
         }
         self.reach(last_ns);
-        // What there was of it up to a time, so that no byte is in two columns or in none.
+        // The bytes up to a time, so that no byte is in two columns or in none.
         let until = |ns: u64| {
             let part = u128::from(bytes) * u128::from(ns - begin_ns) / u128::from(end_ns - begin_ns);
             u64::try_from(part).unwrap_or(bytes)
@@ -250,14 +250,14 @@ impl<C: Fold> Over<C> {
         ns.saturating_sub(self.from_ns) / self.width_ns
     }
 
-    /// Has columns up to a time.
+    /// Extends the columns up to a time.
     pub(crate) fn reach(&mut self, to_ns: u64) {
         if to_ns > self.from_ns {
             self.at(to_ns - 1);
         }
     }
 
-    /// Has columns at least as wide as these.
+    /// Merges columns until they are at least this wide.
     pub(crate) fn widen(&mut self, width_ns: u64) {
         while self.width_ns < width_ns {
             self.fold();
@@ -276,7 +276,7 @@ impl<C: Fold> Over<C> {
         self.width_ns = self.width_ns.saturating_mul(2);
     }
 
-    /// All of it together.
+    /// The sum of all columns.
     pub(crate) fn sum(&self) -> C {
         self.cells.iter().fold(C::default(), |mut sum, cell| {
             sum.add(cell);
@@ -289,7 +289,7 @@ impl<C: Fold> Over<C> {
 mod tests {
     use super::*;
 
-    /// However long the time gets, columns stay few and nothing is missing.
+    /// However long the time becomes, the columns stay few and nothing is lost.
     #[test]
     fn grows() {
         let mut columns = Columns::new(1000, None);
@@ -308,7 +308,7 @@ mod tests {
         assert_eq!(sum.pauses[0], 100, "those below 0.1 ms");
     }
 
-    /// A pause is in all columns that it covers, and no column has more of it than its width.
+    /// A pause counts in all columns that it covers, and no column has more of it than its width.
     #[test]
     fn covers() {
         let mut columns = Columns::new(0, Some(COLUMNS as u64 * 10));
@@ -318,11 +318,11 @@ mod tests {
         assert_eq!(times, [4, 5, 10, 10, 5]);
         columns.reach(COLUMNS as u64 * 10);
         assert_eq!((columns.cells.len(), columns.width_ns), (COLUMNS, 10));
-        // A time that ends after the last column.
+        // A duration that ends after the last column.
         columns.cover(COLUMNS as u64 * 10 - 5, 1000, |cell| &mut cell.pause_ns);
         assert_eq!((columns.sum().pause_ns, columns.cells.len()), (34 + 5, COLUMNS));
         assert!(columns.at(COLUMNS as u64 * 10).is_none());
-        // One that begins before the first column.
+        // A duration that begins before the first column.
         let mut later = Columns::new(100, Some(100 + COLUMNS as u64 * 10));
         later.cover(95, 12, |cell| &mut cell.pause_ns);
         later.cover(10, 20, |cell| &mut cell.pause_ns);
@@ -332,7 +332,7 @@ mod tests {
         assert_eq!(open.sum().pause_ns, 3_600_000_000_000);
     }
 
-    /// Sums of a time are in all of its columns.
+    /// Amounts of a time are spread over all of its columns.
     #[test]
     fn spreads() {
         fn allocated(cell: &mut Cell) -> &mut u64 {
@@ -342,16 +342,16 @@ mod tests {
         columns.spread(5, 35, 103, allocated);
         let bytes = |columns: &Columns| columns.cells.iter().map(|cell| cell.allocated).collect::<Vec<_>>();
         assert_eq!(bytes(&columns), [17, 34, 34, 18]);
-        // The same rate in times that follow each other is the same rate in all columns.
+        // The same rate in consecutive times is the same rate in all columns.
         columns.spread(35, 65, 103, allocated);
         assert_eq!(bytes(&columns), [17, 34, 34, 35, 34, 34, 18]);
-        // What is beyond the end is in no column.
+        // The part beyond the end is in no column.
         columns.spread(COLUMNS as u64 * 10 - 5, COLUMNS as u64 * 10 + 5, 8, allocated);
         columns.spread(50, 50, 1, allocated);
         assert_eq!((columns.sum().allocated, columns.cells.len()), (211, COLUMNS));
     }
 
-    /// Times before all was traced are in no sum, and columns are as long as all was traced in them.
+    /// Durations before everything was traced are in no sum, and the length of a column is the time during which everything was traced.
     #[test]
     fn since_it_is_traced() {
         let mut columns = Columns::new(0, Some(COLUMNS as u64 * 10));
@@ -366,7 +366,7 @@ mod tests {
         assert!(!columns.is_traced(13) && columns.is_traced(14));
     }
 
-    /// Times that no clock has, as a hostile file can have them, neither end nor hold up anything.
+    /// Times that no clock has, but that a hostile file can contain, neither crash nor block anything.
     #[test]
     fn extremes() {
         let times = [0, 1, 999, u64::MAX / 2, u64::MAX - 1, u64::MAX];
@@ -389,7 +389,7 @@ mod tests {
         }
     }
 
-    /// Old ones are forgotten, late events are of none that is there, and what is put together keeps its sums and its place.
+    /// Old columns are dropped, late events belong to none, and merged columns keep their sums and positions.
     #[test]
     fn rolls() {
         const S: u64 = 1_000_000_000;
@@ -410,16 +410,16 @@ mod tests {
         assert!(some.from_ns - columns.from_ns < 4 * S && some.cells.len() == 149, "{}", some.cells.len());
         let (last, length_ns) = columns.latest(until_ns, 10);
         assert_eq!((last.cycles, last.pause_ns, length_ns), (10, 5 * S, 10 * S));
-        // The same columns a second later.
+        // The same merged columns a second later.
         let later = columns.together(7, until_ns + S, 602);
         assert_eq!((later.from_ns, &later.cells[0]), (some.from_ns, &some.cells[0]));
-        // Nobody looked for a long time.
+        // Nothing was read for a long time.
         columns.forget(u64::MAX);
         assert!(columns.cells.is_empty() && columns.together(7, u64::MAX, 602).cells.is_empty());
         assert_eq!(Columns::rolling(5, S, 10).latest(3, 4), (Cell::default(), 0));
     }
 
-    /// The last column counts as far as there is time.
+    /// The last column counts only up to the end of the time.
     #[test]
     fn lengths() {
         let mut columns = Columns::new(100, Some(100 + COLUMNS as u64 * 10));
@@ -431,7 +431,7 @@ mod tests {
         assert_eq!(lengths(0), [10; 4]);
     }
 
-    /// Bounds belong to the class above.
+    /// A bound belongs to the class above it.
     #[test]
     fn classes() {
         assert_eq!([0, 99_999, 100_000, 999_999_999, 1_000_000_000, u64::MAX].map(class), [0, 0, 1, 8, 9, 9]);

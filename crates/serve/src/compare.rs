@@ -1,4 +1,4 @@
-//! Two parts of a recording compared, or two recordings, as `gctrace diff` compares them.
+//! Compares two parts of a recording, or two recordings, as `gctrace diff` does.
 
 use std::io;
 
@@ -10,32 +10,32 @@ use gctrace_report::{
 
 use crate::graph::Drawn;
 
-/// What was found.
+/// The result of a comparison.
 #[derive(Debug)]
 pub(crate) struct Compared {
     pub(crate) comparison: Comparison,
     pub(crate) sides: [OneSide; 2],
-    /// The change of CPU time.
+    /// The flame graph of the change in CPU time.
     pub(crate) graph: Drawn,
-    /// Whether sums of whole lives of threads are left out, because a side is a part of the time.
+    /// Whether sums over whole thread lifetimes are left out, because a side is only a part of the time.
     pub(crate) cuts_time: bool,
 }
 
-/// A side of it.
+/// One side of a comparison.
 #[derive(Debug)]
 pub(crate) struct OneSide {
     pub(crate) about: About,
     pub(crate) programs: Vec<(String, Program)>,
 }
 
-/// What gathers a side.
+/// An empty collector for one side.
 pub(crate) fn gathered(name: &'static str, header: &Header) -> Gathered {
     let Subjects { samples, wall, gvl, requests, alloc } = header.subjects;
-    // Windows choose processes.
+    // Processes are selected by windows, not here.
     Gathered::new(name, Looked { samples, wall, gvl, requests, alloc }, Chosen::default(), samples)
 }
 
-/// What is known of a side when all of it has been gathered.
+/// The description of a side once all of it has been gathered.
 pub(crate) fn about(side: &Gathered, header: &Header, file: String, cut_off: bool) -> OneSide {
     side.with(|side| OneSide {
         about: About {
@@ -49,7 +49,7 @@ pub(crate) fn about(side: &Gathered, header: &Header, file: String, cut_off: boo
 }
 
 impl Compared {
-    /// Compares.
+    /// Compares side A with side B.
     pub(crate) fn of([a, b]: [(Gathered, OneSide); 2], cuts_time: bool) -> io::Result<Self> {
         let comparison = diff::compare(&a.0, &b.0);
         let mut svg = Vec::new();

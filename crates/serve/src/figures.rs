@@ -1,4 +1,4 @@
-//! What the page shows of a part of a recording, besides profiles. Pure; of bounded memory, however long the recording is.
+//! The figures of a part of a recording that the page shows, besides profiles. Pure; memory is bounded, however long the recording is.
 
 mod filler;
 mod kinds;
@@ -32,18 +32,18 @@ use crate::{
     lanes::Lanes,
 };
 
-/// Pauses that are listed, the longest.
+/// Maximum number of pauses listed: the longest ones.
 const WORST: usize = 15;
-/// Processes that are distinguished.
+/// Maximum number of processes that are distinguished.
 const PROCESSES: usize = 5000;
-/// Threads.
+/// Maximum number of threads that are distinguished.
 const THREADS: usize = 20_000;
-/// Threads of which it is kept what they did when: the first ones that are seen.
+/// Maximum number of threads whose activity over time is kept: those seen first.
 const DRAWN: usize = 256;
-/// Pairs of threads, with the place at which one held up the other.
+/// Maximum number of pairs of threads, each with the place at which one blocked the other.
 const PAIRS: usize = 20_000;
 
-/// All of it.
+/// All figures of a part.
 #[derive(Clone, Debug)]
 pub(crate) struct Figures {
     pub(crate) lanes: Lanes,
@@ -53,7 +53,7 @@ pub(crate) struct Figures {
     pub(crate) threads: HashMap<(u32, u32), OneThread>,
     pub(crate) more_threads: u64,
     drawn: usize,
-    /// When the GVL was not watched, or single waits were not reported: from, to.
+    /// Times in which the GVL was not traced, or single waits were not reported: start and end.
     pub(crate) gvl_gaps: Vec<(u64, u64)>,
     pub(crate) pauses: [u64; CLASSES],
     pub(crate) stops: Distribution,
@@ -67,14 +67,14 @@ pub(crate) struct Figures {
     pub(crate) pairs: HashMap<Pair, GvlTimes>,
     pub(crate) more_pairs: u64,
     pub(crate) requests: RequestSummary,
-    /// Bytes; `None`: no sum of a whole second was seen.
+    /// Bytes allocated; `None` if no whole second was summed.
     pub(crate) allocated: Option<u64>,
     pub(crate) began_ns: Option<u64>,
     pub(crate) closed_ns: u64,
 }
 
 impl Figures {
-    /// For how long, up to this time, single waits for the GVL were not reported.
+    /// Nanoseconds, up to `end_ns`, during which single waits for the GVL were not reported.
     pub(crate) fn gvl_unreported_ns(&self, end_ns: u64) -> u64 {
         let from_ns = self.lanes.columns.from_ns;
         let part =
@@ -163,7 +163,7 @@ impl Figures {
         }
     }
 
-    /// Columns, all of the same width, up to the end of the time.
+    /// Extends all columns to the end of the time and gives them the same width.
     pub(crate) fn settle(&mut self, end_ns: u64) {
         let mut dids: Vec<_> = self.threads.values_mut().filter_map(|of| of.did.as_mut()).collect();
         let columns = &mut self.lanes.columns;
@@ -217,7 +217,7 @@ impl Figures {
         }
     }
 
-    /// All is traced from this time on.
+    /// Everything is traced from this time on.
     fn began(&mut self, ts_ns: u64) {
         if self.began_ns.is_none() {
             self.began_ns = Some(ts_ns);
@@ -226,7 +226,7 @@ impl Figures {
     }
 
     fn sample(&mut self, process: &Process, sample: &StackSample) {
-        // As in profiles.
+        // The same rule as in profiles.
         let Some((ts_ns, wall_ns)) = self.began_ns.and_then(|began_ns| sample.since(began_ns)) else {
             return;
         };
@@ -266,7 +266,7 @@ impl Figures {
             waiter: wait.who.clone(),
             holder: wait.blocker.as_ref().map(|blocker| blocker.hold.who.clone()),
             place: wait.blocker.as_ref().and_then(|blocker| {
-                // What the holder was seen to run, or else where it was when it let go.
+                // What the holder was seen running, or else its place when it released the GVL.
                 blocker.ran.first().map(|(_, stack)| stack).or(blocker.until.as_ref()).and_then(line)
             }),
         };
@@ -281,7 +281,7 @@ impl Figures {
         self.lanes.see(process, seen);
         match seen {
             Seen::Process { .. } => {
-                // An earlier process with this pid is another one.
+                // An earlier process with this pid is a different one.
                 self.current.remove(&process.pid);
                 if self.process(process).is_none() {
                     self.more_processes += 1;

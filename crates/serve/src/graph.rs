@@ -1,4 +1,4 @@
-//! Flame graphs: drawn once for each part and measure, and shown in a frame under a policy that allows their own script and no other.
+//! Flame graphs: rendered once for each part and measure, and shown in a frame under a policy that allows only their own script.
 
 use std::{
     collections::HashMap,
@@ -13,7 +13,7 @@ use gctrace_report::{
 };
 use sha2::{Digest as _, Sha256};
 
-/// What a graph can be of: the word of `--flamegraph-of`, and its name.
+/// The measures that a graph can show: each with its value of `--flamegraph-of`, and its name.
 pub(crate) const MEASURES: [(Measure, &str, &str); 5] = [
     (Measure::Cpu, "cpu", "CPU time"),
     (Measure::Wall, "wall", "Wall time"),
@@ -22,7 +22,7 @@ pub(crate) const MEASURES: [(Measure, &str, &str); 5] = [
     (Measure::Alloc, "alloc", "Allocation"),
 ];
 
-/// Whether a recording of these has a graph of that.
+/// Whether a recording of these subjects has a graph of this measure.
 pub(crate) fn is_recorded(measure: Measure, subjects: Subjects) -> bool {
     match measure {
         Measure::Cpu => subjects.samples,
@@ -35,7 +35,7 @@ pub(crate) fn is_recorded(measure: Measure, subjects: Subjects) -> bool {
     }
 }
 
-/// What is shown if nothing else is asked for: as `gctrace report` has it, or GC pauses where there are no samples.
+/// The default measure: that of `gctrace report`, or GC pauses if there are no samples.
 pub(crate) fn first(subjects: Subjects) -> Measure {
     match subjects {
         Subjects { wall: true, .. } => Measure::Wall,
@@ -44,23 +44,23 @@ pub(crate) fn first(subjects: Subjects) -> Measure {
     }
 }
 
-/// The word for a measure.
+/// The value of `--flamegraph-of` for a measure.
 pub(crate) fn word(measure: Measure) -> &'static str {
     MEASURES.iter().find(|(of, ..)| *of == measure).map_or("cpu", |(_, word, _)| word)
 }
 
-/// A graph that has been drawn.
+/// A rendered graph.
 #[derive(Debug)]
 pub(crate) struct Drawn {
     pub(crate) svg: Vec<u8>,
     /// Its height, pixels.
     pub(crate) height: u32,
-    /// The policy under which it is shown.
+    /// The `Content-Security-Policy` under which it is shown.
     pub(crate) policy: String,
 }
 
 impl Drawn {
-    /// What was drawn.
+    /// Wraps a rendered SVG.
     pub(crate) fn of(svg: Vec<u8>) -> Self {
         let text = String::from_utf8_lossy(&svg);
         let (height, policy) = (height(&text).unwrap_or(600), policy(&text));
@@ -68,12 +68,12 @@ impl Drawn {
     }
 }
 
-/// The graphs of a part.
+/// The rendered graphs of a part, by measure.
 #[derive(Debug, Default)]
 pub(crate) struct Graphs(Mutex<HashMap<&'static str, Arc<Drawn>>>);
 
 impl Graphs {
-    /// A graph as `gctrace report --flamegraph` writes it, but with its roots on top: its window begins there.
+    /// A graph as `gctrace report --flamegraph` writes it, but with its roots at the top, where its frame begins.
     pub(crate) fn of(&self, kept: &Kept, measure: Measure) -> io::Result<Arc<Drawn>> {
         let mut graphs = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(drawn) = graphs.get(word(measure)) {
@@ -96,7 +96,7 @@ fn height(svg: &str) -> Option<u32> {
     rest.split_once('"')?.0.parse().ok()
 }
 
-/// The policy for a graph: its first script, which comes before any name, and the call of it when the picture is there.
+/// The policy for a graph: it allows its first script, which precedes any name, and the call of that script when the picture is loaded.
 fn policy(svg: &str) -> String {
     let script = script(svg).map(|text| format!(" {}", hash(&text))).unwrap_or_default();
     let call = hash("init(evt)");
@@ -106,7 +106,7 @@ fn policy(svg: &str) -> String {
     )
 }
 
-/// The text of the first script, as a browser takes it.
+/// The text of the first script, as a browser interprets it.
 fn script(svg: &str) -> Option<String> {
     let (_, rest) = svg.split_once("<script")?;
     let (_, rest) = rest.split_once('>')?;
@@ -122,7 +122,7 @@ fn hash(text: &str) -> String {
 mod tests {
     use super::*;
 
-    /// Only the graph's own script is allowed, which comes first.
+    /// Only the graph's own script, which comes first, is allowed.
     #[test]
     fn policies() {
         let svg = "<svg a=\"1\" height=\"70\"><script type=\"x\"><![CDATA[a();]]><![CDATA[b();]]></script><script>evil()</script></svg>";

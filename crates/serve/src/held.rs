@@ -1,4 +1,4 @@
-//! What processes hold, as each of them reported last: memory and the slots of their heaps.
+//! The amounts that processes hold, as each of them reported last: memory and the slots of their heaps.
 
 use std::collections::HashMap;
 
@@ -6,14 +6,14 @@ use std::collections::HashMap;
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Held {
     of: HashMap<u32, [Option<u64>; Self::KINDS]>,
-    /// Sums of what is known. Wide enough for any values of any processes.
+    /// Sums of the known amounts. Wide enough for any values of any number of processes.
     sums: [u128; Self::KINDS],
-    /// Of how many processes that is.
+    /// Number of processes in each sum.
     known: [u32; Self::KINDS],
 }
 
 impl Held {
-    /// Kinds of amounts.
+    /// Number of kinds of amounts.
     pub(crate) const KINDS: usize = 4;
     /// Resident memory, bytes.
     pub(crate) const RSS: usize = 0;
@@ -24,7 +24,7 @@ impl Held {
     /// `GC.stat[:oldmalloc_increase_bytes]`.
     pub(crate) const MALLOC: usize = 3;
 
-    /// A process reported this; values that it did not report stay. Returns the sums that are of this number of
+    /// Records what a process reported; values that it did not report stay. Returns the sums, each only if it includes exactly `processes`
     /// processes.
     pub(crate) fn of_all(
         &mut self,
@@ -46,7 +46,7 @@ impl Held {
         std::array::from_fn(|kind| sums[kind].filter(|_| self.known[kind] as usize == processes))
     }
 
-    /// A process holds nothing any more.
+    /// Removes the amounts of a process that has ended.
     pub(crate) fn gone(&mut self, pid: u32) {
         for (kind, value) in self.of.remove(&pid).unwrap_or_default().into_iter().enumerate() {
             let Some(value) = value else { continue };
@@ -65,7 +65,7 @@ impl Held {
 mod tests {
     use super::*;
 
-    /// Sums are of the last values of those that are there, whatever these are; what was not reported is not zero.
+    /// Sums use the last values of the present processes, whatever these are; an amount that was not reported is not zero.
     #[test]
     fn sums() {
         let mut held = Held::default();
@@ -90,7 +90,7 @@ mod tests {
         assert_eq!(held.sums(), [None; 4]);
     }
 
-    /// A sum of some of the processes is not shown as one of all.
+    /// A sum over only some of the processes is not shown as one over all.
     #[test]
     fn of_all() {
         let mut held = Held::default();

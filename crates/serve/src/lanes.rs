@@ -1,4 +1,4 @@
-//! What is drawn over time: figures by column. Pure; of bounded memory.
+//! The figures that are drawn over time, by column. Pure; memory is bounded.
 
 use std::{collections::HashSet, sync::Arc};
 
@@ -9,14 +9,14 @@ use crate::{
     held::Held,
 };
 
-/// Columns, and what must be known to fill them.
+/// Columns, and the state needed to fill them.
 #[derive(Clone, Debug)]
 pub(crate) struct Lanes {
     pub(crate) columns: Columns,
     held: Held,
-    /// The processes that are there. Sums are of all of them, or not known.
+    /// The present processes. Sums include all of them, or are unknown.
     present: HashSet<u32>,
-    /// The Ruby that reported last, and where its `GC.stat` has what is looked for.
+    /// The Ruby that reported last, and the positions of the needed values in its `GC.stat`.
     keys: Option<(Arc<Image>, [Option<usize>; 3])>,
 }
 
@@ -25,7 +25,7 @@ impl Lanes {
         Self { columns, held: Held::default(), present: HashSet::new(), keys: None }
     }
 
-    /// Where `GC.stat` of a Ruby has what is looked for.
+    /// The positions of the needed values in the `GC.stat` of a Ruby.
     fn keys(&mut self, image: &Arc<Image>) -> [Option<usize>; 3] {
         if let Some((of, keys)) = &self.keys
             && Arc::ptr_eq(of, image)
@@ -48,7 +48,7 @@ impl Lanes {
         let sums = self.held.of_all(process.pid, reported, self.present.len());
         if let Some(cell) = self.columns.at(state.ts_ns) {
             for (at, sum) in sums.into_iter().enumerate() {
-                // Only what was reported now is of this time.
+                // Only amounts that were reported now belong to this time.
                 if reported[at].is_some() {
                     cell.held[at] = cell.held[at].max(sum);
                 }
@@ -74,18 +74,18 @@ impl Lanes {
         }
     }
 
-    /// All is traced from this time on: what takes time, or has a rate, is of the time from then on.
+    /// Everything is traced from this time on: durations and rates count only from then on.
     pub(crate) fn began(&mut self, ts_ns: u64) {
         self.columns.traced(ts_ns, |cell| {
             (cell.pause_ns, cell.cpu_ns, cell.allocated, cell.requests, cell.served) = (0, 0, 0, 0, 0);
         });
     }
 
-    /// Something was seen of a process.
+    /// Adds an event of a process.
     pub(crate) fn see(&mut self, process: &Process, seen: Seen<'_>) {
         match seen {
             Seen::Process { state, .. } => {
-                // An earlier process with this pid is another one.
+                // An earlier process with this pid is a different one.
                 self.held.gone(process.pid);
                 self.present.insert(process.pid);
                 if let Some(state) = state {
@@ -95,7 +95,7 @@ impl Lanes {
             Seen::Cycle(cycle) => self.cycle(process, cycle),
             Seen::Work(work) => self.columns.cover(work.begin_ns, work.ns, |cell| &mut cell.pause_ns),
             Seen::Stack(sample) if sample.state == ThreadState::Running => {
-                // It stands for the time before it.
+                // A sample stands for the CPU time before it.
                 let begin_ns = sample.ts_ns.saturating_sub(sample.cpu_ns);
                 self.columns.cover(begin_ns, sample.cpu_ns, |cell| &mut cell.cpu_ns);
             }

@@ -1,11 +1,11 @@
-//! `gctrace serve`: a recording as a web page, or a run while it goes on, for the user of this host.
+//! `gctrace serve`: shows a recording, or a run in progress, as a web page for the user of this host.
 //!
-//! * [`listen`]: the socket, connections, the end; [`routes`]: which request gets which answer; [`token`]: who may ask;
-//!   [`wanted`]: what for
-//! * [`source`]: the recording, read once as a whole and again for parts that are asked for; [`medium`]: where its bytes are; [`live`]: a
-//!   run that goes on, of which the last minutes are such a recording
-//! * [`figures`]: what the page shows, added up in [`columns`] of time ([`lanes`], and [`held`]: memory and heaps); [`page`]: the page;
-//!   [`graph`]: flame graphs; [`compare`]: one part against another
+//! * [`listen`]: the socket, connections, shutdown; [`routes`]: maps requests to answers; [`token`]: authenticates requests;
+//!   [`wanted`]: parses queries
+//! * [`source`]: the recording, read once as a whole and again for requested parts; [`medium`]: where its bytes are stored; [`live`]: a
+//!   run in progress, whose last minutes are such a recording
+//! * [`figures`]: the figures of the page, summed in [`columns`] of time ([`lanes`], and [`held`]: memory and heaps); [`page`]: the page;
+//!   [`graph`]: flame graphs; [`compare`]: compares parts
 #![forbid(unsafe_code)]
 
 mod columns;
@@ -40,46 +40,46 @@ use tokio::runtime::Runtime;
 
 pub use source::LIVE;
 
-/// A part of a recording, as a request asks for it, in the words of `gctrace report`.
+/// A part of a recording as a request specifies it, in the syntax of `gctrace report`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Asked {
     /// `--from`.
     pub from: Option<String>,
     /// `--to`.
     pub to: Option<String>,
-    /// Of a run that goes on: this time up to now.
+    /// For a run in progress: this much time up to now.
     pub last: Option<String>,
-    /// Begin and end of the part that it is compared with.
+    /// Start of the part to compare with.
     pub a_from: Option<String>,
-    /// The same.
+    /// End of the part to compare with.
     pub a_to: Option<String>,
     /// `--pid`.
     pub pids: Vec<String>,
 }
 
-/// What `gctrace report` takes these words for; or what is wrong with them.
+/// Interprets a request as `gctrace report` would. Returns an error message if it is not valid.
 pub type Choose = fn(&Header, &Asked) -> Result<Window, String>;
 
-/// What is served, and where.
+/// What to serve, and where.
 #[derive(Clone, Debug)]
 pub struct Options {
     /// The recording.
     pub file: PathBuf,
-    /// One from before, which it is compared with.
+    /// An earlier recording to compare it with.
     pub against: Option<PathBuf>,
-    /// An address of loopback; port 0: a free one.
+    /// A loopback address; port 0 selects a free port.
     pub listen: SocketAddr,
-    /// How requests are understood.
+    /// Interprets requests.
     pub choose: Choose,
 }
 
-/// Why it cannot be served.
+/// Why a recording cannot be served.
 #[derive(Debug, thiserror::Error)]
 pub enum ServeError {
     /// The recording cannot be read.
     #[error("{0}")]
     Recording(#[from] ReadError),
-    /// Others could read it.
+    /// The address is not a loopback address: others could read the recording.
     #[error(
         "--listen {0}: this is not an address of this host alone, and pages are not encrypted; listen on 127.0.0.1, and from elsewhere \
          use ssh -L"
@@ -88,21 +88,21 @@ pub enum ServeError {
     /// The address cannot be listened on.
     #[error("listening on {0}: {1}; name another port, or none")]
     Listen(SocketAddr, #[source] io::Error),
-    /// The operating system refused something basic.
+    /// The operating system refused a basic operation.
     #[error("starting: {0}")]
     System(#[source] io::Error),
 }
 
-/// The addresses of what is served.
+/// The addresses of the page.
 #[derive(Clone, Debug)]
 pub struct Addresses {
-    /// Of the page.
+    /// The address with the token.
     pub page: String,
-    /// Leads to the page once, within a minute: what a browser is started with can be read by every user of the host.
+    /// An address that opens the page once, within a minute: every user of the host can read the arguments of a browser.
     pub once: String,
 }
 
-/// An address that is listened on, and the secrets that are asked for there. Nothing is answered yet.
+/// A listening address, and the secrets that requests to it must contain. Nothing is answered yet.
 #[derive(Debug)]
 pub struct Listening {
     listener: TcpListener,
@@ -112,11 +112,11 @@ pub struct Listening {
 }
 
 impl Listening {
-    /// Listens on an address of loopback; port 0: a free one.
+    /// Listens on a loopback address; port 0 selects a free port.
     ///
     /// # Errors
     ///
-    /// It is another address, or cannot be listened on.
+    /// The address is not a loopback address, or cannot be listened on.
     pub fn new(address: SocketAddr) -> Result<Self, ServeError> {
         if !address.ip().is_loopback() {
             return Err(ServeError::NotLoopback(address));
@@ -139,7 +139,7 @@ impl Listening {
         }
     }
 
-    /// Serves a run that is about to begin.
+    /// Serves a run that is about to start.
     ///
     /// # Errors
     ///
@@ -157,16 +157,16 @@ impl Listening {
     }
 }
 
-/// How a run is shown while it goes on.
+/// The options for showing a run in progress.
 #[derive(Clone, Debug)]
 pub struct LiveOptions {
-    /// What holds for the whole run.
+    /// The header of the whole run.
     pub header: Header,
-    /// For how long is kept what was seen, nanoseconds.
+    /// How long events are kept, nanoseconds.
     pub keep_ns: u64,
-    /// How much of it, compressed bytes.
+    /// Maximum amount of kept events, compressed bytes.
     pub keep_bytes: u64,
-    /// How requests are understood.
+    /// Interprets requests.
     pub choose: Choose,
 }
 
@@ -177,7 +177,7 @@ pub struct LivePage {
 }
 
 impl LivePage {
-    /// The outputs of the run that fill it. There are none the second time.
+    /// The outputs of the run that fill the page. The second call returns none.
     pub fn exporters(&mut self) -> Vec<Box<dyn Exporter>> {
         std::mem::take(&mut self.exporters)
     }
@@ -186,7 +186,7 @@ impl LivePage {
 impl Drop for LivePage {
     fn drop(&mut self) {
         if let Some(runtime) = self.runtime.take() {
-            // A request that is still being answered is not waited for.
+            // This does not wait for a request that is still being answered.
             runtime.shutdown_background();
         }
     }
@@ -198,7 +198,7 @@ fn runtime() -> Result<Runtime, ServeError> {
     runtime.enable_io().enable_time().build().map_err(ServeError::System)
 }
 
-/// Serves a recording until SIGINT or SIGTERM. `ready` gets the addresses.
+/// Serves a recording until SIGINT or SIGTERM. `ready` receives the addresses.
 ///
 /// # Errors
 ///
@@ -213,7 +213,7 @@ pub fn run(options: &Options, ready: impl FnOnce(&Addresses)) -> Result<(), Serv
     let served = routes::Served::File { source: Arc::clone(&source), against: against.clone() };
     let shared = Arc::new(routes::Shared { served, token, once, choose: options.choose });
     let served = runtime.block_on(listen::serve(listener, shared, (source, against), || ready(&addresses)));
-    // A request that still reads the recording is not waited for.
+    // This does not wait for a request that is still reading the recording.
     runtime.shutdown_background();
     served
 }

@@ -1,4 +1,4 @@
-//! The socket and its connections, up to the end.
+//! The socket and its connections, until shutdown.
 
 use std::{convert::Infallible, sync::Arc, time::Duration};
 
@@ -18,16 +18,16 @@ use crate::{
     source::Source,
 };
 
-/// Connections at a time; more wait to be accepted.
+/// Maximum number of simultaneous connections; further ones wait to be accepted.
 const CONNECTIONS: usize = 64;
-/// Time for the head of a request, from the end of the one before: those who only keep connections open must not keep the page from others for long.
+/// Timeout for the head of a request, from the end of the previous one: clients that only keep connections open must not block others for long.
 const HEAD: Duration = Duration::from_secs(5);
-/// Bytes of a request's head.
+/// Maximum size of a request's head, bytes.
 const MAX_HEAD: usize = 16 << 10;
-/// How long to wait for a small recording before its address is printed: if it cannot be read, the error is printed instead.
+/// How long to wait for a small recording to be read before its address is printed: if reading fails, the error is printed instead.
 const FIRST: Duration = Duration::from_millis(500);
 
-/// Serves a recording, which is read meanwhile, until a signal ends it.
+/// Serves a recording, which is read in the background, until a signal ends it.
 pub(crate) async fn serve(
     listener: std::net::TcpListener,
     shared: Arc<Shared>,
@@ -54,7 +54,7 @@ pub(crate) async fn serve(
         tokio::select! {
             accepted = accept(&listener, &slots) => serve_one(accepted, &shared).await,
             result = &mut reading, if !is_read => {
-                // Its address is known by now: the page says what is wrong.
+                // The address has been printed by now, so the page reports the error.
                 if let Err(error) = checked(result) {
                     say(&format!("gctrace: {error}"));
                     source.failed(&error.to_string());
@@ -67,7 +67,7 @@ pub(crate) async fn serve(
     }
 }
 
-/// Serves a run that goes on, until the runtime ends.
+/// Serves a run in progress until the runtime ends.
 pub(crate) async fn serve_live(listener: std::net::TcpListener, shared: Arc<Shared>) {
     let listener = match TcpListener::from_std(listener) {
         Ok(listener) => listener,
@@ -101,7 +101,7 @@ async fn accept(listener: &TcpListener, slots: &Arc<Semaphore>) -> Option<(TcpSt
     match listener.accept().await {
         Ok((stream, _)) => Some((stream, slot)),
         Err(error) => {
-            // Usually there are no descriptors left: other connections will be closed.
+            // Usually there are no file descriptors left; closing other connections frees some.
             log::warn!("accepting a connection: {error}");
             None
         }

@@ -1,5 +1,5 @@
-//! A run that is looked at while it goes on: what of it is kept, read when a page wants it, and what is drawn each second, which is
-//! added up as it comes.
+//! A run that is shown while it is in progress: its kept events, which are read when a page needs them, and the figures that are drawn each
+//! second, which are summed as events arrive.
 
 use std::{
     collections::HashSet,
@@ -19,14 +19,14 @@ use crate::{
     source::{LIVE, Source},
 };
 
-/// Shortest column, nanoseconds.
+/// Minimum width of a column, nanoseconds.
 const COLUMN_NS: u64 = 1_000_000_000;
-/// Columns of all that is kept, about.
+/// Approximate number of columns of the whole kept time.
 const COLUMNS: u64 = 600;
-/// How long what has been read is shown at least, and as a multiple of the time that reading took.
+/// Minimum time for which a read snapshot is shown (`FRESH`), also as a multiple of the time that reading it took (`REST`).
 const FRESH: Duration = Duration::from_secs(1);
 const REST: u32 = 4;
-/// The time of the figures that are read at a glance, nanoseconds.
+/// Length of time of the figures at a glance, nanoseconds.
 const GLANCE_NS: u64 = 10_000_000_000;
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -42,16 +42,16 @@ pub(crate) struct Rolling {
     now_ns: u64,
     /// Processes that are traced now.
     running: HashSet<u32>,
-    /// All since the begin.
+    /// All cycles since the start, and major ones among them.
     cycles: u64,
     majors: u64,
 }
 
 impl Rolling {
     pub(crate) fn new(origin_ns: u64, keep_ns: u64) -> Self {
-        // Whole seconds, so that columns are as long as they seem to be.
+        // Whole seconds, so that columns have exactly their nominal width.
         let width_ns = keep_ns.div_ceil(COLUMNS).div_ceil(COLUMN_NS).max(1) * COLUMN_NS;
-        // They become wider only if nobody says for long how late it is.
+        // Columns are merged only if `reach` is not called for a long time.
         let most = 4 * COLUMNS as usize;
         Self {
             lanes: Lanes::new(Columns::rolling(origin_ns, width_ns, most)),
@@ -77,7 +77,7 @@ impl Rolling {
         self.lanes.see(process, seen);
     }
 
-    /// Time has come to this.
+    /// Advances to a time.
     pub(crate) fn reach(&mut self, now_ns: u64) {
         self.now_ns = self.now_ns.max(now_ns);
         let columns = &mut self.lanes.columns;
@@ -85,7 +85,7 @@ impl Rolling {
         columns.reach(self.now_ns);
     }
 
-    /// What is drawn now.
+    /// The figures to draw now.
     pub(crate) fn now(&self, state: LiveState) -> Now {
         let columns = &self.lanes.columns;
         let width_ns = columns.width_ns;
@@ -106,34 +106,34 @@ impl Rolling {
     }
 }
 
-/// How things stand.
+/// The current state of a run.
 #[derive(Clone, Debug)]
 pub(crate) struct Now {
     pub(crate) state: LiveState,
-    /// For how long is kept what was seen, nanoseconds.
+    /// How long events are kept, nanoseconds.
     pub(crate) keep_ns: u64,
     /// When the run began, `CLOCK_MONOTONIC` nanoseconds.
     pub(crate) begun_ns: u64,
-    /// How far it is, likewise.
+    /// The current time of the run, `CLOCK_MONOTONIC` nanoseconds.
     pub(crate) at_ns: u64,
-    /// What is kept, by whole columns.
+    /// The kept time, by whole columns.
     pub(crate) columns: Columns,
-    /// The last seconds, and for how much of them all was traced, nanoseconds.
+    /// The sum of the last seconds, and (`last_ns`) for how much of them everything was traced, nanoseconds.
     pub(crate) last: Cell,
     pub(crate) last_ns: u64,
     /// Processes that are traced now.
     pub(crate) processes: u64,
-    /// Cycles since the begin, and major ones among them.
+    /// Cycles since the start, and major ones among them.
     pub(crate) cycles: u64,
     pub(crate) majors: u64,
 }
 
-/// Adds up what exporters are handed.
+/// An exporter that sums events for the drawn figures.
 pub(crate) struct Watcher(pub(crate) Arc<Mutex<Rolling>>);
 
 impl Exporter for Watcher {
     fn see(&mut self, process: &Process, seen: Seen<'_>) -> Result<(), ExportError> {
-        // Frequent, and not drawn.
+        // These are frequent, and not drawn.
         if !matches!(seen, Seen::GvlSpan(_) | Seen::GvlSoFar(_) | Seen::AllocStack(_)) {
             lock(&self.0).see(process, seen);
         }
@@ -150,7 +150,7 @@ impl Exporter for Watcher {
     }
 }
 
-/// What was read last.
+/// The snapshot that was read last.
 #[derive(Debug)]
 struct Current {
     state: LiveState,
@@ -159,12 +159,12 @@ struct Current {
     took: Duration,
 }
 
-/// A run that goes on, or has ended.
+/// A run that is in progress, or has ended.
 #[derive(Debug)]
 pub(crate) struct Live {
     recording: LiveRecording,
     rolling: Arc<Mutex<Rolling>>,
-    /// Held while it is read: all who ask meanwhile get the same.
+    /// Locked during reading, so that all concurrent requests get the same snapshot.
     current: Mutex<Option<Current>>,
 }
 
@@ -173,20 +173,20 @@ impl Live {
         Self { recording, rolling, current: Mutex::default() }
     }
 
-    /// How things stand.
+    /// The current state.
     pub(crate) fn now(&self) -> Now {
         let state = self.recording.state();
         lock(&self.rolling).now(state)
     }
 
-    /// What holds for the whole run, as of now.
+    /// The header of the whole run, as of now.
     pub(crate) fn header(&self) -> Header {
         let LiveState { from_ns, until_ns, .. } = self.recording.state();
         let dump = Dump { why: String::new(), at_ns: until_ns, from_ns, carried: 0, open: 0 };
         Header { dump: Some(dump), ..self.recording.header().clone() }
     }
 
-    /// What is kept, read; not newer than reading is worth its time.
+    /// The kept events, read. A recent snapshot is reused, so that reading takes only a part of the time.
     pub(crate) fn source(&self) -> Result<Arc<Source>, ReadError> {
         let mut current = lock(&self.current);
         let number = self.recording.state().number;

@@ -1,4 +1,4 @@
-//! Where the bytes of a recording are: in a file, or in memory as a run goes on.
+//! Where the bytes of a recording are stored: in a file, or in memory for a run in progress.
 
 use std::{
     fs::File,
@@ -7,17 +7,17 @@ use std::{
     sync::Arc,
 };
 
-/// Bytes that stay what they are, for any number of readers.
+/// Bytes that do not change, for any number of readers.
 #[derive(Clone, Debug)]
 pub(crate) enum Medium {
     File(Arc<File>),
     Memory(Arc<Pieces>),
 }
 
-/// Pieces of a recording that follow each other.
+/// Consecutive pieces of a recording.
 #[derive(Debug)]
 pub(crate) struct Pieces {
-    /// Each with where it ends.
+    /// Each piece with the offset of its end.
     pieces: Vec<(u64, Arc<[u8]>)>,
 }
 
@@ -38,7 +38,7 @@ impl Pieces {
     fn read_at(&self, to: &mut [u8], at: u64) -> usize {
         let number = self.pieces.partition_point(|(end, _)| *end <= at);
         let Some((end, piece)) = self.pieces.get(number) else { return 0 };
-        // What is left of it, which is less than its length.
+        // The rest of the piece, which is at most its length.
         let rest = &piece[piece.len() - (*end - at) as usize..];
         let read = rest.len().min(to.len());
         to[..read].copy_from_slice(&rest[..read]);
@@ -54,13 +54,13 @@ impl Medium {
         }
     }
 
-    /// Its first bytes, from the first one on.
+    /// A reader of the first `end` bytes.
     pub(crate) fn part(&self, end: u64) -> Part {
         Part { medium: self.clone(), at: 0, end }
     }
 }
 
-/// The same bytes wherever they are read, and not more of them than there were.
+/// A reader with its own position, which ends at a fixed offset even if the file grows.
 #[derive(Debug)]
 pub(crate) struct Part {
     medium: Medium,
@@ -93,7 +93,7 @@ impl Seek for Part {
 mod tests {
     use super::*;
 
-    /// Pieces read as one, from any place, whatever their lengths.
+    /// Pieces of any lengths are read as one, from any offset.
     #[test]
     fn pieces() {
         let lengths = [3_usize, 0, 1, 7, 0, 5];

@@ -32,17 +32,17 @@ use crate::{
 
 pub(crate) use live::section as now;
 
-/// Characters of a text from outside.
+/// Maximum number of characters shown of a text from outside.
 const TEXT: usize = 300;
-/// The tallest frame of a flame graph, pixels; a taller one scrolls.
+/// Maximum height of a flame graph's frame, pixels; a taller graph scrolls.
 const TALLEST: u32 = 900;
 
-/// A text from outside, with nothing in it that moves, hides or reorders other text.
+/// A text from outside, without anything that moves, hides or reorders other text.
 pub(super) fn name(text: &str) -> Markup {
     html! { bdi { (printable_part(text, TEXT)) } }
 }
 
-/// A time, with a space before its unit.
+/// Formats a time, with a space before its unit.
 pub(super) fn time(ns: u64) -> String {
     let text = duration(ns);
     match text.find(|c: char| !c.is_ascii_digit() && c != '.') {
@@ -51,7 +51,7 @@ pub(super) fn time(ns: u64) -> String {
     }
 }
 
-/// The query of a part: the words of the request, and what the graph is of.
+/// The query string of a part: the parameters of the request, and the measure of the graph.
 fn query(asked: &Asked, of: Option<&str>) -> String {
     let pids = asked.pids.iter().map(|pid| ("pid", pid.as_str()));
     let from = asked.from.iter().map(|from| ("from", from.as_str()));
@@ -65,16 +65,16 @@ fn query(asked: &Asked, of: Option<&str>) -> String {
     if text.is_empty() { "?".to_owned() } else { format!("?{}", text.join("&")) }
 }
 
-/// What the links of a page are made of.
+/// The data from which the links of a page are built.
 pub(super) struct Links<'a> {
     pub(super) header: &'a Header,
     wanted: &'a Wanted,
 }
 
 impl Links<'_> {
-    /// The same with another time, seconds after the begin.
+    /// A link to the same page with another time, seconds after the start.
     pub(super) fn at(&self, from: f64, to: f64) -> String {
-        // No time is `0`; in other words it is refused.
+        // The time 0 is written as `0`; other forms of it are refused.
         let seconds = |at: f64| Some(if at < 1e-6 { "0".to_owned() } else { format!("{at:.6}s") });
         query(
             &Asked { from: seconds(from), to: seconds(to), last: None, ..self.wanted.asked.clone() },
@@ -82,17 +82,17 @@ impl Links<'_> {
         )
     }
 
-    /// The same, compared with a part of another time, seconds after the begin; without one this part is marked for that.
+    /// A link with the given parameters and the same measure, for comparisons.
     fn compared(&self, asked: &Asked) -> String {
         query(asked, Some(word(self.wanted.of)))
     }
 
-    /// The same for one process.
+    /// A link to the same page for one process.
     pub(super) fn pid(&self, pid: u32) -> String {
         query(&Asked { pids: vec![pid.to_string()], ..self.wanted.asked.clone() }, Some(word(self.wanted.of)))
     }
 
-    /// Seconds after the begin of the recording, which is what `--from` counts from.
+    /// Seconds after the start of the recording, from which `--from` counts as well.
     pub(super) fn seconds(&self, ns: u64) -> f64 {
         if ns >= self.header.begun_ns {
             (ns - self.header.begun_ns) as f64 / 1e9
@@ -106,7 +106,7 @@ fn head() -> Head<'static> {
     Head { style: "style.css", scripts: &["brush.js"], ..Head::default() }
 }
 
-/// What a page is called.
+/// The title of a page.
 fn title(source: &Source, live: bool) -> String {
     if !live {
         return printable(&source.name()).into_owned();
@@ -143,14 +143,14 @@ pub(crate) fn refused(source: &Source, why: &str) -> String {
     page_with(head(), &printable(&source.name()), &[], &content)
 }
 
-/// The page if nothing of the recording can be shown.
+/// The page if the recording cannot be shown at all.
 pub(crate) fn failed(source: &Source, why: &str) -> String {
     let content =
         html! { p.note role="alert" { "This recording cannot be shown: " (printable_part(why, TEXT)) "." } };
     page_with(head(), &printable(&source.name()), &[], &content)
 }
 
-/// What the header shows.
+/// The facts in the recording's header.
 fn about(source: &Source) -> Markup {
     let Header { gctrace, clock, subjects, host, .. } = &source.header;
     let begun = utc(clock.epoch_nanos(source.begins_ns()).div_euclid(1_000_000_000));
@@ -178,7 +178,7 @@ fn about(source: &Source) -> Markup {
     }
 }
 
-/// What one must know of the whole before its figures.
+/// Notes about the whole recording that must be known before its figures.
 fn notes(source: &Source, whole: &Whole, view: &View, live: bool) -> Markup {
     let length = span(whole.last_ns.saturating_sub(source.begins_ns()));
     html! {
@@ -204,12 +204,12 @@ fn notes(source: &Source, whole: &Whole, view: &View, live: bool) -> Markup {
     }
 }
 
-/// What was counted of the whole recording, losses by kind included.
+/// The event counts of the whole recording, including losses by kind.
 fn account(ledger: &Ledger) -> Markup {
     html! { p { "Account of the whole recording: " (name(&ledger.summary())) "." } }
 }
 
-/// The form that chooses a part, and links to parts beside this one.
+/// The form that selects a part, and links to neighbouring parts.
 fn chooser(links: &Links<'_>, view: &View, whole: &Whole, (from, to): (f64, f64)) -> Markup {
     let asked = &links.wanted.asked;
     let length = to - from;
@@ -240,7 +240,7 @@ fn chooser(links: &Links<'_>, view: &View, whole: &Whole, (from, to): (f64, f64)
     }
 }
 
-/// Links to comparisons of this part.
+/// Links to comparisons with this part.
 fn comparing(links: &Links<'_>, view: &View, (from, to): (f64, f64)) -> Markup {
     let asked = &links.wanted.asked;
     let length = to - from;
@@ -274,7 +274,7 @@ fn comparing(links: &Links<'_>, view: &View, (from, to): (f64, f64)) -> Markup {
     }
 }
 
-/// The parts of a comparison that are marked on a time line.
+/// The parts of a comparison, to highlight on a time line.
 fn marks<'a>(links: &Links<'_>, wanted: &Wanted, ends: (u64, u64), b: &'a str) -> Vec<Mark<'a>> {
     let span = |window: &Window| Span {
         from: links.seconds(window.from_ns.unwrap_or(ends.0)),
@@ -288,7 +288,7 @@ fn marks<'a>(links: &Links<'_>, wanted: &Wanted, ends: (u64, u64), b: &'a str) -
     chosen.into_iter().chain(other).collect()
 }
 
-/// All of a recording with both parts of a comparison: the next part that is chosen there is B.
+/// The whole recording with both parts of a comparison: the next part selected there is B.
 fn both(links: &Links<'_>, whole: &Whole, wanted: &Wanted, ends: (u64, u64)) -> Markup {
     let columns = &whole.view.figures.lanes.columns;
     let from = links.seconds(columns.from_ns);
@@ -302,7 +302,7 @@ fn both(links: &Links<'_>, whole: &Whole, wanted: &Wanted, ends: (u64, u64)) -> 
     )
 }
 
-/// What is read at a glance.
+/// Figures at a glance.
 fn glance(figures: &Figures, processes: u64, subjects: Subjects, length: f64) -> Markup {
     let mut all: Vec<(&str, Markup)> = Vec::new();
     all.push(("Time", html! { (after(round(length))) }));
@@ -341,7 +341,7 @@ fn glance(figures: &Figures, processes: u64, subjects: Subjects, length: f64) ->
         all.push((
             "Long waits for the GVL",
             html! {
-                // Some are: what is not reported is not zero.
+                // Single waits are shown if any were reported: what was not reported is not zero.
                 @if figures.waits.count > 0 || unreported == 0 {
                     (count(figures.waits.count)) ", " (time(figures.waits.ns)) " in all"
                     @if figures.waits.count > 0 { ", longest " (time(figures.waits.max_ns)) }
@@ -355,7 +355,7 @@ fn glance(figures: &Figures, processes: u64, subjects: Subjects, length: f64) ->
         all.push(("Requests", html! { (count(figures.requests.count())) }));
     }
     if subjects.alloc {
-        // It is added up about once a second; what is not wholly in the chosen time is not counted.
+        // Allocations are summed about once a second; sums not wholly within the chosen time are not counted.
         all.push((
             "Allocated, in whole seconds",
             html! {
@@ -371,7 +371,7 @@ fn round(seconds: f64) -> f64 {
     (seconds * 1e3).round() / 1e3
 }
 
-/// The flame graph with what else it can be of, and the methods as a table.
+/// The flame graph, links to its other measures, and the methods as a table.
 fn graphs(view: &View, wanted: &Wanted, subjects: Subjects, drawn: &Drawn) -> Markup {
     let here = query(&wanted.asked, Some(word(wanted.of)));
     let title = MEASURES.iter().find(|(of, ..)| *of == wanted.of).map_or("", |(.., title)| title);
@@ -386,7 +386,7 @@ fn graphs(view: &View, wanted: &Wanted, subjects: Subjects, drawn: &Drawn) -> Ma
                 }
                 a href=(format!("flamegraph.svg{here}")) { "On its own" }
             }
-            // Nothing in it has the focus, so a browser does not scroll to it: by keyboard, it is read on its own.
+            // Nothing in it can have the focus, so browsers do not scroll to it: for the keyboard there is the link to it on its own.
             iframe.graph src=(format!("flamegraph.svg{here}")) title=(format!("Flame graph: {title}"))
                 height=(drawn.height.min(TALLEST)) loading="lazy" tabindex="-1" {}
             @if subjects.samples { (tables::methods(&view.kept, view.figures.cpu_ns)) }
@@ -394,7 +394,7 @@ fn graphs(view: &View, wanted: &Wanted, subjects: Subjects, drawn: &Drawn) -> Ma
     }
 }
 
-/// Links to files of this part.
+/// Links to the files of this part.
 fn saves(wanted: &Wanted) -> Markup {
     let here = query(&wanted.asked, None);
     let graph = query(&wanted.asked, Some(word(wanted.of)));
@@ -414,7 +414,7 @@ fn saves(wanted: &Wanted) -> Markup {
     }
 }
 
-/// The page of a part. `live`: of a run that goes on.
+/// The page of a part. `live` is set for a run in progress.
 pub(crate) fn page(
     source: &Source,
     whole: &Whole,
@@ -430,7 +430,7 @@ pub(crate) fn page(
     let end_ns = view.window.to_ns.map_or(whole.last_ns, |to_ns| to_ns.min(whole.last_ns));
     let to = links.seconds(end_ns.max(columns.from_ns));
     let empty = view.figures.is_empty();
-    // All of it is B where nothing of it is chosen.
+    // If no part is chosen, all of it is B.
     let marked: Vec<_> = marks(&links, wanted, (source.begins_ns(), end_ns), "")
         .into_iter()
         .filter(|mark| mark.class == "other")
@@ -485,7 +485,7 @@ pub(crate) fn page(
             }
         }
     };
-    // With an end that is still to come it changes.
+    // If the end is in the future, the page still changes.
     let moves = live.is_some_and(|now| !now.state.ended)
         && wanted.window.to_ns.is_none_or(|to_ns| to_ns > whole.last_ns);
     let content = html! {
@@ -514,7 +514,7 @@ mod tests {
 
     use crate::columns::Columns;
 
-    /// Waits that were not reported one by one are not "0".
+    /// Waits that were not reported individually are not shown as "0".
     #[test]
     fn waits_that_were_not_reported() {
         const S: u64 = 1_000_000_000;

@@ -1,4 +1,4 @@
-//! Which request gets which answer.
+//! Maps requests to answers.
 
 use std::{sync::Arc, time::Duration};
 
@@ -25,29 +25,29 @@ use crate::{
     wanted::Wanted,
 };
 
-/// How long a page waits for the recording before it shows the progress.
+/// How long a request waits for the recording to be read before the page shows the progress.
 const PATIENCE: Duration = Duration::from_millis(600);
-/// Characters of a query.
+/// Maximum length of a query, bytes.
 const QUERY: usize = 4096;
-/// Its own script and style sheet, and graphs in a frame.
+/// The policy of pages: their own script and style sheet, and graphs in a frame.
 const POLICY: &str = "default-src 'none'; style-src 'self'; script-src 'self'; frame-src 'self'; form-action 'self'; base-uri 'none'; \
      frame-ancestors 'none'";
-/// What a live page needs besides: its script asks for new figures.
+/// An addition for live pages: their script requests new figures.
 const LIVE_POLICY: &str = "; connect-src 'self'";
 const TEXT: &str = "text/plain; charset=utf-8";
 const SCRIPT: &str = "text/javascript; charset=utf-8";
 const HTML: &str = "text/html; charset=utf-8";
 
-/// What is shown.
+/// What is served.
 #[derive(Debug)]
 pub(crate) enum Served {
-    /// A recording, and one that it is compared with.
+    /// A recording, and optionally one to compare it with.
     File { source: Arc<Source>, against: Option<Arc<Source>> },
-    /// A run that goes on.
+    /// A run in progress.
     Live(Box<Live>),
 }
 
-/// What all connections share.
+/// State shared by all connections.
 #[derive(Debug)]
 pub(crate) struct Shared {
     pub(crate) served: Served,
@@ -56,7 +56,7 @@ pub(crate) struct Shared {
     pub(crate) choose: Choose,
 }
 
-/// An answer that has not been sent.
+/// An answer that has not been sent yet.
 #[derive(Debug)]
 struct Answer {
     code: StatusCode,
@@ -75,7 +75,7 @@ impl Answer {
         Self::new(code, TEXT, text.into())
     }
 
-    /// A page. Names from outside are escaped already.
+    /// A page. Names from outside must already be escaped.
     fn page(code: StatusCode, text: String) -> Self {
         Self::new(code, HTML, text).with(header::CONTENT_SECURITY_POLICY, POLICY.to_owned())
     }
@@ -96,15 +96,15 @@ impl Answer {
     }
 }
 
-/// A file that can be saved.
+/// A file that can be downloaded.
 struct Save {
     /// The last part of its address.
     name: &'static str,
-    /// How the names of such files end.
+    /// The extension of such files.
     extension: &'static str,
     kind: &'static str,
     format: Format,
-    /// Whether it needs times.
+    /// Whether it needs the times of samples.
     times: bool,
 }
 
@@ -147,7 +147,7 @@ pub(crate) async fn answer(shared: Arc<Shared>, request: Request<Incoming>) -> R
     headers.insert("cross-origin-resource-policy", HeaderValue::from_static("same-origin"));
     headers.insert("cross-origin-opener-policy", HeaderValue::from_static("same-origin"));
     for (name, value) in answer.headers {
-        // A value that is not valid in a header is not sent.
+        // A value that is not valid in a header is omitted.
         if let Ok(value) = HeaderValue::from_str(&value) {
             headers.insert(name, value);
         }
@@ -155,8 +155,8 @@ pub(crate) async fn answer(shared: Arc<Shared>, request: Request<Incoming>) -> R
     response
 }
 
-/// Whether a request was made to this host by a name that it has for itself. A page from elsewhere can have a browser ask a name of its
-/// own that leads here.
+/// Whether a request addresses this host by a loopback name. A page from elsewhere can make a browser use a name of its
+/// own that resolves to this host.
 fn is_local(host: Option<&HeaderValue>) -> bool {
     let Some(host) = host.and_then(|host| host.to_str().ok()) else { return false };
     let name = match host.rsplit_once(':') {
@@ -186,7 +186,7 @@ async fn route(shared: Arc<Shared>, request: &Request<Incoming>) -> Answer {
         path.split_once('/').map_or((path.as_str(), None), |(first, rest)| (first, Some(rest)));
     let get = matches!(*request.method(), Method::GET | Method::HEAD);
     if first == "once" && get {
-        // HEAD, as link previews send it, does not use it up.
+        // A HEAD request, as for link previews, does not use it up.
         let opens = *request.method() == Method::GET && shared.once.takes(rest.unwrap_or_default());
         return if opens { Answer::to(format!("/{}/", shared.token.text())) } else { none() };
     }
@@ -231,7 +231,7 @@ fn from_recording(shared: &Shared, path: &str, query: &str) -> Answer {
     }
 }
 
-/// How things stand, for a script: the part of a live page that changes each second.
+/// The current state, for a script: the part of a live page that changes each second.
 fn standing(shared: &Shared, live: &Live, query: &str) -> Answer {
     let header = live.header();
     match Wanted::of(query, &header, None, shared.choose) {
@@ -298,7 +298,7 @@ fn graph(drawn: &Drawn) -> Answer {
         .with(header::CONTENT_SECURITY_POLICY, drawn.policy.clone())
 }
 
-/// The comparison that is wanted, if one is; `None`: the other recording is still being read.
+/// The requested comparison, if any; the outer `None` means that the other recording is still being read.
 #[expect(clippy::option_option, reason = "there may be none to wait for")]
 fn compared(
     wanted: &Wanted,
@@ -308,7 +308,7 @@ fn compared(
 ) -> Result<Option<Option<Arc<Compared>>>, String> {
     let Wanted { window, other: Some(other), .. } = wanted else { return Ok(Some(None)) };
     let Some(against) = against else {
-        // Where A is marked and B is not, there is nothing to compare yet.
+        // If A is marked and B is not, there is nothing to compare yet.
         let chosen = window.cuts_time();
         return chosen.then(|| source.compared(whole, window, (source, whole, other))).transpose().map(Some);
     };
@@ -316,7 +316,7 @@ fn compared(
     source.compared(whole, window, (against, &its, other)).map(|compared| Some(Some(compared)))
 }
 
-/// A file: the bytes that `gctrace report` writes.
+/// A file with the bytes that `gctrace report` writes.
 fn saved(source: &Source, whole: &Whole, name: &str, window: &Window, of: Measure) -> Answer {
     let graph = Graph { of, ..Graph::default() };
     let flame = Save {
@@ -337,7 +337,7 @@ fn saved(source: &Source, whole: &Whole, name: &str, window: &Window, of: Measur
         Ok(view) => view,
         Err(error) => return Answer::failed("reading the recording", &error),
     };
-    // A page says what it lacks; a file cannot.
+    // A page can say what it lacks; a file cannot.
     if let Some(why) = &view.damage {
         return Answer::failed("reading the recording", why);
     }
@@ -351,7 +351,7 @@ fn saved(source: &Source, whole: &Whole, name: &str, window: &Window, of: Measur
     )
 }
 
-/// A name for a file on any host: what else is in it becomes `_`.
+/// A file name that is valid on any host: other characters become `_`.
 fn plain(name: &str) -> String {
     let name = name.strip_suffix(".gctrace").unwrap_or(name);
     let keep = |c: char| if c.is_ascii_alphanumeric() || "-_.".contains(c) { c } else { '_' };
@@ -364,7 +364,7 @@ fn plain(name: &str) -> String {
 mod tests {
     use super::*;
 
-    /// Only names of this host are its names.
+    /// Only loopback names are accepted as names of this host.
     #[test]
     fn hosts() {
         let is = |host: &str| is_local(Some(&HeaderValue::from_str(host).unwrap()));
@@ -388,7 +388,7 @@ mod tests {
         assert!(!is_local(None));
     }
 
-    /// Names of files cannot leave their folder or the header.
+    /// File names cannot escape their directory or the header.
     #[test]
     fn names() {
         assert_eq!(plain("puma-1.gctrace"), "puma-1");

@@ -1,4 +1,4 @@
-//! The recording: read once as a whole, and again for each part that is asked for, without what is not in it. The last parts are kept.
+//! The recording: read once as a whole, and again for each requested part, skipping all else. The last parts are cached.
 
 use std::{
     cell::RefCell,
@@ -34,18 +34,18 @@ use crate::{
     medium::{Medium, Part, Pieces},
 };
 
-/// Parts that are kept.
+/// Maximum number of cached parts.
 const PARTS: usize = 6;
-/// Why a part cannot be read, or not whole.
+/// Reasons why a part cannot be read, or not completely.
 const SHORTER: &str = "the file is shorter than it was when it was read first";
 const ANOTHER: &str = "another recording was written over the file; start gctrace serve again";
-/// How often what has been read so far is shown.
+/// Minimum interval between copies of the figures while the recording is being read.
 const SO_FAR: Duration = Duration::from_millis(500);
 /// The interval between copies of the figures, as a multiple of the time that a copy takes: the figures of thousands of processes are large.
 const SO_FAR_SHARE: u32 = 50;
-/// What is kept in memory is called this, where recordings have the names of their files.
+/// The name of a recording in memory, in place of a file name.
 pub const LIVE: &str = "live";
-/// Bytes that are read at a time.
+/// Size of the read buffer, bytes.
 const BUFFER: usize = 256 << 10;
 
 /// A part of the recording.
@@ -55,33 +55,33 @@ pub(crate) struct View {
     pub(crate) figures: Figures,
     pub(crate) kept: Kept,
     pub(crate) graphs: Graphs,
-    /// Processes in it.
+    /// Number of processes in it.
     pub(crate) processes: u64,
-    /// What is wrong with the file now and was not when all of it was read: the part has what comes before that.
+    /// An error in the file that did not exist when all of it was read; the part contains what precedes the error.
     pub(crate) damage: Option<String>,
 }
 
-/// What is known when the recording has been read.
+/// The result of reading the whole recording.
 #[derive(Debug)]
 pub(crate) struct Whole {
     index: Index,
     pub(crate) view: Arc<View>,
     pub(crate) ledger: Ledger,
     pub(crate) ending: Ending,
-    /// Why it was not read any further.
+    /// Why it was not read to the end.
     pub(crate) damage: Option<String>,
     pub(crate) last_ns: u64,
-    /// Bytes of the file that can be read.
+    /// Number of bytes of the file that can be read.
     readable: u64,
 }
 
 impl Whole {
-    /// How many chunks a part needs, of how many.
+    /// Number of chunks that a part needs, and number of all chunks.
     pub(crate) fn needed(&self, window: &Window) -> (usize, usize) {
         self.index.needed(window)
     }
 
-    /// Whether a part has all processes and all of the time.
+    /// Whether a part contains all processes and all of the time.
     fn is_all_processes(&self, window: &Window) -> bool {
         let figures = &self.view.figures;
         let has = |process: &OneProcess| window.pids.contains(&process.pid);
@@ -93,7 +93,7 @@ impl Whole {
 enum State {
     Reading,
     Read(Arc<Whole>),
-    /// Nothing of it can be shown, because of this.
+    /// Nothing of it can be shown, for this reason.
     Failed(String),
 }
 
@@ -101,24 +101,24 @@ enum State {
 #[derive(Debug)]
 pub(crate) struct Source {
     medium: Medium,
-    /// What it is called in errors.
+    /// Its path in errors.
     path: PathBuf,
     pub(crate) header: Header,
-    /// Bytes of the file when it was opened. What is added later is not read.
+    /// Size of the file when it was opened, bytes. Later additions are not read.
     length: u64,
     passed: AtomicU64,
-    /// The figures of what has been read so far, while it is being read.
+    /// The figures read so far, while the recording is being read.
     so_far: Mutex<Option<Arc<Figures>>>,
     state: Mutex<State>,
     changed: Condvar,
     parts: Mutex<VecDeque<Arc<View>>>,
-    /// The last comparisons, with both parts.
+    /// The last comparisons, each with both parts.
     compared: Mutex<VecDeque<(Window, Window, Arc<Compared>)>>,
-    /// One part is read at a time: each takes as much memory as a `gctrace report`.
+    /// Held while a part is read: only one is read at a time, since each takes as much memory as a `gctrace report`.
     work: Mutex<()>,
 }
 
-/// The recording while it is read.
+/// The recording while it is being read.
 type Reading = Recording<BufReader<Part>>;
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -134,7 +134,7 @@ impl Source {
         Self::of(Medium::File(file), path, data.len())
     }
 
-    /// What a run has kept in memory.
+    /// The events that a run has kept in memory.
     pub(crate) fn in_memory(pieces: Vec<Arc<[u8]>>) -> Result<Self, ReadError> {
         let pieces = Arc::new(Pieces::new(pieces));
         let length = pieces.length();
@@ -158,7 +158,7 @@ impl Source {
         })
     }
 
-    /// The name of the file without its folders.
+    /// The name of the file without its directory.
     pub(crate) fn name(&self) -> String {
         self.path.file_name().unwrap_or_default().to_string_lossy().into_owned()
     }
@@ -168,24 +168,24 @@ impl Source {
         self.header.dump.as_ref().map_or(self.header.begun_ns, |dump| dump.from_ns)
     }
 
-    /// How much of the file has been read, 0 to 1.
+    /// The share of the file that has been read, 0 to 1.
     pub(crate) fn progress(&self) -> f64 {
         self.passed.load(Ordering::Relaxed) as f64 / self.length.max(1) as f64
     }
 
-    /// The figures of what has been read so far.
+    /// The figures read so far.
     pub(crate) fn so_far(&self) -> Option<Arc<Figures>> {
         lock(&self.so_far).clone()
     }
 
-    /// Reads all of it, or as much as can be read: what is wrong with the rest is said.
+    /// Reads all of it, or as much as can be read; a problem with the rest is reported.
     pub(crate) fn read(&self) -> Result<(), ReadError> {
         let whole = self.read_whole()?;
         self.is_now(State::Read(Arc::new(whole)));
         Ok(())
     }
 
-    /// It cannot be read, because of this.
+    /// Records that it cannot be read, and why.
     pub(crate) fn failed(&self, why: &str) {
         self.is_now(State::Failed(why.to_owned()));
     }
@@ -231,7 +231,7 @@ impl Source {
         Ok(Whole { index, view: Arc::new(view), ledger, ending, damage, last_ns, readable })
     }
 
-    /// What is known of all of it; `None`: it is still being read. An error: why it cannot be.
+    /// The whole recording; `None` if it is still being read after `patience`. An error says why it cannot be read.
     pub(crate) fn whole(&self, patience: Duration) -> Result<Option<Arc<Whole>>, String> {
         let state = lock(&self.state);
         let waited =
@@ -243,7 +243,7 @@ impl Source {
         }
     }
 
-    /// A part of it.
+    /// A part of the recording.
     pub(crate) fn view(&self, whole: &Whole, window: &Window) -> Result<Arc<View>, ReadError> {
         if window.is_all() || whole.is_all_processes(window) {
             return Ok(Arc::clone(&whole.view));
@@ -252,12 +252,12 @@ impl Source {
             return Ok(view);
         }
         let _one = lock(&self.work);
-        // Another request may have wanted the same.
+        // Another request may have read the same part.
         if let Some(view) = self.kept(window) {
             return Ok(view);
         }
         let view = Arc::new(self.part(whole, window, false)?);
-        // What is wrong with the file may be over by the next time.
+        // The problem with the file may be gone by the next request.
         if view.damage.is_some() {
             return Ok(view);
         }
@@ -267,13 +267,13 @@ impl Source {
         Ok(view)
     }
 
-    /// A part of it with the times of samples, which is not kept.
+    /// A part with the times of samples; it is not cached.
     pub(crate) fn with_times(&self, whole: &Whole, window: &Window) -> Result<View, ReadError> {
         let _one = lock(&self.work);
         self.part(whole, window, true)
     }
 
-    /// A part compared with one from before, of this recording or of another that is always the same.
+    /// A part compared with an earlier one, of this recording or of another that is always the same.
     pub(crate) fn compared(
         &self,
         whole: &Whole,
@@ -319,7 +319,7 @@ impl Source {
         Ok((side, about))
     }
 
-    /// The recording up to a length, to be read from its begin. It must be the one that was opened: a file can be overwritten by another one.
+    /// Opens the recording up to an offset, to read it from its start. It must be the one that was opened: a file can be overwritten by another one.
     fn recording(&self, end: u64) -> Result<Reading, ReadError> {
         let reading = recording(&self.medium, &self.path, end)?;
         if *reading.header() != self.header {
@@ -328,7 +328,7 @@ impl Source {
         Ok(reading)
     }
 
-    /// What a part is called.
+    /// The name of a part.
     fn part_name(&self, window: &Window) -> String {
         let begun_ns = self.header.begun_ns;
         let at = |ns: u64| format!("{:.3} s", ns.saturating_sub(begun_ns) as f64 / 1e9);
@@ -363,7 +363,7 @@ impl Source {
         Ok(view)
     }
 
-    /// A part of it with times, from the whole file.
+    /// A part with times, read from the whole file.
     #[cfg(test)]
     pub(crate) fn without_index(&self, window: &Window) -> Result<View, ReadError> {
         let by = |recording: &mut Reading, outputs: &mut Outputs, _: &RefCell<Figures>| {
@@ -373,7 +373,7 @@ impl Source {
         Ok(view)
     }
 
-    /// Passes the first bytes of it, up to a length, to what makes a view. Returns what was replayed, and how many bytes could be read.
+    /// Replays the first `length` bytes into a view. Returns what was replayed, the number of bytes that could be read, and the view.
     fn replay(
         &self,
         window: &Window,
@@ -410,7 +410,7 @@ impl Source {
             Some(ReadError::Damaged { offset, .. }) => *offset,
             Some(_) => recording.volume().stored,
         };
-        // The outputs, which had the others, are gone.
+        // The outputs, which held the other references, are dropped.
         let (Some(kept), Some(figures)) = (keeper.kept(), Rc::into_inner(figures)) else {
             let why = "what was read of it is still in use; please report this".to_owned();
             return Err(ReadError::Unreadable { path: self.path.clone(), why });
@@ -433,7 +433,7 @@ impl State {
     }
 }
 
-/// Why a recording was not read any further, without its path.
+/// Why a recording was not read to the end, without its path.
 fn described(error: &ReadError) -> String {
     match error {
         ReadError::Io { source, .. } => format!("it cannot be read: {source}"),

@@ -1,4 +1,4 @@
-//! Pages and files of recordings that are made from a committed one.
+//! Pages and files of recordings that are derived from a committed one.
 
 mod chunks;
 mod copies;
@@ -44,7 +44,7 @@ fn shown(source: &Source, whole: &Whole, view: &View, of: Measure) -> (String, S
     )
 }
 
-/// Names of everything are text, on the page, in graphs, and where something is wrong with a request.
+/// Names of everything are escaped: on the page, in graphs, and in errors about a request.
 #[test]
 fn hostile() {
     let dir = tempfile::tempdir().unwrap();
@@ -57,7 +57,7 @@ fn hostile() {
         let (page, svg) = shown(&source, &whole, &whole.view, of);
         assert!(page.matches("&lt;script&gt;alert(1)").count() > 10, "{page}");
         assert!(page.contains("&lt;script&gt;alert(3)"), "the endpoint is there: {page}");
-        // How its requests divide, of those of which it is known.
+        // The division of its requests' time, for the requests for which it is known.
         for (head, share) in [("CPU", "12.0 %"), ("Ready", "25.0 %"), ("Waiting", "63.0 %")] {
             assert!(
                 page.contains(&format!(">{head}</th>")) && page.contains(&format!(">{share}</td>")),
@@ -65,7 +65,7 @@ fn hostile() {
             );
         }
         assert!(page.contains("what each did when") && page.contains("In a request or job"), "{page}");
-        // A browser that takes the name as XML.
+        // Names cannot break out for a browser that parses the SVG as XML.
         let elements = svg.matches("<script").count();
         assert!(elements <= 1 && !svg.contains("<img"), "{elements}: {svg}");
         assert!(!svg.contains(['\u{202e}', '\u{1b}']), "{svg}");
@@ -79,7 +79,7 @@ fn hostile() {
     }
 }
 
-/// What threads did when is drawn and adds up: strips have what the sums of threads have.
+/// The activity of threads over time is drawn and adds up: strips match the sums of threads.
 #[test]
 fn when() {
     let dir = tempfile::tempdir().unwrap();
@@ -118,7 +118,7 @@ fn when() {
     assert!(!page.contains(">Ready</th>") && !page.contains("In a request or job"), "{page}");
 }
 
-/// A part that is read by the index has what it has of the whole file, and is read without the rest.
+/// A part read by means of the index equals the same part of the whole file, and is read without the rest.
 #[test]
 fn parts_by_the_index() {
     let dir = tempfile::tempdir().unwrap();
@@ -156,10 +156,10 @@ fn parts_by_the_index() {
         assert_eq!(view.figures.cycles, plain.figures.cycles);
         let cells = |view: &View| view.figures.lanes.columns.cells.clone();
         assert_eq!(cells(&view), cells(&plain));
-        // Nothing of a process that was never seen.
+        // A process that was never seen has nothing.
         let nobody = Window { pids: [7].into(), ..window.clone() };
         assert!(whole.needed(&nobody).0 <= 24, "{:?}", whole.needed(&nobody));
-        // The same again is not read again.
+        // The same part is not read again.
         let first = source.view(&whole, &window).unwrap();
         assert!(Arc::ptr_eq(&first, &source.view(&whole, &window).unwrap()));
     }
@@ -184,7 +184,7 @@ fn parts_by_the_index() {
         };
         assert!(bytes(&view) == bytes(&plain), "{chosen:?}");
     }
-    // Numbers of other processes, one of which has the same bit.
+    // Pids of absent processes, one of which maps to the same bit.
     for pid in [7, pid + 64] {
         assert!(source.view(&whole, &of(&[pid])).unwrap().figures.is_empty());
     }

@@ -1,4 +1,4 @@
-//! What an address must have in it: 128 random bits.
+//! The secret that an address must contain: 128 random bits.
 
 use std::{
     io,
@@ -8,7 +8,7 @@ use std::{
 
 use subtle::ConstantTimeEq as _;
 
-/// For how long the address that works once does.
+/// How long the one-time address is valid.
 const ONCE: Duration = Duration::from_mins(1);
 
 /// 128 random bits in hexadecimal digits.
@@ -16,7 +16,7 @@ const ONCE: Duration = Duration::from_mins(1);
 pub(crate) struct Token(String);
 
 impl Token {
-    /// A new one.
+    /// Generates a token.
     pub(crate) fn new() -> io::Result<Self> {
         let mut bytes = [0_u8; 16];
         let mut filled = 0;
@@ -26,12 +26,12 @@ impl Token {
         Ok(Self(format!("{:032x}", u128::from_be_bytes(bytes))))
     }
 
-    /// Its digits.
+    /// Its hexadecimal digits.
     pub(crate) fn text(&self) -> &str {
         &self.0
     }
 
-    /// Whether this is it. How long that takes does not depend on how much of it is right.
+    /// Whether `text` is this token, compared in constant time.
     pub(crate) fn is(&self, text: &str) -> bool {
         self.0.as_bytes().ct_eq(text.as_bytes()).into()
     }
@@ -46,12 +46,12 @@ pub(crate) struct Once {
 }
 
 impl Once {
-    /// A new one.
+    /// Generates a one-time token.
     pub(crate) fn new() -> io::Result<Self> {
         Ok(Self { token: Token::new()?, since: Instant::now(), used: AtomicBool::new(false) })
     }
 
-    /// Whether this is it, and it has not been used or grown old; it is used by that.
+    /// Whether `text` is this token, not used before and not expired; this uses it up.
     pub(crate) fn takes(&self, text: &str) -> bool {
         self.token.is(text) && self.since.elapsed() < ONCE && !self.used.swap(true, Ordering::Relaxed)
     }
@@ -61,7 +61,7 @@ impl Once {
 mod tests {
     use super::*;
 
-    /// Tokens differ, and only the whole one counts.
+    /// Tokens differ, and only a complete one is accepted.
     #[test]
     fn tokens() {
         let (token, other) = (Token::new().unwrap(), Token::new().unwrap());

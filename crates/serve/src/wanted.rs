@@ -1,4 +1,4 @@
-//! What a request asks for, from its query.
+//! Parses the query of a request.
 
 use gctrace_report::{
     export::{profile::Measure, window::Window},
@@ -10,19 +10,19 @@ use crate::{
     graph::{self, MEASURES},
 };
 
-/// What a page is asked for.
+/// What a request asks for.
 #[derive(Clone, Debug)]
 pub(crate) struct Wanted {
     pub(crate) asked: Asked,
     pub(crate) window: Window,
     pub(crate) of: Measure,
-    /// With which part it is compared, or is to be when it is chosen.
+    /// The part to compare it with: now, or once a part is chosen.
     pub(crate) other: Option<Window>,
 }
 
 impl Wanted {
-    /// What a query asks for; or what is wrong with it.
-    /// `against`: of another recording, a part of which it is compared with.
+    /// Parses a query, or returns what is wrong with it.
+    /// `against` is the header of another recording, a part of which it is compared with.
     pub(crate) fn of(
         query: &str,
         header: &Header,
@@ -32,7 +32,7 @@ impl Wanted {
         let (mut asked, mut of) = (Asked::default(), None);
         for (key, value) in form_urlencoded::parse(query.as_bytes()) {
             let value = value.trim();
-            // Fields of a form that were left empty.
+            // Form fields that were left empty.
             if value.is_empty() {
                 continue;
             }
@@ -50,7 +50,7 @@ impl Wanted {
         let window = choose(header, &asked)?;
         let marked = asked.a_from.is_some() || asked.a_to.is_some();
         let other = (marked || against.is_some()).then(|| {
-            // The processes of another recording are others.
+            // Another recording has other processes.
             let pids = if against.is_some() { Vec::new() } else { asked.pids.clone() };
             let (from, to) = (asked.a_from.clone(), asked.a_to.clone());
             let other = choose(against.unwrap_or(header), &Asked { from, to, pids, ..Asked::default() });

@@ -1,5 +1,5 @@
-//! Fuzzing of everything that reads a sample set, with damaged copies of the protocol's example: from bytes, gzip or not, to
-//! recommendations. For longer: `PROPTEST_CASES=1000000 cargo test -p gctrace-tunemygc fuzz`.
+//! Fuzzing of everything that reads a sample set, from bytes (gzip or not) to recommendations, with damaged copies of the protocol's
+//! example. For longer runs: `PROPTEST_CASES=1000000 cargo test -p gctrace-tunemygc fuzz`.
 
 use std::io::{Read as _, Write as _};
 
@@ -12,10 +12,10 @@ use crate::{
 };
 
 const EXAMPLE: &[u8] = include_bytes!("../../../tests/fixtures/tunemygc_seed.json");
-/// No damage makes a set of the example's size decompress to more.
+/// Upper bound on the decompressed size of a damaged copy of the example.
 const LARGEST: u64 = 1 << 20;
 
-/// Pieces of JSON that break expectations wherever they are put.
+/// Pieces of JSON that violate expectations wherever they are inserted.
 const PIECES: [&str; 24] = [
     "",
     ",",
@@ -78,7 +78,7 @@ fn damaged(mut bytes: Vec<u8>, changes: &[Change]) -> Vec<u8> {
     bytes
 }
 
-/// Whatever a set contains, it is refused, or a recommendation is made of it.
+/// Whatever a set contains, it is either refused or leads to a recommendation.
 fn survives(reader: impl std::io::Read) {
     let Ok(Set { series, evidence, .. }) = fold_from(reader) else { return };
     let report = tune::recommend(series, &evidence);
@@ -98,13 +98,13 @@ fn survives(reader: impl std::io::Read) {
 }
 
 proptest! {
-    /// Text that is damaged.
+    /// Damaged text.
     #[test]
     fn sets(changes in prop::collection::vec(change(), 0..6)) {
         survives(damaged(EXAMPLE.to_vec(), &changes).as_slice());
     }
 
-    /// gzip that is damaged, and gzip of damaged text.
+    /// Damaged gzip, and gzip of damaged text.
     #[test]
     fn compressed(inside in prop::collection::vec(change(), 0..3), outside in prop::collection::vec(change(), 0..3)) {
         let mut gzip = GzEncoder::new(Vec::new(), Compression::fast());

@@ -20,26 +20,26 @@ use crate::{
     wire::{self, ProtocolError},
 };
 
-/// What is recommended for the programs of some sample sets.
+/// The recommendations for the programs of some sample sets.
 #[derive(Debug, Serialize)]
 pub struct Recommendations {
-    /// One for each.
+    /// One entry per program.
     pub programs: Vec<Program>,
-    /// What could not be read.
+    /// Files and directories that could not be read.
     #[serde(skip)]
     pub failures: Vec<Failure>,
 }
 
-/// A program, and what is recommended for it.
+/// A program, and the recommendation for it.
 #[derive(Debug, Serialize)]
 pub struct Program {
-    /// Where its sets are.
+    /// The files with its sets.
     pub files: Vec<PathBuf>,
-    /// The host of the last one.
+    /// The host name in the last file.
     pub hostname: String,
-    /// The pid of the last one, in its own namespace.
+    /// The pid in the last file, as seen in the process's own namespace.
     pub pid: u64,
-    /// What is recommended.
+    /// The recommendation.
     #[serde(serialize_with = "report")]
     pub report: Report,
 }
@@ -48,47 +48,47 @@ fn report<S: serde::Serializer>(report: &Report, serializer: S) -> Result<S::Ok,
     report.to_json().serialize(serializer)
 }
 
-/// A file or directory that gives no recommendation.
+/// A file or directory that yields no recommendation.
 #[derive(Debug, thiserror::Error)]
 #[error("{}: {}", printable_path(path), Printable(why))]
 pub struct Failure {
-    /// The file.
+    /// The file or directory.
     pub path: PathBuf,
     /// The reason.
     pub why: Why,
 }
 
-/// Why a file gives no recommendation.
+/// Why a file yields no recommendation.
 #[derive(Debug, thiserror::Error)]
 pub enum Why {
     /// It cannot be read.
     #[error("cannot be read: {0}")]
     Io(#[from] io::Error),
-    /// A directory without sample sets.
+    /// It is a directory without sample sets.
     #[error("holds no sample sets (files that end in .json)")]
     Empty,
-    /// A pipe, a device, a socket: reading it could block for ever.
+    /// It is a pipe, a device or a socket: reading it could block forever.
     #[error("is not a regular file; write the set to a file first")]
     Special,
-    /// It is not a set.
+    /// It is not a sample set.
     #[error("is not a TuneMyGC sample set: {0}")]
     Protocol(#[from] ProtocolError),
 }
 
 impl Recommendations {
-    /// As one JSON document.
+    /// The recommendations as one JSON document.
     pub fn to_json(&self) -> String {
-        // Only maps with string keys, and paths; paths that are not UTF-8 are shown lossily.
+        // This cannot fail: only maps with string keys, and paths, which are shown lossily if they are not UTF-8.
         printable_json(&serde_json::to_string_pretty(self).unwrap_or_default()).into_owned()
     }
 }
 
-/// Smaller times are not since the epoch, but since the boot of a host.
+/// Smaller times, in seconds, are relative to the boot of a host, not to the epoch.
 const EPOCH: f64 = 1e9;
 
-/// Reads sample sets, from files and from directories with files that end in `.json`. The sets of one process (parts
-/// that gctrace wrote one after the other) are one program; all sets of one series of Ruby, if `together`. Evidence is
-/// grouped by the settings that Ruby follows: advice is for those in force last, after those before them. Copies of a set
+/// Reads sample sets from files, and from directories with files that end in `.json`. The sets of one process (parts
+/// that gctrace wrote one after the other) form one program; if `together`, all sets of one series of Ruby do. Evidence is
+/// grouped by the settings that Ruby follows: the advice is for those in force last, and considers those in force before. Copies of a set
 /// count once.
 pub fn recommend(paths: &[PathBuf], together: bool) -> Recommendations {
     let mut failures = Vec::new();
@@ -99,14 +99,14 @@ pub fn recommend(paths: &[PathBuf], together: bool) -> Recommendations {
             Err(why) => failures.push(Failure { path: path.clone(), why }),
         }
     }
-    // One file under two names, as of its directory, is one set.
+    // A file listed twice, such as by itself and by its directory, is one set.
     let mut seen = HashSet::new();
     files.retain(|path| seen.insert(fs::canonicalize(path).unwrap_or_else(|_| path.clone())));
     let mut programs: BTreeMap<(String, u64, Series), Sum> = BTreeMap::new();
     let mut contents = HashSet::new();
     for path in files {
         match fold(&path) {
-            // A copy under another name, as of a recording that was reported twice.
+            // A copy under another name, such as from a recording that was reported twice.
             Ok((_, content)) if !contents.insert(content) => {}
             Ok((set, _)) => {
                 let key = if together {
@@ -129,21 +129,21 @@ struct Sum {
     files: Vec<PathBuf>,
     hostname: String,
     pid: u64,
-    /// By [`InForce::key`].
+    /// The sets by environment: see [`InForce::key`].
     episodes: BTreeMap<String, Timed>,
-    /// A set has times that cannot be compared with those of other hosts.
+    /// Whether a set has times that cannot be compared with those of other hosts.
     monotonic: bool,
 }
 
-/// Sets under one environment.
+/// The sets under one environment.
 #[derive(Default)]
 struct Timed {
     episode: Episode,
-    /// Of each set.
+    /// Start and end of each set.
     spans: Vec<[f64; 2]>,
-    /// When the last of them ends.
+    /// When the latest of them ends.
     seen: f64,
-    /// How many files there were when the last one of these was added.
+    /// Number of files read when the last of these sets was added.
     order: usize,
 }
 
@@ -155,7 +155,7 @@ impl Sum {
         let in_force = InForce::of(&set.evidence.environment, set.series);
         let timed = self.episodes.entry(in_force.key()).or_default();
         let Timed { episode, order, spans, seen } = timed;
-        // Files of several processes are not in the order of time: the environment is that of the latest set.
+        // Files of several processes are not in time order: the environment is that of the latest set.
         if *seen <= set.last {
             episode.evidence.merge(&set.evidence);
         } else {
@@ -169,7 +169,7 @@ impl Sum {
         *order = self.files.len();
     }
 
-    /// What is recommended; `None` if there are no sets.
+    /// The recommendation; `None` if there are no sets.
     fn program(self, series: Series) -> Option<Program> {
         let mut episodes: Vec<Episode> = self
             .episodes
@@ -202,7 +202,7 @@ fn list(path: &Path) -> Result<Vec<PathBuf>, Why> {
     if files.is_empty() {
         return Err(Why::Empty);
     }
-    // Parts in their order: `-part10` after `-part9`.
+    // Parts in numerical order: `-part10` after `-part9`.
     files.sort_by_key(|path| (process_of(path), part_of(path)));
     Ok(files)
 }
@@ -214,14 +214,14 @@ pub(crate) struct Set {
     pub(crate) evidence: Evidence,
     /// The earliest time of a sample, seconds.
     first: f64,
-    /// The latest one.
+    /// The latest time of a sample, seconds.
     last: f64,
 }
 
-/// The length of a file, and a hash of what is in it.
+/// The length of a file, and a hash of its content.
 type Content = (u64, u64);
 
-/// Reads a file, and notes its content.
+/// A reader that records the length and the hash of what it reads.
 struct Noted<R> {
     inner: R,
     hash: DefaultHasher,
@@ -277,7 +277,7 @@ impl wire::Sink for Folding {
     }
 }
 
-/// The path without the part number of one process's sets (`-partN.json`).
+/// The path without the part number (`-partN.json`), so that it is the same for all sets of one process.
 fn process_of(path: &Path) -> String {
     let name = path.file_name().unwrap_or_default().to_string_lossy();
     let stem = name.strip_suffix(".json").unwrap_or(&name);
@@ -298,12 +298,12 @@ fn part_of(path: &Path) -> u64 {
 mod tests {
     use super::*;
 
-    /// Parts of one process are one program, in their order; a file that is not a set is named, and hides nothing.
+    /// The parts of one process are one program, in order; a file that is not a set is reported, and hides no other.
     #[test]
     fn programs() {
         let dir = tempfile::tempdir().unwrap();
         let set = include_str!("../../../tests/fixtures/tunemygc_seed.json");
-        // Each is another file: copies count once.
+        // Each file has a different content: copies count once.
         let unlike = |number: usize| format!("{}{set}", " ".repeat(number));
         let names = ["a-part10.json", "a-part9.json", "b.json", "c-part2-2.json", "note.txt"];
         for (number, name) in names.into_iter().enumerate() {
@@ -325,7 +325,7 @@ mod tests {
         assert!(found.failures[0].to_string().contains("broken.json: is not a TuneMyGC sample set: payload"));
         let all = recommend(&[dir.path().to_owned()], true);
         assert_eq!((all.programs.len(), all.programs[0].report.evidence.sets), (1, 4));
-        // Names of folders are no part numbers.
+        // `-partN` in a directory's name is not a part number.
         let folder = dir.path().join("web-part2");
         fs::create_dir(&folder).unwrap();
         for (number, name) in ["shop.json", "jobs.json"].into_iter().enumerate() {
@@ -333,7 +333,7 @@ mod tests {
         }
         assert_eq!(recommend(std::slice::from_ref(&folder), false).programs.len(), 2);
         fs::remove_dir_all(&folder).unwrap();
-        // A set that is named twice is one set.
+        // A set that is listed twice is one set.
         let twice =
             recommend(&[dir.path().to_owned(), dir.path().join("./b.json"), dir.path().join(".")], true);
         assert_eq!((twice.programs[0].report.evidence.sets, twice.failures.len()), (4, 1));
@@ -352,8 +352,8 @@ mod tests {
         }
     }
 
-    /// A set of 60 cycles in a heap of 400 000 slots, each of which takes `ms` in the GC, that ends at this time. Its memory is
-    /// 600 MiB, and one more for each of these milliseconds; there are 50 000 objects for each cycle, or twice as many if it is short.
+    /// A set of 60 cycles in a heap of 400 000 slots that ends at `end`. Each cycle takes `ms` in the GC. Its memory is 600 MiB plus one MiB
+    /// for each of these milliseconds; there are 50 000 objects per cycle, or twice as many if the cycle is short.
     fn set(env: &serde_json::Value, ms: u64, end: f64) -> String {
         let keys = [
             "count",
@@ -387,7 +387,7 @@ mod tests {
         found.programs.remove(0).report
     }
 
-    /// A set under two names is one.
+    /// A set under two names counts once.
     #[test]
     fn copies() {
         let one = set(&serde_json::json!({}), 300, 1_700_000_000.0);
@@ -396,8 +396,8 @@ mod tests {
         assert_eq!(report.evidence.sets, 2);
     }
 
-    /// Sets under two environments are not added up: advice is for the one in force last, and says what the change brought. Last is by
-    /// the times of samples, not by the names of files; a variable that Ruby ignores makes no environment of its own.
+    /// Sets under two environments are not merged: the advice is for the one in force last, and reports the effect of the change. Which one is
+    /// last depends on the times of samples, not on file names; a variable that Ruby ignores creates no environment of its own.
     #[test]
     fn environments() {
         let (none, ignored) = (serde_json::json!({}), serde_json::json!({"RUBY_GC_MALLOC_LIMIT": "1_000"}));
@@ -436,7 +436,7 @@ mod tests {
             "{text}"
         );
         assert_eq!(line("minors per "), Some("minors per million objects 20 → 10 (-50 %)"), "{text}");
-        // From 900 MiB to 700, rounded as quantiles are.
+        // From 900 to 700 MiB, rounded as quantiles are.
         for (figure, unit) in [("RSS ", " MiB (-22 %), per set 6"), ("peak RSS ", " MiB (-22 %), per set 6")]
         {
             assert!(line(figure).is_some_and(|line| line.contains(" → 7") && line.contains(unit)), "{text}");
@@ -449,18 +449,18 @@ mod tests {
         let change = report.change.unwrap();
         assert_eq!((change.sets_before, change.sets_after, change.speed), (3, 3, history::Outcome::Better));
         let share = change.figures.iter().find(|figure| figure.metric == "time in GC, %").unwrap();
-        // 300 and 100 ms in each second; quantiles are right to 1.6 %.
+        // 300 and 100 ms in each second; quantiles are exact to 1.6 %.
         assert!(
             (share.before / 30.0 - 1.0).abs() < 0.02 && (share.after / 10.0 - 1.0).abs() < 0.02,
             "{share}"
         );
 
-        // What made it worse is withdrawn.
+        // A change that made it worse is withdrawn.
         let worse = after.clone().map(|(name, _)| (name, set(&tuned, 900, begin + 1000.0)));
         let report = together(&[before, worse].concat());
         assert!(report.speed().withdrawal.as_ref().is_some_and(|back| back.to.is_default()), "{report}");
 
-        // Times since a host's start give no order: the order of the files is used.
+        // Times since a host's boot define no order: the order of the files is used.
         let uptime = [("a.json", set(&none, 300, 90_000.0)), ("b.json", set(&tuned, 100, 500.0))];
         assert!(!together(&uptime).in_force.is_default());
     }

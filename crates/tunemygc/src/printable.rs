@@ -1,7 +1,7 @@
-//! Text from outside, made safe to show.
+//! Makes text from outside safe to show.
 //!
-//! Names of methods, files, threads, hosts and environment variables are chosen by the users of the traced program. Printed as
-//! they are, they could move the cursor, hide what follows, reverse the order of characters, or forge further lines.
+//! The users of the traced program choose the names of methods, files, threads, hosts and environment variables. Printed
+//! unchanged, they could move the cursor, hide what follows, reverse the order of characters, or forge further lines.
 
 use std::{
     borrow::Cow,
@@ -23,7 +23,7 @@ pub fn is_hidden(c: char) -> bool {
             | '\u{e0000}'..='\u{e0fff}')
 }
 
-/// Whether the text certainly has nothing to escape, found out without decoding it.
+/// Whether the text certainly has nothing to escape, checked without decoding it.
 fn is_plain(text: &str) -> bool {
     text.bytes().all(|byte| matches!(byte, 0x20..=0x7e))
 }
@@ -38,12 +38,12 @@ pub fn printable_lines(text: &str) -> Cow<'_, str> {
     escaped(text, |c| c != '\n' && is_hidden(c))
 }
 
-/// A path, on one line.
+/// A path on one line, escaped like [`printable`].
 pub fn printable_path(path: &Path) -> String {
     printable(&path.to_string_lossy()).into_owned()
 }
 
-/// At most `most` characters of a text, on one line.
+/// The first `most` characters of a text, escaped like [`printable`]; a truncated text ends in `…`.
 pub fn printable_part(text: &str, most: usize) -> String {
     match text.char_indices().nth(most) {
         Some((end, _)) => format!("{}…", printable(text.get(..end).unwrap_or(text))),
@@ -62,8 +62,8 @@ fn escaped(text: &str, hidden: impl Fn(char) -> bool) -> Cow<'_, str> {
     Cow::Owned(out)
 }
 
-/// JSON in which the hidden characters of strings are written as `\u001b`: the same data, safe to look at. (JSON itself
-/// only demands that for C0 controls, and outside of strings none of the others can occur.)
+/// JSON in which the hidden characters of strings are written as `\u001b`: the same data, safe to display. (JSON itself
+/// requires that only for C0 controls, and outside of strings no other hidden character can occur.)
 pub fn printable_json(json: &str) -> Cow<'_, str> {
     let hidden = |c: char| !matches!(c, '\n' | '\r' | '\t') && is_hidden(c);
     if is_plain(json) || !json.chars().any(hidden) {
@@ -97,7 +97,7 @@ impl<T: fmt::Display> fmt::Display for Printable<T> {
 mod tests {
     use super::*;
 
-    /// Whatever could move, hide or reorder text is escaped, all else is left alone.
+    /// Everything that could move, hide or reorder text is escaped; all other text is left alone.
     #[test]
     fn escapes() {
         for (text, shown) in [
@@ -117,7 +117,7 @@ mod tests {
         assert_eq!(printable_part("abc\x1b", 4), "abc\\u{1b}");
     }
 
-    /// Escaped JSON means the same.
+    /// Escaped JSON has the same meaning.
     #[test]
     fn json() {
         let value = serde_json::json!({ "a\u{202e}": ["\x1b\n\u{9b}", "\u{e0041}\u{7f}\"\\", "é"] });

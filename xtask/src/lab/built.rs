@@ -1,7 +1,7 @@
-//! `cargo xtask lab --built`: the same Rubies compiled again from Debian's sources by the suite's own compiler.
+//! `cargo xtask lab --built`: the same Rubies, compiled from Debian's sources by the suite's own compiler.
 //!
-//! Debian's builds are reproducible: the compiled code is that of the shipped library, but symbols and DWARF are
-//! still with it, so that results from the stripped library can be checked against them. Each build has a full root
+//! Debian's builds are reproducible: the compiled code equals that of the shipped library, but symbols and DWARF are
+//! still present, so that results from the stripped library can be checked against them. Each build has a full root
 //! with its build dependencies; every completed stage is marked and not repeated.
 
 use std::{
@@ -20,12 +20,12 @@ use crate::{
     util::{as_root, line, progress, run_quiet, short},
 };
 
-/// The sections that are compared with the shipped library's.
+/// The sections that are compared with those of the shipped library.
 const COMPARED: [&str; 4] = [".text", ".rodata", ".eh_frame", ".data.rel.ro"];
-/// The script's status if the mirror has no such source.
+/// The script's exit status if the mirror does not have the source.
 const NO_SOURCE: i32 = 42;
 
-/// Runs in the root. Argument: the stage, the source package, the package of its library.
+/// Runs inside the root. Arguments: the stage, the source package, the package of its library.
 const STAGES: &str = r#"
 set -e
 export DEBIAN_FRONTEND=noninteractive LC_ALL=C.UTF-8 HOME=/tmp
@@ -73,10 +73,10 @@ results)
 esac
 "#;
 
-/// Enters the root in its own mount namespace, which ends with the last process in it.
+/// Enters the root in its own mount namespace, which ends with its last process.
 const ENTER: &str = r#"root=$1; shift; mount -t proc proc "$root/proc"; exec chroot "$root" "$@""#;
 
-/// A Ruby that was built.
+/// A Ruby that was built from source.
 pub(crate) struct Built {
     /// Name of the suite.
     pub(crate) suite: &'static str,
@@ -86,13 +86,13 @@ pub(crate) struct Built {
     pub(crate) compiler: String,
     /// The library with symbols and DWARF.
     pub(crate) library: PathBuf,
-    /// The Ruby of a root in which that library replaces the shipped one.
+    /// The Ruby executable of a root in which that library replaces the shipped one.
     pub(crate) ruby: PathBuf,
-    /// For each section that is compared: its name, and the number of bytes that differ from the shipped library's.
+    /// For each compared section: its name, and the number of bytes that differ from the shipped library's.
     pub(crate) differing: Vec<(&'static str, usize)>,
 }
 
-/// The outcome of one suite.
+/// The outcome for one suite.
 pub(crate) enum Outcome {
     /// It was built.
     Built(Box<Built>),
@@ -175,7 +175,7 @@ fn build(suite: &'static Suite, source: &str, dir: &Path) -> Result<Outcome> {
     })))
 }
 
-/// A root with a compiler and Debian's tools, whose apt knows the sources.
+/// Creates a root with a compiler and Debian's tools, whose apt has the sources.
 fn make_root(suite: &Suite, root: &Path) -> Result<()> {
     setup::ensure(&[Purpose::Lab])?;
     progress(format!("lab: making a root to build in, {} (about a minute)", suite.name));
@@ -193,7 +193,7 @@ fn make_root(suite: &Suite, root: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Runs one stage at the lowest priority and returns its status.
+/// Runs one stage at the lowest priority and returns its exit status.
 fn run_stage(root: &Path, stage: &str, source: &str, log: &Path) -> Result<Option<i32>> {
     let file = fs::File::options().create(true).append(true).open(log);
     let file = file.with_context(|| format!("cannot write {}", log.display()))?;
@@ -205,7 +205,7 @@ fn run_stage(root: &Path, stage: &str, source: &str, log: &Path) -> Result<Optio
     Ok(status.code())
 }
 
-/// A copy of the suite's small root in which this library replaces the shipped one; returns its Ruby.
+/// Creates a copy of the suite's small root in which this library replaces the shipped one; returns the path of its Ruby.
 fn unstripped_root(suite: &Suite, ruby: &Path, dir: &Path, library: &Path) -> Result<PathBuf> {
     let small = lab::dir()?.join(suite.name);
     let copy = dir.join(format!("{}-unstripped", suite.name));
@@ -223,7 +223,7 @@ mv -- "$old.part" "$old"
     Ok(copy.join(ruby.strip_prefix(&small).context("the Ruby is not in its root")?))
 }
 
-/// How many bytes of each compared section differ.
+/// The number of differing bytes of each compared section.
 fn differing(built: &Path, shipped: &Path) -> Result<Vec<(&'static str, usize)>> {
     let read = |path: &Path| {
         let bytes = fs::read(path).with_context(|| format!("cannot read {}", path.display()))?;

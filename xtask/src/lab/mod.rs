@@ -1,6 +1,6 @@
-//! `cargo xtask lab`: Debian's Rubies of several generations, each in a small root, to test on.
+//! `cargo xtask lab`: Debian's Rubies of several generations, each in a small root, for tests.
 //!
-//! A root holds the Ruby packages of one suite with their dependencies, unpacked and not configured: the same files
+//! A root contains the Ruby packages of one suite with their dependencies, unpacked and not configured: the same files
 //! that users have, in about 75 MB. It is never booted; the tests start its Ruby in a chroot.
 
 pub(crate) mod built;
@@ -58,7 +58,7 @@ const SUITES: &[Suite] = &[
         series: "2.7",
         packages: &["ruby2.7", "ruby2.7-dev"],
     },
-    // For these two suites: the Ruby of the release, and the later one of its security updates.
+    // These two suites have two roots each: the Ruby of the release, and the later one of its security updates.
     Suite {
         name: "bookworm",
         archive: &["bookworm"],
@@ -97,12 +97,12 @@ const SUITES: &[Suite] = &[
     },
 ];
 
-/// The file in a root that says how it was made; a root without it is not complete. The tests recognise a root by it, and
+/// The file in a root that records how it was made; a root without it is incomplete. The tests recognise a root by it, and
 /// read from its first line which Ruby is meant.
 pub(crate) const STAMP: &str = ".gctrace-lab";
 
-/// The steps after unpacking: the links that the essential packages of a merged /usr would bring, and the
-/// stamp. Arguments: the folder, its final name, the stamp's text.
+/// The steps after unpacking: the links that the essential packages of a merged /usr would create, and the
+/// stamp. Arguments: the directory, its final name, the stamp's text.
 const FINISH: &str = r#"
 set -e
 cd "$1"
@@ -116,7 +116,7 @@ mv "$1" "$2"
 "#;
 
 impl Suite {
-    /// The executable's path inside its root.
+    /// The path of the executable inside its root.
     fn ruby(&self) -> String {
         format!("/usr/bin/ruby{}", self.series)
     }
@@ -136,7 +136,7 @@ impl Suite {
         fs::read_to_string(root.join(STAMP)).is_ok_and(|stamp| stamp == self.recipe())
     }
 
-    /// The source package of its Ruby, built as in the release; security updates are not a release.
+    /// The source package of its Ruby as in the release; `None` for security updates, which are not a release.
     pub(crate) fn source(&self) -> Option<String> {
         (!self.name.ends_with("-security")).then(|| format!("ruby{}", self.series))
     }
@@ -146,7 +146,7 @@ impl Suite {
         release_sources(self.archive)
     }
 
-    /// The lines of `sources.list`.
+    /// The lines of `sources.list`, including security updates if the suite has them.
     pub(crate) fn sources(&self) -> Result<Vec<String>> {
         let mut lines = self.archive_sources()?;
         if let Some(suite) = self.security {
@@ -185,7 +185,7 @@ impl fmt::Display for NotAvailable {
 
 impl std::error::Error for NotAvailable {}
 
-/// The line in which apt says that the mirror does not have a package or a suite.
+/// The line in which apt reports that the mirror does not have a package or a suite.
 fn absence(error: &str) -> Option<&str> {
     const ANSWERS: [&str; 4] = [
         "Unable to locate package",
@@ -210,7 +210,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
                 Outcome::NoSource(source) => missing.push(source.to_string()),
             }
         }
-        // A root that was asked for by name must be there.
+        // A root that was requested by name must exist.
         ensure!(missing.is_empty() || args.names.is_empty(), "{}", missing.join("\n"));
         for missing in &missing {
             progress(format!("lab: {missing}"));
@@ -219,37 +219,37 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     Ok(())
 }
 
-/// The suites of these names, or all.
+/// The suites with these names, or all if there are no names.
 pub(crate) fn chosen(names: &[String]) -> impl Iterator<Item = &'static Suite> {
     SUITES.iter().filter(move |suite| names.is_empty() || names.iter().any(|name| name == suite.name))
 }
 
-/// The folder of the lab.
+/// The directory of the lab.
 pub(crate) fn dir() -> Result<PathBuf> {
     cache_dirs("lab")?.into_iter().next().context("no folder for the lab")
 }
 
-/// Debian's name of the processor that most roots are for.
+/// Debian's name for the architecture of most roots.
 pub(crate) const AMD64: &str = "amd64";
 
-/// The command that makes a root of this variant for this processor; if it is only extracted, nothing in it is run.
+/// The command that creates a root of this variant for this architecture; with the variant `extract`, nothing in it is run.
 pub(crate) fn mmdebstrap(variant: &str, architecture: &str) -> Result<Command> {
     let mut command = as_root("mmdebstrap", "make the lab's roots")?;
-    // Not `--quiet`: that hides why apt failed.
+    // Not `--quiet`: that hides the reason of an apt failure.
     command.arg("--mode=root");
     command.args([format!("--architectures={architecture}"), format!("--variant={variant}")]);
-    // An old suite is no longer signed again.
+    // The signatures of an old suite are no longer renewed.
     let options = ["APT::Install-Recommends \"false\"", "Acquire::Check-Valid-Until \"false\""];
     command.args(options.iter().chain(&["Acquire::Languages \"none\""]).map(|o| format!("--aptopt={o}")));
     Ok(command)
 }
 
-/// Makes the roots that are missing (of all suites if none is named) and returns the path of each one's Ruby.
+/// Creates the missing roots (of all suites if none is named) and returns the path of each one's Ruby.
 pub(crate) fn ensure(names: &[String]) -> Result<Vec<PathBuf>> {
     ensure_in(&dir()?, AMD64, names)
 }
 
-/// The same without the roots whose packages Debian no longer has; it reports which.
+/// Like [`ensure()`], but skips and reports the roots whose packages Debian no longer has.
 pub(crate) fn available(names: &[&str]) -> Result<Vec<PathBuf>> {
     let names: Vec<String> = names.iter().map(ToString::to_string).collect();
     let mut rubies = Vec::new();
@@ -265,18 +265,18 @@ pub(crate) fn available(names: &[&str]) -> Result<Vec<PathBuf>> {
     Ok(rubies)
 }
 
-/// The same in another folder and for another processor.
+/// Like [`ensure()`], in another directory and for another architecture.
 pub(crate) fn ensure_in(lab: &Path, architecture: &str, names: &[String]) -> Result<Vec<PathBuf>> {
     each_in(lab, architecture, names)?.into_iter().collect()
 }
 
-/// How many roots are made at a time: one waits for the network while another is unpacked.
+/// Number of roots created at a time: one waits for the network while another is unpacked.
 const AT_ONCE: usize = 3;
 
-/// The Ruby in each of these roots, in their order, or why there is none.
+/// The Ruby in each of these roots, in order, or why it does not exist.
 fn each_in(lab: &Path, architecture: &str, names: &[String]) -> Result<Vec<Result<PathBuf>>> {
     fs::create_dir_all(lab).with_context(|| format!("cannot create {}", lab.display()))?;
-    // Two at once would each remove what the other one is unpacking.
+    // Two concurrent runs would each remove what the other one is unpacking.
     let lock = lab.join(".lock");
     let lock = File::create(&lock).with_context(|| format!("cannot create {}", lock.display()))?;
     lock.lock().context("cannot lock the lab")?;
@@ -306,7 +306,7 @@ fn each_in(lab: &Path, architecture: &str, names: &[String]) -> Result<Vec<Resul
     Ok(suites.iter().filter_map(outcome).collect())
 }
 
-/// The root that a Ruby is in.
+/// The root that contains a Ruby.
 pub(crate) fn root_of(ruby: &Path) -> Result<&Path> {
     let root = ruby.ancestors().find(|dir| dir.join(STAMP).is_file());
     root.with_context(|| format!("{} is in no root", ruby.display()))
@@ -332,7 +332,7 @@ fn make(suite: &Suite, root: &Path, architecture: &str) -> Result<()> {
     Ok(())
 }
 
-/// The mirror of this machine for the archive with this label, as its own apt knows it.
+/// This machine's mirror for the archive with this label, according to its own apt.
 fn mirror(label: &str) -> Result<String> {
     match known_mirror(label)? {
         Some(uri) => Ok(uri),
@@ -343,7 +343,7 @@ fn mirror(label: &str) -> Result<String> {
     }
 }
 
-/// The mirror of this machine for security updates, or Debian's own: a machine may be without such updates.
+/// This machine's mirror for security updates, or Debian's own, since a machine may have none configured.
 fn security_mirror() -> Result<String> {
     Ok(known_mirror("Debian-Security")?.unwrap_or_else(|| "http://deb.debian.org/debian-security".to_owned()))
 }
@@ -359,7 +359,7 @@ fn known_mirror(label: &str) -> Result<Option<String>> {
     if let Some(uri) = ask()? {
         return Ok(Some(uri));
     }
-    // A fresh machine has no package lists yet, and without them apt does not know labels.
+    // A fresh machine has no package lists yet; without them apt does not know labels.
     run_quiet(as_root("apt-get", "read the package lists")?.args(["-q", "update"]))?;
     ask()
 }
@@ -387,7 +387,7 @@ mod tests {
         }
     }
 
-    /// No two roots have one name, and each one's security updates are those of its release.
+    /// No two roots have the same name, and the security updates of each one are those of its release.
     #[test]
     fn suites() {
         for (index, suite) in SUITES.iter().enumerate() {

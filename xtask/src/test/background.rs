@@ -1,4 +1,4 @@
-//! Commands that run beside the tests, and are held where a test needs the whole machine.
+//! Commands that run beside the tests, and are stopped while a test needs the whole machine.
 
 use std::{
     fs::{self, File},
@@ -12,12 +12,12 @@ use rustix::process::{Pid, Signal, kill_process};
 
 use crate::util::line;
 
-/// The file that a test locks meanwhile (`Quiet` in tests/src/timing.rs), in the folder for temporary files.
+/// The file that such a test locks (`Quiet` in tests/src/timing.rs), in the directory for temporary files.
 const LOCK: &str = "gctrace-live-tests.quiet";
-/// How often that is looked at. The test waits for a few of these.
+/// Interval at which the lock is checked. The test waits for a few of these.
 const STEP: Duration = Duration::from_millis(50);
 
-/// Runs a command to its end. It and what it has started are held (`SIGSTOP`) while a test has the lock.
+/// Runs a command to its end. The command and its descendants are stopped (`SIGSTOP`) while a test holds the lock.
 pub(super) fn run(command: &mut Command) -> Result<ExitStatus> {
     run_beside(command, &std::env::temp_dir().join(LOCK))
 }
@@ -33,7 +33,7 @@ fn run_beside(command: &mut Command, lock: &Path) -> Result<ExitStatus> {
             return Ok(status);
         }
         if is_locked(lock) {
-            // Again each time: what was being started meanwhile is found, too.
+            // Repeated each time, to find processes that were just being started.
             held = tree(child.id());
             signal(&held, Signal::STOP);
         } else {
@@ -43,13 +43,13 @@ fn run_beside(command: &mut Command, lock: &Path) -> Result<ExitStatus> {
     }
 }
 
-/// Whether somebody has the lock. Without the file nobody has.
+/// Whether the lock is held; false if the file does not exist.
 fn is_locked(path: &Path) -> bool {
     let Ok(file) = File::open(path) else { return false };
     matches!(file.try_lock(), Err(fs::TryLockError::WouldBlock))
 }
 
-/// A process of ours and all that it has started (proc(5), `children`; empty where the kernel was built without that list).
+/// A process of ours and all its descendants (proc(5), `children`; empty if the kernel was built without that list).
 fn tree(root: u32) -> Vec<u32> {
     let mut found = vec![root];
     let mut at = 0;
@@ -64,7 +64,7 @@ fn tree(root: u32) -> Vec<u32> {
     found
 }
 
-/// One that has ended meanwhile needs no signal.
+/// Sends a signal to these processes; those that have ended meanwhile are ignored.
 fn signal(pids: &[u32], signal: Signal) {
     for pid in pids.iter().filter_map(|pid| Pid::from_raw(i32::try_from(*pid).ok()?)) {
         let _ended = kill_process(pid, signal);
@@ -91,7 +91,7 @@ mod tests {
         }
     }
 
-    /// A command and its child do not run while the lock is held, twice, and come to their end behind that.
+    /// A command and its child do not run while the lock is held, twice, and run to their end afterwards.
     #[test]
     fn held() {
         let dir = std::env::temp_dir().join(format!("gctrace-xtask-held-{}", std::process::id()));

@@ -1,4 +1,4 @@
-//! `cargo xtask test --built`: results from stripped libraries, checked against builds that kept their symbols.
+//! `cargo xtask test --built`: checks results from stripped libraries against builds that kept their symbols.
 
 use std::{fs, io, process::ExitCode};
 
@@ -11,12 +11,12 @@ use crate::{
     util::{cargo, progress, root, short, status},
 };
 
-/// The tests that are run on each build, by the names of their files.
+/// The tests that run on each build, by the names of their files.
 const LIVE: [&str; 2] = ["host_witness", "live_gc"];
-/// The test of the images that the environment names.
+/// The test of the images named in the environment.
 const FINDER: &str = "images_of_the_environment";
 
-/// Makes the builds, checks each one, and writes the table.
+/// Creates the builds, checks each one, and writes the table.
 pub(super) fn run_checks(names: &[String]) -> Result<ExitCode> {
     let outcomes = built::ensure(names)?;
     super::build()?;
@@ -56,7 +56,7 @@ fn check(built: &Built) -> Result<(String, bool)> {
     let mut finder = cargo();
     finder.args(["test", "--package", "gctrace-cruby"]).args(BUILT);
     finder.args(["--lib", "--", FINDER, "--ignored", "--nocapture"]);
-    // The build is beside its source: `build/results/built.so`, `build/source`.
+    // The source is beside the build: `build/results/built.so`, `build/source`.
     let source = built.library.ancestors().nth(2).map(|build| build.join("source")).unwrap_or_default();
     finder.env("GCTRACE_RUBY_IMAGES", &built.library).env("GCTRACE_RUBY_SOURCE", source);
     let found = status(&mut finder)?.success();
@@ -65,7 +65,7 @@ fn check(built: &Built) -> Result<(String, bool)> {
         progress(format!("test: {} {}: {name}", built.suite, built.version));
         let mut live = root_tests()?;
         if name == "live_gc" {
-            // The test that is left out requires a Ruby with YJIT, which not every single one has.
+            // The skipped test requires a Ruby with YJIT, which not every Ruby has.
             live.args(["--test", "live", "--", "live_gc::", "--test-threads=1"]);
             live.args(["--skip", "yjit_equals_the_witness"]);
         } else {
@@ -87,7 +87,7 @@ fn row(suite: &str, version: &str, compiler: &str, code: &str, sites: &str, witn
     format!("| {suite} | {version} | {compiler} | {code} | {sites} | {witness} |\n")
 }
 
-/// The rows of a page, in which these replace the ones about the same suites, in the order of the lab.
+/// The rows of a page, with the rows about the same suites replaced by the new ones, in the order of the lab.
 fn merged(before: &str, new: &[String]) -> String {
     let about = |row: &str, suite: &Suite| row.starts_with(&format!("| {} |", suite.name));
     let rows = lab::chosen(&[]).filter_map(|suite| {
@@ -114,7 +114,7 @@ fn page(rows: &str) -> String {
 mod tests {
     use super::*;
 
-    /// A run replaces the rows of its suites and keeps the others, in the order of the lab, whatever the old page has.
+    /// A run replaces the rows of its suites and keeps the other rows, in the order of the lab, whatever the old page contains.
     #[test]
     fn rows_are_kept() {
         let old = page(

@@ -1,4 +1,4 @@
-//! What failed, and why, for the very end of a run: what keeps only the end of an output then has it.
+//! What failed, and why, for the very end of a run: tools that keep only the end of an output then have it.
 
 use std::{
     collections::VecDeque,
@@ -10,7 +10,7 @@ use anyhow::{Context as _, Result};
 
 use crate::util::line;
 
-/// How many of the first lines of one failed test are printed again, and as many of its last ones, which have its error.
+/// Number of the first lines of one failed test that are printed again, and of its last lines, which contain its error.
 const LINES_OF_TEST: usize = 20;
 const CHARS_OF_LINE: usize = 1000;
 
@@ -19,7 +19,7 @@ const CHARS_OF_LINE: usize = 1000;
 pub(super) struct Failures(Vec<String>);
 
 impl Failures {
-    /// Runs test programs on our terminal and keeps what they print of tests that failed. Returns whether all passed.
+    /// Runs test programs on our terminal and keeps the output of failed tests. Returns whether all passed.
     pub(super) fn run(&mut self, command: &mut Command) -> Result<bool> {
         let cannot_run = |command: &Command| format!("cannot run `{}`", line(command));
         let mut child = command.stdout(Stdio::piped()).spawn().with_context(|| cannot_run(command))?;
@@ -27,7 +27,7 @@ impl Failures {
         let mut terminal = std::io::stdout();
         let mut text = Vec::new();
         let mut part = [0; 8192];
-        // Passed on in parts: the harness prints the name of a test before the test runs, without the end of the line.
+        // Forwarded in parts: the harness prints the name of a test before the test runs, without a newline.
         loop {
             let length = match printed.read(&mut part) {
                 Ok(0) => break,
@@ -35,7 +35,7 @@ impl Failures {
                 Err(error) if error.kind() == std::io::ErrorKind::Interrupted => continue,
                 Err(error) => return Err(error).with_context(|| cannot_run(command)),
             };
-            // A terminal that is gone is no reason to end the tests.
+            // A closed terminal is no reason to stop the tests.
             let _gone = terminal.write_all(&part[..length]).and_then(|()| terminal.flush());
             text.extend_from_slice(&part[..length]);
         }
@@ -49,13 +49,13 @@ impl Failures {
     fn add(&mut self, text: &str, command: &Command) {
         let found = lines(text);
         if found.is_empty() {
-            // Not built, killed, or a harness that did not come to its end.
+            // The build failed, the program was killed, or the harness did not finish.
             self.0.push(format!("`{}` failed and named no test", line(command)));
         }
         self.0.extend(found);
     }
 
-    /// Prints them.
+    /// Prints the failures.
     pub(super) fn print(&self) {
         for line in &self.0 {
             eprintln!("  {line}");
@@ -63,7 +63,7 @@ impl Failures {
     }
 }
 
-/// The lines that say what failed: what failed tests printed, guests that died, and commands that did not begin. What a guest prints begins with
+/// The lines that say what failed: the output of failed tests, guests that crashed, and commands that did not start. Each line of a guest begins with
 /// the name of its kernel and ` | `.
 pub(super) fn lines(text: &str) -> Vec<String> {
     let mut found = Vec::new();
@@ -72,7 +72,7 @@ pub(super) fn lines(text: &str) -> Vec<String> {
     for line in text.lines() {
         let said = line.split_once(" | ").map_or(line, |(_, said)| said);
         inside = (inside || said == "failures:") && !said.starts_with("test result:");
-        // The harness prints all that the tests printed, then their names, below the same title.
+        // The harness prints the output of all failed tests, then their names, below the same title.
         let title = said == "failures:" || (said.starts_with("---- ") && said.ends_with(" stdout ----"));
         if title || !inside {
             of_test.end(&mut found);
@@ -89,7 +89,7 @@ pub(super) fn lines(text: &str) -> Vec<String> {
     found
 }
 
-/// What is printed again of one test: its first lines are there already.
+/// What is printed again of one test; its first lines are already in `found`.
 #[derive(Default)]
 struct OfTest {
     lines: usize,
@@ -109,7 +109,7 @@ impl OfTest {
         }
     }
 
-    /// The next line is of another test, or of none.
+    /// Ends the current test: the next line belongs to another test, or to none.
     fn end(&mut self, found: &mut Vec<String>) {
         if self.lines > 2 * LINES_OF_TEST {
             found.push("[more of this test is above]".to_owned());
@@ -119,7 +119,7 @@ impl OfTest {
     }
 }
 
-/// An error may list all that it has looked at.
+/// Truncates a line: an error may list everything that was examined.
 fn cut(line: &str) -> String {
     match line.char_indices().nth(CHARS_OF_LINE) {
         Some((at, _)) => format!("{} [cut]", &line[..at]),
@@ -131,7 +131,7 @@ fn cut(line: &str) -> String {
 mod tests {
     use super::*;
 
-    /// What a failed test printed is there, and what passed is not.
+    /// The output of a failed test is included, and that of passed tests is not.
     #[test]
     fn reasons() {
         let text = "xtask: vm: booting Linux 5.10\n  5.10 | test a::b ... ok\n  5.10 | \n  5.10 | failures:\n  5.10 | \n\
@@ -152,7 +152,7 @@ mod tests {
         assert!(lines("xtask: vm: booting Linux 6.1\n 6.1 | test a ... ok\n").is_empty());
     }
 
-    /// A test that printed pages does not hide its own error at their end, nor the next test, nor the names at the end.
+    /// A test that printed pages hides neither its own error at their end, nor the next test, nor the names at the end.
     #[test]
     fn long_ones() {
         let pages = "page\n".repeat(1000);
@@ -169,7 +169,7 @@ mod tests {
         assert!(found.ends_with(&end.map(str::to_owned)), "{:?}", &found[20..]);
     }
 
-    /// What ran, passed on whole; a command that fails without a word is named.
+    /// The output is forwarded in full; a command that fails silently is named.
     #[test]
     fn programs() {
         let mut failures = Failures::default();

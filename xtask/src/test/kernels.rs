@@ -1,4 +1,4 @@
-//! What is done beside the live tests on this kernel, which mostly wait: the tests on other kernels, in emulated guests, and the build of the unit tests.
+//! Work beside the live tests on this kernel, which mostly wait: the tests on other kernels, in emulated guests, and the build of the unit tests.
 
 use std::{
     ffi::OsStr,
@@ -14,11 +14,11 @@ use anyhow::{Context as _, Result, ensure};
 use super::{HOST, background, failures};
 use crate::util::{cargo, line, progress, root, target_dir};
 
-/// The guests, one command after the other. Live tests count what all Rubies of this machine do: none may run for a guest.
+/// The commands that run guests, one after the other. Live tests count what all Rubies of this machine do, so none may run for a guest.
 const GUESTS: [&[&str]; 2] = [
-    // The oldest kernel and the newest; one Ruby, for the sake of time.
+    // The oldest and the newest kernel; one Ruby, to save time.
     &["vm", "--witnesses-built", "--ruby", "trixie", "5.10", "newest"],
-    // The oldest one with attach cookies, whose verifier allows the least stack. It only loads the programs.
+    // The oldest kernel with attach cookies, whose verifier allows the least stack. This only loads the programs.
     &[
         "vm",
         "--witnesses-built",
@@ -30,13 +30,13 @@ const GUESTS: [&[&str]; 2] = [
     ],
 ];
 
-/// What the guests print, below the target folder.
+/// The log of the guests' output, relative to the target directory.
 const LOG: &str = "xtask/kernels.log";
 
-/// Runs the live tests, and the guests beside those that run one after the other, then the build. These get the CPU that nothing else wants: a test on
-/// this machine does not wait for them. (Beside several tests at a time there is nearly none: guests took minutes to boot.) A test whose times did not agree is repeated without them. `live` is given what
-/// it calls when the guests may begin. Returns whether the live tests and the guests passed. What the guests print follows at the end, but not if only the live tests
-/// failed: then the end is where those are listed.
+/// Runs the live tests, beside those that run one after the other the guests, and then the build. Guests and build get only otherwise idle CPU time:
+/// a test on this machine does not wait for them. (Beside several concurrent tests there is almost none: guests took minutes to boot.) A test whose
+/// times did not agree is repeated without them. `live` receives a function to call when the guests may start. Returns whether the live tests and
+/// the guests passed. The output of the guests is printed at the end, unless only the live tests failed: then the end is the list of those.
 pub(super) fn beside(live: impl FnOnce(Box<dyn FnOnce()>) -> Result<bool>) -> Result<(bool, bool)> {
     let log = target_dir()?.join(LOG);
     fs::create_dir_all(log.with_file_name("")).with_context(|| format!("cannot create {}", log.display()))?;
@@ -45,7 +45,7 @@ pub(super) fn beside(live: impl FnOnce(Box<dyn FnOnce()>) -> Result<bool>) -> Re
         let (may_begin, begin) = mpsc::channel::<()>();
         let log = &log;
         let guests = scope.spawn(move || {
-            // Nothing is sent: the other end is gone when they may begin, and where the live tests did not come so far.
+            // Nothing is sent: the sender is dropped when the guests may start, or if the live tests did not get that far.
             let _gone = begin.recv();
             guests(log)
         });
@@ -65,7 +65,7 @@ pub(super) fn beside(live: impl FnOnce(Box<dyn FnOnce()>) -> Result<bool>) -> Re
     Ok((live_passed, passed.is_ok()))
 }
 
-/// Why the guests failed, to be printed at the very end.
+/// Prints why the guests failed, at the very end.
 pub(super) fn print_failures() -> Result<()> {
     let log = target_dir()?.join(LOG);
     let text = fs::read(&log).with_context(|| format!("cannot read {}", log.display()))?;
@@ -88,7 +88,7 @@ fn guests(log: &PathBuf) -> Result<()> {
         let mut command = idle(xtask.as_os_str())?;
         ensure!(background::run(command.args(args))?.success(), "`{}` failed", line(&command));
     }
-    // Whether it succeeds is seen when they are run.
+    // Whether the build succeeds shows when the tests are run.
     let cargo = cargo();
     let mut build = idle(cargo.get_program())?;
     for (name, _) in cargo.get_envs().filter(|(_, value)| value.is_none()) {

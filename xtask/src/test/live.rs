@@ -1,7 +1,7 @@
-//! The live tests: those that load BPF programs. Probes are a machine-wide resource, so most of these tests wait to be alone.
+//! The live tests: those that load BPF programs. Probes are a machine-wide resource, so most of these tests need to run alone.
 //!
-//! They are one program, run twice. First the tests that run beside each other, several at a time: they mostly wait. Among the others, with which a
-//! thread of the harness waits for its turn, they would run nearly alone. Then all others, one after the other.
+//! They are one program, run twice. First the tests that may run concurrently, several at a time: they mostly wait. Among the other tests, each of
+//! which keeps a thread of the harness waiting for its turn, they would run almost alone. Then all other tests, one after the other.
 
 use std::{collections::BTreeSet, fs, process::Command};
 
@@ -13,13 +13,13 @@ use crate::{
     util::{progress, root},
 };
 
-/// How many of those that run beside each other do so: with five on two cores, those with a limit of time come too close to it.
+/// Number of concurrent tests: with five on two cores, those with a time limit come too close to it.
 const BESIDE: &str = "--test-threads=4";
-/// The program.
+/// The name of the test program.
 const PROGRAM: &str = "live";
 
-/// Runs them; `prepare` completes their environment. `alone` is called when the rest of them run one after the other, which leaves most of a
-/// CPU. Returns whether all passed.
+/// Runs the live tests; `prepare` completes their environment. `alone` is called before the rest of them run one after the other, which leaves most
+/// of a CPU idle. Returns whether all passed.
 pub(super) fn run(
     args: &Args,
     failures: &mut Failures,
@@ -27,7 +27,7 @@ pub(super) fn run(
     alone: impl FnOnce(),
 ) -> Result<bool> {
     progress("test: building the live tests");
-    // Not run by cargo: it would wait for another one that builds.
+    // Not run by cargo, which would wait for another cargo that is building.
     let programs = test_programs()?;
     let program = programs.get(PROGRAM).with_context(|| format!("there is no test program {PROGRAM}"))?;
     let command = || -> Result<Command> {
@@ -52,7 +52,7 @@ pub(super) fn run(
     Ok(failures.run(others.args(&args.rest))? && first)
 }
 
-/// The names of the tests that take their turn by `Live::beside_others`. One that is not found here is run with the others.
+/// The names of the tests that call `Live::beside_others`. A test that is not found here is run with those that run alone.
 fn beside_others() -> Result<BTreeSet<String>> {
     let folder = root().join("tests/tests");
     let mut found = BTreeSet::new();
@@ -69,11 +69,11 @@ fn beside_others() -> Result<BTreeSet<String>> {
     Ok(found)
 }
 
-/// The same of the text of a file.
+/// The names of such tests in the text of one file.
 fn tests_beside_others(text: &str) -> impl Iterator<Item = &str> {
     text.split("\n#[test]\n").skip(1).filter_map(|test| {
         let body = test.split_once("\n}\n").map_or(test, |(body, _)| body);
-        // Those that are ignored are run where their inputs are.
+        // Ignored tests are run where their inputs are.
         let name = body.strip_prefix("fn ")?.split_once('(')?.0;
         body.contains("Live::beside_others()").then_some(name)
     })
@@ -83,7 +83,7 @@ fn tests_beside_others(text: &str) -> impl Iterator<Item = &str> {
 mod tests {
     use super::*;
 
-    /// Only tests that take such a turn themselves, up to the end of their body.
+    /// Only tests that call it themselves, within their own body.
     #[test]
     fn names() {
         let text = "\n#[test]\nfn one() -> Result<()> {\n    let live = Live::beside_others()?;\n}\n\n#[test]\nfn two() {\n    Live::begin();\n}\n\n\

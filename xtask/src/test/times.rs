@@ -1,4 +1,4 @@
-//! Where the time of the tests goes.
+//! Measures where the tests spend their time.
 
 use std::{
     cell::RefCell,
@@ -12,22 +12,22 @@ use anyhow::{Context as _, Result};
 
 use crate::util::{progress, target_dir};
 
-/// Names the file to which a live test adds a line when it ends (`Turn` in tests/src/live.rs).
+/// The environment variable with the path of the file to which each live test appends a line when it ends (`Turn` in tests/src/live.rs).
 pub(super) const VARIABLE: &str = "GCTRACE_TEST_TIMES";
-/// How many of the slowest tests are listed.
+/// Number of the slowest tests that are listed.
 const LISTED: usize = 10;
 
-/// The parts of a run that follow each other.
+/// The consecutive stages of a run.
 #[derive(Default)]
 pub(super) struct Stages(RefCell<Vec<(&'static str, Instant)>>);
 
 impl Stages {
-    /// One begins, and the one before it has ended.
+    /// Starts a stage, which ends the previous one.
     pub(super) fn begin(&self, name: &'static str) {
         self.0.borrow_mut().push((name, Instant::now()));
     }
 
-    /// Prints how long each took; the last one ends now.
+    /// Prints the duration of each stage; the last one ends now.
     pub(super) fn print(&self) {
         let begun = self.0.borrow();
         let ends = begun.iter().skip(1).map(|(_, at)| *at).chain([Instant::now()]);
@@ -42,14 +42,14 @@ fn stages(took: &[(&str, Duration)]) -> String {
     format!("test: all took {} s: {}", sum.as_secs(), parts.join(", "))
 }
 
-/// The account of the live tests of a run.
+/// The times of the live tests of a run.
 pub(super) struct Times {
     path: PathBuf,
     begun: Instant,
 }
 
 impl Times {
-    /// Begins an empty one.
+    /// Starts with an empty file.
     pub(super) fn begin() -> Result<Self> {
         let path = target_dir()?.join("xtask").join("live-times.txt");
         fs::create_dir_all(path.with_file_name(""))
@@ -63,12 +63,12 @@ impl Times {
         Ok(Self { path, begun: Instant::now() })
     }
 
-    /// The file.
+    /// The path of the file.
     pub(super) fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Prints the sums and the slowest tests. No test has ended if the file is not there.
+    /// Prints the sums and the slowest tests. If the file does not exist, no test has ended.
     pub(super) fn print(&self) {
         match fs::read_to_string(&self.path) {
             Ok(lines) => progress(text(&lines, self.begun.elapsed())),
@@ -77,7 +77,7 @@ impl Times {
     }
 }
 
-/// A line of the file: how long, whether alone, which test.
+/// Parses a line of the file: duration, whether the test ran alone, name of the test.
 fn line(line: &str) -> Option<(Duration, bool, &str)> {
     let mut words = line.splitn(3, ' ');
     let took = Duration::from_millis(words.next()?.parse().ok()?);
@@ -115,7 +115,7 @@ fn text(lines: &str, took: Duration) -> String {
 mod tests {
     use super::*;
 
-    /// Each stage, and their sum.
+    /// The duration of each stage, and their sum.
     #[test]
     fn parts() {
         let took =
@@ -123,7 +123,7 @@ mod tests {
         assert_eq!(stages(&took), "test: all took 162 s: building 61 s, live tests 100 s");
     }
 
-    /// Sums of both kinds, and the slowest first; what is no line of a test is passed over.
+    /// Sums of both kinds, and the slowest tests first; invalid lines are skipped.
     #[test]
     fn account() {
         let lines = "1500 alone live_gc::a\n63000 beside live_killed::b\n\n12 other x\nx alone y\n20500 alone live_diff::c\n";

@@ -1,4 +1,4 @@
-//! The differences between the processors of the guests.
+//! The differences between the guests' architectures.
 
 use std::path::Path;
 use std::process::Command;
@@ -23,7 +23,7 @@ impl Arch {
         }
     }
 
-    /// The folder, in others, of files that are only for it.
+    /// The subdirectory for files that are specific to it.
     pub(crate) fn folder(self) -> &'static str {
         match self {
             Self::X86_64 => "",
@@ -36,12 +36,12 @@ impl Arch {
         self == Self::X86_64 || kernel != "5.10"
     }
 
-    /// The package with its kernel.
+    /// The package with its kernel image.
     pub(crate) fn kernel_package(self) -> String {
         format!("linux-image-cloud-{}", self.debian())
     }
 
-    /// The roots of the lab whose Rubies are tested, unless others are named.
+    /// The roots of the lab whose Rubies are tested by default.
     pub(crate) fn usual_rubies(self) -> &'static [&'static str] {
         match self {
             Self::X86_64 => &["bullseye", "experimental"],
@@ -49,16 +49,16 @@ impl Arch {
         }
     }
 
-    /// The serial lines for the kernel's messages and for results, as the guest names them.
+    /// The serial lines for the kernel's messages and for results, by their names in the guest.
     pub(crate) fn terminals(self) -> (&'static str, &'static str) {
         match self {
             Self::X86_64 => ("ttyS0", "ttyS1"),
-            // The board has only one serial line; the other is a card.
+            // The board has only one serial line; the second one is an expansion card.
             Self::Aarch64 => ("ttyAMA0", "ttyS0"),
         }
     }
 
-    /// The emulator, with processor and serial lines that write to these files.
+    /// The emulator, with CPU options and with serial lines that write to these files.
     pub(crate) fn emulator(self, kvm: bool, console: &Path, results: &Path) -> Command {
         let mut qemu;
         match self {
@@ -67,9 +67,9 @@ impl Arch {
                 if kvm {
                     qemu.args(["-accel", "kvm", "-cpu", "host"]);
                 } else {
-                    // QEMU 7.2 corrupts the flags after an emulated cmpxchg16b. With a thread per processor it may also run
-                    // code of the guest that another processor has replaced since ("accel/tcg: Always lock pages before
-                    // translation", QEMU 8.1): Linux 7.2 died of an int3 that it had taken out of __schedule.
+                    // QEMU 7.2 corrupts the flags after an emulated cmpxchg16b. With one thread per CPU it may also execute
+                    // guest code that another CPU has replaced since ("accel/tcg: Always lock pages before
+                    // translation", QEMU 8.1): Linux 7.2 died of an int3 that it had already removed from __schedule.
                     qemu.args(["-accel", "tcg,thread=single", "-cpu", "qemu64,-cx16"]);
                 }
                 qemu.arg("-serial").arg(format!("file:{}", console.display()));

@@ -1,7 +1,7 @@
-//! What a guest with another processor runs, compiled here: gctrace and test programs by Debian's rustc with the standard
-//! library from Debian's package for that processor, the witness by Debian's cross compiler.
+//! Cross-compiles what a guest of another architecture runs: gctrace and test programs with Debian's rustc and the standard
+//! library from Debian's package for that architecture, the witness with Debian's cross compiler.
 //!
-//! Nothing is installed on this machine: packages of the other processor are unpacked in the cache.
+//! Nothing is installed on this machine: packages of the other architecture are unpacked in the cache.
 
 use std::{
     collections::BTreeMap,
@@ -21,38 +21,38 @@ use crate::{
 const TARGET: &str = "aarch64-unknown-linux-gnu";
 const TUPLE: &str = "aarch64-linux-gnu";
 const COMPILER: &str = "aarch64-linux-gnu-gcc";
-/// The package with the standard library; its version must be that of this machine's rustc.
+/// The package with the standard library; its version must equal that of this machine's rustc.
 const STD: &str = "libstd-rust-web-dev";
-/// The packages of a guest's base: a shell with its tools, and the libraries that gctrace is linked with.
+/// The packages of a guest's base: a shell with its tools, and the libraries with which gctrace is linked.
 const BASE: &str = "busybox-static,libc6,libgcc-s1";
-/// Name of the file that records the recipe of a folder.
+/// Name of the file that records the recipe of a directory.
 const STAMP: &str = ".made-of";
 
-/// The cache folder of the processor.
+/// The cache directory of the architecture.
 fn cache(arch: Arch) -> Result<PathBuf> {
     let dir = cache_dirs("vm")?.into_iter().next().context("no folder for the guests")?.join(arch.folder());
     fs::create_dir_all(&dir).with_context(|| format!("cannot create {}", dir.display()))?;
     Ok(dir)
 }
 
-/// The root folder of a guest that has nothing else.
+/// The root directory of a guest that contains only its base.
 pub(super) fn base(arch: Arch) -> Result<PathBuf> {
     let dir = cache(arch)?.join("base");
     kept(&dir, BASE, |part| {
         unpack(arch, BASE, part)?;
-        // The links that the essential package that merges /usr would make.
+        // The links that the essential package that merges /usr would create.
         let finish = r#"cd "$1"; rm -rf usr/share; for dir in bin lib sbin; do [ -e $dir ] || ln -s usr/$dir $dir; done"#;
         run_quiet(as_root("sh", "make a guest's root")?.args(["-ec", finish, "finish"]).arg(part))
     })?;
     Ok(dir)
 }
 
-/// The Rubies of the lab's roots of these names, of that processor.
+/// The Rubies of the lab's roots with these names, for that architecture.
 pub(super) fn rubies(arch: Arch, names: &[String]) -> Result<Vec<PathBuf>> {
     lab::ensure_in(&cache(arch)?.join("lab"), arch.debian(), names)
 }
 
-/// A root for rustc that holds the standard library.
+/// A sysroot for rustc that contains the standard library.
 fn sysroot(arch: Arch) -> Result<PathBuf> {
     let dir = cache(arch)?.join("sysroot");
     let rustc = toolchain::rustc_version()?;
@@ -67,7 +67,7 @@ fn sysroot(arch: Arch) -> Result<PathBuf> {
     Ok(dir)
 }
 
-/// Makes a folder unless it exists with this recipe; it is complete or does not exist.
+/// Creates a directory unless it exists with this recipe; it is complete or does not exist.
 fn kept(dir: &Path, recipe: &str, make: impl FnOnce(&Path) -> Result<()>) -> Result<()> {
     if fs::read_to_string(dir.join(STAMP)).is_ok_and(|stamp| stamp == recipe) {
         return Ok(());
@@ -80,7 +80,7 @@ fn kept(dir: &Path, recipe: &str, make: impl FnOnce(&Path) -> Result<()>) -> Res
     run_quiet(finish.arg(&part).arg(dir).args([recipe, STAMP]))
 }
 
-/// Unpacks packages of bookworm, the release of this machine's compilers, for that processor.
+/// Unpacks packages of bookworm, the release of this machine's compilers, for that architecture.
 fn unpack(arch: Arch, packages: &str, to: &Path) -> Result<()> {
     progress(format!("vm: unpacking {packages} for {} (10 to 30 s)", arch.debian()));
     run_quiet(as_root("rm", "unpack packages")?.args(["-rf", "--"]).arg(to))?;
@@ -93,7 +93,7 @@ fn unpack(arch: Arch, packages: &str, to: &Path) -> Result<()> {
     run_quiet(&mut command)
 }
 
-/// What was compiled.
+/// The results of the compilation.
 pub(super) struct Built {
     /// The gctrace binary.
     pub(super) gctrace: PathBuf,
@@ -111,7 +111,7 @@ pub(super) fn build(arch: Arch, programs: &[&str]) -> Result<Built> {
             |what: &str| format!("CARGO_TARGET_{}_{what}", TARGET.replace('-', "_").to_uppercase());
         cargo.env(variable("LINKER"), COMPILER);
         cargo.env(variable("RUSTFLAGS"), format!("--sysroot={}", sysroot.display()));
-        // A guest's memory holds these files twice.
+        // A guest's memory contains these files twice, so omit debug information.
         cargo.env("CARGO_PROFILE_DEV_DEBUG", "0");
         cargo.current_dir(root()).args(arguments).args(["--target", TARGET, "--target-dir"]).arg(&dir);
         cargo
@@ -125,9 +125,9 @@ pub(super) fn build(arch: Arch, programs: &[&str]) -> Result<Built> {
     Ok(Built { gctrace: dir.join(TARGET).join("debug/gctrace"), programs })
 }
 
-/// Compiles the witness for these Rubies, into the folder that `GCTRACE_WITNESSES` is to name.
+/// Compiles the witness for these Rubies, into the directory for `GCTRACE_WITNESSES`, which is returned.
 pub(super) fn witnesses(arch: Arch, rubies: &[PathBuf]) -> Result<PathBuf> {
-    // The tests' own folder is also visible in the roots of the Rubies.
+    // The tests' own directory is also visible in the roots of the Rubies.
     let debug = target_dir()?.join("xtask/vm").join(arch.folder()).join(TARGET).join("debug");
     let all = debug.join("tmp/gctrace-tests/witnesses");
     let source = root().join("tests/rubies/witness/witness.c");
@@ -147,7 +147,7 @@ pub(super) fn witnesses(arch: Arch, rubies: &[PathBuf]) -> Result<PathBuf> {
     all.canonicalize().with_context(|| format!("cannot find {}", all.display()))
 }
 
-/// The folder `ruby-X.Y.Z` in a folder of headers.
+/// The directory `ruby-X.Y.Z` in a directory of headers.
 fn headers(dir: &Path) -> Result<PathBuf> {
     let entries = fs::read_dir(dir).with_context(|| format!("cannot read {}", dir.display()))?;
     let mut found: Vec<PathBuf> = entries.filter_map(|entry| Some(entry.ok()?.path())).collect();

@@ -1,7 +1,7 @@
-//! What a guest runs: files of this machine at their own paths, packed for the kernel to unpack into memory.
+//! The contents of a guest: files of this machine at their own paths, packed for the kernel to unpack into memory.
 //!
-//! Nothing is copied and no image is made: the list of paths goes to `cpio`, so a guest sees the tests, the Rubies of the
-//! lab and their libraries exactly where this machine has them.
+//! No files are copied and no image is made: the list of paths is passed to `cpio`, so a guest sees the tests, the Rubies of the
+//! lab and their libraries at the same paths as this machine.
 
 use std::{
     collections::BTreeSet,
@@ -17,14 +17,14 @@ use anyhow::{Context as _, Result, bail, ensure};
 
 use crate::util::{as_root, line};
 
-/// A complete set of paths: with each path the folders above it, and the targets of its links.
+/// A complete set of paths: with each path it contains the directories above it, and the targets of its links.
 #[derive(Default)]
 pub(crate) struct Files {
     paths: BTreeSet<PathBuf>,
 }
 
 impl Files {
-    /// Adds one file, folder (without its contents) or link.
+    /// Adds one file, directory (without its contents) or link.
     pub(crate) fn add(&mut self, path: &Path) -> Result<()> {
         ensure!(path.is_absolute(), "{} is not absolute", path.display());
         let mut at = PathBuf::from("/");
@@ -51,7 +51,7 @@ impl Files {
         Ok(())
     }
 
-    /// Adds a folder with everything in it. Links in it stay as they are: they may be meant for their own root.
+    /// Adds a directory with everything in it. Links in it stay unchanged: they may be relative to their own root.
     pub(crate) fn add_tree(&mut self, dir: &Path) -> Result<()> {
         self.add(dir)?;
         for entry in fs::read_dir(dir).with_context(|| format!("cannot read {}", dir.display()))? {
@@ -65,12 +65,12 @@ impl Files {
         Ok(())
     }
 
-    /// Adds a program and the libraries that it is linked with, if any.
+    /// Adds a program and the libraries with which it is linked, if any.
     pub(crate) fn add_program(&mut self, program: &Path) -> Result<()> {
         self.add(program)?;
         let ldd = Command::new("ldd").arg(program).output().context("cannot run `ldd`")?;
         let text = String::from_utf8_lossy(&ldd.stdout);
-        // It fails on a program that needs no libraries.
+        // `ldd` fails for a program that needs no libraries.
         let is_static =
             text.contains("not a dynamic") || String::from_utf8_lossy(&ldd.stderr).contains("not a dynamic");
         ensure!(ldd.status.success() || is_static, "`ldd {}` failed: {text}", program.display());
@@ -80,7 +80,7 @@ impl Files {
         Ok(())
     }
 
-    /// Writes the archive of these files, and of the contents of a folder that is to be the guest's root, with this text as its
+    /// Writes the archive of these files, and of the contents of `base`, which becomes the guest's root, with the text `init` as its
     /// `/init`, which the `BusyBox` among them runs.
     pub(crate) fn pack(self, init: &str, base: Option<&Path>, archive: &Path) -> Result<()> {
         let dir = archive.parent().unwrap_or(Path::new("."));
@@ -104,7 +104,7 @@ impl Files {
     }
 }
 
-/// The archive of these paths, seen from `dir`.
+/// The archive of these paths, relative to `dir`.
 fn cpio(dir: &Path, paths: impl IntoIterator<Item = OsString>) -> Result<Vec<u8>> {
     let mut command = as_root("cpio", "read the files for the guest")?;
     command.args(["--create", "--format=newc", "--null", "--quiet"]).current_dir(dir);
@@ -122,7 +122,7 @@ fn cpio(dir: &Path, paths: impl IntoIterator<Item = OsString>) -> Result<Vec<u8>
             relative.into_iter().chain([0])
         })
         .collect();
-    // In its own thread: cpio writes while it reads.
+    // In a thread of its own: cpio writes while it reads.
     let writer = std::thread::spawn(move || stdin.write_all(&list));
     let output = child.wait_with_output().context("cannot wait for cpio")?;
     if !writer.join().is_ok_and(|written| written.is_ok()) || !output.status.success() {

@@ -16,13 +16,13 @@ use crate::{
 
 /// One series of kernels.
 pub(crate) struct Kernel {
-    /// The name by which it is selected.
+    /// Its name on the command line.
     pub(crate) name: &'static str,
-    /// The release whose archive has it.
+    /// The Debian release whose archive contains it.
     suite: &'static str,
 }
 
-/// Oldest first. The `cloud` builds have everything that gctrace needs compiled in, and so need no modules.
+/// Oldest first. The `cloud` builds have everything that gctrace needs built in, and so need no modules.
 pub(crate) const KERNELS: &[Kernel] = &[
     Kernel { name: "5.10", suite: "bullseye" },
     Kernel { name: "6.1", suite: "bookworm" },
@@ -31,7 +31,7 @@ pub(crate) const KERNELS: &[Kernel] = &[
 ];
 
 impl Kernel {
-    /// Its image in the cache, which is fetched if it is not there.
+    /// The path of its image in the cache, which is fetched if it is missing.
     pub(crate) fn image(&self, arch: Arch) -> Result<PathBuf> {
         let dir = cache_dirs("vm")?.into_iter().next().context("no folder for the kernels")?;
         let dir = dir.join(arch.folder());

@@ -1,7 +1,7 @@
 //! `cargo xtask vm`: the live tests on other kernels, each in a machine that QEMU emulates.
 //!
-//! A guest has no disk and no network: kernel, and one archive that is unpacked into its memory. It is emulated (TCG)
-//! unless `--kvm` is given, because there are hosts whose KVM accepts a guest and then hangs it. An emulated
+//! A guest has no disk and no network: only a kernel, and one archive that is unpacked into its memory. It is emulated (TCG)
+//! unless `--kvm` is given, because on some hosts KVM accepts a guest and then hangs it. An emulated
 //! CPU is about twenty times slower, so these tests check what loads and what is counted, never durations.
 
 mod arch;
@@ -63,7 +63,7 @@ pub(crate) struct Args {
     witnesses_built: bool,
 }
 
-/// The tests that run in a guest: a bit of everything that depends on the kernel.
+/// The tests that run in a guest: some of everything that depends on the kernel.
 const TESTS: &[&str] = &[
     "live_gc::pressure_equals_the_witness",
     "live_gc::explicit_cycles_without_witness",
@@ -81,9 +81,9 @@ const TESTS: &[&str] = &[
     "live_runs::whole_runs",
 ];
 
-/// Files of tests that a kernel cannot pass: gctrace watches neither the GVL nor requests without attach cookies (Linux 5.15).
+/// Test files that a kernel cannot pass: gctrace traces neither the GVL nor requests without attach cookies (Linux 5.15).
 const WITHOUT: &[(&str, &str)] = &[("5.10", "live_gvl"), ("5.10", "live_requests"), ("5.10", "live_runs")];
-/// The tests on aarch64, where neither stacks are walked nor lines shown.
+/// The tests on aarch64, where gctrace neither walks stacks nor shows lines.
 const TESTS_AARCH64: &[&str] = &[
     "live_gc::pressure_equals_the_witness",
     "live_gc::explicit_cycles_without_witness",
@@ -92,10 +92,10 @@ const TESTS_AARCH64: &[&str] = &[
     "live_discovery::exec",
 ];
 
-/// Longest that a guest may take; it takes two to five minutes.
+/// Timeout for a guest; it usually takes two to five minutes.
 const LIMIT: Duration = Duration::from_mins(20);
 
-/// The first lines of the guest's `/init`. The serial line for results is copied here unchanged.
+/// The first lines of the guest's `/init`. The contents of the serial line for results are copied to this machine unchanged.
 const INIT: &str = r#"
 /bin/busybox --install -s /bin
 export PATH=/bin:/usr/bin:/usr/local/bin HOME=/root TMPDIR=/tmp RUST_BACKTRACE=0
@@ -113,7 +113,7 @@ echo "guest: Linux $(uname -r), up for $(cut -d' ' -f1 /proc/uptime) s"
 status=0
 "#;
 
-/// Its last lines. Without a verdict, the guest has died.
+/// The last lines of `/init`. If there is no verdict, the guest has crashed.
 const VERDICT: &str = r#"
 echo "guest: up for $(cut -d' ' -f1 /proc/uptime) s"
 echo "guest-status $status"
@@ -137,7 +137,7 @@ pub(crate) fn run_matrix(args: &Args) -> Result<ExitCode> {
         .collect();
     let dir = target_dir()?.join("xtask/vm").join(args.arch.folder());
     fs::create_dir_all(&dir).with_context(|| format!("cannot create {}", dir.display()))?;
-    // Two at once would boot each other's guests, and read each other's verdicts.
+    // Two concurrent runs would boot each other's guests, and read each other's verdicts.
     let lock = dir.join(".lock");
     let lock = fs::File::create(&lock).with_context(|| format!("cannot create {}", lock.display()))?;
     if lock.try_lock().is_err() {
@@ -151,7 +151,7 @@ pub(crate) fn run_matrix(args: &Args) -> Result<ExitCode> {
         Arch::Aarch64 => foreign_guest(args, &archive)?,
     }
 
-    // Emulated x86-64 takes one thread (see `Arch::emulator`), all else as many as the guest has processors.
+    // Emulated x86-64 uses one thread (see `Arch::emulator`); all other guests use as many as they have CPUs.
     let one_thread = args.arch == Arch::X86_64 && !args.kvm;
     let processors = thread::available_parallelism().map_or(1, NonZeroUsize::get);
     let at_a_time = if one_thread { processors } else { 1 };
@@ -161,7 +161,7 @@ pub(crate) fn run_matrix(args: &Args) -> Result<ExitCode> {
         for _ in 0..at_a_time {
             scope.spawn(|| {
                 loop {
-                    // A separate statement, or the lock is held until the guest has ended.
+                    // A separate statement: otherwise the lock would be held until the guest has ended.
                     let next = waiting.lock().unwrap_or_else(PoisonError::into_inner).next();
                     let Some((kernel, image)) = next else { return };
                     if !passes(args, kernel, &image, &archive, &dir) {
@@ -179,7 +179,7 @@ pub(crate) fn run_matrix(args: &Args) -> Result<ExitCode> {
     Ok(ExitCode::FAILURE)
 }
 
-/// Runs the tests on a kernel and reports how that went.
+/// Runs the tests on a kernel and reports the result.
 fn passes(args: &Args, kernel: &Kernel, image: &Path, archive: &Path, dir: &Path) -> bool {
     let started = Instant::now();
     progress(format!("vm: booting Linux {}", kernel.name));
@@ -192,7 +192,7 @@ fn passes(args: &Args, kernel: &Kernel, image: &Path, archive: &Path, dir: &Path
     outcome.is_ok()
 }
 
-/// Packs what the guests run.
+/// Packs what the guests need.
 fn guest(args: &Args, archive: &Path) -> Result<()> {
     progress("vm: building the tests");
     crate::test::build()?;
@@ -209,7 +209,7 @@ fn guest(args: &Args, archive: &Path) -> Result<()> {
     files.add_program(&gctrace)?;
     files.add_tree(&root().canonicalize()?.join("tests/rubies"))?;
     files.add_tree(&root().canonicalize()?.join("tests/fixtures"))?;
-    // The reader of profiles.
+    // Needed to read profiles.
     files.add_program(&which("go").context("there is no go")?)?;
     files.add_program(Path::new(output(Command::new("go").args(["tool", "-n", "pprof"]))?.trim()))?;
     for ruby in &rubies {
@@ -217,7 +217,7 @@ fn guest(args: &Args, archive: &Path) -> Result<()> {
     }
     let rubies =
         std::env::join_paths(&rubies).context("the path of a Ruby cannot be put into GCTRACE_RUBIES")?;
-    // A name that no test has would pass: nothing of it fails.
+    // Each name must match a test: a name without a test would pass.
     for test in args.tests() {
         let (_, program, name) = program_of(test)?;
         let path = programs.get(program).with_context(|| format!("there is no test program {program}"))?;
@@ -232,7 +232,7 @@ fn guest(args: &Args, archive: &Path) -> Result<()> {
     for program in needed {
         files.add_program(program)?;
     }
-    // The witness is compiled here: a guest has no compiler.
+    // The witness is compiled on this machine: a guest has no compiler.
     let build = programs.get("host_witness").context("there is no test program host_witness")?;
     if !args.witnesses_built {
         progress("vm: building the witness");
@@ -246,7 +246,7 @@ fn guest(args: &Args, archive: &Path) -> Result<()> {
         build.parent().and_then(Path::parent).context("no target folder")?.join("tmp/gctrace-tests");
     for entry in fs::read_dir(&results).with_context(|| format!("cannot read {}", results.display()))? {
         let name = entry?.file_name();
-        // Beside witnesses there is scratch of tests that run meanwhile.
+        // The directory also contains temporary files of tests that are running.
         if name.to_string_lossy().starts_with("witness") {
             files.add_tree(&results.join(name))?;
         }
@@ -256,7 +256,7 @@ fn guest(args: &Args, archive: &Path) -> Result<()> {
     files.pack(&(init + VERDICT), None, archive)
 }
 
-/// Packs what the guests of another processor run: the same, but compiled for it, on a small root of its packages.
+/// Packs what the guests of another architecture need: the same, but compiled for it, on a small root with its packages.
 fn foreign_guest(args: &Args, archive: &Path) -> Result<()> {
     let tests = args.tests();
     let mut wanted = tests.iter().map(|test| Ok(program_of(test)?.1)).collect::<Result<Vec<_>>>()?;
@@ -342,7 +342,7 @@ impl Args {
     }
 }
 
-/// The file of a test, its program, and its name there: files of live tests are modules of one program.
+/// The file of a test, its program, and its name in that program: files of live tests are modules of one program.
 fn program_of(test: &str) -> Result<(&str, &str, &str)> {
     let (file, name) =
         test.split_once("::").with_context(|| format!("{test} is not of the form FILE::NAME"))?;
@@ -391,7 +391,7 @@ fn boot(args: &Args, kernel: &Kernel, image: &Path, archive: &Path, dir: &Path) 
     }
 }
 
-/// The end of a guest's console; if its kernel died, from the line on that names the cause.
+/// The end of a guest's console; if its kernel crashed, from the line that names the cause.
 fn last_words(console: &str) -> String {
     const OF: [&str; 5] = ["BUG: ", "Oops: ", "general protection fault", "int3: ", "kernel BUG at "];
     let lines: Vec<_> = console.lines().collect();
@@ -404,7 +404,7 @@ fn last_words(console: &str) -> String {
 mod tests {
     use super::*;
 
-    /// A death is reported from its first line on, however long the following text is.
+    /// A crash is reported from its first line on, however long the following text is.
     #[test]
     fn deaths() {
         let quiet = (0..50).map(|at| format!("line {at}")).collect::<Vec<_>>().join("\n") + "\n";

@@ -1,5 +1,5 @@
-//! The cost of a hand-over of the GVL in BPF programs: by gctrace's own clock, and by the kernel's, in short runs that are watched all
-//! the time. The kernel's run statistics cost time themselves, so nothing else is measured in those runs.
+//! The cost of a hand-over of the GVL in BPF programs: by gctrace's own clock, and by the kernel's, in short runs that are traced
+//! throughout. The kernel's run statistics cost time themselves, so nothing else is measured in those runs.
 
 use std::{
     collections::BTreeSet,
@@ -17,30 +17,30 @@ use xtask::{
     util::{Running, progress},
 };
 
-/// Seconds of a run.
+/// Length of a run, seconds.
 const RUN_S: u32 = 3;
-/// Threads that do nothing but hand over the GVL: another thread waits for it each time.
+/// Threads that only hand over the GVL: another thread is waiting for it each time.
 const STORM: (&str, &str) = ("pass", "four threads in Thread.pass");
 const STORM_PROGRAM: &str = "4.times { Thread.new { loop { Thread.pass } } }; sleep";
 
-/// Two runs.
+/// The results of two runs.
 pub(super) struct Cost {
     pub(super) target: &'static str,
     pub(super) arm: Arm,
-    /// In a run without the kernel's statistics.
+    /// The ledger of the run without the kernel's statistics.
     pub(super) ledger: Ledger,
-    /// In a run with them, and what they were.
+    /// The ledger of the run with the kernel's statistics, and (`kernel`) those statistics.
     pub(super) with_statistics: Ledger,
     pub(super) kernel: Kernel,
 }
 
-/// Programs that do not run without `--gvl`.
+/// Statistics of the programs that do not run without `--gvl`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Kernel {
-    /// Those at GVL points, nanoseconds and runs.
+    /// Programs at GVL points: nanoseconds, and number of runs.
     pub(super) points_ns: u64,
     pub(super) points: u64,
-    /// Those on tracepoints, for any thread of the host.
+    /// Programs on tracepoints, for any thread of the host: nanoseconds, and number of runs.
     pub(super) others_ns: u64,
     pub(super) others: u64,
 }
@@ -61,13 +61,13 @@ impl Kernel {
     }
 }
 
-/// Ways of watching whose costs are reported.
+/// The arms whose costs are reported.
 fn arms(selected: &[Arm]) -> Vec<Arm> {
     let futex = selected.contains(&Arm::Futex).then_some(Arm::Futex);
     [Arm::All, Arm::Sums].into_iter().chain(futex).collect()
 }
 
-/// All the time.
+/// The options with which gctrace traces the GVL throughout.
 fn options(arm: Arm) -> &'static [&'static str] {
     match arm {
         Arm::Futex => &["--gvl=futex", "--gvl-budget", "100"],
@@ -75,16 +75,16 @@ fn options(arm: Arm) -> &'static [&'static str] {
     }
 }
 
-/// About how long it takes.
+/// Approximate duration of the measurement, seconds.
 pub(super) fn seconds(selected: &[Arm]) -> u32 {
     let runs = 1 + 2 * arms(selected).len() as u32;
     runs * (ENDPOINTS.len() as u32 + 1) * (RUN_S + AROUND_S)
 }
 
-/// What is watched.
+/// The traced process.
 enum Target {
     Puma(&'static str),
-    /// It runs as long as this exists.
+    /// A process that runs as long as this value exists.
     Storm(Running),
 }
 
@@ -114,12 +114,12 @@ impl Target {
     }
 }
 
-/// The rows of the table.
+/// The rows of the table: name and description.
 pub(super) fn targets() -> [(&'static str, &'static str); 3] {
     [ENDPOINTS[0], ENDPOINTS[1], STORM]
 }
 
-/// Runs it.
+/// Runs the measurement.
 pub(super) fn measure(bench: &mut Bench, selected: &[Arm]) -> Result<Vec<Cost>> {
     let mut costs = Vec::new();
     for place in 0..=ENDPOINTS.len() {
@@ -136,7 +136,7 @@ pub(super) fn measure(bench: &mut Bench, selected: &[Arm]) -> Result<Vec<Cost>> 
         };
         for arm in arms(selected) {
             if arm == Arm::Futex && matches!(target, Target::Storm(_)) {
-                // Next to none of its waits blocks.
+                // Almost none of its waits blocks.
                 continue;
             }
             let (ledger, _) = run(bench, &target, arm)?;
@@ -154,7 +154,7 @@ fn storm() -> Result<Running> {
     Running::start(command.args(["--disable-gems", "-e", STORM_PROGRAM]).stdin(Stdio::null()))
 }
 
-/// One run, with the run statistics of its programs when the work was over.
+/// One run. Returns its ledger, and the run statistics of its programs at the end of the work.
 fn run(bench: &mut Bench, target: &Target, arm: Arm) -> Result<(Ledger, Vec<Program>)> {
     let mut gctrace = Tracer::start(bench, target.pid(bench), options(arm))?;
     target.work(bench)?;
@@ -167,7 +167,7 @@ fn run(bench: &mut Bench, target: &Target, arm: Arm) -> Result<(Ledger, Vec<Prog
 mod tests {
     use super::*;
 
-    /// Programs that also run without `--gvl` are not part of the cost of watching the GVL.
+    /// Programs that also run without `--gvl` are not part of the cost of tracing the GVL.
     #[test]
     fn programs_of_the_gvl() {
         let program = |kind, tag: &str, runs, ns| Program { kind, tag: tag.into(), runs, ns };

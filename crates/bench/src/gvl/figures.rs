@@ -1,12 +1,12 @@
-//! Figures of turns, and their summaries.
+//! The figures of turns, and their summaries.
 
 use std::path::Path;
 
 use anyhow::{Context as _, Result};
 use serde_json::Value;
 
-/// Acquiring an uncontended GVL takes less, the traps of both probes included; a thread that waited longer found it held.
-/// Nanoseconds.
+/// Threshold, nanoseconds: acquiring an uncontended GVL takes less, including the traps of both probes. A thread that waited longer found
+/// the GVL held.
 const FREE_NS: u64 = 10_000;
 
 /// gctrace's own report of a run.
@@ -14,24 +14,24 @@ const FREE_NS: u64 = 10_000;
 pub(super) struct Ledger {
     /// Probe hits.
     pub(super) hits: u64,
-    /// Those among them while the GVL is not watched: probes that are being detached.
+    /// Hits among them while the GVL is not traced: those of probes that are being detached.
     pub(super) shed: u64,
-    /// Times that a thread acquired the GVL.
+    /// Number of times that a thread acquired the GVL.
     pub(super) resumed: u64,
-    /// Time in the programs, nanoseconds.
+    /// Time in the BPF programs, nanoseconds.
     pub(super) program_ns: u64,
-    /// Waits that were reported one by one.
+    /// Number of waits that were reported individually.
     pub(super) reported: u64,
-    /// For how long the GVL was watched, and for how long not, nanoseconds.
+    /// How long the GVL was traced, and how long it was not, nanoseconds.
     pub(super) watched_ns: u64,
     pub(super) unwatched_ns: u64,
-    /// Waits of all threads, and those of them that took longer than [`FREE_NS`].
+    /// Number of waits of all threads, and of those longer than [`FREE_NS`].
     pub(super) waits: u64,
     pub(super) held: u64,
 }
 
 impl Ledger {
-    /// From the JSON lines of a run.
+    /// Reads the JSON lines of a run.
     pub(super) fn read(path: &Path) -> Result<Self> {
         let text =
             std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
@@ -39,7 +39,7 @@ impl Ledger {
     }
 
     fn of(text: &str) -> Result<Self> {
-        // There may be some hundred thousand lines about single waits.
+        // There may be several hundred thousand lines about single waits.
         let line = |part: &str| text.lines().rev().find(|line| line.contains(part));
         let ledger = line(r#""type":"ledger""#).context("gctrace wrote no ledger")?;
         let ledger: Value = serde_json::from_str(ledger).context("the ledger")?;
@@ -70,7 +70,7 @@ impl Ledger {
         })
     }
 
-    /// All runs together.
+    /// The sum of several runs.
     pub(super) fn sum(runs: impl IntoIterator<Item = Self>) -> Self {
         runs.into_iter().fold(Self::default(), |sum, run| Self {
             hits: sum.hits + run.hits,
@@ -85,39 +85,39 @@ impl Ledger {
         })
     }
 
-    /// Share of the time.
+    /// Share of the time during which the GVL was traced, percent.
     pub(super) fn watched_percent(&self) -> Option<f64> {
         share(self.watched_ns, self.watched_ns + self.unwatched_ns).map(|share| share * 100.0)
     }
 
-    /// Hits that were used, per second that was watched.
+    /// Used hits per second of traced time.
     pub(super) fn hits_per_second(&self) -> Option<f64> {
         share(self.hits.saturating_sub(self.shed), self.watched_ns).map(|share| share * 1e9)
     }
 
-    /// Share of the hits that were not used.
+    /// Share of the hits that were not used, percent.
     pub(super) fn shed_percent(&self) -> Option<f64> {
         share(self.shed, self.hits).map(|share| share * 100.0)
     }
 
-    /// Time in the programs per hit, nanoseconds.
+    /// Time in the BPF programs per hit, nanoseconds.
     pub(super) fn ns_per_hit(&self) -> Option<f64> {
         share(self.program_ns, self.hits)
     }
 
-    /// The same per acquisition of the GVL, microseconds.
+    /// Time in the BPF programs per acquisition of the GVL, microseconds.
     pub(super) fn us_per_hand_over(&self) -> Option<f64> {
         share(self.program_ns, self.resumed).map(|ns| ns / 1e3)
     }
 
-    /// Share of the waits that were longer than acquiring an uncontended GVL takes: at most the share of threads that found it
-    /// held, since those may wait less.
+    /// Share of the waits that were longer than acquiring an uncontended GVL takes, percent: at most the share of threads that found it
+    /// held, since those may wait for less time.
     pub(super) fn held_percent(&self) -> Option<f64> {
         share(self.held, self.waits).map(|share| share * 100.0)
     }
 }
 
-/// `None` if the whole is 0.
+/// `part / of`; `None` if `of` is 0.
 pub(super) fn share(part: u64, of: u64) -> Option<f64> {
     (of > 0).then(|| part as f64 / of as f64)
 }
@@ -131,7 +131,7 @@ pub(super) struct Quartiles {
 }
 
 impl Quartiles {
-    /// Between two values, in proportion (type 7 of Hyndman and Fan, the one of R and `NumPy`). `None` without values.
+    /// Interpolates linearly between two values (type 7 of Hyndman and Fan, as in R and `NumPy`). `None` without values.
     pub(super) fn of(values: &[f64]) -> Option<Self> {
         let mut values = values.to_vec();
         values.sort_by(f64::total_cmp);
@@ -150,7 +150,7 @@ impl Quartiles {
 mod tests {
     use super::*;
 
-    /// Against `NumPy`'s `quantile`; the order does not matter.
+    /// Agrees with `NumPy`'s `quantile`; the order does not matter.
     #[test]
     fn quartiles() {
         let is = |lower, median, upper| Some(Quartiles { lower, median, upper });

@@ -1,4 +1,4 @@
-//! The Puma that is watched, and wrk, which sends requests to it.
+//! The traced Puma, and wrk, which sends requests to it.
 
 use std::{
     ffi::OsString,
@@ -19,10 +19,10 @@ use xtask::util::{Running, output, which};
 
 const PATIENCE: Duration = Duration::from_mins(1);
 
-/// Requests that the program of the server answers in different ways: path, and the work.
+/// Kinds of requests to the server's program: path, and the kind of work.
 pub(super) const ENDPOINTS: [(&str, &str); 2] = [("cpu", "computes"), ("io", "sleeps for 5 ms")];
 
-/// Refuses a machine on which this cannot be measured.
+/// Fails on a machine on which this cannot be measured.
 pub(in super::super) fn check() -> Result<()> {
     for name in ["puma", "wrk"] {
         if which(name).is_none() {
@@ -42,12 +42,12 @@ pub(in super::super) struct Puma {
 }
 
 impl Puma {
-    /// Starts it and waits until it answers; its output goes to `log`.
+    /// Starts the server and waits until it answers; its output goes to `log`.
     pub(in super::super) fn start(log: &Path) -> Result<Self> {
         Self::start_with("threads.ru", &[], log)
     }
 
-    /// The same with this application and these variables.
+    /// Starts the server with this application and these environment variables.
     pub(in super::super) fn start_with(
         application: &str,
         environment: &[(OsString, OsString)],
@@ -86,12 +86,12 @@ impl Puma {
         }
     }
 
-    /// Makes it answer requests from eight connections for this long.
+    /// Sends requests from eight connections for this number of seconds.
     pub(in super::super) fn load(&mut self, endpoint: &str, seconds: u32) -> Result<Load> {
         self.load_from(8, endpoint, seconds)
     }
 
-    /// The same from this many.
+    /// Sends requests from this number of connections.
     pub(in super::super) fn load_from(
         &mut self,
         connections: u32,
@@ -119,7 +119,7 @@ impl Puma {
         Ok(body.to_owned())
     }
 
-    /// Asks it to end, and waits for that.
+    /// Terminates the server and waits for its end.
     pub(in super::super) fn end(mut self) -> Result<()> {
         self.process.signal(Signal::TERM)?;
         self.process.wait(PATIENCE)?;
@@ -130,18 +130,18 @@ impl Puma {
 /// wrk's report of a run.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(in super::super) struct Load {
-    /// Answers.
+    /// Number of answers.
     pub(in super::super) requests: u64,
     /// Answers per second.
     pub(in super::super) per_second: f64,
-    /// Half of the answers took no longer, microseconds.
+    /// Median time of an answer, microseconds.
     pub(in super::super) p50_us: Option<f64>,
-    /// 99 of 100 answers took no longer, microseconds.
+    /// 99th percentile of the time of an answer, microseconds.
     pub(in super::super) p99_us: Option<f64>,
 }
 
 impl Load {
-    /// Runs with error answers or without requests are refused: they measure nothing.
+    /// Parses wrk's report. Runs with error answers or without requests are refused: they measure nothing.
     fn read(text: &str) -> Result<Self> {
         let lines = || text.lines().map(str::trim);
         for line in lines() {
@@ -157,7 +157,7 @@ impl Load {
     }
 }
 
-/// A time as wrk writes it: `830.00us`, `4.06ms`, `1.20s`, `1.01m`.
+/// Parses a time as wrk writes it: `830.00us`, `4.06ms`, `1.20s`, `1.01m`.
 fn microseconds(text: &str) -> Option<f64> {
     let (number, unit) = text.split_at(text.find(|c: char| c.is_ascii_alphabetic())?);
     let factor = match unit {
@@ -189,7 +189,7 @@ Requests/sec:   1979.68
 Transfer/sec:    163.50KB
 ";
 
-    /// Answers, answers per second and the 99th percentile, which an old wrk or one without `--latency` does not report.
+    /// Answers, answers per second and percentiles, which an old wrk or one without `--latency` does not report.
     #[test]
     fn what_wrk_says() {
         let load = Load { requests: 39_637, per_second: 1979.68, p50_us: Some(3960.0), p99_us: Some(7330.0) };

@@ -1,7 +1,7 @@
-//! `cargo xtask bench --gvl`: what watching the GVL costs a Puma of five threads.
+//! `cargo xtask bench --gvl`: the cost of tracing the GVL for a Puma with five threads.
 //!
-//! One server stays for the whole of the measurement. In each round there is one turn for each way of watching, one after the other
-//! under the same load, and one in which gctrace traces only GC: the cost compared is that of watching the GVL, not of tracing. Every
+//! One server runs for the whole measurement. Each round has one turn per way of tracing, one after the other
+//! under the same load, and one in which gctrace traces only GC: the compared cost is that of tracing the GVL, not of tracing at all. Every
 //! other round runs in reverse order, so that drift affects both sides of each pair.
 
 mod costs;
@@ -32,15 +32,15 @@ use xtask::util::{Running, progress, target_dir};
 
 pub(super) use load::check;
 
-/// Default number of rounds: as many in each direction.
+/// Default number of rounds: half of them in each direction.
 pub(super) const ROUNDS: u32 = 4;
-/// The period of the budget (docs/gvl.md): a slice that is watched uses half of what may be spent in it, so there are about two.
+/// The period of the budget (docs/gvl.md): a traced slice uses half of the budget of a period, so there are about two slices per period.
 const PERIOD_S: u32 = 10;
-/// Until the cost of the first moments, which are watched completely, is compensated by not watching.
+/// Seconds until the cost of the first moments, which are traced completely, is compensated by pauses in tracing.
 const SETTLE_S: u32 = 12;
-/// Without a budget only the server must warm up.
+/// Seconds before a turn without a budget: only the server must warm up.
 const WARM_S: u32 = 2;
-/// Starting and ending gctrace takes about this long, together.
+/// Approximate total time to start and stop gctrace, seconds.
 const AROUND_S: u32 = 4;
 const PATIENCE: Duration = Duration::from_mins(1);
 
@@ -117,18 +117,18 @@ impl Arm {
     }
 }
 
-/// What is measured, and where.
+/// The subject of the measurement, and where its files are.
 struct Bench {
     gctrace: PathBuf,
     puma: Puma,
     live: Live,
 }
 
-/// A turn.
+/// The results of a turn.
 #[derive(Clone, Copy)]
 struct Turn {
     load: Load,
-    /// CPU time of the server for each request, microseconds.
+    /// CPU time of the server per request, microseconds.
     cpu_us: f64,
     /// CPU time of gctrace's user space, percent of a core.
     agent_percent: f64,
@@ -139,11 +139,11 @@ struct Turn {
 /// The turns of one round and endpoint, in the order of [`Plan::arms`].
 type Round = Vec<Turn>;
 
-/// What was asked for.
+/// The requested measurement.
 struct Plan {
     rounds: u32,
     seconds: u32,
-    /// [`Arm::Gc`] is the first.
+    /// The arms; [`Arm::Gc`] is the first.
     arms: Vec<Arm>,
 }
 
@@ -158,20 +158,20 @@ impl Plan {
         Self { rounds, seconds: options.seconds, arms }
     }
 
-    /// About how long it takes.
+    /// Approximate duration, seconds.
     fn seconds(&self) -> u32 {
         let turns: u32 = self.arms.iter().map(|arm| AROUND_S + arm.settle_s() + self.seconds).sum();
         turns * self.rounds * ENDPOINTS.len() as u32 + costs::seconds(&self.arms)
     }
 
-    /// In which order arms have their turns.
+    /// The order in which the arms have their turns.
     fn order(&self, round: u32) -> Vec<usize> {
         let order = 0..self.arms.len();
         if round.is_multiple_of(2) { order.rev().collect() } else { order.collect() }
     }
 }
 
-/// Runs it.
+/// Runs the measurement.
 pub(super) fn run(options: &Options, rounds: u32, json: bool) -> Result<()> {
     check()?;
     let plan = Plan::new(rounds, options);
@@ -220,7 +220,7 @@ pub(super) fn run(options: &Options, rounds: u32, json: bool) -> Result<()> {
     Ok(())
 }
 
-/// Says what will be done, and how long it will take.
+/// Prints what will be measured, and how long it will take.
 fn announce(plan: &Plan, gctrace: &Path) {
     let names: Vec<&str> = plan.arms.iter().map(|arm| arm.name()).collect();
     progress(format!("bench: gctrace is {}", gctrace.display()));
@@ -257,7 +257,7 @@ impl Bench {
     }
 }
 
-/// A gctrace on one process.
+/// A gctrace that traces one process.
 struct Tracer {
     process: Running,
     errors: BufReader<ChildStderr>,
@@ -265,7 +265,7 @@ struct Tracer {
 }
 
 impl Tracer {
-    /// Starts it and waits until it has attached.
+    /// Starts gctrace and waits until it has attached.
     fn start(bench: &Bench, pid: u32, options: &[&str]) -> Result<Self> {
         let lines = bench.live.path("gctrace.jsonl");
         let file = fs::File::create(&lines).with_context(|| format!("cannot create {}", lines.display()))?;
@@ -278,7 +278,7 @@ impl Tracer {
         Ok(Self { process, errors, lines })
     }
 
-    /// Whether it is still there.
+    /// Fails if gctrace has ended.
     fn check(&mut self) -> Result<()> {
         if let Some(status) = self.process.ended()? {
             let said = std::io::read_to_string(&mut self.errors).unwrap_or_default();
@@ -287,7 +287,7 @@ impl Tracer {
         Ok(())
     }
 
-    /// Ends it; its ledger must add up.
+    /// Stops gctrace; its ledger must add up.
     fn stop(mut self) -> Result<Ledger> {
         self.process.signal(Signal::INT)?;
         let said = std::io::read_to_string(&mut self.errors).context("cannot read what gctrace says")?;
@@ -295,7 +295,7 @@ impl Tracer {
         ensure!(status.success(), "gctrace ended with {status} after SIGINT: {said}");
         ensure!(!said.contains("DOES NOT BALANCE"), "{said}");
         let ledger = Ledger::read(&self.lines).with_context(|| said)?;
-        // The next gctrace finds the program without probes.
+        // Let the probes be removed before the next gctrace starts.
         thread::sleep(Duration::from_millis(500));
         Ok(ledger)
     }
@@ -309,7 +309,7 @@ mod tests {
         Options { arms: arms.to_vec(), seconds, gctrace: None }
     }
 
-    /// GC alone is first, and once; every other round is in reverse order.
+    /// GC alone comes first, and once; every other round is in reverse order.
     #[test]
     fn orders() {
         let plan = Plan::new(4, &options(&[Arm::All, Arm::Budget, Arm::All], 20));
@@ -320,7 +320,7 @@ mod tests {
         );
     }
 
-    /// Without options it is over within about ten minutes.
+    /// Without options it takes about ten minutes.
     #[test]
     fn ten_minutes() {
         let minutes = Plan::new(ROUNDS, &options(&[Arm::Budget], 20)).seconds() / 60;

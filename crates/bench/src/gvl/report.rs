@@ -1,4 +1,4 @@
-//! What is printed.
+//! The printed report.
 
 use serde_json::{Value, json};
 
@@ -12,19 +12,19 @@ use super::{
 /// A figure of a turn, if the turn has it.
 type Figure = fn(&Turn) -> Option<f64>;
 
-/// The compared figures: more is better, or less.
+/// The compared figures; for some more is better, for others less.
 const COMPARED: [(&str, Figure); 3] = [
     ("requests/s", |turn| Some(turn.load.per_second)),
     ("99th percentile", |turn| turn.load.p99_us),
     ("CPU/request", |turn| Some(turn.cpu_us)),
 ];
 
-/// By rounds, the ratio of a figure of an arm to that of GC alone; `None` if a turn lacks it.
+/// By round, the ratio of a figure of an arm to that of GC alone; `None` if a turn lacks it.
 fn ratios(rounds: &[Round], arm: usize, figure: Figure) -> Option<Vec<f64>> {
     rounds.iter().map(|turns| Some(figure(&turns[arm])? / figure(&turns[0])?)).collect()
 }
 
-/// All runs of an arm together.
+/// The sum of all runs of an arm.
 fn ledger(rounds: &[Round], arm: usize) -> Ledger {
     Ledger::sum(rounds.iter().map(|turns| turns[arm].ledger))
 }
@@ -33,7 +33,7 @@ fn number(value: Option<f64>, digits: usize) -> String {
     value.map_or("-".into(), |value| format!("{value:.digits$}"))
 }
 
-/// Prints it for people.
+/// Prints the report as tables.
 pub(super) fn print(plan: &Plan, all: &[Vec<Round>], costs: &[Cost]) {
     println!("GVL watched / GC only, by rounds ({} s a turn, {} rounds)", plan.seconds, plan.rounds);
     println!("{:<6}{:<8}{:<17}{:>8}{:>8}{:>8}   rounds", "load", "arm", "", "median", "lower", "upper");
@@ -115,7 +115,7 @@ fn print_costs(costs: &[Cost]) {
     );
     for Cost { target, arm, ledger, with_statistics, kernel } in costs {
         let us = |ns: u64| share(ns, with_statistics.resumed).map(|ns| ns / 1e3);
-        // Futexes have no points.
+        // The futex arm has no GVL points.
         let points = |value: Option<f64>| value.filter(|_| kernel.points > 0);
         println!(
             "{target:<6}{:<8}{:>10}{:>6}{:>10}{:>8}{:>8}{:>11}   {:>11}{:>8}{:>13}{:>7}",
@@ -153,7 +153,7 @@ fn print_costs(costs: &[Cost]) {
     }
 }
 
-/// All programs, per acquisition of the GVL, microseconds.
+/// Time of all programs per acquisition of the GVL, microseconds.
 fn kernel_us(kernel: Kernel, run: Ledger) -> Option<f64> {
     share(kernel.points_ns + kernel.others_ns, run.resumed).map(|ns| ns / 1e3)
 }
@@ -166,7 +166,7 @@ fn ledger_json(ledger: &Ledger) -> Value {
     })
 }
 
-/// All figures as they are, and their summaries.
+/// All raw figures, and their summaries.
 pub(super) fn to_json(plan: &Plan, all: &[Vec<Round>], costs: &[Cost]) -> Value {
     let turn = |turn: &Turn| {
         json!({
@@ -216,7 +216,7 @@ mod tests {
     use super::*;
     use crate::gvl::load::Load;
 
-    /// Each turn is compared with that of its own round; one missing figure drops the others with it.
+    /// Each turn is compared with the turn of its own round; one missing figure drops the figures of all rounds.
     #[test]
     fn pairs() {
         let turn = |per_second, p99_us| Turn {

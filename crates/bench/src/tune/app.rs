@@ -1,8 +1,8 @@
-//! `cargo xtask bench --tune --app`: whether following `gctrace tune` makes a web application better.
+//! `cargo xtask bench --tune --app`: whether following `gctrace tune` improves a web application.
 //!
-//! A shop on Puma, Sinatra and SQLite (`tests/rubies/web/shop.ru`) is traced under load, asked what to change, and started again with
-//! that, until nothing more is advised. Then it runs untraced, with and without all of it, in turns. The witness is Ruby's own `GC.stat(:time)`
-//! for the requests of a turn; what wrk saw of throughput and latency stands beside it, and the peak of the memory.
+//! A shop on Puma, Sinatra and SQLite (`tests/rubies/web/shop.ru`) is traced under load, and restarted with the advised settings, until
+//! nothing more is advised. Then it runs untraced, alternately with and without all of these settings. The witness is Ruby's own
+//! `GC.stat(:time)` for the requests of a turn; throughput and latency according to wrk are reported beside it, and the memory peak.
 
 use std::{collections::BTreeMap, ffi::OsString, fs, io::ErrorKind, path::Path, process::Command};
 
@@ -14,31 +14,31 @@ use super::Spread;
 use crate::gvl::load::{self, Load, Puma};
 use xtask::util::{progress, target_dir};
 
-/// Kinds of work: path, and what it is.
+/// Kinds of work: path, and description.
 const SHAPES: [(&str, &str); 3] =
     [("api", "orders as JSON"), ("page", "HTML with a large cache"), ("job", "imports of CSV")];
-/// Before a measurement, so that caches are full and the heap has grown.
+/// Seconds of load before a measurement, so that caches are full and the heap has grown.
 const WARM_UP_SECONDS: u32 = 6;
-/// Of a traced run, from its first request on: under load, which shows how many requests there are at a time; and from one connection, as only
-/// a unit of work that no other one overlaps has a size.
+/// Seconds of a traced run, from its first request on: under load, which shows the number of concurrent requests (`TRACED_SECONDS`); and from
+/// one connection, as only units of work that no other one overlaps have a size (`ALONE_SECONDS`).
 const TRACED_SECONDS: u32 = 40;
 const ALONE_SECONDS: u32 = 10;
-/// Fewest of those requests; the advice needs as many.
+/// Minimum number of the latter requests; the advice needs as many.
 const UNITS: u64 = 30;
 const MEASURED_SECONDS: u32 = 12;
-/// Advice that is followed reaches a fixed point within this number of steps.
+/// Number of steps within which following the advice reaches a fixed point.
 const STEPS: usize = 4;
 
 type Settings = BTreeMap<String, String>;
 
-/// What a turn has.
+/// The results of a turn.
 struct Turn {
     gc_ms_per_1000: f64,
     load: Load,
     peak_kib: f64,
 }
 
-/// Runs it with this many turns for each kind of work.
+/// Runs the measurement with this number of turns for each kind of work.
 pub(in super::super) fn run(turns: u32, json: bool) -> Result<()> {
     load::check()?;
     let gctrace = target_dir()?.join("release/gctrace");
@@ -76,7 +76,7 @@ pub(in super::super) fn run(turns: u32, json: bool) -> Result<()> {
     Ok(())
 }
 
-/// Follows the advice until there is none; the settings, and in how many steps.
+/// Follows the advice until there is none. Returns the settings, and the number of steps.
 fn follow(gctrace: &Path, live: &Live, shape: &str) -> Result<(Settings, usize)> {
     let sets = live.dir(&format!("sets-{shape}"))?;
     let mut settings = Settings::new();
@@ -97,7 +97,7 @@ fn follow(gctrace: &Path, live: &Live, shape: &str) -> Result<(Settings, usize)>
     unreachable!("the last step returns")
 }
 
-/// Traces the application until its end, with its requests as units of work, and says which process that was.
+/// Traces the application until its end, with its requests as units of work, and returns the pid of its process.
 fn trace(gctrace: &Path, live: &Live, shape: &str, settings: &Settings, sets: &Path) -> Result<u32> {
     let mut puma = start(live, shape, settings)?;
     let pid = puma.pid();
@@ -114,15 +114,15 @@ fn trace(gctrace: &Path, live: &Live, shape: &str, settings: &Settings, sets: &P
     Ok(pid)
 }
 
-/// What gctrace is told to trace.
+/// The arguments of gctrace that select what is traced.
 fn traced(pid: u32, sets: &Path) -> [OsString; 6] {
-    // The lines of requests are many.
+    // Quiet, because requests print many lines.
     let flags = ["--quiet", "--requests", "--pid"].map(OsString::from);
     let [quiet, requests, of] = flags;
     [quiet, requests, of, pid.to_string().into(), "--tunemygc".into(), sets.into()]
 }
 
-/// Everything that should be set, by what was seen of this process, and why the rule that helps most says nothing, if it does not.
+/// All recommended settings, according to the sets of this process, and why the rule that helps most gives no advice, if it does not.
 fn advised(gctrace: &Path, sets: &Path, pid: u32, settings: &Settings) -> Result<(Settings, String)> {
     let output = Command::new(gctrace).args(["tune", "--format", "json"]).arg(sets).output()?;
     ensure!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
@@ -140,12 +140,12 @@ fn advised(gctrace: &Path, sets: &Path, pid: u32, settings: &Settings) -> Result
     Ok((state(plan, settings)?, why.to_owned()))
 }
 
-/// What a request allocates, by this evidence.
+/// Number of objects that a request allocates, according to this evidence.
 fn request_size(evidence: &Value) -> Result<u64> {
     evidence["objects_in_a_unit"].as_u64().context("no request was traced that no other one overlapped")
 }
 
-/// Settings of a plan on top of those in force.
+/// The settings of a plan, added to those in force.
 fn state(plan: &Value, settings: &Settings) -> Result<Settings> {
     if let Some(to) = plan["withdrawal"]["to"].as_object() {
         return Ok(to.iter().map(|(name, value)| (name.clone(), value.to_string())).collect());
@@ -170,7 +170,7 @@ fn start(live: &Live, shape: &str, settings: &Settings) -> Result<Puma> {
         let mut path = database.clone().into_os_string();
         path.push(suffix);
         match fs::remove_file(path) {
-            // The first time there is none.
+            // The first time it does not exist.
             Err(error) if error.kind() == ErrorKind::NotFound => {}
             removed => removed?,
         }
@@ -190,7 +190,7 @@ fn stats(puma: &Puma) -> Result<Value> {
     serde_json::from_str(&body).with_context(|| format!("/stats answered {body:?}"))
 }
 
-/// Milliseconds that Ruby has spent in GC.
+/// Milliseconds that Ruby has spent in GC so far.
 fn gc_ms(puma: &Puma) -> Result<f64> {
     stats(puma)?["time"].as_f64().context("this Ruby has no GC.stat(:time): 3.1 or later is needed")
 }
@@ -208,7 +208,7 @@ fn measure(live: &Live, shape: &str, settings: &Settings) -> Result<Turn> {
     Ok(Turn { gc_ms_per_1000: gc * 1000.0 / load.requests as f64, load, peak_kib: peak.context("no VmHWM")? })
 }
 
-/// Share of GC in the time of all requests, untraced and as Ruby comes.
+/// Share of GC in the time of all requests, untraced and with Ruby's defaults.
 fn share(live: &Live, shape: &str) -> Result<f64> {
     let turn = measure(live, shape, &Settings::new())?;
     Ok(turn.gc_ms_per_1000 * turn.load.per_second / 1e6)
@@ -255,7 +255,7 @@ mod tests {
         pairs.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect()
     }
 
-    /// Requests are traced as units of work, and one has a size.
+    /// Requests are traced as units of work, and the evidence has the size of a unit.
     #[test]
     fn requests_are_units() {
         let args = traced(7, Path::new("sets"));
@@ -264,7 +264,7 @@ mod tests {
         request_size(&serde_json::json!({ "objects_in_a_unit": null })).unwrap_err();
     }
 
-    /// Advice is added to what is set, and a withdrawal replaces it.
+    /// Advice is added to the existing settings, and a withdrawal replaces them.
     #[test]
     fn states() {
         let plan = serde_json::json!({

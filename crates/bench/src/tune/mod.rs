@@ -1,8 +1,8 @@
-//! `cargo xtask bench --tune`: whether the predictions of `gctrace tune` hold.
+//! `cargo xtask bench --tune`: whether the predictions of `gctrace tune` are right.
 //!
-//! A program is traced, and `gctrace tune` advises. Then the same work is done with and without the advice, in turns. Time in GC is that of
-//! the pauses, as gctrace measures it; the program itself says its major cycles (`GC.stat`) and the peak of its memory (`VmHWM`), and the
-//! time that Ruby counts (`GC.stat(:time)`, from 3.1 on). They are compared with the price in the advice.
+//! A program is traced, and `gctrace tune` gives advice. Then the same work is done alternately with and without the advice. Time in GC is that
+//! of the pauses, as gctrace measures it; the program itself reports its major cycles (`GC.stat`), its memory peak (`VmHWM`), and the
+//! time that Ruby measures (`GC.stat(:time)`, from 3.1 on). They are compared with the price in the advice.
 
 mod app;
 mod prices;
@@ -23,7 +23,7 @@ use super::Spread;
 use prices::{Predicted, Turn};
 use xtask::util::{progress, target_dir};
 
-/// Scripts, each with the name of what it counts.
+/// The scripts, each with the name of the unit that it counts.
 const PROGRAMS: [(&str, &str); 6] = [
     ("requests.rb", "requests"),
     ("large_heap.rb", "rounds"),
@@ -32,14 +32,14 @@ const PROGRAMS: [(&str, &str); 6] = [
     ("cache.rb", "rounds"),
     ("rows.rb", "rounds"),
 ];
-/// Seconds of the first run.
+/// Length of the first run, seconds.
 const SECONDS: &str = "8";
-/// Of its work, how much a turn does, percent.
+/// Share of the first run's work that a turn does, percent.
 const PART: u64 = 70;
 
 pub(super) use app::run as run_app;
 
-/// Runs it with this many turns for each program, on one Ruby of each series.
+/// Runs the measurement with this number of turns for each program, on one Ruby of each series.
 pub(super) fn run(turns: u32, json: bool) -> Result<()> {
     let gctrace = target_dir()?.join("release/gctrace");
     let mut done: Vec<String> = Vec::new();
@@ -57,7 +57,7 @@ pub(super) fn run(turns: u32, json: bool) -> Result<()> {
     Ok(())
 }
 
-/// One program on one Ruby.
+/// Measures one program on one Ruby.
 fn program(gctrace: &Path, ruby: &Ruby, script: &str, unit: &str, turns: u32, json: bool) -> Result<()> {
     let live = Live::begin()?;
     let _resident = ruby.resident()?;
@@ -125,7 +125,7 @@ fn trace(
     Ok((gctrace::read(&finished)?, report))
 }
 
-/// The plan for speed of the process.
+/// The plan for speed for this process.
 fn plan(binary: &Path, sets: &Path, pid: u32) -> Result<Value> {
     let output = Command::new(binary).args(["tune", "--format", "json"]).arg(sets).output()?;
     ensure!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));

@@ -1,4 +1,4 @@
-//! What the advice says of memory, major cycles and time, beside what was measured.
+//! Compares the predictions of the advice for memory, major cycles and time with the measurements.
 
 use std::fmt;
 
@@ -9,31 +9,31 @@ use serde_json::{Value, json};
 
 use super::super::Spread;
 
-/// A figure that is predicted as one number shall be off by this factor at most.
+/// Maximum factor by which a figure that is predicted as one number may be off.
 const OFF: f64 = 1.5;
 
-/// The price of a plan, as `gctrace tune --format json` writes it; what is not known is absent.
+/// The price of a plan, as `gctrace tune --format json` writes it; unknown figures are absent.
 #[derive(Debug, Deserialize)]
 pub(super) struct Predicted {
-    /// Peak of resident memory as advised: least and most, bytes.
+    /// Range of the peak of resident memory under the advice, bytes.
     peak_rss: Option<[f64; 2]>,
     likely_peak_rss: Option<f64>,
-    /// Factors on the number of major cycles: least and most.
+    /// Range of the factor on the number of major cycles.
     majors: Option<[f64; 2]>,
-    /// Factors on the time in GC: least and most.
+    /// Range of the factor on the time in GC.
     gc_time: Option<[f64; 2]>,
     likely_gc_time: Option<f64>,
 }
 
-/// What a run of a program has.
+/// The results of a run of a program.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Turn {
-    /// Seconds in the pauses of the cycles of its work, by gctrace.
+    /// Seconds in the pauses of the cycles of its work, according to gctrace.
     pauses: f64,
-    /// Seconds in GC by `GC.stat(:time)`; Ruby counts them from 3.1 on.
+    /// Seconds in GC according to `GC.stat(:time)`; Ruby measures them from 3.1 on.
     counted: Option<f64>,
     majors: u64,
-    /// Bytes.
+    /// Peak of resident memory, bytes.
     peak_rss: f64,
 }
 
@@ -70,8 +70,8 @@ fn mib(bytes: f64) -> f64 {
     bytes / 1_048_576.0
 }
 
-/// How a measured figure stands to what was predicted. What is outside the range is not near, however near the likely figure is: a factor of
-/// 1.3 is within 1.5 of a likely 0.9, and a loss where a gain was promised.
+/// How a measured figure compares with the prediction. A figure outside the range is never near, however close to the likely figure it is: a factor
+/// of 1.3 is within 1.5 of a likely 0.9, but is a loss where a gain was predicted.
 fn verdict(measured: f64, likely: Option<f64>, range: Option<[f64; 2]>) -> &'static str {
     let near = likely.is_some_and(|likely| measured <= likely * OFF && likely <= measured * OFF);
     let inside = range.is_some_and(|[least, most]| (least..=most).contains(&measured));
@@ -84,7 +84,7 @@ fn verdict(measured: f64, likely: Option<f64>, range: Option<[f64; 2]>) -> &'sta
     }
 }
 
-/// The share of all turns, and of least figures: other load makes a run longer, never shorter.
+/// The spread of the ratios by turn, and the ratio of the minima of both sides: other load makes a run longer, never shorter.
 fn ratio(turns: &[(Turn, Turn)], of: impl Fn(&Turn) -> Option<f64>) -> Option<(Spread, f64)> {
     let pairs: Option<Vec<(f64, f64)>> =
         turns.iter().map(|(before, after)| Some((of(before)?, of(after)?))).collect();
@@ -94,14 +94,14 @@ fn ratio(turns: &[(Turn, Turn)], of: impl Fn(&Turn) -> Option<f64>) -> Option<(S
     Some((Spread::of(pairs.iter().map(|(before, after)| after / before)), least(after) / least(before)))
 }
 
-/// Prints what was predicted and what was measured.
+/// Prints the predictions and the measurements.
 pub(super) fn report(name: &str, advised: &str, predicted: &Predicted, turns: &[(Turn, Turn)], json: bool) {
     let median = |of: &dyn Fn(&(Turn, Turn)) -> f64| Spread::of(turns.iter().map(of)).median;
     let peak = [median(&|(before, _)| before.peak_rss), median(&|(_, after)| after.peak_rss)];
     let majors = [median(&|(before, _)| before.majors as f64), median(&|(_, after)| after.majors as f64)];
     let pauses = ratio(turns, |turn| Some(turn.pauses));
     let counted = ratio(turns, |turn| turn.counted);
-    // Ruby's own figure is the one that the advice is about.
+    // The advice is about Ruby's own figure.
     let time = counted.as_ref().or(pauses.as_ref());
     let of_majors = (majors[0] > 0.0).then(|| majors[1] / majors[0]);
     let verdicts = [
@@ -179,21 +179,21 @@ fn range(range: Option<[f64; 2]>) -> String {
 mod tests {
     use super::*;
 
-    /// A figure is near if it is off by 1.5 at most, either way, and in its range if there is one; otherwise its range counts.
+    /// A figure is near if it is off by at most 1.5, either way, and within its range if there is one; otherwise only its range counts.
     #[test]
     fn verdicts() {
         assert_eq!(verdict(149.0, Some(100.0), None), "near");
         assert_eq!(verdict(67.0, Some(100.0), None), "near");
         assert_eq!(verdict(151.0, Some(100.0), None), "OFF");
         assert_eq!(verdict(151.0, Some(100.0), Some([50.0, 200.0])), "in the range");
-        // Measured so on 3.1: in GC for longer than before, not for less time.
+        // As measured on 3.1: more time in GC than before, not less.
         assert_eq!(verdict(1.31, Some(0.88), Some([0.73, 1.07])), "OFF");
         assert_eq!(verdict(66.0, Some(100.0), Some([90.0, 200.0])), "OFF");
         assert_eq!(verdict(0.5, None, Some([0.0, 2.5])), "in the range");
         assert_eq!(verdict(0.5, None, None), "not predicted");
     }
 
-    /// Medians of the turns, and the least of each side.
+    /// Medians over the turns, and the minimum of each side.
     #[test]
     fn ratios() {
         let turn = |pauses| Turn { pauses, counted: None, majors: 1, peak_rss: 1.0 };

@@ -8,19 +8,19 @@ use crate::store::{App, AppInfo, Rights, StoreError, Token, TokenHash};
 /// Why a token gives no access.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Refusal {
-    /// It never existed.
+    /// The token never existed.
     Unknown,
-    /// It was revoked, or replaced by another one.
+    /// The token was revoked, or replaced by another one.
     Ended,
-    /// It has other rights.
+    /// The token has only these rights.
     Rights(Rights),
 }
 
 impl Refusal {
-    /// For people.
+    /// The message for the user.
     pub(super) fn text(self) -> &'static str {
         match self {
-            // The protocol's words.
+            // The protocol's wording.
             Self::Unknown => "Invalid application token",
             Self::Ended => "this token is no longer valid: it was revoked, or replaced by another one",
             Self::Rights(Rights::Write) => "this token is for sending sets only; reading needs another one",
@@ -28,7 +28,7 @@ impl Refusal {
         }
     }
 
-    /// As an answer. A token that was never valid is the protocol's 404.
+    /// The answer to the request. For a token that never existed it is the protocol's 404.
     pub(super) fn answer(self) -> Answer {
         let code = if self == Self::Unknown { StatusCode::NOT_FOUND } else { StatusCode::FORBIDDEN };
         Answer::new(code, self.text())
@@ -45,7 +45,7 @@ pub(super) enum Sight {
 }
 
 impl Sight {
-    /// Whether this application is one of them.
+    /// Whether this application is among them.
     pub(super) fn sees(self, info: &AppInfo) -> bool {
         match self {
             Self::All => true,
@@ -54,7 +54,7 @@ impl Sight {
     }
 }
 
-/// The application to which sets with a token belong.
+/// The application to which sets sent with a token belong.
 pub(super) fn writes(shared: &Shared, token: TokenHash) -> Result<Result<App, Refusal>, StoreError> {
     Ok(valid(shared.store.token(token)?, now()).and_then(|token| match token.app {
         Some(app) if token.rights.may_write() => Ok(app),

@@ -1,4 +1,4 @@
-//! Connections by address, so that no client can occupy all of them.
+//! Counts connections per address, so that no client can occupy all of them.
 
 use std::{
     collections::HashMap,
@@ -6,26 +6,26 @@ use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
-/// Default number of connections at a time of one address.
+/// Default limit on the simultaneous connections of one address.
 pub(super) const DEFAULT: u32 = 256;
 
-/// How many connections each address has.
+/// The number of open connections of each address.
 #[derive(Debug)]
 pub(super) struct Addresses {
-    /// The operator's limit; 0: no limit.
+    /// The operator's limit; 0 means no limit.
     limit: Option<u32>,
     open: Mutex<HashMap<IpAddr, u32>>,
 }
 
-/// One of an address's connections. Dropping it gives it back.
+/// One of an address's connections. Dropping it releases the connection.
 #[derive(Debug)]
 pub(super) struct AddressSlot {
     of: Option<(Arc<Addresses>, IpAddr)>,
 }
 
 impl Addresses {
-    /// With this limit. Without one it is [`DEFAULT`], except for loopback, which has no limit: all clients of a proxy on this host
-    /// come from there.
+    /// Without `limit`, the limit is [`DEFAULT`], except for loopback, which has no limit: all clients of a proxy on this host
+    /// connect from there.
     pub(super) fn new(limit: Option<u32>) -> Self {
         Self { limit, open: Mutex::default() }
     }
@@ -34,7 +34,7 @@ impl Addresses {
         self.open.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Takes one of the connections of an address; `None` if that address has too many.
+    /// Takes one of the connections of an address; `None` if that address is at its limit.
     pub(super) fn enter(self: &Arc<Self>, address: IpAddr) -> Option<AddressSlot> {
         let address = network(address);
         let limit = match self.limit {
@@ -66,7 +66,7 @@ impl Drop for AddressSlot {
     }
 }
 
-/// The network of one owner: an IPv4 address, or the /64 of an IPv6 one, which a single host may use completely.
+/// The network of one owner: an IPv4 address, or the /64 of an IPv6 address, since a single host may use a whole /64.
 fn network(address: IpAddr) -> IpAddr {
     match address.to_canonical() {
         IpAddr::V6(six) if !six.is_loopback() => IpAddr::V6((u128::from(six) & (u128::MAX << 64)).into()),
@@ -78,8 +78,8 @@ fn network(address: IpAddr) -> IpAddr {
 mod tests {
     use super::*;
 
-    /// Each address has its own connections, which are given back; a /64 and a mapped address are one; loopback has no limit unless
-    /// one was asked for.
+    /// Each address has its own connections, which are released; all addresses of a /64 count as one, as do an address and its mapped form;
+    /// loopback has no limit unless one is set.
     #[test]
     fn places() {
         let at = |text: &str| text.parse::<IpAddr>().unwrap();

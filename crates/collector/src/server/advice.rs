@@ -1,4 +1,4 @@
-//! Recommendations for an application: from the environment in force, and from those before it.
+//! Recommendations for an application, from the environment in force and the earlier ones.
 
 use std::{
     collections::HashMap,
@@ -15,35 +15,35 @@ use crate::{
     },
 };
 
-/// Latest sets of an environment that recommendations use; up to twice as many before the oldest are left out.
+/// Number of the latest sets of an environment that recommendations use. Up to twice as many are used before the oldest are left out.
 const SETS: u32 = 500;
-/// Most environments of a group that are used.
+/// Maximum number of environments of a group that are used.
 pub(super) const ENVIRONMENTS: u32 = 16;
-/// Environments of a group that are kept without sets: as many as history shows, and more.
+/// Maximum number of environments of a group that are kept without sets: at least as many as the history shows.
 const MOST_SUMMARIES: u32 = 64;
-/// Sums that are kept in memory.
+/// Maximum number of sums kept in memory.
 const MOST_SUMS: usize = 256;
-/// Most settings advised to a group that are remembered.
+/// Maximum number of settings advised to a group that are remembered.
 const MOST_ADVISED: u32 = 256;
 
-/// The sums of environments, so that a further set costs only its own work.
+/// The sums of environments, by environment id, so that each further set costs only its own work.
 #[derive(Debug, Default)]
 pub(super) struct Sums(Mutex<HashMap<i64, Sum>>);
 
 /// The evidence of the sets of an environment.
 #[derive(Clone, Debug, Default)]
 struct Sum {
-    /// The number of the last set in it.
+    /// Number of the latest set included.
     latest: i64,
-    /// When the latest known set came.
+    /// When the latest known set arrived, epoch seconds.
     seen: f64,
-    /// Sets in it.
+    /// Number of sets included.
     sets: usize,
     evidence: Evidence,
 }
 
 impl Sums {
-    /// The evidence of the sets of an environment.
+    /// The evidence of an environment's sets: from its summary if that is complete, else from the sets.
     pub(super) fn get(&self, store: &dyn Store, environment: &Environment) -> Result<Evidence, StoreError> {
         if environment.summarized == Some(environment.latest)
             && let Some(evidence) = store.summary(environment.id)?
@@ -53,7 +53,7 @@ impl Sums {
         self.add_up(store, environment)
     }
 
-    /// The same, computed from the sets.
+    /// The evidence of an environment, summed from its sets.
     fn add_up(&self, store: &dyn Store, environment: &Environment) -> Result<Evidence, StoreError> {
         let kept = self.sums().remove(&environment.id);
         let sum = match kept {
@@ -63,7 +63,7 @@ impl Sums {
                 sum.add(store, environment)?;
                 Some(sum)
             }
-            // Or the sets in it were deleted, and numbers started again.
+            // Otherwise the sets in it were deleted, and set numbers restarted.
             _ => None,
         };
         let sum = match sum {
@@ -73,7 +73,7 @@ impl Sums {
         let evidence = sum.evidence.clone();
         let mut sums = self.sums();
         if sums.len() >= MOST_SUMS {
-            // Any one: a sum that is still needed is computed again.
+            // Evict an arbitrary one: a sum that is still needed is computed again.
             let some = sums.keys().next().copied();
             some.map(|some| sums.remove(&some));
         }
@@ -87,11 +87,11 @@ impl Sums {
 }
 
 impl Sum {
-    /// From the sets of the store, and from the summary if that knows sets that were deleted since.
+    /// Computes the sum from the stored sets, and from the summary if it includes sets that were deleted since.
     fn anew(store: &dyn Store, environment: &Environment) -> Result<Self, StoreError> {
         let mut sets = store.evidence(environment.id, 0, SETS)?;
         sets.retain(|(number, _)| *number <= environment.latest);
-        // If all sets were deleted, numbers may have started again.
+        // If all sets were deleted, set numbers may have restarted.
         let until = environment.summarized.filter(|until| *until <= environment.latest).unwrap_or(i64::MIN);
         let old = sets.partition_point(|(number, _)| *number <= until);
         let mut sum =
@@ -111,7 +111,7 @@ impl Sum {
         Ok(sum)
     }
 
-    /// Adds the sets that came since, up to the latest known one.
+    /// Adds the sets that arrived since, up to the latest known one.
     fn add(&mut self, store: &dyn Store, environment: &Environment) -> Result<(), StoreError> {
         let sets = store.evidence(environment.id, self.latest, SETS)?;
         for (_, evidence) in sets.iter().filter(|(number, _)| *number <= environment.latest) {
@@ -123,8 +123,8 @@ impl Sum {
     }
 }
 
-/// Keeps the evidence of environments that are no longer in force: their sets will be deleted, and the effect of the change must still
-/// be known then.
+/// Stores the evidence of environments that are no longer in force: their sets will be deleted, but the effect of the change must still
+/// be known afterwards.
 pub(super) fn summarize(shared: &Shared) -> Result<(), StoreError> {
     loop {
         let environments = shared.store.unsummarized()?;
@@ -136,7 +136,7 @@ pub(super) fn summarize(shared: &Shared) -> Result<(), StoreError> {
                 .and_then(|evidence| shared.store.summarize(environment, &evidence));
             match summarized {
                 Ok(()) => kept += 1,
-                // It does not keep the others from theirs.
+                // A failure does not prevent the other environments from being summarized.
                 Err(error) => log::warn!("keeping the evidence of environment {}: {error}", environment.id),
             }
         }
@@ -160,7 +160,7 @@ pub(super) struct Advice {
 }
 
 impl Advice {
-    /// For this environment of a group, or for the one in force; `None` if there are no sets.
+    /// The advice for this environment of a group, or for the one in force; `None` if there are no sets.
     pub(super) fn of(
         shared: &Shared,
         group: Group,
@@ -171,14 +171,14 @@ impl Advice {
         let at = if let Some(id) = environment {
             all.iter().position(|known| known.id == id)
         } else {
-            // Of equals, the same one, in whichever order their sets came.
+            // Among equal candidates, always choose the same one, whatever the order in which their sets arrived.
             let mut by_key: Vec<usize> = (0..all.len()).collect();
             by_key.sort_by(|a, b| all[*a].key.cmp(&all[*b].key));
             in_force(&by_key.iter().map(|at| all[*at].times).collect::<Vec<_>>()).map(|at| by_key[at])
         };
         let now = match (at, environment) {
             (Some(at), _) => all.remove(at),
-            // Many others were in force since.
+            // More than `ENVIRONMENTS` others have been in force since.
             (None, Some(id)) => match store.environment(id)? {
                 Some(known) => known,
                 None => return Ok(None),
@@ -197,7 +197,7 @@ impl Advice {
         Ok(Some(Self { group, report, advised: store.advised(group)? }))
     }
 
-    /// Whether this value was advised: then it is not the user's choice.
+    /// Whether this value was advised, and so is not the user's own choice.
     pub(super) fn is_own(&self, name: &str, value: f64) -> bool {
         self.advised.contains(&setting(name, value))
     }
@@ -228,7 +228,7 @@ mod tests {
         tune::Series,
     };
 
-    /// Of an environment that is known, only the new sets are read and added.
+    /// For a known environment, only the new sets are read and added.
     #[test]
     fn sums_grow() {
         let dir = tempfile::tempdir().unwrap();
@@ -255,12 +255,12 @@ mod tests {
         };
         (1..=3).for_each(insert);
         assert_eq!(samples(), 30);
-        // Were the sets added up again, this would be gone.
+        // If the sets were summed again, this would be lost.
         sums.sums().values_mut().for_each(|sum| sum.evidence.samples += 1000);
         assert_eq!(samples(), 1030);
         insert(4);
         assert_eq!(samples(), 1040);
-        // A restart after some sets were deleted: the summary still knows them, and sets that came since are added to it.
+        // A restart after some sets were deleted: the summary still includes them, and sets that arrived since are added to it.
         let environment = || store.environments(group, 1).unwrap().remove(0);
         let summarize = || {
             let environment = environment();

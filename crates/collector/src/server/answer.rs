@@ -1,4 +1,4 @@
-//! What a request gets.
+//! Answers to requests.
 
 use std::borrow::Cow;
 
@@ -6,7 +6,7 @@ use hyper::{StatusCode, header};
 
 use crate::printable::{printable, printable_json, printable_lines};
 
-/// An answer that has not been sent.
+/// An answer that has not been sent yet.
 pub(super) struct Answer {
     pub(super) code: StatusCode,
     pub(super) text: String,
@@ -33,17 +33,17 @@ impl Answer {
         Self { kind: JSON, ..Self::new(code, text) }
     }
 
-    /// Counters.
+    /// Counters in Prometheus' text format.
     pub(super) fn openmetrics(text: String) -> Self {
         Self { kind: OPENMETRICS, ..Self::new(StatusCode::OK, text) }
     }
 
-    /// A page. Names from outside are escaped already.
+    /// A page. Names from outside must already be escaped.
     pub(super) fn page(code: StatusCode, text: String) -> Self {
         let headers = vec![
             (header::CONTENT_SECURITY_POLICY, gctrace_pages::POLICY.to_owned()),
             (header::CACHE_CONTROL, "no-store".to_owned()),
-            // With `no-referrer`, forms would come from the origin `null`.
+            // With `no-referrer`, browsers would send forms with the origin `null`.
             (header::REFERRER_POLICY, "same-origin".to_owned()),
         ];
         Self { kind: HTML, headers, ..Self::new(code, text) }
@@ -55,13 +55,13 @@ impl Answer {
         Self { kind: CSS, headers, ..Self::new(StatusCode::OK, gctrace_pages::STYLE) }
     }
 
-    /// To another page, with a new cookie.
+    /// A redirect to another page, with a new cookie.
     pub(super) fn elsewhere(to: &str, cookie: String) -> Self {
         let headers = vec![(header::LOCATION, to.to_owned()), (header::SET_COOKIE, cookie)];
         Self { headers, ..Self::new(StatusCode::SEE_OTHER, "") }
     }
 
-    /// The text; text from outside in it cannot control a terminal. Only reports have several lines.
+    /// The text, made printable: text from outside in it cannot control a terminal. Only reports have several lines.
     pub(super) fn shown(&self) -> Cow<'_, str> {
         match self.kind {
             JSON => printable_json(&self.text),
@@ -71,7 +71,7 @@ impl Answer {
         }
     }
 
-    /// The store failed. Agents try again after a 500, and only then.
+    /// The answer when the store failed. Agents retry after a 500, and only then.
     pub(super) fn failed() -> Self {
         Self::new(StatusCode::INTERNAL_SERVER_ERROR, "the collector's store failed; send it again")
     }

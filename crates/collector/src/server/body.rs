@@ -1,9 +1,9 @@
-//! Reading bodies: bounded in size, in time and, over all connections, in memory.
+//! Reading bodies, with limits on size, time and the total memory over all connections.
 //!
-//! The first [`FIRST`] bytes of a body are free: connections are limited, and so is the sum of these bytes. Memory beyond
-//! them is only for senders with a known token, and comes from one of two shares: large bodies cannot
-//! take the memory of small ones. A body whose size is announced gets all of its memory at once: where bodies get more and more of it, those
-//! that came together hold all of it, and each waits for the others.
+//! The first [`FIRST`] bytes of a body are free: the number of connections is limited, and so is the sum of these bytes. Memory beyond
+//! them is only for senders with a known token, and comes from one of two shares, so that large bodies cannot
+//! take the memory of small ones. A body whose size is announced gets all of its memory at once: if bodies got their memory step by step,
+//! those that arrive together would hold all of it while each waits for the others.
 
 use std::{sync::Arc, time::Duration};
 
@@ -20,21 +20,22 @@ use tokio::{
 
 use super::{LARGE, MAX_BODY};
 
-/// Memory is given out in pieces of this many bytes.
+/// Memory is allocated in units of this many bytes.
 pub(super) const UNIT: usize = 64 << 10;
-/// What is read of a body before its sender is known.
+/// Bytes of a body that are read before its sender is known.
 pub(super) const FIRST: usize = UNIT;
 /// Timeout for a whole body.
 const TOTAL: Duration = Duration::from_mins(1);
-/// A body that is not complete must have brought [`LEAST`] bytes in each of these, and half of what brings its announced size in time.
+/// In each window of this length, an incomplete body must deliver at least [`LEAST`] bytes, and at least half the rate at which its
+/// announced size arrives in time.
 const WINDOW: Duration = Duration::from_secs(10);
 /// See [`WINDOW`].
 const LEAST: usize = 64 << 10;
-/// The part of an announced size that must come in each [`WINDOW`].
+/// The announced size divided by this must arrive in each [`WINDOW`].
 const PART: usize = 12;
-/// Timeout for memory, while other bodies occupy it.
+/// Timeout for getting memory while other bodies occupy it.
 const MEMORY: Duration = Duration::from_secs(15);
-/// A body that is refused is read to its end up to this size, so that its sender reads the answer.
+/// A refused body is read to its end up to this size, so that its sender reads the answer.
 const DRAINED: u64 = 2 * MAX_BODY as u64;
 
 /// Memory for the bodies of all connections, in units of [`UNIT`].
@@ -47,29 +48,29 @@ pub(super) struct Memory {
 }
 
 impl Memory {
-    /// With this many units for either kind.
+    /// Creates the shares for small and large bodies, with this many units each.
     pub(super) fn new(small: usize, large: usize) -> Self {
         Self { small: Arc::new(Semaphore::new(small)), large: Arc::new(Semaphore::new(large)) }
     }
 }
 
-/// A body, and the memory that it was given.
+/// A body, and the memory allocated to it.
 pub(super) struct Body {
     pub(super) bytes: Vec<u8>,
-    /// Returned with the body.
+    /// Released when the body is dropped.
     _memory: Option<OwnedSemaphorePermit>,
 }
 
-/// Why there is no body.
+/// Why a body could not be read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum BodyError {
     /// More bytes than allowed.
     TooLarge,
     /// The connection broke off.
     Broken,
-    /// It did not arrive in time.
+    /// The body did not arrive in time.
     Late,
-    /// Other bodies occupy all the memory.
+    /// Other bodies occupy all memory.
     Busy,
 }
 
@@ -77,14 +78,14 @@ pub(super) enum BodyError {
 pub(super) struct Reader {
     incoming: Incoming,
     limit: usize,
-    /// Its size, if the head says it. No more bytes come then.
+    /// Its size, if the head announces it. No more bytes are read then.
     announced: Option<usize>,
     bytes: Vec<u8>,
     /// Received, but not yet in `bytes`.
     pending: Bytes,
     whole: bool,
     memory: Option<OwnedSemaphorePermit>,
-    /// Whether `memory` is of the share for large bodies.
+    /// Whether `memory` comes from the share for large bodies.
     large: bool,
     deadline: Instant,
     window: Instant,
@@ -92,7 +93,7 @@ pub(super) struct Reader {
 }
 
 impl Reader {
-    /// Reads the beginning of the body of a request, which may have at most `limit` bytes: all of it, or [`FIRST`] bytes.
+    /// Starts to read the body of a request, of at most `limit` bytes: all of it, or its first [`FIRST`] bytes.
     pub(super) async fn begin(request: Request<Incoming>, limit: usize) -> Result<Self, BodyError> {
         let waits = request.headers().contains_key(header::EXPECT);
         let incoming = request.into_body();
@@ -112,7 +113,7 @@ impl Reader {
             in_window: 0,
         };
         if announced.is_some_and(|size| size > limit as u64) {
-            // Its sender waits for a `100 Continue`, and need not send the body.
+            // A sender that waits for `100 Continue` need not send the body.
             if !waits {
                 reader.drain().await;
             }
@@ -127,12 +128,12 @@ impl Reader {
         Ok(reader)
     }
 
-    /// All of the body, if it has arrived; else its beginning.
+    /// `Ok` with the whole body if all of it has arrived, else `Err` with its beginning.
     pub(super) fn so_far(&self) -> Result<&[u8], &[u8]> {
         if self.whole { Ok(&self.bytes) } else { Err(&self.bytes) }
     }
 
-    /// Reads the rest.
+    /// Reads the rest of the body.
     pub(super) async fn rest(mut self, memory: &Memory) -> Result<Body, BodyError> {
         while !self.whole {
             let data = std::mem::take(&mut self.pending);
@@ -149,7 +150,7 @@ impl Reader {
         Ok(Body { bytes: self.bytes, _memory: self.memory })
     }
 
-    /// The next piece; `None` at the end.
+    /// Reads the next piece; `None` at the end.
     async fn frame(&mut self) -> Result<Option<Bytes>, BodyError> {
         loop {
             let until = self.deadline.min(self.window + WINDOW);
@@ -172,7 +173,7 @@ impl Reader {
         }
     }
 
-    /// What the present [`WINDOW`] must bring.
+    /// Minimum number of bytes that must arrive in the current [`WINDOW`].
     fn least(&self) -> usize {
         self.announced.map_or(LEAST, |size| LEAST.max(size / PART))
     }
@@ -182,7 +183,7 @@ impl Reader {
         self.in_window = 0;
     }
 
-    /// Makes room for this many more bytes, and for all of them where it is known how many they are, with memory that is available.
+    /// Allocates memory for `more` bytes, or for the whole announced size, once enough is available.
     async fn reserve(&mut self, more: usize, memory: &Memory) -> Result<(), BodyError> {
         let (len, capacity) = (self.bytes.len(), self.bytes.capacity());
         if len + more <= capacity {
@@ -192,7 +193,7 @@ impl Reader {
         let wanted = (len + more).max(size).min(self.limit).next_multiple_of(UNIT);
         let mut units = wanted / UNIT - self.memory.as_ref().map_or(0, OwnedSemaphorePermit::num_permits);
         if wanted > LARGE && !self.large && self.memory.is_some() {
-            // Once it has memory for large bodies, it gives back that for small ones.
+            // Once it has memory for large bodies, it releases its memory for small ones.
             units = wanted / UNIT;
         }
         self.large |= wanted > LARGE;
@@ -206,12 +207,12 @@ impl Reader {
             other => *other = Some(permit),
         }
         self.bytes.reserve_exact(wanted - len);
-        // The time for which we did not read does not count.
+        // The time during which the server did not read does not count.
         self.open_window();
         Ok(())
     }
 
-    /// Discards what has arrived and what still arrives, within limits of size and time.
+    /// Discards what has arrived and what still arrives, within the limits on size and time.
     pub(super) async fn drain(&mut self) {
         self.bytes = Vec::new();
         self.pending = Bytes::new();

@@ -1,4 +1,4 @@
-//! Failures in the log: what fails for each of thousands of requests is one line, and later how often it happened.
+//! Failures in the log. A failure that occurs for each of thousands of requests gives one line, and later a count.
 
 use std::{
     fmt::Display,
@@ -6,14 +6,14 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// A kind of failure is logged again after this time, with how often it happened since.
+/// A kind of failure is logged again after this time, with the number of occurrences since.
 const AGAIN: Duration = Duration::from_mins(10);
-/// Most kinds that are kept apart; all further ones are one.
+/// Maximum number of kinds that are distinguished; all further kinds count as one.
 const KINDS: usize = 16;
-/// The kind of those.
+/// The kind of all further failures.
 const OTHERS: &str = "further kinds of failures";
 
-/// What was logged.
+/// The kinds of failures that were logged.
 #[derive(Debug, Default)]
 pub(super) struct Failures(Mutex<Vec<Failure>>);
 
@@ -21,31 +21,31 @@ pub(super) struct Failures(Mutex<Vec<Failure>>);
 #[derive(Debug)]
 struct Failure {
     kind: String,
-    /// Its last words.
+    /// The text of the latest occurrence.
     text: String,
     logged: Instant,
-    /// How often it happened since.
+    /// Number of occurrences since it was logged.
     more: u64,
 }
 
 impl Failures {
-    /// Logs a failure that is of one kind with all those that have the same text.
+    /// Reports a failure. All failures with the same text are of one kind.
     pub(super) fn report(&self, failure: &impl Display) {
         let text = failure.to_string();
         log_all(self.note(&text, &text, Instant::now()));
     }
 
-    /// The same of a kind, whatever its text.
+    /// Reports a failure of this kind, whatever its text.
     pub(super) fn report_as(&self, kind: &str, failure: &impl Display) {
         log_all(self.note(kind, &format!("{kind}: {failure}"), Instant::now()));
     }
 
-    /// Logs how often failures happened of which that is not known yet, if it is time for that.
+    /// Logs the counts of failures that are not in the log yet, if they are due.
     pub(super) fn catch_up(&self) {
         log_all(due(&mut self.known(), Instant::now()));
     }
 
-    /// The same at the end, when it is always time.
+    /// Logs all remaining counts at shutdown, whether or not they are due.
     pub(super) fn finish(&self) {
         let rest = std::mem::take(&mut *self.known());
         log_all(rest.iter().filter_map(Failure::account).collect());
@@ -55,7 +55,7 @@ impl Failures {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The lines to log when this happens.
+    /// Records an occurrence. Returns the lines to log.
     fn note(&self, kind: &str, text: &str, now: Instant) -> Vec<String> {
         let mut known = self.known();
         if let Some(failure) = known.iter_mut().find(|known| known.kind == kind) {
@@ -80,14 +80,14 @@ impl Failure {
         self.more += 1;
     }
 
-    /// How often it happened beyond what was logged.
+    /// A line with the number of occurrences since the last log line; `None` if there were none.
     fn account(&self) -> Option<String> {
         let times = if self.more == 1 { "time" } else { "times" };
         (self.more > 0).then(|| format!("{} [{} more {times}]", self.text, self.more))
     }
 }
 
-/// Accounts of those that were logged long ago. What has not happened since then is forgotten.
+/// The counts of the kinds that were logged at least [`AGAIN`] ago. Kinds that have not occurred since are removed.
 fn due(known: &mut Vec<Failure>, now: Instant) -> Vec<String> {
     let mut lines = Vec::new();
     known.retain_mut(|failure| {
@@ -113,8 +113,8 @@ fn log_all(lines: Vec<String>) {
 mod tests {
     use super::*;
 
-    /// The first one of a kind is logged at once, the others as a count, at most every ten minutes; no count is lost, and neither kinds
-    /// without end nor texts that differ each time make more lines.
+    /// The first failure of a kind is logged at once, the further ones as a count, at most every ten minutes. No count is lost, and neither an
+    /// unlimited number of kinds nor texts that differ each time cause more lines.
     #[test]
     fn logged_once() {
         let failures = Failures::default();
@@ -129,13 +129,13 @@ mod tests {
         assert_eq!(failures.note("a panic", "a panic in task 2", at(9)), [""; 0]);
         assert_eq!(full(10), ["the disk is full [1001 more times]"]);
         assert_eq!(full(18), [""; 0]);
-        // Counts do not wait for the next failure of their kind.
+        // Counts are logged without waiting for the next failure of their kind.
         let mut lines = due(&mut failures.known(), at(20));
         lines.sort();
         assert_eq!(lines, ["a panic in task 2 [1 more time]", "the disk is full [1 more time]"]);
         assert_eq!(due(&mut failures.known(), at(29)), [""; 0]);
         assert_eq!(due(&mut failures.known(), at(30)), [""; 0]);
-        // It has not happened for ten minutes, and is new again.
+        // It has not occurred for ten minutes, and counts as new.
         assert_eq!(full(31), ["the disk is full"]);
         assert_eq!(failures.known().len(), 1);
 

@@ -1,6 +1,6 @@
-//! Fuzzing of everything between a connection and an answer: heads, framing, compression, clients that stop or leave in the
-//! middle. Connections are in memory and time is tokio's paused clock, so that waiting until the server gives up costs
-//! nothing. The seed is fixed; for longer, and elsewhere:
+//! Fuzzing of everything between a connection and an answer: heads, framing, compression, clients that stop or disconnect
+//! midway. Connections are in memory and time is tokio's paused clock, so that waiting for the server's timeouts takes no
+//! time. The seed is fixed. For longer runs with other seeds:
 //! `PROPTEST_CASES=100000 PROPTEST_RNG_SEED=7 cargo test -p gctrace-collector server::fuzz`.
 
 use std::{
@@ -26,13 +26,13 @@ use crate::store::Store;
 mod requests;
 mod world;
 
-/// Bodies of every kind in frames of every kind, between good ones, complete or cut. A complete body is answered with its code and no
-/// other; an incomplete one is never answered with 200.
+/// Bodies and framing of every kind, before and after good ones, complete or truncated. A complete body gets exactly its expected code; an
+/// incomplete one never gets 200.
 #[test]
 fn bodies() {
     let (runtime, world) = (runtime(), World::new(SMALL_UNITS, |store| store));
     let around = (any::<bool>(), any::<bool>(), any::<bool>());
-    // In thousandths of the whole request.
+    // In thousandths of all bytes sent.
     let cut = prop_oneof![3 => Just(1000_usize), 1 => 0..1000_usize];
     let cases = (content(), framing(), manner(), around, cut);
     each(400, &cases, |(content, framing, manner, (before, after, expect), cut)| {
@@ -56,7 +56,7 @@ fn bodies() {
             }
             if manner.then == Then::Wait && cut == wire.len() && honest {
                 assert!(!codes.is_empty() && right.contains(&codes[0]), "{codes:?}, not {right:?}");
-                // Where both headers are, nothing else may follow (RFC 9112, 6.1).
+                // If both headers are present, the connection must be closed afterwards (RFC 9112, 6.1).
                 let followed = after && !matches!(framing, Framing::Both);
                 assert_eq!(&codes[1..], if followed { &[200][..] } else { &[] });
             } else if !honest {
@@ -70,7 +70,7 @@ fn bodies() {
     runtime.block_on(world.still_works(&[200, 400, 404, 426, 500, 501]));
 }
 
-/// Heads of every kind: codings by their names, many headers, long ones.
+/// Heads of every kind: content codings, many headers, long headers.
 #[test]
 fn heads() {
     let (runtime, world) = (runtime(), World::new(SMALL_UNITS, |store| store));
@@ -87,7 +87,7 @@ fn heads() {
         (b"Content-Encoding: gzip\r\n", false, 400),
         (b"Content-Encoding: br\r\n", true, 400),
         (b"Content-Encoding: gzip, gzip\r\n", true, 400),
-        // A coding that is not understood must not be treated as no coding.
+        // An unknown coding must not be treated as no coding.
         (b"Content-Encoding: \xff\r\n", false, 400),
         (b"Content-Encoding: identity\r\nContent-Encoding: br\r\n", false, 400),
         (b"Content-Encoding: gzip\r\nContent-Encoding: br\r\n", true, 400),
@@ -125,8 +125,8 @@ fn heads() {
     runtime.block_on(world.still_works(&[200, 400, 431]));
 }
 
-/// A set in two gzip members is refused for that, not for its JSON, which the second member cuts off; what is wrong at its beginning is said
-/// as it is.
+/// A set in two gzip members is refused for that, and not for its JSON, which the second member cuts off. Errors at its beginning are still
+/// reported as such.
 #[test]
 fn several_members() {
     let (runtime, world) = (runtime(), World::new(SMALL_UNITS, |store| store));
@@ -169,12 +169,12 @@ fn damage() {
         select(PIECES.to_vec()).prop_map(|piece| piece.as_bytes().to_vec()),
         any::<[u8; 1]>().prop_map(Vec::from)
     ];
-    // Most of the parts that can be damaged are in the first bytes.
+    // Most of the parts where damage matters are in the first bytes.
     let at = prop_oneof![0..180_usize, 0..2000_usize];
     let changes = prop::collection::vec((at, 0..12_usize, with), 1..5);
     let noise = prop::collection::vec(any::<u8>(), 0..400);
     let cases = (any::<bool>(), prop_oneof![5 => changes.prop_map(Ok), 1 => noise.prop_map(Err)], manner());
-    // Which damage leaves another token depends on how the set was compressed, and is rare.
+    // Which damage yields another token depends on how the set was compressed, and is rare.
     each(1500, &cases, |(chunked, change, manner)| {
         let wire = match change {
             Err(noise) => noise,
@@ -197,7 +197,7 @@ fn damage() {
         };
         runtime.block_on(async {
             let received = world.talk(&wire, &manner.pieces, manner.buffer, manner.then).await;
-            // hyper leaves a connection that asked for another protocol as soon as it has an answer, sent or not.
+            // hyper closes a connection that asked for another protocol as soon as it has an answer, whether or not that was sent.
             let leaves =
                 wire.windows(8).any(|eight| eight.eq_ignore_ascii_case(b"upgrade:") || eight == b"CONNECT ");
             let codes = world.judged(&received, if leaves { Then::HalfClose } else { manner.then });
@@ -208,7 +208,7 @@ fn damage() {
     runtime.block_on(world.still_works(&[200, 400, 404, 405]));
 }
 
-/// More bodies at a time than there is memory for: each is judged, or is asked to come later, and all memory is given back.
+/// More simultaneous bodies than there is memory for: each is judged, or is asked to retry later, and all memory is released.
 #[test]
 fn crowds() {
     let runtime = runtime();
@@ -227,7 +227,7 @@ fn crowds() {
                     }
                     let mut wire = request("Connection: close\r\n", &body);
                     wire.truncate(wire.len() - usize::from(stops));
-                    // In larger pieces: these are many bytes.
+                    // Larger pieces, since there are many bytes.
                     let received = world.talk(&wire, &[50_000], 1 << 16, manner.then).await;
                     let codes = world.judged(&received, manner.then);
                     let right = if good && !stops { 200 } else { 400 };
@@ -273,7 +273,7 @@ fn crowds_of_announced_sizes() {
     });
 }
 
-/// A connection that is kept open between requests is not broken when it is closed; one that stops in the middle of a head is.
+/// A keep-alive connection that is closed between requests does not count as broken; one that stops in the middle of a head does.
 #[test]
 fn idle_connections() {
     let world = World::new(SMALL_UNITS, |store| store);
@@ -292,13 +292,13 @@ fn idle_connections() {
     });
 }
 
-/// A connection whose client does not read its answer is closed, long before its longest life; one that reads slowly is not.
+/// A connection whose client does not read its answer is closed long before the maximum connection lifetime; one that reads slowly is not.
 #[test]
 fn unread_answers() {
     let world = World::new(SMALL_UNITS, |store| store);
     runtime().block_on(async {
         for reads in [false, true] {
-            // The answer does not fit.
+            // The answer does not fit into the buffer.
             let (mut ours, theirs) = duplex(64);
             let begin = Instant::now();
             let client = async {
@@ -318,8 +318,8 @@ fn unread_answers() {
     });
 }
 
-/// A set whose sender has disconnected is processed to its end, and occupies its place until then: a client that comes and goes cannot
-/// make the server work on more sets, or on more large ones, than its limits allow.
+/// A set whose sender has disconnected is processed to its end, and occupies its permits until then: a client that reconnects repeatedly
+/// cannot make the server work on more sets, or on more large ones, than its limits allow.
 #[test]
 fn the_work_of_those_who_left_counts() {
     let (go, gate) = mpsc::channel();

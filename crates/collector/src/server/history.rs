@@ -1,4 +1,4 @@
-//! Which settings were advised when, which were in force when, and their effect.
+//! When settings were advised, when settings were in force, and the effect of each change.
 
 use std::collections::HashMap;
 
@@ -14,9 +14,9 @@ use crate::{
     tune::{Comparison, Episode, InForce, Plan, Strategy},
 };
 
-/// Entries of advice to a group that are kept, and periods that are shown.
+/// Maximum number of entries of advice kept per group, and of periods shown.
 const MOST: u32 = 64;
-/// Advice that is asked for repeatedly is recorded again after this time, seconds.
+/// Advice that is requested repeatedly is recorded again after this time, seconds.
 const AGAIN: f64 = 600.0;
 
 /// Something that happened.
@@ -38,20 +38,20 @@ pub(super) enum What {
         in_force: InForce,
         /// The advised settings.
         settings: InForce,
-        /// Whether the advice was to take back the last change.
+        /// Whether the advice was to revert the last change.
         withdrawal: bool,
     },
-    /// Sets came from programs with these settings.
+    /// Sets arrived from programs with these settings.
     InForce {
         settings: InForce,
-        /// Whether every difference from the settings before was advised; `None`: the settings before are not known.
+        /// Whether every difference from the previous settings was advised; `None` if the previous settings are unknown.
         advised: Option<bool>,
-        /// Compared with the settings before, if there are sets of both.
+        /// The comparison with the previous settings, if they are known.
         brought: Option<Box<Comparison>>,
     },
 }
 
-/// Everything that is known of a group, the earliest first.
+/// All known events of a group, oldest first.
 pub(super) fn of(shared: &Shared, advice: &Advice) -> Result<Vec<Event>, StoreError> {
     let (store, group) = (&*shared.store, advice.group);
     let given = store.given(group)?;
@@ -62,7 +62,7 @@ pub(super) fn of(shared: &Shared, advice: &Advice) -> Result<Vec<Event>, StoreEr
     Ok(events)
 }
 
-/// Which settings were in force when. Figures are those of all periods of an environment.
+/// The periods in which settings were in force. The figures of an environment are those of all its periods.
 fn in_force(
     store: &dyn Store,
     sums: &Sums,
@@ -88,7 +88,7 @@ fn in_force(
             let mut differences = now.in_force.differences(&before.in_force);
             taken_back || differences.all(|variable| is_own(variable.name, now.in_force.value(variable)))
         };
-        // Those that were in force last until then: others may be seen again later.
+        // The environment seen last before this period began; others may be seen again later.
         let before = known
             .iter()
             .filter(|other| other.environment != period.environment)
@@ -121,7 +121,7 @@ pub(super) fn give(shared: &Shared, advice: &Advice, plans: &[Plan]) -> Result<(
     advice.remember(shared, plans)
 }
 
-/// Records the advice that is given now. Advice whose values only become more exact stays one entry.
+/// Records the advice that is given now. Advice with the same variables but refined values stays one entry.
 fn note(shared: &Shared, advice: &Advice, plans: &[Plan]) -> Result<(), StoreError> {
     let report = &advice.report;
     if !report.insufficient.is_empty() {
@@ -154,12 +154,12 @@ fn note(shared: &Shared, advice: &Advice, plans: &[Plan]) -> Result<(), StoreErr
     Ok(())
 }
 
-/// The variables of a key.
+/// The names of the variables in a key.
 fn names(key: &str) -> impl Iterator<Item = &str> {
     key.split(' ').filter_map(|setting| Some(setting.split_once('=')?.0))
 }
 
-/// As JSON.
+/// The events as JSON.
 pub(super) fn to_json(events: &[Event]) -> Value {
     let events = events.iter().map(|event| {
         let mut value = match &event.what {
@@ -192,7 +192,7 @@ mod tests {
         tune::{Evidence, Series},
     };
 
-    /// A return to earlier settings is an entry of its own, compared with those before it, and changes none of the earlier ones.
+    /// A return to earlier settings is an entry of its own, compared with the settings before it, and changes none of the earlier entries.
     #[test]
     fn returns() {
         let dir = tempfile::tempdir().unwrap();

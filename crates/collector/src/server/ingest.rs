@@ -1,4 +1,4 @@
-//! Processing of a set: it is read, judged, kept and answered. It is kept only if all of it is good.
+//! Processing of a set: read, judge, store and answer. A set is stored only if all of it is valid.
 
 use std::{
     borrow::Cow,
@@ -25,21 +25,21 @@ pub(super) struct Work {
     pub(super) gzip: bool,
     /// Size of the set, bytes.
     pub(super) size: usize,
-    /// Whether the agent's version counts: gctrace's own version is not one of the agent's.
+    /// Whether to check the agent's version. False for sets from gctrace, whose versions are not comparable.
     pub(super) judge_version: bool,
-    /// The beginning of the address in the answer.
+    /// The prefix of the address in the answer: scheme and host.
     pub(super) base: String,
 }
 
-/// The beginning of every gzip file.
+/// The first bytes of every gzip file.
 const GZIP: [u8; 2] = [0x1f, 0x8b];
 
-/// The size of a set after decompression. A gzip file states it in its last four bytes, and is not decompressed
-/// beyond it.
+/// The size of a set after decompression, or the answer that refuses it. A gzip file states the size in its last four bytes, and is never
+/// decompressed beyond it.
 pub(super) fn announced_size(body: &[u8], gzip: bool) -> Result<usize, Answer> {
     let size = match body.last_chunk::<4>() {
         _ if !gzip => body.len(),
-        // The last bytes of anything else are not a size.
+        // Without the gzip signature, the last bytes are not a size.
         _ if !body.starts_with(&GZIP) => return Err(Answer::bad("payload: is not gzip")),
         Some(last) => u32::from_le_bytes(*last) as usize,
         None => return Err(Answer::bad("payload: is not gzip")),
@@ -51,7 +51,7 @@ pub(super) fn announced_size(body: &[u8], gzip: bool) -> Result<usize, Answer> {
     Ok(size)
 }
 
-/// The token of a set, of which this is the beginning: it is the first element of its first element.
+/// The token of a set, from the set's first bytes: it is the first element of its first element.
 pub(super) fn token(beginning: &[u8], gzip: bool) -> Result<TokenHash, Answer> {
     // Tokens are short, and a few blanks before them are allowed.
     const ENOUGH: u64 = 8 << 10;
@@ -60,7 +60,7 @@ pub(super) fn token(beginning: &[u8], gzip: bool) -> Result<TokenHash, Answer> {
     }
     let mut text = Vec::new();
     if gzip {
-        // Damage after the token is found later.
+        // Damage after the token is detected later.
         let _cut = GzDecoder::new(beginning).take(ENOUGH).read_to_end(&mut text);
     } else {
         text.extend(beginning.iter().take(ENOUGH as usize));
@@ -75,12 +75,12 @@ pub(super) fn token(beginning: &[u8], gzip: bool) -> Result<TokenHash, Answer> {
     }
 }
 
-/// Takes in a set.
+/// Processes a set.
 pub(super) fn set(shared: &Shared, work: &Work) -> Result<Answer, StoreError> {
     let mut intake = Intake { shared, work, judged: None, refusal: None, rewrites: false };
     let bytes = work.body.bytes.as_slice();
     let split = if work.gzip && work.size <= LARGE { gzip::split(bytes, work.size) } else { None };
-    // From memory it is read in half the time that it takes from a stream.
+    // Reading it from memory takes half the time of reading a stream.
     let text = match &split {
         Some(split) => Some(Cow::Borrowed(split.text.as_slice())),
         None if !work.gzip => Some(Cow::Borrowed(bytes)),
@@ -110,7 +110,7 @@ pub(super) fn set(shared: &Shared, work: &Work) -> Result<Answer, StoreError> {
     let Some(Judged { app, fold, digest, header, rewritten, variables }) = judged.filter(|_| read.is_ok())
     else {
         return Ok(Answer::bad(match read {
-            // A second member cuts the JSON off, but it is not the JSON that is wrong.
+            // A second member cuts the JSON off, but the error is not in the JSON.
             Err(_) if followed => format!("payload: {BEHIND}"),
             Err(error) => error.to_string(),
             Ok(_) => "payload: has no header".to_owned(),
@@ -159,22 +159,22 @@ pub(super) fn set(shared: &Shared, work: &Work) -> Result<Answer, StoreError> {
     Ok(Answer::new(StatusCode::OK, format!("{}/configs/{}", work.base, id.as_str())))
 }
 
-/// The beginning of a set that is compressed anew.
+/// Starts to compress a set anew: writes its header.
 fn begun(header: &str) -> BufWriter<GzEncoder<Vec<u8>>> {
-    // Each write into an encoder costs, however small it is.
+    // Each write into an encoder has a fixed cost.
     let mut body = BufWriter::with_capacity(64 << 10, GzEncoder::new(Vec::new(), Compression::fast()));
     // Writing to memory does not fail.
     let _infallible = body.write_all(header.as_bytes());
     body
 }
 
-/// Finishes a set that was rewritten.
+/// Finishes a rewritten set.
 fn complete(mut body: BufWriter<GzEncoder<Vec<u8>>>) -> io::Result<Vec<u8>> {
     body.write_all(b"]")?;
     body.into_inner()?.finish()
 }
 
-/// Whether the advice would change the user's settings, in the environment of a set, by too much.
+/// Whether the advice for the environment of a set would change the user's settings too much.
 fn clobbers(shared: &Shared, group: Group, id: &SetId) -> Result<bool, StoreError> {
     let environment = shared.store.group_of(id)?.map(|(_, environment)| environment);
     let Some(advice) = Advice::of(shared, group, environment)? else { return Ok(false) };
@@ -193,7 +193,7 @@ fn variables(header: &Header) -> Map<String, Value> {
         .collect()
 }
 
-/// The content of a gzip file, of which `size` is the announced size; `None`: it has another size, is damaged, or something follows it.
+/// The content of a gzip file that announces `size` bytes; `None` if its size differs, it is damaged, or other data follows it.
 fn expanded(file: &[u8], size: usize) -> Option<Vec<u8>> {
     let mut stream = GzDecoder::new(file).take(size as u64 + 1);
     let mut text = Vec::with_capacity(size + 1);
@@ -201,7 +201,7 @@ fn expanded(file: &[u8], size: usize) -> Option<Vec<u8>> {
     (text.len() == size && stream.get_ref().get_ref().is_empty()).then_some(text)
 }
 
-/// What is wrong with a file of several gzip members, or with other bytes after the first one.
+/// The error for a file of several gzip members, or with other bytes after the first one.
 const BEHIND: &str = "has something behind the end of its gzip member; send one member";
 
 /// A decompressed stream, hashed as it is read.
@@ -219,16 +219,16 @@ impl<R: Read> Read for Stream<R> {
 }
 
 impl Stream<GzDecoder<&[u8]>> {
-    /// Whether the gzip member has been read to its end and something follows it. Of a body that is wrong elsewhere nothing more is expanded.
+    /// Whether the gzip member was read to its end and other data follows it. If the error is elsewhere, nothing more is decompressed.
     fn is_followed(&mut self) -> bool {
         matches!(self.inner.read(&mut [0]), Ok(0))
             && self.inner.limit() > 0
             && !self.inner.get_ref().get_ref().is_empty()
     }
 
-    /// What is wrong with the file after the set that was read.
+    /// The error in the file after the set that was read, if any.
     fn problem(&mut self) -> Option<&'static str> {
-        // To the end, where the checksum is.
+        // Read to the end, where the checksum is.
         match io::copy(self, &mut io::sink()) {
             Err(_) => Some("is not gzip, or was damaged"),
             Ok(_) if self.inner.limit() == 0 => Some("is larger than it says, or was cut off"),
@@ -243,21 +243,21 @@ struct Judged {
     app: App,
     fold: Fold,
     digest: Digest,
-    /// The bracket of the set, and its header without the token.
+    /// The opening bracket of the set, and its header without the token.
     header: String,
-    /// The set without its token, if its text is not in memory.
+    /// The set without its token, if its text is not in memory as a whole.
     rewritten: Option<BufWriter<GzEncoder<Vec<u8>>>>,
-    /// `RUBY_GC_*` of its environment.
+    /// The `RUBY_GC_*` variables of its environment.
     variables: Map<String, Value>,
 }
 
-/// Judges a set as it is read, and rewrites it.
+/// Judges a set while it is read, and rewrites it if `rewrites`.
 struct Intake<'a> {
     shared: &'a Shared,
     work: &'a Work,
     judged: Option<Judged>,
     refusal: Option<Result<Answer, StoreError>>,
-    /// Whether samples are written as they are read; else their text is there afterwards.
+    /// Whether samples are written as they are read; otherwise their text is available afterwards.
     rewrites: bool,
 }
 
@@ -312,7 +312,7 @@ impl Sink for Intake<'_> {
     }
 }
 
-/// The version of an agent, in numbers: anything else would be 0, and ask no agent to be updated.
+/// Checks that an agent's version consists of numbers: any other part would count as 0, and no agent would be asked to update.
 pub fn agent_version(text: &str) -> Result<String, String> {
     let number = |part: &str| {
         !part.is_empty() && part.bytes().all(|byte| byte.is_ascii_digit()) && part.parse::<u64>().is_ok()
@@ -324,7 +324,7 @@ pub fn agent_version(text: &str) -> Result<String, String> {
     }
 }
 
-/// Whether a version is below another one, compared number by number. Anything that is not a number is 0.
+/// Whether a version is older than another one, compared number by number. Anything that is not a number counts as 0.
 fn older(version: &str, minimum: &str) -> bool {
     let parts = |text: &str| -> Vec<u64> { text.split('.').map(|part| part.parse().unwrap_or(0)).collect() };
     let (mut ours, mut least) = (parts(version), parts(minimum));
@@ -340,7 +340,7 @@ mod tests {
 
     use super::{Compression, GzEncoder, agent_version, announced_size, expanded, older, token};
 
-    /// A whole file is read from memory. Of others nothing is taken from there: what is wrong with them is found as they are streamed.
+    /// An intact file is read from memory. Other files yield nothing that way: their errors are found while they are streamed.
     #[test]
     fn expands() {
         let mut file = GzEncoder::new(Vec::new(), Compression::fast());
@@ -358,14 +358,14 @@ mod tests {
         assert_eq!(expanded(&damaged, 14), None);
     }
 
-    /// A body that is not a gzip file is reported as that, whatever its last four bytes would be as a size.
+    /// A body that is not a gzip file is reported as such, whatever size its last four bytes would state.
     #[test]
     fn not_gzip() {
         let answer = |body: &[u8]| announced_size(body, true).map_err(|answer| answer.text);
         for body in [b"[[null,\"3.1\"]]zzzz".as_slice(), b"", b"\x1f", b"\xff\xff\xff\xff"] {
             assert_eq!(answer(body), Err("payload: is not gzip".to_owned()));
         }
-        // Of a large body the beginning is looked at first.
+        // The beginning of a large body is checked first.
         let large = [b"[[\"token\",\"3.1\"]".as_slice(), &b" ".repeat(70_000), b"]"].concat();
         let of_beginning = |gzip| token(&large[..65_536], gzip).map(|_| ()).map_err(|answer| answer.text);
         assert_eq!(of_beginning(true), Err("payload: is not gzip".to_owned()));

@@ -23,15 +23,15 @@ use crate::store::shown;
 
 use super::{CollectorError, Shared, addresses::Addresses, routes, unread::Impatient};
 
-/// Connections at a time; more wait to be accepted.
+/// Maximum number of simultaneous connections; further ones wait to be accepted.
 const CONNECTIONS: u32 = 1024;
-/// Timeout for the handshake of TLS, and for the head of a request, from the end of the one before.
+/// Timeout for the TLS handshake, and for the head of a request, measured from the end of the previous request.
 const HEAD: Duration = Duration::from_secs(10);
-/// Longest life of a connection, however busy.
+/// Maximum lifetime of a connection, even if it is busy.
 const LIFE: Duration = Duration::from_mins(10);
-/// Timeout for requests in progress when the collector is asked to end.
+/// Timeout for requests in progress when the collector is asked to stop.
 const FINISH: Duration = Duration::from_secs(15);
-/// Bytes of a request's head.
+/// Maximum size of a request's head, bytes.
 const MAX_HEAD: usize = 64 << 10;
 
 pub(super) async fn serve(
@@ -70,7 +70,7 @@ pub(super) async fn serve(
         let (stream, peer) = match stream {
             Ok(accepted) => accepted,
             Err(error) => {
-                // Usually there are no descriptors left: other connections will be closed.
+                // Usually there are no file descriptors left; closing other connections frees some.
                 shared.failures.report_as("accepting a connection", &error);
                 sleep(Duration::from_millis(100)).await;
                 continue;
@@ -108,8 +108,8 @@ pub(super) async fn serve(
     Ok(())
 }
 
-/// Serves a connection to its end; false if it ended early. One that is kept open between requests is closed after a while, which is no
-/// such end.
+/// Serves a connection to its end; returns false if it ended early. The timeout of a keep-alive connection between requests is not an
+/// early end.
 pub(super) async fn connection<S: AsyncRead + AsyncWrite + Unpin + Send + 'static>(
     shared: &Arc<Shared>,
     stream: S,
@@ -131,14 +131,14 @@ pub(super) async fn connection<S: AsyncRead + AsyncWrite + Unpin + Send + 'stati
         .timer(TokioTimer::new())
         .header_read_timeout(HEAD)
         .max_buf_size(MAX_HEAD)
-        // A buffer takes a piece more than that.
+        // A buffer can exceed that by one read.
         .max_header_size(MAX_HEAD)
         .serve_connection(TokioIo::new(Impatient::new(stream)), service);
     let mut connection = std::pin::pin!(connection);
     let served = async {
         tokio::select! {
             result = connection.as_mut() => return result,
-            // The sender is never used: it goes away when the collector ends.
+            // The sender never sends: it is dropped when the collector stops.
             _ = stopped.changed() => {}
         }
         connection.as_mut().graceful_shutdown();

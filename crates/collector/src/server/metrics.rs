@@ -1,4 +1,4 @@
-//! What the collector counts, in Prometheus' text format.
+//! The collector's counters, in Prometheus' text format.
 
 use std::{
     collections::BTreeMap,
@@ -17,25 +17,25 @@ pub(super) struct Metrics {
     answers: Mutex<BTreeMap<(&'static str, u16), u64>>,
     /// Connections accepted.
     pub(super) connections: AtomicU64,
-    /// Connections that ended before a request was complete, or took too long.
+    /// Connections that ended before a request was complete, or that took too long.
     pub(super) broken: AtomicU64,
-    /// Connections refused because their address had too many.
+    /// Connections refused because their address was at its limit.
     pub(super) crowded: AtomicU64,
-    /// Bytes of bodies.
+    /// Bytes of received bodies.
     pub(super) received_bytes: AtomicU64,
     /// Bytes of sets after decompression.
     pub(super) set_bytes: AtomicU64,
-    /// Sets kept.
+    /// Sets stored.
     pub(super) sets: AtomicU64,
-    /// Sets that were stored already.
+    /// Sets that had already been stored.
     pub(super) duplicates: AtomicU64,
-    /// Samples of sets kept.
+    /// Samples of the sets stored.
     pub(super) samples: AtomicU64,
-    /// Sets deleted because their application had more than it may.
+    /// Sets deleted because their application exceeded its quota.
     pub(super) over_quota: AtomicU64,
     /// Sets deleted because of their age.
     pub(super) expired: AtomicU64,
-    /// Environments whose evidence was kept.
+    /// Number of times that the evidence of an environment was stored.
     pub(super) summarized: AtomicU64,
 }
 

@@ -1,10 +1,10 @@
 //! The collector: TuneMyGC's protocol over HTTP/1.1, plain or TLS, in front of a [`Store`].
 //!
-//! * [`listen`]: sockets, connections and their limits, [`addresses`]: those of one address; [`tls`]: certificates;
-//!   [`unread`]: answers that nobody reads
-//! * [`routes`]: which request gets which [`answer`]; [`pages`]: answers for people; [`body`]: reading bodies within limits
+//! * [`listen`]: sockets, connections and their limits; [`addresses`]: connections per address; [`tls`]: certificates;
+//!   [`unread`]: answers that clients do not read
+//! * [`routes`]: maps requests to [`answer`]s; [`pages`]: answers for people; [`body`]: reading bodies within limits
 //! * [`access`]: rights of a token; [`advice`], [`recommended`]: recommendations; [`history`]: earlier ones and their effect
-//! * [`ingest`]: processing of a set; [`retention`]: its end; [`metrics`]: counters; [`failures`]: what fails, in the log
+//! * [`ingest`]: processing of a set; [`retention`]: deletion of old sets; [`metrics`]: counters; [`failures`]: failures in the log
 
 use std::{net::SocketAddr, path::PathBuf, sync::Arc, time::Duration};
 
@@ -39,44 +39,44 @@ pub use ingest::agent_version;
 pub use public_url::public_url;
 pub use tls::TlsError;
 
-/// Largest body, and largest set after decompression, bytes: the protocol's 50 MB.
+/// Maximum size of a body, and of a set after decompression, bytes: the protocol's 50 MB.
 pub const MAX_BODY: usize = 50_000_000;
-/// Sets above this size are worked on one at a time.
+/// Sets above this size, in bytes, are processed one at a time.
 const LARGE: usize = 4_000_000;
-/// Memory for bodies that are being received, beyond their first piece, in units of [`body::UNIT`]: bodies of up to
-/// [`LARGE`] bytes all together, and larger ones.
+/// Memory for bodies that are being received, beyond their first piece, in units of [`body::UNIT`]: shared by all bodies of up to
+/// [`LARGE`] bytes.
 const SMALL_UNITS: usize = 768;
-/// See [`SMALL_UNITS`].
+/// Memory for larger bodies, in units of [`body::UNIT`]. See [`SMALL_UNITS`].
 const LARGE_UNITS: usize = 1280;
 
-/// Pages of applications at a time.
+/// Maximum number of application pages built at a time.
 const PAGES: usize = 2;
 
-/// How a collector runs.
+/// The options of a collector.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// Where to listen.
+    /// The address to listen on.
     pub listen: SocketAddr,
-    /// Name of the store.
+    /// Name of the store: see [`store::open`].
     pub store: String,
     /// Certificate chain and key, PEM, for TLS.
     pub tls: Option<(PathBuf, PathBuf)>,
-    /// The beginning of addresses in answers, where that is not the address of the request.
+    /// The prefix of addresses in answers, if it differs from the address of the request.
     pub public_url: Option<String>,
-    /// Whether `POST /accounts` makes applications. `None`: for requests of this machine only.
+    /// Whether `POST /accounts` creates applications. `None`: only for requests from this host.
     pub registration: Option<bool>,
-    /// What is kept of an application at most.
+    /// Maximum amount of data stored per application.
     pub quota: Quota,
-    /// For how long sets are kept; `None`: for ever.
+    /// How long sets are kept; `None`: forever.
     pub keep: Option<Duration>,
-    /// Connections at a time of one address (of IPv6: of a /64); 0: no limit. `None`: 256, but no limit on loopback.
+    /// Limit on the simultaneous connections of one address (for IPv6, of a /64); 0: no limit. `None`: 256, but no limit on loopback.
     pub per_address: Option<u32>,
     /// Agents below this version are asked to update.
     pub min_agent: String,
 }
 
 impl Options {
-    /// By what browsers reach pages, if the listener has this scheme: a proxy may have TLS.
+    /// The scheme by which browsers reach pages, if the listener has this scheme: a proxy may add TLS.
     fn pages_scheme(&self, scheme: &'static str) -> &'static str {
         if self.public_url.as_ref().is_some_and(|url| url.starts_with("https://")) { "https" } else { scheme }
     }
@@ -88,18 +88,18 @@ pub enum CollectorError {
     /// The store cannot be opened.
     #[error("opening the store: {0}")]
     Store(#[from] StoreError),
-    /// Certificate or key cannot be used.
+    /// The certificate or the key cannot be used.
     #[error("{0}")]
     Tls(#[from] TlsError),
     /// The address cannot be listened on.
     #[error("listening on {0}: {1}; is another collector running there? (--listen names another address)")]
     Listen(SocketAddr, #[source] std::io::Error),
-    /// The operating system refused something basic.
+    /// The operating system refused a basic operation.
     #[error("starting: {0}")]
     System(#[source] std::io::Error),
 }
 
-/// What all connections share.
+/// State shared by all connections.
 struct Shared {
     store: Box<dyn Store>,
     options: Options,
@@ -110,11 +110,11 @@ struct Shared {
     memory: body::Memory,
     /// Memory for answers.
     unread: unread::Unread,
-    /// Sets being worked on.
+    /// One permit for each set being processed.
     workers: Arc<Semaphore>,
-    /// One of those may be large.
+    /// The permit to process a large set: only one of those sets may be large.
     large: Arc<Semaphore>,
-    /// Pages of applications that are made at a time: each reads up to 200 000 rows.
+    /// One permit for each application page being built: each reads up to 200 000 rows.
     pages: Semaphore,
 }
 

@@ -1,4 +1,4 @@
-//! Pages for people: applications, and the cost of garbage collection in each of them, in its environments and its processes.
+//! Pages for people: applications, and the cost of garbage collection in each of them, by environment and by process.
 
 use std::collections::BTreeMap;
 
@@ -29,13 +29,13 @@ mod seen;
 
 use seen::{Latest, Seen};
 
-/// Columns of a chart.
+/// Number of columns of a chart.
 const COLUMNS: usize = 72;
-/// Rows of a table of processes.
+/// Maximum number of rows in a table of processes.
 const MAX_PROCESSES: usize = 200;
-/// Environments that are shown.
+/// Maximum number of environments shown.
 const MAX_ENVIRONMENTS: usize = 50;
-/// Characters that are shown of a name from outside, and of an environment.
+/// Maximum number of characters shown of a name from outside, and of an environment.
 const MAX_NAME: usize = 300;
 /// The name of the cookie that holds a token.
 const COOKIE: &str = "gctrace";
@@ -64,8 +64,8 @@ pub(super) enum Visitor {
     Unknown,
 }
 
-/// Whether a request is of this machine: to a collector that listens on loopback, by a name of loopback (a page from elsewhere could use
-/// another name) and through no proxy.
+/// Whether a request comes from this host: the collector listens on loopback, the request names loopback as its host (a page from
+/// elsewhere could use another name), and no proxy forwarded it.
 pub(super) fn is_local(shared: &Shared, headers: &header::HeaderMap) -> bool {
     if !shared.options.listen.ip().is_loopback() || shared.options.public_url.is_some() {
         return false;
@@ -80,8 +80,8 @@ pub(super) fn is_local(shared: &Shared, headers: &header::HeaderMap) -> bool {
     local && !proxied
 }
 
-/// Whether a browser sent a request for a page of another site. Browsers say so themselves where the connection is safe; otherwise the
-/// page's origin must be this host, or that of `--public-url`: a proxy may have changed the host.
+/// Whether a browser sent the request on behalf of another site's page. In secure contexts browsers say so themselves; otherwise the
+/// page's origin must be this host, or that of `--public-url`, since a proxy may have changed the host.
 pub(super) fn is_foreign(public_url: Option<&str>, headers: &header::HeaderMap) -> bool {
     let text = |name: &str| headers.get(name).map(|value| value.to_str().unwrap_or("?"));
     if let Some(site) = text("sec-fetch-site") {
@@ -99,7 +99,7 @@ pub(super) fn is_foreign(public_url: Option<&str>, headers: &header::HeaderMap) 
 }
 
 impl Visitor {
-    /// By the headers of a request. Those of this machine need no sign-in.
+    /// Identifies the visitor by the headers of a request. Visitors on this host need no sign-in.
     pub(super) fn of(shared: &Shared, headers: &header::HeaderMap, scheme: &str) -> Self {
         if is_local(shared, headers) {
             return Self::Local;
@@ -112,7 +112,7 @@ impl Visitor {
             .map_or(Self::Unknown, |(_, token)| Self::Token(TokenHash::of(token)))
     }
 
-    /// The applications that this visitor sees; for others, the message beside the form, if they have a token.
+    /// The applications that this visitor may see. `Err` for others: the message beside the sign-in form, if they sent a token.
     fn sees(&self, shared: &Shared) -> Result<Result<Vec<AppInfo>, Option<&'static str>>, StoreError> {
         let sight = match self {
             Self::Local => Sight::All,
@@ -129,17 +129,17 @@ impl Visitor {
     }
 }
 
-/// Over TLS, a name that browsers accept only from this host.
+/// The name of the cookie. Over TLS it has a prefix that makes browsers accept the cookie only from this host.
 fn cookie_name(scheme: &str) -> String {
     if scheme == "https" { format!("__Host-{COOKIE}") } else { COOKIE.to_owned() }
 }
 
-/// Whether there is a page with this path.
+/// Whether a page with this path may exist.
 pub(super) fn is_page(path: &str) -> bool {
     path == "/" || path.starts_with("/app/")
 }
 
-/// A page.
+/// Builds a page.
 pub(super) fn show(
     shared: &Shared,
     visitor: &Visitor,
@@ -181,7 +181,7 @@ fn above() -> Vec<gctrace_pages::Link<'static>> {
     vec![("/".to_owned(), "Applications")]
 }
 
-/// Signs in with a token, or out without one.
+/// Signs in with a token; an empty one signs out.
 pub(super) fn sign_in(shared: &Shared, token: &str, scheme: &str) -> Result<Answer, StoreError> {
     let name = cookie_name(scheme);
     let secure = if scheme == "https" { "; Secure" } else { "" };
@@ -189,7 +189,7 @@ pub(super) fn sign_in(shared: &Shared, token: &str, scheme: &str) -> Result<Answ
     if token.is_empty() {
         return Ok(Answer::elsewhere("/", format!("{name}=; Max-Age=0; {attributes}")));
     }
-    // The token becomes a cookie.
+    // The token becomes a cookie, so only plain characters are accepted.
     if !token.bytes().all(|byte| byte.is_ascii_alphanumeric()) {
         return Ok(form(Some(Refusal::Unknown.text())));
     }
@@ -241,13 +241,13 @@ fn list(head: Head<'_>, apps: &[AppInfo]) -> Answer {
     Answer::page(StatusCode::OK, page_with(head, "Applications", &[], &content))
 }
 
-/// A name from outside without characters that would rearrange the text around it.
+/// A name from outside, without characters that would rearrange the text around it.
 fn named(name: &str) -> String {
     let name = printable_part(name, MAX_NAME);
     if name.trim().is_empty() { "(no name)".to_owned() } else { name }
 }
 
-/// What is to be shown of an application.
+/// Which figures of an application to show.
 #[derive(Clone, Debug, Default)]
 struct Wanted {
     days: u32,
@@ -264,7 +264,7 @@ impl Wanted {
             && self.pid.is_none_or(|pid| pid == slot.pid)
     }
 
-    /// The query that shows this.
+    /// The query string that selects these figures.
     fn query(&self) -> String {
         let mut query = format!("?days={}", self.days);
         for (key, value) in [("env", &self.environment), ("host", &self.host)] {
@@ -290,13 +290,13 @@ struct Sum {
 }
 
 impl Sum {
-    /// Adds a slot to a sum that is to be ordered by time.
+    /// Adds a slot to a sum that will be ordered by time.
     fn add_at(&mut self, slot: &Slot, at: Latest) {
         self.latest = if self.slots == 0 { at } else { self.latest.max(at) };
         self.add(slot);
     }
 
-    /// Sorts the sum that was seen later first.
+    /// Orders sums by when they were seen last, latest first.
     fn after(&self, other: &Self) -> std::cmp::Ordering {
         self.latest.after(other.latest).then(other.first.cmp(&self.first))
     }
@@ -319,7 +319,7 @@ fn application(
     let now = now();
     let since = now as i64 - i64::from(wanted.days) * 86_400;
     let all = shared.store.slots(info.app, since)?;
-    // At the limit, the oldest are deleted in batches.
+    // At the limit, the oldest slots are deleted in batches.
     let full = all.len() + BATCH as usize >= MAX_SLOTS as usize;
     let since = if full { all.last().map_or(since, |slot| slot.at) } else { since };
     let taken: Vec<&Slot> = all.iter().filter(|slot| wanted.takes(slot)).collect();
@@ -385,12 +385,12 @@ fn environment_name(environment: &str) -> String {
     }
 }
 
-/// An environment's name for a narrow place: it breaks between its settings, and within their names only behind a `_`.
+/// An environment's name for a narrow column: lines break between its settings, and within their names only after a `_`.
 fn environment_text(environment: &str) -> Markup {
     settings(&environment_name(environment))
 }
 
-/// The column of a time, of a chart that begins `since` and spans this number of seconds.
+/// The column of a time in a chart that starts at `since` and spans `span` seconds.
 fn column(at: i64, since: i64, span: f64) -> usize {
     (((at - since) as f64 / span * COLUMNS as f64).max(0.0) as usize).min(COLUMNS - 1)
 }
@@ -421,7 +421,7 @@ fn charts(slots: &[&Slot], since: i64, now: f64) -> Markup {
     }
 }
 
-/// A count for an axis.
+/// Formats a count for an axis.
 fn short(value: f64) -> String {
     let units = [(1e9, "G"), (1e6, "M"), (1e3, "k")];
     match units.into_iter().find(|(size, _)| value >= *size) {
@@ -430,7 +430,7 @@ fn short(value: f64) -> String {
     }
 }
 
-/// The class in which 99 of 100 cycles are, or below.
+/// The name of the class that contains the 99th percentile of the cycles.
 fn p99(figures: &Figures) -> String {
     match figures.p99() {
         None => "–".to_owned(),
@@ -441,7 +441,7 @@ fn p99(figures: &Figures) -> String {
     }
 }
 
-/// The figures of a row. Where it is not known when its latest set came, its latest slot says since when at most that is.
+/// The figures of a row. If the time of its latest set is unknown, the start of its latest slot gives an upper bound on the age.
 fn figures(sum: &Sum, seen: Option<f64>, now: f64) -> Vec<Markup> {
     let figures = &sum.figures;
     let or_none = |known: bool, text: String| if known { text } else { "–".to_owned() };
@@ -466,14 +466,14 @@ const FIGURES: [Column; 7] = [
     Column::Number("Last seen"),
 ];
 
-/// One row per environment and series of Ruby: the effect of a change of settings is shown side by side.
+/// One row per environment and Ruby series, so that the effect of a change of settings is shown side by side.
 fn environments(slots: &[Slot], seen: &Seen<'_>, wanted: &Wanted, now: f64, concurrent: bool) -> Markup {
     let mut sums: BTreeMap<(&str, Series), Sum> = BTreeMap::new();
     for slot in slots {
         sums.entry((&slot.environment, slot.series)).or_default().add_at(slot, seen.at(slot));
     }
     let mut sums: Vec<_> = sums.into_iter().collect();
-    // The newest first.
+    // Latest first.
     sums.sort_by(|(_, one), (_, other)| one.after(other));
     let rows: Vec<Vec<Markup>> = sums
         .iter()
@@ -496,7 +496,7 @@ fn environments(slots: &[Slot], seen: &Seen<'_>, wanted: &Wanted, now: f64, conc
         (table("Of the whole application, the latest environment first", &columns, &rows))
         @let left = sums.len().saturating_sub(MAX_ENVIRONMENTS);
         @if left > 0 { p.soft { (counted(left as u64, "earlier one is", "earlier ones are")) " not shown." } }
-        // Of two at the same time, none is before the other.
+        // If two are in force at the same time, neither precedes the other.
         @if !concurrent && let [(new, after), (old, before), ..] = sums.as_slice() { (change(new, after, old, before)) }
     }
 }
@@ -542,7 +542,7 @@ fn processes(slots: &[&Slot], seen: &Seen<'_>, wanted: &Wanted, now: f64) -> Mar
 mod tests {
     use super::*;
 
-    /// What a browser says decides; otherwise the origin, with and without a proxy in front.
+    /// The browser's own statement decides; without one the origin does, with and without a proxy in front.
     #[test]
     fn foreign() {
         let public = Some("https://gc.example/x/");

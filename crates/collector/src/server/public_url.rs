@@ -1,10 +1,10 @@
 //! The address at which people and agents reach the collector.
 
-/// What addresses begin with: a scheme and a host. Pages link to each other from the root, so there is no path.
+/// Checks the prefix of public addresses: a scheme and a host. It has no path, because pages link to each other from the root.
 ///
 /// # Errors
 ///
-/// It is something else; the text says what it should be.
+/// The text is anything else; the message says what it should be.
 pub fn public_url(text: &str) -> Result<String, String> {
     const USAGE: &str = "give http:// or https:// and a host, with a port where that is not the usual one, such as https://gc.example.com; a path \
                          in front of the collector is not supported";
@@ -21,7 +21,7 @@ pub fn public_url(text: &str) -> Result<String, String> {
 mod tests {
     use super::*;
 
-    /// What is not the beginning of an address is refused before agents are told it.
+    /// A text that is not a valid prefix of addresses is refused, so that agents never receive it.
     #[test]
     fn public_urls() {
         for (text, url) in [

@@ -1,4 +1,4 @@
-//! What is recommended to an application, for people.
+//! Recommendations for an application, as people read them.
 
 use super::{Shared, advice::Advice, history};
 use crate::{
@@ -7,11 +7,11 @@ use crate::{
     tune::Strategy,
 };
 
-/// What is recommended to an application.
+/// The recommendations for an application.
 pub(super) struct Recommended {
     /// Lines for a shell.
     pub(super) exports: String,
-    /// That several environments are in force at the same time, if they are.
+    /// A message if several environments are in force at the same time.
     pub(super) concurrent: Option<String>,
     /// The reasons.
     pub(super) report: String,
@@ -19,7 +19,7 @@ pub(super) struct Recommended {
     pub(super) history: Vec<history::Event>,
 }
 
-/// What is recommended to an application. `None`: nothing has arrived yet.
+/// The recommendations for an application; `None` if no set has arrived yet.
 pub(super) fn recommended(shared: &Shared, app: App) -> Result<Option<Recommended>, StoreError> {
     let group = shared.store.latest_group(app)?;
     let advice = group.map(|group| Advice::of(shared, group, None)).transpose()?.flatten();

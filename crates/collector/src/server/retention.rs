@@ -1,4 +1,4 @@
-//! Sets that are too old are deleted, and older figures are added up to hours: a chart of a month does not show ten minutes.
+//! Deletes sets that are too old, and sums older figures into slots of hours: a chart of a month does not show ten minutes.
 
 use std::{
     sync::{Arc, atomic::Ordering},
@@ -10,12 +10,12 @@ use tokio::time::{MissedTickBehavior, interval, sleep};
 use super::{Shared, advice, now};
 use crate::{digest::WIDTHS, store::BATCH};
 
-/// Time between two searches for old sets.
+/// Interval between searches for old sets.
 const EVERY: Duration = Duration::from_mins(10);
-/// Time between two batches, in which sets can be stored.
+/// Pause between two batches, during which sets can be stored.
 const PAUSE: Duration = Duration::from_millis(50);
 
-/// Deletes old sets and adds up figures, from time to time, as long as the collector runs.
+/// Deletes old sets and sums figures every [`EVERY`], as long as the collector runs.
 pub(super) async fn run(shared: Arc<Shared>) {
     let mut ticks = interval(EVERY);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -44,7 +44,7 @@ pub(super) async fn run(shared: Arc<Shared>) {
     }
 }
 
-/// Adds up the figures of all applications. `done`: the time up to which that was done, for each of [`WIDTHS`].
+/// Sums the figures of all applications. `done`: the time up to which this was done, for each of [`WIDTHS`].
 async fn roll_up(shared: &Arc<Shared>, done: &mut [i64; WIDTHS.len()]) {
     for ((age, width), from) in WIDTHS.into_iter().zip(done) {
         let before = (now() as i64 - age).div_euclid(width) * width;
@@ -59,7 +59,7 @@ async fn roll_up(shared: &Arc<Shared>, done: &mut [i64; WIDTHS.len()]) {
         for info in apps.into_iter().flatten().flatten() {
             let store = Arc::clone(shared);
             match tokio::task::spawn_blocking(move || work(&store, info.app)).await {
-                // Other work gets access to the store.
+                // The pause gives other work access to the store.
                 Ok(Ok(0)) => {}
                 Ok(Ok(_)) => sleep(PAUSE).await,
                 Ok(Err(error)) => {

@@ -1,4 +1,4 @@
-//! Which request gets which answer.
+//! Maps requests to answers.
 
 use std::sync::{Arc, atomic::Ordering};
 
@@ -23,12 +23,12 @@ use crate::{
     tune::{Series, Strategy},
 };
 
-/// Largest body of a form.
+/// Maximum size of a form's body, bytes.
 const MAX_FORM: usize = 16 << 10;
-/// Most applications; beyond that, none can register itself.
+/// Maximum number of applications; above it, none can register itself.
 const MAX_APPS: u64 = 10_000;
 
-/// Answers a request and counts that.
+/// Answers a request and counts the answer.
 pub(super) async fn answer(
     shared: Arc<Shared>,
     request: Request<Incoming>,
@@ -55,7 +55,7 @@ pub(super) async fn answer(
         let (visitor, query) = (Visitor::of(&shared, request.headers(), scheme), request.uri().query());
         let query = query.unwrap_or_default().to_owned();
         let page = path.clone();
-        // Never closed: permits always come.
+        // The semaphore is never closed, so a permit always arrives.
         let _place = if page == "/" { None } else { shared.pages.acquire().await.ok() };
         ("pages", blocking(&shared, move |shared| pages::show(shared, &visitor, &page, &query)).await)
     } else if path == "/sign-in" && post {
@@ -85,15 +85,15 @@ pub(super) async fn answer(
     *response.status_mut() = answer.code;
     let headers = response.headers_mut();
     for (name, value) in answer.headers {
-        // A value that is not valid in a header is not sent.
+        // A value that is not valid in a header is omitted.
         if let Ok(value) = header::HeaderValue::from_str(&value) {
             headers.insert(name, value);
         }
     }
     headers.insert(header::CONTENT_TYPE, header::HeaderValue::from_static(answer.kind));
-    // A browser must not show the answer as a page.
+    // A browser must not interpret the answer as a page.
     headers.insert(header::X_CONTENT_TYPE_OPTIONS, header::HeaderValue::from_static("nosniff"));
-    // What the sender may do next time (RFC 7694).
+    // The coding that the sender may use next time (RFC 7694).
     headers.insert(header::ACCEPT_ENCODING, header::HeaderValue::from_static("gzip"));
     response
 }
@@ -133,7 +133,7 @@ async fn blocking(
     }
 }
 
-/// The answer to a body that did not arrive. A temporary failure is a 500, because agents try only that again.
+/// The answer to a body that did not arrive. A temporary failure is a 500, because agents retry only after that code.
 fn no_body(error: BodyError, limit: usize) -> Answer {
     match error {
         BodyError::TooLarge => Answer::bad(format!("payload: is larger than {limit} bytes")),
@@ -166,20 +166,20 @@ async fn set(shared: &Arc<Shared>, request: Request<Incoming>, scheme: &'static 
         Ok(size) => size,
         Err(answer) => return answer,
     };
-    // Semaphores that are never closed: permits always come.
+    // The semaphores are never closed, so permits always arrive.
     let large = Arc::clone(&shared.large);
     let large = if size > super::LARGE { large.acquire_owned().await.ok() } else { None };
     let worker = Arc::clone(&shared.workers).acquire_owned().await.ok();
     let work = ingest::Work { body, gzip, size, judge_version: !ours, base };
     blocking(shared, move |shared| {
-        // Held until the work is done. The work goes on when its sender disconnects, and this future is then not awaited.
+        // Held until the work is done. The work continues if its sender disconnects, in which case this future is no longer awaited.
         let _places = (large, worker);
         ingest::set(shared, &work)
     })
     .await
 }
 
-/// The body of a set. More than its first piece is received only for a token that is known.
+/// Receives the body of a set. More than its first piece is received only if the token is known.
 async fn set_body(shared: &Arc<Shared>, request: Request<Incoming>, gzip: bool) -> Result<Body, Answer> {
     let no_body = |error| no_body(error, MAX_BODY);
     let mut reader = Reader::begin(request, MAX_BODY).await.map_err(no_body)?;
@@ -201,7 +201,7 @@ async fn set_body(shared: &Arc<Shared>, request: Request<Incoming>, gzip: bool) 
     reader.rest(&shared.memory).await.map_err(no_body)
 }
 
-/// Whether a body is compressed. Names of codings have no case (RFC 9110, 8.4.1).
+/// Whether a body is compressed. Names of codings are case-insensitive (RFC 9110, 8.4.1).
 fn is_gzip(headers: &header::HeaderMap) -> Result<bool, Answer> {
     let codings: Vec<_> = headers
         .get_all(header::CONTENT_ENCODING)
@@ -218,7 +218,7 @@ fn is_gzip(headers: &header::HeaderMap) -> Result<bool, Answer> {
     }
 }
 
-/// The beginning of addresses in answers.
+/// The prefix of addresses in answers: scheme and host.
 fn base(shared: &Shared, host: Option<&str>, scheme: &str) -> String {
     if let Some(url) = &shared.options.public_url {
         return url.trim_end_matches('/').to_owned();
@@ -228,7 +228,7 @@ fn base(shared: &Shared, host: Option<&str>, scheme: &str) -> String {
     format!("{scheme}://{}", host.map_or_else(|| shared.options.listen.to_string(), ToOwned::to_owned))
 }
 
-/// The body of a form. It takes no memory from the shared limit.
+/// Receives the body of a form. It takes no memory from the shared limit.
 async fn form(request: Request<Incoming>) -> Result<Vec<u8>, BodyError> {
     let mut reader = Reader::begin(request, MAX_FORM + 1).await?;
     match reader.so_far() {
@@ -341,7 +341,7 @@ impl Wanted {
     }
 }
 
-/// `GET /apps/TOKEN`: everything that should be set, for a shell or as JSON.
+/// `GET /apps/TOKEN`: all recommended settings, for a shell or as JSON.
 fn app(shared: &Shared, token: TokenHash, query: &str) -> Result<Answer, StoreError> {
     let wanted = match Wanted::parse(query) {
         Ok(wanted) => wanted,
@@ -378,7 +378,7 @@ fn app(shared: &Shared, token: TokenHash, query: &str) -> Result<Answer, StoreEr
     Ok(Answer::new(code, exports))
 }
 
-/// `GET /configs/ID` and `GET /configs/ID.json`: what to set, and why.
+/// `GET /configs/ID` and `GET /configs/ID.json`: the recommended settings, and why.
 fn config(shared: &Shared, id: &str) -> Result<Answer, StoreError> {
     let (id, json) = id.strip_suffix(".json").map_or((id, false), |id| (id, true));
     let group = SetId::parse(id).map(|id| shared.store.group_of(&id)).transpose()?.flatten();
@@ -399,7 +399,7 @@ fn config(shared: &Shared, id: &str) -> Result<Answer, StoreError> {
 mod tests {
     use super::*;
 
-    /// Known parameters are understood or refused; unknown ones are ignored.
+    /// Known parameters are parsed or refused; unknown ones are ignored.
     #[test]
     fn queries() {
         let wanted = Wanted::parse("strategy=memory&ruby=3.4&format=json&app=7&utm=x").unwrap();

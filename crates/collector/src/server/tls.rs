@@ -17,22 +17,22 @@ use tokio_rustls::TlsAcceptor;
 /// Why TLS cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum TlsError {
-    /// A file cannot be read, or does not hold what it should.
+    /// A file cannot be read, or does not contain what it should.
     #[error("{what} {}: {why}", path.display())]
     File {
-        /// What it should hold.
+        /// What it should contain.
         what: &'static str,
         /// The file.
         path: PathBuf,
         /// The reason.
         why: String,
     },
-    /// Certificate and key do not match.
+    /// The certificate and the key do not match.
     #[error("the certificate cannot be used with this key: {0}")]
     Pair(#[from] rustls::Error),
 }
 
-/// What is wrong with a file, and what to give instead.
+/// The error in a file, and what to provide instead.
 fn why_no_key(error: &pem::Error) -> String {
     match error {
         pem::Error::NoItemsFound => {
@@ -43,7 +43,7 @@ fn why_no_key(error: &pem::Error) -> String {
     }
 }
 
-/// Reads a certificate chain (the server's own first) and its key, both PEM.
+/// Reads a certificate chain (the server's own certificate first) and its key, both PEM.
 pub(super) fn load(chain: &Path, key: &Path) -> Result<TlsAcceptor, TlsError> {
     let wrong = |what, path: &Path, why: String| TlsError::File { what, path: path.to_owned(), why };
     let certificates: Vec<CertificateDer<'static>> = CertificateDer::pem_file_iter(chain)

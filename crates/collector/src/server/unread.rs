@@ -1,4 +1,4 @@
-//! Answers that nobody reads: the memory of all of them is limited, and their connections are closed.
+//! Answers that clients do not read: their total memory is limited, and their connections are closed.
 
 use std::{
     io::{self, IoSlice},
@@ -17,9 +17,9 @@ use tokio::{
 
 use super::body::UNIT;
 
-/// Memory for answers that are not sent yet, in units of [`UNIT`]. Those of up to one unit take none of it: connections are limited.
+/// Memory for unsent answers, in units of [`UNIT`]. Answers of up to one unit take none of it, since the number of connections is limited.
 const UNITS: usize = 1024;
-/// A connection that takes nothing of its answer for so long is closed.
+/// A connection is closed if its peer accepts no bytes of the answer for this time.
 const PATIENCE: Duration = Duration::from_secs(30);
 
 /// Memory for the answers of all connections.
@@ -32,10 +32,10 @@ impl Default for Unread {
     }
 }
 
-/// An answer, and the memory that it was given.
+/// An answer, and the memory allocated to it.
 struct Held {
     text: String,
-    /// Returned once the answer is sent, or cannot be sent any more.
+    /// Released once the answer is sent, or can no longer be sent.
     _memory: OwnedSemaphorePermit,
 }
 
@@ -46,7 +46,7 @@ impl AsRef<[u8]> for Held {
 }
 
 impl Unread {
-    /// An answer to be sent; `None` if others occupy the memory.
+    /// Allocates memory for an answer to be sent; `None` if other answers occupy it.
     pub(super) fn hold(&self, text: String) -> Option<Bytes> {
         if text.len() <= UNIT {
             return Some(text.into());
@@ -57,11 +57,11 @@ impl Unread {
     }
 }
 
-/// A stream on which writing fails once the other side has taken nothing for [`PATIENCE`].
+/// A stream whose writes fail once the peer has accepted nothing for [`PATIENCE`].
 #[derive(Debug)]
 pub(super) struct Impatient<S> {
     stream: S,
-    /// While the other side takes nothing.
+    /// Set while the peer accepts nothing.
     until: Option<Pin<Box<Sleep>>>,
 }
 
@@ -128,13 +128,13 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for Impatient<S> {
 mod tests {
     use super::*;
 
-    /// Large answers that are not sent take all of the memory and no more; small ones need none of it.
+    /// Large unsent answers take all of the memory and no more; small ones need none of it.
     #[test]
     fn bounded() {
         let unread = Unread::default();
         let text = |units: usize| "x".repeat(units * UNIT);
         let most = unread.hold(text(UNITS - 1)).unwrap();
-        // A part of an answer that is being sent keeps the memory of all of it.
+        // A part of an answer that is being sent holds the memory of the whole answer.
         let part = most.slice(1..2);
         drop(most);
         assert!(unread.hold(text(2)).is_none());

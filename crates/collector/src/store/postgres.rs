@@ -1,4 +1,4 @@
-//! PostgreSQL: one database for several collectors, which keep no state.
+//! PostgreSQL: one database for several collectors, which hold no state themselves.
 
 use std::{
     env, fmt,
@@ -24,20 +24,20 @@ mod tables;
 
 use tables::MIGRATIONS;
 
-/// Timeout for a connection.
+/// Timeout for connecting.
 const CONNECT: Duration = Duration::from_secs(5);
-/// Timeout for a server that has silently gone away.
+/// Timeout for a server that stopped responding.
 const SILENCE: Duration = Duration::from_secs(20);
-/// Connections that are kept; more are opened while there is more to do.
+/// Maximum number of idle connections kept; more are opened under load.
 const KEPT: usize = 16;
-/// Collectors that start together make the tables one after the other: "gctr".
+/// Key of the advisory lock by which collectors that start together create the tables one after the other: "gctr".
 const LOCK: i64 = 0x6763_7472;
 
-/// Data is on the disk before the answer is sent, whatever the server's configuration is; and no statement waits for ever.
+/// Data is on disk before the answer is sent, whatever the server's configuration, and no statement waits forever.
 const SESSION: &str =
     "SET synchronous_commit = on; SET statement_timeout = '30s'; SET application_name = 'gctrace collector'";
 
-/// The version from which on sets have their environment.
+/// The first version of the tables in which sets have an environment.
 const WITH_ENVIRONMENTS: i32 = 4;
 
 /// A store in a PostgreSQL database.
@@ -49,14 +49,14 @@ pub struct Postgres {
 
 impl fmt::Debug for Postgres {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // The configuration holds a password.
+        // The configuration contains a password.
         f.debug_struct("Postgres").finish_non_exhaustive()
     }
 }
 
 impl Postgres {
-    /// Connects to the database of an address, `postgres://USER:PASSWORD@HOST:PORT/DATABASE?sslmode=require`, and makes the tables if
-    /// they are not there. A password that is not in the address is taken from `PGPASSWORD`.
+    /// Connects to the database `postgres://USER:PASSWORD@HOST:PORT/DATABASE?sslmode=require`, and creates the tables if
+    /// they do not exist. If the address has no password, `PGPASSWORD` is used.
     pub fn open(address: &str) -> Result<Self, StoreError> {
         let mut config: Config = address.parse()?;
         if config.get_password().is_none()
@@ -70,7 +70,7 @@ impl Postgres {
                 ClientConfig::with_platform_verifier().map_err(|error| StoreError::Tls(error.into()))?;
             Some(MakeRustlsConnect::new(verified))
         } else {
-            // Encryption to an unverified server would only look safe.
+            // Encryption without verification of the server would only look secure.
             config.ssl_mode(SslMode::Disable);
             None
         };
@@ -104,8 +104,8 @@ impl Postgres {
         self.idle.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Does something with a connection. A restarted server has closed the kept connections, which is noticed only when
-    /// they are used.
+    /// Runs `work` with a connection. A restarted server has closed the idle connections, which is noticed only when
+    /// they are used; then `work` is retried if `retry` permits.
     fn with<T>(
         &self,
         retry: Retry,
@@ -136,20 +136,20 @@ impl Postgres {
 
 impl Drop for Postgres {
     fn drop(&mut self) {
-        // A connection blocks when it is closed, which is not allowed on a thread of the server's runtime.
+        // Closing a connection blocks, which is not allowed on a thread of the server's runtime.
         let idle = std::mem::take(&mut *self.idle());
         let _panicked = std::thread::spawn(move || drop(idle)).join();
     }
 }
 
-/// Whether work may be repeated if it is not known whether it was done.
+/// Whether work may be repeated if it is unknown whether it was done.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Retry {
     Yes,
     No,
 }
 
-/// Migrates the tables. Returns their version, which may be later than ours: then nothing is done.
+/// Migrates the tables. Returns their version; if that is later than ours, nothing is changed.
 fn migrate(transaction: &mut Transaction<'_>) -> Result<i32, postgres::Error> {
     transaction.execute("SELECT pg_advisory_xact_lock($1)", &[&LOCK])?;
     transaction.batch_execute("CREATE TABLE IF NOT EXISTS gctrace_version (version INTEGER NOT NULL)")?;
@@ -190,10 +190,10 @@ fn text(text: &str) -> String {
     text.replace('\0', "\u{fffd}")
 }
 
-/// Sets that are read first when one must be deleted.
+/// Number of sets whose sizes are read first when some must be deleted.
 const FEW: i64 = 8;
 
-/// Deletes the oldest sets of an application that is over its quota, until it is within it. Returns how many.
+/// Deletes the oldest sets of an application that exceeds its quota, until it no longer does. Returns the number of deleted sets.
 fn make_room(
     transaction: &mut Transaction<'_>,
     app: i64,
@@ -204,7 +204,7 @@ fn make_room(
     let oldest = "SELECT (octet_length(body) + octet_length(evidence))::BIGINT FROM gctrace_sample_set
          WHERE app = $1 ORDER BY number LIMIT $2";
     let mut most = 0;
-    // An application at its quota loses one set for each new one: usually the others need not be read.
+    // An application at its quota loses one set for each new one: usually the further sets need not be read.
     for looked_at in [FEW, i64::from(BATCH)] {
         let rows = transaction.query(oldest, &[&app, &looked_at])?;
         let sizes = rows.iter().map(|row| row.try_get::<_, i64>(0).map(i64::unsigned_abs));
@@ -217,13 +217,13 @@ fn make_room(
     delete(transaction, oldest, &[&app, &most])
 }
 
-/// Deletes the sets whose numbers a query gives, and subtracts them from the counts of their applications.
+/// Deletes the sets whose numbers a query selects, and subtracts them from the counts of their applications.
 fn delete(
     transaction: &mut Transaction<'_>,
     numbers: &str,
     params: &[&(dyn postgres::types::ToSql + Sync)],
 ) -> Result<u64, postgres::Error> {
-    // In the order of their ids: two collectors that do this at the same time wait for each other, but cannot deadlock.
+    // In order of the applications' ids: two collectors that do this concurrently wait for each other, but cannot deadlock.
     let delete = format!(
         "WITH gone AS (DELETE FROM gctrace_sample_set WHERE number IN ({numbers})
              RETURNING app, samples, octet_length(body) + octet_length(evidence) AS bytes, id, received),
@@ -282,8 +282,8 @@ impl Store for Postgres {
         let id = set.id.as_str();
         self.with(Retry::Yes, |client| {
             let mut transaction = client.transaction()?;
-            // Numbers of an application's sets are in the order in which these are there for others: sums go on after a number. And an
-            // environment that is found now is not deleted before it has this set.
+            // The lock makes the numbers of an application's sets follow the order in which others see them: sums resume after a number. An
+            // environment found now is also not deleted before it has this set.
             transaction.query_opt("SELECT id FROM gctrace_app WHERE id = $1 FOR NO KEY UPDATE", &[&app])?;
             let gone = "SELECT 1 FROM gctrace_gone WHERE id = decode($1, 'hex')";
             if transaction.query_opt(gone, &[&id])?.is_some() {

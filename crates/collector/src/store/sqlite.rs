@@ -28,26 +28,26 @@ mod tests;
 
 /// Distinguishes our stores from other databases: "gctr".
 const APPLICATION_ID: i32 = 0x6763_7472;
-/// Timeout for another process that writes.
+/// Timeout for another process that is writing.
 const BUSY: Duration = Duration::from_secs(10);
 
 use tables::MIGRATIONS;
 
-/// The version from which on sets have their environment.
+/// The first version of the tables in which sets have an environment.
 const WITH_ENVIRONMENTS: usize = 4;
 
 /// A store in an SQLite file.
 #[derive(Debug)]
 pub struct Sqlite {
     path: PathBuf,
-    /// Device and inode of the file that is open.
+    /// Device and inode of the open file.
     identity: (u64, u64),
     writer: Mutex<Connection>,
     reader: Mutex<Connection>,
 }
 
 impl Sqlite {
-    /// Opens a file, or makes it, readable by its owner only.
+    /// Opens a file, or creates it, readable by its owner only.
     pub fn open(path: &Path) -> Result<Self, StoreError> {
         let failed = |source| StoreError::File { path: path.to_owned(), source };
         if fs::metadata(path).is_ok_and(|known| !known.is_file()) {
@@ -59,7 +59,7 @@ impl Sqlite {
             .truncate(false)
             .write(true)
             .mode(0o600)
-            // If it has become a pipe by now, opening it does not block.
+            // If it has been replaced by a pipe meanwhile, opening it does not block.
             .custom_flags(rustix::fs::OFlags::NONBLOCK.bits().cast_signed())
             .open(path)
             .map_err(failed)?;
@@ -71,7 +71,7 @@ impl Sqlite {
         // Before SQLite locks the file: closing any descriptor of it would release the locks of the whole process.
         drop(file);
         let mut writer = connect(path).map_err(|error| foreign(path, &error))?;
-        // Sums over many rows need files of their own for a moment. /tmp may be small, or not there: a container may write to its volume only.
+        // Sums over many rows need temporary files. /tmp may be small or absent: a container may be able to write to its volume only.
         let directory =
             path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
         let unusable = |error| foreign(path, &error);
@@ -80,13 +80,13 @@ impl Sqlite {
             StoreError::Sqlite(error) => foreign(path, &error),
             error => error,
         })?;
-        // It stays in the file, so it comes when this is known to be ours.
+        // This mode persists in the file, so it is set only once the file is known to be ours.
         writer.pragma_update(None, "journal_mode", "WAL").map_err(unusable)?;
         let reader = connect(path).map_err(unusable)?;
         Ok(Self { path: path.to_owned(), identity, writer: Mutex::new(writer), reader: Mutex::new(reader) })
     }
 
-    /// A panic elsewhere rolled its transaction back.
+    /// The lock may be poisoned: a panic elsewhere has rolled its transaction back.
     fn writer(&self) -> Result<MutexGuard<'_, Connection>, StoreError> {
         self.check_in_place()?;
         Ok(self.writer.lock().unwrap_or_else(PoisonError::into_inner))
@@ -97,7 +97,7 @@ impl Sqlite {
         Ok(self.reader.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// What is written to a file that somebody has removed is gone with the last process that has it open, and SQLite reports no error.
+    /// Checks that the file is still in place. Data written to a removed file is lost with the last process that has it open, without an error.
     fn check_in_place(&self) -> Result<(), StoreError> {
         let what = match fs::metadata(&self.path) {
             Ok(now) if identity(&now) == self.identity => return Ok(()),
@@ -119,13 +119,13 @@ fn identity(file: &fs::Metadata) -> (u64, u64) {
 fn connect(path: &Path) -> Result<Connection, rusqlite::Error> {
     let connection = Connection::open(path)?;
     connection.busy_timeout(BUSY)?;
-    // Data is on the disk before the answer is sent: a power failure loses nothing either.
+    // Data is on disk before the answer is sent, so a power failure loses nothing either.
     connection.pragma_update(None, "synchronous", "FULL")?;
     connection.pragma_update(None, "foreign_keys", true)?;
     Ok(connection)
 }
 
-/// Opening a file as a store failed.
+/// The error for a file that could not be opened as a store.
 fn foreign(path: &Path, error: &rusqlite::Error) -> StoreError {
     let what = match error.sqlite_error_code() {
         Some(rusqlite::ErrorCode::NotADatabase) => "is not an SQLite database".to_owned(),
@@ -165,7 +165,7 @@ fn group(row: &rusqlite::Row<'_>) -> Result<Group, rusqlite::Error> {
     Ok(Group { app: App(row.get(0)?), series: Series(row.get(1)?, row.get(2)?) })
 }
 
-/// Deletes the oldest sets of an application that is over its quota, until it is within it. Returns how many.
+/// Deletes the oldest sets of an application that exceeds its quota, until it no longer does. Returns the number of deleted sets.
 fn make_room(
     transaction: &Transaction<'_>,
     app: App,
@@ -177,7 +177,7 @@ fn make_room(
         "SELECT length(body) + octet_length(evidence) FROM sample_set WHERE app = ?1 ORDER BY number LIMIT ?2",
     )?;
     let mut failed = None;
-    // One by one: an application at its quota loses one for each new one, and the others need not be read.
+    // Row by row: an application at its quota loses one set for each new one, so the further sets need not be read.
     let sizes = oldest.query_map(params![app.0, BATCH], |row| row.get::<_, u64>(0))?;
     let sizes = sizes.map_while(|size| size.map_err(|error| failed = Some(error)).ok());
     let most = quota.excess(sets, bytes, sizes);
@@ -188,7 +188,7 @@ fn make_room(
     delete(transaction, oldest, &[&app.0, &most])
 }
 
-/// Deletes the sets whose numbers a query gives, and subtracts them from the counts of their applications.
+/// Deletes the sets whose numbers a query selects, and subtracts them from the counts of their applications.
 fn delete(
     transaction: &Transaction<'_>,
     numbers: &str,

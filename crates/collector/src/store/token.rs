@@ -1,10 +1,10 @@
-//! Tokens: who may send sets of an application, and who may read about it.
+//! Tokens: who may send sets of an application, and who may read its reports.
 
 use sha2::{Digest as _, Sha256};
 
 use super::{App, hex};
 
-/// SHA-256 of a token: the token itself is kept nowhere.
+/// SHA-256 of a token; the token itself is stored nowhere.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TokenHash(pub(crate) [u8; 32]);
 
@@ -14,7 +14,7 @@ impl TokenHash {
         Self(Sha256::digest(token.as_bytes()).into())
     }
 
-    /// Its first 48 bits in hexadecimal: enough to name a token, too few to be one.
+    /// The first 48 bits in hexadecimal: enough to identify a token, too few to act as one.
     pub fn id(&self) -> String {
         hex(&self.0[..6])
     }
@@ -30,13 +30,13 @@ pub fn new_token() -> Option<String> {
 /// The rights of a token.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Rights {
-    /// To send sets of its application and to read about it: what agents of the protocol expect.
+    /// To send sets of its application and to read its reports: what agents of the protocol expect.
     Both,
     /// To send sets of its application.
     Write,
-    /// To read about its application, and about the parts of that.
+    /// To read the reports of its application and of that application's parts.
     Read,
-    /// To read about all applications.
+    /// To read the reports of all applications.
     Operator,
 }
 
@@ -53,32 +53,32 @@ impl Rights {
         }
     }
 
-    /// By its name in the store.
+    /// Parses its name in the store.
     pub fn parse(name: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|rights| rights.name() == name)
     }
 
-    /// Whether sets may be sent.
+    /// Whether this permits sending sets.
     pub fn may_write(self) -> bool {
         matches!(self, Self::Both | Self::Write)
     }
 
-    /// Whether reports may be read.
+    /// Whether this permits reading reports.
     pub fn may_read(self) -> bool {
         self != Self::Write
     }
 }
 
-/// What is kept of a token.
+/// The stored record of a token.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Token {
     /// Its hash.
     pub hash: TokenHash,
-    /// Its application; `None`: all of them ([`Rights::Operator`]).
+    /// Its application; `None` for all of them ([`Rights::Operator`]).
     pub app: Option<App>,
     /// Its rights.
     pub rights: Rights,
-    /// When it was made, epoch seconds.
+    /// When it was created, epoch seconds.
     pub created: f64,
     /// When it stops being valid, epoch seconds; `None`: never.
     pub ends: Option<f64>,

@@ -1,4 +1,4 @@
-//! Fills figures with what an exporter is handed.
+//! Fills figures with what an exporter receives.
 
 use std::{cell::RefCell, rc::Rc};
 
@@ -9,10 +9,10 @@ use gctrace_report::{
 
 use super::Figures;
 
-/// Times in which the GVL was not watched that are kept.
+/// Maximum number of kept times in which the GVL was not traced.
 const GAPS: usize = 10_000;
 
-/// Fills figures.
+/// An exporter that fills figures.
 pub(crate) struct Filler(pub(crate) Rc<RefCell<Figures>>);
 
 impl Exporter for Filler {

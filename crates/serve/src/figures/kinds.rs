@@ -1,4 +1,4 @@
-//! What figures are of: processes, threads, pauses, pairs of threads.
+//! The subjects of figures: processes, threads, pauses, pairs of threads.
 
 use gctrace_report::{
     aggregate::gc_summary::GcSummary,
@@ -16,18 +16,18 @@ pub(crate) struct OneProcess {
     pub(crate) cmdline: String,
     pub(crate) gc: GcSummary,
     pub(crate) cpu_ns: u64,
-    /// For how long it was traced, when that has ended.
+    /// How long it was traced, nanoseconds; `None` until tracing it has ended.
     pub(crate) span_ns: Option<u64>,
-    /// Pauses of cycles that had begun before, nanoseconds.
+    /// Pauses of cycles that had begun before the chosen time, nanoseconds.
     pub(crate) outside_ns: u64,
     /// The part of the pauses of its cycles that lies after the chosen time, nanoseconds.
     pub(crate) beyond_ns: u64,
-    /// Waits of its threads for the GVL, over whole lives.
+    /// Waits of its threads for the GVL, over their whole lifetimes.
     pub(crate) gvl: Option<GvlProcessSummary>,
 }
 
 impl OneProcess {
-    /// All of its time in the GC that was seen, in the chosen time.
+    /// Its total observed time in the GC within the chosen time, nanoseconds.
     pub(crate) fn gc_ns(&self) -> u64 {
         let work = self.gc.work.values().map(|(_, ns)| *ns).fold(0, u64::saturating_add);
         let all_ns = self.gc.stopped_ns.saturating_add(self.outside_ns).saturating_add(work);
@@ -41,21 +41,21 @@ pub(crate) struct OneThread {
     pub(crate) name: String,
     pub(crate) samples: u64,
     pub(crate) cpu_ns: u64,
-    /// Time off the CPU in samples.
+    /// Time off the CPU according to samples.
     pub(crate) off_ns: u64,
-    /// Pauses that it was in.
+    /// Number of GC pauses that ran on it.
     pub(crate) pauses: u64,
     pub(crate) pause_ns: u64,
     /// Long waits for the GVL.
     pub(crate) waits: GvlTimes,
-    /// What it did with the GVL over its whole life.
+    /// Its use of the GVL over its whole lifetime.
     pub(crate) gvl: Option<GvlThreadSummary>,
-    /// What it did when, if it is one of those of which that is kept.
+    /// Its activity over time, if it is one of the threads for which that is kept.
     pub(crate) did: Option<Box<Over<Did>>>,
 }
 
 impl OneThread {
-    /// It did something for so long.
+    /// Adds `ns` nanoseconds of an activity from `begin_ns` on.
     pub(crate) fn spent(&mut self, begin_ns: u64, ns: u64, of: impl Fn(&mut Did) -> &mut u64) {
         if let Some(did) = &mut self.did {
             did.cover(begin_ns, ns, of);
@@ -63,18 +63,18 @@ impl OneThread {
     }
 }
 
-/// What a thread did in a column, nanoseconds of each.
+/// The activity of a thread during a column, nanoseconds of each kind.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Did {
-    /// It served a request, or ran a job.
+    /// Serving a request, or running a job.
     pub(crate) request: u64,
-    /// It ran on a CPU, according to samples.
+    /// Running on a CPU, according to samples.
     pub(crate) cpu: u64,
-    /// It was in a GC pause of its own.
+    /// In a GC pause of its own.
     pub(crate) gc: u64,
-    /// It waited long for the GVL.
+    /// Long waits for the GVL.
     pub(crate) wait: u64,
-    /// It held the GVL for long.
+    /// Long holds of the GVL.
     pub(crate) hold: u64,
 }
 
@@ -101,7 +101,7 @@ pub(crate) struct Pause {
     pub(crate) by: Option<String>,
 }
 
-/// Who held up whom, and where.
+/// Which thread blocked which, and where.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) struct Pair {
     pub(crate) pid: u32,

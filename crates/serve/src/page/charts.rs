@@ -1,4 +1,4 @@
-//! Charts of the page.
+//! The charts of the page.
 
 use gctrace_pages::{
     Column, chart, table,
@@ -15,19 +15,19 @@ use crate::{
     held::Held,
 };
 
-/// Rows of the table beside the time line.
+/// Maximum number of rows of the table beside the time line.
 const ROWS: usize = 24;
 
-/// Whose requests are counted in a column.
+/// Which requests count in a column.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Counted {
-    /// Those that began in it: of what is over, all of them are known.
+    /// Requests that began in it: all of these are known for a time in the past.
     Begun,
-    /// Those that ended in it: of what goes on, others are not known yet.
+    /// Requests that ended in it: in a run in progress, requests that have not ended are unknown.
     Ended,
 }
 
-/// The lanes of a time line that ends at a time, bars drawn in this way.
+/// The lanes of a time line that ends at `end_ns`; `bars` is how bars are drawn.
 pub(super) fn lanes(
     columns: &Columns,
     subjects: Subjects,
@@ -36,7 +36,7 @@ pub(super) fn lanes(
     counted: Counted,
 ) -> Vec<Lane<'static>> {
     let values = |of: &dyn Fn(&Cell) -> Option<f64>| columns.cells.iter().map(of).collect::<Vec<_>>();
-    // What there is of a sum in each nanosecond in which all was traced.
+    // A sum divided by the nanoseconds in which everything was traced.
     let shares = |of: &dyn Fn(&Cell) -> u64| -> Vec<Option<f64>> {
         columns
             .cells
@@ -102,7 +102,7 @@ pub(super) fn lanes(
     lanes
 }
 
-/// The time line, and the same as a table.
+/// The time line, and the same figures as a table.
 pub(super) fn over_time(
     figures: &Figures,
     subjects: Subjects,
@@ -113,7 +113,7 @@ pub(super) fn over_time(
     let width_ns = columns.width_ns as f64;
     let end_ns = end_ns(columns, (from, to));
     let lanes = lanes(columns, subjects, Kind::Bars, end_ns, Counted::Begun);
-    // Columns end where the time ends, or after it.
+    // The last column ends at the end of the time, or after it.
     let last = from + width_ns * columns.cells.len() as f64 / 1e9;
     html! {
         (timeline_with("Time line", Span { from, to: last.max(to) }, &lanes, marks))
@@ -124,7 +124,7 @@ pub(super) fn over_time(
     }
 }
 
-/// Where the time ends that columns are of, from these seconds to those.
+/// The end of the time that the columns cover, for a part between these seconds.
 fn end_ns(columns: &Columns, (from, to): (f64, f64)) -> u64 {
     columns.from_ns.saturating_add(((to - from).max(0.0) * 1e9).round() as u64)
 }
@@ -170,7 +170,7 @@ fn as_table(figures: &Figures, subjects: Subjects, from: f64, end_ns: u64) -> Ma
     table("Figures by time", &heads, &rows)
 }
 
-/// What is drawn of heaps: the kind, its name, and a value as text.
+/// An amount that is drawn of heaps: its kind, its name, and how to format a value.
 type Amount = (usize, &'static str, fn(f64) -> String);
 const AMOUNTS: [Amount; 3] = [
     (Held::LIVE, "Live slots", |slots| count(slots as u64)),
@@ -178,7 +178,7 @@ const AMOUNTS: [Amount; 3] = [
     (Held::MALLOC, "malloc since the last major cycle (oldmalloc_increase_bytes)", |size| bytes(size as u64)),
 ];
 
-/// Heaps over time, as far as they are known, and the same as a table.
+/// The heaps over time, as far as known, and the same figures as a table.
 pub(super) fn memory(figures: &Figures, (from, to): (f64, f64)) -> Markup {
     let columns = &figures.lanes.columns;
     let width_ns = columns.width_ns as f64;
@@ -226,7 +226,7 @@ pub(super) fn memory(figures: &Figures, (from, to): (f64, f64)) -> Markup {
     }
 }
 
-/// How long pauses and waits took, and when.
+/// Durations of pauses and waits over time.
 pub(super) fn latencies(figures: &Figures, subjects: Subjects, (from, to): (f64, f64)) -> Markup {
     let columns = &figures.lanes.columns;
     let axis = chart::Axis { columns: columns.cells.len(), ends: [after(round(from)), after(round(to))] };

@@ -1,4 +1,4 @@
-//! What has changed from one part to another.
+//! The changes from one part to another.
 
 use gctrace_pages::{Column, table};
 use gctrace_report::{
@@ -14,14 +14,14 @@ use crate::{
     wanted::Wanted,
 };
 
-/// Changes that are named at the top.
+/// Maximum number of changes listed at the top.
 const NAMED: usize = 8;
-/// Rows of a table by name, if fewer have changed.
+/// Number of rows of a table by name, if fewer have changed.
 const ROWS: usize = 15;
-/// The table whose sums are of whole lives of threads.
+/// The table whose sums are over whole thread lifetimes.
 const OF_LIVES: &str = "gvl";
 
-/// All of it.
+/// The whole section of a comparison.
 pub(super) fn section(compared: &Compared, wanted: &Wanted) -> Markup {
     let Compared { comparison, sides, graph, cuts_time } = compared;
     let address = format!("diff.svg{}", query(&wanted.asked, None));
@@ -70,7 +70,7 @@ fn subject(row: &Row) -> Option<String> {
     }
 }
 
-/// The real changes, a line each.
+/// The significant changes, one per line.
 fn changes(comparison: &Comparison) -> Markup {
     let tested = comparison.figures().filter(|(_, _, figure)| figure.p.is_some()).count();
     let real = diff_order(comparison);
@@ -95,7 +95,7 @@ fn changes(comparison: &Comparison) -> Markup {
     }
 }
 
-/// What has changed itself, and then what calls such.
+/// The significant changes: first what has changed itself, then its callers.
 fn diff_order(comparison: &Comparison) -> Vec<(&Table, &Row, &Figure)> {
     let real = comparison.figures().filter(|(_, _, figure)| figure.verdict.is_real());
     let (mut own, callers): (Vec<_>, Vec<_>) =
@@ -112,7 +112,7 @@ fn verdict(figure: &Figure) -> String {
     }
 }
 
-/// What a table is of, by its name on the wire.
+/// The title of a table, by its key.
 fn title(table: &Table) -> &'static str {
     match table.key {
         "process" => "Processes",
@@ -135,7 +135,7 @@ fn of(of: &Table) -> Markup {
         of.rows.iter().filter(|row| row.figures.iter().any(|figure| figure.verdict.is_real())).count();
     let shown =
         if of.rows.iter().all(|row| row.kind == Kind::All) { of.rows.len() } else { ROWS.max(changed) };
-    // A row for each figure: what it is of first, where it is not of everything.
+    // A row per figure: its subject comes first, unless the row is about everything.
     let by_name = of.rows.iter().any(|row| row.kind != Kind::All);
     let rows: Vec<Vec<Markup>> = of
         .rows
@@ -173,7 +173,7 @@ fn of(of: &Table) -> Markup {
     }
 }
 
-/// What is not compared, and why.
+/// What cannot be compared, and why.
 fn lacks(tables: &[&Table], cuts_time: bool) -> Markup {
     html! {
         @for table in tables {

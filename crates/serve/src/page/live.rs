@@ -1,4 +1,4 @@
-//! The part of a live page that is loaded again each second.
+//! The part of a live page that is reloaded each second.
 
 use gctrace_pages::{
     facts,
@@ -14,14 +14,14 @@ use maud::{Markup, html};
 use super::{Links, charts, marks, query, time};
 use crate::{Asked, graph::word, held::Held, live::Now, wanted::Wanted};
 
-/// Times up to now that are one click away.
+/// Lengths of time up to now that are one click away.
 const LATEST: [(&str, &str); 3] = [("10s", "Last 10 s"), ("1m", "Last minute"), ("5m", "Last 5 minutes")];
 
 fn clock(header: &Header, ns: u64) -> String {
     utc(header.clock.epoch_nanos(ns).div_euclid(1_000_000_000))
 }
 
-/// What is kept, and what is not any more.
+/// What is kept, and what was dropped.
 fn kept(header: &Header, now: &Now) -> Markup {
     let state = &now.state;
     let dropped = state.expired + state.displaced;
@@ -74,7 +74,7 @@ fn glance(now: &Now, subjects: Subjects) -> Markup {
     }
 }
 
-/// How things stand. Its data say it for scripts: nanoseconds after the begin.
+/// The current state. Data attributes contain it for scripts: nanoseconds after the start.
 pub(crate) fn section(header: &Header, now: &Now, wanted: &Wanted) -> Markup {
     let links = Links { header, wanted };
     let subjects = header.subjects;
@@ -102,7 +102,7 @@ pub(crate) fn section(header: &Header, now: &Now, wanted: &Wanted) -> Markup {
     }
 }
 
-/// What scripts show when gctrace does not answer, and how they are stopped; and times up to now.
+/// The message that scripts show if gctrace does not answer, the control that stops them, and links to times up to now.
 pub(super) fn controls(wanted: &Wanted) -> Markup {
     let latest = |last: &str| {
         let asked = Asked { last: Some(last.to_owned()), from: None, to: None, ..wanted.asked.clone() };
@@ -123,7 +123,7 @@ pub(super) fn controls(wanted: &Wanted) -> Markup {
     }
 }
 
-/// What of the chosen part is not kept any more.
+/// A note about the time of the chosen part that is no longer kept.
 pub(super) fn lacks(header: &Header, now: &Now, wanted: &Wanted) -> Markup {
     let from_ns = header.dump.as_ref().map_or(now.state.from_ns, |dump| dump.from_ns);
     let older =

@@ -1,4 +1,4 @@
-//! Tables of the page.
+//! The tables of the page.
 
 use std::cmp::Reverse;
 
@@ -21,16 +21,16 @@ use crate::{
     source::View,
 };
 
-/// Rows of methods.
+/// Maximum number of rows in the table of methods.
 const METHODS: usize = 20;
-/// Of other tables.
+/// Maximum number of rows in other tables.
 const ROWS: usize = 50;
 
 fn section(id: &str, title: &str, content: &Markup) -> Markup {
     html! { section aria-labelledby=(id) { h2 id=(id) { (title) } (content) } }
 }
 
-/// What is not in a table.
+/// A note with the number of rows left out of a table.
 fn more(left: u64, what: &str) -> Markup {
     html! { @if left > 0 { p.soft { (count(left)) " more " (what) "." } } }
 }
@@ -76,7 +76,7 @@ pub(super) fn worst(links: &Links<'_>, view: &View) -> Markup {
         .iter()
         .map(|pause| {
             let at = links.seconds(pause.begin_ns);
-            // As much time before and after as shows what led to it.
+            // Enough time before and after to show what led to it.
             let around = (pause.ns as f64 / 1e9 * 5.0).max(0.05);
             let thread = view.figures.threads.get(&(pause.pid, pause.tid)).map_or("", |thread| &thread.name);
             vec![
@@ -113,7 +113,7 @@ fn of_thread(gvl: Option<&GvlWho>) -> Markup {
     gvl.map_or_else(|| html! { "not known" }, |gvl| who(gvl.tid, &gvl.comm))
 }
 
-/// What each thread did.
+/// The activity of each thread.
 pub(super) fn threads(view: &View, subjects: Subjects) -> Markup {
     let figures = &view.figures;
     let mut all: Vec<(&(u32, u32), &OneThread)> = figures.threads.iter().collect();
@@ -180,7 +180,7 @@ pub(super) fn threads(view: &View, subjects: Subjects) -> Markup {
     section("threads", "Threads", &content)
 }
 
-/// Who waited for whom.
+/// Which thread waited for which.
 pub(super) fn blocked(view: &View) -> Markup {
     let figures = &view.figures;
     let mut pairs: Vec<_> = figures.pairs.iter().collect();
@@ -251,7 +251,7 @@ pub(super) fn requests(summary: &RequestSummary) -> Markup {
     let groups = summary.by_time();
     let all_ns = summary.ns();
     let services = summary.has_services();
-    // How the time divides is only there where threads were watched (--gvl).
+    // The division of the time is known only if threads were traced (--gvl).
     let states = summary.has_cpu();
     let part = |part: Part| if part.of_ns == 0 { "–".to_owned() } else { share(part.ns, part.of_ns) };
     let rows: Vec<Vec<Markup>> = groups
@@ -382,7 +382,7 @@ mod tests {
         }
     }
 
-    /// Of an endpoint of which no duration or no status is known, no part of the time or number of failures is shown.
+    /// If no duration or no status of an endpoint is known, neither its share of the time nor its number of failures is shown.
     #[test]
     fn unknown_is_not_zero() {
         let mut summary = RequestSummary::default();
@@ -393,7 +393,7 @@ mod tests {
             let row = page.split("<tr>").find(|row| row.contains(endpoint)).unwrap();
             row.split("</td>").skip(1).filter_map(|cell| cell.rsplit('>').next()).collect()
         };
-        // Count, p50, p99, longest, time; GC of its own and of others, GVL wait, 5xx.
+        // Count, p50, p99, longest, time; its own GC and that of other threads, GVL wait, 5xx.
         assert_eq!(row("/unknown")[..9], ["1", "–", "–", "–", "–", "–", "–", "–", "–"], "{page}");
         let known = row("/known");
         assert_eq!((known[4], known[8]), ("100.0 %", "1"), "{page}");

@@ -1,4 +1,4 @@
-//! What threads did when.
+//! The activity of threads over time.
 
 use std::cmp::Reverse;
 
@@ -20,15 +20,15 @@ use crate::{
     source::View,
 };
 
-/// Threads that are drawn.
+/// Maximum number of threads drawn.
 const ROWS: usize = 12;
-/// Characters of a name.
+/// Maximum number of characters of a name.
 const NAME: usize = 60;
 
-/// Something that threads do, and how much of it a column has.
+/// A kind of activity, and how to get its time from a column.
 type Kind = (Doing<'static>, fn(&Did) -> u64);
 
-/// What is known of threads of such a recording.
+/// The kinds of activity that such a recording contains.
 fn kinds(subjects: Subjects) -> Vec<Kind> {
     let doing = |name, short, class| Doing { name, short, class };
     let all: [(bool, Kind); 5] = [
@@ -41,7 +41,7 @@ fn kinds(subjects: Subjects) -> Vec<Kind> {
     all.into_iter().filter_map(|(is, kind)| is.then_some(kind)).collect()
 }
 
-/// A thread that is drawn, with the sum of what it did.
+/// A thread to draw, with the sum of its activity.
 struct One<'a> {
     pid: u32,
     tid: u32,
@@ -51,7 +51,7 @@ struct One<'a> {
 }
 
 impl One<'_> {
-    /// Time in which it did something that only it could do, nanoseconds.
+    /// The time by which threads are ranked, nanoseconds: the sum of the kinds of activity, where CPU time and holds of the GVL overlap.
     fn weight(&self) -> u64 {
         let Did { request, cpu, gc, wait, hold } = self.sum;
         [cpu.max(hold), gc, wait, request].into_iter().fold(0, u64::saturating_add)
@@ -64,7 +64,7 @@ impl One<'_> {
     }
 }
 
-/// A picture with a row for each of those that did most, and the same as a table.
+/// A picture with one row for each of the most active threads, and the same figures as a table.
 pub(super) fn over_time(links: &Links<'_>, view: &View, subjects: Subjects, end_ns: u64) -> Markup {
     let figures = &view.figures;
     let mut all: Vec<One<'_>> = figures
@@ -119,7 +119,7 @@ fn row(one: &One<'_>, kinds: &[Kind], several: bool) -> Row {
     Row { name: one.name(several), strips: kinds.iter().map(strip).collect() }
 }
 
-/// For how long it is not known who waited.
+/// A note on how long single waits were not reported.
 fn gaps(figures: &Figures, end_ns: u64) -> Markup {
     let all_ns = figures.gvl_unreported_ns(end_ns);
     let share = all_ns as f64 / end_ns.saturating_sub(figures.lanes.columns.from_ns).max(1) as f64;

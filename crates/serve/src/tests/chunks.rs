@@ -1,10 +1,10 @@
-//! Chunks of a recording (docs/recording.md), by hand: they are taken apart and put together with any content.
+//! Chunks of a recording (docs/recording.md), handled manually: they are split and assembled with any content.
 
 use std::io::{Read as _, Write as _};
 
 use flate2::{Compression, read::ZlibDecoder, write::ZlibEncoder};
 
-/// Bytes before the first chunk, and before the stored bytes of each.
+/// Bytes before the first chunk (`BEGIN`), and before the stored bytes of each chunk (`HEAD`).
 const BEGIN: usize = 12;
 const HEAD: usize = 16;
 
@@ -12,7 +12,7 @@ fn word(bytes: &[u8], at: usize) -> u32 {
     u32::from_le_bytes(bytes[at..at + 4].try_into().unwrap())
 }
 
-/// Where each chunk begins and ends: the header's is the first.
+/// Start and end of each chunk; the header's chunk is the first.
 pub(super) fn places(bytes: &[u8]) -> Vec<(usize, usize)> {
     let mut found = Vec::new();
     let mut at = BEGIN;
@@ -25,14 +25,14 @@ pub(super) fn places(bytes: &[u8]) -> Vec<(usize, usize)> {
     found
 }
 
-/// The content of a chunk.
+/// The decompressed content of a chunk.
 pub(super) fn content(chunk: &[u8]) -> Vec<u8> {
     let mut bytes = Vec::new();
     ZlibDecoder::new(&chunk[HEAD..]).read_to_end(&mut bytes).unwrap();
     bytes
 }
 
-/// A chunk of entries with this content and a right checksum.
+/// A chunk of entries with this content and a valid checksum.
 pub(super) fn entries(content: &[u8]) -> Vec<u8> {
     let mut encoder = ZlibEncoder::new(vec![0; HEAD], Compression::fast());
     encoder.write_all(content).unwrap();

@@ -1,4 +1,4 @@
-//! Recordings that are made from a committed one: longer, and with hostile names.
+//! Recordings that are derived from a committed one: longer, and with hostile names.
 
 use std::{path::Path, sync::Arc};
 
@@ -17,21 +17,21 @@ use gctrace_report::{
 
 use super::GOLDEN;
 
-/// Copies that are of one process.
+/// Number of consecutive copies that belong to one process.
 pub(super) const LIFE: u64 = 4;
-/// From one copy to the next.
+/// Time from one copy to the next.
 const EACH_NS: u64 = 3_000_000_000;
 
-/// Records what it gets again, later or under other names.
+/// Records what it receives again, at a later time or under other names.
 struct Again {
     recorder: Recorder,
     later_ns: u64,
     name: Option<&'static str>,
-    /// Whether this is the first copy, and the last.
+    /// Whether this is the first copy, and whether it is the last.
     ends: [bool; 2],
-    /// Whether the process begins in this copy, and ends.
+    /// Whether the process begins in this copy, and whether it ends.
     life: [bool; 2],
-    /// Added to its pid.
+    /// Offset that is added to its pid.
     pid: u32,
     requests: u64,
 }
@@ -212,7 +212,7 @@ fn request(id: u64, tid: u32, begin_ns: u64) -> Request {
         gc_pauses: None,
         gc_other: None,
         gvl_wait_ns: None,
-        // Not known of each.
+        // Known only for every second request.
         states: id.is_multiple_of(2).then_some(States {
             cpu_ns: 120_000,
             runnable_ns: 250_000,
@@ -235,7 +235,7 @@ fn request(id: u64, tid: u32, begin_ns: u64) -> Request {
     }
 }
 
-/// Writes a recording of N copies of the committed one, one after the other.
+/// Writes a recording of `copies` copies of the committed one, one after the other.
 pub(super) fn write(path: &Path, copies: u64, name: Option<&'static str>) {
     let mut header = Recording::open(Path::new(GOLDEN)).unwrap().header().clone();
     if let Some(name) = name {
@@ -264,7 +264,7 @@ pub(super) fn write(path: &Path, copies: u64, name: Option<&'static str>) {
     }
 }
 
-/// Hands on to what is taken out of it at the end.
+/// Forwards to a recorder that is taken out of it at the end.
 struct Handing(std::rc::Rc<std::cell::RefCell<Option<Again>>>);
 
 impl Handing {

@@ -1,4 +1,4 @@
-//! Recordings that are damaged, and files that change while they are served.
+//! Damaged recordings, and files that change while they are served.
 
 use std::{fs, os::unix::fs::FileExt as _, sync::Arc};
 
@@ -21,7 +21,7 @@ fn part(source: &Source, from_ms: u64, to_ms: u64) -> Window {
     Window { from_ns: at(from_ms), to_ns: at(to_ms), ..Window::default() }
 }
 
-/// Up to its damage a recording is served as if it had been cut off there, and its page says what is wrong.
+/// A damaged recording is served up to the damage, as if it had been cut off there, and its page reports the damage.
 #[test]
 fn up_to_it() {
     let dir = tempfile::tempdir().unwrap();
@@ -29,7 +29,7 @@ fn up_to_it() {
     write(&whole, 6, None);
     let bytes = fs::read(&whole).unwrap();
     let places = chunks::places(&bytes);
-    // The first entries, some in the middle, the last, the end.
+    // The first entries, some in the middle, the last ones, and the end.
     for at in [1, places.len() / 2, places.len() - 2, places.len() - 1] {
         let (begin, end) = places[at];
         let mut damaged = bytes.clone();
@@ -56,7 +56,7 @@ fn up_to_it() {
     }
 }
 
-/// What happens to the file later is on the pages of parts that it concerns, for as long as it is so.
+/// Later damage to the file is reported on the pages of the affected parts, for as long as it exists.
 #[test]
 fn later() {
     let dir = tempfile::tempdir().unwrap();
@@ -77,7 +77,7 @@ fn later() {
     assert!(view.figures.cycles < sound.figures.cycles);
     let (page, _) = shown(&source, &whole, &view, Measure::Gc);
     assert!(page.contains("Something happened to the file") && page.contains("is damaged: "), "{page}");
-    // What is in memory stays what it was.
+    // What is in memory is not affected.
     assert!(Arc::ptr_eq(&whole.view, &source.view(&whole, &Window::default()).unwrap()));
     file.set_len(bytes.len() as u64 / 2).unwrap();
     let cut = source.view(&whole, &part(&source, 1, 20_000)).unwrap();
@@ -87,7 +87,7 @@ fn later() {
     assert_eq!((&again.damage, again.figures.cycles), (&None, sound.figures.cycles));
 }
 
-/// What cannot be shown at all is said on the page.
+/// A recording that cannot be shown at all is reported on the page.
 #[test]
 fn nothing() {
     let dir = tempfile::tempdir().unwrap();
@@ -99,7 +99,7 @@ fn nothing() {
     assert!(crate::page::failed(&source, &why).contains("cannot be shown: it has gone."));
 }
 
-/// A recording that is written over the one that is served is not shown in its place.
+/// A recording written over the served one is not shown in its place.
 #[test]
 fn overwritten() {
     let dir = tempfile::tempdir().unwrap();

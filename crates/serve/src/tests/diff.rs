@@ -1,4 +1,4 @@
-//! Parts of a recording compared, and two recordings.
+//! Comparisons of parts of a recording, and of two recordings.
 
 use std::{path::Path, sync::Arc};
 
@@ -48,7 +48,7 @@ fn shown(
     page::page(source, whole, view, wanted, &drawn, (None, compared))
 }
 
-/// Two recordings are compared as by `gctrace diff`: figures, verdicts, and the picture.
+/// Two recordings are compared as `gctrace diff` does: figures, verdicts, and the picture.
 #[test]
 fn recordings() {
     let dir = tempfile::tempdir().unwrap();
@@ -66,7 +66,7 @@ fn recordings() {
         assert_eq!(figures(&compared.comparison), figures(&comparison));
         assert!(compared.graph.svg == svg && svg.len() > 1000 && !compared.cuts_time);
         assert!(Arc::ptr_eq(&compared, &source.compared(&whole, &all, (&other, &its, &all)).unwrap()));
-        // What is compared is said, and every table that has something is there.
+        // The page says what is compared, and has every table that is not empty.
         let wanted =
             Wanted { asked: Asked::default(), window: all, of: Measure::Gc, other: Some(Window::default()) };
         let text = shown(&source, &whole, &whole.view, &wanted, Some(&compared));
@@ -81,7 +81,7 @@ fn recordings() {
     }
 }
 
-/// Parts have what lies in them, sums of whole lives are left out and that is said; a part without anything is not compared.
+/// Parts contain what lies in them; sums over whole lifetimes are left out, which is stated; an empty part is not compared.
 #[test]
 fn parts() {
     let dir = tempfile::tempdir().unwrap();
@@ -98,7 +98,7 @@ fn parts() {
     let longest = comparison.figures().find(|(.., figure)| figure.what == "pause, longest").unwrap().2;
     let stops = [&a, &b].map(|window| source.view(&whole, window).unwrap().figures.stops.max_ns() as f64);
     assert_eq!([longest.a, longest.b], stops.map(Some));
-    // The same program over and over, eight times in each.
+    // The same program repeatedly, eight times in each part.
     assert!(comparison.figures().all(|(.., figure)| !figure.verdict.is_real()), "{comparison:?}");
     assert!(comparison.figures().any(|(.., figure)| figure.p.is_some()), "{comparison:?}");
     assert!(
@@ -128,7 +128,7 @@ fn parts() {
     assert!(!text.contains("<summary>Waiting for the GVL") && !text.contains("<img"), "{text}");
     let nothing = source.compared(&whole, &part(100, 120), (&source, &whole, &a)).unwrap();
     assert_eq!(nothing.comparison.nothing, ["B contains no Ruby process"]);
-    // A marked part is on the time line, and nothing is compared yet; a chosen one has links.
+    // A marked part is highlighted on the time line, and nothing is compared yet; a chosen part has links.
     let marked = Wanted {
         asked: Asked { a_from: Some("6s".to_owned()), ..Asked::default() },
         window: Window::default(),
@@ -143,7 +143,7 @@ fn parts() {
     assert!(text.contains("afrom=6.000000s&amp;ato=30.000000s") && text.contains("Mark as A"), "{text}");
 }
 
-/// Names of methods and programs are text.
+/// Names of methods and programs are escaped.
 #[test]
 fn hostile() {
     let dir = tempfile::tempdir().unwrap();

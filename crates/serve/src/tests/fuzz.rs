@@ -1,5 +1,5 @@
-//! Damaged recordings and hostile requests, together: whatever a file has and a query asks for, there is a page or a reason.
-//! For longer: `PROPTEST_CASES=100000 cargo test -p gctrace-serve fuzz`.
+//! Damaged recordings and hostile requests, together: whatever a file contains and a query asks for, the result is a page or a reason.
+//! For longer runs: `PROPTEST_CASES=100000 cargo test -p gctrace-serve fuzz`.
 
 use std::{fs, path::Path, sync::OnceLock};
 
@@ -12,7 +12,7 @@ use proptest::{prelude::*, sample::select};
 use super::{GOLDEN, HOSTILE, chunks, copies::write};
 use crate::{Asked, page, source::Source, wanted::Wanted};
 
-/// Pieces of queries that break expectations wherever they are put.
+/// Pieces of queries that violate expectations wherever they are inserted.
 const PIECES: [&str; 28] = [
     "from=",
     "&to=",
@@ -44,7 +44,7 @@ const PIECES: [&str; 28] = [
     "\u{202e}",
 ];
 
-/// Few by default: each case reads a recording several times.
+/// Few cases by default: each reads a recording several times.
 fn cases() -> ProptestConfig {
     let asked = std::env::var("PROPTEST_CASES").ok().and_then(|text| text.parse().ok());
     ProptestConfig { cases: asked.unwrap_or(24), ..ProptestConfig::default() }
@@ -61,7 +61,7 @@ fn recordings() -> &'static [Vec<u8>; 2] {
     })
 }
 
-/// Nanoseconds after the begin, and pids: what a command line makes of words is tested there.
+/// Interprets times as nanoseconds after the start, and pids: the syntax of the command line is tested elsewhere.
 fn choose(header: &Header, asked: &Asked) -> Result<Window, String> {
     let number = |text: &String| text.parse::<u64>().map_err(|error| format!("{text}: {error}"));
     let at = |text: &Option<String>| text.as_ref().map(number).transpose();
@@ -74,7 +74,7 @@ fn choose(header: &Header, asked: &Asked) -> Result<Window, String> {
     Ok(Window { pids, from_ns, to_ns, ..Window::default() })
 }
 
-/// Nothing on a page is from elsewhere.
+/// A page refers to nothing from elsewhere.
 fn clean(page: &str) {
     let own = page.matches("<script src=\"brush.js\" defer></script>").count();
     assert_eq!(page.matches("<script").count(), own, "{page}");
@@ -82,7 +82,7 @@ fn clean(page: &str) {
     assert!(!page.contains("NaN"), "{page}");
 }
 
-/// Asks a recording for this, and returns how many cycles it has. `None`: it is not served.
+/// Sends these queries for a recording, and returns its number of cycles; `None` if it is not served.
 fn asked(path: &Path, queries: &[String]) -> Option<u64> {
     let source = match Source::open(path) {
         Ok(source) => source,
@@ -117,7 +117,7 @@ fn asked(path: &Path, queries: &[String]) -> Option<u64> {
     Some(whole.view.figures.cycles)
 }
 
-/// A file with this content, whose name is always the same: it is on the page, and a random one is `.tmpxNaN0` now and then.
+/// A file with this content and a constant name: the name is on the page, and a random one contains `NaN` now and then, as in `.tmpxNaN0`.
 struct Named {
     dir: tempfile::TempDir,
 }
@@ -146,7 +146,7 @@ fn query() -> impl Strategy<Value = String> {
 proptest! {
     #![proptest_config(cases())]
 
-    /// Cut off anywhere, with flipped bits: served up to the last chunk that is whole, or refused.
+    /// Truncated anywhere, with flipped bits: served up to the last complete chunk, or refused.
     #[test]
     fn damaged(
         which in 0_usize..2,
@@ -156,7 +156,7 @@ proptest! {
     ) {
         let whole = &recordings()[which];
         let places = chunks::places(whole);
-        // Half of them are not cut.
+        // Half of them are not truncated.
         let length = length.index(whole.len() * 2).min(whole.len());
         let mut bytes = whole[..length].to_vec();
         let mut sound = length;
@@ -171,12 +171,12 @@ proptest! {
         let last = places.iter().rfind(|(_, end)| *end <= sound).map_or(0, |(_, end)| *end);
         if last >= places[0].1 {
             let expected = asked(&file(&whole[..last]).path(), &[]);
-            // Bits that were flipped back leave it whole; a flip in an incomplete chunk changes nothing.
+            // Bits that are flipped back leave it intact; a flip in an incomplete chunk changes nothing.
             prop_assert!(found >= expected && expected.is_some(), "{found:?} {expected:?}");
         }
     }
 
-    /// Chunks with a right checksum and any content.
+    /// Chunks with a valid checksum and any content.
     #[test]
     fn contents(
         which in 0_usize..2,

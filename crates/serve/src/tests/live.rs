@@ -1,4 +1,4 @@
-//! Runs that are looked at while they go on: made from a committed recording, which is handed to the exporters of a live page.
+//! Runs that are shown while in progress: a committed recording is passed to the exporters of a live page.
 
 use std::{
     path::Path,
@@ -22,10 +22,10 @@ use crate::{
 };
 
 const S: u64 = 1_000_000_000;
-/// More than any of these recordings has.
+/// More bytes than any of these recordings has.
 const BYTES: u64 = 64 << 20;
 
-/// What a run that is this recording leaves of it.
+/// The live state after a run whose events are those of this recording.
 fn live(path: &Path, keep_ns: u64, bytes: u64) -> Live {
     let mut recording = Recording::open(path).unwrap();
     let header = recording.header().clone();
@@ -49,7 +49,7 @@ fn shown(live: &Live, source: &Source, wanted: &Wanted) -> String {
     page::page(source, &whole, &view, wanted, &drawn, (Some(&live.now()), None))
 }
 
-/// Where nothing was dropped everything is there: figures, files and times are those of the recording of the same run.
+/// If nothing was dropped, everything is present: figures, files and times equal those of the recording of the same run.
 #[test]
 fn all_of_it() {
     let dir = tempfile::tempdir().unwrap();
@@ -70,7 +70,7 @@ fn all_of_it() {
     assert!(now.state.ended && now.state.expired + now.state.displaced == 0 && !now.state.is_short);
     assert!(now.cycles >= now.columns.sum().cycles && now.columns.sum().cycles > 0, "{now:?}");
     assert_eq!(now.columns.width_ns, S);
-    // The same seconds after the begin are the same part.
+    // The same seconds after the start select the same part.
     let at = |seconds: u64| Some(file.header.begun_ns + seconds * S);
     let window = Window { from_ns: at(3), to_ns: at(5), ..Window::default() };
     let [a, b] = [(&file, &whole), (&*source, &kept)].map(|(of, whole)| of.view(whole, &window).unwrap());
@@ -92,7 +92,7 @@ fn all_of_it() {
     }
 }
 
-/// What is older than is kept is dropped and said; what is kept has exactly what the whole run has of that time.
+/// Events older than the kept time are dropped, which is stated; the kept time has exactly what the whole run has of that time.
 #[test]
 fn dropped() {
     let dir = tempfile::tempdir().unwrap();
@@ -113,7 +113,7 @@ fn dropped() {
         assert_eq!(a.figures.cycles, b.figures.cycles);
         assert_eq!((a.figures.samples, a.figures.cpu_ns), (b.figures.samples, b.figures.cpu_ns));
         assert_eq!(now.cycles, whole.view.figures.cycles, "all since the begin");
-        // What is drawn is no older than what is to be kept, and the glance is of its own seconds.
+        // What is drawn is no older than the kept time, and the glance covers its own seconds.
         assert!(
             now.columns.from_ns + 2 * now.columns.width_ns >= now.at_ns.saturating_sub(keep_ns),
             "{now:?}"
@@ -130,7 +130,7 @@ fn dropped() {
         }
         assert_eq!(text.contains("--keep-size"), is_short, "{text}");
         assert!(!text.contains("not kept any more"), "{text}");
-        // Parts before that, and around it.
+        // Parts before the kept time, and parts that overlap its start.
         let at = |ns: u64| Some(now.begun_ns + ns);
         let gone = Window { from_ns: at(0), to_ns: at(S), ..Window::default() };
         let text = shown(&live, &source, &wanted(Asked::default(), gone));
@@ -141,7 +141,7 @@ fn dropped() {
     }
 }
 
-/// Nothing has come yet; names are text.
+/// No event has arrived yet; names are escaped.
 #[test]
 fn empty_and_hostile() {
     let dir = tempfile::tempdir().unwrap();
@@ -171,7 +171,7 @@ fn empty_and_hostile() {
     }
 }
 
-/// Times that no clock has do no harm.
+/// Times that no clock has are harmless.
 #[test]
 fn extremes() {
     for (origin_ns, keep_ns) in [(0, 1), (5, u64::MAX / 2), (u64::MAX - 3, 600 * S)] {

@@ -1,4 +1,4 @@
-//! How long a long recording takes. A measurement: `GCTRACE_COPIES=28800 cargo test -p gctrace-serve speed -- --ignored --nocapture`.
+//! Measures how long a long recording takes: `GCTRACE_COPIES=28800 cargo test -p gctrace-serve speed -- --ignored --nocapture`.
 
 use std::{fs, time::Instant};
 
@@ -9,7 +9,7 @@ use gctrace_report::{
 
 use super::{copies::write, served};
 
-/// Says of how many copies the recording is.
+/// Environment variable with the number of copies in the recording.
 const COPIES: &str = "GCTRACE_COPIES";
 
 #[test]

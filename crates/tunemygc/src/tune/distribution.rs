@@ -1,10 +1,10 @@
-//! Quantiles of what is too much to keep: counts by logarithmic bucket. Sums of distributions are exact.
+//! Quantiles of values too numerous to keep, from counts per logarithmic bucket. Sums of distributions are exact.
 
 use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-/// Buckets per power of two, as a power of two: a quantile is at most 1/64 (1.6 %) above the true one.
+/// Binary logarithm of the number of buckets per power of two: a quantile is at most 1/64 (1.6 %) above the true one.
 const FINENESS: u32 = 6;
 
 /// Counts of values by size.
@@ -15,13 +15,13 @@ pub struct Distribution {
 }
 
 impl Distribution {
-    /// One more value.
+    /// Adds a value.
     pub fn add(&mut self, value: u64) {
         *self.counts.entry(bucket(value)).or_default() += 1;
         self.max = self.max.max(value);
     }
 
-    /// All values of another one, too.
+    /// Adds all values of another distribution.
     pub fn merge(&mut self, other: &Self) {
         for (bucket, count) in &other.counts {
             let sum = self.counts.entry(*bucket).or_default();
@@ -40,7 +40,7 @@ impl Distribution {
         self.max
     }
 
-    /// The value below which this share lies, rounded up by at most 1.6 %; `None` if there are no values.
+    /// The value at or below which this share of the values lies, rounded up by at most 1.6 %; `None` if there are no values.
     pub fn quantile(&self, share: f64) -> Option<u64> {
         let rank = ((self.n() as f64 * share).ceil() as u64).max(1);
         let mut seen = 0_u64;
@@ -50,7 +50,7 @@ impl Distribution {
         })
     }
 
-    /// The middle value, as [`Distribution::quantile`].
+    /// The median, rounded as in [`Distribution::quantile`].
     pub fn median(&self) -> Option<u64> {
         self.quantile(0.5)
     }
@@ -80,7 +80,7 @@ mod tests {
     use proptest::prelude::*;
 
     proptest! {
-        /// Every quantile is at most 1.6 % above the true one, and never below; in parts as in one.
+        /// Every quantile is at most 1.6 % above the true one, and never below; merged parts give the same as one distribution.
         #[test]
         fn quantiles(mut values in proptest::collection::vec(any::<u64>(), 1..200), shift in 0_u32..64) {
             for value in &mut values {

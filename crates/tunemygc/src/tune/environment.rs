@@ -1,4 +1,4 @@
-//! `RUBY_GC_*` variables without the effect that their author expected.
+//! `RUBY_GC_*` variables that do not have the effect their author expected.
 
 use std::collections::BTreeMap;
 
@@ -9,18 +9,18 @@ use super::{
     ruby::{Kind, Series, VARIABLES, variable},
 };
 
-/// A variable that the Ruby does not follow.
+/// A variable that this Ruby does not follow.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Unheeded {
     /// Its name.
     pub variable: String,
     /// Its value.
     pub value: String,
-    /// Why it has no effect, and what would.
+    /// Why it has no effect, and what would have one.
     pub reason: String,
 }
 
-/// Whether a variable has a name that Ruby, or any user, could mean: `A` to `Z`, `0` to `9` and `_`, at most 64 of them. Other
+/// Whether a variable has a name that Ruby or a user could mean: `A` to `Z`, `0` to `9` and `_`, at most 64 characters. Other
 /// names are refused, because names are shown and come from outside.
 pub fn is_name(name: &str) -> bool {
     name.len() <= 64 && name.bytes().all(|byte| matches!(byte, b'A'..=b'Z' | b'0'..=b'9' | b'_'))
@@ -77,7 +77,7 @@ fn reason(name: &str, value: &str, series: Series) -> Option<String> {
         .then(|| format!("Ruby silently ignores this value: it takes {needs}"))
 }
 
-/// Why Ruby ignores a value that is right by itself.
+/// Why Ruby ignores a value that is valid by itself.
 fn beside_others(name: &str, value: &str, series: Series, in_force: &InForce) -> Option<String> {
     let known = variable(name)?;
     let (value, limits) = (known.parse(value, series)?, in_force.limits(known));
@@ -101,7 +101,7 @@ fn instead(name: &str, series: Series) -> &'static str {
     }
 }
 
-/// Levenshtein distance; names are short.
+/// The Levenshtein distance of two names. Names are short.
 fn distance(from: &str, to: &str) -> usize {
     let (from, to) = (&from.as_bytes()[..from.len().min(80)], to.as_bytes());
     let mut row: Vec<usize> = (0..=to.len()).collect();
@@ -126,7 +126,7 @@ mod tests {
         unheeded(&environment, series).pop().map(|unheeded| unheeded.reason)
     }
 
-    /// Misspelt, outdated and unreadable variables are named with what would work; good ones and the agent's are not.
+    /// Misspelt, outdated and unreadable variables are reported with what would work; valid ones and the agent's are not.
     #[test]
     fn reasons() {
         let now = Series(3, 4);

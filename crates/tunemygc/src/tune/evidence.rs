@@ -1,4 +1,4 @@
-//! The content of sample sets in short: counts, times and distributions that can be added up over sets, and kept.
+//! A summary of sample sets: counts, times and distributions that can be summed over sets, and stored.
 
 use std::collections::BTreeMap;
 
@@ -6,105 +6,105 @@ use serde::{Deserialize, Serialize};
 
 use super::{distribution::Distribution, heaps::Heap, ruby::Series, trend::Trends};
 
-/// Fewest cycles in the sets for any advice.
+/// Minimum number of cycles in the sets for any advice.
 pub const MIN_CYCLES: u64 = 30;
-/// Fewest seconds in the sets for any advice.
+/// Minimum number of seconds in the sets for any advice.
 pub const MIN_SECONDS: f64 = 5.0;
-/// Largest share of cycles that may be missing in the sets.
+/// Maximum share of cycles that may be missing in the sets.
 pub const MAX_MISSING: f64 = 0.10;
 
-/// What is known of a program from its sample sets.
+/// The facts known about a program from its sample sets.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Evidence {
-    /// Sets.
+    /// Number of sets.
     pub sets: u64,
-    /// Sets that cannot be true, and of which nothing else is here: see [`is_possible`].
+    /// Number of sets that cannot be true, see [`is_possible`]. Only their samples and environment are included here.
     #[serde(default)]
     pub impossible: u64,
-    /// Samples in them.
+    /// Number of samples in the sets.
     pub samples: u64,
-    /// Seconds between the first and the last sample of each set, added up.
+    /// Seconds between the first and the last sample of each set, summed.
     pub seconds: f64,
-    /// GC cycles of which the start is in the sets.
+    /// GC cycles whose start is in the sets.
     pub cycles: u64,
-    /// Cycles between these that are not in the sets, by Ruby's own count.
+    /// Cycles between these that are not in the sets, according to Ruby's own count.
     pub missing: u64,
-    /// Minor cycles by what started them (`gc_by`).
+    /// Minor cycles by their cause (`gc_by`).
     pub minors: BTreeMap<String, u64>,
-    /// Major cycles by why they are major (`major_by`).
+    /// Major cycles by the reason why they are major (`major_by`).
     pub majors: BTreeMap<String, u64>,
-    /// Time in the GC; `None` where this Ruby does not count it (before 3.1).
+    /// Time in the GC; `None` if this Ruby does not measure it (before 3.1).
     pub time: Option<GcTime>,
-    /// Objects allocated between the starts of two cycles, where the second began because no free slot was left.
+    /// Objects allocated between the starts of two neighbouring cycles, if the second began because no free slot was left.
     pub intervals: Distribution,
-    /// Slots of the heap (`heap_available_slots`) at starts, where the heap did not grow any more.
+    /// Slots of the heap (`heap_available_slots`) at starts of cycles, once the heap no longer grew.
     pub available: Distribution,
-    /// By how many slots the heap grew from one start to the next, where it did.
+    /// Number of slots by which the heap grew from one start to the next, if it grew.
     pub growth: Distribution,
     /// Live slots at the end of major cycles.
     pub live: Distribution,
-    /// Free slots of all slots at the end of major cycles, in thousandths.
+    /// Share of free slots among all slots at the end of major cycles, in thousandths.
     pub free_share: Distribution,
     /// Old objects after a major cycle that `oldgen` caused, in thousandths of those before it.
     pub old_kept: Distribution,
-    /// Sets in which the heap stopped growing.
+    /// Number of sets in which the heap stopped growing.
     pub settled: u64,
-    /// Sets that are long enough to see that, and in which it did not.
+    /// Number of sets that are long enough to tell, but in which the heap did not stop growing.
     #[serde(default)]
     pub growing: u64,
-    /// Cycles from the start of a process until its heap had its final size, where that was seen.
+    /// Cycles from the start of a process until its heap had its final size, if that was seen.
     pub warmup: Distribution,
-    /// Units of work (`PROCESSING_*`).
+    /// Number of units of work (`PROCESSING_*`).
     pub units: u64,
-    /// Objects allocated in a unit of work, of those that no other one overlapped.
+    /// Objects allocated per unit of work, only for units that no other unit overlapped.
     pub unit_objects: Distribution,
-    /// Units in progress whenever one began, itself included.
+    /// Number of units in progress at the start of each unit, itself included.
     pub concurrency: Distribution,
     /// Resident memory, bytes.
     pub rss: Distribution,
-    /// Objects allocated between the first and the last start of each set, added up.
+    /// Objects allocated between the starts of neighbouring cycles, summed.
     #[serde(default)]
     pub objects: u64,
-    /// Figures of each set alone, for the spread.
+    /// Figures of each single set, for the spread.
     #[serde(default)]
     pub each: Each,
     /// How the live heap develops over time.
     #[serde(default)]
     pub trends: Trends,
-    /// The heaps of the Ruby, from 3.2 on, where sets carry them.
+    /// The heaps of the Ruby, from 3.2 on, if the sets include them.
     #[serde(default)]
     pub heaps: Vec<Heap>,
-    /// `RUBY_GC_*` of the latest set.
+    /// The `RUBY_GC_*` variables of the latest set.
     pub environment: BTreeMap<String, String>,
-    /// Variables of the latest set that were refused: no Ruby reads such a name (see [`environment::is_name`]).
+    /// Number of variables of the latest set that were refused: no Ruby reads such a name (see [`environment::is_name`]).
     #[serde(default)]
     pub environment_refused: u64,
 }
 
-/// Time in the GC, milliseconds, as `GC.stat(:time)` counts it.
+/// Time in the GC, milliseconds, as `GC.stat(:time)` measures it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct GcTime {
     /// Of minor cycles.
     pub minor_ms: u64,
     /// Of major cycles.
     pub major_ms: u64,
-    /// Seconds in which this time was spent.
+    /// Length of the observed intervals in which this time was spent, seconds.
     pub seconds: f64,
 }
 
-/// Whether so many milliseconds in GC can lie between two moments of one process. `GC.stat(:time)` has whole milliseconds, and the moments are of
-/// another clock.
+/// Whether `ms` milliseconds in GC are possible within `seconds` of one process. There is a tolerance, because `GC.stat(:time)` has whole
+/// milliseconds and the interval is measured by another clock.
 pub fn is_time_in_gc(ms: u64, seconds: f64) -> bool {
     const APART_MS: f64 = 10.0;
     ms as f64 <= seconds.max(0.0) * 1000.0 + APART_MS
 }
 
-/// Least bytes of a slot: those of every Ruby's smallest heap (`BASE_SLOT_SIZE`, and `sizeof(RVALUE)` before 3.2).
+/// Minimum bytes of a slot: those of every Ruby's smallest heap (`BASE_SLOT_SIZE`, and `sizeof(RVALUE)` before 3.2).
 pub const SLOT: u64 = 40;
-/// Slots without any known memory that no program has: 160 GiB.
+/// Maximum plausible number of slots if the resident memory is unknown: 160 GiB.
 const MOST_SLOTS: u64 = 1 << 32;
 
-/// Whether a process with this memory can have so many slots. Much of a heap may be swapped out, and of a small one the rounding counts.
+/// Whether a process with this resident memory can have this many slots. Much of a heap may be swapped out, and rounding matters for a small one.
 pub fn is_possible(slots: u64, rss: Option<u64>) -> bool {
     const TIMES: u64 = 4;
     const BASE: u64 = 16 << 20;
@@ -125,7 +125,7 @@ impl GcTime {
     }
 }
 
-/// Figures of single sets.
+/// Distributions of figures of single sets.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Each {
     /// Share of time in the GC, in parts of 10 000.
@@ -138,33 +138,33 @@ pub struct Each {
     pub majors: Distribution,
     /// Median of resident memory, bytes.
     pub rss: Distribution,
-    /// Most resident memory, bytes.
+    /// Peak of resident memory, bytes.
     pub peak: Distribution,
     /// Slots of the heap once it stopped growing.
     #[serde(default)]
     pub slots: Distribution,
 }
 
-/// Names of `gc_by` and `major_by` that are kept; anything else is `other`.
+/// Names of `gc_by` and `major_by` that are kept; all others count as `other`.
 pub(super) const REASONS: [&str; 10] =
     ["newobj", "malloc", "method", "capi", "stress", "nofree", "oldgen", "shady", "force", "oldmalloc"];
 
-/// Over so many cycles `GC.stat(:time)` grows, unless the program has `GC.measure_total_time = false`: then it stands still.
+/// Number of cycles over which `GC.stat(:time)` certainly grows, unless the program has `GC.measure_total_time = false`.
 pub const STILL: u64 = 30;
 
 impl Evidence {
-    /// Time in the GC, if it was counted.
+    /// Time in the GC, if it was measured.
     pub fn counted_time(&self) -> Option<GcTime> {
         let time = self.time.filter(|time| time.seconds > 0.0)?;
         (time.minor_ms > 0 || time.major_ms > 0 || self.cycles < STILL).then_some(time)
     }
 
-    /// Whether enough is known for any advice.
+    /// Whether the evidence suffices for any advice.
     pub(super) fn is_sufficient(&self) -> bool {
         self.lacks().is_empty()
     }
 
-    /// What is missing for any advice.
+    /// What is missing for any advice; empty if nothing is.
     pub(super) fn lacks(&self) -> Vec<String> {
         let mut missing = Vec::new();
         if self.cycles < MIN_CYCLES {
@@ -185,7 +185,7 @@ impl Evidence {
         missing
     }
 
-    /// Adds the evidence of another one. The environment is that of the later one.
+    /// Adds other evidence. The environment becomes that of the later one.
     pub fn merge(&mut self, later: &Self) {
         self.sets += later.sets;
         self.impossible += later.impossible;
@@ -240,22 +240,22 @@ impl Evidence {
         self.environment_refused = later.environment_refused;
     }
 
-    /// All minor cycles.
+    /// Number of all minor cycles.
     pub fn all_minors(&self) -> u64 {
         self.minors.values().sum()
     }
 
-    /// All major cycles.
+    /// Number of all major cycles.
     pub fn all_majors(&self) -> u64 {
         self.majors.values().sum()
     }
 
-    /// Minor cycles that began for this reason.
+    /// Number of minor cycles that began for this reason.
     pub fn minors_by(&self, reason: &str) -> u64 {
         self.minors.get(reason).copied().unwrap_or(0)
     }
 
-    /// Major cycles that are major for this reason.
+    /// Number of major cycles that are major for this reason.
     pub fn majors_by(&self, reason: &str) -> u64 {
         self.majors.get(reason).copied().unwrap_or(0)
     }
@@ -264,7 +264,7 @@ impl Evidence {
 /// Why a set cannot be used.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Unsupported {
-    /// The version is of no known series.
+    /// The version belongs to no known series.
     #[error("Ruby version {0} is not supported: known are {first} to {last}", first = Series::FIRST, last = Series::LAST)]
     Version(String),
     /// The keys are not those of CRuby's own GC.

@@ -12,16 +12,16 @@ use super::{
 };
 use crate::wire::{EventName, Header, Sample};
 
-/// Threads of one process that may be in a unit of work at the same time; more are not followed.
+/// Maximum number of threads of one process in a unit of work at the same time; further units are ignored.
 const MAX_OPEN_UNITS: usize = 4096;
-/// Most variables kept of an environment.
+/// Maximum number of variables kept of an environment.
 const MAX_VARIABLES: usize = 64;
-/// Most ends of cycles that are kept for the trend of a set.
+/// Maximum number of ends of cycles kept for the trend of a set.
 const MAX_ENDS: usize = 20_000;
-/// Fewest cycles of a set, each with the one before it, whose own figures count.
+/// Minimum number of pairs of neighbouring cycles in a set for its own figures to count.
 const FEWEST_PAIRS: u64 = 4;
 
-/// Where the values that matter are in a sample.
+/// Positions of the relevant values in a sample.
 #[derive(Clone, Copy, Debug)]
 struct Columns {
     count: usize,
@@ -57,7 +57,7 @@ struct Start {
     available: u64,
     old: u64,
     time_ms: u64,
-    /// Whether it is major, and if so, whether because of `oldgen`.
+    /// `None` for a minor cycle; for a major one, whether `oldgen` is the reason.
     major: Option<bool>,
 }
 
@@ -71,37 +71,37 @@ pub struct Fold {
     last_ts: f64,
     first: Option<Start>,
     last: Option<Start>,
-    /// The first sample, and the last one of the cycle that started last: time, count of cycles, milliseconds in the GC.
+    /// The first and the last sample: time, number of cycles, milliseconds in the GC.
     edges: [Option<(f64, u64, u64)>; 2],
-    /// Minor and major cycles of which the one before is in the set, too: those of [`Evidence::objects`].
+    /// Minor and major cycles whose predecessor is in the set, too: those of [`Evidence::objects`].
     pairs: [u64; 2],
     /// The cycle whose end is awaited.
     open: Option<Start>,
-    /// Count and slots of the heap at each start.
+    /// Number of the cycle and slots of the heap at each start.
     sizes: Vec<(u64, u64)>,
     units: HashMap<String, Unit>,
-    /// Units that have begun. One that ends with this unchanged, and that began while no other was open, was alone.
+    /// Number of units that have begun. A unit was alone if no other was open when it began and this is unchanged when it ends.
     units_begun: u64,
     /// Time and live slots at the ends of major cycles.
     ends: Vec<(f64, u64)>,
     /// `PID on HOST`.
     process: String,
-    /// Count of cycles and the state of the heaps, in the first and the last sample.
+    /// Number of cycles and the state of the heaps, in the first and the last sample that has them.
     heaps: Option<[(u64, Vec<heaps::State>); 2]>,
     peak_rss: Option<u64>,
-    /// A sample cannot be true.
+    /// Whether a sample cannot be true.
     impossible: bool,
 }
 
 #[derive(Debug)]
 struct Unit {
     allocated: u64,
-    /// What [`Fold::units_begun`] was, if no other unit was open.
+    /// The value of [`Fold::units_begun`] at its start, if no other unit was open.
     alone: Option<u64>,
 }
 
 impl Fold {
-    /// Begins with a header.
+    /// Starts with a set's header.
     pub fn new(header: &Header) -> Result<Self, Unsupported> {
         let series = Series::parse(&header.ruby_version)
             .ok_or_else(|| Unsupported::Version(header.ruby_version.clone()))?;
@@ -141,7 +141,7 @@ impl Fold {
         self.series
     }
 
-    /// Takes the next sample, whose values are as many as the header's keys.
+    /// Adds the next sample, which has as many values as the header has keys.
     pub fn add(&mut self, sample: &Sample) {
         self.evidence.samples += 1;
         self.first_ts.get_or_insert(sample.ts);
@@ -194,7 +194,7 @@ impl Fold {
         if let Some(last) = self.last {
             let step = start.count.saturating_sub(last.count);
             evidence.missing = evidence.missing.saturating_add(step.saturating_sub(1));
-            // What happened between two starts belongs to one cycle only if the cycles are neighbours.
+            // What happened between two starts belongs to one cycle only if the cycles are consecutive.
             if step == 1 {
                 self.pairs[usize::from(start.major.is_some())] += 1;
                 if info("gc_by") == Some("newobj")
@@ -229,11 +229,11 @@ impl Fold {
             return;
         };
         let (live, available) = (at(self.columns.live), at(self.columns.available));
-        // Counters of freed and allocated objects are read one after the other: a wrapped difference is not valid.
+        // The counters of freed and of allocated objects are read one after the other: a difference that wrapped is invalid.
         if live > available || available == 0 {
             return;
         }
-        // Minor cycles do not free old objects: what is live after them has no meaning here.
+        // Minor cycles do not free old objects: the live slots after them are not meaningful here.
         let Some(oldgen) = start.major else { return };
         if self.ends.len() < MAX_ENDS {
             self.ends.push((sample.ts, live));
@@ -267,7 +267,7 @@ impl Fold {
         }
     }
 
-    /// The evidence of the set.
+    /// Finishes the set and returns its evidence.
     pub fn finish(mut self) -> Evidence {
         if self.impossible {
             let Evidence { samples, environment, environment_refused, .. } = self.evidence;
@@ -284,7 +284,7 @@ impl Fold {
         let evidence = &mut self.evidence;
         evidence.seconds = self.first_ts.map_or(0.0, |first| self.last_ts - first);
         evidence.trends = Trends::of(std::mem::take(&mut self.process), &self.ends);
-        // Rates per object are those of whole intervals between cycles.
+        // Rates per object use only whole intervals between cycles.
         let between = evidence.time.map_or(0, |time| time.minor_ms.saturating_add(time.major_ms));
         self.time_at_the_edges();
         let evidence = &mut self.evidence;
@@ -309,14 +309,14 @@ impl Fold {
         self.evidence
     }
 
-    /// Adds the time before the first cycle and after the last one, in which a program may have done much else: the share of the GC is of all of it.
+    /// Adds the time before the first cycle and after the last one, in which a program may have done much else: the GC's share refers to all of it.
     fn time_at_the_edges(&mut self) {
         let (Some(time), Some(first), Some(last)) = (&mut self.evidence.time, self.first, self.last) else {
             return;
         };
         if let Some((ts, count, ms)) = self.edges[0]
             && count.checked_add(1) == Some(first.count)
-            // What was done before is of a cycle that is not known.
+            // Time in the GC before that belongs to an unknown cycle.
             && ms == first.time_ms
         {
             time.seconds += (first.ts - ts).max(0.0);
@@ -332,7 +332,7 @@ impl Fold {
         }
     }
 
-    /// What the heaps allocated, and how large they have become.
+    /// Computes what each heap allocated and its final size.
     fn compare_heaps(&mut self) {
         let Some([(began, first), (ended, last)]) = &self.heaps else { return };
         let cycles = ended.saturating_sub(*began);
@@ -348,8 +348,8 @@ impl Fold {
         self.evidence.heaps = heaps.collect();
     }
 
-    /// Whether and when the heap stopped growing: it counts as settled if it was larger by no more than 1 % at any time in the
-    /// second half of the cycles than in the first. Heaps breathe: pages are given back, and taken again before the next major cycle.
+    /// Determines whether and when the heap stopped growing. It counts as settled if its maximum size in the second half of the cycles is at most
+    /// 1 % above that in the first half. Heap sizes fluctuate: pages are released, and allocated again before the next major cycle.
     fn settle(&mut self) {
         const FEWEST: usize = 16;
         let sizes = &self.sizes;
@@ -369,7 +369,7 @@ impl Fold {
             self.evidence.available.add(*slots);
         }
         let reached = sizes.iter().position(|(_, slots)| *slots as f64 >= second as f64 * 0.99);
-        // A process that had about its size when the set begins may have had it for long: it breathes.
+        // A process that already had about this size when the set begins may have had it for long: its size only fluctuates.
         if let Some(reached) = reached.filter(|_| sizes[0].1 <= second / 2) {
             self.evidence.warmup.add(sizes[reached].0);
         }
@@ -391,7 +391,7 @@ mod tests {
     use super::*;
     use crate::wire::SampleSet;
 
-    /// Time of units of work on one thread while so many others are open.
+    /// Time to process units of work on one thread while `open` others are open.
     fn units_beside(open: u64) -> Duration {
         let header = r#"["t","3.4.1","0.0",{},"2",[],{},["count","heap_available_slots","heap_live_slots","total_allocated_objects","old_objects"],"h",1,2]"#;
         let sample =
@@ -413,17 +413,17 @@ mod tests {
         took
     }
 
-    /// What a unit of work costs does not depend on how many others are open: small sets cannot make much work.
+    /// The cost of a unit of work does not depend on the number of other open units: a small set cannot cause much work.
     #[test]
     fn many_open_units() {
         let least = |open| (0..5).map(|_| units_beside(open)).min().unwrap_or_default();
         let (few, many) = (least(1), least(MAX_OPEN_UNITS as u64 - 1));
-        // Going through all of them would take hundreds of times as long.
+        // Iterating over all of them would take hundreds of times as long.
         assert!(many < few * 10, "{few:?}, {many:?}");
     }
 
-    /// A program that idles after its last cycle, or works before its first one, spends less of its time in the GC. What is between a cycle
-    /// that is missing and its neighbours is not known.
+    /// A program that idles after its last cycle, or works before its first one, spends less of its time in the GC. The time between a
+    /// missing cycle and its neighbours is unknown.
     #[test]
     fn time_at_the_edges() {
         let set =

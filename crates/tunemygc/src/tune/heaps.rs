@@ -1,25 +1,25 @@
-//! The heaps of a Ruby from 3.2 on, which sample sets carry in `meta` as `stat_heap`: one entry for each size of slots.
+//! The heaps of a Ruby from 3.2 on, which sample sets include in `meta` as `stat_heap`: one entry per slot size.
 
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 
 use super::distribution::Distribution;
 
-/// Most heaps of any Ruby (4.1: 12).
+/// Maximum number of heaps of any Ruby (4.1: 12).
 pub const MOST: usize = 16;
-/// Largest `meta` that is looked at, bytes.
+/// Maximum size of a `meta` that is parsed, bytes.
 const LARGEST: usize = 64 << 10;
 
-/// One heap, over sets.
+/// One heap, summed over sets.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Heap {
     /// Bytes of a slot.
     pub slot: u64,
-    /// Slots that it had at the end, in each set.
+    /// Number of its slots at the end of each set.
     pub slots: Distribution,
-    /// Objects allocated in it, over [`Heap::cycles`]; 0 where the Ruby does not count them (3.2).
+    /// Objects allocated in it, over [`Heap::cycles`]; 0 if the Ruby does not count them (3.2).
     pub allocated: u64,
-    /// Cycles in which these were allocated.
+    /// Number of cycles during which these were allocated.
     pub cycles: u64,
 }
 
@@ -32,20 +32,20 @@ impl Heap {
         self.cycles = self.cycles.saturating_add(later.cycles);
     }
 
-    /// Objects allocated between two cycles.
+    /// Average number of objects allocated between two cycles.
     pub fn interval(&self) -> u64 {
         self.allocated.checked_div(self.cycles).unwrap_or(0)
     }
 }
 
-/// One heap at one time.
+/// The state of one heap at one time.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 pub struct State {
     /// Bytes of a slot.
     pub slot_size: u64,
-    /// Slots.
+    /// Number of slots.
     pub heap_eden_slots: u64,
-    /// Objects ever allocated in it; not counted by 3.2.
+    /// Objects ever allocated in it; 3.2 does not count them.
     #[serde(default)]
     pub total_allocated_objects: u64,
 }
@@ -55,7 +55,7 @@ struct Meta {
     stat_heap: std::collections::BTreeMap<u8, State>,
 }
 
-/// The heaps in a sample's `meta`, in their order; `None` if it holds none, or anything else.
+/// The heaps in a sample's `meta`, in order; `None` if it contains none, or is anything else.
 pub fn read(meta: &RawValue) -> Option<Vec<State>> {
     let text = meta.get();
     if text.len() > LARGEST || !text.contains("stat_heap") {

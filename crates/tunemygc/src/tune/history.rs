@@ -1,4 +1,4 @@
-//! What a change of settings brought: one environment compared with another.
+//! The effect of a change of settings: compares one environment with another.
 
 use std::fmt;
 
@@ -11,33 +11,33 @@ use super::{
     ruby::Variable,
 };
 
-/// What is known of a program under one environment.
+/// The facts known about a program under one environment.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Episode {
     /// The settings that Ruby followed.
     pub in_force: InForce,
     /// The evidence of its sets.
     pub evidence: Evidence,
-    /// When it was in force, on any clock that is the same for all environments.
+    /// When it was in force, on any clock that is common to all environments.
     pub times: Times,
 }
 
-/// When an environment was in force, by the times in its sets: the latest stretch of them without a gap of more than [`GAP`].
+/// When an environment was in force, by the times in its sets: their latest stretch without a gap of more than [`GAP`].
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Times {
     /// When its first set begins.
     pub since: f64,
     /// When its last set ends.
     pub until: f64,
-    /// Sets in it.
+    /// Number of sets in the stretch.
     pub sets: u64,
 }
 
-/// An environment that is seen again within so many seconds was in force all the time: programs that are started again one after the
-/// other, or hosts with different settings, send in turns.
+/// An environment that is seen again within this time, seconds, was in force throughout: programs that are restarted one after the
+/// other, or hosts with different settings, send sets alternately.
 pub const GAP: f64 = 3600.0;
-/// Of environments at the same time, one with fewer sets than the others by this factor is that of a console or of a process that was
-/// forgotten.
+/// Among environments in force at the same time, one with fewer sets than the most frequent one by more than this factor belongs to a console
+/// or a forgotten process.
 const FEWER: u64 = 4;
 
 impl Times {
@@ -53,7 +53,7 @@ impl Times {
         self.sets += 1;
     }
 
-    /// The latest stretch of sets of these times.
+    /// The latest stretch of sets with these start and end times.
     pub fn latest_of(mut sets: Vec<[f64; 2]>) -> Self {
         sets.sort_by(|a, b| a[0].total_cmp(&b[0]));
         let mut times = Self::default();
@@ -66,20 +66,20 @@ impl Times {
         times
     }
 
-    /// Whether both are in force at the same time, if `latest` is the end of the last set of all.
+    /// Whether both are in force at the same time; `latest` is the end of the latest set of all environments.
     fn is_beside(&self, other: &Self, latest: f64) -> bool {
         let since = latest - GAP;
         self.since <= other.until && other.since <= self.until && self.until >= since && other.until >= since
     }
 }
 
-/// The end of the last set of all.
+/// The end of the latest set of all environments.
 fn latest(all: impl Iterator<Item = Times>) -> f64 {
     all.fold(f64::NEG_INFINITY, |latest, times| latest.max(times.until))
 }
 
-/// Which of some environments is in force: the one that was seen last, unless others are in force at the same time. Of those it is the one
-/// that is in force for the longest time: a second one is not its successor as long as the first one goes on. Of equals, the first one.
+/// Index of the environment that is in force: the one seen last, unless others are in force at the same time. Among those it is the one
+/// in force for the longest time: a second one does not succeed the first one while that continues. If several are equal, the first one.
 pub fn in_force(all: &[Times]) -> Option<usize> {
     let latest = latest(all.iter().copied());
     let others =
@@ -99,8 +99,8 @@ pub(super) fn beside<'a>(now: &Episode, others: &'a [Episode]) -> impl Iterator<
     others.iter().filter(move |other| other.times.is_beside(&now, latest))
 }
 
-/// The environment that was in force before; of the others, the one seen last is at the end. One of which too little is known for
-/// any comparison, such as that of a console, does not count, nor one that is in force at the same time, or began later and has ended.
+/// The environment that was in force before `now`. In `others`, the one seen last is at the end. An environment with too little evidence for
+/// a comparison, such as that of a console, does not count, nor does one in force at the same time, or one that began later and has ended.
 pub(super) fn before<'a>(now: &Episode, others: &'a [Episode]) -> Option<&'a Episode> {
     let latest = latest(others.iter().map(|other| other.times).chain([now.times]));
     others.iter().rev().find(|other| {
@@ -109,16 +109,16 @@ pub(super) fn before<'a>(now: &Episode, others: &'a [Episode]) -> Option<&'a Epi
     })
 }
 
-/// Environments that are not in force are forgotten when their last set is older than this, seconds.
+/// Environments that are not in force are ignored if their last set is older than this, seconds.
 pub const FORGOTTEN: f64 = 30.0 * 86_400.0;
-/// Fewest sets on each side for a meaningful spread.
+/// Minimum number of sets on each side for a meaningful spread.
 const FEW: u64 = 3;
-/// A cost that differs by less is the same.
+/// Costs whose relative difference is smaller count as the same.
 const CLEAR: f64 = 0.10;
-/// The same threshold where there are too few sets for a spread.
+/// The same threshold if there are too few sets for a spread.
 const CLEAR_OF_FEW: f64 = 0.25;
 
-/// How one environment compares with another.
+/// The result of comparing one environment with another.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Outcome {
@@ -128,7 +128,7 @@ pub enum Outcome {
     Worse,
     /// No clear difference.
     Same,
-    /// Too little was seen on one side, or this Ruby does not count what it costs.
+    /// Too little was seen on one side, or this Ruby does not measure the cost.
     Unknown,
 }
 
@@ -146,13 +146,13 @@ pub struct Changed {
 /// A figure of both sides: medians over sets.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Figure {
-    /// What it is.
+    /// The name and unit of the figure.
     pub metric: &'static str,
-    /// Before.
+    /// The median before.
     pub before: f64,
     /// From P10 to P90 of the sets before.
     pub before_spread: [f64; 2],
-    /// Now.
+    /// The median now.
     pub after: f64,
     /// From P10 to P90 of the sets since.
     pub after_spread: [f64; 2],
@@ -161,19 +161,19 @@ pub struct Figure {
 /// The environment in force, compared with the one before it.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Comparison {
-    /// What was changed.
+    /// The variables that were changed.
     pub changed: Vec<Changed>,
-    /// Seconds that were traced since.
+    /// Seconds traced since the change.
     pub seconds: f64,
-    /// Sets before.
+    /// Number of sets before the change.
     pub sets_before: u64,
-    /// Sets since.
+    /// Number of sets since the change.
     pub sets_after: u64,
     /// The figures.
     pub figures: Vec<Figure>,
-    /// Whether it costs less time in the GC for the objects that are allocated.
+    /// Whether the time in the GC per allocated object decreased.
     pub speed: Outcome,
-    /// Whether it takes less memory.
+    /// Whether the memory decreased.
     pub memory: Outcome,
 }
 
@@ -186,7 +186,7 @@ const PEAK: &str = "peak RSS, MiB";
 
 type Pick = fn(&Evidence) -> &Distribution;
 
-/// Each with the factor from the evidence's unit.
+/// The figures, each with the divisor that converts it from the evidence's unit.
 const FIGURES: [(&str, f64, Pick); 6] = [
     (MINORS, 1e3, |evidence| &evidence.each.minors),
     (MAJORS, 1e3, |evidence| &evidence.each.majors),
@@ -239,7 +239,7 @@ impl Comparison {
     }
 }
 
-/// How `after` compares with `before`.
+/// Compares `after` with `before`.
 pub(super) fn judge(before: &Episode, after: &Episode, strategy: Strategy) -> Outcome {
     let (before, after) = (&before.evidence, &after.evidence);
     if !before.is_sufficient() || !after.is_sufficient() {
@@ -250,7 +250,7 @@ pub(super) fn judge(before: &Episode, after: &Episode, strategy: Strategy) -> Ou
     match strategy {
         Strategy::Memory => by(|evidence| &evidence.each.rss),
         Strategy::Speed if counted => by(|evidence| &evidence.each.cost),
-        // Before 3.1 only cycles are counted. The effect of fewer minors for more majors is not known then.
+        // Before 3.1 only cycles are counted. The effect of fewer minors at the price of more majors is unknown then.
         Strategy::Speed => match (by(|evidence| &evidence.each.minors), by(|evidence| &evidence.each.majors))
         {
             (one, other) if one == other => one,
@@ -280,14 +280,14 @@ fn judge_by(before: &Distribution, after: &Distribution) -> Outcome {
 pub(super) struct Tried<'a> {
     /// The one in force.
     pub(super) now: &'a Episode,
-    /// The others, the latest last.
+    /// The other environments, the latest last.
     pub(super) others: &'a [Episode],
 }
 
 impl Tried<'_> {
-    /// Why a variable should not be moved to this value: moving it that way was tried and was worse, or moving it at least half as far
-    /// has brought nothing. What a smaller step has not changed, such as an initial size below that which the heap has anyway, says nothing
-    /// of a larger one.
+    /// Why a variable should not be changed to this value: a change in that direction was tried and was worse, or a change at least half as
+    /// large had no effect. A smaller step without effect, such as an initial size below the size that the heap has anyway, does not rule out
+    /// a larger one.
     pub(super) fn objection(
         &self,
         variable: &'static Variable,
@@ -301,7 +301,7 @@ impl Tried<'_> {
             let theirs = other.in_force.value(variable);
             let beyond = if up { theirs > now } else { theirs < now };
             let behind = if up { theirs < now } else { theirs > now };
-            // A value that was tried and abandoned is only worth another try if it was clearly better.
+            // A value that was tried and abandoned is worth another try only if it was clearly better.
             let outcome = if beyond { judge(self.now, other, strategy) } else { Outcome::Unknown };
             let as_far = (theirs - now).abs() * 2.0 >= (value - now).abs();
             if outcome == Outcome::Worse || (outcome == Outcome::Same && as_far) {
@@ -309,7 +309,7 @@ impl Tried<'_> {
                 let what = gain(self.now, other, strategy);
                 return Some(format!("with {} it was {word}: {what}", other.in_force));
             }
-            // If other variables were changed as well, it is not known which change brought nothing.
+            // If other variables were changed as well, it is unknown which change had no effect.
             let alone = other.in_force.differences(&self.now.in_force).count() <= 2;
             if behind && alone && judge(other, self.now, strategy) == Outcome::Same {
                 let from = brief(variable.name, theirs);
@@ -323,7 +323,7 @@ impl Tried<'_> {
     }
 }
 
-/// The cost of both sides, in words.
+/// Formats the cost of both sides.
 pub(super) fn gain(before: &Episode, after: &Episode, strategy: Strategy) -> String {
     let comparison = Comparison::of(before, after);
     let wanted: &[&str] = match strategy {
@@ -355,7 +355,7 @@ impl fmt::Display for Figure {
     }
 }
 
-/// To three digits.
+/// Rounds to three significant digits.
 fn round(value: f64) -> f64 {
     if value.abs() >= 100.0 {
         value.round()
@@ -399,7 +399,7 @@ impl fmt::Display for Comparison {
     }
 }
 
-/// Seconds for people.
+/// Formats seconds for people.
 pub(super) fn span(seconds: f64) -> String {
     match seconds {
         s if s >= 2.0 * 86_400.0 => format!("{:.1} d", s / 86_400.0),

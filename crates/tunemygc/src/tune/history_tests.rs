@@ -1,18 +1,18 @@
-//! What was tried before, and how it counts.
+//! What was tried before, and how it affects advice.
 
 use super::{
     tests::{everything, value_of},
     *,
 };
 
-/// A program of these sets, under these settings.
+/// A program with these sets, under these settings.
 fn episode(key: &str, seen: f64, cost: u64) -> Episode {
     let mut evidence = everything();
     (0..20).for_each(|_| evidence.each.cost.add(cost));
     Episode { in_force: InForce::parse(key, Series(3, 1)), evidence, times: Times::at(seen) }
 }
 
-/// Settings are in force until others follow them. As long as both go on, the first ones are, unless they are of a single stray process.
+/// Settings are in force until others succeed them. While both continue, the first ones are in force, unless they belong to a stray process.
 #[test]
 fn which_is_in_force() {
     let times = |since: f64, until: f64, sets: u64| Times { since, until, sets };
@@ -23,13 +23,13 @@ fn which_is_in_force() {
         // One after the other, in any order.
         (vec![times(0.0, 8.0, 9), times(9.0, 20.0, 1)], Some(1)),
         (vec![times(9.0, 20.0, 1), times(0.0, 8.0, 9)], Some(0)),
-        // Both go on.
+        // Both continue.
         (vec![times(0.0, 19.0, 4), times(9.0, 20.0, 3)], Some(0)),
         (vec![times(0.0, 19.0, 3), times(9.0, 20.0, 12)], Some(0)),
-        // The first one has ended a while ago, or has few processes.
+        // The first one ended a while ago, or has few processes.
         (vec![times(0.0, 19.0, 4), times(9.0, 20.0 + hour, 3)], Some(1)),
         (vec![times(0.0, 19.0, 3), times(9.0, 20.0, 13)], Some(1)),
-        // A trial that has ended, beside a third one after all.
+        // A trial that has ended, and a third environment after both.
         (vec![times(0.0, 19.0, 4), times(9.0, 10.0, 3), times(20.0, 21.0, 1)], Some(2)),
     ] {
         assert_eq!(history::in_force(&all), expected, "{all:?}");
@@ -41,7 +41,7 @@ fn which_is_in_force() {
         [8.5 + hour, 9.0 + hour],
     ];
     assert_eq!(Times::latest_of(sets), times(7.0 + hour, 9.5 + 2.0 * hour, 3));
-    // Of two at the same time, none was before the other; nor was a trial that has ended before what it was beside.
+    // Of two at the same time, neither was before the other; nor was a trial that has ended before the one that it accompanied.
     let at = |key: &str, since: f64, until: f64| Episode {
         times: times(since, until, 3),
         ..episode(key, 0.0, 300)
@@ -62,7 +62,7 @@ fn which_is_in_force() {
     assert!(replaced.change.is_some() && replaced.concurrent().is_none());
 }
 
-/// A value that was tried and was no better says nothing of one that is more than twice as far away; one that was worse does.
+/// A value that was tried and was no better does not rule out one that is more than twice as far away; one that was worse does.
 #[test]
 fn steps_that_were_too_small() {
     const NAME: &str = "RUBY_GC_HEAP_INIT_SLOTS";
@@ -87,7 +87,7 @@ fn steps_that_were_too_small() {
     }
 }
 
-/// Environments of which too little is known, such as that of a console, neither take the place of the one before nor count as attempts.
+/// Environments with too little evidence, such as that of a console, neither replace the previous one nor count as attempts.
 #[test]
 fn stray_environments() {
     let episode = |limit: u64, seen: f64, evidence: Evidence| Episode {

@@ -1,4 +1,4 @@
-//! The settings that a Ruby really follows: for advice, two environments with the same settings are one.
+//! The settings that a Ruby actually follows: for advice, two environments with the same settings are one.
 
 use std::{collections::BTreeMap, fmt};
 
@@ -16,7 +16,7 @@ const MIN: &str = "RUBY_GC_HEAP_FREE_SLOTS_MIN_RATIO";
 const GOAL: &str = "RUBY_GC_HEAP_FREE_SLOTS_GOAL_RATIO";
 const MAX: &str = "RUBY_GC_HEAP_FREE_SLOTS_MAX_RATIO";
 
-/// Values that a variable takes beside others that are set: above one and up to another, or 0.
+/// Values that a variable accepts, given the others that are set: above `above` and at most `most`; also 0 if `zero`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Limits {
     pub(super) above: f64,
@@ -55,7 +55,7 @@ impl InForce {
         in_force
     }
 
-    /// What the settings before it leave of the values of a variable.
+    /// The values of a variable that the settings read before it permit.
     pub(super) fn limits(&self, variable: &Variable) -> Limits {
         let value = |name: &str| super::ruby::variable(name).map_or(0.0, |variable| self.value(variable));
         match variable.name {
@@ -66,7 +66,7 @@ impl InForce {
         }
     }
 
-    /// With a further setting, which replaces the variable's value.
+    /// Sets a variable, replacing its value.
     pub fn set(&mut self, variable: &'static Variable, value: f64) {
         if is_same(value, variable.default) {
             self.0.remove(variable.name);
@@ -75,12 +75,12 @@ impl InForce {
         }
     }
 
-    /// The value of a variable that is in force; its default where nothing is set.
+    /// The value of a variable that is in force; its default if it is not set.
     pub fn value(&self, variable: &Variable) -> f64 {
         self.0.get(variable.name).copied().unwrap_or(variable.default)
     }
 
-    /// What is set, by name.
+    /// The settings, by name.
     pub fn iter(&self) -> impl Iterator<Item = (&'static str, f64)> {
         self.0.iter().map(|(name, value)| (*name, *value))
     }
@@ -90,36 +90,36 @@ impl InForce {
         self.0.is_empty()
     }
 
-    /// The variables in which two differ.
+    /// The variables in which the two differ.
     pub fn differences<'a>(&'a self, other: &'a Self) -> impl Iterator<Item = &'static Variable> + 'a {
         super::ruby::VARIABLES.iter().filter(|variable| !is_same(self.value(variable), other.value(variable)))
     }
 
-    /// As text, the same for the same settings: `NAME=VALUE` by name, with blanks between; empty for Ruby's defaults.
+    /// The settings as text, the same for the same settings: `NAME=VALUE` sorted by name and separated by blanks; empty for Ruby's defaults.
     pub fn key(&self) -> String {
         let settings: Vec<String> =
             self.iter().map(|(name, value)| format!("{name}={}", shown(name, value))).collect();
         settings.join(" ")
     }
 
-    /// Reads what [`InForce::key`] wrote; anything else is left out.
+    /// Parses the output of [`InForce::key`]; anything else is ignored.
     pub fn parse(key: &str, series: Series) -> Self {
         let pairs = key.split(' ').filter_map(|pair| pair.split_once('='));
         Self::of(&pairs.map(|(name, value)| (name.to_owned(), value.to_owned())).collect(), series)
     }
 }
 
-/// Whether two values are one setting.
+/// Whether two values are the same setting.
 pub fn is_same(a: f64, b: f64) -> bool {
     (a - b).abs() < 1e-9
 }
 
-/// A size. The largest that Ruby reads (`LONG_MAX`) is no number of ours: the next one that is, is above it.
+/// A size as an integer. The largest that Ruby reads (`LONG_MAX`) is no `f64`: the nearest one is above it, and saturates here.
 fn whole(value: f64) -> i64 {
     value.round_ties_even() as i64
 }
 
-/// A value as Ruby reads it.
+/// Formats a value as Ruby reads it.
 pub fn shown(name: &str, value: f64) -> String {
     let size = variable(name).is_some_and(|variable| variable.kind == Kind::Size);
     if size {
@@ -136,7 +136,7 @@ pub fn short(name: &str) -> &str {
     name.strip_prefix("RUBY_GC_").unwrap_or(name)
 }
 
-/// A value for people: sizes in bytes with their unit.
+/// Formats a value for people: sizes in bytes get a unit.
 pub fn brief(name: &str, value: f64) -> String {
     const MIB: f64 = 1_048_576.0;
     let bytes = name.contains("MALLOC_LIMIT") && !name.ends_with("FACTOR");
@@ -162,7 +162,7 @@ impl Serialize for InForce {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let mut map = serializer.serialize_map(Some(self.0.len()))?;
         for (name, value) in self.iter() {
-            // As Ruby reads it: a size has no fraction.
+            // In the form that Ruby reads: a size has no fraction.
             let size = variable(name).is_some_and(|variable| variable.kind == Kind::Size);
             if size {
                 map.serialize_entry(name, &whole(value))?;
@@ -186,7 +186,7 @@ mod tests {
         )
     }
 
-    /// Only what the Ruby follows counts, however it is written; its defaults and the agent's variables do not.
+    /// Only settings that the Ruby follows count, however they are written; its defaults and the agent's variables do not.
     #[test]
     fn same_settings() {
         let series = Series(3, 1);
@@ -220,7 +220,7 @@ mod tests {
     }
 
     proptest! {
-        /// A key names its settings, whatever they are.
+        /// A key identifies its settings, whatever they are.
         #[test]
         fn keys(values in prop::collection::vec((0..super::super::ruby::VARIABLES.len(), "[0-9]{1,12}(\\.[0-9]{1,6})?[km]?"), 0..8)) {
             for series in [Series(2, 7), Series(3, 2), Series(4, 0)] {

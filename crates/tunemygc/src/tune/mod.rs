@@ -1,7 +1,7 @@
 //! Recommendations: a pure function from the evidence of sample sets to `RUBY_GC_*` settings.
 //!
-//! [`evidence`] reduces sets, [`rules`] turn that into advice or a reason why there is none, [`ruby`] knows which
-//! release reads which variable, [`report`] words it. The rules and their sources are in `docs/collector.md`.
+//! [`evidence`] summarizes sets, [`rules`] turn the evidence into advice or a reason why there is none, [`ruby`] defines which
+//! release reads which variable, [`report`] formats the result. The rules and their sources are in `docs/collector.md`.
 
 use std::fmt;
 
@@ -49,15 +49,15 @@ pub enum Strategy {
 }
 
 impl Strategy {
-    /// Both.
+    /// Both strategies.
     pub const ALL: [Self; 2] = [Self::Speed, Self::Memory];
 
-    /// By the protocol's word.
+    /// Parses the protocol's name.
     pub fn parse(name: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|strategy| strategy.name() == name)
     }
 
-    /// The protocol's word.
+    /// The protocol's name.
     pub fn name(self) -> &'static str {
         match self {
             Self::Speed => "Speed",
@@ -76,7 +76,7 @@ pub enum Setting {
 }
 
 impl Setting {
-    /// As a number.
+    /// The value as a number.
     pub fn number(self) -> f64 {
         match self {
             Self::Size(size) => size as f64,
@@ -103,7 +103,7 @@ impl Serialize for Setting {
     }
 }
 
-/// How well founded an advice is.
+/// How well founded a piece of advice is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Confidence {
@@ -127,27 +127,27 @@ impl fmt::Display for Confidence {
 pub struct Measure {
     /// What was measured.
     pub metric: &'static str,
-    /// How much it is.
+    /// Its value.
     pub value: f64,
-    /// From how many cases.
+    /// Number of cases that it is based on.
     pub n: u64,
 }
 
-/// What to expect; an estimate.
+/// The expected effect; an estimate.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Effect {
-    /// In words.
+    /// A description.
     pub text: String,
     /// The figure that changes.
     pub metric: &'static str,
-    /// By which factor; `None`: not known from the sets.
+    /// The factor by which it changes; `None` if the sets do not show it.
     pub factor: Option<f64>,
-    /// What else changes, as ranges.
+    /// Other changes, as ranges.
     #[serde(flatten)]
     pub price: Price,
 }
 
-/// The other costs and savings of an advice, from the least to the most; `None`: not known.
+/// The other costs and savings of a piece of advice, as ranges from the lowest to the highest; `None` if unknown.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Price {
     /// Peak of resident memory, bytes.
@@ -156,22 +156,22 @@ pub struct Price {
     pub peak_rss_now: Option<f64>,
     /// Factor on the number of major cycles.
     pub majors: Option<[f64; 2]>,
-    /// Factor on all of the time in the GC.
+    /// Factor on the total time in the GC.
     pub gc_time: Option<[f64; 2]>,
     /// The likely peak of resident memory, bytes.
     pub likely_peak_rss: Option<f64>,
-    /// The likely factor on all of the time in the GC.
+    /// The likely factor on the total time in the GC.
     pub likely_gc_time: Option<f64>,
-    /// What is likely saved and spent, if both are known.
+    /// The likely savings and costs, if both are known.
     pub trade_off: Option<TradeOff>,
 }
 
-/// Time against memory, as shares of what there is now; negative: time spent, memory saved.
+/// Time against memory, as shares of the present values; negative if time is spent or memory saved.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct TradeOff {
-    /// Time saved, of all the time of the program.
+    /// Time saved, as a share of the program's total time.
     pub time_saved: f64,
-    /// Memory added, of the peak of resident memory.
+    /// Memory added, as a share of the peak of resident memory.
     pub memory_added: f64,
 }
 
@@ -182,13 +182,13 @@ pub struct Advice {
     pub rule: &'static str,
     /// Variables and their values.
     pub set: Vec<Change>,
-    /// Why.
+    /// The reason.
     pub why: String,
     /// Measurements behind the reason.
     pub evidence: Vec<Measure>,
-    /// What to expect.
+    /// The expected effect.
     pub effect: Effect,
-    /// How sure that is.
+    /// How well founded it is.
     pub confidence: Confidence,
 }
 
@@ -199,9 +199,9 @@ pub struct Change {
     pub variable: &'static str,
     /// Its new value.
     pub value: Setting,
-    /// The value it has.
+    /// Its current value.
     pub current: f64,
-    /// Whether that is Ruby's default (and not set).
+    /// Whether the current value is Ruby's default.
     pub default: bool,
 }
 
@@ -214,49 +214,49 @@ pub struct Refusal {
     pub reason: String,
 }
 
-/// What is advised for one strategy.
+/// The advice for one strategy.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Plan {
     /// The strategy.
     pub strategy: Strategy,
     /// What to set.
     pub advice: Vec<Advice>,
-    /// What is not advised, and why.
+    /// Rules that advise nothing, and why.
     pub refusals: Vec<Refusal>,
-    /// The last change made things worse: the settings to go back to.
+    /// If the last change made things worse: the settings to return to.
     pub withdrawal: Option<Withdrawal>,
-    /// What all of the advice costs and saves together; `None` without advice.
+    /// The costs and savings of all advice together; `None` without advice.
     pub price: Option<Price>,
 }
 
-/// A change that is to be taken back.
+/// A change that should be reverted.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Withdrawal {
-    /// The settings before it.
+    /// The settings before the change.
     pub to: InForce,
-    /// What it brought.
+    /// The effect of the change.
     pub why: String,
 }
 
-/// Everything that should be set: what is in force and stays, and what is advised.
+/// All variables that should be set: those in force that stay, and those advised.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct State {
     /// Variables and values.
     pub set: InForce,
-    /// Variables that are set now and should not be.
+    /// Variables that are set now and should be unset.
     pub unset: Vec<&'static str>,
-    /// Variables that are left as the user has set them, though the advice is different: it would change them by more than a factor of 2.
+    /// Variables that keep the user's value although the advice differs: it would change them by more than a factor of 2.
     pub left: Vec<&'static str>,
 }
 
 impl Plan {
-    /// All variables and values.
+    /// All advised variables and their values.
     pub fn settings(&self) -> impl Iterator<Item = &Change> {
         self.advice.iter().flat_map(|advice| &advice.set)
     }
 
-    /// The variables that the user has set and that the plan would change by more than a factor of 2. Ruby's defaults and values for
-    /// which `own` is true (those that were advised) are not the user's.
+    /// The variables set by the user that the plan would change by more than a factor of 2. Ruby's defaults, and values for
+    /// which `own` is true (those that were advised), are not the user's.
     pub fn clobbers(&self, in_force: &InForce, own: &dyn Fn(&str, f64) -> bool) -> Vec<&'static str> {
         let clobbered = |change: &&Change| {
             let Some(variable) = ruby::variable(change.variable) else { return false };
@@ -267,7 +267,7 @@ impl Plan {
         self.settings().filter(clobbered).map(|change| change.variable).collect()
     }
 
-    /// Everything that should be set.
+    /// All variables that should be set or unset.
     pub fn state(&self, in_force: &InForce, own: &dyn Fn(&str, f64) -> bool) -> State {
         let left = self.clobbers(in_force, own);
         let mut set = in_force.clone();
@@ -285,14 +285,14 @@ impl Plan {
     }
 }
 
-/// Recommends from the evidence of a program on this Ruby.
+/// Makes recommendations from the evidence of a program on this Ruby.
 pub fn recommend(series: Series, evidence: &Evidence) -> Report {
     let in_force = InForce::of(&evidence.environment, series);
     rules::recommend(series, &Episode { in_force, evidence: evidence.clone(), times: Times::default() }, &[])
 }
 
-/// Recommends from the environments under which a program ran on this Ruby: the one in force, and the others, of which the one seen
-/// last is at the end.
+/// Makes recommendations from the environments under which a program ran on this Ruby: `now` is the one in force; in `others`, the one
+/// seen last is at the end.
 pub fn recommend_after(series: Series, now: &Episode, others: &[Episode]) -> Report {
     rules::recommend(series, now, others)
 }

@@ -1,4 +1,4 @@
-//! Sizes of heaps that cannot be, or that are not for all processes.
+//! Sizes of heaps that are impossible, or that do not suit all processes.
 
 use super::{
     tests::{everything, value_of},
@@ -6,7 +6,7 @@ use super::{
 };
 use crate::wire::SampleSet;
 
-/// One size for processes that differ by more than a factor of 2 is none, nor is one that is much more than they have ever had.
+/// No size is advised for processes that differ by more than a factor of 2, nor one that is much more than they have ever had.
 #[test]
 fn one_size_for_all() {
     const NAME: &str = "RUBY_GC_HEAP_INIT_SLOTS";
@@ -44,7 +44,7 @@ fn one_size_for_all() {
     assert_eq!(refusal(&large), "");
 }
 
-/// A set whose heap does not fit into its memory is left out, and counted; the others give the same advice as without it.
+/// A set whose heap does not fit into its memory is left out, and counted; the other sets give the same advice as without it.
 #[test]
 fn impossible_sets() {
     let process = |pid: u64, slots: u64, rss: Option<u64>| {
@@ -108,7 +108,7 @@ fn impossible_sets() {
         assert!(report.to_string().contains("1 sample set is left out"), "{report}");
         assert_eq!(report.to_state(Strategy::Speed, &|_, _| true)["left_out"], 1);
     }
-    // Much of it may be swapped out, and a set may say nothing of its memory.
+    // Much of the heap may be swapped out, and a set may not include its memory.
     for (slots, rss) in [(2_000_000, Some(40 << 20)), (2_000_000, None), (200_000, Some(0))] {
         assert_eq!(process(1, slots, rss).impossible, 0, "{slots}");
     }

@@ -1,4 +1,4 @@
-//! What is rare comes together in any program that is watched for long: it must not lead to new advice then.
+//! Rare events accumulate in any program that is observed for long enough: that must not lead to new advice.
 
 use super::{
     tests::{everything, value_of},
@@ -11,7 +11,7 @@ fn refusal(series: Series, evidence: &Evidence, rule: &str) -> Option<String> {
     refused.map(|refusal| refusal.reason.clone())
 }
 
-/// Where the time in the GC is not counted, what starts fewer than one of 100 cycles is left alone.
+/// If the time in the GC is not measured, a cause of fewer than one in 100 cycles is left alone.
 #[test]
 fn causes() {
     let series = Series(2, 7);
@@ -23,12 +23,12 @@ fn causes() {
         reason.ends_with("malloc of old objects: 90 of 9001 cycles, which is too few to matter"),
         "{reason}"
     );
-    // What it costs is known here.
+    // Here its cost is known.
     let counted = Evidence { time: everything().time, ..rarely };
     assert_eq!(refusal(Series(3, 1), &counted, "oldmalloc"), None);
 }
 
-/// Steps of growth are seen in most sets, or do not matter.
+/// Steps of growth matter only if there is at least one for every two sets.
 #[test]
 fn growth() {
     let grew = |sets: u64| refusal(Series(3, 1), &Evidence { sets, ..everything() }, "growth-step");
@@ -36,7 +36,7 @@ fn growth() {
     assert_eq!(grew(201).unwrap(), "the heap grew only 100 times in 201 sets");
 }
 
-/// One of many sets has a heap that seems to have its size.
+/// A heap that seems settled in only one of many sets.
 #[test]
 fn settled_by_chance() {
     let found = |settled: u64, growing: u64| {
@@ -47,11 +47,11 @@ fn settled_by_chance() {
     assert_eq!(found(1, 2).unwrap(), "the heap was still growing in 2 sets, and had its size only in 1");
 }
 
-/// A heap that has about the advised size from the beginning keeps it.
+/// A heap that has about the advised size from the start keeps it.
 #[test]
 fn small_steps() {
     const NAME: &str = "RUBY_GC_HEAP_INIT_SLOTS";
-    // It has this size, which it was given, and should have room for 150 000 more objects.
+    // It was given this size, and should have room for 150 000 more objects.
     let of = |slots: u64| {
         let mut evidence = everything();
         evidence.available = distribution::Distribution::default();
@@ -66,10 +66,10 @@ fn small_steps() {
     assert_eq!(reason, "it has 1600000 slots from the beginning, and 1750111 are not much more");
 }
 
-/// Where others may take longer for it, cycles at the start are saved only if they matter.
+/// If saving the cycles at the start may make other cycles longer, they are saved only if they matter.
 #[test]
 fn few_cycles_at_the_start() {
-    // 100 processes with 25 of them each.
+    // 100 processes with 25 such cycles each.
     let of = |series: Series, cycles: u64| {
         refusal(series, &Evidence { time: None, cycles, ..everything() }, "initial-heap")
     };

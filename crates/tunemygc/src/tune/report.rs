@@ -1,4 +1,4 @@
-//! What is recommended, in words, as JSON, as `export` lines, and as the protocol's answer.
+//! Recommendations as text, as JSON, as `export` lines, and as the protocol's answer.
 
 use std::fmt;
 
@@ -12,28 +12,28 @@ use super::{
     in_force::shown, ruby::Series, trend::Leak,
 };
 
-/// Characters of a variable's value that are shown.
+/// Maximum number of characters shown of a variable's value.
 const MAX_VALUE: usize = 80;
-/// Leaks that are shown.
+/// Maximum number of leaks shown.
 const MAX_LEAKS: usize = 5;
 
-/// What is recommended, and why.
+/// The recommendations, and their reasons.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Report {
-    /// The series of Ruby that it is for.
+    /// The series of Ruby to which they apply.
     #[serde(rename = "ruby")]
     pub series: Series,
     /// The settings that Ruby follows.
     pub in_force: InForce,
     /// Other settings that are in force at the same time, in other processes.
     pub at_the_same_time: Vec<InForce>,
-    /// Their effect, compared with the settings before them.
+    /// The effect of the settings in force, compared with the settings before them.
     pub change: Option<Comparison>,
     /// Processes whose live heap grows steadily, the fastest first.
     pub leaks: Vec<Leak>,
-    /// Why nothing can be recommended yet; empty if the data suffice.
+    /// Why nothing can be recommended yet; empty if the data suffices.
     pub insufficient: Vec<String>,
-    /// One for each strategy.
+    /// One plan per strategy.
     pub plans: [Plan; 2],
     /// Variables of the environment that have no effect.
     pub unheeded: Vec<Unheeded>,
@@ -55,7 +55,7 @@ impl Report {
         }
     }
 
-    /// Everything as JSON.
+    /// The whole report as JSON.
     pub fn to_json(&self) -> Value {
         let mut value = json!(self);
         if let Some(evidence) = value.get_mut("evidence") {
@@ -90,7 +90,7 @@ impl Report {
         })
     }
 
-    /// The body of `/configs/ID.json`: variables and numbers by strategy, and in words why there are not more.
+    /// The body of `/configs/ID.json`: variables and numbers by strategy, and in words why there are no more.
     pub fn to_config(&self) -> Value {
         let mut config = Map::new();
         for plan in self.plans.iter().rev() {
@@ -121,7 +121,7 @@ impl Report {
         findings.into_iter().chain(self.plans.iter().flat_map(of)).collect()
     }
 
-    /// That several settings are in force at the same time, if they are.
+    /// A message if several settings are in force at the same time.
     pub fn concurrent(&self) -> Option<String> {
         if self.at_the_same_time.is_empty() {
             return None;
@@ -138,7 +138,7 @@ impl Report {
         ))
     }
 
-    /// That sets are not used, if there are such.
+    /// A message if some sets are not used.
     fn left_out(&self) -> Option<String> {
         let n = self.evidence.impossible;
         (n > 0).then(|| {
@@ -152,7 +152,7 @@ impl Report {
         })
     }
 
-    /// Other findings: several environments, the effect of the last change, and leaks. Names of hosts are escaped.
+    /// Other findings: several environments, the effect of the last change, and leaks. Host names are escaped.
     fn findings(&self) -> Vec<String> {
         let change = self.change.iter().map(|change| change.to_string().trim_end().to_owned());
         self.concurrent()
@@ -163,7 +163,7 @@ impl Report {
             .collect()
     }
 
-    /// Everything that should be set by this strategy, as lines for a shell; empty if nothing should be. Values for which `own` is true
+    /// All variables that this strategy sets or unsets, as lines for a shell; empty if there are none. Values for which `own` is true
     /// were advised before.
     pub fn to_exports(&self, strategy: Strategy, own: &dyn Fn(&str, f64) -> bool) -> String {
         let State { set, unset, .. } = self.plan(strategy).state(&self.in_force, own);

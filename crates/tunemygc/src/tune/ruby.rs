@@ -12,9 +12,9 @@ use serde::{Serialize, Serializer};
 pub struct Series(pub u32, pub u32);
 
 impl Series {
-    /// The first one whose sample sets are understood: before it `GC.stat` had other keys.
+    /// The first series whose sample sets are understood: before it `GC.stat` had other keys.
     pub const FIRST: Self = Self(2, 2);
-    /// The last one whose variables are known.
+    /// The last series whose variables are known.
     pub const LAST: Self = Self(4, 1);
 
     /// The series of a version such as `3.4.7`; `None` if it is not a known series.
@@ -31,12 +31,12 @@ impl Series {
         known.then_some(series)
     }
 
-    /// Objects that one page of the heap holds at most (40-byte slots): pages grew from 16 to 64 KiB in 3.2.
+    /// Maximum number of objects in one page of the heap (40-byte slots): pages grew from 16 to 64 KiB in 3.2.
     pub fn page_slots(self) -> u64 {
         if self >= Self(3, 2) { 1638 } else { 409 }
     }
 
-    /// This many slots, in whole pages.
+    /// Rounds a number of slots up to whole pages.
     pub fn whole_pages(self, slots: u64) -> u64 {
         slots.div_ceil(self.page_slots()).saturating_mul(self.page_slots())
     }
@@ -80,7 +80,7 @@ pub struct Variable {
     pub until: Series,
     /// Values that it accepts.
     pub kind: Kind,
-    /// Its value where it is not set.
+    /// Its value if it is not set.
     pub default: f64,
 }
 
@@ -121,7 +121,7 @@ pub const VARIABLES: [Variable; 23] = [
     since("RUBY_GC_LIBRARY", Series(3, 4), Kind::Text, 0.0),
 ];
 
-/// The variable of this name.
+/// The variable with this name.
 pub fn variable(name: &str) -> Option<&'static Variable> {
     VARIABLES.iter().find(|variable| variable.name == name)
 }
@@ -132,7 +132,7 @@ impl Variable {
         (self.from..=self.until).contains(&series)
     }
 
-    /// How Ruby reads a text; `None`: it ignores the text, keeps its default, and reports that only with `-W2`.
+    /// Parses a text as Ruby does; `None` if Ruby ignores the text, keeps its default, and reports that only with `-W2`.
     pub fn parse(&self, text: &str, series: Series) -> Option<f64> {
         let real = || real(text, series).filter(|value| value.is_finite());
         match self.kind {
@@ -145,8 +145,8 @@ impl Variable {
     }
 }
 
-/// `ruby_strtod` (`util.c`), which takes blanks before a number but not after it, hexadecimal integers, and up to 3.3 no point without a
-/// digit after it.
+/// `ruby_strtod` (`util.c`): accepts blanks before a number but not after it, and hexadecimal integers; up to 3.3 it rejects a point without
+/// a digit after it.
 fn real(text: &str, series: Series) -> Option<f64> {
     let text = text.trim_ascii_start();
     if let Some(hex) = text.strip_prefix("0x").or_else(|| text.strip_prefix("0X")) {
@@ -177,7 +177,7 @@ fn size(text: &str) -> Option<u64> {
     if digits.is_empty() || !digits.chars().all(|digit| digit.is_digit(radix)) {
         return None;
     }
-    // A number that is too large is the largest one (`LLONG_MAX`).
+    // A number that is too large becomes the largest one (`LLONG_MAX`).
     let most = i64::MAX.unsigned_abs();
     let number = u64::from_str_radix(digits, radix).unwrap_or(most).min(most);
     number.checked_mul(1 << shift).filter(|size| *size <= most)

@@ -1,7 +1,7 @@
-//! Programs that do not exist: a model of CRuby's GC that is good enough for advice, and that follows the advice.
+//! Simulated programs: a model of CRuby's GC that is good enough for advice, and that follows the advice.
 //!
-//! One cycle after the other: what starts it, whether it is major, what it costs, and by how much the heap grows. The order of
-//! magnitude of each figure is right, no more: the tests check that following advice ends, and ends well.
+//! It runs one cycle after the other: what starts it, whether it is major, its cost, and by how much the heap grows. Each figure has only
+//! the right order of magnitude: the tests check that following advice ends, and ends well.
 //!
 //! Compiled for tests only (`#[cfg(test)]` in `tune`): a variable that does not exist fails the test, so it is unwrapped.
 
@@ -12,38 +12,38 @@ use super::{
 };
 use crate::wire::{EventName, Header, Sample, SampleSet};
 
-/// Nanoseconds to mark an object, and to sweep a slot.
+/// Nanoseconds to mark an object (`MARK`) and to sweep a slot (`SWEEP`).
 const MARK: f64 = 25.0;
 const SWEEP: f64 = 4.0;
-/// Cycles of a set.
+/// Minimum number of cycles of a set.
 const CYCLES: u64 = 120;
 
-/// A program.
+/// The properties of a simulated program.
 #[derive(Clone, Debug)]
 pub(super) struct Program {
-    /// Objects allocated in a second outside the GC.
+    /// Objects allocated per second outside the GC.
     pub(super) rate: f64,
-    /// Objects that live for ever.
+    /// Number of objects that live forever.
     pub(super) live: f64,
-    /// Bytes of malloc for each object.
+    /// Bytes allocated by malloc per object.
     pub(super) bytes: f64,
-    /// How many of the objects get old, and how many of those are dead when a major cycle looks at them.
+    /// Share of the objects that become old, and (`old_dead`) share of those that are dead when a major cycle examines them.
     pub(super) promoted: f64,
     pub(super) old_dead: f64,
-    /// Objects that are leaked, of those allocated.
+    /// Share of the allocated objects that are leaked.
     pub(super) leaked: f64,
-    /// Objects of a unit of work; 0: it has none.
+    /// Objects per unit of work; 0 if there are no units.
     pub(super) unit: f64,
-    /// Every n-th cycle is major because of objects without write barriers, or asked for; 0: none.
+    /// Every n-th cycle is major because of objects without write barriers, or (`explicit`) requested by the program; 0: none.
     pub(super) shady: u64,
     pub(super) explicit: u64,
-    /// Share of its objects in heap 0; the others are in heap 1 (from 3.2 on).
+    /// Share of its objects in heap 0; all others are in heap 1 (from 3.2 on).
     pub(super) small: f64,
-    /// Resident memory of everything else: libraries, code, stacks.
+    /// Resident memory of everything else, bytes: libraries, code, stacks.
     pub(super) other: f64,
-    /// Factor on the cost as soon as a variable is not at its default.
+    /// A variable, and the factor on the cost if it is not at its default.
     pub(super) harmed_by: Option<(&'static str, f64)>,
-    /// Noise of all times, 0 to 1.
+    /// Relative noise of all times, 0 to 1.
     pub(super) noise: f64,
 }
 
@@ -70,7 +70,7 @@ impl Default for Program {
 struct Random(u64);
 
 impl Random {
-    /// From 0 to 1.
+    /// A number from 0 to 1.
     fn next(&mut self) -> f64 {
         self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         (self.0 >> 11) as f64 / (1_u64 << 53) as f64
@@ -131,7 +131,7 @@ impl<'a> Process<'a> {
         if variable.is_read_by(self.series) { self.in_force.value(variable) } else { variable.default }
     }
 
-    /// Slots that the heap has at least.
+    /// Minimum number of slots of the heap.
     fn initial(&self) -> f64 {
         if self.series == Series(3, 2) {
             0.0
@@ -144,7 +144,7 @@ impl<'a> Process<'a> {
         }
     }
 
-    /// Old objects that should be dead by now, or are not: they take slots.
+    /// Old objects beyond the program's own ones; whether or not they are dead, they occupy slots.
     fn old_garbage(&self) -> f64 {
         (self.old - self.program.live * 0.8).max(0.0)
     }
@@ -263,7 +263,7 @@ impl<'a> Process<'a> {
         }
     }
 
-    /// The next set.
+    /// Runs the program for the next set.
     pub(super) fn set(&mut self) -> SampleSet {
         self.samples.clear();
         self.units();
@@ -297,7 +297,7 @@ impl<'a> Process<'a> {
         SampleSet { header, samples: self.samples.clone() }
     }
 
-    /// The evidence of some of its sets.
+    /// The merged evidence of its next `sets` sets.
     pub(super) fn evidence(&mut self, sets: u32) -> Evidence {
         let mut sum = Evidence::default();
         for _ in 0..sets {
@@ -316,7 +316,7 @@ fn fold(header: &Header, samples: &[Sample]) -> Evidence {
     fold.finish()
 }
 
-/// What happened to a user who always followed the advice.
+/// The course of a user who always followed the advice.
 #[derive(Debug)]
 pub(super) struct Story {
     /// The settings of each round.
@@ -325,31 +325,31 @@ pub(super) struct Story {
     pub(super) report: Report,
     /// Whether a change was withdrawn.
     pub(super) withdrawn: bool,
-    /// Milliseconds in the GC for a million objects in the first and in the last round.
+    /// Milliseconds in the GC per million objects in the first and in the last round.
     pub(super) cost: [f64; 2],
     /// Peak of resident memory in the first and in the last round, bytes.
     pub(super) peak: [f64; 2],
 }
 
 impl Story {
-    /// Settings that were abandoned and came back.
+    /// Number of times that abandoned settings came back.
     pub(super) fn returns(&self) -> usize {
         let changes = self.rounds.windows(2).enumerate().filter(|(_, pair)| pair[0] != pair[1]);
         changes.filter(|(at, pair)| self.rounds[..*at].contains(&pair[1])).count()
     }
 
-    /// Whether the settings of the last three rounds are the same: the advice is done.
+    /// Whether the settings of the last three rounds are the same, so that the advice has ended.
     pub(super) fn is_done(&self) -> bool {
         self.rounds.iter().rev().take(3).all(|settings| Some(settings) == self.rounds.last())
     }
 
-    /// Changes of settings.
+    /// Number of changes of settings.
     pub(super) fn steps(&self) -> usize {
         self.rounds.windows(2).filter(|pair| pair[0] != pair[1]).count()
     }
 }
 
-/// Follows advice for some rounds.
+/// Follows advice for this number of rounds.
 pub(super) fn follow(program: &Program, series: Series, strategy: Strategy, rounds: u64) -> Story {
     let mut in_force = InForce::default();
     let mut history: Vec<Episode> = Vec::new();

@@ -1,4 +1,4 @@
-//! Advice that is followed, by programs that do not exist.
+//! Simulated programs whose users follow the advice.
 
 use proptest::{
     prelude::*,
@@ -21,13 +21,13 @@ const SERIES: [Series; 8] = [
     Series(4, 0),
 ];
 
-/// The rule that a program is for, and from which series on.
+/// The rule that a program is meant for, and the first series on which it is.
 type Rule = Option<(&'static str, Series)>;
 
-/// Fourteen shapes of programs, with the rule that each is for, and from which series on; `None`: no rule.
+/// Fourteen shapes of programs, each with its [`Rule`]; `None`: no rule.
 fn shapes() -> [(&'static str, Program, Rule); 14] {
     let base = Program::default();
-    // Since then Ruby counts the time in the GC, which most rules go by.
+    // The first series that measures the time in the GC, which most rules use.
     let timed = Series(3, 1);
     [
         ("small heap", Program { live: 40_000.0, rate: 8e6, ..base.clone() }, Some(("free-slots", timed))),
@@ -41,7 +41,7 @@ fn shapes() -> [(&'static str, Program, Rule); 14] {
             Program { bytes: 3000.0, rate: 1e6, other: 700e6, ..base.clone() },
             Some(("malloc", Series(2, 2))),
         ),
-        // With Ruby's factor of 2 for old objects, a heap has too few free slots before there are too many of those.
+        // With Ruby's factor of 2 for old objects, a heap has too few free slots before there are too many old objects.
         (
             "old objects, few dead",
             Program { promoted: 0.02, old_dead: 0.02, live: 400_000.0, ..base.clone() },
@@ -85,7 +85,7 @@ fn shapes() -> [(&'static str, Program, Rule); 14] {
         ("fat heap", Program { live: 900_000.0, rate: 2e5, ..base.clone() }, None),
         (
             "both heaps",
-            // In a smaller process the room that Ruby 3.2 takes at once is not worth its memory.
+            // In a smaller process the room that Ruby 3.2 allocates at once is not worth its memory.
             Program { small: 0.2, live: 300_000.0, rate: 14e6, other: 60e6, ..base.clone() },
             Some(("free-slots", Series(3, 2))),
         ),
@@ -96,7 +96,7 @@ fn shapes() -> [(&'static str, Program, Rule); 14] {
     ]
 }
 
-/// A user who follows advice is done within four steps of fourteen, never returns to abandoned settings, and is not worse off; each
+/// A user who follows advice for fourteen rounds is done within four steps, never returns to abandoned settings, and is not worse off; each
 /// shape gets its rule.
 #[test]
 fn followed_advice_ends() {
@@ -130,7 +130,7 @@ fn followed_advice_ends() {
                 let [before, after] = story.cost;
                 if strategy == Strategy::Speed && series >= Series(3, 1) {
                     assert!(after <= before * 1.10, "{name} on {series}: {before} {after} {steps:#?}");
-                    // Memory is spent only for time: twice as much for a tenth of the time; half as much again for errors of the model.
+                    // Memory is spent only for time: twice as much for a tenth of the time, plus half as much again for errors of the model.
                     let saved = (before - after) / (before + 1e9 / program.rate);
                     let [was, is] = story.peak;
                     assert!(
@@ -143,7 +143,7 @@ fn followed_advice_ends() {
     }
 }
 
-/// Healthy programs are left alone, and so are those that only ask for cycles.
+/// Healthy programs are left alone, and so are those that only request cycles themselves.
 #[test]
 fn nothing_to_gain() {
     for series in SERIES {
@@ -162,7 +162,7 @@ fn nothing_to_gain() {
     }
 }
 
-/// A leak is named, and no slots are added for it.
+/// A leak is reported, and no slots are added because of it.
 #[test]
 fn leaks_are_named() {
     for series in SERIES {
@@ -185,7 +185,7 @@ fn leaks_are_named() {
     }
 }
 
-/// A change for the worse is taken back, with the reason, and is not advised again.
+/// A change for the worse is reverted, with the reason, and is not advised again.
 #[test]
 fn withdrawn() {
     for series in SERIES.into_iter().filter(|series| *series >= Series(3, 1)) {
@@ -203,7 +203,7 @@ fn withdrawn() {
     }
 }
 
-/// Always the same programs, unless the environment asks for others: one of some 7 000 has a median so near to a threshold that its advice
+/// Always the same programs, unless the environment asks for others: one in about 7 000 has a median so close to a threshold that its advice
 /// changes late.
 fn programs() -> Config {
     let mut config = Config::with_cases(128);
@@ -216,7 +216,7 @@ fn programs() -> Config {
 proptest! {
     #![proptest_config(programs())]
 
-    /// Any program: at most four steps, no return to abandoned settings, unless a change is taken back once, and an end.
+    /// Any program: at most four steps, no return to abandoned settings (except one reverted change), and an end.
     #[test]
     fn any_program(
         (rate, live, bytes) in (5.0_f64..7.0, 4.3_f64..6.0, 0.0_f64..4.5),

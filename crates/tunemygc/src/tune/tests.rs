@@ -43,7 +43,7 @@ pub(super) fn value_of(report: &Report, strategy: usize, name: &str) -> Option<S
     report.plans[strategy].settings().find(|change| change.variable == name).map(|change| change.value)
 }
 
-/// How many slots a program needs at once is not known where malloc starts most cycles, unless it has units of work.
+/// The number of slots that a program needs at once is unknown if malloc starts most cycles, unless it has units of work.
 #[test]
 fn growth_that_malloc_hides() {
     const NAME: &str = "RUBY_GC_HEAP_GROWTH_MAX_SLOTS";
@@ -60,8 +60,8 @@ fn growth_that_malloc_hides() {
     assert!(value_of(&recommend(Series(3, 1), &evidence), 0, NAME).is_some());
 }
 
-/// Every advice names a variable that the series reads and a value that Ruby accepts, with a reason and a confidence; every
-/// rule either advises or says why not; no variable is set twice.
+/// Every advice has a variable that the series reads and a value that Ruby accepts, with a reason and a confidence; every
+/// rule either gives advice or a reason against it; no variable is set twice.
 #[test]
 fn advice_is_complete() {
     let mut kept = everything();
@@ -101,7 +101,7 @@ fn advice_is_complete() {
 #[test]
 fn formulas() {
     let report = recommend(Series(2, 7), &everything());
-    // 13 % of the time in the GC, so four times the room: 400 000 - 50 000 + 200 000 slots, in whole pages.
+    // 13 % of the time in the GC gives four times the room: 400 000 - 50 000 + 200 000 slots, in whole pages.
     assert_eq!(value_of(&report, 0, "RUBY_GC_HEAP_INIT_SLOTS"), Some(Setting::Size(550_105)));
     assert_eq!(value_of(&report, 0, "RUBY_GC_HEAP_FREE_SLOTS"), None);
     let mut calm = everything();
@@ -116,7 +116,7 @@ fn formulas() {
         value_of(&recommend(Series(2, 7), &calm), 0, "RUBY_GC_OLDMALLOC_LIMIT_MAX"),
         Some(Setting::Size(256 << 20))
     );
-    // Never without a limit: nothing else may free the memory of dead old objects.
+    // There is always a limit: nothing else may free the memory of dead old objects.
     let limit = |max: &str| {
         let mut raised = everything();
         raised.environment.insert("RUBY_GC_OLDMALLOC_LIMIT_MAX".to_owned(), max.to_owned());
@@ -124,7 +124,7 @@ fn formulas() {
     };
     assert_eq!((limit("400m"), limit("512m")), (Some(Setting::Size(512 << 20)), None));
     assert_eq!(value_of(&report, 0, "RUBY_GC_HEAP_OLDOBJECT_LIMIT_FACTOR"), Some(Setting::Hundredths(380)));
-    // The same as a share of free slots.
+    // The same room as a share of free slots.
     let report = recommend(Series(3, 4), &everything());
     assert_eq!(value_of(&report, 0, "RUBY_GC_HEAP_FREE_SLOTS_MIN_RATIO"), Some(Setting::Hundredths(50)));
     assert_eq!(value_of(&report, 0, "RUBY_GC_HEAP_FREE_SLOTS_GOAL_RATIO"), Some(Setting::Hundredths(55)));
@@ -158,7 +158,7 @@ fn formulas() {
     assert!(clobbers(&recommend(Series(3, 4), &tuned), false).is_empty(), "Ruby's default");
 }
 
-/// Units of work come before shares of time.
+/// Units of work take precedence over shares of time.
 #[test]
 fn units() {
     let mut evidence = everything();
@@ -174,7 +174,7 @@ fn units() {
         refusals.iter().any(|refusal| refusal.reason.contains("fits between two cycles")),
         "{refusals:?}"
     );
-    // Small units of a program that spends much of its time in the GC: its share of the time decides.
+    // Small units in a program that spends much of its time in the GC: its share of time decides.
     evidence.time = everything().time;
     let report = recommend(Series(3, 0), &evidence);
     let by_share = |advice: &Advice| advice.rule == "free-slots" && advice.why.contains("of the time");
@@ -189,8 +189,8 @@ fn units() {
     assert!((factor - 0.5).abs() < 0.02, "{factor}");
 }
 
-/// A program that would save little of its time for much memory is left as it is, with both figures; the same program is advised
-/// where it spends more of its time in the GC, or with less of it.
+/// A program that would save little time for much memory is left as it is, with both figures in the reason; it is advised
+/// if it spends more of its time in the GC, or needs less memory.
 #[test]
 fn poor_trade_offs() {
     let program = |share: u64, mib: u64| {
@@ -227,7 +227,7 @@ fn poor_trade_offs() {
             time_saved > 0.02 && memory_added <= 10.0 * time_saved,
             "{series}: {time_saved} {memory_added}"
         );
-        // Less room where all of it costs too much.
+        // Less room if all of it costs too much.
         let less = rule(&recommend(series, &program(16, 30)), 0, "free-slots");
         if series == Series(3, 2) {
             assert!(less.unwrap_err().contains("; that may cost at most "));
@@ -238,7 +238,7 @@ fn poor_trade_offs() {
         let refusal = rule(&recommend(series, &program(12, 30)), 0, "malloc").unwrap_err();
         assert!(refusal.starts_with("not worth it: "), "{refusal}");
         assert!(rule(&recommend(series, &program(25, 3000)), 0, "malloc").is_ok(), "{series}");
-        // Pages are not given back for much of the time.
+        // Pages are not returned at the price of much time.
         let report = recommend(series, &program(40, 100));
         let refusal = rule(&report, 1, "return-memory").unwrap_err();
         assert!(
@@ -264,7 +264,7 @@ fn insufficient() {
     assert_eq!(report.to_exports(Strategy::Speed, &|_, _| false), "");
 }
 
-/// The protocol's example set folds to what can be counted in it by hand.
+/// The protocol's example set yields the counts that can be verified by hand.
 #[test]
 fn example_set() {
     let set = SampleSet::from_json(include_str!("../../../../tests/fixtures/tunemygc_seed.json")).unwrap();
@@ -278,7 +278,7 @@ fn example_set() {
     assert_eq!(evidence.all_minors() + evidence.all_majors(), evidence.cycles);
     assert!(evidence.environment.is_empty(), "all its variables are the agent's");
     assert!(!recommend(Series(2, 2), &evidence).insufficient.is_empty());
-    // Kept and read again it is the same, and adding nothing changes nothing.
+    // It is the same after it is stored and read again, and adding it to empty evidence changes nothing.
     let kept: Evidence = serde_json::from_str(&serde_json::to_string(&evidence).unwrap()).unwrap();
     assert_eq!(kept, evidence);
     let mut sum = Evidence { environment: evidence.environment.clone(), ..Evidence::default() };
@@ -286,7 +286,7 @@ fn example_set() {
     assert_eq!(sum, evidence);
 }
 
-/// A program that is not CRuby, or not a known one, is refused by name.
+/// A program that is not CRuby, or not a known version, is refused with its name.
 #[test]
 fn unsupported() {
     let set = SampleSet::from_json(include_str!("../../../../tests/fixtures/tunemygc_seed.json")).unwrap();
@@ -298,7 +298,7 @@ fn unsupported() {
     assert!(Fold::new(&header).unwrap_err().to_string().contains("has no heap_available_slots"));
 }
 
-/// Any program.
+/// The evidence of any program.
 fn any_evidence() -> impl proptest::strategy::Strategy<Value = Evidence> {
     use proptest::prelude::*;
     let reasons = proptest::collection::vec(0_u64..500, 10);
@@ -326,11 +326,11 @@ fn any_evidence() -> impl proptest::strategy::Strategy<Value = Evidence> {
         evidence.free_share = of(sizes[6] % 10);
         evidence.unit_objects =
             if sizes[7] % 2 == 0 { of(sizes[7]) } else { distribution::Distribution::default() };
-        // So is memory.
+        // Memory is optional, too.
         if sizes[5] % 3 > 0 {
             evidence.each.peak = of(sizes[6] % 30);
         }
-        // The sizes of heaps are there or not.
+        // The sizes of heaps are present or absent.
         evidence.heaps = (0..if sizes[4] % 2 == 0 { 5 } else { 0 })
             .map(|at| heaps::Heap {
                 slot: 40 << at,
@@ -352,11 +352,11 @@ fn any_evidence() -> impl proptest::strategy::Strategy<Value = Evidence> {
 }
 
 proptest::proptest! {
-    // Some of the faults that this found were in fewer than one of 1,000 cases.
+    // Some of the faults that this found occurred in fewer than one in 1,000 cases.
     #![proptest_config(proptest::test_runner::Config::with_cases(4096))]
 
-    /// Whatever a program does and has set: its Ruby reads and accepts all advised settings, together with the ones that are
-    /// set already, and each advice changes something.
+    /// Whatever a program does and has set: its Ruby reads and accepts all advised settings, together with those already
+    /// set, and each advice changes something.
     #[test]
     #[expect(clippy::float_cmp, reason = "a setting that Ruby reads back is the same number to the last bit")]
     fn advice_is_always_valid(evidence in any_evidence(), minor in 0_u32..5) {
@@ -372,7 +372,7 @@ proptest::proptest! {
                 for change in plan.settings() {
                     let variable = ruby::variable(change.variable).unwrap();
                     proptest::prop_assert!(variable.is_read_by(series), "{} on {series}", change.variable);
-                    // Beside those that are set already.
+                    // Together with those already set.
                     proptest::prop_assert_eq!(in_force.value(variable), change.value.number(), "{} on {}", change.variable, series);
                     let text = change.value.to_string();
                     proptest::prop_assert_eq!(variable.parse(&text, series), Some(change.value.number()), "{}={}", change.variable, text);
@@ -424,7 +424,7 @@ fn declared_variables() {
     }
 }
 
-/// Where malloc starts a cycle before the additional room would be used, there is no advice to add room.
+/// If malloc starts a cycle before the additional room would be used, no room is advised.
 #[test]
 fn no_room_that_malloc_leaves_unused() {
     let room = |series: Series, evidence: &Evidence| {
@@ -438,9 +438,9 @@ fn no_room_that_malloc_leaves_unused() {
     let report = recommend(Series(3, 1), &evidence);
     let refusal = report.speed().refusals.iter().find(|refusal| refusal.rule == "free-slots").unwrap();
     assert!(refusal.reason.contains("it may take longer by more than that"), "{}", refusal.reason);
-    // Where there is more to save, it is worth the risk.
+    // If there is more to save, it is worth the risk.
     evidence.time = Some(evidence::GcTime { minor_ms: 600_000, major_ms: 80_000, seconds: 1000.0 });
-    // A heap that has its size from the beginning may become as large as can be used.
+    // A heap that has its size from the start may become as large as can be used.
     let until = evidence.minors_by("newobj") as f64 / (1800 + evidence.majors_by("oldmalloc")) as f64 + 0.5;
     let factor = room(Series(3, 1), &evidence).unwrap();
     assert!((factor * until - 1.0).abs() < 0.01 && factor > 0.25, "{factor} {until}");
@@ -458,7 +458,7 @@ fn no_room_that_malloc_leaves_unused() {
     assert_eq!(value_of(&report, 0, "RUBY_GC_HEAP_INIT_SLOTS"), None);
 }
 
-/// A heap that gives pages back and takes them again has its final size; one that grows and grows does not.
+/// A heap that releases pages and allocates them again has its final size; one that keeps growing does not.
 #[test]
 fn heaps_that_breathe() {
     let set = SampleSet::from_json(include_str!("../../../../tests/fixtures/tunemygc_seed.json")).unwrap();
@@ -490,7 +490,7 @@ fn heaps_that_breathe() {
     assert_eq!(warmup(&breathes), 0, "a part of a long life is no warm-up");
 }
 
-/// What single sets say of cycles per object does not depend on how long they are.
+/// The cycles per object of single sets do not depend on their length.
 #[test]
 fn rates_of_short_sets() {
     let set = SampleSet::from_json(include_str!("../../../../tests/fixtures/tunemygc_seed.json")).unwrap();
@@ -515,7 +515,7 @@ fn rates_of_short_sets() {
     );
 }
 
-/// A program that does not count its time in the GC (`GC.measure_total_time = false`) does not spend none there.
+/// A program that does not measure its time in the GC (`GC.measure_total_time = false`) is not treated as spending none there.
 #[test]
 fn time_that_stands_still() {
     let counted = Some(evidence::GcTime { minor_ms: 400, major_ms: 100, seconds: 2.5 });
@@ -567,7 +567,7 @@ fn forged_environment() {
     assert!(!text.chars().any(|c| c != '\n' && crate::printable::is_hidden(c)), "{text:?}");
     assert!(text.contains("RUBY_GC_HEAP_GROWTH=\\u{1b}[8m\\u{a}"), "{text}");
     assert!(text.contains("ignored 2 environment variables"), "{text}");
-    // Text that an earlier release kept is not trusted either.
+    // Text that an earlier release stored is not trusted either.
     let mut kept = evidence;
     kept.environment.insert(name.to_owned(), "x".to_owned());
     assert!(!recommend(Series(3, 1), &kept).to_string().contains("LD_PRELOAD"));

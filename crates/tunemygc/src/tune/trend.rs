@@ -1,46 +1,46 @@
-//! Whether the live heap grows without end: a leak, or a cache without a limit.
+//! Detects whether the live heap grows without bound: a leak, or an unlimited cache.
 
 use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-/// Points of one set.
+/// Maximum number of points per set.
 const PER_SET: usize = 8;
-/// Most points of a process; beyond it, the points of each stretch of time are merged.
+/// Maximum number of points per process; above it, the points of each stretch of time are merged.
 const MOST_POINTS: usize = 64;
-/// Most processes that are followed.
+/// Maximum number of processes that are followed.
 const MOST_PROCESSES: usize = 64;
-/// Fewest points for a conclusion.
+/// Minimum number of points for a conclusion.
 const FEWEST: usize = 8;
 
-/// The fewest live slots in a stretch of time: what no major cycle of it could free.
+/// The minimum number of live slots in a stretch of time: what none of its major cycles could free.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Floor {
-    /// When, seconds on the clock of the process's sets.
+    /// The time, seconds on the clock of the process's sets.
     pub ts: f64,
-    /// Slots.
+    /// Number of live slots.
     pub live: u64,
 }
 
-/// The floors of the processes of some sets.
+/// The floors of several processes, by `PID on HOST`.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Trends(BTreeMap<String, Vec<Floor>>);
 
 /// A process whose live heap grows steadily.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Leak {
-    /// `PID on HOST`, escaped where it is shown.
+    /// `PID on HOST`; escaped when it is shown.
     pub process: String,
-    /// Live slots at first.
+    /// Live slots at the start.
     pub from: u64,
-    /// Live slots at last.
+    /// Live slots at the end.
     pub to: u64,
-    /// Seconds between.
+    /// Seconds between start and end.
     pub seconds: f64,
 }
 
 impl Trends {
-    /// The floors of one process's set, from the ends of its major cycles: seconds and live slots.
+    /// The floors of one process's set, from the ends of its major cycles: pairs of seconds and live slots.
     pub fn of(process: String, ends: &[(f64, u64)]) -> Self {
         if ends.is_empty() {
             return Self::default();
@@ -53,7 +53,7 @@ impl Trends {
         Self(BTreeMap::from([(process, floors.collect())]))
     }
 
-    /// Adds what came later.
+    /// Adds later floors.
     pub fn merge(&mut self, later: &Self) {
         for (process, floors) in &later.0 {
             if self.0.len() >= MOST_PROCESSES && !self.0.contains_key(process) {
@@ -67,7 +67,7 @@ impl Trends {
         }
     }
 
-    /// Processes with enough points to be judged, and those of them that grow steadily, the fastest first.
+    /// The number of processes with enough points to be judged, and those of them that grow steadily, fastest first.
     pub fn leaks(&self) -> (usize, Vec<Leak>) {
         let judged = self.0.iter().filter(|(_, floors)| floors.len() >= FEWEST);
         let mut leaks: Vec<Leak> =
@@ -83,14 +83,14 @@ impl Leak {
         self.to as f64 / self.from.max(1) as f64
     }
 
-    /// Live slots gained in an hour.
+    /// Live slots gained per hour.
     pub fn per_hour(&self) -> f64 {
         if self.seconds > 0.0 { (self.to - self.from) as f64 / self.seconds * 3600.0 } else { 0.0 }
     }
 }
 
-/// The lowest floor of each of `n` equal stretches of time; `None` for those without any. The clock of a process that was
-/// restarted with the same pid may start again: times out of order belong to the nearest stretch.
+/// The lowest floor of each of `n` equal stretches of time; `None` for stretches without a floor. The clock of a process that was
+/// restarted with the same pid may restart: times out of order belong to the nearest stretch.
 fn stretches(floors: &[Floor], n: usize) -> Vec<Option<Floor>> {
     let mut lowest = vec![None; n];
     let (Some(first), Some(last)) = (floors.first(), floors.last()) else { return lowest };
@@ -104,7 +104,7 @@ fn stretches(floors: &[Floor], n: usize) -> Vec<Option<Floor>> {
     lowest
 }
 
-/// It grows in every quarter, by 15 % in all, and does not level off: in the last quarter it grows by at least half of the average.
+/// A process that grows in every quarter, by 15 % in all, and does not level off: in the last quarter by at least half of the average.
 fn leak(process: &str, floors: &[Floor]) -> Option<Leak> {
     let quarters = stretches(floors, 4);
     let lowest = |at: usize| Some(quarters.get(at).copied()??.live);
@@ -138,7 +138,7 @@ mod tests {
         all.leaks().1
     }
 
-    /// Growth without end is a leak, in one set and in many that hardly grow each; filling up, breathing and noise are not.
+    /// Unbounded growth is a leak, in one set and in many that hardly grow each; filling up, fluctuation and noise are not.
     #[test]
     fn shapes() {
         let noise = |at: u64| at.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 56;

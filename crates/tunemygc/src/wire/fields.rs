@@ -1,4 +1,4 @@
-//! Seeds for the parts of headers and samples: what each may be, and how large.
+//! Deserialization seeds for the parts of headers and samples: which values each accepts, and their maximum size.
 
 use std::fmt;
 
@@ -7,7 +7,7 @@ use serde_json::{Map, Value};
 
 use super::{EventName, MAX_ENTRIES, MAX_STRING};
 
-/// Makes a seed from a function on deserialisers.
+/// Implements a seed by a function of the deserializer.
 macro_rules! seed {
     ($name:ident $(<$lt:lifetime>)?, $value:ty) => {
         impl<'de $(, $lt)?> DeserializeSeed<'de> for $name $(<$lt>)? {
@@ -164,7 +164,7 @@ impl<'de> Visitor<'de> for Strings {
     }
 }
 
-/// Exactly this many integers, in place of others.
+/// Exactly `count` integers, which replace the content of `list`.
 pub(super) struct Wholes<'a> {
     pub(super) list: &'a mut Vec<u64>,
     pub(super) count: usize,
@@ -193,7 +193,7 @@ impl<'de> Visitor<'de> for Wholes<'_> {
     }
 }
 
-/// A hash of scalars, or only of strings.
+/// A hash of scalars, or only of strings if `strings`.
 pub(super) struct Hash {
     pub(super) strings: bool,
 }
@@ -229,7 +229,7 @@ impl<'de> Visitor<'de> for Hash {
     }
 }
 
-/// A hash of scalars in place of another one: entries that are the same in both, up to the first other key, take no new memory.
+/// A hash of scalars that replaces another one: leading entries with the same keys in the same order allocate no new memory.
 pub(super) struct Info<'a>(pub(super) &'a mut Map<String, Value>);
 
 impl<'de> DeserializeSeed<'de> for Info<'_> {
@@ -283,7 +283,7 @@ impl<'de> Visitor<'de> for Info<'_> {
     }
 }
 
-/// A key: `None` if it is the expected one.
+/// A key; `None` if it is the expected one.
 struct Expected<'a>(&'a str);
 
 impl<'de> DeserializeSeed<'de> for Expected<'_> {
@@ -306,7 +306,7 @@ impl Visitor<'_> for Expected<'_> {
     }
 }
 
-/// A scalar in place of another one.
+/// A scalar that replaces another one.
 struct InPlace<'a>(&'a mut Value);
 
 impl<'de> DeserializeSeed<'de> for InPlace<'_> {

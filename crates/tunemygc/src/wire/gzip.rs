@@ -1,21 +1,21 @@
-//! Sets as gzip files whose samples can be taken out without decompressing and compressing them again.
+//! Sets as gzip files whose samples can be extracted without decompressing and recompressing them.
 //!
-//! Where a compressor forgets what it has seen after the header (a full flush), the samples begin at a byte and refer to nothing before
-//! them. A receiver then stores these bytes behind another header.
+//! If a compressor discards its state after the header (a full flush), the samples begin at a byte boundary and refer to nothing before
+//! them. A receiver then stores these bytes after another header.
 
 use flate2::{Compress, Compression, Crc, Decompress, FlushCompress, FlushDecompress, Status};
 use serde::de::IgnoredAny;
 
-/// The beginning of a gzip file without a name or other extras (RFC 1952, 2.3.1): no time, compressed fast, of an unknown system.
+/// The start of a gzip file without a name or other extra fields (RFC 1952, 2.3.1): no time, fastest compression, unknown system.
 const BEGIN: [u8; 10] = [0x1f, 0x8b, 8, 0, 0, 0, 0, 0, 4, 255];
-/// Checksum and size at its end.
+/// Bytes of the checksum and the size at its end.
 const END: usize = 8;
-/// What a flush leaves behind: the lengths of an empty block that is not compressed (RFC 1951, 3.2.4).
+/// The last bytes that a flush writes: the lengths of an empty uncompressed block (RFC 1951, 3.2.4).
 const FLUSHED: [u8; 4] = [0, 0, 0xff, 0xff];
-/// How far into a file the samples are looked for. Headers take less, compressed.
+/// Number of compressed bytes in which the start of the samples is searched. Compressed headers are shorter.
 const NEAR: usize = 32 << 10;
 
-/// What follows the header of a set: the samples and the end. `None` if there is no header.
+/// The bytes after the header of a set: the samples and the end. `None` if there is no header.
 pub fn after_header(set: &[u8]) -> Option<&[u8]> {
     let inside = set.trim_ascii_start().strip_prefix(b"[")?;
     let mut header = serde_json::Deserializer::from_slice(inside).into_iter::<IgnoredAny>();
@@ -23,7 +23,7 @@ pub fn after_header(set: &[u8]) -> Option<&[u8]> {
     inside.get(header.byte_offset()..)
 }
 
-/// A set as such a file; any other text as a gzip file.
+/// Compresses a set to such a file; any other text becomes an ordinary gzip file.
 pub fn compress(set: &[u8]) -> Vec<u8> {
     let samples = after_header(set).unwrap_or_default();
     let header = set.get(..set.len() - samples.len()).unwrap_or_default();
@@ -38,23 +38,23 @@ pub fn compress(set: &[u8]) -> Vec<u8> {
     file
 }
 
-/// The contents of a file that [`compress`] made, or that is like those.
+/// The contents of a file made by [`compress`], or of the same form.
 #[derive(Debug)]
 pub struct Split<'a> {
-    /// The set.
+    /// The decompressed set.
     pub text: Vec<u8>,
-    /// What follows the header, compressed.
+    /// The bytes after the header, compressed.
     samples: &'a [u8],
-    /// Its checksum and size.
+    /// Checksum and size of their text.
     crc: Crc,
 }
 
-/// Decompresses a file whose set has this many bytes, and never more than these. `None`: it is damaged, has another size, or is not as
-/// [`compress`] makes them.
+/// Decompresses a file whose set has `size` bytes, and never more than these. `None` if it is damaged, has another size, or does not have the
+/// form that [`compress`] produces.
 pub fn split(file: &[u8], size: usize) -> Option<Split<'_>> {
     let (begin, rest) = file.split_first_chunk::<{ BEGIN.len() }>()?;
     let (data, sums) = rest.split_last_chunk::<END>()?;
-    // Time, effort and system may be any; extras may not be there.
+    // Any time, compression level and system are accepted; extra fields are not.
     if begin[..4] != BEGIN[..4] {
         return None;
     }
@@ -62,7 +62,7 @@ pub fn split(file: &[u8], size: usize) -> Option<Split<'_>> {
     let at = near.windows(FLUSHED.len()).position(|bytes| bytes == FLUSHED)? + FLUSHED.len();
     let (header, samples) = data.split_at(at);
     let mut text = Vec::with_capacity(size + 1);
-    // What is compressed by itself is decompressed by itself: it can refer to nothing before it.
+    // Both parts are decompressed independently, so the samples cannot refer to anything before them.
     let ended = inflate(header, &mut text)?;
     let length = text.len();
     if ended || !inflate(samples, &mut text)? || text.len() != size {
@@ -73,13 +73,13 @@ pub fn split(file: &[u8], size: usize) -> Option<Split<'_>> {
     crc.update(&text[length..]);
     whole.combine(&crc);
     let found = after_header(&text)?.len();
-    // Samples that would take more room than their text are compressed again.
+    // Samples that would be larger than their text are refused, so that they are compressed again.
     let good = end(&whole) == *sums && found == text.len() - length && samples.len() <= found;
     good.then_some(Split { text, samples, crc })
 }
 
 impl Split<'_> {
-    /// The file with another header, which includes the bracket before it.
+    /// The file with another header, which includes the opening bracket before it.
     pub fn with_header(&self, header: &[u8]) -> Vec<u8> {
         let mut file = Vec::with_capacity(self.samples.len() + header.len() / 2 + 1024);
         file.extend_from_slice(&BEGIN);
@@ -93,7 +93,7 @@ impl Split<'_> {
     }
 }
 
-/// The end of a file.
+/// The last bytes of a file: checksum and size.
 fn end(crc: &Crc) -> [u8; END] {
     (u64::from(crc.amount()) << 32 | u64::from(crc.sum())).to_le_bytes()
 }
@@ -104,18 +104,18 @@ fn deflate(compress: &mut Compress, text: &[u8], flush: FlushCompress, file: &mu
     loop {
         file.reserve(1024 + text.len() / 4);
         let taken = (compress.total_in() - before) as usize;
-        // In memory it fails only if it is called in a wrong order.
+        // In memory it fails only if it is called in the wrong order.
         match compress.compress_vec(text.get(taken..).unwrap_or_default(), file, flush) {
             Ok(Status::StreamEnd) | Err(_) => return,
-            // With room left, everything has been written.
+            // If there is capacity left, everything has been written.
             Ok(_) if flush != FlushCompress::Finish && file.len() < file.capacity() => return,
             Ok(_) => {}
         }
     }
 }
 
-/// Decompresses data into the room that a text has. Returns whether it ended with the data; `None`: it is damaged, ended before, or has no
-/// room.
+/// Decompresses data into the spare capacity of a text. Returns whether the stream ended with the data; `None` if it is damaged, ended
+/// earlier, or exceeds the capacity.
 fn inflate(data: &[u8], text: &mut Vec<u8>) -> Option<bool> {
     let mut inflate = Decompress::new(false);
     let status = inflate.decompress_vec(data, text, FlushDecompress::Sync).ok()?;
@@ -139,7 +139,7 @@ mod tests {
         text
     }
 
-    /// Any gzip reader expands what is compressed, and the file with another header.
+    /// Any gzip reader can decompress the compressed file, and the file with another header.
     #[test]
     fn another_header() {
         let set = EXAMPLE.trim_ascii_end();
@@ -160,7 +160,7 @@ mod tests {
         }
     }
 
-    /// Nothing is taken from a file that is damaged, has another size, or whose samples refer to its header.
+    /// Nothing is taken from a file that is damaged, has another size, or has samples that refer to its header.
     #[test]
     fn others() {
         let set = EXAMPLE.trim_ascii_end();
@@ -176,7 +176,7 @@ mod tests {
             let text = taken(&damaged, set.len());
             assert!(text.is_none() || text.as_deref() == Some(set), "{at}");
         }
-        // By an ordinary compressor, with a flush in the middle or not; and two files.
+        // Files of an ordinary compressor, with and without a flush in the middle; and two files.
         let mut other = GzEncoder::new(Vec::new(), Compression::fast());
         std::io::Write::write_all(&mut other, set).unwrap();
         let other = other.finish().unwrap();

@@ -1,11 +1,11 @@
-//! The wire format of TuneMyGC sample sets, both ways.
+//! The wire format of TuneMyGC sample sets: reading and writing.
 //!
-//! Header: 11 elements (readers also accept the agent's 12, which carry the spy ids at position 8). Samples: 8
+//! Header: 11 elements (readers also accept the agent's 12, which have the spy ids at position 8). Samples: 8
 //! elements (readers also accept 7, from before thread ids). Sets are written with times since the epoch; agents since
-//! 1.0.70 write `CLOCK_MONOTONIC`, which [`Sample::ts`] keeps as it is.
+//! 1.0.70 write `CLOCK_MONOTONIC`, which [`Sample::ts`] keeps unchanged.
 //!
 //! Reading is bounded: every header field and every `latest_gc_info` has a limit on its content, so that a set
-//! takes a small multiple of its size in memory, and a stream of samples next to nothing.
+//! takes a small multiple of its size in memory, and a stream of samples almost nothing.
 
 use std::fmt::Write as _;
 
@@ -20,13 +20,13 @@ mod tests;
 
 pub use read::{Sink, read, read_slice};
 
-/// Most `GC.stat` keys of a header; Ruby has about thirty.
+/// Maximum number of `GC.stat` keys of a header; Ruby has about thirty.
 pub const MAX_KEYS: usize = 128;
-/// Most entries of any other list or hash.
+/// Maximum number of entries of any other list or hash.
 pub const MAX_ENTRIES: usize = 512;
-/// Most bytes of a string in the header or of a name in a sample.
+/// Maximum bytes of a string in the header or of a name in a sample.
 pub const MAX_STRING: usize = 4096;
-/// Most bytes of a sample's `meta`, which may be any JSON.
+/// Maximum bytes of a sample's `meta`, which may be any JSON.
 pub const MAX_META: usize = 16 << 10;
 
 /// Name of a sample.
@@ -44,7 +44,7 @@ pub enum EventName {
     ProcessingEnded,
     /// The VM begins to shut down.
     Terminated,
-    /// One of the events that forks of the agent add; they are ignored.
+    /// One of the events that forks of the agent add; it is ignored.
     Other(&'static str),
 }
 
@@ -87,7 +87,7 @@ pub struct Header {
     pub token: Option<String>,
     /// Ruby version.
     pub ruby_version: String,
-    /// Rails version, `0.0` where there is none.
+    /// Rails version; `0.0` without Rails.
     pub rails_version: String,
     /// `RUBY_GC_*` variables.
     pub gc_env: Map<String, Value>,
@@ -112,19 +112,19 @@ pub struct Header {
 /// A further element of a set.
 #[derive(Clone, Debug)]
 pub struct Sample {
-    /// Seconds, of the epoch or of `CLOCK_MONOTONIC`.
+    /// Time in seconds, of the epoch or of `CLOCK_MONOTONIC`.
     pub ts: f64,
-    /// Bytes; `None` if the process was gone before its memory could be read even once.
+    /// Peak of resident memory, bytes; `None` if the process was gone before its memory could be read even once.
     pub peak_rss: Option<u64>,
-    /// Bytes.
+    /// Resident memory, bytes.
     pub current_rss: Option<u64>,
-    /// Which event.
+    /// The event.
     pub event: EventName,
     /// `GC.stat` values in the order of the header's keys.
     pub stat: Vec<u64>,
     /// `GC.latest_gc_info`; values are scalars.
     pub latest_gc_info: Map<String, Value>,
-    /// Anything but null, unchanged.
+    /// Any JSON but null, unchanged.
     pub meta: Option<Box<RawValue>>,
     /// Thread; `None` is the main thread.
     pub thread_id: Option<Number>,
@@ -160,17 +160,17 @@ pub enum ProtocolError {
     /// It is not JSON.
     #[error("payload: is not JSON: {0}")]
     Json(String),
-    /// An element is not what the protocol says.
+    /// An element violates the protocol.
     #[error("{place}: {problem}")]
     Field {
-        /// Which element.
+        /// The element.
         place: String,
         /// What is wrong with it.
         problem: String,
     },
 }
 
-/// Keeps all samples.
+/// A sink that keeps all samples.
 struct Samples(Vec<Sample>);
 
 impl Sink for Samples {
@@ -239,7 +239,7 @@ impl Serialize for Sample {
 }
 
 impl Sample {
-    /// Room for a sample that has not been read.
+    /// An empty sample to read into.
     fn blank() -> Self {
         Self {
             ts: 0.0,
@@ -255,7 +255,7 @@ impl Sample {
 
     /// The sample on the wire.
     pub fn to_json(&self) -> String {
-        // Numbers, strings and maps with string keys: nothing that can fail.
+        // This cannot fail: only numbers, strings and maps with string keys.
         serde_json::to_string(self).unwrap_or_default()
     }
 }

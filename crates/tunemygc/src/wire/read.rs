@@ -10,14 +10,14 @@ use super::{
     fields::{Event, Hash, Info, Optional, Real, Strings, Text, TextOrWhole, Whole, Wholes, seed},
 };
 
-/// How far time may go backwards between samples, seconds: agents queue them from several threads.
+/// Maximum number of seconds by which time may go backwards between samples: agents queue them from several threads.
 const BACKWARDS: f64 = 1.0;
 
-/// Takes a set while it is being read. The text of an error is the problem of the current element.
+/// Receives a set while it is being read. The text of an error states the problem with the current element.
 pub trait Sink {
-    /// The header, before any sample.
+    /// Receives the header, before any sample.
     fn header(&mut self, header: &Header) -> Result<(), String>;
-    /// The next sample; the reader uses its memory for those after it.
+    /// Receives the next sample; the reader reuses its memory for later samples.
     fn sample(&mut self, sample: &Sample) -> Result<(), String>;
 }
 
@@ -50,7 +50,7 @@ fn run<'de, R: serde_json::de::Read<'de>>(
     })
 }
 
-/// What is being read.
+/// The element that is being read.
 #[derive(Default)]
 struct Position(RefCell<(Option<usize>, &'static str)>);
 
@@ -185,7 +185,7 @@ impl<'de> Visitor<'de> for HeaderSeed<'_> {
     }
 }
 
-/// Reads a sample in the place of the one before it: most of them have the same strings, and all as many numbers.
+/// Reads a sample into the previous one: most samples have the same strings, and all have the same number of values.
 struct SampleSeed<'a> {
     place: &'a Position,
     keys: usize,
@@ -232,7 +232,7 @@ impl<'de> Visitor<'de> for SampleSeed<'_> {
     }
 }
 
-/// The next element of a tuple, which must be there.
+/// The next element of a tuple; an error if it is missing.
 fn element<'de, A: SeqAccess<'de>, T: DeserializeSeed<'de>>(
     seq: &mut A,
     place: &Position,

@@ -37,14 +37,14 @@ fn value() -> Value {
     serde_json::from_str(&set(vec![sample(vec![1, 2]), sample(vec![1, 2])]).to_json()).unwrap()
 }
 
-/// The text of the error that this change of a good set causes.
+/// The text of the error that this change to a valid set causes.
 fn refusal(change: impl FnOnce(&mut Value)) -> String {
     let mut value = value();
     change(&mut value);
     SampleSet::from_json(&value.to_string()).unwrap_err().to_string()
 }
 
-/// What is written is read back, to the microsecond and the byte.
+/// What is written is read back exactly, to the microsecond and the byte.
 #[test]
 fn round_trip() {
     let mut last = sample(vec![3, u64::MAX]);
@@ -136,7 +136,7 @@ proptest! {
         let _any = SampleSet::from_json(&text);
     }
 
-    /// No bytes put into a good set make the reader panic, and what it accepts it writes unchanged.
+    /// No bytes inserted into a valid set make the reader panic, and what it accepts it writes unchanged.
     #[test]
     fn hostile_bytes(at in 0_usize..400, with in proptest::collection::vec(any::<u8>(), 0..8)) {
         let mut bytes = set(vec![sample(vec![1, 2])]).to_json().into_bytes();

@@ -1,4 +1,4 @@
-//! What clients send: contents, frames with wrong lengths, and ways of sending.
+//! What clients send: contents, framing with wrong lengths, and ways of sending.
 
 use std::io::Write as _;
 
@@ -10,7 +10,7 @@ use super::{
     world::{TOKEN, Then},
 };
 
-/// hyper's limit on all extensions of the chunks of a body together is a little above this (16 KiB).
+/// hyper's limit on the total size of all chunk extensions of a body (16 KiB) is slightly above this.
 const EXTENSIONS: usize = 16_000;
 
 pub(super) fn gzip(bytes: &[u8]) -> Vec<u8> {
@@ -25,15 +25,15 @@ pub(super) fn request(headers: &str, body: &[u8]) -> Vec<u8> {
     [head.as_bytes(), body].concat()
 }
 
-/// What is sent, before its length is falsified.
+/// The body, before its length is falsified.
 #[derive(Clone, Debug)]
 pub(super) enum Content {
     Good {
         gzipped: bool,
     },
-    /// The good set with one text replaced by another.
+    /// The good set with one text replaced by another, and the expected code.
     Other(&'static str, &'static str, u16),
-    /// The beginning of the good set, in thousandths.
+    /// The first `part` thousandths of the good set.
     Cut {
         gzipped: bool,
         part: usize,
@@ -49,10 +49,10 @@ pub(super) enum Content {
         at: usize,
         bit: u8,
     },
-    /// The size at the end of the gzip file is this.
+    /// The good set, with this as the size at the end of the gzip file.
     Size(u32),
     Behind(Vec<u8>),
-    /// MiB of blanks.
+    /// `size` MiB of blanks; with `lies`, the file states a small size.
     Bomb {
         size: usize,
         lies: bool,
@@ -60,7 +60,7 @@ pub(super) enum Content {
 }
 
 impl Content {
-    /// Bytes, whether they are declared as gzip, and the codes that are right.
+    /// The bytes, whether they are declared as gzip, and the expected codes.
     pub(super) fn make(&self, set: &[u8]) -> (Vec<u8>, bool, &'static [u16]) {
         let form = |gzipped: bool| if gzipped { gzip(set) } else { set.to_vec() };
         match self {
@@ -87,7 +87,7 @@ impl Content {
                 let mut bytes = gzip(set);
                 let at = at % bytes.len();
                 bytes[at] ^= 1 << bit;
-                // Some bits of a gzip file's head have no meaning. Sets are judged as they are read, before the checksum.
+                // Some bits of a gzip header have no meaning. Sets are judged as they are read, before the checksum is known.
                 (bytes, true, &[200, 400, 404, 426, 501])
             }
             Self::Size(size) => {
@@ -113,28 +113,28 @@ impl Content {
 #[derive(Clone, Debug)]
 pub(super) enum Framing {
     Length,
-    /// This many bytes fewer (but not none), or more than there are.
+    /// A `Content-Length` that is too small by this many bytes (but not below 0).
     Short(usize),
     Long(usize),
-    /// This text as the length.
+    /// This text as the `Content-Length`.
     LengthText(&'static str),
     /// Chunks of these sizes, with extensions of this many bytes.
     Chunked {
         sizes: Vec<usize>,
         extension: usize,
     },
-    /// The same with both headers, where the length must not count.
+    /// Chunked with both headers: the `Content-Length` must be ignored.
     Both,
-    /// One chunk whose size is wrong by this much.
+    /// One chunk whose stated size is wrong by this much.
     WrongChunk(i64),
     ChunkText(&'static str),
-    /// With a longer extension than is accepted.
+    /// Chunked with a longer extension than is accepted.
     LongExtension,
     Unended,
 }
 
 impl Framing {
-    /// Headers and body, and whether they are consistent.
+    /// The headers, the body, and whether they are consistent.
     pub(super) fn make(&self, body: &[u8]) -> (String, Vec<u8>, bool) {
         let length = |length: &str| format!("Content-Length: {length}\r\n");
         let chunked = || "Transfer-Encoding: chunked\r\n".to_owned();
@@ -150,7 +150,7 @@ impl Framing {
             Self::Chunked { sizes, extension } => {
                 let smallest = sizes.iter().copied().min().unwrap_or(1).max(1);
                 let (mut wire, mut left, mut sizes) = (Vec::new(), body, sizes.iter().cycle());
-                // There is a limit on all of them together.
+                // The limit applies to the sum of all extensions.
                 let most = body.len() / smallest + 1;
                 let extension = match (*extension).min(EXTENSIONS / most) {
                     0 => String::new(),
@@ -255,7 +255,7 @@ pub(super) fn framing() -> impl Strategy<Value = Framing> {
     ]
 }
 
-/// How it is sent.
+/// How a request is sent.
 #[derive(Clone, Debug)]
 pub(super) struct Manner {
     pub(super) pieces: Vec<usize>,
@@ -266,7 +266,7 @@ pub(super) struct Manner {
 pub(super) fn manner() -> impl Strategy<Value = Manner> {
     let pieces = prop::collection::vec(prop_oneof![1..50_usize, 1..5000_usize, Just(1_usize << 20)], 1..5);
     let buffer = prop_oneof![16..200_usize, 200..70_000_usize];
-    // A client that waits for the answer sees the most.
+    // A client that waits for the answer receives the most.
     let then = prop_oneof![3 => Just(Then::Wait), 1 => Just(Then::HalfClose), 1 => Just(Then::Leave)];
     (pieces, buffer, then).prop_map(|(pieces, buffer, then)| Manner { pieces, buffer, then })
 }

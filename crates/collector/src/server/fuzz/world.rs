@@ -36,26 +36,26 @@ const EXAMPLE: &str = include_str!("../../../../../tests/fixtures/tunemygc_seed.
 pub(super) const TOKEN: &str = "09dddb3e2e9d5d16ec093cd313f4ff80";
 pub(super) const WORKERS: usize = 2;
 const URL: &str = "http://collector";
-/// Longer than any timeout of the server; no time passes while it works.
+/// Longer than any timeout of the server. The clock does not advance while the server works.
 const PATIENCE: Duration = Duration::from_hours(1);
 
-/// The only two reasons that are not the sender's mistake.
+/// The only two temporary failures: those that are not the sender's mistake.
 const PASSING: [&str; 2] = [
     "payload: did not arrive in time; send it again",
     "too many large payloads at a time; send it again later",
 ];
 
-/// A server with one application, and the one set that it may keep.
+/// A server with one application, and the one set that it may store.
 pub(super) struct World {
     pub(super) shared: Arc<Shared>,
     units: usize,
-    /// Kept alive: the server ends when it is dropped.
+    /// Kept alive: the server stops when it is dropped.
     _stop: watch::Sender<()>,
     stopped: watch::Receiver<()>,
     pub(super) set: &'static [u8],
-    /// The body of a 200.
+    /// The body of an answer with code 200.
     address: String,
-    /// Answers by code.
+    /// Number of answers by code.
     seen: Mutex<BTreeMap<u16, u64>>,
     _dir: tempfile::TempDir,
 }
@@ -112,7 +112,7 @@ impl World {
         async move { listen::connection(&shared, stream, "http", stopped).await }
     }
 
-    /// Sends this on one connection, in pieces of these sizes; returns what came back.
+    /// Sends these bytes on one connection, in pieces of these sizes; returns what was received.
     pub(super) async fn talk(&self, sent: &[u8], pieces: &[usize], buffer: usize, then: Then) -> Vec<u8> {
         let (ours, theirs) = duplex(buffer);
         let client = async move {
@@ -131,7 +131,7 @@ impl World {
                 if then == Then::HalfClose {
                     let _closed = writer.shutdown().await;
                 }
-                // Dropping both halves closes it.
+                // Dropping both halves closes the connection.
                 writer
             };
             let mut received = Vec::new();
@@ -147,7 +147,7 @@ impl World {
         received
     }
 
-    /// All resources of requests are available again, once the abandoned ones are done.
+    /// Waits until all resources of requests are released, including those of abandoned requests.
     pub(super) async fn given_back(&self) {
         let Shared { memory, workers, large, .. } = &*self.shared;
         for (what, semaphore, all) in [
@@ -163,7 +163,7 @@ impl World {
         }
     }
 
-    /// All these kinds of cases occurred. The server works, and has kept only the one good set.
+    /// Asserts that all these codes occurred, and that the server works and has stored only the one good set.
     pub(super) async fn still_works(&self, seen: &[u16]) {
         let answered = self.seen.lock().unwrap().clone();
         assert!(seen.iter().all(|code| answered.contains_key(code)), "{seen:?} are not all in {answered:?}");
@@ -178,8 +178,8 @@ impl World {
         if gzipped { gzip(self.set) } else { self.set.to_vec() }
     }
 
-    /// The codes of the answers. The answers are complete, there is nothing else, and each is one that the server may give: a 200 means
-    /// that exactly the good set is kept, and a 500 that the same request may succeed another time.
+    /// The codes of the answers. Asserts that the answers are complete, that nothing else was received, and that each is one that the server
+    /// may give: a 200 means that exactly the good set is stored, and a 500 that the same request may succeed another time.
     pub(super) fn judged(&self, received: &[u8], then: Then) -> Vec<u16> {
         let judge = |(code, text): (u16, String)| {
             match code {
@@ -194,7 +194,7 @@ impl World {
     }
 }
 
-/// Takes answers apart. The last one may be cut off where the client had closed its side.
+/// Splits received bytes into answers. Unless `whole`, the last one may be truncated.
 pub(super) fn answers(mut bytes: &[u8], whole: bool) -> Vec<(u16, String)> {
     let mut found = Vec::new();
     while !bytes.is_empty() {
@@ -210,7 +210,7 @@ pub(super) fn answers(mut bytes: &[u8], whole: bool) -> Vec<(u16, String)> {
     found
 }
 
-/// Its code and its body, and what follows it.
+/// The code and the body of the first answer, and the bytes that follow it.
 pub(super) fn first_answer(bytes: &[u8]) -> Option<(u16, &[u8], &[u8])> {
     let end = bytes.windows(4).position(|four| four == b"\r\n\r\n")? + 4;
     let (head, rest) = bytes.split_at(end);
@@ -226,7 +226,7 @@ pub(super) fn runtime() -> Runtime {
     tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build().unwrap()
 }
 
-/// Runs `test` on cases of `strategy`: always the same ones, unless others are asked for.
+/// Runs `test` on cases of `strategy`: always the same ones unless the environment asks for others.
 pub(super) fn each<S: Strategy>(cases: u32, strategy: &S, test: impl Fn(S::Value)) {
     let mut config = Config { failure_persistence: None, ..Config::default() };
     let asked = std::env::var_os("PROPTEST_CASES").is_some();
@@ -243,7 +243,7 @@ pub(super) fn each<S: Strategy>(cases: u32, strategy: &S, test: impl Fn(S::Value
     }
 }
 
-/// A store that takes its time.
+/// A store whose token lookup waits until the test lets it continue.
 pub(super) struct Slow {
     pub(super) inner: Box<dyn Store>,
     pub(super) asked: Arc<Notify>,

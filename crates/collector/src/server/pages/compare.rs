@@ -1,4 +1,4 @@
-//! Two parts of an application's figures, side by side: environments, versions of Ruby or hosts.
+//! Two parts of an application's figures side by side, by environment, Ruby version or host.
 
 use std::{borrow::Cow, collections::BTreeMap};
 
@@ -11,10 +11,10 @@ use maud::{Markup, html};
 use super::{COLUMNS, Latest, Seen, Sum, Wanted, ago, environment_name, environment_text, named};
 use crate::{printable::printable, store::Slot};
 
-/// Values that can be chosen: those that were seen last.
+/// Maximum number of values offered for selection: those seen last.
 const MAX_CHOICES: usize = 100;
 
-/// What the two parts differ in.
+/// The property in which the two parts differ.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum By {
     Environment,
@@ -42,7 +42,7 @@ impl By {
         }
     }
 
-    /// What a slot is of: printable, as a page cannot hold other characters.
+    /// The slot's value of this property. It is made printable, as a page cannot hold other characters.
     fn value(self, slot: &Slot) -> Cow<'_, str> {
         match self {
             Self::Environment => printable(&slot.environment),
@@ -51,7 +51,7 @@ impl By {
         }
     }
 
-    /// A value as people read it.
+    /// Formats a value for display.
     fn shown(self, value: &str) -> String {
         match self {
             Self::Environment => environment_name(value),
@@ -60,7 +60,7 @@ impl By {
         }
     }
 
-    /// The same where there may be little room.
+    /// Formats a value for a place where there may be little room.
     fn text(self, value: &str) -> Markup {
         match self {
             Self::Environment => environment_text(value),
@@ -69,7 +69,7 @@ impl By {
     }
 }
 
-/// Two values that are to be compared.
+/// Two values to compare.
 #[derive(Clone, Debug)]
 pub(super) struct Pair {
     by: By,
@@ -77,14 +77,14 @@ pub(super) struct Pair {
 }
 
 impl Pair {
-    /// Of a query: `compare=host&a=web1&b=web2`.
+    /// Parses the parameters of a query such as `compare=host&a=web1&b=web2`.
     pub(super) fn parse(by: &str, one: String, other: String) -> Option<Self> {
         let by = By::ALL.into_iter().find(|known| known.key() == by)?;
         Some(Self { by, values: [one, other] })
     }
 }
 
-/// Forms that choose two values, for each way in which there are some, and the two that were chosen.
+/// A form for each property with at least two values, and the comparison of the chosen pair.
 pub(super) fn section(slots: &[Slot], seen: &Seen<'_>, since: i64, now: f64, wanted: &Wanted) -> Markup {
     let pair = wanted.compared.as_ref();
     let forms: Vec<Markup> =
@@ -98,7 +98,7 @@ pub(super) fn section(slots: &[Slot], seen: &Seen<'_>, since: i64, now: f64, wan
     }
 }
 
-/// The values of all figures, those that were seen last first.
+/// The values of all slots, those seen last first.
 fn choices<'a>(slots: &'a [Slot], seen: &Seen<'_>, by: By) -> Vec<Cow<'a, str>> {
     let mut last: BTreeMap<Cow<'_, str>, Latest> = BTreeMap::new();
     for slot in slots {
@@ -167,7 +167,7 @@ fn compared(slots: &[Slot], since: i64, now: f64, Pair { by, values }: &Pair) ->
     }
 }
 
-/// Share of the time in GC over time.
+/// A chart of the share of the time in GC over time.
 fn share(title: &str, slots: &[&Slot], since: i64, now: f64) -> Markup {
     let span = (now - since as f64).max(1.0);
     let mut columns = vec![Sum::default(); COLUMNS];
@@ -179,7 +179,7 @@ fn share(title: &str, slots: &[&Slot], since: i64, now: f64) -> Markup {
     chart::line(title, &axis, &values, |value| format!("{value:.1} %"))
 }
 
-/// A table of the figures of two parts, by these names.
+/// A table of the figures of two parts, under these names.
 pub(super) fn side_by_side(names: [&'static str; 2], [one, other]: [&Sum; 2]) -> Markup {
     let per_cycle = |sum: &Sum| {
         let all: u64 = sum.figures.classes.iter().sum();

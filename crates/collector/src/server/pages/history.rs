@@ -6,10 +6,10 @@ use maud::{Markup, html};
 use super::super::history::{Event, What};
 use crate::tune::{Comparison, InForce, Outcome, Strategy};
 
-/// Rows that are shown.
+/// Maximum number of rows shown.
 const MOST: usize = 40;
 
-/// The latest first.
+/// The table of events, latest first.
 pub(super) fn timeline(events: &[Event], now: f64) -> Markup {
     let rows: Vec<Vec<Markup>> = events.iter().rev().take(MOST).map(|event| row(event, now)).collect();
     let columns = [

@@ -1,4 +1,4 @@
-//! When environments were seen last, more exactly than slots say it.
+//! When environments were last seen, more exactly than slots show it.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -8,12 +8,12 @@ use crate::{
     tune::{InForce, Series},
 };
 
-/// Epoch seconds, by the environment of a slot and its series.
+/// The time of the latest set, epoch seconds, by a slot's environment and series.
 #[derive(Debug, Default)]
 pub(super) struct Seen<'a>(BTreeMap<(&'a str, Series), f64>);
 
 impl<'a> Seen<'a> {
-    /// Of the environments of these slots.
+    /// Looks up the environments of these slots.
     pub(super) fn of(store: &dyn Store, app: App, slots: &'a [Slot]) -> Result<Self, StoreError> {
         let environments: BTreeSet<(&str, Series)> =
             slots.iter().map(|slot| (slot.environment.as_str(), slot.series)).collect();
@@ -31,15 +31,15 @@ impl<'a> Seen<'a> {
         Ok(Self(seen.collect()))
     }
 
-    /// When the latest set of a slot's environment ends, in the order of time: its slot, and in that the set's own time. Of those whose
-    /// sets are all deleted only the slot is known.
+    /// When the latest set of a slot's environment ends, as a sort key: the slot, then the set's own time. If all sets of the environment are
+    /// deleted, only the slot is known.
     pub(super) fn at(&self, slot: &Slot) -> Latest {
         let seen = self.0.get(&(slot.environment.as_str(), slot.series)).copied();
         Latest { at: slot.at, seen: seen.unwrap_or_default() }
     }
 }
 
-/// A time by which slots of the same ten minutes can be ordered.
+/// A time that orders slots within the same ten minutes.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Latest {
     at: i64,
@@ -47,17 +47,17 @@ pub(super) struct Latest {
 }
 
 impl Latest {
-    /// When the latest set of the environment ends, epoch seconds.
+    /// When the latest set of the environment ends, epoch seconds; `None` if unknown.
     pub(super) fn seen(self) -> Option<f64> {
         (self.seen > 0.0).then_some(self.seen)
     }
 
-    /// The later one of two.
+    /// The later of two.
     pub(super) fn max(self, other: Self) -> Self {
         if other.after(self).is_lt() { other } else { self }
     }
 
-    /// Sorts the later one first.
+    /// Orders the later one first.
     pub(super) fn after(self, other: Self) -> std::cmp::Ordering {
         other.at.cmp(&self.at).then(other.seen.total_cmp(&self.seen))
     }

@@ -60,14 +60,14 @@ pub(super) fn list(store: &Postgres) -> Result<Vec<AppInfo>, StoreError> {
 pub(super) fn delete(store: &Postgres, app: App) -> Result<bool, StoreError> {
     let rows = store.with(Retry::Yes, |client| {
         let mut transaction = client.transaction()?;
-        // No set or part can be added meanwhile.
+        // Prevents a set or a part from being added meanwhile.
         let lock = "SELECT id FROM gctrace_app WHERE id = $1 OR parent = $1 ORDER BY id FOR UPDATE";
         let ids: Vec<i64> =
             transaction.query(lock, &[&app.0])?.iter().map(|row| row.try_get(0)).collect::<Result<_, _>>()?;
         for table in ["gctrace_sample_set", "gctrace_slot"] {
             transaction.execute(&format!("DELETE FROM {table} WHERE app = ANY($1)"), &[&ids])?;
         }
-        // Tokens, environments and advice go with it, and its parts.
+        // Its parts, tokens, environments and advice are deleted with it.
         let rows = transaction.execute("DELETE FROM gctrace_app WHERE id = $1", &[&app.0])?;
         transaction.commit()?;
         Ok(rows)
@@ -79,7 +79,7 @@ const TOKEN: &str = "hash, app, rights, created, ends";
 
 fn token_of(row: &Row) -> Result<Option<Token>, postgres::Error> {
     let hash: &[u8] = row.try_get(0)?;
-    // Rights that a later release has added count as no rights here; hashes have 32 bytes.
+    // Rights added by a later release count as no rights here; hashes have 32 bytes.
     let (Some(rights), Ok(hash)) = (Rights::parse(row.try_get(2)?), hash.try_into()) else { return Ok(None) };
     Ok(Some(Token {
         hash: TokenHash(hash),
@@ -117,7 +117,7 @@ pub(super) fn add_token(client: &mut impl GenericClient, token: &Token) -> Resul
 
 /// See [`Store::end_token`](super::Store::end_token).
 pub(super) fn end_token(store: &Postgres, token: TokenHash, at: f64) -> Result<bool, StoreError> {
-    // `least` passes over NULL.
+    // `least` ignores NULL.
     let update = "UPDATE gctrace_token SET ends = least(ends, $2) WHERE hash = $1";
     let rows = store.with(Retry::Yes, |client| client.execute(update, &[&token.0.as_slice(), &at]))?;
     Ok(rows == 1)

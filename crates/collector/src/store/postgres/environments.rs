@@ -14,7 +14,7 @@ use crate::tune::{
     history::{GAP, Times},
 };
 
-/// Gives the sets of an earlier release their environments. Unreadable sets have none, and are left out of recommendations.
+/// Assigns environments to the sets of an earlier release. Unreadable sets get none, and are left out of recommendations.
 pub(super) fn name_all(transaction: &mut Transaction<'_>) -> Result<(), postgres::Error> {
     const AT_A_TIME: i64 = 1000;
     let mut after = 0_i64;
@@ -40,7 +40,7 @@ pub(super) fn name_all(transaction: &mut Transaction<'_>) -> Result<(), postgres
     }
 }
 
-/// The number of an environment, which is made if it is not there; its first set came at `received`.
+/// The id of an environment, which is created if it does not exist; its first set arrived at `received`.
 pub(super) fn id_of(
     client: &mut impl GenericClient,
     group: Group,
@@ -58,7 +58,7 @@ pub(super) fn id_of(
     client.query_one(insert, &[&app, &major, &minor, &key, &received])?.try_get(0)
 }
 
-/// A set of this environment came: the periods that it touches become one, whatever the order in which sets come.
+/// Records a set of this environment: the periods within [`GAP`] of it are merged, whatever the order in which sets arrive.
 pub(super) fn seen_at(
     client: &mut impl GenericClient,
     environment: i64,
@@ -160,7 +160,7 @@ pub(super) fn forget(store: &Postgres, app: App, most: u32) -> Result<(), StoreE
          ) AS without WHERE seen IS NULL OR place > $2)";
     store.with(Retry::Yes, |client| {
         let mut transaction = client.transaction()?;
-        // A set that is being stored may be the first one of an environment again.
+        // A set that is being stored may use an environment that has no sets now.
         transaction.query_opt("SELECT id FROM gctrace_app WHERE id = $1 FOR NO KEY UPDATE", &[&app.0])?;
         transaction.execute(forget, &[&app.0, &i64::from(most)])?;
         let gone = "DELETE FROM gctrace_gone WHERE app = $1 AND place <=
@@ -309,7 +309,7 @@ pub(super) fn given(store: &Postgres, group: Group) -> Result<Vec<Given>, StoreE
     store.with(Retry::Yes, |client| {
         let mut all = Vec::new();
         for row in client.query(query, &[&app, &major, &minor])? {
-            // Strategies that a later release has added are left out.
+            // Strategies added by a later release are left out.
             let Some(strategy) = Strategy::parse(row.try_get(0)?) else { continue };
             all.push(Given {
                 strategy,

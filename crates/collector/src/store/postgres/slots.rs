@@ -36,7 +36,7 @@ fn slot(row: &Row) -> Result<Slot, postgres::Error> {
     })
 }
 
-/// Adds the figures of a set to its ten minutes; an application that has too many of them loses its oldest ones.
+/// Adds the figures of a set to its slot; an application with too many slots loses its oldest ones.
 pub(super) fn add(transaction: &mut Transaction<'_>, set: &NewSet<'_>) -> Result<(), postgres::Error> {
     let (digest, figures) = (set.digest, &set.digest.figures);
     let add = format!(
@@ -111,7 +111,7 @@ pub(super) fn roll_up(
     before: i64,
     width: i64,
 ) -> Result<u64, StoreError> {
-    // Sums of integers are numbers of any size.
+    // PostgreSQL's sums of integers are numeric: cast them back.
     let sums = added_up();
     let sums: Vec<String> = sums
         .split(", ")

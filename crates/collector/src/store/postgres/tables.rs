@@ -1,6 +1,6 @@
 //! The tables, and their migrations.
 
-/// Steps from each version of the tables to the next one; a step that was released is never changed.
+/// Steps from each version of the tables to the next one; a released step is never changed.
 pub(super) const MIGRATIONS: [&str; 12] = [
     "
     CREATE TABLE gctrace_app (
@@ -143,7 +143,7 @@ pub(super) const MIGRATIONS: [&str; 12] = [
         ORDER BY environment, last DESC
     ) AS latest WHERE latest.environment = e.id;
 ",
-    // SQLite's counts its applications here; an identity does so by itself.
+    // The SQLite store counts its applications in this step; an identity column does so by itself.
     "",
     "
     -- Sets that were deleted, but that are still in figures.

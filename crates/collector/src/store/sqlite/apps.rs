@@ -18,13 +18,13 @@ pub(super) fn register(
             return Err(StoreError::Part(parent));
         }
     }
-    // Bookmarks and scripts have numbers: that of a deleted application must not become another one's.
+    // Bookmarks and scripts contain numbers, so the number of a deleted application must never be reused.
     let id: i64 = transaction.query_row(
         "UPDATE app_number SET last = max(last, (SELECT coalesce(max(id), 0) FROM app)) + 1 RETURNING last",
         [],
         |row| row.get(0),
     )?;
-    // The column of the hash is a leftover of an earlier release (see the tables).
+    // The hash column is left over from an earlier release (see the tables).
     let insert = "INSERT INTO app (id, token_hash, email, name, created, parent)
          VALUES (?1, randomblob(32), ?2, ?3, ?4, ?5)";
     let parent = app.parent.map(|parent| parent.0);
@@ -65,7 +65,7 @@ pub(super) fn delete(writer: &mut Connection, app: App) -> Result<bool, StoreErr
             format!("DELETE FROM {table} WHERE app IN (SELECT id FROM app WHERE id = ?1 OR parent = ?1)");
         transaction.execute(&delete, [app.0])?;
     }
-    // Tokens, environments and advice go with it, and its parts.
+    // Its parts, tokens, environments and advice are deleted with it.
     let rows = transaction.execute("DELETE FROM app WHERE id = ?1", [app.0])?;
     transaction.commit()?;
     Ok(rows == 1)
@@ -74,7 +74,7 @@ pub(super) fn delete(writer: &mut Connection, app: App) -> Result<bool, StoreErr
 const TOKEN: &str = "hash, app, rights, created, ends";
 
 fn token_of(row: &Row<'_>) -> Result<Option<Token>, rusqlite::Error> {
-    // Rights that a later release has added count as no rights here.
+    // Rights added by a later release count as no rights here.
     let Some(rights) = Rights::parse(&row.get::<_, String>(2)?) else { return Ok(None) };
     Ok(Some(Token {
         hash: TokenHash(row.get(0)?),

@@ -14,7 +14,7 @@ use crate::tune::{
     history::{GAP, Times},
 };
 
-/// Gives the sets of an earlier release their environments.
+/// Assigns environments to the sets of an earlier release.
 pub(super) fn name_all(connection: &Connection) -> Result<(), StoreError> {
     let mut sets = connection.prepare(
         "SELECT app, ruby_major, ruby_minor, number, evidence, received FROM sample_set ORDER BY number",
@@ -33,7 +33,7 @@ pub(super) fn name_all(connection: &Connection) -> Result<(), StoreError> {
     Ok(())
 }
 
-/// The number of an environment, which is made if it is not there; its first set came at `received`.
+/// The id of an environment, which is created if it does not exist; its first set arrived at `received`.
 pub(super) fn id_of(
     connection: &Connection,
     group: Group,
@@ -55,7 +55,7 @@ pub(super) fn id_of(
     Ok(insert.query_row(params![group.app.0, major, minor, key, received], |row| row.get(0))?)
 }
 
-/// A set of this environment came: the periods that it touches become one, whatever the order in which sets come.
+/// Records a set of this environment: the periods within [`GAP`] of it are merged, whatever the order in which sets arrive.
 pub(super) fn seen_at(
     connection: &Connection,
     environment: i64,
@@ -126,7 +126,7 @@ fn environment(row: &Row<'_>) -> Result<Environment, rusqlite::Error> {
 
 /// See [`Store::environments`](super::super::Store::environments).
 pub(super) fn list(reader: &Connection, group: Group, most: u32) -> Result<Vec<Environment>, StoreError> {
-    // By their own times: sets may come late. And if all sets were deleted, their numbers start again.
+    // By the sets' own times: sets may arrive late, and set numbers restart if all sets were deleted.
     let mut query = reader.prepare_cached(&format!(
         "SELECT {ENVIRONMENT} FROM environment e LEFT JOIN sample_set s ON s.number = {LATEST}
          WHERE e.app = ?1 AND e.ruby_major = ?2 AND e.ruby_minor = ?3 AND coalesce(s.number, e.summarized) IS NOT NULL
@@ -306,7 +306,7 @@ pub(super) fn given(reader: &Connection, group: Group) -> Result<Vec<Given>, Sto
     })?;
     let mut all = Vec::new();
     for row in rows {
-        // Strategies that a later release has added are left out.
+        // Strategies added by a later release are left out.
         let Some((strategy, (in_force, settings, withdrawal, first, last))) = row? else { continue };
         all.push(Given { strategy, in_force, settings, withdrawal, first, last });
     }

@@ -1,4 +1,4 @@
-//! Sets that come in another order than that of their times, or again, and applications after others.
+//! Sets that arrive out of order or again, and numbers of deleted applications.
 
 use super::{
     tests::{register, store},
@@ -6,7 +6,7 @@ use super::{
 };
 use crate::{digest::Digest, tune::history::Times};
 
-/// Periods and what is in force are those of the times in the sets, whatever the order in which the sets come.
+/// Periods and the environments in force follow the times in the sets, whatever the order in which the sets arrive.
 #[test]
 fn late_sets() {
     let of = |pairs: &[(&str, f64)]| {
@@ -57,7 +57,7 @@ fn late_sets() {
     }
 }
 
-/// The number of a deleted application is never another one's, nor in a store of an earlier release.
+/// The number of a deleted application is never reused, even in a store of an earlier release.
 #[test]
 fn numbers() {
     let (_dir, path) = store();
@@ -76,7 +76,7 @@ fn numbers() {
     assert_eq!(register(&Sqlite::open(&path).unwrap(), "e", None), App(5));
 }
 
-/// A set that is sent again after it was deleted is in the figures once; when these are gone, it is a new one.
+/// A set that is sent again after it was deleted counts once in the figures; once these are deleted, it is a new one.
 #[test]
 fn deleted_sets() {
     let (_dir, path) = store();

@@ -8,7 +8,7 @@ use crate::{
     tune::Series,
 };
 
-/// Adds the figures of a set to its ten minutes; an application that has too many of them loses its oldest ones.
+/// Adds the figures of a set to its slot; an application with too many slots loses its oldest ones.
 pub(super) fn add(transaction: &Transaction<'_>, set: &NewSet<'_>) -> Result<(), rusqlite::Error> {
     let (digest, figures) = (set.digest, &set.digest.figures);
     let mut add = transaction.prepare_cached(&format!(

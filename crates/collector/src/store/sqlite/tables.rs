@@ -1,6 +1,6 @@
 //! The tables, and their migrations.
 
-/// Steps from each version of the tables to the next one; a step that was released is never changed.
+/// Steps from each version of the tables to the next one; a released step is never changed.
 pub(super) const MIGRATIONS: [&str; 12] = [
     "
     CREATE TABLE app (

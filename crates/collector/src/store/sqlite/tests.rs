@@ -17,7 +17,7 @@ pub(super) fn register(store: &Sqlite, name: &str, parent: Option<App>) -> App {
     store.register(&app, TokenHash::of(name), Rights::Both).unwrap()
 }
 
-/// What is stored is read back, after reopening as well; the same set is kept once; groups are kept apart.
+/// What is stored is read back, even after reopening; the same set is stored once; groups are kept apart.
 #[test]
 fn keeps() {
     let (_dir, path) = store();
@@ -72,8 +72,8 @@ fn keeps() {
     assert_eq!(mode & 0o777, 0o600);
 }
 
-/// Beyond its quota an application loses its oldest sets and others lose nothing; ages and applications are deleted;
-/// the counts are those of what is there, also in a store from before there were counts.
+/// Above its quota an application loses its oldest sets and others lose nothing; sets are deleted by age, and with their application;
+/// the counts match what is stored, even in a store from before there were counts.
 #[test]
 fn deletes() {
     let (_dir, path) = store();
@@ -116,7 +116,7 @@ fn deletes() {
     assert!(each > 1000);
     assert_eq!(put(&store, shop, 6, Quota { sets: 100, bytes: 2 * each }).deleted, 2);
     assert_eq!(counted(&store), [(2, 2 * each), (1, each)]);
-    // The latest one stays, however small the quota is.
+    // The latest set stays, however small the quota is.
     assert_eq!(put(&store, shop, 7, Quota { sets: 0, bytes: 0 }).deleted, 2);
     assert_eq!(put(&store, shop, 8, Quota::NONE), Inserted { new: true, deleted: 0 });
     assert_eq!(store.prune(8.0, Some(mail)).unwrap(), 0);
@@ -128,7 +128,7 @@ fn deletes() {
     }
     let latest = store.apps().unwrap()[0].clone();
     assert_eq!((latest.app, latest.name.as_str(), latest.sets, latest.last), (shop, "shop", 10, Some(19.0)));
-    // As an earlier gctrace left it.
+    // The state in which an earlier gctrace left it.
     let before = "UPDATE app SET token_hash = (SELECT hash FROM token WHERE app = app.id); DROP TABLE token;
         ALTER TABLE app DROP COLUMN parent; DROP TABLE given; DROP TABLE period; DROP TABLE environment; DROP TABLE advised; DROP INDEX sample_set_environment;
         ALTER TABLE sample_set DROP COLUMN environment; DROP INDEX sample_set_app; DROP INDEX sample_set_received;
@@ -147,7 +147,7 @@ fn deletes() {
     assert_eq!(store.token(TokenHash::of("shop")).unwrap(), None);
 }
 
-/// Sets of the same ten minutes of a process are added up, others are not; old ones are deleted.
+/// Sets in the same ten minutes of a process are summed, others are not; old ones are deleted.
 #[test]
 fn slots() {
     let (_dir, path) = store();
@@ -187,7 +187,7 @@ fn slots() {
     assert!(store.delete_app(app).unwrap());
 }
 
-/// Older slots are added up: sums are unchanged, others are left alone, and repeating it changes nothing.
+/// Older slots are summed: totals are unchanged, other slots are left alone, and repeating it changes nothing.
 #[test]
 fn roll_up() {
     let (_dir, path) = store();
@@ -229,7 +229,7 @@ fn roll_up() {
     let before = store.slots(app, 0).unwrap();
     assert_eq!(before.len(), 360);
     let end = i64::from(begin) + 20 * 3600;
-    // 20 hours of six slots each become 20 slots for each process; ten hours stay.
+    // 20 hours of six slots each become 20 slots per process; ten hours stay.
     assert_eq!(store.roll_up(app, 0, end, 3600).unwrap(), 200);
     assert_eq!(store.roll_up(app, 0, end, 3600).unwrap(), 0);
     let after = store.slots(app, 0).unwrap();
@@ -239,7 +239,7 @@ fn roll_up() {
         (first.at, first.figures.cycles, first.figures.rss, first.figures.classes[0]),
         (begin.into(), 15, 5, 6)
     );
-    // Six hours become one slot: three for each process, and two hours stay.
+    // Six hours become one slot: three per process, and two hours stay.
     store.roll_up(app, 0, end - 2 * 3600, 21_600).unwrap();
     let after = store.slots(app, 0).unwrap();
     assert_eq!((after.len(), sum(&after)), (2 * (3 + 2 + 60), sum(&before)));
@@ -252,7 +252,7 @@ fn roll_up() {
     assert_eq!(counted, after.len() as u64);
 }
 
-/// A store that is written to and deleted from for long keeps its size.
+/// A store that is written to and deleted from for a long time does not grow.
 #[test]
 fn stays_flat() {
     let (_dir, path) = store();
@@ -285,7 +285,7 @@ fn stays_flat() {
     assert!(sizes[9] <= sizes[0] + (64 << 10), "{sizes:?}");
 }
 
-/// Files of other programs, and of later versions, are refused and left as they are.
+/// Files of other programs, and of later versions, are refused and not changed.
 #[test]
 fn foreign_files() {
     let (dir, path) = store();
@@ -323,7 +323,7 @@ fn foreign_files() {
     }
 }
 
-/// Sets of the first release are given their environments.
+/// Sets of the first release are assigned their environments.
 #[test]
 fn first_release() {
     let (_dir, path) = store();
@@ -391,8 +391,8 @@ fn given() {
     assert!(store.delete_app(group.app).unwrap() && store.given(group).unwrap().is_empty());
 }
 
-/// The evidence of an environment's sets is kept when they are deleted; only that of environments that are no longer in force is
-/// kept, and it goes when it is too old.
+/// The evidence of an environment's sets is kept when they are deleted, but only for environments that are no longer in force; it is
+/// deleted when it is too old.
 #[test]
 fn summaries() {
     let (_dir, path) = store();
@@ -429,7 +429,7 @@ fn summaries() {
     assert_eq!(facts, [("A=1", 3.0, None), ("", 2.0, Some(2))]);
     assert_eq!(store.summary(environments[1].id).unwrap(), Some(said));
     assert_eq!((store.summary(environments[0].id).unwrap(), store.summary(99).unwrap()), (None, None));
-    // It is in force again, and then no longer.
+    // It is in force again, and then no longer is.
     put(4, "");
     assert_eq!(store.environments(group, 9).unwrap()[0].latest, 4);
     put(5, "A=1");
@@ -441,7 +441,7 @@ fn summaries() {
     assert_eq!(store.environments(group, 9).unwrap().len(), 1);
 }
 
-/// The lock of an open store is in force: without it another program that opens the file may delete the log of an open store.
+/// The lock of an open store is effective: without it, another program that opens the file may delete the log of an open store.
 #[test]
 fn stays_locked() {
     use std::os::unix::fs::MetadataExt as _;
@@ -459,7 +459,7 @@ fn stays_locked() {
     assert!(held, "{pid} has no lock on {inode}:\n{locks}");
 }
 
-/// Tokens end once and for all, whatever their number; parts are deleted with their application, and nothing else is.
+/// Tokens end permanently, whatever their number; parts are deleted with their application, and nothing else is.
 #[test]
 fn tokens_and_parts() {
     let (_dir, path) = store();
@@ -488,7 +488,7 @@ fn tokens_and_parts() {
     assert!(store.end_token(read.hash, 50.0).unwrap() && !store.end_token(TokenHash::of("no"), 1.0).unwrap());
     let ended = store.token(read.hash).unwrap().unwrap();
     assert!(ended.is_valid(49.0) && !ended.is_valid(50.0));
-    // Opened again, the migration is not done again.
+    // Reopening does not repeat the migration.
     drop(store);
     let store = Sqlite::open(&path).unwrap();
     assert_eq!(store.tokens().unwrap().len(), 5);
@@ -499,7 +499,7 @@ fn tokens_and_parts() {
     assert_eq!(left, [(Some(mail), Rights::Both), (None, Rights::Operator)]);
 }
 
-/// A wrong path makes no store where one must be there.
+/// A wrong path creates no store where one must exist.
 #[test]
 fn no_store() {
     let (_dir, path) = store();
@@ -511,7 +511,7 @@ fn no_store() {
     assert!(crate::store::open_existing(&name).is_ok());
 }
 
-/// Environments have periods: one goes on unless others came instead for a while; from before there were periods, each has one.
+/// Environments have periods: a period continues unless other sets replaced its own for a while; data from before periods existed gets one each.
 #[test]
 fn periods() {
     let (_dir, path) = store();
@@ -533,7 +533,7 @@ fn periods() {
         let periods = store.periods(group, 9).unwrap();
         periods.iter().map(|period| (period.environment, period.first, period.last)).collect()
     };
-    // Nothing else came for a day; then both came while programs were started again.
+    // No other sets arrived for a day; then both kinds arrived while programs were restarted.
     for (byte, key, received) in
         [(1, "A", 0.0), (2, "A", 86_400.0), (3, "B", 86_500.0), (4, "A", 90_000.0), (5, "B", 90_050.0)]
     {
@@ -560,7 +560,7 @@ fn periods() {
     assert_eq!(known(&store).len(), 1);
 }
 
-/// Environments without sets go, but for the latest that have a summary; those with sets stay, and totals follow.
+/// Environments without sets are deleted, except the latest that have a summary; those with sets stay, and totals match.
 #[test]
 fn forgotten_environments() {
     let (_dir, path) = store();

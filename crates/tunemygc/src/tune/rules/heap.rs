@@ -5,7 +5,7 @@ use super::{
 };
 use crate::tune::{Advice, Change, Confidence, Effect, Measure, Series, Setting, Strategy, heaps::Heap};
 
-/// A heap that has its final size from the beginning.
+/// Gives the heap its final size from the start.
 pub(super) fn initial_heap(case: &Case<'_>) -> Verdict {
     case.speed()?;
     let evidence = case.evidence;
@@ -15,7 +15,7 @@ pub(super) fn initial_heap(case: &Case<'_>) -> Verdict {
         );
     }
     let (size, _) = case.heap()?;
-    // In a heap that is large from the beginning the cycles of malloc sweep more, and find too few free slots more often.
+    // In a heap that is large from the start, cycles caused by malloc sweep more, and find too few free slots more often.
     case.malloc_follows("a larger heap would not make the cycles fewer")?;
     let warmup = quantile(&evidence.warmup, 0.5, "processes that grew to their final size")?;
     let (set, from, to) = if case.series >= Series(3, 3) {
@@ -67,8 +67,8 @@ pub(super) fn initial_heap(case: &Case<'_>) -> Verdict {
     })
 }
 
-/// Where a heap that is large from the beginning may make cycles longer, those that it saves must be a part of the time that counts: a loop that
-/// makes rows had 1.2 times as much time in the GC with it (2.7 and 3.1, docs/collector.md).
+/// If a heap that is large from the start may make cycles longer, the cycles that it saves must be a relevant share of the time: a loop that
+/// creates rows spent 1.2 times as much time in the GC with it (2.7 and 3.1, docs/collector.md).
 fn worth_the_start(case: &Case<'_>, warmup: u64) -> Result<(), String> {
     let evidence = case.evidence;
     let all = evidence.cycles + evidence.missing;
@@ -84,12 +84,12 @@ fn worth_the_start(case: &Case<'_>, warmup: u64) -> Result<(), String> {
     ))
 }
 
-/// Whether a size differs enough to change it: by 10 % and 2 000 slots.
+/// Whether a size differs enough to change it: by at least 10 % and 2 000 slots.
 pub(super) fn is_other(wanted: f64, current: f64) -> bool {
     (wanted - current).abs() >= (current * 0.10).max(2_000.0)
 }
 
-/// The initial size of each heap that should have a different one, larger than by default.
+/// The initial sizes of the heaps that should have a clearly larger one than now.
 pub(super) fn initial_sizes(
     case: &Case<'_>,
     heaps: &[Heap],
@@ -99,7 +99,7 @@ pub(super) fn initial_sizes(
     for (name, heap) in HEAPS.into_iter().zip(heaps) {
         let page = (65_536 / heap.slot.max(1)).max(1);
         let slots = wanted(heap).div_ceil(page).saturating_mul(page);
-        // A heap that is smaller than its allowance is not filled: that costs nothing.
+        // A heap that is smaller than its configured size is not filled: an excess costs nothing.
         if slots as f64 > case.value(name) && is_other(slots as f64, case.value(name)) {
             set.push(case.change(name, Setting::Size(slots))?);
         }
@@ -107,7 +107,7 @@ pub(super) fn initial_sizes(
     if set.is_empty() { Err("every heap has its size from the beginning".to_owned()) } else { Ok(set) }
 }
 
-/// Major cycles that ran because a minor one left too few free slots.
+/// Avoids major cycles that ran because a minor one left too few free slots.
 pub(super) fn no_free_majors(case: &Case<'_>) -> Verdict {
     case.speed()?;
     let (n, all) = (case.evidence.majors_by("nofree"), case.evidence.all_majors());
@@ -119,7 +119,7 @@ pub(super) fn no_free_majors(case: &Case<'_>) -> Verdict {
         ));
     }
     let (size, _) = case.heap()?;
-    // A heap grows only where the program runs out of slots; otherwise a higher goal is missed again and again (see `before_malloc`).
+    // A heap grows only if the program runs out of slots; otherwise a higher goal is missed again and again (see `How::Ratios`).
     case.malloc_follows("the heap would not grow")?;
     let goal = case.value("RUBY_GC_HEAP_FREE_SLOTS_GOAL_RATIO");
     if goal >= 0.5 {
@@ -127,7 +127,7 @@ pub(super) fn no_free_majors(case: &Case<'_>) -> Verdict {
     }
     let (min, max) =
         (case.value("RUBY_GC_HEAP_FREE_SLOTS_MIN_RATIO"), case.value("RUBY_GC_HEAP_FREE_SLOTS_MAX_RATIO"));
-    // Ruby takes a goal above the least and up to the most (`rb_gc_impl_set_params`).
+    // Ruby accepts a goal above the minimum and at most the maximum (`rb_gc_impl_set_params`).
     if min >= 0.5 || max < 0.5 {
         return Err(format!(
             "the ratios of free slots are set to {min:.2} and {max:.2}; 0.50 is not between them"
@@ -151,7 +151,7 @@ pub(super) fn no_free_majors(case: &Case<'_>) -> Verdict {
     })
 }
 
-/// Pages that are not needed are returned to the system.
+/// Returns unneeded pages to the system.
 pub(super) fn return_memory(case: &Case<'_>) -> Verdict {
     case.memory()?;
     let evidence = case.evidence;
@@ -196,7 +196,7 @@ pub(super) fn return_memory(case: &Case<'_>) -> Verdict {
     })
 }
 
-/// A heap that does not grow by more than it needs.
+/// Keeps the heap from growing by more than it needs.
 pub(super) fn growth_step(case: &Case<'_>) -> Verdict {
     const NAME: &str = "RUBY_GC_HEAP_GROWTH_MAX_SLOTS";
     let evidence = case.evidence;
@@ -204,7 +204,7 @@ pub(super) fn growth_step(case: &Case<'_>) -> Verdict {
     if steps < 3 {
         return Err(format!("steps of growth of the heap: {steps}; at least 3 are needed"));
     }
-    // In any program there are three, if one waits long enough.
+    // Any program reaches three if it is observed for long enough.
     if steps.saturating_mul(2) < sets {
         return Err(format!("the heap grew only {steps} times in {sets} sets"));
     }
@@ -213,7 +213,7 @@ pub(super) fn growth_step(case: &Case<'_>) -> Verdict {
         let unit = quantile(&evidence.unit_objects, 0.9, "units of work")?;
         (unit, evidence.unit_objects.n(), "objects allocated in a unit of work (P90)")
     } else {
-        // What is allocated until malloc begins a cycle says nothing of the slots that are needed.
+        // The objects allocated until malloc starts a cycle do not show the number of slots needed.
         let (malloc, slots) = (evidence.minors_by("malloc"), evidence.minors_by("newobj"));
         if malloc > slots {
             return Err(format!(
@@ -227,7 +227,7 @@ pub(super) fn growth_step(case: &Case<'_>) -> Verdict {
     let slots = wanted.min(size / 4).max(10 * case.series.page_slots());
     let step = evidence.growth.max();
     let change = case.change(NAME, Setting::Size(slots))?;
-    // A value that was set from other figures of the same program is right, too.
+    // A value that was derived from other figures of the same program is acceptable, too.
     if change.current > 0.0 && change.current <= slots as f64 * 4.0 {
         return Err(format!("{NAME} is {} already", change.current));
     }

@@ -1,4 +1,4 @@
-//! The rules: each examines one trait of a program and advises, or says why not.
+//! The rules: each examines one trait of a program and gives advice, or the reason why it gives none.
 
 use super::{
     Advice, Change, Comparison, Confidence, Episode, Evidence, InForce, Plan, Refusal, Report, Setting,
@@ -19,15 +19,15 @@ mod room;
 mod trade_off;
 mod triggers;
 
-/// Fewest cases of a kind, as in Shopify's autotuner.
+/// Minimum number of cases of a kind, as in Shopify's autotuner.
 const MIN_CASES: u64 = 10;
-/// Of so many cycles at least one must be of the kind, where their time is not counted.
+/// If the time in the GC is not measured, at least one in this many cycles must be of the kind.
 const MOST_PER_CASE: u64 = 100;
-/// Fewest units of work without overlap for their size to count.
+/// Minimum number of units of work without overlap for their size to count.
 const MIN_UNITS: u64 = 30;
-/// A program that spends less of its time in the GC gains nothing by changing that.
+/// A program whose share of time in the GC is at most this gains nothing from reducing it.
 const GC_SHARE: f64 = 0.05;
-/// The share that advice aims at.
+/// The share of time in the GC that advice aims at.
 const GC_GOAL: f64 = 0.025;
 
 /// The variable of each heap, from 3.3 to 4.0 (`RUBY_GC_HEAP_%d_INIT_SLOTS` in `gc_set_initial_pages`, gc.c of `v3_3_0` and
@@ -40,10 +40,10 @@ const HEAPS: [&str; 5] = [
     "RUBY_GC_HEAP_4_INIT_SLOTS",
 ];
 
-/// Number of other environments of a program, of which enough is known, after which nothing more is advised: rounds of advice must end.
-/// (The collector forgets those that were not seen for long.)
+/// After this many other environments of a program with sufficient evidence, nothing more is advised: rounds of advice must end.
+/// (The collector forgets environments that were not seen for long.)
 pub const MOST_TRIED: usize = 4;
-/// Cycles a second that are too few to matter, where their time is not counted.
+/// Cycles per second below which cycles do not matter, if the time in the GC is not measured.
 const RARE: f64 = 0.5;
 
 /// A rule's result.
@@ -53,7 +53,7 @@ type Verdict = Result<Advice, String>;
 struct Rule {
     name: &'static str,
     decide: fn(&Case<'_>) -> Verdict,
-    /// Everything that it may set.
+    /// All variables that it may set.
     sets: &'static [Settable],
 }
 
@@ -75,8 +75,8 @@ const RATIOS: [&str; 3] = [
     "RUBY_GC_HEAP_FREE_SLOTS_MAX_RATIO",
 ];
 
-/// Of the rules that may set the same variable, the first one that advises wins. The series are those that read the variable; or
-/// fewer, where the rule does not need it on others.
+/// If several rules may set the same variable, the first one that gives advice wins. The series are those that read the variable, or
+/// fewer if the rule does not need it on the others.
 const RULES: [Rule; 10] = [
     Rule {
         name: "free-slots",
@@ -137,7 +137,7 @@ const RULES: [Rule; 10] = [
     Rule { name: "explicit-gc", decide: triggers::explicit, sets: &[] },
 ];
 
-/// All that may be advised on a series: names of rules and of variables.
+/// Everything that may be advised on a series: pairs of a rule's and a variable's name.
 pub fn settable(series: Series) -> impl Iterator<Item = (&'static str, &'static str)> {
     RULES.iter().flat_map(move |rule| {
         let sets = rule.sets.iter().filter(move |sets| (sets.from..=sets.until).contains(&series));
@@ -151,7 +151,7 @@ struct Case<'a> {
     evidence: &'a Evidence,
     in_force: &'a InForce,
     strategy: Strategy,
-    /// Processes whose live heap grows steadily, if they are many.
+    /// Processes whose live heap grows steadily, if they are at least half of those judged.
     leaks: &'a [Leak],
 }
 
@@ -214,7 +214,7 @@ pub(super) fn recommend(series: Series, now: &Episode, others: &[Episode]) -> Re
     }
 }
 
-/// The last change, if it made things worse.
+/// Reverts the last change if it made things worse.
 fn withdrawal(now: &Episode, others: &[Episode], strategy: Strategy) -> Option<Withdrawal> {
     let before = before(now, others)?;
     let worse = judge(before, now, strategy) == Outcome::Worse;
@@ -224,11 +224,11 @@ fn withdrawal(now: &Episode, others: &[Episode], strategy: Strategy) -> Option<W
     })
 }
 
-/// An advice, unless it is a size of the heap that some of the processes should not begin with: they differ too much, or it is more than
+/// Refuses advice that is a size of the heap with which some of the processes should not begin: they differ too much, or it is more than
 /// they ever had.
 fn for_all(case: &Case<'_>, advice: Advice) -> Verdict {
     const TIMES: u64 = 2;
-    // What a small process may have besides its multiple, and what one may have of which no memory is known.
+    // Bytes allowed in addition to the multiple, for small processes; and bytes allowed if the memory is unknown.
     const BASE: u64 = 64 << 20;
     const UNKNOWN: u64 = 512 << 20;
     let evidence = case.evidence;
@@ -263,7 +263,7 @@ fn for_all(case: &Case<'_>, advice: Advice) -> Verdict {
     Ok(advice)
 }
 
-/// An advice, unless that way was tried.
+/// Refuses advice whose direction was already tried without success.
 fn untried(advice: Advice, tried: &Tried<'_>, strategy: Strategy) -> Verdict {
     let objection =
         |change: &Change| tried.objection(variable(change.variable)?, change.value.number(), strategy);
@@ -273,7 +273,7 @@ fn untried(advice: Advice, tried: &Tried<'_>, strategy: Strategy) -> Verdict {
     }
 }
 
-/// An advice without what is in force already, unless that is all of it.
+/// Removes from advice the settings that are already in force; refuses it if none remain.
 fn changing(mut advice: Advice) -> Verdict {
     let sets = !advice.set.is_empty();
     advice.set.retain(|change| !in_force::is_same(change.value.number(), change.current));
@@ -283,7 +283,7 @@ fn changing(mut advice: Advice) -> Verdict {
     Ok(advice)
 }
 
-/// An advice, unless another rule has set one of its variables already.
+/// Refuses advice if another rule already sets one of its variables.
 fn compatible(advice: Advice, plan: &Plan) -> Verdict {
     let taken = |change: &&Change| plan.settings().any(|other| other.variable == change.variable);
     match advice.set.iter().find(taken) {
@@ -307,7 +307,7 @@ impl<'a> Case<'a> {
         }
     }
 
-    /// The value that a variable has: that of the environment, if Ruby takes it, else its default.
+    /// The value of a variable, and whether that is its default: the value in the environment if Ruby accepts it, else the default.
     fn current(&self, name: &str) -> (f64, bool) {
         let Some(variable) = variable(name) else { return (0.0, true) };
         let value = self.in_force.value(variable);
@@ -318,7 +318,7 @@ impl<'a> Case<'a> {
         self.current(name).0
     }
 
-    /// A change of a variable that this Ruby reads.
+    /// A change of a variable; an error if this Ruby does not read it.
     fn change(&self, name: &'static str, value: Setting) -> Result<Change, String> {
         match variable(name) {
             Some(variable) if variable.is_read_by(self.series) => {
@@ -335,8 +335,8 @@ impl<'a> Case<'a> {
         if much { Confidence::Medium } else { Confidence::Low }
     }
 
-    /// Enough cycles of one kind for a rule. Where their time is not counted, they must be a part of all cycles, too: ten of them come
-    /// together in any program, if only one waits long enough, and to change what starts them gains nothing that is seen.
+    /// Checks that there are enough cycles of one kind for a rule. If the time in the GC is not measured, they must also be a relevant share of all
+    /// cycles: any program accumulates ten of them if it is observed for long enough, and removing their cause has no visible benefit.
     fn often(&self, n: u64, what: &str) -> Result<(), String> {
         enough(n, what)?;
         let all = self.evidence.cycles;
@@ -346,7 +346,7 @@ impl<'a> Case<'a> {
         Ok(())
     }
 
-    /// Size of the heap and live slots after major cycles, both once the heap has its size.
+    /// Size of the heap and live slots after major cycles, both once the heap has settled.
     fn heap(&self) -> Result<(u64, u64), String> {
         if let Some(leak) = self.leaks.first() {
             return Err(format!(
@@ -360,7 +360,7 @@ impl<'a> Case<'a> {
             return Err("the heap was still growing: trace for longer".to_owned());
         }
         let (growing, settled) = (self.evidence.growing, self.evidence.settled);
-        // One of many that looks settled is so by chance.
+        // If only a few of many sets look settled, that is by chance.
         if growing > settled {
             return Err(format!(
                 "the heap was still growing in {growing} sets, and had its size only in {settled}"
@@ -371,7 +371,7 @@ impl<'a> Case<'a> {
         Ok((size, live.min(size)))
     }
 
-    /// Unless malloc starts more minor cycles than a lack of free slots: then its limits come first, because of this.
+    /// An error if malloc starts more minor cycles than a lack of free slots: its limits must be raised first. `because` is the reason.
     fn malloc_follows(&self, because: &str) -> Result<(), String> {
         let (slots, malloc) = (self.evidence.minors_by("newobj"), self.evidence.minors_by("malloc"));
         if malloc > slots {
@@ -383,7 +383,7 @@ impl<'a> Case<'a> {
         Ok(())
     }
 
-    /// The heaps of a Ruby that has a variable for each of them, if the sets carry their sizes and what they allocate.
+    /// The heaps of a Ruby that has a variable for each of them, if the sets include their sizes and what they allocate.
     fn heaps(&self) -> Option<&'a [Heap]> {
         let single = (Series(3, 3)..=Series(4, 0)).contains(&self.series);
         let heaps: &'a [Heap] = &self.evidence.heaps;
@@ -402,7 +402,7 @@ impl<'a> Case<'a> {
         format!("Ruby {series} wants a size for each of its heaps, which these sample sets do not carry")
     }
 
-    /// Whether fewer cycles would gain anything: judged by their time, or where that is not counted, by their number.
+    /// Whether fewer cycles would gain anything: judged by their time, or by their number if the time is not measured.
     fn is_busy(&self) -> Result<(), String> {
         if let Some(time) = self.share_of_time() {
             let little = time <= GC_SHARE;
@@ -434,7 +434,7 @@ impl<'a> Case<'a> {
     }
 }
 
-/// Enough cases of one kind for a rule.
+/// Checks that there are enough cases of one kind for a rule.
 fn enough(n: u64, what: &str) -> Result<(), String> {
     if n < MIN_CASES { Err(format!("{what}: {n}; at least {MIN_CASES} are needed")) } else { Ok(()) }
 }

@@ -1,4 +1,4 @@
-//! What advice costs, as ranges: where the sets give no better figure, the range is wide.
+//! Costs of advice, as ranges: if the sets give no better figure, the range is wide.
 //!
 //! Measured: six programs on 2.7 to 3.4, and a web application (docs/collector.md, "How good are the predictions?").
 
@@ -7,43 +7,43 @@ use crate::tune::{Advice, Evidence, Price, Series};
 
 /// Bytes of the smallest slot.
 const SLOT: f64 = 40.0;
-/// Factor from the raise of malloc's limits to the growth of the memory peak, from the least to the most that was measured.
-/// Garbage of several cycles waits to be swept, and the allocator keeps holes.
+/// Growth of the memory peak as a multiple of the raise of the malloc limits: the smallest and the largest that were measured.
+/// Garbage of several cycles waits to be swept, and the allocator leaves holes.
 const GARBAGE: [f64; 2] = [-0.6, 8.0];
-/// The likely one.
+/// The likely multiple.
 const LIKELY_GARBAGE: f64 = 3.0;
-/// Two runs of the same program differ by as much.
+/// Factor by which two runs of the same program differ.
 const NOISE: f64 = 1.05;
-/// Factor on majors when minors became fewer: objects that outlive more garbage are found old by majors.
+/// Factor on the number of majors when there are fewer minors: objects that outlive more garbage are found old by majors.
 const MAJORS: [f64; 2] = [0.3, 7.0];
-/// The same where the heap has more room: there are fewer that find too few free slots.
+/// Factor on the number of majors when the heap has more room: fewer cycles find too few free slots.
 const MAJORS_WITH_ROOM: [f64; 2] = [0.0, 2.5];
-/// The likely one.
+/// The likely factor on the number of majors when the heap has more room.
 const LIKELY_MAJORS: f64 = 0.4;
-/// Malloc starts one of this many cycles, or more.
+/// Malloc counts as a cause if it starts at least one in this many cycles.
 const MALLOC_PART: u64 = 4;
-/// How much of the time of a minor cycle is saved with it: the least, what is likely, and the most. Sweeping stays the same work for the
-/// same garbage, what survives is marked in fewer cycles as well, and a larger heap misses the caches of the CPU more often.
+/// Share of the time of a minor cycle that is saved by avoiding it: least, likely and most. Sweeping remains the same work for the
+/// same garbage, survivors are marked in fewer cycles as well, and a larger heap has more misses in the caches of the CPU.
 const MINOR: [f64; 3] = [-0.3, 0.33, 0.95];
-/// The least in a heap that fits into such a cache, until it has more room.
+/// The least share in a heap that fits into such a cache until it has more room.
 const CACHED: f64 = -0.6;
 /// The largest such heap, bytes.
 const CACHE: f64 = 4_194_304.0;
-/// How much of the time of a major cycle is saved with it. Most of it is marking everything that lives.
+/// Share of the time of a major cycle that is saved by avoiding it. Most of it is marking everything that lives.
 const MAJOR: [f64; 3] = [0.6, 0.85, 1.0];
 
-/// How much more than asked for heaps of 4.0 grow at most: a loop of requests was advised 401,310 and 64,622 slots of two heaps and had 538,703 and
-/// 64,592, and 55 empty pages instead of 21 (4.0.5; peak of 57 instead of 25 MiB). On 3.3 and 3.4 they grew as asked for.
+/// Maximum factor by which heaps of 4.0 grow beyond the requested size: a loop of requests was advised 401,310 and 64,622 slots of two heaps and had
+/// 538,703 and 64,592, and 55 empty pages instead of 21 (4.0.5; peak of 57 instead of 25 MiB). On 3.3 and 3.4 they grew as requested.
 const BEYOND: f64 = 2.5;
 
-/// Factor on the time in the GC where a heap of one slot size has its final size from the beginning (up to 3.1): a program that runs for
-/// long saves the cycles at its start; the cycles of short ones took 1.2 to 2.0 times as long (docs/collector.md).
+/// Factor on the time in the GC if a heap of one slot size has its final size from the start (up to 3.1): a long-running program
+/// saves the cycles at its start; the cycles of short ones took 1.2 to 2.0 times as long (docs/collector.md).
 const INITIAL: [f64; 2] = [0.5, 2.0];
 
-/// Factor on the peak of the memory there. Fewer cycles at the start leave more garbage of malloc: × 1.0 to 1.2 were measured.
+/// Factor on the memory peak in that case. Fewer cycles at the start leave more garbage of malloc: × 1.0 to 1.2 were measured.
 const INITIAL_PEAK: [f64; 2] = [0.85, 1.3];
 
-/// The heap has its final size from the beginning.
+/// Price of a heap that has its final size from the start.
 pub(super) fn initial(case: &Case<'_>) -> Price {
     let price = nothing(case.evidence);
     Price {
@@ -53,12 +53,12 @@ pub(super) fn initial(case: &Case<'_>) -> Price {
     }
 }
 
-/// Whether cycles of short programs take longer in a heap that is large from the beginning.
+/// Whether cycles of short programs take longer in a heap that is large from the start.
 pub(super) fn may_take_longer(case: &Case<'_>) -> bool {
     case.series <= Series(3, 1)
 }
 
-/// The same memory and time as before.
+/// Price of a change that leaves memory and time as they are.
 pub(super) fn nothing(evidence: &Evidence) -> Price {
     let now = peak(evidence);
     Price {
@@ -69,24 +69,24 @@ pub(super) fn nothing(evidence: &Evidence) -> Price {
     }
 }
 
-/// Whether the time in the GC depends on how much of the CPU's caches the program gets, so that only its range can be said: up to 3.1, in a heap that
-/// such a cache holds in part and with more room does not. A loop of requests (3.1.2, a heap of 8 MB that got 15) took × 0.89 to 1.12 of its time in
-/// the GC within one day on the same machine, with a quarter of the majors; × 0.60 would have been likely.
+/// Whether the time in the GC depends on the share of the CPU's caches that the program gets, so that only its range is known: up to 3.1, in a heap
+/// that such a cache holds in part, and no longer holds with more room. A loop of requests (3.1.2, a heap of 8 MB that got 15) took × 0.89 to 1.12 of
+/// its time in the GC within one day on the same machine, with a quarter of the majors; × 0.60 would have been likely.
 pub(super) fn depends_on_caches(case: &Case<'_>) -> bool {
     may_take_longer(case) && heap(case.evidence) < 3.0 * CACHE
 }
 
-/// The same price with only the range of the time in the GC.
+/// Removes the likely time in the GC from a price, so that only its range remains.
 pub(super) fn without_likely_time(price: &mut Price) {
     (price.likely_gc_time, price.trade_off) = (None, None);
 }
 
-/// Bytes of all slots.
+/// Total bytes of all slots.
 fn heap(evidence: &Evidence) -> f64 {
     evidence.available.median().unwrap_or(0) as f64 * per_slot(evidence, 0.0).0
 }
 
-/// This many more slots; `factor` is on the cycles that a lack of slots starts.
+/// Price of `more` slots; `factor` applies to the number of cycles that a lack of slots starts.
 pub(super) fn slots(case: &Case<'_>, more: u64, factor: f64) -> Price {
     let evidence = case.evidence;
     let mut minor = MINOR;
@@ -101,21 +101,21 @@ pub(super) fn slots(case: &Case<'_>, more: u64, factor: f64) -> Price {
     growth(case, more, (more as f64 * beyond) as u64, time).with_majors(MAJORS_WITH_ROOM)
 }
 
-/// Whether malloc starts a part of the cycles. In a larger heap such a cycle can find fewer free slots than it should have, and the next one
-/// is major because of that (`gc_marks_finish`): long strings on 3.1 had × 1.7 and × 1.9 majors, and × 1.31 and × 1.23 of the time.
+/// Whether malloc starts a relevant part of the cycles. In a larger heap such a cycle can find fewer free slots than required, which makes the
+/// next one major (`gc_marks_finish`): long strings on 3.1 had × 1.7 and × 1.9 majors, and × 1.31 and × 1.23 of the time.
 fn malloc_starts_some(evidence: &Evidence) -> bool {
     let by_malloc = evidence.minors_by("malloc") + evidence.majors_by("oldmalloc");
     by_malloc * MALLOC_PART >= evidence.all_minors() + evidence.all_majors()
 }
 
-/// Up to this many more slots, because major cycles for lack of slots make the heap grow further: there are fewer of those.
+/// Price of a heap of `size` slots that grows further at major cycles for lack of free slots, of which there are then fewer.
 pub(super) fn for_majors(case: &Case<'_>, size: u64) -> Price {
     let fewer = Fewer::of(majors(case.evidence, Some("nofree")), [1.0, 0.5, 0.0], MAJOR);
     // From a goal of 40 % free slots to one of 50 %.
     growth(case, size / 5, size.saturating_mul(2) / 3, fewer)
 }
 
-/// More slots, likely and at most.
+/// Price of more slots: the likely and the maximum number.
 fn growth(case: &Case<'_>, likely: u64, most: u64, time: Fewer) -> Price {
     let evidence = case.evidence;
     let Some(now) = peak(evidence) else { return time.price(Price::default()) };
@@ -129,11 +129,11 @@ fn growth(case: &Case<'_>, likely: u64, most: u64, time: Fewer) -> Price {
     })
 }
 
-/// This many slots less, at best; all of them may stay.
+/// Price of at most `less` fewer slots; possibly all of them stay.
 pub(super) fn shrinking(case: &Case<'_>, less: u64) -> Price {
     let evidence = case.evidence;
     let known = case.share_of_time().is_some();
-    // More cycles, which sweep less each.
+    // More cycles, each of which sweeps less.
     let time = Price {
         gc_time: known.then_some([1.0, 2.0]),
         likely_gc_time: known.then_some(1.3),
@@ -149,7 +149,7 @@ pub(super) fn shrinking(case: &Case<'_>, less: u64) -> Price {
     }
 }
 
-/// Bytes of a slot, and the bytes outside the heap for each slot now: garbage in further ones holds about as much.
+/// Bytes per slot, and bytes outside the heap per slot at a memory of `now` bytes: garbage in additional slots holds about as much.
 fn per_slot(evidence: &Evidence, now: f64) -> (f64, f64) {
     let (bytes, slots) = evidence.heaps.iter().fold((0.0, 0.0), |(bytes, slots), heap| {
         let n = heap.slots.median().unwrap_or(0) as f64;
@@ -160,17 +160,17 @@ fn per_slot(evidence: &Evidence, now: f64) -> (f64, f64) {
     (slot, (now / size - slot).max(0.0))
 }
 
-/// What garbage likely adds, where the time in the GC is counted. Up to 3.0 the growth of the peak was between -0.6 and 8 times the raise: there
-/// only the range is meant.
+/// The likely peak with more garbage, if the time in the GC is measured. Up to 3.0 the peak grew by -0.6 to 8 times the raise, so only
+/// the range is given there.
 fn likely(evidence: &Evidence, peak: Option<f64>) -> Option<f64> {
     peak.filter(|_| evidence.counted_time().is_some())
 }
 
-/// Limits of malloc that are higher by `more` bytes; the number of cycles that they start is multiplied by `factor`.
+/// Price of malloc limits that are higher by `more` bytes, which multiplies the number of cycles that they start by `factor`.
 pub(super) fn garbage(evidence: &Evidence, more: f64, factor: f64) -> Price {
     let now = peak(evidence);
     let mut minor = MINOR;
-    // Majors may become more.
+    // There may be more majors.
     minor[0] = CACHED;
     let time = Fewer::of(minors(evidence, "malloc"), [factor; 3], minor);
     let price = Price {
@@ -182,8 +182,8 @@ pub(super) fn garbage(evidence: &Evidence, more: f64, factor: f64) -> Price {
     time.price(price).with_majors(MAJORS)
 }
 
-/// The limit of old objects' malloc is higher by `more` bytes; the number of major cycles that it starts is multiplied by `factor`. What dies
-/// meanwhile is at most what may be allocated meanwhile; the allocator keeps holes as with other garbage.
+/// Price of a limit of old objects' malloc that is higher by `more` bytes, which multiplies the number of major cycles that it starts by `factor`.
+/// At most what may be allocated meanwhile dies meanwhile; the allocator leaves holes as with other garbage.
 pub(super) fn old_garbage(evidence: &Evidence, more: f64, factor: f64) -> Price {
     let now = peak(evidence);
     let time = Fewer::of(majors(evidence, Some("oldmalloc")), [1.0, factor, factor / 2.0], MAJOR);
@@ -202,14 +202,14 @@ impl Price {
     }
 }
 
-/// What several advices cost and save together: memory is added up, and so are the parts of the time that they save. What one of them
-/// does not know is not known of all, except for majors and time that it leaves as they are.
+/// Total costs and savings of several pieces of advice: memory is summed, and so are the shares of time that they save. A memory figure that is
+/// unknown for one of them is unknown in total; majors and time that one of them does not state count as unchanged by it.
 pub(super) fn together(advice: &[Advice], share: Option<f64>) -> Option<Price> {
     let prices = || advice.iter().map(|advice| &advice.effect.price);
     let now = prices().find_map(|price| price.peak_rss_now);
     let memory = |of: &dyn Fn(&Price) -> Option<f64>| -> Option<f64> {
         let now = now?;
-        // What several save together can be more than there is.
+        // Several savings together can exceed the memory in use.
         prices().try_fold(now, |sum, price| Some(sum + of(price)? - now)).map(|sum| sum.max(0.0))
     };
     let time = |of: &dyn Fn(&Price) -> Option<f64>| -> Option<f64> {
@@ -231,13 +231,13 @@ pub(super) fn together(advice: &[Advice], share: Option<f64>) -> Option<Price> {
     (!advice.is_empty()).then_some(sum)
 }
 
-/// By which shares of it the time in the GC decreases: least, likely, most; `None` where it is not counted.
+/// Shares by which the time in the GC decreases: least, likely, most; `None` if it is not measured.
 #[derive(Clone, Copy, Debug)]
 struct Fewer(Option<[f64; 3]>);
 
 impl Fewer {
-    /// The number of cycles that take this part of the time is multiplied by `factor`, and this much of each one's time is saved with it;
-    /// both at the least, likely and at the most.
+    /// The number of cycles that take the share `part` of the time in the GC is multiplied by `factor`, and avoiding a cycle saves the share
+    /// `saved` of its time. The elements of both arrays are for the least, the likely and the most time saved.
     fn of(part: Option<f64>, factor: [f64; 3], saved: [f64; 3]) -> Self {
         Self(part.map(|part| {
             let [least, likely, most] = [0, 1, 2].map(|at| part * (1.0 - factor[at]) * saved[at]);
@@ -262,14 +262,14 @@ impl std::ops::Add for Fewer {
     }
 }
 
-/// Part of the time in the GC that minor cycles for this reason take; `None` where it is not counted.
+/// Share of the time in the GC spent in minor cycles for this reason; `None` if the time is not measured.
 fn minors(evidence: &Evidence, reason: &str) -> Option<f64> {
     let time = evidence.counted_time()?;
     let part = share(time.minor_ms, time.minor_ms.saturating_add(time.major_ms));
     Some(part * share(evidence.minors_by(reason), evidence.all_minors()))
 }
 
-/// The same of major cycles; of all but those that were asked for, without a reason.
+/// The same for major cycles; without a reason, for all but those that the program requested.
 fn majors(evidence: &Evidence, reason: Option<&str>) -> Option<f64> {
     let time = evidence.counted_time()?;
     let part = share(time.major_ms, time.minor_ms.saturating_add(time.major_ms));
@@ -279,7 +279,7 @@ fn majors(evidence: &Evidence, reason: Option<&str>) -> Option<f64> {
     Some(part * share(wanted, all))
 }
 
-/// The peak of resident memory of most sets, bytes.
+/// The P90 of the sets' peaks of resident memory, bytes; `None` if no memory is known.
 pub(super) fn peak_rss(evidence: &Evidence) -> Option<u64> {
     evidence.each.peak.quantile(0.9).or_else(|| (evidence.rss.n() > 0).then(|| evidence.rss.max()))
 }
@@ -292,7 +292,7 @@ fn peak(evidence: &Evidence) -> Option<f64> {
 mod tests {
     use crate::tune::{Evidence, Series, recommend, tests::everything};
 
-    /// What more garbage likely adds to the peak is said only where the time in the GC is counted; its range always.
+    /// The likely growth of the peak by garbage is given only if the time in the GC is measured; its range always is.
     #[test]
     fn garbage_where_time_is_not_counted() {
         let mut counted = everything();

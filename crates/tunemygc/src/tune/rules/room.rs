@@ -8,7 +8,7 @@ use super::{
 };
 use crate::tune::{Advice, Change, Effect, Evidence, Measure, Series, Setting, heaps::Heap};
 
-/// Room for more objects between two cycles.
+/// Makes room for more objects between two cycles.
 pub(super) fn free_slots(case: &Case<'_>) -> Verdict {
     case.speed()?;
     let evidence = case.evidence;
@@ -23,7 +23,7 @@ pub(super) fn free_slots(case: &Case<'_>) -> Verdict {
     let interval = quantile(&evidence.intervals, 0.5, "pairs of neighbouring cycles")?.max(1);
     let (size, live) = case.heap()?;
     let (wanted, why, mut measures) = wanted_room(case, interval)?;
-    // At most twice the heap, and, so that repeated raises do not add up, at most four times the live slots.
+    // At most twice the heap, and at most four times the live slots, so that repeated raises do not accumulate.
     let most = (2 * size).min(live.saturating_mul(4).max(size)).saturating_sub(live);
     let until = until_malloc(evidence, interval);
     let how = How::of(case);
@@ -53,8 +53,8 @@ pub(super) fn free_slots(case: &Case<'_>) -> Verdict {
         });
     }
     let minors = Minors { interval, size, live, until };
-    // Half of the room, or a quarter, may be worth its price where all of it is not. An allowance is not a size: what a part of it would
-    // cost is not known.
+    // Half or a quarter of the room may be worth its price if all of it is not. An allowance is not a size: the price of a part of it
+    // is unknown.
     let parts: &[f64] = if how == How::Allowance { &[1.0] } else { &[1.0, 0.5, 0.25] };
     let mut poor = None;
     for part in parts {
@@ -98,26 +98,26 @@ pub(super) fn free_slots(case: &Case<'_>) -> Verdict {
     Err(poor.unwrap_or_default())
 }
 
-/// What is known of the cycles that begin because no free slot is left.
+/// Figures of the cycles that begin because no free slot is left.
 #[derive(Clone, Copy, Debug)]
 struct Minors {
     /// Objects allocated between two cycles.
     interval: u64,
     /// Slots of the heap.
     size: u64,
-    /// Live ones after major cycles.
+    /// Live slots after major cycles.
     live: u64,
     /// Objects allocated between two cycles that malloc starts.
     until: u64,
 }
 
 impl Minors {
-    /// The settings for this much room, and the slots of the heap then.
+    /// The settings for this much room, and the resulting number of slots of the heap.
     fn with_room(self, case: &Case<'_>, how: How<'_>, room: u64) -> Result<(Vec<Change>, u64), String> {
         let Self { interval, size, live, until } = self;
         Ok(match how {
             How::Initial => {
-                // A full heap holds what one interval allocates, and what is live or was not found dead.
+                // A full heap holds the objects that one interval allocates, those that are live, and those not found dead.
                 let slots = case.series.whole_pages(size.saturating_sub(interval) + room);
                 let current = case.value("RUBY_GC_HEAP_INIT_SLOTS");
                 if !is_other(slots as f64, current) {
@@ -143,8 +143,8 @@ impl Minors {
                 (set, size.saturating_add(more))
             }
             How::Ratios => {
-                // Room that is never used up does harm there: malloc starts a cycle first, which finds fewer free slots than demanded and
-                // asks for a major one because of that (`gc_marks_finish`); but the heap grows only where a program runs out of slots.
+                // Room that is never used up is harmful here: malloc starts a cycle first, which finds fewer free slots than required and
+                // therefore requests a major one (`gc_marks_finish`); but the heap grows only if a program runs out of slots.
                 if room > until {
                     return Err(format!(
                         "malloc begins a cycle about every {until} objects, before room for {room} is used, and Ruby would begin major \
@@ -159,16 +159,16 @@ impl Minors {
     }
 }
 
-/// How a Ruby is given room.
+/// The means by which a Ruby is given room.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum How<'a> {
-    /// Up to 3.1 the one heap begins with `HEAP_INIT_SLOTS` and never gives these pages back (`gc_marks_finish`: `max_free_slots`).
+    /// Up to 3.1 the single heap begins with `HEAP_INIT_SLOTS` and never releases these pages (`gc_marks_finish`: `max_free_slots`).
     /// `HEAP_FREE_SLOTS` is no alternative: the heap grows to it by major cycles, and each cycle that finds fewer makes another one major.
     Initial,
     /// On 3.2 each heap may grow until `HEAP_INIT_SLOTS` of its slots are free after a cycle (`gc_sweep_finish_size_pool`): an allowance of
-    /// pages, which only those heaps take that need it.
+    /// pages, used only by the heaps that need it.
     Allowance,
-    /// From 3.3 on each heap has its own `HEAP_i_INIT_SLOTS`, which it grows to without a cycle and never gives back.
+    /// From 3.3 on each heap has its own `HEAP_i_INIT_SLOTS`, to which it grows without a cycle, and which it never releases.
     EachHeap(&'a [Heap]),
     /// [`Self::EachHeap`] for sets without the sizes of heaps: a share of free slots.
     Ratios,
@@ -184,7 +184,7 @@ impl<'a> How<'a> {
         }
     }
 
-    /// The largest factor on room. Where only heaps that are short of slots take it, it may be larger.
+    /// Maximum factor on room. It may be larger if only heaps that are short of slots use it.
     fn most_times(self) -> f64 {
         match self {
             Self::Initial | Self::Ratios => 4.0,
@@ -193,14 +193,14 @@ impl<'a> How<'a> {
     }
 }
 
-/// The size of a heap that has room for `times` times as much as it allocates in an interval.
+/// The size of a heap that has room for `times` as much as it allocates in an interval.
 fn with_room(heap: &Heap, times: f64) -> u64 {
     let size = heap.slots.quantile(0.9).unwrap_or(0);
     size.saturating_add(((times - 1.0) * heap.interval() as f64) as u64)
 }
 
-/// How many objects are allocated between two cycles that malloc started: as many intervals as cycles that a lack of slots started, and the
-/// beginning of another one.
+/// Number of objects allocated between two cycles that malloc started: one interval for each cycle in between that a lack of slots started, and
+/// half of another one.
 fn until_malloc(evidence: &Evidence, interval: u64) -> u64 {
     let by_malloc = evidence.minors_by("malloc") + evidence.majors_by("oldmalloc");
     if by_malloc == 0 {
@@ -209,7 +209,7 @@ fn until_malloc(evidence: &Evidence, interval: u64) -> u64 {
     (interval as f64 * (evidence.minors_by("newobj") as f64 / by_malloc as f64 + 0.5)) as u64
 }
 
-/// How many objects should fit between two cycles.
+/// Number of objects that should fit between two cycles, with the reason and the figures behind it.
 fn wanted_room(case: &Case<'_>, interval: u64) -> Result<(u64, String, Vec<Measure>), String> {
     let evidence = case.evidence;
     if evidence.unit_objects.n() >= MIN_UNITS {
@@ -217,7 +217,7 @@ fn wanted_room(case: &Case<'_>, interval: u64) -> Result<(u64, String, Vec<Measu
         let together = evidence.concurrency.quantile(0.9).unwrap_or(1).max(1);
         let room = unit.saturating_mul(together);
         if room <= interval {
-            // Small units of a program that spends much of its time in the GC: HTML of fragments from a large cache, 1,600 objects for each
+            // Small units in a program that spends much of its time in the GC: HTML of fragments from a large cache, 1,600 objects per
             // request and 20 % of the time (docs/collector.md).
             let fits =
                 format!("a unit of work ({unit} objects, {together} at a time) fits between two cycles");
@@ -244,7 +244,7 @@ fn wanted_room(case: &Case<'_>, interval: u64) -> Result<(u64, String, Vec<Measu
     })
 }
 
-/// The same by the share of the time that the GC takes.
+/// [`wanted_room`], derived from the share of time in the GC.
 fn room_by_share(case: &Case<'_>, interval: u64) -> Result<(u64, String, Vec<Measure>), String> {
     let time = case.share_of_time().ok_or_else(|| case.no_time())?;
     if time <= GC_SHARE {
@@ -263,7 +263,7 @@ fn room_by_share(case: &Case<'_>, interval: u64) -> Result<(u64, String, Vec<Mea
     Ok(((interval as f64 * times) as u64, why, vec![measure]))
 }
 
-/// At least this share of each heap is free after a cycle. The other two of the three variables must not be below.
+/// Sets the minimum share of free slots of each heap after a cycle. The other two of the three variables must not be below it.
 fn ratios(case: &Case<'_>, least: f64) -> Result<Vec<Change>, String> {
     let [min, goal, max] = RATIOS;
     let least = least.min(0.75);
@@ -284,7 +284,7 @@ fn ratios(case: &Case<'_>, least: f64) -> Result<Vec<Change>, String> {
 mod tests {
     use crate::tune::{Evidence, Series, Setting, evidence::GcTime, heaps::Heap, recommend, tests::value_of};
 
-    /// A cache of 400 000 strings on Ruby 3.2, as it was measured: 60 % of the time in the GC, because the heap of 80-byte slots is full
+    /// A cache of 400 000 strings on Ruby 3.2, as measured: 60 % of the time in the GC, because the heap of 80-byte slots is full
     /// while the total of all heaps hides that. `HEAP_INIT_SLOTS=400000` took 0.16 times as long in the GC, and 118 MB instead of 78; the ratio
     /// of free slots made it slower.
     #[test]
@@ -329,7 +329,7 @@ mod tests {
         );
         let peak = price.peak_rss.unwrap().map(|bytes| bytes / 1_048_576.0);
         assert!(peak[0] <= 118.0 && peak[1] >= 118.0, "what was measured is in the range: {report}");
-        // Where it is in force, it is not advised again.
+        // If it is in force, it is not advised again.
         evidence.environment.insert("RUBY_GC_HEAP_INIT_SLOTS".to_owned(), slots.to_string());
         assert_eq!(value_of(&recommend(Series(3, 2), &evidence), 0, "RUBY_GC_HEAP_INIT_SLOTS"), None);
     }

@@ -1,18 +1,18 @@
-//! Whether an advice is worth its price: time in the GC against memory, both as shares of what the program takes now.
+//! Decides whether advice is worth its price: time in the GC against memory, both as shares of what the program takes now.
 
 use super::{Case, Verdict, percent};
 use crate::tune::{Advice, Price, Strategy, TradeOff};
 
-/// Less memory than this, more or less, is not weighed: two runs of the same program differ by as much.
+/// A smaller share of additional memory is not weighed: two runs of the same program differ by as much.
 const FREE_MEMORY: f64 = 0.05;
-/// A smaller part of the program's time is not worth a change that costs memory: the spread between runs hides it.
+/// A smaller share of the program's time is not worth a change that costs memory: the spread between runs hides it.
 pub(super) const LEAST_TIME: f64 = 0.02;
-/// How much memory a part of the time may cost, both as shares: twice the memory for a tenth of the time.
+/// Maximum share of memory spent per share of time saved: twice the memory for a tenth of the time.
 const MEMORY_FOR_TIME: f64 = 10.0;
-/// With the strategy for memory: how much of the time a part of the memory may cost.
+/// With the strategy for memory: maximum share of time spent per share of memory saved.
 const TIME_FOR_MEMORY: f64 = 1.0;
 
-/// What is likely saved and spent; `None` if either is not known. `share` is the GC's share of the time.
+/// The likely savings and costs; `None` if either is unknown. `share` is the GC's share of the time.
 pub(super) fn trade_off(price: &Price, share: Option<f64>) -> Option<TradeOff> {
     let now = price.peak_rss_now.filter(|now| *now > 0.0)?;
     let (time_saved, memory_added) = (time_saved(price, share)?, price.likely_peak_rss? / now - 1.0);
@@ -23,15 +23,15 @@ fn time_saved(price: &Price, share: Option<f64>) -> Option<f64> {
     Some(share? * (1.0 - price.likely_gc_time?))
 }
 
-/// Whether a change likely saves little, and may take longer by more than that: long strings on 3.1 were likely × 0.96, at most × 1.20, and
+/// Whether a change may cost more time than it likely saves, and likely saves little: long strings on 3.1 were likely × 0.96, at most × 1.20, and
 /// measured × 1.29 (docs/collector.md).
 pub(super) fn is_gamble(case: &Case<'_>, price: &Price) -> bool {
     let more = price.gc_time.zip(price.likely_gc_time).is_some_and(|([_, most], likely)| most + likely > 2.0);
     more && time_saved(price, case.share_of_time()).is_some_and(|saved| saved < LEAST_TIME)
 }
 
-/// The advice with what it saves and costs, or why it is a poor trade-off. Where the time in the GC
-/// is not counted, or sets have no memory, there is nothing to weigh.
+/// The advice with its savings and costs, or why it is a poor trade-off. If the time in the GC
+/// is not measured, or the sets have no memory figures, there is nothing to weigh.
 pub(super) fn worth(case: &Case<'_>, mut advice: Advice) -> Verdict {
     let price = &advice.effect.price;
     let share = case.share_of_time();

@@ -3,7 +3,7 @@
 use super::{Case, GC_SHARE, Verdict, hundredths, percent, price, quantile, share, trade_off::worth};
 use crate::tune::{Advice, Effect, Measure, Price, Setting, Strategy};
 
-/// How many old objects are allowed before all of them are marked.
+/// Adjusts the number of old objects that are allowed before all of them are marked.
 pub(super) fn old_objects(case: &Case<'_>) -> Verdict {
     const NAME: &str = "RUBY_GC_HEAP_OLDOBJECT_LIMIT_FACTOR";
     let evidence = case.evidence;
@@ -72,9 +72,9 @@ pub(super) fn old_objects(case: &Case<'_>) -> Verdict {
     })
 }
 
-/// Minor cycles because of memory outside the heap.
+/// Avoids minor cycles that are caused by memory outside the heap.
 pub(super) fn malloc(case: &Case<'_>) -> Verdict {
-    /// Where the time in the GC is not counted, the effect of a larger limit is not seen.
+    /// The largest limit if the time in the GC is not measured: the effect of a larger one is not visible then.
     const LARGEST_UNSEEN: f64 = 67_108_864.0;
     const LARGEST: f64 = 134_217_728.0;
     let (n, all) = (case.evidence.minors_by("malloc"), case.evidence.all_minors());
@@ -89,7 +89,7 @@ pub(super) fn malloc(case: &Case<'_>) -> Verdict {
     if limit >= largest {
         return Err(format!("RUBY_GC_MALLOC_LIMIT is {limit} already"));
     }
-    // A large step is worth it where this takes much of the time; where its price is too high, a smaller one may be.
+    // A large step is worth it if these cycles take much of the time; if its price is too high, a smaller one may be.
     let much = share(n, all) > 0.5 && case.share_of_time().is_some_and(|time| time > 0.20);
     let steps: &[f64] = if much { &[4.0, 2.0, 1.5] } else { &[2.0, 1.5] };
     let mut poor = None;
@@ -128,9 +128,9 @@ pub(super) fn malloc(case: &Case<'_>) -> Verdict {
     Err(poor.unwrap_or_default())
 }
 
-/// Major cycles because of memory that old objects hold outside the heap.
+/// Avoids major cycles that are caused by memory that old objects hold outside the heap.
 pub(super) fn oldmalloc(case: &Case<'_>) -> Verdict {
-    /// Without a limit, nothing frees the memory of dead old objects in a program that has no other major cycles.
+    /// The largest limit. Without one, nothing frees the memory of dead old objects in a program that has no other major cycles.
     const LARGEST: f64 = 536_870_912.0;
     let evidence = case.evidence;
     let (n, all) = (evidence.majors_by("oldmalloc"), evidence.all_majors());
@@ -149,7 +149,7 @@ pub(super) fn oldmalloc(case: &Case<'_>) -> Verdict {
     if max >= LARGEST {
         return Err(format!("RUBY_GC_OLDMALLOC_LIMIT_MAX is {max} already"));
     }
-    // As with the limits of other memory: a large step where its price is weighed.
+    // As with the limits of other memory: a large step only if its price is weighed.
     let steps: &[f64] = if case.share_of_time().is_some() { &[4.0, 2.0, 1.5] } else { &[2.0, 1.5] };
     let mut poor = None;
     for times in steps {
@@ -190,7 +190,7 @@ pub(super) fn oldmalloc(case: &Case<'_>) -> Verdict {
     Err(poor.unwrap_or_default())
 }
 
-/// Major cycles because of objects without write barriers.
+/// Avoids major cycles that are caused by objects without write barriers.
 pub(super) fn unprotected(case: &Case<'_>) -> Verdict {
     const NAME: &str = "RUBY_GC_HEAP_REMEMBERED_WB_UNPROTECTED_OBJECTS_LIMIT_RATIO";
     let (n, all) = (case.evidence.majors_by("shady"), case.evidence.all_majors());
@@ -224,7 +224,7 @@ pub(super) fn unprotected(case: &Case<'_>) -> Verdict {
     })
 }
 
-/// Cycles that the program requests cannot be tuned away.
+/// Reports cycles that the program requests; they cannot be tuned away.
 pub(super) fn explicit(case: &Case<'_>) -> Verdict {
     let evidence = case.evidence;
     let n = evidence.majors_by("force") + evidence.minors_by("method");

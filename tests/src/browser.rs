@@ -1,4 +1,4 @@
-//! Chromium without a window, driven by its `DevTools` protocol over two pipes: JSON messages, each with a zero byte at its end.
+//! Headless Chromium, driven by the `DevTools` protocol over two pipes: JSON messages, each followed by a zero byte.
 
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::path::Path;
@@ -12,14 +12,14 @@ use tempfile::TempDir;
 
 use crate::PATIENCE;
 
-/// How a page is looked at.
+/// How a page is displayed.
 #[derive(Clone, Copy, Debug)]
 pub struct View {
-    /// Of its pictures.
+    /// Used in the names of its screenshots.
     pub name: &'static str,
     /// Width of the window, CSS pixels.
     pub width: u32,
-    /// Pixels of the screen per CSS pixel. Zoom is this, in a window of as many CSS pixels less.
+    /// Device pixels per CSS pixel. Zooming in raises this, in a window of correspondingly fewer CSS pixels.
     pub scale: u32,
     /// Whether the reader prefers dark colours.
     pub dark: bool,
@@ -38,17 +38,17 @@ pub struct Browser {
 }
 
 impl Browser {
-    /// Starts it. It talks to nobody but the servers that it is sent to.
+    /// Starts Chromium. It connects only to the servers that it is sent to.
     pub fn start() -> Result<Self> {
         let profile = tempfile::tempdir()?;
-        // It reads from descriptor 3, and writes to 4.
+        // Chromium reads from descriptor 3 and writes to descriptor 4.
         let mut command = Command::new("sh");
         command.args(["-c", r#"exec chromium "$@" 3<&0 4>&1 </dev/null >/dev/null 2>&1"#, "sh"]);
         command.args(["--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"]);
         command.args(["--disable-background-networking", "--disable-component-update", "--disable-sync"]);
         command.args(["--disable-dev-shm-usage", "--hide-scrollbars", "--remote-debugging-pipe"]);
         command.arg(format!("--user-data-dir={}", profile.path().display()));
-        // Where it leaves a socket, which it does not remove when it is killed.
+        // Chromium leaves a socket here, which it does not remove when it is killed.
         command.env("TMPDIR", profile.path());
         let mut process =
             command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().context("cannot start sh")?;
@@ -96,7 +96,7 @@ impl Browser {
         }
     }
 
-    /// The next message; events are kept.
+    /// The next message. Events are kept.
     fn next(&mut self) -> Result<Value> {
         let message = self.from.recv_timeout(PATIENCE).context("Chromium says nothing")?;
         if message["method"].is_string() {
@@ -105,7 +105,7 @@ impl Browser {
         Ok(message)
     }
 
-    /// Moves the mouse from one place to another with its button down; places are CSS pixels of the window.
+    /// Drags the mouse from one position to another, in CSS pixels of the window.
     pub fn drag(&mut self, from: (f64, f64), to: (f64, f64)) -> Result<()> {
         self.events.clear();
         let between = (f64::midpoint(from.0, to.0), f64::midpoint(from.1, to.1));
@@ -134,8 +134,8 @@ impl Browser {
         Ok(())
     }
 
-    /// Loads a page, with all that it needs; returns what was wrong with it: messages of the console (among them what a policy
-    /// forbids), exceptions, dialogs, and requests that failed.
+    /// Loads a page and everything that it needs. Returns its problems: console messages (including violations of the
+    /// content security policy), exceptions, dialogs and failed requests.
     pub fn load(&mut self, url: &str, view: View) -> Result<Vec<String>> {
         let View { width, scale, dark, .. } = view;
         let metrics = json!({"width": width, "height": 1000, "deviceScaleFactor": scale, "mobile": false});
@@ -157,15 +157,15 @@ impl Browser {
         self.wrong()
     }
 
-    /// What was wrong since the page was loaded.
+    /// The problems since the page was loaded.
     pub fn wrong(&mut self) -> Result<Vec<String>> {
-        // What came before this answer has been read after it.
+        // Events sent before this answer have been read once the answer is here.
         self.call("Page.getNavigationHistory", &json!({}))?;
         let mut wrong = Vec::new();
         for event in &self.events {
             let params = &event["params"];
             match event["method"].as_str().unwrap_or_default() {
-                // It recommends a field for a user's name beside each password; there is none.
+                // Chromium recommends a user name field beside each password field; the page has none.
                 "Log.entryAdded" if params["entry"]["source"] == "recommendation" => {}
                 "Log.entryAdded" => wrong.push(format!("{}", params["entry"])),
                 name @ ("Runtime.consoleAPICalled"
@@ -216,14 +216,14 @@ impl Browser {
         Ok(())
     }
 
-    /// Presses Enter on what has the focus, and waits for the page to which that leads.
+    /// Presses Enter on the focused element and waits for the page that it leads to.
     pub fn follow(&mut self) -> Result<()> {
         self.events.clear();
         self.enter("\n")?;
         self.loaded()
     }
 
-    /// Writes a picture of the whole page to a file (PNG).
+    /// Writes a screenshot of the whole page to a PNG file.
     pub fn picture(&mut self, to: &Path) -> Result<()> {
         let size = self.call("Page.getLayoutMetrics", &json!({}))?["cssContentSize"].clone();
         let clip = json!({"x": 0, "y": 0, "width": size["width"], "height": size["height"], "scale": 1});
@@ -236,7 +236,7 @@ impl Browser {
 
 impl Drop for Browser {
     fn drop(&mut self) {
-        // Its other processes end with it. It may have ended by itself meanwhile.
+        // Its other processes end with it. It may already have ended by itself.
         drop(self.process.kill());
         drop(self.process.wait());
     }

@@ -24,7 +24,7 @@ pub struct Guarded {
 /// The result of a finished child process.
 #[derive(Debug)]
 pub struct Finished {
-    /// Its status.
+    /// Its exit status.
     pub status: ExitStatus,
     /// Its standard output, by lines.
     pub stdout: Vec<String>,
@@ -33,7 +33,7 @@ pub struct Finished {
 }
 
 impl Finished {
-    /// All of standard error as one text.
+    /// All of standard error as one string.
     pub fn errors(&self) -> String {
         self.stderr.join("\n")
     }
@@ -97,17 +97,17 @@ impl Guarded {
         found.map_err(|why| self.complaint(&format!("{what} on standard error: {why}")))
     }
 
-    /// The lines of standard output up to now.
+    /// The lines of standard output so far.
     pub fn stdout_so_far(&self) -> Vec<String> {
         self.stdout.snapshot()
     }
 
-    /// Whether it still runs.
+    /// Whether it is still running.
     pub fn running(&mut self) -> Result<bool> {
         Ok(self.child.try_wait()?.is_none())
     }
 
-    /// Waits for its end; a child that does not end in time is killed and is an error.
+    /// Waits until it ends. A child that does not end in time is killed, and an error is returned.
     pub fn finish(mut self, patience: Duration) -> Result<Finished> {
         let deadline = Instant::now() + scaled(patience);
         let status = loop {
@@ -131,7 +131,7 @@ impl Guarded {
 
     fn end(&mut self) {
         if matches!(self.child.try_wait(), Ok(None)) {
-            // It may have ended by itself meanwhile; either way it is reaped.
+            // It may already have ended by itself; in both cases it is reaped.
             drop(self.child.kill());
             drop(self.child.wait());
         }
@@ -154,8 +154,8 @@ impl Drop for Guarded {
     }
 }
 
-/// What each thread of a process does. By the kernel: its name, its state, the function and the system call in which it sleeps, and its
-/// pending signals. By gctrace, if it is a Ruby: the stacks.
+/// What each thread of a process is doing. From the kernel: its name, its state, the function and the system call in which it sleeps,
+/// and its pending signals. From gctrace, for a Ruby: the stacks.
 fn doing(pid: u32) -> String {
     let Ok(threads) = std::fs::read_dir(format!("/proc/{pid}/task")) else {
         return "  they are gone".to_owned();
@@ -183,7 +183,7 @@ fn doing(pid: u32) -> String {
     format!("{}\n{dump}", lines.collect::<Vec<_>>().join("\n"))
 }
 
-/// What is far longer than anything takes, where an emulated machine gets what CPU time the tests on this one leave.
+/// A timeout far above any real duration, raised (at most fivefold) on an emulated machine, which gets only the CPU time that the tests leave it.
 fn scaled(patience: Duration) -> Duration {
     patience * u32::try_from(slowness().min(5)).unwrap_or(1)
 }
@@ -194,7 +194,7 @@ struct Collected {
     closed: bool,
 }
 
-/// Lines read by a separate thread.
+/// Lines read by a background thread.
 #[derive(Debug)]
 struct Lines {
     shared: Arc<(Mutex<Collected>, Condvar)>,
@@ -243,7 +243,7 @@ impl Lines {
         }
     }
 
-    /// Waits for the end of the stream; false if another process still holds it open at the deadline.
+    /// Waits for the end of the stream. Returns false if another process still holds it open at the deadline.
     fn join(&mut self, deadline: Instant) -> bool {
         let deadline = deadline.max(Instant::now() + Duration::from_secs(5));
         let mut state = lock(&self.shared.0);

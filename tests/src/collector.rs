@@ -14,34 +14,34 @@ use crate::http::{self, Answer};
 use crate::live::{Live, gctrace_binary};
 use crate::postgres::Postgres;
 
-/// The protocol's example of a whole set.
+/// The example of a complete set from the protocol.
 pub const EXAMPLE: &str = include_str!("../fixtures/tunemygc_seed.json");
 
 /// A collector. Dropping it kills it.
 #[derive(Debug)]
 pub struct Collector {
     process: Guarded,
-    /// Where it listens.
+    /// The address that it listens on.
     pub address: SocketAddr,
 }
 
 impl Collector {
-    /// A collector on a free port with its store in this file, and these further arguments.
+    /// Starts a collector on a free port, with its store in this file and with these additional arguments.
     pub fn start(store: &Path, args: &[&str]) -> Result<Self> {
         Self::on("127.0.0.1:0", store, args)
     }
 
-    /// The same at this address.
+    /// Like [`Self::start`], on this address.
     pub fn on(listen: &str, store: &Path, args: &[&str]) -> Result<Self> {
         Self::with_store(listen, &format!("sqlite:{}", store.display()), args)
     }
 
-    /// The same with a store of any kind.
+    /// Like [`Self::on`], with a store of any kind.
     pub fn with_store(listen: &str, store: &str, args: &[&str]) -> Result<Self> {
         Self::with_command(Command::new(gctrace_binary()?), listen, store, args)
     }
 
-    /// The same by a command that may have its own environment.
+    /// Like [`Self::with_store`], with a command that may have its own environment.
     pub fn with_command(mut command: Command, listen: &str, store: &str, args: &[&str]) -> Result<Self> {
         command.args(["collector", "--listen", listen, "--store", store]).args(args);
         let mut process = Guarded::start("collector", &mut command)?;
@@ -52,7 +52,7 @@ impl Collector {
         Ok(Self { process, address: address.with_context(|| format!("no address in {line:?}"))? })
     }
 
-    /// A token of a new application.
+    /// Registers an application and returns its token.
     pub fn register(&self) -> Result<String> {
         let answer = self.form("/accounts", "email=someone%40example.com&app=shop")?;
         ensure!(answer.code == 200, "{answer:?}");
@@ -77,19 +77,19 @@ impl Collector {
         http::post(self.address, "/ruby", &all, body)
     }
 
-    /// Gets a path.
+    /// Sends a GET request for a path.
     pub fn get(&self, path: &str) -> Result<Answer> {
         http::get(self.address, path)
     }
 
-    /// A figure of `/metrics`.
+    /// The value of a metric of `/metrics`.
     pub fn metric(&self, name: &str) -> Result<u64> {
         let text = self.get("/metrics")?.text();
         let value = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' ')?.parse().ok());
         value.with_context(|| format!("no {name} in\n{text}"))
     }
 
-    /// The most memory that it ever had, bytes.
+    /// Its peak memory, bytes.
     pub fn peak_memory(&self) -> Result<u64> {
         let status = std::fs::read_to_string(format!("/proc/{}/status", self.process.pid()))?;
         let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
@@ -102,7 +102,7 @@ impl Collector {
         i32::try_from(self.process.pid()).ok().and_then(Pid::from_raw).context("a pid is positive")
     }
 
-    /// Ends it as an operator does.
+    /// Stops it as an operator does, with SIGTERM.
     pub fn stop(self) -> Result<Finished> {
         self.process.signal(Signal::TERM)?;
         let finished = self.process.finish(PATIENCE)?;
@@ -111,7 +111,7 @@ impl Collector {
     }
 }
 
-/// Does the same with a store of each kind, by its name.
+/// Runs a test once per kind of store, with the name of the store.
 pub fn each_store(test: impl Fn(&str) -> Result<()>) -> Result<()> {
     let live = Live::without_gctrace()?;
     test(&format!("sqlite:{}", live.path("sets.db").display())).context("SQLite")?;
@@ -119,7 +119,7 @@ pub fn each_store(test: impl Fn(&str) -> Result<()>) -> Result<()> {
     test(&postgres.address()).context("PostgreSQL")
 }
 
-/// What `gctrace apps` prints for a store.
+/// The output of `gctrace apps` for a store.
 pub fn apps(store: &str, args: &[&str]) -> Result<String> {
     let output = Command::new(gctrace_binary()?).args(["apps", "--store", store]).args(args).output()?;
     ensure!(output.status.success(), "{}: {}", output.status, String::from_utf8_lossy(&output.stderr));
@@ -134,7 +134,7 @@ pub fn example(token: &str, pid: u64) -> Result<Value> {
     Ok(set)
 }
 
-/// A cycle of an imagined program.
+/// A cycle of an invented program.
 #[derive(Clone, Copy, Debug)]
 pub struct Cycle {
     /// `gc_by`.
@@ -145,8 +145,8 @@ pub struct Cycle {
     pub old_after: u64,
 }
 
-/// A set of a program that runs these cycles one after the other, ten a second, with 50 000 objects allocated and 30 ms
-/// spent in each, in a heap of 400 000 slots (100 000 during the first five cycles) of which 200 000 are live. It has 2 GiB, of which no advice adds much.
+/// A set of a program that runs these cycles one after the other, ten per second. Each allocates 50 000 objects and takes 30 ms, in a heap of
+/// 400 000 slots (100 000 during the first five cycles), of which 200 000 are live. It uses 2 GiB, to which no advice adds much.
 pub fn set(token: &str, ruby: &str, env: &Value, cycles: &[Cycle]) -> Value {
     let mut keys =
         vec!["count", "heap_available_slots", "heap_live_slots", "total_allocated_objects", "old_objects"];
@@ -173,7 +173,7 @@ pub fn set(token: &str, ruby: &str, env: &Value, cycles: &[Cycle]) -> Value {
     Value::Array(set)
 }
 
-/// The given number of cycles of each kind, mixed.
+/// The given number of cycles of each kind, interleaved.
 pub fn cycles(kinds: &[(Cycle, usize)]) -> Vec<Cycle> {
     let mut left: Vec<(Cycle, usize)> = kinds.to_vec();
     let mut mixed = Vec::new();

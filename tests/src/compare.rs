@@ -10,32 +10,32 @@ use crate::report::{GcLine, Report};
 use crate::slowness;
 use crate::witness::{Event, Kind, Log, Pause};
 
-/// Slack of converting between the clocks.
+/// Tolerance for conversions between the clocks.
 const SAME_MOMENT_NS: i64 = 1_000_000;
-/// Largest distance of the two times of an event, in the median over the events between whose `GC_ENTER` and
-/// which the thread was not preempted. Single ones can be further apart without a fault on either side: a hypervisor
-/// takes the CPU away without a trace. The check for each event is that it lies within its pause.
+/// Maximum distance between the two times of an event: the median over events whose thread was not preempted since the
+/// `GC_ENTER` before them. Single events may be further apart without a fault on either side, because a hypervisor takes
+/// the CPU away without a trace. The check for each event is that it lies within its pause.
 const MEDIAN_LATE_NS: u64 = 250_000;
-/// Slack between readings of one clock by kernel and program.
+/// Tolerance between readings of the same clock by the kernel and by the program.
 const CLOCK_SLACK_NS: u64 = 10_000;
-/// Most that the lengths of a pause may differ, in the median over those in which the thread was not preempted.
+/// Maximum difference of the lengths of a pause: the median over the pauses in which the thread was not preempted.
 const MEDIAN_PAUSE_DIFFERENCE_NS: u64 = 100_000;
 
-/// The counters that change without the GVL (`objspace_malloc_increase`, gc.c: native threads that are not in the VM allocate, too).
+/// Counters that change without the GVL (`objspace_malloc_increase`, gc.c): native threads outside the VM allocate, too.
 const MOVING: [&str; 2] = ["malloc_increase_bytes", "oldmalloc_increase_bytes"];
 
-/// What a comparison covered, and what differed.
+/// The coverage of a comparison, and the differences that it found.
 #[derive(Clone, Debug, Default)]
 pub struct Comparison {
-    /// Cycles of which the state at `GC_START` was compared.
+    /// Number of cycles whose state at `GC_START` was compared.
     pub starts: usize,
-    /// Cycles of which the state at `GC_END_SWEEP` was compared.
+    /// Number of cycles whose state at `GC_END_SWEEP` was compared.
     pub ends: usize,
-    /// One line for each difference.
+    /// One line per difference.
     pub differences: Vec<String>,
     /// Differences in counters that another native thread could change between the trap and the witness's reading.
     moved: Vec<String>,
-    /// Set if the times are further from the witness's than the probes between them take.
+    /// Set if the times differ from the witness's by more than the probes between them take.
     late: Option<String>,
 }
 
@@ -52,13 +52,13 @@ impl Comparison {
             )
         };
         ensure!(self.differences.is_empty(), "{}", shown(&self.differences));
-        // Equal in one of the attempts.
+        // These must be equal in one of the attempts.
         ensure_times!(self.moved.is_empty(), "{}", shown(&self.moved));
         ensure_times!(self.late.is_none(), "{}", self.late.as_deref().unwrap_or_default());
         Ok(())
     }
 
-    /// Compares `GC.stat` and `GC.latest_gc_info` of a line with those at the witness's event.
+    /// Compares `GC.stat` and `GC.latest_gc_info` of a line with the values at the witness's event.
     fn state(
         &mut self,
         place: &str,
@@ -76,19 +76,19 @@ impl Comparison {
     }
 }
 
-/// The lines of the log's process within the log's time: if a pid was used several times, the right process.
+/// The lines of the log's process within the time of the log. If a pid was reused, this selects the right process.
 fn in_time<'a>(lines: &[&'a GcLine], log: &Log) -> Vec<&'a GcLine> {
     let (from, to) = (log.begin_ns as i64 - SAME_MOMENT_NS, log.end_ns as i64 + SAME_MOMENT_NS);
     let falls = |line: &&GcLine| line.pid == log.pid && (from..=to).contains(&monotonic_ns(line, log));
     lines.iter().copied().filter(falls).collect()
 }
 
-/// Time of `GC_START` on the witness's clock.
+/// The time of `GC_START` on the witness's clock.
 fn monotonic_ns(line: &GcLine, log: &Log) -> i64 {
     (line.ts * 1e9) as i64 - log.epoch_offset_ns
 }
 
-/// Compares every cycle that the witness saw start, and every end of sweeping, key by key and in the order of keys.
+/// Compares every cycle whose start the witness saw, and every end of sweeping, key by key and including the order of the keys.
 pub fn cycles(lines: &[&GcLine], log: &Log) -> Comparison {
     let mut result = Comparison::default();
     let mut by_count: BTreeMap<u64, &GcLine> = BTreeMap::new();
@@ -124,14 +124,14 @@ pub fn cycles(lines: &[&GcLine], log: &Log) -> Comparison {
         expect("gc_by", &or_none(line.gc_by.as_deref()), &or_none(start.reason("gc_by")));
         expect("major_by", &or_none(line.major_by.as_deref()), &or_none(start.reason("major_by")));
         expect("tid", &line.tid.to_string(), &start.tid.to_string());
-        // gctrace's probe is between the witness's GC_ENTER and its GC_START.
+        // gctrace's probe fires between the witness's GC_ENTER and its GC_START.
         let enter_ns = enter.map_or(log.begin_ns, |enter| enter.ns);
         let (after, before) = (enter_ns as i64 - SAME_MOMENT_NS, start.ns as i64 + SAME_MOMENT_NS);
         let kept_cpu = enter.is_some_and(|e| (e.tid, e.preempted) == (start.tid, start.preempted));
         let ns = monotonic_ns(line, log);
         let late = ns - start.ns as i64;
         if !(after..=before).contains(&ns) {
-            // The two read the wall clock's offset at different moments, and it may be stepped in between.
+            // The two read the offset of the wall clock at different moments, and the clock may be stepped in between.
             result.late = Some(format!("{place}: the time is {late} ns off, outside its pause"));
         } else if kept_cpu {
             undisturbed.push(late.unsigned_abs());
@@ -145,7 +145,7 @@ pub fn cycles(lines: &[&GcLine], log: &Log) -> Comparison {
         result.late = Some(format!("pid {}: the times are {late} ns off, in the median", log.pid));
     }
 
-    // The first end may be of a cycle that started before the log; there is a line of it only if gctrace was running then.
+    // The first end may belong to a cycle that started before the log. It has a line only if gctrace was already running.
     let first = log.starts().next().map_or(u64::MAX, Event::count);
     let all = lines.iter().filter(|line| line.pid == log.pid);
     let earlier =
@@ -179,16 +179,16 @@ pub fn cycles(lines: &[&GcLine], log: &Log) -> Comparison {
     result
 }
 
-/// Keys of `GC.stat` that are absent from a Ruby that is not released yet, because its code does not have them as sums;
-/// no keys are absent from all others.
+/// Keys of `GC.stat` that an unreleased Ruby lacks in gctrace's output, because its code does not have them as sums.
+/// Empty for all other Rubies.
 pub fn absent_keys(ruby: &str) -> &'static [&'static str] {
     const OF_4_1: [&str; 4] =
         ["total_malloc_bytes", "total_free_bytes", "malloc_increase_bytes", "oldmalloc_increase_bytes"];
     if ruby.starts_with("4.1.") { &OF_4_1 } else { &[] }
 }
 
-/// The keys and values that differ between two objects; one entry for all keys if these are not the same in the same order (which is
-/// not known of a Ruby without a layout table), but for those that must be absent.
+/// The keys and values that differ between two objects, except keys that must be absent. If the keys or their order differ, the result is a
+/// single entry; the order is not compared for a Ruby with absent keys, which has no layout table.
 fn objects<'a>(
     ours: &'a Map<String, Value>,
     theirs: &Map<String, Value>,
@@ -210,9 +210,9 @@ fn objects<'a>(
     differing.map(described).collect()
 }
 
-/// Compares the pauses with the witness's. gctrace's probe is before the witness at every event, so both ends of its
-/// pause come just before the witness's: after the witness's previous event and not after its own. The rest of a cycle
-/// that started before the log counts only if there is a line of that cycle.
+/// Compares the pauses with the witness's. gctrace's probe fires before the witness at every event, so both ends of
+/// gctrace's pause come just before the witness's: after the witness's previous event and not after its own. The rest of
+/// a cycle that started before the log counts only if that cycle has a line.
 pub fn pauses(lines: &[&GcLine], log: &Log) -> Result<usize> {
     let first = log.starts().next().map_or(u64::MAX, Event::count);
     let known =
@@ -252,7 +252,7 @@ pub fn pauses(lines: &[&GcLine], log: &Log) -> Result<usize> {
         ensure!(a.count == b.count, "{place}: different cycles");
         let (our_ns, their_ns) = (a.end_ns - a.begin_ns, b.end_ns - b.begin_ns);
         before = b.end_ns;
-        // A preemption between gctrace's reading of the clock and the witness's is time that only one of them saw.
+        // A preemption between the two readings of the clock is time that only one of the two saw.
         if b.preempted {
             continue;
         }
@@ -267,7 +267,7 @@ pub fn pauses(lines: &[&GcLine], log: &Log) -> Result<usize> {
     Ok(ours.len())
 }
 
-/// Middle value; 0 if there are none.
+/// The median; 0 for no values.
 fn median(values: &mut [u64]) -> u64 {
     values.sort_unstable();
     values.get(values.len() / 2).copied().unwrap_or(0)
@@ -285,7 +285,7 @@ fn first_unmatched(ours: &[Pause], theirs: &[Pause]) -> Option<Pause> {
     rest.next().copied()
 }
 
-/// What must hold within every line, independent of the witness.
+/// Invariants of every line, independent of the witness.
 pub fn line_is_sound(line: &GcLine) -> Result<()> {
     let place = format!("pid {} count {}", line.pid, line.count);
     let sum = line.pauses.iter().map(|pause| pause.ns).sum::<u64>();
@@ -334,7 +334,7 @@ pub fn line_is_sound(line: &GcLine) -> Result<()> {
     Ok(())
 }
 
-/// Compares the lines of a process with the program's own report: which cycles, and how many of each kind.
+/// Compares the lines of a process with the report of the program itself: which cycles, and how many of each kind.
 pub fn program(lines: &[&GcLine], report: &crate::script::Report) -> Result<()> {
     let counts = report.counts()?;
     let ours = lines.iter().filter(|line| line.pid == report.pid && counts.contains(&line.count));
@@ -357,8 +357,8 @@ pub fn program(lines: &[&GcLine], report: &crate::script::Report) -> Result<()> 
     Ok(())
 }
 
-/// Checks that a process that came and went while gctrace ran, and stayed one program, has one `process` and one `exit`
-/// line, that nothing about it was refused, and that its cycles begin with the first and leave none out.
+/// Checks a process that started and ended while gctrace ran, and did not exec: it has one `process` and one `exit`
+/// line, nothing about it was refused, and its cycles start with the first one and have no gaps.
 pub fn one_life(report: &Report, pid: u32) -> Result<()> {
     let processes = report.processes_of(pid).collect::<Vec<_>>();
     ensure!(processes.len() == 1, "pid {pid}: {} process lines: {processes:?}", processes.len());
@@ -369,7 +369,7 @@ pub fn one_life(report: &Report, pid: u32) -> Result<()> {
     whole_life(&report.gcs_of(pid).collect::<Vec<_>>(), pid)
 }
 
-/// Checks that the lines of one program, traced since its beginning, begin with its first cycle and leave none out.
+/// Checks that the lines of one program, traced since its start, start with its first cycle and have no gaps.
 pub fn whole_life(lines: &[&GcLine], pid: u32) -> Result<()> {
     let counts = lines.iter().filter(|line| line.pid == pid).map(|line| line.count).collect::<Vec<_>>();
     ensure!(

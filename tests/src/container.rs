@@ -1,4 +1,4 @@
-//! Real containers: podman and runc on an image of a lab root, with pid, mount, UTS and cgroup namespaces and overlayfs.
+//! Real containers: podman and runc with an image of a lab root; pid, mount, UTS and cgroup namespaces, and overlayfs.
 
 use std::fs;
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
@@ -17,7 +17,7 @@ use crate::ruby::Ruby;
 use crate::script::{Outputs, Report, Script};
 use crate::witness::Log;
 
-/// No network (which needs iptables), the runtime that works with cgroup v1, v2 and both, and limits that need not
+/// No network (which would need iptables), the runtime that works with cgroup v1, v2 and both, and limits that need not
 /// be raised.
 const SETTINGS: &str = r#"
 [containers]
@@ -29,7 +29,7 @@ cgroup_manager = "cgroupfs"
 events_logger = "file"
 "#;
 
-/// Makes containers of one Ruby.
+/// Creates containers of one Ruby.
 #[derive(Debug)]
 pub struct Engine {
     settings: PathBuf,
@@ -38,7 +38,7 @@ pub struct Engine {
 }
 
 impl Engine {
-    /// An engine for a Ruby of the lab. Its image is made once and kept.
+    /// The engine for a Ruby of the lab. Its image is built once and kept.
     pub fn of(live: &Live, ruby: &Ruby) -> Result<Self> {
         let root = ruby.root().context("only a Ruby of the lab makes a container")?;
         let settings = live.path("containers.conf");
@@ -59,7 +59,7 @@ impl Engine {
         Ok(engine)
     }
 
-    /// Podman, with the settings of the tests.
+    /// A podman command with the settings of the tests.
     pub fn podman(&self) -> Command {
         let mut command = Command::new("podman");
         command.env("CONTAINERS_CONF", &self.settings);
@@ -76,12 +76,12 @@ impl Engine {
         &self.settings
     }
 
-    /// A name for a container that no other run uses.
+    /// A container name that no other run uses.
     pub fn name(&self, suffix: &str) -> String {
         format!("gctrace-test-{}-{suffix}", std::process::id())
     }
 
-    /// Starts a script in a container of its own and returns when it is ready.
+    /// Starts a script in its own container and returns once the script is ready.
     pub fn start(&self, name: &str, script: Script, before: &str) -> Result<Container> {
         let mut container = self.begin(name, script, before)?;
         container.guarded()?.wait_stdout(PATIENCE, "ready", |line| line.trim_end() == "ready")?;
@@ -89,8 +89,8 @@ impl Engine {
         Ok(container)
     }
 
-    /// The same without waiting for it. `change` is run by a shell of this machine before the container starts, with the
-    /// Ruby's library in `$LIB`.
+    /// Like [`Self::start`], but does not wait for the script. A shell on this machine runs `change` before the container starts,
+    /// with the Ruby's library in `$LIB`.
     pub fn begin(&self, name: &str, script: Script, change: &str) -> Result<Container> {
         let (argv, env, outputs) = script.into_parts()?;
         let arguments = &argv[self.ruby.argv()?.len()..];
@@ -121,7 +121,7 @@ impl Engine {
     }
 }
 
-/// A script that runs in a container. Dropping it removes the container.
+/// A script running in a container. Dropping it removes the container.
 #[derive(Debug)]
 pub struct Container {
     process: Option<Guarded>,
@@ -129,20 +129,20 @@ pub struct Container {
     outputs: Outputs,
     /// Its name.
     pub name: String,
-    /// The script's pid on the host; 0 if it was not asked for.
+    /// The script's pid on the host; 0 if it was not looked up.
     pub pid: u32,
     /// Its id.
     pub id: String,
 }
 
-/// A container that is gone.
+/// A container that has ended.
 #[derive(Debug)]
 pub struct Done {
-    /// The script's pid on the host; 0 if it was not asked for.
+    /// The script's pid on the host; 0 if it was not looked up.
     pub pid: u32,
     /// Status and output.
     pub finished: Finished,
-    /// The script's report; its pid is the one in the container.
+    /// The script's report; its pid is the one inside the container.
     pub report: Report,
     /// The witness's log, if there was one.
     pub witness: Option<Log>,
@@ -169,12 +169,12 @@ impl Container {
         Ok(())
     }
 
-    /// Writes a line to the script.
+    /// Writes a line to the standard input of the script.
     pub fn say(&mut self, line: &str) -> Result<()> {
         self.guarded()?.say(line)
     }
 
-    /// Waits until the container is gone and reads the script's outputs.
+    /// Waits until the container has ended and reads the script's outputs.
     pub fn finish(mut self) -> Result<Done> {
         let (pid, outputs) = (self.pid, self.outputs.clone());
         let name = self.name.clone();
@@ -195,14 +195,14 @@ impl Drop for Container {
     }
 }
 
-/// The output of a command that must succeed.
+/// The output of a command, which must succeed.
 fn said(what: &str, command: &mut Command) -> Result<String> {
     let output = command.output().with_context(|| format!("cannot run {what}"))?;
     ensure!(output.status.success(), "{what}: {}", String::from_utf8_lossy(&output.stderr));
     Ok(String::from_utf8(output.stdout)?)
 }
 
-/// Lines about a process as it sees itself in its pid namespace, where it is a script of one thread.
+/// The lines of a process as it sees itself in its pid namespace, where it is a script with one thread.
 pub fn as_seen_inside(lines: &[&GcLine], host: u32, inside: u32) -> Vec<GcLine> {
     let translated = lines.iter().map(|line| {
         let tid = if line.tid == host { inside } else { line.tid };
@@ -216,7 +216,7 @@ pub fn as_seen_inside(lines: &[&GcLine], host: u32, inside: u32) -> Vec<GcLine> 
 pub struct Cgroup(PathBuf);
 
 impl Cgroup {
-    /// A new cgroup in the v2 hierarchy, or in one of v1.
+    /// Creates a cgroup in the v2 hierarchy, or in that of a v1 controller.
     pub fn new(controller: Option<&str>, name: &str) -> Result<Self> {
         let mounts = fs::read_to_string("/proc/self/mounts")?;
         let mounted = mounts.lines().find_map(|line| {
@@ -233,7 +233,7 @@ impl Cgroup {
         Self::at(root.join(format!("gctrace-test-{}-{name}", std::process::id())))
     }
 
-    /// A new cgroup below it.
+    /// Creates a cgroup below this one.
     pub fn below(&self, name: &str) -> Result<Self> {
         Self::at(self.0.join(name))
     }
@@ -243,12 +243,12 @@ impl Cgroup {
         Ok(Self(path))
     }
 
-    /// Its folder.
+    /// Its directory.
     pub fn path(&self) -> &Path {
         &self.0
     }
 
-    /// Moves a process into it.
+    /// Moves a process into this cgroup.
     pub fn take(&self, pid: u32) -> Result<()> {
         fs::write(self.0.join("cgroup.procs"), pid.to_string())
             .with_context(|| format!("cannot move {pid} into {}", self.0.display()))
@@ -265,7 +265,7 @@ impl Cgroup {
 impl Drop for Cgroup {
     fn drop(&mut self) {
         let since = Instant::now();
-        // The exit of a process that is gone may take a moment to be accounted for.
+        // The kernel may take a moment to account for the exit of a process that has ended.
         while fs::remove_dir(&self.0).is_err() && self.0.exists() && since.elapsed().as_secs() < 5 {
             std::thread::sleep(std::time::Duration::from_millis(20));
         }

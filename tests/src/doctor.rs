@@ -10,7 +10,7 @@ use serde_json::Value;
 use crate::child::Finished;
 use crate::gctrace::Invocation;
 
-/// The output of doctor.
+/// The output of `gctrace doctor`.
 #[derive(Debug)]
 pub struct Diagnosis {
     /// The host.
@@ -19,7 +19,7 @@ pub struct Diagnosis {
     pub images: Vec<Value>,
     /// The processes.
     pub processes: Vec<Value>,
-    /// The sum.
+    /// The summary.
     pub summary: Value,
     /// Exit status and raw output.
     pub finished: Finished,
@@ -33,7 +33,7 @@ pub fn diagnose<I: IntoIterator<Item: AsRef<OsStr>>>(cache: &Path, args: I) -> R
     read(Invocation::new(all)?.run()?)
 }
 
-/// Reads what it printed: one `host`, then images, then processes, then one `summary`.
+/// Parses the output: one `host` line, then images, then processes, then one `summary` line.
 pub fn read(finished: Finished) -> Result<Diagnosis> {
     let parse =
         |line: &String| serde_json::from_str::<Value>(line).with_context(|| format!("not JSON: {line}"));
@@ -58,12 +58,12 @@ pub fn read(finished: Finished) -> Result<Diagnosis> {
 }
 
 impl Diagnosis {
-    /// How many instructions the verifier walked, by program.
+    /// The number of instructions that the verifier processed, by program.
     pub fn verified(&self) -> Result<BTreeMap<String, u64>> {
         Ok(serde_json::from_value(self.host["verified"].clone())?)
     }
 
-    /// The host check of this name.
+    /// The host check with this name.
     pub fn check(&self, name: &str) -> Result<&Value> {
         let checks = self.host["checks"].as_array().context("no checks")?;
         checks

@@ -15,7 +15,7 @@ use crate::ledger;
 use crate::live::{Live, gctrace_binary};
 use crate::report::Report;
 
-/// A gctrace that is about to run.
+/// A gctrace command that has not been started.
 #[derive(Debug)]
 pub struct Invocation {
     command: Command,
@@ -27,7 +27,7 @@ impl Invocation {
         Ok(Self::of(&gctrace_binary()?, args))
     }
 
-    /// The same for a binary at another place.
+    /// Like [`Self::new`], for the binary at this path.
     pub fn of<I: IntoIterator<Item: AsRef<OsStr>>>(binary: &Path, args: I) -> Self {
         let mut command = Command::new(binary);
         command.args(args);
@@ -41,7 +41,7 @@ impl Invocation {
         Self::new(all)
     }
 
-    /// Adds environment variables, which a COMMAND inherits.
+    /// Adds environment variables. A COMMAND inherits them.
     #[must_use]
     pub fn envs(mut self, envs: Vec<(OsString, OsString)>) -> Self {
         self.command.envs(envs);
@@ -80,7 +80,7 @@ pub struct Gctrace {
 }
 
 impl Gctrace {
-    /// gctrace on all Rubies, printing jsonl, ready.
+    /// Starts gctrace on all Rubies with jsonl output, and waits until it is ready.
     pub fn all_ruby(_live: &Live) -> Result<Self> {
         Invocation::jsonl(["--all-ruby"])?.start_ready()
     }
@@ -90,12 +90,12 @@ impl Gctrace {
         self.process.pid()
     }
 
-    /// Waits for the line that says that all probes are attached, and returns it.
+    /// Waits for the line that reports that all probes are attached, and returns it.
     pub fn wait_ready(&mut self) -> Result<String> {
         self.process.wait_stderr(PATIENCE, "gctrace: ready", |line| line.starts_with("gctrace: ready"))
     }
 
-    /// Waits for a line of standard error that contains this, and returns it.
+    /// Waits for a line of standard error that contains `part`, and returns it.
     pub fn wait_error(&mut self, part: &str) -> Result<String> {
         self.process.wait_stderr(PATIENCE, part, |line| line.contains(part))
     }
@@ -115,7 +115,7 @@ impl Gctrace {
         self.wait_line_with(kind, pid, |_| true)
     }
 
-    /// Waits until it has printed a line of this type about this process that satisfies a condition.
+    /// Waits until it has printed a line of this type about this process that satisfies `also`.
     pub fn wait_line_with(&mut self, kind: &str, pid: u32, also: impl Fn(&Value) -> bool) -> Result<()> {
         let what = format!("a {kind} line about {pid}");
         let wanted = |line: &str| {
@@ -126,12 +126,12 @@ impl Gctrace {
         self.process.wait_stdout(PATIENCE, &what, wanted).map(drop)
     }
 
-    /// The lines of standard output up to now.
+    /// The lines of standard output so far.
     pub fn stdout_so_far(&self) -> Vec<String> {
         self.process.stdout_so_far()
     }
 
-    /// Waits until this many requests are reported: a thread is done with a request after its client has the response.
+    /// Waits until this many requests are reported. A thread finishes a request only after its client has received the response.
     pub fn wait_requests(&self, count: usize) -> Result<()> {
         let since = Instant::now();
         loop {
@@ -145,31 +145,31 @@ impl Gctrace {
         }
     }
 
-    /// Interrupts it as Ctrl-C does and returns its jsonl output; its ledger must balance and its status be 0.
+    /// Interrupts it as Ctrl-C does and returns its jsonl output. Its ledger must balance and its status must be 0.
     pub fn stop(self) -> Result<Report> {
         self.stop_by(Signal::INT).map(|(report, _)| report)
     }
 
-    /// The same with another signal, and with the output as it is.
+    /// Like [`Self::stop`], with another signal. Also returns the raw output.
     pub fn stop_by(self, signal: Signal) -> Result<(Report, Finished)> {
         self.process.signal(signal)?;
         self.done()
     }
 
-    /// Interrupts it and returns its output as it is.
+    /// Interrupts it and returns its raw output.
     pub fn interrupt(self) -> Result<Finished> {
         self.process.signal(Signal::INT)?;
         self.wait()
     }
 
-    /// Waits until it ends by itself and returns its jsonl output; its ledger must balance and its status be 0.
+    /// Waits until it ends by itself and returns its jsonl output. Its ledger must balance and its status must be 0.
     pub fn done(self) -> Result<(Report, Finished)> {
         let finished = self.wait()?;
         let report = read(&finished)?;
         Ok((report, finished))
     }
 
-    /// Waits until it ends by itself, with any status.
+    /// Waits until it ends by itself. Any status is accepted.
     pub fn wait(self) -> Result<Finished> {
         self.process.finish(PATIENCE)
     }
@@ -181,7 +181,7 @@ impl Gctrace {
     }
 }
 
-/// Reads the jsonl of a successful run and checks its ledger.
+/// Parses the jsonl of a successful run and checks its ledger.
 pub fn read(finished: &Finished) -> Result<Report> {
     ensure!(finished.status.success(), "gctrace failed with {}:\n{}", finished.status, finished.errors());
     let report = Report::parse(&finished.stdout)?;

@@ -1,11 +1,11 @@
-//! `gctrace heap`, run and read.
+//! Running `gctrace heap` and parsing its output.
 
 use anyhow::{Context as _, Result, ensure};
 use serde_json::Value;
 
 use crate::{child::Finished, gctrace::Invocation, live::Live};
 
-/// `gctrace heap` of a process with these flags.
+/// Runs `gctrace heap` on a process with these flags.
 pub fn heap(live: &Live, pid: u32, flags: &[&str]) -> Result<Finished> {
     let cache = live.path("cache").to_string_lossy().into_owned();
     let pid = pid.to_string();
@@ -13,7 +13,7 @@ pub fn heap(live: &Live, pid: u32, flags: &[&str]) -> Result<Finished> {
     Invocation::new(args.iter().chain(flags))?.run()
 }
 
-/// The first line of a census, and its rows without those about what keeps pages.
+/// The first line of a census and its rows, without the `keeper` rows, which report what keeps pages.
 pub fn parsed(finished: &Finished) -> Result<(Value, Vec<Value>)> {
     ensure!(finished.status.success(), "{:?}\n{}", finished.status, finished.errors());
     let mut lines: Vec<Value> =
@@ -24,12 +24,12 @@ pub fn parsed(finished: &Finished) -> Result<(Value, Vec<Value>)> {
     Ok((first.clone(), rows.to_vec()))
 }
 
-/// A census by this: its first line and its rows.
+/// A census grouped by `by`: its first line and its rows.
 pub fn census(live: &Live, pid: u32, by: &str) -> Result<(Value, Vec<Value>)> {
     parsed(&heap(live, pid, &["--by", by, "--format", "jsonl"])?)
 }
 
-/// The count in the row of this name.
+/// The count in the row with this name.
 pub fn count(rows: &[Value], name: &str) -> Option<u64> {
     rows.iter().find(|row| row["name"] == name)?["count"].as_u64()
 }

@@ -1,4 +1,4 @@
-//! HTTP/1.1 by hand: exactly the bytes of the test are sent, also where a library would not allow it.
+//! Hand-written HTTP/1.1: the exact bytes of the test are sent, even where a library would not allow them.
 
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Read as _, Write as _};
@@ -8,10 +8,10 @@ use anyhow::{Context as _, Result, ensure};
 
 use crate::PATIENCE;
 
-/// An answer.
+/// A response.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Answer {
-    /// Status.
+    /// Status code.
     pub code: u16,
     /// Headers by lower-case name.
     pub headers: BTreeMap<String, String>,
@@ -26,7 +26,7 @@ impl Answer {
     }
 }
 
-/// A connection.
+/// Opens a connection.
 pub fn connect(address: SocketAddr) -> Result<TcpStream> {
     let stream = TcpStream::connect(address).with_context(|| format!("cannot connect to {address}"))?;
     stream.set_read_timeout(Some(PATIENCE))?;
@@ -60,12 +60,12 @@ pub fn exchange(
     write!(head, "Content-Length: {}\r\n\r\n", body.len())?;
     let mut stream = connect(address)?;
     stream.write_all(&head)?;
-    // A server that refuses a body early may close before all of it is sent; the answer counts.
+    // A server that rejects a body early may close the connection before all of it is sent; the response counts.
     let written = stream.write_all(body);
     read(&stream).with_context(|| format!("{method} {path}, the body being {written:?}"))
 }
 
-/// Reads an answer.
+/// Reads a response.
 pub fn read(stream: &TcpStream) -> Result<Answer> {
     let mut reader = BufReader::new(stream);
     let status = line(&mut reader)?;

@@ -5,7 +5,7 @@ use serde_json::{Map, Value};
 
 use crate::report::Report;
 
-/// Sums of kernel counters: left = right, as documented with the counters.
+/// Sums of kernel counters: left = right, as documented at the counters.
 const KERNEL: &[(&[&str], &[&str])] = &[
     (&["hits"], &["self_hits", "filtered", "no_image", "admitted"]),
     (
@@ -61,7 +61,7 @@ const KERNEL: &[(&[&str], &[&str])] = &[
     (&["gvl_long_spans"], &["gvl_span_submitted", "gvl_span_ring_full", "gvl_span_shed"]),
 ];
 
-/// User space decodes as many records as the kernel handed over.
+/// User space decodes as many records as the kernel submitted.
 const HANDED_OVER: &[(&str, &str)] = &[
     ("snapshot_submitted", "decoded_snapshots"),
     ("pause_submitted", "decoded_pauses"),
@@ -78,7 +78,7 @@ const HANDED_OVER: &[(&str, &str)] = &[
     ("refill_submitted", "decoded_refills"),
 ];
 
-/// Filters of profiles let through or drop everything that there is.
+/// The filters of profiles pass or drop everything: each total equals the sum of its parts.
 const PROFILES: &[(&str, &[&str])] = &[
     (
         "profile_samples",
@@ -109,7 +109,7 @@ const PROFILES: &[(&str, &[&str])] = &[
     ),
 ];
 
-/// Counters that stay zero on a machine that is not starved: each counts missing data.
+/// Counters that stay zero on a machine that is not starved. Each counts missing data.
 const LOSSES: &[&str] = &[
     "snapshot_ring_full",
     "snapshot_read_failed",
@@ -136,7 +136,7 @@ const LOSSES: &[&str] = &[
     "unit_state_read_failed",
 ];
 
-/// Checks that the ledger is there and balances, also by the sums that gctrace itself makes: those that are not repeated here.
+/// Checks that the ledger is present and balances. `balanced` covers the sums that gctrace checks itself and that are not repeated here.
 pub fn check(report: &Report) -> Result<()> {
     let ledger = report.ledger.as_ref().context("no ledger line")?;
     let (kernel, user) = (&ledger.kernel, &ledger.user);
@@ -177,7 +177,7 @@ pub fn check(report: &Report) -> Result<()> {
     Ok(())
 }
 
-/// Checks that nothing at all was lost in the run.
+/// Checks that the run lost nothing at all.
 pub fn check_lossless(report: &Report) -> Result<()> {
     check(report)?;
     let ledger = report.ledger.as_ref().context("no ledger line")?;
@@ -206,13 +206,13 @@ pub fn check_lossless(report: &Report) -> Result<()> {
     )
 }
 
-/// GC records that the kernel numbered but could not hand over.
+/// Number of GC records that the kernel numbered but could not submit.
 pub fn kernel_losses(report: &Report) -> Result<u64> {
     let ledger = report.ledger.as_ref().context("no ledger line")?;
     sum(&ledger.kernel, &["snapshot_ring_full", "snapshot_read_failed", "pause_ring_full"])
 }
 
-/// A counter of the user side.
+/// The value of a user-space counter.
 pub fn user(report: &Report, name: &str) -> Result<u64> {
     counter(&report.ledger.as_ref().context("no ledger line")?.user, name)
 }

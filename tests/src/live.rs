@@ -1,4 +1,4 @@
-//! The beginning of every live test.
+//! Setup of every live test.
 
 use std::fs::File;
 use std::io::Write as _;
@@ -8,18 +8,18 @@ use std::time::Instant;
 use anyhow::{Context as _, Result, bail, ensure};
 use tempfile::TempDir;
 
-/// A live test in progress: it is root, it is the only one on this machine (or all others are as modest), and it has a scratch
-/// directory, which goes away with it.
+/// A live test in progress. It runs as root, it is alone on this machine (or beside tests that began with [`Live::beside_others`]),
+/// and it has a scratch directory, which is removed at its end.
 #[derive(Debug)]
 pub struct Live {
     scratch: TempDir,
     _turn: Turn,
-    /// Unlocked by closing. Declared after the directory, so that it is dropped last.
+    /// Unlocked when closed. Declared after the directory so that it is dropped last.
     _lock: Option<File>,
 }
 
-/// A test's turn. When it ends, it adds a line to the file that `GCTRACE_TEST_TIMES` names, of which `cargo xtask test` makes its
-/// account of where time went: milliseconds, whether the test had the machine for itself (`alone`, `beside`), and its name.
+/// A test's turn. When it ends, it appends a line to the file named by `GCTRACE_TEST_TIMES`, from which `cargo xtask test` computes where
+/// time went: milliseconds, whether the test had the machine to itself (`alone`, `beside`), and the name of the test.
 #[derive(Debug)]
 struct Turn {
     begun: Instant,
@@ -45,15 +45,15 @@ impl Drop for Turn {
 }
 
 impl Live {
-    /// Checks the preconditions and waits for its turn, in which it has the machine for itself.
+    /// Checks the preconditions and waits for a turn in which the test has the machine to itself.
     pub fn begin() -> Result<Self> {
         let lock = lock_file()?;
         lock.lock().context("cannot lock the live tests")?;
         Ok(Self { scratch: scratch()?, _turn: Turn::begin("alone"), _lock: Some(lock) })
     }
 
-    /// The same for a test that compares no times, looks at no process but its own (no `--all-ruby`) and leaves no probes behind that
-    /// another one would find: others of this kind run beside it.
+    /// Like [`Self::begin`], for a test that compares no times, observes only its own processes (no `--all-ruby`) and leaves no probes behind
+    /// that another test would find. Other tests of this kind run beside it.
     pub fn beside_others() -> Result<Self> {
         let lock = lock_file()?;
         lock.lock_shared().context("cannot lock the live tests")?;
@@ -78,7 +78,7 @@ impl Live {
     }
 }
 
-/// The file whose lock is a turn. Probes are a machine-wide resource.
+/// The file whose lock represents a turn. Probes are a machine-wide resource.
 fn lock_file() -> Result<File> {
     ensure!(
         rustix::process::geteuid().is_root(),
@@ -93,14 +93,14 @@ fn scratch() -> Result<TempDir> {
     Ok(tempfile::Builder::new().prefix("gctrace-test-").tempdir_in(work_dir()?)?)
 }
 
-/// Where tests keep their build results: `tmp` in the target directory that the running test was built in.
+/// The directory for build results of tests: `tmp` in the target directory in which the running test was built.
 pub fn work_dir() -> Result<PathBuf> {
     let path = target_dir()?.join("tmp").join("gctrace-tests");
     std::fs::create_dir_all(&path).with_context(|| format!("cannot create {}", path.display()))?;
     Ok(path)
 }
 
-/// The profile's directory in the target directory, e.g. `target/debug`.
+/// The directory of the profile in the target directory, e.g. `target/debug`.
 fn target_dir() -> Result<PathBuf> {
     let exe = std::env::current_exe().context("cannot find the path of the running test")?;
     let deps = exe.parent().unwrap_or(Path::new("/"));
@@ -125,7 +125,7 @@ pub fn rubies_dir() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("rubies")
 }
 
-/// Lines of a program in `tests/rubies` that end with this comment.
+/// The numbers of the lines that end with this comment, in a program in `tests/rubies`.
 pub fn marked_lines(program: &str, comment: &str) -> Result<Vec<u64>> {
     let program = std::fs::read_to_string(rubies_dir().join(program))?;
     let ending = format!("# {comment}");

@@ -8,9 +8,9 @@ use crate::report::GvlWaitLine;
 use crate::ruby::Ruby;
 use crate::script::Done;
 
-/// What is not a wait of its own: entering and leaving the kernel, and the code between a reading of the clock and the yield.
+/// Time outside of waits: entering and leaving the kernel, and the code between a reading of the clock and the yield.
 const SLACK_NS: u64 = 2_000_000;
-/// The kernel counts stolen time in ticks, for each of its CPUs.
+/// The kernel counts stolen time in ticks, per CPU.
 const STEAL_TICK_NS: u64 = 20_000_000;
 
 /// One of the threads.
@@ -18,15 +18,15 @@ const STEAL_TICK_NS: u64 = 20_000_000;
 pub struct Life {
     /// Its native thread id.
     pub tid: u32,
-    /// When it first had the GVL, `CLOCK_MONOTONIC`.
+    /// When it first held the GVL, `CLOCK_MONOTONIC` nanoseconds.
     pub begin_ns: u64,
-    /// When it was about to end.
+    /// When it was about to end, likewise.
     pub end_ns: u64,
     gaps: Vec<Gap>,
 }
 
-/// Between two readings of the clock, more than 1 ms apart: begin, end, and for how many nanoseconds of it the thread had no CPU
-/// although it could run.
+/// A gap of more than 1 ms between two readings of the clock: begin, end, and the nanoseconds during which the thread was runnable
+/// without a CPU.
 #[derive(Debug, Deserialize)]
 struct Gap(u64, u64, u64);
 
@@ -38,14 +38,14 @@ pub struct LockStep {
     stolen_ns: u64,
 }
 
-/// How long a thread waited for the GVL in one of its gaps, as far as its clock and those of the others know.
+/// A lower bound of a thread's wait for the GVL in one of its gaps, from its own clock readings and those of the other threads.
 #[derive(Debug)]
 struct Wait {
     tid: u32,
     begin_ns: u64,
     end_ns: u64,
-    /// From the first to the last reading of the clock by others, less the time in which this thread waited for a CPU: a thread
-    /// that yields up to 3.1 first waits, elsewhere, until another one has the GVL, and then it needs a CPU to go on.
+    /// From the first to the last clock reading by other threads, minus the time in which this thread waited for a CPU. Up to 3.1, a
+    /// thread that yields first waits, elsewhere, until another one holds the GVL, and then it needs a CPU to continue.
     least_ns: u64,
 }
 
@@ -57,7 +57,7 @@ impl LockStep {
         Ok(Self { lives, stolen_ns: done.report.extra_u64("stolen_ns")? + STEAL_TICK_NS })
     }
 
-    /// Times in which the others read the clock, within that from `begin` to `end`.
+    /// Intervals between `begin` and `end` in which other threads read the clock.
     fn runs_of_others(&self, tid: u32, begin: u64, end: u64) -> impl Iterator<Item = (u64, u64)> + '_ {
         self.lives
             .iter()
@@ -72,9 +72,9 @@ impl LockStep {
             for &Gap(begin_ns, end_ns, delay_ns) in &life.gaps {
                 let first = self.runs_of_others(life.tid, begin_ns, end_ns).map(|run| run.0).min();
                 let last = self.runs_of_others(life.tid, begin_ns, end_ns).map(|run| run.1).max();
-                // Nobody else had the GVL meanwhile: the thread had lost its CPU.
+                // No other thread held the GVL meanwhile: this thread had lost its CPU.
                 let (Some(first), Some(last)) = (first, last) else { continue };
-                // Up to 3.1 one that yields while another one does waits until that one has a CPU, too (`gvl_yield`).
+                // Up to 3.1, a thread that yields while another thread yields waits until that thread has a CPU, too (`gvl_yield`).
                 let others =
                     self.lives.iter().filter(|other| other.tid != life.tid && !ruby.is_at_least(3, 2));
                 let others = others.flat_map(|other| &other.gaps);
@@ -87,7 +87,7 @@ impl LockStep {
         waits
     }
 
-    /// Compares with what gctrace reports of the same process.
+    /// Compares the waits with those that gctrace reports for the same process.
     pub fn agrees(&self, ruby: &Ruby, pid: u32, reported: &[GvlWaitLine]) -> Result<()> {
         let waits = self.waits(ruby);
         let of = |tid, begin: u64, end: u64| -> u64 {
@@ -109,8 +109,8 @@ impl LockStep {
             );
             (least_ns, reported_ns) = (least_ns + wait.least_ns, reported_ns + ns);
         }
-        // Four threads of 1.5 s each, all but one of which wait at any time. On a busy host most of that is not known to be more than the
-        // delays of the others.
+        // Four threads run for 1.5 s each, and at any time all but one wait. On a busy host, most of that time cannot be distinguished from the
+        // delays of the other threads.
         ensure_times!(least_ns > 300_000_000, "the threads waited {least_ns} ns only: {self:?}");
         ensure_times!(
             reported_ns + least_ns / 50 + self.stolen_ns >= least_ns,
@@ -128,7 +128,7 @@ impl LockStep {
                 );
             }
         }
-        // A wait is one wait, however often its thread wakes up in between. One of which it cannot be known that it went on is two.
+        // A wait is reported as one wait, however often its thread wakes up in between; as two, if it cannot be known that the wait continued.
         let whole = |wait: &&Wait| {
             let own = reported.iter().filter(|reported| (reported.pid, reported.tid) == (pid, wait.tid));
             let mut inside =
@@ -142,7 +142,7 @@ impl LockStep {
 }
 
 impl Life {
-    /// Times in which it read the clock all the time: it had the GVL.
+    /// Intervals in which it read the clock continuously, so it held the GVL.
     pub fn runs(&self) -> impl Iterator<Item = (u64, u64)> + '_ {
         let begins = std::iter::once(self.begin_ns).chain(self.gaps.iter().map(|gap| gap.1));
         let ends = self.gaps.iter().map(|gap| gap.0).chain(std::iter::once(self.end_ns));

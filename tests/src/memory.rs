@@ -1,4 +1,4 @@
-//! What is in the memory of a process: whether its code equals its file (a probe is a changed byte), and how much there is.
+//! The memory of a process: whether its code equals its file (a probe is a changed byte), and its size.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt as _;
@@ -18,7 +18,7 @@ pub struct Mapping {
     pub path: String,
 }
 
-/// The executable mappings of the Ruby in a process: of libruby, or of the program where Ruby is built into it.
+/// The executable mappings of the Ruby in a process: those of libruby, or of the program if Ruby is built into it.
 pub fn ruby_code(pid: u32) -> Result<Vec<Mapping>> {
     let maps = std::fs::read_to_string(format!("/proc/{pid}/maps"))
         .context("cannot read the maps of the process")?;
@@ -40,7 +40,7 @@ pub fn changed_code(pid: u32) -> Result<Vec<u64>> {
     changed(pid, ruby_code(pid)?)
 }
 
-/// The same of a library that a process has mapped.
+/// Like [`changed_code`], for a library that a process has mapped.
 pub fn changed_library(pid: u32, name: &str) -> Result<Vec<u64>> {
     let maps = std::fs::read_to_string(format!("/proc/{pid}/maps"))?;
     let found: Vec<Mapping> =
@@ -57,7 +57,7 @@ fn changed(pid: u32, code: Vec<Mapping>) -> Result<Vec<u64>> {
         let mut mapped = vec![0; length];
         memory.read_exact_at(&mut mapped, mapping.start).context("cannot read the code of the process")?;
         let file = File::open(&mapping.path).with_context(|| format!("cannot open {}", mapping.path))?;
-        // The last page may go beyond the end of the file.
+        // The last page may extend beyond the end of the file.
         let mut stored = vec![0; length];
         let mut filled = 0;
         while filled < length {
@@ -66,7 +66,7 @@ fn changed(pid: u32, code: Vec<Mapping>) -> Result<Vec<u64>> {
                 n => filled += n,
             }
         }
-        // Whole pages first, which is fast without optimisation, too.
+        // Compare whole pages first: this is fast even without optimization.
         let pages = mapped[..filled].chunks(PAGE).zip(stored[..filled].chunks(PAGE)).enumerate();
         for (page, (mapped, stored)) in pages.filter(|(_, (mapped, stored))| mapped != stored) {
             let bytes = mapped.iter().zip(stored).enumerate().filter(|(_, (a, b))| a != b);
@@ -90,7 +90,7 @@ fn executable(line: &str) -> Option<Mapping> {
     })
 }
 
-/// The probes that tracefs lists, one to a line.
+/// The probes that tracefs lists, one per line.
 pub fn uprobe_events() -> Result<String> {
     let paths = ["/sys/kernel/tracing/uprobe_events", "/sys/kernel/debug/tracing/uprobe_events"];
     let found = paths.iter().find_map(|path| std::fs::read_to_string(path).ok());

@@ -1,4 +1,4 @@
-//! Reading Perfetto traces, by the protobuf encoding alone: gctrace's output is not read by the code that writes it.
+//! A reader of Perfetto traces that decodes the protobuf encoding by itself: gctrace's output is not read by the code that writes it.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -25,11 +25,11 @@ pub struct Slice {
 pub struct Trace {
     /// Slices, by track and begin.
     pub slices: Vec<Slice>,
-    /// Arrows: track and time where each begins, and where it ends.
+    /// Arrows: track and time of the begin, and of the end.
     pub arrows: Vec<((u64, u64), (u64, u64))>,
-    /// Values of counters by the name of their track, in the order of the file: time and value.
+    /// Values of counters by name of the track, in the order of the file: time and value.
     pub counters: BTreeMap<String, Vec<(u64, u64)>>,
-    /// Moments with their notes.
+    /// Moments with their notes (instant events with their annotations).
     pub moments: Vec<Moment>,
 }
 
@@ -40,7 +40,7 @@ pub struct Moment {
     pub track: String,
     /// Its name.
     pub name: String,
-    /// When, nanoseconds of the trace's clock.
+    /// Time, nanoseconds of the trace's clock.
     pub ts_ns: u64,
     /// Its notes: numbers as text.
     pub notes: BTreeMap<String, String>,
@@ -108,7 +108,7 @@ fn fields(mut bytes: &[u8]) -> Result<Vec<(u64, Value<'_>)>> {
     Ok(found)
 }
 
-/// A note: its name and its text; `texts` are those that notes name by number.
+/// Decodes a note: its name and its text. `texts` holds the interned texts by id.
 fn note(bytes: &[u8], texts: &BTreeMap<u64, String>) -> Result<(String, String)> {
     let (mut name, mut text) = (String::new(), String::new());
     // DebugAnnotation: 3 uint_value, 6 string_value, 10 name, 17 string_value_iid.
@@ -124,7 +124,7 @@ fn note(bytes: &[u8], texts: &BTreeMap<u64, String>) -> Result<(String, String)>
     Ok((name, text))
 }
 
-/// Texts that notes name by number.
+/// Decodes the interned texts, to which notes refer by id.
 fn interned(bytes: &[u8], texts: &mut BTreeMap<u64, String>) -> Result<()> {
     // InternedData: 29 debug_annotation_string_values, each an InternedString: 1 iid, 2 str.
     for (_, text) in fields(bytes)?.into_iter().filter(|(field, _)| *field == 29) {
@@ -142,7 +142,7 @@ fn interned(bytes: &[u8], texts: &mut BTreeMap<u64, String>) -> Result<()> {
 }
 
 impl Trace {
-    /// Reads a file. Slices of a track must not overlap, each must end, and each arrow must begin and end once.
+    /// Reads a file. Slices of a track must not overlap, each slice must end, and each arrow must begin and end once.
     pub fn open(path: &Path) -> Result<Self> {
         let bytes = std::fs::read(path).with_context(|| path.display().to_string())?;
         let mut tracks: BTreeMap<u64, String> = BTreeMap::new();

@@ -1,4 +1,4 @@
-//! A PostgreSQL for one test: a new cluster on a free port, run by a user who is not root.
+//! A PostgreSQL for one test: a new cluster on a free port, run by a user other than root.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -23,12 +23,12 @@ pub struct Postgres {
 }
 
 impl Postgres {
-    /// Makes a cluster and starts it.
+    /// Creates a cluster and starts it.
     pub fn start() -> Result<Self> {
         Self::new(None)
     }
 
-    /// The same with TLS, by `chain.pem` and `key.pem` in this directory; unencrypted connections are refused.
+    /// Like [`Self::start`], with TLS by `chain.pem` and `key.pem` in this directory. Unencrypted connections are refused.
     pub fn start_tls(certificates: &Path) -> Result<Self> {
         Self::new(Some(certificates))
     }
@@ -43,7 +43,7 @@ impl Postgres {
         run(initdb.arg(dir.path().join("data")))?;
         if let Some(certificates) = certificates {
             for name in ["chain.pem", "key.pem"] {
-                // It requires a key that no other user can read.
+                // PostgreSQL requires a key that no other user can read.
                 let mut install = Command::new("install");
                 install.args(["-o", "postgres", "-m", "600"]).arg(certificates.join(name));
                 run(install.arg(dir.path().join("data")))?;
@@ -54,7 +54,7 @@ impl Postgres {
         let tls = certificates.is_some();
         let mut last = None;
         for _ in 0..5 {
-            // Another program may take the port meanwhile.
+            // Another program may take the port in the meantime.
             let port = free_port()?;
             let mut cluster = Self { process: None, port, programs: programs.clone(), dir, tls };
             match cluster.resume() {
@@ -71,7 +71,7 @@ impl Postgres {
         format!("postgres://gctrace@127.0.0.1:{}/postgres", self.port)
     }
 
-    /// Kills it without any chance to clean up.
+    /// Kills it without a chance to clean up.
     pub fn kill(&mut self) -> Result<()> {
         let process = self.process.take().context("it runs")?;
         process.signal(Signal::KILL)?;
@@ -79,10 +79,10 @@ impl Postgres {
         Ok(())
     }
 
-    /// Starts it, again perhaps, at the same place.
+    /// Starts it in the same directory and on the same port. May be called again after [`Self::kill`].
     pub fn resume(&mut self) -> Result<()> {
         let deadline = Instant::now() + PATIENCE;
-        // The processes of a killed server end one after the other, and keep its memory until then.
+        // The processes of a killed server end one by one, and keep its shared memory until then.
         while Instant::now() < deadline {
             let mut command = as_postgres(&self.programs.join("postgres"));
             command.arg("-D").arg(self.dir.path().join("data")).arg("-k").arg(self.dir.path());
@@ -101,7 +101,7 @@ impl Postgres {
         bail!("PostgreSQL does not start")
     }
 
-    /// What `psql` prints for a query, without any decoration.
+    /// The output of `psql` for a query, without headers or alignment.
     pub fn query(&self, query: &str) -> Result<String> {
         let mut psql = Command::new(self.programs.join("psql"));
         psql.args(["--no-psqlrc", "--tuples-only", "--no-align", "--command", query, &self.address()]);
@@ -109,7 +109,7 @@ impl Postgres {
     }
 }
 
-/// Where Debian has the programs of its newest PostgreSQL.
+/// The directory with the programs of Debian's newest PostgreSQL.
 fn programs() -> Result<PathBuf> {
     let versions = std::fs::read_dir("/usr/lib/postgresql");
     let versions = versions.context("no PostgreSQL; `cargo xtask setup` installs it")?.flatten();

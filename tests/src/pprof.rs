@@ -1,4 +1,4 @@
-//! A profile as `go tool pprof` reads it.
+//! A profile as read by `go tool pprof`.
 
 use std::collections::HashMap;
 use std::path::Path;
@@ -31,11 +31,11 @@ pub struct Sample {
 /// One frame of a stack.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Frame {
-    /// Function, without the place that blocks have in their name.
+    /// Function, without the place that the names of blocks contain.
     pub name: String,
-    /// That place: `app.rb:40`.
+    /// That place, e.g. `app.rb:40`.
     pub place: Option<String>,
-    /// File, or nothing.
+    /// File, or empty.
     pub file: String,
     /// Line, or 0.
     pub line: u32,
@@ -51,7 +51,7 @@ impl Frame {
         // Go 1.21 and later also print a column; a line number always follows the file.
         let mut parts = place.rsplitn(3, ':');
         let (last, before, rest) = (parts.next()?, parts.next()?, parts.next());
-        // `<internal:gc>` is a file, too.
+        // `<internal:gc>` is also a file.
         let (file, line) = match (before.parse(), rest) {
             (Ok(line), Some(file)) => (file, line),
             _ => (place.rsplit_once(':').map_or(before, |(file, _)| file), last.parse().ok()?),
@@ -97,7 +97,7 @@ impl Profile {
             .next()
             .unwrap_or_default()
             .split_whitespace()
-            // The default sample type is marked.
+            // The default sample type has a mark.
             .map(|name| name.trim_end_matches("[dflt]").to_owned())
             .collect();
         for line in lines.take_while(|line| *line != "Locations") {
@@ -126,19 +126,19 @@ impl Profile {
         profile
     }
 
-    /// The place of a sample type among the values of a sample.
+    /// The index of a sample type in the values of a sample.
     pub fn index(&self, name: &str) -> Result<usize> {
         let index = self.types.iter().position(|known| known == name);
         index.with_context(|| format!("no sample type {name} in {:?}", self.types))
     }
 
-    /// Sum of the values of one sample type.
+    /// The sum of the values of one sample type.
     pub fn total(&self, name: &str) -> Result<u64> {
         let index = self.index(name)?;
         Ok(self.samples.iter().map(|sample| sample.values[index]).sum())
     }
 
-    /// The same of a process.
+    /// Like [`Self::total`], for one process.
     pub fn total_of(&self, pid: u32, name: &str) -> Result<u64> {
         let (index, pid) = (self.index(name)?, pid.to_string());
         let its = self.samples.iter().filter(|sample| sample.label("pid") == Some(&pid));
@@ -153,7 +153,7 @@ fn locations(raw: &str) -> HashMap<&str, Frame> {
         .take_while(|line| *line != "Mappings")
         .filter_map(|line| {
             let (id, rest) = line.trim_start().split_once(": ")?;
-            // An address, then perhaps a mapping.
+            // An address, then possibly a mapping.
             let (address, rest) = rest.split_once(' ').unwrap_or_default();
             let native = address.trim_start_matches("0x").chars().any(|digit| digit != '0');
             let rest = rest
@@ -170,7 +170,7 @@ pub fn go_tool_pprof(options: &[&str], path: &Path) -> Result<String> {
         .args(["tool", "pprof"])
         .args(options)
         .arg(path)
-        // It needs its own directories for a cache and for remote profiles.
+        // It needs its own directories for its cache and for remote profiles.
         .env("PPROF_TMPDIR", path.parent().unwrap_or(Path::new("/")))
         .output()
         .context("cannot run `go tool pprof`: run `cargo xtask test`, which installs golang-go")?;
@@ -187,7 +187,7 @@ pub fn go_tool_pprof(options: &[&str], path: &Path) -> Result<String> {
 mod tests {
     use super::*;
 
-    /// Values and labels are read from the text form of a profile, whose samples may lack a stack.
+    /// Values and labels are parsed from the text form of a profile, whose samples may lack a stack.
     #[test]
     fn raw_text() {
         let raw = "PeriodType: gc_pauses count\nPeriod: 1\nSamples:\ngc_pauses/count gc-pause-time/nanoseconds[dflt]\n\

@@ -15,33 +15,33 @@ use crate::ruby::Ruby;
 
 const PROGRAM: &str = "/usr/bin/puma";
 
-/// A server that listens.
+/// A server that is listening.
 pub struct Puma {
-    /// Its process; of a cluster, the master.
+    /// Its process; for a cluster, the master.
     pub process: Guarded,
-    /// What the application logs of itself goes to this file.
+    /// The file to which the application logs what it does.
     pub truth: PathBuf,
-    /// Where it listens, on 127.0.0.1.
+    /// The port that it listens on, on 127.0.0.1.
     pub port: u16,
 }
 
 impl Puma {
-    /// Starts one for this application, such as `requests.ru`, and waits until it listens. Without `workers` it is a single process.
+    /// Starts a Puma with this application, e.g. `requests.ru`, and waits until it listens. With `workers` of 0 it is a single process.
     pub fn start(live: &Live, application: &str, workers: &str) -> Result<Self> {
         Self::run(live, Command::new("puma"), application, workers, true)
     }
 
-    /// A single process that knows the application by its name alone, so that nothing of this machine is in its paths.
+    /// Starts a single process that knows the application only by name, so that its paths contain nothing about this machine.
     pub fn start_by_name(live: &Live, application: &str) -> Result<Self> {
         Self::run(live, Command::new("puma"), application, "0", false)
     }
 
-    /// A single process with this Ruby, which has a Puma.
+    /// Starts a single process with this Ruby, which has a Puma.
     pub fn start_on(live: &Live, ruby: &Ruby, application: &str) -> Result<Self> {
         Self::run(live, Self::command_of(ruby)?, application, "0", true)
     }
 
-    /// The same, which serves TLS with this key and certificate.
+    /// Like [`Self::start_on`], but serves TLS with this key and certificate.
     pub fn start_with_tls(
         live: &Live,
         ruby: &Ruby,
@@ -54,12 +54,12 @@ impl Puma {
 
     fn command_of(ruby: &Ruby) -> Result<Command> {
         let mut command = ruby.command()?;
-        // Applications look up the numbers of their threads there.
+        // Applications look up the ids of their threads in `/proc`.
         command.arg(PROGRAM).env("GCTRACE_TEST_PROC", "1");
         Ok(command)
     }
 
-    /// Rubies that have one: Puma 5 with 3.1 and 6 with 3.3, whose libc is that of Debian 13.
+    /// The Rubies that have a Puma: Puma 5 with 3.1 and Puma 6 with 3.3, whose libc is that of Debian 13.
     pub fn rubies() -> Result<Vec<Ruby>> {
         let rubies: Vec<Ruby> =
             Ruby::all()?.into_iter().filter(|ruby| ruby.host_path(PROGRAM).is_file()).collect();
@@ -67,12 +67,12 @@ impl Puma {
         Ok(rubies)
     }
 
-    /// `whole`: with whole paths, or with names in the folder of the applications.
+    /// `whole`: with absolute paths, else with names relative to the directory of the applications.
     fn run(live: &Live, command: Command, application: &str, workers: &str, whole: bool) -> Result<Self> {
         Self::bound(live, command, application, workers, whole, ("tcp", ""))
     }
 
-    /// The same, listening as this scheme with this query says.
+    /// Like [`Self::run`], listening with this scheme and this query.
     fn bound(
         live: &Live,
         mut command: Command,
@@ -96,7 +96,7 @@ impl Puma {
         Ok(server)
     }
 
-    /// Waits until it does.
+    /// Waits until it listens.
     pub fn wait_until_it_listens(&self) -> Result<()> {
         let since = Instant::now();
         while TcpStream::connect(("127.0.0.1", self.port)).is_err() {
@@ -106,7 +106,7 @@ impl Puma {
         Ok(())
     }
 
-    /// A connection.
+    /// Opens a connection.
     pub fn connect(&self) -> Result<TcpStream> {
         let stream = TcpStream::connect(("127.0.0.1", self.port))?;
         stream.set_read_timeout(Some(PATIENCE))?;

@@ -1,4 +1,4 @@
-//! A Python with the packages that tests check against, installed only beside the build.
+//! A Python with the packages that tests check against, installed only in the build directory.
 
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
@@ -10,7 +10,7 @@ use serde_json::Value;
 use crate::child::Guarded;
 use crate::live::work_dir;
 
-/// The official definition of OTLP (before 1.45 it has another layout of profiles); a server of gRPC, and what it says of errors.
+/// The official definition of OTLP (before 1.45 its profiles have another layout), a gRPC server, and gRPC's error details.
 const PACKAGES: [&str; 3] = ["opentelemetry-proto>=1.45,<2", "grpcio>=1.60,<2", "grpcio-status>=1.60,<2"];
 
 fn python() -> Result<PathBuf> {
@@ -22,7 +22,7 @@ fn python() -> Result<PathBuf> {
     }
     run(Command::new("python3").args(["-m", "venv"]).arg(&dir))
         .context("making a virtual environment; `cargo xtask setup` installs python3-venv")?;
-    // Not bin/pip, whose first line has the path at which the environment was made: the build may have been moved or copied.
+    // Not bin/pip: its first line contains the path at which the environment was created, and the build may have been moved or copied.
     run(Command::new(&python)
         .args(["-m", "pip", "install", "--quiet", "--disable-pip-version-check"])
         .args(PACKAGES))
@@ -31,7 +31,7 @@ fn python() -> Result<PathBuf> {
     Ok(python)
 }
 
-/// Starts `tests/python/NAME` with these arguments, to run while the test does.
+/// Starts `tests/python/NAME` with these arguments. It runs as long as the test.
 pub fn server<I: IntoIterator<Item: AsRef<OsStr>>>(name: &str, args: I) -> Result<Guarded> {
     let mut command = Command::new(python()?);
     command.arg(script_path(name)).args(args);
@@ -50,7 +50,7 @@ pub fn script<I: IntoIterator<Item: AsRef<Path>>>(name: &str, args: I) -> Result
     serde_json::from_str(&text).with_context(|| format!("output of {name}: {text}"))
 }
 
-/// The same for a script that says something of each of its arguments after `--each`: Python starts once, not for each of them.
+/// Like [`script`], for a script that prints a result for each of its arguments after `--each`: Python starts once, not once per argument.
 pub fn script_each(name: &str, args: &[PathBuf]) -> Result<Vec<Value>> {
     let found = script(name, std::iter::once(Path::new("--each")).chain(args.iter().map(PathBuf::as_path)))?;
     let list = found.as_array().with_context(|| format!("output of {name}: {found}"))?;

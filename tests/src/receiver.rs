@@ -1,4 +1,4 @@
-//! A server that accepts what is pushed to it, with the answers that the test defines.
+//! A server that receives pushes and sends the answers that the test defines.
 
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -6,37 +6,37 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use anyhow::{Context as _, Result};
 
-/// What was pushed.
+/// A request that was pushed.
 #[derive(Clone, Debug)]
 pub struct Push {
     /// Path of the request.
     pub path: String,
     /// Its head, in lower case.
     pub head: String,
-    /// Its body as it came.
+    /// Its body as received.
     pub body: Vec<u8>,
-    /// The answered status.
+    /// The status of the answer.
     pub code: u16,
 }
 
-/// An answer: status, further header lines, body.
+/// An answer: status, additional header lines, body.
 pub type Answer = (u16, &'static str, &'static [u8]);
 
 /// The server. It runs until the test ends.
 #[derive(Debug)]
 pub struct Receiver {
-    /// Where it listens.
+    /// The address that it listens on.
     pub address: SocketAddr,
     pushes: Arc<Mutex<Vec<Push>>>,
 }
 
 impl Receiver {
-    /// A server on a free port; `answer` gets the request (its code is 0) and the number of requests before it.
+    /// Starts a server on a free port. `answer` gets the request (with code 0) and the number of requests before it.
     pub fn start(answer: impl Fn(&Push, usize) -> Answer + Send + Sync + 'static) -> Result<Self> {
         Self::on(TcpListener::bind("127.0.0.1:0")?, answer)
     }
 
-    /// The same on a port that is bound already.
+    /// Like [`Self::start`], on a port that is already bound.
     pub fn on(
         listener: TcpListener,
         answer: impl Fn(&Push, usize) -> Answer + Send + Sync + 'static,
@@ -47,14 +47,14 @@ impl Receiver {
         std::thread::spawn(move || {
             for stream in listener.incoming().flatten() {
                 let (known, answer) = (Arc::clone(&known), Arc::clone(&answer));
-                // A client that disconnects ends only its thread.
+                // A client that disconnects ends only its own thread.
                 std::thread::spawn(move || drop(serve(&stream, &known, answer.as_ref())));
             }
         });
         Ok(Self { address, pushes })
     }
 
-    /// The pushes so far.
+    /// The pushes received so far.
     pub fn pushes(&self) -> Vec<Push> {
         lock(&self.pushes).clone()
     }

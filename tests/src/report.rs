@@ -19,9 +19,9 @@ pub struct ProcessLine {
     pub cmdline: Option<Vec<String>>,
     /// The Ruby version, e.g. `3.1.2`.
     pub ruby: String,
-    /// How its GC work is traced.
+    /// The method by which its GC work is traced.
     pub method: String,
-    /// What that method does not show.
+    /// What that method cannot show.
     pub misses: Option<String>,
     /// The file that holds the interpreter.
     pub image: String,
@@ -31,9 +31,9 @@ pub struct ProcessLine {
     pub hostname: Option<String>,
     /// Id of its container.
     pub container: Option<String>,
-    /// The runtime of that container.
+    /// The container runtime.
     pub container_runtime: Option<String>,
-    /// Its name.
+    /// Name of the container.
     pub container_name: Option<String>,
     /// `RUBY_GC_*` of its environment.
     pub env: Map<String, Value>,
@@ -48,30 +48,30 @@ pub struct PauseEntry {
     pub begin_ns: u64,
     /// Length in nanoseconds.
     pub ns: u64,
-    /// What the VM entered the GC for, where that is certain.
+    /// Why the VM entered the GC, if certain.
     pub kind: Option<PauseKind>,
 }
 
-/// What the VM enters the GC for.
+/// Why the VM enters the GC.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum PauseKind {
     /// A new cycle.
     Start,
-    /// A step of it.
+    /// A step of the cycle.
     Continue,
-    /// The rest of it.
+    /// The rest of the cycle.
     Rest,
     /// Finalizers at exit.
     Finalizer,
 }
 
-/// What is `null` where nothing was seen, as the value that sums have there.
+/// Reads a value that is `null` if nothing was seen; it becomes the default value.
 fn or_default<'de, D: Deserializer<'de>, T: Default + Deserialize<'de>>(value: D) -> Result<T, D::Error> {
     Option::deserialize(value).map(Option::unwrap_or_default)
 }
 
-/// Where the pauses of a cycle went.
+/// How the time of the pauses of a cycle divides.
 #[derive(Clone, Copy, Debug, Default, Deserialize)]
 pub struct Phases {
     /// Marking, nanoseconds.
@@ -82,12 +82,12 @@ pub struct Phases {
     pub other_ns: u64,
 }
 
-/// What the resident memory of a process is made of, bytes.
+/// The parts of the resident memory of a process, bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 pub struct Parts {
-    /// Anonymous.
+    /// Anonymous memory.
     pub anon: u64,
-    /// Of files.
+    /// File mappings.
     pub file: u64,
     /// Shared memory.
     pub shmem: u64,
@@ -109,16 +109,16 @@ pub struct LoadLine {
     pub ts: f64,
     /// The process.
     pub pid: u32,
-    /// Threads that serve.
+    /// Threads that are serving a request.
     pub busy_threads: Option<u64>,
-    /// Connections that nobody has accepted.
+    /// Connections that have not been accepted.
     pub accept_queue: Option<u64>,
 }
 
 /// An `alloc` line.
 #[derive(Clone, Debug, Deserialize)]
 pub struct AllocLine {
-    /// Begin of the interval, epoch seconds.
+    /// Beginning of the interval, epoch seconds.
     pub ts: f64,
     /// The process.
     pub pid: u32,
@@ -128,11 +128,11 @@ pub struct AllocLine {
     pub objects: u64,
     /// Their bytes.
     pub bytes: u64,
-    /// Slots by their size in bytes.
+    /// Number of slots by slot size in bytes.
     pub slots: Map<String, Value>,
-    /// Pages whose free slots were taken.
+    /// Number of pages whose free slots were taken.
     pub refills: u64,
-    /// Refills that are missing.
+    /// Number of refills that are missing.
     pub lost: u64,
 }
 
@@ -145,7 +145,7 @@ pub struct GcLine {
     pub pid: u32,
     /// The thread that started the cycle.
     pub tid: u32,
-    /// Its name.
+    /// The thread's name.
     pub comm: String,
     /// Id of its container.
     pub container: Option<String>,
@@ -157,52 +157,52 @@ pub struct GcLine {
     pub kind: String,
     /// What triggered it.
     pub gc_by: Option<String>,
-    /// Why it is a major one.
+    /// The reason for a major cycle.
     pub major_by: Option<String>,
-    /// Whether it compacts the heap, where that is known.
+    /// Whether it compacts the heap, if known.
     pub compacting: Option<bool>,
     /// Sum of its pauses, nanoseconds; here 0 if none was seen.
     #[serde(deserialize_with = "or_default")]
     pub pause_ns: u64,
     /// Its pauses in order.
     pub pauses: Vec<PauseEntry>,
-    /// Where the pauses went.
+    /// How the time of the pauses divides.
     #[serde(deserialize_with = "or_default")]
     pub phases: Phases,
     /// Number of pauses.
     pub steps: u64,
-    /// `GC.stat` at `GC_START`, in the order of that Ruby.
+    /// `GC.stat` at `GC_START`, in that Ruby's order of keys.
     pub stat: Map<String, Value>,
     /// `GC.stat` at `GC_END_SWEEP`.
     pub stat_end: Option<Map<String, Value>>,
-    /// `GC.stat_heap` at `GC_START`, where this Ruby has it.
+    /// `GC.stat_heap` at `GC_START`, if this Ruby has it.
     pub stat_heap: Option<Map<String, Value>>,
-    /// `GC.stat_heap` at `GC_END_SWEEP`, where this Ruby has it.
+    /// `GC.stat_heap` at `GC_END_SWEEP`, if this Ruby has it.
     pub stat_heap_end: Option<Map<String, Value>>,
     /// `GC.latest_gc_info` at `GC_START`.
     pub latest_gc_info: Map<String, Value>,
     /// `GC.latest_gc_info` at `GC_END_SWEEP`.
     pub latest_gc_info_end: Option<Map<String, Value>>,
-    /// The stack that triggered it, leaf first, as `name file:line`; where it was seen.
+    /// The stack that triggered it, leaf first, as `name file:line`; if it was seen.
     #[serde(default)]
     pub stack: Option<Vec<String>>,
     /// The request that started it.
     pub request: Option<u64>,
     /// Resident memory, bytes.
     pub rss: Option<u64>,
-    /// Peak of it, bytes.
+    /// Peak resident memory, bytes.
     pub peak_rss: Option<u64>,
     /// Resident memory at `GC_END_SWEEP`, bytes.
     pub rss_end: Option<u64>,
-    /// The peak there.
+    /// Peak resident memory at `GC_END_SWEEP`, bytes.
     pub peak_rss_end: Option<u64>,
-    /// Where memory was read.
+    /// The source of the memory figures.
     pub rss_source: Option<String>,
-    /// What resident memory is made of.
+    /// The parts of resident memory.
     pub memory: Option<Parts>,
-    /// The same at `GC_END_SWEEP`.
+    /// The parts at `GC_END_SWEEP`.
     pub memory_end: Option<Parts>,
-    /// Events lost before this one in the process.
+    /// Events of the process lost before this one.
     pub lost: u64,
     /// Whether the end of sweeping was seen.
     pub complete: bool,
@@ -215,75 +215,75 @@ pub struct RequestLine {
     pub pid: u32,
     /// The thread that served it.
     pub tid: u32,
-    /// Its number in the run.
+    /// Its number, unique in the run.
     pub id: u64,
     /// `http`, `job` or `run`.
     pub kind: String,
-    /// Its method.
+    /// Its HTTP method.
     pub method: Option<String>,
     /// The template of its path, or the class of a job.
     pub path: Option<String>,
     /// Method and path, or the class.
     pub endpoint: String,
-    /// The method or block that handled it, if a stack showed it.
+    /// The method or block that handled it, if it was on a stack.
     pub handler: Option<String>,
-    /// The file with it.
+    /// The file of the handler.
     pub handler_file: Option<String>,
-    /// The line at which it begins.
+    /// The line at which the handler begins.
     pub handler_line: Option<u64>,
     /// The queue of a job.
     pub queue: Option<String>,
-    /// The number of a job.
+    /// The id of a job.
     pub jid: Option<String>,
-    /// When a job was put into its queue, epoch seconds.
+    /// When a job was enqueued, epoch seconds.
     pub enqueued_at: Option<f64>,
-    /// When it was taken, epoch seconds.
+    /// When a thread took it, epoch seconds.
     pub ts: f64,
     /// Status of the response.
     pub status: Option<u16>,
-    /// Its trace, 32 hexadecimal digits.
+    /// Its trace id, 32 hexadecimal digits.
     pub trace_id: Option<String>,
-    /// The span of its caller, 16 hexadecimal digits.
+    /// The span id of its caller, 16 hexadecimal digits.
     pub parent_span_id: Option<String>,
     /// Whether its caller may have recorded the trace.
     pub trace_sampled: Option<bool>,
-    /// Where these are known from.
+    /// The source of these three.
     pub trace_origin: Option<String>,
-    /// When it was taken, `CLOCK_MONOTONIC` nanoseconds.
+    /// When a thread took it, `CLOCK_MONOTONIC` nanoseconds.
     pub begin_ns: u64,
-    /// How long the thread was busy with it, nanoseconds.
+    /// How long the thread was busy with it, nanoseconds; if its end was seen.
     pub duration_ns: Option<u64>,
-    /// How long its last bytes had waited for the thread, nanoseconds, if known.
+    /// How long its last bytes waited for the thread, nanoseconds, if known.
     pub queue_ns: Option<u64>,
-    /// From the begin to the first bytes of the response, nanoseconds.
+    /// From the beginning to the first bytes of the response, nanoseconds.
     pub first_byte_ns: Option<u64>,
-    /// From the begin to the last bytes of the response, nanoseconds.
+    /// From the beginning to the last bytes of the response, nanoseconds.
     pub last_byte_ns: Option<u64>,
-    /// Bytes that were written on its connection while it was served.
+    /// Bytes written on its connection while it was served.
     pub response_bytes: Option<u64>,
-    /// Cycles that it started, if known.
+    /// Number of cycles that it started, if known.
     pub gcs: Option<u32>,
     /// GC pauses of its thread, nanoseconds, if known.
     pub gc_ns: Option<u64>,
-    /// The same.
+    /// The same value as `gc_ns`.
     pub gc_own_ns: Option<u64>,
-    /// How many these were.
+    /// Number of these pauses.
     pub gc_own_pauses: Option<u32>,
     /// GC pauses of other threads of its process meanwhile, nanoseconds, if known.
     pub gc_other_ns: Option<u64>,
-    /// How many these were.
+    /// Number of these pauses.
     pub gc_other_pauses: Option<u32>,
-    /// For how long its thread waited for the GVL, nanoseconds, if known.
+    /// Time that its thread waited for the GVL, nanoseconds, if known.
     pub gvl_wait_ns: Option<u64>,
-    /// For how long its thread had a CPU, nanoseconds, if known.
+    /// Time that its thread was on a CPU, nanoseconds, if known.
     pub cpu_ns: Option<u64>,
-    /// For how long it could run and had none.
+    /// Time that its thread was runnable without a CPU, nanoseconds, if known.
     pub runnable_ns: Option<u64>,
-    /// For how long it waited for something.
+    /// Time that its thread was blocked, nanoseconds, if known.
     pub blocked_ns: Option<u64>,
-    /// The same by what its thread did with the GVL.
+    /// These times by what its thread did with the GVL.
     pub split: Option<GvlSplitLine>,
-    /// Slots of the heap that its thread took, if known.
+    /// Heap slots that its thread took, if known.
     pub alloc_objects: Option<u64>,
     /// Their bytes.
     pub alloc_bytes: Option<u64>,
@@ -296,12 +296,12 @@ impl RequestLine {
     }
 }
 
-/// A `work` line: GC work of an image whose event sites are not known.
+/// A `work` line: GC work of an image whose event sites are unknown.
 #[derive(Clone, Debug, Deserialize)]
 pub struct WorkLine {
     /// The process.
     pub pid: u32,
-    /// What was timed.
+    /// The timed phase.
     pub phase: String,
     /// `CLOCK_MONOTONIC`, nanoseconds.
     pub begin_ns: u64,
@@ -312,33 +312,33 @@ pub struct WorkLine {
 /// A thread in a `gvl` line.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 pub struct GvlWho {
-    /// Native thread.
+    /// Native thread id.
     pub tid: u32,
     /// Its name.
     pub comm: String,
 }
 
-/// Who held the GVL longest during a wait.
+/// The thread that held the GVL longest during a wait.
 #[derive(Clone, Debug, Deserialize)]
 pub struct GvlBlockerLine {
-    /// Native thread.
+    /// Native thread id.
     pub tid: u32,
     /// Its name.
     pub comm: String,
     /// When it acquired the GVL, `CLOCK_MONOTONIC` nanoseconds.
     pub begin_ns: u64,
-    /// For how long it held it, nanoseconds.
+    /// How long it held it, nanoseconds.
     pub hold_ns: u64,
-    /// What it was seen to do while the other waited.
+    /// What it was seen running while the other thread waited.
     pub ran: Vec<GvlRanLine>,
-    /// Where it released the GVL, leaf first.
+    /// The stack at which it released the GVL, leaf first.
     pub until: Option<Vec<String>>,
 }
 
-/// What a thread was seen to do.
+/// A stack that a thread was seen running.
 #[derive(Clone, Debug, Deserialize)]
 pub struct GvlRanLine {
-    /// How often.
+    /// Number of samples.
     pub samples: u64,
     /// The stack, leaf first.
     pub stack: Vec<String>,
@@ -349,69 +349,69 @@ pub struct GvlRanLine {
 pub struct GvlWaitLine {
     /// The process.
     pub pid: u32,
-    /// Native thread that waited.
+    /// Id of the native thread that waited.
     pub tid: u32,
     /// When it began to wait, `CLOCK_MONOTONIC` nanoseconds.
     pub begin_ns: u64,
-    /// For how long, nanoseconds.
+    /// Length of the wait, nanoseconds.
     pub wait_ns: u64,
-    /// The request that its thread served when it got the GVL.
+    /// The request that the thread was serving when it acquired the GVL.
     pub request: Option<u64>,
-    /// Who held the GVL longest at a stretch meanwhile.
+    /// The thread that held the GVL longest at a stretch during the wait.
     pub blocked_by: Option<GvlBlockerLine>,
-    /// What it was doing then, leaf first.
+    /// The stack of the waiting thread, leaf first.
     pub stack: Option<Vec<String>>,
 }
 
-/// What a thread, or all threads of a process, did with the GVL.
+/// GVL statistics of one thread, or of all threads of a process.
 #[derive(Clone, Debug, Deserialize)]
 pub struct GvlSumsLine {
     /// The process.
     pub pid: u32,
-    /// The last native thread; none for a process.
+    /// The last native thread; `None` for a process.
     pub tid: Option<u32>,
     /// Whether the thread ended.
     pub ended: Option<bool>,
-    /// Of a process, how many threads.
+    /// For a process: number of threads.
     pub threads: Option<u64>,
-    /// Time that the threads were seen, nanoseconds.
+    /// Time for which the threads were seen, nanoseconds.
     pub wall_ns: u64,
-    /// For how much of it the GVL was watched, nanoseconds.
+    /// The part of it for which the GVL was watched, nanoseconds.
     pub watched_ns: u64,
-    /// Of a process, how long GC pauses took meanwhile, nanoseconds.
+    /// For a process: duration of its GC pauses meanwhile, nanoseconds.
     pub gc_pause_ns: Option<u64>,
-    /// Of a process, for how long threads waited for the GVL in GC pauses, nanoseconds.
+    /// For a process: time that threads waited for the GVL during GC pauses, nanoseconds.
     pub gc_wait_ns: Option<u64>,
-    /// Of a process, share of GC pauses in the time for which the GVL was held.
+    /// For a process: share of GC pauses in the time for which the GVL was held.
     pub gc_of_hold: Option<f64>,
     /// Name of the last native thread, or of the process.
     pub comm: String,
-    /// How it was watched.
+    /// The method by which it was watched.
     pub mode: String,
-    /// What the scheduler did meanwhile.
+    /// The times by what the scheduler did.
     pub split: Option<GvlSplitLine>,
-    /// Waits.
+    /// Number of waits.
     pub waits: u64,
-    /// Their time, nanoseconds.
+    /// Total time of the waits, nanoseconds.
     pub wait_ns: u64,
-    /// The longest.
+    /// The longest wait, nanoseconds.
     pub wait_max_ns: u64,
-    /// At least half of them did not take longer.
+    /// At least half of the waits did not take longer, nanoseconds.
     pub wait_p50_ns: u64,
-    /// At least 99 of 100 did not take longer.
+    /// At least 99 % of the waits did not take longer, nanoseconds.
     pub wait_p99_ns: u64,
     /// How long the GVL was held, nanoseconds.
     pub hold_ns: Option<u64>,
-    /// How long the threads were without the GVL, nanoseconds.
+    /// How long the threads neither held the GVL nor waited for it, nanoseconds.
     pub away_ns: Option<u64>,
     /// Waits by length.
     pub wait_histogram: Vec<(Option<u64>, u64)>,
-    /// Of a process, who waited for whom.
+    /// For a process: which threads waited for which.
     #[serde(default)]
     pub blocked: Vec<GvlBlockedLine>,
 }
 
-/// What native threads did, by what threads did with the GVL.
+/// Scheduler states of native threads, by what the threads did with the GVL.
 #[derive(Clone, Copy, Debug, Deserialize)]
 pub struct GvlSplitLine {
     /// Waiting for it.
@@ -423,7 +423,7 @@ pub struct GvlSplitLine {
 }
 
 impl GvlSplitLine {
-    /// All of it, in any state of the GVL.
+    /// The sum over all states of the GVL.
     pub fn all(&self) -> TaskTimes {
         let rows = [self.wait, self.hold, self.away];
         let sum = |of: fn(&TaskTimes) -> u64| rows.iter().map(of).sum();
@@ -435,7 +435,7 @@ impl GvlSplitLine {
     }
 }
 
-/// For how long native threads ran, could have run and could not, nanoseconds.
+/// How long native threads ran, were runnable and were blocked, nanoseconds.
 #[derive(Clone, Copy, Debug, Deserialize)]
 pub struct TaskTimes {
     /// On a CPU.
@@ -447,53 +447,53 @@ pub struct TaskTimes {
 }
 
 impl TaskTimes {
-    /// All three, nanoseconds.
+    /// The sum of all three, nanoseconds.
     pub fn sum(&self) -> u64 {
         self.cpu_ns + self.runnable_ns + self.blocked_ns
     }
 }
 
-/// Waits of one thread while another held the GVL.
+/// Waits of one thread while another thread held the GVL.
 #[derive(Clone, Debug, Deserialize)]
 pub struct GvlBlockedLine {
-    /// Who waited.
+    /// The thread that waited.
     pub waiter: Option<GvlWho>,
-    /// Who held the GVL.
+    /// The thread that held the GVL.
     pub holder: Option<GvlWho>,
-    /// How often the other had it meanwhile.
+    /// How often the holder had the GVL meanwhile.
     pub holds: u64,
-    /// For how long, nanoseconds.
+    /// Time waited, nanoseconds.
     pub wait_ns: u64,
 }
 
 /// An `exit` line.
 #[derive(Clone, Debug, Deserialize)]
 pub struct ExitLine {
-    /// The process that is gone.
+    /// The process that has ended, or is no longer traced.
     pub pid: u32,
     /// `exited`, `execed` or `detached`.
     pub reason: String,
     /// Cycles before the first one that was reported.
     pub cycles_before: Option<u64>,
-    /// Of those, the ones of a program that started during the run.
+    /// The part of `cycles_before` that a program that started during the run has run.
     pub cycles_missed: Option<u64>,
-    /// GC records of it that the kernel lost.
+    /// GC records of the process that the kernel lost.
     pub lost: u64,
 }
 
 /// A `refused` line.
 #[derive(Clone, Debug, Deserialize)]
 pub struct RefusedLine {
-    /// The process, where it is about one.
+    /// The process, if the line is about one.
     pub pid: Option<u32>,
-    /// Why.
+    /// The reason.
     pub reason: String,
 }
 
 /// The `ledger` line.
 #[derive(Clone, Debug, Deserialize)]
 pub struct LedgerLine {
-    /// Whether gctrace itself says that all sums hold.
+    /// Whether gctrace itself reports that all sums hold.
     pub balanced: bool,
     /// Counters of the BPF programs.
     pub kernel: Map<String, Value>,
@@ -516,11 +516,11 @@ pub struct Report {
     pub allocs: Vec<AllocLine>,
     /// `load` lines.
     pub loads: Vec<LoadLine>,
-    /// `gvl` lines about waits.
+    /// `gvl` lines of waits.
     pub gvl_waits: Vec<GvlWaitLine>,
-    /// `gvl` lines about threads.
+    /// `gvl` lines of threads.
     pub gvl_threads: Vec<GvlSumsLine>,
-    /// `gvl` lines about processes.
+    /// `gvl` lines of processes.
     pub gvl_processes: Vec<GvlSumsLine>,
     /// `exit` lines.
     pub exits: Vec<ExitLine>,
@@ -533,7 +533,7 @@ pub struct Report {
 }
 
 impl Report {
-    /// Reads jsonl. A line that is not JSON, has no known type, lacks a field or follows the ledger is an error.
+    /// Parses jsonl. A line that is not JSON, is of an unknown type, lacks a field or follows the ledger is an error.
     pub fn parse(lines: &[String]) -> Result<Self> {
         let mut report = Self::default();
         for line in lines {

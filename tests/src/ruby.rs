@@ -1,4 +1,4 @@
-//! The Ruby builds that the tests run on: those of this machine, and those in separate roots.
+//! The Ruby builds under test: those of this machine, and those in separate roots.
 
 use std::collections::BTreeMap;
 use std::ffi::{OsStr, OsString};
@@ -14,12 +14,12 @@ use crate::child::Guarded;
 use crate::live::{rubies_dir, work_dir};
 use crate::timing;
 
-/// The file that identifies a root, made by `cargo xtask lab`. Its first line is the path of the Ruby in it.
+/// The file that identifies a root; `cargo xtask lab` creates it. Its first line is the path of the Ruby in the root.
 const STAMP: &str = ".gctrace-lab";
 
-/// Enters a root and becomes the given command there. The caller has put us into our own mount namespace, so
-/// mounts made here end with the last process in it, however it ends. Arguments: the root, two folders that are
-/// visible in it under their own paths, the command. Where `GCTRACE_TEST_PROC` is set, `/proc` is visible, too.
+/// Enters a root and execs the given command there. The caller has moved us into our own mount namespace, so
+/// mounts made here disappear with the last process in it, however it ends. Arguments: the root, two directories that are
+/// visible in it under their own paths, the command. If `GCTRACE_TEST_PROC` is set, `/proc` is visible, too.
 const ENTER: &str = r#"
 set -e
 for dir in "$2" "$3"; do
@@ -38,10 +38,10 @@ exec chroot "$root" "$@"
 /// One Ruby executable.
 #[derive(Clone, Debug)]
 pub struct Ruby {
-    /// Its path, inside of its root if it has one.
+    /// Its path, relative to its root if it has one.
     exe: PathBuf,
     root: Option<PathBuf>,
-    /// Options that are always given.
+    /// Options that are always passed.
     options: Vec<String>,
     config: BTreeMap<String, String>,
 }
@@ -52,7 +52,7 @@ impl Ruby {
         Self::all()?.into_iter().next().context("GCTRACE_RUBIES names no Ruby")
     }
 
-    /// All Rubies to test on: those in `GCTRACE_RUBIES`, or `ruby` and those of all roots there are.
+    /// All Rubies under test: those in `GCTRACE_RUBIES`, or `ruby` and those of all existing roots.
     pub fn all() -> Result<Vec<Self>> {
         let paths = match std::env::var_os("GCTRACE_RUBIES") {
             Some(list) => std::env::split_paths(&list).filter(|path| !path.as_os_str().is_empty()).collect(),
@@ -61,13 +61,13 @@ impl Ruby {
         paths.iter().map(|path| Self::at(path)).collect()
     }
 
-    /// Runs the test with every Ruby, a process of which exists all the time. A failing one does not hide the others; one that fails
-    /// by a comparison of times is [made again](timing).
+    /// Runs the test with every Ruby, of which an idle process exists all the time. A failure does not hide the other Rubies; a test that fails
+    /// because of a comparison of times is [run again](timing).
     pub fn each(test: impl FnMut(&Self) -> Result<()>) -> Result<()> {
         Self::of_these(Self::all()?, test)
     }
 
-    /// The same with the first and the last Ruby only, for tests that do not depend on the release.
+    /// Like [`Self::each`], with the first and the last Ruby only, for tests that do not depend on the release.
     pub fn first_and_last(test: impl FnMut(&Self) -> Result<()>) -> Result<()> {
         let mut rubies = Self::all()?;
         if rubies.len() > 2 {
@@ -108,17 +108,17 @@ impl Ruby {
         Ok(())
     }
 
-    /// Why the test fails with this Ruby, if it does.
+    /// Why the test fails with this Ruby; `None` if it passes.
     fn failure(&self, mut test: impl FnMut(&Self) -> Result<()>) -> Result<Option<String>> {
         let _resident = self.resident()?;
         let Err(error) = timing::settled(|| test(self)) else { return Ok(None) };
         let failure = format!("Ruby {} ({}): {error:?}", self.version(), self.label());
-        // At once, whatever happens to the run. What macros print is shown with the other failures at the end.
+        // Print it at once, whatever happens to the run. The output of macros is shown with the other failures at the end.
         writeln!(std::io::stderr(), "{failure}")?;
         Ok(Some(failure))
     }
 
-    /// The Rubies among them that have separate roots.
+    /// The Rubies under test that have separate roots.
     pub fn rooted() -> Result<Vec<Self>> {
         let mut all = Self::all()?;
         all.retain(|ruby| ruby.root.is_some());
@@ -126,7 +126,7 @@ impl Ruby {
         Ok(all)
     }
 
-    /// The Ruby at `path`. If a folder above it is a root of the lab, it runs in there.
+    /// The Ruby at `path`. If a directory above it is a root of the lab, the Ruby runs inside that root.
     pub fn at(path: &Path) -> Result<Self> {
         let root = path.ancestors().skip(1).find(|dir| dir.join(STAMP).is_file());
         let exe =
@@ -134,8 +134,7 @@ impl Ruby {
         Self::examine(exe.unwrap_or_else(|| path.to_path_buf()), root.map(Path::to_path_buf))
     }
 
-    /// The same Ruby in a new copy of its root. Files are shared by links, where the file systems allow: to replace a file,
-    /// remove it first.
+    /// The same Ruby in a new copy of its root. Files are hard-linked if the file systems allow it: to replace a file, remove it first.
     pub fn copied(&self, to: &Path) -> Result<Self> {
         let from = self.root.as_deref().context("it has no root of its own")?;
         let linked = Command::new("cp").args(["-a", "--link", "--"]).arg(from).arg(to).output()?;
@@ -149,7 +148,7 @@ impl Ruby {
         self.in_copy(to)
     }
 
-    /// The same Ruby in a copy of its root.
+    /// The same Ruby in an existing copy of its root.
     pub fn in_copy(&self, root: &Path) -> Result<Self> {
         Self::examine(self.exe.clone(), Some(root.to_path_buf()))
     }
@@ -192,7 +191,7 @@ impl Ruby {
         Ok(ruby)
     }
 
-    /// The same Ruby under another path, which is also its path where it runs.
+    /// The same Ruby under another path, which is also its path at run time.
     #[must_use]
     pub fn renamed(&self, exe: &Path) -> Self {
         Self { exe: exe.to_path_buf(), ..self.clone() }
@@ -205,7 +204,7 @@ impl Ruby {
         self
     }
 
-    /// The command that starts it, in its root: program and first arguments. The process that is started becomes the Ruby.
+    /// The command that starts it in its root: program and first arguments. The process that is started becomes the Ruby (exec).
     pub fn argv(&self) -> Result<Vec<OsString>> {
         let mut argv: Vec<OsString> = Vec::new();
         if let Some(root) = &self.root {
@@ -225,7 +224,7 @@ impl Ruby {
         Ok(command)
     }
 
-    /// The executable, by its path where it runs.
+    /// The executable, by its path at run time.
     pub fn exe(&self) -> &OsStr {
         self.exe.as_os_str()
     }
@@ -235,7 +234,7 @@ impl Ruby {
         self.root.as_deref()
     }
 
-    /// Its shared library on this machine: the file itself, not a link to it.
+    /// The path of its shared library on this machine: the file itself, not a symbolic link.
     pub fn library(&self) -> Result<PathBuf> {
         let path = Path::new(self.config("libdir")).join(self.config("LIBRUBY_SO"));
         let multiarch = format!("/usr/lib/{}-linux-gnu", std::env::consts::ARCH);
@@ -245,14 +244,14 @@ impl Ruby {
         found.with_context(|| format!("Ruby {} has no {}", self.version(), self.config("LIBRUBY_SO")))
     }
 
-    /// A name for it that can be part of a file name: that of its root.
+    /// The name of its root, which can be part of a file name.
     pub fn label(&self) -> String {
         let name =
             self.root.as_deref().and_then(Path::file_name).map(|name| name.to_string_lossy().into_owned());
         name.unwrap_or_else(|| format!("host-{}", self.version()))
     }
 
-    /// The path on this machine of a file as the Ruby names it.
+    /// The path on this machine of a file that the Ruby calls `path`.
     pub fn host_path(&self, path: &str) -> PathBuf {
         match &self.root {
             Some(root) => root.join(path.trim_start_matches('/')),
@@ -260,11 +259,11 @@ impl Ruby {
         }
     }
 
-    /// An idle process of this Ruby, for as long as it is kept. A Ruby at a place where gctrace does not search
-    /// for installed ones must be seen before a short script's first collection can be seen. The Ruby of the machine
-    /// needs none.
+    /// An idle process of this Ruby, which runs until it is dropped. A Ruby in a place where gctrace does not search for
+    /// installed ones must be seen before the first collection of a short script can be seen. `None` for an installed Ruby of
+    /// this machine, which needs no such process.
     pub fn resident(&self) -> Result<Option<Guarded>> {
-        /// Where gctrace looks.
+        /// The directories in which gctrace looks.
         const INSTALLED: [&str; 4] = ["/usr/bin", "/usr/local/bin", "/bin", "/opt/ruby/bin"];
         if self.root.is_none() && INSTALLED.contains(&self.config("bindir")) {
             return Ok(None);
@@ -281,18 +280,18 @@ impl Ruby {
         self.config("RUBY_PROGRAM_VERSION")
     }
 
-    /// Whether its version is at least this.
+    /// Whether its version is at least `major.minor`.
     pub fn is_at_least(&self, major: u32, minor: u32) -> bool {
         let mut numbers = self.version().split('.').map(|number| number.parse().unwrap_or(0));
         (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0)) >= (major, minor)
     }
 
-    /// Whether it shows how long a thread holds the GVL: the yields of 3.2 have no event.
+    /// Whether it shows how long a thread holds the GVL. 3.2 does not: its yields have no event.
     pub fn tells_holds(&self) -> bool {
         !self.is_at_least(3, 2) || self.is_at_least(3, 3)
     }
 
-    /// Whether gctrace has layout tables of its series, without which no Ruby stack is walked.
+    /// Whether gctrace has layout tables of its series. Without them no Ruby stack is walked.
     pub fn has_tables(&self) -> bool {
         !self.is_at_least(4, 1)
     }
@@ -312,7 +311,7 @@ fn in_roots() -> Result<Vec<PathBuf>> {
     let mut found = Vec::new();
     for entry in entries {
         let root = entry.with_context(|| format!("cannot read {}", lab.display()))?.path();
-        // A root without a stamp is still being made.
+        // A root without a stamp is still being built.
         if let Ok(stamp) = std::fs::read_to_string(root.join(STAMP)) {
             let ruby = stamp.lines().next().unwrap_or_default();
             found.push(root.join(ruby.trim_start_matches('/')));

@@ -1,4 +1,4 @@
-//! A terminal without a window: tmux, with a server of its own.
+//! A headless terminal: tmux with its own server.
 
 use std::path::PathBuf;
 use std::process::Command;
@@ -16,11 +16,11 @@ pub struct Screen {
 }
 
 impl Screen {
-    /// Starts a command, which the shell splits, in a terminal of this size.
+    /// Starts a command in a terminal of this size. The shell splits the command.
     pub fn start(live: &Live, (width, height): (u16, u16), command: &str) -> Result<Self> {
         let screen = Self { socket: live.path("tmux") };
         let (width, height) = (width.to_string(), height.to_string());
-        // What the command says last can be read after its end.
+        // The last output of the command can be read after its end.
         let command = format!("{command}; echo ended with $?; cat");
         screen.tmux(&["-f", "/dev/null", "new-session", "-d", "-x", &width, "-y", &height, &command])?;
         Ok(screen)
@@ -39,25 +39,25 @@ impl Screen {
         self.tmux(&["capture-pane", "-p"])
     }
 
-    /// Presses keys, by tmux's names.
+    /// Presses keys, by tmux's names of keys.
     pub fn press(&self, keys: &[&str]) -> Result<()> {
         self.tmux(&[&["send-keys"], keys].concat()).map(drop)
     }
 
-    /// Clicks on a cell, counted from 0, as terminals report it (xterm's SGR mode).
+    /// Clicks on a cell (counted from 0), as terminals report it in xterm's SGR mode.
     pub fn click(&self, x: usize, y: usize) -> Result<()> {
         let (x, y) = (x + 1, y + 1);
         self.press(&["-l", &format!("\x1b[<0;{x};{y}M\x1b[<0;{x};{y}m")])
     }
 
-    /// The terminal is gone at once, as if its window had crashed.
+    /// Kills the terminal at once, as if its window had crashed.
     pub fn kill(self) -> Result<()> {
         let server = self.tmux(&["display-message", "-p", "#{pid}"])?;
         let server = server.trim().parse().ok().and_then(Pid::from_raw).context("no pid of tmux")?;
         Ok(kill_process(server, Signal::KILL)?)
     }
 
-    /// Waits until the terminal shows something that satisfies a condition.
+    /// Waits until the content of the terminal satisfies a condition.
     pub fn wait(&self, what: &str, wanted: impl Fn(&str) -> bool) -> Result<String> {
         let since = Instant::now();
         loop {
@@ -73,7 +73,7 @@ impl Screen {
 
 impl Drop for Screen {
     fn drop(&mut self) {
-        // Its own server: nobody else's terminals end.
+        // This is the test's own server: no other terminals end.
         let _gone = self.tmux(&["kill-server"]);
     }
 }

@@ -1,4 +1,4 @@
-//! Running the scripts under `tests/rubies`.
+//! Running the scripts in `tests/rubies`.
 
 use std::ffi::{OsStr, OsString};
 use std::path::{Path, PathBuf};
@@ -16,7 +16,7 @@ use crate::live::{Live, rubies_dir};
 use crate::ruby::Ruby;
 use crate::witness::{self, Log};
 
-/// A script that is about to run.
+/// A script that has not been started.
 #[derive(Debug)]
 pub struct Script {
     name: String,
@@ -26,10 +26,10 @@ pub struct Script {
     outputs: Outputs,
 }
 
-/// What another program needs to start a script: program and arguments, environment, and its outputs.
+/// What another program needs to start a script: program and arguments, environment, and the script's outputs.
 pub type Parts = (Vec<OsString>, Vec<(OsString, OsString)>, Outputs);
 
-/// Where a script leaves its report and its witness's log.
+/// Where a script writes its report and the log of its witness.
 #[derive(Clone, Debug)]
 pub struct Outputs {
     name: String,
@@ -54,12 +54,12 @@ pub struct Report {
     pub before: Map<String, Value>,
     /// `GC.stat` after its work.
     pub after: Map<String, Value>,
-    /// What the script adds.
+    /// What the script adds to its report.
     pub extra: Map<String, Value>,
 }
 
 impl Report {
-    /// By how much a key of `GC.stat` grew.
+    /// The growth of a key of `GC.stat` during its work.
     pub fn growth(&self, key: &str) -> Result<u64> {
         let of = |stat: &Map<String, Value>| {
             stat.get(key).and_then(Value::as_u64).with_context(|| format!("no {key} in the script's GC.stat"))
@@ -67,14 +67,14 @@ impl Report {
         of(&self.after)?.checked_sub(of(&self.before)?).with_context(|| format!("{key} went backwards"))
     }
 
-    /// The counts of the cycles that started during its work.
+    /// The counts (`GC.stat[:count]`) of the cycles that started during its work.
     pub fn counts(&self) -> Result<std::ops::RangeInclusive<u64>> {
         let before = self.before.get("count").and_then(Value::as_u64).context("no count in GC.stat")?;
         let after = self.after.get("count").and_then(Value::as_u64).context("no count in GC.stat")?;
         Ok(before + 1..=after)
     }
 
-    /// A number that the script added.
+    /// A number that the script added to its report.
     pub fn extra_u64(&self, key: &str) -> Result<u64> {
         self.extra
             .get(key)
@@ -83,7 +83,7 @@ impl Report {
     }
 }
 
-/// A script that ran to its end.
+/// A script that has ended.
 #[derive(Debug)]
 pub struct Done {
     /// The process's pid.
@@ -97,14 +97,14 @@ pub struct Done {
 }
 
 impl Done {
-    /// The log of its witness, which must have been there.
+    /// The log of its witness. It is an error if the script ran without one.
     pub fn log(&self) -> Result<&Log> {
         self.witness.as_ref().context("this script ran without a witness")
     }
 }
 
 impl Script {
-    /// The script `tests/rubies/NAME` on `ruby`, with a witness inside.
+    /// The script `tests/rubies/NAME` on `ruby`, with a witness inside the process.
     pub fn new(live: &Live, ruby: &Ruby, name: &str) -> Result<Self> {
         let mut script = Self::unwitnessed(live, ruby, name)?;
         let log = script.outputs.report.with_extension("log");
@@ -114,7 +114,7 @@ impl Script {
         Ok(script)
     }
 
-    /// The same without a witness: the process runs as it would anywhere.
+    /// Like [`Self::new`], without a witness: the process runs as it would anywhere.
     pub fn unwitnessed(live: &Live, ruby: &Ruby, name: &str) -> Result<Self> {
         static NUMBER: AtomicU32 = AtomicU32::new(0);
         let path = rubies_dir().join(name);
@@ -132,7 +132,7 @@ impl Script {
         Ok(script)
     }
 
-    /// The script is to run on this Ruby, which must be the same except for its name.
+    /// Runs the script on this Ruby instead, which must be the same except for its name.
     #[must_use]
     pub fn on(mut self, ruby: &Ruby) -> Self {
         self.ruby = ruby.clone();
@@ -153,13 +153,13 @@ impl Script {
         self
     }
 
-    /// The script sees `/proc`, also where its Ruby has a separate root.
+    /// Makes `/proc` visible to the script, even if its Ruby has a separate root.
     #[must_use]
     pub fn seeing_proc(self) -> Self {
         self.env("GCTRACE_TEST_PROC", "1")
     }
 
-    /// The script prints "ready" and waits for a line before it begins its work.
+    /// Makes the script print "ready" and wait for a line before it starts its work.
     #[must_use]
     pub fn waiting(self) -> Self {
         self.env("GCTRACE_TEST_WAIT", "1")
@@ -172,13 +172,13 @@ impl Script {
         Ok(Running { process: Guarded::start(self.name, &mut command)?, outputs: self.outputs })
     }
 
-    /// Starts it and waits for its end.
+    /// Starts it and waits until it ends.
     pub fn run(self) -> Result<Done> {
         self.start()?.finish()
     }
 
-    /// Runs scripts, one after the other, under a gctrace with these arguments that traces nothing else: from before the first one's work on,
-    /// until it ends by itself, with the last one.
+    /// Runs scripts one after the other under a gctrace with these arguments that traces nothing else. gctrace runs from before the work of the
+    /// first script until it ends by itself, with the last script.
     pub fn under<A: AsRef<OsStr>>(
         scripts: impl IntoIterator<Item = Self>,
         args: impl IntoIterator<Item = A>,
@@ -213,7 +213,7 @@ impl Script {
 }
 
 impl Outputs {
-    /// The report and the log of the script, or of its child or successor whose outputs have the given suffix.
+    /// The report and the log of the script, or of a child or successor whose outputs have the given suffix.
     pub fn read(&self, suffix: &str) -> Result<(Report, Option<Log>)> {
         let with_suffix = |path: &Path| {
             let mut name = path.as_os_str().to_owned();
@@ -230,7 +230,7 @@ impl Outputs {
     }
 }
 
-/// A script that runs. Dropping it kills it.
+/// A running script. Dropping it kills it.
 #[derive(Debug)]
 pub struct Running {
     process: Guarded,
@@ -243,7 +243,7 @@ impl Running {
         self.process.pid()
     }
 
-    /// Where it leaves its outputs.
+    /// Where it writes its outputs.
     pub fn outputs(&self) -> Outputs {
         self.outputs.clone()
     }
@@ -253,17 +253,17 @@ impl Running {
         self.process.wait_stdout(PATIENCE, line, |text| text.trim_end() == line).map(drop)
     }
 
-    /// Waits until it has printed a line that ends like this, and returns that.
+    /// Waits until it has printed a line that ends with `end`, and returns that line.
     pub fn wait_for_end(&mut self, end: &str) -> Result<String> {
         self.process.wait_stdout(PATIENCE, end, |text| text.trim_end().ends_with(end))
     }
 
-    /// Writes a line to it.
+    /// Writes a line to its standard input.
     pub fn say(&mut self, line: &str) -> Result<()> {
         self.process.say(line)
     }
 
-    /// Whether it still runs.
+    /// Whether it is still running.
     pub fn running(&mut self) -> Result<bool> {
         self.process.running()
     }
@@ -273,7 +273,7 @@ impl Running {
         self.process.signal(signal)
     }
 
-    /// Waits for its successful end and reads its outputs.
+    /// Waits until it ends, with success, and reads its outputs.
     pub fn finish(self) -> Result<Done> {
         let name = self.outputs.name.clone();
         let done = self.finish_any()?;
@@ -286,7 +286,7 @@ impl Running {
         Ok(done)
     }
 
-    /// Waits for its end, with any status, and reads its outputs.
+    /// Waits until it ends, with any status, and reads its outputs.
     pub fn finish_any(self) -> Result<Done> {
         let pid = self.pid();
         let finished = self.process.finish(PATIENCE)?;

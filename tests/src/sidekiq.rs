@@ -18,14 +18,14 @@ use crate::free_port;
 use crate::live::{Live, rubies_dir};
 use crate::ruby::Ruby;
 
-/// Where Debian has it.
+/// Its path in Debian.
 const PROGRAM: &str = "/usr/bin/sidekiq";
-/// How many jobs it runs at a time.
+/// Number of jobs that it runs concurrently.
 pub const CONCURRENCY: usize = 5;
-/// The class of jobs that wait for each other, one on each thread.
+/// The class of jobs that wait for each other, one per thread.
 pub const MARKER: &str = "Shop::MarkerJob";
 
-/// A Redis server without a disk.
+/// A Redis server without persistence.
 pub struct Redis {
     process: Option<Guarded>,
     dir: PathBuf,
@@ -41,7 +41,7 @@ impl Redis {
         Ok(redis)
     }
 
-    /// Starts it again, without its data.
+    /// Starts it again, with empty data.
     pub fn restart(&mut self) -> Result<()> {
         let mut command = Command::new("redis-server");
         let port = self.port.to_string();
@@ -71,17 +71,17 @@ impl Redis {
         Ok(())
     }
 
-    /// Puts this text into a queue, as Sidekiq does it with a job.
+    /// Pushes this text to a queue, as Sidekiq pushes a job.
     pub fn enqueue(&self, queue: &str, job: &str) -> Result<()> {
         self.number(&["LPUSH", &format!("queue:{queue}"), job]).map(drop)
     }
 
-    /// How many jobs are in a queue.
+    /// Number of jobs in a queue.
     pub fn waiting(&self, queue: &str) -> Result<u64> {
         self.number(&["LLEN", &format!("queue:{queue}")])
     }
 
-    /// The number with which Redis replies to a command (RESP: `:1`).
+    /// The integer with which Redis replies to a command (RESP: `:1`).
     fn number(&self, words: &[&str]) -> Result<u64> {
         let mut command = format!("*{}\r\n", words.len());
         for word in words {
@@ -101,10 +101,10 @@ impl Redis {
     }
 }
 
-/// What a job has logged of one run of it.
+/// What a job logged about one of its runs.
 #[derive(Clone, Debug)]
 pub struct Truth {
-    /// Its number.
+    /// Its job id.
     pub jid: String,
     /// Its class.
     pub class: String,
@@ -114,29 +114,29 @@ pub struct Truth {
     pub begin_ns: u64,
     /// When it ended.
     pub end_ns: u64,
-    /// By how much `GC.count` of its process grew.
+    /// By how much `GC.count` of its process grew during the run.
     pub gcs: u64,
     /// Its member `traceparent`.
     pub traceparent: Option<String>,
 }
 
-/// A Sidekiq that has come up.
+/// A Sidekiq that has started up.
 pub struct Sidekiq {
     /// Its process.
     pub process: Guarded,
-    /// What runs it.
+    /// The Ruby that runs it.
     ruby: Ruby,
     truth: PathBuf,
     env: Vec<(OsString, OsString)>,
 }
 
 impl Sidekiq {
-    /// Whether there is one for this Ruby. Its jobs log the number of their native thread, which they know from 3.1 on.
+    /// Whether this Ruby has a Sidekiq. Its jobs log their native thread id, which Ruby provides from 3.1 on.
     pub fn is_there(ruby: &Ruby) -> bool {
         ruby.is_at_least(3, 1) && ruby.host_path(PROGRAM).is_file()
     }
 
-    /// Starts one and waits until it has come up.
+    /// Starts a Sidekiq and waits until it has started up.
     pub fn start(live: &Live, ruby: &Ruby, redis: &Redis) -> Result<Self> {
         let truth = live.path(&format!("truth-{}", ruby.label()));
         let env = vec![
@@ -160,7 +160,7 @@ impl Sidekiq {
         Ok(sidekiq)
     }
 
-    /// Pushes jobs: `HardJob=10`.
+    /// Pushes jobs, each given as a class and a number: `HardJob=10`.
     pub fn push(&self, jobs: &[&str]) -> Result<()> {
         let mut command = self.ruby.command()?;
         let output = command.arg(script("push.rb")).args(jobs).envs(self.env.clone()).output()?;
@@ -168,7 +168,7 @@ impl Sidekiq {
         Ok(())
     }
 
-    /// What its jobs have logged, by their number. A job that has failed may have been run again.
+    /// What its jobs logged, by job id. A job that failed may have run again.
     pub fn truths(&self) -> Result<HashMap<String, Vec<Truth>>> {
         let mut truths: HashMap<String, Vec<Truth>> = HashMap::new();
         for line in fs::read_to_string(&self.truth).unwrap_or_default().lines() {
@@ -189,8 +189,8 @@ impl Sidekiq {
         Ok(truths)
     }
 
-    /// Pushes jobs and waits until all jobs there are have ended. Every thread then asks for the next one: each has run a marker, and
-    /// markers are taken after all other jobs and end together. A thread that a job has killed has another one in its place.
+    /// Pushes jobs and waits until all existing jobs have ended. Then every thread asks for its next job: each thread has run a marker, and
+    /// markers are taken after all other jobs and end together. A thread that a job killed has been replaced by another thread.
     pub fn run(&self, jobs: &[&str]) -> Result<()> {
         let before = self.ended(MARKER)?;
         let markers = format!("{MARKER}={CONCURRENCY}");
@@ -198,7 +198,7 @@ impl Sidekiq {
         self.wait_ended(MARKER, before + CONCURRENCY)
     }
 
-    /// How many runs of this class have ended.
+    /// Number of runs of this class that have ended.
     pub fn ended(&self, class: &str) -> Result<usize> {
         Ok(self.truths()?.values().flatten().filter(|truth| truth.class == class).count())
     }
@@ -214,12 +214,12 @@ impl Sidekiq {
         wait("LongJob have begun", runs, || Ok(fs::read_to_string(&begun)?.matches('\n').count()))
     }
 
-    /// Lets each `LongJob` end.
+    /// Lets all `LongJob` runs end.
     pub fn release(&self) -> Result<()> {
         Ok(fs::write(self.beside(".released"), "")?)
     }
 
-    /// The file of this name beside that of the truth.
+    /// The path of the log of the jobs with this suffix.
     fn beside(&self, suffix: &str) -> PathBuf {
         let mut path = self.truth.clone().into_os_string();
         path.push(suffix);
@@ -227,7 +227,7 @@ impl Sidekiq {
     }
 }
 
-/// Waits until there are this many.
+/// Waits until `there` returns at least the wanted number.
 fn wait(what: &str, wanted: usize, there: impl Fn() -> Result<usize>) -> Result<()> {
     let since = Instant::now();
     loop {

@@ -1,4 +1,4 @@
-//! The stack log (`--stack-log`): a line for each stack that was taken.
+//! The stack log (`--stack-log`): one line per stack that was taken.
 
 use std::path::Path;
 
@@ -12,15 +12,15 @@ pub struct Sample {
     pub pid: u32,
     /// Its thread.
     pub tid: u32,
-    /// What the thread did: `running`, `blocked`, `runnable`, ….
+    /// The state of the thread: `running`, `blocked`, `runnable`, ….
     pub state: String,
     /// CPU time that the sample represents, nanoseconds.
     pub cpu_ns: u64,
-    /// Time that it represents, nanoseconds.
+    /// Wall-clock time that the sample represents, nanoseconds.
     pub wall_ns: u64,
-    /// The request that its thread served, by number.
+    /// The number of the request that its thread was serving.
     pub request: Option<u64>,
-    /// Leaf first.
+    /// The frames, leaf first.
     pub stack: Vec<Frame>,
 }
 
@@ -34,7 +34,7 @@ pub struct Frame {
 }
 
 impl Sample {
-    /// How many of its frames have a name with this ending.
+    /// Number of its frames whose name ends with `method`.
     pub fn frames_of(&self, method: &str) -> usize {
         self.stack.iter().filter(|frame| frame.name.ends_with(method)).count()
     }

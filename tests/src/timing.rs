@@ -1,11 +1,11 @@
-//! Comparisons of times: they hold on a machine that gives a program the CPUs that it asks for.
+//! Comparisons of times. They hold on a machine that gives a program the CPUs that it asks for.
 //!
-//! A hypervisor that takes a CPU away moves every clock that is read around it, by tens of milliseconds at a time. The kernel counts
-//! what was taken (`steal` in `/proc/stat`), not from whom. A comparison of times that fails is therefore made again with another run
-//! of the program; a defect fails each time, and so does [`settled`]. Whatever is counted, ordered or named is never asked twice.
+//! A hypervisor that takes a CPU away shifts every clock reading around that moment, by tens of milliseconds at a time. The kernel counts the
+//! stolen time (`steal` in `/proc/stat`), but not from which task. A comparison of times that fails is therefore repeated with another run
+//! of the program. A defect fails each time, and so does [`settled`]. Results that are counted, ordered or named are never repeated.
 //!
-//! So do the guests and the build that `cargo xtask test --kernels` runs beside the tests: of idle priority, but what the kernel does for them
-//! (interrupts, its own threads) is not. They are held while a comparison is made again.
+//! The guests and the build that `cargo xtask test --kernels` runs beside the tests disturb times likewise: they have idle priority, but the
+//! kernel's work for them (interrupts, its own threads) does not. They are paused while a comparison is repeated.
 
 use std::{
     fmt::{self, Display, Formatter},
@@ -15,7 +15,7 @@ use std::{
 
 use anyhow::{Context as _, Result};
 
-/// So often a comparison of times may fail before its test does.
+/// Number of failed attempts at a comparison of times after which its test fails.
 const ATTEMPTS: usize = 3;
 const TICK_NS: u64 = 10_000_000;
 
@@ -41,16 +41,16 @@ macro_rules! ensure_times {
     };
 }
 
-/// Time that a hypervisor has taken from this machine's CPUs since it booted, nanoseconds, in ticks (proc(5)).
+/// Time that a hypervisor has taken from this machine's CPUs since boot, nanoseconds, with the resolution of ticks (proc(5)).
 pub fn stolen_ns() -> Result<u64> {
     let text = std::fs::read_to_string("/proc/stat")?;
     let ticks = text.lines().next().and_then(|line| line.split_whitespace().nth(8));
     Ok(ticks.and_then(|ticks| ticks.parse::<u64>().ok()).unwrap_or(0) * TICK_NS)
 }
 
-/// Until it is dropped, nothing of the same `cargo xtask test` runs beside this test (xtask/src/test/background.rs).
+/// Until it is dropped, nothing else of the same `cargo xtask test` runs beside this test (xtask/src/test/background.rs).
 struct Quiet {
-    /// Unlocked by closing: also where the test is killed.
+    /// Unlocked when closed, even if the test is killed.
     _lock: File,
 }
 
@@ -60,13 +60,13 @@ impl Quiet {
         let lock = File::options().create(true).truncate(false).write(true).open(&path);
         let lock = lock.with_context(|| format!("cannot open {}", path.display()))?;
         lock.lock_shared().with_context(|| format!("cannot lock {}", path.display()))?;
-        // It is looked at every 50 ms.
+        // The lock is polled every 50 ms.
         std::thread::sleep(Duration::from_millis(300));
         Ok(Self { _lock: lock })
     }
 }
 
-/// Makes a measurement again if all that it found was a [`Disagreement`].
+/// Repeats a measurement if its only error was a [`Disagreement`].
 pub fn settled<T>(mut measure: impl FnMut() -> Result<T>) -> Result<T> {
     for attempt in 1.. {
         let _quiet = if attempt > 1 { Some(Quiet::begin()?) } else { None };

@@ -1,23 +1,23 @@
-//! The header `traceparent` of requests that a test makes, and what `tests/rubies/web/traces.ru` has seen of it.
+//! The header `traceparent` of a test's requests, and what `tests/rubies/web/traces.ru` saw of it.
 
 use std::collections::HashMap;
 use std::path::Path;
 
 use anyhow::{Context as _, Result};
 
-/// A name without digits for each request, which no template replaces.
+/// A distinct name for each request. It has no digits, so that no template replaces it.
 pub fn name(number: usize) -> String {
     let letter = |at: usize| char::from(b'g' + (at % 20) as u8);
     [number / 400, number / 20, number].into_iter().map(letter).collect()
 }
 
-/// A valid value of its own for each request.
+/// A distinct valid value for each request.
 pub fn value(number: usize) -> String {
     let flags = if number.is_multiple_of(3) { "00" } else { "01" };
     format!("00-{:032x}-{:016x}-{flags}", 0xa1b2_c3d4_0000_0000_0000_u128 << 24 | number as u128, number + 1)
 }
 
-/// What the specification says of a header that an application sees: trace and parent.
+/// The trace and the parent that the specification assigns to a header that an application sees; `None` for an invalid one.
 pub fn specified(seen: &str) -> Option<(String, String)> {
     let parts: Vec<&str> = seen.split('-').collect();
     let [version, trace, parent, flags, rest @ ..] = &parts[..] else { return None };
@@ -31,7 +31,7 @@ pub fn specified(seen: &str) -> Option<(String, String)> {
         .then(|| ((*trace).to_owned(), (*parent).to_owned()))
 }
 
-/// By name of the request: what the application saw of the header.
+/// What the application saw of the header, by name of the request.
 pub fn truths(file: &Path) -> Result<HashMap<String, Option<String>>> {
     let text = std::fs::read_to_string(file)?;
     let of_line = |line: &str| {

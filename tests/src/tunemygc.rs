@@ -5,9 +5,9 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context as _, Result, bail, ensure};
 use serde_json::{Map, Value};
 
-/// Elements of a header.
+/// Number of elements of a header.
 const HEADER: usize = 11;
-/// Elements of a sample.
+/// Number of elements of a sample.
 const SAMPLE: usize = 8;
 /// The protocol's events.
 const EVENTS: [&str; 6] =
@@ -18,7 +18,7 @@ const EVENTS: [&str; 6] =
 pub struct Set {
     /// The file's text.
     pub text: String,
-    /// The header as it is.
+    /// The raw header.
     pub header: Vec<Value>,
     /// Ruby version of the header.
     pub ruby: String,
@@ -39,9 +39,9 @@ pub struct Set {
 pub struct Sample {
     /// Epoch seconds.
     pub ts: f64,
-    /// Peak resident memory, bytes; `None` of a process that was gone before it could be read even once.
+    /// Peak resident memory, bytes; `None` if the process had ended before it could be read even once.
     pub peak_rss: Option<u64>,
-    /// Resident memory, bytes; `None` with the peak.
+    /// Resident memory, bytes; `None` if the peak is.
     pub rss: Option<u64>,
     /// The event's name.
     pub event: String,
@@ -98,7 +98,7 @@ impl Set {
         })
     }
 
-    /// Reads all sets in a directory, which must hold nothing else.
+    /// Reads all sets in a directory, which must contain nothing else.
     pub fn read_dir(dir: &Path) -> Result<Vec<Self>> {
         files(dir)?
             .iter()

@@ -18,15 +18,15 @@ use crate::ruby::Ruby;
 const PUMA: &str = "/usr/bin/puma";
 const UNICORN: &str = "/usr/bin/unicorn";
 
-/// A server that listens.
+/// A server that is listening.
 pub struct UnixServer {
-    /// Its process; of a cluster, the master.
+    /// Its process; for a cluster, the master.
     pub process: Guarded,
-    /// What the application logs of itself goes to this file.
+    /// The file to which the application logs what it does.
     pub truth: PathBuf,
-    /// Where it listens.
+    /// The socket that it listens on.
     pub socket: PathBuf,
-    /// Where it listens on 127.0.0.1, too, if it is a Puma.
+    /// The port on 127.0.0.1 that it also listens on, if it is a Puma.
     pub port: u16,
     _redis: Guarded,
 }
@@ -42,14 +42,14 @@ pub struct Truth {
     pub end_ns: u64,
     /// Its method.
     pub method: String,
-    /// The status that it answers with.
+    /// The status of its response.
     pub status: u16,
     /// The header `traceparent` that it saw.
     pub traceparent: Option<String>,
 }
 
 impl UnixServer {
-    /// Starts a Puma of four threads with this Ruby, which has one. Without `workers` it is a single process.
+    /// Starts a Puma with four threads on this Ruby, which has one. With `workers` of 0 it is a single process.
     pub fn puma(live: &Live, ruby: &Ruby, workers: &str) -> Result<Self> {
         let port = free_port()?;
         let (name, mut command) = (format!("puma-{port}"), ruby.command()?);
@@ -60,7 +60,7 @@ impl UnixServer {
         Self::start(live, &name, &mut command, socket, port)
     }
 
-    /// Starts a Unicorn of two workers.
+    /// Starts a Unicorn with two workers.
     pub fn unicorn(live: &Live, ruby: &Ruby) -> Result<Self> {
         let port = free_port()?;
         let (name, mut command) = (format!("unicorn-{port}"), ruby.command()?);
@@ -70,7 +70,7 @@ impl UnixServer {
         Self::start(live, &name, &mut command, socket, 0)
     }
 
-    /// Rubies that have a Puma, or a Unicorn.
+    /// The Rubies that have a Unicorn, or a Puma.
     pub fn rubies(unicorn: bool) -> Result<Vec<Ruby>> {
         let program = if unicorn { UNICORN } else { PUMA };
         let rubies: Vec<Ruby> =
@@ -105,14 +105,14 @@ impl UnixServer {
         Ok(self)
     }
 
-    /// A connection.
+    /// Opens a connection.
     pub fn connect(&self) -> Result<UnixStream> {
         let stream = UnixStream::connect(&self.socket)?;
         stream.set_read_timeout(Some(PATIENCE))?;
         Ok(stream)
     }
 
-    /// One by TCP.
+    /// Opens a TCP connection.
     pub fn connect_tcp(&self) -> Result<TcpStream> {
         let stream = TcpStream::connect(("127.0.0.1", self.port))?;
         stream.set_read_timeout(Some(PATIENCE))?;
@@ -120,7 +120,7 @@ impl UnixServer {
         Ok(stream)
     }
 
-    /// What the application has logged, by the names of the requests.
+    /// What the application logged, by name of the request.
     pub fn truths(&self) -> Result<HashMap<String, Truth>> {
         let mut truths = HashMap::new();
         for line in std::fs::read_to_string(&self.truth)?.lines() {

@@ -1,4 +1,4 @@
-//! The witness inside the Ruby process: building the C extension, reading its log.
+//! The witness inside the Ruby process: builds the C extension and reads its log.
 
 use std::collections::hash_map::DefaultHasher;
 use std::hash::{Hash as _, Hasher as _};
@@ -12,30 +12,30 @@ use serde_json::{Map, Value};
 use crate::live::{rubies_dir, work_dir};
 use crate::ruby::Ruby;
 
-/// The path of the extension, built for `ruby` by this machine's compiler: it uses nothing of the C library that older
-/// or newer versions lack. It is built once per source, Ruby and compiler flags; processes that
-/// build it at the same time each build their own and the last one wins.
+/// The path of the extension, built for `ruby` by this machine's compiler. It uses nothing of the C library that older
+/// or newer versions lack. It is built once per source, Ruby and compiler flags. If processes build it at the same time,
+/// each builds its own copy and the last one wins.
 pub fn extension(ruby: &Ruby) -> Result<PathBuf> {
     build(ruby, "witness", &[])
 }
 
-/// The same of the witness of the GVL.
+/// Like [`extension`], for the witness of the GVL.
 pub fn gvl_extension(ruby: &Ruby) -> Result<PathBuf> {
     build(ruby, "gvl_witness", &[])
 }
 
-/// The same of the extension that calls allocation functions.
+/// Like [`extension`], for the extension that calls allocation functions.
 pub fn malloc_extension(ruby: &Ruby) -> Result<PathBuf> {
     build(ruby, "malloc_witness", &[])
 }
 
-/// The extension that publishes spans, built with these flags, which say how its thread-local variable is found.
+/// The extension that publishes spans, built with these flags, which select how its thread-local variable is found.
 pub fn spans_extension(ruby: &Ruby, flags: &[&str]) -> Result<PathBuf> {
     build(ruby, "spans", flags)
 }
 
-/// The folder of witnesses that were compiled elsewhere, for a machine without a compiler. It is in [`work_dir`], because
-/// Rubies with separate roots see nothing else.
+/// The variable with the directory of witnesses compiled elsewhere, for a machine without a compiler. It is in [`work_dir`],
+/// because Rubies with separate roots see nothing else.
 const READY: &str = "GCTRACE_WITNESSES";
 
 fn build(ruby: &Ruby, name: &str, more: &[&str]) -> Result<PathBuf> {
@@ -55,7 +55,7 @@ fn build(ruby: &Ruby, name: &str, more: &[&str]) -> Result<PathBuf> {
     let mut hash = DefaultHasher::new();
     (&text, &compiler, flags, more, &includes, ruby.version(), ruby.exe()).hash(&mut hash);
     let dir = work_dir()?.join(format!("witness-{:016x}", hash.finish()));
-    // The name of the file is the name of its Init function.
+    // The name of the file determines the name of its Init function.
     let library = dir.join(name).with_extension(ruby.config("DLEXT"));
     if library.is_file() {
         return Ok(library);
@@ -84,7 +84,7 @@ fn build(ruby: &Ruby, name: &str, more: &[&str]) -> Result<PathBuf> {
     Ok(library)
 }
 
-/// An event's kind in the log.
+/// The kind of an event in the log.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Kind {
@@ -100,28 +100,28 @@ pub enum Kind {
     Exit,
 }
 
-/// Memory as the process itself read it in the hook, kB.
+/// Memory as the process itself read it in the hook, in kB.
 #[derive(Clone, Copy, Debug, Deserialize)]
 pub struct Memory {
-    /// `VmRSS` of `/proc/self/status`: the kernel's counters.
+    /// `VmRSS` in `/proc/self/status`: the kernel's counters.
     #[serde(rename = "VmRSS")]
     pub rss: u64,
-    /// `VmHWM` there.
+    /// `VmHWM` in `/proc/self/status`.
     #[serde(rename = "VmHWM")]
     pub peak: u64,
-    /// `RssAnon` there.
+    /// `RssAnon` in `/proc/self/status`.
     #[serde(rename = "RssAnon")]
     pub anon: u64,
-    /// `RssFile` there.
+    /// `RssFile` in `/proc/self/status`.
     #[serde(rename = "RssFile")]
     pub file: u64,
-    /// `RssShmem` there.
+    /// `RssShmem` in `/proc/self/status`.
     #[serde(rename = "RssShmem")]
     pub shmem: u64,
-    /// `VmSwap` there.
+    /// `VmSwap` in `/proc/self/status`.
     #[serde(rename = "VmSwap")]
     pub swap: u64,
-    /// `Rss` of `/proc/self/smaps_rollup`: what a walk of the page tables found.
+    /// `Rss` in `/proc/self/smaps_rollup`: the result of a walk of the page tables.
     #[serde(rename = "Rss")]
     pub walked: u64,
 }
@@ -136,11 +136,11 @@ pub struct Event {
     pub ns: u64,
     /// Native thread id.
     pub tid: u32,
-    /// How often the kernel had taken the CPU from the thread by then.
+    /// How often the kernel had preempted the thread by then.
     pub preempted: u64,
     /// Whether no other thread of the process could allocate at this event.
     pub alone: bool,
-    /// `GC.stat` at `GC_START` and `GC_END_SWEEP`, in its order; else empty.
+    /// `GC.stat` at `GC_START` and `GC_END_SWEEP`, in its order; empty at other events.
     #[serde(default)]
     pub stat: Map<String, Value>,
     /// `GC.latest_gc_info` at these events.
@@ -156,12 +156,12 @@ impl Event {
         self.stat.get("count").and_then(Value::as_u64).unwrap_or(0)
     }
 
-    /// A string of `latest_gc_info`, or `None` where it is nil.
+    /// A string of `latest_gc_info`, or `None` if it is nil.
     pub fn reason(&self, key: &str) -> Option<&str> {
         self.info.get(key).and_then(Value::as_str)
     }
 
-    /// "major" if the collection has a reason for being one, else "minor".
+    /// "major" if the collection has a `major_by`, else "minor".
     pub fn cycle_kind(&self) -> &'static str {
         if self.reason("major_by").is_some() { "major" } else { "minor" }
     }
@@ -174,13 +174,13 @@ pub struct Pause {
     pub begin_ns: u64,
     /// Time of `GC_EXIT`, nanoseconds.
     pub end_ns: u64,
-    /// The cycle it works for.
+    /// The count of the cycle that it works for.
     pub count: u64,
-    /// Whether the kernel took the CPU from the thread between the event before the pause and its end.
+    /// Whether the kernel preempted the thread between the event before the pause and the end of the pause.
     pub preempted: bool,
 }
 
-/// A whole log.
+/// A complete log.
 #[derive(Clone, Debug)]
 pub struct Log {
     /// The process.
@@ -189,13 +189,13 @@ pub struct Log {
     pub begin_ns: u64,
     /// When it ended, likewise.
     pub end_ns: u64,
-    /// `CLOCK_REALTIME` minus `CLOCK_MONOTONIC` at the beginning, nanoseconds.
+    /// `CLOCK_REALTIME` minus `CLOCK_MONOTONIC` at the beginning of the log, nanoseconds.
     pub epoch_offset_ns: i64,
-    /// Whether the collector was in the middle of a cycle then.
+    /// Whether the collector was in the middle of a cycle at the beginning of the log.
     pub begins_in_a_cycle: bool,
     /// All events in order.
     pub events: Vec<Event>,
-    /// Page faults without I/O, up to its end, of the threads that did not write it.
+    /// Minor page faults, until the end of the log, of the threads that did not write it.
     pub faults_of_others: u64,
 }
 
@@ -217,7 +217,7 @@ struct Finish {
 }
 
 impl Log {
-    /// Reads a log; an incomplete one, or one of a witness that changed what it observed, is an error.
+    /// Reads a log. An incomplete log, or one whose witness changed what it observed, is an error.
     pub fn read(path: &Path) -> Result<Self> {
         let text =
             std::fs::read_to_string(path).with_context(|| format!("no witness log at {}", path.display()))?;
@@ -255,12 +255,12 @@ impl Log {
         self.events.iter().filter(|event| event.kind == Kind::EndSweep)
     }
 
-    /// The pauses of cycles. One that contains a `GC_START` belongs to the cycle that starts there, any other to the
-    /// cycle that is running. From 3.4 on the VM also enters and leaves the GC while no cycle is running, to find that
-    /// there is nothing to continue (`gc_continue`, gc/default/default.c): those belong to none.
+    /// The pauses of cycles. A pause that contains a `GC_START` belongs to the cycle that starts there, any other pause to the
+    /// running cycle. From 3.4 on, the VM also enters and leaves the GC while no cycle is running, only to find that there is
+    /// nothing to continue (`gc_continue`, gc/default/default.c): those pauses belong to no cycle.
     pub fn pauses(&self) -> Result<Vec<Pause>> {
         let mut count = self.events.iter().find(|event| !event.stat.is_empty()).map_or(0, |event| {
-            // Before its GC_START the count was one less.
+            // Before its GC_START, the count was one less.
             event.count() - u64::from(event.kind == Kind::Start)
         });
         let mut open: Option<&Event> = None;
@@ -288,7 +288,7 @@ impl Log {
                         open.take().with_context(|| format!("an exit without an enter at {}", event.ns))?;
                     ensure!(enter.tid == event.tid, "a pause changes its thread at {}", event.ns);
                     if part_of_a_cycle {
-                        // Events of a thread that ran before are not relevant for this one.
+                        // Earlier events of another thread say nothing about this thread.
                         let before = before_enter.filter(|before| before.tid == event.tid);
                         let preempted = before.is_none_or(|before| before.preempted != event.preempted);
                         pauses.push(Pause { begin_ns: enter.ns, end_ns: event.ns, count, preempted });

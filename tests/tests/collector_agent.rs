@@ -20,7 +20,7 @@ fn fixture() -> Result<String> {
     Ok(path.to_str().context("a path that is text")?.to_owned())
 }
 
-/// The agent handles each answer as it should.
+/// Checks that the agent handles each answer correctly.
 fn replay(collector: &Collector, scheme: &str, authority: &[&str]) -> Result<()> {
     let url = format!("{scheme}://{}", collector.address);
     let said = agent(&[&["agent", &url, &fixture()?], authority].concat())?;
@@ -44,7 +44,7 @@ fn replay(collector: &Collector, scheme: &str, authority: &[&str]) -> Result<()>
     Ok(())
 }
 
-/// Plain and over TLS, where the certificate is checked.
+/// The exchange works over plain HTTP and over TLS, where the agent checks the certificate.
 #[test]
 fn agents_exchange() -> Result<()> {
     let live = Live::without_gctrace()?;
@@ -59,12 +59,12 @@ fn agents_exchange() -> Result<()> {
     let url = format!("https://{}", collector.address);
     let unknown = agent(&["agent", &url, &fixture()?]).expect_err("an unknown authority").to_string();
     ensure!(unknown.contains("certificate verify failed"), "{unknown}");
-    // A client that does not speak TLS gets no answer, and others are not affected.
+    // A client that does not speak TLS gets no answer and does not affect other clients.
     ensure!(collector.get("/healthz").is_err());
     replay(&collector, "https", &[&authority])
 }
 
-/// Files that are not a certificate or key end it at once, with their names.
+/// If a file is not a certificate or key, the collector exits at once and names the file.
 #[test]
 fn wrong_certificates() -> Result<()> {
     let live = Live::without_gctrace()?;

@@ -8,7 +8,7 @@ use anyhow::{Context as _, Result, ensure};
 use gctrace_tests::collector::{Collector, example};
 use gctrace_tests::live::Live;
 
-/// Killed three times in the middle of the load of eight clients.
+/// The collector is killed three times under load from eight clients; no accepted set is lost.
 #[test]
 fn nothing_accepted_is_lost() -> Result<()> {
     let live = Live::without_gctrace()?;
@@ -27,7 +27,7 @@ fn nothing_accepted_is_lost() -> Result<()> {
                     while !over.load(Ordering::Relaxed) {
                         let pid = pids.fetch_add(1, Ordering::Relaxed);
                         let set = example(&token, pid).expect("the example").to_string();
-                        // A collector that was killed in between gives no answer, and promised nothing.
+                        // If the collector was killed meanwhile, it gave no answer and promised nothing.
                         let Ok(answer) = collector.send(&set) else { continue };
                         assert_eq!(answer.code, 200, "{}", answer.text());
                         accepted.lock().expect("no panic").push(answer.text());
@@ -47,7 +47,7 @@ fn nothing_accepted_is_lost() -> Result<()> {
         let database = rusqlite::Connection::open(&store)?;
         let whole = "SELECT count(*) FROM sample_set WHERE id = ?1 AND samples = 10 AND length(body) > 500";
         let mut whole = database.prepare(whole)?;
-        // The sets of earlier rounds are checked only at the end.
+        // The sets of earlier rounds are checked only in the last round.
         for address in &now[if round < 3 { before } else { 0 }..] {
             let id = address.split_once("/configs/").context("an address")?.1;
             let found: u64 = whole.query_row([id], |row| row.get(0))?;
@@ -64,7 +64,7 @@ fn nothing_accepted_is_lost() -> Result<()> {
     Ok(())
 }
 
-/// A store that somebody removes or replaces keeps nothing more: sets are refused as long as that is so, and the health check fails.
+/// A store file that is removed or replaced stores nothing more: until it is back, sets are refused and the health check fails.
 #[test]
 fn removed_store() -> Result<()> {
     let live = Live::without_gctrace()?;

@@ -1,10 +1,10 @@
-//! What was advised when, what was put in force, and its effect; on both stores.
+//! The history: what was advised and when, which settings came into force, and their effect; on both kinds of store.
 
 use anyhow::{Context as _, Result, ensure};
 use gctrace_tests::collector::{Collector, Cycle, cycles, each_store, set};
 use serde_json::{Value, json};
 
-/// The place of `time` in the samples of [`set`].
+/// The index of `time` in the samples of [`set`].
 const TIME: usize = 5;
 
 /// A set of a program with these settings that spends `permille` thousandths of its time in GC.
@@ -14,7 +14,7 @@ fn spending(token: &str, env: &Value, permille: u64, pid: u64) -> Result<String>
     let mut set = set(token, "3.4.7", env, &cycles(&kinds));
     set[0][10] = json!(pid);
     for sample in set.as_array_mut().context("a list")?.iter_mut().skip(1) {
-        // Ten cycles a second of 30 ms each are 300 thousandths.
+        // Ten cycles per second of 30 ms each are 300 thousandths.
         sample[4][TIME] = json!(sample[4][TIME].as_u64().context("a time")? * permille / 300);
     }
     Ok(set.to_string())
@@ -26,7 +26,7 @@ fn state(collector: &Collector, token: &str) -> Result<Value> {
     Ok(serde_json::from_slice(&answer.body)?)
 }
 
-/// An event in short: what happened, by whom, and with which effect.
+/// A short form of an event: what happened, whether it was advised, and its effect.
 fn brief(event: &Value) -> String {
     if event["event"] == "advised" {
         let no_change = event["set"] == event["in_force"];
@@ -39,8 +39,8 @@ fn brief(event: &Value) -> String {
     format!("in force {} {}", event["advised"], event["brought"]["speed"])
 }
 
-/// Advice is followed and helps, then a change that was not advised makes it worse: each is a separate entry, in order, however often
-/// it is asked for and whichever collector restarts; figures are those of the sets.
+/// Advice is followed and helps, then a change that was not advised makes it worse. Each of these is one entry, in order, however often
+/// the state is queried and whichever collector restarts. The figures are those of the sets.
 #[test]
 fn history() -> Result<()> {
     each_store(|store| {
@@ -84,7 +84,7 @@ fn history() -> Result<()> {
         );
 
         let all = last["history"].as_array().context("a history")?;
-        // The page has asked for the advice for memory, too.
+        // The page has also requested the advice for memory.
         let events: Vec<&Value> = all.iter().filter(|event| event["strategy"] != "memory").collect();
         let told: Vec<String> = events.iter().map(|event| brief(event)).collect();
         let expected = [
@@ -106,12 +106,12 @@ fn history() -> Result<()> {
                 figures.iter().find(|figure| figure["metric"] == "time in GC, %").context("the share")?;
             for (name, meant) in [("before", before), ("after", after)] {
                 let said = share[name].as_f64().context("a number")?;
-                // Quantiles are right to 1.6 %.
+                // Quantiles are accurate to 1.6 %.
                 ensure!((said / meant - 1.0).abs() < 0.02, "{name} {meant}: {share}");
             }
         }
         let page = collector.get("/app/1")?.text();
-        // What was taken back is in force again, and what follows is compared with that.
+        // The settings that were withdrawn come into force again, and later ones are compared with them.
         send(&collector, &followed, 100, 30..34)?;
         send(&collector, &json!({}), 300, 40..44)?;
         let mut other = followed.clone();
@@ -140,7 +140,7 @@ fn history() -> Result<()> {
     })
 }
 
-/// The effect of a change is known after the sets from before it are deleted.
+/// The effect of a change is still known after the sets from before the change are deleted.
 #[test]
 fn after_deletion() -> Result<()> {
     each_store(|store| {
@@ -161,7 +161,7 @@ fn after_deletion() -> Result<()> {
         let before = state(&collector, &token)?["last_change"].clone();
         ensure!(before["speed"] == "better" && before["sets_before"] == 4, "{before}");
         collector.stop()?;
-        // The evidence of sets is kept at the start, and every ten minutes.
+        // The evidence of sets is saved at startup and every ten minutes.
         let small = Collector::with_store("127.0.0.1:0", store, &["--app-sets", "4"])?;
         let deadline = std::time::Instant::now() + gctrace_tests::PATIENCE;
         while !small.get("/healthz")?.text().starts_with("ok")
@@ -189,7 +189,7 @@ fn after_deletion() -> Result<()> {
     })
 }
 
-/// The set of [`spending`], of which the last sample is at this time.
+/// The set of [`spending`], with its last sample at this time.
 fn ending(token: &str, env: &Value, permille: u64, pid: u64, end: f64) -> Result<String> {
     let mut set: Value = serde_json::from_str(&spending(token, env, permille, pid)?)?;
     let samples = set.as_array_mut().context("a list")?;
@@ -204,7 +204,7 @@ fn epoch() -> Result<f64> {
     Ok(std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH)?.as_secs_f64())
 }
 
-/// What `/apps` says of the settings, without what depends on the time of asking.
+/// What `/apps` reports about the settings, without the parts that depend on the time of the query.
 fn told(collector: &Collector, sets: &[(&Value, u64, u64, f64)]) -> Result<Value> {
     let token = collector.register()?;
     for (env, permille, pid, end) in sets {
@@ -219,7 +219,7 @@ fn told(collector: &Collector, sets: &[(&Value, u64, u64, f64)]) -> Result<Value
         .map(|event| json!([event["set"], event["at"], event["until"], event["brought"]["speed"]]))
         .collect();
     told["history"] = Value::Array(in_force);
-    // Sums of many numbers, which depend on their order in the last digits.
+    // Sums of many numbers, whose last digits depend on the order of addition.
     told["last_change"]["seconds"] = Value::Null;
     for change in told["changes"].as_array_mut().into_iter().flatten() {
         *change = json!([change["variable"], change["value"]]);
@@ -227,8 +227,8 @@ fn told(collector: &Collector, sets: &[(&Value, u64, u64, f64)]) -> Result<Value
     Ok(told)
 }
 
-/// Which settings are in force, which were before, and the advice depend on the sets alone, not on the order in which they come: a set that has
-/// waited for hours is none of now.
+/// The settings in force, the settings before them, and the advice depend only on the sets, not on the order in which the sets arrive: a set
+/// that was delayed for hours does not count as a current one.
 #[test]
 fn order_of_arrival() -> Result<()> {
     each_store(|store| {
@@ -248,7 +248,7 @@ fn order_of_arrival() -> Result<()> {
             "{expected}"
         );
         ensure!(expected["history"].as_array().is_some_and(|events| events.len() == 2), "{expected}");
-        // A generator of permutations that is the same each time.
+        // A deterministic generator of permutations.
         let mut state = 7_u64;
         for round in 0..8 {
             for at in (1..sets.len()).rev() {
@@ -262,7 +262,7 @@ fn order_of_arrival() -> Result<()> {
     })
 }
 
-/// Hosts with different settings that send in turns: the settings that were there first stay in force, and the others are named.
+/// Hosts with different settings send sets alternately: the first settings stay in force, and the other ones are reported.
 #[test]
 fn at_the_same_time() -> Result<()> {
     each_store(|store| {

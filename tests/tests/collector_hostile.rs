@@ -1,4 +1,4 @@
-//! Hostile clients: the collector answers with the right code, takes little memory, and its store stays intact.
+//! Hostile clients: the collector answers with the right status, uses little memory, and its store stays intact.
 
 use std::io::{ErrorKind, Read as _, Write as _};
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -12,10 +12,10 @@ use gctrace_tests::http;
 use gctrace_tests::live::Live;
 use serde_json::{Value, json};
 
-/// The memory that it may take at worst: bodies that wait for each other, and one large set being read.
+/// Maximum memory that it may use: bodies that wait for each other, and one large set being parsed.
 const MEMORY: u64 = 400 << 20;
 
-/// What slow clients send of a large set at once.
+/// Number of bytes of a large set that slow clients send at once.
 const SENT: usize = 33_500_000;
 
 fn gzip_of(pieces: impl Iterator<Item = Vec<u8>>) -> Result<Vec<u8>> {
@@ -26,7 +26,7 @@ fn gzip_of(pieces: impl Iterator<Item = Vec<u8>>) -> Result<Vec<u8>> {
     Ok(encoder.finish()?)
 }
 
-/// All of this, several times at once, and good sets in between.
+/// Hostile bodies are refused, sent by two clients at once, with good sets in between.
 #[test]
 fn bodies() -> Result<()> {
     let live = Live::without_gctrace()?;
@@ -68,7 +68,7 @@ fn bodies() -> Result<()> {
         ),
         ("nothing", Vec::new(), false, 400),
         ("metadata of 45 MB", meta.into_bytes(), false, 400),
-        // Metadata can be anything, if it is small.
+        // Metadata can be anything, as long as it is small.
         ("metadata of 16 KiB", good.replacen("null]", &meta_of(16 << 10), 1).into_bytes(), false, 200),
         (
             "metadata of 16 KiB and a byte",
@@ -96,13 +96,13 @@ fn bodies() -> Result<()> {
     })?;
     let peak = collector.peak_memory()?;
     ensure!(peak < MEMORY, "it took {} MB", peak >> 20);
-    // Two good ones, and the one with the metadata.
+    // Two good sets, and the one with the metadata.
     intact(&store, 3)?;
     collector.stop()?;
     Ok(())
 }
 
-/// The store passes SQLite's own check and holds this many sets.
+/// Checks that the store passes SQLite's integrity check and holds this many sets.
 fn intact(store: &std::path::Path, sets: u64) -> Result<()> {
     let connection = rusqlite::Connection::open(store)?;
     let verdict: String = connection.query_row("PRAGMA integrity_check", [], |row| row.get(0))?;
@@ -112,7 +112,7 @@ fn intact(store: &std::path::Path, sets: u64) -> Result<()> {
     Ok(())
 }
 
-/// SQL in every string of a set and of a registration is only text.
+/// SQL in any string of a set or of a registration is only text.
 #[test]
 fn sql() -> Result<()> {
     const SQL: &str = "'); DROP TABLE sample_set; DELETE FROM app; --\u{0}\"";
@@ -136,7 +136,7 @@ fn sql() -> Result<()> {
     let mut set = good.clone();
     let (keys, events) = (set[0][7].clone(), set.as_array().map_or(0, Vec::len));
     poison(&mut set, &token);
-    // These must be right for the set to be accepted at all.
+    // These must be valid for the set to be accepted at all.
     set[0][7] = keys;
     for at in 1..events {
         set[at][3] = good[at][3].clone();
@@ -155,7 +155,7 @@ fn sql() -> Result<()> {
     intact(&store, 2)
 }
 
-/// Clients that send slowly or nothing at all are cut off, and others do not wait for them.
+/// Clients that send slowly or send nothing are disconnected, and other clients do not wait for them.
 #[test]
 fn slow_clients() -> Result<()> {
     let live = Live::without_gctrace()?;
@@ -178,7 +178,7 @@ fn slow_clients() -> Result<()> {
     let set = example(&token, 1)?.to_string();
     ensure!(collector.send(&set)?.code == 200);
     ensure!(begun.elapsed() < Duration::from_secs(5), "a good client waited for {:?}", begun.elapsed());
-    // A byte from time to time does not help.
+    // Sending a byte from time to time does not prevent it.
     std::thread::sleep(Duration::from_secs(6));
     for (kind, stream) in &mut slow {
         if *kind == 1 {
@@ -189,7 +189,7 @@ fn slow_clients() -> Result<()> {
     }
     for (kind, mut stream) in slow {
         let mut answer = Vec::new();
-        // Cut off without an answer, or with one that gives the reason; a reset is an end, too.
+        // Disconnected without an answer, or with an answer that gives the reason. A reset is also an end.
         let _end = stream.read_to_end(&mut answer);
         let answer = String::from_utf8_lossy(&answer).into_owned();
         if kind == 3 {
@@ -201,7 +201,7 @@ fn slow_clients() -> Result<()> {
     intact(&store, 1)
 }
 
-/// A head without an end is refused, and so is a body in chunks without an end.
+/// A head without an end is refused, and so is a chunked body without an end.
 #[test]
 fn endless() -> Result<()> {
     let live = Live::without_gctrace()?;
@@ -209,7 +209,7 @@ fn endless() -> Result<()> {
     let mut stream = http::connect(collector.address)?;
     let mut request = b"GET /healthz HTTP/1.1\r\nHost: x\r\nX: ".to_vec();
     request.resize(1 << 20, b'x');
-    // The connection may be closed before all of this is sent.
+    // The connection may be closed before all of it is sent.
     let _early = stream.write_all(&request);
     let mut answer = Vec::new();
     let _reset = stream.read_to_end(&mut answer);
@@ -230,7 +230,7 @@ fn endless() -> Result<()> {
     Ok(())
 }
 
-/// Clients that send large bodies slowly take neither the memory nor the connections of others, whether they have a token or not.
+/// Clients that send large bodies slowly take neither memory nor connections away from other clients, with or without a valid token.
 #[test]
 fn large_and_slow() -> Result<()> {
     let live = Live::without_gctrace()?;
@@ -248,7 +248,7 @@ fn large_and_slow() -> Result<()> {
         while sent < SENT {
             match stream.write(&blanks) {
                 Ok(written) => sent += written,
-                // Those with the token wait for memory by now, and the others may have received their answer.
+                // By now, clients with the token are waiting for memory, and those without it may have received their answer.
                 Err(_) => break,
             }
         }
@@ -261,13 +261,13 @@ fn large_and_slow() -> Result<()> {
         sent <= 100
     })?;
     ensure!(p99 < Duration::from_secs(1), "one in a hundred waited for {p99:?}");
-    // Clients without a token are not read from any longer; those with a token are cut off for being slow.
+    // The collector no longer reads from clients without a valid token; clients with the token are disconnected because they are slow.
     for (n, mut stream) in slow.into_iter().enumerate() {
         let mut answer = Vec::new();
         let _end = stream.read_to_end(&mut answer);
         let answer = String::from_utf8_lossy(&answer).into_owned();
         ensure!(n >= 4 || answer.is_empty() || answer.contains(" 404 "), "{n}: {answer:?}");
-        // The first one got memory and then sent nothing; there was none for the others.
+        // The first client got memory and then sent nothing; no memory was left for the other clients.
         let reason = if n == 4 { "did not arrive in time" } else { "too many large payloads" };
         ensure!(n < 4 || (answer.contains(" 500 ") && answer.contains(reason)), "{n}: {answer:?}");
     }
@@ -276,16 +276,16 @@ fn large_and_slow() -> Result<()> {
     intact(&store, 200)
 }
 
-/// Answers to sets that came too slowly, or for which there was no memory.
+/// Number of answers to sets that arrived too slowly or for which no memory was free.
 const SLOW: &str = "gctrace_collector_answers_total{route=\"/ruby\",code=\"500\"}";
 
-/// How often [`honest`] clients send a set.
+/// Interval at which [`honest`] clients send a set.
 const EVERY: Duration = Duration::from_millis(25);
 
-/// Sends small sets and sets of 0.7 MB in turns, one every 25 ms, as long as it should; returns how long after their time 99 of 100 had their
-/// answer.
+/// Alternately sends small sets and sets of 0.7 MB, one every 25 ms, while `go_on` returns true. Returns the 99th percentile of the time from
+/// when a set was due until its answer.
 fn honest(collector: &Collector, token: &str, mut go_on: impl FnMut() -> bool) -> Result<Duration> {
-    // As large as gctrace's set of 2 000 samples, without compression.
+    // As large as gctrace's sets of 2 000 samples, uncompressed.
     let mut large = example(token, 9)?;
     let samples = large.as_array().context("an array")?[1..].to_vec();
     let list = large.as_array_mut().context("an array")?;
@@ -303,7 +303,7 @@ fn honest(collector: &Collector, token: &str, mut go_on: impl FnMut() -> bool) -
         large[0][10] = json!(100_000 + n);
         for (part, set) in [example(token, 1000 + n)?.to_string(), large.to_string()].into_iter().enumerate()
         {
-            // Where one of them waits, those that are due meanwhile wait, too.
+            // If one set waits, the sets that become due meanwhile wait, too.
             let due = EVERY * (2 * n as u32 + part as u32);
             std::thread::sleep(due.saturating_sub(begun.elapsed()));
             let answer = collector.send(&set)?;
@@ -315,17 +315,17 @@ fn honest(collector: &Collector, token: &str, mut go_on: impl FnMut() -> bool) -
     Ok(waited[waited.len() * 99 / 100])
 }
 
-/// What became of a set that was sent slowly.
+/// The outcome of a set that was sent slowly.
 #[derive(Debug)]
 struct Slow {
-    /// Bytes of it that were sent.
+    /// Number of bytes of the set that were sent.
     sent: usize,
-    /// When its answer came.
+    /// Time until its answer.
     after: Duration,
     answer: String,
 }
 
-/// Sends the first 33.5 MB of a set as fast as they are taken, and the rest at a rate (bytes a second), until an answer comes.
+/// Sends the first 33.5 MB of a set as fast as they are accepted, and the rest at `rate` bytes per second, until an answer comes.
 fn slowly(collector: &Collector, body: &[u8], rate: usize, progress: &AtomicUsize) -> Result<Slow> {
     let begun = Instant::now();
     let mut stream = http::connect(collector.address)?;
@@ -334,7 +334,7 @@ fn slowly(collector: &Collector, body: &[u8], rate: usize, progress: &AtomicUsiz
     stream.set_write_timeout(Some(Duration::from_millis(50)))?;
     stream.set_read_timeout(Some(Duration::from_millis(1)))?;
     let (mut sent, mut since) = (0, None);
-    // An answer, or its end without one.
+    // Until an answer, or the end of the connection without one.
     while stream.peek(&mut [0]).is_err_and(|error| error.kind() == ErrorKind::WouldBlock) {
         ensure!(begun.elapsed() < PATIENCE, "no answer to a slow set of which {sent} bytes were sent");
         let until = if sent < SENT {
@@ -353,21 +353,21 @@ fn slowly(collector: &Collector, body: &[u8], rate: usize, progress: &AtomicUsiz
     let after = begun.elapsed();
     stream.set_read_timeout(Some(PATIENCE))?;
     let mut answer = Vec::new();
-    // A reset after the answer is an end, too.
+    // A reset after the answer is also an end.
     let _end = stream.take(1000).read_to_end(&mut answer);
     Ok(Slow { sent, after, answer: String::from_utf8_lossy(&answer).into_owned() })
 }
 
-/// What a sender must bring of 50 MB in ten seconds, a twelfth, is the least rate: who keeps it holds memory for 33 MB and more for over half a
-/// minute, and is accepted. Three others who do the same meanwhile get no memory, since only one of them fits; after 15 seconds
-/// they are told to come later, and counted. Sets of others are answered within a second all the time.
+/// A client must send a twelfth of 50 MB within ten seconds: that is the minimum rate. A client at this rate holds memory for 33 MB or more for
+/// over half a minute, and its set is accepted. Three clients that do the same meanwhile get no memory, since only one such set fits; after
+/// 15 seconds they are told to retry later, and are counted. Meanwhile, 99 % of the sets of other clients are answered within a second.
 #[test]
 fn slow_within_the_rules() -> Result<()> {
     let live = Live::without_gctrace()?;
     let store = live.path("sets.db");
     let collector = Collector::start(&store, &[])?;
     let token = collector.register()?;
-    // A good set, with blanks in the middle.
+    // A valid set, with blanks in the middle.
     let good = example(&token, 1)?.to_string();
     let (head, samples) = good.split_once("],[").context("samples")?;
     let mut body = format!("{head}],").into_bytes();
@@ -400,7 +400,7 @@ fn slow_within_the_rules() -> Result<()> {
     Ok(())
 }
 
-/// One address cannot take all connections; its connections are given back.
+/// A single address cannot take all connections, and its connections are released.
 #[test]
 fn one_address() -> Result<()> {
     let live = Live::without_gctrace()?;
@@ -409,7 +409,7 @@ fn one_address() -> Result<()> {
     for _ in 0..8 {
         let mut stream = http::connect(collector.address)?;
         stream.write_all(b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n")?;
-        // Its connection is counted once it is answered.
+        // A connection is counted once it has been answered.
         ensure!(http::read(&stream)?.code == 200);
         open.push(stream);
     }

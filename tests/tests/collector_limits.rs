@@ -1,4 +1,4 @@
-//! What a collector accepts from whom, and for how long it keeps it.
+//! What a collector accepts, from which clients, and for how long it keeps it.
 
 use std::io::Write as _;
 use std::path::Path;
@@ -14,7 +14,7 @@ use serde_json::json;
 
 const FORM: &str = "email=someone%40example.com&app=shop";
 
-/// A collector that can be reached from elsewhere accepts no registrations by default; its operator adds applications, also while it runs.
+/// A collector that can be reached from elsewhere accepts no registrations by default. Its operator adds applications, even while it runs.
 #[test]
 fn registration() -> Result<()> {
     let live = Live::without_gctrace()?;
@@ -30,7 +30,7 @@ fn registration() -> Result<()> {
         let answer = collector.form("/accounts", FORM)?;
         ensure!(answer.code == code, "{listen} {args:?}: {answer:?}");
     }
-    // Listening on loopback is not enough: a proxy brings everybody, and a browser the pages of other sites.
+    // Listening only on loopback is not sufficient: a proxy forwards everybody, and a browser runs the pages of other sites.
     let public = Collector::start(&path, &["--public-url", "https://gc.example"])?;
     ensure!(public.form("/accounts", FORM)?.code == 422);
     let local = Collector::start(&path, &[])?;
@@ -73,7 +73,7 @@ fn registration() -> Result<()> {
     Ok(())
 }
 
-/// An application keeps its latest sets, within its quota, on either engine; old ones are deleted automatically.
+/// An application keeps its latest sets, within its quota, on either engine. Old sets are deleted automatically.
 #[test]
 fn quotas_and_ages() -> Result<()> {
     let live = Live::without_gctrace()?;
@@ -103,7 +103,7 @@ fn quotas_and_ages() -> Result<()> {
         ensure!(collector.metric("gctrace_collector_stored_sets")? == 4);
         collector.stop()?;
 
-        // Of the whole application; nothing of another one; new sets stay.
+        // Prunes the whole application but no other application; new sets stay.
         ensure!(apps(&store, &["prune", "1", "--older-than", "1h"])?.ends_with(" 0 sets deleted\n"));
         execute(
             "UPDATE sample_set SET received = received - 86400 WHERE number < (SELECT max(number) FROM sample_set)",
@@ -121,7 +121,7 @@ fn quotas_and_ages() -> Result<()> {
         ensure!(counts == ["1", "0"], "{list}");
         collector.stop()?;
 
-        // The same of bytes.
+        // The same for the quota in bytes.
         let bytes = |query: &str| -> Result<u64> {
             if store.starts_with("sqlite:") {
                 Ok(rusqlite::Connection::open(&path)?.query_row(query, [], |row| row.get(0))?)
@@ -141,7 +141,7 @@ fn quotas_and_ages() -> Result<()> {
         let codes = sets.iter().map(|path| Ok(collector.get(path)?.code)).collect::<Result<Vec<_>>>()?;
         let kept = (0..SETS).map(|pid| if pid < deleted { 404 } else { 200 });
         ensure!(deleted > 0 && codes.iter().copied().eq(kept), "{deleted}: {codes:?}");
-        // Figures count, too.
+        // Figures count towards the quota, too.
         let kept = bytes("SELECT sum(length(body)) FROM sample_set")?;
         ensure!((700 << 10..=1 << 20).contains(&kept), "{kept} bytes of bodies");
         ensure!(collector.metric("gctrace_collector_stored_sets")? == SETS - deleted + 1, "one is another's");
@@ -150,10 +150,10 @@ fn quotas_and_ages() -> Result<()> {
     Ok(())
 }
 
-/// Sets that are more than an application with a limit of 1 MiB may have.
+/// Number of sets that exceeds the quota of an application with a limit of 1 MiB.
 const SETS: u64 = 120;
 
-/// A set that takes some 12 KiB, however it is compressed.
+/// A set that takes about 12 KiB, however it is compressed.
 fn bulky(token: &str, pid: u64) -> Result<String> {
     let mut set = example(token, pid)?;
     let mut random = pid.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
@@ -163,13 +163,13 @@ fn bulky(token: &str, pid: u64) -> Result<String> {
     })
     .take(16_000)
     .collect();
-    // No quotes and no backslashes, which would need an escape.
+    // No quotes and no backslashes, which would need to be escaped.
     set[1][6] = text.replace('\\', "~").into();
     Ok(set.to_string())
 }
 
-/// On a full disk sets are refused with a 500, which agents send again, and the log has one line of it; once there is room, all is well
-/// again, and everything that was accepted is there.
+/// On a full disk, sets are refused with a 500, which agents retry, and the log has one line about it (and later one with the number of
+/// repetitions). Once there is room, sets are accepted again, and every accepted set is present.
 #[test]
 fn full_disk() -> Result<()> {
     let live = Live::without_gctrace()?;
@@ -208,7 +208,7 @@ fn on_full_disk(disk: &Path) -> Result<()> {
             ensure!(accepted.len() < 5_000, "the disk is never full");
             code = send(&collector, &mut accepted)?;
         }
-        // More than what is written ahead went into the file itself.
+        // More than the write-ahead log holds: it went into the database file itself.
         ensure!(accepted.len() > before + 50, "{} before the disk was full", accepted.len() - before);
         let mut refused = 0;
         for _ in 0..50 {
@@ -247,17 +247,17 @@ fn on_full_disk(disk: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Processor time of a process so far.
+/// CPU time used by a process so far.
 fn cpu(of: &Collector) -> Result<Duration> {
     let stat = std::fs::read_to_string(format!("/proc/{}/stat", of.pid()?.as_raw_nonzero()))?;
     let fields: Vec<&str> = stat.rsplit_once(')').context("a name")?.1.split_whitespace().collect();
     let ticks = fields[11].parse::<u64>()? + fields[12].parse::<u64>()?;
-    // To user space all architectures have 100 ticks a second (USER_HZ).
+    // In user space, a second has 100 ticks on all architectures (USER_HZ).
     Ok(Duration::from_millis(10 * ticks))
 }
 
-/// A set with `RUBY_GC_*` variables, for which the advice has to be known, takes little more time than one without, however
-/// many of its application are stored.
+/// A set with `RUBY_GC_*` variables, for which the advice must be known, takes less than 2.5 times the CPU time of a set without them, even
+/// with 500 stored sets of the application.
 #[test]
 fn variables_cost_little() -> Result<()> {
     const STORED: u64 = 500;
@@ -298,7 +298,7 @@ fn variables_cost_little() -> Result<()> {
     Ok(())
 }
 
-/// The files for a collector in `packaging/` work: its command starts and serves.
+/// The files for a collector in `packaging/` work: their commands start a collector, which listens.
 #[test]
 fn packaging() -> Result<()> {
     let live = Live::without_gctrace()?;
@@ -331,7 +331,7 @@ fn packaging() -> Result<()> {
     Ok(())
 }
 
-/// A set that is sent again after it was deleted is counted once, and the number of a deleted application is never another one's.
+/// A set that is sent again after it was deleted is counted only once. The number of a deleted application is never reused.
 #[test]
 fn deleted() -> Result<()> {
     each_store(|store| {

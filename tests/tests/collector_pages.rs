@@ -1,4 +1,4 @@
-//! The collector's pages: what they show, to whom, and that they contain no code.
+//! The collector's pages: what they show, to which visitors, and that they contain no code.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::Write as _;
@@ -34,7 +34,7 @@ fn parsed(answer: &Answer) -> Result<(Vec<Element>, String)> {
     Ok((elements, text))
 }
 
-/// No page runs anything, loads anything from elsewhere or sets a style itself.
+/// Checks that a page runs nothing, loads nothing from elsewhere and sets no style itself.
 fn harmless(path: &str, answer: &Answer) -> Result<Vec<Element>> {
     let (elements, text) = parsed(answer)?;
     ensure!(answer.headers.get("x-content-type-options").is_some_and(|value| value == "nosniff"));
@@ -66,8 +66,8 @@ fn busy(token: &str, ruby: &str, environment: &serde_json::Value, host: &str) ->
     set.to_string()
 }
 
-/// From the list of applications every page can be reached; names from outside are text on all of them; there are charts and advice,
-/// and two environments are compared.
+/// Every page can be reached from the list of applications. Names from outside are text on all of them. There are charts and advice, and two
+/// environments are compared.
 #[test]
 fn every_page() -> Result<()> {
     let live = Live::without_gctrace()?;
@@ -115,7 +115,7 @@ fn every_page() -> Result<()> {
         "no RUBY_GC_* variables",
         "RUBY_GC_HEAP_INIT_SLOTS=10000",
         "The latest environment compared with the one before",
-        // 30 ms in each of the cycles, ten of which run per second.
+        // 30 ms in each of the cycles, of which ten run per second.
         "30.0 %",
         "< 50 ms",
         "web-1 4242",
@@ -133,8 +133,8 @@ fn every_page() -> Result<()> {
     Ok(())
 }
 
-/// Any two environments, versions of Ruby and hosts that were seen can be chosen and are compared; others have no figures, and nothing
-/// that is asked for is taken for code.
+/// Any two environments, Ruby versions or hosts that were seen can be chosen and are compared. Unknown ones have no figures, and nothing in
+/// the query is interpreted as code.
 fn compared(collector: &Collector, elements: &[Element]) -> Result<()> {
     let ways: Vec<&str> = elements
         .iter()
@@ -157,7 +157,7 @@ fn compared(collector: &Collector, elements: &[Element]) -> Result<()> {
     {
         ensure!(text.contains(words), "no {words} in {text}");
     }
-    // The same figures on both sides are the same.
+    // The same host on both sides has a ratio of 1.
     let text = ask("compare=host&a=web-1&b=web-1")?;
     ensure!(text.contains("A: web-1") && text.contains("× 1.00"), "{text}");
     let text = ask("compare=host&a=web-1&b=%3Cscript%3Ealert(2)%3C/script%3E")?;
@@ -167,7 +167,7 @@ fn compared(collector: &Collector, elements: &[Element]) -> Result<()> {
     Ok(())
 }
 
-/// Of two environments in the same ten minutes, the one whose set came later is the latest one, whatever their names.
+/// If two environments are in the same ten minutes, the one whose set arrived later is the latest, whatever their names.
 #[test]
 fn two_in_one_slot() -> Result<()> {
     let live = Live::without_gctrace()?;
@@ -175,7 +175,7 @@ fn two_in_one_slot() -> Result<()> {
     let collector = Collector::start(&path, &[])?;
     let store = format!("sqlite:{}", path.display());
     let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH)?.as_secs_f64();
-    // The beginning of ten minutes that are over.
+    // The start of a ten-minute slot that is over.
     let slot = (now / 600.0).floor() * 600.0 - 1200.0;
     let settings = |slots: &str| json!({ "RUBY_GC_HEAP_INIT_SLOTS": slots });
     let name = |slots: &str| match slots {
@@ -203,7 +203,7 @@ fn two_in_one_slot() -> Result<()> {
             text.contains(&format!("Before: Ruby 3.1, {before}.After: Ruby 3.1, {after}.")),
             "{before}, then {after}: {text}"
         );
-        // The choice that is offered is the same, and so is the order of processes.
+        // The offered choice is the same, and so is the order of processes.
         let chosen: Vec<&str> = elements
             .iter()
             .filter(|(name, attributes)| name == "option" && attributes.contains_key("selected"))
@@ -217,7 +217,7 @@ fn two_in_one_slot() -> Result<()> {
     Ok(())
 }
 
-/// On loopback no sign-in is needed; through a proxy, by another name or from elsewhere it is, and a visitor sees only their own.
+/// On loopback no sign-in is needed. Through a proxy, under another name or from elsewhere it is needed, and visitors see only their own data.
 #[test]
 fn sign_in() -> Result<()> {
     let live = Live::without_gctrace()?;
@@ -240,7 +240,7 @@ fn sign_in() -> Result<()> {
     ensure!(http::read(&stream)?.code == 401, "a page from elsewhere may ask by its own name");
     let public = Collector::start(&path, &["--public-url", "https://gc.example"])?;
     ensure!(public.get("/")?.code == 401);
-    // Browsers reach it by TLS, which the proxy has.
+    // Browsers reach it through TLS, which the proxy terminates.
     let answer = public.form("/sign-in", &format!("token={shop}"))?;
     let cookie = &answer.headers["set-cookie"];
     ensure!(cookie.starts_with("__Host-gctrace=") && cookie.ends_with("; Secure"), "{cookie}");
@@ -268,7 +268,7 @@ fn sign_in() -> Result<()> {
     ensure!(get(&open, "/app/1", &[("Cookie", cookie)])?.code == 200);
     ensure!(get(&open, "/app/2", &[("Cookie", cookie)])?.code == 404);
     ensure!(get(&open, "/", &[("Cookie", "gctrace=0123")])?.code == 401);
-    // A page of another site neither signs a visitor in, as somebody else, nor out.
+    // A page of another site can neither sign a visitor in (as somebody else) nor sign them out.
     for body in [format!("token={shop}"), String::new()] {
         for header in [("Sec-Fetch-Site", "cross-site"), ("Origin", "https://evil.example")] {
             let headers = [("Content-Type", "application/x-www-form-urlencoded"), header];

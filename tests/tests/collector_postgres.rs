@@ -1,4 +1,4 @@
-//! Several collectors on one PostgreSQL are one collector, and lose nothing, whichever is killed.
+//! Several collectors on one PostgreSQL act as one collector, and lose nothing, whichever is killed.
 
 use std::process::Command;
 use std::sync::Mutex;
@@ -12,13 +12,13 @@ use serde_json::{Value, json};
 
 const ANY: &str = "127.0.0.1:0";
 
-/// Each collector knows what the other one stored: applications, sets, duplicates, recommendations. The stored data equal
-/// SQLite's, and contain no token.
+/// Each collector knows what the other one stored: applications, sets, duplicates, recommendations. The stored data equal those in
+/// SQLite, and contain no token.
 #[test]
 fn one_of_two() -> Result<()> {
     let postgres = Postgres::start()?;
     let store = postgres.address();
-    // Both make the tables at the same time.
+    // Both create the tables at the same time.
     let [first, second] = std::thread::scope(|scope| {
         let start = || Collector::with_store(ANY, &store, &[]);
         let other = scope.spawn(start);
@@ -46,7 +46,7 @@ fn one_of_two() -> Result<()> {
         "{one}, {other}"
     );
 
-    // The same into SQLite: the same advice.
+    // The same sets in SQLite lead to the same advice.
     let live = gctrace_tests::live::Live::without_gctrace()?;
     let single = Collector::start(&live.path("sets.db"), &[])?;
     let its = single.register()?;
@@ -57,7 +57,7 @@ fn one_of_two() -> Result<()> {
         "SQLite's advice is another one"
     );
 
-    // SQL and NUL in every text stay texts.
+    // SQL and NUL in any text stay text.
     let evil = "email=a%40b%27);DROP+TABLE+gctrace_app;--%00&app=x%27%22%00";
     let answer = first.form("/accounts", evil)?;
     ensure!(answer.code == 200 || answer.code == 422, "{answer:?}");
@@ -67,7 +67,7 @@ fn one_of_two() -> Result<()> {
     Ok(())
 }
 
-/// With `sslmode=require` the connection to the database uses TLS, and only if the host trusts its certificate; nothing is sent
+/// With `sslmode=require` the connection to the database uses TLS, and only if the host trusts the certificate. Nothing is sent
 /// unencrypted to a server that requires TLS.
 #[test]
 fn over_tls() -> Result<()> {
@@ -100,8 +100,8 @@ fn over_tls() -> Result<()> {
     Ok(())
 }
 
-/// Collectors and the database are killed in the middle of the load of eight clients: sets that were answered with 200 are kept, and sets
-/// that were not accepted were answered with 500 or not at all. A collector survives its database.
+/// Collectors and the database are killed under load from eight clients: sets that were answered with 200 are kept, and the other sets were
+/// answered with 500 or not at all. A collector survives the end of its database.
 #[test]
 fn nothing_accepted_is_lost() -> Result<()> {
     let mut postgres = Postgres::start()?;
@@ -122,7 +122,7 @@ fn nothing_accepted_is_lost() -> Result<()> {
                     while !over.load(Ordering::Relaxed) {
                         let pid = pids.fetch_add(1, Ordering::Relaxed);
                         let set = example(token, pid).expect("the example").to_string();
-                        // A collector that was killed in between gives no answer, and promised nothing.
+                        // If the collector was killed meanwhile, it gave no answer and promised nothing.
                         let Ok(answer) = collectors[client % 2].send(&set) else { continue };
                         assert!(
                             answer.code == 200 || answer.code == 500,
@@ -174,7 +174,7 @@ fn nothing_accepted_is_lost() -> Result<()> {
     Ok(())
 }
 
-/// A database that cannot be reached is one clear error, without the password.
+/// If the database cannot be reached, there is one clear error, without the password.
 #[test]
 fn no_database() -> Result<()> {
     let error = Collector::with_store(ANY, "postgres://me:geheim@127.0.0.1:9/gc", &[])
@@ -186,7 +186,7 @@ fn no_database() -> Result<()> {
     Ok(())
 }
 
-/// Older figures are added up, once, whichever collector does it; sums are unchanged, and the latest day is left as it is.
+/// Older figures are aggregated once, whichever collector does it. The sums do not change, and the latest day is left alone.
 #[test]
 fn figures_are_added_up() -> Result<()> {
     let postgres = Postgres::start()?;
@@ -228,7 +228,7 @@ fn figures_are_added_up() -> Result<()> {
     Ok(())
 }
 
-/// However many sets an application has too many, they are deleted when the next one is stored.
+/// However many sets an application has above its quota, they are deleted when the next set is stored.
 #[test]
 fn quotas() -> Result<()> {
     let postgres = Postgres::start()?;

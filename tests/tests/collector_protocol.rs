@@ -1,4 +1,4 @@
-//! The collector speaks TuneMyGC's protocol: every resource, every code.
+//! The collector implements TuneMyGC's protocol: every resource, every status code.
 
 use std::io::Write as _;
 
@@ -15,7 +15,7 @@ fn gzip(bytes: &[u8]) -> Result<Vec<u8>> {
     Ok(encoder.finish()?)
 }
 
-/// A program that is short of slots, often enough for advice.
+/// A program that is short of slots, often enough to get advice.
 fn starving() -> Vec<Cycle> {
     let cycle = |by, major| Cycle { by, major, old_after: 99_000 };
     cycles(&[
@@ -25,7 +25,7 @@ fn starving() -> Vec<Cycle> {
     ])
 }
 
-/// From registration to the settings, once, again, compressed, and after a restart.
+/// The exchange from registration to settings: once, again, compressed, and after a restart.
 #[test]
 fn exchange() -> Result<()> {
     let live = Live::without_gctrace()?;
@@ -37,7 +37,7 @@ fn exchange() -> Result<()> {
     ensure!(token != collector.register()?, "each application has its own token");
     ensure!(collector.get(&format!("/apps/{token}"))?.code == 204, "nothing to set yet");
 
-    // The example is too little for advice: that is reported, and is not an error.
+    // The example has too little data for advice: that is reported, and is not an error.
     let little = collector.send(&example(&token, 1)?.to_string())?;
     ensure!(little.code == 200, "{little:?}");
     ensure!(little.headers.get("accept-encoding").is_some_and(|codings| codings == "gzip"));
@@ -101,7 +101,7 @@ fn exchange() -> Result<()> {
     Ok(())
 }
 
-/// Every refusal has the protocol's code and gives the reason.
+/// Every refusal has the status code of the protocol and gives the reason.
 #[test]
 fn codes() -> Result<()> {
     let live = Live::without_gctrace()?;
@@ -129,19 +129,19 @@ fn codes() -> Result<()> {
     expect(changed(&|set| set[0][3] = json!([]))?, 400, "header [3] (environment)")?;
     expect(collector.send_bytes(good.to_string().as_bytes(), &[("Content-Encoding", "br")])?, 400, "`br`")?;
     expect(collector.send_bytes(b"not gzip at all", &[("Content-Encoding", "gzip")])?, 400, "payload")?;
-    // gctrace's own version is not one of the agent's.
+    // gctrace's own version is not a version of the agent.
     let mut ours = good.clone();
     ours[0][4] = json!("0.1.0");
     let agent = [("User-Agent", "gctrace/0.1.0")];
     ensure!(http::post(collector.address, "/ruby", &agent, ours.to_string().as_bytes())?.code == 200);
-    // The agent's dialect: spy ids in the ninth place, and events that only forks send.
+    // The agent's dialect: spy ids as the ninth element, and events that only forks send.
     let spies = changed(&|set| {
         set[0].as_array_mut().expect("a list").insert(8, json!("manual"));
         set[2][3] = json!("GC_CYCLE_MARK_ENDED");
     })?;
     ensure!(spies.code == 200, "{spies:?}");
 
-    // A program that is tuned already, to much less than the advice. Variables of the agent do not count.
+    // A program that is already tuned, to much less than the advice. Variables of the agent do not count.
     let env = json!({"RUBY_GC_MALLOC_LIMIT": "64m", "RUBY_GC_OLDMALLOC_LIMIT": "20m", "RUBY_GC_TUNE": "200",
         "RUBY_GC_TOKEN": token.as_str()});
     let cycle = |by, major| Cycle { by, major, old_after: 99_000 };
@@ -175,8 +175,8 @@ fn codes() -> Result<()> {
     expect(closed.send(&good.to_string())?, 426, "2.0")
 }
 
-/// A program that follows advice reaches a stable state: no value goes up again without a cycle that requires it, nothing is refused, and
-/// `/apps` keeps the settings in force.
+/// A program that follows advice reaches a stable state: no value is raised again without a cycle that requires it, nothing is refused, and
+/// `/apps` keeps the settings that are in force.
 #[test]
 fn followed_advice() -> Result<()> {
     let live = Live::without_gctrace()?;
@@ -198,7 +198,7 @@ fn followed_advice() -> Result<()> {
     }
     let advised = state(&collector, "")?["set"].clone();
     ensure!(advised["RUBY_GC_MALLOC_LIMIT"].as_f64() >= Some(33_554_432.0), "{advised}");
-    // As a shell reads it.
+    // Parsed as a shell would.
     let lines = collector.get(&format!("/apps/{token}"))?.text();
     let env: serde_json::Map<String, Value> = lines
         .lines()
@@ -242,10 +242,10 @@ fn followed_advice() -> Result<()> {
     Ok(())
 }
 
-/// What a sender could use to forge a report: escapes, reversed text, and lines that look like ours.
+/// Text that a sender could use to forge a report: escape sequences, reversed text, and lines that look like gctrace's own.
 const FORGED: &str = "\x1b[2J\u{9b}8m\u{202e}\r\n\n  For speed:\n    export LD_PRELOAD=x.so # ";
 
-/// Fails unless an answer with this code shows everything that is in it, on our own lines only, and no browser takes it for a page.
+/// Checks that an answer with this code shows everything that it contains, on our own lines only, and that no browser takes it for a page.
 fn harmless(what: &str, code: u16, answer: &http::Answer) -> Result<()> {
     let hides = |c: char| c != '\n' && (c.is_control() || ('\u{200b}'..='\u{202e}').contains(&c));
     let text = answer.text();
@@ -259,7 +259,7 @@ fn harmless(what: &str, code: u16, answer: &http::Answer) -> Result<()> {
     Ok(())
 }
 
-/// The texts of a sender can control neither a terminal nor a browser, in whatever answer they come back.
+/// Text from a sender can control neither a terminal nor a browser, whatever answer contains it.
 #[test]
 fn forged_texts() -> Result<()> {
     let live = Live::without_gctrace()?;
@@ -269,7 +269,7 @@ fn forged_texts() -> Result<()> {
         json!({"RUBY_GC_HEAP_GROWTH": FORGED, format!("RUBY_GC_X{FORGED}"): "1", "RUBY_GC_\u{202e}": "1"});
     let mut forged = set(&token, &format!("3.1.2{FORGED}"), &env, &starving());
     forged[0][8] = json!(FORGED);
-    // A leak is reported with the name of its host.
+    // The report of a leak contains the name of its host.
     for (at, sample) in forged.as_array_mut().context("a set")?.iter_mut().enumerate().skip(1) {
         sample[4][2] = json!(100_000 + at * 200);
     }
@@ -293,7 +293,7 @@ fn forged_texts() -> Result<()> {
     }
     let state = collector.get(&format!("/apps/{token}?format=json"))?;
     let state: Value = serde_json::from_slice(&state.body)?;
-    // What is escaped as JSON is the same text.
+    // The text in JSON is the same once its escapes are decoded.
     let process = state["leaks"][0]["process"].as_str().context("a leak")?;
     ensure!(process.contains("on \x1b[2J\u{9b}8m\u{202e}"), "{process:?}");
 
@@ -343,8 +343,8 @@ fn forged_texts() -> Result<()> {
     Ok(())
 }
 
-/// A set of a program whose heap has these slots, a quarter of them live, and that takes this time in the GC for each cycle. Only the heap is
-/// short of something: cycles begin because no free slot is left.
+/// A set of a program with this number of heap slots, half of them live, that spends `ms` in GC per cycle. The heap is its only bottleneck:
+/// cycles start because no free slot is left.
 fn short_of_slots(token: &str, env: &Value, pid: u64, slots: u64, ms: u64) -> Result<Value> {
     let cycle = |major| Cycle { by: "newobj", major, old_after: 60_000 };
     let mut set = set(token, "3.1.2", env, &cycles(&[(cycle(None), 300), (cycle(Some("oldgen")), 40)]));
@@ -358,8 +358,8 @@ fn short_of_slots(token: &str, env: &Value, pid: u64, slots: u64, ms: u64) -> Re
     Ok(set)
 }
 
-/// What the collector advised is no choice of the user: it may advise much more later, and keeps and answers sets as before. The same value is a
-/// choice where it was never advised, unless it is Ruby's default.
+/// Values that the collector advised are not the user's choice: it may advise much more later, and it stores and answers sets as before. The
+/// same value counts as a choice in an application to which it was never advised, unless it is Ruby's default.
 #[test]
 fn own_advice() -> Result<()> {
     const NAME: &str = "RUBY_GC_HEAP_INIT_SLOTS";
@@ -377,7 +377,7 @@ fn own_advice() -> Result<()> {
         ensure!(answer.code == 200, "{answer:?}");
     }
     let first = value(&collector, &token)?;
-    // It helped, but the program needs more by now.
+    // The advice helped, but the program needs more by now.
     let advised = json!({NAME: first.to_string()});
     for pid in 11..14 {
         let answer = collector.send(&short_of_slots(&token, &advised, pid, 600_000, 15)?.to_string())?;
@@ -391,7 +391,7 @@ fn own_advice() -> Result<()> {
     }
     ensure!(collector.metric("gctrace_collector_stored_sets")? == 6, "all of them are kept");
 
-    // Nobody has advised it to this application.
+    // This value was never advised to this application.
     let answer = collector.send(&short_of_slots(&other, &advised, 21, 600_000, 15)?.to_string())?;
     ensure!(answer.code == 412 && serde_json::from_slice::<Value>(&answer.body)? == advised, "{answer:?}");
     ensure!(value(&collector, &other)? == first, "it stays as it was set");
@@ -402,7 +402,7 @@ fn own_advice() -> Result<()> {
     Ok(())
 }
 
-/// A store that fails gives a 500, which agents retry, and works again once it is repaired.
+/// A failing store leads to a 500, which agents retry, and works again once it is repaired.
 #[test]
 fn failing_store() -> Result<()> {
     let live = Live::without_gctrace()?;
@@ -420,7 +420,7 @@ fn failing_store() -> Result<()> {
     Ok(())
 }
 
-/// A store contains no token, neither as such nor in the environment of a set, but everything else of a set.
+/// A store contains no token, neither in the header nor in the environment of a set, but everything else of the set.
 #[test]
 fn what_is_kept() -> Result<()> {
     let live = Live::without_gctrace()?;

@@ -1,4 +1,4 @@
-//! A store of 1,000 applications as 30 days leave it: its pages are there within a second.
+//! A store of 1,000 applications after 30 days: each page is returned within a second.
 
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
@@ -22,10 +22,10 @@ const TICK: i64 = 600;
 const SERIES: Series = Series(3, 4);
 /// The collector's defaults.
 const QUOTA: Quota = Quota { sets: 100_000, bytes: 1 << 30 };
-/// Settings of three parts of the time.
+/// The settings in each third of the time.
 const SETTINGS: [&str; 3] =
     ["", "RUBY_GC_MALLOC_LIMIT=33554432", "RUBY_GC_MALLOC_LIMIT=33554432 RUBY_GC_MALLOC_LIMIT_MAX=67108864"];
-/// What is the same in copies of rows of `slot`.
+/// The columns that are copied with rows of `slot`.
 const COLUMNS: &str = "at, ruby_major, ruby_minor, environment, host, pid, sets, cycles, majors, gc_ms, gc_seconds, \
     c0, c1, c2, c3, c4, c5, c6, c7, c8, c9, rss, slots";
 
@@ -39,7 +39,7 @@ fn evidence() -> Result<Evidence> {
     Ok(fold.finish())
 }
 
-/// Stores the set of a process of an application that was sent at this time, in ten minutes of which `part` is the part of 30 days.
+/// Stores a set that a process of an application sent at this time. `part` is the elapsed part (0 to 1) of the 30 days.
 fn insert(store: &dyn Store, app: App, pid: i64, at: i64, part: f64, evidence: &Evidence) -> Result<()> {
     let mut id = [0; 32];
     for (place, number) in [app.0, pid, at].into_iter().enumerate() {
@@ -68,8 +68,8 @@ fn insert(store: &dyn Store, app: App, pid: i64, at: i64, part: f64, evidence: &
     Ok(())
 }
 
-/// Fills a store: the first application has so many processes that sent a set every ten minutes for 30 days, with figures added up as
-/// the collector does it every day; the others have copies of its figures of two of them, and so many sets.
+/// Fills a store. The first application has `processes` processes that sent a set every ten minutes for 30 days; its figures are aggregated
+/// as the collector does it every day. Each other application has copies of the figures of two of these processes, and `sets` sets.
 fn fill(store: &dyn Store, processes: i64, sets: i64, execute: &dyn Fn(&str) -> Result<()>) -> Result<()> {
     let evidence = evidence()?;
     let now = SystemTime::now().duration_since(UNIX_EPOCH)?.as_secs() as i64 / TICK * TICK;
@@ -103,13 +103,13 @@ fn fill(store: &dyn Store, processes: i64, sets: i64, execute: &dyn Fn(&str) -> 
     Ok(())
 }
 
-/// Pages of a collector on such a store, each asked for three times: none takes a second.
+/// Requests pages of a collector on such a store, each three times: none may take a second.
 fn look(name: &str, processes: i64, sets: i64, execute: &dyn Fn(&str) -> Result<()>) -> Result<()> {
     let begun = Instant::now();
     let store = open(name)?;
     fill(&*store, processes, sets, execute)?;
     let slots = store.slots(App(1), 0)?;
-    // Ten minutes for 25 hours, two hours until eight days ago, six hours before.
+    // Ten-minute slots for 25 hours, two-hour slots until eight days ago, six-hour slots before that.
     let left = slots.len() as i64 / processes;
     ensure!((300..350).contains(&left), "{left} rows of a process are left");
     let host = slots[0].host.clone();
@@ -148,19 +148,19 @@ fn look(name: &str, processes: i64, sets: i64, execute: &dyn Fn(&str) -> Result<
 
 #[test]
 fn sqlite() -> Result<()> {
-    // In memory: a disk must not decide how long it takes to fill it.
+    // In memory: the speed of a disk must not decide how long filling the store takes.
     let dir = tempfile::tempdir_in("/dev/shm").context("no /dev/shm")?;
     let path = dir.path().join("sets.db");
     let execute = |statement: &str| Ok(rusqlite::Connection::open(&path)?.execute_batch(statement)?);
     look(&format!("sqlite:{}", path.display()), 20, 12, &execute)
 }
 
-/// The same with fewer sets: PostgreSQL takes milliseconds to store one.
+/// The same with fewer sets, because PostgreSQL takes milliseconds to store one.
 #[test]
 fn postgres() -> Result<()> {
     let postgres = Postgres::start()?;
     let execute = |statement: &str| -> Result<()> {
-        // The names of the tables, not those of columns.
+        // Replace the names of the tables, not those of columns.
         let words = statement.split(' ').map(|word| match word {
             "slot" | "app" => format!("gctrace_{word} AS {word}"),
             "app," => "gctrace_app AS app,".to_owned(),

@@ -1,4 +1,4 @@
-//! Rights of tokens: for writing, for reading and for operators, their ends, and parts of applications; on both stores.
+//! The rights of tokens (writing, reading, operator), their expiry, and parts of applications; on both kinds of store.
 
 use std::time::{Duration, Instant};
 
@@ -9,7 +9,7 @@ use gctrace_tests::http;
 use gctrace_tests::postgres::Postgres;
 use serde_json::{Value, json};
 
-/// A collector that requires a token from everyone.
+/// A collector that requires a token from all clients.
 fn collector(store: &str) -> Result<Collector> {
     Collector::with_store("127.0.0.1:0", store, &["--public-url", "https://gc.example"])
 }
@@ -29,7 +29,7 @@ fn id(token: &str) -> Result<String> {
     Ok(String::from_utf8(sum.wait_with_output()?.stdout)?.chars().take(12).collect())
 }
 
-/// A program that needs other settings than [`allocating`].
+/// A program that needs different settings than [`allocating`].
 fn mallocing(token: &str) -> Value {
     set(token, "3.4.7", &json!({}), &cycles(&[(Cycle { by: "malloc", major: None, old_after: 0 }, 100)]))
 }
@@ -40,7 +40,7 @@ fn allocating(token: &str) -> Value {
     set(token, "3.4.7", &json!({}), &cycles(&kinds))
 }
 
-/// Signs in. `None`: refused; else the text of the first page.
+/// Signs in and returns the text of the page, or `None` if the token is refused.
 fn page(collector: &Collector, token: &str, path: &str) -> Result<Option<String>> {
     let answer = collector.form("/sign-in", &format!("token={token}"))?;
     if answer.code != 303 {
@@ -49,7 +49,7 @@ fn page(collector: &Collector, token: &str, path: &str) -> Result<Option<String>
     }
     let cookie = answer.headers["set-cookie"].split(';').next().context("a cookie")?.to_owned();
     let answer = http::exchange(collector.address, "GET", path, &[("Cookie", &cookie)], b"")?;
-    // Each page has the form that ends this; it has no fields.
+    // Each page has the sign-out form, which has no fields.
     let form = r#"<form method="post" action="/sign-in"><button>Sign out</button></form>"#;
     ensure!(answer.text().contains(form), "no way out: {}", answer.text());
     let out = collector.form("/sign-in", "")?;
@@ -58,7 +58,7 @@ fn page(collector: &Collector, token: &str, path: &str) -> Result<Option<String>
     Ok(Some(format!("{} {}", answer.code, answer.text())))
 }
 
-/// Each kind of token has its rights and no others, whatever the size of the body; no list shows a token.
+/// Each kind of token has exactly its rights, whatever the size of the body. No list shows a token.
 #[test]
 fn rights() -> Result<()> {
     each_store(|store| {
@@ -116,7 +116,7 @@ fn rights() -> Result<()> {
     })
 }
 
-/// A rotated token works beside its successor until it expires; a revoked one ends at once. Their ids stay in the list.
+/// A rotated token works beside its successor until it expires. A revoked token ends at once. Ended tokens stay in the list.
 #[test]
 fn ends() -> Result<()> {
     each_store(|store| {
@@ -156,8 +156,8 @@ fn ends() -> Result<()> {
     })
 }
 
-/// The web and the jobs of an application are separate: sets, advice and tokens; its own tokens read about its parts; all are deleted
-/// together.
+/// The web part and the jobs part of an application have separate sets, advice and tokens. The application's own token also reads its parts.
+/// All parts are deleted together.
 #[test]
 fn parts() -> Result<()> {
     each_store(|store| {
@@ -194,7 +194,7 @@ fn parts() -> Result<()> {
     })
 }
 
-/// A PostgreSQL store from before rights existed: each token keeps both, also when the collector restarts.
+/// In a PostgreSQL store from before rights existed, each token keeps both rights, even after the collector restarts.
 #[test]
 fn earlier_postgres() -> Result<()> {
     let postgres = Postgres::start()?;

@@ -1,4 +1,4 @@
-//! Every Ruby accepts its recommendations: each rule's variables, as the whole line that is set.
+//! Every Ruby accepts its recommendations: the variables of each rule, as the whole line that is set.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::process::Command;
@@ -10,14 +10,14 @@ use gctrace_tests::ruby::Ruby;
 use gctrace_tunemygc::tune::{InForce, Series, environment::unheeded, ruby::VARIABLES, rules::settable};
 use serde_json::{Value, json};
 
-/// The places of `heap_available_slots`, `total_allocated_objects` and `time` in the samples of [`set`].
+/// The indexes of `heap_available_slots`, `total_allocated_objects` and `time` in the samples of [`set`].
 const SLOTS: usize = 1;
 const ALLOCATED: usize = 3;
 const TIME: usize = 5;
-/// Sizes of slots of Ruby 3.3 to 4.0.
+/// Slot sizes of Ruby 3.3 to 4.0, bytes.
 const SLOT_SIZES: [u64; 5] = [40, 80, 160, 320, 640];
 
-/// An advised variable.
+/// A recommended variable.
 #[derive(Clone, Debug)]
 struct Advised {
     rule: String,
@@ -27,11 +27,11 @@ struct Advised {
     default: f64,
 }
 
-/// Sets of programs that give each rule a reason.
+/// Sets of programs that together give a reason for each rule.
 fn programs(version: &str) -> Vec<Value> {
     let cycle = |by, major, old_after| Cycle { by, major, old_after };
     let kinds = [
-        // Too little room, old objects that stay, limits of malloc, objects without write barriers.
+        // Too few slots, old objects that stay, malloc limits, objects without write barriers.
         vec![
             (cycle("newobj", None, 0), 300),
             (cycle("malloc", None, 0), 60),
@@ -41,7 +41,7 @@ fn programs(version: &str) -> Vec<Value> {
         ],
         // Major cycles that free too little, in a heap that grows at the start.
         vec![(cycle("method", None, 0), 200), (cycle("newobj", Some("nofree"), 99_000), 40)],
-        // Limits of malloc that take much of the time.
+        // Malloc limits that cost much of the time.
         vec![(cycle("malloc", None, 0), 200), (cycle("newobj", Some("oldgen"), 99_000), 20)],
         vec![(cycle("newobj", None, 0), 150), (cycle("malloc", Some("oldmalloc"), 99_000), 100)],
         // Old objects that die.
@@ -50,12 +50,12 @@ fn programs(version: &str) -> Vec<Value> {
     let plain: Vec<Value> = kinds.iter().map(|kind| set("", version, &json!({}), &cycles(kind))).collect();
     // The heap grows by 100 000 slots with each of the first cycles.
     let steps = stats(&plain[0], |at, stat| stat[SLOTS] = json!((at / 2 + 1).min(20) * 100_000));
-    // A young program: a quarter of its cycles were before its heap had its size.
+    // A short-lived program: a quarter of its cycles ran before its heap reached its size.
     let young = stats(&plain[1], |at, stat| stat[SLOTS] = json!((at / 2 + 1).min(60) * 10_000));
     // Twice as many objects between two cycles.
     let more = stats(&plain[0], |_, stat| stat[ALLOCATED] = json!(stat[ALLOCATED].as_u64().map(|n| n * 2)));
     let units = with_units(&plain[0]);
-    // Little of its time in the GC, and little memory: some of it is worth some time.
+    // It spends little of its time in the GC and has little memory: some memory is worth some time.
     let mut lean = stats(&plain[plain.len() - 1], |_, stat| {
         if let Some(time) = stat[TIME].as_u64() {
             stat[TIME] = json!(time / 10);
@@ -68,7 +68,7 @@ fn programs(version: &str) -> Vec<Value> {
     heaps.chain(plain.clone()).chain([steps, young, more, units, lean]).collect()
 }
 
-/// The set with other figures in its samples.
+/// The set with changed figures in its samples.
 fn stats(set: &Value, change: impl Fn(u64, &mut Value)) -> Value {
     let mut set = set.clone();
     for (at, sample) in set.as_array_mut().into_iter().flatten().skip(1).enumerate() {
@@ -77,7 +77,7 @@ fn stats(set: &Value, change: impl Fn(u64, &mut Value)) -> Value {
     set
 }
 
-/// The set with units of work that last for four cycles each.
+/// The set with units of work that last four cycles each.
 fn with_units(set: &Value) -> Value {
     let mut samples = Vec::new();
     for (at, sample) in set.as_array().into_iter().flatten().enumerate() {
@@ -95,7 +95,7 @@ fn with_units(set: &Value) -> Value {
     Value::Array(samples)
 }
 
-/// Adds the sizes of five heaps to the first and the last sample, which allocate most of the program's objects.
+/// Adds the sizes of five heaps to the first and the last sample. These heaps allocate most of the program's objects.
 fn with_heaps(mut set: Value) -> Value {
     let last = set.as_array().map_or(0, |samples| samples.len() - 1);
     for (at, times) in [(1, 0), (last, 1_000)] {
@@ -114,7 +114,7 @@ fn with_heaps(mut set: Value) -> Value {
     set
 }
 
-/// The advice of `gctrace tune` for a set, by variable: one map for each strategy.
+/// The advice of `gctrace tune` for a set, by variable: one map per strategy.
 fn advised(live: &Live, name: &str, set: &Value) -> Result<Vec<BTreeMap<String, Advised>>> {
     let path = live.path(name);
     std::fs::write(&path, set.to_string())?;
@@ -146,7 +146,7 @@ fn plan(plan: &Value) -> Result<BTreeMap<String, Advised>> {
     Ok(all)
 }
 
-/// Runs a Ruby with a whole line of variables. It names each with the intended value, and warns of nothing. It silently ignores
+/// Runs a Ruby with a whole line of variables. Ruby must name each variable with the intended value, and must not warn. It silently ignores
 /// variables that it does not read.
 fn check_taken(ruby: &Ruby, line: &BTreeMap<String, Advised>) -> Result<()> {
     let environment = line.iter().map(|(name, advised)| (name, &advised.text));
@@ -170,7 +170,7 @@ fn check_taken(ruby: &Ruby, line: &BTreeMap<String, Advised>) -> Result<()> {
     Ok(())
 }
 
-/// Each variable of each rule is advised to some program, and accepted by each Ruby in the line in which it is advised.
+/// Each variable of each rule is advised to some program, and each Ruby accepts it in the line in which it is advised.
 #[test]
 fn rubies_take_what_is_recommended() -> Result<()> {
     let live = Live::without_gctrace()?;
@@ -189,7 +189,7 @@ fn rubies_take_what_is_recommended() -> Result<()> {
     })
 }
 
-/// What a Ruby with this environment follows, by `-W2`: the variables that it names without a reason why it ignores them.
+/// What a Ruby with this environment uses, according to `-W2`: the variables that it names without a reason for ignoring them.
 fn followed(ruby: &Ruby, environment: &BTreeMap<String, String>) -> Result<BTreeMap<String, f64>> {
     let output = ruby.command()?.args(["--disable-gems", "-W2", "-e", "exit"]).envs(environment).output()?;
     let said = String::from_utf8_lossy(&output.stderr).into_owned();
@@ -203,7 +203,7 @@ fn followed(ruby: &Ruby, environment: &BTreeMap<String, String>) -> Result<BTree
     Ok(taken)
 }
 
-/// gctrace takes for in force what the Ruby says that it follows, whatever the values of the variables are; all others are reported.
+/// gctrace considers in force exactly what Ruby says that it uses, whatever the values of the variables. All others are reported.
 #[test]
 fn what_is_in_force() -> Result<()> {
     const TEXTS: [&str; 30] = [
@@ -238,7 +238,7 @@ fn what_is_in_force() -> Result<()> {
         "abc",
         "99999999999999999999",
     ];
-    /// Least, goal and most of the free slots.
+    /// Minimum, goal and maximum ratios of free slots.
     const RATIOS: [[&str; 3]; 10] = [
         ["0.1", "0.2", "0.4"],
         ["0.3", "0.3", "0.3"],
@@ -254,7 +254,7 @@ fn what_is_in_force() -> Result<()> {
     let _live = Live::without_gctrace()?;
     Ruby::each(|ruby| {
         let series = Series::parse(ruby.version()).context("a known series")?;
-        // Some Rubies do not start with a heap of strange sizes; limits are read by the same code.
+        // Some Rubies do not start with heaps of odd sizes; the same code reads the limits.
         let own = |name: &&str| {
             !name.ends_with("LIBRARY") && (!name.contains("_SLOTS") || name.contains("_MAX_SLOTS"))
         };
@@ -279,7 +279,7 @@ fn what_is_in_force() -> Result<()> {
                 let (theirs, ours) = (followed.get(name), in_force.value(variable));
                 // `%f` has six decimals.
                 let same = (ours - theirs.unwrap_or(&variable.default)).abs() < 1e-6;
-                // An empty text is no setting.
+                // An empty value is not a setting.
                 let told = reported.contains(name) != theirs.is_some() || environment[name].is_empty();
                 if !same || !told {
                     let text = &environment[name];

@@ -27,13 +27,13 @@ const VIEWS: [View; 5] = [
     View { name: "dark", width: 1280, scale: 1, dark: true },
     View { name: "narrow", width: 530, scale: 1, dark: false },
     View { name: "telephone", width: 360, scale: 1, dark: true },
-    // What is left of 1280 pixels.
+    // 1280 pixels at 200 % zoom.
     View { name: "zoom", width: 640, scale: 2, dark: false },
 ];
 
-/// Elements that reach beyond the right edge of the window, if the page can be scrolled there; text in charts that is smaller than 9
-/// pixels, or that covers other text; rows of long texts that must be scrolled to be read, or whose words are broken though a line has room
-/// for them; names of variables that are broken elsewhere than behind a `_`; and the contrast of text to what is behind it, where that is below WCAG's 4.5.
+/// Reports elements that extend beyond the right edge of the window, if the page can be scrolled there; text in charts that is smaller than 9
+/// pixels or covers other text; rows of long text that must be scrolled to be read, or whose words are broken although a line has room
+/// for them; names of variables that are broken anywhere but after a `_`; and text whose contrast to its background is below WCAG's 4.5.
 const LOOK: &str = r"(() => {
   const found = [], root = document.documentElement, wide = root.clientWidth;
   const name = e => `${e.tagName} ${e.getAttribute('class') || ''} ${(e.textContent || '').trim().slice(0, 40)}`;
@@ -106,8 +106,8 @@ const LOOK: &str = r"(() => {
   return found;
 })()";
 
-/// Of a flame graph: texts beside the graph that are cut off at an edge of the window, cover others or the graph, or are smaller than 9 pixels, while
-/// it is zoomed and something was found and is pointed at.
+/// Reports text beside a flame graph that is cut off at an edge of the window, covers other text or the graph, or is smaller than 9 pixels, while
+/// the buttons and labels of a zoom, a search and a pointed-at frame are shown.
 const FLAME: &str = r"(() => {
   document.getElementById('unzoom').classList.remove('hide');
   document.getElementById('matched').firstChild.nodeValue = 'Matched: 100.0%';
@@ -132,14 +132,14 @@ const FLAME: &str = r"(() => {
   return texts.length < 6 ? ['no texts'] : found;
 })()";
 
-/// What can be reached by keyboard: of the radio buttons of a group one, and nothing that is folded.
+/// Elements that the keyboard can reach: one radio button of each group, and nothing that is folded.
 const REACHABLE: &str = r"(() => {
   window.left = new Set([...document.querySelectorAll('a[href], button, input:not([type=hidden]), select, textarea, summary')]
     .filter(e => e.getClientRects().length && !e.disabled && !(e.type === 'radio')));
   return window.left.size;
 })()";
 
-/// Notes what has the focus; returns whether it is the page itself, and what is wrong with how it looks.
+/// Records the focused element. Returns whether it is the page itself, and what is wrong with its appearance.
 const FOCUSED: &str = r"(() => {
   const e = document.activeElement;
   if (!e || e === document.body) return [true, null];
@@ -150,7 +150,7 @@ const FOCUSED: &str = r"(() => {
   return [false, seen && inside ? null : `${e.outerHTML.slice(0, 80)}: ${seen ? `out of sight, ${box.top} to ${box.bottom} of ${innerHeight}` : 'no mark'}`];
 })()";
 
-/// Where the pictures are.
+/// The directory of the screenshots.
 fn pictures(of: &str) -> Result<PathBuf> {
     let dir = work_dir()?.join("pages").join(of);
     std::fs::create_dir_all(&dir)?;
@@ -158,7 +158,7 @@ fn pictures(of: &str) -> Result<PathBuf> {
     Ok(dir)
 }
 
-/// Looks at a page in all views, and goes through it by keyboard; adds what is wrong.
+/// Checks a page in all views and walks through it by keyboard. Adds what is wrong.
 fn look(browser: &mut Browser, dir: &Path, name: &str, url: &str, wrong: &mut Vec<String>) -> Result<()> {
     for view in VIEWS {
         let said = browser.load(url, view)?;
@@ -180,7 +180,7 @@ fn look(browser: &mut Browser, dir: &Path, name: &str, url: &str, wrong: &mut Ve
             wrong.push(format!("{name}, keyboard: {what}"));
         }
         steps += 1;
-        // Behind the last one comes the window itself.
+        // After the last element, the focus moves to the window itself.
         if state[0] == true || steps > all + 200 {
             break;
         }
@@ -198,7 +198,7 @@ fn nothing(wrong: &[String]) -> Result<()> {
     Ok(())
 }
 
-/// The browser sees what is looked for: a page with everything that a page must not have.
+/// The checks work in the browser: they report each fault of a page that has all of them.
 #[test]
 fn what_is_wrong_is_seen() -> Result<()> {
     let mut browser = Browser::start()?;
@@ -248,10 +248,10 @@ fn collector() -> Result<()> {
     apps(&store, &["add", "empty"])?;
     let cycle = |by, major| Cycle { by, major, old_after: 99_000 };
     let mixed = cycles(&[(cycle("newobj", None), 300), (cycle("newobj", Some("oldgen")), 40)]);
-    // The charts show the last days.
+    // The charts show the last few days.
     let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH)?.as_secs();
     let mut id = String::new();
-    // The longest name, and several others: what was advised, and its effect.
+    // The longest name, and several others, for the advice and its effect.
     let long = json!({"RUBY_GC_HEAP_REMEMBERED_WB_UNPROTECTED_OBJECTS_LIMIT_RATIO": "0.02",
         "RUBY_GC_HEAP_OLDOBJECT_LIMIT_FACTOR": "3.8", "RUBY_GC_MALLOC_LIMIT_MAX": "64m"});
     for (hours, ruby, environment, host) in [
@@ -296,7 +296,7 @@ fn collector() -> Result<()> {
     nothing(&wrong)
 }
 
-/// Presses Tab until what has the focus satisfies a condition: an expression about `e`.
+/// Presses Tab until the focused element satisfies a condition, an expression about `e`.
 fn tab_to(browser: &mut Browser, condition: &str) -> Result<()> {
     for _ in 0..200 {
         browser.press("Tab", 9)?;
@@ -307,7 +307,7 @@ fn tab_to(browser: &mut Browser, condition: &str) -> Result<()> {
     anyhow::bail!("the keyboard does not reach {condition}")
 }
 
-/// Half a day of two processes, and half a day with a larger heap, in which a quarter of the time of before is in the GC.
+/// Half a day of two processes, and half a day with a larger heap, in which they spend a quarter of the earlier share of time in GC.
 fn a_day(collector: &Collector, token: &str) -> Result<()> {
     let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH)?.as_secs_f64();
     let cycle = |by, major| Cycle { by, major, old_after: 99_000 };
@@ -318,7 +318,7 @@ fn a_day(collector: &Collector, token: &str) -> Result<()> {
         } else {
             (json!({"RUBY_GC_HEAP_INIT_SLOTS": "600000", "RUBY_GC_HEAP_OLDOBJECT_LIMIT_FACTOR": "3.8"}), 6.0)
         };
-        // As if more came at noon.
+        // As if the load were higher at noon.
         let slower = slower * (1.0 + f64::from(part.abs_diff(48)) / 60.0);
         for pid in [4242, 4243] {
             let mut set = set(token, "3.4.7", &environment, &mixed);
@@ -335,7 +335,7 @@ fn a_day(collector: &Collector, token: &str) -> Result<()> {
     Ok(())
 }
 
-/// Only with keys: signs in, first with a wrong token, goes to the application and from there to one of its processes.
+/// With the keyboard only: signs in, first with a wrong token, opens the application and then one of its processes.
 #[test]
 fn collector_by_keyboard() -> Result<()> {
     let live = Live::without_gctrace()?;
@@ -346,7 +346,7 @@ fn collector_by_keyboard() -> Result<()> {
     let (dir, mut browser, mut wrong) = (pictures("keyboard")?, Browser::start()?, Vec::new());
     let url = format!("http://127.0.0.1:{}", collector.address.port());
     look(&mut browser, &dir, "sign-in", &format!("{url}/app/1"), &mut wrong)?;
-    // The page is what the collector answers to those who have not signed in.
+    // The page is the collector's answer to visitors who have not signed in.
     wrong.retain(|what| !what.contains(" 401 "));
 
     browser.load(&url, VIEWS[0])?;
@@ -382,7 +382,7 @@ fn collector_by_keyboard() -> Result<()> {
     nothing(&wrong)
 }
 
-/// Titles, legend and buttons of flame graphs fit windows of all widths; what filters dropped is there as a whole.
+/// Titles, legend and buttons of flame graphs fit windows of all widths. The note about what filters dropped is shown in full.
 #[test]
 fn flame_graphs() -> Result<()> {
     let live = Live::without_gctrace()?;
@@ -408,7 +408,7 @@ fn flame_graphs() -> Result<()> {
         ] {
             let said = browser
                 .load(&format!("file://{}", svg.display()), View { name: view, width, scale: 1, dark })?;
-            // It is arranged after it was loaded.
+            // The graph is laid out after it was loaded.
             browser.evaluate("new Promise(done => setTimeout(done, 50))")?;
             browser.picture(&dir.join(format!("{name}-{view}.png")))?;
             let found = browser.evaluate(FLAME)?;
@@ -439,7 +439,7 @@ fn hostile_copy(of: &Path, to: &Path) -> Result<()> {
     Ok(())
 }
 
-/// The pages of recordings, with and without requests, under their own names and under hostile ones, and of two that are compared.
+/// The pages of recordings, with and without requests, under their own names and under hostile names, and of two compared recordings.
 #[test]
 fn recording() -> Result<()> {
     let live = Live::without_gctrace()?;
@@ -470,9 +470,9 @@ fn recording() -> Result<()> {
         if name == "compared" {
             continue;
         }
-        // Cut to a part of the time, and of allocations.
+        // Limited to allocations.
         look(&mut browser, &dir, &format!("{name}-alloc"), &format!("{url}?of=alloc"), &mut wrong)?;
-        // The picture alone: it has a script of its own, which may run, and names of all kinds.
+        // The graph alone: it has its own script, which may run, and all kinds of names.
         for of in ["cpu", "gc", "gvl-wait", "alloc"] {
             let said = browser.load(&format!("{url}flamegraph.svg?of={of}"), VIEWS[0])?;
             wrong.extend(said.into_iter().map(|what| format!("{name}, flame graph of {of}: {what}")));
@@ -488,7 +488,7 @@ fn recording() -> Result<()> {
     nothing(&wrong)
 }
 
-/// The time line of a page: its box, and the seconds from its first column to its last one.
+/// The time line of a page: its box, and the times of its first and its last column in seconds.
 const TIMELINE: &str = r"(() => {
   const svg = document.querySelector('.timeline svg'), d = svg.dataset;
   svg.scrollIntoView({block: 'center'});
@@ -496,8 +496,8 @@ const TIMELINE: &str = r"(() => {
   return [b.left + b.width * d.left, b.left + b.width * d.right, b.top + b.height / 2, +d.from, +d.to];
 })()";
 
-/// A drag over the time line leads to the page of that part, from left to right, from right to left and over its edges; a click leads nowhere. The
-/// page has the cycles that `report` has of the part.
+/// Dragging over the time line opens the page of that part: from left to right, from right to left, and over its edges. A click does nothing.
+/// The page has the same cycles that `report` has for that part.
 #[test]
 fn brush() -> Result<()> {
     let file = golden("3.4");
@@ -533,7 +533,7 @@ fn brush() -> Result<()> {
         let word = if cycles == 1 { "cycle" } else { "cycles" };
         let shown = text.as_str().is_some_and(|text| text.contains(&format!("{cycles} {word}, ")));
         ensure!(shown && cycles > 1 && cycles < 18, "{name}: no {cycles} {word} in {text}");
-        // The part can be divided further.
+        // The part can be subdivided further.
         let line: Vec<f64> = serde_json::from_value(browser.evaluate(TIMELINE)?)?;
         ensure!(line[3] >= first && line[4] <= last + pixel && line[4] - line[3] < last - first, "{line:?}");
     }

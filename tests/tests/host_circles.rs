@@ -1,6 +1,6 @@
-//! In every folder of every crate: no module imports, directly or through others, a module that imports it.
+//! In every directory of every crate: no module imports, directly or through other modules, a module that imports it.
 //!
-//! A module is a file `x.rs` together with its folder `x/`: they are one, so what is a part of `x` belongs into `x/`.
+//! A module is a file `x.rs` together with its directory `x/`: they count as one, so every part of `x` belongs into `x/`.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -56,7 +56,7 @@ fn a_circle_is_found() {
     assert_eq!(circles(&tied), [vec!["a", "b", "c"], vec!["d", "e"]]);
 }
 
-/// The modules of a crate, each by its path and its text.
+/// The modules of a crate, given the path and the text of each.
 fn parsed(files: &[(&str, &str)]) -> Modules {
     let mut modules = Modules::new();
     for (path, text) in files {
@@ -67,7 +67,7 @@ fn parsed(files: &[(&str, &str)]) -> Modules {
     modules
 }
 
-/// The imports within a folder: `a>b`.
+/// The imports within a directory: `a>b`.
 fn edges(modules: &Modules, folder: &[&str]) -> Vec<String> {
     let folder: Vec<String> = folder.iter().map(|segment| (*segment).to_owned()).collect();
     let graph = &graphs(modules)[&folder];
@@ -126,7 +126,7 @@ fn a_name_that_the_parent_exports_is_its_modules() {
         ("z", "use crate::y::Item;"),
     ]);
     assert_eq!(edges(&modules, &["x"]), ["b>a", "d>a", "d>b", "e>b"]);
-    // Whoever imports what another module imported depends on both.
+    // A module that imports what another module re-exports depends on both.
     assert_eq!(edges(&modules, &[]), ["y>x", "z>x", "z>y"]);
 }
 

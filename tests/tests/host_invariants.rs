@@ -1,4 +1,4 @@
-//! The invariants of ARCHITECTURE.md that can be read off the sources.
+//! The invariants of ARCHITECTURE.md that can be checked in the sources.
 
 use std::{
     fs,
@@ -13,7 +13,7 @@ fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("the workspace").to_owned()
 }
 
-/// All Rust files below a folder, with their paths relative to it.
+/// All Rust files below a directory, with their paths relative to it.
 fn sources(dir: &Path) -> Vec<(String, String)> {
     let mut found = Vec::new();
     let mut waiting = vec![dir.to_owned()];
@@ -32,7 +32,7 @@ fn sources(dir: &Path) -> Vec<(String, String)> {
     found
 }
 
-/// Whether only tests compile this file or folder.
+/// Whether only tests compile this file or directory.
 fn is_test(path: &str) -> bool {
     path.split('/').any(|part| {
         let name = part.strip_suffix(".rs").unwrap_or(part);
@@ -40,7 +40,7 @@ fn is_test(path: &str) -> bool {
     })
 }
 
-/// Lines of code (no comments) that contain `needle` outside the allowed places.
+/// Lines of code (not comments) that contain `needle` outside the allowed places.
 fn offenders(needle: &str, allowed: &[&str]) -> Vec<String> {
     offenders_in("gctrace-user/src", needle, allowed)
 }
@@ -85,7 +85,7 @@ fn libraries_stay_in_their_modules() {
     }
 }
 
-/// Other processes are read only where the host's processes are (`--proc`).
+/// Other processes are read only where those of the host are (`--proc`).
 #[test]
 fn processes_are_read_in_one_place() {
     for needle in ["\"/proc/{", "process::all_processes", "Process::new("] {
@@ -93,7 +93,7 @@ fn processes_are_read_in_one_place() {
     }
 }
 
-/// The same for the crate of reports; and nothing there reads another process.
+/// The same for the crate of reports. In addition, nothing in it reads another process.
 #[test]
 fn the_reports_libraries_stay_in_their_modules() {
     for (needle, allowed) in [
@@ -114,7 +114,7 @@ fn the_reports_libraries_stay_in_their_modules() {
     }
 }
 
-/// The same for the collector: its server and its store do not know each other's libraries.
+/// The same for the collector: its server and its store do not use each other's libraries.
 #[test]
 fn the_collectors_libraries_stay_in_their_modules() {
     for (needle, allowed) in [
@@ -135,7 +135,7 @@ fn the_collectors_libraries_stay_in_their_modules() {
     }
 }
 
-/// The same for the server of recordings: figures and pages know no server.
+/// The same for the server of recordings: figures and pages do not depend on the server.
 #[test]
 fn the_libraries_of_served_recordings_stay_in_their_modules() {
     for (needle, allowed) in [
@@ -154,14 +154,14 @@ fn the_libraries_of_served_recordings_stay_in_their_modules() {
     }
 }
 
-/// `unsafe` is used only where the architecture says.
+/// `unsafe` is used only where the architecture allows it.
 #[test]
 fn unsafe_stays_in_its_modules() {
     assert_eq!(offenders("unsafe {", &["bpf/raw.rs"]), Vec::<String>::new());
     assert_eq!(offenders("unsafe impl", &["bpf/raw.rs"]), Vec::<String>::new());
 }
 
-/// Pure modules read no clock and do no I/O: everything about CRuby, sample sets and advice, and some folders of the
+/// Pure modules read no clock and do no I/O: everything about CRuby, sample sets and advice, and some directories of the
 /// agent.
 #[test]
 fn pure_modules_stay_pure() {
@@ -178,7 +178,7 @@ fn pure_modules_stay_pure() {
             }
             looked_at += 1;
             for needle in ["std::fs::", "File::open", "Instant::now", "SystemTime::now", "clock_gettime"] {
-                // Files come opened: `ReadAt` is implemented for them.
+                // Files are passed in already opened: `ReadAt` is implemented for them.
                 if needle == "std::fs::" && name == "elf/source.rs" {
                     continue;
                 }
@@ -193,7 +193,7 @@ fn pure_modules_stay_pure() {
     assert!(looked_at > 100, "{looked_at} files");
 }
 
-/// BPF programs use `tgid_tid()`: the library's `pid()` is a thread id, which is easily misunderstood.
+/// BPF programs use `tgid_tid()`: the library's `pid()` is a thread id, which is easily misread.
 #[test]
 fn bpf_code_does_not_use_the_misleading_pid() {
     for (name, text) in sources(&root().join("gctrace-ebpf/src")) {
@@ -213,11 +213,11 @@ fn patch_releases(text: &str) -> Vec<&str> {
     words.filter(|word| word.split_once(".so.").is_some_and(|(_, end)| numbers(end))).collect()
 }
 
-/// Security updates replace a library by its next patch release, so no source names a file of one; there are sonames
-/// (`libruby-3.1.so.3.1`). Facts about one build are found by its build id, in one module.
+/// Security updates replace a library by its next patch release, so no source names the file of one; sources use sonames
+/// (`libruby-3.1.so.3.1`). Facts about a single build are looked up by its build id, in one module.
 #[test]
 fn no_source_depends_on_a_patch_release() {
-    // Put together here, because this file is checked, too.
+    // Assembled here, because this file is checked, too.
     let named = ["/usr/lib/libruby-3.1.so", "3.1.2"].join(".");
     assert_eq!(patch_releases(&format!("open(\"{named}\")")), named.rsplit('/').take(1).collect::<Vec<_>>());
     assert!(patch_releases("\"libruby-3.1.so.3.1\", libc.so.6, lib.so.1.2.x, Ruby 3.1.2").is_empty());
@@ -232,7 +232,7 @@ fn no_source_depends_on_a_patch_release() {
     }
 }
 
-/// The Debian package has every systemd unit that there is.
+/// The Debian package contains every systemd unit.
 #[test]
 fn units_are_packaged() {
     let manifest = fs::read_to_string(root().join("gctrace-user/Cargo.toml")).expect("a manifest");

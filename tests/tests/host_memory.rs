@@ -1,4 +1,4 @@
-//! Allocation and memory in the formats of profiles, from the committed recordings: each reader finds the same.
+//! Allocation and memory in the profile formats, from the committed recordings: all readers find the same values.
 
 use std::{
     collections::BTreeMap,
@@ -13,10 +13,10 @@ use gctrace_tests::pprof::Profile;
 use gctrace_tests::report::Report;
 use serde_json::{Map, Value};
 
-/// Objects and bytes by the name of the method that allocates.
+/// Objects and bytes by the name of the allocating method.
 type ByMethod = BTreeMap<String, (u64, u64)>;
 
-/// What a recording gives.
+/// The outputs of a recording.
 struct Outputs {
     pprof: Profile,
     speedscope: Value,
@@ -132,7 +132,7 @@ fn of_perfetto(trace: &Trace) -> Result<ByMethod> {
     Ok(sums)
 }
 
-/// Each format has the objects and bytes of every method that `go tool pprof` finds; all of them are what the lines count.
+/// Each format has the objects and bytes of every method as `go tool pprof` finds them, and their sums equal those of the lines.
 #[test]
 fn formats_agree_about_allocation() -> Result<()> {
     for recording in recordings()? {
@@ -170,12 +170,12 @@ fn markers<'a>(firefox: &'a Value, kind: &str) -> Result<Vec<&'a Value>> {
     Ok(found)
 }
 
-/// Whether some values are part of others, in this order and without gaps.
+/// Whether `part` is a contiguous run of `all`.
 fn has_run<T: PartialEq>(all: &[T], part: &[T]) -> bool {
     all.windows(part.len()).any(|window| window == part)
 }
 
-/// What is drawn over time is what the lines say of the same events: `GC.stat` at each start and end of a cycle, `GC.stat_heap` at
+/// The values drawn over time equal those of the lines for the same events: `GC.stat` at each start and end of a cycle, `GC.stat_heap` at
 /// each end, RSS at both.
 #[test]
 fn memory_is_that_of_the_events() -> Result<()> {
@@ -195,7 +195,7 @@ fn memory_is_that_of_the_events() -> Result<()> {
         {
             let (drawn, told) = (values(key), stats(key)?);
             ensure!(has_run(&drawn, &told), "{key} of {}: {drawn:?}, {told:?}", recording.display());
-            // Beside the cycles there are the state when tracing began and that at the end.
+            // Besides the cycles, there are the state when tracing began and the state at the end.
             ensure!(drawn.len() <= told.len() + 2, "{key}: {} for {}", drawn.len(), told.len());
         }
         let rss: Vec<u64> = gcs.iter().flat_map(|gc| gc.rss.into_iter().chain(gc.rss_end)).collect();
@@ -212,7 +212,7 @@ fn memory_is_that_of_the_events() -> Result<()> {
     Ok(())
 }
 
-/// Slots of each size, where the Ruby counts them (3.3 and later); all sizes together are `used` at each start and end of a cycle.
+/// Slots of each size, if the Ruby counts them (3.3 and later). Over all sizes they add up to `used` at each start and end of a cycle.
 fn pools(perfetto: &Trace, firefox: &Value, ends: &[&Map<String, Value>], used: &[u64]) -> Result<()> {
     let drawn: Vec<&String> = perfetto.counters.keys().filter(|name| name.starts_with("slots of")).collect();
     let last = ends.last().and_then(|heaps| heaps.values().next());

@@ -1,4 +1,4 @@
-//! The screen that `gctrace report` prints of a recording, against the JSON lines of the same recording.
+//! The screen that `gctrace report` prints for a recording, compared with the JSON lines of the same recording.
 
 use std::{
     fs,
@@ -12,14 +12,14 @@ use gctrace_tests::gctrace::Invocation;
 use gctrace_tests::live::gctrace_binary;
 use serde_json::Value;
 
-/// With this variable the screens are written.
+/// If this variable is set, the test writes the screens instead of comparing them.
 const WRITE: &str = "GCTRACE_WRITE_DOCS";
 
 fn recordings() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("fixtures/recordings")
 }
 
-/// `gctrace report` where the recordings are.
+/// Runs `gctrace report` in the directory of the recordings.
 fn run(words: &[&str]) -> Result<Finished> {
     let invocation = Invocation::new([&["report"], words].concat())?;
     let in_place = |command: &mut Command| {
@@ -28,14 +28,14 @@ fn run(words: &[&str]) -> Result<Finished> {
     invocation.with(in_place).run()
 }
 
-/// What it prints.
+/// Its standard output.
 fn report(words: &[&str]) -> Result<Vec<String>> {
     let finished = run(words)?;
     ensure!(finished.status.success(), "{words:?}: {}", finished.errors());
     Ok(finished.stdout)
 }
 
-/// A time as it is printed, in nanoseconds, and what its last digit stands for.
+/// A printed time in nanoseconds, and the value of one unit of its last digit.
 fn nanos(text: &str) -> Result<(f64, f64)> {
     let (number, unit) = [("µs", 1e3), ("ms", 1e6), ("s", 1e9)]
         .into_iter()
@@ -87,7 +87,7 @@ fn one_screen() -> Result<()> {
     Ok(())
 }
 
-/// What `gctrace info` and `gctrace diff` say of committed recordings is what they said.
+/// The output of `gctrace info` and `gctrace diff` for committed recordings has not changed.
 #[test]
 fn documents() -> Result<()> {
     let mut differ = Vec::new();
@@ -102,7 +102,7 @@ fn documents() -> Result<()> {
             command.current_dir(recordings());
         };
         let finished = Invocation::new(words)?.with(in_place).run()?;
-        // Some of what one has the other lacks, and nothing can be compared of such short runs but shares.
+        // Each recording has things that the other lacks, and of such short runs only shares can be compared.
         let expected = if words[0] == "info" { &[0][..] } else { &[0, 2] };
         ensure!(finished.status.code().is_some_and(|code| expected.contains(&code)), "{}", finished.errors());
         let found = finished.stdout.join("\n") + "\n";
@@ -121,7 +121,7 @@ fn documents() -> Result<()> {
     Ok(())
 }
 
-/// The second time it is the same; flags of a run give the outputs of a run in place of it; a part without a process says so.
+/// A second report is identical. Flags of a run produce the outputs of a run instead of the screen. A part without a process is an error.
 #[test]
 fn other_outputs() -> Result<()> {
     let screen = report(&["3.4.gctrace"])?;
@@ -141,8 +141,8 @@ fn other_outputs() -> Result<()> {
     Ok(())
 }
 
-/// `--min-pause` leaves the cycles with a pause at least so long, as lines for people and as JSON lines, and says of how many it has none;
-/// `--slower-than` likewise of requests.
+/// `--min-pause` keeps the cycles with at least such a pause, in text lines and in JSON lines, and reports the number of the other cycles.
+/// `--slower-than` does the same for requests.
 #[test]
 fn thresholds() -> Result<()> {
     let values = |name: &str, kind: &str, member: &str| -> Result<Vec<u64>> {
@@ -155,7 +155,7 @@ fn thresholds() -> Result<()> {
         found.sort_unstable();
         Ok(found)
     };
-    // Exactly this long, which is long enough.
+    // Exactly this duration, which is long enough.
     let ms = |ns: u64| format!("{}.{:06}ms", ns / 1_000_000, ns % 1_000_000);
     for name in ["2.7.gctrace", "3.4.gctrace", "puma.gctrace"] {
         let pauses = values(name, "gc", "max_pause_ns")?;
@@ -184,7 +184,7 @@ fn thresholds() -> Result<()> {
     Ok(())
 }
 
-/// The name of a recording is a word for a shell in the commands, and no control character of it reaches the terminal.
+/// The name of a recording is quoted for a shell in the printed commands, and none of its control characters reach the terminal.
 #[test]
 fn hostile_name() -> Result<()> {
     let dir = tempfile::tempdir()?;
@@ -196,7 +196,7 @@ fn hostile_name() -> Result<()> {
     Ok(())
 }
 
-/// A recording is not overwritten by what is made of it, whatever name it has.
+/// A recording is not overwritten by its own outputs, whatever name they use for it.
 #[test]
 fn itself() -> Result<()> {
     let dir = tempfile::tempdir()?;
@@ -219,7 +219,7 @@ fn itself() -> Result<()> {
     Ok(())
 }
 
-/// Filters do not change the screen, and that is said.
+/// Filters apply to profiles only, not to the screen, and gctrace says so.
 #[test]
 fn filters() -> Result<()> {
     let finished = run(&["3.4.gctrace", "--thread", "worker"])?;
@@ -239,7 +239,7 @@ fn lines_of(lines: &[String], kinds: &[&str]) -> Vec<String> {
     lines.iter().filter(begins).cloned().collect()
 }
 
-/// A merged recording has the lines of both, each once; a recording is not merged with itself, and none is overwritten.
+/// A merged recording has the lines of both recordings, each once. A recording cannot be merged with itself or overwritten.
 #[test]
 fn merged() -> Result<()> {
     let dir = tempfile::tempdir()?;
@@ -257,7 +257,7 @@ fn merged() -> Result<()> {
     for path in [&first, &second] {
         expected.extend(lines_of(&report(&[&text(path)?, "--format=jsonl"])?, &kinds));
     }
-    // In any order, and over the file of the time before.
+    // In any order, and over the file of the previous merge.
     for from in [[&first, &second], [&second, &first]] {
         let finished = merge(from.map(PathBuf::as_path), &both)?;
         ensure!(finished.status.success(), "{}", finished.errors());
@@ -289,7 +289,7 @@ fn merged() -> Result<()> {
     Ok(())
 }
 
-/// Lines without times, sorted: the recordings are of two boots, whose clocks are aligned.
+/// Lines without times, sorted: the recordings are from two boots, whose clocks are aligned.
 fn without_times(lines: &[String]) -> Result<Vec<String>> {
     let line = |line: &String| -> Result<String> {
         let mut value: Value = serde_json::from_str(line)?;
@@ -313,7 +313,7 @@ fn drop_times(value: &mut Value) {
     }
 }
 
-/// A recording is read from a pipe as from a file.
+/// A recording is read from a pipe just as from a file.
 #[test]
 fn from_a_pipe() -> Result<()> {
     for name in ["3.4.gctrace", "puma.gctrace"] {
@@ -334,7 +334,7 @@ fn from_a_pipe() -> Result<()> {
     Ok(())
 }
 
-/// `--fields` leaves what a line has of these members, of all kinds of lines, and says which name no line has.
+/// `--fields` keeps only these members, in lines of all types, and reports a name that no line has.
 #[test]
 fn fields() -> Result<()> {
     const NAMES: [&str; 4] = ["type", "pid", "pause_ns", "comm"];

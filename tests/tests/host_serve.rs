@@ -1,4 +1,4 @@
-//! `gctrace serve`: who gets an answer, what pages have, and that files are those of `gctrace report`. From committed recordings, without root.
+//! `gctrace serve`: access, the content of pages, and files equal to those of `gctrace report`. Uses committed recordings, without root.
 
 #[path = "product/hostile.rs"]
 mod hostile;
@@ -37,8 +37,8 @@ fn start(file: &Path) -> Result<Served> {
     Served::with(Command::new(gctrace_binary()?).arg("serve").arg(file))
 }
 
-/// Without the whole token there is nothing, whatever is asked for; other names of this host, other methods and overlong requests are
-/// refused; the address that works once does.
+/// Without the complete token every request gets a 404. Other host names than this host's, other methods and overlong requests are
+/// refused.
 #[test]
 fn who_gets_an_answer() -> Result<()> {
     let served = start(&golden("3.4"))?;
@@ -105,7 +105,7 @@ fn who_gets_an_answer() -> Result<()> {
     Ok(())
 }
 
-/// What is started with the address in its arguments gets one that works once.
+/// A program that gets the address in its arguments gets one that works only once.
 #[test]
 fn opens_once() -> Result<()> {
     use std::os::unix::fs::PermissionsExt as _;
@@ -136,7 +136,7 @@ fn opens_once() -> Result<()> {
     Ok(())
 }
 
-/// Every page that a page leads to is there and runs nothing; the first one has everything; SIGTERM ends with 0.
+/// Every page that another page links to exists and runs nothing. The first page has everything. SIGTERM ends the server with status 0.
 #[test]
 fn every_page() -> Result<()> {
     for name in ["2.7", "3.1", "3.3", "3.4"] {
@@ -182,7 +182,7 @@ fn every_page() -> Result<()> {
             ensure!(text.contains(words), "{name}: no {words} in {text}");
         }
         ensure!(!text.contains("Requests"), "requests were not recorded");
-        // Two of lengths for each of GC pauses and waits, the time line, threads, heaps.
+        // Two charts of lengths each for GC pauses and for waits; the time line, threads, heaps.
         ensure!(elements.iter().filter(|(name, _)| name == "svg").count() == 7, "{name}: seven charts");
         for (_, attributes) in elements.iter().filter(|(name, _)| name == "svg") {
             ensure!(attributes.get("aria-label").is_some_and(|label| label.len() > 20), "{attributes:?}");
@@ -201,7 +201,7 @@ fn every_page() -> Result<()> {
     Ok(())
 }
 
-/// The files of a part are those of `gctrace report` with the same flags, byte for byte.
+/// The files of a part equal those of `gctrace report` with the same flags, byte for byte.
 #[test]
 fn files() -> Result<()> {
     let dir = tempfile::tempdir()?;
@@ -260,7 +260,7 @@ fn pid_of(recording: &Path) -> Result<String> {
     Ok(info["processes"][0]["pid"].to_string())
 }
 
-/// A part in which nothing happened says so, and one that cannot be understood is refused with the reason.
+/// A part in which nothing happened says so. A part that cannot be parsed is refused with the reason.
 #[test]
 fn parts() -> Result<()> {
     let served = start(&golden("3.4"))?;
@@ -292,12 +292,12 @@ fn parts() -> Result<()> {
     Ok(())
 }
 
-/// What the rows of a flame graph say.
+/// The titles of the rows of a flame graph.
 fn rows(svg: &str) -> BTreeSet<&str> {
     svg.split("<title>").skip(1).filter_map(|rest| rest.split("</title>").next()).collect()
 }
 
-/// Two recordings are compared as by `gctrace diff`, and parts of one likewise.
+/// Two recordings are compared as by `gctrace diff`, and so are parts of one recording.
 #[test]
 fn comparisons() -> Result<()> {
     let dir = tempfile::tempdir()?;
@@ -309,7 +309,7 @@ fn comparisons() -> Result<()> {
     ensure!(diff.status.success(), "{}", diff.errors());
     let (_, text) = served.page("")?;
     ensure!(text.contains("What has changed from A to B"), "{text}");
-    // Columns of the text are cells of the page.
+    // The columns of the text are cells of the page.
     let mut same = 0;
     for line in diff.stdout.iter().filter(|line| line.starts_with("  ") && line.is_char_boundary(28)) {
         let (what, figures) = line.split_at(28);
@@ -326,7 +326,7 @@ fn comparisons() -> Result<()> {
     ensure!(same == 4, "{:?}", diff.stdout);
     let graph = served.get("diff.svg")?;
     ensure!(graph.code == 200, "{}", graph.code);
-    // The file's rows are the page's, which has its roots on top.
+    // The rows of the file are those of the page, which has its roots at the top.
     let (page, file) = (String::from_utf8(graph.body)?, fs::read_to_string(&svg)?);
     ensure!(rows(&file).len() > 10 && rows(&page) == rows(&file), "{:?} {:?}", rows(&page), rows(&file));
     ensure!(page.contains("inverted = true;") && file.contains("inverted = false;"), "{page}");
@@ -361,7 +361,7 @@ fn comparisons() -> Result<()> {
     Ok(())
 }
 
-/// A recording that was cut off or is damaged is served up to its last whole chunk, with a note; others are one error and no address.
+/// A truncated or damaged recording is served up to its last complete chunk, with a note. Any other file is one error, and no address is printed.
 #[test]
 fn broken_files() -> Result<()> {
     let dir = tempfile::tempdir()?;
@@ -372,13 +372,13 @@ fn broken_files() -> Result<()> {
     let (_, text) = served.page("")?;
     ensure!(text.contains("This recording was cut off"), "{text}");
     ensure!(served.get("save/pprof")?.code == 200);
-    // What is served stays what it was, also when the file is gone.
+    // The served content does not change, even when the file is gone.
     fs::remove_file(&file)?;
     ensure!(served.page("?from=1.1s")?.1.contains("cut off"));
     let said = served.stop(Signal::TERM)?.errors();
     ensure!(said.matches("x.gctrace was cut off: it ends after ").count() == 1, "{said}");
 
-    // A damaged chunk follows what is whole.
+    // A damaged chunk follows the complete ones.
     let (begin, end) = last_entries(&bytes);
     let mut damaged = [&bytes[..end], &bytes[begin..]].concat();
     let begin = end;
@@ -417,7 +417,7 @@ fn broken_files() -> Result<()> {
     refused(&[listen.as_ref(), golden("3.4").as_os_str()], "name another port")
 }
 
-/// Where the last chunk with entries begins and ends (docs/recording.md): the end follows.
+/// Where the last chunk with entries begins and ends (docs/recording.md); the end chunk follows it.
 fn last_entries(bytes: &[u8]) -> (usize, usize) {
     let mut places = Vec::new();
     let mut at = 12;
@@ -431,7 +431,7 @@ fn last_entries(bytes: &[u8]) -> (usize, usize) {
     places[places.len() - 2]
 }
 
-/// One line that names it, and status 2.
+/// Checks that `gctrace serve` prints one line with these words, and exits with status 2.
 fn refused(args: &[&std::ffi::OsStr], words: &str) -> Result<()> {
     let mut all = vec![std::ffi::OsStr::new("serve")];
     all.extend(args);
@@ -445,7 +445,7 @@ fn refused(args: &[&std::ffi::OsStr], words: &str) -> Result<()> {
     Ok(())
 }
 
-/// Names of threads are text in the picture of what they did, too, and whatever a query has is answered: with a page, or with a reason.
+/// Thread names are text in the chart of what threads did, too. Every query is answered: with a page, or with the reason for a refusal.
 #[test]
 fn hostile_names_and_queries() -> Result<()> {
     let dir = tempfile::tempdir()?;
@@ -455,7 +455,7 @@ fn hostile_names_and_queries() -> Result<()> {
     trace_file::replay(&mut recording, &mut Outputs::new(vec![Box::new(hostile)]))?;
     let served = start(&file)?;
     let (elements, text) = served.page("")?;
-    // Names are cut short there.
+    // Names are truncated there.
     let rows = text.matches(&HOSTILE[..40]).count();
     ensure!(elements.iter().any(|(name, _)| name == "path") && rows > 10, "{rows}: {text}");
     let pieces = [
@@ -484,7 +484,7 @@ fn hostile_names_and_queries() -> Result<()> {
         ",",
     ];
     let mut codes = BTreeMap::new();
-    // Each sequence once, by a generator that is the same on every run.
+    // Random sequences, from a generator that is the same on every run.
     let mut state = 1_u64;
     for _ in 0..150 {
         let mut query = String::from("?");

@@ -1,13 +1,13 @@
-//! The reader of gctrace's own sample sets reads the protocol's examples.
+//! gctrace's reader of sample sets reads the protocol's examples.
 
 mod product;
 
 use anyhow::{Context as _, Result};
 use serde_json::Value;
 
-/// The protocol's example of a whole set, whose samples have seven elements (from before thread ids).
+/// The protocol's example of a complete set. Its samples have seven elements (from before thread ids).
 const SET: &str = include_str!("../fixtures/tunemygc_seed.json");
-/// The protocol's examples of a header and of single samples, which have eight.
+/// The protocol's examples of a header and of single samples, which have eight elements.
 const SAMPLES: &str = include_str!("../fixtures/tunemygc_seed_samples.json");
 
 /// The protocol's example set parses, and keeps every value.
@@ -38,7 +38,7 @@ fn example_samples() -> Result<()> {
     Ok(())
 }
 
-/// A header of the agent itself, which has the ids of its spies in the ninth place.
+/// A header of the agent itself, with the ids of its spies as the ninth element.
 #[test]
 fn agent_dialect() -> Result<()> {
     let mut theirs: Value = serde_json::from_str(SAMPLES)?;

@@ -1,5 +1,5 @@
-//! The walk of Ruby stacks is implemented twice: in the BPF programs, and in user space for threads that sleep. The kernel side's, compiled
-//! for this host, and user space's must give the same result on the same memory, sound or not.
+//! The walk of Ruby stacks is implemented twice: in the BPF programs, and in user space for sleeping threads. The kernel side's walk, compiled
+//! for this host, and user space's walk must give the same result on the same memory, valid or not.
 
 use std::{collections::BTreeMap, fs::File, rc::Rc};
 
@@ -24,9 +24,9 @@ use kernel_side::Sent;
 const THREAD: u64 = 0x10_000;
 const CONTEXT: u64 = 0x20_000;
 const STACK: u64 = 0x100_000;
-/// Words of the VM stack: more than the window that the kernel side reads at once.
+/// Number of words of the VM stack: more than the window that the kernel side reads at once.
 const WORDS: u64 = 2_000;
-/// Where environments on the heap are, and values that may be method entries.
+/// Addresses of environments on the heap, and of values that may be method entries.
 const ENVIRONMENTS: u64 = 0x900_000;
 const ENTRIES: u64 = 0xa00_000;
 /// An unmapped address.
@@ -40,7 +40,7 @@ const MENT: u64 = IMEMO | 6 << 12;
 const SVAR: u64 = IMEMO | 2 << 12;
 const CREF: u64 = IMEMO | 1 << 12;
 
-/// Memory of words.
+/// Memory made of 8-byte words.
 #[derive(Clone, Default)]
 struct Words(BTreeMap<u64, u64>);
 
@@ -59,7 +59,7 @@ impl Memory for Words {
     }
 }
 
-/// A control frame: where it is, in which code, and its environment.
+/// A control frame: its pc, its code and its environment.
 #[derive(Clone, Copy, Debug)]
 struct Control {
     pc: u64,
@@ -108,7 +108,7 @@ fn walked(plan: &AttachPlan, words: &Words) -> Walked {
     threads.walk(words, RubyThread { address: THREAD, tid: 1 })
 }
 
-/// The plans of the available Rubies whose stacks can be walked; the layouts of control frames differ.
+/// The plans of the available Rubies whose stacks can be walked. Their layouts of control frames differ.
 fn plans() -> Result<Vec<AttachPlan>> {
     let mut plans = Vec::new();
     for ruby in Ruby::all()? {
@@ -129,8 +129,8 @@ fn golden() -> Result<()> {
         let env = |number: u64| ENVIRONMENTS + 0x100 * number + 16;
         let on_stack = STACK + 0x100;
         let frames = [
-            // A C function; a method; a block in it, two deep; a C function without an entry; code that is being set up; a block of C;
-            // a method behind an svar; one whose environment is gone; one whose outer environment is at no address of a program.
+            // A C function; a method; a block in it, nested two levels; a C function without an entry; code that is being set up; a C block;
+            // a method behind an svar; one whose environment is gone; one whose outer environment is at no valid user address.
             Control { pc: 1, iseq: 0, ep: env(0), jit: 0 },
             Control { pc: 0x51, iseq: 0x5000, ep: on_stack, jit: 0 },
             Control { pc: 0x61, iseq: 0x6000, ep: env(1), jit: 9 },
@@ -153,7 +153,7 @@ fn golden() -> Result<()> {
         words.put(env(4) - 16, &[0, 0, 0x6666_0001 | LOCAL]);
         words.put(env(5) - 16, &[ENTRIES + 0x100, 0, 0]);
         words.put(STACK + 0x2100 - 16, &[0, 4, 0]);
-        // Where that would be if addresses began again after the last one.
+        // Where the outer environment would be if addresses wrapped around.
         words.put(STACK + 0x1ff0, &[0, 0, LOCAL]);
         let jit = if plan.config.stack.frame_jit == 0 { 0 } else { RubyFrame::JIT };
         let raw = RubyFrame::METHOD_RAW;
@@ -162,7 +162,7 @@ fn golden() -> Result<()> {
             RubyFrame { iseq: 0x5000 | RubyFrame::FINISH, pc: 0x51, method: entry | raw },
             RubyFrame { iseq: 0x6000 | RubyFrame::FINISH | jit, pc: 0x61, method: entry | raw },
             RubyFrame { iseq: RubyFrame::CFUNC, pc: 0, method: 0 },
-            // An svar is only followed in the environment of a method itself, and this one is of a block without an outer environment.
+            // An svar is followed only in the environment of a method itself; this one belongs to a block without an outer environment.
             RubyFrame { iseq: 0x8000, pc: 0x81, method: RubyFrame::METHOD_LOST },
             RubyFrame { iseq: 0x9000, pc: 0x91, method: RubyFrame::METHOD_LOST },
             RubyFrame { iseq: 0xa000, pc: 0xa1, method: RubyFrame::METHOD_LOST },
@@ -175,7 +175,7 @@ fn golden() -> Result<()> {
     Ok(())
 }
 
-/// Deeper than a record: the root end is missing, and the record says so.
+/// A stack deeper than a record: the root end is missing, and the record is marked as truncated.
 #[test]
 fn too_deep() -> Result<()> {
     let plan = plans()?.swap_remove(0);
@@ -186,7 +186,7 @@ fn too_deep() -> Result<()> {
     let (base, all) = stacked(&plan, &[]);
     let mut words = base;
     words.put(ENVIRONMENTS, &[0, 0, LOCAL]);
-    // Frames below the VM stack of the other tests: it begins at a lower address.
+    // The VM stack starts at a lower address than in the other tests, to make room for the frames.
     let start = STACK - size * depth as u64;
     words.put(start, &vec![0; (size / 8) as usize * depth]);
     for at in (all - size * depth as u64..all).step_by(size as usize) {
@@ -259,7 +259,7 @@ fn both_sides_agree() -> Result<()> {
     proptest!(config, |((frames, environments, on_stack, entries, index) in memory)| {
         let plan = &plans[index];
         let (mut words, first) = stacked(plan, &frames);
-        // The control frames are above; environments of blocks and methods are below.
+        // The control frames are above; the environments of blocks and methods are below.
         for (word, three) in on_stack.into_iter().filter(|(word, _)| STACK + 8 * (word + 1) < first) {
             words.put(STACK + 8 * (word - 2), &three);
         }

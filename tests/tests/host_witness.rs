@@ -1,4 +1,4 @@
-//! The witness alone: it agrees with the program, before gctrace is compared with it.
+//! The witness alone: it must agree with the program before gctrace is compared with it.
 
 use anyhow::{Result, ensure};
 use gctrace_tests::live::Live;
@@ -8,7 +8,7 @@ use gctrace_tests::script::{self, Script};
 use gctrace_tests::witness::{Event, Kind, Log};
 use gctrace_tests::{compare, ledger, witness};
 
-/// The log is sound by itself, and counts the same as the script's own `GC.stat`.
+/// Checks that the log is consistent, and counts the same as the script's own `GC.stat`.
 fn check(report: &script::Report, log: &Log) -> Result<()> {
     ensure!(report.pid == log.pid, "the log is of {}, the report of {}", log.pid, report.pid);
     let counts = log.starts().map(Event::count).collect::<Vec<_>>();
@@ -33,7 +33,7 @@ fn check(report: &script::Report, log: &Log) -> Result<()> {
     }
     let pauses = log.pauses()?;
     ensure!(pauses.len() >= counts.len(), "{} pauses for {} cycles", pauses.len(), counts.len());
-    // The last cycle may still be swept when the log ends, and one from before may end in it.
+    // The last cycle may still be sweeping when the log ends, and an earlier cycle may end in the log.
     ensure!(log.ends().count().abs_diff(counts.len()) <= 1, "{} ends of sweeping", log.ends().count());
     Ok(())
 }
@@ -51,7 +51,7 @@ fn witness_agrees_with_the_program() -> Result<()> {
     })
 }
 
-/// The witness of the GVL is there for machines without a compiler, such as the guests of `cargo xtask vm`.
+/// The witness of the GVL gets built, for machines without a compiler, such as the guests of `cargo xtask vm`.
 #[test]
 fn gvl_witness_is_built() -> Result<()> {
     Ruby::each(|ruby| {
@@ -61,7 +61,7 @@ fn gvl_witness_is_built() -> Result<()> {
     })
 }
 
-/// The pressure script really causes every kind of collection that it is meant to cause, and marking in steps.
+/// The pressure script really triggers every intended kind of collection, and incremental marking.
 #[test]
 fn pressure_covers_the_reasons() -> Result<()> {
     let live = Live::without_gctrace()?;
@@ -75,7 +75,7 @@ fn pressure_covers_the_reasons() -> Result<()> {
         for by in ["nofree", "oldgen", "shady", "oldmalloc", "force"] {
             assert!(log.starts().any(|event| event.reason("major_by") == Some(by)), "no major cycle by {by}");
         }
-        // Marking in steps: the pause in which a cycle starts ends before its marking does.
+        // Incremental marking: the pause in which a cycle starts ends before its marking does.
         let order =
             log.events.iter().filter(|event| event.kind != Kind::EndSweep && event.kind != Kind::Enter);
         let order = order.map(|event| event.kind).collect::<Vec<_>>();
@@ -84,7 +84,7 @@ fn pressure_covers_the_reasons() -> Result<()> {
     })
 }
 
-/// A child's log is its own, and a program that replaces itself has two.
+/// A child has its own log, and a program that execs has two.
 #[test]
 fn witness_in_children_and_successors() -> Result<()> {
     let live = Live::without_gctrace()?;
@@ -102,7 +102,7 @@ fn witness_in_children_and_successors() -> Result<()> {
     Ok(())
 }
 
-/// The comparison finds differences: a comparison that could not fail would be useless.
+/// The comparison detects differences: a comparison that cannot fail would be useless.
 #[test]
 fn comparison_notices_differences() -> Result<()> {
     let live = Live::without_gctrace()?;

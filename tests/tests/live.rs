@@ -1,4 +1,4 @@
-//! The tests that load BPF programs and trace real Rubies. One program: each program of tests is linked with all of the product.
+//! The tests that load BPF programs and trace real Rubies. They are one program, because each test program is linked with the whole product.
 
 mod live_alloc;
 mod live_blocking;

@@ -1,4 +1,4 @@
-//! Allocation counted at page refills, against the VM's own counter.
+//! Allocation counted at page refills, compared with the VM's own counter.
 
 use std::{collections::BTreeMap, ffi::OsStr, fs};
 
@@ -12,14 +12,14 @@ use gctrace_tests::ruby::Ruby;
 use gctrace_tests::script::Script;
 use serde_json::Value;
 
-/// Longer than the time from one line to the next, in seconds.
+/// Seconds without collections; longer than the time from one line to the next.
 const QUIET: &str = "2";
 
 fn tracing() -> Result<Gctrace> {
     Invocation::jsonl(["--all-ruby", "--alloc"])?.start_ready()
 }
 
-/// The lines about a process; each must be correct by itself.
+/// The lines of a process. Each must be consistent by itself.
 fn lines(report: &Report, pid: u32) -> Result<Vec<&AllocLine>> {
     let lines: Vec<_> = report.allocs.iter().filter(|line| line.pid == pid).collect();
     for line in &lines {
@@ -36,7 +36,7 @@ fn sizes(line: &AllocLine) -> Result<BTreeMap<u64, u64>> {
     line.slots.iter().map(parsed).collect::<Option<_>>().with_context(|| format!("{line:?}"))
 }
 
-/// Slots that the pages of these sizes have, one of each size: 64 KiB pages since 3.2 (`HEAP_PAGE_ALIGN_LOG`, gc.c), 16 KiB before.
+/// Number of slots of one page of each of these sizes: pages have 64 KiB since 3.2 (`HEAP_PAGE_ALIGN_LOG`, gc.c), and 16 KiB before.
 fn one_page_of_each<'a>(lines: impl Iterator<Item = &'a AllocLine>) -> Result<u64> {
     let mut all = BTreeMap::new();
     for line in lines {
@@ -45,14 +45,14 @@ fn one_page_of_each<'a>(lines: impl Iterator<Item = &'a AllocLine>) -> Result<u6
     Ok(all.keys().map(|size| 65_536 / size).sum())
 }
 
-/// In a time without collections as many slots are taken as the VM counts objects, except for the rest of the pages that were open
-/// at its beginning and at its end. And over the whole life no object is in a slot that was not seen to be taken.
+/// In a period without collections, the number of slots taken equals the number of objects that the VM counts, except for the rest of the
+/// pages that were open at its start and at its end. Over the whole run, at least as many slots are seen to be taken as objects are allocated.
 #[test]
 fn sums_are_those_of_the_vm() -> Result<()> {
     let live = Live::begin()?;
     Ruby::two_at_a_time(|ruby| {
         let gctrace = tracing()?;
-        // The first one makes gctrace attach the probes of the image.
+        // The first run makes gctrace attach the probes of the image.
         Script::unwitnessed(&live, ruby, "allocs.rb")?.run()?;
         let done = Script::unwitnessed(&live, ruby, "allocs.rb")?.arg(QUIET).run()?;
         let report = gctrace.stop()?;
@@ -76,7 +76,7 @@ fn sums_are_those_of_the_vm() -> Result<()> {
     })
 }
 
-/// Nothing is probed or reported without the flag.
+/// Nothing is reported without the flag.
 #[test]
 fn only_on_demand() -> Result<()> {
     let live = Live::begin()?;
@@ -142,7 +142,7 @@ fn stacks_are_where_objects_are_allocated() -> Result<()> {
         let calls = called / 0.63;
         for (name, objects) in &seen {
             let (share, truth) = (*objects as f64 / all, done.report.extra_u64(name)? as f64 / calls);
-            // A stack represents 0 to 2 times the average, at random, which adds a third to the variance of a count of stacks.
+            // A stack represents 0 to 2 times the average, at random, which adds a third to the variance of a number of stacks.
             let deviation = (truth * (1.0 - truth) * (4.0 / 3.0) / stacks as f64).sqrt();
             eprintln!("{}: {name} {share:.4}, truly {truth:.4} (deviation {deviation:.4})", ruby.label());
             ensure!((share - truth).abs() <= 5.0 * deviation, "{name}: {share} of {all}, truly {truth}");

@@ -1,4 +1,4 @@
-//! Requests of Unicorn and WEBrick, whose threads block: each agrees with the log of the application that served it.
+//! Requests of Unicorn and WEBrick, whose threads block. Each must agree with the log of the application that served it.
 
 use std::collections::HashMap;
 use std::io::{Read as _, Write as _};
@@ -17,11 +17,11 @@ use gctrace_tests::{PATIENCE, ensure_times, ledger};
 use rustix::process::Signal;
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
-/// Text that must never leave a request.
+/// Text in requests that must never appear in an output.
 const SECRET: &str = "SECRET";
-/// Of Debian, in Rubies that have it.
+/// Debian's path, in the Rubies that have it.
 const UNICORN: &str = "/usr/bin/unicorn";
-/// Of Debian, for its own Ruby.
+/// Debian's path, for its own Ruby.
 const THIN: &str = "/usr/bin/thin";
 
 struct Server {
@@ -54,7 +54,7 @@ impl Server {
         Self::start(live, "webrick", &mut command, |port| vec![web("requests.ru"), port.to_string()])
     }
 
-    /// One that never runs while gctrace wants its CPU.
+    /// A WEBrick that never runs while gctrace wants its CPU.
     fn idle_webrick(live: &Live, ruby: &Ruby) -> Result<Self> {
         let mut command = std::process::Command::new("chrt");
         command.args(["--idle", "0"]).args(ruby.argv()?).arg("-rstringio").arg(web("webrick.rb"));
@@ -68,10 +68,10 @@ impl Server {
         arguments: impl FnOnce(u16) -> Vec<String>,
     ) -> Result<Self> {
         let port = free_port()?;
-        // A server of another Ruby has another one.
+        // A server of another Ruby has another port, so it writes another file.
         let truth = live.path(&format!("{name}-{port}"));
         command.args(arguments(port)).current_dir(rubies_dir().join("web"));
-        // The application finds its thread's id there.
+        // The application finds the id of its thread in `/proc`.
         command.env("GCTRACE_TEST_TRUTH", &truth).env("GCTRACE_TEST_PROC", "1");
         Ok(Self { process: Guarded::start(name, command)?, truth, port })
     }
@@ -100,7 +100,7 @@ impl Server {
         for line in String::from_utf8_lossy(&std::fs::read(&self.truth)?).lines() {
             let words: Vec<&str> = line.split(' ').collect();
             let [name, tid, begin, end, method, status] = words[..] else { bail!("line {line}") };
-            // Some WEBricks call the application for a line of any bytes, which is no request to gctrace.
+            // Some WEBricks call the application for a line of arbitrary bytes, which gctrace does not consider a request.
             if !method.bytes().all(|byte| byte.is_ascii_uppercase()) {
                 continue;
             }
@@ -110,7 +110,7 @@ impl Server {
         Ok(truths)
     }
 
-    /// Sends a request in pieces of this size, and waits for its response, whose bytes it returns. `None`: the whole.
+    /// Sends a request in pieces of this size (`None`: in one piece), waits for its response and returns the number of its bytes.
     fn ask(stream: &mut TcpStream, text: &str, piece: Option<usize>) -> Result<u64> {
         for piece in text.as_bytes().chunks(piece.unwrap_or(text.len())) {
             stream.write_all(piece)?;
@@ -121,8 +121,8 @@ impl Server {
         answer(stream, !text.starts_with("HEAD"))
     }
 
-    /// Requests of all kinds, each on a connection of its own unless it is kept. Returns the names of those that were answered, and the bytes of
-    /// the responses.
+    /// Sends requests of all kinds, each on its own connection except for those on a kept one. Returns the names of those that were answered, and
+    /// the size of each response in bytes.
     fn load(&self, prefix: &str, keeps: bool) -> Result<Vec<(String, u64)>> {
         let (mut names, mut sizes) = (Vec::new(), Vec::new());
         let mut next = |method: &str, kind: &str, body: &str| {
@@ -149,11 +149,11 @@ impl Server {
             let mut stream = self.connect()?;
             for kind in ["gc", "plain", "lazy", "missing"] {
                 sizes.push(Self::ask(&mut stream, &next("GET", kind, ""), None)?);
-                // A client that thinks: this time belongs to no request.
+                // Think time of the client: it belongs to no request.
                 std::thread::sleep(Duration::from_millis(60));
             }
         }
-        // No request, or nobody waits for the answer.
+        // Connections without a request, or whose client does not wait for the response.
         drop(self.connect()?);
         self.connect()?.write_all(b"\0\xff\x1b[2J HTTP/1.1\r\n\r\n")?;
         self.connect()?.write_all(b"GE")?;
@@ -166,7 +166,7 @@ fn web(name: &str) -> String {
     rubies_dir().join("web").join(name).to_string_lossy().into_owned()
 }
 
-/// Reads a response of the application up to its end, and returns how many bytes it has.
+/// Reads a complete response of the application, and returns its number of bytes.
 fn answer(stream: &mut TcpStream, has_body: bool) -> Result<u64> {
     let end = if has_body { "SECRETBODY".repeat(3) } else { "\r\n\r\n".to_owned() };
     let (mut all, mut buffer) = (Vec::new(), [0; 4096]);
@@ -180,7 +180,7 @@ fn answer(stream: &mut TcpStream, has_body: bool) -> Result<u64> {
         if read == 0 || (!closes && text.ends_with(last)) {
             ensure!(text.contains(&end.to_ascii_lowercase()), "closed after {text}");
             if read == 0 {
-                // The server closes it first.
+                // The server closes the connection first.
                 std::thread::sleep(Duration::from_millis(5));
             }
             return Ok(all.len() as u64);
@@ -188,7 +188,7 @@ fn answer(stream: &mut TcpStream, has_body: bool) -> Result<u64> {
     }
 }
 
-/// All that was answered is there once, and every line and every collection is where the application had it.
+/// Checks that every answered request has exactly one line, and that every line and every collection is where the application had it.
 fn agrees(report: &Report, truths: &HashMap<String, Truth>, answered: &[(String, u64)]) -> Result<()> {
     let name = |line: &RequestLine| {
         let path = line.path.as_deref().unwrap_or_default();
@@ -198,13 +198,13 @@ fn agrees(report: &Report, truths: &HashMap<String, Truth>, answered: &[(String,
     for line in &report.requests {
         let name = name(line);
         let Some((tid, begin_ns, end_ns, method, status)) = truths.get(&name) else {
-            // What the server itself refused: the application was not called.
+            // The server itself refused it; the application was not called.
             ensure!(line.status.is_none_or(|status| status == 400), "{line:?}");
             continue;
         };
         let until = line.begin_ns + line.duration_ns.with_context(|| format!("no duration: {line:?}"))?;
         ensure!(line.tid == *tid && line.begin_ns <= *begin_ns && *end_ns <= until, "{line:?} {name}");
-        // 0.06 s is how long the client thinks after the response.
+        // 0.06 s is the think time of the client after the response.
         ensure_times!(until - end_ns < 50_000_000, "{line:?} ends late");
         ensure!(line.method.as_deref() == Some(method), "{line:?}");
         let abandoned = name.ends_with("abandoned") && line.status.is_none();
@@ -229,7 +229,7 @@ fn agrees(report: &Report, truths: &HashMap<String, Truth>, answered: &[(String,
     Ok(())
 }
 
-/// Two workers that are there, and one more that is forked while gctrace runs; twice in a row.
+/// Two existing workers, and one more that is forked while gctrace runs; twice in a row.
 #[test]
 fn unicorn() -> Result<()> {
     let live = Live::begin()?;
@@ -244,7 +244,7 @@ fn unicorn() -> Result<()> {
             let gctrace = Invocation::jsonl(["--pid", &pid, "--requests"])?.start_ready()?;
             let mut answered = server.load(round, false)?;
             server.process.signal(Signal::TTIN)?;
-            // Its probes are set some milliseconds after the fork.
+            // Its probes are attached some milliseconds after the fork.
             std::thread::sleep(Duration::from_millis(500));
             answered.extend(server.load(&format!("{round}p"), false)?);
             gctrace.wait_requests(answered.len())?;
@@ -258,7 +258,7 @@ fn unicorn() -> Result<()> {
     })
 }
 
-/// A WEBrick from its first request on, with connections that are kept, and beside it a program that listens and is none.
+/// A WEBrick from its first request on, with kept connections, and beside it a program that listens but is not a known server.
 #[test]
 fn webrick() -> Result<()> {
     let live = Live::begin()?;
@@ -269,7 +269,7 @@ fn webrick() -> Result<()> {
         command.arg(web("listener.rb"));
         let other = Server::start(&live, "listener", &mut command, |port| vec![port.to_string()])?;
         let (server, other) = (server.wait_until_it_listens()?, other.wait_until_it_listens()?);
-        // The probes are set some milliseconds after it began to listen.
+        // The probes are attached some milliseconds after it started to listen.
         std::thread::sleep(Duration::from_millis(500));
         let mut answered = server.load("m", true)?;
         answered.extend(server.load("n", true)?);
@@ -283,7 +283,7 @@ fn webrick() -> Result<()> {
         let (mut report, finished) = gctrace.stop_by(Signal::INT)?;
         ledger::check_lossless(&report)?;
         ensure!(!finished.stdout.join("\n").contains(SECRET), "a secret came out");
-        // Other servers of this machine may have requests, too.
+        // Other servers on this machine may have requests, too.
         let ours = [server.process.pid(), other.process.pid()];
         report.requests.retain(|line| ours.contains(&line.pid));
         report.gcs.retain(|gc| ours.contains(&gc.pid));
@@ -293,7 +293,7 @@ fn webrick() -> Result<()> {
     })
 }
 
-/// One that is interrupted by gctrace, which shares its only CPU, as soon as it shows that it listens.
+/// A WEBrick that gctrace, which shares its only CPU, preempts as soon as it is seen to listen.
 #[test]
 fn webrick_on_a_busy_cpu() -> Result<()> {
     let live = Live::begin()?;
@@ -302,7 +302,7 @@ fn webrick_on_a_busy_cpu() -> Result<()> {
     let first = (0..CpuSet::MAX_CPU).find(|cpu| own.is_set(*cpu)).context("no CPU")?;
     let mut one = CpuSet::new();
     one.set(first);
-    // What this thread starts inherits it.
+    // Processes that this thread starts inherit the affinity.
     sched_setaffinity(None, &one)?;
     for _ in 0..2 {
         let gctrace = Invocation::jsonl(["--all-ruby", "--requests"])?.start_ready()?;
@@ -317,8 +317,8 @@ fn webrick_on_a_busy_cpu() -> Result<()> {
     Ok(())
 }
 
-/// Of a server whose requests are not seen gctrace says so, once, whether it ran before or begins meanwhile; its cycles are seen. Where nobody
-/// asked for requests it says nothing.
+/// gctrace reports once that the requests of a server are not seen, whether the server ran before or starts meanwhile. Its cycles are seen.
+/// Without `--requests`, gctrace reports nothing about it.
 #[test]
 fn other_servers_are_named() -> Result<()> {
     let live = Live::begin()?;

@@ -1,5 +1,5 @@
-//! Requests of Unicorn and WEBrick with the header `traceparent`: what gctrace says of each is what the application saw, or nothing, with the reason
-//! counted.
+//! Requests of Unicorn and WEBrick with the header `traceparent`: gctrace reports for each what the application saw, or nothing, and then counts
+//! the reason.
 
 use std::collections::HashMap;
 use std::io::{Read as _, Write as _};
@@ -18,9 +18,9 @@ use gctrace_tests::traceparent::{name, specified, truths, value};
 use gctrace_tests::{PATIENCE, ledger};
 use rustix::process::Signal;
 
-/// Text of other headers and of bodies, which must never come out.
+/// Text of other headers and of bodies, which must never appear in an output.
 const SECRET: &str = "SECRET";
-/// Of Debian, in Rubies that have it.
+/// Debian's path, in the Rubies that have it.
 const UNICORN: &str = "/usr/bin/unicorn";
 
 struct Server {
@@ -28,7 +28,7 @@ struct Server {
     truth: PathBuf,
     port: u16,
     is_webrick: bool,
-    /// Requests so far.
+    /// Number of requests so far.
     number: usize,
 }
 
@@ -71,7 +71,7 @@ impl Server {
         (self.number, name(self.number))
     }
 
-    /// The text of a request with this line among others, with a trace of its own in the place of [`line`]'s.
+    /// The text of a request with this header line among others. A trace of its own replaces that of [`lines`].
     fn text(&mut self, line: &str, body: &str) -> String {
         let (number, name) = self.next();
         let line = line.replace(&value(1)[3..52], &value(number)[3..52]);
@@ -88,7 +88,7 @@ impl Server {
         )
     }
 
-    /// Sends a request in pieces that end here on a connection of its own. It must be answered.
+    /// Sends a request on its own connection, in pieces that end at these offsets. It must be answered.
     fn ask(&self, text: &str, ends: &[usize]) -> Result<()> {
         let mut stream = self.connect()?;
         let mut from = 0;
@@ -102,12 +102,12 @@ impl Server {
         answered(&mut stream)
     }
 
-    /// Sends anything, and reads what comes until the server closes.
+    /// Sends any text, and reads until the server closes the connection.
     fn send(&self, text: &str) -> Result<()> {
         let mut stream = self.connect()?;
         stream.write_all(text.as_bytes())?;
         stream.shutdown(std::net::Shutdown::Write)?;
-        // A server that refuses may close before it has read all.
+        // A server that refuses a request may close the connection before it has read everything.
         if let Err(error) = stream.read_to_end(&mut Vec::new()) {
             ensure!(error.kind() == std::io::ErrorKind::ConnectionReset, "{error}");
         }
@@ -122,7 +122,7 @@ impl Server {
 
 fn answered(stream: &mut TcpStream) -> Result<()> {
     let (mut got, mut buffer) = (String::new(), [0; 4096]);
-    // Alone, or as a chunk.
+    // As a whole body, or as a chunk.
     while !got.contains("\r\n\r\nOK") && !got.contains("\r\n2\r\nOK\r\n") {
         let read = stream.read(&mut buffer)?;
         ensure!(read > 0, "closed after {got}");
@@ -131,7 +131,7 @@ fn answered(stream: &mut TcpStream) -> Result<()> {
     Ok(())
 }
 
-/// Header lines, each with a request of its own, and whether the trace of one that comes at once must be known.
+/// Header lines, each for its own request, and whether the trace must be known when the request arrives in one piece.
 fn lines(is_webrick: bool) -> Vec<(String, bool)> {
     let good = value(1);
     let long = |count: usize| format!("X-Long: {}\r\n", SECRET.repeat(count));
@@ -144,7 +144,7 @@ fn lines(is_webrick: bool) -> Vec<(String, bool)> {
         (format!("traceparent: 01{}\r\n", &good[2..]), true),
         (format!("traceparent: cc{}-{SECRET}\r\n", &good[2..]), true),
         (format!("{}traceparent: {good}\r\n", long(500)), true),
-        // A WEBrick's are searched up to 4 KiB, a Unicorn's up to 8.
+        // The search covers up to 4 KiB for WEBrick, and up to 8 KiB for Unicorn.
         (format!("{}traceparent: {good}\r\n", long(1_000)), !is_webrick),
         (format!("{}traceparent: {good}\r\n", long(3_000)), false),
         (format!("traceparent: {good}\r\n{}", long(3_000)), false),
@@ -167,12 +167,12 @@ fn lines(is_webrick: bool) -> Vec<(String, bool)> {
     lines
 }
 
-/// What servers take in different ways, or refuse. `NAME` is that of the request.
+/// Requests that servers interpret in different ways, or refuse. `NAME` stands for the name of the request.
 fn odd() -> Vec<String> {
     let good = value(1);
     let head = "GET /spin/NAME HTTP/1.1\r\nHost: x\r\n";
     vec![
-        // A line that goes on, and one that begins later.
+        // A folded line, and a header in a continuation line.
         format!("{head}traceparent: {good}\r\n more\r\n\r\n"),
         format!("{head}traceparent: {good}\r\n\tmore\r\n\r\n"),
         format!("{head}traceparent:\r\n {good}\r\n\r\n"),
@@ -186,9 +186,9 @@ fn odd() -> Vec<String> {
         // HTTP/0.9 has no headers.
         format!("GET /spin/NAME\r\ntraceparent: {good}\r\n\r\n"),
         format!("GET /spin/NAME HTTP/0.9\r\ntraceparent: {good}\r\n\r\n"),
-        // WEBrick cuts lines of more than 4096 bytes, and takes what is left of this one for the end of the head.
+        // WEBrick cuts lines of more than 4096 bytes, and takes the rest of this one for the end of the head.
         format!("{head}X: {}\r\ntraceparent: {good}\r\n\r\n", "x".repeat(4093)),
-        // What follows a request is none of it.
+        // What follows a request is not part of it.
         format!("{head}\r\ntraceparent: {good}\r\n\r\n"),
         format!("{head}Connection: close\r\n\r\nGET /spin/other HTTP/1.1\r\ntraceparent: {good}\r\n\r\n"),
         format!("{head}traceparent : {good}\r\n\r\n"),
@@ -200,15 +200,15 @@ fn name_of(line: &RequestLine) -> Option<&str> {
     line.path.as_deref()?.rsplit('/').next()
 }
 
-/// Every line says what the application saw, or nothing. Returns, by the name of the request, whether its trace is known, and how many are not although
-/// the application saw a header.
+/// Checks that every line reports what the application saw, or nothing. Returns whether the trace is known, by name of the request, and for how
+/// many requests it is unknown although the application saw a header.
 fn agrees(report: &Report, truths: &HashMap<String, Option<String>>) -> Result<(HashMap<String, bool>, u64)> {
     let (mut known, mut without) = (HashMap::new(), 0);
     for line in &report.requests {
         let found = line.trace_id.clone().zip(line.parent_span_id.clone());
         let seen = name_of(line).and_then(|name| truths.get(name));
         let Some(seen) = seen.map(Option::as_deref) else {
-            // The application was not called, or which request it is is not known.
+            // The application was not called, or it is unknown which request this is.
             ensure!(line.path.is_some() || found.is_none(), "{line:?}");
             continue;
         };
@@ -224,7 +224,7 @@ fn agrees(report: &Report, truths: &HashMap<String, Option<String>>) -> Result<(
     Ok((known, without))
 }
 
-/// Ends gctrace when it has reported what the application has served.
+/// Stops gctrace once it has reported what the application has served.
 fn stop(server: &Server, gctrace: Gctrace, answered: usize) -> Result<Report> {
     gctrace.wait_requests(answered)?;
     let (report, finished) = gctrace.stop_by(Signal::INT)?;
@@ -238,7 +238,7 @@ fn counted(report: &Report) -> Result<(u64, u64)> {
     of("traceparent_invalid").zip(of("traceparent_unread")).context("no counters")
 }
 
-/// Heads that come at once, in two pieces cut at each place around the header, and in many pieces; bodies that look like a header.
+/// Heads that arrive in one piece, in two pieces cut at each position around the header, and in many pieces; bodies that look like a header.
 fn regular(server: &mut Server) -> Result<()> {
     let gctrace = server.watch()?;
     let before = server.number;
@@ -247,9 +247,9 @@ fn regular(server: &mut Server) -> Result<()> {
         let text = server.text(&line, "");
         server.ask(&text, &[])?;
         must.push((name(server.number), is_known));
-        // Too deep ones are not known, nor are those in pieces that cut them.
+        // Headers that are too deep are unknown, and so are those that are cut by pieces.
         if !line.is_empty() && !is_known && !line.contains("X-Long") {
-            // Unicorn's search leaves an empty value of a head in pieces unread.
+            // In a Unicorn's head that arrives in pieces, an empty value stays unread.
             invalid += if line == "traceparent: \r\n" && !server.is_webrick { 1 } else { 2 };
         }
         let body = format!("\r\ntraceparent: {}\r\n\r\n{SECRET}", value(9_002));
@@ -269,12 +269,12 @@ fn regular(server: &mut Server) -> Result<()> {
     for cut in at - 20..behind + 20 {
         let text = server.text(&line, "");
         server.ask(&text, &[cut])?;
-        // What ends the value are its line's end, and two more bytes.
+        // The value is complete with the end of its line and two more bytes.
         if cut < value_at || cut >= behind + 2 {
             must.push((name(server.number), true));
         }
     }
-    // The request line must come at once.
+    // The request line must arrive in one piece.
     let text = server.text(&line, "");
     server.ask(&text, &[9])?;
 
@@ -287,7 +287,7 @@ fn regular(server: &mut Server) -> Result<()> {
     let (is_invalid, unread) = counted(&report)?;
     let of = known.values().filter(|known| **known).count();
     println!("{answered} answered, {of} with a trace, {is_invalid} invalid, {unread} unread");
-    // Each head was searched to its end, or its request has a header that was not.
+    // Each head was searched to its end, or the header of its request counts as unread.
     ensure!(
         is_invalid + unread == without && is_invalid >= invalid,
         "{without} without: {is_invalid} {unread}"
@@ -295,7 +295,7 @@ fn regular(server: &mut Server) -> Result<()> {
     Ok(())
 }
 
-/// Heads that servers read in different ways or refuse, and pipelines: never anything that the application did not see.
+/// Heads that servers interpret in different ways or refuse, and pipelining: gctrace never reports anything that the application did not see.
 fn strange(server: &mut Server) -> Result<()> {
     let gctrace = server.watch()?;
     let before = truths(&server.truth)?.len();
@@ -307,7 +307,7 @@ fn strange(server: &mut Server) -> Result<()> {
     for three in [["", with.as_str(), ""], [with.as_str(), "", with.as_str()]] {
         let text: String = three.iter().map(|line| server.text(line, "")).collect();
         server.send(&text)?;
-        // The second one is cut.
+        // The second request is cut.
         let texts: Vec<String> = three.iter().map(|line| server.text(line, "")).collect();
         let (first, second) = texts[1].split_at(texts[1].len() - 60);
         let mut stream = server.connect()?;

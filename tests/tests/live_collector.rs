@@ -1,4 +1,4 @@
-//! From a real program to its recommendation and back: traced, sent, advised, and run again with the advice.
+//! From a real program to its recommendation and back: the program is traced, sent, advised, and run again with the advice.
 
 use anyhow::{Context as _, Result, ensure};
 use gctrace_tests::PATIENCE;
@@ -12,11 +12,11 @@ use gctrace_tests::script::Script;
 use serde_json::Value;
 use std::process::Command;
 
-/// Seconds that the program runs; `gctrace tune` needs five.
+/// Seconds that the program runs; `gctrace tune` needs at least five.
 const SECONDS: &str = "5.5";
 
-/// A request loop gets advice that, when followed, changes the number of its collections as predicted, to within a factor
-/// of two. The collector and `gctrace tune` give the same advice.
+/// A request loop gets advice that, when followed, changes its number of collections as predicted, to within a factor of
+/// two. The collector and `gctrace tune` give the same advice.
 #[test]
 fn advice_that_works() -> Result<()> {
     Ruby::first_and_last(|ruby| {
@@ -91,7 +91,7 @@ fn advice_that_works() -> Result<()> {
     })
 }
 
-/// Without an address nothing is sent, and an address without a token is bad usage.
+/// Without an address nothing is sent. An address without a token is a usage error.
 #[test]
 fn only_where_it_is_told() -> Result<()> {
     let finished = Invocation::new(["--all-ruby", "--tunemygc-url", "http://127.0.0.1:1"])?
@@ -103,7 +103,7 @@ fn only_where_it_is_told() -> Result<()> {
         finished.status.code() == Some(2) && finished.errors().contains("needs the token"),
         "{finished:?}"
     );
-    // The token alone has no effect, and does not affect other commands.
+    // A token alone has no effect, and does not affect other commands.
     let live = Live::without_gctrace()?;
     let finished = Invocation::new(["tune".as_ref(), live.path("no").as_os_str()])?
         .with(|command| {
@@ -117,7 +117,8 @@ fn only_where_it_is_told() -> Result<()> {
     Ok(())
 }
 
-/// Each service has its own token: one is sent, one has no token and is not. Variables without effect are named, once.
+/// Each service has its own token: the sets of one service are sent; the other has no token, so its sets are not. Ineffective variables are
+/// reported, once.
 #[test]
 fn tokens_and_variables() -> Result<()> {
     let live = Live::beside_others()?;
@@ -179,7 +180,7 @@ fn tokens_and_variables() -> Result<()> {
     Ok(())
 }
 
-/// A Ruby of another user, who says of himself that he is this service. It prints "ready", waits for a line, and collects.
+/// A Ruby of another user, which claims to be this service. It prints "ready", waits for a line, and collects.
 fn claiming(ruby: &Ruby, user: u32, service: &str) -> Result<Guarded> {
     let user = user.to_string();
     let mut command = Command::new("setpriv");
@@ -193,8 +194,8 @@ fn claiming(ruby: &Ruby, user: u32, service: &str) -> Result<Guarded> {
     Ok(process)
 }
 
-/// Sets go to the application of the unit, the cgroup or the user that the kernel says a process is of. What a process says of itself, by its
-/// environment or by the name of a cgroup below its own, gives it no other.
+/// Sets go to the application of the unit, the cgroup or the user that a process has according to the kernel. What a process claims about
+/// itself, in its environment or in the name of a cgroup below its own, does not change that.
 #[test]
 fn whose_sets() -> Result<()> {
     let live = Live::beside_others()?;
@@ -214,7 +215,7 @@ fn whose_sets() -> Result<()> {
     );
     std::fs::write(&tokens, text)?;
 
-    // The user, the cgroup, and the number of the application.
+    // User, cgroup, and number of the application.
     let cases = [(0, Some(&unit), 1), (0, Some(&below), 2), (65534, None, 3), (65533, None, 0), (0, None, 0)];
     let mut started = Vec::new();
     for (user, cgroup, app) in cases {
@@ -249,7 +250,7 @@ fn whose_sets() -> Result<()> {
     for pid in pids {
         ensure!(report.gcs_of(pid.parse()?).count() >= 2, "{pid} has no cycles");
     }
-    // What they say of themselves was read: elsewhere it is their name.
+    // Their claims were read: elsewhere they are used as the name.
     let said = finished.errors();
     let told = format!("({shop}): RUBY_GC_HEAP_SLOTS_GROWTH_FACTOR=1.3 does nothing");
     ensure!(said.contains(&told), "{said}");
@@ -269,7 +270,7 @@ fn whose_sets() -> Result<()> {
     Ok(())
 }
 
-/// The set of a process that lives on is sent after a number of cycles: no cycle is missing between the parts, and none is sent twice.
+/// The sets of a long-lived process are sent after a number of cycles: no cycle is missing between the parts, and none is sent twice.
 #[test]
 fn parts_by_cycles() -> Result<()> {
     let live = Live::beside_others()?;
@@ -323,8 +324,8 @@ fn parts_by_cycles() -> Result<()> {
     Ok(())
 }
 
-/// Where malloc starts most cycles, a Ruby that repeatedly runs short of free slots is not advised to ask for more of them: its
-/// heap would not grow. Nor to begin with a larger heap, which makes those cycles longer.
+/// If malloc starts most cycles, a Ruby that repeatedly runs short of free slots is not advised to ask for more of them, because its
+/// heap would not grow; nor to start with a larger heap, which would make those cycles longer.
 #[test]
 fn malloc_leads() -> Result<()> {
     let live = Live::beside_others()?;

@@ -1,4 +1,4 @@
-//! The command that gctrace starts: who runs it, where its output goes, how it ends, and what its status becomes.
+//! The command that gctrace starts: its user, its output, how it ends, and how its status is passed on.
 
 use std::os::unix::ffi::OsStrExt as _;
 use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
@@ -16,14 +16,14 @@ use gctrace_tests::script::Script;
 use gctrace_tests::{PATIENCE, ledger};
 use rustix::process::Signal;
 
-/// The user who calls sudo in these tests: `nobody`, which every system has.
+/// The user who calls sudo in these tests: `nobody`, who exists on every system.
 const USER: (u32, u32) = (65_534, 65_534);
 
 fn ruby() -> Result<String> {
     Ok(Ruby::main()?.exe().to_string_lossy().into_owned())
 }
 
-/// gctrace with these flags on a Ruby script of one line.
+/// gctrace with these flags on a one-line Ruby script.
 fn on(flags: &[&str], script: &str) -> Result<Invocation> {
     let ruby = ruby()?;
     Invocation::new([flags, &["--", &ruby, "-e", script]].concat())
@@ -33,7 +33,7 @@ fn status(finished: &Finished) -> Option<i32> {
     finished.status.code()
 }
 
-/// The command's status is gctrace's, also if a signal ended it; gctrace's own errors come first.
+/// The status of the command becomes gctrace's, even if a signal ended it. gctrace's own errors take precedence.
 #[test]
 fn exit_status() -> Result<()> {
     let live = Live::beside_others()?;
@@ -50,7 +50,8 @@ fn exit_status() -> Result<()> {
     Ok(())
 }
 
-/// A limit below what gctrace itself has open is the command's, and does not end gctrace, nor does one of the size of files; an argument can be any bytes.
+/// A limit of open files below what gctrace itself has open applies to the command only and does not end gctrace, nor does a limit of file sizes.
+/// An argument can contain any bytes.
 #[test]
 fn low_limits_and_any_bytes() -> Result<()> {
     let live = Live::beside_others()?;
@@ -71,7 +72,7 @@ fn low_limits_and_any_bytes() -> Result<()> {
     for line in ["40", "[97, 255]", "\"\"", "\"SYSTEM_DEFAULT\""] {
         ensure!(said.contains(&line), "no {line}: {said:#?}");
     }
-    // The profile does not fit into 100 bytes.
+    // The profile is larger than 100 bytes.
     let errors = finished.errors();
     ensure!(
         status(&finished) == Some(2) && errors.contains("File too large"),
@@ -82,7 +83,7 @@ fn low_limits_and_any_bytes() -> Result<()> {
     Ok(())
 }
 
-/// The command has the limits of its user and ignores what it would ignore without gctrace, which a hangup does not end then (`nohup`).
+/// The command has the limits of its user, and ignores the signals that it would ignore without gctrace: then a hangup does not end it (`nohup`).
 #[test]
 fn surroundings_of_the_command() -> Result<()> {
     let _live = Live::beside_others()?;
@@ -122,7 +123,7 @@ fn output_of_the_command() -> Result<()> {
     for word in ["hello", "there"] {
         ensure!(finished.stderr.iter().any(|line| line == word), "{word}: {}", finished.errors());
     }
-    // With a file for the lines, standard output is the command's.
+    // If the lines go to a file, standard output belongs to the command.
     let path = live.path("lines.jsonl");
     std::fs::write(&path, "from before\n")?;
     let finished = on(&["--format", "jsonl", "-o", &path.to_string_lossy()], script)?.run()?;
@@ -133,7 +134,7 @@ fn output_of_the_command() -> Result<()> {
     Ok(())
 }
 
-/// The file of `--output` grows while the run goes on.
+/// The file of `--output` grows during the run.
 #[test]
 fn output_grows() -> Result<()> {
     let live = Live::beside_others()?;
@@ -146,12 +147,12 @@ fn output_grows() -> Result<()> {
         std::thread::sleep(Duration::from_millis(50));
     }
     let finished = gctrace.interrupt()?;
-    // Interrupt, passed on to the command.
+    // The interrupt was forwarded to the command.
     ensure!(status(&finished) == Some(130), "{}\n{}", finished.status, finished.errors());
     Ok(())
 }
 
-/// After `--duration` the files are written, and gctrace waits for the command; a signal to gctrace is passed on.
+/// After `--duration` the files are written, and gctrace waits for the command. A signal to gctrace is forwarded to it.
 #[test]
 fn outlives_the_duration() -> Result<()> {
     let live = Live::beside_others()?;
@@ -171,11 +172,11 @@ fn outlives_the_duration() -> Result<()> {
     Ok(())
 }
 
-/// Under sudo the command runs as the caller, with its groups and environment, and all files are the caller's.
+/// Under sudo, the command runs as the caller, with the caller's groups and environment, and all files belong to the caller.
 #[test]
 fn sudo() -> Result<()> {
     let _live = Live::beside_others()?;
-    // A place that the user can reach.
+    // A directory that the user can access.
     let dir = tempfile::Builder::new().prefix("gctrace-test-").tempdir()?;
     std::fs::set_permissions(dir.path(), std::fs::Permissions::from_mode(0o755))?;
     let path = |name: &str| dir.path().join(name).to_string_lossy().into_owned();
@@ -209,7 +210,7 @@ fn sudo() -> Result<()> {
     Ok(())
 }
 
-/// gctrace's own token is a secret that the command does not need.
+/// gctrace's own token is a secret, so the command does not get it.
 #[test]
 fn token() -> Result<()> {
     let _live = Live::beside_others()?;
@@ -223,7 +224,7 @@ fn token() -> Result<()> {
     Ok(())
 }
 
-/// A command without a Ruby: its status, or that nothing matched.
+/// A command without a Ruby: gctrace exits with its status, or reports that nothing matched.
 #[test]
 fn without_ruby() -> Result<()> {
     let _live = Live::beside_others()?;
@@ -234,7 +235,7 @@ fn without_ruby() -> Result<()> {
     Ok(())
 }
 
-/// A copy of this machine's Ruby at an unknown place: executable and library, whose path is returned, too.
+/// Copies this machine's Ruby (executable and library) to an unknown directory. Returns the path of the library.
 fn copied(root: &Path) -> Result<std::path::PathBuf> {
     let (bin, lib) = (root.join("bin"), root.join("lib"));
     std::fs::create_dir_all(&bin)?;
@@ -250,14 +251,14 @@ fn copied(root: &Path) -> Result<std::path::PathBuf> {
     Ok(bin.join("ruby"))
 }
 
-/// A script that is executable.
+/// Writes an executable script.
 fn executable(path: &Path, text: &str) -> Result<()> {
     std::fs::create_dir_all(path.parent().context("no folder")?)?;
     std::fs::write(path, text)?;
     Ok(std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o755))?)
 }
 
-/// All cycles from the first on are reported, of a script that prints how many there were.
+/// Checks that all cycles of a script are reported, from the first on; the script prints their number.
 fn all_from_the_first(invocation: Invocation, library: &Path) -> Result<()> {
     let finished = invocation.run()?;
     ensure!(status(&finished) == Some(0), "{}\n{}", finished.status, finished.errors());
@@ -277,7 +278,7 @@ fn all_from_the_first(invocation: Invocation, library: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Collects while it boots, and prints how often at its end.
+/// Collects while it boots, and prints the number of collections at its end.
 const COLLECTING: &str = "20.times { GC.start }; warn \"collected #{GC.count}\"";
 
 /// The Ruby that COMMAND will run is found before it starts, wherever it is: all cycles are reported, the first time and the second.
@@ -296,14 +297,14 @@ fn first_cycles_of_a_copy() -> Result<()> {
     Ok(())
 }
 
-/// The first count, and the cycles before it according to the exit line and the ledger.
+/// The count of the first reported cycle, and the numbers of cycles before it and of missed cycles in the exit line.
 fn before(report: &Report, pid: u32) -> Result<(u64, Option<u64>, Option<u64>)> {
     let first = report.gcs_of(pid).next().context("no cycle")?.count;
     let exit = report.exits.iter().find(|line| line.pid == pid).context("no exit line")?;
     Ok((first, exit.cycles_before, exit.cycles_missed))
 }
 
-/// A Ruby that could not be found in advance is probed while it runs: the cycles until then are counted, as are those before gctrace.
+/// A Ruby that could not be found in advance is probed while it runs. The cycles until then are counted as missed and as cycles before the first.
 #[test]
 fn missed_cycles_are_counted() -> Result<()> {
     let live = Live::beside_others()?;
@@ -316,7 +317,7 @@ fn missed_cycles_are_counted() -> Result<()> {
         flag.display().to_string()
     );
     let hidden = "root=$1; LD_LIBRARY_PATH=$root/lib exec $root/b''in/ru''by -e \"$2\"";
-    // The shell puts the path of the Ruby together.
+    // The shell assembles the path of the Ruby.
     let args = ["--no-cache", "--", "sh", "-c", hidden, "sh", &root, &collect];
     let mut gctrace = Invocation::jsonl(args)?.start()?;
     let pid: u32 = gctrace.wait_error("pid ")?.trim_start_matches("pid ").parse()?;
@@ -337,7 +338,7 @@ fn missed_cycles_are_counted() -> Result<()> {
     Ok(())
 }
 
-/// Cycles of a program before gctrace started are not missed ones.
+/// Cycles that a program ran before gctrace started do not count as missed.
 #[test]
 fn earlier_cycles_are_told() -> Result<()> {
     let live = Live::beside_others()?;
@@ -358,7 +359,7 @@ fn earlier_cycles_are_told() -> Result<()> {
     Ok(())
 }
 
-/// No cycle of a child that is forked from a traced program is missed, however many cycles its parent has had.
+/// No cycle of a child forked from a traced program is missed, however many cycles its parent has run.
 #[test]
 fn forked_children_miss_nothing() -> Result<()> {
     let live = Live::beside_others()?;
@@ -374,20 +375,20 @@ fn forked_children_miss_nothing() -> Result<()> {
     Ok(())
 }
 
-/// A child whose parent was not seen has the parent's cycles in its count, and nobody knows how many: nothing is said of cycles before its
-/// first one. The parent's own are counted.
+/// The count of a child includes the cycles of its parent. If the parent was not seen at the fork, their number is unknown, so nothing is
+/// reported about cycles before the child's first one. The missed cycles of the parent itself are counted.
 #[test]
 fn children_of_unseen_parents() -> Result<()> {
     let live = Live::beside_others()?;
     let root = live.dir("hidden")?;
     copied(&root)?;
     let (root, flag) = (root.display().to_string(), live.path("flag"));
-    // It is seen at its first collection after its image was probed, so it needs some.
+    // The child is seen at its first collection after its image was probed, so it needs to collect.
     let wait = format!(
         "(sleep 0.01; Array.new(1000) {{ +'' }}) until File.exist?({:?})",
         flag.display().to_string()
     );
-    // Without gems it has forked long before its image is probed.
+    // Without gems, it has forked long before its image is probed.
     let program = format!(
         "3.times {{ GC.start }}; child = fork {{ {wait}; 5.times {{ GC.start }} }}; \
          warn \"pids #{{$$}} #{{child}}\"; Process.wait(child); warn \"collected #{{GC.count}}\""
@@ -412,7 +413,7 @@ fn children_of_unseen_parents() -> Result<()> {
     Ok(())
 }
 
-/// A shim of a version manager, which starts one of the Rubies in the user's home, and a program behind a `#!` line with `env`.
+/// A version manager's shim, which starts one of the Rubies in the user's home, and a program with a `#!` line that uses `env`.
 #[test]
 fn first_cycles_behind_a_shim() -> Result<()> {
     let live = Live::beside_others()?;

@@ -1,4 +1,4 @@
-//! Containers and cgroups: which processes are traced, what is reported of them, and that nothing counts twice.
+//! Containers and cgroups: which processes are traced, what is reported about them, and that nothing counts twice.
 
 use std::ffi::OsString;
 use std::path::Path;
@@ -15,12 +15,12 @@ use gctrace_tests::ruby::Ruby;
 use gctrace_tests::script::{self, Script};
 use gctrace_tests::{PATIENCE, compare, ledger, slowness};
 
-/// The Ruby whose root becomes the image of containers.
+/// The Ruby whose root becomes the image of the containers.
 fn boxed() -> Result<Ruby> {
     Ruby::rooted()?.pop().context("no Ruby of the lab")
 }
 
-/// Every cycle of the container is there once, as its witness saw it, and carries the container's id.
+/// Checks that every cycle of the container is reported once, as its witness saw it, with the container's id.
 fn all_counted(report: &Report, done: &Done, pid: u32, id: &str) -> Result<()> {
     let lines: Vec<&GcLine> = report.gcs_of(pid).collect();
     ensure!(lines.iter().all(|line| line.container.as_deref() == Some(id)), "container of a gc line");
@@ -30,8 +30,8 @@ fn all_counted(report: &Report, done: &Done, pid: u32, id: &str) -> Result<()> {
     compare::cycles(&inside, done.witness.as_ref().context("no witness")?).demand_equal()
 }
 
-/// Two containers of one image: their files are the same, though they are on two file systems. One exists before
-/// gctrace, one comes later; each is reported with its id, name, host name and pid inside.
+/// Two containers of one image: their files are the same, though on two file systems. One exists before gctrace starts,
+/// the other starts later. Each is reported with its id, name, host name and pid inside.
 #[test]
 fn two_of_one_image() -> Result<()> {
     let live = Live::begin()?;
@@ -62,8 +62,8 @@ fn two_of_one_image() -> Result<()> {
     Ok(())
 }
 
-/// Of three containers two are selected: one that runs, by the beginning of its id, and one that comes later, by its
-/// name. All of their cycles are reported, and nothing else is.
+/// Two of three containers are selected: a running one by a prefix of its id, and a later one by its name.
+/// All of their cycles are reported, and nothing else is.
 #[test]
 fn some_of_many() -> Result<()> {
     let live = Live::beside_others()?;
@@ -95,7 +95,7 @@ fn some_of_many() -> Result<()> {
     Ok(())
 }
 
-/// A short container from its first to its last cycle: when gctrace started, only its Ruby existed.
+/// A short-lived container from its first to its last cycle: when gctrace started, only its Ruby existed.
 #[test]
 fn comes_and_goes() -> Result<()> {
     let live = Live::beside_others()?;
@@ -120,7 +120,7 @@ fn idle(live: &Live, ruby: &Ruby) -> Result<Script> {
 }
 
 /// The same path with a different file: a container that has replaced its library, one that has only changed the
-/// file's mode (which makes a copy of it that keeps its number), and one whose file is gone. Each is traced once.
+/// file's mode (which makes a copy with the same inode number), and one whose file is deleted. Each is traced once.
 #[test]
 fn changed_files() -> Result<()> {
     let live = Live::begin()?;
@@ -155,7 +155,7 @@ fn changed_files() -> Result<()> {
     Ok(())
 }
 
-/// gctrace in a container that is started with these options, ready.
+/// Starts gctrace in a container with these options, and waits until it is ready.
 fn within(engine: &Engine, options: &[&str], args: &[&str]) -> Result<Gctrace> {
     let binary = gctrace_binary()?;
     let mut run: Vec<OsString> = ["run", "--rm", "--privileged", "--cgroupns=host"].map(Into::into).into();
@@ -171,13 +171,13 @@ fn within(engine: &Engine, options: &[&str], args: &[&str]) -> Result<Gctrace> {
     invocation.start_ready()
 }
 
-/// gctrace itself in a container with the host's pids: programs outside, and programs in another container.
+/// gctrace itself in a container with the host's pid namespace: it traces programs outside, and programs in another container.
 #[test]
 fn gctrace_inside() -> Result<()> {
     let live = Live::begin()?;
     let ruby = boxed()?;
     let engine = Engine::of(&live, &ruby)?;
-    // Started before gctrace: in a container, this machine's Ruby is in no usual place.
+    // Started before gctrace: inside the container, this machine's Ruby is in no usual place.
     let mut outside = Script::new(&live, &Ruby::main()?, "explicit.rb")?.arg("20").waiting().start()?;
     outside.wait_for("ready")?;
     let gctrace = within(&engine, &["--pid=host"], &["--all-ruby"])?;
@@ -196,16 +196,16 @@ fn gctrace_inside() -> Result<()> {
     all_of(&report, &outside)
 }
 
-/// Every cycle of a program that runs in no container is there once.
+/// Checks that every cycle of a program outside of containers is reported once.
 fn all_of(report: &Report, done: &script::Done) -> Result<()> {
     let lines: Vec<&GcLine> = report.gcs_of(done.pid).collect();
     compare::program(&lines, &done.report)?;
     compare::cycles(&lines, done.log()?).demand_equal()
 }
 
-/// The same in a container with its own pids, with the host's `/proc` elsewhere: programs that ran before,
-/// programs in a container of an image that gctrace knows, and programs with a Ruby that it has not seen, for which the
-/// kernel's mapping records have no pid.
+/// gctrace in a container with its own pid namespace, with the host's `/proc` mounted elsewhere: it traces programs that ran
+/// before, programs in a container of an image that gctrace knows, and programs with a Ruby that it has not seen, for which
+/// the kernel's mapping records have no pid.
 #[test]
 fn with_the_hosts_proc() -> Result<()> {
     let live = Live::begin()?;
@@ -240,7 +240,7 @@ fn with_the_hosts_proc() -> Result<()> {
     Ok(())
 }
 
-/// In that container, a pid of the host and the name of a container select their programs and nothing else.
+/// In such a container, a pid of the host and the name of a container select their programs and nothing else.
 #[test]
 fn selected_with_the_hosts_proc() -> Result<()> {
     let live = Live::beside_others()?;
@@ -270,7 +270,7 @@ fn selected_with_the_hosts_proc() -> Result<()> {
     Ok(())
 }
 
-/// A Ruby that collects only when it is told to.
+/// A Ruby that collects only when requested.
 struct SteppedRuby {
     process: Guarded,
     phases: usize,
@@ -293,7 +293,7 @@ impl SteppedRuby {
         Ok(Self { process, phases: 0 })
     }
 
-    /// Makes it collect; returns the numbers of the cycles.
+    /// Makes it collect `times` times. Returns the counts of these cycles.
     fn collect(&mut self, times: u64) -> Result<Vec<u64>> {
         self.phases += 1;
         self.process.say(&format!("{} {times}", self.phases))?;
@@ -302,12 +302,12 @@ impl SteppedRuby {
         let numbers: Vec<u64> = line.split(' ').skip(2).map(str::parse).collect::<Result<_, _>>()?;
         let [before, after] = numbers[..] else { anyhow::bail!("phase line {line}") };
         ensure!(after - before == times, "{line}, told to do {times}");
-        // Line and log count from 0, GC.count counts the cycles that have begun.
+        // Lines and log count from 0, while GC.count is the number of cycles that have started.
         Ok((before + 1..=after).collect())
     }
 }
 
-/// The cycles of those phases in which a program was in a selected cgroup, or in one below it, and no other.
+/// Exactly the cycles of those phases are reported in which the program was in a selected cgroup, or in one below it.
 fn membership(controller: Option<&str>, settle: Duration) -> Result<()> {
     let _live = Live::begin()?;
     let outer = Cgroup::new(controller, "outer")?;
@@ -333,7 +333,7 @@ fn membership(controller: Option<&str>, settle: Duration) -> Result<()> {
     phase(7, false)?;
     outer.take(pid)?;
     phase(4, true)?;
-    // A cgroup that is made while it is selected.
+    // A cgroup that is created while its parent is selected.
     let later = inner.below("later")?;
     later.take(pid)?;
     phase(6, true)?;
@@ -347,8 +347,8 @@ fn membership(controller: Option<&str>, settle: Duration) -> Result<()> {
     Ok(())
 }
 
-/// The kernel decides at each event (v2): it is exact without any waiting. Kernels that cannot query ancestors have to be
-/// informed of a cgroup that is made while it is selected.
+/// For v2, the kernel decides at each event, so the selection is exact without any waiting. Kernels that cannot query ancestors have to
+/// be informed of a cgroup that is created while its parent is selected.
 #[test]
 fn cgroup_v2() -> Result<()> {
     let release = std::fs::read_to_string("/proc/sys/kernel/osrelease")?;
@@ -357,13 +357,13 @@ fn cgroup_v2() -> Result<()> {
     membership(None, if told { Duration::from_secs(slowness().min(3)) } else { Duration::ZERO })
 }
 
-/// In v1 hierarchies processes are listed, ten times per second.
+/// For v1, the processes of a hierarchy are listed ten times per second.
 #[test]
 fn cgroup_v1() -> Result<()> {
     membership(Some("pids"), Duration::from_secs(1))
 }
 
-/// A cgroup that does not exist yet is reported as missing, and traced when it is created.
+/// A cgroup that does not exist yet is reported as missing, and is traced once it is created.
 #[test]
 fn cgroup_to_come() -> Result<()> {
     let _live = Live::beside_others()?;
@@ -377,7 +377,7 @@ fn cgroup_to_come() -> Result<()> {
     program.collect(3)?;
     let cgroup = Cgroup::new(None, "later")?;
     cgroup.take(pid)?;
-    // New cgroups are noticed after a moment, not at once.
+    // New cgroups are noticed with a delay, not at once.
     std::thread::sleep(Duration::from_secs(1));
     let expected = program.collect(4)?;
     drop(program);
@@ -388,7 +388,7 @@ fn cgroup_to_come() -> Result<()> {
     Ok(())
 }
 
-/// Makes or removes cgroups below another one: 40 of a unit's name, each in the one before, and 25 with long names.
+/// Creates or removes cgroups below another one: 40 nested ones with the name of a unit, and 25 nested ones with long names.
 const NEST: &str = "import os, sys
 for names in ['gctrace-hostile.service'] * 40, ['x' * 200] * 25:
     os.chdir(sys.argv[2])
@@ -406,15 +406,15 @@ fn nest(what: &str, below: &Cgroup) -> Result<()> {
     Ok(())
 }
 
-/// Cgroups that anybody may make end no run: those that lie too deep to be selected, although a selected unit has their name, and those whose path
-/// is too long to be watched. They are said.
+/// Cgroups that any user can create do not end a run: cgroups that are nested too deeply to be selected, although they have the name of a
+/// selected unit, and cgroups whose path is too long to be watched. Both are reported.
 #[test]
 fn hostile_cgroups() -> Result<()> {
     let _live = Live::beside_others()?;
     let (deep, selected) = (Cgroup::new(None, "deep")?, Cgroup::new(None, "selected")?);
     let mut program = SteppedRuby::start()?;
     selected.take(program.process.pid())?;
-    // While it runs, and before it begins.
+    // Created while gctrace runs, and before it starts.
     for before in [false, true] {
         if before {
             nest("make", &deep)?;

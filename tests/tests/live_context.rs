@@ -1,4 +1,4 @@
-//! The process context that an OpenTelemetry SDK publishes (OTEP 4719): who a process says it is.
+//! The process context that an OpenTelemetry SDK publishes (OTEP 4719): how a process identifies itself.
 
 use anyhow::{Context as _, Result, ensure};
 use gctrace_tests::child::Guarded;
@@ -9,7 +9,7 @@ use gctrace_tests::ruby::Ruby;
 use gctrace_tests::{PATIENCE, python};
 use serde_json::Value;
 
-/// The publisher, and a child that it has forked without a context of its own. The environment names another service.
+/// Starts the publisher, and a forked child without its own context. The environment names another service.
 fn publisher(ruby: &Ruby, pairs: &[&str]) -> Result<(Guarded, u64)> {
     let mut command = ruby.command()?;
     command.arg(rubies_dir().join("process_context.rb")).args(pairs).env("OTEL_SERVICE_NAME", "web");
@@ -19,7 +19,7 @@ fn publisher(ruby: &Ruby, pairs: &[&str]) -> Result<(Guarded, u64)> {
     Ok((program, child))
 }
 
-/// The resources of what two runs of a second push about a process and its children, by the official definition.
+/// The resources that two one-second runs push about a process and its children, decoded with the official definition.
 fn resources(live: &Live, pid: u32) -> Result<Vec<Value>> {
     let receiver = Receiver::start(|_, _| (200, "", b""))?;
     let url = format!("http://{}", receiver.address);
@@ -37,8 +37,8 @@ fn resources(live: &Live, pid: u32) -> Result<Vec<Value>> {
     found["resources"].as_array().cloned().context("no resources")
 }
 
-/// The service and its attributes are those that the process publishes; a child that it has forked does not inherit them; sums of several
-/// processes have an instance of their own. What the process publishes later is what the next run reads.
+/// The service and its attributes are those that the process publishes. A forked child does not inherit them. Sums over several
+/// processes have their own instance id. The next run reads what the process has published since.
 #[test]
 fn published_contexts_name_the_service() -> Result<()> {
     let live = Live::beside_others()?;

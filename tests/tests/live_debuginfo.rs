@@ -1,4 +1,4 @@
-//! Separate debug information: that of a process's own root, and that of a server which takes its time.
+//! Separate debug information: in a process's own root, and from a slow server.
 
 use std::fs;
 use std::io::{BufRead as _, BufReader, Write as _};
@@ -31,7 +31,7 @@ fn build_id(library: &str) -> Result<String> {
     id.with_context(|| format!("{library} has no build id"))
 }
 
-/// Symbols that belong to the library and claim that all of its code is one function, which is not one of the GC.
+/// Symbols that belong to the library and claim that all of its code is one function, which is not a GC function.
 fn lying_symbols(library: &str, to: &Path) -> Result<()> {
     let exports = output("nm", &["-D", "--defined-only", library])?;
     let export = exports.lines().find_map(|line| line.strip_suffix(" T rb_gc_count"));
@@ -52,8 +52,8 @@ fn waiting(live: &Live, ruby: &Ruby) -> Result<Running> {
     Ok(running)
 }
 
-/// A debug package in the root of a process, installed after its Ruby was analysed, contradicts the results there:
-/// doctor and a run refuse the Ruby and name the file. Without the package both work.
+/// A debug package in the root of a process, installed after its Ruby was analysed, contradicts the analysis:
+/// doctor and a run refuse the Ruby and name the file. Without the package, both work.
 #[test]
 fn debug_package_in_the_process_root() -> Result<()> {
     let live = Live::beside_others()?;
@@ -89,7 +89,7 @@ fn debug_package_in_the_process_root() -> Result<()> {
     Ok(())
 }
 
-/// A debuginfod server that does not answer until it is released, and then knows nothing.
+/// A debuginfod server that does not answer until it is released, and then has no files.
 struct Stalling {
     url: String,
     asked: Arc<AtomicUsize>,
@@ -108,7 +108,7 @@ impl Stalling {
     }
 }
 
-/// Answers one request after the other, as soon as the other end of the channel is closed.
+/// Answers requests one at a time, once the other end of the channel is closed.
 fn serve(listener: &TcpListener, asked: &AtomicUsize, released: &Receiver<()>) {
     for mut stream in listener.incoming().flatten() {
         asked.fetch_add(1, Ordering::SeqCst);
@@ -120,8 +120,8 @@ fn serve(listener: &TcpListener, asked: &AtomicUsize, released: &Receiver<()>) {
     }
 }
 
-/// While a server makes gctrace wait for the symbols of a Ruby, a Ruby that needs no request (it has no build id) is
-/// traced exactly. The other one is traced when the server has answered, or reported as refused if the run ends before.
+/// While gctrace waits for a server's symbols of one Ruby, a Ruby that needs no request (it has no build id) is traced
+/// exactly. The first one is traced once the server has answered, or is reported as refused if the run ends earlier.
 #[test]
 fn slow_server() -> Result<()> {
     let live = Live::begin()?;
@@ -129,7 +129,7 @@ fn slow_server() -> Result<()> {
     let dir = live.dir("prefix")?;
     let soname = asked_about.config("LIBRUBY_ALIASES").split_whitespace().next().context("no soname")?;
     let mut bytes = fs::read(asked_about.library()?)?;
-    // The note of type NT_GNU_BUILD_ID, 20 bytes long, of the owner GNU becomes one of an unknown type.
+    // The type of the 20-byte NT_GNU_BUILD_ID note with owner GNU is replaced by an unknown type.
     let note = [4, 0, 0, 0, 20, 0, 0, 0, 3, 0, 0, 0, b'G', b'N', b'U', 0];
     let at = bytes.windows(note.len()).position(|window| window == note).context("no build id")?;
     bytes[at + 8] = 0x63;

@@ -1,4 +1,4 @@
-//! `gctrace diff` of recordings of real programs: runs of one program are not called different, and what was planted is named.
+//! `gctrace diff` of recordings of real programs: runs of the same program do not count as different, and planted changes are named.
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -13,8 +13,8 @@ use gctrace_tests::ruby::Ruby;
 use rustix::process::{Pid, setpriority_process};
 use serde_json::Value;
 
-/// 50 times a second some rounds of work, so that what else runs on this machine does not set the pace. `SLOW` and `EXTRA` are what is
-/// planted.
+/// Some rounds of work 50 times per second, so that other work on this machine does not set the pace. `SLOW` and `EXTRA` are the planted
+/// changes.
 const PROGRAM: &str = r#"
 class Order
   def initialize(slow); @slow = slow; end
@@ -33,12 +33,12 @@ while at < stop
 end
 "#;
 
-/// A fixed number of rounds of work. With a time to lock for, two threads want the same lock every 80 ms and make objects;
-/// without, one computes. What is compared is shares, and rates of what has a pace of its own, so that the pace of the machine is in none of
-/// it. The methods that compute take a CPU time, so that their shares are the same on any machine, in rounds of different lengths, so that none
-/// is in step with the clock that samples. They seldom read that clock: it is a system call, whose share differs from host to host and, on busy
-/// ones, from run to run. Loops are `while`: where `times` is Ruby code, it would have the time of the method that it serves. It begins when
-/// it is told to.
+/// A fixed number of rounds of work. With a time to hold the lock (`LOCKED`), two threads want the same lock every 80 ms and allocate objects;
+/// without it, one thread computes. Only shares, and rates of work with its own pace, are compared, so the speed of the machine does not
+/// matter. The computing methods use a given CPU time, so their shares are the same on any machine, in rounds of different lengths, so that
+/// none is in step with the sampling clock. They seldom read that CPU clock: that is a system call, whose share differs between hosts and, on
+/// busy hosts, between runs. Loops use `while`: if `times` is Ruby code, it would take time from the method that calls it. The program
+/// starts its work when it is told to.
 const FIXED: &str = r#"
 ROUNDS, SLOW, EXTRA, LOCKED = ARGV.map { |text| Float(text) }
 CPU = Process::CLOCK_THREAD_CPUTIME_ID
@@ -82,7 +82,7 @@ else
 end
 "#;
 
-/// A recording of the program: seconds, rounds, and what is planted.
+/// A recording of the program, given the seconds, the rounds and the planted changes.
 fn record(live: &Live, ruby: &Ruby, name: &str, work: [&str; 4]) -> Result<PathBuf> {
     let path = live.path(name);
     let [seconds, rounds, slow, extra] = work;
@@ -110,7 +110,7 @@ fn diff(a: &Path, b: &Path, more: &[&str]) -> Result<(Option<i32>, Value)> {
     Ok((finished.status.code(), document))
 }
 
-/// What is called changed: table, name, figure, verdict.
+/// The reported changes: table, name, figure, verdict.
 fn changed(document: &Value) -> Result<Vec<[String; 4]>> {
     let mut found = Vec::new();
     let list = |value: &Value| value.as_array().cloned().context("a list");
@@ -128,14 +128,14 @@ fn changed(document: &Value) -> Result<Vec<[String; 4]>> {
     Ok(found)
 }
 
-/// Pairs of `false_alarms` if [`PAIRS`] does not say.
+/// Number of pairs of `false_alarms` if [`PAIRS`] is not set.
 const DEFAULT_PAIRS: u64 = 20;
-/// Says of how many pairs it is to be.
+/// The environment variable with the number of pairs.
 const PAIRS: &str = "GCTRACE_PAIRS";
-/// How often pairs of equal programs may be called different (docs/diff.md).
+/// The declared rate at which pairs of equal programs may be called different (docs/diff.md).
 const DECLARED: f64 = 0.05;
 
-/// The probability of at most this many of `of` that each have this probability.
+/// The probability of at most `hits` hits of `of` attempts with this probability each.
 fn at_most(hits: u64, of: u64, probability: f64) -> f64 {
     let (mut term, mut sum) = ((1.0 - probability).powf(of as f64), 0.0);
     for at in 0..=hits {
@@ -145,9 +145,9 @@ fn at_most(hits: u64, of: u64, probability: f64) -> f64 {
     sum
 }
 
-/// The 95 % interval of the probability of what was seen so often (Clopper and Pearson, 1934).
+/// The 95 % confidence interval of the probability behind `hits` of `of` (Clopper and Pearson, 1934).
 fn interval(hits: u64, of: u64) -> (f64, f64) {
-    // Where a condition that holds for small probabilities ends.
+    // The upper end of the range of probabilities for which a condition holds.
     let end = |holds: &dyn Fn(f64) -> bool| {
         let (mut low, mut high) = (0.0, 1.0);
         for _ in 0..60 {
@@ -161,7 +161,7 @@ fn interval(hits: u64, of: u64) -> (f64, f64) {
     (low, high)
 }
 
-/// Tables of the distribution.
+/// The intervals agree with published tables of the distribution.
 #[test]
 fn intervals() {
     for (hits, of, low, high) in
@@ -175,9 +175,9 @@ fn intervals() {
     }
 }
 
-/// How often two runs of one program are called different, with the interval of that. Each pair has two runs of its own, one after the
-/// other. It fails where the interval does not have what is declared. What the host does meanwhile is a difference, too; on data without
-/// a host `diff::tests` counts the alarms of 100 pairs. The command is in docs/diff.md.
+/// How often two runs of the same program are called different, with a confidence interval. Each pair consists of two separate runs, one
+/// after the other. The test fails if the interval lies above the declared rate. Changes on the host are differences, too; `diff::tests`
+/// counts the alarms of 100 pairs on synthetic data. The command is in docs/diff.md.
 #[test]
 #[ignore = "a measurement of minutes, of how even the host is, too: run it on a quiet one"]
 fn false_alarms() -> Result<()> {
@@ -208,18 +208,18 @@ fn false_alarms() -> Result<()> {
     Ok(())
 }
 
-/// Rounds of the process that computes, 12 s of CPU time, and of the one that locks, 13 s. A third of the samples of the first are in one method; if
-/// that is 30 % slower, it has 6 to 8 points more, give or take 1.5 on a machine with a load of 6, and 1.7 are the least that counts.
+/// Rounds of the computing process (12 s of CPU time) and of the locking one (13 s). A third of the samples of the former are in one method. If
+/// that method is 30 % slower, its share rises by 6 to 8 points, ± 1.5 on a machine with a load of 6; 1.7 is the least that counts.
 const ROUNDS: [&str; 2] = ["7000", "163"];
 
-/// One version of the program: its recording, and the processes that compute and that lock.
+/// One version of the program: its recording, and the pids of the computing process and of the locking one.
 struct Version {
     recording: PathBuf,
     computes: String,
     locks: String,
 }
 
-/// Two versions that run beside each other, started in turns, so that both meet the same host.
+/// Runs two versions side by side, started alternately, so that both see the same host conditions.
 fn versions(live: &Live, ruby: &Ruby, planted: [&str; 3]) -> Result<[Version; 2]> {
     let (mut programs, mut recorders, mut versions) = (Vec::new(), Vec::new(), Vec::new());
     for (name, [slow, extra, locked]) in [("before", ["1", "0", "0.004"]), ("after", planted)] {
@@ -228,7 +228,7 @@ fn versions(live: &Live, ruby: &Ruby, planted: [&str; 3]) -> Result<[Version; 2]
             let mut program = Guarded::start("ruby", ruby.command()?.args(["-e", FIXED]).args(args))?;
             program.wait_stdout(PATIENCE, "waits", |line| line == "waits")?;
             if args[3] != "0" {
-                // It waits for its lock and its next round, and not for a CPU that the other one has.
+                // It should wait for its lock and its next round, but not for a CPU that the other process has.
                 let pid = program.pid().try_into().ok().and_then(Pid::from_raw);
                 setpriority_process(pid, -15).context("the priority of a process")?;
             }
@@ -257,8 +257,8 @@ fn versions(live: &Live, ruby: &Ruby, planted: [&str; 3]) -> Result<[Version; 2]
     versions.try_into().map_err(|_| anyhow!("not two versions"))
 }
 
-/// A method that is 30 % slower, one that makes an object more, and one that holds its lock for longer are named in their tables; conditions hold
-/// or fail by them, and a picture has the slower one.
+/// A method that is 30 % slower, one that allocates more objects, and one that holds its lock for longer are named in their tables. Conditions
+/// pass or fail accordingly, and the flame graph shows the slower method.
 #[test]
 fn planted() -> Result<()> {
     let live = Live::begin()?;
@@ -304,7 +304,7 @@ fn planted() -> Result<()> {
     })
 }
 
-/// What `info` counts is what `report` writes.
+/// The numbers of `info` are the numbers of lines that `report` writes.
 #[test]
 fn info() -> Result<()> {
     let live = Live::beside_others()?;

@@ -12,7 +12,7 @@ use gctrace_tests::script::{Report as ScriptReport, Script};
 use gctrace_tests::witness::Log;
 use gctrace_tests::{compare, ledger, tunemygc};
 
-/// The process's cycles during the script's work are all there, and equal to the witness's if there was one.
+/// Checks that all cycles of the process during the script's work are reported, and equal to the witness's if there was one.
 fn all_counted(report: &Report, script: &ScriptReport, log: Option<&Log>) -> Result<()> {
     ledger::check_lossless(report)?;
     let lines = report.gcs_of(script.pid).collect::<Vec<_>>();
@@ -23,12 +23,12 @@ fn all_counted(report: &Report, script: &ScriptReport, log: Option<&Log>) -> Res
     Ok(())
 }
 
-/// Whether a text contains this number, not as a part of another one.
+/// Whether a text contains this number as a whole number.
 fn names(text: &str, number: u32) -> bool {
     text.split(|c: char| !c.is_ascii_digit()).any(|word| word.parse() == Ok(number))
 }
 
-/// The pid of a process that is gone.
+/// The pid of a process that has ended.
 fn vanished_pid() -> Result<u32> {
     let mut child = Command::new("true").spawn().context("cannot run `true`")?;
     let pid = child.id();
@@ -46,7 +46,7 @@ fn one_before_and_one_after() -> Result<()> {
         let gctrace = Gctrace::all_ruby(&live)?;
         let mut after = Script::new(&live, ruby, "explicit.rb")?.arg("25").waiting().start()?;
         after.wait_for("ready")?;
-        // Both at once.
+        // Both run at the same time.
         before.say("go")?;
         after.say("go")?;
         let (before, after) = (before.finish()?, after.finish()?);
@@ -62,8 +62,8 @@ fn one_before_and_one_after() -> Result<()> {
     })
 }
 
-/// On kernels before 5.15, which do not pass cookies to uprobes, image and load bias come from /proc:
-/// the numbers are the same.
+/// On kernels before 5.15, which do not pass cookies to uprobes, image and load bias come from /proc;
+/// the reported numbers are the same.
 #[test]
 fn without_attach_cookies() -> Result<()> {
     let live = Live::begin()?;
@@ -78,7 +78,7 @@ fn without_attach_cookies() -> Result<()> {
     })
 }
 
-/// A process that is in the middle of a cycle when gctrace starts: that cycle is not reported, nothing of it counts as
+/// A process is in the middle of a cycle when gctrace starts: that cycle is not reported, nothing of it counts as
 /// lost, and every later cycle is exact.
 #[test]
 fn attached_in_the_middle_of_a_cycle() -> Result<()> {
@@ -100,7 +100,7 @@ fn attached_in_the_middle_of_a_cycle() -> Result<()> {
     })
 }
 
-/// Programs that collect garbage all the time while gctrace attaches: from the first line on, no cycle is missing and
+/// Programs collect garbage continuously while gctrace attaches: from the first line on, no cycle is missing, and
 /// nothing counts as lost, because nothing was.
 #[test]
 fn attached_to_busy_programs() -> Result<()> {
@@ -161,7 +161,7 @@ fn process_lines_describe_the_process() -> Result<()> {
     let hostname = std::fs::read_to_string("/proc/sys/kernel/hostname")?;
     assert_eq!(process.hostname.as_deref(), Some(hostname.trim()));
     let start = process.start_ts.context("no start_ts")?;
-    // The kernel keeps start times in ticks of 10 ms, cut off.
+    // The kernel keeps start times in ticks of 10 ms, rounded down.
     assert!(
         (before - 0.02..=after + 0.01).contains(&start),
         "start_ts {start}, but it was {before} to {after}"
@@ -172,7 +172,7 @@ fn process_lines_describe_the_process() -> Result<()> {
     Ok(())
 }
 
-/// Cycles of a forked child, and of its child, count under their own pids.
+/// Cycles of a forked child, and of its child, are reported under their own pids.
 #[test]
 fn fork() -> Result<()> {
     let live = Live::begin()?;
@@ -218,13 +218,13 @@ fn fork_of_an_earlier_process() -> Result<()> {
     Ok(())
 }
 
-/// A single --pid continues over an exec of that process.
+/// Tracing of a single --pid continues after an exec of that process.
 #[test]
 fn selected_pid_execs() -> Result<()> {
     execs(&Live::beside_others()?, None)
 }
 
-/// The same if a thread calls exec that is not the main one, which then ends first: the kernel reports its exit before the exec.
+/// The same if a thread other than the main one calls exec. The main thread then ends first: the kernel reports its exit before the exec.
 #[test]
 fn selected_pid_execs_in_a_thread() -> Result<()> {
     execs(&Live::beside_others()?, Some("thread"))
@@ -256,7 +256,7 @@ fn execs(live: &Live, arg: Option<&str>) -> Result<()> {
     })
 }
 
-/// A program that replaces itself by another Ruby program: two programs under one pid, two sample sets.
+/// A program that execs another Ruby program: two programs under one pid, two sample sets.
 #[test]
 fn exec() -> Result<()> {
     let live = Live::begin()?;
@@ -273,7 +273,7 @@ fn exec() -> Result<()> {
         let (after, after_log) = outputs.read(".after")?;
         assert_eq!(after.pid, done.pid, "exec keeps the pid");
 
-        // Counts start again, so the lines of the two programs are separated where they start again.
+        // Counts restart, so the lines of the two programs are separated at the restart.
         let lines = report.gcs_of(done.pid).collect::<Vec<&GcLine>>();
         let second =
             lines.windows(2).position(|pair| pair[1].count <= pair[0].count).context("no second program")?;
@@ -296,7 +296,7 @@ fn exec() -> Result<()> {
 
 type OsArg = std::ffi::OsString;
 
-/// A script that lives 0.3 s while no other Ruby runs, and a second one after it.
+/// A script that lives for 0.3 s while no other Ruby runs, and a second one after it.
 #[test]
 fn short_lives() -> Result<()> {
     let live = Live::begin()?;
@@ -330,7 +330,7 @@ fn command() -> Result<()> {
     })
 }
 
-/// `--pid` selects that process and nothing else, even of the same image.
+/// `--pid` selects that process and nothing else, not even a process of the same image.
 #[test]
 fn only_the_selected_pid() -> Result<()> {
     let live = Live::beside_others()?;
@@ -355,7 +355,7 @@ fn only_the_selected_pid() -> Result<()> {
     })
 }
 
-/// A pid that is not a Ruby and one that is gone give one clear line each, and the others are traced.
+/// A pid that is not a Ruby and a pid that is gone lead to one clear line each, and the other pids are traced.
 #[test]
 fn bad_pids_do_not_stop_the_others() -> Result<()> {
     let live = Live::beside_others()?;
@@ -397,7 +397,7 @@ fn own_process_and_idle_ruby() -> Result<()> {
     Ok(())
 }
 
-/// Processes that come and go while gctrace inspects them: many short lives at once, all counted.
+/// Processes start and end while gctrace inspects them: many short-lived ones at once, all counted.
 #[test]
 fn many_short_lives() -> Result<()> {
     let live = Live::begin()?;
@@ -427,8 +427,8 @@ fn many_short_lives() -> Result<()> {
     Ok(())
 }
 
-/// Children that were forked, and soon become another program or end, are what their parent is until then: they have its command line, settings and
-/// service, not those of the program that they became before gctrace could look at them.
+/// Forked children that soon exec another program or end are reported as they were until then: with the command line, settings and service of
+/// their parent, not with those of the program that they became before gctrace could inspect them.
 #[test]
 fn forked_and_gone() -> Result<()> {
     const CHILDREN: usize = 30;
@@ -442,7 +442,7 @@ fn forked_and_gone() -> Result<()> {
         ),
     )?;
     let ruby = Ruby::main()?;
-    // It looks at them late: it analyses their Ruby first.
+    // gctrace inspects them late, because it analyses their Ruby first.
     let mut args: Vec<std::ffi::OsString> = vec!["--no-cache".into(), "--".into()];
     args.extend(ruby.argv()?);
     args.push(script.clone().into_os_string());

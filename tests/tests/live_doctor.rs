@@ -42,7 +42,7 @@ impl Still {
     }
 }
 
-/// Output of an installed program.
+/// The output of an installed program.
 fn output(program: &str, args: &[&str]) -> Result<String> {
     let output =
         Command::new(program).args(args).output().with_context(|| format!("cannot run {program}"))?;
@@ -50,7 +50,7 @@ fn output(program: &str, args: &[&str]) -> Result<String> {
     Ok(String::from_utf8(output.stdout)?)
 }
 
-/// A cache directory for this test.
+/// The cache directory of this test.
 fn cache(live: &Live) -> PathBuf {
     live.path("cache")
 }
@@ -59,7 +59,7 @@ fn image_path(diagnosis: &Diagnosis) -> Result<PathBuf> {
     Ok(PathBuf::from(diagnosis.image()?["path"].as_str().context("no path")?))
 }
 
-/// Status and words of a text report.
+/// Checks the exit status and the words of a text report.
 fn expect_text(finished: &Finished, code: i32, words: &[&str]) -> Result<()> {
     let text = finished.stdout.join("\n");
     ensure!(finished.status.code() == Some(code), "{}:\n{text}\n{}", finished.status, finished.errors());
@@ -70,7 +70,7 @@ fn expect_text(finished: &Finished, code: i32, words: &[&str]) -> Result<()> {
     Ok(())
 }
 
-/// Version, build id and live values are those of `ruby -v`, `readelf` and the program itself.
+/// Version, build id and live values equal those of `ruby -v`, `readelf` and the program itself.
 #[test]
 fn agrees_with_the_witnesses() -> Result<()> {
     let live = Live::beside_others()?;
@@ -101,13 +101,13 @@ fn agrees_with_the_witnesses() -> Result<()> {
     let build_id = build_id.unwrap_or_default();
     let count = format!("GC.count {}", still.count);
     expect_text(&text, 0, &[ruby.version(), build_id, &still.pid(), &count, "works", "gctrace can run"])?;
-    // A run does what doctor promises.
+    // A run does what doctor reports as possible.
     let traced = Invocation::jsonl(["--pid", &still.pid(), "--duration", "100ms"])?.run()?;
     ensure!(traced.status.success() && traced.stdout.join("").contains(build_id), "{}", traced.errors());
     Ok(())
 }
 
-/// Nothing is attached to Ruby, nothing in it is changed: its code equals the file, byte for byte, and it runs on.
+/// Nothing is attached to Ruby and nothing in it is changed: its code equals the file, byte for byte, and it continues to run.
 #[test]
 fn harms_nothing() -> Result<()> {
     let live = Live::begin()?;
@@ -128,7 +128,7 @@ fn harms_nothing() -> Result<()> {
     Ok(())
 }
 
-/// The second examination, and a run, use the first one's analysis; a damaged one is reported, not used, and replaced.
+/// A second examination, and a run, use the analysis of the first one. A damaged analysis is reported, not used, and replaced.
 #[test]
 fn cache_is_used_and_checked() -> Result<()> {
     let live = Live::beside_others()?;
@@ -175,7 +175,7 @@ fn cache_is_used_and_checked() -> Result<()> {
     Ok(())
 }
 
-/// A cache directory that others can write is not used, and nothing else is lost.
+/// A cache directory that other users can write to is not used; everything else works.
 #[test]
 fn unsafe_cache_directory() -> Result<()> {
     let live = Live::beside_others()?;
@@ -201,7 +201,7 @@ fn damage(bytes: &mut [u8], patterns: &[(&[u8], &[u8])]) -> Result<()> {
     Ok(())
 }
 
-/// A damaged event site, and a version that is not known, refuse the image and say why.
+/// An image with a damaged event site, or with an unknown version, is refused with the reason.
 #[test]
 fn damaged_images() -> Result<()> {
     let live = Live::beside_others()?;
@@ -232,7 +232,7 @@ fn damaged_images() -> Result<()> {
         let reason = image["refused"]["reason"].as_str().unwrap_or_default();
         ensure!(image["works"] == false && reason.contains(word), "{image}");
         ensure!(image["refused"]["remedy"].is_string() && image["sites"].is_null(), "{image}");
-        // With USDT probes or symbols, the duration of GC work can still be seen; nothing else may be promised.
+        // With USDT probes or symbols, the duration of GC work can still be seen; doctor must not promise anything else.
         let (confidence, verdict) = match image["method"].as_str() {
             None => ("none", "is not traced"),
             Some(method) => {
@@ -252,7 +252,7 @@ fn damaged_images() -> Result<()> {
     Ok(())
 }
 
-/// Files and processes that are not Ruby, or are gone, are named; nothing else is lost.
+/// Files and processes that are not Ruby, or are gone, are named; everything else works.
 #[test]
 fn misses() -> Result<()> {
     let live = Live::beside_others()?;
@@ -278,7 +278,7 @@ fn misses() -> Result<()> {
     Ok(())
 }
 
-/// A program that is not Ruby and maps this file as code.
+/// A non-Ruby program that maps this file as code.
 fn mapper(file: &Path) -> Result<Guarded> {
     let script = "import mmap, os, sys; f = os.open(sys.argv[1], os.O_RDONLY); \
                   m = mmap.mmap(f, 0, prot=mmap.PROT_READ | mmap.PROT_EXEC, flags=mmap.MAP_PRIVATE); \
@@ -288,8 +288,8 @@ fn mapper(file: &Path) -> Result<Guarded> {
     Ok(process)
 }
 
-/// Doctor and a run give the same verdict on the same process: a Ruby; a program that maps a damaged one, or a file that only has the
-/// name of one; and a program without any.
+/// Doctor and a run give the same verdict on the same process: a Ruby; a program that maps a damaged Ruby, or a file that only has the
+/// name of one; and a program without any Ruby.
 #[test]
 fn same_verdict_as_a_run() -> Result<()> {
     let live = Live::beside_others()?;
@@ -336,7 +336,7 @@ fn same_verdict_as_a_run() -> Result<()> {
     Ok(())
 }
 
-/// A binary that all users may run, in a directory that all users may enter.
+/// A copy of the binary that all users may run, in a directory that all users may enter.
 fn public_binary() -> Result<(tempfile::TempDir, PathBuf)> {
     let dir = tempfile::Builder::new().prefix("gctrace-test-").tempdir()?;
     fs::set_permissions(dir.path(), Permissions::from_mode(0o755))?;
@@ -345,7 +345,7 @@ fn public_binary() -> Result<(tempfile::TempDir, PathBuf)> {
     Ok((dir, binary))
 }
 
-/// Without privileges doctor names the missing ones, and still examines what it can: files, and the user's own Rubies.
+/// Without privileges, doctor names the missing ones and still examines what it can: files, and the user's own Rubies.
 #[test]
 fn not_root() -> Result<()> {
     const NOBODY: u32 = 65_534;
@@ -378,7 +378,7 @@ fn not_root() -> Result<()> {
     Ok(())
 }
 
-/// Each missing capability is named, by doctor and by a run, and no other one.
+/// Doctor and a run name each missing capability; doctor names no other one.
 #[test]
 fn each_capability() -> Result<()> {
     let live = Live::beside_others()?;
@@ -412,7 +412,7 @@ fn each_capability() -> Result<()> {
     Ok(())
 }
 
-/// The capabilities that doctor requires are enough: not root, but with all of them, traces.
+/// The capabilities that doctor requires are sufficient: a user other than root who has all of them can trace.
 #[test]
 fn capabilities_are_enough() -> Result<()> {
     let _live = Live::beside_others()?;
@@ -437,7 +437,7 @@ fn capabilities_are_enough() -> Result<()> {
     Ok(())
 }
 
-/// Bad usage is reported as everywhere.
+/// Usage errors are reported as by other commands.
 #[test]
 fn bad_usage() -> Result<()> {
     for (args, word) in [(&["doctor", "--pid", "x"][..], "x"), (&["doctor", "--nonsense"], "--nonsense")] {
@@ -449,7 +449,7 @@ fn bad_usage() -> Result<()> {
     Ok(())
 }
 
-/// Where tracefs is not mounted, doctor says so and does not mount it.
+/// If tracefs is not mounted, doctor says so and does not mount it.
 #[test]
 fn without_tracefs() -> Result<()> {
     let live = Live::beside_others()?;
@@ -489,7 +489,7 @@ fn short_lived() -> Result<()> {
     Ok(())
 }
 
-/// In a separate pid namespace the kernel's pids have no meaning: doctor and a run say so.
+/// In a separate pid namespace the kernel's pids are meaningless: doctor and a run say so.
 #[test]
 fn inside_a_container() -> Result<()> {
     let live = Live::beside_others()?;
@@ -504,7 +504,7 @@ fn inside_a_container() -> Result<()> {
     ensure!(check["status"] == "missing" && diagnosis.finished.status.code() == Some(3), "{check}");
     let run = inside(&["--all-ruby", "--duration", "100ms"])?;
     ensure!(run.status.code() == Some(3) && run.errors().contains("container"), "{run:?}");
-    // Its own /proc is not the host's, and neither is any other folder.
+    // Its own /proc is not the host's, and neither is any other directory.
     for (proc, word) in [("/proc", "another pid namespace"), ("/tmp", "cannot be inspected")] {
         let run = inside(&["--all-ruby", "--proc", proc])?;
         ensure!(run.status.code() == Some(3) && run.errors().contains(word), "{proc}: {run:?}");

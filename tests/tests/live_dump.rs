@@ -1,4 +1,4 @@
-//! `gctrace dump`: what the threads of a running process do, compared with Ruby's own view.
+//! `gctrace dump`: what the threads of a running process are doing, compared with Ruby's own view.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -13,7 +13,7 @@ use rustix::process::Signal;
 use rustix::time::{ClockId, clock_gettime};
 use serde_json::Value;
 
-/// Most attempts, until something has been seen that is there most of the time.
+/// Maximum number of attempts to see something that is present most of the time.
 const LOOKS: u32 = 200;
 
 fn dump(live: &Live, pid: u32, more: &[&str]) -> Result<Finished> {
@@ -22,7 +22,7 @@ fn dump(live: &Live, pid: u32, more: &[&str]) -> Result<Finished> {
     Invocation::new(args.iter().chain(more).copied())?.run()
 }
 
-/// The line of the process, and its threads by name; the main thread is `main`.
+/// The line of the process, and its threads by name. The main thread is `main`.
 fn threads(live: &Live, pid: u32) -> Result<(Value, BTreeMap<String, Value>)> {
     threads_with(live, pid, &[])
 }
@@ -48,7 +48,7 @@ fn started(live: &Live, ruby: &Ruby, args: [&str; 2]) -> Result<Running> {
     Ok(script)
 }
 
-/// `label` without the class before its method: releases up to 3.3 do not have it, and gctrace always has.
+/// `label` without the class before its method: releases up to 3.3 do not print it, and gctrace always does.
 fn bare(label: &str) -> String {
     let (prefix, method) = label.rsplit_once(' ').map_or(("", label), |(prefix, method)| (prefix, method));
     let method = method.rsplit(['#', '.']).next().unwrap_or(method);
@@ -61,7 +61,7 @@ fn ruby_line(line: &str) -> Result<(String, String)> {
     Ok((place.to_owned(), bare(label.trim_matches(['`', '\'']))))
 }
 
-/// The same of a thread of the dump; Ruby shows C functions at the place of their callers.
+/// The same for a thread of the dump. Ruby shows C functions at the place of their callers.
 fn dumped_lines(thread: &Value) -> Result<Vec<(String, String)>> {
     let stack = thread["stack"].as_array().context("stack")?;
     let place = |frame: &Value| Some(format!("{}:{}", frame["file"].as_str()?, frame["line"].as_u64()?));
@@ -72,8 +72,8 @@ fn dumped_lines(thread: &Value) -> Result<Vec<(String, String)>> {
     Ok(lines.collect())
 }
 
-/// Threads that sleep have the frames that `Thread#backtrace` shows, to the line; the reason of each wait is right, the two that block each
-/// other are named, and no thread has run because it was inspected.
+/// Sleeping threads have the frames that `Thread#backtrace` shows, including the lines. The reason of each wait is right, the two threads that
+/// deadlock each other are named, and no thread has run because it was inspected.
 #[test]
 fn equals_thread_backtrace() -> Result<()> {
     let live = Live::beside_others()?;
@@ -101,7 +101,7 @@ fn equals_thread_backtrace() -> Result<()> {
             ensure!(!ruby.has_tables(), "{process}");
             return Ok(());
         }
-        // The timer thread of some releases runs by itself; it is not a Ruby thread.
+        // The timer thread of some releases runs by itself. It is not a Ruby thread.
         ensure!(
             before
                 .iter()
@@ -148,8 +148,8 @@ fn equals_thread_backtrace() -> Result<()> {
     })
 }
 
-/// Each thread that sleeps has the frames of a dump without native ones, in that order, and native frames among them: the system call
-/// innermost, and the extension where it calls back.
+/// Each sleeping thread has the frames of a dump without native frames, in the same order, with native frames among them: the system call
+/// is innermost, and the extension is shown where it calls back.
 fn native_frames(without: &BTreeMap<String, Value>, with: &BTreeMap<String, Value>) -> Result<()> {
     let frames = |thread: &Value| thread["stack"].as_array().cloned().context("stack");
     let is_native = |frame: &Value| frame["kind"] == "native";
@@ -163,7 +163,7 @@ fn native_frames(without: &BTreeMap<String, Value>, with: &BTreeMap<String, Valu
             continue;
         }
         ensure!(thread["native_read"] == "in_order" && thread["native_missing"].is_null(), "{thread}");
-        // Before glibc 2.34 some calls were in a library of their own.
+        // Before glibc 2.34, some calls were in a separate library.
         let libc = |file: &str| file.contains("/libc") || file.contains("/libpthread");
         let in_libc = |frame: &Value| frame["file"].as_str().is_some_and(libc);
         ensure!(all.first().is_some_and(|leaf| is_native(leaf) && in_libc(leaf)), "{name:?}: {thread}");
@@ -181,7 +181,7 @@ fn native_frames(without: &BTreeMap<String, Value>, with: &BTreeMap<String, Valu
     Ok(())
 }
 
-/// Threads that run: of two that compute, one holds the GVL and the other waits for it; one is inside a C function, one collects.
+/// Running threads: of two that compute, one holds the GVL and the other waits for it; one thread is inside a C function, and one collects.
 #[test]
 fn running_threads() -> Result<()> {
     let live = Live::begin()?;
@@ -199,7 +199,7 @@ fn running_threads() -> Result<()> {
             for line in &lines[1..] {
                 let leaf = line["stack"][0]["name"].as_str().unwrap_or_default();
                 let waits = line["state"] == "gvl_wait";
-                // The holder is one of the threads that run, and never the one that waits.
+                // The holder is one of the running threads, and never the waiting thread itself.
                 let holder = &line["gvl_holder"];
                 let busy = |tid: &Value| lines[1..].iter().any(|other| &other["tid"] == tid && other != line);
                 ensure!(!waits || holder.is_null() || busy(holder), "{line}");
@@ -223,7 +223,7 @@ fn running_threads() -> Result<()> {
     })
 }
 
-/// Of threads that are on no native thread (M:N) it is shown who waits for whom, and said that a deadlock cannot be known of them.
+/// For threads without a native thread (M:N), the dump shows which waits for which, and says that deadlocks among them cannot be known.
 #[test]
 fn waiting_without_a_native_thread() -> Result<()> {
     let live = Live::beside_others()?;
@@ -246,7 +246,7 @@ fn waiting_without_a_native_thread() -> Result<()> {
         std::thread::sleep(std::time::Duration::from_millis(20));
         let text = Invocation::new(["dump", "--pid", &pid, "--cache-dir", &cache])?.run()?.stdout.join("\n");
         ensure!(!text.contains("DEADLOCK"), "{text}");
-        // They are identified by their addresses.
+        // These threads are identified by their addresses.
         let is_address = |word: &str| word.starts_with("0x");
         ensure!(!text.contains("thread -"), "{text}");
         let text = text.split(' ').map(|word| if is_address(word) { "-" } else { word });
@@ -265,7 +265,7 @@ fn waiting_without_a_native_thread() -> Result<()> {
     Ok(())
 }
 
-/// Threads of Ractors that change their native threads all the time are shown once in each dump.
+/// Threads of Ractors that constantly change their native threads are shown once in each dump.
 #[test]
 fn threads_that_move() -> Result<()> {
     const RACTORS: usize = 4;
@@ -311,15 +311,15 @@ fn dumps_of_ractors(live: &Live, pid: u32, ractors: usize) -> Result<()> {
     Ok(())
 }
 
-/// The clock that the programs under test read, nanoseconds. It is not slewed, as the scheduler's is not: a machine whose time is being
-/// corrected may slew the usual one by up to a tenth (adjtimex(2), `ADJ_TICK`).
+/// The clock that the programs under test read, nanoseconds. Like the scheduler's clock it is not slewed: on a machine whose time is being
+/// corrected, `CLOCK_MONOTONIC` may be slewed by up to a tenth (adjtimex(2), `ADJ_TICK`).
 fn now_ns() -> u64 {
     let now = clock_gettime(ClockId::MonotonicRaw);
     now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
 }
 
-/// Time that all CPUs together have spent in interrupts and given to other guests, nanoseconds: the most by which their clocks can have
-/// stood still.
+/// Time that all CPUs together have spent in interrupts and lost to other guests, nanoseconds: an upper bound of the time for which their
+/// clocks may have stood still.
 fn still_ns() -> Result<u64> {
     let stat = std::fs::read_to_string("/proc/stat")?;
     let fields: Vec<u64> = stat
@@ -334,8 +334,8 @@ fn still_ns() -> Result<u64> {
     Ok((irq + softirq + steal) * 10_000_000)
 }
 
-/// For how long threads have not run: no longer than since they themselves said that they were about to sleep, and no shorter than since
-/// the kernel was seen to have them asleep; of threads that run, nothing.
+/// How long threads have not run: at most the time since they themselves recorded that they were about to sleep, and at least the time since
+/// the kernel was seen to have them asleep. For running threads, nothing is reported.
 #[test]
 fn how_long_they_have_not_run() -> Result<()> {
     let live = Live::begin()?;
@@ -364,8 +364,8 @@ fn how_long_they_have_not_run() -> Result<()> {
             })
             .map(|(name, _)| *name)
             .collect();
-        // The kernel forgets when a thread left its CPU where it moves it to another one: `migrate_task_rq_fair` (kernel/sched/fair.c), to
-        // which Linux 6.12 and later also subject threads that have just gone to sleep.
+        // The kernel forgets when a thread left its CPU if it migrates the thread: `migrate_task_rq_fair` (kernel/sched/fair.c). Linux 6.12
+        // and later may do that even with threads that have just gone to sleep.
         let forgotten = |name: &str| -> Result<bool> {
             let path = format!("/proc/{pid}/task/{}/sched", first[name]["tid"]);
             let text = std::fs::read_to_string(&path).with_context(|| path.clone())?;
@@ -380,7 +380,7 @@ fn how_long_they_have_not_run() -> Result<()> {
         let report = script.finish()?.report;
         let noted = report.extra["slept"].as_object().context("slept")?;
         ensure!(noted.len() == 6, "{noted:?}");
-        // The main thread of some releases runs now and then by itself.
+        // The main thread of some releases runs by itself now and then.
         for name in noted.keys() {
             ensure!(unchanged.contains(name), "{name:?} has run: {before:?}");
         }
@@ -391,10 +391,10 @@ fn how_long_they_have_not_run() -> Result<()> {
                 continue;
             }
             let ns = found[name]["not_run_ns"].as_u64().with_context(|| found[name].to_string())?;
-            // Each CPU counts whole ticks of 10 ms (`USER_HZ`), of three kinds.
+            // Each CPU counts three kinds of time in whole ticks of 10 ms (`USER_HZ`).
             let cpus = std::thread::available_parallelism()?.get() as u64;
             let least = (begin - asleep).saturating_sub(still + cpus * 30_000_000);
-            // Both clocks count what the TSC counts, each with a factor that is rounded.
+            // Both clocks are derived from the TSC, each with a rounded factor.
             let noted = noted.get(name).and_then(Value::as_u64);
             let most = noted.map_or(u64::MAX, |noted| (end - noted) + (end - noted) / 10_000);
             ensure!(
@@ -410,7 +410,7 @@ fn how_long_they_have_not_run() -> Result<()> {
     })
 }
 
-/// Two hundred threads are all shown, also of a process that is stopped; a second dump is the same.
+/// Two hundred threads are all shown, even for a stopped process. A second dump is the same.
 #[test]
 fn many_threads() -> Result<()> {
     let live = Live::beside_others()?;
@@ -435,7 +435,7 @@ fn many_threads() -> Result<()> {
     Ok(())
 }
 
-/// A process that is not Ruby, does not exist, or ends while it is read: one sentence and its exit status.
+/// A process that is not Ruby, does not exist, or ends while it is read leads to one sentence and its exit status.
 #[test]
 fn nothing_to_see() -> Result<()> {
     let live = Live::begin()?;
@@ -465,7 +465,7 @@ fn nothing_to_see() -> Result<()> {
     Ok(())
 }
 
-/// A process in a container has the pids of the host and, beside them, its own.
+/// A process in a container is shown with the pids of the host and, beside them, its own ones.
 #[test]
 fn in_a_container() -> Result<()> {
     let live = Live::beside_others()?;

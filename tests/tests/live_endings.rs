@@ -1,4 +1,4 @@
-//! How signals end a run: its files survive repeated signals, and nothing is overwritten before tracing has begun.
+//! How signals end a run: its files survive repeated signals, and nothing is overwritten before tracing has started.
 
 use std::io::ErrorKind;
 use std::net::TcpListener;
@@ -22,7 +22,7 @@ fn busy() -> Result<Guarded> {
     Guarded::start("ruby", command.args(["-e", BUSY]))
 }
 
-/// Whether a complete flame graph is there.
+/// Whether a complete flame graph exists.
 fn is_svg(path: &Path) -> Result<bool> {
     match std::fs::read_to_string(path) {
         Ok(text) => {
@@ -34,7 +34,7 @@ fn is_svg(path: &Path) -> Result<bool> {
     }
 }
 
-/// SIGTERM and SIGHUP finish the files, however often and however fast they come.
+/// On SIGINT, SIGTERM and SIGHUP the files are finished, even if a second signal follows at once.
 #[test]
 fn repeated_signals_keep_the_files() -> Result<()> {
     let live = Live::beside_others()?;
@@ -61,7 +61,7 @@ fn repeated_signals_keep_the_files() -> Result<()> {
     Ok(())
 }
 
-/// `timeout` signals its child, then its group. A run that had begun keeps its file.
+/// `timeout` signals its child, then its process group. A run that had started keeps its file.
 #[test]
 fn timeout_keeps_the_files() -> Result<()> {
     let live = Live::beside_others()?;
@@ -78,7 +78,7 @@ fn timeout_keeps_the_files() -> Result<()> {
             std::fs::remove_file(&svg)?;
             kept += 1;
         } else {
-            // A machine that is too slow to begin in that time.
+            // This machine is too slow to start within that time.
             ensure!(!is_svg(&svg)?, "a file without a run:\n{}", finished.errors());
             seconds += 1;
             ensure!(seconds < 100, "not ready in {seconds} s:\n{}", finished.errors());
@@ -87,7 +87,7 @@ fn timeout_keeps_the_files() -> Result<()> {
     Ok(())
 }
 
-/// A signal during the start ends it at once. An existing file with an output's name stays, and no new one is left.
+/// A signal during the start ends gctrace at once. An existing file with the name of an output stays, and no new file is left behind.
 #[test]
 fn interrupted_start() -> Result<()> {
     let live = Live::begin()?;
@@ -100,7 +100,7 @@ fn interrupted_start() -> Result<()> {
     let new = [&recording, &lines].map(|path| path.to_string_lossy().into_owned());
     let args = ["--pid", &pid, "--quiet", "--wall", "--gvl", "--flamegraph", &path];
     let args = [&args[..], &["--record", &new[0], "--output", &new[1], "--format", "jsonl"]].concat();
-    // How long a start takes here. The kernel answers no signal while it verifies a program.
+    // How long a start takes here. The kernel handles no signal while it verifies a program.
     let began = Instant::now();
     let gctrace = Invocation::new(&args)?.start_ready()?;
     let most = began.elapsed().max(Duration::from_secs(2));
@@ -121,7 +121,7 @@ fn interrupted_start() -> Result<()> {
         let finished = gctrace.wait()?;
         let took = signalled.elapsed();
         if finished.errors().contains("gctrace: ready") {
-            // A fast machine: the start was already over.
+            // On a fast machine the start was already over.
             begin_anew()?;
             continue;
         }
@@ -135,13 +135,13 @@ fn interrupted_start() -> Result<()> {
     Ok(())
 }
 
-/// A second Ctrl-C, a second later, gives up; the message about the files is true.
+/// A second Ctrl-C, a second later, makes gctrace give up. Its message about the files is correct.
 #[test]
 fn giving_up() -> Result<()> {
     let live = Live::beside_others()?;
     let ruby = busy()?;
     let pid = ruby.pid().to_string();
-    // A receiver that never answers delays the end.
+    // A receiver that never answers delays the end of the run.
     let silent = TcpListener::bind("127.0.0.1:0")?;
     let url = format!("http://{}", silent.local_addr()?);
     let svg = live.path("written.svg");
@@ -174,11 +174,11 @@ fn lines_of_a_terminal() -> Result<()> {
         gctrace_binary()?.display(),
         ruby.pid()
     );
-    // script(1) is in Debian's essential packages; a flame graph that cannot be written is one message more.
+    // script(1) is in Debian's essential packages. A flame graph that cannot be written leads to one more message.
     for command in [command.clone(), command.replace(" --flamegraph /dev/null/none", "")] {
         let output = Command::new("script").args(["-qec", &command, "/dev/null"]).output()?;
         let text = String::from_utf8_lossy(&output.stdout).into_owned();
-        // What the terminal shows: an erased line is gone.
+        // The text that the terminal shows: erased lines are gone.
         let shown: Vec<&str> =
             text.split('\n').map(|line| line.rsplit("\r\u{1b}[K").next().unwrap_or_default()).collect();
         let joined: Vec<&&str> = shown

@@ -1,4 +1,4 @@
-//! gctrace's messages and exit status when it cannot do what it was asked.
+//! gctrace's messages and exit status when it cannot do what was requested.
 
 use std::fs::Permissions;
 use std::os::unix::fs::PermissionsExt as _;
@@ -28,7 +28,7 @@ fn expect(finished: &Finished, code: i32, words: &[&str]) -> Result<()> {
     Ok(())
 }
 
-/// Help and version need no privileges and end well.
+/// Help and version need no privileges and succeed.
 #[test]
 fn help_and_version() -> Result<()> {
     let help = Invocation::new(["--help"])?.run()?;
@@ -42,7 +42,7 @@ fn help_and_version() -> Result<()> {
     Ok(())
 }
 
-/// Bad usage is status 2, and the message has the wrong word.
+/// Usage errors have status 2, and the message contains the wrong word.
 #[test]
 fn bad_usage() -> Result<()> {
     let _live = Live::begin()?;
@@ -64,11 +64,11 @@ fn bad_usage() -> Result<()> {
     Ok(())
 }
 
-/// Without privileges: status 3, and how to get them.
+/// Without privileges: status 3, and a message that says how to get them.
 #[test]
 fn not_root() -> Result<()> {
     let live = Live::beside_others()?;
-    // The build's directory need not be open to other users.
+    // The build directory may be closed to other users.
     let dir = tempfile::Builder::new().prefix("gctrace-test-").tempdir()?;
     std::fs::set_permissions(dir.path(), Permissions::from_mode(0o755))?;
     let binary = dir.path().join("gctrace");
@@ -87,7 +87,7 @@ fn not_root() -> Result<()> {
     Ok(())
 }
 
-/// Selected pids of which none is a Ruby: status 1, and a line for each.
+/// If none of the selected pids is a Ruby: status 1, and one line for each.
 #[test]
 fn nothing_matched_by_pid() -> Result<()> {
     let _live = Live::beside_others()?;
@@ -115,7 +115,7 @@ fn no_ruby_found() -> Result<()> {
     }
 }
 
-/// Output that cannot be written is reported at once, with the path, and before anything is traced.
+/// An output that cannot be written is reported at once, with its path, before anything is traced.
 #[test]
 fn unwritable_outputs() -> Result<()> {
     let live = Live::begin()?;
@@ -145,7 +145,7 @@ fn unwritable_outputs() -> Result<()> {
     Ok(())
 }
 
-/// When a command fails, what was seen is still reported.
+/// If a command fails, what was seen is still reported.
 #[test]
 fn failing_command() -> Result<()> {
     let _live = Live::beside_others()?;
@@ -160,7 +160,7 @@ fn failing_command() -> Result<()> {
     Ok(())
 }
 
-/// Where tracefs is not mounted, gctrace either does without, mounts it, or says what to do.
+/// If tracefs is not mounted, gctrace works without it, mounts it, or says what to do.
 #[test]
 fn without_tracefs() -> Result<()> {
     let live = Live::beside_others()?;
@@ -168,7 +168,7 @@ fn without_tracefs() -> Result<()> {
     script.wait_for("idle")?;
     let binary = gctrace_binary()?;
     let mut command = Command::new("unshare");
-    // A separate mount namespace: nothing changes outside.
+    // A separate mount namespace, so that nothing changes outside.
     command.args(["--mount", "sh", "-c"]);
     command.arg(
         "umount /sys/kernel/tracing; umount /sys/kernel/debug/tracing; umount /sys/kernel/debug; exec \"$@\"",

@@ -1,4 +1,4 @@
-//! A Ruby whose event sites are not used: only the duration of GC work is reported, and that this is all.
+//! A Ruby whose event sites are not used: gctrace reports only the duration of GC work, and says that this is all.
 
 use anyhow::{Context as _, Result, bail, ensure};
 use gctrace_tests::live::Live;
@@ -7,14 +7,14 @@ use gctrace_tests::ruby::Ruby;
 use gctrace_tests::script::{Done, Script};
 use gctrace_tests::witness::{Log, Pause};
 
-/// Slack between readings of one clock by kernel and program, nanoseconds.
+/// Tolerance between readings of the same clock by the kernel and by the program, nanoseconds.
 const CLOCK_SLACK_NS: u64 = 10_000;
 
 fn traced(live: &Live, method: &str, ruby: &Ruby) -> Result<(Report, Done)> {
     let script = Script::new(live, ruby, "explicit.rb")?.arg("20");
     let (mut done, gctrace) = Script::under([script], ["--probes", method])?;
     let (done, finished) = (done.pop().context("no script")?, gctrace.wait()?);
-    // Where every Ruby is refused, nothing has matched (status 1).
+    // If every Ruby is refused, nothing has matched (status 1).
     let report = if finished.status.code() == Some(1) {
         Report::parse(&finished.stdout)?
     } else {
@@ -23,7 +23,7 @@ fn traced(live: &Live, method: &str, ruby: &Ruby) -> Result<(Report, Done)> {
     Ok((report, done))
 }
 
-/// Intervals of one phase of the script within the witness's time.
+/// The intervals of one phase of the script within the witness's time.
 fn works<'a>(report: &'a Report, log: &'a Log, phase: &'a str) -> Vec<&'a WorkLine> {
     let during = |work: &&WorkLine| (log.begin_ns..=log.end_ns).contains(&work.begin_ns);
     report.works.iter().filter(|work| work.pid == log.pid && work.phase == phase).filter(during).collect()
@@ -36,7 +36,7 @@ fn inside(work: &WorkLine, pauses: &[Pause]) -> bool {
         .any(|pause| pause.begin_ns <= work.begin_ns + CLOCK_SLACK_NS && end <= pause.end_ns + CLOCK_SLACK_NS)
 }
 
-/// A refusal that names what is missing, where a Ruby has no such probes; nothing else is reported of it.
+/// Checks the refusal of a Ruby without such probes: it names what is missing, and nothing else is reported about the Ruby.
 fn refused(report: &Report, done: &Done, reason: &str) -> Result<()> {
     let told = report.refused.iter().find(|line| line.pid == Some(done.pid));
     ensure!(told.is_some_and(|line| line.reason.contains(reason)), "{:?}", report.refused);
@@ -45,7 +45,7 @@ fn refused(report: &Report, done: &Done, reason: &str) -> Result<()> {
 }
 
 /// Old USDT probes, whose semaphores the kernel increments for us: as many marks as the witness has starts, each inside
-/// one of its pauses, and no number that these probes cannot give.
+/// one of its pauses, and no number that these probes cannot provide.
 #[test]
 fn usdt_marks_equal_the_witness() -> Result<()> {
     let live = Live::beside_others()?;
@@ -84,8 +84,8 @@ fn usdt_marks_equal_the_witness() -> Result<()> {
     Ok(())
 }
 
-/// The USDT probes of 4.1 are before the event at both ends of a pause: one interval for each pause of the witness, which
-/// begins and ends before the pause does, and no other between the first and the last.
+/// The USDT probes of 4.1 fire before the event at both ends of a pause: there is one interval for each pause of the witness,
+/// which begins and ends before the pause does, and no other interval between the first and the last.
 fn usdt_pauses(report: &Report, log: &Log) -> Result<()> {
     let pauses = log.pauses()?;
     let works = works(report, log, "pause");
@@ -108,8 +108,8 @@ fn usdt_pauses(report: &Report, log: &Log) -> Result<()> {
     Ok(())
 }
 
-/// Functions by symbol: as many effective calls of `gc_start` as the witness has starts. A stripped Ruby has no
-/// symbols and is refused with that reason.
+/// Functions found by symbol: as many effective calls of `gc_start` as the witness has starts. A stripped Ruby has no
+/// symbols and is refused for that reason.
 #[test]
 fn functions_equal_the_witness() -> Result<()> {
     let live = Live::beside_others()?;

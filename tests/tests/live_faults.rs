@@ -1,5 +1,5 @@
-//! Faults that the static checks would have missed, injected into every plan: the live proofs refuse each process by the
-//! name of the check before anything of its GC is reported.
+//! Faults that the static checks would have missed, injected into every plan: the live proofs refuse each process, and name
+//! the failed check, before anything about its GC is reported.
 
 use anyhow::{Context as _, Result, ensure};
 use gctrace_tests::gctrace::Invocation;
@@ -10,7 +10,7 @@ use gctrace_tests::ruby::Ruby;
 use gctrace_tests::script::Script;
 use gctrace_tests::{gctrace, ledger};
 
-/// Each fault is injected for each Ruby, in a separate run.
+/// Injects the fault for each Ruby, in a separate run.
 fn refused(live: &Live, fault: &str, checks: &[&str]) -> Result<()> {
     Ruby::each(|ruby| {
         let script = Script::new(live, ruby, "explicit.rb")?.arg("12");
@@ -31,7 +31,7 @@ fn refused(live: &Live, fault: &str, checks: &[&str]) -> Result<()> {
     })
 }
 
-/// A layout that is one word off everywhere.
+/// A layout that is off by one word everywhere.
 #[test]
 fn wrong_layout() -> Result<()> {
     refused(
@@ -46,26 +46,26 @@ fn wrong_layout() -> Result<()> {
     )
 }
 
-/// A start that is an end of sweeping, and the reverse.
+/// The probes of start and end of sweeping are swapped.
 #[test]
 fn starts_for_ends() -> Result<()> {
     refused(&Live::beside_others()?, "starts", &["GC mode at the event"])
 }
 
-/// A start that is an end of marking, and the reverse.
+/// The probes of start and end of marking are swapped.
 #[test]
 fn starts_for_marks() -> Result<()> {
     refused(&Live::beside_others()?, "marks", &["GC mode at the event"])
 }
 
-/// An enter that is an exit, and the reverse: no state shows this, but cycles then start between the pauses.
+/// The probes of enter and exit are swapped: no state shows this, but cycles then start between the pauses.
 #[test]
 fn enters_for_exits() -> Result<()> {
     refused(&Live::beside_others()?, "enters", &["cycles start inside a pause"])
 }
 
-/// The last probe of an image cannot be attached: those before it are detached again, none of their hits count, and the
-/// image is refused with the name of the probe. With event sites, and with each kind of fallback probes.
+/// The last probe of an image cannot be attached: the probes before it are detached again, none of their hits count, and the
+/// image is refused with the name of the probe. Tested with event sites, and with each kind of fallback probe.
 #[test]
 fn attaching_fails() -> Result<()> {
     let live = Live::begin()?;

@@ -1,4 +1,4 @@
-//! The flight recorder: what led to something is written when it happens, as a recording like any other, and nothing else is.
+//! The flight recorder: when something happens, the events before it are written as an ordinary recording, and nothing else is written.
 
 use std::ffi::OsString;
 use std::io::{ErrorKind, Write as _};
@@ -18,7 +18,7 @@ use gctrace_tests::{PATIENCE, ensure_times, ledger};
 use rustix::process::Signal;
 use serde_json::Value;
 
-/// Quiet for 8 s but for two collections a second. When it is told to go on there are larger and larger ones, until one takes 300 ms
+/// Quiet for 8 s, except for two collections per second. When told to continue, it runs larger and larger collections until one takes 300 ms
 /// by Ruby's own clock.
 const PLANTED: &str = "$stdout.sync = true; $stdin.gets
     now = -> { Process.clock_gettime(Process::CLOCK_MONOTONIC) }
@@ -30,7 +30,7 @@ const PLANTED: &str = "$stdout.sync = true; $stdin.gets
       began = now.(); GC.start; took = now.() - began
     end
     puts took; sleep 2";
-/// Threads that wait for the GVL and collect, without end. Told a number and a word, it prints that line after as many further cycles.
+/// Threads that endlessly wait for the GVL and collect. Given a line with a number and a word, it prints that line after that many more cycles.
 const BUSY: &str =
     "3.times.map { Thread.new { loop { (1..3000).map { |x| \"s#{x}\" }.sort.first; sleep 0.002 } } }
     $stdout.sync = true; puts 'busy'
@@ -40,25 +40,25 @@ const BUSY: &str =
       puts line
     end";
 
-/// A program that has said that it is busy.
+/// Starts a program and waits until it reports that it is busy.
 fn busy(ruby: &Ruby, program: &str) -> Result<Guarded> {
     let mut program = Guarded::start("ruby", ruby.command()?.args(["-e", program]))?;
     program.wait_stdout(PATIENCE, "busy", |line| line == "busy")?;
     Ok(program)
 }
 
-/// Waits until a busy program has collected as often as this from now on. The word is another one each time.
+/// Waits until a busy program has run this many more collections. The word must be different each time.
 fn collects(program: &mut Guarded, cycles: u32, word: &str) -> Result<()> {
     let line = format!("{cycles} {word}");
     program.say(&line)?;
     program.wait_stdout(PATIENCE, &line, |said| said == line).map(drop)
 }
 
-/// How lines of cycles begin, and those of single waits for the GVL.
+/// Prefixes of the lines of cycles, and of single waits for the GVL.
 const CYCLE: &str = "{\"type\":\"gc\"";
 const WAIT: &str = "{\"type\":\"gvl\",\"what\":\"wait\"";
 
-/// Waits until gctrace has reported this many lines that begin so on standard output: what it reports it also keeps.
+/// Waits until gctrace has printed this many lines with this prefix to standard output. It also keeps what it reports.
 fn told(gctrace: &Gctrace, count: usize, what: &str) -> Result<()> {
     let since = Instant::now();
     loop {
@@ -72,7 +72,7 @@ fn told(gctrace: &Gctrace, count: usize, what: &str) -> Result<()> {
     }
 }
 
-/// The files of a directory, by name.
+/// The files in a directory, sorted by name.
 fn files(dir: &Path) -> Result<Vec<PathBuf>> {
     let mut found: Vec<PathBuf> =
         std::fs::read_dir(dir)?.map(|entry| Ok(entry?.path())).collect::<Result<_>>()?;
@@ -84,7 +84,7 @@ fn name(path: &Path) -> &str {
     path.file_name().and_then(|name| name.to_str()).unwrap_or_default()
 }
 
-/// gctrace on a process, keeping what it records.
+/// Starts gctrace on a process in flight-recorder mode (`--keep`).
 fn keeping(pid: u32, path: &Path, flags: &[&str]) -> Result<Gctrace> {
     let mut args: Vec<OsString> = vec!["record".into(), "--pid".into(), pid.to_string().into()];
     args.extend(["-o".into(), path.as_os_str().to_owned(), "--keep".into()]);
@@ -92,7 +92,7 @@ fn keeping(pid: u32, path: &Path, flags: &[&str]) -> Result<Gctrace> {
     Invocation::new(args)?.start_ready()
 }
 
-/// Asks for a file, which is the only one in the directory but for those before it, and what is said of it.
+/// Requests a file with SIGUSR2. Returns the file, which must be the only new one in the directory, and the message about it.
 fn ask(gctrace: &mut Gctrace, dir: &Path) -> Result<(PathBuf, String)> {
     let before = files(dir)?;
     gctrace.signal(Signal::USR2)?;
@@ -116,17 +116,17 @@ fn report(path: &Path) -> Result<Finished> {
     Ok(finished)
 }
 
-/// Cycles among JSON lines.
+/// The lines of cycles among JSON lines.
 fn cycles(finished: &Finished) -> Vec<&str> {
     finished.stdout.iter().filter(|line| line.starts_with(CYCLE)).map(String::as_str).collect()
 }
 
-/// Single waits for the GVL among them.
+/// The lines of single waits for the GVL among JSON lines.
 fn single_waits(finished: &Finished) -> Vec<&str> {
     finished.stdout.iter().filter(|line| line.starts_with(WAIT)).map(String::as_str).collect()
 }
 
-/// What two dumps have is there once when they are merged, and as the run has reported it. Returns how many lines that are.
+/// Checks that the lines of two dumps appear once when merged, and as the run reported them. Returns the number of merged lines.
 fn once(what: &str, [first, second, merged, reported]: [Vec<&str>; 4]) -> Result<usize> {
     let at = first.iter().position(|line| Some(line) == second.first());
     let at = at.with_context(|| format!("dumps have no {what} in common"))?;
@@ -152,11 +152,11 @@ fn field(line: &str, key: &str) -> Result<f64> {
     line[key].as_f64().with_context(|| format!("no {key} in {line}"))
 }
 
-/// One long pause after a quiet time is written once, with the quiet time before it, line by line what the run has reported; what is
-/// older than was asked for is not there, and all counts are of the file.
+/// One long pause after a quiet time is written once, together with the quiet time before it, line by line as the run reported it. Anything
+/// older than requested is absent, and all counts are those of the file.
 #[test]
 fn planted() -> Result<()> {
-    /// What is kept, seconds.
+    /// How much is kept, seconds.
     const KEEP: f64 = 4.0;
     let live = Live::begin()?;
     let ruby = Ruby::main()?;
@@ -179,11 +179,11 @@ fn planted() -> Result<()> {
     let why = "(trigger: gc.pause > 200ms: ";
     ensure!(replayed.errors().contains(why), "{}", replayed.errors());
     ensure!(finished.errors().contains(&format!("wrote {}", file.display())), "{}", finished.errors());
-    // What is in the file is a part of what the run reported, without a gap.
+    // The content of the file is a part of what the run reported, without gaps.
     let (all, some) = (cycles(&finished), cycles(&replayed));
     let begin = all.iter().position(|line| Some(line) == some.first()).context("no cycle of the run")?;
     ensure!(all[begin..].starts_with(&some), "other cycles than those of the run");
-    // The long one is the last but for those of the second after it, and what was to be kept is before it.
+    // The long pause is the last one, except for those of the second after it; what was to be kept is before it.
     let longest = |line: &&str| field(line, "max_pause_ns");
     let pauses = some.iter().map(longest).collect::<Result<Vec<f64>>>()?;
     let first = pauses.iter().position(|ns| *ns > 200e6).context("no long pause in it")?;
@@ -195,17 +195,17 @@ fn planted() -> Result<()> {
     let quiet = some.iter().map(|line| field(line, "ts")).collect::<Result<Vec<_>>>()?;
     let times = all.iter().map(|line| field(line, "ts")).collect::<Result<Vec<_>>>()?;
     let gap = times.windows(2).map(|two| two[1] - two[0]).fold(0.0_f64, f64::max);
-    // When it was written is known by the file itself, to a tick of the kernel. All of the time that is to be kept before then is in it,
-    // so its first cycle is as old but for a time without cycles.
+    // The time of writing is the file's mtime, accurate to a tick of the kernel. The file covers all of the kept time before that moment,
+    // so its first cycle is that old, except for a time without cycles.
     let written = std::fs::metadata(file)?.modified()?.duration_since(UNIX_EPOCH)?.as_secs_f64();
     let kept = written - quiet[0];
     ensure!(kept > KEEP - gap - 0.1, "{kept} s are kept, with cycles {gap} s apart: {quiet:?}");
-    // At most a second more is kept: accounts are a second apart, where gctrace has a CPU in time.
+    // At most a second more is kept, because accounts are a second apart, if gctrace gets a CPU in time.
     let before = at - quiet[0];
     ensure!(before < KEEP + 3.0 + gap, "{before} s before it, with cycles {gap} s apart: {quiet:?}");
     ensure!(begin >= 5, "the older ones are gone: {begin}");
     ensure!(field(some[some.len() - 1], "ts")? - at < 2.5, "{quiet:?}");
-    // Counts are of the file; those of the run balance.
+    // The counts are those of the file. Those of the run balance.
     let of_file = Report::parse(&replayed.stdout)?;
     let user = of_file.ledger.as_ref().context("no ledger")?.user.clone();
     let count =
@@ -218,7 +218,7 @@ fn planted() -> Result<()> {
     Ok(())
 }
 
-/// A run that keeps nothing says so, and goes on: whoever asks all gctraces of a host ends none.
+/// A run that keeps nothing says so on SIGUSR2 and continues: a user who signals all gctraces of a host ends none.
 #[test]
 fn asked_for_nothing() -> Result<()> {
     let live = Live::beside_others()?;
@@ -240,14 +240,14 @@ fn asked_for_nothing() -> Result<()> {
     ledger::check(&Report::parse(&finished.stdout)?)
 }
 
-/// Each SIGUSR2 writes a file, also of Rubies of all series; nothing else does.
+/// Each SIGUSR2 writes a file, for Rubies of all series; nothing else does.
 #[test]
 fn asked() -> Result<()> {
     let live = Live::beside_others()?;
     let main = Ruby::main()?.label();
     Ruby::each(|ruby| {
         let program = busy(ruby, BUSY)?;
-        // Of its own: what is left of one that failed is not of the next one.
+        // A separate directory, so that leftovers of a failed attempt do not affect the next one.
         let dir = live.dir(&format!("asked-{}", program.pid()))?;
         let mut args: Vec<OsString> =
             vec!["--pid".into(), program.pid().to_string().into(), "--record".into()];
@@ -257,7 +257,7 @@ fn asked() -> Result<()> {
         args.extend(flags.map(OsString::from));
         let mut gctrace = Invocation::jsonl(args)?.start_ready()?;
         told(&gctrace, 21, CYCLE)?;
-        // On a busy machine the threads may not have met at the GVL by then.
+        // On a busy machine, the threads may not have contended for the GVL by then.
         told(&gctrace, 6, WAIT)?;
         ensure!(files(&dir)?.is_empty());
         // What two files have in common does not depend on the Ruby.
@@ -265,7 +265,7 @@ fn asked() -> Result<()> {
         let mut asked = Vec::new();
         for round in 1..=rounds {
             if round > 1 {
-                // Names are by the second, and there is to be something new.
+                // File names have a resolution of one second, and there should be something new.
                 std::thread::sleep(Duration::from_millis(1100));
             }
             asked.push(ask(&mut gctrace, &dir)?.0);
@@ -275,7 +275,7 @@ fn asked() -> Result<()> {
         ensure!(finished.status.success(), "{}", finished.errors());
         ensure!(finished.errors().matches("gctrace: wrote").count() == rounds, "{}", finished.errors());
         let found = files(&dir)?;
-        // A file of the same second would have a number behind its name.
+        // A second file within the same second would have a number after its name.
         ensure!(
             found.len() == rounds
                 && name(&asked[0]).ends_with("Z-SIGUSR2.gctrace")
@@ -287,13 +287,13 @@ fn asked() -> Result<()> {
             ensure!(cycles(of_file).len() > 20, "{}: {}", ruby.label(), cycles(of_file).len());
             ensure!(of_file.errors().contains("(trigger: SIGUSR2)"), "{}", of_file.errors());
         }
-        // The second one has what the first one has, but for what is too old, and more.
+        // The second file has the content of the first one, except for what is too old, and more.
         if let [first, second] = &reports[..] {
             let (first, second) = (cycles(first), cycles(second));
             let at =
                 first.iter().position(|line| *line == second[0]).context("they have nothing in common")?;
             ensure!(second.starts_with(&first[at..]) && second.len() > first.len() - at);
-            // Merged, what both have is there once, and it is what the run reported.
+            // In the merged file, common content appears once, and as the run reported it.
             let merged = live.path("merged.gctrace").into_os_string();
             let files = asked.iter().map(|file| file.clone().into_os_string());
             let args = [OsString::from("merge"), "-o".into(), merged.clone()].into_iter().chain(files.rev());
@@ -309,7 +309,7 @@ fn asked() -> Result<()> {
     })
 }
 
-/// Where nothing happens nothing is written. What has ended is written if that was asked for, and is then all of a short run.
+/// If nothing happens, nothing is written. With `--dump-on=end` a file is written at the end, which contains all of a short run.
 #[test]
 fn nothing_and_end() -> Result<()> {
     let live = Live::beside_others()?;
@@ -349,7 +349,7 @@ fn nothing_and_end() -> Result<()> {
     Ok(())
 }
 
-/// Threads that hold the GVL for as long as they may have others wait for 100 ms and more.
+/// Threads that hold the GVL for as long as they can make other threads wait for 100 ms and more.
 #[test]
 fn waits() -> Result<()> {
     let live = Live::beside_others()?;
@@ -357,7 +357,7 @@ fn waits() -> Result<()> {
     let program = "3.times { Thread.new { x = 0; loop { x += 1 } } }
         $stdout.puts 'busy'; $stdout.flush; sleep";
     let program = busy(&Ruby::main()?, program)?;
-    // Whatever else the machine does, single waits are not sampled.
+    // Single waits are not sampled, whatever else the machine does.
     let flags =
         ["1m", "--gvl", "--gvl-budget=100", "--dump-on=gvl.wait.p99 > 60ms", "--dump-on=gvl.wait > 10m"];
     let mut gctrace = keeping(program.pid(), &dir.join("app"), &flags)?;
@@ -367,19 +367,19 @@ fn waits() -> Result<()> {
     let [file] = &files(&dir)?[..] else { anyhow::bail!("{:?}", files(&dir)?) };
     ensure!(name(file).ends_with("Z-gvl.wait.p99.gctrace"));
     let replayed = report(file)?;
-    // The single waits say the same.
+    // The single waits agree.
     let waits = replayed.stdout.iter().filter(|line| line.starts_with("{\"type\":\"gvl\",\"what\":\"wait\""));
     let long = waits.filter(|line| field(line, "wait_ns").is_ok_and(|ns| ns > 60e6)).count();
     ensure!(long > 0, "no long wait in it, {said}: {:#?}", replayed.stdout);
     Ok(())
 }
 
-/// What a program that hangs waits for is in a file that is written meanwhile, up to then, and grows from file to file. What a thread does that comes
-/// back now and then is there as long, and no time is there twice.
+/// If a program hangs, a file that is written meanwhile contains what it waits for, up to that moment, and the time grows from file to file.
+/// A thread that wakes up now and then is shown with the same time, and no time is counted twice.
 #[test]
 fn hangs() -> Result<()> {
     let live = Live::beside_others()?;
-    // Some kernels do not report each switch of threads (docs/gvl.md); what a thread did between two that were not reported is in no file.
+    // Some kernels do not report every switch of threads (docs/gvl.md); what a thread did between two unreported switches is in no file.
     Ruby::first_and_last(|ruby| settled(|| hangs_on(&live, ruby)))
 }
 
@@ -416,7 +416,7 @@ fn hangs_on(live: &Live, ruby: &Ruby) -> Result<()> {
     Ok(())
 }
 
-/// Killed while it writes, gctrace leaves a whole file or none.
+/// If gctrace is killed while it writes, it leaves a complete file or none.
 #[test]
 fn killed() -> Result<()> {
     let live = Live::beside_others()?;
@@ -425,7 +425,7 @@ fn killed() -> Result<()> {
         let dir = live.dir(&format!("killed-{ms}"))?;
         let gctrace =
             keeping(program.pid(), &dir.join("app"), &["1m", "--gvl", "--gvl-budget=100", "--wall"])?;
-        // So much is to be written.
+        // This much is to be written.
         collects(&mut program, 20, &format!("before {ms} ms"))?;
         gctrace.signal(Signal::USR2)?;
         std::thread::sleep(Duration::from_millis(ms));
@@ -437,7 +437,7 @@ fn killed() -> Result<()> {
     Ok(())
 }
 
-/// Fills the disk that a new file is on, but for a page.
+/// Fills the disk that a new file is on, except for one page.
 fn fill(path: &Path) -> Result<()> {
     let mut file = std::fs::File::create(path)?;
     let failed = loop {
@@ -449,7 +449,7 @@ fn fill(path: &Path) -> Result<()> {
     Ok(file.set_len(file.metadata()?.len().saturating_sub(4096))?)
 }
 
-/// What cannot be written is refused at once; what cannot be written later is said, leaves nothing, and does not end the run.
+/// A path that cannot be written is refused at once. A failure later on is reported, leaves no file behind, and does not end the run.
 #[test]
 fn unwritable() -> Result<()> {
     let live = Live::beside_others()?;
@@ -479,7 +479,7 @@ fn unwritable() -> Result<()> {
         let filler = disk.join("filler");
         fill(&filler)?;
         let mut gctrace = keeping(program.pid(), &disk.join("app"), &["1m", "--gvl", "--gvl-budget=100"])?;
-        // More than a page holds, however few of the program's waits for the GVL are seen on a slow machine; and on a fast one far less
+        // More than a page holds, even if few of the program's waits for the GVL are seen on a slow machine; and on a fast one far less
         // than the disk holds without the filler.
         collects(&mut program, 40, "before the disk is full")?;
         gctrace.signal(Signal::USR2)?;
@@ -499,7 +499,7 @@ fn unwritable() -> Result<()> {
     found
 }
 
-/// The size that is kept bounds the memory that gctrace takes and the files that it writes.
+/// `--keep-size` bounds the memory that gctrace uses and the size of the files that it writes.
 #[test]
 fn bounded() -> Result<()> {
     const SIZE: u64 = 4 << 20;
@@ -513,11 +513,11 @@ fn bounded() -> Result<()> {
     collects(&mut program, 40, "before the base")?;
     let (mut base, mut size) = (0, 0);
     let since = Instant::now();
-    // Until the size is reached: how long that takes depends on the machine.
+    // Until the size is reached; how long that takes depends on the machine.
     while since.elapsed() < PATIENCE {
-        // Names are by the second.
+        // File names have a resolution of one second.
         std::thread::sleep(Duration::from_millis(1100));
-        // What it takes while it keeps little, with what it knows of the program by then.
+        // The memory used while it keeps little, including what it knows about the program by then.
         if size < SIZE / 2 {
             base = peak(&gctrace)?;
         }

@@ -1,5 +1,5 @@
 //! Names of Ruby frames compared with Ruby's own: threads sleep in all kinds of methods, the kernel side's walk, compiled
-//! for this host, reads their control frames, and the names must be those of `Thread#backtrace_locations`.
+//! for this host, reads their control frames, and the names must equal those of `Thread#backtrace_locations`.
 
 use std::{
     cell::Cell,
@@ -34,17 +34,17 @@ use stack::{RubyFrame, Walker};
 struct Described {
     label: String,
     base_label: String,
-    /// Possible prefixes of the method's name by reflection: `Class#`, `Class.`, or nothing; `None` if the script does
+    /// Possible prefixes of the method's name according to reflection: `Class#`, `Class.`, or nothing; `None` if the script does
     /// not know the method.
     owners: Option<Vec<String>>,
     path: String,
     line: u32,
 }
 
-/// By Ractor and number of the thread in it.
+/// Stacks by Ractor and by number of the thread in it.
 type Stacks<F> = BTreeMap<(usize, usize), Vec<F>>;
 
-/// A process whose threads sleep.
+/// A process whose threads are asleep.
 struct Sleeping {
     child: Guarded,
     described: Stacks<Described>,
@@ -117,14 +117,14 @@ fn table(version: RubyVersion) -> Result<&'static Table> {
     found.with_context(|| format!("no table for {version}"))
 }
 
-/// The class in a name: what remains without the parts of the label.
+/// The class in a name: what remains after the parts of the label are removed.
 fn without_owner(name: &str, label: &str, base: &str) -> Option<String> {
     let prefix = label.strip_suffix(base)?;
     let rest = name.strip_prefix(prefix)?;
     rest.strip_suffix(base).map(ToOwned::to_owned)
 }
 
-/// What differs between a frame and its description, in words.
+/// Describes the difference between a frame and its description, if there is one.
 fn difference(ruby: &Ruby, frame: &Frame, described: &Described) -> Option<String> {
     let label = if ruby.is_at_least(3, 4) {
         (*frame.name == *described.label).then(String::new)
@@ -134,7 +134,7 @@ fn difference(ruby: &Ruby, frame: &Frame, described: &Described) -> Option<Strin
     let Some(owner) = label else {
         return Some(format!("named {:?}, labelled {:?}", frame.name, described.label));
     };
-    // From 3.4 on Ruby's own labels have the class. A frame without a method (a file, a class body) has no owner.
+    // From 3.4 on, Ruby's own labels contain the class. A frame without a method (a file, a class body) has no owner.
     if !ruby.is_at_least(3, 4)
         && let Some(owners) = &described.owners
         && !owners.contains(&owner)
@@ -166,7 +166,7 @@ fn compare(ruby: &Ruby, names: &[Arc<Frame>], described: &[Described]) -> Vec<St
     found
 }
 
-/// Every frame of every thread has the name, file and line that Ruby itself gives it; the second time from memory.
+/// Every frame of every thread has the name, file and line that Ruby itself gives it; the second time from the cache.
 #[test]
 fn names_are_those_of_ruby() -> Result<()> {
     Ruby::each(|ruby| {
@@ -195,7 +195,7 @@ fn names_are_those_of_ruby() -> Result<()> {
     })
 }
 
-/// Whether a frame has its right name and place. The class may be missing, because the owner may be gone.
+/// Whether a frame has its correct name and place. The class may be missing, because the owner may be gone.
 fn is_right(ruby: &Ruby, frame: &Frame, described: &Described) -> bool {
     let named = if ruby.is_at_least(3, 4) {
         *frame.name == *described.label || *frame.name == *without_class(&described.label)
@@ -216,7 +216,7 @@ fn without_class(label: &str) -> String {
     format!("{prefix}{name}")
 }
 
-/// Where the instructions of a frame's code are, and its code by its method entry (0 without one), in a process.
+/// The address of the instructions of a frame's code, and the code according to its method entry (0 without one), in a process.
 fn instructions(memory: &ProcessMemory, table: &Table, frame: &RubyFrame) -> Option<(u64, u64)> {
     let word = |at: u64| {
         let mut bytes = [0; 8];
@@ -229,12 +229,12 @@ fn instructions(memory: &ProcessMemory, table: &Table, frame: &RubyFrame) -> Opt
     Some((word(body + at("rb_iseq_constant_body", "iseq_encoded")?)?, entry))
 }
 
-/// Stacks whose code was redefined, freed and moved before they are named: frames that can no longer be named are counted,
-/// and named frames have their right name. A namer that has seen the code before notices in all cases. One that has not cannot notice if others
-/// took the places of code and method entry, down to the same address of the instructions (see `ruby::frames`): a name is wrong in this case alone.
+/// Code is redefined, freed and moved before the stacks are named: frames that can no longer be named are counted, and named frames have
+/// the correct name. A namer that has seen the code before notices in all cases. A namer that has not cannot notice if other code and another
+/// method entry took the same places, down to the address of the instructions (see `ruby::frames`): only then a name is wrong.
 #[test]
 fn stale_frames_are_never_named_wrongly() -> Result<()> {
-    /// The process runs major GCs meanwhile.
+    /// Meanwhile the process runs major GCs.
     const LATER: u64 = gctrace_common::stack::MAJOR_EPOCH + 2;
     Ruby::each(|ruby| {
         let mut sleeping = Sleeping::start(ruby)?;
@@ -288,7 +288,7 @@ fn stale_frames_are_never_named_wrongly() -> Result<()> {
     })
 }
 
-/// Once the process is gone its frames are counted as unreadable, also those that were named before.
+/// Once the process has ended, its frames are counted as unreadable, even those that were named before.
 #[test]
 fn frames_of_a_process_that_is_gone() -> Result<()> {
     Ruby::first_and_last(|ruby| {
@@ -307,7 +307,7 @@ fn frames_of_a_process_that_is_gone() -> Result<()> {
     })
 }
 
-/// Memory that counts the reads.
+/// Memory that counts reads.
 struct Counting {
     memory: ProcessMemory,
     reads: Rc<Cell<u64>>,

@@ -12,12 +12,12 @@ use gctrace_tests::{PATIENCE, compare, ledger};
 use serde_json::Value;
 use std::{ffi::OsString, process::Command};
 
-/// The lines about one process.
+/// The lines of one process.
 fn lines(report: &Report, pid: u32) -> Vec<&GcLine> {
     report.gcs_of(pid).collect()
 }
 
-/// Each explicit collection is there with the reason that `GC.latest_gc_info` gave right after it.
+/// Each explicit collection is reported with the reason that `GC.latest_gc_info` gave right after it.
 fn explicit_ones_match(lines: &[&GcLine], done: &Done) -> Result<()> {
     let explicit =
         done.report.extra.get("explicit").and_then(|list| list.as_array()).context("no explicit list")?;
@@ -39,7 +39,7 @@ fn witnessed(name: &str, args: &[&str]) -> Result<()> {
     witnessed_and(name, args, |_, _| Ok(()))
 }
 
-/// The same, and checks that the script has done its work.
+/// Like [`witnessed`], and checks that the script has done its work.
 fn witnessed_and(name: &str, args: &[&str], check: impl Fn(&Ruby, &Done) -> Result<()> + Sync) -> Result<()> {
     let live = Live::begin()?;
     Ruby::two_at_a_time(|ruby| {
@@ -78,7 +78,7 @@ fn explicit_cycles_twenty_runs_in_a_row() -> Result<()> {
     let live = Live::begin()?;
     Ruby::each(|ruby| {
         let gctrace = Gctrace::all_ruby(&live)?;
-        // The other tests cover the other Rubies; this one is about rare events.
+        // The other tests cover the other Rubies; this test is about rare events.
         let rounds = if ruby.root().is_none() { 20 } else { 4 };
         let runs = (0..rounds)
             .map(|round| Script::new(&live, ruby, "explicit.rb")?.arg((5 + round).to_string()).run())
@@ -117,13 +117,13 @@ fn explicit_cycles_without_witness() -> Result<()> {
     })
 }
 
-/// Collections that the program's needs cause, incremental marking among them, equal the witness's key by key.
+/// Collections caused by the program's needs, including incremental marking, equal the witness's key by key.
 #[test]
 fn pressure_equals_the_witness() -> Result<()> {
     witnessed("pressure.rb", &[])
 }
 
-/// Compaction, explicit and automatic. Ruby 2.6 has neither and runs the same program without.
+/// Compaction, explicit and automatic. Ruby 2.6 has neither and runs the same program without it.
 #[test]
 fn compaction_equals_the_witness() -> Result<()> {
     witnessed_and("compact.rb", &[], |ruby, done| {
@@ -154,7 +154,7 @@ fn compacting_cycles_are_told() -> Result<()> {
     })
 }
 
-/// The readable lines of just these cycles say that their sweep includes compaction.
+/// The text lines of exactly these cycles say that their sweep includes compaction.
 #[test]
 fn compacting_cycles_are_told_in_text() -> Result<()> {
     let live = Live::begin()?;
@@ -178,19 +178,19 @@ fn stress_equals_the_witness() -> Result<()> {
     witnessed("stress.rb", &[])
 }
 
-/// All ways to request a collection, and GC switched off and on.
+/// All ways to request a collection, and disabling and enabling the GC.
 #[test]
 fn modes_equal_the_witness() -> Result<()> {
     witnessed("modes.rb", &[])
 }
 
-/// `Process.warmup`, where this Ruby has it.
+/// `Process.warmup`, if this Ruby has it.
 #[test]
 fn warmup_equals_the_witness() -> Result<()> {
     witnessed("warmup.rb", &[])
 }
 
-/// Programs that run as machine code of Ruby's own compiler, where it is built in.
+/// Programs that run as machine code of Ruby's own JIT compiler, if it is built in.
 #[test]
 fn yjit_equals_the_witness() -> Result<()> {
     let live = Live::begin()?;
@@ -216,14 +216,14 @@ fn yjit_equals_the_witness() -> Result<()> {
     Ok(())
 }
 
-/// Collections on several threads are attributed to the right one.
+/// Collections on several threads are attributed to the right thread.
 #[test]
 fn threads_equal_the_witness() -> Result<()> {
     witnessed("threads.rb", &[])
 }
 
 /// `GC.stat_heap` at the end of each explicit collection equals what the program reads right after it, heap by heap and key
-/// by key, and in the same order. Rubies without it have no such field.
+/// by key, including the order. Rubies without it have no such field.
 #[test]
 fn stat_heap_equals_the_program() -> Result<()> {
     let live = Live::begin()?;
@@ -254,12 +254,12 @@ fn stat_heap_equals_the_program() -> Result<()> {
     })
 }
 
-/// The pauses of minor and of major cycles, separately, sum up to the times between `GC_ENTER` and `GC_EXIT`.
+/// The sums of the pauses of minor and of major cycles, separately, equal the times between `GC_ENTER` and `GC_EXIT`.
 #[test]
 fn pause_sums_by_kind() -> Result<()> {
     let live = Live::begin()?;
     Ruby::each(|ruby| {
-        // On a busy machine every cycle of a kind may have lost its CPU.
+        // On a busy machine, every cycle of a kind may have been preempted.
         const TRIES: u32 = 5;
         for _ in 0..TRIES {
             let gctrace = Gctrace::all_ruby(&live)?;
@@ -273,8 +273,8 @@ fn pause_sums_by_kind() -> Result<()> {
     })
 }
 
-/// Whether there were cycles of both kinds without preemption; time that a preemption adds to only one of the two logs is not
-/// comparable.
+/// Returns whether both kinds had cycles without preemption. If a preemption adds time to only one of the two logs, they cannot be
+/// compared.
 fn pause_sums_of(report: &Report, done: &Done) -> Result<bool> {
     let (lines, log) = (lines(report, done.pid), done.log()?);
     let pauses = log.pauses()?;
@@ -282,7 +282,7 @@ fn pause_sums_of(report: &Report, done: &Done) -> Result<bool> {
     for kind in ["minor", "major"] {
         let counts = log.starts().filter(|event| event.cycle_kind() == kind).map(Event::count);
         let counts = counts.collect::<Vec<_>>();
-        // The last cycle may go on after the log.
+        // The last cycle may continue after the log.
         let counts = counts[..counts.len() - 1].iter().copied();
         let disturbed = |count: &u64| pauses.iter().any(|pause| pause.count == *count && pause.preempted);
         let counts = counts.filter(|count| !disturbed(count)).collect::<Vec<_>>();
@@ -303,8 +303,8 @@ fn pause_sums_of(report: &Report, done: &Done) -> Result<bool> {
     Ok(both)
 }
 
-/// Ractors that allocate at the same time: CRuby loses some of what they count, so that fewer slots than none seem to live. The program is traced all
-/// the same, from its start and from the middle, with the numbers that it has itself.
+/// If Ractors allocate concurrently, CRuby loses some counts, so that the number of live slots can become negative. The program is traced
+/// nevertheless, both from its start and from the middle, with its own cycle counts.
 #[test]
 fn ractors_that_lose_counts() -> Result<()> {
     const ALLOCATE: &str = r#"

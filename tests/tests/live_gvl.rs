@@ -1,4 +1,4 @@
-//! The GVL: who waits, for how long, and for whom, against witnesses inside the programs.
+//! The GVL: which threads wait, for how long, and for which thread, compared with witnesses inside the programs.
 
 use std::collections::{BTreeSet, HashMap};
 use std::time::Duration;
@@ -16,7 +16,7 @@ use serde::Deserialize;
 use serde::de::IgnoredAny;
 use serde_json::Value;
 
-/// Runs a script under gctrace, which reports every wait. Nothing may be lost.
+/// Runs a script under gctrace, with every wait reported. Nothing may be lost.
 fn watch(live: &Live, ruby: &Ruby, script: &str) -> Result<(Report, Done)> {
     let gctrace =
         Invocation::jsonl(["--all-ruby", "--gvl", "--gvl-threshold", "0.000001ms", "--gvl-budget", "100"])?
@@ -31,23 +31,23 @@ fn watch(live: &Live, ruby: &Ruby, script: &str) -> Result<(Report, Done)> {
     Ok((report, done))
 }
 
-/// The parts of a thread's life add up, and its histogram holds its waits.
+/// Checks that the parts of a thread's time do not exceed it, and that its histogram holds all of its waits.
 fn consistent(line: &GvlSumsLine) -> Result<()> {
     let parts = line.wait_ns + line.hold_ns.unwrap_or(0) + line.away_ns.unwrap_or(0);
-    // The end of the watched time is noted when the probes are asked to stop, a moment before they do.
+    // The end of the watched time is recorded when the probes are asked to stop, a moment before they do.
     let slack = if line.watched_ns < line.wall_ns { line.wall_ns / 100 + 1_000_000 } else { 0 };
     ensure!(
         parts <= line.watched_ns + slack && line.watched_ns <= line.wall_ns,
         "parts are {parts} of {line:?}"
     );
     if let Some(split) = line.split {
-        // What native threads did is of the same time: none of that for which the probes did nothing, however a thread ended in it.
+        // The states of native threads cover the same time, without the time for which the probes were off, even if a thread ended in it.
         let did = split.all().sum();
         ensure_times!(
             did <= line.watched_ns + slack + line.watched_ns / 50 + 20_000_000,
             "parts of CPU time are {did} of {line:?}"
         );
-        // A thread without events is in the state that it was in last, but what it did then is known only up to the end of that time.
+        // A thread without events stays in its last state, but what its native thread did is known only up to the first time the probes were off.
         let has_events = line.tid.is_some_and(|tid| tid != line.pid);
         ensure_times!(
             !has_events || did + 20_000_000 + line.watched_ns / 50 >= parts,
@@ -79,8 +79,8 @@ fn user(report: &Report, name: &str) -> Result<u64> {
     ledger.user.get(name).and_then(Value::as_u64).with_context(|| format!("no counter {name}"))
 }
 
-/// An event as the witness saw it: event, time, native thread, Ruby thread, how often that native thread had lost its CPU, and
-/// for how long it had been without one.
+/// An event as the witness saw it: event, time, native thread, Ruby thread, how often that native thread had been preempted, and
+/// how long it had been without a CPU.
 #[derive(Clone, Debug, Deserialize)]
 struct Event(String, u64, u32, u64, u64, IgnoredAny);
 
@@ -90,9 +90,9 @@ struct Wait {
     tid: u32,
     begin_ns: u64,
     end_ns: u64,
-    /// The event before the one that began it, on the same native thread.
+    /// The event before the one that started the wait, on the same native thread.
     before_ns: u64,
-    /// Whether the kernel took the CPU from a native thread between the event before and one of its two. gctrace reads the
+    /// Whether the kernel preempted a native thread between the previous event and either event of the wait. gctrace reads the
     /// clock in between.
     disturbed: bool,
 }
@@ -121,7 +121,7 @@ fn waits_of(events: &[Event]) -> Vec<Wait> {
     waits
 }
 
-/// Every wait in CRuby's own thread events is reported, no other one is, and they take the same time.
+/// Every wait in CRuby's own thread events is reported, no other wait is, and the durations agree.
 #[test]
 fn waits_agree_with_the_thread_events() -> Result<()> {
     let live = Live::begin()?;
@@ -137,7 +137,7 @@ fn waits_agree_with_the_thread_events() -> Result<()> {
         let (first, last) = (events.first().context("no events")?.1, events.last().context("no events")?.1);
         let witnessed = waits_of(&events);
         ensure!(witnessed.len() > 100, "only {} waits", witnessed.len());
-        // A wait is reported when it is over; those that began before the witness started are not in its log, and those that were
+        // A wait is reported when it is over. Waits that began before the witness started are not in its log, and waits that were
         // over by then began before it.
         let told: Vec<&GvlWaitLine> = report.gvl_waits.iter().filter(|wait| wait.pid == done.pid).collect();
         let slack = 50_000;
@@ -158,7 +158,7 @@ fn waits_agree_with_the_thread_events() -> Result<()> {
             let counts = (of_gctrace.len(), of_witness.len());
             ensure!(counts.0 == counts.1, "{} waits of thread {tid} told, {} there", counts.0, counts.1);
             for (mine, wait) in of_gctrace.into_iter().zip(of_witness) {
-                // gctrace's probe is before the witness at both events, whatever happens between the two clocks.
+                // At both events, gctrace's probe fires before the witness, whatever happens between the two clock readings.
                 let (begin, end) = (mine.begin_ns, mine.begin_ns + mine.wait_ns);
                 let in_order = wait.before_ns <= begin && begin <= wait.begin_ns && end <= wait.end_ns;
                 ensure!(in_order && end >= wait.begin_ns, "{mine:?} is not {wait:?}");
@@ -172,10 +172,10 @@ fn waits_agree_with_the_thread_events() -> Result<()> {
                 }
             }
         }
-        // Five to ten times a second a CPU of the machine on which this was written does nothing for 0.1 to 0.3 ms, which the kernel does not know:
-        // of less than a hundred waits one or two were often longer by that.
+        // On the machine on which this was written, a CPU stops for 0.1 to 0.3 ms five to ten times per second without the kernel's knowledge:
+        // among less than a hundred waits, one or two were often longer by that.
         ensure_times!(undisturbed >= 1000, "only {undisturbed} of {} were undisturbed", witnessed.len());
-        // The kernel reports when it takes the CPU from a thread. What a hypervisor takes from the kernel is known only in sum.
+        // The kernel reports when it preempts a thread. What a hypervisor takes from the kernel is known only as a sum.
         let stolen_ns = done.report.extra_u64("stolen_ns")?;
         let most = undisturbed / 200 + if stolen_ns > 0 { 2 } else { 0 };
         let apart: u64 = different.iter().map(|&(true_ns, ns)| true_ns.abs_diff(ns)).sum();
@@ -185,7 +185,7 @@ fn waits_agree_with_the_thread_events() -> Result<()> {
             "{} of {undisturbed} differ, {stolen_ns} ns were stolen: {different:?}",
             different.len()
         );
-        // None of this happens in a program that is watched from its start.
+        // None of these events occur in a program that is watched from its start.
         for orphan in ["gvl_orphan_ready", "gvl_orphan_resumed"] {
             ensure!(kernel(&report, orphan)? == 0, "{orphan} = {}", kernel(&report, orphan)?);
         }
@@ -208,7 +208,7 @@ fn waits_add_up_in_lock_step() -> Result<()> {
         let waits = report.gvl_waits.iter().filter(|wait| wait.pid == done.pid);
         ensure!(process.wait_ns >= waits.map(|wait| wait.wait_ns).sum(), "{process:?}");
         if let Some(hold_ns) = process.hold_ns {
-            // One at a time.
+            // One thread at a time.
             ensure!(hold_ns <= process.wall_ns, "{process:?}");
             let ran: u64 = steps.lives.iter().flat_map(Life::runs).map(|(from, to)| to - from).sum();
             ensure_times!(hold_ns + 2_000_000 >= ran, "{ran} ns of runs: {process:?}");
@@ -217,26 +217,26 @@ fn waits_add_up_in_lock_step() -> Result<()> {
     })
 }
 
-/// The thread that holds the GVL in `gvl_holder.rb`, and for how long it waited for a CPU.
+/// The thread that holds the GVL in `gvl_holder.rb`, and how long it waited for a CPU.
 #[derive(Deserialize)]
 pub(super) struct Hog {
     pub(super) tid: u32,
     delay_ns: u64,
 }
 
-/// The thread that is named as the cause of a wait is the one that held the GVL, and sleepers are late by the time that they
+/// The thread named as the cause of a wait is the one that held the GVL, and sleeping threads are late by the time that they
 /// waited for it.
 #[test]
 fn holders_are_named() -> Result<()> {
     #[derive(Deserialize)]
     struct Sleeper {
         tid: u32,
-        /// The time before that, since the machine booted.
+        /// The time before it first slept, since boot.
         born: (u64, u64, u64),
-        /// Begin and end of each time that it slept for 10 ms, and for how long of it it waited for a CPU.
+        /// Begin and end of each 10 ms sleep, and how long of it the thread waited for a CPU.
         slept: Vec<(u64, u64, u64)>,
     }
-    // For how long sleepers had no CPU in their sleeps during a wait.
+    // How long sleeping threads had no CPU in their sleeps during a wait.
     let without_cpu = |sleepers: &[Sleeper], wait: &GvlWaitLine| -> u64 {
         let sleeps = sleepers.iter().flat_map(|sleeper| sleeper.slept.iter().chain([&sleeper.born]));
         let during =
@@ -253,7 +253,7 @@ fn holders_are_named() -> Result<()> {
             report.gvl_waits.iter().filter(|wait| wait.blocked_by.as_ref().is_some_and(|by| by.tid == hog));
         let met = met.map(|wait| wait.begin_ns).min().context("no thread waited for the hog")?;
         let (mut late, mut unexplained) = (Vec::new(), Vec::new());
-        // Of the time that threads waited for the hog: how much, and how often the clock saw what it did.
+        // How long threads waited for the hog, and how often the sampling clock saw what it did in that time.
         let (mut hogged, mut seen) = (0, 0);
         let (mut named, mut unnamed) = (0, 0);
         for sleeper in &sleepers {
@@ -264,15 +264,15 @@ fn holders_are_named() -> Result<()> {
             for wait in &long {
                 let first = own().map(|wait| wait.begin_ns).min() == Some(wait.begin_ns);
                 if first && wait.blocked_by.is_none() && !ruby.is_at_least(3, 3) {
-                    // A thread of 3.2 has no context when it begins, so its GVL is not known.
+                    // A thread of 3.2 has no execution context when it starts, so its GVL is unknown.
                     continue;
                 }
                 if wait.begin_ns < met && wait.blocked_by.is_none() && !ruby.tells_holds() {
-                    // Nor is that of the hog when it began; and it released the GVL by a yield, which has no event.
+                    // The same holds for the hog when it started; and it released the GVL by a yield, which has no event.
                     continue;
                 }
                 let Some(holder) = &wait.blocked_by else {
-                    // A thread that is given the GVL has it before it has a CPU, but is seen to hold it only then. No holder is
+                    // A thread that is handed the GVL holds it before it gets a CPU, but is seen to hold it only then. No holder is
                     // named if the GVL was held unseen for longer than by any thread that was seen.
                     let ns = without_cpu(&sleepers, wait) + delay_ns + stolen_ns;
                     ensure!(ns >= wait.wait_ns / 2, "no holder of {wait:?}, all had a CPU but for {ns} ns");
@@ -286,11 +286,11 @@ fn holders_are_named() -> Result<()> {
                     continue;
                 }
                 let stack = wait.stack.as_ref().with_context(|| format!("no stack of {wait:?}"))?;
-                // A thread that begins has no frames yet. It may wait more than once before it has one: its time slice may be
-                // over already when it acquires the GVL, and `thread_do_start` checks for that before it calls the block (thread.c, 2.7).
+                // A thread that starts has no frames yet. It may wait more than once before it has one: its time slice may already
+                // be over when it acquires the GVL, and `thread_do_start` checks for that before it calls the block (thread.c, 2.7).
                 let begins = sleeper.slept.first().is_some_and(|&(begun, ..)| wait.begin_ns < begun);
                 ensure!(begins || stack.iter().any(|frame| frame.contains("gvl_holder.rb")), "{wait:?}");
-                // It releases the GVL in `sleep`, or at the end of its time slice after what it does before that.
+                // It releases the GVL in `sleep`, or when its time slice ends in the code before that.
                 // (The yields of 3.2 have no event.)
                 ensure!(holder.until.is_some() || !ruby.tells_holds(), "given up where? {wait:?}");
                 if let Some(until) = &holder.until {
@@ -299,7 +299,7 @@ fn holders_are_named() -> Result<()> {
                         |&(leaf, line): &(_, &str)| until[0].starts_with(leaf) && until[1].ends_with(line);
                     ensure!(until[1].contains("gvl_holder.rb") && places.iter().any(one), "{wait:?}");
                 }
-                // It still holds it for some microseconds when it begins to sleep.
+                // It still holds the GVL for some microseconds when it starts to sleep.
                 let in_hold = |ran: &&GvlRanLine| {
                     let at = |line: &str| ran.stack.iter().any(|frame| frame.ends_with(line));
                     at("gvl_holder.rb:13") && ran.stack.iter().any(|frame| frame.contains("hold"))
@@ -326,13 +326,13 @@ fn holders_are_named() -> Result<()> {
             }
         }
         ensure_times!(named >= 2 * unnamed, "{named} waits with a holder, {unnamed} without");
-        // The clock does not tick where the hog has no CPU.
+        // The sampling clock does not tick while the hog has no CPU.
         let ran = hogged.saturating_sub(delay_ns + stolen_ns + 20_000_000);
         ensure_times!(
             seen * 1_000_000_000 >= ran * 99 / 2,
             "the hog was seen {seen} times in {ran} of {hogged} ns"
         );
-        // A sleeper is woken, gets a CPU, and only then requests the GVL.
+        // A sleeping thread is woken, gets a CPU, and only then requests the GVL.
         late.sort_unstable();
         unexplained.sort_unstable();
         let (late, unexplained) = (late[late.len() / 2], unexplained[unexplained.len() / 2]);
@@ -349,7 +349,7 @@ fn holders_are_named() -> Result<()> {
     })
 }
 
-/// Threads that are killed while they wait, sleep or block, exceptions and forks leave nothing behind.
+/// Threads that are killed while they wait, sleep or block, exceptions, and forks leave nothing behind.
 #[test]
 fn ends_of_threads() -> Result<()> {
     let live = Live::begin()?;
@@ -357,9 +357,9 @@ fn ends_of_threads() -> Result<()> {
         let (report, done) = watch(&live, ruby, "gvl_ends.rb")?;
         ensure!(done.report.extra_u64("sum")? == 4 + 4 * 3, "{:?}", done.report.extra);
         let of_it: Vec<_> = report.gvl_threads.iter().filter(|line| line.pid == done.pid).collect();
-        // 4 × (1 + 3 + 3 + 3 + 1) threads and the main one; Timeout has one of its own, or one per call.
+        // 4 × (1 + 3 + 3 + 3 + 1) threads and the main thread. Timeout has its own thread, or one per call.
         let (least, most) = (4 * 11 + 1, 4 * 12 + 2);
-        // Up to 3.1 a native thread that is reused for a thread at the same address counts as the same thread.
+        // Up to 3.1, a native thread that is reused for a thread at the same address counts as the same thread.
         if ruby.is_at_least(3, 2) {
             ensure!((least..=most).contains(&of_it.len()), "{} threads", of_it.len());
             let alive = of_it.iter().filter(|line| line.ended == Some(false)).count();
@@ -369,7 +369,7 @@ fn ends_of_threads() -> Result<()> {
             // Threads that would compute for 5 s are killed at once.
             ensure!(line.wait_max_ns < 3_000_000_000, "a wait that never ended: {line:?}");
         }
-        // A forked child begins in the middle of holding the GVL; nothing else is unpaired.
+        // A forked child starts while it holds the GVL; nothing else is unpaired.
         let unpaired: u64 = ["gvl_orphan_ready", "gvl_orphan_resumed", "gvl_orphan_suspended"]
             .into_iter()
             .map(|name| kernel(&report, name))
@@ -379,7 +379,7 @@ fn ends_of_threads() -> Result<()> {
     })
 }
 
-/// What a child did with the GVL before it became another program is not of that one, and does not go on until tracing ends.
+/// What a child did with the GVL before an exec does not count towards the new program, and does not continue until tracing ends.
 #[test]
 fn programs_before_an_exec() -> Result<()> {
     #[derive(Deserialize)]
@@ -397,7 +397,7 @@ fn programs_before_an_exec() -> Result<()> {
         for Child { pid, lived_ns } in children {
             ensure!(report.gcs_of(pid).count() >= 2, "the Ruby that it became is not traced");
             let summaries: Vec<_> = report.gvl_processes.iter().filter(|line| line.pid == pid).collect();
-            // Where it was seen before that, the program before is another one, with a summary of its own.
+            // If the program before the exec was seen, it is a separate program with its own summary.
             let programs = report.processes.iter().filter(|line| line.pid == pid).count();
             let reasons: Vec<&str> =
                 report.exits.iter().filter(|line| line.pid == pid).map(|line| line.reason.as_str()).collect();
@@ -417,7 +417,7 @@ fn programs_before_an_exec() -> Result<()> {
     })
 }
 
-/// Programs whose threads change native threads run as they do without gctrace: there is no probe on a return.
+/// Programs whose threads move between native threads run as without gctrace, because there is no return probe.
 #[test]
 fn threads_that_move_survive() -> Result<()> {
     let _live = Live::begin()?;
@@ -451,8 +451,8 @@ fn threads_that_move_survive() -> Result<()> {
     })
 }
 
-/// Threads that hand over the GVL as fast as they can are not slowed down for long: they are not watched for most of
-/// the time, which is reported, and the sums cover the time that was watched.
+/// Threads that hand over the GVL as fast as they can are not slowed down for long: most of the time they are not watched,
+/// which is reported, and the sums cover the watched time.
 #[test]
 fn storms_are_shed() -> Result<()> {
     let live = Live::begin()?;
@@ -470,11 +470,11 @@ fn storms_are_shed() -> Result<()> {
             user(&report, "gvl_steps")? >= 1 && not > watched,
             "watched {watched} ns, {not} ns not: {said}"
         );
-        // The estimated cost (docs/gvl.md). Without the budget it would be ten times as much.
+        // The estimated cost (docs/gvl.md). Without the budget it would be ten times as high.
         let stacks = ["gvl_stacks", "gvl_holder_stacks", "gvl_blockers"];
         let stacks: u64 = stacks.into_iter().map(|name| kernel(&report, name)).sum::<Result<_>>()?;
         let cost = kernel(&report, "gvl_hits")? * 700 + kernel(&report, "gvl_ns")? + stacks * 10_000;
-        // A process can lose at most one CPU, however many there are.
+        // A process can lose at most one CPU, however many CPUs there are.
         let budget = (watched + not) / 50;
         ensure_times!(cost <= 3 * budget, "{cost} ns of CPU time, the budget is {budget}: {said}");
         let process = report.gvl_processes.iter().find(|line| line.pid == done.pid).context("no summary")?;
@@ -486,7 +486,7 @@ fn storms_are_shed() -> Result<()> {
     })
 }
 
-/// How long threads waited for a GC is reported: two of them for all of its pauses.
+/// How long threads waited for GC pauses is reported: two of them wait during all pauses.
 #[test]
 fn waits_in_pauses() -> Result<()> {
     let live = Live::begin()?;
@@ -501,16 +501,16 @@ fn waits_in_pauses() -> Result<()> {
         ensure!(inside > 100_000_000, "{inside} ns of pauses are too few to compare anything");
         let process = report.gvl_processes.iter().find(|line| line.pid == done.pid).context("no summary")?;
         let told = process.gc_pause_ns.context("no pauses")?;
-        // Some pauses belong to no cycle, so they are in no line; they are short.
+        // Some pauses belong to no cycle, so they are in no line. They are short.
         ensure!(
             inside <= told && told <= all + all / 20 + 5_000_000,
             "pauses {told} ns, {inside} to {all} true: {process:?}"
         );
         ensure!(process.hold_ns.is_none_or(|hold| told <= hold), "{process:?}");
         let waited = process.gc_wait_ns.context("no waits in pauses")?;
-        // Up to 3.1 a thread that has yielded and has not yet seen that another one took the GVL does not count as waiting.
+        // Up to 3.1, a thread that has yielded but has not yet seen that another one acquired the GVL does not count as waiting.
         let least = if ruby.is_at_least(3, 3) { 98 } else { 80 };
-        // Nor does one that waits for a CPU.
+        // Neither does a thread that waits for a CPU.
         let delays = done.report.extra_u64("delay_ns")? + done.report.extra_u64("stolen_ns")? + 20_000_000;
         ensure!(
             (waited + delays) * 100 >= 2 * inside * least,

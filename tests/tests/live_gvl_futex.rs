@@ -1,4 +1,4 @@
-//! Waits for the GVL found by futexes alone, without a probe in the program.
+//! Waits for the GVL detected only by futexes, without a probe in the program.
 
 use anyhow::{Context as _, Result, ensure};
 use gctrace_tests::ensure_times;
@@ -14,7 +14,7 @@ use serde::de::IgnoredAny;
 
 const ARGS: [&str; 6] = ["--all-ruby", "--gvl=futex", "--gvl-threshold", "0.000001ms", "--gvl-budget", "100"];
 
-/// Runs a script under gctrace, which reports every wait.
+/// Runs a script under gctrace, with every wait reported.
 fn watch(live: &Live, ruby: &Ruby, script: &str) -> Result<(Report, Done)> {
     let gctrace = Invocation::jsonl(ARGS)?.start_ready()?;
     let script = Script::unwitnessed(live, ruby, script)?.seeing_proc();
@@ -32,7 +32,7 @@ fn watch(live: &Live, ruby: &Ruby, script: &str) -> Result<(Report, Done)> {
     Ok((report, done))
 }
 
-/// It is not known where threads of a series without tables wait: gctrace says so, and reports nothing.
+/// For a series without tables, it is unknown where threads wait: gctrace says so, and reports nothing.
 fn refused(live: &Live, ruby: &Ruby) -> Result<()> {
     let gctrace = Invocation::jsonl(ARGS)?.start_ready()?;
     let script = Script::unwitnessed(live, ruby, "gvl_lockstep.rb")?.seeing_proc();
@@ -60,13 +60,13 @@ fn waits_add_up_in_lock_step() -> Result<()> {
     })
 }
 
-/// An event as the witness saw it: event, time, native thread, Ruby thread, how often that native thread had lost its CPU, and
-/// for how long it had been without one although it could run.
+/// An event as the witness saw it: event, time, native thread, Ruby thread, how often that native thread had been preempted, and
+/// how long it had been runnable without a CPU.
 #[derive(Clone, Debug, Deserialize)]
 struct Event(String, u64, u32, u64, IgnoredAny, u64);
 
-/// Each long wait in CRuby's own thread events that a thread began by itself is reported, nothing else is reported as a
-/// wait, and their times agree.
+/// Each long wait in CRuby's own thread events that a thread started by itself is reported, nothing else is reported as a
+/// wait, and their durations agree.
 #[test]
 fn waits_agree_with_the_thread_events() -> Result<()> {
     let live = Live::begin()?;
@@ -79,7 +79,7 @@ fn waits_agree_with_the_thread_events() -> Result<()> {
         let (report, done) = watch(&live, ruby, "gvl_events.rb")?;
         let events: Vec<Event> = serde_json::from_value(done.report.extra["gvl"].clone())?;
         let (first, last) = (events.first().context("no events")?.1, events.last().context("no events")?.1);
-        // Native thread, begin, end, whether the thread itself began it, and then for how long of it it waited for a CPU.
+        // Native thread, begin, end, whether the thread itself started the wait, and in that case how long of it the thread waited for a CPU.
         let mut ready = std::collections::HashMap::new();
         let mut witnessed: Vec<(u32, u64, u64, bool, u64)> = Vec::new();
         for Event(event, ns, tid, thread, _, delay) in &events {
@@ -103,7 +103,7 @@ fn waits_agree_with_the_thread_events() -> Result<()> {
         };
         let invented = told.iter().filter(|wait| !witnessed.iter().any(|one| inside(wait, one))).count();
         ensure!(invented == 0, "{invented} of {} waits did not happen", told.len());
-        // Longer than any acquisition of a free GVL.
+        // Longer than any acquisition of an uncontended GVL.
         let long: Vec<_> = witnessed.iter().filter(|one| one.3 && one.2 - one.1 > 5_000_000).collect();
         ensure_times!(long.len() >= 5, "only {} long waits", long.len());
         let (mut told_ns, mut true_ns, mut delay_ns) = (0, 0, 0);
@@ -114,7 +114,7 @@ fn waits_agree_with_the_thread_events() -> Result<()> {
             true_ns += one.2 - one.1;
             delay_ns += one.4;
         }
-        // A wait is over with the hand-over; the witness sees it when the thread has a CPU.
+        // A wait ends with the hand-over; the witness sees that only when the thread has a CPU.
         let shortest =
             (true_ns - true_ns / 50).saturating_sub(delay_ns + done.report.extra_u64("stolen_ns")?);
         ensure_times!(

@@ -1,4 +1,4 @@
-//! Who waited for whom, however many threads came and went before.
+//! Which thread waited for which, however many threads started and ended before.
 
 use std::ffi::OsString;
 
@@ -9,8 +9,8 @@ use gctrace_tests::live::Live;
 use gctrace_tests::report::GvlWho;
 use gctrace_tests::ruby::Ruby;
 
-/// More pairs of threads than the kernel side has room for at one time (16,384), as a server has them that starts threads for each request.
-/// Then two threads compute against each other.
+/// More pairs of threads than the kernel side can hold at a time (16,384), as in a server that starts a thread for each request.
+/// Then two threads compute and compete for the GVL.
 const PROGRAM: &str = "
     600.times { 8.times.map { Thread.new { 2000.times { |i| i + 1 }; Thread.pass } }.each(&:join); sleep 0.002 }
     def compute(s)
@@ -20,7 +20,8 @@ const PROGRAM: &str = "
     2.times.map { |i| Thread.new { Thread.current.name = \"late#{i}\"; compute(2) } }.each(&:join)
 ";
 
-/// Threads that compute against each other wait for each other, and what all waited for each other is what threads waited.
+/// Threads that compete for the GVL wait for each other: the pair accounts for over 80 % of the waits of each. All pairs together do not
+/// exceed the waits of the process.
 #[test]
 fn of_threads_after_many() -> Result<()> {
     let _live = Live::beside_others()?;

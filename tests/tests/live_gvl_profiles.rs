@@ -1,4 +1,4 @@
-//! Profiles and timelines of the GVL, against the lines of the same run.
+//! Profiles and timelines of the GVL, compared with the lines of the same run.
 
 use anyhow::{Context as _, Result, ensure};
 use gctrace_tests::ensure_times;
@@ -14,7 +14,7 @@ use serde_json::Value;
 
 use super::live_gvl::{Hog, within};
 
-/// A marker about the GVL: thread, name, begin and end, nanoseconds since the beginning of the run.
+/// A marker about the GVL: thread, name, begin and end, nanoseconds since the start of the run.
 type Marker = (u32, String, u64, u64);
 
 fn gvl_markers(file: &Value) -> Result<Vec<Marker>> {
@@ -34,8 +34,8 @@ fn gvl_markers(file: &Value) -> Result<Vec<Marker>> {
     Ok(found)
 }
 
-/// Profiles and timelines show the same as the lines: as many waits, each as long, and all states of a thread, which exclude each
-/// other; arrows lead from the holder of the GVL to the waiter.
+/// Profiles and timelines agree with the lines: the same number of waits with the same durations, and all states of a thread, which are
+/// mutually exclusive. Arrows lead from the holder of the GVL to the waiting thread.
 #[test]
 fn profiles_agree_with_the_lines() -> Result<()> {
     let live = Live::begin()?;
@@ -77,7 +77,7 @@ fn profiles_agree_with_the_lines() -> Result<()> {
         ensure!(blocked == ruby.has_tables(), "what the hog did: {of_hog:?}");
         let until =
             says("blocked until", "(gvl_holder.rb:14)") || says("blocked until", "(gvl_holder.rb:13)");
-        // Time slices end by a yield, which has no event in 3.2.
+        // Time slices end with a yield, which has no event in 3.2.
         let known = if ruby.tells_holds() { ruby.has_tables() } else { until };
         ensure!(until == known, "where it gave the GVL up: {of_hog:?}");
         let hold = profile.index("gvl_hold/nanoseconds")?;
@@ -103,7 +103,7 @@ fn profiles_agree_with_the_lines() -> Result<()> {
             ours.sort_unstable();
             theirs.sort_unstable();
             ensure!(ours.len() == theirs.len(), "{name}: {} markers, {} slices", ours.len(), theirs.len());
-            // Milliseconds as floating point numbers are exact to some nanoseconds.
+            // Milliseconds as floating-point numbers are exact to some nanoseconds.
             let same = ours.iter().zip(&theirs).all(|(a, b)| a.abs_diff(*b) <= 10);
             ensure!(same, "{name}: {ours:?}, {theirs:?}");
         }
@@ -123,7 +123,7 @@ fn profiles_agree_with_the_lines() -> Result<()> {
             let ended = trace.slices.iter().any(|slice| (slice.uuid, slice.end_ns) == (*to, *got));
             ensure!(ended && from != to, "no wait on {to} ends at {got}");
         }
-        // A thread is in one state at a time; the hog, which does nothing briefly, is in one of them at all times.
+        // A thread is in one state at a time. The hog, which is idle only briefly, is always in one of them.
         markers.sort_by_key(|marker| (marker.0, marker.2));
         for pair in markers.windows(2) {
             let apart = pair[0].0 != pair[1].0 || pair[0].3 <= pair[1].2 + 10;
@@ -133,7 +133,7 @@ fn profiles_agree_with_the_lines() -> Result<()> {
         let shown: u64 =
             markers.iter().filter(|m| m.0 == hog && m.1 == "THREAD_RUNNING").map(|m| m.3 - m.2).sum();
         if !ruby.tells_holds() {
-            // The holds that waits name are shown.
+            // The holds that are named by waits are shown.
             ensure_times!(shown > 500_000_000 && of_it.hold_ns.is_none(), "{shown} ns shown of {of_it:?}");
             return Ok(());
         }

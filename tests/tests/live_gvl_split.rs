@@ -1,4 +1,4 @@
-//! Other states of threads: on a CPU, waiting for one, blocked; compared with the kernel's accounting.
+//! Other states of threads (on a CPU, waiting for one, blocked), compared with the kernel's accounting.
 
 use std::collections::BTreeMap;
 use std::net::TcpStream;
@@ -18,18 +18,18 @@ use gctrace_tests::timing::{settled, stolen_ns};
 use gctrace_tests::{PATIENCE, ledger};
 use serde::Deserialize;
 
-/// Differs by at most this many percent, or by a moment.
+/// Checks that two times differ by at most this percentage plus 10 ms.
 fn near(what: &str, told: u64, true_ns: u64, percent: u64) -> Result<()> {
     let slack = true_ns * percent / 100 + 10_000_000;
     ensure_times!(told.abs_diff(true_ns) <= slack, "{what}: {told} ns told, {true_ns} ns true");
     Ok(())
 }
 
-/// The parts of a thread's time add up to all of it, and those of each state to its time.
+/// Checks that the parts of a thread's time add up to its total, and that those of each GVL state add up to the time in that state.
 fn adds_up(line: &GvlSumsLine) -> Result<GvlSplitLine> {
     let split = line.split.with_context(|| format!("no split of {line:?}"))?;
     let parts = split.all().sum();
-    // A thread that was seen to begin was in no state at first.
+    // A thread whose start was seen was in no state at first.
     ensure_times!(
         parts <= line.watched_ns + 100_000 && parts + 20_000_000 + line.watched_ns / 100 >= line.watched_ns,
         "parts are {parts} of {line:?}"
@@ -40,7 +40,7 @@ fn adds_up(line: &GvlSumsLine) -> Result<GvlSplitLine> {
         ("away", split.away, line.away_ns),
     ] {
         let whole = whole.with_context(|| format!("no {what}"))?;
-        // The program that counts can lose its CPU.
+        // The process that does the counting can lose its CPU.
         let off = row.sum().abs_diff(whole);
         ensure_times!(
             off * 200 <= line.watched_ns + 400_000_000,
@@ -51,8 +51,8 @@ fn adds_up(line: &GvlSumsLine) -> Result<GvlSplitLine> {
     Ok(split)
 }
 
-/// A thread that computes runs with the GVL, one that compresses without it, one that sleeps does not run; the times are those
-/// of the kernel.
+/// A computing thread runs with the GVL, a compressing thread runs without it, and a sleeping thread does not run. The times agree with
+/// those of the kernel.
 #[test]
 fn parts_agree_with_the_kernel() -> Result<()> {
     #[derive(Deserialize)]
@@ -89,7 +89,7 @@ fn parts_agree_with_the_kernel() -> Result<()> {
                     && all.cpu_ns <= cpu + cpu / 50 + stolen + 10_000_000,
                 "{name}: {cpu} ns charged, {stolen} ns stolen: {line:?}"
             );
-            // A kernel that hides switches hides wake-ups, too: it is then not known when a thread became runnable.
+            // A kernel that hides switches also hides wake-ups: then it is unknown when a thread became runnable.
             if let Some(delay) = charged.delay_ns.filter(|_| unseen == 0) {
                 let slack = 20_000_000 + delay / 20 + stolen;
                 ensure_times!(
@@ -119,17 +119,17 @@ fn parts_agree_with_the_kernel() -> Result<()> {
     Ok(())
 }
 
-/// By how much more the kernel charges a thread each time that it gets a CPU, compared with the switches that it reports (docs/gvl.md): measured, and not
+/// By how much more the kernel charges a thread per switch to a CPU, compared with the switches that it reports (docs/gvl.md). Measured, not
 /// explained.
 const SWITCH_NS: u64 = 8_000;
 
-/// Switches and wake-ups that the kernel did not report (that of a sandbox, of its own agent).
+/// Number of switches and wake-ups that the kernel did not report (the kernel of a sandbox does not report those of its own agent).
 fn unseen(report: &Report) -> Result<u64> {
     let kernel = &report.ledger.as_ref().context("no ledger")?.kernel;
     kernel["gvl_switch_unseen"].as_u64().context("no count of unseen switches")
 }
 
-/// CPU time and delay of each thread, nanoseconds, and how often it got a CPU.
+/// CPU time and delay of each thread in nanoseconds, and how often it got a CPU.
 fn schedstats(pid: u32) -> Result<BTreeMap<u32, (u64, u64, u64)>> {
     let mut found = BTreeMap::new();
     for task in std::fs::read_dir(format!("/proc/{pid}/task"))? {
@@ -145,8 +145,8 @@ fn schedstats(pid: u32) -> Result<BTreeMap<u32, (u64, u64, u64)>> {
     Ok(found)
 }
 
-/// For each thread of a server under load, waits for the GVL, CPU time, waits for a CPU and blocked time add up to all of its time, and
-/// CPU time and delay are those of the kernel.
+/// For each thread of a server under load, waits for the GVL, CPU time, waits for a CPU and blocked time add up to its total time, and
+/// CPU time and delay agree with those of the kernel.
 #[test]
 fn threads_of_puma() -> Result<()> {
     settled(compare_threads_of_puma)

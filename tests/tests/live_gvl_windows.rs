@@ -1,4 +1,4 @@
-//! Single waits for the GVL where watching all of them would exceed the budget.
+//! Single waits for the GVL, if watching all of them would exceed the budget.
 
 use std::time::{Duration, Instant};
 
@@ -11,18 +11,18 @@ use gctrace_tests::ruby::Ruby;
 use gctrace_tests::script::Script;
 use serde::Deserialize;
 
-/// Names of the times in which single waits are not recorded.
+/// Names of the slices in which single waits are not recorded.
 const GAPS: [&str; 2] = ["GVL not watched (CPU budget)", "single GVL waits not recorded (CPU budget)"];
 
-/// In a storm a wait follows the other. Between two that begin this much apart, nanoseconds, they were not recorded: at any budget, at
-/// least the budget of one second is saved before they are again.
+/// In a storm, waits follow each other closely. If two consecutive waits begin this many nanoseconds apart, waits were not recorded in
+/// between: at any budget, at least the budget of one second is saved before recording resumes.
 const SILENCE_NS: u64 = 1_000_000_000;
 
-/// So many times in which waits are seen must come, one after the other, with so many waits in each.
+/// Number of separate periods with recorded waits that must be seen, and the minimum number of waits in each.
 const GROUPS: usize = 3;
 const ENOUGH: usize = 10;
 
-/// The part of a line about a wait that is read while gctrace runs.
+/// The members of a line about a wait that are read while gctrace runs.
 #[derive(Deserialize)]
 struct Line {
     what: Option<String>,
@@ -30,7 +30,7 @@ struct Line {
     begin_ns: Option<u64>,
 }
 
-/// Times in which waits followed each other: the first and the last begin, and how many began.
+/// Groups of waits that follow each other: the begin of the first and of the last wait, and the number of waits.
 fn groups(begins: &[u64]) -> Vec<(u64, u64, usize)> {
     let mut begins = begins.to_vec();
     begins.sort_unstable();
@@ -47,8 +47,8 @@ fn groups(begins: &[u64]) -> Vec<(u64, u64, usize)> {
     groups
 }
 
-/// Waits until gctrace has reported waits of this process in this number of separate times. How long that takes depends on what hand-overs
-/// cost on this machine.
+/// Waits until gctrace has reported enough groups of waits of this process. How long that takes depends on the cost of
+/// hand-overs on this machine.
 fn wait_for_groups(gctrace: &Gctrace, pid: u32) -> Result<()> {
     let since = Instant::now();
     let (mut read, mut begins) = (0, Vec::new());
@@ -70,7 +70,7 @@ fn wait_for_groups(gctrace: &Gctrace, pid: u32) -> Result<()> {
     }
 }
 
-/// Waits are seen all over the run, not only until the budget is used up; the times between are marked, and contain no waits.
+/// Waits are recorded throughout the run, not only until the budget is used up. The gaps are marked, and contain no waits.
 #[test]
 fn waits_are_spread_over_the_run() -> Result<()> {
     let live = Live::begin()?;
@@ -78,7 +78,7 @@ fn waits_are_spread_over_the_run() -> Result<()> {
     let path = live.path("windows.pftrace");
     let mut args: Vec<&std::ffi::OsStr> = Vec::new();
     args.extend(["--all-ruby", "--gvl", "--gvl-threshold", "0.02ms"].map(std::ffi::OsStr::new));
-    // The more it is, the sooner the cost of the time before the first gap is saved: it is the same with any.
+    // The larger the budget, the sooner the cost of the time before the first gap is saved; that cost is the same with any budget.
     args.extend(["--gvl-budget", "15", "--perfetto"].map(std::ffi::OsStr::new));
     args.push(path.as_os_str());
     let gctrace = Invocation::jsonl(args)?.start_ready()?;
@@ -102,7 +102,7 @@ fn waits_are_spread_over_the_run() -> Result<()> {
         let gap = gaps.iter().find(within);
         ensure!(gap.is_none(), "{wait:?} in {gap:?}");
     }
-    // The times without waits are those that are marked.
+    // The times without waits are the marked ones.
     let begins: Vec<u64> = waits.iter().map(|wait| wait.begin_ns).collect();
     let groups = groups(&begins);
     let marked = |silence: &&[(u64, u64, usize)]| {

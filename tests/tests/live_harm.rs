@@ -20,7 +20,7 @@ fn steady(live: &Live, ruby: &Ruby) -> Result<Running> {
     Ok(running)
 }
 
-/// Stops it; its output and status must be those of an undisturbed run.
+/// Stops it. Its output and status must be those of an undisturbed run.
 fn stop(mut running: Running) -> Result<Done> {
     ensure!(running.running()?, "the program has ended by itself");
     running.say("stop")?;
@@ -44,7 +44,7 @@ fn restored(pid: u32, before: &[u64]) -> Result<()> {
     }
 }
 
-/// gctrace on all Rubies with output files, ready, in the middle of tracing `pid`.
+/// Starts gctrace on all Rubies with output files. Returns it once it is ready and in the middle of tracing `pid`.
 fn in_the_middle(pid: u32, sets: &Path, profile: &Path) -> Result<Gctrace> {
     let args = [
         "--all-ruby".as_ref(),
@@ -69,7 +69,7 @@ fn undisturbed_program() -> Result<()> {
     })
 }
 
-/// kill -9 of gctrace in the middle of a run: the program goes on, no probe remains, no half file is left, and the
+/// kill -9 of gctrace in the middle of a run: the program continues, no probe remains, no partial file is left, and the
 /// next gctrace works.
 #[test]
 fn killed_in_the_middle() -> Result<()> {
@@ -82,7 +82,7 @@ fn killed_in_the_middle() -> Result<()> {
         let out = live.dir(&format!("out{index}"))?;
         let (sets, profile) = (live.dir(&format!("out{index}/sets"))?, out.join("gc.pb.gz"));
         let gctrace = in_the_middle(program.pid(), &sets, &profile)?;
-        // The check would notice a probe: while gctrace runs it finds some.
+        // The check would notice a probe: it finds some while gctrace runs.
         ensure!(memory::changed_code(program.pid())?.len() > before.len(), "no probe in the program's code");
         let killed = gctrace.kill()?;
         ensure!(!killed.status.success(), "it was not killed: {}", killed.status);
@@ -105,7 +105,7 @@ fn killed_in_the_middle() -> Result<()> {
     })
 }
 
-/// Killed while programs start and end all the time, several times over.
+/// gctrace is killed while programs start and end all the time, several times in a row.
 #[test]
 fn killed_while_programs_come_and_go() -> Result<()> {
     let live = Live::begin()?;
@@ -124,7 +124,7 @@ fn killed_while_programs_come_and_go() -> Result<()> {
     Ok(())
 }
 
-/// After an orderly end the program's code is restored, too.
+/// An orderly end also restores the program's code.
 #[test]
 fn interrupted_leaves_no_probe() -> Result<()> {
     let live = Live::begin()?;
@@ -141,7 +141,7 @@ fn interrupted_leaves_no_probe() -> Result<()> {
     Ok(())
 }
 
-/// SIGTERM, and the end of --duration, flush everything seen so far to all outputs while the program goes on.
+/// SIGTERM, and the end of --duration, flush everything seen so far to all outputs while the program continues.
 #[test]
 fn termination_and_duration_flush() -> Result<()> {
     let live = Live::begin()?;
@@ -154,7 +154,7 @@ fn termination_and_duration_flush() -> Result<()> {
             let done = Script::unwitnessed(&live, &ruby, "explicit.rb")?.run()?;
             (gctrace.stop_by(Signal::TERM)?.0, done)
         } else {
-            // Some times as long as the script takes.
+            // Several times as long as the script takes.
             let duration = format!("{}s", 6 * slowness());
             let args = ["--all-ruby", "--duration", &duration, "--tunemygc"].map(std::ffi::OsStr::new);
             let args = args.into_iter().chain([sets.as_os_str(), "--pprof".as_ref(), profile.as_os_str()]);
@@ -166,14 +166,14 @@ fn termination_and_duration_flush() -> Result<()> {
         let written = tunemygc::Set::read_dir(&sets)?;
         for pid in [program.pid(), done.pid] {
             let of_pid = written.iter().filter(|set| set.pid == pid).collect::<Vec<_>>();
-            // A long one is written in parts of ten thousand samples.
+            // A long set is written in parts of ten thousand samples.
             let short = of_pid.iter().filter(|set| set.samples.len() < 10_000).count();
             ensure!(!of_pid.is_empty() && short <= 1, "{} sample sets of {pid}", of_pid.len());
             let started = of_pid.iter().map(|set| set.of("GC_CYCLE_STARTED").count()).sum::<usize>();
             ensure!(started == report.gcs_of(pid).count(), "{started} cycles in the sets of {pid}");
         }
         let opened = pprof::Profile::open(&profile)?;
-        // A profile begins when everything is being traced: earlier cycles are in the lines and not in it.
+        // A profile starts when everything is being traced: earlier cycles are in the lines but not in the profile.
         let user = &report.ledger.as_ref().context("a ledger")?.user;
         let early = user["profile_events_early"].as_u64().context("profile_events_early")?;
         let mut cycles: Vec<_> = report.gcs.iter().collect();
@@ -189,7 +189,7 @@ fn termination_and_duration_flush() -> Result<()> {
     Ok(())
 }
 
-/// A traced program that is killed is a line, not a failure; the others go on.
+/// A traced program that is killed leads to a line, not to a failure; tracing of the other programs continues.
 #[test]
 fn killed_program() -> Result<()> {
     let live = Live::begin()?;
@@ -210,8 +210,8 @@ fn killed_program() -> Result<()> {
     Ok(())
 }
 
-/// When the ring overflows (gctrace itself is stopped) the program continues, the losses are reported with the process, to
-/// the record, and the ledger balances.
+/// If the ring overflows (because gctrace itself is stopped), the program continues, the exact number of lost records is
+/// reported with the process, and the ledger balances.
 #[test]
 fn overflow_is_told() -> Result<()> {
     let live = Live::beside_others()?;
@@ -236,8 +236,8 @@ fn overflow_is_told() -> Result<()> {
     })
 }
 
-/// A Puma that is not selected has no probes of requests, although another one that is runs the same files (from Linux 6.11 on, where one
-/// link attaches a file's probes to one process). What it has is at calls of `listen`, which it has made.
+/// A Puma that is not selected has no request probes, even if a selected one runs the same files (from Linux 6.11 on, where one link
+/// attaches the probes of a file to one process). Its only probes are at calls of `listen`, which it has already made.
 #[test]
 fn a_server_that_is_not_selected() -> Result<()> {
     let live = Live::begin()?;

@@ -1,4 +1,4 @@
-//! `gctrace heap`: the heap of a running process, compared with `ObjectSpace` inside of it.
+//! `gctrace heap`: the heap of a running process, compared with `ObjectSpace` inside it.
 
 use std::cell::Cell;
 use std::collections::{BTreeSet, HashMap};
@@ -21,7 +21,7 @@ use serde_json::Value;
 /// A user without privileges.
 const NOBODY: u32 = 65_534;
 
-/// Types, FREE and TOTAL are those of `ObjectSpace.count_objects`, to the object; classes are those of `each_object`; and
+/// Types, FREE and TOTAL equal those of `ObjectSpace.count_objects` exactly, classes equal those of `each_object`, and
 /// rows of any kind add up to the same heap. A second census is the same.
 #[test]
 fn equals_object_space() -> Result<()> {
@@ -30,7 +30,7 @@ fn equals_object_space() -> Result<()> {
     Ruby::each(|ruby| {
         let mut script = Script::unwitnessed(&live, ruby, "heap_census.rb")?.start()?;
         script.wait_for("counting")?;
-        // It counts again after that line and then allocates nothing, which two equal censuses in a row show.
+        // The program counts again after that line and then allocates nothing; two equal consecutive censuses show that.
         let mut looks = vec![census(&live, script.pid(), "type")?];
         for _ in 0..50 {
             std::thread::sleep(Duration::from_millis(20));
@@ -41,7 +41,7 @@ fn equals_object_space() -> Result<()> {
             }
         }
         let (head, types) = looks.pop().context("no census")?;
-        // A release without a table is counted, and its classes are not named.
+        // For a release without a table, objects are counted but classes are not named.
         let classes = match census(&live, script.pid(), "class") {
             Ok((_, classes)) => Some(classes),
             Err(error) if error.to_string().contains("no layout is known for CRuby") => None,
@@ -50,7 +50,7 @@ fn equals_object_space() -> Result<()> {
         let (_, sizes) = census(&live, script.pid(), "size")?;
         let (_, pages) = census(&live, script.pid(), "page")?;
         if classes.is_none() {
-            // Not even those that keep pages.
+            // Not even those of objects that keep pages.
             let shown = heap(&live, script.pid(), &["--by", "page"])?.stdout.join("\n");
             ensure!(shown.contains("(class at 0x") && !shown.contains("without a name"), "{shown}");
         }
@@ -77,19 +77,19 @@ fn equals_object_space() -> Result<()> {
             ensure!(count(&classes, "LargeOrder") == Some(300), "{classes:?}");
             ensure!(count(&classes, "(class without a name)").is_some_and(|n| n >= 70), "{classes:?}");
             ensure!(sum(&classes, "count") == live_objects, "{classes:?}");
-            // memsize_of counts the slot and the memory that it owns outside.
+            // memsize_of counts the slot and the memory that it owns outside of the heap.
             for (class, key) in [("OwnString", "strings"), ("OwnArray", "arrays")] {
                 let row = classes.iter().find(|row| row["name"] == class).context("no row")?;
                 let counted = row["bytes"].as_u64().zip(row["owned_bytes"].as_u64()).context("bytes")?;
                 ensure!(counted.0 + counted.1 == done.report.extra_u64(key)?, "{row} {key}");
             }
         }
-        // Old objects by the collector's own count.
+        // The number of old objects, as counted by the collector.
         ensure!(head["old"] == done.report.extra["old"], "{head} {:?}", done.report.extra["old"]);
         ensure!(sum(&types, "old") == head["old"].as_u64().unwrap_or(0), "{types:?}");
         let ages = head["ages"].as_array().context("ages")?;
         ensure!(ages.iter().filter_map(Value::as_u64).sum::<u64>() == live_objects, "{head}");
-        // A collection that does not compact finds no pins.
+        // A collection without compaction determines no pins.
         ensure!(head.get("pinned").is_none(), "{head}");
         ensure!(sum(&sizes, "count") == live_objects, "{sizes:?}");
         let slots = head["slots"].as_u64().context("slots")?;
@@ -102,7 +102,7 @@ fn equals_object_space() -> Result<()> {
     Ok(())
 }
 
-/// Pins are what a compacting collection has found, until the next major one begins without them: then nothing is known of them.
+/// Pins are those that a compacting collection found, until the next major one starts without them; then they are unknown.
 #[test]
 fn pins_are_of_the_last_compaction() -> Result<()> {
     let live = Live::beside_others()?;
@@ -120,7 +120,7 @@ fn pins_are_of_the_last_compaction() -> Result<()> {
     Ok(())
 }
 
-/// A program that allocates and collects all the time is counted, and the output says that the sums are not of one moment.
+/// A program that allocates and collects all the time is counted, and the output says that the sums are not a consistent snapshot.
 #[test]
 fn a_busy_heap_is_reported_as_such() -> Result<()> {
     let live = Live::begin()?;
@@ -145,7 +145,7 @@ fn a_busy_heap_is_reported_as_such() -> Result<()> {
     Ok(())
 }
 
-/// A process that is not Ruby, or does not exist, gives one clear line and status 1.
+/// A process that is not Ruby, or does not exist, leads to one clear line and status 1.
 #[test]
 fn others_are_refused() -> Result<()> {
     let live = Live::beside_others()?;
@@ -159,7 +159,7 @@ fn others_are_refused() -> Result<()> {
     Ok(())
 }
 
-/// Whatever a program does to its heap meanwhile, each census is a heap, or a refusal with the reason; it is never called
+/// Whatever a program does to its heap meanwhile, each census is valid, or is refused with the reason. It is never called
 /// consistent if a collection ran.
 #[test]
 fn a_heap_that_changes() -> Result<()> {
@@ -196,7 +196,7 @@ fn a_heap_that_changes() -> Result<()> {
     })
 }
 
-/// The program is neither stopped nor traced while its heap is read, and its work continues.
+/// The program is neither stopped nor traced while its heap is read.
 #[test]
 fn nobody_is_stopped() -> Result<()> {
     let live = Live::begin()?;
@@ -221,11 +221,11 @@ fn nobody_is_stopped() -> Result<()> {
     Ok(())
 }
 
-/// A program that reads the clock on the CPU that gctrace is on, and how often it was asked for its gaps.
+/// A program that reads the clock on gctrace's CPU, and how often it was asked for its gaps.
 struct Clock(Running, u32);
 
 impl Clock {
-    /// Its gaps above a millisecond in four seconds, while `meanwhile` runs.
+    /// Number of gaps above a millisecond in four seconds, while `meanwhile` runs.
     fn gaps(&mut self, meanwhile: impl FnOnce() -> Result<()>) -> Result<u64> {
         let Self(script, turn) = self;
         *turn += 1;
@@ -237,8 +237,8 @@ impl Clock {
     }
 }
 
-/// A thread of the program that shares its CPU with gctrace does not wait for it as it would for any other program: gctrace leaves the CPU
-/// before the thread would notice.
+/// A thread of the program that shares its CPU with gctrace does not wait for gctrace as it would for any other program: gctrace leaves the
+/// CPU before the thread would notice.
 #[test]
 fn work_is_done_in_bursts() -> Result<()> {
     let live = Live::begin()?;
@@ -247,14 +247,14 @@ fn work_is_done_in_bursts() -> Result<()> {
     let script = Script::unwitnessed(&live, &ruby, "bench_stalls.rb")?.arg("1000000").arg(objects).start()?;
     let (process, pid) = (script.pid(), script.pid().to_string());
     let mut clock = Clock(script, 0);
-    // It has its objects, and what is read of its Ruby is in the cache.
+    // Now its objects exist, and gctrace's analysis of its Ruby is in the cache.
     clock.gaps(|| Ok(()))?;
     census(&live, process, "type")?;
     pin(process)?;
     let (cache, file) = (live.path("cache"), live.path("heap.json"));
     let (cache, file) = (cache.to_string_lossy(), file.to_string_lossy());
     settled(|| {
-        // What else runs on this machine.
+        // The baseline: gaps caused by everything else on this machine.
         let alone = clock.gaps(|| Ok(()))?;
         for what in [&["--by", "class"][..], &["--dump", &file]] {
             let other = clock.gaps(|| {
@@ -286,14 +286,14 @@ fn work_is_done_in_bursts() -> Result<()> {
     })
 }
 
-/// Keeps a process on the first CPU.
+/// Pins a process to the first CPU.
 fn pin(pid: u32) -> Result<()> {
     let done = Command::new("taskset").args(["-a", "-c", "-p", "0", &pid.to_string()]).output()?;
     ensure!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
     Ok(())
 }
 
-/// The picture has a cell for each page, and its text is of the same heap as the rows.
+/// The picture has a cell for each page, and its text describes the same heap as the rows.
 #[test]
 fn picture() -> Result<()> {
     let live = Live::beside_others()?;
@@ -321,12 +321,12 @@ fn picture() -> Result<()> {
     Ok(())
 }
 
-/// Objects of a dump by their addresses.
+/// The objects of a dump, by address.
 fn dumped(text: &str) -> Result<HashMap<String, Value>> {
     let mut objects = HashMap::new();
     for line in text.lines() {
         let object: Value = serde_json::from_str(line)?;
-        // Ruby lists free slots and shapes, too.
+        // Ruby also lists free slots and shapes.
         let other = object["type"] == "NONE" || object["type"] == "SHAPE";
         if let Some(address) = object["address"].as_str().filter(|_| !other) {
             ensure!(objects.insert(address.to_owned(), object.clone()).is_none(), "{line}");
@@ -335,7 +335,7 @@ fn dumped(text: &str) -> Result<HashMap<String, Value>> {
     Ok(objects)
 }
 
-/// What global variables hold, as a dump has it. Ruby writes an object again if two variables have it.
+/// The objects that global variables hold, according to a dump. Ruby lists an object again if two variables hold it.
 fn globals_of(text: &str) -> Result<BTreeSet<String>> {
     let mut found = BTreeSet::new();
     for line in text.lines().filter(|line| line.contains("global_tbl")) {
@@ -348,7 +348,7 @@ fn globals_of(text: &str) -> Result<BTreeSet<String>> {
     Ok(found)
 }
 
-/// A dump has the same objects as Ruby's own, with the same types, classes, sizes and references, and those that global variables hold.
+/// A dump has the same objects as Ruby's own dump, with the same types, classes, sizes and references, and the same objects in global variables.
 #[test]
 fn dump_equals_object_space() -> Result<()> {
     const READ: [&str; 12] = [
@@ -384,7 +384,7 @@ fn dump_equals_object_space() -> Result<()> {
             .map(|(_, object)| object)
             .collect();
         ensure!(missing.is_empty(), "{}: {} missing: {:?}", ruby.label(), missing.len(), missing.first());
-        // A few that the dump itself made afterwards.
+        // A few objects were created by the dump itself afterwards.
         ensure!(ours.len() - expected.len() < 50, "{} and {}", ours.len(), expected.len());
         let set = |object: &Value| -> BTreeSet<String> {
             let references = object["references"].as_array().into_iter().flatten();
@@ -395,7 +395,7 @@ fn dump_equals_object_space() -> Result<()> {
         for (address, theirs) in &expected {
             let own = &ours[address];
             ensure!(own["type"] == theirs["type"], "{own} {theirs}");
-            // Ruby up to 3.1 reads what internal objects have in that place as a class.
+            // Ruby up to 3.1 interprets what internal objects have in that place as a class.
             ensure!(own["type"] == "IMEMO" || own["class"] == theirs["class"], "{own} {theirs}");
             ensure!(theirs.get("slot_size").is_none_or(|size| own["slot_size"] == *size), "{own} {theirs}");
             ensure!(own.get("memsize").is_none_or(|size| theirs["memsize"] == *size), "{own} {theirs}");
@@ -403,12 +403,12 @@ fn dump_equals_object_space() -> Result<()> {
             let kind = own["type"].as_str().unwrap_or_default();
             if ["CLASS", "MODULE"].contains(&kind) {
                 let (own_name, name) = (own["name"].as_str(), theirs["name"].as_str());
-                // Names that are not permanent are not read; 2.7 names a singleton class as the class below it.
+                // gctrace does not read names that are not permanent. 2.7 names a singleton class like the class below it.
                 let may_lack = name.is_some_and(|name| name.starts_with("#<")) || !ruby.is_at_least(3, 0);
                 ensure!(own_name == name || own_name.is_none() && may_lack, "{own} {theirs}");
                 named += u64::from(own_name.is_some());
             }
-            // Only strings and arrays without other variables have a size.
+            // Only strings and arrays without additional variables have a size.
             let plain = !["STRING", "ARRAY"].contains(&kind) || own.get("memsize").is_some();
             if own.get("references").is_some() || (READ.contains(&kind) && plain) {
                 ensure!(set(own) == set(theirs), "{}: {own} {theirs}", ruby.label());
@@ -424,7 +424,7 @@ fn dump_equals_object_space() -> Result<()> {
     })
 }
 
-/// Two censuses of one process at the same time see the same heap, and so does one beside a run that traces it.
+/// Two concurrent censuses of one process see the same heap, even beside a run that traces the process.
 #[test]
 fn two_at_a_time() -> Result<()> {
     let live = Live::begin()?;
@@ -450,7 +450,7 @@ fn two_at_a_time() -> Result<()> {
     Ok(())
 }
 
-/// A process that ends while it is read gives one line and status 1; that of another user one line and status 3.
+/// A process that ends while it is read leads to one line and status 1; a process of another user to one line and status 3.
 #[test]
 fn a_process_that_ends() -> Result<()> {
     let live = Live::beside_others()?;

@@ -13,7 +13,7 @@ use gctrace_tests::script::{Running, Script};
 use gctrace_tests::witness::malloc_extension;
 use serde_json::{Value, json};
 
-/// The growth between two censuses is what the program made: from two files, against the process, and while it is watched.
+/// The growth between two censuses is what the program created: from two files, against the process, and while it is watched.
 #[test]
 fn growth() -> Result<()> {
     let live = Live::beside_others()?;
@@ -52,7 +52,7 @@ fn growth() -> Result<()> {
     let cache = live.path("cache").to_string_lossy().into_owned();
     let watch = ["heap", "--pid", &pid, "--by", "class", "--every", "200ms", "--format", "jsonl"];
     let mut gctrace = Invocation::new(watch.into_iter().chain(["--cache-dir", &cache]))?.start()?;
-    // It has counted once another growth is seen, in whichever census that is.
+    // The program has been counted once another growth is seen, in whichever census that is.
     let mut told = 0;
     let since = Instant::now();
     while told == 0 {
@@ -76,12 +76,12 @@ fn growth() -> Result<()> {
     Ok(())
 }
 
-/// A verdict on less than this many censuses is not asked for: what grows must grow by more than the program's other objects of the same
-/// class might vary by. Each census is of another round of the program.
+/// Minimum number of censuses for a verdict: what grows must grow by more than the number of the program's other objects of the same
+/// class may vary. Each census is of a different round of the program.
 const CENSUSES: u64 = 8;
 
-/// The first line and the classes of `--leaks`. Where the machine is too slow for the program to have had so many rounds, or for the heap
-/// to be read while it is there, it is watched again for twice the time.
+/// The first line and the classes of `--leaks`. If the machine is too slow for the program to run that many rounds, or for the heap
+/// to be read in time, the program is watched again for twice the time.
 pub(super) fn leaks(live: &Live, pid: u32) -> Result<(Value, Vec<Value>)> {
     let mut seen = Vec::new();
     for time in ["4s", "8s", "16s"] {
@@ -95,12 +95,12 @@ pub(super) fn leaks(live: &Live, pid: u32) -> Result<(Value, Vec<Value>)> {
     bail!("watched in vain: {seen:#?}")
 }
 
-/// The same for exactly this time.
+/// Like [`leaks`], for exactly this time.
 fn leaks_in(live: &Live, pid: u32, time: &str, more: &[&str]) -> Result<(Value, Vec<Value>)> {
     let flags: Vec<&str> = ["--leaks", time, "--format", "jsonl"].iter().chain(more).copied().collect();
     let watched = heap(live, pid, &flags)?;
     ensure!(watched.status.success(), "{}", watched.errors());
-    // The holders of all are looked for at once.
+    // The holders of all classes are searched for at once.
     let searches = watched.errors().matches("looking for what holds").count();
     let growth = watched.stdout.iter().any(|line| line.contains(r#""type":"leak""#));
     ensure!(searches == usize::from(growth), "{}", watched.errors());
@@ -111,8 +111,8 @@ fn leaks_in(live: &Live, pid: u32, time: &str, more: &[&str]) -> Result<(Value, 
     Ok((head.clone(), found.to_vec()))
 }
 
-/// What is said of a class that grows: how much there was and is of it, the class of what holds it at once (none: empty), and that it was allocated by the lines of the
-/// program that say so: by those alone, however many objects were in the same slots before, and sampled often enough.
+/// The line of a class that grows. Checks that it grew, the class of its direct holder (empty: no class), and that it was allocated by the
+/// marked lines of the program only, however many objects were in the same slots before, and was sampled often enough.
 pub(super) fn suspect<'a>(found: &'a [Value], class: &str, holder: &str) -> Result<&'a Value> {
     let leak = found.iter().find(|line| line["name"] == class);
     let leak = leak.with_context(|| format!("{class} is not named: {found:#?}"))?;
@@ -126,7 +126,7 @@ pub(super) fn suspect<'a>(found: &'a [Value], class: &str, holder: &str) -> Resu
         let line = site["line"].as_u64().is_some_and(|line| marked.contains(&line));
         ensure!(here && line && site["survivors"].as_u64() > Some(0), "not by {marked:?}: {leak}");
     }
-    // The same objects, by the major collections that they have survived: two at least.
+    // The same objects by the number of major collections that they have survived, which is at least two.
     let generations = leak["generations"].as_array().with_context(|| format!("no generations: {leak}"))?;
     let sum = |rows: &[Value]| rows.iter().filter_map(|row| row["survivors"].as_u64()).sum::<u64>();
     ensure!(sum(generations) == sum(sites), "{leak}");
@@ -134,7 +134,7 @@ pub(super) fn suspect<'a>(found: &'a [Value], class: &str, holder: &str) -> Resu
     Ok(leak)
 }
 
-/// The account of the objects that were followed: each is somewhere, and their stacks came.
+/// Checks the account of the followed objects: each one is accounted for, and their stacks arrived.
 fn accounted(head: &Value) -> Result<()> {
     let of = |name: &str| head["allocations"][name].as_u64().with_context(|| format!("no {name} in {head}"));
     ensure!(head["allocations"]["adds_up"] == true && of("unread")? == 0, "{head}");
@@ -144,7 +144,7 @@ fn accounted(head: &Value) -> Result<()> {
     Ok(())
 }
 
-/// What grows in one program on this Ruby is found, each with what holds it and where it is allocated.
+/// Everything that grows in one program on this Ruby is found, with what holds it and where it is allocated.
 fn all_found(live: &Live, ruby: &Ruby) -> Result<()> {
     let mut script = Script::unwitnessed(live, ruby, "heap_leaks.rb")?.arg("all").start()?;
     script.wait_for("ready")?;
@@ -166,7 +166,7 @@ fn all_found(live: &Live, ruby: &Ruby) -> Result<()> {
     let code = leak["holders"][1]["code"].as_str().with_context(|| format!("no closure: {leak}"))?;
     ensure!(code.starts_with("counter ") || code.starts_with("Object#counter "), "{code}");
     ensure!(code.contains("rubies/heap_leaks.rb:"), "{code}");
-    // The closure is a lambda that a constant has.
+    // The closure is a lambda held by a constant.
     let lambda = &leak["holders"][2];
     ensure!(lambda["class"] == "Proc" && leak["constant"] == "COUNTER", "{leak}");
     let code = lambda["code"].as_str().with_context(|| format!("no code: {leak}"))?;
@@ -180,7 +180,7 @@ fn at_line(code: &str, lines: &[u64]) -> bool {
     lines.iter().any(|line| code.ends_with(&format!("rubies/heap_leaks.rb:{line}")))
 }
 
-/// What variables of classes and modules hold, a constant of a singleton class, and a lambda with a variable of its own.
+/// Objects held by variables of classes and modules, by a constant of a singleton class, and by a lambda with its own variable.
 fn of_classes(live: &Live, ruby: &Ruby) -> Result<()> {
     let mut script = Script::unwitnessed(live, ruby, "heap_leaks.rb")?.arg("classes").start()?;
     script.wait_for("ready")?;
@@ -190,7 +190,7 @@ fn of_classes(live: &Live, ruby: &Ruby) -> Result<()> {
     let variables = [
         ("Shop::Basket", json!({"name": "@@open", "class": "Shop::Basket"})),
         ("Coupon", json!({"name": "@coupons", "class": "Shop::Desk"})),
-        // A class that has its name from a constant.
+        // A class that is named after a constant.
         ("Stamp", json!({"name": "@stamps", "class": "NAMELESS"})),
     ];
     for (class, variable) in variables {
@@ -203,7 +203,7 @@ fn of_classes(live: &Live, ruby: &Ruby) -> Result<()> {
     }
     let leak = suspect(&found, "Coin", "Array")?;
     ensure!(leak["constant"] == "Shop::Vault.singleton_class::COINS", "{leak}");
-    // A lambda with an instance variable: only in 4.0 nothing but the lambda itself says what it has.
+    // A lambda with an instance variable: before 4.0, something other than the lambda itself also records what it holds.
     let leak = suspect(&found, "Wish", "Array")?;
     let holders = leak["holders"].as_array().map(Vec::len);
     if ruby.is_at_least(4, 0) {
@@ -218,7 +218,7 @@ fn of_classes(live: &Live, ruby: &Ruby) -> Result<()> {
     Ok(())
 }
 
-/// The process of a program, and what grows in it.
+/// The pid of a program, and what grows in it.
 pub(super) fn growing(live: &Live, ruby: &Ruby, program: &str) -> Result<(u32, Vec<Value>)> {
     let mut script = Script::unwitnessed(live, ruby, "heap_leaks.rb")?.arg(program).start()?;
     script.wait_for("ready")?;
@@ -229,7 +229,7 @@ pub(super) fn growing(live: &Live, ruby: &Ruby, program: &str) -> Result<(u32, V
     Ok((pid, found))
 }
 
-/// What global variables and threads have.
+/// Objects held by global variables and by threads.
 fn of_threads(live: &Live, ruby: &Ruby) -> Result<()> {
     let (pid, found) = growing(live, ruby, "globals")?;
     let leak = ending(&found, "Parcel", "global_variable")?;
@@ -246,7 +246,7 @@ fn of_threads(live: &Live, ruby: &Ruby) -> Result<()> {
     Ok(())
 }
 
-/// What fibers have, and instance variables of threads: those are no variables of theirs.
+/// Objects held by fibers, and by instance variables of threads, which are not thread variables.
 fn of_fibers(live: &Live, ruby: &Ruby) -> Result<()> {
     let (pid, found) = growing(live, ruby, "fibers")?;
     let leak = ending(&found, "Draft", "thread_local")?;
@@ -257,7 +257,7 @@ fn of_fibers(live: &Live, ruby: &Ruby) -> Result<()> {
         let storage = &leak["fiber_storage"];
         ensure!(storage["name"] == "memos" && storage["tid"] == pid && storage["fiber"] == false, "{leak}");
     }
-    // Which of several instance variables has them, only the class of the thread knows up to 3.1.
+    // Up to 3.1, only the class of the thread records which of several instance variables holds them.
     let named = ruby.is_at_least(3, 2);
     let leak = ending(&found, "Refund", if named { "thread_variable" } else { "not_readable" })?;
     ensure!(!named || leak["thread_variable"]["name"] == "refunds", "{leak}");
@@ -266,7 +266,7 @@ fn of_fibers(live: &Live, ruby: &Ruby) -> Result<()> {
     Ok(())
 }
 
-/// An array that is held so, and by nothing else that is told.
+/// Checks that an array is held in this way, and that no other holder is reported.
 fn ending<'a>(found: &'a [Value], class: &str, end: &str) -> Result<&'a Value> {
     let leak = suspect(found, class, "Array")?;
     ensure!(leak["end"] == end, "{leak}");
@@ -278,7 +278,7 @@ fn ending<'a>(found: &'a [Value], class: &str, end: &str) -> Result<&'a Value> {
     Ok(leak)
 }
 
-/// What lambdas keep: each one object, or one of them all. And what objects keep, each one.
+/// Objects held by lambdas: one object each, or one lambda that holds all of them. And objects that hold one object each.
 fn of_lambdas(live: &Live, ruby: &Ruby) -> Result<()> {
     let mut script = Script::unwitnessed(live, ruby, "heap_leaks.rb")?.arg("lambdas").start()?;
     script.wait_for("ready")?;
@@ -322,14 +322,14 @@ fn of_lambdas(live: &Live, ruby: &Ruby) -> Result<()> {
     Ok(())
 }
 
-/// Of the samples most have a holder of their own, and these are alike.
+/// Checks that most samples have their own holder, and that these holders are alike.
 fn each_its_own(holder: &Value) -> Result<()> {
     let of = |name: &str| holder[name].as_u64().with_context(|| format!("no {name}: {holder}"));
     ensure!(of("holds")? * 2 > of("of")? && of("of")? > 1 && of("objects")? >= of("holds")?, "{holder}");
     Ok(())
 }
 
-/// Listeners of an object, and what a thread has.
+/// Listeners of an object, and objects held by a thread.
 fn others_found(live: &Live, ruby: &Ruby) -> Result<()> {
     let mut script = Script::unwitnessed(live, ruby, "heap_leaks.rb")?.arg("others").start()?;
     script.wait_for("ready")?;
@@ -341,7 +341,7 @@ fn others_found(live: &Live, ruby: &Ruby) -> Result<()> {
     ensure!(leak["holders"][1]["class"] == "Bus" && leak["constant"] == "BUS", "{leak}");
     let leak = suspect(&found, "Session", "Array")?;
     ensure!(leak["thread_local"]["name"] == "sessions" && leak["end"] == "thread_local", "{leak}");
-    // Only `self` in a block refers to each.
+    // Only `self` in a block refers to each object.
     let leak = suspect(&found, "Waiter", "Alarm")?;
     each_its_own(&leak["holders"][0])?;
     let code = leak["holders"][0]["code"].as_str().with_context(|| format!("no code: {leak}"))?;
@@ -351,7 +351,7 @@ fn others_found(live: &Live, ruby: &Ruby) -> Result<()> {
     Ok(())
 }
 
-/// Nothing is said of a program that keeps nothing.
+/// Nothing is reported about a program that keeps nothing.
 fn nothing_found(live: &Live, ruby: &Ruby, program: &str) -> Result<()> {
     let mut script = Script::unwitnessed(live, ruby, "heap_leaks.rb")?.arg(program).start()?;
     script.wait_for("ready")?;
@@ -363,7 +363,7 @@ fn nothing_found(live: &Live, ruby: &Ruby, program: &str) -> Result<()> {
     accounted(&head)
 }
 
-/// An extension that keeps memory: no class of objects grows, but the process does, by what `gctrace malloc` finds.
+/// An extension that keeps memory: no class of objects grows, but the process does, at the site that `gctrace malloc` finds.
 fn memory_outside(live: &Live, ruby: &Ruby) -> Result<()> {
     let script = Script::unwitnessed(live, ruby, "heap_leaks.rb")?.arg("extension");
     let mut script = script.env("GCTRACE_TEST_MALLOC_WITNESS", malloc_extension(ruby)?).start()?;
@@ -376,7 +376,7 @@ fn memory_outside(live: &Live, ruby: &Ruby) -> Result<()> {
     script.finish()?;
     ensure!(head["verdict"] == "no_leak" && found.is_empty(), "{head} {found:#?}");
     let of = |name: &str| head[name].as_u64().with_context(|| format!("no {name}: {head}"));
-    // 5 MB in each of eight rounds or more, while the pages of objects stay.
+    // 5 MB in each of at least eight rounds, while the pages of objects stay constant.
     ensure!(of("rss")? > of("rss_before")? + (20 << 20), "{head}");
     ensure!(of("heap_bytes")? <= of("heap_bytes_before")? + (1 << 20), "{head}");
     ensure!(counted.status.success(), "{}", counted.errors());
@@ -389,7 +389,7 @@ fn memory_outside(live: &Live, ruby: &Ruby) -> Result<()> {
     Ok(())
 }
 
-/// A heap that few objects keep large: no leak, and said to be fragmented.
+/// A heap that few objects keep large is no leak, and is reported as fragmented.
 fn fragmented(live: &Live, ruby: &Ruby) -> Result<()> {
     let mut script = Script::unwitnessed(live, ruby, "heap_leaks.rb")?.arg("sparse").start()?;
     script.wait_for("ready")?;
@@ -401,9 +401,9 @@ fn fragmented(live: &Live, ruby: &Ruby) -> Result<()> {
     accounted(&head)
 }
 
-/// Programs that keep more and more, in an array of a constant, in closures, as listeners, in a thread, in an extension; one whose heap is
-/// fragmented; and three that are stable. Each is named rightly: what grows, with what holds it and the lines that allocate it, on every
-/// Ruby. All at once: most of the time is waited for.
+/// Programs that keep more and more objects: in an array of a constant, in closures, as listeners, in a thread, in an extension; one whose heap
+/// is fragmented; and three that are stable. Each gets the right verdict: what grows, what holds it, and the lines that allocate it. The first
+/// program runs on every Ruby. All run at once, because most of the time is spent waiting.
 #[test]
 fn what_grows_and_what_holds_it() -> Result<()> {
     let live = Live::beside_others()?;
@@ -413,7 +413,7 @@ fn what_grows_and_what_holds_it() -> Result<()> {
     std::thread::scope(|scope| {
         let mut running: Vec<_> =
             rubies.iter().map(|ruby| (ruby, "all", scope.spawn(move || all_found(live, ruby)))).collect();
-        // The others are of one Ruby each.
+        // Each of the other programs runs on one Ruby.
         let mut turns = rubies.iter().cycle();
         for program in ["stable", "queue", "recent"] {
             let Some(ruby) = turns.next() else { continue };
@@ -438,24 +438,24 @@ fn what_grows_and_what_holds_it() -> Result<()> {
     Ok(())
 }
 
-/// Variables of classes and modules, and Procs, are holders on every Ruby.
+/// Variables of classes and modules, and Procs, are reported as holders on every Ruby.
 #[test]
 fn variables_of_classes_and_procs() -> Result<()> {
     let live = Live::beside_others()?;
     two_on_each(&live, [("classes", of_classes), ("lambdas", of_lambdas)])
 }
 
-/// Global variables, thread locals and thread variables are holders on every Ruby.
+/// Global variables, thread locals and thread variables are reported as holders on every Ruby.
 #[test]
 fn global_variables_and_threads() -> Result<()> {
     let live = Live::beside_others()?;
     two_on_each(&live, [("globals", of_threads), ("fibers", of_fibers)])
 }
 
-/// A program, and what it is compared with.
+/// A program's name, and the function that checks it.
 pub(super) type Compared = (&'static str, fn(&Live, &Ruby) -> Result<()>);
 
-/// Four programs at once: each is read often, and more of them would only wait for a CPU.
+/// Runs four programs at once: each is read often, and more of them would only wait for a CPU.
 pub(super) fn two_on_each(live: &Live, programs: [Compared; 2]) -> Result<()> {
     let rubies = Ruby::all()?;
     let mut failures = Vec::new();
@@ -479,7 +479,7 @@ pub(super) fn two_on_each(live: &Live, programs: [Compared; 2]) -> Result<()> {
     Ok(())
 }
 
-/// Nothing is said of a program that never collects. Objects are not followed where that is not wanted, and the reason is there.
+/// Nothing is reported about a program that never collects. With `--no-sites` objects are not followed, and the reason is given.
 #[test]
 fn what_is_not_known() -> Result<()> {
     let live = Live::beside_others()?;
@@ -526,7 +526,7 @@ fn a_watch_that_is_interrupted() -> Result<()> {
     Ok(())
 }
 
-/// The end of a program that is replaced is the end of each watch, and no failure.
+/// If a program is replaced (exec), each watch ends, with success.
 #[test]
 fn replaced_between_counts() -> Result<()> {
     let live = Live::beside_others()?;
@@ -555,7 +555,7 @@ fn replaced_between_counts() -> Result<()> {
     Ok(())
 }
 
-/// A program that is replaced has ended, and its last counts are not taken for those of a GC.
+/// A program that is replaced has ended, and its last counts are not mistaken for those at a GC.
 #[test]
 fn a_program_that_is_replaced() -> Result<()> {
     let live = Live::beside_others()?;

@@ -1,4 +1,4 @@
-//! Readers of a heap that has garbage in it, and of one whose process ends meanwhile: they end, bounded, with an answer or an error.
+//! Reading a heap that contains garbage, and a heap whose process ends meanwhile: gctrace ends within bounds, with an answer or an error.
 
 use std::time::{Duration, Instant};
 
@@ -10,10 +10,10 @@ use gctrace_tests::ruby::Ruby;
 use gctrace_tests::script::{Running, Script};
 use serde_json::Value;
 
-/// Far above what a heap of some megabytes takes.
+/// Far longer than reading a heap of some megabytes takes.
 const LONG: Duration = Duration::from_mins(1);
 
-/// All ways of reading, with a file to dump to.
+/// The arguments of all ways of reading a heap. `dump` is the file for a dump.
 fn ways(dump: &str) -> Vec<Vec<&str>> {
     let mut ways: Vec<Vec<&str>> = ["type", "class", "line", "size", "page", "age", "memory"]
         .into_iter()
@@ -30,7 +30,7 @@ fn start(live: &Live, ruby: &Ruby, mode: &str) -> Result<Running> {
     Ok(script)
 }
 
-/// Not a panic, not a signal, and no endless output.
+/// Checks that gctrace did not panic, was not ended by a signal, and did not print without bounds.
 fn bounded(finished: &Finished, way: &[&str], codes: &[i32]) -> Result<()> {
     let said = finished.errors();
     let code = finished.status.code();
@@ -42,7 +42,7 @@ fn bounded(finished: &Finished, way: &[&str], codes: &[i32]) -> Result<()> {
     Ok(())
 }
 
-/// Slots with wild pointers, lengths and types, classes whose superclasses are a circle, and a class that is gone.
+/// Slots with wild pointers, lengths and types, classes with circular superclasses, and a class that is gone.
 #[test]
 fn garbage() -> Result<()> {
     let live = Live::beside_others()?;
@@ -64,7 +64,7 @@ fn garbage() -> Result<()> {
                 ensure!(unreadable, "{}: {rows:?}", ruby.label());
             }
         }
-        // It has what it needs to be read by other tools, whatever is in it.
+        // Other tools can read it, whatever it contains.
         let text = std::fs::read_to_string(&dump)?;
         ensure!(text.len() < 100_000_000, "a dump of {} bytes", text.len());
         for line in text.lines() {
@@ -75,7 +75,7 @@ fn garbage() -> Result<()> {
     })
 }
 
-/// The process ends at some moment while it is read: an answer, or one error.
+/// The process ends at some point while it is read: the result is an answer, or one error.
 #[test]
 fn a_process_that_ends_meanwhile() -> Result<()> {
     let live = Live::beside_others()?;

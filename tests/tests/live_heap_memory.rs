@@ -1,4 +1,4 @@
-//! `gctrace heap --by memory`, and what a census needs itself.
+//! `gctrace heap --by memory`, and the memory that a census itself needs.
 
 use std::cell::Cell;
 
@@ -10,7 +10,7 @@ use gctrace_tests::ruby::Ruby;
 use gctrace_tests::script::Script;
 use serde_json::Value;
 
-/// A large heap takes no more memory of gctrace than a small one: it is read page by page.
+/// A large heap needs no more memory in gctrace than a small one, because it is read page by page.
 #[test]
 fn memory_is_bounded() -> Result<()> {
     let live = Live::beside_others()?;
@@ -45,7 +45,7 @@ fn memory_is_bounded() -> Result<()> {
     Ok(())
 }
 
-/// The parts of the memory add up to the resident memory of the kernel, and a large heap is in the pages of objects.
+/// The parts of the memory add up to the kernel's resident memory, and a large heap is in the pages of objects.
 #[test]
 fn memory_adds_up() -> Result<()> {
     let live = Live::beside_others()?;
@@ -62,7 +62,7 @@ fn memory_adds_up() -> Result<()> {
         let rollup = std::fs::read_to_string(format!("/proc/{}/smaps_rollup", script.pid()))?;
         let witness = rollup.lines().find_map(|line| line.strip_prefix("Rss:")?.trim().strip_suffix(" kB"));
         let witness: u64 = witness.context("no Rss")?.trim().parse()?;
-        // A waiting program changes little: a few pages that its other threads touch.
+        // A waiting program changes little: its other threads touch a few pages.
         ensure!(rss.abs_diff(witness * 1024) < 1 << 20, "{rss} {witness} kB");
         let objects = head["objects"].as_u64().context("objects")?;
         let slots = head["slots_live"].as_u64().context("slots")?;
@@ -71,8 +71,8 @@ fn memory_adds_up() -> Result<()> {
     })
 }
 
-/// Each part has what the program is known to have: a string of 100 MB is allocated, four threads have their stacks, and pages of
-/// objects are those that Ruby counts. From glibc 2.42 on guards are inside of mappings; the rest has what cannot be separated then.
+/// Each part contains what the program is known to have: a string of 100 MB is allocated, four threads have their stacks, and pages of
+/// objects are those that Ruby counts. From glibc 2.42 on, guards are inside mappings; then what cannot be separated counts as the rest.
 #[test]
 fn parts_of_memory() -> Result<()> {
     let live = Live::beside_others()?;
@@ -91,7 +91,7 @@ fn parts_of_memory() -> Result<()> {
         let rss = head["rss"].as_u64().context("rss")?;
         ensure!(sum(parts, "bytes") == rss, "{}: {lines:?}", ruby.label());
         let blocks = part("allocated (large blocks)").context("large blocks")?;
-        // The timer thread of Ruby may be one more; the main thread has its own part.
+        // Ruby's timer thread may be one more; the main thread has its own part.
         let threads = std::fs::read_dir(format!("/proc/{}/task", script.pid()))?.count() as u64;
         ensure!(head["threads"] == threads && threads >= 5, "{threads}: {head}");
         let found = head["thread_stacks"].as_u64().context("thread_stacks")?;
@@ -105,7 +105,7 @@ fn parts_of_memory() -> Result<()> {
             ensure!(part("other anonymous").is_some_and(|bytes| bytes > 100_000_000), "{lines:?}");
         }
         for name in ["vm_rss_before", "vm_rss_after"] {
-            // The kernel's counter lags behind by some pages for each CPU.
+            // The kernel's counter lags behind by some pages per CPU.
             let other = head[name].as_u64().context("VmRSS")?;
             ensure!(other.abs_diff(rss) < 2 << 20, "{name}: {head}");
         }

@@ -1,4 +1,4 @@
-//! Where objects were allocated, by the table of a program that traces its allocations, compared with what `ObjectSpace` says inside of it.
+//! Where objects were allocated, from the table of a program that traces its allocations, compared with what `ObjectSpace` reports inside it.
 
 use std::cell::Cell;
 use std::collections::{BTreeMap, HashMap};
@@ -10,7 +10,7 @@ use gctrace_tests::ruby::Ruby;
 use gctrace_tests::script::Script;
 use serde_json::{Value, json};
 
-/// Objects of a dump by their addresses.
+/// The objects of a dump, by address.
 fn dumped(text: &str) -> Result<HashMap<String, Value>> {
     let mut objects = HashMap::new();
     for line in text.lines() {
@@ -28,7 +28,7 @@ fn place(object: &Value) -> Value {
     json!([object["file"], object["line"], object["method"], object["generation"]])
 }
 
-/// Rows of a census by line: file, line and class, and how many.
+/// The rows of a census by line: the count by file, line and class.
 fn rows(rows: &[Value]) -> BTreeMap<(String, u64, String), u64> {
     let row = |row: &Value| {
         let place =
@@ -38,13 +38,13 @@ fn rows(rows: &[Value]) -> BTreeMap<(String, u64, String), u64> {
     rows.iter().filter_map(row).collect()
 }
 
-/// What a mode of the program is compared by.
+/// The results of the comparison for a mode of the program.
 struct Compared {
-    /// Objects of both dumps with the same place.
+    /// Number of objects with the same place in both dumps.
     same: u64,
-    /// Objects to which Ruby gives a place that is of another object.
+    /// Number of objects to which Ruby assigns a place that belongs to another object.
     others: u64,
-    /// Objects without a place in both.
+    /// Number of objects without a place in both dumps.
     none: u64,
     end: Value,
 }
@@ -97,7 +97,7 @@ fn compared(live: &Live, ruby: &Ruby, mode: &str) -> Result<Compared> {
         theirs.len(),
         found.end
     );
-    // The methods of ObjectSpace say the same as its dump.
+    // The methods of ObjectSpace agree with its dump.
     let said = done.report.extra["places"].as_object().context("no places")?;
     ensure!(said.len() > 2000, "{label}: {} places", said.len());
     for (address, said) in said {
@@ -114,14 +114,14 @@ fn compared(live: &Live, ruby: &Ruby, mode: &str) -> Result<Compared> {
         };
         ours.iter().filter_map(of).collect::<HashMap<_, _>>()
     };
-    // What came into the slot of another object has no place.
+    // An object that took the slot of another one has no place.
     let late = of_class("Late");
     ensure!(late.values().all(|object| object.get("generation").is_none()), "{label}");
     if mode == "stopped" || mode == "block" {
         let reused = late.keys().filter(|address| theirs[*address].get("generation").is_some()).count();
         ensure!(late.len() == 3000 && reused > 100, "{label}: {reused} of {} in used slots", late.len());
     }
-    // Rows are the same objects.
+    // The rows cover the same objects.
     let lines_found = rows(&lines);
     for class in ["Order", "Pair", "Late"] {
         for ((file, line, of), count) in by_line.iter().filter(|((_, _, of), _)| of == class) {
@@ -139,7 +139,7 @@ fn compared(live: &Live, ruby: &Ruby, mode: &str) -> Result<Compared> {
     Ok(found)
 }
 
-/// Each object has the file, line, method and generation that Ruby's own dump and methods give, and no other one has a place.
+/// Each object has the file, line, method and generation that Ruby's own dump and methods report, and no other object has a place.
 #[test]
 fn places_equal_object_space() -> Result<()> {
     let live = Live::beside_others()?;
@@ -153,7 +153,7 @@ fn places_equal_object_space() -> Result<()> {
                 found.end
             );
         }
-        // Nothing deletes the entries of objects that are freed then.
+        // In these modes nothing deletes the entries of freed objects.
         for mode in ["stopped", "block"] {
             let found = compared(&live, ruby, mode)?;
             ensure!(found.same > 3000 && found.others > 100, "{mode}: {} same, {}", found.same, found.end);
@@ -176,7 +176,7 @@ fn places_equal_object_space() -> Result<()> {
     })
 }
 
-/// A program that does not trace is told what to do, and text from it is escaped.
+/// For a program that does not trace its allocations, gctrace says what to do. Text from the program is escaped.
 #[test]
 fn shown() -> Result<()> {
     let live = Live::beside_others()?;
@@ -212,7 +212,7 @@ fn shown() -> Result<()> {
         let evil = ("evil\u{1b}[2J\u{202e}.rb".to_owned(), 7, "Order".to_owned());
         ensure!(rows(&lines).get(&evil) == Some(&7), "{lines:?}");
         ensure!(!finished.stdout.join("\n").contains(['\u{1b}', '\u{202e}']), "{lines:?}");
-        // What has changed since: nothing.
+        // Nothing has changed since.
         let saved = live.path("before.jsonl");
         std::fs::write(&saved, finished.stdout.join("\n"))?;
         let dump = live.path("evil.json");
@@ -228,7 +228,7 @@ fn shown() -> Result<()> {
     })
 }
 
-/// While a program allocates and collects all the time, what has a place has the right one.
+/// While a program allocates and collects all the time, every reported place is correct.
 #[test]
 fn a_busy_program() -> Result<()> {
     let live = Live::beside_others()?;
@@ -245,14 +245,14 @@ fn a_busy_program() -> Result<()> {
                 break;
             }
             let (head, lines) = match census(&live, script.pid(), "line") {
-                // A release that is newer than its table is refused where nothing proves its layout.
+                // A release that is newer than its table is refused if its layout cannot be proven.
                 Err(error) if error.to_string().contains("the heap changes too fast to prove") => continue,
                 looked => looked?,
             };
             looks += 1;
             let lines = rows(&lines);
             let orders = lines.iter().filter(|((_, _, class), _)| class == "Order");
-            // Both lines are in methods of this file, which allocate nothing else of these classes.
+            // Both lines are in methods of this file that allocate nothing else of these classes.
             for ((file, line, class), count) in orders {
                 ensure!(file.ends_with("heap_places.rb"), "{file}:{line} {class} {count}");
                 most = most.max(*count);

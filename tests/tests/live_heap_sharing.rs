@@ -1,5 +1,5 @@
-//! Memory that workers share with their parent since a fork, and what of it became private: compared with what the workers have written,
-//! and with the kernel's sums by mapping.
+//! Memory that workers share with their parent since a fork, and the part of it that became private: compared with what the workers wrote,
+//! and with the kernel's sums per mapping.
 
 use std::{
     thread::sleep,
@@ -16,8 +16,8 @@ use gctrace_tests::script::{Running, Script};
 use serde_json::Value;
 
 const PAGE: u64 = 4096;
-/// Bytes that a worker writes beside what it is told to write, at most: its stacks, variables of libc and the VM, the line that it reads.
-/// What it has written of that before it was looked at first is missing in what became private.
+/// Maximum number of bytes that a worker writes besides what it is told to write: its stacks, variables of libc and the VM, the line that it
+/// reads. The part of it that was written before the first look does not count as having become private.
 const OWN: u64 = 64 * PAGE;
 
 fn forked(live: &Live, ruby: &Ruby) -> Result<Running> {
@@ -26,9 +26,9 @@ fn forked(live: &Live, ruby: &Ruby) -> Result<Running> {
     Ok(script)
 }
 
-/// Its workers in the order of their forks.
+/// Pids of the workers, in the order of their forks.
 fn workers(script: &Running) -> Result<Vec<u32>> {
-    // A separate root may be entered by another program.
+    // Another program may have entered the separate root.
     let mut pid = script.pid();
     for _ in 0..4 {
         let children = std::fs::read_to_string(format!("/proc/{pid}/task/{pid}/children"))?;
@@ -42,7 +42,7 @@ fn workers(script: &Running) -> Result<Vec<u32>> {
     anyhow::bail!("no three workers below {}", script.pid())
 }
 
-/// What a process maps together with others of its memory without a file, as the kernel adds it up by mapping.
+/// The anonymous memory that a process shares with other processes, as the kernel sums it up per mapping.
 fn shared(pid: u32) -> Result<u64> {
     let text = std::fs::read_to_string(format!("/proc/{pid}/smaps"))?;
     let (mut counts, mut bytes) = (false, 0);
@@ -54,7 +54,7 @@ fn shared(pid: u32) -> Result<u64> {
                 bytes += 1024 * words.next().context("no size")?.parse::<u64>()?;
             }
             _ if first.ends_with(':') => {}
-            // A range: permissions, offset, device, inode, path.
+            // The line of a range: permissions, offset, device, inode, path.
             _ => counts = line.split_whitespace().nth(4) == Some("0") && !line.contains("[v"),
         }
     }
@@ -65,7 +65,7 @@ fn number(line: &Value, field: &str) -> Result<u64> {
     line[field].as_u64().with_context(|| format!("no {field} in {line}"))
 }
 
-/// What a watch says since its first look: the line, and the bytes that became private, of objects and of all other parts.
+/// The last report of a watch since its first look: the line, and the bytes that became private, of objects and of all other parts.
 fn whole(lines: &[String]) -> Result<(Value, u64, u64)> {
     let lines: Vec<Value> = lines.iter().map(|line| serde_json::from_str(line)).collect::<Result<_, _>>()?;
     let last = lines
@@ -85,8 +85,8 @@ fn whole(lines: &[String]) -> Result<(Value, u64, u64)> {
     Ok((head, objects, private - objects))
 }
 
-/// A worker that writes to known pages of objects and of a large string has made those private and no others; a worker that does nothing has
-/// none; one that collects has what the kernel's sums say.
+/// In a worker that writes to known pages of objects and of a large string, those pages became private and no others; in an idle worker none
+/// did; in a collecting worker the bytes agree with the kernel's sums.
 #[test]
 fn written_pages_became_private() -> Result<()> {
     let live = Live::beside_others()?;
@@ -113,7 +113,7 @@ fn written_pages_became_private() -> Result<()> {
         };
         let seen: Vec<usize> = watches.iter().map(rounds).collect();
         for ((watch, pid), seen) in watches.iter().zip(&workers).zip(seen) {
-            // The next round may have begun before the write.
+            // The next round may have started before the write.
             let until = Instant::now() + PATIENCE;
             while rounds(watch) < seen + 2 {
                 ensure!(Instant::now() < until, "{pid}: nothing more");
@@ -122,7 +122,7 @@ fn written_pages_became_private() -> Result<()> {
             let other = heap(&live, *pid, &["--by", "memory", "--format", "jsonl"])?;
             let parts: Vec<Value> =
                 other.stdout.iter().map(|line| serde_json::from_str(line)).collect::<Result<_, _>>()?;
-            // Pages of files that were written before the fork are among the parts, and not among these mappings.
+            // Pages of files that were written before the fork are in the parts, but not in these mappings.
             let parts: Vec<Value> = parts
                 .into_iter()
                 .filter(|part| part["type"] == "memory_part" && part["name"] != "programs, libraries, files")
@@ -149,7 +149,7 @@ fn written_pages_became_private() -> Result<()> {
         ensure!(collector.1 + collector.2 > 16 * PAGE, "{collector:?}");
         for ((head, ..), (before, after)) in results.iter().zip(before.iter().zip(&after)) {
             let ours = number(head, "became_private")? + number(head, "gone")?;
-            // What of the pages of files became private is in ours only.
+            // Pages of files that became private are in gctrace's numbers only.
             ensure!(
                 ours.abs_diff(before.saturating_sub(*after)) <= OWN,
                 "{head}, {before} and {after} by smaps"
@@ -164,7 +164,7 @@ fn written_pages_became_private() -> Result<()> {
     })
 }
 
-/// The account at the end of a run says it of workers that were forked meanwhile, since they were first seen.
+/// The account at the end of a run reports the same for workers that were forked meanwhile, since they were first seen.
 #[test]
 fn account_of_workers() -> Result<()> {
     let live = Live::beside_others()?;
@@ -176,7 +176,7 @@ fn account_of_workers() -> Result<()> {
         script.say("fork")?;
         script.wait_for("forked")?;
         let workers = workers(&script)?;
-        // Their pages are read soon after their forks; nothing says when.
+        // Their pages are read soon after their forks; nothing reports when.
         sleep(Duration::from_secs(3));
         script.say("write")?;
         script.wait_for("written")?;

@@ -1,4 +1,4 @@
-//! `gctrace heap --leaks` where no single object holds what grows, where it is replaced, and where it is not watched.
+//! `gctrace heap --leaks` if no single object holds what grows, if the holder is replaced, and if objects are not watched.
 
 use std::collections::BTreeSet;
 
@@ -10,12 +10,12 @@ use gctrace_tests::script::Script;
 
 use crate::live_heap_growth::{growing, leaks, suspect, two_on_each};
 
-/// What holds several objects is named for each of them.
+/// If several objects are holders, each of them is named with what holds it.
 fn spread(live: &Live, ruby: &Ruby) -> Result<()> {
     let (_, found) = growing(live, ruby, "spread")?;
     let named = |class: &str, kind: &str, end: &str, arrays: u64| -> Result<BTreeSet<String>> {
         let leak = suspect(&found, class, "Array")?;
-        // All hold some of the samples, which repeat in memory as they were allocated.
+        // Each holds some of the samples, which repeat in memory in the order of their allocation.
         let holder = &leak["holders"][0];
         ensure!(holder["objects"] == arrays && holder["holds"] == holder["of"], "{leak}");
         ensure!(leak["end"] == end && leak["several"]["of"] == arrays, "{leak}");
@@ -34,13 +34,13 @@ fn spread(live: &Live, ruby: &Ruby) -> Result<()> {
     Ok(())
 }
 
-/// A list that is replaced with each change may be one that is not there any more, but nothing that is not read holds it.
+/// A list that is replaced at each change may no longer exist when it is reported; but objects that are not read are not named as holders.
 fn copies(live: &Live, ruby: &Ruby) -> Result<()> {
     let (_, found) = growing(live, ruby, "copies")?;
     let leak = found.iter().find(|leak| leak["name"] == "Version");
     let leak = leak.with_context(|| format!("Version is not named: {found:#?}"))?;
     let end = leak["end"].as_str().unwrap_or_default();
-    // The copy that was found may be gone when it is looked at again.
+    // The copy that was found may be gone when it is checked again.
     let held = leak["holders"][0]["class"] == "Array";
     ensure!(held || end == "changed", "{leak}");
     ensure!(["doubtful", "changed", "global_variable"].contains(&end), "{leak}");
@@ -48,14 +48,14 @@ fn copies(live: &Live, ruby: &Ruby) -> Result<()> {
     Ok(())
 }
 
-/// What is spread or replaced is named, as far as it is known.
+/// Holders that are spread out or replaced are named, as far as they are known.
 #[test]
 fn several_holders() -> Result<()> {
     let live = Live::beside_others()?;
     two_on_each(&live, [("spread", spread), ("copies", copies)])
 }
 
-/// Objects without write barrier are not watched, which is said, with their numbers.
+/// Objects without write barriers are not watched. gctrace says so, with their numbers.
 #[test]
 fn objects_that_are_not_watched() -> Result<()> {
     let live = Live::beside_others()?;
@@ -70,7 +70,7 @@ fn objects_that_are_not_watched() -> Result<()> {
         let more = head["unprotected"].as_array().with_context(|| format!("none: {head}"))?;
         let of = more.iter().find(|more| more["name"] == "Random");
         let count = |name: &str| of.and_then(|of| of[name].as_u64());
-        // 300 in each round, of which there are eight or more.
+        // 300 in each of at least eight rounds.
         let grown = count("before").zip(count("after")).is_some_and(|(first, last)| last >= first + 2000);
         ensure!(grown, "{head}");
         let said =

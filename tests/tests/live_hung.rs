@@ -1,4 +1,4 @@
-//! Programs that hang: threads that sleep from before tracing begins until after it has ended.
+//! Programs that hang: threads that sleep from before tracing starts until after it has ended.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
@@ -15,7 +15,7 @@ use rustix::process::Signal;
 /// How long the program is watched while it hangs.
 const WATCHED: Duration = Duration::from_millis(1500);
 
-/// How often each thread of a process has left a CPU, by the kernel's count.
+/// How often each thread of a process has left a CPU, according to the kernel.
 fn switches(pid: u32) -> Result<BTreeMap<u32, Vec<String>>> {
     let mut all = BTreeMap::new();
     for entry in std::fs::read_dir(format!("/proc/{pid}/task"))? {
@@ -28,7 +28,7 @@ fn switches(pid: u32) -> Result<BTreeMap<u32, Vec<String>>> {
     Ok(all)
 }
 
-/// The methods of `hung.rb` and their callees; each of its threads is in one of them.
+/// The methods of `hung.rb` and their callees. Each of its threads is in one of them.
 const METHODS: [(&str, &str); 5] = [
     ("#held", "select"),
     ("#locking_a", "synchronize"),
@@ -37,7 +37,7 @@ const METHODS: [(&str, &str); 5] = [
     ("#joining", "join"),
 ];
 
-/// Each thread of a program that hangs is shown with its Ruby stack and the time of the run, and has not run because it was inspected.
+/// Each thread of a hanging program is shown with its Ruby stack and the time of the run, and has not run because it was inspected.
 #[test]
 fn each_thread_is_there() -> Result<()> {
     let live = Live::beside_others()?;
@@ -45,7 +45,7 @@ fn each_thread_is_there() -> Result<()> {
         let path = live.path(&format!("hung-{}.stacks", ruby.label()));
         let mut script = Script::unwitnessed(&live, ruby, "hung.rb")?.start()?;
         script.wait_for("hung")?;
-        // Until the last thread sleeps.
+        // Wait until the last thread sleeps.
         let mut before = switches(script.pid())?;
         loop {
             std::thread::sleep(Duration::from_millis(200));
@@ -84,7 +84,7 @@ fn each_thread_is_there() -> Result<()> {
                 "thread {tid} has {wall} ns of {least:?} to {most:?}"
             );
         }
-        // A release whose layouts are not known has no Ruby stacks at all, and gctrace says so.
+        // A release with unknown layouts has no Ruby stacks at all, and gctrace says so.
         if finished.errors().contains("its Ruby stacks are not read") {
             let unread = |sample: &Sample| sample.stack.iter().any(|f| f.name == "(Ruby stack not readable)");
             ensure!(of_script.iter().all(unread), "{of_script:?}");

@@ -1,5 +1,5 @@
-//! Jobs of a Sidekiq that log their own truth: each is found, on the thread that ran it, and no collection is attributed to another one
-//! than the one that started it.
+//! Jobs of a Sidekiq that log what really happened: each is found, on the thread that ran it, and each collection is attributed to the job that
+//! started it, or to none.
 
 use std::collections::{HashMap, HashSet};
 use std::path::Path;
@@ -22,7 +22,7 @@ const SECRET: &str = "SECRET";
 
 type Truths = HashMap<String, Vec<Truth>>;
 
-/// With each Ruby that has a Sidekiq: 6 on 3.1, 7 on 3.3.
+/// Runs a test with each Ruby that has a Sidekiq: Sidekiq 6 on 3.1, 7 on 3.3.
 fn each(live: &Live, test: impl Fn(&Live, &Ruby) -> Result<()>) -> Result<()> {
     let rubies: Vec<Ruby> = Ruby::all()?.into_iter().filter(Sidekiq::is_there).collect();
     ensure!(!rubies.is_empty(), "no Ruby has a Sidekiq: run `cargo xtask setup --for test`");
@@ -37,12 +37,12 @@ fn watch(sidekiq: &Sidekiq, more: &[&str]) -> Result<Gctrace> {
     let pid = sidekiq.process.pid().to_string();
     let args = ["--pid", &pid, "--requests"];
     let gctrace = Invocation::jsonl(args.iter().chain(more))?.start_ready()?;
-    // What a thread gets that had asked before is not seen. Now each gets something, and then asks again.
+    // A reply that a thread was already waiting for is not seen. After this run, each thread has got a job, and has asked again.
     sidekiq.run(&[])?;
     Ok(gctrace)
 }
 
-/// Waits until gctrace has reported this many jobs, without markers and those of before.
+/// Waits until gctrace has reported this many jobs, not counting markers and earlier jobs.
 fn wait_jobs(gctrace: &Gctrace, count: usize, before: &Truths) -> Result<()> {
     let is_new = |line: &str| {
         line.starts_with(r#"{"type":"request""#)
@@ -61,17 +61,17 @@ fn wait_jobs(gctrace: &Gctrace, count: usize, before: &Truths) -> Result<()> {
     }
 }
 
-/// The run that a line is about.
+/// The run of a job that a line is about.
 fn truth_of<'a>(line: &RequestLine, truths: &'a Truths) -> Result<&'a Truth> {
     let jid = line.jid.as_ref().with_context(|| format!("no jid: {line:?}"))?;
     let runs = truths.get(jid).with_context(|| format!("no such job: {line:?}"))?;
-    // A job that has failed may be run again.
+    // A job that failed may run again.
     let next = runs.iter().filter(|truth| truth.begin_ns >= line.begin_ns).min_by_key(|truth| truth.begin_ns);
     next.with_context(|| format!("not run: {line:?} {runs:?}"))
 }
 
-/// Every line is true: its thread had ended the job before, and did not begin the next one meanwhile. Returns what the jobs took beside
-/// their own work, nanoseconds, in order.
+/// Checks that every line is true: its thread had ended the previous job, and did not start the next one meanwhile. Returns the sorted
+/// overhead of the jobs beside their own work, nanoseconds.
 fn all_true(report: &Report, truths: &Truths) -> Result<Vec<u64>> {
     let mut of_thread: HashMap<u32, Vec<&Truth>> = HashMap::new();
     for truth in truths.values().flatten() {
@@ -86,7 +86,7 @@ fn all_true(report: &Report, truths: &Truths) -> Result<Vec<u64>> {
         ensure!(line.tid == truth.tid && line.path.as_deref() == Some(&truth.class), "{line:?} {truth:?}");
         let queue = if truth.class.starts_with("Shop::") { "low" } else { "default" };
         ensure!(line.queue.as_deref() == Some(queue) && line.queue_ns.is_none(), "{line:?}");
-        // A part of a job with long arguments is not there, which is counted.
+        // For a job with long arguments, a part is missing, which is counted.
         let seen = truth.traceparent.as_deref();
         let trace = line.trace_id.clone().zip(line.parent_span_id.clone());
         ensure!(trace.is_none() || trace == seen.and_then(specified), "{line:?} {truth:?}");
@@ -95,7 +95,7 @@ fn all_true(report: &Report, truths: &Truths) -> Result<Vec<u64>> {
         ensure!(line.trace_sampled == sampled, "{line:?} {truth:?}");
         let latency = line.ts - line.enqueued_at.context("not enqueued")?;
         ensure!((-0.01..120.0).contains(&latency), "{latency} s: {line:?}");
-        // What Sidekiq itself does, and waits for the GVL in it, may take any time, but a thread has one job after the other.
+        // Sidekiq's own work, with its waits for the GVL, may take any time, but a thread runs one job at a time.
         let all = of_thread.get(&truth.tid).into_iter().flatten().copied();
         let others: Vec<&Truth> = all.filter(|other| other.begin_ns != truth.begin_ns).collect();
         let before =
@@ -135,7 +135,7 @@ fn all_true(report: &Report, truths: &Truths) -> Result<Vec<u64>> {
     Ok(beside)
 }
 
-/// Collections in the runs themselves; each has its job.
+/// Number of collections within the runs themselves. Checks that each has its job.
 fn all_attributed(report: &Report, truths: &Truths) -> Result<usize> {
     let mut inside = 0;
     for truth in truths.values().flatten() {
@@ -153,10 +153,10 @@ fn all_attributed(report: &Report, truths: &Truths) -> Result<usize> {
     Ok(inside)
 }
 
-/// Short and long arguments, two queues, five at a time, an empty queue in between, and jobs that raise: every job is reported once and
-/// correctly, and so is every collection in it. Nothing of arguments and errors is exported.
+/// Short and long arguments, two queues, five jobs at a time, an empty queue in between, and jobs that raise: every job is reported once and
+/// correctly, and so is every collection in it. Nothing from arguments and errors is exported.
 fn every_job_is_there_and_true(live: &Live, ruby: &Ruby, sidekiq: &Sidekiq) -> Result<()> {
-    // Every thread has its connection.
+    // After this run, every thread has its connection.
     sidekiq.run(&["Shop::WaitJob=20"])?;
     let sets = live.path(&format!("sets-{}", ruby.label()));
     let gctrace = watch(sidekiq, &["--gvl", "--alloc", "--tunemygc", &sets.to_string_lossy()])?;
@@ -164,7 +164,7 @@ fn every_job_is_there_and_true(live: &Live, ruby: &Ruby, sidekiq: &Sidekiq) -> R
     for _ in 0..2 {
         sidekiq.run(&["HardJob=24", "Shop::WaitJob=24", "BadJob=6"])?;
     }
-    // Native threads of jobs that have raised end, up to 3.2 after some seconds.
+    // Native threads of jobs that raised end; up to 3.2 only after some seconds.
     wait_jobs(&gctrace, 108, &before)?;
     let (report, finished) = gctrace.stop_by(Signal::INT)?;
     ledger::check_lossless(&report)?;
@@ -193,7 +193,7 @@ fn every_job_is_there_and_true(live: &Live, ruby: &Ruby, sidekiq: &Sidekiq) -> R
     let threads_end = ruby.is_at_least(3, 3);
     ensure!(!threads_end || without("BadJob", true) == 0, "{} have none", without("BadJob", true));
     ensure!(threads_end || without("BadJob", true) >= 12, "an end that nobody knows");
-    // A job makes two strings in each of 60 000 rounds; five at a time use each other's pages.
+    // A job creates two strings in each of 60 000 rounds; five jobs at a time use each other's pages.
     let hard = lines.iter().filter(|line| line.path.as_deref() == Some("HardJob"));
     let taken: Vec<u64> = hard.filter_map(|line| line.alloc_objects).collect();
     let (sum, count) = (taken.iter().sum::<u64>(), taken.len() as u64);
@@ -205,7 +205,7 @@ fn every_job_is_there_and_true(live: &Live, ruby: &Ruby, sidekiq: &Sidekiq) -> R
     units_are_jobs(&report, &sets)
 }
 
-/// Every trace that a job says is there, or is counted: it is not valid, or may be in the part of a long job that is not there.
+/// Every trace that a job contains is reported, or counted: as invalid, or as possibly in the missing part of a long job.
 fn traces_are_known_or_counted(report: &Report, truths: &Truths) -> Result<()> {
     let (mut known, mut invalid, mut deep) = (0, 0, 0);
     for line in &report.requests {
@@ -218,17 +218,17 @@ fn traces_are_known_or_counted(report: &Report, truths: &Truths) -> Result<()> {
     let counted = |name| ledger::user(report, name);
     let (is_invalid, unread) = (counted("job_traceparent_invalid")?, counted("job_traceparent_unread")?);
     println!("{known} jobs with a trace, {invalid} invalid, {deep} deep; counted {is_invalid} and {unread}");
-    // Jobs of before, and without a member, are counted, too.
+    // Earlier jobs, and jobs without the member, are counted, too.
     ensure!(known >= 40 && invalid >= 10 && is_invalid >= invalid && unread >= deep, "too few");
-    // OpenTelemetry's member is behind the arguments, in the part of a long job that is kept.
+    // OpenTelemetry's member comes after the arguments, in the part of a long job that is kept.
     ensure!(deep == 0, "{deep} are too deep");
     Ok(())
 }
 
-/// Lost records make jobs unknown, and none wrong.
+/// Lost records make jobs unknown, but none wrong.
 fn lost_records_make_nothing_wrong(sidekiq: &Sidekiq) -> Result<()> {
     let gctrace = watch(sidekiq, &["--request-ring", "16KiB"])?;
-    // The ring is not read meanwhile.
+    // Meanwhile the ring is not read.
     gctrace.signal(Signal::STOP)?;
     sidekiq.run(&["Shop::WaitJob=60"])?;
     gctrace.signal(Signal::CONT)?;
@@ -240,12 +240,12 @@ fn lost_records_make_nothing_wrong(sidekiq: &Sidekiq) -> Result<()> {
     Ok(())
 }
 
-/// Samples of the method that only one class runs are of that class, or of none that is known.
+/// Samples of a method that only one class runs are attributed to that class, or to an unknown one.
 fn samples_have_their_class(live: &Live, sidekiq: &Sidekiq) -> Result<()> {
     let folded = live.path("jobs.folded").to_string_lossy().into_owned();
     let files = ["--rate", "499", "--stack-root", "endpoint", "--folded", &folded];
     let gctrace = watch(sidekiq, &files)?;
-    // What the threads ask for after them ends these jobs.
+    // The next requests of the threads end these jobs.
     sidekiq.run(&["HardJob=60", "Shop::WaitJob=30"])?;
     gctrace.stop()?;
     let text = std::fs::read_to_string(&folded)?;
@@ -271,7 +271,7 @@ fn samples_have_their_class(live: &Live, sidekiq: &Sidekiq) -> Result<()> {
     Ok(())
 }
 
-/// One Sidekiq, watched three times. Jobs that raise come last: Sidekiq runs them again after some time.
+/// One Sidekiq, watched three times. Jobs that raise come last, because Sidekiq retries them after some time.
 #[test]
 fn jobs() -> Result<()> {
     let live = Live::beside_others()?;
@@ -284,7 +284,7 @@ fn jobs() -> Result<()> {
     })
 }
 
-/// Jobs are units of work in sample sets: one for each whose end is known, with its class, and with more objects at its end.
+/// Jobs are units of work in sample sets: one for each job whose end is known, with its class, and with more objects at its end.
 fn units_are_jobs(report: &Report, sets: &Path) -> Result<()> {
     let sets = Set::read_dir(sets)?;
     let [set] = &sets[..] else { anyhow::bail!("{} sets", sets.len()) };
@@ -312,7 +312,7 @@ fn units_are_jobs(report: &Report, sets: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Connections that break, and a Redis that is away for seconds: what of a job is not known is absent, and nothing is wrong.
+/// Connections break, and Redis is away for seconds: unknown facts about a job are absent, and nothing is wrong.
 #[test]
 fn a_redis_that_goes_away() -> Result<()> {
     let live = Live::beside_others()?;
@@ -323,12 +323,12 @@ fn a_redis_that_goes_away() -> Result<()> {
         let before = sidekiq.truths()?;
         sidekiq.push(&["HardJob=20", "Shop::WaitJob=20"])?;
         redis.disconnect_clients()?;
-        // Those that Redis had handed out to a connection that broke are lost, and the others have ended then.
+        // Jobs that Redis had handed out on a broken connection are lost; the other ones have ended after this.
         sidekiq.run(&[])?;
         sidekiq.push(&["LongJob=3"])?;
         sidekiq.wait_begun(3)?;
         redis.kill();
-        // They end while it is away, and it is for longer than Sidekiq waits until it asks again.
+        // The jobs end while Redis is away, and Redis is away for longer than Sidekiq waits before it asks again.
         sidekiq.release()?;
         sidekiq.wait_ended("LongJob", 3)?;
         std::thread::sleep(Duration::from_millis(1500));
@@ -343,7 +343,7 @@ fn a_redis_that_goes_away() -> Result<()> {
             report.requests.iter().filter(|line| line.path.as_deref() != Some(MARKER)).collect();
         let known = lines.iter().filter(|line| line.duration_ns.is_some()).count();
         println!("{} of {all} jobs, {known} with duration", lines.len());
-        // As many as were under way, twice, may be missing. Others may not: each thread has asked for something after it.
+        // Jobs that were in progress, twice, may be missing. Other jobs may not, because each thread asked for another job after them.
         ensure!(lines.len() + 2 * CONCURRENCY >= all, "{} of {all}", lines.len());
         ensure!(lines.iter().filter(|line| line.path.as_deref() == Some("LongJob")).count() == 3);
         ensure!(known >= 20, "only {known} have a duration");
@@ -351,11 +351,11 @@ fn a_redis_that_goes_away() -> Result<()> {
     })
 }
 
-/// A Sidekiq that takes no more jobs: a thread that is still waiting for one gets it, and puts it back. Nothing has run, and nothing is
-/// reported, but counted.
+/// A Sidekiq that no longer accepts jobs: a thread that is still waiting for one gets it, and puts it back. Nothing ran, so nothing is
+/// reported, but it is counted.
 #[test]
 fn put_back() -> Result<()> {
-    /// Longer than what is kept of a reply, and shorter.
+    /// Lengths above and below the part of a reply that is kept.
     const ARGUMENTS: [usize; 2] = [2000, 10];
     let live = Live::beside_others()?;
     each(&live, |live, ruby| {
@@ -375,7 +375,7 @@ fn put_back() -> Result<()> {
             });
             redis.enqueue("default", &job.to_string())?;
             let since = Instant::now();
-            // Its threads end.
+            // Wait until its threads end.
             std::thread::sleep(Duration::from_millis(2500));
             let report = gctrace.stop()?;
             ensure!(

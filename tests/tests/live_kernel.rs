@@ -1,4 +1,4 @@
-//! The work of the kernel's verifier, and how the kernel attaches.
+//! The work of the kernel's verifier, and how the kernel attaches probes.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -15,14 +15,15 @@ use gctrace_tests::pprof::Profile;
 use gctrace_tests::ruby::Ruby;
 use gctrace_tests::script::Script;
 
-/// Where the counts of known kernels are kept: `MACHINE SERIES PROGRAM INSTRUCTIONS` per line.
+/// The file with the counts of known kernels: `MACHINE SERIES PROGRAM INSTRUCTIONS` per line.
 const TABLE: &str = "fixtures/verified.txt";
-/// The kernel gives up at a million, but each instruction that it walks is time for which the user waits (about 0.8 µs).
+/// Maximum number of instructions per program. The kernel gives up at a million, but each processed instruction is time for which the user
+/// waits (about 0.8 µs).
 const MOST: u64 = 150_000;
-/// By how much a program may grow before its growth must be reviewed: percent, and instructions.
+/// Growth of a program that is allowed without a review: percent, and instructions.
 const GROWTH: (u64, u64) = (15, 500);
 
-/// Machine, series such as `6.18`, and whether that kernel reports counts at all (since 5.16).
+/// Machine and series, such as `x86_64 6.18`, and whether that kernel reports counts at all (since 5.16).
 fn series(diagnosis: &doctor::Diagnosis) -> Result<(String, bool)> {
     let text = |key: &str| diagnosis.host[key].as_str().with_context(|| format!("no {key}"));
     let mut numbers = text("kernel")?.split(|c: char| !c.is_ascii_digit()).map(str::parse::<u32>);
@@ -32,7 +33,7 @@ fn series(diagnosis: &doctor::Diagnosis) -> Result<(String, bool)> {
     Ok((format!("{} {major}.{minor}", text("machine")?), (major, minor) >= (5, 16)))
 }
 
-/// Every program stays far from the limit, and does not grow unnoticed on a kernel whose counts are known.
+/// Every program stays far below the limit, and does not grow unnoticed on a kernel whose counts are known.
 #[test]
 fn verifier_is_far_from_its_limit() -> Result<()> {
     let live = Live::begin()?;
@@ -83,14 +84,14 @@ fn verifier_is_far_from_its_limit() -> Result<()> {
     Ok(())
 }
 
-/// Programs that a process has loaded, and the instructions that the verifier walked for all of them (0 before Linux 5.16).
+/// Number of programs that a process has loaded, and of instructions that the verifier processed for all of them (0 before Linux 5.16).
 fn loaded(pid: u32) -> Result<(usize, u64)> {
     let mut programs = BTreeMap::new();
     for descriptor in std::fs::read_dir(format!("/proc/{pid}/fdinfo"))? {
         let text = std::fs::read_to_string(descriptor?.path()).unwrap_or_default();
         let value =
             |key: &str| text.lines().find_map(|line| line.strip_prefix(key)?.trim().parse::<u64>().ok());
-        // A link names its program, too, but does not have the count.
+        // A link also names its program, but does not have the count.
         if let (Some(id), true) =
             (value("prog_id:"), text.contains("prog_tag:") && !text.contains("link_id:"))
         {
@@ -100,7 +101,7 @@ fn loaded(pid: u32) -> Result<(usize, u64)> {
     Ok((programs.len(), programs.values().sum()))
 }
 
-/// A run loads only what its options need, and the verifier has little to do at the start of any.
+/// A run loads only what its options need, and gives the verifier little to do at its start.
 #[test]
 fn a_run_loads_what_it_needs() -> Result<()> {
     let live = Live::begin()?;
@@ -135,7 +136,7 @@ fn a_run_loads_what_it_needs() -> Result<()> {
     Ok(())
 }
 
-/// Links of many uprobes that a process has.
+/// Number of links of a process with many uprobes each (`uprobe_multi`).
 fn links_of_many(pid: u32) -> Result<usize> {
     let mut links = 0;
     for descriptor in std::fs::read_dir(format!("/proc/{pid}/fdinfo"))? {
@@ -145,7 +146,7 @@ fn links_of_many(pid: u32) -> Result<usize> {
     Ok(links)
 }
 
-/// Where the kernel supports it, one link has many probes: otherwise the end of a run takes 0.1 s for each probe. The cycles are the same.
+/// If the kernel supports it, one link has many probes; otherwise the end of a run takes 0.1 s per probe. Cycles are seen in both cases.
 #[test]
 fn links_have_many_probes() -> Result<()> {
     let live = Live::begin()?;
@@ -188,12 +189,12 @@ impl Drop for Offline {
     }
 }
 
-/// The samples of a program that computes for a second on CPU 1 from its first instruction on, and its own CPU time: nanoseconds.
+/// The sampled CPU time of a program that computes for a second on CPU 1 from its first instruction on, and its own CPU time, nanoseconds.
 fn sampled_on_cpu_1(ruby: &Ruby, gctrace: Gctrace, profile: &Path) -> Result<(u64, u64)> {
     let mut command = Command::new("taskset");
     let argv = ruby.argv()?;
     command.args(["-c", "1"]).args(&argv);
-    // Where it is emulated, Ruby needs seconds before it is here.
+    // On an emulated machine, Ruby needs seconds before it gets here.
     let program = "def used = Process.clock_gettime(Process::CLOCK_PROCESS_CPUTIME_ID, :nanosecond)\n\
                    at = used; nil until used > at + 1_000_000_000; puts $$, used";
     command.args(["-e", program]);
@@ -207,7 +208,7 @@ fn sampled_on_cpu_1(ruby: &Ruby, gctrace: Gctrace, profile: &Path) -> Result<(u6
     Ok((of_program.map(|sample| sample.values[index]).sum(), used.parse()?))
 }
 
-/// A CPU that comes online while gctrace runs is watched for new Rubies, and sampled; one that leaves and comes back, too.
+/// A CPU that comes online while gctrace runs is watched for new Rubies, and sampled; so is one that goes offline and comes back.
 #[test]
 #[ignore = "takes a CPU of the machine offline; ask for it where that does no harm, or in a guest (`cargo xtask vm --test`)"]
 fn cpus_that_come_online() -> Result<()> {

@@ -1,4 +1,4 @@
-//! kill -9 of a gctrace that sends sample sets: what it had written is sent by the next run, whole sets at most once, and no more is
+//! kill -9 of a gctrace that sends sample sets: the next run sends what it had written, whole sets at most once, and no more is
 //! missing than docs/collector.md says.
 
 use std::net::TcpListener;
@@ -17,9 +17,9 @@ use gctrace_tests::{PATIENCE, slowness};
 use rustix::process::Signal;
 
 const OK: Answer = (200, "", b"http://x/configs/1");
-/// A growing set is written this often.
+/// Interval at which a growing set is written.
 const INTERVAL: Duration = Duration::from_secs(30);
-/// The thread that writes is woken by events, and shares its CPU: an interval lasts this much longer at most.
+/// Maximum delay of an interval: the thread that writes is woken by events and shares its CPU.
 const LATE: Duration = Duration::from_secs(5);
 
 /// The arguments of a run that sends to this address.
@@ -37,7 +37,7 @@ fn start(args: Vec<std::ffi::OsString>) -> Result<Gctrace> {
     Invocation::jsonl(args)?.with(token).start_ready()
 }
 
-/// The files of a spool for one address, without its lock.
+/// The files of a spool with a single address, without its lock.
 fn spooled(live: &Live) -> Result<Vec<PathBuf>> {
     let dirs = tunemygc::files(&live.path("spool"))?;
     let [dir] = &dirs[..] else { anyhow::bail!("not the spool of one collector: {dirs:?}") };
@@ -48,7 +48,7 @@ fn has_extension(path: &Path, extension: &str) -> bool {
     path.extension().is_some_and(|found| found == extension)
 }
 
-/// Seconds since the epoch at which a file was last written to.
+/// The time of the last write to a file, seconds since the epoch.
 fn written(path: &Path) -> Result<f64> {
     Ok(std::fs::metadata(path)?.modified()?.duration_since(UNIX_EPOCH)?.as_secs_f64())
 }
@@ -57,7 +57,7 @@ fn now() -> Result<f64> {
     Ok(std::time::SystemTime::now().duration_since(UNIX_EPOCH)?.as_secs_f64())
 }
 
-/// Waits until the only draft in the spool has grown beyond this many bytes, and gctrace has gone on since; returns the draft, its size,
+/// Waits until the only draft in the spool has grown beyond this many bytes and gctrace has made progress since. Returns the draft, its size,
 /// and when it was written.
 fn grown(live: &Live, gctrace: &mut Gctrace, pid: u32, from: u64) -> Result<(PathBuf, u64, f64)> {
     let begun = Instant::now();
@@ -67,7 +67,7 @@ fn grown(live: &Live, gctrace: &mut Gctrace, pid: u32, from: u64) -> Result<(Pat
             && std::fs::metadata(draft)?.len() > from
         {
             let at = written(draft)?;
-            // A cycle that began later was read later.
+            // A cycle that started later was also read later.
             gctrace.wait_line_with("gc", pid, |line| line["ts"].as_f64().is_some_and(|ts| ts > at))?;
             ensure!(has_extension(draft, "draft"), "{} is no draft", draft.display());
             return Ok((draft.clone(), std::fs::metadata(draft)?.len(), at));
@@ -94,14 +94,14 @@ fn set(push: &Push) -> Result<Set> {
     Set::parse(&std::io::read_to_string(flate2::read::GzDecoder::new(push.body.as_slice()))?)
 }
 
-/// A program that collects garbage some dozen times a second until it is told to stop, with a witness.
+/// A program that collects garbage a few dozen times per second until it is told to stop, with a witness.
 fn steady(live: &Live, ruby: &Ruby) -> Result<Running> {
     let mut program = Script::new(live, ruby, "steady.rb")?.arg("slow").start()?;
     program.wait_for("ready")?;
     Ok(program)
 }
 
-/// Stops it; its output and status must be those of an undisturbed run.
+/// Stops it. Its output and status must be those of an undisturbed run.
 fn stop(mut program: Running) -> Result<Done> {
     ensure!(program.running()?, "the program has ended by itself");
     program.say("stop")?;
@@ -118,13 +118,13 @@ fn counts(set: &Set, event: &str) -> Result<Vec<u64>> {
     Ok(set.samples.iter().filter(|sample| sample.event == event).map(|sample| sample.stat[at]).collect())
 }
 
-/// The starts of the log whose time satisfies this (seconds since the epoch).
+/// The counts of the events of the log whose time (seconds since the epoch) satisfies a condition.
 fn numbers<'a>(log: &Log, events: impl Iterator<Item = &'a Event>, when: impl Fn(f64) -> bool) -> Vec<u64> {
     let ts = |event: &Event| (event.ns as i64 + log.epoch_offset_ns) as f64 / 1e9;
     events.filter(|event| when(ts(event))).map(Event::count).collect()
 }
 
-/// Every sample of a cycle while the log was written has the `GC.stat` that the program's own hook saw, in keys that stand still there.
+/// Every sample of a cycle during the log has the `GC.stat` that the program's own hook saw, in keys that do not change there.
 fn agrees(set: &Set, log: &Log) -> Result<()> {
     let of_gc = ["count", "minor_gc_count", "major_gc_count", "heap_live_slots", "total_allocated_objects"];
     let epoch = |ns: u64| (ns as i64 + log.epoch_offset_ns) as f64 / 1e9;
@@ -149,8 +149,8 @@ fn agrees(set: &Set, log: &Log) -> Result<()> {
     Ok(())
 }
 
-/// The set of a program that lives on is written every half minute, and only that can be lost. The next run sends it; files of whole sets
-/// are never made of it, and the program is not touched.
+/// The set of a long-lived program is written every half minute, and only the rest can be lost. The next run sends it. It never becomes a file of
+/// a whole set, and the program is not affected.
 #[test]
 fn a_set_that_grows() -> Result<()> {
     let live = Live::beside_others()?;
@@ -172,7 +172,7 @@ fn a_set_that_grows() -> Result<()> {
     ensure!(first - before > INTERVAL.as_secs_f64() - 1.0, "the first one after {} s", first - before);
     ensure!(first - ready < most && last - first < most, "{ready}, {first}, {last}: not every half minute");
 
-    // Nothing that a reader takes for a set.
+    // There is nothing that a reader takes for a set.
     ensure!(
         tunemygc::files(&files)?.is_empty(),
         "files of a set that is not whole: {:?}",
@@ -200,17 +200,17 @@ fn a_set_that_grows() -> Result<()> {
         agrees(set, log)?;
     }
     let (starts, ends) = (counts(&sets[0], "GC_CYCLE_STARTED")?, counts(&sets[0], "GC_CYCLE_ENDED")?);
-    // Cycles are written when they have ended. Those of the last second may have been on their way.
+    // Cycles are written when they have ended. Those of the last second may have been in flight.
     let begun = numbers(log, log.starts(), |ts| ts > ready);
     let due = numbers(log, log.ends(), |ts| ts < last - 1.0);
     let due: Vec<u64> = due.into_iter().filter(|count| begun.contains(count)).collect();
     ensure!(due.len() > 100, "{} cycles are little", due.len());
     let missing: Vec<_> = due.iter().filter(|count| !ends.contains(count)).collect();
     ensure!(missing.is_empty(), "of {} that ended before {last} there are not {missing:?}", due.len());
-    // From the first to the last nothing is missing, and nothing is there twice.
+    // Between the first and the last, nothing is missing, and nothing is duplicated.
     let all: Vec<u64> = log.starts().map(Event::count).filter(|count| within(*count, &starts)).collect();
     ensure!(starts == all, "{} starts, {} of the program's own", starts.len(), all.len());
-    // Nothing that came later is in it, and the second run's set begins where its own knowledge does.
+    // It contains nothing that came later, and the set of the second run starts where that run's own knowledge does.
     let later = numbers(log, log.starts(), |ts| ts > last);
     ensure!(!later.iter().any(|count| starts.contains(count)), "it has what came after {last}");
     let second = counts(&sets[1], "GC_CYCLE_STARTED")?;
@@ -221,7 +221,7 @@ fn a_set_that_grows() -> Result<()> {
     Ok(())
 }
 
-/// Whether a number is between the first and the last of a list.
+/// Whether a number lies between the first and the last of a list, inclusive.
 fn within(number: u64, list: &[u64]) -> bool {
     list.first().is_some_and(|first| *first <= number) && list.last().is_some_and(|last| number <= *last)
 }
@@ -235,14 +235,14 @@ fn sets_that_wait_for_a_silent_collector() -> Result<()> {
     let address = silent.local_addr()?;
     let mut gctrace = start(sending(&live, address, &["--all-ruby"]))?;
     let first = Script::new(&live, &ruby, "explicit.rb")?.run()?;
-    // Its set is being sent now, and the answer never comes.
+    // Its set is being sent now, and is never answered.
     let (connection, _) = silent.accept()?;
     let others = [(), ()].map(|()| Script::new(&live, &ruby, "explicit.rb").and_then(Script::run));
     let others = others.into_iter().collect::<Result<Vec<_>>>()?;
     for done in &others {
         gctrace.wait_line("exit", done.pid)?;
     }
-    // Whatever their ends entailed was done before this.
+    // All effects of their ends were processed before this.
     let program = steady(&live, &ruby)?;
     gctrace.wait_line("gc", program.pid())?;
     gctrace.kill()?;
@@ -258,7 +258,7 @@ fn sets_that_wait_for_a_silent_collector() -> Result<()> {
     accepted(&receiver, 3)?;
     again.wait_line("gc", program.pid())?;
     let report = again.stop()?;
-    // With that of the program that lives on.
+    // Including the set of the program that is still running.
     let user = &report.ledger.as_ref().context("a ledger")?.user;
     ensure!(user["sets"] == 4 && user["sets_sent"] == 4, "{user:?}");
     ensure!(spooled(&live)?.is_empty(), "left: {:?}", spooled(&live)?);

@@ -15,7 +15,7 @@ use gctrace_tests::ruby::Ruby;
 use gctrace_tests::script::{Done, Running, Script};
 use gctrace_tests::{compare, ledger};
 
-/// The cycles of one script are all there and equal to the witness's, pauses included.
+/// Checks that the cycles of one script are all reported and equal to the witness's, including pauses.
 fn exact(report: &Report, done: &Done) -> Result<()> {
     let lines = report.gcs_of(done.pid).collect::<Vec<_>>();
     compare::program(&lines, &done.report)?;
@@ -24,14 +24,14 @@ fn exact(report: &Report, done: &Done) -> Result<()> {
     Ok(())
 }
 
-/// A script with a witness that has begun and waits for a line.
+/// A script with a witness that has started and waits for a line.
 fn waiting(live: &Live, ruby: &Ruby) -> Result<Running> {
     let mut running = Script::new(live, ruby, "explicit.rb")?.arg("15").waiting().start()?;
     running.wait_for("ready")?;
     Ok(running)
 }
 
-/// A folder with a copy of the library under the name that the dynamic linker looks for.
+/// A directory with a copy of the library under the name that the dynamic linker looks for.
 fn prefix(live: &Live, ruby: &Ruby) -> Result<PathBuf> {
     let dir = live.dir(&format!("prefix-{}", ruby.label()))?;
     let soname = ruby.config("LIBRUBY_ALIASES").split_whitespace().next().context("no soname")?;
@@ -39,7 +39,7 @@ fn prefix(live: &Live, ruby: &Ruby) -> Result<PathBuf> {
     Ok(dir)
 }
 
-/// All Rubies at once under one gctrace: each one's cycles are exact.
+/// All Rubies at once under one gctrace: the cycles of each are exact.
 #[test]
 fn all_rubies_at_once() -> Result<()> {
     let live = Live::begin()?;
@@ -61,8 +61,8 @@ fn all_rubies_at_once() -> Result<()> {
     Ok(())
 }
 
-/// The library of a running process is removed, and replaced by another file, as an upgrade does: the process is
-/// still traced, the new file is a separate image, and a gctrace that starts later finds the removed one, too.
+/// The library of a running process is removed and replaced by another file, as in an upgrade: the process is still
+/// traced, the new file is a separate image, and a gctrace that starts later also finds the removed one.
 #[test]
 fn library_removed_and_replaced() -> Result<()> {
     let live = Live::begin()?;
@@ -96,7 +96,7 @@ fn library_removed_and_replaced() -> Result<()> {
     exact(&gctrace.stop()?, &orphan).context("the process whose library is gone")
 }
 
-/// A Ruby under another name with its library in an unusual folder.
+/// A Ruby under another name, with its library in an unusual directory.
 #[test]
 fn other_name_and_other_prefix() -> Result<()> {
     let live = Live::begin()?;
@@ -121,7 +121,7 @@ fn other_name_and_other_prefix() -> Result<()> {
         exact(&report, &done)?;
         let process = report.processes_of(done.pid).next().context("no process line")?;
         ensure!(process.comm == "myapp", "{process:?}");
-        // Seen from the machine it is below the root, seen from the process it is not.
+        // Seen from the host the directory is below the root; seen from the process it is not.
         let folder = Path::new(&process.image).parent().context("a folder")?;
         ensure!(
             folder.ends_with(dir.strip_prefix("/")?),
@@ -133,7 +133,7 @@ fn other_name_and_other_prefix() -> Result<()> {
     })
 }
 
-/// Damages a file.
+/// A function that damages a file.
 type Spoil<'a> = &'a dyn Fn(&File) -> std::io::Result<()>;
 
 /// The program that maps a file as code.
@@ -155,9 +155,9 @@ fn damaged_libraries() -> Result<()> {
     let length = fs::metadata(&healthy)?.len();
     let damage: [(&str, Spoil<'_>); 4] = [
         ("half", &|file| file.set_len(length / 2)),
-        // Most of the code, that of the collector included; everything that makes it an ELF file and a Ruby is intact.
+        // Most of the code, including the collector's; everything that makes it an ELF file and a Ruby is intact.
         ("no-code", &|file| file.write_all_at(&vec![0; length as usize / 2], length / 8)),
-        // The table of program headers is beyond the end.
+        // The table of program headers is beyond the end of the file.
         ("headers", &|file| file.write_all_at(&(length * 2).to_le_bytes(), 32)),
         ("noise", &|file| {
             let noise =

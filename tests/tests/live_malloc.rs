@@ -1,4 +1,4 @@
-//! `gctrace malloc`: calls of the allocation functions, compared with an extension inside the process that makes a known number of them.
+//! `gctrace malloc`: calls of the allocation functions, compared with an extension inside the process that makes a known number of calls.
 
 use std::collections::BTreeMap;
 
@@ -21,7 +21,7 @@ fn script(live: &Live, ruby: &Ruby) -> Result<Running> {
     Ok(script)
 }
 
-/// Counts in a process for a minute, or until a signal.
+/// Starts counting in a process, for a minute or until a signal.
 fn malloc(live: &Live, pid: u32, budget: &str, more: &[&str]) -> Result<Gctrace> {
     let (pid, cache) = (pid.to_string(), live.path("cache").to_string_lossy().into_owned());
     let args = ["malloc", "--pid", &pid, "--cache-dir", &cache, "--format", "jsonl"];
@@ -29,7 +29,7 @@ fn malloc(live: &Live, pid: u32, budget: &str, more: &[&str]) -> Result<Gctrace>
     Invocation::new(args.chain(more.iter().copied()))?.start_ready()
 }
 
-/// Its first line, those of sizes by the largest size of their class, and those of places.
+/// The first line, the lines of size classes by their largest size, and the lines of sites.
 struct Lines {
     head: Value,
     sizes: BTreeMap<u64, Value>,
@@ -48,7 +48,7 @@ fn parsed(finished: &Finished) -> Result<Lines> {
     Ok(Lines { head: first.clone(), sizes, places })
 }
 
-/// Calls and bytes by function, ages of what was freed, and what is left are those of the extension, to the call.
+/// Calls and bytes by function, ages of freed memory, and what is left equal those of the extension exactly.
 #[test]
 fn calls_are_those_of_the_extension() -> Result<()> {
     let live = Live::begin()?;
@@ -82,16 +82,16 @@ fn calls_are_those_of_the_extension() -> Result<()> {
             "{:?}",
             done.report.extra
         );
-        // 20 that were freed at once, and 10 that were then moved to another class.
+        // 20 blocks that were freed at once, and 10 that were then moved to another size class.
         is(row(4 * MIB)?, [30, 0, 0], [90 * MIB, 0, 0], &[(0, 20)], 0)?;
         is(row(8 * MIB)?, [0, 15, 0], [0, 75 * MIB, 0], &[(extra("later")?, 15)], 0)?;
         is(row(16 * MIB)?, [0, 0, 10], [0, 0, 100 * MIB], &[(extra("moved")?, 10)], 0)?;
         is(row(32 * MIB)?, [7, 0, 0], [140 * MIB, 0, 0], &[], 7)?;
-        // Allocated before: its free is counted, and nothing else is known of it.
+        // Allocated before counting started: its free is counted, and nothing else is known about it.
         ensure!(!rows.contains_key(&(64 * MIB)) && !rows.contains_key(&(1 << 62)), "{rows:?}");
         ensure!(head["frees_unknown"].as_u64() >= Some(5), "{head}");
         ensure!(extra("refused")? == 1 && head["failed"].as_u64() >= Some(1), "{head}");
-        // A few more than the script's own: the interpreter, too, may have a buffer of that size.
+        // A few more than the script's own: the interpreter may also have a buffer of that size.
         let strings = row(1 << 17)?["calls"]["malloc"].as_u64().context("calls")?;
         ensure!((extra("strings")?..extra("strings")? + 20).contains(&strings), "{strings} strings");
 
@@ -102,12 +102,12 @@ fn calls_are_those_of_the_extension() -> Result<()> {
     })
 }
 
-/// Bytes per stack.
+/// Mean number of bytes per sampled stack.
 const PERIOD: f64 = 65_536.0;
-/// An estimate may be off by so many standard errors, so that one of the comparisons below fails by chance in some 50,000 runs.
+/// Number of standard errors by which an estimate may be off; one of the comparisons below then fails by chance in some 50,000 runs.
 const ERRORS: f64 = 5.0;
 
-/// What one place asked for: calls, bytes of each, and what of it is left.
+/// What one site allocates: calls, bytes per call, and how much of it is left.
 struct AllocationSite {
     name: &'static str,
     method: &'static str,
@@ -118,20 +118,20 @@ struct AllocationSite {
 }
 
 impl AllocationSite {
-    /// The standard errors of estimates of so many calls and of their bytes.
+    /// The standard errors of the estimates of this number of calls, and of their bytes.
     fn errors(&self, calls: f64) -> (f64, f64) {
         let probability = (self.size / PERIOD).min(1.0);
         let calls = (calls * (1.0 - probability) / probability).sqrt();
         (calls, calls * self.size)
     }
 
-    /// Compares what was estimated with the truth.
+    /// Compares an estimate with the truth.
     fn check(&self, what: &str, estimate: &Value, calls: f64) -> Result<()> {
         let number = |name: &str| estimate[name].as_f64().with_context(|| format!("no {name} in {estimate}"));
         let (in_calls, in_bytes) = self.errors(calls);
         let off = (number("calls")? - calls, number("bytes")? - calls * self.size);
         eprintln!("{} {what}: {estimate}, off by {off:?}, errors {:?}", self.name, (in_calls, in_bytes));
-        // What is exact is so but for the rounding of numbers.
+        // Exact values are exact up to the rounding of numbers.
         let within = |off: f64, error: f64| off.abs() <= (ERRORS * error).max(1e-6);
         ensure!(within(off.0, in_calls) && within(off.1, in_bytes), "{} {what}: {estimate}", self.name);
         Ok(())
@@ -152,7 +152,7 @@ const fn place(
     AllocationSite { name, method, function, calls: calls as f64, size: size as f64, left: left as f64 }
 }
 
-/// Those of `malloc_calls.rb`. A block that is moved belongs to the call that has moved it.
+/// The sites of `malloc_calls.rb`. A block that is moved belongs to the call that moved it.
 const PLACES: [AllocationSite; 6] = [
     place("tiny", "witness_churn", 100_000, 48, 0),
     place("small", "witness_churn", 4_000, 4096, 0),
@@ -162,8 +162,8 @@ const PLACES: [AllocationSite; 6] = [
     place("stays", "witness_malloc", 40, 70_000, 40),
 ];
 
-/// The estimates of what each line asked for, and of what is left of it, are right within their standard errors; calls above the period
-/// are counted one by one. Sums by size stay exact. The profile has the same.
+/// The estimates of what each line allocates, and of what is left of it, are correct within their standard errors. Calls above the period
+/// are counted individually. Sums by size stay exact. The profile has the same values.
 #[test]
 fn places_ask_for_what_they_ask_for() -> Result<()> {
     let live = Live::begin()?;
@@ -195,7 +195,7 @@ fn places_ask_for_what_they_ask_for() -> Result<()> {
 
         for place in &PLACES {
             let number = done.report.extra_u64(place.name)?;
-            // The interpreter asks for some memory of its own in that line, which may be sampled, too.
+            // The interpreter itself allocates some memory in that line, which may also be sampled.
             let its = |site: &&Value| {
                 let ends = |name: &str, end: &str| site[name].as_str().is_some_and(|it| it.ends_with(end));
                 site["line"] == number
@@ -209,8 +209,8 @@ fn places_ask_for_what_they_ask_for() -> Result<()> {
             place.check("asked", &site["asked"], place.calls)?;
             place.check("left", &site["left"], place.left)?;
         }
-        // Strings of the interpreter's own making, each larger than the period: all of them, in a block. Small ones of that line are in
-        // places of other functions.
+        // Strings created by the interpreter itself in a block, each larger than the period, so all of them are counted. Small ones of that line
+        // belong to sites of other functions.
         let number = done.report.extra_u64("strings")?;
         let of_strings = |site: &&Value| {
             site["line"] == number && site["library"].as_str().is_some_and(|it| it.contains("ruby"))
@@ -222,7 +222,7 @@ fn places_ask_for_what_they_ask_for() -> Result<()> {
         let kept = done.report.extra_u64("kept_strings")? as f64;
         ensure!((kept..kept + 2.0).contains(&strings), "{strings} of {kept} strings in {sites:?}");
 
-        // All places together come to what was counted.
+        // All sites together add up to what was counted.
         let sum =
             |what: &str, of: &str| -> f64 { sites.iter().filter_map(|site| site[what][of].as_f64()).sum() };
         let error = |what: &str| -> f64 {
@@ -269,7 +269,7 @@ fn places_ask_for_what_they_ask_for() -> Result<()> {
     })
 }
 
-/// More stacks at once than can be read: what they stand for is known all the same.
+/// More stacks at once than can be read: what they represent is still known.
 #[test]
 fn lost_stacks_are_accounted_for() -> Result<()> {
     let live = Live::begin()?;
@@ -282,21 +282,21 @@ fn lost_stacks_are_accounted_for() -> Result<()> {
     script.finish()?;
     eprintln!("{head}");
     let number = |name: &str| head[name].as_u64().with_context(|| format!("no {name}"));
-    // As large as the period, so that the stack of each is taken.
+    // As large as the period, so every stack is taken.
     ensure!(number("stacks")? + number("stacks_lost")? >= 20_000, "{head}");
     let of = |name: &str| -> f64 { sites.iter().filter_map(|site| site["asked"][name].as_f64()).sum() };
     let asked: u64 = head["bytes"].as_object().context("bytes")?.values().filter_map(Value::as_u64).sum();
     let errors = sites.iter().filter_map(|site| site["asked"]["bytes_error"].as_f64());
     let error = errors.map(|error| error * error).sum::<f64>().sqrt();
     let estimate = of("bytes") + number("stacks_lost_bytes")? as f64;
-    // The rest, some hundred small calls, may have no stack: that is an error of less than a period for each kilobyte of them.
+    // The rest, some hundred small calls, may have no stack: that is an error of less than a period per kilobyte of them.
     let rest = (asked - 20_000 * (1 << 16)) as f64;
     let bound = ERRORS * error.max((rest * PERIOD).sqrt());
     ensure!((estimate - asked as f64).abs() <= bound, "{estimate} ± {bound}, truly {asked}");
     Ok(())
 }
 
-/// A process whose calls cost more than the budget is left alone before the time is over, and goes on.
+/// If the calls of a process cost more than the budget, counting ends early, and the process continues.
 #[test]
 fn budget_ends_the_window() -> Result<()> {
     let live = Live::begin()?;
@@ -314,7 +314,7 @@ fn budget_ends_the_window() -> Result<()> {
     Ok(())
 }
 
-/// The calls of two programs are not added up.
+/// The calls of two programs in one process are not added up.
 #[test]
 fn a_program_that_is_replaced() -> Result<()> {
     let live = Live::begin()?;
@@ -336,7 +336,7 @@ fn a_program_that_is_replaced() -> Result<()> {
     Ok(())
 }
 
-/// A process that is no Ruby gives one clear line and status 1.
+/// A process that is not Ruby leads to one clear line and status 1.
 #[test]
 fn others_are_refused() -> Result<()> {
     let live = Live::begin()?;

@@ -1,4 +1,4 @@
-//! `gctrace malloc` of several processes: each has its own tables, compared with an extension inside that makes a known number of calls.
+//! `gctrace malloc` on several processes: each has its own tables, compared with an extension inside that makes a known number of calls.
 
 use std::path::Path;
 
@@ -37,13 +37,13 @@ fn head(lines: &[Value], pid: u64) -> Result<&Value> {
     its.with_context(|| format!("nothing of {pid} in {lines:?}"))
 }
 
-/// Its line for sizes up to this.
+/// The line of a process for the size class up to this size.
 fn row(lines: &[Value], pid: u64, up_to: u64) -> Option<&Value> {
     lines.iter().find(|line| line["type"] == "malloc_size" && line["pid"] == pid && line["up_to"] == up_to)
 }
 
-/// Both processes have their own calls, to the call, with and without stacks: also the one that ends meanwhile, with what it had then. A
-/// child that is forked meanwhile is in neither. The total is the sum.
+/// Both processes have exactly their own calls, with and without stacks, including the one that ends meanwhile, with its calls until then. A
+/// child that is forked meanwhile counts towards neither. The total is the sum.
 #[test]
 fn each_has_its_own_calls() -> Result<()> {
     let live = Live::beside_others()?;
@@ -106,7 +106,7 @@ fn each_has_its_own_calls() -> Result<()> {
     })
 }
 
-/// The files of a window have the calls of each process as its own: these are all larger than the period, so that each was taken.
+/// The files of a window attribute calls to their own process. All of these calls are larger than the period, so each was sampled.
 fn one_profile(pprof: &Path, folded: &Path, parent: u64, child: u64) -> Result<()> {
     let profile = Profile::open(pprof)?;
     let value = |name: &str, of: u64, function: Option<&str>| -> Result<u64> {
@@ -117,7 +117,7 @@ fn one_profile(pprof: &Path, folded: &Path, parent: u64, child: u64) -> Result<(
         });
         Ok(its.map(|sample| sample.values[at]).sum())
     };
-    // The child may have ended before its frames got names. What it asked for besides is less than a MiB.
+    // The child may have ended before its frames were named. Its other allocations are less than a MiB.
     for (pid, function, asked, left) in [
         (parent, Some("MallocWitness.malloc"), 20 * 3, 0),
         (parent, Some("MallocWitness.malloc2"), 7 * 20, 7 * 20),
@@ -140,8 +140,8 @@ fn one_profile(pprof: &Path, folded: &Path, parent: u64, child: u64) -> Result<(
     Ok(())
 }
 
-/// The budget is that of each process: the window of one that makes too many calls ends, and that of the other goes on. Without --children
-/// the child is not looked at; a named process that is no Ruby is said, and the status is 1, with the tables of the others.
+/// The budget applies to each process: the window of a process that makes too many calls ends, and that of the other one continues. Without
+/// --children the child is not counted. A named process that is not Ruby is reported, with status 1 and the tables of the other processes.
 #[test]
 fn windows_are_separate() -> Result<()> {
     let live = Live::begin()?;

@@ -14,10 +14,10 @@ use gctrace_tests::slowness;
 use gctrace_tests::witness::{Event, Kind, Log, Memory};
 use serde_json::Value;
 
-/// Threads that use all CPUs, so that gctrace has to wait for one.
+/// Number of threads that use all CPUs, so that gctrace has to wait for one.
 const BUSY: usize = 4;
 
-/// Does something on a busy machine; an emulated one is always busy.
+/// Runs `work` on a busy machine. An emulated machine is always busy.
 fn under_pressure<T>(work: impl FnOnce() -> Result<T>) -> Result<T> {
     let over = AtomicBool::new(false);
     std::thread::scope(|scope| {
@@ -34,7 +34,7 @@ fn under_pressure<T>(work: impl FnOnce() -> Result<T>) -> Result<T> {
     })
 }
 
-/// A script, and gctrace's report meanwhile.
+/// Runs a script under gctrace, and returns gctrace's report, too.
 fn traced(script: Script, args: &[&str]) -> Result<(Done, Report)> {
     let gctrace = Invocation::jsonl(["--all-ruby"].iter().chain(args))?.start_ready()?;
     let done = under_pressure(|| script.run())?;
@@ -43,7 +43,7 @@ fn traced(script: Script, args: &[&str]) -> Result<(Done, Report)> {
     Ok((done, report))
 }
 
-/// The memory of every event of a process was read at the event.
+/// Checks that the memory of every event of a process was read at the event.
 fn all_at_their_events(lines: &[&GcLine]) -> Result<()> {
     for line in lines {
         let place = format!("cycle {}", line.count);
@@ -54,7 +54,7 @@ fn all_at_their_events(lines: &[&GcLine]) -> Result<()> {
     Ok(())
 }
 
-/// A large buffer right after each of 200 collections, on a busy machine: none of them is reported with the buffer, and none
+/// A large buffer is allocated right after each of 200 collections, on a busy machine: none of them is reported with the buffer, and none
 /// without memory.
 #[test]
 fn buffers_after_collections_are_not_in_them() -> Result<()> {
@@ -66,21 +66,21 @@ fn buffers_after_collections_are_not_in_them() -> Result<()> {
         let lines: Vec<&GcLine> = report.gcs_of(done.pid).collect();
         compare::program(&lines, &done.report)?;
         all_at_their_events(&lines)?;
-        // Other collections are caused by the buffers themselves, and may end when one of them is full.
+        // Other collections are triggered by the buffers themselves, and may end when one of the buffers is full.
         let explicit: Vec<_> = lines.iter().filter(|line| line.gc_by.as_deref() == Some("method")).collect();
         ensure!(explicit.len() == ROUNDS, "{} explicit collections", explicit.len());
         let most = done.report.extra_u64("before")? + done.report.extra_u64("buffer")? / 2;
         let late = |rss: Option<u64>| rss.is_none_or(|rss| rss > most);
         let late = explicit.iter().filter(|line| late(line.rss) || late(line.rss_end)).count();
         ensure!(late == 0, "{late} of {ROUNDS} collections have more than {most} bytes");
-        // The buffers existed: the peak contains them.
+        // The buffers existed: the peak includes them.
         let last = lines.last().context("no cycles")?;
         ensure!(last.peak_rss_end.or(last.peak_rss) > Some(most), "peak {:?}", last.peak_rss_end);
         Ok(())
     })
 }
 
-/// A program that is gone at once has memory in all of its cycles, the last included.
+/// A program that ends at once has memory in all of its cycles, including the last.
 #[test]
 fn short_programs_have_memory() -> Result<()> {
     let live = Live::begin()?;
@@ -97,7 +97,7 @@ fn short_programs_have_memory() -> Result<()> {
     })
 }
 
-/// Where the kernel does not show how it keeps its counters, memory is read in /proc, and each line says so.
+/// If the kernel does not show how it stores its counters, memory is read in /proc, and each line says so.
 #[test]
 fn memory_from_proc_says_so() -> Result<()> {
     let live = Live::begin()?;
@@ -118,13 +118,13 @@ fn memory_from_proc_says_so() -> Result<()> {
     Ok(())
 }
 
-/// The first Linux whose `/proc/PID/status` has whole sums of the counters (`get_mm_counter_sum`).
+/// The first Linux whose `/proc/PID/status` has exact sums of the counters (`get_mm_counter_sum`).
 const SUMS: (u32, u32) = (6, 17);
 
-/// The first Linux where a thread keeps nothing for itself of what it adds to the counters.
+/// The first Linux in which threads do not cache their own changes of the counters.
 const BY_CPU: (u32, u32) = (6, 2);
 
-/// Version and number of this kernel.
+/// Major and minor version of this kernel.
 fn kernel() -> Result<(u32, u32)> {
     let release = std::fs::read_to_string("/proc/sys/kernel/osrelease")?;
     let mut numbers = release.split(|c: char| !c.is_ascii_digit()).map(str::parse::<u32>);
@@ -134,14 +134,14 @@ fn kernel() -> Result<(u32, u32)> {
     Ok((major, minor))
 }
 
-/// By how much the counters in `/proc/PID/status` may be off on this kernel, in kB.
+/// Maximum error of the counters in `/proc/PID/status` on this kernel, in kB.
 fn slack_of_status() -> Result<u64> {
     let possible = std::fs::read_to_string("/sys/devices/system/cpu/possible")?;
     let last = possible.trim().rsplit('-').next().unwrap_or_default().parse::<u64>()?;
     let cpus = last + 1;
     let pages = match kernel()? {
         newer if newer >= SUMS => 0,
-        // `percpu_counter_batch` of each CPU and counter.
+        // `percpu_counter_batch` per CPU and counter.
         newer if newer >= BY_CPU => 3 * cpus * (2 * cpus).max(32),
         // What a thread has not added yet: 64 faults (`TASK_RSS_EVENTS_THRESH`) of up to 17 pages (`fault_around_bytes`).
         _ => 64 * FAULT_PAGES,
@@ -149,25 +149,25 @@ fn slack_of_status() -> Result<u64> {
     Ok(pages * 4)
 }
 
-/// Pages that one fault maps at most: one, and of a file those around it (`fault_around_bytes`).
+/// Maximum number of pages that one fault maps: one, and for a file also the pages around it (`fault_around_bytes`).
 const FAULT_PAGES: u64 = 17;
 
-/// By how much our reading may be off on this kernel, in kB: what other threads have not added yet (docs/memory.md). Each of their page faults was
-/// one of them, or it was added; one Ruby thread has a timer thread beside it from 3.3 on.
+/// Maximum error of gctrace's reading on this kernel, in kB: what other threads have not added yet (docs/memory.md), at most all of their page
+/// faults. Even a program with one Ruby thread has a timer thread from 3.3 on.
 fn slack_of_reading(log: &Log) -> Result<u64> {
     Ok(if kernel()? < BY_CPU { log.faults_of_others * FAULT_PAGES * 4 } else { 0 })
 }
 
-/// By how much values may be off on this kernel, in kB.
+/// Maximum errors of values on this kernel, in kB.
 #[derive(Clone, Copy)]
 struct Slack {
-    /// Those of `/proc/PID/status`.
+    /// For values of `/proc/PID/status`.
     status: u64,
-    /// Ours.
+    /// For gctrace's values.
     reading: u64,
 }
 
-/// Pages that the witness's hook itself needs between our reading and its own.
+/// Memory that the witness's hook itself needs between gctrace's reading and its own.
 const HOOK_KB: u64 = 16;
 
 fn close(place: &str, what: &str, ours: u64, theirs_kb: u64, slack_kb: u64) -> Result<u64> {
@@ -188,11 +188,11 @@ fn same(place: &str, rss: u64, peak: u64, parts: Parts, theirs: &Memory, slack: 
     close(place, "shmem", parts.shmem, theirs.shmem, status)?;
     close(place, "swap", parts.swap, theirs.swap, status)?;
     close(place, "peak", peak, theirs.peak, status)?;
-    // Whatever the kernel's counters show, this memory was there.
+    // Whatever the kernel's counters show, this memory was mapped.
     close(place, "rss (page tables)", rss, theirs.walked, HOOK_KB + slack.reading)
 }
 
-/// Memory at both ends of each cycle equals what the process itself reads there: by its counters, and by its page tables.
+/// Memory at both ends of each cycle equals what the process itself reads there, from its counters and from its page tables.
 #[test]
 fn memory_equals_the_witness() -> Result<()> {
     let live = Live::begin()?;
@@ -238,8 +238,8 @@ fn compare_event(line: &GcLine, event: &Event, theirs: &Memory, slack: Slack) ->
     same(&place, rss, peak, parts, theirs, slack)
 }
 
-/// At the end of a run the account of a process that still runs is that of `gctrace heap --by memory`, and its parts add up; a process that has
-/// ended has none. JSON lines have no account.
+/// At the end of a run, the account of a process that still runs equals that of `gctrace heap --by memory`, and its parts add up. A process that
+/// has ended has no account, and neither do JSON lines.
 #[test]
 fn account_at_the_end() -> Result<()> {
     let live = Live::beside_others()?;
@@ -258,7 +258,7 @@ fn account_at_the_end() -> Result<()> {
         let other = Invocation::new(other)?.run()?;
         let head: Value = serde_json::from_str(other.stdout.first().context("no line")?)?;
         let rss = head["rss"].as_u64().context("rss")?;
-        // A waiting program changes little: a few pages that its other threads touch.
+        // A waiting program changes little: its other threads touch a few pages.
         ensure!(bytes.len() == 9 && bytes.iter().sum::<u64>().abs_diff(rss) < 1 << 20, "{rss}:\n{text}");
         ensure!(text.contains("\nRSS ") && text.contains(&format!("(pid {pid}), Ruby ")), "{text}");
 

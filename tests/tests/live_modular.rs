@@ -1,6 +1,6 @@
 //! A Ruby built `--with-modular-gc`: each process is traced by the GC that it runs. No distribution ships one, so these tests
-//! run with `--ignored` where the environment names one (`GCTRACE_MODULAR_RUBY`, the path of its `ruby`), which must have its
-//! library `default` installed. The other live tests run on it, too: `GCTRACE_RUBIES`, with and without `RUBY_GC_LIBRARY=default`.
+//! run only with `--ignored`, with the path of such a `ruby` in `GCTRACE_MODULAR_RUBY`; its library `default` must be installed.
+//! The other live tests run on it, too: `GCTRACE_RUBIES`, with and without `RUBY_GC_LIBRARY=default`.
 
 use std::path::Path;
 
@@ -12,12 +12,12 @@ use gctrace_tests::ruby::Ruby;
 use gctrace_tests::script::{Done, Running, Script};
 use gctrace_tests::{compare, ledger};
 
-/// Names the library in the environment of a process.
+/// The environment variable that names the library for a process.
 const VARIABLE: &str = "RUBY_GC_LIBRARY";
 /// The file name of the library `default`.
 const LIBRARY: &str = "librubygc.default.so";
 
-/// The Ruby to test on.
+/// The Ruby under test.
 fn modular() -> Result<Ruby> {
     let path = std::env::var_os("GCTRACE_MODULAR_RUBY")
         .context("GCTRACE_MODULAR_RUBY has to name a Ruby built --with-modular-gc")?;
@@ -28,7 +28,7 @@ fn modular() -> Result<Ruby> {
     Ruby::at(Path::new(&path))
 }
 
-/// A script that waits, with the GC library of that name or the built-in GC.
+/// A waiting script, with the GC library of that name or with the built-in GC.
 fn waiting(live: &Live, ruby: &Ruby, library: Option<&str>) -> Result<Running> {
     let script = Script::new(live, ruby, "explicit.rb")?.arg("25").waiting();
     let script = match library {
@@ -40,7 +40,7 @@ fn waiting(live: &Live, ruby: &Ruby, library: Option<&str>) -> Result<Running> {
     Ok(running)
 }
 
-/// The process was traced by the image that holds its GC, once, and its cycles and pauses are the witness's.
+/// Checks that the process was traced once, by the image that contains its GC, and that its cycles and pauses are the witness's.
 fn traced_by(report: &Report, done: &Done, library: bool) -> Result<()> {
     ledger::check_lossless(report)?;
     let lines = report.gcs_of(done.pid).collect::<Vec<_>>();
@@ -57,7 +57,7 @@ fn traced_by(report: &Report, done: &Done, library: bool) -> Result<()> {
     Ok(())
 }
 
-/// Processes with a library and without, at the same time, some started before gctrace and some after.
+/// Processes with and without the library at the same time, some started before gctrace and some after.
 #[test]
 #[ignore = "needs GCTRACE_MODULAR_RUBY"]
 fn each_process_by_the_gc_it_runs() -> Result<()> {
@@ -70,7 +70,7 @@ fn each_process_by_the_gc_it_runs() -> Result<()> {
         };
         let before = start()?;
         let gctrace = Invocation::jsonl(arguments)?.start_ready()?;
-        // Without cookies a process must be known before its first collection.
+        // Without cookies, a process must be known before its first collection.
         let after = if arguments.len() > 1 { Vec::new() } else { start()? };
         let mut scripts: Vec<Running> = before.into_iter().chain(after).collect();
         for script in &mut scripts {
@@ -99,7 +99,7 @@ fn one_process_with_the_library() -> Result<()> {
     traced_by(&gctrace.stop()?, &done, true)
 }
 
-/// A command with the library: all cycles of its life are seen, from the first on.
+/// A command with the library: all of its cycles are seen, from the first on.
 #[test]
 #[ignore = "needs GCTRACE_MODULAR_RUBY"]
 fn a_command_with_the_library() -> Result<()> {
@@ -116,8 +116,8 @@ fn a_command_with_the_library() -> Result<()> {
     compare::cycles(&lines, &log.context("no witness")?).demand_equal()
 }
 
-/// Another GC than CRuby's own is refused by its name, and does not hide a process with CRuby's
-/// (`GCTRACE_FOREIGN_GC`: the name of such a library, installed beside the other).
+/// A GC other than CRuby's own is refused by name, and does not hide a process with CRuby's GC
+/// (`GCTRACE_FOREIGN_GC`: the name of such a library, installed beside the other one).
 #[test]
 #[ignore = "needs GCTRACE_MODULAR_RUBY and GCTRACE_FOREIGN_GC"]
 fn a_foreign_gc_is_refused() -> Result<()> {

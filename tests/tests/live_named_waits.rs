@@ -21,7 +21,7 @@ const CPU: &str = "(CPU wait)";
 const MUTEX: &str = "(Mutex wait)";
 const IO: [&str; 2] = ["(I/O wait)", "(I/O or timeout wait)"];
 
-/// Why a test would have tested nothing.
+/// The error if no Ruby could be tested.
 const NO_HOLDS: &str = "no Ruby shows how long a thread holds the GVL";
 
 /// What each thread of the script waits for, besides the GVL.
@@ -39,11 +39,11 @@ const WAITS: [(&str, &[&str]); 11] = [
     ("spins", &[]),
 ];
 
-/// The marks of stacks without Ruby frames: of a native thread that has no Ruby thread yet or any more, and up to 3.1 also while one acquires or
-/// releases the GVL.
+/// The marks of stacks without Ruby frames: of a native thread that has no Ruby thread, not yet or no longer, and up to 3.1 also while a thread
+/// acquires or releases the GVL.
 const NO_FRAMES: [&str; 3] = ["(Ruby context in transition)", "(no Ruby context)", "(no Ruby frames)"];
 
-/// Stacks of a process: its thread's name, the last row, nanoseconds, and whether there are no Ruby frames.
+/// A stack of a process: thread name, last row, nanoseconds, and whether it lacks Ruby frames.
 struct Wait<'a> {
     path: &'a str,
     thread: &'a str,
@@ -52,12 +52,12 @@ struct Wait<'a> {
     unknown: bool,
 }
 
-/// Whether a row is what a thread off its CPU waited for, other than a CPU.
+/// Whether a row names what a thread off its CPU waited for, other than a CPU.
 fn is_wait(row: &str) -> bool {
     row != CPU && (row.ends_with(" wait)") || ["(sleep)", BLOCKED].contains(&row))
 }
 
-/// What a file says of a process's threads off their CPU.
+/// The waits of a process's threads off their CPU, according to a file.
 fn waits(folded: &str, pid: u32) -> Result<Vec<Wait<'_>>> {
     let mut waits = Vec::new();
     for line in folded.lines() {
@@ -65,7 +65,7 @@ fn waits(folded: &str, pid: u32) -> Result<Vec<Wait<'_>>> {
         let mut names = path.split(';');
         let (process, thread) = (names.next().context("no process")?, names.next().context("no thread")?);
         let row = names.next_back().context("no row")?;
-        // A child has the names of its parent.
+        // A child has the thread names of its parent.
         if process.ends_with(&format!("(pid {pid})")) && is_wait(row) {
             let unknown = NO_FRAMES.iter().any(|mark| path.contains(mark));
             waits.push(Wait { path, thread, row, ns: ns.parse()?, unknown });
@@ -74,8 +74,8 @@ fn waits(folded: &str, pid: u32) -> Result<Vec<Wait<'_>>> {
     Ok(waits)
 }
 
-/// Each wait has its name; the times of those for the GVL, and of all others, are those of the account of the GVL, which is made of other
-/// events.
+/// Each wait has its name. The total time of waits for the GVL, and that of all other waits, agree with the GVL account, which is computed
+/// from other events.
 #[test]
 fn waits_have_names() -> Result<()> {
     let live = Live::begin()?;
@@ -109,7 +109,7 @@ fn waits_have_names() -> Result<()> {
             let slack = most / 50 + 10_000_000;
             told + slack >= least && told <= most + slack
         };
-        // Of all threads together: a thread waits for the first time before it has its name, and before its native thread is known.
+        // Summed over all threads, because a thread's first wait is before it has its name and before its native thread is known.
         let gvl = sum(&|wait| wait.row == GVL);
         let waited: u64 = splits(&|_| true)?.iter().map(|split| split.wait.blocked_ns).sum();
         let unknown = sum(&|wait| wait.row == BLOCKED && wait.unknown);
@@ -138,7 +138,8 @@ fn waits_have_names() -> Result<()> {
             let wrong =
                 of_thread().find(|wait| ![GVL, BLOCKED].contains(&wait.row) && !own.contains(&wait.row));
             ensure!(wrong.is_none(), "{name}: {}", wrong.map_or("", |wait| wait.path));
-            // A thread whose time is over waits, up to 3.1, until another one has the GVL, and only then for it; and locks of the VM are waited for.
+            // Up to 3.1, a thread whose time slice is over waits until another one holds the GVL, and only then for it. Threads also wait for
+            // locks of the VM.
             let locks: u64 = of_thread().filter(|wait| wait.row == BLOCKED).map(|wait| wait.ns).sum();
             ensure_times!(locks < 10_000_000, "{name} was blocked for {locks} ns without a reason");
             let blocked = |split: &GvlSplitLine| split.away.blocked_ns + split.hold.blocked_ns;
@@ -154,7 +155,7 @@ fn waits_have_names() -> Result<()> {
     Ok(())
 }
 
-/// A thread's first wait for the GVL is one, and so is a wait that is not over when tracing ends.
+/// A thread's first wait for the GVL counts as one, and so does a wait that is not over when tracing ends.
 #[test]
 fn first_and_last_waits() -> Result<()> {
     let live = Live::begin()?;
@@ -185,7 +186,7 @@ fn first_and_last_waits() -> Result<()> {
         let last = sum(&|wait| wait.thread == "late" && wait.row == GVL);
         ensure_times!(last > 1_000_000_000, "{}: the last wait has {last} ns: {folded}", ruby.label());
         let first = sum(&|wait| wait.thread != "late" && wait.row == GVL);
-        // From 3.2 on a native thread has no context before it has the GVL, and nothing else says which thread it is.
+        // From 3.2 on, a native thread has no context before it acquires the GVL, and nothing else identifies its thread.
         let told = !ruby.is_at_least(3, 2);
         ensure_times!(
             !told || first > 1_000_000_000,

@@ -1,4 +1,4 @@
-//! Native frames among those of Ruby, where the program's own report says what must be there.
+//! Native frames among Ruby frames, compared with the program's own report of what must be there.
 
 use std::ffi::OsStr;
 use std::io::Read as _;
@@ -15,7 +15,7 @@ use gctrace_tests::receiver::Receiver;
 use gctrace_tests::ruby::Ruby;
 use gctrace_tests::script::Script;
 
-/// The least share of a method's CPU time that must have its native frames. The rest: samples between two instructions.
+/// Minimum share of a method's CPU time that must have its native frames. The rest are samples between two instructions.
 const ENOUGH: f64 = 0.8;
 
 fn position(stack: &[Frame], wanted: impl Fn(&Frame) -> bool) -> Option<usize> {
@@ -32,7 +32,7 @@ fn compresses(stack: &[Frame]) -> bool {
     places.iter().all(Option::is_some) && places.is_sorted()
 }
 
-/// Whether the block that the extension calls is above the extension, and that above the method.
+/// Whether the block that the extension calls is above the extension, and the extension above the method.
 fn calls_back(stack: &[Frame]) -> bool {
     let inner = position(stack, |frame| frame.name.ends_with("write") && frame.line > 0);
     let extension = position(stack, |frame| frame.native && frame.file.ends_with("/zlib.so"));
@@ -42,10 +42,10 @@ fn calls_back(stack: &[Frame]) -> bool {
     first < inner && between.is_some_and(|at| method.is_some_and(|method| inner + at < method))
 }
 
-/// Waits until gctrace has walks through the library that the script keeps calling, which it has as soon as the tables are there: then a
-/// profile names the extension, which called it. Before, stacks have their innermost native frame only.
+/// Waits until gctrace walks through the library that the script keeps calling, which it does once the unwind tables are loaded: then a profile
+/// contains the extension that called the library. Before that, stacks have only their innermost native frame.
 fn wait_for_tables(receiver: &Receiver) -> Result<()> {
-    // One that comes now, and the next one, may have the script's start, in which the extension's own code runs: they are not looked at.
+    // Skip the next two pushes: they may contain the script's start, in which the extension's own code runs.
     let before = receiver.pushes().len() + 2;
     let since = Instant::now();
     let mut read = before;
@@ -64,7 +64,7 @@ fn wait_for_tables(receiver: &Receiver) -> Result<()> {
     }
 }
 
-/// Frames of libraries and extensions are where they were called; nothing is native below the last Ruby frame.
+/// Frames of libraries and extensions are where they were called. Below the last Ruby frame nothing is native.
 #[test]
 fn native_frames_are_in_order() -> Result<()> {
     let live = Live::begin()?;
@@ -85,7 +85,7 @@ fn native_frames_are_in_order() -> Result<()> {
         let done = script.finish()?;
         let report = gctrace.stop()?;
         ledger::check(&report)?;
-        // Ruby, libc and zlib at least have tables, and there was room for all; most frames have a symbol or a file.
+        // At least Ruby, libc and zlib have tables, and there was room for all of them; most frames have a symbol or a file.
         let [all, unmapped, images, full] =
             ["native_frames", "native_frames_unmapped", "unwind_images", "unwind_tables_full"]
                 .map(|name| ledger::user(&report, name));

@@ -1,4 +1,4 @@
-//! Two questions of somebody who has never used gctrace, answered by the commands of the README alone.
+//! Two questions of a user who has never used gctrace, answered only with the commands of the README.
 
 use std::time::{Duration, Instant};
 
@@ -10,10 +10,10 @@ use gctrace_tests::live::{Live, marked_lines, rubies_dir};
 use gctrace_tests::ruby::Ruby;
 
 const README: &str = include_str!("../../README.md");
-/// From the question to the answer, of which the command watches 30 s.
+/// Maximum time from the question to the answer, including the 30 s for which the command watches.
 const AT_MOST: Duration = Duration::from_mins(1);
 
-/// What a command of the README prints about a program of `tests/rubies`. The README watches for 30 s, the test for 5 s.
+/// The output of a command of the README for a program of `tests/rubies`. The README watches for 30 s, the test for 5 s.
 fn answer(ruby: &Ruby, program: &str, command: &str) -> Result<String> {
     ensure!(README.lines().any(|line| line.trim_end().starts_with(command)), "the README has no `{command}`");
     let mut running =

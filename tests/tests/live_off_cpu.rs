@@ -1,4 +1,4 @@
-//! Which of the many off-CPU times get a stack, and what is reported of the others.
+//! Which of the many off-CPU times get a stack, and what is reported about the other ones.
 
 use std::collections::BTreeMap;
 
@@ -12,7 +12,7 @@ use gctrace_tests::script::Script;
 use gctrace_tests::stack_log::{self, Sample};
 use serde_json::Value;
 
-/// The frame of a time whose stack was not taken.
+/// The frame of an off-CPU time whose stack was not taken.
 const LIMITED: &str = "(no stack: sampling limit)";
 
 fn has_stack(sample: &Sample) -> bool {
@@ -41,18 +41,18 @@ fn kernel(report: &Report, name: &str) -> Result<u64> {
     ledger.kernel.get(name).and_then(Value::as_u64).with_context(|| format!("no counter {name}"))
 }
 
-/// Whether the kernel reports when a switch of threads is over (Linux 6.15).
+/// Whether the kernel reports when a switch of threads is complete (Linux 6.15).
 fn tells_returns() -> Result<bool> {
     let btf = std::fs::read("/sys/kernel/btf/vmlinux")?;
     Ok(btf.split(|byte| *byte == 0).any(|text| text == b"btf_trace_sched_exit_tp"))
 }
 
-/// Threads that sleep briefly thousands of times a second cost no stack, and take none from those that sleep for long.
+/// Threads that sleep briefly thousands of times per second cost no stacks, and take none from those that sleep for long.
 #[test]
 fn short_times_cost_no_stack() -> Result<()> {
     let live = Live::beside_others()?;
     Ruby::first_and_last(|ruby| {
-        // More than two CPUs can reach in waits of a millisecond and more.
+        // A limit above what two CPUs can reach in waits of a millisecond and more.
         let (samples, report) = watch(&live, ruby, &["10", "15", "3"], "20000")?;
         let wanted = kernel(&report, "off_cpu_wanted")?;
         if tells_returns()? {
@@ -70,7 +70,7 @@ fn short_times_cost_no_stack() -> Result<()> {
     })
 }
 
-/// Where there are more times than stacks, each has the same chance: the first ones are not preferred. The time without a stack is
+/// If there are more off-CPU times than stacks, each has the same chance: the first ones are not preferred. The time without a stack is
 /// reported, and counted.
 #[test]
 fn the_choice_is_fair() -> Result<()> {
@@ -83,12 +83,12 @@ fn the_choice_is_fair() -> Result<()> {
             samples.iter().filter(|sample| !has_stack(sample)).map(|sample| sample.wall_ns).sum();
         let counted = ledger::user(&report, "off_cpu_ns_without_stack")?;
         ensure!(without > 0 && without <= counted, "{without} ns without a stack, {counted} counted");
-        // By thread, in the order of their places: how many of the long times have a stack.
+        // Number of long off-CPU times with a stack, by thread id, which is the order of the threads.
         let mut threads: BTreeMap<u32, u32> = BTreeMap::new();
         for sample in samples.iter().filter(|sample| sample.wall_ns > 40_000_000) {
             *threads.entry(sample.tid).or_default() += u32::from(has_stack(sample));
         }
-        // The main thread, which waits for all the others, comes first.
+        // The main thread, which waits for all other threads, comes first.
         let stacks: Vec<f64> = threads.values().skip(1).map(|stacks| f64::from(*stacks)).collect();
         ensure!(stacks.len() >= THREADS, "{} threads of {THREADS}: {threads:?}", stacks.len());
         let third = THREADS / 3;

@@ -19,19 +19,19 @@ use gctrace_tests::tunemygc::{self, Sample, Set};
 use gctrace_tunemygc::tune::Series;
 use serde_json::{Map, Value};
 
-/// gctrace with these options before the path, on all Rubies, printing jsonl, ready.
+/// Starts gctrace on all Rubies with this option before the path and jsonl output, and waits until it is ready.
 fn writing(option: &str, path: &Path) -> Result<Gctrace> {
     Invocation::jsonl(["--all-ruby".as_ref(), option.as_ref(), path.as_os_str()])?.start_ready()
 }
 
-/// The one set of a process.
+/// The only set of a process.
 fn set_of(sets: &[Set], pid: u32) -> Result<&Set> {
     let of_pid = sets.iter().filter(|set| set.pid == pid).collect::<Vec<_>>();
     ensure!(of_pid.len() == 1, "{} sets of process {pid}", of_pid.len());
     Ok(of_pid[0])
 }
 
-/// A sample contains the same as the line.
+/// Checks that a sample contains the same as the line.
 fn same_state(sample: &Sample, stat: &Map<String, Value>, info: &Map<String, Value>) -> Result<()> {
     let values = stat.values().map(|value| value.as_u64().unwrap_or(u64::MAX)).collect::<Vec<_>>();
     ensure!(sample.stat == values, "stat {:?}, the line has {values:?}", sample.stat);
@@ -39,7 +39,7 @@ fn same_state(sample: &Sample, stat: &Map<String, Value>, info: &Map<String, Val
     Ok(())
 }
 
-/// The set of a process has the events of its lines and nothing else.
+/// Checks that the set of a process has the events of its lines and nothing else.
 fn set_equals_lines(set: &Set, report: &Report, script: &ScriptReport) -> Result<()> {
     let pid = script.pid;
     ensure!(set.ruby == script.ruby, "Ruby {}", set.ruby);
@@ -99,7 +99,7 @@ fn set_equals_lines(set: &Set, report: &Report, script: &ScriptReport) -> Result
     Ok(())
 }
 
-/// Whether what is known of a process begins before its first cycle: it was found with its VM set up.
+/// Whether a process was found, with its VM set up, before its first cycle.
 fn is_found_before(set: &Set, report: &Report) -> Result<bool> {
     let booted = set.of("BOOTED").next().context("never booted")?;
     let first = report.gcs_of(set.pid).next().context("no lines")?;
@@ -107,7 +107,7 @@ fn is_found_before(set: &Set, report: &Report) -> Result<bool> {
     Ok(booted.ts < first.ts - 2e-6)
 }
 
-/// A process has booted when it was found, in the state that its line has, or at the begin of its first cycle.
+/// Checks the `BOOTED` event of a process: it is when the process was found, with the state of its line, or at the start of its first cycle.
 fn booted_equals_lines(set: &Set, report: &Report) -> Result<()> {
     let booted = set.of("BOOTED").next().context("never booted")?;
     let stat = if is_found_before(set, report)? {
@@ -123,8 +123,8 @@ fn booted_equals_lines(set: &Set, report: &Report) -> Result<()> {
     Ok(())
 }
 
-/// From 3.2 on the first and the last sample of a whole life, and no other, have the heaps in their `meta`. The last one is of the end of
-/// the process, which is in no line of a cycle.
+/// Checks that from 3.2 on the first and the last sample of a whole life, and no other, have the heaps in their `meta`. The last sample is of
+/// the end of the process, which is in no line of a cycle.
 fn heaps_equal_lines(set: &Set, report: &Report) -> Result<()> {
     let heaps = |sample: &Sample| sample.meta.get("stat_heap").cloned();
     let with_heaps: Vec<usize> = set
@@ -145,7 +145,7 @@ fn heaps_equal_lines(set: &Set, report: &Report) -> Result<()> {
     let last = set.samples.len() - 1;
     ensure!(with_heaps == [0, last], "samples {with_heaps:?} of {last} have heaps");
     for sample in [&set.samples[0], &set.samples[last]] {
-        // They are of the same moment as the totals beside them.
+        // The heaps are of the same moment as the totals beside them.
         for (total, parts) in [
             ("heap_available_slots", &["heap_eden_slots", "heap_tomb_slots"][..]),
             ("total_allocated_objects", &["total_allocated_objects"]),
@@ -156,7 +156,7 @@ fn heaps_equal_lines(set: &Set, report: &Report) -> Result<()> {
             };
             let heaps = heaps(sample).context("heaps")?;
             let sum: Option<u64> = heaps.as_object().context("an object")?.values().map(of_heap).sum();
-            // Ruby 3.2 counts no objects by heap.
+            // Ruby 3.2 does not count objects per heap.
             let Some(sum) = sum else { continue };
             let at = set.keys.iter().position(|key| key == total).with_context(|| format!("no {total}"))?;
             ensure!(
@@ -175,7 +175,7 @@ fn heaps_equal_lines(set: &Set, report: &Report) -> Result<()> {
         ensure!(ours == line, "{ours:?}, the first line has {line:?}");
         return Ok(());
     }
-    // It was found before its first cycle, with its VM set up: its heaps have given out less than by then.
+    // It was found before its first cycle, with its VM set up: its heaps have allocated less than by then.
     for (heap, (ours, line)) in ours.values().zip(line.values()).enumerate() {
         let given = |heap: &Value| heap["total_allocated_objects"].as_u64();
         ensure!(given(ours) <= given(line), "heap {heap}: {ours}, the first line has {line}");
@@ -183,7 +183,7 @@ fn heaps_equal_lines(set: &Set, report: &Report) -> Result<()> {
     Ok(())
 }
 
-/// The life of a process that was traced from its beginning to its end: booted once, terminated once, at the end.
+/// Checks the life of a process that was traced from its start to its end: booted once, and terminated once, at the end.
 fn whole_life(set: &Set) -> Result<()> {
     let events = set.samples.iter().map(|sample| sample.event.as_str()).collect::<Vec<_>>();
     ensure!(set.of("BOOTED").count() == 1, "booted {} times: {events:?}", set.of("BOOTED").count());
@@ -196,7 +196,7 @@ fn whole_life(set: &Set) -> Result<()> {
     Ok(())
 }
 
-/// One sample set per process, with the same cycles and states as the lines, which gctrace's own reader reads, too.
+/// One sample set per process, with the same cycles and states as the lines. gctrace's own reader reads it, too.
 #[test]
 fn sample_sets_equal_the_lines() -> Result<()> {
     let live = Live::begin()?;
@@ -204,7 +204,7 @@ fn sample_sets_equal_the_lines() -> Result<()> {
         let index = ruby.label();
         let dir = live.dir(&format!("sets{index}"))?;
         let gctrace = writing("--tunemygc", &dir)?;
-        // Its environment is read from /proc, so it must still be there when its first cycle is read from the ring.
+        // Its environment is read from /proc, so it must still be running when its first cycle is read from the ring.
         let explicit = Script::unwitnessed(&live, ruby, "explicit.rb")?.arg("200");
         let explicit =
             explicit.env("RUBY_GC_HEAP_GROWTH_FACTOR", "1.3").env("RUBY_GC_TOKEN", "s3cr3t").run()?;
@@ -289,7 +289,7 @@ fn files_appear_complete() -> Result<()> {
     Ok(())
 }
 
-/// `go tool pprof` opens the profile, and its totals are those of the lines.
+/// `go tool pprof` opens the profile, and its totals equal those of the lines.
 #[test]
 fn pprof_totals_equal_the_lines() -> Result<()> {
     let live = Live::beside_others()?;
@@ -337,7 +337,7 @@ fn pprof_totals_equal_the_lines() -> Result<()> {
                 assert_eq!(sums, expected, "pauses and time of {kind} cycles of {pid}");
             }
         }
-        // A sample is of a stack or of a pause.
+        // A sample represents a stack or a pause.
         for sample in &profile.samples {
             let pause = ["comm", "pid", "thread id", "thread name", "gc kind", "gc reason", "gc phase"];
             let stack = ["comm", "pid", "thread id", "thread name", "state"];
@@ -351,7 +351,7 @@ fn pprof_totals_equal_the_lines() -> Result<()> {
     })
 }
 
-/// Text output: one line per cycle of the process, with its number, kind and reason; with --quiet none.
+/// Text output: one line per cycle of the process, with its number, kind and reason; none with --quiet.
 #[test]
 fn text_lines() -> Result<()> {
     let live = Live::begin()?;
@@ -392,7 +392,7 @@ fn text_lines() -> Result<()> {
     Ok(())
 }
 
-/// Lines come while the program runs, not only at the end.
+/// Lines are printed while the program runs, not only at the end.
 #[test]
 fn lines_come_at_once() -> Result<()> {
     let live = Live::begin()?;

@@ -1,4 +1,4 @@
-//! What runs now, selected by name or group, for commands that look once: `gctrace dump` and `gctrace malloc`.
+//! Running processes selected by name or group, for one-shot commands: `gctrace dump` and `gctrace malloc`.
 
 use std::collections::BTreeSet;
 use std::ffi::OsStr;
@@ -13,7 +13,7 @@ use gctrace_tests::script::{Running, Script};
 use gctrace_tests::witness::malloc_extension;
 use serde_json::Value;
 
-/// What each command needs besides the selection, and the type of the line that it writes about each process.
+/// The arguments of each command besides the selection, and the type of the line that it prints for each process.
 const COMMANDS: [(&[&str], &str); 2] =
     [(&["dump"], "process"), (&["malloc", "--duration", "1s", "--sample", "0"], "malloc")];
 
@@ -43,8 +43,8 @@ fn family(live: &Live, ruby: &Ruby) -> Result<(Running, BTreeSet<u32>)> {
     Ok((script, BTreeSet::from([pid, children.trim().parse()?])))
 }
 
-/// A name selects a program and its descendants, and nothing else; twice the same. A name that nothing has is said, with status 1, and
-/// does not hide what else is selected.
+/// A name selects a program and its descendants, and nothing else, even if it is given twice. A name without a match is reported, with status 1,
+/// and does not hide what else is selected.
 #[test]
 fn names() -> Result<()> {
     let live = Live::begin()?;
@@ -75,7 +75,7 @@ fn names() -> Result<()> {
     Ok(())
 }
 
-/// A cgroup selects those that are in it or below it at that moment.
+/// A cgroup selects the processes that are in it or below it at that moment.
 #[test]
 fn cgroups() -> Result<()> {
     let live = Live::beside_others()?;

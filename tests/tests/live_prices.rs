@@ -1,4 +1,4 @@
-//! The price that advice states, beside what following it costs: peak memory, major cycles and time in GC.
+//! The price that advice states, compared with what following it costs: peak memory, major cycles and time in GC.
 
 use std::process::Command;
 
@@ -11,18 +11,18 @@ use gctrace_tests::script::{Report, Script};
 use gctrace_tests::timing::settled;
 use serde_json::Value;
 
-/// How far a likely figure may be off.
+/// Factor by which a likely figure may be off.
 const OFF: f64 = 1.5;
-/// How often the work is done with and without the advice.
+/// Number of runs of the work with and without the advice.
 const TURNS: usize = 2;
 
-/// What a run of a program took.
+/// The cost of a run of a program.
 #[derive(Clone, Copy, Debug)]
 struct Taken {
-    /// Bytes.
+    /// Peak resident memory, bytes.
     peak: f64,
     majors: f64,
-    /// Milliseconds, by `GC.stat(:time)`.
+    /// GC time, milliseconds, by `GC.stat(:time)`.
     gc: f64,
 }
 
@@ -35,15 +35,15 @@ impl Taken {
         })
     }
 
-    /// Other load makes a run longer, never shorter.
+    /// The minimum of each figure: other load makes a run longer, never shorter.
     fn least(self, other: Self) -> Self {
         let Self { peak, majors, gc } = other;
         Self { peak: self.peak.min(peak), majors: self.majors.min(majors), gc: self.gc.min(gc) }
     }
 }
 
-/// A program is traced and advised, and does the same work with and without the advice, untraced. Memory and time are within a factor of 1.5 of
-/// what is called likely, and within the stated range; majors are within theirs.
+/// Traces a program, gets advice, and runs the same work with and without the advice, untraced. Memory and time must be within a factor of 1.5 of
+/// the likely figures, and within the stated ranges; the number of major cycles must be within its range.
 fn holds(script: &str, unit: &str) -> Result<()> {
     let live = Live::begin()?;
     let ruby = Ruby::main()?;
@@ -87,9 +87,9 @@ fn holds(script: &str, unit: &str) -> Result<()> {
     })
 }
 
-/// Whether this is the price that was stated. A time is measured again without what runs beside the tests: large heaps share the memory with that.
+/// Checks the stated price. A time is measured again without what runs beside the tests, because large heaps compete with it for memory.
 fn is_price(price: &Value, before: Taken, after: Taken) -> Result<()> {
-    // Where only a range can be said, that is all that is said.
+    // If only a range can be stated, there is no likely figure.
     let number = |name: &str| match &price[name] {
         Value::Null if name == "likely_gc_time" => Ok(None),
         value => value.as_f64().map(Some).with_context(|| format!("no {name} in {price}")),

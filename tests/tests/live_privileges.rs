@@ -29,7 +29,7 @@ fn set(status: &str, name: &str) -> Result<u64> {
     Ok(u64::from_str_radix(&field(status, name)?, 16)?)
 }
 
-/// Each of its threads keeps only what attaching needs and cannot regain anything; a Ruby that it sees later is traced.
+/// Each thread of gctrace keeps only what attaching needs and cannot regain anything. A Ruby that it sees later is traced.
 #[test]
 fn the_rest_is_dropped() -> Result<()> {
     let live = Live::begin()?;
@@ -56,7 +56,7 @@ fn the_rest_is_dropped() -> Result<()> {
             ensure!(field(&status, "NoNewPrivs")? == "1", "{status}");
         }
         ensure!(threads >= 3, "{threads} threads");
-        // An image that was not there at start.
+        // An image that was not present at the start.
         let ruby = Ruby::rooted()?.pop().context("no Ruby of the lab")?;
         let mut script = Script::new(&live, &ruby, "explicit.rb")?.arg("5").waiting().start()?;
         script.wait_for("ready")?;
@@ -83,7 +83,7 @@ fn a_command_keeps_all() -> Result<()> {
     args.extend(["-e", "GC.start; puts File.read('/proc/self/status')"].map(ToOwned::to_owned));
     let finished = Invocation::new(args)?.run()?;
     ensure!(finished.status.success(), "{}", finished.errors());
-    // The command's standard output goes to standard error: standard output is for gctrace's reports.
+    // The command's standard output goes to standard error, because standard output is for gctrace's reports.
     let its = finished.errors();
     for name in ["CapEff", "NoNewPrivs", "CapBnd"] {
         ensure!(field(&its, name)? == field(&own, name)?, "{name} of the command: {its}");
@@ -91,7 +91,7 @@ fn a_command_keeps_all() -> Result<()> {
     Ok(())
 }
 
-/// The manual page and the completions are accepted by their readers.
+/// The readers of the manual page and of the completions accept them.
 #[test]
 fn documents() -> Result<()> {
     let live = Live::without_gctrace()?;
@@ -106,7 +106,7 @@ fn documents() -> Result<()> {
     let output = Command::new("bash").args(["-c", read]).arg(&path).output()?;
     let said = String::from_utf8_lossy(&output.stdout).trim().to_owned();
     ensure!(said == "--container", "{said}: {}", String::from_utf8_lossy(&output.stderr));
-    // What is asked for and cannot be written is an error.
+    // Requested output that cannot be written is an error.
     for asked in ["--help", "-h", "--version", "man"] {
         let full = std::fs::OpenOptions::new().write(true).open("/dev/full")?;
         let output = Command::new(gctrace_binary()?).arg(asked).stdout(full).output()?;
@@ -117,8 +117,8 @@ fn documents() -> Result<()> {
     Ok(())
 }
 
-/// The files in `packaging/` work: the unit's capabilities are enough for its command, and the manifest's flags
-/// are gctrace's.
+/// The files in `packaging/` work: the unit's capabilities are sufficient for its command, and the manifest's flags
+/// exist in gctrace.
 #[test]
 fn packaging() -> Result<()> {
     let live = Live::begin()?;

@@ -15,17 +15,17 @@ use gctrace_tests::ruby::Ruby;
 use gctrace_tests::script::{Done, Script};
 use rustix::process::Signal;
 
-/// Ticks of the clock a second: many, so that short scripts give enough samples.
+/// Ticks of the sampling clock per second: many, so that short scripts produce enough samples.
 const RATE: &str = "499";
-/// Share of CPU samples of a run that may be off by chance: four standard deviations of counting.
+/// Number of standard deviations of counting by which the share of a run's CPU samples may be off by chance.
 const DEVIATIONS: f64 = 4.0;
 
 /// A script's run under gctrace: its CPU samples, the lines, and its own report.
 struct Profiled {
     samples: Vec<Sample>,
-    /// CPU time of each, in the order of `samples`.
+    /// CPU time of each sample, in the order of `samples`.
     cpu: Vec<u64>,
-    /// Those of allocation.
+    /// Samples of allocation.
     allocated: Vec<Sample>,
     report: Report,
     done: Done,
@@ -47,7 +47,7 @@ impl Profiled {
         Ok(Self { samples, cpu, allocated, report, done })
     }
 
-    /// CPU time of the samples that satisfy the condition.
+    /// CPU time of the samples that satisfy a condition.
     fn cpu_of(&self, wanted: impl Fn(&Sample) -> bool) -> u64 {
         self.samples.iter().zip(&self.cpu).filter(|(sample, _)| wanted(sample)).map(|(_, cpu)| cpu).sum()
     }
@@ -70,7 +70,7 @@ fn profile_of(
     Profiled::new(&path, gctrace.stop()?, done)
 }
 
-/// The same where it does not matter how the program is found: gctrace sees no other process, and does from before the script's work on.
+/// Like [`profile`], if it does not matter how the program is found: gctrace sees only this process, from before the script's work on.
 fn profile_alone(live: &Live, ruby: &Ruby, name: &str, args: &[&str], options: &[&str]) -> Result<Profiled> {
     let path = live.path(&format!("{name}-{}.pb.gz", ruby.label()));
     let script = args.iter().fold(Script::unwitnessed(live, ruby, name)?, Script::arg);
@@ -78,13 +78,13 @@ fn profile_alone(live: &Live, ruby: &Ruby, name: &str, args: &[&str], options: &
     Profiled::new(&path, gctrace.done()?.0, done.pop().context("no script")?)
 }
 
-/// How both are profiled.
+/// The common arguments of both.
 fn arguments<'a>(path: &'a Path, options: &'a [&str]) -> impl Iterator<Item = &'a OsStr> {
     let common = ["--rate".as_ref(), RATE.as_ref(), "--pprof".as_ref(), path.as_os_str()];
     common.into_iter().chain(options.iter().map(AsRef::as_ref))
 }
 
-/// Numbers of CPU nanoseconds that the script measured, by name.
+/// CPU nanoseconds that the script measured, by name.
 fn measured(done: &Done, key: &str) -> Result<BTreeMap<String, f64>> {
     let map = done
         .report
@@ -99,7 +99,7 @@ fn measured(done: &Done, key: &str) -> Result<BTreeMap<String, f64>> {
         .collect()
 }
 
-/// The samples have the measured shares, within the error of counting.
+/// Checks that the samples have the measured shares, within the error of counting.
 fn same_shares(measured: &BTreeMap<String, f64>, sampled: &BTreeMap<String, u64>) -> Result<()> {
     let period = 1e9 / RATE.parse::<f64>()?;
     let all: f64 = measured.values().sum();
@@ -123,7 +123,7 @@ fn has(sample: &Sample, name: &str) -> bool {
     sample.stack.iter().any(|frame| frame.name == name)
 }
 
-/// Methods, C functions and threads get the shares of the samples that they had of the CPU.
+/// The shares of methods, C functions and threads in the samples equal their shares of CPU time.
 #[test]
 fn shares_are_those_of_the_cpu_clock() -> Result<()> {
     let live = Live::begin()?;
@@ -163,8 +163,8 @@ fn shares_are_those_of_the_cpu_clock() -> Result<()> {
     })
 }
 
-/// Stacks of threads of Ractors and of the M:N scheduler, whose native threads change under them, reach from the work to the
-/// block that they began with, and those that share one GVL get the shares of the work that they did.
+/// Stacks of threads of Ractors and of the M:N scheduler, whose native threads change, reach from the work to the
+/// block that they started with. Threads that share one GVL get the shares of the work that they did.
 #[test]
 fn ractors_and_scheduled_threads() -> Result<()> {
     let live = Live::begin()?;
@@ -191,7 +191,7 @@ fn ractors_and_scheduled_threads() -> Result<()> {
                     .collect();
                 let Some(at) = ruby.iter().position(|name| *name == "Object#round") else { continue };
                 let Some((block, below)) = ruby[at + 1..].split_first() else { bail!("{way}: {ruby:?}") };
-                // Iterators of Ruby's own, and then the method.
+                // Iterators of Ruby itself, and then the method.
                 let iterators = below
                     .iter()
                     .take_while(|name| ["Integer#", "Enumer"].iter().any(|class| name.starts_with(class)));
@@ -207,10 +207,10 @@ fn ractors_and_scheduled_threads() -> Result<()> {
                 *sampled.entry(name.to_owned()).or_insert(0) += cpu;
             }
             if mn {
-                // One at a time, so that each round costs the same.
+                // One thread at a time, so each round costs the same.
                 same_shares(&rounds, &sampled).context(way)?;
             }
-            // In parallel, a round costs more or less, depending on other load of the CPU; but not twice as much.
+            // In parallel, the cost of a round depends on other load of the CPU, but is never twice as high.
             let (sum, seen) = (rounds.values().sum::<f64>(), sampled.values().sum::<u64>() as f64);
             for (name, count) in &rounds {
                 let ns = sampled.get(name).copied().unwrap_or_default() as f64;
@@ -227,7 +227,7 @@ fn ractors_and_scheduled_threads() -> Result<()> {
     })
 }
 
-/// The method's name without its class, as Rubies before 3.4 have it in their labels.
+/// The method's name without its class, as in the labels of Rubies before 3.4.
 fn unqualified(name: &str) -> String {
     let (prefix, method) = name.rsplit_once(" in ").map_or(("", name), |(prefix, method)| (prefix, method));
     let method = if method.starts_with('<') {
@@ -242,14 +242,14 @@ fn is_ruby(frame: &Frame) -> bool {
     frame.line > 0
 }
 
-/// Every stack at a known place is the one that Ruby's `caller_locations` gave there, and every place was seen.
+/// Checks that every stack at a known place equals the one that Ruby's `caller_locations` gave there, and that every place was seen.
 fn stacks_are_those_of_caller(ruby: &Ruby, live: &Live) -> Result<()> {
     let run = profile(live, ruby, "callers.rb")?;
     let places =
         run.done.report.extra.get("places").and_then(|value| value.as_array()).context("no places")?;
     let qualified = ruby.is_at_least(3, 4);
     let label = |name: &str| if qualified { name.to_owned() } else { unqualified(name) };
-    // A stack of Ruby's, with the name of its place. Ruby gives a C function the place of its caller.
+    // A stack according to Ruby, and the name of its place. Ruby gives a C function the place of its caller.
     let mut expected: BTreeMap<Vec<(String, String, u64)>, String> = BTreeMap::new();
     for place in places {
         let name = place[0].as_str().context("a place without a name")?;
@@ -268,7 +268,7 @@ fn stacks_are_those_of_caller(ruby: &Ruby, live: &Live) -> Result<()> {
     for sample in &run.samples {
         let Some(burn) = sample.stack.iter().position(|frame| frame.name == "Oracle.burn") else { continue };
         let mut stack: Vec<(String, String, u64)> = Vec::new();
-        // From the root, so that a C function has the place of the frame that called it.
+        // From the root, so that a C function gets the place of the frame that called it.
         let (mut file, mut row) = (String::new(), 0);
         for frame in sample.stack[burn + 1..].iter().rev().filter(|frame| !frame.native) {
             if is_ruby(frame) {
@@ -303,7 +303,7 @@ fn stacks_equal_callers() -> Result<()> {
     Ruby::each(|ruby| stacks_are_those_of_caller(ruby, &live))
 }
 
-/// The same with compiled code.
+/// The same with JIT-compiled code.
 #[test]
 fn stacks_equal_callers_with_yjit() -> Result<()> {
     let live = Live::begin()?;
@@ -320,7 +320,7 @@ fn stacks_equal_callers_with_yjit() -> Result<()> {
     Ok(())
 }
 
-/// The stack of a collection points at the line that allocates.
+/// The stack of a collection points to the line that allocates.
 #[test]
 fn triggers_are_the_allocating_lines() -> Result<()> {
     let live = Live::beside_others()?;
@@ -344,7 +344,7 @@ fn triggers_are_the_allocating_lines() -> Result<()> {
                 ensure!(fits, "cycle {}: expected {method} line {row}, the stack is {stack:?}", gc.count);
             }
         }
-        // Allocation has the same lines.
+        // Samples of allocation have the same lines.
         let mut seen = BTreeMap::new();
         for sample in &run.allocated {
             let Some(top) = sample.stack.iter().find(|frame| frame.file.ends_with("/triggers.rb")) else {
@@ -376,13 +376,13 @@ fn counts_allocation() -> bool {
     (major, minor) >= (5, 15)
 }
 
-/// All cycles that begin while gctrace has no CPU get their stacks afterwards.
+/// All cycles that start while gctrace has no CPU get their stacks afterwards.
 #[test]
 fn triggers_wait_for_their_cycles() -> Result<()> {
     let live = Live::begin()?;
     let ruby = Ruby::main()?;
     let gctrace = Gctrace::all_ruby(&live)?;
-    // The first one makes gctrace attach the probes of the image.
+    // The first run makes gctrace attach the probes of the image.
     Script::unwitnessed(&live, &ruby, "explicit.rb")?.run()?;
     gctrace.signal(Signal::STOP)?;
     let ended = Script::unwitnessed(&live, &ruby, "explicit.rb")?.arg("400").run();
@@ -397,7 +397,7 @@ fn triggers_wait_for_their_cycles() -> Result<()> {
     Ok(())
 }
 
-/// Code that comes and goes while the heap is collected and compacted is never named wrongly.
+/// Code that is created and freed while the heap is collected and compacted is never named wrongly.
 #[test]
 fn churning_code_is_never_misnamed() -> Result<()> {
     let live = Live::beside_others()?;
@@ -412,7 +412,7 @@ fn churning_code_is_never_misnamed() -> Result<()> {
             let class = frame.name.rsplit(' ').next().unwrap_or_default().strip_suffix(&format!("#{method}"));
             ensure!(class.is_none_or(|class| class == format!("Churn{number}")), "{frame:?}");
             ensure!(frame.file == format!("churn{number}.rb"), "{frame:?}");
-            // 2.7 puts a `nop` without a line behind the call of `-@` (`ruby --dump=insns` shows it), and a tick may hit it.
+            // 2.7 places a `nop` without a line after the call of `-@` (`ruby --dump=insns` shows it), and a tick may hit it.
             let no_line = frame.line == 0 && !ruby.is_at_least(3, 0);
             ensure!(no_line || (number..number + 9).contains(&frame.line), "{frame:?}");
             right += 1;
@@ -422,7 +422,7 @@ fn churning_code_is_never_misnamed() -> Result<()> {
     })
 }
 
-/// Nearly every frame of a script that lives half a second has a name.
+/// Nearly every frame of a script that lives for half a second has a name.
 #[test]
 fn short_scripts_are_named() -> Result<()> {
     let live = Live::begin()?;
@@ -438,8 +438,8 @@ fn short_scripts_are_named() -> Result<()> {
     })
 }
 
-/// Samples in the collector have a frame that says the kind of the cycle, which is that of the method that asked for it. Where the
-/// collector does not mark or sweep, nothing is said.
+/// Samples in the collector have a frame with the kind of the cycle, which is the kind that the method requested. While the collector neither
+/// marks nor sweeps, there is no such frame.
 #[test]
 fn kinds_of_collections() -> Result<()> {
     let live = Live::beside_others()?;
@@ -463,7 +463,7 @@ fn kinds_of_collections() -> Result<()> {
             return Ok(());
         }
         let (minor, major) = (kinds("Object#minor_ones")?, kinds("Object#major_ones")?);
-        // The program's own counts: none was of the other kind.
+        // The program's own counts: it had no cycles of the other kind.
         for (key, other) in [("by_minor", 1), ("by_major", 0)] {
             let counts = run.done.report.extra.get(key).with_context(|| key.to_owned())?;
             ensure!(counts[other] == 0 && counts[1 - other].as_u64() > Some(0), "{key}: {counts}");

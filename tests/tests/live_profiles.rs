@@ -1,4 +1,4 @@
-//! The profiles by stack: every format shows the same time, which is the kernel side's count.
+//! The profiles by stack: every format shows the same time, which is the count of the kernel side.
 
 use std::path::{Path, PathBuf};
 
@@ -70,7 +70,7 @@ fn speedscope_ns(file: &Value) -> Result<u64> {
         let weights = numbers(&profile["weights"])?;
         let samples = profile["samples"].as_array().context("no samples")?;
         ensure!(samples.len() == weights.len(), "samples and weights");
-        // A sample without frames is a gap; the profile of all threads has what each of them has.
+        // A sample without frames is a gap. The profile of all threads contains what each of them has.
         let empty = |sample: &&Value| sample.as_array().is_some_and(Vec::is_empty);
         let time =
             samples.iter().zip(weights).filter(|(sample, _)| !empty(sample)).map(|(_, ns)| ns).sum::<f64>();
@@ -81,7 +81,7 @@ fn speedscope_ns(file: &Value) -> Result<u64> {
     Ok(total)
 }
 
-/// Time by weights, time by CPU deltas, and number of GC pauses.
+/// Time by weights, time by CPU deltas, and the number of GC pauses.
 fn firefox_sums(file: &Value) -> Result<(u64, u64, u64)> {
     let (mut time, mut cpu, mut pauses) = (0, 0, 0);
     for thread in file["threads"].as_array().context("no threads")? {
@@ -108,7 +108,7 @@ fn formats_agree() -> Result<()> {
         ledger::check_lossless(&report)?;
         let user = &report.ledger.as_ref().context("no ledger")?.user;
         let stacks = user.get("stacks").and_then(Value::as_u64).context("no stacks in the ledger")?;
-        // Another Ruby of this machine may have been seen before the recording began.
+        // Another Ruby on this machine may have been seen before the recording started.
         let early = user.get("profile_samples_early").and_then(Value::as_u64).context("no early samples")?;
         let stacks = stacks - early;
         ensure!(stacks > 50, "{stacks} stacks are too few to compare anything");
@@ -175,7 +175,7 @@ fn text_names_methods() -> Result<()> {
     Ok(())
 }
 
-/// With filters every file has exactly what the ledger calls recorded; the rest is counted and reported.
+/// With filters, every file has exactly what the ledger counts as recorded. The rest is counted and reported.
 #[test]
 fn filters() -> Result<()> {
     let live = Live::beside_others()?;
@@ -215,7 +215,7 @@ fn filters() -> Result<()> {
                 _ => ensure!(kept == 0 && dropped == count("profile_ns_other_threads")?),
             }
             let svg = std::fs::read_to_string(&files.svg)?;
-            // Its lines are broken between any two words.
+            // Its lines may be broken between any two words.
             let said: String = svg.split('<').filter_map(|part| Some(part.split_once('>')?.1)).collect();
             ensure!(
                 kept == 0 || said.contains("dropped by --focus") || said.contains("hidden by --app-only"),

@@ -29,7 +29,7 @@ fn promtool(args: &[&str]) -> Result<String> {
     Ok(said)
 }
 
-/// A Prometheus that scrapes one target five times a second.
+/// A Prometheus that scrapes one target five times per second.
 struct Prometheus {
     _process: Guarded,
     url: String,
@@ -47,7 +47,7 @@ impl Prometheus {
         std::fs::write(&config, text)?;
         let mut last = None;
         for attempt in 0..5 {
-            // Another program may take the port meanwhile.
+            // Another program may take the port in the meantime.
             let port = free_port()?;
             let data = live.path(&format!("prometheus-{port}-{attempt}"));
             let mut command = Command::new("prometheus");
@@ -91,7 +91,7 @@ impl Prometheus {
     }
 }
 
-/// Prometheus has as many collections as `GC.count`, as many objects as `GC.stat`, and every query of the dashboard
+/// Prometheus has as many collections as `GC.count` and as many objects as `GC.stat`, and every query of the dashboard
 /// works.
 #[test]
 fn figures_are_the_programs_own() -> Result<()> {
@@ -132,7 +132,7 @@ fn figures_are_the_programs_own() -> Result<()> {
         let (all, work) = (stat("total_allocated_objects")?, report.growth("total_allocated_objects")?);
         ensure!(allocated <= all as f64 && allocated >= work as f64 * 0.9, "{work} <= {allocated} <= {all}");
         if report.after.contains_key("time") {
-            // Both are the time of the same pauses. Ruby's clock is about CPU time, so preemption shows only in ours.
+            // Both are the time of the same pauses. Ruby's clock measures CPU time, so only gctrace's time includes preemption.
             let seconds = one(format!("sum(cruby_gc_time_seconds_total{selector})"))?;
             let theirs = stat("time")? as f64 / 1000.0;
             ensure!(
@@ -155,7 +155,7 @@ fn figures_are_the_programs_own() -> Result<()> {
             for wanted in panel["targets"].as_array().context("targets")? {
                 let query = wanted["expr"].as_str().context("a query")?;
                 let query = query.replace("$service", "shop.*").replace("$__rate_interval", "1m");
-                // Long waits are only there with --gvl; a rate needs two scrapes.
+                // Long waits exist only with --gvl. A rate needs two scrapes.
                 let deadline = Instant::now() + PATIENCE;
                 while prometheus.query(&query)?.is_empty() && !query.contains("gvl") {
                     ensure!(Instant::now() < deadline, "{query} finds nothing");
@@ -181,7 +181,7 @@ fn figures_are_the_programs_own() -> Result<()> {
         ensure!(http::get(address, "/healthz")?.code == 200 && http::get(address, "/")?.code == 404);
         ensure!(http::post(address, "/metrics", &[], b"x")?.code == 405);
 
-        // The counts of an ended process stay, but the process is no longer running.
+        // The counts of an ended process stay, but it no longer counts as running.
         running.say("")?;
         running.finish()?;
         prometheus.wait(&format!("cruby_processes{selector}"), 0.0)?;
@@ -203,7 +203,7 @@ fn alert_rules() -> Result<()> {
     Ok(())
 }
 
-/// An address in use is one clear error, before anything is attached.
+/// An address in use leads to one clear error, before anything is attached.
 #[test]
 fn taken_address() -> Result<()> {
     let listener = TcpListener::bind("127.0.0.1:0")?;

@@ -24,7 +24,7 @@ const OK: Answer = (200, "", b"");
 const METRICS: &str = "/v1/metrics";
 const PROFILES: &str = "/v1development/profiles";
 
-/// gctrace with these options on a script that makes garbage, printing jsonl.
+/// Runs gctrace with these options and jsonl output on a script that creates garbage.
 fn run(live: &Live, ruby: &Ruby, options: &[&str]) -> Result<(Report, String, ScriptReport)> {
     run_script(Script::unwitnessed(live, ruby, "scraped.rb")?.arg("3s"), options)
 }
@@ -55,7 +55,7 @@ fn run_with(
     Ok((gctrace::read(&finished)?, finished.errors(), script))
 }
 
-/// The accepted pushes, decoded by the official Python package; nothing in them may be wrong.
+/// The accepted pushes, decoded by the official Python package, which must find no errors in them.
 fn decoded(live: &Live, pushes: &[Push]) -> Result<Value> {
     let mut files: Vec<PathBuf> = Vec::new();
     for (at, push) in pushes.iter().enumerate().filter(|(_, push)| push.code == 200) {
@@ -69,14 +69,14 @@ fn decoded(live: &Live, pushes: &[Push]) -> Result<Value> {
     obeying(&files)
 }
 
-/// Files, decoded by the official Python package; nothing in them may be wrong.
+/// The content of files, decoded by the official Python package, which must find no errors in them.
 fn obeying(files: &[PathBuf]) -> Result<Value> {
     let found = python::script("otlp.py", files)?;
     ensure!(found["errors"].as_array().is_some_and(Vec::is_empty), "against the rules: {}", found["errors"]);
     Ok(found)
 }
 
-/// The profiles of a kind add up to the lines, which count and measure every pause.
+/// Checks that the profiles of each kind add up to the lines, which count and measure every pause.
 fn totals_agree(found: &Value, report: &Report, pid: u32) -> Result<()> {
     let (mut pauses, mut ns) = (0, 0);
     for line in report.gcs_of(pid) {
@@ -94,14 +94,14 @@ fn totals_agree(found: &Value, report: &Report, pid: u32) -> Result<()> {
     Ok(())
 }
 
-/// What the lines say was allocated: objects and bytes.
+/// Objects and bytes allocated according to the lines.
 fn allocated(report: &Report) -> Result<(u64, u64)> {
     let sum = report.allocs.iter().fold((0, 0), |sum, line| (sum.0 + line.objects, sum.1 + line.bytes));
     ensure!(sum.0 > 0, "no allocation");
     Ok(sum)
 }
 
-/// Everything decodes by the official definition, obeys its rules, and equals the lines and the program's report.
+/// Everything is decoded by the official definition, obeys its rules, and equals the lines and the program's report.
 #[test]
 fn otlp() -> Result<()> {
     let live = Live::beside_others()?;
@@ -132,7 +132,7 @@ fn otlp() -> Result<()> {
                 found["profiles"]
             );
         }
-        // Metrics are cumulative: the last ones hold.
+        // Metrics are cumulative: the last ones count.
         let metrics = &found["metrics"]["shop"];
         let sum = |name: &str| -> Result<f64> {
             let points = metrics[name].as_object().with_context(|| format!("no {name} in {metrics:#}"))?;
@@ -153,7 +153,7 @@ fn otlp() -> Result<()> {
     })
 }
 
-/// A server that is busy, that rejects requests as too large, that accepts only a part, that refuses: each request is sent as often as
+/// A server that is busy, that rejects requests as too large, that accepts only a part, or that refuses: each request is sent as often as
 /// useful, nothing is delivered twice, and everything is counted.
 #[test]
 fn otlp_trouble() -> Result<()> {
@@ -163,7 +163,7 @@ fn otlp_trouble() -> Result<()> {
     let receiver = Receiver::start(move |push, before| match push.path.as_str() {
         _ if before == 0 => (503, "Retry-After: 1\r\n", b"busy"),
         METRICS => (400, "", b"no \x1b[2Jmetrics"),
-        // The first one whole, and then one of its halves.
+        // The first request as a whole, and then one of its halves.
         _ if profiles.fetch_add(1, Ordering::Relaxed) < 2 => (413, "", b""),
         // ExportProfilesServiceResponse{partial_success{rejected_profiles: 1, error_message: "why"}}
         _ => (200, "", b"\x0a\x07\x08\x01\x12\x03why"),
@@ -173,7 +173,7 @@ fn otlp_trouble() -> Result<()> {
     let pushes = receiver.pushes();
     let answered = |code: u16| pushes.iter().filter(|push| push.code == code).count();
     ensure!(answered(413) == 2 && answered(503) == 1 && answered(400) > 0, "{said}");
-    // A halved request came in pieces; together they are the whole.
+    // A halved request arrived in parts, which together are the whole.
     let found = decoded(&live, &pushes)?;
     totals_agree(&found, &report, script.pid)?;
     let first = pushes.first().context("a push")?;
@@ -191,7 +191,7 @@ fn otlp_trouble() -> Result<()> {
     Ok(())
 }
 
-/// A receiver made of the official packages that speaks gRPC.
+/// A gRPC receiver made of the official packages.
 struct GrpcReceiver {
     server: Guarded,
     dir: PathBuf,
@@ -199,7 +199,7 @@ struct GrpcReceiver {
 }
 
 impl GrpcReceiver {
-    /// It answers by `plan` (see `otlp_grpc.py`), and accepts messages of up to `limit` bytes.
+    /// Starts a receiver that answers according to `plan` (see `otlp_grpc.py`), and accepts messages of up to `limit` bytes.
     fn start(live: &Live, name: &str, plan: &str, limit: usize, tls: Option<&Path>) -> Result<Self> {
         let dir = live.dir(name)?;
         let mut args: Vec<OsString> = vec![dir.clone().into(), plan.into(), limit.to_string().into()];
@@ -230,7 +230,7 @@ impl GrpcReceiver {
         Ok(message)
     }
 
-    /// The accepted calls, decoded; nothing in them may be wrong.
+    /// The accepted calls, decoded; there must be no errors in them.
     fn accepted(&self) -> Result<Value> {
         let calls = self.calls()?;
         let taken = calls.iter().filter(|call| call["answer"] == "ok" || call["answer"] == "partly");
@@ -238,8 +238,8 @@ impl GrpcReceiver {
     }
 }
 
-/// Waits for the GVL: the profile equals the lines, wait by wait; the metrics have them by length, also while
-/// the run goes on.
+/// Waits for the GVL: the profile equals the lines, wait by wait, and the metrics have them by length, even during the
+/// run.
 #[test]
 fn otlp_gvl() -> Result<()> {
     let live = Live::beside_others()?;
@@ -273,13 +273,13 @@ fn otlp_gvl() -> Result<()> {
             ensure!(count(metrics, name) as u64 == sums.waits, "{} waits, {metrics:#}", sums.waits);
         }
         let held = count(metrics, "cruby.gvl.held");
-        // With what the threads held when the process ended.
+        // Including what the threads held when the process ended.
         let hold_ns = sums.hold_ns.context("no holds")? as f64;
         ensure!(
             held > 1.0 && (held * 1e9 - hold_ns).abs() <= 1.0,
             "{held} s held, the line has {hold_ns} ns"
         );
-        // In the middle of the run, some waits are reported, not all.
+        // In the middle of the run, some waits have been reported, but not all.
         let all: Vec<Push> = pushes.into_iter().filter(|push| push.path == METRICS).collect();
         let before: Vec<u64> = all
             .iter()
@@ -296,7 +296,7 @@ fn otlp_gvl() -> Result<()> {
 
 const LARGE: usize = 64 << 20;
 
-/// gRPC over TLS delivers the same as HTTP; an authority that the host does not know is not trusted.
+/// gRPC over TLS delivers the same as HTTP. A certificate authority that the host does not know is not trusted.
 #[test]
 fn otlp_grpc() -> Result<()> {
     let live = Live::beside_others()?;
@@ -332,13 +332,13 @@ fn otlp_grpc() -> Result<()> {
     Ok(())
 }
 
-/// The specification's rules for each status: after a temporary failure the same request is sent again, not before the server allows it;
-/// after any other it is not. Nothing waits in the last account.
+/// The specification's rules for each status: after a temporary failure the same request is sent again; after any other failure it is not.
+/// The final account has no waiting requests.
 #[test]
 fn otlp_grpc_trouble() -> Result<()> {
     let live = Live::beside_others()?;
     let ruby = Ruby::main()?;
-    // Fewer requests wait while the server fails than may wait.
+    // While the server fails, fewer requests wait than the limit of waiting requests.
     let plan = "unavailable,later,exhausted,invalid,partly*";
     let receiver = GrpcReceiver::start(&live, "trouble", plan, LARGE, None)?;
     let url = format!("http://127.0.0.1:{}", receiver.port);
@@ -371,12 +371,12 @@ fn otlp_grpc_trouble() -> Result<()> {
     Ok(())
 }
 
-/// A gRPC server that only accepts small messages receives small ones, all of them.
+/// A gRPC server that accepts only small messages receives small messages, and all of the data.
 #[test]
 fn otlp_grpc_too_large() -> Result<()> {
     let live = Live::beside_others()?;
     let ruby = Ruby::main()?;
-    // One window, so one message if it is not halved.
+    // One window, so one message unless it is halved.
     let push = |name: &str, limit: usize| -> Result<_> {
         let receiver = GrpcReceiver::start(&live, name, "ok", limit, None)?;
         let url = format!("grpc://127.0.0.1:{}", receiver.port);
@@ -389,7 +389,7 @@ fn otlp_grpc_too_large() -> Result<()> {
     };
     let (.., whole) = push("large", LARGE)?;
     let [whole] = whole[..] else { anyhow::bail!("not one message: {whole:?}") };
-    // No run's message is exactly as large as another's, and a profile of one kind, which is not halved, is most of it.
+    // Messages of different runs differ in size, and most of a message is a profile of one kind, which is not halved.
     for percent in [95, 90, 85, 80] {
         let (accepted, report, said, pid, sizes) = push(&format!("small{percent}"), whole * percent / 100)?;
         if sizes.len() > 1 {
@@ -401,7 +401,7 @@ fn otlp_grpc_too_large() -> Result<()> {
     anyhow::bail!("nothing was halved; the whole is {whole} bytes")
 }
 
-/// No server: tracing continues, ends soon, and reports what was not delivered.
+/// Without a server, tracing continues and ends, and reports what was not delivered.
 #[test]
 fn nobody_there() -> Result<()> {
     let live = Live::beside_others()?;
@@ -420,7 +420,7 @@ fn nobody_there() -> Result<()> {
     Ok(())
 }
 
-/// The fields with this number of a protobuf message that are bytes.
+/// The length-delimited fields with this number of a protobuf message.
 fn fields(mut message: &[u8], wanted: u64) -> Result<Vec<&[u8]>> {
     fn varint(message: &mut &[u8]) -> Result<u64> {
         let mut value = 0;
@@ -535,7 +535,7 @@ fn sleeping_threads_in_windows() -> Result<()> {
     Ok(())
 }
 
-/// Pyroscope receives profiles that `go tool pprof` reads, with the labels that it expects, and all windows together are the run.
+/// Pyroscope receives profiles that `go tool pprof` can read, with the labels that it expects, and all windows together cover the run.
 #[test]
 fn pyroscope() -> Result<()> {
     let live = Live::beside_others()?;

@@ -1,4 +1,4 @@
-//! How long requests wait for a thread: the time at which their last bytes came is compared with the time at which the client sent them.
+//! How long requests wait for a thread: the time at which their last bytes arrived is compared with the time at which the client sent them.
 
 use std::collections::HashMap;
 use std::io::{Read as _, Write as _};
@@ -28,7 +28,7 @@ fn now_ns() -> u64 {
     now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
 }
 
-/// A Puma of four threads in a cgroup: a socket belongs to the cgroup of the process that makes it.
+/// Starts a Puma with four threads in a cgroup. A socket belongs to the cgroup of the process that creates it.
 fn start(live: &Live, cgroup: &Path, workers: &str) -> Result<(Guarded, u16)> {
     let port = free_port()?;
     let web = rubies_dir().join("web");
@@ -53,19 +53,19 @@ fn start(live: &Live, cgroup: &Path, workers: &str) -> Result<(Guarded, u16)> {
     Ok((process, port))
 }
 
-/// When the last bytes of a request were sent: between the first two times.
+/// When the last bytes of a request were sent: between `before` and `after`.
 #[derive(Clone, Copy)]
 struct Sent {
     before: u64,
     after: u64,
-    /// By then the kernel on the other side had acknowledged them: they had come.
+    /// By this time the kernel on the other side had acknowledged them, so they had arrived.
     acknowledged: u64,
 }
 
-/// Waits until everything that was sent on this connection is acknowledged: `tx_queue` of `/proc/net/tcp` counts what is not.
+/// Waits until everything sent on this connection is acknowledged: `tx_queue` of `/proc/net/tcp` counts unacknowledged bytes.
 fn acknowledged(stream: &TcpStream) -> Result<u64> {
     let text = |address: SocketAddr| match address {
-        // As the kernel prints it: the bytes of the address as a number of this machine.
+        // As the kernel prints it: the bytes of the address as a number in this machine's byte order.
         SocketAddr::V4(v4) => Ok(format!("{:08X}:{:04X}", u32::from_ne_bytes(v4.ip().octets()), v4.port())),
         SocketAddr::V6(v6) => bail!("{v6}"),
     };
@@ -73,7 +73,7 @@ fn acknowledged(stream: &TcpStream) -> Result<u64> {
     let since = Instant::now();
     while since.elapsed() < PATIENCE {
         let table = std::fs::read_to_string("/proc/net/tcp")?;
-        // Number, both addresses, state, `tx_queue:rx_queue`. A row can be missing where others go meanwhile.
+        // Number, both addresses, state, `tx_queue:rx_queue`. A row may be missing if other rows are removed meanwhile.
         let empty = table.lines().any(|line| {
             let words: Vec<&str> = line.split_whitespace().take(5).collect();
             matches!(words[..], [_, one, two, _, queues]
@@ -82,7 +82,7 @@ fn acknowledged(stream: &TcpStream) -> Result<u64> {
         if empty {
             return Ok(now_ns());
         }
-        // The table is long, and the response acknowledges, too.
+        // The table is long, and the response acknowledges the bytes, too.
         std::thread::sleep(Duration::from_millis(4));
     }
     bail!("{own} to {other} is not acknowledged")
@@ -129,13 +129,13 @@ impl Client {
     }
 }
 
-/// A name of letters, which no template replaces.
+/// A name consisting of letters, which no template replaces.
 fn name(number: usize) -> String {
     let letter = |at: usize| char::from(b'g' + (at % 20) as u8);
     [number / 400, number / 20, number].into_iter().map(letter).collect()
 }
 
-/// Twelve clients at a time for four threads: keep-alive, new connections, heads and bodies in pieces.
+/// Twelve concurrent clients for four threads: keep-alive, new connections, heads and bodies in pieces.
 fn load(port: u16, round: usize) -> Result<HashMap<String, Sent>> {
     let client = move |number: usize| -> Result<Vec<(String, Sent)>> {
         let first = (round * 12 + number) * 12;
@@ -179,7 +179,7 @@ fn trace(
     Ok((report, finished.stderr, sent))
 }
 
-/// The request lines of requests that were sent.
+/// The lines of the requests that were sent.
 fn lines<'a>(report: &'a Report, sent: &HashMap<String, Sent>) -> Result<Vec<(&'a RequestLine, Sent)>> {
     let line = |line: &'a RequestLine| Some((line, *sent.get(line.path.as_deref()?.rsplit('/').next()?)?));
     let lines: Vec<_> = report.requests.iter().filter_map(line).collect();
@@ -187,9 +187,9 @@ fn lines<'a>(report: &'a Report, sent: &HashMap<String, Sent>) -> Result<Vec<(&'
     Ok(lines)
 }
 
-/// The last bytes came after the client had begun to send them, before their acknowledgement, and mostly as soon as it had sent them: what
-/// is reported is the time from then to the thread, over sockets that wait to be accepted, threads that are busy, and clients that send in
-/// pieces. Twice.
+/// The last bytes arrived after the client started to send them, before their acknowledgement, and mostly as soon as they were sent. The
+/// reported time is from then until a thread took the request: sockets waiting to be accepted, busy threads, and clients that send in
+/// pieces. Tested twice.
 #[test]
 fn queue_times_are_those_of_the_client() -> Result<()> {
     settled(compare_queue_times)
@@ -218,9 +218,9 @@ fn compare_queue_times() -> Result<()> {
         late.sort_unstable();
         waited.sort_unstable();
         let quantile = |of: &[u64], share: usize| of[of.len() * share / 100];
-        // The kernel hands over within the sender's own call, unless it is busy; then it may take any time.
+        // The kernel hands over the bytes within the sender's own call, unless it is busy; then it may take any time.
         ensure_times!(quantile(&late, 50) == 0, "{late:?}");
-        // Requests that take 30 ms, and three times as many clients as threads.
+        // Requests take 30 ms, and there are three times as many clients as threads.
         ensure_times!(quantile(&waited, 75) > 20_000_000, "nobody waited: {waited:?}");
     }
     server.signal(Signal::TERM)?;
@@ -244,7 +244,7 @@ fn queue_times_in_a_cluster() -> Result<()> {
     Ok(())
 }
 
-/// In the root cgroup the packets of all programs would have to be looked at: the time is not known, and the reason is said, once for
+/// In the root cgroup, the packets of all programs would have to be inspected: the time is unknown, and the reason is reported once for
 /// all processes of a cluster.
 #[test]
 fn no_queue_times_in_the_root_cgroup() -> Result<()> {

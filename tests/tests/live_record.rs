@@ -1,4 +1,4 @@
-//! Recordings: `gctrace report` makes the same outputs as the run itself, and written data survive a kill and a full disk.
+//! Recordings: `gctrace report` produces the same outputs as the run itself, and written data survive a kill and a full disk.
 
 use std::ffi::OsString;
 use std::io::{Read as _, Write as _};
@@ -25,7 +25,7 @@ use gctrace_user::trace_file::{self, Header, Host, Recorder, Recording};
 use rustix::process::Signal;
 use serde_json::Value;
 
-/// Every output that is a file, and its name.
+/// The flag of every output that is a file, and the name of the file.
 pub(super) const FILES: [(&str, &str); 11] = [
     ("--pprof", "run.pb.gz"),
     ("--folded", "run.folded"),
@@ -47,7 +47,7 @@ pub(super) const LOOK: [&str; 6] =
 const PROGRAM: &str =
     "3.times.map { Thread.new { 60.times { (1..4000).map { |x| \"s#{x}\" }.sort.first; sleep 0.002 } } }.each(&:join)
     GC.start";
-/// The same without end.
+/// The same, endlessly.
 const ENDLESS: &str =
     "3.times.map { Thread.new { loop { (1..3000).map { |x| \"s#{x}\" }.sort.first; sleep 0.002 } } }
     $stdout.puts 'busy'; $stdout.flush; sleep";
@@ -61,7 +61,7 @@ fn command(ruby: &Ruby, program: &str) -> Result<Vec<OsString>> {
     Ok([vec!["--".into()], ruby.argv()?, vec!["-e".into(), program.into()]].concat())
 }
 
-/// The files below a directory with their bytes, by name.
+/// The names and contents of the files below a directory.
 pub(super) fn contents(dir: &Path) -> Result<Vec<(OsString, Vec<u8>)>> {
     let mut found = Vec::new();
     for entry in std::fs::read_dir(dir)? {
@@ -76,7 +76,7 @@ pub(super) fn contents(dir: &Path) -> Result<Vec<(OsString, Vec<u8>)>> {
     Ok(found)
 }
 
-/// All outputs of a run at once, and the same from its recording: equal byte for byte, the ledger included.
+/// All outputs of a run at once, and the same outputs from its recording: equal byte for byte, including the ledger.
 #[test]
 fn every_output() -> Result<()> {
     let live = Live::beside_others()?;
@@ -117,7 +117,7 @@ fn every_output() -> Result<()> {
     })
 }
 
-/// Lines for people are the same, too, including those of intervals, which depend on time.
+/// Text lines are the same, too, including those of intervals, which depend on time.
 #[test]
 fn text() -> Result<()> {
     let live = Live::beside_others()?;
@@ -152,19 +152,19 @@ fn text() -> Result<()> {
     Ok(())
 }
 
-/// Cycles among JSON lines.
+/// The lines of cycles among JSON lines.
 fn cycles(lines: &str) -> Vec<&str> {
     lines.lines().filter(|line| line.starts_with("{\"type\":\"gc\"")).collect()
 }
 
-/// Killed at any moment, a recording has all lines but about the last second.
+/// A recording that is killed at any moment has all lines except those of about the last second.
 #[test]
 fn killed() -> Result<()> {
     let live = Live::beside_others()?;
     let mut program = Ruby::main()?.command()?;
     let mut program = Guarded::start("ruby", program.args(["-e", ENDLESS]))?;
     program.wait_stdout(Duration::from_mins(1), "busy", |line| line == "busy")?;
-    // Two at a time: they mostly wait.
+    // Two at a time, because they mostly wait.
     let (live, pid) = (&live, program.pid());
     for pair in [[1100, 3010], [1370, 2490], [1730, 2110]] {
         std::thread::scope(|scope| {
@@ -196,18 +196,18 @@ fn killed_after(live: &Live, pid: u32, ms: u64) -> Result<()> {
         let cycle: Value = serde_json::from_str(cycle.context("a cycle")?)?;
         cycle["ts"].as_f64().context("its time")
     };
-    // A line that the kill cut off does not count; one chunk is a second, and a drain may be late.
+    // A line that the kill cut off does not count. A chunk is one second, and a drain may be late.
     let lost = ts(lines.iter().rev().nth(1))? - ts(replayed.last())?;
     ensure!(lost < 1.5, "{lost} s are lost after {ms} ms");
     Ok(())
 }
 
-/// Killed at 50 moments, from before there is a file until some chunks are in it, what is in the file is read up to its last whole
-/// chunk, which one line says. The traced program has the result and the code of one that was left alone.
+/// gctrace is killed at 50 moments, from before the file exists until it has some chunks: the file is read up to its last complete chunk, and
+/// one line says so. The traced program has the result and the code of one that was left alone.
 #[test]
 fn killed_at_50_moments() -> Result<()> {
-    /// After at most so many milliseconds gctraces are killed, half of them from their start on, half from when they trace: before there
-    /// is a file, and until about the third chunk.
+    /// Maximum number of milliseconds after which gctraces are killed, half of them counted from their start, half from when they trace: before the
+    /// file exists, and until about the third chunk.
     const LATEST: u64 = 2500;
     let live = Live::begin()?;
     let mut program = Script::unwitnessed(&live, &Ruby::main()?, "steady.rb")?.start()?;
@@ -279,7 +279,7 @@ fn killed_at_50_moments() -> Result<()> {
     Ok(())
 }
 
-/// On a full disk the recording keeps what it has, gctrace continues, and reports it in its exit status.
+/// On a full disk, the recording keeps what it has, and gctrace continues and reports it in its exit status.
 #[test]
 fn full_disk() -> Result<()> {
     let live = Live::beside_others()?;
@@ -321,7 +321,7 @@ fn full_disk() -> Result<()> {
     found
 }
 
-/// Records everything without what identifies the machine.
+/// Records everything except what identifies the machine.
 struct Anonymous(Recorder);
 
 impl Exporter for Anonymous {
@@ -332,7 +332,7 @@ impl Exporter for Anonymous {
         process.image = Arc::new(Image { path, ..(*process.image).clone() });
         process.hostname = Some("host".to_owned());
         process.container = Container::default();
-        // Of the Puma its first word says where it listens.
+        // The first word of a Puma's command line says where it listens.
         process.cmdline = process.cmdline.map(|words| match words.first() {
             Some(first) if first.starts_with("puma") => vec!["puma".to_owned()],
             _ => words,
@@ -363,7 +363,7 @@ impl Exporter for Anonymous {
     }
 }
 
-/// Writes the recordings that host tests replay: `cargo xtask recordings --again`.
+/// Writes the recordings that host tests replay (`cargo xtask recordings --again`).
 #[test]
 #[ignore = "it replaces files of the repository"]
 fn golden() -> Result<()> {
@@ -393,7 +393,7 @@ fn golden() -> Result<()> {
     })
 }
 
-/// Writes the recording of a Puma that host tests replay, with requests, time off the CPU and native frames: `cargo xtask recordings --again`.
+/// Writes the recording of a Puma that host tests replay, with requests, off-CPU time and native frames (`cargo xtask recordings --again`).
 #[test]
 #[ignore = "it replaces files of the repository"]
 fn golden_requests() -> Result<()> {
@@ -437,7 +437,7 @@ fn golden_requests() -> Result<()> {
     Ok(())
 }
 
-/// Copies a recording to this path without what identifies the machine.
+/// Copies a recording to this path, without what identifies the machine.
 fn keep(recorded: &Path, path: &Path) -> Result<()> {
     let mut recording = Recording::open(recorded)?;
     let header = Header { host: Host::default(), ..recording.header().clone() };

@@ -1,4 +1,4 @@
-//! Recordings of a server: `gctrace report` makes the same outputs as the run, with requests, loads and endpoints in them.
+//! Recordings of a server: `gctrace report` produces the same outputs as the run, including requests, loads and endpoints.
 
 use std::ffi::OsString;
 use std::net::SocketAddr;
@@ -14,7 +14,7 @@ use gctrace_tests::{http, ledger};
 
 use super::live_record::{FILES, LOOK, contents, outputs};
 
-/// Does something while two clients send requests of several kinds.
+/// Runs `work` while two clients send requests of several kinds.
 fn beside_requests<T>(puma: &Puma, work: impl FnOnce() -> Result<T>) -> Result<T> {
     let (address, over) = (SocketAddr::from(([127, 0, 0, 1], puma.port)), AtomicBool::new(false));
     std::thread::scope(|scope| {
@@ -32,7 +32,7 @@ fn beside_requests<T>(puma: &Puma, work: impl FnOnce() -> Result<T>) -> Result<T
             })
         };
         let clients = [client("one"), client("two")];
-        // Some are in it whole.
+        // Some requests lie completely within the run.
         std::thread::sleep(Duration::from_millis(100));
         let done = work();
         over.store(true, Ordering::Relaxed);
@@ -79,7 +79,7 @@ fn every_output() -> Result<()> {
     Ok(())
 }
 
-/// Lines for people, and flags that choose what of requests, frames and threads is shown.
+/// Text lines, and flags that choose which requests, frames and threads are shown.
 #[test]
 fn choices() -> Result<()> {
     let live = Live::beside_others()?;

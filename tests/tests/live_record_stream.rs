@@ -1,4 +1,4 @@
-//! Recordings on standard output, and recordings that end at a size.
+//! Recordings on standard output, and recordings that end at a maximum size.
 
 use std::ffi::OsString;
 use std::path::Path;
@@ -13,7 +13,7 @@ use gctrace_tests::live::{Live, gctrace_binary};
 use gctrace_tests::report::Report;
 use gctrace_tests::ruby::Ruby;
 
-/// Threads that collect, contend and sleep, for longer than several chunks; the program says how many collections there were meanwhile.
+/// Threads that collect, contend and sleep, for longer than several chunks. The program prints the number of collections in that time.
 const PROGRAM: &str = r#"
 $stdout.puts "waits"; $stdout.flush; $stdin.gets
 GC.disable
@@ -21,7 +21,7 @@ before = GC.count
 3.times.map { Thread.new { 60.times { (1..4000).map { |x| "s#{x}" }.sort.first; GC.start; sleep 0.05 } } }.each(&:join)
 $stdout.puts "collected #{GC.count - before}"; $stdout.flush
 "#;
-/// The same without end.
+/// The same, endlessly.
 const ENDLESS: &str = r#"
 3.times { Thread.new { loop { (1..3000).map { |x| "s#{x}" }.sort.first; GC.start; sleep 0.001 } } }
 $stdout.puts "busy"; $stdout.flush; sleep
@@ -51,7 +51,7 @@ fn chunks(file: &Path) -> Result<Vec<(u32, usize)>> {
     Ok(found)
 }
 
-/// That a run has ended at this size: behind the chunk with which it was reached is what came until the end of tracing, less than a second.
+/// Checks that a run ended at this size: after the chunk that reached it, there is only what came until the end of tracing, less than a second.
 fn ends_at(least: usize, file: &Path) -> Result<()> {
     let all: Vec<usize> = chunks(file)?.into_iter().map(|(_, end)| end).collect();
     let written = all[all.len() - 1];
@@ -66,21 +66,21 @@ fn ends_at(least: usize, file: &Path) -> Result<()> {
     Ok(())
 }
 
-/// A pipeline of the shell in which `$0` is gctrace and `$1` the process, traced.
+/// Starts a shell pipeline in which `$0` is gctrace and `$1` the process, and waits until it traces.
 fn pipeline(text: &str, pid: u32) -> Result<Gctrace> {
     let (gctrace, pid) = (gctrace_binary()?.into_os_string(), OsString::from(pid.to_string()));
     let args = [OsString::from("-c"), format!("set -o pipefail; {text}").into(), gctrace, pid];
     Invocation::of(Path::new("bash"), args).start_ready()
 }
 
-/// What a recording that comes through a pipe has is what the program says; it is whole, and its account is in order.
+/// A recording that comes through a pipe agrees with what the program says. It is complete, and its ledger balances.
 #[test]
 fn piped() -> Result<()> {
     let live = Live::beside_others()?;
     Ruby::first_and_last(|ruby| {
         let mut program = start(PROGRAM, ruby, "waits")?;
         let file = live.path("kept.gctrace");
-        // A copy of what goes through the pipe is read as a file afterwards.
+        // A copy of the piped data is read as a file afterwards.
         let text = format!(
             "\"$0\" record --pid \"$1\" --gvl --gvl-budget 100 -o - | tee '{}' | \"$0\" report - --format jsonl",
             file.display()
@@ -102,14 +102,14 @@ fn piped() -> Result<()> {
         let again =
             Invocation::new([OsString::from("report"), file.into(), "--format=jsonl".into()])?.run()?;
         ensure!(again.status.success() && again.stdout == finished.stdout, "{}", again.errors());
-        // One chunk would show nothing of those in the middle.
+        // A single chunk would not test those in the middle.
         let chunks = chunks(&live.path("kept.gctrace"))?;
         ensure!(chunks.iter().filter(|(kind, _)| *kind == 2).count() >= 4, "{chunks:?}");
         Ok(())
     })
 }
 
-/// A reader that goes away ends the run; what it has read can be read up to there.
+/// A reader that goes away ends the run. What it has read can be read up to that point.
 #[test]
 fn reader_gone() -> Result<()> {
     let live = Live::beside_others()?;
@@ -130,7 +130,7 @@ fn reader_gone() -> Result<()> {
     Ok(())
 }
 
-/// With a largest size the run ends by itself, and its recording is whole: neither smaller nor larger than by its last second.
+/// With a maximum size the run ends by itself, and its recording is complete: it exceeds that size by at most its last second.
 #[test]
 fn largest_size() -> Result<()> {
     let live = Live::beside_others()?;
@@ -157,7 +157,7 @@ fn largest_size() -> Result<()> {
     Ok(())
 }
 
-/// So it does beside other outputs, which are whole, too: they have the same cycles.
+/// The same beside other outputs, which are complete, too: they have the same cycles.
 #[test]
 fn largest_size_beside_others() -> Result<()> {
     let live = Live::beside_others()?;
@@ -181,7 +181,7 @@ fn largest_size_beside_others() -> Result<()> {
     Ok(())
 }
 
-/// A reader that does not read holds neither the traced program nor, at its end, gctrace.
+/// A reader that does not read does not block gctrace: it gives up after 10 s.
 #[test]
 fn stuck_reader() -> Result<()> {
     let _live = Live::beside_others()?;

@@ -1,4 +1,4 @@
-//! What profiles say about the recording itself: its length, what can be compared, and that nothing of the host leaks.
+//! What profiles contain about the recording itself: its length, comparability, and nothing secret about the host.
 
 use std::collections::BTreeMap;
 use std::ffi::{OsStr, OsString};
@@ -18,7 +18,7 @@ use gctrace_tests::script::Script;
 use gctrace_tests::timing::settled;
 use serde_json::Value;
 
-/// Every format of profile, with the file that it goes to.
+/// The flag of every profile format, with the name of its file.
 const FORMATS: [(&str, &str); 6] = [
     ("--pprof", "run.pb.gz"),
     ("--folded", "run.folded"),
@@ -32,7 +32,7 @@ const FORMATS: [(&str, &str); 6] = [
 const PROGRAM: &str = "t = Thread.new { loop { sleep 0.01 } }; $stdout.puts 'idle'; $stdout.flush; \
     Thread.new { $stdin.gets; exit! }; loop { 2000.times { Object.new }; sleep 0.001 }";
 
-/// For how long each thread of a process could run and had no CPU, nanoseconds; a thread that cannot be read has ended.
+/// How long each thread of a process was runnable without a CPU, nanoseconds. A thread that cannot be read has ended.
 fn run_delays(pid: u32) -> BTreeMap<OsString, u64> {
     let Ok(tasks) = std::fs::read_dir(format!("/proc/{pid}/task")) else { return BTreeMap::new() };
     let delay = |task: std::fs::DirEntry| -> Option<(OsString, u64)> {
@@ -42,14 +42,14 @@ fn run_delays(pid: u32) -> BTreeMap<OsString, u64> {
     tasks.filter_map(|task| delay(task.ok()?)).collect()
 }
 
-/// The sum of what each thread has waited for a CPU since `before`, seconds.
+/// The sum of the time that each thread has waited for a CPU since `before`, seconds.
 fn delayed_s(before: &BTreeMap<OsString, u64>, after: &BTreeMap<OsString, u64>) -> f64 {
     let since =
         |(tid, ns): (&OsString, &u64)| ns.saturating_sub(before.get(tid).copied().unwrap_or_default());
     after.iter().map(since).sum::<u64>() as f64 / 1e9
 }
 
-/// Time that a hypervisor has taken from this machine's CPUs, seconds since it booted, in ticks (proc(5)).
+/// Time that a hypervisor has taken from this machine's CPUs since boot, seconds, with the resolution of ticks (proc(5)).
 fn stolen_s() -> Result<f64> {
     let text = std::fs::read_to_string("/proc/stat")?;
     let ticks: u64 = text.split_whitespace().nth(8).context("no stolen time in /proc/stat")?.parse()?;
@@ -60,13 +60,13 @@ fn stolen_s() -> Result<f64> {
 struct Recorded {
     /// Its output.
     printed: String,
-    /// By how much gctrace may have been late: its threads waited for a CPU, and a hypervisor took time. Seconds.
+    /// By how much gctrace may have been late, seconds: its threads waited for a CPU, and a hypervisor took time.
     late_s: f64,
-    /// For how long the program's threads waited for a CPU, seconds.
+    /// How long the program's threads waited for a CPU, seconds.
     delayed_s: f64,
 }
 
-/// Runs gctrace for this time on the program, with all formats and these additional flags.
+/// Runs gctrace on the program for this duration, with all formats and these additional flags.
 fn record(dir: &Path, duration: &str, flags: &[&str]) -> Result<Recorded> {
     let live_ruby = Ruby::main()?;
     let mut command = live_ruby.command()?;
@@ -84,13 +84,13 @@ fn record(dir: &Path, duration: &str, flags: &[&str]) -> Result<Recorded> {
     let mut gctrace = Invocation::jsonl(args)?.start_ready()?;
     let before = run_delays(gctrace.pid());
     let mut after = before.clone();
-    // After its time it writes the files, so that the last reading is one from after that time.
+    // After the duration it writes the files, so the last reading is from after that time.
     while gctrace.running()? {
         after.extend(run_delays(gctrace.pid()));
         std::thread::sleep(Duration::from_millis(10));
     }
     let delayed = delayed_s(&program_before, &run_delays(program.pid()));
-    // The kernel counts in ticks, of each CPU.
+    // The kernel counts in ticks, per CPU.
     let late_s = delayed_s(&before, &after) + stolen_s()? - stolen + 0.02;
     let finished = gctrace.wait()?;
     ensure!(finished.status.success(), "{}: {}", finished.status, finished.errors());
@@ -113,7 +113,7 @@ fn json(path: &Path) -> Result<Value> {
     Ok(serde_json::from_slice(&contents(path)?)?)
 }
 
-/// `--duration 5s` is five seconds in every format: not the time for which gctrace ran, which had to load its programs first.
+/// `--duration 5s` is five seconds in every format, and not the time for which gctrace ran, since it had to load its programs first.
 #[test]
 fn durations() -> Result<()> {
     settled(compare_durations)
@@ -124,7 +124,7 @@ fn compare_durations() -> Result<()> {
     let dir = live.dir("durations")?;
     let recorded = record(&dir, "5s", &["--wall", "--gvl", "--gvl-budget", "50"])?;
     let file = |at: usize| -> PathBuf { dir.join(FORMATS[at].1) };
-    // Each with what its text leaves out, seconds.
+    // Name, duration, and rounding error of its text, seconds.
     let mut found: Vec<(&str, f64, f64)> = Vec::new();
     let mut sums: Vec<f64> = Vec::new();
     let raw = pprof::go_tool_pprof(&["-raw"], &file(0))?;
@@ -147,7 +147,7 @@ fn compare_durations() -> Result<()> {
     let measured = (run.end_ns - run.begin_ns) as f64 / 1e9;
     let first = trace.slices.iter().map(|slice| slice.begin_ns).min().context("slices")?;
     ensure!(first >= run.begin_ns, "a slice begins {} ns before the recording", run.begin_ns - first);
-    // It is measured once, from when gctrace is ready until the time is over and a thread of gctrace's notices that.
+    // The duration is measured once, from when gctrace is ready until the time is over and one of gctrace's threads notices that.
     ensure_times!(
         (5.0..=5.2 + recorded.late_s).contains(&measured),
         "{measured} s; gctrace waited {} s for a CPU",
@@ -159,8 +159,8 @@ fn compare_durations() -> Result<()> {
             "{format}: {seconds} s, not {measured}: {found:?}"
         );
     }
-    // speedscope's profile of a thread is the sum of what it has: measured times off the CPU, and on the CPU 10.1 ms for each tick. Of
-    // 495 ticks half may hit by chance, give or take sqrt(495 / 4) of them: 0.11 s. A thread that waits for a CPU is not hit, nor is one
+    // speedscope's profile of a thread is the sum of its parts: measured off-CPU times, and 10.1 ms per tick on the CPU. Of 495 ticks, about
+    // half hit by chance, ± sqrt(495 / 4) of them: 0.11 s. A thread that waits for a CPU is not hit, nor is one
     // whose CPU is taken away.
     let chance = 0.2 + 4.0 * 0.112 + recorded.late_s + recorded.delayed_s;
     for seconds in &sums {
@@ -172,13 +172,13 @@ fn compare_durations() -> Result<()> {
     Ok(())
 }
 
-/// Kernel frames have names, with native frames and without, and no output has a kernel address.
+/// Kernel frames have names, with and without native frames, and no output contains a kernel address.
 #[test]
 fn kernel_addresses_stay_secret() -> Result<()> {
     let live = Live::beside_others()?;
     for (name, flags) in [("native", &["--wall"][..]), ("ruby", &["--wall", "--no-native"])] {
         let dir = live.dir(name)?;
-        // A second is enough for names.
+        // One second is enough to get names.
         let printed = record(&dir, "1s", flags)?.printed;
         let mut texts = vec![("standard output".to_owned(), printed)];
         for (_, file) in FORMATS {
@@ -225,7 +225,7 @@ fn comparable() -> Result<()> {
         ensure!(alone.contains("Work.small"), "{alone}");
         let base = format!("-diff_base={}", base.display());
         let top = pprof::go_tool_pprof(&["-top", "-sample_index=cpu", &base], of)?;
-        // A function with as many samples in both is not shown, which can happen to any one of them.
+        // A function with equally many samples in both is not shown; that can happen to any single function.
         ensure!(top.contains("Type: cpu") && top.contains("Work."), "{top}");
     }
     Ok(())

@@ -1,4 +1,4 @@
-//! What requests allocate, compared with what they were asked to allocate.
+//! What requests allocate, compared with what they were told to allocate.
 
 use std::io::{Read as _, Write as _};
 
@@ -10,11 +10,11 @@ use gctrace_tests::puma::Puma;
 use gctrace_tests::report::{Report, RequestLine};
 use gctrace_tests::ruby::Ruby;
 
-/// Objects that the application allocates, by the first part of the path.
+/// Number of objects that the application allocates, by the first part of the path.
 const KINDS: [(&str, u64); 3] = [("none", 0), ("some", 20_000), ("much", 200_000)];
-/// More than Puma and Rack allocate for a request themselves.
+/// An upper bound of what Puma and Rack themselves allocate for a request.
 const AROUND: u64 = 2_000;
-/// Requests of each kind, one after the other, and by each of several clients.
+/// Number of requests of each kind, first one after the other, then by each of several clients.
 const EACH: usize = 4;
 const CLIENTS: usize = 3;
 
@@ -39,7 +39,7 @@ fn truth(line: &RequestLine) -> Result<u64> {
     Ok(known.with_context(|| format!("{line:?}"))?.1)
 }
 
-/// The slots of one page of each size that was used: 64 KiB since 3.2 (`HEAP_PAGE_ALIGN_LOG`, gc.c), 16 KiB before.
+/// The number of slots of one page of each size that was used: pages have 64 KiB since 3.2 (`HEAP_PAGE_ALIGN_LOG`, gc.c), and 16 KiB before.
 fn one_page_of_each(report: &Report) -> Result<u64> {
     let mut sizes: Vec<u64> = Vec::new();
     for size in report.allocs.iter().flat_map(|line| line.slots.keys()) {
@@ -50,8 +50,8 @@ fn one_page_of_each(report: &Report) -> Result<u64> {
     Ok(sizes.iter().map(|size| 65_536 / size).sum())
 }
 
-/// One after the other, each request took what it allocated, except for the rest of the pages that were open at its begin and end. Of
-/// several at a time, which use each other's pages, each kind took that together.
+/// Sequential requests each took what they allocated, except for the rest of the pages that were open at their begin and end. Concurrent
+/// requests use each other's pages, so each kind took that in total.
 #[test]
 fn slots_are_those_of_the_objects() -> Result<()> {
     let live = Live::beside_others()?;
@@ -65,7 +65,7 @@ fn compare(live: &Live, ruby: &Ruby) -> Result<()> {
     let server = Puma::start_on(live, ruby, "allocate.ru")?;
     let pid = server.process.pid().to_string();
     let gctrace = Invocation::jsonl(["--pid", &pid, "--requests", "--alloc"])?.start_ready()?;
-    // Whether slots are seen to be taken is not known before some were.
+    // It is unknown whether slots are seen to be taken until some were.
     ask(&server, "some")?;
     ask_all(&server)?;
     gctrace.wait_requests(1 + EACH * KINDS.len())?;
@@ -103,14 +103,14 @@ fn compare(live: &Live, ruby: &Ruby) -> Result<()> {
         println!("{} {kind}: {taken} taken for {truth} objects", ruby.label());
         ensure!(taken.abs_diff(truth) <= truth / 10 + count * AROUND, "{kind}: {taken}, {truth}");
     }
-    // Those of all requests are among those of the process.
+    // The slots of all requests are among those of the process.
     let of_requests: u64 = lines.iter().filter_map(|line| line.alloc_objects).sum();
     let of_process: u64 = report.allocs.iter().map(|line| line.objects).sum();
     ensure!(of_requests <= of_process, "{of_requests} of {of_process}");
     Ok(())
 }
 
-/// The summary names the endpoint that allocates most. Without `--alloc` nothing is said of it.
+/// The summary names the endpoint that allocates most. Without `--alloc` it says nothing about allocation.
 #[test]
 fn summary() -> Result<()> {
     let live = Live::beside_others()?;
@@ -121,7 +121,7 @@ fn summary() -> Result<()> {
         let gctrace = Invocation::new(args.iter().chain(more))?.start_ready()?;
         ask(&server, "some")?;
         ask_all(&server)?;
-        // The last one is reported when the connection is closed.
+        // The last request is reported when its connection is closed.
         std::thread::sleep(std::time::Duration::from_millis(500));
         let text = gctrace.interrupt()?.stdout.join("\n");
         let row = text.lines().find(|line| line.trim_start().starts_with("allocated "));

@@ -1,4 +1,4 @@
-//! GC that a request's own thread ran, apart from that of other threads meanwhile: compared with what the threads of a Puma log of
+//! GC that a request's own thread ran, separate from that of other threads meanwhile, compared with what the threads of a Puma log about
 //! themselves.
 
 use std::collections::HashMap;
@@ -21,7 +21,7 @@ struct Call {
 /// Requests by name: thread, begin, end.
 type Requests = HashMap<String, (u32, u64, u64)>;
 
-/// What the application says of its requests and of its calls of `GC.start`.
+/// The application's own records of its requests and of its calls of `GC.start`.
 fn truth(server: &Puma) -> Result<(Requests, Vec<Call>)> {
     let (mut requests, mut calls) = (HashMap::new(), Vec::new());
     for line in std::fs::read_to_string(&server.truth)?.lines() {
@@ -38,7 +38,7 @@ fn truth(server: &Puma) -> Result<(Requests, Vec<Call>)> {
     Ok((requests, calls))
 }
 
-/// One request, on a connection that is closed behind it or kept.
+/// Sends one request on a connection that is closed after it, or kept.
 fn ask(stream: &mut std::net::TcpStream, kind: &str, name: &str, close: bool) -> Result<()> {
     let how = if close { "close" } else { "keep-alive" };
     let text = format!("GET /{kind}/{name} HTTP/1.1\r\nHost: x\r\nConnection: {how}\r\n\r\n");
@@ -52,7 +52,7 @@ fn ask(stream: &mut std::net::TcpStream, kind: &str, name: &str, close: bool) ->
     Ok(())
 }
 
-/// So long a call of `GC.start` is in this time.
+/// How long a call of `GC.start` overlaps this interval, nanoseconds.
 fn overlap(call: &Call, begin_ns: u64, end_ns: u64) -> u64 {
     call.end_ns.min(end_ns).saturating_sub(call.begin_ns.max(begin_ns))
 }
@@ -63,7 +63,7 @@ fn compare(line: &RequestLine, calls: &[Call]) -> Result<(u32, u32)> {
     let inside = |call: &&Call| line.begin_ns <= call.begin_ns && call.end_ns <= end_ns;
     let touches = |call: &&Call| overlap(call, line.begin_ns, end_ns) > 0;
     let sum = |own| of(own).map(|call| overlap(call, line.begin_ns, end_ns)).sum::<u64>();
-    // A call is one collection, and one pause; its pause is not longer than the call.
+    // A call is one collection with one pause, and the pause is not longer than the call.
     let own = of(true).filter(inside).count() as u32;
     ensure!(of(true).filter(touches).count() as u32 == own, "a call is not in one request: {line:?}");
     ensure!(line.gcs == Some(own) && line.gc_own_pauses == Some(own), "{own} calls of its own: {line:?}");
@@ -76,8 +76,8 @@ fn compare(line: &RequestLine, calls: &[Call]) -> Result<(u32, u32)> {
     Ok((own, other))
 }
 
-/// Requests that sleep stand in pauses of others and have none of their own; those that collect have their own, and no pause is of both;
-/// connections that are closed end in the middle of another thread's pause.
+/// Sleeping requests are stopped by pauses of other threads and have none of their own. Collecting requests have their own, and no pause counts
+/// as both. Connections that are closed end in the middle of another thread's pause.
 #[test]
 fn own_and_other() -> Result<()> {
     let live = Live::beside_others()?;
@@ -93,7 +93,7 @@ fn own_and_other() -> Result<()> {
                 let mut stream = server.connect()?;
                 let letter = |n: usize| char::from(b'g' + n as u8);
                 for n in 0..each {
-                    // Puma 5.6 may close a kept connection behind its tenth request where others wait, without a word.
+                    // Puma 5.6 may silently close a kept connection after its tenth request if other clients wait.
                     if n > 0 && (close || n % 8 == 0) {
                         stream = server.connect()?;
                     }
@@ -121,7 +121,7 @@ fn own_and_other() -> Result<()> {
         others += other;
         split += u32::from(own > 0 && other > 0);
     }
-    // Every call is of one request, and all requests have been compared.
+    // Every call belongs to one request, and all requests have been compared.
     ensure!(report.requests.len() == clients.len() * each && owns as usize == calls.len(), "{owns} calls");
     ensure!(calls.len() == 2 * 3 * each, "{} calls", calls.len());
     ensure!(others > 100 && split > 20, "{others} pauses of others, {split} requests with both");

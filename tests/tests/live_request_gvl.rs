@@ -1,4 +1,4 @@
-//! For how long a request waited for the GVL: compared with the single waits that are reported, and with what its thread says of its CPU
+//! How long a request waited for the GVL, compared with the single waits that are reported, and with what its thread reports about its CPU
 //! time.
 
 use std::io::{Read as _, Write as _};
@@ -15,14 +15,14 @@ use gctrace_tests::timing::{settled, stolen_ns};
 
 const CLIENTS: usize = 4;
 const EACH: usize = 15;
-/// By how much the CPU time of one request may differ from the thread's own clock: the kernel switches before and after the clock is
-/// stopped and started.
+/// By how much the CPU time of one request may differ from the thread's own clock: the kernel switches before the clock stops and after it
+/// starts.
 const CLOCKS_NS: u64 = 500_000;
-/// Requests that are compared part by part.
+/// Number of requests that are compared part by part.
 const PARTED: usize = 12;
-/// What Puma does besides is in the parts, too, and Zlib holds the GVL where it returns what it made.
+/// What else the parts contain: Puma's own work, and Zlib's holding of the GVL when it returns its result.
 const BESIDES_NS: u64 = 10_000_000;
-/// Where the kernel shows no switch to a thread, the CPU time that it has charged may be a tick old.
+/// If the kernel does not show a switch to a thread, the CPU time that it has charged may be one tick old.
 const TICK_NS: u64 = 4_000_000;
 
 fn spin(server: &Puma) -> Result<()> {
@@ -31,7 +31,7 @@ fn spin(server: &Puma) -> Result<()> {
             scope.spawn(move || -> Result<()> {
                 let mut stream = server.connect()?;
                 for n in 0..EACH {
-                    // Puma 5.6 may close a kept connection behind its tenth request.
+                    // Puma 5.6 may close a kept connection after its tenth request.
                     if n == 8 {
                         stream = server.connect()?;
                     }
@@ -54,8 +54,8 @@ fn spin(server: &Puma) -> Result<()> {
     })
 }
 
-/// The sum is that of the waits of its thread that were reported one by one, and no more than the time for which the thread had no
-/// CPU, of which it is a good part.
+/// The sum equals that of the individually reported waits of its thread. It is at most the time for which the thread had no CPU, and a large
+/// part of it.
 #[test]
 fn waits_of_requests() -> Result<()> {
     settled(compare_waits_of_requests)
@@ -69,7 +69,7 @@ fn compare_waits_of_requests() -> Result<()> {
     let gctrace = Invocation::jsonl(args)?.start_ready()?;
     let stolen = stolen_ns()?;
     spin(&server)?;
-    // The thread's own clock stands still while a hypervisor has its CPU (`update_rq_clock_task`, kernel/sched/core.c); the kernel
+    // The thread's own clock stops while a hypervisor has its CPU (`update_rq_clock_task`, kernel/sched/core.c); the kernel
     // sees no switch then.
     let stolen = stolen_ns()?.saturating_sub(stolen) + CLOCKS_NS;
     gctrace.wait_requests(CLIENTS * EACH)?;
@@ -87,7 +87,7 @@ fn compare_waits_of_requests() -> Result<()> {
             wait.tid == line.tid && wait.begin_ns >= line.begin_ns && wait.begin_ns + wait.wait_ns <= end_ns
         });
         let (count, sum) = of_it.fold((0, 0), |(count, sum), wait| (count + 1, sum + wait.wait_ns));
-        // Shorter ones are not reported one by one; there are not many more of them.
+        // Shorter waits are not reported individually; there are not many more of them.
         ensure_times!(
             sum <= gvl_ns && gvl_ns - sum <= 1000 * (count + 50),
             "{line:?}: {count} waits, {sum} ns"
@@ -98,10 +98,10 @@ fn compare_waits_of_requests() -> Result<()> {
         let [tid, begin, end, cpu] = [1, 2, 3, 4].map(|at| words[at].parse::<u64>());
         let (tid, begin, end, cpu) = (tid?, begin?, end?, cpu?);
         ensure!(tid == u64::from(line.tid), "{line:?}");
-        // What is outside of the application may be waits, too.
+        // Time outside of the application may be waits, too.
         let outside = line.duration_ns.unwrap_or(0).saturating_sub(end - begin);
         let without = (end - begin).saturating_sub(cpu) + outside;
-        // A thread that is woken runs before it has the GVL, through two probes.
+        // A thread that is woken runs before it acquires the GVL, through two probes.
         let awake = 100_000 * (count + 2);
         ensure_times!(gvl_ns <= without + awake, "{line:?}: CPU {cpu}");
         let states = line.cpu_ns.zip(line.runnable_ns).zip(line.blocked_ns);
@@ -109,7 +109,7 @@ fn compare_waits_of_requests() -> Result<()> {
         divided += 1;
         let duration_ns = line.duration_ns.unwrap_or(0);
         ensure!(cpu_ns + runnable_ns + blocked_ns == duration_ns, "{line:?}");
-        // The thread reads its CPU clock within the request, so it has no more outside of it than the time there.
+        // The thread reads its CPU clock within the request, so the rest of its CPU time is at most the time outside.
         ensure_times!(cpu_ns + CLOCKS_NS >= cpu && cpu_ns <= cpu + outside + stolen, "{line:?}: CPU {cpu}");
         on_cpu_ns += cpu_ns;
         charged_ns += cpu;
@@ -118,13 +118,13 @@ fn compare_waits_of_requests() -> Result<()> {
         without_cpu_ns += without;
     }
     ensure!(divided + 4 >= known, "of {known}, {divided} are divided");
-    // Single ones differ by what a switch of the CPU takes; all of them together do not.
+    // Single requests differ by what a CPU switch costs; all of them together do not.
     let most = charged_ns + outside_ns + stolen;
     let within = (charged_ns - charged_ns / 50..=most + charged_ns / 50).contains(&on_cpu_ns);
     ensure_times!(within, "{on_cpu_ns} ns on a CPU, {charged_ns} to {most} of the threads' own clocks");
-    // The first of each thread may have none: whether all of its waits are seen shows when it gets the GVL.
+    // The first request of each thread may have no sum: whether all of its waits are seen is known only once the thread acquires the GVL.
     ensure!(known >= CLIENTS * EACH - 8, "{known} are known");
-    // Four threads share a GVL; what else runs on the machine takes CPUs, too.
+    // Four threads share a GVL; other programs on the machine also take CPUs.
     ensure_times!(waited_ns * 4 >= without_cpu_ns, "{waited_ns} of {without_cpu_ns} ns");
     println!(
         "{known} known, {waited_ns} of {without_cpu_ns} ns; {divided} divided, CPU {on_cpu_ns} and {charged_ns} ns"
@@ -132,7 +132,7 @@ fn compare_waits_of_requests() -> Result<()> {
     Ok(())
 }
 
-/// What a request does in Ruby, in native code without the GVL, and asleep is in the right part of its time, and the parts add up.
+/// What a request does in Ruby, in native code without the GVL, and asleep counts towards the right part of its time, and the parts add up.
 #[test]
 fn parts_of_requests() -> Result<()> {
     settled(compare_parts)
@@ -174,12 +174,12 @@ fn parts_on(live: &Live, ruby: &Ruby) -> Result<()> {
         are_parts(line, split, [ruby_ns?, native_ns?, slept_ns?])?;
     }
     println!("{}: {known} of {PARTED} requests are divided", ruby.label());
-    // Each thread of the server may have one before it was seen to get the GVL.
+    // Each thread of the server may have a request before it was seen to acquire the GVL.
     ensure!(known * 2 >= PARTED, "{}: {known} requests are divided", ruby.label());
     Ok(())
 }
 
-/// What the application says of its times: in Ruby, in native code, asleep.
+/// Compares with the application's own times: in Ruby, in native code, asleep.
 fn are_parts(line: &RequestLine, split: &GvlSplitLine, [ruby, native, slept]: [u64; 3]) -> Result<()> {
     let [wait, hold, away] = [&split.wait, &split.hold, &split.away];
     ensure!(Some(split.all().sum()) == line.duration_ns, "{line:?}");
@@ -188,13 +188,13 @@ fn are_parts(line: &RequestLine, split: &GvlSplitLine, [ruby, native, slept]: [u
     ensure_times!(close(hold.cpu_ns, ruby), "in Ruby {ruby}: {line:?}");
     ensure_times!(close(away.cpu_ns, native), "without the GVL {native}: {line:?}");
     ensure_times!(close(away.blocked_ns, slept), "asleep {slept}: {line:?}");
-    // Its waits one by one are the same sum, but for what the scheduler does between two probes.
+    // The sum of its single waits is the same, except for what the scheduler does between two probes.
     let waited = wait.sum();
     ensure!(line.gvl_wait_ns.is_none_or(|ns| ns.abs_diff(waited) <= CLOCKS_NS), "{waited}: {line:?}");
     Ok(())
 }
 
-/// The request of a wait is the one that its thread served when the wait ended, and no wait in a request has none.
+/// The request of a wait is the one that its thread was serving when the wait ended, and every wait within a request names it.
 fn waits_name_their_requests(report: &Report) -> Result<()> {
     let (mut named, mut unnamed) = (0, 0);
     for wait in &report.gvl_waits {
@@ -206,7 +206,7 @@ fn waits_name_their_requests(report: &Report) -> Result<()> {
         match (wait.request, report.requests.iter().find(serves)) {
             (Some(id), Some(line)) if id == line.id => named += 1,
             (None, None) => unnamed += 1,
-            // A request ends with its last write, but it is over when the thread does the next thing.
+            // A request ends with its last write, but gctrace knows that only when the thread does the next thing.
             (Some(id), None) if report.requests.iter().any(|line| line.id == id && line.tid == wait.tid) => {
                 named += 1;
             }
@@ -218,7 +218,7 @@ fn waits_name_their_requests(report: &Report) -> Result<()> {
     Ok(())
 }
 
-/// Without `--gvl`, and where only blocked threads are looked at, there is no sum.
+/// Without `--gvl`, or if only blocked threads are observed (`--gvl=futex`), there is no sum.
 #[test]
 fn not_watched() -> Result<()> {
     let live = Live::beside_others()?;

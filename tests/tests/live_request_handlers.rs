@@ -1,4 +1,4 @@
-//! What handles a request: the action of a Rails controller, the route of Sinatra or Grape, or what no stack shows.
+//! What handles a request: the action of a Rails controller, the route of Sinatra or Grape, or something that no stack shows.
 
 use std::collections::BTreeMap;
 use std::io::{Read as _, Write as _};
@@ -15,16 +15,16 @@ const PROGRAM: &str = "web/handlers.ru";
 /// Paths without their number, and the handler of each.
 const HANDLED: [(&str, &str); 7] = [
     ("/orders", "OrdersController#show"),
-    // The method that runs: with the class that defines it.
+    // The method that runs, with the class that defines it.
     ("/inherited", "ApplicationController#inherited"),
-    // It calls the route of Sinatra, which does the work.
+    // The action calls the route of Sinatra, which does the work.
     ("/nested", "OrdersController#nested"),
     ("/list", "ListController#index"),
     ("/bare", "BareController#hi"),
     ("/shop/routes", "block in <class:Shop>"),
     ("/api/things", "block in <class:Api>"),
 ];
-/// Filters that answer by themselves, and an application without a framework.
+/// Filters that respond by themselves, and an application without a framework.
 const UNHANDLED: [&str; 3] = ["/halted", "/shop/stopped", "/plain"];
 
 fn paths() -> Vec<&'static str> {
@@ -40,7 +40,7 @@ fn ask(server: &Puma, path: &str, number: usize) -> Result<()> {
     Ok(())
 }
 
-/// Requests of all paths in turn, until it is time.
+/// Requests all paths in turn, until the deadline.
 fn client(server: &Puma, first: usize, until: Instant) -> Result<()> {
     let paths = paths();
     for number in first.. {
@@ -54,7 +54,7 @@ fn client(server: &Puma, first: usize, until: Instant) -> Result<()> {
 
 fn traced(live: &Live, more: &[&str]) -> Result<Report> {
     let server = Puma::start(live, "handlers.ru", "0")?;
-    // What the frameworks load at a first request is loaded by one thread.
+    // One thread loads what the frameworks load at a first request.
     for path in paths() {
         ask(&server, path, 0)?;
     }
@@ -68,15 +68,15 @@ fn traced(live: &Live, more: &[&str]) -> Result<Report> {
             (0..3).map(|first| scope.spawn(move || client(server, first * 3, until))).collect();
         clients.into_iter().try_for_each(|client| client.join().expect("a client panicked"))
     })?;
-    // Its last requests end, and are reported.
+    // Its last requests end and are reported.
     std::thread::sleep(Duration::from_millis(500));
     let report = gctrace.stop()?;
     ledger::check_lossless(&report)?;
     Ok(report)
 }
 
-/// Checks each request of a run: its handler is the right one, with the line at which it begins, or not known. Returns how many of how
-/// many are known, by path.
+/// Checks each request of a run: its handler is the right one, with the line at which it begins, or is unknown. Returns the number of requests
+/// with a known handler and of all requests, by path.
 fn known(report: &Report) -> Result<BTreeMap<&'static str, (usize, usize)>> {
     let mut known: BTreeMap<&str, (usize, usize)> = BTreeMap::new();
     for request in &report.requests {
@@ -99,7 +99,7 @@ fn known(report: &Report) -> Result<BTreeMap<&'static str, (usize, usize)>> {
     Ok(known)
 }
 
-/// With CPU samples nearly all handlers are known, and none is wrong. Frames are named while the request is served, or soon after.
+/// With CPU samples nearly all handlers are known, and none is wrong. Frames are named during the request or soon after.
 #[test]
 fn with_samples() -> Result<()> {
     let live = Live::begin()?;
@@ -111,13 +111,13 @@ fn with_samples() -> Result<()> {
     for (path, (seen, of)) in &known {
         ensure!(*of >= 5 && seen * 10 >= of * 9, "{path}: the handlers of {seen} of {of} requests are known");
     }
-    // Every request leaves an `svar` in the environment of `Rack::URLMap#call`, which its next collection frees: stacks are named before.
+    // Every request leaves an `svar` in the environment of `Rack::URLMap#call`, which its next collection frees: stacks are named before that.
     let (frames, stale) = (ledger::user(&report, "frames")?, ledger::user(&report, "frames_stale")?);
     ensure!(stale * 500 <= frames, "{stale} of {frames} frames were named too late");
     Ok(())
 }
 
-/// Without samples those of requests that start a collection are: its stack shows the handler.
+/// Without samples, the handlers of requests that start a collection are known, because its stack shows the handler.
 #[test]
 fn with_collections() -> Result<()> {
     let live = Live::beside_others()?;
@@ -125,7 +125,7 @@ fn with_collections() -> Result<()> {
     let known = known(&report)?;
     println!("{known:?}");
     ensure!(known.values().any(|(seen, _)| *seen > 0), "{known:?}");
-    // What starts none has no stack.
+    // A request that starts no collection has no stack.
     for request in &report.requests {
         ensure!(request.gcs != Some(0) || request.handler.is_none(), "{request:?}");
     }

@@ -1,4 +1,4 @@
-//! Many connections, and how close begins and ends of requests are to the application's own.
+//! Many connections, and how close the begin and end of requests are to the application's own times.
 
 use std::collections::HashMap;
 use std::io::{Read as _, Write as _};
@@ -16,7 +16,7 @@ use gctrace_tests::timing::settled;
 /// The end of each response of `requests.ru`.
 const BODY: &[u8] = b"SECRETBODYSECRETBODYSECRETBODY";
 
-/// A request on this connection, and its whole response.
+/// Sends a request on this connection, and reads its whole response.
 fn ask(stream: &mut TcpStream, name: &str) -> Result<()> {
     write!(stream, "GET /plain/{name} HTTP/1.1\r\nHost: x\r\n\r\n")?;
     let (mut text, mut part) = (Vec::new(), [0; 1024]);
@@ -28,14 +28,14 @@ fn ask(stream: &mut TcpStream, name: &str) -> Result<()> {
     Ok(())
 }
 
-/// Of 24,000 connections with two requests each, every request is reported, and nothing of the connections is kept.
+/// All requests of 24,000 connections with two requests each are reported, and nothing about the connections is kept.
 #[test]
 fn connections_are_opened_and_closed() -> Result<()> {
     const CLIENTS: usize = 4;
     const CONNECTIONS: usize = 6000;
-    /// Of each client, until every table of gctrace has grown to its size.
+    /// Connections of each client until every table of gctrace has grown to its full size.
     const FIRST: usize = 3000;
-    /// Of 12,000 connections.
+    /// Maximum growth over 12,000 connections.
     const MOST_KB: u64 = 512;
     let live = Live::beside_others()?;
     let puma = Puma::start(&live, "requests.ru", "0")?;
@@ -56,7 +56,7 @@ fn connections_are_opened_and_closed() -> Result<()> {
         status_kb(gctrace.pid(), "VmRSS")
     };
     let (first, last) = (connect(FIRST)?, connect(CONNECTIONS - FIRST)?);
-    // A client may have its response before the server is done with the request.
+    // A client may have its response before the server has finished the request.
     let all = CLIENTS * CONNECTIONS * 2;
     gctrace.wait_requests(all)?;
     let report = gctrace.stop()?;
@@ -76,13 +76,13 @@ fn connections_are_opened_and_closed() -> Result<()> {
     Ok(())
 }
 
-/// Nanoseconds below which this part of them is.
+/// The value below which this fraction of the values lies.
 fn quantile(sorted: &[u64], part: f64) -> u64 {
     sorted[((sorted.len() - 1) as f64 * part) as usize]
 }
 
-/// A request begins when a thread takes it, before the application does, and ends when its response is written, behind it. No other thread wants the
-/// GVL meanwhile, so what lies between is the server's own work.
+/// A request begins when a thread takes it, before the application gets it, and ends after its response is written. No other thread wants the
+/// GVL meanwhile, so the time in between is the server's own work.
 #[test]
 fn begins_and_ends_are_the_servers() -> Result<()> {
     const REQUESTS: usize = 500;
@@ -98,7 +98,7 @@ fn begins_and_ends_are_the_servers() -> Result<()> {
             gctrace.wait_requests(REQUESTS)?;
             let report = gctrace.stop()?;
             ledger::check_lossless(&report)?;
-            // By thread, in the order of their begins: times in the application, and the whole ones.
+            // Sorted by begin, per thread: times in the application, and times of the whole requests.
             let mut inner: HashMap<u32, Vec<(u64, u64)>> = HashMap::new();
             for line in std::fs::read_to_string(&puma.truth)?.lines() {
                 let words: Vec<&str> = line.split(' ').collect();

@@ -1,4 +1,4 @@
-//! Samples of threads that serve requests belong to the endpoint: each path of a Puma runs a method of its own.
+//! Samples of threads that serve requests belong to the endpoint: each path of a Puma runs its own method.
 
 use std::collections::HashMap;
 use std::io::{Read as _, Write as _};
@@ -15,13 +15,13 @@ use gctrace_tests::{ledger, pprof, stack_log};
 const METHODS: [(&str, &str); 3] =
     [("only_alpha", "GET /alpha/:id"), ("only_beta", "GET /beta/:id"), ("only_gamma", "GET /gamma/:id")];
 
-/// Requests of three paths in turn, until it is time.
+/// Requests three paths in turn, until the deadline.
 fn client(server: &Puma, first: usize, until: Instant) -> Result<()> {
     let mut stream: Option<TcpStream> = None;
     let mut number = first;
     while Instant::now() < until {
         let path = ["alpha", "beta", "gamma"][number % 3];
-        // Some connections are closed behind a request.
+        // Some connections are closed after a request.
         let close = number.is_multiple_of(5);
         let how = if close { "close" } else { "keep-alive" };
         let text = format!("GET /{path}/{number} HTTP/1.1\r\nHost: x\r\nConnection: {how}\r\n\r\n");
@@ -47,7 +47,7 @@ fn load(server: &Puma, time: Duration) -> Result<()> {
     })
 }
 
-/// How many are of the endpoint of their method, of none that is known, and of another one.
+/// Number of samples with the endpoint of their method, with an unknown one, and with another one.
 #[derive(Debug, Default)]
 struct Bound {
     right: u64,
@@ -64,7 +64,7 @@ impl Bound {
         }
     }
 
-    /// None is wrong; a client may still wait for its answer when tracing begins, and requests that had begun are not seen.
+    /// Checks that none is wrong. A client may still wait for its response when tracing starts, and requests in progress are not seen.
     fn demand(&self, what: &str, least: u64) -> Result<()> {
         ensure!(self.wrong == 0 && self.right >= least, "{what}: {self:?}");
         ensure!(self.unknown * 20 <= self.right, "{what}: {self:?}");
@@ -73,7 +73,7 @@ impl Bound {
     }
 }
 
-/// The endpoint of the only method of a stack that is of one path.
+/// The endpoint of the only method in a stack that belongs to one path.
 fn expected<'a>(mut names: impl Iterator<Item = &'a str>) -> Option<&'static str> {
     let of = |name: &str| METHODS.iter().find(|(method, _)| name.ends_with(method)).map(|(_, of)| *of);
     names.find_map(of)
@@ -90,15 +90,15 @@ fn profiled(live: &Live, more: &[&str]) -> Result<(Report, u32)> {
     let args = args.iter().chain(&files).chain(more);
     let gctrace = Invocation::jsonl(args)?.start_ready()?;
     load(&server, Duration::from_secs(6))?;
-    // Its last requests end, and are reported.
+    // Its last requests end and are reported.
     std::thread::sleep(Duration::from_millis(500));
     let report = gctrace.stop()?;
     ledger::check_lossless(&report)?;
     Ok((report, server.process.pid()))
 }
 
-/// CPU samples, time off the CPU, collections, waits for the GVL and allocation of a method that only one path runs are of that path in the stack log (by
-/// the number of the request), in pprof (by label) and in collapsed stacks (by root), or of none that is known.
+/// CPU samples, off-CPU time, collections, waits for the GVL and allocation of a method that only one path runs belong to that path, or to an unknown
+/// one: in the stack log (by the number of the request), in pprof (by label) and in collapsed stacks (by root).
 #[test]
 fn samples_have_their_endpoint() -> Result<()> {
     let live = Live::beside_others()?;
@@ -148,7 +148,7 @@ fn samples_have_their_endpoint() -> Result<()> {
     bound.demand("collapsed stacks", 1_000_000_000)
 }
 
-/// `--endpoint` leaves only what is of the endpoint: its own method, and none of the others.
+/// `--endpoint` keeps only what belongs to the endpoint: its own method, and none of the others.
 #[test]
 fn only_one_endpoint() -> Result<()> {
     let live = Live::beside_others()?;
@@ -163,7 +163,7 @@ fn only_one_endpoint() -> Result<()> {
     Ok(())
 }
 
-/// Requests whose end is lost have no endpoint, and their samples none of another request. Nobody reads the ring for a while.
+/// Requests whose end is lost have no endpoint, and their samples do not get another request's. The ring is not read for a while.
 #[test]
 fn lost_ends_make_endpoints_unknown() -> Result<()> {
     let live = Live::beside_others()?;

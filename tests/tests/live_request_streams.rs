@@ -1,4 +1,4 @@
-//! Requests whose response comes in parts, those whose client goes meanwhile, and requests through TLS, against the application's own log.
+//! Requests whose response comes in parts, whose client leaves meanwhile, or that use TLS, compared with the application's own log.
 
 use std::collections::HashMap;
 use std::io::{Read as _, Write as _};
@@ -12,11 +12,11 @@ use gctrace_tests::live::{Live, rubies_dir};
 use gctrace_tests::puma::Puma;
 use gctrace_tests::report::{Report, RequestLine};
 
-/// The application's own record of a request, nanoseconds of `CLOCK_MONOTONIC`.
+/// The application's own record of a request, `CLOCK_MONOTONIC` nanoseconds.
 struct Truth {
     tid: u32,
     begin_ns: u64,
-    /// When it handed out its last part.
+    /// When it returned its last part.
     last_ns: u64,
     closed_ns: u64,
 }
@@ -35,7 +35,7 @@ fn watch(puma: &Puma) -> Result<Gctrace> {
     Invocation::jsonl(["--pid", &puma.process.pid().to_string(), "--requests"])?.start_ready()
 }
 
-/// The one line of a request, which is of the thread that served it, and lies around the application's own times.
+/// The only line of a request. Checks that it is of the thread that served it, and encloses the application's own times.
 fn line_of<'a>(report: &'a Report, name: &str, truth: &Truth) -> Result<&'a RequestLine> {
     let is_its = |line: &&RequestLine| line.path.as_deref().is_some_and(|path| path.ends_with(name));
     let lines: Vec<_> = report.requests.iter().filter(is_its).collect();
@@ -46,8 +46,8 @@ fn line_of<'a>(report: &'a Report, name: &str, truth: &Truth) -> Result<&'a Requ
     Ok(line)
 }
 
-/// Of a response that comes in parts the first bytes are early and the last ones are the last part's; the request lasts until its body is closed,
-/// also where the client is gone by then.
+/// In a response that comes in parts, the first bytes are early and the last bytes are those of the last part. The request lasts until its body is
+/// closed, even if the client is gone by then.
 #[test]
 fn in_parts() -> Result<()> {
     let live = Live::beside_others()?;
@@ -55,7 +55,7 @@ fn in_parts() -> Result<()> {
         let puma = Puma::start_on(&live, &ruby, "streams.ru")?;
         let gctrace = watch(&puma)?;
         let mut stream = puma.connect()?;
-        // Twice on the same connection, one after the other.
+        // Two requests on the same connection, one after the other.
         let mut sizes = HashMap::new();
         for (name, parts) in [("early", 4), ("later", 6)] {
             write!(stream, "GET /stream/{parts}/{name} HTTP/1.1\r\nHost: x\r\n\r\n")?;
@@ -84,7 +84,7 @@ fn in_parts() -> Result<()> {
             let first_ns = at(seen.first_byte_ns).context("no first bytes")?;
             ensure!((truth.begin_ns..truth.last_ns).contains(&first_ns), "{name}: {first_ns}, {seen:?}");
             let last_ns = at(seen.last_byte_ns).context("no last bytes")?;
-            // What is written for a client that is gone may fail.
+            // Writing to a client that is gone may fail.
             ensure!(name == "gone" || last_ns >= truth.last_ns, "{name}: {last_ns} {}", truth.last_ns);
             let size = sizes.get(name);
             ensure!(name == "gone" || seen.response_bytes.as_ref() == size, "{name}: {size:?}, {seen:?}");
@@ -93,7 +93,7 @@ fn in_parts() -> Result<()> {
     Ok(())
 }
 
-/// Reads one response, and returns how many bytes it has.
+/// Reads one response, and returns its number of bytes.
 fn size_of_response(stream: &mut TcpStream, has_body: bool) -> Result<u64> {
     let mut head = Vec::new();
     while !head.ends_with(b"\r\n\r\n") {
@@ -109,8 +109,8 @@ fn size_of_response(stream: &mut TcpStream, has_body: bool) -> Result<u64> {
     Ok((head.len() + body.len()) as u64)
 }
 
-/// The size of a response is what its client received, head and body: of small ones and of a file, one after the other and pipelined, without a
-/// body, where the connection is kept and where it is closed. Where it was handed over, it is not known.
+/// The size of a response is what its client received, head and body: for small responses and for a file, sequential and pipelined, without a
+/// body, and on kept and closed connections. If the connection was handed over, the size is unknown.
 #[test]
 fn sizes() -> Result<()> {
     let live = Live::beside_others()?;
@@ -141,7 +141,7 @@ fn sizes() -> Result<()> {
         handed_over.write_all(ask("GET", "hijack", "zk").as_bytes())?;
         handed_over.read_to_end(&mut Vec::new())?;
         sizes.insert("zk", None);
-        // What shows that its thread is done with it is the next request.
+        // The next request shows that its thread has finished it.
         stream.write_all(ask("GET", "plain", "zl").as_bytes())?;
         sizes.insert("zl", Some(size_of_response(&mut stream, true)?));
         gctrace.wait_requests(sizes.len() - 1)?;
@@ -164,7 +164,7 @@ fn sizes() -> Result<()> {
     Ok(())
 }
 
-/// Through TLS the parser sees the plain request, and the server hands the plain response to OpenSSL: everything is known.
+/// With TLS the parser sees the plain request, and the server passes the plain response to OpenSSL: everything is known.
 #[test]
 fn through_tls() -> Result<()> {
     let live = Live::beside_others()?;
@@ -196,7 +196,7 @@ fn through_tls() -> Result<()> {
             let seen = line_of(&report, name, truth)?;
             let status = requests.iter().find(|(of, _)| name.ends_with(of)).map(|(_, status)| *status);
             ensure!(seen.status == status && seen.gcs == Some(1), "{name}: {seen:?}");
-            // A record of TLS has a head and a tag at least. The client leaves behind the last one, perhaps before the server looks at the
+            // A TLS record has at least a head and a tag. The client leaves after the last request, perhaps before the server checks the
             // connection.
             let larger = seen.response_bytes > Some(100);
             ensure!(larger || (name.ends_with("three") && seen.response_bytes.is_none()), "{name}: {seen:?}");

@@ -1,4 +1,4 @@
-//! Requests with the header `traceparent`: what gctrace says of each is what the application saw, or nothing, with the reason counted.
+//! Requests with the header `traceparent`: gctrace reports for each what the application saw, or nothing, and then counts the reason.
 
 use std::collections::HashMap;
 use std::io::{Read as _, Write as _};
@@ -17,15 +17,15 @@ use gctrace_tests::traceparent::{name, specified, truths, value};
 use gctrace_tests::{ledger, pprof, python};
 use rustix::process::Signal;
 
-/// Values of profiles by sample type and trace, with the span.
+/// Values of profiles by sample type and by trace with span.
 type Labels<'a> = HashMap<(&'a str, Option<(String, String)>), u64>;
 
-/// Text of other headers and of bodies, which must never come out.
+/// Text of other headers and of bodies, which must never appear in an output.
 const SECRET: &str = "SECRET";
 
-/// The head of a request with these lines, among others, and the body that it announces.
+/// The head of a request with these lines among others, and with the length of its body.
 fn head(number: usize, lines: &str, body: usize) -> String {
-    // Puma takes what follows a body of no bytes for the body.
+    // Puma takes what follows an empty body for the body.
     let (method, length) = match body {
         0 => ("GET", String::new()),
         _ => ("POST", format!("Content-Length: {body}\r\n")),
@@ -49,7 +49,7 @@ fn responses(stream: &mut TcpStream, count: usize) -> Result<()> {
     Ok(())
 }
 
-/// Header lines, each with a request of its own.
+/// Header lines, each for its own request.
 fn lines() -> Vec<String> {
     let own = || value(1);
     let mut lines = vec![
@@ -58,12 +58,12 @@ fn lines() -> Vec<String> {
         format!("Traceparent:{}\r\n", own()),
         format!("TRACEPARENT:   {}  \r\n", own()),
         format!("tRaCePaReNt: {}\r\ntracestate: a={SECRET}\r\n", own()),
-        // Later versions may have more behind a dash.
+        // Later versions may have more after a dash.
         format!("traceparent: 01{}\r\n", &own()[2..]),
         format!("traceparent: cc{}-{SECRET}\r\n", &own()[2..]),
         // Deep in a long head.
         format!("X-Long: {}\r\ntraceparent: {}\r\n", SECRET.repeat(1_000), own()),
-        // Beyond what is searched.
+        // Beyond the part that is searched.
         format!("X-Long: {}\r\ntraceparent: {}\r\n", SECRET.repeat(3_000), own()),
         format!("traceparent: {}\r\nX-Long: {}\r\n", own(), SECRET.repeat(3_000)),
     ];
@@ -87,20 +87,20 @@ fn lines() -> Vec<String> {
     lines
 }
 
-/// Each line is served on a connection of its own, in pieces, and in a pipeline with all others.
+/// Each line is sent on its own connection, in pieces, and in a pipeline with all other lines.
 fn load(server: &Puma) -> Result<usize> {
     let lines = lines();
     let mut number = 100;
     let mut next = |line: &str, body: usize| {
         number += 1;
-        // A trace of its own for each request.
+        // Each request has its own trace.
         head(number, &line.replace(&value(1)[3..52], &value(number)[3..52]), body)
     };
     for line in &lines {
         let mut stream = server.connect()?;
         stream.write_all(next(line, 0).as_bytes())?;
         responses(&mut stream, 1)?;
-        // What looks like a header in a body is none.
+        // What looks like a header in a body is not one.
         let body = format!("\r\ntraceparent: {}\r\n\r\n{SECRET}", value(9_002));
         stream.write_all((next(line, body.len()) + &body).as_bytes())?;
         responses(&mut stream, 1)?;
@@ -114,7 +114,7 @@ fn load(server: &Puma) -> Result<usize> {
             responses(&mut stream, 1)?;
         }
     }
-    // Pipelined, those with a header before and behind those without.
+    // Pipelined: requests with a header before and after requests without one.
     for four in lines.chunks(4) {
         let texts: Vec<String> =
             four.iter().flat_map(|line| ["", line.as_str(), ""]).map(|line| next(line, 0)).collect();
@@ -131,8 +131,8 @@ fn of_line(line: &RequestLine) -> Option<(String, String)> {
     line.trace_id.clone().zip(line.parent_span_id.clone())
 }
 
-/// Every request has the trace that the application saw, or none where that is not valid or too deep in the head, which is counted; so
-/// have its samples, collections and allocations in pprof, and its links in OTLP. No other header comes out.
+/// Every request has the trace that the application saw, or none if that is invalid or too deep in the head, which is counted. The same holds for
+/// its samples, collections and allocations in pprof, and its links in OTLP. No other header appears in an output.
 #[test]
 fn traces_are_those_that_the_application_saw() -> Result<()> {
     let live = Live::beside_others()?;
@@ -216,7 +216,7 @@ fn traces(live: &Live, ruby: &Ruby) -> Result<()> {
     linked(live, &receiver, &with_trace, &profile)
 }
 
-/// The links and endpoints of OTLP profiles are the labels of the pprof file.
+/// The links and endpoints of OTLP profiles equal the labels of the pprof file.
 fn linked(live: &Live, receiver: &Receiver, labels: &Labels<'_>, profile: &pprof::Profile) -> Result<()> {
     let mut files: Vec<PathBuf> = Vec::new();
     for (at, push) in receiver.pushes().iter().enumerate() {

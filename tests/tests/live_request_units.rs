@@ -1,5 +1,5 @@
 //! Requests as units of work in TuneMyGC sample sets: the values of `GC.stat` at the begin and end of each, compared with what the
-//! application of a Puma reads of itself.
+//! application of a Puma reads by itself.
 
 use std::collections::HashMap;
 use std::io::{Read as _, Write as _};
@@ -13,15 +13,15 @@ use gctrace_tests::puma::Puma;
 use gctrace_tests::tunemygc::{Sample, Set};
 use serde_json::Value;
 
-/// Objects that a request of the application allocates at least, and objects that the server and the reading of the truth add at most.
+/// Minimum number of objects that a request of the application allocates, and maximum number that the server and reading the truth add.
 const OBJECTS: u64 = 20_000;
 const MORE_OBJECTS: u64 = 3_000;
-/// Requests one after the other, on connections that are kept and on ones that are closed, and then of each of four clients at once.
+/// Number of sequential requests on kept connections and on connections that are closed, and then of each of four concurrent clients.
 const KEPT: usize = 24;
 const CLOSED: usize = 16;
 const AT_ONCE: usize = 20;
 
-/// What the application says of a request: its thread, and time, objects and cycles at begin and end.
+/// The application's own record of a request: its thread, and time, objects and cycles at begin and end.
 struct Truth {
     tid: u64,
     begin: [u64; 3],
@@ -45,11 +45,11 @@ fn name(client: usize, number: usize) -> String {
     [client, number / 20, number % 20].into_iter().map(|at| char::from(b'g' + at as u8)).collect()
 }
 
-/// This many requests one after the other.
+/// Sends this many requests, one after the other.
 fn ask(server: &Puma, client: usize, count: usize, close: bool) -> Result<()> {
     let mut stream: Option<TcpStream> = None;
     for number in 0..count {
-        // Puma 5.6 may close a kept connection behind its tenth request where others wait, without a word.
+        // Puma 5.6 may silently close a kept connection after its tenth request if other clients wait.
         if close || number % 8 == 0 {
             stream = Some(server.connect()?);
         }
@@ -67,7 +67,7 @@ fn ask(server: &Puma, client: usize, count: usize, close: bool) -> Result<()> {
     Ok(())
 }
 
-/// The units of a set by the name in their path: begin and end.
+/// The units of a set by the name in their path: the samples of begin and end.
 fn units(set: &Set) -> Result<HashMap<String, (&Sample, &Sample)>> {
     let mut open: HashMap<Option<u64>, &Sample> = HashMap::new();
     let mut units = HashMap::new();
@@ -90,8 +90,8 @@ fn units(set: &Set) -> Result<HashMap<String, (&Sample, &Sample)>> {
     Ok(units)
 }
 
-/// Every unit has the values of its moments: those that the application reads lie between them, and where nobody else allocates they
-/// differ by what the request allocates. What is left out is counted, and `gctrace tune` goes by the units.
+/// Every unit has the values of its moments: the values that the application reads lie between them, and if no other thread allocates, they
+/// differ by what the request allocates. What is left out is counted, and `gctrace tune` uses the units.
 #[test]
 fn units_have_their_own_values() -> Result<()> {
     let live = Live::beside_others()?;
@@ -124,7 +124,7 @@ fn units_have_their_own_values() -> Result<()> {
     ensure!(units.len() + without == truths.len(), "{} units, {without} without states", units.len());
     println!("{} units, {without} without states", units.len());
     let column = |key: &str| set.keys.iter().position(|of| of == key).with_context(|| format!("no {key}"));
-    // A client has the response before the thread is done: only on the same connection does the next request wait for that.
+    // A client has the response before the thread has finished: only on the same connection does the next request wait for that.
     let alone: Vec<String> =
         (0..KEPT).filter(|number| (1..7).contains(&(number % 8))).map(|number| name(0, number)).collect();
     let (objects, count) = (column("total_allocated_objects")?, column("count")?);
@@ -145,7 +145,7 @@ fn units_have_their_own_values() -> Result<()> {
             "{name}: {allocated}, of which {own} its own"
         );
     }
-    // A thread that takes a request, and that keeps a connection, holds the GVL.
+    // A thread that takes a request, or keeps a connection, holds the GVL.
     let kept = (0..KEPT).filter(|number| units.contains_key(&name(0, *number))).count();
     ensure!(kept == KEPT, "{kept} of {KEPT} on kept connections");
     ensure!((0..CLOSED).any(|number| units.contains_key(&name(1, number))), "none that was closed");

@@ -1,4 +1,4 @@
-//! Requests of a Puma that logs its own truth: each is found, on the thread that served it, and no collection is attributed to
+//! Requests of a Puma that logs what really happened: each is found, on the thread that served it, and no collection is attributed to
 //! another request than the one that started it.
 
 use std::collections::HashMap;
@@ -16,7 +16,7 @@ use gctrace_tests::script::Script;
 use gctrace_tests::{PATIENCE, ledger};
 use rustix::process::Signal;
 
-/// Text that must never leave a request.
+/// Text in requests that must never appear in an output.
 const SECRET: &str = "SECRET";
 
 /// The application's own record of a request.
@@ -69,7 +69,7 @@ impl Server {
     }
 }
 
-/// A name without digits for each request, which no template replaces.
+/// A distinct name without digits for each request, which no template replaces.
 fn name(number: usize) -> String {
     let letter = |at: usize| char::from(b'g' + (at % 20) as u8);
     [number / 400, number / 20, number].into_iter().map(letter).collect()
@@ -104,7 +104,7 @@ fn client(server: &Server, number: usize) -> Result<Vec<String>> {
         names.push(name(at));
         (kinds[at % kinds.len()], name(at))
     };
-    // Keep-alive, some through the reactor.
+    // Keep-alive; some requests go through the reactor.
     let mut stream = server.connect()?;
     for at in 0..10 {
         let (kind, name) = next();
@@ -114,13 +114,13 @@ fn client(server: &Server, number: usize) -> Result<Vec<String>> {
             std::thread::sleep(Duration::from_millis(5));
         }
     }
-    // Puma 5.6 may close a kept connection behind its tenth request, where others wait.
+    // Puma 5.6 may close a kept connection after its tenth request if other clients wait.
     let mut stream = server.connect()?;
     // Pipelined.
     let three: Vec<String> = (0..3).map(|_| next()).map(|(kind, name)| get(kind, &name)).collect();
     stream.write_all(three.concat().as_bytes())?;
     responses(&mut stream, 3)?;
-    // A slow client: the head comes in pieces.
+    // A slow client: the head arrives in pieces.
     for _ in 0..2 {
         let (kind, name) = next();
         for piece in get(kind, &name).as_bytes().chunks(17) {
@@ -129,7 +129,7 @@ fn client(server: &Server, number: usize) -> Result<Vec<String>> {
         }
         responses(&mut stream, 1)?;
     }
-    // With a body, which comes later.
+    // With a body, which arrives later.
     for _ in 0..2 {
         let (kind, name) = next();
         let body = format!("{SECRET}BODY{name}");
@@ -151,7 +151,7 @@ fn client(server: &Server, number: usize) -> Result<Vec<String>> {
     Ok(names)
 }
 
-/// Clients that misbehave: none of this is a request that the application answers. Returns how many the server refuses by itself.
+/// Misbehaving clients: none of these is a request that the application answers. Returns the number of those that the server itself refuses.
 fn hostile(server: &Server) -> Result<usize> {
     let mut refused = 0;
     for garbage in [&b"\0\xff\x1b[2J HTTP/1.1\r\n\r\n"[..], b"GET /\x1b]0;x HTTP/1.1\r\n\r\n"] {
@@ -170,7 +170,7 @@ fn hostile(server: &Server) -> Result<usize> {
     for _ in 0..30 {
         drop(server.connect()?);
     }
-    // Disconnected before the answer.
+    // Disconnected before the response.
     server.connect()?.write_all(get("slow", "abandoned").as_bytes())?;
     Ok(refused)
 }
@@ -181,13 +181,13 @@ fn by_name(report: &Report) -> HashMap<&str, &RequestLine> {
     named.collect()
 }
 
-/// Every line is true.
+/// Checks that every line is true.
 fn all_true(report: &Report, truths: &HashMap<String, Truth>) -> Result<()> {
     let mut seen = std::collections::HashSet::new();
     for line in &report.requests {
         let name = line.path.as_deref().and_then(|path| path.rsplit('/').next()).unwrap_or_default();
         let Some(truth) = truths.get(name) else {
-            // The application was not called. The server itself refuses what it cannot parse.
+            // The application was not called: the server itself refuses what it cannot parse.
             ensure!(matches!(line.status, None | Some(400)), "{line:?}");
             continue;
         };
@@ -227,7 +227,7 @@ fn all_true(report: &Report, truths: &HashMap<String, Truth>) -> Result<()> {
     Ok(())
 }
 
-/// GC of a request's own thread and of the others, together, is every pause in its time, as the cycles have them.
+/// GC of a request's own thread and of other threads together covers every pause in its time, as reported with the cycles.
 fn pauses_add_up(report: &Report) -> Result<()> {
     let outside = report.ledger.as_ref().and_then(|ledger| ledger.user["pauses_outside"].as_u64());
     for line in &report.requests {
@@ -241,7 +241,7 @@ fn pauses_add_up(report: &Report) -> Result<()> {
         let count = line.gc_own_pauses.zip(line.gc_other_pauses).map(|(own, other)| u64::from(own + other));
         let (sum, count) = (sum.context("unknown")?, count.context("unknown")?);
         let (sum_of, count_of) = (parts.iter().sum::<u64>(), parts.len() as u64);
-        // Pauses of a cycle that had begun before tracing are in no cycle.
+        // Pauses of a cycle that started before tracing are in no cycle.
         let equal = sum == sum_of && count == count_of;
         let more = outside > Some(0) && sum >= sum_of && count >= count_of;
         ensure!(equal || more, "{line:?} has {count_of} pauses, {sum_of} ns");
@@ -256,8 +256,8 @@ fn watch(server: &Server, more: &[&str]) -> Result<Gctrace> {
     Invocation::jsonl(args.iter().chain(more))?.start_ready()
 }
 
-/// Keep-alive, pipelined, slow and closing clients, at the same time and twice: every request is reported once and correctly, and so is
-/// every collection in it. Nothing of query, headers and bodies is exported.
+/// Keep-alive, pipelined, slow and closing clients, concurrently and twice: every request is reported once and correctly, and so is
+/// every collection in it. Nothing from query, headers and bodies is exported.
 #[test]
 fn every_request_is_there_and_true() -> Result<()> {
     let live = Live::beside_others()?;
@@ -282,7 +282,7 @@ fn every_request(live: &Live, ruby: &Ruby) -> Result<()> {
         refused += hostile(&server)?;
     }
     gctrace.wait_requests(answered.len())?;
-    // The abandoned one may be served after all.
+    // The abandoned request may still be served.
     std::thread::sleep(Duration::from_millis(300));
     let (report, finished) = gctrace.stop_by(Signal::INT)?;
     ledger::check_lossless(&report)?;
@@ -297,7 +297,7 @@ fn every_request(live: &Live, ruby: &Ruby) -> Result<()> {
     for name in &answered {
         ensure!(lines.contains_key(name.as_str()), "{name} is not there");
     }
-    // Each collection inside of a request is attributed to one (which one was compared above), and they add up.
+    // Each collection within a request is attributed to one (which one was compared above), and they add up.
     let mut inside = 0;
     for gc in &report.gcs {
         let begin_ns = gc.pauses[0].begin_ns;
@@ -318,8 +318,8 @@ fn every_request(live: &Live, ruby: &Ruby) -> Result<()> {
     Ok(())
 }
 
-/// A connection that was handed over is closed by another thread, and its number is given to the next one: a request there is another one,
-/// even if its bytes come late, so that the thread that takes it did not read them.
+/// A connection that was handed over is closed by another thread, and its descriptor number is reused by the next connection: a request there is a
+/// new one, even if its bytes come late, so that the thread that takes it did not read them.
 #[test]
 fn a_number_of_a_connection_that_was_handed_over() -> Result<()> {
     let live = Live::begin()?;
@@ -355,7 +355,7 @@ fn a_number_of_a_connection_that_was_handed_over() -> Result<()> {
     Ok(())
 }
 
-/// Puma 6 and later send a file by `sendfile(2)`, which takes as long as the client does.
+/// Puma 6 and later send a file with `sendfile(2)`, which takes as long as the client does.
 #[test]
 fn files() -> Result<()> {
     const PAUSE: Duration = Duration::from_millis(100);
@@ -387,14 +387,14 @@ fn files() -> Result<()> {
     Ok(())
 }
 
-/// Lost records in the middle make requests unknown, and none wrong.
+/// Lost records in the middle make requests unknown, but none wrong.
 #[test]
 fn lost_records_make_nothing_wrong() -> Result<()> {
     let live = Live::beside_others()?;
     let server = Server::start(&live, "0")?;
     let gctrace = watch(&server, &["--request-ring", "16KiB"])?;
     let mut stream = server.connect()?;
-    // The ring is not read meanwhile.
+    // Meanwhile the ring is not read.
     gctrace.signal(Signal::STOP)?;
     for at in 0..20 {
         let names: Vec<String> = (0..20).map(|of| get("plain", &name(at * 20 + of))).collect();
@@ -421,7 +421,7 @@ fn lost_records_make_nothing_wrong() -> Result<()> {
     all_true(&report, &server.truths()?)
 }
 
-/// Lost GC records make the figures of the requests unknown that were open meanwhile, and none too low. Earlier and later
+/// Lost GC records make the GC figures of requests that were in progress unknown, but none too low. Earlier and later
 /// requests keep theirs. Each of these requests collects at least once.
 #[test]
 fn lost_gc_records_make_no_figure_too_low() -> Result<()> {
@@ -438,7 +438,7 @@ fn lost_gc_records_make_no_figure_too_low() -> Result<()> {
         one(at)?;
         gctrace.wait_requests(at + 1)?;
     }
-    // The ring is not read meanwhile; no later record shows the gap when the last of these requests are reported.
+    // Meanwhile the ring is not read; no later record shows the gap when the last of these requests are reported.
     gctrace.signal(Signal::STOP)?;
     (3..60).try_for_each(&mut one)?;
     gctrace.signal(Signal::CONT)?;
@@ -456,7 +456,7 @@ fn lost_gc_records_make_no_figure_too_low() -> Result<()> {
         let name = name(at);
         let request = lines.get(name.as_str()).with_context(|| format!("{name} is not there"))?;
         ensure!(request.gcs.is_some() == request.gc_ns.is_some(), "{request:?}");
-        // One client: no other thread has requests, and what is not known of a thread is not known of the others.
+        // With one client, no other thread has requests. If the own figure is unknown, that of other threads is unknown, too.
         ensure!(request.gcs.is_some() || request.gc_other_ns.is_none(), "{request:?}");
         let known = request.gcs.is_some();
         ensure!(known || (3..=60).contains(&at), "request {at} lost nothing: {request:?}");
@@ -467,7 +467,7 @@ fn lost_gc_records_make_no_figure_too_low() -> Result<()> {
     Ok(())
 }
 
-/// A process that becomes another server keeps only its pid and the numbers of its descriptors: earlier connections, whose close was
+/// A process that execs another server keeps only its pid and its descriptor numbers: earlier connections, whose close was
 /// not seen, never count as requests of the new program.
 #[test]
 fn another_program_in_the_same_process() -> Result<()> {
@@ -489,13 +489,13 @@ fn another_program_in_the_same_process() -> Result<()> {
     round(&mut connections)?;
     round(&mut connections)?;
     gctrace.wait_requests(8)?;
-    // gctrace sees the new program late, when its first connections are there.
+    // gctrace sees the new program late, when its first connections already exist.
     gctrace.signal(Signal::STOP)?;
     server.process.signal(Signal::WINCH)?;
     for stream in &mut connections {
         ensure!(matches!(stream.read(&mut [0; 64]), Ok(0) | Err(_)), "an answer without a request");
     }
-    // The listening socket is closed last of all, some time before the new program has one.
+    // The listening socket is closed last, some time before the new program opens its own.
     let since = Instant::now();
     while server.connect().is_ok() {
         ensure!(since.elapsed() < PATIENCE, "the old socket still listens");
@@ -518,7 +518,7 @@ fn another_program_in_the_same_process() -> Result<()> {
     all_true(&report, &server.truths()?)
 }
 
-/// This many requests, each on a new connection, by four clients. Returns their names.
+/// Sends these requests, each on a new connection, from four clients. Returns their names.
 fn singles(server: &Server, numbers: std::ops::Range<usize>) -> Result<Vec<String>> {
     let names: Vec<String> = numbers.map(name).collect();
     std::thread::scope(|scope| {
@@ -540,12 +540,12 @@ fn singles(server: &Server, numbers: std::ops::Range<usize>) -> Result<Vec<Strin
     Ok(names)
 }
 
-/// The workers of a cluster are servers, too, each with its own connections of the same numbers.
+/// The workers of a cluster are servers, too, each with its own connections with the same descriptor numbers.
 #[test]
 fn workers_of_a_cluster() -> Result<()> {
     let live = Live::beside_others()?;
     let server = Server::start(&live, "2")?;
-    // Both workers have answered, so both are there.
+    // Both workers have answered, so both exist.
     let tids = |server: &Server| -> Result<std::collections::HashSet<u32>> {
         let truths = server.truths().unwrap_or_default();
         truths.values().map(|truth| process_of(truth.tid)).collect()

@@ -1,4 +1,4 @@
-//! Runs of programs that are no servers as units of work: from their exec to their exit.
+//! Runs of programs that are not servers as units of work: from their exec to their exit.
 
 use std::process::Command;
 use std::time::Duration;
@@ -12,7 +12,7 @@ use gctrace_tests::ruby::Ruby;
 use gctrace_tests::{PATIENCE, ledger};
 use rustix::time::{ClockId, clock_gettime};
 
-/// Says by its own clock when its first line ran, collects, forks a child that collects, too, and says when its last line ran.
+/// Records by its own clock when its first line ran, collects, forks a child that also collects, and prints when its last line ran.
 const PROGRAM: &str = r#"
 clock = -> { Process.clock_gettime(Process::CLOCK_MONOTONIC, :nanosecond) }
 begun = clock.call
@@ -30,14 +30,14 @@ fn tracing() -> Result<Gctrace> {
     Invocation::jsonl(["--all-ruby", "--requests"])?.start_ready()
 }
 
-/// What the program said: times of its first and its last line, and its collections.
+/// What the program printed: the times of its first and its last line, and its number of collections.
 fn said(lines: &[String]) -> Result<[u64; 3]> {
     let line = lines.iter().rev().find_map(|line| line.strip_prefix("ran ")).context("it did not run")?;
     let words = line.split(' ').map(str::parse).collect::<Result<Vec<u64>, _>>()?;
     words.try_into().map_err(|words| anyhow::anyhow!("{words:?}"))
 }
 
-/// Its line; a process has one run, and it is all that there is of it.
+/// The line of a process. Checks that it is the only one, and that it is a run.
 fn run_of(report: &Report, pid: u32) -> Result<&RequestLine> {
     let lines: Vec<_> = report.requests.iter().filter(|line| line.pid == pid).collect();
     let [line] = lines[..] else { anyhow::bail!("runs of {pid}: {lines:?}") };
@@ -46,8 +46,8 @@ fn run_of(report: &Report, pid: u32) -> Result<&RequestLine> {
     Ok(line)
 }
 
-/// The program's own times lie in its run, whose GC is that of the lines of its cycles. A script that a shell becomes begins where
-/// it does, not with the shell. A child that is forked has no run of its own.
+/// The program's own times lie within its run, and the GC figures of the run are those of the lines of its cycles. If a shell execs the script, the
+/// run begins with the script, not with the shell. A forked child has no run of its own.
 #[test]
 fn whole_runs() -> Result<()> {
     let live = Live::begin()?;
@@ -55,7 +55,7 @@ fn whole_runs() -> Result<()> {
         let script = live.path(&format!("import{}.rb", ruby.label()));
         std::fs::write(&script, PROGRAM)?;
         let gctrace = tracing()?;
-        // The first one makes gctrace attach the probes of the image.
+        // The first run makes gctrace attach the probes of the image.
         let first = Guarded::start("ruby", ruby.command()?.arg(&script))?.finish(PATIENCE)?;
         ensure!(first.status.success(), "{}", first.errors());
         let mut runs = Vec::new();
@@ -92,7 +92,7 @@ fn whole_runs() -> Result<()> {
             ensure!(run.endpoint == run.path.clone().unwrap_or_default(), "{run:?}");
             let cycles: Vec<_> = report.gcs_of(pid).collect();
             let ns: u64 = cycles.iter().flat_map(|cycle| &cycle.pauses).map(|pause| pause.ns).sum();
-            // Pauses in no cycle, such as those of finalizers at the end.
+            // Pauses outside of cycles, such as those of finalizers at the end.
             let summary = report.summaries.iter().find(|line| line["pid"] == pid).context("no summary")?;
             let ns = ns + summary["outside_pause_ns"].as_u64().context("no pauses outside cycles")?;
             let known = (run.gcs.map(u64::from), run.gc_ns);
@@ -101,11 +101,11 @@ fn whole_runs() -> Result<()> {
                 "{known:?}, {} cycles, {ns} ns",
                 cycles.len()
             );
-            // What a VM collects when it ends comes later.
+            // Collections of a VM that ends come in addition.
             ensure!(gcs >= 60 && cycles.len() as u64 >= gcs, "{} of {gcs}", cycles.len());
             ensure!(cycles.iter().all(|cycle| cycle.request.is_none()), "a cycle names the run");
         }
-        // Neither the children nor the shells.
+        // Neither the children nor the shells have a run.
         let name = script.file_name().context("a name")?.to_string_lossy();
         let lines = report.requests.iter().filter(|line| line.endpoint == name);
         ensure!(lines.count() == 3, "{:?}", report.requests);
@@ -113,7 +113,7 @@ fn whole_runs() -> Result<()> {
     })
 }
 
-/// A program that is older than tracing has no run, and one that still runs has none yet. What is not reported is counted.
+/// A program that is older than tracing has no run, and one that is still running has none yet. What is not reported is counted.
 #[test]
 fn runs_without_begin() -> Result<()> {
     let _live = Live::begin()?;

@@ -13,7 +13,7 @@ use gctrace_tests::ruby::Ruby;
 use gctrace_tests::script::{Running, Script};
 use gctrace_tests::{PATIENCE, compare, ledger};
 
-/// The script `cluster.rb`: a master with existing workers, a renamed one among them, and one that it forks later.
+/// The script `cluster.rb`: a master with existing workers, including a renamed one, and one that it forks later.
 struct Cluster {
     master: Guarded,
     workers: Vec<u32>,
@@ -33,7 +33,7 @@ impl Cluster {
         self.master.pid()
     }
 
-    /// Makes all of them collect, and returns the pids and `GC.count`s at begin and end that they print.
+    /// Makes all of them collect. Returns the pids, and the `GC.count`s at begin and end, that they print.
     fn work(mut self) -> Result<Vec<(u32, u64, u64)>> {
         self.master.say("go")?;
         let finished = self.master.finish(PATIENCE)?;
@@ -48,7 +48,7 @@ impl Cluster {
     }
 }
 
-/// Every cycle between the two counts is there once.
+/// Checks that every cycle between the two counts is reported once.
 fn all_there(report: &Report, (pid, first, last): (u32, u64, u64)) -> Result<()> {
     let counts: Vec<u64> = report.gcs_of(pid).map(|line| line.count).collect();
     for count in first + 1..=last {
@@ -58,7 +58,7 @@ fn all_there(report: &Report, (pid, first, last): (u32, u64, u64)) -> Result<()>
     Ok(())
 }
 
-/// The pid of a master selects its workers, those that it forks later, and what they start; gctrace ends with the last one.
+/// The pid of a master selects its workers, those that it forks later, and what they start. gctrace ends with the last one.
 #[test]
 fn pid_of_a_master() -> Result<()> {
     let _live = Live::beside_others()?;
@@ -81,7 +81,7 @@ fn pid_of_a_master() -> Result<()> {
     })
 }
 
-/// A worker's pid selects no sibling; a process alone selects no child, neither an existing one nor one that it forks.
+/// A worker's pid selects no sibling. `--only-pid` selects no child, neither an existing one nor one that is forked later.
 #[test]
 fn a_part_of_a_tree() -> Result<()> {
     let _live = Live::beside_others()?;
@@ -123,7 +123,7 @@ fn by_name() -> Result<()> {
     Ok(())
 }
 
-/// A title that a program sets after it was inspected selects it, too.
+/// A title that a program sets after it was inspected also selects it.
 #[test]
 fn by_a_later_title() -> Result<()> {
     let _live = Live::beside_others()?;
@@ -169,7 +169,7 @@ fn lists() -> Result<()> {
     Ok(())
 }
 
-/// gctrace stays while one of several selected processes runs, and ends soon after the last.
+/// gctrace runs as long as one of several selected processes runs, and ends soon after the last one.
 #[test]
 fn ends_with_the_last() -> Result<()> {
     let live = Live::beside_others()?;
@@ -191,13 +191,13 @@ fn ends_with_the_last() -> Result<()> {
     let (report, _) = gctrace.done()?;
     ensure!(since.elapsed() < PATIENCE / 2, "it took {:?}", since.elapsed());
     for done in [&first, &last] {
-        // The second one collected when the first had long ended.
+        // The second one collected long after the first had ended.
         compare::program(&report.gcs_of(done.pid).collect::<Vec<_>>(), &done.report)?;
     }
     Ok(())
 }
 
-/// A word that is not a pid gives a hint at what may be meant, as do flags of other names.
+/// For a word that is not a pid, gctrace suggests what may be meant; likewise for flags with other names.
 #[test]
 fn words() -> Result<()> {
     let cases: [(&[&str], &[&str]); 9] = [
@@ -223,7 +223,7 @@ fn words() -> Result<()> {
     Ok(())
 }
 
-/// A systemd unit is the cgroup of its name, wherever in the hierarchy it is, and may start later.
+/// A systemd unit is the cgroup with its name, anywhere in the hierarchy, and may start later.
 #[test]
 fn by_unit() -> Result<()> {
     let live = Live::beside_others()?;
@@ -249,7 +249,7 @@ fn by_unit() -> Result<()> {
     Ok(())
 }
 
-/// The id of a thread is refused, with that of its process: events name processes, so nothing would be seen.
+/// The id of a thread is refused, and the error names its process: events carry process ids, so nothing would be seen.
 #[test]
 fn ids_of_threads() -> Result<()> {
     let live = Live::beside_others()?;

@@ -1,4 +1,4 @@
-//! `gctrace serve --live`: the page of a run while it goes on has what Ruby itself counts, says what it dropped, and ends with gctrace.
+//! `gctrace serve --live`: during a run, the page shows what Ruby itself counts, says what it dropped, and ends with gctrace.
 
 #[path = "product/served.rs"]
 pub(super) mod served;
@@ -15,10 +15,10 @@ use gctrace_tests::{
 use rustix::process::Signal;
 use served::{Element, Served, harmless};
 
-/// A title that a browser must not take for anything but text.
+/// A title that a browser must treat as text only.
 const HOSTILE: &str = "<img src=x onerror=alert(1)></script>";
-/// Told a number, it collects at least so often, and says from when to when that was by the wall clock, by how much `GC.count` grew in
-/// that time, and what it is. Nothing collects where it looks at the clock.
+/// Given a number, it collects at least that often, and prints the wall-clock interval, the growth of `GC.count` in it, and the value of
+/// `GC.count`. It does not collect where it reads the clock.
 const PROGRAM: &str = "$stdout.sync = true
     $0 = ARGV[0]
     look = -> { sleep 0.03; found = [Time.now, GC.count]; sleep 0.03; found }
@@ -32,7 +32,7 @@ const PROGRAM: &str = "$stdout.sync = true
       puts \"counted #{time.(from)} #{time.(to)} #{after - before} #{after}\"
     end";
 
-/// What a program has counted.
+/// What a program counted.
 #[derive(Debug)]
 struct Counted {
     from: String,
@@ -67,7 +67,7 @@ fn live(flags: &[&str]) -> Result<Served> {
     Served::with(Command::new(gctrace_binary()?).args(["serve", "--live"]).args(flags))
 }
 
-/// A number among what stands now.
+/// A number among the current totals.
 fn standing(served: &Served, key: &str) -> Result<u64> {
     let (elements, _) = harmless("live", &served.get("live")?)?;
     data(&elements, key)?.parse().with_context(|| key.to_owned())
@@ -77,14 +77,14 @@ fn data(elements: &[Element], key: &str) -> Result<String> {
     data_of(elements, "live", key)
 }
 
-/// What the element with this id says of it.
+/// The value of this `data-` attribute of the element with this id.
 fn data_of(elements: &[Element], id: &str, key: &str) -> Result<String> {
     let found = elements.iter().find(|(_, attributes)| attributes.get("id").is_some_and(|of| of == id));
     let (_, attributes) = found.with_context(|| format!("no {id}"))?;
     attributes.get(key).cloned().with_context(|| format!("no {key} in {attributes:?}"))
 }
 
-/// Asks until it is so, and returns the last answer.
+/// Queries until a condition holds, and returns the last answer.
 fn until<T: std::fmt::Debug>(
     what: &str,
     mut ask: impl FnMut() -> Result<T>,
@@ -101,13 +101,13 @@ fn until<T: std::fmt::Debug>(
     }
 }
 
-/// Cycles of a part, as its page has them.
+/// The number of cycles in a part, according to its page.
 fn cycles(served: &Served, Counted { from, to, .. }: &Counted) -> Result<u64> {
     let (elements, _) = served.page(&format!("?from={from}&to={to}"))?;
     data_of(&elements, "part", "data-cycles")?.parse().context("a number")
 }
 
-/// The page has exactly the collections that Ruby counts, in each part of the time and since the begin; Ctrl-C ends it.
+/// The page has exactly the collections that Ruby counts, in each part of the time and since the beginning. Ctrl-C ends it.
 #[test]
 fn counts_what_ruby_counts() -> Result<()> {
     let _live = Live::beside_others()?;
@@ -122,7 +122,7 @@ fn counts_what_ruby_counts() -> Result<()> {
     ensure!(cycles(&served, &first)? == first.grown, "the first part stays what it was");
     let grown = standing(&served, "data-cycles")? - before;
     ensure!(grown == second.count - first.count, "{grown} cycles, of {first:?} {second:?}");
-    // One part compared with the other.
+    // One part compared with the other one.
     let query = format!("?from={}&to={}&afrom={}&ato={}", second.from, second.to, first.from, first.to);
     let (_, text) = served.page(&query)?;
     ensure!(
@@ -130,7 +130,7 @@ fn counts_what_ruby_counts() -> Result<()> {
         "{text}"
     );
     ensure!(served.get(&format!("diff.svg{query}"))?.code == 200);
-    // Names are text, the script is there, and what stands now is on the page itself.
+    // Names are text, the script exists, and the current totals are on the page itself.
     let (elements, text) = served.page("?last=5m")?;
     ensure!(text.contains("<img src=x") && data(&elements, "data-state")? == "live", "{text}");
     ensure!(standing(&served, "data-dropped")? == 0);
@@ -151,7 +151,7 @@ fn counts_what_ruby_counts() -> Result<()> {
     Ok(())
 }
 
-/// What is older than is to be kept is dropped, and the page says so; when the program has ended, what was kept stays until the end.
+/// What is older than `--keep` is dropped, and the page says so. When the program has ended, what was kept stays available.
 #[test]
 fn drops_and_stays() -> Result<()> {
     let _live = Live::beside_others()?;
@@ -185,7 +185,7 @@ fn drops_and_stays() -> Result<()> {
     Ok(())
 }
 
-/// What cannot be served is said before anything is traced, and flags of a run need one.
+/// What cannot be served is reported before anything is traced. Flags of a run require one.
 #[test]
 fn refusals() -> Result<()> {
     let _live = Live::beside_others()?;

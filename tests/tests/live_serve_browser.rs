@@ -1,5 +1,5 @@
-//! `gctrace serve --live` in Chromium: its script keeps the page up to date, holds it when asked to, leaves alone what is being read, and
-//! says when gctrace is gone.
+//! `gctrace serve --live` in Chromium: its script keeps the page up to date, holds it on request, does not change what is being read, and
+//! shows when gctrace is gone.
 
 use std::{
     process::Command,
@@ -24,9 +24,9 @@ const VIEWS: [View; 3] = [
     View { name: "narrow", width: 530, scale: 1, dark: false },
 ];
 
-/// A title that a browser must not take for anything but text.
+/// A title that a browser must treat as text only.
 const HOSTILE: &str = "<img src=x onerror=alert(1)></script>";
-/// Told a number, it collects so often, and says how many collections there were since its begin.
+/// Given a number, it collects that often, and prints the number of collections since its start.
 const PROGRAM: &str = "$stdout.sync = true
     $0 = ARGV[0]
     first = GC.count
@@ -38,7 +38,7 @@ const PROGRAM: &str = "$stdout.sync = true
       GC.enable
     end";
 
-/// Has the program collect, and returns how many collections there were in all.
+/// Makes the program collect, and returns its total number of collections.
 fn collect(program: &mut Guarded, cycles: u32) -> Result<u64> {
     let before = program.stdout_so_far().len();
     program.say(&cycles.to_string())?;
@@ -52,7 +52,7 @@ fn collect(program: &mut Guarded, cycles: u32) -> Result<u64> {
     }
 }
 
-/// What an expression in the page has to become.
+/// Waits until an expression in the page has the wanted value.
 fn until(browser: &mut Browser, expression: &str, wanted: &str) -> Result<Duration> {
     let since = Instant::now();
     loop {
@@ -67,7 +67,7 @@ fn until(browser: &mut Browser, expression: &str, wanted: &str) -> Result<Durati
 
 const CYCLES: &str = "document.getElementById('live').dataset.cycles";
 const PART: &str = "document.getElementById('part').dataset.cycles";
-/// All collections of the program are major.
+/// The number of major collections; all collections of the program are major.
 const MAJORS: &str = "document.getElementById('live').dataset.majors";
 const SHOWN: &str = "document.getElementById('live').innerText";
 const STATE: &str = "document.getElementById('live').dataset.state";
@@ -87,7 +87,7 @@ fn kept_up_to_date() -> Result<()> {
     ensure!(said.is_empty(), "{said:?}");
     until(&mut browser, CYCLES, "5")?;
     until(&mut browser, PART, "5")?;
-    // It stays the same page from here on, and what was opened or closed in it stays so.
+    // From here on the page is not reloaded, and what was opened or closed in it stays so.
     browser.evaluate("window.mine = true")?;
     browser.evaluate(
         "window.title = (one) => one.querySelector('summary').textContent;
@@ -107,7 +107,7 @@ fn kept_up_to_date() -> Result<()> {
     let (there, other) = (there?, other?);
     ensure!(there != "" && other == "", "of {there} these were opened or closed: {other}");
 
-    // What is being read is left alone; what stands now is not.
+    // What is being read does not change; the current totals do.
     browser.evaluate("document.querySelector('#part a, #part summary').focus()")?;
     collect(&mut program, 2)?;
     until(&mut browser, CYCLES, "10")?;
@@ -116,7 +116,7 @@ fn kept_up_to_date() -> Result<()> {
     ensure!(part == "8", "the part is {part} while it is being read");
     browser.evaluate("document.activeElement.blur()")?;
     until(&mut browser, PART, "10")?;
-    // So is text that is selected.
+    // Selected text does not change, either.
     let selected =
         "getSelection().selectAllChildren(document.querySelector('#part h2')); getSelection().isCollapsed";
     ensure!(browser.evaluate(selected)? == false, "nothing is selected");
@@ -128,7 +128,7 @@ fn kept_up_to_date() -> Result<()> {
     browser.evaluate("getSelection().removeAllRanges()")?;
     until(&mut browser, PART, "11")?;
 
-    // By keyboard: held, and let go.
+    // By keyboard: hold and release.
     browser.evaluate("document.getElementById('hold').focus()")?;
     browser.enter("\n")?;
     until(&mut browser, "document.getElementById('hold').getAttribute('aria-pressed')", "true")?;
@@ -139,7 +139,7 @@ fn kept_up_to_date() -> Result<()> {
     browser.enter("\n")?;
     until(&mut browser, CYCLES, "13")?;
 
-    // So is one on which a part is being chosen.
+    // A page on which a part is being selected is held, too.
     browser.evaluate("document.querySelector('#live svg').dataset.drag = ''")?;
     collect(&mut program, 1)?;
     std::thread::sleep(Duration::from_secs(3));
@@ -148,7 +148,7 @@ fn kept_up_to_date() -> Result<()> {
     browser.evaluate("delete document.querySelector('#live svg').dataset.drag")?;
     until(&mut browser, CYCLES, "14")?;
 
-    // Where gctrace cannot be reached for a while its figures are old for as long.
+    // While gctrace cannot be reached, its figures are marked as stale.
     browser
         .evaluate("window.reached = fetch; window.fetch = () => Promise.reject(new Error('planted')); 0")?;
     until(&mut browser, STATE, "stale")?;
@@ -178,7 +178,7 @@ fn kept_up_to_date() -> Result<()> {
     }
     ensure!(browser.evaluate(STATE)? == "live" && program.running()?);
 
-    // When gctrace is killed the page says that its figures are old.
+    // When gctrace is killed, the page says that its figures are stale.
     served.stop(Signal::KILL)?;
     until(&mut browser, STATE, "stale")?;
     until(&mut browser, "document.getElementById('stale').hidden", "false")?;

@@ -1,4 +1,4 @@
-//! How busy servers are: threads that serve, and connections that nobody has accepted, as the list of sockets has them.
+//! The load of servers: threads that serve requests, and unaccepted connections according to the kernel's list of sockets.
 
 use std::collections::HashMap;
 use std::io::{Read as _, Write as _};
@@ -13,7 +13,7 @@ use gctrace_tests::ruby::Ruby;
 use gctrace_tests::{PATIENCE, child::Guarded, http, ledger};
 use serde_json::Value;
 
-/// Waits for a reading of this process that was made later than this call and has these figures.
+/// Waits for a reading of this process that was made after this call and has these figures.
 fn wait_load(gctrace: &mut Gctrace, pid: u32, busy: Option<u64>, queue: Option<u64>) -> Result<()> {
     let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH)?.as_secs_f64();
     let wanted = |line: &Value| {
@@ -24,7 +24,7 @@ fn wait_load(gctrace: &mut Gctrace, pid: u32, busy: Option<u64>, queue: Option<u
     gctrace.wait_line_with("load", pid, wanted).with_context(|| format!("busy {busy:?}, queue {queue:?}"))
 }
 
-/// Sends a request on a connection that the server closes behind it.
+/// Sends a request on a connection that the server closes after it.
 fn request(puma: &Puma, path: &str) -> Result<TcpStream> {
     let mut client = puma.connect()?;
     write!(client, "GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")?;
@@ -38,7 +38,7 @@ fn response(mut client: TcpStream) -> Result<()> {
     Ok(())
 }
 
-/// Connections to a port that no process has a descriptor of: they have no inode (proc(5)).
+/// Number of connections to a port for which no process has a descriptor: they have no inode (proc(5)).
 fn unaccepted(port: u16) -> Result<u64> {
     let local = format!(":{port:04X}");
     let list = std::fs::read_to_string("/proc/net/tcp")?;
@@ -46,7 +46,7 @@ fn unaccepted(port: u16) -> Result<u64> {
     Ok(words.filter(|words| words[1].ends_with(&local) && words[3] == "01" && words[9] == "0").count() as u64)
 }
 
-/// The same, once it has not changed for a while.
+/// The same number, once it has not changed for a while.
 fn settled_queue(port: u16) -> Result<u64> {
     let since = Instant::now();
     let mut last = (unaccepted(port)?, Instant::now());
@@ -61,8 +61,8 @@ fn settled_queue(port: u16) -> Result<u64> {
     Ok(last.0)
 }
 
-/// A Puma of four threads, of which three are busy, then all, with more connections, which wait: three times, first with requests that are older
-/// than tracing.
+/// A Puma with four threads: three are busy, then all of them, with more connections, which wait. Three rounds, the first with requests that are
+/// older than tracing.
 #[test]
 fn a_puma_without_a_free_thread() -> Result<()> {
     let live = Live::beside_others()?;
@@ -75,8 +75,8 @@ fn a_puma_without_a_free_thread() -> Result<()> {
         for round in 0..3 {
             let go = puma.truth.with_extension("go");
             let _may_be_absent = std::fs::remove_file(&go);
-            // In the first round three threads serve a request that gctrace has not seen them take: how many are busy is not known before each has
-            // been seen to take another one.
+            // In the first round, three threads serve a request that gctrace has not seen them take: the number of busy threads is unknown
+            // until each of them has been seen to take another one.
             let unknown = round == 0;
             if !unknown {
                 response(request(&puma, "/now")?)?;
@@ -88,12 +88,12 @@ fn a_puma_without_a_free_thread() -> Result<()> {
                 clients.push(request(&puma, "/hold")?);
             }
             let waiting = settled_queue(puma.port)?;
-            // Puma may take some into a queue of its own.
+            // Puma may take some into its own queue.
             ensure!((1..=6).contains(&waiting), "{waiting} wait");
             wait_load(&mut gctrace, pid, (!unknown).then_some(4), Some(waiting))?;
             std::fs::write(&go, "")?;
             clients.drain(..).try_for_each(response)?;
-            // Each thread serves one that it was seen to take.
+            // Now each thread serves a request that it was seen to take.
             for client in (0..8).map(|_| request(&puma, "/brief")).collect::<Result<Vec<_>>>()? {
                 response(client)?;
             }
@@ -110,8 +110,8 @@ fn a_puma_without_a_free_thread() -> Result<()> {
     Ok(())
 }
 
-/// Of what listens and is no server that gctrace knows it is not claimed that no thread is busy. Two processes share the socket: a service has what
-/// waits once.
+/// For a listening program that is not a known server, gctrace does not claim that no thread is busy. Two processes share the socket: the waiting
+/// connections of a service count once.
 #[test]
 fn a_shared_socket() -> Result<()> {
     let _live = Live::beside_others()?;

@@ -1,4 +1,4 @@
-//! Servers that fork and short-lived scripts: every process's cycles are all reported.
+//! Servers that fork, and short-lived scripts: all cycles of every process are reported.
 
 use std::collections::BTreeMap;
 use std::net::TcpStream;
@@ -25,11 +25,11 @@ use serde_json::{Value, json};
 #[derive(Clone, Debug)]
 struct Worker {
     ppid: u32,
-    /// `GC.count` when it began.
+    /// `GC.count` when it started.
     first: u64,
     /// `GC.count` when it ended.
     last: u64,
-    /// The log of its witness in between.
+    /// The log of its witness for the time in between.
     log: Option<Log>,
 }
 
@@ -56,7 +56,7 @@ impl Server {
         command.arg(web.join("config.ru")).current_dir(&web);
         let logs = live.path("witness");
         command.env("GCTRACE_TEST_COUNTS", &counts).env("RACK_ENV", "production");
-        // The servers are Debian's, and run by its Ruby.
+        // The servers are Debian's, and run on Debian's Ruby.
         let extension = witness::extension(&Ruby::at(Path::new("/usr/bin/ruby"))?)?;
         command.env("GCTRACE_TEST_WITNESS", extension).env("GCTRACE_TEST_LOG", &logs);
         let server = Self { process: Guarded::start(program, &mut command)?, counts, logs, port };
@@ -86,7 +86,7 @@ impl Server {
         Ok(())
     }
 
-    /// Ends it; returns its workers' reports.
+    /// Ends it. Returns its pid and its workers' reports.
     fn stop(self, signal: Signal) -> Result<(u32, BTreeMap<u32, Worker>)> {
         let Self { process, counts, logs, .. } = self;
         let pid = process.pid();
@@ -104,7 +104,7 @@ impl Server {
     }
 }
 
-/// Pid, parent and `GC.count` of each line of a kind.
+/// Pid, parent pid and `GC.count` of each line of this kind.
 fn lines(counts: &Path, kind: &str) -> Result<Vec<(u32, u32, u64)>> {
     let text = match std::fs::read_to_string(counts) {
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => String::new(),
@@ -121,14 +121,14 @@ fn lines(counts: &Path, kind: &str) -> Result<Vec<(u32, u32, u64)>> {
     Ok(found)
 }
 
-/// Every cycle that a worker counted is reported once; there is no gap, and nothing before the fork.
+/// Checks that every cycle that a worker counted is reported once, without gaps, and none from before the fork.
 fn all_there(report: &Report, workers: &BTreeMap<u32, Worker>) -> Result<()> {
     ledger::check_lossless(report)?;
     for (pid, worker) in workers {
         let counts: Vec<u64> = report.gcs_of(*pid).map(|line| line.count).collect();
         ensure!(worker.last > worker.first, "worker {pid} did not collect");
         ensure!(counts.windows(2).all(|pair| pair[0] + 1 == pair[1]), "worker {pid}: {counts:?}");
-        // A cycle's number is GC.count from its start on; those of booting and exiting come in addition.
+        // A cycle's number equals GC.count from its start on. Cycles during boot and exit come in addition.
         let (first, last) = (counts.first().copied(), counts.last().copied());
         ensure!(
             first.is_some_and(|first| first <= worker.first + 1) && last >= Some(worker.last),
@@ -149,7 +149,7 @@ fn all_there(report: &Report, workers: &BTreeMap<u32, Worker>) -> Result<()> {
     Ok(())
 }
 
-/// The set of each worker has its parent and the cycles that were reported.
+/// Checks that the set of each worker has its parent and the reported cycles.
 fn sets(dir: &Path, report: &Report, workers: &BTreeMap<u32, Worker>) -> Result<()> {
     let mut found = BTreeMap::new();
     for entry in std::fs::read_dir(dir)? {
@@ -166,7 +166,7 @@ fn sets(dir: &Path, report: &Report, workers: &BTreeMap<u32, Worker>) -> Result<
     Ok(())
 }
 
-/// A Puma cluster under load, whose workers are replaced one after the other meanwhile.
+/// A Puma cluster under load, whose workers are replaced one by one meanwhile.
 #[test]
 fn puma_with_phased_restart() -> Result<()> {
     let live = Live::begin()?;
@@ -208,8 +208,8 @@ fn unicorn() -> Result<()> {
     sets(&dir, &report, &workers)
 }
 
-/// Children for one job each, and commands in children that run at the same time, of a server that has loaded
-/// everything: each has its own cycles and its own set, under its parent.
+/// A server that has loaded everything forks one child per job, and concurrent children that run commands: each has its
+/// own cycles and its own set, under its parent.
 #[test]
 fn a_child_per_job() -> Result<()> {
     let live = Live::begin()?;
@@ -248,13 +248,13 @@ fn a_child_per_job() -> Result<()> {
     })
 }
 
-/// Short scripts: work for 10 to 200 ms of CPU time after starting up, and print how often they collected. The
+/// Short scripts: they work for 10 to 200 ms of CPU time after starting up, and print the number of collections. The
 /// collections at the exit, after that, are few.
 const SHORT: &str = "n = Integer(ARGV[0]); kept = []
     n.times { |i| kept << i.to_s; [i, i.to_s]; GC.start if i % 20_000 == 19_999 }
     puts \"#{Process.pid} #{GC.count}\"";
 
-/// Two hundred short lives, one after the other in two rows: each has its set, from its first to its last cycle, complete with its end.
+/// Two hundred short-lived processes, in two concurrent sequences: each has a complete set from its first to its last cycle, with its end.
 #[test]
 fn two_hundred_short_lives() -> Result<()> {
     const LIVES: usize = 200;
@@ -314,7 +314,7 @@ fn two_hundred_short_lives() -> Result<()> {
     Ok(())
 }
 
-/// A forked child that writes to what it shares with its parent, between two collections.
+/// A forked child that writes to memory shared with its parent, between two collections.
 const WRITER: &str = "$stdout.sync = true
     big = Array.new(40) { 'x' * (1 << 20) }
     own = -> { File.read('/proc/self/smaps_rollup')[/Private_Dirty:\\s+(\\d+)/, 1].to_i * 1024 }
@@ -330,8 +330,8 @@ const WRITER: &str = "$stdout.sync = true
       gets
     end)";
 
-/// The copied memory of a child is in the line of its next collection, as the child reads it itself, and profiles and metrics have what
-/// the lines have.
+/// The copied memory of a child is in the line of its next collection, as the child reads it itself. Profiles and metrics have the same values as
+/// the lines.
 #[test]
 fn copied_on_write() -> Result<()> {
     const SLACK: i64 = 8 << 20;
@@ -377,12 +377,12 @@ fn copied_on_write() -> Result<()> {
         Ok(())
     };
     wait(1)?;
-    // The limit of one reading per second.
+    // Readings are limited to one per second.
     std::thread::sleep(Duration::from_millis(1100));
     writer.say("go")?;
     let own = said(&mut writer, "dirty")?;
     wait(2)?;
-    // The gauges are those of the last cycle.
+    // The gauges have the values of the last cycle.
     let since = Instant::now();
     for (name, key) in [("private_dirty", "private_dirty_end"), ("proportional", "pss_end")] {
         let last = of(&readings(), key).last().copied().context("no reading")?;
@@ -426,7 +426,7 @@ fn copied_on_write() -> Result<()> {
     let ([before, after], [seen_before, seen_after]) = (&own[..], &seen[..]) else {
         anyhow::bail!("{own:?}, {seen:?}")
     };
-    // The child is compared with itself: memory that it shares with a living parent.
+    // The child compares with itself: it shares memory with a living parent.
     ensure!(after - before >= 40 << 20, "the child wrote to nothing shared: {own:?}");
     ensure!(
         (seen_before - before).abs() <= SLACK && (seen_after - after).abs() <= SLACK,
@@ -435,7 +435,7 @@ fn copied_on_write() -> Result<()> {
     Ok(())
 }
 
-/// The data of all markers that show how memory is shared.
+/// The data of all markers about shared memory.
 fn markers(firefox: &Path) -> Result<Vec<Value>> {
     let file: Value = serde_json::from_slice(&std::fs::read(firefox)?)?;
     let threads = file["threads"].as_array().context("no threads")?;

@@ -1,4 +1,4 @@
-//! Spans that a tracing library publishes (OTEP 4947): each stack has the one that was active where it was taken, or none.
+//! Spans that a tracing library publishes (OTEP 4947): each stack has the one that was active when it was taken, or none.
 
 use std::collections::BTreeMap;
 
@@ -12,26 +12,26 @@ use gctrace_tests::ruby::Ruby;
 use gctrace_tests::{PATIENCE, ledger, python, witness};
 use rustix::process::Signal;
 
-/// How a program finds the variable: by a descriptor, by its offset from the thread pointer, by module and offset.
+/// Ways in which a program finds the variable: by a descriptor, by its offset from the thread pointer, by module and offset.
 const MODELS: [&str; 3] = ["-mtls-dialect=gnu2", "-ftls-model=initial-exec", "-mtls-dialect=gnu"];
-/// For how long the program works, and then its child for half of it, seconds.
+/// How long the program works, seconds; its child then works for half as long.
 const SECONDS: &str = "1.2";
 
-/// In which span the script calls a method.
+/// The span in which the script calls a method.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Truth {
     In(u32),
     Outside,
 }
 
-/// In which span the script calls the method `in_…` that is in a stack.
+/// The span in which the script calls the method `in_…` that is on a stack.
 fn truth(sample: &Sample) -> Option<Truth> {
-    // From 3.3 on an evaluated method is `Object#in_1 (eval at …`.
+    // From 3.3 on, an evaluated method is `Object#in_1 (eval at …`.
     let mut names = sample
         .stack
         .iter()
         .filter_map(|frame| frame.name.rsplit('#').next()?.strip_prefix("in_")?.split(' ').next());
-    // The kernel has such names, too.
+    // The kernel also has such names.
     names.find_map(|doing| match doing {
         "sleep" => Some(Truth::In(0)),
         "none" | "torn" | "nowhere" => Some(Truth::Outside),
@@ -39,20 +39,20 @@ fn truth(sample: &Sample) -> Option<Truth> {
     })
 }
 
-/// Trace and span of the script's number.
+/// Trace id and span id of the script's span with this number.
 fn ids(number: u32) -> (String, String) {
     (format!("0102030405060708090a0b0c0d0e0f{:02x}", number + 1), format!("a0000000000000{:02x}", number + 1))
 }
 
-/// Whatever model the library is compiled for, and although it is loaded while the program runs: samples on and off the CPU, collections and
-/// allocation have the span in which they happened, in the program and in a child that it forks; and none outside of spans, in an update that is not
-/// complete, and where the variable points nowhere.
+/// Whatever TLS model the library is compiled for, and although it is loaded at run time: samples on and off the CPU, collections and allocation have
+/// the span in which they happened, in the program and in a child that it forks. They have none outside of spans, during an incomplete update, or if
+/// the variable points nowhere.
 #[test]
 fn stacks_have_the_span_in_which_they_were_taken() -> Result<()> {
     let live = Live::beside_others()?;
     let mut next = 0;
     Ruby::each(|ruby| {
-        // Each Ruby one model, the first one all.
+        // Each Ruby tests one model, the first Ruby all of them.
         let models = if next == 0 { &MODELS[..] } else { &MODELS[next % MODELS.len()..][..1] };
         next += 1;
         models.iter().try_for_each(|model| traced(&live, ruby, model).with_context(|| (*model).to_owned()))
@@ -85,7 +85,7 @@ fn traced(live: &Live, ruby: &Ruby, model: &str) -> Result<()> {
     ensure!(found > Some(100) && sought > found, "{sought:?} {found:?}\n{}", finished.errors());
     ensure!(counted("stack_spans_unread") > Some(10), "where it points nowhere, that is counted: {report:?}");
 
-    // By sample type: values with a span, by span.
+    // Sums of values with a span, by sample type and span.
     let profile = Profile::open(&file)?;
     let mut with: BTreeMap<(&str, String), u64> = BTreeMap::new();
     let mut pids = BTreeMap::<&str, u64>::new();
@@ -116,7 +116,7 @@ fn traced(live: &Live, ruby: &Ruby, model: &str) -> Result<()> {
     linked(live, &receiver, &with)
 }
 
-/// The links of OTLP profiles are the labels of the pprof file.
+/// The links of OTLP profiles equal the labels of the pprof file.
 fn linked(live: &Live, receiver: &Receiver, labels: &BTreeMap<(&str, String), u64>) -> Result<()> {
     let mut files = Vec::new();
     for (at, push) in receiver.pushes().iter().enumerate() {

@@ -1,4 +1,4 @@
-//! Stacks as the kernel takes them: how deep, of which threads, on and off the CPU, and that every loss is counted.
+//! Stacks as the kernel takes them: their depth, their threads, on and off the CPU, and that every loss is counted.
 
 use std::time::{Duration, Instant};
 
@@ -12,7 +12,7 @@ use gctrace_tests::script::{Done, Script};
 use gctrace_tests::stack_log::{self, Sample};
 use serde_json::Value;
 
-/// The frame for the missing root end.
+/// The name of the frame that stands for the missing root end, if there is one.
 fn missing(sample: &Sample) -> Option<&str> {
     sample.stack.last().filter(|frame| frame.kind == "missing").map(|frame| frame.name.as_str())
 }
@@ -25,7 +25,7 @@ struct WatchedRun {
 }
 
 impl WatchedRun {
-    /// Samples of more than 100 ms, and what the ledger has of stacks.
+    /// Describes samples of more than 100 ms, and the ledger's counters of stacks.
     fn long(&self) -> String {
         let long = self.samples.iter().filter(|sample| sample.wall_ns > 100_000_000);
         let brief = |sample: &Sample| {
@@ -90,7 +90,7 @@ fn too_deep_is_said() -> Result<()> {
         ensure!(inside.len() >= 10, "{} samples in spin", inside.len());
         for sample in &inside {
             ensure!(missing(sample) == Some("(truncated)"), "{:?}", sample.stack.last());
-            // Some of the 2048 are spin and the function that reads the clock.
+            // Some of the 2048 frames are `spin` and the function that reads the clock.
             let calls = sample.frames_of("#descend");
             ensure!((2040..2048).contains(&calls), "{calls} calls");
         }
@@ -100,7 +100,7 @@ fn too_deep_is_said() -> Result<()> {
     })
 }
 
-/// Threads that block are seen for as long as they did, in the method in which they did; so are the waits for a CPU.
+/// Blocked threads are seen for as long as they were blocked, in the method in which they were; so are waits for a CPU.
 #[test]
 fn blocked_time_is_whole() -> Result<()> {
     let live = Live::begin()?;
@@ -118,12 +118,12 @@ fn blocked_time_is_whole() -> Result<()> {
             let runnable: u64 = of("runnable").iter().map(|sample| sample.wall_ns).sum();
             let off = (blocked + runnable) as f64;
             ensure_times!(off <= took, "{name}: {off} ns off the CPU, took {took} ns");
-            // Up to 2.7 the VM knows only the thread that holds the GVL: one that has released it for another has no
+            // Up to 2.7, the VM knows only the thread that holds the GVL: a thread that has released it for another one has no
             // Ruby stack when it leaves its CPU, and its time is reported without one.
             if !ruby.is_at_least(3, 0) {
                 continue;
             }
-            // Times below a millisecond are not reported, and there is some CPU time between.
+            // Times below a millisecond are not reported, and there is some CPU time in between.
             ensure_times!(off >= 0.9 * took, "{name}: {off} ns off the CPU, took {took} ns; {}", seen.long());
             ensure_times!(
                 blocked as f64 >= 0.5 * took,
@@ -164,7 +164,7 @@ fn blocked_at_the_end() -> Result<()> {
         let done = script.finish()?;
         let samples = stack_log::of_process(&path, done.pid)?;
         let blocked = samples.iter().filter(|s| s.state == "blocked");
-        // Up to 2.7 a thread without the GVL has no Ruby stack.
+        // Up to 2.7, a thread without the GVL has no Ruby stack.
         let there = blocked.filter(|s| s.frames_of("#forever") > 0 || !ruby.is_at_least(3, 0));
         let most = there.map(|sample| u128::from(sample.wall_ns)).max().context("no thread blocks")?;
         ensure!(

@@ -26,13 +26,13 @@ fn number(value: &Value, name: &str) -> Result<u64> {
     value[name].as_u64().with_context(|| format!("no number {name} in {value}"))
 }
 
-/// At most one percent too high, never too low.
+/// Checks that a value is at most one percent too high, and not too low.
 fn close(said: u64, exact: u64, what: &str) -> Result<()> {
     ensure!(said >= exact && said as f64 <= exact as f64 * 1.01, "{what}: {said}, but exactly {exact}");
     Ok(())
 }
 
-/// Every number of the `summary` line follows from the `gc` lines of the same run, and counts are the program's own.
+/// Every number of the `summary` line follows from the `gc` lines of the same run, and counts equal the program's own.
 #[test]
 fn summary_of_json_lines() -> Result<()> {
     let _live = Live::begin()?;
@@ -51,10 +51,10 @@ fn summary_of_json_lines() -> Result<()> {
         });
         let [count, minor, major] = own.context("the program printed no counts")?;
         let cycles: Vec<&Value> = lines.iter().filter(|line| line["type"] == "gc").collect();
-        // The end of the VM may collect again.
+        // The VM may collect again at its end.
         ensure!(number(summary, "cycles")? == cycles.len() as u64, "{summary}");
         let first = number(cycles[0], "count")?;
-        // In a root of its own COMMAND is not the Ruby: that one is found when it runs, and a busy machine can be late. What is missed
+        // In a separate root COMMAND is not the Ruby itself: that is found when it runs, and a busy machine can be late. What is missed
         // then is counted.
         ensure!(first == 1 || ruby.root().is_some(), "the first cycle seen is {first}");
         let exit = lines.iter().find(|line| line["type"] == "exit").context("no exit line")?;
@@ -65,7 +65,7 @@ fn summary_of_json_lines() -> Result<()> {
             if cycle["kind"] == "major" { [minors, majors + 1] } else { [minors + 1, majors] }
         });
         ensure!(kinds == [minor, major], "{kinds:?}, but the program counted {minor} and {major}");
-        // Memory is that of the first event, however early the process was found.
+        // Memory is that at the first event, however early the process was found.
         ensure!(number(summary, "rss_first")? == number(cycles[0], "rss")?, "{}: {summary}", cycles[0]);
         let mut totals = Vec::new();
         let mut stops = Vec::new();
@@ -100,7 +100,7 @@ fn summary_of_json_lines() -> Result<()> {
         let share = summary["gc_share"].as_f64().context("no share")?;
         let outside = number(summary, "outside_pause_ns")?;
         ensure!((share - (sum + outside) as f64 / traced as f64).abs() < 1e-9 && share < 1.0, "{summary}");
-        // It was traced from its first cycle at the latest until its end.
+        // It was traced at least from its first cycle until its end.
         let span = cycles.last().and_then(|cycle| cycle["ts"].as_f64()).unwrap_or_default()
             - cycles[0]["ts"].as_f64().unwrap_or_default();
         ensure!(traced as f64 / 1e9 >= span, "traced for {traced} ns, and cycles over {span} s");
@@ -108,7 +108,7 @@ fn summary_of_json_lines() -> Result<()> {
     })
 }
 
-/// The text has a summary with `--quiet` and without lines, and its counts are the program's own.
+/// The text has a summary even with `--quiet` and without lines, and its counts equal the program's own.
 #[test]
 fn summary_of_text() -> Result<()> {
     let _live = Live::beside_others()?;
@@ -130,7 +130,7 @@ fn summary_of_text() -> Result<()> {
         count.with_context(|| format!("no row of {kind} in\n{text}"))
     };
     ensure!(of("minor")? == minor, "{minor} minor cycles:\n{text}");
-    // The end of the VM may collect again.
+    // The VM may collect again at its end.
     ensure!((major..=major + 1).contains(&of("major")?), "{major} major cycles:\n{text}");
     for word in ["% of the time", "longest", "p99", "RSS", "by "] {
         ensure!(text.contains(word), "no {word:?} in\n{text}");
@@ -139,7 +139,7 @@ fn summary_of_text() -> Result<()> {
     Ok(())
 }
 
-/// `--min-pause` hides cycles and reports how many; `--interval` prints lines of processes in place of cycles.
+/// `--min-pause` hides cycles and reports their number; `--interval` prints lines of processes instead of cycles.
 #[test]
 fn fewer_lines() -> Result<()> {
     let _live = Live::beside_others()?;
@@ -172,8 +172,8 @@ fn fewer_lines() -> Result<()> {
     Ok(())
 }
 
-/// Of a server whose requests were not watched the summary says what would show them; of one whose requests were it does not, and neither
-/// for another program. A report says what the live run said.
+/// For a server whose requests were not watched, the summary says what would show them; not for a server whose requests were watched, nor
+/// for another program. A report says the same as the live run.
 #[test]
 fn server_without_requests() -> Result<()> {
     const HINT: &str = "not watched: requests and jobs of puma; --requests shows them (docs/requests.md)";
@@ -203,8 +203,8 @@ fn server_without_requests() -> Result<()> {
     Ok(())
 }
 
-/// Forks while a sweep is under way, with which a child goes on without a cycle of its own, as the workers of a server that preloads do. Each child says
-/// by its own clocks when it began and for how long it collected. Then many short ones.
+/// Forks during a sweep, which each child continues without a cycle of its own, as in the workers of a server that preloads. Each child prints
+/// by its own clocks when it started and for how long it collected. Then it forks many short-lived children.
 const FORKS: &str = r#"
 $stdout.sync = true
 real = -> { Process.clock_gettime(Process::CLOCK_REALTIME, :nanosecond) }
@@ -226,14 +226,14 @@ end
 100.times { Process.wait(fork { GC.start; exit! }) }
 "#;
 
-/// What a forked child collects before its first cycle is part of its figures, which are of its life since the fork, to less than a millisecond.
+/// What a forked child collects before its first cycle counts towards its figures, which cover its life since the fork, accurate to a millisecond.
 #[test]
 fn forked_children() -> Result<()> {
-    // `GC.total_time` is CPU time, which is less than that of the pauses where others need the CPU.
+    // `GC.total_time` is CPU time, which is less than the time of the pauses if other programs need the CPU.
     let _live = Live::begin()?;
     Ruby::each(|ruby| {
         if !ruby.is_at_least(3, 1) {
-            // GC.total_time is new there.
+            // GC.total_time is new in 3.1.
             return Ok(());
         }
         let mut args: Vec<std::ffi::OsString> =
@@ -254,7 +254,7 @@ fn forked_children() -> Result<()> {
             let summary = summaries.iter().find(|summary| summary["pid"] == pid).context("no summary")?;
             let ns = number(summary, "pause_ns")? + number(summary, "outside_pause_ns")?;
             ensure!(gc_ns > 1_000_000, "it collected nothing: {line}");
-            // Ruby reads its clocks inside of the pause, or (3.1) just outside, where a probe's hit of about a microsecond is between.
+            // Ruby reads its clocks inside the pause, or (3.1) just outside, with a probe's hit of about a microsecond in between.
             ensure!(ns >= gc_ns - gc_ns / 20, "{ns} ns of {gc_ns}: {summary}");
             ensure_times!(ns < gc_ns + gc_ns / 4 + 2_000_000, "{ns} ns of {gc_ns}: {summary}");
             let since = summary["since_ts"].as_f64().context("no begin")?;

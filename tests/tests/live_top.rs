@@ -1,4 +1,4 @@
-//! `gctrace top`: the numbers of its table against `/proc` and the program's own, and its screen in a terminal.
+//! `gctrace top`: the numbers of its table compared with `/proc` and the program's own, and its screen in a terminal.
 
 use std::{
     collections::BTreeSet,
@@ -24,10 +24,10 @@ use gctrace_tests::{PATIENCE, ensure_times};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
-/// The pages that breakpoints in an idle program make resident, kB.
+/// Maximum size of the pages that breakpoints in an idle program make resident, kB.
 const MOST_WITH_BREAKPOINTS_KB: u64 = 64;
 
-/// A program that allocates all the time and one that does nothing, side by side.
+/// A program that allocates all the time and an idle one, side by side.
 #[test]
 fn one_table() -> Result<()> {
     settled(compare_one_table)
@@ -41,8 +41,8 @@ fn compare_one_table() -> Result<()> {
     let mut idle = Script::unwitnessed(&live, &ruby, "dumped.rb")?.start()?;
     idle.wait_for("dumped")?;
     let pids = format!("{},{}", busy.pid(), idle.pid());
-    // Read meanwhile: pages with a breakpoint are resident while it exists, and some are not afterwards. The last value is read while
-    // breakpoints are removed one after the other, so that it can be one between two of these, but none outside of them.
+    // Read VmRSS meanwhile: pages with a breakpoint are resident while it exists, and some are not afterwards. top reads its last value while
+    // breakpoints are being removed one by one, so that it may be between two of these values, but not outside of their range.
     let (pid, done) = (idle.pid(), AtomicBool::new(false));
     let (looked, seen) = thread::scope(|scope| {
         let reader = scope.spawn(|| {
@@ -69,7 +69,7 @@ fn compare_one_table() -> Result<()> {
     let rows: Vec<Value> =
         looked.stdout.iter().map(|line| serde_json::from_str(line)).collect::<Result<_, _>>()?;
     ensure!(rows.len() == 2 && rows.iter().all(|row| row["type"] == "top"), "{rows:?}");
-    // Sorted by CPU: the busy one is first.
+    // Sorted by CPU: the busy one comes first.
     let (first, second) = (&rows[0], &rows[1]);
     ensure!(first["cycles"].as_u64() > Some(0), "{first}");
     for known in ["cpu_percent", "gc_percent", "pause_max_ns", "allocations_per_second", "heap_live_slots"] {
@@ -80,7 +80,7 @@ fn compare_one_table() -> Result<()> {
         first["gc_percent"].as_f64() <= first["cpu_percent"].as_f64().map(|cpu| cpu + 10.0),
         "{first}"
     );
-    // The other one sleeps: it had no GC, so its heap is not known, and its memory is the kernel's value.
+    // The other one sleeps: it had no GC, so its heap is unknown, and its memory is the kernel's value.
     ensure!(second["cycles"] == 0 && second["pause_max_ns"].is_null(), "{second}");
     ensure!(second["allocations_per_second"].is_null() && second["gvl_wait_percent"].is_null(), "{second}");
     let (lowest, highest) = (seen.first().context("VmRSS")?, seen.last().context("VmRSS")?);
@@ -93,7 +93,7 @@ fn compare_one_table() -> Result<()> {
     Ok(())
 }
 
-/// Without a terminal it says what to do.
+/// Without a terminal, it says what to do.
 #[test]
 fn no_terminal() -> Result<()> {
     let _live = Live::begin()?;
@@ -106,13 +106,13 @@ fn no_terminal() -> Result<()> {
     Ok(())
 }
 
-/// A terminal that goes away ends it in order, such as a window that crashes; also where the signal that says so is ignored.
+/// If its terminal goes away, for example because a window crashes, it ends in an orderly way, even if SIGHUP is ignored.
 #[test]
 fn terminal_goes_away() -> Result<()> {
     let live = Live::beside_others()?;
     let (told, cache, ended) = (live.path("pid"), live.path("cache"), live.path("status"));
     let gctrace = gctrace_binary()?;
-    // The outer shell stays to see how it ends.
+    // The outer shell survives to see how it ends.
     for (outer, before) in [("trap : HUP; ", ""), ("trap \"\" HUP; ", "trap \"\" HUP; ")] {
         let command = format!(
             "{outer}sh -c '{before}echo $$ > {}; exec {} top --cache-dir {}'; echo $? > {}",
@@ -126,7 +126,7 @@ fn terminal_goes_away() -> Result<()> {
         let pid: u32 = std::fs::read_to_string(&told)?.trim().parse()?;
         let running = || Path::new("/proc").join(pid.to_string()).join("exe").exists();
         ensure!(running(), "no process {pid}");
-        // It waits for input by then.
+        // By then it is waiting for input.
         thread::sleep(Duration::from_millis(1500));
         screen.kill()?;
         let since = Instant::now();
@@ -147,7 +147,7 @@ fn terminal_goes_away() -> Result<()> {
     Ok(())
 }
 
-/// `SIGQUIT` from outside ends it in order, and the terminal is as it was.
+/// `SIGQUIT` from outside ends it in an orderly way, and the terminal is restored.
 #[test]
 fn quit_signal() -> Result<()> {
     let live = Live::beside_others()?;
@@ -173,7 +173,7 @@ fn quit_signal() -> Result<()> {
     Ok(())
 }
 
-/// Asks for these, one after the other on a connection; for how long each response took, nanoseconds.
+/// Sends these requests, one after the other on one connection. Returns the time of each response, nanoseconds.
 fn ask(puma: &Puma, kinds: &[&str], name: &str) -> Result<Vec<u64>> {
     let mut times = Vec::new();
     for kind in kinds {
@@ -187,7 +187,7 @@ fn ask(puma: &Puma, kinds: &[&str], name: &str) -> Result<Vec<u64>> {
     Ok(times)
 }
 
-/// Requests are counted to the last one, and the 99th percentile lies between what the application and what the client measured.
+/// Every request is counted, and the 99th percentile lies between what the application and what the client measured.
 #[test]
 fn requests() -> Result<()> {
     let live = Live::begin()?;
@@ -195,7 +195,7 @@ fn requests() -> Result<()> {
     let pid = puma.process.pid().to_string();
     let args = ["top", "--once", "--requests", "--interval", "6s", "--format", "jsonl", "--only-pid", &pid];
     let mut gctrace = Invocation::new(args)?.start_ready()?;
-    // The second in which tracing begins is in no rate.
+    // The second in which tracing starts is not part of any rate.
     thread::sleep(Duration::from_millis(1200));
     let client: Vec<u64> = (0..20)
         .map(|_| ask(&puma, &["plain", "slow", "missing"], "name"))
@@ -214,18 +214,18 @@ fn requests() -> Result<()> {
     ensure!(truth.len() == 60 && row["requests"] == 60, "{} requests: {row}", truth.len());
     let p99 = row["request_p99_ns"].as_u64().context("p99")?;
     let (least, most) = (truth.iter().max(), client.iter().max());
-    // Of 60, the 99th percentile is the longest; after the response the server has still to close the connection.
+    // Of 60 requests, the 99th percentile is the longest. After the response, the server still has to close the connection.
     ensure!(Some(&p99) >= least, "{p99} {truth:?}");
     ensure_times!(Some(p99) <= most.map(|ns| ns + 50_000_000), "{p99} {client:?}");
     let rate = row["requests_per_second"].as_f64().context("rate")?;
-    // All of them, in a number of whole seconds.
+    // All requests, divided by a number of whole seconds.
     let seconds = 60.0 / rate;
     ensure_times!((seconds - seconds.round()).abs() < 1e-6 && (3.0..=6.0).contains(&seconds), "{row}");
     Ok(())
 }
 
-/// In a terminal of 80×24: a Puma with its requests; keys and clicks sort, open a process, show its endpoints and who waits for whom,
-/// and go back; on 200×50 all of that is there at once. At the end the terminal is as it was.
+/// In a terminal of 80×24: a Puma with its requests; keys and clicks sort, open a process, show its endpoints and which thread waits for which,
+/// and go back. On 200×50 all of that is shown at once. At the end the terminal is restored.
 #[test]
 fn screen() -> Result<()> {
     let live = Live::beside_others()?;
@@ -252,7 +252,7 @@ fn screen() -> Result<()> {
     })
 }
 
-/// Without arguments, on a terminal, it is all Ruby processes.
+/// Without arguments, on a terminal, it shows all Ruby processes.
 #[test]
 fn without_arguments() -> Result<()> {
     let live = Live::begin()?;
@@ -283,10 +283,10 @@ fn small(screen: &Screen, pid: u32) -> Result<()> {
     let table = screen.wait("requests", |shown| serves(shown) == Some(true))?;
     eprintln!("{table}");
     ensure!(table.lines().all(|line| line.chars().count() <= 80), "{table}");
-    // Held, it stands still; a filter hides what does not match.
+    // When held, the screen does not change. A filter hides what does not match.
     screen.press(&["p"])?;
     screen.wait("the hold", has(&["HELD (p: continue)", "q quit"]))?;
-    // What was being drawn is there by then.
+    // By then, a drawing in progress is complete.
     thread::sleep(Duration::from_secs(1));
     let held = screen.shown()?;
     thread::sleep(Duration::from_secs(3));
@@ -295,7 +295,7 @@ fn small(screen: &Screen, pid: u32) -> Result<()> {
     screen.wait("no rows", |shown| shown.contains("filter: zzz") && row(shown).is_none())?;
     screen.press(&["Escape"])?;
     screen.wait("all rows", |shown| !shown.contains("filter: zzz") && row(shown).is_some())?;
-    // A click on a heading sorts, one on the row under the cursor opens.
+    // A click on a heading sorts; a click on the row under the cursor opens it.
     let x = table.lines().nth(1).and_then(|line| line.find("REQ/s")).context("REQ/s")?;
     screen.click(x, 1)?;
     let sorted = screen.wait("order", has(&["processes by REQ/s"]))?;

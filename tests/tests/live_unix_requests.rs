@@ -1,5 +1,5 @@
-//! Requests of servers on Unix sockets: each agrees with the log of the application that served it, and nothing else that passes over
-//! Unix sockets is taken for one.
+//! Requests of servers on Unix sockets: each agrees with the log of the application that served it, and no other traffic on
+//! Unix sockets is mistaken for a request.
 
 use std::collections::{HashMap, HashSet};
 use std::io::{Read, Write};
@@ -14,7 +14,7 @@ use gctrace_tests::unix_server::{Truth, UnixServer};
 use gctrace_tests::{ensure_times, ledger};
 use rustix::process::Signal;
 
-/// Text that must never leave a request.
+/// Text in requests that must never appear in an output.
 const SECRET: &str = "SECRET";
 /// How long the application sleeps before some responses.
 const SLEEP: Duration = Duration::from_millis(30);
@@ -23,7 +23,7 @@ trait Connection: Read + Write {}
 
 impl<T: Read + Write> Connection for T {}
 
-/// One side of a connection, and what has come on it beyond the last response.
+/// The client side of a connection, and the bytes received after the last response.
 struct Client {
     stream: Box<dyn Connection>,
     rest: Vec<u8>,
@@ -48,7 +48,7 @@ impl Client {
         Ok(())
     }
 
-    /// Reads until what has come holds this, and returns what is before it.
+    /// Reads until the received text contains `end`, and returns the text before it.
     fn until(&mut self, end: &str) -> Result<String> {
         loop {
             let text = String::from_utf8_lossy(&self.rest).into_owned();
@@ -63,7 +63,7 @@ impl Client {
         }
     }
 
-    /// Reads a final response; returns its status.
+    /// Reads a final response and returns its status.
     fn response(&mut self) -> Result<u16> {
         loop {
             let head = self.until("\r\n\r\n")?.to_lowercase();
@@ -88,7 +88,7 @@ impl Client {
     }
 }
 
-/// The requests of one client: each has a name without digits, which no template replaces, and a trace of its own.
+/// The requests of one client: each has a distinct name without digits, which no template replaces, and its own trace.
 struct Names {
     prefix: String,
     taken: Vec<String>,
@@ -99,7 +99,7 @@ impl Names {
         Self { prefix: format!("m{}", letter(client)), taken: Vec::new() }
     }
 
-    /// Of requests by TCP.
+    /// The names of requests over TCP.
     fn tcp(client: usize) -> Self {
         Self { prefix: format!("t{}", letter(client)), taken: Vec::new() }
     }
@@ -123,7 +123,7 @@ fn letter(at: usize) -> char {
 
 const KINDS: [&str; 8] = ["gc", "lazy", "redis", "locals", "missing", "slow", "accepts", "plain"];
 
-/// One request on each connection.
+/// Sends one request per connection.
 fn closing(server: &UnixServer, names: &mut Names, kinds: &[&str]) -> Result<()> {
     for kind in kinds {
         for (method, body) in [("GET", ""), ("POST", "GET /none/none HTTP/1.1\r\n\r\n")] {
@@ -144,15 +144,15 @@ fn closing(server: &UnixServer, names: &mut Names, kinds: &[&str]) -> Result<()>
     Ok(())
 }
 
-/// Requests on connections that are kept: at once, after a while (so that Puma's reactor reads them), in pieces and in pipelines.
+/// Sends requests on a kept connection: at once, after a while (so that Puma's reactor reads them), in pieces, and pipelined.
 fn kept(mut client: Client, names: &mut Names) -> Result<()> {
-    // Puma 5.6 may close a connection behind its tenth request.
+    // Puma 5.6 may close a connection after its tenth request.
     for kind in KINDS {
         let text = names.next("GET", kind, "");
         client.send(&text, text.len())?;
         client.response()?;
         if kind == "lazy" || kind == "missing" {
-            // More than the time for which a thread of Puma 5 and 6 waits for the next one.
+            // Longer than a thread of Puma 5 or 6 waits for the next request.
             std::thread::sleep(Duration::from_millis(250));
         }
     }
@@ -197,8 +197,8 @@ fn name(line: &RequestLine) -> &str {
     line.path.as_deref().and_then(|path| path.rsplit('/').next()).unwrap_or_default()
 }
 
-/// The name of the request of a line. One that was handed over may have no path: where the next connection's parser has the memory of its
-/// own, that has another request by now. Then it is what its thread served first from then on.
+/// The name of the request of a line. A request that was handed over may have no path: if the next connection's parser reused the memory of its
+/// own, that memory contains another request by now. Then it is the first request that its thread served from then on.
 fn served<'a>(line: &'a RequestLine, truths: &'a HashMap<String, Truth>) -> Option<&'a String> {
     if line.path.is_some() || line.duration_ns.is_some() {
         return truths.get_key_value(name(line)).map(|(name, _)| name);
@@ -212,7 +212,7 @@ fn traceparent(line: &RequestLine) -> Option<String> {
     Some(format!("00-{}-{}-{flags}", line.trace_id.as_ref()?, line.parent_span_id.as_ref()?))
 }
 
-/// All that was answered has one line, and every line and every collection is where the application had it. Returns the lines by name.
+/// Checks that every answered request has one line, and that every line and every collection is where the application had it. Returns lines by name.
 fn agree<'a>(
     report: &'a Report,
     truths: &HashMap<String, Truth>,
@@ -228,7 +228,7 @@ fn agree<'a>(
         ensure!(line.status == Some(truth.status), "{line:?} {truth:?}");
         let (first, last) = line.first_byte_ns.zip(line.last_byte_ns).context("no response")?;
         ensure!(first <= last && line.begin_ns + last <= end_ns, "{line:?}");
-        // A body that comes in pieces begins behind the head.
+        // A body that comes in pieces begins after the head.
         ensure!(line.begin_ns + last >= truth.end_ns, "{line:?} {truth:?}");
         ensure!(lines.insert(name(line), line).is_none(), "it is there twice: {line:?}");
     }
@@ -261,7 +261,7 @@ fn agree<'a>(
     Ok(lines)
 }
 
-/// GC of a request's own thread and of the others, together, is every pause in its time.
+/// GC of a request's own thread and of other threads together covers every pause in its time.
 fn pauses_add_up(report: &Report) -> Result<()> {
     let outside = report.ledger.as_ref().and_then(|ledger| ledger.user["pauses_outside"].as_u64());
     for line in &report.requests {
@@ -271,13 +271,13 @@ fn pauses_add_up(report: &Report) -> Result<()> {
         let sum: u64 = pauses.map(|pause| part(pause.begin_ns, pause.ns)).sum();
         let of_line = line.gc_own_ns.zip(line.gc_other_ns).map(|(own, other)| own + other);
         let of_line = of_line.with_context(|| format!("unknown GC: {line:?}"))?;
-        // Pauses of a cycle that had begun before tracing are in no cycle.
+        // Pauses of a cycle that started before tracing are in no cycle.
         ensure!(of_line == sum || outside > Some(0) && of_line > sum, "{line:?} has {sum} ns");
     }
     Ok(())
 }
 
-/// Traces are those that the application saw; the time in which requests waited is not known on a Unix socket.
+/// Traces are those that the application saw. On a Unix socket, the time in which requests waited is unknown.
 fn says_what_is_known(lines: &HashMap<&str, &RequestLine>, truths: &HashMap<String, Truth>) -> Result<()> {
     for (name, line) in lines {
         let truth = truths.get(*name).context("a truth")?;
@@ -291,8 +291,8 @@ fn watch(server: &UnixServer) -> Result<Gctrace> {
     Invocation::jsonl(["--pid", &server.process.pid().to_string(), "--requests"])?.start_ready()
 }
 
-/// A Puma that listens on a Unix socket and on TCP, under clients that keep, pipeline, split and close. Its requests talk over Unix sockets
-/// themselves, set variables of their threads as Puma does, raise, send early hints and hand connections over.
+/// A Puma that listens on a Unix socket and on TCP, with clients that keep, pipeline, split and close. Its requests themselves communicate over Unix
+/// sockets, set variables of their threads as Puma does, raise, send early hints and hand connections over.
 #[test]
 fn puma_on_a_unix_socket() -> Result<()> {
     let live = Live::begin()?;
@@ -317,14 +317,14 @@ fn puma(live: &Live, ruby: &Ruby) -> Result<()> {
     }
     answered.extend(of_older.taken.split_off(1));
     answered.extend(at_the_same_time(4, |at| client(&server, at))?.concat());
-    // Their connections are handed over, and their threads serve others.
+    // Their connections are handed over, and their threads serve other requests.
     let mut handed_over = Names::new(18);
     for _ in 0..6 {
         let mut client = Client::unix(&server)?;
         client.send(&handed_over.next("GET", "hijack", ""), usize::MAX)?;
         client.response()?;
     }
-    // The same by TCP, closed by another thread: a line without end, and the threads' next requests come by the Unix socket.
+    // The same over TCP, closed by another thread: a line without an end, and the threads' next requests come over the Unix socket.
     let mut by_tcp = Names::tcp(17);
     for _ in 0..6 {
         let mut client = Client::tcp(&server)?;
@@ -332,7 +332,7 @@ fn puma(live: &Live, ruby: &Ruby) -> Result<()> {
         client.response()?;
     }
     answered.extend(at_the_same_time(4, |at| client(&server, 10 + at))?.concat());
-    // No requests.
+    // Connections without a request.
     for _ in 0..5 {
         drop(Client::unix(&server)?);
         Client::unix(&server)?.send("GET\0 / HTTP/1.1\r\n\r\n", usize::MAX)?;
@@ -350,7 +350,7 @@ fn puma(live: &Live, ruby: &Ruby) -> Result<()> {
         .partition(|line| served(line, &truths).is_some_and(|name| by_tcp.taken.contains(name)));
     report.requests = rest;
     let by_tcp: Vec<RequestLine> = by_tcp;
-    // The last one of each thread may be open.
+    // The last one of each thread may still be open.
     ensure!(
         (2..=6).contains(&by_tcp.len()) && by_tcp.iter().all(|line| line.duration_ns.is_none()),
         "{by_tcp:?}"
@@ -361,7 +361,7 @@ fn puma(live: &Live, ruby: &Ruby) -> Result<()> {
     let counted = |name: &str| report.ledger.as_ref().and_then(|ledger| ledger.kernel[name].as_u64());
     let count = handed_over.taken.len() as u64;
     let open = report.ledger.as_ref().and_then(|ledger| ledger.user["requests_open"].as_u64());
-    // A thread that has had no other request since still has that one.
+    // A thread without another request since then still has that one.
     let unanswered = counted("request_unanswered").zip(open).map(|(gone, open)| gone + open);
     ensure!(unanswered == Some(count), "{unanswered:?} of {count} were handed over");
     for name in &handed_over.taken {
@@ -387,14 +387,14 @@ fn puma(live: &Live, ruby: &Ruby) -> Result<()> {
     Ok(())
 }
 
-/// The workers of a cluster, from its start on: gctrace is there before it listens.
+/// The workers of a cluster, from its start on: gctrace runs before the cluster listens.
 #[test]
 fn puma_cluster_on_a_unix_socket() -> Result<()> {
     let live = Live::begin()?;
     for ruby in UnixServer::rubies(false)? {
         let gctrace = Invocation::jsonl(["--all-ruby", "--requests"])?.start_ready()?;
         let server = UnixServer::puma(&live, &ruby, "2")?;
-        // Probes are set some milliseconds after a worker has begun to run.
+        // Probes are attached some milliseconds after a worker has started to run.
         std::thread::sleep(Duration::from_secs(2));
         let answered = at_the_same_time(6, |at| {
             let mut names = Names::new(at);
@@ -407,7 +407,7 @@ fn puma_cluster_on_a_unix_socket() -> Result<()> {
         let mut report = gctrace.stop()?;
         ledger::check_lossless(&report)?;
         let workers: HashSet<u32> = report.requests.iter().map(|line| line.pid).collect();
-        // Other servers of this machine may have requests, too.
+        // Other servers on this machine may have requests, too.
         report.gcs.retain(|gc| workers.contains(&gc.pid));
         let truths = server.truths()?;
         let lines = agree(&report, &truths, &answered)?;
@@ -417,7 +417,7 @@ fn puma_cluster_on_a_unix_socket() -> Result<()> {
     Ok(())
 }
 
-/// A Unicorn on a Unix socket. (One that accepts a connection while it serves a request is taken to have handed that over.)
+/// A Unicorn on a Unix socket. (If it accepts a connection while it serves a request, it is considered to have handed that request over.)
 #[test]
 fn unicorn_on_a_unix_socket() -> Result<()> {
     let live = Live::beside_others()?;

@@ -1,4 +1,4 @@
-//! Hostile users who are not root: the names of their variables, and files where gctrace writes as root.
+//! Hostile users other than root: the names of their variables, and files where gctrace writes as root.
 
 use std::fs::{self, Permissions};
 use std::os::unix::fs::{PermissionsExt as _, lchown, symlink};
@@ -14,11 +14,11 @@ use gctrace_tests::gctrace::{Invocation, read};
 use gctrace_tests::live::{Live, gctrace_binary};
 
 const NOBODY: u32 = 65_534;
-/// Collects often enough for a set.
+/// Collects often enough for a sample set.
 const PROGRAM: &str =
     "600.times { 20_000.times { Object.new } }; $stdout.puts 'idle'; $stdout.flush; $stdin.gets";
 
-/// A directory that all users may enter, below the system's folder for temporary files.
+/// A directory that all users may enter, below the system's directory for temporary files.
 fn open_dir() -> Result<tempfile::TempDir> {
     let dir = tempfile::Builder::new().prefix("gctrace-test-").tempdir()?;
     fs::set_permissions(dir.path(), Permissions::from_mode(0o755))?;
@@ -37,8 +37,8 @@ fn hidden(text: &str) -> Vec<char> {
     text.chars().filter(bad).collect()
 }
 
-/// A variable's name that is a paragraph of advice, and a value with terminal escapes, do not reach anything that root reads: not
-/// gctrace's own output, not the sets, and not the report that is made of them.
+/// A variable whose name is a paragraph of advice, and a value with terminal escapes, do not reach anything that root reads: not
+/// gctrace's own output, not the sets, and not the report made from them.
 #[test]
 fn forged_environment() -> Result<()> {
     let live = Live::begin()?;
@@ -79,7 +79,7 @@ fn forged_environment() -> Result<()> {
     Ok(())
 }
 
-/// gctrace with these arguments on a program that ends at once; whether it succeeded, and its messages.
+/// Runs gctrace with these arguments on a program that ends at once. Returns whether it succeeded, and its messages.
 fn run(args: &[&Path]) -> Result<(bool, String)> {
     let mut all: Vec<PathBuf> = ["--duration", "5s"].map(PathBuf::from).to_vec();
     all.extend(args.iter().map(|arg| arg.to_path_buf()));
@@ -88,7 +88,7 @@ fn run(args: &[&Path]) -> Result<(bool, String)> {
     Ok((finished.status.success(), finished.errors()))
 }
 
-/// A spool that belongs to another user, or that leads elsewhere, is refused: no file of root's is read, made or removed.
+/// A spool that belongs to another user, or that is a link, is refused: no file of root's is read, created or removed.
 #[test]
 fn foreign_spool() -> Result<()> {
     let _live = Live::beside_others()?;
@@ -96,7 +96,7 @@ fn foreign_spool() -> Result<()> {
     let secret = dir.path().join("secret.json");
     fs::write(&secret, "[\"of root\"]")?;
     fs::set_permissions(&secret, Permissions::from_mode(0o600))?;
-    // A collector that would receive it.
+    // A collector that would receive the secret.
     let listener = std::net::TcpListener::bind("127.0.0.1:0")?;
     listener.set_nonblocking(true)?;
     let url = format!("http://{}", listener.local_addr()?);
@@ -109,8 +109,8 @@ fn foreign_spool() -> Result<()> {
         Path::new("--tunemygc-spool"),
         &spool,
     ];
-    // Its name follows from the address: made by root once, then found in the directory of the attacker.
-    // Each attempt to send is cut off at once, or the run would wait for an answer.
+    // The name of the part follows from the address: root creates it once, then it is found in the attacker's directory.
+    // Each attempt to send is disconnected at once, or the run would wait for an answer.
     let over = AtomicBool::new(false);
     let (_, errors) = std::thread::scope(|scope| {
         scope.spawn(|| {
@@ -138,7 +138,7 @@ fn foreign_spool() -> Result<()> {
     }
     let attack = |what: &str, why: &str| -> Result<()> {
         let (fine, errors) = run(&args)?;
-        // One remedy, and nothing behind it.
+        // One remedy, and nothing after it.
         let line = format!("gctrace: {} cannot be written: {why}", spool.display());
         ensure!(!fine && errors.lines().any(|said| said == line), "{what}: no `{line}` in {errors}");
         ensure!(listener.accept().is_err(), "{what}: something was sent");
@@ -150,11 +150,11 @@ fn foreign_spool() -> Result<()> {
     let foreign =
         format!("it belongs to uid {NOBODY} and gctrace runs as uid 0: `chown` it, or name another one");
     attack("a foreign spool", &foreign)?;
-    // Root's own directory, with a part of the attacker's in it.
+    // Root's own directory, with a part that belongs to the attacker.
     lchown(&spool, Some(0), Some(0))?;
     fs::set_permissions(&spool, Permissions::from_mode(0o755))?;
     attack("a foreign part", &foreign)?;
-    // A link in place of the spool.
+    // A link instead of the spool.
     let real = dir.path().join("real");
     fs::rename(&spool, &real)?;
     symlink(&real, &spool)?;

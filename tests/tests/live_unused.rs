@@ -1,4 +1,4 @@
-//! Images that no process uses any more hold nothing: neither disk space nor a file system, nor an index.
+//! Images that no process uses any more hold no resources: no disk space, no file system, no index.
 
 use std::{
     ffi::OsString,
@@ -12,10 +12,10 @@ use gctrace_tests::{
     child::Guarded, gctrace::Invocation, ledger, live::Live, memory::status_kb, ruby::Ruby, script::Script,
 };
 
-/// How long gctrace may take to notice.
+/// Maximum time until gctrace notices.
 const PATIENCE: Duration = Duration::from_mins(1);
 
-/// Copies the main Ruby; returns the program.
+/// Copies the main Ruby to this directory.
 fn copied(root: &Path) -> Result<()> {
     let ruby = Ruby::main()?;
     std::fs::create_dir_all(root)?;
@@ -27,7 +27,7 @@ fn copied(root: &Path) -> Result<()> {
     Ok(std::os::unix::fs::symlink(&name, root.join(soname))?)
 }
 
-/// A program of that copy, which collects when it is asked to.
+/// Starts a program of that copy, which collects on request.
 fn started(root: &Path) -> Result<Guarded> {
     const PROGRAM: &str =
         "$stdout.sync = true; puts 'up'; gets; 5.times { GC.start }; puts \"collected #{GC.count}\"; gets";
@@ -38,11 +38,11 @@ fn started(root: &Path) -> Result<Guarded> {
     Ok(child)
 }
 
-/// Runs it; returns its pid and how often it collected.
+/// Runs it. Returns its pid and its number of collections.
 fn run(root: &Path) -> Result<(u32, u64)> {
     let mut child = started(root)?;
     let pid = child.pid();
-    // Its Ruby must be probed.
+    // Give gctrace time to probe its Ruby.
     std::thread::sleep(Duration::from_secs(1));
     child.say("go")?;
     let line = child.wait_stdout(PATIENCE, "collected", |line| line.starts_with("collected "))?;
@@ -60,9 +60,9 @@ fn waits_until(what: &str, mut is: impl FnMut() -> Result<bool>) -> Result<()> {
     Ok(())
 }
 
-/// A Ruby on a file system of its own is traced, ends and is deleted: its disk space is free and the file system can be unmounted, while gctrace runs on;
-/// twice, with what has the same path, and the same numbers of device and inode as far as the kernel gives them out again. One that still runs is
-/// traced on although it was deleted.
+/// A Ruby on its own file system is traced, ends and is deleted: its disk space is freed and the file system can be unmounted while gctrace
+/// continues to run. Tested twice, with the same path, and with the same device and inode numbers as far as the kernel reuses them. A Ruby
+/// that is still running continues to be traced although it was deleted.
 #[test]
 fn deleted_images_are_given_back() -> Result<()> {
     let live = Live::beside_others()?;
@@ -75,7 +75,7 @@ fn deleted_images_are_given_back() -> Result<()> {
         Ok((state.f_blocks - state.f_bfree) * state.f_frsize)
     };
     let root = disk.join("ruby");
-    // Its profile has native stacks: whose tables are of the same files.
+    // The profile has native stacks, whose unwind tables come from the same files.
     let profile = live.path("profile.pb.gz").into_os_string();
     let flags = ["--all-ruby", "--gvl", "--pprof"].map(OsString::from);
     let gctrace = Invocation::jsonl([&flags[..], &[profile]].concat())?.start_ready()?;
@@ -119,7 +119,7 @@ fn deleted_images_are_given_back() -> Result<()> {
     ledger::check(&report)
 }
 
-/// What was needed to load the programs and to analyse an image is given back: the allocator would keep some 35 MB of free pages.
+/// Memory for loading the programs and analysing an image is given back: otherwise the allocator would keep some 35 MB of free pages.
 #[test]
 fn memory_of_analyses_is_given_back() -> Result<()> {
     const MOST_KB: u64 = 16 << 10;

@@ -1,4 +1,4 @@
-//! Files that are written to in place while they are probed: nobody finds a breakpoint in his new code.
+//! Files that are written in place while they are probed: no writer gets a breakpoint into the new code.
 
 use std::{
     fs::{File, OpenOptions},
@@ -19,7 +19,7 @@ use gctrace_tests::{
 use rustix::process::Signal;
 use serde_json::Value;
 
-/// How long gctrace, or a writer, may take.
+/// Maximum time that gctrace, or a writer, may take.
 const PATIENCE: Duration = Duration::from_mins(1);
 
 /// A copy of the main Ruby.
@@ -41,7 +41,7 @@ impl Copy {
         Ok(Self { library: root.join(name), root })
     }
 
-    /// A program of it, which has two threads want the GVL for each line `contend`, and then collects five times.
+    /// Starts a program of the copy. For each line `contend` two of its threads contend for the GVL; then it collects five times.
     fn start(&self) -> Result<Guarded> {
         const PROGRAM: &str = "$stdout.sync = true; puts 'up'; n = 0; now = -> { Process.clock_gettime(Process::CLOCK_MONOTONIC) }; \
                                work = -> { stop = now.() + 0.3; 0 until now.() > stop }; \
@@ -55,7 +55,7 @@ impl Copy {
     }
 }
 
-/// Has it collect and end.
+/// Makes it collect and end.
 fn end(mut child: Guarded) -> Result<()> {
     child.say("go")?;
     child.wait_stdout(PATIENCE, "collected", |line| line == "collected")?;
@@ -64,7 +64,7 @@ fn end(mut child: Guarded) -> Result<()> {
     Ok(())
 }
 
-/// In how many bytes the code that a process has mapped of a file differs from the file: those of breakpoints.
+/// Number of bytes in which the mapped code of a file in a process differs from the file, because of breakpoints.
 fn breakpoints(pid: u32, path: &Path) -> Result<usize> {
     let (memory, file) = (File::open(format!("/proc/{pid}/mem"))?, File::open(path)?);
     let shown = path.to_string_lossy();
@@ -97,8 +97,8 @@ fn waits_until(what: &str, mut is: impl FnMut() -> Result<bool>) -> Result<()> {
     Ok(())
 }
 
-/// Writes another version into the file that was there, as `rsync --inplace` does. (`cp` empties the file first, which takes the memory
-/// from under whoever has it mapped.) It differs in the name of a section, which nothing but a debugger reads.
+/// Writes another version into the existing file, as `rsync --inplace` does. (`cp` truncates the file first, which takes the memory
+/// away from processes that have it mapped.) The new version differs in the name of a section, which only debuggers read.
 fn overwrite(path: &Path) -> Result<Duration> {
     const NAME: &[u8] = b"\0.shstrtab\0";
     let mut bytes = std::fs::read(path)?;
@@ -107,7 +107,7 @@ fn overwrite(path: &Path) -> Result<Duration> {
     write_in_place(path, &bytes)
 }
 
-/// Writes these bytes into the file, and says how long that took.
+/// Writes these bytes into the file, and returns how long that took.
 fn write_in_place(path: &Path, bytes: &[u8]) -> Result<Duration> {
     let copy = path.with_extension("copy");
     std::fs::write(&copy, bytes)?;
@@ -122,8 +122,8 @@ fn write_in_place(path: &Path, bytes: &[u8]) -> Result<Duration> {
     Ok(begin.elapsed())
 }
 
-/// Who overwrites a Ruby waits until no process has a breakpoint in it. Programs of it run on, and those that begin later do, too; none is
-/// traced any more, and all are named.
+/// A writer that overwrites a Ruby waits until no process has a breakpoint in it. Programs of that Ruby continue to run, and so do those that
+/// start later. None is traced any more, and all are reported.
 #[test]
 fn overwritten_ruby() -> Result<()> {
     let live = Live::begin()?;
@@ -132,7 +132,7 @@ fn overwritten_ruby() -> Result<()> {
     let before = copy.start()?;
     gctrace.wait_line("process", before.pid())?;
     ensure!(breakpoints(before.pid(), &copy.library)? > 0, "it has no probes, so that nothing is tested");
-    // Reading does not disturb.
+    // Reading does not affect the probes.
     std::fs::copy(&copy.library, live.path("elsewhere"))?;
     std::thread::sleep(Duration::from_secs(1));
     ensure!(breakpoints(before.pid(), &copy.library)? > 0, "its probes are detached without need");
@@ -153,14 +153,14 @@ fn overwritten_ruby() -> Result<()> {
     for pid in pids {
         ensure!(report.gcs_of(pid).next().is_none(), "{pid} is traced");
     }
-    // One of them was refused twice: when it was left, and when it was looked at again.
+    // One of them was refused twice: when it was abandoned, and when it was inspected again.
     ensure!(finished.errors().contains("2 candidates not traced"), "{}", finished.errors());
     ensure!(!finished.errors().contains("ending the lease"), "{}", finished.errors());
     ledger::check(&report)
 }
 
-/// A file of which only the times have changed, or into which the same was written, is what it was: its programs are traced again, and later
-/// ones are.
+/// A file of which only the times changed, or into which the same content was written, counts as unchanged: its programs are traced again, and so
+/// are later ones.
 #[test]
 fn unchanged_content() -> Result<()> {
     let live = Live::begin()?;
@@ -190,7 +190,7 @@ fn unchanged_content() -> Result<()> {
     programs.into_iter().try_for_each(end)?;
     let (report, finished) = gctrace.stop_by(Signal::INT)?;
     for pid in pids {
-        // More: with probes twice.
+        // More would mean that there are two sets of probes.
         ensure!(report.gcs_of(pid).count() == 5, "{pid}: {} cycles", report.gcs_of(pid).count());
     }
     for said in ["was written to in place", "ending the lease"] {
@@ -199,7 +199,7 @@ fn unchanged_content() -> Result<()> {
     ledger::check(&report)
 }
 
-/// How many lines of a type there are of a process.
+/// Number of lines of a type about a process.
 fn lines_of(gctrace: &Gctrace, kind: &str, pid: u32) -> Result<usize> {
     let lines = gctrace.stdout_so_far();
     let lines =
@@ -207,12 +207,12 @@ fn lines_of(gctrace: &Gctrace, kind: &str, pid: u32) -> Result<usize> {
     Ok(lines.iter().filter(|line| line["type"] == kind && line["pid"] == pid).count())
 }
 
-/// How often a process was described, which is when it begins to be traced.
+/// Number of `process` lines of a process: there is one each time tracing of it starts.
 fn described(gctrace: &Gctrace, pid: u32) -> Result<usize> {
     lines_of(gctrace, "process", pid)
 }
 
-/// A file that was opened for writing, and not written to, is probed again, and its programs are traced again; twice.
+/// A file that was opened for writing but not written to is probed again, and its programs are traced again; twice.
 #[test]
 fn opened_for_writing() -> Result<()> {
     let live = Live::begin()?;
@@ -220,7 +220,7 @@ fn opened_for_writing() -> Result<()> {
     let mut gctrace = Invocation::jsonl(["--all-ruby", "--gvl"])?.start_ready()?;
     let mut program = copy.start()?;
     gctrace.wait_line("process", program.pid())?;
-    // Its main thread is seen before the gap: of one that is first seen behind it, everything that was seen is reported.
+    // Its main thread must be seen before the gap: for a thread first seen after it, everything that was seen is reported.
     let mut times = 0;
     waits_until("its GVL is watched", || {
         times += 1;
@@ -231,7 +231,7 @@ fn opened_for_writing() -> Result<()> {
     for before in [1, 2] {
         let open = OpenOptions::new().write(true).open(&copy.library)?;
         ensure!(breakpoints(program.pid(), &copy.library)? == 0, "a breakpoint is left");
-        // Not probed while it may be written to.
+        // It is not probed while it may be written to.
         std::thread::sleep(Duration::from_millis(1500));
         ensure!(breakpoints(program.pid(), &copy.library)? == 0, "it is probed while it is open for writing");
         drop(open);
@@ -242,7 +242,7 @@ fn opened_for_writing() -> Result<()> {
     end(program)?;
     let report = gctrace.stop()?;
     ensure!(report.gcs_of(pid).count() >= 5, "{} cycles", report.gcs_of(pid).count());
-    // What its threads did with the GVL has gaps, and is of no other program.
+    // What its threads did with the GVL has gaps, and is not attributed to another program.
     let exits = report.exits.iter().filter(|line| line.pid == pid);
     let exits: Vec<_> = exits.map(|line| (line.reason.as_str(), line.lost)).collect();
     ensure!(exits == [("detached", 0), ("detached", 0), ("exited", 0)], "{exits:?}");
@@ -251,7 +251,7 @@ fn opened_for_writing() -> Result<()> {
     ledger::check(&report)
 }
 
-/// A library of a server is overwritten: its probes are detached before, in all processes that have mapped it.
+/// The library of a server is overwritten: its probes are detached before that.
 #[test]
 fn overwritten_library() -> Result<()> {
     let live = Live::begin()?;

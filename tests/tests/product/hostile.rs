@@ -14,10 +14,10 @@ use gctrace_user::{
     trace_file::Recorder,
 };
 
-/// What a program that wants to run something in its reader's browser calls its threads.
+/// The thread name of a program that wants to run a script in its reader's browser.
 pub(crate) const HOSTILE: &str = "</text></svg><script>alert(1)</script>\"'><img src=x onerror=alert(2)>";
 
-/// The same stack, whose methods and files have hostile names; some of their own follow, so that they stay different.
+/// The same stack with hostile names of methods and files. A part of the original name follows, so that they stay distinct.
 fn stack(of: &Stack) -> Stack {
     let frame = |frame: &Arc<Frame>| {
         let name = |name: &str| Arc::from(format!("{HOSTILE}{name}"));

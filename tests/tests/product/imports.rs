@@ -1,4 +1,4 @@
-//! Which modules of a crate the code of each module names.
+//! The modules of a crate that the code of each module names.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -12,7 +12,7 @@ use super::source::without_tests;
 /// The segments below the root of the crate: `["export", "text"]`.
 pub(crate) type ModulePath = Vec<String>;
 
-/// The direct children of a folder, each with the other children that its file and the files of its folder name.
+/// The direct children of a directory, each with those other children that are named in its file or in the files of its directory.
 pub(crate) type Graph = BTreeMap<String, BTreeSet<String>>;
 
 /// The modules that are compiled without tests.
@@ -20,20 +20,20 @@ pub(crate) type Modules = BTreeMap<ModulePath, Module>;
 
 #[derive(Default)]
 pub(crate) struct Module {
-    /// What `use` brings into scope, and the path that it stands for.
+    /// Names that `use` brings into scope, and the paths that they stand for.
     imports: BTreeMap<String, Vec<String>>,
-    /// What `use` brings into scope with all that it has.
+    /// Paths from which `use` brings everything into scope.
     globs: Vec<Vec<String>>,
-    /// All paths in the code, those of `use` included.
+    /// All paths in the code, including those in `use`.
     named: BTreeSet<Vec<String>>,
-    /// What it defines itself.
+    /// Names that the module itself defines.
     defined: BTreeSet<String>,
 }
 
-/// Words before the name of an item.
+/// Keywords before the name of an item.
 const DEFINING: [&str; 9] = ["struct", "enum", "union", "trait", "type", "fn", "const", "static", "mod"];
 
-/// The modules below `lib.rs`, `main.rs`, or both, as `mod` declares them.
+/// The modules below `lib.rs`, `main.rs`, or both, according to their `mod` declarations.
 pub(crate) fn modules(src: &Path) -> Modules {
     let mut modules = Modules::new();
     let mut waiting: Vec<_> = ["lib.rs", "main.rs"].map(|root| (ModulePath::new(), src.join(root))).into();
@@ -49,7 +49,7 @@ pub(crate) fn modules(src: &Path) -> Modules {
     modules
 }
 
-/// Adds what a file names to its module; the modules that it declares.
+/// Adds what a file names to its module. Returns the modules that the file declares.
 pub(crate) fn add(modules: &mut Modules, path: &[String], text: &str) -> Vec<ModulePath> {
     let tokens = tokens(&without_tests(text));
     let module = modules.entry(path.to_vec()).or_default();
@@ -58,7 +58,7 @@ pub(crate) fn add(modules: &mut Modules, path: &[String], text: &str) -> Vec<Mod
     let mut rest = tokens.as_slice();
     while let [first, after @ ..] = rest {
         rest = after;
-        // `use` is also a part of types: `impl Iterator + use<'a>`.
+        // `use` is also part of types: `impl Iterator + use<'a>`.
         if first == "use" && [";", "{", "}", "]", ")", "pub"].contains(&before) {
             let end = after.iter().position(|token| token == ";").unwrap_or(after.len());
             read_use(&after[..end], &[], module);
@@ -131,7 +131,7 @@ fn is_name(token: &str) -> bool {
     token.starts_with(|character: char| character.is_alphabetic() || character == '_')
 }
 
-/// Names, `::`, and the other characters one by one, without strings and comments.
+/// Splits code into names, `::`, and single other characters, without strings and comments.
 fn tokens(code: &str) -> Vec<String> {
     let mut tokens = Vec::new();
     let mut rest = code;
@@ -153,7 +153,7 @@ fn tokens(code: &str) -> Vec<String> {
     tokens
 }
 
-/// What follows a comment, a string, or a character, if the code begins with one.
+/// The rest after a comment, a string or a character literal, if the code begins with one.
 fn after_text(code: &str) -> Option<&str> {
     if code.starts_with("//") {
         return Some(code.split_once('\n').map_or("", |(_, after)| after));
@@ -180,7 +180,7 @@ fn after_text(code: &str) -> Option<&str> {
     None
 }
 
-/// The graph of every folder.
+/// The graph of every directory.
 pub(crate) fn graphs(modules: &Modules) -> BTreeMap<ModulePath, Graph> {
     let mut graphs = BTreeMap::<ModulePath, Graph>::new();
     for path in modules.keys() {
@@ -191,7 +191,7 @@ pub(crate) fn graphs(modules: &Modules) -> BTreeMap<ModulePath, Graph> {
     for (from, module) in modules {
         for to in module.named.iter().flat_map(|path| resolve(modules, from, path)) {
             let common = from.iter().zip(&to).take_while(|(from, to)| from == to).count();
-            // A module that holds the other is not a child of the folder that both are in: it wires it.
+            // A module that contains the other one is not a child of their common directory: it only wires its children.
             if let (Some(child), Some(named)) = (from.get(common), to.get(common)) {
                 let graph = graphs.entry(from[..common].to_vec()).or_default();
                 graph.entry(child.clone()).or_default().insert(named.clone());
@@ -201,14 +201,14 @@ pub(crate) fn graphs(modules: &Modules) -> BTreeMap<ModulePath, Graph> {
     graphs
 }
 
-/// The modules that a path in a module's code leads to: the one with the item, and those that only re-export it.
+/// The modules that a path in a module's code leads to: the module with the item, and the modules that only re-export it.
 pub(crate) fn resolve(modules: &Modules, from: &[String], path: &[String]) -> BTreeSet<ModulePath> {
     let mut found = BTreeSet::new();
-    // With whether a glob led there: then the item may be elsewhere.
+    // The flag says whether a glob led there; then the item may be elsewhere.
     let mut waiting = vec![(from.to_vec(), path.to_vec(), false)];
     let mut seen = BTreeSet::new();
     while let Some((mut at, path, mut maybe)) = waiting.pop() {
-        // The first name may be a library's, which no module has.
+        // The first name may be that of a library, which is no module of the crate.
         let mut entered = false;
         for (index, segment) in path.iter().enumerate() {
             let child = [at.as_slice(), slice::from_ref(segment)].concat();
@@ -222,7 +222,7 @@ pub(crate) fn resolve(modules: &Modules, from: &[String], path: &[String]) -> BT
                     let import = module.imports.get(segment);
                     let own = import.is_some() || module.defined.contains(segment);
                     maybe &= !own;
-                    // Once each: `use a::a` does not lead to itself.
+                    // Visit each one once: `use a::a` does not lead to itself.
                     if seen.insert(child) {
                         let imported = import.map(|import| [import, &path[index + 1..]].concat());
                         waiting.extend(imported.map(|path| (at.clone(), path, false)));

@@ -1,4 +1,4 @@
-//! The walk of the BPF programs, compiled for this host: the same source file, on other memory.
+//! The stack walk of the BPF programs, compiled for this host: the same source file, on other memory.
 
 use std::{cell::RefCell, collections::BTreeMap, mem::zeroed, rc::Rc};
 
@@ -19,7 +19,7 @@ mod steps;
 use scratch::Scratch;
 use steps::Next;
 
-/// Steps after which the kernel's 33 tail calls of 192 steps are used up.
+/// Number of steps after which the kernel's 33 tail calls of 192 steps are used up.
 const STEPS: usize = 33 * 192;
 
 thread_local! {
@@ -31,7 +31,7 @@ fn count(counter: Counter) {
     COUNTS.with_borrow_mut(|counts| *counts.entry(counter.name()).or_default() += 1);
 }
 
-/// The kernel's helpers: copy, or fail.
+/// The kernel's copy helpers: they copy, or fail.
 mod usermem {
     use zerocopy::{FromBytes, IntoBytes};
 
@@ -47,18 +47,18 @@ mod usermem {
     }
 
     /// # Safety
-    /// `target` must be valid for `MAX` bytes of writing.
+    /// `target` must be valid for writes of `MAX` bytes.
     pub(super) unsafe fn copy<const MAX: u32>(address: u64, len: u32, target: *mut u8) -> Result<(), ()> {
         if len == 0 || len > MAX {
             return Err(());
         }
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller guarantees it.
         let bytes = unsafe { std::slice::from_raw_parts_mut(target, len as usize) };
         if fill(address, bytes) { Ok(()) } else { Err(()) }
     }
 }
 
-/// What the kernel side sends of a stack, and its counts.
+/// The records of a stack that the kernel side sends, and its counters.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Sent {
     pub(crate) frames: Vec<RubyFrame>,
@@ -66,14 +66,14 @@ pub(crate) struct Sent {
     pub(crate) counts: BTreeMap<&'static str, u64>,
 }
 
-/// Walks from the control frame `next` to `end`, in a VM stack that begins at `stack`.
+/// Walks from the control frame `next` to `end`, in a VM stack that starts at `stack`.
 pub(crate) fn walk(memory: Rc<dyn Memory>, path: &StackPath, stack: u64, (next, end): (u64, u64)) -> Sent {
     MEMORY.set(Some(memory));
     COUNTS.set(BTreeMap::new());
-    // SAFETY: plain data, for which zeros are values.
+    // SAFETY: plain data, for which all zeros are valid.
     let mut scratch: Box<Scratch> = Box::new(unsafe { zeroed() });
     (scratch.stack, scratch.next, scratch.end) = (stack, next, end);
-    // SAFETY: the scratch is this function's.
+    // SAFETY: this function owns the scratch.
     let done = (0..STEPS).any(|_| matches!(unsafe { steps::step(&raw mut *scratch, path) }, Next::Done));
     if !done {
         // SAFETY: as above.

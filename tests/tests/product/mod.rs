@@ -4,7 +4,7 @@ use anyhow::{Result, ensure};
 use gctrace_user::export::tunemygc::SampleSet;
 use serde_json::Value;
 
-/// Reads a set with gctrace's reader and writes it again; what comes out reads as the same set.
+/// Reads a set with gctrace's reader and writes it again. The result must read as the same set.
 pub(crate) fn reread(text: &str) -> Result<Value> {
     let set = SampleSet::from_json(text)?;
     let again = set.to_json();

@@ -1,4 +1,4 @@
-//! A running `gctrace serve`, and what holds for each of its pages.
+//! A running `gctrace serve`, and the invariants of each of its pages.
 
 use std::{collections::BTreeMap, net::SocketAddr, process::Command};
 
@@ -23,7 +23,7 @@ pub(crate) struct Served {
 }
 
 impl Served {
-    /// Starts it, and waits for its address.
+    /// Starts it and waits until it prints its address.
     pub(crate) fn with(command: &mut Command) -> Result<Self> {
         let mut process = Guarded::start("serve", command)?;
         let line = process.wait_stdout(PATIENCE, "its address", |line| line.starts_with("http://"))?;
@@ -32,7 +32,7 @@ impl Served {
         Ok(Self { process, address, base })
     }
 
-    /// `GET` below the page.
+    /// Sends a `GET` for a path below the page.
     pub(crate) fn get(&self, path: &str) -> Result<Answer> {
         http::get(self.address, &format!("{}{path}", self.base))
     }
@@ -49,7 +49,7 @@ impl Served {
     }
 }
 
-/// The elements of a page, and all of its text. No page runs anything but its script, loads anything from elsewhere, or sets a style.
+/// The elements of a page, and all of its text. Checks that it runs only its own script, loads nothing from elsewhere and sets no style.
 pub(crate) fn harmless(path: &str, answer: &Answer) -> Result<(Vec<Element>, String)> {
     let header = |name: &str| answer.headers.get(name).map(String::as_str).unwrap_or_default();
     ensure!(header("content-type") == "text/html; charset=utf-8", "{path}: {:?}", answer.headers);

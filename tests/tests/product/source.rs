@@ -1,6 +1,6 @@
 //! Source text for the tests that read it.
 
-/// The text without comments and without the modules that only tests compile.
+/// The text without comments and without the items that only tests compile.
 pub(crate) fn without_tests(text: &str) -> String {
     let mut code = String::new();
     let mut lines = text.lines();
@@ -9,7 +9,7 @@ pub(crate) fn without_tests(text: &str) -> String {
             continue;
         }
         if line.trim() == "#[cfg(test)]" {
-            // The item that follows, to the closing brace at the same depth, or to its semicolon.
+            // Skip the following item: up to the closing brace at the same depth, or to its semicolon.
             let indent = line.len() - line.trim_start().len();
             let mut item = lines.next().unwrap_or_default();
             while item.trim_start().starts_with("#[") {

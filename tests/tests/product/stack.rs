@@ -1,5 +1,5 @@
 //! Control frames of all threads of a sleeping Ruby, read through `/proc/PID/mem` by the same code with which the kernel side reads those
-//! of a running one.
+//! of a running Ruby.
 
 use std::{collections::BTreeMap, rc::Rc};
 
@@ -16,7 +16,7 @@ use gctrace_user::host::mem::ProcessMemory;
 
 use super::kernel_side;
 
-/// Elements of one list: more are a mistake.
+/// Maximum number of elements of one list; a longer list is an error.
 const MANY: usize = 100_000;
 
 pub(crate) struct Walker<'a> {
@@ -30,7 +30,7 @@ impl<'a> Walker<'a> {
         Self { memory: Rc::new(memory), version: plan.analysis.version, plan }
     }
 
-    /// A structure in the youngest known release of the series.
+    /// The layout of a structure in the newest known release of the series.
     fn structure(&self, tag: &str) -> Result<&'static Struct> {
         let series = tables::tables()
             .iter()
@@ -53,7 +53,7 @@ impl<'a> Walker<'a> {
         Ok(u64::from_le_bytes(bytes))
     }
 
-    /// The elements of a list (`ccan/list`), by the place of the node in them.
+    /// The elements of a list (`ccan/list`), given the offset of the list node in them.
     fn list(&self, head: u64, node: u64) -> Result<Vec<u64>> {
         let mut found = Vec::new();
         let mut at = self.word(head)?;
@@ -65,7 +65,7 @@ impl<'a> Walker<'a> {
         Ok(found)
     }
 
-    /// The stacks of all threads, by Ractor and number in it.
+    /// The stacks of all threads, by Ractor and by number of the thread in it.
     pub(crate) fn stacks(&self, vm_ptr: u64) -> Result<BTreeMap<(usize, usize), Vec<RubyFrame>>> {
         let vm = self.word(vm_ptr)?;
         let mut threads = Vec::new();
@@ -86,14 +86,14 @@ impl<'a> Walker<'a> {
         threads.into_iter().map(|(key, thread)| Ok((key, self.stack(thread)?))).collect()
     }
 
-    /// The stack of a thread as the kernel side sends it, which is as user space reads it.
+    /// The stack of a thread as the kernel side sends it. It must equal the stack that user space reads.
     fn stack(&self, thread: u64) -> Result<Vec<RubyFrame>> {
         let ec = self.word(thread + self.offset("rb_thread_struct", "ec")?)?;
         let of_ec = |member| Ok::<_, anyhow::Error>(ec + self.offset("rb_execution_context_struct", member)?);
         let size: u64 = self.structure("rb_control_frame_struct")?.size.into();
         let base = self.word(of_ec("vm_stack")?)?;
         let end = base + 8 * self.word(of_ec("vm_stack_size")?)?;
-        // The last one is a dummy.
+        // The last control frame is a dummy.
         let bounds = (self.word(of_ec("cfp")?)?, end - size);
         let sent = kernel_side::walk(self.memory.clone(), &self.plan.config.stack, base, bounds);
         ensure!(sent.flags == 0 && sent.counts.is_empty(), "{thread:#x}: {sent:?}");

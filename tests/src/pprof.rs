@@ -67,7 +67,7 @@ impl Frame {
 impl Sample {
     /// The names of its labels.
     pub fn label_names(&self) -> impl Iterator<Item = &str> {
-        self.labels.split("]").filter_map(|label| Some(label.split_once(":[")?.0.trim()))
+        self.labels.split(']').filter_map(|label| Some(label.split_once(":[")?.0.trim()))
     }
 
     /// The value of a label.

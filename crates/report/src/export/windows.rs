@@ -409,8 +409,8 @@ mod tests {
         assert_eq!((spans[0].0, spans[1].0, spans[1].1), (7_000_000_000, spans[0].1, now + 1_000));
     }
 
-    /// An off-CPU time is in each window with the part that lies in it, and the parts add up to the whole; so with the states of a time, and
-    /// with a time that begins again before the record of the one before has come.
+    /// Each window contains the part of an off-CPU time that lies in it, and the parts add up to the whole: also of the states of a time, and
+    /// of a time that starts before the record of the previous one has arrived.
     #[test]
     fn open_times_are_divided() {
         static WALL: Mutex<Vec<Vec<(ThreadState, u64)>>> = Mutex::new(Vec::new());
@@ -419,6 +419,7 @@ mod tests {
                 window.recording.samples.iter().map(|(key, sum)| (key.state, sum.wall_ns)).collect();
             times.sort_unstable_by_key(|(state, _)| state.name());
             WALL.lock().unwrap().push(times);
+            drop(window);
             Box::new(Nothing(None))
         }
         let address =

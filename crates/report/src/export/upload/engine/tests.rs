@@ -169,6 +169,7 @@ fn no_pause_is_not_none() {
 #[test]
 fn asked_pauses_at_the_end() {
     static SAID: Mutex<Vec<String>> = Mutex::new(Vec::new());
+    static FIRST: Mutex<Option<Instant>> = Mutex::new(None);
     let run = |asked: fn(u32) -> Outcome<Receipt>, finish| {
         let got = Arc::new(Mutex::new(Vec::new()));
         let patient =
@@ -192,7 +193,6 @@ fn asked_pauses_at_the_end() {
     let said = SAID.lock().unwrap().join("\n");
     assert!(said.contains("the server asked for a longer pause") && said.contains("3 wait in"), "{said}");
 
-    static FIRST: Mutex<Option<Instant>> = Mutex::new(None);
     let short = |_| match *FIRST.lock().unwrap() {
         Some(first) if first.elapsed() >= Duration::from_millis(400) => ACCEPTED,
         Some(first) => panic!("sent again after {:?}", first.elapsed()),

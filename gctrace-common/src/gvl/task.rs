@@ -22,13 +22,13 @@ pub struct GvlTask {
     pub clocks: Clocks,
     /// CPU time that the kernel had charged the thread when it was last switched to or from, nanoseconds.
     pub charged_ns: u64,
-    /// [`GvlThread::id`] of the thread that runs on it.
+    /// [`GvlThread::id`](super::GvlThread::id) of the thread that runs on it.
     pub owner: u64,
     /// The key of that thread.
     pub key: GvlKey,
     /// One of the constants below.
     pub state: u32,
-    /// [`GvlGate::epoch`] in which the entry was made; in a later epoch the entry is invalid.
+    /// [`GvlGate::epoch`](super::GvlGate::epoch) in which the entry was made; in a later epoch the entry is invalid.
     pub epoch: u32,
 }
 

@@ -49,7 +49,8 @@ pub struct Environment {
     pub summarized: Option<i64>,
 }
 
-/// A period covered by sets of an environment, by their own times. It ends when others take over and it has no set for [`GAP`].
+/// A period covered by sets of an environment, by their own times. It ends when others take over and it has no set for
+/// [`GAP`](gctrace_tunemygc::tune::history::GAP).
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Period {
     /// The environment.
@@ -60,7 +61,8 @@ pub struct Period {
     pub last: f64,
 }
 
-/// Maximum number of stored periods of a group that are read. A stored period has no gap longer than [`GAP`].
+/// Maximum number of stored periods of a group that are read. A stored period has no gap longer than
+/// [`GAP`](gctrace_tunemygc::tune::history::GAP).
 const MOST_PERIODS: u32 = 4096;
 
 /// The latest `most` periods. Stored periods of one environment with no other environment between them are merged. Which sets lie between

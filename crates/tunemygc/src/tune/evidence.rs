@@ -76,7 +76,7 @@ pub struct Evidence {
     pub heaps: Vec<Heap>,
     /// The `RUBY_GC_*` variables of the latest set.
     pub environment: BTreeMap<String, String>,
-    /// Number of variables of the latest set that were refused: no Ruby reads such a name (see [`environment::is_name`]).
+    /// Number of variables of the latest set that were refused: no Ruby reads such a name (see [`is_name`](super::environment::is_name)).
     #[serde(default)]
     pub environment_refused: u64,
 }

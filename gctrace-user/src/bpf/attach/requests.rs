@@ -136,8 +136,8 @@ impl Probes {
         Ok(ArrivalsLink { _detaches_when_dropped: link })
     }
 
-    /// Starts tracing the requests or the jobs of a process ([`SERVES_HTTP`], [`RUNS_JOBS`]). Removes stale state first: that of an earlier
-    /// process with this pid, or of the program that it replaced. The kernel closes connections at exec and exit, which is not seen.
+    /// Starts tracing the requests or the jobs of a process (`SERVES_HTTP`, `RUNS_JOBS` of `gctrace_common`). Removes stale state first: that of
+    /// an earlier process with this pid, or of the program that it replaced. The kernel closes connections at exec and exit, which is not seen.
     ///
     /// # Errors
     ///

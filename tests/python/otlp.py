@@ -125,6 +125,9 @@ def profiles(request, result):
                 kinds.append(kind)
                 use("string", profile.period_type.type_strindex)
                 use("string", profile.period_type.unit_strindex)
+                # Parca and Pyroscope refuse profiles without these, or have no name for their series.
+                check(profile.HasField("period_type") and profile.period > 0, f"{kind} has no period")
+                check(profile.period_type.type_strindex > 0, f"{kind} has no period type")
                 check(profile.time_unix_nano > 0 and profile.duration_nano > 0, "times of a profile")
                 check(len(profile.profile_id) in (0, 16), "profile_id")
                 check(len(profile.samples) > 0, "a profile without samples")

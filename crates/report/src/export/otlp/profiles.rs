@@ -24,7 +24,7 @@ use crate::{
         recording::{EndpointIndex, ProcessIndex, Recording, Thread, TraceIndex},
     },
     export::{
-        profile::label,
+        profile::{label, pprof::ALLOC_PERIOD},
         upload::{Payload, Protocol, Receipt},
         windows::Window,
     },
@@ -235,8 +235,8 @@ impl<'a> Builder<'a> {
         let samples = samples.collect();
         let (name, unit) = kind.name();
         let sample_type = Some(self.value_type(name, unit));
-        let period = self.recording().period_ns.filter(|_| kind == Kind::Cpu);
-        let period_type = period.map(|_| self.value_type("cpu", "nanoseconds"));
+        let (of, period) = self.period(kind);
+        let period_type = Some(self.value_type(of.0, of.1));
         let Window { clock, began_ns, ended_ns, .. } = self.window;
         Some(Profile {
             sample_type,
@@ -244,9 +244,20 @@ impl<'a> Builder<'a> {
             time_unix_nano: u64::try_from(clock.epoch_nanos(*began_ns)).unwrap_or_default(),
             duration_nano: ended_ns.saturating_sub(*began_ns),
             period_type,
-            period: period.unwrap_or_default() as i64,
+            period: period as i64,
             ..Profile::default()
         })
+    }
+
+    /// Type and length of the period. The definition allows none, but Parca refuses requests without its type (pkg/normalizer/otel.go,
+    /// `ValidateOtelProfile`), and Pyroscope names series after it (pkg/ingester/otlp/convert.go). For values that are measured it is their
+    /// own type and 1, as in Go's profiles of locks.
+    fn period(&self, kind: Kind) -> ((&'static str, &'static str), u64) {
+        match kind {
+            Kind::Cpu => (kind.name(), self.recording().period_ns.unwrap_or(1)),
+            Kind::Wall | Kind::Gc | Kind::GcPauses | Kind::Gvl => (kind.name(), 1),
+            Kind::AllocObjects | Kind::AllocSpace => (("space", "bytes"), ALLOC_PERIOD),
+        }
     }
 
     fn samples(&mut self, process: ProcessIndex, kind: Kind) -> BTreeMap<Identity, u64> {

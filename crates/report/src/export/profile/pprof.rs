@@ -70,7 +70,7 @@ const OF_GVL: Range<usize> = 5..8;
 /// The sample types of allocation.
 const OF_ALLOC: Range<usize> = 8..10;
 /// Average number of bytes of slots per stack of allocation (docs/alloc.md).
-const ALLOC_PERIOD: u64 = 512 << 10;
+pub(in crate::export) const ALLOC_PERIOD: u64 = 512 << 10;
 /// The mapping of the kernel's frames.
 const KERNEL: &str = "[kernel.kallsyms]";
 

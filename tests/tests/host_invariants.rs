@@ -1,8 +1,9 @@
 //! The invariants of ARCHITECTURE.md that can be checked in the sources.
 
 use std::{
+    collections::BTreeMap,
     fs,
-    path::{Path, PathBuf},
+    path::{Component, Path, PathBuf},
 };
 
 #[path = "product/source.rs"]
@@ -232,18 +233,101 @@ fn no_source_depends_on_a_patch_release() {
     }
 }
 
-/// The Debian package contains every systemd unit.
+/// The text of the manifest of the Debian package.
+fn package() -> String {
+    let manifest = fs::read_to_string(root().join("gctrace-user/Cargo.toml")).expect("a manifest");
+    let from = manifest.find("[package.metadata.deb]").expect("a package");
+    let package = &manifest[from..];
+    package[..package.find("\n[[bin]]").expect("an end of the package")].to_owned()
+}
+
+/// The Debian package has every systemd unit that there is, with scripts that restart it after an upgrade and stop it before removal; a purge
+/// deletes the directories that it writes.
 #[test]
 fn units_are_packaged() {
-    let manifest = fs::read_to_string(root().join("gctrace-user/Cargo.toml")).expect("a manifest");
+    let package = package();
+    let scripts = root().join("packaging/deb");
+    assert!(package.contains("\nmaintainer-scripts = \"../packaging/deb\"\n"), "{package}");
+    let postrm = fs::read_to_string(scripts.join("postrm")).expect("a script");
+    assert!(postrm.contains("\n#DEBHELPER#\n"), "cargo-deb inserts its own part there");
+    let purged = postrm.split("\nif [ \"$1\" = \"purge\" ]; then\n").nth(1).expect("a part for purge");
     let mut units = 0;
     for entry in fs::read_dir(root().join("packaging")).expect("a folder").flatten() {
         let name = entry.file_name().to_string_lossy().into_owned();
-        if name.ends_with(".service") {
-            units += 1;
-            let asset = format!("[\"../packaging/{name}\", \"usr/lib/systemd/system/\", \"644\"]");
-            assert!(manifest.contains(&asset), "{name} is not in the package");
+        let Some(unit) = name.strip_suffix(".service") else { continue };
+        units += 1;
+        let asset = format!("[\"../packaging/{name}\", \"usr/lib/systemd/system/\", \"644\"]");
+        assert!(package.contains(&asset), "{name} is not in the package");
+        let started = format!(
+            "{{ unit-name = \"{unit}\", enable = false, start = false, restart-after-upgrade = true }}"
+        );
+        assert!(package.contains(&started), "{name} has no scripts");
+        let text = fs::read_to_string(entry.path()).expect("a unit");
+        let value = |key: &str| text.lines().find_map(|line| line.strip_prefix(key)?.strip_prefix('='));
+        for (key, place) in [("StateDirectory", "/var/lib"), ("CacheDirectory", "/var/cache")] {
+            let Some(dir) = value(key) else { continue };
+            assert!(
+                purged.contains(&format!(" {place}/{dir} ")) || purged.contains(&format!(" {place}/{dir}\n")),
+                "{name}: {place}/{dir} is left"
+            );
+            if value("DynamicUser") == Some("yes") {
+                assert!(
+                    purged.contains(&format!(" {place}/private/{dir} ")),
+                    "{name}: {place}/private/{dir} is left"
+                );
+            }
         }
     }
     assert!(units >= 2, "{units} units");
+}
+
+/// Every file to which a page in the Debian package links is in the package, at the place that the link names.
+#[test]
+fn links_in_the_package_lead_somewhere() {
+    let mut places = BTreeMap::new();
+    for line in package().lines() {
+        let parts: Vec<&str> = line.split('"').collect();
+        let [_, from, _, to, _, _mode, _] = parts[..] else { continue };
+        let (Some(from), Some(to)) = (from.strip_prefix("../"), to.strip_prefix("usr/share/doc/gctrace/"))
+        else {
+            continue;
+        };
+        let from = Path::new(from);
+        let folder = from.parent().expect("a folder");
+        let wanted = from.extension().filter(|_| from.file_stem().is_some_and(|stem| stem == "*"));
+        let all = from.ends_with("*");
+        for entry in fs::read_dir(root().join(folder)).expect("a folder").flatten() {
+            let name = PathBuf::from(entry.file_name());
+            if all || wanted.is_some_and(|wanted| name.extension() == Some(wanted)) || from.ends_with(&name) {
+                places.insert(Path::new(to).join(&name), entry.path());
+            }
+        }
+    }
+    assert!(
+        places.contains_key(Path::new("README.md")) && places.contains_key(Path::new("docs/options.md")),
+        "{places:?}"
+    );
+    let mut links = 0;
+    for (place, file) in places.iter().filter(|(place, _)| place.extension().is_some_and(|is| is == "md")) {
+        let text = fs::read_to_string(file).expect("a page");
+        for link in text.split("](").skip(1).filter_map(|rest| rest.split([')', '#']).next()) {
+            if link.is_empty() || link.contains(':') || link.contains(char::is_whitespace) {
+                continue;
+            }
+            links += 1;
+            let mut target = place.parent().expect("a folder").to_owned();
+            for part in Path::new(link).components() {
+                match part {
+                    Component::ParentDir => drop(target.pop()),
+                    part => target.push(part),
+                }
+            }
+            assert!(
+                places.keys().any(|place| place.starts_with(&target)),
+                "{}: {link} is not in the package",
+                place.display()
+            );
+        }
+    }
+    assert!(links > 100, "{links} links");
 }

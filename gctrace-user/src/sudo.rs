@@ -30,8 +30,8 @@ impl User {
         let variable = |name| std::env::var(name).ok();
         let Some(uid) = variable("SUDO_UID").filter(|_| geteuid().is_root()) else { return Ok(None) };
         let wrong = |what: &str| format!("{what} is set, but is not an id; unset it, or use --as-root");
-        let uid: u32 = uid.parse().map_err(|_| wrong("SUDO_UID"))?;
-        let gid: u32 = variable("SUDO_GID").unwrap_or_default().parse().map_err(|_| wrong("SUDO_GID"))?;
+        let uid = id(&uid).ok_or_else(|| wrong("SUDO_UID"))?;
+        let gid = id(&variable("SUDO_GID").unwrap_or_default()).ok_or_else(|| wrong("SUDO_GID"))?;
         if uid == 0 {
             return Ok(None);
         }
@@ -43,7 +43,7 @@ impl User {
             None => (variable("SUDO_USER").unwrap_or_else(|| uid.to_string()), None),
         };
         let groups = output("id", &["-G", "--", &name]).unwrap_or_default();
-        let mut groups: Vec<u32> = groups.split_whitespace().filter_map(|group| group.parse().ok()).collect();
+        let mut groups: Vec<u32> = groups.split_whitespace().filter_map(id).collect();
         if !groups.contains(&gid) {
             groups.push(gid);
         }
@@ -75,6 +75,11 @@ impl User {
     }
 }
 
+/// The id of a user or group. The largest number is none: it means "no change" (`chown(2)`).
+fn id(text: &str) -> Option<u32> {
+    text.parse().ok().filter(|id| *id != u32::MAX)
+}
+
 /// The output of a program, if it exists and succeeds.
 fn output(program: &str, args: &[&str]) -> Option<String> {
     // It runs as root, so PATH is not used.
@@ -96,6 +101,15 @@ fn of_uid(passwd: &str, uid: u32) -> Option<(String, String)> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// What the kernel takes for "no id" is no id.
+    #[test]
+    fn ids() {
+        assert_eq!(["0", "1000", "4294967294"].map(id), [Some(0), Some(1000), Some(u32::MAX - 1)]);
+        for text in ["4294967295", "4294967296", "-1", "abc", ""] {
+            assert_eq!(id(text), None, "{text}");
+        }
+    }
 
     /// Users are found by id; lines of other formats are skipped.
     #[test]

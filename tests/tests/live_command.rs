@@ -204,6 +204,40 @@ fn sudo() -> Result<()> {
         let data = std::fs::metadata(file)?;
         ensure!((data.uid(), data.gid()) == USER, "{}: {}", file.display(), data.uid());
     }
+    // Files that are there already, of root: what replaces them is the caller's; what is only written to keeps its owner.
+    let (other, link) = (path("other"), path("link"));
+    std::fs::write(&lines, "older")?;
+    std::os::unix::fs::chown(&lines, Some(0), Some(0))?;
+    std::os::unix::fs::symlink(&other, &link)?;
+    for output in [&lines, &link] {
+        let (recording, graph) = (path("a.gctrace"), path("a.svg"));
+        for file in [&recording, &graph] {
+            std::fs::write(file, "older")?;
+            std::os::unix::fs::chown(file, Some(0), Some(0))?;
+        }
+        let finished = on(&["--record", &recording, "--flamegraph", &graph, "--output", output], "GC.start")?
+            .with(|command| {
+                command
+                    .envs([("SUDO_UID", USER.0.to_string()), ("SUDO_GID", USER.1.to_string())])
+                    .current_dir("/");
+            })
+            .run()?;
+        ensure!(status(&finished) == Some(0), "{}\n{}", finished.status, finished.errors());
+        for (file, owner) in [(&recording, USER), (&graph, USER), (output, (0, 0))] {
+            let data = std::fs::metadata(file)?;
+            ensure!((data.uid(), data.gid()) == owner, "{file}: {}", data.uid());
+        }
+    }
+    // What the kernel takes for "no change" is no id.
+    for (uid, gid) in [("4294967295", "1"), ("1", "4294967295")] {
+        let finished = on(&["--folded", &folded], "GC.start")?
+            .with(|command| {
+                command.env("SUDO_UID", uid).env("SUDO_GID", gid);
+            })
+            .run()?;
+        let said = finished.errors();
+        ensure!(status(&finished) == Some(2) && said.contains("is not an id"), "{}: {said}", finished.status);
+    }
     let told = run(&["--as-root"])?.stdout;
     ensure!(told[0].starts_with("0 0 0 "), "{told:?}");
     ensure!(std::fs::metadata(&folded)?.uid() == 0, "a file of root's run was given away");

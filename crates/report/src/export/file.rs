@@ -115,13 +115,28 @@ pub(crate) fn open_alone(
     {
         return Err(unwritable(io::Error::other(taken)));
     }
-    if !was_there {
+    // Not a file that somebody else has created in the meantime, nor the target of a link: these may be in a directory of another user.
+    if is_made {
         give_to_owner(opened.as_fd());
-    }
-    if is_made && let Some(making) = &mut making {
-        making.note(path, &opened);
+        if let Some(making) = &mut making {
+            making.note(path, &opened);
+        }
     }
     Ok(opened)
+}
+
+/// Replaces an existing file by a new one that begins with `content`. Returns the new file, opened for appending and locked like that
+/// of [`open_alone`].
+pub(crate) fn replace_alone(path: &Path, mode: u32, content: &[u8]) -> io::Result<File> {
+    let new = Unpublished::create(dir_of(path), mode)?;
+    new.fill(|out| out.write_all(content))?;
+    let file = new.file().try_clone()?;
+    rustix::fs::fcntl_setfl(&file, OFlags::APPEND)?;
+    if let Err(TryLockError::Error(error)) = file.try_lock() {
+        log::debug!("{} is not locked: {error}", path.display());
+    }
+    new.replace(path)?;
+    Ok(file)
 }
 
 /// Opens a named pipe. Opening blocks until there is a reader (`fifo(7)`).
@@ -177,7 +192,7 @@ fn write_with_mode(
     mode: u32,
     content: impl FnOnce(&mut dyn Write) -> io::Result<()>,
 ) -> io::Result<()> {
-    let mut file = Unpublished::create(dir_of(path), mode)?;
+    let file = Unpublished::create(dir_of(path), mode)?;
     file.fill(content)?;
     let mut published = published();
     file.replace(path)?;
@@ -239,7 +254,7 @@ pub(crate) fn write_new(
     mode: u32,
     content: impl FnOnce(&mut dyn Write) -> io::Result<()>,
 ) -> io::Result<PathBuf> {
-    let mut file = Unpublished::create(dir, mode)?;
+    let file = Unpublished::create(dir, mode)?;
     file.fill(content)?;
     let mut published = published();
     for number in 1..=10_000 {
@@ -278,12 +293,16 @@ impl Unpublished {
         }
     }
 
-    fn fill(&mut self, content: impl FnOnce(&mut dyn Write) -> io::Result<()>) -> io::Result<()> {
-        let file = match self {
+    fn file(&self) -> &File {
+        match self {
             Self::Unnamed(file) => file,
-            Self::Named(file) => file.as_file_mut(),
-        };
-        let mut out = BufWriter::with_capacity(256 << 10, &mut *file);
+            Self::Named(file) => file.as_file(),
+        }
+    }
+
+    fn fill(&self, content: impl FnOnce(&mut dyn Write) -> io::Result<()>) -> io::Result<()> {
+        let file = self.file();
+        let mut out = BufWriter::with_capacity(256 << 10, file);
         content(&mut out)?;
         out.flush()?;
         drop(out);
@@ -395,6 +414,25 @@ mod tests {
                 assert_eq!(of_target.as_deref(), if follows { Some("new data") } else { content });
             }
         }
+    }
+
+    /// A file that replaces another one is a new file: who has the older one open keeps it, and a second writer is refused.
+    #[test]
+    fn replaced_while_open() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("out");
+        fs::write(&path, "older").unwrap();
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o644)).unwrap();
+        let older = open_alone(&path, PRIVATE, Links::Replace, "taken").unwrap();
+        let mut newer = replace_alone(&path, PRIVATE, b"new").unwrap();
+        newer.write_all(b"er").unwrap();
+        assert_eq!(fs::read_to_string(&path).unwrap(), "newer");
+        let (now, before) = (fs::metadata(&path).unwrap(), older.metadata().unwrap());
+        assert_eq!((now.ino(), now.permissions().mode() & 0o777), (newer.metadata().unwrap().ino(), PRIVATE));
+        assert_eq!((before.nlink(), before.len()), (0, 5));
+        let second = open_alone(&path, PRIVATE, Links::Replace, "taken").unwrap_err().to_string();
+        assert!(second.contains("taken"), "{second}");
+        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1);
     }
 
     /// A new file never takes the name of an existing file.

@@ -17,10 +17,12 @@ use std::{
 
 use rustix::event::{PollFd, PollFlags, poll};
 
-use crate::export::{ExportError, Links, Named, check_path, open_alone};
+use crate::export::{ExportError, Links, Named, check_path, open_alone, replace_alone};
 
 /// Maximum bytes queued for a slow reader: some minutes of a busy program.
 const WAITING: u64 = 64 << 20;
+/// Mode of a recording: command lines are in it.
+const MODE: u32 = 0o600;
 /// How long a reader may read nothing at the end of a run.
 const PATIENCE: Duration = Duration::from_secs(10);
 
@@ -79,6 +81,8 @@ pub(super) struct RegularFile {
     written: Amount,
     /// The start of the recording, while the file still has an older one: a run that fails before it sees anything leaves the older one.
     beginning: Option<Vec<u8>>,
+    /// The older recording that was replaced. It stays locked: who has opened it must not take it for the file at the path.
+    older: Option<File>,
 }
 
 impl RegularFile {
@@ -123,7 +127,9 @@ impl RegularFile {
     fn finish(&mut self) -> io::Result<()> {
         self.begin()?;
         self.check(self.written.bytes)?;
-        self.gone(&self.file.metadata()?).map_or(Ok(()), |what| Err(what.into()))
+        let gone = self.gone(&self.file.metadata()?);
+        drop(self.older.take());
+        gone.map_or(Ok(()), |what| Err(what.into()))
     }
 
     /// Removes a partial chunk. A file that is shorter than what was recorded is left alone.
@@ -134,22 +140,44 @@ impl RegularFile {
         Ok(())
     }
 
-    /// Replaces an older recording.
+    /// Replaces an older recording by a new file, as all outputs do: it has the owner and the mode of a new one.
     fn begin(&mut self) -> io::Result<()> {
         let Some(beginning) = self.beginning.take() else { return Ok(()) };
-        self.file.set_len(0)?;
-        self.append(&beginning, 0)
+        if let Some(what) = self.gone(&self.file.metadata()?) {
+            return Err(what.into());
+        }
+        match replace_alone(&self.path, MODE, &beginning) {
+            Ok(file) => {
+                self.named = Named::now(&file);
+                self.older = Some(std::mem::replace(&mut self.file, file));
+                self.written.add(beginning.len() as u64, 0);
+                Ok(())
+            }
+            // The file itself is mounted there, as in a container.
+            Err(error) if error.kind() == io::ErrorKind::ResourceBusy => {
+                self.file.set_len(0)?;
+                self.append(&beginning, 0)
+            }
+            Err(error) => Err(error),
+        }
     }
 }
 
 impl Destination {
     /// A regular file. It is locked (`flock`) until the recording ends. An existing file keeps its content until the first
-    /// chunk of entries, or the end; a new one is readable only by its owner, because command lines are in it.
+    /// chunk of entries, or the end; the new file is readable only by its owner.
     pub(super) fn file(path: &Path) -> Result<Self, ExportError> {
         check_path(path)?;
-        let file = open_alone(path, 0o600, Links::Replace, "another gctrace records to it")?;
+        let file = open_alone(path, MODE, Links::Replace, "another gctrace records to it")?;
         let (path, named) = (path.to_owned(), Named::now(&file));
-        Ok(Self::File(RegularFile { path, file, named, written: Amount::default(), beginning: None }))
+        Ok(Self::File(RegularFile {
+            path,
+            file,
+            named,
+            written: Amount::default(),
+            beginning: None,
+            older: None,
+        }))
     }
 
     /// Starts with these chunks, which have no entries.

@@ -440,6 +440,42 @@ fn hostile_cgroups() -> Result<()> {
     selected.release(program.process.pid())
 }
 
+/// Selected cgroups that lie too deep are said, each; nothing claims that they do not exist. `/sys/fs/cgroup` is the root, however the hierarchies
+/// are mounted.
+#[test]
+fn deep_cgroups_and_the_root() -> Result<()> {
+    let _live = Live::begin()?;
+    let deep = Cgroup::new(None, "levels")?;
+    let mut folders = vec![deep.path().to_owned()];
+    for level in 0..34 {
+        let next = folders[level].join(format!("{level}"));
+        std::fs::create_dir(&next)?;
+        folders.push(next);
+    }
+    let named: Vec<String> =
+        folders.iter().rev().take(2).map(|folder| folder.to_string_lossy().into_owned()).collect();
+    let args = ["--cgroup", &named[0], "--cgroup", &named[1], "--duration", "1s"];
+    let finished = Invocation::new(args)?.run();
+    for folder in folders.iter().skip(1).rev() {
+        std::fs::remove_dir(folder)?;
+    }
+    let said = finished?.errors();
+    for folder in &named {
+        ensure!(
+            said.contains(&format!("the cgroup {folder} is more than 32 levels deep")),
+            "{folder}: {said}"
+        );
+    }
+    ensure!(!said.contains("there is no cgroup"), "{said}");
+    let mut program = SteppedRuby::start()?;
+    let gctrace = Invocation::jsonl(["--cgroup", "/sys/fs/cgroup"])?.start_ready()?;
+    let expected = program.collect(2)?;
+    let report = gctrace.stop()?;
+    let seen: Vec<u64> = report.gcs_of(program.process.pid()).map(|line| line.count).collect();
+    ensure!(seen == expected, "cycles {seen:?} of {expected:?}");
+    Ok(())
+}
+
 /// A selection that can match nothing is refused at once.
 #[test]
 fn empty_names() -> Result<()> {

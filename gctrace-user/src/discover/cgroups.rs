@@ -64,6 +64,7 @@ struct Selected {
 
 /// Minimum number of digits of an id prefix; shorter strings are names.
 const SHORTEST_ID: usize = 8;
+const SHORT_ID: &str = " (as an id it is too short: give at least 8 digits)";
 
 /// The selected cgroups.
 pub(super) struct Groups {
@@ -85,6 +86,8 @@ pub(super) struct Groups {
     ancestors: bool,
     /// Number of cgroups that could not be watched or selected.
     skipped: u32,
+    /// Which of `wanted` these are, by index: they exist.
+    refused: HashSet<usize>,
     /// Whether inotify events were lost.
     overflowed: Cell<bool>,
 }
@@ -117,6 +120,7 @@ impl Groups {
             members: HashSet::new(),
             ancestors,
             skipped: 0,
+            refused: HashSet::new(),
             overflowed: Cell::new(false),
         };
         Ok(groups)
@@ -129,12 +133,12 @@ impl Groups {
         }
         // A scan of all processes follows.
         self.new.clear();
-        for wanted in &self.wanted {
+        for (index, wanted) in self.wanted.iter().enumerate() {
             let there = |path: &Path| self.matches_one(wanted, path);
             let there =
                 self.selected.keys().any(|path| there(path)) || self.v1.iter().any(|path| there(path));
             match wanted {
-                _ if there => {}
+                _ if there || self.refused.contains(&index) => {}
                 Wanted::Path(path) => {
                     let places = self.hierarchies.iter().map(|hierarchy| hierarchy.mounted.to_string_lossy());
                     say(&format!(
@@ -147,7 +151,8 @@ impl Groups {
                     "gctrace: the systemd unit {name} is not running; it is traced when it starts"
                 )),
                 Wanted::Container(name) => say(&format!(
-                    "gctrace: no container with the id or name `{name}` is running; it is traced when it starts"
+                    "gctrace: no container with the id or name `{name}` is running; it is traced when it starts{}",
+                    if is_short_id(name) { SHORT_ID } else { "" }
                 )),
             }
         }
@@ -285,13 +290,14 @@ impl Groups {
             }
             Err(error) => return Err(format!("watching the cgroup {}: {error}", folder.display())),
         }
-        self.consider(folder, v2, probes)?;
+        // Descendants that are wanted, too, have their own reason.
+        let considered = self.consider(folder, v2, probes);
         for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
             if entry.file_type().is_ok_and(|kind| kind.is_dir()) {
                 self.enter_or_skip(&entry.path(), v2, probes);
             }
         }
-        Ok(())
+        considered
     }
 
     /// Like [`Groups::enter`], for cgroups that anybody may have created: one that cannot be watched or selected is skipped and reported.
@@ -299,6 +305,9 @@ impl Groups {
         /// Maximum number of reports to the user; further ones are only logged.
         const SAID: u32 = 20;
         let Err(reason) = self.enter(folder, v2, probes) else { return };
+        let refused = self.wanted.iter().enumerate().filter(|(_, wanted)| self.matches_one(wanted, folder));
+        let refused: Vec<usize> = refused.map(|(index, _)| index).collect();
+        self.refused.extend(refused);
         self.skipped += 1;
         if self.skipped <= SAID {
             say(&format!("gctrace: a cgroup is skipped: {reason}"));
@@ -463,13 +472,23 @@ fn unit_name(unit: &str) -> String {
 }
 
 fn is_id(text: &str) -> bool {
-    text.len() >= SHORTEST_ID
-        && text.bytes().all(|byte| byte.is_ascii_digit() || (b'a'..=b'f').contains(&byte))
+    text.len() >= SHORTEST_ID && has_digits_only(text)
 }
 
-/// A path from the user, below the root of its hierarchy: given as a folder in a mounted hierarchy, or as in `/proc/PID/cgroup`.
+/// Whether a text may be meant as an id, but is too short for one.
+fn is_short_id(text: &str) -> bool {
+    text.len() < SHORTEST_ID && has_digits_only(text)
+}
+
+fn has_digits_only(text: &str) -> bool {
+    text.bytes().all(|byte| byte.is_ascii_digit() || (b'a'..=b'f').contains(&byte))
+}
+
+/// A path from the user, below the root of its hierarchy: given as a folder in a mounted hierarchy, or as in `/proc/PID/cgroup`. Where
+/// each hierarchy is mounted in a folder of `/sys/fs/cgroup`, paths below this folder, and the folder itself, are meant as if one were mounted on it.
 fn below_root(path: &Path, hierarchies: &[Hierarchy]) -> PathBuf {
-    below(hierarchies, path).unwrap_or_else(|| path.strip_prefix("/").unwrap_or(path)).components().collect()
+    let plain = || ["/sys/fs/cgroup", "/"].iter().find_map(|root| path.strip_prefix(root).ok());
+    below(hierarchies, path).or_else(plain).unwrap_or(path).components().collect()
 }
 
 /// The mounted hierarchies, v2 first.
@@ -525,7 +544,11 @@ mod tests {
                 "{path}"
             );
         }
-        assert_eq!(below_root(Path::new("/"), &hybrid), Path::new(""));
+        for root in ["/", "/sys/fs/cgroup", "/sys/fs/cgroup/", "/sys/fs/cgroup/unified"] {
+            assert_eq!(below_root(Path::new(root), &hybrid), Path::new(""), "{root}");
+        }
+        assert_eq!(below_root(Path::new("/sys/fs/cgroup/a.slice"), &hybrid), Path::new("a.slice"));
+        assert_eq!(below_root(Path::new("/sys/fs/cgroups"), &hybrid), Path::new("sys/fs/cgroups"));
         let pure = [hierarchy("/sys/fs/cgroup", true)];
         assert_eq!(below_root(Path::new("/sys/fs/cgroup"), &pure), Path::new(""));
     }
@@ -549,5 +572,7 @@ mod tests {
     fn ids() {
         assert!(is_id("3f4b8d3e5c6a") && is_id("deadbeef"));
         assert!(!is_id("cafe") && !is_id("web-1") && !is_id("DEADBEEF"));
+        assert!(is_short_id("96bdcc9") && !is_short_id("96bdcc91") && !is_short_id("web-1"));
+        assert!(SHORT_ID.contains(&format!("at least {SHORTEST_ID} digits")));
     }
 }

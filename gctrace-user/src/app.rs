@@ -207,6 +207,7 @@ fn trace(settings: &Settings) -> Result<Outcome, Failure> {
         settings,
         command: None,
         matched: false,
+        unreadable: false,
         closed: None,
         fatal: None,
         deadline: None,
@@ -262,11 +263,12 @@ fn trace(settings: &Settings) -> Result<Outcome, Failure> {
         Some(reason) => Err(Failure::Control(reason)),
         None if !run.pipeline.failures().is_empty() => Ok(Outcome::OutputFailed),
         None if status.is_some_and(|status| status != 0) => Ok(Outcome::Command(status.unwrap_or_default())),
-        None if ledger.user.pipeline.processes == 0 && !run.matched => {
-            say("gctrace: nothing matched: no selected CRuby process was running or started in that time");
-            Ok(Outcome::NothingMatched)
+        None => {
+            let refused = run.unreadable || ledger.user.pipeline.refused > 0;
+            let (outcome, said) = Outcome::of(run.pipeline.has_reported(), refused, run.matched);
+            said.into_iter().for_each(say);
+            Ok(outcome)
         }
-        None => Ok(Outcome::Done),
     }
 }
 
@@ -299,6 +301,8 @@ struct Run<'a> {
     settings: &'a Settings,
     command: Option<command::Running>,
     matched: bool,
+    /// Whether a selected process may be a Ruby and could not be read.
+    unreadable: bool,
     /// Since when no further records are made.
     closed: Option<u64>,
     fatal: Option<String>,
@@ -479,7 +483,10 @@ impl Run<'_> {
                     self.pipeline.refuse(Some(pid), &path, &reason);
                 }
             }
-            ControlEvent::NotRuby { pid, reason } => say(&format!("gctrace: pid {pid}: {reason}")),
+            ControlEvent::NotRuby { pid, reason, denied } => {
+                self.unreadable |= denied;
+                say(&format!("gctrace: pid {pid}: {reason}"));
+            }
             ControlEvent::Ready { processes, probes, images, begun } => {
                 self.signals.tracing();
                 console::end_progress();

@@ -1,7 +1,7 @@
 //! The data path from events to exporters. One instance, one thread.
 
 use std::{
-    collections::{HashMap, HashSet, VecDeque},
+    collections::{HashMap, VecDeque},
     path::Path,
     sync::Arc,
 };
@@ -57,7 +57,7 @@ use self::{
     before::Beginnings,
     early::Early,
     gc::decode_state,
-    refusals::Refusal,
+    refusals::{Counted, Refusal},
     requests::Numbered,
     server_load::Loads,
     traced::{TracedProcess, Waiting},
@@ -76,7 +76,7 @@ pub struct Pipeline {
     /// Images whose probes were detached while a process ran them: records of its program from before name these images.
     left: HashMap<u32, Vec<u32>>,
     /// Processes that are counted as refused.
-    refused_pids: HashSet<u32>,
+    counted: Counted,
     /// Processes that have so far only had pauses of unseen cycles.
     waiting: HashMap<u32, Waiting>,
     /// The parent of a process, and when it forked, in monotonic nanoseconds.
@@ -125,7 +125,7 @@ impl Pipeline {
             traced: HashMap::new(),
             refused: HashMap::new(),
             left: HashMap::new(),
-            refused_pids: HashSet::new(),
+            counted: Counted::default(),
             waiting: HashMap::new(),
             parents: HashMap::new(),
             execs: HashMap::new(),

@@ -25,6 +25,15 @@ pub enum Missing {
         /// What is missing.
         lacking: Lacking,
     },
+    /// Inside a user namespace.
+    #[error("{USER_NAMESPACE}: {OUTSIDE_OF_IT}")]
+    UserNamespace,
+    /// `/proc` is missing or something else.
+    #[error("/proc is not mounted: {MOUNT_PROC}")]
+    NoProc,
+    /// `/sys` is missing or something else.
+    #[error("/sys is not mounted: {MOUNT_SYS}")]
+    NoSys,
     /// Inside a container.
     #[error(
         "gctrace runs in its own pid namespace (a container), where the kernel's pids are not valid: run it on the \
@@ -77,6 +86,22 @@ pub struct Lacking(Vec<&'static Privilege>);
 /// What root can do about missing capabilities.
 pub const GIVE_CAPABILITIES: &str = "a container (--cap-drop, or none added), a service unit (CapabilityBoundingSet=) or the program that \
                                      started gctrace may have dropped what is missing: grant it there, or run gctrace outside";
+
+/// What a user namespace means for gctrace.
+const USER_NAMESPACE: &str = "gctrace runs in a user namespace (that of a rootless container, --userns or `unshare --user`), whose capabilities do \
+                              not count for the kernel's BPF and probes";
+
+/// What to do in a user namespace.
+pub const OUTSIDE_OF_IT: &str = "run gctrace on the host, or in a container without a user namespace (`docker run --userns=host`, \
+                                 `sudo podman run`)";
+
+/// How `/proc` is mounted.
+pub const MOUNT_PROC: &str =
+    "run `mount -t proc proc /proc` as root; container engines mount it by themselves";
+
+/// How `/sys` is mounted.
+pub const MOUNT_SYS: &str =
+    "run `mount -t sysfs sysfs /sys` as root, or start the container with the host's (`-v /sys:/sys:ro`)";
 
 /// The message about missing privileges.
 fn unprivileged(uid: u32, lacking: &Lacking) -> String {
@@ -141,6 +166,8 @@ pub static PRIVILEGES: [Privilege; 3] = [
 
 const TRACEFS: [&str; 2] = ["/sys/kernel/tracing", "/sys/kernel/debug/tracing"];
 const UPROBE_PMU: &str = "/sys/bus/event_source/devices/uprobe/type";
+/// The first user namespace (`PROC_USER_INIT_INO`, `include/linux/proc_ns.h`).
+const HOST_USERS: &str = "user:[4026531837]";
 
 /// Results of the checks.
 #[derive(Debug)]
@@ -151,9 +178,12 @@ pub struct Host {
 
 /// Checks the requirements, mounts tracefs if necessary, and raises the limit of open files (one per probe).
 pub fn check() -> Result<Host, Missing> {
+    proc()?;
+    user_namespace()?;
     privileges()?;
     pid_namespace()?;
     kernel()?;
+    sys()?;
     uprobes()?;
     raise_open_files();
     raise_locked_memory();
@@ -208,6 +238,24 @@ pub fn lacking() -> Option<Lacking> {
 pub fn privileges() -> Result<(), Missing> {
     let uid = rustix::process::geteuid().as_raw();
     lacking().map_or(Ok(()), |lacking| Err(Missing::Privilege { uid, lacking }))
+}
+
+/// Whether gctrace is in the host's user namespace: only its capabilities count for BPF and perf events (`capable`, kernel/capability.c).
+pub fn user_namespace() -> Result<(), Missing> {
+    // A kernel without user namespaces has no such file.
+    let other = fs::read_link("/proc/self/ns/user").is_ok_and(|link| link.as_os_str() != HOST_USERS);
+    if other { Err(Missing::UserNamespace) } else { Ok(()) }
+}
+
+/// Whether `/proc` is mounted. Everything about processes, and about gctrace itself, is read there.
+pub fn proc() -> Result<(), Missing> {
+    if Path::new("/proc/self/stat").exists() { Ok(()) } else { Err(Missing::NoProc) }
+}
+
+/// Whether `/sys` is mounted. The kernel describes its CPUs, probes and types there.
+pub fn sys() -> Result<(), Missing> {
+    let there = ["/sys/devices/system/cpu/online", UPROBE_PMU].iter().any(|path| Path::new(path).exists());
+    if there { Ok(()) } else { Err(Missing::NoSys) }
 }
 
 /// Whether pids in the `/proc` that is read are those in the kernel's events.
@@ -359,6 +407,22 @@ mod tests {
         assert_eq!(parse_release("5.4.0-150-generic"), Some((5, 4)));
         assert_eq!(parse_release("strange"), None);
     }
+    /// A missing file system is named with the command that mounts it, and a user namespace with a way out of it; here are none of these.
+    #[test]
+    fn surroundings() {
+        for (missing, words) in [
+            (Missing::NoProc, ["/proc is not mounted", "mount -t proc "]),
+            (Missing::NoSys, ["/sys is not mounted", "-v /sys:/sys:ro"]),
+            (Missing::UserNamespace, ["in a user namespace", "on the host"]),
+        ] {
+            let said = missing.to_string();
+            assert!(words.iter().all(|word| said.contains(word)) && !said.contains("CONFIG_"), "{said}");
+        }
+        assert!(proc().is_ok() && sys().is_ok());
+        let users = fs::read_link("/proc/self/ns/user").unwrap();
+        assert_eq!(user_namespace().is_ok(), users.as_os_str() == HOST_USERS);
+    }
+
     /// Root is not advised to use sudo, but learns what is missing and what may have dropped it.
     #[test]
     fn privileges_of_root() {

@@ -160,6 +160,68 @@ fn failing_command() -> Result<()> {
     Ok(())
 }
 
+/// A user namespace, or a missing `/sys` or `/proc`, is named with what to do, by a run and by doctor: nothing is claimed about the kernel or about
+/// processes.
+#[test]
+fn wrong_surroundings() -> Result<()> {
+    let live = Live::beside_others()?;
+    let mut script = Script::unwitnessed(&live, &Ruby::main()?, "idle.rb")?.start()?;
+    script.wait_for("idle")?;
+    let (binary, pid) = (gctrace_binary()?, script.pid().to_string());
+    let hidden = |dir: &str| {
+        vec![
+            "--mount".to_owned(),
+            "sh".into(),
+            "-c".into(),
+            format!("mount -t tmpfs none {dir}; exec \"$@\""),
+            "sh".into(),
+        ]
+    };
+    let users = ["--user", "--map-root-user"].map(str::to_owned).to_vec();
+    for (unshare, words) in [
+        (users, ["user namespace", "run gctrace on the host"]),
+        (hidden("/sys"), ["/sys is not mounted", "mount -t sysfs"]),
+        (hidden("/proc"), ["/proc is not mounted", "mount -t proc"]),
+    ] {
+        let run = ["--pid", &pid, "--duration", "1s"];
+        let commands = [
+            &run[..],
+            &["doctor", "-v", "--no-cache", "--pid", &pid],
+            &["heap", "--pid", &pid],
+            &["dump", "--pid", &pid],
+        ];
+        for command in commands {
+            // Only BPF needs what these commands do without.
+            if words[0].starts_with("/sys") && ["heap", "dump"].contains(&command[0]) {
+                continue;
+            }
+            let mut all = Command::new("unshare");
+            all.args(&unshare).arg(&binary).args(command);
+            let finished = Guarded::start("unshare", &mut all)?.finish(PATIENCE)?;
+            let text = [finished.stdout.join("\n"), finished.errors()].concat();
+            let all_there = words.iter().all(|word| text.contains(word));
+            let status = finished.status.code();
+            ensure!(all_there && status == Some(3), "{unshare:?} {command:?}: {status:?}: {text}");
+            for wrong in [
+                "CONFIG_",
+                "boot ",
+                "no such process",
+                "dmesg",
+                "check the security policy",
+                "cap_sys_admin: held;",
+            ] {
+                let expected = command[0] == "doctor"
+                    && wrong == "cap_sys_admin: held;"
+                    && !words[0].starts_with("user");
+                ensure!(expected || !text.contains(wrong), "{unshare:?} {command:?}: {wrong}: {text}");
+            }
+        }
+    }
+    script.say("end")?;
+    script.finish()?;
+    Ok(())
+}
+
 /// If tracefs is not mounted, gctrace works without it, mounts it, or says what to do.
 #[test]
 fn without_tracefs() -> Result<()> {

@@ -14,8 +14,8 @@ fn traced(live: &Live, method: &str, ruby: &Ruby) -> Result<(Report, Done)> {
     let script = Script::new(live, ruby, "explicit.rb")?.arg("20");
     let (mut done, gctrace) = Script::under([script], ["--probes", method])?;
     let (done, finished) = (done.pop().context("no script")?, gctrace.wait()?);
-    // If every Ruby is refused, nothing has matched (status 1).
-    let report = if finished.status.code() == Some(1) {
+    // If every Ruby is refused, nothing was traced (status 2).
+    let report = if finished.status.code() == Some(2) {
         Report::parse(&finished.stdout)?
     } else {
         gctrace_tests::gctrace::read(&finished)?

@@ -17,7 +17,8 @@ fn refused(live: &Live, fault: &str, checks: &[&str]) -> Result<()> {
         let args = ["--probes", "sites", "--no-cache", "--inject-fault", fault];
         let (mut done, gctrace) = Script::under([script], args)?;
         let (done, finished) = (done.pop().context("no script")?, gctrace.wait()?);
-        let report = if finished.status.code() == Some(1) {
+        // Nothing was traced: each process was refused.
+        let report = if finished.status.code() == Some(2) {
             Report::parse(&finished.stdout)?
         } else {
             gctrace::read(&finished)?
@@ -81,7 +82,14 @@ fn attaching_fails() -> Result<()> {
             script.say("go")?;
             let done = script.finish()?;
             let finished = gctrace.interrupt()?;
-            ensure!(finished.status.code() == Some(1), "{method}: {}", finished.errors());
+            ensure!(finished.status.code() == Some(2), "{method}: {}", finished.errors());
+            let said = |part: &str| finished.errors().contains(part);
+            ensure!(
+                said("nothing was traced") && !said("nothing matched"),
+                "{method}: {}",
+                finished.errors()
+            );
+            ensure!(!said("/proc/self/fd/"), "a descriptor instead of the file: {}", finished.errors());
             let report = Report::parse(&finished.stdout)?;
             ledger::check(&report)?;
             ensure!(report.gcs.is_empty() && report.works.is_empty(), "{method}: something was reported");

@@ -273,8 +273,30 @@ fn ids_of_threads() -> Result<()> {
     for words in words {
         let finished = Invocation::new(words.iter().copied())?.run()?;
         let expected = format!("pid {thread}: it is a thread of process {pid}: give --pid {pid}");
-        ensure!(!finished.status.success(), "{words:?}");
+        ensure!(finished.status.code() == Some(1), "{words:?}: {}", finished.status);
         ensure!(finished.errors().contains(&expected), "{words:?}: {}", finished.errors());
+    }
+    Ok(())
+}
+
+/// A process that has exited and still has its pid is named as what it is, by each command.
+#[test]
+fn zombies() -> Result<()> {
+    let _live = Live::beside_others()?;
+    let mut command = Command::new("sh");
+    command.args(["-c", "sleep 0 & echo $!; exec sleep 600"]);
+    let mut parent = Guarded::start("sh", &mut command)?;
+    let pid = parent.wait_stdout(PATIENCE, "a pid", |_| true)?;
+    let deadline = Instant::now() + PATIENCE;
+    while !std::fs::read_to_string(format!("/proc/{pid}/stat"))?.contains(") Z ") {
+        ensure!(Instant::now() < deadline, "it is no zombie");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    let of = ["--pid", &pid];
+    for words in [&of[..], &["heap", "--pid", &pid], &["malloc", "--pid", &pid], &["dump", "--pid", &pid]] {
+        let finished = Invocation::new(words.iter().copied())?.run()?;
+        let said = finished.errors();
+        ensure!(finished.status.code() == Some(1) && said.contains("it is a zombie"), "{words:?}: {said}");
     }
     Ok(())
 }

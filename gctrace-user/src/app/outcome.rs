@@ -17,6 +17,8 @@ pub enum Outcome {
     Done,
     /// No Ruby process matched the selection.
     NothingMatched,
+    /// Every selected Ruby process was refused, or could not be read (reported when it happened).
+    Refused,
     /// Something could not be written (reported when it happened).
     OutputFailed,
     /// The command has ended with this status, and there is nothing worse to report.
@@ -24,12 +26,29 @@ pub enum Outcome {
 }
 
 impl Outcome {
+    /// The outcome of a run in which nothing failed, with the last message about it. `seen`: something was seen of a process; `refused`: a
+    /// selected process was refused; `matched`: a selected process was found.
+    pub(super) fn of(seen: bool, refused: bool, matched: bool) -> (Self, Option<&'static str>) {
+        match (seen, refused, matched) {
+            (true, ..) | (false, false, true) => (Self::Done, None),
+            (false, true, _) => {
+                let why = "gctrace: nothing was traced: each selected Ruby process was refused or could not be read; the reasons are above";
+                (Self::Refused, Some(why))
+            }
+            (false, false, false) => {
+                let why =
+                    "gctrace: nothing matched: no selected CRuby process was running or started in that time";
+                (Self::NothingMatched, Some(why))
+            }
+        }
+    }
+
     /// The process's exit status.
     pub fn exit_status(self) -> u8 {
         match self {
             Self::Done => 0,
             Self::NothingMatched => 1,
-            Self::OutputFailed => 2,
+            Self::Refused | Self::OutputFailed => 2,
             Self::Command(status) => status,
         }
     }
@@ -105,6 +124,24 @@ pub(super) fn system(what: &'static str) -> impl FnOnce(io::Error) -> Failure {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// A run that could trace nothing does not claim that nothing was there.
+    #[test]
+    fn outcomes() {
+        for (seen, refused, matched, status, word) in [
+            (true, true, true, 0, None),
+            (true, false, true, 0, None),
+            (false, false, true, 0, None),
+            (false, true, false, 2, Some("was refused")),
+            (false, true, true, 2, Some("was refused")),
+            (false, false, false, 1, Some("nothing matched")),
+        ] {
+            let (outcome, said) = Outcome::of(seen, refused, matched);
+            assert_eq!(outcome.exit_status(), status, "{seen} {refused} {matched}");
+            assert_eq!(said.is_some(), word.is_some());
+            assert!(said.unwrap_or_default().contains(word.unwrap_or_default()), "{said:?}");
+        }
+    }
 
     /// A limit that a system call has reached is named.
     #[test]

@@ -1,9 +1,13 @@
 //! Errors of the kernel and of the BPF object.
 
-use std::{error::Error, path::PathBuf};
+use std::{
+    error::Error,
+    path::{Path, PathBuf},
+};
 
 use aya::{EbpfError, maps::MapError, programs::ProgramError};
 use gctrace_common::config::MAX_IMAGES;
+use rustix::process::{Resource, getrlimit};
 
 /// Why the object could not be loaded into the kernel.
 #[derive(Debug, thiserror::Error)]
@@ -81,12 +85,20 @@ pub enum LoadError {
     },
 }
 
-/// Advice for when the object is refused.
-fn object_remedy(error: &EbpfError) -> &'static str {
-    // Exceeding the limit of locked memory returns EPERM (`bpf_charge_memlock`, kernel/bpf/syscall.c, up to Linux 5.10).
-    limit(error).unwrap_or(
-        "needs Linux 5.8 or later with CONFIG_BPF_SYSCALL, and CAP_BPF or root; before Linux 5.11 also `ulimit -l unlimited`",
-    )
+/// Advice for when the object is refused. The release of the kernel has been checked before.
+fn object_remedy(error: &EbpfError) -> String {
+    limit(error).unwrap_or_else(|| {
+        let advice = match code_of(error) {
+            // Exceeding the limit of locked memory returns EPERM (`bpf_charge_memlock`, kernel/bpf/syscall.c, up to Linux 5.10).
+            Some(libc::EPERM | libc::EACCES) => {
+                "needs CAP_BPF or root, and no security policy (lockdown, seccomp, SELinux) that forbids BPF; before Linux 5.11 also \
+                 `ulimit -l unlimited`"
+            }
+            Some(libc::ENOSYS) => "needs a kernel with CONFIG_BPF_SYSCALL, and no seccomp policy that forbids bpf(2)",
+            _ => "needs Linux 5.8 or later with CONFIG_BPF_SYSCALL, and CAP_BPF or root",
+        };
+        advice.to_owned()
+    })
 }
 
 /// The kernel's error code (`errno(3)`) among the causes of an error.
@@ -103,17 +115,27 @@ fn code_of(error: &(dyn Error + 'static)) -> Option<i32> {
 }
 
 /// The limit that was reached and how to raise it, if the error shows one.
-fn limit(error: &(dyn Error + 'static)) -> Option<&'static str> {
+fn limit(error: &(dyn Error + 'static)) -> Option<String> {
     match code_of(error)? {
         libc::EMFILE => Some(
-            "the limit of open files of gctrace is too low: `ulimit -n 4096`, or LimitNOFILE= of its systemd unit",
+            "the limit of open files of gctrace is too low: `ulimit -n 4096`, or LimitNOFILE= of its systemd unit".to_owned(),
         ),
-        libc::ENFILE => Some("the limit of open files of the machine is reached: sysctl fs.file-max"),
-        libc::ENOMEM => Some(
-            "the memory limit of gctrace's cgroup is too low (MemoryMax= of its systemd unit, the limit of its container), or the \
-             machine has no memory left",
-        ),
+        libc::ENFILE => Some("the limit of open files of the machine is reached: sysctl fs.file-max".to_owned()),
+        libc::ENOMEM => Some(no_memory(getrlimit(Resource::As).current)),
         _ => None,
+    }
+}
+
+/// Which limit of memory was reached; `addresses`: that of gctrace's address space, bytes.
+fn no_memory(addresses: Option<u64>) -> String {
+    match addresses {
+        Some(bytes) => format!(
+            "the address space of gctrace is limited to {} KiB (RLIMIT_AS): `ulimit -v unlimited`, or LimitAS=infinity in its systemd unit",
+            bytes >> 10
+        ),
+        None => "the memory limit of gctrace's cgroup is too low (MemoryMax= of its systemd unit, the limit of its container), or the \
+                 machine has no memory left"
+            .to_owned(),
     }
 }
 
@@ -209,6 +231,24 @@ pub enum AttachError {
     NoProgram(&'static str),
 }
 
+impl AttachError {
+    /// The error with the path by which the user knows the file, instead of the path of a descriptor through which it was attached.
+    #[must_use]
+    pub fn of_file(mut self, shown: &Path) -> Self {
+        match &mut self {
+            Self::Cookie { path, .. } | Self::Attach { path, .. } | Self::Phase { path, .. } => {
+                shown.clone_into(path);
+            }
+            Self::TooManyImages
+            | Self::Tracepoint { .. }
+            | Self::Map { .. }
+            | Self::ReadMap { .. }
+            | Self::NoProgram(_) => {}
+        }
+        self
+    }
+}
+
 /// The first line of an error with its innermost cause. (Several errors of aya do not show their cause, and the
 /// verifier's log is long.) If the cause is a limit, it is named.
 pub fn brief(error: &(dyn Error + 'static)) -> String {
@@ -223,7 +263,7 @@ pub fn brief(error: &(dyn Error + 'static)) -> String {
         text = format!("{text}: {cause}");
     }
     match limit(error) {
-        Some(limit) if !text.contains(limit) => format!("{text}; {limit}"),
+        Some(limit) if !text.contains(&limit) => format!("{text}; {limit}"),
         _ => text,
     }
 }
@@ -281,6 +321,29 @@ mod tests {
         }
         let forbidden = brief(&LoadError::Object(EbpfError::MapError(map(libc::EPERM))));
         assert!(forbidden.contains("CAP_BPF or root") && !forbidden.contains("too low"), "{forbidden}");
+    }
+
+    /// Where the address space of gctrace is limited, that is named, and not the cgroup.
+    #[test]
+    fn limits_of_memory() {
+        let of_addresses = no_memory(Some(200_000 << 10));
+        assert!(
+            of_addresses.contains("200000 KiB (RLIMIT_AS)") && of_addresses.contains("`ulimit -v unlimited`")
+        );
+        assert!(!of_addresses.contains("cgroup"), "{of_addresses}");
+        assert!(no_memory(None).contains("MemoryMax="));
+    }
+
+    /// A refused probe is named with the file that the user knows, not with a descriptor of gctrace.
+    #[test]
+    fn files() {
+        let of = |path: &Path| {
+            let (path, source) = (path.to_owned(), Box::from("refused"));
+            AttachError::Attach { point: "GC_START", offset: 0x1000, path, source }
+        };
+        let shown = Path::new("/usr/lib/libruby.so");
+        let said = of(Path::new("/proc/self/fd/96")).of_file(shown).to_string();
+        assert_eq!(said, of(shown).to_string());
     }
 
     /// Loading is retried a few times when a signal interrupts it; other failures are not retried.

@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use super::errors::LoadError;
+use super::errors::{LoadError, brief};
 
 /// The format file of a tracepoint of the running kernel.
 pub(super) struct TracepointFormat {
@@ -18,7 +18,7 @@ impl TracepointFormat {
         let tracepoint = format!("{category}:{name}");
         match std::fs::read_to_string(&path) {
             Ok(text) => Ok(Self { tracepoint, path, text }),
-            Err(error) => Err(LoadError::TracepointFormat { tracepoint, path, reason: error.to_string() }),
+            Err(error) => Err(LoadError::TracepointFormat { tracepoint, path, reason: brief(&error) }),
         }
     }
 

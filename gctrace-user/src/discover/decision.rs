@@ -184,7 +184,13 @@ pub(super) fn not_a_process(pid: u32) -> Option<String> {
 /// Why the mappings of a process could not be read; and whether it may still be a Ruby.
 pub(super) fn unreadable(error: &ProcError) -> (String, bool) {
     match error {
-        ProcError::NotFound(_) => ("no such process".to_owned(), false),
+        ProcError::NotFound(_) => match preflight::proc() {
+            Ok(()) => ("no such process".to_owned(), false),
+            Err(missing) => (missing.to_string(), true),
+        },
+        ProcError::PermissionDenied(_) if preflight::user_namespace().is_err() => {
+            (format!("its mappings cannot be read from a user namespace: {}", preflight::OUTSIDE_OF_IT), true)
+        }
         ProcError::PermissionDenied(path) => {
             let lacking = preflight::lacking();
             (denied(path.as_deref(), rustix::process::geteuid().is_root(), lacking.as_ref()), true)
@@ -212,6 +218,9 @@ fn denied(path: Option<&Path>, root: bool, lacking: Option<&Lacking>) -> String 
          module (AppArmor, SELinux) may forbid it; run gctrace on the host"
     )
 }
+
+/// Why a process whose exit has been reported cannot be read.
+pub(super) const ZOMBIE: &str = "it has exited: it is a zombie, for which its parent has not waited yet";
 
 /// Why a process with this many executable mappings is not a Ruby.
 pub(super) fn no_ruby(mappings: usize) -> String {

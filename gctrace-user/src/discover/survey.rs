@@ -25,7 +25,7 @@ use crate::{
     cache::Cache,
     elf::{BuildId, ElfImage, LoadSegment, RubyPresence, probe_ruby},
     host::{
-        proc::{command_line, is_running},
+        proc::{command_line, is_running, is_zombie},
         proc_root, root_file,
     },
     ruby::{Modular, fallback::METHODS, live_check::FailedProof, plan::AttachPlan},
@@ -276,6 +276,7 @@ impl Surveyor<'_> {
             Err(error) => decision::unreadable(&error),
             Ok(mappings) => match self.process(pid, &mappings) {
                 (true, _) => return,
+                (false, _) if mappings.is_empty() && is_zombie(pid) => (decision::ZOMBIE.to_owned(), false),
                 (false, _) if !is_running(pid) => ("it exited while it was inspected".to_owned(), false),
                 (false, Some(error)) => (format!("its program cannot be opened: {error}"), true),
                 (false, None) => (decision::no_ruby(mappings.len()), false),

@@ -5,7 +5,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use super::report::{HostCheck, HostReport, Status, unprivileged};
+use super::report::{HostCheck, HostReport, Status, untried};
 use crate::{
     bpf::{CheckResult, KernelCheck},
     host::proc_root,
@@ -20,10 +20,23 @@ pub(super) fn examine(
 ) -> HostReport {
     let uname = rustix::system::uname();
     let mut checks = vec![preflighted("kernel", preflight::kernel(), kernel_detail())];
+    let (proc, sys) = (preflight::proc(), preflight::sys());
+    let (has_proc, has_sys) = (proc.is_ok(), sys.is_ok());
+    let without = |dir: &str, name: &str| check(name, Status::Unknown, format!("not checked, without {dir}"));
+    let of_proc = |name: &str, result, detail| {
+        if has_proc { preflighted(name, result, detail) } else { without("/proc", name) }
+    };
+    checks.push(preflighted("proc", proc, "mounted".to_owned()));
+    checks.push(of_proc("user_namespace", preflight::user_namespace(), "the host's own".to_owned()));
     checks.extend(privileges());
-    checks.push(preflighted("pid_namespace", preflight::pid_namespace(), pids_detail()));
+    checks.push(of_proc("pid_namespace", preflight::pid_namespace(), pids_detail()));
     checks.push(container());
-    checks.push(preflighted("uprobes", preflight::uprobes(), "built into the kernel".to_owned()));
+    checks.push(preflighted("sys", sys, "mounted".to_owned()));
+    checks.push(if has_sys {
+        preflighted("uprobes", preflight::uprobes(), "built into the kernel".to_owned())
+    } else {
+        without("/sys", "uprobes")
+    });
     checks.push(mounted_tracefs(tracefs));
     checks.extend(bpf(kernel, matches!(tracefs, Ok(Some(_)))));
     checks.extend(locked_memory());
@@ -50,7 +63,7 @@ impl HostCheck {
     }
 }
 
-/// A check that a run fails without. The message of the error ends with the remedy after its last colon.
+/// A check that a run fails without. What the message of the error ends with is not repeated if it is the remedy.
 fn preflighted(name: &str, result: Result<(), Missing>, detail: String) -> HostCheck {
     match result {
         Ok(()) => check(name, Status::Ok, detail),
@@ -61,11 +74,15 @@ fn preflighted(name: &str, result: Result<(), Missing>, detail: String) -> HostC
                     "run gctrace on the host, start the container with --pid=host, or give it the host's /proc (--proc)"
                 }
                 Missing::Proc { .. } => "mount the host's /proc into the container and name it with --proc",
+                Missing::UserNamespace => preflight::OUTSIDE_OF_IT,
+                Missing::NoProc => preflight::MOUNT_PROC,
+                Missing::NoSys => preflight::MOUNT_SYS,
                 Missing::Kernel(_) => "boot Linux 5.8 or later",
                 Missing::Uprobes(_) => "boot a kernel with CONFIG_UPROBES and CONFIG_PERF_EVENTS",
                 Missing::Privilege { .. } | Missing::Tracefs(_) => "run gctrace with sudo",
             };
-            check(name, Status::Missing, text).with(remedy)
+            let detail = text.strip_suffix(remedy).map_or(text.as_str(), |text| text.trim_end_matches(": "));
+            check(name, Status::Missing, detail).with(remedy)
         }
     }
 }
@@ -87,8 +104,14 @@ fn kernel_detail() -> String {
 
 fn privileges() -> Vec<HostCheck> {
     let effective = preflight::capabilities();
+    let counts = preflight::user_namespace().is_ok();
     let one = |privilege: &preflight::Privilege| {
         let name = privilege.name.to_lowercase();
+        if !counts && privilege.is_held(effective) {
+            let detail =
+                format!("held in a user namespace only, where it does not count; it {}", privilege.purpose);
+            return check(&name, Status::Missing, detail).with(preflight::OUTSIDE_OF_IT);
+        }
         if privilege.is_held(effective) {
             return check(&name, Status::Ok, format!("held; {}", privilege.purpose));
         }
@@ -111,6 +134,9 @@ fn container() -> HostCheck {
 fn mounted_tracefs(tracefs: &io::Result<Option<PathBuf>>) -> HostCheck {
     match tracefs {
         Ok(Some(dir)) => check("tracefs", Status::Ok, format!("mounted on {}", dir.display())),
+        Ok(None) if preflight::sys().is_err() => {
+            check("tracefs", Status::Unknown, "not checked, without /sys")
+        }
         Ok(None) if preflight::may_mount() => {
             check("tracefs", Status::Info, "not mounted; a run mounts it on /sys/kernel/tracing")
         }
@@ -134,29 +160,33 @@ fn verified(kernel: &KernelCheck) -> String {
     )
 }
 
-/// The results of trying BPF. Without privileges a failure says nothing about the kernel.
+/// The results of trying BPF. Without privileges, for example, a failure says nothing about the kernel.
 fn bpf(kernel: &KernelCheck, tracefs: bool) -> Vec<HostCheck> {
-    let unprivileged = unprivileged();
-    let tried = |name: &str, tried: &CheckResult, works: &str, status: Status, remedy: &str| match tried {
-        Ok(()) => check(name, Status::Ok, works),
-        Err(error) if unprivileged => {
-            check(name, Status::Unknown, format!("not checked, for lack of privilege: {error}"))
-                .with("run gctrace doctor with sudo")
-        }
-        Err(error) => check(name, status, error.clone()).with(remedy),
+    let untried = untried();
+    let tried =
+        |name: &str, tried: &CheckResult, works: &str, status: Status, remedy: &str| match (tried, untried) {
+            (Ok(()), _) => check(name, Status::Ok, works),
+            (Err(error), Some((why, first))) => {
+                check(name, Status::Unknown, format!("not checked, {why}: {error}")).with(first)
+            }
+            (Err(error), None) => check(name, status, error.clone()).with(remedy),
+        };
+    // What needs loaded programs was not tried without them: that says nothing about the kernel, either.
+    let with_programs =
+        |name: &str, outcome: &CheckResult, works: &str, status: Status, remedy: &str| match outcome {
+            Err(error) if kernel.programs.is_err() => check(name, Status::Unknown, error.clone()),
+            outcome => tried(name, outcome, works, status, remedy),
+        };
+    let config = "check that the kernel has CONFIG_BPF_SYSCALL and CONFIG_BPF_EVENTS, and that no security policy (lockdown, seccomp, \
+                  SELinux) forbids BPF";
+    let ring_buffer = match preflight::kernel() {
+        Ok(()) => config,
+        Err(_) => "boot Linux 5.8 or later",
     };
-    let config = "boot a kernel with CONFIG_BPF_SYSCALL and CONFIG_BPF_EVENTS; if it has them, a security policy \
-                  (lockdown, seccomp, SELinux) forbids BPF";
     let mut checks = vec![
-        tried(
-            "bpf_ring_buffer",
-            &kernel.ring_buffer,
-            "a map was created",
-            Status::Missing,
-            "boot Linux 5.8 or later",
-        ),
+        tried("bpf_ring_buffer", &kernel.ring_buffer, "a map was created", Status::Missing, ring_buffer),
         tried("bpf_programs", &kernel.programs, &verified(kernel), Status::Missing, config),
-        tried(
+        with_programs(
             "bpf_cookies",
             &kernel.cookies,
             "given to uprobes",
@@ -164,7 +194,7 @@ fn bpf(kernel: &KernelCheck, tracefs: bool) -> Vec<HostCheck> {
             "no action is needed: without cookies, the first collections of a process that starts during a run can be \
              missed",
         ),
-        tried(
+        with_programs(
             "uprobe_attach",
             &kernel.uprobe,
             "attached to gctrace's own code and detached",
@@ -196,13 +226,13 @@ fn bpf(kernel: &KernelCheck, tracefs: bool) -> Vec<HostCheck> {
     ];
     for (name, outcome) in &kernel.tracepoints {
         let id = format!("tracepoint {name}");
-        checks.push(if tracefs || unprivileged {
-            tried(
+        checks.push(if tracefs || untried.is_some() {
+            with_programs(
                 &id,
                 outcome,
                 "attached and detached",
                 Status::Missing,
-                "boot a kernel with CONFIG_TRACEPOINTS",
+                "check that tracefs has this tracepoint, and that no security policy (lockdown, SELinux) forbids it",
             )
         } else {
             check(&id, Status::Unknown, "not checked: tracefs is not mounted")
@@ -229,6 +259,7 @@ fn locked_memory() -> Option<HostCheck> {
 /// Settings that can restrict gctrace; the attempts above show whether they do here.
 fn settings() -> Vec<HostCheck> {
     let mut checks = Vec::new();
+    let of = if preflight::user_namespace().is_ok() { "" } else { " on the host" };
     let read = |path: &str| fs::read_to_string(path).map(|text| text.trim().to_owned());
     checks.push(match read("/sys/kernel/security/lockdown") {
         Ok(text) => match text.split_once('[').and_then(|(_, rest)| rest.split_once(']')) {
@@ -251,14 +282,14 @@ fn settings() -> Vec<HostCheck> {
         ("unprivileged_bpf_disabled", "/proc/sys/kernel/unprivileged_bpf_disabled"),
     ] {
         let Ok(value) = read(path) else { continue };
-        checks.push(check(name, Status::Info, format!("{value}; does not matter with CAP_SYS_ADMIN")));
+        checks.push(check(name, Status::Info, format!("{value}; does not matter with CAP_SYS_ADMIN{of}")));
     }
     if let Ok(scope) = read("/proc/sys/kernel/yama/ptrace_scope") {
         checks.push(if scope == "3" {
             check("ptrace_scope", Status::Limited, "3: no process may read another one's memory")
                 .with("no action is needed: each process is proven at its first GC instead of beforehand")
         } else {
-            check("ptrace_scope", Status::Info, format!("{scope}; does not matter with CAP_SYS_PTRACE"))
+            check("ptrace_scope", Status::Info, format!("{scope}; does not matter with CAP_SYS_PTRACE{of}"))
         });
     }
     checks

@@ -55,8 +55,8 @@ fn examine(settings: &DoctorSettings, cache: &mut Cache) -> Report {
         selection: settings.selection.clone(),
         files: settings.files.clone(),
         abilities: Abilities {
-            reads_threads: kernel.kernel_types.is_ok(),
-            // An ability that could not be tested for lack of privilege is assumed to exist.
+            // An ability that could not be tested, for lack of privilege or of /sys, is assumed to exist.
+            reads_threads: kernel.kernel_types.is_ok() || preflight::sys().is_err(),
             cookies: kernel.cookies.is_ok() || kernel.programs.is_err(),
         },
         debug: DebugInfo::of_servers(std::env::var("DEBUGINFOD_URLS").ok().as_deref()),

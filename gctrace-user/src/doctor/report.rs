@@ -360,7 +360,16 @@ pub(super) fn subject(subject: &Subject) -> String {
     }
 }
 
-/// Whether gctrace lacks privileges, so that a failed attempt says nothing about the kernel.
-pub(super) fn unprivileged() -> bool {
-    preflight::privileges().is_err()
+/// Why a failed attempt says nothing about the kernel, and what to do first; `None`: it does.
+pub(super) fn untried() -> Option<(&'static str, &'static str)> {
+    if preflight::user_namespace().is_err() {
+        return Some(("in a user namespace", "run gctrace doctor on the host"));
+    }
+    if preflight::privileges().is_err() {
+        return Some(("for lack of privilege", "run gctrace doctor with sudo"));
+    }
+    if preflight::proc().is_err() {
+        return Some(("without /proc", preflight::MOUNT_PROC));
+    }
+    preflight::sys().is_err().then_some(("without /sys", preflight::MOUNT_SYS))
 }

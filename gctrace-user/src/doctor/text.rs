@@ -88,7 +88,9 @@ impl<W: Write> Page<'_, W> {
         };
         self.verdict(&format!("Host {}", host.hostname), colour, verdict)?;
         self.line("kernel", &format!("Linux {} {}", host.kernel, host.machine))?;
-        let who = if host.uid == 0 { "root".to_owned() } else { format!("uid {}", host.uid) };
+        let inside = |check: &HostCheck| check.name == "user_namespace" && check.status == Status::Missing;
+        let of = if host.checks.iter().any(inside) { " of a user namespace" } else { "" };
+        let who = if host.uid == 0 { format!("root{of}") } else { format!("uid {}{of}", host.uid) };
         self.line("running as", &who)?;
         if self.style.verbose {
             for check in &host.checks {

@@ -33,6 +33,7 @@ use crate::{
         proc_root,
         tasks::{self, Task},
     },
+    preflight,
     ruby::{frames::Memory as _, plan::AttachPlan},
     words::plural,
 };
@@ -58,6 +59,9 @@ pub enum DumpFailure {
         /// Whether privilege is missing.
         denied: bool,
     },
+    /// Something of the host is missing.
+    #[error("{0}")]
+    Host(String),
     /// No process matches the selection.
     #[error("no running Ruby process is selected ({0})")]
     Nobody(String),
@@ -87,7 +91,7 @@ pub enum DumpFailure {
 impl DumpFailure {
     fn exit_status(&self) -> u8 {
         match self {
-            Self::NotRuby { denied: true, .. } | Self::Unseen { others: false, .. } => 3,
+            Self::Host(_) | Self::NotRuby { denied: true, .. } | Self::Unseen { others: false, .. } => 3,
             Self::NotRuby { .. } | Self::Nobody(_) => 1,
             // Everything readable was read.
             Self::Unseen { others: true, .. } => 0,
@@ -106,6 +110,10 @@ pub fn run(settings: &DumpSettings) -> u8 {
             status = failure.exit_status();
         }
     };
+    if let Err(missing) = preflight::proc() {
+        fail(DumpFailure::Host(missing.to_string()));
+        return status;
+    }
     for result in started(settings) {
         let dump = match result {
             Ok(dump) => dump,

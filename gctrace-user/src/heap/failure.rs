@@ -2,7 +2,7 @@
 
 use std::{io, path::PathBuf};
 
-use crate::{host::sharing::SharingError, ruby::heap::HeapError};
+use crate::{host::sharing::SharingError, preflight::Missing, ruby::heap::HeapError};
 
 /// Why there is no report.
 #[derive(Debug, thiserror::Error)]
@@ -17,6 +17,9 @@ pub(crate) enum HeapFailure {
         /// Whether privilege is missing.
         denied: bool,
     },
+    /// Something of the host is missing.
+    #[error("{0}")]
+    Missing(#[from] Missing),
     /// The heap could not be counted.
     #[error("pid {pid}: its heap could not be counted: {source}")]
     Heap {
@@ -93,7 +96,8 @@ pub(crate) enum HeapFailure {
 impl HeapFailure {
     pub(crate) fn exit_status(&self) -> u8 {
         match self {
-            Self::NotRuby { denied: true, .. }
+            Self::Missing(_)
+            | Self::NotRuby { denied: true, .. }
             | Self::Sharing { source: SharingError::Hidden | SharingError::Flags(_), .. } => 3,
             Self::NotRuby { .. } => 1,
             Self::Usage(_)

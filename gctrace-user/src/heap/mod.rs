@@ -36,7 +36,7 @@ pub(crate) use target::{Target, looked_at};
 use crate::{
     cli::{By, Format, HeapSettings},
     console::say,
-    export,
+    export, preflight,
     ruby::heap::HeapError,
 };
 
@@ -55,6 +55,7 @@ fn reported(settings: &HeapSettings) -> Result<(), HeapFailure> {
     if !settings.diff.is_empty() {
         return diff::compare(settings);
     }
+    preflight::proc()?;
     let Some(pid) = settings.pid else {
         return Err(HeapFailure::Usage("which process? give --pid".to_owned()));
     };

@@ -191,7 +191,7 @@ impl Following {
         let path = PathBuf::from(format!("/proc/self/fd/{}", file.as_raw_fd()));
         probes
             .attach(leak, (target.bias, config), refills, (&path, scope))
-            .map_err(|error| bpf::brief(&error))?;
+            .map_err(|error| bpf::brief(&error.of_file(&shown)))?;
         Ok(Self {
             probes,
             stacks: Stacks::new(Some(reader), None),

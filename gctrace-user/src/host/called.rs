@@ -1,6 +1,6 @@
 //! Program names: those by which processes are selected, and those of known servers and job runners.
 
-use std::path::Path;
+use std::{fs, path::Path};
 
 use super::{origin, proc_root};
 
@@ -12,11 +12,21 @@ pub fn is_any(pid: u32, names: &[String]) -> bool {
     let Ok(process) = proc_root::process(pid) else { return false };
     let Ok(stat) = process.stat() else { return false };
     let cmdline = proc_root::cmdline(pid).unwrap_or_default();
-    names.iter().any(|name| is(name, &stat.comm, &cmdline))
+    names.iter().any(|name| is(name, &stat.comm, &cmdline)) || {
+        let file = executable(pid);
+        file.is_some_and(|file| names.contains(&file))
+    }
+}
+
+/// The name of the executable file of a process, whatever link or title it was started by.
+fn executable(pid: u32) -> Option<String> {
+    let path = fs::read_link(proc_root::path(pid, "exe")).ok()?;
+    let name = path.file_name()?.to_str()?;
+    Some(name.strip_suffix(" (deleted)").unwrap_or(name).to_owned())
 }
 
 /// Whether a program has this name: as the name of its main thread (which the kernel truncates to 15 characters), as its
-/// executable, as its script with or without `.rb`, or as the first word of a title that it has set.
+/// first argument, as its script with or without `.rb`, or as the first word of a title that it has set.
 fn is(name: &str, comm: &str, cmdline: &[String]) -> bool {
     let cut = comm.len() == COMM && name.as_bytes().get(..COMM) == Some(comm.as_bytes());
     let executable = cmdline.first().and_then(|first| Path::new(first).file_name()?.to_str());
@@ -125,6 +135,22 @@ mod tests {
         ] {
             assert_eq!(work(words), expected, "{words:?}");
         }
+    }
+
+    /// A program that was started by a link has the name of its file, too.
+    #[test]
+    fn linked() {
+        let dir = tempfile::tempdir().unwrap();
+        let link = dir.path().join("called-so");
+        let sleep = fs::canonicalize("/bin/sleep").unwrap();
+        std::os::unix::fs::symlink(&sleep, &link).unwrap();
+        let mut child = std::process::Command::new(&link).arg("60").spawn().unwrap();
+        let file = sleep.file_name().unwrap().to_str().unwrap().to_owned();
+        for (name, matches) in [("called-so".to_owned(), true), (file, true), ("60".to_owned(), false)] {
+            assert_eq!(is_any(child.id(), std::slice::from_ref(&name)), matches, "{name}");
+        }
+        child.kill().unwrap();
+        child.wait().unwrap();
     }
 
     /// Scripts, titles, executables and names of threads match; parts of them do not.

@@ -117,6 +117,12 @@ fn kib(status: &str, field: &str) -> Option<u64> {
 /// `PF_EXITING` (include/linux/sched.h): set before the kernel reports the exit (`sched_process_exit`).
 const PF_EXITING: u32 = 0x4;
 
+/// Whether the process has exited and still has its pid.
+pub fn is_zombie(pid: u32) -> bool {
+    let state = proc_root::process(pid).and_then(|process| process.stat()).map(|stat| stat.state);
+    state.is_ok_and(|state| state == 'Z') && !is_running(pid)
+}
+
 /// Whether the process exists and its exit has not been reported yet. Its first thread may end before others: it does when
 /// another thread calls exec and then takes its place (`de_thread`, fs/exec.c).
 pub fn is_running(pid: u32) -> bool {

@@ -168,7 +168,7 @@ impl Window {
         // The kernel expects pids of gctrace's own namespace.
         let scope = NonZeroU32::new(pid).filter(|_| proc_root::shares_pids()).map_or(Scope::All, Scope::One);
         let path = PathBuf::from(format!("/proc/self/fd/{}", file.as_raw_fd()));
-        probes.attach(counted, &sites, &path, scope)?;
+        probes.attach(counted, &sites, &path, scope).map_err(|error| error.of_file(&shown))?;
         let gc_count = target.plan.layout.count.read(&before);
         Ok(Self { target, sites: sites.len(), objspace, gc_count, probes, sampling, begin: Instant::now() })
     }

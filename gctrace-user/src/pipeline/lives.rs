@@ -150,7 +150,7 @@ impl Pipeline {
         self.refused.remove(&event.header.tgid);
         self.left.remove(&event.header.tgid);
         // Another program with this pid is counted separately.
-        self.refused_pids.remove(&event.header.tgid);
+        self.counted.pids.remove(&event.header.tgid);
         self.waiting.remove(&event.header.tgid);
     }
 

@@ -1,5 +1,7 @@
 //! Processes and images that are not traced, or no longer traced.
 
+use std::collections::HashSet;
+
 use super::{Pipeline, Waiting};
 use crate::model::EndReason;
 
@@ -15,13 +17,22 @@ pub(super) enum Refusal {
     Image(u32),
 }
 
+/// What was counted of refused processes.
+#[derive(Debug, Default)]
+pub(super) struct Counted {
+    /// Those that are counted.
+    pub(super) pids: HashSet<u32>,
+    /// Number of processes that were traced until a proof failed.
+    disproven: u64,
+}
+
 impl Pipeline {
     /// Counts a refusal. A process is counted once, even if it is left several times, or refused when its image is inspected again.
     fn count_refusal(&mut self, pid: Option<u32>) {
-        if self.refused_pids.len() >= REMEMBERED {
-            self.refused_pids.clear();
+        if self.counted.pids.len() >= REMEMBERED {
+            self.counted.pids.clear();
         }
-        if pid.is_none_or(|pid| self.refused_pids.insert(pid)) {
+        if pid.is_none_or(|pid| self.counted.pids.insert(pid)) {
             self.counts.refused += 1;
         }
     }
@@ -34,9 +45,17 @@ impl Pipeline {
 
     /// The VM of a followed process failed a proof: ends its tracing, and reports nothing more about it.
     pub fn refuse_process(&mut self, pid: u32, path: &str, reason: &str, ts_ns: u64) {
+        if self.traced.contains_key(&pid) {
+            self.counted.disproven += 1;
+        }
         self.refused.insert(pid, Refusal::Program);
         self.end(pid, EndReason::Detached, ts_ns);
         self.refuse(Some(pid), path, reason);
+    }
+
+    /// Whether something was reported of a process: a cycle, or that it is traced and no later proof has failed.
+    pub fn has_reported(&self) -> bool {
+        self.counts.cycles > 0 || self.counts.processes > self.counted.disproven
     }
 
     /// The probes of the image that a process runs were detached: ends its tracing until it is found with another image.

@@ -217,6 +217,24 @@ fn a_wrong_register_is_refused() {
     let event = SnapshotEvent { register: 0x2000, ..snapshot(&layout, 1, 0) };
     pipeline.snapshot(Point::GcStart, &event);
     assert_eq!(*notes.borrow(), ["refused"]);
+    assert!(!pipeline.has_reported());
+}
+
+/// A process that was found sound and whose first event disproves this has reported nothing; one with a cycle has.
+#[test]
+fn disproven_processes() {
+    for (cycle, has_reported) in [(false, false), (true, true)] {
+        let (mut pipeline, _, layout) = pipeline();
+        if cycle {
+            pipeline.snapshot(Point::GcStart, &snapshot(&layout, 1, 0));
+        } else {
+            let known = pipeline.images.get(0).unwrap();
+            pipeline.trace(PID, "ruby", &known, None, 1);
+        }
+        assert!(pipeline.has_reported());
+        pipeline.refuse_process(PID, "/libruby.so", "test", 1);
+        assert_eq!(pipeline.has_reported(), has_reported);
+    }
 }
 
 /// A process whose state failed the proof when it was found is not reported by its events, however sound they are.

@@ -4,6 +4,7 @@ use std::{
     collections::{HashMap, HashSet},
     fs::File,
     num::NonZeroU32,
+    path::Path,
     sync::Arc,
 };
 
@@ -87,7 +88,10 @@ impl Control {
             let sites = listen_sites(&sites).map_err(|refusal| refusal.to_string())?;
             let lease = self.lease_library(&key, &file, &socket.path)?;
             let links = self.probes.attach_blocking(&sites, &reopened(&file), Scope::All);
-            self.servers.blocking.listen.insert(key, (lease, links.map_err(|error| brief(&error))?));
+            self.servers
+                .blocking
+                .listen
+                .insert(key, (lease, links.map_err(|error| brief(&error.of_file(&socket.path)))?));
         }
         self.unused.has_user(Probed::Library(key), pid);
         Ok(())
@@ -137,27 +141,27 @@ impl Control {
             return Err("with RUBY_MN_THREADS a request may change its native thread".to_owned());
         }
         // Find all sites first: a server that lacks some is not probed at all.
-        let mut files: Vec<(ImageKey, File)> = Vec::new();
+        let mut files: Vec<(ImageKey, File, &Path)> = Vec::new();
         let mut sites = Vec::new();
         for mapping in mappings {
             let Some(which) = file_of(mapping) else { continue };
             let (key, file, found) =
                 self.servers.blocking.sites.of(pid, mapping, |image| blocking_sites(image, which))?;
-            if !files.iter().any(|(known, _)| *known == key) {
-                files.push((key, file));
+            if !files.iter().any(|(known, ..)| *known == key) {
+                files.push((key, file, &mapping.path));
                 sites.push(found);
             }
         }
         let sites = needed(sites, kind == MAY_BE_WEBRICK).map_err(|refusal| refusal.to_string())?;
         let mut links = Vec::new();
-        for ((_, file), sites) in files.iter().zip(&sites).filter(|(_, sites)| !sites.is_empty()) {
+        for ((_, file, path), sites) in files.iter().zip(&sites).filter(|(_, sites)| !sites.is_empty()) {
             match self.probes.attach_blocking(sites, &reopened(file), Scope::One(own)) {
                 Ok(attached) => links.push(attached),
                 Err(error) => {
                     for links in links {
                         self.probes.detach_requests(links);
                     }
-                    return Err(brief(&error));
+                    return Err(brief(&error.of_file(path)));
                 }
             }
         }

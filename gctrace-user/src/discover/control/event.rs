@@ -43,12 +43,14 @@ pub enum ControlEvent {
         /// The reason.
         reason: String,
     },
-    /// A selected pid does not exist or is not a Ruby.
+    /// A selected pid does not exist, is not a Ruby or cannot be read.
     NotRuby {
         /// The pid.
         pid: u32,
         /// What was found instead.
         reason: String,
+        /// Whether it may be a Ruby that cannot be read.
+        denied: bool,
     },
     /// Everything present at start has been inspected.
     Ready {

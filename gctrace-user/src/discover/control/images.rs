@@ -305,6 +305,7 @@ impl Control {
         if let Err(error) = attached {
             // A retry attaches its own probes; with both, threads would be counted twice.
             self.probes.retire_image(index);
+            let error = error.of_file(shown);
             return Err(NotOpened::by(&error, brief(&error)));
         }
         self.attach_optional(index, file, shown, &plan);
@@ -361,7 +362,10 @@ impl Control {
             }
         };
         let attached = match file.try_clone() {
-            Ok(file) => self.probes.attach_gvl(index, gvl, file, self.scope()).map_err(|error| brief(&error)),
+            Ok(file) => self
+                .probes
+                .attach_gvl(index, gvl, file, self.scope())
+                .map_err(|error| brief(&error.of_file(shown))),
             Err(error) => Err(format!("keeping the file open: {error}")),
         };
         if let Err(why) = attached {
@@ -388,7 +392,7 @@ impl Control {
                 Ok(probes) => self
                     .probes
                     .attach_optional(index, (event, probes), &reopened(file), scope)
-                    .map_err(|error| brief(&error)),
+                    .map_err(|error| brief(&error.of_file(shown))),
             };
             if let Err(why) = attached {
                 say(&format!("gctrace: {}: {}: {why}", shown.display(), event.lack()));
@@ -430,6 +434,7 @@ impl Control {
         let attached = self.probes.attach_phases(index, &last.probes, &reopened(file), scope);
         if let Err(error) = attached {
             self.probes.retire_image(index);
+            let error = error.of_file(shown);
             return Err(NotOpened::by(&error, brief(&error)));
         }
         let config = ImageConfig { open: 1, ..ImageConfig::default() };

@@ -65,7 +65,11 @@ impl Control {
                     for links in links {
                         self.probes.detach_requests(links);
                     }
-                    return Err(format!("{}: {}", mapping.path.display(), brief(&error)));
+                    return Err(format!(
+                        "{}: {}",
+                        mapping.path.display(),
+                        brief(&error.of_file(&mapping.path))
+                    ));
                 }
             }
         }

@@ -193,7 +193,7 @@ impl Control {
         let (_, file, sites) = self.servers.local_sites.of(pid, ruby, local_sites)?;
         self.probes
             .attach_requests(&sites, &reopened(&file), Scope::One(own))
-            .map_err(|error| format!("{}: {}", ruby.path.display(), brief(&error)))
+            .map_err(|error| format!("{}: {}", ruby.path.display(), brief(&error.of_file(&ruby.path))))
     }
 
     /// Reports why requests of a process are not traced, unless the process has ended meanwhile: a child forked by a request, for example.
@@ -258,7 +258,11 @@ impl Control {
                     for links in attached {
                         self.probes.detach_requests(links);
                     }
-                    return Err(format!("{}: {}", mapping.path.display(), brief(&error)));
+                    return Err(format!(
+                        "{}: {}",
+                        mapping.path.display(),
+                        brief(&error.of_file(&mapping.path))
+                    ));
                 }
             }
         }
@@ -275,7 +279,9 @@ impl Control {
         if !self.servers.probed.contains_key(key) {
             let lease = self.lease_library(key, file, &mapping.path)?;
             let links = self.probes.attach_requests(sites, &reopened(file), Scope::All);
-            let links = links.map_err(|error| format!("{}: {}", mapping.path.display(), brief(&error)))?;
+            let links = links.map_err(|error| {
+                format!("{}: {}", mapping.path.display(), brief(&error.of_file(&mapping.path)))
+            })?;
             self.servers.probed.insert(*key, (lease, links));
         }
         self.unused.has_user(Probed::Library(*key), pid);

@@ -8,7 +8,11 @@ use std::{
 use super::{Control, ControlEvent};
 use crate::{
     discover::{decision, mappings},
-    host::{called, proc::is_running, proc_root},
+    host::{
+        called,
+        proc::{is_running, is_zombie},
+        proc_root,
+    },
 };
 
 /// Interval at which the names of known Ruby processes are read again: programs change them once they are up.
@@ -49,22 +53,23 @@ pub(super) fn due(last: &mut Option<Instant>, interval: Duration) -> bool {
 impl Control {
     /// Selects the processes that the user named by pid.
     pub(super) fn begin_pids(&mut self) -> Result<(), String> {
-        // It is a thread id. Its events have the id of the process, so none would be seen.
-        for pid in self.selection.named() {
-            if let Some(why) = decision::not_a_process(pid) {
-                return Err(format!("pid {pid}: {why}"));
-            }
+        // Of a thread id: its events have the id of the process, so none would be seen.
+        let threads: Vec<_> =
+            self.selection.named().filter_map(|pid| Some((pid, decision::not_a_process(pid)?))).collect();
+        let is_thread = |pid: u32| threads.iter().any(|(thread, _)| *thread == pid);
+        for (pid, reason) in threads.clone() {
+            self.tell(ControlEvent::NotRuby { pid, reason, denied: false });
         }
-        for root in self.selection.pids.clone() {
+        for root in self.selection.pids.clone().into_iter().filter(|pid| !is_thread(*pid)) {
             self.begin_tree(root)?;
         }
-        for pid in self.selection.only_pids.clone() {
+        for pid in self.selection.only_pids.clone().into_iter().filter(|pid| !is_thread(*pid)) {
             self.probes.select_alone(pid).map_err(|e| e.to_string())?;
             match self.inspect_or_why(pid) {
                 Ok(()) => self.listed.roots.push(pid),
-                Err(reason) => {
+                Err((reason, denied)) => {
                     self.probes.forget(pid);
-                    self.tell(ControlEvent::NotRuby { pid, reason });
+                    self.tell(ControlEvent::NotRuby { pid, reason, denied });
                 }
             }
         }
@@ -85,13 +90,13 @@ impl Control {
             }
         }
         match why {
-            Err(reason) if rubies == 0 => {
+            Err((reason, denied)) if rubies == 0 => {
                 let reason = if members.len() > 1 {
                     format!("{reason}; none of its descendants is a Ruby process, either")
                 } else {
                     reason
                 };
-                self.tell(ControlEvent::NotRuby { pid: root, reason });
+                self.tell(ControlEvent::NotRuby { pid: root, reason, denied });
             }
             _ => self.listed.roots.push(root),
         }
@@ -116,12 +121,15 @@ impl Control {
         }
     }
 
-    /// Inspects a selected process; `Err`: why it is not a Ruby.
-    fn inspect_or_why(&mut self, pid: u32) -> Result<(), String> {
+    /// Inspects a selected process; `Err`: why it is not a Ruby, and whether it may be one that cannot be read.
+    fn inspect_or_why(&mut self, pid: u32) -> Result<(), (String, bool)> {
         match mappings::of_process(pid) {
-            Err(error) => Err(decision::unreadable(&error).0),
+            Err(error) => Err(decision::unreadable(&error)),
             Ok(mappings) if self.inspect_mappings(pid, &mappings) => Ok(()),
-            Ok(mappings) => Err(decision::no_ruby(mappings.len())),
+            Ok(mappings) if mappings.is_empty() && is_zombie(pid) => {
+                Err((decision::ZOMBIE.to_owned(), false))
+            }
+            Ok(mappings) => Err((decision::no_ruby(mappings.len()), false)),
         }
     }
 

@@ -5,7 +5,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use super::report::{HostCheck, HostReport, Status, untried};
+use super::report::{HostCheck, HostReport, Status, Untried, untried};
 use crate::{
     bpf::{CheckResult, KernelCheck},
     host::proc_root,
@@ -166,15 +166,22 @@ fn bpf(kernel: &KernelCheck, tracefs: bool) -> Vec<HostCheck> {
     let tried =
         |name: &str, tried: &CheckResult, works: &str, status: Status, remedy: &str| match (tried, untried) {
             (Ok(()), _) => check(name, Status::Ok, works),
-            (Err(error), Some((why, first))) => {
-                check(name, Status::Unknown, format!("not checked, {why}: {error}")).with(first)
+            (Err(error), Some(Untried { why, first, tells })) => {
+                let detail = if tells {
+                    format!("not checked, {why}: {error}")
+                } else {
+                    format!("not checked, {why}")
+                };
+                check(name, Status::Unknown, detail).with(first)
             }
             (Err(error), None) => check(name, status, error.clone()).with(remedy),
         };
     // What needs loaded programs was not tried without them: that says nothing about the kernel, either.
     let with_programs =
         |name: &str, outcome: &CheckResult, works: &str, status: Status, remedy: &str| match outcome {
-            Err(error) if kernel.programs.is_err() => check(name, Status::Unknown, error.clone()),
+            Err(error) if untried.is_none() && kernel.programs.is_err() => {
+                check(name, Status::Unknown, error.clone())
+            }
             outcome => tried(name, outcome, works, status, remedy),
         };
     let config = "check that the kernel has CONFIG_BPF_SYSCALL and CONFIG_BPF_EVENTS, and that no security policy (lockdown, seccomp, \

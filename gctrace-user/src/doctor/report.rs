@@ -360,16 +360,39 @@ pub(super) fn subject(subject: &Subject) -> String {
     }
 }
 
-/// Why a failed attempt says nothing about the kernel, and what to do first; `None`: it does.
-pub(super) fn untried() -> Option<(&'static str, &'static str)> {
+/// A reason for which a failed attempt says nothing about the kernel.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Untried {
+    /// The reason.
+    pub(super) why: &'static str,
+    /// What to do first.
+    pub(super) first: &'static str,
+    /// Whether the error is shown: without a file system it only repeats the reason, or guesses at another one.
+    pub(super) tells: bool,
+}
+
+/// Why failed attempts say nothing about the kernel; `None`: they do.
+pub(super) fn untried() -> Option<Untried> {
     if preflight::user_namespace().is_err() {
-        return Some(("in a user namespace", "run gctrace doctor on the host"));
+        return Some(Untried {
+            why: "in a user namespace",
+            first: "run gctrace doctor on the host",
+            tells: true,
+        });
     }
     if preflight::privileges().is_err() {
-        return Some(("for lack of privilege", "run gctrace doctor with sudo"));
+        return Some(Untried {
+            why: "for lack of privilege",
+            first: "run gctrace doctor with sudo",
+            tells: true,
+        });
     }
     if preflight::proc().is_err() {
-        return Some(("without /proc", preflight::MOUNT_PROC));
+        return Some(Untried { why: "without /proc", first: preflight::MOUNT_PROC, tells: false });
     }
-    preflight::sys().is_err().then_some(("without /sys", preflight::MOUNT_SYS))
+    preflight::sys().is_err().then_some(Untried {
+        why: "without /sys",
+        first: preflight::MOUNT_SYS,
+        tells: false,
+    })
 }

@@ -27,7 +27,7 @@ impl Family {
         match self {
             Self::Gc => "GC events",
             Self::Life => "Processes",
-            Self::Stacks => "Stacks and times off the CPU",
+            Self::Stacks => "Stacks and off-CPU times",
             Self::Gvl => "GVL",
             Self::Requests => "Requests",
             Self::Alloc => "Allocation",
@@ -355,7 +355,7 @@ pub const IDENTITIES: &[Identity] = &[
         right: &[C::SelfHits, C::Filtered, C::NoImage, C::Admitted],
     },
     Identity {
-        text: "admitted = starts + end_marks + end_sweeps + enters + exits + phase begins and ends + refills",
+        text: "admitted = starts + end_marks + end_sweeps + enters + exits + phase starts and ends + refills",
         left: &[C::Admitted],
         right: &[
             C::Starts,
@@ -415,17 +415,17 @@ pub const IDENTITIES: &[Identity] = &[
         ],
     },
     Identity {
-        text: "GVL wanted = from away + yields + orphans",
+        text: "GVL requests = from away + yields + orphans",
         left: &[C::GvlReady],
         right: &[C::GvlAways, C::GvlYields, C::GvlOrphanReady],
     },
     Identity {
-        text: "GVL got = waits + orphans",
+        text: "GVL acquisitions = waits + orphans",
         left: &[C::GvlResumed],
         right: &[C::GvlWaits, C::GvlOrphanResumed],
     },
     Identity {
-        text: "GVL given up = holds + called off + orphans",
+        text: "GVL releases = holds + called off + orphans",
         left: &[C::GvlSuspended],
         right: &[C::GvlHolds, C::GvlCalledOff, C::GvlOrphanSuspended],
     },
@@ -445,12 +445,12 @@ pub const IDENTITIES: &[Identity] = &[
         right: &[C::OffCpuStacks, C::OffCpuShed],
     },
     Identity {
-        text: "times back on a CPU = too short + orphans + submitted + ring full",
+        text: "returns to a CPU = too short + orphans + submitted + ring full",
         left: &[C::SwitchIns],
         right: &[C::OffCpuShort, C::OffCpuOrphan, C::OffCpuSubmitted, C::OffCpuRingFull],
     },
     Identity {
-        text: "ticks + GC starts, times off the CPU, GVL waits, holds and refills with stacks = stacks submitted + ring full + busy + not walked",
+        text: "ticks + GC starts, off-CPU times, GVL waits, holds and refills with stacks = stacks submitted + ring full + busy + not walked",
         left: &[
             C::Ticks,
             C::TriggerStacks,
@@ -467,7 +467,7 @@ pub const IDENTITIES: &[Identity] = &[
         right: &[C::NativeSubmitted, C::NativeRingFull],
     },
     Identity {
-        text: "states at begins and ends of requests = submitted + ring full + read failed",
+        text: "states at starts and ends of requests and jobs = submitted + ring full + read failed",
         left: &[C::UnitStates],
         right: &[C::UnitStateSubmitted, C::UnitStateRingFull, C::UnitStateReadFailed],
     },

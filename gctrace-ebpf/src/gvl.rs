@@ -83,7 +83,7 @@ fn event(ctx: &ProbeContext, point: GvlPoint, hit: &Hit, now: u64) {
     }
     let Some(entry) = entry(hit, now) else {
         if let GvlPoint::Resumed = point {
-            request::got_gvl(hit.tgid, hit.tid, Step::Orphan, gate.epoch);
+            request::gvl_acquired(hit.tgid, hit.tid, Step::Orphan, gate.epoch);
         }
         return count(Counter::GvlThreadMapFull);
     };
@@ -256,7 +256,7 @@ fn ready(hit: &Hit, thread: &mut GvlThread, now: u64) {
     if hit.lock != 0 {
         thread.lock = hit.lock;
     }
-    locks::wanted(hit, thread, now);
+    locks::requested(hit, thread, now);
 }
 
 #[inline(always)]
@@ -264,13 +264,13 @@ fn resumed(ctx: &ProbeContext, hit: &Hit, thread: &mut GvlThread, now: u64) {
     count(Counter::GvlResumed);
     let begin_ns = thread.since_ns;
     let step = thread.resumed(now);
-    request::got_gvl(hit.tgid, hit.tid, step, hit.gate.epoch);
+    request::gvl_acquired(hit.tgid, hit.tid, step, hit.gate.epoch);
     thread.comm = bpf_get_current_comm().unwrap_or_default();
     thread.header.tid = hit.tid;
     if hit.thread != 0 {
         thread.thread = hit.thread;
     }
-    let hold = locks::got(hit, thread, step, begin_ns, now);
+    let hold = locks::acquired(hit, thread, step, begin_ns, now);
     let Step::Paired(ns) = step else { return count(Counter::GvlOrphanResumed) };
     if waited(thread, ns) {
         long_wait::<Probe, _>(ctx, hit, thread, &hold, begin_ns..now, true);
@@ -307,7 +307,7 @@ fn suspended(ctx: &ProbeContext, hit: &Hit, thread: &mut GvlThread, now: u64) {
         Step::Orphan => Counter::GvlOrphanSuspended,
     });
     thread.comm = bpf_get_current_comm().unwrap_or_default();
-    if locks::given_up(hit, thread, step, begin_ns, now) {
+    if locks::released(hit, thread, step, begin_ns, now) {
         reports::holder(ctx, hit, thread, now);
     }
 }

@@ -124,7 +124,7 @@ extern "C" fn verified_once_1_request(thread: u64) -> u64 {
 
 /// A thread acquired the GVL. Its wait counts towards the request that it serves, if any.
 #[inline(always)]
-pub fn got_gvl(tgid: u32, tid: u32, step: Step, epoch: u32) {
+pub fn gvl_acquired(tgid: u32, tid: u32, step: Step, epoch: u32) {
     if !watches_requests() || SERVERS.get_ptr(&tgid).is_none() {
         return;
     }
@@ -132,13 +132,17 @@ pub fn got_gvl(tgid: u32, tid: u32, step: Step, epoch: u32) {
         Step::Paired(ns) => ns,
         Step::Continued | Step::Orphan => GVL_UNKNOWN,
     };
-    verified_once_3_got_gvl(u64::from(tgid) << 32 | u64::from(tid), ns, u64::from(epoch.wrapping_add(1)));
+    verified_once_3_gvl_acquired(
+        u64::from(tgid) << 32 | u64::from(tid),
+        ns,
+        u64::from(epoch.wrapping_add(1)),
+    );
 }
 
 /// The same as a global function, which the verifier walks once and not once per path to it. Returns 0.
 #[unsafe(no_mangle)]
 #[inline(never)]
-extern "C" fn verified_once_3_got_gvl(thread: u64, ns: u64, epoch: u64) -> u64 {
+extern "C" fn verified_once_3_gvl_acquired(thread: u64, ns: u64, epoch: u64) -> u64 {
     let Some(serving) = entry((thread >> 32) as u32, thread as u32) else { return 0 };
     let goes_on = serving.gvl_epoch == epoch as u32;
     serving.gvl_epoch = epoch as u32;

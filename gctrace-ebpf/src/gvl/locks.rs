@@ -20,7 +20,7 @@ use crate::{
 
 /// A thread requests its GVL. Does nothing if its GVL is not known yet. Only the queue is written here.
 #[inline(always)]
-pub fn wanted(hit: &Hit, thread: &mut GvlThread, now: u64) {
+pub fn requested(hit: &Hit, thread: &mut GvlThread, now: u64) {
     if thread.queued != 0 || (thread.lock == 0 && hit.thread == 0) {
         return;
     }
@@ -39,7 +39,7 @@ pub fn wanted(hit: &Hit, thread: &mut GvlThread, now: u64) {
 
 /// A thread has acquired its GVL. Returns the longest hold by another thread during the wait.
 #[inline(always)]
-pub fn got(hit: &Hit, thread: &mut GvlThread, step: Step, begin_ns: u64, now: u64) -> GvlHold {
+pub fn acquired(hit: &Hit, thread: &mut GvlThread, step: Step, begin_ns: u64, now: u64) -> GvlHold {
     let mut hold = GvlHold::default();
     if let Some(lock) = find(hit, thread) {
         // SAFETY: a map value pointer, valid while the program runs; only the holder of the GVL writes there, except to the queue.
@@ -59,7 +59,7 @@ pub fn got(hit: &Hit, thread: &mut GvlThread, step: Step, begin_ns: u64, now: u6
 
 /// A thread releases its GVL. Returns whether another thread has been waiting for it for about the threshold.
 #[inline(always)]
-pub fn given_up(hit: &Hit, thread: &mut GvlThread, step: Step, begin_ns: u64, now: u64) -> bool {
+pub fn released(hit: &Hit, thread: &mut GvlThread, step: Step, begin_ns: u64, now: u64) -> bool {
     let Some(lock) = find(hit, thread) else { return false };
     // SAFETY: as above.
     let lock = unsafe { &mut *lock };

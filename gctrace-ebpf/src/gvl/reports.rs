@@ -1,4 +1,4 @@
-//! Reports of single waits and times, and of threads that end.
+//! Reports of individual waits and times, and of threads that end.
 
 use core::ops::Range;
 

@@ -114,7 +114,7 @@ pub(super) const ALL: &[Sum] = &[
         },
     },
     Sum {
-        text: "stack records decoded + sleepers + off-CPU samples = exported + refused + triggers + off the CPU + GVL waits, holds and blockers",
+        text: "stack records decoded + sleepers + off-CPU samples = exported + refused + triggers + off-CPU times + GVL waits, holds and blockers",
         left: Side { kernel: &[], user: &[U::decoded_stacks, U::sleeper_stacks, U::off_cpu_samples] },
         right: Side {
             kernel: &[],
@@ -220,7 +220,7 @@ pub(super) const ALL: &[Sum] = &[
         },
     },
     Sum {
-        text: "states at begins and ends of requests decoded = exact + moving + refused",
+        text: "states at starts and ends of requests and jobs decoded = exact + moving + refused",
         left: Side { kernel: &[], user: &[U::decoded_unit_states] },
         right: Side {
             kernel: &[],

@@ -34,7 +34,7 @@ pub(super) fn accept(code: &Code<'_>, vm: &VmPath, findings: &Findings) -> Vec<C
     vec![
         check("every event has its sites", every_event(findings)),
         check(
-            "every pause that begins also ends in its function or the callers",
+            "every pause ends in the function where it begins or in its callers",
             enters_have_exits(findings),
         ),
         check("pauses begin where gc_enter guards against recursion", enter_string(findings)),
@@ -86,7 +86,7 @@ fn enter_string(findings: &Findings) -> Outcome {
     };
     let found = findings.owners(Point::GcEnter);
     let differing: Vec<Svma> = expected.symmetric_difference(&found).copied().collect();
-    require(differing.is_empty(), || format!("only one of both in {}", list(&differing)))
+    require(differing.is_empty(), || format!("only the guard or only GC_ENTER in {}", list(&differing)))
 }
 
 fn guarded_field(code: &Code<'_>, vm: &VmPath, findings: &Findings) -> Outcome {
@@ -97,7 +97,7 @@ fn guarded_field(code: &Code<'_>, vm: &VmPath, findings: &Findings) -> Outcome {
 /// `event_flags` is the address of `ruby_vm_event_flags`, if symbols give it.
 fn guards_test(event_flags: Option<Svma>, vm: &VmPath, findings: &Findings) -> Outcome {
     match findings.field {
-        None => Outcome::NotApplicable("rb_gc_event_hook tests inside (Ruby 3.4)".to_owned()),
+        None => Outcome::NotApplicable("rb_gc_event_hook does the test itself (Ruby 3.4)".to_owned()),
         Some(Field::Global(address)) if event_flags.is_some() => {
             require(event_flags == Some(Svma(address)), || format!("guards test the global at {address:#x}"))
         }
@@ -331,14 +331,20 @@ fn usdt(code: &Code<'_>, findings: &Findings) -> Outcome {
 
 fn usdt_ends(ends: &[UsdtEnd], findings: &Findings) -> Outcome {
     if ends.is_empty() {
-        return Outcome::NotApplicable("the file announces none (they came with Ruby 4.1)".to_owned());
+        return Outcome::NotApplicable(
+            "the file has no such USDT probes (they came with Ruby 4.1)".to_owned(),
+        );
     }
     for point in [Point::GcEnter, Point::GcExit] {
         let there: BTreeSet<Svma> =
             ends.iter().filter(|end| end.point == point).map(|end| end.owner).collect();
         let differing: Vec<Svma> = there.symmetric_difference(&findings.owners(point)).copied().collect();
         if !differing.is_empty() {
-            return Outcome::Failed(format!("only one of both for {} in {}", point.name(), list(&differing)));
+            return Outcome::Failed(format!(
+                "only the USDT probe or only the site of {} in {}",
+                point.name(),
+                list(&differing)
+            ));
         }
     }
     for site in findings.sites.iter().filter(|site| site.point == Point::GcEnter) {
@@ -346,7 +352,7 @@ fn usdt_ends(ends: &[UsdtEnd], findings: &Findings) -> Outcome {
         let fits = |end: &UsdtEnd| site.pause.is_none() || end.pause.is_none() || end.pause == site.pause;
         if !matching.any(fits) {
             return Outcome::Failed(format!(
-                "the pause at {} is another one by its USDT probe",
+                "the USDT probe states another kind for the pause at {}",
                 site.address
             ));
         }

@@ -84,7 +84,7 @@ pub enum Refusal {
     #[error("Ruby {0} is not supported (2.6 to 4.x are)")]
     Version(RubyVersion),
     /// CRuby's GC may be in a library (`--with-modular-gc`, from 3.4 on), and the code that selects it was not understood.
-    #[error("modular GC: this Ruby was built --with-modular-gc, and {0} is not in the file as it is known")]
+    #[error("modular GC: this Ruby was built --with-modular-gc, and {0} was not found in the known form")]
     ModularGc(&'static str),
     /// A GC library for such a Ruby, analysed without the Ruby that loads it.
     #[error(
@@ -99,7 +99,7 @@ pub enum Refusal {
     )]
     ForeignGc(String),
     /// A GC library in which the path to the VM was not found.
-    #[error("modular GC: {0} is not in this GC library as it is known")]
+    #[error("modular GC: {0} was not found in this GC library in the known form")]
     Library(&'static str),
     /// The object space was not found.
     #[error("the object space was not found: {0}")]
@@ -195,8 +195,8 @@ fn gc_of_any(image: &ElfImage) -> Result<(RubyAnalysis, Rest), Refusal> {
     let vm = VmPath::derive(&code)?;
     let (findings, checks) = accepted(&mut code, version, &vm)?;
     let later = || match machine {
-        Machine::X86_64 => Outcome::NotApplicable("it has not been looked for".to_owned()),
-        Machine::Aarch64 => Outcome::NotApplicable("they are looked for on x86-64 only".to_owned()),
+        Machine::X86_64 => Outcome::NotApplicable("not searched for".to_owned()),
+        Machine::Aarch64 => Outcome::NotApplicable("searched for on x86-64 only".to_owned()),
     };
     let derived = Derivation::of(&code, &vm);
     let analysis = RubyAnalysis {

@@ -87,19 +87,19 @@ pub enum NoGvl {
     #[error("not all places where threads wait for the GVL were found: {0}")]
     Sites(String),
     /// The thread of a site is not known.
-    #[error("where the thread is at {0} was not found")]
+    #[error("the thread of the site at {0} was not found")]
     Thread(Svma),
     /// The Ractor of a thread is not known.
     #[error("the layout of rb_thread_t in CRuby {0} is not known")]
     Layout(RubyVersion),
     /// The place where threads wait is not known.
-    #[error("where the threads of CRuby {0} wait for the GVL is not known: its layout table has no `{1}`")]
+    #[error("it is unknown where the threads of CRuby {0} wait for the GVL: its layout table has no `{1}`")]
     Member(RubyVersion, &'static str),
     /// Condition variables of another libc.
     #[error("its libc is not glibc, whose condition variables show which thread waits")]
     Libc,
     /// The running thread cannot be identified.
-    #[error("the running thread cannot be identified: its Ruby stacks are not read either")]
+    #[error("the running thread cannot be identified: its Ruby stacks cannot be read either")]
     Context,
     /// A site is not in an executable segment of the file.
     #[error("the place at {0} is not inside an executable segment")]

@@ -10,7 +10,7 @@ use super::{layout::ObjspaceLayout, stat::Mode};
 /// A check that a live process did not pass.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "the live check `{check}` failed ({detail}): this Ruby does not keep its GC state where its version says; \
+    "the live check `{check}` failed ({detail}): the GC state of this Ruby is not at the offsets of its version; \
      nothing is reported for it"
 )]
 pub struct FailedProof {
@@ -64,7 +64,10 @@ pub fn read_spans(
 
 /// The failure that `count` cycles in a row have started outside any pause.
 pub fn starts_outside_pauses(count: u32) -> FailedProof {
-    FailedProof { check: "cycles start inside a pause", detail: format!("{count} in a row have not") }
+    FailedProof {
+        check: "cycles start inside a pause",
+        detail: format!("{count} in a row started outside of one"),
+    }
 }
 
 /// The GC mode of a snapshot.

@@ -42,13 +42,13 @@ pub struct MallocSite {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum NoMalloc {
     /// Calls are not searched for on this processor.
-    #[error("allocation by malloc is looked for on x86-64 only")]
+    #[error("allocation by malloc is traced on x86-64 only")]
     Machine,
     /// The image does not query a C library for the size of memory.
     #[error("this Ruby does not import malloc_usable_size, by which its allocation functions are recognised")]
     NoImport,
     /// Code that is not as expected.
-    #[error("the code around the call of {call} at {address} is not as it is known: {what}")]
+    #[error("unexpected code around the call of {call} at {address}: {what}")]
     Unknown {
         /// The function that is called.
         call: &'static str,
@@ -182,14 +182,14 @@ impl Function<'_, '_> {
                     && self.is_counted(test)
                     && !self.is_one(index, Register::RDI)
                 {
-                    return Err(self.unknown(CALLOC, index, "it is not for one element"));
+                    return Err(self.unknown(CALLOC, index, "its number of elements is not 1"));
                 }
                 self.allocation(index, (CALLOC, MallocPlace::Calloc, Register::RSI), found)?;
             }
             REALLOC => {
                 let Some(test) = self.tested(index) else { return Ok(()) };
                 if !self.is_counted(test) {
-                    return Err(self.unknown(REALLOC, index, "its result goes elsewhere"));
+                    return Err(self.unknown(REALLOC, index, "its result is not counted in malloc_increase"));
                 }
                 found.push(self.site(index, MallocPlace::ReallocBegin, 0, REALLOC)?);
                 found.push(self.site(test.jump, MallocPlace::ReallocEnd, 0, REALLOC)?);
@@ -208,11 +208,10 @@ impl Function<'_, '_> {
         // A call without a test is the one at VM startup with which 3.3 and later measure how much the C library adds to a size.
         let Some(test) = self.tested(index) else { return Ok(()) };
         if !self.is_counted(test) {
-            return Err(self.unknown(name, index, "its result goes elsewhere"));
+            return Err(self.unknown(name, index, "its result is not counted in malloc_increase"));
         }
         let size = self.preserved(index, test.jump, argument);
-        let size =
-            size.ok_or_else(|| self.unknown(name, index, "its size is in no register that is kept"))?;
+        let size = size.ok_or_else(|| self.unknown(name, index, "no preserved register holds its size"))?;
         found.push(self.site(test.jump, place, size, name)?);
         Ok(())
     }

@@ -86,13 +86,13 @@ pub struct RequestSite {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum RequestRefusal {
     /// The file is for another processor.
-    #[error("requests are seen on x86-64 only")]
+    #[error("requests are traced on x86-64 only")]
     Machine,
     /// A function does not exist or is not called.
     #[error("no call of {0} that the kernel can emulate")]
     NoCall(&'static str),
     /// The return value of a function cannot be observed.
-    #[error("no test of what {0} returns that the kernel can emulate")]
+    #[error("no test of the return value of {0} that the kernel can emulate")]
     NoResult(&'static str),
     /// The file is not an interpreter.
     #[error("the file has no ruby_version")]

@@ -52,7 +52,7 @@ pub enum DwarfError {
     #[error("`struct {0}` is defined in two ways")]
     Ambiguous(String),
     /// The file requires more work than a limit allows.
-    #[error("{0} exceed what gctrace is willing to read")]
+    #[error("{0} exceed a limit of gctrace")]
     TooMuch(&'static str),
 }
 

@@ -58,7 +58,7 @@ pub enum NotDerived {
     #[error("the code of {0} could not be followed")]
     Lost(Cow<'static, str>),
     /// The function's keys were not found.
-    #[error("{0} sets no symbols up")]
+    #[error("{0} does not create symbols for its keys")]
     NoSymbols(Cow<'static, str>),
     /// The key is unknown to this function.
     #[error("{0} does not know this key")]

@@ -41,7 +41,7 @@ const MOST_TRACEPOINTS: usize = 256;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, thiserror::Error)]
 pub enum NoPlaces {
     /// The layout of these data in this release is not known.
-    #[error("it is not known where this Ruby keeps the places of objects")]
+    #[error("the layout of the table of places in this Ruby is unknown")]
     Release,
     /// The program does not trace its allocations, and has not traced them before.
     #[error("not traced")]
@@ -56,7 +56,7 @@ pub enum NoPlaces {
     #[error("the table was changed while it was read")]
     Changed,
     /// Objects were moved, and the table of this release still has their old addresses.
-    #[error("the heap was compacted, and this Ruby does not follow that in its table")]
+    #[error("the heap was compacted, and this Ruby does not update its table")]
     Compacted,
     /// It has more entries, places or text than the limits allow.
     #[error("the table of places is too large")]

@@ -162,7 +162,7 @@ impl Acquire {
             match end(&body, instruction) {
                 End::Inside => {}
                 End::Leaves => sites.push(site(GvlEvent::Acquired, address)),
-                End::Unknown => open.push(format!("it is not known where the jump at {address} leads")),
+                End::Unknown => open.push(format!("the target of the jump at {address} is unknown")),
             }
         }
         if sites.len() == 1 {
@@ -426,7 +426,7 @@ fn unmatched(code: &Code<'_>, known: &BTreeMap<Svma, BTreeSet<Svma>>) -> Vec<Str
         for reference in code.references(std::slice::from_ref(&wanted), Kind::Branch) {
             let address = reference.address;
             if !calls.contains(&address) {
-                found.push(format!("the call at {address} gives up the GVL without a known lock"));
+                found.push(format!("the call at {address} releases the GVL without a known lock"));
             }
         }
     }

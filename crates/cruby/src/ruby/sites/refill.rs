@@ -311,14 +311,14 @@ fn assemble(candidates: Vec<Candidate>, slot_size: Option<u8>, sweepers: &BTreeS
         .map(|candidate| candidate.free_slots.0)
         .collect();
     let outcome = if !agreed {
-        Outcome::Failed("the sites do not agree where the list of free slots is".to_owned())
+        Outcome::Failed("the sites disagree about the offset of the free list".to_owned())
     } else if !open.is_empty() {
-        Outcome::Failed(format!("it is not sure which page the stores at {} empty", list(&open)))
+        Outcome::Failed(format!("it is not certain which page the stores at {} clear", list(&open)))
     } else if sites.is_empty() {
         Outcome::Failed("no code that takes a page's free slots was found".to_owned())
     } else if !strange.is_empty() {
         Outcome::Failed(format!(
-            "stores outside of the sweep empty a page without taking its slots at {}",
+            "stores at {} clear a page outside of the sweep without taking its slots",
             list(&strange)
         ))
     } else {

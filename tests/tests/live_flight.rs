@@ -54,7 +54,7 @@ fn collects(program: &mut Guarded, cycles: u32, word: &str) -> Result<()> {
     program.wait_stdout(PATIENCE, &line, |said| said == line).map(drop)
 }
 
-/// Prefixes of the lines of cycles, and of single waits for the GVL.
+/// Prefixes of the lines of cycles, and of individual waits for the GVL.
 const CYCLE: &str = "{\"type\":\"gc\"";
 const WAIT: &str = "{\"type\":\"gvl\",\"what\":\"wait\"";
 
@@ -121,7 +121,7 @@ fn cycles(finished: &Finished) -> Vec<&str> {
     finished.stdout.iter().filter(|line| line.starts_with(CYCLE)).map(String::as_str).collect()
 }
 
-/// The lines of single waits for the GVL among JSON lines.
+/// The lines of individual waits for the GVL among JSON lines.
 fn single_waits(finished: &Finished) -> Vec<&str> {
     finished.stdout.iter().filter(|line| line.starts_with(WAIT)).map(String::as_str).collect()
 }
@@ -367,7 +367,7 @@ fn waits() -> Result<()> {
     let [file] = &files(&dir)?[..] else { anyhow::bail!("{:?}", files(&dir)?) };
     ensure!(name(file).ends_with("Z-gvl.wait.p99.gctrace"));
     let replayed = report(file)?;
-    // The single waits agree.
+    // The individual waits agree.
     let waits = replayed.stdout.iter().filter(|line| line.starts_with("{\"type\":\"gvl\",\"what\":\"wait\""));
     let long = waits.filter(|line| field(line, "wait_ns").is_ok_and(|ns| ns > 60e6)).count();
     ensure!(long > 0, "no long wait in it, {said}: {:#?}", replayed.stdout);

@@ -11,8 +11,8 @@ use gctrace_tests::ruby::Ruby;
 use gctrace_tests::script::Script;
 use serde::Deserialize;
 
-/// Names of the slices in which single waits are not recorded.
-const GAPS: [&str; 2] = ["GVL not watched (CPU budget)", "single GVL waits not recorded (CPU budget)"];
+/// Names of the slices in which individual waits are not recorded.
+const GAPS: [&str; 2] = ["GVL not watched (CPU budget)", "individual GVL waits not recorded (CPU budget)"];
 
 /// In a storm, waits follow each other closely. If two consecutive waits begin this many nanoseconds apart, waits were not recorded in
 /// between: at any budget, at least the budget of one second is saved before recording resumes.

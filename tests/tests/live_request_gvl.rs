@@ -1,4 +1,4 @@
-//! How long a request waited for the GVL, compared with the single waits that are reported, and with what its thread reports about its CPU
+//! How long a request waited for the GVL, compared with the individual waits that are reported, and with what its thread reports about its CPU
 //! time.
 
 use std::io::{Read as _, Write as _};
@@ -188,7 +188,7 @@ fn are_parts(line: &RequestLine, split: &GvlSplitLine, [ruby, native, slept]: [u
     ensure_times!(close(hold.cpu_ns, ruby), "in Ruby {ruby}: {line:?}");
     ensure_times!(close(away.cpu_ns, native), "without the GVL {native}: {line:?}");
     ensure_times!(close(away.blocked_ns, slept), "asleep {slept}: {line:?}");
-    // The sum of its single waits is the same, except for what the scheduler does between two probes.
+    // The sum of its individual waits is the same, except for what the scheduler does between two probes.
     let waited = wait.sum();
     ensure!(line.gvl_wait_ns.is_none_or(|ns| ns.abs_diff(waited) <= CLOCKS_NS), "{waited}: {line:?}");
     Ok(())

@@ -39,7 +39,7 @@ impl Ledger {
     }
 
     fn of(text: &str) -> Result<Self> {
-        // There may be several hundred thousand lines about single waits.
+        // There may be several hundred thousand lines about individual waits.
         let line = |part: &str| text.lines().rev().find(|line| line.contains(part));
         let ledger = line(r#""type":"ledger""#).context("gctrace wrote no ledger")?;
         let ledger: Value = serde_json::from_str(ledger).context("the ledger")?;

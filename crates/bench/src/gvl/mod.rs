@@ -84,7 +84,7 @@ enum Arm {
     Futex,
     /// `--gvl --gvl-budget 100`: all the time, each wait of at least 1 ms reported.
     All,
-    /// The same without reports of single waits: only sums.
+    /// The same without reports of individual waits: only sums.
     Sums,
 }
 

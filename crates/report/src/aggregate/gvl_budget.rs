@@ -1,9 +1,9 @@
 //! The CPU budget for watching the GVL: probes that cost more than their share are reduced in steps, and the times for which they
 //! watched are known. Pure: time and costs are inputs, actions are outputs.
 //!
-//! The steps: first, single waits are reported only for parts of the time, as far as the budget allows. Then the GVL is watched in slices of
+//! The steps: first, individual waits are reported only for parts of the time, as far as the budget allows. Then the GVL is watched in slices of
 //! time, and the probes are detached between them (a closed gate saves the cost of the program but not of the trap, which is half). Finally,
-//! it is no longer watched. [`Governor::gaps`] returns the times for which single waits were not reported.
+//! it is no longer watched. [`Governor::gaps`] returns the times for which individual waits were not reported.
 
 use std::{collections::HashMap, time::Duration};
 
@@ -26,7 +26,7 @@ const PERIOD: Duration = Duration::from_secs(10);
 const LONGEST_WAIT: Duration = Duration::from_mins(5);
 /// Single waits are reported again once the budget of this time has been saved.
 const SAVED: Duration = Duration::from_secs(1);
-/// Maximum number of remembered gaps in the reports of single waits; after that many, single waits are no longer reported.
+/// Maximum number of remembered gaps in the reports of individual waits; after that many, individual waits are no longer reported.
 const MOST_GAPS: usize = 4096;
 /// Maximum number of times that the gate can be closed: the kernel keeps the times of a fixed number of epochs.
 const MOST_EPOCHS: usize = gctrace_common::gvl::MAX_GVL_EPOCHS as usize - 1;
@@ -105,11 +105,11 @@ pub enum Slice {
 /// Actions for the caller to perform.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Act {
-    /// Let the probes report single waits again.
+    /// Let the probes report individual waits again.
     ReportWaits,
-    /// Let the probes stop reporting single waits.
+    /// Let the probes stop reporting individual waits.
     OnlySums,
-    /// Let the probes count from now on, and report single waits.
+    /// Let the probes count from now on, and report individual waits.
     Open,
     /// Let the probes do nothing from now on.
     Close,
@@ -136,7 +136,7 @@ pub struct Governor {
     /// When the probes were last opened, and the cost then.
     opened: (u64, Cost),
     times: OpenTimes,
-    /// Since when single waits are reported in [`Stage::Sums`].
+    /// Since when individual waits are reported in [`Stage::Sums`].
     sampling_ns: Option<u64>,
     gaps: Vec<GvlGap>,
 }
@@ -170,19 +170,19 @@ impl Governor {
         &self.times
     }
 
-    /// Intervals up to `now_ns` for which single waits were not reported.
+    /// Intervals up to `now_ns` for which individual waits were not reported.
     pub fn gaps(&self, now_ns: u64) -> Vec<GvlGap> {
         let until = |gap: &GvlGap| GvlGap { to_ns: gap.to_ns.min(now_ns), ..*gap };
         self.gaps.iter().map(until).collect()
     }
 
-    /// Notes that single waits are not reported from now on; `summed`: waits are still added up.
+    /// Notes that individual waits are not reported from now on; `summed`: waits are still added up.
     fn gap(&mut self, now_ns: u64, summed: bool) {
         self.no_gap(now_ns);
         self.gaps.push(GvlGap { from_ns: now_ns, to_ns: u64::MAX, summed });
     }
 
-    /// Notes that single waits are reported from now on.
+    /// Notes that individual waits are reported from now on.
     fn no_gap(&mut self, now_ns: u64) {
         if let Some(last) = self.gaps.last_mut() {
             last.to_ns = last.to_ns.min(now_ns);
@@ -289,7 +289,7 @@ impl Governor {
         saved
     }
 
-    /// Reports single waits as long as the budget lasts.
+    /// Reports individual waits as long as the budget lasts.
     fn sample(&mut self, now_ns: u64, cost: Cost, since_ns: u64) -> &'static [Act] {
         let lasted = now_ns.saturating_sub(since_ns);
         if self.saved_ns(now_ns, cost) < 0.0 && lasted >= nanos(SLICE) {

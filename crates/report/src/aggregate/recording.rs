@@ -262,7 +262,7 @@ pub struct Recording {
     pub gvl_threads: HashMap<(ProcessIndex, u64), GvlFacts>,
     /// Waits that are not in the recording although the sums of their threads may be, by pid and number of the thread.
     gvl_outside: HashMap<(u32, u64), GvlTimes>,
-    /// Times for which single waits for the GVL were not reported.
+    /// Times for which individual waits for the GVL were not reported.
     pub gvl_gaps: Vec<GvlGap>,
     /// The timeline, if one was asked for.
     pub timeline: Option<Timeline>,

@@ -9,18 +9,18 @@ use super::{
 /// The figures that conditions can test: name, unit and description.
 pub const METRICS: [(&str, Unit, &str); 14] = [
     ("gc.share", Unit::Share, "share of the processes' time in GC pauses"),
-    ("gc.minor.rate", Unit::PerSecond, "minor cycles a second and process"),
-    ("gc.major.rate", Unit::PerSecond, "major cycles a second and process"),
+    ("gc.minor.rate", Unit::PerSecond, "minor cycles per second and process"),
+    ("gc.major.rate", Unit::PerSecond, "major cycles per second and process"),
     ("gc.pause.p50", Unit::Time, "median of the GC pauses"),
     ("gc.pause.p99", Unit::Time, "99th percentile of the GC pauses"),
     ("gvl.wait.share", Unit::Share, "share of the threads' time spent waiting for the GVL (--gvl)"),
-    ("gvl.wait.rate", Unit::PerSecond, "waits for the GVL a second and process (--gvl)"),
+    ("gvl.wait.rate", Unit::PerSecond, "waits for the GVL per second and process (--gvl)"),
     ("cpu", Unit::Number, "CPUs in use, per process"),
-    ("alloc.objects.rate", Unit::PerSecond, "objects allocated a second and process (--alloc)"),
-    ("alloc.bytes.rate", Unit::BytesPerSecond, "bytes of their slots (--alloc)"),
-    ("request.rate", Unit::PerSecond, "requests a second and process (--requests)"),
+    ("alloc.objects.rate", Unit::PerSecond, "objects allocated per second and process (--alloc)"),
+    ("alloc.bytes.rate", Unit::BytesPerSecond, "bytes of the slots of these objects (--alloc)"),
+    ("request.rate", Unit::PerSecond, "requests per second and process (--requests)"),
     ("request.p50", Unit::Time, "median of the durations of requests (--requests)"),
-    ("request.p95", Unit::Time, "95th percentile of them (--requests)"),
+    ("request.p95", Unit::Time, "95th percentile of the durations of requests (--requests)"),
     ("request.gc.share", Unit::Share, "share of the requests' time in GC pauses (--requests)"),
 ];
 
@@ -189,7 +189,7 @@ impl Condition {
                     }
                     (Some(of_b), _) => Ok(statistics::p_beyond(&of_b, bound, self.above) <= LEVEL),
                     (None, Verdict::Untested(why)) => Err(why),
-                    (None, _) => Err("B has none"),
+                    (None, _) => Err("B has no such figure"),
                 };
             }
             (_, Verdict::Untested(why)) => return Err(why),

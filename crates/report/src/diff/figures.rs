@@ -59,7 +59,7 @@ pub(super) const FEW: &str = "too few";
 /// The same.
 pub(super) const SINGLE: &str = "a single event";
 /// The same.
-pub(super) const NO_TIMES: &str = "only its sum is known";
+pub(super) const NO_TIMES: &str = "only its total is known";
 
 /// The same.
 pub(super) const STEP: &str = "differs from run to run";

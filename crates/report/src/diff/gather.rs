@@ -159,7 +159,7 @@ pub(super) struct Gvl {
     pub(super) waits: Series,
     /// Time of long waits by the method that held the GVL, nanoseconds.
     pub(super) holders: ByMethod,
-    /// Time for which single waits were not reported, nanoseconds.
+    /// Time for which individual waits were not reported, nanoseconds.
     pub(super) gap_ns: u64,
     /// Time for which waits were not observed at all, nanoseconds.
     unwatched_ns: u64,
@@ -231,7 +231,7 @@ impl Side {
         self.now_ns = self.now_ns.max(now_ns);
     }
 
-    /// Adds an interval in which single waits for the GVL were not reported.
+    /// Adds an interval in which individual waits for the GVL were not reported.
     pub fn gvl_gap(&mut self, gap: GvlGap) {
         let ns = gap.to_ns.min(self.now_ns).saturating_sub(gap.from_ns);
         self.gvl.gap_ns += ns;

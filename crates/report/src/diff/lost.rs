@@ -19,10 +19,7 @@ impl Side {
 
     /// Losses are unknown if no account was written.
     fn unaccounted(&self) -> Lack {
-        self.ledger
-            .kernel
-            .is_none()
-            .then(|| self.lacks("has no account of what was lost: it was cut off too early"))
+        self.ledger.kernel.is_none().then(|| self.lacks("has no account of losses: it was cut off too early"))
     }
 
     fn lost_of(&self, family: Family, more: u64, noun: &str) -> Lack {
@@ -33,7 +30,7 @@ impl Side {
     /// Why there is no data of the chosen processes.
     pub(super) fn empty(&self) -> Lack {
         if self.grid.began_ns().is_none() {
-            return Some(self.lacks("ends before everything was traced"));
+            return Some(self.lacks("ends before tracing had fully started"));
         }
         let is_chosen = self.chosen.pid.is_some() || self.chosen.program.is_some();
         let what = if is_chosen { "has no such process" } else { "contains no Ruby process" };
@@ -43,9 +40,9 @@ impl Side {
     pub(super) fn without_gc(&self) -> Lack {
         if let Some(program) = self.without_cycles.first() {
             let program = printable(program);
-            return Some(
-                self.lacks(&format!("has no GC events of {program}: its Ruby was traced by functions")),
-            );
+            return Some(self.lacks(&format!(
+                "has no GC events of {program}: its Ruby was traced by functions or USDT probes"
+            )));
         }
         self.lost_of(Family::Gc, self.ledger.user.pipeline.undecodable, "GC event")
     }
@@ -76,7 +73,7 @@ impl Side {
         }
         // An off-CPU time is recorded when it or the run ends; in a part of a run, at the end of the part.
         if self.ledger.extent == Extent::CutOff {
-            return Some(self.lacks("was cut off: it lacks threads that were off the CPU then"));
+            return Some(self.lacks("was cut off: threads that were off the CPU at that point are missing"));
         }
         let stacks = &self.ledger.user.stacks;
         let part = stacks.off_cpu_ns_without_stack as f64 / stacks.off_cpu_ns.max(1) as f64;
@@ -95,8 +92,12 @@ impl Side {
     pub(super) fn without_gvl_sums(&self) -> Lack {
         match self.ledger.extent {
             Extent::Run => None,
-            Extent::CutOff => Some(self.lacks("was cut off: it lacks the sums of threads that still ran")),
-            Extent::Part => Some(self.lacks("is a part of a run: it lacks the sums of threads that ran on")),
+            Extent::CutOff => {
+                Some(self.lacks("was cut off: it lacks the sums of threads that were still running"))
+            }
+            Extent::Part => {
+                Some(self.lacks("is a part of a run: it lacks the sums of threads that continued to run"))
+            }
         }
     }
 
@@ -112,8 +113,9 @@ impl Side {
     pub(super) fn without_holders(&self) -> Lack {
         self.without_gvl().or_else(|| {
             let seconds = self.gvl.gap_ns as f64 / 1e9;
-            (self.gvl.gap_ns > 0)
-                .then(|| self.lacks(&format!("did not report single waits for {seconds:.1} s (CPU budget)")))
+            (self.gvl.gap_ns > 0).then(|| {
+                self.lacks(&format!("did not report individual waits for {seconds:.1} s (CPU budget)"))
+            })
         })
     }
 

@@ -540,12 +540,12 @@ fn absent() {
     let mut a = record("A", AS_EVER, 1);
     a.gvl_gap(GvlGap { from_ns: BEGAN, to_ns: BEGAN + 2 * SECOND, summed: true });
     let comparison = Comparison::of(&mut a, &mut record("B", AS_EVER, 2));
-    assert_eq!(absent(&comparison, "holders"), "A did not report single waits for 2.0 s (CPU budget)");
+    assert_eq!(absent(&comparison, "holders"), "A did not report individual waits for 2.0 s (CPU budget)");
     assert_eq!(absent(&comparison, "gvl"), "");
     let kernel = Some(vec![0; Counter::ALL.len()]);
     for (extent, why) in [
-        (Extent::CutOff, "B was cut off: it lacks the sums of threads that still ran"),
-        (Extent::Part, "B is a part of a run: it lacks the sums of threads that ran on"),
+        (Extent::CutOff, "B was cut off: it lacks the sums of threads that were still running"),
+        (Extent::Part, "B is a part of a run: it lacks the sums of threads that continued to run"),
     ] {
         let (mut a, mut b) = (record("A", AS_EVER, 1), record("B", AS_EVER, 2));
         b.account(&Ledger { kernel: kernel.clone(), extent, ..Ledger::default() });
@@ -563,7 +563,7 @@ fn absent() {
     }
     b.account(&Ledger::default());
     let comparison = Comparison::of(&mut a, &mut b);
-    assert_eq!(absent(&comparison, "gc"), "B has no account of what was lost: it was cut off too early");
+    assert_eq!(absent(&comparison, "gc"), "B has no account of losses: it was cut off too early");
 }
 
 /// A recording that is too short has figures but no verdicts.
@@ -594,5 +594,5 @@ fn programs() {
     assert_eq!(comparison.nothing, ["B has no such process"]);
     assert_eq!(comparison.only[0], ["shop"]);
     let never = Comparison::of(&mut side, &mut Side::new("B", all(), Chosen::default()));
-    assert_eq!(never.nothing, ["B ends before everything was traced"]);
+    assert_eq!(never.nothing, ["B ends before tracing had fully started"]);
 }

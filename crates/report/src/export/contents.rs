@@ -276,13 +276,13 @@ impl Contents {
                     format!("cut off: {} of an incomplete chunk follow", plural(*bytes, "byte"))
                 }
                 End::Damaged(_) => {
-                    format!("damaged after {}: what is below comes before that", data_size(found.stored))
+                    format!("damaged after {}: the data below is from before that", data_size(found.stored))
                 }
             },
         )?;
         row("recorded", recorded(found.looked).join(", "))?;
         let lost = match counted.ledger.kernel {
-            None => "not known: there is no account in it".to_owned(),
+            None => "unknown: the recording has no account".to_owned(),
             Some(_) => counted.ledger.summary(),
         };
         row("account", lost)?;

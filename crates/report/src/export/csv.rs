@@ -138,11 +138,7 @@ impl Exporter for Csv {
         };
         copy().map_err(|source| self.error(source))?;
         let size = std::fs::metadata(&self.path).map_or(0, |file| file.len());
-        say(&format!(
-            "gctrace: wrote {} ({}): GC cycles, one in a row",
-            self.path.display(),
-            data_size(size)
-        ));
+        say(&format!("gctrace: wrote {} ({}): GC cycles, one per row", self.path.display(), data_size(size)));
         Ok(())
     }
 }

@@ -319,7 +319,7 @@ impl<W: Write> OneScreen<W> {
                 return self.long_waits().into_iter().flat_map(|row| [String::new(), row]).collect();
             }
             true => format!(
-                "{:<LABEL$}watched for {} of the time of its threads (CPU budget)",
+                "{:<LABEL$}watched for {} of its threads' time (CPU budget)",
                 "GVL",
                 percent(watched_ns, wall_ns)
             ),
@@ -397,7 +397,7 @@ impl<W: Write> OneScreen<W> {
         }
         let lacking = self.digest.processes.iter().filter(|of| self.lacks_sums(of)).count() as u64;
         if lacking > 0 {
-            rows.push(format!("GVL sums of {}: they come at the end of each", plural(lacking, "process")));
+            rows.push(format!("GVL sums of {}: known only when a process ends", plural(lacking, "process")));
         }
         let rows = rows.into_iter().map(|row| format!("Not recorded: {row}"));
         rows.enumerate().flat_map(|(at, row)| (at == 0).then(String::new).into_iter().chain([row])).collect()

@@ -240,7 +240,7 @@ pub(super) fn of(service: &Service, gauges: Option<&Gauges>) -> Vec<Figure> {
             "cruby.oldmalloc.increase",
             "By",
             Gauge,
-            "Bytes that malloc gave since a major collection began, at the last GC event of each running process",
+            "Bytes allocated by malloc since the last major collection began, at the last GC event of each running process",
             gauge(|gauges| Some(gauges.oldmalloc_increase)),
         ),
         figure(
@@ -406,7 +406,7 @@ pub(super) fn of(service: &Service, gauges: Option<&Gauges>) -> Vec<Figure> {
             "cruby.gc.records_lost",
             "{record}",
             Counter,
-            "GC records that the kernel had to drop; the figures above lack them",
+            "GC records that the kernel had to drop; not included in the figures above",
             number(service.lost),
         ),
     ]

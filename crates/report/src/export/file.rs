@@ -209,7 +209,7 @@ pub fn check_path(path: &Path) -> Result<(), ExportError> {
     let unwritable = |source| ExportError::Unwritable { path: path.to_owned(), source };
     // `-` usually means standard output, where a profile would be mixed with the lines. A file of that name is not intended either.
     if path == Path::new("-") {
-        let why = "`-` would be standard output, which this is not written to";
+        let why = "`-` would mean standard output, which is not supported here";
         return Err(unwritable(io::Error::new(io::ErrorKind::InvalidInput, why)));
     }
     // The complete file takes over the name: a device or a pipe with that name would be lost for everyone.

@@ -196,7 +196,7 @@ impl<W: Write> SlowRequests<W> {
                 let (sum, share) = (duration(gc_ns), percent(gc_ns, *ns));
                 writeln!(self.out, "  GC: {sum} ({share}) in pauses; {}", plural(gcs.into(), "cycle"))
             }
-            None => writeln!(self.out, "  GC: not known"),
+            None => writeln!(self.out, "  GC: unknown"),
         }
     }
 
@@ -227,7 +227,7 @@ impl<W: Write> SlowRequests<W> {
                 let started = plural(gcs.into(), "cycle");
                 write!(out, "  GC: {sum} ({share}) in pauses of this thread; it started {started}")?;
             }
-            None => write!(out, "  GC: not known in this thread")?,
+            None => write!(out, "  GC: unknown for this thread")?,
         }
         match request.gc_other {
             Some(GcTime { pauses: 0, .. }) => writeln!(out, "; none in others")?,
@@ -236,7 +236,7 @@ impl<W: Write> SlowRequests<W> {
                 let pauses = plural(pauses.into(), "pause");
                 writeln!(out, "\n      {sum} ({share}) in {pauses} of other threads meanwhile")?;
             }
-            None => writeln!(out, "; not known of others")?,
+            None => writeln!(out, "; unknown for others")?,
         }
         if matches!(figures, Some((0, 0))) && matches!(request.gc_other, Some(GcTime { pauses: 0, .. })) {
             return Ok(());
@@ -297,7 +297,7 @@ impl<W: Write> SlowRequests<W> {
         };
         write_lines(out, request.begin_ns, waits.iter().map(line).collect())?;
         if self.waits.dropped_ns >= request.begin_ns {
-            writeln!(out, "    earlier waits were too many to keep")?;
+            writeln!(out, "    older waits were dropped: too many to keep")?;
         }
         Ok(())
     }

@@ -197,7 +197,7 @@ impl<W: Write> Summary<W> {
             let least = if unknown { "at least " } else { "" };
             writeln!(
                 self.out,
-                "\n{} more with less: {least}{}, {least}{} in GC",
+                "\n{} more with less GC time: {least}{}, {least}{} in GC",
                 plural(processes, "process"),
                 plural(cycles, "cycle"),
                 duration(stopped_ns)
@@ -351,7 +351,7 @@ fn write_process(
     }
     if gc.lost > 0 {
         let lost = plural(gc.lost, "GC event");
-        words(out, width, "lost", &format!("{lost}: the figures above lack them"))?;
+        words(out, width, "lost", &format!("{lost}: not included in the figures above"))?;
     }
     Ok(())
 }
@@ -373,11 +373,12 @@ fn write_cycles(
     let has_times = gc.stops.count() > 0;
     let text = if has_times || gc.is_empty() || done.end.outside_ns > 0 {
         // `outside_ns`: pauses of a cycle that had begun before tracing, or of no cycle, such as finalizers at the end.
+        let them = if gc.count(None) == 1 { "it" } else { "them" };
         let (own, outside) = match done.end.outside_ns {
             0 => (String::new(), String::new()),
             ns => (
                 format!(", of which {}", duration(own_ns)),
-                format!(" and{TIE}{}{TIE}in{TIE}none", duration(ns)),
+                format!(" and{TIE}{}{TIE}outside{TIE}of{TIE}{them}", duration(ns)),
             ),
         };
         format!("{share} of the time: {}{own} in {cycles} ({rate:.1} a second){outside}", duration(total_ns))
@@ -433,19 +434,20 @@ mod tests {
     /// Text that exceeds a row is wrapped at words.
     #[test]
     fn rows_of_words() {
-        let text =
-            "below 0.1 % of the time: 4.96ms, of which 4.88ms in 1 cycle (0.1 a second) and 73µs in none";
-        let tied = text.replace("and 73µs in none", "and\u{a0}73µs\u{a0}in\u{a0}none");
+        let text = "below 0.1 % of the time: 4.96ms, of which 4.88ms in 1 cycle (0.1 a second) and 73µs outside of it";
+        let tied = text.replace("and 73µs outside of it", "and\u{a0}73µs\u{a0}outside\u{a0}of\u{a0}it");
         let rows = |width: usize, text: &str| {
             let mut out = Vec::new();
             words(&mut out, width, "GC", text).unwrap();
             String::from_utf8(out).unwrap()
         };
-        let expected = "  GC        below 0.1 % of the time: 4.96ms, of which 4.88ms in 1 cycle (0.1 a second) and 73µs in
-            none
+        let expected =
+            "  GC        below 0.1 % of the time: 4.96ms, of which 4.88ms in 1 cycle (0.1 a second) and 73µs
+            outside of it
 ";
         assert_eq!(rows(100, text), expected);
-        let expected = expected.replace(" and 73µs in\n            none", "\n            and 73µs in none");
+        let expected =
+            expected.replace(" and 73µs\n            outside of it", "\n            and 73µs outside of it");
         assert_eq!(rows(100, &tied), expected);
         assert_eq!(rows(200, text), format!("  GC        {text}\n"));
         for width in 40..110 {

@@ -9,7 +9,7 @@ impl Ledger {
     /// One line for people: what was done, and whether anything is missing.
     pub fn summary(&self) -> String {
         if self.kernel.is_none() && matches!(self.extent, Extent::CutOff | Extent::Part) {
-            return "what was lost is not known: the recording ends before its first account".to_owned();
+            return "losses unknown: the recording ends before its first account".to_owned();
         }
         let u = &self.user;
         let cycles = plural(u.pipeline.cycles, "cycle");
@@ -22,7 +22,7 @@ impl Ledger {
         }
         let missing = self.missing();
         if missing.is_empty() {
-            let by_then = if self.extent == Extent::CutOff { " by then" } else { "" };
+            let by_then = if self.extent == Extent::CutOff { " up to then" } else { "" };
             parts.push(format!("nothing lost{by_then}"));
         }
         parts.extend(missing);
@@ -77,7 +77,7 @@ impl Ledger {
                     plural(u.pipeline.tracepoints_skipped, "scheduler event")
                 ),
             ),
-            (undecodable, format!("{} not understood", plural(undecodable, "record"))),
+            (undecodable, format!("{} not decodable", plural(undecodable, "record"))),
             (
                 u.recording.recorded_dropped,
                 format!("{} not in the recording", plural(u.recording.recorded_dropped, "event")),
@@ -114,12 +114,12 @@ impl Ledger {
             limits.push(format!("{} still running at the end", plural(u.requests.requests_open, "request")));
         }
         if u.requests.requests_without_states > 0 {
-            let left_out = plural(u.requests.requests_without_states, "request");
-            limits.push(format!("{left_out} of {} not in sample sets", u.requests.requests_reported));
+            let (left_out, all) = (u.requests.requests_without_states, u.requests.requests_reported);
+            limits.push(format!("{left_out} of {} not in sample sets", plural(all, "request")));
         }
         if u.sets.sets_without_token > 0 {
             let processes = plural(u.sets.sets_without_token, "process");
-            limits.push(format!("no token for the sample sets of {processes}, not sent"));
+            limits.push(format!("sample sets of {processes} not sent (no token)"));
         }
         if u.gvl.gvl_unwatched_ns > 0 {
             let share = percent(u.gvl.gvl_watched_ns, u.gvl.gvl_watched_ns + u.gvl.gvl_unwatched_ns);
@@ -130,7 +130,7 @@ impl Ledger {
         }
         match self.imbalances() {
             _ if self.extent == Extent::CutOff => {
-                limits.push("cut off: what came after the last account is not counted".to_owned());
+                limits.push("cut off: events after the last account are not counted".to_owned());
             }
             _ if self.extent == Extent::Part => limits.push("a part of a run".to_owned()),
             none if none.is_empty() => {}
@@ -196,15 +196,12 @@ mod tests {
     fn cut_off() {
         for extent in [Extent::CutOff, Extent::Part] {
             let cut = Ledger { extent, ..Ledger::default() };
-            assert_eq!(
-                cut.summary(),
-                "what was lost is not known: the recording ends before its first account"
-            );
+            assert_eq!(cut.summary(), "losses unknown: the recording ends before its first account");
         }
         let counts = PipelineCounts { cycles: 3, processes: 1, ..PipelineCounts::default() };
         let cut = Ledger { extent: Extent::CutOff, ..ledger(counts) };
         let expected =
-            "3 cycles, nothing lost by then, cut off: what came after the last account is not counted";
+            "3 cycles, nothing lost up to then, cut off: events after the last account are not counted";
         assert_eq!(cut.summary(), expected);
     }
 
@@ -226,7 +223,7 @@ mod tests {
         ledger.user.sets.sets_without_token = 2;
         ledger.user.requests.requests_open = 2;
         let said = ledger.summary();
-        assert!(said.contains("no token for the sample sets of 2 processes, not sent"), "{said}");
+        assert!(said.contains("sample sets of 2 processes not sent (no token)"), "{said}");
         assert!(
             said.starts_with("0 cycles in 2 processes, 123598 GVL events of unknown threads, "),
             "{said}"
@@ -239,7 +236,7 @@ mod tests {
             ),
             "{said}"
         );
-        assert!(said.contains("2 requests of 9 not in sample sets"), "{said}");
+        assert!(said.contains("2 of 9 requests not in sample sets"), "{said}");
         assert!(!said.contains("lost"), "{said}");
     }
 }

@@ -7,7 +7,7 @@ use gctrace_common::gvl::{BUCKETS, bucket_most};
 use super::stack::Stack;
 pub use crate::ruby::gvl_plan::GvlCoverage;
 
-/// An interval in which single waits for the GVL were not reported, because that would have exceeded the CPU budget.
+/// An interval in which individual waits for the GVL were not reported, because that would have exceeded the CPU budget.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct GvlGap {
     /// Start, `CLOCK_MONOTONIC` nanoseconds.
@@ -22,7 +22,7 @@ impl GvlGap {
     /// Its label on a timeline.
     pub fn name(self) -> &'static str {
         if self.summed {
-            "single GVL waits not recorded (CPU budget)"
+            "individual GVL waits not recorded (CPU budget)"
         } else {
             "GVL not watched (CPU budget)"
         }

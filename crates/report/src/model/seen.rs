@@ -68,8 +68,8 @@ impl<'a> Seen<'a> {
             Self::GvlProcess(_) => "GVL sums of processes",
             Self::Alloc(_) => "allocation sums",
             Self::AllocStack(_) => "allocation stacks",
-            Self::Load(_) => "loads of servers",
-            Self::Ended(_) => "ends of processes",
+            Self::Load(_) => "server loads",
+            Self::Ended(_) => "process ends",
         }
     }
 

@@ -120,7 +120,7 @@ impl Expander {
             Err(error) => return cannot(error.to_string()),
         }
         if expanded.len() != *content {
-            return Err(format!("it does not expand to the {content} bytes that it names"));
+            return Err(format!("it does not expand to the {content} bytes that its head states"));
         }
         Ok(expanded)
     }

@@ -169,10 +169,10 @@ impl FlightRecorder {
             self.counts.dumps_suppressed += 1;
             if self.asked.is_none() && !std::mem::replace(&mut self.has_said, true) {
                 let reason = if self.triggered < self.keep.most {
-                    format!("none within {} of the last one (--dump-cooldown)", span(self.keep.cooldown_ns))
+                    format!("less than {} since the last one (--dump-cooldown)", span(self.keep.cooldown_ns))
                 } else {
                     format!(
-                        "triggers have written {}, the most (--max-dumps)",
+                        "triggers have written {}, the maximum (--max-dumps)",
                         plural(self.triggered, "file")
                     )
                 };

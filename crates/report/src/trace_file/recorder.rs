@@ -116,7 +116,7 @@ impl Recorder {
         }
         match (&self.to, source.kind()) {
             (Destination::Stream(_), io::ErrorKind::BrokenPipe) => {
-                say("gctrace: whoever read the recording has closed it: nothing more is recorded");
+                say("gctrace: the reader of the recording has closed it: nothing more is recorded");
                 ExportError::Stdout(source)
             }
             _ => ExportError::Recording { path: self.path.clone(), source },

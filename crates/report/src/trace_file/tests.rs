@@ -441,11 +441,11 @@ fn bounds() {
     let so_far = wire::GvlSoFar { waits: vec![1], wait_ns: 1000 * 10 * 86_400 * 1_000_000_000, hold_ns: 1 };
     assert!(with(wire::What::GvlSoFar(Box::new(so_far))).is_ok());
     for (what, why) in [
-        (wire::What::Closed(u64::MAX), "18446744073709551615 is not possible as a time"),
-        (alloc(1 << 62, 1), "4611686018427387904 is not possible as a time"),
-        (alloc(0, 1 << 40), "1099511627776 is not possible as a count"),
-        (slots(1 << 40, 10), "1099511627776 is not possible as a count"),
-        (slots(1, 9), "10 is not possible as a begin of an interval"),
+        (wire::What::Closed(u64::MAX), "18446744073709551615 is not a possible time"),
+        (alloc(1 << 62, 1), "4611686018427387904 is not a possible time"),
+        (alloc(0, 1 << 40), "1099511627776 is not a possible count"),
+        (slots(1 << 40, 10), "1099511627776 is not a possible count"),
+        (slots(1, 9), "10 is not a possible start of an interval"),
     ] {
         let error = with(what).unwrap_err().to_string();
         assert!(error.contains(why), "{error}");
@@ -462,7 +462,7 @@ fn small_chunks_of_much() {
     };
     let refused = |chunk: &wire::Chunk| {
         let error = read(chunk).unwrap_err().to_string();
-        assert!(error.contains("become more than"), "{error}");
+        assert!(error.contains("expand to more than"), "{error}");
     };
     let mut filling = encode::Filling::default();
     let process = filling.process(&samples::process());

@@ -46,7 +46,7 @@ pub(super) fn node(text: &str) -> Result<Node, String> {
     let node = parser.or()?;
     match parser.tokens.next() {
         None => Ok(node),
-        Some(more) => Err(format!("{} comes where `and`, `or` or the end was expected", more.shown())),
+        Some(more) => Err(format!("`and`, `or` or the end was expected, not {}", more.shown())),
     }
 }
 
@@ -73,7 +73,7 @@ fn tokens(text: &str) -> Result<Vec<Token<'_>>, String> {
                 let ends = |c: char| c.is_whitespace() || "()<>=!~'\"".contains(c);
                 let length = rest.find(ends).unwrap_or(rest.len());
                 if length == 0 {
-                    return Err(format!("`{first}` is not known here"));
+                    return Err(format!("unexpected `{first}`"));
                 }
                 (Token::Word(&rest[..length]), length)
             }
@@ -130,7 +130,7 @@ impl<'a> Parser<'a> {
     }
 
     fn next(&mut self, expected: &str) -> Result<Token<'a>, String> {
-        self.tokens.next().ok_or_else(|| format!("it ends where {expected} was expected"))
+        self.tokens.next().ok_or_else(|| format!("unexpected end: {expected} was expected"))
     }
 
     fn test(&mut self) -> Result<Node, String> {
@@ -146,7 +146,7 @@ impl<'a> Parser<'a> {
         };
         let value = self.next("a value")?;
         let (Token::Word(value) | Token::Quoted(value)) = value else {
-            return Err(format!("{} comes where a value was expected", value.shown()));
+            return Err(format!("a value was expected, not {}", value.shown()));
         };
         test(field, operator, value)
     }

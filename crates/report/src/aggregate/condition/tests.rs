@@ -131,10 +131,10 @@ fn unknown() {
 #[test]
 fn mistakes() {
     for (text, expected) in [
-        ("", "it ends where a field was expected"),
+        ("", "unexpected end: a field was expected"),
         ("gc.paus > 1ms", "`gc.paus` is not a field; fields are pid, service"),
-        ("gc.pause", "it ends where an operator was expected"),
-        ("gc.pause > ", "it ends where a value was expected"),
+        ("gc.pause", "unexpected end: an operator was expected"),
+        ("gc.pause > ", "unexpected end: a value was expected"),
         ("gc.pause > 1", "`1` is not a time: give a number and ns"),
         ("gc.pause > 1.ms", "is not a time"),
         ("gc.pause > 99999999999h", "is not a time"),
@@ -142,14 +142,14 @@ fn mistakes() {
         ("gc.kind > major", "gc.kind is a text"),
         ("gc.kind != mayor", "gc.kind is `minor` or `major`, not `mayor`"),
         ("pid = x", "`x` is not a whole number"),
-        ("pid = 1 pid = 2", "`pid` comes where `and`, `or` or the end was expected"),
+        ("pid = 1 pid = 2", "`and`, `or` or the end was expected, not `pid`"),
         ("(pid = 1", "a `)` is missing"),
-        ("pid = 1)", "`)` comes where"),
-        ("pid = (1)", "`(` comes where a value was expected"),
+        ("pid = 1)", "the end was expected, not `)`"),
+        ("pid = (1)", "a value was expected, not `(`"),
         ("service = 'x", "no closing '"),
         ("service ~ /x", "no closing /"),
         ("service ~ /(/", "service: "),
-        ("service ! x", "`!` is not known here"),
+        ("service ! x", "unexpected `!`"),
         ("thread ~ ''", "thread: give a part of a name"),
     ] {
         let error = text.parse::<Condition>().unwrap_err();

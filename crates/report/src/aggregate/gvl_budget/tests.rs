@@ -157,7 +157,7 @@ fn asleep_all_the_time() {
     assert_eq!(thread.split, [[0; 3]; 4]);
 }
 
-/// If single waits are too expensive, they are sampled throughout the run, within the budget, and the gaps are known.
+/// If individual waits are too expensive, they are sampled throughout the run, within the budget, and the gaps are known.
 #[test]
 fn samples_of_waits() {
     let mut governor = Governor::new(10_000, 2, 0);
@@ -176,7 +176,7 @@ fn samples_of_waits() {
     }
 }
 
-/// Slices report single waits, too, and the times between them are known to be unwatched.
+/// Slices report individual waits, too, and the times between them are known to be unwatched.
 #[test]
 fn gaps_between_slices() {
     let mut governor = Governor::new(10_000, 2, 0);

@@ -386,7 +386,7 @@ impl FilterAccount {
             parts.push(timed(&self.cycles, "GC pauses"));
         }
         if self.gvl_waits.all().count > 0 {
-            parts.push(timed(&self.gvl_waits, "single waits for the GVL"));
+            parts.push(timed(&self.gvl_waits, "individual waits for the GVL"));
         }
         if self.allocs.all().count > 0 {
             let (part, all) = (of(&self.allocs).ns, self.allocs.all().ns);

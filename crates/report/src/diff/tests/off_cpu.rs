@@ -6,7 +6,7 @@ use super::*;
 #[test]
 fn cut_off() {
     for (extent, lacks) in [
-        (Extent::CutOff, "B was cut off: it lacks threads that were off the CPU then"),
+        (Extent::CutOff, "B was cut off: threads that were off the CPU at that point are missing"),
         (Extent::Part, ""),
         (Extent::Run, ""),
     ] {

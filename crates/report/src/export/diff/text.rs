@@ -63,7 +63,7 @@ fn head(out: &mut dyn Write, about: &About, side: &Side, only: &[String]) -> io:
     writeln!(out, "{}  {}: {began}{:.1} s{cut_off}", side.name, clip(&about.file, 100), about.seconds)?;
     for (name, program) in side.programs().iter().take(ROWS) {
         let rubies: Vec<&str> = program.rubies.iter().map(String::as_str).collect();
-        let alone = if only.contains(name) { "; the other recording has none" } else { "" };
+        let alone = if only.contains(name) { "; missing from the other recording" } else { "" };
         writeln!(
             out,
             "   {}: {}, Ruby {}{alone}",
@@ -85,7 +85,7 @@ fn changes(out: &mut dyn Write, comparison: &Comparison) -> io::Result<()> {
     if tested == 0 {
         return writeln!(
             out,
-            "Nothing was tested: each recording must last {} s at least, and have something to compare.",
+            "Nothing was tested: each recording must last at least {} s, and have something to compare.",
             Comparison::least_seconds()
         );
     }

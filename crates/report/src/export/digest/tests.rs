@@ -163,7 +163,7 @@ fn gvl_without_sums() {
     let waits = [Seen::GvlWait(&wait), Seen::GvlWait(&wait)];
     let text = screen_of(&process, 0, &waits, Extent::CutOff);
     assert!(text.contains("GVL       2 long waits, 600µs in all; the rest is not known"), "{text}");
-    assert!(text.contains("Not recorded: GVL sums of 1 process: they come at the end of each\n"), "{text}");
+    assert!(text.contains("Not recorded: GVL sums of 1 process: known only when a process ends\n"), "{text}");
     assert!(text.contains("Nothing stands out") && !text.contains("threads waiting for the GVL."), "{text}");
     let summary = GvlProcessSummary {
         sums: GvlSums { watched_ns: 10, wall_ns: 10, ..GvlSums::default() },

@@ -185,10 +185,10 @@ impl MetricsSnapshot {
                     counters("gctrace.events.lost", "Records that were lost", &[("all", self.ledger.lost())]),
                     counters(
                         "gctrace.kernel.events",
-                        "What the kernel side counts",
+                        "Counters of the kernel side",
                         &self.ledger.kernel_counters(),
                     ),
-                    counters("gctrace.user.events", "What user space counts", &user),
+                    counters("gctrace.user.events", "Counters of user space", &user),
                 ],
                 schema_url: SCHEMA_URL.to_owned(),
             }],

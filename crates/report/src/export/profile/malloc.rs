@@ -129,7 +129,7 @@ impl MallocProfile {
                 flamegraph::write(recording, graph, &context, out)
             }
             Format::Callgrind | Format::Speedscope | Format::Firefox | Format::Perfetto => {
-                Err(io::Error::new(io::ErrorKind::Unsupported, "this format has no memory of malloc"))
+                Err(io::Error::new(io::ErrorKind::Unsupported, "this format cannot show malloc memory"))
             }
         }
     }

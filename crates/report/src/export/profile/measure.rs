@@ -71,8 +71,8 @@ impl Measure {
             Self::Gc => "GC pauses",
             Self::GvlWait => "Waits for the GVL",
             Self::Alloc => "Allocation",
-            Self::Malloc => "Memory of malloc",
-            Self::MallocLive => "Memory of malloc that is left",
+            Self::Malloc => "Memory requested from malloc",
+            Self::MallocLive => "Memory from malloc still allocated",
         }
     }
 
@@ -84,7 +84,7 @@ impl Measure {
             Self::GvlWait => "No wait for the GVL was seen in this run.",
             Self::Alloc => "No allocation was seen in this run.",
             Self::Malloc => "No call of malloc was sampled.",
-            Self::MallocLive => "Of the calls of malloc that were sampled nothing was left at the end.",
+            Self::MallocLive => "No memory of the sampled malloc calls was still allocated at the end.",
         }
     }
 

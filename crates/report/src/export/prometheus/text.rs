@@ -123,10 +123,10 @@ impl View {
             &[("", self.ledger.lost())],
         )?;
         counters("gctrace_probe_hits", "Probe hits of traced processes, by probe", "probe", &probes)?;
-        counters("gctrace_kernel_events", "What the kernel side counts", "counter", &kernel)?;
+        counters("gctrace_kernel_events", "Counters of the kernel side", "counter", &kernel)?;
         let user = self.ledger.user_counters();
         let user: Vec<_> = user.into_iter().filter(|(name, _)| only_grows(name)).collect();
-        counters("gctrace_user_events", "What user space counts", "counter", &user)?;
+        counters("gctrace_user_events", "Counters of user space", "counter", &user)?;
         let beyond = [("", self.services.beyond)];
         counters(
             "gctrace_services_beyond_limit",

@@ -205,7 +205,7 @@ fn only_others() {
               not started by this request
 600.0ms  GET /reports/:id 200
   web (pid 4242, thread 7); waited 2.00ms for a thread; first byte after 599.0ms
-  GC: not known in this thread; not known of others
+  GC: unknown for this thread; unknown for others
 2 of 2 requests took 500.0ms or longer";
     let seen = [Seen::Cycle(&cycle), Seen::Request(&waits), Seen::Request(&unknown)];
     assert_eq!(text(&web(false), 500, &seen), expected);
@@ -245,7 +245,7 @@ fn bounded() {
     drop(slow);
     let text = String::from_utf8(out).unwrap();
     assert_eq!(text.matches("GET /reports/:id").count(), PENDING + 9);
-    assert_eq!(text.matches("earlier waits were too many").count(), PENDING);
+    assert_eq!(text.matches("older waits were dropped: too many").count(), PENDING);
     assert!(text.contains(&format!("    and {} shorter\n", KEPT - SHOWN)));
 }
 
@@ -282,7 +282,7 @@ fn runs() {
   GC: 60.00ms (5.0 %) in pauses; 5 cycles
 600.0ms  import.rb
   import.rb (pid 4711), the run of a program
-  GC: not known
+  GC: unknown
 700.0ms  import.rb
   import.rb (pid 4711), the run of a program
   GC: none

@@ -157,7 +157,7 @@ pub(super) fn load(load: &LoadSummary, has_pool: bool) -> Vec<String> {
         Some(if of.count == of.all {
             (true, format!("{figure}, at most {}", of.most))
         } else {
-            (false, format!("{figure} (average of {} of {readings}, those that show it)", of.count))
+            (false, format!("{figure} (average of {} of {readings}; no figure in the rest)", of.count))
         })
     };
     let unknown = || (false, format!("threads busy: not known ({readings})"));
@@ -373,8 +373,8 @@ mod tests {
         assert_eq!(
             load(&of, true),
             [
-                "5.0 threads busy (average of 1 of 3 readings, those that show it)",
-                "accept queue 1.5 (average of 2 of 3 readings, those that show it)"
+                "5.0 threads busy (average of 1 of 3 readings; no figure in the rest)",
+                "accept queue 1.5 (average of 2 of 3 readings; no figure in the rest)"
             ]
         );
         let mut of = LoadSummary::default();
@@ -388,7 +388,7 @@ mod tests {
         assert_eq!(
             load(&of, true),
             [
-                "3.5 threads busy (average of 2 of 3 readings, those that show it)",
+                "3.5 threads busy (average of 2 of 3 readings; no figure in the rest)",
                 "accept queue 1.0, at most 2 (average of 3 readings)"
             ]
         );

@@ -109,7 +109,12 @@ impl GvlTable {
         let known_ns = summary.blocked.iter().map(|pair| pair.times.ns).fold(0, u64::saturating_add);
         let share = known_ns as f64 / sums.wait.ns.max(1) as f64;
         if known_ns > 0 && share < MOST_KNOWN {
-            writeln!(out, "{:>7} who held the GVL is known for {:.0} % of these waits", "", share * 100.0)?;
+            writeln!(
+                out,
+                "{:>7} the holder of the GVL is known for {:.0} % of these waits",
+                "",
+                share * 100.0
+            )?;
         }
         Ok(())
     }
@@ -197,7 +202,7 @@ fn pair(out: &mut impl Write, blocked: &GvlBlocked) -> std::io::Result<()> {
     };
     if blocked.waiter.is_none() && blocked.holder.is_none() {
         let (ns, count) = (duration(blocked.times.ns), plural(blocked.times.count, "time"));
-        return writeln!(out, "{:>7} others waited {ns} ({count}) for each other", "");
+        return writeln!(out, "{:>7} other threads waited {ns} ({count}) for each other", "");
     }
     writeln!(
         out,

@@ -31,7 +31,7 @@ use crate::{
 };
 
 /// The reason for such a recording, in its header.
-const WHY: &str = "it is looked at while it goes on";
+const WHY: &str = "live view of a run in progress";
 
 /// The exporter that keeps the recording.
 #[derive(Debug)]

@@ -86,7 +86,7 @@ pub(in crate::trace_file) fn decode_stack(
 impl Bounds {
     pub(in crate::trace_file) fn alloc_sum(&mut self, sum: &AllocSum) {
         self.at([sum.begin_ns, sum.end_ns]);
-        self.check("begin of an interval", [sum.begin_ns], sum.end_ns.saturating_add(1));
+        self.check("start of an interval", [sum.begin_ns], sum.end_ns.saturating_add(1));
         self.counts([sum.refills, sum.lost]);
         self.counts(sum.slots.values().copied());
     }

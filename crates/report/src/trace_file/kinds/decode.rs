@@ -154,7 +154,7 @@ impl Tables {
     fn takes(&self, words: usize) -> Result<(), Invalid> {
         let left = self.words_left.get().checked_sub(words);
         self.words_left.set(left.ok_or_else(|| {
-            Invalid::new(format!("its stacks, texts and histograms become more than {CHUNK_WORDS} words"))
+            Invalid::new(format!("its stacks, texts and histograms expand to more than {CHUNK_WORDS} words"))
         })?);
         Ok(())
     }

@@ -142,10 +142,10 @@ fn joined(mut wholes: Vec<Whole>, merged: &mut Merged) -> Result<Vec<Whole>, Mer
         let (one, other) = (before.path.display().to_string(), whole.path.display());
         if !before.join(&whole) {
             return Err(MergeError::Refused(format!(
-                "{one} and {other} are of one run and of the same time, and what they have in common cannot be separated"
+                "{one} and {other} are of one run and overlap in time, but differ in the common part"
             )));
         }
-        merged.notes.push(format!("{one} and {other} are of one run; what both have is there once"));
+        merged.notes.push(format!("{one} and {other} are of one run; their common part is included once"));
     }
     Ok(found)
 }
@@ -174,7 +174,7 @@ fn placed(wholes: &[Whole], merged: &mut Merged) -> Result<(Vec<Renumbering>, He
         let survey = Survey::of(&mut Source::open(&whole.path, &whole.pieces)?)?;
         if survey.has_gap && wholes.len() > 1 {
             return Err(MergeError::Refused(format!(
-                "{} has times without single waits for the GVL (--gvl-budget); a merged recording cannot attribute these times to a process",
+                "{} has times without individual waits for the GVL (--gvl-budget); a merged recording cannot attribute these times to a process",
                 whole.path.display()
             )));
         }

@@ -188,7 +188,7 @@ fn dumps() {
     for second in 0..8_u64 {
         other.second((second + 1) * S);
     }
-    assert!(refusal(&[one, &other.dump()]).contains("cannot be separated"));
+    assert!(refusal(&[one, &other.dump()]).contains("differ in the common part"));
 }
 
 /// A dump has the gaps in its own time in which individual waits for the GVL were not recorded, and so has the result
@@ -288,7 +288,7 @@ fn not_exact() {
     let error = refusal(&[&one, &run(&blind, 20, 0..3)]);
     assert!(error.contains("was recorded with --gvl"), "{error}");
     let error = refusal(&[&one, &recorded().0]);
-    assert!(error.contains("times without single waits for the GVL"), "{error}");
+    assert!(error.contains("times without individual waits for the GVL"), "{error}");
     let mut damaged = one.clone();
     let at = damaged.len() / 2;
     damaged[at] ^= 1;

@@ -74,7 +74,7 @@ pub(super) fn schema() -> Vec<Value> {
         ),
         kind(
             "Malloc",
-            "GC.stat of the process at a GC event: what malloc gave since the last cycle began, and since the last major one did.",
+            "GC.stat of the process at a GC event: bytes allocated by malloc since the last cycle began, and since the last major one began.",
             "{marker.data.increase}, since the last major GC {marker.data.old}",
             &[("increase", "malloc_increase_bytes", "bytes"), ("old", "oldmalloc_increase_bytes", "bytes")],
             json!([line("old", "orange"), line("increase", "blue")]),

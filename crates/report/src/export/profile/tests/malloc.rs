@@ -72,7 +72,7 @@ fn formats_have_the_same() {
         let mut svg = Vec::new();
         profile.write(Format::FlameGraph(graph), &mut svg).unwrap();
         let svg = String::from_utf8(svg).unwrap();
-        assert!(svg.contains("Memory of malloc") && svg.contains("estimated from"), "{svg}");
+        assert!(svg.contains(of.title()) && svg.contains("estimated from"), "{svg}");
     }
     assert!(profile.write(Format::Speedscope, &mut Vec::new()).is_err());
 }

@@ -189,6 +189,6 @@ pub(super) fn check(recorded: &Recorded) -> Result<(), Invalid> {
     }
     match bounds.0 {
         None => Ok(()),
-        Some((what, value)) => Err(Invalid::new(format!("{value} is not possible as a {what}"))),
+        Some((what, value)) => Err(Invalid::new(format!("{value} is not a possible {what}"))),
     }
 }

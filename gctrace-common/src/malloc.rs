@@ -101,7 +101,7 @@ pub enum MallocCount {
     Replaced,
     /// Calls of `realloc` with memory that is not followed.
     ReallocsUnknown,
-    /// Calls of `realloc` whose start or end was not seen.
+    /// Returns of `realloc` whose call was not seen.
     ReallocsUnpaired,
     /// Followed memory that is no longer followed for that reason, or because `GC.count` could not be read.
     Lost,

@@ -375,7 +375,7 @@ impl Run<'_> {
     /// Handles the user's request for a file of the kept data.
     fn asked(&mut self) {
         if self.settings.keep.is_none() {
-            return say("gctrace: SIGUSR2: this run keeps nothing that could be written (--keep)");
+            return say("gctrace: SIGUSR2: this run keeps nothing to write (see --keep)");
         }
         self.pipeline.dump();
         self.accounted = None;

@@ -257,7 +257,7 @@ fn waiting_without_a_native_thread() -> Result<()> {
             ))
         };
         Ok([("one", "two"), ("two", "one")].into_iter().all(said)
-            && text.contains("deadlocks: not known of 2 threads on no native thread (M:N)"))
+            && text.contains("deadlocks: unknown for 2 threads on no native thread (M:N)"))
     });
     child.kill()?;
     child.wait()?;

@@ -73,12 +73,10 @@ pub fn report(args: ReportFileArgs) -> Result<Outcome, Failure> {
     let whole = if window.is_all() { "" } else { "the whole recording: " };
     say(&format!("gctrace: {whole}{}", replayed.ledger.summary()));
     if window.cuts_time() && recording.header().subjects.gvl {
-        say("gctrace: sums of the GVL are of whole lives of threads; they are not in a part of the time");
+        say("gctrace: GVL sums cover whole lives of threads; a part of the recording has none");
     }
     if replayed.ledger.extent == Extent::CutOff && recording.header().subjects.wall {
-        say(
-            "gctrace: a thread that did not come back to a CPU before the file ends has no time off the CPU in it",
-        );
+        say("gctrace: off-CPU time still in progress at the end of the file is not included");
     }
     if !outputs.borrow().failures().is_empty() {
         return Ok(Outcome::OutputFailed);

@@ -101,7 +101,7 @@ impl Page {
             return Ok(());
         }
         self.look_after();
-        say("gctrace: tracing has ended; the page has what was kept, until Ctrl-C");
+        say("gctrace: tracing has ended; the page shows what was kept, until Ctrl-C");
         let end = signals.end_fd();
         loop {
             match poll(&mut [PollFd::from_borrowed_fd(end, PollFlags::IN)], None) {

@@ -158,7 +158,7 @@ pub(super) fn uninterrupted<T, E: Error + 'static>(mut load: impl FnMut() -> Res
 pub enum AttachError {
     /// More images are in use at the same time than the object has room for.
     #[error(
-        "more than {MAX_IMAGES} different Ruby images are in use on this host; the further ones are not traced"
+        "more than {MAX_IMAGES} different Ruby images are in use on this host; additional ones are not traced"
     )]
     TooManyImages,
     /// A site does not fit the attach cookie.

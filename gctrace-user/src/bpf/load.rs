@@ -167,7 +167,7 @@ fn memory_layout(deepest: bool) -> MemoryLayout {
         Ok(layout) => {
             if layout.shape == MemoryLayout::COUNTS {
                 log::info!(
-                    "memory is approximate: this machine can have too many CPUs to read the counter of each"
+                    "memory is approximate: this machine can have too many CPUs for gctrace to read the counter of each"
                 );
             }
             layout

@@ -111,7 +111,7 @@ impl MappingWatch {
                 }
                 Err(error) if self.cpus.retry(cpu) => {
                     log::warn!(
-                        "{}; Ruby is not seen where it begins on it, until an attempt succeeds",
+                        "{}; Ruby processes that start on this CPU are not seen until a retry succeeds",
                         brief(&error)
                     );
                 }

@@ -32,7 +32,7 @@ pub(super) enum EntryError {
     #[error("it was written by another version of gctrace")]
     OtherVersion,
     /// Its length differs from the stated one.
-    #[error("it is {0} bytes long and says {1}")]
+    #[error("it is {0} bytes long, but states {1}")]
     Length(usize, usize),
     /// Changed since it was written.
     #[error("its checksum is wrong")]

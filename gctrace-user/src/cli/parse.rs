@@ -105,7 +105,7 @@ pub(super) fn moment(text: &str) -> Result<Moment, String> {
         return rfc3339(text.trim()).map(Moment::At).ok_or_else(usage);
     }
     let usage =
-        |why| format!("{why}, after the begin of the recording, or a date such as 2026-11-23T14:00:00Z");
+        |why| format!("{why}, after the beginning of the recording, or a date such as 2026-11-23T14:00:00Z");
     duration(text).map(Moment::After).map_err(usage)
 }
 
@@ -265,7 +265,7 @@ fn address(text: &str, usage: &str) -> Result<SocketAddr, String> {
     };
     let digits = !port.is_empty() && port.bytes().all(|byte| byte.is_ascii_digit());
     if digits && port.parse::<u16>().is_err() {
-        return Err(format!("`{port}` is no port: ports are numbers up to 65535"));
+        return Err(format!("`{port}` is not a port: ports are numbers up to 65535"));
     }
     let Some(host) = host.filter(|host| !host.is_empty() && digits) else { return Err(usage.to_owned()) };
     let found: Vec<SocketAddr> =
@@ -403,7 +403,7 @@ mod tests {
         }
         for wrong in ["127.0.0.1:99999", "[::1]:99999", "localhost:99999", ":99999", "99999"] {
             let error = listen_here(wrong).unwrap_err();
-            assert_eq!(error, "`99999` is no port: ports are numbers up to 65535", "{wrong}");
+            assert_eq!(error, "`99999` is not a port: ports are numbers up to 65535", "{wrong}");
         }
         assert!(listen_here("x").unwrap_err().contains("127.0.0.1:8080"));
     }

@@ -190,7 +190,7 @@ impl Idle {
             ),
             (
                 self.no_pods,
-                "--kube-root: there is no folder var/log/pods below it; pods have no names until there is",
+                "--kube-root: the folder var/log/pods does not exist below it; pods have no names until it does",
             ),
         ]
         .into_iter()

@@ -196,7 +196,9 @@ impl<'a> Around<'a> {
             let table = read(version, &given.file.file, given.file.alt.as_ref(), &shown)?;
             if let Ok(committed) = Table::of(version) {
                 for difference in committed.differences(&table) {
-                    log::info!("{shown}: the known layout of CRuby {version} or this build: {difference}");
+                    log::info!(
+                        "{shown}: the known layout of CRuby {version} and this build differ: {difference}"
+                    );
                 }
             }
             return Ok(Some(table));

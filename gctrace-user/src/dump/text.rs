@@ -37,7 +37,7 @@ pub(super) fn write(out: &mut impl Write, dump: &Dump, native: bool) -> io::Resu
         let them = plural(waiting, "thread");
         writeln!(
             out,
-            "deadlocks: not known of {them} on no native thread (M:N), which may have run meanwhile"
+            "deadlocks: unknown for {them} on no native thread (M:N), which may have run meanwhile"
         )?;
     }
     for thread in &dump.threads {

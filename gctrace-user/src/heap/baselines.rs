@@ -89,7 +89,9 @@ impl Baselines {
             Some(Baseline::Read(pages)) => Ok(pages),
             Some(Baseline::Unknown(reason)) => Err(reason),
             Some(Baseline::Wanted) => Err("the run ended before it was read".to_owned()),
-            None => Err("more processes were seen than gctrace reads that of".to_owned()),
+            None => Err(format!(
+                "too many processes: the shared memory of at most {MOST} at a time is remembered"
+            )),
         }
     }
 }
@@ -140,6 +142,6 @@ mod tests {
         assert!(lock(&baselines.known).len() <= MOST);
         baselines.forget(gone - 1);
         baselines.end();
-        assert!(baselines.take(gone - 1).unwrap_err().contains("more processes"));
+        assert!(baselines.take(gone - 1).unwrap_err().contains("too many processes"));
     }
 }

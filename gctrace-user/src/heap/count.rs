@@ -53,7 +53,7 @@ impl Moment {
     /// Why the data does not belong to one moment, as far as that is known.
     pub(super) fn words(&self) -> &'static str {
         if self.gc_count[0] == self.gc_count[1] && self.allocated.is_none() && self.still && !self.sweeping {
-            return "perhaps not of one moment: how many objects this Ruby has allocated is not known";
+            return "perhaps not of one moment: the number of objects that this Ruby has allocated is unknown";
         }
         if self.sweeping && self.allocated == Some(0) {
             return NOT_SWEPT;

@@ -96,9 +96,11 @@ impl End {
     pub(super) fn words(self) -> &'static str {
         match self {
             Self::NoSample => "none of its old objects is left",
-            Self::NotReadable => "held by something that is not read (a stack, a thread, an extension, ...)",
+            Self::NotReadable => {
+                "held by something that gctrace does not read (a stack, a thread, an extension, ...)"
+            }
             Self::Doubtful => {
-                "held by something that is not read, or not any more (a copy that was replaced)"
+                "held by something that gctrace does not read, or no longer held (a copy that was replaced)"
             }
             Self::Several => {
                 "held by something that was not found (a stack, an extension, variables of several threads, ...)"
@@ -112,8 +114,8 @@ impl End {
             Self::FiberStorage => "held by the storage of a fiber",
             Self::Bounded => "held by further objects (not followed)",
             Self::Changed => "held by objects that changed while they were read",
-            Self::Stopped => "held by what was not looked for any more, because of a signal",
-            Self::Unread => "held by what is not known, because the heap could not be read again",
+            Self::Stopped => "holder unknown: a signal ended the search",
+            Self::Unread => "holder unknown: the heap could not be read again",
             Self::Release => "their holders cannot be read in this Ruby",
         }
     }

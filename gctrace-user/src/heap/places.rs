@@ -65,9 +65,9 @@ pub(super) fn advice(reason: NoPlaces) -> String {
              use --leaks, which needs nothing"
                 .to_owned()
         }
-        NoPlaces::Changed => format!("where objects were allocated is not known: {reason}; try again"),
+        NoPlaces::Changed => format!("allocation sites are unknown: {reason}; try again"),
         other => {
-            format!("where objects were allocated is not known: {other}; --leaks finds lines without that")
+            format!("allocation sites are unknown: {other}; --leaks finds lines without that")
         }
     }
 }

@@ -225,7 +225,7 @@ pub(super) fn watch(target: &Target, every: Duration, settings: &HeapSettings) -
     let Look { pages: mut first, gc_count: first_gc, .. } = look(target)?;
     let shared = data_size(first.bytes());
     say(&format!(
-        "gctrace: ready: pid {} shares {shared} with other processes, looked at again every {:.1} s",
+        "gctrace: ready: pid {} shares {shared} with other processes, checked every {:.1} s",
         target.pid,
         every.as_secs_f64()
     ));
@@ -246,12 +246,12 @@ pub(super) fn watch(target: &Target, every: Duration, settings: &HeapSettings) -
             Ok(round) => round,
             // The regular end of a watch.
             Err(HeapFailure::NotRuby { .. }) if !target.is_there() && rounds > 1 => {
-                say(&format!("pid {} has ended; it was looked at {rounds} times", target.pid));
+                say(&format!("pid {} has ended; it was checked {rounds} times", target.pid));
                 return Ok(());
             }
             Err(_) if target.is_replaced() => {
                 let times = plural(rounds, "time");
-                say(&format!("pid {} has replaced its program; it was looked at {times}", target.pid));
+                say(&format!("pid {} has replaced its program; it was checked {times}", target.pid));
                 return Ok(());
             }
             Err(failure) => return Err(failure),

@@ -120,8 +120,10 @@ fn places(out: &mut impl Write, report: &Report, top: usize) -> io::Result<()> {
         let place = match site {
             None => "(stack lost)".to_owned(),
             Some(site) => {
-                let line =
-                    site.line.as_ref().map_or_else(|| "(no Ruby line, or not known)".into(), Line::text);
+                let line = site
+                    .line
+                    .as_ref()
+                    .map_or_else(|| "(outside Ruby code, or unknown line)".into(), Line::text);
                 let caller = site.caller.as_ref().map(|caller| format!("  {}", caller.text()));
                 format!("{line}{}", caller.unwrap_or_default())
             }
@@ -146,10 +148,7 @@ fn stacks_lost(out: &mut impl Write, report: &Report) -> io::Result<()> {
     let lost = report.stacks_lost();
     if lost.calls > 0 {
         let (stacks, bytes) = (plural(lost.calls, "stack"), data_size(lost.bytes));
-        writeln!(
-            out,
-            "{stacks} did not come: the places lack {bytes} that they stand for (a higher --sample takes fewer)"
-        )?;
+        writeln!(out, "{stacks} lost: {bytes} are missing from the places (a higher --sample takes fewer)")?;
     }
     Ok(())
 }
@@ -175,19 +174,25 @@ fn number(estimate: &Estimate) -> String {
 fn missing(out: &mut impl Write, report: &Report) -> io::Result<()> {
     let notes = [
         (MallocCount::Failed, "failed: the C library had no memory"),
-        (MallocCount::FreesUnknown, "free of memory from before, or that is not followed"),
-        (MallocCount::ReallocsUnknown, "realloc of memory from before, or that is not followed"),
-        (MallocCount::ReallocsUnpaired, "realloc not counted, whose begin was not seen"),
+        (MallocCount::FreesUnknown, "free of memory allocated before the window, or not followed"),
+        (MallocCount::ReallocsUnknown, "realloc of memory allocated before the window, or not followed"),
+        (MallocCount::ReallocsUnpaired, "realloc not counted: its start was not seen"),
         (
             MallocCount::Overflow,
-            "not followed to the free, because too many were already (LEFT and ages lack them)",
+            "not followed to the free, because too many were already (missing from LEFT and ages)",
         ),
-        (MallocCount::Unread, "not followed, because GC.count could not be read (LEFT and ages lack them)"),
+        (
+            MallocCount::Unread,
+            "not followed, because GC.count could not be read (missing from LEFT and ages)",
+        ),
         (
             MallocCount::Replaced,
-            "freed in a way that is not seen: the address was handed out again (ages lack them)",
+            "freed in a way that is not seen: the address was handed out again (missing from ages)",
         ),
-        (MallocCount::Lost, "lost sight of (LEFT and ages lack them)"),
+        (
+            MallocCount::Lost,
+            "no longer followed after a realloc, or GC.count could not be read (missing from LEFT and ages)",
+        ),
     ];
     let some = notes.into_iter().filter(|&(count, _)| report.sums.count(count) > 0);
     for (at, (count, note)) in some.enumerate() {
@@ -222,7 +227,7 @@ mod tests {
         let has = |line: &str| text.lines().any(|one| one.split_whitespace().eq(line.split(' ')));
         assert!(has("3 malloc (5 KiB), 0 calloc (0 bytes), 1 realloc (9 KiB), 2 free"), "{text}");
         assert!(has("128 2 0 0 220 1") && has("16384 0 0 1 9000 1") && has("2 1 100"), "{text}");
-        assert!(has("1 free of memory from before, or that is not followed"), "{text}");
+        assert!(has("1 free of memory allocated before the window, or not followed"), "{text}");
         assert!(!text.contains("add up") && !text.contains("early"), "{text}");
     }
 

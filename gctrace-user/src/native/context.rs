@@ -136,8 +136,8 @@ impl Contexts {
             [..] => {
                 if self.says(format!("several {pid}")) {
                     log::warn!(
-                        "pid {pid} has several libraries with a variable {VARIABLE}, each its own: which of them publishes the active span is \
-                         not known, so its stacks have none"
+                        "pid {pid}: several libraries export {VARIABLE}; it is unknown which one publishes the active span, so its stacks have \
+                         no spans"
                     );
                 }
                 self.forget_place(pid);
@@ -164,7 +164,7 @@ impl Contexts {
     /// Reports once per library that its variable cannot be found.
     fn refuse(&mut self, path: &str, why: &str) {
         if self.says(path.to_owned()) {
-            log::warn!("{path} exports {VARIABLE}, but {why}: stacks have no spans of its processes");
+            log::warn!("{path} exports {VARIABLE}, but {why}: stacks of its processes have no spans");
         }
     }
 
@@ -194,7 +194,7 @@ fn locate(
     /// Lower bound of the offset: static TLS of all libraries together is far smaller.
     const LOWEST: i64 = -(1 << 24);
     const UNREADABLE: &str = "what the dynamic linker stores about it cannot be read";
-    let (kind, slot) = variable.slot.ok_or("no relocation says where it is")?;
+    let (kind, slot) = variable.slot.ok_or("no relocation gives its location")?;
     let static_at = |offset: u64| match offset.cast_signed() {
         // Static TLS blocks end at the thread pointer (x86-64).
         offset @ LOWEST..=-8 => Ok(ThreadContext { offset, ..ThreadContext::default() }),

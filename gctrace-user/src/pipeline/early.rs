@@ -76,7 +76,7 @@ impl Pipeline {
             return;
         }
         log::warn!(
-            "{MOST} records wait for an exec: it is handled before the last GC records of the program that it ended"
+            "too many records ({MOST}) wait for an exec: it is handled before the last GC records of the program that it replaced"
         );
         self.lives_until(u64::MAX);
     }

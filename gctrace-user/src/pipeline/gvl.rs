@@ -51,7 +51,7 @@ pub struct Gvl {
     folds: HashMap<u32, GvlFold>,
     gc: HashMap<u32, GcAndWaits>,
     governor: Governor,
-    /// When the gate that ends reports of single waits was actually written, by the time of the decision; both in `CLOCK_MONOTONIC` nanoseconds.
+    /// When the gate that ends reports of individual waits was actually written, by the time of the decision; both in `CLOCK_MONOTONIC` nanoseconds.
     silenced: BTreeMap<u64, u64>,
     costliest: CostliestProcess,
     /// When the overhead per process was last summed up, and the total overhead at that time.
@@ -165,7 +165,7 @@ impl Gvl {
         self.said(before);
         let order = self.act(acts);
         if acts.iter().any(|act| matches!(act, Act::OnlySums | Act::Close)) {
-            // Between the time of the decision and now, the cost was read, and this thread may have been preempted: single waits
+            // Between the time of the decision and now, the cost was read, and this thread may have been preempted: individual waits
             // were reported until now.
             self.silenced.insert(now_ns, monotonic_ns());
         }
@@ -479,7 +479,7 @@ impl Gvl {
         reports
     }
 
-    /// The times in which single waits were not reported; to be called at the end.
+    /// The times in which individual waits were not reported; to be called at the end.
     pub(super) fn gaps(&mut self, now_ns: u64) -> Vec<GvlGap> {
         if self.reader.is_none() {
             return Vec::new();

@@ -58,8 +58,8 @@ impl Pipeline {
             && shares_native_threads(process.image.version, &environ)
         {
             say(&format!(
-                "gctrace: pid {}: {}, Ruby {}: --wall does not see threads while they have no native thread (RUBY_MN_THREADS); --gvl knows \
-                 how long they were away",
+                "gctrace: pid {}: {}, Ruby {}: --wall does not see threads while they have no native thread (RUBY_MN_THREADS); --gvl reports \
+                 how long they were without the GVL",
                 process.pid,
                 program(process),
                 process.image.version

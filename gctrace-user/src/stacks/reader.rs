@@ -187,7 +187,9 @@ fn read(fd: &OwnedFd, stage: &Mutex<Stage>, stop: &AtomicBool) {
         if let Err(error) = poll(&mut [PollFd::from_borrowed_fd(fd.as_fd(), PollFlags::IN)], Some(&period))
             && error != rustix::io::Errno::INTR
         {
-            return log::error!("waiting for stacks: {error}; they are named later, and fewer of them");
+            return log::error!(
+                "waiting for stacks: {error}; they are read with a delay, and some may be lost or stay without names"
+            );
         }
         let (full, came) = {
             let mut stage = lock(stage);

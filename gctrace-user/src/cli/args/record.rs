@@ -89,7 +89,7 @@ pub struct ReportFileArgs {
     #[arg(long, conflicts_with = "quiet")]
     pub lines: bool,
 
-    /// Begin here: a time after the begin of the recording, e.g. 10s, or a date, e.g. 2026-11-23T14:00:00Z
+    /// Begin here: a time after the beginning of the recording, e.g. 10s, or a date, e.g. 2026-11-23T14:00:00Z
     #[arg(long, value_name = "TIME", value_parser = parse::moment)]
     pub from: Option<Moment>,
 

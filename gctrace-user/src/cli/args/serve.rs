@@ -50,7 +50,7 @@ pub struct ServeArgs {
     pub select: SelectArgs,
 
     /// What to look at.
-    #[command(flatten, next_help_heading = "What to look at (--live)")]
+    #[command(flatten, next_help_heading = "What to measure (--live)")]
     pub look: LookArgs,
 
     /// Under sudo, run COMMAND as root

@@ -34,7 +34,7 @@ pub enum UsageError {
     Recording(PathBuf),
     /// `--from` is not before `--to`.
     #[error(
-        "there is no time of the recording between --from and --to: --to must be later, and after the begin of the recording"
+        "the recording contains nothing between --from and --to: --to must be later, and after the beginning of the recording"
     )]
     NoTime,
     /// A profile would be written to standard output.

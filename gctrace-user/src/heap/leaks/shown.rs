@@ -356,7 +356,7 @@ fn allocated(out: &mut impl Write, allocated: &Allocated) -> io::Result<()> {
             Some(line) => {
                 writeln!(out, "  allocated at {} in {} {share}", line.place(), printable(&line.method))?;
             }
-            None => writeln!(out, "  allocated at no Ruby line, or at one that is not known {share}")?,
+            None => writeln!(out, "  allocated outside Ruby code, or at an unknown line {share}")?,
         }
     }
     match allocated.range() {

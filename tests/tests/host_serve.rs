@@ -175,7 +175,7 @@ fn every_page() -> Result<()> {
             "nothing lost",
             "GC pauses by time and length",
             "Methods with most CPU time",
-            "Threads: what each did when",
+            "Thread activity over time",
             "Holding the GVL for long",
             "Live slots",
         ] {

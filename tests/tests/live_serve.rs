@@ -163,7 +163,7 @@ fn drops_and_stays() -> Result<()> {
     until(
         "the early part is dropped",
         || Ok(served.page(&gone)?.1),
-        |text| text.contains("This part is not kept any more"),
+        |text| text.contains("This part is no longer kept"),
     )?;
     let last = collects(&mut program, 4)?;
     ensure!(standing(&served, "data-cycles")? >= early.grown, "what is counted since the begin stays");

@@ -53,7 +53,7 @@ pub(crate) struct Figures {
     pub(crate) threads: HashMap<(u32, u32), OneThread>,
     pub(crate) more_threads: u64,
     drawn: usize,
-    /// Times in which the GVL was not traced, or single waits were not reported: start and end.
+    /// Times in which the GVL was not traced, or individual waits were not reported: start and end.
     pub(crate) gvl_gaps: Vec<(u64, u64)>,
     pub(crate) pauses: [u64; CLASSES],
     pub(crate) stops: Distribution,
@@ -74,7 +74,7 @@ pub(crate) struct Figures {
 }
 
 impl Figures {
-    /// Nanoseconds, up to `end_ns`, during which single waits for the GVL were not reported.
+    /// Nanoseconds, up to `end_ns`, during which individual waits for the GVL were not reported.
     pub(crate) fn gvl_unreported_ns(&self, end_ns: u64) -> u64 {
         let from_ns = self.lanes.columns.from_ns;
         let part =

@@ -195,7 +195,7 @@ fn notes(source: &Source, whole: &Whole, view: &View, live: bool) -> Markup {
         }
         @if let Some(why) = &view.damage {
             p.note role="alert" {
-                "Something happened to the file since it was read first: " (name(why)) ". Below is what comes before that."
+                "The file has changed since it was first read: " (name(why)) ". The data before that point is shown."
             }
         }
         @if let Some(dump) = source.header.dump.as_ref().filter(|_| !live) {
@@ -357,10 +357,10 @@ fn glance(figures: &Figures, processes: u64, subjects: Subjects, length: f64) ->
     if subjects.alloc {
         // Allocations are summed about once a second; sums not wholly within the chosen time are not counted.
         all.push((
-            "Allocated, in whole seconds",
+            "Allocated (complete seconds)",
             html! {
                 @if let Some(allocated) = figures.allocated { (bytes(allocated)) }
-                @else { "not known: no whole second of it" }
+                @else { "unknown: no complete second in this part" }
             },
         ));
     }
@@ -440,11 +440,11 @@ pub(crate) fn page(
         @if let Some(now) = live { (live::lacks(&source.header, now, wanted)) }
         @if empty {
             p.note role="alert" {
-                @if live.is_some() { "Nothing was seen of a process in this time." }
+                @if live.is_some() { "No activity of a process in this time." }
                 @else if view.window.is_all() && view.processes > 0 {
-                    (plural(view.processes, "process")) " of this recording did nothing that was seen: no GC, no sample, no wait."
+                    "No activity of " (plural(view.processes, "process")) " was recorded: no GC, no sample, no wait."
                 }
-                @else if view.window.is_all() { "This recording contains nothing that was seen of a process." }
+                @else if view.window.is_all() { "This recording contains no activity of a process." }
                 @else { "This part of the recording contains nothing." }
             }
         } @else {
@@ -475,12 +475,12 @@ pub(crate) fn page(
             h2 { "What is missing" }
             (account(&whole.ledger))
             @if subjects.wall && whole.ledger.extent == Extent::CutOff {
-                p.soft { "A time off the CPU is recorded when it is over: threads that did not come back to a CPU before the end of the file are not in it." }
+                p.soft { "Off-CPU time is recorded when it ends: threads still off the CPU at the end of the file are not included." }
             }
             @if view.window.cuts_time() {
                 p.soft {
-                    "A cycle, a sample or a request belongs to the time at which it began. Sums of the GVL are of whole lives of threads: \
-                     they are not in a part of the time."
+                    "A cycle, a sample or a request belongs to the time at which it began. GVL sums cover whole lives of threads; \
+                     a part of the recording has none."
                 }
             }
         }

@@ -217,7 +217,7 @@ impl Source {
             self.replay(&Window::default(), false, self.length, by)?;
         if let Some(error) = &damage {
             say(&format!(
-                "gctrace: {}: {}; what comes before is served",
+                "gctrace: {}: {}; the part before it is served",
                 self.path.display(),
                 described(error)
             ));

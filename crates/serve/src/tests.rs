@@ -64,7 +64,7 @@ fn hostile() {
                 "{head}: {page}"
             );
         }
-        assert!(page.contains("what each did when") && page.contains("In a request or job"), "{page}");
+        assert!(page.contains("Thread activity over time") && page.contains("In a request or job"), "{page}");
         // Names cannot break out for a browser that parses the SVG as XML.
         let elements = svg.matches("<script").count();
         assert!(elements <= 1 && !svg.contains("<img"), "{elements}: {svg}");

@@ -202,7 +202,7 @@ fn expanded(file: &[u8], size: usize) -> Option<Vec<u8>> {
 }
 
 /// The error for a file of several gzip members, or with other bytes after the first one.
-const BEHIND: &str = "has something behind the end of its gzip member; send one member";
+const BEHIND: &str = "has data after the end of its gzip member; send one member";
 
 /// A decompressed stream, hashed as it is read.
 struct Stream<R> {
@@ -231,7 +231,7 @@ impl Stream<GzDecoder<&[u8]>> {
         // Read to the end, where the checksum is.
         match io::copy(self, &mut io::sink()) {
             Err(_) => Some("is not gzip, or was damaged"),
-            Ok(_) if self.inner.limit() == 0 => Some("is larger than it says, or was cut off"),
+            Ok(_) if self.inner.limit() == 0 => Some("is larger than it states, or is truncated"),
             Ok(_) if !self.inner.get_ref().get_ref().is_empty() => Some(BEHIND),
             Ok(_) => None,
         }

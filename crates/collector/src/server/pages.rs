@@ -493,7 +493,7 @@ fn environments(slots: &[Slot], seen: &Seen<'_>, wanted: &Wanted, now: f64, conc
     let columns: Vec<Column> =
         [Column::Text("Environment"), Column::Number("Ruby")].into_iter().chain(FIGURES).collect();
     html! {
-        (table("Of the whole application, the latest environment first", &columns, &rows))
+        (table("Whole application, latest environment first", &columns, &rows))
         @let left = sums.len().saturating_sub(MAX_ENVIRONMENTS);
         @if left > 0 { p.soft { (counted(left as u64, "earlier one is", "earlier ones are")) " not shown." } }
         // If two are in force at the same time, neither precedes the other.

@@ -105,8 +105,7 @@ impl Sqlite {
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => "was removed",
             Err(source) => return Err(StoreError::File { path: self.path.clone(), source }),
         };
-        let what =
-            format!("{what} while it was in use: nothing is kept in it anymore; restart gctrace collector");
+        let what = format!("{what} while it was in use: new data is not stored; restart gctrace collector");
         Err(StoreError::Foreign { path: self.path.clone(), what })
     }
 }

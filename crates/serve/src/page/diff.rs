@@ -55,7 +55,7 @@ fn head(which: &str, side: &OneSide, only: &[String]) -> Markup {
             @for (at, (program, of)) in side.programs.iter().take(ROWS).enumerate() {
                 @if at > 0 { ", " }
                 (name(program)) " (" (plural(of.processes, "process"))
-                @if only.contains(program) { "; the other one has none" } ")"
+                @if only.contains(program) { "; missing from the other one" } ")"
             }
             @if side.programs.len() > ROWS { ", " (plural((side.programs.len() - ROWS) as u64, "more program")) }
         }
@@ -75,7 +75,7 @@ fn changes(comparison: &Comparison) -> Markup {
     let tested = comparison.figures().filter(|(_, _, figure)| figure.p.is_some()).count();
     let real = diff_order(comparison);
     if tested == 0 {
-        return html! { p.note { "Nothing was tested: each part must last " (Comparison::least_seconds()) " s at least, and have something to compare." } };
+        return html! { p.note { "Nothing was tested: each part must last at least " (Comparison::least_seconds()) " s, and have something to compare." } };
     }
     if real.is_empty() {
         return html! { p.note { "No change is more than noise (" (plural(tested as u64, "figure")) " tested)." } };
@@ -183,7 +183,7 @@ fn lacks(tables: &[&Table], cuts_time: bool) -> Markup {
             @for note in &table.notes { p.soft { "Not compared: " (name(note)) "." } }
         }
         @if cuts_time {
-            p.soft { "Not compared: the sums of waiting for the GVL, which are of whole lives of threads and in no part of the time." }
+            p.soft { "Not compared: the sums of waiting for the GVL: they cover whole lives of threads, and a part of the recording has none." }
         }
     }
 }

@@ -31,7 +31,7 @@ fn kept(header: &Header, now: &Now) -> Markup {
             @if dropped == 0 {
                 "All of it is kept; from " (span(now.keep_ns)) " on (" code { "--keep" } ") the oldest is dropped."
             } @else {
-                "Kept is what came since " (clock(header, state.from_ns)) ": the last "
+                "Events since " (clock(header, state.from_ns)) " are kept: the last "
                 (span(state.until_ns.saturating_sub(state.from_ns)))
                 @if state.is_short { ", less than " code { "--keep" } " (" (span(now.keep_ns)) ") because of " code { "--keep-size" } }
                 ". " (plural(dropped, "older record")) " " @if dropped == 1 { "was" } @else { "were" } " dropped."
@@ -91,7 +91,7 @@ pub(crate) fn section(header: &Header, now: &Now, wanted: &Wanted) -> Markup {
             data-cycles=(now.cycles) data-majors=(now.majors) {
             h2 #now { @if now.state.ended { "At the end" } @else { "Now" } }
             @if now.state.ended {
-                p.note role="status" { "Tracing has ended. What was kept can be looked at until gctrace is ended (Ctrl-C)." }
+                p.note role="status" { "Tracing has ended. The kept data can be viewed until gctrace is stopped (Ctrl-C)." }
             }
             (kept(header, now))
             (glance(now, subjects))
@@ -132,8 +132,8 @@ pub(super) fn lacks(header: &Header, now: &Now, wanted: &Wanted) -> Markup {
     html! {
         @if from_ns > now.begun_ns && (older || gone) {
             p.note role="alert" {
-                @if gone { "This part is not kept any more: what came before " (clock(header, from_ns)) " was dropped (" code { "--keep" } ")." }
-                @else { "The begin of this part is not kept any more: shown is what came since " (clock(header, from_ns)) "." }
+                @if gone { "This part is no longer kept: events before " (clock(header, from_ns)) " were dropped (" code { "--keep" } ")." }
+                @else { "The beginning of this part is no longer kept: events since " (clock(header, from_ns)) " are shown." }
             }
         }
     }

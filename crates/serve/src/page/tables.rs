@@ -238,7 +238,7 @@ pub(super) fn blocked(view: &View) -> Markup {
                 (table("Who waited while whom held the GVL", &of_sums, &sums))
                 (more(whole.len().saturating_sub(ROWS) as u64, "pairs"))
                 @if unknown_ns > 0 {
-                    p.soft { "Of " (time(all_ns)) " it is not known who held the GVL for " (time(unknown_ns)) "." }
+                    p.soft { "Of " (time(all_ns)) ", the holder of the GVL is unknown for " (time(unknown_ns)) "." }
                 }
             }
         }

@@ -94,11 +94,11 @@ pub(super) fn over_time(links: &Links<'_>, view: &View, subjects: Subjects, end_
         figures.threads.values().filter(|of| of.did.is_none()).count() as u64 + figures.more_threads;
     html! {
         section aria-labelledby="when" {
-            h2 #when { "Threads: what each did when" }
+            h2 #when { "Thread activity over time" }
             (strips("What threads did", span, most, &doings, &rows))
             @if not_drawn > 0 { p.soft { (count(not_drawn)) " more that did less are not drawn; those of one process are on its page." } }
             @if not_kept > 0 {
-                p.soft { "Of " (count(not_kept)) " threads that were seen later, or events of such, it is not kept what they did when: choose a part." }
+                p.soft { "Activity over time is not kept for " (count(not_kept)) " threads that were seen later, or for events of such: choose a part." }
             }
             @if subjects.gvl { p.soft { "Waits and holds are those that were reported one by one, when they had ended (--gvl-threshold)." } }
             (gaps(figures, end_ns))
@@ -119,14 +119,14 @@ fn row(one: &One<'_>, kinds: &[Kind], several: bool) -> Row {
     Row { name: one.name(several), strips: kinds.iter().map(strip).collect() }
 }
 
-/// A note on how long single waits were not reported.
+/// A note on how long individual waits were not reported.
 fn gaps(figures: &Figures, end_ns: u64) -> Markup {
     let all_ns = figures.gvl_unreported_ns(end_ns);
     let share = all_ns as f64 / end_ns.saturating_sub(figures.lanes.columns.from_ns).max(1) as f64;
     html! {
         @if all_ns > 0 {
             p.note role="note" {
-                "For " (time(all_ns)) " (" (percent(share)) ") single waits for the GVL were not reported, because that would have cost too \
+                "For " (time(all_ns)) " (" (percent(share)) ") individual waits for the GVL were not reported, because that would have cost too \
                  much (--gvl-budget): waits and holds of that time are not drawn."
             }
         }

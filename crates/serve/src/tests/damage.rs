@@ -76,7 +76,10 @@ fn later() {
     assert!(view.damage.as_ref().is_some_and(|why| why.contains(" is damaged: ")), "{:?}", view.damage);
     assert!(view.figures.cycles < sound.figures.cycles);
     let (page, _) = shown(&source, &whole, &view, Measure::Gc);
-    assert!(page.contains("Something happened to the file") && page.contains("is damaged: "), "{page}");
+    assert!(
+        page.contains("The file has changed since it was first read") && page.contains("is damaged: "),
+        "{page}"
+    );
     // What is in memory is not affected.
     assert!(Arc::ptr_eq(&whole.view, &source.view(&whole, &Window::default()).unwrap()));
     file.set_len(bytes.len() as u64 / 2).unwrap();

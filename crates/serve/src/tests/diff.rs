@@ -117,7 +117,7 @@ fn parts() {
         "No change is more than noise",
         "Swap A and B",
         "Do not compare",
-        "in no part of the time",
+        "a part of the recording has none",
         "name=\"afrom\" value=\"6s\"",
     ] {
         assert!(text.contains(words), "{words}: {text}");

@@ -63,7 +63,7 @@ fn small_steps() {
     let report = of(1_600_000);
     assert_eq!(value_of(&report, 0, NAME), None);
     let reason = &report.speed().refusals.iter().find(|refusal| refusal.rule == "free-slots").unwrap().reason;
-    assert_eq!(reason, "it has 1600000 slots from the beginning, and 1750111 are not much more");
+    assert_eq!(reason, "it already starts with 1600000 slots, and 1750111 are not much more");
 }
 
 /// If saving the cycles at the start may make other cycles longer, they are saved only if they matter.

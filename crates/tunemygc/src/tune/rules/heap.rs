@@ -16,7 +16,7 @@ pub(super) fn initial_heap(case: &Case<'_>) -> Verdict {
     }
     let (size, _) = case.heap()?;
     // In a heap that is large from the start, cycles caused by malloc sweep more, and find too few free slots more often.
-    case.malloc_follows("a larger heap would not make the cycles fewer")?;
+    case.malloc_follows("a larger heap would not reduce the number of cycles")?;
     let warmup = quantile(&evidence.warmup, 0.5, "processes that grew to their final size")?;
     let (set, from, to) = if case.series >= Series(3, 3) {
         let Some(heaps) = case.heaps() else { return Err(case.no_heaps()) };
@@ -29,7 +29,7 @@ pub(super) fn initial_heap(case: &Case<'_>) -> Verdict {
         let slots = case.series.whole_pages(size);
         let current = case.value("RUBY_GC_HEAP_INIT_SLOTS");
         if !is_other(slots as f64, current) {
-            return Err(format!("it has its final size of {slots} slots from the beginning"));
+            return Err(format!("it already starts with its final size of {slots} slots"));
         }
         (vec![case.change("RUBY_GC_HEAP_INIT_SLOTS", Setting::Size(slots))?], current, slots as f64)
     };
@@ -104,7 +104,7 @@ pub(super) fn initial_sizes(
             set.push(case.change(name, Setting::Size(slots))?);
         }
     }
-    if set.is_empty() { Err("every heap has its size from the beginning".to_owned()) } else { Ok(set) }
+    if set.is_empty() { Err("every heap already starts with its size".to_owned()) } else { Ok(set) }
 }
 
 /// Avoids major cycles that ran because a minor one left too few free slots.
@@ -232,7 +232,7 @@ pub(super) fn growth_step(case: &Case<'_>) -> Verdict {
         return Err(format!("{NAME} is {} already", change.current));
     }
     if step <= slots.saturating_mul(2) {
-        return Err(format!("the largest step of growth was {step} slots, which is in order"));
+        return Err(format!("the largest step of growth was {step} slots, which is acceptable"));
     }
     Ok(Advice {
         rule: "",

@@ -178,7 +178,7 @@ pub(super) fn recommend(series: Series, now: &Episode, others: &[Episode]) -> Re
         };
         for Rule { name: rule, decide, .. } in RULES {
             let verdict = match plan.withdrawal {
-                Some(_) => Err("the last change is taken back first".to_owned()),
+                Some(_) => Err("the last change is reverted first".to_owned()),
                 None if attempts >= MOST_TRIED => {
                     Err(format!("{attempts} other settings were tried already; the remaining gain is small"))
                 }
@@ -248,7 +248,7 @@ fn for_all(case: &Case<'_>, advice: Advice) -> Verdict {
         && most > least.saturating_mul(TIMES)
     {
         return Err(format!(
-            "processes of different sizes ({least} … {most} slots), which would all begin with one size: give each kind its own token or role"
+            "processes of different sizes ({least} … {most} slots), which would all start with the same size: give each kind its own token or role"
         ));
     }
     let known = price::peak_rss(evidence).map(|peak| peak.saturating_mul(TIMES).saturating_add(BASE));
@@ -278,7 +278,7 @@ fn changing(mut advice: Advice) -> Verdict {
     let sets = !advice.set.is_empty();
     advice.set.retain(|change| !in_force::is_same(change.value.number(), change.current));
     if sets && advice.set.is_empty() {
-        return Err("all that it would set is in force already".to_owned());
+        return Err("all its settings are already in force".to_owned());
     }
     Ok(advice)
 }

@@ -122,7 +122,7 @@ impl Minors {
                 let current = case.value("RUBY_GC_HEAP_INIT_SLOTS");
                 if !is_other(slots as f64, current) {
                     return Err(format!(
-                        "it has {current} slots from the beginning, and {slots} are not much more"
+                        "it already starts with {current} slots, and {slots} are not much more"
                     ));
                 }
                 (vec![case.change("RUBY_GC_HEAP_INIT_SLOTS", Setting::Size(slots))?], slots)
@@ -238,7 +238,7 @@ fn wanted_room(case: &Case<'_>, interval: u64) -> Result<(u64, String, Vec<Measu
     room_by_share(case, interval).map_err(|why| match case.share_of_time() {
         Some(_) => why,
         None => format!(
-            "{why}; units of work to go by: {}; at least {MIN_UNITS} are needed",
+            "{why}; usable units of work: {}; at least {MIN_UNITS} are needed",
             evidence.unit_objects.n()
         ),
     })

@@ -357,7 +357,7 @@ fn waits() -> Result<()> {
     let program = "3.times { Thread.new { x = 0; loop { x += 1 } } }
         $stdout.puts 'busy'; $stdout.flush; sleep";
     let program = busy(&Ruby::main()?, program)?;
-    // Single waits are not sampled, whatever else the machine does.
+    // Individual waits are not sampled, whatever else the machine does.
     let flags =
         ["1m", "--gvl", "--gvl-budget=100", "--dump-on=gvl.wait.p99 > 60ms", "--dump-on=gvl.wait > 10m"];
     let mut gctrace = keeping(program.pid(), &dir.join("app"), &flags)?;

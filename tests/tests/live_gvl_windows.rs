@@ -1,4 +1,4 @@
-//! Single waits for the GVL, if watching all of them would exceed the budget.
+//! Individual waits for the GVL, if watching all of them would exceed the budget.
 
 use std::time::{Duration, Instant};
 

@@ -341,7 +341,7 @@ fn glance(figures: &Figures, processes: u64, subjects: Subjects, length: f64) ->
         all.push((
             "Long waits for the GVL",
             html! {
-                // Single waits are shown if any were reported: what was not reported is not zero.
+                // Individual waits are shown if any were reported: what was not reported is not zero.
                 @if figures.waits.count > 0 || unreported == 0 {
                     (count(figures.waits.count)) ", " (time(figures.waits.ns)) " in all"
                     @if figures.waits.count > 0 { ", longest " (time(figures.waits.max_ns)) }

@@ -24,7 +24,7 @@ const SLICE: Duration = Duration::from_millis(200);
 const PERIOD: Duration = Duration::from_secs(10);
 /// Maximum wait for the next slice; if it would have to be longer, watching ends.
 const LONGEST_WAIT: Duration = Duration::from_mins(5);
-/// Single waits are reported again once the budget of this time has been saved.
+/// Individual waits are reported again once the budget of this time has been saved.
 const SAVED: Duration = Duration::from_secs(1);
 /// Maximum number of remembered gaps in the reports of individual waits; after that many, individual waits are no longer reported.
 const MOST_GAPS: usize = 4096;
@@ -81,7 +81,7 @@ impl CostliestProcess {
 pub enum Stage {
     /// Everything.
     Events,
-    /// Single waits are reported only for samples of the time.
+    /// Individual waits are reported only for samples of the time.
     Sums,
     /// The GVL is watched only for part of the time.
     Slices(Slice),

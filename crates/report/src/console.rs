@@ -11,6 +11,8 @@ use std::{
 
 use gctrace_tunemygc::printable::{Printable, printable};
 
+use crate::tls;
+
 /// The progress line on the screen, if any.
 static PROGRESS: Mutex<Option<String>> = Mutex::new(None);
 
@@ -91,22 +93,20 @@ pub fn make_way_for_data() {
     }
 }
 
-/// Log messages that are shown by default. A certificate that is refused is reported with the upload that failed, and the verifier would
-/// repeat it for each attempt.
-const QUIET: &str = "warn,rustls_platform_verifier=off";
-
 /// Sends log messages to the console, in the style of all other messages.
 pub fn init_logging() {
-    env_logger::Builder::from_env(env_logger::Env::default().default_filter_or(QUIET))
-        .format(|out, record| {
-            let message = Printable(record.args());
-            match record.level() {
-                log::Level::Error | log::Level::Warn => writeln!(out, "gctrace: {message}"),
-                level => writeln!(out, "gctrace: {level} {}: {message}", record.target()),
-            }
-        })
-        .target(env_logger::Target::Pipe(Box::new(Log)))
-        .init();
+    env_logger::Builder::from_env(
+        env_logger::Env::default().default_filter_or(format!("warn,{}=off", tls::VERIFIER_LOG)),
+    )
+    .format(|out, record| {
+        let message = Printable(record.args());
+        match record.level() {
+            log::Level::Error | log::Level::Warn => writeln!(out, "gctrace: {message}"),
+            level => writeln!(out, "gctrace: {level} {}: {message}", record.target()),
+        }
+    })
+    .target(env_logger::Target::Pipe(Box::new(Log)))
+    .init();
 }
 
 fn print(shown: Option<&str>, line: &str) {

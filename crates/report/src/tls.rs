@@ -15,6 +15,10 @@ use ureq::{
 /// The user agent that gctrace sends to servers.
 pub const USER_AGENT: &str = concat!("gctrace/", env!("CARGO_PKG_VERSION"));
 
+/// The name by which the verifier of certificates logs. A certificate that is refused is reported with the upload that failed; the verifier would
+/// repeat it for each attempt.
+pub const VERIFIER_LOG: &str = "rustls_platform_verifier";
+
 fn crypto() -> Arc<CryptoProvider> {
     Arc::new(rustls::crypto::ring::default_provider())
 }

@@ -5,7 +5,7 @@ use std::{
     os::unix::fs::FileExt as _,
     path::{Path, PathBuf},
     process::{Command, Stdio},
-    time::{Duration, Instant},
+    time::{Duration, Instant, SystemTime},
 };
 
 use anyhow::{Context as _, Result, ensure};
@@ -196,6 +196,41 @@ fn unchanged_content() -> Result<()> {
     for said in ["was written to in place", "ending the lease"] {
         ensure!(!finished.errors().contains(said), "{}", finished.errors());
     }
+    ledger::check(&report)
+}
+
+/// The modification time of a file is changed without opening it for writing, as `touch -c` and `rsync --times` do: it is not probed a second
+/// time for programs that begin then, and its probes stay.
+#[test]
+fn changed_times() -> Result<()> {
+    let live = Live::begin()?;
+    let copy = Copy::make(live.dir("times")?)?;
+    let mut gctrace = Invocation::jsonl(["--all-ruby"])?.start_ready()?;
+    let mut programs = Vec::new();
+    for age in [0, 3600, 7200] {
+        if age > 0 {
+            File::open(&copy.library)?.set_modified(SystemTime::now() - Duration::from_secs(age))?;
+        }
+        let program = copy.start()?;
+        gctrace.wait_line("process", program.pid())?;
+        programs.push(program);
+    }
+    // Times are compared every five seconds.
+    std::thread::sleep(Duration::from_secs(7));
+    for program in &programs {
+        ensure!(breakpoints(program.pid(), &copy.library)? > 0, "its probes are detached without need");
+    }
+    let pids: Vec<u32> = programs.iter().map(Guarded::pid).collect();
+    programs.into_iter().try_for_each(end)?;
+    let (report, finished) = gctrace.stop_by(Signal::INT)?;
+    for pid in pids {
+        ensure!(report.gcs_of(pid).count() == 5, "{pid}: {} cycles", report.gcs_of(pid).count());
+        let exits: Vec<_> =
+            report.exits.iter().filter(|line| line.pid == pid).map(|line| &line.reason).collect();
+        ensure!(exits == ["exited"], "{pid}: {exits:?}");
+    }
+    ensure!(!finished.errors().contains("for writing"), "{}", finished.errors());
+    ensure!(ledger::user(&report, "lost_records")? == 0, "records are said to be lost");
     ledger::check(&report)
 }
 

@@ -9,13 +9,20 @@ use std::{
     fs::File,
     io,
     os::{fd::AsRawFd as _, unix::fs::MetadataExt as _},
-    sync::atomic::{AtomicBool, Ordering},
+    sync::{
+        Mutex, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
 use super::raw;
 
 /// File systems whose leases depend on what a server grants (include/uapi/linux/magic.h): NFS, SMB.
 const REMOTE: [u32; 4] = [0x6969, 0x517b, 0xff53_4d42, 0xfe53_4d42];
+
+/// Minimum age of a change whose state is accepted: a write just after it may have the same times.
+const SETTLED: Duration = Duration::from_secs(2);
 
 /// The metadata that a write changes: size, modification time and change time.
 type State = (u64, (i64, i64), (i64, i64));
@@ -27,7 +34,8 @@ pub type Content = (u64, u32);
 #[derive(Debug)]
 pub struct Lease {
     file: File,
-    state: State,
+    /// The last state in which the file had its content.
+    state: Mutex<State>,
     /// Whether writers are blocked. Not every file system supports leases, and a lease on another user's file needs `CAP_LEASE`.
     held: bool,
     /// Whether writers have been released.
@@ -54,7 +62,7 @@ impl Lease {
             }
         };
         // Read the state after taking the lease, so that earlier writes are included.
-        let state = state(&file)?;
+        let state = Mutex::new(state(&file)?);
         Ok(Self { file, state, held, ended: AtomicBool::new(false), content: None })
     }
 
@@ -64,7 +72,8 @@ impl Lease {
     ///
     /// The metadata of the file cannot be read.
     pub fn without(file: File) -> io::Result<Self> {
-        Ok(Self { state: state(&file)?, file, held: false, ended: AtomicBool::new(false), content: None })
+        let state = Mutex::new(state(&file)?);
+        Ok(Self { file, state, held: false, ended: AtomicBool::new(false), content: None })
     }
 
     /// Sets the content of the file, read after the lease was taken.
@@ -84,15 +93,39 @@ impl Lease {
         self.held && raw::lease(&self.file).is_ok_and(|kind| kind != libc::F_RDLCK)
     }
 
-    /// Whether the file has been written to. A new link, owner or mode does not count.
-    pub fn is_written(&self) -> bool {
-        let (size, modified, _) = self.state;
-        state(&self.file).is_ok_and(|now| (now.0, now.1) != (size, modified))
+    /// Whether the file has been written to. A new link, owner, mode or modification time alone does not count: `content` reads the content
+    /// of the file if its modification time has changed.
+    pub fn is_written(&self, content: impl FnOnce(&File) -> Option<Content>) -> bool {
+        let mut known = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let Ok(now) = state(&self.file) else { return false };
+        if (now.0, now.1) == (known.0, known.1) {
+            return false;
+        }
+        if now.0 != known.0 {
+            return true;
+        }
+        match (self.content, content(&self.file)) {
+            (Some(before), Some(now)) if before != now => return true,
+            (Some(_), Some(_)) => {}
+            // Whoever opens the file for writing is noticed by the lease.
+            _ if self.held => {}
+            _ => return true,
+        }
+        if is_settled(now.2) {
+            *known = now;
+        }
+        false
     }
 
     /// Whether anything about the file has changed. Unlike its other times, the change time cannot be set by anybody.
     pub fn is_changed(&self) -> bool {
-        state(&self.file).map_or(true, |now| now != self.state)
+        let known = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        state(&self.file).map_or(true, |now| now != *known)
+    }
+
+    /// The device number of the file: on overlayfs, of the mount through which it was opened.
+    pub fn device(&self) -> Option<u64> {
+        self.file.metadata().ok().map(|file| file.dev())
     }
 
     /// Whether the file was deleted.
@@ -130,6 +163,13 @@ impl Drop for Lease {
 
 fn is_remote(file: &File) -> bool {
     rustix::fs::fstatfs(file).is_ok_and(|fs| REMOTE.contains(&(fs.f_type as u32)))
+}
+
+/// Whether a change at this time is old enough that a later one has another time.
+fn is_settled((seconds, nanoseconds): (i64, i64)) -> bool {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    let at = Duration::new(seconds.try_into().unwrap_or(0), nanoseconds.try_into().unwrap_or(0));
+    now.checked_sub(at).is_some_and(|age| age >= SETTLED)
 }
 
 fn state(file: &File) -> io::Result<State> {
@@ -177,16 +217,40 @@ mod tests {
             assert!(begin.elapsed() < Duration::from_secs(20), "nobody waits");
             std::thread::sleep(Duration::from_millis(5));
         }
-        assert!(writer.try_wait().unwrap().is_none() && !lease.is_written());
+        assert!(writer.try_wait().unwrap().is_none() && !lease.is_written(|_| None));
         assert_eq!(fs::read(&path).unwrap(), b"old");
         lease.end();
         assert!(writer.wait().unwrap().success());
         // The lease was ended, and only once: the kernel would refuse a second time.
         assert!(raw::set_lease(&lease.file, libc::F_UNLCK).is_err() && lease.ended.load(Ordering::Relaxed));
         lease.end();
-        assert!(lease.is_written() && lease.is_changed() && !lease.is_deleted());
+        assert!(lease.is_written(|_| None) && lease.is_changed() && !lease.is_deleted());
         fs::remove_file(&path).unwrap();
         assert!(lease.is_deleted());
+    }
+
+    /// A changed modification time alone is no write. Without a lease and a known content it may be one.
+    #[test]
+    fn touched() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("file");
+        fs::write(&path, "old").unwrap();
+        let open = || File::open(&path).unwrap();
+        let [leased, unknown, compared] =
+            [Lease::take(open()), Lease::without(open()), Lease::without(open())];
+        let (leased, unknown) = (leased.unwrap(), unknown.unwrap());
+        let compared = compared.unwrap().with(Some((3, 7)));
+        let time = |seconds| UNIX_EPOCH + Duration::from_secs(seconds);
+        open().set_modified(time(1)).unwrap();
+        assert!(!leased.is_awaited() && !leased.is_written(|_| None));
+        assert!(unknown.is_written(|_| Some((3, 7))));
+        assert!(!compared.is_written(|_| Some((3, 7))) && compared.is_written(|_| Some((3, 8))));
+        assert!(compared.is_written(|_| None));
+        // The same content is not read for ever.
+        std::thread::sleep(SETTLED);
+        assert!(!compared.is_written(|_| Some((3, 7))) && !compared.is_written(|_| unreachable!()));
+        open().set_modified(time(2)).unwrap();
+        assert!(compared.is_written(|_| Some((3, 8))));
     }
 
     /// A file that is open for writing gets no lease; a file without a lease is compared.
@@ -201,9 +265,9 @@ mod tests {
         drop(writer);
         let lease = Lease::without(File::open(&path).unwrap()).unwrap();
         fs::hard_link(&path, dir.path().join("link")).unwrap();
-        assert!(!lease.is_written() && lease.is_changed());
+        assert!(!lease.is_written(|_| None) && lease.is_changed());
         fs::write(&path, "newer").unwrap();
-        assert!(lease.is_written());
+        assert!(lease.is_written(|_| None));
         // Unreadable content never compares equal.
         assert!(!lease.has_held(None) && !lease.has_held(Some((3, 7))));
         let lease = lease.with(Some((3, 7)));

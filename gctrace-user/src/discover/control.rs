@@ -30,7 +30,10 @@ use std::{
 };
 
 pub use self::event::ControlEvent;
-pub(super) use self::{inspect::role, retries::NotOpened};
+pub(super) use self::{
+    inspect::{has_probes, role},
+    retries::NotOpened,
+};
 use self::{
     requests::Servers, retries::Retries, select::Listed, unused::Unused, watch::Until, writers::Writers,
 };
@@ -432,8 +435,11 @@ impl Control {
         let Ok(key) = ImageKey::of(path) else { return };
         // May be the overlay's and the lower layer's view of one file: probing both would count every hit twice. Only the memory of a
         // process shows whether they are the same, so the image is checked again when a process maps it.
-        let same = |known: &ImageKey| *known == key || key.may_be(known);
-        if let Some((_, verdict)) = self.verdicts.iter().find(|(known, _)| same(known)) {
+        let same = |known: &ImageKey, verdict: &Verdict| {
+            let probed = matches!(verdict, Verdict::Traced(_));
+            *known == key || key.may_be(known) || probed && key.is_same_file(known)
+        };
+        if let Some((_, verdict)) = self.verdicts.iter().find(|(known, verdict)| same(known, verdict)) {
             if let Verdict::Traced(image) = verdict {
                 self.unused.is_installed(image.index);
             }

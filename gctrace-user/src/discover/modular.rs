@@ -6,13 +6,13 @@
 use std::{cell::Cell, io, path::Path, sync::Arc};
 
 use super::{
-    control::{Control, NotOpened, ProbedImage, Verdict, role},
+    control::{Control, NotOpened, ProbedImage, Verdict, has_probes, role},
     debuginfo::Around,
     decision::{self, Chosen, NO_SITES},
     identity::ImageKey,
     image_file::ImageFile,
     installed,
-    mappings::{self, load_bias},
+    mappings::{self, ExecutableMapping, load_bias},
     state::{has_loaded_library, is_linked_with},
     tracing_method::{Choice, TracingMethod, choose_library},
 };
@@ -52,7 +52,7 @@ impl Control {
         let Some((key, _)) = &verdicts[library] else { return };
         let mapping = &mappings[library];
         let image = ImageFile::of_process(pid, &mapping.file(pid), &mapping.path);
-        match self.library(key, &image, (*ruby_key, traced)) {
+        match self.library(key, &image, (*ruby_key, traced), Some((pid, mapping))) {
             Verdict::Traced(found) => {
                 let Some(plan) = found.plan.as_ref() else { return };
                 let Some(bias) = load_bias(mapping, &found.segments) else { return };
@@ -76,7 +76,7 @@ impl Control {
                 let shown = Path::new("/").join(path.strip_prefix(root).unwrap_or(&path));
                 let roots = image.roots.clone();
                 let file = ImageFile { open: path, roots, ..ImageFile::on_host(&shown) };
-                if let Verdict::Refused(reason) = self.library(&library, &file, (key, ruby)) {
+                if let Verdict::Refused(reason) = self.library(&library, &file, (key, ruby), None) {
                     // No process runs it yet; it is reported when one does.
                     log::info!("{} is installed and would not be traced: {reason}", shown.display());
                 }
@@ -84,35 +84,55 @@ impl Control {
         }
     }
 
-    /// The verdict on a GC library in processes of that Ruby.
+    /// The verdict on a GC library in processes of that Ruby. `mapped`: a process that has mapped it.
     fn library(
         &mut self,
         key: &ImageKey,
         image: &ImageFile,
         (ruby_key, ruby): (ImageKey, &Arc<ProbedImage>),
+        mapped: Option<(u32, &ExecutableMapping)>,
     ) -> Verdict {
         if let Some(verdict) = self.libraries.get(&(*key, ruby_key)) {
             return verdict.clone();
         }
-        // Its probes find the VM at its location in that Ruby only.
-        let other = |(library, _): &(ImageKey, ImageKey), verdict: &Verdict| {
-            library == key && matches!(verdict, Verdict::Traced(_))
-        };
-        let verdict = if self.libraries.iter().any(|(pair, verdict)| other(pair, verdict)) {
-            Verdict::Refused(
+        let verdict = match self.probed_gc_library(key, mapped) {
+            // Under another identity of the library or of the Ruby.
+            Some((of, verdict)) if self.keys_of(ruby.index).contains(&of) => verdict,
+            // Its probes find the VM at its location in that Ruby only.
+            Some(_) => Verdict::Refused(
                 "modular GC: this GC library is already traced together with another build of its Ruby"
                     .into(),
-            )
-        } else {
-            match self.open_library(*key, image, ruby) {
+            ),
+            None => match self.open_library(*key, image, ruby) {
                 Ok(verdict) => verdict,
                 // Retried when the next process maps it.
                 Err(NotOpened { reason, passes: true }) => return Verdict::Refused(reason.into()),
                 Err(NotOpened { reason, .. }) => Verdict::Refused(reason.into()),
-            }
+            },
         };
         self.libraries.insert((*key, ruby_key), verdict.clone());
         verdict
+    }
+
+    /// The verdict on a GC library that is probed, and the Ruby that it belongs to.
+    fn probed_gc_library(
+        &self,
+        key: &ImageKey,
+        mapped: Option<(u32, &ExecutableMapping)>,
+    ) -> Option<(ImageKey, Verdict)> {
+        let same = |other: &ImageKey, library: &ProbedImage| {
+            key == other
+                || key.is_same_file(other)
+                || key.may_have_been(other)
+                    && match mapped {
+                        Some((pid, mapping)) => has_probes(pid, mapping, &library.probes) != Some(false),
+                        None => key.may_be(other),
+                    }
+        };
+        self.libraries.iter().find_map(|((other, ruby), verdict)| match verdict {
+            Verdict::Traced(library) if same(other, library) => Some((*ruby, verdict.clone())),
+            _ => None,
+        })
     }
 
     fn open_library(

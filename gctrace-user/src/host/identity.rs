@@ -43,6 +43,12 @@ impl ImageKey {
         same(self) == same(other) && (self.device.is_none() || other.device.is_none())
     }
 
+    /// Whether both are the same file at different times, if one of them is known to exist still (it is open or mapped): then its inode
+    /// number is not reused. The size and the times of a file may change; anybody who owns it can set its modification time.
+    pub fn is_same_file(&self, other: &Self) -> bool {
+        self.device.is_some() && self.device == other.device && self.inode == other.inode
+    }
+
     /// Whether this may have been an earlier identity of the same file: the times and the size of a file may change while it is mapped, its
     /// inode and device numbers do not.
     pub fn may_have_been(&self, other: &Self) -> bool {
@@ -79,7 +85,9 @@ mod tests {
         let after = ImageKey::of(&file).unwrap();
         assert!(before != after && before.may_have_been(&after));
         assert!(!before.may_have_been(&ImageKey::of(&copy).unwrap()));
+        assert!(before.is_same_file(&after) && !before.is_same_file(&ImageKey::of(&copy).unwrap()));
         let elsewhere = |device| ImageKey { device, ..after };
+        assert!(!before.is_same_file(&elsewhere(None)) && !elsewhere(None).is_same_file(&elsewhere(None)));
         assert!(before.may_have_been(&elsewhere(None)) && !before.may_have_been(&elsewhere(Some(0))));
     }
 }

@@ -47,6 +47,13 @@ impl Ledger {
         [
             (gc, format!("{} lost (a larger buffer: --gc-ring)", plural(gc, "GC event"))),
             (
+                u.pipeline.lost_records.saturating_sub(gc),
+                format!(
+                    "{} missing for an unknown reason (please report this)",
+                    plural(u.pipeline.lost_records.saturating_sub(gc), "GC event")
+                ),
+            ),
+            (
                 u.pipeline.cycles_missed,
                 format!("{} before tracing began", plural(u.pipeline.cycles_missed, "cycle")),
             ),
@@ -189,6 +196,19 @@ mod tests {
         }
         assert_eq!(ledger.summary(), "583 cycles, nothing lost");
         assert!(ledger.details()[1].contains("cycles_unfinished 1"), "{:?}", ledger.details());
+    }
+
+    /// Records that are missing although the kernel lost none are said.
+    #[test]
+    fn missing_for_no_reason() {
+        let counts = PipelineCounts { cycles: 3, processes: 1, lost_records: 7, ..PipelineCounts::default() };
+        let mut ledger = ledger(counts);
+        let said = ledger.summary();
+        assert!(said.contains("7 GC events missing for an unknown reason (please report this)"), "{said}");
+        if let Some(kernel) = ledger.kernel.as_mut() {
+            kernel[Counter::SnapshotRingFull as usize] = 7;
+        }
+        assert!(!ledger.summary().contains("unknown reason"), "{}", ledger.summary());
     }
 
     /// For a recording that ends early, only what its accounts contain is known.

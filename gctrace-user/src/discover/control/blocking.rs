@@ -18,6 +18,7 @@ use super::{
     unused::Probed,
 };
 use crate::{
+    address::FileOffset,
     bpf::{Lease, RequestLinks, Scope, brief},
     host::{called, listens, proc_root},
     ruby::blocking::{BlockingFile, BlockingSite, blocking_sites, listen_sites, needed},
@@ -84,8 +85,10 @@ impl Control {
             .blocking
             .sites
             .of(pid, socket, |image| blocking_sites(image, BlockingFile::Socket))?;
-        if !self.servers.blocking.listen.contains_key(&key) {
-            let sites = listen_sites(&sites).map_err(|refusal| refusal.to_string())?;
+        let sites = listen_sites(&sites).map_err(|refusal| refusal.to_string())?;
+        let offsets: Vec<FileOffset> = sites.iter().map(|site| site.file_offset).collect();
+        let known = self.probed_library(pid, socket, &key, &offsets, |servers| &servers.blocking.listen)?;
+        if known.is_none() {
             let lease = self.lease_library(&key, &file, &socket.path)?;
             let links = self.probes.attach_blocking(&sites, &reopened(&file), Scope::All);
             self.servers
@@ -93,7 +96,7 @@ impl Control {
                 .listen
                 .insert(key, (lease, links.map_err(|error| brief(&error.of_file(&socket.path)))?));
         }
-        self.unused.has_user(Probed::Library(key), pid);
+        self.unused.has_user(Probed::Library(known.unwrap_or(key)), pid);
         Ok(())
     }
 

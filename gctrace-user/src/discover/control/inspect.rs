@@ -1,6 +1,11 @@
 //! Processes: which of their mappings contain a Ruby, and whether it is traced.
 
-use std::{fs::File, os::unix::fs::FileExt as _, path::Path, sync::Arc};
+use std::{
+    fs::File,
+    io,
+    os::unix::fs::{FileExt as _, MetadataExt as _},
+    sync::Arc,
+};
 
 use super::{
     super::{
@@ -9,12 +14,62 @@ use super::{
         image_file::ImageFile,
         mappings::{self, ExecutableMapping},
     },
-    Control, Verdict,
+    Control, ProbedImage, Verdict, still_maps,
 };
 use crate::{
     address::FileOffset,
-    host::{proc_root, root_file},
+    cache,
+    host::{proc::is_running, proc_root, root_file},
 };
+
+/// What is known of a file with a new identity.
+enum Alias {
+    /// It is probed under another identity.
+    Probed(Arc<ProbedImage>),
+    /// It is not probed.
+    New,
+    /// The process is gone, or has unmapped it.
+    Gone,
+}
+
+/// Whether the code that a process has mapped of a file has the probes of a known file; `None` if the process is gone or has unmapped it.
+pub(in crate::discover) fn has_probes(
+    pid: u32,
+    mapping: &ExecutableMapping,
+    probes: &[FileOffset],
+) -> Option<bool> {
+    match all_differ(pid, mapping, probes) {
+        Ok(differ) => Some(differ),
+        Err(error) if is_running(pid) && still_maps(pid, mapping) => {
+            log::debug!("pid {pid}: {}: {error}", mapping.path.display());
+            Some(false)
+        }
+        Err(_) => None,
+    }
+}
+
+/// Whether mapped code differs from its file at each of these offsets.
+fn all_differ(pid: u32, mapping: &ExecutableMapping, offsets: &[FileOffset]) -> io::Result<bool> {
+    let addresses: Option<Vec<u64>> = offsets
+        .iter()
+        .map(|offset| {
+            let address = mapping.start.checked_add(offset.0.checked_sub(mapping.offset)?)?;
+            (address < mapping.end).then_some(address)
+        })
+        .collect();
+    let Some(addresses) = addresses.filter(|addresses| !addresses.is_empty()) else { return Ok(false) };
+    let memory = File::open(proc_root::path(pid, "mem"))?;
+    let file = root_file::open(&mapping.file(pid))?;
+    for (address, offset) in addresses.into_iter().zip(offsets) {
+        let (mut now, mut stated) = ([0; 4], [0; 4]);
+        memory.read_exact_at(&mut now, address)?;
+        file.read_exact_at(&mut stated, offset.0)?;
+        if now == stated {
+            return Ok(false);
+        }
+    }
+    Ok(true)
+}
 
 /// The role of an image in a process that maps it.
 pub(in crate::discover) fn role(known: Option<&(ImageKey, Verdict)>) -> Role<'_> {
@@ -100,38 +155,58 @@ impl Control {
         let key = ImageKey::of(&file).ok()?;
         let verdict = match self.verdicts.get(&key) {
             Some(verdict) => verdict.clone(),
-            None => match self.alias(pid, mapping, &file, &key) {
-                Some(verdict) => {
+            None => match self.alias(pid, mapping, &key) {
+                Alias::Probed(image) if image.lease.is_written(cache::content) => {
+                    self.leave_written();
+                    self.judge(key, &ImageFile::of_process(pid, &file, &mapping.path))
+                }
+                Alias::Probed(image) => {
+                    log::info!("{} is a file that has probes already", mapping.path.display());
+                    let verdict = Verdict::Traced(image);
                     self.verdicts.insert(key, verdict.clone());
                     verdict
                 }
-                None => self.judge(key, &ImageFile::of_process(pid, &file, &mapping.path)),
+                Alias::New => self.judge(key, &ImageFile::of_process(pid, &file, &mapping.path)),
+                Alias::Gone => return None,
             },
         };
         Some((key, verdict))
     }
 
-    /// The verdict on a file already traced under another identity: this process's code already contains its probes.
-    fn alias(&self, pid: u32, mapping: &ExecutableMapping, file: &Path, key: &ImageKey) -> Option<Verdict> {
-        let known = self.verdicts.iter().filter(|(other, _)| key.may_be(other));
-        let mut probed = known.filter_map(|(_, verdict)| match verdict {
-            Verdict::Traced(traced) => Some(traced),
-            _ => None,
-        });
-        let has_probes = |probes: &[FileOffset]| {
-            let memory = File::open(proc_root::path(pid, "mem")).ok()?;
-            let file = root_file::open(file).ok()?;
-            let differs = |offset: u64| {
-                let address = mapping.start.checked_add(offset.checked_sub(mapping.offset)?)?;
-                let (mut now, mut stated) = ([0; 4], [0; 4]);
-                memory.read_exact_at(&mut now, address).ok()?;
-                file.read_exact_at(&mut stated, offset).ok()?;
-                (address < mapping.end).then_some(now != stated)
-            };
-            Some(!probes.is_empty() && probes.iter().all(|offset| differs(offset.0) == Some(true)))
+    /// Whether a file is already probed under another identity. The times of a file may change while it is probed. On overlayfs only the code
+    /// of a process shows whether it is the same file: there it already has the probes.
+    fn alias(&self, pid: u32, mapping: &ExecutableMapping, key: &ImageKey) -> Alias {
+        let probed = || {
+            let known = self.verdicts.iter().filter(|(other, _)| key.may_have_been(other));
+            known.filter_map(|(other, verdict)| match verdict {
+                Verdict::Traced(image) => Some((other, image)),
+                _ => None,
+            })
         };
-        let traced = probed.find(|traced| has_probes(&traced.probes) == Some(true))?;
-        log::info!("{} is a file that has probes already", mapping.path.display());
-        Some(Verdict::Traced(Arc::clone(traced)))
+        // The file of a probed image is open.
+        if let Some((_, image)) = probed().find(|(other, _)| key.is_same_file(other)) {
+            return Alias::Probed(Arc::clone(image));
+        }
+        let device = std::fs::metadata(mapping.file(pid)).ok().map(|file| file.dev());
+        let mut found = None;
+        for (other, image) in probed() {
+            match has_probes(pid, mapping, &image.probes) {
+                Some(true) => {
+                    // A container that changes its file gets a copy with the same inode number, and so with the same sites. Of those that
+                    // were opened in this mount it is the latest: the file in it does not become the original again.
+                    let opened = self.images.opened_ns(image.index);
+                    let rank = (image.lease.device() == device, key.may_be(other), opened);
+                    if found.as_ref().is_none_or(|(best, _)| *best < rank) {
+                        found = Some((rank, image));
+                    }
+                }
+                Some(false) => {}
+                None => return Alias::Gone,
+            }
+        }
+        if let Some((_, image)) = found {
+            return Alias::Probed(Arc::clone(image));
+        }
+        Alias::New
     }
 }

@@ -19,11 +19,14 @@ use super::{
     Control,
     blocking::{Blocking, is_unicorn},
     images::reopened,
+    inspect::has_probes,
     site_cache::SiteCache,
     unused::Probed,
 };
 use crate::{
+    address::FileOffset,
     bpf::{ArrivalsLink, Lease, RequestLinks, Scope, brief},
+    cache,
     console::say,
     host::{called, listens, proc::is_running, proc_root},
     ruby::{
@@ -276,7 +279,9 @@ impl Control {
         mapping: &ExecutableMapping,
         (key, file, sites): (&ImageKey, &File, &[RequestSite]),
     ) -> Result<(), String> {
-        if !self.servers.probed.contains_key(key) {
+        let offsets: Vec<FileOffset> = sites.iter().map(|site| site.file_offset).collect();
+        let known = self.probed_library(pid, mapping, key, &offsets, |servers| &servers.probed)?;
+        if known.is_none() {
             let lease = self.lease_library(key, file, &mapping.path)?;
             let links = self.probes.attach_requests(sites, &reopened(file), Scope::All);
             let links = links.map_err(|error| {
@@ -284,8 +289,39 @@ impl Control {
             })?;
             self.servers.probed.insert(*key, (lease, links));
         }
-        self.unused.has_user(Probed::Library(*key), pid);
+        self.unused.has_user(Probed::Library(known.unwrap_or(*key)), pid);
         Ok(())
+    }
+
+    /// The identity under which a library is already probed: its times may have changed since (see [`Control::verdict`]).
+    pub(super) fn probed_library(
+        &mut self,
+        pid: u32,
+        mapping: &ExecutableMapping,
+        key: &ImageKey,
+        sites: &[FileOffset],
+        probed: impl Fn(&Servers) -> &HashMap<ImageKey, (Arc<Lease>, RequestLinks)>,
+    ) -> Result<Option<ImageKey>, String> {
+        let all = probed(&self.servers);
+        if all.contains_key(key) {
+            return Ok(Some(*key));
+        }
+        if let Some((known, (lease, _))) = all.iter().find(|(known, _)| key.is_same_file(known)) {
+            let known = *known;
+            if lease.is_written(cache::content) {
+                self.leave_written();
+                return Ok(None);
+            }
+            return Ok(Some(known));
+        }
+        for known in all.keys().filter(|known| key.may_have_been(known)) {
+            match has_probes(pid, mapping, sites) {
+                Some(true) => return Ok(Some(*known)),
+                Some(false) => {}
+                None => return Err(format!("{}: it is gone", mapping.path.display())),
+            }
+        }
+        Ok(None)
     }
 
     /// Registers a server whose probes are all attached: its requests are traced from now on.

@@ -260,7 +260,7 @@ impl Control {
     }
 
     /// The identities of a probed image.
-    pub(super) fn keys_of(&self, index: u32) -> Vec<ImageKey> {
+    pub(in crate::discover) fn keys_of(&self, index: u32) -> Vec<ImageKey> {
         self.probed_images().remove(&Probed::Image(index)).map(|(_, keys)| keys).unwrap_or_default()
     }
 

@@ -127,7 +127,12 @@ impl Control {
         if !self.writers.is_time() {
             return;
         }
-        let is_over = |lease: &Lease| lease.is_awaited() || lease.is_written();
+        self.leave_written();
+    }
+
+    /// The same without the check of the time.
+    pub(super) fn leave_written(&mut self) {
+        let is_over = |lease: &Lease| lease.is_awaited() || lease.is_written(cache::content);
         let images = self.verdicts.iter().map(|(key, verdict)| (*key, verdict));
         let libraries = self.libraries.iter().map(|((_, ruby), verdict)| (*ruby, verdict));
         let mut written: BTreeMap<ImageKey, Arc<ProbedImage>> = BTreeMap::new();
@@ -163,6 +168,7 @@ impl Control {
         for index in parts {
             users.extend(self.probes.rubies_with(index).into_iter().map(|(pid, bias)| (pid, index, bias)));
         }
+        let awaited = written.lease.is_awaited();
         self.retire_image(ruby.index, "it is written to in place");
         for (pid, index, bias) in &users {
             // The index will be reused for another image.
@@ -170,11 +176,18 @@ impl Control {
         }
         self.probes.await_detached();
         written.lease.end();
-        let reason = "its file was opened for writing, so that its probes had to be detached";
-        say(&format!(
-            "gctrace: {}: a process opens it for writing, in place; its probes were detached before",
-            path.display()
-        ));
+        let (said, reason) = if awaited {
+            (
+                "a process opens it for writing, in place; its probes were detached before",
+                "its file was opened for writing, so that its probes had to be detached",
+            )
+        } else {
+            (
+                "it was written to in place; its probes were detached",
+                "its file was written to, so that its probes had to be detached",
+            )
+        };
+        say(&format!("gctrace: {}: {said}", path.display()));
         self.writers.remember(&keys, &written.lease);
         for key in &keys {
             let tried_again = self.retries.failed(*key, &shown, reason, Instant::now());

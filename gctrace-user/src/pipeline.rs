@@ -460,8 +460,7 @@ impl Pipeline {
             process = parent.forked(process, comm);
             arguments_at = parent.arguments_at;
         }
-        // The process is gone, but the kernel has reported its fork.
-        process.ppid = process.ppid.or_else(|| self.parents.get(&pid).map(|(parent, _)| *parent));
+        process.ppid = self.forked_by(pid).or(process.ppid);
         let memory = MemoryReader::open(pid).ok();
         let waiting = self.waiting.remove(&pid).unwrap_or_default();
         let first_ns = waiting.pauses.first().map_or(u64::MAX, |(begin_ns, _)| *begin_ns);
@@ -502,18 +501,6 @@ impl Pipeline {
             self.gvl.pauses(pid, &waiting.pauses, !waiting.cut);
         }
         self.see(&process, Seen::Process { state: state.as_ref(), now_ns: monotonic_ns(), since_ns });
-    }
-
-    /// The parent of a process, if the process was still running its parent's program at that time.
-    fn forking_parent(&self, pid: u32, image: &Image, at_ns: u64) -> Option<&TracedProcess> {
-        if self.has_execed(pid, at_ns) {
-            return None;
-        }
-        let (forked_from, forked_ns) = self.parents.get(&pid)?;
-        let parent = self.traced.get(forked_from)?;
-        let same = parent.process.image.index == image.index && *forked_ns <= at_ns;
-        // The parent itself may have replaced its program since the fork.
-        (same && self.execs.get(forked_from).is_none_or(|execed_ns| execed_ns < forked_ns)).then_some(parent)
     }
 
     /// Since when events of a process with this image could be seen.

@@ -10,7 +10,7 @@ use gctrace_tests::report::{GcLine, Report};
 use gctrace_tests::ruby::Ruby;
 use gctrace_tests::script::{Report as ScriptReport, Script};
 use gctrace_tests::witness::Log;
-use gctrace_tests::{compare, ledger, tunemygc};
+use gctrace_tests::{PATIENCE, compare, ledger, tunemygc};
 
 /// Checks that all cycles of the process during the script's work are reported, and equal to the witness's if there was one.
 fn all_counted(report: &Report, script: &ScriptReport, log: Option<&Log>) -> Result<()> {
@@ -197,6 +197,35 @@ fn fork() -> Result<()> {
         }
         Ok(())
     })
+}
+
+/// A daemon forks twice: its parent is the process between, which has ended and never collected, and its count continues that of the first.
+#[test]
+fn daemon() -> Result<()> {
+    let live = Live::begin()?;
+    let source = "$stdout.sync = true; GC.start; first = GC.count; \
+                  fork { fork { 4.times { GC.start }; puts \"daemon #{$$} #{first} #{GC.count}\"; $stdin.readpartial(4) }; puts \"between #{$$}\"; exit!(0) }; \
+                  Process.waitall; $stdin.readpartial(4)";
+    let mut command = Ruby::main()?.command()?;
+    command.args(["--disable-gems", "-e", source]);
+    let gctrace = Gctrace::all_ruby(&live)?;
+    let mut program = Guarded::start("ruby", &mut command)?;
+    let mut numbers = |word: &str| -> Result<Vec<u64>> {
+        let printed = program.wait_stdout(PATIENCE, word, |line| line.starts_with(word))?;
+        Ok(printed.split(' ').skip(1).map(str::parse).collect::<Result<_, _>>()?)
+    };
+    let (between, daemon) = (numbers("between")?, numbers("daemon")?);
+    let pid = u32::try_from(daemon[0])?;
+    program.say("end")?;
+    program.say("end")?;
+    program.finish(PATIENCE)?;
+    let report = gctrace.stop()?;
+    let process = report.processes_of(pid).next().context("no line about the daemon")?;
+    assert_eq!(process.ppid.map(u64::from), Some(between[0]));
+    assert_eq!(report.gcs_of(pid).count() as u64, daemon[2] - daemon[1]);
+    let exit = report.exits.iter().find(|exit| exit.pid == pid).context("no end of the daemon")?;
+    assert_eq!((exit.cycles_before, exit.cycles_missed), (Some(0), Some(0)));
+    ledger::check(&report)
 }
 
 /// A fork of a process that ran before gctrace.
@@ -418,7 +447,7 @@ fn many_short_lives() -> Result<()> {
             all.push(running.finish()?);
         }
     }
-    ensure!(noise.finish(gctrace_tests::PATIENCE)?.status.success());
+    ensure!(noise.finish(PATIENCE)?.status.success());
     let report = gctrace.stop()?;
     for done in &all {
         all_counted(&report, &done.report, None)?;

@@ -56,6 +56,11 @@ impl Beginnings {
         self.forked.insert(child, count);
     }
 
+    /// The `GC.count` with which a process was forked, if known.
+    pub(super) fn count_at_fork(&self, pid: u32) -> Option<u64> {
+        self.forked.get(&pid).copied().flatten()
+    }
+
     /// Records that a process has replaced its program: the new one starts counting at 0.
     pub(super) fn execed(&mut self, pid: u32) {
         if self.execed.len() > REMEMBERED {
@@ -157,6 +162,19 @@ mod tests {
         // Without any record: this process has started by an exec, and a process that is gone is unknown.
         assert_eq!(beginnings.of(std::process::id(), None).reported(2, false), Some(CyclesBefore::Missed(1)));
         assert_eq!(beginnings.of(1 << 23, None).reported(2, false), Some(CyclesBefore::Unknown));
+    }
+
+    /// A process that has not collected passes on the count with which it was forked; one that runs another program has none.
+    #[test]
+    fn count_of_a_process_between() {
+        let mut beginnings = beginnings();
+        assert_eq!(beginnings.count_at_fork(5), None);
+        beginnings.forked(5, Some(12));
+        beginnings.forked(6, beginnings.count_at_fork(5));
+        beginnings.exited(5);
+        assert_eq!(beginnings.of(6, None).reported(14, false), Some(CyclesBefore::Missed(1)));
+        beginnings.execed(6);
+        assert_eq!(beginnings.count_at_fork(6), None);
     }
 
     /// Without a cycle, the count that was read decides; with lost records the result is unknown.

@@ -2,12 +2,13 @@
 
 use gctrace_common::event::{Kind, LifeEvent};
 
-use super::{BATCH, Pipeline};
+use super::{BATCH, Pipeline, TracedProcess};
 use crate::{
     bpf::LifeRing,
     clock::monotonic_ns,
     decode::{self, Event},
-    model::EndReason,
+    host::proc,
+    model::{EndReason, Image},
 };
 
 /// Maximum number of parents that are remembered; all are forgotten above it.
@@ -16,6 +17,8 @@ const PARENTS: usize = 1 << 16;
 const ENDED: usize = 1 << 12;
 /// Maximum expected delay of a record after it was written, in nanoseconds.
 const LATE_NS: u64 = 10_000_000_000;
+/// Maximum difference between the clocks of `/proc` and of records, in nanoseconds, apart from the rounding of the former.
+const CLOCKS_NS: u64 = 1_000_000;
 /// Maximum time that an end waits for the last record of its process, in nanoseconds.
 const AWAIT_LAST_RECORD_NS: u64 = 1_000_000_000;
 
@@ -88,10 +91,14 @@ impl Pipeline {
                     self.parents.clear();
                 }
                 self.parents.insert(event.other, (event.header.tgid, event.header.ts_ns));
-                let parent = self.traced.get(&event.header.tgid);
-                // If records of the parent are missing, its count is not the one that the child started with.
-                let parent = parent.filter(|traced| traced.fold.last_seq() >= event.header.seq);
-                self.beginnings.forked(event.other, parent.and_then(|traced| traced.beginning.count));
+                let count = match self.traced.get(&event.header.tgid) {
+                    // If records of the parent are missing, its count is not the one that the child started with.
+                    Some(parent) if parent.fold.last_seq() >= event.header.seq => parent.beginning.count,
+                    // It has not collected since it was forked itself, as the middle process of a daemon that forks twice.
+                    None if event.header.seq == 0 => self.beginnings.count_at_fork(event.header.tgid),
+                    _ => None,
+                };
+                self.beginnings.forked(event.other, count);
                 self.export(|exporter| {
                     exporter.forked(event.other);
                     Ok(())
@@ -176,6 +183,26 @@ impl Pipeline {
             *kind == Kind::Exec && event.header.tgid == pid && event.header.ts_ns <= at_ns
         };
         self.execs.get(&pid).is_some_and(|execed_ns| *execed_ns <= at_ns) || self.lives.iter().any(is_its)
+    }
+
+    /// The process that forked this one, if the kernel has reported that. Once it has ended, `/proc` names another parent, usually pid 1.
+    pub(super) fn forked_by(&self, pid: u32) -> Option<u32> {
+        let (parent, forked_ns) = self.parents.get(&pid)?;
+        // If the end of a process was lost, another one may have its pid by now.
+        let is_other = proc::started_ns(pid).is_some_and(|ns| ns > forked_ns.saturating_add(CLOCKS_NS));
+        (!is_other).then_some(*parent)
+    }
+
+    /// The parent of a process, if the process was still running its parent's program at that time.
+    pub(super) fn forking_parent(&self, pid: u32, image: &Image, at_ns: u64) -> Option<&TracedProcess> {
+        if self.has_execed(pid, at_ns) {
+            return None;
+        }
+        let (forked_from, forked_ns) = self.parents.get(&pid)?;
+        let parent = self.traced.get(forked_from)?;
+        let same = parent.process.image.index == image.index && *forked_ns <= at_ns;
+        // The parent itself may have replaced its program since the fork.
+        (same && self.execs.get(forked_from).is_none_or(|execed_ns| execed_ns < forked_ns)).then_some(parent)
     }
 
     /// Whether the known state of a process is that of the program started by the exec at this time, or the process is unknown: records of

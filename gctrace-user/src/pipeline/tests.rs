@@ -195,6 +195,37 @@ fn forked_children() {
     }
 }
 
+/// The parent of a process is the one that forked it, even if that has ended. After a lost end, the fork may be of another process.
+#[test]
+fn parents_that_have_ended() {
+    let own = std::process::id();
+    let (ended, forked_ns) = (PID + 1, monotonic_ns());
+    for (at, parent) in [(forked_ns, Some(ended)), (10, Some(std::os::unix::process::parent_id()))] {
+        let (mut pipeline, _, layout) = pipeline();
+        pipeline.parents.insert(own, (ended, at));
+        let mut event = snapshot(&layout, 1, 0);
+        (event.header.tgid, event.header.tid) = (own, own);
+        pipeline.snapshot(Point::GcStart, &event);
+        assert_eq!(pipeline.traced[&own].process.ppid, parent);
+    }
+}
+
+/// The count at the fork passes through a process that does not collect itself.
+#[test]
+fn forks_of_processes_without_cycles() {
+    let (mut pipeline, _, layout) = pipeline();
+    pipeline.snapshot(Point::GcStart, &snapshot(&layout, 1, 0));
+    let count = pipeline.traced[&PID].beginning.count;
+    assert!(count.is_some());
+    for (parent, child, seq) in [(PID, PID + 1, 1), (PID + 1, PID + 2, 0), (PID + 1, PID + 3, 2)] {
+        let mut fork = exit(seq, monotonic_ns());
+        (fork.header.tgid, fork.other) = (parent, child);
+        pipeline.life(Kind::Fork, &fork);
+    }
+    let at_fork = [1, 2, 3].map(|n| pipeline.beginnings.count_at_fork(PID + n));
+    assert_eq!(at_fork, [count, count, None]);
+}
+
 /// A process whose probes were detached, and which is refused when it is inspected again, counts once; an image counts separately.
 #[test]
 fn refused_processes_count_once() {

@@ -35,6 +35,15 @@ pub const SELECT_CGROUPS: u32 = 2;
 /// Bit of [`Config::select`]: processes in a cgroup (v2) whose id is in `CGROUPS`; user space also enters the cgroups below it.
 /// For kernels whose uprobes cannot query ancestors (before Linux 5.15).
 pub const SELECT_CGROUP_IDS: u32 = 4;
+/// Bit of [`Config::select`]: with [`SELECT_LISTED`], also processes whose main thread has a name in `NAMES` when their program starts.
+pub const SELECT_NAMES: u32 = 8;
+
+/// Entries of the `NAMES` map.
+pub const MAX_NAMES: u32 = 256;
+/// Value of the `ASKED` map: a Ruby process that is not selected and whose name user space has not read yet.
+pub const NAME_UNREAD: u32 = 0;
+/// Value of the `ASKED` map: a process whose name user space has read.
+pub const NAME_READ: u32 = 1;
 
 /// Number of stacks that uprobes of one CPU can take at once (one may be preempted by another).
 pub const PROBE_SLOTS: u32 = 2;
@@ -286,6 +295,9 @@ impl ProcessEntry {
     pub const RUBY: u32 = 4;
     /// The user selected this process alone: its children do not inherit the selection.
     pub const ALONE: u32 = 8;
+    /// The process is selected because its main thread had one of the selected names when the program started. If the program is not a Ruby,
+    /// that ends with it.
+    pub const NAMED: u32 = 16;
 }
 
 /// Entry of the `SHARES` map: how much of its quota of off-CPU stacks a CPU has used.

@@ -134,9 +134,12 @@ counters! {
     Gc lost: PhaseRingFull = "phase_ring_full",
     /// Ends of phases whose start was not seen on the thread.
     Gc: PhaseOrphan = "phase_orphan",
-    /// Processes (seen at a hit, or forked from a selected one) that could not be entered because the `PROCESSES` map was
-    /// full; their hits are `no_image` or `filtered`.
+    /// Processes (seen at a hit or by their name, or forked from a selected one) that could not be entered because the `PROCESSES` map (or
+    /// `ASKED`, with `--name`) was full; their hits are `no_image` or `filtered`.
     Life lost: ProcessMapFull = "process_map_full",
+    /// Programs of Ruby processes that collected (counted in `filtered`) and ended before their name could be read (`--name`); whether they
+    /// were to be traced is not known.
+    Life: NamesUnread = "names_unread",
     /// Ticks of the sampling clock in threads that kept no other thread waiting for the GVL, when only threads that do are sampled.
     Stacks: TicksUnwanted = "ticks_unwanted",
     /// Ticks of the sampling clock in followed processes whose image is known, except those counted in `ticks_unwanted`.

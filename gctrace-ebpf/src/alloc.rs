@@ -29,7 +29,7 @@ pub fn refill(ctx: &ProbeContext) {
     if closed() {
         return;
     }
-    let Some(admitted) = admit(ctx) else { return };
+    let Ok(admitted) = admit(ctx) else { return };
     if admitted.register == 0 {
         return count(Counter::RefillNoPage);
     }

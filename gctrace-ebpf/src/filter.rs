@@ -142,9 +142,9 @@ pub fn note_image(tgid: u32, process: *mut ProcessEntry, flags: u32, image: u32,
     }
 }
 
-/// Checks the selection, finds the image, and counts the outcome of the hit.
+/// Checks the selection, finds the image, and counts the outcome of the hit. `Err`: the counter of a hit that is not admitted.
 #[inline(always)]
-pub fn admit(ctx: &ProbeContext) -> Option<Admitted> {
+pub fn admit(ctx: &ProbeContext) -> Result<Admitted, Counter> {
     count(Counter::Hits);
     let config = config();
     let (tgid, tid) = tgid_tid();
@@ -152,7 +152,7 @@ pub fn admit(ctx: &ProbeContext) -> Option<Admitted> {
         Ok(found) => found,
         Err(counter) => {
             count(counter);
-            return None;
+            return Err(counter);
         }
     };
     let ip = usermem::instruction_pointer(ctx);
@@ -165,7 +165,7 @@ pub fn admit(ctx: &ProbeContext) -> Option<Admitted> {
     } else {
         if flags & ProcessEntry::IMAGE_KNOWN == 0 {
             count(Counter::NoImage);
-            return None;
+            return Err(Counter::NoImage);
         }
         // SAFETY: a map value pointer, valid while the program runs.
         let (image, bias) = unsafe { ((*process).image, (*process).bias) };
@@ -174,11 +174,11 @@ pub fn admit(ctx: &ProbeContext) -> Option<Admitted> {
     let Some(image) = maps::image(image_index) else {
         debug_line!(ctx, "tgid {} hits a probe of the image {}, which is not open", tgid, image_index);
         count(Counter::NoImage);
-        return None;
+        return Err(Counter::NoImage);
     };
     count(Counter::Admitted);
     note_image(tgid, process, flags, image_index, bias);
-    Some(Admitted { tgid, tid, image_index, image, bias, site, register, field, process })
+    Ok(Admitted { tgid, tid, image_index, image, bias, site, register, field, process })
 }
 
 #[inline(always)]

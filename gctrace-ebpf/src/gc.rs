@@ -14,7 +14,7 @@ use crate::{
     filter::{Admitted, admit},
     line::debug_line,
     maps::{SCOPES, closed, count},
-    rubies, sample, usermem,
+    names, rubies, sample, usermem,
 };
 
 /// One hit at a GC point.
@@ -25,7 +25,11 @@ pub fn hit(ctx: &ProbeContext, point: Point) -> u32 {
     if closed() {
         return 0;
     }
-    if let Some(admitted) = admit(ctx) {
+    let admitted = admit(ctx);
+    if let (Err(Counter::Filtered), Point::GcStart) = (&admitted, point) {
+        names::filtered();
+    }
+    if let Ok(admitted) = admitted {
         debug_line!(
             ctx,
             "point {} tgid {} tid {} image {} site {:x} register {:x}",

@@ -15,7 +15,7 @@ use crate::{
     filter::tgid_tid,
     futex, gc, gvl,
     maps::{PHASES, PROCESSES, SCOPES, config, count, signal_offsets, watches_requests},
-    request, rubies,
+    names, request, rubies,
 };
 
 /// `CLONE_THREAD` (include/uapi/linux/sched.h): the new task is a thread of the same process.
@@ -26,8 +26,10 @@ const CLONE_THREAD: u64 = 0x0001_0000;
 pub fn forked(ctx: &TracePointContext) -> u32 {
     let (tgid, tid) = tgid_tid();
     // SAFETY: the value is copied out at once.
-    let Some(parent) = (unsafe { PROCESSES.get(&tgid).copied() }) else { return 0 };
-    if parent.flags & ProcessEntry::ALONE != 0 {
+    let parent = unsafe { PROCESSES.get(&tgid).copied() };
+    if parent.is_none() && !names::select()
+        || parent.is_some_and(|parent| parent.flags & ProcessEntry::ALONE != 0)
+    {
         return 0;
     }
     let config = config();
@@ -44,6 +46,14 @@ pub fn forked(ctx: &TracePointContext) -> u32 {
         return 0;
     }
     let child = child as u32;
+    let Some(mut parent) = parent else {
+        names::forked(tgid, child);
+        return 0;
+    };
+    if !is_only_named(tgid, &parent) {
+        // A descendant of a selected Ruby is selected, whatever it becomes.
+        parent.flags &= !ProcessEntry::NAMED;
+    }
     if PROCESSES.insert(&child, &ProcessEntry { seq: 0, pause_ns: 0, ..parent }, 0).is_err() {
         count(Counter::ProcessMapFull);
     }
@@ -58,10 +68,20 @@ pub fn forked(ctx: &TracePointContext) -> u32 {
 pub fn execed(ctx: &RawTracePointContext) {
     let (tgid, tid) = tgid_tid();
     // SAFETY: the value is copied out at once.
-    let Some(entry) = (unsafe { PROCESSES.get(&tgid).copied() }) else {
+    let entry = unsafe { PROCESSES.get(&tgid).copied() };
+    names::ended(tgid, entry.is_some_and(|entry| entry.flags & ProcessEntry::SELECTED != 0));
+    let named = if names::has_one() { ProcessEntry::SELECTED | ProcessEntry::NAMED } else { 0 };
+    let Some(entry) = entry else {
+        let entry = ProcessEntry { flags: named, ..ProcessEntry::default() };
+        if named != 0 && PROCESSES.insert(&tgid, &entry, 0).is_err() {
+            count(Counter::ProcessMapFull);
+        }
         return rubies::begun(tgid);
     };
-    let flags = entry.flags & (ProcessEntry::SELECTED | ProcessEntry::ALONE);
+    let mut flags = entry.flags & (ProcessEntry::SELECTED | ProcessEntry::ALONE);
+    if flags & ProcessEntry::SELECTED == 0 || is_only_named(tgid, &entry) {
+        flags = flags & ProcessEntry::ALONE | named;
+    }
     let kept = ProcessEntry { flags, ..ProcessEntry::default() };
     let _cannot_fail_for_an_existing_key = PROCESSES.insert(&tgid, &kept, 0);
     if watches_requests() {
@@ -91,6 +111,9 @@ pub fn exited(ctx: &RawTracePointContext) {
         if tgid == tid {
             rubies::gone(tgid);
         }
+        if names::select() && is_last(tgid == tid) {
+            names::ended(tgid, false);
+        }
         return;
     };
     // A thread that is killed in the middle of a collection leaves it open, and its tid may be reused.
@@ -103,10 +126,18 @@ pub fn exited(ctx: &RawTracePointContext) {
     if PROCESSES.remove(&tgid).is_err() {
         return;
     }
+    names::ended(tgid, entry.flags & ProcessEntry::SELECTED != 0);
     let program = rubies::program(tgid);
     rubies::exited(tgid);
     rubies::gone(tgid);
     emit::life(Kind::Exit, tgid, tid, entry, program, 0);
+}
+
+/// Whether a process is selected only because its program has one of the names, and has not proved to be a Ruby. The next program is then
+/// selected by its own name, if at all.
+#[inline(always)]
+fn is_only_named(tgid: u32, entry: &ProcessEntry) -> bool {
+    entry.flags & ProcessEntry::NAMED != 0 && rubies::known(tgid).is_none()
 }
 
 /// Whether no thread of the process lives any more: `signal->live`, which `do_exit` (kernel/exit.c) decrements before the tracepoint.

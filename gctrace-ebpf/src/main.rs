@@ -29,6 +29,7 @@ mod line;
 mod malloc;
 mod maps;
 mod memory;
+mod names;
 mod offcpu;
 mod phases;
 mod request;

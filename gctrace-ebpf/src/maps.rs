@@ -11,7 +11,7 @@ use gctrace_common::{
     ABI_HASH,
     blocking::LISTEN_RING_BYTES,
     config::{
-        AwayEntry, Config, GC_RING_BYTES, ImageConfig, LIFE_RING_BYTES, MAX_CGROUPS, MAX_IMAGES,
+        AwayEntry, Config, GC_RING_BYTES, ImageConfig, LIFE_RING_BYTES, MAX_CGROUPS, MAX_IMAGES, MAX_NAMES,
         MAX_PROCESSES, MAX_SCOPES, ProcessEntry, Returning, RubyEntry, STACK_RING_BYTES, StackShare,
         ThreadContext,
     },
@@ -146,6 +146,14 @@ static GATE: Array<u32> = Array::with_max_entries(1, 0);
 /// Keyed by tgid. Not an LRU map: an evicted entry would silently unselect a process.
 #[map]
 pub static PROCESSES: HashMap<u32, ProcessEntry> = HashMap::with_max_entries(MAX_PROCESSES, 0);
+
+/// Selected names of programs, cut to 15 bytes and NUL padded, as the kernel keeps them.
+#[map]
+pub static NAMES: HashMap<[u8; 16], u32> = HashMap::with_max_entries(MAX_NAMES, 0);
+
+/// Keyed by tgid: [`NAME_READ`](gctrace_common::config::NAME_READ), or that it is not. The loader makes it small if no names are selected.
+#[map]
+pub static ASKED: HashMap<u32, u32> = HashMap::with_max_entries(MAX_PROCESSES, 0);
 
 /// Ids of selected cgroups (v2).
 #[map]

@@ -7,6 +7,7 @@ use crate::{
     emit,
     filter::{Admitted, admit},
     maps::{PHASES, closed, count},
+    names,
 };
 
 /// A phase begins.
@@ -58,7 +59,14 @@ fn admitted(ctx: &ProbeContext) -> Option<(Admitted, u64)> {
     if closed() {
         return None;
     }
-    Some((admit(ctx)?, now))
+    match admit(ctx) {
+        Ok(admitted) => Some((admitted, now)),
+        Err(Counter::Filtered) => {
+            names::filtered();
+            None
+        }
+        Err(_) => None,
+    }
 }
 
 #[inline(always)]

@@ -131,6 +131,7 @@ fn trace(settings: &Settings) -> Result<Outcome, Failure> {
     let own_pid = proc_root::own_pid();
     let options = LoadOptions {
         select: select(&settings.selection),
+        names: !settings.selection.names.is_empty(),
         own_pid,
         tracefs: &checked.tracefs,
         cookies: settings.cookies,
@@ -487,7 +488,7 @@ impl Run<'_> {
                 self.unreadable |= denied;
                 say(&format!("gctrace: pid {pid}: {reason}"));
             }
-            ControlEvent::Ready { processes, probes, images, begun } => {
+            ControlEvent::Ready { processes, probes, images, waits, begun } => {
                 self.signals.tracing();
                 console::end_progress();
                 self.progress.ready = true;
@@ -508,7 +509,7 @@ impl Run<'_> {
                 }
                 log::info!("{probes} probes on {images} images");
                 self.deadline = self.settings.duration.map(|duration| Instant::now() + duration);
-                return processes == 0 && !self.settings.selection.is_open();
+                return processes == 0 && !waits && !self.settings.selection.is_open();
             }
             ControlEvent::Spawned(child) => self.command = Some(command::Running::new(child)),
             ControlEvent::Ended { pids } => {

@@ -212,6 +212,11 @@ pub fn kernel_losses(report: &Report) -> Result<u64> {
     sum(&ledger.kernel, &["snapshot_ring_full", "snapshot_read_failed", "pause_ring_full"])
 }
 
+/// The value of a kernel-side counter.
+pub fn kernel(report: &Report, name: &str) -> Result<u64> {
+    counter(&report.ledger.as_ref().context("no ledger line")?.kernel, name)
+}
+
 /// The value of a user-space counter.
 pub fn user(report: &Report, name: &str) -> Result<u64> {
     counter(&report.ledger.as_ref().context("no ledger line")?.user, name)

@@ -478,9 +478,15 @@ fn a_process_that_ends() -> Result<()> {
             );
             ensure!(errors.lines().count() == 1 && finished.stdout.is_empty(), "{by}: {errors}");
             ensure!(
-                ["has ended", "no such process", "not a Ruby process", "it exited while it was inspected"]
-                    .iter()
-                    .any(|reason| errors.contains(reason)),
+                [
+                    "has ended",
+                    "no such process",
+                    "not a Ruby process",
+                    "it exited while it was inspected",
+                    "it is a zombie"
+                ]
+                .iter()
+                .any(|reason| errors.contains(reason)),
                 "{by} after {delay} ms: {errors}"
             );
         }

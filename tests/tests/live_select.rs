@@ -1,5 +1,6 @@
 //! Which processes are selected: a pid, name or unit selects all processes of a program, now and later.
 
+use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
@@ -12,6 +13,7 @@ use gctrace_tests::report::Report;
 use gctrace_tests::ruby::Ruby;
 use gctrace_tests::script::{Running, Script};
 use gctrace_tests::{PATIENCE, compare, ledger};
+use rustix::process::Signal;
 
 /// The script `cluster.rb`: a master with existing workers, including a renamed one, and one that it forks later.
 struct Cluster {
@@ -301,21 +303,115 @@ fn zombies() -> Result<()> {
     Ok(())
 }
 
-/// A pid whose tree has no Ruby is reported.
+/// A pid whose tree has no Ruby is reported and followed: the run ends with the tree, without a match.
 #[test]
 fn a_tree_without_ruby() -> Result<()> {
     let _live = Live::beside_others()?;
-    let mut command = Command::new("sh");
-    command.args(["-c", "sleep 600 & echo ready; wait"]);
-    let mut shell = Guarded::start("sh", &mut command)?;
-    shell.wait_stdout(PATIENCE, "ready", |line| line == "ready")?;
-    let finished = Invocation::new(["--pid", &shell.pid().to_string()])?.run()?;
+    let mut shell = shell("sleep 600 & echo ready; read line; kill $!")?;
+    let gctrace = Invocation::new(["--pid", &shell.pid().to_string()])?.start_ready()?;
+    shell.say("go")?;
+    let finished = gctrace.wait()?;
     let text = finished.errors();
     ensure!(finished.status.code() == Some(1), "{}\n{text}", finished.status);
     ensure!(
         text.contains("not a Ruby process")
-            && text.contains("none of its descendants is a Ruby process, either"),
+            && text.contains("none of its descendants is a Ruby process, either")
+            && text.contains(" ended\n")
+            && text.contains("nothing matched"),
         "{text}"
     );
+    // A pid above the kernel's largest never has one.
+    let finished = Invocation::new(["--pid", "4194305"])?.run()?;
+    ensure!(finished.status.code() == Some(1), "{}\n{}", finished.status, finished.errors());
+    ensure!(finished.errors().contains("no such process"), "{}", finished.errors());
+    Ok(())
+}
+
+/// A shell that has printed `ready`.
+fn shell(program: &str) -> Result<Guarded> {
+    let mut shell = Guarded::start("sh", Command::new("sh").args(["-c", program]))?;
+    shell.wait_stdout(PATIENCE, "ready", |line| line == "ready")?;
+    Ok(shell)
+}
+
+/// A pid that has no Ruby yet is followed, alone or beside a Ruby: the Ruby that it starts later is traced, and the run ends with the last.
+#[test]
+fn a_ruby_that_starts_later() -> Result<()> {
+    let live = Live::beside_others()?;
+    let ruby = Ruby::main()?;
+    let source = "first = GC.count; 5.times { GC.start }; puts \"done #{$$} #{first} #{GC.count}\"";
+    for beside in [false, true] {
+        let words = ruby.argv()?.into_iter().map(|word| word.to_string_lossy().into_owned());
+        let words = words.chain(["-e".to_owned(), source.to_owned()]);
+        let mut command = Command::new("sh");
+        command.args(["-c", "echo ready; read line; \"$@\"; exit 0", "sh"]).args(words);
+        let mut shell = Guarded::start("sh", &mut command)?;
+        shell.wait_stdout(PATIENCE, "ready", |line| line == "ready")?;
+        let other = beside.then(|| Script::unwitnessed(&live, &ruby, "explicit.rb")?.waiting().start());
+        let mut other = other.transpose()?;
+        let mut pids = vec![shell.pid()];
+        if let Some(other) = &mut other {
+            other.wait_for("ready")?;
+            pids.push(other.pid());
+        }
+        let pids = pids.iter().map(ToString::to_string).collect::<Vec<_>>().join(",");
+        let gctrace = Invocation::jsonl(["--pid", &pids])?.start_ready()?;
+        if let Some(mut other) = other {
+            other.say("go")?;
+            other.finish()?;
+        }
+        shell.say("go")?;
+        let finished = shell.finish(PATIENCE)?;
+        let done = finished.stdout.iter().find_map(|line| line.strip_prefix("done "));
+        let numbers = done.context("the Ruby did not run")?.split(' ').map(str::parse);
+        let numbers: Vec<u64> = numbers.collect::<Result<_, _>>()?;
+        let (report, _) = gctrace.done()?;
+        all_there(&report, (u32::try_from(numbers[0])?, numbers[1], numbers[2]))?;
+    }
+    Ok(())
+}
+
+/// Many programs that live for milliseconds: the kernel compares the name of the main thread when a program starts, so none of that name is
+/// missed. By the name of a script some are, and these are counted.
+#[test]
+fn short_programs() -> Result<()> {
+    const PROCESSES: usize = 40;
+    let live = Live::begin()?;
+    let ruby = Ruby::main()?;
+    let script = live.path("fleeting.rb");
+    std::fs::write(&script, "GC.start; GC.start; puts \"#{$$} #{GC.count}\"")?;
+    let executable = Path::new(ruby.exe()).file_name().context("no name")?.to_string_lossy().into_owned();
+    for name in [executable.as_str(), "fleeting"] {
+        let gctrace = Invocation::jsonl(["--name", name])?.start_ready()?;
+        let run = || -> Result<Vec<(u32, u64)>> {
+            let mut done = Vec::new();
+            for _ in 0..PROCESSES / 2 {
+                let output = ruby.command()?.arg("--disable-gems").arg(&script).output()?;
+                let printed = String::from_utf8(output.stdout)?;
+                let (pid, count) = printed.trim().split_once(' ').context("no numbers")?;
+                done.push((pid.parse()?, count.parse()?));
+            }
+            Ok(done)
+        };
+        let done = std::thread::scope(|scope| {
+            let runs = [scope.spawn(run), scope.spawn(run)];
+            runs.map(|run| run.join().map_err(|_| anyhow::anyhow!("a thread has panicked"))?)
+                .into_iter()
+                .collect::<Result<Vec<_>>>()
+        })?;
+        let (report, finished) = gctrace.stop_by(Signal::INT)?;
+        let unread = ledger::kernel(&report, "names_unread")?;
+        let done = done.concat();
+        if name == executable {
+            for (pid, count) in done {
+                all_there(&report, (pid, 0, count))?;
+            }
+            continue;
+        }
+        let seen = done.iter().filter(|(pid, _)| report.processes_of(*pid).count() > 0).count() as u64;
+        ensure!(seen + unread >= PROCESSES as u64, "{seen} seen, {unread} counted");
+        let said = finished.errors().contains("ended before");
+        ensure!(said == (unread > 0), "{unread}: {}", finished.errors());
+    }
     Ok(())
 }

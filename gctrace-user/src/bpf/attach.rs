@@ -19,6 +19,7 @@ use gctrace_common::{
 
 use self::{
     gvl::GvlAttached,
+    names::Names,
     requests::Servers,
     retire::ImageLinks,
     uprobes::{Scope, Uprobe},
@@ -33,6 +34,7 @@ use super::{
 use crate::ruby::plan::{OptionalEvent, OptionalProbe, ProbeSite};
 
 mod gvl;
+pub(super) mod names;
 pub(super) mod phases;
 pub(super) mod requests;
 mod retire;
@@ -51,6 +53,7 @@ pub struct Probes {
     rubies: HashMap<MapData, u32, RubyEntry>,
     cgroups: HashMap<MapData, u64, u32>,
     cgroup_levels: Array<MapData, u64>,
+    names: Names,
     asks_ancestors: bool,
     gate: Array<MapData, u32>,
     /// Processes whose requests are traced; `None` if requests cannot be traced.
@@ -101,6 +104,10 @@ impl Probes {
             .map_err(|source| LoadError::Map { map: "PROCESSES", source })?;
         let rubies = HashMap::try_from(map(&mut ebpf, "RUBIES")?)
             .map_err(|source| LoadError::Map { map: "RUBIES", source })?;
+        let names = HashMap::try_from(map(&mut ebpf, "NAMES")?)
+            .map_err(|source| LoadError::Map { map: "NAMES", source })?;
+        let asked = HashMap::try_from(map(&mut ebpf, "ASKED")?)
+            .map_err(|source| LoadError::Map { map: "ASKED", source })?;
         let cgroups = HashMap::try_from(map(&mut ebpf, "CGROUPS")?)
             .map_err(|source| LoadError::Map { map: "CGROUPS", source })?;
         let cgroup_levels = Array::try_from(map(&mut ebpf, "CGROUP_LEVELS")?)
@@ -117,6 +124,7 @@ impl Probes {
             rubies,
             cgroups,
             cgroup_levels,
+            names: Names { names, asked },
             asks_ancestors: config.select & SELECT_CGROUP_IDS == 0,
             gate,
             servers,
@@ -241,7 +249,14 @@ impl Probes {
 
     /// Selects a process; its children inherit the selection in the kernel.
     pub fn select(&mut self, pid: u32) -> Result<(), AttachError> {
-        self.update(pid, |entry| entry.flags |= ProcessEntry::SELECTED)
+        self.update(pid, |entry| {
+            entry.flags |= ProcessEntry::SELECTED;
+            // The selection does not depend on the name of its program then. (It does not for a Ruby, either, whose events are being counted
+            // in the entry.)
+            if entry.flags & ProcessEntry::RUBY == 0 {
+                entry.flags &= !ProcessEntry::NAMED;
+            }
+        })
     }
 
     /// Selects a process without its children.
@@ -259,7 +274,7 @@ impl Probes {
         self.processes.keys().next().is_some()
     }
 
-    /// Whether the process was selected, by the user or by inheritance in the kernel.
+    /// Whether the process was selected, by the user, or in the kernel by its name at the start of its program or by inheritance.
     pub fn is_selected(&self, pid: u32) -> bool {
         self.processes.get(&pid, 0).is_ok_and(|entry| entry.flags & ProcessEntry::SELECTED != 0)
     }

@@ -114,6 +114,7 @@ fn probes(tracefs: Option<&Path>, cookies: bool) -> Result<Probes, LoadError> {
     };
     let options = LoadOptions {
         select: Select::ListedOrCgroups,
+        names: true,
         own_pid: proc_root::own_pid(),
         tracefs: tracefs.unwrap_or(Path::new("/")),
         cookies,

@@ -6,12 +6,12 @@ use aya::{
     sys::{BpfHelper, is_helper_supported},
 };
 use gctrace_common::{
-    config::{Config, SELECT_ALL, SELECT_CGROUP_IDS, SELECT_CGROUPS, SELECT_LISTED},
+    config::{Config, SELECT_ALL, SELECT_CGROUP_IDS, SELECT_CGROUPS, SELECT_LISTED, SELECT_NAMES},
     memory::MemoryLayout,
 };
 
 use super::{
-    attach::{Probes, phases::PHASE_PROGRAMS},
+    attach::{Probes, names, phases::PHASE_PROGRAMS},
     errors::LoadError,
     gvl::{self, GvlOptions, GvlReader},
     kernel_types, leak,
@@ -58,6 +58,8 @@ impl Select {
 pub struct LoadOptions<'a> {
     /// How processes are selected.
     pub select: Select,
+    /// Whether some of the listed processes are selected by name.
+    pub names: bool,
     /// The tgid of gctrace.
     pub own_pid: u32,
     /// Where tracefs is mounted.
@@ -190,6 +192,7 @@ pub(super) fn verified(wanted: &Verified<'_>) -> Result<(Programs, Config), Load
         options:
             LoadOptions {
                 select,
+                names,
                 own_pid,
                 cookies,
                 gc_ring_bytes,
@@ -212,7 +215,7 @@ pub(super) fn verified(wanted: &Verified<'_>) -> Result<(Programs, Config), Load
         0
     });
     let mut config = Config {
-        select: select.bits(),
+        select: select.bits() | if names && select != Select::All { SELECT_NAMES } else { 0 },
         own_tgid: own_pid,
         has_cookie: u32::from(cookies),
         newtask_pid: lives.newtask_pid,
@@ -305,6 +308,7 @@ fn load_programs(
     }
     sample::size_maps(&mut loader, stacks, gvl.is_some_and(|gvl| gvl.futex))?;
     gvl::size_maps(&mut loader, config.gvl != 0);
+    names::size_maps(&mut loader, config.select & SELECT_NAMES != 0);
     let watches_requests = u32::from(requests.is_some());
     loader.override_global("REQUESTS", &watches_requests, true);
     let traced = OptionalEvent::ALL.map(|event| u32::from(optional.contains(&event)));

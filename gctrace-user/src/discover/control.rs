@@ -300,6 +300,12 @@ impl Control {
     }
 
     fn begin(&mut self) -> Result<(), String> {
+        if !self.selection.names.is_empty() {
+            let left = self.probes.select_names(&self.selection.names).map_err(|e| e.to_string())?;
+            if left > 0 {
+                log::info!("{left} names are only looked for in /proc");
+            }
+        }
         if self.watches_others() {
             if let Some(command) = self.selection.command.clone() {
                 for path in resolve::images_of_command(&command) {
@@ -308,9 +314,7 @@ impl Control {
             }
             let layers =
                 self.selection.all || self.selection.has_groups() || !self.selection.names.is_empty();
-            self.installed = installed::images(layers).into();
-            let deadline = Instant::now() + PREPARATION;
-            while Instant::now() < deadline && self.prepare_one() {}
+            self.prepare_installed(layers);
         }
         if self.selection.has_groups() {
             let names = Names::below(&proc_root::file_root(), None);
@@ -320,6 +324,9 @@ impl Control {
             self.groups = Some(groups);
         }
         self.begin_pids()?;
+        if self.listed.waits && !self.watches_others() {
+            self.prepare_installed(false);
+        }
         // Probe all running images: their processes may move into a selected cgroup later.
         if self.selection.all || self.groups.is_some() || !self.selection.names.is_empty() {
             self.scan();
@@ -334,6 +341,7 @@ impl Control {
             processes: self.processes,
             probes: self.probes.attached(),
             images: self.attached,
+            waits: self.listed.waits,
             begun,
         });
         if let Some(program) = self.program.take() {
@@ -420,6 +428,13 @@ impl Control {
                 reason: reason.to_owned(),
             });
         }
+    }
+
+    /// Prepares installed images, some of them now. `layers`: also those in layers of containers.
+    fn prepare_installed(&mut self, layers: bool) {
+        self.installed = installed::images(layers).into();
+        let deadline = Instant::now() + PREPARATION;
+        while Instant::now() < deadline && self.prepare_one() {}
     }
 
     /// Prepares the next installed image, which need not be running. Returns whether there was one.

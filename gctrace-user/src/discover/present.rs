@@ -19,7 +19,7 @@ pub(crate) fn present(selection: &Selection) -> Result<BTreeSet<u32>, String> {
         if selection.all {
             found.extend(pids);
         } else {
-            trees.extend(pids.filter(|&pid| called::is_any(pid, &selection.names)));
+            trees.extend(pids.filter(|&pid| called::is_any(pid, &selection.names) == Some(true)));
         }
     }
     for &root in &trees {

@@ -2,20 +2,18 @@
 
 use std::{fs, path::Path};
 
-use super::{origin, proc_root};
+use super::{origin, proc::is_running, proc_root};
 
 /// `TASK_COMM_LEN` without the terminating zero (include/linux/sched.h).
 const COMM: usize = 15;
 
-/// Whether a process currently has one of these names.
-pub fn is_any(pid: u32, names: &[String]) -> bool {
-    let Ok(process) = proc_root::process(pid) else { return false };
-    let Ok(stat) = process.stat() else { return false };
+/// Whether a process currently has one of these names; `None` if that cannot be read: it is ending.
+pub fn is_any(pid: u32, names: &[String]) -> Option<bool> {
+    let stat = proc_root::process(pid).and_then(|process| process.stat()).ok()?;
     let cmdline = proc_root::cmdline(pid).unwrap_or_default();
-    names.iter().any(|name| is(name, &stat.comm, &cmdline)) || {
-        let file = executable(pid);
-        file.is_some_and(|file| names.contains(&file))
-    }
+    let is = names.iter().any(|name| is(name, &stat.comm, &cmdline))
+        || executable(pid).is_some_and(|file| names.contains(&file));
+    (is || is_running(pid)).then_some(is)
 }
 
 /// The name of the executable file of a process, whatever link or title it was started by.

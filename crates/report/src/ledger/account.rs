@@ -117,6 +117,11 @@ impl Ledger {
             };
             limits.push(began);
         }
+        let unread = self.kernel(Counter::NamesUnread);
+        if unread > 0 {
+            let names = if unread == 1 { "its name was" } else { "their names were" };
+            limits.push(format!("{} ended before {names} read", plural(unread, "Ruby process")));
+        }
         if u.requests.requests_open > 0 {
             limits.push(format!("{} still running at the end", plural(u.requests.requests_open, "request")));
         }
@@ -238,6 +243,7 @@ mod tests {
         if let Some(kernel) = ledger.kernel.as_mut() {
             kernel[Counter::GvlNoThread as usize] = 123_598;
             kernel[Counter::UnitStateRingFull as usize] = 3;
+            kernel[Counter::NamesUnread as usize] = 2;
         }
         (ledger.user.requests.requests_without_states, ledger.user.requests.requests_reported) = (2, 9);
         ledger.user.sets.sets_without_token = 2;
@@ -252,7 +258,8 @@ mod tests {
         assert!(said.contains("1 cycle begun before its process was traced"), "{said}");
         assert!(
             said.contains(
-                "1 cycle begun before its process was traced, 2 requests still running at the end, "
+                "1 cycle begun before its process was traced, 2 Ruby processes ended before their names were read, 2 requests still \
+                 running at the end, "
             ),
             "{said}"
         );

@@ -17,7 +17,7 @@ pub struct SelectArgs {
     pub all_ruby: bool,
 
     /// Trace these processes and their descendants, now or later (repeatable, or a list: --pid 17,42, --pid "$(pgrep puma)");
-    /// `gctrace 4242` is short for it. The run ends when all of them have ended
+    /// `gctrace 4242` is short for it. They may start a Ruby later. The run ends when all of them have ended
     #[arg(long = "pid", short = 'p', value_name = "PID", value_parser = parse::pids)]
     pub pids: Vec<Pids>,
 
@@ -26,7 +26,8 @@ pub struct SelectArgs {
     pub only_pids: Vec<Pids>,
 
     /// Trace Ruby programs of this name and their descendants, now or later: the name of the executable, of the script (with
-    /// or without .rb), of the main thread, or the first word of a title such as `puma: cluster worker 0` (repeatable)
+    /// or without .rb), of the main thread, or the first word of a title such as `puma: cluster worker 0` (repeatable).
+    /// Programs that end before their script or title can be read are counted, not traced
     #[arg(long = "name", value_name = "NAME")]
     pub names: Vec<String>,
 

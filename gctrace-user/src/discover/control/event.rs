@@ -60,6 +60,8 @@ pub enum ControlEvent {
         probes: usize,
         /// Number of probed images.
         images: usize,
+        /// Whether processes that the user named by pid may start a Ruby later.
+        waits: bool,
         /// Must be notified when recording has started: the command is started then, so that none of its events is missed.
         begun: SyncSender<()>,
     },

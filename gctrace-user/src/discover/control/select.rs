@@ -29,8 +29,10 @@ const SWEEP: Duration = Duration::from_secs(5);
 /// State of individually selected processes.
 #[derive(Debug, Default)]
 pub(super) struct Listed {
-    /// Pids that the user named and that proved to be Rubies or to have Ruby descendants.
+    /// Pids that the user named, unless they do not exist or can never have a Ruby.
     roots: Vec<u32>,
+    /// Whether one of them is not a Ruby and has no Ruby descendant yet.
+    pub(super) waits: bool,
     /// Whether the end of all of them has been reported.
     ended: bool,
     swept: Option<Instant>,
@@ -38,6 +40,15 @@ pub(super) struct Listed {
     candidates: HashSet<u32>,
     asked: Option<Instant>,
     scanned: Option<Instant>,
+}
+
+/// Why a process is not a Ruby.
+struct NoRuby {
+    reason: String,
+    /// Whether it may start one, or become one.
+    passes: bool,
+    /// Whether it may be one that cannot be read.
+    denied: bool,
 }
 
 /// Whether `interval` has passed since `last`; if so, restarts it.
@@ -67,7 +78,7 @@ impl Control {
             self.probes.select_alone(pid).map_err(|e| e.to_string())?;
             match self.inspect_or_why(pid) {
                 Ok(()) => self.listed.roots.push(pid),
-                Err((reason, denied)) => {
+                Err(NoRuby { reason, denied, .. }) => {
                     self.probes.forget(pid);
                     self.tell(ControlEvent::NotRuby { pid, reason, denied });
                 }
@@ -83,22 +94,25 @@ impl Control {
         for &pid in members.iter().filter(|&&pid| pid != root) {
             rubies += usize::from(self.inspect_or_why(pid).is_ok());
         }
+        let over = rubies == 0 && why.as_ref().is_err_and(|why| !why.passes);
         for &pid in &members {
             // An exit before the selection is not reported.
-            if rubies == 0 || !is_running(pid) {
+            if over || !is_running(pid) {
                 self.probes.forget(pid);
             }
         }
-        match why {
-            Err((reason, denied)) if rubies == 0 => {
-                let reason = if members.len() > 1 {
-                    format!("{reason}; none of its descendants is a Ruby process, either")
-                } else {
-                    reason
-                };
-                self.tell(ControlEvent::NotRuby { pid: root, reason, denied });
+        if !over {
+            self.listed.roots.push(root);
+        }
+        if let (Err(NoRuby { mut reason, passes, denied }), 0) = (why, rubies) {
+            if members.len() > 1 {
+                reason.push_str("; none of its descendants is a Ruby process, either");
             }
-            _ => self.listed.roots.push(root),
+            if passes {
+                reason.push_str("; Ruby processes that start among them are traced");
+                self.listed.waits = true;
+            }
+            self.tell(ControlEvent::NotRuby { pid: root, reason, denied });
         }
         Ok(())
     }
@@ -121,16 +135,20 @@ impl Control {
         }
     }
 
-    /// Inspects a selected process; `Err`: why it is not a Ruby, and whether it may be one that cannot be read.
-    fn inspect_or_why(&mut self, pid: u32) -> Result<(), (String, bool)> {
-        match mappings::of_process(pid) {
-            Err(error) => Err(decision::unreadable(&error)),
-            Ok(mappings) if self.inspect_mappings(pid, &mappings) => Ok(()),
-            Ok(mappings) if mappings.is_empty() && is_zombie(pid) => {
-                Err((decision::ZOMBIE.to_owned(), false))
+    /// Inspects a selected process; `Err`: why it is not a Ruby.
+    fn inspect_or_why(&mut self, pid: u32) -> Result<(), NoRuby> {
+        let (reason, passes, denied) = match mappings::of_process(pid) {
+            Err(error) => {
+                let (reason, denied) = decision::unreadable(&error);
+                (reason, false, denied)
             }
-            Ok(mappings) => Err((decision::no_ruby(mappings.len()), false)),
-        }
+            Ok(mappings) if self.inspect_mappings(pid, &mappings) => return Ok(()),
+            Ok(mappings) if mappings.is_empty() && is_zombie(pid) => {
+                (decision::ZOMBIE.to_owned(), false, false)
+            }
+            Ok(mappings) => (decision::no_ruby(mappings.len()), !mappings.is_empty(), false),
+        };
+        Err(NoRuby { reason, passes, denied })
     }
 
     /// Handles a newly seen Ruby process: selects it and its descendants if it has one of the names.
@@ -138,11 +156,19 @@ impl Control {
         if self.selection.names.is_empty() || self.wants(pid) {
             return;
         }
-        if !called::is_any(pid, &self.selection.names) {
-            if self.listed.candidates.len() < CANDIDATES {
-                self.listed.candidates.insert(pid);
+        match called::is_any(pid, &self.selection.names) {
+            Some(true) => {}
+            Some(false) => {
+                self.probes.name_was_read(pid);
+                if !is_running(pid) {
+                    // Its exit may have been reported before, and then nothing else removes the entry.
+                    self.probes.name_was_not_read(pid);
+                } else if self.listed.candidates.len() < CANDIDATES {
+                    self.listed.candidates.insert(pid);
+                }
+                return;
             }
-            return;
+            None => return,
         }
         self.listed.candidates.remove(&pid);
         match self.select_tree(pid) {
@@ -168,11 +194,12 @@ impl Control {
         if due(&mut self.listed.scanned, ALL_RENAMED)
             && let Ok(all) = proc_root::pids()
         {
-            let named = |pid: &u32| *pid != self.own_pid && called::is_any(*pid, &self.selection.names);
+            let is = |pid| called::is_any(pid, &self.selection.names) == Some(true);
+            let named = |pid: &u32| *pid != self.own_pid && is(*pid);
             pids.extend(all.filter(named));
         }
         for pid in pids {
-            if called::is_any(pid, &self.selection.names) {
+            if called::is_any(pid, &self.selection.names) == Some(true) {
                 if !self.wants(pid) {
                     self.inspect(pid);
                 }

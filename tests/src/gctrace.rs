@@ -145,6 +145,17 @@ impl Gctrace {
         }
     }
 
+    /// Waits until it has printed a request whose line contains `part`.
+    pub fn wait_request(&self, part: &str) -> Result<()> {
+        let since = Instant::now();
+        let is_it = |line: &String| line.starts_with(r#"{"type":"request""#) && line.contains(part);
+        while !self.stdout_so_far().iter().any(is_it) {
+            ensure!(since.elapsed() < PATIENCE, "no request {part}");
+            std::thread::sleep(Duration::from_millis(50));
+        }
+        Ok(())
+    }
+
     /// Interrupts it as Ctrl-C does and returns its jsonl output. Its ledger must balance and its status must be 0.
     pub fn stop(self) -> Result<Report> {
         self.stop_by(Signal::INT).map(|(report, _)| report)

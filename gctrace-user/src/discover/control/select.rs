@@ -109,7 +109,7 @@ impl Control {
                 reason.push_str("; none of its descendants is a Ruby process, either");
             }
             if passes {
-                reason.push_str("; Ruby processes that start among them are traced");
+                reason.push_str("; Ruby processes that it starts are traced");
                 self.listed.waits = true;
             }
             self.tell(ControlEvent::NotRuby { pid: root, reason, denied });

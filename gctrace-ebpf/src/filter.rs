@@ -18,7 +18,7 @@ use gctrace_common::{
 
 use crate::{
     line::debug_line,
-    maps::{self, CGROUP_LEVELS, CGROUPS, PROCESSES, config, count},
+    maps::{self, CGROUP_LEVELS, CGROUPS, NO_EXIST, PROCESSES, config, count},
     rubies, usermem,
 };
 
@@ -189,9 +189,8 @@ fn process_entry(tgid: u32, create: bool) -> Option<*mut ProcessEntry> {
     if !create {
         return None;
     }
-    // BPF_NOEXIST: another thread may have been faster; its entry must stay.
-    const BPF_NOEXIST: u64 = 1;
-    let _lost_race = PROCESSES.insert(&tgid, &ProcessEntry::default(), BPF_NOEXIST);
+    // Another thread may have been faster; its entry must stay.
+    let _lost_race = PROCESSES.insert(&tgid, &ProcessEntry::default(), NO_EXIST);
     let entry = PROCESSES.get_ptr_mut(&tgid);
     if entry.is_none() {
         count(Counter::ProcessMapFull);

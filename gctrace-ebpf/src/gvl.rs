@@ -18,7 +18,7 @@ use crate::{
     family::Probe,
     filter::{note_image, selected, tgid_tid},
     hit::{Hit, charge},
-    maps::{self, GVL_BLANK, GVL_THREADS, closed, config, count, gvl_closed, gvl_gate},
+    maps::{self, GVL_BLANK, GVL_THREADS, NO_EXIST, closed, config, count, gvl_closed, gvl_gate},
     request, rubies, tasks, usermem,
 };
 
@@ -28,9 +28,6 @@ mod reports;
 pub use locks::{blocks, waits_since};
 pub use reports::long_wait;
 use reports::{end, span};
-
-/// `BPF_NOEXIST`.
-const NO_EXIST: u64 = 1;
 
 /// One hit at a GVL point.
 #[inline(always)]

@@ -15,14 +15,11 @@ use gctrace_common::{
 use crate::{
     family::Probe,
     filter::tgid_tid,
-    maps::{LEAK_PAGES, LEAK_TALLIES, LEAK_TARGET, add_one, closed, config},
+    maps::{LEAK_PAGES, LEAK_TALLIES, LEAK_TARGET, NO_EXIST, add_one, closed, config},
     rubies,
     stack::{Occasion, capture},
     usermem,
 };
-
-/// `BPF_NOEXIST` (include/uapi/linux/bpf.h).
-const BPF_NOEXIST: u64 = 1;
 
 /// One refill. As in [`alloc`](crate::alloc), the page still has its list of free slots.
 #[inline(always)]
@@ -131,7 +128,7 @@ fn follow(entry: Option<*mut LeakPage>, body: u64, object: LeakSlot) -> bool {
     let Some(entry) = entry else {
         let mut page = LeakPage { slots: [LeakSlot { address: 0, ts_ns: 0 }; LEAK_SLOTS] };
         page.slots[0] = object;
-        let added = LEAK_PAGES.insert(&body, &page, BPF_NOEXIST).is_ok();
+        let added = LEAK_PAGES.insert(&body, &page, NO_EXIST).is_ok();
         if !added {
             count(LeakCount::MapFull);
         }

@@ -18,14 +18,13 @@ use gctrace_common::{
 use crate::{
     family::Probe,
     filter::tgid_tid,
-    maps::{MALLOC_LIVE, MALLOC_PENDING, MALLOC_TALLIES, MALLOC_TARGET, add, add_one, closed, config},
+    maps::{
+        MALLOC_LIVE, MALLOC_PENDING, MALLOC_TALLIES, MALLOC_TARGET, NO_EXIST, add, add_one, closed, config,
+    },
     rubies,
     stack::{Occasion, capture},
     usermem,
 };
-
-/// `BPF_NOEXIST` (include/uapi/linux/bpf.h).
-const BPF_NOEXIST: u64 = 1;
 
 const MALLOC: u8 = MallocPlace::Malloc as u8;
 const CALLOC: u8 = MallocPlace::Calloc as u8;
@@ -147,7 +146,7 @@ fn allocated(target: &MallocTarget, function: u32, pointer: u64, drawn: Drawn) -
 /// Starts to follow memory that has just been handed out or moved. Returns `false` if the map is full.
 #[inline(always)]
 fn follow(pointer: u64, block: &MallocBlock) -> bool {
-    if MALLOC_LIVE.insert(&pointer, block, BPF_NOEXIST).is_ok() {
+    if MALLOC_LIVE.insert(&pointer, block, NO_EXIST).is_ok() {
         return true;
     }
     if MALLOC_LIVE.get_ptr(&pointer).is_none() {

@@ -36,6 +36,9 @@ use gctrace_common::{
 
 use crate::scratch::Scratch;
 
+/// `BPF_NOEXIST` (include/uapi/linux/bpf.h): an insertion fails where the key exists.
+pub const NO_EXIST: u64 = 1;
+
 /// Read by the loader from the object file before it loads anything.
 #[unsafe(no_mangle)]
 #[used]

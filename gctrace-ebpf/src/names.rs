@@ -9,7 +9,7 @@ use gctrace_common::{
 
 use crate::{
     filter::tgid_tid,
-    maps::{ASKED, NAMES, closed, config, count},
+    maps::{ASKED, NAMES, NO_EXIST, closed, config, count},
 };
 
 /// Whether processes are selected by name.
@@ -29,9 +29,8 @@ pub fn has_one() -> bool {
 pub fn filtered() {
     let (tgid, _) = tgid_tid();
     if select() && ASKED.get_ptr(&tgid).is_none() {
-        // BPF_NOEXIST: user space may just have read the name.
-        const BPF_NOEXIST: u64 = 1;
-        if ASKED.insert(&tgid, &NAME_UNREAD, BPF_NOEXIST).is_err() && ASKED.get_ptr(&tgid).is_none() {
+        // User space may just have read the name: that entry must stay.
+        if ASKED.insert(&tgid, &NAME_UNREAD, NO_EXIST).is_err() && ASKED.get_ptr(&tgid).is_none() {
             count(Counter::ProcessMapFull);
         }
     }

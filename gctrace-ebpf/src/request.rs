@@ -31,8 +31,8 @@ use gctrace_common::{
 use crate::{
     filter::{still_selected, tgid_tid},
     maps::{
-        BLANK_PARSER, BLANK_SERVING, CONNECTIONS, FETCHERS, PARSERS, SERVERS, SERVING, closed, copies_states,
-        count, gvl_gate, watches_alloc, watches_requests,
+        BLANK_PARSER, BLANK_SERVING, CONNECTIONS, FETCHERS, NO_EXIST, PARSERS, SERVERS, SERVING, closed,
+        copies_states, count, gvl_gate, watches_alloc, watches_requests,
     },
     rubies, socket, tasks, usermem,
 };
@@ -41,8 +41,6 @@ use crate::{
 const IPPROTO_TCP: u32 = 6;
 /// `TCP_INFO` (include/uapi/linux/tcp.h).
 const TCP_INFO: u32 = 11;
-/// `BPF_NOEXIST`.
-pub const NO_EXIST: u64 = 1;
 
 /// Hardware numbers of the registers of the first arguments (System V ABI for x86-64; elsewhere nothing is attached).
 pub const FIRST: u8 = 7;

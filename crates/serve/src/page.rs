@@ -161,7 +161,7 @@ fn about(source: &Source) -> Markup {
     let looked = [
         (true, "GC"),
         (samples, "CPU samples"),
-        (wall, "time off the CPU"),
+        (wall, "off-CPU time"),
         (gvl, "GVL"),
         (requests, "requests"),
         (alloc, "allocation"),

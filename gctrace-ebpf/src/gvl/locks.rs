@@ -8,11 +8,10 @@ use gctrace_common::{
     stats::Counter,
 };
 
-use super::NO_EXIST;
 use crate::{
     hit::Hit,
     maps::{
-        GVL_BLANK_LOCK, GVL_EDGES, GVL_LOCKS, GVL_TASKS, GVL_THREADS, add, add_one, config, count,
+        GVL_BLANK_LOCK, GVL_EDGES, GVL_LOCKS, GVL_TASKS, GVL_THREADS, NO_EXIST, add, add_one, config, count,
         gvl_closed, gvl_gate, take_one,
     },
     usermem, walk,

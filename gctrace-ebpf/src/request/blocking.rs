@@ -16,12 +16,14 @@ use gctrace_common::{
 };
 
 use super::{
-    At, FIRST, NO_EXIST, SECOND, accept, begin, close, connection, end, entry, first, line, second, serving,
+    At, FIRST, SECOND, accept, begin, close, connection, end, entry, first, line, second, serving,
     traceparent::pieces, unit, write,
 };
 use crate::{
     filter::{still_selected, tgid_tid},
-    maps::{BLANK_PARSER, CONNECTIONS, LISTEN_RING, PARSERS, SERVERS, closed, copies_states, count},
+    maps::{
+        BLANK_PARSER, CONNECTIONS, LISTEN_RING, NO_EXIST, PARSERS, SERVERS, closed, copies_states, count,
+    },
     usermem,
 };
 

@@ -17,12 +17,11 @@ use gctrace_common::{
 };
 
 use super::{
-    FIRST, NO_EXIST, SECOND, THIRD, end, entry, is_server, keep_times, no_slots_yet, own_times_since,
-    sees_gvl, unit,
+    FIRST, SECOND, THIRD, end, entry, is_server, keep_times, no_slots_yet, own_times_since, sees_gvl, unit,
 };
 use crate::{
     filter::tgid_tid,
-    maps::{BLANK_FETCHER, FETCHERS, PROCESSES, REQUEST_RING, closed, copies_states, count},
+    maps::{BLANK_FETCHER, FETCHERS, NO_EXIST, PROCESSES, REQUEST_RING, closed, copies_states, count},
     ring::NO_WAKEUP,
     rubies, socket, usermem,
 };

@@ -170,7 +170,7 @@ pub(super) fn configure(config: &mut Config, options: Option<StackOptions>) {
     if options.wall {
         match kernel_types::task_members() {
             Ok([pid, state, _]) => (config.task_pid, config.task_state) = (pid, state),
-            Err(error) => log::warn!("times off the CPU are not reported: {error}"),
+            Err(error) => log::warn!("off-CPU times are not reported: {error}"),
         }
         config.off_cpu_min_ns = u64::try_from(options.off_cpu_min.as_nanos()).unwrap_or(u64::MAX);
         config.off_cpu_stacks = options.off_cpu_quota();

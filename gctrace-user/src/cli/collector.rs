@@ -132,7 +132,7 @@ pub enum AppsAction {
         /// Its name
         name: String,
         /// Whom to ask about it
-        #[arg(long, value_name = "ADDRESS", default_value = "")]
+        #[arg(long, value_name = "ADDRESS", default_value = "", hide_default_value = true)]
         email: String,
         /// Number of the application that it is a part of (web, jobs): its sets and recommendations are its own, but tokens
         /// of the application read them, too

@@ -151,7 +151,7 @@ impl Idle {
             (!self.text && self.by, "--by changes text only: JSON lines have each request"),
             (
                 self.wall && !self.shows_wall,
-                "--wall: no output shows time off the CPU; add --flamegraph, --pprof, --firefox, --folded, --top-lines or --speedscope",
+                "--wall: no output shows off-CPU time; add --flamegraph, --pprof, --firefox, --folded, --top-lines or --speedscope",
             ),
             (
                 self.rate && !self.text && !self.shows_native,

@@ -78,7 +78,7 @@ impl Side {
         let stacks = &self.ledger.user.stacks;
         let part = stacks.off_cpu_ns_without_stack as f64 / stacks.off_cpu_ns.max(1) as f64;
         (part > STACKS)
-            .then(|| self.lacks(&format!("has no stack for {:.1} % of the time off the CPU", part * 100.0)))
+            .then(|| self.lacks(&format!("has no stack for {:.1} % of the off-CPU time", part * 100.0)))
     }
 
     pub(super) fn without_gvl(&self) -> Lack {

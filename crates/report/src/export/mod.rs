@@ -151,7 +151,7 @@ pub trait Exporter {
     fn account_follows(&mut self) -> bool {
         false
     }
-    /// Unfinished times off the CPU, up to now. They replace those of the previous call. Each is reported in full when it ends.
+    /// Unfinished off-CPU times, up to now. They replace those of the previous call. Each is reported in full when it ends.
     fn off_cpu_so_far(&mut self, _open: &[(Process, StackSample)]) {}
     /// A process (or an image) is not traced.
     fn refused(&mut self, _pid: Option<u32>, _path: &str, _reason: &str) -> Result<(), ExportError> {

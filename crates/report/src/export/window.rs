@@ -180,7 +180,7 @@ impl Windowed {
         }
     }
 
-    /// The part within the window of a time off the CPU that crosses its ends. `None` if it is entirely inside or outside,
+    /// The part within the window of an off-CPU time that crosses its ends. `None` if it is entirely inside or outside,
     /// or is something else. This way a thread that sleeps all the time is shown.
     fn part(&self, seen: Seen<'_>) -> Option<StackSample> {
         let Seen::Stack(sample) = seen else { return None };
@@ -491,7 +491,7 @@ mod tests {
         }
     }
 
-    /// Adds up times off the CPU, with the start of the first and the end of the last.
+    /// Adds up off-CPU times, with the start of the first and the end of the last.
     #[derive(Clone, Default)]
     struct OffCpu(Rc<RefCell<(u64, u64, u64)>>);
 
@@ -511,7 +511,7 @@ mod tests {
         }
     }
 
-    /// A part contains the portion of a time off the CPU that lies in it: a thread that sleeps throughout is there for the
+    /// A part contains the portion of an off-CPU time that lies in it: a thread that sleeps throughout is there for the
     /// whole part, with a condition, too.
     #[test]
     fn times_off_the_cpu() {

@@ -73,7 +73,7 @@ impl Place {
                     let Some(ts_ns) = owned.seen().begin_ns() else { continue };
                     place.first_ns = place.first_ns.min(ts_ns);
                     place.last_ns = place.last_ns.max(ts_ns);
-                    // The time of pauses and times off the CPU counts towards a part even if they begin before it.
+                    // The time of pauses and off-CPU times counts towards a part even if they begin before it.
                     let end_ns = match owned.seen() {
                         Seen::Cycle(cycle) => {
                             cycle.pauses.iter().map(|pause| pause.begin_ns.saturating_add(pause.ns)).max()

@@ -124,7 +124,7 @@ fn title(table: &Table) -> &'static str {
         "methods" => "Methods, CPU time",
         "triggers" => "What starts GC, time of pauses",
         "holders" => "Who held the GVL in long waits, threads on average",
-        "off_cpu" => "Methods, off the CPU, threads on average",
+        "off_cpu" => "Methods, off-CPU time, threads on average",
         "allocating" => "Methods, allocation",
         _ => table.title,
     }

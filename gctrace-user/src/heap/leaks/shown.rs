@@ -239,19 +239,19 @@ impl Found<'_> {
         }
         match self.verdict() {
             Verdict::TooFewMajors => {
-                writeln!(
-                    out,
-                    "too few major GCs ({majors}) that could be counted ({counted}) in {seconds:.1} s:"
-                )?;
+                writeln!(out, "too few censuses in {seconds:.1} s: {counted}, {majors}")?;
                 let needed = FEWEST_STEPS + 1;
                 if watched.discarded > watched.censuses.len() as u64 {
                     writeln!(
                         out,
-                        "no result; {needed} are needed, and no GC may run during a census: watch when the program"
+                        "no result: {needed} are needed, and no GC may run during a census: watch when the program"
                     )?;
                     writeln!(out, "collects less often, or for longer")?;
                 } else {
-                    writeln!(out, "no result; {needed} are needed, so watch for longer")?;
+                    writeln!(
+                        out,
+                        "no result: {needed} are needed, one after each major GC, so watch for longer"
+                    )?;
                 }
             }
             Verdict::NoLeak => writeln!(out, "no leak seen in {majors} over {seconds:.1} s ({counted})")?,

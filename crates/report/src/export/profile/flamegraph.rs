@@ -188,7 +188,7 @@ fn samples(recording: &Recording, of: Measure, context: &Context<'_>) -> Vec<Str
     let rate = recording.period_ns.map_or_else(String::new, |ns| format!(" at {:.0} Hz", 1e9 / ns as f64));
     let mut parts = vec![format!("{} CPU samples{rate}", count(true))];
     if of == Measure::Wall {
-        parts.push(format!("{} times off the CPU", count(false)));
+        parts.push(format!("{} off-CPU intervals", count(false)));
         parts.extend(without_stack(&context.ledger.user.stacks));
     }
     if recording.merged > 0 {

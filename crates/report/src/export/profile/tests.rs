@@ -349,7 +349,7 @@ fn special_files_are_refused() {
 }
 
 /// The recording starts when everything that was requested is being traced. What came before is counted but not
-/// included; of a time off the CPU that spans the start, only the later part is included.
+/// included; of an off-CPU time that spans the start, only the later part is included.
 #[test]
 fn nothing_before_the_beginning() {
     let mut recorder = Recorder {

@@ -125,7 +125,7 @@ impl Carried {
     }
 }
 
-/// A recording of what is kept, as consecutive parts, with the times off the CPU that have not ended.
+/// A recording of what is kept, as consecutive parts, with the off-CPU times that have not ended.
 pub(super) fn recording(
     kept: &Kept,
     open: &[(Process, StackSample)],

@@ -221,7 +221,7 @@ fn open_times() {
     assert_eq!(of(&flight.dump()).len(), 1);
 }
 
-/// A live recording has the times off the CPU that have not ended: all states of each, up to when it was last read,
+/// A live recording has the off-CPU times that have not ended: all states of each, up to when it was last read,
 /// until the time is handed over in full.
 #[test]
 fn open_times_of_a_run() {

@@ -303,7 +303,7 @@ fn cut_off_parts() {
     assert_eq!(replayed(&bytes).0.unwrap().ledger.extent, Extent::CutOff);
 }
 
-/// Each dump has the times off the CPU that had not ended by then. The result of merging several has those of the last
+/// Each dump has the off-CPU times that had not ended by then. The result of merging several has those of the last
 /// one, not those of the others.
 #[test]
 fn open_times_of_dumps() {

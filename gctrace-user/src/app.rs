@@ -498,8 +498,9 @@ impl Run<'_> {
                     // Somebody waits only if a command is held back until tracing has started.
                     log::trace!("nobody waits for the begin of tracing");
                 }
+                let is_over = processes == 0 && !waits && !self.settings.selection.is_open();
                 // The screen shows this itself; a message behind it would appear when the run is over.
-                if !matches!(self.settings.top, Some(Show::Screen { .. })) {
+                if !is_over && !matches!(self.settings.top, Some(Show::Screen { .. })) {
                     let what = self.pipeline.only_process();
                     say(&format!(
                         "gctrace: ready: tracing {}{}",
@@ -509,7 +510,7 @@ impl Run<'_> {
                 }
                 log::info!("{probes} probes on {images} images");
                 self.deadline = self.settings.duration.map(|duration| Instant::now() + duration);
-                return processes == 0 && !waits && !self.settings.selection.is_open();
+                return is_over;
             }
             ControlEvent::Spawned(child) => self.command = Some(command::Running::new(child)),
             ControlEvent::Ended { pids } => {

@@ -9,7 +9,8 @@ use std::{
 
 use anyhow::{Context as _, Result, ensure};
 use gctrace_tests::{
-    child::Guarded, gctrace::Invocation, ledger, live::Live, memory::status_kb, ruby::Ruby, script::Script,
+    child::Guarded, gctrace::Invocation, ledger, live::Live, memory::status_kb, puma::Puma, ruby::Ruby,
+    script::Script,
 };
 
 /// Maximum time until gctrace notices.
@@ -117,6 +118,38 @@ fn deleted_images_are_given_back() -> Result<()> {
         ensure!(counts.windows(2).all(|two| two[1] == two[0] + 1), "{pid}: {counts:?}");
     }
     ledger::check(&report)
+}
+
+/// When a server ends, its probes are detached, although no other server starts: they would keep the files of its libraries in use.
+#[test]
+fn probes_of_ended_servers_are_detached() -> Result<()> {
+    let live = Live::beside_others()?;
+    let mut command = Ruby::main()?.command()?;
+    // Without it the run would end with the server.
+    let mut other =
+        Guarded::start("another Ruby", command.args(["-e", "$stdout.sync = true; puts 'up'; gets"]))?;
+    other.wait_stdout(PATIENCE, "up", |line| line == "up")?;
+    let attached = |gctrace: u32| -> Result<usize> {
+        let descriptors = std::fs::read_dir(format!("/proc/{gctrace}/fd"))?;
+        let targets = descriptors.filter_map(|fd| std::fs::read_link(fd.ok()?.path()).ok());
+        Ok(targets.filter(|target| target.as_os_str() == "anon_inode:bpf_link").count())
+    };
+    let (mut with, mut without) = (Vec::new(), Vec::new());
+    for _twice in 0..2 {
+        let puma = Puma::start(&live, "load.ru", "0")?;
+        let pids = format!("{},{}", puma.process.pid(), other.pid());
+        let gctrace = Invocation::jsonl(["--pid", &pids, "--requests"])?.start_ready()?;
+        // The parser, the socket library and the C library of the server.
+        waits_until("its probes are attached", || Ok(attached(gctrace.pid())? >= 3))?;
+        with.push(attached(gctrace.pid())?);
+        drop(puma);
+        let before = with[with.len() - 1];
+        waits_until("its probes are detached", || Ok(attached(gctrace.pid())? + 3 <= before))?;
+        without.push(attached(gctrace.pid())?);
+        ledger::check(&gctrace.stop()?)?;
+    }
+    ensure!(with[0] == with[1] && without[0] == without[1], "{with:?}, {without:?}");
+    Ok(())
 }
 
 /// Memory for loading the programs and analysing an image is given back: otherwise the allocator would keep some 35 MB of free pages.

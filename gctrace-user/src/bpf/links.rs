@@ -10,7 +10,7 @@ use aya::{
 use super::errors::LoadError;
 
 /// Maximum number of threads that close links in parallel.
-const CLOSERS: usize = 16;
+const CLOSERS: usize = 64;
 
 /// Keeps a program attached at one or many places. Dropping it detaches the program, which takes up to 0.1 s:
 /// use [`detach`] for more than one.

@@ -282,6 +282,8 @@ pub fn run(start: Start) {
         log::warn!("{error}; the ledger may not balance");
     }
     control.tell(ControlEvent::Closed { at_ns });
+    let of_servers = control.servers.take_links();
+    control.probes.detach_requests_last(of_servers);
     while control.finish_one() {}
 }
 

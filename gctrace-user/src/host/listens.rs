@@ -1,22 +1,26 @@
 //! Whether a process listens, and the length of its accept queues.
 
 use std::{
-    collections::HashSet,
+    collections::{HashMap, HashSet, hash_map::Entry},
     fs::File,
     io::{BufRead, BufReader},
+    os::unix::fs::MetadataExt as _,
 };
 
-use procfs::{
-    net::TcpState,
-    process::{FDTarget, Process},
-};
+use procfs::process::{FDTarget, Process};
 
 use super::proc_root;
 use crate::model::load::AcceptQueue;
 
 /// Whether a process has a listening TCP socket. `false` if that cannot be read.
 pub fn on_tcp(pid: u32) -> bool {
-    proc_root::process(pid).is_ok_and(|process| has_listening_socket(&process))
+    let own = proc_root::process(pid).map(|process| sockets(&process)).unwrap_or_default();
+    // Check this first: most processes have none.
+    !own.is_empty()
+        && (0..LISTS.len())
+            .filter_map(|list| read_list(pid, list))
+            .flatten()
+            .any(|queue| own.contains(&queue.inode))
 }
 
 /// Whether a process has a listening Unix socket. `false` if that cannot be read.
@@ -31,47 +35,78 @@ pub fn on_unix(pid: u32) -> bool {
 /// The accept queues of the TCP sockets on which a process listens.
 #[derive(Default)]
 pub struct AcceptQueues {
-    /// Inodes of these sockets, as of the lookup.
-    own: HashSet<u64>,
+    /// The network namespace of the process, by its inode, as of the lookup.
+    namespace: u64,
+    /// Inodes of these sockets in each of [`LISTS`], as of the lookup.
+    own: [HashSet<u64>; LISTS.len()],
 }
 
 impl AcceptQueues {
     /// Looks up the listening sockets of a process. That takes longer than reading their queues: it may have many connections.
-    pub fn of(pid: u32) -> Self {
-        let listening: HashSet<u64> = tcp_queues(pid).map(|queue| queue.inode).collect();
-        if listening.is_empty() {
-            return Self::default();
+    pub fn of(pid: u32, lists: &mut ListenLists) -> Self {
+        let namespace = std::fs::metadata(proc_root::path(pid, "ns/net")).map(|namespace| namespace.ino());
+        let Ok(namespace) = namespace else { return Self::default() };
+        let mut own = [0, 1].map(|list| lists.inodes(pid, namespace, list));
+        if own.iter().any(|listening| !listening.is_empty()) {
+            let sockets = proc_root::process(pid).map(|process| sockets(&process)).unwrap_or_default();
+            own.iter_mut().for_each(|listening| listening.retain(|inode| sockets.contains(inode)));
         }
-        let own = proc_root::process(pid).map(|process| sockets(&process)).unwrap_or_default();
-        Self { own: listening.intersection(&own).copied().collect() }
+        Self { namespace, own }
     }
 
-    /// Reads the queues of those sockets that still listen, in the order of their inodes.
-    pub fn read(&self, pid: u32) -> Vec<AcceptQueue> {
-        if self.own.is_empty() {
-            return Vec::new();
+    /// Reads the queues of those sockets that still listen, in the order of their inodes; none if one of the lists they are in is too long.
+    pub fn read(&self, pid: u32, lists: &mut ListenLists) -> Vec<AcceptQueue> {
+        let mut queues = Vec::new();
+        // A list without a socket of this process is not read.
+        for (list, own) in self.own.iter().enumerate().filter(|(_, own)| !own.is_empty()) {
+            let Some(all) = lists.read(pid, self.namespace, list) else { return Vec::new() };
+            queues.extend(all.iter().copied().filter(|queue| own.contains(&queue.inode)));
         }
-        let mut queues: Vec<_> = tcp_queues(pid).filter(|queue| self.own.contains(&queue.inode)).collect();
         queues.sort_unstable_by_key(|queue| queue.inode);
         queues
     }
 }
 
-/// Maximum number of listening sockets in a network namespace that are read: anybody in it can create more.
+/// The lists of TCP sockets of a network namespace, by IPv4 and IPv6.
+const LISTS: [&str; 2] = ["net/tcp", "net/tcp6"];
+/// Maximum number of listening sockets in a list: anybody in the namespace can create more.
 const MOST: usize = 4096;
+/// Bytes that are asked for at a time: about two lines (150 bytes in `net/tcp`). The kernel fills the buffer with connections, if there is room,
+/// and to find them it searches its hash table of all connections (`established_get_first`, `net/ipv4/tcp_ipv4.c`): 7 ms for 262,144 buckets.
+const READ_BYTES: usize = 300;
 
-/// All listening TCP sockets in the network namespace of a process, with their queue lengths; none if there are too many.
-fn tcp_queues(pid: u32) -> impl Iterator<Item = AcceptQueue> {
-    let lists = ["net/tcp", "net/tcp6"]
-        .into_iter()
-        .filter_map(move |name| File::open(proc_root::path(pid, name)).ok());
-    bounded(lists.flat_map(|list| queues(BufReader::new(list)))).into_iter()
+/// The listening sockets of network namespaces at one moment. Processes in the same namespace share a list, which is read once: the workers of a
+/// cluster, for example.
+#[derive(Default)]
+pub struct ListenLists(HashMap<(u64, usize), Option<Vec<AcceptQueue>>>);
+
+impl ListenLists {
+    /// The queues in a list, read through a process of the namespace; `None` if they are too many or cannot be read.
+    fn read(&mut self, pid: u32, namespace: u64, list: usize) -> Option<&[AcceptQueue]> {
+        let entry = match self.0.entry((namespace, list)) {
+            Entry::Occupied(entry) => entry.into_mut(),
+            // Another process of the namespace may still be there.
+            Entry::Vacant(entry) => entry.insert(bounded(read_list(pid, list)?)),
+        };
+        entry.as_deref()
+    }
+
+    fn inodes(&mut self, pid: u32, namespace: u64, list: usize) -> HashSet<u64> {
+        let all = self.read(pid, namespace, list).unwrap_or_default();
+        all.iter().map(|queue| queue.inode).collect()
+    }
 }
 
-/// All queues, or none if there are too many: part of them would give a wrong sum.
-fn bounded(all: impl Iterator<Item = AcceptQueue>) -> Vec<AcceptQueue> {
+/// The listening sockets in a list of the network namespace of a process; `None` if it cannot be opened.
+fn read_list(pid: u32, list: usize) -> Option<impl Iterator<Item = AcceptQueue>> {
+    let file = File::open(proc_root::path(pid, LISTS[list])).ok()?;
+    Some(queues(BufReader::with_capacity(READ_BYTES, file)))
+}
+
+/// All queues, or `None` if there are too many: part of them would give a wrong sum.
+fn bounded(all: impl Iterator<Item = AcceptQueue>) -> Option<Vec<AcceptQueue>> {
     let read: Vec<_> = all.take(MOST + 1).collect();
-    if read.len() > MOST { Vec::new() } else { read }
+    (read.len() <= MOST).then_some(read)
 }
 
 /// The queues in one list. Listening sockets come before all connections (`tcp_seek_last_pos`, `net/ipv4/tcp_ipv4.c`), of which there may be
@@ -113,20 +148,6 @@ fn sockets(process: &Process) -> HashSet<u64> {
     };
     let descriptors = process.fd().into_iter().flatten().flatten();
     descriptors.filter_map(|fd| inode(fd.target)).collect()
-}
-
-fn has_listening_socket(process: &Process) -> bool {
-    let own = sockets(process);
-    // Check this first: the list of a host's connections may be long.
-    if own.is_empty() {
-        return false;
-    }
-    let connections = [process.tcp(), process.tcp6()];
-    connections
-        .into_iter()
-        .flatten()
-        .flatten()
-        .any(|connection| connection.state == TcpState::Listen && own.contains(&connection.inode))
 }
 
 #[cfg(test)]
@@ -176,25 +197,33 @@ mod tests {
         }
         assert_eq!(queues(b"a\n\xff 0A\n".as_slice()).count(), 0);
 
-        let many = |count: u64| bounded((0..count).map(|inode| AcceptQueue { inode, waiting: 1 })).len();
-        assert_eq!((many(MOST as u64), many(MOST as u64 + 1), many(u64::MAX)), (MOST, 0, 0));
+        let many = |count: u64| {
+            bounded((0..count).map(|inode| AcceptQueue { inode, waiting: 1 })).map(|all| all.len())
+        };
+        assert_eq!((many(MOST as u64), many(MOST as u64 + 1), many(u64::MAX)), (Some(MOST), None, None));
 
         let own = TcpListener::bind("127.0.0.1:0").unwrap();
         let six = TcpListener::bind("[::1]:0").ok();
         let pid = std::process::id();
-        let of = AcceptQueues::of(pid);
-        let before: u64 = of.read(pid).iter().map(|queue| u64::from(queue.waiting)).sum();
+        let of = AcceptQueues::of(pid, &mut ListenLists::default());
+        let read = |pid| of.read(pid, &mut ListenLists::default());
+        let before: u64 = read(pid).iter().map(|queue| u64::from(queue.waiting)).sum();
         let clients: Vec<_> =
             [Some(&own), Some(&own), six.as_ref()].into_iter().flatten().map(connected).collect();
-        let waiting: u64 = of.read(pid).iter().map(|queue| u64::from(queue.waiting)).sum();
+        let waiting: u64 = read(pid).iter().map(|queue| u64::from(queue.waiting)).sum();
         // Other tests of this process may also listen and accept.
         assert!(waiting >= before.max(clients.len() as u64), "{waiting} of {before} and {}", clients.len());
         let mut child = std::process::Command::new("sleep").arg("5").spawn().unwrap();
-        assert_eq!(AcceptQueues::of(child.id()).read(child.id()), []);
+        let lists = &mut ListenLists::default();
+        assert_eq!(AcceptQueues::of(child.id(), lists).read(child.id(), lists), []);
         child.kill().unwrap();
         child.wait().unwrap();
-        assert_eq!(AcceptQueues::of(u32::MAX).read(u32::MAX), []);
-        assert_eq!(of.read(u32::MAX), []);
+        assert_eq!(AcceptQueues::of(u32::MAX, lists).read(u32::MAX, lists), []);
+        assert_eq!(read(u32::MAX), []);
+        // The child is in the same namespace: its lookup has read both lists, and they are not read again.
+        let again = of.read(u32::MAX, lists);
+        let again: u64 = again.iter().map(|queue| u64::from(queue.waiting)).sum();
+        assert!(again >= clients.len() as u64, "{again} of {}", clients.len());
     }
 
     fn connected(to: &TcpListener) -> TcpStream {

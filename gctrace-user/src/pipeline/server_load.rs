@@ -5,7 +5,10 @@ use std::collections::{BTreeMap, HashMap};
 use super::Pipeline;
 use crate::{
     clock::monotonic_ns,
-    host::{listens::AcceptQueues, tasks},
+    host::{
+        listens::{AcceptQueues, ListenLists},
+        tasks,
+    },
     model::{load::ServerLoad, seen::Seen},
 };
 
@@ -59,14 +62,15 @@ impl Pipeline {
         let serving = requests.serving();
         let mut pids: Vec<u32> = self.traced.keys().copied().collect();
         pids.sort_unstable();
+        let mut lists = ListenLists::default();
         for pid in pids {
             let Some(process) = self.traced.get(&pid).map(|traced| traced.process.clone()) else { continue };
             let (looked_ns, queues) = self.loads.queues.entry(pid).or_default();
             if *looked_ns == 0 || now_ns.saturating_sub(*looked_ns) >= LOOK_NS {
-                (*looked_ns, *queues) = (now_ns, AcceptQueues::of(pid));
+                (*looked_ns, *queues) = (now_ns, AcceptQueues::of(pid, &mut lists));
             }
             let busy = serving.get(&pid).and_then(|threads| busy(pid, threads));
-            let load = ServerLoad { ts_ns: now_ns, busy, queues: queues.read(pid) };
+            let load = ServerLoad { ts_ns: now_ns, busy, queues: queues.read(pid, &mut lists) };
             if load.busy.is_some() || !load.queues.is_empty() {
                 self.see(&process, Seen::Load(&load));
             }

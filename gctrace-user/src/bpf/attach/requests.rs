@@ -108,10 +108,39 @@ impl Probes {
         Ok(RequestLinks { links, sites: probes.len() })
     }
 
-    /// Detaches the probes of a file.
-    pub fn detach_requests(&mut self, links: RequestLinks) {
-        self.attached -= links.sites;
-        links::detach(links.links);
+    /// Detaches the probes of files; returns when they are detached.
+    pub fn detach_requests(&mut self, all: impl IntoIterator<Item = RequestLinks>) {
+        links::detach(self.take_requests(all));
+    }
+
+    /// Detaches the probes of files that no process uses any more, in the background: the kernel takes up to 0.1 s for each, and when a
+    /// cluster with hundreds of workers restarts, new workers must not wait for that.
+    pub fn detach_unused_requests(&mut self, all: impl IntoIterator<Item = RequestLinks>) {
+        let links = self.take_requests(all);
+        if links.is_empty() {
+            return;
+        }
+        // If no thread can be spawned, the closure is dropped here and with it the links.
+        let spawned =
+            std::thread::Builder::new().name("gctrace-detach".to_owned()).spawn(|| links::detach(links));
+        if let Err(error) = spawned {
+            log::debug!("starting a thread that detaches probes: {error}");
+        }
+    }
+
+    /// Keeps the probes of files until everything is detached at once, when this is dropped.
+    pub fn detach_requests_last(&mut self, all: impl IntoIterator<Item = RequestLinks>) {
+        let links = self.take_requests(all);
+        self.lasting.extend(links);
+    }
+
+    fn take_requests(&mut self, all: impl IntoIterator<Item = RequestLinks>) -> Vec<Link> {
+        let mut links = Vec::new();
+        for file in all {
+            self.attached -= file.sites;
+            links.extend(file.links);
+        }
+        links
     }
 
     /// Starts recording when packets with data arrive for sockets of a cgroup (v2). Times recorded earlier are discarded: packets may
@@ -190,6 +219,7 @@ pub struct ArrivalsLink {
 }
 
 /// The links of a file's probes.
+#[derive(Default)]
 pub struct RequestLinks {
     links: Vec<Link>,
     sites: usize,

@@ -161,9 +161,7 @@ impl Control {
             match self.probes.attach_blocking(sites, &reopened(file), Scope::One(own)) {
                 Ok(attached) => links.push(attached),
                 Err(error) => {
-                    for links in links {
-                        self.probes.detach_requests(links);
-                    }
+                    self.probes.detach_requests(links);
                     return Err(brief(&error.of_file(path)));
                 }
             }

@@ -62,9 +62,7 @@ impl Control {
             match self.probes.attach_jobs(&sites, &reopened(&file), own) {
                 Ok(attached) => links.push(attached),
                 Err(error) => {
-                    for links in links {
-                        self.probes.detach_requests(links);
-                    }
+                    self.probes.detach_requests(links);
                     return Err(format!(
                         "{}: {}",
                         mapping.path.display(),
@@ -73,9 +71,8 @@ impl Control {
                 }
             }
         }
-        for before in self.servers.job_runners.insert(pid, links).unwrap_or_default() {
-            self.probes.detach_requests(before);
-        }
+        let before = self.servers.job_runners.insert(pid, links);
+        self.probes.detach_requests(before.into_iter().flatten());
         self.add_if_running(pid, RUNS_JOBS)
     }
 }

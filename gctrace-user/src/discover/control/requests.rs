@@ -6,6 +6,7 @@ use std::{
     num::NonZeroU32,
     os::unix::fs::MetadataExt as _,
     sync::Arc,
+    time::{Duration, Instant},
 };
 
 use gctrace_common::{blocking::MAY_BE_WEBRICK, request::SERVES_HTTP};
@@ -20,6 +21,7 @@ use super::{
     blocking::{Blocking, is_unicorn},
     images::reopened,
     inspect::has_probes,
+    select::due,
     site_cache::SiteCache,
     unused::Probed,
 };
@@ -37,6 +39,9 @@ use crate::{
 
 /// Maximum number of messages remembered to avoid repeating them; all are forgotten above it.
 const REFUSALS_REMEMBERED: usize = 1024;
+
+/// Interval at which ended servers are looked for.
+const LOOK: Duration = Duration::from_secs(5);
 
 /// Servers whose requests are not traced, by a library that only they have.
 const UNSEEN: [(&str, &str); 4] = [
@@ -65,6 +70,8 @@ pub(super) struct Servers {
     pub(super) job_runners: HashMap<u32, Vec<RequestLinks>>,
     /// Links of packet programs, by cgroup id.
     arrivals: HashMap<u64, ArrivalsLink>,
+    /// When ended servers were last looked for.
+    looked: Option<Instant>,
     said: HashSet<String>,
 }
 
@@ -79,6 +86,14 @@ pub(super) struct OwnProbes {
 }
 
 impl Servers {
+    /// Takes the links of all probes. The leases of libraries remain: a writer has to wait until their probes are detached.
+    pub(super) fn take_links(&mut self) -> Vec<RequestLinks> {
+        let own = self.processes.drain().flat_map(|(_, own)| own.links);
+        let jobs = self.job_runners.drain().flat_map(|(_, links)| links);
+        let libraries = self.probed.values_mut().chain(self.blocking.listen.values_mut());
+        own.chain(jobs).chain(libraries.map(|(_, links)| std::mem::take(links))).collect()
+    }
+
     /// The files that are probed for all processes that map them.
     pub(super) fn libraries(&self) -> impl Iterator<Item = (ImageKey, &Arc<Lease>)> {
         self.probed.iter().chain(&self.blocking.listen).map(|(key, (lease, _))| (*key, lease))
@@ -258,9 +273,7 @@ impl Control {
             match self.probes.attach_requests(&sites, &reopened(&file), Scope::One(own)) {
                 Ok(links) => attached.push(links),
                 Err(error) => {
-                    for links in attached {
-                        self.probes.detach_requests(links);
-                    }
+                    self.probes.detach_requests(attached);
                     return Err(format!(
                         "{}: {}",
                         mapping.path.display(),
@@ -337,9 +350,8 @@ impl Control {
             }
         });
         let own = OwnProbes { links, cgroup: cgroup.ok(), sees_calls: false };
-        for links in self.servers.processes.insert(pid, own).map(|own| own.links).unwrap_or_default() {
-            self.probes.detach_requests(links);
-        }
+        let before = self.servers.processes.insert(pid, own);
+        self.probes.detach_requests(before.into_iter().flat_map(|own| own.links));
         self.add_if_running(pid, kind)
     }
 
@@ -370,37 +382,33 @@ impl Control {
     /// Detaches the probes of a library; returns its leases.
     pub(super) fn retire_library(&mut self, key: &ImageKey) -> Vec<Arc<Lease>> {
         let probed = [self.servers.probed.remove(key), self.servers.blocking.listen.remove(key)];
-        let mut leases = Vec::new();
-        for (lease, links) in probed.into_iter().flatten() {
-            self.probes.detach_requests(links);
-            leases.push(lease);
-        }
+        let (leases, links): (Vec<_>, Vec<_>) = probed.into_iter().flatten().unzip();
+        self.probes.detach_requests(links);
         leases
     }
 
     /// Detaches the probes of a process.
     pub(super) fn detach_server(&mut self, pid: u32) {
-        for links in self.servers.processes.remove(&pid).map(|own| own.links).unwrap_or_default() {
-            self.probes.detach_requests(links);
+        let own = self.servers.processes.remove(&pid);
+        self.probes.detach_requests(own.into_iter().flat_map(|own| own.links));
+    }
+
+    /// Detaches what ended servers leave behind: their probes keep the files and their file systems in use, and packet programs cost whatever
+    /// else is in the cgroup.
+    pub(super) fn look_for_ended_servers(&mut self) {
+        if due(&mut self.servers.looked, LOOK) {
+            self.forget_ended_servers();
         }
     }
 
-    /// Detaches the libc probes of servers that are gone, and the probes of processes that ran jobs.
+    /// Detaches the probes of servers and of processes that ran jobs which are gone, and the packet programs of cgroups without a server.
     pub(super) fn forget_ended_servers(&mut self) {
         let probes = &self.probes;
-        let ended: Vec<u32> =
-            self.servers.processes.keys().copied().filter(|&pid| !probes.is_server(pid)).collect();
-        for pid in ended {
-            self.detach_server(pid);
-        }
-        let probes = &self.probes;
-        let ended: Vec<u32> =
-            self.servers.job_runners.keys().copied().filter(|&pid| !probes.is_server(pid)).collect();
-        for pid in ended {
-            for links in self.servers.job_runners.remove(&pid).unwrap_or_default() {
-                self.probes.detach_requests(links);
-            }
-        }
+        let gone = |pid: &u32| !probes.is_server(*pid);
+        let servers = self.servers.processes.extract_if(|pid, _| gone(pid));
+        let mut links: Vec<RequestLinks> = servers.flat_map(|(_, own)| own.links).collect();
+        links.extend(self.servers.job_runners.extract_if(|pid, _| gone(pid)).flat_map(|(_, links)| links));
+        self.probes.detach_unused_requests(links);
         let used: HashSet<u64> = self.servers.processes.values().filter_map(|own| own.cgroup).collect();
         self.servers.arrivals.retain(|cgroup, _| used.contains(cgroup));
     }

@@ -185,6 +185,7 @@ impl Control {
                     }
                 }
             }
+            self.look_for_ended_servers();
             self.give_back_unused();
         }
     }

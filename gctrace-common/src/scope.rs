@@ -26,8 +26,8 @@ pub struct Scope {
     pub depth: u32,
     /// Nested enters seen.
     pub nested: u32,
-    /// Zero.
-    pub reserved: u32,
+    /// Index of the image whose probe saw the outermost `GC_ENTER`.
+    pub image: u32,
 }
 
 const _: () = assert!(size_of::<Scope>() == 72);
@@ -58,6 +58,16 @@ impl Scope {
     /// Whether a pause is open.
     pub fn is_open(&self) -> bool {
         self.depth > 0
+    }
+
+    /// Discards an open pause that began under the probes of another image, and returns whether there was one. While a file is probed again
+    /// under a new index, the exit of a pause is not seen; without this, pauses from deeper stack frames would be taken for parts of it.
+    pub fn discard_of_other(&mut self, image: u32) -> bool {
+        let is_other = self.is_open() && self.image != image;
+        if is_other {
+            self.depth = 0;
+        }
+        is_other
     }
 
     /// A further enter with the stack pointer `sp`. Stacks grow down: a nested enter is strictly below the first.
@@ -117,6 +127,19 @@ mod tests {
     fn unwound_pause_is_stale() {
         assert_eq!(open(0x1000).reenter(0x1000), Reenter::Stale);
         assert_eq!(open(0x1000).reenter(0x2000), Reenter::Stale);
+    }
+
+    /// A pause whose exit was not seen because its image was probed again neither contains later pauses nor ends with one of them.
+    #[test]
+    fn pause_of_another_image_is_discarded() {
+        let mut scope = Scope { image: 1, ..open(0x1000) };
+        assert!(!scope.discard_of_other(1));
+        assert!(scope.discard_of_other(2));
+        assert!(!scope.discard_of_other(2));
+        assert_eq!(scope.reenter(0x0f00), Reenter::Fresh);
+        let mut scope = Scope { image: 1, ..open(0x1000) };
+        assert!(scope.discard_of_other(2));
+        assert_eq!(scope.leave(), Leave::Orphan);
     }
 
     /// Any sequence of enters and exits (with lost exits and unwinding) keeps enters = nested + opened and never

@@ -72,8 +72,9 @@ fn end_mark(admitted: &Admitted, now: u64) {
 fn end_sweep(admitted: &Admitted, now: u64) {
     count(Counter::EndSweeps);
     let depth = note(admitted, |scope| scope.end_sweep_ns = now);
-    emit::snapshot(admitted, Point::GcEndSweep, now, admitted.objspace(), depth);
-    collected(admitted, admitted.objspace());
+    let objspace = admitted.objspace();
+    emit::snapshot(admitted, Point::GcEndSweep, now, objspace, depth);
+    collected(admitted, objspace);
 }
 
 /// The VM may have freed or moved objects.
@@ -104,6 +105,7 @@ fn enter(ctx: &ProbeContext, admitted: &Admitted, now: u64) {
     if let Some(scope) = existing {
         // SAFETY: a map value pointer; only this thread uses this key.
         let scope = unsafe { &mut *scope };
+        discard_of_other(admitted, scope);
         match scope.reenter(sp) {
             Reenter::Fresh => {}
             Reenter::Nested => return count(Counter::ScopeNested),
@@ -130,6 +132,7 @@ fn enter(ctx: &ProbeContext, admitted: &Admitted, now: u64) {
         enter_site: admitted.site,
         flags,
         depth: 1,
+        image: admitted.image_index,
         ..Scope::default()
     };
     match existing {
@@ -156,6 +159,7 @@ fn exit(admitted: &Admitted, now: u64) {
     let Some(open) = SCOPES.get_ptr_mut(&key) else { return count(Counter::OrphanExit) };
     // SAFETY: a map value pointer; only this thread uses this key.
     let scope = unsafe { &mut *open };
+    discard_of_other(admitted, scope);
     match scope.leave() {
         Leave::Orphan => count(Counter::OrphanExit),
         Leave::Inner => count(Counter::ExitNested),
@@ -175,6 +179,7 @@ fn note(admitted: &Admitted, set: impl FnOnce(&mut Scope)) -> u32 {
     };
     // SAFETY: a map value pointer; only this thread uses this key.
     let scope = unsafe { &mut *open };
+    discard_of_other(admitted, scope);
     if !scope.is_open() {
         count(Counter::OrphanMark);
         return 0;
@@ -182,6 +187,14 @@ fn note(admitted: &Admitted, set: impl FnOnce(&mut Scope)) -> u32 {
     set(scope);
     count(Counter::MarkNoted);
     scope.depth
+}
+
+/// Discards the thread's open pause if it began under the probes of another image: its exit was not seen.
+#[inline(always)]
+fn discard_of_other(admitted: &Admitted, scope: &mut Scope) {
+    if scope.discard_of_other(admitted.image_index) {
+        count(Counter::ScopeStale);
+    }
 }
 
 /// Records the start of the pause that a thread of the process is in; 0: no thread is in a pause any more.

@@ -135,8 +135,9 @@ pub static STACK_RING: RingBuf = RingBuf::with_byte_size(STACK_RING_BYTES, 0);
 #[map]
 pub static LIFE_RING: RingBuf = RingBuf::with_byte_size(LIFE_RING_BYTES, 0);
 
+/// Each CPU has its own: on a shared one, CPUs that count at the same time would wait for each other's cache line.
 #[map]
-static COUNTERS: Array<u64> = Array::with_max_entries(Counter::ALL.len() as u32, 0);
+static COUNTERS: PerCpuArray<u64> = PerCpuArray::with_max_entries(Counter::ALL.len() as u32, 0);
 
 #[map]
 static IMAGES: Array<ImageConfig> = Array::with_max_entries(MAX_IMAGES, 0);
@@ -415,7 +416,7 @@ pub fn memory_layout() -> MemoryLayout {
     MEMORY.load()
 }
 
-/// Adds one to a counter. Atomic, because a uprobe program can be preempted on its CPU by another one.
+/// Adds one to a counter. Atomic, because a uprobe program can be interrupted on its CPU by another program.
 #[inline(always)]
 pub fn count(counter: Counter) {
     if let Some(cell) = COUNTERS.get_ptr_mut(counter as u32) {

@@ -42,19 +42,18 @@ pub fn switched(ctx: &RawTracePointContext) {
         return;
     }
     let (preempt, previous, next) = (ctx.arg::<u64>(0), ctx.arg::<u64>(1), ctx.arg::<u64>(2));
-    let (Some(state), Some(next)) = (member(previous, config.task_state), member(next, config.task_pid))
-    else {
-        return;
-    };
-    // SAFETY: a plain helper call.
-    let now = unsafe { bpf_ktime_get_ns() };
+    let Some(next) = member(next, config.task_pid) else { return };
     // Taking a stack does not return, so it comes last.
-    on_cpu_again(next, now);
+    on_cpu_again(next);
     let (tgid, tid) = tgid_tid();
+    // Most threads of a host are not watched: nothing more is read for them.
     let Some(ruby) = rubies::known(tgid) else { return };
+    let Some(state) = member(previous, config.task_state) else { return };
     if closed() || state & DEAD != 0 || !still_selected(tgid) {
         return;
     }
+    // SAFETY: a plain helper call.
+    let now = unsafe { bpf_ktime_get_ns() };
     count(Counter::SwitchOuts);
     // A thread that is about to sleep and is preempted first could have continued, and so could one that yields.
     let preempted = preempt & 0xff != 0 || state == 0;
@@ -177,13 +176,15 @@ fn take_at_return(tid: u32, away: &AwayEntry, now: u64) -> bool {
 
 /// A thread runs again.
 #[inline(always)]
-fn on_cpu_again(tid: u32, now: u64) {
+fn on_cpu_again(tid: u32) {
     // SAFETY: the value is copied out at once.
     let Some(away) = (unsafe { AWAY.get(&tid).copied() }) else { return };
     // At the end of the run user space reads the threads that are still off their CPU.
     if closed() {
         return;
     }
+    // SAFETY: a plain helper call.
+    let now = unsafe { bpf_ktime_get_ns() };
     let _was_there = AWAY.remove(&tid);
     count(Counter::SwitchIns);
     // A thread that ends after its process's leader, or whose program an exec has replaced.

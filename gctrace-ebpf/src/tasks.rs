@@ -34,11 +34,16 @@ pub fn switched(ctx: &RawTracePointContext) {
     }
     let (preempt, previous, next) = (ctx.arg::<u64>(0), ctx.arg::<u64>(1), ctx.arg::<u64>(2));
     let (_, tid) = tgid_tid();
-    // A thread that is about to sleep and is preempted first could have continued, and so could one that yields.
-    let runs_on = preempt & 0xff != 0 || member(previous, config().task_state) == Some(0);
-    enter(tid, if runs_on { GvlTask::RUNNABLE } else { GvlTask::BLOCKED }, previous);
-    if let Some(tid) = member(next, config().task_pid) {
-        enter(tid, GvlTask::CPU, next);
+    // Most threads of a host are not watched.
+    if let Some(task) = GVL_TASKS.get_ptr_mut(&tid) {
+        // A thread that is about to sleep and is preempted first could have continued, and so could one that yields.
+        let runs_on = preempt & 0xff != 0 || member(previous, config().task_state) == Some(0);
+        enter(task, if runs_on { GvlTask::RUNNABLE } else { GvlTask::BLOCKED }, previous);
+    }
+    if let Some(tid) = member(next, config().task_pid)
+        && let Some(task) = GVL_TASKS.get_ptr_mut(&tid)
+    {
+        enter(task, GvlTask::CPU, next);
     }
 }
 
@@ -67,13 +72,12 @@ pub fn woken(ctx: &RawTracePointContext) {
     let Some(task) = GVL_TASKS.get_ptr_mut(&tid) else { return };
     // SAFETY: a map value pointer, valid while the program runs. A thread that is woken before it has left its CPU continues.
     if unsafe { (*task).state } == GvlTask::BLOCKED {
-        enter(tid, GvlTask::RUNNABLE, 0);
+        enter(task, GvlTask::RUNNABLE, 0);
     }
 }
 
 #[inline(always)]
-fn enter(tid: u32, state: u32, switched: u64) {
-    let Some(task) = GVL_TASKS.get_ptr_mut(&tid) else { return };
+fn enter(task: *mut GvlTask, state: u32, switched: u64) {
     // An entry of a past epoch stays as it was then, until its thread is seen again.
     // SAFETY: a map value pointer, valid while the program runs.
     if closed() || unsafe { (*task).epoch } != gvl_gate().epoch {

@@ -49,7 +49,9 @@ pub enum Missing {
         reason: String,
     },
     /// A kernel older than the BPF ring buffer.
-    #[error("this kernel is {0}; gctrace needs Linux 5.8 or later (BPF ring buffer)")]
+    #[error(
+        "this kernel is {0}; gctrace needs Linux 5.10 or later (BPF tail calls in programs with functions)"
+    )]
     Kernel(String),
     /// tracefs is not mounted, and could not be mounted.
     #[error(
@@ -269,10 +271,14 @@ pub fn pid_namespace() -> Result<(), Missing> {
     }
 }
 
+/// The oldest kernel that loads the programs. Before, the verifier refuses those that take stacks: "`tail_calls` are not allowed in programs with
+/// bpf-to-bpf calls" (`check_map_func_compatibility`, kernel/bpf/verifier.c, up to Linux 5.9). Ring buffers exist from 5.8 on.
+const OLDEST: (u32, u32) = (5, 10);
+
 /// Whether the kernel is recent enough.
 pub fn kernel() -> Result<(), Missing> {
     let release = rustix::system::uname().release().to_string_lossy().into_owned();
-    if parse_release(&release).is_some_and(|version| version < (5, 8)) {
+    if parse_release(&release).is_some_and(|version| version < OLDEST) {
         return Err(Missing::Kernel(release));
     }
     Ok(())

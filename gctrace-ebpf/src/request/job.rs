@@ -17,7 +17,8 @@ use gctrace_common::{
 };
 
 use super::{
-    FIRST, SECOND, THIRD, end, entry, is_server, keep_times, no_slots_yet, own_times_since, sees_gvl, unit,
+    FIRST, SECOND, THIRD, end, entry, is_server, keep_times, no_slots_yet, own_times_since, sees_gvl,
+    serving, unit,
 };
 use crate::{
     filter::tgid_tid,
@@ -167,7 +168,7 @@ fn named(at: &At<'_>) {
 /// Whether the current thread runs a job.
 #[inline(always)]
 fn runs_job(at: &At<'_>) -> bool {
-    entry(at.tgid, at.tid).is_some_and(|serving| serving.begin_ns != 0)
+    serving(at.tgid, at.tid).is_some_and(|serving| serving.begin_ns != 0)
 }
 
 /// Whether a command puts the job of the current thread back into its queue; if so, its job ends. The arguments of `RPUSH` are then the

@@ -29,6 +29,7 @@ use super::{
     links::{self, Link},
     multi::Multi,
     programs::{GC_PROGRAMS, Programs, optional_program},
+    rings::NO_EXIST,
     sample::{Clocks, Stages},
 };
 use crate::ruby::plan::{OptionalEvent, OptionalProbe, ProbeSite};
@@ -347,12 +348,18 @@ impl Probes {
         let execs = match self.rubies.get(&pid, 0) {
             // The programs are already counting in the entry.
             Ok(entry) if entry.known != 0 => return Ok(()),
-            Ok(entry) => entry.execs,
-            Err(MapError::KeyNotFound) => 0,
+            Ok(entry) => Some(entry.execs),
+            Err(MapError::KeyNotFound) => None,
             Err(source) => return Err(error(source)),
         };
+        let flags = if execs.is_none() { NO_EXIST } else { 0 };
+        let execs = execs.unwrap_or(0);
         let entry = RubyEntry { image, bias, execs, known: 1, ..RubyEntry::default() };
-        self.rubies.insert(pid, entry, 0).map_err(error)
+        match self.rubies.insert(pid, entry, flags) {
+            // The process has hit a probe meanwhile: the programs are counting in the entry.
+            Err(source) if exists(&source) => Ok(()),
+            inserted => inserted.map_err(error),
+        }
     }
 
     /// The processes that the programs know to run this image, with their load bias.
@@ -375,20 +382,31 @@ impl Probes {
         }
     }
 
-    fn update(&mut self, pid: u32, change: impl FnOnce(&mut ProcessEntry)) -> Result<(), AttachError> {
+    fn update(&mut self, pid: u32, change: impl Fn(&mut ProcessEntry)) -> Result<(), AttachError> {
         let error = |source| AttachError::Map { map: "PROCESSES", source: Box::new(source) };
-        let mut entry = match self.processes.get(&pid, 0) {
-            Ok(entry) => entry,
-            Err(MapError::KeyNotFound) => ProcessEntry::default(),
-            Err(source) => return Err(error(source)),
-        };
-        let before = entry;
-        change(&mut entry);
-        if entry == before {
-            return Ok(());
+        loop {
+            let (before, flags) = match self.processes.get(&pid, 0) {
+                Ok(entry) => (entry, 0),
+                Err(MapError::KeyNotFound) => (ProcessEntry::default(), NO_EXIST),
+                Err(source) => return Err(error(source)),
+            };
+            let mut entry = before;
+            change(&mut entry);
+            if entry == before {
+                return Ok(());
+            }
+            match self.processes.insert(pid, entry, flags) {
+                // The process has hit a probe meanwhile: its entry is changed, not replaced.
+                Err(source) if exists(&source) => {}
+                inserted => return inserted.map_err(error),
+            }
         }
-        self.processes.insert(pid, entry, 0).map_err(error)
     }
+}
+
+/// Whether an insertion with [`NO_EXIST`] failed because the key exists.
+fn exists(error: &MapError) -> bool {
+    matches!(error, MapError::SyscallError(call) if call.io_error.raw_os_error() == Some(libc::EEXIST))
 }
 
 impl Drop for Probes {

@@ -95,7 +95,7 @@ fn object_remedy(error: &EbpfError) -> String {
                  `ulimit -l unlimited`"
             }
             Some(libc::ENOSYS) => "needs a kernel with CONFIG_BPF_SYSCALL, and no seccomp policy that forbids bpf(2)",
-            _ => "needs Linux 5.8 or later with CONFIG_BPF_SYSCALL, and CAP_BPF or root",
+            _ => "needs Linux 5.10 or later with CONFIG_BPF_SYSCALL, and CAP_BPF or root",
         };
         advice.to_owned()
     })

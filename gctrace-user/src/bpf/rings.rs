@@ -9,7 +9,7 @@ use std::{
 
 use aya::{
     Ebpf,
-    maps::{Array, HashMap, Map, MapData, MapError, RingBuf},
+    maps::{HashMap, Map, MapData, MapError, PerCpuArray, RingBuf},
     programs::{Program, ProgramFd},
 };
 use gctrace_common::{
@@ -19,6 +19,8 @@ use gctrace_common::{
 
 use super::errors::LoadError;
 
+/// `BPF_NOEXIST` (include/uapi/linux/bpf.h): an insertion fails where the key exists.
+pub(super) const NO_EXIST: u64 = 1;
 /// Maximum number of times the counters are read until they settle; a program runs for some microseconds.
 const SETTLE_TRIES: u32 = 100;
 
@@ -135,9 +137,7 @@ impl AwayMap {
     ///
     /// The map rejects the entry.
     pub fn enter(&mut self, tid: u32, entry: &AwayEntry) -> Result<bool, MapError> {
-        /// `BPF_NOEXIST` (include/uapi/linux/bpf.h).
-        const NOT_THERE: u64 = 1;
-        match self.away.insert(tid, entry, NOT_THERE) {
+        match self.away.insert(tid, entry, NO_EXIST) {
             Ok(()) => Ok(true),
             Err(_) if self.has(tid) => Ok(false),
             Err(error) => Err(error),
@@ -165,7 +165,7 @@ fn misses_of(fdinfo: &str) -> Option<u64> {
 
 /// Reads the programs' counters.
 pub struct CounterReader {
-    map: Array<MapData, u64>,
+    map: PerCpuArray<MapData, u64>,
     /// Programs at tracepoints.
     tracepoints: Vec<OwnedFd>,
 }
@@ -173,7 +173,7 @@ pub struct CounterReader {
 impl CounterReader {
     pub(super) fn take(ebpf: &mut Ebpf) -> Result<Self, LoadError> {
         let map = ebpf.take_map("COUNTERS").ok_or(LoadError::Missing("COUNTERS"))?;
-        let map = Array::try_from(map).map_err(|source| LoadError::Map { map: "COUNTERS", source })?;
+        let map = PerCpuArray::try_from(map).map_err(|source| LoadError::Map { map: "COUNTERS", source })?;
         let tracepoints = ebpf.programs().filter_map(|(_, program)| match program {
             Program::TracePoint(program) => program.fd().ok(),
             Program::RawTracePoint(program) => program.fd().ok(),
@@ -212,12 +212,13 @@ impl CounterReader {
 
     /// The current value of one counter.
     pub fn one(&self, counter: Counter) -> Option<u64> {
-        self.map.get(&(counter as u32), 0).ok()
+        let of_cpus = self.map.get(&(counter as u32), 0).ok()?;
+        Some(of_cpus.iter().fold(0, |sum, value| sum.wrapping_add(*value)))
     }
 
     /// The current values of all counters; while a record is in progress they may be inconsistent.
     pub fn read(&self) -> Option<Vec<u64>> {
-        Counter::ALL.iter().map(|&counter| self.map.get(&(counter as u32), 0).ok()).collect()
+        Counter::ALL.iter().map(|&counter| self.one(counter)).collect()
     }
 }
 

@@ -77,7 +77,7 @@ fn preflighted(name: &str, result: Result<(), Missing>, detail: String) -> HostC
                 Missing::UserNamespace => preflight::OUTSIDE_OF_IT,
                 Missing::NoProc => preflight::MOUNT_PROC,
                 Missing::NoSys => preflight::MOUNT_SYS,
-                Missing::Kernel(_) => "boot Linux 5.8 or later",
+                Missing::Kernel(_) => "boot Linux 5.10 or later",
                 Missing::Uprobes(_) => "boot a kernel with CONFIG_UPROBES and CONFIG_PERF_EVENTS",
                 Missing::Privilege { .. } | Missing::Tracefs(_) => "run gctrace with sudo",
             };
@@ -99,7 +99,7 @@ fn pids_detail() -> String {
 
 fn kernel_detail() -> String {
     let uname = rustix::system::uname();
-    format!("Linux {}, 5.8 or later is needed", uname.release().to_string_lossy())
+    format!("Linux {}, 5.10 or later is needed", uname.release().to_string_lossy())
 }
 
 fn privileges() -> Vec<HostCheck> {
@@ -188,7 +188,7 @@ fn bpf(kernel: &KernelCheck, tracefs: bool) -> Vec<HostCheck> {
                   SELinux) forbids BPF";
     let ring_buffer = match preflight::kernel() {
         Ok(()) => config,
-        Err(_) => "boot Linux 5.8 or later",
+        Err(_) => "boot Linux 5.10 or later",
     };
     let mut checks = vec![
         tried("bpf_ring_buffer", &kernel.ring_buffer, "a map was created", Status::Missing, ring_buffer),

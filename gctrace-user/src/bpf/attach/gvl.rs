@@ -81,13 +81,16 @@ impl Probes {
         }
         let (category, programs) =
             if futex { ("syscalls", FUTEX_PROGRAMS) } else { ("sched", TASK_PROGRAMS) };
+        // One of them alone would show states that are wrong: if one fails, the others are detached again.
+        let mut attached = Vec::new();
         for (name, tracepoint) in programs {
             let program = self.ebpf.program_mut(name).ok_or(AttachError::NoProgram(name))?;
             let link = Link::to_tracepoint(program, category, tracepoint).map_err(|source| {
                 AttachError::Tracepoint { category, tracepoint, source: Box::new(source) }
             })?;
-            self.tracepoints.push(link);
+            attached.push(link);
         }
+        self.tracepoints = attached;
         Ok(())
     }
 

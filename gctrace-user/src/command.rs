@@ -198,6 +198,30 @@ mod tests {
         assert_eq!(absent.start().unwrap_err().kind(), io::ErrorKind::NotFound);
     }
 
+    /// The command does not get gctrace's own secrets; it gets every other variable.
+    #[test]
+    fn secrets() {
+        // Set in the process that this test starts, which runs the same test.
+        const INNER: &str = "GCTRACE_TEST_INNER";
+        if std::env::var_os(INNER).is_some() {
+            let script = "echo ${RUBY_GC_TOKEN-unset} ${GCTRACE_PYROSCOPE_HEADERS-unset} $RUBY_GC_TUNE >&2";
+            let argv = ["sh", "-c", script].map(Into::into).to_vec();
+            let program = Program { argv, user: None, data_on_stdout: true };
+            assert!(program.start().unwrap().wait().unwrap().success());
+            return;
+        }
+        let mut inner = Command::new(std::env::current_exe().unwrap());
+        inner.args(["--exact", "command::tests::secrets", "--nocapture"]).env(INNER, "1");
+        inner.env("RUBY_GC_TUNE", "kept");
+        for secret in ["RUBY_GC_TOKEN", "GCTRACE_PYROSCOPE_HEADERS"] {
+            inner.env(secret, "geheim");
+        }
+        let output = inner.output().unwrap();
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success() && said.lines().any(|line| line == "unset unset kept"), "{output:?}");
+        assert!(!said.contains("geheim"), "{said}");
+    }
+
     /// A program that certainly does not exist is reported in advance; anything else is tried.
     #[test]
     fn missing() {

@@ -14,10 +14,10 @@ use super::{
 };
 use crate::{
     model::{
-        Container, GcCycle, GcState, GcWork, Image, Origin, Pause, Process,
+        Container, EndReason, GcCycle, GcState, GcWork, Image, Origin, Pause, Process,
         gvl_so_far::GvlSoFar,
         request::{GcTime, Request},
-        seen::{Observer as _, Seen},
+        seen::{CyclesBefore, Observer as _, ProcessEnd, Seen},
         stack::{Frame, FrameKind, GcActivity, StackSample, ThreadState},
     },
     ruby::{RubyVersion, fallback::Method, stat::GcInfo},
@@ -280,7 +280,8 @@ fn gvl() {
     assert_eq!(share(&board), None);
 }
 
-/// Memory does not grow with the number of events, and a process that has ended is gone.
+/// What is kept of a process does not grow with the number of its events, the number of processes is limited, and a process that has ended is
+/// gone: its place is free for another one.
 #[test]
 fn bounds() {
     let mut board = board();
@@ -292,11 +293,65 @@ fn bounds() {
     assert_eq!(detail.cycles.len(), 50);
     // Each of them is counted, in addition to the three before, however few are kept.
     assert_eq!(detail.bars.iter().sum::<u64>(), 20_003);
+    let mut sample = StackSample {
+        span: None,
+        ts_ns: 105 * S,
+        tid: 1,
+        comm: Arc::from("ruby"),
+        state: ThreadState::Running,
+        cpu_ns: MS,
+        wall_ns: 0,
+        gc: GcActivity::None,
+        request: None,
+        stack: Arc::from([]),
+    };
+    for second in 0..200 {
+        // Each is a method of its own.
+        for n in 0..200 {
+            sample.stack = Arc::from([frame(&format!("Shop#m{second}_{n}"))]);
+            board.see(&shop, Seen::Stack(&sample));
+        }
+        board.tick((106 + second) * S, true, |_| Sample { cpu_ns: Some(second * S), rss: None });
+        let detail = board.detail(7, (106 + second) * S).unwrap();
+        assert!((200..=2048).contains(&detail.methods.len()), "{} methods", detail.methods.len());
+        assert!(detail.cpu_history.len() <= 60, "{} shares of CPU time", detail.cpu_history.len());
+    }
     for pid in 0..10_000 {
-        board.see(&process(pid, "many"), Seen::Process { state: None, now_ns: 106 * S, since_ns: 106 * S });
+        board.see(&process(pid, "many"), Seen::Process { state: None, now_ns: 306 * S, since_ns: 306 * S });
     }
     assert_eq!((board.len(), board.dropped), (4096, 10_000 - 4096));
     assert!(board.detail(99_999, 0).is_none());
+
+    let end = ProcessEnd {
+        reason: EndReason::Exited,
+        ts_ns: 306 * S,
+        since_ns: 100 * S,
+        outside_ns: 0,
+        beyond_ns: 0,
+        shutdown: None,
+        cycles: 20_003,
+        before: CyclesBefore::Unknown,
+        lost: 0,
+    };
+    let rows = |board: &Board| {
+        let processes: Vec<_> =
+            board.rows(306 * S, Group::Process).iter().filter_map(|row| row.pid).collect();
+        let of_service: Vec<_> =
+            board.rows(306 * S, Group::Service).iter().map(|row| row.processes).collect();
+        (processes.contains(&7), of_service)
+    };
+    assert!(board.detail(7, 306 * S).is_some());
+    assert_eq!(rows(&board), (true, vec![4096]));
+    board.see(&shop, Seen::Ended(&end));
+    assert!(board.detail(7, 306 * S).is_none());
+    assert_eq!((board.len(), rows(&board)), (4095, (false, vec![4095])));
+    let newest = process(10_000, "many");
+    board.see(&newest, Seen::Process { state: None, now_ns: 306 * S, since_ns: 306 * S });
+    assert_eq!((board.len(), board.dropped), (4096, 10_000 - 4096));
+    assert!(board.detail(10_000, 306 * S).is_some());
+    // Events of a process that is gone, which may come late, do not bring it back.
+    board.see(&shop, Seen::Cycle(&cycle(306 * S, MS, 1)));
+    assert!(board.detail(7, 306 * S).is_none());
 }
 
 fn screen(board: &Board, view: &View, size: (u16, u16)) -> String {

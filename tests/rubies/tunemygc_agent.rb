@@ -2,6 +2,7 @@
 # answer as the agent does. Prints the result as one JSON object.
 #   tunemygc_agent.rb certificate DIR          writes an authority, a certificate of 127.0.0.1 and its key
 #   tunemygc_agent.rb agent URL SET [CA]       the exchange with a collector, https:// if its authority is given
+#   tunemygc_agent.rb send URL TOKEN SET       one set, with this token
 require "json"
 require "net/http"
 require "openssl"
@@ -97,6 +98,11 @@ end
 case ARGV.shift
 when "certificate"
   certificate(ARGV.fetch(0))
+when "send"
+  url, token, path = ARGV
+  set = JSON.parse(File.read(path))
+  set[0][0] = token
+  puts JSON.generate(Agent.new(url, nil).sync(set))
 when "agent"
   url, path, ca = ARGV
   agent = Agent.new(url, ca)

@@ -28,8 +28,15 @@ pub enum TlsError {
         why: String,
     },
     /// The certificate and the key do not match.
-    #[error("the certificate cannot be used with this key: {0}")]
-    Pair(#[from] rustls::Error),
+    #[error("the certificate {} cannot be used with the key {}: {why}", chain.display(), key.display())]
+    Pair {
+        /// The file with the certificate.
+        chain: PathBuf,
+        /// The file with the key.
+        key: PathBuf,
+        /// The reason.
+        why: rustls::Error,
+    },
 }
 
 /// The error in a file, and what to provide instead.
@@ -55,10 +62,11 @@ pub(super) fn load(chain: &Path, key: &Path) -> Result<TlsAcceptor, TlsError> {
     }
     let secret =
         PrivateKeyDer::from_pem_file(key).map_err(|error| wrong("the key", key, why_no_key(&error)))?;
-    let mut config = ServerConfig::builder_with_provider(Arc::new(rustls::crypto::ring::default_provider()))
-        .with_safe_default_protocol_versions()?
-        .with_no_client_auth()
-        .with_single_cert(certificates, secret)?;
+    let builder = ServerConfig::builder_with_provider(Arc::new(rustls::crypto::ring::default_provider()));
+    let mut config = builder
+        .with_safe_default_protocol_versions()
+        .and_then(|builder| builder.with_no_client_auth().with_single_cert(certificates, secret))
+        .map_err(|why| TlsError::Pair { chain: chain.to_owned(), key: key.to_owned(), why })?;
     config.alpn_protocols = vec![b"http/1.1".to_vec()];
     Ok(TlsAcceptor::from(Arc::new(config)))
 }

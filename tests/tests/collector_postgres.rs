@@ -1,5 +1,6 @@
 //! Several collectors on one PostgreSQL act as one collector, and lose nothing, whichever is killed.
 
+use std::path::Path;
 use std::process::Command;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -11,6 +12,63 @@ use gctrace_tests::postgres::Postgres;
 use serde_json::{Value, json};
 
 const ANY: &str = "127.0.0.1:0";
+
+/// What is stored, except times, tokens and ids derived from these: for each table an array of rows, whose columns are arrays of JSON. Both
+/// stores have the same tables and columns; those of PostgreSQL have a prefix.
+const STORED: [(&str, &str); 6] = [
+    ("app", "id, email, name, sets, samples, bytes, parent"),
+    ("sample_set", "number, app, ruby_major, ruby_minor, samples, evidence, environment"),
+    (
+        "slot",
+        "app, at, ruby_major, ruby_minor, environment, host, pid, sets, cycles, majors, gc_ms, gc_seconds, rss, slots",
+    ),
+    ("environment", "id, app, ruby_major, ruby_minor, in_force, summarized, stretch"),
+    ("advised", "app, ruby_major, ruby_minor, setting"),
+    ("given", "app, ruby_major, ruby_minor, strategy, in_force, settings, CAST(withdrawal AS integer)"),
+];
+
+/// The body of a stored set.
+fn body(compressed: &[u8]) -> Result<Value> {
+    Ok(serde_json::from_reader(flate2::read::GzDecoder::new(compressed))?)
+}
+
+/// Bytes from hexadecimal digits.
+fn bytes(hexadecimal: &str) -> Result<Vec<u8>> {
+    let pairs = hexadecimal.as_bytes().chunks(2);
+    pairs.map(|pair| Ok(u8::from_str_radix(std::str::from_utf8(pair)?, 16)?)).collect()
+}
+
+/// The rows of both stores are the same, and so are the bodies of the sets, which contain everything that was sent except the token.
+fn same_rows(postgres: &Postgres, sqlite: &Path, sent: &Value) -> Result<()> {
+    let sqlite = rusqlite::Connection::open(sqlite)?;
+    for (table, columns) in STORED {
+        let rows = postgres.query(&format!(
+            "SELECT json_build_array({columns}) FROM gctrace_{table} ORDER BY json_build_array({columns})::text"
+        ))?;
+        let mut rows: Vec<Value> =
+            rows.lines().map(serde_json::from_str).collect::<Result<_, serde_json::Error>>()?;
+        let mut statement = sqlite.prepare(&format!("SELECT json_array({columns}) FROM {table}"))?;
+        let found = statement.query_map([], |row| row.get(0))?.collect::<Result<Vec<String>, _>>()?;
+        let mut found: Vec<Value> =
+            found.iter().map(|row| serde_json::from_str(row)).collect::<Result<_, serde_json::Error>>()?;
+        for rows in [&mut rows, &mut found] {
+            rows.sort_by_key(Value::to_string);
+        }
+        ensure!(!rows.is_empty() && rows == found, "{table} ({columns}): {rows:?}, in SQLite {found:?}");
+    }
+    // As a reader of its text sees it, who may round a float differently.
+    let mut expected: Value = serde_json::from_str(&sent.to_string())?;
+    expected[0][0] = Value::Null;
+    expected[0][3]["RUBY_GC_TOKEN"] = json!("(redacted)");
+    let one = postgres.query("SELECT encode(body, 'hex') FROM gctrace_sample_set")?;
+    let other: Vec<u8> = sqlite.query_row("SELECT body FROM sample_set", [], |row| row.get(0))?;
+    for (store, body) in [("PostgreSQL", body(&bytes(&one)?)?), ("SQLite", body(&other)?)] {
+        let (kept, sent) = (body.as_array().context("a list")?, expected.as_array().context("a list")?);
+        let other = kept.iter().zip(sent).find(|(one, other)| one != other);
+        ensure!(other.is_none() && kept.len() == sent.len(), "{store} has another body: {other:?}");
+    }
+    Ok(())
+}
 
 /// Each collector knows what the other one stored: applications, sets, duplicates, recommendations. The stored data equal those in
 /// SQLite, and contain no token.
@@ -32,7 +90,8 @@ fn one_of_two() -> Result<()> {
         (cycle("malloc", None), 60),
         (cycle("newobj", Some("oldgen")), 40),
     ]);
-    let text = set(&token, "3.4.7", &json!({}), &starving).to_string();
+    let starving = |token: &str| set(token, "3.4.7", &json!({"RUBY_GC_TOKEN": token}), &starving);
+    let text = starving(&token).to_string();
     let sent = second.send(&text)?;
     ensure!(sent.code == 200, "{sent:?}");
     let again = first.send(&text)?;
@@ -45,25 +104,57 @@ fn one_of_two() -> Result<()> {
         one == other && one["Speed"].as_object().is_some_and(|speed| !speed.is_empty()),
         "{one}, {other}"
     );
-
-    // The same sets in SQLite lead to the same advice.
-    let live = gctrace_tests::live::Live::without_gctrace()?;
-    let single = Collector::start(&live.path("sets.db"), &[])?;
-    let its = single.register()?;
-    let receipt = single.send(&set(&its, "3.4.7", &json!({}), &starving).to_string())?;
-    let path = format!("/configs/{}.json", receipt.text().split_once("/configs/").context("an address")?.1);
+    let advice = [first.get(&format!("/apps/{token}"))?, second.get(&format!("/apps/{token}"))?];
     ensure!(
-        serde_json::from_slice::<Value>(&single.get(&path)?.body)? == one,
-        "SQLite's advice is another one"
+        advice.iter().all(|answer| answer.code == 200 && answer.text().contains("export RUBY_GC_"))
+            && advice[0].body == advice[1].body,
+        "{advice:?}"
     );
 
-    // SQL and NUL in any text stay text.
-    let evil = "email=a%40b%27);DROP+TABLE+gctrace_app;--%00&app=x%27%22%00";
-    let answer = first.form("/accounts", evil)?;
-    ensure!(answer.code == 200 || answer.code == 422, "{answer:?}");
-    ensure!(second.metric("gctrace_collector_stored_sets")? == 1, "one set");
-    let dump = postgres.query("SELECT gctrace_app::text FROM gctrace_app UNION ALL SELECT gctrace_sample_set::text FROM gctrace_sample_set")?;
-    ensure!(!dump.contains(&token), "the token is in the database");
+    // The same sets in SQLite lead to the same rows and the same advice.
+    let live = gctrace_tests::live::Live::without_gctrace()?;
+    let path = live.path("sets.db");
+    let single = Collector::start(&path, &[])?;
+    let its = single.register()?;
+    let receipt = single.send(&starving(&its).to_string())?;
+    let config = format!("/configs/{}.json", receipt.text().split_once("/configs/").context("an address")?.1);
+    ensure!(
+        serde_json::from_slice::<Value>(&single.get(&config)?.body)? == one,
+        "SQLite's advice is another one"
+    );
+    let answer = single.get(&format!("/apps/{its}"))?;
+    ensure!(answer.body == advice[0].body, "{}, in SQLite {}", advice[0].text(), answer.text());
+    same_rows(&postgres, &path, &starving(&token))?;
+
+    // SQL in any text stays text. NUL, which PostgreSQL's texts cannot hold, is refused in names and replaced in sets.
+    let sql = "x'); DROP TABLE gctrace_app; --";
+    let form = |app: &str| first.form("/accounts", &format!("email=a%40b&app={app}"));
+    let (evil, with_nul) = (form("x%27%29%3B+DROP+TABLE+gctrace_app%3B+--")?, form("x%00")?);
+    ensure!(evil.code == 200 && with_nul.code == 422, "{evil:?} {with_nul:?}");
+    let mut hostile = starving(&evil.text());
+    hostile[0][8] = json!(format!("{sql}\0"));
+    let answer = first.send(&hostile.to_string())?;
+    ensure!(answer.code == 200, "{answer:?}");
+    let kept =
+        postgres.query("SELECT name, host FROM gctrace_app JOIN gctrace_slot ON app = id WHERE id = 2")?;
+    ensure!(kept == format!("{sql}|{sql}\u{fffd}"), "{kept}");
+    ensure!(second.metric("gctrace_collector_stored_sets")? == 2, "two sets");
+    no_token(&postgres, &evil.text())?;
+    no_token(&postgres, &token)
+}
+
+/// No column of any table contains the token: as text, as its bytes, or in a compressed set.
+fn no_token(postgres: &Postgres, token: &str) -> Result<()> {
+    let tables =
+        "SELECT string_agg(query_to_xml(format('SELECT * FROM %I', tablename), true, true, '')::text, '')
+         FROM pg_tables WHERE schemaname = 'public'";
+    let dump = postgres.query(&format!("SET xmlbinary = hex; {tables}"))?.to_lowercase();
+    ensure!(dump.contains("someone@example.com") && dump.contains("<body>1f8b"), "not all tables: {dump}");
+    let text = postgres.query(&format!("SELECT encode('{token}'::bytea, 'hex')"))?;
+    ensure!(!dump.contains(token) && !dump.contains(&text), "the token is in the database");
+    for compressed in postgres.query("SELECT encode(body, 'hex') FROM gctrace_sample_set")?.lines() {
+        ensure!(!body(&bytes(compressed)?)?.to_string().contains(token), "the token is in a set");
+    }
     Ok(())
 }
 

@@ -142,7 +142,8 @@ fn other_outputs() -> Result<()> {
 }
 
 /// `--min-pause` keeps the cycles with at least such a pause, in text lines and in JSON lines, and reports the number of the other cycles.
-/// `--slower-than` does the same for requests.
+/// `--slower-than` lists the requests that took at least so long, and reports their number and that of all requests. It changes text only: JSON
+/// lines have each request, and a note says so.
 #[test]
 fn thresholds() -> Result<()> {
     let values = |name: &str, kind: &str, member: &str| -> Result<Vec<u64>> {
@@ -178,9 +179,30 @@ fn thresholds() -> Result<()> {
     let least = durations[durations.len() / 2];
     let slow = durations.iter().filter(|ns| **ns >= least).count();
     let flag = format!("--slower-than={}", ms(least));
+    ensure!(slow > 1 && slow < durations.len(), "{durations:?}");
     let text = report(&["puma.gctrace", &flag])?;
     let words = format!("{slow} of {} ", durations.len());
     ensure!(text.iter().any(|line| line.starts_with(&words)), "{flag}: no {words:?}: {text:#?}");
+    let mut listed = Vec::new();
+    for line in text.iter().filter(|line| line.contains("Z ") && line.contains("  GET /")) {
+        listed.push(nanos(line.split_whitespace().nth(1).context("a duration")?)?);
+    }
+    listed.sort_by(|one, other| one.0.total_cmp(&other.0));
+    let are_equal =
+        |((shown, digit), ns): (&(f64, f64), &u64)| (shown - *ns as f64).abs() <= digit / 2.0 + 1.0;
+    let long = &durations[durations.len() - slow..];
+    ensure!(
+        listed.len() == slow && listed.iter().zip(long).all(are_equal),
+        "{flag}: {listed:?}, not {long:?}: {text:#?}"
+    );
+    let finished = run(&["puma.gctrace", "--format=jsonl", &flag])?;
+    ensure!(finished.status.success(), "{}", finished.errors());
+    ensure!(finished.stdout == report(&["puma.gctrace", "--format=jsonl"])?, "{flag} changes JSON lines");
+    ensure!(
+        finished.errors().contains("--slower-than changes text only: JSON lines have duration_ns"),
+        "{}",
+        finished.errors()
+    );
     Ok(())
 }
 

@@ -3,7 +3,7 @@
 use std::fs::Permissions;
 use std::os::unix::fs::PermissionsExt as _;
 use std::os::unix::process::CommandExt as _;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
@@ -28,17 +28,41 @@ fn expect(finished: &Finished, code: i32, words: &[&str]) -> Result<()> {
     Ok(())
 }
 
-/// Help and version need no privileges and succeed.
+/// The binary in a directory that every user can read, as the build directory may not be.
+fn for_everyone() -> Result<(tempfile::TempDir, PathBuf)> {
+    let dir = tempfile::Builder::new().prefix("gctrace-test-").tempdir()?;
+    std::fs::set_permissions(dir.path(), Permissions::from_mode(0o755))?;
+    let binary = dir.path().join("gctrace");
+    std::fs::copy(gctrace_binary()?, &binary)?;
+    Ok((dir, binary))
+}
+
+/// The binary with these arguments, run by `nobody`.
+fn as_nobody(binary: &Path, args: &[&str]) -> Invocation {
+    Invocation::of(binary, args).with(|command| {
+        command.uid(65_534).gid(65_534).current_dir("/");
+    })
+}
+
+/// Help and version need no privileges and succeed, for each command.
 #[test]
 fn help_and_version() -> Result<()> {
-    let help = Invocation::new(["--help"])?.run()?;
-    ensure!(help.status.success(), "{}", help.status);
+    let (_dir, binary) = for_everyone()?;
+    let help = as_nobody(&binary, &["--help"]).run()?;
+    ensure!(help.status.success() && help.stderr.is_empty(), "{}: {}", help.status, help.errors());
     let text = help.stdout.join("\n");
     for word in ["--all-ruby", "--pid", "--duration", "--format", "--tunemygc", "--pprof", "--quiet"] {
         ensure!(text.contains(word), "{word} is not in the help:\n{text}");
     }
-    let version = Invocation::new(["--version"])?.run()?;
+    let version = as_nobody(&binary, &["--version"]).run()?;
     ensure!(version.status.success() && version.stdout.join("").contains("gctrace"), "{version:?}");
+    for command in ["record", "report", "top", "doctor", "heap", "dump", "tune", "collector"] {
+        ensure!(text.contains(command), "{command} is not in the help:\n{text}");
+        let help = as_nobody(&binary, &[command, "--help"]).run()?;
+        ensure!(help.status.success() && help.stderr.is_empty(), "{command}: {}", help.errors());
+        let usage = format!("gctrace {command}");
+        ensure!(help.stdout.iter().any(|line| line.contains(&usage)), "{command}: {:#?}", help.stdout);
+    }
     Ok(())
 }
 
@@ -68,19 +92,13 @@ fn bad_usage() -> Result<()> {
 #[test]
 fn not_root() -> Result<()> {
     let live = Live::beside_others()?;
-    // The build directory may be closed to other users.
-    let dir = tempfile::Builder::new().prefix("gctrace-test-").tempdir()?;
-    std::fs::set_permissions(dir.path(), Permissions::from_mode(0o755))?;
-    let binary = dir.path().join("gctrace");
-    std::fs::copy(gctrace_binary()?, &binary)?;
+    let (_dir, binary) = for_everyone()?;
     let mut script = Script::unwitnessed(&live, &Ruby::main()?, "idle.rb")?.start()?;
     script.wait_for("idle")?;
     let pid = script.pid().to_string();
     for args in [&["--all-ruby"][..], &["--pid", &pid]] {
-        let invocation = Invocation::of(&binary, args).with(|command| {
-            command.uid(65_534).gid(65_534).current_dir(dir.path());
-        });
-        expect(&invocation.run()?, 3, &["root", "sudo"]).with_context(|| format!("gctrace {args:?}"))?;
+        expect(&as_nobody(&binary, args).run()?, 3, &["root", "sudo"])
+            .with_context(|| format!("gctrace {args:?}"))?;
     }
     script.say("end")?;
     script.finish()?;
@@ -91,10 +109,17 @@ fn not_root() -> Result<()> {
 #[test]
 fn nothing_matched_by_pid() -> Result<()> {
     let _live = Live::beside_others()?;
-    let no_ruby = Guarded::start("sleep", Command::new("sleep").arg("600"))?;
-    let pid = no_ruby.pid().to_string();
-    let finished = Invocation::new(["--pid", &pid, "--duration", "2s"])?.run()?;
-    expect(&finished, 1, &[&pid, "ruby"])
+    let sleeper = || Guarded::start("sleep", Command::new("sleep").arg("600"));
+    let others = [sleeper()?, sleeper()?];
+    let pids = others.each_ref().map(|other| other.pid().to_string());
+    let finished = Invocation::new(["--pid", &pids.join(","), "--duration", "2s"])?.run()?;
+    expect(&finished, 1, &["ruby"])?;
+    for pid in &pids {
+        let names = |line: &&String| line.split(|c: char| !c.is_ascii_digit()).any(|word| word == pid);
+        let lines = finished.stderr.iter().filter(names).count();
+        ensure!(lines == 1, "{lines} lines about {pid}:\n{}", finished.errors());
+    }
+    Ok(())
 }
 
 /// No Ruby at all during --duration: status 1.
@@ -140,6 +165,7 @@ fn unwritable_outputs() -> Result<()> {
         let finished = Invocation::new(args)?.run()?;
         let name = path.to_string_lossy();
         expect(&finished, 2, &[&name]).with_context(|| format!("{option} {name}"))?;
+        ensure!(!finished.errors().contains("gctrace: ready"), "traced first: {}", finished.errors());
     }
     ensure!(std::fs::read_to_string(&file)? == "in the way", "a file of the user was overwritten");
     Ok(())

@@ -1,6 +1,9 @@
 //! A Ruby whose event sites are not used: gctrace reports only the duration of GC work, and says that this is all.
 
+use std::process::Command;
+
 use anyhow::{Context as _, Result, bail, ensure};
+use gctrace_tests::gctrace::Invocation;
 use gctrace_tests::live::Live;
 use gctrace_tests::report::{Report, WorkLine};
 use gctrace_tests::ruby::Ruby;
@@ -11,14 +14,17 @@ use gctrace_tests::witness::{Log, Pause};
 const CLOCK_SLACK_NS: u64 = 10_000;
 
 fn traced(live: &Live, method: &str, ruby: &Ruby) -> Result<(Report, Done)> {
-    let script = Script::new(live, ruby, "explicit.rb")?.arg("20");
-    let (mut done, gctrace) = Script::under([script], ["--probes", method])?;
-    let (done, finished) = (done.pop().context("no script")?, gctrace.wait()?);
-    // If every Ruby is refused, nothing was traced (status 2).
-    let report = if finished.status.code() == Some(2) {
-        Report::parse(&finished.stdout)?
-    } else {
-        gctrace_tests::gctrace::read(&finished)?
+    let mut script = Script::new(live, ruby, "explicit.rb")?.arg("20").waiting().start()?;
+    script.wait_for("ready")?;
+    let mut gctrace = Invocation::jsonl(["--pid", &script.pid().to_string(), "--probes", method])?.start()?;
+    // If the Ruby is refused, nothing is traced: gctrace ends at once, with status 2.
+    let ready = gctrace.wait_ready();
+    script.say("go")?;
+    let (done, finished) = (script.finish()?, gctrace.wait()?);
+    let report = match ready {
+        Ok(_) => gctrace_tests::gctrace::read(&finished)?,
+        Err(_) if finished.status.code() == Some(2) => Report::parse(&finished.stdout)?,
+        Err(error) => return Err(error),
     };
     Ok((report, done))
 }
@@ -44,6 +50,14 @@ fn refused(report: &Report, done: &Done, reason: &str) -> Result<()> {
     Ok(())
 }
 
+/// What `readelf` or `nm` prints about the library of a Ruby.
+fn told(program: &str, arg: &str, ruby: &Ruby) -> Result<String> {
+    let output =
+        Command::new(program).arg(arg).arg(ruby.library()?).output().with_context(|| program.to_owned())?;
+    ensure!(output.status.success(), "{program}: {}", String::from_utf8_lossy(&output.stderr));
+    Ok(String::from_utf8(output.stdout)?)
+}
+
 /// Old USDT probes, whose semaphores the kernel increments for us: as many marks as the witness has starts, each inside
 /// one of its pauses, and no number that these probes cannot provide.
 #[test]
@@ -52,10 +66,13 @@ fn usdt_marks_equal_the_witness() -> Result<()> {
     let mut tried = 0;
     Ruby::each(|ruby| {
         let (report, done) = traced(&live, "usdt", ruby)?;
+        let has_probes = told("readelf", "-n", ruby)?.contains("stapsdt");
         let Some(process) = report.processes_of(done.pid).next() else {
+            ensure!(!has_probes, "it has USDT probes: {:?}", report.refused);
             refused(&report, &done, "no USDT probes")?;
             return Ok(());
         };
+        ensure!(has_probes, "it has no USDT probes: {process:?}");
         tried += 1;
         if ruby.is_at_least(4, 1) {
             assert_eq!(process.method, "usdt_pauses");
@@ -73,8 +90,9 @@ fn usdt_marks_equal_the_witness() -> Result<()> {
             marks.len(),
             log.starts().count()
         );
+        ensure!(marks.len() > 10, "{} marks", marks.len());
         let sweeps = works(&report, log, "sweep");
-        ensure!(sweeps.len() >= marks.len());
+        ensure!(sweeps.len() >= marks.len(), "{} sweeps, {} marks", sweeps.len(), marks.len());
         for work in marks.iter().chain(&sweeps) {
             ensure!(inside(work, &pauses), "{work:?} is in no pause");
         }
@@ -108,17 +126,20 @@ fn usdt_pauses(report: &Report, log: &Log) -> Result<()> {
     Ok(())
 }
 
-/// Functions found by symbol: as many effective calls of `gc_start` as the witness has starts. A stripped Ruby has no
-/// symbols and is refused for that reason.
+/// Functions found by symbol: one effective call of `gc_start` around each start of the witness, and no other one. A stripped Ruby has no
+/// symbols and is refused for that reason. Those of Debian are stripped; those of `cargo xtask lab --built` are not.
 #[test]
 fn functions_equal_the_witness() -> Result<()> {
     let live = Live::beside_others()?;
     Ruby::each(|ruby| {
         let (report, done) = traced(&live, "functions", ruby)?;
+        let symbols = told("nm", "--defined-only", ruby)?;
+        let has_symbol = symbols.lines().any(|line| line.split_whitespace().nth(2) == Some("gc_start"));
         let Some(process) = report.processes_of(done.pid).next() else {
-            refused(&report, &done, "no symbol gc_start")?;
-            return Ok(());
+            ensure!(!has_symbol, "it has symbols: {:?}", report.refused);
+            return refused(&report, &done, "no symbol gc_start");
         };
+        ensure!(has_symbol, "it has no symbol gc_start: {process:?}");
         assert_eq!(process.method, "functions");
         let log = done.log()?;
         let starts = works(&report, log, "start");
@@ -126,6 +147,8 @@ fn functions_equal_the_witness() -> Result<()> {
             let around = |work: &&&WorkLine| (work.begin_ns..=work.begin_ns + work.ns).contains(&start.ns);
             ensure!(starts.iter().filter(around).count() == 1, "count {}", start.count());
         }
+        let seen = log.starts().count();
+        ensure!(starts.len() == seen && seen > 10, "{} calls, {seen} starts", starts.len());
         Ok(())
     })
 }

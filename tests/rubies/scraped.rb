@@ -1,5 +1,5 @@
 # Makes garbage for the given number of rounds, or with "2s" for this many seconds, and ends with no cycle open. With the argument "stay"
-# it then waits for a line, so that others can inspect it.
+# it then waits for a line, so that others can inspect it, and it collects once before the work: its report has GC.stat after that.
 require_relative "support"
 
 SECONDS = ARGV.fetch(0, "40")[/\A(.*)s\z/, 1]&.to_f
@@ -14,7 +14,18 @@ def produce_garbage(kept)
   Work.keep(kept, 500)
 end
 
+settled = nil
+if ARGV[1] == "stay"
+  # All keys are there already, and the call is cached, so nothing is allocated between the collection and the reading.
+  # What has a finalizer is freed after the collection that finds it, not by it.
+  GC.stat(settled = {})
+  2.times { GC.start }
+  GC.stat(settled)
+  $stdout.puts "#{settled[:count]} collections: settled"
+  $stdout.flush
+end
 Report.run do |extra|
+  extra["settled"] = settled
   kept = []
   sum = 0
   till = clock + SECONDS.to_f

@@ -108,7 +108,8 @@ fn rights() -> Result<()> {
         for (token, may) in
             [(&both, "both"), (&mail, "read"), (&write, "write"), (&read, "read"), (&operator, "operator")]
         {
-            let line = list.lines().find(|line| line.starts_with(&id(token).unwrap_or_default()));
+            let id = id(token)?;
+            let line = list.lines().find(|line| line.starts_with(&id));
             ensure!(line.is_some_and(|line| line.contains(may)) && !list.contains(token.as_str()), "{list}");
         }
         ensure!(apps(store, &["tokens", "2"])?.lines().count() == 2, "a head and one token");

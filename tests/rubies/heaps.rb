@@ -34,5 +34,7 @@ Report.run do |extra|
       heaps = tables[round].each_with_index.to_h { |values, heap| [heap, keys.zip(values).to_h] }
       seen << { "count" => counts[round], "heaps" => heaps }
     end
+  else
+    rounds.times { GC.start }
   end
 end

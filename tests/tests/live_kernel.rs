@@ -111,6 +111,7 @@ fn a_run_loads_what_it_needs() -> Result<()> {
     idle.wait_for("idle")?;
     let svg = live.path("cpu.svg");
     let svg = svg.to_str().context("the path")?;
+    let is_counted = kernel()? >= (5, 16);
     let mut seen = BTreeMap::new();
     for (name, args, most) in [
         ("gc", vec!["--all-ruby"], 150_000),
@@ -123,7 +124,7 @@ fn a_run_loads_what_it_needs() -> Result<()> {
         gctrace.stop()?;
         println!("{name}: {programs} programs, {walked} instructions");
         ensure!(
-            walked <= most,
+            (walked > 0 || !is_counted) && walked <= most,
             "{name}: the verifier walks {walked} instructions, at most {most} are expected"
         );
         seen.insert(name, programs);
@@ -134,6 +135,16 @@ fn a_run_loads_what_it_needs() -> Result<()> {
     idle.say("end")?;
     idle.finish()?;
     Ok(())
+}
+
+/// The two numbers of this kernel's series.
+fn kernel() -> Result<(u32, u32)> {
+    let release = std::fs::read_to_string("/proc/sys/kernel/osrelease")?;
+    let mut numbers = release.split(|c: char| !c.is_ascii_digit()).map(str::parse);
+    match (numbers.next(), numbers.next()) {
+        (Some(Ok(major)), Some(Ok(minor))) => Ok((major, minor)),
+        _ => anyhow::bail!("kernel {release:?}"),
+    }
 }
 
 /// Number of links of a process with many uprobes each (`uprobe_multi`).
@@ -151,17 +162,13 @@ fn links_of_many(pid: u32) -> Result<usize> {
 fn links_have_many_probes() -> Result<()> {
     let live = Live::begin()?;
     let ruby = Ruby::main()?;
-    let release = std::fs::read_to_string("/proc/sys/kernel/osrelease")?;
-    let mut numbers = release.split(|c: char| !c.is_ascii_digit()).map(str::parse::<u32>);
-    let (Some(Ok(major)), Some(Ok(minor))) = (numbers.next(), numbers.next()) else {
-        anyhow::bail!("kernel {release:?}")
-    };
-    let can = (major, minor) >= (6, 11);
+    let release = kernel()?;
+    let can = release >= (6, 11);
     for (args, expected) in [(vec!["--all-ruby"], can), (vec!["--all-ruby", "--without-multi"], false)] {
         let gctrace = Invocation::jsonl(args)?.start_ready()?;
         // Images in the usual places are probed before any process runs them.
         let links = links_of_many(gctrace.pid())?;
-        ensure!((links > 0) == expected, "{links} links of many on {release}");
+        ensure!((links > 0) == expected, "{links} links of many on {release:?}");
         let done = Script::new(&live, &ruby, "explicit.rb")?.run()?;
         let report = gctrace.stop()?;
         ledger::check_lossless(&report)?;

@@ -329,6 +329,8 @@ impl Pipeline {
 
     /// Reports the current counts to the exporters.
     pub fn account(&mut self, kernel: Option<Vec<u64>>) {
+        // What can be read from here on says for which of its time waits are missing.
+        self.gvl_gaps(monotonic_ns());
         let ledger = Ledger { kernel, user: self.counts(), ..Ledger::default() };
         self.outputs.tell(|exporter| exporter.account(&ledger));
     }

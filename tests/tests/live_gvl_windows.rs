@@ -1,5 +1,7 @@
 //! Individual waits for the GVL, if watching all of them would exceed the budget.
 
+use std::ffi::OsStr;
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
@@ -9,6 +11,7 @@ use gctrace_tests::live::Live;
 use gctrace_tests::perfetto::{Slice, Trace};
 use gctrace_tests::ruby::Ruby;
 use gctrace_tests::script::Script;
+use rustix::process::Signal;
 use serde::Deserialize;
 
 /// Names of the slices in which individual waits are not recorded.
@@ -70,23 +73,34 @@ fn wait_for_groups(gctrace: &Gctrace, pid: u32) -> Result<()> {
     }
 }
 
-/// Waits are recorded throughout the run, not only until the budget is used up. The gaps are marked, and contain no waits.
+/// The slices that mark times without individual waits.
+fn gaps(trace: &Trace) -> Vec<&Slice> {
+    trace.slices.iter().filter(|slice| GAPS.contains(&slice.name.as_str())).collect()
+}
+
+/// Waits are recorded throughout the run, not only until the budget is used up. The gaps are marked, and contain no waits. What a flight
+/// recorder writes during the run has the gaps of its time.
 #[test]
 fn waits_are_spread_over_the_run() -> Result<()> {
     let live = Live::begin()?;
     let ruby = Ruby::main()?;
     let path = live.path("windows.pftrace");
-    let mut args: Vec<&std::ffi::OsStr> = Vec::new();
-    args.extend(["--all-ruby", "--gvl", "--gvl-threshold", "0.02ms"].map(std::ffi::OsStr::new));
+    let mut args: Vec<&OsStr> = Vec::new();
+    args.extend(["--all-ruby", "--gvl", "--gvl-threshold", "0.02ms"].map(OsStr::new));
     // The larger the budget, the sooner the cost of the time before the first gap is saved; that cost is the same with any budget.
-    args.extend(["--gvl-budget", "15", "--perfetto"].map(std::ffi::OsStr::new));
+    args.extend(["--gvl-budget", "15", "--perfetto"].map(OsStr::new));
     args.push(path.as_os_str());
-    let gctrace = Invocation::jsonl(args)?.start_ready()?;
+    let kept = live.dir("kept")?;
+    let recording = kept.join("storm.gctrace");
+    args.extend([OsStr::new("--record"), recording.as_os_str(), OsStr::new("--keep=10m")]);
+    let mut gctrace = Invocation::jsonl(args)?.start_ready()?;
     let mut storm = Script::unwitnessed(&live, &ruby, "gvl_storm.rb")?.arg("told").start()?;
     wait_for_groups(&gctrace, storm.pid())?;
+    gctrace.signal(Signal::USR2)?;
+    gctrace.wait_error("gctrace: wrote ")?;
     storm.say("stop")?;
     let done = storm.finish()?;
-    let (report, finished) = gctrace.stop_by(rustix::process::Signal::INT)?;
+    let (report, finished) = gctrace.stop_by(Signal::INT)?;
     ensure!(finished.errors().contains("exceeds its CPU budget"), "{}", finished.errors());
 
     let process = report.gvl_processes.iter().find(|line| line.pid == done.pid).context("no summary")?;
@@ -95,7 +109,7 @@ fn waits_are_spread_over_the_run() -> Result<()> {
     ensure!(threads > 0 && process.wall_ns > 0, "{process:?}");
 
     let trace = Trace::open(&path)?;
-    let gaps: Vec<_> = trace.slices.iter().filter(|slice| GAPS.contains(&slice.name.as_str())).collect();
+    let gaps = gaps(&trace);
     let waits: Vec<_> = trace.slices.iter().filter(|slice| slice.name == "waiting for the GVL").collect();
     for wait in &waits {
         let within = |gap: &&&Slice| wait.begin_ns > gap.begin_ns && wait.end_ns < gap.end_ns;
@@ -110,5 +124,18 @@ fn waits_are_spread_over_the_run() -> Result<()> {
     };
     let silences = groups.windows(2).filter(marked).count();
     ensure!(silences + 1 >= GROUPS, "{silences} silences between {groups:?} are marked: {gaps:?}");
+
+    let dump = std::fs::read_dir(&kept)?.next().context("no dump")??.path();
+    let path = live.path("dump.pftrace");
+    let args = [OsStr::new("report"), dump.as_os_str(), OsStr::new("--perfetto"), path.as_os_str()];
+    let reported = Invocation::new(args)?.run()?;
+    ensure!(reported.status.success(), "{}", reported.errors());
+    let dumped = Trace::open(&path)?;
+    let dumped = self::gaps(&dumped);
+    ensure!(dumped.len() + 1 >= GROUPS && dumped.len() <= gaps.len(), "{dumped:?} of {gaps:?}");
+    let dump = [dump.as_path(), dump.as_path()];
+    let compared = Invocation::new([&["diff".as_ref()][..], &dump.map(Path::as_os_str)].concat())?.run()?;
+    let why = "did not report individual waits for";
+    ensure!(compared.stdout.iter().any(|line| line.contains(why)), "{:?}", compared.stdout);
     Ok(())
 }

@@ -53,6 +53,8 @@ pub struct Gvl {
     governor: Governor,
     /// When the gate that ends reports of individual waits was actually written, by the time of the decision; both in `CLOCK_MONOTONIC` nanoseconds.
     silenced: BTreeMap<u64, u64>,
+    /// Until when gaps have been reported, `CLOCK_MONOTONIC` nanoseconds.
+    gaps_told_ns: u64,
     costliest: CostliestProcess,
     /// When the overhead per process was last summed up, and the total overhead at that time.
     added: (u64, Cost),
@@ -128,6 +130,7 @@ impl Gvl {
             gc: HashMap::new(),
             governor,
             silenced: BTreeMap::new(),
+            gaps_told_ns: 0,
             costliest: CostliestProcess::default(),
             added: (0, Cost::default()),
             pending: HashMap::new(),
@@ -479,13 +482,14 @@ impl Gvl {
         reports
     }
 
-    /// The times in which individual waits were not reported; to be called at the end.
+    /// The times since the last call in which individual waits were not reported.
     pub(super) fn gaps(&mut self, now_ns: u64) -> Vec<GvlGap> {
         if self.reader.is_none() {
             return Vec::new();
         }
         self.count_watched(now_ns);
-        let mut gaps = self.governor.gaps(now_ns);
+        let since_ns = std::mem::replace(&mut self.gaps_told_ns, now_ns);
+        let mut gaps = self.governor.gaps(since_ns, now_ns);
         for gap in &mut gaps {
             // If another gap follows immediately, this gap ends where that one starts.
             for time_ns in [&mut gap.from_ns, &mut gap.to_ns] {

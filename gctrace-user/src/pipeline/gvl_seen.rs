@@ -48,6 +48,13 @@ impl Pipeline {
         }
     }
 
+    /// Reports the times in which individual waits were not reported, up to now.
+    pub(super) fn gvl_gaps(&mut self, now_ns: u64) {
+        for gap in self.gvl.gaps(now_ns) {
+            self.outputs.tell(|exporter| exporter.gvl_gap(gap));
+        }
+    }
+
     /// Handles a process that is gone or has become another program.
     pub(super) fn gvl_process(&mut self, end: &LifeEvent) {
         let Header { tgid: pid, execs, ts_ns, .. } = end.header;
@@ -76,9 +83,7 @@ impl Pipeline {
     pub(super) fn gvl_detach(&mut self, now_ns: u64) {
         let reports = self.gvl.close();
         self.gvl_report(reports);
-        for gap in self.gvl.gaps(now_ns) {
-            self.outputs.tell(|exporter| exporter.gvl_gap(gap));
-        }
+        self.gvl_gaps(now_ns);
         let Some(read) = self.gvl.take_out(None) else { return };
         for pid in self.gvl.processes(&read) {
             let of = GvlRead {

@@ -170,10 +170,15 @@ impl Governor {
         &self.times
     }
 
-    /// Intervals up to `now_ns` for which individual waits were not reported.
-    pub fn gaps(&self, now_ns: u64) -> Vec<GvlGap> {
-        let until = |gap: &GvlGap| GvlGap { to_ns: gap.to_ns.min(now_ns), ..*gap };
-        self.gaps.iter().map(until).collect()
+    /// Intervals, or parts of them, between these times for which individual waits were not reported.
+    pub fn gaps(&self, since_ns: u64, now_ns: u64) -> Vec<GvlGap> {
+        let first = self.gaps.partition_point(|gap| gap.to_ns <= since_ns);
+        let part = |gap: &GvlGap| GvlGap {
+            from_ns: gap.from_ns.max(since_ns),
+            to_ns: gap.to_ns.min(now_ns),
+            ..*gap
+        };
+        self.gaps[first..].iter().map(part).filter(|gap| gap.from_ns < gap.to_ns).collect()
     }
 
     /// Notes that individual waits are not reported from now on; `summed`: waits are still added up.

@@ -244,7 +244,7 @@ impl Both<'_> {
                 "waits a second",
                 Unit::PerSecond,
                 |side| &side.gvl.waits,
-                |side| side.gvl.watched().unwrap_or(1.0),
+                |side| side.gvl_watched().unwrap_or(1.0),
             ));
         }
         if figures.is_empty() {
@@ -253,7 +253,7 @@ impl Both<'_> {
         let shares = lacks.iter().map(|why| format!("share of threads' time: {why}"));
         let rates = lacks_rates.iter().map(|why| format!("waits a second: {why}"));
         let watched = [&self.a, &self.b].into_iter().filter_map(|one| {
-            let part = one.side.gvl.watched().filter(|part| *part < 1.0)?;
+            let part = one.side.gvl_watched().filter(|part| *part < 1.0)?;
             Some(one.side.lacks(&format!("was watched for {:.1} % of the time (CPU budget)", part * 100.0)))
         });
         let notes = shares.chain(rates).chain(watched).collect();

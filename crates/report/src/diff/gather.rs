@@ -162,7 +162,7 @@ pub(super) struct Gvl {
     /// Time for which individual waits were not reported, nanoseconds.
     pub(super) gap_ns: u64,
     /// Time for which waits were not observed at all, nanoseconds.
-    unwatched_ns: u64,
+    pub(super) unwatched_ns: u64,
     /// The values of `only_blocked` in the coverages of its threads.
     pub(super) only_blocked: BTreeSet<bool>,
     reported: bool,
@@ -172,14 +172,6 @@ impl Gvl {
     /// Whether the times of waits are known, so that they can be split into blocks.
     pub(super) fn has_blocks(&self) -> bool {
         self.reported
-    }
-
-    /// Share of the time that was watched, 0 to 1; `None`: it was not watched throughout, and no sums of threads say for how long.
-    pub(super) fn watched(&self) -> Option<f64> {
-        match self.unwatched_ns {
-            0 => Some(1.0),
-            _ => (self.watched_ns > 0).then(|| self.watched_ns as f64 / self.wall_ns as f64),
-        }
     }
 }
 
@@ -233,7 +225,8 @@ impl Side {
 
     /// Adds an interval in which individual waits for the GVL were not reported.
     pub fn gvl_gap(&mut self, gap: GvlGap) {
-        let ns = gap.to_ns.min(self.now_ns).saturating_sub(gap.from_ns);
+        let to_ns = if gap.to_ns == u64::MAX { self.now_ns } else { gap.to_ns };
+        let ns = to_ns.saturating_sub(gap.from_ns);
         self.gvl.gap_ns += ns;
         self.gvl.unwatched_ns += if gap.summed { 0 } else { ns };
     }

@@ -103,10 +103,20 @@ impl Side {
 
     /// Rates of waits need the watched time.
     pub(super) fn without_gvl_rates(&self) -> Lack {
-        if self.gvl.watched().is_some() {
+        if self.gvl_watched().is_some() {
             None
         } else {
             self.without_gvl_sums().or_else(|| self.without_holders())
+        }
+    }
+
+    /// Share of the time for which the GVL was watched, 0 to 1; `None`: unknown.
+    pub(super) fn gvl_watched(&self) -> Option<f64> {
+        match self.gvl.unwatched_ns {
+            0 => Some(1.0),
+            // Only the sums of all threads say how much of their time it was.
+            _ if self.without_gvl_sums().is_some() => None,
+            _ => (self.gvl.watched_ns > 0).then(|| self.gvl.watched_ns as f64 / self.gvl.wall_ns as f64),
         }
     }
 

@@ -542,13 +542,12 @@ fn absent() {
     let comparison = Comparison::of(&mut a, &mut record("B", AS_EVER, 2));
     assert_eq!(absent(&comparison, "holders"), "A did not report individual waits for 2.0 s (CPU budget)");
     assert_eq!(absent(&comparison, "gvl"), "");
-    let kernel = Some(vec![0; Counter::ALL.len()]);
     for (extent, why) in [
         (Extent::CutOff, "B was cut off: it lacks the sums of threads that were still running"),
         (Extent::Part, "B is a part of a run: it lacks the sums of threads that continued to run"),
     ] {
         let (mut a, mut b) = (record("A", AS_EVER, 1), record("B", AS_EVER, 2));
-        b.account(&Ledger { kernel: kernel.clone(), extent, ..Ledger::default() });
+        b.account(&Ledger { extent, ..b.ledger.clone() });
         let comparison = Comparison::of(&mut a, &mut b);
         let table = comparison.tables.iter().find(|table| table.key == "gvl").unwrap();
         let metrics: Vec<&str> =
@@ -560,6 +559,9 @@ fn absent() {
             (judged.outcome, judged.why),
             (Outcome::Unknown, format!("share of threads' time: {why}"))
         );
+        // The GVL was not watched for a while: the sums of threads that have ended do not tell the rate of all.
+        b.gvl_gap(GvlGap { from_ns: BEGAN, to_ns: BEGAN + SECOND, summed: false });
+        assert_eq!(absent(&Comparison::of(&mut a, &mut b), "gvl"), why);
     }
     b.account(&Ledger::default());
     let comparison = Comparison::of(&mut a, &mut b);

@@ -94,6 +94,8 @@ struct Counted {
     hosts: BTreeSet<String>,
     began_ns: Option<u64>,
     last_ns: u64,
+    /// The last gap, which the next one may continue.
+    gap: Option<GvlGap>,
     ledger: Ledger,
 }
 
@@ -123,8 +125,13 @@ impl Exporter for Contents {
         Ok(())
     }
 
-    fn gvl_gap(&mut self, _: GvlGap) {
-        *self.0.borrow_mut().kinds.entry("gaps in GVL waits").or_default() += 1;
+    fn gvl_gap(&mut self, gap: GvlGap) {
+        let mut counted = self.0.borrow_mut();
+        let before = counted.gap.replace(gap);
+        let continues = |before: GvlGap| before.to_ns == gap.from_ns && before.summed == gap.summed;
+        if !before.is_some_and(continues) {
+            *counted.kinds.entry("gaps in GVL waits").or_default() += 1;
+        }
     }
 
     fn began(&mut self, ts_ns: u64) {

@@ -162,7 +162,8 @@ pub trait Exporter {
     fn began(&mut self, _ts_ns: u64) {}
     /// Nothing is traced after this time (`CLOCK_MONOTONIC` nanoseconds).
     fn closed(&mut self, _ts_ns: u64) {}
-    /// Individual GVL waits were not reported for some time. Called when tracing ends.
+    /// Individual GVL waits were not reported for some time. Called before each account and when tracing ends; a gap that lasts longer is
+    /// reported in parts, each of which begins where the one before it ended.
     fn gvl_gap(&mut self, _gap: GvlGap) {}
     /// What has been counted so far, about once a second.
     fn account(&mut self, _ledger: &Ledger) {}

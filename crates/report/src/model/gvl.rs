@@ -19,6 +19,14 @@ pub struct GvlGap {
 }
 
 impl GvlGap {
+    /// Adds it to others in their order. Gaps are reported in parts while they last: a part that continues the last one extends it.
+    pub fn add_to(self, gaps: &mut Vec<Self>) {
+        match gaps.last_mut() {
+            Some(last) if last.to_ns == self.from_ns && last.summed == self.summed => last.to_ns = self.to_ns,
+            _ => gaps.push(self),
+        }
+    }
+
     /// Its label on a timeline.
     pub fn name(self) -> &'static str {
         if self.summed {

@@ -65,7 +65,6 @@ impl Place {
                 | Recorded::Refused(..)
                 | Recorded::Began(_)
                 | Recorded::Closed(_)
-                | Recorded::GvlGap(_)
                 | Recorded::Finished(_)
                 | Recorded::Settled(_) => place.needed = true,
                 Recorded::Seen(_, owned) => {
@@ -87,6 +86,12 @@ impl Place {
                     if let Seen::Request(request) = owned.seen() {
                         place.last_ns = place.last_ns.max(request.end_ns.unwrap_or(0));
                     }
+                }
+                // They concern all processes.
+                Recorded::GvlGap(gap) => {
+                    place.pids = u64::MAX;
+                    place.first_ns = place.first_ns.min(gap.from_ns);
+                    place.last_ns = place.last_ns.max(gap.to_ns);
                 }
                 // Accounts replace each other, and flushes only mark the passing of time.
                 Recorded::Account(_) | Recorded::Flushed(_) => {}

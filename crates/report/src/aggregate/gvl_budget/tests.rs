@@ -165,7 +165,7 @@ fn samples_of_waits() {
     assert_eq!(stages, [Stage::Events, Stage::Sums]);
     let share = cost.ns() as f64 / (60_000.0 * MS as f64 * 2.0);
     assert!(share < 0.0105, "{share}");
-    let gaps = governor.gaps(60_000 * MS);
+    let gaps = governor.gaps(0, 60_000 * MS);
     assert!(gaps.iter().all(|gap| gap.summed && gap.from_ns < gap.to_ns), "{gaps:?}");
     // Something is reported in each sixth of the run.
     for sixth in 0..6 {
@@ -181,11 +181,19 @@ fn samples_of_waits() {
 fn gaps_between_slices() {
     let mut governor = Governor::new(10_000, 2, 0);
     run(&mut governor, 0, 100, 300_000, 1_000);
-    let gaps = governor.gaps(100_000 * MS);
+    let gaps = governor.gaps(0, 100_000 * MS);
     let unwatched: u64 = gaps.iter().filter(|gap| !gap.summed).map(|gap| gap.to_ns - gap.from_ns).sum();
     assert_eq!(governor.watched(100_000 * MS).1, unwatched);
     assert!(gaps.iter().filter(|gap| !gap.summed).count() > 3, "{gaps:?}");
     assert!(gaps.is_sorted_by(|a, b| a.to_ns <= b.from_ns), "{gaps:?}");
+    // While the run lasts, each part is known once it is over: together they are the same gaps.
+    let mut parts = Vec::new();
+    for at in (0..100_000).step_by(500).map(|ms| ms * MS) {
+        for part in governor.gaps(at, at + 500 * MS) {
+            part.add_to(&mut parts);
+        }
+    }
+    assert_eq!(parts, gaps);
 }
 
 /// Closed intervals are known to the nanosecond, and so are the ends of epochs.

@@ -76,7 +76,7 @@ impl Exporter for Filler {
     }
 
     fn gvl_gap(&mut self, gap: GvlGap) {
-        self.0.borrow_mut().recording.gvl_gaps.push(gap);
+        gap.add_to(&mut self.0.borrow_mut().recording.gvl_gaps);
     }
 
     fn add_counts(&self, counts: &mut UserCounts) {

@@ -241,7 +241,7 @@ impl Exporter for Recorder {
     }
 
     fn gvl_gap(&mut self, gap: GvlGap) {
-        self.recording.borrow_mut().gvl_gaps.push(gap);
+        gap.add_to(&mut self.recording.borrow_mut().gvl_gaps);
     }
 
     fn add_counts(&self, counts: &mut UserCounts) {

@@ -136,15 +136,15 @@ impl<T> Endpoints<T> {
         kept
     }
 
-    /// The same endpoints and ended requests, for a recording that continues this one.
+    /// The same ended requests with their endpoints, for a recording that continues this one. Endpoints of no such request are forgotten:
+    /// they leave room for others.
     pub(super) fn go_on(&self) -> Self {
-        Self {
-            names: self.names.clone(),
-            numbers: self.numbers.clone(),
-            ended: self.ended.clone(),
-            ended_order: self.ended_order.clone(),
-            ..Self::default()
+        let mut next = Self { ended_order: self.ended_order.clone(), ..Self::default() };
+        for (id, of) in self.ended_order.iter().filter_map(|id| self.ended.get_key_value(id)) {
+            let endpoint = next.number(self.name(of.endpoint).to_owned());
+            next.ended.insert(*id, Of { endpoint, ..*of });
         }
+        next
     }
 
     fn number(&mut self, endpoint: String) -> EndpointIndex {
@@ -211,5 +211,19 @@ mod tests {
         assert_eq!(endpoints.names.len(), MAX_ENDPOINTS + 1);
         assert_eq!(endpoints.name(MAX_ENDPOINTS as u32), OTHER);
         assert_eq!(endpoints.of(Some(1_000_000)), At::Waits(1_000_000));
+        // What continues it knows the endpoints of these requests, and has room for others once these are forgotten.
+        let is = |endpoints: &Endpoints<u64>, id: u64, name: &str| {
+            let At::Known(of) = endpoints.of(Some(id)) else { return false };
+            endpoints.name(of.endpoint) == name
+        };
+        endpoints.ended(1, "GET /one".to_owned(), None);
+        assert!(is(&endpoints, 1, OTHER));
+        for n in 0..MAX_ENDED as u64 {
+            endpoints.ended(2_000_000 + n, "GET /many".to_owned(), None);
+        }
+        let mut endpoints = endpoints.go_on();
+        endpoints.ended(1, "GET /one".to_owned(), None);
+        assert!(is(&endpoints, 1, "GET /one") && is(&endpoints, 2_000_001, OTHER));
+        assert_eq!(endpoints.names.len(), 3);
     }
 }

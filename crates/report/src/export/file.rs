@@ -82,6 +82,16 @@ pub(crate) fn open_alone(
     links: Links,
     taken: &'static str,
 ) -> Result<File, ExportError> {
+    open_or_make_alone(path, mode, links, taken).map(|(file, _)| file)
+}
+
+/// [`open_alone`], and whether the file is a new one. One that was there may belong to anybody, and may be open to anybody.
+pub(crate) fn open_or_make_alone(
+    path: &Path,
+    mode: u32,
+    links: Links,
+    taken: &'static str,
+) -> Result<(File, bool), ExportError> {
     let unwritable = |source| ExportError::Unwritable { path: path.to_owned(), source };
     let flags = match links {
         Links::Follow => OFlags::empty(),
@@ -95,7 +105,7 @@ pub(crate) fn open_alone(
     };
     let was_there = path.exists();
     if fs::metadata(path).is_ok_and(|data| data.file_type().is_fifo()) {
-        return open_pipe(path).map_err(unwritable);
+        return open_pipe(path).map(|pipe| (pipe, false)).map_err(unwritable);
     }
     let mut options = File::options();
     // Writes go to the current end of the file. If it is truncated during the run (`copytruncate` of logrotate), no hole
@@ -122,7 +132,7 @@ pub(crate) fn open_alone(
             making.note(path, &opened);
         }
     }
-    Ok(opened)
+    Ok((opened, is_made))
 }
 
 /// Replaces an existing file by a new one that begins with `content`. Returns the new file, opened for appending and locked like that

@@ -38,7 +38,7 @@ pub mod upload;
 pub mod window;
 mod windows;
 
-pub(crate) use file::{Links, Named, open_alone, replace_alone, write_new};
+pub(crate) use file::{Links, Named, open_or_make_alone, replace_alone, write_new};
 pub use file::{belong_to, check_path, published, write_atomically, write_private};
 pub use made::{keep_made, remove_made};
 pub use otlp::process_context;

@@ -17,7 +17,7 @@ use std::{
 
 use rustix::event::{PollFd, PollFlags, poll};
 
-use crate::export::{ExportError, Links, Named, check_path, open_alone, replace_alone};
+use crate::export::{ExportError, Links, Named, check_path, open_or_make_alone, replace_alone};
 
 /// Maximum bytes queued for a slow reader: some minutes of a busy program.
 const WAITING: u64 = 64 << 20;
@@ -79,7 +79,9 @@ pub(super) struct RegularFile {
     named: Named,
     /// The amount written as whole chunks.
     written: Amount,
-    /// The start of the recording, while the file still has an older one: a run that fails before it sees anything leaves the older one.
+    /// Whether it was created for this recording.
+    is_new: bool,
+    /// The start of the recording, while the file is still an older one: a run that fails before it sees anything leaves the older one.
     beginning: Option<Vec<u8>>,
     /// The older recording that was replaced. It stays locked: who has opened it must not take it for the file at the path.
     older: Option<File>,
@@ -168,13 +170,14 @@ impl Destination {
     /// chunk of entries, or the end; the new file is readable only by its owner.
     pub(super) fn file(path: &Path) -> Result<Self, ExportError> {
         check_path(path)?;
-        let file = open_alone(path, MODE, Links::Replace, "another gctrace records to it")?;
+        let (file, is_new) = open_or_make_alone(path, MODE, Links::Replace, "another gctrace records to it")?;
         let (path, named) = (path.to_owned(), Named::now(&file));
         Ok(Self::File(RegularFile {
             path,
             file,
             named,
             written: Amount::default(),
+            is_new,
             beginning: None,
             older: None,
         }))
@@ -183,7 +186,8 @@ impl Destination {
     /// Starts with these chunks, which have no entries.
     pub(super) fn begin(&mut self, bytes: Vec<u8>) -> io::Result<()> {
         match self {
-            Self::File(recorded) if recorded.file.metadata()?.len() > 0 => {
+            // An empty one is replaced, too: others may be able to read it.
+            Self::File(recorded) if !recorded.is_new => {
                 recorded.beginning = Some(bytes);
                 Ok(())
             }

@@ -1,6 +1,6 @@
 //! What was recorded is replayed, up to the last whole chunk of any damaged file.
 
-use std::{cell::RefCell, path::Path, rc::Rc, sync::Arc};
+use std::{cell::RefCell, os::unix::fs::PermissionsExt as _, path::Path, rc::Rc, sync::Arc};
 
 use gctrace_common::stats::Counter;
 use proptest::prelude::*;
@@ -167,6 +167,14 @@ fn older_recordings() {
     hand(&mut Outputs::new(vec![Box::new(recorder)]));
     let newer = std::fs::read(&path).unwrap();
     assert!(newer == recorded().0, "{} bytes", newer.len());
+    // An empty file is replaced by one that only its owner can read, too.
+    let mode = |path: &Path| std::fs::metadata(path).unwrap().permissions().mode() & 0o777;
+    std::fs::remove_file(&path).unwrap();
+    std::fs::write(&path, "").unwrap();
+    std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o666)).unwrap();
+    let recorder = Recorder::create(&path, &header()).unwrap();
+    hand(&mut Outputs::new(vec![Box::new(recorder)]));
+    assert!((mode(&path), std::fs::read(&path).unwrap()) == (0o600, newer.clone()));
     // A run that sees nothing leaves a recording, too.
     let mut recorder = Recorder::create(&path, &header()).unwrap();
     recorder.finish(&Ledger::default()).unwrap();

@@ -412,8 +412,8 @@ impl Services {
         for (most, count) in grown.waits() {
             service.gvl_waits.count_in(most, count);
         }
-        service.gvl_waits.ns += grown.wait_ns;
-        service.gvl_held_ns += grown.hold_ns;
+        service.gvl_waits.ns = service.gvl_waits.ns.saturating_add(grown.wait_ns);
+        service.gvl_held_ns = service.gvl_held_ns.saturating_add(grown.hold_ns);
     }
 
     /// Tracing of a process ended.

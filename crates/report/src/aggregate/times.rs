@@ -50,11 +50,12 @@ impl Times {
     /// Counts times of at most `most` nanoseconds (`None`: any length), all of which belong in one bucket.
     pub(super) fn count_in(&mut self, most: Option<u64>, count: u64) {
         let bucket = most.and_then(|most| self.bounds.iter().position(|bound| most <= *bound));
-        self.buckets[bucket.unwrap_or(self.bounds.len())] += count;
+        let sum = &mut self.buckets[bucket.unwrap_or(self.bounds.len())];
+        *sum = sum.saturating_add(count);
     }
 
     /// Number of times.
     pub fn count(&self) -> u64 {
-        self.buckets.iter().sum()
+        self.buckets.iter().copied().fold(0, u64::saturating_add)
     }
 }

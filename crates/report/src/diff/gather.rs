@@ -335,9 +335,9 @@ impl Side {
         let sums = &thread.sums;
         let gvl = &mut self.gvl;
         gvl.only_blocked.insert(thread.coverage.only_blocked);
-        gvl.wait_ns += sums.wait.ns;
-        gvl.watched_ns += sums.watched_ns;
-        gvl.wall_ns += sums.wall_ns;
+        gvl.wait_ns = gvl.wait_ns.saturating_add(sums.wait.ns);
+        gvl.watched_ns = gvl.watched_ns.saturating_add(sums.watched_ns);
+        gvl.wall_ns = gvl.wall_ns.saturating_add(sums.wall_ns);
         let length = thread.end_ns.saturating_sub(thread.begin_ns).max(1) as f64;
         self.grid.spread(thread.begin_ns, thread.end_ns, |bin, ns| {
             gvl.time.add(bin, sums.watched_ns as f64 * ns / length);

@@ -312,8 +312,9 @@ impl<W: Write> OneScreen<W> {
         });
         let shown: Vec<String> = shown.collect();
         let sums = self.digest.processes.iter().filter_map(|of| of.gvl.as_ref());
-        let (watched_ns, wall_ns) =
-            sums.fold((0, 0), |(watched, wall), gvl| (watched + gvl.watched_ns, wall + gvl.wall_ns));
+        let (watched_ns, wall_ns) = sums.fold((0_u64, 0_u64), |(watched, wall), gvl| {
+            (watched.saturating_add(gvl.watched_ns), wall.saturating_add(gvl.wall_ns))
+        });
         let head = match watched_ns < wall_ns {
             _ if wall_ns == 0 => {
                 return self.long_waits().into_iter().flat_map(|row| [String::new(), row]).collect();

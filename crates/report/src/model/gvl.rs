@@ -165,11 +165,11 @@ impl Histogram {
     /// A time that at least `percent` % of the waits did not exceed, and that is at most an eighth above the exact quantile.
     /// `longest` is the longest of all waits. 0 if there are none.
     pub fn quantile(&self, percent: u64, longest: u64) -> u64 {
-        let all: u64 = self.0.iter().sum();
-        let wanted = (all * percent).div_ceil(100);
+        let all: u128 = self.0.iter().copied().map(u128::from).sum();
+        let wanted = (all * u128::from(percent)).div_ceil(100);
         let mut passed = 0;
         for (most, count) in self.buckets() {
-            passed += count;
+            passed += u128::from(count);
             if passed >= wanted {
                 return most.map_or(longest, |most| most.min(longest));
             }
@@ -242,8 +242,8 @@ impl GvlSums {
                 mine.get_or_insert_default().add(more);
             }
         };
-        self.wall_ns += other.wall_ns;
-        self.watched_ns += other.watched_ns;
+        self.wall_ns = self.wall_ns.saturating_add(other.wall_ns);
+        self.watched_ns = self.watched_ns.saturating_add(other.watched_ns);
         self.wait.add(&other.wait);
         merge(&mut self.hold, &other.hold);
         merge(&mut self.away, &other.away);

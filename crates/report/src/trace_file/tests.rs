@@ -442,11 +442,13 @@ fn bounds() {
     };
     assert!(with(alloc(1 << 61, 1 << 39)).is_ok());
     assert!(with(slots(1 << 39, 10)).is_ok());
-    // A job that has allocated for hours, and a thousand threads that have waited for days.
+    // A job that has allocated for hours, and a thousand threads that have waited for forty days, a million times a second.
     let job =
         wire::Request { alloc_slots: Some(1 << 36), alloc_bytes: Some(1 << 45), ..wire::Request::default() };
     assert!(with(wire::What::Request(Box::new(job))).is_ok());
-    let so_far = wire::GvlSoFar { waits: vec![1], wait_ns: 1000 * 10 * 86_400 * 1_000_000_000, hold_ns: 1 };
+    let seconds = 40 * 86_400;
+    let waits = vec![10 * seconds * 100_000];
+    let so_far = wire::GvlSoFar { waits, wait_ns: 1000 * seconds * 1_000_000_000, hold_ns: 1 };
     assert!(with(wire::What::GvlSoFar(Box::new(so_far))).is_ok());
     for (what, why) in [
         (wire::What::Closed(u64::MAX), "18446744073709551615 is not a possible time"),

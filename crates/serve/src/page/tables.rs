@@ -219,9 +219,10 @@ pub(super) fn blocked(view: &View) -> Markup {
         })
         .collect();
     let of_gvl = figures.processes.iter().filter_map(|of| of.gvl.as_ref());
-    let all_ns: u64 = of_gvl.map(|gvl| gvl.sums.wait.ns).sum();
+    let all_ns: u64 = of_gvl.map(|gvl| gvl.sums.wait.ns).fold(0, u64::saturating_add);
     let held = whole.iter().filter(|(_, blocked)| blocked.holder.is_some());
-    let unknown_ns = all_ns.saturating_sub(held.map(|(_, blocked)| blocked.times.ns).sum());
+    let unknown_ns =
+        all_ns.saturating_sub(held.map(|(_, blocked)| blocked.times.ns).fold(0, u64::saturating_add));
     let numbers = [Column::Number("Times"), Column::Number("Waited"), Column::Number("Longest")];
     let heads =
         [&[Column::Text("Waited"), Column::Text("Held the GVL"), Column::Text("Where it ran")], &numbers[..]]

@@ -172,8 +172,8 @@ fn row(out: &mut impl Write, narrow: bool, tid: &str, comm: &str, sums: &GvlSums
         let known = |split: &GvlSplit| {
             [split.waiting, split.holding, split.away]
                 .iter()
-                .map(|times| times.cpu_ns + times.runnable_ns + times.blocked_ns)
-                .sum()
+                .flat_map(|times| [times.cpu_ns, times.runnable_ns, times.blocked_ns])
+                .fold(0, u64::saturating_add)
         };
         sums.split.as_ref().map_or_else(|| "-".to_owned(), |split| share(of(split), known(split)))
     };

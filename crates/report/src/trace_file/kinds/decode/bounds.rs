@@ -16,10 +16,12 @@ use crate::model::{
 const LATEST_NS: u64 = 1 << 62;
 /// Maximum duration, nanoseconds: 4.5 years.
 const LONGEST_NS: u64 = 1 << 57;
-/// Maximum duration summed over all threads of a process, nanoseconds: 36 years.
-const LONGEST_SUM_NS: u64 = 1 << 60;
+/// Maximum duration summed over all threads of a process, nanoseconds: 146 years.
+const LONGEST_SUM_NS: u64 = 1 << 62;
 /// Maximum count.
 const MOST: u64 = 1 << 40;
+/// Maximum count of what all threads of a process have done since its start: a million a second for nine years.
+const MOST_IN_SUM: u64 = 1 << 48;
 /// Maximum size, bytes.
 const LARGEST: u64 = 1 << 57;
 
@@ -51,6 +53,10 @@ impl Bounds {
         self.check("count", values, MOST);
     }
 
+    fn counts_in_sum(&mut self, values: impl IntoIterator<Item = u64>) {
+        self.check("count", values, MOST_IN_SUM);
+    }
+
     fn state(&mut self, state: Option<&GcState>) {
         let Some(state) = state else { return };
         self.at([state.ts_ns]);
@@ -77,7 +83,7 @@ impl Bounds {
     }
 
     fn times(&mut self, times: &GvlTimes) {
-        self.counts([times.count]);
+        self.counts_in_sum([times.count]);
         self.adds_up([times.ns]);
         self.lasts([times.max_ns]);
     }
@@ -97,7 +103,7 @@ impl Bounds {
             self.task(&split.holding);
             self.task(&split.away);
         }
-        self.counts(sums.waits.counts());
+        self.counts_in_sum(sums.waits.counts());
     }
 
     pub(in crate::trace_file) fn process(&mut self, state: Option<&GcState>, times: [u64; 2]) {
@@ -157,7 +163,7 @@ impl Bounds {
 
     pub(in crate::trace_file) fn gvl_so_far(&mut self, so_far: &GvlSoFar) {
         self.adds_up([so_far.wait_ns, so_far.hold_ns]);
-        self.counts(so_far.counts());
+        self.counts_in_sum(so_far.counts());
     }
 
     pub(in crate::trace_file) fn gvl_process(&mut self, process: &GvlProcessSummary) {

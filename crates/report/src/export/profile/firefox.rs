@@ -17,9 +17,12 @@ use serde::{Serialize, Serializer, ser::SerializeSeq as _};
 use serde_json::{Value, json};
 
 use super::{Context, by_thread, label};
-use crate::aggregate::recording::{
-    AllocInterval, AllocMoment, CycleMoment, GvlMoment, MemoryMoment, Moment, ProcessIndex, Recording,
-    RequestMoment, Timeline, WorkMoment,
+use crate::{
+    aggregate::recording::{
+        self, AllocInterval, AllocMoment, CycleMoment, GvlMoment, MemoryMoment, Moment, ProcessIndex,
+        Recording, RequestMoment, Timeline, WorkMoment,
+    },
+    model::Pause,
 };
 
 mod flows;
@@ -111,7 +114,10 @@ struct ThreadParts<'a> {
     /// A unique name of the thread, formed likewise.
     tid_text: String,
     samples: Vec<Moment>,
+    /// Cycles that it started.
     cycles: Vec<&'a CycleMoment>,
+    /// Pauses in which it was stopped, each with its cycle.
+    pauses: Vec<(&'a CycleMoment, &'a Pause)>,
     work: Vec<&'a WorkMoment>,
     gvl: Vec<&'a GvlMoment>,
     requests: Vec<&'a RequestMoment>,
@@ -189,7 +195,9 @@ fn thread<'a>(view: View<'a>, parts: &ThreadParts<'_>) -> Thread<'a> {
         last.or(parts.cycles.last().map(|cycle| cycle.thread)).or(parts.work.last().map(|work| work.thread));
     let last = last.or(parts.gvl.last().map(|gvl| gvl.thread));
     let last = last.or(parts.allocs.last().map(|alloc| alloc.key.thread));
-    let name = last.map(|thread| &*view.recording.threads[thread as usize].name);
+    let name = last.map(|thread| &view.recording.threads[thread as usize]);
+    let is_it = |thread: &&recording::Thread| (thread.process, thread.tid) == (parts.process, parts.tid);
+    let name = name.or_else(|| view.recording.threads.iter().rev().find(is_it)).map(|thread| &*thread.name);
     let name = match name {
         Some(name) => name.to_owned(),
         None if parts.tid == facts.pid => facts.comm.clone(),
@@ -270,6 +278,10 @@ fn threads<'a>(recording: &Recording, timeline: &'a Timeline, gvl: &[&'a GvlMome
     let mut samples = by_thread(recording, &timeline.samples);
     let mut keys: BTreeSet<(ProcessIndex, u32)> = samples.keys().copied().collect();
     keys.extend(timeline.cycles.iter().map(|cycle| key(cycle.thread)));
+    let stopped = |cycle: &CycleMoment, pause: &Pause| (key(cycle.thread).0, pause.tid);
+    let pauses =
+        || timeline.cycles.iter().flat_map(|cycle| cycle.pauses.iter().map(move |pause| (cycle, pause)));
+    keys.extend(pauses().map(|(cycle, pause)| stopped(cycle, pause)));
     keys.extend(timeline.work.iter().map(|work| key(work.thread)));
     keys.extend(timeline.gvl.iter().map(|gvl| key(gvl.thread)));
     keys.extend(timeline.requests.iter().map(|request| (request.process, request.tid)));
@@ -297,6 +309,7 @@ fn threads<'a>(recording: &Recording, timeline: &'a Timeline, gvl: &[&'a GvlMome
             tid_text: tids.text(tid),
             samples: samples.remove(&(process, tid)).unwrap_or_default(),
             cycles: Vec::new(),
+            pauses: Vec::new(),
             work: Vec::new(),
             gvl: Vec::new(),
             requests: Vec::new(),
@@ -310,6 +323,9 @@ fn threads<'a>(recording: &Recording, timeline: &'a Timeline, gvl: &[&'a GvlMome
         threads.iter().enumerate().map(|(at, parts)| ((parts.process, parts.tid), at)).collect();
     for cycle in &timeline.cycles {
         threads[place[&key(cycle.thread)]].cycles.push(cycle);
+    }
+    for (cycle, pause) in pauses() {
+        threads[place[&stopped(cycle, pause)]].pauses.push((cycle, pause));
     }
     for work in &timeline.work {
         threads[place[&key(work.thread)]].work.push(work);

@@ -1,5 +1,5 @@
-//! Markers of one thread: the requests that it served, the GC cycles that it started, their pauses, GC work without
-//! event sites, and what it did with the GVL (under the names that Vernier uses).
+//! Markers of one thread: the requests that it served, the GC cycles that it started, the pauses in which it was
+//! stopped, GC work without event sites, and what it did with the GVL (under the names that Vernier uses).
 
 use std::num::NonZeroU64;
 
@@ -222,23 +222,24 @@ pub(super) fn of(view: View<'_>, tables: &mut Tables<'_>, parts: &ThreadParts<'_
             data["cause"] = json!({"time": view.ms(cycle.begin_ns), "stack": stack});
         }
         markers.push(name, view.ms(cycle.begin_ns), cycle.end_ns.map(|end| view.ms(end)), data);
+    }
+    for (cycle, pause) in &parts.pauses {
         let name = tables.string("GC pause");
-        for pause in &cycle.pauses {
-            let mut data = json!({
-                "type": "GcPause",
-                "color": kind_color(cycle.kind),
-                "kind": cycle.kind,
-                "count": cycle.count.to_string(),
-                "why": why,
-                "step": pause.kind.map_or("", PauseKind::name),
-                "mark": ms(pause.mark_ns),
-                "sweep": ms(pause.sweep_ns),
-                "other": ms(pause.other_ns),
-            });
-            flows::put(&mut data, "flow", flow);
-            let (begin, end) = (view.ms(pause.begin_ns), view.ms(pause.begin_ns + pause.ns));
-            markers.push(name, begin, Some(end), data);
-        }
+        let mut data = json!({
+            "type": "GcPause",
+            "color": kind_color(cycle.kind),
+            "kind": cycle.kind,
+            "count": cycle.count.to_string(),
+            "why": reason_text(cycle.reason),
+            "step": pause.kind.map_or("", PauseKind::name),
+            "mark": ms(pause.mark_ns),
+            "sweep": ms(pause.sweep_ns),
+            "other": ms(pause.other_ns),
+        });
+        let flow = cycle.request.and_then(|id| view.flows.request(tables, id));
+        flows::put(&mut data, "flow", flow);
+        let (begin, end) = (view.ms(pause.begin_ns), view.ms(pause.begin_ns + pause.ns));
+        markers.push(name, begin, Some(end), data);
     }
     for request in &parts.requests {
         let name = tables.string("Request");

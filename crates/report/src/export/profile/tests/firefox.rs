@@ -65,6 +65,36 @@ pub(super) fn check_firefox(recorder: &Recorder, inputs: &[Input]) {
     }
 }
 
+/// A pause is on the thread that it stopped; another one may have begun the cycle.
+#[test]
+fn pauses_by_other_threads() {
+    let mut recorder = recorded(&[], Limits::default());
+    recorder.see(&process(4), Seen::Process { state: None, now_ns: 0, since_ns: 0 }).unwrap();
+    let pause =
+        |tid, begin_ns| Pause { tid, begin_ns, ns: 10, kind: None, mark_ns: 10, sweep_ns: 0, other_ns: 0 };
+    let cycle = GcCycle {
+        span: None,
+        comm: "ruby".to_owned(),
+        count: 7,
+        start: state(100, 4, 1 << 20),
+        end: None,
+        pauses: vec![pause(4, 100), pause(9, 200), pause(9, 300)],
+        trigger: None,
+        request: None,
+        lost: 0,
+    };
+    recorder.see(&process(4), Seen::Cycle(&cycle)).unwrap();
+    let (bytes, _) = written(&recorder, Format::Firefox, "x.json");
+    let file: Value = serde_json::from_slice(&bytes).unwrap();
+    let markers = |thread: &Value| {
+        let data = thread["markers"]["data"].as_array().unwrap().clone();
+        let of = |kind| data.iter().filter(|data| data["type"] == kind).count();
+        (thread["tid"].as_str().unwrap().to_owned(), of("GcCycle"), of("GcPause"))
+    };
+    let threads: Vec<_> = file["threads"].as_array().unwrap().iter().map(markers).collect();
+    assert_eq!(threads, [("4".to_owned(), 1, 1), ("9".to_owned(), 0, 2)]);
+}
+
 /// A program that replaces itself is two processes, which a viewer must not merge.
 #[test]
 fn after_exec() {

@@ -103,6 +103,8 @@ struct Running {
     gvl_ns: u64,
     /// These sums, which only grow.
     reported: GvlSoFar,
+    /// The peak of its memory when that was first read, bytes: it may be of a time before the recording, or before the part.
+    peak_before: Option<u64>,
 }
 
 /// One recording.
@@ -260,20 +262,23 @@ impl Side {
             self.without_cycles.insert(program.to_owned());
         }
         self.running.insert(process.pid, Running { gvl_ns: now_ns, ..Running::default() });
-        state.inspect(|state| self.state(state));
+        state.inspect(|state| self.state(process.pid, state));
     }
 
-    fn state(&mut self, state: &GcState) {
-        if let Some(memory) = state.memory {
-            self.peak_rss = self.peak_rss.max(Some(memory.peak_rss));
-        }
+    /// The kernel's peak is of the whole life of the process. It counts once it has grown, otherwise the memory at GC events does.
+    fn state(&mut self, pid: u32, state: &GcState) {
+        let Some(memory) = state.memory else { return };
+        let Some(running) = self.running.get_mut(&pid) else { return };
+        let before = *running.peak_before.get_or_insert(memory.peak_rss);
+        let peak = if memory.peak_rss > before { memory.peak_rss } else { memory.rss };
+        self.peak_rss = self.peak_rss.max(Some(peak));
     }
 
-    fn cycle(&mut self, cycle: &GcCycle) {
+    fn cycle(&mut self, pid: u32, cycle: &GcCycle) {
         let begin_ns = cycle.pauses.iter().map(|pause| pause.begin_ns).fold(cycle.start.ts_ns, u64::min);
         let Some(bin) = self.grid.bin(begin_ns) else { return };
         for state in std::iter::once(&cycle.start).chain(&cycle.end) {
-            self.state(state);
+            self.state(pid, state);
         }
         let kind = if cycle.is_major() { &mut self.major } else { &mut self.minor };
         kind.add(bin, 1.0);
@@ -365,10 +370,10 @@ impl Side {
     }
 
     fn ended(&mut self, process: &Process, end: &ProcessEnd) {
-        self.running.remove(&process.pid);
         if let Some(state) = &end.shutdown {
-            self.state(state);
+            self.state(process.pid, state);
         }
+        self.running.remove(&process.pid);
         let time = &mut self.time;
         self.grid.spread(end.since_ns, end.ts_ns, |bin, ns| time.add(bin, ns));
     }
@@ -384,7 +389,7 @@ impl Observer for Side {
                 self.now(now_ns);
                 self.process(process, state, now_ns);
             }
-            Seen::Cycle(cycle) => self.cycle(cycle),
+            Seen::Cycle(cycle) => self.cycle(process.pid, cycle),
             Seen::Stack(sample) => self.sample(sample),
             Seen::Request(request) => self.request(request),
             Seen::GvlWait(wait) => self.gvl_wait(wait),
@@ -405,4 +410,31 @@ impl Observer for Side {
 /// The innermost method of the application's own code or, if there is none, of any Ruby code.
 fn innermost(stack: &[std::sync::Arc<Frame>]) -> Option<&Frame> {
     app_frame(stack).or_else(|| ruby_frame(stack)).map(AsRef::as_ref)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        aggregate::services::tests::{process, state},
+        model::Memory,
+    };
+
+    /// The peak of a part is not that of the process's life before it.
+    #[test]
+    fn peak() {
+        let mut side = Side::new("A", Looked::default(), Chosen::default());
+        let process = process(1, "web");
+        let mut see = |rss, peak_rss| {
+            let memory = Some(Memory { rss, peak_rss, ..Memory::default() });
+            side.see(&process, Seen::Process { state: None, now_ns: 1, since_ns: 1 });
+            for peak_rss in [1000, peak_rss] {
+                side.state(1, &GcState { memory: memory.map(|of| Memory { peak_rss, ..of }), ..state(1, 1) });
+            }
+            side.peak_rss
+        };
+        assert_eq!((see(300, 1000), see(400, 1000)), (Some(300), Some(400)));
+        // It was reached between two GC events.
+        assert_eq!(see(500, 1200), Some(1200));
+    }
 }

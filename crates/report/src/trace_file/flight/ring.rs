@@ -19,6 +19,8 @@ struct Segment {
     /// Start, `CLOCK_MONOTONIC` nanoseconds.
     begin_ns: u64,
     chunks: Vec<Arc<[u8]>>,
+    /// The last of them, with the account at its end; kept if the others had to be dropped, because what follows counts from there.
+    last: Option<Arc<[u8]>>,
     entries: u64,
     /// Bytes of the chunks, and of the processes remembered that appeared in this segment.
     bytes: u64,
@@ -159,6 +161,7 @@ impl Ring {
         self.open.bytes += chunk.len() as u64;
         self.open.entries += entries;
         self.entries += entries;
+        self.open.last = Some(Arc::clone(&chunk));
         self.open.chunks.push(chunk);
         while self.bytes > self.keep_bytes && self.drop_first() {
             self.is_short = true;
@@ -207,7 +210,7 @@ impl Ring {
         self.bytes -= segment.bytes;
         self.entries -= segment.entries;
         self.dropped.displaced += segment.entries;
-        self.before = segment.chunks.last().cloned();
+        self.before = segment.last;
         let first = self.first;
         self.lives.retain(|life| life.went.is_none_or(|went| went >= first));
         true
@@ -340,6 +343,12 @@ mod tests {
         let kept = ring.kept();
         assert!(kept.is_short && kept.from_ns == 2 * S);
         assert_eq!((kept.chunks.len(), second(kept.before.as_deref().unwrap())), (1, 1));
+        // The chunk with the account is itself too large: what follows counts from that account.
+        ring.push(chunk(3, 1200), 2);
+        ring.account(3 * S);
+        ring.push(chunk(4, 500), 5);
+        let kept = ring.kept();
+        assert_eq!((kept.chunks.len(), second(kept.before.as_deref().unwrap())), (1, 3));
     }
 
     /// The number of remembered refusals is bounded.

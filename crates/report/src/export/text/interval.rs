@@ -27,6 +27,8 @@ pub(super) struct Intervals {
     processes: BTreeMap<u32, Interval>,
     /// Programs that were replaced by another one (exec) since then.
     replaced: Vec<(u32, Interval)>,
+    /// Whether a process has ended since then without anything to show.
+    has_quiet_end: bool,
     lines: u64,
 }
 
@@ -48,6 +50,7 @@ impl Intervals {
             written_ns: 0,
             processes: BTreeMap::new(),
             replaced: Vec::new(),
+            has_quiet_end: false,
             lines: 0,
         }
     }
@@ -78,6 +81,12 @@ impl Intervals {
             Seen::Work(work) => interval.gc.work(work),
             Seen::Ended(_) => interval.ended = true,
             _ => {}
+        }
+        // Programs that start many short processes may do so for hours until the interval is over.
+        let has_no_line = interval.ended && interval.gc.is_empty();
+        if has_no_line && (self.lines > 0 || self.processes.len() > 1) {
+            self.processes.remove(&process.pid);
+            self.has_quiet_end = true;
         }
     }
 
@@ -143,9 +152,10 @@ impl Intervals {
             line(out, screen, &mut self.lines, &at, *pid, interval, &gc, span_ns)?;
         }
         let alone = quiet == self.processes.len() as u64 && !has_lines;
-        if alone && quiet > 0 {
+        if alone && (quiet > 0 || self.has_quiet_end) {
             writeln!(out, "{at:<9} no cycles")?;
         }
+        self.has_quiet_end = false;
         self.processes.retain(|_, interval| !interval.ended);
         self.written_ns = now;
         // Late lines do not shift the following ones, unless a whole interval was missed.
@@ -200,11 +210,9 @@ fn line(
 mod tests {
     use super::*;
     use crate::{
+        aggregate::services::tests::END,
         export::profile,
-        model::{
-            EndReason, GcWork,
-            seen::{CyclesBefore, ProcessEnd},
-        },
+        model::{EndReason, GcWork, seen::ProcessEnd},
     };
 
     const S: u64 = 1_000_000_000;
@@ -248,6 +256,10 @@ mod tests {
         process
     }
 
+    fn end(reason: EndReason) -> ProcessEnd {
+        ProcessEnd { reason, ts_ns: S, ..END }
+    }
+
     /// A share is relative to the time since the last lines, which may have been late; the rest has its own length.
     #[test]
     fn late_lines() {
@@ -281,17 +293,7 @@ mod tests {
         let process = process();
         let mut lines = Lines::new(&process);
         lines.pause(&process, S / 10);
-        let end = ProcessEnd {
-            reason: EndReason::Execed,
-            ts_ns: S,
-            since_ns: 0,
-            outside_ns: 0,
-            beyond_ns: 0,
-            shutdown: None,
-            cycles: 0,
-            before: CyclesBefore::Unknown,
-            lost: 0,
-        };
+        let end = end(EndReason::Execed);
         lines.intervals.see(&process, Seen::Ended(&end));
         lines.intervals.see(&process, Seen::Process { state: None, now_ns: S + 1, since_ns: S + 1 });
         lines.pause(&process, S / 2);
@@ -300,5 +302,22 @@ mod tests {
         lines.intervals.see(&process, Seen::Ended(&end));
         assert_eq!(lines.at(3 * S, false).len(), 1);
         assert!(lines.at(4 * S, false).is_empty());
+    }
+
+    /// Processes that have ended without a collection are not kept until the interval is over.
+    #[test]
+    fn many() {
+        let mut lines = Lines::new(&process());
+        for pid in 100..200 {
+            let process = Process { pid, ..process() };
+            lines.intervals.see(&process, Seen::Process { state: None, now_ns: S, since_ns: S });
+            if pid == 150 {
+                lines.pause(&process, S / 10);
+            }
+            lines.intervals.see(&process, Seen::Ended(&end(EndReason::Exited)));
+        }
+        assert_eq!(lines.intervals.processes.len(), 2);
+        assert_eq!(lines.at(2 * S, false), ["0.0% 0", "10.0% 100.0ms"]);
+        assert_eq!(lines.at(3 * S, false).len(), 1, "no cycles");
     }
 }

@@ -65,7 +65,7 @@ impl CycleKey {
     }
 }
 
-/// Figures of a process at its last GC event, or their sum over processes.
+/// Figures of a process at its last GC event, or their sum over processes: of those that are not always known, `None` if one is not known.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Gauges {
     /// Number of slots with objects, if known.
@@ -96,10 +96,8 @@ pub struct Gauges {
 
 impl Gauges {
     fn add(&mut self, other: &Self) {
-        let sum = |one: Option<u64>, other: Option<u64>| match (one, other) {
-            (Some(one), Some(other)) => Some(one + other),
-            (one, other) => one.or(other),
-        };
+        // A sum without one of the processes would be too small.
+        let sum = |one: Option<u64>, other: Option<u64>| one.zip(other).map(|(one, other)| one + other);
         self.live_slots = sum(self.live_slots, other.live_slots);
         self.free_slots = sum(self.free_slots, other.free_slots);
         self.final_slots += other.final_slots;

@@ -235,7 +235,12 @@ fn unknown_is_not_zero() {
     services.process(&process(2, "web"), Some(&GcState { memory: None, ..state(5, 0) }), 1);
     assert_eq!(gauges(&services).map(|sum| (sum.live_slots, sum.rss)), Some((Some(5), None)));
     services.ended(&process(1, "web"), &END);
+    // A sum of the memory that could be read would be too small.
+    services.process(&process(3, "web"), Some(&state(6, 0)), 1);
+    assert_eq!(gauges(&services).map(|sum| (sum.live_slots, sum.rss)), Some((Some(11), None)));
     services.ended(&process(2, "web"), &END);
+    assert_eq!(gauges(&services).and_then(|sum| sum.rss), Some(1000));
+    services.ended(&process(3, "web"), &END);
     assert_eq!(gauges(&services).map(|sum| (sum.live_slots, sum.rss)), Some((Some(0), Some(0))));
 }
 

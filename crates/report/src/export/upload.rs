@@ -16,7 +16,7 @@ mod memory;
 mod notices;
 
 pub use address::{Address, Protocol, shown, web as address};
-pub(super) use http::{agent, gzip, retry_after};
+pub(super) use http::{agent, gzip, read_answer, retry_after};
 pub(super) use notices::Reason;
 
 pub(super) use engine::Receipt;

@@ -274,9 +274,8 @@ impl Collector {
         let mut response = request.send(body)?;
         self.gzip = takes_gzip(response.headers());
         let after = upload::retry_after(response.headers());
-        let body = response.body_mut().with_config().limit(MAX_ANSWER).lossy_utf8(true).read_to_string();
-        // A response that is too long to read is too long to show.
-        Ok(meaning(&self.url, response.status().as_u16(), &body.unwrap_or_default(), after))
+        let body = upload::read_answer(response.body_mut(), MAX_ANSWER);
+        Ok(meaning(&self.url, response.status().as_u16(), &String::from_utf8_lossy(&body), after))
     }
 }
 

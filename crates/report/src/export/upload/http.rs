@@ -1,7 +1,7 @@
 //! Requests over HTTP/1.1.
 
 use std::{
-    io::Write as _,
+    io::{Read as _, Write as _},
     time::{Duration, SystemTime},
 };
 
@@ -46,9 +46,18 @@ impl Server {
             Err(error) => return Outcome::Unreachable(Reason::new(&tls::failed(&self.url, &error))),
         };
         let after = retry_after(response.headers());
-        let answer = response.body_mut().with_config().limit(MAX_ANSWER).read_to_vec().unwrap_or_default();
+        let answer = read_answer(response.body_mut(), MAX_ANSWER);
         meaning(response.status().as_u16(), answer, after)
     }
+}
+
+/// The first bytes of a response, at most this many; if it breaks off, what has arrived.
+pub(in crate::export) fn read_answer(body: &mut ureq::Body, most: u64) -> Vec<u8> {
+    let mut answer = Vec::new();
+    if let Err(error) = body.as_reader().take(most).read_to_end(&mut answer) {
+        log::debug!("a response broke off after {} bytes: {error}", answer.len());
+    }
+    answer
 }
 
 /// The meaning of a response (OTLP specification, "OTLP/HTTP Response").
@@ -112,6 +121,38 @@ mod tests {
             assert_eq!(after(&[(retry.clone(), other)]), None, "{other}");
         }
         assert_eq!(after(&[]), None);
+    }
+
+    /// What has come of a response counts: one that is too long is cut off, and one may break off.
+    #[test]
+    fn answers() {
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let url = format!("http://{}", listener.local_addr().unwrap());
+        let server = Server::new(&url, HeaderMap::new());
+        let post = |code: u16, length: usize, sent: usize| {
+            std::thread::scope(|scope| {
+                scope.spawn(|| {
+                    let (mut peer, _) = listener.accept().unwrap();
+                    let mut request = [0; 4096];
+                    while !request.windows(4).any(|end| end == b"body") {
+                        assert!(peer.read(&mut request).unwrap() > 0);
+                    }
+                    let head =
+                        format!("HTTP/1.1 {code} x\r\nContent-Length: {length}\r\nConnection: close\r\n\r\n");
+                    // The client closes the connection where it stops reading.
+                    let answer = [head.into_bytes(), vec![b'y'; sent]].concat();
+                    peer.write_all(&answer).unwrap_or_default();
+                });
+                server.post("/", "text/plain", b"body")
+            })
+        };
+        for (length, sent) in [(100_000, 100_000), (100_000, 70_000)] {
+            let answer = vec![b'y'; MAX_ANSWER as usize];
+            assert_eq!(post(200, length, sent), Outcome::Accepted(answer.into()), "{sent} of {length}");
+        }
+        assert_eq!(post(200, 1000, 3), Outcome::Accepted(b"yyy".as_slice().into()));
+        let Outcome::Refused(reason) = post(400, 1000, 3) else { panic!("400 is final") };
+        assert_eq!(reason.to_string(), "answered 400 (yyy)");
     }
 
     /// Only what OTLP calls retryable is retried.

@@ -55,6 +55,8 @@ pub(crate) struct Figures {
     drawn: usize,
     /// Times in which the GVL was not traced, or individual waits were not reported: start and end.
     pub(crate) gvl_gaps: Vec<(u64, u64)>,
+    /// The length of those that there was no room for.
+    pub(crate) gvl_more_gaps_ns: u64,
     pub(crate) pauses: [u64; CLASSES],
     pub(crate) stops: Distribution,
     pub(crate) cycles: u64,
@@ -79,7 +81,7 @@ impl Figures {
         let from_ns = self.lanes.columns.from_ns;
         let part =
             |(begin_ns, to_ns): &(u64, u64)| to_ns.min(&end_ns).saturating_sub(*begin_ns.max(&from_ns));
-        self.gvl_gaps.iter().map(part).fold(0, u64::saturating_add)
+        self.gvl_gaps.iter().map(part).fold(self.gvl_more_gaps_ns, u64::saturating_add)
     }
 
     pub(crate) fn new(columns: Columns) -> Self {
@@ -92,6 +94,7 @@ impl Figures {
             more_threads: 0,
             drawn: 0,
             gvl_gaps: Vec::new(),
+            gvl_more_gaps_ns: 0,
             pauses: [0; CLASSES],
             stops: Distribution::default(),
             cycles: 0,

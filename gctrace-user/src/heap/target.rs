@@ -124,7 +124,7 @@ impl Target {
 
     /// The reader of class names; `None` if they cannot be read.
     pub(crate) fn names(&self) -> Option<ClassNames<&ProcessMemory>> {
-        let frames = self.plan.frames.as_ref().ok()?.clone();
+        let frames = self.plan.frames.as_ref().ok().filter(|frames| frames.names_classes().is_ok())?.clone();
         Some(ClassNames::new(&self.memory, frames, self.bias))
     }
 
@@ -136,12 +136,11 @@ impl Target {
 
     /// Refuses a Ruby whose class names cannot be read.
     pub(crate) fn needs_names(&self) -> Result<(), HeapFailure> {
-        match &self.plan.frames {
-            Ok(_) => Ok(()),
-            Err(reason) => {
-                Err(HeapFailure::NoNames { pid: self.pid, ruby: self.ruby(), reason: reason.to_string() })
-            }
-        }
+        let named = match &self.plan.frames {
+            Ok(frames) => frames.names_classes(),
+            Err(reason) => Err(reason.to_string()),
+        };
+        named.map_err(|reason| HeapFailure::NoNames { pid: self.pid, ruby: self.ruby(), reason })
     }
 
     /// The failure that an error means: the heap could not be read, or the process has ended.

@@ -237,6 +237,20 @@ impl FrameLayout {
         Ok(layout)
     }
 
+    /// Whether names of classes can be read.
+    ///
+    /// # Errors
+    ///
+    /// Why not: without it a class with a name could not be told from one without.
+    pub fn names_classes(&self) -> Result<(), String> {
+        match (self.class.path, &self.symbols) {
+            (ClassPath::Unknown, _) => Err("the members of its classes are not known".to_owned()),
+            // Up to 3.2 the name is in a hidden variable, which is found by its name.
+            (ClassPath::Table { .. } | ClassPath::Shapes { .. }, Err(reason)) => Err(reason.clone()),
+            _ => Ok(()),
+        }
+    }
+
     /// The path to a Ruby stack, with the path from a frame to the name of its method added.
     pub(in crate::ruby) fn with_labels(&self, path: StackPath) -> StackPath {
         StackPath {

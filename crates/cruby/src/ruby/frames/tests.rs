@@ -285,6 +285,17 @@ fn symbols() {
     assert_eq!(name(3), Ok(None), "a number");
 }
 
+/// Without the table of symbols, names of classes are unknown up to 3.2, where they are in a variable that is found by its name.
+#[test]
+fn class_names_need_symbols() {
+    for (minor, teeny, named) in [(1, 2, false), (2, 0, false), (3, 13, true), (4, 11, true)] {
+        let mut layout = layout(3, minor, teeny).unwrap();
+        assert_eq!(layout.names_classes(), Ok(()), "3.{minor}");
+        layout.symbols = Err("no table".to_owned());
+        assert_eq!(layout.names_classes().is_ok(), named, "3.{minor}");
+    }
+}
+
 /// Memory whose reads are counted.
 struct Counted<'a>(&'a Image, Cell<u64>);
 

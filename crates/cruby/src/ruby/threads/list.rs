@@ -61,9 +61,12 @@ pub(super) fn tid(memory: &impl Memory, native: Native, thread: u64) -> Option<u
     let half =
         |address, offset| word(memory, address, offset).map(|word| word as u32).filter(|&tid| tid != 0);
     let pthread = word(memory, at, native.thread_id).filter(|&pthread| pthread != 0);
-    // glibc's `pthread_t` is the address of a structure that contains its own address twice.
+    // glibc's `pthread_t` is the address of a structure that contains its own address twice. So does musl's in a process with one thread, the
+    // second time as the previous thread (`struct pthread`, src/internal/pthread_impl.h): that alone does not show which one it is.
     let glibc = pthread.filter(|&pthread| {
-        word(memory, pthread, 0) == Some(pthread) && word(memory, pthread, GLIBC_SELF) == Some(pthread)
+        native.glibc
+            && word(memory, pthread, 0) == Some(pthread)
+            && word(memory, pthread, GLIBC_SELF) == Some(pthread)
     });
     match glibc {
         Some(pthread) => half(pthread, GLIBC_TID),

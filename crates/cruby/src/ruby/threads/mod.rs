@@ -54,6 +54,8 @@ struct Native {
     thread_id: u32,
     /// The thread's id (3.1 and later).
     tid: Option<u32>,
+    /// Whether the C library is glibc.
+    glibc: bool,
 }
 
 /// A Ruby thread that has a native thread.
@@ -105,7 +107,7 @@ impl ThreadsLayout {
         };
         let nt = member("rb_thread_struct", "nt");
         let of = if nt.is_some() { "rb_native_thread" } else { "rb_thread_struct" };
-        let native = Native { nt, thread_id: member(of, "thread_id")?, tid: member(of, "tid") };
+        let native = Native { nt, thread_id: member(of, "thread_id")?, tid: member(of, "tid"), glibc };
         let state = StateLayout::of(version, table, member, glibc);
         Some(Self { vm_ptr, lists, native, path: *path, state })
     }

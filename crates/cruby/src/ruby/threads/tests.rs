@@ -29,7 +29,7 @@ fn layout() -> ThreadsLayout {
     ThreadsLayout {
         vm_ptr: Svma(VM_PTR - 0x800),
         lists: Lists::Ractors { head: 8, node: 16, threads: 32, thread_node: 0 },
-        native: Native { nt: Some(24), thread_id: 0, tid: Some(8) },
+        native: Native { nt: Some(24), thread_id: 0, tid: Some(8), glibc: true },
         path: StackPath {
             place: StackPath::TLS,
             ec_stack: 0,
@@ -74,6 +74,14 @@ fn lists() {
     let all = layout().all(&vm(), 0x800).unwrap();
     assert_eq!(all, [(0x10_000, Some(41)), (0x20_000, Some(42)), (0x30_000, None)]);
     assert!(all.iter().all(|&(address, tid)| layout().native(&vm(), address) == tid));
+    // With musl the previous thread of the only one is itself, and what glibc has as its id is another object's memory.
+    let mut musl = layout();
+    musl.native.glibc = false;
+    let mut only = vm();
+    only.0.extend([(0x12_000 + 720, 99), (0x11_008, 41)]);
+    assert_eq!(musl.native(&only, 0x10_000), Some(41));
+    musl.native.tid = None;
+    assert_eq!(musl.native(&only, 0x10_000), None);
     // Not set up, or being changed: no list at all rather than part of one.
     assert_eq!(layout().threads(&Words::default(), 0x800), None);
     let mut broken = vm();

@@ -326,7 +326,7 @@ fn load_programs(
     loader.override_global("SOCKET", &socket, true);
     let copies_states = u32::from(requests.is_some_and(|requests| requests.states));
     loader.override_global("UNIT_STATES", &copies_states, true);
-    requests::size_maps(&mut loader, requests);
+    requests::size_maps(&mut loader, requests)?;
     if !stacks.is_some_and(|stacks| stacks.native) {
         for map in NativeMaps::NAMES {
             loader.map_max_entries(map, 1);

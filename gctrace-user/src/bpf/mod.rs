@@ -13,6 +13,7 @@ mod lease;
 mod lines;
 mod links;
 mod load;
+mod lru;
 mod malloc;
 mod mmaps;
 mod multi;

@@ -18,8 +18,9 @@ use gctrace_common::{
 
 use super::{
     errors::LoadError,
-    kernel_types,
+    kernel_types, lru,
     rings::{drain, shared, take},
+    sample::cpus,
 };
 
 /// The program at the calls of a server.
@@ -31,13 +32,13 @@ pub(super) const BLOCKING_PROGRAM: &str = "blocking_hit";
 /// The program at packets that servers receive.
 pub(super) const ARRIVALS_PROGRAM: &str = "request_data";
 /// Maps and their number of entries.
-const MAPS: [(&str, u32); 8] = [
+const MAPS: [(&str, u32); 3] =
+    [("FETCHERS", MAX_FETCHERS), ("SERVERS", MAX_SERVERS), ("SERVING", MAX_SERVING)];
+/// LRU maps, which have more entries on hosts with many CPUs.
+const LRU_MAPS: [(&str, u32); 5] = [
     ("ARRIVALS", MAX_ARRIVALS),
     ("EXECS", MAX_EXECS),
-    ("FETCHERS", MAX_FETCHERS),
-    ("SERVERS", MAX_SERVERS),
     ("OWN_TIMES", MAX_OWN_TIMES),
-    ("SERVING", MAX_SERVING),
     ("CONNECTIONS", MAX_CONNECTIONS),
     ("PARSERS", MAX_CONNECTIONS),
 ];
@@ -62,12 +63,17 @@ impl RequestOptions {
 }
 
 /// Shrinks the maps if requests are not traced.
-pub(super) fn size_maps(loader: &mut EbpfLoader<'_>, requests: Option<RequestOptions>) {
-    let watched = requests.is_some();
-    for (map, entries) in MAPS {
+pub(super) fn size_maps(
+    loader: &mut EbpfLoader<'_>,
+    requests: Option<RequestOptions>,
+) -> Result<(), LoadError> {
+    let (watched, cpus) = (requests.is_some(), cpus()?);
+    let lru = LRU_MAPS.map(|(map, least)| (map, lru::entries(least, cpus)));
+    for (map, entries) in MAPS.into_iter().chain(lru) {
         loader.map_max_entries(map, if watched { entries } else { 1 });
     }
     loader.map_max_entries("REQUEST_RING", requests.map_or(NO_RING_BYTES, |requests| requests.ring_bytes));
+    Ok(())
 }
 
 /// Where the kernel stores the time of a connection's last data; zeros if requests are not traced or BTF does not describe it.

@@ -12,7 +12,7 @@ use aya::{
 };
 
 use gctrace_common::{
-    config::{Config, MAX_AWAY, OFF_CPU_WINDOW_NS, PROBE_SLOTS},
+    config::{Config, MAX_AWAY, MAX_SCOPES, OFF_CPU_WINDOW_NS, PROBE_SLOTS},
     stack::stage,
 };
 
@@ -22,7 +22,7 @@ use super::{
     gvl::GvlOptions,
     kernel_types,
     links::Link,
-    multi,
+    lru, multi,
     programs::Programs,
     raw,
 };
@@ -144,13 +144,21 @@ pub(super) fn link_loaded(programs: &mut Programs, loaded: &[&str]) -> Result<St
     STAGES.into_iter().map(link).collect()
 }
 
+/// Number of CPUs that the host may have.
+pub(super) fn cpus() -> Result<u32, LoadError> {
+    aya::util::nr_cpus().map(|cpus| cpus as u32).map_err(|(_, source)| LoadError::Cpus(source))
+}
+
 /// Sizes the maps for the options.
 pub(super) fn size_maps(
     loader: &mut EbpfLoader<'_>,
     options: Option<StackOptions>,
     futex: bool,
 ) -> Result<(), LoadError> {
-    let cpus = aya::util::nr_cpus().map_err(|(_, source)| LoadError::Cpus(source))? as u32;
+    let cpus = cpus()?;
+    for map in ["SCOPES", "PHASES"] {
+        loader.map_max_entries(map, lru::entries(MAX_SCOPES, cpus));
+    }
     loader.map_max_entries("TICK_SCRATCH", cpus);
     loader.map_max_entries("PROBE_SCRATCH", cpus * PROBE_SLOTS);
     let wall = options.is_some_and(|options| options.wall);
@@ -158,7 +166,7 @@ pub(super) fn size_maps(
         loader.map_max_entries("SWITCH_SCRATCH", cpus);
     }
     if wall {
-        loader.map_max_entries("AWAY", MAX_AWAY);
+        loader.map_max_entries("AWAY", lru::entries(MAX_AWAY, cpus));
     }
     Ok(())
 }

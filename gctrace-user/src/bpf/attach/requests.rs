@@ -23,9 +23,11 @@ use crate::{
     bpf::{
         errors::{AttachError, LoadError, brief},
         links::{self, Link},
+        lru,
         programs::load_late,
         requests::{ARRIVALS_PROGRAM, BLOCKING_PROGRAM, JOBS_PROGRAM, PROGRAM, map},
         rings::{drain, take},
+        sample::cpus,
     },
     ruby::{blocking::BlockingSite, jobs::JobSite, requests::RequestSite},
 };
@@ -237,6 +239,8 @@ pub(super) struct Servers {
     /// Keyed by the socket number.
     arrivals: HashMap<MapData, u64, u64>,
     listening: RingBuf<MapData>,
+    /// Number of CPUs that the host may have, on which the sizes of maps depend.
+    cpus: u32,
 }
 
 impl Servers {
@@ -247,13 +251,14 @@ impl Servers {
             parsers: map(ebpf, "PARSERS")?,
             arrivals: map(ebpf, "ARRIVALS")?,
             listening: take(ebpf, "LISTEN_RING")?,
+            cpus: cpus()?,
         })
     }
 
     /// Removes the state of the connections of a process that is no longer a server.
     fn forget(&mut self, pid: u32) {
         // Without a limit, iterating over a map that changes meanwhile might not end.
-        let most = 2 * MAX_CONNECTIONS as usize;
+        let most = 2 * lru::entries(MAX_CONNECTIONS, self.cpus) as usize;
         let of_it = |key: &u64| (key >> 32) as u32 == pid;
         let connections: Vec<u64> = self.connections.keys().take(most).flatten().filter(of_it).collect();
         for key in connections {
@@ -267,7 +272,7 @@ impl Servers {
     }
 
     fn forget_arrivals(&mut self) {
-        let most = 2 * MAX_ARRIVALS as usize;
+        let most = 2 * lru::entries(MAX_ARRIVALS, self.cpus) as usize;
         let sockets: Vec<u64> = self.arrivals.keys().take(most).flatten().collect();
         for socket in sockets {
             let _may_be_evicted = self.arrivals.remove(&socket);

@@ -49,7 +49,9 @@ impl AcceptQueues {
         let mut own = [0, 1].map(|list| lists.inodes(pid, namespace, list));
         if own.iter().any(|listening| !listening.is_empty()) {
             let sockets = proc_root::process(pid).map(|process| sockets(&process)).unwrap_or_default();
-            own.iter_mut().for_each(|listening| listening.retain(|inode| sockets.contains(inode)));
+            for listening in &mut own {
+                listening.retain(|inode| sockets.contains(inode));
+            }
         }
         Self { namespace, own }
     }

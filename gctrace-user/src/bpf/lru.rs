@@ -1,6 +1,6 @@
 //! Sizes of LRU maps.
 
-/// Number of free elements that each CPU may keep for itself, times two: `LOCAL_FREE_TARGET` (kernel/bpf/bpf_lru_list.c) is 128 up to Linux 6.15.
+/// Number of free elements that each CPU may keep for itself, times two: `LOCAL_FREE_TARGET` (`kernel/bpf/bpf_lru_list.c`) is 128 up to Linux 6.15.
 const PER_CPU: u32 = 256;
 
 /// Number of entries of an LRU map that must hold `least`. With fewer than the CPUs keep for themselves, the kernel would evict entries that are

@@ -377,7 +377,9 @@ impl Pipeline {
             StackOf::Holder => self.gvl.holder_stack(pid, tid, ts_ns, stack),
             StackOf::Blocker => self.gvl.ran(pid, tid, ts_ns, stack),
             StackOf::Refill => {
-                let request = self.request_of_stack(pid, tid, request_ns);
+                // The record of the refill comes first, and starts tracing its process unless that is refused.
+                let is_traced = self.traced.contains_key(&pid);
+                let request = is_traced.then(|| self.request_of_stack(pid, tid, request_ns)).flatten();
                 self.refill_stack(pid, tid, AllocOf { comm, ts_ns, request, span }, stack);
             }
             // Runs do not load the program that takes these.
@@ -448,9 +450,11 @@ impl Pipeline {
         state: Option<(u64, Vec<u8>)>,
         seen_ns: u64,
     ) {
-        // The same pid with another image: an exec whose record has not been seen (lost, or yet to arrive).
-        self.gvl_replaced(pid);
-        self.end(pid, EndReason::Execed, seen_ns);
+        if self.traced.contains_key(&pid) {
+            // The same pid with another image: an exec whose record has not been seen (lost, or yet to arrive).
+            self.gvl_replaced(pid);
+            self.end(pid, EndReason::Execed, seen_ns);
+        }
         let mut process = proc::describe(pid, comm, known.image.clone(), self.names.place(pid));
         let mut arguments_at = proc::arguments_at(pid);
         // The data read may be of the program that a forked child runs by now, or the child is gone.

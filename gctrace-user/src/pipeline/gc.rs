@@ -209,9 +209,13 @@ impl Pipeline {
             if self.has_ended(pid, event.header.ts_ns) {
                 self.counts.refused_records += 1;
             } else {
-                self.waiting.entry(pid).or_default().pause(event);
+                let waiting = self.waiting.entry(pid).or_default();
+                let lost = waiting.lost;
+                waiting.pause(event);
+                // Lost records may be of any time before.
+                let from_ns = if waiting.lost > lost { 0 } else { event.begin_ns };
                 self.counts.pauses_outside += 1;
-                self.units.lost(pid, event.begin_ns, event.header.ts_ns);
+                self.units.lost(pid, from_ns, event.header.ts_ns);
             }
             return;
         }

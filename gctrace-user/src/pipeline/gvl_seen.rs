@@ -1,6 +1,9 @@
 //! Exports the GVL reports.
 
-use gctrace_common::event::{Header, LifeEvent};
+use gctrace_common::{
+    event::{Header, LifeEvent},
+    gvl::GvlWaitEvent,
+};
 
 use super::{
     Pipeline,
@@ -9,7 +12,7 @@ use super::{
 use crate::{
     bpf::GvlRead,
     decode::GvlRecord,
-    model::{Process, seen::Seen},
+    model::{self, Process, seen::Seen},
 };
 
 impl Pipeline {
@@ -21,13 +24,23 @@ impl Pipeline {
     pub(super) fn gvl_record(&mut self, record: GvlRecord) {
         let report = match record {
             GvlRecord::Wait(event) => {
-                let request = self.request_of_stack(event.header.tgid, event.header.tid, event.request_ns);
+                let request = self.request_of_wait(&event);
                 self.gvl.wait(&event, request)
             }
             GvlRecord::Thread(thread) => Some(self.gvl.thread(thread)),
             GvlRecord::Span(state, event) => self.gvl.span(state, &event),
         };
         self.gvl_report(report);
+    }
+
+    /// The request that the waiting thread was serving. Its process must be traced first: only such a process has requests.
+    fn request_of_wait(&mut self, event: &GvlWaitEvent) -> Option<u64> {
+        let GvlWaitEvent { header: Header { tgid: pid, tid, image, ts_ns, .. }, request_ns, .. } = *event;
+        if request_ns == 0 {
+            return None;
+        }
+        let is_traced = self.is_traced(pid, image, &model::comm(&event.comm), ts_ns);
+        if is_traced { self.request_of_stack(pid, tid, request_ns) } else { Some(0) }
     }
 
     pub(super) fn gvl_report(&mut self, reports: impl IntoIterator<Item = Report>) {
@@ -71,9 +84,6 @@ impl Pipeline {
     /// Records of another program have arrived before that of the exec, if that arrives at all. The sums and edges of the threads are then
     /// incomplete and dropped: the kernel side's part is taken and refused with the record of the exec.
     pub(super) fn gvl_replaced(&mut self, pid: u32) {
-        if !self.traced.contains_key(&pid) {
-            return;
-        }
         let reports = self.gvl.gone(pid);
         self.gvl_report(reports);
         self.gvl.abandon(pid);

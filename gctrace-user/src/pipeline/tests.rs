@@ -21,6 +21,8 @@ use crate::{
     ruby::{RubyVersion, layout::ObjspaceLayout, live_check},
 };
 
+mod units;
+
 /// Records the names of what it receives.
 struct Notes(Rc<RefCell<Vec<&'static str>>>);
 

@@ -1,0 +1,101 @@
+//! What requests are reported to have caused, while their process is not traced yet, or not at all.
+
+use gctrace_common::{event::PauseEvent, gvl::GvlWaitEvent};
+
+use super::*;
+use crate::{
+    decode::GvlRecord,
+    model::{gvl::GvlWait, request::Request},
+};
+
+/// The requests and waits that were reported.
+#[derive(Default)]
+struct Reported {
+    requests: Vec<Request>,
+    waits: Vec<GvlWait>,
+}
+
+struct Collector(Rc<RefCell<Reported>>);
+
+impl Exporter for Collector {
+    fn see(&mut self, _: &Process, seen: Seen<'_>) -> Result<(), ExportError> {
+        match seen {
+            Seen::Request(request) => self.0.borrow_mut().requests.push(request.clone()),
+            Seen::GvlWait(wait) => self.0.borrow_mut().waits.push(wait.clone()),
+            _ => {}
+        }
+        Ok(())
+    }
+}
+
+fn collecting() -> (Pipeline, Rc<RefCell<Reported>>, ObjspaceLayout) {
+    let (pipeline, _, layout) = pipeline();
+    let reported = Rc::new(RefCell::new(Reported::default()));
+    let outputs = Outputs::new(vec![Box::new(Collector(reported.clone()))]);
+    (Pipeline { outputs, ..pipeline }, reported, layout)
+}
+
+fn header(seq: u64, ts_ns: u64) -> Header {
+    exit(seq, ts_ns).header
+}
+
+fn pause(seq: u64, (begin_ns, end_ns): (u64, u64)) -> PauseEvent {
+    PauseEvent { header: header(seq, end_ns), begin_ns, ..PauseEvent::new_zeroed() }
+}
+
+fn wait(request_ns: u64, (begin_ns, end_ns): (u64, u64)) -> GvlWaitEvent {
+    GvlWaitEvent { header: header(0, end_ns), begin_ns, id: 1, request_ns, ..GvlWaitEvent::new_zeroed() }
+}
+
+fn take_wait(pipeline: &mut Pipeline, event: GvlWaitEvent) {
+    pipeline.stack_record(Record::Event(OwnedEvent::Gvl(GvlRecord::Wait(Box::new(event)))));
+}
+
+fn take_request(pipeline: &mut Pipeline, (begin_ns, end_ns): (u64, u64)) {
+    let event = RequestEvent { header: header(0, end_ns), begin_ns, ..RequestEvent::new_zeroed() };
+    pipeline.unit_record(&Event::Request(RequestEnd::Closed, &event));
+}
+
+/// A forked child is traced from its first cycle on. What its first request paused for before that is not known.
+#[test]
+fn pauses_before_the_first_cycle() {
+    let (mut pipeline, reported, layout) = collecting();
+    pipeline.gc_event(&Event::Pause(pause(1, (100, 200))));
+    let mut event = snapshot(&layout, 2, 0);
+    event.header.ts_ns = 300;
+    pipeline.snapshot(Point::GcStart, &event);
+    take_request(&mut pipeline, (50, 400));
+    take_request(&mut pipeline, (500, 600));
+    pipeline.report_requests();
+    let requests = &reported.borrow().requests;
+    let of = |request: &Request| (request.gcs, request.gc_ns, request.gc_pauses, request.gc_other);
+    assert_eq!(of(&requests[0]), (None, None, None, None));
+    assert_eq!(of(&requests[1]), (Some(0), Some(0), Some(0), Some(GcTime::default())));
+}
+
+/// Records that were lost between such pauses may be of any time before.
+#[test]
+fn lost_before_the_first_cycle() {
+    let (mut pipeline, reported, layout) = collecting();
+    pipeline.gc_event(&Event::Pause(pause(1, (100, 200))));
+    pipeline.gc_event(&Event::Pause(pause(5, (400, 500))));
+    let mut event = snapshot(&layout, 6, 0);
+    event.header.ts_ns = 600;
+    pipeline.snapshot(Point::GcStart, &event);
+    take_request(&mut pipeline, (250, 300));
+    pipeline.report_requests();
+    let reported = reported.borrow();
+    assert_eq!((reported.requests[0].gcs, reported.requests[0].gc_other), (None, None));
+}
+
+/// A wait that is the first that is seen of a process names its request as the request itself does.
+#[test]
+fn first_record_is_a_wait() {
+    let (mut pipeline, reported, _) = collecting();
+    take_wait(&mut pipeline, wait(50, (60, 100)));
+    take_request(&mut pipeline, (50, 400));
+    pipeline.report_requests();
+    let reported = reported.borrow();
+    assert_eq!(reported.waits[0].request, Some(reported.requests[0].id));
+    assert_eq!(pipeline.units.counts().unknown, 0);
+}

@@ -99,3 +99,22 @@ fn first_record_is_a_wait() {
     assert_eq!(reported.waits[0].request, Some(reported.requests[0].id));
     assert_eq!(pipeline.units.counts().unknown, 0);
 }
+
+/// Waits of a refused process take no room for the requests of others.
+#[test]
+fn refused_processes_have_no_requests() {
+    let (mut pipeline, reported, layout) = collecting();
+    let of_own = |header| Header { tgid: std::process::id(), ..header };
+    pipeline.refuse_process(PID, "/libruby.so", "test", 1);
+    for begin_ns in 1..=70_000 {
+        take_wait(&mut pipeline, wait(begin_ns, (begin_ns, begin_ns + 1)));
+    }
+    let mut event = snapshot(&layout, 1, 0);
+    event.header = of_own(event.header);
+    pipeline.snapshot(Point::GcStart, &event);
+    let event = RequestEvent { header: of_own(header(0, 400)), begin_ns: 50, ..RequestEvent::new_zeroed() };
+    pipeline.unit_record(&Event::Request(RequestEnd::Closed, &event));
+    pipeline.report_requests();
+    assert_eq!((reported.borrow().requests.len(), pipeline.request_counts.requests_no_room), (1, 0));
+    assert_eq!((pipeline.units.open(), pipeline.counts().gvl.gvl_refused), (0, 70_000));
+}

@@ -110,6 +110,7 @@ impl Pipeline {
             self.stacks.execed(event.header.tgid, event.header.ts_ns);
             self.execed(event.header.tgid, event.header.ts_ns);
             if !self.traced.contains_key(&event.header.tgid) {
+                self.waited_in_vain(event);
                 self.beginnings.execed(event.header.tgid);
                 self.export(|exporter| {
                     exporter.left(event.header.tgid);
@@ -154,11 +155,21 @@ impl Pipeline {
         } else {
             self.beginnings.execed(event.header.tgid);
         }
+        self.waited_in_vain(event);
         self.refused.remove(&event.header.tgid);
         self.left.remove(&event.header.tgid);
         // Another program with this pid is counted separately.
         self.counted.pids.remove(&event.header.tgid);
-        self.waiting.remove(&event.header.tgid);
+    }
+
+    /// A program that only had pauses has ended: the next one of its process has none of them.
+    fn waited_in_vain(&mut self, event: &LifeEvent) {
+        let pid = event.header.tgid;
+        if let Some(waiting) = self.waiting.remove(&pid)
+            && !self.refused.contains_key(&pid)
+        {
+            self.counts.lost_records += waiting.lost + event.header.seq.saturating_sub(waiting.seq);
+        }
     }
 
     /// Remembers when a process ended, while records of it may still arrive.

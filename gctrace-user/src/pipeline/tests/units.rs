@@ -88,6 +88,27 @@ fn lost_before_the_first_cycle() {
     assert_eq!((reported.requests[0].gcs, reported.requests[0].gc_other), (None, None));
 }
 
+/// A child that only finished its parent's sweep leaves nothing to the program that it executes, and what was lost of it is counted.
+#[test]
+fn pauses_before_an_exec() {
+    for kind in [Kind::Exec, Kind::Exit] {
+        let (mut pipeline, _, layout) = collecting();
+        pipeline.gc_event(&Event::Pause(pause(1, (100, 200))));
+        pipeline.gc_event(&Event::Pause(pause(3, (250, 260))));
+        pipeline.life(kind, &exit(5, 300));
+        assert_eq!(pipeline.counts.lost_records, 3);
+        for (seq, ts_ns) in [(1, 400), (3, 500)] {
+            let mut event = snapshot(&layout, seq, 0);
+            event.header.ts_ns = ts_ns;
+            pipeline.snapshot(Point::GcStart, &event);
+        }
+        let traced = &pipeline.traced[&PID];
+        assert_eq!((traced.outside_ns, traced.lost), (0, 1));
+        assert!(traced.since_ns >= 300, "{}", traced.since_ns);
+        assert_eq!(pipeline.counts.lost_records, 4);
+    }
+}
+
 /// A wait that is the first that is seen of a process names its request as the request itself does.
 #[test]
 fn first_record_is_a_wait() {

@@ -466,11 +466,11 @@ impl Pipeline {
             process = parent.forked(process, comm);
             arguments_at = parent.arguments_at;
         }
-        process.ppid = self.forked_by(pid).or(process.ppid);
+        process.ppid = self.forked_by(pid, seen_ns).or(process.ppid);
         let memory = MemoryReader::open(pid).ok();
         let waiting = self.waiting.remove(&pid).unwrap_or_default();
         let first_ns = waiting.pauses.first().map_or(u64::MAX, |(begin_ns, _)| *begin_ns);
-        let since_ns = self.traced_since(pid, &known.image).min(first_ns);
+        let since_ns = self.traced_since(pid, &known.image, seen_ns).min(first_ns);
         let count = count_of(known, state.as_ref().map(|(_, data)| data));
         let traced = TracedProcess {
             process: process.clone(),
@@ -510,7 +510,7 @@ impl Pipeline {
     }
 
     /// Since when events of a process with this image could be seen.
-    fn traced_since(&mut self, pid: u32, image: &Arc<Image>) -> u64 {
+    fn traced_since(&mut self, pid: u32, image: &Arc<Image>, seen_ns: u64) -> u64 {
         let now = monotonic_ns();
         let opened = self.images.opened_ns(image.index).unwrap_or(now);
         let since = self.probed_since.entry(image.index).or_insert_with(|| (image.clone(), opened));
@@ -519,7 +519,7 @@ impl Pipeline {
         }
         let probed = since.1;
         // The start of a process that is already gone is unknown, unless its fork was seen.
-        let forked = self.parents.get(&pid).map(|(_, forked_ns)| *forked_ns);
+        let forked = self.fork_of(pid, seen_ns).map(|(_, forked_ns)| forked_ns);
         let Some(started) = forked.or_else(|| proc::started_ns(pid)) else { return now };
         let execed = self.execs.get(&pid).copied().unwrap_or_default();
         started.max(execed).max(probed).min(now)

@@ -98,6 +98,11 @@ impl Beginnings {
 }
 
 impl Beginning {
+    /// It was forked with this `GC.count`, if that is known.
+    pub(super) fn forked(&mut self, count: Option<u64>) {
+        self.base = count.map_or(Base::Unknown, Base::Count);
+    }
+
     /// Records that the next reported cycle has the number `count`. `lost`: records of the process were lost before, so that
     /// cycles may be missing for another reason. Returns the result for the first cycle only.
     pub(super) fn reported(&mut self, count: u64, lost: bool) -> Option<CyclesBefore> {

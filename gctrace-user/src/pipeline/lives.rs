@@ -99,6 +99,7 @@ impl Pipeline {
                     _ => None,
                 };
                 self.beginnings.forked(event.other, count);
+                self.forked_while_traced(event, count);
                 self.export(|exporter| {
                     exporter.forked(event.other);
                     Ok(())
@@ -196,12 +197,32 @@ impl Pipeline {
         self.execs.get(&pid).is_some_and(|execed_ns| *execed_ns <= at_ns) || self.lives.iter().any(is_its)
     }
 
+    /// A child's first records in other rings may be handled before that of its fork, which says with which `GC.count` it began.
+    fn forked_while_traced(&mut self, fork: &LifeEvent, count: Option<u64>) {
+        let (child, forked_ns) = (fork.other, fork.header.ts_ns);
+        let seen_ns = self.traced.get(&child).map(|traced| traced.seen_ns);
+        let is_its = seen_ns.is_some_and(|seen_ns| seen_ns >= forked_ns && !self.has_execed(child, seen_ns));
+        if let Some(traced) = self.traced.get_mut(&child).filter(|_| is_its) {
+            traced.beginning.forked(count);
+        }
+    }
+
+    /// The parent of a process, and when it forked this one, by a time. The record of that fork may still be pending.
+    pub(super) fn fork_of(&self, pid: u32, at_ns: u64) -> Option<(u32, u64)> {
+        let of_it = |(kind, event): &&(Kind, LifeEvent)| {
+            *kind == Kind::Fork && event.other == pid && event.header.ts_ns <= at_ns
+        };
+        let pending = self.lives.iter().rev().find(of_it);
+        let pending = pending.map(|(_, event)| (event.header.tgid, event.header.ts_ns));
+        pending.or_else(|| self.parents.get(&pid).copied())
+    }
+
     /// The process that forked this one, if the kernel has reported that. Once it has ended, `/proc` names another parent, usually pid 1.
-    pub(super) fn forked_by(&self, pid: u32) -> Option<u32> {
-        let (parent, forked_ns) = self.parents.get(&pid)?;
+    pub(super) fn forked_by(&self, pid: u32, at_ns: u64) -> Option<u32> {
+        let (parent, forked_ns) = self.fork_of(pid, at_ns)?;
         // If the end of a process was lost, another one may have its pid by now.
         let is_other = proc::started_ns(pid).is_some_and(|ns| ns > forked_ns.saturating_add(CLOCKS_NS));
-        (!is_other).then_some(*parent)
+        (!is_other).then_some(parent)
     }
 
     /// The parent of a process, if the process was still running its parent's program at that time.
@@ -209,11 +230,12 @@ impl Pipeline {
         if self.has_execed(pid, at_ns) {
             return None;
         }
-        let (forked_from, forked_ns) = self.parents.get(&pid)?;
-        let parent = self.traced.get(forked_from)?;
-        let same = parent.process.image.index == image.index && *forked_ns <= at_ns;
+        let (forked_from, forked_ns) = self.fork_of(pid, at_ns)?;
+        let parent = self.traced.get(&forked_from)?;
+        let same = parent.process.image.index == image.index && forked_ns <= at_ns;
         // The parent itself may have replaced its program since the fork.
-        (same && self.execs.get(forked_from).is_none_or(|execed_ns| execed_ns < forked_ns)).then_some(parent)
+        (same && self.execs.get(&forked_from).is_none_or(|execed_ns| *execed_ns < forked_ns))
+            .then_some(parent)
     }
 
     /// Whether the known state of a process is that of the program started by the exec at this time, or the process is unknown: records of

@@ -121,6 +121,28 @@ fn first_record_is_a_wait() {
     assert_eq!(pipeline.units.counts().unknown, 0);
 }
 
+/// A child's first record may be in another ring than its fork, and be handled first.
+#[test]
+fn first_record_is_before_the_fork() {
+    let (mut pipeline, _, layout) = collecting();
+    let parent = std::process::id();
+    let mut event = snapshot(&layout, 1, 0);
+    (event.header.tgid, event.header.tid, event.header.ts_ns) = (parent, parent, monotonic_ns());
+    pipeline.snapshot(Point::GcStart, &event);
+    let forked_ns = monotonic_ns();
+    let mut fork = exit(1, forked_ns);
+    (fork.header.tgid, fork.other) = (parent, PID);
+    pipeline.lives.push_back((Kind::Fork, fork));
+    let seen_ns = monotonic_ns();
+    take_wait(&mut pipeline, wait(seen_ns, (seen_ns, seen_ns + 1)));
+    let (of_parent, child) = (&pipeline.traced[&parent], &pipeline.traced[&PID]);
+    assert_eq!((child.process.ppid, child.since_ns), (Some(parent), forked_ns));
+    assert_eq!(child.process.cmdline, of_parent.process.cmdline);
+    pipeline.lives_until(u64::MAX);
+    pipeline.snapshot(Point::GcStart, &snapshot(&layout, 1, 0));
+    assert_eq!(pipeline.traced[&PID].beginning.ended(false).0, CyclesBefore::Missed(0));
+}
+
 /// Waits of a refused process take no room for the requests of others.
 #[test]
 fn refused_processes_have_no_requests() {

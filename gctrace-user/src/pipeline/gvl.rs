@@ -9,7 +9,7 @@ use std::{
 
 use gctrace_common::{
     event::Header,
-    gvl::{GvlGate, GvlHold, GvlSpanEvent, GvlState, GvlThread, GvlWaitEvent},
+    gvl::{GvlGate, GvlHold, GvlKey, GvlSpanEvent, GvlState, GvlThread, GvlWaitEvent},
     stack::OffCpuEvent,
 };
 
@@ -244,21 +244,20 @@ impl Gvl {
         counts.gvl.add(&self.counts);
     }
 
-    /// The current sums of the threads of each process; empty if reading them is not due again yet.
-    pub(super) fn so_far(&mut self) -> BTreeMap<u32, GvlSoFar> {
+    /// The current threads in the kernel's map; `None` if reading them is not due again yet.
+    pub(super) fn running(&mut self) -> Option<Vec<(GvlKey, GvlThread)>> {
         let begun = Instant::now();
         let due = self.next_look.is_none_or(|next| begun >= next);
-        let Some(reader) = self.reader.as_ref().filter(|_| due) else { return BTreeMap::new() };
-        let so_far = reader.look().map_or_else(
-            |error| {
-                log::warn!("reading the GVL states of threads: {error}");
-                BTreeMap::new()
-            },
-            |running| self.look.with(&running),
-        );
+        let reader = self.reader.as_ref().filter(|_| due)?;
+        let running = reader.look();
         let took = begun.elapsed();
         self.next_look = Some(begun + took.saturating_mul(LOOK_SELDOM).min(Duration::from_mins(1)));
-        so_far
+        running.inspect_err(|error| log::warn!("reading the GVL states of threads: {error}")).ok()
+    }
+
+    /// The sums of the threads of each process so far, including the running ones.
+    pub(super) fn so_far(&mut self, running: &[(GvlKey, GvlThread)]) -> BTreeMap<u32, GvlSoFar> {
+        self.look.with(running)
     }
 
     /// Since when a native thread that is off its CPU has been waiting for its GVL, as `gvl_ns` of an [`OffCpuEvent`]; the programs need not be

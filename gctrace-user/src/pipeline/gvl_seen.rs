@@ -2,7 +2,7 @@
 
 use gctrace_common::{
     event::{Header, LifeEvent},
-    gvl::GvlWaitEvent,
+    gvl::{GvlKey, GvlThread, GvlWaitEvent},
 };
 
 use super::{
@@ -54,7 +54,14 @@ impl Pipeline {
 
     /// Reports the current GVL sums of threads.
     pub fn gvl_so_far(&mut self) {
-        for (pid, so_far) in self.gvl.so_far() {
+        if let Some(running) = self.gvl.running() {
+            self.gvl_so_far_with(running);
+        }
+    }
+
+    pub(super) fn gvl_so_far_with(&mut self, mut running: Vec<(GvlKey, GvlThread)>) {
+        running.retain(|(_, thread)| !self.is_left_behind(&thread.header));
+        for (pid, so_far) in self.gvl.so_far(&running) {
             if let Some(process) = self.process(pid) {
                 self.see(&process, Seen::GvlSoFar(&so_far));
             }
@@ -81,8 +88,9 @@ impl Pipeline {
         }
     }
 
-    /// Records of another program have arrived before that of the exec, if that arrives at all. The sums and edges of the threads are then
-    /// incomplete and dropped: the kernel side's part is taken and refused with the record of the exec.
+    /// Records of another program have arrived before that of the exec, if that arrives at all, or the image is no longer probed. The sums and
+    /// edges of the threads are then incomplete and dropped: the kernel side's part is taken and refused with the record of the exec, or the
+    /// end of the process.
     pub(super) fn gvl_replaced(&mut self, pid: u32) {
         let reports = self.gvl.gone(pid);
         self.gvl_report(reports);

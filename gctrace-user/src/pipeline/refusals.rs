@@ -2,7 +2,9 @@
 
 use std::collections::HashSet;
 
-use super::{Pipeline, Waiting};
+use gctrace_common::event::Header;
+
+use super::{Pipeline, TracedProcess, Waiting};
 use crate::model::EndReason;
 
 /// Maximum number of processes remembered as counted; all are forgotten above it.
@@ -64,6 +66,8 @@ impl Pipeline {
             // The sequence numbers of its records will continue.
             self.waiting.insert(pid, Waiting::after(traced.fold.last_seq()));
             self.beginnings.forked(pid, traced.beginning.count);
+            // Its threads go on, and are new ones for the next image.
+            self.gvl_replaced(pid);
         }
         self.refused.insert(pid, Refusal::Image(image));
         self.left.entry(pid).or_default().push(image);
@@ -72,13 +76,19 @@ impl Pipeline {
     }
 
     /// Counts a record of a process about which nothing is reported; `false`: the process is reported.
-    pub(super) fn is_refused(&mut self, header: &gctrace_common::event::Header) -> bool {
+    pub(super) fn is_refused(&mut self, header: &Header) -> bool {
         let Some(refusal) = self.refused.get(&header.tgid) else { return false };
         if matches!(refusal, Refusal::Image(_)) {
             self.waiting.insert(header.tgid, Waiting::after(header.seq));
         }
         self.counts.refused_records += 1;
         true
+    }
+
+    /// Whether GVL data is of an image with which the process was traced before, and no longer is.
+    pub(super) fn is_left_behind(&self, header: &Header) -> bool {
+        let its = |traced: &TracedProcess| traced.process.image.index == header.image;
+        self.has_left(header.tgid, header.image) && !self.traced.get(&header.tgid).is_some_and(its)
     }
 
     /// Whether this program of a process was traced with this image before. The GVL data of its threads has a gap since then, so it is refused;

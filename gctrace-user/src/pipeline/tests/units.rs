@@ -1,18 +1,22 @@
 //! What requests are reported to have caused, while their process is not traced yet, or not at all.
 
-use gctrace_common::{event::PauseEvent, gvl::GvlWaitEvent};
+use gctrace_common::{
+    event::PauseEvent,
+    gvl::{GvlKey, GvlThread, GvlWaitEvent},
+};
 
 use super::*;
 use crate::{
     decode::GvlRecord,
-    model::{gvl::GvlWait, request::Request},
+    model::{gvl::GvlWait, gvl_so_far::GvlSoFar, request::Request},
 };
 
-/// The requests and waits that were reported.
+/// What was reported of requests and the GVL.
 #[derive(Default)]
 struct Reported {
     requests: Vec<Request>,
     waits: Vec<GvlWait>,
+    so_far: Vec<GvlSoFar>,
 }
 
 struct Collector(Rc<RefCell<Reported>>);
@@ -22,6 +26,7 @@ impl Exporter for Collector {
         match seen {
             Seen::Request(request) => self.0.borrow_mut().requests.push(request.clone()),
             Seen::GvlWait(wait) => self.0.borrow_mut().waits.push(wait.clone()),
+            Seen::GvlSoFar(so_far) => self.0.borrow_mut().so_far.push(so_far.clone()),
             _ => {}
         }
         Ok(())
@@ -160,4 +165,36 @@ fn refused_processes_have_no_requests() {
     pipeline.report_requests();
     assert_eq!((reported.borrow().requests.len(), pipeline.request_counts.requests_no_room), (1, 0));
     assert_eq!((pipeline.units.open(), pipeline.counts().gvl.gvl_refused), (0, 70_000));
+}
+
+/// The GVL sums of a process whose probes were detached are not part of those of its next image.
+#[test]
+fn gvl_sums_of_an_image_that_was_left() {
+    let (mut pipeline, reported, layout) = collecting();
+    let own = std::process::id();
+    let thread = |id, image, wait_ns| {
+        let mut thread = Box::new(GvlThread::blank());
+        thread.header = Header { tgid: own, image, ..header(0, 10) };
+        (thread.id, thread.waits, thread.wait_ns) = (id, 1, wait_ns);
+        thread
+    };
+    let ended = |pipeline: &mut Pipeline, thread| {
+        pipeline.stack_record(Record::Event(OwnedEvent::Gvl(GvlRecord::Thread(thread))));
+    };
+    let running = |thread: Box<GvlThread>| (GvlKey { at: thread.id, tgid: own, execs: 0 }, *thread);
+    let mut event = snapshot(&layout, 1, 0);
+    event.header.tgid = own;
+    pipeline.snapshot(Point::GcStart, &event);
+    ended(&mut pipeline, thread(1, 0, 5000));
+    pipeline.gvl_so_far_with(vec![running(thread(2, 0, 300))]);
+    pipeline.leave_process(own, 0, "/libruby.so", "test", 20);
+    pipeline.gvl_so_far_with(vec![running(thread(2, 0, 300))]);
+    pipeline.add_process(own, 1, None);
+    ended(&mut pipeline, thread(3, 1, 70));
+    pipeline.gvl_so_far_with(vec![running(thread(2, 0, 300)), running(thread(4, 1, 9))]);
+    let mut end = exit(1, monotonic_ns());
+    end.header.tgid = own;
+    pipeline.life(Kind::Exit, &end);
+    let sums: Vec<u64> = reported.borrow().so_far.iter().map(|so_far| so_far.wait_ns).collect();
+    assert_eq!(sums, [5300, 79, 70]);
 }

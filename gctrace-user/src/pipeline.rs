@@ -99,8 +99,6 @@ pub struct Pipeline {
     units: Units,
     /// Processes with ended requests, and their number of GC records at that time.
     numbered: HashMap<u32, Numbered>,
-    /// Whether requests are waiting for GC records that may still be written.
-    requests_wait: bool,
     unit_states: unit_states::Pending,
     allocs: Allocs,
     loads: Loads,
@@ -140,7 +138,6 @@ impl Pipeline {
             requests: None,
             units: Units::default(),
             numbered: HashMap::new(),
-            requests_wait: false,
             unit_states: unit_states::Pending::default(),
             allocs: Allocs::default(),
             loads: Loads::default(),

@@ -19,8 +19,8 @@ const ENDED: usize = 1 << 12;
 const LATE_NS: u64 = 10_000_000_000;
 /// Maximum difference between the clocks of `/proc` and of records, in nanoseconds, apart from the rounding of the former.
 const CLOCKS_NS: u64 = 1_000_000;
-/// Maximum time that an end waits for the last record of its process, in nanoseconds.
-const AWAIT_LAST_RECORD_NS: u64 = 1_000_000_000;
+/// Maximum time that an end of a process, or of a request, waits for the last record of its process, in nanoseconds.
+pub(super) const AWAIT_LAST_RECORD_NS: u64 = 1_000_000_000;
 
 impl Pipeline {
     /// Reads the ring; its records are handled in their turn.

@@ -1,5 +1,7 @@
 //! The requests' part of the data path: records are turned into units of work, to which events refer.
 
+use std::collections::BTreeSet;
+
 use gctrace_common::{
     event::PauseEvent,
     gvl::{CLOCKS_UNKNOWN, Clocks, OwnTimes},
@@ -8,7 +10,9 @@ use gctrace_common::{
     traceparent::Traceparent,
 };
 
-use super::{Pipeline, early::Early, traced::TracedProcess, unit_states::Pending};
+use super::{
+    Pipeline, early::Early, lives::AWAIT_LAST_RECORD_NS, traced::TracedProcess, unit_states::Pending,
+};
 use crate::{
     aggregate::{
         endpoint,
@@ -80,6 +84,14 @@ pub(super) struct Numbered {
     seq: Option<u64>,
     /// When that was read, in `CLOCK_MONOTONIC` nanoseconds.
     at_ns: u64,
+    /// Since when its requests have been waiting for GC records that are missing, in `CLOCK_MONOTONIC` nanoseconds.
+    behind_ns: Option<u64>,
+}
+
+impl Numbered {
+    pub(super) fn new(seq: Option<u64>, at_ns: u64) -> Self {
+        Self { seq, at_ns, behind_ns: None }
+    }
 }
 
 impl Pipeline {
@@ -134,8 +146,9 @@ impl Pipeline {
     pub(super) fn number_requests(&mut self) {
         let Some(reader) = &mut self.requests else { return };
         for pid in self.units.ended() {
-            let seq = reader.numbered(pid);
-            self.numbered.insert(pid, Numbered { seq, at_ns: monotonic_ns() });
+            let numbered = Numbered::new(reader.numbered(pid), monotonic_ns());
+            let behind_ns = self.numbered.get(&pid).and_then(|before| before.behind_ns);
+            self.numbered.insert(pid, Numbered { behind_ns, ..numbered });
         }
     }
 
@@ -238,22 +251,28 @@ impl Pipeline {
 
     /// Exports the requests that have ended. All their GC records must have been taken.
     pub(super) fn report_requests(&mut self) {
+        self.report_requests_at(monotonic_ns());
+    }
+
+    pub(super) fn report_requests_at(&mut self, now_ns: u64) {
         // Take the stacks first: those of ended requests precede the end.
         if !self.numbered.is_empty() {
             self.take_stacks();
         }
-        // A record that is being written already has a number. The next read of the ring finds it, or it was lost.
-        let behind = self.numbered.keys().any(|pid| self.is_behind(*pid));
-        if behind && !self.requests_wait {
-            self.requests_wait = true;
-            return;
-        }
-        self.requests_wait = false;
         let pids: Vec<u32> = self.numbered.keys().copied().collect();
+        let mut waiting = BTreeSet::new();
         for pid in pids {
-            self.lost_at_the_end(pid);
+            // A record that is being written already has a number: it may still come, though the program that writes it has lost its CPU.
+            if self.is_behind(pid)
+                && let Some(numbered) = self.numbered.get_mut(&pid)
+                && now_ns.saturating_sub(*numbered.behind_ns.get_or_insert(now_ns)) <= AWAIT_LAST_RECORD_NS
+            {
+                waiting.insert(pid);
+            } else {
+                self.lost_at_the_end(pid);
+            }
         }
-        let taken = self.units.take(monotonic_ns());
+        let taken = self.units.take(now_ns, |pid| waiting.contains(&pid));
         self.export_requests(taken);
     }
 

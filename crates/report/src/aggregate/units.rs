@@ -155,8 +155,11 @@ impl Units {
         self.open.len()
     }
 
-    /// Counts a cycle started in a unit. Returns the unit's id, or `None` if there is no room for the unit.
+    /// Counts a cycle started in a unit, unless the unit has been handed out. Returns the unit's id, or `None` if there is no room for the unit.
     pub fn cycle(&mut self, key: UnitKey) -> Option<u64> {
+        if let Some(id) = self.over(key) {
+            return Some(id);
+        }
         let open = self.enter(key)?;
         open.gcs = open.gcs.saturating_add(1);
         Some(open.id)
@@ -167,8 +170,7 @@ impl Units {
         if let Some(open) = self.open.get(&key) {
             return Some(open.id);
         }
-        let closed = self.closed.get(&key).copied();
-        closed.or_else(|| self.has_room(key).then(|| self.enter(key).map(|open| open.id)).flatten())
+        self.over(key).or_else(|| self.has_room(key).then(|| self.enter(key).map(|open| open.id)).flatten())
     }
 
     /// Adds a stack captured in a unit, with the handler and the active span that it shows, if any. The handler of the first stack that shows
@@ -189,8 +191,9 @@ impl Units {
     /// Adds a GC pause of a thread from `begin_ns` to `end_ns`, nanoseconds. `unit_ns`: since when the thread serves a unit, if it does.
     pub fn pause(&mut self, pid: u32, tid: u32, unit_ns: Option<u64>, (begin_ns, end_ns): (u64, u64)) {
         self.pauses.entry(pid).or_default().add(PauseAt { tid, begin_ns, end_ns });
-        if let Some(unit_ns) = unit_ns
-            && let Some(open) = self.enter(UnitKey { pid, tid, begin_ns: unit_ns })
+        let key = unit_ns.map(|begin_ns| UnitKey { pid, tid, begin_ns });
+        if let Some(key) = key.filter(|key| self.over(*key).is_none())
+            && let Some(open) = self.enter(key)
         {
             open.gc.pauses = open.gc.pauses.saturating_add(1);
             open.gc.ns = open.gc.ns.saturating_add(end_ns.saturating_sub(begin_ns));
@@ -223,10 +226,11 @@ impl Units {
     }
 
     /// Hands out the units that have ended: all their events have been counted. A unit that ended in a GC pause waits for the pause's record,
-    /// at most a second after its end.
-    pub fn take(&mut self, now_ns: u64) -> Vec<(u32, Request)> {
+    /// at most a second after its end. `waits`: the processes whose units are to stay.
+    pub fn take(&mut self, now_ns: u64, waits: impl Fn(u32) -> bool) -> Vec<(u32, Request)> {
         let sealed = std::mem::take(&mut self.sealed);
-        let (due, waiting) = sealed.into_iter().partition(|(key, facts)| self.is_due(*key, facts, now_ns));
+        let is_due = |(key, facts): &(UnitKey, Facts)| !waits(key.pid) && self.is_due(*key, facts, now_ns);
+        let (due, waiting) = sealed.into_iter().partition(is_due);
         self.sealed = waiting;
         self.requests(due)
     }
@@ -352,6 +356,11 @@ impl Units {
             self.closed_order.push_back(key);
         }
         Some(open)
+    }
+
+    /// The id of a unit that has been handed out, or whose end was not seen.
+    fn over(&self, key: UnitKey) -> Option<u64> {
+        self.closed.get(&key).copied().filter(|_| !self.open.contains_key(&key))
     }
 
     fn has_room(&self, key: UnitKey) -> bool {

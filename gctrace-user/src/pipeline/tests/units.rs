@@ -198,3 +198,30 @@ fn gvl_sums_of_an_image_that_was_left() {
     let sums: Vec<u64> = reported.borrow().so_far.iter().map(|so_far| so_far.wait_ns).collect();
     assert_eq!(sums, [5300, 79, 70]);
 }
+
+/// A GC record that is being written when its request ends is waited for, however soon the ring is read again, but not forever.
+#[test]
+fn requests_wait_for_records() {
+    for comes in [true, false] {
+        let (mut pipeline, reported, layout) = collecting();
+        pipeline.snapshot(Point::GcStart, &snapshot(&layout, 1, 0));
+        let begin_ns = monotonic_ns();
+        take_request(&mut pipeline, (begin_ns, begin_ns + 10));
+        pipeline.numbered.insert(PID, Numbered::new(Some(2), begin_ns + 20));
+        for now_ns in [100, 101, 102, lives::AWAIT_LAST_RECORD_NS] {
+            pipeline.report_requests_at(begin_ns + now_ns);
+        }
+        assert!(reported.borrow().requests.is_empty());
+        if comes {
+            let mut event = snapshot(&layout, 2, 0);
+            (event.header.ts_ns, event.request_ns) = (begin_ns + 5, begin_ns);
+            pipeline.snapshot(Point::GcStart, &event);
+            pipeline.report_requests_at(begin_ns + 200);
+        } else {
+            pipeline.report_requests_at(begin_ns + lives::AWAIT_LAST_RECORD_NS + 101);
+        }
+        let requests: Vec<_> = reported.borrow().requests.iter().map(|request| request.gcs).collect();
+        assert_eq!(requests, [comes.then_some(1)]);
+        assert!(pipeline.numbered.is_empty());
+    }
+}

@@ -17,7 +17,7 @@ fn pause(units: &mut Units, key: UnitKey, begin_ns: u64, ns: u64) {
 }
 
 fn take(units: &mut Units) -> Vec<Request> {
-    units.take(0).into_iter().map(|(_, request)| request).collect()
+    units.take(0, |_| false).into_iter().map(|(_, request)| request).collect()
 }
 
 /// The trace that a unit's stacks show takes precedence over its caller's, unless they show several.
@@ -58,6 +58,31 @@ fn late_events() {
     assert_eq!((units.open(), units.counts()), (0, UnitCounts::default()));
 }
 
+/// An event that arrives after its unit was handed out names that unit, and no new one.
+#[test]
+fn events_that_are_too_late() {
+    let mut units = Units::default();
+    let id = units.cycle(key(7, 100)).unwrap();
+    units.seal(key(7, 100), facts("/a"));
+    assert_eq!((take(&mut units)[0].id, units.open()), (id, 0));
+    assert_eq!((units.cycle(key(7, 100)), units.name(key(7, 100))), (Some(id), Some(id)));
+    pause(&mut units, key(7, 100), 900, 5);
+    assert_eq!(units.open(), 0);
+    units.seal(key(7, 2000), Facts { end_ns: Some(3000), ..facts("/a") });
+    assert_eq!((take(&mut units)[0].id, units.counts()), (id + 1, UnitCounts::default()));
+}
+
+/// Units of a process whose events may still come stay, and those of others do not.
+#[test]
+fn one_process_waits() {
+    let mut units = Units::default();
+    units.seal(key(7, 100), facts("/a"));
+    units.seal(UnitKey { pid: 2, ..key(7, 100) }, facts("/b"));
+    let pids = |taken: Vec<(u32, Request)>| taken.iter().map(|(pid, _)| *pid).collect::<Vec<_>>();
+    assert_eq!(pids(units.take(5000, |pid| pid == 1)), [2]);
+    assert_eq!(pids(units.take(5000, |_| false)), [1]);
+}
+
 /// Only the part of other threads' pauses within the unit counts, whether or not those threads serve a unit; the unit's own pauses do not
 /// count as others, nor do those of another process.
 #[test]
@@ -89,19 +114,19 @@ fn ended_in_a_pause() {
         units.seal(key(7, 100), Facts { pause_ns: Some(pause_ns), ..facts("/a") });
     };
     seal(&mut units, 950);
-    assert!(units.take(5000).is_empty());
+    assert!(units.take(5000, |_| false).is_empty());
     assert_eq!(units.ended(), BTreeSet::from([1]));
     units.pause(1, 9, None, (950, 1200));
-    let gc_other = units.take(5000)[0].1.gc_other;
+    let gc_other = units.take(5000, |_| false)[0].1.gc_other;
     assert_eq!(gc_other, Some(GcTime { pauses: 1, ns: 50 }));
     // The pause's record is lost.
     seal(&mut units, 970);
-    assert!(units.take(5000).is_empty());
-    let request = &units.take(1000 + PATIENCE_NS)[0].1;
+    assert!(units.take(5000, |_| false).is_empty());
+    let request = &units.take(1000 + PATIENCE_NS, |_| false)[0].1;
     assert_eq!((request.gc_ns, request.gc_other), (Some(0), None));
     // The pause began after the unit had ended.
     seal(&mut units, 1001);
-    assert_eq!(units.take(5000).len(), 1);
+    assert_eq!(units.take(5000, |_| false).len(), 1);
     // No more records arrive.
     seal(&mut units, 990);
     assert_eq!(units.end(1)[0].1.gc_other, None);
@@ -228,7 +253,7 @@ fn stacks() {
     assert!(take(&mut units)[0].id > lost);
     for begin_ns in 2000..2000 + 2 * MAX_CLOSED as u64 {
         units.seal(key(7, begin_ns), facts("/c"));
-        units.take(0);
+        units.take(0, |_| false);
     }
     assert_eq!((units.closed.len(), units.closed_order.len(), units.open()), (MAX_CLOSED, MAX_CLOSED, 0));
 }

@@ -8,6 +8,8 @@ use serde::{Deserialize, Serialize};
 const PER_SET: usize = 8;
 /// Maximum number of points per process; above it, the points of each stretch of time are merged.
 const MOST_POINTS: usize = 64;
+/// Minimum length of such a stretch, seconds: a power of two.
+const SHORTEST: f64 = 1.0 / 1024.0;
 /// Maximum number of processes that are followed.
 const MOST_PROCESSES: usize = 64;
 /// Minimum number of points for a conclusion.
@@ -20,6 +22,14 @@ pub struct Floor {
     pub ts: f64,
     /// Number of live slots.
     pub live: u64,
+    /// The length of the stretch of time whose points were merged into this one, seconds; 0 if none were.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    length: f64,
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
+fn is_zero(length: &f64) -> bool {
+    *length == 0.0
 }
 
 /// The floors of several processes, by `PID on HOST`.
@@ -48,22 +58,22 @@ impl Trends {
         let stretches = ends.chunks(ends.len().div_ceil(PER_SET));
         let floors = stretches.filter_map(|stretch| {
             let (ts, _) = *stretch.last()?;
-            Some(Floor { ts, live: stretch.iter().map(|(_, live)| *live).min()? })
+            Some(Floor { ts, live: stretch.iter().map(|(_, live)| *live).min()?, length: 0.0 })
         });
         Self(BTreeMap::from([(process, floors.collect())]))
     }
 
-    /// Adds later floors.
-    pub fn merge(&mut self, later: &Self) {
-        for (process, floors) in &later.0 {
+    /// Adds the floors of other sets. The result does not depend on the order in which sets are added: files are read in any order, and a set
+    /// that was not accepted at first arrives late. Where the clock of a process restarts with its host, its runs lie over one another.
+    pub fn merge(&mut self, others: &Self) {
+        for (process, floors) in &others.0 {
             if self.0.len() >= MOST_PROCESSES && !self.0.contains_key(process) {
                 continue;
             }
             let known = self.0.entry(process.clone()).or_default();
             known.extend_from_slice(floors);
-            if known.len() > MOST_POINTS {
-                *known = stretches(known, MOST_POINTS / 2).into_iter().flatten().collect();
-            }
+            known.sort_by(|a, b| a.ts.total_cmp(&b.ts).then(a.live.cmp(&b.live)));
+            thin_out(known);
         }
     }
 
@@ -89,17 +99,40 @@ impl Leak {
     }
 }
 
-/// The lowest floor of each of `n` equal stretches of time; `None` for stretches without a floor. The clock of a process that was
-/// restarted with the same pid may restart: times out of order belong to the nearest stretch.
-fn stretches(floors: &[Floor], n: usize) -> Vec<Option<Floor>> {
+/// Merges the points, which are in time order, of each stretch of time if there are more than [`MOST_POINTS`]. The stretches have the shortest
+/// length for which these suffice: a power of two, so that longer ones consist of whole shorter ones.
+fn thin_out(floors: &mut Vec<Floor>) {
+    let at = |floor: &Floor, length: f64| (floor.ts / length).floor() as i64;
+    let merged = floors.iter().map(|floor| floor.length).fold(0.0, f64::max);
+    if merged == 0.0 && floors.len() <= MOST_POINTS {
+        return;
+    }
+    let mut length = merged.max(SHORTEST);
+    while floors.chunk_by(|a, b| at(a, length) == at(b, length)).count() > MOST_POINTS {
+        length *= 2.0;
+    }
+    floors.dedup_by(|later, floor| {
+        let same = at(floor, length) == at(later, length);
+        if same {
+            (floor.ts, floor.live) = (later.ts, floor.live.min(later.live));
+        }
+        floor.length = length;
+        same
+    });
+    if let Some(last) = floors.last_mut() {
+        last.length = length;
+    }
+}
+
+/// The lowest floor of each of `n` equal stretches of time; `None` for stretches without a floor.
+fn stretches(floors: &[Floor], n: usize) -> Vec<Option<u64>> {
     let mut lowest = vec![None; n];
     let (Some(first), Some(last)) = (floors.first(), floors.last()) else { return lowest };
     let length = (last.ts - first.ts).max(f64::MIN_POSITIVE);
     for floor in floors {
-        let at = ((floor.ts - first.ts) / length * n as f64).max(0.0) as usize;
+        let at = ((floor.ts - first.ts) / length * n as f64) as usize;
         let Some(stretch) = lowest.get_mut(at.min(n - 1)) else { continue };
-        let live = stretch.map_or(floor.live, |known: Floor| known.live.min(floor.live));
-        *stretch = Some(Floor { ts: floor.ts, live });
+        *stretch = Some(stretch.map_or(floor.live, |known: u64| known.min(floor.live)));
     }
     lowest
 }
@@ -107,7 +140,7 @@ fn stretches(floors: &[Floor], n: usize) -> Vec<Option<Floor>> {
 /// A process that grows in every quarter, by 15 % in all, and does not level off: in the last quarter by at least half of the average.
 fn leak(process: &str, floors: &[Floor]) -> Option<Leak> {
     let quarters = stretches(floors, 4);
-    let lowest = |at: usize| Some(quarters.get(at).copied()??.live);
+    let lowest = |at: usize| quarters.get(at).copied()?;
     let (a, b, c, d) = (lowest(0)?, lowest(1)?, lowest(2)?, lowest(3)?);
     let grows = |from: u64, to: u64| to as f64 > from as f64 * 1.01;
     let all = d.saturating_sub(a) as f64;
@@ -154,5 +187,46 @@ mod tests {
         assert!(leaks(&|_| 0, 3, 40).is_empty());
         assert!(leaks(&|at| u64::MAX - 500 + at, 3, 40).is_empty());
         assert_eq!(Trends::default().leaks(), (0, Vec::new()));
+    }
+    /// The verdict does not depend on the order of the sets: that of time, that of names of files (part10 before part2), or with one late.
+    #[test]
+    fn orders() {
+        type Shape = fn(u64) -> u64;
+        let shapes: [(&str, Shape, usize); 4] = [
+            ("grows, then stays", |at| 100_000 + at.min(400) * 1000, 0),
+            ("stays, then grows", |at| 100_000 + at.saturating_sub(400) * 1000, 0),
+            ("grows", |at| 100_000 + at * 1000, 1),
+            ("shrinks", |at| 1_000_000 - at * 1000, 0),
+        ];
+        for (name, live, expected) in shapes {
+            let verdict = |order: &[u64]| {
+                let mut all = Trends::default();
+                for part in order {
+                    // Times that are not on the borders of stretches.
+                    let points = (part * 40..(part + 1) * 40)
+                        .map(|at| (1_790_000_000.3 + at as f64 * 7.7, live(at)))
+                        .collect::<Vec<_>>();
+                    all.merge(&Trends::of("1 on host".to_owned(), &points));
+                    // As a store keeps the sum.
+                    all = serde_json::from_str(&serde_json::to_string(&all).unwrap()).unwrap();
+                }
+                all.leaks()
+            };
+            let in_time: Vec<u64> = (0..20).collect();
+            let found = verdict(&in_time);
+            assert_eq!((found.0, found.1.len()), (1, expected), "{name}: {found:?}");
+            let mut by_name = in_time.clone();
+            by_name.sort_by_key(|part| format!("part{part}"));
+            assert_eq!(verdict(&by_name), found, "{name}: by name");
+            for late in in_time.clone() {
+                let mut order = in_time.clone();
+                order.retain(|part| *part != late);
+                order.push(late);
+                assert_eq!(verdict(&order), found, "{name}: {late} is late");
+            }
+            let mut reversed = in_time.clone();
+            reversed.reverse();
+            assert_eq!(verdict(&reversed), found, "{name}: latest first");
+        }
     }
 }

@@ -169,7 +169,7 @@ fn bulky(token: &str, pid: u64) -> Result<String> {
 }
 
 /// On a full disk, sets are refused with a 500, which agents retry, and the log has one line about it (and later one with the number of
-/// repetitions). Once there is room, sets are accepted again, and every accepted set is present.
+/// repetitions). Recommendations can be read, although they cannot be noted. Once there is room, sets are accepted again, and every accepted set is present.
 #[test]
 fn full_disk() -> Result<()> {
     let live = Live::without_gctrace()?;
@@ -188,9 +188,14 @@ fn full_disk() -> Result<()> {
 fn on_full_disk(disk: &Path) -> Result<()> {
     let (store, filler) = (disk.join("sets.db"), disk.join("filler"));
     let mut collector = Collector::start(&store, &[])?;
-    let token = collector.register()?;
+    let (advised, token) = (collector.register()?, collector.register()?);
+    let kinds = [("newobj", None, 300), ("malloc", None, 60), ("newobj", Some("oldgen"), 40)]
+        .map(|(by, major, n)| (Cycle { by, major, old_after: 99_000 }, n));
+    let answer = collector.send(&set(&advised, "3.4.7", &json!({}), &cycles(&kinds)).to_string())?;
+    ensure!(answer.code == 200, "{answer:?}");
+    let advised_id = answer.text().split_once("/configs/").context("an address")?.1.to_owned();
     std::fs::write(&filler, vec![7; 8 << 20])?;
-    let mut accepted = Vec::new();
+    let mut accepted = vec![advised_id.clone()];
     let mut pid = 0;
     let mut send = |collector: &Collector, accepted: &mut Vec<String>| -> Result<u16> {
         pid += 1;
@@ -218,6 +223,13 @@ fn on_full_disk(disk: &Path) -> Result<()> {
         }
         ensure!(refused > 40, "only {refused} of 50 were refused on a full disk");
         ensure!(collector.get("/healthz")?.code == 200, "what is there can be read");
+        for path in [format!("/apps/{advised}"), "/app/1".to_owned(), format!("/configs/{advised_id}")] {
+            let answer = collector.get(&path)?;
+            ensure!(
+                answer.code == 200 && answer.text().contains("RUBY_GC_"),
+                "{path} on a full disk: {answer:?}"
+            );
+        }
         let stored = collector.metric("gctrace_collector_stored_sets")?;
         ensure!(stored == accepted.len() as u64, "{stored} of {} are stored", accepted.len());
         if round == 0 {

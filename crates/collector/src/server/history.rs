@@ -115,10 +115,14 @@ fn event(given: &Given, advice: &Advice) -> Event {
     Event { at: given.first, until: given.last, what }
 }
 
-/// Remembers the advice that is given now.
-pub(super) fn give(shared: &Shared, advice: &Advice, plans: &[Plan]) -> Result<(), StoreError> {
-    note(shared, advice, plans)?;
-    advice.remember(shared, plans)
+/// Remembers the advice that is given now. A store that cannot be written, such as on a full disk, does not prevent the advice: the failure is
+/// reported.
+pub(super) fn give(shared: &Shared, advice: &Advice, plans: &[Plan]) {
+    for done in [note(shared, advice, plans), advice.remember(shared, plans)] {
+        if let Err(error) = done {
+            shared.failures.report(&error);
+        }
+    }
 }
 
 /// Records the advice that is given now. Advice with the same variables but refined values stays one entry.

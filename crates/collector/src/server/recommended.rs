@@ -24,7 +24,7 @@ pub(super) fn recommended(shared: &Shared, app: App) -> Result<Option<Recommende
     let group = shared.store.latest_group(app)?;
     let advice = group.map(|group| Advice::of(shared, group, None)).transpose()?.flatten();
     let Some(advice) = advice else { return Ok(None) };
-    history::give(shared, &advice, &advice.report.plans)?;
+    history::give(shared, &advice, &advice.report.plans);
     let own = |name: &str, value: f64| advice.is_own(name, value);
     let exports = advice.report.to_exports(Strategy::Speed, &own);
     let report = printable_lines(&advice.report.to_string()).into_owned();

@@ -366,7 +366,7 @@ fn app(shared: &Shared, token: TokenHash, query: &str) -> Result<Answer, StoreEr
     let advice = group.map(|group| Advice::of(shared, group, None)).transpose()?.flatten();
     let Some(advice) = advice else { return Ok(Answer::new(StatusCode::NO_CONTENT, "")) };
     let strategy = wanted.strategy.unwrap_or(Strategy::Speed);
-    history::give(shared, &advice, std::slice::from_ref(advice.report.plan(strategy)))?;
+    history::give(shared, &advice, std::slice::from_ref(advice.report.plan(strategy)));
     let own = |name: &str, value: f64| advice.is_own(name, value);
     if wanted.json {
         let mut state = advice.report.to_state(strategy, &own);
@@ -387,7 +387,7 @@ fn config(shared: &Shared, id: &str) -> Result<Answer, StoreError> {
     let Some(advice) = advice.flatten() else {
         return Ok(Answer::new(StatusCode::NOT_FOUND, "no such configuration"));
     };
-    history::give(shared, &advice, &advice.report.plans)?;
+    history::give(shared, &advice, &advice.report.plans);
     Ok(if json {
         Answer::json(StatusCode::OK, advice.report.to_config().to_string())
     } else {

@@ -108,11 +108,27 @@ fn token_table(tokens: &[Token], now: f64) -> String {
     text
 }
 
-/// Deletes an application with all its data; `None` if it does not exist.
+/// Deletes an application with its parts and all their data; `None` if it does not exist.
 pub fn delete(store: &dyn Store, app: App) -> Result<Option<String>, StoreError> {
-    let Some(info) = find(store, app)? else { return Ok(None) };
+    let family = family(store, app)?;
+    let Some((info, parts)) = family.split_first() else { return Ok(None) };
+    let all = family.iter().map(|info| info.sets).sum();
     let gone = store.delete_app(app)?;
-    Ok(gone.then(|| format!("{}: deleted, with {}\n", printable(&info.name), sets(info.sets))))
+    let parts: Vec<_> = parts.iter().map(|part| printable(&part.name).into_owned()).collect();
+    let parts = match parts.len() {
+        0 => String::new(),
+        1 => format!("its part {} and ", parts.join(", ")),
+        n => format!("its {n} parts {} and ", parts.join(", ")),
+    };
+    Ok(gone.then(|| format!("{}: deleted, with {parts}{}\n", printable(&info.name), sets(all))))
+}
+
+/// An application and its parts; empty if it does not exist.
+fn family(store: &dyn Store, app: App) -> Result<Vec<AppInfo>, StoreError> {
+    let mut family = store.apps()?;
+    family.retain(|info| info.app == app || info.parent == Some(app));
+    family.sort_by_key(|info| info.app != app);
+    Ok(family)
 }
 
 /// Deletes an application's sets that arrived longer ago than `older_than`; `None` if the application does not exist.
@@ -189,6 +205,47 @@ mod tests {
         assert!(
             add("shop & söhne", "").unwrap().is_some() && add(&"x".repeat(254), "a@b").unwrap().is_some()
         );
+    }
+
+    /// What is deleted is all that the application and its parts have, and the parts are named.
+    #[test]
+    fn deletes() {
+        use crate::{digest::Digest, store::*, tune::*};
+        let dir = tempfile::tempdir().unwrap();
+        let store = Sqlite::open(&dir.path().join("sets.db")).unwrap();
+        let add = |name: &str, parent| {
+            add(&store, name, "", parent, Rights::Both).unwrap().unwrap();
+            store.apps().unwrap().last().unwrap().app
+        };
+        let put = |app, sets: u32| {
+            let before = store.totals().unwrap().sets as u32;
+            for at in before..before + sets {
+                let mut id = [0; 32];
+                id[..4].copy_from_slice(&at.to_le_bytes());
+                let set = NewSet {
+                    id: &SetId::of(&id),
+                    group: Group { app, series: Series(3, 4) },
+                    in_force: "",
+                    received: 1.7e9,
+                    evidence: &Evidence::default(),
+                    digest: &Digest::default(),
+                    body: b"",
+                };
+                assert!(store.insert(&set, Quota::NONE).unwrap().new);
+            }
+        };
+        let (mail, shop) = (add("mail", None), add("shop", None));
+        put(mail, 3);
+        put(shop, BATCH + 1);
+        for name in ["web", "jobs"] {
+            put(add(name, Some(shop)), 2);
+        }
+        let text = delete(&store, shop).unwrap().unwrap();
+        assert_eq!(text, format!("shop: deleted, with its 2 parts web, jobs and {} sets\n", BATCH + 5));
+        assert_eq!((delete(&store, shop).unwrap(), store.totals().unwrap().sets), (None, 3));
+        put(add("web", Some(mail)), 0);
+        assert_eq!(delete(&store, mail).unwrap().unwrap(), "mail: deleted, with its part web and 3 sets\n");
+        assert!(store.apps().unwrap().is_empty());
     }
 
     /// A name that an earlier release stored can be any text, and stays on its line.

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
-use gctrace_tests::collector::{Collector, Cycle, cycles, example, set};
+use gctrace_tests::collector::{Collector, Cycle, apps, cycles, example, set};
 use gctrace_tests::postgres::Postgres;
 use serde_json::{Value, json};
 
@@ -141,6 +141,43 @@ fn one_of_two() -> Result<()> {
     ensure!(second.metric("gctrace_collector_stored_sets")? == 2, "two sets");
     no_token(&postgres, &evil.text())?;
     no_token(&postgres, &token)
+}
+
+/// An application is deleted with all its sets and those of its parts, in statements of limited size: each may take 30 s.
+#[test]
+fn large_applications() -> Result<()> {
+    const COPIES: u64 = 1_100;
+    let postgres = Postgres::start()?;
+    let store = postgres.address();
+    let collector = Collector::with_store(ANY, &store, &[])?;
+    let token = collector.register()?;
+    let part = apps(&store, &["add", "jobs", "--part-of", "1"])?;
+    for token in [&token, part.trim()] {
+        ensure!(collector.send(&example(token, 1)?.to_string())?.code == 200);
+    }
+    let columns = "app, ruby_major, ruby_minor, received, samples, evidence, body, environment";
+    postgres.query(&format!(
+        "INSERT INTO gctrace_sample_set (id, {columns})
+             SELECT lpad(to_hex(app * 10000 + n), 64, '0'), {columns} FROM gctrace_sample_set, generate_series(1, {COPIES}) AS n;
+         UPDATE gctrace_app SET sets = sets + {COPIES}, bytes = (
+             SELECT sum(octet_length(body) + octet_length(evidence)) FROM gctrace_sample_set AS s WHERE s.app = gctrace_app.id);
+         CREATE FUNCTION refuse_many() RETURNS trigger LANGUAGE plpgsql AS $$
+             BEGIN
+                 IF (SELECT count(*) FROM gone) > {} THEN RAISE EXCEPTION 'too many at a time'; END IF;
+                 RETURN NULL;
+             END $$;
+         CREATE TRIGGER few AFTER DELETE ON gctrace_sample_set REFERENCING OLD TABLE AS gone
+             FOR EACH STATEMENT EXECUTE FUNCTION refuse_many()",
+        gctrace_collector::store::BATCH
+    ))?;
+    let text = apps(&store, &["delete", "1"])?;
+    ensure!(text == format!("shop: deleted, with its part jobs and {} sets\n", 2 * (COPIES + 1)), "{text}");
+    for table in ["app", "sample_set", "slot", "gone"] {
+        let left = postgres.query(&format!("SELECT count(*) FROM gctrace_{table}"))?;
+        ensure!(left == "0", "{left} rows in {table}");
+    }
+    collector.stop()?;
+    Ok(())
 }
 
 /// No column of any table contains the token: as text, as its bytes, or in a compressed set.

@@ -110,9 +110,15 @@ fn token_table(tokens: &[Token], now: f64) -> String {
 
 /// Deletes an application with its parts and all their data; `None` if it does not exist.
 pub fn delete(store: &dyn Store, app: App) -> Result<Option<String>, StoreError> {
+    // In batches, as no statement may take long; what arrives meanwhile goes with the application.
     let family = family(store, app)?;
+    let mut all = 0;
+    for info in &family {
+        all += prune_all(store, f64::INFINITY, info.app)?;
+    }
+    let family = self::family(store, app)?;
     let Some((info, parts)) = family.split_first() else { return Ok(None) };
-    let all = family.iter().map(|info| info.sets).sum();
+    all += family.iter().map(|info| info.sets).sum::<u64>();
     let gone = store.delete_app(app)?;
     let parts: Vec<_> = parts.iter().map(|part| printable(&part.name).into_owned()).collect();
     let parts = match parts.len() {
@@ -134,13 +140,18 @@ fn family(store: &dyn Store, app: App) -> Result<Vec<AppInfo>, StoreError> {
 /// Deletes an application's sets that arrived longer ago than `older_than`; `None` if the application does not exist.
 pub fn prune(store: &dyn Store, app: App, older_than: Duration) -> Result<Option<String>, StoreError> {
     let Some(info) = find(store, app)? else { return Ok(None) };
-    let before = now() - older_than.as_secs_f64();
+    let deleted = prune_all(store, now() - older_than.as_secs_f64(), app)?;
+    Ok(Some(format!("{}: {} deleted\n", printable(&info.name), sets(deleted))))
+}
+
+/// Deletes an application's sets that arrived before this time, epoch seconds, in batches.
+fn prune_all(store: &dyn Store, before: f64, app: App) -> Result<u64, StoreError> {
     let mut all = 0;
     loop {
         let deleted = store.prune(before, Some(app))?;
         all += deleted;
         if deleted < u64::from(BATCH) {
-            return Ok(Some(format!("{}: {} deleted\n", printable(&info.name), sets(all))));
+            return Ok(all);
         }
     }
 }

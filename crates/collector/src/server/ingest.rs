@@ -13,7 +13,7 @@ use sha2::{Digest as _, Sha256};
 
 use super::{LARGE, MAX_BODY, Shared, access, advice::Advice, answer::Answer, body::Body, now};
 use crate::{
-    digest::Digest,
+    digest::{Digest, EPOCH},
     store::{App, Group, NewSet, SetId, StoreError, TokenHash},
     tune::{Fold, InForce, environment::is_name},
     wire::{self, Header, Sample, Sink, gzip},
@@ -77,6 +77,13 @@ pub(super) fn token(beginning: &[u8], gzip: bool) -> Result<TokenHash, Answer> {
 
 /// Processes a set.
 pub(super) fn set(shared: &Shared, work: &Work) -> Result<Answer, StoreError> {
+    let received = now();
+    if !is_set(received) {
+        shared.failures.report(&"the clock of this host is not set: sets are refused until it is");
+        // Agents send it again, but only after this code. With that time it would be deleted as too old once the clock is right.
+        let text = "the collector's clock is not set; send it again later";
+        return Ok(Answer::new(StatusCode::INTERNAL_SERVER_ERROR, text));
+    }
     let mut intake = Intake { shared, work, judged: None, refusal: None, rewrites: false };
     let bytes = work.body.bytes.as_slice();
     let split = if work.gzip && work.size <= LARGE { gzip::split(bytes, work.size) } else { None };
@@ -135,7 +142,6 @@ pub(super) fn set(shared: &Shared, work: &Work) -> Result<Answer, StoreError> {
     };
     let in_force = InForce::of(&evidence.environment, group.series);
     let key = in_force.key();
-    let received = now();
     let set = NewSet {
         id: &id,
         group,
@@ -157,6 +163,11 @@ pub(super) fn set(shared: &Shared, work: &Work) -> Result<Answer, StoreError> {
         return Ok(Answer::json(StatusCode::PRECONDITION_FAILED, serde_json::to_string(&variables)?));
     }
     Ok(Answer::new(StatusCode::OK, format!("{}/configs/{}", work.base, id.as_str())))
+}
+
+/// Whether the clock of this host, epoch seconds, can be right. Without a battery it is near 1970 after a start.
+fn is_set(now: f64) -> bool {
+    now >= EPOCH
 }
 
 /// Starts to compress a set anew: writes its header.
@@ -338,7 +349,7 @@ fn older(version: &str, minimum: &str) -> bool {
 mod tests {
     use std::io::Write as _;
 
-    use super::{Compression, GzEncoder, agent_version, announced_size, expanded, older, token};
+    use super::{Compression, GzEncoder, agent_version, announced_size, expanded, is_set, older, token};
 
     /// An intact file is read from memory. Other files yield nothing that way: their errors are found while they are streamed.
     #[test]
@@ -372,6 +383,12 @@ mod tests {
         assert_eq!(of_beginning(false), Ok(()));
         assert_eq!(answer(b"\x1f\x8b\x08\x00\x07\x00\x00\x00"), Ok(7));
         assert!(answer(b"\x1f\x8b\x08\x00\xff\xff\xff\xff").unwrap_err().contains("is larger than"));
+    }
+
+    /// A clock that counts from 1970 since the host started is not set.
+    #[test]
+    fn clocks() {
+        assert!(!is_set(0.0) && !is_set(86_400.0 * 365.0) && is_set(1.7e9) && is_set(super::now()));
     }
 
     /// Versions are compared as numbers.

@@ -374,6 +374,8 @@ pub trait Store: Send + Sync {
     /// Deletes the oldest sets that arrived before this time (epoch seconds), of one application or of all; at most [`BATCH`]
     /// of them. Returns the number of deleted sets.
     fn prune(&self, before: f64, app: Option<App>) -> Result<u64, StoreError>;
+    /// When the set that arrived last by the clock of then did, epoch seconds; `None` without sets.
+    fn newest(&self) -> Result<Option<f64>, StoreError>;
     /// The group of a set, and the id of its environment.
     fn group_of(&self, id: &SetId) -> Result<Option<(Group, i64)>, StoreError>;
     /// The group of an application's latest set, by the sets' own times.

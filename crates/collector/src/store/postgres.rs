@@ -345,6 +345,11 @@ impl Store for Postgres {
         })
     }
 
+    fn newest(&self) -> Result<Option<f64>, StoreError> {
+        let query = "SELECT max(received) FROM gctrace_sample_set";
+        self.with(Retry::Yes, |client| client.query_one(query, &[])?.try_get(0))
+    }
+
     fn group_of(&self, id: &SetId) -> Result<Option<(Group, i64)>, StoreError> {
         let query = "SELECT app, ruby_major, ruby_minor, environment FROM gctrace_sample_set
              WHERE id = $1 AND environment IS NOT NULL";

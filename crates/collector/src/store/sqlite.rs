@@ -324,6 +324,12 @@ impl Store for Sqlite {
         Ok(deleted)
     }
 
+    fn newest(&self) -> Result<Option<f64>, StoreError> {
+        let reader = self.reader()?;
+        let mut query = reader.prepare_cached("SELECT max(received) FROM sample_set")?;
+        Ok(query.query_row([], |row| row.get(0))?)
+    }
+
     fn group_of(&self, id: &SetId) -> Result<Option<(Group, i64)>, StoreError> {
         let reader = self.reader()?;
         let mut query = reader.prepare_cached(

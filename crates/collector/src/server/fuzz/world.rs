@@ -289,6 +289,9 @@ impl Store for Slow {
     fn prune(&self, before: f64, app: Option<App>) -> Result<u64, StoreError> {
         self.inner.prune(before, app)
     }
+    fn newest(&self) -> Result<Option<f64>, StoreError> {
+        self.inner.newest()
+    }
     fn group_of(&self, id: &SetId) -> Result<Option<(Group, i64)>, StoreError> {
         self.inner.group_of(id)
     }

@@ -477,6 +477,7 @@ impl Pipeline {
             arguments_at,
             shares_read: None,
             starts_outside: 0,
+            has_unreported: false,
             cycles: 0,
             lost: waiting.lost,
             last_ns: 0,

@@ -123,6 +123,7 @@ impl Pipeline {
             if event.depth == 0 {
                 // The pause that the cycle starts in is unknown, so its pauses would be incomplete.
                 self.counts.starts_outside += 1;
+                traced.has_unreported = true;
                 // The cycle is not counted in the request that started it, either.
                 self.units.lost(pid, header.ts_ns, header.ts_ns);
                 let before = traced.fold.counts().cut_short;

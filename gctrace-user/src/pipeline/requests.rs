@@ -313,9 +313,7 @@ impl Pipeline {
             self.request_counts.runs_without_begin += 1;
             return;
         };
-        // Unknown if cycles were missed, if records were lost, or if the probes do not show cycles.
-        let known = before == CyclesBefore::Missed(0) && traced.lost == 0 && traced.image.reading.is_some();
-        let gcs = u32::try_from(traced.cycles).ok().filter(|_| known);
+        let gcs = u32::try_from(traced.cycles).ok().filter(|_| traced.has_all_cycles(before));
         let run = Request {
             id: self.units.new_id(),
             tid: process.pid,

@@ -12,7 +12,7 @@ use crate::{
     aggregate::gc_cycle::CycleFold,
     host::proc::{self, MemoryReader},
     images::KnownImage,
-    model::{Memory, Process, Shares, request::GcTime},
+    model::{Memory, Process, Shares, request::GcTime, seen::CyclesBefore},
 };
 
 /// Minimum interval between reads of how a process's memory is shared.
@@ -68,6 +68,8 @@ pub(super) struct TracedProcess {
     pub(super) shares_read: Option<Instant>,
     /// Number of consecutive cycle starts outside any pause.
     pub(super) starts_outside: u32,
+    /// Whether a cycle was not reported because it started outside any pause.
+    pub(super) has_unreported: bool,
     pub(super) cycles: u64,
     pub(super) lost: u64,
     /// Time of its last GC record, in monotonic nanoseconds; 0: none so far.
@@ -104,6 +106,15 @@ impl TracedProcess {
             origin: parent.origin,
             ..child
         }
+    }
+
+    /// Whether all of its cycles and pauses were reported; `before`: those before the first one. Unknown if cycles were missed, if records
+    /// were lost, or if the probes do not show cycles.
+    pub(super) fn has_all_cycles(&self, before: CyclesBefore) -> bool {
+        before == CyclesBefore::Missed(0)
+            && self.lost == 0
+            && !self.has_unreported
+            && self.image.reading.is_some()
     }
 
     /// Its current memory.

@@ -225,3 +225,15 @@ fn requests_wait_for_records() {
         assert!(pipeline.numbered.is_empty());
     }
 }
+
+/// A run whose cycle was not reported because its pause is unknown has an unknown number of cycles.
+#[test]
+fn runs_with_a_cycle_that_is_not_reported() {
+    let (mut pipeline, _, layout) = collecting();
+    let mut cycle = |seq, depth| {
+        pipeline.snapshot(Point::GcStart, &SnapshotEvent { depth, ..snapshot(&layout, seq, 0) });
+        pipeline.traced[&PID].has_all_cycles(CyclesBefore::Missed(0))
+    };
+    assert_eq!([cycle(1, 1), cycle(2, 0), cycle(3, 1)], [true, false, false]);
+    assert_eq!(pipeline.counts.starts_outside, 1);
+}

@@ -65,8 +65,9 @@ pub fn fetched(reply: &Reply<'_>) -> Option<Fetched> {
     let key_len = length(&mut rest)?;
     let key = rest.get(..key_len)?;
     rest = rest.get(key_len..)?.strip_prefix(b"\r\n")?;
-    // A namespace may precede it.
-    let at = key.windows(6).position(|part| part == b"queue:")?;
+    // A namespace may precede it, which may end in `queue` itself.
+    let begins = |at: &usize| at.checked_sub(1).is_none_or(|before| key[before] == b':');
+    let at = (0..key.len()).filter(begins).find(|at| key[*at..].starts_with(b"queue:"))?;
     let payload_len = length(&mut rest)?;
     let begin = head.len() - rest.len();
     let whole = (begin as u64).checked_add(payload_len as u64)?.checked_add(2)?;
@@ -404,7 +405,10 @@ mod tests {
             let trace = if args.len() > 1024 { JobTrace::Unread } else { JobTrace::Absent };
             let hard = Some(Fetched { trace, ..hard() });
             assert_eq!(read("queue:default", &sidekiq6(&args)), hard, "{args}");
-            assert_eq!(read("shop:queue:default", &sidekiq6(&args)), hard, "{args}");
+            for namespace in ["shop:", "a:b:", "jobqueue:", "jobqueue:b:"] {
+                assert_eq!(read(&format!("{namespace}queue:default"), &sidekiq6(&args)), hard, "{args}");
+            }
+            assert_eq!(read("jobqueue:default", &sidekiq6(&args)), None);
         }
         let eight = r#"{"class":"A::B_2","jid":"1a","enqueued_at":1795460659798}"#;
         let job = read("queue:low", eight).unwrap();

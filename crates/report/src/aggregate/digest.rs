@@ -12,7 +12,7 @@ use gctrace_common::event::WorkPhase;
 
 use super::{
     gc_summary::{Distribution, Rss},
-    request_summary::RequestSummary,
+    request_summary::{By, RequestSummary},
     services::CycleKey,
 };
 use crate::{
@@ -47,7 +47,7 @@ pub struct Digest {
     pub stops: Distribution,
     /// The longest pauses, longest first.
     pub worst: Vec<LongPause>,
-    /// Requests by endpoint.
+    /// Requests by service and endpoint.
     pub requests: RequestSummary,
     /// Number of allocated objects.
     pub objects: u64,
@@ -282,7 +282,7 @@ impl Observer for Digest {
             }
             Seen::Cycle(cycle) => self.cycle(process, cycle),
             Seen::Work(work) if work.phase == WorkPhase::Pause => self.other_pause(process, work),
-            Seen::Request(request) => self.requests.add(request),
+            Seen::Request(request) => self.requests.add_by(By::Endpoint, process, request),
             Seen::Stack(sample) => {
                 let begun = self.began_ns.is_some_and(|began_ns| sample.ts_ns >= began_ns);
                 if sample.cpu_ns > 0 && begun {

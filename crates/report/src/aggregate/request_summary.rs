@@ -32,6 +32,17 @@ pub struct Group {
     pub name: String,
 }
 
+impl Group {
+    /// Its name; `services`: with that of its service, because there are several.
+    pub fn title(&self, services: bool) -> String {
+        match (self.service.as_str(), self.name.as_str()) {
+            (service, "") => service.to_owned(),
+            (service, name) if services && !service.is_empty() => format!("{service}: {name}"),
+            (_, name) => name.to_owned(),
+        }
+    }
+}
+
 /// Figures of a group.
 #[derive(Clone, Debug, Default)]
 pub struct GroupSummary {

@@ -350,6 +350,7 @@ impl<W: Write> OneScreen<W> {
         }
         let mut rows =
             vec![String::new(), format!("{:<LABEL$}{}; those with most time:", "REQUESTS", requests.count())];
+        let services = requests.has_services();
         for (group, of) in requests.by_time().into_iter().take(ENDPOINTS) {
             let times = match of.times.count() {
                 0 => "times not known".to_owned(),
@@ -368,7 +369,7 @@ impl<W: Write> OneScreen<W> {
                 .handlers
                 .one()
                 .map_or_else(String::new, |handler| format!(", {}", clip(&handler.name, WIDTH)));
-            rows.push(format!("{:>9}  {}: {times}{gc}{failed}{by}", of.count, group.name));
+            rows.push(format!("{:>9}  {}: {times}{gc}{failed}{by}", of.count, group.title(services)));
         }
         rows
     }
@@ -468,10 +469,11 @@ impl<W: Write> OneScreen<W> {
                     Some(format!("sudo gctrace heap --pid {} --leaks 10m", of.process.pid)),
                 )
             }
-            Step::Failing(endpoint, of) => (
-                format!("{} of {} to {endpoint} failed (5xx).", of.failed, plural(of.count, "request")),
-                None,
-            ),
+            Step::Failing(endpoint, of) => {
+                let endpoint = endpoint.title(self.digest.requests.has_services());
+                let all = plural(of.count, "request");
+                (format!("{} of {all} to {endpoint} failed (5xx).", of.failed), None)
+            }
         }
     }
 

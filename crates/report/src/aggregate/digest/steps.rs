@@ -1,7 +1,7 @@
 //! What in a digest deserves a closer look: one rule per kind of problem, each based on one figure. Pure.
 
 use super::{Digest, LongPause, ProcessDigest};
-use crate::aggregate::request_summary::GroupSummary;
+use crate::aggregate::request_summary::{Group, GroupSummary};
 
 /// Minimum share of a process's time for GC to be reported, if there were at least [`CYCLES`] cycles.
 pub const GC_SHARE: f64 = 0.1;
@@ -30,7 +30,7 @@ pub enum Step<'a> {
     /// Resident memory has grown.
     Growth(&'a ProcessDigest),
     /// Requests of an endpoint failed.
-    Failing(&'a str, &'a GroupSummary),
+    Failing(&'a Group, &'a GroupSummary),
 }
 
 impl Digest {
@@ -76,7 +76,7 @@ impl Digest {
             of.failed >= FAILED && of.failed as f64 / of.count.max(1) as f64 >= FAILED_SHARE
         };
         let most = groups.filter(|(_, of)| fails(of)).max_by_key(|(_, of)| of.failed);
-        most.map(|(group, of)| Step::Failing(&group.name, of))
+        most.map(|(group, of)| Step::Failing(group, of))
     }
 }
 
@@ -93,7 +93,7 @@ mod tests {
             Step::Pause(pause) => format!("pause {}", pause.pid),
             Step::Gvl(of) => format!("gvl {}", of.process.pid),
             Step::Growth(of) => format!("growth {}", of.process.pid),
-            Step::Failing(endpoint, _) => format!("failing {endpoint}"),
+            Step::Failing(endpoint, _) => format!("failing {}", endpoint.name),
         };
         digest.steps().into_iter().map(name).collect()
     }

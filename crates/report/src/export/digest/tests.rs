@@ -6,6 +6,7 @@ use gctrace_common::event::WorkPhase;
 
 use super::*;
 use crate::{
+    aggregate::{service_requests::tests::request, services::tests::process},
     model::{
         EndReason, GcWork,
         gvl::{GvlCoverage, GvlProcessSummary, GvlSums, GvlWait, GvlWho},
@@ -32,6 +33,10 @@ fn screen(process: &Process, began_ns: u64, seen: &[Seen<'_>]) -> String {
 }
 
 fn screen_of(process: &Process, began_ns: u64, seen: &[Seen<'_>], extent: Extent) -> String {
+    screen_of_all(&[(process, seen)], began_ns, extent)
+}
+
+fn screen_of_all(all: &[(&Process, &[Seen<'_>])], began_ns: u64, extent: Extent) -> String {
     let of = Recorded {
         path: "x".into(),
         host: None,
@@ -47,12 +52,16 @@ fn screen_of(process: &Process, began_ns: u64, seen: &[Seen<'_>], extent: Extent
     };
     let mut out = Vec::new();
     let mut screen = OneScreen::new(&mut out, Screen::none(), of);
-    screen.see(process, Seen::Process { state: None, now_ns: 0, since_ns: 0 }).unwrap();
-    screen.began(began_ns);
-    for seen in seen {
-        screen.see(process, *seen).unwrap();
+    for (process, _) in all {
+        screen.see(process, Seen::Process { state: None, now_ns: 0, since_ns: 0 }).unwrap();
     }
-    screen.see(process, Seen::Ended(&END)).unwrap();
+    screen.began(began_ns);
+    for (process, seen) in all {
+        for seen in *seen {
+            screen.see(process, *seen).unwrap();
+        }
+        screen.see(process, Seen::Ended(&END)).unwrap();
+    }
     screen.finish(&Ledger { extent, ..Ledger::default() }).unwrap();
     drop(screen);
     String::from_utf8(out).unwrap()
@@ -174,4 +183,19 @@ fn gvl_without_sums() {
     // A complete recording without sums: no thread was seen to wait.
     let text = screen(&process, 0, &[]);
     assert!(!text.contains("Not recorded") && text.contains(", 0.5 threads waiting for the GVL."), "{text}");
+}
+
+/// Equal endpoints of different services are different ones, and named with their service.
+#[test]
+fn endpoints_of_services() {
+    let (web, api) = (process(1, "web"), process(2, "api"));
+    let (fast, slow) =
+        (request(Some("/up"), Some(1000), Some(200)), request(Some("/up"), Some(9000), Some(500)));
+    let (fast, slow) = ([Seen::Request(&fast); 7], [Seen::Request(&slow); 6]);
+    let text = screen_of_all(&[(&web, &fast), (&api, &slow)], 0, Extent::Run);
+    for row in ["6  api: GET /up: p50", "7  web: GET /up: p50", "6 of 6 requests to api: GET /up failed"] {
+        assert!(text.contains(row), "{row}: {text}");
+    }
+    let text = screen_of_all(&[(&web, &fast)], 0, Extent::Run);
+    assert!(text.contains("7  GET /up: p50") && !text.contains("web: GET"), "{text}");
 }

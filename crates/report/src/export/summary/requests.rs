@@ -262,12 +262,7 @@ fn table(out: &mut impl Write, width: usize, requests: &RequestSummary, by: By) 
 }
 
 fn group_name(group: &Group, services: bool) -> String {
-    let name = match (group.service.as_str(), group.name.as_str()) {
-        (service, "") => service.to_owned(),
-        (service, name) if services && !service.is_empty() => format!("{service}: {name}"),
-        (_, name) => name.to_owned(),
-    };
-    clip(&name, LONGEST)
+    clip(&group.title(services), LONGEST)
 }
 
 #[cfg(test)]

@@ -19,7 +19,7 @@ use crate::{
     bpf::{self, LoadOptions, Loaded, Select},
     cache::Cache,
     cli::{Settings, Show},
-    clock::{WallClock, monotonic_ns},
+    clock::{ClockWatch, WallClock, monotonic_ns},
     command::{self, Program},
     console::{self, say},
     discover::{self, ControlEvent, DebugInfo, GVL_ATTACH, GVL_DETACH, Selection, Start},
@@ -213,6 +213,7 @@ fn trace(settings: &Settings) -> Result<Outcome, Failure> {
         fatal: None,
         deadline: None,
         progress: Progress::new(settings),
+        clock: ClockWatch::new(clock),
     };
     let ended = run.until_end();
     console::end_progress();
@@ -309,6 +310,7 @@ struct Run<'a> {
     fatal: Option<String>,
     deadline: Option<Instant>,
     progress: Progress,
+    clock: ClockWatch,
 }
 
 impl Run<'_> {
@@ -338,6 +340,9 @@ impl Run<'_> {
             }
             self.account();
             self.keep_gvl_budget();
+            if let Some(change) = self.clock.look() {
+                say(&format!("gctrace: {change}"));
+            }
             self.progress.show(self.deadline, &self.pipeline);
             if !more {
                 self.wait()?;

@@ -1,4 +1,5 @@
-//! Converts monotonic time to epoch time, with one offset for the whole run, so that all times of a run share one base.
+//! Converts monotonic time to epoch time. Outputs whose times belong together, such as lines and recordings, have one offset for the whole run;
+//! others measure it again where something new begins, because the host's clock may have been set since.
 
 use rustix::time::{ClockId, clock_gettime};
 
@@ -9,6 +10,8 @@ pub struct WallClock {
     offset_ns: i128,
     /// Boot time minus monotonic, nanoseconds: the time for which the host had been suspended when this was measured.
     suspended_ns: i64,
+    /// Whether it is this host's clock, and not that of another run.
+    own: bool,
 }
 
 impl WallClock {
@@ -25,12 +28,18 @@ impl WallClock {
                 best = Some((window, real - (before + window / 2)));
             }
         }
-        Self { offset_ns: best.map_or(0, |(_, offset)| offset), suspended_ns }
+        Self { offset_ns: best.map_or(0, |(_, offset)| offset), suspended_ns, own: true }
     }
 
     /// The clock of another run: realtime minus monotonic, and boot time minus monotonic, nanoseconds.
     pub fn with_offsets(offset_ns: i64, suspended_ns: i64) -> Self {
-        Self { offset_ns: offset_ns.into(), suspended_ns }
+        Self { offset_ns: offset_ns.into(), suspended_ns, own: false }
+    }
+
+    /// The clock as it is now. That of another run stays as it was.
+    #[must_use]
+    pub fn again(self) -> Self {
+        if self.own { Self::measure() } else { self }
     }
 
     /// Realtime minus monotonic, and boot time minus monotonic, nanoseconds.
@@ -53,6 +62,58 @@ impl WallClock {
     /// Epoch nanoseconds of a monotonic time.
     pub fn epoch_nanos(self, monotonic_ns: u64) -> i64 {
         (i128::from(monotonic_ns) + self.offset_ns) as i64
+    }
+}
+
+/// Notices that the host's clock was set during a run, or that the host was suspended.
+#[derive(Debug)]
+pub struct ClockWatch {
+    /// The clock of which the user knows.
+    known: WallClock,
+    /// When it was last compared, `CLOCK_MONOTONIC` nanoseconds.
+    looked_ns: u64,
+}
+
+impl ClockWatch {
+    /// How often it is compared, nanoseconds.
+    const EVERY_NS: u64 = 5_000_000_000;
+    /// Smaller changes are not told, nanoseconds.
+    const LEAST_NS: i128 = 1_000_000_000;
+
+    /// Compares with the clock at the start of the run.
+    pub fn new(start: WallClock) -> Self {
+        Self { known: start, looked_ns: 0 }
+    }
+
+    /// What the user must know about a change since the last one that was told.
+    pub fn look(&mut self) -> Option<String> {
+        let now_ns = monotonic_ns();
+        if now_ns.saturating_sub(self.looked_ns) < Self::EVERY_NS {
+            return None;
+        }
+        self.looked_ns = now_ns;
+        self.compare(WallClock::measure())
+    }
+
+    fn compare(&mut self, now: WallClock) -> Option<String> {
+        let moved_ns = now.offset_ns - self.known.offset_ns;
+        if moved_ns.abs() <= Self::LEAST_NS {
+            return None;
+        }
+        // The monotonic clock stands still while the host is suspended.
+        let suspended_ns = i128::from(now.suspended_ns - self.known.suspended_ns);
+        self.known = now;
+        let seconds = |ns: i128| ns as f64 / 1e9;
+        let set_ns = moved_ns - suspended_ns;
+        let mut what = Vec::new();
+        if suspended_ns > Self::LEAST_NS / 2 {
+            what.push(format!("the host was suspended for {:.1} s", seconds(suspended_ns)));
+        }
+        if set_ns.abs() > Self::LEAST_NS / 2 {
+            what.push(format!("the clock was set by {:+.1} s", seconds(set_ns)));
+        }
+        let what = what.join(", and ");
+        Some(format!("{what}; times of JSON lines and recordings remain on the clock of the start"))
     }
 }
 
@@ -83,5 +144,35 @@ mod tests {
         let system =
             std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap().as_secs_f64();
         assert!((ours - system).abs() < 0.001, "{ours} {system}");
+    }
+
+    /// A change is told once, whatever made it; smaller ones are not.
+    #[test]
+    fn changes() {
+        const SECOND: i64 = 1_000_000_000;
+        let at = |offset: i64, suspended: i64| WallClock::with_offsets(offset * SECOND, suspended * SECOND);
+        let mut watch = ClockWatch::new(at(1000, 5));
+        let mut told = |offset, suspended| {
+            let line = watch.compare(at(offset, suspended))?;
+            let (what, rest) = line.split_once("; ").unwrap();
+            assert_eq!(rest, "times of JSON lines and recordings remain on the clock of the start");
+            Some(what.to_owned())
+        };
+        assert_eq!((told(1000, 5), told(1001, 5), told(999, 5)), (None, None, None));
+        assert_eq!(told(4600, 5).as_deref(), Some("the clock was set by +3600.0 s"));
+        assert_eq!(told(4600, 5), None);
+        assert_eq!(told(4598, 5).as_deref(), Some("the clock was set by -2.0 s"));
+        assert_eq!(told(4698, 105).as_deref(), Some("the host was suspended for 100.0 s"));
+        let both = "the host was suspended for 10.0 s, and the clock was set by +5.0 s";
+        assert_eq!(told(4713, 115).as_deref(), Some(both));
+        assert_eq!(ClockWatch::new(WallClock::measure()).look(), None);
+    }
+
+    /// The clock of another run is not this host's.
+    #[test]
+    fn again() {
+        let other = WallClock::with_offsets(7, 0);
+        assert_eq!(other.again(), other);
+        assert!(WallClock::measure().again().offset_ns > 1_000_000_000_000_000_000);
     }
 }

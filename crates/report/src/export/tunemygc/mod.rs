@@ -52,7 +52,8 @@ const DRAFT_NS: u64 = 30_000_000_000;
 /// Collects sets. Writes each to a file, or sends it, when its process ends.
 pub struct TuneMyGc {
     to: To,
-    clock: WallClock,
+    /// The clock as it is now.
+    clock: Box<dyn Fn() -> WallClock>,
     dialect: Dialect,
     open: HashMap<u32, Open>,
     /// Number of processes whose service has no token.
@@ -120,7 +121,7 @@ impl TuneMyGc {
         file::check_writable(&opened(&open)).map_err(error)?;
         let kept = most.map(|most| Kept::new(&opened(&open), most)).transpose().map_err(error)?;
         let to = To::Dir { path: dir.to_owned(), open, kept };
-        Ok(Self { to, clock, dialect, open: HashMap::new(), without_token: 0 })
+        Ok(Self::with(to, dialect, clock))
     }
 
     /// Sets are sent to a collector; `say` reports its answers.
@@ -144,7 +145,12 @@ impl TuneMyGc {
             journal: Some(journal),
             drafted_ns: monotonic_ns(),
         };
-        Ok(Self { to, clock, dialect, open: HashMap::new(), without_token: 0 })
+        Ok(Self::with(to, dialect, clock))
+    }
+
+    fn with(to: To, dialect: Dialect, clock: WallClock) -> Self {
+        let clock = Box::new(move || clock.again());
+        Self { to, clock, dialect, open: HashMap::new(), without_token: 0 }
     }
 
     /// Writes the samples collected for a process and starts its next part, if the part is long enough.
@@ -292,15 +298,16 @@ impl TuneMyGc {
             ppid: u64::from(process.ppid.unwrap_or_default()),
             pid: u64::from(process.ns_pid.unwrap_or(process.pid)),
         };
-        let mut open = Open::new(header, process);
+        let origin = Origin { process, clock: &*self.clock };
+        let mut open = Open::new(header, origin);
         if let Some(state) = state {
-            open.boot(Origin { process, clock: self.clock }, state);
+            open.boot(origin, state);
         }
         self.open.insert(process.pid, open);
     }
 
     fn cycle(&mut self, process: &Process, cycle: &GcCycle) -> Result<(), ExportError> {
-        let origin = Origin { process, clock: self.clock };
+        let origin = Origin { process, clock: &*self.clock };
         let Some(open) = self.open.get_mut(&process.pid) else { return Ok(()) };
         // If nothing could be read before the VM's first GC, the set starts there.
         open.boot(origin, &cycle.start);
@@ -314,7 +321,7 @@ impl TuneMyGc {
 
     fn unit(&mut self, process: &Process, request: &Request) -> Result<(), ExportError> {
         let Some(open) = self.open.get_mut(&process.pid) else { return Ok(()) };
-        open.unit(Origin { process, clock: self.clock }, request);
+        open.unit(Origin { process, clock: &*self.clock }, request);
         self.cut(process.pid)
     }
 
@@ -323,7 +330,7 @@ impl TuneMyGc {
             && let Some(state) = &end.shutdown
             && let Some(open) = self.open.get_mut(&process.pid)
         {
-            let origin = Origin { process, clock: self.clock };
+            let origin = Origin { process, clock: &*self.clock };
             // Of a process without a cycle, its end is the first state that is known.
             open.boot(origin, state);
             open.push(origin, EventName::Terminated, state, None);

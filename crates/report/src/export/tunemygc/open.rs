@@ -30,18 +30,23 @@ pub(super) struct Open {
     pub(super) units: u32,
     booted: bool,
     pub(super) draft: Option<Draft>,
+    /// The clock when this part began.
+    clock: Option<WallClock>,
+    /// The clock when the process was found, by which it is known when it was started.
+    found: WallClock,
 }
 
 /// The source of the samples of a set.
 #[derive(Clone, Copy)]
 pub(super) struct Origin<'a> {
     pub(super) process: &'a Process,
-    pub(super) clock: WallClock,
+    /// The clock as it is now. Each part has that of its start: a run may last for weeks.
+    pub(super) clock: &'a dyn Fn() -> WallClock,
 }
 
 impl Open {
     /// An empty set.
-    pub(super) fn new(header: Header, process: &Process) -> Self {
+    pub(super) fn new(header: Header, Origin { process, clock }: Origin<'_>) -> Self {
         let start = process.start_ts.map_or_else(|| "unknown".to_owned(), |ts| format!("{ts:.2}"));
         Self {
             set: SampleSet { header, samples: Vec::new() },
@@ -56,6 +61,8 @@ impl Open {
             units: 0,
             booted: false,
             draft: None,
+            clock: None,
+            found: clock(),
         }
     }
 
@@ -68,7 +75,7 @@ impl Open {
         self.push(origin, EventName::Booted, state, None);
         // The age of the process at that time: no sample covers what came before.
         let age =
-            origin.process.start_ts.map(|start| (origin.clock.epoch_seconds(state.ts_ns) - start).max(0.0));
+            origin.process.start_ts.map(|start| (self.found.epoch_seconds(state.ts_ns) - start).max(0.0));
         if let (Some(age), Some(sample)) = (age, self.set.samples.last_mut()) {
             let age = (age * 100.0).round() / 100.0;
             sample.meta = with_entry(sample.meta.as_deref(), "process_age", json!(age));
@@ -95,6 +102,7 @@ impl Open {
         meta: Option<Box<RawValue>>,
     ) {
         let first = self.set.samples.is_empty();
+        let clock = *self.clock.get_or_insert_with(origin.clock);
         if !state.heaps.is_empty() {
             // This reuses the allocated memory.
             self.heaps.clone_from(&state.heaps);
@@ -102,7 +110,7 @@ impl Open {
         }
         let heaps = || if first { heaps_meta(&self.heap_keys, &state.heaps) } else { None };
         self.set.samples.push(Sample {
-            ts: origin.clock.epoch_seconds(state.ts_ns),
+            ts: clock.epoch_seconds(state.ts_ns),
             peak_rss: state.memory.map(|memory| memory.peak_rss),
             current_rss: state.memory.map(|memory| memory.rss),
             event,
@@ -133,6 +141,7 @@ impl Open {
         in_order(&mut self.set.samples);
         let text = (!self.set.samples.is_empty()).then(|| printable_json(&self.set.to_json()).into_owned());
         self.set.samples.clear();
+        self.clock = None;
         (self.cycles, self.units) = (0, 0);
         self.part += u32::from(!last || self.part > 0);
         let part = if self.part > 0 { format!("-part{}", self.part) } else { String::new() };

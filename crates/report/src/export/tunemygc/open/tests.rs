@@ -7,7 +7,7 @@ use crate::{
 };
 
 /// A process that started at epoch second 1000, and a clock that starts at the epoch.
-fn open() -> (Open, Process, WallClock) {
+fn open() -> (Open, Process, impl Fn() -> WallClock) {
     let process = Process { pid: 7, start_ts: Some(1000.0), ..samples::process() };
     let header = Header {
         token: None,
@@ -23,7 +23,8 @@ fn open() -> (Open, Process, WallClock) {
         ppid: 1,
         pid: 7,
     };
-    (Open::new(header, &process), process, WallClock::with_offsets(0, 0))
+    let clock = || WallClock::with_offsets(0, 0);
+    (Open::new(header, Origin { process: &process, clock: &clock }), process, clock)
 }
 
 /// A state at this millisecond after epoch second 1010.
@@ -56,7 +57,7 @@ fn events(set: &SampleSet) -> Vec<(&'static str, u64)> {
 #[test]
 fn in_time_order() {
     let (mut open, process, clock) = open();
-    let origin = Origin { process: &process, clock };
+    let origin = Origin { process: &process, clock: &clock };
     open.boot(origin, &state(7, 0));
     open.unit(origin, &unit(9, 20, 30, Some("GET"), Some("/orders/:id")));
     open.unit(origin, &unit(7, 25, 2040, None, Some("Shop::MailJob")));
@@ -102,7 +103,7 @@ fn in_time_order() {
 #[test]
 fn parts() {
     let (mut open, process, clock) = open();
-    let origin = Origin { process: &process, clock };
+    let origin = Origin { process: &process, clock: &clock };
     open.unit(origin, &unit(9, 3000, 3001, Some("GET"), Some("/")));
     // The cycle had begun before the unit, seconds ago.
     open.boot(origin, &state(7, 10));
@@ -119,4 +120,32 @@ fn parts() {
     let set = SampleSet::from_json(&text.unwrap()).unwrap();
     assert_eq!(events(&set), [("PROCESSING_STARTED", 4000), ("PROCESSING_ENDED", 4001)]);
     assert_eq!(open.take(true).0, None);
+}
+
+/// A part has the clock of its start throughout, also if the host's clock is set meanwhile; the next one has the new clock. The age of a process
+/// does not change with it.
+#[test]
+fn clock_is_set() {
+    let (mut open, process, _) = open();
+    let ahead = std::cell::Cell::new(0);
+    let clock = || WallClock::with_offsets(ahead.get() * 1_000_000_000, 0);
+    let origin = Origin { process: &process, clock: &clock };
+    let mut part = |from: u64, step: i64| {
+        open.boot(origin, &state(7, from));
+        open.push(origin, EventName::GcCycleStarted, &state(7, from + 1), None);
+        ahead.set(ahead.get() + step);
+        open.push(origin, EventName::GcCycleEnded, &state(7, from + 2), None);
+        SampleSet::from_json(&open.take(false).0.unwrap()).unwrap()
+    };
+    // Between the time at which the process was found and its first state.
+    ahead.set(500);
+    let (first, second, third) = (part(0, 3600), part(10, -1800), part(20, 0));
+    let times = |set: &SampleSet| -> Vec<f64> {
+        set.samples.iter().map(|sample| ((sample.ts - 1010.0) * 1000.0).round() / 1000.0).collect()
+    };
+    assert_eq!(times(&first), [500.0, 500.001, 500.002]);
+    assert_eq!(times(&second), [4100.011, 4100.012]);
+    assert_eq!(times(&third), [2300.021, 2300.022]);
+    let meta = first.samples[0].meta.as_deref().map_or("", RawValue::get);
+    assert!(meta.contains(r#""process_age":10.0"#), "{meta}");
 }

@@ -1,7 +1,7 @@
 //! The data of `gctrace top`: events, folded into what is shown. It reads no clock and no file, and its size is bounded.
 
 use std::{
-    collections::{BTreeMap, HashMap, VecDeque},
+    collections::{BTreeMap, HashMap, HashSet, VecDeque},
     sync::Arc,
 };
 
@@ -30,8 +30,10 @@ pub(super) mod requests;
 pub(super) const WINDOW: usize = 60;
 /// Number of past seconds over which shares are computed.
 pub(super) const SHARES: usize = 10;
-/// Maximum number of processes; further ones are dropped.
+/// Maximum number of processes; further ones wait until others have ended.
 const MOST_PROCESSES: usize = 4096;
+/// Maximum number of processes that wait; further ones are not counted.
+const MOST_WAITING: usize = 1 << 16;
 /// Maximum number of methods of one process, in each of two generations.
 const MOST_METHODS: usize = 1024;
 /// Maximum number of cycles of one process; the oldest are evicted.
@@ -145,8 +147,8 @@ pub(super) struct Detail {
 #[derive(Default)]
 pub(super) struct Board {
     processes: BTreeMap<u32, ProcessState>,
-    /// Number of processes dropped because of the limit.
-    pub dropped: u64,
+    /// Pids of the processes that are not shown because of the limit.
+    waiting: HashSet<u32>,
     /// When the current generation of methods began, and when the previous one did.
     turned_ns: [u64; 2],
     /// The last tick.
@@ -410,15 +412,26 @@ impl Observer for Board {
     fn see(&mut self, process: &Process, seen: Seen<'_>) {
         if let Seen::Process { state, now_ns, .. } = seen {
             if self.processes.len() >= MOST_PROCESSES && !self.processes.contains_key(&process.pid) {
-                self.dropped += 1;
+                if self.waiting.len() < MOST_WAITING {
+                    self.waiting.insert(process.pid);
+                }
                 return;
             }
             let mut known = ProcessState::new(process, now_ns);
             known.rss = state.and_then(|state| state.memory).map(|memory| memory.rss);
+            self.waiting.remove(&process.pid);
             self.processes.insert(process.pid, known);
             return;
         }
         let now_ns = self.now_ns;
+        let ended = matches!(seen, Seen::Ended(_));
+        let waits = self.waiting.contains(&process.pid);
+        if waits && (ended || self.processes.len() < MOST_PROCESSES) {
+            self.waiting.remove(&process.pid);
+            if !ended {
+                self.processes.insert(process.pid, ProcessState::new(process, now_ns));
+            }
+        }
         let Some(known) = self.processes.get_mut(&process.pid) else { return };
         match seen {
             Seen::Cycle(cycle) => known.cycle(process, cycle, now_ns),
@@ -446,6 +459,11 @@ impl Board {
     /// Number of processes.
     pub(super) fn len(&self) -> usize {
         self.processes.len()
+    }
+
+    /// Number of processes that are not shown because of the limit.
+    pub(super) fn not_shown(&self) -> u64 {
+        self.waiting.len() as u64
     }
 }
 

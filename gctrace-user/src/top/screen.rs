@@ -203,7 +203,7 @@ fn run(
                 let board = board();
                 if !view.paused || rows.is_empty() {
                     rows = board.rows(now_ns, view.group);
-                    number = (board.len(), board.dropped);
+                    number = (board.len(), board.not_shown());
                 }
                 // A held screen does not change, unless another process is opened.
                 if !view.paused || view.detail != detail.as_ref().map(|(pid, _)| *pid) {

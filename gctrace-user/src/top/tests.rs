@@ -319,7 +319,7 @@ fn bounds() {
     for pid in 0..10_000 {
         board.see(&process(pid, "many"), Seen::Process { state: None, now_ns: 306 * S, since_ns: 306 * S });
     }
-    assert_eq!((board.len(), board.dropped), (4096, 10_000 - 4096));
+    assert_eq!((board.len(), board.not_shown()), (4096, 10_000 - 4096));
     assert!(board.detail(99_999, 0).is_none());
 
     let end = ProcessEnd {
@@ -347,8 +347,21 @@ fn bounds() {
     assert_eq!((board.len(), rows(&board)), (4095, (false, vec![4095])));
     let newest = process(10_000, "many");
     board.see(&newest, Seen::Process { state: None, now_ns: 306 * S, since_ns: 306 * S });
-    assert_eq!((board.len(), board.dropped), (4096, 10_000 - 4096));
+    assert_eq!((board.len(), board.not_shown()), (4096, 10_000 - 4096));
     assert!(board.detail(10_000, 306 * S).is_some());
+    // Processes that are not shown: one ends, and one has a cycle when there is room.
+    let mut waiting: Vec<u32> =
+        (0..10_000).filter(|pid| *pid != 7 && board.detail(*pid, 0).is_none()).collect();
+    let (first, second) = (waiting.remove(0), waiting.remove(0));
+    board.see(&process(first, "many"), Seen::Ended(&end));
+    board.see(&process(second, "many"), Seen::Cycle(&cycle(306 * S, MS, 5)));
+    assert_eq!((board.len(), board.not_shown()), (4096, 10_000 - 4097), "there is no room yet");
+    board.see(&newest, Seen::Ended(&end));
+    board.see(&process(second, "many"), Seen::Cycle(&cycle(306 * S, MS, 6)));
+    assert_eq!((board.len(), board.not_shown()), (4096, 10_000 - 4098));
+    assert_eq!(board.detail(second, 306 * S).map(|detail| detail.cycles.len()), Some(1));
+    board.see(&process(first, "many"), Seen::Cycle(&cycle(306 * S, MS, 7)));
+    assert!(board.detail(first, 306 * S).is_none());
     // Events of a process that is gone, which may come late, do not bring it back.
     board.see(&shop, Seen::Cycle(&cycle(306 * S, MS, 1)));
     assert!(board.detail(7, 306 * S).is_none());
@@ -362,7 +375,7 @@ fn screen(board: &Board, view: &View, size: (u16, u16)) -> String {
         rows: &rows,
         view,
         processes: board.len(),
-        dropped: board.dropped,
+        dropped: board.not_shown(),
         message: None,
         now_ns: 105 * S,
         detail: detail.as_ref(),

@@ -36,6 +36,12 @@ impl ImageKey {
         })
     }
 
+    /// The identity of a file with this inode number.
+    #[cfg(test)]
+    pub(crate) fn sample(inode: u64) -> Self {
+        Self { device: Some(1), inode, size: 1, modified: (1, 0), changed: None }
+    }
+
     /// Whether another identity may be of the same file: seen on overlayfs and below it, or before and after a metadata change
     /// of the lower file (a new link is one). Only a comparison of the code itself can tell then.
     pub fn may_be(&self, other: &Self) -> bool {

@@ -390,11 +390,13 @@ impl Control {
                 return;
             }
         };
-        for pid in pids {
-            if pid != self.own_pid {
-                self.inspect(pid);
+        self.scanning(|control| {
+            for pid in pids {
+                if pid != control.own_pid {
+                    control.inspect(pid);
+                }
             }
-        }
+        });
     }
 
     /// Handles cgroup changes, and inspects the processes that became selected.

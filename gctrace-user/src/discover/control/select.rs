@@ -38,6 +38,10 @@ pub(super) struct Listed {
     swept: Option<Instant>,
     /// Ruby processes that have had other names so far.
     candidates: HashSet<u32>,
+    /// Processes that have one of the names, whose descendants are yet to be selected.
+    named: Vec<u32>,
+    /// Whether many processes are being inspected.
+    scans: bool,
     asked: Option<Instant>,
     scanned: Option<Instant>,
 }
@@ -71,8 +75,12 @@ impl Control {
         for (pid, reason) in threads.clone() {
             self.tell(ControlEvent::NotRuby { pid, reason, denied: false });
         }
-        for root in self.selection.pids.clone().into_iter().filter(|pid| !is_thread(*pid)) {
-            self.begin_tree(root)?;
+        let roots: Vec<u32> =
+            self.selection.pids.clone().into_iter().filter(|pid| !is_thread(*pid)).collect();
+        let mut trees = self.select_trees(&roots)?;
+        while !trees.is_empty() {
+            let (root, members) = trees.remove(0);
+            self.begin_tree(root, &members, &trees);
         }
         for pid in self.selection.only_pids.clone().into_iter().filter(|pid| !is_thread(*pid)) {
             self.probes.select_alone(pid).map_err(|e| e.to_string())?;
@@ -87,17 +95,18 @@ impl Control {
         Ok(())
     }
 
-    fn begin_tree(&mut self, root: u32) -> Result<(), String> {
-        let members = self.select_tree(root)?;
+    /// Inspects a selected process and its descendants. `others` are the trees that are yet to be inspected.
+    fn begin_tree(&mut self, root: u32, members: &BTreeSet<u32>, others: &[(u32, BTreeSet<u32>)]) {
         let why = self.inspect_or_why(root);
         let mut rubies = usize::from(why.is_ok());
         for &pid in members.iter().filter(|&&pid| pid != root) {
             rubies += usize::from(self.inspect_or_why(pid).is_ok());
         }
         let over = rubies == 0 && why.as_ref().is_err_and(|why| !why.passes);
-        for &pid in &members {
+        for &pid in members {
+            let elsewhere = || others.iter().any(|(_, members)| members.contains(&pid));
             // An exit before the selection is not reported.
-            if over || !is_running(pid) {
+            if (over && !elsewhere()) || !is_running(pid) {
                 self.probes.forget(pid);
             }
         }
@@ -114,25 +123,30 @@ impl Control {
             }
             self.tell(ControlEvent::NotRuby { pid: root, reason, denied });
         }
-        Ok(())
     }
 
-    /// Selects a process and its descendants. Each is selected before its children are listed, and from then on the kernel
-    /// selects its new children, so none is missed.
-    pub(super) fn select_tree(&mut self, root: u32) -> Result<BTreeSet<u32>, String> {
-        let mut selected = BTreeSet::from([root]);
-        self.probes.select(root).map_err(|e| e.to_string())?;
-        loop {
-            let mut new = descendants(root);
-            new.retain(|pid| *pid != self.own_pid && !selected.contains(pid));
-            if new.is_empty() {
-                return Ok(selected);
-            }
+    /// Selects processes and their descendants; returns these for each of them. Each is selected before its children are listed, and from then on
+    /// the kernel selects its new children, so none is missed. Processes are listed for all trees at once: a host may have thousands of both.
+    fn select_trees(&mut self, roots: &[u32]) -> Result<Vec<(u32, BTreeSet<u32>)>, String> {
+        let mut selected = BTreeSet::new();
+        let mut new: Vec<u32> = roots.to_vec();
+        let mut all = Children::new();
+        while !new.is_empty() {
             for pid in new {
                 self.probes.select(pid).map_err(|e| e.to_string())?;
                 selected.insert(pid);
             }
+            for (parent, listed) in children() {
+                all.entry(parent).or_default().extend(listed);
+            }
+            new = below(&all, roots);
+            new.retain(|pid| *pid != self.own_pid && !selected.contains(pid));
         }
+        let tree = |&root: &u32| {
+            let members = below(&all, &[root]).into_iter().filter(|pid| *pid != self.own_pid);
+            (root, members.chain([root]).collect())
+        };
+        Ok(roots.iter().map(tree).collect())
     }
 
     /// Inspects a selected process; `Err`: why it is not a Ruby.
@@ -171,17 +185,38 @@ impl Control {
             None => return,
         }
         self.listed.candidates.remove(&pid);
-        match self.select_tree(pid) {
-            Ok(members) => {
-                for member in members {
-                    if !is_running(member) {
-                        self.probes.forget(member);
-                    } else if member != pid {
-                        self.inspect(member);
-                    }
-                }
+        if let Err(error) = self.probes.select(pid) {
+            return log::warn!("pid {pid}: {error}");
+        }
+        self.listed.named.push(pid);
+        if !self.listed.scans {
+            self.select_named();
+        }
+    }
+
+    /// Runs `scan`, which inspects many processes, and selects the descendants of those that have one of the names once, at its end.
+    pub(super) fn scanning(&mut self, scan: impl FnOnce(&mut Self)) {
+        self.listed.scans = true;
+        scan(self);
+        self.listed.scans = false;
+        self.select_named();
+    }
+
+    /// Selects the descendants of processes that were found to have one of the names.
+    fn select_named(&mut self) {
+        let roots = std::mem::take(&mut self.listed.named);
+        let trees = match self.select_trees(&roots) {
+            Ok(trees) => trees,
+            Err(error) => return log::warn!("selecting the descendants of named processes: {error}"),
+        };
+        let members: BTreeSet<u32> = trees.into_iter().flat_map(|(_, members)| members).collect();
+        for member in members {
+            self.listed.candidates.remove(&member);
+            if !is_running(member) {
+                self.probes.forget(member);
+            } else if !roots.contains(&member) {
+                self.inspect(member);
             }
-            Err(error) => log::warn!("pid {pid}: {error}"),
         }
     }
 
@@ -198,15 +233,17 @@ impl Control {
             let named = |pid: &u32| *pid != self.own_pid && is(*pid);
             pids.extend(all.filter(named));
         }
-        for pid in pids {
-            if called::is_any(pid, &self.selection.names) == Some(true) {
-                if !self.wants(pid) {
-                    self.inspect(pid);
+        self.scanning(|control| {
+            for pid in pids {
+                if called::is_any(pid, &control.selection.names) == Some(true) {
+                    if !control.wants(pid) {
+                        control.inspect(pid);
+                    }
+                } else {
+                    control.listed.candidates.insert(pid);
                 }
-            } else {
-                self.listed.candidates.insert(pid);
             }
-        }
+        });
     }
 
     /// Reports, once, that the last selected process has ended, if no other can be selected.
@@ -228,26 +265,35 @@ impl Control {
     }
 }
 
+/// The children of each process, by pid.
+type Children = HashMap<u32, BTreeSet<u32>>;
+
 /// The current descendants of a process.
 pub(crate) fn descendants(root: u32) -> Vec<u32> {
-    let mut children: HashMap<u32, Vec<u32>> = HashMap::new();
+    below(&children(), &[root])
+}
+
+/// The children of all processes now.
+fn children() -> Children {
+    let mut children = Children::new();
     match proc_root::pids() {
         Ok(pids) => {
             for pid in pids {
                 if let Ok(stat) = proc_root::process(pid).and_then(|process| process.stat()) {
-                    children.entry(stat.ppid as u32).or_default().push(pid);
+                    children.entry(stat.ppid as u32).or_default().insert(pid);
                 }
             }
         }
         Err(error) => log::warn!("listing {}: {error}", proc_root::root().display()),
     }
-    below(&children, root)
+    children
 }
 
-fn below(children: &HashMap<u32, Vec<u32>>, root: u32) -> Vec<u32> {
-    let mut seen = HashSet::from([root]);
+/// The descendants of these processes, without themselves.
+fn below(children: &Children, roots: &[u32]) -> Vec<u32> {
+    let mut seen: HashSet<u32> = roots.iter().copied().collect();
     let mut found = Vec::new();
-    let mut open = vec![root];
+    let mut open = roots.to_vec();
     while let Some(pid) = open.pop() {
         for &child in children.get(&pid).into_iter().flatten() {
             // Pids may be reused while they are listed, so there may be a cycle.
@@ -267,11 +313,15 @@ mod tests {
     /// All generations, each process once, even if reused pids form a cycle.
     #[test]
     fn generations() {
-        let children = HashMap::from([(1, vec![2, 3]), (3, vec![4]), (4, vec![1, 5]), (9, vec![8])]);
-        let mut found = below(&children, 1);
-        found.sort_unstable();
-        assert_eq!(found, [2, 3, 4, 5]);
-        assert!(below(&children, 7).is_empty());
+        let children = [(1, vec![2, 3]), (3, vec![4]), (4, vec![1, 5]), (9, vec![8])];
+        let children: Children =
+            children.into_iter().map(|(parent, of)| (parent, of.into_iter().collect())).collect();
+        let found = |roots: &[u32]| below(&children, roots).into_iter().collect::<BTreeSet<_>>();
+        assert_eq!(found(&[1]), BTreeSet::from([2, 3, 4, 5]));
+        assert!(found(&[7]).is_empty());
+        // Of several, also if one is a descendant of another.
+        assert_eq!(found(&[1, 9, 7]), BTreeSet::from([2, 3, 4, 5, 8]));
+        assert_eq!(found(&[1, 3]), BTreeSet::from([2, 4, 5]));
     }
 
     /// This test's own child is among its descendants.

@@ -228,14 +228,14 @@ fn wait(signals: &Signals, time: Duration) -> Result<(), HeapFailure> {
 }
 
 struct Look {
-    /// Number of completed major collections before this look; `major` is that after it.
+    /// Number of major collections that had begun before this look; `major` is that after it.
     before: u64,
     major: u64,
     discarded: bool,
     survivors: Option<Survivors>,
 }
 
-/// Number of completed major collections, and the state of the collector.
+/// Number of major collections that have begun, and the state of the collector.
 fn majors(target: &Target) -> Result<(u64, Mode), HeapFailure> {
     let (_, data) = target.state().map_err(|source| target.failure(source))?;
     let layout = &target.plan.layout;
@@ -244,6 +244,11 @@ fn majors(target: &Target) -> Result<(u64, Mode), HeapFailure> {
         HeapFailure::Usage("--leaks: it is not known where this Ruby counts major collections".to_owned())
     })?;
     Ok((major, live_check::mode(layout, flags)))
+}
+
+/// The number of major collections that have decided what stays, of those that have begun. One that is marking has not: Ruby counts it when it begins.
+fn completed(count: u64, mode: Mode) -> u64 {
+    count.saturating_sub(u64::from(mode == Mode::Marking))
 }
 
 /// Takes a census if it is `due`, no GC is in progress, and a major collection has ended since the `known` one.
@@ -341,7 +346,8 @@ impl<'t> Classes<'t> {
 
 /// Allocation sites of the remaining objects of the suspects.
 fn origins(target: &Target, following: Following, suspects: &[Suspect]) -> Result<Origins, HeapFailure> {
-    let (major, _) = majors(target)?;
+    let (count, mode) = majors(target)?;
+    let major = completed(count, mode);
     let mut classes = Classes::of(target, suspects);
     Ok(following.finish(target, major, |slot| Some(suspects.get(classes.class_of(slot)?)?.name.clone())))
 }
@@ -359,5 +365,18 @@ fn find_holders(target: &Target, suspects: &mut [Suspect], signals: &Signals) {
     let paths = holders::paths(target, suspects.len(), |slot| classes.class_of(slot), || signals.take_end());
     for (suspect, path) in suspects.iter_mut().zip(paths) {
         suspect.path = Some(path);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A collection that is still marking has been survived by no object; one that sweeps or has ended has.
+    #[test]
+    fn marking_is_not_survived() {
+        let of = |count| [Mode::None, Mode::Marking, Mode::Sweeping].map(|mode| completed(count, mode));
+        assert_eq!(of(5), [5, 4, 5]);
+        assert_eq!(of(0), [0, 0, 0]);
     }
 }

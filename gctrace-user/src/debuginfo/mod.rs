@@ -202,7 +202,11 @@ pub fn types(source: &dyn ReadAt, search: &Search<'_>) -> Located<DebugFile> {
                 same_build(Some(id), &file)?;
                 has_dwarf(&file)?;
                 let alt = match dwarf::alt_link(&file)? {
-                    Some(link) => Some(server::debug_file(servers, url, &link.build_id)?),
+                    Some(link) => {
+                        let alt = server::debug_file(servers, url, &link.build_id)?;
+                        same_build(Some(&link.build_id), &alt)?;
+                        Some(alt)
+                    }
                     None => None,
                 };
                 Ok(DebugFile { file, alt })

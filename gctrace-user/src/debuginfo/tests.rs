@@ -360,9 +360,8 @@ fn servers_are_named_by_the_user() {
     assert!(invalid[0].to_string().contains("`file:///x`"));
 }
 
-/// The supplementary file of dwz is found beside the debug file or by its build id, and must match.
-#[test]
-fn supplementary_files() {
+/// Two libraries, `one.so` and `two.so`, that share a supplementary file, `common.debug`.
+fn with_supplement() -> Fixture {
     let fixture = Fixture::new();
     // Enough types to make sharing worthwhile.
     let part = |i| format!("struct part{i} {{ long a{i}, b{i}; char *c{i}; }} part{i};\n");
@@ -373,6 +372,32 @@ fn supplementary_files() {
         fixture.run("gcc", &options);
     }
     fixture.run("dwz", &["-m", "common.debug", "one.so", "two.so"]);
+    fixture
+}
+
+/// A server's supplementary file must be the one to which the debug file refers.
+#[test]
+fn supplementary_files_of_servers() {
+    let fixture = with_supplement();
+    let (image, file) = fixture.image("one.so");
+    let own = format!("/buildid/{}/debuginfo", image.build_id().unwrap());
+    for (supplement, fits) in [("common.debug", true), ("other.so", false)] {
+        let bytes = |name: &str| fs::read(fixture.path(name)).unwrap();
+        let (own, one, common) = (own.clone(), bytes("one.so"), bytes(supplement));
+        let (url, _) = serve(move |path| Some(if path == own { one.clone() } else { common.clone() }));
+        let servers = servers(&url);
+        let path = Path::new("/x");
+        let search = Search { build_id: image.build_id(), path, roots: &[], servers: Some(&servers) };
+        let located = types(&file, &search);
+        assert_eq!(located.found.is_some(), fits, "{supplement}: {}", reasons(&located));
+        assert!(fits || reasons(&located).contains("its build id is"), "{}", reasons(&located));
+    }
+}
+
+/// The supplementary file of dwz is found beside the debug file or by its build id, and must match.
+#[test]
+fn supplementary_files() {
+    let fixture = with_supplement();
     let (file, _) = open_given(&fixture.path("one.so")).unwrap();
     assert!(dwarf::alt_link(&file.file).unwrap().is_some());
     assert!(file.alt.is_some());

@@ -10,9 +10,8 @@ use std::{
 use gctrace_tunemygc::printable::printable;
 
 use super::{
-    account,
+    accounted,
     baselines::Baselines,
-    count,
     failure::HeapFailure,
     memory::{self, Account},
     report::Report,
@@ -20,7 +19,7 @@ use super::{
     target::Target,
 };
 use crate::{
-    cli::{By, Format},
+    cli::Format,
     export::{ExportError, Exporter},
     host::{proc::MemoryReader, sharing::SharingError},
     ledger::Ledger,
@@ -54,10 +53,7 @@ impl<W: Write> Accounts<W> {
 
     fn read(&self, pid: u32) -> Result<(Report, Account), HeapFailure> {
         let target = Target::find(pid, self.cache_dir.as_deref())?;
-        let counted = count::count(&target).map_err(|source| target.failure(source))?;
-        let account = account(&target, &counted)?;
-        let report = Report::of(&target, By::Memory, &counted).map_err(|source| target.failure(source))?;
-        Ok((report, account))
+        accounted(&target)
     }
 
     /// Writes what became of the memory that the process shared when it was first seen, if it shared any.

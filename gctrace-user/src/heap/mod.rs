@@ -92,14 +92,14 @@ fn reported(settings: &HeapSettings) -> Result<(), HeapFailure> {
         }
         return Ok(());
     }
-    let counted = counted(&target, settings.by).map_err(|source| target.failure(source))?;
-    let report = Report::of(&target, settings.by, &counted).map_err(|source| target.failure(source))?;
     if settings.by == By::Memory {
-        let account = account(&target, &counted)?;
+        let (report, account) = accounted(&target)?;
         let mut out = BufWriter::new(io::stdout());
         let written = memory::write(&mut out, &report, &account, settings.format);
         return flushed(written, &mut out);
     }
+    let counted = counted(&target, settings.by).map_err(|source| target.failure(source))?;
+    let report = Report::of(&target, settings.by, &counted).map_err(|source| target.failure(source))?;
     if let Some(path) = &settings.svg {
         export::write_atomically(path, |out| svg::write(out, &report, &counted.census.pages))
             .map_err(|error| file_failure(path, error))?;
@@ -110,6 +110,31 @@ fn reported(settings: &HeapSettings) -> Result<(), HeapFailure> {
 /// A census; with allocation sites of objects if rows are lines.
 fn counted(target: &Target, by: By) -> Result<count::Counted, HeapError> {
     if by == By::Line { count::count_with_places(target) } else { count::count(target) }
+}
+
+/// Maximum number of attempts: mappings and pages may come and go while they are read.
+const TRIES: u32 = 3;
+
+/// Reads something of a heap again if what was read does not fit together.
+fn retried<T>(mut read: impl FnMut() -> Result<T, HeapFailure>) -> Result<T, HeapFailure> {
+    let mut result = read();
+    for _ in 1..TRIES {
+        if !matches!(result, Err(HeapFailure::Heap { .. })) {
+            break;
+        }
+        result = read();
+    }
+    result
+}
+
+/// The account of the memory of a process, and the report on its heap.
+fn accounted(target: &Target) -> Result<(Report, memory::Account), HeapFailure> {
+    retried(|| {
+        let counted = count::count(target).map_err(|source| target.failure(source))?;
+        let account = account(target, &counted)?;
+        let report = Report::of(target, By::Memory, &counted).map_err(|source| target.failure(source))?;
+        Ok((report, account))
+    })
 }
 
 /// The account of the memory of the process; the kernel's view and the census must match.
@@ -144,5 +169,32 @@ fn flushed(written: io::Result<()>, out: &mut impl io::Write) -> Result<(), Heap
     match written.and_then(|()| out.flush()) {
         Err(error) if error.kind() != io::ErrorKind::BrokenPipe => Err(HeapFailure::Output(error)),
         _ => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What changes while it is read is read again, a few times; another failure is one at once.
+    #[test]
+    fn reads_again() {
+        let moved = || HeapFailure::Heap {
+            pid: 7,
+            source: HeapError::Implausible("its mappings changed".to_owned()),
+        };
+        let other = || HeapFailure::Usage("no".to_owned());
+        let attempts = |fails: u32, failure: &dyn Fn() -> HeapFailure| {
+            let mut attempts = 0;
+            let result = retried(|| {
+                attempts += 1;
+                if attempts <= fails { Err(failure()) } else { Ok(()) }
+            });
+            (result.is_ok(), attempts)
+        };
+        assert_eq!(attempts(0, &moved), (true, 1));
+        assert_eq!(attempts(2, &moved), (true, 3));
+        assert_eq!(attempts(9, &moved), (false, TRIES));
+        assert_eq!(attempts(9, &other), (false, 1));
     }
 }

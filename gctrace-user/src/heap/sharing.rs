@@ -13,6 +13,7 @@ use super::{
     failure::HeapFailure,
     jsonl,
     memory::{PARTS, Places},
+    retried,
     target::Target,
     text::share,
 };
@@ -170,18 +171,8 @@ struct Look {
     gc_count: u64,
 }
 
-/// Maximum number of attempts: mappings may come and go while they are read.
-const TRIES: u32 = 3;
-
 fn look(target: &Target) -> Result<Look, HeapFailure> {
-    let mut looked = look_once(target);
-    for _ in 1..TRIES {
-        if !matches!(looked, Err(HeapFailure::Heap { .. })) {
-            break;
-        }
-        looked = look_once(target);
-    }
-    looked
+    retried(|| look_once(target))
 }
 
 fn gc_count(target: &Target) -> Result<u64, HeapFailure> {

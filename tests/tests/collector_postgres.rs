@@ -319,7 +319,7 @@ fn no_database() -> Result<()> {
 fn figures_are_added_up() -> Result<()> {
     let postgres = Postgres::start()?;
     let store = postgres.address();
-    gctrace_tests::collector::apps(&store, &["add", "shop"])?;
+    apps(&store, &["add", "shop"])?;
     let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH)?.as_secs();
     postgres.query(&format!(
         "INSERT INTO gctrace_slot SELECT 1, at, 3, 4, '', 'web', pid, 1, 2, 1, 5, 0.5, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, at, 3

@@ -505,12 +505,12 @@ impl Run<'_> {
                 }
                 let is_over = processes == 0 && !waits && !self.settings.selection.is_open();
                 // The screen shows this itself; a message behind it would appear when the run is over.
-                if !is_over && !matches!(self.settings.top, Some(Show::Screen { .. })) {
+                if !matches!(self.settings.top, Some(Show::Screen { .. })) {
                     let what = self.pipeline.only_process();
                     say(&format!(
                         "gctrace: ready: tracing {}{}",
                         what.unwrap_or_else(|| plural(processes as u64, "Ruby process")),
-                        if self.settings.duration.is_none() { " (Ctrl-C to stop)" } else { "" }
+                        if self.settings.duration.is_none() && !is_over { " (Ctrl-C to stop)" } else { "" }
                     ));
                 }
                 log::info!("{probes} probes on {images} images");

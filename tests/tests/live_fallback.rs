@@ -17,15 +17,13 @@ fn traced(live: &Live, method: &str, ruby: &Ruby) -> Result<(Report, Done)> {
     let mut script = Script::new(live, ruby, "explicit.rb")?.arg("20").waiting().start()?;
     script.wait_for("ready")?;
     let mut gctrace = Invocation::jsonl(["--pid", &script.pid().to_string(), "--probes", method])?.start()?;
-    // If the Ruby is refused, nothing is traced: gctrace ends at once, with status 2.
-    let ready = gctrace.wait_ready();
+    gctrace.wait_ready()?;
     script.say("go")?;
     let (done, finished) = (script.finish()?, gctrace.wait()?);
-    let report = match ready {
-        Ok(_) => gctrace_tests::gctrace::read(&finished)?,
-        Err(_) if finished.status.code() == Some(2) => Report::parse(&finished.stdout)?,
-        Err(error) => return Err(error),
-    };
+    // If the Ruby is refused, nothing is traced: gctrace ends at once, with status 2.
+    let refused = finished.status.code() == Some(2);
+    let report =
+        if refused { Report::parse(&finished.stdout)? } else { gctrace_tests::gctrace::read(&finished)? };
     Ok((report, done))
 }
 

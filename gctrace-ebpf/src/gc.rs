@@ -193,6 +193,7 @@ fn note(admitted: &Admitted, set: impl FnOnce(&mut Scope)) -> u32 {
 #[inline(always)]
 fn discard_of_other(admitted: &Admitted, scope: &mut Scope) {
     if scope.discard_of_other(admitted.image_index) {
+        in_pause(admitted, 0);
         count(Counter::ScopeStale);
     }
 }

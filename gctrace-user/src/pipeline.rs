@@ -481,6 +481,7 @@ impl Pipeline {
             cycles: 0,
             lost: waiting.lost,
             last_ns: 0,
+            given_up: 0,
             since_ns,
             seen_ns,
             begun_ns: None,

@@ -44,8 +44,7 @@ pub struct AcceptQueues {
 impl AcceptQueues {
     /// Looks up the listening sockets of a process. That takes longer than reading their queues: it may have many connections.
     pub fn of(pid: u32, lists: &mut ListenLists) -> Self {
-        let namespace = std::fs::metadata(proc_root::path(pid, "ns/net")).map(|namespace| namespace.ino());
-        let Ok(namespace) = namespace else { return Self::default() };
+        let Some(namespace) = namespace_of(pid) else { return Self::default() };
         let mut own = [0, 1].map(|list| lists.inodes(pid, namespace, list));
         if own.iter().any(|listening| !listening.is_empty()) {
             let sockets = proc_root::process(pid).map(|process| sockets(&process)).unwrap_or_default();
@@ -87,7 +86,8 @@ impl ListenLists {
     fn read(&mut self, pid: u32, namespace: u64, list: usize) -> Option<&[AcceptQueue]> {
         let entry = match self.0.entry((namespace, list)) {
             Entry::Occupied(entry) => entry.into_mut(),
-            // Another process of the namespace may still be there.
+            // If the process has left it or ended, another process of the namespace may still be there.
+            Entry::Vacant(_) if namespace_of(pid) != Some(namespace) => return None,
             Entry::Vacant(entry) => entry.insert(bounded(read_list(pid, list)?)),
         };
         entry.as_deref()
@@ -97,6 +97,11 @@ impl ListenLists {
         let all = self.read(pid, namespace, list).unwrap_or_default();
         all.iter().map(|queue| queue.inode).collect()
     }
+}
+
+/// The network namespace of a process, by its inode; `None` if it cannot be read.
+fn namespace_of(pid: u32) -> Option<u64> {
+    std::fs::metadata(proc_root::path(pid, "ns/net")).map(|namespace| namespace.ino()).ok()
 }
 
 /// The listening sockets in a list of the network namespace of a process; `None` if it cannot be opened.

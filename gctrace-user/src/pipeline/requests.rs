@@ -263,7 +263,7 @@ impl Pipeline {
         let mut waiting = BTreeSet::new();
         for pid in pids {
             // A record that is being written already has a number: it may still come, though the program that writes it has lost its CPU.
-            if self.is_behind(pid)
+            if self.may_still_come(pid)
                 && let Some(numbered) = self.numbered.get_mut(&pid)
                 && now_ns.saturating_sub(*numbered.behind_ns.get_or_insert(now_ns)) <= AWAIT_LAST_RECORD_NS
             {
@@ -284,6 +284,13 @@ impl Pipeline {
         self.export_requests(taken);
     }
 
+    /// Whether missing GC records of a process may still come: they have not been waited for in vain before.
+    fn may_still_come(&self, pid: u32) -> bool {
+        let given_up = self.traced.get(&pid).map_or(0, |traced| traced.given_up);
+        let seq = self.numbered.get(&pid).and_then(|numbered| numbered.seq);
+        self.is_behind(pid) && seq.is_none_or(|seq| seq > given_up)
+    }
+
     /// Whether GC records of a process that were numbered before its requests were taken are missing.
     fn is_behind(&self, pid: u32) -> bool {
         let Some(Numbered { seq, .. }) = self.numbered.get(&pid) else { return false };
@@ -294,9 +301,13 @@ impl Pipeline {
     /// Accounts for lost GC records, which otherwise only show by the number of the next record: too late for requests that have ended.
     fn lost_at_the_end(&mut self, pid: u32) {
         if self.is_behind(pid)
-            && let Some(Numbered { at_ns, .. }) = self.numbered.get(&pid)
+            && let Some(Numbered { seq, at_ns, .. }) = self.numbered.get(&pid)
         {
-            let last_ns = self.traced.get(&pid).map_or(0, |traced| traced.last_ns);
+            let mut last_ns = 0;
+            if let Some(traced) = self.traced.get_mut(&pid) {
+                last_ns = traced.last_ns;
+                traced.given_up = traced.given_up.max(seq.unwrap_or(0));
+            }
             self.units.lost(pid, last_ns, *at_ns);
         }
         self.numbered.remove(&pid);

@@ -74,6 +74,8 @@ pub(super) struct TracedProcess {
     pub(super) lost: u64,
     /// Time of its last GC record, in monotonic nanoseconds; 0: none so far.
     pub(super) last_ns: u64,
+    /// Number of its GC records up to which missing ones are lost, as far as its requests have waited for them.
+    pub(super) given_up: u64,
     /// Since when it is traced, in monotonic nanoseconds.
     pub(super) since_ns: u64,
     /// Time of the record, or of the read of its memory, by which it was first seen.

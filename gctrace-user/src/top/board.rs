@@ -113,7 +113,7 @@ struct ProcessState {
     /// Whether its GVL is traced.
     gvl: bool,
     /// Total time that its threads have waited for the GVL so far, nanoseconds.
-    gvl_wait_ns: u64,
+    gvl_wait_ns: Option<u64>,
     blocked: Blocked,
     requests: Requests,
 }
@@ -429,7 +429,8 @@ impl Observer for Board {
         if waits && (ended || self.processes.len() < MOST_PROCESSES) {
             self.waiting.remove(&process.pid);
             if !ended {
-                self.processes.insert(process.pid, ProcessState::new(process, now_ns));
+                let new = ProcessState { gvl_wait_ns: None, ..ProcessState::new(process, now_ns) };
+                self.processes.insert(process.pid, new);
             }
         }
         let Some(known) = self.processes.get_mut(&process.pid) else { return };
@@ -443,8 +444,8 @@ impl Observer for Board {
             Seen::GvlSoFar(more) => {
                 known.gvl = true;
                 // `wait_ns` is a sum since tracing began.
-                let grown = more.wait_ns.saturating_sub(known.gvl_wait_ns);
-                known.gvl_wait_ns = known.gvl_wait_ns.max(more.wait_ns);
+                let grown = known.gvl_wait_ns.map_or(0, |before| more.wait_ns.saturating_sub(before));
+                known.gvl_wait_ns = known.gvl_wait_ns.max(Some(more.wait_ns));
                 known.second(now_ns).gvl_wait_ns += grown;
             }
             Seen::Ended(_) => {
@@ -492,7 +493,7 @@ impl ProcessState {
             methods: [HashMap::new(), HashMap::new()],
             samples: [0; 2],
             gvl: false,
-            gvl_wait_ns: 0,
+            gvl_wait_ns: Some(0),
             blocked: Blocked::default(),
             requests: Requests::default(),
         }

@@ -23,6 +23,7 @@ use crate::{
     ruby::{RubyVersion, fallback::Method, stat::GcInfo},
 };
 
+mod room;
 mod shown;
 
 const S: u64 = 1_000_000_000;
@@ -280,8 +281,7 @@ fn gvl() {
     assert_eq!(share(&board), None);
 }
 
-/// What is kept of a process does not grow with the number of its events, the number of processes is limited, and a process that has ended is
-/// gone: its place is free for another one.
+/// What is kept of a process is bounded, however many events it has; so is the number of processes, and one that has ended makes room.
 #[test]
 fn bounds() {
     let mut board = board();

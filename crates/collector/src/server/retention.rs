@@ -30,10 +30,11 @@ struct Reliance {
 
 impl Reliance {
     /// Whether a tick at which the clock is `now` (epoch seconds) may delete what is older than `keep` (seconds). The first tick may, if the
-    /// latest set, of time `newest`, has not yet to arrive and is not too old itself. A later tick may, if the clock has not been set since the
+    /// latest set, of time `newest`, has not yet to arrive and is not too old itself (clocks of collectors that share a store differ a little). A
+    /// later tick may, if the clock has not been set since the
     /// last one: so it confirms what the first one doubted.
     fn is_reliable(&mut self, (now, at): (f64, Instant), newest: Option<f64>, keep: f64) -> bool {
-        let plausible = newest.is_none_or(|newest| (newest..=newest + keep).contains(&now));
+        let plausible = newest.is_none_or(|newest| (newest - STEP..=newest + keep).contains(&now));
         let reliable = match self.last.replace((now, at)) {
             None => plausible,
             Some((before, then)) => {
@@ -42,7 +43,11 @@ impl Reliance {
         };
         if !reliable && !self.told {
             let minutes = EVERY.as_secs() / 60;
-            let why = if plausible { "was set" } else { "does not fit the times of the stored sets" };
+            let why = if plausible {
+                "was set"
+            } else {
+                "does not fit the times of the stored sets, or all of them are old"
+            };
             log::warn!(
                 "the clock {why}: no old sets are deleted for {minutes} minutes, and until it runs steadily"
             );
@@ -200,7 +205,7 @@ mod tests {
         };
         let minutes = |minutes: u64| minutes as f64 * 60.0;
         assert_eq!(ticks(&[(0, today + 9.0), (10, today + 9.0 + minutes(10) + 0.2)]), [true, true]);
-        for wrong in [today - 900.0 * DAY, today - 10.0, today + 900.0 * DAY] {
+        for wrong in [today - 900.0 * DAY, today - 100.0, today + 900.0 * DAY] {
             let right = today + 50.0;
             assert_eq!(
                 ticks(&[(0, wrong), (10, right), (20, right + minutes(10))]),

@@ -63,8 +63,8 @@ impl Trends {
         Self(BTreeMap::from([(process, floors.collect())]))
     }
 
-    /// Adds the floors of other sets. The result does not depend on the order in which sets are added: files are read in any order, and a set
-    /// that was not accepted at first arrives late. Where the clock of a process restarts with its host, its runs lie over one another.
+    /// Adds the floors of other sets. What is known of a process does not depend on the order in which its sets are added: files are read in any
+    /// order, and a set that was not accepted at first arrives late. Of more than [`MOST_PROCESSES`] the first ones are followed. Where the clock of a process restarts with its host, its runs lie over one another.
     pub fn merge(&mut self, others: &Self) {
         for (process, floors) in &others.0 {
             if self.0.len() >= MOST_PROCESSES && !self.0.contains_key(process) {

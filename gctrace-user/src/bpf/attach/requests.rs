@@ -115,7 +115,7 @@ impl Probes {
         links::detach(self.take_requests(all));
     }
 
-    /// Detaches the probes of files that no process uses any more, in the background: the kernel takes up to 0.1 s for each, and when a
+    /// Detaches the probes of processes that have ended, in the background: the kernel takes up to 0.1 s for each, and when a
     /// cluster with hundreds of workers restarts, new workers must not wait for that.
     pub fn detach_unused_requests(&mut self, all: impl IntoIterator<Item = RequestLinks>) {
         let links = self.take_requests(all);

@@ -72,6 +72,8 @@ pub(super) struct Servers {
     arrivals: HashMap<u64, ArrivalsLink>,
     /// When ended servers were last looked for.
     looked: Option<Instant>,
+    /// The servers that had ended by then.
+    gone: HashSet<u32>,
     said: HashSet<String>,
 }
 
@@ -396,19 +398,35 @@ impl Control {
     /// Detaches what ended servers leave behind: their probes keep the files and their file systems in use, and packet programs cost whatever
     /// else is in the cgroup.
     pub(super) fn look_for_ended_servers(&mut self) {
-        if due(&mut self.servers.looked, LOOK) {
-            self.forget_ended_servers();
+        if !due(&mut self.servers.looked, LOOK) {
+            return;
+        }
+        let probes = &self.probes;
+        let all = self.servers.processes.keys().chain(self.servers.job_runners.keys());
+        let gone: HashSet<u32> = all.copied().filter(|&pid| !probes.is_server(pid)).collect();
+        // Not at once: the record of a fork shortly before the end may be read after this, and its child is known by its parent.
+        let before = std::mem::replace(&mut self.servers.gone, gone);
+        if !before.is_disjoint(&self.servers.gone) {
+            self.forget_ended(|pid| before.contains(pid));
         }
     }
 
     /// Detaches the probes of servers and of processes that ran jobs which are gone, and the packet programs of cgroups without a server.
     pub(super) fn forget_ended_servers(&mut self) {
+        self.forget_ended(|_| true);
+    }
+
+    fn forget_ended(&mut self, of: impl Fn(&u32) -> bool) {
         let probes = &self.probes;
-        let gone = |pid: &u32| !probes.is_server(*pid);
+        let gone = |pid: &u32| of(pid) && !probes.is_server(*pid);
         let servers = self.servers.processes.extract_if(|pid, _| gone(pid));
-        let mut links: Vec<RequestLinks> = servers.flat_map(|(_, own)| own.links).collect();
-        links.extend(self.servers.job_runners.extract_if(|pid, _| gone(pid)).flat_map(|(_, links)| links));
-        self.probes.detach_unused_requests(links);
+        let servers = servers.map(|(pid, own)| (pid, own.links));
+        let jobs = self.servers.job_runners.extract_if(|pid, _| gone(pid));
+        let ended: Vec<(u32, Vec<RequestLinks>)> = servers.chain(jobs).collect();
+        // A process that replaced its program may be a server again: two probes at one place would count everything twice.
+        let (again, ended): (Vec<_>, Vec<_>) = ended.into_iter().partition(|(pid, _)| is_running(*pid));
+        self.probes.detach_requests(again.into_iter().flat_map(|(_, links)| links));
+        self.probes.detach_unused_requests(ended.into_iter().flat_map(|(_, links)| links));
         let used: HashSet<u64> = self.servers.processes.values().filter_map(|own| own.cgroup).collect();
         self.servers.arrivals.retain(|cgroup, _| used.contains(cgroup));
     }

@@ -223,6 +223,12 @@ fn requests_wait_for_records() {
         let requests: Vec<_> = reported.borrow().requests.iter().map(|request| request.gcs).collect();
         assert_eq!(requests, [comes.then_some(1)]);
         assert!(pipeline.numbered.is_empty());
+        // What was lost is not waited for again.
+        let later_ns = begin_ns + 5 * lives::AWAIT_LAST_RECORD_NS;
+        take_request(&mut pipeline, (later_ns, later_ns + 10));
+        pipeline.numbered.insert(PID, Numbered::new(Some(2), later_ns + 20));
+        pipeline.report_requests_at(later_ns + 30);
+        assert_eq!(reported.borrow().requests.len(), 2);
     }
 }
 

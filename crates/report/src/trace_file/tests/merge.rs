@@ -223,6 +223,32 @@ fn gaps_of_dumps() {
     assert_eq!((&gaps(later)[..], &gaps(&both)[..]), (&expected[..], &expected[..]));
 }
 
+/// Dumps of one run that do not overlap are merged with their gaps: these are those of the same processes.
+#[test]
+fn gaps_of_dumps_that_do_not_overlap() {
+    let mut flight = Flight::new(keep(2, &[]));
+    let process = samples::process();
+    flight.see(&process, Seen::Process { state: None, now_ns: 1, since_ns: 1 });
+    let mut dumps = Vec::new();
+    for second in 0..20_u64 {
+        flight.see(&process, Seen::Cycle(&GcCycle { count: second, ..cycle(second * S + 7, 1000) }));
+        if [8, 18].contains(&second) {
+            let gap = GvlGap { from_ns: (second - 1) * S, to_ns: second * S, summed: true };
+            flight.outputs.tell(|exporter| exporter.gvl_gap(gap));
+        }
+        flight.second((second + 1) * S);
+        if [8, 18].contains(&second) {
+            dumps.push(flight.dump());
+        }
+    }
+    let [one, later] = &dumps[..] else { panic!("{}", dumps.len()) };
+    let (both, _) = merged(&[one, later]).unwrap();
+    let gaps = replayed(&both).1.into_iter().filter(|line| line.contains("summed: true")).count();
+    assert_eq!(gaps, 2);
+    let other = Header { clock: WallClock::with_offsets(1, 1), ..header() };
+    assert!(matches!(merged(&[one, &run(&other, 10, 0..3)]), Err(MergeError::Refused(_))));
+}
+
 /// Another boot: times are placed by the time of day, and ids are changed if they collide.
 #[test]
 fn other_hosts() {

@@ -12,7 +12,7 @@ use crate::{
 pub const MAX_IMAGES: u32 = 256;
 /// Entries of the `PROCESSES` map: maximum number of followed processes at one time.
 pub const MAX_PROCESSES: u32 = 65_536;
-/// Entries of the `SCOPES` map: maximum number of threads inside a GC pause at one time.
+/// Entries of the `SCOPES` map, at least: number of threads that have had a GC pause and whose entries are kept.
 pub const MAX_SCOPES: u32 = 16_384;
 /// Default size of the GC ring, bytes (a power of two and a multiple of the page size).
 pub const GC_RING_BYTES: u32 = 4 << 20;

@@ -110,7 +110,7 @@ counters! {
     Gc lost: ScopeMapFull = "scope_map_full",
     /// Enters lost because the objspace could not be read.
     Gc lost: EnterReadFailed = "enter_read_failed",
-    /// Pauses discarded because their exit never came (the stack had been unwound past them).
+    /// Pauses discarded because their exit never came: the stack had been unwound past them, or the image was probed again meanwhile.
     Gc: ScopeStale = "scope_stale",
     /// Admitted hits at `GC_EXIT`.
     Gc: Exits = "exits",

@@ -322,17 +322,7 @@ fn bounds() {
     assert_eq!((board.len(), board.not_shown()), (4096, 10_000 - 4096));
     assert!(board.detail(99_999, 0).is_none());
 
-    let end = ProcessEnd {
-        reason: EndReason::Exited,
-        ts_ns: 306 * S,
-        since_ns: 100 * S,
-        outside_ns: 0,
-        beyond_ns: 0,
-        shutdown: None,
-        cycles: 20_003,
-        before: CyclesBefore::Unknown,
-        lost: 0,
-    };
+    let end = room::exited(306 * S);
     let rows = |board: &Board| {
         let processes: Vec<_> =
             board.rows(306 * S, Group::Process).iter().filter_map(|row| row.pid).collect();

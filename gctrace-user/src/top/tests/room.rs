@@ -2,6 +2,21 @@
 
 use super::*;
 
+/// The end of a process at this time.
+pub(super) fn exited(ts_ns: u64) -> ProcessEnd {
+    ProcessEnd {
+        reason: EndReason::Exited,
+        ts_ns,
+        since_ns: 100 * S,
+        outside_ns: 0,
+        beyond_ns: 0,
+        shutdown: None,
+        cycles: 0,
+        before: CyclesBefore::Unknown,
+        lost: 0,
+    }
+}
+
 /// It is shown when there is room. What it waited for the GVL before that is of earlier seconds.
 #[test]
 fn earlier_waits() {
@@ -10,17 +25,7 @@ fn earlier_waits() {
         board.see(&process(pid, "many"), Seen::Process { state: None, now_ns: 100 * S, since_ns: 100 * S });
     }
     let late = (0..4097).find(|pid| board.detail(*pid, 0).is_none()).unwrap();
-    let end = ProcessEnd {
-        reason: EndReason::Exited,
-        ts_ns: 101 * S,
-        since_ns: 100 * S,
-        outside_ns: 0,
-        beyond_ns: 0,
-        shutdown: None,
-        cycles: 0,
-        before: CyclesBefore::Unknown,
-        lost: 0,
-    };
+    let end = exited(101 * S);
     board.see(&process((late + 1) % 4097, "many"), Seen::Ended(&end));
     let mut so_far = GvlSoFar::default();
     let mut waited = |board: &mut Board, seconds: u64| {

@@ -87,7 +87,11 @@ fn trace(settings: &Settings) -> Result<Outcome, Failure> {
     for note in &settings.notes {
         say(&format!("gctrace: {note}"));
     }
-    let user = if settings.as_root { None } else { User::of_sudo().map_err(Failure::Control)? };
+    let user = if settings.as_root {
+        None
+    } else {
+        User::of_sudo().map_err(|wrong| Failure::Control(format!("{wrong}, or use --as-root")))?
+    };
     if let Some(user) = &user {
         export::belong_to(user.uid, user.gid);
     }

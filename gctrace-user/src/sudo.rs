@@ -29,7 +29,7 @@ impl User {
     pub fn of_sudo() -> Result<Option<Self>, String> {
         let variable = |name| std::env::var(name).ok();
         let Some(uid) = variable("SUDO_UID").filter(|_| geteuid().is_root()) else { return Ok(None) };
-        let wrong = |what: &str| format!("{what} is set, but is not an id; unset it, or use --as-root");
+        let wrong = |what: &str| format!("{what} is set, but is not an id; unset it");
         let uid = id(&uid).ok_or_else(|| wrong("SUDO_UID"))?;
         let gid = id(&variable("SUDO_GID").unwrap_or_default()).ok_or_else(|| wrong("SUDO_GID"))?;
         if uid == 0 {

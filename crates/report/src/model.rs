@@ -341,6 +341,12 @@ impl GcCycle {
         self.pauses.iter().map(|pause| pause.ns).sum()
     }
 
+    /// Whether its pauses are known to be shorter than this. A cycle without pauses is that of a program that was killed in the first one, or
+    /// their records were lost: how long they were is unknown.
+    pub fn is_shorter_than(&self, ns: u64) -> bool {
+        !self.pauses.is_empty() && self.max_pause_ns() < ns
+    }
+
     /// Its longest pause, nanoseconds.
     pub fn max_pause_ns(&self) -> u64 {
         self.pauses.iter().map(|pause| pause.ns).max().unwrap_or_default()

@@ -29,7 +29,8 @@
     drag = null;
   };
   document.addEventListener("pointerdown", (event) => {
-    const svg = event.button === 0 && event.target.closest(".timeline svg");
+    // A finger scrolls: the time line may be wider than the screen.
+    const svg = event.button === 0 && event.pointerType !== "touch" && event.target.closest(".timeline svg");
     if (!svg || !svg.querySelector(".brush") || !document.querySelector("form.part")) return;
     drag = begun(svg);
     drag.begin = drag.part(event);

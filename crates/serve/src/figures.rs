@@ -280,7 +280,7 @@ impl Figures {
         add(self.pairs.entry(pair).or_default(), one);
     }
 
-    fn see(&mut self, process: &Process, seen: Seen<'_>) {
+    pub(crate) fn see(&mut self, process: &Process, seen: Seen<'_>) {
         self.lanes.see(process, seen);
         match seen {
             Seen::Process { .. } => {
@@ -310,7 +310,7 @@ impl Figures {
                     if thread.name.is_empty() {
                         thread.name = summary.who.comm.to_string();
                     }
-                    thread.gvl = Some(summary.clone());
+                    thread.gvl.get_or_insert_default().add(&summary.sums);
                 }
             }
             Seen::GvlProcess(summary) => {

@@ -21,14 +21,28 @@
     return new DOMParser().parseFromString(await answer.text(), "text/html");
   };
   const idle = () => held || document.hidden || document.querySelector("svg[data-drag]") !== null;
-  // Another state than its own is put into an element that stays: what is read aloud or watched is not lost.
+  // Another state than its own is put into an element that stays, and so do scroll positions and the focus of what is wider than the
+  // window: what is read aloud or watched is not lost.
   const take = (mine, other) => {
     for (const name of ["state", "moves", "keptFrom", "until", "dropped", "cycles", "majors"]) {
       if (other.dataset[name] === undefined) delete mine.dataset[name];
       else mine.dataset[name] = other.dataset[name];
     }
+    const regions = () => [...mine.querySelectorAll(".wide")];
+    const name = (one) => one.getAttribute("aria-label");
+    const before = new Map(regions().map((one) => [name(one), [place(one), one === document.activeElement]]));
     mine.replaceChildren(...other.childNodes);
+    for (const one of regions()) {
+      const [at, focused] = before.get(name(one)) ?? [start(mine), false];
+      one.scrollLeft = Math.min(at, one.scrollWidth);
+      if (focused) one.focus({ preventScroll: true });
+    }
   };
+  // The end of what stands now moves on.
+  const start = (mine) => (mine === now ? Infinity : 0);
+  const place = (one) =>
+    now.contains(one) && one.scrollLeft + one.clientWidth >= one.scrollWidth - 1 ? Infinity : one.scrollLeft;
+  for (const one of now.querySelectorAll(".wide")) one.scrollLeft = one.scrollWidth;
   const standing = async () => {
     if (!idle()) {
       try {

@@ -215,11 +215,12 @@ fn chooser(links: &Links<'_>, view: &View, whole: &Whole, (from, to): (f64, f64)
     let length = to - from;
     let end = links.seconds(whole.last_ns);
     let cut = view.window.cuts_time();
+    let pids = (!asked.pids.is_empty()).then(|| printable(&asked.pids.join(",")).into_owned());
     html! {
         form.part method="get" action="./" {
             label { "From " br; input name="from" size="14" placeholder="0s" value=[asked.from.as_deref().map(printable)]; }
             label { "To " br; input name="to" size="14" placeholder=(format!("{end:.3}s")) value=[asked.to.as_deref().map(printable)]; }
-            label { "Process " br; input name="pid" size="8" inputmode="numeric" placeholder="all" value=[asked.pids.first().map(|pid| printable(pid))]; }
+            label { "Process " br; input name="pid" size="8" inputmode="numeric" placeholder="all" value=[pids]; }
             input type="hidden" name="of" value=(word(links.wanted.of));
             @for (key, value) in [("afrom", &asked.a_from), ("ato", &asked.a_to)] {
                 @if let Some(value) = value { input type="hidden" name=(key) value=(printable(value)); }

@@ -7,6 +7,7 @@ mod diff;
 mod fuzz;
 mod live;
 mod speed;
+mod threads;
 
 use std::{path::Path, sync::Arc, time::Duration};
 

@@ -90,7 +90,8 @@ pub enum Moment {
     At(i64),
 }
 
-/// Parses a point in time of a recording: `10s`, `1m30s` after its beginning, `0`, or `2026-11-23T14:00:00Z` (RFC 3339).
+/// Parses a point in time of a recording: `10s`, `1m30s` after its beginning, `0`, or `2026-11-23T14:00:00Z` (RFC 3339; the outputs of gctrace
+/// have a space in place of the `T`, as the RFC permits).
 pub(super) fn moment(text: &str) -> Result<Moment, String> {
     // `0` and `0.0s`.
     let number = text.trim().trim_end_matches(char::is_alphabetic);
@@ -100,8 +101,12 @@ pub(super) fn moment(text: &str) -> Result<Moment, String> {
     {
         return Ok(Moment::After(Duration::ZERO));
     }
-    if text.contains('T') {
-        let usage = || "give a time such as 2026-11-23T14:00:00Z or 2026-11-23T15:00:00+01:00".to_owned();
+    if text.contains(['T', ':']) || text.trim().contains('-') && !text.trim().starts_with('-') {
+        let usage = || {
+            "give the date, the time and the time zone, such as 2026-11-23T14:00:00Z or 2026-11-23T15:00:00+01:00, or a time after the \
+             beginning of the recording, such as 90s"
+                .to_owned()
+        };
         return rfc3339(text.trim()).map(Moment::At).ok_or_else(usage);
     }
     let usage =
@@ -111,7 +116,7 @@ pub(super) fn moment(text: &str) -> Result<Moment, String> {
 
 /// Parses a date (RFC 3339, 5.6) to epoch nanoseconds.
 fn rfc3339(text: &str) -> Option<i64> {
-    let (date, time) = text.split_once('T')?;
+    let (date, time) = text.split_once(['T', ' '])?;
     let numbers = |text: &str, mark: char, lengths: [usize; 3]| -> Option<[i64; 3]> {
         let mut parts = text.split(mark);
         let mut one = |length: usize| {
@@ -339,6 +344,8 @@ mod tests {
         let at = |seconds: i64, ns: i64| Ok(Moment::At(seconds * 1_000_000_000 + ns));
         assert_eq!(moment("2026-11-23T14:00:00Z"), at(1_795_442_400, 0));
         assert_eq!(moment("2026-11-23T15:00:00.25+01:00"), at(1_795_442_400, 250_000_000));
+        // As gctrace prints it.
+        assert_eq!(moment("2026-11-23 14:00:00Z"), at(1_795_442_400, 0));
         assert_eq!(moment("2024-02-29T23:59:59-00:30"), at(1_709_252_999, 0));
         assert_eq!(moment("1970-01-01T00:00:00Z"), at(0, 0));
         assert_eq!(moment("1m30s"), Ok(Moment::After(Duration::from_secs(90))));
@@ -362,6 +369,11 @@ mod tests {
             ".",
         ] {
             assert!(moment(wrong).is_err(), "{wrong}");
+        }
+        // What looks like a date is not called a duration with an unknown unit.
+        for date in ["14:00", "2026-11-23", "2026-11-23 14:00:41", "23.11.2026 14:00"] {
+            let error = moment(date).unwrap_err();
+            assert!(error.starts_with("give the date, the time and the time zone"), "{date}: {error}");
         }
     }
 

@@ -39,10 +39,15 @@ pub fn record(args: RecordArgs, own_pid: u32) -> Result<Settings, UsageError> {
             return Err(UsageError::CommandOnStdout);
         }
     }
+    let is_piped = output.as_os_str() == "-";
     let record = Some(output);
     let mut run = Args { select, look, record, keep, as_root, cache, words, command, ..bare()? };
     run.outputs.reports.quiet = true;
-    let settings = Settings::resolve(run, own_pid)?;
+    let mut settings = Settings::resolve(run, own_pid)?;
+    if is_piped && std::mem::take(&mut settings.memory_account) {
+        // Standard output has the recording.
+        settings.notes.push("--memory-account has no effect on a recording: use gctrace heap --by memory");
+    }
     Ok(Settings { record_most: max_size, ..settings })
 }
 
@@ -159,6 +164,15 @@ mod tests {
         assert_eq!(run(&["record", "-o", "x"]).unwrap_err(), UsageError::NothingSelected);
         let settings = run(&["record", "-o", "-", "4", "--max-size", "64KiB"]).unwrap();
         assert_eq!((settings.record, settings.record_most), (Some("-".into()), Some(64 << 10)));
+        let settings = run(&["record", "-o", "-", "4", "--memory-account"]).unwrap();
+        assert!(!settings.memory_account && settings.notes.len() == 1, "{:?}", settings.notes);
+        for words in [
+            &["gctrace", "--proc", "/p", "--", "ruby"][..],
+            &["gctrace", "record", "-o", "x", "--proc", "/p", "--", "ruby"],
+            &["gctrace", "serve", "--live", "--proc", "/p", "--", "ruby"],
+        ] {
+            assert!(Args::try_parse_from(words).is_err(), "{words:?}");
+        }
         let kept = run(&["record", "-o", "-", "4", "--keep", "1m"]);
         assert_eq!(kept.unwrap_err(), UsageError::Dash);
         let mixed = run(&["record", "-o", "-", "--", "ruby"]);

@@ -64,7 +64,7 @@ impl Reports {
 const MEMORY_ACCOUNT: &str =
     "--memory-account has no effect on JSON lines: use gctrace heap --by memory --format jsonl";
 /// Note on filters when no profile is written.
-pub(super) const FILTERS: &str = "--thread, --focus, --endpoint, --hide and --app-only change profiles only: add --flamegraph, --pprof or another one";
+pub(super) const FILTERS: &str = "--thread, --focus, --endpoint, --hide and --app-only change profiles only: add --flamegraph, --pprof or another profile";
 
 /// Note on allocation that is counted but not shown.
 const ALLOC: &str = "--alloc: no output shows allocation; add --requests, --format jsonl, --pprof, --prometheus, or --flamegraph FILE --flamegraph-of alloc";

@@ -437,7 +437,7 @@ impl<W: Write> Jsonl<W> {
     }
 
     fn cycle(&mut self, process: &Process, cycle: &GcCycle) -> Result<(), ExportError> {
-        if self.lines.none || cycle.max_pause_ns() < self.lines.min_pause_ns {
+        if self.lines.none || cycle.is_shorter_than(self.lines.min_pause_ns) {
             return Ok(());
         }
         let mut phases = Phases { mark_ns: 0, sweep_ns: 0, other_ns: 0 };

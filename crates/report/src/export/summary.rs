@@ -229,7 +229,7 @@ impl<W: Write> Exporter for Summary<W> {
     fn see(&mut self, process: &Process, seen: Seen<'_>) -> Result<(), ExportError> {
         match seen {
             Seen::Ended(end) => self.ended(process, end),
-            Seen::Cycle(cycle) if cycle.max_pause_ns() < self.min_pause_ns => self.hidden += 1,
+            Seen::Cycle(cycle) if cycle.is_shorter_than(self.min_pause_ns) => self.hidden += 1,
             Seen::Request(request) => {
                 if let Some((by, all)) = &mut self.all {
                     all.add_by(*by, process, request);

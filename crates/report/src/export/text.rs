@@ -357,7 +357,9 @@ impl<W: Write> Exporter for Text<W> {
         }
         let long = |ns| ns >= self.lines.min_pause_ns;
         let written = match seen {
-            Seen::Cycle(cycle) if self.single() && long(cycle.max_pause_ns()) => self.line(process, cycle),
+            Seen::Cycle(cycle) if self.single() && !cycle.is_shorter_than(self.lines.min_pause_ns) => {
+                self.line(process, cycle)
+            }
             Seen::Work(work) if self.single() && long(work.ns) => self.work_line(process, work),
             Seen::GvlWait(wait) if self.single() => self.wait_line(process, wait),
             Seen::GvlThread(thread) => {

@@ -236,7 +236,8 @@ impl GvlSplit {
 }
 
 impl GvlSums {
-    pub(crate) fn add(&mut self, other: &Self) {
+    /// Adds the sums of other threads.
+    pub fn add(&mut self, other: &Self) {
         let merge = |mine: &mut Option<GvlTimes>, more: &Option<GvlTimes>| {
             if let Some(more) = more {
                 mine.get_or_insert_default().add(more);

@@ -21,6 +21,8 @@ pub(super) trait Visit {
     fn stack(&mut self, _stack: &mut Stack) {}
     /// Path of a request.
     fn path(&mut self, _path: &mut String) {}
+    /// Name of a program, in place of the path of its run.
+    fn program(&mut self, _name: &mut String) {}
     /// The trace of a request.
     fn trace(&mut self, _trace: &mut Option<Trace>) {}
     /// The fields that only jobs have.
@@ -168,7 +170,7 @@ pub(super) fn request(request: &mut Request, with: &mut impl Visit) {
         handler,
         trace,
         job,
-        is_run: _,
+        is_run,
         gc_states,
     } = request;
     with.request(id);
@@ -177,8 +179,10 @@ pub(super) fn request(request: &mut Request, with: &mut impl Visit) {
     if let Some(end_ns) = end_ns {
         with.time(end_ns);
     }
-    if let Some(path) = path {
-        with.path(path);
+    match path {
+        Some(name) if *is_run => with.program(name),
+        Some(path) => with.path(path),
+        None => {}
     }
     if let Some(frame) = handler {
         let mut stack = [Arc::clone(frame)].into();

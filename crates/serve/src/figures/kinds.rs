@@ -2,7 +2,7 @@
 
 use gctrace_report::{
     aggregate::gc_summary::GcSummary,
-    model::gvl::{GvlProcessSummary, GvlThreadSummary, GvlTimes, GvlWho},
+    model::gvl::{GvlProcessSummary, GvlSums, GvlTimes, GvlWho},
 };
 
 use crate::columns::{Fold, Over};
@@ -48,8 +48,8 @@ pub(crate) struct OneThread {
     pub(crate) pause_ns: u64,
     /// Long waits for the GVL.
     pub(crate) waits: GvlTimes,
-    /// Its use of the GVL over its whole lifetime.
-    pub(crate) gvl: Option<GvlThreadSummary>,
+    /// What all Ruby threads that ran on it last did with the GVL in their lives: up to Ruby 3.1, one native thread runs many of them.
+    pub(crate) gvl: Option<GvlSums>,
     /// Its activity over time, if it is one of the threads for which that is kept.
     pub(crate) did: Option<Box<Over<Did>>>,
 }

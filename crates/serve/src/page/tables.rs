@@ -141,7 +141,7 @@ pub(super) fn threads(view: &View, subjects: Subjects) -> Markup {
                 ]);
             }
             if whole {
-                let sums = of.gvl.as_ref().map(|gvl| &gvl.sums);
+                let sums = of.gvl.as_ref();
                 let part = |times: Option<GvlTimes>| match (times, sums) {
                     (Some(times), Some(sums)) => share(times.ns, sums.watched_ns),
                     _ => "–".to_owned(),

@@ -35,7 +35,7 @@ pub struct RecordArgs {
     #[command(flatten)]
     pub look: LookArgs,
 
-    /// The recording; a file that is there is emptied first. `-`: standard output, e.g. for `ssh`. With --keep the beginning of
+    /// The recording; when its first part is written, it replaces a file of that name. `-`: standard output, e.g. for `ssh`. With --keep the beginning of
     /// the names of files
     #[arg(long, short, value_name = "FILE")]
     pub output: PathBuf,
@@ -53,7 +53,7 @@ pub struct RecordArgs {
     pub as_root: bool,
 
     /// Where the host's /proc is mounted, if gctrace runs in a container without the host's pids
-    #[arg(long, value_name = "DIR", hide_short_help = true)]
+    #[arg(long, value_name = "DIR", hide_short_help = true, conflicts_with = "command")]
     pub proc: Option<PathBuf>,
 
     /// The cache of analyses.

@@ -58,7 +58,7 @@ pub struct ServeArgs {
     pub as_root: bool,
 
     /// Where the host's /proc is mounted, if gctrace runs in a container without the host's pids
-    #[arg(long, value_name = "DIR", requires = "live", hide_short_help = true)]
+    #[arg(long, value_name = "DIR", requires = "live", hide_short_help = true, conflicts_with = "command")]
     pub proc: Option<PathBuf>,
 
     /// The cache of analyses.

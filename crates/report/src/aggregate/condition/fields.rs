@@ -4,7 +4,7 @@ use std::borrow::Cow;
 
 use crate::{
     aggregate::recording::reason_text,
-    model::{Process, seen::Seen},
+    model::{GcCycle, Process, seen::Seen},
 };
 
 /// A kind of record.
@@ -216,8 +216,8 @@ impl Field {
                 let info = &cycle.start.info;
                 Value::Text(Cow::Owned(reason_text((info.gc_by, info.major_by))))
             }
-            (Self::GcPause, Seen::Cycle(cycle)) => Value::Number(cycle.max_pause_ns()),
-            (Self::GcTotal, Seen::Cycle(cycle)) => Value::Number(cycle.pause_ns()),
+            (Self::GcPause, Seen::Cycle(cycle)) => number(stops(cycle).then(|| cycle.max_pause_ns())),
+            (Self::GcTotal, Seen::Cycle(cycle)) => number(stops(cycle).then(|| cycle.pause_ns())),
             (Self::Endpoint, Seen::Request(request)) => match &request.path {
                 Some(_) => Value::Text(Cow::Owned(request.endpoint())),
                 None => Value::Unknown,
@@ -234,6 +234,11 @@ impl Field {
             _ => Value::Absent,
         }
     }
+}
+
+/// Whether its pauses are known: not if the program was killed in the first one, or if all their records were lost.
+fn stops(cycle: &GcCycle) -> bool {
+    !cycle.pauses.is_empty()
 }
 
 fn number<'a>(number: Option<u64>) -> Value<'a> {

@@ -176,7 +176,7 @@ fn test(field: Field, operator: &str, value: &str) -> Result<Node, String> {
             order,
             time(value).ok_or_else(|| {
                 format!(
-                    "{name}: `{value}` is not a time: give a number and ns, us, ms, s, m, h or d, such as 10ms"
+                    "{name}: `{value}` is not a time: give a number and ns, us, ms, s, m, h or d without a space, such as 10ms"
                 )
             })?,
         ),

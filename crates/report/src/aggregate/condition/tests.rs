@@ -3,7 +3,7 @@
 use proptest::prelude::*;
 
 use super::*;
-use crate::trace_file::samples;
+use crate::{model::GcCycle, trace_file::samples};
 
 fn condition(text: &str) -> Condition {
     text.parse().unwrap_or_else(|error| panic!("{text}: {error}"))
@@ -80,6 +80,17 @@ fn fields() {
     ] {
         assert_eq!(verdict(text, kind), expected, "{text} of {kind:?}");
     }
+}
+
+/// How long a cycle stopped its program is unknown if no pause of it was seen: the program was killed in the first one.
+#[test]
+fn unknown_pauses() {
+    let process = samples::process();
+    let cycle = GcCycle { pauses: Vec::new(), ..samples::cycle(7) };
+    for text in ["gc.pause < 1h", "not gc.pause > 1h", "gc.total < 1h", "not gc.total > 1h"] {
+        assert_eq!(condition(text).judge(&process, &Seen::Cycle(&cycle)), Verdict::Unknown, "{text}");
+    }
+    assert!(!cycle.is_shorter_than(u64::MAX));
 }
 
 /// An unknown value is neither true nor false.

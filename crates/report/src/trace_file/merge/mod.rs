@@ -191,7 +191,9 @@ fn placed(wholes: &[Whole], merged: &mut Merged) -> Result<(Vec<Renumbering>, He
         let name = whole.path.display();
         same_subjects(base, whole)?;
         let is_same = is_same_boot(&base.header, &whole.header);
-        let (base_ns, own_ns) = (base.header.clock.offsets().0, whole.header.clock.offsets().0);
+        // All recordings of one boot have one `CLOCK_MONOTONIC`, whatever their clocks of the day were set to in between.
+        let first = &wholes[first_of_boot(wholes, at)];
+        let (base_ns, own_ns) = (base.header.clock.offsets().0, first.header.clock.offsets().0);
         let later_ns = if is_same { 0 } else { own_ns.saturating_sub(base_ns).unsigned_abs() };
         for (before, other) in wholes[..at].iter().zip(&surveys) {
             if (is_same_boot(&before.header, &whole.header) || before.header.clock == whole.header.clock)
@@ -233,12 +235,15 @@ fn placed(wholes: &[Whole], merged: &mut Merged) -> Result<(Vec<Renumbering>, He
     Ok((places, header))
 }
 
+/// Index of the first recording of the boot of this one.
+fn first_of_boot(wholes: &[Whole], at: usize) -> usize {
+    (0..at).find(|before| is_same_boot(&wholes[*before].header, &wholes[at].header)).unwrap_or(at)
+}
+
 /// The offset added to the pids and thread ids of each recording, so that those of several boots are distinct. All
 /// recordings of one boot have the same offset. A recording that was merged before may already have ids with an offset.
 fn numbered(wholes: &[Whole], surveys: &[Survey]) -> Result<Vec<u32>, MergeError> {
-    let boot_of =
-        |at: usize| (0..at).find(|before| is_same_boot(&wholes[*before].header, &wholes[at].header));
-    let boots: Vec<usize> = (0..wholes.len()).map(|at| boot_of(at).unwrap_or(at)).collect();
+    let boots: Vec<usize> = (0..wholes.len()).map(|at| first_of_boot(wholes, at)).collect();
     let mut taken: BTreeSet<u32> = BTreeSet::new();
     let mut numbers = vec![0; wholes.len()];
     for at in (0..wholes.len()).filter(|at| boots[*at] == *at) {

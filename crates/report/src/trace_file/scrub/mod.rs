@@ -263,6 +263,11 @@ impl Scrubber {
         !self.keep.contains(&kind)
     }
 
+    /// The name of a program may be that of its service, its title, or that of its main thread.
+    fn replaces_programs(&self) -> bool {
+        [Kind::Services, Kind::Arguments, Kind::Threads].into_iter().any(|kind| self.replaces(kind))
+    }
+
     /// Replaces a text by a word and a pseudonym; an empty text stays empty.
     fn text(&mut self, kind: Kind, word: &str, text: &mut String) {
         if self.replaces(kind) && !text.is_empty() {
@@ -289,10 +294,7 @@ impl Scrubber {
         self.optional(Kind::Hosts, "host", &mut name);
         self.optional(Kind::Hosts, "boot", &mut boot);
         let dump = dump.map(|Dump { why, at_ns, from_ns, carried, open }| {
-            // The name of a program may be that of its service, its title, or that of its main thread.
-            let named = [Kind::Services, Kind::Arguments, Kind::Threads];
-            let replaced = named.into_iter().any(|kind| self.replaces(kind));
-            let why = if replaced { without_program(&why) } else { why };
+            let why = if self.replaces_programs() { without_program(&why) } else { why };
             Dump { why, at_ns, from_ns, carried, open }
         });
         Header { gctrace, clock, begun_ns, subjects, host: Host { name, kernel, machine, cpus, boot }, dump }
@@ -498,6 +500,14 @@ impl Visit for Scrubber {
         // A placeholder for too many distinct paths; not a path.
         if path != "(other)" {
             self.text(Kind::Endpoints, "/path", path);
+        }
+    }
+
+    fn program(&mut self, name: &mut String) {
+        if self.replaces(Kind::Endpoints) {
+            self.path(name);
+        } else if self.replaces_programs() {
+            *name = format!("program-{}", self.pseudonyms.short(Kind::Arguments, name));
         }
     }
 

@@ -127,6 +127,28 @@ fn traces(bytes: &[u8]) -> Vec<Option<u128>> {
     found
 }
 
+/// The path of the run of a program is its name, which is kept only with all else that may be this name.
+#[test]
+fn names_of_runs() {
+    let mut scrubber = Scrubber::new([Kind::Endpoints].into()).unwrap();
+    let run = request::Request {
+        path: Some("secret.rb".to_owned()),
+        is_run: true,
+        job: None,
+        ..crate::trace_file::samples::request(7)
+    };
+    let path = |scrubber: &mut Scrubber, is_run| {
+        let mut request = request::Request { is_run, ..run.clone() };
+        crate::trace_file::visit::request(&mut request, scrubber);
+        request.path.unwrap()
+    };
+    assert!(path(&mut scrubber, true).starts_with("program-"));
+    assert_eq!(path(&mut scrubber, false), "secret.rb");
+    let keep = [Kind::Endpoints, Kind::Services, Kind::Arguments, Kind::Threads].into();
+    assert_eq!(path(&mut Scrubber::new(keep).unwrap(), true), "secret.rb");
+    assert!(path(&mut Scrubber::new(BTreeSet::new()).unwrap(), true).starts_with("/path-"));
+}
+
 struct Traces<'a>(&'a mut Vec<Option<u128>>);
 
 impl Visit for Traces<'_> {

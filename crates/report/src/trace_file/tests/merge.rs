@@ -306,6 +306,33 @@ fn other_hosts() {
     assert!(error.contains("both have process 10"), "{error}");
 }
 
+/// Runs on one boot have one monotonic clock, although the time of day of their host was set in between, and the first recording is that of
+/// another host.
+#[test]
+fn two_runs_of_another_host() {
+    let here = header();
+    let (offset_ns, suspended_ns) = here.clock.offsets();
+    let host = Host { boot: Some("other".to_owned()), ..here.host.clone() };
+    let there = |later_ns| Header {
+        clock: WallClock::with_offsets(offset_ns + later_ns, suspended_ns),
+        host: host.clone(),
+        ..here.clone()
+    };
+    let (one, two, three) =
+        (run(&here, 10, 0..3), run(&there(1_500_000_000), 20, 0..3), run(&there(1_700_000_000), 30, 0..3));
+    let (bytes, _) = merged(&[&one, &two, &three]).unwrap();
+    let time = regex_lite::Regex::new("begin_ns: ([0-9]+)").unwrap();
+    let begins = |pid: u32| -> Vec<u64> {
+        let of = format!("Process {{ pid: {pid},");
+        let lines = replayed(&bytes).1;
+        let cycles = lines.iter().filter(|line| line.starts_with("Cycle") && line.contains(&of));
+        cycles.map(|line| time.captures(line).unwrap()[1].parse().unwrap()).collect()
+    };
+    let (two, three) = (begins(PIDS + 20), begins(PIDS + 30));
+    // Cycles of a run begin as many nanoseconds later as its pid.
+    assert_eq!((two.len(), three), (3, two.iter().map(|ns| ns + 10).collect()));
+}
+
 /// A merge whose result could not distinguish the recordings' data is refused.
 #[test]
 fn not_exact() {

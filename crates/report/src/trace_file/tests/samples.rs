@@ -171,7 +171,7 @@ fn coverage() -> GvlCoverage {
     GvlCoverage { holds: false, ends: true, only_blocked: false, woken: true }
 }
 
-pub(super) fn cycle(at: u64) -> GcCycle {
+pub(crate) fn cycle(at: u64) -> GcCycle {
     let pause = Pause {
         tid: 3,
         begin_ns: at,

@@ -6,7 +6,7 @@ pub mod gvl_so_far;
 pub mod load;
 pub mod request;
 pub mod seen;
-mod server;
+pub mod server;
 pub mod source;
 pub mod stack;
 pub mod trace;

@@ -5,6 +5,7 @@ mod event;
 mod images;
 mod inspect;
 mod jobs;
+mod later;
 mod requests;
 mod retries;
 mod select;

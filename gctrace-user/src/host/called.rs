@@ -3,6 +3,7 @@
 use std::{fs, path::Path};
 
 use super::{origin, proc::is_running, proc_root};
+use crate::model::server;
 
 /// `TASK_COMM_LEN` without the terminating zero (include/linux/sched.h).
 const COMM: usize = 15;
@@ -37,9 +38,9 @@ fn is(name: &str, comm: &str, cmdline: &[String]) -> bool {
 
 /// Programs that run Sidekiq jobs.
 const SIDEKIQ: [&str; 2] = ["sidekiq", "sidekiqswarm"];
-/// Maximum number of words of a command line that are searched for one of them: `ruby -W0 /usr/bin/bundle exec sidekiq`.
+/// Maximum number of words of a command line that are searched for the name of a task: `ruby -W0 /usr/bin/bundle exec rake resque:work`.
 const WORDS: usize = 6;
-/// Programs whose requests or jobs gctrace cannot trace: their name, and a description of what is not traced.
+/// Programs, and tasks of Rake, whose requests or jobs gctrace cannot trace: their name, and a description of what is not traced.
 const UNSEEN: [(&str, &str); 8] = [
     ("falcon", "requests to Falcon"),
     ("resque:work", "jobs of Resque"),
@@ -68,18 +69,12 @@ fn names_unseen(cmdline: &[String]) -> Option<&'static str> {
     let titled = UNSEEN.into_iter().find(|(name, _)| {
         title.strip_prefix(name).is_some_and(|rest| rest.starts_with(['-', ' ']) && rest.contains(' '))
     });
-    titled.map(|(_, work)| work).or_else(|| cmdline.iter().take(WORDS).find_map(|word| known(name(word)?)))
-}
-
-/// The file name in a word of a command line.
-fn name(word: &str) -> Option<&str> {
-    Path::new(word).file_name()?.to_str()
+    let task = || cmdline.iter().take(WORDS).filter(|word| word.contains(':')).find_map(|word| known(word));
+    titled.map(|(_, work)| work).or_else(|| known(server::named(cmdline)?)).or_else(task)
 }
 
 fn names_sidekiq(cmdline: &[String]) -> bool {
-    let is_one = |word: &str| name(word).is_some_and(|name| SIDEKIQ.contains(&name));
-    let title = cmdline.first().and_then(|first| first.split([' ', ':']).next());
-    title.is_some_and(is_one) || cmdline.iter().take(WORDS).any(|word| is_one(word))
+    server::named(cmdline).is_some_and(|name| SIDEKIQ.contains(&name))
 }
 
 /// Whether Ruby threads of a process may move between native threads (`RUBY_MN_THREADS`, from Ruby 3.3 on).
@@ -109,7 +104,13 @@ mod tests {
         ] {
             assert!(is(words), "{words:?}");
         }
-        for words in [&["ruby", "sidekiq.rb"][..], &["puma: cluster sidekiq"], &["sidekiqmon"], &[]] {
+        for words in [
+            &["ruby", "sidekiq.rb"][..],
+            &["puma: cluster sidekiq"],
+            &["sidekiqmon"],
+            &["ruby", "bin/rspec", "spec/sidekiq"],
+            &[],
+        ] {
             assert!(!is(words), "{words:?}");
         }
     }
@@ -126,6 +127,7 @@ mod tests {
             (&["solid-queue-worker(1.1.0): waiting for jobs"], Some("jobs of Solid Queue")),
             (&["ruby", "bin/delayed_job", "run"], Some("jobs of Delayed Job")),
             (&["ruby", "-W0", "/usr/bin/bundle", "exec", "good_job", "start"], Some("jobs of Good Job")),
+            (&["ruby", "bin/rspec", "spec/resque"], None),
             (&["ruby", "falconry.rb"], None),
             (&["resque-scheduler"], None),
             (&["ruby", "-e", "puts 1"], None),

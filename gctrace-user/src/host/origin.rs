@@ -7,7 +7,7 @@ use gctrace_tunemygc::printable::printable;
 
 use super::{environ, process_context, root_file};
 use crate::{
-    model::{Container, Origin},
+    model::{Container, Origin, server},
     words::percent_decoded,
 };
 
@@ -108,25 +108,12 @@ fn unit(name: &str) -> Option<String> {
 /// The script that a command line names, or the name that the program has set.
 pub(crate) fn program(comm: &str, cmdline: &[String]) -> String {
     let name = |path: &str| Path::new(path).file_name().map(|name| name.to_string_lossy().into_owned());
-    if let [title] = cmdline
-        && let Some((first, _)) = title.trim().split_once(' ')
-    {
-        // A title set by the program, such as `puma: cluster worker 0: 17 [shop]`.
-        return name(first.trim_end_matches(':')).unwrap_or_else(|| comm.to_owned());
-    }
-    let is_ruby =
-        cmdline.first().and_then(|first| name(first)).is_some_and(|first| first.starts_with("ruby"));
-    let mut arguments = cmdline.iter().skip(1);
-    while is_ruby && let Some(argument) = arguments.next() {
-        match argument.as_str() {
-            // The program is the argument itself.
-            _ if argument.starts_with("-e") => break,
-            "-C" | "-I" | "-r" | "-E" => drop(arguments.next()),
-            _ if argument.starts_with('-') => {}
-            script => return name(script).unwrap_or_else(|| comm.to_owned()),
-        }
-    }
-    comm.to_owned()
+    let found = match server::title(cmdline) {
+        // `puma: cluster worker 0: 17 [shop]`
+        Some(title) => title.split(' ').next().map(|first| first.trim_end_matches(':')),
+        None => server::script(cmdline).map(|(script, _)| script),
+    };
+    found.and_then(name).unwrap_or_else(|| comm.to_owned())
 }
 
 fn clean(text: &str) -> String {

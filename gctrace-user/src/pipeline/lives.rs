@@ -141,6 +141,10 @@ impl Pipeline {
             self.counts.lost_records += gap;
             if gap > 0 {
                 self.units.lost(event.header.tgid, traced.last_ns, u64::MAX);
+            } else {
+                // This record has the number of the process's last GC record, and none is missing. The kernel had already forgotten that number
+                // if it was asked for when requests of a killed process were taken.
+                self.numbered.remove(&event.header.tgid);
             }
         }
         self.end(event.header.tgid, reason, event.header.ts_ns);

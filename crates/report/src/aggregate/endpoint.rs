@@ -1,10 +1,12 @@
 //! Turns the first line of a request into its method and a template of its path. Parts that identify a person or a thing are replaced,
 //! the query is ignored, and the result is visible ASCII for any input.
 
-use std::collections::HashSet;
+use std::collections::BTreeSet;
 
 /// Maximum number of distinct templates per process.
 pub const MAX_TEMPLATES: usize = 500;
+/// Maximum number of further templates per process that the server was only ever seen not to have.
+pub const MAX_ABSENT: usize = 100;
 /// Maximum number of path segments that are kept.
 const MAX_SEGMENTS: usize = 16;
 /// Maximum length of a segment that may be a word.
@@ -126,21 +128,60 @@ fn is_uuid(segment: &[u8]) -> bool {
         })
 }
 
+/// Whether a status says that the server has nothing at this path or for this method: 400, 404 and 405.
+pub fn is_absent(status: Option<u16>) -> bool {
+    matches!(status, Some(400 | 404 | 405))
+}
+
+/// Distinct endpoints, up to [`MAX_TEMPLATES`]. Those that the server was only ever seen not to have share [`MAX_ABSENT`] places of their own:
+/// otherwise a scanner that asks for thousands of paths would leave no place for an endpoint that is requested later.
+#[derive(Clone, Debug)]
+pub struct Distinct<K> {
+    known: BTreeSet<K>,
+    absent: BTreeSet<K>,
+}
+
+impl<K> Default for Distinct<K> {
+    fn default() -> Self {
+        Self { known: BTreeSet::new(), absent: BTreeSet::new() }
+    }
+}
+
+impl<K: Ord + Clone> Distinct<K> {
+    /// Whether the endpoint has a place; with `room`, a new one gets one, if any is left. `status`: of the response.
+    pub fn admit(&mut self, endpoint: &K, status: Option<u16>, room: bool) -> bool {
+        if self.known.contains(endpoint) {
+            return true;
+        }
+        let has_place = self.absent.contains(endpoint);
+        if is_absent(status) {
+            let admitted = has_place || room && self.absent.len() < MAX_ABSENT;
+            if admitted && !has_place {
+                self.absent.insert(endpoint.clone());
+            }
+            return admitted;
+        }
+        if !(has_place || room) || self.known.len() >= MAX_TEMPLATES {
+            return has_place;
+        }
+        self.absent.remove(endpoint);
+        self.known.insert(endpoint.clone())
+    }
+
+    /// Number of endpoints that have a place.
+    pub fn count(&self) -> usize {
+        self.known.len() + self.absent.len()
+    }
+}
+
 /// The templates of one process.
 #[derive(Debug, Default)]
-pub struct Templates(HashSet<String>);
+pub struct Templates(Distinct<String>);
 
 impl Templates {
-    /// Returns the template, or [`OTHER`] if there are too many already.
-    pub fn admit(&mut self, template: String) -> String {
-        if self.0.contains(&template) {
-            return template;
-        }
-        if self.0.len() >= MAX_TEMPLATES {
-            return OTHER.to_owned();
-        }
-        self.0.insert(template.clone());
-        template
+    /// Returns the template of a request with this status, or [`OTHER`] if there are too many already.
+    pub fn admit(&mut self, template: String, status: Option<u16>) -> String {
+        if self.0.admit(&template, status, true) { template } else { OTHER.to_owned() }
     }
 }
 
@@ -197,15 +238,33 @@ mod tests {
         assert_eq!(status(&[0; 12]), None);
     }
 
+    /// Paths that a server does not have leave room for those that it has; one that it has later moves there.
+    #[test]
+    fn absent() {
+        let mut templates = Templates::default();
+        let mut admitted = |path: &str, status| templates.admit(path.to_owned(), Some(status)) == path;
+        for at in 0..MAX_TEMPLATES + MAX_ABSENT {
+            assert_eq!(admitted(&format!("/scan{at}.php"), 404), at < MAX_ABSENT);
+        }
+        assert!(admitted("/orders", 200) && admitted("/orders", 404) && admitted("/scan7.php", 200));
+        // The place of the one that has moved is free.
+        assert!(admitted("/one", 405) && !admitted("/two", 400));
+        for at in 2..MAX_TEMPLATES {
+            assert!(admitted(&format!("/{at}"), 200));
+        }
+        // Without a place among those that the server has, it keeps its own.
+        assert!(!admitted("/more", 200) && admitted("/one", 200));
+    }
+
     /// The number of endpoints is bounded.
     #[test]
     fn capped() {
         let mut templates = Templates::default();
         for at in 0..MAX_TEMPLATES {
-            assert_eq!(templates.admit(format!("/{at}")), format!("/{at}"));
+            assert_eq!(templates.admit(format!("/{at}"), Some(200)), format!("/{at}"));
         }
-        assert_eq!(templates.admit("/more".to_owned()), OTHER);
-        assert_eq!(templates.admit("/7".to_owned()), "/7");
+        assert_eq!(templates.admit("/more".to_owned(), None), OTHER);
+        assert_eq!(templates.admit("/7".to_owned(), Some(404)), "/7");
     }
 
     proptest! {

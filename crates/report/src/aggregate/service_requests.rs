@@ -1,8 +1,11 @@
 //! The requests of a service by endpoint and class of status: counters that only grow, in bounded memory.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 
-use super::{endpoint::OTHER, times::Times};
+use super::{
+    endpoint::{Distinct, OTHER},
+    times::Times,
+};
 use crate::model::request::{Allocated, Request};
 
 /// Upper bounds of the buckets of durations, nanoseconds: those of OpenTelemetry's HTTP conventions, with more below and above.
@@ -42,8 +45,6 @@ pub const QUEUE_BOUNDS: [u64; 14] = [
     5_000_000_000,
     30_000_000_000,
 ];
-/// Maximum number of distinguished endpoints per service; all others are [`OTHER`].
-const MAX_ENDPOINTS: usize = 500;
 /// Label of an unknown method or path.
 const UNKNOWN: &str = "(unknown)";
 /// Used as the method of jobs.
@@ -86,7 +87,7 @@ pub struct RequestFigures {
 /// The requests of one service.
 #[derive(Clone, Debug, Default)]
 pub struct ServiceRequests {
-    endpoints: BTreeSet<(&'static str, String)>,
+    endpoints: Distinct<(&'static str, String)>,
     by_key: BTreeMap<RequestKey, RequestFigures>,
 }
 
@@ -99,7 +100,8 @@ impl ServiceRequests {
             _ => UNKNOWN,
         });
         let path = request.path.as_deref().unwrap_or(UNKNOWN);
-        let key = RequestKey { method, path: self.admit(method, path, room), status: class(request.status) };
+        let path = self.admit((method, path), request.status, room);
+        let key = RequestKey { method, path, status: class(request.status) };
         let of = self.by_key.entry(key).or_insert_with(|| RequestFigures {
             count: 0,
             times: Times::within(&REQUEST_BOUNDS),
@@ -139,19 +141,12 @@ impl ServiceRequests {
 
     /// Number of distinct endpoints.
     pub fn endpoints(&self) -> usize {
-        self.endpoints.len()
+        self.endpoints.count()
     }
 
-    fn admit(&mut self, method: &'static str, path: &str, room: bool) -> String {
+    fn admit(&mut self, (method, path): (&'static str, &str), status: Option<u16>, room: bool) -> String {
         let endpoint = (method, path.to_owned());
-        if self.endpoints.contains(&endpoint) {
-            return endpoint.1;
-        }
-        if !room || self.endpoints.len() >= MAX_ENDPOINTS {
-            return OTHER.to_owned();
-        }
-        self.endpoints.insert(endpoint);
-        path.to_owned()
+        if self.endpoints.admit(&endpoint, status, room) { endpoint.1 } else { OTHER.to_owned() }
     }
 }
 
@@ -169,6 +164,7 @@ fn class(status: Option<u16>) -> &'static str {
 #[cfg(test)]
 pub(crate) mod tests {
     use super::*;
+    use crate::aggregate::endpoint::MAX_TEMPLATES;
     use crate::model::request::{GcTime, Job};
 
     /// A request that began at 100 ns.
@@ -256,17 +252,17 @@ pub(crate) mod tests {
     #[test]
     fn bounded() {
         let mut requests = ServiceRequests::default();
-        for n in 0..MAX_ENDPOINTS + 7 {
+        for n in 0..MAX_TEMPLATES + 7 {
             requests.add(&request(Some(&format!("/{n}")), Some(1), Some(200)), true);
         }
         requests.add(&request(Some("/3"), Some(1), Some(500)), true);
         requests.add(&request(Some("/3"), Some(1), Some(500)), false);
-        assert_eq!(requests.endpoints(), MAX_ENDPOINTS);
+        assert_eq!(requests.endpoints(), MAX_TEMPLATES);
         let count = |path: &str| -> u64 {
             requests.iter().filter(|(key, _)| key.path == path).map(|(_, of)| of.count).sum()
         };
         assert_eq!((count(OTHER), count("/3")), (7, 3));
         let all: u64 = requests.iter().map(|(_, of)| of.count).sum();
-        assert_eq!(all, MAX_ENDPOINTS as u64 + 9);
+        assert_eq!(all, MAX_TEMPLATES as u64 + 9);
     }
 }

@@ -218,7 +218,8 @@ impl Units {
             self.close(*key);
         }
         self.counts.unknown += lost.len() as u64;
-        facts.path = facts.path.map(|path| self.templates.entry(key.pid).or_default().admit(path));
+        facts.path =
+            facts.path.map(|path| self.templates.entry(key.pid).or_default().admit(path, facts.status));
         let Some(open) = self.enter(key) else { return Sealed::NoRoom };
         open.sealed = true;
         self.sealed.push((key, facts));

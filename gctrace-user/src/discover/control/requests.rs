@@ -21,6 +21,7 @@ use super::{
     blocking::{Blocking, is_unicorn},
     images::reopened,
     inspect::has_probes,
+    later::{Forks, Untitled},
     select::due,
     site_cache::SiteCache,
     unused::Probed,
@@ -70,6 +71,10 @@ pub(super) struct Servers {
     pub(super) job_runners: HashMap<u32, Vec<RequestLinks>>,
     /// Links of packet programs, by cgroup id.
     arrivals: HashMap<u64, ArrivalsLink>,
+    forks: Forks,
+    /// Servers found since the forks were last looked through.
+    new: Vec<u32>,
+    untitled: Untitled,
     /// When ended servers were last looked for.
     looked: Option<Instant>,
     /// The servers that had ended by then.
@@ -127,12 +132,31 @@ impl Control {
         }
     }
 
-    /// Inspects the children of servers: they inherit their parents' mappings.
+    /// Inspects the children of servers: they inherit their parents' mappings. Called after new mappings have been handled: those of a server
+    /// may come together with its forks, or be handled later than these.
     pub(super) fn forked_servers(&mut self, forks: &[(u32, u32)]) {
+        if !self.probes.sees_requests() {
+            return;
+        }
+        self.servers.forks.add(forks);
         for (parent, child) in forks {
             if self.servers.processes.contains_key(parent) || self.servers.job_runners.contains_key(parent) {
                 self.add_server(*child);
             }
+        }
+        while let Some(parent) = self.servers.new.pop() {
+            for child in self.servers.forks.children(parent) {
+                if self.probes.server_kinds(child).is_none() {
+                    self.add_server(child);
+                }
+            }
+        }
+    }
+
+    /// Inspects processes that have taken the title of a Sidekiq since their mappings were seen.
+    fn titled_servers(&mut self) {
+        for pid in self.servers.untitled.titled(Instant::now(), is_running, called::is_sidekiq) {
+            self.add_server(pid);
         }
     }
 
@@ -157,6 +181,9 @@ impl Control {
         if find(RequestFile::Puma).is_none() {
             if let Some(what) = mappings.iter().find_map(unseen).or_else(|| called::unseen_work(pid)) {
                 self.say_once(&format!("gctrace: {what} are not seen (docs/requests.md lists what is)"));
+            }
+            if find(RequestFile::Socket).is_some() {
+                self.servers.untitled.add(pid, Instant::now());
             }
             if known.is_none() {
                 self.look_for_webrick(pid, &mappings);
@@ -364,6 +391,8 @@ impl Control {
         if !is_running(pid) {
             self.probes.remove_server(pid);
             self.forget_ended_servers();
+        } else {
+            self.servers.new.push(pid);
         }
         Ok(())
     }
@@ -401,6 +430,7 @@ impl Control {
         if !due(&mut self.servers.looked, LOOK) {
             return;
         }
+        self.titled_servers();
         let probes = &self.probes;
         let all = self.servers.processes.keys().chain(self.servers.job_runners.keys());
         let gone: HashSet<u32> = all.copied().filter(|&pid| !probes.is_server(pid)).collect();

@@ -170,8 +170,6 @@ impl Control {
             if let Some(native) = &mut self.native {
                 native.mapped(new.iter());
             }
-            self.forked_servers(&forks);
-            self.listening_processes();
             match &mut self.unattributed {
                 Some(unattributed) => {
                     for record in new {
@@ -185,6 +183,8 @@ impl Control {
                     }
                 }
             }
+            self.forked_servers(&forks);
+            self.listening_processes();
             self.look_for_ended_servers();
             self.give_back_unused();
         }

@@ -243,3 +243,20 @@ fn runs_with_a_cycle_that_is_not_reported() {
     assert_eq!([cycle(1, 1), cycle(2, 0), cycle(3, 1)], [true, false, false]);
     assert_eq!(pipeline.counts.starts_outside, 1);
 }
+
+/// A process that is killed right after a request: the kernel has forgotten how many records it had, but that of its end has the number.
+#[test]
+fn killed_after_a_request() {
+    for lost in [0, 1] {
+        let (mut pipeline, reported, layout) = collecting();
+        pipeline.snapshot(Point::GcStart, &snapshot(&layout, 1, 0));
+        let begin_ns = monotonic_ns();
+        take_request(&mut pipeline, (begin_ns, begin_ns + 10));
+        pipeline.numbered.insert(PID, Numbered::new(None, begin_ns + 20));
+        pipeline.report_requests_at(begin_ns + 30);
+        assert!(reported.borrow().requests.is_empty());
+        pipeline.life(Kind::Exit, &exit(1 + lost, begin_ns + 40));
+        let requests: Vec<_> = reported.borrow().requests.iter().map(|request| request.gcs).collect();
+        assert_eq!(requests, [(lost == 0).then_some(0)]);
+    }
+}

@@ -13,6 +13,9 @@ pub type EndpointIndex = u32;
 /// The endpoint of requests whose endpoint is unknown.
 pub(super) const UNKNOWN: EndpointIndex = 0;
 
+/// The endpoint of requests that `--endpoint` leaves out: they need no names, whose number is limited.
+pub(super) const LEFT_OUT: EndpointIndex = EndpointIndex::MAX;
+
 /// Maximum number of distinguished endpoints; the rest are one.
 const MAX_ENDPOINTS: usize = 1000;
 /// Maximum number of ended requests that are remembered: their stacks may arrive later.
@@ -106,9 +109,9 @@ impl<T> Endpoints<T> {
         overdue
     }
 
-    /// A request has ended. Returns what is known about it, and what has waited for it.
-    pub(super) fn ended(&mut self, id: u64, endpoint: String, trace: Option<Trace>) -> (Of, Vec<T>) {
-        let of = Of { endpoint: self.number(endpoint), trace };
+    /// A request has ended; without an endpoint it is left out. Returns what is known about it, and what has waited for it.
+    pub(super) fn ended(&mut self, id: u64, endpoint: Option<String>, trace: Option<Trace>) -> (Of, Vec<T>) {
+        let of = Of { endpoint: endpoint.map_or(LEFT_OUT, |endpoint| self.number(endpoint)), trace };
         if self.ended_order.len() >= MAX_ENDED
             && let Some(oldest) = self.ended_order.pop_front()
         {
@@ -141,7 +144,10 @@ impl<T> Endpoints<T> {
     pub(super) fn go_on(&self) -> Self {
         let mut next = Self { ended_order: self.ended_order.clone(), ..Self::default() };
         for (id, of) in self.ended_order.iter().filter_map(|id| self.ended.get_key_value(id)) {
-            let endpoint = next.number(self.name(of.endpoint).to_owned());
+            let endpoint = match of.endpoint {
+                LEFT_OUT => LEFT_OUT,
+                known => next.number(self.name(known).to_owned()),
+            };
             next.ended.insert(*id, Of { endpoint, ..*of });
         }
         next
@@ -176,11 +182,11 @@ mod tests {
         assert!(endpoints.wait(7, 1, 100, 1).is_empty());
         assert!(endpoints.wait(8, 1, 110, 2).is_empty());
         let trace = Some(Trace { trace_id: 1, caller: None, origin: TraceOrigin::Thread });
-        let (of, kept) = endpoints.ended(7, "GET /a".to_owned(), trace);
+        let (of, kept) = endpoints.ended(7, Some("GET /a".to_owned()), trace);
         assert_eq!((endpoints.name(of.endpoint), kept.len(), endpoints.count), ("GET /a", 1, 1));
         assert_eq!((endpoints.of(Some(7)), of.trace), (At::Known(of), trace));
-        assert_eq!(endpoints.ended(9, "GET /a".to_owned(), None).0, Of { trace: None, ..of });
-        assert_eq!(endpoints.ended(10, "(unknown)".to_owned(), None).0, unknown);
+        assert_eq!(endpoints.ended(9, Some("GET /a".to_owned()), None).0, Of { trace: None, ..of });
+        assert_eq!(endpoints.ended(10, Some("(unknown)".to_owned()), None).0, unknown);
         assert_eq!(endpoints.go_on().of(Some(7)), At::Known(of));
     }
 
@@ -205,7 +211,7 @@ mod tests {
             (0..MAX_WAITING as u64 + 10).map(|n| endpoints.wait(n / 2 + 1, 1, 5, n).len()).sum();
         assert_eq!((overdue, endpoints.count), (10, MAX_WAITING));
         for n in 0..MAX_ENDED as u64 + 10 {
-            endpoints.ended(1_000_000 + n, format!("GET /{n}"), None);
+            endpoints.ended(1_000_000 + n, Some(format!("GET /{n}")), None);
         }
         assert_eq!((endpoints.ended.len(), endpoints.ended_order.len()), (MAX_ENDED, MAX_ENDED));
         assert_eq!(endpoints.names.len(), MAX_ENDPOINTS + 1);
@@ -216,13 +222,13 @@ mod tests {
             let At::Known(of) = endpoints.of(Some(id)) else { return false };
             endpoints.name(of.endpoint) == name
         };
-        endpoints.ended(1, "GET /one".to_owned(), None);
+        endpoints.ended(1, Some("GET /one".to_owned()), None);
         assert!(is(&endpoints, 1, OTHER));
         for n in 0..MAX_ENDED as u64 {
-            endpoints.ended(2_000_000 + n, "GET /many".to_owned(), None);
+            endpoints.ended(2_000_000 + n, Some("GET /many".to_owned()), None);
         }
         let mut endpoints = endpoints.go_on();
-        endpoints.ended(1, "GET /one".to_owned(), None);
+        endpoints.ended(1, Some("GET /one".to_owned()), None);
         assert!(is(&endpoints, 1, "GET /one") && is(&endpoints, 2_000_001, OTHER));
         assert_eq!(endpoints.names.len(), 3);
     }

@@ -75,7 +75,7 @@ impl Recording {
         }
         let end_ns = request.end_ns.unwrap_or(request.begin_ns);
         let dropped = self.filter.drops_tid(process.pid, request.tid);
-        let dropped = dropped.or_else(|| self.filter.drops_endpoint(Some(self.endpoints.name(endpoint))));
+        let dropped = dropped.or_else(|| self.drops_request(Some(endpoint)));
         if !self.filter.account.others.keeps(dropped, end_ns.saturating_sub(request.begin_ns)) {
             return;
         }

@@ -5,7 +5,8 @@ use std::{collections::hash_map::Entry, num::NonZeroU64, sync::Arc};
 use super::{
     AllocKey, AllocMoment, CycleMoment, Moment, NodeId, PauseKey, Recording, SampleKey, SampleSum,
     TraceIndex,
-    endpoints::{At, EndpointIndex, Of, UNKNOWN},
+    endpoints::{At, EndpointIndex, LEFT_OUT, Of, UNKNOWN},
+    filter::DropReason,
     named,
 };
 use crate::model::{
@@ -121,7 +122,8 @@ impl Recording {
 
     /// A request has ended: adds what has waited for it.
     pub(super) fn request_ended(&mut self, id: u64, endpoint: String, trace: Option<Trace>) -> EndpointIndex {
-        let (of, kept) = self.endpoints.ended(id, endpoint, trace);
+        let wanted = self.filter.drops_endpoint(Some(&endpoint)).is_none();
+        let (of, kept) = self.endpoints.ended(id, wanted.then_some(endpoint), trace);
         for kept in kept {
             self.add(kept, Some(of));
         }
@@ -141,9 +143,17 @@ impl Recording {
         }
     }
 
+    /// Whether what belongs to a request of this endpoint is dropped; `None`: it belongs to no request.
+    pub(super) fn drops_request(&self, endpoint: Option<EndpointIndex>) -> Option<DropReason> {
+        match endpoint {
+            Some(LEFT_OUT) => Some(DropReason::Endpoint),
+            endpoint => self.filter.drops_endpoint(endpoint.map(|index| self.endpoints.name(index))),
+        }
+    }
+
     fn add(&mut self, kept: Kept, of: Option<Of>) {
         let endpoint = of.map(|of| of.endpoint);
-        let dropped = self.filter.drops_endpoint(endpoint.map(|index| self.endpoints.name(index)));
+        let dropped = self.drops_request(endpoint);
         let own = kept.span().map(|span| Link { span, origin: TraceOrigin::Thread });
         let link = own.or_else(|| of.and_then(|of| of.trace)?.link()).filter(|_| dropped.is_none());
         let trace = link.and_then(|link| self.trace_index(link));

@@ -179,6 +179,25 @@ fn filtered() {
     }
 }
 
+/// What belongs to the wanted endpoint is kept, however many others were requested before.
+#[test]
+fn wanted_after_many() {
+    let filter = Filter { endpoints: vec!["GET /wanted".parse::<Pattern>().unwrap()], ..Filter::default() };
+    let recording = Recording::new(false, Limits::default(), filter);
+    let mut recorder = Recorder { recording: Rc::new(RefCell::new(recording)) };
+    recorder.began(0);
+    for id in 1..=1100 {
+        served(&mut recorder, id, &format!("/{id}"));
+    }
+    sample(&mut recorder, 7, Some(2000));
+    served(&mut recorder, 2000, "/wanted");
+    sample(&mut recorder, 70, Some(2000));
+    sample(&mut recorder, 700, Some(1100));
+    assert_eq!(by_endpoint(&recorder), expected(&[("GET /wanted", [77, 0, 0])]));
+    let account = recorder.recording.borrow().filtered().samples;
+    assert_eq!((account.kept.ns, account.endpoint.ns), (77, 700));
+}
+
 /// A recording that continues another one knows the requests that have ended, and nothing waits for other requests.
 #[test]
 fn goes_on() {

@@ -14,6 +14,8 @@ pub const MAX_IMAGES: u32 = 256;
 pub const MAX_PROCESSES: u32 = 65_536;
 /// Entries of the `SCOPES` map, at least: number of threads that have had a GC pause and whose entries are kept.
 pub const MAX_SCOPES: u32 = 16_384;
+/// Entries of the map of programs that processes started by an exec. The least recently used entries are evicted.
+pub const MAX_EXECS: u32 = 16_384;
 /// Default size of the GC ring, bytes (a power of two and a multiple of the page size).
 pub const GC_RING_BYTES: u32 = 4 << 20;
 /// Default size of the ring of stacks, bytes.

@@ -266,8 +266,8 @@ pub struct LifeEvent {
     pub other: u32,
     /// 1 at the end of a program whose GVL was watched: there may be entries of its threads.
     pub gvl: u32,
-    /// When the program that ended was started by an exec, `CLOCK_MONOTONIC` nanoseconds; 0 if that was not seen, requests are not watched, or
-    /// no program ended.
+    /// When the program that ended was started by an exec, `CLOCK_MONOTONIC` nanoseconds; 0 if that was not seen, or no program
+    /// ended.
     pub begun_ns: u64,
     /// `comm` of the thread, NUL padded.
     pub comm: [u8; 16],

@@ -22,8 +22,6 @@ pub const MAX_CONNECTIONS: u32 = 16_384;
 pub const MAX_ARRIVALS: u32 = 16_384;
 /// Entries of the map of servers.
 pub const MAX_SERVERS: u32 = 8192;
-/// Entries of the map of programs that processes started by an exec. The least recently used entries are evicted.
-pub const MAX_EXECS: u32 = 16_384;
 /// Size of the ring of requests, bytes.
 pub const REQUEST_RING_BYTES: u32 = 1 << 20;
 /// The same if the state of the VM is copied at the start and end of each request, bytes.

@@ -1,4 +1,4 @@
-//! Fork, exec and exit of followed processes. Other processes cost one map lookup and, if requests are watched, one map update.
+//! Fork, exec and exit of followed processes. Other processes cost one map lookup and one map update.
 //!
 //! Exec and exit are raw tracepoints: to detach from an ordinary one the kernel waits 80 ms and more for each, one after the other
 //! (`perf_trace_event_unreg`, kernel/trace/trace_event_perf.c). Fork needs the record of the ordinary tracepoint, which has the child's

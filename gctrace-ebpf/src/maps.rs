@@ -11,9 +11,9 @@ use gctrace_common::{
     ABI_HASH,
     blocking::LISTEN_RING_BYTES,
     config::{
-        AwayEntry, Config, GC_RING_BYTES, ImageConfig, LIFE_RING_BYTES, MAX_CGROUPS, MAX_IMAGES, MAX_NAMES,
-        MAX_PROCESSES, MAX_SCOPES, ProcessEntry, Returning, RubyEntry, STACK_RING_BYTES, StackShare,
-        ThreadContext,
+        AwayEntry, Config, GC_RING_BYTES, ImageConfig, LIFE_RING_BYTES, MAX_CGROUPS, MAX_EXECS, MAX_IMAGES,
+        MAX_NAMES, MAX_PROCESSES, MAX_SCOPES, ProcessEntry, Returning, RubyEntry, STACK_RING_BYTES,
+        StackShare, ThreadContext,
     },
     event::WorkPhase,
     gvl::{
@@ -25,8 +25,8 @@ use gctrace_common::{
     malloc::{MALLOC_TALLIES as TALLIES, MallocBlock, MallocPending, MallocTally, MallocTarget},
     memory::MemoryLayout,
     request::{
-        MAX_ARRIVALS, MAX_CONNECTIONS, MAX_EXECS, MAX_SERVERS, MAX_SERVING, Parsed, ParserKey,
-        REQUEST_RING_BYTES, Serving, SocketLayout,
+        MAX_ARRIVALS, MAX_CONNECTIONS, MAX_SERVERS, MAX_SERVING, Parsed, ParserKey, REQUEST_RING_BYTES,
+        Serving, SocketLayout,
     },
     scope::Scope,
     stack::stage,
@@ -285,7 +285,7 @@ pub static SERVERS: HashMap<u32, u32> = HashMap::with_max_entries(MAX_SERVERS, 0
 #[map]
 pub static SERVING: HashMap<u32, Serving> = HashMap::with_max_entries(MAX_SERVING, 0);
 
-/// Keyed by tgid: when a process, followed or not, started its program by an exec, nanoseconds; only if requests are watched. LRU: it covers
+/// Keyed by tgid: when a process, followed or not, started its program by an exec, nanoseconds. LRU: it covers
 /// the processes of the whole host, and a program whose entry is gone merely has no known start.
 #[map]
 pub static EXECS: LruHashMap<u32, u64> = LruHashMap::with_max_entries(MAX_EXECS, 0);

@@ -380,7 +380,8 @@ fn take(at: &At<'_>) -> bool {
             // Puma 6 and later make the call again before they answer.
             return false;
         }
-        if serving.fd != fd && parser == 0 && serving.parser != 0 && serving.parser != Serving::UNBOUND {
+        let has_own = serving.parser != 0 && serving.parser != Serving::UNBOUND && serving.fd != fd;
+        if parser == 0 && (has_own || serving.phase == Serving::CALLED) {
             // No parser has read from this connection: the application queries a connection of its own.
             return false;
         }

@@ -5,7 +5,7 @@ use gctrace_common::{config::RubyEntry, stats::Counter};
 
 use aya_ebpf::helpers::bpf_ktime_get_ns;
 
-use crate::maps::{EXECS, RUBIES, THREAD_CONTEXTS, UNWOUND, add as add_to, count, watches_requests};
+use crate::maps::{EXECS, RUBIES, THREAD_CONTEXTS, UNWOUND, add as add_to, count};
 
 /// A process hit a probe of an image, and the hit shows the image's bias. User space may have determined an entry's bias before an exec
 /// and stored it after the exec.
@@ -56,30 +56,23 @@ pub fn program(tgid: u32) -> Program {
     // SAFETY: the value is read at once.
     let entry = unsafe { RUBIES.get(&tgid) };
     let (execs, gvl) = entry.map_or((0, false), |entry| (entry.execs, entry.gvl_ns != 0));
-    let mut begun_ns = 0;
-    if watches_requests() {
-        // SAFETY: the value is copied out at once.
-        begun_ns = unsafe { EXECS.get(&tgid).copied() }.unwrap_or_default();
-    }
+    // SAFETY: the value is copied out at once.
+    let begun_ns = unsafe { EXECS.get(&tgid).copied() }.unwrap_or_default();
     Program { execs, gvl, begun_ns }
 }
 
 /// A process, whether followed or not, has started a new program.
 #[inline(always)]
 pub fn begun(tgid: u32) {
-    if watches_requests() {
-        // SAFETY: a plain helper call.
-        let now = unsafe { bpf_ktime_get_ns() };
-        let _cannot_fail_for_an_lru_map = EXECS.insert(&tgid, &now, 0);
-    }
+    // SAFETY: a plain helper call.
+    let now = unsafe { bpf_ktime_get_ns() };
+    let _cannot_fail_for_an_lru_map = EXECS.insert(&tgid, &now, 0);
 }
 
 /// The first or the last thread of a process has ended: another process may get its number.
 #[inline(always)]
 pub fn gone(tgid: u32) {
-    if watches_requests() {
-        let _was_not_there = EXECS.remove(&tgid);
-    }
+    let _was_not_there = EXECS.remove(&tgid);
 }
 
 /// A process ended.

@@ -152,7 +152,7 @@ fn trace(settings: &Settings) -> Result<Outcome, Failure> {
     let loaded = bpf::load(&options);
     bpf::give_back_memory();
     console::end_progress();
-    let Loaded { probes, rings, stacks, counters, away, unwind, gvl, requests } = loaded?;
+    let Loaded { probes, rings, stacks, counters, away, unwind, gvl, requests, execs } = loaded?;
     if settings.gvl.is_some() && gvl.is_none() {
         say(
             "gctrace: the GVL is not watched: the kernel has no attach cookies; use Linux 5.15 or later, or --gvl=futex",
@@ -200,7 +200,8 @@ fn trace(settings: &Settings) -> Result<Outcome, Failure> {
             .naming(Names::below(&proc_root::file_root(), settings.kube_root.clone()))
             .reading_shares(settings.shares)
             .with_away(away)
-            .with_requests(requests, settings.requests.is_some_and(|requests| requests.states)),
+            .with_requests(requests, settings.requests.is_some_and(|requests| requests.states))
+            .with_execs(execs),
         rings,
         counters,
         accounted: None,

@@ -13,7 +13,7 @@ use crate::{
         gc_cycle::{CycleFold, Folded},
         units::Units,
     },
-    bpf::{AwayMap, GvlReader, RequestReader, Rings},
+    bpf::{AwayMap, ExecReader, GvlReader, RequestReader, Rings},
     clock::monotonic_ns,
     decode::{self, OwnedEvent},
     export::{ExportError, Exporter, Outputs, program},
@@ -96,6 +96,8 @@ pub struct Pipeline {
     asleep: Option<Asleep>,
     gvl: Gvl,
     requests: Option<RequestReader>,
+    /// When processes started their programs, as the kernel saw it.
+    programs: Option<ExecReader>,
     units: Units,
     /// Processes with ended requests, and their number of GC records at that time.
     numbered: HashMap<u32, Numbered>,
@@ -136,6 +138,7 @@ impl Pipeline {
             asleep: None,
             gvl: Gvl::new(gvl),
             requests: None,
+            programs: None,
             units: Units::default(),
             numbered: HashMap::new(),
             unit_states: unit_states::Pending::default(),
@@ -146,6 +149,12 @@ impl Pipeline {
             counts: PipelineCounts::default(),
             request_counts: RequestCounts::default(),
         }
+    }
+
+    /// Sets the reader of the times at which processes started their programs.
+    #[must_use]
+    pub fn with_execs(self, programs: ExecReader) -> Self {
+        Self { programs: Some(programs), ..self }
     }
 
     /// Sets the names of containers and pods.
@@ -521,6 +530,9 @@ impl Pipeline {
         let forked = self.fork_of(pid, seen_ns).map(|(_, forked_ns)| forked_ns);
         let Some(started) = forked.or_else(|| proc::started_ns(pid)) else { return now };
         let execed = self.execs.get(&pid).copied().unwrap_or_default();
+        // Records of the exec come only from processes that were followed then. A later one belongs to another program.
+        let begun = self.programs.as_ref().and_then(|programs| programs.begun_ns(pid));
+        let execed = execed.max(begun.filter(|ns| *ns <= seen_ns).unwrap_or_default());
         started.max(execed).max(probed).min(now)
     }
 

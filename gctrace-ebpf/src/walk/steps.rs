@@ -23,6 +23,8 @@ const MAGIC_MASK: u64 = 0x7fff_0001;
 const MAGIC_CFUNC: u64 = 0x5555_0001;
 /// `VM_FRAME_FLAG_FINISH`.
 const FLAG_FINISH: u64 = 0x20;
+/// `VM_FRAME_FLAG_CFRAME`: of a function or a block that is implemented in C.
+const FLAG_CFRAME: u64 = 0x80;
 /// `VM_ENV_FLAG_LOCAL`.
 const FLAG_LOCAL: u64 = 2;
 /// `T_IMEMO` and the mask of types in `RBasic.flags`.
@@ -70,8 +72,9 @@ pub unsafe fn step(scratch: *mut Scratch, path: &StackPath) -> Next {
                 return cut(scratch, StackEvent::READ_FAILED);
             }
             // Ruby's own backtraces skip such frames, too (vm_backtrace.c): they are being set up, or belong to
-            // blocks implemented in C.
-            if s.iseq != 0 && s.pc == 0 {
+            // blocks implemented in C. The innermost one may be that of a just-in-time compiler, which does not
+            // store a program counter when it begins.
+            if s.iseq != 0 && s.pc == 0 && s.head.ruby != 0 {
                 s.ep = 0;
                 return Next::Step;
             }
@@ -84,7 +87,8 @@ pub unsafe fn step(scratch: *mut Scratch, path: &StackPath) -> Next {
             return Next::Step;
         };
         if s.hops == 0 {
-            if s.iseq == 0 && flags & MAGIC_MASK != MAGIC_CFUNC {
+            let is_block_in_c = s.iseq != 0 && s.pc == 0 && flags & FLAG_CFRAME != 0;
+            if is_block_in_c || s.iseq == 0 && flags & MAGIC_MASK != MAGIC_CFUNC {
                 s.ep = 0;
                 return Next::Step;
             }

@@ -376,7 +376,8 @@ impl Probes {
         if entry.known == 0 || (entry.image, entry.bias) != (image, bias) {
             return;
         }
-        let entry = RubyEntry { execs: entry.execs, ..RubyEntry::default() };
+        // Its GVL times remain in the kernel until its end, whose record names them only if this field says that there are any.
+        let entry = RubyEntry { execs: entry.execs, gvl_ns: entry.gvl_ns, ..RubyEntry::default() };
         if let Err(error) = self.rubies.insert(pid, entry, 0) {
             log::warn!("pid {pid}: {error}");
         }

@@ -6,8 +6,12 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// Interval between checks. A CPU that goes offline and comes back within it is not noticed.
+use crate::clock::{boottime_ns, monotonic_ns};
+
+/// Interval between checks. A CPU that goes offline and comes back within it is not noticed, unless the host was suspended meanwhile.
 const LOOK_INTERVAL: Duration = Duration::from_secs(1);
+/// Shortest suspension that counts, nanoseconds: the two clocks are not read at the same time.
+const SUSPENDED_NS: u64 = 10_000_000;
 
 /// The CPUs that were online at the last check.
 #[derive(Debug)]
@@ -16,6 +20,10 @@ pub(super) struct OnlineCpus {
     /// CPUs for which a failed open has already been reported.
     refused: BTreeSet<u32>,
     next: Instant,
+    /// For how long the host had been suspended by the last check, nanoseconds.
+    suspended_ns: u64,
+    /// The CPUs that were online before it was last suspended, until they are reported as gone.
+    slept: BTreeSet<u32>,
 }
 
 /// Changes between two checks.
@@ -30,7 +38,14 @@ pub(super) struct Change {
 impl OnlineCpus {
     /// The CPUs that are online now.
     pub(super) fn now() -> io::Result<Self> {
-        Ok(Self { known: online()?, refused: BTreeSet::new(), next: Instant::now() + LOOK_INTERVAL })
+        let next = Instant::now() + LOOK_INTERVAL;
+        Ok(Self {
+            known: online()?,
+            refused: BTreeSet::new(),
+            next,
+            suspended_ns: suspended_ns(),
+            slept: BTreeSet::new(),
+        })
     }
 
     /// The known online CPUs.
@@ -45,12 +60,22 @@ impl OnlineCpus {
             return Ok(None);
         }
         self.next = now + LOOK_INTERVAL;
+        self.wakes(suspended_ns());
         Ok(Some(self.become_these(online()?)))
+    }
+
+    /// The host has been suspended for this long so far. While programs were frozen, all CPUs but one went offline and came back
+    /// (`suspend_disable_secondary_cpus`, kernel/cpu.c), and the events on them remain disabled: all are reported as gone and come.
+    fn wakes(&mut self, suspended_ns: u64) {
+        if suspended_ns.saturating_sub(self.suspended_ns) >= SUSPENDED_NS {
+            self.slept = std::mem::take(&mut self.known);
+        }
+        self.suspended_ns = suspended_ns;
     }
 
     /// Replaces the known CPUs by `online` and returns the difference.
     fn become_these(&mut self, online: BTreeSet<u32>) -> Change {
-        let gone = self.known.difference(&online).copied().collect();
+        let gone = self.known.difference(&online).copied().chain(std::mem::take(&mut self.slept)).collect();
         let come = online.difference(&self.known).copied().collect();
         self.refused.retain(|cpu| online.contains(cpu));
         self.known = online;
@@ -62,6 +87,11 @@ impl OnlineCpus {
         self.known.remove(&cpu);
         self.refused.insert(cpu)
     }
+}
+
+/// For how long the host has been suspended since it booted, nanoseconds.
+fn suspended_ns() -> u64 {
+    boottime_ns().saturating_sub(monotonic_ns())
 }
 
 /// The CPUs in `/sys/devices/system/cpu/online`.
@@ -76,8 +106,13 @@ mod tests {
 
     #[test]
     fn changes() {
-        let mut cpus =
-            OnlineCpus { known: BTreeSet::from([0, 1]), refused: BTreeSet::new(), next: Instant::now() };
+        let mut cpus = OnlineCpus {
+            known: BTreeSet::from([0, 1]),
+            refused: BTreeSet::new(),
+            next: Instant::now(),
+            suspended_ns: 7,
+            slept: BTreeSet::new(),
+        };
         assert_eq!(cpus.become_these([0, 1].into()), Change::default());
         assert_eq!(cpus.become_these([0, 2, 3].into()), Change { gone: vec![1], come: vec![2, 3] });
         assert!(cpus.retry(3));
@@ -86,6 +121,12 @@ mod tests {
         assert_eq!(cpus.become_these([0].into()), Change { gone: vec![1, 2], come: vec![] });
         assert_eq!(cpus.become_these([0, 3].into()), Change { gone: vec![], come: vec![3] });
         assert!(cpus.retry(3), "it was away meanwhile");
+        // After a suspension the events on all CPUs are opened again, whether the CPUs are online again or not.
+        cpus.wakes(6 + SUSPENDED_NS);
+        assert_eq!(cpus.become_these([0, 3].into()), Change::default());
+        cpus.wakes(7 + 2 * SUSPENDED_NS);
+        assert_eq!(cpus.become_these([0].into()), Change { gone: vec![0, 3], come: vec![0] });
+        assert_eq!(cpus.become_these([0].into()), Change::default());
         // This machine's CPUs: at least one is online, and a second check right away does nothing.
         let mut cpus = OnlineCpus::now().unwrap();
         assert!(cpus.known().count() > 0);

@@ -13,6 +13,7 @@ use gctrace_common::{
 use super::{
     attach::{Probes, names, phases::PHASE_PROGRAMS},
     errors::LoadError,
+    execs::{self, ExecReader},
     gvl::{self, GvlOptions, GvlReader},
     kernel_types, leak,
     links::Link,
@@ -122,6 +123,8 @@ pub struct Loaded {
     pub gvl: Option<GvlReader>,
     /// Requests, if they are traced.
     pub requests: Option<RequestReader>,
+    /// When processes started their programs.
+    pub execs: ExecReader,
 }
 
 /// Loads the object and the programs that the options need, and attaches the lifecycle tracepoints.
@@ -149,8 +152,9 @@ pub fn load(options: &LoadOptions<'_>) -> Result<Loaded, LoadError> {
     let gvl = gvl.map(|options| GvlReader::take(ebpf, options)).transpose()?;
     let requests = options.requests.is_some() && config.has_cookie != 0;
     let reader = requests.then(|| RequestReader::take(ebpf)).transpose()?;
+    let execs = ExecReader::take(ebpf)?;
     let probes = Probes::new(programs, &config, requests, (stages, clocks), links)?;
-    Ok(Loaded { probes, rings, stacks, counters, away, unwind, gvl, requests: reader })
+    Ok(Loaded { probes, rings, stacks, counters, away, unwind, gvl, requests: reader, execs })
 }
 
 /// Parameters of loading in addition to the options.
@@ -327,6 +331,7 @@ fn load_programs(
     let copies_states = u32::from(requests.is_some_and(|requests| requests.states));
     loader.override_global("UNIT_STATES", &copies_states, true);
     requests::size_maps(&mut loader, requests)?;
+    execs::size_map(&mut loader, sample::cpus()?);
     if !stacks.is_some_and(|stacks| stacks.native) {
         for map in NativeMaps::NAMES {
             loader.map_max_entries(map, 1);

@@ -5,6 +5,7 @@ mod attach;
 mod check;
 mod cpus;
 mod errors;
+mod execs;
 mod gvl;
 mod kernel_types;
 mod leak;
@@ -39,6 +40,7 @@ pub use attach::{
 };
 pub use check::{CheckResult, KernelCheck, check};
 pub use errors::{AttachError, LoadError, brief};
+pub use execs::ExecReader;
 pub use gvl::{GvlOptions, GvlRead, GvlReader};
 pub use leak::LeakProbes;
 pub use lease::{Content, Lease};

@@ -11,8 +11,8 @@ use gctrace_common::{
     gvl::MAX_OWN_TIMES,
     job::MAX_FETCHERS,
     request::{
-        MAX_ARRIVALS, MAX_CONNECTIONS, MAX_EXECS, MAX_SERVERS, MAX_SERVING, REQUEST_RING_BYTES, Serving,
-        SocketLayout, UNIT_RING_BYTES,
+        MAX_ARRIVALS, MAX_CONNECTIONS, MAX_SERVERS, MAX_SERVING, REQUEST_RING_BYTES, Serving, SocketLayout,
+        UNIT_RING_BYTES,
     },
 };
 
@@ -35,9 +35,8 @@ pub(super) const ARRIVALS_PROGRAM: &str = "request_data";
 const MAPS: [(&str, u32); 3] =
     [("FETCHERS", MAX_FETCHERS), ("SERVERS", MAX_SERVERS), ("SERVING", MAX_SERVING)];
 /// LRU maps, which have more entries on hosts with many CPUs.
-const LRU_MAPS: [(&str, u32); 5] = [
+const LRU_MAPS: [(&str, u32); 4] = [
     ("ARRIVALS", MAX_ARRIVALS),
-    ("EXECS", MAX_EXECS),
     ("OWN_TIMES", MAX_OWN_TIMES),
     ("CONNECTIONS", MAX_CONNECTIONS),
     ("PARSERS", MAX_CONNECTIONS),

@@ -2,8 +2,8 @@
 
 use std::{fs, path::Path};
 
-use super::{origin, proc::is_running, proc_root};
-use crate::model::server;
+use super::{environ, origin, proc::is_running, proc_root};
+use crate::{model::server, ruby::RubyVersion};
 
 /// `TASK_COMM_LEN` without the terminating zero (include/linux/sched.h).
 const COMM: usize = 15;
@@ -77,13 +77,32 @@ fn names_sidekiq(cmdline: &[String]) -> bool {
     server::named(cmdline).is_some_and(|name| SIDEKIQ.contains(&name))
 }
 
-/// Whether Ruby threads of a process may move between native threads (`RUBY_MN_THREADS`, from Ruby 3.3 on).
-pub fn has_mn_threads(pid: u32) -> bool {
-    let environ = proc_root::process(pid).and_then(|process| process.environ());
-    let value = |environ: std::collections::HashMap<std::ffi::OsString, std::ffi::OsString>| {
-        environ.get(std::ffi::OsStr::new("RUBY_MN_THREADS")).is_some_and(|value| value != "0")
-    };
-    environ.is_ok_and(value)
+/// Whether the environment of a Ruby makes threads of its main Ractor give up their native thread while they wait, from 3.3 on: as
+/// `Init_native_thread` decides (`thread_pthread.c`), by `atoi`. Threads of other Ractors always do, but whether a program has any is unknown
+/// here. `version`: `None` if it is unknown.
+pub fn shares_native_threads(version: Option<RubyVersion>, environ: &[u8]) -> bool {
+    let set = environ.split(|&byte| byte == 0).find_map(|entry| entry.strip_prefix(b"RUBY_MN_THREADS="));
+    let number = set.map(|value| {
+        let value = value.trim_ascii_start();
+        let value = value.strip_prefix(b"+").unwrap_or(value);
+        let digits = value.iter().take_while(|byte| byte.is_ascii_digit());
+        digits.copied().any(|digit| digit != b'0')
+    });
+    version.is_none_or(|version| version >= RubyVersion::new(3, 3, 0)) && number == Some(true)
+}
+
+/// [`shares_native_threads`] of a process that maps these files. Its version is in the name of a libruby (`libruby-3.1.so.3.1`, `libruby.so.3.4`).
+/// An environment that a title has overwritten shows nothing.
+pub fn has_mn_threads<'a>(pid: u32, mut mapped: impl Iterator<Item = &'a Path>) -> bool {
+    let version = mapped.find_map(|path| version_of(path.file_name()?.to_str()?));
+    environ::read(pid).is_some_and(|environ| shares_native_threads(version, &environ))
+}
+
+/// The version in the name of a libruby.
+fn version_of(name: &str) -> Option<RubyVersion> {
+    let (_, numbers) = name.strip_prefix("libruby")?.split_once(".so.")?;
+    let mut numbers = numbers.split('.');
+    Some(RubyVersion::new(numbers.next()?.parse().ok()?, numbers.next()?.parse().ok()?, 0))
 }
 
 #[cfg(test)]
@@ -168,5 +187,46 @@ mod tests {
         assert!(is("puma", "ruby", &title) && !is("shop", "ruby", &title));
         assert!(is("a-very-long-program", "a-very-long-pro", &[]));
         assert!(!is("a-very-long-pr", "a-very-long-pro", &[]));
+    }
+
+    /// The variable is parsed as Ruby does it.
+    #[test]
+    fn native_threads() {
+        let of = |minor, environ: &str| {
+            shares_native_threads(Some(RubyVersion::new(3, minor, 0)), environ.replace(' ', "\0").as_bytes())
+        };
+        for set in ["A=1 RUBY_MN_THREADS=1 ", "RUBY_MN_THREADS=+2x ", "RUBY_MN_THREADS=01 "] {
+            assert!(of(3, set) && of(4, set) && !of(2, set), "{set}");
+        }
+        for not in [
+            "",
+            "A=1 ",
+            "RUBY_MN_THREADS= ",
+            "RUBY_MN_THREADS=0 ",
+            "RUBY_MN_THREADS=no1 ",
+            "XRUBY_MN_THREADS=1 ",
+        ] {
+            assert!(!of(3, not), "{not}");
+        }
+    }
+
+    /// The version of a libruby is in its name.
+    #[test]
+    fn versions() {
+        for (name, expected) in [
+            ("libruby-3.1.so.3.1.2", Some((3, 1))),
+            ("libruby.so.3.4", Some((3, 4))),
+            ("libruby.so.4.0.0", Some((4, 0))),
+            ("libruby-2.7.so.2.7", Some((2, 7))),
+            ("libruby.so", None),
+            ("ruby", None),
+            ("librubygems.so", None),
+        ] {
+            assert_eq!(
+                version_of(name),
+                expected.map(|(major, minor)| RubyVersion::new(major, minor, 0)),
+                "{name}"
+            );
+        }
     }
 }

@@ -138,6 +138,7 @@ impl Pipeline {
             let gap = traced.fold.sequence_end(event.header.seq);
             traced.lost += gap;
             traced.begun_ns = Some(event.begun_ns).filter(|ns| *ns != 0);
+            traced.since_ns = traced.since_ns.max(event.begun_ns);
             self.counts.lost_records += gap;
             if gap > 0 {
                 self.units.lost(event.header.tgid, traced.last_ns, u64::MAX);

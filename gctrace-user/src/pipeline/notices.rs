@@ -4,9 +4,8 @@ use super::Pipeline;
 use crate::{
     console::say,
     export::program,
-    host::{environ, proc},
+    host::{called, environ, proc},
     model::Process,
-    ruby::RubyVersion,
 };
 
 /// Maximum number of processes that a notice names.
@@ -55,7 +54,7 @@ impl Pipeline {
     pub(super) fn say_of_threads(&self, process: &Process) {
         if self.asleep.is_some()
             && let Some(environ) = environ::read(process.pid)
-            && shares_native_threads(process.image.version, &environ)
+            && called::shares_native_threads(Some(process.image.version), &environ)
         {
             say(&format!(
                 "gctrace: pid {}: {}, Ruby {}: --wall does not see threads while they have no native thread (RUBY_MN_THREADS); --gvl reports \
@@ -66,19 +65,6 @@ impl Pipeline {
             ));
         }
     }
-}
-
-/// Whether threads of the main Ractor give up their native thread while they wait: as `Init_native_thread` decides (`thread_pthread.c`), by
-/// `atoi`. Threads of other Ractors always do, from 3.3 on, but whether a program has any is unknown here.
-fn shares_native_threads(version: RubyVersion, environ: &[u8]) -> bool {
-    let set = environ.split(|&byte| byte == 0).find_map(|entry| entry.strip_prefix(b"RUBY_MN_THREADS="));
-    let number = set.map(|value| {
-        let value = value.trim_ascii_start();
-        let value = value.strip_prefix(b"+").unwrap_or(value);
-        let digits = value.iter().take_while(|byte| byte.is_ascii_digit());
-        digits.copied().any(|digit| digit != b'0')
-    });
-    version >= RubyVersion::new(3, 3, 0) && number == Some(true)
 }
 
 #[cfg(test)]
@@ -104,26 +90,5 @@ mod tests {
             said(&[1, 2, 3, 4, 5, 9]).unwrap(),
             "5 traced processes still run: pid 1 (d1.rb), pid 2 (d2.rb), pid 3 (d3.rb), and 2 more; gctrace --pid 1,2,3 goes on with these"
         );
-    }
-
-    /// The variable is parsed as Ruby does it.
-    #[test]
-    fn native_threads() {
-        let of = |minor, environ: &str| {
-            shares_native_threads(RubyVersion::new(3, minor, 0), environ.replace(' ', "\0").as_bytes())
-        };
-        for set in ["A=1 RUBY_MN_THREADS=1 ", "RUBY_MN_THREADS=+2x ", "RUBY_MN_THREADS=01 "] {
-            assert!(of(3, set) && of(4, set) && !of(2, set), "{set}");
-        }
-        for not in [
-            "",
-            "A=1 ",
-            "RUBY_MN_THREADS= ",
-            "RUBY_MN_THREADS=0 ",
-            "RUBY_MN_THREADS=no1 ",
-            "XRUBY_MN_THREADS=1 ",
-        ] {
-            assert!(!of(3, not), "{not}");
-        }
     }
 }

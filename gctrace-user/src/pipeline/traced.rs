@@ -80,7 +80,7 @@ pub(super) struct TracedProcess {
     pub(super) since_ns: u64,
     /// Time of the record, or of the read of its memory, by which it was first seen.
     pub(super) seen_ns: u64,
-    /// When its program started by an exec, in nanoseconds: known at its end, if requests are traced and the exec was seen.
+    /// When its program started by an exec, in nanoseconds: known at its end, if the exec was seen.
     pub(super) begun_ns: Option<u64>,
     /// Its GC pauses since it is traced, if requests are traced.
     pub(super) pauses: GcTime,

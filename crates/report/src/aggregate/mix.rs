@@ -18,6 +18,9 @@
 //! say no more than "marking" does); what the collector calls outside the image (an extension's mark or free function, the
 //! allocator) is above them, and what called into the VM when the collection began is below.
 //!
+//! If the native leaf belongs to no file, the innermost Ruby frame has no line: just-in-time code does not store its program counter at each
+//! instruction, only before calls.
+//!
 //! If that is not possible, the native frames above the first frame of the Ruby image are put on top of the Ruby stack;
 //! native frames that belong to no file (just-in-time code of the Ruby method below) are left out.
 
@@ -77,7 +80,7 @@ pub fn mix(
         let known = |frame: &Arc<Frame>| frame.kind != FrameKind::Missing;
         out.extend(frames(&native[..above_ruby(native)]).filter(known));
         out.extend(gc.iter().cloned());
-        out.extend(groups.iter().flatten().cloned());
+        add(native, groups.iter().flatten(), out);
         return mixed;
     }
     let mut from = 0;
@@ -86,13 +89,28 @@ pub fn mix(
         if from == 0 {
             let kept = above.iter().rposition(|native| !is_plumbing(native)).map_or(0, |last| last + 1);
             leaf(&above[..kept], gc, out);
+            add(native, group.iter(), out);
         } else {
             out.extend(above.iter().filter(|native| !native.ruby).map(|native| native.frame.clone()));
+            out.extend(group.iter().cloned());
         }
-        out.extend(group.iter().cloned());
         from = at + 1;
     }
     mixed
+}
+
+/// Adds the innermost Ruby frames.
+fn add<'a>(
+    native: &[NativeFrame],
+    mut ruby: impl Iterator<Item = &'a Arc<Frame>>,
+    out: &mut Vec<Arc<Frame>>,
+) {
+    let in_no_file = native.first().is_some_and(|leaf| leaf.frame.kind == FrameKind::Missing);
+    out.extend(ruby.next().map(|first| match first.kind {
+        FrameKind::Ruby if in_no_file && first.line != 0 => Arc::new(Frame { line: 0, ..(**first).clone() }),
+        _ => Arc::clone(first),
+    }));
+    out.extend(ruby.cloned());
 }
 
 /// Adds the frames above the innermost loop.
@@ -200,6 +218,28 @@ mod tests {
             (how, text.as_str()),
             (Mixed::Incomplete, "free ext_free (sweeping) (gc) Z#inflate <main>")
         );
+    }
+
+    /// Where code that belongs to no file runs, the line of the innermost Ruby frame is unknown; those of its callers are known.
+    #[test]
+    fn just_in_time() {
+        let line = |name: &str| Arc::new(Frame { kind: FrameKind::Ruby, line: 7, ..(*frame(name)).clone() });
+        let ruby = [vec![line("m"), line("n")], vec![line("<main>")]];
+        let nowhere = Arc::new(Frame { kind: FrameKind::Missing, ..(*frame("[unknown]")).clone() });
+        for (leaf, expected) in [(nowhere, [0, 7, 7]), (frame("memcpy"), [7, 7, 7])] {
+            let leaf = NativeFrame { frame: leaf, ruby: false, named: false, interpreter: false };
+            for (rest, end) in [("!loop .x !loop main", NativeEnd::Complete), ("", NativeEnd::NoTable)] {
+                let native = [vec![leaf.clone()], native(rest)].concat();
+                let mut out = Vec::new();
+                mix(&native, end, &[], &ruby, &mut out);
+                let lines: Vec<u32> = out
+                    .iter()
+                    .filter(|frame| frame.kind == FrameKind::Ruby)
+                    .map(|frame| frame.line)
+                    .collect();
+                assert_eq!(lines, expected);
+            }
+        }
     }
 
     /// A leaf inside the loop itself leaves nothing above it.

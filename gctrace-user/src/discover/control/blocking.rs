@@ -140,7 +140,7 @@ impl Control {
         // perf_event_open takes pids of gctrace's own namespace.
         let own = NonZeroU32::new(pid).filter(|_| proc_root::shares_pids());
         let own = own.ok_or("gctrace must see the pids of the host: use --pid=host (hostPID: true)")?;
-        if called::has_mn_threads(pid) {
+        if called::has_mn_threads(pid, mappings.iter().map(|mapping| mapping.path.as_path())) {
             return Err("with RUBY_MN_THREADS a request may change its native thread".to_owned());
         }
         // Find all sites first: a server that lacks some is not probed at all.

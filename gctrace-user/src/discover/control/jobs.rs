@@ -44,7 +44,7 @@ impl Control {
         // perf_event_open takes pids of gctrace's own namespace.
         let own = NonZeroU32::new(pid).filter(|_| proc_root::shares_pids());
         let own = own.ok_or("gctrace must see the pids of the host: use --pid=host (hostPID: true)")?;
-        if called::has_mn_threads(pid) {
+        if called::has_mn_threads(pid, [ruby.path.as_path()].into_iter()) {
             return Err("with RUBY_MN_THREADS a job may change its native thread".to_owned());
         }
         // Find all sites first: a process that lacks some is not probed at all.

@@ -197,7 +197,7 @@ impl Control {
         // A missing file is handled when it is mapped later.
         let (Some(puma), Some(socket)) = (find(RequestFile::Puma), find(RequestFile::Socket)) else { return };
         let added = match find(RequestFile::Libc) {
-            Some(libc) => self.probe_server(pid, puma, socket, libc),
+            Some(libc) => self.probe_server(pid, &mappings, [puma, socket, libc]),
             None => Err("its C library is not glibc".to_owned()),
         };
         match added {
@@ -267,14 +267,13 @@ impl Control {
     fn probe_server(
         &mut self,
         pid: u32,
-        puma: &ExecutableMapping,
-        socket: &ExecutableMapping,
-        libc: &ExecutableMapping,
+        mappings: &[ExecutableMapping],
+        [puma, socket, libc]: [&ExecutableMapping; 3],
     ) -> Result<(), String> {
         // perf_event_open takes pids of gctrace's own namespace.
         let own = NonZeroU32::new(pid).filter(|_| proc_root::shares_pids());
         let own = own.ok_or("gctrace must see the pids of the host: use --pid=host (hostPID: true)")?;
-        if called::has_mn_threads(pid) {
+        if called::has_mn_threads(pid, mappings.iter().map(|mapping| mapping.path.as_path())) {
             return Err("with RUBY_MN_THREADS a request may change its native thread".to_owned());
         }
         // Find all sites first: a server that lacks some is not probed at all.

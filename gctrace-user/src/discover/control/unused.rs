@@ -147,9 +147,7 @@ impl Control {
     /// Retires images that no process has used for a while, and at once those that cannot be used again because their file was deleted.
     pub(super) fn give_back_unused(&mut self) {
         // A mapping whose process is not known yet may be of such an image.
-        if !self.watches_others()
-            || self.unattributed.as_ref().is_some_and(|records| records.wait().is_some())
-        {
+        if self.unattributed.as_ref().is_some_and(|records| records.wait().is_some()) {
             return;
         }
         if let Some((all, search)) = self.unused.search.take_if(|(_, search)| search.is_finished()) {

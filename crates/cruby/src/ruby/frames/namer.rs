@@ -32,6 +32,17 @@ const INTERNAL: &str = "<internal:";
 /// The name of the instance variable that holds the variables of a thread (`idLocals`, id.def).
 const THREAD_VARIABLES: &str = "locals";
 
+/// What a frame of Ruby code does.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum At {
+    /// It calls the frame above, or is interrupted by it: its program counter is behind the call.
+    Calls,
+    /// It runs. Code of a just-in-time compiler does not store its counter when it begins, nor at each instruction: what is there may be zero, or
+    /// the counter of code that ran at this place before (`gen_push_frame`, yjit/src/codegen.rs; "written by the callee frame on side-exits,
+    /// non-leaf calls, or calls with GC", zjit/src/codegen.rs).
+    Innermost,
+}
+
 /// A resulting frame.
 pub(super) struct Shown {
     pub(super) frame: Arc<Frame>,
@@ -78,7 +89,7 @@ struct Method {
 }
 
 /// Key of a frame of Ruby code: code, method, position.
-type FrameKey = (u64, u64, u32);
+type FrameKey = (u64, u64, Option<u32>);
 
 /// Data read for the stack that is being named. Objects move, so it is not kept longer: an address alone does not identify
 /// an object.
@@ -275,22 +286,25 @@ impl<M: Memory> Names<M> {
         let mut hidden = false;
         // Number of frames at the end of `out` that are shown as C functions.
         let mut as_c = 0;
-        for frame in frames {
+        for (at, frame) in frames.iter().enumerate() {
             let takes_next = std::mem::take(&mut next);
             if frame.iseq & RubyFrame::CFUNC != 0 {
                 out.push(self.c_function(frame, epoch));
                 as_c += 1;
                 continue;
             }
-            if frame.pc == 0 {
+            let at = if at == 0 { At::Innermost } else { At::Calls };
+            if frame.pc == 0 && at == At::Calls {
                 continue;
             }
-            let mut named = self.ruby(frame, epoch, takes_next);
+            let mut named = self.ruby(frame, epoch, (at, takes_next));
             if self.trust.retries(&named) {
-                named = self.ruby(frame, epoch, takes_next);
+                named = self.ruby(frame, epoch, (at, takes_next));
                 self.trust = Trust::default();
             }
             match named {
+                // A block that is implemented in C, or a frame that is being set up.
+                Err(_) if frame.pc == 0 => {}
                 Ok((named, code)) => {
                     if !hidden {
                         let internal = rules.as_c == AsC::Internal && code.as_c;
@@ -366,16 +380,26 @@ impl<M: Memory> Names<M> {
     }
 
     /// A frame of Ruby code, and the code.
-    fn ruby(&mut self, frame: &RubyFrame, epoch: u64, takes_next: bool) -> Result<(Arc<Frame>, Arc<Code>)> {
+    fn ruby(
+        &mut self,
+        frame: &RubyFrame,
+        epoch: u64,
+        (at, takes_next): (At, bool),
+    ) -> Result<(Arc<Frame>, Arc<Code>)> {
         let iseq = frame.iseq & !RubyFrame::FLAGS;
         let code = self.code(iseq, epoch)?;
-        let position = code.body.position(frame.pc).ok_or(Failure::Stale)?;
-        let position = if takes_next && !code.body.leaves_at(&self.reader, frame.pc)? {
-            code.body.position(frame.pc + 8).unwrap_or(position)
-        } else {
-            position
+        let position = match code.body.position(frame.pc) {
+            Some(own) if takes_next && !code.body.leaves_at(&self.reader, frame.pc)? => {
+                Some(code.body.position(frame.pc + 8).unwrap_or(own))
+            }
+            None if at == At::Calls => return Err(Failure::Stale),
+            position => position,
         };
         let method = self.method_around(frame.method, epoch)?;
+        // Without a counter that fits, only the method proves that the code is still the one that runs.
+        if position.is_none() && method.is_none() {
+            return Err(Failure::Stale);
+        }
         let key = (code.number, method.as_ref().map_or(0, |method| method.number), position);
         if let Some(known) = self.frames.get(&key) {
             return Ok((known.clone(), code));
@@ -398,7 +422,10 @@ impl<M: Memory> Names<M> {
             if code.as_c {
                 c_frame(name)
             } else {
-                let line = code.body.line(&self.reader, position, &self.layout)?;
+                let line = match position {
+                    Some(position) => code.body.line(&self.reader, position, &self.layout)?,
+                    None => 0,
+                };
                 // The table of lines is freed with the code.
                 if Body::read_at(&self.reader, code.body.address, &self.layout)? != code.body {
                     return Err(Failure::Stale);

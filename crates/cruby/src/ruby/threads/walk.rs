@@ -13,6 +13,8 @@ const MAX_HOPS: u32 = 64;
 /// `VM_FRAME_MAGIC_MASK` and `VM_FRAME_MAGIC_CFUNC` (`vm_core.h`, every version from 2.6 to 4.0, as for the following constants).
 const MAGIC_MASK: u64 = 0x7fff_0001;
 const MAGIC_CFUNC: u64 = 0x5555_0001;
+/// `VM_FRAME_FLAG_CFRAME`: of a function or a block that is implemented in C.
+const FLAG_CFRAME: u64 = 0x80;
 /// `VM_FRAME_FLAG_FINISH`.
 const FLAG_FINISH: u64 = 0x20;
 /// `VM_ENV_FLAG_LOCAL`.
@@ -106,7 +108,7 @@ pub(super) fn walk(memory: &impl Memory, path: &StackPath, thread: u64) -> Walke
             ep: member(path.frame_ep),
             jit: path.frame_jit != 0 && member(path.frame_jit) != 0,
         };
-        match read(memory, &frame) {
+        match read(memory, &frame, walked.frames.is_empty()) {
             Ok(Some(frame)) => walked.frames.push(frame),
             Ok(None) => {}
             Err(()) => {
@@ -142,13 +144,14 @@ struct Frame {
     jit: bool,
 }
 
-/// What the kernel side would report for a frame; `None` if Ruby's own backtraces omit it.
-fn read(memory: &impl Memory, frame: &Frame) -> Result<Option<RubyFrame>, ()> {
+/// What the kernel side would report for a frame; `None` if Ruby's own backtraces omit it. The innermost one may be that of a just-in-time
+/// compiler, which has not stored a program counter.
+fn read(memory: &impl Memory, frame: &Frame, innermost: bool) -> Result<Option<RubyFrame>, ()> {
     let c = frame.iseq == 0;
     if frame.ep == 0 {
         return Err(());
     }
-    if !c && frame.pc == 0 {
+    if !c && frame.pc == 0 && !innermost {
         return Ok(None);
     }
     let mut flags = if c { RubyFrame::CFUNC } else { 0 };
@@ -161,7 +164,8 @@ fn read(memory: &impl Memory, frame: &Frame) -> Result<Option<RubyFrame>, ()> {
             return if c { Err(()) } else { Ok(Some(lost(frame, flags))) };
         };
         if hops == 0 {
-            if c && marks & MAGIC_MASK != MAGIC_CFUNC {
+            let is_block_in_c = !c && frame.pc == 0 && marks & FLAG_CFRAME != 0;
+            if is_block_in_c || c && marks & MAGIC_MASK != MAGIC_CFUNC {
                 return Ok(None);
             }
             if marks & FLAG_FINISH != 0 {

@@ -11,7 +11,10 @@ pub fn public_url(text: &str) -> Result<String, String> {
     let url = text.parse::<hyper::Uri>().map_err(|_| USAGE.to_owned())?;
     let is_web = matches!(url.scheme_str(), Some("http" | "https"));
     let is_host = url.authority().is_some_and(|of| !of.host().is_empty() && !of.as_str().contains('@'));
-    if is_web && is_host && url.path() == "/" && url.query().is_none() {
+    // A port above 65535 parses, but is none.
+    let port = url.authority().and_then(|of| of.as_str().strip_prefix(of.host())?.strip_prefix(':'));
+    let is_port = port.is_none_or(str::is_empty) || url.port_u16().is_some();
+    if is_web && is_host && is_port && url.path() == "/" && url.query().is_none() {
         return Ok(text.trim_end_matches('/').to_owned());
     }
     Err(USAGE.to_owned())
@@ -42,6 +45,8 @@ mod tests {
             "https://me:secret@gc.example",
             "https://gc.example\u{1b}[2J",
             "ftp://gc.example",
+            "http://gc.example:65536",
+            "https://[::1]:70000",
         ] {
             assert!(public_url(wrong).is_err(), "{wrong}");
         }

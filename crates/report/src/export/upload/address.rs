@@ -37,7 +37,7 @@ impl Address {
         let own = own.or_else(|| text.strip_prefix("grpc://").map(|host| ("http", host)));
         let url = match own {
             Some((scheme, host)) => {
-                let uri: Uri = format!("{scheme}://{host}").parse().ok()?;
+                let uri = parse(&format!("{scheme}://{host}"))?;
                 let port = if uri.port().is_none() { format!(":{OTLP_PORT}") } else { String::new() };
                 format!("{scheme}://{host}{port}")
             }
@@ -96,7 +96,19 @@ pub fn web(text: &str) -> Option<String> {
     let url = text.trim_end_matches('/');
     let host = url.strip_prefix("https://").or_else(|| url.strip_prefix("http://"))?;
     let is_plain = !host.is_empty() && !host.starts_with('/') && !url.contains(['?', '#']);
-    (is_plain && url.parse::<Uri>().is_ok()).then(|| url.to_owned())
+    (is_plain && parse(url).is_some()).then(|| url.to_owned())
+}
+
+/// Parses an address. `None` if it is not valid, or its port is none: [`Uri`] takes any digits and then has no port, so that data would go
+/// to the usual port of the scheme.
+fn parse(url: &str) -> Option<Uri> {
+    let uri: Uri = url.parse().ok()?;
+    let port = uri.authority().and_then(|authority| {
+        let text = authority.as_str();
+        let host = text.rsplit_once('@').map_or(text, |(_, host)| host);
+        host.strip_prefix(authority.host())?.strip_prefix(':')
+    });
+    (port.is_none_or(str::is_empty) || uri.port_u16().is_some()).then_some(uri)
 }
 
 /// An address for messages, without user name and password.
@@ -110,6 +122,15 @@ pub fn shown(url: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Addresses whose port is none: data for them would go to the usual port of their scheme.
+    const NO_PORTS: [&str; 5] = [
+        "http://h:65536",
+        "http://h:99999/x",
+        "https://[::1]:70000",
+        "http://u:p@h:4294967377",
+        "http://6:65536",
+    ];
 
     /// Neither name nor password is shown, and nothing else is missing.
     #[test]
@@ -150,6 +171,9 @@ mod tests {
         {
             assert_eq!(web(text), None, "{text}");
         }
+        for text in NO_PORTS {
+            assert_eq!(web(text), None, "{text}");
+        }
     }
 
     /// The scheme precedes the flag, which precedes the environment; contradictions are refused.
@@ -179,6 +203,13 @@ mod tests {
             ("http://h:4318", None, Some("http/json")),
         ] {
             assert!(of(text, flag, environment).is_err(), "{text}: {:?}", of(text, flag, environment));
+        }
+        for text in NO_PORTS {
+            for (text, flag) in
+                [(text.to_owned(), http), (text.to_owned(), grpc), (text.replacen("http", "grpc", 1), None)]
+            {
+                assert!(Address::otlp(&text, flag, None).is_err(), "{text}");
+            }
         }
     }
 }

@@ -28,6 +28,8 @@ mod simulation;
 #[cfg(test)]
 mod simulation_tests;
 #[cfg(test)]
+mod state_tests;
+#[cfg(test)]
 mod tests;
 pub mod trend;
 
@@ -245,7 +247,8 @@ pub struct State {
     pub set: InForce,
     /// Variables that are set now and should be unset.
     pub unset: Vec<&'static str>,
-    /// Variables that keep the user's value although the advice differs: it would change them by more than a factor of 2.
+    /// Variables that keep the user's value although the advice differs: it would change them by more than a factor of 2. The variables that
+    /// the same advice would set are not set either.
     pub left: Vec<&'static str>,
 }
 
@@ -267,11 +270,13 @@ impl Plan {
         self.settings().filter(clobbered).map(|change| change.variable).collect()
     }
 
-    /// All variables that should be set or unset.
+    /// All variables that should be set or unset. Settings that belong together are set together: of advice that would change a value of the
+    /// user's too much nothing is set, as Ruby could ignore the rest of it, or it could do harm alone.
     pub fn state(&self, in_force: &InForce, own: &dyn Fn(&str, f64) -> bool) -> State {
         let left = self.clobbers(in_force, own);
         let mut set = in_force.clone();
-        for change in self.settings().filter(|change| !left.contains(&change.variable)) {
+        let is_left = |advice: &&Advice| advice.set.iter().any(|change| left.contains(&change.variable));
+        for change in self.advice.iter().filter(|advice| !is_left(advice)).flat_map(|advice| &advice.set) {
             if let Some(variable) = ruby::variable(change.variable) {
                 set.set(variable, change.value.number());
             }

@@ -2,7 +2,7 @@ use super::*;
 use crate::wire::SampleSet;
 
 /// Series with their own rules, and their neighbours.
-const ALL: [Series; 10] = [
+pub(super) const ALL: [Series; 10] = [
     Series(2, 2),
     Series(2, 4),
     Series(2, 7),

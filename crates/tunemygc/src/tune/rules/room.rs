@@ -24,16 +24,24 @@ pub(super) fn free_slots(case: &Case<'_>) -> Verdict {
     let (size, live) = case.heap()?;
     let (wanted, why, mut measures) = wanted_room(case, interval)?;
     // At most twice the heap, and at most four times the live slots, so that repeated raises do not accumulate.
-    let most = (2 * size).min(live.saturating_mul(4).max(size)).saturating_sub(live);
+    let (twice, fourfold) = (2 * size, live.saturating_mul(4).max(size));
+    let most = twice.min(fourfold).saturating_sub(live);
     let until = until_malloc(evidence, interval);
     let how = How::of(case);
     let room = if how == How::Ratios { wanted.min(most) } else { wanted.min(most).min(until) };
-    if room < interval + interval / 4 {
-        let malloc = format!(
-            "malloc begins a cycle about every {until} objects; raise the limits of malloc first, then trace again"
-        );
-        let size = "the heap would have to become more than twice as large".to_owned();
-        return Err(if until < most { malloc } else { size });
+    let least = interval + interval / 4;
+    if room < least {
+        return Err(if wanted < least {
+            format!("{why}: room for {wanted} would be less than a quarter more")
+        } else if how != How::Ratios && until < most {
+            format!(
+                "malloc begins a cycle about every {until} objects; raise the limits of malloc first, then trace again"
+            )
+        } else if twice <= fourfold {
+            "the heap would have to become more than twice as large".to_owned()
+        } else {
+            format!("the heap would have to become more than four times as large as its {live} live slots")
+        });
     }
     measures.push(Measure {
         metric: "objects allocated between two cycles (median)",
@@ -59,7 +67,7 @@ pub(super) fn free_slots(case: &Case<'_>) -> Verdict {
     let mut poor = None;
     for part in parts {
         let room = interval + ((room - interval) as f64 * part) as u64;
-        if room < interval + interval / 4 {
+        if room < least {
             break;
         }
         let (set, slots) = match minors.with_room(case, how, room) {
@@ -282,7 +290,57 @@ fn ratios(case: &Case<'_>, least: f64) -> Result<Vec<Change>, String> {
 
 #[cfg(test)]
 mod tests {
-    use crate::tune::{Evidence, Series, Setting, evidence::GcTime, heaps::Heap, recommend, tests::value_of};
+    use crate::tune::{
+        Evidence, Series, Setting, Strategy,
+        distribution::Distribution,
+        evidence::GcTime,
+        heaps::Heap,
+        recommend,
+        tests::{everything, value_of},
+    };
+
+    /// The reason for no advice is what prevents it.
+    #[test]
+    fn reasons() {
+        const UNIT: &str = "a unit of work allocates 60000 objects, but after 50000 the next cycle begins";
+        let refusal = |series, strategy, rule: &str, evidence: &Evidence| {
+            let report = recommend(series, evidence);
+            let refusal = report.plan(strategy).refusals.iter().find(|refusal| refusal.rule == rule).cloned();
+            refusal.unwrap_or_else(|| panic!("{rule} is given: {report}")).reason
+        };
+        let room = |series, evidence: &Evidence| refusal(series, Strategy::Speed, "free-slots", evidence);
+        let of = |value: u64| {
+            let mut all = Distribution::default();
+            (0..100).for_each(|_| all.add(value));
+            all
+        };
+        for (minors, series) in [(400, Series(3, 1)), (400, Series(3, 4)), (1900, Series(3, 1))] {
+            let mut evidence = everything();
+            evidence.minors.insert("malloc".to_owned(), minors);
+            evidence.unit_objects = of(60_000);
+            let expected = format!("{UNIT}: room for 60000 would be less than a quarter more");
+            assert_eq!(room(series, &evidence), expected);
+        }
+        // Malloc is no bound of ratios; what they lack is slots.
+        let mut full = everything();
+        (full.available, full.live) = (of(60_000), of(60_000));
+        full.minors.insert("malloc".to_owned(), 1_950);
+        full.majors.insert("oldmalloc".to_owned(), 1_000);
+        let twice = "the heap would have to become more than twice as large";
+        assert_eq!(room(Series(3, 4), &full), twice);
+        full.live = of(12_000);
+        full.available = of(50_000);
+        let fourfold = "the heap would have to become more than four times as large as its 12000 live slots";
+        assert_eq!(room(Series(3, 4), &full), fourfold);
+        let mut evidence = everything();
+        evidence.environment.insert("RUBY_GC_HEAP_FREE_SLOTS_MAX_RATIO".to_owned(), "0.40".to_owned());
+        evidence.environment.insert("RUBY_GC_HEAP_FREE_SLOTS_GOAL_RATIO".to_owned(), "0.30".to_owned());
+        let max = refusal(Series(3, 4), Strategy::Memory, "return-memory", &evidence);
+        assert_eq!(max, "RUBY_GC_HEAP_FREE_SLOTS_MAX_RATIO is 0.40 already");
+        evidence.free_share = of(300);
+        let little = refusal(Series(3, 4), Strategy::Memory, "return-memory", &evidence);
+        assert_eq!(little, "30.0 % of the heap is free after major cycles");
+    }
 
     /// A cache of 400 000 strings on Ruby 3.2, as measured: 60 % of the time in the GC, because the heap of 80-byte slots is full
     /// while the total of all heaps hides that. `HEAP_INIT_SLOTS=400000` took 0.16 times as long in the GC, and 118 MB instead of 78; the ratio

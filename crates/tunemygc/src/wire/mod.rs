@@ -7,8 +7,6 @@
 //! Reading is bounded: every header field and every `latest_gc_info` has a limit on its content, so that a set
 //! takes a small multiple of its size in memory, and a stream of samples almost nothing.
 
-use std::fmt::Write as _;
-
 use serde::{Serialize, ser::SerializeTuple as _};
 use serde_json::{Map, Number, Value, json, value::RawValue};
 
@@ -194,14 +192,19 @@ impl SampleSet {
 
     /// The set on the wire.
     pub fn to_json(&self) -> String {
-        let mut text = format!("[{}", self.header.to_json());
-        for sample in &self.samples {
-            // Writing to a string cannot fail.
-            let _infallible = write!(text, ",{}", sample.to_json());
-        }
-        text.push(']');
-        text
+        set_to_json(&self.header, self.samples.iter().map(Sample::to_json))
     }
+}
+
+/// The set on the wire, of samples as they are on the wire.
+pub fn set_to_json(header: &Header, samples: impl IntoIterator<Item = String>) -> String {
+    let mut text = format!("[{}", header.to_json());
+    for sample in samples {
+        text.push(',');
+        text.push_str(&sample);
+    }
+    text.push(']');
+    text
 }
 
 impl Header {

@@ -15,7 +15,7 @@ use std::{
 
 use gctrace_tunemygc::printable::printable_json;
 
-use super::SampleSet;
+use super::Header;
 use crate::private_dir::PrivateDir;
 
 /// Maximum size of a draft read, bytes; gctrace writes no larger one.
@@ -52,33 +52,40 @@ impl Journal {
         Self { dir: Arc::new(dir), made: 0 }
     }
 
-    /// Appends the new samples of a set to its draft, which is created if necessary. After an error the draft is gone.
-    pub(super) fn append(&mut self, set: &SampleSet, draft: &mut Option<Draft>) -> io::Result<()> {
-        if set.samples.len() <= draft.as_ref().map_or(0, |draft| draft.samples) {
+    /// Appends the new samples of a set to its draft, which is created if necessary. After an error the draft is gone. `to_json`: a sample
+    /// on the wire.
+    pub(super) fn append<S>(
+        &mut self,
+        header: &Header,
+        samples: &[S],
+        to_json: fn(&S) -> String,
+        draft: &mut Option<Draft>,
+    ) -> io::Result<()> {
+        if samples.len() <= draft.as_ref().map_or(0, |draft| draft.samples) {
             return Ok(());
         }
         let mut current = match draft.take() {
             Some(draft) => draft,
-            None => self.begin(set)?,
+            None => self.begin(header)?,
         };
         let mut lines = String::new();
-        for sample in set.samples.iter().skip(current.samples) {
+        for sample in samples.iter().skip(current.samples) {
             lines.push(',');
-            lines.push_str(&printable_json(&sample.to_json()));
+            lines.push_str(&printable_json(&to_json(sample)));
             lines.push('\n');
         }
         if let Err(error) = current.file.write_all(lines.as_bytes()) {
             current.discard();
             return Err(error);
         }
-        current.samples = set.samples.len();
+        current.samples = samples.len();
         *draft = Some(current);
         Ok(())
     }
 
-    fn begin(&mut self, set: &SampleSet) -> io::Result<Draft> {
+    fn begin(&mut self, header: &Header) -> io::Result<Draft> {
         let (mut file, stem) = self.unused()?;
-        let header = format!("[{}\n", printable_json(&set.header.to_json()));
+        let header = format!("[{}\n", printable_json(&header.to_json()));
         if let Err(error) = file.write_all(header.as_bytes()) {
             self.dir.remove(draft_name(&stem).as_ref());
             return Err(error);
@@ -178,7 +185,7 @@ mod tests {
     use serde_json::Map;
 
     use super::*;
-    use crate::export::tunemygc::{EventName, Header, Sample, spool::Spool};
+    use crate::export::tunemygc::{EventName, Sample, SampleSet, spool::Spool};
     use crate::export::upload::engine::Backlog as _;
 
     fn set_of(samples: usize) -> SampleSet {
@@ -207,6 +214,11 @@ mod tests {
             thread_id: None,
         };
         SampleSet { header, samples: (0..samples).map(sample).collect() }
+    }
+
+    fn append(journal: &mut Journal, samples: usize, draft: &mut Option<Draft>) -> io::Result<()> {
+        let set = set_of(samples);
+        journal.append(&set.header, &set.samples, Sample::to_json, draft)
     }
 
     struct Count(usize);
@@ -243,12 +255,12 @@ mod tests {
         let dir = || PrivateDir::create(base.path()).unwrap().child("spool").unwrap();
         let mut journal = Journal::new(dir());
         let (mut killed, mut running, mut sent, mut empty) = (None, None, None, None);
-        journal.append(&set_of(3), &mut killed).unwrap();
-        journal.append(&set_of(3), &mut killed).unwrap();
-        journal.append(&set_of(5), &mut killed).unwrap();
-        journal.append(&set_of(2), &mut running).unwrap();
-        journal.append(&set_of(2), &mut sent).unwrap();
-        journal.append(&set_of(0), &mut empty).unwrap();
+        append(&mut journal, 3, &mut killed).unwrap();
+        append(&mut journal, 3, &mut killed).unwrap();
+        append(&mut journal, 5, &mut killed).unwrap();
+        append(&mut journal, 2, &mut running).unwrap();
+        append(&mut journal, 2, &mut sent).unwrap();
+        append(&mut journal, 0, &mut empty).unwrap();
         assert!(empty.is_none());
         sent.unwrap().discard();
         // The run was killed while writing.
@@ -274,7 +286,7 @@ mod tests {
         let base = tempfile::tempdir().unwrap();
         let dir = PrivateDir::create(base.path()).unwrap().child("spool").unwrap();
         let mut draft = None;
-        Journal::new(dir).append(&set_of(3), &mut draft).unwrap();
+        append(&mut Journal::new(dir), 3, &mut draft).unwrap();
         let in_the_way = base.path().join("spool").join(format!("{}.{WHOLE}", draft.unwrap().stem()));
         std::fs::create_dir(&in_the_way).unwrap();
         let open = || Spool::open(base.path(), "spool", 1 << 20).unwrap();
@@ -290,14 +302,14 @@ mod tests {
         let base = tempfile::tempdir().unwrap();
         let dir = || PrivateDir::create(base.path()).unwrap().child("spool").unwrap();
         let mut before = None;
-        Journal::new(dir()).append(&set_of(4), &mut before).unwrap();
+        append(&mut Journal::new(dir()), 4, &mut before).unwrap();
         let (mut first, mut second) = (None, None);
         let mut journal = Journal::new(dir());
         assert!(sets_left(&dir()).is_empty());
-        journal.append(&set_of(1), &mut first).unwrap();
+        append(&mut journal, 1, &mut first).unwrap();
         drop(before);
         let mut journal = Journal { made: 0, ..journal };
-        journal.append(&set_of(2), &mut second).unwrap();
+        append(&mut journal, 2, &mut second).unwrap();
         drop((first, second));
         let mut all: Vec<usize> = sets_left(&dir()).iter().map(|set| samples(set.as_bytes())).collect();
         all.sort_unstable();
@@ -310,7 +322,7 @@ mod tests {
         let base = tempfile::tempdir().unwrap();
         let dir = PrivateDir::create(base.path()).unwrap();
         let mut draft = None;
-        Journal::new(PrivateDir::create(base.path()).unwrap()).append(&set_of(4), &mut draft).unwrap();
+        append(&mut Journal::new(PrivateDir::create(base.path()).unwrap()), 4, &mut draft).unwrap();
         drop(draft);
         let full = left(&dir, |_, _| Err(io::Error::other("full")));
         assert_eq!(full.unwrap_err().to_string(), "full");

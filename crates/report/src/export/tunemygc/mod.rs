@@ -27,7 +27,7 @@ pub use tokens::Tokens;
 use client::Client;
 use journal::Journal;
 use kept::Kept;
-use open::{Open, Origin};
+use open::{Held, Open, Origin};
 
 use super::{ExportError, Exporter, VERSION, file};
 use crate::{
@@ -41,8 +41,11 @@ use crate::{
     private_dir,
 };
 
-/// A set is written and a new one started at this number of samples (about 3 MB), which bounds memory.
+/// A set is written and a new one started at this number of samples (about 3 MB).
 const MAX_SAMPLES: usize = 10_000;
+/// Maximum number of samples of all unfinished sets together, which bounds memory to about 50 MB: above it the longest set is written, and
+/// a new one started.
+const MAX_HELD: usize = 100_000;
 /// A set for a collector is sent and a new one started when it spans this time, so that long-lived processes are reported, too.
 const MAX_SPAN_NS: u64 = 600_000_000_000;
 
@@ -56,6 +59,9 @@ pub struct TuneMyGc {
     clock: Box<dyn Fn() -> WallClock>,
     dialect: Dialect,
     open: HashMap<u32, Open>,
+    /// Number of samples in `open`, and its maximum.
+    held: usize,
+    most_held: usize,
     /// Number of processes whose service has no token.
     without_token: u64,
 }
@@ -150,12 +156,14 @@ impl TuneMyGc {
 
     fn with(to: To, dialect: Dialect, clock: WallClock) -> Self {
         let clock = Box::new(move || clock.again());
-        Self { to, clock, dialect, open: HashMap::new(), without_token: 0 }
+        Self { to, clock, dialect, open: HashMap::new(), held: 0, most_held: MAX_HELD, without_token: 0 }
     }
 
     /// Writes the samples collected for a process and starts its next part, if the part is long enough.
     fn cut(&mut self, pid: u32) -> Result<(), ExportError> {
-        let Some(open) = self.open.get(&pid) else { return Ok(()) };
+        let Some(open) = self.open.get_mut(&pid) else { return Ok(()) };
+        self.held += open.samples.len() - open.counted;
+        open.counted = open.samples.len();
         let reached = |most: Option<NonZeroU32>, now: u32| most.is_some_and(|most| now >= most.get());
         let due = match &self.to {
             To::Dir { .. } => false,
@@ -163,13 +171,30 @@ impl TuneMyGc {
                 open.span_ns() >= MAX_SPAN_NS || reached(cycles, open.cycles) || reached(units, open.units)
             }
         };
-        if due || open.set.samples.len() >= MAX_SAMPLES { self.write(pid, false) } else { Ok(()) }
+        if due || open.samples.len() >= MAX_SAMPLES {
+            self.write(pid, false)?;
+        }
+        while self.held > self.most_held {
+            let longest = self.open.iter().max_by_key(|(_, open)| open.samples.len());
+            let Some((&pid, _)) = longest else { break };
+            self.write(pid, false)?;
+        }
+        Ok(())
+    }
+
+    /// Sends the sets of processes that were active, but have had no event since: nothing else would end their parts.
+    fn cut_idle(&mut self, now_ns: u64) -> Result<(), ExportError> {
+        let To::Collector { .. } = self.to else { return Ok(()) };
+        let is_due = |open: &Open| open.cycles + open.units > 0 && open.age_ns(now_ns) >= MAX_SPAN_NS;
+        let due: Vec<u32> = self.open.iter().filter(|(_, open)| is_due(open)).map(|(pid, _)| *pid).collect();
+        due.into_iter().try_for_each(|pid| self.write(pid, false))
     }
 
     /// Writes the samples collected for a process; `last` ends the set, otherwise the next part starts.
     fn write(&mut self, pid: u32, last: bool) -> Result<(), ExportError> {
         self.draft_of(pid);
         let Some(open) = self.open.get_mut(&pid) else { return Ok(()) };
+        self.held -= std::mem::take(&mut open.counted);
         let (text, stem) = open.take(last);
         let draft = open.draft.take();
         if last {
@@ -221,7 +246,7 @@ impl TuneMyGc {
 /// Writes new samples of a set to disk. After an error, no more drafts are written.
 fn append(journal: &mut Option<Journal>, open: &mut Open) {
     let Some(writes) = journal else { return };
-    if let Err(error) = writes.append(&open.set, &mut open.draft) {
+    if let Err(error) = writes.append(&open.header, &open.samples, Held::to_json, &mut open.draft) {
         log::warn!("sample sets that are not complete are in memory only from now on: {error}");
         *journal = None;
     }
@@ -254,9 +279,9 @@ impl Exporter for TuneMyGc {
         }
     }
 
-    fn flush(&mut self, _now_ns: u64) -> Result<(), ExportError> {
+    fn flush(&mut self, now_ns: u64) -> Result<(), ExportError> {
         self.draft();
-        Ok(())
+        self.cut_idle(now_ns)
     }
 
     fn finish(&mut self, _: &Ledger) -> Result<(), ExportError> {
@@ -303,7 +328,9 @@ impl TuneMyGc {
         if let Some(state) = state {
             open.boot(origin, state);
         }
-        self.open.insert(process.pid, open);
+        if let Some(before) = self.open.insert(process.pid, open) {
+            self.held -= before.counted;
+        }
     }
 
     fn cycle(&mut self, process: &Process, cycle: &GcCycle) -> Result<(), ExportError> {

@@ -1,9 +1,9 @@
 //! The unfinished set of a process that is being traced.
 
-use gctrace_tunemygc::printable::printable_json;
+use gctrace_tunemygc::{printable::printable_json, wire::set_to_json};
 use serde_json::{Map, Value, json, value::RawValue};
 
-use super::{EventName, Header, Sample, SampleSet, journal::Draft};
+use super::{EventName, Header, Sample, journal::Draft};
 use crate::{
     clock::WallClock,
     export::jsonl::gc::StatHeap,
@@ -11,9 +11,42 @@ use crate::{
     ruby::stat::GcInfo,
 };
 
+/// A [`Sample`] in a form that takes less memory: there may be many.
+#[derive(Clone)]
+pub(super) struct Held {
+    ts: f64,
+    peak_rss: Option<u64>,
+    current_rss: Option<u64>,
+    event: EventName,
+    stat: Box<[u64]>,
+    info: GcInfo,
+    meta: Option<Box<RawValue>>,
+    thread_id: Option<u32>,
+}
+
+impl Held {
+    /// The sample on the wire.
+    pub(super) fn to_json(&self) -> String {
+        let sample = Sample {
+            ts: self.ts,
+            peak_rss: self.peak_rss,
+            current_rss: self.current_rss,
+            event: self.event,
+            stat: self.stat.to_vec(),
+            latest_gc_info: info_map(&self.info),
+            meta: self.meta.clone(),
+            thread_id: self.thread_id.map(Into::into),
+        };
+        sample.to_json()
+    }
+}
+
 /// An unfinished set.
 pub(super) struct Open {
-    pub(super) set: SampleSet,
+    pub(super) header: Header,
+    pub(super) samples: Vec<Held>,
+    /// How many of the samples the total of all sets includes.
+    pub(super) counted: usize,
     /// Time of the first sample, nanoseconds.
     first_ns: u64,
     /// Time of the latest sample, nanoseconds.
@@ -49,7 +82,9 @@ impl Open {
     pub(super) fn new(header: Header, Origin { process, clock }: Origin<'_>) -> Self {
         let start = process.start_ts.map_or_else(|| "unknown".to_owned(), |ts| format!("{ts:.2}"));
         Self {
-            set: SampleSet { header, samples: Vec::new() },
+            header,
+            samples: Vec::new(),
+            counted: 0,
             first_ns: 0,
             last_ns: 0,
             name: format!("tunemygc-{}-{start}", process.pid),
@@ -76,7 +111,7 @@ impl Open {
         // The age of the process at that time: no sample covers what came before.
         let age =
             origin.process.start_ts.map(|start| (self.found.epoch_seconds(state.ts_ns) - start).max(0.0));
-        if let (Some(age), Some(sample)) = (age, self.set.samples.last_mut()) {
+        if let (Some(age), Some(sample)) = (age, self.samples.last_mut()) {
             let age = (age * 100.0).round() / 100.0;
             sample.meta = with_entry(sample.meta.as_deref(), "process_age", json!(age));
         }
@@ -101,28 +136,33 @@ impl Open {
         state: &GcState,
         meta: Option<Box<RawValue>>,
     ) {
-        let first = self.set.samples.is_empty();
+        let first = self.samples.is_empty();
         let clock = *self.clock.get_or_insert_with(origin.clock);
         if !state.heaps.is_empty() {
             // This reuses the allocated memory.
             self.heaps.clone_from(&state.heaps);
-            self.with_heaps = Some(self.set.samples.len());
+            self.with_heaps = Some(self.samples.len());
         }
         let heaps = || if first { heaps_meta(&self.heap_keys, &state.heaps) } else { None };
-        self.set.samples.push(Sample {
+        self.samples.push(Held {
             ts: clock.epoch_seconds(state.ts_ns),
             peak_rss: state.memory.map(|memory| memory.peak_rss),
             current_rss: state.memory.map(|memory| memory.rss),
             event,
-            stat: state.stat.clone(),
-            latest_gc_info: info_map(&state.info),
+            stat: state.stat.as_slice().into(),
+            info: state.info,
             meta: meta.or_else(heaps),
-            thread_id: (state.tid != origin.process.pid).then(|| state.tid.into()),
+            thread_id: (state.tid != origin.process.pid).then_some(state.tid),
         });
         if first {
             self.first_ns = state.ts_ns;
         }
         self.last_ns = self.last_ns.max(state.ts_ns);
+    }
+
+    /// Time from the first sample to `now_ns`, nanoseconds.
+    pub(super) fn age_ns(&self, now_ns: u64) -> u64 {
+        now_ns.saturating_sub(self.first_ns)
     }
 
     /// Time from the first to the latest sample, nanoseconds.
@@ -133,14 +173,16 @@ impl Open {
     /// Takes the samples collected so far, as text if there are any, and the name of the file without extension. `last`
     /// ends the set, otherwise its next part starts.
     pub(super) fn take(&mut self, last: bool) -> (Option<String>, String) {
-        if let Some(sample) = self.with_heaps.take().and_then(|at| self.set.samples.get_mut(at))
+        if let Some(sample) = self.with_heaps.take().and_then(|at| self.samples.get_mut(at))
             && sample.event != EventName::Booted
         {
             sample.meta = heaps_meta(&self.heap_keys, &self.heaps);
         }
-        in_order(&mut self.set.samples);
-        let text = (!self.set.samples.is_empty()).then(|| printable_json(&self.set.to_json()).into_owned());
-        self.set.samples.clear();
+        // Its memory is released: other sets may need it.
+        let mut samples = std::mem::take(&mut self.samples);
+        in_order(&mut samples);
+        let text = || set_to_json(&self.header, samples.iter().map(Held::to_json));
+        let text = (!samples.is_empty()).then(|| printable_json(&text()).into_owned());
         self.clock = None;
         (self.cycles, self.units) = (0, 0);
         self.part += u32::from(!last || self.part > 0);
@@ -150,8 +192,8 @@ impl Open {
 }
 
 /// Sorts samples by time: cycles and units are handed over when they are complete. The first sample is BOOTED, and the last is TERMINATED.
-fn in_order(samples: &mut [Sample]) {
-    let rank = |sample: &Sample| match sample.event {
+fn in_order(samples: &mut [Held]) {
+    let rank = |sample: &Held| match sample.event {
         EventName::Booted => 0,
         EventName::Terminated => 2,
         _ => 1,
@@ -163,7 +205,7 @@ fn in_order(samples: &mut [Sample]) {
     {
         // A cycle that had begun earlier was completed later: BOOTED then takes the state of that sample.
         let meta = booted.meta.take();
-        *booted = Sample { event: EventName::Booted, meta, ..earliest.clone() };
+        *booted = Held { event: EventName::Booted, meta, ..earliest.clone() };
     }
 }
 

@@ -17,7 +17,7 @@ use crate::{
     clock::WallClock,
     export::Exporter as _,
     ledger::{Ledger, UserCounts},
-    model::seen::Seen,
+    model::{GcCycle, Process, seen::Seen},
     trace_file::samples,
 };
 
@@ -262,4 +262,88 @@ fn sync_units() {
     };
     let got: Vec<_> = server.join().unwrap().into_iter().map(units).collect();
     assert_eq!(got, [(1, 2, 2), (0, 2, 2), (0, 1, 1)]);
+}
+
+/// A cycle that begins at this time, nanoseconds.
+fn cycle(at: u64) -> GcCycle {
+    let mut found = None;
+    samples::all(at, &mut |_, seen| {
+        if let Seen::Cycle(cycle) = seen {
+            found.get_or_insert_with(|| cycle.clone());
+        }
+    });
+    found.unwrap()
+}
+
+/// However many processes there are, their unfinished sets together have a limit: the longest is written first, and no sample is lost.
+#[test]
+fn limit_of_all() {
+    const CYCLES: u64 = 60;
+    let dir = tempfile::tempdir().unwrap();
+    let clock = WallClock::with_offsets(1_700_000_000_000_000_000, 0);
+    let mut sets = TuneMyGc::new(dir.path(), None, Dialect::Spec, clock).unwrap();
+    sets.most_held = 500;
+    let processes: Vec<Process> =
+        (1..=20).map(|pid| Process { pid, ns_pid: None, ..samples::process() }).collect();
+    for process in &processes {
+        sets.see(process, Seen::Process { state: None, now_ns: 1, since_ns: 1 }).unwrap();
+    }
+    for at in 1..=CYCLES {
+        for process in &processes {
+            let cycle = cycle(at * 1_000_000);
+            sets.see(process, Seen::Cycle(&cycle)).unwrap();
+            let held: usize = sets.open.values().map(|open| open.samples.len()).sum();
+            assert!(held <= 500 && held == sets.held, "{held}, {}", sets.held);
+        }
+        // A process that ends takes its samples with it.
+        if at == CYCLES / 2 {
+            sets.write(20, true).unwrap();
+        }
+    }
+    sets.finish(&Ledger::default()).unwrap();
+    assert_eq!((sets.held, sets.open.len()), (0, 0));
+    let mut count = std::collections::BTreeMap::<u64, (usize, usize)>::new();
+    for file in std::fs::read_dir(dir.path()).unwrap() {
+        let set = SampleSet::from_json(&std::fs::read_to_string(file.unwrap().path()).unwrap()).unwrap();
+        let (booted, cycles) = count.entry(set.header.pid).or_default();
+        let of = |event| set.samples.iter().filter(|sample| sample.event == event).count();
+        *booted += of(EventName::Booted);
+        *cycles += of(EventName::GcCycleStarted);
+    }
+    let ended = count.remove(&20).unwrap();
+    assert_eq!(ended, (1, CYCLES as usize / 2));
+    assert_eq!(count.len(), 19);
+    assert!(count.values().all(|of| *of == (1, CYCLES as usize)), "{count:?}");
+}
+
+/// A process that has become idle is reported, too: its set is sent after ten minutes without a further event.
+#[test]
+fn idle() {
+    let dir = tempfile::tempdir().unwrap();
+    let (listener, address) = local();
+    let server = server(listener, vec![(200, "", "x"); 2]);
+    let clock = WallClock::with_offsets(1_700_000_000_000_000_000, 0);
+    let mut sets = TuneMyGc::sending(&target(address, dir.path()), Dialect::Spec, clock, |_| {}).unwrap();
+    let (process, calm) = (samples::process(), Process { pid: 99, ..samples::process() });
+    for process in [&process, &calm] {
+        let state = samples::state(1_000_000);
+        sets.see(process, Seen::Process { state: Some(&state), now_ns: 1, since_ns: 1 }).unwrap();
+    }
+    for at in 2..=3 {
+        sets.see(&process, Seen::Cycle(&cycle(at * 1_000_000))).unwrap();
+    }
+    let minutes = |minutes: u64| minutes * 60_000_000_000;
+    let held = |sets: &TuneMyGc| sets.open[&process.pid].samples.len();
+    sets.flush(minutes(9)).unwrap();
+    assert_eq!(held(&sets), 5);
+    sets.flush(minutes(11)).unwrap();
+    assert_eq!(held(&sets), 0);
+    // Of the other one only its state is known: that can wait.
+    assert_eq!(sets.open[&calm.pid].samples.len(), 1);
+    sets.flush(minutes(40)).unwrap();
+    sets.finish(&Ledger::default()).unwrap();
+    let got = server.join().unwrap();
+    let lengths: Vec<usize> =
+        got.iter().map(|(_, text)| SampleSet::from_json(text).unwrap().samples.len()).collect();
+    assert_eq!(lengths, [5, 1]);
 }

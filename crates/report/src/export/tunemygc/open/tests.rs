@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::{
+    export::tunemygc::SampleSet,
     model::request::{Job, UnitStates},
     trace_file::samples,
 };

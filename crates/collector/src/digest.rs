@@ -2,6 +2,8 @@
 
 use std::fmt::Write as _;
 
+pub(crate) use gctrace_tunemygc::offline::EPOCH;
+
 use crate::{
     tune::{
         environment,
@@ -24,8 +26,6 @@ const MAX_HOST: usize = 255;
 const NEAR: f64 = 86_400.0;
 /// They are also used if they are at most this old, seconds, and are not relative to boot: a set may have waited for the collector.
 const OLDEST: f64 = 30.0 * 86_400.0;
-/// Smallest time taken for epoch time, seconds. No machine has this uptime, and no set is older.
-pub(crate) const EPOCH: f64 = 1e9;
 /// Age, and width of the slots into which figures of that age are summed, both in seconds. A slot is at most one column of the chart of a
 /// week, or of a month. A set may arrive a day after it was made, and its ten-minute slot must still exist.
 pub const WIDTHS: [(i64, i64); 2] = [(25 * 3600, 2 * 3600), (8 * 86_400, 6 * 3600)];

@@ -83,8 +83,8 @@ impl Recommendations {
     }
 }
 
-/// Smaller times, in seconds, are relative to the boot of a host, not to the epoch.
-const EPOCH: f64 = 1e9;
+/// Smaller times, in seconds, are relative to the boot of a host, not to the epoch: no machine has this uptime, and no set is older.
+pub const EPOCH: f64 = 1e9;
 
 /// Reads sample sets from files, and from directories with files that end in `.json`. The sets of one process (parts
 /// that gctrace wrote one after the other) form one program; if `together`, all sets of one series of Ruby do. Evidence is

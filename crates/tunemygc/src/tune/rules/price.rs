@@ -2,11 +2,9 @@
 //!
 //! Measured: six programs on 2.7 to 3.4, and a web application (docs/collector.md, "How good are the predictions?").
 
-use super::{Case, share, trade_off::trade_off};
+use super::{Case, SLOT, share, trade_off::trade_off};
 use crate::tune::{Advice, Evidence, Price, Series};
 
-/// Bytes of the smallest slot.
-const SLOT: f64 = 40.0;
 /// Growth of the memory peak as a multiple of the raise of the malloc limits: the smallest and the largest that were measured.
 /// Garbage of several cycles waits to be swept, and the allocator leaves holes.
 const GARBAGE: [f64; 2] = [-0.6, 8.0];
@@ -155,7 +153,7 @@ fn per_slot(evidence: &Evidence, now: f64) -> (f64, f64) {
         let n = heap.slots.median().unwrap_or(0) as f64;
         (bytes + n * heap.slot as f64, slots + n)
     });
-    let slot = if slots > 0.0 { bytes / slots } else { SLOT };
+    let slot = if slots > 0.0 { bytes / slots } else { SLOT as f64 };
     let size = evidence.available.median().unwrap_or(0).max(1) as f64;
     (slot, (now / size - slot).max(0.0))
 }

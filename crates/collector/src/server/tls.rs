@@ -1,6 +1,7 @@
 //! Certificates.
 
 use std::{
+    io::ErrorKind,
     path::{Path, PathBuf},
     sync::Arc,
 };
@@ -46,6 +47,17 @@ fn why_no_key(error: &pem::Error) -> String {
             "holds no private key in PEM (-----BEGIN PRIVATE KEY-----); give the key of the certificate to --tls-key"
                 .to_owned()
         }
+        error => why(error),
+    }
+}
+
+/// The error in a file.
+fn why(error: &pem::Error) -> String {
+    match error {
+        // Such as a key of root's, for a service that runs as another user.
+        pem::Error::Io(denied) if denied.kind() == ErrorKind::PermissionDenied => {
+            format!("{denied}: the user that the collector runs as must be able to read it")
+        }
         error => error.to_string(),
     }
 }
@@ -55,7 +67,7 @@ pub(super) fn load(chain: &Path, key: &Path) -> Result<TlsAcceptor, TlsError> {
     let wrong = |what, path: &Path, why: String| TlsError::File { what, path: path.to_owned(), why };
     let certificates: Vec<CertificateDer<'static>> = CertificateDer::pem_file_iter(chain)
         .and_then(Iterator::collect)
-        .map_err(|error| wrong("the certificate", chain, error.to_string()))?;
+        .map_err(|error| wrong("the certificate", chain, why(&error)))?;
     if certificates.is_empty() {
         let why = "holds no certificate in PEM (-----BEGIN CERTIFICATE-----); give the chain to --tls-cert";
         return Err(wrong("the certificate", chain, why.to_owned()));
@@ -69,4 +81,20 @@ pub(super) fn load(chain: &Path, key: &Path) -> Result<TlsAcceptor, TlsError> {
         .map_err(|why| TlsError::Pair { chain: chain.to_owned(), key: key.to_owned(), why })?;
     config.alpn_protocols = vec![b"http/1.1".to_vec()];
     Ok(TlsAcceptor::from(Arc::new(config)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A key that the collector may not read: the message says who must be able to.
+    #[test]
+    fn denied() {
+        let error = pem::Error::Io(ErrorKind::PermissionDenied.into());
+        assert_eq!(
+            why_no_key(&error),
+            "permission denied: the user that the collector runs as must be able to read it"
+        );
+        assert!(why_no_key(&pem::Error::NoItemsFound).starts_with("holds no private key"));
+    }
 }

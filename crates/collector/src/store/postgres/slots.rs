@@ -129,24 +129,52 @@ pub(super) fn roll_up(
         sums.join(", "),
         adding("gctrace_slot", "greatest")
     );
-    let row =
-        store.with(Retry::No, |client| client.query_opt(&statement, &[&app.0, &from, &before, &width]))?;
-    Ok(row.map(|row| row.try_get::<_, i64>(0)).transpose()?.map_or(0, i64::unsigned_abs))
+    let fewer: Option<i64> = store.with(Retry::No, |client| {
+        let mut transaction = client.transaction()?;
+        lock(&mut transaction, app.0)?;
+        let row = transaction.query_opt(&statement, &[&app.0, &from, &before, &width])?;
+        transaction.commit()?;
+        row.map(|row| row.try_get(0)).transpose()
+    })?;
+    Ok(fewer.map_or(0, i64::unsigned_abs))
+}
+
+/// Locks an application before its slots, as a set that is being stored does: otherwise the two could wait for each other.
+fn lock(transaction: &mut Transaction<'_>, app: i64) -> Result<(), postgres::Error> {
+    transaction.query_opt("SELECT id FROM gctrace_app WHERE id = $1 FOR NO KEY UPDATE", &[&app])?;
+    Ok(())
+}
+
+/// Deletes the old slots of an application.
+fn prune_of(store: &Postgres, app: i64, before: i64) -> Result<(), StoreError> {
+    store.with(Retry::Yes, |client| {
+        let mut transaction = client.transaction()?;
+        lock(&mut transaction, app)?;
+        let delete = "DELETE FROM gctrace_slot WHERE app = $1 AND at < $2";
+        let gone = transaction.execute(delete, &[&app, &before])?;
+        if gone > 0 {
+            let count = "UPDATE gctrace_app SET slots = slots - $2 WHERE id = $1";
+            transaction.execute(count, &[&app, &(gone as i64)])?;
+        }
+        transaction.commit()
+    })
 }
 
 /// See [`Store::prune_slots`](super::Store::prune_slots).
 pub(super) fn prune(store: &Postgres, before: i64) -> Result<(), StoreError> {
-    store.with(Retry::Yes, |client| {
-        client.execute(
-            "WITH gone AS (DELETE FROM gctrace_slot WHERE at < $1 RETURNING app),
-                 counted AS (SELECT app, count(*) AS slots FROM gone GROUP BY app)
-             UPDATE gctrace_app SET slots = gctrace_app.slots - counted.slots FROM counted WHERE counted.app = id",
-            &[&before],
-        )?;
-        let forget = "UPDATE gctrace_environment SET summary = NULL, summarized = NULL, seen = NULL WHERE seen < $1";
-        client.execute(forget, &[&(before as f64)])?;
-        client.execute("DELETE FROM gctrace_period WHERE last < $1", &[&(before as f64)])?;
-        client.execute("DELETE FROM gctrace_gone WHERE received < $1", &[&(before as f64)])
-    })?;
-    Ok(())
+    let ids = "SELECT id FROM gctrace_app ORDER BY id";
+    let apps: Vec<i64> = store
+        .with(Retry::Yes, |client| client.query(ids, &[])?.iter().map(|row| row.try_get(0)).collect())?;
+    // One by one: their slots have an index by application, and one statement for all could exceed its time.
+    let slots = apps.into_iter().map(|app| prune_of(store, app, before));
+    let at = before as f64;
+    let rest = [
+        "UPDATE gctrace_environment SET summary = NULL, summarized = NULL, seen = NULL WHERE seen < $1",
+        "DELETE FROM gctrace_period WHERE last < $1",
+        "DELETE FROM gctrace_gone WHERE received < $1",
+    ];
+    let rest =
+        rest.map(|statement| store.with(Retry::Yes, |client| client.execute(statement, &[&at])).map(drop));
+    // A failure does not keep the others.
+    slots.chain(rest).fold(Ok(()), Result::and)
 }

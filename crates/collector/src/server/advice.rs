@@ -1,11 +1,11 @@
 //! Recommendations for an application, from the environment in force and the earlier ones.
 
 use std::{
-    collections::HashMap,
+    collections::{BTreeSet, HashMap},
     sync::{Mutex, PoisonError, atomic::Ordering},
 };
 
-use super::{Shared, now};
+use super::Shared;
 use crate::{
     store::{BATCH, Environment, Group, Store, StoreError},
     tune::{
@@ -25,6 +25,9 @@ const MOST_SUMMARIES: u32 = 64;
 const MOST_SUMS: usize = 256;
 /// Maximum number of settings advised to a group that are remembered.
 const MOST_ADVISED: u32 = 256;
+/// Settings that are advised repeatedly, or followed, are stored again after this time, seconds: otherwise they would be forgotten for later
+/// ones.
+const AGAIN: f64 = 600.0;
 
 /// The sums of environments, by environment id, so that each further set costs only its own work.
 #[derive(Debug, Default)]
@@ -96,10 +99,14 @@ impl Sum {
         let old = sets.partition_point(|(number, _)| *number <= until);
         let mut sum =
             Self { latest: environment.latest, seen: environment.seen, sets: sets.len(), ..Self::default() };
-        let summary =
-            store.summary(environment.id)?.filter(|summary| summary.sets + summary.impossible > old as u64);
+        let of = |summary: &Evidence| (summary.sets + summary.impossible) as usize;
+        let summary = store.summary(environment.id)?.filter(|summary| of(summary) > old);
         let new = match summary {
-            Some(summary) if sets.len() < SETS as usize => {
+            // Otherwise it would never forget: a summary that is continued becomes the next summary.
+            Some(summary)
+                if sets.len() < SETS as usize && of(&summary) + sets.len() - old <= 2 * SETS as usize =>
+            {
+                sum.sets = of(&summary) + sets.len() - old;
                 sum.evidence = summary;
                 &sets[old..]
             }
@@ -155,8 +162,8 @@ pub(super) fn summarize(shared: &Shared) -> Result<(), StoreError> {
 pub(super) struct Advice {
     pub(super) group: Group,
     pub(super) report: Report,
-    /// `NAME=VALUE`.
-    advised: Vec<String>,
+    /// `NAME=VALUE`, and when it was advised last, epoch seconds.
+    advised: HashMap<String, f64>,
 }
 
 impl Advice {
@@ -194,24 +201,28 @@ impl Advice {
         };
         let others = all.iter().map(episode).collect::<Result<Vec<_>, StoreError>>()?;
         let report = tune::recommend_after(group.series, &episode(&now)?, &others);
-        Ok(Some(Self { group, report, advised: store.advised(group)? }))
+        Ok(Some(Self { group, report, advised: store.advised(group.app)? }))
     }
 
-    /// Whether this value was advised, and so is not the user's own choice.
+    /// Whether this value was advised, and so is not the user's own choice. A program keeps its settings when its Ruby is updated, so the
+    /// series for which it was advised does not matter.
     pub(super) fn is_own(&self, name: &str, value: f64) -> bool {
-        self.advised.contains(&setting(name, value))
+        self.advised.contains_key(&setting(name, value))
     }
 
-    /// Remembers the settings that are advised now.
-    pub(super) fn remember(&self, shared: &Shared, plans: &[Plan]) -> Result<(), StoreError> {
-        let settings = plans.iter().flat_map(Plan::settings);
-        let mut new: Vec<String> = settings
-            .map(|change| setting(change.variable, change.value.number()))
-            .filter(|setting| !self.advised.contains(setting))
-            .collect();
-        new.sort();
-        new.dedup();
-        if new.is_empty() { Ok(()) } else { shared.store.advise(self.group, &new, now(), MOST_ADVISED) }
+    /// Remembers the settings that are advised at the time `now` (epoch seconds), and those in force that were.
+    pub(super) fn remember(&self, store: &dyn Store, plans: &[Plan], now: f64) -> Result<(), StoreError> {
+        let advised = plans.iter().flat_map(Plan::settings);
+        let advised = advised.map(|change| setting(change.variable, change.value.number()));
+        let followed = self.report.in_force.iter().map(|(name, value)| setting(name, value));
+        let followed = followed.filter(|setting| self.advised.contains_key(setting));
+        let settings: BTreeSet<String> = advised.chain(followed).collect();
+        let is_fresh = |setting| self.advised.get(setting).is_some_and(|given| now < given + AGAIN);
+        if settings.iter().all(is_fresh) {
+            return Ok(());
+        }
+        // All of them: what is left out now could be the oldest.
+        store.advise(self.group, &settings.into_iter().collect::<Vec<_>>(), now, MOST_ADVISED)
     }
 }
 
@@ -277,5 +288,120 @@ mod tests {
         store.prune(6.0, None).unwrap();
         insert(7);
         assert_eq!(anew(), 70);
+        // All sets were deleted: those that arrive later are new.
+        summarize();
+        store.prune(100.0, None).unwrap();
+        (10..=20).for_each(insert);
+        assert_eq!(anew(), 180);
+    }
+
+    /// A store with a group, and its directory.
+    fn store() -> (tempfile::TempDir, Sqlite, Group) {
+        let dir = tempfile::tempdir().unwrap();
+        let store = Sqlite::open(&dir.path().join("sets.db")).unwrap();
+        let app = NewApp { name: "shop", email: "a@b", parent: None, created: 1.0 };
+        let app = store.register(&app, TokenHash::of("t"), Rights::Both).unwrap();
+        (dir, store, Group { app, series: Series(3, 4) })
+    }
+
+    /// What deleted sets said is forgotten in time, also if an environment never has many sets at a time.
+    #[test]
+    fn sums_forget() {
+        let (_dir, store, group) = store();
+        let sums = Sums::default();
+        let mut n = 0_u32;
+        for _ in 0..130 {
+            for in_force in ["", "RUBY_GC_MALLOC_LIMIT=1"] {
+                for _ in 0..10 {
+                    n += 1;
+                    let id: [u8; 32] = std::array::from_fn(|at| n.to_le_bytes()[at % 4]);
+                    let set = NewSet {
+                        id: &SetId::of(&id),
+                        group,
+                        in_force,
+                        received: f64::from(n),
+                        evidence: &Evidence { sets: 1, ..Evidence::default() },
+                        digest: &Digest::default(),
+                        body: b"",
+                    };
+                    assert!(store.insert(&set, Quota::NONE).unwrap().new);
+                }
+                for environment in store.unsummarized().unwrap() {
+                    let evidence = sums.add_up(&store, &environment).unwrap();
+                    store.summarize(&environment, &evidence).unwrap();
+                }
+            }
+            store.prune(f64::from(n) - 100.0, None).unwrap();
+            for environment in store.environments(group, 9).unwrap() {
+                for sums in [&sums, &Sums::default()] {
+                    let sets = sums.get(&store, &environment).unwrap().sets;
+                    assert!((10..=2 * u64::from(SETS)).contains(&sets), "{sets} after {n}");
+                }
+            }
+        }
+    }
+
+    /// What is advised now, to programs with these settings.
+    fn advice(store: &Sqlite, group: Group, in_force: &[(&str, &str)]) -> Advice {
+        let environment = in_force.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned()));
+        let evidence = Evidence { environment: environment.collect(), ..Evidence::default() };
+        let report = tune::recommend(group.series, &evidence);
+        Advice { group, report, advised: store.advised(group.app).unwrap() }
+    }
+
+    fn plan(variable: &'static str, value: u64) -> Plan {
+        let change =
+            tune::Change { variable, value: tune::Setting::Size(value), current: 1.0, default: false };
+        let effect =
+            tune::Effect { text: String::new(), metric: "", factor: None, price: tune::Price::default() };
+        let advice = tune::Advice {
+            rule: "malloc",
+            set: vec![change],
+            why: String::new(),
+            evidence: Vec::new(),
+            effect,
+            confidence: tune::Confidence::Low,
+        };
+        Plan {
+            strategy: tune::Strategy::Speed,
+            advice: vec![advice],
+            refusals: Vec::new(),
+            withdrawal: None,
+            price: None,
+        }
+    }
+
+    /// A value that is still advised, or followed, is known as advised, however many others are advised meanwhile.
+    #[test]
+    fn advised_values() {
+        const LIMIT: &str = "RUBY_GC_MALLOC_LIMIT";
+        const SLOTS: &str = "RUBY_GC_HEAP_0_INIT_SLOTS";
+        let (_dir, store, group) = store();
+        let first = [plan(LIMIT, 64), plan(SLOTS, 20_000)];
+        advice(&store, group, &[]).remember(&store, &first, 0.0).unwrap();
+        let mut now = 0.0;
+        for n in 0..300 {
+            now += 60.0;
+            // To other programs of this application.
+            let other = [plan("RUBY_GC_OLDMALLOC_LIMIT", 1000 + n)];
+            advice(&store, group, &[]).remember(&store, &other, now).unwrap();
+            // One value is followed, so it is no longer advised; the other one still is.
+            let here = advice(&store, group, &[(LIMIT, "64")]);
+            here.remember(&store, &[plan(SLOTS, 20_000)], now).unwrap();
+        }
+        let now_known = advice(&store, group, &[]);
+        assert!(now_known.is_own(LIMIT, 64.0) && now_known.is_own(SLOTS, 20_000.0));
+        assert!(!now_known.is_own("RUBY_GC_OLDMALLOC_LIMIT", 1000.0), "the oldest is forgotten");
+        assert_eq!(now_known.advised.len(), 256);
+        // What is known is not stored again at once.
+        let kept = now_known.advised.clone();
+        now_known.remember(&store, &first, now + 1.0).unwrap();
+        assert_eq!(store.advised(group.app).unwrap(), kept);
+        // Its Ruby is updated.
+        let later = advice(&store, Group { series: Series(4, 0), ..group }, &[(LIMIT, "64")]);
+        assert!(later.is_own(LIMIT, 64.0));
+        let other = NewApp { name: "other", email: "a@b", parent: None, created: 1.0 };
+        let other = store.register(&other, TokenHash::of("o"), Rights::Both).unwrap();
+        assert!(!advice(&store, Group { app: other, ..group }, &[]).is_own(LIMIT, 64.0));
     }
 }

@@ -118,7 +118,7 @@ fn event(given: &Given, advice: &Advice) -> Event {
 /// Remembers the advice that is given now. A store that cannot be written, such as on a full disk, does not prevent the advice: the failure is
 /// reported.
 pub(super) fn give(shared: &Shared, advice: &Advice, plans: &[Plan]) {
-    for done in [note(shared, advice, plans), advice.remember(shared, plans)] {
+    for done in [note(shared, advice, plans), advice.remember(&*shared.store, plans, now())] {
         if let Err(error) = done {
             shared.failures.report(&error);
         }

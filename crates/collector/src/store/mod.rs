@@ -338,6 +338,9 @@ pub enum StoreError {
     /// The text is not a valid contact address.
     #[error("an address is one line of at most {MAX_FIELD} bytes")]
     Address,
+    /// The application does not exist.
+    #[error("there is no application {}", .0.0)]
+    Unknown(App),
     /// A part cannot have parts.
     #[error("application {} is a part of another one: it cannot have parts", .0.0)]
     Part(App),
@@ -400,8 +403,8 @@ pub trait Store: Send + Sync {
     fn summary(&self, environment: i64) -> Result<Option<Evidence>, StoreError>;
     /// Stores settings (`NAME=VALUE`) that were advised to a group, and deletes all but the latest `most`.
     fn advise(&self, group: Group, settings: &[String], now: f64, most: u32) -> Result<(), StoreError>;
-    /// The settings that were advised to a group.
-    fn advised(&self, group: Group) -> Result<Vec<String>, StoreError>;
+    /// The settings that were advised to an application on any series, and when they were advised last, epoch seconds.
+    fn advised(&self, app: App) -> Result<HashMap<String, f64>, StoreError>;
     /// Stores advice given to a group: as a new entry, of which the latest `most` are kept; or, if it `replaces` one, in place of
     /// the latest entry with the same strategy and settings in force.
     fn note(&self, group: Group, given: &Given, replaces: bool, most: u32) -> Result<(), StoreError>;

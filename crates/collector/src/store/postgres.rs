@@ -1,6 +1,7 @@
 //! PostgreSQL: one database for several collectors, which hold no state themselves.
 
 use std::{
+    collections::HashMap,
     env, fmt,
     sync::{Mutex, PoisonError},
     time::Duration,
@@ -403,8 +404,8 @@ impl Store for Postgres {
         environments::advise(self, group, settings, now, most)
     }
 
-    fn advised(&self, group: Group) -> Result<Vec<String>, StoreError> {
-        environments::advised(self, group)
+    fn advised(&self, app: App) -> Result<HashMap<String, f64>, StoreError> {
+        environments::advised(self, app)
     }
 
     fn note(&self, group: Group, given: &Given, replaces: bool, most: u32) -> Result<(), StoreError> {

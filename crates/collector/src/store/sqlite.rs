@@ -1,7 +1,7 @@
 //! SQLite: one file, one writer, no server.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, HashMap},
     fs::{self, File},
     os::unix::fs::{MetadataExt as _, OpenOptionsExt as _, PermissionsExt as _},
     path::{Path, PathBuf},
@@ -255,9 +255,14 @@ impl Store for Sqlite {
                 return Ok(Inserted::default());
             }
             let mut insert = transaction.prepare_cached(
-                "INSERT INTO sample_set (id, app, ruby_major, ruby_minor, received, samples, evidence, body, environment)
-                 VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9) ON CONFLICT (id) DO NOTHING",
+                "INSERT INTO sample_set (number, id, app, ruby_major, ruby_minor, received, samples, evidence, body, environment)
+                 VALUES (?10, ?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9) ON CONFLICT (id) DO NOTHING",
             )?;
+            // Summaries say by number which sets they include, so the number of a deleted set must never be reused.
+            let mut next = transaction.prepare_cached(
+                "UPDATE set_number SET last = max(last, (SELECT coalesce(max(number), 0) FROM sample_set)) + 1 RETURNING last",
+            )?;
+            let number: i64 = next.query_row([], |row| row.get(0))?;
             let Series(major, minor) = set.group.series;
             let app = set.group.app;
             let environment = environments::id_of(&transaction, set.group, set.in_force, set.received)?;
@@ -270,7 +275,8 @@ impl Store for Sqlite {
                 set.evidence.samples,
                 evidence,
                 set.body,
-                environment
+                environment,
+                number
             ])?;
             if rows == 0 {
                 return Ok(Inserted::default());
@@ -333,7 +339,8 @@ impl Store for Sqlite {
     fn group_of(&self, id: &SetId) -> Result<Option<(Group, i64)>, StoreError> {
         let reader = self.reader()?;
         let mut query = reader.prepare_cached(
-            "SELECT app, ruby_major, ruby_minor, environment FROM sample_set WHERE id = ?1",
+            "SELECT app, ruby_major, ruby_minor, environment FROM sample_set
+             WHERE id = ?1 AND environment IS NOT NULL",
         )?;
         Ok(query.query_row([id.as_str()], |row| Ok((group(row)?, row.get(3)?))).optional()?)
     }
@@ -385,8 +392,8 @@ impl Store for Sqlite {
         environments::advise(&mut *self.writer()?, group, settings, now, most)
     }
 
-    fn advised(&self, group: Group) -> Result<Vec<String>, StoreError> {
-        environments::advised(&*self.reader()?, group)
+    fn advised(&self, app: App) -> Result<HashMap<String, f64>, StoreError> {
+        environments::advised(&*self.reader()?, app)
     }
 
     fn note(&self, group: Group, given: &Given, replaces: bool, most: u32) -> Result<(), StoreError> {

@@ -1,7 +1,7 @@
 //! A server in memory, and clients that talk to it.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, HashMap},
     sync::{Arc, Mutex, mpsc},
     time::Duration,
 };
@@ -327,8 +327,8 @@ impl Store for Slow {
     fn advise(&self, group: Group, settings: &[String], now: f64, most: u32) -> Result<(), StoreError> {
         self.inner.advise(group, settings, now, most)
     }
-    fn advised(&self, group: Group) -> Result<Vec<String>, StoreError> {
-        self.inner.advised(group)
+    fn advised(&self, app: App) -> Result<HashMap<String, f64>, StoreError> {
+        self.inner.advised(app)
     }
     fn note(&self, group: Group, given: &Given, replaces: bool, most: u32) -> Result<(), StoreError> {
         self.inner.note(group, given, replaces, most)

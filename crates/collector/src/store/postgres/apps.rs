@@ -15,25 +15,26 @@ pub(super) fn register(
     rights: Rights,
 ) -> Result<App, StoreError> {
     let (email, name) = (text(app.email), text(app.name));
-    let parent = app.parent.map(|parent| parent.0);
     let insert =
         "INSERT INTO gctrace_app (email, name, created, parent) VALUES ($1, $2, $3, $4) RETURNING id";
-    let added = store.with(Retry::No, |client| {
+    store.with(Retry::No, |client| {
         let mut transaction = client.transaction()?;
-        if let Some(parent) = parent {
+        if let Some(parent) = app.parent {
             let is_part = "SELECT parent IS NOT NULL FROM gctrace_app WHERE id = $1";
-            if transaction.query_one(is_part, &[&parent])?.try_get(0)? {
-                return Ok(None);
+            match transaction.query_opt(is_part, &[&parent.0])?.map(|row| row.try_get(0)).transpose()? {
+                None => return Ok(Err(StoreError::Unknown(parent))),
+                Some(true) => return Ok(Err(StoreError::Part(parent))),
+                Some(false) => {}
             }
         }
+        let parent = app.parent.map(|parent| parent.0);
         let row = transaction.query_one(insert, &[&email, &name, &app.created, &parent])?;
         let id = App(row.try_get(0)?);
         let token = Token { hash: token, app: Some(id), rights, created: app.created, ends: None };
         add_token(&mut transaction, &token)?;
         transaction.commit()?;
-        Ok(Some(id))
-    })?;
-    added.ok_or(StoreError::Part(app.parent.unwrap_or(App(0))))
+        Ok(Ok(id))
+    })?
 }
 
 /// See [`Store::apps`](super::Store::apps).

@@ -1,5 +1,7 @@
 //! Environments of sets, and the advice given.
 
+use std::collections::HashMap;
+
 use postgres::{GenericClient, Row, Transaction};
 
 use super::{
@@ -250,11 +252,10 @@ pub(super) fn advise(
 }
 
 /// See [`Store::advised`](super::super::Store::advised).
-pub(super) fn advised(store: &Postgres, group: Group) -> Result<Vec<String>, StoreError> {
-    let (app, major, minor) = of_group(group);
-    let query = "SELECT setting FROM gctrace_advised WHERE app = $1 AND ruby_major = $2 AND ruby_minor = $3";
+pub(super) fn advised(store: &Postgres, app: App) -> Result<HashMap<String, f64>, StoreError> {
+    let query = "SELECT setting, max(given) FROM gctrace_advised WHERE app = $1 GROUP BY setting";
     store.with(Retry::Yes, |client| {
-        client.query(query, &[&app, &major, &minor])?.iter().map(|row| row.try_get(0)).collect()
+        client.query(query, &[&app.0])?.iter().map(|row| Ok((row.try_get(0)?, row.try_get(1)?))).collect()
     })
 }
 

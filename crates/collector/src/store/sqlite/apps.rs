@@ -14,8 +14,10 @@ pub(super) fn register(
     let transaction = Transaction::new(writer, TransactionBehavior::Immediate)?;
     if let Some(parent) = app.parent {
         let query = "SELECT parent IS NOT NULL FROM app WHERE id = ?1";
-        if transaction.query_row(query, [parent.0], |row| row.get(0))? {
-            return Err(StoreError::Part(parent));
+        match transaction.query_row(query, [parent.0], |row| row.get(0)).optional()? {
+            None => return Err(StoreError::Unknown(parent)),
+            Some(true) => return Err(StoreError::Part(parent)),
+            Some(false) => {}
         }
     }
     // Bookmarks and scripts contain numbers, so the number of a deleted application must never be reused.

@@ -1,5 +1,7 @@
 //! Environments of sets, and the advice given.
 
+use std::collections::HashMap;
+
 use rusqlite::{Connection, OptionalExtension as _, Row, params};
 
 use super::{
@@ -14,7 +16,7 @@ use crate::tune::{
     history::{GAP, Times},
 };
 
-/// Assigns environments to the sets of an earlier release.
+/// Assigns environments to the sets of an earlier release. Unreadable sets get none, and are left out of recommendations.
 pub(super) fn name_all(connection: &Connection) -> Result<(), StoreError> {
     let mut sets = connection.prepare(
         "SELECT app, ruby_major, ruby_minor, number, evidence, received FROM sample_set ORDER BY number",
@@ -22,8 +24,9 @@ pub(super) fn name_all(connection: &Connection) -> Result<(), StoreError> {
     let mut rows = sets.query([])?;
     while let Some(row) = rows.next()? {
         let group = group(row)?;
-        let text = row.get_ref(4)?.as_str().map_err(rusqlite::Error::from)?;
-        let environment = id_of(connection, group, &in_force_of(text, group.series)?, row.get(5)?)?;
+        let text = row.get_ref(4)?.as_str();
+        let Some(key) = text.ok().and_then(|text| in_force_of(text, group.series).ok()) else { continue };
+        let environment = id_of(connection, group, &key, row.get(5)?)?;
         seen_at(connection, environment, [row.get(5)?; 2])?;
         let number: i64 = row.get(3)?;
         connection
@@ -69,8 +72,7 @@ pub(super) fn seen_at(
     let (id, begin, end, sets): Touched = connection
         .prepare_cached(&touched)?
         .query_row(params, |row| Ok((row.get(0)?, row.get(1)?, row.get(2)?, row.get(3)?)))?;
-    let (first, last) =
-        (begin.map_or(first, |begin| begin.min(first)), end.map_or(last, |end| end.max(last)));
+    let (begin, end) = (begin.map_or(first, |begin| begin.min(first)), end.map_or(last, |end| end.max(last)));
     let sets = sets + 1;
     if let Some(id) = id {
         connection
@@ -78,17 +80,17 @@ pub(super) fn seen_at(
             .execute(params![environment, first, last, GAP, id])?;
         connection
             .prepare_cached("UPDATE period SET first = ?2, last = ?3, sets = ?4 WHERE id = ?1")?
-            .execute(params![id, first, last, sets])?;
+            .execute(params![id, begin, end, sets])?;
     } else {
         connection
             .prepare_cached("INSERT INTO period (environment, first, last, sets) VALUES (?1, ?2, ?3, ?4)")?
-            .execute(params![environment, first, last, sets])?;
+            .execute(params![environment, begin, end, sets])?;
     }
     connection
         .prepare_cached(
             "UPDATE environment SET since = ?2, until = ?3, stretch = ?4 WHERE id = ?1 AND coalesce(until <= ?3, true)",
         )?
-        .execute(params![environment, first, last, sets])?;
+        .execute(params![environment, begin, end, sets])?;
     Ok(())
 }
 
@@ -241,12 +243,10 @@ pub(super) fn advise(
 }
 
 /// See [`Store::advised`](super::super::Store::advised).
-pub(super) fn advised(reader: &Connection, group: Group) -> Result<Vec<String>, StoreError> {
-    let mut query = reader.prepare_cached(
-        "SELECT setting FROM advised WHERE app = ?1 AND ruby_major = ?2 AND ruby_minor = ?3",
-    )?;
-    let Series(major, minor) = group.series;
-    let rows = query.query_map(params![group.app.0, major, minor], |row| row.get(0))?;
+pub(super) fn advised(reader: &Connection, app: App) -> Result<HashMap<String, f64>, StoreError> {
+    let mut query =
+        reader.prepare_cached("SELECT setting, max(given) FROM advised WHERE app = ?1 GROUP BY setting")?;
+    let rows = query.query_map([app.0], |row| Ok((row.get(0)?, row.get(1)?)))?;
     Ok(rows.collect::<Result<_, _>>()?)
 }
 

@@ -66,7 +66,7 @@ fn numbers() {
     assert_eq!([first, second], [1, 2]);
     assert!(db.delete_app(App(second)).unwrap());
     assert_eq!(register(&db, "c", None), App(3));
-    let before = "DROP TABLE app_number; DROP TABLE gone; PRAGMA user_version = 10";
+    let before = "DROP TABLE app_number; DROP TABLE set_number; DROP TABLE gone; PRAGMA user_version = 10";
     db.writer().unwrap().execute_batch(before).unwrap();
     drop(db);
     let db = Sqlite::open(&path).unwrap();
@@ -108,4 +108,71 @@ fn deleted_sets() {
     assert_eq!(cycles(), 0);
     assert!(put(1, 4e6, Quota::NONE));
     assert!(store.delete_app(group.app).unwrap());
+}
+
+/// The number of a deleted set is never reused, even if a summary of an earlier release still has it.
+#[test]
+fn numbers_of_sets() {
+    let (_dir, path) = store();
+    let db = Sqlite::open(&path).unwrap();
+    let group = Group { app: register(&db, "shop", None), series: Series(3, 4) };
+    let put = |db: &Sqlite, byte: u8| {
+        let set = NewSet {
+            id: &SetId::of(&[byte; 32]),
+            group,
+            in_force: "",
+            received: f64::from(byte),
+            evidence: &Evidence::default(),
+            digest: &Digest::default(),
+            body: b"",
+        };
+        assert!(db.insert(&set, Quota::NONE).unwrap().new);
+        assert!(!db.insert(&set, Quota::NONE).unwrap().new);
+        db.environments(group, 1).unwrap().remove(0)
+    };
+    let environment = (1..=3).map(|byte| put(&db, byte)).last().unwrap();
+    assert_eq!(environment.latest, 3);
+    db.summarize(&environment, &Evidence::default()).unwrap();
+    assert_eq!(db.prune(100.0, None).unwrap(), 3);
+    db.writer().unwrap().execute_batch("DROP TABLE set_number; PRAGMA user_version = 12").unwrap();
+    drop(db);
+    let db = Sqlite::open(&path).unwrap();
+    assert_eq!((put(&db, 4).latest, db.prune(100.0, None).unwrap(), put(&db, 5).latest), (4, 1, 5));
+}
+
+/// A set that cannot be read, in a store of the first release, does not keep the collector from starting: it is left out of recommendations.
+#[test]
+fn unreadable_set() {
+    let (_dir, path) = store();
+    let old = Connection::open(&path).unwrap();
+    old.execute_batch(MIGRATIONS[0]).unwrap();
+    old.pragma_update(None, "application_id", APPLICATION_ID).unwrap();
+    old.pragma_update(None, "user_version", 1).unwrap();
+    old.execute("INSERT INTO app VALUES (1, x'00', 'a@b', 'shop', 0)", []).unwrap();
+    let ids = [1, 2].map(|byte| SetId::of(&[byte; 32]));
+    for (id, evidence) in
+        ids.iter().zip(["{\"environment\": [", &serde_json::to_string(&Evidence::default()).unwrap()])
+    {
+        let set = params![id.as_str(), evidence];
+        let insert = "INSERT INTO sample_set SELECT NULL, ?1, 1, 3, 1, 1, 1, ?2, x'00'";
+        old.execute(insert, set).unwrap();
+    }
+    drop(old);
+    let store = Sqlite::open(&path).unwrap();
+    assert_eq!(store.group_of(&ids[0]).unwrap(), None);
+    let (group, environment) = store.group_of(&ids[1]).unwrap().unwrap();
+    assert_eq!(store.environments(group, 9).unwrap().len(), 1);
+    assert_eq!(store.evidence(environment, 0, 9).unwrap().len(), 1);
+    assert_eq!(store.totals().unwrap().sets, 2);
+}
+
+/// An application that does not exist, or no longer, is no failure of the store.
+#[test]
+fn no_such_application() {
+    let (_dir, path) = store();
+    let store = Sqlite::open(&path).unwrap();
+    assert_eq!(store.roll_up(App(9), 0, 1_000_000, 7200).unwrap(), 0);
+    let part = NewApp { name: "jobs", email: "", parent: Some(App(9)), created: 1.0 };
+    let error = store.register(&part, TokenHash::of("t"), Rights::Both).unwrap_err();
+    assert_eq!(error.to_string(), "there is no application 9");
 }

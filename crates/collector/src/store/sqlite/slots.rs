@@ -1,6 +1,6 @@
 //! Figures of processes over time.
 
-use rusqlite::{Connection, Transaction, TransactionBehavior, params};
+use rusqlite::{Connection, OptionalExtension as _, Transaction, TransactionBehavior, params};
 
 use super::super::{App, BATCH, FIGURES, Group, MAX_SLOTS, NewSet, Slot, StoreError, added_up, adding};
 use crate::{
@@ -109,7 +109,9 @@ pub(super) fn roll_up(
     let range = params![app.0, from, before, width];
     let transaction = Transaction::new(writer, TransactionBehavior::Immediate)?;
     let known = "SELECT slots FROM app WHERE id = ?1";
-    let slots: u64 = transaction.query_row(known, [app.0], |row| row.get(0))?;
+    let slots: Option<u64> = transaction.query_row(known, [app.0], |row| row.get(0)).optional()?;
+    // It may have been deleted since the applications were listed.
+    let Some(slots) = slots else { return Ok(0) };
     let added = format!(
         "INSERT INTO slot (app, at, ruby_major, ruby_minor, environment, host, pid, sets, {FIGURES})
          SELECT app, at / ?4 * ?4 AS began, ruby_major, ruby_minor, environment, host, pid, sum(sets), {}

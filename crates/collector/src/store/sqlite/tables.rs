@@ -1,7 +1,7 @@
 //! The tables, and their migrations.
 
 /// Steps from each version of the tables to the next one; a released step is never changed.
-pub(super) const MIGRATIONS: [&str; 12] = [
+pub(super) const MIGRATIONS: [&str; 13] = [
     "
     CREATE TABLE app (
         id INTEGER PRIMARY KEY,
@@ -157,5 +157,12 @@ pub(super) const MIGRATIONS: [&str; 12] = [
     ) STRICT;
     CREATE INDEX gone_app ON gone (app, place);
     CREATE INDEX gone_received ON gone (received);
+",
+    "
+    -- The highest number of a set, which is never given again.
+    CREATE TABLE set_number (last INTEGER NOT NULL) STRICT;
+    INSERT INTO set_number SELECT max(
+        (SELECT coalesce(max(number), 0) FROM sample_set), (SELECT coalesce(max(summarized), 0) FROM environment)
+    );
 ",
 ];

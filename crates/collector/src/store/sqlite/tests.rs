@@ -65,8 +65,10 @@ fn keeps() {
     for (at, settings) in [["A=1", "B=2"], ["B=2", "C=3"]].into_iter().enumerate() {
         store.advise(group, &settings.map(ToOwned::to_owned), at as f64, 2).unwrap();
     }
-    assert_eq!(store.advised(group).unwrap(), ["B=2", "C=3"]);
-    assert!(store.advised(Group { app, series: Series(3, 3) }).unwrap().is_empty());
+    store.advise(Group { app, series: Series(3, 3) }, &["C=3".to_owned(), "D=4".to_owned()], 5.0, 2).unwrap();
+    let advised = [("B=2", 1.0), ("C=3", 5.0), ("D=4", 5.0)].map(|(name, at)| (name.to_owned(), at));
+    assert_eq!(store.advised(app).unwrap(), HashMap::from(advised), "on any series");
+    assert!(store.advised(App(99)).unwrap().is_empty());
     assert_eq!(store.totals().unwrap(), Totals { apps: 1, sets: 3, samples: 30 });
     let mode = std::os::unix::fs::MetadataExt::mode(&fs::metadata(&path).unwrap());
     assert_eq!(mode & 0o777, 0o600);
@@ -132,7 +134,7 @@ fn deletes() {
     let before = "UPDATE app SET token_hash = (SELECT hash FROM token WHERE app = app.id); DROP TABLE token;
         ALTER TABLE app DROP COLUMN parent; DROP TABLE given; DROP TABLE period; DROP TABLE environment; DROP TABLE advised; DROP INDEX sample_set_environment;
         ALTER TABLE sample_set DROP COLUMN environment; DROP INDEX sample_set_app; DROP INDEX sample_set_received;
-        DROP TABLE app_number; DROP TABLE gone; DROP TABLE slot; ALTER TABLE app DROP COLUMN slots; ALTER TABLE app DROP COLUMN sets; ALTER TABLE app DROP COLUMN bytes;
+        DROP TABLE app_number; DROP TABLE set_number; DROP TABLE gone; DROP TABLE slot; ALTER TABLE app DROP COLUMN slots; ALTER TABLE app DROP COLUMN sets; ALTER TABLE app DROP COLUMN bytes;
         ALTER TABLE app DROP COLUMN samples; PRAGMA user_version = 1";
     let totals = store.totals().unwrap();
     store.writer().unwrap().execute_batch(before).unwrap();
@@ -547,7 +549,7 @@ fn periods() {
     assert_eq!(known(&store), all, "a set that is sent again");
     let latest = store.periods(group, 1).unwrap();
     assert_eq!(latest, [Period { environment: 1, first: 99_000.0, last: 99_000.0 }]);
-    let before = "DROP TABLE period; DROP TABLE app_number; DROP TABLE gone; ALTER TABLE environment DROP COLUMN since; ALTER TABLE environment DROP COLUMN until;
+    let before = "DROP TABLE period; DROP TABLE app_number; DROP TABLE set_number; DROP TABLE gone; ALTER TABLE environment DROP COLUMN since; ALTER TABLE environment DROP COLUMN until;
         ALTER TABLE environment DROP COLUMN stretch; PRAGMA user_version = 8";
     store.writer().unwrap().execute_batch(before).unwrap();
     drop(store);

@@ -7,8 +7,11 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
+use gctrace_collector::digest::Digest;
+use gctrace_collector::store::{self, App, Group, NewApp, NewSet, Quota, Rights, SetId, TokenHash};
 use gctrace_tests::collector::{Collector, Cycle, apps, cycles, example, set};
 use gctrace_tests::postgres::Postgres;
+use gctrace_tunemygc::tune::{Evidence, Series};
 use serde_json::{Value, json};
 
 const ANY: &str = "127.0.0.1:0";
@@ -376,5 +379,101 @@ fn quotas() -> Result<()> {
     send(&smaller, 30)?;
     ensure!(smaller.metric("gctrace_collector_stored_sets")? == 2);
     ensure!(postgres.query("SELECT sets FROM gctrace_app")? == "2");
+    Ok(())
+}
+
+/// SQL that adds slots of an application: each of these processes has one every ten minutes from `from` to `until`.
+fn slots(app: App, pids: u32, from: i64, until: i64) -> String {
+    format!(
+        "SELECT id FROM gctrace_app WHERE id = {0} FOR NO KEY UPDATE;
+         INSERT INTO gctrace_slot SELECT {0}, at, 3, 4, '', 'web', pid, 1, 2, 1, 5, 0.5, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, at, 3
+         FROM generate_series({from}, {until}, 600) AS at, generate_series(1, {pids}) AS pid ON CONFLICT DO NOTHING;
+         UPDATE gctrace_app AS a SET slots = (SELECT count(*) FROM gctrace_slot WHERE app = a.id)",
+        app.0
+    )
+}
+
+fn new_app(store: &dyn store::Store, name: &str) -> Result<App> {
+    let app = NewApp { name, email: "a@b", parent: None, created: 1.0 };
+    Ok(store.register(&app, TokenHash::of(name), Rights::Both)?)
+}
+
+/// Old figures are deleted application by application; one that fails keeps neither those of the others nor anything else.
+#[test]
+fn old_figures_are_deleted() -> Result<()> {
+    let postgres = Postgres::start()?;
+    let store = store::open(&postgres.address())?;
+    let [shop, mail] = [new_app(&*store, "shop")?, new_app(&*store, "mail")?];
+    for app in [shop, mail] {
+        postgres.query(&slots(app, 3, 1_000_000_200, 1_000_005_600))?;
+    }
+    let counts = "SELECT string_agg(a.slots || '/' || (SELECT count(*) FROM gctrace_slot WHERE app = a.id), ' ' ORDER BY id)
+         FROM gctrace_app AS a";
+    ensure!(postgres.query(counts)? == "30/30 30/30", "{}", postgres.query(counts)?);
+    store.prune_slots(1_000_002_000)?;
+    ensure!(postgres.query(counts)? == "21/21 21/21", "{}", postgres.query(counts)?);
+    postgres.query(&format!(
+        "INSERT INTO gctrace_gone (id, app, received) VALUES (decode('00', 'hex'), {0}, 1), (decode('01', 'hex'), {0}, 2000000000);
+         CREATE FUNCTION refuse() RETURNS trigger AS 'BEGIN RAISE EXCEPTION ''no''; END' LANGUAGE plpgsql;
+         CREATE TRIGGER refuse BEFORE DELETE ON gctrace_slot FOR EACH ROW WHEN (OLD.app = {0}) EXECUTE FUNCTION refuse()",
+        shop.0
+    ))?;
+    let error = store.prune_slots(1_000_005_600).err().context("a failure is reported")?.to_string();
+    ensure!(error.contains("no (P0001)"), "{error}");
+    ensure!(postgres.query(counts)? == "21/21 3/3", "{}", postgres.query(counts)?);
+    ensure!(postgres.query("SELECT count(*) FROM gctrace_gone")? == "1");
+    let part = NewApp { name: "jobs", email: "", parent: Some(App(99)), created: 1.0 };
+    let error = store.register(&part, TokenHash::of("t"), Rights::Both).err().context("no parent")?;
+    ensure!(error.to_string() == "there is no application 99", "{error}");
+    ensure!(store.roll_up(App(99), 0, 2_000_000_000, 7200)? == 0);
+    Ok(())
+}
+
+/// Sets that arrive late get into the slots that are being added up, and neither fails because it waits for the other.
+#[test]
+fn late_sets_and_older_figures() -> Result<()> {
+    let postgres = Postgres::start()?;
+    let store = store::open(&postgres.address())?;
+    let app = new_app(&*store, "shop")?;
+    let (from, until) = (1_000_000_800, 1_000_040_800);
+    let is_over = AtomicBool::new(false);
+    std::thread::scope(|scope| -> Result<()> {
+        let late = scope.spawn(|| -> Result<u32> {
+            let mut n = 0_u32;
+            while !is_over.load(Ordering::Relaxed) {
+                n += 1;
+                let mut digest = Digest::default();
+                digest.host = "web".to_owned();
+                digest.pid = i64::from(n % 200 + 1);
+                let set = NewSet {
+                    id: &SetId::of(&std::array::from_fn(|at| n.to_le_bytes()[at % 4])),
+                    group: Group { app, series: Series(3, 4) },
+                    in_force: "",
+                    received: (from + i64::from(n % 66) * 600) as f64,
+                    evidence: &Evidence::default(),
+                    digest: &digest,
+                    body: b"",
+                };
+                store.insert(&set, Quota::NONE)?;
+            }
+            Ok(n)
+        });
+        let mut added = Ok(());
+        for _ in 0..4 {
+            postgres.query(&slots(app, 200, from, until))?;
+            added = store.roll_up(app, 0, 2_000_000_000, 7200).map(drop);
+            if added.is_err() {
+                break;
+            }
+        }
+        is_over.store(true, Ordering::Relaxed);
+        let sets = late.join().map_err(|_| anyhow::anyhow!("a panic"))??;
+        added?;
+        ensure!(sets > 20, "only {sets} sets arrived");
+        Ok(())
+    })?;
+    store.roll_up(app, 0, 2_000_000_000, 7200)?;
+    let counted = postgres.query("SELECT slots = (SELECT count(*) FROM gctrace_slot) FROM gctrace_app")?;
+    ensure!(counted == "t", "{}", postgres.query("SELECT slots FROM gctrace_app")?);
     Ok(())
 }

@@ -6,7 +6,7 @@
 ///
 /// The text is anything else; the message says what it should be.
 pub fn public_url(text: &str) -> Result<String, String> {
-    const USAGE: &str = "give http:// or https:// and a host, with a port where that is not the usual one, such as https://gc.example.com; a path \
+    const USAGE: &str = "give http:// or https:// and a host, with a port (up to 65535) where that is not the usual one, such as https://gc.example.com; a path \
                          in front of the collector is not supported";
     let url = text.parse::<hyper::Uri>().map_err(|_| USAGE.to_owned())?;
     let is_web = matches!(url.scheme_str(), Some("http" | "https"));

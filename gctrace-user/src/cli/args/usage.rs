@@ -51,10 +51,14 @@ pub enum UsageError {
     #[error("--flamegraph-of {0} needs {1}; of a recording, one that was made with it")]
     GraphNeeds(&'static str, &'static str),
     /// The URL for sample sets is not valid.
-    #[error("--tunemygc-url: `{0}` is not an http:// or https:// URL without query")]
+    #[error(
+        "--tunemygc-url: `{0}` is not an http:// or https:// URL without query and with a port, if any, up to 65535"
+    )]
     Url(String),
     /// The URL of a server to push to is not valid.
-    #[error("{0}: `{1}` is not an http:// or https:// URL without query")]
+    #[error(
+        "{0}: `{1}` is not an http:// or https:// URL without query and with a port, if any, up to 65535"
+    )]
     Server(&'static str, String),
     /// The same for OTLP.
     #[error("--otlp: {0}")]

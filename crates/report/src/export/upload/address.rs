@@ -79,7 +79,7 @@ impl Address {
         match protocol {
             Protocol::Http => Self::http(text).ok_or_else(|| {
                 format!(
-                    "`{}` is not an http:// or https:// address (or grpc://, grpcs://) without query",
+                    "`{}` is not an http:// or https:// address (or grpc://, grpcs://) without query and with a port, if any, up to 65535",
                     shown(text)
                 )
             }),

@@ -171,7 +171,7 @@ fn large_applications() -> Result<()> {
              END $$;
          CREATE TRIGGER few AFTER DELETE ON gctrace_sample_set REFERENCING OLD TABLE AS gone
              FOR EACH STATEMENT EXECUTE FUNCTION refuse_many()",
-        gctrace_collector::store::BATCH
+        store::BATCH
     ))?;
     let text = apps(&store, &["delete", "1"])?;
     ensure!(text == format!("shop: deleted, with its part jobs and {} sets\n", 2 * (COPIES + 1)), "{text}");
